@@ -7,6 +7,8 @@ vectors side by side.
 
 from __future__ import annotations
 
+import math
+from dataclasses import fields
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +27,10 @@ from sparsetir.sparse_ir.traversal import map_expr
 
 VECTOR_BYTES = 16  # the widest load
 MAX_BLOCKS = 32  # on a multiprocessor
+MAX_THREADS = 1024  # of a block
+MAX_OCCUPANCY = 2048
+MAX_ROWS = 2**31 - 1  # as many blocks as CUDA launches, with numbers of 32 bits
+MAX_SUMS = 64  # sums of a thread: more would not stay in registers
 MIN_BLOCKS = "tirx.launch_bounds_min_blocks_per_sm"
 
 
@@ -45,14 +51,21 @@ class GpuTiled(Tiled):
     coarsen: int
     occupancy: int | None
 
-    def check(self, *integers: str) -> None:
-        """Raise ValueError for fields above, or other integers, that cannot be."""
-        own = ("threads", "vector", "coarsen", "feat", "occupancy")
-        optional = ("feat", "occupancy")
-        expect_integers(self, *integers, *own, positive=True, optional=optional)
+    def __post_init__(self) -> None:
+        """Raise ValueError for integers, or fields above, that cannot be."""
+        integers = [f.name for f in fields(self) if f.type in ("int", "int | None")]
+        expect_integers(self, *integers, positive=True, optional=("feat", "occupancy"))
         expect(self, "vector", self.vector in (1, 2, 4, 8), "1, 2, 4 or 8")
         fits = self.feat is None or self.feat % self.vector == 0
         expect(self, "feat", fits, f"a multiple of vector = {self.vector}")
+        fits = (self.occupancy or 1) <= MAX_OCCUPANCY
+        expect(self, "occupancy", fits, f"at most {MAX_OCCUPANCY}")
+
+    def check_product(self, argument: str, most: int, *factors: str) -> None:
+        """Raise ValueError where a product of fields is more than it may be."""
+        product = math.prod(getattr(self, name) for name in factors)
+        wanted = f"{' * '.join(factors)} to be at most {most}"
+        expect(self, argument, product <= most, wanted, product)
 
     @property
     def tile(self) -> int:
@@ -75,6 +88,12 @@ def vector_width(feat: int, dtype: str) -> int:
     while feat % width:
         width //= 2
     return width
+
+
+def bound_rows(sch: Schedule, rows: RowReduction) -> None:
+    """Have as many rows as there are blocks, where there may be more."""
+    if sch.func.axis(rows.rows.name).idtype == "int64":
+        sch.bound(rows.rows, MAX_ROWS, "max")
 
 
 def feature_loops(
@@ -130,12 +149,8 @@ def row_sums(sch: Schedule, rows: RowReduction, config: GpuTiled) -> RowSums:
     sch.sparse_reorder(rows.iteration, order)
     total = accumulator(rows.dtype)
     start, reduce, write = sch.precompute(rows.result, threads, lanes, dtype=total, hoist=True)
-    if rows.gathered is None:
-        return RowSums([start, reduce], [write], reduce, write)
-    *_, column, w, l = sch.get_sp_iters(reduce)
-    (copy,) = sch.precompute(rows.gathered, column, [w, l])
-    rest = sch.get_sparse_iteration(f"{reduce.name}_rest")
-    return RowSums([start, rest], [copy, write], reduce, write)
+    copies, rest = gathered_vectors(sch, rows, reduce, sch.get_sp_iters(reduce)[-3])
+    return RowSums([start, rest], [*copies, write], reduce, write)
 
 
 def set_before(

@@ -23,8 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparsetir.formats import Pattern
-from sparsetir.schedules.arguments import expect
-from sparsetir.schedules.gpu.passes.register_tiles import register_tiles
+from sparsetir.schedules.gpu.features import vector_width
 from sparsetir.schedules.gpu.rgms_tiles import (
     RelationalTiles,
     arrange,
@@ -32,7 +31,6 @@ from sparsetir.schedules.gpu.rgms_tiles import (
     program,
     sizes_of,
     tile_of,
-    vectors_of,
 )
 from sparsetir.schedules.operators.relations import RelationPattern
 from sparsetir.schedules.operators.rgms import Rgms
@@ -51,24 +49,6 @@ class RelationalRows(RelationalTiles):
 
     shape: tuple[int, int] = (4, 4)
 
-    def __post_init__(self) -> None:
-        self.check()
-        two = isinstance(self.shape, tuple) and len(self.shape) == 2 and min(self.shape) > 0
-        exact = two and self.rows % self.shape[0] == 0 == self.tile % self.shape[1]
-        fits = exact and 0 < self._threads <= 512 and self._threads % 32 == 0
-        expect(self, "shape", fits, (
-            f"two numbers that make {self.rows} by {self.tile} sums with a multiple of 32 threads, "
-            "at most 512"
-        ))  # fmt: skip
-
-    @property
-    def _threads(self) -> int:
-        return (self.rows // self.shape[0]) * (self.tile // self.shape[1])
-
-    @property
-    def warps(self) -> int:
-        return self._threads // 32
-
     @classmethod
     def for_features(
         cls, feat_in: int, feat: int, dtype: str = "float32", k: int = 5, rows: int = 32
@@ -81,7 +61,7 @@ class RelationalRows(RelationalTiles):
         tile = tile_of(feat)
         sums = rows * tile // max(128, rows * tile // 32)
         shape = sums // 2, 2
-        vectors = vectors_of(feat_in, dtype), vectors_of(feat, dtype)
+        vectors = vector_width(feat_in, dtype), vector_width(feat, dtype)
         return cls(k, rows, tile, 16, vectors, 2, feat_in, feat, shape)
 
 
@@ -111,11 +91,8 @@ def apply(sch: Schedule, config: RelationalRows) -> None:
             ...
 
     Stage II parts the sum over JB from that over K
-    (:mod:`sparsetir.schedules.gpu.passes.inner_sums`), divides the steps among threads, and puts
-    the buckets on one grid. Raises ScheduleError for a program of another shape.
+    (:mod:`sparsetir.schedules.gpu.passes.atomic_products`), divides the steps among threads, and
+    puts the buckets on one grid. Raises ScheduleError for a program of another shape.
     """
 
-    def multiply(product: str, steps: list[str]) -> None:
-        sch.rewrite(register_tiles, product, steps, warps=config.warps, shape=config.shape)
-
-    in_tiles(sch, config, "RelationalRows", multiply)
+    in_tiles(sch, config)

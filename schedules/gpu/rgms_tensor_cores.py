@@ -9,20 +9,20 @@ beside those of X and W. Fragments of 16 bits as sums would be rounded with each
 beyond the range of float16 becomes an infinity. In bucket 0 without weights there is nothing to
 sum: rows are copied to shared memory asynchronously, and nothing is rounded.
 
-Padding meets no number (see :mod:`sparsetir.schedules.gpu.passes.inner_sums`): rows and columns of
-a tile that are padding are multiplied, and not written.
+Padding meets no number (see :mod:`sparsetir.schedules.gpu.passes.atomic_products`): rows and
+columns of a tile that are padding are multiplied, and not written.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
 from sparsetir.formats import Pattern
 from sparsetir.schedules.arguments import expect
 from sparsetir.schedules.gpu import rgms_tiles
-from sparsetir.schedules.gpu.passes.on_tensor_cores import COLUMNS, ROWS, on_tensor_cores
+from sparsetir.schedules.gpu.features import vector_width
+from sparsetir.schedules.gpu.passes.on_tensor_cores import ROWS
 from sparsetir.schedules.gpu.passes.ptx import PRODUCTS
 from sparsetir.schedules.gpu.rgms_tiles import (
     RelationalTiles,
@@ -30,7 +30,6 @@ from sparsetir.schedules.gpu.rgms_tiles import (
     in_tiles,
     sizes_of,
     tile_of,
-    vectors_of,
 )
 from sparsetir.schedules.gpu.spmm_tensor_cores import has_instructions
 from sparsetir.schedules.operators.relations import RelationPattern
@@ -42,7 +41,6 @@ from sparsetir.sparse_ir.schedule import Schedule
 __all__ = ["RelationalTensorCores", "apply", "arrange", "configs", "program", "serves"]
 
 WHO = "RelationalTensorCores"
-MAX_WARPS = 16
 
 
 @dataclass(frozen=True)
@@ -58,21 +56,9 @@ class RelationalTensorCores(RelationalTiles):
     vectors: tuple[int, int] = (8, 8)
     shares: tuple[int, int] = (2, 2)
 
-    def __post_init__(self) -> None:
-        self.check()
+    def _check_tile(self) -> None:
+        super()._check_tile()
         expect(self, "depth", self.depth % ROWS == 0, f"a multiple of {ROWS}")
-        two = isinstance(self.shares, tuple) and len(self.shares) == 2 and min(self.shares) > 0
-        exact = two and math.prod(self.shares) <= MAX_WARPS and not (
-            self.rows % (self.shares[0] * ROWS) or self.tile % (self.shares[1] * COLUMNS)
-        )  # fmt: skip
-        expect(self, "shares", exact, (
-            f"two numbers, {MAX_WARPS} together, that leave each a multiple of {ROWS} of "
-            f"{self.rows} rows and of {COLUMNS} of {self.tile} features"
-        ))  # fmt: skip
-
-    @property
-    def warps(self) -> int:
-        return math.prod(self.shares)
 
     @classmethod
     def for_features(
@@ -80,7 +66,7 @@ class RelationalTensorCores(RelationalTiles):
     ) -> RelationalTensorCores:
         """A configuration for numbers of features: four warps or more, of up to 32 by 32 sums."""
         tile = tile_of(feat)
-        vectors = vectors_of(feat_in, dtype), vectors_of(feat, dtype)
+        vectors = vector_width(feat_in, dtype), vector_width(feat, dtype)
         depth = 16 if feat_in <= 16 else 32
         by_rows = min(rows // ROWS, 4 if tile <= 32 else 2)
         shares = by_rows, max(tile // 32, min(4 // by_rows, tile // 16))
@@ -132,7 +118,4 @@ def apply(sch: Schedule, config: RelationalTensorCores) -> None:
             f"'{sch.func.name}', got {sorted(dtypes)}"
         )
 
-    def multiply(product: str, steps: list[str]) -> None:
-        sch.rewrite(on_tensor_cores, product, steps, warps=config.shares)
-
-    in_tiles(sch, config, WHO, multiply, factors=dtypes.pop())
+    in_tiles(sch, config)

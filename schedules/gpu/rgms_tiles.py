@@ -8,83 +8,124 @@ how they are computed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from tvm import DataType, ir, tirx
+from tvm import ir, tirx
 
 from sparsetir.formats import Operand, Pattern, RelationalHyb
 from sparsetir.formats.decompose import decompose_format
 from sparsetir.formats.preprocess import extract_preprocess
-from sparsetir.schedules.arguments import expect, expect_integers
+from sparsetir.schedules.arguments import Config, expect, expect_integers
+from sparsetir.schedules.gpu.passes.atomic_products import inner_products, inner_sums
 from sparsetir.schedules.gpu.passes.copy_together import copy_together
-from sparsetir.schedules.gpu.passes.gather_together import gather_together
 from sparsetir.schedules.gpu.passes.horizontal_fuse import horizontal_fuse
-from sparsetir.schedules.gpu.passes.inner_sums import inner_sums
+from sparsetir.schedules.gpu.passes.on_tensor_cores import COLUMNS, ROWS, on_tensor_cores
+from sparsetir.schedules.gpu.passes.ptx import PRODUCTS
+from sparsetir.schedules.gpu.passes.register_tiles import register_tiles
 from sparsetir.schedules.gpu.passes.software_pipeline import MAX_SHARED, software_pipeline
+from sparsetir.schedules.gpu.passes.sums_together import dots_together, gather_together
 from sparsetir.schedules.operators.problems import Arranged
 from sparsetir.schedules.operators.relations import RelationPattern
 from sparsetir.schedules.operators.rgms import Rgms
 from sparsetir.schedules.operators.rgms import program as operator
-from sparsetir.schedules.passes.nests import find_nest
+from sparsetir.schedules.passes.nests import WARP, find_nest
 from sparsetir.schedules.passes.parallel_loops import apply_kinds, run_in_parallel
 from sparsetir.schedules.templates.shapes import Nest, refuse_shape
 from sparsetir.sparse_ir.atomics import ATOMIC_DTYPES
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.nodes import SparseFunc, sparse_iterations
+from sparsetir.sparse_ir.expressions import free_vars
+from sparsetir.sparse_ir.nodes import SparseFunc, loads_of, sparse_iterations
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef, SpIter
 from sparsetir.sparse_ir.traversal import map_expr
 
-VECTORS = (8, 4, 2, 1)
 ROOTS = 1  # loops above those over tiles of rows
 FIRST = (8, 32)  # rows and features that a block of threads sets to zero
+MAX_WARPS = 16
+SUMS = (
+    "to add, for rows in tiles, what a row stores times rows of an operand times a matrix, to "
+    "features side by side"
+)
 
 
 @dataclass(frozen=True)
-class RelationalTiles:
+class RelationalTiles(Config):
     """What configs for tiles of rows of a relation have in common.
 
     k : of :class:`sparsetir.formats.RelationalHyb`, the largest bucket
     rows : of a tile
     tile : features of the result in a tile
-    depth : features of X that are in shared memory at a time
-    vectors : neighbouring features in a load of X and of W, of at most 16 bytes each, which divide
-        the numbers of features
-    stages : for how many steps of features there is room in shared memory
+    depth : terms of a product that are in shared memory at a time: features of X
+    vectors : neighbouring features in a load of X and of the other factor, of at most 16 bytes
+        each, which divide the numbers of features
+    stages : for how many steps of a product there is room in shared memory
     feat_in, feat : features of X and of Y as constants of the kernel. None: any that `vectors`
         divide
+
+    and one or both of
+
+    shape : rows and columns of a product that a thread has the sums of, in registers
+    shares : among how many warps the product is divided on tensor cores; each has a multiple of 16
+        rows, and of 8 columns, and `depth` is a multiple of 16. Where a config has both fields,
+        one of them is None
     """
 
     k: int = 5
     rows: int = 32
-    tile: int = 64
+    tile: Any = 64
     depth: int = 16
     vectors: tuple[int, int] = (4, 4)
     stages: int = 2
     feat_in: int | None = None
     feat: int | None = None
 
-    def check(self) -> None:
+    def __post_init__(self) -> None:
         """Raise ValueError for fields that cannot be."""
         sizes = ("feat_in", "feat")
-        names = ("rows", "tile", "depth", "stages", *sizes)
+        names = ("rows", "depth", "stages", *sizes)
         expect_integers(self, *names, positive=True, optional=sizes)
         _ = self.format  # which checks k
         expect(self, "stages", self.stages <= 4, "at most 4")
-        two = isinstance(self.vectors, tuple) and len(self.vectors) == 2
-        expect(self, "vectors", two and set(self.vectors) <= {1, 2, 4, 8}, "two of 1, 2, 4 and 8")
-        fits = self.depth % self.vectors[0] == 0 == self.tile % self.vectors[1]
-        expect(self, "vectors", fits, f"divisors of {self.depth} and {self.tile} features")
+        two = is_pair(self.vectors) and set(self.vectors) <= {1, 2, 4, 8}
+        expect(self, "vectors", two, "two of 1, 2, 4 and 8")
         for name, vector in zip(sizes, self.vectors, strict=True):
             exact = (getattr(self, name) or 0) % vector == 0
             expect(self, name, exact, f"a multiple of vectors = {self.vectors}")
+        self._check_tile()
+        self._check_division()
+
+    def _check_tile(self) -> None:
+        expect_integers(self, "tile", positive=True)
+        fits = self.depth % self.vectors[0] == 0 == self.tile % self.vectors[1]
+        expect(self, "vectors", fits, f"divisors of {self.depth} and {self.tile} features")
+
+    def _check_division(self) -> None:
+        (rows, columns), (shape, shares) = self.sums, self.division
+        if shares is None:
+            exact = is_pair(shape) and not (rows % shape[0] or columns % shape[1])
+            threads = rows * columns // math.prod(shape) if exact else 0
+            wanted = f"two numbers that make {rows} by {columns} sums with a multiple of {WARP} "
+            wanted += f"threads, at most {MAX_WARPS * WARP}"
+            fits = 0 < threads <= MAX_WARPS * WARP and threads % WARP == 0
+            expect(self, "shape", fits, wanted)
+            return
+        exact = is_pair(shares) and math.prod(shares) <= MAX_WARPS
+        exact = exact and not (rows % (shares[0] * ROWS) or columns % (shares[1] * COLUMNS))
+        wanted = f"two numbers, {MAX_WARPS} together, that leave each a multiple of {ROWS} of "
+        wanted += f"{rows} rows and of {COLUMNS} of {columns} columns"
+        expect(self, "shares", exact, wanted)
 
     @property
-    def compiled(self) -> Any:
-        """What of it a kernel depends on: all."""
-        return self
+    def division(self) -> tuple[Any, Any]:
+        """`shape` and `shares`, one of which is None."""
+        return getattr(self, "shape", None), getattr(self, "shares", None)
+
+    @property
+    def sums(self) -> tuple[int, int]:
+        """Rows and columns of a product of a block of threads."""
+        return self.rows, self.tile
 
     @property
     def format(self) -> RelationalHyb:
@@ -94,7 +135,10 @@ class RelationalTiles:
     @property
     def warps(self) -> int:
         """Of a block of threads."""
-        raise NotImplementedError
+        shape, shares = self.division
+        if shares is not None:
+            return math.prod(shares)
+        return math.prod(self.sums) // math.prod(shape) // WARP
 
     def tiles(self, feat: int) -> int:
         """Tiles of a feature size; raises ScheduleError for one that the config does not serve."""
@@ -104,18 +148,19 @@ class RelationalTiles:
                 f"{type(self).__name__}.tiles: argument 'feat': the config serves {serves} "
                 f"features, got {feat}"
             )
-        return -(-feat // self.tile)
+        return -(-feat // self.sums[1])
+
+
+def is_pair(given: Any) -> bool:
+    """Whether it is a tuple of two positive integers."""
+    return isinstance(given, tuple) and len(given) == 2 and all(
+        isinstance(n, int) and n > 0 for n in given
+    )  # fmt: skip
 
 
 def tile_of(feat: int) -> int:
     """Features of a tile: all, in steps of 16, 32, 64 and 128, or 128."""
     return next((t for t in (16, 32, 64) if feat <= t), 128)
-
-
-def vectors_of(feat: int, dtype: str) -> int:
-    """The most neighbours in a load of 16 bytes that divide a number of features."""
-    most = 16 // DataType(dtype).itemsize
-    return next(v for v in VECTORS if v <= most and feat % v == 0)
 
 
 def sizes_of(pattern: RelationPattern | Pattern) -> list[tuple[int, int]]:
@@ -155,13 +200,19 @@ def program(problem: Rgms, config: RelationalTiles) -> SparseFunc:
             "rgms_tiles.program: argument 'problem': expected a result of float32 or float64, "
             f"which is added to atomically, got {out}; legal is out='float32'"
         )
-    weighted = replace(problem, weighted=True)
+    return decomposed(operator, problem, config)
+
+
+def decomposed(
+    of: Callable[[Any], SparseFunc], problem: Any, config: RelationalTiles
+) -> SparseFunc:
+    """The program of a problem, which may be without values, in buckets of 3-D hyb."""
     rules = config.format.rules(_operand(problem))
-    _, func = extract_preprocess(decompose_format(operator(weighted), rules))
-    return func if problem.weighted else unweighted(func)
+    _, func = extract_preprocess(decompose_format(of(replace(problem, weighted=True)), rules))
+    return func if problem.weighted else _unweighted(func)
 
 
-def unweighted(func: SparseFunc) -> SparseFunc:
+def _unweighted(func: SparseFunc) -> SparseFunc:
     """A decomposed program without the values, which are one where elements are."""
     gone = [b for b in func.buffers if b.handle is not None and b.handle.name.startswith("a_")]
     variables = {b.var for b in gone}
@@ -193,51 +244,71 @@ def arrange(pattern: RelationPattern | Pattern, problem: Any, config: Any) -> Ar
     """
     relations, m, n = (int(size) for size in pattern.shape)
     sizes = {"relations": relations, "m": m, "n": n}
-    stored = converted = config.format.convert(_coordinates(pattern), _operand(problem))
+    stored = converted = config.format.convert(coordinates_of(pattern), _operand(problem))
     if isinstance(pattern, RelationPattern):
         stored = pattern.stored_in(converted)
     return Arranged(stored, {**converted.arguments(), **sizes})
 
 
-def _coordinates(pattern: RelationPattern | Pattern) -> Pattern:
+def coordinates_of(pattern: RelationPattern | Pattern) -> Pattern:
+    """Which relations by rows by columns there are."""
     return pattern.coordinates if isinstance(pattern, RelationPattern) else pattern
 
 
 def in_tiles(
-    sch: Schedule,
-    config: RelationalTiles,
-    who: str,
-    multiply: Callable[[str, list[str]], None],
-    factors: str | None = None,
+    sch: Schedule, config: RelationalTiles, kinds: Sequence[str] = ("RS",), expected: str = SUMS
 ) -> None:
-    """What configs of tiles share: all but the product.
+    """Schedule a program in tiles, by primitives of both stages.
 
-    multiply : (block of the product, blocks of the sums' other accesses), which divides it
-    factors : the type in which inner sums are multiplied; that of the result by default
+    kinds : legal ones of the loops over features of what is gathered, and over other features:
+        "RS" sums up the first, "RR" both, for each element, and "SS" none
+    expected : what other programs are to be
     """
-    first, parts = _found(sch, who)
-    loops_of_features = (parts[0].terms, parts[0].features)
-    sizes = zip(loops_of_features, (config.feat_in, config.feat), config.vectors, strict=True)
-    for loop, size, vector in sizes:
+    first, parts = _found(sch, type(config).__name__, kinds, expected)
+    part, names = parts[0], [f"{part.iteration.name}0" for part in parts]
+    sizes = (config.feat_in, config.feat)
+    for loop, size, vector in zip((part.inside, part.features), sizes, config.vectors, strict=True):
         sch.bound(loop, size or vector, "multiple" if size is None else "exact")
-    dtype = ""
-    for part in parts:
-        tiles, features = sch.split(part.features, [None, config.tile])
-        steps, terms = sch.split(part.terms, [None, config.depth])
-        order = [tiles, *part.tiles, part.rows, features, steps, terms, part.elements]
-        sch.sparse_reorder(part.iteration, order)
-        sch.atomic(part.iteration)
-        dtype = part.dtype
-    loops = sch.lower()
-    names = [f"{part.iteration.name}0" for part in parts]
-    on_grid(sch, loops, f"{first}0", names)
+    for each in parts:
+        sch.sparse_reorder(each.iteration, _ordered(sch, each, config))
+        sch.atomic(each.iteration)
+    loops, tiles = sch.lower(), 2 if part.kinds == "SS" else 1
+    for name in names if part.kinds == "SS" else []:
+        *_, rows, _ = loops.get_loops(loops.get_sblock(name))
+        loops.split(rows, [None, config.depth])
+    _on_grid(sch, loops, f"{first}0", names, tiles)
+    dtype, outer, (of_x, of_others) = part.dtype, tiles + len(part.tiles), config.vectors
+    if config.division[1] is not None:  # factors of tensor cores
+        dtype = next((b.dtype for b in sch.func.buffers if b.dtype in PRODUCTS), dtype)
     for name in names:
-        sch.rewrite(inner_sums, name, outer=1 + len(parts[0].tiles), dtype=factors or dtype)
-        by_threads(sch, config, name, config.vectors, multiply)
+        if part.kinds == "RR":
+            sch.rewrite(inner_products, name, outer=outer)
+            _by_threads(sch, config, name, (of_others, of_others))
+            sch.rewrite(dots_together, f"{name}_dots", warps=config.warps, vector=of_x)
+        else:
+            sch.rewrite(inner_sums, name, outer=outer, dtype=dtype)
+            _by_threads(sch, config, name, config.vectors)
     sch.rewrite(horizontal_fuse, [f"{name}_tile" for name in names])
 
 
-def on_grid(sch: Schedule, loops: Any, first: str, parts: list[str], tiles: int = 1) -> None:
+def _ordered(sch: Schedule, part: _Part, config: RelationalTiles) -> list[SpIter]:
+    """The loops of a bucket, those over features divided into tiles."""
+    down, across = config.sums
+    if part.kinds == "SS":
+        blocks, inside = sch.split(part.inside, [None, down])
+        tiles, features = sch.split(part.features, [None, across])
+        return [tiles, blocks, *part.tiles, inside, features, part.rows, part.elements]
+    kept, summed = part.inside, part.features
+    if part.kinds == "RS":
+        kept, summed = summed, kept
+    tiles, kept = sch.split(kept, [None, across])
+    steps, terms = sch.split(summed, [None, config.depth])
+    if part.kinds == "RS":
+        return [tiles, *part.tiles, part.rows, kept, steps, terms, part.elements]
+    return [tiles, *part.tiles, part.rows, part.elements, kept, steps, terms]
+
+
+def _on_grid(sch: Schedule, loops: Any, first: str, parts: list[str], tiles: int = 1) -> None:
     """Divide loops among blocks of threads.
 
     loops : the schedule of stage II
@@ -259,18 +330,12 @@ def on_grid(sch: Schedule, loops: Any, first: str, parts: list[str], tiles: int 
     sch.rewrite(apply_kinds)
 
 
-def by_threads(
-    sch: Schedule,
-    config: Any,
-    name: str,
-    vectors: tuple[int, int],
-    multiply: Callable[[str, list[str]], None],
+def _by_threads(
+    sch: Schedule, config: RelationalTiles, name: str, vectors: tuple[int, int]
 ) -> None:
     """Divide the steps of a tile among threads, and copy for later visits beside the product.
 
-    config : says of how many `warps` and `stages`
     vectors : neighbours that are loaded at once of what is gathered, and of the matrix
-    multiply : (block of the product, blocks of the sums' other accesses), which divides it
     """
     steps = [f"{name}_{step}" for step in ("gather", "matrix")]
     gather, matrix = steps
@@ -280,7 +345,12 @@ def by_threads(
     how = copy_together if one else gather_together
     sch.rewrite(how, gather, warps=config.warps, vector=vectors[0])
     sch.rewrite(copy_together, matrix, warps=config.warps, vector=vectors[1])
-    multiply(f"{name}_product", [f"{name}_start", f"{name}_write"])
+    product, ends = f"{name}_product", [f"{name}_start", f"{name}_write"]
+    shape, shares = config.division
+    if shares is not None:
+        sch.rewrite(on_tensor_cores, product, ends, warps=shares)
+    else:
+        sch.rewrite(register_tiles, product, ends, warps=config.warps, shape=shape)
     sch.rewrite(software_pipeline, f"{name}_visit", steps, stages=config.stages, room=MAX_SHARED)
 
 
@@ -290,7 +360,8 @@ class _Part:
 
     tiles : a root of one, and tiles under it, each of one relation
     rows : of a tile; elements : of a row
-    terms : features of what is gathered; features : of the result
+    inside, features : features of what is gathered by elements, and the others
+    kinds : of these two
     dtype : of the result
     """
 
@@ -298,39 +369,58 @@ class _Part:
     tiles: list[SpIter]
     rows: SpIter
     elements: SpIter
-    terms: SpIter
+    inside: SpIter
     features: SpIter
+    kinds: str
     dtype: str
 
 
-def _found(sch: Schedule, who: str) -> tuple[str, list[_Part]]:
+def _found(sch: Schedule, who: str, kinds: Sequence[str], expected: str) -> tuple[str, list[_Part]]:
     """The iteration that sets the result, and the parts that add to it."""
     first, *rest = (Nest(sch, who, it) for it in sparse_iterations(sch.func))
-    if not first.dense or first.it.init is not None or len(first.loops) != 2 or not rest:
+    if not first.dense or first.it.init is not None or not rest:
         refuse_shape(who, sch.func, "an iteration that sets the result, and others that add to it")
-    return first.it.name, [_part(nest) for nest in rest]
+    parts = []
+    for nest in rest:
+        part = _part(nest)
+        if part is None or part.kinds not in kinds:
+            nest.refuse(expected)
+        parts.append(part)
+    return first.it.name, parts
 
 
-def _part(nest: Nest) -> _Part:
-    expected = (
-        "to add, for rows in tiles, what a row stores times rows of an operand times a matrix, to "
-        "features side by side"
-    )
+def _part(nest: Nest) -> _Part | None:
+    """The loops of a bucket; None of another iteration."""
     by_name = {x.name: x for x in nest.loops}
-    features, dense = nest.along(), [x for x in nest.of_kind("R") if x.node.kind == "dense_fixed"]
-    terms = [x for x in dense if not isinstance(x.node.length, tirx.IntImm)]
     leaves = [x for x in nest.loops if len(x.node.ancestors()) == 4] if nest.plain else []
-    if nest.reduction is None or not len(features) == len(terms) == len(leaves) == 1:
-        nest.refuse(expected)
-    path = [by_name.get(a.name) for a in leaves[0].node.ancestors()]
-    kinds = [x.node.kind for x in path if x is not None]
+    if nest.reduction is None or len(leaves) != 1:
+        return None
+    path = [by_name[a.name] for a in leaves[0].node.ancestors() if a.name in by_name]
+    kinds = [x.node.kind for x in path]
+    dense = [x for x in nest.loops if x not in path]
     if kinds != ["dense_fixed", "sparse_variable", "sparse_fixed", "sparse_fixed"]:
-        nest.refuse(expected)
+        return None
+    inside = _gathered_by(nest, path[-1], dense)
+    others = [x for x in dense if x not in inside]
+    if not len(inside) == len(others) == 1:
+        return None
     ref, handles = nest.handles()
-    *tiles, rows, elements = (handles[x.axes] for x in path if x is not None)
-    return _Part(
-        ref, tiles, rows, elements, handles[terms[0].axes], handles[features[0].axes], nest.dtype
-    )
+    features = inside[0].kinds + others[0].kinds
+    if features == "RS" and nest.along() != others:
+        return None
+    *tiles, rows, elements, inside, others = (handles[x.axes] for x in (*path, *inside, *others))
+    return _Part(ref, tiles, rows, elements, inside, others, features, nest.dtype)
+
+
+def _gathered_by(nest: Nest, elements: Any, dense: list[Any]) -> list[Any]:
+    """The loops over features of what is gathered by elements."""
+    loads = [
+        load
+        for buffer in nest.sch.func.buffers
+        for load in loads_of(nest.it.body, buffer.var)
+        if any(elements.var in free_vars(i) for i in load.indices)
+    ]
+    return [x for x in dense if any(x.var in free_vars(i) for load in loads for i in load.indices)]
 
 
 def _bind_first(loops: Any, block: str) -> None:

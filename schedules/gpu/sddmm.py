@@ -18,18 +18,17 @@ from typing import Any
 
 from sparsetir.schedules.arguments import expect, is_power_of_two
 from sparsetir.schedules.gpu.features import (
+    MAX_THREADS,
     GpuTiled,
     feature_loops,
     occupy,
     vector_width,
 )
 from sparsetir.schedules.operators.problems import accumulator
+from sparsetir.schedules.passes.nests import WARP
 from sparsetir.schedules.passes.parallel_loops import in_vectors, run_in_parallel
 from sparsetir.schedules.templates.shapes import element_reduction
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef
-
-WARP = 32
-MAX_THREADS = 1024  # of a block
 
 
 @dataclass(frozen=True)
@@ -39,8 +38,7 @@ class FusedNonzeros(GpuTiled):
     threads : that share a non-zero, a power of two up to 32
     groups : of `threads` in a thread block
     work : non-zeros of a group
-    vector, coarsen, feat, occupancy : as in
-        :class:`sparsetir.schedules.gpu.features.GpuTiled`
+    The others as in :class:`sparsetir.schedules.gpu.features.GpuTiled`.
     """
 
     threads: int = 8
@@ -52,7 +50,7 @@ class FusedNonzeros(GpuTiled):
     occupancy: int | None = 768
 
     def __post_init__(self) -> None:
-        self.check("groups", "work")
+        super().__post_init__()
         fits = is_power_of_two(self.threads) and self.threads <= WARP
         expect(self, "threads", fits, f"a power of two up to {WARP}")
         most = MAX_THREADS // self.threads

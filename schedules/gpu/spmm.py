@@ -22,11 +22,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tvm import ir, s_tir, tirx
+from tvm import s_tir, tirx
 
 from sparsetir.schedules.arguments import expect
 from sparsetir.schedules.gpu.features import (
+    MAX_SUMS,
+    MAX_THREADS,
     GpuTiled,
+    bound_rows,
     in_registers,
     occupy,
     reads_of_elements,
@@ -34,18 +37,14 @@ from sparsetir.schedules.gpu.features import (
     vector_width,
 )
 from sparsetir.schedules.gpu.passes.row_loops import in_one_piece
+from sparsetir.schedules.passes.nests import redirected
 from sparsetir.schedules.passes.parallel_loops import apply_kinds, run_in_parallel
 from sparsetir.schedules.templates.shapes import row_reduction
 from sparsetir.sparse_ir.expressions import as_dtype, dtype_of
-from sparsetir.sparse_ir.nodes import buffer_var, substitute
+from sparsetir.sparse_ir.nodes import buffer_var, nodes_of
 from sparsetir.sparse_ir.schedule import Schedule
 from sparsetir.sparse_ir.statements import block_with
 from sparsetir.sparse_ir.traversal import map_expr
-
-MAX_THREADS = 1024  # of a block
-MAX_OCCUPANCY = 2048
-MAX_ROWS = 2**31 - 1  # as many blocks as CUDA launches
-MAX_SUMS = 64  # sums of a thread: more would not stay in registers
 
 
 @dataclass(frozen=True)
@@ -54,9 +53,8 @@ class RowSplit(GpuTiled):
 
     threads : threads of a row
     rows_per_block : rows of a thread block
-    vector, coarsen, feat, occupancy : as in
-        :class:`sparsetir.schedules.gpu.features.GpuTiled`
     row_cache : stage column indices and values in shared memory; with one row per block
+    The others as in :class:`sparsetir.schedules.gpu.features.GpuTiled`.
     """
 
     threads: int = 32
@@ -68,14 +66,9 @@ class RowSplit(GpuTiled):
     occupancy: int | None = 1024
 
     def __post_init__(self) -> None:
-        self.check("rows_per_block")
-        threads, sums = self.threads * self.rows_per_block, self.coarsen * self.vector
-        wanted = f"threads * rows_per_block to be at most {MAX_THREADS}"
-        expect(self, "rows_per_block", threads <= MAX_THREADS, wanted, threads)
-        fits = (self.occupancy or 1) <= MAX_OCCUPANCY
-        expect(self, "occupancy", fits, f"at most {MAX_OCCUPANCY}")
-        wanted = f"coarsen * vector to be at most {MAX_SUMS}"
-        expect(self, "coarsen", sums <= MAX_SUMS, wanted, sums)
+        super().__post_init__()
+        self.check_product("rows_per_block", MAX_THREADS, "threads", "rows_per_block")
+        self.check_product("coarsen", MAX_SUMS, "coarsen", "vector")
         alone = not self.row_cache or self.rows_per_block == 1
         wanted = "rows_per_block = 1, since barriers lie in the loop over a row"
         expect(self, "row_cache", alone, wanted, self.rows_per_block)
@@ -102,8 +95,7 @@ def apply(sch: Schedule, config: RowSplit) -> None:
     """
     found = row_reduction(sch, "RowSplit")
     config.check_vector(found.dtype)
-    if sch.func.axis(found.rows.name).idtype == "int64":
-        sch.bound(found.rows, MAX_ROWS, "max")
+    bound_rows(sch, found)
     sums = row_sums(sch, found, config)
     loops = sch.lower()
     for step in sums.scalars + sums.vectors:
@@ -153,43 +145,20 @@ def _cache_rows(loops: Any, rows: str, elements: str) -> int:
 
 def _in_chunks(func: tirx.PrimFunc, chunk: int) -> tirx.PrimFunc:
     """Make the cached rows as long as a chunk: TVM takes them for as long as the row."""
-    small: dict[Any, Any] = {}
+    blocks = nodes_of(s_tir.SBlock, func.body)
+    arrays = [b for x in blocks for b in x.alloc_buffers if b.ty.storage_scope == "shared"]
+    small = {b: buffer_var([chunk], b.ty.dtype, b.name, "shared") for b in arrays}
 
-    def within(index: Any) -> Any:
-        return tirx.floormod(index[-1], as_dtype(chunk, dtype_of(index[-1])))
+    def place(buffer: Any, indices: list[Any]) -> Any:
+        within = tirx.floormod(indices[-1], as_dtype(chunk, dtype_of(indices[-1])))
+        return (small[buffer], [within]) if buffer in small else None
 
     def block(node: Any) -> Any:
-        for var in node.alloc_buffers:
-            if var.ty.storage_scope == "shared":
-                small[var] = buffer_var([chunk], var.ty.dtype, var.name, var.ty.storage_scope)
-        return node
+        return block_with(
+            node,
+            reads=[r for r in node.reads if r.source not in small],
+            writes=[r for r in node.writes if r.source not in small],
+            alloc_buffers=[small.get(b, b) for b in node.alloc_buffers],
+        )
 
-    map_expr(func.body, [(s_tir.SBlock, block)])
-
-    def load(node: Any) -> Any:
-        if node.source not in small:
-            return node
-        return tirx.BufferLoad(small[node.source], [within(node.indices)])
-
-    def store(node: Any) -> Any:
-        if node.buffer not in small:
-            return node
-        return tirx.BufferStore(small[node.buffer], node.value, [within(node.indices)])
-
-    def region(node: Any) -> Any:
-        if node.source not in small:
-            return node
-        whole = ir.Range.from_min_extent(as_dtype(0, "int32"), as_dtype(chunk, "int32"))
-        return tirx.BufferRegion(small[node.source], [whole])
-
-    def allocations(node: Any) -> Any:
-        kept = [small.get(v, v) for v in node.alloc_buffers]
-        return block_with(node, alloc_buffers=kept)
-
-    rules = [
-        (ir.TensorLoad, load),
-        (tirx.BufferStore, store),
-        (ir.TensorRegion, region),
-        (s_tir.SBlock, allocations),
-    ]
-    return func.with_body(substitute(map_expr(func.body, rules), small))
+    return func.with_body(map_expr(redirected(func.body, place), [(s_tir.SBlock, block)]))

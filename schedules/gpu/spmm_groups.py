@@ -27,11 +27,14 @@ Atomics add up in any order, so that results of those differ in the last bits be
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from sparsetir.schedules.arguments import expect, expect_one_of, is_power_of_two
 from sparsetir.schedules.gpu.features import (
+    MAX_SUMS,
+    MAX_THREADS,
     GpuTiled,
+    bound_rows,
     feature_loops,
     gathered_vectors,
     in_registers,
@@ -42,6 +45,7 @@ from sparsetir.schedules.gpu.features import (
 )
 from sparsetir.schedules.gpu.passes.row_loops import in_one_piece
 from sparsetir.schedules.operators.problems import EXTREMA, Spmm, accumulator
+from sparsetir.schedules.passes.nests import WARP
 from sparsetir.schedules.templates.shapes import RowReduction, refuse_shape, row_reduction
 from sparsetir.sparse_ir.atomics import has_atomics
 from sparsetir.sparse_ir.errors import ScheduleError
@@ -49,11 +53,6 @@ from sparsetir.sparse_ir.rows import ROWS_FROM
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef, SpIter
 
 SPLITS = ("rows", "non-zeros")
-WARP = 32
-MAX_THREADS = 1024  # of a block
-MAX_OCCUPANCY = 2048
-MAX_ROWS = 2**31 - 1  # which have numbers of 32 bits
-MAX_SUMS = 64  # sums of a thread: more would not stay in registers
 
 
 @dataclass(frozen=True)
@@ -68,9 +67,8 @@ class Groups(GpuTiled):
     rows : where a thread finds the rows of its non-zeros: "table" of each, or of the pieces of rows
         in chunks; "search" in the offsets of rows; "blocks" there between the rows of two blocks,
         which are a table (TACO's way)
-    threads, vector, coarsen, feat, occupancy : as in
-        :class:`sparsetir.schedules.gpu.features.GpuTiled`
     block : threads of a block
+    The others as in :class:`sparsetir.schedules.gpu.features.GpuTiled`.
     """
 
     split: str = "rows"
@@ -87,7 +85,7 @@ class Groups(GpuTiled):
 
     def __post_init__(self) -> None:
         expect_one_of(self, split=SPLITS, rows=ROWS_FROM)
-        self.check("work", "lanes", "group", "block")
+        super().__post_init__()
         expect(self, "lanes", is_power_of_two(self.lanes), "a power of two")
         fits = is_power_of_two(self.group) and self.group <= WARP
         expect(self, "group", fits, f"a power of two up to {WARP}")
@@ -105,11 +103,7 @@ class Groups(GpuTiled):
         fits = self.block <= MAX_THREADS and self.block % side == 0
         wanted = f"a multiple of {side} threads that work together, at most {MAX_THREADS}"
         expect(self, "block", fits, wanted)
-        sums = self.coarsen * self.vector
-        wanted = f"coarsen * vector to be at most {MAX_SUMS}"
-        expect(self, "coarsen", sums <= MAX_SUMS, wanted, sums)
-        fits = (self.occupancy or 1) <= MAX_OCCUPANCY
-        expect(self, "occupancy", fits, f"at most {MAX_OCCUPANCY}")
+        self.check_product("coarsen", MAX_SUMS, "coarsen", "vector")
 
     @classmethod
     def for_features(cls, feat: int, dtype: str = "float32", **fields: Any) -> Groups:
@@ -155,18 +149,15 @@ class Groups(GpuTiled):
         return has_atomics("sum", problem.dtype)
 
 
-class _Steps(NamedTuple):
-    """The iterations whose loops over a thread's columns are unrolled, and become vectors."""
-
-    scalars: list[SparseIterationRef]
-    vectors: list[SparseIterationRef]
+# Iterations whose loops over a thread's columns are unrolled, and those where they become vectors.
+_Steps = tuple[list[SparseIterationRef], list[SparseIterationRef]]
 
 
 def apply(sch: Schedule, config: Groups) -> None:
     """Schedule a program that reduces over what rows store, by primitives of both stages.
 
-    Before (stage I), and what becomes of it is shown at :func:`_rows`, :func:`_elements`,
-    :func:`_chunks` and :func:`_runs`::
+    Before (stage I), and what becomes of it is shown at :func:`_rows`, :func:`_elements` and
+    :func:`_chunks`::
 
         with T.sp_iter([I, J, K], "SRS", "spmm") as [i, j, k]: ...
 
@@ -185,20 +176,17 @@ def apply(sch: Schedule, config: Groups) -> None:
         )
     features = feature_loops(sch, found.features, config, tail="repeat")
     if config.split == "rows":
-        if sch.func.axis(found.rows.name).idtype == "int64":
-            sch.bound(found.rows, MAX_ROWS, "max")
-        steps = _rows(sch, found, config, features)
+        bound_rows(sch, found)
+        scalars, vectors = _rows(sch, found, config, features)
     elif config.work > 1 and config.rows == "table":
-        steps = _chunks(sch, found, config, features)
-    elif config.work > 1:
-        steps = _runs(sch, found, config, features)
+        scalars, vectors = _chunks(sch, found, config, features)
     else:
-        steps = _elements(sch, found, config, features)
+        scalars, vectors = _elements(sch, found, config, features)
     if config.is_atomic:
-        steps.vectors.append(set_before(sch, found, config, features, config.block))
+        vectors.append(set_before(sch, found, config, features, config.block))
     loops = sch.lower()
-    for step in steps.scalars + steps.vectors:
-        in_registers(loops, loops.get_sblock(f"{step.name}0"), vectors=step in steps.vectors)
+    for step in scalars + vectors:
+        in_registers(loops, loops.get_sblock(f"{step.name}0"), vectors=step in vectors)
     if config.split == "rows":
         sch.rewrite(in_one_piece, f"{found.iteration.name}0")
     occupy(sch, config, config.block)
@@ -233,36 +221,47 @@ def _rows(sch: Schedule, rows: RowReduction, config: Groups, features: list[SpIt
         sch.parallelize(loop, "thread", race=f"group({config.group})")
     copies, rest = gathered_vectors(sch, rows, reduce, sch.get_sp_iters(reduce)[-3])
     if shared:
-        return _Steps([start, rest, write], copies)
-    return _Steps([start, rest], [*copies, write])
+        return [start, rest, write], copies
+    return [start, rest], [*copies, write]
 
 
 def _elements(sch: Schedule, rows: RowReduction, config: Groups, features: list[SpIter]) -> _Steps:
-    """{1 nnz, c col, r}.
+    """{1 nnz, c col, r}, and {g nnz, c col, 1} with rows that threads find and carry.
 
-    After::
+    After, with one non-zero::
 
         ...  # spmm_init, of all rows
         with T.sp_iter([K0, I_J0, I_J1, K2, I_J2], "SSSSS", "spmm"):  # I_J2, over a group
             ...  # spmm_start, B_ws_copy, spmm_reduce; spmm_write, of the runs of a group
+
+    and with several, whose first row is found where a thread begins::
+
+        with T.sp_iter([K0, I_J0, I_J1, K2], "SSSS", "spmm"):  # blocks, chunks
+            ...  # spmm_start
+            with T.sp_iter([I_J2], "S", "spmm_each"):  # elements of a chunk
+                ...  # B_ws_copy, spmm_reduce; spmm_write and spmm_again, where the row changes
     """
     tiles, w, threads, lane = features
     fused = sch.sparse_fuse(rows.iteration, [rows.rows, *rows.columns])
-    factors = [None, config.workers, config.group]
-    blocks, groups, members = sch.split(
+    factors = [None, config.workers, max(config.group, config.work)]
+    blocks, workers, element = sch.split(
         sch.positions(fused, rows=config.rows), factors, tail="repeat"
     )
-    own = [blocks, groups, threads, members]
+    own = [blocks, workers, threads, element]
     sch.sparse_reorder(rows.iteration, [*rows.heads, tiles, *own, w, lane])
-    start, reduce, write = _in_workspace(sch, rows, members, [w, lane])
+    if config.work > 1:
+        start, reduce, *writes = sch.segment_accumulate(element, dtype=accumulator(rows.dtype))
+    else:
+        start, reduce, *writes = _in_workspace(sch, rows, element, [w, lane])
     over_blocks(sch, rows.heads, tiles)
     sch.parallelize(blocks, "block", race="atomics")
-    sch.parallelize(groups, "thread", race="atomics")
+    sch.parallelize(workers, "thread", race="atomics")
     sch.parallelize(threads, "thread")
-    race = f"segment({config.group})" if config.group > 1 else "atomics"
-    sch.parallelize(members, "thread", race=race)
+    if config.work == 1:
+        race = f"segment({config.group})" if config.group > 1 else "atomics"
+        sch.parallelize(element, "thread", race=race)
     copies, rest = gathered_vectors(sch, rows, reduce, reduce)
-    return _Steps([start, rest, write], copies)
+    return [start, rest, *writes], copies
 
 
 def _chunks(sch: Schedule, rows: RowReduction, config: Groups, features: list[SpIter]) -> _Steps:
@@ -292,34 +291,7 @@ def _chunks(sch: Schedule, rows: RowReduction, config: Groups, features: list[Sp
     met = sch.parallelize(chunks, "thread", race="atomics", per_block=config.workers)
     write, add = met or []
     copies, rest = gathered_vectors(sch, rows, reduce, sch.get_sp_iters(reduce)[-3])
-    return _Steps([start, rest, add], [*copies, write])
-
-
-def _runs(sch: Schedule, rows: RowReduction, config: Groups, features: list[SpIter]) -> _Steps:
-    """{g nnz, c col, 1}, with rows that are found where a thread begins, and carried.
-
-    After::
-
-        ...  # spmm_init, of all rows
-        with T.sp_iter([K0, I_J0, I_J1, K2], "SSSS", "spmm"):  # blocks, chunks
-            ...  # spmm_start
-            with T.sp_iter([I_J2], "S", "spmm_each"):  # elements of a chunk
-                ...  # B_ws_copy, spmm_reduce; spmm_write and spmm_again, where the row changes
-    """
-    tiles, w, threads, lane = features
-    fused = sch.sparse_fuse(rows.iteration, [rows.rows, *rows.columns])
-    positions = sch.positions(fused, rows=config.rows)
-    factors = [None, config.workers, config.work]
-    blocks, chunks, element = sch.split(positions, factors, tail="repeat")
-    own = [blocks, chunks, threads, element]
-    sch.sparse_reorder(rows.iteration, [*rows.heads, tiles, *own, w, lane])
-    start, reduce, write, again = sch.segment_accumulate(element, dtype=accumulator(rows.dtype))
-    over_blocks(sch, rows.heads, tiles)
-    sch.parallelize(blocks, "block", race="atomics")
-    sch.parallelize(chunks, "thread", race="atomics")
-    sch.parallelize(threads, "thread")
-    copies, rest = gathered_vectors(sch, rows, reduce, reduce)
-    return _Steps([start, rest, write, again], copies)
+    return [start, rest, add], [*copies, write]
 
 
 def _in_workspace(

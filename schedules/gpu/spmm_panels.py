@@ -29,7 +29,11 @@ from typing import Any
 
 from sparsetir.schedules.arguments import expect
 from sparsetir.schedules.gpu.features import (
+    MAX_ROWS,
+    MAX_SUMS,
+    MAX_THREADS,
     GpuTiled,
+    bound_rows,
     feature_loops,
     gathered_vectors,
     in_registers,
@@ -39,13 +43,7 @@ from sparsetir.schedules.gpu.features import (
     vector_width,
 )
 from sparsetir.schedules.gpu.passes.row_loops import where_visited, whole_steps
-from sparsetir.schedules.gpu.spmm import (
-    MAX_OCCUPANCY,
-    MAX_ROWS,
-    MAX_SUMS,
-    MAX_THREADS,
-    RowSplit,
-)
+from sparsetir.schedules.gpu.spmm import RowSplit
 from sparsetir.schedules.operators.problems import (
     Arranged,
     CsrPattern,
@@ -54,6 +52,7 @@ from sparsetir.schedules.operators.problems import (
     accumulator,
 )
 from sparsetir.schedules.passes.cases import cases
+from sparsetir.schedules.passes.nests import WARP
 from sparsetir.schedules.passes.parallel_loops import in_vectors, innermost_block
 from sparsetir.schedules.templates.shapes import row_reduction
 from sparsetir.sparse_ir.atomics import has_atomics
@@ -62,7 +61,6 @@ from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.recipes.patterns import pattern_counts
 from sparsetir.sparse_ir.schedule import Schedule
 
-WARP = 32
 MOST_ROWS, MOST_BY_PATTERN = 8, 6  # of a panel; 63 loops
 MOST_UNROLLED = 16
 
@@ -79,8 +77,7 @@ class PanelThreads(GpuTiled):
         warps, since other patterns are other code
     packed : values come in the order of the panels, in an array of their own; else each is read
         where it is in the matrix, by its place, and needs no preparation
-    threads, vector, coarsen, feat, occupancy : as in
-        :class:`sparsetir.schedules.gpu.features.GpuTiled`
+    The others as in :class:`sparsetir.schedules.gpu.features.GpuTiled`.
     """
 
     rows: int = 4
@@ -96,21 +93,16 @@ class PanelThreads(GpuTiled):
     packed: bool = True
 
     def __post_init__(self) -> None:
-        self.check("rows", "unroll", "panels")
+        super().__post_init__()
         most = MOST_ROWS if self.compact else MOST_BY_PATTERN
         wanted = f"2 to {most}" + ("" if self.compact else f", or with compact=True to {MOST_ROWS}")
         expect(self, "rows", 2 <= self.rows <= most, wanted)
         expect(self, "unroll", self.unroll <= MOST_UNROLLED, f"at most {MOST_UNROLLED}")
-        threads, sums = self.threads * self.panels, self.rows * self.coarsen * self.vector
-        wanted = f"threads * panels to be at most {MAX_THREADS}"
-        expect(self, "panels", threads <= MAX_THREADS, wanted, threads)
+        self.check_product("panels", MAX_THREADS, "threads", "panels")
         alike = not self.atomics or self.panels == 1 or self.threads % WARP == 0
         wanted = f"1 for threads = {self.threads}, as warps have one pattern each"
         expect(self, "panels", alike, wanted)
-        fits = (self.occupancy or 1) <= MAX_OCCUPANCY
-        expect(self, "occupancy", fits, f"at most {MAX_OCCUPANCY}")
-        wanted = f"rows * coarsen * vector to be at most {MAX_SUMS}"
-        expect(self, "coarsen", sums <= MAX_SUMS, wanted, sums)
+        self.check_product("coarsen", MAX_SUMS, "rows", "coarsen", "vector")
 
     @classmethod
     def for_features(
@@ -196,8 +188,8 @@ def apply(sch: Schedule, config: PanelThreads) -> None:
         )
     if config.atomics:  # as many blocks as CUDA launches
         sch.bound(found.rows, MAX_ROWS // ((1 << config.rows) - 1) * config.rows, "max")
-    elif sch.func.axis(found.rows.name).idtype == "int64":
-        sch.bound(found.rows, MAX_ROWS, "max")
+    else:
+        bound_rows(sch, found)
     over = {b.name: [a.name for a in b.axes or ()] for b in sch.func.buffers}
     elements = [found.rows.axes[0], found.columns[0].axes[0]]
     by = "count" if config.compact else "pattern"

@@ -29,6 +29,7 @@ from sparsetir.formats import BSR, DBSR, SRBCRS, Format, Pattern
 from sparsetir.formats.decompose import decompose_format
 from sparsetir.formats.preprocess import extract_preprocess
 from sparsetir.schedules.arguments import expect, expect_integers
+from sparsetir.schedules.gpu.features import vector_width
 from sparsetir.schedules.gpu.passes.copy_together import copy_together
 from sparsetir.schedules.gpu.passes.on_tensor_cores import COLUMNS, ROWS, on_tensor_cores
 from sparsetir.schedules.gpu.passes.ptx import COPY_BYTES, PRODUCTS
@@ -121,7 +122,7 @@ class TensorCores(Tiled):
         as many as fit in shared memory.
         """
         item = 1 if dtype == "int8" else 2
-        vector = next(v for v in (16, 8, 4, 2, 1) if v * item <= 16 and feat % v == 0)
+        vector = vector_width(feat, dtype)
         rows = fmt.t if isinstance(fmt, SRBCRS) else int(getattr(fmt, "rows", 0))
         by_rows = rows // 32 if rows % 32 == 0 else 1
         tile = next((t for t in (32, 64) if feat <= t), 128 if by_rows < 4 else 64)

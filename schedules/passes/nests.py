@@ -119,10 +119,12 @@ def for_threads(name: str, warps: int, code: Callable[[Any, Any], Any]) -> Any:
     return body
 
 
-def is_choice(value: Any) -> bool:
-    """Whether an expression is one of two, of which the other one is not computed."""
+def guarded(value: Any) -> tuple[Any, Any]:
+    """The condition without which an expression is zero, and not computed, or None; what it is."""
     name = getattr(value.op, "name", "") if isinstance(value, ir.Call) else ""
-    return name.endswith(".if_then_else")
+    if not name.endswith(".if_then_else") or not is_zero(value.args[2]):
+        return None, value
+    return value.args[0], value.args[1]
 
 
 def is_zero(value: Any) -> bool:
@@ -163,26 +165,34 @@ def renewed(stmt: Any, places: dict[Any, Any], blocks: bool = False) -> Any:
     return substitute(stmt, {**places, **fresh})
 
 
+def redirected(tree: Any, place: Callable[[Any, list[Any]], tuple[Any, list[Any]] | None]) -> Any:
+    """A statement or expression with accesses of buffers elsewhere, maybe in another type.
+
+    place : (buffer, indices) -> buffer and indices; None for an access that stays
+    """
+
+    def load(node: Any) -> Any:
+        to = place(node.source, list(node.indices))
+        return node if to is None else as_dtype(tirx.BufferLoad(*to), dtype_of(node))
+
+    def store(node: Any) -> Any:
+        to = place(node.buffer, list(node.indices))
+        if to is None:
+            return node
+        return tirx.BufferStore(to[0], as_dtype(node.value, dtype_of(to[0])), to[1])
+
+    return map_expr(tree, [(ir.TensorLoad, load), (tirx.BufferStore, store)])
+
+
 def with_buffer(
-    func: tirx.PrimFunc, old: Any, new: Any, index: Callable[[Any, list[Any]], list[Any]]
+    func: tirx.PrimFunc, old: Any, new: Any, index: Callable[[list[Any]], list[Any]]
 ) -> tirx.PrimFunc:
     """The function with a buffer in the place of one that a block allocates.
 
     new : of another type maybe, to and from which elements are cast
-    index : (access, indices of the old) -> indices of the new
+    index : indices of the old -> indices of the new
     The new one is allocated where a visit of the outermost block begins.
     """
-
-    def load(node: Any) -> Any:
-        if not node.source.same_as(old):
-            return node
-        return as_dtype(tirx.BufferLoad(new, index(node, list(node.indices))), dtype_of(node))
-
-    def store(node: Any) -> Any:
-        if not node.buffer.same_as(old):
-            return node
-        value = as_dtype(node.value, dtype_of(new))
-        return tirx.BufferStore(new, value, index(node, list(node.indices)))
 
     def block(node: Any) -> Any:
         return block_with(
@@ -196,13 +206,9 @@ def with_buffer(
         return tirx.AllocBuffer(new) if node.buffer.same_as(old) else node
 
     has = any(n.buffer.same_as(old) for n in nodes_of(tirx.AllocBuffer, func.body))
-    rules = [
-        (ir.TensorLoad, load),
-        (tirx.BufferStore, store),
-        (s_tir.SBlock, block),
-        (tirx.AllocBuffer, allocation),
-    ]
-    out = func.with_body(substitute(map_expr(func.body, rules), {old: new} if has else {}))
+    body = redirected(func.body, lambda b, at: (new, index(at)) if b.same_as(old) else None)
+    body = map_expr(body, [(s_tir.SBlock, block), (tirx.AllocBuffer, allocation)])
+    out = func.with_body(substitute(body, {old: new} if has else {}))
     return out if has else allocated(out, new)
 
 

@@ -11,13 +11,11 @@ from tvm.script import tirx as T
 
 from cuda_runner import requires_cuda_text, run_cuda
 from sparsetir import lower_sparse_buffer
+from sparsetir.schedules.gpu.passes.atomic_products import inner_products, inner_sums
 from sparsetir.schedules.gpu.passes.copy_together import copy_together
-from sparsetir.schedules.gpu.passes.dots_together import dots_together
-from sparsetir.schedules.gpu.passes.gather_together import gather_together
-from sparsetir.schedules.gpu.passes.inner_products import inner_products
-from sparsetir.schedules.gpu.passes.inner_sums import inner_sums
 from sparsetir.schedules.gpu.passes.register_tiles import register_tiles
 from sparsetir.schedules.gpu.passes.software_pipeline import software_pipeline
+from sparsetir.schedules.gpu.passes.sums_together import dots_together, gather_together
 from sparsetir.sparse_ir.errors import ScheduleError
 from stage2 import golden, plain_text
 

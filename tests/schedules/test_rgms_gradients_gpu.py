@@ -191,11 +191,11 @@ def test_types_and_sizes(sizes: Any, problem: RgmsGradient, case: Any) -> None:
 
 
 SHAPES = {
-    "one stage": (WEIGHTS, GradientTiles(1, 32, (64, 32), 32, (4, 4), (8, 2), stages=1)),
-    "three stages": (EDGES, GradientTiles(1, 32, (32, 16), 8, (2, 4), (4, 1), stages=3)),
-    "half of the type": (HALF, GradientTiles(1, 32, (32, 32), 16, (4, 4), (4, 2))),
-    "one warp": (HALF, GradientTiles(1, 16, (16, 16), 16, (4, 4), None, (1, 1))),
-    "eight warps": (HALF_EDGES, GradientTiles(1, 64, (64, 32), 48, (4, 4), None, (2, 4))),
+    "one stage": (WEIGHTS, GradientTiles(1, 32, (64, 32), 32, stages=1, shape=(8, 2))),
+    "three stages": (EDGES, GradientTiles(1, 32, (32, 16), 8, (2, 4), 3, shape=(4, 1))),
+    "half of the type": (HALF, GradientTiles(1, 32, (32, 32), shape=(4, 2))),
+    "one warp": (HALF, GradientTiles(1, 16, (16, 16), shape=None, shares=(1, 1))),
+    "eight warps": (HALF_EDGES, GradientTiles(1, 64, (64, 32), 48, shape=None, shares=(2, 4))),
 }
 
 
@@ -234,7 +234,7 @@ def test_the_program_means_the_same(problem: RgmsGradient) -> None:
     mask = np.random.default_rng(0).random((2, 5, 4)) < 0.5
     given = operands(problem, mask, 3, 2)
     want = exact(problem, mask.nonzero(), 2, given)
-    config = GradientTiles(1, 4, (16, 16), 4, (1, 1), (2, 2))
+    config = GradientTiles(1, 4, (16, 16), 4, (1, 1), shape=(2, 2))
     pattern = RelationPattern.of(*mask.nonzero(), mask.shape)
     args = arguments(problem, config, Pattern(mask.nonzero(), mask.shape), given)
     plain = {**args, **pattern.arguments(), "a": given["a"]}

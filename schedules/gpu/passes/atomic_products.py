@@ -1,25 +1,82 @@
-"""Blocks that add products to elements atomically, taken apart (GPU).
+"""Sums of products that are added to elements atomically, as products of tiles (GPU).
 
-What :mod:`sparsetir.schedules.gpu.passes.inner_sums` and
-:mod:`sparsetir.schedules.gpu.passes.inner_products` read, and how both write the steps of a tile.
+Sums over stored elements and over features come apart: sum over j and k of a[j] x[j, k] w[k, l] is
+a product of the sums over j with w. What is stored in the middle is a tile in shared memory, and
+never more. Before, where `l0` and `rt` are divided among blocks of threads, which add atomically::
+
+    for l0, rt in T.grid(...):
+      for it, l1, k0, k1, jb in T.grid(32, 64, (feat_in + 15) // 16, 16, 4):
+        with T.sblock("rgms0"):
+            if I[vrt, vit] >= 0 and J[vrt, vit, vjb] >= 0 and k < feat_in and l < feat:
+                atomicAdd(Y[I[vrt, vit], l], A[vrt, vit, vjb] * X[J[..], k] * W[R[vrt], k, l])
+
+After `inner_sums(func, "rgms0", outer=2, dtype="float16")`::
+
+    for l0, rt in T.grid(...):
+        with T.sblock("rgms0_tile"):
+            for it, l1 in T.grid(32, 64):
+                with T.sblock("rgms0_start"): Y_ws[it, l1] = 0.0
+            for k0 in range((feat_in + 15) // 16):
+                with T.sblock("rgms0_visit"):
+                    for it, k1 in T.grid(32, 16):
+                        with T.sblock("rgms0_gather"):
+                            G[it, k1] = sum over jb of A[rt, it, jb] * X[J[rt, it, jb], k]
+                    for k1, l1 in T.grid(16, 64):
+                        with T.sblock("rgms0_matrix"): W_ws[k1, l1] = W[R[rt], k, l]
+                    for it, l1, k1 in T.grid(32, 64, 16):
+                        with T.sblock("rgms0_product"): Y_ws[it, l1] += G[it, k1] * W_ws[k1, l1]
+            for it, l1 in T.grid(32, 64):
+                with T.sblock("rgms0_write"):
+                    if I[rt, it] >= 0 and l < feat: atomicAdd(Y[I[rt, it], l], Y_ws[it, l1])
+
+Each condition goes where all that it says is known, and leaves a zero or nothing there: rows and
+columns that are padding are not written, elements that are padding are not in the sum, and terms
+beyond the last feature are zeros on both sides. So no number meets padding. An infinity of W meets
+the inner sum, not each of its terms: where these would cancel, or one is zero, the result is
+infinite, and not NaN.
+
+The rows that are summed may as well be those of the result's second last axis, and the sum of the
+product along what gathers them, as in a gradient, `dW[R[rt], k, l] += A[..] * X[J[..], k] * G[I[rt,
+it], l]`: `gathered_ws[it, k]` and `G_ws[it, l]` then. Tiles in the middle keep the order in memory
+of what they are copied from.
+
+In the other order, what all elements of a row share is a product of tiles, and each element's sum
+is one with that. Before::
+
+      for it, jb, k1, l0, l1 in T.grid(32, 4, 64, (feat + 15) // 16, 16):
+        with T.sblock("rgms0"):
+            if I[vrt, vit] >= 0 and J[vrt, vit, vjb] >= 0 and k < feat_in and l < feat:
+                atomicAdd(DA[E[vrt, vit, vjb]], X[J[..], k] * (W[R[vrt], k, l] * G[I[..], l]))
+
+After `inner_products(func, "rgms0", outer=2)`, with the same steps up to the product::
+
+                        ...  # G_ws[it, l1], W_ws[k1, l1], sums[it, k1] += G_ws[..] * W_ws[..]
+            for it, k1 in T.grid(32, 64):
+                with T.sblock("rgms0_write"): products[it, k1] = sums[it, k1]
+            for it, jb, k1 in T.grid(32, 4, 64):
+                with T.sblock("rgms0_dots"):
+                    if ...: atomicAdd(DA[E[rt, it, jb]], X[J[rt, it, jb], k] * products[it, k1])
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, NoReturn
 
 import tvm_ffi
 from tvm import ir, tirx
 
-from sparsetir.schedules.passes.nests import Nest, block_of, find_nest, is_choice, is_zero
-from sparsetir.sparse_ir.expressions import as_dtype, dtype_of, free_vars, is_one
+from sparsetir.schedules.passes.nests import Nest, block_of, find_nest, guarded, replaced
+from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.expressions import as_dtype, cast, dtype_of, free_vars, is_one, uncast
 from sparsetir.sparse_ir.nodes import buffer_var, nodes_of, substitute
-from sparsetir.sparse_ir.reduction import factors_of, taken_apart
+from sparsetir.sparse_ir.reduction import factors_of, taken_apart, under
 from sparsetir.sparse_ir.statements import loop_over, loop_with
 from sparsetir.sparse_ir.tile_marks import is_likely
 from sparsetir.sparse_ir.traversal import map_expr
 
 ATOMIC_ADD = "atomicAdd"
+Refuse = Callable[[str], NoReturn]  # what is expected
 
 
 class AtomicProduct(NamedTuple):
@@ -58,48 +115,6 @@ def atomic_product(body: Any) -> AtomicProduct | None:
     return AtomicProduct(call.args[1].args[0], factors, _different(found))
 
 
-def tile_nest(who: str, func: tirx.PrimFunc, block: str, outer: int) -> tuple[Nest, list[Any]]:
-    """The nest of a block less its outer loops, and those of these that run more than once."""
-    nest = find_nest(who, func, block)
-    around = nest.loops[:outer]
-    single = {x.loop_var: as_dtype(0, dtype_of(x.loop_var)) for x in around if is_one(x.extent)}
-    inside = Nest(nest.name, nest.loops[outer:], substitute(nest.body, single))
-    return inside, [x for x in around if not is_one(x.extent)]
-
-
-def within(loops: list[Any], body: Any) -> Any:
-    """A statement in loops, outermost first."""
-    for loop in reversed(loops):
-        body = loop_with(loop, body=body)
-    return body
-
-
-def known_by(conditions: list[Any], loops: list[Any], inside: list[Any]) -> list[Any]:
-    """The conditions that some of the loops, and those around all `inside`, tell."""
-    others = {x.loop_var for x in inside} - {x.loop_var for x in loops}
-    return [c for c in conditions if not free_vars(c) & others]
-
-
-def step_of(name: str, loops: list[Any], body: Any) -> Any:
-    """A block in loops of its own variables."""
-    inside = nodes_of(tirx.For, body)
-    fresh = {x.loop_var: _fresh(x.loop_var) for x in [*loops, *inside]}
-    body = block_of(name, substitute(body, fresh))
-    for loop in reversed(loops):
-        body = loop_over(fresh[loop.loop_var], loop.extent, body)
-    return body
-
-
-def tile_buffer(loops: list[Any], dtype: str, name: str, scope: str) -> Any:
-    """A buffer over loops of constant extents."""
-    return buffer_var([int(x.extent) for x in loops], dtype, name, scope)
-
-
-def at(*loops: Any) -> list[Any]:
-    """Indices along loops."""
-    return [x.loop_var for x in loops]
-
-
 def _each(condition: Any) -> list[Any]:
     if isinstance(condition, tirx.And):
         return [*_each(condition.a), *_each(condition.b)]
@@ -121,13 +136,281 @@ def _without_choice(factor: Any) -> tuple[Any, list[Any]]:
     found: list[Any] = []
 
     def visit(call: Any) -> Any:
-        if not is_choice(call) or not is_zero(call.args[2]):
-            return call
-        found.extend(_each(call.args[0]))
-        return call.args[1]
+        condition, value = guarded(call)
+        found.extend(_each(condition) if condition is not None else [])
+        return value
 
     return map_expr(factor, [(ir.Call, visit)]), found
 
 
-def _fresh(var: Any) -> Any:
-    return tirx.Var(var.name, dtype_of(var))
+def inner_sums(func: tirx.PrimFunc, block: str, *, outer: int, dtype: str) -> tirx.PrimFunc:
+    """A stage-II function whose block multiplies tiles of inner sums with tiles of a matrix.
+
+    block : that adds products to an element atomically, in loops
+    outer : how many of these, the outermost, a tile is for one visit of
+    dtype : of the inner sums where they are factors; they are summed in that of the result
+
+    Raises ScheduleError for blocks of another shape.
+    """
+    tile = _Tile("inner_sums", func, block, outer, _sums_first)
+    p = tile.product
+    sums = _buffer(p.places, tile.wide, f"{p.added.place.source.name}_ws", "local")
+    left = _buffer(p.by_row, dtype, "gathered_ws", "shared")
+    written = under(tile.known(p.places), p.added.add(_load(sums, p.places)))
+    return tile.made(left, [sums], [tile.step("write", p.places, written)])
+
+
+def inner_products(func: tirx.PrimFunc, block: str, *, outer: int) -> tirx.PrimFunc:
+    """A stage-II function whose block multiplies products of tiles with rows of elements.
+
+    block : that adds products to an element atomically, in loops
+    outer : how many of these, the outermost, a tile is for one visit of
+
+    Raises ScheduleError for blocks of another shape.
+    """
+    tile = _Tile("inner_products", func, block, outer, _products_first)
+    p, (factor,) = tile.product, tile.product.left
+    sums = _buffer(p.places, tile.wide, "products_ws", "local")
+    held = _buffer(p.places, tile.wide, "products", "shared")
+    left = _buffer(p.by_row, dtype_of(factor), f"{factor.source.name}_ws", "shared")
+    term = _load(held, p.places)
+    for other in p.others:
+        term = cast(other, tile.wide) * term
+    each = [p.rows, *p.elements, p.columns]
+    ends = [
+        tile.step("write", p.places, _store(held, p.places, _load(sums, p.places))),
+        tile.step("dots", each, under(tile.known(each), p.added.add(term))),
+    ]
+    return tile.made(left, [sums, held], ends)
+
+
+class _Product(NamedTuple):
+    """A product of tiles in a sum of products, by loops.
+
+    added : to which element, and on which conditions a term counts
+    rows, columns : along the sums of a tile
+    steps, terms : the outer and the innermost along the sum of the product
+    left, matrix : factors over rows and terms, and the one, a load, over columns and terms
+    inner : along sums of the left factors
+    elements, others : along what is added to for each row, and factors of that
+    """
+
+    added: AtomicProduct
+    rows: Any
+    columns: Any
+    steps: Any
+    terms: Any
+    left: list[Any]
+    matrix: Any
+    inner: list[Any]
+    elements: list[Any]
+    others: list[Any]
+
+    @property
+    def places(self) -> list[Any]:
+        return [self.rows, self.columns]
+
+    @property
+    def by_row(self) -> list[Any]:
+        """The loops over the left factors, the one along their last axis last."""
+        return _in_memory(self.left, self.terms, self.rows)
+
+    @property
+    def by_column(self) -> list[Any]:
+        return _in_memory([self.matrix], self.terms, self.columns)
+
+
+Reader = Callable[[Nest, AtomicProduct, Refuse], _Product]
+
+
+class _Tile:
+    """The statements for one visit of the outer loops.
+
+    read : (nest, what it adds, what refuses it) -> the product
+    """
+
+    def __init__(self, who: str, func: tirx.PrimFunc, block: str, outer: int, read: Reader) -> None:
+        self.func, self.block, self.nest = func, block, find_nest(who, func, block)
+        around = self.nest.loops[:outer]
+        single = {x.loop_var: as_dtype(0, dtype_of(x.loop_var)) for x in around if is_one(x.extent)}
+        inside = Nest(block, self.nest.loops[outer:], substitute(self.nest.body, single))
+
+        def refuse(expected: str) -> NoReturn:
+            raise ScheduleError(
+                f"{who}: argument 'block': expected {expected}, got {inside.body} in block "
+                f"'{block}'"
+            )
+
+        added = atomic_product(inside.body)
+        if added is None:
+            refuse("an element to be added to atomically")
+        self.around = [x for x in around if not is_one(x.extent)]
+        self.product = read(inside, added, refuse)
+        self.inside, self.wide = _vars(inside.loops), dtype_of(added.place)
+
+    def made(self, left: Any, others: list[Any], ends: list[Any]) -> tirx.PrimFunc:
+        """The function with the tile.
+
+        left : a buffer of the left factors; others : of sums and what is made of them
+        ends : the steps after the product
+        """
+        p, sums, steps = self.product, others[0], self.product.steps
+        name = f"{p.matrix.source.name}_ws"
+        matrix = _buffer(p.by_column, dtype_of(p.matrix), name, "shared")
+        term = cast(_load(left, p.by_row), self.wide) * cast(_load(matrix, p.by_column), self.wide)
+        added = _store(sums, p.places, _load(sums, p.places) + term)
+        copied = _store(matrix, p.by_column, self._or_zero(p.matrix, [steps, *p.by_column]))
+        visit = [
+            self.step("gather", p.by_row, self._gathered(left)),
+            self.step("matrix", p.by_column, copied),
+            self.step("product", [*p.places, p.terms], added),
+        ]
+        zero = _store(sums, p.places, tirx.const(0, self.wide))
+        of_visit = block_of(f"{self.block}_visit", tirx.SeqStmt(visit))
+        parts = [
+            self.step("start", p.places, zero),
+            loop_over(steps.loop_var, steps.extent, of_visit),
+            *ends,
+        ]
+        body = block_of(f"{self.block}_tile", tirx.SeqStmt(parts), [*others, left, matrix])
+        for loop in reversed(self.around):
+            body = loop_with(loop, body=body)
+        return replaced(self.func, self.nest, body)
+
+    def _gathered(self, left: Any) -> Any:
+        """The inner sum; a copy where there is one element, that is a factor as it is."""
+        p, dtype = self.product, dtype_of(left)
+        loops = [p.rows, p.steps, p.terms, *p.inner]
+        several = [x for x in p.inner if not is_one(x.extent)]
+        alone = {x.loop_var: as_dtype(0, dtype_of(x.loop_var)) for x in p.inner if is_one(x.extent)}
+        plain = uncast(p.left[0])
+        if not several and len(p.left) == 1 and dtype_of(plain) == dtype:
+            return substitute(_store(left, p.by_row, self._or_zero(plain, loops)), alone)
+        term = p.left[0]
+        for factor in p.left[1:]:
+            term = term * factor
+        total = cast(_load(left, p.by_row), self.wide) + term
+        known = self.known(loops)
+        add: Any = under(known, _store(left, p.by_row, cast(total, dtype)))
+        for loop in reversed(several):
+            add = loop_over(loop.loop_var, loop.extent, add)
+        begin = _store(left, p.by_row, tirx.const(0, dtype))
+        return substitute(tirx.SeqStmt([begin, add]), alone)
+
+    def _or_zero(self, value: Any, loops: list[Any]) -> Any:
+        """A value where all that these loops tell holds."""
+        known = self.known(loops)
+        zero = tirx.const(0, dtype_of(value))
+        return tirx.if_then_else(tirx.all(*known), value, zero) if known else value
+
+    def known(self, loops: list[Any]) -> list[Any]:
+        """The conditions that these loops, and those around all, tell."""
+        others = self.inside - _vars(loops)
+        return [c for c in self.product.added.conditions if not free_vars(c) & others]
+
+    def step(self, name: str, loops: list[Any], body: Any) -> Any:
+        """A block in loops of its own variables."""
+        own = _vars([*loops, *nodes_of(tirx.For, body)])
+        fresh = {v: tirx.Var(v.name, dtype_of(v)) for v in own}
+        body = block_of(f"{self.block}_{name}", substitute(body, fresh))
+        for loop in reversed(loops):
+            body = loop_over(fresh[loop.loop_var], loop.extent, body)
+        return body
+
+
+def _vars(loops: list[Any]) -> set[Any]:
+    return {x.loop_var for x in loops}
+
+
+def _buffer(loops: list[Any], dtype: str, name: str, scope: str) -> Any:
+    """A buffer over loops of constant extents."""
+    return buffer_var([int(x.extent) for x in loops], dtype, name, scope)
+
+
+def _load(buffer: Any, loops: list[Any]) -> Any:
+    return tirx.BufferLoad(buffer, [x.loop_var for x in loops])
+
+
+def _store(buffer: Any, loops: list[Any], value: Any) -> Any:
+    return tirx.BufferStore(buffer, value, [x.loop_var for x in loops])
+
+
+def _in_memory(factors: list[Any], terms: Any, other: Any) -> list[Any]:
+    """The loops over factors, the one along their last axis last."""
+    loads = [x for x in map(uncast, factors) if isinstance(x, ir.TensorLoad)]
+    turned = any(other.loop_var in free_vars(x.indices[-1]) for x in loads)
+    return [terms, other] if turned else [other, terms]
+
+
+def _sums_first(nest: Nest, added: AtomicProduct, refuse: Refuse) -> _Product:
+    """What is gathered for rows, to be summed up before it is multiplied."""
+    own = _vars(nest.loops)
+    *outer, last = added.place.indices
+    columns, rows = free_vars(last) & own, _free_vars(outer) & own
+    over = [f for f in added.factors if free_vars(f) & columns]
+    left = [f for f in added.factors if not free_vars(f) & columns]
+    matrix = uncast(over[0]) if len(over) == 1 else None
+    single = len(columns) == len(rows) == 1 and columns != rows
+    if not single or not isinstance(matrix, ir.TensorLoad) or not left:
+        refuse("products of what is gathered for a row with a matrix over columns")
+    along = free_vars(matrix) & own - columns
+    inner = own - along - rows - columns
+    loops = _tile_loops(nest, rows, columns, along, inner)
+    if loops is None:
+        refuse("a matrix over steps, terms and columns alone, in tiles of constant extents")
+    if not _is_apart(added, own, rows | along | inner, columns | along, rows | columns):
+        refuse("conditions of what is gathered, of the matrix or of the result alone")
+    row, column, steps, terms, *rest = loops
+    return _Product(added, row, column, steps, terms, left, matrix, rest, [], [])
+
+
+def _products_first(nest: Nest, added: AtomicProduct, refuse: Refuse) -> _Product:
+    """Rows, to be multiplied with a matrix before what each element has is."""
+    own = _vars(nest.loops)
+    placed = _free_vars(added.place.indices) & own
+    used = [(uncast(f), free_vars(f) & own) for f in added.factors]
+    # The matrix is the same for all elements.
+    matrices = [x for x in used if not x[1] & placed]
+    if len(matrices) != 1 or not isinstance(matrices[0][0], ir.TensorLoad) or len(placed) != 2:
+        refuse("products with a matrix for rows of two loops")
+    ((matrix, of_matrix),) = matrices
+    of_rows = [x for x in used if len(x[1] & placed) == 1 and x[1] & of_matrix]
+    if len(of_rows) != 1 or not isinstance(of_rows[0][0], ir.TensorLoad):
+        refuse("one factor of rows alone beside the matrix")
+    ((left, of_left),) = of_rows
+    along, rows, elements = of_left - placed, of_left & placed, placed - of_left
+    columns = of_matrix - along
+    loops = _tile_loops(nest, rows, columns, along, elements)
+    if loops is None:
+        refuse("rows, elements, columns, steps and terms, in tiles of constant extents")
+    if not _is_apart(added, own, rows | along, columns | along, rows | elements | columns):
+        refuse("conditions of one factor, or of an element, alone")
+    kept = [f.same_as(left) or f.same_as(matrix) for f, _ in used]
+    others = [f for f, taken in zip(added.factors, kept, strict=True) if not taken]
+    if not others or _free_vars(others) & along:
+        refuse("a factor of each element")
+    row, column, steps, terms, *rest = loops
+    return _Product(added, row, column, steps, terms, [left], matrix, [], rest, others)
+
+
+def _tile_loops(
+    nest: Nest, rows: set[Any], columns: set[Any], along: set[Any], others: set[Any]
+) -> list[Any] | None:
+    """The loops along rows, columns, steps and terms, and others; None of what is no tile.
+
+    All but the one along steps have constant extents.
+    """
+    parts = [[x for x in nest.loops if x.loop_var in p] for p in (rows, columns, along, others)]
+    found = [x for part in parts for x in part]
+    constant = all(isinstance(x.extent, tirx.IntImm) for n, x in enumerate(found) if n != 2)
+    tile = [len(part) for part in parts[:3]] == [1, 1, 2] and len(found) == len(nest.loops)
+    return found if tile and constant else None
+
+
+def _is_apart(added: AtomicProduct, loops: set[Any], *known: set[Any]) -> bool:
+    """Whether each condition is known where one of some sets of loops is."""
+    return all(any(free_vars(c) & loops <= k for k in known) for c in added.conditions)
+
+
+def _free_vars(exprs: Any) -> set[Any]:
+    return set[Any]().union(*map(free_vars, exprs))

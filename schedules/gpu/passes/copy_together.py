@@ -23,6 +23,7 @@ a time in different banks. Whoever reads what was copied waits for it first: see
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from tvm import ir, tirx
@@ -30,11 +31,11 @@ from tvm import ir, tirx
 from sparsetir.schedules.gpu.passes.ptx import COPY_BYTES, copy_async
 from sparsetir.schedules.passes.nests import (
     WARP,
+    Nest,
     element_bytes,
     find_nest,
     for_threads,
-    is_choice,
-    is_zero,
+    guarded,
     replaced,
     unrolled,
     with_buffer,
@@ -69,29 +70,43 @@ def copy_together(func: tirx.PrimFunc, copy: str, *, warps: int, vector: int) ->
         )
     if vector * size not in COPY_BYTES:
         vector = 1
-    visits = [*extents[:-1], extents[-1] // vector]
+
+    def one(places: dict[Any, Any]) -> Any:
+        return substitute(_one(store, condition, source, vector * size), places)
+
+    return padded(replaced(func, nest, for_vectors(nest, warps, vector, one)), store.buffer, size)
+
+
+def for_vectors(nest: Nest, warps: int, vector: int, one: Callable[[dict[Any, Any]], Any]) -> Any:
+    """What all threads of a block do in the place of a nest, each some vectors of neighbours.
+
+    vector : neighbours along the innermost loop, a divisor of these
+    one : what is done for one vector, by where each loop is at the first of them
+    """
+    *outer, last = [int(x.extent) for x in nest.loops]
+    visits, threads = [*outer, last // vector], warps * WARP
     count = math.prod(visits)
-    threads = warps * WARP
-    steps = -(-count // threads)
 
     def code(warp: Any, lane: Any) -> Any:
         def step(u: Any) -> Any:
             number = u * threads + warp * WARP + lane
-            places: dict[Any, Any] = {}
-            left = number
-            for loop, extent in reversed([*zip(nest.loops, visits, strict=True)]):
-                place = left % extent if loop is not nest.loops[0] else left
-                left = left // extent
-                if loop is nest.loops[-1]:
-                    place = place * vector
-                places[loop.loop_var] = as_dtype(place, dtype_of(loop.loop_var))
-            body = substitute(_one(store, condition, source, vector * size), places)
+            body = one(places_of(number, nest.loops, visits, vector))
             return body if count % threads == 0 else tirx.IfThenElse(number < count, body, None)
 
-        return unrolled([steps], step)
+        return unrolled([-(-count // threads)], step)
 
-    out = replaced(func, nest, for_threads(copy, warps, code))
-    return padded(out, store.buffer, size)
+    return for_threads(nest.name, warps, code)
+
+
+def places_of(number: Any, loops: list[Any], visits: list[Any], vector: int = 1) -> dict[Any, Any]:
+    """Where loops are in a visit of this number; the innermost goes on in steps of a vector."""
+    places: dict[Any, Any] = {}
+    for loop, extent in reversed([*zip(loops, visits, strict=True)]):
+        place = number if loop is loops[0] else number % extent
+        place = place * vector if loop is loops[-1] else place
+        places[loop.loop_var] = as_dtype(place, dtype_of(loop.loop_var))
+        number = number // extent
+    return places
 
 
 def _one(store: Any, condition: Any, source: Any, size: int) -> Any:
@@ -103,10 +118,7 @@ def _one(store: Any, condition: Any, source: Any, size: int) -> Any:
 
 def _taken_apart(body: Any, copy: str, vector: int) -> tuple[Any, Any]:
     """The condition of a copy, or None, and what is loaded; of one at a time, any value."""
-    value: Any = body.value if isinstance(body, tirx.BufferStore) else None
-    condition = None
-    if is_choice(value) and is_zero(value.args[2]):
-        condition, value, _ = value.args
+    condition, value = guarded(getattr(body, "value", None))
     shared = isinstance(body, tirx.BufferStore) and body.buffer.ty.storage_scope == "shared"
     if shared and vector == 1 and not isinstance(value, ir.TensorLoad):
         return None, body.value
@@ -134,4 +146,4 @@ def padded(func: tirx.PrimFunc, old: Any, size: int) -> tirx.PrimFunc:
     if last * size % BANK_BYTES == 0 and last * size // BANK_BYTES % 2 == 0:
         last += BANK_BYTES // size
     new = buffer_var([*outer, last], str(old.ty.dtype), old.name, old.ty.storage_scope, align=64)
-    return with_buffer(func, old, new, lambda _, indices: indices)
+    return with_buffer(func, old, new, list)

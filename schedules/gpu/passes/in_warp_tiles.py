@@ -34,7 +34,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tvm import ir, s_tir, tirx
+from tvm import s_tir, tirx
 
 from sparsetir.schedules.gpu.passes.copy_together import copy_together
 from sparsetir.schedules.gpu.passes.fragments import (
@@ -60,7 +60,7 @@ from sparsetir.schedules.gpu.passes.tile_programs import (
     WHO,
     TileProgram,
 )
-from sparsetir.schedules.passes.nests import block_of, for_threads, unrolled
+from sparsetir.schedules.passes.nests import block_of, for_threads, redirected, unrolled
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.expressions import as_dtype, dtype_of
 from sparsetir.sparse_ir.nodes import buffer_var, nodes_of, substitute
@@ -150,22 +150,16 @@ class _Code:
         scope = "shared" if sum(sizes) * HALF_BYTES <= MAX_SHARED else "shared.dyn"
         array = buffer_var([sum(sizes)], self.dtype, "factors", scope, align=64)
 
-        def at(buffer: Any, indices: Any) -> list[Any]:
-            return [indices[0] + as_dtype(begins[buffer], "int32")]
-
-        def load(x: Any) -> Any:
-            return tirx.BufferLoad(array, at(x.source, x.indices)) if x.source in begins else x
-
-        def store(x: Any) -> Any:
-            if x.buffer not in begins:
-                return x
-            return tirx.BufferStore(array, x.value, at(x.buffer, x.indices))
+        def at(buffer: Any, indices: list[Any]) -> Any:
+            if buffer not in begins:
+                return None
+            return array, [indices[0] + as_dtype(begins[buffer], "int32")]
 
         last = tirx.BufferLoad(array, [as_dtype(sum(sizes) - 1, "int32")])
         kept = [tirx.AllocBuffer(b) for b in [array, *(b for b in allocs if b not in begins)]]
         use = tirx.Evaluate(tirx.address_of(last))
         rest = tirx.SeqStmt([*kept, use, *node.body.seq[len(allocs) :]])
-        body = map_expr(rest, [(ir.TensorLoad, load), (tirx.BufferStore, store)])
+        body = redirected(rest, at)
 
         def code(warp: Any, lane: Any) -> Any:
             of_thread = {"threadIdx.x": lane, "threadIdx.y": warp}

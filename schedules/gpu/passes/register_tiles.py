@@ -36,7 +36,7 @@ from typing import Any
 from tvm import tirx
 
 from sparsetir.schedules.gpu.passes.fragments import Tile
-from sparsetir.schedules.gpu.passes.gather_together import VECTOR_BYTES, in_vector
+from sparsetir.schedules.gpu.passes.sums_together import VECTOR_BYTES, in_vector
 from sparsetir.schedules.gpu.passes.tile_products import Division, divided_product
 from sparsetir.schedules.passes.nests import WARP, element_bytes, for_threads, unrolled
 from sparsetir.sparse_ir.errors import ScheduleError

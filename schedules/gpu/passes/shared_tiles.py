@@ -32,7 +32,7 @@ from typing import Any
 
 from tvm import ir, tirx
 
-from sparsetir.schedules.passes.nests import block_of, find_nest, is_choice, is_zero, replaced
+from sparsetir.schedules.passes.nests import block_of, find_nest, guarded, replaced
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.expressions import dtype_of, free_vars
 from sparsetir.sparse_ir.nodes import buffer_var, nodes_of, substitute
@@ -87,7 +87,7 @@ def _read(statement: Any, operand: str, block: str) -> tuple[Any, Any]:
             f"'{block}', got {len(loads)}"
         )
     for call in nodes_of(ir.Call, statement):
-        if is_choice(call) and call.args[1].same_as(loads[0]) and is_zero(call.args[2]):
+        if guarded(call)[1].same_as(loads[0]):
             return call, loads[0]
     return loads[0], loads[0]
 

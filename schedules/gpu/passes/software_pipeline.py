@@ -37,10 +37,12 @@ from typing import Any
 
 from tvm import ir, s_tir, tirx
 
+from sparsetir.schedules.gpu.passes.copy_together import places_of
 from sparsetir.schedules.gpu.passes.ptx import commit_copies, wait_for_copies
 from sparsetir.schedules.passes.nests import (
     element_bytes,
     find_nest,
+    redirected,
     renewed,
     replaced,
     with_buffer,
@@ -91,7 +93,7 @@ def software_pipeline(
                 f"{WHO}: argument 'copies': expected what they copy to be used in the loop alone, "
                 f"got {left[0]}"
             )
-        func = with_buffer(func, old, new, lambda _, indices: indices)
+        func = with_buffer(func, old, new, list)
     return func
 
 
@@ -131,26 +133,16 @@ class _Pipeline:
 
     def _visit(self, parts: list[Any], step: Any) -> list[Any]:
         """Statements of one visit, with its stage of the shared arrays."""
-        places: dict[Any, Any] = {}
-        left = step
-        for loop in reversed(self.loops):
-            outermost = loop is self.loops[0]
-            places[loop.loop_var] = left if outermost else tirx.floormod(left, loop.extent)
-            left = left if outermost else tirx.floordiv(left, loop.extent)
+        places = places_of(step, self.loops, [x.extent for x in self.loops])
         stage = as_dtype(tirx.floormod(step, as_dtype(self.stages, self.dtype)), "int32")
 
-        def load(node: Any) -> Any:
-            new = self.buffers.get(node.source)
-            return node if new is None else tirx.BufferLoad(new, _of_stage(node, stage))
-
-        def store(node: Any) -> Any:
-            new = self.buffers.get(node.buffer)
+        def of_stage(buffer: Any, indices: list[Any]) -> Any:
+            new, (first, *rest) = self.buffers.get(buffer), indices
             if new is None:
-                return node
-            return tirx.BufferStore(new, node.value, _of_stage(node, stage))
+                return None
+            return new, [stage, first, *rest] if rest else [stage * int(buffer.ty.shape[0]) + first]
 
-        rules = [(ir.TensorLoad, load), (tirx.BufferStore, store)]
-        return [map_expr(renewed(p, places), rules) for p in parts]
+        return [redirected(renewed(p, places), of_stage) for p in parts]
 
 
 def _name(stmt: Any) -> str:
@@ -164,13 +156,6 @@ def _shared(stmts: list[Any]) -> list[Any]:
     found += [n.buffer for n in nodes_of(tirx.BufferStore, *stmts)]
     shared = [b for b in found if b.ty.storage_scope.startswith("shared")]
     return list(dict.fromkeys(shared))
-
-
-def _of_stage(access: Any, stage: Any) -> list[Any]:
-    """The indices of an access, in a stage; one of a flat array."""
-    buffer = access.source if isinstance(access, ir.TensorLoad) else access.buffer
-    first, *rest = access.indices
-    return [stage, first, *rest] if rest else [stage * int(buffer.ty.shape[0]) + first]
 
 
 def _in_stages(buffers: list[Any], stages: int, room: int) -> dict[Any, Any]:
@@ -219,22 +204,13 @@ def one_shared_array(func: tirx.PrimFunc) -> tirx.PrimFunc:
     begins = {b: (sum(sizes[:n]), shapes[n]) for n, b in enumerate(arrays)}
     whole = buffer_var([sum(sizes)], dtypes.pop(), "shared_tiles", "shared.dyn", align=ALIGNED)
 
-    def at(buffer: Any, indices: Any) -> list[Any]:
-        begin, shape = begins[buffer]
-        place: Any = as_dtype(0, "int32")
+    def at(buffer: Any, indices: list[Any]) -> Any:
+        if buffer not in begins:
+            return None
+        (begin, shape), place = begins[buffer], as_dtype(0, "int32")
         for index, length in zip(indices, shape, strict=True):
             place = place * length + as_dtype(index, "int32")
-        return [place + as_dtype(begin, "int32")]
-
-    def load(node: Any) -> Any:
-        if node.source not in begins:
-            return node
-        return tirx.BufferLoad(whole, at(node.source, node.indices))
-
-    def store(node: Any) -> Any:
-        if node.buffer not in begins:
-            return node
-        return tirx.BufferStore(whole, node.value, at(node.buffer, node.indices))
+        return whole, [place + as_dtype(begin, "int32")]
 
     def allocation(node: Any) -> Any:
         if node.buffer not in begins:
@@ -248,9 +224,6 @@ def one_shared_array(func: tirx.PrimFunc) -> tirx.PrimFunc:
             writes=[r for r in node.writes if r.source not in begins],
         )
 
-    rules = [
-        (ir.TensorLoad, load), (tirx.BufferStore, store), (tirx.AllocBuffer, allocation),
-        (s_tir.SBlock, block),
-    ]  # fmt: skip
-    body = map_expr(func.body, rules)
+    rules = [(tirx.AllocBuffer, allocation), (s_tir.SBlock, block)]
+    body = map_expr(redirected(func.body, at), rules)
     return func.with_body(substitute(body, dict.fromkeys(arrays, whole)))

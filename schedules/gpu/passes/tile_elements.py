@@ -9,10 +9,11 @@ from tvm import ir, tirx
 
 from sparsetir.schedules.gpu.passes.fragments import SUMS, place_of_sum
 from sparsetir.schedules.gpu.passes.tile_parts import Nest, RegisterTile
-from sparsetir.schedules.gpu.passes.tile_programs import ROWS, TileProgram, is_load
+from sparsetir.schedules.gpu.passes.tile_programs import ROWS, TileProgram
 from sparsetir.schedules.passes.nests import WARP, unrolled
 from sparsetir.sparse_ir.expressions import as_dtype, dtype_of, free_vars
 from sparsetir.sparse_ir.nodes import buffer_var, nodes_of, substitute
+from sparsetir.sparse_ir.reduction import reduction_of
 from sparsetir.sparse_ir.statements import loop_over
 from sparsetir.sparse_ir.traversal import map_expr
 
@@ -141,9 +142,11 @@ class Elements:
         if tile is None or tile.columns or condition is not None:
             self.program.refuse(store)
         m, n = self._coordinates(nest, store)
-        combine, term = _reduction(store)
-        if combine is None or not n.same_as(nest.reduced[0]):
+        plain = isinstance(store.value, tirx.Add | tirx.Max | tirx.Min)
+        found = reduction_of(store) if plain else None
+        if found is None or not n.same_as(nest.reduced[0]):
             self.program.refuse(store)
+        combine, term = found.combine, found.term
         if nest.init is not None:
             yield self._each(m, None, nest, None, nest.init)
         groups, terms = self.rows // ROWS, nest.extents[n] // QUAD
@@ -177,17 +180,6 @@ class Elements:
             return tirx.SeqStmt(out)
 
         yield tirx.SeqStmt([tirx.AllocBuffer(part), unrolled([groups, 2], row)])
-
-
-def _reduction(store: Any) -> Any:
-    """(how two are combined, the term) of an update of a row's number; (None, None)."""
-    value = store.value
-    if isinstance(value, tirx.Add | tirx.Max | tirx.Min):
-        kind = type(value)
-        for mine, term in ((value.a, value.b), (value.b, value.a)):
-            if is_load(mine, store):
-                return (lambda x, y: kind(x, y)), term
-    return None, None
 
 
 def from_lane(value: Any, distance: int) -> Any:

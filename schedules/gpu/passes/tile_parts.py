@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from tvm import ir, tirx
 
-from sparsetir.schedules.passes.nests import is_choice, is_zero
+from sparsetir.schedules.passes.nests import guarded
 from sparsetir.sparse_ir.expressions import as_dtype, dtype_of, free_vars
 from sparsetir.sparse_ir.nodes import loads_of
 
@@ -117,8 +117,8 @@ class Factor:
 
     def plain(self) -> bool:
         """Whether rows are copied as they are, 16 bytes at a time."""
-        condition, source = _guarded(self.value)
-        if source is None or self.columns % VECTOR:
+        condition, source = guarded(self.value)
+        if not isinstance(source, ir.TensorLoad) or self.columns % VECTOR:
             return False
         *outer, last = source.indices
         others = [*outer] if condition is None else [*outer, condition]
@@ -138,14 +138,6 @@ class Side(NamedTuple):
 def stride_of(columns: int) -> int:
     """Of rows in shared memory: an odd number of 16 bytes, so that 8 begin in different banks."""
     return columns if columns // VECTOR % 2 else columns + VECTOR
-
-
-def _guarded(value: Any) -> tuple[Any, Any]:
-    """(condition or None, load) of a load that is zero without the condition; (None, None)."""
-    condition = None
-    if is_choice(value) and is_zero(value.args[2]):
-        condition, value, _ = value.args
-    return (condition, value) if isinstance(value, ir.TensorLoad) else (None, None)
 
 
 def find_parts(

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 from tvm import ir, s_tir, tirx
@@ -34,6 +35,7 @@ from sparsetir.schedules.passes.nests import (
     find_nest,
     for_threads,
     plain_nest,
+    redirected,
     replaced,
     unrolled,
     with_buffer,
@@ -94,7 +96,7 @@ def intrinsic(
         return name
     shapes = [(n, terms) if a else (terms, n) for n, a in zip(division.sizes, along, strict=True)]
     made = []
-    makers: list[Any] = [_described, division.multiply]
+    makers: list[Any] = [partial(_described, sums), division.multiply]
     for of in makers:
         given = zip("AB", shapes, dtypes, strict=True)
         factors = [_argument(x, shape, dtype, "shared") for x, shape, dtype in given]
@@ -129,10 +131,9 @@ def _tile(buffer: Any, along: bool) -> Tile:
     return Tile(element, along, dtype_of(buffer))
 
 
-def _described(sums: Any, left: Tile, right: Tile, terms: int) -> Any:
+def _described(wide: str, sums: Any, left: Tile, right: Tile, terms: int) -> Any:
     """The loops that an intrinsic stands for."""
     i, j, k = (tirx.Var(x, "int32") for x in "ijk")
-    wide = {"uint32": "int32"}.get(dtype_of(sums), dtype_of(sums))
     body = _added(sums, [i, j], left.element(i, k), right.element(j, k), wide)
     loops = zip((i, j, k), (*sums.ty.shape, terms), strict=True)
     return plain_nest("product", [*loops], body)
@@ -176,7 +177,7 @@ def divided_product(
     name, held = intrinsic(division, sizes[2], dtypes, along, wide), old
     if _registers_of(wide) != wide:
         held = buffer_var(old.ty.shape, _registers_of(wide), old.name, "local")
-        func = with_buffer(func, old, held, lambda _, indices: indices)
+        func = with_buffer(func, old, held, list)
     body = _added(held, list(nest.body.indices), left, right, wide)
     plain = plain_nest(reduce, [(x.loop_var, x.extent) for x in nest.loops], body)
     sch = s_tir.Schedule(replaced(func, nest, plain))
@@ -239,7 +240,7 @@ def sums_by_thread(
             )
     new = buffer_var([math.prod(division.own)], dtype_of(sums), sums.name, "local")
     simplify, width = Analyzer().simplify, division.sizes[1]
-    func = with_buffer(func, sums, new, lambda _, at: [simplify(at[0] * width + at[1])])
+    func = with_buffer(func, sums, new, lambda at: [simplify(at[0] * width + at[1])])
     for buffer in registers:
         func = allocated(func, buffer)
     return func
@@ -262,7 +263,9 @@ def _over_sums(nest: Nest, sums: Any, division: Division, pairs: bool) -> Any:
         def one(stmt: Any, *at: Any) -> Any:
             places = zip(indices, division.place(warp, lane, at), strict=True)
             own = {v: as_dtype(x, dtype_of(v)) for v, x in places}
-            return substitute(_held(stmt, sums, division.held(at)), own)
+            held = sums, division.held(at)
+            body = redirected(stmt, lambda b, _: held if b.same_as(sums) else None)
+            return substitute(body, own)
 
         def several(*at: Any) -> Any:
             n = tirx.Var("pair", "int32")
@@ -274,15 +277,3 @@ def _over_sums(nest: Nest, sums: Any, division: Division, pairs: bool) -> Any:
         return unrolled(division.own, lambda *at: one(nest.body, *at))
 
     return for_threads(nest.name, division.warps, code)
-
-
-def _held(body: Any, sums: Any, at: list[Any]) -> Any:
-    """A statement with the sums' element at a place for those that it takes."""
-
-    def load(node: Any) -> Any:
-        return tirx.BufferLoad(sums, at) if node.source.same_as(sums) else node
-
-    def store(node: Any) -> Any:
-        return tirx.BufferStore(sums, node.value, at) if node.buffer.same_as(sums) else node
-
-    return map_expr(body, [(ir.TensorLoad, load), (tirx.BufferStore, store)])

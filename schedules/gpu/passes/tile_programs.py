@@ -25,8 +25,9 @@ from sparsetir.schedules.gpu.passes.tile_parts import (
 from sparsetir.schedules.passes.nests import WARP
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.expressions import as_dtype, dtype_of, free_vars
-from sparsetir.sparse_ir.nodes import buffer_var, loads_of, nodes_of, same_indices, substitute
+from sparsetir.sparse_ir.nodes import buffer_var, loads_of, nodes_of, substitute
 from sparsetir.sparse_ir.position_space import LAYOUTS
+from sparsetir.sparse_ir.reduction import factors_of, reduction_of
 from sparsetir.sparse_ir.statements import nest_of, values_of
 from sparsetir.sparse_ir.traversal import map_expr
 
@@ -208,9 +209,10 @@ class TileProgram:
         tile = self.tiles.get(store.buffer)
         if condition is not None or tile is None or not tile.columns:
             return None
-        if not isinstance(store.value, tirx.Add) or not is_load(store.value.a, store):
+        found = reduction_of(store)
+        if not isinstance(store.value, tirx.Add) or found is None:
             return None
-        return tile, list(_factors(store.value.b))
+        return tile, factors_of(found.term)
 
     def _collect(self, tree: list[Any], step: Any) -> None:
         """Find the factors that are to be in shared memory, and where they are copied."""
@@ -318,21 +320,3 @@ class TileProgram:
     def name(self, what: str) -> str:
         self.named += 1
         return f"{what}{self.named}"
-
-
-def is_load(expr: Any, store: Any) -> bool:
-    """Whether an expression is what a store overwrites."""
-    return (
-        isinstance(expr, ir.TensorLoad)
-        and expr.source.same_as(store.buffer)
-        and same_indices(expr.indices, store.indices)
-    )
-
-
-def _factors(expr: Any) -> Iterator[Any]:
-    """The factors of a product, without casts to a wider type around products."""
-    if isinstance(expr, tirx.Mul):
-        yield from _factors(expr.a)
-        yield from _factors(expr.b)
-    else:
-        yield expr
