@@ -27,11 +27,12 @@ from sparsetir.schedules.operators.edge_softmax import EdgeSoftmax
 from sparsetir.schedules.operators.messages import Messages
 from sparsetir.schedules.operators.names import DTYPES
 from sparsetir.schedules.operators.operands import rounded
-from sparsetir.schedules.operators.problems import Arranged, CsrPattern
+from sparsetir.schedules.operators.problems import CsrPattern
 from sparsetir.schedules.search import edge_space
+from sparsetir.schedules.template import Template
 from sparsetir.schedules.templates.edge_attention import AttentionTiles
 from sparsetir.schedules.templates.message_tiles import Tile
-from sparsetir.schedules.templates.registry import Template
+from sparsetir.schedules.templates.registry import template_of
 from sparsetir.signature import Signature
 from sparsetir.sparse_ir.lower_sparse_iter import lower_sparse_iter
 from sparsetir.sparse_ir.nodes import SparseFunc
@@ -86,7 +87,7 @@ class EdgeRequest(KernelRequest):
     @property
     def program(self) -> SparseFunc:
         """The operator as a stage-I function."""
-        return edge_space.TEMPLATES[type(self.problem)].program(self.problem)
+        return template_of(self.chosen(), self.problem, self.gpu).program(self.problem)
 
     @property
     def scratch(self) -> Mapping[str, tuple[int, str]]:
@@ -111,8 +112,7 @@ class EdgeRequest(KernelRequest):
                 f"got {config}"
             )
         first.tiles(self.features[0])
-        found = edge_space.TEMPLATES[kind]
-        return Template(found.program, found.apply, kind, _arranged, gpu=None)
+        return super().template(config)
 
     def task(self) -> Task:
         """What records of tuning are looked up by."""
@@ -159,22 +159,6 @@ class EdgeRequest(KernelRequest):
         """Whether to wake the other threads of a CPU."""
         work = edge_space.work(self.problem, self.matrix.nnz, self._heads, self.features)
         return not self.gpu and pays(self.threads, work)
-
-
-class _OfEdges:
-    """Values as messages take them; what a ConvertedFormat says of itself."""
-
-    padding = 0.0
-    keeps_order = True
-
-    def values(self, /, **stored: Any) -> Mapping[str, Any]:
-        """Values as they are."""
-        return {"e": stored["A"]}
-
-
-def _arranged(pattern: CsrPattern, problem: Any, config: Any) -> Arranged:
-    del problem, config
-    return Arranged(_OfEdges(), pattern.arguments())
 
 
 def edge_task(

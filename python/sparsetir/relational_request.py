@@ -25,7 +25,7 @@ from sparsetir.schedules.operators.relations import RelationPattern
 from sparsetir.schedules.operators.rgms import Rgms
 from sparsetir.schedules.search import rgms_space
 from sparsetir.schedules.search.choose_rgms import choose_rgms, whole_vectors
-from sparsetir.schedules.templates.registry import Template
+from sparsetir.schedules.template import Template
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_tensor import SparseTensor
 from sparsetir.targets import resolve_target

@@ -36,9 +36,8 @@ from sparsetir.schedules.gpu.rgms_tiles import (
 )
 from sparsetir.schedules.operators.relations import RelationPattern
 from sparsetir.schedules.operators.rgms import Rgms
+from sparsetir.schedules.template import Template, register
 from sparsetir.sparse_ir.schedule import Schedule
-
-__all__ = ["RelationalRows", "apply", "arrange", "configs", "program", "sizes_of"]
 
 
 @dataclass(frozen=True)
@@ -119,3 +118,6 @@ def apply(sch: Schedule, config: RelationalRows) -> None:
         sch.rewrite(register_tiles, product, steps, warps=config.warps, shape=config.shape)
 
     in_tiles(sch, config, "RelationalRows", multiply)
+
+
+register(Template(RelationalRows, Rgms, program, apply, arrange, gpu=True))

@@ -50,6 +50,7 @@ from sparsetir.schedules.operators.problems import Arranged
 from sparsetir.schedules.operators.relations import RelationPattern
 from sparsetir.schedules.operators.rgms_gradients import RgmsGradient
 from sparsetir.schedules.operators.rgms_gradients import program as operator
+from sparsetir.schedules.template import Template, register
 from sparsetir.schedules.templates.shapes import Nest, refuse_shape
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.expressions import free_vars
@@ -388,3 +389,6 @@ def _features(nest: Nest, elements: Any, dense: list[Any]) -> list[Any]:
         if any(elements.var in free_vars(i) for i in load.indices)
     ]
     return [x for x in dense if any(x.var in free_vars(i) for load in loads for i in load.indices)]
+
+
+register(Template(GradientTiles, RgmsGradient, program, apply, arrange, gpu=True))

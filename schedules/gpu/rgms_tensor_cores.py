@@ -35,11 +35,10 @@ from sparsetir.schedules.gpu.rgms_tiles import (
 from sparsetir.schedules.gpu.spmm_tensor_cores import has_instructions
 from sparsetir.schedules.operators.relations import RelationPattern
 from sparsetir.schedules.operators.rgms import Rgms
+from sparsetir.schedules.template import Template, register
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.schedule import Schedule
-
-__all__ = ["RelationalTensorCores", "apply", "arrange", "configs", "program", "serves"]
 
 WHO = "RelationalTensorCores"
 MAX_WARPS = 16
@@ -136,3 +135,6 @@ def apply(sch: Schedule, config: RelationalTensorCores) -> None:
         sch.rewrite(on_tensor_cores, product, steps, warps=config.shares)
 
     in_tiles(sch, config, WHO, multiply, factors=dtypes.pop())
+
+
+register(Template(RelationalTensorCores, Rgms, program, apply, arrange, gpu=True))

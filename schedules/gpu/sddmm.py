@@ -23,8 +23,10 @@ from sparsetir.schedules.gpu.features import (
     occupy,
     vector_width,
 )
-from sparsetir.schedules.operators.problems import accumulator
+from sparsetir.schedules.operators.problems import Sddmm, accumulator
+from sparsetir.schedules.operators.sddmm import program
 from sparsetir.schedules.passes.parallel_loops import in_vectors, run_in_parallel
+from sparsetir.schedules.template import Template, register
 from sparsetir.schedules.templates.shapes import element_reduction
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef
 
@@ -119,3 +121,6 @@ def apply(sch: Schedule, config: FusedNonzeros) -> None:
         stage_two.unroll(loop)
     # Around the block of the reduction over threadIdx.x there must be nothing but its loop.
     occupy(sch, config, config.threads * config.groups, "threadIdx.y")
+
+
+register(Template(FusedNonzeros, Sddmm, program, apply, gpu=True))

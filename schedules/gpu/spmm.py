@@ -34,7 +34,10 @@ from sparsetir.schedules.gpu.features import (
     vector_width,
 )
 from sparsetir.schedules.gpu.passes.row_loops import in_one_piece
+from sparsetir.schedules.operators.problems import Spmm
+from sparsetir.schedules.operators.spmm import program
 from sparsetir.schedules.passes.parallel_loops import apply_kinds, run_in_parallel
+from sparsetir.schedules.template import Template, register
 from sparsetir.schedules.templates.shapes import row_reduction
 from sparsetir.sparse_ir.expressions import as_dtype, dtype_of
 from sparsetir.sparse_ir.nodes import buffer_var, substitute
@@ -193,3 +196,6 @@ def _in_chunks(func: tirx.PrimFunc, chunk: int) -> tirx.PrimFunc:
         (s_tir.SBlock, allocations),
     ]
     return func.with_body(substitute(map_expr(func.body, rules), small))
+
+
+register(Template(RowSplit, Spmm, program, apply, gpu=True))

@@ -42,6 +42,8 @@ from sparsetir.schedules.gpu.features import (
 )
 from sparsetir.schedules.gpu.passes.row_loops import in_one_piece
 from sparsetir.schedules.operators.problems import EXTREMA, Spmm, accumulator
+from sparsetir.schedules.operators.spmm import program
+from sparsetir.schedules.template import Template, register
 from sparsetir.schedules.templates.shapes import RowReduction, refuse_shape, row_reduction
 from sparsetir.sparse_ir.atomics import has_atomics
 from sparsetir.sparse_ir.errors import ScheduleError
@@ -327,3 +329,6 @@ def _in_workspace(
 ) -> list[SparseIterationRef]:
     """What a thread adds up: the iterations of start, reduce and write."""
     return sch.precompute(rows.result, at, lanes, dtype=accumulator(rows.dtype))
+
+
+register(Template(Groups, Spmm, program, apply, gpu=True))

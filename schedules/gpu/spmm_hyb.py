@@ -38,6 +38,7 @@ from sparsetir.schedules.gpu.spmm import RowSplit
 from sparsetir.schedules.operators.problems import EXTREMA, ROWS, Arranged, CsrPattern, Spmm
 from sparsetir.schedules.operators.spmm import program as operator
 from sparsetir.schedules.passes.parallel_loops import apply_kinds, run_in_parallel
+from sparsetir.schedules.template import Template, register
 from sparsetir.schedules.templates.row_shapes import row_pieces
 from sparsetir.schedules.templates.shapes import DenseLoops
 from sparsetir.sparse_ir.atomics import has_atomics
@@ -249,3 +250,6 @@ def _bind(
     run_in_parallel(loops, blocks, "blockIdx.x", race)
     run_in_parallel(loops, in_block, "threadIdx.y", race)
     run_in_parallel(loops, threads, "threadIdx.x")
+
+
+register(Template(HybRows, Spmm, program, apply, arrange, gpu=True))

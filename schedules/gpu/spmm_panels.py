@@ -52,8 +52,10 @@ from sparsetir.schedules.operators.problems import (
     Spmm,
     accumulator,
 )
+from sparsetir.schedules.operators.spmm import program
 from sparsetir.schedules.passes.cases import cases
 from sparsetir.schedules.passes.parallel_loops import in_vectors, innermost_block
+from sparsetir.schedules.template import Template, register
 from sparsetir.schedules.templates.shapes import row_reduction
 from sparsetir.sparse_ir.atomics import has_atomics
 from sparsetir.sparse_ir.computed import buffers_made_by
@@ -249,3 +251,6 @@ def arrange(matrix: CsrPattern, problem: Spmm, config: PanelThreads) -> Arranged
     """CSR as it is."""
     del problem
     return Arranged(InOrder(matrix, not config.packed), matrix.arguments())
+
+
+register(Template(PanelThreads, Spmm, program, apply, arrange, gpu=True))

@@ -39,9 +39,11 @@ from sparsetir.schedules.gpu.passes.software_pipeline import (
     one_shared_array,
     software_pipeline,
 )
+from sparsetir.schedules.operators import block_spmm
 from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Spmm
 from sparsetir.schedules.operators.spmm import program as operator
 from sparsetir.schedules.passes.parallel_loops import apply_kinds, run_in_parallel
+from sparsetir.schedules.template import Template, register
 from sparsetir.schedules.templates.register_tile import Tiled
 from sparsetir.schedules.templates.row_shapes import RowSums, row_sums
 from sparsetir.schedules.templates.shapes import refuse_shape
@@ -336,3 +338,7 @@ def _bind_first(loops: Any, block: str) -> None:
     run_in_parallel(loops, tiles, "blockIdx.y")
     run_in_parallel(loops, loops.fuse(*rows), "blockIdx.x")
     run_in_parallel(loops, threads, "threadIdx.x")
+
+
+register(Template(TensorCores, Spmm, program, apply, arrange, gpu=True, configs=configs))
+register(Template(TensorCores, block_spmm.BlockSpmm, block_spmm.program, apply, gpu=True))

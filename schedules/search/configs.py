@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -21,9 +21,10 @@ from sparsetir.schedules.templates.registry import TEMPLATES
 
 
 def to_data(config: Any) -> dict[str, Any]:
-    """A config as JSON holds it: `{"template": "RowBlocks", "tile": 64, ...}`, formats nested.
+    """A config as JSON holds it: `{"template": "RowBlocks", "tile": 64, ...}`.
 
-    :class:`Choices` are `{"template": "Choices", "values": {...}}`.
+    Formats, and configs in a config, are nested. :class:`Choices` are
+    `{"template": "Choices", "values": {...}}`.
 
     Raises ValueError for what is no config of a template, and for a format that is not data.
     """
@@ -59,7 +60,7 @@ def _known(kind: str) -> Mapping[str, type]:
     """The classes by name; templates may come from elsewhere too, after this module is loaded."""
     if kind == "format":
         return {name: entry.kind for name, entry in REGISTRY.items()}
-    return {c.__name__: c for c in TEMPLATES}
+    return {t.config.__name__: t.config for t in TEMPLATES.values()}
 
 
 def _to_data(who: str, kind: str, value: Any) -> dict[str, Any]:
@@ -75,6 +76,8 @@ def _to_data(who: str, kind: str, value: Any) -> dict[str, Any]:
 def _plain(who: str, where: str, value: Any) -> Any:
     if isinstance(value, Format):
         return _to_data(who, "format", value)
+    if is_dataclass(value):  # a config in a config
+        return _to_data(who, "template", value)
     if isinstance(value, tuple | list):
         return [_plain(who, where, v) for v in value]
     return _scalar(who, where, value.item() if isinstance(value, np.generic) else value)
@@ -114,7 +117,7 @@ def _from_data(who: str, kind: str, data: Any) -> Any:
 
 def _value(who: str, where: str, value: Any) -> Any:
     if isinstance(value, Mapping):
-        return _from_data(who, "format", value)
+        return _from_data(who, "template" if "template" in value else "format", value)
     if isinstance(value, list | tuple):
         return tuple(_value(who, where, v) for v in value)
     return _scalar(who, where, value)

@@ -11,10 +11,9 @@ from dataclasses import replace
 from typing import Any
 
 from sparsetir.schedules.operators.edge_attention import EdgeAttention
-from sparsetir.schedules.operators.edge_messages import EdgeMessages
 from sparsetir.schedules.operators.edge_softmax import EdgeSoftmax
 from sparsetir.schedules.operators.messages import Messages
-from sparsetir.schedules.templates import edge_attention, edge_messages, edge_softmax, messages
+from sparsetir.schedules.templates import edge_attention, edge_softmax, messages
 from sparsetir.schedules.templates.edge_attention import AttentionTiles
 from sparsetir.schedules.templates.message_tiles import Tile
 from sparsetir.sparse_ir.schedule import Schedule
@@ -99,11 +98,7 @@ def apply_attention(sch: Schedule, config: Mapping[str, Any]) -> None:
     edge_attention.apply(sch, _as(AttentionTiles, config))
 
 
-# By the type of the problem: the modules of the templates, and what schedules by choices.
-TEMPLATES: Mapping[type, Any] = {
-    Messages: messages, EdgeMessages: edge_messages, EdgeSoftmax: edge_softmax,
-    EdgeAttention: edge_attention,
-}  # fmt: skip
+# By the type of the problem, what schedules by choices.
 SCHEDULES: Mapping[type, Any] = {
     Messages: apply_messages, EdgeSoftmax: apply_softmax, EdgeAttention: apply_attention,
 }  # fmt: skip

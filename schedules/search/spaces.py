@@ -155,13 +155,15 @@ def _plugged_in(
     problem: Any, pattern: CsrPattern, given: Statistics, target: Any
 ) -> Iterator[Branch]:
     """A branch for each template that names its configs; its one parameter is their number."""
-    for kind, template in TEMPLATES.items():
+    for template in TEMPLATES.values():
         if template.configs is not None and template.fits(problem, is_gpu(target)):
             found = tuple(template.configs(problem, pattern, given, target))
             if not found:
                 continue
             numbers = {"config": tuple(range(len(found)))}
-            yield Branch(kind.__name__, numbers, lambda config, found=found: found[config])
+            yield Branch(
+                template.config.__name__, numbers, lambda config, found=found: found[config]
+            )
 
 
 def _row_blocks(known: list[Any], given: Statistics) -> Branch:

@@ -21,6 +21,7 @@ from sparsetir.schedules.operators.problems import (
     accumulator,
 )
 from sparsetir.schedules.operators.spmm import program as spmm
+from sparsetir.schedules.template import Template, register
 from sparsetir.schedules.templates import register_tile
 from sparsetir.schedules.templates.register_tile import Straight
 from sparsetir.schedules.templates.row_shapes import row_sums
@@ -181,3 +182,6 @@ def arrange(matrix: CsrPattern, problem: Spmm, config: Decomposed) -> Arranged:
     m, n = matrix.shape
     out = {**converted.arguments(config.filled), "m": int(m), "n": int(n)}
     return Arranged(converted, out)
+
+
+register(Template(Decomposed, Spmm, program, apply, arrange, gpu=None))

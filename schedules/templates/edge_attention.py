@@ -12,12 +12,11 @@ from typing import Any
 from sparsetir.schedules.arguments import Config
 from sparsetir.schedules.operators.edge_attention import EdgeAttention, program
 from sparsetir.schedules.operators.problems import accumulator
+from sparsetir.schedules.template import Template, register
 from sparsetir.schedules.templates import register_tile
-from sparsetir.schedules.templates.message_tiles import Tile, finish
+from sparsetir.schedules.templates.message_tiles import Tile, arrange, finish
 from sparsetir.schedules.templates.row_shapes import RowStep, row_steps
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef
-
-__all__ = ["AttentionTiles", "EdgeAttention", "apply", "program"]
 
 
 @dataclass(frozen=True)
@@ -74,3 +73,6 @@ def _in_lanes(sch: Schedule, step: RowStep, tile: Tile) -> list[SparseIterationR
     return sch.precompute(
         step.result, step.columns, [], lanes=[lanes], dtype=accumulator(step.dtype), hoist=True
     )
+
+
+register(Template(AttentionTiles, EdgeAttention, program, apply, arrange, gpu=None))

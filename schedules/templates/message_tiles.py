@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sparsetir.schedules.arguments import expect, number
+from sparsetir.schedules.operators.problems import Arranged, CsrPattern
 from sparsetir.schedules.passes.add_lanes import add_lanes
 from sparsetir.schedules.passes.inline_exponentials import inline_exponentials
 from sparsetir.schedules.passes.parallel_loops import run_in_parallel
@@ -63,6 +64,23 @@ class Tile(register_tile.Tiled):
     def lanes(self) -> int:
         """Of a vector."""
         return min(self.tile, MAX_LANES)
+
+
+class OfEdges:
+    """Values of edges as kernels take them; what a ConvertedFormat says of itself."""
+
+    padding = 0.0
+    keeps_order = True
+
+    def values(self, /, **stored: Any) -> Mapping[str, Any]:
+        """Values as they are."""
+        return {"e": stored["A"]}
+
+
+def arrange(matrix: CsrPattern, problem: Any, config: Any) -> Arranged:
+    """CSR as it is, with values for each edge."""
+    del problem, config
+    return Arranged(OfEdges(), matrix.arguments())
 
 
 def finish(

@@ -19,6 +19,7 @@ from sparsetir.schedules.operators.relations import RelationPattern
 from sparsetir.schedules.operators.rgms import Rgms, program
 from sparsetir.schedules.passes.parallel_loops import run_in_parallel
 from sparsetir.schedules.passes.prefetch import prefetch_gathered
+from sparsetir.schedules.template import Template, register
 from sparsetir.schedules.templates import register_tile
 from sparsetir.schedules.templates.register_tile import Straight, greatest_divisor
 from sparsetir.schedules.templates.shapes import Nest, gathered_operand, only_nest
@@ -26,8 +27,6 @@ from sparsetir.sparse_ir.computed import keyword
 from sparsetir.sparse_ir.recipes.ranges import row_ranges
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef, SpIter
 from sparsetir.sparse_ir.schedule.loops import find_iteration
-
-__all__ = ["TiledRelations", "apply", "arrange", "program"]
 
 MOST_ROWS = 12  # of a tile: of relations with few rows much of a larger one would be empty
 STRAIGHT = 8  # vectors that are loaded, stored or summed up by straight code
@@ -312,3 +311,6 @@ def _packed(
 def _written(sch: Schedule, ref: SparseIterationRef) -> str:
     """The name of the buffer that an iteration writes."""
     return Nest(sch, "TiledRelations", find_iteration(sch.func, ref.name)).result
+
+
+register(Template(TiledRelations, Rgms, program, apply, arrange))

@@ -21,8 +21,10 @@ from sparsetir.schedules.operators.problems import (
     accumulator,
     vector_lanes,
 )
+from sparsetir.schedules.operators.sddmm import program
 from sparsetir.schedules.passes.add_lanes import add_lanes
 from sparsetir.schedules.passes.parallel_loops import in_vectors
+from sparsetir.schedules.template import Template, register
 from sparsetir.schedules.templates.register_tile import Tiled
 from sparsetir.schedules.templates.shapes import ElementReduction, element_reduction
 from sparsetir.sparse_ir.computed import keyword
@@ -258,3 +260,6 @@ def arrange(matrix: CsrPattern, problem: Sddmm, config: SddmmGroups) -> Arranged
     """CSR as it is, in as many parts of the columns."""
     del problem
     return Arranged(matrix, matrix.arguments(), {"parts": config.parts})
+
+
+register(Template(SddmmGroups, Sddmm, program, apply, arrange))

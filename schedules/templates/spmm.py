@@ -12,7 +12,9 @@ from dataclasses import dataclass
 
 from sparsetir.schedules.arguments import expect, number
 from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Spmm, accumulator
+from sparsetir.schedules.operators.spmm import program
 from sparsetir.schedules.passes.prefetch import prefetch_gathered
+from sparsetir.schedules.template import Template, register
 from sparsetir.schedules.templates import register_tile
 from sparsetir.schedules.templates.shapes import row_reduction
 from sparsetir.sparse_ir.schedule import Schedule
@@ -89,3 +91,6 @@ def arrange(matrix: CsrPattern, problem: Spmm, config: RowBlocks) -> Arranged:
     blocks = max(1, min(config.blocks, matrix.shape[0]))
     numbers = {"blocks": blocks, "parts": config.parts, "ahead": config.ahead}
     return Arranged(matrix, matrix.arguments(), numbers)
+
+
+register(Template(RowBlocks, Spmm, program, apply, arrange))

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from sparsetir.formats import BSR, DBSR
 from sparsetir.schedules.arguments import expect, number
 from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Spmm, accumulator
+from sparsetir.schedules.template import Template, register
 from sparsetir.schedules.templates import decomposed, register_tile
 from sparsetir.schedules.templates.decomposed import Decomposed
 from sparsetir.schedules.templates.row_shapes import RowSums, row_sums
@@ -139,3 +140,6 @@ def arrange(matrix: CsrPattern, problem: Spmm, config: BlockRows) -> Arranged:
 
 def _sizes(config: BlockRows) -> tuple[int, int]:
     return config.format.rows, config.format.cols
+
+
+register(Template(BlockRows, Spmm, program, apply, arrange))

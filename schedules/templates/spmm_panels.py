@@ -19,8 +19,10 @@ from sparsetir.schedules.operators.problems import (
     Spmm,
     accumulator,
 )
+from sparsetir.schedules.operators.spmm import program
 from sparsetir.schedules.passes.cases import cases
 from sparsetir.schedules.passes.one_by_one import one_by_one
+from sparsetir.schedules.template import Template, register
 from sparsetir.schedules.templates import register_tile
 from sparsetir.schedules.templates.shapes import RowReduction, row_reduction
 from sparsetir.schedules.templates.spmm import RowBlocks
@@ -148,3 +150,6 @@ def arrange(matrix: CsrPattern, problem: Spmm, config: PanelRows) -> Arranged:
     del problem
     blocks = max(1, min(config.blocks, -(-matrix.shape[0] // config.rows)))
     return Arranged(InOrder(matrix, not config.packed), matrix.arguments(), {"blocks": blocks})
+
+
+register(Template(PanelRows, Spmm, program, apply, arrange))

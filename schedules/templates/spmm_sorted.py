@@ -17,6 +17,8 @@ from sparsetir.schedules.operators.problems import (
     Spmm,
     accumulator,
 )
+from sparsetir.schedules.operators.spmm import program
+from sparsetir.schedules.template import Template, register
 from sparsetir.schedules.templates import register_tile
 from sparsetir.schedules.templates.shapes import row_reduction
 from sparsetir.sparse_ir.schedule import Schedule
@@ -74,3 +76,6 @@ def arrange(matrix: CsrPattern, problem: Spmm, config: SortedRows) -> Arranged:
     blocks = max(1, min(config.blocks, matrix.shape[0]))
     numbers = {"blocks": blocks, "ahead": config.ahead}
     return Arranged(InOrder(matrix, not config.packed), matrix.arguments(), numbers)
+
+
+register(Template(SortedRows, Spmm, program, apply, arrange))

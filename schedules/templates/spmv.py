@@ -22,9 +22,11 @@ from sparsetir.schedules.operators.problems import (
     accumulator,
     vector_lanes,
 )
+from sparsetir.schedules.operators.spmv import program
 from sparsetir.schedules.passes.add_lanes import add_lanes
 from sparsetir.schedules.passes.one_launch import one_launch
 from sparsetir.schedules.passes.prefetch import prefetch_streams
+from sparsetir.schedules.template import Template, register
 from sparsetir.schedules.templates.register_tile import straight_code
 from sparsetir.schedules.templates.shapes import row_sum
 from sparsetir.sparse_ir.errors import ScheduleError
@@ -198,3 +200,6 @@ def _filled(config: SlicedRows) -> int:
     where values are gathered.
     """
     return FILLED if config.packed else 101
+
+
+register(Template(SlicedRows, Spmm, program, apply, arrange))

@@ -126,7 +126,7 @@ def test_nothing_stored():
 def test_large_blocks_have_fewer_stages(fmt):
     config = TensorCores.for_features(fmt, 128)
     assert 1 <= config.stages < 3
-    stages = lower_template(TEMPLATES[TensorCores], Spmm("float16"), config, GPU)
+    stages = lower_template(TEMPLATES[TensorCores, Spmm], Spmm("float16"), config, GPU)
     assert "ldmatrix" in stages["III"].script()
 
 
@@ -225,7 +225,7 @@ def test_wide_copies_of_other_features_would_be_misaligned(monkeypatch):
 def test_as_plans_have_it(dtype):
     """Program, schedule and arguments of the template, for a problem of the operator."""
     problem, config = Spmm(dtype), TensorCores.for_features(BSR(32, 32), 40, dtype)
-    template, mask = TEMPLATES[TensorCores], pattern(BSR(32, 32), SHAPE, COUNTS)
+    template, mask = TEMPLATES[TensorCores, Spmm], pattern(BSR(32, 32), SHAPE, COUNTS)
     matrix = of_mask(mask, "int32")
     given = spmm_gpu_common.operands(matrix, problem, 40)
     arranged = template.arrange(matrix, problem, config)
@@ -294,7 +294,7 @@ def test_instructions(name, tmp_path):
     config = TensorCores.for_features(fmt, 128, dtype)
     problem = Spmm(dtype, out="int32" if dtype == "int8" else "float32")
     target = resolve_target({"kind": "cuda", "arch": arch})
-    stages = lower_template(TEMPLATES[TensorCores], problem, config, target)
+    stages = lower_template(TEMPLATES[TensorCores, Spmm], problem, config, target)
     found = compile_cuda(kernel_of(stages, target).source("cuda"), tmp_path, arch)
     assert found.spills <= 16 and found.registers <= 160
     code = instructions(found.cubin)
@@ -347,7 +347,7 @@ def test_too_much_shared_memory():
     config = TensorCores(BSR(128, 128), warps=(4, 2), stages=8, depth=128)
     message = r"stages of \d+ bytes each to fit in 166912 bytes of shared memory, got 8"
     with pytest.raises(ScheduleError, match=message):
-        lower_template(TEMPLATES[TensorCores], Spmm("float16"), config, GPU)
+        lower_template(TEMPLATES[TensorCores, Spmm], Spmm("float16"), config, GPU)
 
 
 @requires_cuda_text
