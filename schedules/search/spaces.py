@@ -7,10 +7,9 @@ together. Every config of a space can be made, and its template takes the proble
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import product
 from typing import Any
 
 from sparsetir import formats
@@ -28,6 +27,7 @@ from sparsetir.schedules.search.by_format import is_full, traits_of
 from sparsetir.schedules.search.choose import Statistics, candidates
 from sparsetir.schedules.search.choose_sorted import sorted_choices
 from sparsetir.schedules.search.panel_space import gpu_panel_choices, panel_choices
+from sparsetir.schedules.template import BRANCH, Branch, Point
 from sparsetir.schedules.templates import decomposed
 from sparsetir.schedules.templates.decomposed import Decomposed
 from sparsetir.schedules.templates.register_tile import MAX_TILE
@@ -36,47 +36,13 @@ from sparsetir.schedules.templates.sddmm import SddmmGroups
 from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.schedules.templates.spmm_blocks import BlockRows
 from sparsetir.schedules.templates.spmv import SlicedRows
-from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.rows import ROWS_FROM
 
-# {"template": "RowBlocks", "RowBlocks.tile": 64, ...}
-Point = dict[str, Any]
-BRANCH = "template"
 # Vectors of a tile.
 VECTORS = (1, 2, 4, 8, 16)
 # Multiplications from which on a single thread is not tried where there are more.
 SERIAL_WORK = 1 << 24
 THREADS_OF_A_BLOCK = 128
-
-
-@dataclass(frozen=True)
-class Branch:
-    """The configs of one template.
-
-    name : of the template
-    choices : for each parameter the values that it may have
-    make : a config of one value for each parameter, by name; None where they do not go together
-    """
-
-    name: str
-    choices: Mapping[str, tuple[Any, ...]]
-    make: Callable[..., Any | None]
-
-    def points(self) -> Iterator[tuple[Point, Any]]:
-        """All points that are a config, with it."""
-        for values in product(*self.choices.values()):
-            chosen = dict(zip(self.choices, values, strict=True))
-            config = self.config(chosen)
-            if config is not None:
-                point = {f"{self.name}.{name}": value for name, value in chosen.items()}
-                yield {BRANCH: self.name, **point}, config
-
-    def config(self, chosen: Mapping[str, Any]) -> Any | None:
-        """The config of some values; None where there is none."""
-        try:
-            return self.make(**chosen)
-        except (ValueError, ScheduleError):
-            return None
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparsetir.formats import Pattern
-from sparsetir.schedules.arguments import expect, is_power_of_two, number
+from sparsetir.schedules.arguments import choice, expect, is_power_of_two, number
 from sparsetir.schedules.operators.problems import Arranged, accumulator
 from sparsetir.schedules.operators.relations import RelationPattern
 from sparsetir.schedules.operators.rgms import Rgms, program
@@ -58,18 +58,18 @@ class TiledRelations(register_tile.Tiled):
 
     feat_in: int = number()
     feat: int = number()
-    rows: int = number(8)
+    rows: int = number(8, tries=(4, 6, 8, 12, 16))
     tile: int = number(32)
     lanes: int = 16
     lanes_in: int = 16
     depth: int = number(32)
-    cost: int = number(8)
+    cost: int = number(8, tries=(4, 8, 16, 32))
     ranges: int | None = number(None, optional=True)
     cache: int = number(1 << 20)
     threads: int = number(1)
-    prefetch: int = number(16, least=0)
-    ahead: int = number(0, least=0)
-    packed: bool = False
+    prefetch: int = number(16, least=0, tries=(0, 8, 16, 32))
+    ahead: int = number(0, least=0, tries=(0, 6, 12, 24))
+    packed: bool = choice(False, True)
     parallel: bool = True
     blocks: int = number(1)
 

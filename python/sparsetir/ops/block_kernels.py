@@ -20,8 +20,8 @@ from sparsetir.schedules.default import is_gpu, vector_bits
 from sparsetir.schedules.gpu.block_attention import WarpTiles
 from sparsetir.schedules.operators.block_attention import BlockAttention
 from sparsetir.schedules.operators.block_attention_backward import BlockAttentionBackward
-from sparsetir.schedules.search.edge_space import EXPONENTIAL
 from sparsetir.schedules.templates.block_attention import BlockTiles
+from sparsetir.schedules.templates.message_tiles import EXPONENTIAL
 
 COLUMNS = 16  # of what tensor cores multiply
 

@@ -22,8 +22,7 @@ from sparsetir.schedules.operators.edge_attention import EdgeAttention
 from sparsetir.schedules.operators.edge_messages import EdgeMessages
 from sparsetir.schedules.operators.edge_softmax import EdgeSoftmax
 from sparsetir.schedules.operators.messages import Messages
-from sparsetir.schedules.search import edge_space
-from sparsetir.schedules.search.choices import Choices
+from sparsetir.schedules.templates.message_tiles import chosen, config_of, work
 from sparsetir.tuning.fingerprint import Sizes
 from sparsetir.tuning.lookup import by_record
 
@@ -189,15 +188,14 @@ class _Run:
         if not gpu and not isinstance(self.problem, EdgeMessages):
             sizes = Sizes(structure.shape, structure.nnz)
             task = edge_task(self.problem, sizes, features, heads, self.target, threads)
-            found = by_record(task, self._recorded, Choices, lambda: structure.pattern.in_order)
+            found = by_record(task, self._recorded, config_of, lambda: structure.pattern.in_order)
             if found is not None:
                 return found
-        parallel = is_parallel(edge_space.work(self.problem, structure.nnz, heads, features))
-        return edge_space.chosen(features, threads if parallel else 1, gpu)
+        parallel = is_parallel(work(self.problem, structure.nnz, heads, features))
+        return chosen(features, threads if parallel else 1, gpu)
 
-    def _recorded(self, choices: Any) -> Any:
+    def _recorded(self, config: Any) -> Any:
         """A config of which there is a kernel."""
-        config = edge_space.config_of(choices)
         self._kernel(config)
         return config
 
