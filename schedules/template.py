@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 from sparsetir.schedules.operators.problems import Arranged, in_csr
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import SparseFunc
 
+T = TypeVar("T")
 # {"template": "RowBlocks", "RowBlocks.tile": 64, ...}
 Point = dict[str, Any]
 BRANCH = "template"
@@ -53,6 +54,44 @@ class Branch:
             return None
 
 
+class Asked(NamedTuple):
+    """What configs are searched for.
+
+    pattern : a CsrPattern
+    given : its :class:`sparsetir.schedules.search.choose.Statistics`
+    known : the configs of all templates that are worth measuring by sizes alone, the default first
+    """
+
+    problem: Any
+    pattern: Any
+    given: Any
+    target: Any
+    known: Sequence[Any]
+
+    def own(self, kind: type[T]) -> list[T]:
+        """Those that are known of one class."""
+        return [config for config in self.known if isinstance(config, kind)]
+
+
+# Values that a search tries by parameter, and what makes a config of one of each.
+Choices = tuple[dict[str, tuple[Any, ...]], Callable[..., Any]]
+
+
+def around(configs: Sequence[Any], **tried: Iterable[Any]) -> Choices:
+    """Choices of the values of some configs, those that are tried, and those that fields say.
+
+    A config of them is the first one with its values replaced.
+    """
+    choices = {}
+    for field in fields(configs[0]):
+        tries = field.metadata.get("tries", ())
+        if tries or field.name in tried:
+            own = (getattr(config, field.name) for config in configs)
+            values = {*own, *tries, *tried.get(field.name, ())}
+            choices[field.name] = tuple(sorted(values, key=lambda x: (x is not None, x)))
+    return choices, lambda **chosen: replace(configs[0], **chosen)
+
+
 @dataclass(frozen=True)
 class Template:
     """How kernels for problems of one kind are made of configs, and their arguments of a pattern.
@@ -66,8 +105,12 @@ class Template:
     arrange : (CsrPattern, problem, config) -> Arranged; by default for kernels that take CSR. Of
         relations a Pattern of three axes, or a RelationPattern, is given
     gpu : whether it is for GPUs; None: for CPUs and GPUs
-    configs : (problem, CsrPattern, Statistics, target) -> configs to search beside those of
-        :mod:`sparsetir.schedules.search.spaces`; also of plug-in modules
+    candidates : (problem, Statistics, target) -> configs worth measuring, the default first; of
+        operators whose other templates play no part in that
+    choices : Asked -> Choices of a search; None where it does not serve
+    configs : (problem, CsrPattern, Statistics, target) -> the configs of a search one by one, in
+        place of choices
+    turn : when a search comes to it, of the templates for a problem; the lowest first
     """
 
     config: type
@@ -76,11 +119,24 @@ class Template:
     apply: Callable[..., Any]
     arrange: Callable[..., Arranged] = in_csr
     gpu: bool | None = False
+    candidates: Callable[..., Sequence[Any]] | None = None
+    choices: Callable[[Asked], Choices | None] | None = None
     configs: Callable[..., Sequence[Any]] | None = None
+    turn: int = 9
 
     def fits(self, problem: Any, gpu: bool) -> bool:
         """Whether it is for a problem's operator, and for GPUs or CPUs."""
         return self.problem is type(problem) and self.gpu in (None, gpu)
+
+    def branch(self, asked: Asked) -> Branch | None:
+        """What a search tries; None for nothing."""
+        if self.choices is not None:
+            found = self.choices(asked)
+        else:
+            each = tuple(self.configs(*asked[:4])) if self.configs is not None else ()
+            numbers = {"config": tuple(range(len(each)))}
+            found = (numbers, lambda config: each[config]) if each else None
+        return None if found is None else Branch(self.config.__name__, *found)
 
 
 # By the classes of config and problem; :mod:`sparsetir.schedules.templates.registry` has all.

@@ -17,6 +17,12 @@ for _room in (templates, gpu):
         import_module(f"{_room.__name__}.{_module.name}")
 
 
+def templates_for(problem: Any, gpu: bool) -> list[Template]:
+    """Those for a problem's operator, and for GPUs or CPUs, in the order of a search."""
+    found = [template for template in TEMPLATES.values() if template.fits(problem, gpu)]
+    return sorted(found, key=lambda template: template.turn)
+
+
 def template_of(config: Any, problem: Any, gpu: bool) -> Template:
     """The template that a config is for.
 
@@ -24,7 +30,7 @@ def template_of(config: Any, problem: Any, gpu: bool) -> Template:
     """
     found = TEMPLATES.get((type(config), type(problem)))
     if found is None or not found.fits(problem, gpu):
-        fit = [t.config.__name__ for t in TEMPLATES.values() if t.fits(problem, gpu)]
+        fit = [template.config.__name__ for template in templates_for(problem, gpu)]
         raise TypeError(
             f"plan: argument 'config': expected {' or '.join(fit)} for this operator and target, "
             f"got {type(config).__name__}"

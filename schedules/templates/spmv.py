@@ -26,7 +26,7 @@ from sparsetir.schedules.operators.spmv import program
 from sparsetir.schedules.passes.add_lanes import add_lanes
 from sparsetir.schedules.passes.one_launch import one_launch
 from sparsetir.schedules.passes.prefetch import prefetch_streams
-from sparsetir.schedules.template import Template, register
+from sparsetir.schedules.template import Asked, Choices, Template, around, register
 from sparsetir.schedules.templates.register_tile import straight_code
 from sparsetir.schedules.templates.shapes import row_sum
 from sparsetir.sparse_ir.errors import ScheduleError
@@ -61,11 +61,11 @@ class SlicedRows(Config):
     """
 
     lanes: int = number(16, power=True)
-    long: int = number(128, least=None)
-    window: int = number(4096, compiled=1)
+    long: int = number(128, least=None, tries=(64, 128, 256, 1024))
+    window: int = number(4096, compiled=1, tries=(512, 4096, 32768))
     blocks: int = number(1, compiled=2)
-    ahead: int = number(0, least=0, compiled=0)
-    prefetch: int = number(32, least=0)
+    ahead: int = number(0, least=0, compiled=0, tries=(0,))
+    prefetch: int = number(32, least=0, tries=(0, 32))
     packed: bool = True
 
     def __post_init__(self) -> None:
@@ -202,4 +202,13 @@ def _filled(config: SlicedRows) -> int:
     return FILLED if config.packed else 101
 
 
-register(Template(SlicedRows, Spmm, program, apply, arrange))
+def choices(asked: Asked) -> Choices | None:
+    """Around the candidate, of which there is one for sums of one feature."""
+    own, threads = asked.own(SlicedRows), asked.given.threads
+    if not own:
+        return None
+    lanes = own[0].lanes
+    return around(own, lanes=(max(1, lanes // 2), 2 * lanes), blocks=(1, threads, 4 * threads))
+
+
+register(Template(SlicedRows, Spmm, program, apply, arrange, choices=choices, turn=0))
