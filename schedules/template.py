@@ -109,7 +109,7 @@ class Template:
         operators whose other templates play no part in that
     choices : Asked -> Choices of a search; None where it does not serve
     configs : (problem, CsrPattern, Statistics, target) -> the configs of a search one by one, in
-        place of choices
+        place of choices. Of relations as for `arrange`, and what has the numbers of features
     turn : when a search comes to it, of the templates for a problem; the lowest first
     """
 

@@ -85,15 +85,16 @@ class RelationalRows(RelationalTiles):
 
 
 def configs(
-    problem: Rgms, pattern: RelationPattern | Pattern, feat_in: int, feat: int, target: Any = None
+    problem: Rgms, pattern: RelationPattern | Pattern, given: Any, target: Any = None
 ) -> list[RelationalRows]:
     """What a search tries, likeliest first.
 
     pattern : of relations by rows by columns
+    given : with the numbers of features, `feat_in` and `feat`
     """
     del target
     return [
-        RelationalRows.for_features(feat_in, feat, problem.dtype, k, min(rows, 64))
+        RelationalRows.for_features(given.feat_in, given.feat, problem.dtype, k, min(rows, 64))
         for k, rows in sizes_of(pattern)
     ]
 
@@ -120,4 +121,4 @@ def apply(sch: Schedule, config: RelationalRows) -> None:
     in_tiles(sch, config, "RelationalRows", multiply)
 
 
-register(Template(RelationalRows, Rgms, program, apply, arrange, gpu=True))
+register(Template(RelationalRows, Rgms, program, apply, arrange, gpu=True, configs=configs))

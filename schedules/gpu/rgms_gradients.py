@@ -192,16 +192,16 @@ def _is_pair(given: Any) -> bool:
 
 
 def configs(
-    problem: RgmsGradient, pattern: RelationPattern | Pattern, feat_in: int, feat: int,
-    target: Any = None,
-) -> list[GradientTiles]:  # fmt: skip
+    problem: RgmsGradient, pattern: RelationPattern | Pattern, given: Any, target: Any = None
+) -> list[GradientTiles]:
     """What a search tries, likeliest first: with tensor cores, where there are any for the types.
 
     pattern : of relations by rows by columns
+    given : with the numbers of features, `feat_in` and `feat`
     """
     cores = problem.dtype in PRODUCTS and target is not None and has_instructions(target)
     return [
-        GradientTiles.for_features(problem, feat_in, feat, k, rows, on_cores)
+        GradientTiles.for_features(problem, given.feat_in, given.feat, k, rows, on_cores)
         for on_cores in ((True, False) if cores else (False,))
         for k, rows in sizes_of(pattern)
     ]
@@ -391,4 +391,4 @@ def _features(nest: Nest, elements: Any, dense: list[Any]) -> list[Any]:
     return [x for x in dense if any(x.var in free_vars(i) for load in loads for i in load.indices)]
 
 
-register(Template(GradientTiles, RgmsGradient, program, apply, arrange, gpu=True))
+register(Template(GradientTiles, RgmsGradient, program, apply, arrange, gpu=True, configs=configs))

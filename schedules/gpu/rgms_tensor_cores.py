@@ -94,13 +94,13 @@ def serves(problem: Rgms) -> str | None:
 
 
 def configs(
-    problem: Rgms, pattern: RelationPattern | Pattern, feat_in: int, feat: int, target: Any
+    problem: Rgms, pattern: RelationPattern | Pattern, given: Any, target: Any
 ) -> list[RelationalTensorCores]:
     """What a search tries, likeliest first; as of :func:`rgms_gpu.configs`."""
     if serves(problem) is not None or not has_instructions(target):
         return []
     return [
-        RelationalTensorCores.for_features(feat_in, feat, problem.dtype, k, rows)
+        RelationalTensorCores.for_features(given.feat_in, given.feat, problem.dtype, k, rows)
         for k, rows in sizes_of(pattern)
     ]
 
@@ -137,4 +137,8 @@ def apply(sch: Schedule, config: RelationalTensorCores) -> None:
     in_tiles(sch, config, WHO, multiply, factors=dtypes.pop())
 
 
-register(Template(RelationalTensorCores, Rgms, program, apply, arrange, gpu=True))
+register(
+    Template(
+        RelationalTensorCores, Rgms, program, apply, arrange, gpu=True, configs=configs, turn=1
+    )
+)
