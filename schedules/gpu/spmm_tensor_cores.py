@@ -125,7 +125,7 @@ class TensorCores(Tiled):
         item = 1 if dtype == "int8" else 2
         vector = next(v for v in (16, 8, 4, 2, 1) if v * item <= 16 and feat % v == 0)
         rows = fmt.t if isinstance(fmt, SRBCRS) else int(getattr(fmt, "rows", 0))
-        by_rows = rows // 32 if rows % 32 == 0 else 1
+        by_rows = max(1, rows // 32) if rows % 32 == 0 else 1
         tile = next((t for t in (32, 64) if feat <= t), 128 if by_rows < 4 else 64)
         warps = by_rows, max(1, min(tile // 32, 4 // by_rows))
         deep = fmt.g if isinstance(fmt, SRBCRS) else math.gcd(DEPTH, int(getattr(fmt, "cols", 8)))

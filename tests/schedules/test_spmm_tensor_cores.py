@@ -272,7 +272,8 @@ def test_chosen_for_full_blocks_and_for_formats_that_are_named():
     given = wanted.pattern.coordinates, wanted.statistics, GPU
     config = by_format(DBSR(16, 16), wanted.problem, *given)
     assert config == TensorCores.for_features(DBSR(16, 16), 64)
-    assert isinstance(by_format(BSR(4, 4), wanted.problem, *given), Decomposed)
+    for fmt in (BSR(4, 4), ELL()):  # of other blocks, and of none
+        assert isinstance(by_format(fmt, wanted.problem, *given), Decomposed)
     assert isinstance(by_format(BSR(16, 16), Spmm(), *given), Decomposed)
 
 
