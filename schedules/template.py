@@ -74,10 +74,10 @@ class Asked(NamedTuple):
 
 
 # Values that a search tries by parameter, and what makes a config of one of each.
-Choices = tuple[dict[str, tuple[Any, ...]], Callable[..., Any]]
+Tried = tuple[dict[str, tuple[Any, ...]], Callable[..., Any]]
 
 
-def around(configs: Sequence[Any], **tried: Iterable[Any]) -> Choices:
+def around(configs: Sequence[Any], **tried: Iterable[Any]) -> Tried:
     """Choices of the values of some configs, those that are tried, and those that fields say.
 
     A config of them is the first one with its values replaced.
@@ -107,7 +107,7 @@ class Template:
     gpu : whether it is for GPUs; None: for CPUs and GPUs
     candidates : (problem, Statistics, target) -> configs worth measuring, the default first; of
         operators whose other templates play no part in that
-    choices : Asked -> Choices of a search; None where it does not serve
+    choices : Asked -> Tried of a search; None where it does not serve
     configs : (problem, CsrPattern, Statistics, target) -> the configs of a search one by one, in
         place of choices. Of relations as for `arrange`, and what has the numbers of features
     turn : when a search comes to it, of the templates for a problem; the lowest first
@@ -120,7 +120,7 @@ class Template:
     arrange: Callable[..., Arranged] = in_csr
     gpu: bool | None = False
     candidates: Callable[..., Sequence[Any]] | None = None
-    choices: Callable[[Asked], Choices | None] | None = None
+    choices: Callable[[Asked], Tried | None] | None = None
     configs: Callable[..., Sequence[Any]] | None = None
     turn: int = 9
 

@@ -26,7 +26,7 @@ from sparsetir.schedules.gpu.features import (
 from sparsetir.schedules.operators.problems import Sddmm, accumulator
 from sparsetir.schedules.operators.sddmm import program
 from sparsetir.schedules.passes.parallel_loops import in_vectors, run_in_parallel
-from sparsetir.schedules.template import Asked, Choices, Template, around, register
+from sparsetir.schedules.template import Asked, Template, Tried, around, register
 from sparsetir.schedules.templates.shapes import element_reduction
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef
 
@@ -130,7 +130,7 @@ def candidates(problem: Sddmm, given: Any, target: Any) -> list[FusedNonzeros]:
     return [config, *(replace(config, work=work) for work in (1, 8) if work != config.work)]
 
 
-def choices(asked: Asked) -> Choices:
+def choices(asked: Asked) -> Tried:
     """Around the candidates, with blocks of 128 threads."""
     own = asked.own(FusedNonzeros)
     tried, _ = around(

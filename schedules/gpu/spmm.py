@@ -37,7 +37,7 @@ from sparsetir.schedules.gpu.passes.row_loops import in_one_piece
 from sparsetir.schedules.operators.problems import Spmm
 from sparsetir.schedules.operators.spmm import program
 from sparsetir.schedules.passes.parallel_loops import apply_kinds, run_in_parallel
-from sparsetir.schedules.template import Asked, Choices, Template, around, register
+from sparsetir.schedules.template import Asked, Template, Tried, around, register
 from sparsetir.schedules.templates.shapes import row_reduction
 from sparsetir.sparse_ir.expressions import as_dtype, dtype_of
 from sparsetir.sparse_ir.nodes import buffer_var, substitute
@@ -198,7 +198,7 @@ def _in_chunks(func: tirx.PrimFunc, chunk: int) -> tirx.PrimFunc:
     return func.with_body(substitute(map_expr(func.body, rules), small))
 
 
-def choices(asked: Asked) -> Choices:
+def choices(asked: Asked) -> Tried:
     """Around the candidates."""
     own = asked.own(RowSplit)
     vector = own[0].vector

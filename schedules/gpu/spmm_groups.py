@@ -43,7 +43,7 @@ from sparsetir.schedules.gpu.features import (
 from sparsetir.schedules.gpu.passes.row_loops import in_one_piece
 from sparsetir.schedules.operators.problems import EXTREMA, Spmm, accumulator
 from sparsetir.schedules.operators.spmm import program
-from sparsetir.schedules.template import Asked, Choices, Template, register
+from sparsetir.schedules.template import Asked, Template, Tried, register
 from sparsetir.schedules.templates.shapes import RowReduction, refuse_shape, row_reduction
 from sparsetir.sparse_ir.atomics import has_atomics
 from sparsetir.sparse_ir.errors import ScheduleError
@@ -331,7 +331,7 @@ def _in_workspace(
     return sch.precompute(rows.result, at, lanes, dtype=accumulator(rows.dtype))
 
 
-def choices(asked: Asked) -> Choices:
+def choices(asked: Asked) -> Tried:
     """Sgap's algorithms (x and g of which are `work`, and g of {1/g row} is `lanes`).
 
     Without those for which there are no atomics, and threads of a row that each add for themselves.

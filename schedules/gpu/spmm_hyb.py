@@ -38,7 +38,7 @@ from sparsetir.schedules.gpu.spmm import RowSplit
 from sparsetir.schedules.operators.problems import EXTREMA, ROWS, Arranged, CsrPattern, Spmm
 from sparsetir.schedules.operators.spmm import program as operator
 from sparsetir.schedules.passes.parallel_loops import apply_kinds, run_in_parallel
-from sparsetir.schedules.template import Asked, Choices, Template, around, register
+from sparsetir.schedules.template import Asked, Template, Tried, around, register
 from sparsetir.schedules.templates.row_shapes import row_pieces
 from sparsetir.schedules.templates.shapes import DenseLoops
 from sparsetir.sparse_ir.atomics import has_atomics
@@ -252,7 +252,7 @@ def _bind(
     run_in_parallel(loops, threads, "threadIdx.x")
 
 
-def choices(asked: Asked) -> Choices | None:
+def choices(asked: Asked) -> Tried | None:
     """Around the candidates, of which there are none for heads."""
     own, shares = asked.own(HybRows), shares_rows(asked.problem)
     if not own:

@@ -55,7 +55,7 @@ from sparsetir.schedules.operators.problems import (
 from sparsetir.schedules.operators.spmm import program
 from sparsetir.schedules.passes.cases import cases
 from sparsetir.schedules.passes.parallel_loops import in_vectors, innermost_block
-from sparsetir.schedules.template import Asked, Choices, Template, register
+from sparsetir.schedules.template import Asked, Template, Tried, register
 from sparsetir.schedules.templates.shapes import row_reduction
 from sparsetir.sparse_ir.atomics import has_atomics
 from sparsetir.sparse_ir.computed import buffers_made_by
@@ -255,7 +255,7 @@ def arrange(matrix: CsrPattern, problem: Spmm, config: PanelThreads) -> Arranged
     return Arranged(InOrder(matrix, not config.packed), matrix.arguments())
 
 
-def choices(asked: Asked) -> Choices | None:
+def choices(asked: Asked) -> Tried | None:
     """UFi, UFk, WarpTile, the block, atomics and compaction; None where panels do not serve.
 
     Blocks are of one warp, as most of the paper's best ones, or of four. UFk is up to 8, as in its

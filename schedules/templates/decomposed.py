@@ -26,7 +26,7 @@ from sparsetir.schedules.operators.problems import (
 )
 from sparsetir.schedules.operators.spmm import program as spmm
 from sparsetir.schedules.registers import feature_tile, served, sum_vectors
-from sparsetir.schedules.template import Asked, Choices, Template, register
+from sparsetir.schedules.template import Asked, Template, Tried, register
 from sparsetir.schedules.templates import register_tile
 from sparsetir.schedules.templates.register_tile import Straight
 from sparsetir.schedules.templates.row_shapes import row_sums
@@ -226,7 +226,7 @@ def traits_of(fmt: Format) -> Traits:
     return Traits(masked, True, max(one.block_rows for one in found))
 
 
-def choices(asked: Asked) -> Choices | None:
+def choices(asked: Asked) -> Tried | None:
     """The formats of the library that do not pad the pattern too much, by name.
 
     tile : features; 0 for the default schedule alone, as all others are where the format's rows

@@ -25,7 +25,7 @@ from sparsetir.schedules.operators.problems import (
 from sparsetir.schedules.operators.sddmm import program
 from sparsetir.schedules.passes.add_lanes import add_lanes
 from sparsetir.schedules.passes.parallel_loops import in_vectors
-from sparsetir.schedules.template import Asked, Choices, Template, around, register
+from sparsetir.schedules.template import Asked, Template, Tried, around, register
 from sparsetir.schedules.templates.register_tile import Tiled
 from sparsetir.schedules.templates.shapes import ElementReduction, element_reduction
 from sparsetir.sparse_ir.computed import keyword
@@ -276,7 +276,7 @@ def candidates(problem: Sddmm, given: Any, target: Any) -> list[SddmmGroups]:
     return list(dict.fromkeys(found))
 
 
-def choices(asked: Asked) -> Choices:
+def choices(asked: Asked) -> Tried:
     """Tiles of whole `vectors`; 0 for a kernel for this feature size alone."""
     own, feat = asked.own(SddmmGroups), asked.given.feat
     default = own[0]

@@ -15,7 +15,7 @@ from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Spmm, a
 from sparsetir.schedules.operators.spmm import program
 from sparsetir.schedules.passes.prefetch import prefetch_gathered
 from sparsetir.schedules.registers import served, tasks
-from sparsetir.schedules.template import Asked, Choices, Template, register
+from sparsetir.schedules.template import Asked, Template, Tried, register
 from sparsetir.schedules.templates import register_tile
 from sparsetir.schedules.templates.shapes import row_reduction
 from sparsetir.sparse_ir.schedule import Schedule
@@ -96,7 +96,7 @@ def arrange(matrix: CsrPattern, problem: Spmm, config: RowBlocks) -> Arranged:
     return Arranged(matrix, matrix.arguments(), numbers)
 
 
-def choices(asked: Asked) -> Choices:
+def choices(asked: Asked) -> Tried:
     """Tiles of whole vectors, and those of the candidates.
 
     order : "rows", all tiles of a row, then the next row; "tiles", all rows for a tile; "packed",

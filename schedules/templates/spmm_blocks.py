@@ -15,7 +15,7 @@ from sparsetir.formats import BSR, DBSR
 from sparsetir.schedules.arguments import choice, expect, number
 from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Spmm, accumulator
 from sparsetir.schedules.registers import served, tasks
-from sparsetir.schedules.template import Asked, Choices, Template, around, register
+from sparsetir.schedules.template import Asked, Template, Tried, around, register
 from sparsetir.schedules.templates import decomposed, register_tile
 from sparsetir.schedules.templates.decomposed import Decomposed
 from sparsetir.schedules.templates.row_shapes import RowSums, row_sums
@@ -144,7 +144,7 @@ def _sizes(config: BlockRows) -> tuple[int, int]:
     return config.format.rows, config.format.cols
 
 
-def choices(asked: Asked) -> Choices | None:
+def choices(asked: Asked) -> Tried | None:
     """Full blocks of the largest size and of a half of it, around the candidate, if there is one.
 
     blocks : as of row blocks, the rows of DBSR in one piece

@@ -25,7 +25,7 @@ from sparsetir.schedules.operators.spmm import program
 from sparsetir.schedules.passes.cases import cases
 from sparsetir.schedules.passes.one_by_one import one_by_one
 from sparsetir.schedules.registers import feature_tile, served, tasks
-from sparsetir.schedules.template import Asked, Choices, Template, register
+from sparsetir.schedules.template import Asked, Template, Tried, register
 from sparsetir.schedules.templates import decomposed, register_tile
 from sparsetir.schedules.templates.shapes import RowReduction, row_reduction
 from sparsetir.schedules.templates.spmm import RowBlocks
@@ -235,7 +235,7 @@ def panel_rows(
     return PanelRows(rows, *tile, True, blocks, parallel)
 
 
-def choices(asked: Asked) -> Choices | None:
+def choices(asked: Asked) -> Tried | None:
     """Rows, tile, copy, compaction and blocks of panels; None where these do not serve.
 
     Compacted are those of as many rows as by pattern are the most

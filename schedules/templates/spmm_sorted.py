@@ -20,7 +20,7 @@ from sparsetir.schedules.operators.problems import (
     accumulator,
 )
 from sparsetir.schedules.operators.spmm import program
-from sparsetir.schedules.template import Asked, Choices, Template, register
+from sparsetir.schedules.template import Asked, Template, Tried, register
 from sparsetir.schedules.templates import register_tile
 from sparsetir.schedules.templates.shapes import row_reduction
 from sparsetir.sparse_ir.schedule import Schedule
@@ -115,7 +115,7 @@ def sorted_rows(tiled: Any, given: Any, parallel: bool) -> SortedRows:
     )
 
 
-def choices(asked: Asked) -> Choices | None:
+def choices(asked: Asked) -> Tried | None:
     """Windows and threads around the candidate, if there is one."""
     own, given = asked.own(SortedRows), asked.given
     if not own:

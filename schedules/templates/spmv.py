@@ -26,7 +26,7 @@ from sparsetir.schedules.operators.spmv import program
 from sparsetir.schedules.passes.add_lanes import add_lanes
 from sparsetir.schedules.passes.one_launch import one_launch
 from sparsetir.schedules.passes.prefetch import prefetch_streams
-from sparsetir.schedules.template import Asked, Choices, Template, around, register
+from sparsetir.schedules.template import Asked, Template, Tried, around, register
 from sparsetir.schedules.templates.register_tile import straight_code
 from sparsetir.schedules.templates.shapes import row_sum
 from sparsetir.sparse_ir.errors import ScheduleError
@@ -202,7 +202,7 @@ def _filled(config: SlicedRows) -> int:
     return FILLED if config.packed else 101
 
 
-def choices(asked: Asked) -> Choices | None:
+def choices(asked: Asked) -> Tried | None:
     """Around the candidate, of which there is one for sums of one feature."""
     own, threads = asked.own(SlicedRows), asked.given.threads
     if not own:
