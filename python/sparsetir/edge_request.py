@@ -30,7 +30,7 @@ from sparsetir.schedules.operators.operands import rounded
 from sparsetir.schedules.operators.problems import CsrPattern
 from sparsetir.schedules.template import Branch, Template
 from sparsetir.schedules.templates import message_tiles
-from sparsetir.schedules.templates.message_tiles import AttentionTiles, Tile
+from sparsetir.schedules.templates.message_tiles import AttentionTiles
 from sparsetir.schedules.templates.registry import template_of
 from sparsetir.signature import Signature
 from sparsetir.sparse_ir.lower_sparse_iter import lower_sparse_iter
@@ -97,13 +97,7 @@ class EdgeRequest(KernelRequest):
 
     def template(self, config: Any) -> Template:
         """See :class:`KernelRequest`; raises ScheduleError for features that it does not serve."""
-        kind = type(self.problem)
-        wanted = AttentionTiles if kind is EdgeAttention else Tile
-        if not isinstance(config, wanted):
-            raise TypeError(
-                f"plan: argument 'config': expected {wanted.__name__} for '{self.name}', got "
-                f"{type(config).__name__}"
-            )
+        found = super().template(config)
         first = config.keys if isinstance(config, AttentionTiles) else config
         if first.gpu != self.gpu:
             raise ValueError(
@@ -111,7 +105,7 @@ class EdgeRequest(KernelRequest):
                 f"got {config}"
             )
         first.tiles(self.features[0])
-        return super().template(config)
+        return found
 
     def task(self) -> Task:
         """What records of tuning are looked up by."""

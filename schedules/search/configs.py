@@ -98,13 +98,13 @@ def _known(kind: str) -> Mapping[str, type]:
     """The classes by name; templates may come from elsewhere too, after this module is loaded."""
     if kind == "format":
         return {name: entry.kind for name, entry in REGISTRY.items()}
-    return {t.config.__name__: t.config for t in TEMPLATES.values()}
+    return {config.__name__: config for config, _ in TEMPLATES}
 
 
 def _to_data(who: str, kind: str, value: Any) -> dict[str, Any]:
     known, name = _known(kind), type(value).__name__
     if known.get(name) is not type(value):
-        raise ValueError(f"{who}: expected a {kind} of {', '.join(known)}, got {name}")
+        raise ValueError(f"{who}: expected a {kind} of {', '.join(sorted(known))}, got {name}")
     out: dict[str, Any] = {kind: name}
     for field in fields(value):
         out[field.name] = _plain(who, f"{name}.{field.name}", getattr(value, field.name))
@@ -135,7 +135,9 @@ def _from_data(who: str, kind: str, data: Any) -> Any:
         raise ValueError(f"{who}: '{kind}' is missing in {dict(data)!r}")
     name = data[kind]
     if not isinstance(name, str) or name not in known:
-        raise ValueError(f"{who}: unknown {kind} {name!r}; expected one of {', '.join(known)}")
+        raise ValueError(
+            f"{who}: unknown {kind} {name!r}; expected one of {', '.join(sorted(known))}"
+        )
     wanted = {f.name: f for f in fields(known[name])}
     given = {key: value for key, value in data.items() if key != kind}
     for key in given:
