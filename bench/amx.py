@@ -93,7 +93,7 @@ def measure(size: int, feat: int, density: float, threads: int, seconds: float) 
 def prepared(a: np.ndarray, b: np.ndarray, config: AmxBlocks) -> tuple[Callable[[], Any], Any]:
     """A call without checks, and the array that it writes."""
     target = host_target()
-    kernel = kernel_of(lower_template(amx, PROBLEM, config, target), target)
+    kernel = kernel_of(lower_template(amx.TEMPLATE, PROBLEM, config, target), target)
     stored = sp.csr_array(a.astype("float32"))
     indptr, indices = (x.astype("int32") for x in (stored.indptr, stored.indices))
     pattern = CsrPattern(indptr, indices, (a.shape[0], a.shape[1]))

@@ -17,12 +17,8 @@ from bench.report import circumstances, table, write
 from bench.timing import progress
 from sparsetir.build import kernel_of
 from sparsetir.formats import BSR, DBSR, SRBCRS, Format
-from sparsetir.pipeline import lower, lower_template
-from sparsetir.schedules.gpu import block_attention as block_attention_gpu
-from sparsetir.schedules.gpu import block_sddmm as block_sddmm_gpu
-from sparsetir.schedules.gpu import spmm_tensor_cores
+from sparsetir.pipeline import lower_template
 from sparsetir.schedules.gpu.block_attention import WarpTiles
-from sparsetir.schedules.gpu.block_sddmm import BlockSddmm
 from sparsetir.schedules.gpu.rgms import RelationalRows
 from sparsetir.schedules.gpu.rgms_gradients import GradientTiles
 from sparsetir.schedules.gpu.rgms_tensor_cores import RelationalTensorCores
@@ -32,15 +28,14 @@ from sparsetir.schedules.gpu.spmm_groups import Groups
 from sparsetir.schedules.gpu.spmm_hyb import HybRows
 from sparsetir.schedules.gpu.spmm_panels import PanelThreads
 from sparsetir.schedules.gpu.spmm_tensor_cores import TensorCores
-from sparsetir.schedules.operators import block_spmm
+from sparsetir.schedules.operators.block_attention import BlockAttention
+from sparsetir.schedules.operators.block_attention_backward import BlockAttentionBackward
+from sparsetir.schedules.operators.block_sddmm import BlockSddmm
 from sparsetir.schedules.operators.block_spmm import BlockSpmm
 from sparsetir.schedules.operators.problems import Sddmm, Spmm
 from sparsetir.schedules.operators.rgms import Rgms
 from sparsetir.schedules.operators.rgms_gradients import RgmsGradient
 from sparsetir.schedules.passes.launches import count_launches
-from sparsetir.schedules.templates import block_attention, block_attention_backward
-from sparsetir.schedules.templates.block_attention import BlockAttention
-from sparsetir.schedules.templates.block_attention_backward import BlockAttentionBackward
 from sparsetir.schedules.templates.registry import template_of
 from sparsetir.targets import resolve_target
 
@@ -164,21 +159,9 @@ def relational() -> dict[str, tuple[Any, Any]]:
     return found
 
 
-# Programs over the blocks of a mask: (program, schedule), by their problem.
-OVER_BLOCKS = {
-    BlockAttention: (block_attention.program, block_attention_gpu.apply),
-    BlockAttentionBackward: (block_attention_backward.program, block_attention_gpu.apply),
-    BlockSddmm: (block_sddmm_gpu.program, block_sddmm_gpu.apply),
-    BlockSpmm: (block_spmm.program, spmm_tensor_cores.apply),
-}
-
-
 def scheduled(problem: Any, config: Any, target: Any) -> Any:
     """All stages of a kernel."""
-    if type(problem) not in OVER_BLOCKS:
-        return lower_template(template_of(config, problem, gpu=True), problem, config, target)
-    program, apply = OVER_BLOCKS[type(problem)]
-    return lower(program(problem), apply, config, target)
+    return lower_template(template_of(config, problem, gpu=True), problem, config, target)
 
 
 def tensor_cores(fmt: Format, dtype: str, feat: int = 128) -> dict[str, tuple[Any, Any]]:

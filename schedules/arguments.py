@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any
 
@@ -54,7 +55,7 @@ def is_power_of_two(value: Any) -> bool:
 
 def number(
     default: Any = MISSING, *, least: int | None = 1, most: int | None = None, power: bool = False,
-    optional: bool = False, compiled: int | None = None,
+    optional: bool = False, compiled: int | None = None, tries: Sequence[Any] = (),
 ) -> Any:  # fmt: skip
     """A field of a :class:`Config` that is an integer, and what it may be.
 
@@ -62,9 +63,15 @@ def number(
     power : of two
     optional : it may be None
     compiled : kernels are the same for all values from this one on
+    tries : values that a search tries
     """
     says = {"range": (least, most), "power": power, "optional": optional, "compiled": compiled}
-    return field(default=default, metadata=says)
+    return field(default=default, metadata={"number": says, "tries": tries})
+
+
+def choice(default: Any, *tries: Any) -> Any:
+    """A field of a :class:`Config` that is no number; a search tries its default, and `tries`."""
+    return field(default=default, metadata={"tries": (default, *tries)})
 
 
 @dataclass(frozen=True)
@@ -85,7 +92,14 @@ class Config:
                 expect(self, name, fits, wanted)
 
     def _numbers(self) -> dict[str, Any]:
-        return {f.name: f.metadata for f in fields(self) if f.metadata}
+        return {f.name: f.metadata["number"] for f in fields(self) if "number" in f.metadata}
+
+    def tries(self, **more: Iterable[Any]) -> dict[str, tuple[Any, ...]]:
+        """Of each field the value here, then those that a search tries: the field's, and `more`."""
+        found = {
+            f.name: (*f.metadata.get("tries", ()), *more.get(f.name, ())) for f in fields(self)
+        }
+        return {name: tuple(dict.fromkeys((getattr(self, name), *x))) for name, x in found.items()}
 
     @property
     def compiled(self) -> Any:

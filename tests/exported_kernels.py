@@ -12,26 +12,27 @@ import scipy.sparse as sp
 
 from programs import PROGRAMS
 from sparsetir.formats import BSR, Hyb
+from sparsetir.schedules.operators.block_attention import BlockAttention
+from sparsetir.schedules.operators.block_attention_backward import BlockAttentionBackward
 from sparsetir.schedules.operators.block_linear import BlockLinear
+from sparsetir.schedules.operators.edge_attention import EdgeAttention
+from sparsetir.schedules.operators.edge_messages import EdgeMessages
+from sparsetir.schedules.operators.edge_softmax import EdgeSoftmax
+from sparsetir.schedules.operators.edge_sums import EdgeSums
+from sparsetir.schedules.operators.messages import Messages
 from sparsetir.schedules.operators.problems import CsrPattern, Sddmm, Spmm
 from sparsetir.schedules.operators.relations import RelationPattern
 from sparsetir.schedules.operators.rgms import Rgms
-from sparsetir.schedules.templates import (
-    block_attention,
-    block_attention_backward,
-    block_linear,
-    edge_attention,
-    edge_messages,
-    edge_softmax,
-    messages,
-    rgms_backward,
-)
-from sparsetir.schedules.templates.block_attention import BlockAttention, BlockTiles
-from sparsetir.schedules.templates.block_attention_backward import BlockAttentionBackward
+from sparsetir.schedules.operators.rgms_backward import RgmsBackward
+from sparsetir.schedules.templates.block_attention import BlockTiles
+from sparsetir.schedules.templates.block_linear import BlockTile
 from sparsetir.schedules.templates.decomposed import Decomposed
+from sparsetir.schedules.templates.edge_attention import AttentionTiles
+from sparsetir.schedules.templates.edge_sums import SumLoops
 from sparsetir.schedules.templates.message_tiles import Tile
 from sparsetir.schedules.templates.registry import TEMPLATES
 from sparsetir.schedules.templates.rgms import TiledRelations
+from sparsetir.schedules.templates.rgms_backward import ChunkTiles
 from sparsetir.schedules.templates.sddmm import SddmmGroups
 from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.schedules.templates.spmm_blocks import BlockRows
@@ -88,6 +89,10 @@ CSR: dict[str, Any] = {
     "lhs_of": np.repeat(np.arange(M, dtype="int32"), np.diff(PATTERN.indptr)),
     "rhs_of": PATTERN.indices, "lhs_nodes": M, "rhs_nodes": N,
 }  # fmt: skip
+ENDS: dict[str, Any] = {
+    "source": PATTERN.indices, "target": CSR["lhs_of"], "m": M, "n": N, "nnz": PATTERN.nnz,
+    "feat": FEAT,
+}  # fmt: skip
 BLOCKED: dict[str, Any] = {
     "indptr": PATTERN.indptr, "indices": PATTERN.indices, "m": M, "n": N, "blocks": PATTERN.nnz,
     "tokens": 4,
@@ -116,7 +121,7 @@ MASKED: dict[str, Any] = {
 
 def registered(problem: Any, config: Any, pattern: Any = PATTERN, feat: int = FEAT) -> Case:
     """A kernel of a template of operators on patterns."""
-    template = TEMPLATES[type(config)]
+    template = TEMPLATES[type(config), type(problem)]
     arranged = template.arrange(pattern, problem, config)
     sizes = {"heads": 1, "feat": feat, "feat_in": FEAT, "tiles": config.tiles(feat)}
     given = {**sizes, **arranged.arguments}
@@ -126,8 +131,9 @@ def registered(problem: Any, config: Any, pattern: Any = PATTERN, feat: int = FE
     return Case(template.program(problem, config), template.apply, config, given)
 
 
-def of(template: Any, problem: Any, config: Any, given: dict[str, Any]) -> Case:
-    """A kernel of a template of its own."""
+def of(problem: Any, config: Any, given: dict[str, Any]) -> Case:
+    """A kernel of a template of other operators."""
+    template = TEMPLATES[type(config), type(problem)]
     return Case(template.program(problem, config), template.apply, config, given)
 
 
@@ -145,26 +151,15 @@ TEMPLATE_CASES: dict[str, Callable[[], Case]] = {
     "TiledRelations": lambda: registered(
         Rgms(), TiledRelations.for_sizes(FEAT, FEAT, 8), RELATIONS
     ),
-    "messages": lambda: of(messages, messages.Messages("mul", "mean", "hf", "h"), TILE, CSR),
-    "edge_messages": lambda: of(
-        edge_messages, edge_messages.EdgeMessages("dot", "hf", "hf"), TILE, CSR
-    ),
-    "edge_softmax": lambda: of(edge_softmax, edge_softmax.EdgeSoftmax(), TILE, CSR),
-    "edge_attention": lambda: of(
-        edge_attention, edge_attention.EdgeAttention(), edge_attention.AttentionTiles(TILE, TILE),
-        CSR,
-    ),
-    "block_attention": lambda: of(block_attention, BlockAttention(16, 4, 6), MASK_TILES, MASKED),
-    "block_attention_backward": lambda: of(
-        block_attention_backward, BlockAttentionBackward(16, 4, 6), MASK_TILES, MASKED
-    ),
-    "block_linear": lambda: of(
-        block_linear, BlockLinear(4, 4), block_linear.BlockTile(4, 4), BLOCKED
-    ),
-    "rgms_backward": lambda: of(
-        rgms_backward, rgms_backward.RgmsBackward(8, 8, CHUNK),
-        rgms_backward.ChunkTiles(8, 1, 2), PIECES,
-    ),
+    "messages": lambda: of(Messages("mul", "mean", "hf", "h"), TILE, CSR),
+    "edge_messages": lambda: of(EdgeMessages("dot", "hf", "hf"), TILE, CSR),
+    "edge_softmax": lambda: of(EdgeSoftmax(), TILE, CSR),
+    "edge_attention": lambda: of(EdgeAttention(), AttentionTiles(TILE, TILE), CSR),
+    "edge_sums": lambda: of(EdgeSums(idtype="int32"), SumLoops(FEAT), ENDS),
+    "block_attention": lambda: of(BlockAttention(16, 4, 6), MASK_TILES, MASKED),
+    "block_attention_backward": lambda: of(BlockAttentionBackward(16, 4, 6), MASK_TILES, MASKED),
+    "block_linear": lambda: of(BlockLinear(4, 4), BlockTile(4, 4), BLOCKED),
+    "rgms_backward": lambda: of(RgmsBackward(8, 8, CHUNK), ChunkTiles(8, 1, 2), PIECES),
 }  # fmt: skip
 
 

@@ -165,7 +165,7 @@ def test_formats_have_configs():
 def test_kernels_compile(arch, tmp_path):
     target = resolve_target({"kind": "cuda", "arch": arch})
     for number, (config, dtype) in enumerate(configs()):
-        stages = lower_template(TEMPLATES[TensorCores], Spmm(dtype), config, target)
+        stages = lower_template(TEMPLATES[TensorCores, Spmm], Spmm(dtype), config, target)
         folder = tmp_path / str(number)
         folder.mkdir()
         made = compile_cuda(kernel_of(stages, target).source("cuda"), folder, arch)

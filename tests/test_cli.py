@@ -401,7 +401,7 @@ def test_lower_prints_the_plain_program_of_an_operator(run):
     code, out, err = run("lower", "spmm", "--template", "PanelRows", "--feat", 64)
     assert code == 0 and "PanelRows" in err and out.count("T.sp_iter(") > 2
     code, out, err = run("lower", "spmm", "--template", "Frog")
-    assert (code, out) == (2, "") and "unknown template 'Frog'; expected one of RowBlocks" in err
+    assert (code, out) == (2, "") and "unknown template 'Frog'; expected one of AmxBlocks" in err
     code, _, err = run("lower", "spmm", "--template", "Frog", "--config", '{"template": "Groups"}')
     assert code == 2 and "argument --template: expected the one of --config, or none" in err
     code, _, err = run("lower", "one.py", "--template")

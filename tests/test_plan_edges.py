@@ -13,10 +13,8 @@ from fake_measurer import install
 from sparsetir import SparseMatrix, ops, plan_candidates
 from sparsetir.edge_request import edge_request
 from sparsetir.schedules.operators.problems import CsrPattern
-from sparsetir.schedules.search.choices import Choices
-from sparsetir.schedules.search.configs import to_data
-from sparsetir.schedules.templates.edge_attention import AttentionTiles
-from sparsetir.schedules.templates.message_tiles import Tile
+from sparsetir.schedules.search.configs import Choices, to_data
+from sparsetir.schedules.templates.message_tiles import AttentionTiles, Tile, config_of
 from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.tuning.program_case import ProgramCase
@@ -336,9 +334,10 @@ def records(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("op", "options", "best"), TUNED)
 def test_a_search_ends_with_a_plan_and_a_record(op, options, best, records, monkeypatch, tmp_path):
     """With seconds that are pretended; what is tried is right."""
+    best = config_of(**best)
 
     def measured(config):
-        return Outcome("ok", seconds=1e-3 if dict(config) == best else 2e-3)
+        return Outcome("ok", seconds=1e-3 if config == best else 2e-3)
 
     install(monkeypatch, measured)
     found = sparsetir.tune(op, A, threads=2, sampler="exhaustive", graph="small", **options)
@@ -351,7 +350,7 @@ def test_a_search_ends_with_a_plan_and_a_record(op, options, best, records, monk
     task = of_edges(
         op, A, options.pop("feat", None), threads=2, target="llvm", **options
     ).tuned.task
-    prepared = ProgramCase(task, tmp_path).prepared(Choices(best))
+    prepared = ProgramCase(task, tmp_path).prepared(best)
     prepared.call()
     assert prepared.wrong() is None
 

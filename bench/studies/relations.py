@@ -20,9 +20,11 @@ from bench.report import table
 from bench.studies import common, plots
 from bench.studies.counting import MEANINGS, runner
 from sparsetir.formats import Pattern
-from sparsetir.schedules.gpu import rgms as rgms_gpu
-from sparsetir.schedules.gpu import rgms_tensor_cores
+from sparsetir.schedules.gpu.rgms import RelationalRows
+from sparsetir.schedules.gpu.rgms_tensor_cores import RelationalTensorCores
+from sparsetir.schedules.gpu.rgms_tiles import sizes_of
 from sparsetir.schedules.operators.rgms import Rgms
+from sparsetir.schedules.templates.registry import template_of
 
 SECTOR = 32  # bytes
 # Nodes, relations and edges of the graph; the sides of the grid that the points are in, of which
@@ -114,10 +116,9 @@ def _cells(cases: dict[str, Case], feat: int) -> Iterator[dict[str, Any]]:
 
 def fused(problem: Rgms, pattern: Pattern, feat: int) -> dict[str, Any]:
     """The counts of a kernel, which is checked too."""
-    template: Any = rgms_gpu if problem.dtype == "float32" else rgms_tensor_cores
-    k, rows = rgms_gpu.sizes_of(pattern)[0]
-    kind = getattr(template, template.__all__[0])
-    config = kind.for_features(feat, feat, problem.dtype, k, rows)
+    kind = RelationalRows if problem.dtype == "float32" else RelationalTensorCores
+    config = kind.for_features(feat, feat, problem.dtype, *sizes_of(pattern)[0])
+    template = template_of(config, problem, gpu=True)
     rng, (relations, m, n) = np.random.default_rng(0), pattern.shape
     a, x, w = (
         (rng.random(shape) - 0.5).astype(problem.dtype)

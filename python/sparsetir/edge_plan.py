@@ -10,8 +10,7 @@ import tvm
 from sparsetir.edge_request import EdgeRequest
 from sparsetir.run_plan import Plan
 from sparsetir.schedules.operators.problems import CsrPattern
-from sparsetir.schedules.search.choices import Choices
-from sparsetir.schedules.search.edge_space import config_of
+from sparsetir.schedules.templates.message_tiles import config_of
 from sparsetir.tuning.lookup import by_record
 
 
@@ -26,7 +25,7 @@ def edge_plan(wanted: EdgeRequest, config: Any = None) -> Plan:
     found = None
     if not pattern and not wanted.gpu:
         found = by_record(
-            wanted.task(), lambda choices: EdgePlan(wanted, config_of(choices), "record"), Choices
+            wanted.task(), lambda config: EdgePlan(wanted, config, "record"), config_of
         )
     return found or EdgePlan(wanted, wanted.chosen(), "default")
 

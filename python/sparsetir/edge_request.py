@@ -27,11 +27,11 @@ from sparsetir.schedules.operators.edge_softmax import EdgeSoftmax
 from sparsetir.schedules.operators.messages import Messages
 from sparsetir.schedules.operators.names import DTYPES
 from sparsetir.schedules.operators.operands import rounded
-from sparsetir.schedules.operators.problems import Arranged, CsrPattern
-from sparsetir.schedules.search import edge_space
-from sparsetir.schedules.templates.edge_attention import AttentionTiles
-from sparsetir.schedules.templates.message_tiles import Tile
-from sparsetir.schedules.templates.registry import Template
+from sparsetir.schedules.operators.problems import CsrPattern
+from sparsetir.schedules.template import Branch, Template
+from sparsetir.schedules.templates import message_tiles
+from sparsetir.schedules.templates.message_tiles import AttentionTiles
+from sparsetir.schedules.templates.registry import template_of
 from sparsetir.signature import Signature
 from sparsetir.sparse_ir.lower_sparse_iter import lower_sparse_iter
 from sparsetir.sparse_ir.nodes import SparseFunc
@@ -52,7 +52,7 @@ class EdgeRequest(KernelRequest):
     function : of `sparsetir.ops`, that does the same with gradients
     matrix : a CsrPattern where there are no values
     problem : Messages, EdgeSoftmax or EdgeAttention
-    features : that tiles are of, as :func:`sparsetir.schedules.search.edge_space.chosen` takes them
+    features : that tiles are of, as of :func:`sparsetir.schedules.templates.message_tiles.chosen`
     shapes : of operands, of values "a" if they play a part, and of the result "out"
     sizes : beside those of the pattern, by the names of the operator's parameters; other numbers
     threads : of the CPU
@@ -86,7 +86,7 @@ class EdgeRequest(KernelRequest):
     @property
     def program(self) -> SparseFunc:
         """The operator as a stage-I function."""
-        return edge_space.TEMPLATES[type(self.problem)].program(self.problem)
+        return template_of(self.chosen(), self.problem, self.gpu).program(self.problem)
 
     @property
     def scratch(self) -> Mapping[str, tuple[int, str]]:
@@ -97,13 +97,7 @@ class EdgeRequest(KernelRequest):
 
     def template(self, config: Any) -> Template:
         """See :class:`KernelRequest`; raises ScheduleError for features that it does not serve."""
-        kind = type(self.problem)
-        wanted = AttentionTiles if kind is EdgeAttention else Tile
-        if not isinstance(config, wanted):
-            raise TypeError(
-                f"plan: argument 'config': expected {wanted.__name__} for '{self.name}', got "
-                f"{type(config).__name__}"
-            )
+        found = super().template(config)
         first = config.keys if isinstance(config, AttentionTiles) else config
         if first.gpu != self.gpu:
             raise ValueError(
@@ -111,8 +105,7 @@ class EdgeRequest(KernelRequest):
                 f"got {config}"
             )
         first.tiles(self.features[0])
-        found = edge_space.TEMPLATES[kind]
-        return Template(found.program, found.apply, kind, _arranged, gpu=None)
+        return found
 
     def task(self) -> Task:
         """What records of tuning are looked up by."""
@@ -122,15 +115,15 @@ class EdgeRequest(KernelRequest):
 
     def chosen(self) -> Any:
         """The config of a plan whose user names none."""
-        return edge_space.chosen(self.features, self.threads if self._pays else 1, self.gpu)
+        return message_tiles.chosen(self.features, self.threads if self._pays else 1, self.gpu)
 
-    def choices(self) -> dict[str, tuple[Any, ...]]:
-        """What a search on a CPU tries."""
-        return edge_space.space(self.features, self.threads, self._pays)
+    def tried(self) -> Branch:
+        """What a search on a CPU tries, the first values those of :meth:`chosen`."""
+        return message_tiles.tried(self.features, self.threads, self._pays)
 
     def candidates(self) -> list[Any]:
         """Configs worth measuring, that of :meth:`chosen` first."""
-        return [self.chosen()] if self.gpu else edge_space.configs(self.choices())
+        return [self.chosen()] if self.gpu else self.tried().one_by_one()
 
     def arguments(self) -> dict[str, Any]:
         """Of the plain program, with random operands, but what it writes."""
@@ -157,24 +150,8 @@ class EdgeRequest(KernelRequest):
     @property
     def _pays(self) -> bool:
         """Whether to wake the other threads of a CPU."""
-        work = edge_space.work(self.problem, self.matrix.nnz, self._heads, self.features)
+        work = message_tiles.work(self.problem, self.matrix.nnz, self._heads, self.features)
         return not self.gpu and pays(self.threads, work)
-
-
-class _OfEdges:
-    """Values as messages take them; what a ConvertedFormat says of itself."""
-
-    padding = 0.0
-    keeps_order = True
-
-    def values(self, /, **stored: Any) -> Mapping[str, Any]:
-        """Values as they are."""
-        return {"e": stored["A"]}
-
-
-def _arranged(pattern: CsrPattern, problem: Any, config: Any) -> Arranged:
-    del problem, config
-    return Arranged(_OfEdges(), pattern.arguments())
 
 
 def edge_task(

@@ -118,8 +118,7 @@ def lower(
 def lower_template(template: Any, problem: Any, config: Any, target: Any = "llvm") -> Stages:
     """All stages of the kernel that a template makes of a problem and a config.
 
-    template : a :class:`sparsetir.schedules.templates.registry.Template`, or what else has its
-        `program(problem, config)` and `apply(sch, config)`, such as a module
+    template : a :class:`sparsetir.schedules.template.Template`
     config : what of it kernels do not depend on is left out here (its `compiled`)
 
     Raises ScheduleError for a config that does not serve the problem or the target.

@@ -8,8 +8,7 @@ from typing import Any
 from sparsetir.arrays import empty_like, is_array, leading, with_zeros
 from sparsetir.relational_request import RelationalRequest
 from sparsetir.run_plan import Plan
-from sparsetir.schedules.search.choices import Choices
-from sparsetir.schedules.search.rgms_space import config_of
+from sparsetir.schedules.search.choose_rgms import config_of
 from sparsetir.tuning.lookup import by_record
 
 
@@ -22,9 +21,7 @@ def relational_plan(wanted: RelationalRequest, config: Any = None) -> Plan:
         return _plan(wanted, config, "user")
     found = None
     if wanted.is_tuned:
-        found = by_record(
-            wanted.task(), lambda choices: _plan(wanted, config_of(choices), "record"), Choices
-        )
+        found = by_record(wanted.task(), lambda config: _plan(wanted, config, "record"), config_of)
     return found or _plan(wanted, wanted.whole.chosen(), "default")
 
 

@@ -17,15 +17,12 @@ from sparsetir.request import (
     default_threads,
     idtype_for,
 )
-from sparsetir.schedules.gpu import rgms as rgms_gpu
-from sparsetir.schedules.gpu import rgms_gradients as rgms_gradients_gpu
-from sparsetir.schedules.gpu import rgms_tensor_cores
 from sparsetir.schedules.operators.operands import rounded
 from sparsetir.schedules.operators.relations import RelationPattern
 from sparsetir.schedules.operators.rgms import Rgms
-from sparsetir.schedules.search import rgms_space
-from sparsetir.schedules.search.choose_rgms import choose_rgms, whole_vectors
-from sparsetir.schedules.templates.registry import Template
+from sparsetir.schedules.search.choose_rgms import choose_rgms, tried, whole_vectors
+from sparsetir.schedules.template import Branch, Template
+from sparsetir.schedules.templates.registry import templates_for
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_tensor import SparseTensor
 from sparsetir.targets import resolve_target
@@ -147,13 +144,14 @@ class RelationalRequest(KernelRequest):
     def candidates(self) -> list[Any]:
         """Configs worth measuring, that of :meth:`chosen` first."""
         if not self.gpu:
-            return rgms_space.configs(**self._choosing)
-        given = self.problem, self.pattern, self.feat_in, self.feat, self.target
-        return [*rgms_tensor_cores.configs(*given), *rgms_gpu.configs(*given)]
+            return self.tried().one_by_one()
+        asked = self.problem, self.pattern, self, self.target
+        found = (t.configs(*asked) for t in templates_for(self.problem, True) if t.configs)
+        return [config for each in found for config in each]
 
-    def choices(self) -> dict[str, tuple[Any, ...]]:
-        """What a search on a CPU tries, by the fields of its configs."""
-        return rgms_space.space(**self._choosing)
+    def tried(self) -> Branch:
+        """What a search on a CPU tries, the first values those of :meth:`chosen`."""
+        return tried(**self._choosing)
 
     @property
     def _choosing(self) -> dict[str, Any]:
@@ -200,11 +198,6 @@ class GradientRequest(RelationalRequest):
     def is_tuned(self) -> bool:
         """Not it."""
         return False
-
-    def candidates(self) -> list[Any]:
-        """Configs worth measuring, that of :meth:`chosen` first."""
-        given = self.problem, self.pattern, self.feat_in, self.feat, self.target
-        return list(rgms_gradients_gpu.configs(*given))
 
 
 def relational_request(

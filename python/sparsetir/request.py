@@ -21,8 +21,9 @@ from sparsetir.schedules.passes.amx_tiles import PRODUCTS, has_product
 from sparsetir.schedules.search.by_format import by_format
 from sparsetir.schedules.search.choose import Statistics
 from sparsetir.schedules.search.locality import Locality
+from sparsetir.schedules.template import Template
 from sparsetir.schedules.templates.amx import BLOCKS, configs
-from sparsetir.schedules.templates.registry import Template, template_of
+from sparsetir.schedules.templates.registry import template_of
 from sparsetir.sparse_tensor import SparseMatrix
 from sparsetir.targets import resolve_target
 from sparsetir.tuning.task import Task

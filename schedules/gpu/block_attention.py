@@ -15,6 +15,10 @@ from dataclasses import dataclass
 
 from sparsetir.schedules.arguments import expect, expect_at_least
 from sparsetir.schedules.gpu.passes.in_warp_tiles import in_warp_tiles
+from sparsetir.schedules.operators.block_attention import BlockAttention, program
+from sparsetir.schedules.operators.block_attention_backward import BlockAttentionBackward
+from sparsetir.schedules.operators.block_attention_backward import program as gradient_program
+from sparsetir.schedules.template import Template, register
 from sparsetir.schedules.templates.shapes import refuse_shape
 from sparsetir.sparse_ir.nodes import SparseIteration
 from sparsetir.sparse_ir.schedule import Schedule
@@ -61,3 +65,7 @@ def apply(sch: Schedule, config: WarpTiles) -> None:
     sch.lower()
     owner = local[0][-1].name
     sch.rewrite(in_warp_tiles, f"{main.name}0", owner, config.warps, config.stages)
+
+
+register(Template(WarpTiles, BlockAttention, program, apply, gpu=True))
+register(Template(WarpTiles, BlockAttentionBackward, gradient_program, apply, gpu=True))

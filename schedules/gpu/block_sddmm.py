@@ -10,9 +10,8 @@ from __future__ import annotations
 from sparsetir.schedules.gpu.block_attention import WarpTiles
 from sparsetir.schedules.gpu.passes.in_warp_tiles import in_warp_tiles
 from sparsetir.schedules.operators.block_sddmm import BlockSddmm, program
+from sparsetir.schedules.template import Template, register
 from sparsetir.sparse_ir.schedule import Schedule
-
-__all__ = ["BlockSddmm", "WarpTiles", "apply", "program"]
 
 
 def apply(sch: Schedule, config: WarpTiles) -> None:
@@ -35,3 +34,6 @@ def apply(sch: Schedule, config: WarpTiles) -> None:
     sch.parallelize([h, io], "block")
     sch.lower()
     sch.rewrite(in_warp_tiles, "sddmm0", ii.name, config.warps, config.stages)
+
+
+register(Template(WarpTiles, BlockSddmm, program, apply, gpu=True))

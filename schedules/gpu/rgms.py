@@ -34,9 +34,8 @@ from sparsetir.schedules.gpu.rgms_tiles import (
 )
 from sparsetir.schedules.operators.relations import RelationPattern
 from sparsetir.schedules.operators.rgms import Rgms
+from sparsetir.schedules.template import Template, register
 from sparsetir.sparse_ir.schedule import Schedule
-
-__all__ = ["RelationalRows", "apply", "arrange", "configs", "program", "sizes_of"]
 
 
 @dataclass(frozen=True)
@@ -66,15 +65,16 @@ class RelationalRows(RelationalTiles):
 
 
 def configs(
-    problem: Rgms, pattern: RelationPattern | Pattern, feat_in: int, feat: int, target: Any = None
+    problem: Rgms, pattern: RelationPattern | Pattern, given: Any, target: Any = None
 ) -> list[RelationalRows]:
     """What a search tries, likeliest first.
 
     pattern : of relations by rows by columns
+    given : with the numbers of features, `feat_in` and `feat`
     """
     del target
     return [
-        RelationalRows.for_features(feat_in, feat, problem.dtype, k, min(rows, 64))
+        RelationalRows.for_features(given.feat_in, given.feat, problem.dtype, k, min(rows, 64))
         for k, rows in sizes_of(pattern)
     ]
 
@@ -96,3 +96,6 @@ def apply(sch: Schedule, config: RelationalRows) -> None:
     """
 
     in_tiles(sch, config)
+
+
+register(Template(RelationalRows, Rgms, program, apply, arrange, gpu=True, configs=configs))

@@ -47,6 +47,7 @@ from sparsetir.schedules.operators.problems import Arranged
 from sparsetir.schedules.operators.relations import RelationPattern
 from sparsetir.schedules.operators.rgms_gradients import RgmsGradient
 from sparsetir.schedules.operators.rgms_gradients import program as operator
+from sparsetir.schedules.template import Template, register
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.schedule import Schedule
@@ -110,16 +111,16 @@ class GradientTiles(RelationalTiles):
 
 
 def configs(
-    problem: RgmsGradient, pattern: RelationPattern | Pattern, feat_in: int, feat: int,
-    target: Any = None,
-) -> list[GradientTiles]:  # fmt: skip
+    problem: RgmsGradient, pattern: RelationPattern | Pattern, given: Any, target: Any = None
+) -> list[GradientTiles]:
     """What a search tries, likeliest first: with tensor cores, where there are any for the types.
 
     pattern : of relations by rows by columns
+    given : with the numbers of features, `feat_in` and `feat`
     """
     cores = problem.dtype in PRODUCTS and target is not None and has_instructions(target)
     return [
-        GradientTiles.for_features(problem, feat_in, feat, k, rows, on_cores)
+        GradientTiles.for_features(problem, given.feat_in, given.feat, k, rows, on_cores)
         for on_cores in ((True, False) if cores else (False,))
         for k, rows in sizes_of(pattern)
     ]
@@ -195,3 +196,6 @@ def apply(sch: Schedule, config: GradientTiles) -> None:
         "each element"
     )
     in_tiles(sch, config, ("SS", "RR"), expected)
+
+
+register(Template(GradientTiles, RgmsGradient, program, apply, arrange, gpu=True, configs=configs))

@@ -34,11 +34,10 @@ from sparsetir.schedules.gpu.rgms_tiles import (
 from sparsetir.schedules.gpu.spmm_tensor_cores import has_instructions
 from sparsetir.schedules.operators.relations import RelationPattern
 from sparsetir.schedules.operators.rgms import Rgms
+from sparsetir.schedules.template import Template, register
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.schedule import Schedule
-
-__all__ = ["RelationalTensorCores", "apply", "arrange", "configs", "program", "serves"]
 
 WHO = "RelationalTensorCores"
 
@@ -81,13 +80,13 @@ def serves(problem: Rgms) -> str | None:
 
 
 def configs(
-    problem: Rgms, pattern: RelationPattern | Pattern, feat_in: int, feat: int, target: Any
+    problem: Rgms, pattern: RelationPattern | Pattern, given: Any, target: Any
 ) -> list[RelationalTensorCores]:
     """What a search tries, likeliest first; as of :func:`rgms_gpu.configs`."""
     if serves(problem) is not None or not has_instructions(target):
         return []
     return [
-        RelationalTensorCores.for_features(feat_in, feat, problem.dtype, k, rows)
+        RelationalTensorCores.for_features(given.feat_in, given.feat, problem.dtype, k, rows)
         for k, rows in sizes_of(pattern)
     ]
 
@@ -119,3 +118,10 @@ def apply(sch: Schedule, config: RelationalTensorCores) -> None:
         )
 
     in_tiles(sch, config)
+
+
+register(
+    Template(
+        RelationalTensorCores, Rgms, program, apply, arrange, gpu=True, configs=configs, turn=1
+    )
+)

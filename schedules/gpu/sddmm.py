@@ -13,7 +13,7 @@ by shuffles. A group takes `work` non-zeros at once, whose loads are under way t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sparsetir.schedules.arguments import expect, is_power_of_two
@@ -24,9 +24,11 @@ from sparsetir.schedules.gpu.features import (
     occupy,
     vector_width,
 )
-from sparsetir.schedules.operators.problems import accumulator
+from sparsetir.schedules.operators.problems import Sddmm, accumulator
+from sparsetir.schedules.operators.sddmm import program
 from sparsetir.schedules.passes.nests import WARP
 from sparsetir.schedules.passes.parallel_loops import in_vectors, run_in_parallel
+from sparsetir.schedules.template import Asked, Template, Tried, around, register
 from sparsetir.schedules.templates.shapes import element_reduction
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef
 
@@ -117,3 +119,29 @@ def apply(sch: Schedule, config: FusedNonzeros) -> None:
         stage_two.unroll(loop)
     # Around the block of the reduction over threadIdx.x there must be nothing but its loop.
     occupy(sch, config, config.threads * config.groups, "threadIdx.y")
+
+
+def candidates(problem: Sddmm, given: Any, target: Any) -> list[FusedNonzeros]:
+    """For the feature size; with fewer non-zeros at once and more."""
+    del target
+    config = FusedNonzeros.for_features(given.feat, problem.dtype)
+    return [config, *(replace(config, work=work) for work in (1, 8) if work != config.work)]
+
+
+def choices(asked: Asked) -> Tried:
+    """Around the candidates, with blocks of 128 threads."""
+    own = asked.own(FusedNonzeros)
+    tried, _ = around(
+        own, threads=(4, 8, 16, 32), work=(1, 2, 4, 8), vector=[max(1, own[0].vector // 2)],
+        coarsen=(1, 2, 4), occupancy=(None, 768, 1024),
+    )  # fmt: skip
+
+    def make(threads: int, **others: Any) -> FusedNonzeros:
+        return replace(own[0], threads=threads, groups=128 // threads, **others)
+
+    return tried, make
+
+
+register(
+    Template(FusedNonzeros, Sddmm, program, apply, gpu=True, candidates=candidates, choices=choices)
+)

@@ -37,8 +37,11 @@ from sparsetir.schedules.gpu.features import (
     vector_width,
 )
 from sparsetir.schedules.gpu.passes.row_loops import in_one_piece
+from sparsetir.schedules.operators.problems import Spmm
+from sparsetir.schedules.operators.spmm import program
 from sparsetir.schedules.passes.nests import redirected
 from sparsetir.schedules.passes.parallel_loops import apply_kinds, run_in_parallel
+from sparsetir.schedules.template import Asked, Template, Tried, around, register
 from sparsetir.schedules.templates.shapes import row_reduction
 from sparsetir.sparse_ir.expressions import as_dtype, dtype_of
 from sparsetir.sparse_ir.nodes import buffer_var, nodes_of
@@ -162,3 +165,17 @@ def _in_chunks(func: tirx.PrimFunc, chunk: int) -> tirx.PrimFunc:
         )
 
     return func.with_body(map_expr(redirected(func.body, place), [(s_tir.SBlock, block)]))
+
+
+def choices(asked: Asked) -> Tried:
+    """Around the candidates."""
+    own = asked.own(RowSplit)
+    vector = own[0].vector
+    return around(
+        own, threads=(t for t in (8, 16, 32, 64) if t <= 2 * (asked.given.feat // vector)),
+        rows_per_block=(1, 2, 4, 8), vector=[max(1, vector // 2)], coarsen=(1, 2),
+        row_cache=(False, True), occupancy=(None, 1024),
+    )  # fmt: skip
+
+
+register(Template(RowSplit, Spmm, program, apply, gpu=True, choices=choices, turn=1))

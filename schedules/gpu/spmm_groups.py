@@ -45,7 +45,9 @@ from sparsetir.schedules.gpu.features import (
 )
 from sparsetir.schedules.gpu.passes.row_loops import in_one_piece
 from sparsetir.schedules.operators.problems import EXTREMA, Spmm, accumulator
+from sparsetir.schedules.operators.spmm import program
 from sparsetir.schedules.passes.nests import WARP
+from sparsetir.schedules.template import Asked, Template, Tried, register
 from sparsetir.schedules.templates.shapes import RowReduction, refuse_shape, row_reduction
 from sparsetir.sparse_ir.atomics import has_atomics
 from sparsetir.sparse_ir.errors import ScheduleError
@@ -299,3 +301,34 @@ def _in_workspace(
 ) -> list[SparseIterationRef]:
     """What a thread adds up: the iterations of start, reduce and write."""
     return sch.precompute(rows.result, at, lanes, dtype=accumulator(rows.dtype))
+
+
+def choices(asked: Asked) -> Tried:
+    """Sgap's algorithms (x and g of which are `work`, and g of {1/g row} is `lanes`).
+
+    Without those for which there are no atomics, and threads of a row that each add for themselves.
+    """
+    problem, feat = asked.problem, asked.given.feat
+    wide = vector_width(feat, problem.dtype)
+
+    def make(**fields: Any) -> Groups | None:
+        if fields["rows"] != "table" and fields["split"] == "rows":
+            return None
+        config = Groups.for_features(feat, problem.dtype, **fields)
+        alone = config.split == "rows" and config.group == 1 < config.lanes
+        fits = config.coarsen == 1 or config.coarsen * config.vector <= feat
+        return config if fits and not alone and config.serves(problem) else None
+
+    return {
+        "split": SPLITS,
+        "work": (1, 2, 4, 16),
+        "lanes": (1, 4, 8, 32),
+        "group": (1, 4, 8, 32),
+        "vector": tuple(sorted({wide, max(1, wide // 2)})),
+        "coarsen": (1, 2),
+        "block": (128, 256),
+        "rows": ROWS_FROM,
+    }, make
+
+
+register(Template(Groups, Spmm, program, apply, gpu=True, choices=choices, turn=3))

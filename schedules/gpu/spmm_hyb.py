@@ -38,6 +38,7 @@ from sparsetir.schedules.gpu.spmm import RowSplit
 from sparsetir.schedules.operators.problems import EXTREMA, ROWS, Arranged, CsrPattern, Spmm
 from sparsetir.schedules.operators.spmm import program as operator
 from sparsetir.schedules.passes.parallel_loops import apply_kinds, run_in_parallel
+from sparsetir.schedules.template import Asked, Template, Tried, around, register
 from sparsetir.schedules.templates.row_shapes import row_pieces
 from sparsetir.schedules.templates.shapes import DenseLoops
 from sparsetir.sparse_ir.atomics import has_atomics
@@ -249,3 +250,20 @@ def _bind(
     run_in_parallel(loops, blocks, "blockIdx.x", race)
     run_in_parallel(loops, in_block, "threadIdx.y", race)
     run_in_parallel(loops, threads, "threadIdx.x")
+
+
+def choices(asked: Asked) -> Tried | None:
+    """Around the candidates, of which there are none for heads."""
+    own, shares = asked.own(HybRows), shares_rows(asked.problem)
+    if not own:
+        return None
+    k = own[0].k
+    tried, make = around(
+        own, c=(1, 2, 4) if shares else (1,), k=(max(0, k - 1), k + 1) if shares else (k,),
+        rows_per_block=(2, 8), coarsen=(1, 2), unroll=(4, 8), occupancy=(None, 1024),
+    )  # fmt: skip
+    tried["occupancy"] = tried.pop("occupancy")  # the last one
+    return tried, make
+
+
+register(Template(HybRows, Spmm, program, apply, arrange, gpu=True, choices=choices, turn=2))

@@ -51,9 +51,11 @@ from sparsetir.schedules.operators.problems import (
     Spmm,
     accumulator,
 )
+from sparsetir.schedules.operators.spmm import program
 from sparsetir.schedules.passes.cases import cases
 from sparsetir.schedules.passes.nests import WARP
 from sparsetir.schedules.passes.parallel_loops import in_vectors, innermost_block
+from sparsetir.schedules.template import Asked, Template, Tried, register
 from sparsetir.schedules.templates.shapes import row_reduction
 from sparsetir.sparse_ir.atomics import has_atomics
 from sparsetir.sparse_ir.computed import buffers_made_by
@@ -63,6 +65,8 @@ from sparsetir.sparse_ir.schedule import Schedule
 
 MOST_ROWS, MOST_BY_PATTERN = 8, 6  # of a panel; 63 loops
 MOST_UNROLLED = 16
+# Share of the places that store something, from which on a search tries panels.
+LEAST = 0.05
 
 
 @dataclass(frozen=True)
@@ -244,3 +248,37 @@ def arrange(matrix: CsrPattern, problem: Spmm, config: PanelThreads) -> Arranged
     """CSR as it is."""
     del problem
     return Arranged(InOrder(matrix, not config.packed), matrix.arguments())
+
+
+def choices(asked: Asked) -> Tried | None:
+    """UFi, UFk, WarpTile, the block, atomics and compaction; None where panels do not serve.
+
+    Blocks are of one warp, as most of the paper's best ones, or of four. UFk is up to 8, as in its
+    table 2. A default has to wait for figures of a GPU: by counts of the emulated one (`bench study
+    coarsen --counts`) panels read fewer sectors than rows by themselves, and fill fewer warps.
+    """
+    problem, given = asked.problem, asked.given
+    if given.nnz < LEAST * given.m * given.n or problem.batched:
+        return None
+    dtype = problem.out or problem.dtype
+    widest = vector_width(given.feat, dtype)
+
+    def make(vector: int, block: int, **fields: Any) -> PanelThreads | None:
+        if vector > widest or vector * fields["coarsen"] > given.feat:
+            return None
+        config = PanelThreads.for_features(given.feat, dtype, vector=vector, block=block, **fields)
+        return config if config.serves(problem) else None
+
+    tried = {
+        "rows": (2, 3, 4, 5, 6, 8),
+        "unroll": (2, 4, 8),
+        "atomics": (False, True),
+        "compact": (False, True),
+        "vector": tuple(v for v in (1, 2, 4, 8) if v <= widest)[-3:],
+        "coarsen": (1, 2),
+        "block": (32, 128),
+    }
+    return tried, make
+
+
+register(Template(PanelThreads, Spmm, program, apply, arrange, gpu=True, choices=choices, turn=4))

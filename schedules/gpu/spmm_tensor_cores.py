@@ -40,9 +40,11 @@ from sparsetir.schedules.gpu.passes.software_pipeline import (
     one_shared_array,
     software_pipeline,
 )
+from sparsetir.schedules.operators import block_spmm
 from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Spmm
 from sparsetir.schedules.operators.spmm import program as operator
 from sparsetir.schedules.passes.parallel_loops import apply_kinds, run_in_parallel
+from sparsetir.schedules.template import Template, register
 from sparsetir.schedules.templates.register_tile import Tiled
 from sparsetir.schedules.templates.row_shapes import RowSums, row_sums
 from sparsetir.schedules.templates.shapes import refuse_shape
@@ -124,7 +126,7 @@ class TensorCores(Tiled):
         item = 1 if dtype == "int8" else 2
         vector = vector_width(feat, dtype)
         rows = fmt.t if isinstance(fmt, SRBCRS) else int(getattr(fmt, "rows", 0))
-        by_rows = rows // 32 if rows % 32 == 0 else 1
+        by_rows = max(1, rows // 32) if rows % 32 == 0 else 1
         tile = next((t for t in (32, 64) if feat <= t), 128 if by_rows < 4 else 64)
         warps = by_rows, max(1, min(tile // 32, 4 // by_rows))
         deep = fmt.g if isinstance(fmt, SRBCRS) else math.gcd(DEPTH, int(getattr(fmt, "cols", 8)))
@@ -337,3 +339,7 @@ def _bind_first(loops: Any, block: str) -> None:
     run_in_parallel(loops, tiles, "blockIdx.y")
     run_in_parallel(loops, loops.fuse(*rows), "blockIdx.x")
     run_in_parallel(loops, threads, "threadIdx.x")
+
+
+register(Template(TensorCores, Spmm, program, apply, arrange, gpu=True, configs=configs))
+register(Template(TensorCores, block_spmm.BlockSpmm, block_spmm.program, apply, gpu=True))

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
-from sparsetir.formats import BSR, DBSR, Format, Operand, Pattern
+from sparsetir.formats import BSR, DBSR, Format, Pattern
 from sparsetir.schedules.default import is_gpu, vector_bits
 from sparsetir.schedules.gpu.spmm_tensor_cores import for_format
 from sparsetir.schedules.operators.problems import Spmm, vector_lanes
 from sparsetir.schedules.registers import served, sum_vectors
 from sparsetir.schedules.search.choose import Statistics, block_rows
 from sparsetir.schedules.templates import decomposed
-from sparsetir.schedules.templates.decomposed import Decomposed
-from sparsetir.schedules.templates.row_shapes import row_sums
+from sparsetir.schedules.templates.decomposed import Decomposed, is_full, traits_of
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.schedule import Schedule
 
 
 def by_format(fmt: Format, problem: Spmm, pattern: Pattern, given: Statistics, target: Any) -> Any:
@@ -42,40 +39,3 @@ def by_format(fmt: Format, problem: Spmm, pattern: Pattern, given: Statistics, t
     tile = min(8, max(1, sum_vectors(bits) // traits.rows)) * lanes
     tile = min(tile, given.feat)
     return Decomposed(fmt, tile, lanes, served(given.feat, tile, lanes), full)
-
-
-def is_full(fmt: Format, pattern: Pattern, count: int | None = None) -> bool:
-    """Whether a format that pads has no padding for a pattern, so that it needs no masks.
-
-    count : its places, where the caller knows them
-    """
-    if not traits_of(fmt).masked:
-        return False
-    if isinstance(fmt, BSR | DBSR) and (pattern.shape[0] % fmt.rows or pattern.shape[1] % fmt.cols):
-        return False
-    return (fmt.places(pattern) if count is None else count) == pattern.nnz
-
-
-class Traits(NamedTuple):
-    """What tiles depend on.
-
-    masked : whether padding is told from elements by a mask
-    rows_first : whether rows come before what they store
-    rows : of a block
-    """
-
-    masked: bool
-    rows_first: bool
-    rows: int
-
-
-@cache
-def traits_of(fmt: Format) -> Traits:
-    """What tiles of a format's program depend on."""
-    masked = any(rule.masked for rule in fmt.rules(Operand.default(2)))
-    sch = Schedule(decomposed.program(Spmm(), Decomposed(fmt)))
-    try:
-        found = row_sums(sch, "space")
-    except ScheduleError:
-        return Traits(masked, False, 1)
-    return Traits(masked, True, max(one.block_rows for one in found))

@@ -5,6 +5,7 @@ Rules of thumb, those for CPUs from measurements; each function says why.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil, log2
 from typing import Any
@@ -20,23 +21,23 @@ from sparsetir.schedules.default import (
     l3_bytes,
     vector_bits,
 )
-from sparsetir.schedules.gpu.sddmm import FusedNonzeros
 from sparsetir.schedules.gpu.spmm import RowSplit
 from sparsetir.schedules.gpu.spmm_groups import Groups
 from sparsetir.schedules.gpu.spmm_hyb import HybRows, shares_rows
 from sparsetir.schedules.gpu.spmm_tensor_cores import for_format
-from sparsetir.schedules.operators.problems import Sddmm, Spmm, vector_lanes
+from sparsetir.schedules.operators.problems import Spmm, vector_lanes
 from sparsetir.schedules.operators.spmv import serves
 from sparsetir.schedules.registers import feature_tile, sum_vectors, tasks
-from sparsetir.schedules.search.choose_panels import panel_rows, panels_pay
-from sparsetir.schedules.search.choose_sorted import sorted_rows, sorting_pays
 from sparsetir.schedules.search.locality import Locality
 from sparsetir.schedules.templates import decomposed
-from sparsetir.schedules.templates.sddmm import SddmmGroups
+from sparsetir.schedules.templates.registry import templates_for
 from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.schedules.templates.spmm_blocks import BlockRows
+from sparsetir.schedules.templates.spmm_panels import panel_rows, panels_pay
+from sparsetir.schedules.templates.spmm_sorted import sorted_rows, sorting_pays
 from sparsetir.schedules.templates.spmv import SlicedRows
 from sparsetir.schedules.versions import PACK_DEGREE, PACK_FEATURES, WORK_OF_THREADS
+from sparsetir.sparse_ir.errors import ScheduleError
 
 PREFETCH = 8
 # Times the mean length of a row, from which on the longest ones are what takes long on a GPU.
@@ -59,6 +60,8 @@ NARROW = 256
 MISSED = 0.25
 # Nonzeros of a column from which on a copy pays where B is far beyond the L3 cache.
 PACK_DEGREE_FAR = 12
+# Multiplications from which on a search does not try one thread where there are more.
+SERIAL_WORK = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -117,6 +120,13 @@ class Statistics:
         return self.threads > 1 and self.nnz * self.feat >= self.work_of_threads
 
     @property
+    def block_counts(self) -> tuple[int, ...]:
+        """Blocks of rows for each thread that a search tries; 0 for a kernel on one thread."""
+        several = () if self.threads == 1 else (1, 4)
+        serial = not several or self.nnz * self.feat < SERIAL_WORK
+        return (0, *several) if serial else several
+
+    @property
     def ahead(self) -> int:
         """Elements that a thread adds up while it wakes others, for which waking pays from
         `work_of_threads` on: as long as that work then takes less time on all of them."""
@@ -128,27 +138,21 @@ def choose(problem: Any, given: Statistics, target: Any) -> Any:
     return candidates(problem, given, target)[0]
 
 
-def candidates(problem: Any, given: Statistics, target: Any) -> list[Any]:
-    """Configs worth measuring, the default first."""
-    if isinstance(problem, Sddmm):
-        return _sddmm(problem, given, target)
-    return (
-        _spmm_gpu(problem, given, target) if is_gpu(target) else _spmm_cpu(problem, given, target)
+def candidates(problem: Any, given: Statistics, target: Any) -> Sequence[Any]:
+    """Configs worth measuring, the default first.
+
+    Raises ScheduleError for an operator of which no template says any.
+    """
+    gpu = is_gpu(target)
+    if isinstance(problem, Spmm):
+        return _spmm_gpu(problem, given, target) if gpu else _spmm_cpu(problem, given, target)
+    for template in templates_for(problem, gpu):
+        if template.candidates is not None:
+            return template.candidates(problem, given, target)
+    raise ScheduleError(
+        f"plan: argument 'config': expected one for {type(problem).__name__}, of which no template "
+        "says what is chosen"
     )
-
-
-def _sddmm(problem: Sddmm, given: Statistics, target: Any) -> list[Any]:
-    """Groups of non-zeros; see the templates for what is chosen by."""
-    if is_gpu(target):
-        config = FusedNonzeros.for_features(given.feat, problem.dtype)
-        return [config, *(replace(config, work=work) for work in (1, 8) if work != config.work)]
-    sizes = (given.m, given.n, given.nnz, given.feat)
-    config = SddmmGroups.for_pattern(problem, *sizes, vector_bits(target))
-    parts = dict.fromkeys([config.parts, 1, max(1, config.parts // 2), 2 * config.parts])
-    found = [replace(config, parts=count) for count in parts]
-    if config.feat is not None:
-        found.append(replace(config, pack=not config.pack))
-    return list(dict.fromkeys(found))
 
 
 def _widest(problem: Spmm) -> str:

@@ -10,10 +10,12 @@ from tvm import DataType
 from sparsetir.schedules.default import is_gpu, l2_bytes, vector_bits
 from sparsetir.schedules.operators.rgms import Rgms
 from sparsetir.schedules.registers import most_sum_vectors
+from sparsetir.schedules.template import Branch
 from sparsetir.schedules.templates.rgms import TiledRelations
 from sparsetir.schedules.versions import WORK_OF_THREADS
 
-# Vectors of sums that stay in registers, of 32 as AVX-512 has, and of 16.
+VECTORS = (1, 2, 4)  # of a tile of features that a search tries
+CACHES = (0.5, 1, 2)  # of the cache that rows of the result are to stay in
 GPU_BYTES = 16  # of a vector
 # Matrices that are larger than the pages that a CPU has at hand are packed, for so many rows each.
 PACKED_BYTES, PACKED_ROWS = 192 << 10, 256
@@ -72,6 +74,28 @@ def choose_rgms(
         threads=threads if parallel else 1, parallel=parallel, packed=packed and blocks == 1,
         ahead=AHEAD, blocks=blocks,
     )  # fmt: skip
+
+
+def tried(problem: Rgms, nnz_rows: int, feat_in: int, feat: int, **options: Any) -> Branch:
+    """What a search tries: values of each field, those of the chosen config first.
+
+    Searched are rows, tile, cost, cache, prefetch, ahead, packed and, for several threads, whether
+    to use them (`parallel`, which is no choice of its own, follows); the other fields have one
+    value. Arguments as of :func:`choose_rgms`.
+    """
+    found = choose_rgms(problem, nnz_rows, feat_in, feat, **options)
+    choices = found.tries(
+        tile=[n * found.lanes for n in VECTORS if feat % (n * found.lanes) == 0],
+        cache=[int(found.cache * part) for part in CACHES],
+        threads=[1, options.get("threads", 1)],
+    )
+    del choices["parallel"]
+    return Branch("schedule", choices, config_of)
+
+
+def config_of(**choices: Any) -> TiledRelations:
+    """The config of some values of what is :func:`tried`."""
+    return TiledRelations(**choices, parallel=choices["threads"] > 1)
 
 
 def products_first(

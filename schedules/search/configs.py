@@ -8,22 +8,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import MISSING, fields
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, fields, is_dataclass
 from typing import Any
 
 import numpy as np
 
 from sparsetir.formats import Format
 from sparsetir.formats.format import REGISTRY
-from sparsetir.schedules.search.choices import Choices, is_choice
 from sparsetir.schedules.templates.registry import TEMPLATES
 
 
-def to_data(config: Any) -> dict[str, Any]:
-    """A config as JSON holds it: `{"template": "RowBlocks", "tile": 64, ...}`, formats nested.
+class Choices(Mapping[str, Any]):
+    """The config of a schedule that a user wrote, or that was made from a program.
 
-    :class:`Choices` are `{"template": "Choices", "values": {...}}`.
+    A value for each name of a space; to be read as a dict, equal by names and values.
+
+    Values are None, booleans, numbers and texts. Without names it stands for no schedule of the
+    search at all: the default one.
+
+    >>> Choices({"tile": 2, "order": "rows"})["tile"]
+    2
+    """
+
+    def __init__(self, values: Mapping[str, Any] = {}) -> None:
+        self._values = dict(values)
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._values.items()))
+
+    def __repr__(self) -> str:
+        return f"Choices({self._values!r})"
+
+
+def is_choice(value: Any) -> bool:
+    """Whether a value may be among the choices: JSON gives it back as it is."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return value is None or isinstance(value, bool | int | str)
+
+
+def to_data(config: Any) -> dict[str, Any]:
+    """A config as JSON holds it: `{"template": "RowBlocks", "tile": 64, ...}`.
+
+    Formats, and configs in a config, are nested. :class:`Choices` are
+    `{"template": "Choices", "values": {...}}`.
 
     Raises ValueError for what is no config of a template, and for a format that is not data.
     """
@@ -59,13 +98,13 @@ def _known(kind: str) -> Mapping[str, type]:
     """The classes by name; templates may come from elsewhere too, after this module is loaded."""
     if kind == "format":
         return {name: entry.kind for name, entry in REGISTRY.items()}
-    return {c.__name__: c for c in TEMPLATES}
+    return {config.__name__: config for config, _ in TEMPLATES}
 
 
 def _to_data(who: str, kind: str, value: Any) -> dict[str, Any]:
     known, name = _known(kind), type(value).__name__
     if known.get(name) is not type(value):
-        raise ValueError(f"{who}: expected a {kind} of {', '.join(known)}, got {name}")
+        raise ValueError(f"{who}: expected a {kind} of {', '.join(sorted(known))}, got {name}")
     out: dict[str, Any] = {kind: name}
     for field in fields(value):
         out[field.name] = _plain(who, f"{name}.{field.name}", getattr(value, field.name))
@@ -75,6 +114,8 @@ def _to_data(who: str, kind: str, value: Any) -> dict[str, Any]:
 def _plain(who: str, where: str, value: Any) -> Any:
     if isinstance(value, Format):
         return _to_data(who, "format", value)
+    if is_dataclass(value):  # a config in a config
+        return _to_data(who, "template", value)
     if isinstance(value, tuple | list):
         return [_plain(who, where, v) for v in value]
     return _scalar(who, where, value.item() if isinstance(value, np.generic) else value)
@@ -94,7 +135,9 @@ def _from_data(who: str, kind: str, data: Any) -> Any:
         raise ValueError(f"{who}: '{kind}' is missing in {dict(data)!r}")
     name = data[kind]
     if not isinstance(name, str) or name not in known:
-        raise ValueError(f"{who}: unknown {kind} {name!r}; expected one of {', '.join(known)}")
+        raise ValueError(
+            f"{who}: unknown {kind} {name!r}; expected one of {', '.join(sorted(known))}"
+        )
     wanted = {f.name: f for f in fields(known[name])}
     given = {key: value for key, value in data.items() if key != kind}
     for key in given:
@@ -114,7 +157,7 @@ def _from_data(who: str, kind: str, data: Any) -> Any:
 
 def _value(who: str, where: str, value: Any) -> Any:
     if isinstance(value, Mapping):
-        return _from_data(who, "format", value)
+        return _from_data(who, "template" if "template" in value else "format", value)
     if isinstance(value, list | tuple):
         return tuple(_value(who, where, v) for v in value)
     return _scalar(who, where, value)

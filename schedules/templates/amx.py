@@ -34,6 +34,7 @@ from sparsetir.schedules.passes.amx_tiles import (
     has_product,
     intrinsics,
 )
+from sparsetir.schedules.template import Template, register
 from sparsetir.schedules.templates.row_shapes import row_sums
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.expressions import free_vars
@@ -311,3 +312,6 @@ def _operands(it: Any, features: Any) -> tuple[Any, Any]:
             f"{store.value}"
         )
     return left[0], right[0]
+
+
+TEMPLATE = register(Template(AmxBlocks, Spmm, program, apply, arrange, configs=configs))

@@ -1,4 +1,4 @@
-"""Attention over blocks on a CPU: products of tiles in registers, rows of a block in lanes.
+"""Attention over blocks on a CPU, and its gradients: products of tiles in registers, rows in lanes.
 
 All steps of a program have the rows of one block side by side, so that what is kept for each row,
 such as the greatest score, is a vector, and no step adds up lanes. A product, of features or of
@@ -13,15 +13,16 @@ from typing import Any
 
 from sparsetir.schedules.arguments import Config, number
 from sparsetir.schedules.operators.block_attention import BlockAttention, program
+from sparsetir.schedules.operators.block_attention_backward import BlockAttentionBackward
+from sparsetir.schedules.operators.block_attention_backward import program as gradient_program
 from sparsetir.schedules.passes.inline_exponentials import inline_exponentials
 from sparsetir.schedules.registers import most_sum_vectors
+from sparsetir.schedules.template import Template, register
 from sparsetir.schedules.templates import register_tile
 from sparsetir.schedules.templates.register_tile import Straight, greatest_divisor
 from sparsetir.schedules.templates.shapes import Nest, refuse_shape
 from sparsetir.sparse_ir.nodes import SparseIteration, nodes_of, sparse_iterations
 from sparsetir.sparse_ir.schedule import Schedule
-
-__all__ = ["BlockAttention", "BlockTiles", "apply", "program"]
 
 WHO = "block_attention"
 
@@ -102,3 +103,7 @@ def _in_tiles(sch: Schedule, it: SparseIteration, lanes: str, config: BlockTiles
         outer, inner = sch.split(other, [None, greatest_divisor(length, config.tile)], tail="exact")
         others, own = [outer], [inner]
     return register_tile.sums_of(sch, ref, nest.result, [*others, tiles], summed, [*own, *vectors])
+
+
+register(Template(BlockTiles, BlockAttention, program, apply))
+register(Template(BlockTiles, BlockAttentionBackward, gradient_program, apply))

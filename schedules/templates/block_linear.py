@@ -14,10 +14,10 @@ from sparsetir.schedules.arguments import Config, number
 from sparsetir.schedules.operators.block_linear import BlockLinear, BlockOuter, linear, outer
 from sparsetir.schedules.operators.problems import accumulator
 from sparsetir.schedules.registers import sum_vectors
+from sparsetir.schedules.template import Template, register
 from sparsetir.schedules.templates import register_tile
 from sparsetir.schedules.templates.register_tile import greatest_divisor
 from sparsetir.schedules.templates.shapes import only_nest
-from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.schedule import Schedule
 
 STRAIGHT = 4  # columns of a block whose code is straight
@@ -48,12 +48,6 @@ class BlockTile(Config):
         if isinstance(problem, BlockLinear):
             return BlockTile(most if tokens >= most else 1, lanes, parallel)
         return BlockTile(greatest_divisor(problem.cols, most), lanes, parallel)
-
-
-def program(problem: BlockLinear | BlockOuter, config: BlockTile) -> SparseFunc:
-    """The stage-I function of a problem."""
-    del config
-    return linear(problem) if isinstance(problem, BlockLinear) else outer(problem)
 
 
 def apply(sch: Schedule, config: BlockTile) -> None:
@@ -113,3 +107,7 @@ def apply(sch: Schedule, config: BlockTile) -> None:
     if config.parallel:
         sch.parallelize(io)
     register_tile.straight_code(sch, steps)
+
+
+register(Template(BlockTile, BlockLinear, linear, apply))
+register(Template(BlockTile, BlockOuter, outer, apply))

@@ -8,19 +8,25 @@ Where a pattern fills blocks, these win: a row of B that is loaded serves all ro
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
 
-from sparsetir.formats import Format, Pattern, library
+from sparsetir.formats import BSR, DBSR, Format, Operand, Pattern, library
 from sparsetir.formats.decompose import decompose_format
+from sparsetir.formats.format import REGISTRY
 from sparsetir.formats.preprocess import extract_preprocess
 from sparsetir.schedules.arguments import expect, number
+from sparsetir.schedules.default import is_gpu, vector_bits
 from sparsetir.schedules.operators.problems import (
     Arranged,
     CsrPattern,
     Spmm,
     accumulator,
+    vector_lanes,
 )
 from sparsetir.schedules.operators.spmm import program as spmm
+from sparsetir.schedules.registers import feature_tile, served, sum_vectors
+from sparsetir.schedules.template import Asked, Template, Tried, register
 from sparsetir.schedules.templates import register_tile
 from sparsetir.schedules.templates.register_tile import Straight
 from sparsetir.schedules.templates.row_shapes import row_sums
@@ -181,3 +187,79 @@ def arrange(matrix: CsrPattern, problem: Spmm, config: Decomposed) -> Arranged:
     m, n = matrix.shape
     out = {**converted.arguments(config.filled), "m": int(m), "n": int(n)}
     return Arranged(converted, out)
+
+
+def is_full(fmt: Format, pattern: Pattern, count: int | None = None) -> bool:
+    """Whether a format that pads has no padding for a pattern, so that it needs no masks.
+
+    count : its places, where the caller knows them
+    """
+    if not traits_of(fmt).masked:
+        return False
+    if isinstance(fmt, BSR | DBSR) and (pattern.shape[0] % fmt.rows or pattern.shape[1] % fmt.cols):
+        return False
+    return (fmt.places(pattern) if count is None else count) == pattern.nnz
+
+
+class Traits(NamedTuple):
+    """What tiles depend on.
+
+    masked : whether padding is told from elements by a mask
+    rows_first : whether rows come before what they store
+    rows : of a block
+    """
+
+    masked: bool
+    rows_first: bool
+    rows: int
+
+
+@cache
+def traits_of(fmt: Format) -> Traits:
+    """What tiles of a format's program depend on."""
+    masked = any(rule.masked for rule in fmt.rules(Operand.default(2)))
+    sch = Schedule(program(Spmm(), Decomposed(fmt)))
+    try:
+        found = row_sums(sch, "space")
+    except ScheduleError:
+        return Traits(masked, False, 1)
+    return Traits(masked, True, max(one.block_rows for one in found))
+
+
+def choices(asked: Asked) -> Tried | None:
+    """The formats of the library that do not pad the pattern too much, by name.
+
+    tile : features; 0 for the default schedule alone, as all others are where the format's rows
+        come after its columns
+    """
+    problem, stored, feat = asked.problem, asked.pattern.coordinates, asked.given.feat
+    if serves(problem) is not None:
+        return None
+    lanes, most = 0, 0  # of a vector, and vectors of sums that stay in registers: none on GPUs
+    if not is_gpu(asked.target):
+        bits = vector_bits(asked.target)
+        lanes, most = feature_tile(feat, vector_lanes(problem, bits), 1).lanes, sum_vectors(bits)
+    found, filled = {}, set()
+    counts: dict[Any, int] = {}  # DBSR has the places of BSR
+    for fmt in (f for entry in REGISTRY.values() for f in entry.search(stored)):
+        key = (fmt.rows, fmt.cols) if isinstance(fmt, BSR | DBSR) else fmt
+        if key not in counts:
+            counts[key] = fmt.places(stored)
+        if refusal(fmt, stored, problem, counts[key]) is None:
+            found[fmt.name] = fmt
+            if is_full(fmt, stored, counts[key]):
+                filled.add(fmt.name)
+
+    def make(format: str, tile: int) -> Decomposed:
+        fmt, traits = found[format], traits_of(found[format])
+        full = format in filled
+        tile = min(tile, max(1, most // traits.rows) * lanes)
+        if not tile or not traits.rows_first:
+            return Decomposed(fmt, filled=full)
+        return Decomposed(fmt, tile, lanes, served(feat, tile, lanes), full)
+
+    tiles = {min(feat, v * lanes) for v in (2, 8) if lanes > 1}
+    return {"format": tuple(found), "tile": (0, *sorted(tiles))}, make
+
+
+register(Template(Decomposed, Spmm, program, apply, arrange, gpu=None, choices=choices, turn=5))

@@ -6,30 +6,15 @@ of one vector, which are added up together; weighted sums by registers, for a ti
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
-from sparsetir.schedules.arguments import Config
 from sparsetir.schedules.operators.edge_attention import EdgeAttention, program
 from sparsetir.schedules.operators.problems import accumulator
+from sparsetir.schedules.template import Template, register
 from sparsetir.schedules.templates import register_tile
-from sparsetir.schedules.templates.message_tiles import Tile, finish
+from sparsetir.schedules.templates.message_tiles import AttentionTiles, Tile, arrange, finish
 from sparsetir.schedules.templates.row_shapes import RowStep, row_steps
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef
-
-__all__ = ["AttentionTiles", "EdgeAttention", "apply", "program"]
-
-
-@dataclass(frozen=True)
-class AttentionTiles(Config):
-    """Tiles of the features of Q and K, and of those of V; threads as `keys` says."""
-
-    keys: Tile = Tile()
-    values: Tile = Tile()
-
-    def tiles(self, feat: int) -> int:
-        """Of so many features of values; raises ScheduleError for fewer than one has."""
-        return self.values.tiles(feat)
 
 
 def apply(sch: Schedule, config: AttentionTiles) -> None:
@@ -74,3 +59,6 @@ def _in_lanes(sch: Schedule, step: RowStep, tile: Tile) -> list[SparseIterationR
     return sch.precompute(
         step.result, step.columns, [], lanes=[lanes], dtype=accumulator(step.dtype), hoist=True
     )
+
+
+register(Template(AttentionTiles, EdgeAttention, program, apply, arrange, gpu=None))

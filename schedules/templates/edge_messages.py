@@ -6,14 +6,13 @@ by the lanes of one vector, which are added up together (see `add_lanes`).
 
 from __future__ import annotations
 
-from sparsetir.schedules.operators.edge_messages import OPS, EdgeMessages, program
+from sparsetir.schedules.operators.edge_messages import EdgeMessages, program
 from sparsetir.schedules.operators.problems import accumulator
+from sparsetir.schedules.template import Template, register
 from sparsetir.schedules.templates import register_tile
 from sparsetir.schedules.templates.message_tiles import Tile, finish
 from sparsetir.schedules.templates.shapes import dense_loops
 from sparsetir.sparse_ir.schedule import Schedule
-
-__all__ = ["OPS", "EdgeMessages", "apply", "program"]
 
 
 def apply(sch: Schedule, config: Tile) -> None:
@@ -39,3 +38,6 @@ def apply(sch: Schedule, config: Tile) -> None:
     if config.parallel:
         sch.parallelize(first)
     finish(sch, config, [found.iteration], [(step, 2) for step in vectors], sums)
+
+
+register(Template(Tile, EdgeMessages, program, apply, gpu=None))

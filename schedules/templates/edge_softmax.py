@@ -7,13 +7,12 @@ get rows with equal numbers of elements.
 from __future__ import annotations
 
 from sparsetir.schedules.operators.edge_softmax import EdgeSoftmax, program
+from sparsetir.schedules.template import Template, register
 from sparsetir.schedules.templates import register_tile
-from sparsetir.schedules.templates.message_tiles import Tile, finish
+from sparsetir.schedules.templates.message_tiles import Tile, arrange, finish
 from sparsetir.schedules.templates.row_shapes import row_steps
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.schedule import Schedule
-
-__all__ = ["EdgeSoftmax", "apply", "program"]
 
 
 def apply(sch: Schedule, config: Tile) -> None:
@@ -41,3 +40,6 @@ def apply(sch: Schedule, config: Tile) -> None:
     if blocks:
         sch.parallelize(blocks)
     finish(sch, config, [found.iteration], [(step, 2) for step in steps])
+
+
+register(Template(Tile, EdgeSoftmax, program, apply, arrange, gpu=None))

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from sparsetir.schedules.arguments import Config, number
 from sparsetir.schedules.operators.edge_sums import EdgeSums, program
+from sparsetir.schedules.template import Template, register
 from sparsetir.sparse_ir.schedule import Schedule
 
-__all__ = ["EdgeSums", "apply", "program"]
+
+@dataclass(frozen=True)
+class SumLoops(Config):
+    """How a CPU kernel is made: for `feat` features."""
+
+    feat: int = number()
 
 
-def apply(sch: Schedule, feat: int) -> None:
+def apply(sch: Schedule, config: SumLoops) -> None:
     """Schedule the sums; LLVM makes vectors of features, whose number it is told.
 
     Before (stage II), and after::
@@ -23,5 +32,8 @@ def apply(sch: Schedule, feat: int) -> None:
     """
     for name in ("zero", "added"):
         _, features = sch.get_sp_iters(sch.get_sparse_iteration(name))
-        sch.bound(features, feat, "exact")
+        sch.bound(features, config.feat, "exact")
     sch.lower()
+
+
+register(Template(SumLoops, EdgeSums, program, apply))

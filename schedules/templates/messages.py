@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from sparsetir.schedules.operators.messages import Messages, program
 from sparsetir.schedules.operators.problems import accumulator
+from sparsetir.schedules.template import Template, register
 from sparsetir.schedules.templates import register_tile
-from sparsetir.schedules.templates.message_tiles import Tile, finish
+from sparsetir.schedules.templates.message_tiles import Tile, arrange, finish
 from sparsetir.schedules.templates.shapes import row_results
 from sparsetir.sparse_ir.schedule import Schedule
-
-__all__ = ["Messages", "apply", "program"]
 
 
 def apply(sch: Schedule, config: Tile) -> None:
@@ -36,3 +35,6 @@ def apply(sch: Schedule, config: Tile) -> None:
             dtype=wide, hoist=found.reduces,
         )  # fmt: skip
     finish(sch, config, [found.iteration for found in results], steps)
+
+
+register(Template(Tile, Messages, program, apply, arrange, gpu=None))

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparsetir.formats import Pattern
-from sparsetir.schedules.arguments import expect, is_power_of_two, number
+from sparsetir.schedules.arguments import choice, expect, is_power_of_two, number
 from sparsetir.schedules.operators.problems import Arranged, accumulator
 from sparsetir.schedules.operators.relations import RelationPattern
 from sparsetir.schedules.operators.rgms import Rgms, program
 from sparsetir.schedules.passes.parallel_loops import run_in_parallel
 from sparsetir.schedules.passes.prefetch import prefetch_gathered
+from sparsetir.schedules.template import Template, register
 from sparsetir.schedules.templates import register_tile
 from sparsetir.schedules.templates.register_tile import Straight, greatest_divisor
 from sparsetir.schedules.templates.shapes import Nest, gathered_operand, only_nest
@@ -26,8 +27,6 @@ from sparsetir.sparse_ir.computed import keyword
 from sparsetir.sparse_ir.recipes.ranges import row_ranges
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef, SpIter
 from sparsetir.sparse_ir.schedule.loops import find_iteration
-
-__all__ = ["TiledRelations", "apply", "arrange", "program"]
 
 MOST_ROWS = 12  # of a tile: of relations with few rows much of a larger one would be empty
 STRAIGHT = 8  # vectors that are loaded, stored or summed up by straight code
@@ -59,18 +58,18 @@ class TiledRelations(register_tile.Tiled):
 
     feat_in: int = number()
     feat: int = number()
-    rows: int = number(8)
+    rows: int = number(8, tries=(4, 6, 8, 12, 16))
     tile: int = number(32)
     lanes: int = 16
     lanes_in: int = 16
     depth: int = number(32)
-    cost: int = number(8)
+    cost: int = number(8, tries=(4, 8, 16, 32))
     ranges: int | None = number(None, optional=True)
     cache: int = number(1 << 20)
     threads: int = number(1)
-    prefetch: int = number(16, least=0)
-    ahead: int = number(0, least=0)
-    packed: bool = False
+    prefetch: int = number(16, least=0, tries=(0, 8, 16, 32))
+    ahead: int = number(0, least=0, tries=(0, 6, 12, 24))
+    packed: bool = choice(False, True)
     parallel: bool = True
     blocks: int = number(1)
 
@@ -312,3 +311,6 @@ def _packed(
 def _written(sch: Schedule, ref: SparseIterationRef) -> str:
     """The name of the buffer that an iteration writes."""
     return Nest(sch, "TiledRelations", find_iteration(sch.func, ref.name)).result
+
+
+register(Template(TiledRelations, Rgms, program, apply, arrange))

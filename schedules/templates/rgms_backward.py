@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from sparsetir.schedules.arguments import Config, number
 from sparsetir.schedules.operators.rgms_backward import RgmsBackward, program
 from sparsetir.schedules.passes.add_lanes import add_lanes
+from sparsetir.schedules.template import Template, register
 from sparsetir.schedules.templates import register_tile
 from sparsetir.schedules.templates.register_tile import Straight, greatest_divisor
 from sparsetir.schedules.templates.shapes import Nest, refuse_shape
 from sparsetir.sparse_ir.nodes import SparseIteration, nodes_of, sparse_iterations
 from sparsetir.sparse_ir.schedule import Schedule
-
-__all__ = ["ChunkTiles", "RgmsBackward", "apply", "program"]
 
 WHO = "rgms_backward"
 # Vectors of sums that the registers have room for, beside operands.
@@ -108,3 +107,6 @@ def _in_tiles(sch: Schedule, it: SparseIteration, config: ChunkTiles, sums: list
         first, inner = sch.split(features[0], [None, tile], tail="exact")
         tiles, held = [*rows, first, outer], [inner, *held]
     return register_tile.sums_of(sch, ref, nest.result, tiles, summed, held)
+
+
+register(Template(ChunkTiles, RgmsBackward, program, apply))

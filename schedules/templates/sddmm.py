@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from sparsetir.schedules.arguments import expect, is_power_of_two, number
+from sparsetir.schedules.arguments import choice, expect, is_power_of_two, number
+from sparsetir.schedules.default import vector_bits
 from sparsetir.schedules.operators.problems import (
     Arranged,
     CsrPattern,
@@ -21,8 +22,10 @@ from sparsetir.schedules.operators.problems import (
     accumulator,
     vector_lanes,
 )
+from sparsetir.schedules.operators.sddmm import program
 from sparsetir.schedules.passes.add_lanes import add_lanes
 from sparsetir.schedules.passes.parallel_loops import in_vectors
+from sparsetir.schedules.template import Asked, Template, Tried, around, register
 from sparsetir.schedules.templates.register_tile import Tiled
 from sparsetir.schedules.templates.shapes import ElementReduction, element_reduction
 from sparsetir.sparse_ir.computed import keyword
@@ -39,6 +42,8 @@ LOOP_VECTORS = 4
 PART_BYTES = 3 * 2**18
 # Elements per row of X and Y from which on a copy pays.
 PACK_DEGREE = 24
+
+VECTORS = (1, 2, 4, 8, 16)  # of a tile that a search tries
 
 
 @dataclass(frozen=True)
@@ -64,8 +69,8 @@ class SddmmGroups(Tiled):
     group: int = GROUP
     vectors: int = number(TILE_VECTORS)
     feat: int | None = None
-    parts: int = number(1, compiled=2)
-    pack: bool = False
+    parts: int = number(1, compiled=2, tries=(1, 4, 16))
+    pack: bool = choice(False, True)
     any_size: bool = False
 
     def __post_init__(self) -> None:
@@ -258,3 +263,36 @@ def arrange(matrix: CsrPattern, problem: Sddmm, config: SddmmGroups) -> Arranged
     """CSR as it is, in as many parts of the columns."""
     del problem
     return Arranged(matrix, matrix.arguments(), {"parts": config.parts})
+
+
+def candidates(problem: Sddmm, given: Any, target: Any) -> list[SddmmGroups]:
+    """Groups for a pattern; fewer parts of the columns and more, with copies and without."""
+    sizes = (given.m, given.n, given.nnz, given.feat)
+    config = SddmmGroups.for_pattern(problem, *sizes, vector_bits(target))
+    parts = dict.fromkeys([config.parts, 1, max(1, config.parts // 2), 2 * config.parts])
+    found = [replace(config, parts=count) for count in parts]
+    if config.feat is not None:
+        found.append(replace(config, pack=not config.pack))
+    return list(dict.fromkeys(found))
+
+
+def choices(asked: Asked) -> Tried:
+    """Tiles of whole `vectors`; 0 for a kernel for this feature size alone."""
+    own, feat = asked.own(SddmmGroups), asked.given.feat
+    default = own[0]
+    fitting = [v for v in VECTORS if feat % (v * default.lanes) == 0]
+
+    def make(lanes: int, group: int, vectors: int, parts: int, pack: bool) -> SddmmGroups:
+        if not vectors:
+            vectors = SddmmGroups.vectors_of(feat, lanes)
+            return SddmmGroups(lanes, group, vectors, feat, parts, pack)
+        return SddmmGroups(lanes, group, vectors, None, parts, pack)
+
+    half, groups = max(1, default.lanes // 2), (g for g in (4, 8, 16) if g <= default.lanes)
+    tried, _ = around(own, lanes=[half], group=groups, vectors=[0])
+    return {**tried, "vectors": (0, *fitting)}, make
+
+
+register(
+    Template(SddmmGroups, Sddmm, program, apply, arrange, candidates=candidates, choices=choices)
+)

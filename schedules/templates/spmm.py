@@ -12,10 +12,15 @@ from dataclasses import dataclass
 
 from sparsetir.schedules.arguments import expect, number
 from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Spmm, accumulator
+from sparsetir.schedules.operators.spmm import program
 from sparsetir.schedules.passes.prefetch import prefetch_gathered
+from sparsetir.schedules.registers import served, tasks
+from sparsetir.schedules.template import Asked, Template, Tried, register
 from sparsetir.schedules.templates import register_tile
 from sparsetir.schedules.templates.shapes import row_reduction
 from sparsetir.sparse_ir.schedule import Schedule
+
+VECTORS = (1, 2, 4, 8, 16)  # of a tile that a search tries
 
 
 @dataclass(frozen=True)
@@ -89,3 +94,38 @@ def arrange(matrix: CsrPattern, problem: Spmm, config: RowBlocks) -> Arranged:
     blocks = max(1, min(config.blocks, matrix.shape[0]))
     numbers = {"blocks": blocks, "parts": config.parts, "ahead": config.ahead}
     return Arranged(matrix, matrix.arguments(), numbers)
+
+
+def choices(asked: Asked) -> Tried:
+    """Tiles of whole vectors, and those of the candidates.
+
+    order : "rows", all tiles of a row, then the next row; "tiles", all rows for a tile; "packed",
+        the same with the tile's features of B copied together
+    blocks : of rows, for each thread; 0 for a kernel on one thread
+    """
+    given, own = asked.given, asked.own(RowBlocks)
+    lanes, feat = own[0].lanes, given.feat
+    widths = {min(feat, v * lanes, register_tile.MAX_TILE) for v in VECTORS}
+
+    def make(tile: int, order: str, prefetch: int, parts: int, blocks: int) -> RowBlocks:
+        tiles = -(-feat // tile)
+        pack = order == "packed"
+        in_turn = pack or (order == "tiles" and tiles > 1)
+        return RowBlocks(
+            tile=tile, lanes=lanes, feat=feat if tile == feat else served(feat, tile, lanes),
+            pack=pack, tiles_first=in_turn, prefetch=prefetch, parts=parts, parallel=blocks > 0,
+            blocks=tasks(given.threads, tiles if in_turn else 1, blocks),
+            ahead=given.ahead if blocks > 0 and (order == "rows" or tiles == 1) else 0,
+        )  # fmt: skip
+
+    tried = {
+        "tile": tuple(sorted(widths | {c.tile for c in own})),
+        "order": ("rows", "tiles", "packed"),
+        "prefetch": (0, 8, 16),
+        "parts": (1, 4),
+        "blocks": given.block_counts,
+    }
+    return tried, make
+
+
+register(Template(RowBlocks, Spmm, program, apply, arrange, choices=choices, turn=1))

@@ -8,11 +8,14 @@ so are values of A of a narrower type, a block at a time. (SparseTIR, sections 3
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from sparsetir.formats import BSR, DBSR
-from sparsetir.schedules.arguments import expect, number
+from sparsetir.schedules.arguments import choice, expect, number
 from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Spmm, accumulator
+from sparsetir.schedules.registers import served, tasks
+from sparsetir.schedules.template import Asked, Template, Tried, around, register
 from sparsetir.schedules.templates import decomposed, register_tile
 from sparsetir.schedules.templates.decomposed import Decomposed
 from sparsetir.schedules.templates.row_shapes import RowSums, row_sums
@@ -37,12 +40,12 @@ class BlockRows(register_tile.RegisterTile):
     """
 
     format: BSR | DBSR
-    rows: int = number(4)
+    rows: int = number(4, tries=(2, 4, 8))
     tile: int = number(64, most=register_tile.MAX_TILE)
     lanes: int = 16
     feat: int | None = None
     filled: bool = True
-    pack: bool = True
+    pack: bool = choice(True, False)
     blocks: int = number(1, compiled=1)
     parallel: bool = True
 
@@ -139,3 +142,36 @@ def arrange(matrix: CsrPattern, problem: Spmm, config: BlockRows) -> Arranged:
 
 def _sizes(config: BlockRows) -> tuple[int, int]:
     return config.format.rows, config.format.cols
+
+
+def choices(asked: Asked) -> Tried | None:
+    """Full blocks of the largest size and of a half of it, around the candidate, if there is one.
+
+    blocks : as of row blocks, the rows of DBSR in one piece
+    """
+    own, given = asked.own(BlockRows), asked.given
+    if not own:
+        return None
+    (default,) = own
+    sizes = sorted({given.block, max(2, given.block // 2)})
+    found = {f.name: f for kind in (BSR, DBSR) for f in (kind(n, n) for n in sizes)}
+    lanes, feat = default.lanes, given.feat
+
+    def make(format: str, tile: int, blocks: int, **others: Any) -> BlockRows | None:
+        fmt = found[format]
+        if isinstance(fmt, DBSR) and blocks > 1:
+            return None
+        parts = tasks(given.threads, -(-feat // tile), blocks)
+        return replace(
+            default, format=fmt, tile=tile, feat=served(feat, tile, lanes), parallel=blocks > 0,
+            blocks=parts if isinstance(fmt, BSR) else 1, **others,
+        )  # fmt: skip
+
+    tried, _ = around(own, tile=(min(feat, v * lanes) for v in (2, 4)))
+    return {
+        "format": tuple(found), "tile": tried["tile"], "rows": tried["rows"],
+        "pack": tried["pack"], "blocks": given.block_counts,
+    }, make  # fmt: skip
+
+
+register(Template(BlockRows, Spmm, program, apply, arrange, choices=choices, turn=2))

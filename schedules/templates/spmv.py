@@ -22,9 +22,11 @@ from sparsetir.schedules.operators.problems import (
     accumulator,
     vector_lanes,
 )
+from sparsetir.schedules.operators.spmv import program
 from sparsetir.schedules.passes.add_lanes import add_lanes
 from sparsetir.schedules.passes.one_launch import one_launch
 from sparsetir.schedules.passes.prefetch import prefetch_streams
+from sparsetir.schedules.template import Asked, Template, Tried, around, register
 from sparsetir.schedules.templates.register_tile import straight_code
 from sparsetir.schedules.templates.shapes import row_sum
 from sparsetir.sparse_ir.errors import ScheduleError
@@ -59,11 +61,11 @@ class SlicedRows(Config):
     """
 
     lanes: int = number(16, power=True)
-    long: int = number(128, least=None)
-    window: int = number(4096, compiled=1)
+    long: int = number(128, least=None, tries=(64, 128, 256, 1024))
+    window: int = number(4096, compiled=1, tries=(512, 4096, 32768))
     blocks: int = number(1, compiled=2)
-    ahead: int = number(0, least=0, compiled=0)
-    prefetch: int = number(32, least=0)
+    ahead: int = number(0, least=0, compiled=0, tries=(0,))
+    prefetch: int = number(32, least=0, tries=(0, 32))
     packed: bool = True
 
     def __post_init__(self) -> None:
@@ -198,3 +200,15 @@ def _filled(config: SlicedRows) -> int:
     where values are gathered.
     """
     return FILLED if config.packed else 101
+
+
+def choices(asked: Asked) -> Tried | None:
+    """Around the candidate, of which there is one for sums of one feature."""
+    own, threads = asked.own(SlicedRows), asked.given.threads
+    if not own:
+        return None
+    lanes = own[0].lanes
+    return around(own, lanes=(max(1, lanes // 2), 2 * lanes), blocks=(1, threads, 4 * threads))
+
+
+register(Template(SlicedRows, Spmm, program, apply, arrange, choices=choices, turn=0))

@@ -8,11 +8,13 @@ import pytest
 import sparsetir
 from pairs import by_default
 from programs import copied
+from sparsetir.schedules.operators import block_attention, block_attention_backward
+from sparsetir.schedules.operators.block_attention import BlockAttention
+from sparsetir.schedules.operators.block_attention_backward import BlockAttentionBackward
 from sparsetir.schedules.operators.edge_attention import EdgeAttention
 from sparsetir.schedules.operators.edge_attention import program as edge_program
-from sparsetir.schedules.templates import block_attention, block_attention_backward, edge_attention
-from sparsetir.schedules.templates.block_attention import BlockAttention, BlockTiles, apply
-from sparsetir.schedules.templates.block_attention_backward import BlockAttentionBackward
+from sparsetir.schedules.templates import edge_attention
+from sparsetir.schedules.templates.block_attention import BlockTiles, apply
 from sparsetir.schedules.templates.message_tiles import Tile
 
 HEADS, SCALE = 2, 0.3

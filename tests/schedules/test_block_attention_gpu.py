@@ -18,7 +18,7 @@ from sparsetir import ScheduleError, lower, masks
 from sparsetir.schedules.gpu.block_attention import WarpTiles, apply
 from sparsetir.schedules.gpu.passes import software_pipeline, tile_parts
 from sparsetir.schedules.gpu.passes.in_warp_tiles import in_warp_tiles
-from sparsetir.schedules.templates import block_attention, block_attention_backward
+from sparsetir.schedules.operators import block_attention, block_attention_backward
 from sparsetir.sparse_ir.schedule import Schedule
 from spmm_gpu_common import bfloat16_arrays, compile_cuda, instructions
 

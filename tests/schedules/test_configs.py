@@ -25,6 +25,7 @@ from sparsetir.formats import (
     by_band,
 )
 from sparsetir.formats.format import REGISTRY
+from sparsetir.schedules.gpu.block_attention import WarpTiles
 from sparsetir.schedules.gpu.rgms import RelationalRows
 from sparsetir.schedules.gpu.rgms_gradients import GradientTiles
 from sparsetir.schedules.gpu.rgms_tensor_cores import RelationalTensorCores
@@ -36,9 +37,15 @@ from sparsetir.schedules.gpu.spmm_panels import PanelThreads
 from sparsetir.schedules.gpu.spmm_tensor_cores import TensorCores
 from sparsetir.schedules.search.configs import from_data, to_data
 from sparsetir.schedules.templates.amx import AmxBlocks
+from sparsetir.schedules.templates.block_attention import BlockTiles
+from sparsetir.schedules.templates.block_linear import BlockTile
 from sparsetir.schedules.templates.decomposed import Decomposed
+from sparsetir.schedules.templates.edge_attention import AttentionTiles
+from sparsetir.schedules.templates.edge_sums import SumLoops
+from sparsetir.schedules.templates.message_tiles import Tile
 from sparsetir.schedules.templates.registry import TEMPLATES
 from sparsetir.schedules.templates.rgms import TiledRelations
+from sparsetir.schedules.templates.rgms_backward import ChunkTiles
 from sparsetir.schedules.templates.sddmm import SddmmGroups
 from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.schedules.templates.spmm_blocks import BlockRows
@@ -69,12 +76,19 @@ CONFIGS = (
     TiledRelations(48, 32, rows=6, depth=16, ranges=3),
     RelationalRows(3, 16, 32, shape=(1, 4), feat=64),
     RelationalTensorCores(0, 32, 64, vectors=(8, 4), shares=(1, 4)),
+    Tile(8, parallel=True, blocks=3),
+    AttentionTiles(Tile(8), Tile(4, gpu=True)),
+    SumLoops(3),
+    BlockTiles(8, 2, 3, parallel=False),
+    WarpTiles(2, 3),
+    BlockTile(4, 8),
+    ChunkTiles(8, 3, blocks=2),
     GradientTiles(3, 64, (32, 32), vectors=(8, 2), shape=None, shares=(1, 2), feat=64),
 )
 
 
 def test_every_template_and_format_is_here():
-    ours = {kind for kind in TEMPLATES if kind.__module__.startswith("sparsetir.")}
+    ours = {kind for kind, _ in TEMPLATES if kind.__module__.startswith("sparsetir.")}
     assert set(map(type, CONFIGS)) == ours
     assert {type(f) for f in STORED} == {
         e.kind for e in REGISTRY.values() if e.kind.__module__.startswith("sparsetir.")

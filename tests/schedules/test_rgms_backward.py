@@ -10,11 +10,13 @@ from sparsetir.pipeline import lower, lower_template
 from sparsetir.schedules.operators.problems import Spmm
 from sparsetir.schedules.operators.rgms_backward import RgmsBackward, program
 from sparsetir.schedules.operators.spmm import program as spmm
-from sparsetir.schedules.templates import rgms_backward as template
+from sparsetir.schedules.template import TEMPLATES
 from sparsetir.schedules.templates.rgms_backward import ChunkTiles
 from sparsetir.schedules.templates.shapes import ShapeError
 
 RELATIONS, M, N, CHUNK = 4, 11, 9, 3
+
+template = TEMPLATES[ChunkTiles, RgmsBackward]
 
 
 def arguments(

@@ -40,7 +40,7 @@ HALF = Rgms("float16", out="float32")
 @functools.cache
 def kernel(problem: Rgms, config: Any, **options: Any) -> CudaStages:
     """A kernel for each config; options as of `CudaFunction`."""
-    template = TEMPLATES[type(config)]
+    template = TEMPLATES[type(config), Rgms]
     func = template.program(problem, config)
     return CudaStages(func, template.apply, config, arch="sm_80", **options)
 
@@ -250,7 +250,7 @@ def test_the_program_means_the_same() -> None:
 def test_cuda(tmp_path: Any) -> None:
     """Products on tensor cores, asynchronous copies; nothing is spilled."""
     config = RelationalTensorCores.for_features(64, 64, k=1)
-    stages = lower_template(TEMPLATES[RelationalTensorCores], HALF, config, GPU)
+    stages = lower_template(TEMPLATES[RelationalTensorCores, Rgms], HALF, config, GPU)
     found = compile_cuda(kernel_of(stages, GPU).source("cuda"), tmp_path, "sm_80")
     assert found.spills == 0 and found.registers <= 128
     code = instructions(found.cubin)

@@ -251,7 +251,7 @@ def test_cuda(kind: str, tmp_path: Any) -> None:
     """Asynchronous copies, products on tensor cores of 16 bits; nothing is spilled."""
     problem = KINDS[kind]
     config = config_of(problem, 64, 64, 1, 64)
-    stages = lower_template(TEMPLATES[GradientTiles], problem, config, GPU)
+    stages = lower_template(TEMPLATES[GradientTiles, RgmsGradient], problem, config, GPU)
     found = compile_cuda(kernel_of(stages, GPU).source("cuda"), tmp_path, "sm_80")
     assert found.spills == 0 and found.registers <= 128
     code = instructions(found.cubin)

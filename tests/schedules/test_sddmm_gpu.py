@@ -37,7 +37,7 @@ from spmm_gpu_common import (
 )
 
 HEADS = 3
-TEMPLATE = TEMPLATES[FusedNonzeros]
+TEMPLATE = TEMPLATES[FusedNonzeros, Sddmm]
 scheduled = functools.partial(spmm_gpu_common.scheduled, TEMPLATE)
 
 

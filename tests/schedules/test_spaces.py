@@ -1,7 +1,7 @@
 """The spaces that searches go through: what is in them, and that all of it works."""
 
 import itertools
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -10,14 +10,20 @@ import scipy.sparse as sp
 import sparsetir
 from pairs import by_turns
 from sparsetir.formats import BSR, DBSR
+from sparsetir.schedules.arguments import number
+from sparsetir.schedules.operators.messages import Messages
 from sparsetir.schedules.operators.problems import CsrPattern, Sddmm, Spmm
 from sparsetir.schedules.search.choose import Statistics, candidates
 from sparsetir.schedules.search.configs import from_data, to_data
-from sparsetir.schedules.search.spaces import Branch, Space, space
+from sparsetir.schedules.search.spaces import Space, space
+from sparsetir.schedules.template import Branch, around
+from sparsetir.schedules.templates import registry
 from sparsetir.schedules.templates.decomposed import Decomposed
+from sparsetir.schedules.templates.registry import TEMPLATES
 from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.schedules.templates.spmm_blocks import BlockRows
 from sparsetir.schedules.templates.spmv import SlicedRows
+from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.targets import resolve_target
 
 MATRIX = sp.random_array((300, 300), density=0.03, format="csr", dtype="float32", rng=0)
@@ -176,3 +182,36 @@ def test_points_of_elsewhere_are_refused():
     for point in ({"template": "T", "T.a": 1}, {"template": "T", "T.a": 1, "T.b": 3}):
         with pytest.raises(ValueError, match=r"with 'T.b' of \(1, 2\), got"):
             tiny.config(point)
+
+
+@dataclass(frozen=True)
+class Sized(RowBlocks):
+    """A template of elsewhere, of which a field says what a search tries."""
+
+    size: int = number(3, tries=(1, 9))
+
+
+def test_a_template_of_elsewhere_joins_by_its_record(monkeypatch):
+    """Where its choices are, none of the lists of the library names it."""
+    monkeypatch.setattr(registry, "TEMPLATES", dict(TEMPLATES))
+    tried = around([Sized(), Sized(tile=64)], tile=(32,), parallel=())
+    assert tried[0] == {"tile": (32, 64, 128), "parallel": (True,), "size": (1, 3, 9)}
+    ours = TEMPLATES[RowBlocks, Spmm]
+    made = replace(ours, config=Sized, choices=lambda asked: tried, turn=-1)
+    registry.TEMPLATES[Sized, Spmm] = made
+    found, known = of(Spmm(), 32)
+    assert [b.name for b in found.branches][:2] == ["Sized", "RowBlocks"]
+    assert found.points()[0][1] == Sized(tile=32, size=1)
+    assert registry.template_of(Sized(), Spmm(), False) is made
+    with pytest.raises(TypeError, match="expected Sized or SlicedRows or .*, got int"):
+        registry.template_of(3, Spmm(), False)
+    assert found.branches[0].one_by_one() == [
+        Sized(tile=32, size=1), *(Sized(tile=t, size=1) for t in (64, 128)),
+        *(Sized(tile=32, size=n) for n in (3, 9)),
+    ]  # fmt: skip
+    assert all(found.point(config) is not None for config in known)
+
+
+def test_an_operator_of_which_no_template_says_what_is_chosen():
+    with pytest.raises(ScheduleError, match="expected one for Messages, of which no template"):
+        candidates(Messages(), given(MATRIX, 8), resolve_target(CPU))

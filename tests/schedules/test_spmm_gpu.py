@@ -40,7 +40,7 @@ from spmm_gpu_common import (
     run_kernel,
 )
 
-TEMPLATE = TEMPLATES[RowSplit]
+TEMPLATE = TEMPLATES[RowSplit, Spmm]
 scheduled = functools.partial(spmm_gpu_common.scheduled, TEMPLATE)
 
 

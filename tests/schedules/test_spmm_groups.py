@@ -38,7 +38,7 @@ from spmm_gpu_common import (
     run_kernel,
 )
 
-TEMPLATE = TEMPLATES[Groups]
+TEMPLATE = TEMPLATES[Groups, Spmm]
 scheduled = functools.partial(spmm_gpu_common.scheduled, TEMPLATE)
 PATTERNS = {
     **MASKS,

@@ -16,7 +16,7 @@ from sparsetir.schedules.gpu.spmm_groups import Groups
 from sparsetir.schedules.operators.problems import Spmm
 from sparsetir.schedules.templates.registry import TEMPLATES
 
-scheduled = functools.partial(spmm_gpu_common.scheduled, TEMPLATES[Groups])
+scheduled = functools.partial(spmm_gpu_common.scheduled, TEMPLATES[Groups, Spmm])
 
 BAD = {
     "split": ({"split": "columns"}, "one of rows, non-zeros, got 'columns'"),

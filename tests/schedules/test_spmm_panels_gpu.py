@@ -42,7 +42,7 @@ from spmm_gpu_common import (
     run_kernel,
 )
 
-TEMPLATE = TEMPLATES[PanelThreads]
+TEMPLATE = TEMPLATES[PanelThreads, Spmm]
 
 
 def run(

@@ -126,7 +126,7 @@ def test_nothing_stored():
 def test_large_blocks_have_fewer_stages(fmt):
     config = TensorCores.for_features(fmt, 128)
     assert 1 <= config.stages < 3
-    stages = lower_template(TEMPLATES[TensorCores], Spmm("float16"), config, GPU)
+    stages = lower_template(TEMPLATES[TensorCores, Spmm], Spmm("float16"), config, GPU)
     assert "ldmatrix" in stages["III"].script()
 
 
@@ -225,7 +225,7 @@ def test_wide_copies_of_other_features_would_be_misaligned(monkeypatch):
 def test_as_plans_have_it(dtype):
     """Program, schedule and arguments of the template, for a problem of the operator."""
     problem, config = Spmm(dtype), TensorCores.for_features(BSR(32, 32), 40, dtype)
-    template, mask = TEMPLATES[TensorCores], pattern(BSR(32, 32), SHAPE, COUNTS)
+    template, mask = TEMPLATES[TensorCores, Spmm], pattern(BSR(32, 32), SHAPE, COUNTS)
     matrix = of_mask(mask, "int32")
     given = spmm_gpu_common.operands(matrix, problem, 40)
     arranged = template.arrange(matrix, problem, config)
@@ -272,7 +272,8 @@ def test_chosen_for_full_blocks_and_for_formats_that_are_named():
     given = wanted.pattern.coordinates, wanted.statistics, GPU
     config = by_format(DBSR(16, 16), wanted.problem, *given)
     assert config == TensorCores.for_features(DBSR(16, 16), 64)
-    assert isinstance(by_format(BSR(4, 4), wanted.problem, *given), Decomposed)
+    for fmt in (BSR(4, 4), ELL()):  # of other blocks, and of none
+        assert isinstance(by_format(fmt, wanted.problem, *given), Decomposed)
     assert isinstance(by_format(BSR(16, 16), Spmm(), *given), Decomposed)
 
 
@@ -294,7 +295,7 @@ def test_instructions(name, tmp_path):
     config = TensorCores.for_features(fmt, 128, dtype)
     problem = Spmm(dtype, out="int32" if dtype == "int8" else "float32")
     target = resolve_target({"kind": "cuda", "arch": arch})
-    stages = lower_template(TEMPLATES[TensorCores], problem, config, target)
+    stages = lower_template(TEMPLATES[TensorCores, Spmm], problem, config, target)
     found = compile_cuda(kernel_of(stages, target).source("cuda"), tmp_path, arch)
     assert found.spills <= 16 and found.registers <= 160
     code = instructions(found.cubin)
@@ -347,7 +348,7 @@ def test_too_much_shared_memory():
     config = TensorCores(BSR(128, 128), warps=(4, 2), stages=8, depth=128)
     message = r"stages of \d+ bytes each to fit in 166912 bytes of shared memory, got 8"
     with pytest.raises(ScheduleError, match=message):
-        lower_template(TEMPLATES[TensorCores], Spmm("float16"), config, GPU)
+        lower_template(TEMPLATES[TensorCores, Spmm], Spmm("float16"), config, GPU)
 
 
 @requires_cuda_text

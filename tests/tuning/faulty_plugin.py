@@ -2,9 +2,11 @@
 
 from dataclasses import replace
 
+from sparsetir.schedules.operators.problems import Spmm
+from sparsetir.schedules.template import register
 from sparsetir.schedules.templates.registry import TEMPLATES
 from tuning.faulty_templates import Crashing, Hanging, Wrong
 
 for _config in (Crashing(), Hanging(), Wrong()):
-    _kind = type(_config)
-    TEMPLATES[_kind] = replace(TEMPLATES[_kind], configs=lambda *given, c=_config: [c])
+    _template = TEMPLATES[type(_config), Spmm]
+    register(replace(_template, configs=lambda *given, c=_config: [c]))

@@ -12,8 +12,8 @@ import numpy as np
 
 from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Spmm
 from sparsetir.schedules.operators.spmm import program
+from sparsetir.schedules.template import Template, register
 from sparsetir.schedules.templates import spmm
-from sparsetir.schedules.templates.registry import TEMPLATES, Template
 
 RIGHT = spmm.RowBlocks(tile=16, lanes=16)
 
@@ -139,4 +139,4 @@ for _kind, _act in {
     Crashing: _crash, Hanging: _hang, Wrong: _wrong, Unwritten: _unwritten, Wild: _stray,
     Hungry: _fill, Loud: _print,
 }.items():  # fmt: skip
-    TEMPLATES[_kind] = Template(program, _apply, Spmm, _arranging(_act))
+    register(Template(_kind, Spmm, program, _apply, _arranging(_act)))

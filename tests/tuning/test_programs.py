@@ -14,8 +14,7 @@ import sparsetir
 from fake_measurer import install
 from programs import PROGRAMS
 from sparsetir.schedules.search import program_space
-from sparsetir.schedules.search.choices import Choices
-from sparsetir.schedules.search.configs import from_data, to_data
+from sparsetir.schedules.search.configs import Choices, from_data, to_data
 from sparsetir.schedules.search.program_space import space_of
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.schedule import Schedule

@@ -11,9 +11,7 @@ from sparsetir import ops
 from sparsetir.ops.relations import relations_of, seen_edges
 from sparsetir.relational_request import relational_request
 from sparsetir.schedules.operators.relations import RelationPattern
-from sparsetir.schedules.search import rgms_space
-from sparsetir.schedules.search.choices import Choices
-from sparsetir.schedules.search.configs import to_data
+from sparsetir.schedules.search.configs import Choices, to_data
 from sparsetir.tuning.program import ProgramTask
 from sparsetir.tuning.program_case import ProgramCase
 from sparsetir.tuning.record import Key, Record
@@ -44,13 +42,13 @@ def test_a_search_begins_with_the_plans_config_and_ends_with_a_plan(monkeypatch,
     chosen = sparsetir.plan("rgms", A, 32, feat_in=8, threads=2).config
 
     def measured(config):
-        return Outcome("ok", seconds=2e-3 if config["prefetch"] == chosen.prefetch else 1e-3)
+        return Outcome("ok", seconds=2e-3 if config.prefetch == chosen.prefetch else 1e-3)
 
     install(monkeypatch, measured)
     file = tmp_path / "records.sqlite"
     found = tune(trials=5, records=file, graph="small")
     assert isinstance(found, TunedProgram) and len(found.trials) == 5
-    assert rgms_space.config_of(found.trials[0].config) == chosen
+    assert found.trials[0].config == chosen
     assert found.default_seconds == 2e-3 and found.speedup == 2
     made = found.plan()
     assert made.config.prefetch != chosen.prefetch and made.chosen_by == "user"
@@ -82,7 +80,7 @@ def test_a_record_of_a_config_that_is_no_more(monkeypatch, tmp_path):
         return kept.chosen_by
 
     wanted = relational_request(A, 32, feat_in=8)
-    first = {name: values[0] for name, values in wanted.choices().items()}
+    first = {name: values[0] for name, values in wanted.tried().choices.items()}
     key = Key.of(wanted.task())
     assert planned() == "default"
     Records().add(Record(key, to_data(Choices({**first, "prefetch": 3})), 1e-3))
@@ -95,15 +93,16 @@ def test_a_record_of_a_config_that_is_no_more(monkeypatch, tmp_path):
 
 def test_what_is_tried_is_right(tmp_path):
     """The plain program with the arguments of a search, by the ends of the space."""
-    space = relational_request(A, 32, feat_in=8, threads=2).choices()
-    assert {n for n, values in space.items() if len(values) > 1} == {
+    branch = relational_request(A, 32, feat_in=8, threads=2).tried()
+    assert {n for n, values in branch.choices.items() if len(values) > 1} == {
         "rows", "tile", "cost", "cache", "prefetch", "threads", "packed", "ahead",
     }  # fmt: skip
     task = of_relations(A, 32, feat_in=8, threads=2, target="llvm").tuned.task
     assert isinstance(task, ProgramTask)
     case = ProgramCase(task, tmp_path)
     for at in (0, -1):
-        prepared = case.prepared(Choices({name: values[at] for name, values in space.items()}))
+        chosen = {name: values[at] for name, values in branch.choices.items()}
+        prepared = case.prepared(branch.config(chosen))
         prepared.call()
         assert prepared.wrong() is None
 

@@ -6,22 +6,22 @@ On a CPU kernels work in float32 or float64; on a GPU on tensor cores, which tak
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from sparsetir.compiled import compiled
+from sparsetir.compiled import compiled_by
 from sparsetir.mask_blocks import BlockRows
 from sparsetir.ops.message_kernels import is_parallel
 from sparsetir.ops.structure import DTYPES, target_of
-from sparsetir.pipeline import lower
 from sparsetir.schedules.default import is_gpu, vector_bits
-from sparsetir.schedules.gpu import block_attention as block_attention_gpu
-from sparsetir.schedules.search.edge_space import EXPONENTIAL
-from sparsetir.schedules.templates import block_attention, block_attention_backward
+from sparsetir.schedules.gpu.block_attention import WarpTiles
+from sparsetir.schedules.operators.block_attention import BlockAttention
+from sparsetir.schedules.operators.block_attention_backward import BlockAttentionBackward
+from sparsetir.schedules.templates.block_attention import BlockTiles
+from sparsetir.schedules.templates.message_tiles import EXPONENTIAL
 
 COLUMNS = 16  # of what tensor cores multiply
 
@@ -43,8 +43,8 @@ def attention(
     block = rows.bits.shape[1]
     q, k, v = (_whole(x, block) for x in (q, k, v))
     out, lse = q.new_empty((*q.shape[:2], v.shape[2])), q.new_empty(q.shape[:2], dtype=wide)
-    problem = block_attention.BlockAttention(block, q.shape[2], v.shape[2], DTYPES[q.dtype])
-    _run(block_attention, problem, rows, scale, k, q=q, k=k, v=v, out=out, lse=lse)
+    problem = BlockAttention(block, q.shape[2], v.shape[2], DTYPES[q.dtype])
+    _run(problem, rows, scale, k, q=q, k=k, v=v, out=out, lse=lse)
     return _given(out[..., :width], outer, m).to(dtype), _given(lse, outer, m)
 
 
@@ -69,11 +69,9 @@ def gradients(
     given = {"q": q, "k": k, "v": v, "grad": grad, "lse": lse[..., 0], "delta": delta[..., 0]}
     made = ({"dq": found[0]}, {"dk": found[1], "dv": found[2]})
     for keys, (stored, results) in enumerate(zip((rows, columns), made, strict=True)):
-        problem = block_attention_backward.BlockAttentionBackward(
-            block, q.shape[2], v.shape[2], DTYPES[q.dtype], bool(keys)
-        )
+        problem = BlockAttentionBackward(block, q.shape[2], v.shape[2], DTYPES[q.dtype], bool(keys))
         of = q if keys else k
-        _run(block_attention_backward, problem, stored, scale, of, **given, **results)
+        _run(problem, stored, scale, of, **given, **results)
     dq, dk, dv = (_given(x, outer, size) for x, size in zip(found, (m, n, n), strict=True))
     return dq[..., :feat].to(dtype), dk[..., :feat].to(dtype), dv[..., :width].to(dtype)
 
@@ -98,9 +96,7 @@ def _given(x: Tensor, outer: Any, rows: int) -> Tensor:
     return x[:, :rows].unflatten(0, tuple(outer)).contiguous()
 
 
-def _run(
-    template: Any, problem: Any, rows: BlockRows, scale: float, across: Tensor, **arrays: Tensor
-) -> None:
+def _run(problem: Any, rows: BlockRows, scale: float, across: Tensor, **arrays: Tensor) -> None:
     """Compile a kernel if it is new, and run it.
 
     across : an operand that the columns of blocks belong to
@@ -108,14 +104,12 @@ def _run(
     block, heads = problem.block, len(across)
     target = target_of(across.device)
     if is_gpu(target):
-        config, apply = block_attention_gpu.WarpTiles(), block_attention_gpu.apply
+        config = WarpTiles()
     else:
         work = len(rows.indices) * heads * block**2 * (problem.feat + problem.width + EXPONENTIAL)
-        parallel, apply = is_parallel(work), template.apply
-        bits = vector_bits(target)
-        config = block_attention.BlockTiles.for_block(block, bits, problem.accumulator, parallel)
-    stages = partial(lower, template.program(problem), apply, config, target)
-    kernel = compiled((template.__name__, problem, config), target, stages)
+        bits, parallel = vector_bits(target), is_parallel(work)
+        config = BlockTiles.for_block(block, bits, problem.accumulator, parallel)
+    kernel = compiled_by(config, problem, target)
     indptr, indices, kind, bits = rows
     arrays = {name: x.unflatten(1, (-1, block)) for name, x in arrays.items()}
     kernel(

@@ -15,22 +15,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsetir.compiled import compiled
+from sparsetir.compiled import compiled_by
 from sparsetir.formats import BSR
 from sparsetir.ops.checks import check_tensor
 from sparsetir.ops.registry import define, save_inputs, saved
 from sparsetir.ops.structure import DTYPES, Structure, structure_of, target_of
-from sparsetir.pipeline import lower, lower_template
 from sparsetir.pool import pays
 from sparsetir.request import default_threads
 from sparsetir.schedules.default import vector_bits
-from sparsetir.schedules.gpu.spmm_tensor_cores import apply as tensor_cores
 from sparsetir.schedules.gpu.spmm_tensor_cores import for_format
 from sparsetir.schedules.operators.block_linear import BlockLinear, BlockOuter
 from sparsetir.schedules.operators.block_spmm import BlockSpmm
-from sparsetir.schedules.operators.block_spmm import program as block_spmm
 from sparsetir.schedules.operators.problems import Spmm
-from sparsetir.schedules.templates import block_linear as template
 from sparsetir.schedules.templates.block_linear import BlockTile
 
 
@@ -59,8 +55,7 @@ def _product_by_blocks(x: Tensor, w: Tensor, structure: Structure, config: Any) 
     """
     (tokens, _), (blocks, cols, rows) = x.shape, w.shape
     problem, target = BlockSpmm(rows, cols, DTYPES[x.dtype]), target_of(x.device)
-    key = problem, config.compiled
-    kernel = compiled(key, target, lambda: lower(block_spmm(problem), tensor_cores, config, target))
+    kernel = compiled_by(config, problem, target)
     out = x.new_empty(1, structure.m, rows, tokens)
     arrays = {
         "a": w.transpose(1, 2).contiguous(),
@@ -88,9 +83,7 @@ def _run(structure: Structure, problem: Any, tokens: int, arrays: dict[str, Tens
     parallel = pays(default_threads(), work)
     target = target_of(structure.device)
     config = BlockTile.for_block(problem, vector_bits(target), tokens, parallel)
-    kernel = compiled(
-        (problem, config), target, lambda: lower_template(template, problem, config, target)
-    )
+    kernel = compiled_by(config, problem, target)
     sizes = {"tokens": tokens, "m": structure.m, "n": structure.n, "blocks": structure.nnz}
     given = {**arrays, **sizes, "indptr": structure.rowptr, "indices": structure.col}
     kernel.run_unchecked([given[name] for name in kernel.signature.passed])

@@ -6,22 +6,23 @@ values of edges come and go in the caller's order of a structure.
 
 from __future__ import annotations
 
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sparsetir.compiled import compiled
+from sparsetir.compiled import compiled_by
 from sparsetir.edge_request import edge_task
 from sparsetir.kernel import Kernel
 from sparsetir.ops.structure import DTYPES, Structure, target_of
-from sparsetir.pipeline import lower_template
 from sparsetir.pool import pays
 from sparsetir.request import default_threads
-from sparsetir.schedules.search import edge_space
-from sparsetir.schedules.search.choices import Choices
-from sparsetir.schedules.templates import edge_attention, edge_messages, edge_softmax, messages
+from sparsetir.schedules.operators.edge_attention import EdgeAttention
+from sparsetir.schedules.operators.edge_messages import EdgeMessages
+from sparsetir.schedules.operators.edge_softmax import EdgeSoftmax
+from sparsetir.schedules.operators.messages import Messages
+from sparsetir.schedules.templates.message_tiles import chosen, config_of, work
 from sparsetir.tuning.fingerprint import Sizes
 from sparsetir.tuning.lookup import by_record
 
@@ -51,7 +52,7 @@ def gspmm(
         return out, winners
     arrays = _arrays_of(structure)
     ordered = arg or (e is not None and arrays.order is not None)
-    problem = messages.Messages(
+    problem = Messages(
         op, reduce, _dims(u), _dims(e), DTYPES[dtype], arrays.idtype, ordered, arg,
         found is not None,
     )  # fmt: skip
@@ -91,7 +92,7 @@ def gsddmm(
         return out
     arrays = _arrays_of(structure)
     at = ["edge" if target == "e" else "node" for target in targets]
-    problem = edge_messages.EdgeMessages(
+    problem = EdgeMessages(
         op, _dims(lhs), _dims(rhs), at[0], at[1], DTYPES[out.dtype], arrays.idtype
     )
     run = _Run(structure, problem, heads, (feat,))
@@ -124,7 +125,7 @@ def _softmax(structure: Structure, given: tuple[Tensor, ...], backward: bool) ->
     batch, _, heads = first.shape
     out = torch.empty(first.shape, dtype=wide, device=first.device)
     arrays = _arrays_of(structure)
-    problem = edge_softmax.EdgeSoftmax(DTYPES[wide], arrays.idtype, backward)
+    problem = EdgeSoftmax(DTYPES[wide], arrays.idtype, backward)
     run = _Run(structure, problem, batch, (heads,))
     names = ("y", "g", "dx") if backward else ("x", "out")
     flat = [x.reshape(-1, heads) for x in (*moved, out)]
@@ -150,7 +151,7 @@ def attention(
         q, k = q.new_zeros(*q.shape[:-1], 1), k.new_zeros(*k.shape[:-1], 1)
         feat = 1
     arrays = _arrays_of(structure)
-    problem = edge_attention.EdgeAttention(DTYPES[q.dtype], arrays.idtype, heads_first)
+    problem = EdgeAttention(DTYPES[q.dtype], arrays.idtype, heads_first)
     run = _Run(structure, problem, heads, (feat, width))
     wide = getattr(torch, problem.accumulator)
     named = {
@@ -184,25 +185,22 @@ class _Run:
 
     def _config(self, structure: Structure, heads: int, features: tuple[int, ...]) -> Any:
         gpu, threads = structure.device.type == "cuda", default_threads()
-        if not gpu and not isinstance(self.problem, edge_messages.EdgeMessages):
+        if not gpu and not isinstance(self.problem, EdgeMessages):
             sizes = Sizes(structure.shape, structure.nnz)
             task = edge_task(self.problem, sizes, features, heads, self.target, threads)
-            found = by_record(task, self._recorded, Choices, lambda: structure.pattern.in_order)
+            found = by_record(task, self._recorded, config_of, lambda: structure.pattern.in_order)
             if found is not None:
                 return found
-        parallel = is_parallel(edge_space.work(self.problem, structure.nnz, heads, features))
-        return edge_space.chosen(features, threads if parallel else 1, gpu)
+        parallel = is_parallel(work(self.problem, structure.nnz, heads, features))
+        return chosen(features, threads if parallel else 1, gpu)
 
-    def _recorded(self, choices: Any) -> Any:
+    def _recorded(self, config: Any) -> Any:
         """A config of which there is a kernel."""
-        config = edge_space.config_of(choices)
         self._kernel(config)
         return config
 
     def _kernel(self, config: Any) -> Kernel:
-        template = edge_space.TEMPLATES[type(self.problem)]
-        stages = partial(lower_template, template, self.problem, config, self.target)
-        return compiled((self.problem, config), self.target, stages)
+        return compiled_by(config, self.problem, self.target)
 
     def __call__(self, named: dict[str, Any], numbers: dict[str, Any]) -> None:
         """Compile the kernel if it is new, and run it."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from sparsetir.arrays import dtype_name
-from sparsetir.compiled import compiled
+from sparsetir.compiled import compiled_by
 from sparsetir.kernel import Kernel
 from sparsetir.ops import library
 from sparsetir.ops.cache import memory_key
@@ -24,9 +24,9 @@ from sparsetir.ops.check_pattern import check_edges
 from sparsetir.ops.recorded import may_be_recorded
 from sparsetir.ops.registry import is_undisturbed
 from sparsetir.ops.structure import known_edges, plain_tensor, target_of
-from sparsetir.pipeline import lower
 from sparsetir.schedules.default import l2_bytes, l3_bytes
-from sparsetir.schedules.templates.edge_sums import EdgeSums, apply, program
+from sparsetir.schedules.operators.edge_sums import EdgeSums
+from sparsetir.schedules.templates.edge_sums import SumLoops
 
 PLAIN = (Tensor, Parameter)
 DTYPES = (torch.float32, torch.float64)
@@ -144,9 +144,7 @@ def _summed(
 @lru_cache(256)
 def _kernel(dtype: str, idtype: str, weighted: bool, mean: bool, feat: int) -> Kernel:
     problem = EdgeSums(dtype, idtype, weighted, mean)
-    return compiled(
-        (problem, feat), _target(), lambda: lower(program(problem), apply, feat, _target())
-    )
+    return compiled_by(SumLoops(feat), problem, _target())
 
 
 @cache

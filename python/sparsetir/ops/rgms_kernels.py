@@ -12,8 +12,7 @@ beforehand.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -22,21 +21,20 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from sparsetir.arrays import is_array
-from sparsetir.compiled import compiled
+from sparsetir.compiled import compiled_by
 from sparsetir.ops.relation_orders import where_products_first
 from sparsetir.ops.relations import CHUNK, RelationRows, Relations
 from sparsetir.ops.structure import DTYPES, call_plan, target_of
-from sparsetir.pipeline import lower_template
 from sparsetir.pool import pays
 from sparsetir.relational_plan import relational_plan
 from sparsetir.relational_request import GradientRequest, RelationalRequest
 from sparsetir.request import default_threads
 from sparsetir.schedules.default import is_gpu, vector_bits
 from sparsetir.schedules.operators.rgms import Rgms
+from sparsetir.schedules.operators.rgms_backward import RgmsBackward
 from sparsetir.schedules.operators.rgms_gradients import RgmsGradient
 from sparsetir.schedules.search.choose_rgms import lanes_of, whole_vectors
-from sparsetir.schedules.templates import rgms_backward
-from sparsetir.schedules.templates.rgms_backward import ChunkTiles, RgmsBackward
+from sparsetir.schedules.templates.rgms_backward import ChunkTiles
 
 BLOCKS_PER_THREAD = 4
 IDTYPES = {torch.int32: "int32", torch.int64: "int64"}
@@ -225,16 +223,15 @@ def _run_chunks(relations: Relations, edges: bool, arrays: dict[str, Tensor]) ->
         "nnz_rows": len(rows.rows), "nnz": relations.edges, "m": relations.m, "n": relations.n,
         "relations": relations.count, "blocks": blocks,
     }  # fmt: skip
-    stages = partial(lower_template, rgms_backward, problem, config, target)
-    _run(rows, (problem, config), target, stages, arrays, index, sizes)
+    _run(rows, problem, config, target, arrays, index, sizes)
 
 
 def _run(
-    rows: RelationRows, key: Any, target: Any, stages: Callable[[], Any],
+    rows: RelationRows, problem: Any, config: Any, target: Any,
     arrays: Mapping[str, Tensor], index: Mapping[str, Tensor], sizes: Mapping[str, int],
 ) -> None:  # fmt: skip
     """Compile a kernel if it is new, and run it on arrays that fit."""
-    kernel = compiled(key, target, stages)
+    kernel, key = compiled_by(config, problem, target), (problem, config)
     made = rows.computed.get(key)
     if made is None:
         given = {name: x.numpy() for name, x in index.items()}

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 
 from sparsetir.file_errors import first_line
 from sparsetir.schedules.operators.problems import CsrPattern
-from sparsetir.schedules.search.configs import from_data
+from sparsetir.schedules.search.configs import Choices, from_data
 from sparsetir.tuning.fingerprint import Sizes, fingerprint, shape_class
 from sparsetir.tuning.record import Key
 from sparsetir.tuning.records import RecordError, Records, default_path
@@ -62,7 +62,7 @@ def recorded_config(task: Task, pattern: Callable[[], CsrPattern] | None = None)
 
 
 def by_record(
-    task: Task, make: Callable[[Any], T], kind: type = object,
+    task: Task, make: Callable[[Any], T], of_choices: Callable[..., Any] | None = None,
     pattern: Callable[[], CsrPattern] | None = None,
 ) -> T | None:  # fmt: skip
     """What is made of the config recorded for a task; None where there is none, or it fails.
@@ -70,13 +70,15 @@ def by_record(
     A failure is warned of: the template may have changed since.
 
     make : gives it, of a config
-    kind : other configs are passed over
+    of_choices : a config of the choices by name that older versions recorded
     pattern : as for :func:`recorded_config`
     """
     config = recorded_config(task, pattern)
-    if config is None or not isinstance(config, kind):
+    if config is None:
         return None
     try:
+        if of_choices is not None and isinstance(config, Choices):
+            config = of_choices(**config)
         return make(config)
     except Exception as error:
         warn_of_record(config, error, stacklevel=4)

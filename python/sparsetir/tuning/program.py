@@ -16,7 +16,7 @@ from sparsetir.arrays import is_array, to_numpy
 from sparsetir.build import build
 from sparsetir.kernel import Kernel
 from sparsetir.schedules.search import program_space
-from sparsetir.schedules.search.choices import Choices
+from sparsetir.schedules.search.configs import Choices
 from sparsetir.signature import Signature
 from sparsetir.sparse_ir.lower_sparse_iter import lower_sparse_iter
 from sparsetir.sparse_ir.nodes import SparseFunc
@@ -52,11 +52,12 @@ class ProgramTask:
         """The schedule as a function."""
         return program_space.apply if self.schedule is None else self.schedule.load()
 
-    def build(self, config: Choices) -> Kernel:
+    def build(self, config: Any) -> Kernel:
         """The kernel for a config; without choices that of the default schedule."""
         if not config:
             return build(self.program, self.target)
-        return build(self.program, self.target, schedule=self.apply(), config=dict(config))
+        given = dict(config) if isinstance(config, Choices) else config
+        return build(self.program, self.target, schedule=self.apply(), config=given)
 
     def identity(self) -> dict[str, Any]:
         """See :class:`sparsetir.tuning.task.Tunable`.

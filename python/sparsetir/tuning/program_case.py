@@ -14,7 +14,6 @@ from sparsetir.build import build
 from sparsetir.kernel import Kernel
 from sparsetir.measuring.case import array, numbers
 from sparsetir.schedules.operators.operands import LEAST_SCALE, TOLERANCES
-from sparsetir.schedules.search.choices import Choices
 from sparsetir.sparse_ir.interpret import interpret
 from sparsetir.tuning.operator_case import Prepared
 from sparsetir.tuning.program import ProgramTask
@@ -38,7 +37,7 @@ class ProgramCase:
 
     def __init__(self, task: ProgramTask, folder: Path) -> None:
         self.task = task
-        self._kernels: dict[Choices, tuple[Kernel, float]] = {}
+        self._kernels: dict[Any, tuple[Kernel, float]] = {}
         signature = task.signature()
         self.dtypes = dict(zip(signature.names, signature.dtypes, strict=False))
         self.outputs = [signature.names[i] for i in signature.outputs]

@@ -16,7 +16,8 @@ from optuna.distributions import CategoricalDistribution
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from sparsetir.schedules.search.configs import to_data
-from sparsetir.schedules.search.spaces import Point, Space
+from sparsetir.schedules.search.spaces import Space
+from sparsetir.schedules.template import Point
 from sparsetir.tuning.task import OK, PRUNED, Outcome
 
 # Proposals of known configs in a row, after which one is drawn from those not yet tried.

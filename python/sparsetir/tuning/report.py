@@ -8,7 +8,7 @@ from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 from sparsetir.formats import Format
-from sparsetir.schedules.search.choices import Choices
+from sparsetir.schedules.search.configs import Choices
 from sparsetir.tuning.compare import DEFAULT, TITLES, Comparison, ranked
 from sparsetir.tuning.progress import micros
 from sparsetir.tuning.task import OK, PRUNED, STATES

@@ -193,8 +193,8 @@ def tune(
     remote : Remote, optional
         A device elsewhere; for operators.
     modules : sequence of str
-        Names of modules that add templates of their own to
-        :data:`sparsetir.schedules.templates.registry.TEMPLATES`, with `configs` to be searched.
+        Names of modules that register templates of their own, with `configs` to be searched, by
+        :func:`sparsetir.schedules.template.register`.
 
     Returns
     -------
@@ -294,8 +294,7 @@ def tune(
 
 
 def _is_plugged_in(config: Any) -> bool:
-    template = TEMPLATES.get(type(config))
-    return template is not None and template.configs is not None
+    return any(t.configs for t in TEMPLATES.values() if t.config is type(config))
 
 
 def _check(trials: Any, seconds: Any, sampler: Any, seed: Any, workers: Any) -> None:

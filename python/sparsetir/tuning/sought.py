@@ -11,12 +11,11 @@ from sparsetir.edge_request import EdgeRequest, edge_request
 from sparsetir.relational_request import RelationalRequest, relational_request
 from sparsetir.request import default_threads, request
 from sparsetir.schedules.default import is_gpu, vector_bits
-from sparsetir.schedules.operators.rgms import program as rgms
-from sparsetir.schedules.search import edge_space, rgms_space
-from sparsetir.schedules.search.choices import Choices, is_choice
 from sparsetir.schedules.search.choose import candidates
+from sparsetir.schedules.search.configs import Choices, is_choice
 from sparsetir.schedules.search.program_space import space_of
-from sparsetir.schedules.search.spaces import Branch, Space, space
+from sparsetir.schedules.search.spaces import Space, space
+from sparsetir.schedules.template import Branch
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.targets import resolve_target
 from sparsetir.tuning.program import ProgramTask, bound_arguments
@@ -60,9 +59,7 @@ def of_relations(matrix: Any, feat: Any, *, target: Any, **options: Any) -> Soug
     """
     wanted = relational_request(matrix, feat, target=target, **options)
     _refuse_gpu(wanted, "rgms")
-    whole = wanted.whole
-    program = rgms(wanted.problem), whole.arguments(), rgms_space.apply, whole.choices()
-    return _planned(program, wanted, target, TunedRelations)
+    return _planned(wanted.whole, wanted, target, TunedRelations)
 
 
 def of_edges(op: str, matrix: Any, feat: Any, *, target: Any, **options: Any) -> Sought:
@@ -72,9 +69,7 @@ def of_edges(op: str, matrix: Any, feat: Any, *, target: Any, **options: Any) ->
     """
     wanted = edge_request(op, matrix, feat, target=target, **options)
     _refuse_gpu(wanted, op)
-    apply = edge_space.SCHEDULES[type(wanted.problem)]
-    program = wanted.program, wanted.arguments(), apply, wanted.choices()
-    return _planned(program, wanted, target, TunedEdges)
+    return _planned(wanted, wanted, target, TunedEdges)
 
 
 def _refuse_gpu(wanted: RelationalRequest | EdgeRequest, op: str) -> None:
@@ -85,19 +80,20 @@ def _refuse_gpu(wanted: RelationalRequest | EdgeRequest, op: str) -> None:
 
 
 def _planned(
-    program: tuple[Any, ...], wanted: RelationalRequest | EdgeRequest, target: Any,
+    whole: RelationalRequest | EdgeRequest, wanted: RelationalRequest | EdgeRequest, target: Any,
     kind: Callable[..., Search],
 ) -> Sought:  # fmt: skip
-    """A search for a plan, over the choices of a schedule of its plain program.
+    """A search for a plan: the plain program of its operator, over the configs of its template.
 
-    program : function, arguments, schedule and choices, whose first ones are the default
+    whole : as wanted, for features that fill vectors
     """
-    sought = of_program(*program, target=target, threads=wanted.threads)
-    default = Choices({name: values[0] for name, values in program[3].items()})
+    default, branch = whole.chosen(), whole.tried()
+    template = whole.template(default)
+    program = template.program(whole.problem), whole.arguments(), template.apply, branch.choices
+    task = of_program(*program, target=target, threads=wanted.threads).tuned.task
     # By which plans look records up, unlike those of other functions.
-    key = Key.of(wanted.task())
-    tuned = kind(sought.tuned.task, key, [], default, request=wanted)
-    return Sought(tuned, sought.space, [default])
+    tuned = kind(task, Key.of(wanted.task()), [], default, request=wanted)
+    return Sought(tuned, Space((branch,)), [default])
 
 
 def of_program(

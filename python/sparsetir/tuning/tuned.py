@@ -13,9 +13,7 @@ from sparsetir.plan import plan
 from sparsetir.relational_plan import relational_plan
 from sparsetir.relational_request import RelationalRequest
 from sparsetir.run_plan import Plan
-from sparsetir.schedules.search import edge_space
-from sparsetir.schedules.search.choices import Choices
-from sparsetir.schedules.search.rgms_space import config_of
+from sparsetir.schedules.search.configs import Choices
 from sparsetir.tuning.program import ProgramTask
 from sparsetir.tuning.record import Key
 from sparsetir.tuning.task import OK, PRUNED, Outcome, Task, Tunable
@@ -170,9 +168,10 @@ class TunedProgram(Search):
     task: ProgramTask
 
     @property
-    def config(self) -> dict[str, Any] | None:
-        """The best choices; None where nothing is better than the default schedule."""
-        return dict(self.best.config) or None
+    def config(self) -> Any:
+        """The best choices, a dict; None where nothing is better than the default schedule."""
+        found = self.best.config
+        return dict(found) or None if isinstance(found, Choices) else found
 
     @property
     def schedule(self) -> Any:
@@ -181,7 +180,7 @@ class TunedProgram(Search):
 
     def kernel(self) -> Kernel:
         """The function built with the best config."""
-        return self.task.build(Choices(self.config or {}))
+        return self.task.build(self.best.config)
 
 
 @dataclass(repr=False)
@@ -202,7 +201,7 @@ class TunedRelations(TunedProgram):
 
     def plan(self) -> Plan:
         """The operator with the best config."""
-        return relational_plan(self.request, config_of(self.best.config))
+        return relational_plan(self.request, self.config)
 
 
 @dataclass(repr=False)
@@ -223,7 +222,7 @@ class TunedEdges(TunedProgram):
 
     def plan(self) -> Plan:
         """The operator with the best config."""
-        return edge_plan(self.request, edge_space.config_of(self.best.config))
+        return edge_plan(self.request, self.config)
 
 
 def seconds(trial: Trial) -> float:

@@ -1,0 +1,149 @@
+"""What a template is: a config, and how a kernel for a problem is made of it. And all there are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import product
+from typing import Any, NamedTuple, TypeVar
+
+from sparsetir.schedules.operators.problems import Arranged, in_csr
+from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.nodes import SparseFunc
+
+T = TypeVar("T")
+# {"template": "RowBlocks", "RowBlocks.tile": 64, ...}
+Point = dict[str, Any]
+BRANCH = "template"
+
+
+@dataclass(frozen=True)
+class Branch:
+    """The configs of one template.
+
+    name : of the template
+    choices : for each parameter the values that it may have
+    make : a config of one value for each parameter, by name; None where they do not go together
+    """
+
+    name: str
+    choices: Mapping[str, tuple[Any, ...]]
+    make: Callable[..., Any | None]
+
+    def points(self) -> Iterator[tuple[Point, Any]]:
+        """All points that are a config, with it."""
+        for values in product(*self.choices.values()):
+            chosen = dict(zip(self.choices, values, strict=True))
+            config = self.config(chosen)
+            if config is not None:
+                point = {f"{self.name}.{name}": value for name, value in chosen.items()}
+                yield {BRANCH: self.name, **point}, config
+
+    def one_by_one(self) -> list[Any]:
+        """The config of the first values, and those that differ from it in one parameter."""
+        first = {name: values[0] for name, values in self.choices.items()}
+        others = ((name, value) for name, values in self.choices.items() for value in values[1:])
+        found = [self.config(first), *(self.config({**first, name: x}) for name, x in others)]
+        return [config for config in found if config is not None]
+
+    def config(self, chosen: Mapping[str, Any]) -> Any | None:
+        """The config of some values; None where there is none."""
+        try:
+            return self.make(**chosen)
+        except (ValueError, ScheduleError):
+            return None
+
+
+class Asked(NamedTuple):
+    """What configs are searched for.
+
+    pattern : a CsrPattern
+    given : its :class:`sparsetir.schedules.search.choose.Statistics`
+    known : the configs of all templates that are worth measuring by sizes alone, the default first
+    """
+
+    problem: Any
+    pattern: Any
+    given: Any
+    target: Any
+    known: Sequence[Any]
+
+    def own(self, kind: type[T]) -> list[T]:
+        """Those that are known of one class."""
+        return [config for config in self.known if isinstance(config, kind)]
+
+
+# Values that a search tries by parameter, and what makes a config of one of each.
+Tried = tuple[dict[str, tuple[Any, ...]], Callable[..., Any]]
+
+
+def around(configs: Sequence[Any], **tried: Iterable[Any]) -> Tried:
+    """Choices of the values of some configs, those that are tried, and those that fields say.
+
+    A config of them is the first one with its values replaced.
+    """
+    choices = {}
+    for field in fields(configs[0]):
+        tries = field.metadata.get("tries", ())
+        if tries or field.name in tried:
+            own = (getattr(config, field.name) for config in configs)
+            values = {*own, *tries, *tried.get(field.name, ())}
+            choices[field.name] = tuple(sorted(values, key=lambda x: (x is not None, x)))
+    return choices, lambda **chosen: replace(configs[0], **chosen)
+
+
+@dataclass(frozen=True)
+class Template:
+    """How kernels for problems of one kind are made of configs, and their arguments of a pattern.
+
+    config : the class of configs: frozen data, whose `compiled` is what of it a kernel depends on.
+        For plans `tiles(feat)` is the argument of that name, which raises ScheduleError for feature
+        sizes that it does not serve
+    problem : the class of problems
+    program : (problem, config) -> stage-I function
+    apply : (Schedule of that function, config), which schedules it by primitives, in both stages
+    arrange : (CsrPattern, problem, config) -> Arranged; by default for kernels that take CSR. Of
+        relations a Pattern of three axes, or a RelationPattern, is given
+    gpu : whether it is for GPUs; None: for CPUs and GPUs
+    candidates : (problem, Statistics, target) -> configs worth measuring, the default first; of
+        operators whose other templates play no part in that
+    choices : Asked -> Tried of a search; None where it does not serve
+    configs : (problem, CsrPattern, Statistics, target) -> the configs of a search one by one, in
+        place of choices. Of relations as for `arrange`, and what has the numbers of features
+    turn : when a search comes to it, of the templates for a problem; the lowest first
+    """
+
+    config: type
+    problem: type
+    program: Callable[..., SparseFunc]
+    apply: Callable[..., Any]
+    arrange: Callable[..., Arranged] = in_csr
+    gpu: bool | None = False
+    candidates: Callable[..., Sequence[Any]] | None = None
+    choices: Callable[[Asked], Tried | None] | None = None
+    configs: Callable[..., Sequence[Any]] | None = None
+    turn: int = 9
+
+    def fits(self, problem: Any, gpu: bool) -> bool:
+        """Whether it is for a problem's operator, and for GPUs or CPUs."""
+        return self.problem is type(problem) and self.gpu in (None, gpu)
+
+    def branch(self, asked: Asked) -> Branch | None:
+        """What a search tries; None for nothing."""
+        if self.choices is not None:
+            found = self.choices(asked)
+        else:
+            each = tuple(self.configs(*asked[:4])) if self.configs is not None else ()
+            numbers = {"config": tuple(range(len(each)))}
+            found = (numbers, lambda config: each[config]) if each else None
+        return None if found is None else Branch(self.config.__name__, *found)
+
+
+# By the classes of config and problem; :mod:`sparsetir.schedules.templates.registry` has all.
+TEMPLATES: dict[tuple[type, type], Template] = {}
+
+
+def register(template: Template) -> Template:
+    """Make a template known to plans, searches and records of tuning."""
+    TEMPLATES[template.config, template.problem] = template
+    return template
