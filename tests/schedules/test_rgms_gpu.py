@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -259,22 +260,25 @@ def test_cuda(tmp_path: Any) -> None:
     assert len(re.findall(r"\bLDGSTS\b", code)) >= 2 * 2
 
 
+FEATURES = SimpleNamespace(feat_in=32, feat=32)
+
+
 def test_configs() -> None:
     pattern = Pattern(MASKS["mixed"].nonzero(), MASKS["mixed"].shape)
-    found = rgms_gpu.configs(Rgms(), pattern, 32, 32)
+    found = rgms_gpu.configs(Rgms(), pattern, FEATURES)
     assert [c.k for c in found] == [5, 3]  # the longest row has 30 elements
     assert {c.rows for c in found} == {16}
-    cores = rgms_tensor_cores.configs(HALF, pattern, 32, 32, GPU)
+    cores = rgms_tensor_cores.configs(HALF, pattern, FEATURES, GPU)
     assert [(c.k, c.rows) for c in cores] == [(c.k, c.rows) for c in found]
-    assert not rgms_tensor_cores.configs(Rgms(), pattern, 32, 32, GPU)
+    assert not rgms_tensor_cores.configs(Rgms(), pattern, FEATURES, GPU)
     old = resolve_target({"kind": "cuda", "arch": "sm_75"})
-    assert not rgms_tensor_cores.configs(HALF, pattern, 32, 32, old)
+    assert not rgms_tensor_cores.configs(HALF, pattern, FEATURES, old)
     one = Pattern(MASKS["one in each row"].nonzero(), MASKS["one in each row"].shape)
-    assert [c.k for c in rgms_gpu.configs(Rgms(), one, 32, 32)] == [0]
+    assert [c.k for c in rgms_gpu.configs(Rgms(), one, FEATURES)] == [0]
     empty = Pattern([np.zeros(0, "int32")] * 3, (1, 1, 1))
-    assert [c.k for c in rgms_gpu.configs(Rgms(), empty, 32, 32)] == [0]
+    assert [c.k for c in rgms_gpu.configs(Rgms(), empty, FEATURES)] == [0]
     many = Pattern([np.zeros(900, "int32"), np.arange(900), np.arange(900)], (1, 900, 900))
-    assert [c.rows for c in rgms_gpu.configs(Rgms(), many, 32, 32)] == [64]
+    assert [c.rows for c in rgms_gpu.configs(Rgms(), many, FEATURES)] == [64]
     for feat in (1, 7, 16, 20, 33, 100, 200):
         for kind, problem in ((RelationalRows, Rgms()), (RelationalTensorCores, HALF)):
             for rows in (16, 32, 64):

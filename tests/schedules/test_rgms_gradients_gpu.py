@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -261,10 +262,13 @@ def test_cuda(kind: str, tmp_path: Any) -> None:
     assert len(re.findall(r"\bLDGSTS\b", code)) >= 2
 
 
+FEATURES = SimpleNamespace(feat_in=32, feat=32)
+
+
 def test_configs() -> None:
     pattern = Pattern(MASKS["mixed"].nonzero(), MASKS["mixed"].shape)
-    assert [c.k for c in template.configs(WEIGHTS, pattern, 32, 32)] == [5, 3]
-    found = template.configs(HALF, pattern, 32, 32, GPU)
+    assert [c.k for c in template.configs(WEIGHTS, pattern, FEATURES)] == [5, 3]
+    found = template.configs(HALF, pattern, FEATURES, GPU)
     assert [(c.k, c.shares is None) for c in found] == [
         (5, False),
         (3, False),
