@@ -16,10 +16,7 @@ class Network(NamedTuple):
 
 
 # Figures that are stated, not measured: of Ethernet with TCP, and of a faster one.
-NETWORKS = {
-    "10 Gbit/s, 50 us": Network(50e-6, 1.25e9),
-    "100 Gbit/s, 10 us": Network(10e-6, 12.5e9),
-}
+NETWORKS = {"10 Gbit/s, 50 us": Network(50e-6, 1.25e9), "100 Gbit/s, 10 us": Network(10e-6, 12.5e9)}
 
 
 class Local(NamedTuple):

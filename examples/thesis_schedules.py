@@ -29,7 +29,7 @@ from thesis_inputs import COLUMNS, best, problem
 
 import sparsetir
 from sparsetir import Schedule, build
-from sparsetir.schedules.passes.one_by_one import one_by_one
+from sparsetir.schedules.passes.opaque_step_loop import opaque_step_loop
 from sparsetir.schedules.passes.parallel_loops import in_vectors, run_in_parallel
 from sparsetir.schedules.passes.prefetch import prefetch_gathered
 
@@ -382,7 +382,7 @@ def tuned_mttkrp(sch: Schedule, config: Tuned) -> None:
         last = "CDEF"[sum(config.levels) - 1]
         sch.rewrite(prefetch_gathered, reduce, last, config.prefetch, COLUMNS)
     for step in reductions:  # most fibres hold a few elements
-        sch.rewrite(one_by_one, step)
+        sch.rewrite(opaque_step_loop, step)
 
 
 def main() -> None:

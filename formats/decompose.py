@@ -55,7 +55,7 @@ from sparsetir.sparse_ir.nodes import (
     substitute,
 )
 from sparsetir.sparse_ir.separate_init import separate_init
-from sparsetir.sparse_ir.statements import as_one
+from sparsetir.sparse_ir.tir import as_one
 from sparsetir.sparse_ir.traversal import map_expr
 from sparsetir.sparse_ir.verify import verify
 

@@ -10,14 +10,7 @@ import numpy as np
 from sparsetir.formats.direct import Level, direct
 from sparsetir.formats.format import Format, register, set_positive
 from sparsetir.formats.format_part import FormatPart
-from sparsetir.formats.make_rules import (
-    Operand,
-    dense,
-    fixed,
-    make_rule,
-    sparse,
-    table,
-)
+from sparsetir.formats.make_rules import Operand, dense, fixed, make_rule, sparse, table
 from sparsetir.formats.pattern import Pattern, group
 from sparsetir.formats.rule import FormatRewriteRule
 from sparsetir.sparse_ir.index_arrays import index_type, stable_order, starts

@@ -24,7 +24,7 @@ from sparsetir.sparse_ir.nodes import (
     substitute,
 )
 from sparsetir.sparse_ir.parallel import has_own_place, written_accesses
-from sparsetir.sparse_ir.statements import as_one
+from sparsetir.sparse_ir.tir import as_one
 from sparsetir.sparse_ir.traversal import map_expr
 
 

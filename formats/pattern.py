@@ -186,11 +186,7 @@ class Pattern:
 
 
 def group(
-    parent: np.ndarray,
-    parents: int,
-    coord: np.ndarray,
-    length: int,
-    where: str = "group",
+    parent: np.ndarray, parents: int, coord: np.ndarray, length: int, where: str = "group"
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The distinct (parent, coordinate) pairs, in that order.
 

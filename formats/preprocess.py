@@ -15,7 +15,7 @@ from sparsetir.sparse_ir.nodes import (
     variables_of,
     walk,
 )
-from sparsetir.sparse_ir.statements import as_one
+from sparsetir.sparse_ir.tir import as_one
 
 # Annotation of the iterations that copy constant values into a format.
 COPY = "sparsetir.copy"

@@ -17,15 +17,14 @@ from tvm.tirx.buffer import buffer_data
 
 from sparsetir.schedules.passes.launches import binds_threads
 from sparsetir.schedules.passes.parallel_loops import (
-    apply_kinds,
     is_free,
+    materialize_loop_kinds,
     run_in_parallel,
     thread_axis,
 )
 from sparsetir.schedules.passes.vectorize_innermost import vectorize_innermost
-from sparsetir.sparse_ir.expressions import is_one
 from sparsetir.sparse_ir.nodes import buffer_var, nodes_of, stores_of, substitute
-from sparsetir.sparse_ir.statements import as_one, block_with, loop_over
+from sparsetir.sparse_ir.tir import as_one, block_with, is_one, loop_over
 from sparsetir.sparse_ir.workers import KIND
 
 GPU_THREADS = 128
@@ -133,7 +132,7 @@ def _cpu(func: tirx.PrimFunc) -> tirx.PrimFunc:
         outermost = next((n for n, lp in enumerate(loops) if not is_one(sch.get(lp).extent)), 0)
         if loops and _is_open(sch, loops[outermost], threads=False):
             run_in_parallel(sch, loops[outermost], "parallel")
-    return apply_kinds(_only(sch.mod))
+    return materialize_loop_kinds(_only(sch.mod))
 
 
 def _is_divided(nest: Any) -> bool:
@@ -198,7 +197,7 @@ def _gpu(func: tirx.PrimFunc) -> tirx.PrimFunc:
         if rest or len(chosen) > 3:
             sch.reorder(*chosen, *rest)
         run_in_parallel(sch, blocks, "blockIdx.x")
-    return apply_kinds(_only(sch.mod))
+    return materialize_loop_kinds(_only(sch.mod))
 
 
 def _is_mixed(block: Any) -> bool:

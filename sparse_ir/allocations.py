@@ -42,10 +42,9 @@ from typing import Any, NamedTuple
 from tvm import s_tir, tirx
 from tvm.tirx.buffer import buffer_data
 
-from sparsetir.sparse_ir.expressions import as_dtype, free_vars
 from sparsetir.sparse_ir.nodes import accesses_of, nodes_of
 from sparsetir.sparse_ir.races import FREE, RACES, facts_of
-from sparsetir.sparse_ir.statements import as_one, block_with, nest_of, values_of
+from sparsetir.sparse_ir.tir import as_dtype, as_one, block_with, free_vars, nest_of, values_of
 from sparsetir.sparse_ir.traversal import map_expr
 
 

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import tvm
 from tvm import ir, tirx
 
-from sparsetir.sparse_ir.expressions import as_dtype, dtype_of
 from sparsetir.sparse_ir.nodes import substitute
+from sparsetir.sparse_ir.tir import as_dtype, dtype_of
 
 LIMIT = 2**62 - 1
 SIZES = 2**56 - 1  # axes are taken to be no longer: no address space holds as many elements

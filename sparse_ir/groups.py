@@ -47,7 +47,6 @@ from tvm import tirx
 from sparsetir.sparse_ir.annotations import ATOMIC, GROUP, THREAD_UNITS
 from sparsetir.sparse_ir.atomics import atomic_update
 from sparsetir.sparse_ir.errors import LoweringError
-from sparsetir.sparse_ir.expressions import as_dtype, cast, dtype_of, free_vars
 from sparsetir.sparse_ir.nodes import (
     SparseFunc,
     SparseIteration,
@@ -60,7 +59,7 @@ from sparsetir.sparse_ir.nodes import (
     without_iteration,
 )
 from sparsetir.sparse_ir.reduction import Reduction, reduction_of, under
-from sparsetir.sparse_ir.statements import barrier
+from sparsetir.sparse_ir.tir import as_dtype, barrier, cast, dtype_of, free_vars
 from sparsetir.sparse_ir.traversal import map_expr
 from sparsetir.sparse_ir.workers import WARP, entries_of
 

@@ -29,10 +29,9 @@ from typing import Any
 from tvm import s_tir, tirx
 
 from sparsetir.sparse_ir.errors import LoweringError
-from sparsetir.sparse_ir.expressions import as_dtype, dtype_of, free_vars
 from sparsetir.sparse_ir.nodes import stores_of, substitute
-from sparsetir.sparse_ir.statements import loop_with
 from sparsetir.sparse_ir.tile_marks import is_likely
+from sparsetir.sparse_ir.tir import as_dtype, dtype_of, free_vars, loop_with
 
 # An init on its way out: the loop it goes in front of (None: the block itself), and its nest.
 _Pending = list[tuple[Any, tirx.Stmt]]

@@ -17,9 +17,9 @@ from typing import Any
 
 from tvm import tirx
 
-from sparsetir.sparse_ir.expressions import as_dtype, dtype_of, free_vars
 from sparsetir.sparse_ir.nodes import substitute
 from sparsetir.sparse_ir.position_loops import PositionLoop
+from sparsetir.sparse_ir.tir import as_dtype, dtype_of, free_vars
 from sparsetir.sparse_ir.translate import Scope, Search
 
 

@@ -22,7 +22,6 @@ from tvm.sym import Analyzer
 
 from sparsetir.sparse_ir.allocations import allocate_outside_of_threads
 from sparsetir.sparse_ir.errors import LoweringError
-from sparsetir.sparse_ir.expressions import as_dtype, dtype_of, free_vars, is_one
 from sparsetir.sparse_ir.hoist_init import hoist_init
 from sparsetir.sparse_ir.nodes import buffer_var, nodes_of, substitute
 from sparsetir.sparse_ir.position_space import (
@@ -35,8 +34,8 @@ from sparsetir.sparse_ir.position_space import (
 from sparsetir.sparse_ir.promises import promised_steps
 from sparsetir.sparse_ir.races import RACES
 from sparsetir.sparse_ir.row_bounds import keep_in_rows
-from sparsetir.sparse_ir.statements import block_with
 from sparsetir.sparse_ir.storage import Storage
+from sparsetir.sparse_ir.tir import as_dtype, block_with, dtype_of, free_vars, is_one
 from sparsetir.sparse_ir.traversal import map_expr
 
 

@@ -34,7 +34,6 @@ from sparsetir.sparse_ir.annotations import ATOMIC, CUT, GROUP, ORDERED, RANGES,
 from sparsetir.sparse_ir.atomics import as_call, with_atomic_calls
 from sparsetir.sparse_ir.computed import COMPUTED
 from sparsetir.sparse_ir.errors import LoweringError
-from sparsetir.sparse_ir.expressions import as_dtype, dtype_of, free_vars
 from sparsetir.sparse_ir.groups import with_group_calls
 from sparsetir.sparse_ir.legal import for_dependences, races
 from sparsetir.sparse_ir.levels import Level, init_loops, levels_of
@@ -53,8 +52,8 @@ from sparsetir.sparse_ir.races import FREE, RACES, private_buffers, races_of
 from sparsetir.sparse_ir.row_search import RowSearch
 from sparsetir.sparse_ir.rows import ROWS
 from sparsetir.sparse_ir.separate_init import init_runs_in_place, separate_init
-from sparsetir.sparse_ir.statements import as_one
 from sparsetir.sparse_ir.tail_predicates import resolve_tails
+from sparsetir.sparse_ir.tir import as_dtype, as_one, dtype_of, free_vars
 from sparsetir.sparse_ir.translate import Around, Scope, Search, Translator
 from sparsetir.sparse_ir.value_domains import permutations, without_permutations
 from sparsetir.sparse_ir.workers import (
@@ -165,10 +164,7 @@ class _Lowering:
             list(self.func.axes),
             list(self.func.buffers),
             tirx.Evaluate(0),
-            {
-                "outputs": written,
-                **{k: attrs[k] for k in SAID if k in attrs},
-            },
+            {"outputs": written, **{k: attrs[k] for k in SAID if k in attrs}},
         )
 
     # -- statements ---------------------------------------------------------------------------

@@ -12,7 +12,6 @@ from typing import Any
 
 from tvm import tirx
 
-from sparsetir.sparse_ir.expressions import as_dtype, dtype_of, free_vars
 from sparsetir.sparse_ir.names import numbered
 from sparsetir.sparse_ir.nodes import (
     AttachedAxis,
@@ -25,6 +24,7 @@ from sparsetir.sparse_ir.nodes import (
 )
 from sparsetir.sparse_ir.position_space import PositionSpace, in_one_row
 from sparsetir.sparse_ir.search import find_last_start, whole
+from sparsetir.sparse_ir.tir import as_dtype, dtype_of, free_vars
 from sparsetir.sparse_ir.translate import Scope, Search, Translator, Visit
 
 

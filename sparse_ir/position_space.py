@@ -14,10 +14,10 @@ from tvm_ffi import Object
 from tvm_ffi.dataclasses import py_class
 
 from sparsetir.sparse_ir.computed import computed_parameters
-from sparsetir.sparse_ir.expressions import as_dtype, dtype_of
 from sparsetir.sparse_ir.nodes import Axis, SparseBuffer, SparseFunc, buffer_var
 from sparsetir.sparse_ir.promises import filled_axes
 from sparsetir.sparse_ir.recipes.registry import facts_of
+from sparsetir.sparse_ir.tir import as_dtype, dtype_of
 
 # How each buffer over axes is stored, by its name.
 LAYOUTS = "sparsetir.layouts"

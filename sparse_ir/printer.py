@@ -27,14 +27,7 @@ from sparsetir.sparse_ir.nodes import (
     SparseIteration,
     buffer_var,
 )
-from sparsetir.sparse_ir.printer_expr import (
-    ExprPrinter,
-    Names,
-    dtype_of,
-    is_int32,
-    quote,
-    unknown,
-)
+from sparsetir.sparse_ir.printer_expr import ExprPrinter, Names, dtype_of, is_int32, quote, unknown
 
 HEADER = "# from tvm.script import sparse_tir as T\n"
 WIDTH = 100

@@ -116,8 +116,7 @@ def promise_problems(func: SparseFunc) -> Found:
             )
         if kind not in KINDS:
             yield Broken(
-                func.span,
-                f"promise about '{name}': expected a kind among {[*KINDS]}, got {kind!r}",
+                func.span, f"promise about '{name}': expected a kind among {[*KINDS]}, got {kind!r}"
             )
         least = 1 if kind == "multiple" else 0
         if isinstance(value, bool) or not isinstance(value, int) or value < least:

@@ -10,8 +10,8 @@ from typing import Any
 from tvm import ir, tirx
 from tvm_ffi import structural_equal
 
-from sparsetir.sparse_ir.expressions import cast, dtype_of
 from sparsetir.sparse_ir.nodes import loads_of, same_indices
+from sparsetir.sparse_ir.tir import cast, dtype_of
 from sparsetir.sparse_ir.traversal import map_expr
 
 

@@ -30,9 +30,9 @@ import tvm_ffi
 from tvm import ir, s_tir, tirx
 from tvm.sym import Analyzer
 
-from sparsetir.sparse_ir.expressions import as_dtype, dtype_of, free_vars
 from sparsetir.sparse_ir.nodes import substitute
 from sparsetir.sparse_ir.position_space import Layout, in_one_row
+from sparsetir.sparse_ir.tir import as_dtype, dtype_of, free_vars
 from sparsetir.sparse_ir.traversal import ADVANCE, SKIP, map_expr, visit_nodes
 
 

@@ -31,10 +31,10 @@ from typing import Any, NamedTuple
 from tvm import tirx
 from tvm.sym import Analyzer
 
-from sparsetir.sparse_ir.expressions import as_dtype, dtype_of, free_vars
 from sparsetir.sparse_ir.nodes import SparseFunc, sparse_iterations, substitute
 from sparsetir.sparse_ir.rows import found_rows, recipe_of_rows, step_of
 from sparsetir.sparse_ir.search import carry, find_last_start, start_again, whole
+from sparsetir.sparse_ir.tir import as_dtype, dtype_of, free_vars
 from sparsetir.sparse_ir.translate import Around, Scope, Translator
 from sparsetir.sparse_ir.workers import divided
 

@@ -27,10 +27,10 @@ from tvm import tirx
 from tvm.sym import Analyzer
 
 from sparsetir.sparse_ir.computed import computed_parameters
-from sparsetir.sparse_ir.expressions import as_dtype, dtype_of
 from sparsetir.sparse_ir.nodes import SparseBuffer, SparseFunc, declared, substitute, variables_of
 from sparsetir.sparse_ir.recipes.registry import RECIPES, facts_of
 from sparsetir.sparse_ir.tile_marks import is_bound
+from sparsetir.sparse_ir.tir import as_dtype, dtype_of
 from sparsetir.sparse_ir.verify_sites import Broken, Found
 
 ROWS = "rows"

@@ -10,9 +10,8 @@ from typing import Any
 
 from tvm import ir, s_tir, tirx
 
-from sparsetir.sparse_ir.expressions import as_dtype, dtype_of
 from sparsetir.sparse_ir.nodes import buffer_var
-from sparsetir.sparse_ir.statements import as_one, loop_over
+from sparsetir.sparse_ir.tir import as_dtype, as_one, dtype_of, loop_over
 
 
 def scalar_buffer(name: str, dtype: str) -> Any:
@@ -69,9 +68,7 @@ def find_sorted(
     one = as_dtype(1, dtype)
     mid = _load(lo) + ((_load(hi) - _load(lo)) >> one)
     step = tirx.IfThenElse(
-        tirx.BufferLoad(indices, [*parents, mid]) < target,
-        _store(lo, mid + one),
-        _store(hi, mid),
+        tirx.BufferLoad(indices, [*parents, mid]) < target, _store(lo, mid + one), _store(hi, mid)
     )
     hit = tirx.if_then_else(
         _load(lo) < extent,

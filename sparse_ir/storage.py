@@ -12,9 +12,9 @@ from typing import Any
 from tvm import ir, tirx
 from tvm.sym import Analyzer
 
-from sparsetir.sparse_ir.expressions import as_dtype, dtype_of, is_one
 from sparsetir.sparse_ir.nodes import Axis
 from sparsetir.sparse_ir.position_space import Layout, in_one_row
+from sparsetir.sparse_ir.tir import as_dtype, dtype_of, is_one
 
 INT32_MAX = 2**31 - 1
 

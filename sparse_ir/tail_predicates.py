@@ -34,7 +34,6 @@ import tvm_ffi
 from tvm import ir, tirx
 from tvm.sym import Analyzer
 
-from sparsetir.sparse_ir.expressions import as_dtype, dtype_of, free_vars
 from sparsetir.sparse_ir.legal import idempotent, sets_before_reading
 from sparsetir.sparse_ir.nodes import (
     SparseFunc,
@@ -47,7 +46,6 @@ from sparsetir.sparse_ir.nodes import (
     substitute,
 )
 from sparsetir.sparse_ir.reduction import reduction_of, taken_apart, under, where
-from sparsetir.sparse_ir.statements import as_one, loop_with
 from sparsetir.sparse_ir.tile_marks import (
     contains,
     is_tail,
@@ -57,6 +55,7 @@ from sparsetir.sparse_ir.tile_marks import (
     with_starts,
     without_marks,
 )
+from sparsetir.sparse_ir.tir import as_dtype, as_one, dtype_of, free_vars, loop_with
 from sparsetir.sparse_ir.traversal import map_expr
 from sparsetir.sparse_ir.workers import divided
 

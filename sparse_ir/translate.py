@@ -18,19 +18,15 @@ from tvm import ir, sym, tirx
 from tvm.sym import Analyzer
 
 from sparsetir.sparse_ir.exact import SIZES, Integer, exact, is_signed, most_of, type_bounds
-from sparsetir.sparse_ir.expressions import as_dtype, conjunction, dtype_of, free_vars, zero
 from sparsetir.sparse_ir.names import numbered
 from sparsetir.sparse_ir.nodes import Axis, SparseBuffer, declared, substitute, walk
 from sparsetir.sparse_ir.position_space import PositionSpace
 from sparsetir.sparse_ir.promises import accessed_inside, promises_of
 from sparsetir.sparse_ir.rows import found_rows
 from sparsetir.sparse_ir.search import find_sorted, find_unsorted, scalar_buffer
+from sparsetir.sparse_ir.tir import as_dtype, conjunction, dtype_of, free_vars, zero
 from sparsetir.sparse_ir.traversal import map_expr
-from sparsetir.sparse_ir.value_domains import (
-    counted_steps,
-    made_by_recipes,
-    value_domains,
-)
+from sparsetir.sparse_ir.value_domains import counted_steps, made_by_recipes, value_domains
 
 
 @dataclass

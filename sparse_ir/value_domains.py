@@ -13,7 +13,6 @@ from typing import Any
 from tvm import ir, tirx
 
 from sparsetir.sparse_ir.computed import computed_parameters, keyword
-from sparsetir.sparse_ir.expressions import as_dtype
 from sparsetir.sparse_ir.nodes import Axis, SparseFunc, variables_of, walk
 from sparsetir.sparse_ir.promises import assumed_coordinates
 from sparsetir.sparse_ir.recipes.registry import (
@@ -24,6 +23,7 @@ from sparsetir.sparse_ir.recipes.registry import (
     SameAs,
     facts_of,
 )
+from sparsetir.sparse_ir.tir import as_dtype
 from sparsetir.sparse_ir.traversal import map_expr
 
 

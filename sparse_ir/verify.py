@@ -164,8 +164,7 @@ def _axis_kind(new: Declarations) -> Found:
             )
         if axis.idtype not in ("int32", "int64"):
             yield Broken(
-                axis,
-                f"axis '{axis.name}': expected idtype 'int32' or 'int64', got '{axis.idtype}'",
+                axis, f"axis '{axis.name}': expected idtype 'int32' or 'int64', got '{axis.idtype}'"
             )
 
 

@@ -9,7 +9,6 @@ from tvm import tirx
 
 from sparsetir.sparse_ir.annotations import GPU_UNITS, THREAD_UNITS, WORKERS
 from sparsetir.sparse_ir.errors import LoweringError
-from sparsetir.sparse_ir.expressions import as_dtype, dtype_of
 from sparsetir.sparse_ir.nodes import (
     SparseFunc,
     SparseIteration,
@@ -21,7 +20,7 @@ from sparsetir.sparse_ir.nodes import (
     substitute,
 )
 from sparsetir.sparse_ir.position_loops import PositionLoop
-from sparsetir.sparse_ir.statements import loop_over, loop_with
+from sparsetir.sparse_ir.tir import as_dtype, dtype_of, loop_over, loop_with
 from sparsetir.sparse_ir.traversal import map_expr
 
 # Annotation of a loop of stage II: what it becomes when all else is done.

@@ -43,13 +43,7 @@ def test_tables_and_picture(tmp_path, capsys):
 @pytest.mark.slow  # kernels, and processes of their own that compile them again
 def test_a_run(tmp_path, capsys):
     args = argparse.Namespace(
-        quick=True,
-        out=tmp_path,
-        threads=1,
-        mask=["band"],
-        peers=["dense"],
-        plot=True,
-        target="cpu",
+        quick=True, out=tmp_path, threads=1, mask=["band"], peers=["dense"], plot=True, target="cpu"
     )
     attention.run(args)
     (path,) = tmp_path.glob("*.json")

@@ -9,14 +9,7 @@ import pytest
 import torch
 
 from bench import distributed, distributed_worker
-from bench.distributed_model import (
-    Local,
-    Network,
-    Share,
-    counted_halos,
-    epoch,
-    expected_share,
-)
+from bench.distributed_model import Local, Network, Share, counted_halos, epoch, expected_share
 
 
 def test_generated_graphs_are_the_same_in_any_parts(monkeypatch):

@@ -301,11 +301,7 @@ def test_csv_folder_of_dgl(tmp_path):
 @pytest.mark.parametrize(
     "meta, edge_lines, message",
     [
-        (
-            "edge_data:\n- file_name: a.csv\n- file_name: b.csv\n",
-            "",
-            "one file .* a.csv, b",
-        ),
+        ("edge_data:\n- file_name: a.csv\n- file_name: b.csv\n", "", "one file .* a.csv, b"),
         ("edge_data:\n- file_name: gone.csv\n", "", "gone.csv: no such file, though meta.yaml"),
         ("edge_data: 5\n", "", "expected one file of edges under edge_data, got none"),
         ("- file_name: e.csv\n", "", "meta.yaml: expected names with values, got list"),

@@ -30,6 +30,7 @@ from sparsetir.schedules.gpu.spmm_groups import Groups
 from sparsetir.schedules.gpu.spmm_hyb import HybRows
 from sparsetir.schedules.gpu.spmm_panels import PanelThreads
 from sparsetir.schedules.gpu.spmm_tensor_cores import TensorCores
+from sparsetir.schedules.multiversion import multiversion
 from sparsetir.schedules.operators.problems import Sddmm, Spmm
 from sparsetir.schedules.operators.rgms import Rgms
 from sparsetir.schedules.operators.rgms_gradients import RgmsGradient
@@ -43,7 +44,6 @@ from sparsetir.schedules.templates.spmm_blocks import BlockRows
 from sparsetir.schedules.templates.spmm_panels import PanelRows
 from sparsetir.schedules.templates.spmm_sorted import SortedRows
 from sparsetir.schedules.templates.spmv import SlicedRows
-from sparsetir.schedules.versions import for_all_sizes
 from sparsetir.targets import resolve_target
 
 STAGES = ["I", "II", "II scheduled", "III"]
@@ -111,7 +111,7 @@ def test_stages_of_a_stage_one_function():
     assert list(stages) == STAGES and stages["I"] is func
     second = sparsetir.lower_sparse_iter(func)
     assert stages["II"].script() == second.script()
-    scheduled = for_all_sizes(func, target)["II scheduled"]
+    scheduled = multiversion(func, target)["II scheduled"]
     assert stages["II scheduled"].script() == scheduled.script()
     assert text(stages) == text(sparsetir.build(func).stages)
 

@@ -20,13 +20,7 @@ from tvm.script import tirx as T
 
 import sparsetir
 from cuda_runner import CudaFunction, requires_cuda_text
-from gpu_runner import (
-    OPENCL_TARGET,
-    OpenCLFunction,
-    nvcc_compile,
-    requires_nvcc,
-    requires_opencl,
-)
+from gpu_runner import OPENCL_TARGET, OpenCLFunction, nvcc_compile, requires_nvcc, requires_opencl
 from pairs import by_turns
 from programs import PROGRAMS, tolerance
 from sparsetir.sparse_ir.nodes import SparseIteration, nodes_of

@@ -17,7 +17,7 @@ from sparsetir.schedules.passes.whole_workspaces import WHOLE, without_compactio
 from sparsetir.signature import natural_shapes, signature_of
 from sparsetir.sparse_ir.nodes import SparseFunc, buffer_var, substitute
 from sparsetir.sparse_ir.schedule import Schedule
-from sparsetir.sparse_ir.statements import block_with
+from sparsetir.sparse_ir.tir import block_with
 from sparsetir.targets import resolve_target
 
 # Of libc: the absolute value of a 64-bit integer, which for an address is itself. TVM's own ways to
@@ -149,13 +149,7 @@ def _with_natural_shapes(name: str, stages: Stages) -> tirx.PrimFunc:
 def _of_any_alignment(func: tirx.PrimFunc, stages: Stages) -> tirx.PrimFunc:
     """A plain PrimFunc whose arrays need no more alignment than their elements."""
     relaxed = {
-        v: buffer_var(
-            v.ty.shape,
-            v.ty.dtype,
-            v.name,
-            v.ty.storage_scope,
-            itemsize(str(v.ty.dtype)),
-        )
+        v: buffer_var(v.ty.shape, v.ty.dtype, v.name, v.ty.storage_scope, itemsize(str(v.ty.dtype)))
         for v in func.params
         if tirx.is_buffer_var(v)
     }

@@ -12,14 +12,7 @@ import tvm
 
 from sparsetir import pool
 from sparsetir.arguments import Arguments
-from sparsetir.arrays import (
-    is_array,
-    is_read_only,
-    placed,
-    plain_view,
-    reference,
-    to_numpy,
-)
+from sparsetir.arrays import is_array, is_read_only, placed, plain_view, reference, to_numpy
 from sparsetir.file_errors import as_path
 from sparsetir.kernel_file import write_library
 from sparsetir.matrix_engine import allowed, features_needed, refusing

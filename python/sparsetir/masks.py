@@ -21,15 +21,7 @@ from torch import Tensor
 
 from sparsetir.mask_blocks import BLOCKS, WORD, BlockMask, Stored, packed
 
-__all__ = [
-    "BlockMask",
-    "band",
-    "bigbird",
-    "blocks",
-    "butterfly",
-    "causal",
-    "from_elements",
-]
+__all__ = ["BlockMask", "band", "bigbird", "blocks", "butterfly", "causal", "from_elements"]
 
 # Elements that are looked at at a time.
 CHUNK = 1 << 22

@@ -3,8 +3,8 @@
 - I: a program over coordinates; a schedule's primitives transform it.
 - II: `lower_sparse_iter` makes loops over positions.
 - II scheduled: by TVM's primitives and passes where the schedule goes on to them; else by
-  `for_all_sizes` for CPUs and `default_schedule` for GPUs. Then `apply_kinds` makes loop kinds of
-  annotations.
+  `multiversion` for CPUs and `default_schedule` for GPUs. Then `materialize_loop_kinds` makes loop
+  kinds of annotations.
 - III: `lower_sparse_buffer` makes buffers flat; then come the passes of :data:`LAST`, and
   `without_unread`. TVM compiles what they give.
 
@@ -22,15 +22,15 @@ from tvm import ir, s_tir, tirx
 from sparsetir.matrix_engine import features_needed, missing_of
 from sparsetir.pool import work_of_threads
 from sparsetir.schedules.default import default_schedule, is_gpu
+from sparsetir.schedules.multiversion import multiversion
 from sparsetir.schedules.passes.bounded_shifts import bounded_shifts
 from sparsetir.schedules.passes.exact_constants import exact_constants
 from sparsetir.schedules.passes.launches import accessed_by_host, binds_threads
 from sparsetir.schedules.passes.locals_apart import locals_apart
 from sparsetir.schedules.passes.locals_on_stack import locals_on_stack
-from sparsetir.schedules.passes.parallel_loops import apply_kinds
+from sparsetir.schedules.passes.parallel_loops import materialize_loop_kinds
 from sparsetir.schedules.passes.sound_tail_hints import sound_tail_hints
 from sparsetir.schedules.passes.whole_workspaces import whole_workspaces
-from sparsetir.schedules.versions import for_all_sizes
 from sparsetir.signature import natural_shapes
 from sparsetir.sparse_ir.annotations import ATOMIC, GPU_UNITS
 from sparsetir.sparse_ir.computed import computed_parameters
@@ -66,10 +66,7 @@ Stages = dict[str, Any]
 
 
 def lower(
-    func: Any,
-    schedule: Callable[..., Any] | None = None,
-    config: Any = None,
-    target: Any = "llvm",
+    func: Any, schedule: Callable[..., Any] | None = None, config: Any = None, target: Any = "llvm"
 ) -> Stages:
     """All stages of a function, up to the one that is compiled.
 
@@ -149,7 +146,7 @@ def _of_schedule(sch: Schedule, target: Any) -> Stages:
     # `tvm.s_tir.Schedule` from then on.
     second = getattr(sch, "stage_two", None)
     if second is None and not is_gpu(target):
-        stages = for_all_sizes(sch.func, target, work_of_threads())
+        stages = multiversion(sch.func, target, work_of_threads())
     else:
         lowered = lower_sparse_iter(sch.func) if second is None else sch.lowered
         scheduled = lowered if second is None else _only(second)
@@ -161,7 +158,7 @@ def _of_schedule(sch: Schedule, target: Any) -> Stages:
 
 def _finished(stages: dict[str, Any], scheduled: Any, target: Any) -> Stages:
     """With stage III, through the passes that come last."""
-    gpu, marked = is_gpu(target), apply_kinds(scheduled)
+    gpu, marked = is_gpu(target), materialize_loop_kinds(scheduled)
     threads = binds_threads(marked.body)
     if threads and not gpu:
         raise ScheduleError(

@@ -10,13 +10,7 @@ import numpy as np
 
 from sparsetir import pool
 from sparsetir.formats import Pattern
-from sparsetir.request import (
-    KernelRequest,
-    check_counts,
-    check_dtypes,
-    default_threads,
-    idtype_for,
-)
+from sparsetir.request import KernelRequest, check_counts, check_dtypes, default_threads, idtype_for
 from sparsetir.schedules.operators.operands import rounded
 from sparsetir.schedules.operators.relations import RelationPattern
 from sparsetir.schedules.operators.rgms import Rgms

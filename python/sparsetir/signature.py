@@ -14,11 +14,11 @@ from tvm import ir, tirx
 from tvm.sym import Analyzer
 
 from sparsetir.sparse_ir.computed import computed_parameters, of_values, reads
-from sparsetir.sparse_ir.expressions import dtype_of
 from sparsetir.sparse_ir.nodes import SparseFunc, make_func, substitute, walk
 from sparsetir.sparse_ir.position_space import LAYOUTS, SIGNATURE, PositionSpace
 from sparsetir.sparse_ir.promises import promises_of
 from sparsetir.sparse_ir.storage import Storage
+from sparsetir.sparse_ir.tir import dtype_of
 
 # Attribute of a signature's function: computed parameters that the compiled function does not have.
 NOT_PASSED = "not_passed"

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sparsetir.schedules.arguments import expect, expect_at_least
-from sparsetir.schedules.gpu.passes.in_warp_tiles import in_warp_tiles
+from sparsetir.schedules.gpu.passes.warp_mma_program import warp_mma_program
 from sparsetir.schedules.operators.block_attention import BlockAttention, program
 from sparsetir.schedules.operators.block_attention_backward import BlockAttentionBackward
 from sparsetir.schedules.operators.block_attention_backward import program as gradient_program
@@ -53,7 +53,7 @@ def apply(sch: Schedule, config: WarpTiles) -> None:
                 with T.sp_iter([JI, II], "SS", "powers") as [ji, ii]: ...
 
     H and IO are divided among blocks of threads, in stage I; II among warps, in stage II
-    (:func:`sparsetir.schedules.gpu.passes.in_warp_tiles.in_warp_tiles`).
+    (:func:`sparsetir.schedules.gpu.passes.warp_mma_program.warp_mma_program`).
 
     Raises ScheduleError for a program of another shape.
     """
@@ -64,7 +64,7 @@ def apply(sch: Schedule, config: WarpTiles) -> None:
     sch.parallelize(sch.get_sp_iters(sch.get_sparse_iteration(main.name)), "block")
     sch.lower()
     owner = local[0][-1].name
-    sch.rewrite(in_warp_tiles, f"{main.name}0", owner, config.warps, config.stages)
+    sch.rewrite(warp_mma_program, f"{main.name}0", owner, config.warps, config.stages)
 
 
 register(Template(WarpTiles, BlockAttention, program, apply, gpu=True))

@@ -8,7 +8,7 @@ warps; those of Y that belong to a stored block are copied to shared memory some
 from __future__ import annotations
 
 from sparsetir.schedules.gpu.block_attention import WarpTiles
-from sparsetir.schedules.gpu.passes.in_warp_tiles import in_warp_tiles
+from sparsetir.schedules.gpu.passes.warp_mma_program import warp_mma_program
 from sparsetir.schedules.operators.block_sddmm import BlockSddmm, program
 from sparsetir.schedules.template import Template, register
 from sparsetir.sparse_ir.schedule import Schedule
@@ -33,7 +33,7 @@ def apply(sch: Schedule, config: WarpTiles) -> None:
     sch.precompute("OUT", jo, [ii, ji], dtype="float32")
     sch.parallelize([h, io], "block")
     sch.lower()
-    sch.rewrite(in_warp_tiles, "sddmm0", ii.name, config.warps, config.stages)
+    sch.rewrite(warp_mma_program, "sddmm0", ii.name, config.warps, config.stages)
 
 
 register(Template(WarpTiles, BlockSddmm, program, apply, gpu=True))

@@ -16,13 +16,12 @@ from tvm import tirx
 
 from sparsetir.schedules.arguments import expect, expect_integers
 from sparsetir.schedules.operators.problems import accumulator
-from sparsetir.schedules.passes.parallel_loops import apply_kinds
+from sparsetir.schedules.passes.parallel_loops import materialize_loop_kinds
 from sparsetir.schedules.templates.register_tile import Tiled
 from sparsetir.schedules.templates.shapes import RowReduction
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.expressions import free_vars
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef, SpIter
-from sparsetir.sparse_ir.statements import loop_with
+from sparsetir.sparse_ir.tir import free_vars, loop_with
 from sparsetir.sparse_ir.traversal import map_expr
 
 VECTOR_BYTES = 16  # the widest load
@@ -258,5 +257,5 @@ def with_occupancy(func: tirx.PrimFunc, blocks: int, tag: str) -> tirx.PrimFunc:
         body = tirx.AttrStmt(number, MIN_BLOCKS, number, loop.body)
         return loop_with(loop, body=body)
 
-    bound = apply_kinds(func)
+    bound = materialize_loop_kinds(func)
     return bound.with_body(map_expr(bound.body, [(tirx.For, visit)]))

@@ -24,13 +24,7 @@ from sparsetir.schedules.gpu import rgms_tiles
 from sparsetir.schedules.gpu.features import vector_width
 from sparsetir.schedules.gpu.passes.on_tensor_cores import ROWS
 from sparsetir.schedules.gpu.passes.ptx import PRODUCTS
-from sparsetir.schedules.gpu.rgms_tiles import (
-    RelationalTiles,
-    arrange,
-    in_tiles,
-    sizes_of,
-    tile_of,
-)
+from sparsetir.schedules.gpu.rgms_tiles import RelationalTiles, arrange, in_tiles, sizes_of, tile_of
 from sparsetir.schedules.gpu.spmm_tensor_cores import has_instructions
 from sparsetir.schedules.operators.relations import RelationPattern
 from sparsetir.schedules.operators.rgms import Rgms

@@ -19,26 +19,26 @@ from sparsetir.formats import Operand, Pattern, RelationalHyb
 from sparsetir.formats.decompose import decompose_format
 from sparsetir.formats.preprocess import extract_preprocess
 from sparsetir.schedules.arguments import Config, expect, expect_integers
-from sparsetir.schedules.gpu.passes.atomic_products import inner_products, inner_sums
-from sparsetir.schedules.gpu.passes.copy_together import copy_together
+from sparsetir.schedules.gpu.passes.atomic_products import matmul_then_dot, sum_then_matmul
+from sparsetir.schedules.gpu.passes.cooperative_copy import cooperative_copy
+from sparsetir.schedules.gpu.passes.cooperative_sums import cooperative_dot, cooperative_gather
 from sparsetir.schedules.gpu.passes.horizontal_fuse import horizontal_fuse
 from sparsetir.schedules.gpu.passes.on_tensor_cores import COLUMNS, ROWS, on_tensor_cores
 from sparsetir.schedules.gpu.passes.ptx import PRODUCTS
-from sparsetir.schedules.gpu.passes.register_tiles import register_tiles
 from sparsetir.schedules.gpu.passes.software_pipeline import MAX_SHARED, software_pipeline
-from sparsetir.schedules.gpu.passes.sums_together import dots_together, gather_together
+from sparsetir.schedules.gpu.passes.thread_tiled_matmul import thread_tiled_matmul
 from sparsetir.schedules.operators.problems import Arranged
 from sparsetir.schedules.operators.relations import RelationPattern
 from sparsetir.schedules.operators.rgms import Rgms
 from sparsetir.schedules.operators.rgms import program as operator
 from sparsetir.schedules.passes.nests import WARP, find_nest
-from sparsetir.schedules.passes.parallel_loops import apply_kinds, run_in_parallel
+from sparsetir.schedules.passes.parallel_loops import materialize_loop_kinds, run_in_parallel
 from sparsetir.schedules.templates.shapes import Nest, refuse_shape
 from sparsetir.sparse_ir.atomics import ATOMIC_DTYPES
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.expressions import free_vars
 from sparsetir.sparse_ir.nodes import SparseFunc, loads_of, sparse_iterations
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef, SpIter
+from sparsetir.sparse_ir.tir import free_vars
 from sparsetir.sparse_ir.traversal import map_expr
 
 ROOTS = 1  # loops above those over tiles of rows
@@ -282,11 +282,11 @@ def in_tiles(
         dtype = next((b.dtype for b in sch.func.buffers if b.dtype in PRODUCTS), dtype)
     for name in names:
         if part.kinds == "RR":
-            sch.rewrite(inner_products, name, outer=outer)
+            sch.rewrite(matmul_then_dot, name, outer=outer)
             _by_threads(sch, config, name, (of_others, of_others))
-            sch.rewrite(dots_together, f"{name}_dots", warps=config.warps, vector=of_x)
+            sch.rewrite(cooperative_dot, f"{name}_dots", warps=config.warps, vector=of_x)
         else:
-            sch.rewrite(inner_sums, name, outer=outer, dtype=dtype)
+            sch.rewrite(sum_then_matmul, name, outer=outer, dtype=dtype)
             _by_threads(sch, config, name, config.vectors)
     sch.rewrite(horizontal_fuse, [f"{name}_tile" for name in names])
 
@@ -327,7 +327,7 @@ def _on_grid(sch: Schedule, loops: Any, first: str, parts: list[str], tiles: int
                 bound.append((loop, tag))
         for loop, tag in bound:  # visits meet by atomics alone
             run_in_parallel(loops, loop, tag, "ignore")
-    sch.rewrite(apply_kinds)
+    sch.rewrite(materialize_loop_kinds)
 
 
 def _by_threads(
@@ -342,15 +342,15 @@ def _by_threads(
     assert sch.stage_two is not None
     (func,) = sch.stage_two.mod.functions.values()
     one = isinstance(find_nest("rgms_tiles", func, gather).body, tirx.BufferStore)
-    how = copy_together if one else gather_together
+    how = cooperative_copy if one else cooperative_gather
     sch.rewrite(how, gather, warps=config.warps, vector=vectors[0])
-    sch.rewrite(copy_together, matrix, warps=config.warps, vector=vectors[1])
+    sch.rewrite(cooperative_copy, matrix, warps=config.warps, vector=vectors[1])
     product, ends = f"{name}_product", [f"{name}_start", f"{name}_write"]
     shape, shares = config.division
     if shares is not None:
         sch.rewrite(on_tensor_cores, product, ends, warps=shares)
     else:
-        sch.rewrite(register_tiles, product, ends, warps=config.warps, shape=shape)
+        sch.rewrite(thread_tiled_matmul, product, ends, warps=config.warps, shape=shape)
     sch.rewrite(software_pipeline, f"{name}_visit", steps, stages=config.stages, room=MAX_SHARED)
 
 

@@ -36,17 +36,16 @@ from sparsetir.schedules.gpu.features import (
     row_sums,
     vector_width,
 )
-from sparsetir.schedules.gpu.passes.row_loops import in_one_piece
+from sparsetir.schedules.gpu.passes.row_loops import opaque_row_index
 from sparsetir.schedules.operators.problems import Spmm
 from sparsetir.schedules.operators.spmm import program
 from sparsetir.schedules.passes.nests import redirected
-from sparsetir.schedules.passes.parallel_loops import apply_kinds, run_in_parallel
+from sparsetir.schedules.passes.parallel_loops import materialize_loop_kinds, run_in_parallel
 from sparsetir.schedules.template import Asked, Template, Tried, around, register
 from sparsetir.schedules.templates.shapes import row_reduction
-from sparsetir.sparse_ir.expressions import as_dtype, dtype_of
 from sparsetir.sparse_ir.nodes import buffer_var, nodes_of
 from sparsetir.sparse_ir.schedule import Schedule
-from sparsetir.sparse_ir.statements import block_with
+from sparsetir.sparse_ir.tir import as_dtype, block_with, dtype_of
 from sparsetir.sparse_ir.traversal import map_expr
 
 
@@ -106,8 +105,8 @@ def apply(sch: Schedule, config: RowSplit) -> None:
     block = f"{found.iteration.name}0"
     chunk = _cache_rows(loops, block, f"{sums.reduce.name}0") if config.row_cache else None
     _bind(loops, block, config)
-    sch.rewrite(apply_kinds)
-    sch.rewrite(in_one_piece, block)
+    sch.rewrite(materialize_loop_kinds)
+    sch.rewrite(opaque_row_index, block)
     occupy(sch, config, config.threads * config.rows_per_block)
     if chunk is not None:
         sch.rewrite(_in_chunks, chunk)

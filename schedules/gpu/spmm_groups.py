@@ -43,7 +43,7 @@ from sparsetir.schedules.gpu.features import (
     set_before,
     vector_width,
 )
-from sparsetir.schedules.gpu.passes.row_loops import in_one_piece
+from sparsetir.schedules.gpu.passes.row_loops import opaque_row_index
 from sparsetir.schedules.operators.problems import EXTREMA, Spmm, accumulator
 from sparsetir.schedules.operators.spmm import program
 from sparsetir.schedules.passes.nests import WARP
@@ -190,7 +190,7 @@ def apply(sch: Schedule, config: Groups) -> None:
     for step in scalars + vectors:
         in_registers(loops, loops.get_sblock(f"{step.name}0"), vectors=step in vectors)
     if config.split == "rows":
-        sch.rewrite(in_one_piece, f"{found.iteration.name}0")
+        sch.rewrite(opaque_row_index, f"{found.iteration.name}0")
     occupy(sch, config, config.block)
 
 

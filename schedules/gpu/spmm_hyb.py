@@ -33,21 +33,21 @@ from sparsetir.schedules.gpu.features import (
     row_sums,
 )
 from sparsetir.schedules.gpu.passes.horizontal_fuse import horizontal_fuse
-from sparsetir.schedules.gpu.passes.row_loops import in_one_piece
+from sparsetir.schedules.gpu.passes.row_loops import opaque_row_index
 from sparsetir.schedules.gpu.spmm import RowSplit
 from sparsetir.schedules.operators.problems import EXTREMA, ROWS, Arranged, CsrPattern, Spmm
 from sparsetir.schedules.operators.spmm import program as operator
-from sparsetir.schedules.passes.parallel_loops import apply_kinds, run_in_parallel
+from sparsetir.schedules.passes.parallel_loops import materialize_loop_kinds, run_in_parallel
 from sparsetir.schedules.template import Asked, Template, Tried, around, register
 from sparsetir.schedules.templates.row_shapes import row_pieces
 from sparsetir.schedules.templates.shapes import DenseLoops
 from sparsetir.sparse_ir.atomics import has_atomics
 from sparsetir.sparse_ir.computed import COMPUTED
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.expressions import is_one
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.recipes.registry import RECIPES
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef
+from sparsetir.sparse_ir.tir import is_one
 
 MAX_PARTS = 120  # loop nests of a kernel, whose parameters then fit into 4 KB
 SLOT_VECTOR = 4  # columns or values in a load
@@ -199,8 +199,8 @@ def apply(sch: Schedule, config: HybRows) -> None:
         _unroll_slots(loops, f"{steps.reduce.name}0", min(config.unroll, slots))
         names.append(f"{part.iteration.name}0")
         _bind(loops, names[-1], config.rows_per_block, config.rows_in_turn(slots), race)
-    sch.rewrite(apply_kinds)
-    sch.rewrite(in_one_piece, first, *(f"{p.write.name}0" for p in parts))
+    sch.rewrite(materialize_loop_kinds)
+    sch.rewrite(opaque_row_index, first, *(f"{p.write.name}0" for p in parts))
     sch.rewrite(horizontal_fuse, names, independent=(found.first.result,))
     occupy(sch, config, config.threads * config.rows_per_block)
 

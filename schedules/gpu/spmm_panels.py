@@ -42,19 +42,13 @@ from sparsetir.schedules.gpu.features import (
     set_before,
     vector_width,
 )
-from sparsetir.schedules.gpu.passes.row_loops import where_visited, whole_steps
+from sparsetir.schedules.gpu.passes.row_loops import skip_if_empty, unroll_with_remainder
 from sparsetir.schedules.gpu.spmm import RowSplit
-from sparsetir.schedules.operators.problems import (
-    Arranged,
-    CsrPattern,
-    InOrder,
-    Spmm,
-    accumulator,
-)
+from sparsetir.schedules.operators.problems import Arranged, CsrPattern, InOrder, Spmm, accumulator
 from sparsetir.schedules.operators.spmm import program
-from sparsetir.schedules.passes.cases import cases
 from sparsetir.schedules.passes.nests import WARP
 from sparsetir.schedules.passes.parallel_loops import in_vectors, innermost_block
+from sparsetir.schedules.passes.specialize_on_value import specialize_on_value
 from sparsetir.schedules.template import Asked, Template, Tried, register
 from sparsetir.schedules.templates.shapes import row_reduction
 from sparsetir.sparse_ir.atomics import has_atomics
@@ -234,13 +228,15 @@ def apply(sch: Schedule, config: PanelThreads) -> None:
         loops.unroll(loops.get_loops(loops.get_sblock(f"{reduce.name}0"))[0])
     block = f"{found.iteration.name}0"
     if config.adds:
-        sch.rewrite(where_visited, block, reduce)
-    sch.rewrite(whole_steps, reduce, config.unroll)
+        sch.rewrite(skip_if_empty, block, reduce)
+    sch.rewrite(unroll_with_remainder, reduce, config.unroll)
     if config.compact:
-        sch.rewrite(cases, block, counts[0], range(1, config.rows + 1))
+        sch.rewrite(specialize_on_value, block, counts[0], range(1, config.rows + 1))
     elif config.atomics:
         pattern = loops.get(loops.get_sblock(block)).iter_vars[-2]
-        sch.rewrite(cases, block, str(pattern.var.name), range((1 << config.rows) - 1))
+        sch.rewrite(
+            specialize_on_value, block, str(pattern.var.name), range((1 << config.rows) - 1)
+        )
     occupy(sch, config, config.threads * config.panels)
 
 

@@ -30,7 +30,7 @@ from sparsetir.formats.decompose import decompose_format
 from sparsetir.formats.preprocess import extract_preprocess
 from sparsetir.schedules.arguments import expect, expect_integers
 from sparsetir.schedules.gpu.features import vector_width
-from sparsetir.schedules.gpu.passes.copy_together import copy_together
+from sparsetir.schedules.gpu.passes.cooperative_copy import cooperative_copy
 from sparsetir.schedules.gpu.passes.on_tensor_cores import COLUMNS, ROWS, on_tensor_cores
 from sparsetir.schedules.gpu.passes.ptx import COPY_BYTES, PRODUCTS
 from sparsetir.schedules.gpu.passes.shared_tiles import shared_tiles
@@ -43,15 +43,15 @@ from sparsetir.schedules.gpu.passes.software_pipeline import (
 from sparsetir.schedules.operators import block_spmm
 from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Spmm
 from sparsetir.schedules.operators.spmm import program as operator
-from sparsetir.schedules.passes.parallel_loops import apply_kinds, run_in_parallel
+from sparsetir.schedules.passes.parallel_loops import materialize_loop_kinds, run_in_parallel
 from sparsetir.schedules.template import Template, register
 from sparsetir.schedules.templates.register_tile import Tiled
 from sparsetir.schedules.templates.row_shapes import RowSums, row_sums
 from sparsetir.schedules.templates.shapes import refuse_shape
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.expressions import is_one
 from sparsetir.sparse_ir.nodes import SparseFunc, loads_of, sparse_iterations
 from sparsetir.sparse_ir.schedule import Schedule
+from sparsetir.sparse_ir.tir import is_one
 
 WHO = "TensorCores"
 MAX_WARPS = 16
@@ -279,15 +279,15 @@ def apply(sch: Schedule, config: TensorCores) -> None:
     left = {it.name for it in sparse_iterations(sch.func)}  # the others are where sums begin
     for first in [x for x in firsts if x.iteration.name in left]:
         _bind_first(loops, f"{first.iteration.name}0")
-    sch.rewrite(apply_kinds)
+    sch.rewrite(materialize_loop_kinds)
     if not dense:
         sch.rewrite(shared_tiles, product, [values, gathered], outer=len(outer))
         visit, copies = f"{product}_visit", [f"{gathered}_copy0", f"{values}_copy0"]
     warps = math.prod(config.warps)
     size = DataType(dtype).itemsize
     own = math.gcd(COPY_BYTES[0] // size, depth if dense else int(found.block_rows))
-    sch.rewrite(copy_together, copies[0], warps=warps, vector=min(config.vector, 16 // size))
-    sch.rewrite(copy_together, copies[1], warps=warps, vector=own)
+    sch.rewrite(cooperative_copy, copies[0], warps=warps, vector=min(config.vector, 16 // size))
+    sch.rewrite(cooperative_copy, copies[1], warps=warps, vector=own)
     others = [f"{start.name}0", f"{write.name}0"]
     sch.rewrite(on_tensor_cores, product, others, warps=config.warps, pairs=config.vector > 1)
     sch.rewrite(software_pipeline, visit, copies, stages=config.stages, room=DYNAMIC_BYTES)

@@ -31,7 +31,7 @@ from tvm.script import sparse_tir as T
 
 from sparsetir.schedules.arguments import expect, expect_at_least, expect_one_of
 from sparsetir.schedules.operators.names import DTYPES
-from sparsetir.schedules.operators.problems import Problem, made_once
+from sparsetir.schedules.operators.problems import Problem, memoized
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.schedule.facts import assume
 
@@ -65,7 +65,7 @@ def is_element(bits: Any, at: Any) -> Any:
     return ((T.cast(bits, "int32") >> (at % WORD)) & 1) != 0
 
 
-@made_once
+@memoized
 def program(problem: BlockAttention) -> SparseFunc:
     """The operator as a stage-I function.
 

@@ -24,7 +24,7 @@ from tvm import tirx
 from tvm.script import sparse_tir as T
 
 from sparsetir.schedules.operators.block_attention import WORD, BlockAttention, is_element
-from sparsetir.schedules.operators.problems import made_once
+from sparsetir.schedules.operators.problems import memoized
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.schedule.facts import assume
 
@@ -39,7 +39,7 @@ class BlockAttentionBackward(BlockAttention):
     keys: bool = False
 
 
-@made_once
+@memoized
 def program(problem: BlockAttentionBackward) -> SparseFunc:
     """The operator as a stage-I function.
 

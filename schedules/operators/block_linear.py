@@ -15,7 +15,7 @@ from tvm.script import sparse_tir as T
 
 from sparsetir.schedules.arguments import expect_at_least, expect_one_of
 from sparsetir.schedules.operators.names import DTYPES, IDTYPES
-from sparsetir.schedules.operators.problems import Problem, made_once, with_parameters
+from sparsetir.schedules.operators.problems import Problem, memoized, with_parameters
 from sparsetir.sparse_ir.nodes import SparseFunc
 
 
@@ -59,7 +59,7 @@ class BlockOuter(Problem):
         expect_one_of(self, dtype=("float32", "float64"), idtype=IDTYPES)
 
 
-@made_once
+@memoized
 def linear(problem: BlockLinear) -> SparseFunc:
     """The operator as a stage-I function.
 
@@ -99,7 +99,7 @@ def linear(problem: BlockLinear) -> SparseFunc:
     return with_parameters(block_linear, {"bias_": not bias})
 
 
-@made_once
+@memoized
 def outer(problem: BlockOuter) -> SparseFunc:
     """The operator as a stage-I function.
 

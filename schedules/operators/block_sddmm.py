@@ -17,7 +17,7 @@ from tvm.script import sparse_tir as T
 
 from sparsetir.schedules.arguments import expect_at_least, expect_one_of
 from sparsetir.schedules.operators.names import DTYPES
-from sparsetir.schedules.operators.problems import Problem, made_once
+from sparsetir.schedules.operators.problems import Problem, memoized
 from sparsetir.sparse_ir.nodes import SparseFunc
 
 
@@ -40,7 +40,7 @@ class BlockSddmm(Problem):
         expect_one_of(self, dtype=DTYPES)
 
 
-@made_once
+@memoized
 def program(problem: BlockSddmm) -> SparseFunc:
     """The operator as a stage-I function.
 

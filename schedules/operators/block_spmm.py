@@ -18,7 +18,7 @@ from tvm.script import sparse_tir as T
 
 from sparsetir.schedules.arguments import expect_at_least, expect_one_of
 from sparsetir.schedules.operators.names import DTYPES
-from sparsetir.schedules.operators.problems import Problem, made_once
+from sparsetir.schedules.operators.problems import Problem, memoized
 from sparsetir.sparse_ir.nodes import SparseFunc
 
 
@@ -39,7 +39,7 @@ class BlockSpmm(Problem):
         expect_one_of(self, dtype=DTYPES)
 
 
-@made_once
+@memoized
 def program(problem: BlockSpmm) -> SparseFunc:
     """The operator as a stage-I function.
 

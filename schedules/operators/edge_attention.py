@@ -17,7 +17,7 @@ from typing import Any, cast
 from tvm import tirx
 from tvm.script import sparse_tir as T
 
-from sparsetir.schedules.operators.problems import Problem, greater, made_once
+from sparsetir.schedules.operators.problems import Problem, greater, memoized
 from sparsetir.sparse_ir.nodes import SparseFunc
 
 
@@ -39,7 +39,7 @@ class EdgeAttention(Problem):
         return [head, node] if self.heads_first else [node, head]
 
 
-@made_once
+@memoized
 def program(problem: EdgeAttention) -> SparseFunc:
     """The operator as a stage-I function.
 

@@ -18,7 +18,7 @@ from tvm.script import sparse_tir as T
 
 from sparsetir.schedules.arguments import expect_one_of
 from sparsetir.schedules.operators.messages import DIMS, combined, dims
-from sparsetir.schedules.operators.problems import Problem, made_once, with_parameters
+from sparsetir.schedules.operators.problems import Problem, memoized, with_parameters
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.schedule.facts import assume
 
@@ -49,7 +49,7 @@ class EdgeMessages(Problem):
         expect_one_of(self, op=OPS, lhs=DIMS, rhs=DIMS, lhs_at=ends, rhs_at=ends)
 
 
-@made_once
+@memoized
 def program(problem: EdgeMessages) -> SparseFunc:
     """The operator as a stage-I function.
 

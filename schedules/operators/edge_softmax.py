@@ -17,7 +17,7 @@ from tvm import tirx
 from tvm.script import sparse_tir as T
 
 from sparsetir.schedules.arguments import expect_one_of
-from sparsetir.schedules.operators.problems import Problem, greater, made_once
+from sparsetir.schedules.operators.problems import Problem, greater, memoized
 from sparsetir.sparse_ir.nodes import SparseFunc
 
 
@@ -38,7 +38,7 @@ class EdgeSoftmax(Problem):
         expect_one_of(self, dtype=("float32", "float64"))
 
 
-@made_once
+@memoized
 def program(problem: EdgeSoftmax) -> SparseFunc:
     """The operator as a stage-I function.
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from tvm.script import sparse_tir as T
 
-from sparsetir.schedules.operators.problems import Problem, made_once, with_parameters
+from sparsetir.schedules.operators.problems import Problem, memoized, with_parameters
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.schedule.facts import assume
 
@@ -35,7 +35,7 @@ class EdgeSums(Problem):
     mean: bool = False
 
 
-@made_once
+@memoized
 def program(problem: EdgeSums) -> SparseFunc:
     """The operator as a stage-I function.
 

@@ -21,7 +21,7 @@ from sparsetir.schedules.operators.names import REDUCTIONS
 from sparsetir.schedules.operators.problems import (
     EXTREMA,
     Problem,
-    made_once,
+    memoized,
     reduced,
     with_parameters,
 )
@@ -79,12 +79,9 @@ def combined(op: str, a: Any, b: Any) -> Any:
         return a
     if op in ("copy_e", "copy_rhs"):
         return b
-    return {
-        "add": lambda: a + b,
-        "sub": lambda: a - b,
-        "mul": lambda: a * b,
-        "div": lambda: a / b,
-    }[op]()
+    return {"add": lambda: a + b, "sub": lambda: a - b, "mul": lambda: a * b, "div": lambda: a / b}[
+        op
+    ]()
 
 
 def dims(kind: str, h: Any, k: Any) -> list[Any]:
@@ -92,7 +89,7 @@ def dims(kind: str, h: Any, k: Any) -> list[Any]:
     return [*([h] if "h" in kind else []), *([k] if "f" in kind else [])]
 
 
-@made_once
+@memoized
 def program(problem: Messages) -> SparseFunc:
     """The operator as a stage-I function.
 

@@ -212,7 +212,7 @@ class Sddmm(Problem):
         expect_one_of(self, dtype=DTYPES, idtype=IDTYPES)
 
 
-def made_once(program: Callable[..., SparseFunc]) -> Callable[..., SparseFunc]:
+def memoized(program: Callable[..., SparseFunc]) -> Callable[..., SparseFunc]:
     """A program (problem) -> function as templates call it, (problem, config=None): the plain one,
     whatever the config, made once for each problem, since it takes as long to read as to lower."""
     made = functools.lru_cache(maxsize=64)(program)

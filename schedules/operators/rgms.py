@@ -20,7 +20,7 @@ from tvm.script import sparse_tir as T
 
 from sparsetir.schedules.arguments import expect, expect_one_of
 from sparsetir.schedules.operators.names import DTYPES, IDTYPES
-from sparsetir.schedules.operators.problems import Problem, made_once, with_parameters
+from sparsetir.schedules.operators.problems import Problem, memoized, with_parameters
 from sparsetir.sparse_ir.nodes import SparseFunc
 
 
@@ -56,7 +56,7 @@ class Rgms(Problem):
         expect(self, "added", summed, f"False where the result is not {self.accumulator}")
 
 
-@made_once
+@memoized
 def program(problem: Rgms) -> SparseFunc:
     """The operator as a stage-I function over CSF by relation, which every template schedules.
 

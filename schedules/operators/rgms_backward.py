@@ -23,7 +23,7 @@ from tvm.script import sparse_tir as T
 
 from sparsetir.schedules.arguments import expect_at_least, expect_one_of
 from sparsetir.schedules.operators.names import DTYPES, IDTYPES
-from sparsetir.schedules.operators.problems import Problem, made_once, with_parameters
+from sparsetir.schedules.operators.problems import Problem, memoized, with_parameters
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.schedule.facts import assume
 
@@ -54,7 +54,7 @@ class RgmsBackward(Problem):
         expect_one_of(self, dtype=DTYPES, idtype=IDTYPES)
 
 
-@made_once
+@memoized
 def program(problem: RgmsBackward) -> SparseFunc:
     """The operator as a stage-I function over rows in chunks.
 

@@ -21,7 +21,7 @@ from tvm.script import sparse_tir as T
 
 from sparsetir.schedules.arguments import expect, expect_one_of
 from sparsetir.schedules.operators.names import DTYPES, IDTYPES
-from sparsetir.schedules.operators.problems import Problem, made_once, with_parameters
+from sparsetir.schedules.operators.problems import Problem, memoized, with_parameters
 from sparsetir.sparse_ir.nodes import SparseFunc
 
 
@@ -55,7 +55,7 @@ class RgmsGradient(Problem):
         return self.accumulator
 
 
-@made_once
+@memoized
 def program(problem: RgmsGradient) -> SparseFunc:
     """The operator as a stage-I function over CSF by relation.
 

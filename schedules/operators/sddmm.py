@@ -10,11 +10,11 @@ from typing import Any
 from tvm import tirx
 from tvm.script import sparse_tir as T
 
-from sparsetir.schedules.operators.problems import Sddmm, made_once, with_parameters
+from sparsetir.schedules.operators.problems import Sddmm, memoized, with_parameters
 from sparsetir.sparse_ir.nodes import SparseFunc
 
 
-@made_once
+@memoized
 def program(problem: Sddmm) -> SparseFunc:
     """The operator as a stage-I function, which templates schedule.
 

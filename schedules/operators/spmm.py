@@ -10,17 +10,11 @@ from typing import Any
 from tvm import tirx
 from tvm.script import sparse_tir as T
 
-from sparsetir.schedules.operators.problems import (
-    EXTREMA,
-    Spmm,
-    made_once,
-    reduced,
-    with_parameters,
-)
+from sparsetir.schedules.operators.problems import EXTREMA, Spmm, memoized, reduced, with_parameters
 from sparsetir.sparse_ir.nodes import SparseFunc
 
 
-@made_once
+@memoized
 def program(problem: Spmm) -> SparseFunc:
     """The operator as a stage-I function, which every template schedules.
 

@@ -35,7 +35,7 @@ from tvm import ir, s_tir, tirx
 
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import substitute
-from sparsetir.sparse_ir.statements import values_of
+from sparsetir.sparse_ir.tir import values_of
 from sparsetir.sparse_ir.traversal import map_expr
 
 SEGMENT_BITS = 128

@@ -14,18 +14,20 @@ from tvm.tirx.buffer import buffer_data
 
 from sparsetir.schedules.passes.amx_tiles import TILE, TileShape, load_config, release, store
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.expressions import as_dtype, dtype_of, free_vars
 from sparsetir.sparse_ir.nodes import buffer_var, loads_of, nodes_of, substitute
 from sparsetir.sparse_ir.reduction import taken_apart
-from sparsetir.sparse_ir.statements import (
+from sparsetir.sparse_ir.tile_marks import is_likely
+from sparsetir.sparse_ir.tir import (
+    as_dtype,
     as_one,
     block_with,
+    dtype_of,
+    free_vars,
     loop_over,
     loop_with,
     nest_of,
     values_of,
 )
-from sparsetir.sparse_ir.tile_marks import is_likely
 from sparsetir.sparse_ir.traversal import map_expr
 
 # Attribute of stage II: the CPU features that a function asks for by intrinsics.

@@ -16,7 +16,7 @@ from typing import Any
 import tvm
 from tvm import tirx
 
-from sparsetir.sparse_ir.expressions import as_dtype, dtype_of
+from sparsetir.sparse_ir.tir import as_dtype, dtype_of
 from sparsetir.sparse_ir.traversal import map_expr
 
 

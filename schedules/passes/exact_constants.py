@@ -11,7 +11,7 @@ from typing import Any
 
 from tvm import tirx
 
-from sparsetir.sparse_ir.expressions import dtype_of
+from sparsetir.sparse_ir.tir import dtype_of
 from sparsetir.sparse_ir.traversal import map_expr
 
 

@@ -16,8 +16,8 @@ from tvm.sym import Analyzer
 from tvm_ffi import Object
 from tvm_ffi.structural import WalkResult
 
-from sparsetir.sparse_ir.expressions import free_vars
 from sparsetir.sparse_ir.nodes import nodes_of, stores_of
+from sparsetir.sparse_ir.tir import free_vars
 
 BLOCK_TAGS = ("blockIdx.x", "blockIdx.y", "blockIdx.z")
 THREAD_TAGS = ("threadIdx.x", "threadIdx.y", "threadIdx.z")

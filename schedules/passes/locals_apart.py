@@ -29,7 +29,7 @@ import numpy as np
 from tvm import ir, s_tir, tirx
 
 from sparsetir.sparse_ir.nodes import buffer_var, nodes_of, substitute
-from sparsetir.sparse_ir.statements import block_with, loop_with, values_of
+from sparsetir.sparse_ir.tir import block_with, loop_with, values_of
 from sparsetir.sparse_ir.traversal import map_expr
 
 # Bytes from which on TVM fetches a buffer from its workspace pool; and most that registers hold.

@@ -15,9 +15,8 @@ from tvm.tirx.buffer import buffer_data
 
 from sparsetir.schedules.passes.parallel_loops import thread_axis
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.expressions import as_dtype, dtype_of
 from sparsetir.sparse_ir.nodes import buffer_var, nodes_of, substitute
-from sparsetir.sparse_ir.statements import block_with, loop_over, nest_of, values_of
+from sparsetir.sparse_ir.tir import as_dtype, block_with, dtype_of, loop_over, nest_of, values_of
 from sparsetir.sparse_ir.traversal import map_expr
 
 WARP = 32

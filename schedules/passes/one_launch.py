@@ -20,9 +20,8 @@ from typing import Any
 from tvm import s_tir, tirx
 
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.expressions import as_dtype
 from sparsetir.sparse_ir.nodes import nodes_of, substitute
-from sparsetir.sparse_ir.statements import as_one, block_with, loop_with
+from sparsetir.sparse_ir.tir import as_dtype, as_one, block_with, loop_with
 
 WHO = "one_launch"
 

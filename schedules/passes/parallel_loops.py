@@ -13,11 +13,10 @@ from tvm import ir, s_tir, tirx
 
 from sparsetir.sparse_ir.affine import tells_apart
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.expressions import free_vars, is_one
 from sparsetir.sparse_ir.nodes import nodes_of
 from sparsetir.sparse_ir.races import FREE, RACES, facts_of
 from sparsetir.sparse_ir.schedule import Schedule
-from sparsetir.sparse_ir.statements import loop_with
+from sparsetir.sparse_ir.tir import free_vars, is_one, loop_with
 from sparsetir.sparse_ir.traversal import map_expr
 from sparsetir.sparse_ir.workers import KIND
 
@@ -26,7 +25,8 @@ LEGAL = 'pass race="ignore" where visits meet by atomics or not at all'
 
 
 def run_in_parallel(sch: Any, loop: Any, kind: str, race: str = "none") -> None:
-    """Run a loop of stage II in parallel; :func:`apply_kinds` does it when all else is done.
+    """Run a loop of stage II in parallel; :func:`materialize_loop_kinds` does it when all else is
+    done.
 
     sch : tvm.s_tir.Schedule of a stage-II function, or a sparsetir.Schedule that has gone on to it
     loop : one of its loops
@@ -150,7 +150,7 @@ def is_free(sch: Any, loop: Any, threads: bool = False) -> bool:
     return not _race(sch, loop, "parallel") and not (threads and _changes_hands(sch, loop))
 
 
-def apply_kinds(func: tirx.PrimFunc) -> tirx.PrimFunc:
+def materialize_loop_kinds(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """Make the loops of :func:`run_in_parallel` parallel or bind them to threads."""
 
     def visit(loop: Any) -> Any:

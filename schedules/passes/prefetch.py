@@ -26,10 +26,9 @@ from tvm import ir, s_tir, tirx
 
 from sparsetir.schedules.passes.parallel_loops import innermost_block
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.expressions import as_dtype, dtype_of, free_vars
 from sparsetir.sparse_ir.nodes import nodes_of, substitute
 from sparsetir.sparse_ir.position_space import LAYOUTS
-from sparsetir.sparse_ir.statements import loop_with, nest_of, values_of
+from sparsetir.sparse_ir.tir import as_dtype, dtype_of, free_vars, loop_with, nest_of, values_of
 from sparsetir.sparse_ir.traversal import map_expr
 
 CACHE_LINE = 64

@@ -23,10 +23,9 @@ from typing import Any
 from tvm import s_tir, tirx
 
 from sparsetir.sparse_ir.affine import linear_sum
-from sparsetir.sparse_ir.expressions import free_vars
 from sparsetir.sparse_ir.nodes import nodes_of, substitute
-from sparsetir.sparse_ir.statements import values_of
 from sparsetir.sparse_ir.tile_marks import is_likely
+from sparsetir.sparse_ir.tir import free_vars, values_of
 from sparsetir.sparse_ir.traversal import map_expr
 
 

@@ -30,7 +30,6 @@ from tvm.sym import Analyzer
 from sparsetir.schedules.passes.nests import is_zero
 from sparsetir.schedules.passes.prefetch import gathering_loads, row_ahead
 from sparsetir.schedules.registers import sum_vectors
-from sparsetir.sparse_ir.expressions import as_dtype, dtype_of
 from sparsetir.sparse_ir.nodes import (
     buffer_var,
     loads_of,
@@ -40,9 +39,11 @@ from sparsetir.sparse_ir.nodes import (
     substitute,
 )
 from sparsetir.sparse_ir.position_space import LAYOUTS
-from sparsetir.sparse_ir.statements import (
+from sparsetir.sparse_ir.tir import (
+    as_dtype,
     as_one,
     block_with,
+    dtype_of,
     loop_over,
     loop_with,
     nest_of,

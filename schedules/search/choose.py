@@ -13,18 +13,12 @@ from typing import Any
 import numpy as np
 
 from sparsetir.formats import BSR, DBSR
-from sparsetir.schedules.default import (
-    cpu_name,
-    is_gpu,
-    l1_bytes,
-    l2_bytes,
-    l3_bytes,
-    vector_bits,
-)
+from sparsetir.schedules.default import cpu_name, is_gpu, l1_bytes, l2_bytes, l3_bytes, vector_bits
 from sparsetir.schedules.gpu.spmm import RowSplit
 from sparsetir.schedules.gpu.spmm_groups import Groups
 from sparsetir.schedules.gpu.spmm_hyb import HybRows, shares_rows
 from sparsetir.schedules.gpu.spmm_tensor_cores import for_format
+from sparsetir.schedules.multiversion import PACK_DEGREE, PACK_FEATURES, WORK_OF_THREADS
 from sparsetir.schedules.operators.problems import Spmm, vector_lanes
 from sparsetir.schedules.operators.spmv import serves
 from sparsetir.schedules.registers import feature_tile, sum_vectors, tasks
@@ -36,7 +30,6 @@ from sparsetir.schedules.templates.spmm_blocks import BlockRows
 from sparsetir.schedules.templates.spmm_panels import panel_rows, panels_pay
 from sparsetir.schedules.templates.spmm_sorted import sorted_rows, sorting_pays
 from sparsetir.schedules.templates.spmv import SlicedRows
-from sparsetir.schedules.versions import PACK_DEGREE, PACK_FEATURES, WORK_OF_THREADS
 from sparsetir.sparse_ir.errors import ScheduleError
 
 PREFETCH = 8

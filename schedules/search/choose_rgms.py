@@ -8,11 +8,11 @@ import numpy as np
 from tvm import DataType
 
 from sparsetir.schedules.default import is_gpu, l2_bytes, vector_bits
+from sparsetir.schedules.multiversion import WORK_OF_THREADS
 from sparsetir.schedules.operators.rgms import Rgms
 from sparsetir.schedules.registers import most_sum_vectors
 from sparsetir.schedules.template import Branch
 from sparsetir.schedules.templates.rgms import TiledRelations
-from sparsetir.schedules.versions import WORK_OF_THREADS
 
 VECTORS = (1, 2, 4)  # of a tile of features that a search tries
 CACHES = (0.5, 1, 2)  # of the cache that rows of the result are to stay in

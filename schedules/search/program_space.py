@@ -40,8 +40,7 @@ from sparsetir.schedules.templates.register_tile import Straight, straight_code,
 from sparsetir.sparse_ir.nodes import Axis, SparseFunc, SparseIteration, loads_of
 from sparsetir.sparse_ir.reduction import reduction_of, taken_apart
 from sparsetir.sparse_ir.schedule import Schedule
-from sparsetir.sparse_ir.schedule.handles import SparseIterationRef
-from sparsetir.sparse_ir.schedule.loops import Loop, find_iteration, loops_of
+from sparsetir.sparse_ir.schedule.loops import Loop, SparseIterationRef, find_iteration, loops_of
 
 CHOICES = ("vectors", "lanes", "order", "size", "inner", "blocks", "parallel", "ahead")
 VECTORS = (1, 2, 4, 8, 16)  # of a tile

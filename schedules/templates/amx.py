@@ -37,10 +37,10 @@ from sparsetir.schedules.passes.amx_tiles import (
 from sparsetir.schedules.template import Template, register
 from sparsetir.schedules.templates.row_shapes import row_sums
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.expressions import free_vars
 from sparsetir.sparse_ir.nodes import SparseFunc, nodes_of, stores_of
 from sparsetir.sparse_ir.schedule import Schedule
 from sparsetir.sparse_ir.schedule.loops import find_iteration
+from sparsetir.sparse_ir.tir import free_vars
 
 WHO = "AmxBlocks"
 MAX_ROWS = 32

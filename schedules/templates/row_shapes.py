@@ -16,7 +16,6 @@ from sparsetir.schedules.templates.shapes import (
     over_rows,
     refuse_shape,
 )
-from sparsetir.sparse_ir.expressions import free_vars
 from sparsetir.sparse_ir.nodes import (
     Axis,
     SparseIteration,
@@ -27,6 +26,7 @@ from sparsetir.sparse_ir.nodes import (
 )
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef, SpIter
 from sparsetir.sparse_ir.schedule.loops import Loop, inside, loops_of
+from sparsetir.sparse_ir.tir import free_vars
 
 
 @dataclass(frozen=True)

@@ -132,7 +132,7 @@ class SddmmGroups(Tiled):
         """Whether all tiles of a sum are gone through before those of the next.
 
         Tiles of one vector may be written out: see
-        :mod:`sparsetir.schedules.passes.known_tiles`.
+        :mod:`sparsetir.schedules.passes.unroll_known_tiles`.
         """
         return self.feat is None and not (self.any_size and self.vectors > 1)
 

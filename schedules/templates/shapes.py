@@ -8,12 +8,12 @@ from typing import Any, NoReturn
 from tvm import ir, tirx
 
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.expressions import free_vars
 from sparsetir.sparse_ir.nodes import Axis, FusedAxis, SparseIteration, loads_of, sparse_iterations
 from sparsetir.sparse_ir.races import FREE, races_of
 from sparsetir.sparse_ir.reduction import reduction_of, taken_apart
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef, SpIter
 from sparsetir.sparse_ir.schedule.loops import Loop, loops_of
+from sparsetir.sparse_ir.tir import free_vars
 
 
 @dataclass(frozen=True)

@@ -15,16 +15,10 @@ from typing import Any
 
 from sparsetir.schedules.arguments import expect, number
 from sparsetir.schedules.default import l2_bytes
-from sparsetir.schedules.operators.problems import (
-    Arranged,
-    CsrPattern,
-    InOrder,
-    Spmm,
-    accumulator,
-)
+from sparsetir.schedules.operators.problems import Arranged, CsrPattern, InOrder, Spmm, accumulator
 from sparsetir.schedules.operators.spmm import program
-from sparsetir.schedules.passes.cases import cases
-from sparsetir.schedules.passes.one_by_one import one_by_one
+from sparsetir.schedules.passes.opaque_step_loop import opaque_step_loop
+from sparsetir.schedules.passes.specialize_on_value import specialize_on_value
 from sparsetir.schedules.registers import feature_tile, served, tasks
 from sparsetir.schedules.template import Asked, Template, Tried, register
 from sparsetir.schedules.templates import decomposed, register_tile
@@ -148,10 +142,10 @@ def apply(sch: Schedule, config: PanelRows) -> None:
         loops = stage_two.get_loops(stage_two.get_sblock(f"{reduce.name}0"))
         stage_two.unroll(loops[-1])
     (step,) = parameters_made_by(sch.func, constant)
-    sch.rewrite(one_by_one, reduce, step)
+    sch.rewrite(opaque_step_loop, reduce, step)
     if config.compact:
         block = register_tile.block_around(stage_two, f"{start.name}0")
-        sch.rewrite(cases, block, tables[0], range(1, config.rows + 1))
+        sch.rewrite(specialize_on_value, block, tables[0], range(1, config.rows + 1))
 
 
 def _set_before(sch: Schedule, found: RowReduction, config: PanelRows) -> SparseIterationRef:

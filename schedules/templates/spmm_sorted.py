@@ -12,13 +12,7 @@ from typing import Any
 
 from sparsetir.schedules.arguments import number
 from sparsetir.schedules.default import l2_bytes
-from sparsetir.schedules.operators.problems import (
-    Arranged,
-    CsrPattern,
-    InOrder,
-    Spmm,
-    accumulator,
-)
+from sparsetir.schedules.operators.problems import Arranged, CsrPattern, InOrder, Spmm, accumulator
 from sparsetir.schedules.operators.spmm import program
 from sparsetir.schedules.template import Asked, Template, Tried, register
 from sparsetir.schedules.templates import register_tile

@@ -1,6 +1,6 @@
 """Stage-I schedules: transformations of sparse iterations in coordinate space."""
 
-from sparsetir.sparse_ir.schedule.handles import SparseIterationRef, SpIter
+from sparsetir.sparse_ir.schedule.loops import SparseIterationRef, SpIter
 from sparsetir.sparse_ir.schedule.schedule import Schedule
 from sparsetir.sparse_ir.schedule.trace import Trace
 

@@ -41,7 +41,6 @@ from typing import Any
 from tvm import tirx
 
 from sparsetir.sparse_ir.computed import computed_parameters
-from sparsetir.sparse_ir.expressions import free_vars
 from sparsetir.sparse_ir.names import fresh_name
 from sparsetir.sparse_ir.nodes import (
     Axis,
@@ -57,15 +56,11 @@ from sparsetir.sparse_ir.nodes import (
 from sparsetir.sparse_ir.recipes.ranges import places_in_tiles
 from sparsetir.sparse_ir.recipes.registry import facts_of
 from sparsetir.sparse_ir.reduction import factors_of, reduction_of, widened
-from sparsetir.sparse_ir.schedule.handles import SparseIterationRef, SpIter
-from sparsetir.sparse_ir.schedule.loops import (
-    Loop,
-    changed,
-    loops_of,
-)
+from sparsetir.sparse_ir.schedule.loops import Loop, SparseIterationRef, SpIter, changed, loops_of
 from sparsetir.sparse_ir.schedule.primitives import primitive
 from sparsetir.sparse_ir.schedule.visit_order import VisitOrder, chosen_loops, load
 from sparsetir.sparse_ir.schedule.workspaces import over_fresh_vars, workspace
+from sparsetir.sparse_ir.tir import free_vars
 
 WHO = "aggregate"
 

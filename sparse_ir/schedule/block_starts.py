@@ -28,7 +28,6 @@ from typing import Any
 from tvm import ir, tirx
 from tvm.sym import Analyzer
 
-from sparsetir.sparse_ir.expressions import as_dtype, dtype_of, free_vars
 from sparsetir.sparse_ir.nodes import (
     SparseBuffer,
     SparseFunc,
@@ -40,6 +39,7 @@ from sparsetir.sparse_ir.recipes.positions import rows_of_blocks, rows_of_positi
 from sparsetir.sparse_ir.rows import ROWS, found_rows, recipe_of_rows, step_of, unbounded
 from sparsetir.sparse_ir.schedule.loops import Loop, inside
 from sparsetir.sparse_ir.schedule.visit_order import VisitOrder
+from sparsetir.sparse_ir.tir import as_dtype, dtype_of, free_vars
 
 
 def with_block_starts(

@@ -52,8 +52,8 @@ from sparsetir.sparse_ir.nodes import (
 )
 from sparsetir.sparse_ir.recipes.general import shared_rows
 from sparsetir.sparse_ir.reduction import Reduction, reduction_of, taken_apart
-from sparsetir.sparse_ir.schedule.handles import SparseIterationRef
 from sparsetir.sparse_ir.schedule.loops import (
+    SparseIterationRef,
     changed,
     find_iteration,
     name_of,
@@ -219,10 +219,7 @@ def _first(func: SparseFunc, target: SparseBuffer) -> SparseIteration | None:
 
 
 def _refuse_atomics(
-    func: SparseFunc,
-    writes: list[SparseIteration],
-    updates: list[Reduction],
-    target: SparseBuffer,
+    func: SparseFunc, writes: list[SparseIteration], updates: list[Reduction], target: SparseBuffer
 ) -> None:
     for it, update in zip(writes, updates, strict=True):
         if not has_atomics(update.operator, target.dtype):

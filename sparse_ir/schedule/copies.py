@@ -7,7 +7,6 @@ from typing import Any, NoReturn
 from tvm import ir, tirx
 
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.expressions import free_vars
 from sparsetir.sparse_ir.names import fresh_name
 from sparsetir.sparse_ir.nodes import (
     Axis,
@@ -20,14 +19,16 @@ from sparsetir.sparse_ir.nodes import (
     same_indices,
     substitute,
 )
-from sparsetir.sparse_ir.schedule.handles import SparseIterationRef, SpIter
 from sparsetir.sparse_ir.schedule.loops import (
     Loop,
+    SparseIterationRef,
+    SpIter,
     changed,
     loops_of,
     replaced,
     show,
 )
+from sparsetir.sparse_ir.tir import free_vars
 from sparsetir.sparse_ir.traversal import map_expr
 
 WHO = "precompute"

@@ -22,9 +22,9 @@ from typing import Any
 from sparsetir.sparse_ir.annotations import CUT
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import Axis, SparseFunc, SparseIteration
-from sparsetir.sparse_ir.schedule.handles import SpIter
 from sparsetir.sparse_ir.schedule.loops import (
     Loop,
+    SpIter,
     changed,
     iteration_of,
     loops_of,

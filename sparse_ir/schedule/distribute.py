@@ -48,9 +48,10 @@ from sparsetir.sparse_ir.nodes import (
 )
 from sparsetir.sparse_ir.races import FREE, private_buffers
 from sparsetir.sparse_ir.schedule.cut_space import without_choice
-from sparsetir.sparse_ir.schedule.handles import SparseIterationRef, SpIter
 from sparsetir.sparse_ir.schedule.loops import (
     Loop,
+    SparseIterationRef,
+    SpIter,
     changed,
     inside,
     iteration_of,

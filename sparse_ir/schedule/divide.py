@@ -37,8 +37,15 @@ from sparsetir.sparse_ir.nodes import Axis, PartAxis, SparseFunc, flat_axes
 from sparsetir.sparse_ir.recipes.general import column_parts, equal_parts, equal_work
 from sparsetir.sparse_ir.recipes.positions import equal_parts_of_rows
 from sparsetir.sparse_ir.schedule.cut_space import space_of, without_choice
-from sparsetir.sparse_ir.schedule.handles import SpIter
-from sparsetir.sparse_ir.schedule.loops import Loop, inside, iteration_of, loops_of, place_of, show
+from sparsetir.sparse_ir.schedule.loops import (
+    Loop,
+    SpIter,
+    inside,
+    iteration_of,
+    loops_of,
+    place_of,
+    show,
+)
 from sparsetir.sparse_ir.schedule.pieces import chunk_loops, has_rows_to_carry
 from sparsetir.sparse_ir.schedule.primitives import primitive
 from sparsetir.sparse_ir.schedule.visit_order import VisitOrder, is_path

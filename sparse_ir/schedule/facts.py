@@ -53,8 +53,9 @@ from sparsetir.sparse_ir.nodes import (
     substitute,
 )
 from sparsetir.sparse_ir.promises import FACTS, PROMISES, promises_of, with_fact
-from sparsetir.sparse_ir.schedule.handles import SparseIterationRef, SpIter
 from sparsetir.sparse_ir.schedule.loops import (
+    SparseIterationRef,
+    SpIter,
     changed,
     find_iteration,
     iteration_of,

@@ -41,23 +41,17 @@ from tvm import tirx
 from sparsetir.sparse_ir.annotations import ATOMIC, GROUP
 from sparsetir.sparse_ir.atomics import ATOMIC_KINDS, has_atomics
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.expressions import dtype_of, free_vars
 from sparsetir.sparse_ir.groups import GROUP_DTYPES
 from sparsetir.sparse_ir.legal import own_stores, parallelizable, raced
 from sparsetir.sparse_ir.names import fresh_name
-from sparsetir.sparse_ir.nodes import (
-    Axis,
-    SparseFunc,
-    SparseIteration,
-    declared,
-)
+from sparsetir.sparse_ir.nodes import Axis, SparseFunc, SparseIteration, declared
 from sparsetir.sparse_ir.races import FREE, private_buffers
 from sparsetir.sparse_ir.reduction import Reduction, reduction_of
 from sparsetir.sparse_ir.schedule.combine_row_pieces import combine_row_pieces
-from sparsetir.sparse_ir.schedule.handles import SparseIterationRef
 from sparsetir.sparse_ir.schedule.init_elimination import set_before, with_plain_init
 from sparsetir.sparse_ir.schedule.loops import (
     Loop,
+    SparseIterationRef,
     changed,
     find_iteration,
     inside,
@@ -67,6 +61,7 @@ from sparsetir.sparse_ir.schedule.loops import (
 )
 from sparsetir.sparse_ir.schedule.pieces import pieces_under
 from sparsetir.sparse_ir.schedule.workspaces import init_apart
+from sparsetir.sparse_ir.tir import dtype_of, free_vars
 from sparsetir.sparse_ir.workers import WARP
 
 GROUPS = re.compile(r"(group|segment)\((1|2|4|8|16|32)\)")

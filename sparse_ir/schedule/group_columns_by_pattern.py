@@ -51,13 +51,12 @@ from typing import Any
 
 from tvm import tirx
 
-from sparsetir.sparse_ir.expressions import as_dtype
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.promises import with_fact
 from sparsetir.sparse_ir.recipes import patterns as recipes
 from sparsetir.sparse_ir.recipes.general import constant
 from sparsetir.sparse_ir.reduction import under
-from sparsetir.sparse_ir.schedule.handles import SpIter
+from sparsetir.sparse_ir.schedule.loops import SpIter
 from sparsetir.sparse_ir.schedule.primitives import primitive
 from sparsetir.sparse_ir.schedule.visit_order import (
     ElementOrder,
@@ -66,6 +65,7 @@ from sparsetir.sparse_ir.schedule.visit_order import (
     elements_of_rows,
     load,
 )
+from sparsetir.sparse_ir.tir import as_dtype
 
 WHO = "group_columns_by_pattern"
 LARGEST = 8  # rows of a panel: 255 patterns

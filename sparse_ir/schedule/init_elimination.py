@@ -34,7 +34,6 @@ from tvm import ir, tirx
 from tvm.sym import Analyzer
 
 from sparsetir.sparse_ir.affine import linear_sum, takes_all
-from sparsetir.sparse_ir.expressions import dtype_of, free_vars
 from sparsetir.sparse_ir.nodes import (
     Axis,
     SparseBuffer,
@@ -53,6 +52,7 @@ from sparsetir.sparse_ir.promises import promises_of
 from sparsetir.sparse_ir.reduction import reduction_of, taken_apart
 from sparsetir.sparse_ir.schedule.loops import Loop, changed, find_iteration
 from sparsetir.sparse_ir.tile_marks import is_tail, without_tail_shifts
+from sparsetir.sparse_ir.tir import dtype_of, free_vars
 from sparsetir.sparse_ir.traversal import map_expr
 
 

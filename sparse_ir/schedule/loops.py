@@ -1,4 +1,4 @@
-"""The loops of a sparse iteration, and how primitives find and replace them."""
+"""The loops of a sparse iteration, their handles, and how primitives find and replace them."""
 
 from __future__ import annotations
 
@@ -24,10 +24,29 @@ from sparsetir.sparse_ir.nodes import (
     nodes_of,
     sparse_iterations,
 )
-from sparsetir.sparse_ir.schedule.handles import SparseIterationRef, SpIter
 from sparsetir.sparse_ir.traversal import map_expr
 from sparsetir.sparse_ir.verify import verify
 from sparsetir.sparse_ir.workers import divided
+
+
+@dataclass(frozen=True)
+class SparseIterationRef:
+    """A handle of a sparse iteration; `name` is the iteration's."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class SpIter:
+    """A handle of one loop of an iteration: an axis, a fused, attached or partial one."""
+
+    iteration: str
+    axes: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The axis's name; of a fused axis the names joined by `_`."""
+        return "_".join(self.axes)
 
 
 @dataclass(frozen=True)

@@ -37,8 +37,8 @@ from sparsetir.sparse_ir.nodes import (
 )
 from sparsetir.sparse_ir.promises import accessed_inside, with_fact
 from sparsetir.sparse_ir.recipes.general import packed
-from sparsetir.sparse_ir.schedule.handles import SparseIterationRef
 from sparsetir.sparse_ir.schedule.loops import (
+    SparseIterationRef,
     changed,
     find_iteration,
     name_of,

@@ -43,9 +43,10 @@ from sparsetir.sparse_ir.nodes import (
 )
 from sparsetir.sparse_ir.schedule import gpu_races
 from sparsetir.sparse_ir.schedule.block_starts import with_block_starts
-from sparsetir.sparse_ir.schedule.handles import SparseIterationRef, SpIter
 from sparsetir.sparse_ir.schedule.loops import (
     Loop,
+    SparseIterationRef,
+    SpIter,
     changed,
     find_iteration,
     inside,
@@ -58,11 +59,7 @@ from sparsetir.sparse_ir.schedule.loops import (
 from sparsetir.sparse_ir.schedule.pieces import pieces_under
 from sparsetir.sparse_ir.schedule.primitives import primitive
 from sparsetir.sparse_ir.schedule.temporary import with_temporaries
-from sparsetir.sparse_ir.workers import (
-    MAX_THREADS,
-    divided,
-    units_of,
-)
+from sparsetir.sparse_ir.workers import MAX_THREADS, divided, units_of
 
 WHO = "parallelize"
 UNITS = ("cpu", *GPU_UNITS, "vector")

@@ -26,13 +26,12 @@ from tvm import ir, tirx
 from tvm.sym import Analyzer
 
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.expressions import as_dtype
 from sparsetir.sparse_ir.legal import writes_disjoint
 from sparsetir.sparse_ir.names import fresh_name
 from sparsetir.sparse_ir.nodes import Axis, SparseFunc, SparseIteration, nodes_of, substitute
-from sparsetir.sparse_ir.schedule.handles import SpIter
 from sparsetir.sparse_ir.schedule.loops import (
     Loop,
+    SpIter,
     changed,
     handle_of,
     iteration_of,
@@ -44,6 +43,7 @@ from sparsetir.sparse_ir.schedule.loops import (
 from sparsetir.sparse_ir.schedule.primitives import primitive
 from sparsetir.sparse_ir.schedule.visit_order import MOST
 from sparsetir.sparse_ir.tile_marks import is_bound, is_tail, without_marks
+from sparsetir.sparse_ir.tir import as_dtype
 from sparsetir.sparse_ir.traversal import map_expr
 
 WHO = "peel"

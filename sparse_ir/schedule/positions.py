@@ -75,8 +75,7 @@ from sparsetir.sparse_ir.nodes import (
 )
 from sparsetir.sparse_ir.recipes.general import in_order, order_by_column_parts, row_of_position
 from sparsetir.sparse_ir.rows import ROWS, ROWS_FROM
-from sparsetir.sparse_ir.schedule.handles import SpIter
-from sparsetir.sparse_ir.schedule.loops import Loop
+from sparsetir.sparse_ir.schedule.loops import Loop, SpIter
 from sparsetir.sparse_ir.schedule.primitives import primitive
 from sparsetir.sparse_ir.schedule.visit_order import ElementOrder, VisitOrder, chosen_loops, load
 

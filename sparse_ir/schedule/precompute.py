@@ -46,14 +46,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.nodes import (
-    SparseFunc,
-    SparseIteration,
-    stores_of,
-)
+from sparsetir.sparse_ir.nodes import SparseFunc, SparseIteration, stores_of
 from sparsetir.sparse_ir.schedule.copies import precompute_operand
-from sparsetir.sparse_ir.schedule.handles import SparseIterationRef, SpIter
 from sparsetir.sparse_ir.schedule.loops import (
+    SparseIterationRef,
+    SpIter,
     find_iteration,
     iteration_of,
     loops_of,

@@ -26,8 +26,7 @@ import tvm
 
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.legal import reorderable
-from sparsetir.sparse_ir.schedule.handles import SparseIterationRef, SpIter
-from sparsetir.sparse_ir.schedule.loops import find_iteration, show
+from sparsetir.sparse_ir.schedule.loops import SparseIterationRef, SpIter, find_iteration, show
 
 F = TypeVar("F", bound=Callable[..., Any])
 PRIMITIVES: dict[str, Callable[..., Any]] = {}
@@ -46,7 +45,7 @@ STUB = """# Of the primitives; tests/sparse_ir/test_schedule_methods.py says how
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, overload
 
-from sparsetir.sparse_ir.schedule.handles import SparseIterationRef, SpIter
+from sparsetir.sparse_ir.schedule.loops import SparseIterationRef, SpIter
 
 F = TypeVar("F", bound=Callable[..., Any])
 PRIMITIVES: dict[str, Callable[..., Any]]
@@ -205,10 +204,7 @@ def _is_dtype(name: str) -> bool:
 
 
 # Of strings, by the name of the argument, what they have to be.
-MEANT = {
-    "dtype": (_is_dtype, "a dtype, such as 'float32'"),
-    "name": (str.isidentifier, "a name"),
-}
+MEANT = {"dtype": (_is_dtype, "a dtype, such as 'float32'"), "name": (str.isidentifier, "a name")}
 
 
 def arguments_of(

@@ -26,8 +26,7 @@ from sparsetir.sparse_ir.annotations import RANGES
 from sparsetir.sparse_ir.nodes import Axis, SparseFunc, flat_axes
 from sparsetir.sparse_ir.recipes.ranges import range_tile_ptr, range_tile_starts
 from sparsetir.sparse_ir.schedule.cut_space import without_choice
-from sparsetir.sparse_ir.schedule.handles import SpIter
-from sparsetir.sparse_ir.schedule.loops import inside
+from sparsetir.sparse_ir.schedule.loops import SpIter, inside
 from sparsetir.sparse_ir.schedule.primitives import primitive
 from sparsetir.sparse_ir.schedule.visit_order import VisitOrder, chosen_loops
 

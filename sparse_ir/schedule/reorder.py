@@ -20,9 +20,10 @@ from typing import Any
 
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import Axis, FusedAxis, SparseFunc, flat_axes
-from sparsetir.sparse_ir.schedule.handles import SparseIterationRef, SpIter
 from sparsetir.sparse_ir.schedule.loops import (
     Loop,
+    SparseIterationRef,
+    SpIter,
     changed,
     find_iteration,
     handle_of,

@@ -41,13 +41,15 @@ from sparsetir.sparse_ir.schedule import (  # noqa: F401, each has its primitive
     strip_mine_rows,
     tiles,
 )
-from sparsetir.sparse_ir.schedule.handles import SparseIterationRef, SpIter
-from sparsetir.sparse_ir.schedule.loops import find_iteration, handle_of, loops_of, name_of
-from sparsetir.sparse_ir.schedule.primitives import (
-    Primitives,
-    arguments_of,
-    wrong_argument,
+from sparsetir.sparse_ir.schedule.loops import (
+    SparseIterationRef,
+    SpIter,
+    find_iteration,
+    handle_of,
+    loops_of,
+    name_of,
 )
+from sparsetir.sparse_ir.schedule.primitives import Primitives, arguments_of, wrong_argument
 from sparsetir.sparse_ir.schedule.trace import Instruction, Trace
 from sparsetir.sparse_ir.verify import verify
 

@@ -38,7 +38,6 @@ from tvm import ir, tirx
 
 from sparsetir.sparse_ir.annotations import ATOMIC, ORDERED
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.expressions import as_dtype, cast, dtype_of, free_vars
 from sparsetir.sparse_ir.names import fresh_name
 from sparsetir.sparse_ir.nodes import (
     Axis,
@@ -51,8 +50,9 @@ from sparsetir.sparse_ir.nodes import (
 )
 from sparsetir.sparse_ir.reduction import Reduction, reduction_of, under, widened
 from sparsetir.sparse_ir.rows import found_rows, recipe_of_rows
-from sparsetir.sparse_ir.schedule.handles import SparseIterationRef, SpIter
 from sparsetir.sparse_ir.schedule.loops import (
+    SparseIterationRef,
+    SpIter,
     changed,
     iteration_of,
     loops_of,
@@ -63,6 +63,7 @@ from sparsetir.sparse_ir.schedule.loops import (
 from sparsetir.sparse_ir.schedule.primitives import primitive
 from sparsetir.sparse_ir.schedule.workspaces import init_apart, over_fresh_vars, workspace
 from sparsetir.sparse_ir.tile_marks import is_bound, is_tail
+from sparsetir.sparse_ir.tir import as_dtype, cast, dtype_of, free_vars
 from sparsetir.sparse_ir.workers import divided
 
 WHO = "segment_accumulate"

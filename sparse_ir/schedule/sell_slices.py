@@ -48,8 +48,7 @@ from sparsetir.sparse_ir.names import fresh_name
 from sparsetir.sparse_ir.nodes import Axis, SparseBuffer, SparseFunc, SparseIteration
 from sparsetir.sparse_ir.recipes import slices as recipes
 from sparsetir.sparse_ir.reduction import under, where
-from sparsetir.sparse_ir.schedule.handles import SpIter
-from sparsetir.sparse_ir.schedule.loops import Loop, handle_of, loops_of
+from sparsetir.sparse_ir.schedule.loops import Loop, SpIter, handle_of, loops_of
 from sparsetir.sparse_ir.schedule.primitives import primitive
 from sparsetir.sparse_ir.schedule.visit_order import (
     ElementOrder,

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.recipes.slices import offsets_of_rows, positions_of_rows, rows_by_length
-from sparsetir.sparse_ir.schedule.handles import SpIter
+from sparsetir.sparse_ir.schedule.loops import SpIter
 from sparsetir.sparse_ir.schedule.primitives import primitive
 from sparsetir.sparse_ir.schedule.visit_order import (
     VisitOrder,

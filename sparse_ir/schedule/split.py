@@ -41,7 +41,6 @@ from tvm import ir, tirx
 from tvm.sym import Analyzer
 
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.expressions import as_dtype
 from sparsetir.sparse_ir.names import fresh_name
 from sparsetir.sparse_ir.nodes import (
     Axis,
@@ -54,9 +53,9 @@ from sparsetir.sparse_ir.nodes import (
 )
 from sparsetir.sparse_ir.schedule.cut_space import space_of, without_choice
 from sparsetir.sparse_ir.schedule.facts import promised
-from sparsetir.sparse_ir.schedule.handles import SpIter
 from sparsetir.sparse_ir.schedule.loops import (
     Loop,
+    SpIter,
     changed,
     handle_of,
     iteration_of,
@@ -70,6 +69,7 @@ from sparsetir.sparse_ir.schedule.split_positions import is_stored, split_positi
 from sparsetir.sparse_ir.schedule.visit_order import MOST
 from sparsetir.sparse_ir.tile_marks import at_most
 from sparsetir.sparse_ir.tile_marks import tail as tail_of
+from sparsetir.sparse_ir.tir import as_dtype
 
 WHO = "split"
 TAILS = ("guard", "shift", "repeat", "exact")

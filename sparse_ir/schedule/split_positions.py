@@ -26,14 +26,7 @@ from typing import Any
 
 from tvm import tirx
 
-from sparsetir.sparse_ir.expressions import as_dtype
-from sparsetir.sparse_ir.nodes import (
-    Axis,
-    FusedAxis,
-    PartAxis,
-    SparseFunc,
-    SparseIteration,
-)
+from sparsetir.sparse_ir.nodes import Axis, FusedAxis, PartAxis, SparseFunc, SparseIteration
 from sparsetir.sparse_ir.recipes.positions import (
     last_of,
     tile_count,
@@ -43,10 +36,10 @@ from sparsetir.sparse_ir.recipes.positions import (
     tile_starts,
 )
 from sparsetir.sparse_ir.schedule.cut_space import space_of, without_choice
-from sparsetir.sparse_ir.schedule.handles import SpIter
-from sparsetir.sparse_ir.schedule.loops import Loop
+from sparsetir.sparse_ir.schedule.loops import Loop, SpIter
 from sparsetir.sparse_ir.schedule.pieces import chunk_loops, has_rows_to_carry
 from sparsetir.sparse_ir.schedule.visit_order import VisitOrder, is_path
+from sparsetir.sparse_ir.tir import as_dtype
 
 WHO = "split"
 OF_POSITIONS = "legal after positions of it, which makes one loop over all elements"

@@ -33,8 +33,7 @@ from tvm import tirx
 from sparsetir.sparse_ir.nodes import Axis, SparseFunc
 from sparsetir.sparse_ir.recipes.positions import row_lasts, tile_ptr
 from sparsetir.sparse_ir.reduction import under, where
-from sparsetir.sparse_ir.schedule.handles import SpIter
-from sparsetir.sparse_ir.schedule.loops import loops_of
+from sparsetir.sparse_ir.schedule.loops import SpIter, loops_of
 from sparsetir.sparse_ir.schedule.primitives import primitive
 from sparsetir.sparse_ir.schedule.visit_order import ElementOrder, VisitOrder, chosen_loops, load
 

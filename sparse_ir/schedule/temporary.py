@@ -35,7 +35,6 @@ from typing import Any
 
 from tvm import tirx
 
-from sparsetir.sparse_ir.expressions import cast, free_vars
 from sparsetir.sparse_ir.legal import for_dependences, parallelizable
 from sparsetir.sparse_ir.names import fresh_name
 from sparsetir.sparse_ir.nodes import (
@@ -52,12 +51,12 @@ from sparsetir.sparse_ir.nodes import (
 from sparsetir.sparse_ir.races import FREE, private_buffers, races_of
 from sparsetir.sparse_ir.recipes.positions import piece_rest
 from sparsetir.sparse_ir.reduction import reduction_of, taken_apart, under
-from sparsetir.sparse_ir.schedule.handles import SparseIterationRef
 from sparsetir.sparse_ir.schedule.init_elimination import without_init
-from sparsetir.sparse_ir.schedule.loops import Loop, changed, loops_of
+from sparsetir.sparse_ir.schedule.loops import Loop, SparseIterationRef, changed, loops_of
 from sparsetir.sparse_ir.schedule.pieces import pieces_under
 from sparsetir.sparse_ir.schedule.visit_order import VisitOrder
 from sparsetir.sparse_ir.schedule.workspaces import over_fresh_vars
+from sparsetir.sparse_ir.tir import cast, free_vars
 from sparsetir.sparse_ir.traversal import map_expr
 
 

@@ -24,7 +24,6 @@ from tvm import ir, tirx
 
 from sparsetir.sparse_ir.computed import COMPUTED, keyword
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.expressions import as_dtype
 from sparsetir.sparse_ir.names import fresh_name
 from sparsetir.sparse_ir.nodes import (
     Axis,
@@ -45,9 +44,9 @@ from sparsetir.sparse_ir.nodes import (
 from sparsetir.sparse_ir.recipes.general import in_order, part_numbers
 from sparsetir.sparse_ir.recipes.positions import last_of
 from sparsetir.sparse_ir.reduction import Reduction, reduction_of
-from sparsetir.sparse_ir.schedule.handles import SpIter
 from sparsetir.sparse_ir.schedule.loops import (
     Loop,
+    SpIter,
     changed,
     handle_of,
     iteration_of,
@@ -57,7 +56,7 @@ from sparsetir.sparse_ir.schedule.loops import (
     show,
 )
 from sparsetir.sparse_ir.schedule.workspaces import init_apart
-from sparsetir.sparse_ir.statements import as_one
+from sparsetir.sparse_ir.tir import as_dtype, as_one
 from sparsetir.sparse_ir.traversal import map_expr
 from sparsetir.sparse_ir.workers import divided
 

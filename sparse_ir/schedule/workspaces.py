@@ -8,7 +8,6 @@ from tvm import ir, tirx
 from tvm_ffi import structural_equal
 
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.expressions import cast, free_vars
 from sparsetir.sparse_ir.legal import for_dependences
 from sparsetir.sparse_ir.names import fresh_name
 from sparsetir.sparse_ir.nodes import (
@@ -24,23 +23,12 @@ from sparsetir.sparse_ir.nodes import (
     stores_of,
     substitute,
 )
-from sparsetir.sparse_ir.reduction import (
-    factors_of,
-    reduction_of,
-    taken_apart,
-    under,
-    widened,
-)
-from sparsetir.sparse_ir.schedule.handles import SparseIterationRef
+from sparsetir.sparse_ir.reduction import factors_of, reduction_of, taken_apart, under, widened
 from sparsetir.sparse_ir.schedule.init_elimination import with_init_before
-from sparsetir.sparse_ir.schedule.loops import (
-    Loop,
-    changed,
-    replaced,
-    show,
-)
+from sparsetir.sparse_ir.schedule.loops import Loop, SparseIterationRef, changed, replaced, show
 from sparsetir.sparse_ir.separate_init import init_runs_in_place, separate_init
 from sparsetir.sparse_ir.tile_marks import is_tail
+from sparsetir.sparse_ir.tir import cast, free_vars
 from sparsetir.sparse_ir.traversal import map_expr
 from sparsetir.sparse_ir.workers import divided
 

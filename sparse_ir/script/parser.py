@@ -162,11 +162,7 @@ def _parse(
 def _visit_function_def(self: Any, node: doc.FunctionDef) -> None:
     private = tir_parser.find_decorator_annotation(node, "private", default=False)
     check = tir_parser.find_decorator_annotation(node, "check_well_formed", default=True)
-    with (
-        self.var_table.with_frame(),
-        function_context() as ctx,
-        self.with_dispatch_token(TOKEN),
-    ):
+    with self.var_table.with_frame(), function_context() as ctx, self.with_dispatch_token(TOKEN):
         params = [_parameter(self, arg) for arg in node.args.args]
         with capture() as body:
             self.visit_body(node.body)

@@ -19,11 +19,7 @@ class QuickParser(Parser):
 
     def eval_expr(self, node: Any, extra_vars: dict[str, Any] | None = None) -> Any:
         """The value of an expression, as in TVM's class."""
-        names = {
-            **self.var_table.get(),
-            **(extra_vars or {}),
-            ScriptMacro.parser_object_name: self,
-        }
+        names = {**self.var_table.get(), **(extra_vars or {}), ScriptMacro.parser_object_name: self}
         return self.annotate_current_source_span(_Evaluator(self, names).value(node))
 
 

@@ -130,10 +130,7 @@ def samples(name):
     X, Y, values = (rounded(s, "float64", 3)[0] for s in ((6, F), (5, F), (7,)))
     b, v = (rounded(s, "float64", 4)[0] for s in ((2, 6, F), (2, 7)))
     return {
-        "spmm": [
-            (ROWPTR, COL, values, X, "sum"),
-            (ROWPTR, EDGES, v, b, "max"),
-        ],
+        "spmm": [(ROWPTR, COL, values, X, "sum"), (ROWPTR, EDGES, v, b, "max")],
         "spmm_transposed": [(ROWPTR, EDGES, values, Y, 6)],
         "spmm_arg": [(ROWPTR, COL, None, b, False)],
         "sddmm": [(ROWPTR, COL, Y, X)],

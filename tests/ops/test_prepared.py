@@ -195,42 +195,18 @@ def test_relations_that_are_refused():
     x, w = torch.rand(N, F), torch.rand(4, F, 3)
     for call, kind, message in (
         (lambda: ops.rgms(x, w, g, types), TypeError, "rgms: argument 'edge_type': expected None"),
-        (
-            lambda: ops.rgms(x, w[:3], g),
-            ValueError,
-            f"prepared for {N} sources, {N} targets and 3",
-        ),
+        (lambda: ops.rgms(x, w[:3], g), ValueError, f"prepared for {N} sources, {N} targets and 3"),
         (lambda: ops.rgms(x[:5], w, g), ValueError, "prepared for 5 sources"),
         (lambda: ops.rgms(x, w, edges), TypeError, "'edge_type': expected a dense tensor"),
         (lambda: nn.RGCNConv(F, 3, 4)(x, g, types), TypeError, "RGCNConv: argument 'edge_type'"),
-        (
-            lambda: nn.RGCNConv(F, 3, 5)(x, g),
-            ValueError,
-            "RGCNConv: .*prepared for 12 .* 5",
-        ),
+        (lambda: nn.RGCNConv(F, 3, 5)(x, g), ValueError, "RGCNConv: .*prepared for 12 .* 5"),
         (lambda: nn.RGCNConv(F, 3, 4, flow="target_to_source")(x, g), ValueError, "with flow="),
-        (
-            lambda: ops.prepare(edges, N, edge_type=types[1:]),
-            ValueError,
-            "'edge_type': expected",
-        ),
+        (lambda: ops.prepare(edges, N, edge_type=types[1:]), ValueError, "'edge_type': expected"),
         (lambda: ops.prepare(edges, N, edge_type=types, num_relations=2), ValueError, "relation"),
         (lambda: ops.prepare(edges, 3, edge_type=types), ValueError, "edge_index"),
-        (
-            lambda: ops.prepare(edges, N, num_relations=2),
-            TypeError,
-            "None without 'edge_type'",
-        ),
-        (
-            lambda: ops.prepare(DENSE.to_sparse_csr(), edge_type=types),
-            TypeError,
-            "a tensor of",
-        ),
-        (
-            lambda: ops.prepare(edges, N, TYPES, edge_type=types),
-            TypeError,
-            "'values': expected",
-        ),
+        (lambda: ops.prepare(edges, N, num_relations=2), TypeError, "None without 'edge_type'"),
+        (lambda: ops.prepare(DENSE.to_sparse_csr(), edge_type=types), TypeError, "a tensor of"),
+        (lambda: ops.prepare(edges, N, TYPES, edge_type=types), TypeError, "'values': expected"),
     ):
         with pytest.raises(kind, match=message):
             call()

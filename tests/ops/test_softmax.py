@@ -37,12 +37,7 @@ def dense_softmax(edges, x):
 
 @pytest.mark.parametrize(
     ("heads", "dtype"),
-    [
-        ((), torch.float32),
-        ((3,), torch.float64),
-        ((2, 1), torch.bfloat16),
-        ((), torch.float16),
-    ],
+    [((), torch.float32), ((3,), torch.float64), ((2, 1), torch.bfloat16), ((), torch.float16)],
 )
 def test_edge_softmax(heads, dtype):
     edges = graph()

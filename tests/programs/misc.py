@@ -7,17 +7,7 @@ from typing import Any
 import numpy as np
 from tvm.script import sparse_tir as T
 
-from .common import (
-    FINITE,
-    Arrays,
-    Program,
-    csr,
-    garbage,
-    mask2,
-    parents_of,
-    scatter_sum,
-    values,
-)
+from .common import FINITE, Arrays, Program, csr, garbage, mask2, parents_of, scatter_sum, values
 from .matrix import csr_inputs, spmm_inputs
 
 BLOCK = 3

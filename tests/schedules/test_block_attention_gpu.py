@@ -17,7 +17,7 @@ from pairs import by_default, covering
 from sparsetir import ScheduleError, lower, masks
 from sparsetir.schedules.gpu.block_attention import WarpTiles, apply
 from sparsetir.schedules.gpu.passes import software_pipeline, tile_parts
-from sparsetir.schedules.gpu.passes.in_warp_tiles import in_warp_tiles
+from sparsetir.schedules.gpu.passes.warp_mma_program import warp_mma_program
 from sparsetir.schedules.operators import block_attention, block_attention_backward
 from sparsetir.sparse_ir.schedule import Schedule
 from spmm_gpu_common import bfloat16_arrays, compile_cuda, instructions
@@ -218,7 +218,7 @@ def test_refused_arguments():
         (("rows0", "II", 4, 5), "argument 'stages': expected 2 to 4, got 5"),
     ):
         with pytest.raises(ScheduleError, match=message):
-            sch.rewrite(in_warp_tiles, *args)
+            sch.rewrite(warp_mma_program, *args)
 
 
 @requires_nvcc

@@ -23,9 +23,8 @@ from sparsetir.schedules.gpu.passes.fragments import (
 from sparsetir.schedules.gpu.passes.ptx import multiply
 from sparsetir.schedules.passes.nests import allocated, block_of, for_threads, unrolled
 from sparsetir.schedules.passes.parallel_loops import thread_axis
-from sparsetir.sparse_ir.expressions import as_dtype
 from sparsetir.sparse_ir.nodes import buffer_var
-from sparsetir.sparse_ir.statements import barrier, loop_over
+from sparsetir.sparse_ir.tir import as_dtype, barrier, loop_over
 from spmm_gpu_common import as_dtype as numpy_dtype
 from spmm_gpu_common import bfloat16_arrays
 

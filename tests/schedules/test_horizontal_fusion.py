@@ -31,7 +31,7 @@ from programs import PROGRAMS
 from sparsetir.formats import Hyb, Operand, Pattern
 from sparsetir.schedules.gpu.passes.horizontal_fuse import horizontal_fuse
 from sparsetir.schedules.passes.launches import count_launches
-from sparsetir.schedules.passes.parallel_loops import apply_kinds, run_in_parallel
+from sparsetir.schedules.passes.parallel_loops import materialize_loop_kinds, run_in_parallel
 from sparsetir.sparse_ir import script as T
 from sparsetir.sparse_ir.traversal import map_expr
 from stage2 import golden, plain_text
@@ -386,7 +386,7 @@ def rows_over_threads(func: tirx.PrimFunc, names: list[str]) -> tirx.PrimFunc:
         for loop, kind in ((outer, "blockIdx.x"), (inner, "threadIdx.y"), (lanes, "threadIdx.x")):
             run_in_parallel(sch, loop, kind, "ignore")  # as the fusion does
     (scheduled,) = sch.mod.functions.values()
-    return apply_kinds(scheduled)
+    return materialize_loop_kinds(scheduled)
 
 
 def adding_by_atomics(func: tirx.PrimFunc) -> tirx.PrimFunc:

@@ -158,9 +158,7 @@ def test_heads(name):
 
 
 @pytest.mark.parametrize(
-    "config",
-    [SddmmGroups(8, 2, 3, 20), SddmmGroups(4, 1, 8), SddmmGroups(16, 16, 2)],
-    ids=str,
+    "config", [SddmmGroups(8, 2, 3, 20), SddmmGroups(4, 1, 8), SddmmGroups(16, 16, 2)], ids=str
 )
 def test_configs(config):
     check(PATTERNS["random"], config.feat or 96, config=config)

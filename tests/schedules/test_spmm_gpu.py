@@ -20,7 +20,7 @@ from gpu_runner import cuda_source, requires_nvcc, requires_opencl
 from sparsetir import ScheduleError, from_source, lower_sparse_buffer, lower_sparse_iter
 from sparsetir.pipeline import lower
 from sparsetir.schedules.gpu.features import vector_width
-from sparsetir.schedules.gpu.passes.row_loops import in_one_piece
+from sparsetir.schedules.gpu.passes.row_loops import opaque_row_index
 from sparsetir.schedules.gpu.spmm import RowSplit, apply
 from sparsetir.schedules.operators.problems import CsrPattern, Spmm
 from sparsetir.schedules.operators.spmm import program as operator
@@ -292,6 +292,6 @@ def test_row_numbers_stay_in_one_piece() -> None:
         rows, *_ = sch.get_loops(sch.get_sblock("spmm0"))
         sch.split(rows, [None, 4])
         (func,) = sch.mod.functions.values()
-        text = in_one_piece(func, "spmm0").script()
+        text = opaque_row_index(func, "spmm0").script()
         (line,) = [line for line in text.splitlines() if " | 0" in line]
         assert line.endswith(f", {value})")

@@ -126,8 +126,7 @@ BY_DEFAULT = (
 
 @requires_cuda_text
 @pytest.mark.parametrize(
-    "case",
-    [pytest.param(c, marks=[] if c in BY_DEFAULT else pytest.mark.slow) for c in CONFIGS],
+    "case", [pytest.param(c, marks=[] if c in BY_DEFAULT else pytest.mark.slow) for c in CONFIGS]
 )
 def test_configs(case: str) -> None:
     config, feat = CONFIGS[case]

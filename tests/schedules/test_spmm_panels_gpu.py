@@ -175,12 +175,7 @@ def test_a_missing_atomic_is_found() -> None:
 
 # Name: (config, loads of B, products), of 15 patterns that are 32 rows, or of 4 counts, 10 rows.
 UNROLLED = 4
-CUDA = {
-    "panels": (15, 32),
-    "atomics": (15, 32),
-    "compact": (4, 10),
-    "compact, atomics": (4, 10),
-}
+CUDA = {"panels": (15, 32), "atomics": (15, 32), "compact": (4, 10), "compact, atomics": (4, 10)}
 
 
 @requires_nvcc

@@ -30,11 +30,7 @@ def uneven():
     return sp.csr_array((np.ones(len(indices), "float32"), indices, indptr), shape=(240, 90))
 
 
-ZOO = {
-    **ZOO,
-    "uneven": uneven(),
-    "long rows alone": sp.csr_array(np.ones((3, 37), "float32")),
-}
+ZOO = {**ZOO, "uneven": uneven(), "long rows alone": sp.csr_array(np.ones((3, 37), "float32"))}
 CONFIGS = [
     SlicedRows(),
     SlicedRows(long=16, window=32, blocks=3),

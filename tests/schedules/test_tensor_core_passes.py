@@ -14,7 +14,7 @@ from sparsetir import Schedule
 from sparsetir.formats import BSR, SRBCRS, Operand
 from sparsetir.formats.decompose import decompose_format
 from sparsetir.formats.preprocess import extract_preprocess
-from sparsetir.schedules.gpu.passes.copy_together import copy_together
+from sparsetir.schedules.gpu.passes.cooperative_copy import cooperative_copy
 from sparsetir.schedules.gpu.passes.on_tensor_cores import Warps, on_tensor_cores
 from sparsetir.schedules.gpu.passes.shared_tiles import shared_tiles
 from sparsetir.schedules.gpu.passes.software_pipeline import software_pipeline
@@ -50,7 +50,7 @@ def tiles(block=16, out="float32", scope="shared"):
 
 def renamed(sch, suffix):
     """Stage II, without a format's name in those of blocks."""
-    from sparsetir.sparse_ir.statements import block_with
+    from sparsetir.sparse_ir.tir import block_with
     from sparsetir.sparse_ir.traversal import map_expr
 
     sch.lower()
@@ -64,7 +64,7 @@ def renamed(sch, suffix):
 
 def copied(func):
     for name in ("A_ws_copy0", "B_ws_copy0"):
-        func = copy_together(func, name, warps=1, vector=8)
+        func = cooperative_copy(func, name, warps=1, vector=8)
     return func
 
 
@@ -81,8 +81,8 @@ def refused(message):
 
 def test_blocks_that_are_not_there():
     func = tiles()
-    with refused("copy_together: expected a block in loops, among ["):
-        copy_together(func, "none", warps=1, vector=8)
+    with refused("cooperative_copy: expected a block in loops, among ["):
+        cooperative_copy(func, "none", warps=1, vector=8)
     with refused("got 'none'"):
         on_tensor_cores(func, "none", STEPS, warps=(1, 1))
 
@@ -90,11 +90,11 @@ def test_blocks_that_are_not_there():
 def test_copies():
     func = tiles()
     with refused("argument 'copy': expected a block that copies to shared memory"):
-        copy_together(func, START, warps=1, vector=8)
+        cooperative_copy(func, START, warps=1, vector=8)
     with refused("argument 'vector': expected a divisor of the 16 neighbours"):
-        copy_together(func, "B_ws_copy0", warps=1, vector=3)
+        cooperative_copy(func, "B_ws_copy0", warps=1, vector=3)
     with refused("argument 'copy': expected a block that copies to shared memory"):
-        copy_together(tiles(scope="global"), "B_ws_copy0", warps=1, vector=8)
+        cooperative_copy(tiles(scope="global"), "B_ws_copy0", warps=1, vector=8)
 
     @T.prim_func(s_tir=True)
     def transposed(A: T.Buffer((16, 8), "float16")):
@@ -105,7 +105,7 @@ def test_copies():
                     S[i, j] = A[j, i]
 
     with refused("argument 'vector': expected a divisor of the 16 neighbours"):
-        copy_together(transposed, "copy", warps=1, vector=8)
+        cooperative_copy(transposed, "copy", warps=1, vector=8)
 
 
 def test_products():
@@ -177,7 +177,7 @@ def by_hand(sch):
     loops.tensorize(loops.get_loops(product)[-3], cores.intrinsic("float16", terms=32))
     sch.rewrite(sums_by_thread, [f"{start.name}0", f"{write.name}0"], cores)
     for copy in copies:
-        sch.rewrite(copy_together, f"{copy.name}0", warps=4, vector=8)
+        sch.rewrite(cooperative_copy, f"{copy.name}0", warps=4, vector=8)
     sch.rewrite(software_pipeline, f"{reduce.name}0", [f"{c.name}0" for c in copies], stages=3)
 
 

@@ -12,8 +12,8 @@ import scipy.sparse as sp
 
 import sparsetir
 from schedule_common import opened
-from sparsetir.schedules.gpu.passes.row_loops import where_visited, whole_steps
-from sparsetir.schedules.passes.cases import cases
+from sparsetir.schedules.gpu.passes.row_loops import skip_if_empty, unroll_with_remainder
+from sparsetir.schedules.passes.specialize_on_value import specialize_on_value
 from sparsetir.sparse_ir.errors import ScheduleError
 
 
@@ -42,18 +42,18 @@ def spmm(sch: Any) -> tuple[np.ndarray, np.ndarray]:
 
 def with_cases(sch: Any, loops: Any, by: str) -> None:
     if by == "count":
-        sch.rewrite(cases, "spmm0", "I_counts", range(1, 4))
+        sch.rewrite(specialize_on_value, "spmm0", "I_counts", range(1, 4))
     else:
         coordinate = loops.get(loops.get_sblock("spmm0")).iter_vars[-1].var.name
-        sch.rewrite(cases, "spmm0", str(coordinate), range(7))
+        sch.rewrite(specialize_on_value, "spmm0", str(coordinate), range(7))
 
 
 @pytest.mark.parametrize("by", ["pattern", "count"])
 @pytest.mark.parametrize("count", [1, 3])
 def test_results_stay(by: str, count: int) -> None:
     sch, loops, reduce = in_panels(by)
-    sch.rewrite(where_visited, "spmm0", reduce)
-    sch.rewrite(whole_steps, reduce, count)
+    sch.rewrite(skip_if_empty, "spmm0", reduce)
+    sch.rewrite(unroll_with_remainder, reduce, count)
     with_cases(sch, loops, by)
     found, wanted = spmm(sch)
     np.testing.assert_allclose(found, wanted, rtol=1e-5)
@@ -63,8 +63,8 @@ def test_texts() -> None:
     sch, loops, reduce = in_panels("count")
     before = loops.mod.script()
     assert before.count('T.sblock("spmm_reduce0")') == 1
-    sch.rewrite(where_visited, "spmm0", reduce)
-    sch.rewrite(whole_steps, reduce, 4)
+    sch.rewrite(skip_if_empty, "spmm0", reduce)
+    sch.rewrite(unroll_with_remainder, reduce, 4)
     with_cases(sch, loops, "count")
     text = loops.mod.script()
     # Three cases, each in steps and by itself, chosen by two questions for what there is.
@@ -79,36 +79,38 @@ def test_texts() -> None:
 
 REFUSED: list[tuple[Callable[[], Any], str]] = [
     (
-        lambda: in_panels("count")[0].rewrite(cases, "spmm1", "I_counts", range(1, 4)),
-        "cases: argument 'block': expected the name of one block, got 'spmm1'",
+        lambda: in_panels("count")[0].rewrite(
+            specialize_on_value, "spmm1", "I_counts", range(1, 4)
+        ),
+        "specialize_on_value: argument 'block': expected the name of one block, got 'spmm1'",
     ),
     (
-        lambda: in_panels("count")[0].rewrite(cases, "spmm0", "I_rows", range(1, 4)),
-        "cases: argument 'what': expected a coordinate of block 'spmm0', ",
+        lambda: in_panels("count")[0].rewrite(specialize_on_value, "spmm0", "I_rows", range(1, 4)),
+        "specialize_on_value: argument 'what': expected a coordinate of block 'spmm0', ",
     ),
     (
-        lambda: in_panels("count")[0].rewrite(cases, "spmm0", "I_members", range(3)),
+        lambda: in_panels("count")[0].rewrite(specialize_on_value, "spmm0", "I_members", range(3)),
         "or a buffer that it loads at one place known there, got 'I_members'",
     ),
     (
-        lambda: in_panels("count")[0].rewrite(cases, "spmm0", "I_counts", []),
-        "cases: argument 'values': expected increasing integers, got []",
+        lambda: in_panels("count")[0].rewrite(specialize_on_value, "spmm0", "I_counts", []),
+        "specialize_on_value: argument 'values': expected increasing integers, got []",
     ),
     (
-        lambda: in_panels("count")[0].rewrite(whole_steps, "spmm_rest", 2),
-        "whole_steps: expected a sparse iteration among ",
+        lambda: in_panels("count")[0].rewrite(unroll_with_remainder, "spmm_rest", 2),
+        "unroll_with_remainder: expected a sparse iteration among ",
     ),
     (
-        lambda: in_panels("count")[0].rewrite(whole_steps, "spmm_reduce", 0),
-        "whole_steps: argument 'count': expected a positive integer, got 0",
+        lambda: in_panels("count")[0].rewrite(unroll_with_remainder, "spmm_reduce", 0),
+        "unroll_with_remainder: argument 'count': expected a positive integer, got 0",
     ),
     (
-        lambda: in_panels("count")[0].rewrite(where_visited, "spmm0", "spmm_rest"),
-        "where_visited: expected a sparse iteration among ",
+        lambda: in_panels("count")[0].rewrite(skip_if_empty, "spmm0", "spmm_rest"),
+        "skip_if_empty: expected a sparse iteration among ",
     ),
     (
-        lambda: in_panels("count")[0].rewrite(where_visited, "spmm_init0", "spmm_reduce"),
-        "where_visited: argument 'block': expected one around 'spmm_reduce' in which ",
+        lambda: in_panels("count")[0].rewrite(skip_if_empty, "spmm_init0", "spmm_reduce"),
+        "skip_if_empty: argument 'block': expected one around 'spmm_reduce' in which ",
     ),
 ]
 

@@ -235,10 +235,7 @@ def test_promises_about_computed_numbers():
 def test_it_survives_text_and_json():
     func = blocked()
     verify(func)
-    for other in (
-        sparsetir.from_source(func.script()),
-        tvm.ir.load_json(tvm.ir.save_json(func)),
-    ):
+    for other in (sparsetir.from_source(func.script()), tvm.ir.load_json(tvm.ir.save_json(func))):
         assert tvm_ffi.structural_equal(other, func)
         assert computed_parameters(other) == COMPUTED
         assert list(computed_parameters(other)) == ["blocks", "block_ptr"]

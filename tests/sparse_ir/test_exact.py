@@ -111,8 +111,7 @@ def test_a_local_variable_holds_what_its_type_does(far: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "index",
-    ["T.cast(IDX[i], 'int32')", "IDX[i]", "T.cast(IDX[i], 'int32') * 2"],
+    "index", ["T.cast(IDX[i], 'int32')", "IDX[i]", "T.cast(IDX[i], 'int32') * 2"]
 )
 @pytest.mark.parametrize("buffer", ["S[0, {}]", "W[{}]", "R[2, {}]"])
 def test_casts_keep_the_number(index: str, buffer: str) -> None:

@@ -10,8 +10,7 @@ from sparsetir import IllFormedError, ScheduleError, from_source
 from sparsetir.sparse_ir.legal import parallelizable, raced, races, reorderable, writes_disjoint
 from sparsetir.sparse_ir.nodes import sparse_iterations
 from sparsetir.sparse_ir.schedule.group_columns_by_pattern import group_columns_by_pattern
-from sparsetir.sparse_ir.schedule.handles import SparseIterationRef, SpIter
-from sparsetir.sparse_ir.schedule.loops import find_iteration
+from sparsetir.sparse_ir.schedule.loops import SparseIterationRef, SpIter, find_iteration
 from sparsetir.sparse_ir.schedule.peel import peel
 from sparsetir.sparse_ir.schedule.positions import positions
 from sparsetir.sparse_ir.schedule.ranges import ranges

@@ -13,13 +13,7 @@ from hypothesis import strategies as st
 from tvm import ir, s_tir, tirx
 
 from programs import PROGRAMS
-from sparsetir import (
-    LoweringError,
-    build,
-    from_source,
-    lower_sparse_buffer,
-    lower_sparse_iter,
-)
+from sparsetir import LoweringError, build, from_source, lower_sparse_buffer, lower_sparse_iter
 from sparsetir.sparse_ir import script as T
 from sparsetir.sparse_ir.nodes import make_func, walk
 from stage2 import golden, plain_text

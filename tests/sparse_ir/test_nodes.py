@@ -100,7 +100,7 @@ def test_shared_axis_differs_from_equal_axes():
         (
             "    K = T.dense_fixed(feat)\n",
             "    K = T.dense_fixed(feat)\n    K2 = T.dense_fixed(feat)\n",
-        ),
+        )
     )
     apart = changed(
         (

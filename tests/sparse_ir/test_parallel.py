@@ -12,12 +12,7 @@ from tvm import tirx
 
 import sparsetir
 from format_rules import inferred, matrix, split
-from gpu_runner import (
-    OPENCL_TARGET,
-    OpenCLFunction,
-    opencl_available,
-    opencl_unavailable_reason,
-)
+from gpu_runner import OPENCL_TARGET, OpenCLFunction, opencl_available, opencl_unavailable_reason
 from programs import PROGRAMS
 from programs.common import parents_of
 from sparsetir.sparse_ir.nodes import AttachedAxis, Axis, FusedAxis, SparseIteration, buffer_var

@@ -15,7 +15,11 @@ from tvm.script import tirx as TIR
 import sparsetir
 from programs import PROGRAMS, tolerance
 from sparsetir import ScheduleError
-from sparsetir.schedules.passes.parallel_loops import apply_kinds, is_free, run_in_parallel
+from sparsetir.schedules.passes.parallel_loops import (
+    is_free,
+    materialize_loop_kinds,
+    run_in_parallel,
+)
 from sparsetir.sparse_ir.nodes import walk
 from sparsetir.sparse_ir.races import RACES
 
@@ -117,7 +121,7 @@ def test_a_reduction_is_refused() -> None:
     with pytest.raises(ScheduleError, match=message):
         run_in_parallel(sch, j, "parallel")
     run_in_parallel(sch, j, "parallel", race="ignore")
-    text = apply_kinds(sch.mod["main"]).script()
+    text = materialize_loop_kinds(sch.mod["main"]).script()
     assert "for j in T.parallel(" in text
 
 

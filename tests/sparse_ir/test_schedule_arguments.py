@@ -11,7 +11,7 @@ import pytest
 
 import sparsetir
 from schedule_common import opened, program
-from sparsetir.sparse_ir.schedule.handles import SparseIterationRef, SpIter
+from sparsetir.sparse_ir.schedule.loops import SparseIterationRef, SpIter
 from sparsetir.sparse_ir.schedule.primitives import wrong_argument
 
 Call = tuple[Any, str, tuple[Any, ...], dict[str, Any]]

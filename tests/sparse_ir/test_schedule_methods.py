@@ -17,7 +17,7 @@ import pytest
 import sparsetir
 from schedule_common import opened
 from sparsetir.sparse_ir.schedule import primitives
-from sparsetir.sparse_ir.schedule.handles import SpIter
+from sparsetir.sparse_ir.schedule.loops import SpIter
 from sparsetir.sparse_ir.schedule.primitives import PRIMITIVES, Primitives, primitive
 
 ROOT = Path(__file__).parents[2]

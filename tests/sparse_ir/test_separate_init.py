@@ -110,9 +110,5 @@ def test_nested_reductions(index: str) -> None:
     nested = next(it for it in sparse_iterations(func) if it.name == "sums")
     assert init_runs_in_place(nested, func) == (index != "i")
     c = as_interpreted(func, arguments("int32"))
-    want = {
-        "i": [6, 0, 24],
-        "i * 2 + o": [3, 3, 0, 0, 12, 12],
-        "i + o": [3, 0, 12, 12],
-    }[index]
+    want = {"i": [6, 0, 24], "i * 2 + o": [3, 3, 0, 0, 12, 12], "i + o": [3, 0, 12, 12]}[index]
     np.testing.assert_array_equal(c[: len(want)], want)

@@ -131,11 +131,7 @@ REFUSALS = [
         StructureError,
         "spmm: axis 'J': expected nnz = nnz within 0 and the largest int32, got -1",
     ),
-    (
-        {"m": 3.0},
-        StructureTypeError,
-        "spmm: argument 'm': expected an integer, got 3.0",
-    ),
+    ({"m": 3.0}, StructureTypeError, "spmm: argument 'm': expected an integer, got 3.0"),
 ]
 
 
@@ -212,8 +208,7 @@ def ell_args(*indices):
 
 
 @pytest.mark.parametrize(
-    "indices",
-    [(1, 2, 3, 0, 4, 8), (1, 2, -1, -1, -1, -1), (-1, 5, 6, 2, -1, 3)],
+    "indices", [(1, 2, 3, 0, 4, 8), (1, 2, -1, -1, -1, -1), (-1, 5, 6, 2, -1, 3)]
 )
 def test_padding_passes(indices):
     check_structure(make("row_max_ell"), ell_args(*indices))

@@ -472,15 +472,9 @@ def test_coordinate_variables():
         h.func(body=h.iteration(vars=[h.i, tirx.Var("j", "int64")])),
         f"{label}expected variable 'j' of type int32, the idtype of axis 'J', got int64",
     )
-    by_hand(
-        h.func(body=h.iteration(vars=[h.i, h.i])),
-        f"{label}variable 'i' is bound twice",
-    )
+    by_hand(h.func(body=h.iteration(vars=[h.i, h.i])), f"{label}variable 'i' is bound twice")
     loop = tirx.For(h.i, 0, 4, tirx.ForKind.SERIAL, h.body)
-    by_hand(
-        h.func(body=h.iteration(body=loop)),
-        "in function 'f': variable 'i' is bound twice",
-    )
+    by_hand(h.func(body=h.iteration(body=loop)), "in function 'f': variable 'i' is bound twice")
 
 
 def test_axes_of_an_iteration():
@@ -512,10 +506,7 @@ def test_attached_after_its_target():
     v = Axis(name="V", kind="dense_fixed", length=h.m)
     attached = AttachedAxis(axis=h.j_axis, to=v)
     by_hand(
-        h.func(
-            axes=[h.i_axis, h.j_axis, v],
-            body=h.iteration(axes=[attached, v]),
-        ),
+        h.func(axes=[h.i_axis, h.j_axis, v], body=h.iteration(axes=[attached, v])),
         "in function 'f': sp_iter 'it': expected axis 'V', which it is attached to, before 'J' in "
         "[J, V] or around it, but 'V' comes after it",
     )

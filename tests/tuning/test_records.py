@@ -242,10 +242,7 @@ LOADS = [
     (whole([GOOD, 5]), "record 2: expected a dict, got int"),
     (whole({}), 'expected a list "records"'),
     ({**whole([]), "more": 1}, "no other field"),
-    (
-        {**whole([]), "version": 2},
-        "version 2 of the format, and this sparsetir knows version 1",
-    ),
+    ({**whole([]), "version": 2}, "version 2 of the format, and this sparsetir knows version 1"),
     ({"records": []}, "holds no records"),
     ([], "holds no records"),
 ]

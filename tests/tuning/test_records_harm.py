@@ -62,10 +62,7 @@ def test_an_empty_file_holds_no_records(records):
 @pytest.mark.parametrize(
     "change, message",
     [
-        (
-            "UPDATE sparsetir_records SET config = '{'",
-            "it is damaged.*record [0-9a-f]{32}",
-        ),
+        ("UPDATE sparsetir_records SET config = '{'", "it is damaged.*record [0-9a-f]{32}"),
         ("UPDATE sparsetir_records SET seconds = 'fast'", "'seconds': expected a number above 0"),
         ("ALTER TABLE sparsetir_records DROP COLUMN config", "it is damaged.*: 'config'"),
         ("DROP TABLE sparsetir_records", "no such table"),

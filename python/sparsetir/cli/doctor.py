@@ -105,12 +105,7 @@ def cpu() -> dict[str, Any]:
     unlike : in which it is not what LLVM calls it, as "+amx-bf16" or "-gfni"
     """
     from sparsetir.schedules.default import vector_bits
-    from sparsetir.targets import (
-        distinctive_features,
-        host_features,
-        host_target,
-        usable_cpus,
-    )
+    from sparsetir.targets import distinctive_features, host_features, host_target, usable_cpus
     from sparsetir.tuning.fingerprint import cpu_model
 
     target, has = host_target(), host_features()

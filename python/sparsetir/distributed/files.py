@@ -14,14 +14,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 from sparsetir.datasets import SHIPPED
-from sparsetir.file_errors import (
-    UNREADABLE,
-    as_path,
-    check_lengths,
-    check_npz,
-    need_room,
-    why,
-)
+from sparsetir.file_errors import UNREADABLE, as_path, check_lengths, check_npz, need_room, why
 from sparsetir.graph_edges import (
     EDGE_LISTS,
     GraphError,

@@ -21,12 +21,7 @@ import numpy as np
 import scipy.sparse as sp
 import tvm
 
-from sparsetir.schedules.operators.operands import (
-    MOST_EXACT,
-    OPERATORS,
-    Check,
-    rounded,
-)
+from sparsetir.schedules.operators.operands import MOST_EXACT, OPERATORS, Check, rounded
 from sparsetir.schedules.operators.problems import CsrPattern
 
 CACHE_LINE = 64

@@ -128,10 +128,7 @@ class Torch(Peer):
         out, product = torch.from_numpy(output(case)).to(dtype), torch.mm
         if case.op == "spmv":
             product = torch.mv
-        return {
-            "out": lambda: product(matrix, dense[0], out=out),
-            "new": lambda: matrix @ dense[0],
-        }
+        return {"out": lambda: product(matrix, dense[0], out=out), "new": lambda: matrix @ dense[0]}
 
     def _sddmm(self, matrix: Any, rows: np.ndarray, columns: Any, x: Any, y: Any) -> Calls:
         torch, transposed = self.torch, y.t()
@@ -214,9 +211,7 @@ class MKL(Peer):
             for name, handle in zip(ways, self._handles, strict=True)
         }
         try:
-            from sparse_dot_mkl import (  # pyright: ignore[reportMissingImports]
-                dot_product_mkl,
-            )
+            from sparse_dot_mkl import dot_product_mkl  # pyright: ignore[reportMissingImports]
 
             calls["sparse_dot_mkl"] = lambda: dot_product_mkl(
                 a,

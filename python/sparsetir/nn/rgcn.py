@@ -11,14 +11,7 @@ from torch.nn import Parameter
 
 from sparsetir.arrays import dtype_name
 from sparsetir.nn.conv import Conv, pair
-from sparsetir.nn.graph import (
-    Graph,
-    check_count,
-    is_edges,
-    is_spread,
-    reversed_edges,
-    with_others,
-)
+from sparsetir.nn.graph import Graph, check_count, is_edges, is_spread, reversed_edges, with_others
 from sparsetir.nn.linear import glorot, zeros
 from sparsetir.nn.memory import remembered
 from sparsetir.ops.check_pattern import check_edges

@@ -27,13 +27,7 @@ from sparsetir.ops.messages import (
 from sparsetir.ops.operands import Operand, Prepared, resolve
 from sparsetir.ops.prepared import PreparedRelations, prepare
 from sparsetir.ops.rgms import rgms
-from sparsetir.ops.structure import (
-    Structure,
-    cache_info,
-    clear_cache,
-    limit_cache,
-    structure_of,
-)
+from sparsetir.ops.structure import Structure, cache_info, clear_cache, limit_cache, structure_of
 
 __all__ = [
     "Operand",

@@ -15,13 +15,7 @@ from torch import Tensor
 from sparsetir.kernel import Kernel
 from sparsetir.ops.blocks import Blocks
 from sparsetir.ops.cache import hand_out, handed_out, is_private, kept, lasting, private
-from sparsetir.ops.check_pattern import (
-    check_csr,
-    check_edges,
-    check_kind,
-    check_pairs,
-    check_size,
-)
+from sparsetir.ops.check_pattern import check_csr, check_edges, check_kind, check_pairs, check_size
 from sparsetir.ops.compress import compress, transpose
 from sparsetir.ops.recorded import Planned, recorded
 from sparsetir.plan import plan_of_each_run
@@ -299,12 +293,7 @@ class Structure:
         return _call_key(op, operands, values, reduce) in self._calls
 
     def plan(
-        self,
-        op: str,
-        feat: int,
-        dtype: torch.dtype,
-        reduce: str = "sum",
-        heads: int | None = None,
+        self, op: str, feat: int, dtype: torch.dtype, reduce: str = "sum", heads: int | None = None
     ) -> Plan:
         """The plan for an operator, chosen by sizes alone: made when it is first wanted, and kept.
 

@@ -26,13 +26,7 @@ from sparsetir.tuning.record import Key, Record
 from sparsetir.tuning.records import RecordError, Records
 from sparsetir.tuning.remote import Remote
 from sparsetir.tuning.sought import of_edges, of_operator, of_program, of_relations, refuse_options
-from sparsetir.tuning.tuned import (
-    Search,
-    Tuned,
-    TunedEdges,
-    TunedProgram,
-    TunedRelations,
-)
+from sparsetir.tuning.tuned import Search, Tuned, TunedEdges, TunedProgram, TunedRelations
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

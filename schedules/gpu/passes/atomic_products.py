@@ -10,7 +10,7 @@ never more. Before, where `l0` and `rt` are divided among blocks of threads, whi
             if I[vrt, vit] >= 0 and J[vrt, vit, vjb] >= 0 and k < feat_in and l < feat:
                 atomicAdd(Y[I[vrt, vit], l], A[vrt, vit, vjb] * X[J[..], k] * W[R[vrt], k, l])
 
-After `inner_sums(func, "rgms0", outer=2, dtype="float16")`::
+After `sum_then_matmul(func, "rgms0", outer=2, dtype="float16")`::
 
     for l0, rt in T.grid(...):
         with T.sblock("rgms0_tile"):
@@ -48,7 +48,7 @@ is one with that. Before::
             if I[vrt, vit] >= 0 and J[vrt, vit, vjb] >= 0 and k < feat_in and l < feat:
                 atomicAdd(DA[E[vrt, vit, vjb]], X[J[..], k] * (W[R[vrt], k, l] * G[I[..], l]))
 
-After `inner_products(func, "rgms0", outer=2)`, with the same steps up to the product::
+After `matmul_then_dot(func, "rgms0", outer=2)`, with the same steps up to the product::
 
                         ...  # G_ws[it, l1], W_ws[k1, l1], sums[it, k1] += G_ws[..] * W_ws[..]
             for it, k1 in T.grid(32, 64):
@@ -68,11 +68,19 @@ from tvm import ir, tirx
 
 from sparsetir.schedules.passes.nests import Nest, block_of, find_nest, guarded, replaced
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.expressions import as_dtype, cast, dtype_of, free_vars, is_one, uncast
 from sparsetir.sparse_ir.nodes import buffer_var, nodes_of, substitute
 from sparsetir.sparse_ir.reduction import factors_of, taken_apart, under
-from sparsetir.sparse_ir.statements import loop_over, loop_with
 from sparsetir.sparse_ir.tile_marks import is_likely
+from sparsetir.sparse_ir.tir import (
+    as_dtype,
+    cast,
+    dtype_of,
+    free_vars,
+    is_one,
+    loop_over,
+    loop_with,
+    uncast,
+)
 from sparsetir.sparse_ir.traversal import map_expr
 
 ATOMIC_ADD = "atomicAdd"
@@ -143,7 +151,7 @@ def _without_choice(factor: Any) -> tuple[Any, list[Any]]:
     return map_expr(factor, [(ir.Call, visit)]), found
 
 
-def inner_sums(func: tirx.PrimFunc, block: str, *, outer: int, dtype: str) -> tirx.PrimFunc:
+def sum_then_matmul(func: tirx.PrimFunc, block: str, *, outer: int, dtype: str) -> tirx.PrimFunc:
     """A stage-II function whose block multiplies tiles of inner sums with tiles of a matrix.
 
     block : that adds products to an element atomically, in loops
@@ -152,7 +160,7 @@ def inner_sums(func: tirx.PrimFunc, block: str, *, outer: int, dtype: str) -> ti
 
     Raises ScheduleError for blocks of another shape.
     """
-    tile = _Tile("inner_sums", func, block, outer, _sums_first)
+    tile = _Tile("sum_then_matmul", func, block, outer, _sums_first)
     p = tile.product
     sums = _buffer(p.places, tile.wide, f"{p.added.place.source.name}_ws", "local")
     left = _buffer(p.by_row, dtype, "gathered_ws", "shared")
@@ -160,7 +168,7 @@ def inner_sums(func: tirx.PrimFunc, block: str, *, outer: int, dtype: str) -> ti
     return tile.made(left, [sums], [tile.step("write", p.places, written)])
 
 
-def inner_products(func: tirx.PrimFunc, block: str, *, outer: int) -> tirx.PrimFunc:
+def matmul_then_dot(func: tirx.PrimFunc, block: str, *, outer: int) -> tirx.PrimFunc:
     """A stage-II function whose block multiplies products of tiles with rows of elements.
 
     block : that adds products to an element atomically, in loops
@@ -168,7 +176,7 @@ def inner_products(func: tirx.PrimFunc, block: str, *, outer: int) -> tirx.PrimF
 
     Raises ScheduleError for blocks of another shape.
     """
-    tile = _Tile("inner_products", func, block, outer, _products_first)
+    tile = _Tile("matmul_then_dot", func, block, outer, _products_first)
     p, (factor,) = tile.product, tile.product.left
     sums = _buffer(p.places, tile.wide, "products_ws", "local")
     held = _buffer(p.places, tile.wide, "products", "shared")

@@ -52,9 +52,8 @@ from sparsetir.schedules.passes.launches import (
 )
 from sparsetir.schedules.passes.parallel_loops import thread_axis
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.expressions import as_dtype, dtype_of
 from sparsetir.sparse_ir.nodes import substitute
-from sparsetir.sparse_ir.statements import as_one, block_with, loop_over
+from sparsetir.sparse_ir.tir import as_dtype, as_one, block_with, dtype_of, loop_over
 from sparsetir.sparse_ir.traversal import map_expr
 
 MAX_THREADS = 1024  # of a block, on any NVIDIA GPU

@@ -32,7 +32,7 @@ from sparsetir.schedules.gpu.passes.ptx import PRODUCTS, multiply
 from sparsetir.schedules.gpu.passes.tile_products import Division, divided_product, intrinsic
 from sparsetir.schedules.passes.nests import for_threads, unrolled
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.expressions import as_dtype
+from sparsetir.sparse_ir.tir import as_dtype
 
 WHO = "on_tensor_cores"
 ROWS, COLUMNS = 16, 8  # of an instruction

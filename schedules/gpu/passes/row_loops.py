@@ -9,15 +9,22 @@ from tvm import ir, s_tir, tirx
 from sparsetir.schedules.passes.nests import bound_in, renewed
 from sparsetir.schedules.passes.parallel_loops import innermost_block
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.expressions import as_dtype, dtype_of, free_vars
 from sparsetir.sparse_ir.nodes import nodes_of
-from sparsetir.sparse_ir.statements import as_one, block_with, loop_over, loop_with
+from sparsetir.sparse_ir.tir import (
+    as_dtype,
+    as_one,
+    block_with,
+    dtype_of,
+    free_vars,
+    loop_over,
+    loop_with,
+)
 from sparsetir.sparse_ir.traversal import map_expr
 
 AS_IT_IS = {"disable_unroll": True}  # which TVM prints as a pragma
 
 
-def in_one_piece(func: tirx.PrimFunc, *names: str) -> tirx.PrimFunc:
+def opaque_row_index(func: tirx.PrimFunc, *names: str) -> tirx.PrimFunc:
     """A stage-II function whose blocks of these names have iterators that are opaque sums.
 
     TVM turns `int64(blockIdx.x * 4 + threadIdx.y) * 128` into a sum of casts. Of an address that
@@ -26,7 +33,7 @@ def in_one_piece(func: tirx.PrimFunc, *names: str) -> tirx.PrimFunc:
 
         vi = T.axis.spatial(m, i_0 * 4 + i_1)
 
-    After `in_one_piece(func, "spmm0")`, which leaves TVM nothing to multiply out::
+    After `opaque_row_index(func, "spmm0")`, which leaves TVM nothing to multiply out::
 
         vi = T.axis.spatial(m, i_0 * 4 + i_1 | 0)
 
@@ -62,7 +69,7 @@ def _whole(value: Any) -> Any:
     return as_dtype(tirx.bitwise_or(as_dtype(value, "int32"), 0), dtype_of(value))
 
 
-def where_visited(func: tirx.PrimFunc, block: str, iteration: Any) -> tirx.PrimFunc:
+def skip_if_empty(func: tirx.PrimFunc, block: str, iteration: Any) -> tirx.PrimFunc:
     """The function with the body of a block under the condition that an iteration has visits.
 
     What is added up in a loop and then to a result changes nothing where the loop has no
@@ -74,7 +81,7 @@ def where_visited(func: tirx.PrimFunc, block: str, iteration: Any) -> tirx.PrimF
                 with T.sblock("reduce0"): ...  # S[0] = S[0] + ..
             C[vp] = C[vp] + S[0]
 
-    After `where_visited(func, "spmm0", "reduce")`, on the word of who calls it that the rest does
+    After `skip_if_empty(func, "spmm0", "reduce")`, on the word of who calls it that the rest does
     nothing then::
 
         with T.sblock("spmm0"):
@@ -89,10 +96,10 @@ def where_visited(func: tirx.PrimFunc, block: str, iteration: Any) -> tirx.PrimF
     Raises ScheduleError where there is no such loop or block.
     """
     sch = s_tir.Schedule(func)
-    loops = sch.get_loops(innermost_block(sch, iteration, "where_visited"))
+    loops = sch.get_loops(innermost_block(sch, iteration, "skip_if_empty"))
     if not loops:
         raise ScheduleError(
-            "where_visited: argument 'iteration': expected one with a loop, got none"
+            "skip_if_empty: argument 'iteration': expected one with a loop, got none"
         )
     extent = sch.get(loops[0]).extent
     some = extent > as_dtype(0, dtype_of(extent))
@@ -105,7 +112,7 @@ def where_visited(func: tirx.PrimFunc, block: str, iteration: Any) -> tirx.PrimF
     if len(around) != 1 or free_vars(extent) & bound_in(around[0]):
         name = getattr(iteration, "name", iteration)
         raise ScheduleError(
-            f"where_visited: argument 'block': expected one around '{name}' in which the extent of "
+            f"skip_if_empty: argument 'block': expected one around '{name}' in which the extent of "
             f"its loop is known, got {block!r}"
         )
 
@@ -117,7 +124,7 @@ def where_visited(func: tirx.PrimFunc, block: str, iteration: Any) -> tirx.PrimF
     return func.with_body(map_expr(func.body, [(s_tir.SBlock, visit)]))
 
 
-def whole_steps(func: tirx.PrimFunc, iteration: Any, count: int) -> tirx.PrimFunc:
+def unroll_with_remainder(func: tirx.PrimFunc, iteration: Any, count: int) -> tirx.PrimFunc:
     """The function with the outermost loop of an iteration's innermost block in whole steps.
 
     The visits of a step are written out, so that what they load is under way at the same time.
@@ -127,7 +134,7 @@ def whole_steps(func: tirx.PrimFunc, iteration: Any, count: int) -> tirx.PrimFun
         for e in range(n):
             with T.sblock("reduce1"): ...
 
-    After `whole_steps(func, "reduce", 4)`::
+    After `unroll_with_remainder(func, "reduce", 4)`::
 
         for e_0 in range(n // 4):
             for e_1 in T.unroll(4):
@@ -143,7 +150,7 @@ def whole_steps(func: tirx.PrimFunc, iteration: Any, count: int) -> tirx.PrimFun
 
     Raises ScheduleError where there is no such loop.
     """
-    who = "whole_steps"
+    who = "unroll_with_remainder"
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise ScheduleError(f"{who}: argument 'count': expected a positive integer, got {count!r}")
     sch = s_tir.Schedule(func)

@@ -34,10 +34,9 @@ from tvm import ir, tirx
 
 from sparsetir.schedules.passes.nests import block_of, find_nest, guarded, replaced
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.expressions import dtype_of, free_vars
 from sparsetir.sparse_ir.nodes import buffer_var, nodes_of, substitute
 from sparsetir.sparse_ir.reduction import taken_apart
-from sparsetir.sparse_ir.statements import loop_over
+from sparsetir.sparse_ir.tir import dtype_of, free_vars, loop_over
 from sparsetir.sparse_ir.traversal import map_expr
 
 WHO = "shared_tiles"

@@ -1,7 +1,7 @@
 """Copies for later visits of a loop beside the work of this one (multi-stage software pipeline).
 
 The loop may run any number of times, which is known on the GPU alone. Before, with copies that
-:func:`sparsetir.schedules.gpu.passes.copy_together.copy_together` has made::
+:func:`sparsetir.schedules.gpu.passes.cooperative_copy.cooperative_copy` has made::
 
     for jo in range(indptr[vio + 1] - indptr[vio]):
         with T.sblock("reduce0"):
@@ -37,7 +37,7 @@ from typing import Any
 
 from tvm import ir, s_tir, tirx
 
-from sparsetir.schedules.gpu.passes.copy_together import places_of
+from sparsetir.schedules.gpu.passes.cooperative_copy import places_of
 from sparsetir.schedules.gpu.passes.ptx import commit_copies, wait_for_copies
 from sparsetir.schedules.passes.nests import (
     element_bytes,
@@ -48,9 +48,8 @@ from sparsetir.schedules.passes.nests import (
     with_buffer,
 )
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.expressions import as_dtype, dtype_of
 from sparsetir.sparse_ir.nodes import accesses_of, buffer_var, nodes_of, substitute
-from sparsetir.sparse_ir.statements import as_one, barrier, block_with, loop_over
+from sparsetir.sparse_ir.tir import as_dtype, as_one, barrier, block_with, dtype_of, loop_over
 from sparsetir.sparse_ir.traversal import map_expr
 
 WHO = "software_pipeline"

@@ -11,10 +11,9 @@ from sparsetir.schedules.gpu.passes.fragments import SUMS, place_of_sum
 from sparsetir.schedules.gpu.passes.tile_parts import Nest, RegisterTile
 from sparsetir.schedules.gpu.passes.tile_programs import ROWS, TileProgram
 from sparsetir.schedules.passes.nests import WARP, unrolled
-from sparsetir.sparse_ir.expressions import as_dtype, dtype_of, free_vars
 from sparsetir.sparse_ir.nodes import buffer_var, nodes_of, substitute
 from sparsetir.sparse_ir.reduction import reduction_of
-from sparsetir.sparse_ir.statements import loop_over
+from sparsetir.sparse_ir.tir import as_dtype, dtype_of, free_vars, loop_over
 from sparsetir.sparse_ir.traversal import map_expr
 
 QUAD = 4  # lanes that have a row of a tile

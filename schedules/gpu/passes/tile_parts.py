@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from tvm import ir, tirx
 
 from sparsetir.schedules.passes.nests import guarded
-from sparsetir.sparse_ir.expressions import as_dtype, dtype_of, free_vars
 from sparsetir.sparse_ir.nodes import loads_of
+from sparsetir.sparse_ir.tir import as_dtype, dtype_of, free_vars
 
 VECTOR = 8  # 16-bit numbers in 16 bytes
 REGISTERS = 160  # of a thread, for tiles

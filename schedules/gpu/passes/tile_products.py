@@ -41,10 +41,17 @@ from sparsetir.schedules.passes.nests import (
     with_buffer,
 )
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.expressions import as_dtype, cast, dtype_of, free_vars, uncast
 from sparsetir.sparse_ir.nodes import accesses_of, buffer_var, nodes_of, substitute
 from sparsetir.sparse_ir.reduction import reduction_of, taken_apart, under
-from sparsetir.sparse_ir.statements import loop_over, values_of
+from sparsetir.sparse_ir.tir import (
+    as_dtype,
+    cast,
+    dtype_of,
+    free_vars,
+    loop_over,
+    uncast,
+    values_of,
+)
 from sparsetir.sparse_ir.traversal import map_expr
 
 
@@ -145,12 +152,7 @@ def _added(sums: Any, at: list[Any], left: Any, right: Any, wide: str) -> Any:
 
 
 def divided_product(
-    who: str,
-    func: tirx.PrimFunc,
-    reduce: str,
-    steps: Sequence[str],
-    made: Any,
-    pairs: bool = False,
+    who: str, func: tirx.PrimFunc, reduce: str, steps: Sequence[str], made: Any, pairs: bool = False
 ) -> tirx.PrimFunc:
     """A stage-II function with a product of tiles divided among threads.
 

@@ -1,4 +1,4 @@
-"""Programs of tiles as :mod:`sparsetir.schedules.gpu.passes.in_warp_tiles` reads them.
+"""Programs of tiles as :mod:`sparsetir.schedules.gpu.passes.warp_mma_program` reads them.
 
 What each statement of a block is: a product, elements, sums over rows, or a loop around such; which
 buffers are tiles in registers; and which factors of products are in shared memory.
@@ -24,14 +24,13 @@ from sparsetir.schedules.gpu.passes.tile_parts import (
 )
 from sparsetir.schedules.passes.nests import WARP
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.expressions import as_dtype, dtype_of, free_vars
 from sparsetir.sparse_ir.nodes import buffer_var, loads_of, nodes_of, substitute
 from sparsetir.sparse_ir.position_space import LAYOUTS
 from sparsetir.sparse_ir.reduction import factors_of, reduction_of
-from sparsetir.sparse_ir.statements import nest_of, values_of
+from sparsetir.sparse_ir.tir import as_dtype, dtype_of, free_vars, nest_of, values_of
 from sparsetir.sparse_ir.traversal import map_expr
 
-WHO = "in_warp_tiles"
+WHO = "warp_mma_program"
 ROWS = COLUMNS = 16  # of what two instructions multiply
 REGISTERS = 128  # of a thread, for tiles and factors; the others are for all else
 

@@ -11,11 +11,11 @@ from tvm.script import tirx as T
 
 from cuda_runner import requires_cuda_text, run_cuda
 from sparsetir import lower_sparse_buffer
-from sparsetir.schedules.gpu.passes.atomic_products import inner_products, inner_sums
-from sparsetir.schedules.gpu.passes.copy_together import copy_together
-from sparsetir.schedules.gpu.passes.register_tiles import register_tiles
+from sparsetir.schedules.gpu.passes.atomic_products import matmul_then_dot, sum_then_matmul
+from sparsetir.schedules.gpu.passes.cooperative_copy import cooperative_copy
+from sparsetir.schedules.gpu.passes.cooperative_sums import cooperative_dot, cooperative_gather
 from sparsetir.schedules.gpu.passes.software_pipeline import software_pipeline
-from sparsetir.schedules.gpu.passes.sums_together import dots_together, gather_together
+from sparsetir.schedules.gpu.passes.thread_tiled_matmul import thread_tiled_matmul
 from sparsetir.sparse_ir.errors import ScheduleError
 from stage2 import golden, plain_text
 
@@ -44,20 +44,20 @@ def products(
 
 
 def apart(func: Any = products) -> Any:
-    return inner_sums(func, "sums", outer=1, dtype="float32")
+    return sum_then_matmul(func, "sums", outer=1, dtype="float32")
 
 
 def on_threads() -> Any:
-    func = gather_together(apart(), "sums_gather", warps=1, vector=4)
-    func = copy_together(func, "sums_matrix", warps=1, vector=4)
-    func = register_tiles(func, "sums_product", STEPS, warps=1, shape=(4, 4))
+    func = cooperative_gather(apart(), "sums_gather", warps=1, vector=4)
+    func = cooperative_copy(func, "sums_matrix", warps=1, vector=4)
+    func = thread_tiled_matmul(func, "sums_product", STEPS, warps=1, shape=(4, 4))
     return software_pipeline(func, "sums_visit", ["sums_gather", "sums_matrix"], stages=2)
 
 
 def test_golden() -> None:
     """The sums apart, and all passes one after the other."""
-    assert plain_text(apart()) == golden("inner_sums")
-    assert plain_text(on_threads()) == golden("inner_sums_on_threads")
+    assert plain_text(apart()) == golden("sum_then_matmul")
+    assert plain_text(on_threads()) == golden("sum_then_matmul_on_threads")
 
 
 @requires_cuda_text
@@ -95,22 +95,24 @@ def dots(
 
 
 def dots_apart(func: Any = dots) -> Any:
-    return inner_products(func, "dots", outer=1)
+    return matmul_then_dot(func, "dots", outer=1)
 
 
 def dots_on_threads() -> Any:
     func = dots_apart()
     steps = ["dots_gather", "dots_matrix"]
     for step in steps:
-        func = copy_together(func, step, warps=1, vector=4)
-    func = register_tiles(func, "dots_product", ["dots_start", "dots_write"], warps=1, shape=(4, 4))
+        func = cooperative_copy(func, step, warps=1, vector=4)
+    func = thread_tiled_matmul(
+        func, "dots_product", ["dots_start", "dots_write"], warps=1, shape=(4, 4)
+    )
     func = software_pipeline(func, "dots_visit", steps, stages=2)
-    return dots_together(func, "dots_dots", warps=1, vector=4)
+    return cooperative_dot(func, "dots_dots", warps=1, vector=4)
 
 
 def test_golden_of_products_first() -> None:
-    assert plain_text(dots_apart()) == golden("inner_products")
-    assert plain_text(dots_on_threads()) == golden("inner_products_on_threads")
+    assert plain_text(dots_apart()) == golden("matmul_then_dot")
+    assert plain_text(dots_on_threads()) == golden("matmul_then_dot_on_threads")
 
 
 @requires_cuda_text
@@ -145,8 +147,8 @@ def edited(*changes: tuple[str, str], of: Any = products) -> Any:
 
 
 def test_sums_of_another_shape() -> None:
-    with refused("inner_sums: expected a block in loops, among ['sums'], got 'none'"):
-        inner_sums(products, "none", outer=1, dtype="float32")
+    with refused("sum_then_matmul: expected a block in loops, among ['sums'], got 'none'"):
+        sum_then_matmul(products, "none", outer=1, dtype="float32")
     with refused("argument 'block': expected an element to be added to atomically, got"):
         apart(edited(("atomicAdd", "atomicMax")))
     with refused("expected products of what is gathered for a row with a matrix over columns"):
@@ -158,36 +160,38 @@ def test_sums_of_another_shape() -> None:
 
 
 def test_dots_of_another_shape() -> None:
-    with refused("inner_products: argument 'block': expected an element to be added to atomically"):
+    with refused(
+        "matmul_then_dot: argument 'block': expected an element to be added to atomically"
+    ):
         dots_apart(edited(("atomicAdd", "atomicMax"), of=dots))
     with refused("expected products with a matrix for rows of two loops, got"):
-        inner_products(products, "sums", outer=1)
+        matmul_then_dot(products, "sums", outer=1)
     with refused("expected conditions of one factor, or of an element, alone"):
         dots_apart(edited(("J[vt, vi, vj] >= 0", "J[vt, vi, vj] >= vl1"), of=dots))
     with refused(
-        "dots_together: argument 'vector': expected a divisor of 32 neighbours, of at mos"
+        "cooperative_dot: argument 'vector': expected a divisor of 32 neighbours, of at mos"
     ):
-        dots_together(dots_apart(), "dots_dots", warps=1, vector=8)
+        cooperative_dot(dots_apart(), "dots_dots", warps=1, vector=8)
     with refused(
-        "dots_together: argument 'dots': expected a block that adds products of rows, one"
+        "cooperative_dot: argument 'dots': expected a block that adds products of rows, one"
     ):
-        dots_together(dots_apart(), "dots_gather", warps=1, vector=4)
+        cooperative_dot(dots_apart(), "dots_gather", warps=1, vector=4)
 
 
 def test_gathers_of_another_shape() -> None:
     with refused("argument 'vector': expected a divisor of 4 neighbours, of at most 16 bytes, got"):
-        gather_together(apart(), "sums_gather", warps=1, vector=8)
+        cooperative_gather(apart(), "sums_gather", warps=1, vector=8)
     with refused("argument 'gather': expected a block that sets a sum to zero and adds rows to it"):
-        gather_together(apart(), "sums_matrix", warps=1, vector=4)
+        cooperative_gather(apart(), "sums_matrix", warps=1, vector=4)
 
 
 def test_products_of_another_shape() -> None:
     func = apart()
     with refused("argument 'shape': expected 32 tiles that make 16 by 32 sums, got (4, 8)"):
-        register_tiles(func, "sums_product", STEPS, warps=1, shape=(4, 8))
+        thread_tiled_matmul(func, "sums_product", STEPS, warps=1, shape=(4, 8))
     with refused("argument 'reduce': expected X[..] = X[..] + A[..] * B[..] of A and B in shared"):
-        register_tiles(func, "sums_start", STEPS, warps=1, shape=(4, 4))
+        thread_tiled_matmul(func, "sums_start", STEPS, warps=1, shape=(4, 4))
     with refused("argument 'steps': expected the blocks of all accesses of the sums, got Y_ws"):
-        register_tiles(func, "sums_product", STEPS[:1], warps=1, shape=(4, 4))
+        thread_tiled_matmul(func, "sums_product", STEPS[:1], warps=1, shape=(4, 4))
     with refused("argument 'steps': expected loops over rows and columns of the sums around block"):
-        register_tiles(func, "sums_product", [*STEPS, "sums_matrix"], warps=1, shape=(4, 4))
+        thread_tiled_matmul(func, "sums_product", [*STEPS, "sums_matrix"], warps=1, shape=(4, 4))

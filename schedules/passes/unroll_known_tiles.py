@@ -1,7 +1,7 @@
 """Tiles of a length whose number is known write themselves out.
 
-`known_tiles(func, feat, 16, 3)`, on the word of who calls it that `feat` features take three tiles
-of 16, of which the last begins earlier (`split` with tail="shift"). Before::
+`unroll_known_tiles(func, feat, 16, 3)`, on the word of who calls it that `feat` features take three
+tiles of 16, of which the last begins earlier (`split` with tail="shift"). Before::
 
     for t in range((feat + 15) // 16):
         for l in T.vectorized(16):
@@ -24,13 +24,12 @@ import tvm_ffi
 from tvm import s_tir, tirx
 
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.expressions import as_dtype, dtype_of, free_vars
 from sparsetir.sparse_ir.nodes import nodes_of, substitute
-from sparsetir.sparse_ir.statements import values_of
+from sparsetir.sparse_ir.tir import as_dtype, dtype_of, free_vars, values_of
 from sparsetir.sparse_ir.traversal import map_expr
 
 
-def known_tiles(func: tirx.PrimFunc, length: Any, tile: int, count: int) -> tirx.PrimFunc:
+def unroll_known_tiles(func: tirx.PrimFunc, length: Any, tile: int, count: int) -> tirx.PrimFunc:
     """The function with its loops over the tiles of a length unrolled.
 
     func : of stage II; the one given is left as it is
@@ -75,7 +74,7 @@ def known_tiles(func: tirx.PrimFunc, length: Any, tile: int, count: int) -> tirx
     body = map_expr(func.body, [(tirx.For, loop), (tirx.Min, start)])
     if not found:
         raise ScheduleError(
-            f"known_tiles: argument 'tile': expected a loop over tiles of {tile} of {length}, "
-            "got none"
+            f"unroll_known_tiles: argument 'tile': expected a loop over tiles of {tile} of "
+            f"{length}, got none"
         )
     return func.with_body(map_expr(body, [(tirx.FloorDiv, domain)]))

@@ -12,10 +12,10 @@ import scipy.sparse as sp
 import sparsetir
 from csr_zoo import ZOO
 from programs import PROGRAMS
-from sparsetir.schedules.passes.known_tiles import known_tiles
-from sparsetir.schedules.passes.one_part import one_part
+from sparsetir.schedules.multiversion import PACK_DEGREE, WORK_OF_THREADS
+from sparsetir.schedules.passes.drop_identity_order import drop_identity_order
+from sparsetir.schedules.passes.unroll_known_tiles import unroll_known_tiles
 from sparsetir.schedules.templates.shapes import ShapeError
-from sparsetir.schedules.versions import PACK_DEGREE, WORK_OF_THREADS
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.recipes.registry import RECIPES
 
@@ -296,9 +296,10 @@ def test_one_part_takes_positions_for_their_order():
 def test_an_order_that_is_not_there_is_refused():
     func = sparsetir.lower_sparse_iter(PROGRAMS["sddmm_fused"].make("float32", "int32"))
     with pytest.raises(ScheduleError) as error:
-        one_part(func, "I_J_order")
+        drop_identity_order(func, "I_J_order")
     assert str(error.value) == (
-        "one_part: argument 'order': expected an array that is loaded from, got 'I_J_order'"
+        "drop_identity_order: argument 'order': expected an array that is loaded from, got "
+        "'I_J_order'"
     )
 
 
@@ -340,9 +341,9 @@ def test_tiles_that_are_not_there_are_refused():
     (feat,) = (axis.length for axis in func.axes if axis.name == "K")
     lowered = sparsetir.lower_sparse_iter(func)
     with pytest.raises(ScheduleError) as error:
-        known_tiles(lowered, feat, 16, 3)
+        unroll_known_tiles(lowered, feat, 16, 3)
     assert str(error.value) == (
-        "known_tiles: argument 'tile': expected a loop over tiles of 16 of feat, got none"
+        "unroll_known_tiles: argument 'tile': expected a loop over tiles of 16 of feat, got none"
     )
 
 

@@ -7,16 +7,16 @@ dozen visits of a varying number. It does so where it can compute the number of 
     for e in range(E_indptr[vi + 1] - E_indptr[vi]):
         with T.sblock("reduce1"): ...
 
-After `one_by_one(func, "reduce")`, with a step that is 1 wherever there is a visit, which LLVM
-does not know, and visits counted by positions in storage, which arrays are read at::
+After `opaque_step_loop(func, "reduce")`, with a step that is 1 wherever there is a visit, which
+LLVM does not know, and visits counted by positions in storage, which arrays are read at::
 
     at[0] = E_indptr[vi]
     while at[0] < E_indptr[vi + 1]:
         with T.sblock("reduce1"): ...  # with at[0] - E_indptr[vi] for e
         at[0] = at[0] + T.min(1, nnz)
 
-With a parameter for the step, `one_by_one(func, "reduce", "I_step")`, they are counted from 0,
-which takes a register less where several such loops follow each other.
+With a parameter for the step, `opaque_step_loop(func, "reduce", "I_step")`, they are counted from
+0, which takes a register less where several such loops follow each other.
 """
 
 from __future__ import annotations
@@ -27,14 +27,13 @@ from tvm import ir, s_tir, tirx
 
 from sparsetir.schedules.passes.parallel_loops import innermost_block
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.expressions import as_dtype, dtype_of, free_vars
 from sparsetir.sparse_ir.nodes import buffer_var, substitute
 from sparsetir.sparse_ir.position_space import LAYOUTS
-from sparsetir.sparse_ir.statements import block_with
+from sparsetir.sparse_ir.tir import as_dtype, block_with, dtype_of, free_vars
 from sparsetir.sparse_ir.traversal import map_expr
 
 
-def one_by_one(func: tirx.PrimFunc, iteration: Any, step: str | None = None) -> tirx.PrimFunc:
+def opaque_step_loop(func: tirx.PrimFunc, iteration: Any, step: str | None = None) -> tirx.PrimFunc:
     """The function with the outermost loop of an iteration's innermost block visit by visit.
 
     func : of stage II; one of the last steps
@@ -44,7 +43,7 @@ def one_by_one(func: tirx.PrimFunc, iteration: Any, step: str | None = None) -> 
 
     Raises ScheduleError where there is no such parameter or loop, and for an init.
     """
-    who = "one_by_one"
+    who = "opaque_step_loop"
     sch = s_tir.Schedule(func)
     block = innermost_block(sch, iteration, who)
     loops = sch.get_loops(block)
@@ -97,8 +96,8 @@ def _positions(func: tirx.PrimFunc, extent: Any) -> tuple[Any, Any, Any]:
                 nnz = substitute(axis.nnz, {v: named[v.name] for v in free_vars(axis.nnz)})
                 return begin, end, tirx.min(nnz, as_dtype(1, dtype_of(nnz)))
     raise ScheduleError(
-        "one_by_one: argument 'step': expected the name of a parameter where a loop is not over "
-        f"what an axis stores, but over {extent}, got None"
+        "opaque_step_loop: argument 'step': expected the name of a parameter where a loop is not "
+        f"over what an axis stores, but over {extent}, got None"
     )
 
 
@@ -106,7 +105,7 @@ def _parameter(func: tirx.PrimFunc, step: str) -> Any:
     found = [p for p in func.params if p.name == step]
     if len(found) != 1:
         raise ScheduleError(
-            f"one_by_one: argument 'step': expected a parameter, got '{step}'; there are "
+            f"opaque_step_loop: argument 'step': expected a parameter, got '{step}'; there are "
             f"{[str(p.name) for p in func.params]}"
         )
     return found[0]

@@ -1,6 +1,6 @@
 """Sums that all threads of a block make of gathered rows (GPU).
 
-Before, the nest of inner sums as :func:`.atomic_products.inner_sums` makes it::
+Before, the nest of inner sums as :func:`.atomic_products.sum_then_matmul` makes it::
 
     for it, k1 in T.grid(32, 16):
         with T.sblock("rgms0_gather"):
@@ -9,7 +9,8 @@ Before, the nest of inner sums as :func:`.atomic_products.inner_sums` makes it::
                 if J[rt, it, jb] >= 0 and k0 * 16 + k1 < feat_in:
                     G[it, k1] = G[it, k1] + A[rt, it, jb] * X[J[rt, it, jb], k0 * 16 + k1]
 
-After `gather_together(func, "rgms0_gather", warps=4, vector=4)`, where each thread has one step::
+After `cooperative_gather(func, "rgms0_gather", warps=4, vector=4)`, where each thread has one
+step::
 
     for warp, lane in threads:
         with T.sblock("rgms0_gather"):
@@ -26,14 +27,14 @@ After `gather_together(func, "rgms0_gather", warps=4, vector=4)`, where each thr
 Sums are in the type that the terms are in, and are rounded to that of G once.
 
 Sums over rows of two operands are made by neighbouring threads each. Before, the nest that
-:func:`.atomic_products.inner_products` leaves::
+:func:`.atomic_products.matmul_then_dot` leaves::
 
     for it, jb, k1 in T.grid(32, 4, 64):
         with T.sblock("rgms0_dots"):
             if I[rt, it] >= 0 and J[rt, it, jb] >= 0 and k0 * 64 + k1 < feat_in:
                 atomicAdd(DA[E[rt, it, jb]], X[J[rt, it, jb], k0 * 64 + k1] * products[it, k1])
 
-After `dots_together(func, "rgms0_dots", warps=4, vector=4)`, where 16 threads share an element::
+After `cooperative_dot(func, "rgms0_dots", warps=4, vector=4)`, where 16 threads share an element::
 
     barrier                                                # products is written
     for warp, lane in threads:
@@ -58,7 +59,7 @@ from typing import Any, NoReturn
 from tvm import ir, tirx
 
 from sparsetir.schedules.gpu.passes.atomic_products import AtomicProduct, atomic_product
-from sparsetir.schedules.gpu.passes.copy_together import for_vectors, padded, places_of
+from sparsetir.schedules.gpu.passes.cooperative_copy import for_vectors, padded, places_of
 from sparsetir.schedules.gpu.passes.tile_elements import from_lane
 from sparsetir.schedules.passes.nests import (
     WARP,
@@ -71,17 +72,27 @@ from sparsetir.schedules.passes.nests import (
     unrolled,
 )
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.expressions import as_dtype, cast, dtype_of, free_vars, uncast
 from sparsetir.sparse_ir.nodes import buffer_var, substitute
 from sparsetir.sparse_ir.reduction import factors_of, taken_apart, under
-from sparsetir.sparse_ir.statements import as_one, barrier, loop_over
+from sparsetir.sparse_ir.tir import (
+    as_dtype,
+    as_one,
+    barrier,
+    cast,
+    dtype_of,
+    free_vars,
+    loop_over,
+    uncast,
+)
 
-GATHER, DOTS = "gather_together", "dots_together"
+GATHER, DOTS = "cooperative_gather", "cooperative_dot"
 VECTOR_BYTES = 16  # the widest load
 AHEAD = 4  # elements whose loads are under way together
 
 
-def gather_together(func: tirx.PrimFunc, gather: str, *, warps: int, vector: int) -> tirx.PrimFunc:
+def cooperative_gather(
+    func: tirx.PrimFunc, gather: str, *, warps: int, vector: int
+) -> tirx.PrimFunc:
     """A stage-II function with inner sums divided among the threads of a block.
 
     gather : block of the sums, in loops of constant extents
@@ -239,7 +250,7 @@ def _refuse_gather(nest: Nest) -> NoReturn:
     )
 
 
-def dots_together(func: tirx.PrimFunc, dots: str, *, warps: int, vector: int) -> tirx.PrimFunc:
+def cooperative_dot(func: tirx.PrimFunc, dots: str, *, warps: int, vector: int) -> tirx.PrimFunc:
     """A stage-II function with sums for each element divided among the threads of a block.
 
     dots : block that adds products to an element atomically, in loops of constant extents, the

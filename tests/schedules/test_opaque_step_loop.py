@@ -1,4 +1,4 @@
-"""one_by_one: loops over what rows store that LLVM leaves as they are."""
+"""opaque_step_loop: loops over what rows store that LLVM leaves as they are."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import scipy.sparse as sp
 
 import sparsetir
 from programs import PROGRAMS
-from sparsetir.schedules.passes.one_by_one import one_by_one
+from sparsetir.schedules.passes.opaque_step_loop import opaque_step_loop
 
 
 def one_at_a_time(sch):
     i, _ = sch.get_sp_iters(sch.get_sparse_iteration("spmv"))
     _, reduce, _ = sch.precompute("Y", i, [])
     sch.lower()
-    sch.rewrite(one_by_one, reduce)
+    sch.rewrite(opaque_step_loop, reduce)
 
 
 @pytest.mark.parametrize("idtype", ["int32", "int64"])
@@ -41,15 +41,15 @@ def test_refused():
     sch.precompute("Y", i, [])
     sch.lower()
     with pytest.raises(sparsetir.ScheduleError, match="'step': expected a parameter, got 'steps'"):
-        sch.rewrite(one_by_one, "spmv_reduce", "steps")
+        sch.rewrite(opaque_step_loop, "spmv_reduce", "steps")
     with pytest.raises(sparsetir.ScheduleError, match="expected a block in a loop, got 'spmv_st"):
-        sch.rewrite(one_by_one, "spmv_start")
+        sch.rewrite(opaque_step_loop, "spmv_start")
     with pytest.raises(sparsetir.ScheduleError, match="expected a sparse iteration among"):
-        sch.rewrite(one_by_one, "spmm")
+        sch.rewrite(opaque_step_loop, "spmm")
 
 
 def test_an_init_in_the_loop_is_refused():
     sch = sparsetir.Schedule(PROGRAMS["spmv"].make("float32", "int32"))
     sch.lower()
     with pytest.raises(sparsetir.ScheduleError, match="'spmv1', whose init is in the loop"):
-        sch.rewrite(one_by_one, "spmv")
+        sch.rewrite(opaque_step_loop, "spmv")

@@ -1,7 +1,7 @@
 """Elements that are visited in the order they are stored in need no order to be loaded.
 
-`one_part(func, "I_J_order")`, on the word of who calls it that the order is 0, 1, 2 and so on, as
-that of `positions` is for one part. Before::
+`drop_identity_order(func, "I_J_order")`, on the word of who calls it that the order is 0, 1, 2 and
+so on, as that of `positions` is for one part. Before::
 
     for p1 in T.unroll(8):
         OUT[I_J_order[p0 * 8 + p1]] = S[p1]
@@ -22,7 +22,7 @@ from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.traversal import map_expr
 
 
-def one_part(func: tirx.PrimFunc, order: str) -> tirx.PrimFunc:
+def drop_identity_order(func: tirx.PrimFunc, order: str) -> tirx.PrimFunc:
     """The function with positions instead of what an array says about them.
 
     func : of stage II; the one given is left as it is
@@ -42,6 +42,7 @@ def one_part(func: tirx.PrimFunc, order: str) -> tirx.PrimFunc:
     body = map_expr(func.body, [(ir.TensorLoad, load)])
     if not found:
         raise ScheduleError(
-            f"one_part: argument 'order': expected an array that is loaded from, got '{order}'"
+            "drop_identity_order: argument 'order': expected an array that is loaded from, got "
+            f"'{order}'"
         )
     return func.with_body(body)

@@ -36,7 +36,7 @@ from typing import Any
 
 from tvm import s_tir, tirx
 
-from sparsetir.schedules.gpu.passes.copy_together import copy_together
+from sparsetir.schedules.gpu.passes.cooperative_copy import cooperative_copy
 from sparsetir.schedules.gpu.passes.fragments import (
     LEFT,
     RIGHT,
@@ -54,23 +54,17 @@ from sparsetir.schedules.gpu.passes.software_pipeline import (
 )
 from sparsetir.schedules.gpu.passes.tile_elements import Elements
 from sparsetir.schedules.gpu.passes.tile_parts import VECTOR, Factor, Loop, Nest, RegisterTile, Side
-from sparsetir.schedules.gpu.passes.tile_programs import (
-    COLUMNS,
-    ROWS,
-    WHO,
-    TileProgram,
-)
+from sparsetir.schedules.gpu.passes.tile_programs import COLUMNS, ROWS, WHO, TileProgram
 from sparsetir.schedules.passes.nests import block_of, for_threads, redirected, unrolled
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.expressions import as_dtype, dtype_of
 from sparsetir.sparse_ir.nodes import buffer_var, nodes_of, substitute
-from sparsetir.sparse_ir.statements import as_one, barrier, block_with, loop_over
+from sparsetir.sparse_ir.tir import as_dtype, as_one, barrier, block_with, dtype_of, loop_over
 from sparsetir.sparse_ir.traversal import map_expr
 
 HALF_BYTES = 2
 
 
-def in_warp_tiles(
+def warp_mma_program(
     func: tirx.PrimFunc, block: str, owner: str, warps: int = 4, stages: int = 2
 ) -> tirx.PrimFunc:
     """Let warps work on the tiles of a block.
@@ -95,7 +89,7 @@ def in_warp_tiles(
     work = _Code(TileProgram(func, found[0], owner, warps))
     out = _with_block(func, work.run())
     for f in work.factors:
-        out = copy_together(out, f.copy, warps=work.warps, vector=VECTOR if f.plain() else 1)
+        out = cooperative_copy(out, f.copy, warps=work.warps, vector=VECTOR if f.plain() else 1)
     for loop in work.program.loops:
         copies = [f.copy for f in work.factors if f.step is loop]
         if copies:

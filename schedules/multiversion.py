@@ -42,9 +42,9 @@ from tvm import ir, s_tir, tirx
 
 from sparsetir.schedules.default import default_schedule, pool, vector_bits
 from sparsetir.schedules.operators.problems import Sddmm
-from sparsetir.schedules.passes.known_tiles import known_tiles
-from sparsetir.schedules.passes.one_part import one_part
-from sparsetir.schedules.passes.parallel_loops import apply_kinds
+from sparsetir.schedules.passes.drop_identity_order import drop_identity_order
+from sparsetir.schedules.passes.parallel_loops import materialize_loop_kinds
+from sparsetir.schedules.passes.unroll_known_tiles import unroll_known_tiles
 from sparsetir.schedules.templates.register_tile import in_registers, straight_code, sums_of
 from sparsetir.schedules.templates.sddmm import GROUP, SddmmGroups, apply, by_positions
 from sparsetir.schedules.templates.shapes import (
@@ -56,12 +56,11 @@ from sparsetir.schedules.templates.shapes import (
 from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.sparse_ir.computed import computed_parameters
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.expressions import as_dtype, dtype_of, free_vars
 from sparsetir.sparse_ir.lower_sparse_iter import lower_sparse_iter
 from sparsetir.sparse_ir.nodes import SparseFunc, sparse_iterations, substitute
 from sparsetir.sparse_ir.position_space import LAYOUTS
 from sparsetir.sparse_ir.schedule import Schedule
-from sparsetir.sparse_ir.statements import block_with, loop_with
+from sparsetir.sparse_ir.tir import as_dtype, block_with, dtype_of, free_vars, loop_with
 from sparsetir.sparse_ir.traversal import map_expr
 from sparsetir.sparse_ir.value_domains import permutations
 
@@ -83,7 +82,7 @@ TILE = 2
 TURNS = 4
 
 
-def for_all_sizes(func: SparseFunc, target: Any, work: int = WORK_OF_THREADS) -> dict[str, Any]:
+def multiversion(func: SparseFunc, target: Any, work: int = WORK_OF_THREADS) -> dict[str, Any]:
     """The default schedule for CPUs, with versions where the program has the shape for them.
 
     func : of stage I
@@ -110,7 +109,7 @@ def _shape(ask: Callable[[Schedule, str], T], sch: Schedule) -> T | None:
     The one place where a ShapeError is an answer: later it is a mistake of a version, and shows.
     """
     try:
-        return ask(sch, "for_all_sizes")
+        return ask(sch, "multiversion")
     except ShapeError:
         return None
 
@@ -146,12 +145,7 @@ def _by_elements(func: SparseFunc, target: Any) -> dict[str, Any] | None:
 
 
 def _by_vectors(
-    func: SparseFunc,
-    positions: SparseFunc,
-    feat: Any,
-    nnz: Any,
-    lanes: int,
-    scalar: tirx.PrimFunc,
+    func: SparseFunc, positions: SparseFunc, feat: Any, nnz: Any, lanes: int, scalar: tirx.PrimFunc
 ) -> tirx.PrimFunc:
     """Versions by how many vectors the features fill, of shorter vectors where they fill none.
 
@@ -174,13 +168,16 @@ def _by_vectors(
         if width not in made:
             config = SddmmGroups(width, min(GROUP, width), 1, parts=2, any_size=True)
             made[width] = _in_groups(func, config)
-        version = known_tiles(made[width], feat, width, count)
+        version = unroll_known_tiles(made[width], feat, width, count)
         if (width, count) == (lanes, EXACT):
             whole = SddmmGroups(lanes, min(GROUP, lanes), EXACT, lanes * EXACT, parts=2)
             holds = size == _int64(lanes * EXACT)
             version = _either(holds, _in_groups(func, whole), version, ("whole", "begun_earlier"))
         if most <= lanes:
-            holds, stored = parts == as_dtype(1, dtype_of(parts)), one_part(version, order)
+            holds, stored = (
+                parts == as_dtype(1, dtype_of(parts)),
+                drop_identity_order(version, order),
+            )
             version = _either(holds, stored, version, ("one_part", "in_parts"))
         versions.append((f"vectors_{width}x{count}", most, version))
     tiles = SddmmGroups(lanes, min(GROUP, lanes), parts=2)
@@ -220,7 +217,7 @@ def _up_to(size: Any, versions: list[tuple[str, int, tirx.PrimFunc]]) -> tuple[s
 def _in_groups(func: SparseFunc, config: SddmmGroups) -> tirx.PrimFunc:
     sch = Schedule(func)
     apply(sch, config)
-    return apply_kinds(_stage_two(sch))
+    return materialize_loop_kinds(_stage_two(sch))
 
 
 def _stage_two(sch: Schedule) -> tirx.PrimFunc:
@@ -268,7 +265,7 @@ def _by_rows(func: SparseFunc, rows: tirx.PrimFunc, target: Any, work: int) -> t
 def _narrow(func: SparseFunc, lanes: int) -> tirx.PrimFunc:
     """Versions for few features: two vectors, or tiles, of which the last begins earlier."""
     done = _in_tiles(func, None, [1, 1])
-    *_, feat = _sizes(func, row_reduction(Schedule(func), "for_all_sizes"), done)
+    *_, feat = _sizes(func, row_reduction(Schedule(func), "multiversion"), done)
     width = 2
     while width <= lanes:
         two = _in_tiles(func, 2, [width])
@@ -298,7 +295,7 @@ def _in_tiles(func: SparseFunc, count: int | None, tile: list[int]) -> tirx.Prim
     tile : its vectors, if it has more than one, and their lanes
     """
     sch = Schedule(func)
-    found = row_reduction(sch, "for_all_sizes")
+    found = row_reduction(sch, "multiversion")
     loops = sch.split(found.features, [count, *tile], tail="shift")
     around, held = [*found.heads, found.rows, *loops[:-2]], loops[-2:]
     steps = sums_of(
@@ -306,7 +303,7 @@ def _in_tiles(func: SparseFunc, count: int | None, tile: list[int]) -> tirx.Prim
     )
     sch.parallelize(around[0])
     straight_code(sch, steps)
-    return apply_kinds(_stage_two(sch))
+    return materialize_loop_kinds(_stage_two(sch))
 
 
 def _panels(sch: Schedule, found: RowReduction, feat: Any, lanes: int, target: Any) -> Any:

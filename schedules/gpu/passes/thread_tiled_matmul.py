@@ -11,8 +11,8 @@ For any type, as :mod:`sparsetir.schedules.gpu.passes.tile_products` says. Befor
     for it, l1 in T.grid(32, 64):
         with T.sblock("write0"): atomicAdd(Y[I[rt, it], l], Y_ws[it, l1])
 
-After `register_tiles(func, "product0", ["start0", "write0"], warps=4, shape=(4, 4))`, where thread
-t of 128 has the rows from t // 16 * 4 on and the columns from t % 16 * 4 on::
+After `thread_tiled_matmul(func, "product0", ["start0", "write0"], warps=4, shape=(4, 4))`, where
+thread t of 128 has the rows from t // 16 * 4 on and the columns from t % 16 * 4 on::
 
     for u0, u1 in T.grid(4, 4):                            # unrolled, as all others
         Y_ws[u0, u1] = 0.0
@@ -35,19 +35,18 @@ from typing import Any
 
 from tvm import tirx
 
+from sparsetir.schedules.gpu.passes.cooperative_sums import VECTOR_BYTES, in_vector
 from sparsetir.schedules.gpu.passes.fragments import Tile
-from sparsetir.schedules.gpu.passes.sums_together import VECTOR_BYTES, in_vector
 from sparsetir.schedules.gpu.passes.tile_products import Division, divided_product
 from sparsetir.schedules.passes.nests import WARP, element_bytes, for_threads, unrolled
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.expressions import cast, dtype_of
 from sparsetir.sparse_ir.nodes import buffer_var
-from sparsetir.sparse_ir.statements import as_one, loop_over
+from sparsetir.sparse_ir.tir import as_one, cast, dtype_of, loop_over
 
-WHO = "register_tiles"
+WHO = "thread_tiled_matmul"
 
 
-def register_tiles(
+def thread_tiled_matmul(
     func: tirx.PrimFunc, reduce: str, steps: Sequence[str], *, warps: int, shape: tuple[int, int]
 ) -> tirx.PrimFunc:
     """A stage-II function with a product of tiles by threads, and its sums in their registers.

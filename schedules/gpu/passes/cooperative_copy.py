@@ -6,7 +6,7 @@ Before, the nest of a copy as `precompute(.., scope="shared")` makes it::
         with T.sblock("B_ws_copy0"):
             B_ws[ji, k1] = T.if_then_else(J[vjo] * 32 + ji < n, B[J[vjo] * 32 + ji, ...], 0)
 
-After `copy_together(func, "B_ws_copy0", warps=4, vector=8)`, where each thread has four copies::
+After `cooperative_copy(func, "B_ws_copy0", warps=4, vector=8)`, where each thread has four copies::
 
     for warp in T.thread_binding(4, thread="threadIdx.y"):
         for lane in T.thread_binding(32, thread="threadIdx.x"):
@@ -41,14 +41,14 @@ from sparsetir.schedules.passes.nests import (
     with_buffer,
 )
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.expressions import as_dtype, dtype_of, free_vars
 from sparsetir.sparse_ir.nodes import buffer_var, substitute
+from sparsetir.sparse_ir.tir import as_dtype, dtype_of, free_vars
 
-WHO = "copy_together"
+WHO = "cooperative_copy"
 BANK_BYTES = 16  # of a row of 8 that `ldmatrix` loads
 
 
-def copy_together(func: tirx.PrimFunc, copy: str, *, warps: int, vector: int) -> tirx.PrimFunc:
+def cooperative_copy(func: tirx.PrimFunc, copy: str, *, warps: int, vector: int) -> tirx.PrimFunc:
     """A stage-II function with a copy to shared memory divided among the threads of a block.
 
     copy : block of the copy, in loops of constant extents

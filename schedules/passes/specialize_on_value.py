@@ -8,7 +8,8 @@ out, what the body makes of a coordinate is no constant. Before, with `vq` a coo
         for e in range(n):
             S[vq] = S[vq] + ..
 
-After `cases(func, "spmm0", "vq", range(3))`, by halves, so that few conditions are asked::
+After `specialize_on_value(func, "spmm0", "vq", range(3))`, by halves, so that few conditions are
+asked::
 
     with T.sblock("spmm0"):
         vp, vq = T.axis.remap("SS", [p, q])
@@ -33,13 +34,14 @@ from tvm import ir, s_tir, tirx
 
 from sparsetir.schedules.passes.nests import bound_in, renewed
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.expressions import as_dtype, dtype_of, free_vars
 from sparsetir.sparse_ir.nodes import nodes_of, same_indices
-from sparsetir.sparse_ir.statements import block_with
+from sparsetir.sparse_ir.tir import as_dtype, block_with, dtype_of, free_vars
 from sparsetir.sparse_ir.traversal import map_expr
 
 
-def cases(func: tirx.PrimFunc, block: str, what: str, values: Sequence[int]) -> tirx.PrimFunc:
+def specialize_on_value(
+    func: tirx.PrimFunc, block: str, what: str, values: Sequence[int]
+) -> tirx.PrimFunc:
     """The function with the body of a block once for each value.
 
     func : of stage II; one of the last steps, since blocks inside have the same name in each case
@@ -50,7 +52,7 @@ def cases(func: tirx.PrimFunc, block: str, what: str, values: Sequence[int]) -> 
 
     Raises ScheduleError where there is no such block, coordinate or load.
     """
-    who = "cases"
+    who = "specialize_on_value"
     found = [b for b in nodes_of(s_tir.SBlock, func.body) if str(b.name_hint) == block]
     if len(found) != 1:
         raise ScheduleError(
