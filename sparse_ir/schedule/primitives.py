@@ -117,20 +117,22 @@ def primitive(function: Any = None, *, reorders: bool = False, was: str = "") ->
     PRIMITIVES[name] = function
     setattr(Primitives, name, method)
     if was:
-        setattr(Primitives, was, _renamed(was, name))
+        setattr(Primitives, was, _renamed(was, method))
     return function
 
 
-def _renamed(was: str, name: str) -> Callable[..., Any]:
-    """The method by its older name."""
+def _renamed(was: str, now: Callable[..., Any]) -> Callable[..., Any]:
+    """A method by its older name."""
+    name = now.__name__
 
+    @functools.wraps(now)
     def method(self: Primitives, *inputs: Any, **options: Any) -> Any:
         says = f"Schedule.{was} is now Schedule.{name}, and goes with version 0.3"
         warnings.warn(says, DeprecationWarning, stacklevel=2)
         return getattr(self, name)(*inputs, **options)
 
     method.__name__, method.__qualname__ = was, f"Schedule.{was}"
-    method.__doc__ = f"Is now :meth:`{name}`."
+    method.__doc__ = f"Do the same as :meth:`{name}`, its name now.\n\n{now.__doc__}"
     return method
 
 

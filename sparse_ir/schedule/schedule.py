@@ -57,7 +57,8 @@ from sparsetir.sparse_ir.verify import verify
 class Schedule(Primitives):
     """Transform the sparse iterations of a stage-I function; the function given is not changed.
 
-    Its methods are the primitives of this package, which :func:`primitive` makes of functions, and
+    Its methods are the primitives of this package, which
+    :func:`sparsetir.sparse_ir.schedule.primitives.primitive` makes of functions, and
     those below.
 
     Parameters
