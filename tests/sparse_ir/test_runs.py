@@ -165,7 +165,10 @@ def _of_columns(sch: Any, it: Any, i: Any, j: Any, k: Any) -> None:
         (_of_rows, "expected spatial loops of constant extent inside of 'I', got 'J'; split"),
         (_of_any_length, "expected spatial loops of constant extent inside of 'I_J', got 'K'"),
         (_of_a_workspace, "expected an iteration without nested ones, before parallelize"),
-        (_of_threads, r"\['I_J'\] is divided among workers; expected segment_accumulate before parallelize"),
+        (
+            _of_threads,
+            r"\['I_J'\] is divided among workers; expected segment_accumulate before parallelize",
+        ),
         (_of_columns, "expected visits of 'K' to add to the rows that a table gives, got"),
     ],
 )
