@@ -73,7 +73,7 @@ class Prepared:
     def __init__(self, operand: Operand, structure: Structure) -> None:
         self.operand, self.structure = operand, structure
         self.rowptr, self.col, self.m, self.n, self.values = operand
-        self.seen = SeenPattern(self.rowptr, self.col, structure)
+        self.seen: SeenPattern = SeenPattern(self.rowptr, self.col, structure)
 
     @property
     def shape(self) -> tuple[int, int]:
