@@ -78,10 +78,10 @@ def made_by_recipes(func: SparseFunc) -> tuple[set[str], set[Any]]:
 
 
 def without_permutations(tree: Any, orders: set[Any]) -> Any:
-    """A statement or iteration that visits elements in the order of storage, for what asks who
+    """A statement or iteration with permutations replaced by the identity.
 
-    writes what: where all accesses of a buffer go through the same permutation, `Out[order[e]]`,
-    two of them meet if and only if those at `Out[e]` do.
+    Where all accesses of a buffer go through the same permutation, `Out[order[e]]`, two of them
+    meet if and only if those at `Out[e]` do.
     """
     if not orders:
         return tree

@@ -9,9 +9,7 @@ from typing import Any
 
 from sparsetir.build import kernel_of
 from sparsetir.kernel import Kernel
-from sparsetir.pipeline import Stages, lower_template
-from sparsetir.schedules.default import is_gpu
-from sparsetir.schedules.templates.registry import template_of
+from sparsetir.pipeline import Stages
 
 # Kernels that are kept, with all of their stages; those of plans that are in use live on without.
 MOST_KERNELS = 512
@@ -50,16 +48,6 @@ def compiled(key: Hashable, target: Any, stages: Callable[[], Stages]) -> Kernel
                 while len(_kernels) > MOST_KERNELS:
                     _kernels.popitem(last=False)
         return found
-
-
-def compiled_by(config: Any, problem: Any, target: Any) -> Kernel:
-    """The kernel that the template of a config makes for a problem."""
-
-    def stages() -> Stages:
-        template = template_of(config, problem, is_gpu(target))
-        return lower_template(template, problem, config, target)
-
-    return compiled((problem, config), target, stages)
 
 
 def _kept(key: Hashable) -> Kernel | None:

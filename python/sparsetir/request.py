@@ -10,8 +10,10 @@ import numpy as np
 
 from sparsetir import pool
 from sparsetir.arrays import CACHE_LINE, LEAST_ALIGNED, dtype_name, is_array, itemsize
+from sparsetir.compiled import compiled
 from sparsetir.formats import Format, Operand
 from sparsetir.formats.converted import ConvertedFormat
+from sparsetir.kernel import Kernel
 from sparsetir.matrix_engine import allowed
 from sparsetir.pipeline import Stages, lower_template
 from sparsetir.schedules.default import is_gpu
@@ -55,6 +57,16 @@ class KernelRequest:
     def stages(self, config: Any) -> Stages:
         """All stages of the kernel for a config."""
         return lower_template(self.template(config), self.problem, config, self.target)
+
+
+def compiled_by(config: Any, problem: Any, target: Any) -> Kernel:
+    """The kernel that the template of a config makes for a problem."""
+
+    def stages() -> Stages:
+        template = template_of(config, problem, is_gpu(target))
+        return lower_template(template, problem, config, target)
+
+    return compiled((problem, config), target, stages)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ vectors side by side.
 from __future__ import annotations
 
 import math
-from dataclasses import fields
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,10 +49,11 @@ class GpuTiled(Tiled):
     coarsen: int
     occupancy: int | None
 
-    def __post_init__(self) -> None:
-        """Raise ValueError for integers, or fields above, that cannot be."""
-        integers = [f.name for f in fields(self) if f.type in ("int", "int | None")]
-        expect_integers(self, *integers, positive=True, optional=("feat", "occupancy"))
+    def check(self, *integers: str) -> None:
+        """Raise ValueError for fields above, or other integers, that cannot be."""
+        own = ("threads", "vector", "coarsen", "feat", "occupancy")
+        optional = ("feat", "occupancy")
+        expect_integers(self, *integers, *own, positive=True, optional=optional)
         expect(self, "vector", self.vector in (1, 2, 4, 8), "1, 2, 4 or 8")
         fits = self.feat is None or self.feat % self.vector == 0
         expect(self, "feat", fits, f"a multiple of vector = {self.vector}")

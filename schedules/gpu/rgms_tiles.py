@@ -308,7 +308,7 @@ def _ordered(sch: Schedule, part: _Part, config: RelationalTiles) -> list[SpIter
     return [tiles, *part.tiles, part.rows, part.elements, kept, steps, terms]
 
 
-def _on_grid(sch: Schedule, loops: Any, first: str, parts: list[str], tiles: int = 1) -> None:
+def _on_grid(sch: Schedule, loops: Any, first: str, parts: list[str], tiles: int) -> None:
     """Divide loops among blocks of threads.
 
     loops : the schedule of stage II

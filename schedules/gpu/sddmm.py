@@ -52,7 +52,7 @@ class FusedNonzeros(GpuTiled):
     occupancy: int | None = 768
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        self.check("groups", "work")
         fits = is_power_of_two(self.threads) and self.threads <= WARP
         expect(self, "threads", fits, f"a power of two up to {WARP}")
         most = MAX_THREADS // self.threads

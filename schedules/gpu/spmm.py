@@ -68,7 +68,7 @@ class RowSplit(GpuTiled):
     occupancy: int | None = 1024
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        self.check("rows_per_block")
         self.check_product("rows_per_block", MAX_THREADS, "threads", "rows_per_block")
         self.check_product("coarsen", MAX_SUMS, "coarsen", "vector")
         alone = not self.row_cache or self.rows_per_block == 1

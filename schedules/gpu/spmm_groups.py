@@ -87,7 +87,7 @@ class Groups(GpuTiled):
 
     def __post_init__(self) -> None:
         expect_one_of(self, split=SPLITS, rows=ROWS_FROM)
-        super().__post_init__()
+        self.check("work", "lanes", "group", "block")
         expect(self, "lanes", is_power_of_two(self.lanes), "a power of two")
         fits = is_power_of_two(self.group) and self.group <= WARP
         expect(self, "group", fits, f"a power of two up to {WARP}")

@@ -91,7 +91,7 @@ class PanelThreads(GpuTiled):
     packed: bool = True
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        self.check("rows", "unroll", "panels")
         most = MOST_ROWS if self.compact else MOST_BY_PATTERN
         wanted = f"2 to {most}" + ("" if self.compact else f", or with compact=True to {MOST_ROWS}")
         expect(self, "rows", 2 <= self.rows <= most, wanted)

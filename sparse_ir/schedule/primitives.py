@@ -20,7 +20,7 @@ import inspect
 import types
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints, overload
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import tvm
 
@@ -75,12 +75,6 @@ class Primitives:
     _apply: Callable[..., Any]
 
 
-@overload
-def primitive(function: F, *, reorders: bool = ..., was: str = ...) -> F: ...
-@overload
-def primitive(
-    function: None = ..., *, reorders: bool = ..., was: str = ...
-) -> Callable[[F], F]: ...
 def primitive(function: Any = None, *, reorders: bool = False, was: str = "") -> Any:
     """Make a function (func, handles and options) -> (func, output) a method of every Schedule.
 
@@ -141,17 +135,17 @@ def _where_reorderable(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def run(func: Any, *inputs: Any, **options: Any) -> Any:
-        for handle in [*inputs, *options.values()]:
-            if isinstance(handle, SpIter | SparseIterationRef):
-                name = handle.iteration if isinstance(handle, SpIter) else handle.name
-                it = find_iteration(func, name, function.__name__)
-                found = reorderable(func, it)
-                if found is not None:
-                    raise ScheduleError(
-                        f"{function.__name__}: the order of visits of '{it.name}' matters: "
-                        f"{found}\n{show(it)}"
-                    )
-                break
+        given = [*inputs, *options.values()]
+        handle = next((x for x in given if isinstance(x, SpIter | SparseIterationRef)), None)
+        if handle is not None:
+            name = handle.iteration if isinstance(handle, SpIter) else handle.name
+            it = find_iteration(func, name, function.__name__)
+            found = reorderable(func, it)
+            if found is not None:
+                raise ScheduleError(
+                    f"{function.__name__}: the order of visits of '{it.name}' matters: "
+                    f"{found}\n{show(it)}"
+                )
         return function(func, *inputs, **options)
 
     return run

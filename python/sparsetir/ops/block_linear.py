@@ -15,13 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsetir.compiled import compiled_by
 from sparsetir.formats import BSR
 from sparsetir.ops.checks import check_tensor
 from sparsetir.ops.registry import define, save_inputs, saved
 from sparsetir.ops.structure import DTYPES, Structure, structure_of, target_of
 from sparsetir.pool import pays
-from sparsetir.request import default_threads
+from sparsetir.request import compiled_by, default_threads
 from sparsetir.schedules.default import vector_bits
 from sparsetir.schedules.gpu.spmm_tensor_cores import for_format
 from sparsetir.schedules.operators.block_linear import BlockLinear, BlockOuter

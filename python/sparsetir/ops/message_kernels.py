@@ -12,12 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsetir.compiled import compiled_by
 from sparsetir.edge_request import edge_task
 from sparsetir.kernel import Kernel
 from sparsetir.ops.structure import DTYPES, Structure, target_of
 from sparsetir.pool import pays
-from sparsetir.request import default_threads
+from sparsetir.request import compiled_by, default_threads
 from sparsetir.schedules.operators.edge_attention import EdgeAttention
 from sparsetir.schedules.operators.edge_messages import EdgeMessages
 from sparsetir.schedules.operators.edge_softmax import EdgeSoftmax

@@ -21,14 +21,13 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from sparsetir.arrays import is_array
-from sparsetir.compiled import compiled_by
 from sparsetir.ops.relation_orders import where_products_first
 from sparsetir.ops.relations import CHUNK, RelationRows, Relations
 from sparsetir.ops.structure import DTYPES, call_plan, target_of
 from sparsetir.pool import pays
 from sparsetir.relational_plan import relational_plan
 from sparsetir.relational_request import GradientRequest, RelationalRequest
-from sparsetir.request import default_threads
+from sparsetir.request import compiled_by, default_threads
 from sparsetir.schedules.default import is_gpu, vector_bits
 from sparsetir.schedules.operators.rgms import Rgms
 from sparsetir.schedules.operators.rgms_backward import RgmsBackward
