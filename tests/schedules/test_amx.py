@@ -29,12 +29,14 @@ from amx_runner import EmulatedKernel, TileError
 from bench import amx as bench
 from cuda_runner import requires_cuda_text
 from pairs import by_default
-from sparsetir import matrix_engine, request
-from sparsetir.build import kernel_of
 from sparsetir.formats import BSR, CSR
-from sparsetir.kernel_file import read_library
-from sparsetir.matrix_engine import allowed
-from sparsetir.pipeline import lower_template
+from sparsetir.planning import request
+from sparsetir.runtime import matrix_engine
+from sparsetir.runtime.build import kernel_of
+from sparsetir.runtime.kernel_file import read_library
+from sparsetir.runtime.matrix_engine import allowed
+from sparsetir.runtime.pipeline import lower_template
+from sparsetir.runtime.targets import host_features, host_target
 from sparsetir.schedules.operators.problems import CsrPattern, Spmm
 from sparsetir.schedules.operators.spmm import program as spmm
 from sparsetir.schedules.passes import amx_nests
@@ -44,7 +46,6 @@ from sparsetir.schedules.templates.amx import AmxBlocks
 from sparsetir.sparse_ir import script as T
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.traversal import map_expr
-from sparsetir.targets import host_features, host_target
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 SPR = {"kind": "llvm", "mtriple": "x86_64-unknown-linux-gnu", "mcpu": "sapphirerapids"}

@@ -17,7 +17,7 @@ from gpu_runner import cuda_source, requires_nvcc
 from pairs import by_default, by_turns
 from programs import CASES, PROGRAMS, Program
 from sparsetir import Schedule, ScheduleError
-from sparsetir.pipeline import lower
+from sparsetir.runtime.pipeline import lower
 from sparsetir.schedules.gpu.features import vector_width
 from sparsetir.schedules.gpu.spmm_groups import Groups, apply
 from sparsetir.schedules.passes.parallel_loops import in_vectors

@@ -13,10 +13,10 @@ import sparsetir
 from cuda_runner import requires_cuda_text, run_cuda
 from gpu_runner import OPENCL_TARGET, requires_opencl, run_opencl
 from programs import copied
+from sparsetir.runtime.targets import resolve_target
 from sparsetir.schedules.templates import edge_attention, edge_messages, edge_softmax, messages
 from sparsetir.schedules.templates.message_tiles import Tile
 from sparsetir.sparse_ir.computed import computed_parameters
-from sparsetir.targets import resolve_target
 
 # Last tiles that begin earlier compute some results twice, and equal.
 RUNNERS = [

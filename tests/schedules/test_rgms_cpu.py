@@ -12,6 +12,7 @@ import sparsetir
 from pairs import by_turns
 from rgms_common import arguments, exact
 from sparsetir.formats import Pattern
+from sparsetir.runtime.targets import resolve_target
 from sparsetir.schedules.operators.problems import Spmm
 from sparsetir.schedules.operators.relations import RelationPattern
 from sparsetir.schedules.operators.rgms import Rgms, program
@@ -26,7 +27,6 @@ from sparsetir.schedules.search.choose_rgms import (
 from sparsetir.schedules.templates.registry import template_of
 from sparsetir.schedules.templates.rgms import TiledRelations, apply
 from sparsetir.schedules.templates.shapes import ShapeError
-from sparsetir.targets import resolve_target
 
 # relations, m, n, density
 SHAPES = [

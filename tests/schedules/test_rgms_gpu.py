@@ -18,9 +18,10 @@ from gpu_runner import requires_nvcc
 from pairs import by_default, by_turns
 from rgms_common import GPU, MASKS, SEEDS, UNITS
 from sparsetir import interpret
-from sparsetir.build import kernel_of
 from sparsetir.formats import Pattern, RelationalHyb
-from sparsetir.pipeline import lower_template
+from sparsetir.runtime.build import kernel_of
+from sparsetir.runtime.pipeline import lower_template
+from sparsetir.runtime.targets import resolve_target
 from sparsetir.schedules.gpu import rgms as rgms_gpu
 from sparsetir.schedules.gpu import rgms_tensor_cores
 from sparsetir.schedules.gpu.rgms import RelationalRows
@@ -32,7 +33,6 @@ from sparsetir.schedules.passes.launches import count_launches
 from sparsetir.schedules.templates.registry import TEMPLATES, template_of
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.schedule import Schedule
-from sparsetir.targets import resolve_target
 from spmm_gpu_common import as_dtype, bfloat16_arrays, compile_cuda, instructions
 
 HALF = Rgms("float16", out="float32")

@@ -12,11 +12,11 @@ import torch
 import sparsetir
 from csr_zoo import CLOSE, ZOO
 from sparsetir import ScheduleError
+from sparsetir.runtime.targets import host_target
 from sparsetir.schedules.operators.problems import CsrPattern, Spmm
 from sparsetir.schedules.operators.spmm import program
 from sparsetir.schedules.search.choose import Statistics, candidates
 from sparsetir.schedules.templates.spmm import RowBlocks, apply
-from sparsetir.targets import host_target
 
 RNG = np.random.default_rng(0)
 

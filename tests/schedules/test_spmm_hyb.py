@@ -17,7 +17,7 @@ from cuda_runner import KernelError, requires_cuda_text
 from gpu_runner import ATOMIC_ADD_PRELUDE, cuda_source, requires_nvcc, requires_opencl
 from pairs import by_turns
 from sparsetir import ScheduleError, lower_sparse_buffer
-from sparsetir.pipeline import lower_template
+from sparsetir.runtime.pipeline import lower_template
 from sparsetir.schedules.gpu.spmm_hyb import HybRows, apply, arrange, program
 from sparsetir.schedules.operators.problems import CsrPattern, Spmm
 from sparsetir.schedules.operators.spmm import program as operator

@@ -8,13 +8,13 @@ import scipy.sparse as sp
 import torch
 
 import sparsetir
+from sparsetir.runtime.targets import resolve_target
 from sparsetir.schedules.operators.problems import CsrPattern, Spmm
 from sparsetir.schedules.search.choose import Statistics
 from sparsetir.schedules.search.spaces import space
 from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.schedules.templates.spmm_panels import PanelRows
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.targets import resolve_target
 
 RNG = np.random.default_rng(0)
 EXACT = {"float64": 2**-52, "float32": 2**-23, "float16": 2**-11, "bfloat16": 2**-8}

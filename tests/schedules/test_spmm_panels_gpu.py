@@ -221,7 +221,7 @@ def test_plans(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_patterns_of_each_run_in_any_order() -> None:
     """Panels want the columns of a row in order, and each there once: others go by rows."""
-    from sparsetir.plan import _of_each_run
+    from sparsetir.planning.plan import _of_each_run
 
     for columns, wanted in (([0, 2, 1], config("panels").unpacked), ([2, 0, 1], RowSplit),
                             ([0, 0, 1], RowSplit)):  # fmt: skip

@@ -17,7 +17,7 @@ from sparsetir.schedules.templates.spmm_sorted import SortedRows
 
 RNG = np.random.default_rng(0)
 EXACT = {"float64": 2**-52, "float32": 2**-23, "float16": 2**-11, "bfloat16": 2**-8}
-TARGET = sparsetir.targets.resolve_target({"kind": "llvm", "mcpu": "cascadelake"})
+TARGET = sparsetir.runtime.targets.resolve_target({"kind": "llvm", "mcpu": "cascadelake"})
 
 
 def graph(m: int, n: int, mean: int = 3) -> Any:

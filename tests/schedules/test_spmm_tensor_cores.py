@@ -15,10 +15,11 @@ from cuda_runner import KernelError, requires_cuda_text
 from gpu_runner import requires_nvcc
 from pairs import by_default, by_turns
 from sparsetir import interpret
-from sparsetir.build import kernel_of
 from sparsetir.formats import BSR, DBSR, ELL, SRBCRS
-from sparsetir.pipeline import lower_template
-from sparsetir.request import request
+from sparsetir.planning.request import request
+from sparsetir.runtime.build import kernel_of
+from sparsetir.runtime.pipeline import lower_template
+from sparsetir.runtime.targets import resolve_target
 from sparsetir.schedules.gpu import spmm_tensor_cores
 from sparsetir.schedules.gpu.passes.software_pipeline import one_shared_array
 from sparsetir.schedules.gpu.spmm import RowSplit
@@ -32,7 +33,6 @@ from sparsetir.schedules.templates.registry import TEMPLATES
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import buffer_var
 from sparsetir.sparse_ir.schedule import Schedule
-from sparsetir.targets import resolve_target
 from spmm_gpu_common import bfloat16_arrays, compile_cuda, instructions, of_mask, run_kernel
 from tensor_cores_common import arguments, batched_kernel, check, kernel, pattern
 
