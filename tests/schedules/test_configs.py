@@ -36,6 +36,7 @@ from sparsetir.schedules.gpu.spmm_hyb import HybRows
 from sparsetir.schedules.gpu.spmm_panels import PanelThreads
 from sparsetir.schedules.gpu.spmm_tensor_cores import TensorCores
 from sparsetir.schedules.search.configs import from_data, to_data
+from sparsetir.schedules.template import Choices
 from sparsetir.schedules.templates.amx import AmxBlocks
 from sparsetir.schedules.templates.block_attention import BlockTiles
 from sparsetir.schedules.templates.block_linear import BlockTile
@@ -84,6 +85,7 @@ CONFIGS = (
     BlockTile(4, 8),
     ChunkTiles(8, 3, blocks=2),
     GradientTiles(3, 64, (32, 32), vectors=(8, 2), shape=None, shares=(1, 2), feat=64),
+    Choices({"sddmm.lanes": 8}),
 )
 
 

@@ -21,8 +21,8 @@ from sparsetir.planning.plan import plan_of_each_run
 from sparsetir.planning.run_plan import Plan
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.targets import resolve_target
-from sparsetir.schedules.operators.operands import OPERATORS
 from sparsetir.schedules.operators.problems import CsrPattern
+from sparsetir.schedules.operators.registry import OPERATORS
 
 DTYPES = {
     torch.float32: "float32",
