@@ -17,7 +17,7 @@ from tvm import ir, tirx
 
 from sparsetir.sparse_ir.nodes import loads_of, nodes_of, same_indices
 from sparsetir.sparse_ir.reduction import factors_of
-from sparsetir.sparse_ir.tir import dtype_of, zero
+from sparsetir.sparse_ir.tir import cast, dtype_of, zero
 
 Term = tuple[Any, Any]
 
@@ -116,7 +116,8 @@ def _call(expr: Any, g: Any, operand: Any) -> list[Term]:
         return _terms(x, _power(g, x, others[0]), operand)
     if name not in DERIVATIVES or others:
         raise NoAdjointError(f"{name}, in {expr}")
-    return _terms(x, DERIVATIVES[name](g, x, expr), operand)
+    at, value = (cast(v, dtype_of(g)) if dtype_of(v).endswith("16") else v for v in (x, expr))
+    return _terms(x, DERIVATIVES[name](g, at, value), operand)
 
 
 def _power(g: Any, x: Any, exponent: Any) -> Any:

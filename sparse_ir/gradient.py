@@ -109,8 +109,9 @@ def gradient(func: SparseFunc, wrt: str, *, transpose: bool = True) -> SparseFun
     Notes
     -----
     :func:`transposed_axes` says which patterns the program takes transposed; where there are any,
-    computed parameters become parameters that callers give. At a kink, such as `T.max(x, 0.0)` at
-    0, the gradient goes to the constant, else to the first operand.
+    computed parameters become parameters that callers give. Nothing is written to padded slots. At
+    a kink, such as `T.max(x, 0.0)` at 0, the gradient goes to the constant, else to the first
+    operand.
     """
     if not isinstance(func, SparseFunc):
         raise TypeError(
@@ -128,12 +129,14 @@ def gradient(func: SparseFunc, wrt: str, *, transpose: bool = True) -> SparseFun
     parts = [p for u in updates for p in _parts(func, u, operand, given[u.store.buffer])]
     if not parts:
         raise refused(func, f"its result does not depend on the values of '{operand.name}'")
-    derived = _program(func, f"{func.name}_grad_{operand.handle.name}", parts, given, out)
+    derived = _program(func, f"_grad_{operand.handle.name}", parts, given, out)
     if transpose:
         derived = _transposed(func, derived, parts)
     derived = _cleared(derived, derived.buffer(out.name))
     body = as_one([visited_in_order(it) for it in sparse_iterations(derived)])
     derived = derived.replace(body=body)
+    if "global_symbol" in func.attrs:
+        derived = derived.with_attr("global_symbol", f"{func.name}_grad_{operand.handle.name}")
     verify(derived)
     return derived
 
@@ -219,13 +222,13 @@ def _parts(
 
 
 def _program(
-    func: SparseFunc, name: str, parts: list[_Part], given: dict[Any, SparseBuffer],
+    func: SparseFunc, suffix: str, parts: list[_Part], given: dict[Any, SparseBuffer],
     out: SparseBuffer,
 ) -> SparseFunc:  # fmt: skip
     """The gradient over the pattern as it is, with what it needs of a function."""
     iterations: list[Any] = []
     for part in parts:
-        own = fresh_name(func, f"{part.it.name}{name.removeprefix(func.name)}")
+        own = fresh_name(func, f"{part.it.name}{suffix}")
         own = numbered(own, [it.name for it in iterations])
         iterations.append(_iteration(part, out, own, alone=len(parts) == 1))
     replaced = {str(func.buffer(str(v.name)).handle.name): b for v, b in given.items()}
@@ -239,7 +242,7 @@ def _program(
     for buffer in func.buffers:
         buffers.append(given.get(buffer.var, buffer))
     body = as_one(iterations)
-    return _needed(func, name, params, [*buffers, out], body)
+    return _needed(func, params, [*buffers, out], body)
 
 
 def _iteration(part: _Part, out: SparseBuffer, name: str, alone: bool) -> SparseIteration:
@@ -263,7 +266,7 @@ def _iteration(part: _Part, out: SparseBuffer, name: str, alone: bool) -> Sparse
 
 
 def _needed(
-    func: SparseFunc, name: str, params: list[Any], buffers: list[SparseBuffer], body: Any
+    func: SparseFunc, params: list[Any], buffers: list[SparseBuffer], body: Any
 ) -> SparseFunc:
     """A function of what a body needs of these parameters and buffers, and of axes."""
     used = set(variables_of(body))
@@ -288,7 +291,7 @@ def _needed(
         PROMISES: [p for p in promises_of(func) if p["param"] in names],
         ASSUMED: [f for f in facts if all(f[k] in known[k] for k in f if k in known)],
     }
-    symbol = name if "global_symbol" in func.attrs else None
+    symbol = func.name if "global_symbol" in func.attrs else None
     attrs = {k: v for k, v in kept.items() if v}
     return make_func(symbol, params, axes, buffers, body, attrs, func.span)
 

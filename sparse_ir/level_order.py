@@ -46,6 +46,7 @@ from sparsetir.sparse_ir.nodes import (
     sparse_iterations,
     visited_node,
 )
+from sparsetir.sparse_ir.parallel import constant_length
 from sparsetir.sparse_ir.promises import ASSUMED
 from sparsetir.sparse_ir.traversal import map_expr
 from sparsetir.sparse_ir.updates import refused
@@ -55,20 +56,25 @@ def wanted_orders(it: SparseIteration, kinds: str) -> dict[str, tuple[str, ...]]
     """In which order an iteration is to have the levels of its patterns, for other kinds.
 
     Spatial levels come before reductions. Those that reduce around spatial ones already, as the
-    relations of a sum over relations do, stay where they are. A pattern whose levels are all of one
-    kind may have any order, and is left out.
+    relations of a sum over relations do, stay where they are, and those of one coordinate. A
+    pattern whose levels are all of one kind may have any order, and is left out.
     """
     old = {axis.name: kind for axis, _, kind in it.axis_of()}
     new = dict(zip(old, kinds, strict=True))
     found: dict[str, tuple[str, ...]] = {}
     for root, levels in _patterns(it.axes).items():
-        rest = [a.name for a in levels]
-        if len({new[n] for n in rest}) < 2:
+        if len({new[a.name] for a in levels}) < 2:
             continue
-        stay: list[str] = []
-        while rest and (new[rest[0]] == "S" or old[rest[0]] == "R" and "S" in map(old.get, rest)):
+        stay, rest = [], list(levels)
+
+        def stays(first: Axis, below: Sequence[Axis]) -> bool:
+            around = old[first.name] == "R" and any(old[a.name] == "S" for a in below)
+            return new[first.name] == "S" or around or constant_length(first) == 1
+
+        while rest and stays(rest[0], rest):
             stay.append(rest.pop(0))
-        found[root] = (*stay, *sorted(rest, key=lambda n: new[n] == "R"))
+        rest.sort(key=lambda axis: new[axis.name] == "R")
+        found[root] = tuple(a.name for a in [*stay, *rest])
     return found
 
 

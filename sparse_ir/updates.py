@@ -55,11 +55,12 @@ def updates_of(func: SparseFunc, operand: SparseBuffer) -> list[Update]:
             raise refused(func, f"the init of '{it.name}' stores to what its body does not")
         if it.init is not None and loads_of(it.init, operand.var):
             raise refused(func, f"the init of '{it.name}' reads '{operand.name}'; expected zero")
-        before = [u.it.name for u in updates if u.store.buffer.same_as(update.store.buffer)]
-        sets = it.init is not None or not _reads_itself(update.store)
-        if before and sets:
+        if it.init is not None or not _reads_itself(update.store):
             name = update.store.buffer.name
-            raise refused(func, f"'{it.name}' sets '{name}' after '{before[-1]}'")
+            for earlier in updates:
+                same = earlier.store.buffer.same_as(update.store.buffer)
+                if same and loads_of(earlier.value, operand.var):
+                    raise refused(func, f"'{it.name}' sets '{name}' after '{earlier.it.name}'")
         updates.append(update)
     for u in updates:
         for other in updates:
