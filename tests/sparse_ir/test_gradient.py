@@ -2,6 +2,8 @@
 
 # pyright: reportInvalidTypeForm=false, reportAttributeAccessIssue=false
 
+from __future__ import annotations
+
 import dataclasses
 import re
 
@@ -26,6 +28,7 @@ from sparsetir.schedules.operators import spmv as spmv_programs
 from sparsetir.schedules.operators.problems import Sddmm, Spmm
 from sparsetir.sparse_ir.gradient import gradient, transposed_axes
 from sparsetir.sparse_ir.nodes import Axis, flat_axes, iteration_with, sparse_iterations
+from sparsetir.sparse_ir.schedule.facts import assume
 
 
 def distances(dtype="float64", pattern="mixed"):
@@ -224,6 +227,8 @@ def test_names_and_the_transposed_pattern():
     assert transposed_axes(gradient(spmm_programs.program(Spmm()), "b", transpose=False)) == []
     assert transposed_axes(gradient(rgms().func, "x")) == [["R", "J", "I"]]
     assert transposed_axes(gradient(mttkrp().func, "v")) == [["L", "I", "J"]]
+    rows = PROGRAMS["spmm_dcsr"].make("float32", "int32")
+    assert transposed_axes(gradient(rows, "b")) == [["O", "J", "I"]]
 
 
 # Second order
@@ -414,6 +419,58 @@ def test_several_places_and_results():
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("way", ["shifted", "condition", "two"])
+def test_elements_that_nothing_is_added_to_are_zero(way):
+    @T.prim_func
+    def points(x: T.handle, y: T.handle, z: T.handle, n: T.int32):
+        I = T.dense_fixed(n)
+        X = T.match_sparse_buffer(x, (I,), "float64")
+        Y = T.match_sparse_buffer(y, (I,), "float64")
+        Z = T.match_sparse_buffer(z, (I,), "float64")
+        with T.sp_iter([I], "S", "first") as [i]:
+            if way == "shifted":
+                Y[i] = X[i + 1] * T.float64(2)
+            elif way == "condition":
+                if X[i] > 0.0:
+                    Y[i] = X[i] * X[i]
+            else:
+                Y[i] = X[i] * X[i]
+        with T.sp_iter([I], "S", "second") as [i]:
+            Z[i] = X[i] * X[i] if way == "two" else T.float64(1)
+
+    check(points, {"x": np.array([-1.0, 2.0, 0.5]), "n": 3}, {"y": 3, "z": 3}, "x")
+
+
+def test_dense_axes_as_long_as_columns():
+    """N stays where a fact or a buffer over the pattern needs it beside J."""
+
+    @T.prim_func
+    def gathered(
+        a: T.handle, b: T.handle, e: T.handle, t: T.handle, c: T.handle, indptr: T.handle,
+        indices: T.handle, m: T.int32, n: T.int32, nnz: T.int32,
+    ):  # fmt: skip
+        I = T.dense_fixed(m)
+        J = T.sparse_variable(I, (n, nnz), (indptr, indices))
+        N = T.dense_fixed(n)
+        A = T.match_sparse_buffer(a, (I, J, N), "float32")
+        B = T.match_sparse_buffer(b, (N,), "float32")
+        E = T.match_sparse_buffer(e, (N,), "float32")
+        TYPE = T.match_sparse_buffer(t, (I, J), "int32")
+        C = T.match_sparse_buffer(c, (I,), "float32")
+        with T.sp_iter([I, J], "SR", "gathered") as [i, j]:
+            with T.init():
+                C[i] = 0.0
+            C[i] = C[i] + A[i, j, 0] * B[j] * E[TYPE[i, j]]
+
+    known, _ = assume(gathered, "coordinates", buffer="TYPE", axis="N")
+    for func in (gathered, known):
+        derived = gradient(func, "b")
+        assert [a.name for a in derived.buffer("A").axes] == ["J", "I", "N"]
+        sparsetir.lower(derived)
+    plain = gradient(spmm().func, "b")
+    assert [a.name for a in plain.buffer("GRAD_B").axes] == ["J", "K"]
+
+
 def test_a_pattern_in_both_orders_is_taken_as_it_is():
     @T.prim_func
     def ends(
@@ -518,21 +575,22 @@ def test_programs(name):
 # What is refused
 
 
-def program(value):
+def program(value, idtype="int32", dtype="float32"):
     """An iteration over a matrix that stores a value of C[i], A[i, j], B, D[i] and j."""
+    size = getattr(T, idtype)
 
     @T.prim_func
     def refused(
         a: T.handle, b: T.handle, c: T.handle, d: T.handle, t: T.handle, indptr: T.handle,
-        indices: T.handle, m: T.int32, n: T.int32, nnz: T.int32,
+        indices: T.handle, m: T.int32, n: size, nnz: size,
     ):  # fmt: skip
         I = T.dense_fixed(m)
-        J = T.sparse_variable(I, (n, nnz), (indptr, indices))
-        N = T.dense_fixed(n)
+        J = T.sparse_variable(I, (n, nnz), (indptr, indices), idtype)
+        N = T.dense_fixed(n, idtype)
         A = T.match_sparse_buffer(a, (I, J), "float32")
         B = T.match_sparse_buffer(b, (N,), "float32")
-        C = T.match_sparse_buffer(c, (I,), "float32")
-        D = T.match_sparse_buffer(d, (I,), "float32")
+        C = T.match_sparse_buffer(c, (I,), dtype)
+        D = T.match_sparse_buffer(d, (I,), dtype)
         TYPE = T.match_sparse_buffer(t, (I, J), "int32")
         with T.sp_iter([I, J], "SR", "sums") as [i, j]:
             with T.init():
@@ -583,6 +641,24 @@ def nested():
                 Y[i, k] = X[i, k]
 
     return rows
+
+
+def rows_and_columns():
+    @T.prim_func
+    def diagonal(x: T.handle, y: T.handle, p: T.handle, q: T.handle, m: T.int32, nnz: T.int32):
+        I = T.dense_fixed(m)
+        J = T.sparse_variable(I, (m, nnz), (p, q))
+        N = T.dense_fixed(m)
+        X = T.match_sparse_buffer(x, (N,), "float32")
+        Y = T.match_sparse_buffer(y, (I,), "float32")
+        with T.sp_iter([I, J], "SR", "sums") as [i, j]:
+            with T.init():
+                Y[i] = 0.0
+            Y[i] = Y[i] + X[j]
+        with T.sp_iter([I], "S", "more") as [i]:
+            Y[i] = Y[i] + X[i]
+
+    return diagonal
 
 
 def bands():
@@ -665,6 +741,14 @@ REFUSALS = {
         bands(), "x",
         r"\['I', 'J'\] in the order \['J', 'I'\], but 'J' is dense_variable; expected a "
         "dense_fixed axis with sparse_variable ones in a chain under it, or transpose=False"),
+    "rows and columns": (rows_and_columns(), "x", "but 'more_grad_x' visits them in another way"),
+    "rows twice": (
+        PROGRAMS["spmm_coo"].make("float32", "int32"), "b", "'I' may store a coordinate twice"),
+    "types of axes": (
+        program(lambda c, a, b, d, j: c + a * b[j], "int64"), "b", "'J' is of int64, 'I' of int32"),
+    "an integer result": (
+        program(lambda c, a, b, d, j: c + T.Cast("int32", a), dtype="int32"), "a",
+        ROWS + "its result does not depend on"),
     "values of rows": (
         rows_of_a_tensor(), "x",
         r"'A' has values over the levels \['I', 'J'\] of the pattern .* in the order "
