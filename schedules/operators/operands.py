@@ -58,7 +58,7 @@ class Operator:
     problem : Spmm or Sddmm, what kernels are compiled for
     title : one line for people
     dims : of the dense operands by name, then of the result "out": "m" and "n" are the rows and
-        columns of the matrix, "e" its elements, "k" features
+        columns of the caller's matrix, "e" its elements, "k" features
     reads_values : whether values of the matrix play a part: the argument "a", of dims "e"
     reference : (problem, CsrPattern, values, operands) -> (exact, scale), both float64 and of the
         result's shape: the result, and the sum of the absolute values that each of its elements
@@ -108,9 +108,10 @@ class Operator:
     ) -> dict[str, tuple[int, ...]]:
         """Shapes of operands, values "a" if any, and the result "out", as callers have them.
 
-        shape, nnz : of the matrix
+        shape, nnz : of the pattern that it is given, see `transposed`
         """
-        sizes = {"m": shape[0], "n": shape[1], "e": nnz, "k": feat}
+        m, n = reversed(shape) if self.transposed else shape
+        sizes = {"m": m, "n": n, "e": nnz, "k": feat}
         dims = {**self.dims, "a": "e"} if self.reads_values else self.dims
         left_out = "k" if self.vectors else ""
         return {

@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from sparsetir.schedules.default import is_gpu, vector_bits
-from sparsetir.schedules.operators.operands import OfProgram
+from sparsetir.schedules.operators.operands import OPERATORS, OfProgram
+from sparsetir.schedules.operators.problems import Arranged, CsrPattern
 from sparsetir.schedules.search import program_space
 from sparsetir.schedules.template import Asked, Choices, Template, Tried, register
 from sparsetir.sparse_ir.nodes import SparseFunc
@@ -19,6 +20,15 @@ def program(problem: OfProgram, config: Any = None) -> SparseFunc:
     """That of the operator."""
     del config
     return problem.program()
+
+
+def arrange(matrix: CsrPattern, problem: OfProgram, config: Any) -> Arranged:
+    """CSR as it is; of a program over the transposed matrix, sizes are those of the matrix."""
+    del config
+    given = matrix.arguments()
+    if OPERATORS[problem.op].transposed:
+        given |= {"m": given["n"], "n": given["m"]}
+    return Arranged(matrix, given)
 
 
 def candidates(problem: OfProgram, given: Any, target: Any) -> list[Choices]:
@@ -45,7 +55,6 @@ def _choices(scheduled: bool, **chosen: Any) -> Choices | None:
 
 register(
     Template(
-        Choices, OfProgram, program, program_space.apply, gpu=None, candidates=candidates,
-        choices=choices,
+        Choices, OfProgram, program, program_space.apply, arrange, None, candidates, choices,
     )
 )  # fmt: skip

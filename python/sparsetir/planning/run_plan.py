@@ -179,6 +179,7 @@ class Plan:
         # Where arrays go that the kernel takes as they are given.
         self._scratch = wanted.scratch
         direct = not self._gpu and not self._kernel_shapes and not self._scratch
+        direct = direct and self._count <= 2
         self._direct = [self._place[n] for n in self._operands] if direct else []
         self._values_at = self._place_of_values() if direct else -1
         fixed = "a" not in self._shapes or not self.needs_values or self._values_at >= 0
