@@ -16,13 +16,12 @@ import scipy.sparse as sp
 from sparsetir.data.graph_edges import from_edges
 from sparsetir.data.sources import to_host
 from sparsetir.extras import need
-from sparsetir.runtime.file_errors import GraphError, check_npz, first_line, need_room
+from sparsetir.runtime.file_errors import ELEMENT_BYTES, GraphError, check_npz, need_room
 
 ENDINGS = (".pt", ".bin", ".dgl")
 IN_FOLDERS = ("processed/data.pt", "data.pt", "graph.dgl", "graph.bin", "graphs.bin")
 # What a `Data` object names; it is read without PyG, as an object that has nothing but attributes.
 PYG = ("data.Data", "data.DataEdgeAttr", "data.DataTensorAttr", "storage.GlobalStorage")
-MORE_BYTES = 24  # of memory, for an edge
 
 
 class _Plain:
@@ -74,7 +73,7 @@ def _read_torch(path: Path) -> sp.coo_array:
     if not torch.is_tensor(edges) or edges.ndim != 2 or len(edges) != 2:
         raise GraphError(f"{path}: holds no graph: nothing named edge_index of shape (2, E)")
     count = edges.shape[1]
-    need_room(path, MORE_BYTES * count, f"edge_index of shape {tuple(edges.shape)}")
+    need_room(path, ELEMENT_BYTES * count, f"edge_index of shape {tuple(edges.shape)}")
     sources, targets = to_host("load_graph", "edge_index", edges)
     # One number for each edge; features of edges are no weights.
     given = [data.get(name) for name in ("edge_weight", "edge_attr")]
@@ -117,10 +116,7 @@ def _read_dgl(path: Path) -> sp.coo_array:
         dgl: Any = importlib.import_module("dgl")
     except ImportError as error:
         raise GraphError(f"{path}: to read binary files of DGL, install dgl") from error
-    try:
-        found, _ = dgl.load_graphs(str(path))
-    except Exception as error:  # of dgl, which need not be there
-        raise GraphError(f"{path}: dgl cannot read it: {first_line(error)}") from error
+    found, _ = dgl.load_graphs(str(path))
     if len(found) != 1 or not found[0].is_homogeneous:
         what = f"{len(found)} graphs" if len(found) != 1 else "several kinds of nodes or edges"
         raise GraphError(f"{path}: holds {what}, expected one graph of one kind of nodes and edges")

@@ -35,6 +35,7 @@ KINDS = (
     "an edge list (.txt, .csv, .tsv, .el, also with .gz), a .pt file of torch.save, or a folder of "
     "PyG or DGL"
 )
+INTEGERS = "expected integers of one dimension"
 OF_RELATIONS = ("num_nodes", "src", "dst", "etype")
 
 
@@ -121,10 +122,8 @@ def load_relations(source: str | Path) -> SparseTensor:
             raise GraphError(f"{path}: num_nodes: expected an integer, got {told.tolist()}")
         for name, ids in zip(("etype", "dst", "src"), coords, strict=True):
             if ids.ndim != 1 or ids.dtype.kind not in "iu":
-                raise GraphError(
-                    f"{path}: {name}: expected integers of one dimension, got {ids.dtype} of shape "
-                    f"{ids.shape}"
-                )
+                got = f"{ids.dtype} of shape {ids.shape}"
+                raise GraphError(f"{path}: {name}: {INTEGERS}, got {got}")
         nodes, relations = int(told.item()), 1 + int(coords[0].max(initial=-1))
         check_matrix(path, (relations, nodes, nodes), len(coords[0]))
         return SparseTensor(coords, None, (relations, nodes, nodes))
@@ -245,21 +244,15 @@ def _compressed(path: Path, arrays: Any, prefix: str) -> sp.csr_array:
             f"{', '.join(prefix + n for n in missing)}, but {_some(arrays.files)}"
         )
     indptr, indices = arrays[f"{prefix}indptr"], arrays[f"{prefix}indices"]
-    for name, array in (("indptr", indptr), ("indices", indices)):
-        if array.dtype.kind not in "iu":
-            raise GraphError(f"{path}: {prefix}{name}: expected integers, got {array.dtype}")
-        _refuse_rank(f"{path}: {prefix}{name}", array)
+    for name, array in (("indptr", indptr), ("indices", indices)):  # SciPy would round them
+        if array.ndim != 1 or array.dtype.kind not in "iu":
+            got = f"{array.dtype} of shape {array.shape}"
+            raise GraphError(f"{path}: {prefix}{name}: {INTEGERS}, got {got}")
     shape = two_lengths(f"{path}: {prefix}shape", arrays[f"{prefix}shape"])
     has_data = f"{prefix}data" in arrays.files
     data = arrays[f"{prefix}data"] if has_data else np.ones(len(indices), "float32")
-    _refuse_rank(f"{path}: {prefix}data", data)
     check_matrix(path, shape, len(indices))
     return sp.csr_array((data, indices, indptr), shape=shape)
-
-
-def _refuse_rank(who: str, array: Any) -> None:
-    if array.ndim != 1:
-        raise GraphError(f"{who}: expected one dimension, got shape {array.shape}")
 
 
 def _canonical(matrix: Any) -> sp.csr_array:

@@ -75,7 +75,7 @@ def _count_words(path: Path, field: str) -> int:
             word = text[start : start + 40].split()[0].decode("utf-8", "replace")
             raise ValueError(f"expected {'an integer' if integers else 'a number'}, got {word!r}")
         space = np.frombuffer(kinds, np.uint8) == ord(" ")
-        words += np.count_nonzero(space[:-1] & ~space[1:])
+        words += int(np.count_nonzero(space[:-1] & ~space[1:]))
         last = text[-1:]
     return words
 
@@ -92,6 +92,8 @@ def read_saved(path: Path) -> Any:
     found = sp.load_npz(path)
     if found.ndim != 2:
         raise ValueError(f"expected a matrix, got shape {found.shape}")
+    if found.format in ("csr", "csc", "bsr"):  # conversions write where the indices say
+        found.check_format(full_check=True)
     if found.dtype.kind not in "biuf":
         raise ValueError(f"expected real numbers, got {found.dtype}")
     need_room(path, ELEMENT_BYTES * found.nnz, f"a matrix with {found.nnz:,} elements")
