@@ -3,17 +3,18 @@
 Write a function over axes, sparse buffers and sparse iterations (`from tvm.script import
 sparse_tir as T`), lower it stage by stage, and call the kernel on torch, NumPy or TVM arrays.
 
-TVM and torch are loaded when something that needs them is used for the first time.
+TVM, which imports torch where that is installed, is loaded when something that needs it is used for
+the first time.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from sparsetir import _imports, _versions
+from sparsetir import _dialect, _versions
 from sparsetir.data import hooks
 
 _versions.check()
-_imports.install()
+_dialect.register()
 
 if TYPE_CHECKING:
     from sparsetir import datasets as datasets
