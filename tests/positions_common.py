@@ -129,3 +129,37 @@ def rows_reduced(
         with T.init():
             B[j] = T.float32(0)
         B[j] = B[j] + A[i, j]
+
+
+@T.prim_func
+def two_reads(b: T.handle, c: T.handle, d: T.handle, m: T.int32) -> None:
+    I = T.dense_fixed(m)
+    K = T.dense_fixed(8)
+    B = T.match_sparse_buffer(b, (I, K), "float32")
+    C = T.match_sparse_buffer(c, (I, K), "float32")
+    D = T.match_sparse_buffer(d, (I, K), "float32")
+    with T.sp_iter([I, K], "SS", "first") as [i, k]:
+        C[i, k] = B[i, k] + B[0, k]
+    with T.sp_iter([I, K], "SS", "second") as [i, k]:
+        D[i, k] = B[i, k]
+
+
+@T.prim_func
+def layer(
+    a: T.handle, x: T.handle, w: T.handle, y: T.handle, indptr: T.handle, indices: T.handle,
+    m: T.int32, n: T.int32, nnz: T.int32,
+) -> None:  # fmt: skip
+    """Y = A X W, as plain loops."""
+    I = T.dense_fixed(m)
+    J = T.sparse_variable(I, (n, nnz), (indptr, indices))
+    N = T.dense_fixed(n)
+    K = T.dense_fixed(4)
+    L = T.dense_fixed(6)
+    A = T.match_sparse_buffer(a, (I, J), "float32")
+    X = T.match_sparse_buffer(x, (N, K), "float32")
+    W = T.match_sparse_buffer(w, (K, L), "float32")
+    Y = T.match_sparse_buffer(y, (I, L), "float32")
+    with T.sp_iter([I, J, K, L], "SRRS", "layer") as [i, j, k, l]:
+        with T.init():
+            Y[i, l] = 1.0
+        Y[i, l] = Y[i, l] + A[i, j] * X[j, k] * W[k, l]

@@ -16,9 +16,8 @@ from tvm.error import DiagnosticError
 import sparsetir
 from cuda_runner import requires_cuda_text
 from cuda_stages import CudaStages
-from programs import PROGRAMS
 from rows_common import MATRICES, check, fused, operands
-from schedule_common import program
+from schedule_common import program, read_back, steps, table
 from sparsetir import ScheduleError
 from sparsetir.sparse_ir.computed import compute
 from sparsetir.sparse_ir.recipes.positions import rows_of_blocks, rows_of_positions
@@ -26,52 +25,35 @@ from sparsetir.sparse_ir.recipes.positions import rows_of_blocks, rows_of_positi
 # -- on a CPU -------------------------------------------------------------------------------------
 
 
-def _whole(sch: Any, it: Any, p: Any, k: Any) -> None:
-    """The row is carried through all elements."""
+# Cuts of the loop `ij` over positions; an empty one goes through all elements, and carries the row.
+CUTS = """
+pos(ij)
+    all elements
+split(ij, [None, 2, 3], tail="repeat")
+    two cuts
+split(ij, [None, 7])
+    the last tile goes to positions that there are not
+pos(ij)
+divide(ij, 3)
+    parts
+tiles, each = split(ij, [None, 4], tail="repeat")
+sparse_reorder(it, [tiles, k, each])
+    each feature begins a tile anew
+tiles, each = split(ij, [None, 4], tail="repeat")
+sparse_reorder(it, [each, tiles, k])
+    positions go back in the outer loop, where each visit searches
+tiles, each = split(ij, [None, 4], tail="repeat")
+precompute("C", tiles, [each, k], scope="global")
+    a workspace
+"""
 
 
-def _cut(sch: Any, it: Any, p: Any, k: Any) -> None:
-    sch.split(p, [None, 2, 3], tail="repeat")
-
-
-def _beyond(sch: Any, it: Any, p: Any, k: Any) -> None:
-    """The last tile goes to positions that there are not."""
-    sch.split(p, [None, 7])
-
-
-def _parts(sch: Any, it: Any, p: Any, k: Any) -> None:
-    sch.pos(p)
-    sch.divide(p, 3)
-
-
-def _between(sch: Any, it: Any, p: Any, k: Any) -> None:
-    """Each feature begins a tile anew."""
-    tiles, each = sch.split(p, [None, 4], tail="repeat")
-    sch.sparse_reorder(it, [tiles, k, each])
-
-
-def _backwards(sch: Any, it: Any, p: Any, k: Any) -> None:
-    """Positions go back in the outer loop, where each visit searches."""
-    tiles, each = sch.split(p, [None, 4], tail="repeat")
-    sch.sparse_reorder(it, [each, tiles, k])
-
-
-def _workspace(sch: Any, it: Any, p: Any, k: Any) -> None:
-    tiles, each = sch.split(p, [None, 4], tail="repeat")
-    sch.precompute("C", tiles, [each, k], scope="global")
-
-
-CUTS = [_whole, _cut, _beyond, _parts, _between, _backwards, _workspace]
-
-
-@pytest.mark.parametrize(("cut", "n"), [(cut, n) for n, cut in enumerate(CUTS)])
-def test_on_a_cpu(cut: Callable[..., Any], n: int) -> None:
+@pytest.mark.parametrize(("n", "code"), [(n, row.values[1]) for n, row in enumerate(table(CUTS))])
+def test_on_a_cpu(n: int, code: str) -> None:
     idtype = ("int32", "int64")[n % 2]
-    sch, it, p, k = fused(("search", "blocks")[n // 2 % 2], idtype)
-    cut(sch, it, p, k)
-    assert tvm_ffi.structural_equal(sparsetir.from_source(sch.func.script()), sch.func)
-    again = sch.trace.apply(PROGRAMS["spmm"].make("float32", idtype)).func
-    assert tvm_ffi.structural_equal(again, sch.func, map_free_vars=True)
+    sch, it, *_ = fused(("search", "blocks")[n // 2 % 2], idtype)
+    steps(code, sch, it)[1]()
+    read_back(sch, program(idtype=idtype))
     text = sparsetir.lower_sparse_iter(sch.func).script()
     assert "I_at[" not in text
     assert "find_I_at_first" in text
@@ -224,7 +206,7 @@ MORE = [
     ("apply", "idtype"), [*WAYS, *(pytest.param(*way, marks=pytest.mark.slow) for way in MORE)]
 )
 def test_on_a_gpu(apply: Callable[[Any], None], idtype: str) -> None:
-    kernel = CudaStages(PROGRAMS["spmm"].make("float32", idtype), apply)
+    kernel = CudaStages(program(idtype=idtype), apply)
     assert "i_at" not in kernel.called.values()
     check(lambda args: kernel(args)["c"], idtype)
 
@@ -265,33 +247,6 @@ def test_fewer_loads_of_rows() -> None:
 
 
 # -- refused --------------------------------------------------------------------------------------
-
-
-def test_refused_ways() -> None:
-    with pytest.raises(
-        ScheduleError,
-        match='positions: argument \'rows\': expected "table" or "search" or "blocks", got \'x\'',
-    ):
-        fused("x")
-    with pytest.raises(
-        ScheduleError,
-        match=r"positions: argument 'rows': expected \"table\" with parts = 2, in whose order rows "
-        "do not follow each other, got 'search'",
-    ):
-        fused("search", parts=2)
-
-
-def test_refused_blocks() -> None:
-    """Whose positions do not lie in a row."""
-    sch, it, p, k = fused("blocks")
-    outer, inner = sch.split(p, [None, 16], tail="repeat")
-    sch.sparse_reorder(it, [inner, outer, k])
-    with pytest.raises(
-        ScheduleError,
-        match="parallelize: rows by blocks: expected a block to have positions in a row, as that "
-        r"of the outermost loop of a split, got 'I_J1' at .*; legal is rows=\"search\"",
-    ):
-        sch.parallelize(inner, "block", race="atomics")
 
 
 def test_refused_by_the_verifier() -> None:

@@ -14,10 +14,8 @@ import tvm_ffi
 
 import sparsetir
 from csr_zoo import ZOO
-from sparsetir import LoweringError
-from sparsetir.sparse_ir.nodes import PartAxis, sparse_iterations
+from sparsetir.sparse_ir.nodes import sparse_iterations
 from sparsetir.sparse_ir.parallel import parallel_units
-from sparsetir.sparse_ir.separate_init import init_runs_in_place
 from stage2 import golden, plain_text
 
 SPMM = """
@@ -128,13 +126,6 @@ def test_parts_compute_the_whole(program: str, idtype: str) -> None:
                 np.testing.assert_allclose(have["c"], want, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
-@pytest.mark.parametrize("program", PROGRAM)
-def test_where_the_init_runs(program: str) -> None:
-    func = make(program)
-    (it,) = sparse_iterations(func)
-    assert init_runs_in_place(it, func) == PROGRAM[program][3]
-
-
 @pytest.mark.parametrize(
     ("program", "free"),
     [("row blocks", [0, 1, 3]), ("column parts", [0, 3]), ("ragged parts", [0, 3])],
@@ -159,17 +150,6 @@ def test_text_and_json(program: str) -> None:
     assert tvm_ffi.structural_equal(again, func)
     assert tvm_ffi.structural_hash(again) == tvm_ffi.structural_hash(func)
     assert again.script() == func.script()
-
-
-@pytest.mark.parametrize("program", PROGRAM)
-def test_gpu_text(program: str) -> None:
-    source = sparsetir.build(make(program), {"kind": "cuda", "arch": "sm_90"}).source()
-    assert "__global__" in source
-
-
-def test_blocks_run_in_parallel() -> None:
-    text = sparsetir.build(make("row blocks")).stages["II scheduled"].script()
-    assert "for o in T.parallel(blocks):" in text
 
 
 SCALE = """
@@ -288,16 +268,3 @@ def test_refused(old: str, new: str, message: str) -> None:
 def test_refused_slots() -> None:
     message = refused("[I, Q, T.part(J, JQ)", "[I, T.part(Q, JQ), J", "column parts")
     assert "part('Q', 'JQ'): expected a root or a variable axis, got 'Q' (sparse_fixed)" in message
-
-
-def test_decomposed_before() -> None:
-    from format_rules import matrix
-
-    with pytest.raises(LoweringError, match="visits parts of 'I'; decompose before cutting"):
-        sparsetir.decompose_format(make("row blocks"), [matrix("bsr2")])
-
-
-def test_the_node() -> None:
-    (it,) = sparse_iterations(make("chunks"))
-    part = it.axes[1]
-    assert isinstance(part, PartAxis) and part.name == "I_J" and part.by.name == "E"

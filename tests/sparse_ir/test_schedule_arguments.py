@@ -131,42 +131,6 @@ def test_odd_arguments(call: Callable[[], Call]) -> None:
                     sch, primitive, inputs, options = call()
 
 
-@pytest.mark.parametrize(("act", "message"), [
-    (lambda s, it, i, j, k: s.sparse_reorder(it, 3),
-     r"sparse_reorder: argument 'order': expected a list of which each is .*, got 3"),
-    (lambda s, it, i, j, k: s.annotate(it, 3, "x"),
-     "annotate: argument 'key': expected a name, got 3"),
-    (lambda s, it, i, j, k: s.annotate(it, "x", 2**70), "annotate: argument 'value': .* 64 bits"),
-    (lambda s, it, i, j, k: s.precompute("C", it, [i, k], scope="global", dtype="float99x"),
-     "precompute: argument 'dtype': expected a dtype, such as 'float32', got 'float99x'"),
-    (lambda s, it, i, j, k: s.precompute("C", it, [i, k], scope="global", dtype="int32"),
-     "precompute: argument 'dtype': expected a type of the kind of 'C', float32, got 'int32'"),
-    (lambda s, it, i, j, k: s.precompute("C", it, [i, k], scope="global", name="a b"),
-     "precompute: argument 'name': expected a name, got 'a b'"),
-    (lambda s, it, i, j, k: s.precompute("C", it, [i, k], scope="global", hoist="yes"),
-     "precompute: argument 'hoist': expected True or False, got 'yes'"),
-    (lambda s, it, i, j, k: s.divide(i, 4, by="work", cost=-1),
-     "divide: argument 'cost': expected an integer of 0 or more, got -1"),
-    (lambda s, it, i, j, k: s.divide(i, "n", default=2**31),
-     "divide: argument 'default': expected a positive integer below 16777216, got 2147483648"),
-    (lambda s, it, i, j, k: s.divide(i, 4, by="work", ahead=""),
-     "divide: argument 'ahead': expected a name or None, got ''"),
-    (lambda s, it, i, j, k: s.split(k, [None, 2**12, 2**12]),
-     "split: argument 'factors': expected tiles of less than 16777216 visits, .*, got "),
-    (lambda s, it, i, j, k: s.peel(s.split(k, [None, 300])[0], 2**24 - 1),
-     "peel: expected sizes that the axis's type, int32, holds, got 5033164500; give smaller"),
-    (lambda s, it, i, j, k: s.tiles("B", it, {"K": 4}, order=[]), "tiles: .*"),
-    (lambda s, it, i, j, k: s.combine_row_pieces([it], race=[]),
-     r"combine_row_pieces: argument 'race': expected .*, got \[\]"),
-    (lambda s, it, i, j, k: s.get_sparse_iteration(["spmm"]),
-     r"get_sparse_iteration: argument 'name': expected a string, got \['spmm'\]"),
-])  # fmt: skip
-def test_messages(act: Callable[..., Any], message: str) -> None:
-    sch, it, loops = opened()
-    with pytest.raises(sparsetir.ScheduleError, match=f"^{message}"):
-        act(sch, it, *loops)
-
-
 def test_other_types_are_left_to_the_primitive():
     """Users' primitives may have any annotations, or none."""
 

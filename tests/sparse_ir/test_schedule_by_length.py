@@ -3,41 +3,20 @@
 import numpy as np
 import pytest
 import scipy.sparse as sp
-import tvm_ffi
 
 import sparsetir
-from programs import PROGRAMS, copied, tolerance
-from sparsetir import ScheduleError
-from sparsetir.sparse_ir.nodes import sparse_iterations
+from schedule_common import keeps_meaning, opened, program
 from sparsetir.sparse_ir.recipes import slices as recipes
 
 
 def by_length(func, window=4):
-    sch = sparsetir.Schedule(func)
-    (it,) = sparse_iterations(func)
-    ref = sch.get_sparse_iteration(it.name)
-    rows, columns, *_ = sch.get_sp_iters(ref)
+    sch, ref, (rows, columns, *_) = opened(func)
     return sch, ref, sch.sort_rows_by_length(rows, columns, window)
 
 
 @pytest.mark.parametrize("name", ["spmv", "spmm", "row_sum", "row_max"])
 def test_the_result_stays(name):
-    """Interpreted and compiled on every case; the text parses back and the trace replays."""
-    program = PROGRAMS[name]
-    func = program.make("float32", "int32")
-    sch, _, _ = by_length(func)
-    assert tvm_ffi.structural_equal(sparsetir.from_source(sch.func.script()), sch.func)
-    assert tvm_ffi.structural_equal(sch.trace.apply(func).func, sch.func, map_free_vars=True)
-    kernel = sparsetir.build(sch)
-    for case in program.cases:
-        want = program.inputs(np.random.default_rng(1), case, "float32", "int32")
-        others = [copied(want), copied(want)]
-        sparsetir.interpret(func, want)
-        sparsetir.interpret(sch.func, others[0])
-        kernel(**others[1])
-        for output in program.outputs:
-            for got in others:
-                np.testing.assert_allclose(got[output], want[output], **tolerance("float32"))
+    keeps_meaning(by_length(program(name))[0], name)
 
 
 def test_rows_are_sorted_in_windows():
@@ -53,7 +32,7 @@ def test_rows_are_sorted_in_windows():
 
 def test_elements_lie_in_the_order_of_visits():
     """And loops over rows, each of which is written once, are free of races."""
-    sch, ref, (rows, _) = by_length(PROGRAMS["spmm"].make("float32", "int32"), 1000)
+    sch, ref, (rows, _) = by_length(program(), 1000)
     a = sp.csr_array(np.array([[1, 1, 1], [0, 1, 0], [0, 0, 0], [0, 1, 1]], "float32"))
     kernel = sparsetir.build(sch)
     found = kernel.compute({
@@ -65,16 +44,3 @@ def test_elements_lie_in_the_order_of_visits():
     sch.parallelize(rows)  # which asks for the proof
     sch.pack("A", ref)
     assert "A_packed[i_sorted, i_element]" in sch.func.script()
-
-
-def test_refusals():
-    sch = sparsetir.Schedule(PROGRAMS["spmm"].make("float32", "int32"))
-    ref = sch.get_sparse_iteration("spmm")
-    rows, columns, features = sch.get_sp_iters(ref)
-    for window in (0, 2.5, True):
-        with pytest.raises(
-            ScheduleError, match="sort_rows_by_length: argument 'window': expected a positive"
-        ):
-            sch.sort_rows_by_length(rows, columns, window)
-    with pytest.raises(ScheduleError, match="sort_rows_by_length: expected a spatial loop over"):
-        sch.sort_rows_by_length(rows, features)

@@ -7,18 +7,14 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
-import tvm_ffi
 
 import sparsetir
 from pairs import by_turns
-from positions_common import positive, relations, scaled, twice
-from programs import PROGRAMS, copied, tolerance
-from schedule_common import opened, program
+from positions_common import positive, relations
+from schedule_common import keeps_meaning, opened, program
 from sparsetir import ScheduleError
 from sparsetir.sparse_ir.computed import compute, compute_of_values, of_values
-from sparsetir.sparse_ir.nodes import sparse_iterations
 from sparsetir.sparse_ir.recipes import slices as recipes
-from sparsetir.sparse_ir.recipes.general import packed
 
 RNG = np.random.default_rng(0)
 # Test programs of one iteration, whose first loops are over rows and what they store.
@@ -33,48 +29,16 @@ OPTIONS = [
 
 def sliced(func: Any, lanes: int = 4, **options: Any) -> tuple[Any, list[Any]]:
     """A schedule of a program of one iteration over rows I and columns J."""
-    sch = sparsetir.Schedule(func)
-    (it,) = sparse_iterations(func)
-    handles = {h.name: h for h in sch.get_sp_iters(sch.get_sparse_iteration(it.name))}
-    return sch, sch.sell_slices(handles["I"], handles["J"], lanes, **options)
+    sch, _, (rows, columns, *_) = opened(func)
+    return sch, sch.sell_slices(rows, columns, lanes, **options)
 
 
 @pytest.mark.parametrize(
     ("name", "options"), by_turns(itertools.product(SLICED, OPTIONS), 3), ids=str
 )
 def test_the_result_stays(name: str, options: dict[str, Any]) -> None:
-    """Interpreted on every case; the text parses back and the trace replays."""
-    func, sch = _sliced_rows(name, 1 if options.get("filled") == 101 else 4, options)
-    assert tvm_ffi.structural_equal(sparsetir.from_source(sch.func.script()), sch.func)
-    assert tvm_ffi.structural_equal(sch.trace.apply(func).func, sch.func, map_free_vars=True)
-    _check(name, func, lambda given: sparsetir.interpret(sch.func, given))
-
-
-@pytest.mark.parametrize("name", SLICED)
-def test_kernels_give_the_same(name: str) -> None:
-    func, sch = _sliced_rows(name, 4, OPTIONS[1])
-    kernel = sparsetir.build(sch)
-    _check(name, func, lambda given: kernel(**given))
-
-
-def _sliced_rows(name: str, lanes: int, options: dict[str, Any]) -> tuple[Any, Any]:
-    func = PROGRAMS[name].make("float32", "int32")
-    sch = sparsetir.Schedule(func)
-    (it,) = sparse_iterations(func)
-    rows, columns = sch.get_sp_iters(sch.get_sparse_iteration(it.name))[:2]
-    sch.sell_slices(rows, columns, lanes, **options)
-    return func, sch
-
-
-def _check(name: str, func: Any, run: Any) -> None:
-    program = PROGRAMS[name]
-    for case in program.cases:
-        given = program.inputs(np.random.default_rng(1), case, "float32", "int32")
-        want, got = copied(given), copied(given)
-        sparsetir.interpret(func, want)
-        run(got)
-        for output in program.outputs:
-            np.testing.assert_allclose(got[output], want[output], **tolerance("float32"))
+    sch, _ = sliced(program(name), 1 if options.get("filled") == 101 else 4, **options)
+    keeps_meaning(sch, name)
 
 
 @pytest.mark.parametrize("longest", [6, 256])
@@ -168,38 +132,6 @@ def test_no_loop_needs_a_guard_and_all_are_free_of_races() -> None:
 
 def _features(sch: Any, name: str) -> list[Any]:
     return sch.get_sp_iters(sch.get_sparse_iteration(name))[3:]
-
-
-def refused(make: Any, message: str) -> None:
-    with pytest.raises(ScheduleError, match=message) as caught:
-        make()
-    assert "in T.sp_iter([" in str(caught.value)
-
-
-def test_what_slices_refuses() -> None:
-    func = program("spmm")
-    sch, _, (i, j, k) = opened(func)
-    refused(
-        lambda: sch.sell_slices(i, j, 0),
-        "sell_slices: argument 'lanes': expected a positive integer",
-    )
-    refused(lambda: sch.sell_slices(i, j, 4, longest=0), "argument 'longest': expected a positive")
-    refused(
-        lambda: sch.sell_slices(i, j, 4, window="a b"), "argument 'window': expected a positive"
-    )
-    refused(
-        lambda: sch.sell_slices(i, k, 4), "expected a spatial loop over a dense axis and a reduct"
-    )
-    refused(lambda: sch.sell_slices(j, i, 4), "got 'J' and 'I'")
-    sch.annotate(sch.get_sparse_iteration("spmm"), "note", "kept")
-    refused(lambda: sch.sell_slices(i, j, 4), "without nested ones and annotations")
-    sch, _, (i, j, k) = opened(func)
-    blocks, i = sch.divide(i, 2)
-    refused(lambda: sch.sell_slices(blocks, j, 4), "got 'I_parts' and 'J'")
-    sch, _, (k, _) = opened(scaled, "scaled")
-    refused(lambda: sch.sell_slices(k, k, 4), "got 'K' and 'K'")
-    sch, _, loops = opened(twice, "second")
-    refused(lambda: sch.sell_slices(loops[0], loops[1], 4), "got 'I' and 'J'")
 
 
 # -- pack -------------------------------------------------------------------------------------
@@ -301,21 +233,3 @@ def test_what_is_made_of_values_is_left_out_without_them() -> None:
     assert (compute(sch.func, {**args, **values})["a_packed"] == made["i_slots"]).all()
     whole = compute_of_values(sch.func, of_values(sch.func), {**values, **made})
     assert [*whole] == ["a_packed"] and (whole["a_packed"] == made["i_slots"]).all()
-
-
-def test_what_pack_refuses() -> None:
-    sch, _ = sliced(program("spmm"))
-    ref = sch.get_sparse_iteration("spmm")
-    long = sch.get_sparse_iteration("spmm_long")
-    refused(lambda: sch.pack("Z", ref), "pack: argument 'buffer': expected a parameter over one")
-    refused(lambda: sch.pack("B", ref), "pack: argument 'buffer': expected a parameter over one")
-    refused(lambda: sch.pack("I_left_rows", ref), "expected 'I_left_rows' to be read here, and")
-    refused(lambda: sch.pack("A", long), "pack: expected all reads of 'A' at one table, got")
-    refused(lambda: sch.pack("I_lengths", ref), "expected all reads of 'I_lengths' at one table")
-    sch, ref, _ = opened(relations, "relations")
-    refused(lambda: sch.pack("W", ref), "expected 'ETYPE' to be known to hold positions of 'W'")
-    sch.assume("coordinates", buffer="ETYPE", axis="R")
-    assert sch.pack("W", ref) == "W_packed"
-    for order in ([0, 3], [-1, 0]):
-        with pytest.raises(ScheduleError, match="packed: argument 'order': expected positions bel"):
-            packed(np.ones(3), np.array(order))
