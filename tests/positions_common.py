@@ -163,3 +163,24 @@ def layer(
         with T.init():
             Y[i, l] = 1.0
         Y[i, l] = Y[i, l] + A[i, j] * X[j, k] * W[k, l]
+
+
+# Sums of what each fiber of a tensor of order 4 stores.
+SUMS = """
+@T.prim_func
+def sums(
+    a: T.handle, y: T.handle, j_ptr: T.handle, j_idx: T.handle, k_ptr: T.handle, k_idx: T.handle,
+    l_ptr: T.handle, l_idx: T.handle, m: T.int32, n: T.int32, p: T.int32, q: T.int32,
+    nnz_j: T.int32, nnz_k: T.int32, nnz_l: T.int32,
+):
+    I = T.dense_fixed(m)
+    J = T.sparse_variable(I, (n, nnz_j), (j_ptr, j_idx))
+    K = T.sparse_variable(J, (p, nnz_k), (k_ptr, k_idx))
+    L = T.sparse_variable(K, (q, nnz_l), (l_ptr, l_idx))
+    A = T.match_sparse_buffer(a, (I, J, K, L), "float32")
+    Y = T.match_sparse_buffer(y, (I, J), "float32")
+    with T.sp_iter([I, J, K, L], "SSRR", "sums") as [i, j, k, l]:
+        with T.init():
+            Y[i, j] = 0.0
+        Y[i, j] = Y[i, j] + A[i, j, k, l]
+"""

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import sparsetir
-from cuda_runner import KernelError, requires_cuda_text
+from cuda_runner import requires_cuda_text
 from cuda_stages import CudaStages
 from gpu_runner import cuda_source, requires_nvcc
 from programs import PROGRAMS
@@ -109,17 +109,6 @@ def test_rows_in_several_chunks() -> None:
         sparsetir.interpret(func, want)
         np.testing.assert_array_equal(kernel(given)["y"], want["y"])
         assert case != "dense_row" or kernel.function.counts.atomics
-
-
-@requires_cuda_text
-def test_an_atomic_that_is_missing_is_found() -> None:
-    def edit(source: str) -> str:
-        assert "atomicMax(bits, given)" in source
-        return source.replace("atomicMax(bits, given)", "(*bits = max(*bits, given))")
-
-    kernel = CudaStages(made("max without NaN"), atomically, edit=edit)
-    with pytest.raises(KernelError, match="race: .* Y"):
-        kernel(arguments("float32", nan=False))
 
 
 @requires_nvcc

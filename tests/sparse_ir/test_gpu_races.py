@@ -12,7 +12,7 @@ import pytest
 import tvm_ffi
 
 import sparsetir
-from cuda_runner import KernelError, requires_cuda_text
+from cuda_runner import requires_cuda_text
 from cuda_stages import CudaStages
 from gpu_runner import cuda_source, requires_nvcc
 from pairs import by_default, by_turns
@@ -192,27 +192,6 @@ def test_other_types(apply: Apply) -> None:
 def test_groups_that_follow_each_other_in_a_warp() -> None:
     """Of lanes in the next row of threads; a mask that is wrong would name lanes that are gone."""
     check("spmv", by_rows("group(8)", 8, rows=7))
-
-
-@requires_cuda_text
-@pytest.mark.parametrize(("what", "instead"), [
-    ("atomicAdd(", "not_atomic("),  # blocks would race for a row
-])  # fmt: skip
-def test_an_atomic_that_is_missing_is_found(what: str, instead: str) -> None:
-    program = PROGRAMS["spmv"]
-    prelude = "static void not_atomic(float* x, float y) { *x += y; }\n"
-
-    def edit(source: str) -> str:
-        assert what in source
-        return prelude.replace("static", "__device__") + source.replace(what, instead)
-
-    func = program.make("float32", "int32")
-    kernel = CudaStages(func, by_elements("segment(4)", threads=32), edit=edit)
-    given = program.inputs(np.random.default_rng(1), program.cases[0], "float32", "int32")
-    given |= {"a": np.ones(40, "float32"), "indices": np.zeros(40, "int32"), "nnz": 40}
-    given["indptr"] = np.array([0, *[40] * int(given["m"])], "int32")
-    with pytest.raises(KernelError, match="race|depends on the order"):
-        kernel(given)
 
 
 @requires_cuda_text

@@ -71,12 +71,6 @@ def test_facts_live_through_split_reorder_and_fuse() -> None:
     assert is_free(sch, sch.fuse(outer, inner))
 
 
-def test_a_fused_loop_of_both_kinds_is_not_free() -> None:
-    sch = schedule("spmm")
-    j, k = loops(sch, "spmm1")
-    assert not is_free(sch, sch.fuse(j, k))
-
-
 @pytest.mark.parametrize("steps", ["split", "reorder", "both"])
 def test_default_schedule_of_loops_that_moved(steps: str) -> None:
     """The outermost loop runs in parallel, whichever it is by now, and only if it is free."""

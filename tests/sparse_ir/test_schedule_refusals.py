@@ -84,6 +84,8 @@ SECTIONS: dict[str, tuple[Any, str, str]] = {
     "relations": (programs.relations, "relations", ""),
     "rgms": (rgms.program(rgms.Rgms()), "rgms", BOUND),
     "rgms of any sizes": (rgms.program(rgms.Rgms()), "rgms", RANGES),
+    "ttm": (program("ttm"), "ttm", ""),
+    "fibers": (sparsetir.from_source(programs.SUMS), "sums", ""),
     "layer of rows": (layer_with(("* W[k, l]", "* W[k, l] * Y2[i]")), "layer", TILES),
     "layer of spatial sums": (layer_with(("SRRS", "SRSS")), "layer", TILES),
     "layer of one": (
@@ -553,6 +555,19 @@ parallelize(divide(i, 4, by="coordinates")[0])
 [rgms of any sizes]
 aggregate("Y", tile, row, [j])
     expected other loops of constant extent inside
+[ttm]
+positions(sparse_fuse(it, sch.get_sp_iters(it)[:2]), parts=2)
+    buffer 'A' .. does not lie over the .. alone
+[fibers]
+positions(sparse_fuse(it, [k, l]), parts=2)
+    argument 'parts': expected None below 'J'
+positions(sparse_fuse(it, [k, l]), rows="search")
+    argument 'rows': expected "table" below 'J'
+positions(sparse_fuse(it, [j, k]))
+    expected axes of one kind .. got 'SR' for 'J_K'
+sparse_fuse(it, [k, l])
+positions(sparse_fuse(it, [i, j]))
+    'K_L' hangs under 'J'; expected a loop
 [layer of rows]
 aggregate("Y", tile, row, [j], dtype="float64")
     expected the other factors not to vary over 'I'
