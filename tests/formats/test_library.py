@@ -362,6 +362,31 @@ def test_places_of_a_format_of_a_users_own() -> None:
         assert fmt.places(pattern) == fmt.convert(pattern).places == BSR(2, 3).places(pattern)
 
 
+@pytest.mark.parametrize("fmt", {type(f): f for f in FORMATS}.values(), ids=lambda f: f.name)
+@pytest.mark.parametrize("build", [False, True])
+def test_sampled_products(fmt: Format, build: bool) -> None:
+    """A and OUT share their structure; OUT is made in the format and comes back from it."""
+    func = PROGRAMS["sddmm"].make("float32", "int32")
+    for name in ["random"] if build else ["empty rows", "nothing stored", "last element"]:
+        pattern = MATRICES[name]
+        args = spmm_arguments(pattern, FEAT)
+        rng = np.random.default_rng(5)
+        args |= {"y": args.pop("b"), "x": rng.random((pattern.shape[0], FEAT), "float32")}
+        args |= {"out": np.zeros(pattern.nnz, "float32")}
+        conv = fmt.convert(pattern, Operand.of(func, "A", "OUT"))
+        args |= conv.arguments(A=args["a"], OUT=None)
+        with np.errstate(all="ignore"):
+            want = PROGRAMS["sddmm"].oracle(args)["out"]
+        run = conv.decompose(func)
+        if build:
+            kernel = sparsetir.build(run)
+            kernel(**{n: args[n] for n in kernel.signature.names})
+        else:
+            sparsetir.interpret(run, {n: args[n] for n in (str(p.name) for p in run.params)})
+        np.testing.assert_allclose(args["out"], want, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(conv.restore("OUT", args), want, rtol=1e-5, atol=1e-5)
+
+
 # -- refusals -------------------------------------------------------------------------------------
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ import zoo
 
 import sparsetir
 from cuda_runner import requires_cuda_text, run_cuda
-from gpu_runner import cuda_source, requires_opencl, run_opencl
+from gpu_runner import requires_opencl, run_opencl
 from programs import PROGRAMS
 from sparsetir.formats import (
     BSR,
@@ -74,15 +73,3 @@ def test_spmm(fmt: Format, name: str, run: Any) -> None:
     out = run(stage_three, values)[stage_three.params[names.index("c")].name]
     a = sp.coo_array((stored, tuple(pattern.coords)), pattern.shape)
     np.testing.assert_allclose(out.reshape(m, feat), a @ b, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("fmt", [BSR(4, 4), Hyb(1, 2)], ids=lambda f: f.name)
-def test_cuda_text(fmt: Format) -> None:
-    """One kernel for the init and one for each rule."""
-    rules = fmt.rules(Operand.of(SPMM, "A"))
-    _, compute = sparsetir.extract_preprocess(sparsetir.decompose_format(SPMM, rules))
-    target = tvm.target.Target({"kind": "cuda", "arch": "sm_90"})
-    scheduled = sparsetir.default_schedule(sparsetir.lower_sparse_iter(compute), target)
-    text = cuda_source(sparsetir.lower_sparse_buffer(scheduled))
-    kernels = set(re.findall(r"__global__ void.*?(\w+_kernel\w*)\(", text))
-    assert len(kernels) == 1 + len(rules)
