@@ -191,7 +191,7 @@ ATTACHED = (
     ],
     ids=["rows", "fused", "read", "write", "init", "child", "attached", "if"],
 )  # fmt: skip
-def test_what_cannot_be_rewritten(program: Any, names: list[str], message: str) -> None:
+def test_refused_bodies(program: Any, names: list[str], message: str) -> None:
     func = over_csr(*program)
     with pytest.raises(sparsetir.LoweringError, match=re.escape(f"decompose_format: {message}")):
         decompose_format(func, [matrix(n) for n in names])

@@ -649,7 +649,7 @@ parallelize(sch.get_sp_iters(write)[1], "thread")
 
 
 @pytest.mark.parametrize(("lanes", "code", "words"), table(BLOCKS))
-def test_blocks_that_cannot_be(lanes: str, code: str, words: list[str]) -> None:
+def test_refused_blocks(lanes: str, code: str, words: list[str]) -> None:
     sch, it, _ = opened()
     before = "" if lanes == "none" else LANES.format(lanes)
     _, call = do(f"{before}\n{code}", sch, it)

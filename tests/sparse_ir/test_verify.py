@@ -182,17 +182,17 @@ PLACE = "<str>:{line}: in function 'f': "
 
 
 @pytest.mark.parametrize("body", SCRIPTS.strip().split("\n\n"))
-def test_scripts(body):
+def test_refused_scripts(body):
     refused(source(body), PLACE)
 
 
 @pytest.mark.parametrize("lines", DECLARATIONS.strip().split("\n\n"))
-def test_declarations(lines):
+def test_refused_declarations(lines):
     refused(source("T.evaluate(0)", indent(lines, "    ") + "\n"), PLACE)
 
 
 @pytest.mark.parametrize("body", INDICES.strip().split("\n\n"))
-def test_index_count(body):
+def test_refused_indices(body):
     refused(source(f'with T.sp_iter([I], "S", "it") as [i]:\n{indent(body, "    ")}'), "")
 
 
