@@ -186,17 +186,6 @@ def test_terms_that_16_bits_would_lose(config, dtype):
     assert (out == torch.tensor(5000.0).to(out.dtype)).all()
 
 
-def test_one_array_of_sums_where_rows_are_in_pieces_alone():
-    matrix = csr(zoo()["scattered"])
-    for config, apart in (
-        (Decomposed(BSR(3, 4), 16, 8), False), (Decomposed(DCSR(), 16, 8), False),
-        (Decomposed(BSR(3, 4)), True), (Decomposed(SRBCRS(4, 4), 16, 8), False),
-        (Decomposed(Hyb(2, 2), 16, 8), True),
-    ):  # fmt: skip
-        run = sparsetir.plan("spmm", matrix, 16, dtype="float16", config=config)
-        assert ("C_sum" in run.kernel.stages["I"].script()) == apart
-
-
 def test_float64_int64_and_vectors(monkeypatch):
     matrix = csr(zoo()["scattered"], "float64")
     check(matrix, Decomposed(BSR(3, 4), 8, 8), 16, "float64")
@@ -228,10 +217,6 @@ def test_tiles_that_a_format_does_not_have_are_refused():
     band = csr(zoo()["band"])
     with pytest.raises(ScheduleError, match="Decomposed: .* rows of 'spmm_csc' to come before"):
         sparsetir.plan("spmm", band, 16, config=Decomposed(CSC(), 16, 8))
-    with pytest.raises(ValueError, match="argument 'tile': expected a number beside"):
-        Decomposed(CSR(), feat=3)
-    with pytest.raises(ValueError, match="argument 'lanes'"):
-        Decomposed(CSR(), tile=8, lanes=3)
 
 
 def test_too_much_padding_is_refused_before_converting(monkeypatch):
@@ -277,22 +262,6 @@ def test_tiles_of_doubles_and_long_offsets(fmt, monkeypatch):
     for dense in (zoo()["scattered"], zoo()["empty"]):
         plan, _ = check(csr(dense, "float64"), config, 24, "float64")
         assert plan.problem.idtype == "int64"
-
-
-def test_rows_in_pieces_are_added_to_once_where_tiles_overlap():
-    """What a last tile that begins earlier computes again is added once."""
-    plan, _ = check(csr(zoo()["dense"]), Decomposed(Hyb(2, 2), 16, 8, 20), 20)
-    first, *parts = plan.kernel.stages["I"].body.seq
-    assert first.name == "spmm_init" and len(parts) == 6
-    assert "if T.likely(" in plan.kernel.stages["III"].script()
-
-
-@pytest.mark.parametrize("fmt", [CSR(), ELL(), BSR(3, 4), DIA()], ids=lambda f: f.name)
-def test_whole_rows_are_written_once(fmt):
-    plan, _ = check(csr(zoo()["band"]), Decomposed(fmt, 16, 8), 32)
-    text = plan.kernel.stages["I"].script()
-    assert "spmm_init" not in text and "= C[" not in text
-    assert "T.parallel(" in plan.kernel.stages["III"].script()
 
 
 USERS = """

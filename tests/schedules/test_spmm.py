@@ -14,9 +14,7 @@ from csr_zoo import CLOSE, ZOO
 from sparsetir import ScheduleError
 from sparsetir.schedules.operators.problems import CsrPattern, Spmm
 from sparsetir.schedules.operators.spmm import program
-from sparsetir.schedules.search.choose import Statistics, candidates
 from sparsetir.schedules.templates.spmm import RowBlocks, apply
-from sparsetir.targets import host_target
 
 RNG = np.random.default_rng(0)
 
@@ -74,15 +72,6 @@ def test_feature_sizes(feat):
     check(ZOO["random"], feat)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("feat", [1, 5, 16, 40, 96, 128, 200, 300, 512, 777])
-def test_candidates(feat):
-    a = ZOO["random"]
-    target = host_target()
-    for config in candidates(Spmm(), Statistics(*a.shape, a.nnz, feat), target):
-        check(a, feat, config=config)
-
-
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
 def test_dtypes(dtype):
     for reduce in ("sum", "mean", "max", "min"):
@@ -115,15 +104,6 @@ def test_one_kernel_serves_all_patterns_of_a_tile():
     check(ZOO["random"], 48, config=RowBlocks(tile=48, prefetch=3, parts=2))
     check(ZOO["random"], 48, config=RowBlocks(tile=48, prefetch=3, parts=7))
     assert sparsetir.compilations() == before + 1
-
-
-@pytest.mark.parametrize("tiles_first, pack", [(True, False), (True, True), (False, False)])
-@pytest.mark.parametrize("parallel", [True, False])
-def test_a_part_of_the_columns_is_gone_through_for_all_rows(parallel, tiles_first, pack):
-    """Or else what it gathers would not stay in cache."""
-    config = RowBlocks(16, 8, parts=2, parallel=parallel, tiles_first=tiles_first, pack=pack)
-    text = sparsetir.lower(program(Spmm()), apply, config)["II scheduled"].script()
-    assert re.search(r"for .*\bj_parts, i\b.* in T.grid\(", text)
 
 
 def test_int64_indices():
@@ -191,28 +171,6 @@ def test_parts_of_more_rows_than_the_index_type_counts():
         sparsetir.plan("spmm", pattern, 128, config=RowBlocks(parts=2**11))
 
 
-REFUSED = [
-    ({"tile": 0}, "RowBlocks: argument 'tile': expected 1 to 256, got 0"),
-    ({"lanes": 12}, "RowBlocks: argument 'lanes': expected a power of two up to tile = 128"),
-    (
-        {"tile": 40, "lanes": 16},
-        "expected a multiple of lanes = 16 where 'feat' is not given, got 40",
-    ),
-    ({"feat": 100}, "RowBlocks: argument 'feat': expected at least tile = 128, got 100"),
-    ({"parts": 0}, "RowBlocks: argument 'parts': expected 1 or more, got 0"),
-    (
-        {"feat": 200, "parts": 2},
-        "argument 'parts': expected 1 where tiles of 128 features overlap, as 200 is no multiple",
-    ),
-]
-
-
-@pytest.mark.parametrize(("options", "message"), REFUSED)
-def test_configs_that_cannot_be(options, message):
-    with pytest.raises(ValueError, match=message):
-        RowBlocks(**options)
-
-
 def test_a_config_that_does_not_serve_the_feature_size():
     with pytest.raises(ScheduleError, match="serves multiples of 32 features, got 48"):
         sparsetir.plan("spmm", ZOO["random"], 48, config=RowBlocks(tile=32))
@@ -222,7 +180,6 @@ def test_a_config_that_does_not_serve_the_feature_size():
 
 def test_the_code_keeps_a_tile_in_registers():
     """No accumulator is loaded or stored in the loop over non-zeros, and rows are prefetched."""
-    import re
 
     target = {"kind": "llvm", "mcpu": "cascadelake"}  # for others LLVM may write loops out twice
     plan = sparsetir.plan("spmm", ZOO["random"], 128, config=RowBlocks(tile=128), target=target)

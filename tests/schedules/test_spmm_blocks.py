@@ -1,7 +1,5 @@
 """SpMM over blocks on a CPU, against float64 sums."""
 
-import re
-
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -9,7 +7,7 @@ import torch
 
 import sparsetir
 from pairs import by_turns
-from sparsetir.formats import BSR, CSR, DBSR
+from sparsetir.formats import BSR, DBSR
 from sparsetir.schedules.templates.spmm_blocks import BlockRows, apply
 from sparsetir.sparse_ir.errors import ScheduleError
 
@@ -89,34 +87,6 @@ def test_one_kernel_for_all_patterns_of_full_blocks():
         for blocks in (1, 3):
             check(of_blocks(high, 4, 8, 16), BlockRows(BSR(8, 16), 8, 32, blocks=blocks), 96)
     assert sparsetir.compilations() - before <= 1
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_the_code_is_vectors(dtype):
-    """Sums stay in registers; 16-bit values are converted many at a time, by no function."""
-    config = BlockRows(BSR(32, 32), 4, 64, parallel=False)
-    plan = check(of_blocks(3, 2, 32, 32), config, 64, dtype)
-    text = plan.kernel.source("asm")
-    assert not re.search(r"\b(call|jmp)\w*\s+\W?\w*(hf|bf)", text)
-    if "zmm" in text:
-        assert text.count("vfmadd") >= 16 * 4
-    script = plan.kernel.stages["III"].script()
-    assert "T.if_then_else" not in script  # nothing is asked in the loops
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"format": CSR()}, "argument 'format': expected BSR or DBSR, got CSR"),
-        ({"rows": 3}, "argument 'rows': expected a divisor of the 8 rows of a block, got 3"),
-        ({"rows": 0}, "argument 'rows'"),
-        ({"format": DBSR(8, 8), "blocks": 2}, "argument 'blocks': expected 1 for DBSR"),
-        ({"tile": 40}, "argument 'tile': expected a multiple of lanes = 16"),
-    ],
-)
-def test_what_is_no_config(fields, message):
-    with pytest.raises(ValueError, match=f"BlockRows: {message}|RowBlocks: {message}"):
-        BlockRows(**{"format": BSR(8, 8), **fields})
 
 
 def test_patterns_that_are_refused():

@@ -1,6 +1,5 @@
 """SpMM over rows in the order of their lengths on a CPU, against float64 sums."""
 
-import re
 from typing import Any
 
 import numpy as np
@@ -9,15 +8,10 @@ import scipy.sparse as sp
 import torch
 
 import sparsetir
-from sparsetir.schedules.operators.problems import Spmm
-from sparsetir.schedules.search.choose import Statistics, candidates
-from sparsetir.schedules.search.spaces import space
-from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.schedules.templates.spmm_sorted import SortedRows
 
 RNG = np.random.default_rng(0)
 EXACT = {"float64": 2**-52, "float32": 2**-23, "float16": 2**-11, "bfloat16": 2**-8}
-TARGET = sparsetir.targets.resolve_target({"kind": "llvm", "mcpu": "cascadelake"})
 
 
 def graph(m: int, n: int, mean: int = 3) -> Any:
@@ -89,32 +83,3 @@ def test_edges_of_torch_take_values_by_their_places():
         wanted[head, row] += values[head, e] * b[head, column].astype("float64")
     np.testing.assert_allclose(plan(b, values=values), wanted, rtol=1e-5)
     assert not plan.arranges_values
-
-
-def test_many_short_rows_and_few_features_choose_it():
-    few = {"m": 20_000, "n": 20_000, "nnz": 90_000, "feat": 32}
-    assert candidates(Spmm(), Statistics(**few), TARGET)[0] == SortedRows(
-        32, 16, 32, parallel=False
-    )
-    for other in ({"m": 2000}, {"nnz": 200_000}, {"feat": 64}, {"n": 400_000}, {"nnz": 0}):
-        assert type(candidates(Spmm(), Statistics(**few | other), TARGET)[0]) is RowBlocks
-    given = Statistics(**few, threads=2, work_of_threads=320_000)
-    known = candidates(Spmm(), given, TARGET)
-    assert known[0] == SortedRows(32, 16, 32, blocks=2, ahead=5000)
-    matrix = sparsetir.schedules.operators.problems.CsrPattern(
-        np.zeros(20_001, "int32"), np.zeros(0, "int32"), (20_000, 20_000)
-    )
-    found = space(Spmm(), matrix, given, TARGET)
-    assert all(found.point(config) is not None for config in known)
-
-
-def test_refusals():
-    refused: list[tuple[dict[str, Any], str]] = [
-        ({"window": 0}, "SortedRows: argument 'window': expected 1 or more, got 0"),
-        ({"ahead": -1}, "SortedRows: argument 'ahead': expected 0 or more, got -1"),
-        ({"blocks": 1.5}, "SortedRows: argument 'blocks': expected an integer"),
-        ({"lanes": 3}, "'lanes': expected a power of two"),
-    ]
-    for fields, message in refused:
-        with pytest.raises(ValueError, match=re.escape(message)):
-            SortedRows(**fields)

@@ -9,14 +9,13 @@ import torch
 import tvm_ffi
 
 import sparsetir
-from csr_zoo import CLOSE, ZOO, random
+from csr_zoo import CLOSE, ZOO
 from programs import PROGRAMS, copied
 from sparsetir.arrays import is_array, plain_view
 from sparsetir.build import build
 from sparsetir.schedules.operators.problems import CsrPattern, Spmm
 from sparsetir.schedules.operators.spmv import program, serves
-from sparsetir.schedules.passes.prefetch import prefetch_streams
-from sparsetir.schedules.templates.spmv import STORE_COST, SlicedRows, apply, arrange
+from sparsetir.schedules.templates.spmv import SlicedRows, apply, arrange
 from sparsetir.sparse_ir.errors import ScheduleError
 
 RNG = np.random.default_rng(0)
@@ -51,12 +50,6 @@ def kernel_of(problem, config):
 def arranged(a, config, idtype="int32"):
     pattern = CsrPattern(a.indptr.astype(idtype), a.indices.astype(idtype), a.shape)
     return arrange(pattern, Spmm(idtype=idtype), config)
-
-
-def computed(a, config, idtype="int32"):
-    """The computed parameters of a kernel, those that a plan makes of the pattern."""
-    kernel = kernel_of(Spmm(idtype=idtype), config)
-    return arranged(a, config, idtype).computed(kernel.signature.func, {})
 
 
 def product(a, values, x, config, dtype="float32", idtype="int32"):
@@ -141,24 +134,6 @@ def test_one_kernel_serves_all_patterns():
         check(ZOO["uneven"], other)
 
 
-def test_little_is_padded():
-    """Sorted rows of a window differ by the longest in all; windows meet at equal lengths."""
-    a = random(20000, 300, 0.03)
-    stored = arranged(a, SlicedRows()).stored
-    places = computed(a, SlicedRows())["I_steps_count"] * 16
-    assert stored.padding == pytest.approx(1 - a.nnz / places)
-    assert 0 < stored.padding < 0.02
-    assert arranged(ZOO["long rows alone"], SlicedRows(lanes=4, long=4)).stored.padding == 0
-
-
-def test_blocks_have_equal_work():
-    a = random(20000, 300, 0.03)
-    found = computed(a, SlicedRows(blocks=4))
-    at = found["I_slices_ptr"]
-    work = np.diff(found["I_steps_ptr"][at] + STORE_COST * at)
-    assert len(work) == 4 and work.max() < 1.02 * work.min()
-
-
 def test_a_program_of_ones_own():
     """The test program of SpMV, whose names are others, by the template's schedule."""
     case = PROGRAMS["spmv"]
@@ -179,28 +154,6 @@ def test_programs_that_look_otherwise():
             build(PROGRAMS[name].make("float32", "int32"), schedule=apply, config=SlicedRows())
 
 
-def test_the_config_for_a_pattern():
-    for_pattern = SlicedRows.for_pattern
-    woken = {"threads": 4, "work_of_threads": 1 << 20}
-    many = for_pattern(Spmm(), 10**6, 10**7, **woken)
-    assert many == SlicedRows(lanes=16, blocks=4, ahead=(1 << 17) * 3 // 4)
-    assert for_pattern(Spmm(), 1000, 5000, **woken) == SlicedRows(lanes=16)
-    assert for_pattern(Spmm(), 1000, 5000, cache=40_000) == SlicedRows(lanes=16, prefetch=0)
-    assert for_pattern(Spmm(), 1000, 5000, cache=39_999) == SlicedRows(lanes=16)
-    assert for_pattern(Spmm(), 1000, 5000).unpacked == SlicedRows(packed=False, long=32)
-    double = Spmm(dtype="float64")
-    assert for_pattern(double, 10**6, 10**7, vector_bits=256) == SlicedRows(4)
-
-
-def test_the_first_block_has_more():
-    a = random(20000, 300, 0.03)
-    config = SlicedRows(blocks=2, ahead=16_000)
-    at = computed(a, config)["I_slices_ptr"]
-    work = np.diff(computed(a, config)["I_steps_ptr"][at] + STORE_COST * at)
-    assert work[0] - work[1] == pytest.approx(1000, rel=0.05)
-    check(a, config)
-
-
 def test_the_code_keeps_sums_in_registers():
     """The loop over steps stores nothing, and asks for both of its streams ahead."""
     kernel = kernel_of(Spmm(), SlicedRows())
@@ -209,29 +162,6 @@ def test_the_code_keeps_sums_in_registers():
     assert len(re.findall(r"call void @llvm.prefetch", loop)) == 2
     assert "store" not in loop
     assert "<16 x float>" in loop
-
-
-def test_one_block_wakes_no_thread():
-    assert "TVMBackendParallelLaunch" not in kernel_of(Spmm(), SlicedRows()).source("ll")
-    kernel = kernel_of(Spmm(), SlicedRows(blocks=2))
-    assert "TVMBackendParallelLaunch" in kernel.source("ll")
-    assert kernel.stages["III"].script().count("T.parallel(") == 1  # long rows and slices at once
-
-
-REFUSED = [
-    ({"lanes": 12}, "SlicedRows: argument 'lanes': expected a power of two, got 12"),
-    ({"long": 8}, "SlicedRows: argument 'long': expected 16 or more, got 8"),
-    ({"window": 0}, "SlicedRows: argument 'window': expected 1 or more, got 0"),
-    ({"blocks": 0}, "SlicedRows: argument 'blocks': expected 1 or more, got 0"),
-    ({"ahead": -1}, "SlicedRows: argument 'ahead': expected 0 or more, got -1"),
-    ({"prefetch": -1}, "SlicedRows: argument 'prefetch': expected 0 or more, got -1"),
-]
-
-
-@pytest.mark.parametrize(("options", "message"), REFUSED)
-def test_configs_that_cannot_be(options, message):
-    with pytest.raises(ValueError, match=message):
-        SlicedRows(**options)
 
 
 @pytest.mark.parametrize("problem", [Spmm(reduce="mean"), Spmm(reduce="max"), Spmm(batched=True)])
@@ -259,11 +189,3 @@ def test_values_of_all_kinds_of_arrays_are_packed(dtype):
         found = kernel.of_values({"a": given}, made)
         assert [*found] == ["a_packed"] and str(found["a_packed"].dtype) == dtype
         assert (found["a_packed"].astype("float64") == want).all()
-
-
-def test_streams_that_are_not_there():
-    func = sparsetir.lower_sparse_iter(program(Spmm()))
-    with pytest.raises(ScheduleError, match="prefetch_streams: expected a sparse iteration among"):
-        prefetch_streams(func, "sums", 4)
-    with pytest.raises(ScheduleError, match="expected 'spmv1' to read at two loops of its own"):
-        prefetch_streams(func, "spmv", 4)
