@@ -184,3 +184,33 @@ def sums(
             Y[i, j] = 0.0
         Y[i, j] = Y[i, j] + A[i, j, k, l]
 """
+
+
+# A softmax of rows for each head, in steps.
+SOFTMAX = """
+@T.prim_func
+def softmax(
+    x: T.handle, y: T.handle, indptr: T.handle, m: T.int32, nnz: T.int32, heads: T.int32
+) -> None:
+    I = T.dense_fixed(m)
+    J = T.dense_variable(I, (nnz, nnz), indptr)
+    H = T.dense_fixed(heads)
+    X = T.match_sparse_buffer(x, (I, J, H), "float32")
+    Y = T.match_sparse_buffer(y, (I, J, H), "float32")
+    TOP = T.alloc_sparse_buffer((), "float32", "local")
+    TOTAL = T.alloc_sparse_buffer((), "float32", "local")
+    with T.sp_iter([I, H], "SS", "rows") as [i, h]:
+        with T.sp_iter([J], "R", "top") as [j]:
+            with T.init():
+                TOP[()] = T.min_value("float32")
+            TOP[()] = T.max(TOP[()], X[i, j, h])
+        with T.sp_iter([J], "S", "powers") as [j]:
+            Y[i, j, h] = T.exp(X[i, j, h] - TOP[()])
+        with T.sp_iter([J], "R", "total") as [j]:
+            with T.init():
+                TOTAL[()] = T.float32(0.0)
+            TOTAL[()] = TOTAL[()] + Y[i, j, h]
+        TOTAL[()] = T.float32(1.0) / TOTAL[()]
+        with T.sp_iter([J], "S", "divide") as [j]:
+            Y[i, j, h] = Y[i, j, h] * TOTAL[()]
+"""

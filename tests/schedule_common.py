@@ -14,7 +14,17 @@ from programs import PROGRAMS, copied, tolerance
 from sparsetir.sparse_ir.nodes import sparse_iterations
 from sparsetir.sparse_ir.schedule.primitives import PRIMITIVES
 
-__all__ = ["keeps_meaning", "opened", "program", "read_back", "refused", "steps", "table"]
+__all__ = [
+    "in_order",
+    "keeps_meaning",
+    "opened",
+    "program",
+    "read_back",
+    "refused",
+    "says",
+    "steps",
+    "table",
+]
 
 
 def program(name: str = "spmm", dtype: str = "float32", idtype: str = "int32") -> Any:
@@ -73,14 +83,28 @@ def refused(code: str, words: list[str], func: Any, iteration: str = "") -> None
     before = sch.func
     with pytest.raises(sparsetir.ScheduleError) as error:
         call()
-    text, at = str(error.value), 0
+    text = str(error.value)
     assert text.startswith(f"{name}: "), text
     assert words[0].startswith("- ") or "\n  in T.sp_iter([" in text, text
+    in_order(text, words)
+    assert sch.func is before
+
+
+def in_order(text: str, words: list[str]) -> None:
+    """The words are in a text, one after the other."""
+    at = 0
     for word in words:
         word = word.removeprefix("- ")
         assert word in text[at:], f"{word!r} is not in {text[at:]!r}"
         at = text.index(word, at) + len(word)
-    assert sch.func is before
+
+
+def says(code: str, words: list[str], names: dict[str, Any], error: Any = ValueError) -> str:
+    """An expression is refused with these words; the message. `names` are of the tests' file."""
+    with pytest.raises(error) as raised:
+        eval(code, dict(names))
+    in_order(str(raised.value), words)
+    return str(raised.value)
 
 
 def read_back(sch: Any, func: Any) -> None:

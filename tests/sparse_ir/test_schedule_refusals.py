@@ -18,7 +18,9 @@ from sparsetir.schedules.operators import rgms
 ScheduleError = sparsetir.ScheduleError
 SPMM = program().script()
 HEAD = '"spmm") as [i, j, k]:\n'
-ORDERED = SPMM.replace(HEAD, HEAD + " " * 8 + 'T.sp_iter_attr({"ordered": 1})\n')
+ORDER = 'T.sp_iter_attr({"ordered": 1})\n'
+ORDERED = SPMM.replace(HEAD, HEAD + " " * 8 + ORDER)
+SOFTMAX, ROWS = sparsetir.from_source(programs.SOFTMAX), '"rows") as [i, h]:\n'
 
 
 def changed(*pairs: tuple[str, str], text: str = SPMM) -> Any:
@@ -85,6 +87,15 @@ SECTIONS: dict[str, tuple[Any, str, str]] = {
     "rgms": (rgms.program(rgms.Rgms()), "rgms", BOUND),
     "rgms of any sizes": (rgms.program(rgms.Rgms()), "rgms", RANGES),
     "ttm": (program("ttm"), "ttm", ""),
+    "softmax": (SOFTMAX, "rows", ""),
+    "softmax that is ordered": (
+        changed(("Y[i, j, h] = Y[i, j, h] *", "Y[i, j, 0] = Y[i, j, 0] *"),
+                (ROWS, f"{ROWS}        {ORDER}"), text=SOFTMAX.script()),
+        "rows", ""),
+    "softmax in a loop": (
+        changed(("        TOTAL[()] = 1.0 / TOTAL[()]", "        for n in range(1):\n"
+                 "            TOTAL[()] = 1.0 / TOTAL[()]"), text=SOFTMAX.script()),
+        "rows", "_, lanes = split(h, [None, 2])"),
     "fibers": (sparsetir.from_source(programs.SUMS), "sums", ""),
     "layer of rows": (layer_with(("* W[k, l]", "* W[k, l] * Y2[i]")), "layer", TILES),
     "layer of spatial sums": (layer_with(("SRRS", "SRSS")), "layer", TILES),
@@ -558,6 +569,21 @@ aggregate("Y", tile, row, [j])
 [ttm]
 positions(sparse_fuse(it, sch.get_sp_iters(it)[:2]), parts=2)
     buffer 'A' .. does not lie over the .. alone
+[softmax]
+distribute([])
+    - argument 'loop': expected one or more loops, got none
+distribute([i])
+    'loop': expected the innermost of several loops, in their order, got ['I']; sparse_reorder can
+distribute([i, h])
+    'loop': expected the innermost of several loops, in their order, got ['I', 'H']; sparse_reorder
+distribute(h)
+    expected loops of constant extent, as 'TOP' in scope "local" gets a place .. got 'H' of heads;
+[softmax that is ordered]
+distribute(h)
+    'H' is not proven free of races (scatter
+[softmax in a loop]
+distribute(lanes)
+    expected stores and iterations in 'rows'
 [fibers]
 positions(sparse_fuse(it, [k, l]), parts=2)
     argument 'parts': expected None below 'J'
