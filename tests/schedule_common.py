@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +26,10 @@ __all__ = [
     "steps",
     "table",
 ]
+
+
+# Methods that are no primitives.
+GETTERS = ("get_sp_iters", "get_sparse_iteration")
 
 
 def program(name: str = "spmm", dtype: str = "float32", idtype: str = "int32") -> Any:
@@ -56,21 +61,21 @@ def table(text: str) -> list[Any]:
     return rows
 
 
-def steps(code: str, sch: Any, it: Any) -> tuple[str, Callable[[], Any]]:
+def steps(code: str, sch: Any, it: Any) -> tuple[str, functools.partial[Any]]:
     """Run statements of primitives as functions, loops by the names of their coordinates.
 
     The last one, a call, is given back with its name: so that it may be looked at before.
     """
     (node,) = [x for x in sparse_iterations(sch.func) if x.name == it.name]
     loops, coordinates = sch.get_sp_iters(it), iter([str(v.name) for v in node.vars])
-    scope = {name: getattr(sch, name) for name in PRIMITIVES}
+    scope = {name: getattr(sch, name) for name in (*PRIMITIVES, *GETTERS)}
     scope |= {"".join(next(coordinates) for _ in loop.axes): loop for loop in loops}
     scope |= {"sch": sch, "it": it, "of": sch.get_sparse_iteration}
     *before, last = code.strip().split("\n")
     exec("\n".join(before), scope)
     name, given = last.split("(", 1)
     inputs, options = eval(f"(lambda *x, **y: (x, y))({given}", scope)
-    return name, lambda: scope[name](*inputs, **options)
+    return name, functools.partial(scope[name], *inputs, **options)
 
 
 def refused(code: str, words: list[str], func: Any, iteration: str = "") -> None:

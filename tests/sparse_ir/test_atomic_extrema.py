@@ -14,10 +14,8 @@ import pytest
 import sparsetir
 from cuda_runner import requires_cuda_text
 from cuda_stages import CudaStages
-from gpu_runner import cuda_source, requires_nvcc
 from programs import PROGRAMS
 from schedule_common import program
-from spmm_gpu_common import compile_cuda
 
 PROGRAM = """
 @T.prim_func
@@ -109,16 +107,6 @@ def test_rows_in_several_chunks() -> None:
         sparsetir.interpret(func, want)
         np.testing.assert_array_equal(kernel(given)["y"], want["y"])
         assert case != "dense_row" or kernel.function.counts.atomics
-
-
-@requires_nvcc
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
-def test_instructions(arch: str, tmp_path: Any) -> None:
-    stages = sparsetir.lower(made("max or NaN"), atomically, target={"kind": "cuda", "arch": arch})
-    made_of = compile_cuda(cuda_source(stages["III"]), tmp_path, arch)
-    for each in ("atom.global.max.s32", "atom.global.min.u32"):
-        assert re.search(each, made_of.ptx), made_of.ptx
-    assert made_of.spills == 0
 
 
 def product(sch: Any) -> None:

@@ -14,7 +14,6 @@ from computed_common import BLOCK_PTR, BLOCKS, COMPUTED, blocked, plain_argument
 from kernel_common import check
 from sparsetir.sparse_ir.computed import compute, computed_parameters
 from sparsetir.sparse_ir.errors import IllFormedError, LoweringError, ScheduleError, StructureError
-from sparsetir.sparse_ir.position_space import SIGNATURE
 from sparsetir.sparse_ir.recipes.general import (
     column_parts,
     equal_parts,
@@ -22,7 +21,7 @@ from sparsetir.sparse_ir.recipes.general import (
     inverse_counts,
     row_of_position,
 )
-from sparsetir.sparse_ir.recipes.registry import RECIPES, recipe
+from sparsetir.sparse_ir.recipes.registry import RECIPES
 from sparsetir.sparse_ir.structure import check_structure
 from sparsetir.sparse_ir.verify import verify
 
@@ -51,13 +50,6 @@ def test_the_first_block_may_have_more_work():
     assert equal_work(indptr, 4, cost=2, ahead=200).tolist() == [0, 40, 60, 80, 100]
     assert equal_work(indptr, 2, cost=2, ahead=5000).tolist() == [0, 100, 100]
     assert equal_work(indptr_of([]), 2, cost=2, ahead=5).tolist() == [0, 0, 0]
-
-
-def test_blocks_have_equal_work():
-    indptr = indptr_of(np.random.default_rng(0).integers(0, 50, 1000))
-    blocks = equal_work(indptr, 8, cost=2)
-    work = np.diff(indptr[blocks] + 2 * blocks)
-    assert work.max() - work.min() <= 2 * 54
 
 
 @pytest.mark.parametrize("length", [0, 1, 7, 2**40])
@@ -95,10 +87,6 @@ def test_column_parts(lengths, parts, idtype):
             np.testing.assert_array_equal(indices[here], wanted)
 
 
-def test_column_parts_of_no_columns():
-    np.testing.assert_array_equal(column_parts(indptr_of([0, 0]), indptr_of([])[1:], 0, 2), [0] * 5)
-
-
 def test_column_parts_of_more_rows_than_the_index_type_counts():
     with pytest.raises(ScheduleError, match="at most 2147483647 .* int32, got 2048 . 1048576"):
         column_parts(np.zeros(2**20 + 1, "int32"), np.zeros(0, "int32"), 8, 2**11)
@@ -116,11 +104,6 @@ def test_no_parts():
                  lambda: column_parts(none, none, 1, 0)):  # fmt: skip
         with pytest.raises(ScheduleError, match="argument 'parts': expected 1 or more, got 0"):
             make()
-
-
-def test_a_recipe_has_its_name_alone():
-    with pytest.raises(ValueError, match="there is a recipe 'equal_work' already"):
-        recipe(equal_work)
 
 
 # -- compute ----------------------------------------------------------------------------------
@@ -220,12 +203,6 @@ def test_it_survives_text_and_json():
         assert tvm_ffi.structural_equal(other, func)
         assert computed_parameters(other) == COMPUTED
         assert list(computed_parameters(other)) == ["blocks", "block_ptr"]
-
-
-def test_it_rides_on_the_signature_of_stage_two():
-    lowered = sparsetir.lower_sparse_iter(blocked())
-    assert computed_parameters(lowered.attrs[SIGNATURE]) == COMPUTED
-    assert "computed" not in lowered.attrs and "promises" not in lowered.attrs
 
 
 REFUSED = [

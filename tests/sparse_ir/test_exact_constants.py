@@ -37,15 +37,3 @@ def _numbers(text: str) -> list[str]:
             continue
         out.append(word)
     return out
-
-
-def test_short_constants_stay_readable() -> None:
-    @T.prim_func
-    def zero(b: T.handle, n: T.int32):
-        I = T.dense_fixed(n)
-        B = T.match_sparse_buffer(b, (I,), "float64")
-        with T.sp_iter([I], "S", "zero") as [i]:
-            B[i] = T.float64(0.5)
-
-    text = sparsetir.build(zero, {"kind": "cuda", "arch": "sm_80"}).source()
-    assert "0.5" in text and "v_" not in text

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import scipy.sparse as sp
 import tvm_ffi
 from tvm.error import DiagnosticError
 
@@ -18,8 +17,6 @@ from cuda_runner import requires_cuda_text
 from cuda_stages import CudaStages
 from rows_common import MATRICES, check, fused, operands
 from schedule_common import program, read_back, steps, table
-from sparsetir import ScheduleError
-from sparsetir.sparse_ir.computed import compute
 from sparsetir.sparse_ir.recipes.positions import rows_of_blocks, rows_of_positions
 
 # -- on a CPU -------------------------------------------------------------------------------------
@@ -89,12 +86,6 @@ def sums(
         with T.init():
             Y[i] = 0.0
         Y[i] = Y[i] + A[i, j, k] * X[j]
-"""
-# The coordinates of all fibers.
-FIBERS_TOO = """
-    Z = T.match_sparse_buffer(z, (I, J), "int32")
-    with T.sp_iter([I, J], "SS", "fibers") as [i, j]:
-        Z[i, j] = j
 """
 # Elements of the fibers of each row, of which some rows and some fibers have none.
 FIBERS = ([], [[]], [[3, 0], [], [0], [0, 0, 4, 0], []], [[], [], [2, 1]], [[9]])
@@ -211,18 +202,6 @@ def test_on_a_gpu(apply: Callable[[Any], None], idtype: str) -> None:
     check(lambda args: kernel(args)["c"], idtype)
 
 
-def test_a_row_for_each_block() -> None:
-    sch = sparsetir.Schedule(program())
-    by_threads("blocks")(sch)
-    assert tvm_ffi.structural_equal(sparsetir.from_source(sch.func.script()), sch.func)
-    for matrix in MATRICES.values():
-        args = operands(matrix, "int32")
-        made = compute(sch.func, args)
-        blocks = -(-args["nnz"] // 12)
-        assert made["i_at_starts"].shape == (blocks + 1,)
-        np.testing.assert_array_equal(made["i_at_starts"][:-1], made["i_at"][::12])
-
-
 def test_recipes() -> None:
     indptr = np.array([0, 0, 4, 4, 4, 7, 7], "int64")
     rows = rows_of_blocks(indptr, 2)
@@ -231,19 +210,6 @@ def test_recipes() -> None:
     assert rows_of_blocks(np.zeros(4, "int32"), 2).tolist() == [0]
     assert rows_of_blocks(np.zeros(1, "int32"), 2, 1).tolist() == [0, 0]
     assert rows_of_positions(indptr, np.array([0, 3, 4, 6])).tolist() == [1, 1, 4, 4]
-
-
-@requires_cuda_text
-def test_fewer_loads_of_rows() -> None:
-    """Of one long row: a table is read by all elements, a search by threads."""
-    args = operands(sp.csr_array(np.ones((1, 480), "float32")), "int32")
-    sectors = {}
-    for rows in ("table", "search", "blocks"):
-        kernel = CudaStages(program(), by_threads(rows))
-        kernel(args, count=True, races=False)
-        sectors[rows] = kernel.function.counts.sectors
-    assert sectors["search"] < 0.9 * sectors["table"]
-    assert sectors["blocks"] < 0.9 * sectors["table"]
 
 
 # -- refused --------------------------------------------------------------------------------------
@@ -263,24 +229,3 @@ def test_refused_by_the_verifier() -> None:
     ]:
         with pytest.raises(DiagnosticError, match=message):
             sparsetir.from_source(text.replace(said, instead))
-
-
-def test_refused_levels_in_use() -> None:
-    """Another iteration goes through a level whose offsets would be values."""
-    for rows in ("table", "search"):
-        sch = sparsetir.Schedule(
-            sparsetir.from_source(
-                LEVELS.replace("a: T.handle, x", "a: T.handle, z: T.handle, x") + FIBERS_TOO
-            )
-        )
-        it = sch.get_sparse_iteration("sums")
-        f = sch.sparse_fuse(it, sch.get_sp_iters(it))
-        if rows == "table":
-            sch.positions(f)
-            continue
-        with pytest.raises(
-            ScheduleError,
-            match=r"positions: argument 'rows': expected \"table\", as sp_iter 'fibers' visits 'J' "
-            "too, got 'search'",
-        ):
-            sch.positions(f, rows=rows)

@@ -14,12 +14,10 @@ import tvm_ffi
 import sparsetir
 from cuda_runner import requires_cuda_text
 from cuda_stages import CudaStages
-from gpu_runner import cuda_source, requires_nvcc
-from pairs import by_default, by_turns
+from pairs import by_turns
 from programs import PROGRAMS, copied
 from schedule_common import opened
 from sparsetir.sparse_ir.nodes import sparse_iterations
-from spmm_gpu_common import compile_cuda
 
 Apply = Callable[[Any], None]
 
@@ -208,24 +206,6 @@ def test_infinities_and_nan_stay_in_their_rows() -> None:
         }  # fmt: skip
         found = kernel(given)["y"]
         np.testing.assert_array_equal(found, [np.inf, 1, np.nan, 0, -np.inf])
-
-
-@requires_nvcc
-@pytest.mark.parametrize("arch", by_default(["sm_80", "sm_90"], "sm_90"))
-@pytest.mark.parametrize(("apply", "has"), [
-    (by_elements("segment(32)"), ["shfl.sync", "vote.sync.ballot", "red.global.add|atom.global"]),
-    (by_rows("temporary", 8), ["shfl.sync"]),
-    (by_chunks(4), ["red.global.add|atom.global"]),
-], ids=["segment", "group", "chunks"])  # fmt: skip
-def test_instructions(apply: Apply, has: list[str], arch: str, tmp_path: Any) -> None:
-    import re
-
-    stages = sparsetir.lower(
-        PROGRAMS["spmm"].make("float32", "int32"), apply, target={"kind": "cuda", "arch": arch}
-    )
-    made = compile_cuda(cuda_source(stages["III"]), tmp_path, arch)
-    assert all(re.search(each, made.ptx) for each in has)
-    assert made.spills == 0
 
 
 # -- refusals --------------------------------------------------------------------------------------

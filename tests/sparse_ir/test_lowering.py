@@ -14,7 +14,7 @@ from tvm import s_tir, tirx
 from programs import PROGRAMS
 from sparsetir import LoweringError, build, from_source, lower_sparse_buffer, lower_sparse_iter
 from sparsetir.sparse_ir import script as T
-from sparsetir.sparse_ir.nodes import make_func, walk
+from sparsetir.sparse_ir.nodes import walk
 from stage2 import golden, plain_text
 
 
@@ -140,15 +140,6 @@ def test_index_types(program, idtype):
 def test_not_a_function(lowering):
     with pytest.raises(TypeError, match=f"{lowering.__name__}: argument 'func_or_mod': expected"):
         lowering("spmm")
-
-
-def test_foreign_statement():
-    func = PROGRAMS["spmm"].make("float32", "int32")
-    one = tirx.IntImm("int32", 1)
-    scope = tirx.AttrStmt(one, "pragma", one, tirx.Evaluate(0))
-    func = make_func(func.name, func.params, func.axes, func.buffers, scope)
-    with pytest.raises(LoweringError, match="spmm: a statement AttrStmt cannot stand in stage I"):
-        lower_sparse_iter(func)
 
 
 def test_a_cache_with_the_name_of_a_sparse_buffer():

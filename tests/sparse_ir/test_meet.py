@@ -19,7 +19,6 @@ from sparsetir.schedules.operators.spmm import program
 from sparsetir.sparse_ir.computed import compute
 from sparsetir.sparse_ir.errors import LoweringError
 from sparsetir.sparse_ir.nodes import SparseIteration, iteration_with, sparse_iterations
-from sparsetir.sparse_ir.recipes.general import shared_rows
 from sparsetir.sparse_ir.schedule import Schedule
 from sparsetir.sparse_ir.traversal import map_expr
 
@@ -101,13 +100,6 @@ def test_ignore() -> None:
     text = sch.func.script()
     assert "C_shared" not in text and "atomic" not in text
     assert text.count("C[ib, k0 * 2 + k1] = C_ws") == len(writes)
-
-
-def test_shared_rows() -> None:
-    a, b = np.array([0, 3, -1]), np.array([3, 4, 4, -1])
-    flags = shared_rows(length=6, a=a, b=b)
-    assert flags.dtype == np.int8
-    np.testing.assert_array_equal(flags, [0, 0, 0, 1, 1, 0])
 
 
 def test_a_cpu_refuses() -> None:

@@ -5,7 +5,7 @@ import tvm
 import tvm_ffi
 from tvm.script import tirx as TIR
 
-from sparsetir.sparse_ir.nodes import SparseFunc, SparseIteration, sparse_iterations
+from sparsetir.sparse_ir.nodes import SparseFunc, sparse_iterations
 from sparsetir.sparse_ir.script import from_source
 from sparsetir.sparse_ir.verify import verify
 
@@ -162,25 +162,3 @@ def test_module():
     back = tvm.ir.load_json(tvm.ir.save_json(mod))
     assert tvm_ffi.structural_equal(mod, back)
     assert isinstance(back["spmm"], SparseFunc)
-
-
-def test_module_pass():
-    @tvm.transform.module_pass(opt_level=0, name="sparsetir.test.rename")
-    def rename(mod, _):
-        out = {}
-        for var, func in mod.functions.items():
-            if isinstance(func, SparseFunc):
-                (it,) = sparse_iterations(func)
-                fields = ("span", "axes", "kinds", "vars", "init", "body", "annotations")
-                new = SparseIteration(name="new", **{f: getattr(it, f) for f in fields})
-                func = func.replace(body=new)
-            out[var] = func
-        return tvm.IRModule(out, attrs=mod.attrs)
-
-    before = tvm.IRModule({"spmm": from_source(SPMM), "flat": flat})
-    with tvm.transform.PassContext(opt_level=2):
-        after = tvm.transform.Sequential([rename, tvm.tirx.transform.RemoveNoOp()])(before)
-    assert [it.name for it in sparse_iterations(after["spmm"])] == ["new"]
-    assert [it.name for it in sparse_iterations(before["spmm"])] == ["it"]
-    assert tvm_ffi.structural_equal(after["spmm"], changed(('"it"', '"new"')))
-    assert isinstance(after["flat"], tvm.tirx.PrimFunc)

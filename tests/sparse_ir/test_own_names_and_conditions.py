@@ -66,20 +66,6 @@ def test_facts_of_loops_of_one_name() -> None:
         run_in_parallel(stage_two, loop, "parallel")
 
 
-def test_facts_after_primitives_of_tvm() -> None:
-    """An init has some of its block's variables, and a block others in another order."""
-    sch, _ = split_beside_its_name()
-    stage_two = sch.lower()
-    block = stage_two.get_sblock("f0")
-    stage_two.reorder_block_iter_var(block, [3, 2, 1, 0])
-    reduced, i, *_ = stage_two.get_loops(block)
-    with pytest.raises(ScheduleError, match=r"'vk0' is no free variable"):
-        run_in_parallel(stage_two, reduced, "parallel")
-    stage_two.decompose_reduction(block, reduced)
-    run_in_parallel(stage_two, i, "parallel")
-    run_in_parallel(stage_two, stage_two.get_loops(stage_two.get_sblock("f0_init"))[0], "parallel")
-
-
 TEXT = """
 @T.prim_func
 def f(a: T.handle, c: T.handle, m: T.int32, n: T.int32):

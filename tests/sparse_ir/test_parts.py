@@ -263,8 +263,3 @@ def refused(old: str, new: str, program: str = "row blocks") -> str:
 )
 def test_refused(old: str, new: str, message: str) -> None:
     assert message in refused(old, new)
-
-
-def test_refused_slots() -> None:
-    message = refused("[I, Q, T.part(J, JQ)", "[I, T.part(Q, JQ), J", "column parts")
-    assert "part('Q', 'JQ'): expected a root or a variable axis, got 'Q' (sparse_fixed)" in message

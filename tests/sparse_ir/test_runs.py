@@ -9,13 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import scipy.sparse as sp
 
 import sparsetir
 from cuda_runner import requires_cuda_text
 from cuda_stages import CudaStages
 from programs import PROGRAMS
-from rows_common import MATRICES, check, fused, operands
+from rows_common import check, fused
 from schedule_common import program, read_back
 
 
@@ -95,28 +94,3 @@ MORE = [("table", "guard", "int32"), ("search", "repeat", "int64"), ("blocks", "
 def test_on_a_gpu(rows: str, tail: str, idtype: str) -> None:
     kernel = CudaStages(program(idtype=idtype), by_threads(rows, tail=tail))
     check(lambda args: kernel(args)["c"], idtype)
-
-
-@requires_cuda_text
-def test_one_atomic_for_each_run() -> None:
-    """Of a column: chunks of 3 elements, and each row that begins within one."""
-    found: dict[str, list[int]] = {}
-    for rows in ("table", "blocks"):
-        for runs in (False, True):
-            kernel = CudaStages(program(), by_threads(rows, runs))
-            counts = []
-            for name in ("random", "over blocks"):
-                kernel(operands(MATRICES[name], "int32"), count=True, races=False)
-                counts += [kernel.function.counts.atomics, kernel.function.counts.conflicts]
-            found[f"{rows}, {runs}"] = counts
-    assert found["table, True"] == found["blocks, True"]
-    assert found["table, False"] == found["blocks, False"]
-    expected = []
-    for name in ("random", "over blocks"):
-        csr = sp.csr_array(MATRICES[name])
-        begins = set(range(0, csr.nnz, 3)) | set(csr.indptr[:-1]) - {csr.nnz}
-        expected.append(5 * len(begins))
-    assert found["table, True"][::2] == expected
-    assert found["table, False"][::2] == [5 * MATRICES[n].nnz for n in ("random", "over blocks")]
-    for few, many in zip(found["table, True"], found["table, False"], strict=True):
-        assert few < 0.75 * many

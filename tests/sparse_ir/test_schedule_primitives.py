@@ -204,21 +204,6 @@ def test_factors_that_stand_still_are_multiplied_once(case: str) -> None:
     run(sch, "mttkrp", case)
 
 
-def test_a_number_of_parts_by_name() -> None:
-    sch, _, (i, _, _) = opened()
-    sch.divide(i, "blocks", by="work", default=3)
-    kernel = sparsetir.build(sch)
-    tested = PROGRAMS["spmm"]
-    arguments = tested.inputs(np.random.default_rng(0), "small", "float32", "int32")
-    expected = tested.oracle(arguments)["c"]
-    for overrides, parts in ((None, 3), ({"blocks": 5}, 5)):
-        made = kernel.compute(arguments, overrides=overrides)
-        assert made["blocks"] == parts and len(made["I_ptr"]) == parts + 1
-        arguments["c"][:] = np.nan
-        kernel.run_unchecked([{**arguments, **made}[name] for name in kernel.signature.passed])
-        np.testing.assert_allclose(arguments["c"], expected, **tolerance("float32"))
-
-
 @pytest.mark.parametrize("case", ["small", "empty", "dense_row"])
 def test_iterations_that_are_divided_alike_share_their_parts(case: str) -> None:
     sch = sparsetir.Schedule(program("normalized_rows"))

@@ -3,11 +3,8 @@
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false
 # pyright: reportMissingModuleSource=false
 
-import ctypes
-
 import numpy as np
 import pytest
-import tvm_ffi
 from tvm import s_tir
 from tvm.s_tir import TensorIntrin
 from tvm.script import tirx as TIR
@@ -103,46 +100,9 @@ def matmul_loops(a: TIR.handle, b: TIR.handle, c: TIR.handle) -> None:
                     C[i, j] = C[i, j] + A[i, k] * B[k, j]
 
 
-@TIR.prim_func(s_tir=True)
-def matmul_call(a: TIR.handle, b: TIR.handle, c: TIR.handle) -> None:
-    sa, sb, sc = TIR.int32(), TIR.int32(), TIR.int32()
-    ta, tb, tc = TIR.int32(), TIR.int32(), TIR.int32()
-    A = TIR.match_buffer(a, (16, 16), "float32", strides=[sa, ta], offset_factor=1)
-    B = TIR.match_buffer(b, (16, 16), "float32", strides=[sb, tb], offset_factor=1)
-    C = TIR.match_buffer(c, (16, 16), "float32", strides=[sc, tc], offset_factor=1)
-    with TIR.sblock("root"):
-        TIR.reads(C[0:16, 0:16], A[0:16, 0:16], B[0:16, 0:16])
-        TIR.writes(C[0:16, 0:16])
-        TIR.evaluate(
-            TIR.call_packed(
-                "sparsetir.test.matmul",
-                A.access_ptr("r"), B.access_ptr("r"), C.access_ptr("rw"), sa, sb, sc,
-            )
-        )  # fmt: skip
-
-
-STRIDES = []
-
-
-def block_matmul(a, b, c, *strides):
-    """What `matmul_call` calls."""
-    STRIDES.append(strides)
-    a, b, c = (
-        np.lib.stride_tricks.as_strided(
-            np.ctypeslib.as_array(ctypes.cast(p, ctypes.POINTER(ctypes.c_float)), (1,)),
-            (16, 16),
-            (4 * stride, 4),
-        )
-        for p, stride in zip((a, b, c), strides)
-    )
-    c += a @ b
-
-
 @pytest.fixture(scope="module", autouse=True)
 def intrinsics():
-    tvm_ffi.register_global_func("sparsetir.test.matmul", block_matmul, override=True)
     TensorIntrin.register("sparsetir.test.loops", matmul_desc, matmul_loops, override=True)
-    TensorIntrin.register("sparsetir.test.call", matmul_desc, matmul_call, override=True)
 
 
 def blocks_of_features(sch):
@@ -162,21 +122,18 @@ def hide_index_arrays(sch, block):
 
 
 @pytest.mark.parametrize("decompose", [True, False])
-@pytest.mark.parametrize("intrinsic", ["loops", "call"])
-def test_tensorize_on_cpu(intrinsic, decompose):
+def test_tensorize_on_cpu(decompose):
     def steps(sch):
         outer, _, jo = blocks_of_features(sch)
         if decompose:
             sch.decompose_reduction(outer, jo)
         inner = sch.get_sblock("bsr1")
         hide_index_arrays(sch, inner)
-        sch.tensorize(sch.get_loops(inner)[-3], f"sparsetir.test.{intrinsic}")
+        sch.tensorize(sch.get_loops(inner)[-3], "sparsetir.test.loops")
 
     args = bsr_args("float32")
-    STRIDES.clear()
     out = run_cpu(schedule(make_bsr("float32"), steps), args)
     np.testing.assert_allclose(out["c"], bsr_oracle(args), rtol=1e-5)
-    assert STRIDES == ([(16, 32, 32)] * (2 * args["nnzb"]) if intrinsic == "call" else [])
 
 
 def test_match_across_rows_is_refused():
@@ -194,22 +151,3 @@ def test_match_across_rows_is_refused():
     func = lowered.with_body(map_expr(lowered.body, [(s_tir.SBlock, match)]))
     with pytest.raises(LoweringError, match="'A' is matched across a ragged dimension"):
         lower_sparse_buffer(func)
-
-
-def test_the_wmma_schedule_without_tensor_cores():
-    """The same loop structure with plain scopes and no intrinsics, run on the CPU."""
-
-    def steps(sch):
-        outer, k0, jo = blocks_of_features(sch)
-        store = sch.cache_write(outer, 0, "local")
-        sch.reverse_compute_at(store, k0)
-        sch.decompose_reduction(outer, jo)
-        inner = sch.get_sblock("bsr1")
-        hide_index_arrays(sch, inner)
-        at = {r.source.name: n for n, r in enumerate(sch.get(inner).reads)}
-        sch.reindex_cache_read(inner, at["A"], "local", lambda i, j, k: (i, k))
-        sch.reindex_cache_read(inner, at["B"], "local", lambda i, j, k: (k, j))
-
-    args = bsr_args("float32")
-    out = run_cpu(schedule(make_bsr("float32"), steps), args)
-    np.testing.assert_allclose(out["c"], bsr_oracle(args), rtol=1e-5)
