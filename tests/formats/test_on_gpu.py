@@ -14,33 +14,21 @@ import sparsetir
 from cuda_runner import requires_cuda_text, run_cuda
 from gpu_runner import requires_opencl, run_opencl
 from programs import PROGRAMS
-from sparsetir.formats import (
-    BSR,
-    COO,
-    CSR,
-    DIA,
-    SELL,
-    SRBCRS,
-    EnumeratedPatterns,
-    Format,
-    Hyb,
-    Mixture,
-    Operand,
-)
+from sparsetir import formats as F
 
 SPMM = PROGRAMS["spmm"].make("float32", "int32")
-HALVES = Mixture(
-    "halves", (BSR(2, 2), Hyb(1, 1)), lambda pattern: np.arange(pattern.nnz) % 2
+HALVES = F.Mixture(
+    "halves", (F.BSR(2, 2), F.Hyb(1, 1)), lambda pattern: np.arange(pattern.nnz) % 2
 )  # fmt: skip
 FORMATS = [
-    CSR(),
-    COO(),
-    BSR(4, 2),
-    SRBCRS(4, 4),
-    SELL(4, 8),
-    DIA(),
-    Hyb(2, 2),
-    EnumeratedPatterns(3),
+    F.CSR(),
+    F.COO(),
+    F.BSR(4, 2),
+    F.SRBCRS(4, 4),
+    F.SELL(4, 8),
+    F.DIA(),
+    F.Hyb(2, 2),
+    F.EnumeratedPatterns(3),
     HALVES,
 ]
 
@@ -54,13 +42,13 @@ RUNNERS = [
 @pytest.mark.parametrize("run", RUNNERS)
 @pytest.mark.parametrize("fmt", FORMATS, ids=lambda f: f.name)
 @pytest.mark.parametrize("name", ["random", "one dense row"])
-def test_spmm(fmt: Format, name: str, run: Any) -> None:
+def test_spmm(fmt: F.Format, name: str, run: Any) -> None:
     pattern = zoo.MATRICES[name]
     rng = np.random.default_rng(2)
     stored = rng.standard_normal(pattern.nnz).astype("float32")
     (m, n), feat = pattern.shape, 5
     b = rng.standard_normal((n, feat)).astype("float32")
-    converted = fmt.convert(pattern, Operand.of(SPMM, "A"))
+    converted = fmt.convert(pattern, F.Operand.of(SPMM, "A"))
     _, compute = sparsetir.extract_preprocess(converted.decompose(SPMM))
     scheduled = sparsetir.default_schedule(
         sparsetir.lower_sparse_iter(compute), tvm.target.Target("opencl")

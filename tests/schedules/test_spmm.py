@@ -10,7 +10,7 @@ import scipy.sparse as sp
 import torch
 
 import sparsetir
-from csr_zoo import CLOSE, ZOO
+from csr_zoo import ZOO, check_spmm, expected
 from sparsetir import ScheduleError
 from sparsetir.schedules.operators.problems import CsrPattern, Spmm
 from sparsetir.schedules.operators.spmm import program
@@ -19,35 +19,8 @@ from sparsetir.schedules.templates.spmm import RowBlocks, apply
 RNG = np.random.default_rng(0)
 
 
-def expected(a, values, b, reduce):
-    """(m, feat) result and sums of absolute values, in float64."""
-    rows = np.repeat(np.arange(a.shape[0]), np.diff(a.indptr))
-    products = values.astype("float64")[:, None] * b.astype("float64")[a.indices]
-    out = np.zeros((a.shape[0], b.shape[1]))
-    if reduce in ("max", "min"):
-        sign = 1 if reduce == "max" else -1
-        out[np.diff(a.indptr) > 0] = -sign * np.inf
-        (np.maximum if sign > 0 else np.minimum).at(out, rows, products)
-    else:
-        np.add.at(out, rows, products)
-        if reduce == "mean":
-            out /= np.maximum(np.diff(a.indptr), 1)[:, None]
-    size = np.zeros_like(out)
-    np.add.at(size, rows, np.abs(products))
-    return out, size
-
-
 def check(a, feat, dtype="float32", reduce="sum", config=None, threads=2):
-    kind = getattr(torch, dtype)
-    b = torch.from_numpy(RNG.standard_normal((a.shape[1], feat))).to(kind)
-    values = torch.from_numpy(RNG.standard_normal(a.nnz)).to(kind)
-    plan = sparsetir.plan(
-        "spmm", a, feat, dtype=dtype, reduce=reduce, config=config, threads=threads
-    )
-    out = torch.full((a.shape[0], feat), float("nan"), dtype=kind)
-    assert plan(b, values=values, out=out) is out
-    want, size = expected(a, values.double().numpy(), b.double().numpy(), reduce)
-    assert (np.abs(out.double().numpy() - want) <= CLOSE[dtype] * (size + 1)).all()
+    check_spmm(a, config, feat, dtype, reduce, threads)
 
 
 @pytest.mark.parametrize("name", ZOO)

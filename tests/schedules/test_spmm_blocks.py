@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import scipy.sparse as sp
-import torch
 
 import sparsetir
+from csr_zoo import check_spmm
 from pairs import by_turns
 from sparsetir.formats import BSR, DBSR
 from sparsetir.schedules.templates.spmm_blocks import BlockRows, apply
@@ -29,28 +29,8 @@ def scattered(shape, density=0.1):
 
 
 def check(mask, config, feat, dtype="float32", threads=2, special=False):
-    kind = getattr(torch, dtype)
     matrix = sp.csr_array(mask.astype("float32"))
-    a = torch.from_numpy(RNG.standard_normal(matrix.nnz)).to(kind)
-    b = torch.from_numpy(RNG.standard_normal((mask.shape[1], feat))).to(kind)
-    if special:
-        b[4], b[:, 0] = float("inf"), float("nan")
-    plan = sparsetir.plan("spmm", matrix, feat, dtype=dtype, config=config, threads=threads)
-    out = torch.full((mask.shape[0], feat), float("nan"), dtype=kind)
-    assert plan(b, values=a, out=out) is out
-    rows, cols = mask.nonzero()
-    terms = a.double().numpy()[:, None] * b.double().numpy()[cols]
-    wanted, size = np.zeros((2, mask.shape[0], feat))
-    np.add.at(wanted, rows, terms)
-    np.add.at(size, rows, abs(terms))
-    finite = np.isfinite(wanted)
-    found = out.double().numpy()
-    np.testing.assert_array_equal(found[~finite], wanted[~finite])
-    eps = {"float64": 2**-52, "float32": 2**-23}.get(dtype, torch.finfo(kind).eps / 2)
-    sums = (mask.sum(1)[:, None] + 2) * (2.0**-52 if dtype == "float64" else 2.0**-23)
-    close = np.broadcast_to(eps * abs(wanted) + sums * size + 1e-7, wanted.shape)
-    assert (abs(found[finite] - wanted[finite]) <= close[finite]).all()
-    return plan
+    return check_spmm(matrix, config, feat, dtype, "sum", threads, special)
 
 
 CASES = [

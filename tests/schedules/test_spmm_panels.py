@@ -8,12 +8,12 @@ import scipy.sparse as sp
 import torch
 
 import sparsetir
+from csr_zoo import check_spmm
 from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.schedules.templates.spmm_panels import PanelRows
 from sparsetir.sparse_ir.errors import ScheduleError
 
 RNG = np.random.default_rng(0)
-EXACT = {"float64": 2**-52, "float32": 2**-23, "float16": 2**-11, "bfloat16": 2**-8}
 
 
 def pruned(m, n, density=0.4):
@@ -24,25 +24,7 @@ def pruned(m, n, density=0.4):
 
 
 def check(matrix, config, feat, dtype="float32", threads=1, idtype=np.int32):
-    """The values that are planned with, then others; infinities and NaN as sums say."""
-    kind = getattr(torch, dtype)
-    b = torch.from_numpy(RNG.standard_normal((matrix.shape[1], feat))).to(kind)
-    b[2:3], b[:, :1] = float("inf"), float("nan")
-    first, other = (torch.from_numpy(RNG.standard_normal(matrix.nnz)).to(kind) for _ in range(2))
-    index = (matrix.indices.astype(idtype), matrix.indptr.astype(idtype))
-    given = sparsetir.SparseMatrix.from_csr(index[1], index[0], first, shape=matrix.shape)
-    plan = sparsetir.plan("spmm", given, feat, dtype=dtype, config=config, threads=threads)
-    for values, how in ((first, {}), (other, {"values": other})):
-        out = torch.full((matrix.shape[0], feat), float("nan"), dtype=kind)
-        assert plan(b, out=out, **how) is out
-        exact = sp.csr_array((values.double().numpy(), *index), shape=matrix.shape)
-        with np.errstate(invalid="ignore"):
-            wanted, size = exact @ b.double().numpy(), abs(exact) @ abs(b.double().numpy())
-        found, finite = out.double().numpy(), np.isfinite(wanted)
-        np.testing.assert_array_equal(found[~finite], wanted[~finite])
-        close = EXACT[dtype] * abs(wanted) + 100 * EXACT["float32"] * (size + 1)
-        assert (abs(found[finite] - wanted[finite]) <= close[finite]).all()
-    return plan
+    return check_spmm(matrix, config, feat, dtype, "sum", threads, True, idtype)
 
 
 @pytest.mark.parametrize(
