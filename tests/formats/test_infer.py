@@ -14,7 +14,6 @@ from format_rules import MATRIX, blocked_csf, csf, matrix, rule
 from sparsetir.formats.decompose import decompose_format
 from sparsetir.formats.infer_indices import infer_format
 from sparsetir.formats.partition import check_partition
-from sparsetir.formats.pattern import group
 from sparsetir.sparse_ir.errors import StructureError
 
 
@@ -257,24 +256,6 @@ def test_maps_that_leave_int32() -> None:
     rows = np.array([0, 69999], np.int32)
     fmt = infer_format(r, [rows, np.zeros(2, np.int32)], (70000, 1))
     np.testing.assert_array_equal(fmt.places, [0, 1])
-
-
-@pytest.mark.parametrize("order", ["sorted", "interleaved", "random", "sparse"])
-def test_group(order: str) -> None:
-    rng = np.random.default_rng(0)
-    count, parents, length = 5000, 300, 400
-    if order == "sparse":
-        parents, length = 10**6, 10**6
-    parent, coord = rng.integers(0, parents, count), rng.integers(0, length, count)
-    key = parent * length + coord
-    if order == "sorted":
-        key = np.sort(key)
-    elif order == "interleaved":
-        key = np.concatenate([np.sort(key[:2500]), np.sort(key[2500:])])
-    row, col, number = group(key // length, parents, key % length, length)
-    want, inverse = np.unique(key, return_inverse=True)
-    np.testing.assert_array_equal(row.astype(np.int64) * length + col, want)
-    np.testing.assert_array_equal(number, inverse)
 
 
 # -- partitions -----------------------------------------------------------------------------------

@@ -88,23 +88,6 @@ def test_differences_count(pairs):
     assert tvm_ffi.structural_hash(a) != tvm_ffi.structural_hash(b)
 
 
-def test_shared_axis_differs_from_equal_axes():
-    two = changed(
-        (
-            "    K = T.dense_fixed(feat)\n",
-            "    K = T.dense_fixed(feat)\n    K2 = T.dense_fixed(feat)\n",
-        )
-    )
-    apart = changed(
-        (
-            "    K = T.dense_fixed(feat)\n",
-            "    K = T.dense_fixed(feat)\n    K2 = T.dense_fixed(feat)\n",
-        ),
-        ("B = T.match_sparse_buffer(b, (J_, K)", "B = T.match_sparse_buffer(b, (J_, K2)"),
-    )
-    assert not tvm_ffi.structural_equal(two, apart)
-
-
 @pytest.mark.parametrize("text", [SPMM, RENAMED, SPMM.replace("[I, J, K]", "[T.fuse(I, J), K]")])
 def test_json(text):
     func = from_source(text)
