@@ -18,7 +18,7 @@ PYRIGHT := $(BIN)/pyright --pythonpath $(BIN)/python
 .DELETE_ON_ERROR:
 
 demo: $(STAMP)
-	$(BIN)/python -m sparsetir.demo
+	$(BIN)/python -m sparsetir.cli.demo
 
 # The type checker, one process that takes half a minute, runs beside the tests.
 test: quick

@@ -12,9 +12,9 @@ import sys
 from pathlib import Path
 
 from bench.names import CONVOLUTIONS, DTYPES, MASKS, OPS, STUDIES
-from sparsetir.graphs import KINDS, GraphError
+from sparsetir.data.graphs import KINDS, GraphError
 from sparsetir.measuring.process import THREADS
-from sparsetir.targets import usable_cpus
+from sparsetir.runtime.targets import usable_cpus
 
 RESULTS = Path("bench/results")
 GRAPHS = f"A graph is {KINDS}; ':T' behind it transposes."

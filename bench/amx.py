@@ -14,15 +14,15 @@ import tvm
 
 from bench.report import circumstances, table, write
 from bench.timing import interleaved, progress
-from sparsetir.build import kernel_of
 from sparsetir.formats import BSR
-from sparsetir.matrix_engine import allowed
-from sparsetir.pipeline import lower_template
+from sparsetir.runtime.build import kernel_of
+from sparsetir.runtime.matrix_engine import allowed
+from sparsetir.runtime.pipeline import lower_template
+from sparsetir.runtime.targets import host_target
 from sparsetir.schedules.operators.problems import CsrPattern, Spmm
 from sparsetir.schedules.passes.amx_tiles import PRODUCTS
 from sparsetir.schedules.templates import amx
 from sparsetir.schedules.templates.amx import AmxBlocks
-from sparsetir.targets import host_target
 
 BLOCK = 32
 PROBLEM = Spmm("bfloat16")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sparsetir.graphs import GraphError
+from sparsetir.data.graphs import GraphError
 from sparsetir.nn import SparseConv3d, SparseConvTranspose3d, SparsePoints
 
 VOXEL = 0.05  # metres, as MinkowskiNet on SemanticKITTI has it

@@ -18,7 +18,7 @@ import sparsetir
 from bench.programs import ATTENTION, SPMM
 from bench.report import circumstances, table, write
 from bench.timing import interleaved, progress
-from sparsetir.targets import host_target
+from sparsetir.runtime.targets import host_target
 
 IMPORT = "import time; start = time.perf_counter(); import {}; print(time.perf_counter() - start)"
 

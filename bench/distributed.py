@@ -25,7 +25,7 @@ from bench.distributed_model import (
 )
 from bench.report import circumstances, table, write
 from bench.timing import progress
-from sparsetir.graphs import graph_name, load_graph
+from sparsetir.data.graphs import graph_name, load_graph
 from sparsetir.measuring.process import THREADS
 
 GENERATED = {"nodes": 100_000, "degree": 10, "far": 0.1}

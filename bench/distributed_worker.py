@@ -26,9 +26,9 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from sparsetir import nn
-from sparsetir.datasets import load_cora_dataset
+from sparsetir.data.datasets import load_cora_dataset
+from sparsetir.data.graphs import load_graph
 from sparsetir.distributed import DistGraph, mean
-from sparsetir.graphs import load_graph
 from sparsetir.ops import clear_cache
 
 CLASSES, FEATURES = 7, 128

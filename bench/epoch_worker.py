@@ -27,7 +27,7 @@ Step = Callable[[], float]
 
 def graph(text: str) -> tuple[int, Tensor]:
     """Nodes and edges."""
-    from sparsetir.graphs import load_graph
+    from sparsetir.data.graphs import load_graph
 
     matrix: Any = load_graph(text)
     ends = matrix.tocoo()

@@ -15,9 +15,10 @@ from typing import Any
 
 from bench.report import circumstances, table, write
 from bench.timing import progress
-from sparsetir.build import kernel_of
 from sparsetir.formats import BSR, DBSR, SRBCRS, Format
-from sparsetir.pipeline import lower_template
+from sparsetir.runtime.build import kernel_of
+from sparsetir.runtime.pipeline import lower_template
+from sparsetir.runtime.targets import resolve_target
 from sparsetir.schedules.gpu.block_attention import WarpTiles
 from sparsetir.schedules.gpu.rgms import RelationalRows
 from sparsetir.schedules.gpu.rgms_gradients import GradientTiles
@@ -37,7 +38,6 @@ from sparsetir.schedules.operators.rgms import Rgms
 from sparsetir.schedules.operators.rgms_gradients import RgmsGradient
 from sparsetir.schedules.passes.launches import count_launches
 from sparsetir.schedules.templates.registry import template_of
-from sparsetir.targets import resolve_target
 
 # Of SASS, by what a column counts.
 OPCODES = {

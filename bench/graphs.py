@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from sparsetir.data.graphs import GraphError, graph_name, load_graph, load_relations
+from sparsetir.data.graphs import layers as layers_of
 from sparsetir.formats import Pattern
-from sparsetir.graphs import GraphError, graph_name, load_graph, load_relations
-from sparsetir.graphs import layers as layers_of
 
 
 def graphs(paths: list[Path]) -> dict[str, Any]:

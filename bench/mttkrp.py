@@ -21,7 +21,7 @@ from bench.examples import example
 from bench.report import circumstances, table, write
 from bench.timing import progress
 from sparsetir import Schedule
-from sparsetir.graphs import GraphError
+from sparsetir.data.graphs import GraphError
 from sparsetir.measuring.process import go_ahead
 
 COMPILER = ("g++", "-O3", "-march=native", "-std=c++17", "-shared", "-fPIC")

@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> None:
     """The command."""
     import torch
 
-    from sparsetir import pool
+    from sparsetir.runtime import pool
 
     torch.set_num_threads(args.threads)
     # Plans cut rows for the threads of a pool and have parallel loops from few elements on.
@@ -65,7 +65,7 @@ def _measured(nnz: int, between: bool, args: argparse.Namespace) -> dict[str, An
     import torch
 
     import sparsetir
-    from sparsetir import pool
+    from sparsetir.runtime import pool
 
     n = max(200, min(nnz // 10, 20_000))
     rng = np.random.default_rng(0)

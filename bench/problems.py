@@ -11,7 +11,7 @@ import numpy as np
 from bench.graphs import pruned, single
 from bench.structured import STRUCTURED
 from bench.synthetic import LAWS, generate, refusal
-from sparsetir.graphs import graph_name, load_graph
+from sparsetir.data.graphs import graph_name, load_graph
 
 GRAPH, PRUNED, MATRIX = "graph", "pruned", "matrix"
 

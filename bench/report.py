@@ -49,8 +49,13 @@ def _versions() -> dict[str, str]:
 def circumstances(threads: int | list[int]) -> dict[str, Any]:
     """What a figure depends on beside what is measured; versions of what is installed."""
     import sparsetir
-    from sparsetir.targets import distinctive_features, host_features, host_target, usable_cpus
-    from sparsetir.tuning.fingerprint import cpu_model
+    from sparsetir.records.fingerprint import cpu_model
+    from sparsetir.runtime.targets import (
+        distinctive_features,
+        host_features,
+        host_target,
+        usable_cpus,
+    )
 
     has, pool = host_features(), sparsetir.threads()
     return {

@@ -19,7 +19,7 @@ from bench.timing import progress
 from sparsetir.measuring.case import features, make
 from sparsetir.measuring.peers import BEFORE, FLOAT32, OURS, PEERS
 from sparsetir.measuring.turns import Worker, compare, shared
-from sparsetir.targets import usable_cpus
+from sparsetir.runtime.targets import usable_cpus
 
 FEATURES = (32, 128, 512)
 ROUNDS, SECONDS = 9, 0.015

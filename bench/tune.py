@@ -11,10 +11,10 @@ from bench.problems import chosen, problems
 from bench.report import circumstances, table, write
 from bench.run import thread_counts
 from sparsetir.measuring.case import features
+from sparsetir.records.task import OK
 from sparsetir.schedules.search.configs import to_data
 from sparsetir.tuning.compare import compare
 from sparsetir.tuning.progress import Bar
-from sparsetir.tuning.task import OK
 
 CLOSE = 1.05  # times the best of the sweep: near enough
 SHARE = 0.25  # of the sweep's configs that the search may try

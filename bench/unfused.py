@@ -12,9 +12,10 @@ from typing import Any
 import torch
 import tvm_ffi
 
-from sparsetir.compiled import compiled
 from sparsetir.formats import BSR
-from sparsetir.pipeline import lower
+from sparsetir.planning.compiled import compiled
+from sparsetir.runtime.pipeline import lower
+from sparsetir.runtime.targets import resolve_target
 from sparsetir.schedules.gpu import block_sddmm as block_sddmm_gpu
 from sparsetir.schedules.gpu import spmm_tensor_cores
 from sparsetir.schedules.gpu.block_attention import WarpTiles
@@ -22,7 +23,6 @@ from sparsetir.schedules.gpu.spmm_tensor_cores import TensorCores
 from sparsetir.schedules.operators import block_sddmm, block_spmm
 from sparsetir.schedules.operators.block_sddmm import BlockSddmm
 from sparsetir.schedules.operators.block_spmm import BlockSpmm
-from sparsetir.targets import resolve_target
 
 
 def scheduled(block: int, feat: int, dtype: str) -> dict[str, tuple[Any, Any, Any, Any]]:

@@ -15,7 +15,7 @@ import scipy.sparse as sp
 from PIL import Image
 
 from sparsetir import SparseMatrix
-from sparsetir.datasets import load_cora
+from sparsetir.data.datasets import load_cora
 from sparsetir.formats import BSR, CSR, DIA, Format, Hyb, Mixture, by_band
 from sparsetir.formats.format import REGISTRY
 
@@ -62,7 +62,7 @@ def main() -> None:
         import torch
 
         from sparsetir.nn import kernel_map
-        from sparsetir.plot_kernel_map import plot_kernel_map
+        from sparsetir.plotting.kernel_map import plot_kernel_map
     except ImportError:
         print("not drawn, for torch is missing: kernel_map.png")
         return

@@ -22,7 +22,7 @@ from sparsetir.sparse_ir.tir import as_dtype, dtype_of
 # How each buffer over axes is stored, by its name.
 LAYOUTS = "sparsetir.layouts"
 # The stage-I function without its body: what callers see.
-SIGNATURE = "sparsetir.signature"
+SIGNATURE = "sparsetir.runtime.signature"
 STAGE_TWO_ATTRS = (LAYOUTS, SIGNATURE)
 
 

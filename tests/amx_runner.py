@@ -19,11 +19,11 @@ import tvm
 from tvm import ir, tirx
 
 from cuda_runner import _build
-from sparsetir.build import kernel_of
-from sparsetir.pipeline import Stages
+from sparsetir.runtime.build import kernel_of
+from sparsetir.runtime.pipeline import Stages
+from sparsetir.runtime.targets import host_target
 from sparsetir.schedules.passes.amx_nests import NEEDS
 from sparsetir.sparse_ir.traversal import map_expr
-from sparsetir.targets import host_target
 
 SOURCE = Path(__file__).parent / "amx" / "tiles.cpp"
 COUNTS = ("configurations", "releases", "products", "stores")
@@ -76,7 +76,7 @@ class EmulatedKernel:
         self._watched(lambda: self.kernel(*args, **kwargs))
 
     def run(self, values: Sequence[Any]) -> None:
-        """As :meth:`sparsetir.kernel.Kernel.run_unchecked`; raises TileError."""
+        """As :meth:`sparsetir.runtime.kernel.Kernel.run_unchecked`; raises TileError."""
         self._watched(lambda: self.kernel.run_unchecked(values))
 
     def _watched(self, call: Callable[[], None]) -> None:

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from cuda_runner import CudaFunction
-from sparsetir.arrays import is_array, to_numpy
-from sparsetir.signature import signature_of
+from sparsetir.runtime.arrays import is_array, to_numpy
+from sparsetir.runtime.signature import signature_of
 from sparsetir.sparse_ir.computed import compute_of_values
 from spmm_gpu_common import bfloat16_arrays
 
@@ -51,7 +51,7 @@ class EmulatedKernel:
 
 def run_plans(monkeypatch: pytest.MonkeyPatch) -> dict[Any, EmulatedKernel]:
     """Let plans for GPUs be made and called on arrays of the CPU; their kernels by what is made."""
-    plans: Any = import_module("sparsetir.run_plan")
+    plans: Any = import_module("sparsetir.planning.run_plan")
     kernels: dict[Any, EmulatedKernel] = {}
 
     def compiled(key: Any, target: Any, stages: Any) -> EmulatedKernel:

@@ -11,8 +11,8 @@ import numpy as np
 import tvm
 
 from cuda_runner import CudaFunction
-from sparsetir.pipeline import lower
-from sparsetir.signature import signature_of
+from sparsetir.runtime.pipeline import lower
+from sparsetir.runtime.signature import signature_of
 from sparsetir.sparse_ir.computed import compute
 from sparsetir.sparse_ir.position_space import SIGNATURE
 

@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from sparsetir import distributed, nn, ops
+from sparsetir.data.graphs import load_graph
 from sparsetir.distributed import DistGraph, DistributedError, parts
-from sparsetir.graphs import load_graph
 
 TOLERANCE = {
     torch.float64: {"rtol": 1e-10, "atol": 1e-10},

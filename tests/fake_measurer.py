@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from sparsetir.records.task import Outcome, Reference
 from sparsetir.schedules.search.configs import to_data
 from sparsetir.tuning import search
-from sparsetir.tuning.task import Outcome, Reference
 
 
 def text(config: Any) -> str:

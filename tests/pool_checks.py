@@ -22,7 +22,7 @@ import sparsetir  # before TVM, which would import torch
 # isort: split
 from tvm.script import tirx as T
 
-from sparsetir import pool
+from sparsetir.runtime import pool
 
 ROWS, COLUMNS, FEAT = 900, 700, 32
 

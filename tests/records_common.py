@@ -2,7 +2,7 @@
 
 import sqlite3
 
-from sparsetir.tuning.record import Key, Record
+from sparsetir.records.record import Key, Record
 
 KEY = Key(
     op="spmm", dtype="float32", reduce="sum", heads=None, feat=32, threads=2, target="llvm",

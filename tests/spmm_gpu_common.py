@@ -21,7 +21,7 @@ import gpu_runner
 from bench.gpucode import disassembled
 from cuda_runner import CudaFunction, requires_cuda_text
 from sparsetir import lower_sparse_buffer
-from sparsetir.pipeline import lower_template
+from sparsetir.runtime.pipeline import lower_template
 from sparsetir.schedules.operators.problems import CsrPattern, Spmm
 from sparsetir.schedules.templates.registry import TEMPLATES
 from sparsetir.sparse_ir.position_space import SIGNATURE

@@ -121,7 +121,7 @@ def test_tune(tmp_path):
 
 def test_files_that_are_no_graphs(tmp_path):
     from bench.graphs import graphs
-    from sparsetir.graphs import GraphError
+    from sparsetir.data.graphs import GraphError
 
     np.savez(tmp_path / "x.npz", shape=np.array([3, 3]))
     with pytest.raises(GraphError, match="has no indptr, indices"):
@@ -216,7 +216,7 @@ def test_mttkrp_tells_who_is_wrong():
 ])  # fmt: skip
 def test_files_that_hold_no_tensor(tmp_path, shape, coords, message):
     from bench.mttkrp import _tensor
-    from sparsetir.graphs import GraphError
+    from sparsetir.data.graphs import GraphError
 
     arrays = {"coords": coords, **({} if shape is None else {"shape": np.array(shape)})}
     np.savez(tmp_path / "t.npz", **arrays)
@@ -262,7 +262,7 @@ def test_formats_tells_what_is_wrong_or_fails():
 )
 def test_files_that_hold_no_weights_or_relations(tmp_path, option, name, message):
     from bench.graphs import pruned, relations
-    from sparsetir.graphs import GraphError
+    from sparsetir.data.graphs import GraphError
 
     arrays: dict = {"conv.indptr": np.zeros(1)} if ":" in name else {"shape": np.zeros(2)}
     np.savez(tmp_path / "x.npz", **arrays)

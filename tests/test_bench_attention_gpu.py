@@ -15,9 +15,9 @@ from bench.blocks_gpu import Device
 from bench.unfused import Unfused, scheduled
 from gpu_runner import requires_nvcc
 from sparsetir import masks
-from sparsetir.build import kernel_of
-from sparsetir.pipeline import lower
-from sparsetir.targets import resolve_target
+from sparsetir.runtime.build import kernel_of
+from sparsetir.runtime.pipeline import lower
+from sparsetir.runtime.targets import resolve_target
 from spmm_gpu_common import compile_cuda
 
 

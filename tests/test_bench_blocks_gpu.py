@@ -14,14 +14,14 @@ from bench import blocks_gpu, cusparse_blocks
 from bench.block_weights import KINDS, weight
 from bench.blocks_gpu import DTYPES, FEATURES, OURS, Case, Device
 from gpu_runner import requires_nvcc
-from sparsetir.build import kernel_of
 from sparsetir.formats import DBSR, SRBCRS
 from sparsetir.measuring import cusparse
-from sparsetir.pipeline import lower_template
+from sparsetir.runtime.build import kernel_of
+from sparsetir.runtime.pipeline import lower_template
+from sparsetir.runtime.targets import resolve_target
 from sparsetir.schedules.gpu.spmm_tensor_cores import TensorCores
 from sparsetir.schedules.operators.problems import Spmm
 from sparsetir.schedules.templates.registry import TEMPLATES
-from sparsetir.targets import resolve_target
 from spmm_gpu_common import compile_cuda
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse")

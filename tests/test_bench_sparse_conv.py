@@ -10,9 +10,9 @@ import torch
 
 from bench import clouds, sparse_conv
 from bench.names import CONVOLUTIONS
-from sparsetir.graphs import GraphError
+from sparsetir.data.graphs import GraphError
 from sparsetir.nn import kernel_map
-from sparsetir.plot_kernel_map import plot_kernel_map
+from sparsetir.plotting.kernel_map import plot_kernel_map
 
 
 def test_a_scene_is_voxels_in_order():

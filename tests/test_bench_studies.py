@@ -27,8 +27,8 @@ from bench.studies.matrices import folder, generated
 from bench.studies.sgap import ONE, PART_OF_ROW, Point, points
 from bench.studies.skew import SIZES, Size, lengths, skewed
 from cuda_runner import requires_cuda_text
+from sparsetir.data.graphs import GraphError
 from sparsetir.formats import Pattern
-from sparsetir.graphs import GraphError
 from sparsetir.schedules.operators.rgms import Rgms
 
 ROOT = Path(__file__).parents[1]

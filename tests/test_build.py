@@ -14,8 +14,8 @@ from tvm.script import tirx as T
 import sparsetir
 from kernel_common import arguments, check
 from programs import PROGRAMS
+from sparsetir.runtime.targets import DEFAULT_CUDA_ARCH, host_target, resolve_target
 from sparsetir.schedules.default import default_schedule
-from sparsetir.targets import DEFAULT_CUDA_ARCH, host_target, resolve_target
 
 
 def spmm():

@@ -24,15 +24,16 @@ from machines import REAL
 from sparsetir.cli import arguments, doctor, main
 from sparsetir.cli.text import WIDTH, _signature, coloured, many, readable
 from sparsetir.cli.tune import report_path
+from sparsetir.data.graphs import load_relations
+from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.extras import WITHOUT_TORCH
-from sparsetir.graphs import load_relations
+from sparsetir.records import fingerprint
+from sparsetir.records.record import Key, Record
+from sparsetir.records.records import Records
+from sparsetir.records.task import Outcome, Task
 from sparsetir.schedules.search.configs import to_data
 from sparsetir.schedules.templates.spmm import RowBlocks
-from sparsetir.sparse_tensor import SparseMatrix
-from sparsetir.tuning import compare, fingerprint, html, search
-from sparsetir.tuning.record import Key, Record
-from sparsetir.tuning.records import Records
-from sparsetir.tuning.task import Outcome, Task
+from sparsetir.tuning import compare, html, search
 from sparsetir.tuning.tuned import Trial, Tuned
 
 COMMANDS = ("tune", "bench", "lower", "formats", "records", "doctor")
@@ -431,7 +432,7 @@ def test_lower_prints_a_program_that_cannot_be_lowered(run, monkeypatch):
     def refuse(*args, **options):
         raise sparsetir.LoweringError("scale: it cannot be lowered")
 
-    monkeypatch.setattr(sys.modules["sparsetir.pipeline"], "lower", refuse)
+    monkeypatch.setattr(sys.modules["sparsetir.runtime.pipeline"], "lower", refuse)
     Path("one.py").write_text(PROGRAM)
     code, out, _ = run("lower", "one.py", "--stage", "1")
     assert code == 0 and "T.sp_iter" in out
@@ -646,7 +647,7 @@ def test_start_imports_nothing_that_only_some_commands_need():
     out, err = process("-c", code).communicate(timeout=120)
     version, modules = out.splitlines()
     assert version == f"sparsetir {sparsetir.__version__}" and err == ""
-    for name in ("optuna", "matplotlib", "sparsetir.tuning.search", "sparsetir.graphs"):
+    for name in ("optuna", "matplotlib", "sparsetir.tuning.search", "sparsetir.data.graphs"):
         assert f"'{name}'" not in modules
 
 

@@ -6,7 +6,7 @@ from collections import OrderedDict
 import pytest
 
 import sparsetir
-from sparsetir import compiled
+from sparsetir.planning import compiled
 
 
 @pytest.fixture

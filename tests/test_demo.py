@@ -1,4 +1,4 @@
-"""`python -m sparsetir.demo` runs, and its results are right; the graph it runs on."""
+"""`python -m sparsetir.cli.demo` runs, and its results are right; the graph it runs on."""
 
 import contextlib
 import io
@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from fake_measurer import install
-from sparsetir import demo
-from sparsetir.datasets import load_cora
+from sparsetir.cli import demo
+from sparsetir.data.datasets import load_cora
 from sparsetir.tuning.compare import Comparison, Times
 
 STEPS = ["parse", "lower_sparse_iter", "default_schedule", "lower_sparse_buffer", "compile"]
@@ -32,7 +32,7 @@ def shown(request, tmp_path_factory):
     home = tmp_path_factory.mktemp("home")
     env = {**os.environ, "TVM_NUM_THREADS": "1", "HOME": str(home), "XDG_CACHE_HOME": str(home)}
     env.pop("SPARSETIR_RECORDS", None)
-    program = f"from sparsetir.demo import main; raise SystemExit(main(trials={TRIALS}))"
+    program = f"from sparsetir.cli.demo import main; raise SystemExit(main(trials={TRIALS}))"
     run = subprocess.run([sys.executable, "-c", program], env=env, cwd=home, capture_output=True,
                          text=True)  # fmt: skip
     assert run.returncode == 0, run.stdout + run.stderr

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from sparsetir.datasets import load_cora, load_cora_dataset
+from sparsetir.data.datasets import load_cora, load_cora_dataset
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse")
 EXAMPLES = Path(__file__).parent.parent / "examples"

@@ -18,7 +18,7 @@ import sparsetir
 from kernel_common import arguments, check, expected, kernel
 from programs import PROGRAMS
 from sparsetir.extras import WITHOUT_TORCH
-from sparsetir.kernel_file import MARK, TRAILER, read_library
+from sparsetir.runtime.kernel_file import MARK, TRAILER, read_library
 from test_build import scale
 
 pytestmark = pytest.mark.skipif(
@@ -52,7 +52,7 @@ def test_loaded_kernel_runs_and_knows_its_parameters(saved):
 def test_a_file_says_for_which_machine_it_was_scheduled(tmp_path, monkeypatch):
     """What this one has plays no part where it is loaded."""
     machine = {"l2_bytes": 123, "threads": 7}
-    monkeypatch.setattr("sparsetir.kernel.assumed_machine", lambda target: machine)
+    monkeypatch.setattr("sparsetir.runtime.kernel.assumed_machine", lambda target: machine)
     sparsetir.build(scale).export(tmp_path / "scale.so")
     monkeypatch.undo()
     assert sparsetir.load(tmp_path / "scale.so").assumes == machine

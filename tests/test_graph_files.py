@@ -14,8 +14,8 @@ import torch
 
 from sparsetir import SparseMatrix
 from sparsetir.cli.arguments import UsageError, named_values
-from sparsetir.graphs import GraphError, load_graph
-from sparsetir.plain_pickle import Made, Named, read_pickle
+from sparsetir.data.graphs import GraphError, load_graph
+from sparsetir.data.plain_pickle import Made, Named, read_pickle
 
 MAGIC, VERSION = 0x1950A86A20F9469CFC6C, 1001
 FACTS = {"protocol_version": VERSION, "little_endian": True, "type_sizes": {}}

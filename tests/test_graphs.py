@@ -15,8 +15,8 @@ import scipy.io
 import scipy.sparse as sp
 import torch
 
-from sparsetir import file_errors
-from sparsetir.graphs import GraphError, graph_name, layers, load_graph
+from sparsetir.data.graphs import GraphError, graph_name, layers, load_graph
+from sparsetir.runtime import file_errors
 
 # 0 -> 1 (0.5), 1 -> 2 (2), 2 -> 0 (3), of four nodes
 DENSE = np.array([[0, 0.5, 0, 0], [0, 0, 2, 0], [3, 0, 0, 0], [0, 0, 0, 0]], "float32")

@@ -13,7 +13,7 @@ import pytest
 
 import sparsetir
 from sparsetir.cli import main
-from sparsetir.request import default_threads
+from sparsetir.planning.request import default_threads
 
 TUNE = ["tune", "spmm", "--graph", "cora"]
 HUGE = "9" * 400

@@ -16,10 +16,11 @@ import pytest
 import scipy.sparse as sp
 from numpy.lib import format as npy
 
-from sparsetir import SparseMatrix, file_errors
+from sparsetir import SparseMatrix
+from sparsetir.data.graphs import GraphError, graph_name, load_graph, load_relations
 from sparsetir.distributed.files import read_share
-from sparsetir.file_errors import printable
-from sparsetir.graphs import GraphError, graph_name, load_graph, load_relations
+from sparsetir.runtime import file_errors
+from sparsetir.runtime.file_errors import printable
 
 DENSE = np.array([[0, 2, 0], [0, 0, 0.5], [3, 0, 0]], "float32")
 TEXT = "0 1 2\n1 2 0.5\n2 0 3\n"
@@ -239,7 +240,7 @@ def test_numbers_that_lie_across_two_pieces(tmp_path, monkeypatch):
     lines = "".join(f"{1 + k % 7} {1 + k // 7} {k}.25\n" for k in range(49))
     (tmp_path / "a.mtx").write_text(f"{HEAD}7 7 49\n{lines}")
     for piece in (64, 65, 67, 200):
-        monkeypatch.setattr("sparsetir.matrix_market.PIECE", piece)
+        monkeypatch.setattr("sparsetir.data.matrix_market.PIECE", piece)
         assert load_graph(tmp_path / "a.mtx").nnz == 49
     (tmp_path / "a.mtx").write_text(f"{HEAD}7 7 49\n{lines}".replace("30.25", "30D25"))
     raises(tmp_path / "a.mtx", "expected a number, got '30D25'", (load_graph,))

@@ -20,8 +20,8 @@ import pytest
 
 import sparsetir
 from kernel_common import arguments, check, kernel
-from sparsetir import kernel_file
-from sparsetir.kernel_file import MARK, TRAILER, read_library
+from sparsetir.runtime import kernel_file
+from sparsetir.runtime.kernel_file import MARK, TRAILER, read_library
 from test_export import pytestmark  # noqa: F401
 
 

@@ -14,7 +14,7 @@ import tvm_ffi
 import sparsetir
 from computed_common import BLOCK_PTR, BLOCKS, COMPUTED, PROMISES, blocked, plain_arguments, sizes
 from kernel_common import check
-from sparsetir import kernel as kernel_module
+from sparsetir.runtime import kernel as kernel_module
 from sparsetir.sparse_ir.computed import compute
 from sparsetir.sparse_ir.errors import StructureError
 from sparsetir.sparse_ir.recipes.general import equal_work

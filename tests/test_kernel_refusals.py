@@ -14,7 +14,7 @@ import sparsetir
 from kernel_common import arguments, check, kernel
 from programs import PROGRAMS
 from sparsetir import StructureError, StructureIndexError
-from sparsetir import kernel as kernel_module
+from sparsetir.runtime import kernel as kernel_module
 
 
 @functools.cache

@@ -15,12 +15,14 @@ from tvm.script import tirx as T
 import sparsetir
 from kernel_common import arguments, check
 from programs import PROGRAMS
-from sparsetir import compiled, ops
+from sparsetir import ops
 from sparsetir.formats import BSR
 from sparsetir.formats.pattern import Pattern
 from sparsetir.ops import message_kernels
-from sparsetir.pipeline import lower_template
-from sparsetir.request import request
+from sparsetir.planning import compiled
+from sparsetir.planning.request import request
+from sparsetir.runtime.pipeline import lower_template
+from sparsetir.runtime.targets import resolve_target
 from sparsetir.schedules.gpu.rgms import RelationalRows
 from sparsetir.schedules.gpu.rgms_gradients import GradientTiles
 from sparsetir.schedules.gpu.rgms_tensor_cores import RelationalTensorCores
@@ -44,7 +46,6 @@ from sparsetir.schedules.templates.spmm_blocks import BlockRows
 from sparsetir.schedules.templates.spmm_panels import PanelRows
 from sparsetir.schedules.templates.spmm_sorted import SortedRows
 from sparsetir.schedules.templates.spmv import SlicedRows
-from sparsetir.targets import resolve_target
 
 STAGES = ["I", "II", "II scheduled", "III"]
 GPU = resolve_target({"kind": "cuda", "arch": "sm_90"})

@@ -10,9 +10,9 @@ import scipy.sparse
 
 import sparsetir
 from machines import MACHINES, on
+from sparsetir.records.fingerprint import device_name
+from sparsetir.runtime.targets import resolve_target
 from sparsetir.schedules.default import assumed_machine
-from sparsetir.targets import resolve_target
-from sparsetir.tuning.fingerprint import device_name
 
 RNG = np.random.default_rng(0)
 A = scipy.sparse.random(300, 200, 0.05, "csr", "float32", rng=RNG)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from sparsetir import masks
-from sparsetir.mask_blocks import BLOCKS
+from sparsetir.data.mask_blocks import BLOCKS
 
 LENGTHS = (0, 1, 16, 100, 130)
 

@@ -31,14 +31,14 @@ ON_GPUS = {"rows_of_blocks", "rows_of_positions", "shared_rows"}
 
 # Each gives `run`, a function of a file and of what a caller gives, and of what its kernel takes.
 LOADERS = {
-    "sparsetir.load": """
+    "sparsetir.runtime.load": """
 import sparsetir
 def run(path, name, given, passed):
     sparsetir.load(path)(**given)
     return given
 """,
     "sparsetir.load as a module": """
-from sparsetir.load import load
+from sparsetir.runtime.load import load
 def run(path, name, given, passed):
     load(path)(**given)
     return given
@@ -130,7 +130,7 @@ def three_parts() -> int:
 LOAD_OWN = """
 from sparsetir.sparse_ir.script.parser import from_source
 from_source(open("scheduled.txt").read())
-from sparsetir.load import load
+from sparsetir.runtime.load import load
 from sparsetir.sparse_ir.recipes.registry import RECIPES
 recipes = sorted(RECIPES)
 try:

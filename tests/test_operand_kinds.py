@@ -8,7 +8,8 @@ import scipy.sparse as sp
 import torch
 
 import sparsetir
-from sparsetir import SparseMatrix, ops, request
+from sparsetir import SparseMatrix, ops
+from sparsetir.planning import request
 from sparsetir.tuning.sought import of_operator
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse .*:UserWarning")

@@ -12,9 +12,10 @@ import torch
 import tvm
 
 import sparsetir
-from sparsetir import ScheduleError, SparseMatrix, SparseTensor, run_plan
+from sparsetir import ScheduleError, SparseMatrix, SparseTensor
 from sparsetir.formats import BSR, CSC, CSF, CSR, DBSR, ELL, SRBCRS, Hyb, RowELL
-from sparsetir.large_pages import in_large_pages
+from sparsetir.planning import run_plan
+from sparsetir.runtime.large_pages import in_large_pages
 from sparsetir.schedules.gpu.spmm import RowSplit
 from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.schedules.templates.spmm_panels import PanelRows

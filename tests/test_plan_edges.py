@@ -11,17 +11,17 @@ import sparsetir
 from csr_zoo import ZOO
 from fake_measurer import install
 from sparsetir import SparseMatrix, ops, plan_candidates
-from sparsetir.edge_request import edge_request
+from sparsetir.planning.edge_request import edge_request
+from sparsetir.records.record import Key, Record
+from sparsetir.records.records import Records
+from sparsetir.records.task import Outcome
 from sparsetir.schedules.operators.problems import CsrPattern
 from sparsetir.schedules.search.configs import Choices, to_data
 from sparsetir.schedules.templates.message_tiles import AttentionTiles, Tile, config_of
 from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.tuning.program_case import ProgramCase
-from sparsetir.tuning.record import Key, Record
-from sparsetir.tuning.records import Records
 from sparsetir.tuning.sought import of_edges
-from sparsetir.tuning.task import Outcome
 
 BINARY = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide}
 CLOSE = {"float32": 1e-5, "float64": 1e-12, "float16": 1e-2, "bfloat16": 8e-2}

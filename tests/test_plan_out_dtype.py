@@ -14,9 +14,9 @@ import sparsetir
 from cuda_runner import requires_cuda_text
 from pairs import by_turns
 from sparsetir.formats import BSR, CSC, SRBCRS, Hyb
-from sparsetir.request import request
+from sparsetir.planning.request import request
+from sparsetir.runtime.signature import signature_of
 from sparsetir.schedules.search.choose import candidates
-from sparsetir.signature import signature_of
 from spmm_gpu_common import kernel, run_kernel
 
 GPU = {"kind": "cuda", "arch": "sm_80"}

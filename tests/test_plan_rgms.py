@@ -9,8 +9,8 @@ import sparsetir
 from cuda_plans import run_plans
 from cuda_runner import requires_cuda_text
 from rgms_common import exact
-from sparsetir import pool
-from sparsetir.relational_request import relational_request
+from sparsetir.planning.relational_request import relational_request
+from sparsetir.runtime import pool
 from sparsetir.schedules.gpu.rgms import RelationalRows
 from sparsetir.schedules.gpu.rgms_tensor_cores import RelationalTensorCores
 from sparsetir.schedules.operators.relations import RelationPattern

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from zoo import MATRICES, TENSORS
 
 from pairs import by_turns
-from sparsetir import SparseMatrix, plot, plot_large, plot_marks
+from sparsetir import SparseMatrix
 from sparsetir.extras import WITHOUT_TORCH, install_hint
 from sparsetir.formats import BSR, CSR, EnumeratedPatterns, Hyb, Mixture, Pattern, by_block_fill
 from sparsetir.formats.coo import COO
@@ -29,8 +29,11 @@ from sparsetir.formats.make_rules import Operand, dense, fixed, make_rule, spars
 from sparsetir.formats.ragged_rows import Ragged
 from sparsetir.formats.row_ell import RowELL
 from sparsetir.formats.sell import SELL
-from sparsetir.plot import plot_format, plot_pattern
-from sparsetir.plot_layout import Pixels, Window, locate, sample, storage_layout
+from sparsetir.plotting import large as plot_large
+from sparsetir.plotting import marks as plot_marks
+from sparsetir.plotting import patterns as plot
+from sparsetir.plotting.layout import Pixels, Window, locate, sample, storage_layout
+from sparsetir.plotting.patterns import plot_format, plot_pattern
 
 FORMATS = [
     BSR(1, 1), BSR(4, 4), BSR(3, 5), COO(), CSC(), CSF((1, 0)), CSR(), DCSR(), DIA(), ELL(),
@@ -425,7 +428,7 @@ def test_missing_matplotlib(monkeypatch):
 @pytest.mark.slow  # a process of its own
 def test_matplotlib_is_imported_late_and_without_pyplot():
     code = (
-        f"import sys, numpy; {WITHOUT_TORCH}; import sparsetir.plot as plot\n"
+        f"import sys, numpy; {WITHOUT_TORCH}; import sparsetir.plotting.patterns as plot\n"
         "from sparsetir.formats import BSR, Pattern\n"
         "assert 'matplotlib' not in sys.modules\n"
         "pattern = Pattern([numpy.arange(3), numpy.arange(3)], (3, 3))\n"

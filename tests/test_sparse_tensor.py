@@ -17,8 +17,8 @@ from hypothesis.extra import numpy as hnp
 
 from sparse_tensor_common import FLOATS, as_torch, dense, frozen, same, torch_dtype, torch_sparse
 from sparsetir import SparseMatrix, SparseTensor
+from sparsetir.data.sources import VALUE_DTYPES
 from sparsetir.formats import CSR
-from sparsetir.sources import VALUE_DTYPES
 
 FORMATS = ("csr", "csc", "coo", "bsr", "dia", "lil", "dok")
 LAYOUTS = ("coo", "csr", "csc", "bsr", "bsc")

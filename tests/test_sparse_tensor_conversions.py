@@ -169,7 +169,7 @@ def test_a_kernel_runs_on_it():
 
 
 def test_plot_draws_the_pattern_or_the_conversion(monkeypatch):
-    from sparsetir import plot
+    from sparsetir.plotting import patterns as plot
 
     calls = []
     monkeypatch.setattr(

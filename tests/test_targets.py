@@ -12,11 +12,11 @@ import sparsetir
 from kernel_common import arguments, check
 from programs import PROGRAMS
 from records_common import KEY, record
-from sparsetir import targets
-from sparsetir.targets import cpu_features, host_features, host_target, missing_features
-from sparsetir.tuning import record as record_module
-from sparsetir.tuning.fingerprint import cpu_model, device_name
-from sparsetir.tuning.records import Records
+from sparsetir.records import record as record_module
+from sparsetir.records.fingerprint import cpu_model, device_name
+from sparsetir.records.records import Records
+from sparsetir.runtime import targets
+from sparsetir.runtime.targets import cpu_features, host_features, host_target, missing_features
 
 x86 = pytest.mark.skipif("sse2" not in host_features(), reason="features by their names on x86")
 # What LLVM takes some CPUs of the next for.

@@ -5,10 +5,10 @@ import scipy.sparse as sp
 
 from sparsetir import SparseMatrix
 from sparsetir.formats import BSR, Hyb
+from sparsetir.records.record import Key
+from sparsetir.records.task import Outcome, Task
 from sparsetir.schedules.templates.decomposed import Decomposed
 from sparsetir.schedules.templates.spmm import RowBlocks
-from sparsetir.tuning.record import Key
-from sparsetir.tuning.task import Outcome, Task
 from sparsetir.tuning.tuned import Trial, Tuned
 
 DEFAULT = RowBlocks(tile=128)

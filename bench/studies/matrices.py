@@ -11,7 +11,7 @@ import scipy.sparse as sp
 from bench.graphs import single
 from bench.problems import weighted
 from bench.studies.skew import random_rows
-from sparsetir.graphs import GraphError, graph_name, load_graph
+from sparsetir.data.graphs import GraphError, graph_name, load_graph
 
 ENDINGS = (".npz", ".mtx", ".mtx.gz")
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from sparsetir.graphs import GraphError
+from sparsetir.data.graphs import GraphError
 
 SHAPES = ((512, 512), (2048, 512), (512, 2048))  # those of DLMC's transformer
 SMALL = ((64, 96), (32, 64))

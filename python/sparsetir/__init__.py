@@ -6,12 +6,11 @@ sparse_tir as T`), lower it stage by stage, and call the kernel on torch, NumPy 
 TVM and torch are loaded when something that needs them is used for the first time.
 """
 
-import sys
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from sparsetir import _imports, _versions
+from sparsetir.data import hooks
 
 _versions.check()
 _imports.install()
@@ -28,113 +27,89 @@ if TYPE_CHECKING:
     from sparsetir import schedules as schedules
     from sparsetir import sparse_ir as sparse_ir
     from sparsetir import tuning as tuning
-    from sparsetir.build import build
-    from sparsetir.compiled import compilations
+    from sparsetir.data.sparse_tensor import SparseMatrix, SparseTensor
     from sparsetir.formats.decompose import decompose_format
-    from sparsetir.formats.format_part import FormatPart
-    from sparsetir.formats.infer_indices import infer_format
-    from sparsetir.formats.partition import check_partition
-    from sparsetir.formats.preprocess import extract_preprocess
+    from sparsetir.formats.format_part import FormatPart as FormatPart
+    from sparsetir.formats.infer_indices import infer_format as infer_format
+    from sparsetir.formats.partition import check_partition as check_partition
+    from sparsetir.formats.preprocess import extract_preprocess as extract_preprocess
     from sparsetir.formats.rule import FormatRewriteRule
-    from sparsetir.kernel import Kernel
-    from sparsetir.load import load
-    from sparsetir.pipeline import lower
-    from sparsetir.plan import plan, plan_candidates
-    from sparsetir.pool import threads
-    from sparsetir.run_plan import Plan
+    from sparsetir.planning.compiled import compilations as compilations
+    from sparsetir.planning.plan import plan
+    from sparsetir.planning.plan import plan_candidates as plan_candidates
+    from sparsetir.planning.run_plan import Plan
+    from sparsetir.runtime.build import build
+    from sparsetir.runtime.kernel import Kernel
+    from sparsetir.runtime.load import load
+    from sparsetir.runtime.pipeline import lower
+    from sparsetir.runtime.pool import threads
     from sparsetir.schedules.default import default_schedule
-    from sparsetir.sparse_ir.errors import (
-        IllFormedError,
-        LoweringError,
-        ScheduleError,
-        StructureError,
-        StructureIndexError,
-        StructureTypeError,
-    )
+    from sparsetir.sparse_ir.errors import IllFormedError as IllFormedError
+    from sparsetir.sparse_ir.errors import LoweringError as LoweringError
+    from sparsetir.sparse_ir.errors import ScheduleError as ScheduleError
+    from sparsetir.sparse_ir.errors import StructureError as StructureError
+    from sparsetir.sparse_ir.errors import StructureIndexError as StructureIndexError
+    from sparsetir.sparse_ir.errors import StructureTypeError as StructureTypeError
     from sparsetir.sparse_ir.interpret import interpret
-    from sparsetir.sparse_ir.lower_sparse_buffer import LowerSparseBuffer, lower_sparse_buffer
-    from sparsetir.sparse_ir.lower_sparse_iter import LowerSparseIter, lower_sparse_iter
-    from sparsetir.sparse_ir.nodes import (
-        AttachedAxis,
-        Axis,
-        FusedAxis,
-        PartAxis,
-        SparseBuffer,
-        SparseFunc,
-        SparseIteration,
-    )
-    from sparsetir.sparse_ir.printer import module_script
+    from sparsetir.sparse_ir.lower_sparse_buffer import LowerSparseBuffer as LowerSparseBuffer
+    from sparsetir.sparse_ir.lower_sparse_buffer import lower_sparse_buffer
+    from sparsetir.sparse_ir.lower_sparse_iter import LowerSparseIter as LowerSparseIter
+    from sparsetir.sparse_ir.lower_sparse_iter import lower_sparse_iter
+    from sparsetir.sparse_ir.nodes import AttachedAxis as AttachedAxis
+    from sparsetir.sparse_ir.nodes import Axis as Axis
+    from sparsetir.sparse_ir.nodes import FusedAxis as FusedAxis
+    from sparsetir.sparse_ir.nodes import PartAxis as PartAxis
+    from sparsetir.sparse_ir.nodes import SparseBuffer as SparseBuffer
+    from sparsetir.sparse_ir.nodes import SparseFunc as SparseFunc
+    from sparsetir.sparse_ir.nodes import SparseIteration as SparseIteration
+    from sparsetir.sparse_ir.printer import module_script as module_script
     from sparsetir.sparse_ir.schedule import Schedule
-    from sparsetir.sparse_ir.script.parser import from_source
-    from sparsetir.sparse_ir.structure import check_structure
-    from sparsetir.sparse_ir.verify import verify
-    from sparsetir.sparse_tensor import SparseMatrix, SparseTensor
+    from sparsetir.sparse_ir.script.parser import from_source as from_source
+    from sparsetir.sparse_ir.structure import check_structure as check_structure
+    from sparsetir.sparse_ir.verify import verify as verify
     from sparsetir.tuning.search import tune
 
 __version__ = _versions.VERSION
 
 __all__ = [
-    "AttachedAxis",
-    "Axis",
-    "FormatPart",
     "FormatRewriteRule",
-    "FusedAxis",
-    "IllFormedError",
     "Kernel",
-    "LowerSparseBuffer",
-    "LowerSparseIter",
-    "LoweringError",
-    "PartAxis",
     "Plan",
     "Schedule",
-    "ScheduleError",
-    "SparseBuffer",
-    "SparseFunc",
-    "SparseIteration",
     "SparseMatrix",
     "SparseTensor",
-    "StructureError",
-    "StructureIndexError",
-    "StructureTypeError",
     "build",
-    "check_partition",
-    "check_structure",
-    "compilations",
     "decompose_format",
     "default_schedule",
-    "extract_preprocess",
-    "from_source",
-    "infer_format",
     "interpret",
     "load",
     "lower",
     "lower_sparse_buffer",
     "lower_sparse_iter",
-    "module_script",
     "plan",
-    "plan_candidates",
     "threads",
     "tune",
-    "verify",
 ]
 
-# Where the public names are, below this package; tests/test_start.py holds it beside what type
-# checkers are told above.
+# Where public names are, below this package; tests/test_start.py holds it beside what type
+# checkers are told above. Those that `__all__` leaves out are the compiler's, which are imported
+# from `sparsetir.sparse_ir` and `sparsetir.formats`, or serve tools.
 _MODULES = {
-    "build": "build",
-    "compiled": "compilations",
+    "data.sparse_tensor": "SparseMatrix SparseTensor",
     "formats.decompose": "decompose_format",
     "formats.format_part": "FormatPart",
     "formats.infer_indices": "infer_format",
     "formats.partition": "check_partition",
     "formats.preprocess": "extract_preprocess",
     "formats.rule": "FormatRewriteRule",
-    "kernel": "Kernel",
-    "load": "load",
-    "pipeline": "lower",
-    "plan": "plan plan_candidates",
-    "run_plan": "Plan",
-    "pool": "threads",
+    "planning.compiled": "compilations",
+    "planning.plan": "plan plan_candidates",
+    "planning.run_plan": "Plan",
+    "runtime.build": "build",
+    "runtime.kernel": "Kernel",
+    "runtime.load": "load",
+    "runtime.pipeline": "lower",
+    "runtime.pool": "threads",
     "schedules.default": "default_schedule",
     "sparse_ir.errors": "IllFormedError LoweringError ScheduleError StructureError "
     "StructureIndexError StructureTypeError",
@@ -148,7 +123,6 @@ _MODULES = {
     "sparse_ir.script.parser": "from_source",
     "sparse_ir.structure": "check_structure",
     "sparse_ir.verify": "verify",
-    "sparse_tensor": "SparseMatrix SparseTensor",
     "tuning.search": "tune",
 }
 _WHERE = {name: f"sparsetir.{at}" for at, names in _MODULES.items() for name in names.split()}
@@ -170,16 +144,13 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, *_PACKAGES, "__version__", "__doc__", "__file__", "__path__"])
+    return sorted([*__all__, *_PACKAGES, "__version__"])
 
 
-class _Package(ModuleType):
-    """So that `sparsetir.plan` is the function, also once the module of that name is imported."""
+def _product(matrix: Any, x: Any, plans: dict[Any, Any]) -> Any:
+    from sparsetir.planning.products import product
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        if isinstance(value, ModuleType) and name in _WHERE:
-            value = getattr(value, name)
-        super().__setattr__(name, value)
+    return product(matrix, x, plans, lambda: import_module("sparsetir.ops"))
 
 
-sys.modules[__name__].__class__ = _Package
+hooks.product = _product

@@ -106,8 +106,8 @@ def _of_torch() -> Iterator[None]:
     But for `torch.dtype` as an argument of TVM's own functions, which take names as well.
     """
     yield
-    if "sparsetir.pool" in sys.modules:
-        sys.modules["sparsetir.pool"].meet_torch()
+    if "sparsetir.runtime.pool" in sys.modules:
+        sys.modules["sparsetir.runtime.pool"].meet_torch()
     if not _state["tell"]:
         return
     _state["tell"] = False

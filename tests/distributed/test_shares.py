@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
+from sparsetir.data.graphs import GraphError, load_graph
 from sparsetir.distributed import files
 from sparsetir.distributed.files import read_share
-from sparsetir.graphs import GraphError, load_graph
 
 GRAPH = sp.random_array((23, 23), density=0.2, rng=np.random.default_rng(0), dtype="float32")
 ONES = sp.coo_array((np.ones(GRAPH.nnz, "float32"), GRAPH.coords), GRAPH.shape)

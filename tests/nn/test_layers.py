@@ -8,7 +8,7 @@ import torch
 from pairs import in_pairs
 from sparsetir import nn as ours
 from sparsetir import ops
-from sparsetir.datasets import load_cora
+from sparsetir.data.datasets import load_cora
 from sparsetir.nn.rgcn import ROWS_FOR_AN_EDGE
 from sparsetir.ops.cache import kept
 

@@ -19,10 +19,10 @@ from sparsetir import ScheduleError
 from sparsetir.nn import SparseLinear, prune, sparse_linears
 from sparsetir.ops import block_linear as operator
 from sparsetir.ops.block_linear import block_outer
+from sparsetir.runtime.signature import signature_of
 from sparsetir.schedules.operators.block_linear import BlockLinear, BlockOuter
 from sparsetir.schedules.operators.block_linear import linear as program
 from sparsetir.schedules.templates.block_linear import BlockTile, apply
-from sparsetir.signature import signature_of
 from spmm_gpu_common import bfloat16_arrays
 
 CLOSE = {torch.float32: 2e-6, torch.float64: 1e-13, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
@@ -316,7 +316,7 @@ def as_on_a_gpu(monkeypatch):
 
         return run
 
-    monkeypatch.setattr(sys.modules["sparsetir.request"], "compiled", compiled)
+    monkeypatch.setattr(sys.modules["sparsetir.planning.request"], "compiled", compiled)
     monkeypatch.setattr(operator, "target_of", lambda _: Target({"kind": "cuda", "arch": "sm_90"}))
     monkeypatch.setattr(operator, "_has_kernels", lambda _: False)
     return made

@@ -7,7 +7,7 @@ import torch
 
 import sparsetir
 from sparsetir import ops
-from sparsetir.run_plan import Plan
+from sparsetir.planning.run_plan import Plan
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse")
 

@@ -11,12 +11,12 @@ from cuda_runner import requires_cuda_text
 from pairs import by_turns
 from sparsetir import ops
 from sparsetir.ops import blocks
-from sparsetir.request import request
+from sparsetir.planning.request import request
+from sparsetir.runtime.targets import resolve_target
 from sparsetir.schedules.gpu.spmm_tensor_cores import TensorCores
 from sparsetir.schedules.search.by_format import by_format
 from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.schedules.templates.spmm_blocks import BlockRows
-from sparsetir.targets import resolve_target
 from spmm_gpu_common import kernel, run_kernel
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse")

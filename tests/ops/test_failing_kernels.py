@@ -8,8 +8,9 @@ import scipy.sparse as sp
 import torch
 
 import sparsetir
-from sparsetir import compiled, ops
-from sparsetir.kernel import Kernel
+from sparsetir import ops
+from sparsetir.planning import compiled
+from sparsetir.runtime.kernel import Kernel
 
 A = sp.random_array((30, 20), density=0.2, format="csr", dtype="float32", rng=0)
 ROWPTR, COL, VALUES = (torch.from_numpy(x) for x in (A.indptr, A.indices, A.data))
@@ -43,7 +44,7 @@ def kernels(monkeypatch):
 
     monkeypatch.setattr(compiled, "kernel_of", counted)
     monkeypatch.setattr(compiled, "_kernels", type(compiled._kernels)())
-    monkeypatch.setattr(sys.modules["sparsetir.plan"], "_likes", {})
+    monkeypatch.setattr(sys.modules["sparsetir.planning.plan"], "_likes", {})
     ops.clear_cache()
     yield made
     ops.clear_cache()

@@ -11,7 +11,7 @@ import torch
 import sparsetir
 from sparsetir import nn, ops
 from sparsetir.ops import structure
-from sparsetir.run_plan import Plan
+from sparsetir.planning.run_plan import Plan
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse")
 

@@ -7,17 +7,17 @@ import sparsetir
 from ops_common import Case, assert_close, dense, expected_sddmm, expected_spmm, of_tensor, rounded
 from sparsetir import ops
 from sparsetir.formats import CSR, Hyb
-from sparsetir.request import default_threads
-from sparsetir.run_plan import Plan
+from sparsetir.planning.request import default_threads
+from sparsetir.planning.run_plan import Plan
+from sparsetir.records import fingerprint, lookup
+from sparsetir.records.record import Key, Record
+from sparsetir.records.records import Records
+from sparsetir.records.task import Task
 from sparsetir.schedules.search.configs import to_data
 from sparsetir.schedules.templates.decomposed import Decomposed
 from sparsetir.schedules.templates.sddmm import SddmmGroups
 from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.schedules.templates.spmv import SlicedRows
-from sparsetir.tuning import fingerprint, lookup
-from sparsetir.tuning.record import Key, Record
-from sparsetir.tuning.records import Records
-from sparsetir.tuning.task import Task
 
 M, N, FEAT = 24, 18, 16
 MATRIX = sparsetir.SparseMatrix(dense((M, N)).to_sparse())

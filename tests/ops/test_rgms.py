@@ -10,10 +10,10 @@ from cuda_runner import requires_cuda_text
 from ops_common import DTYPES, TOLERANCE
 from pairs import by_default, by_turns
 from sparsetir import ops
+from sparsetir.runtime.targets import resolve_target
 from sparsetir.schedules.gpu.rgms import RelationalRows
 from sparsetir.schedules.gpu.rgms_gradients import GradientTiles
 from sparsetir.schedules.gpu.rgms_tensor_cores import RelationalTensorCores
-from sparsetir.targets import resolve_target
 
 N, M, RELATIONS, E = 9, 7, 5, 40
 

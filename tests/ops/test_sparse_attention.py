@@ -11,7 +11,7 @@ import tvm
 
 from pairs import by_default
 from sparsetir import masks, ops
-from sparsetir.mask_blocks import BLOCKS
+from sparsetir.data.mask_blocks import BLOCKS
 from sparsetir.ops import block_kernels
 from sparsetir.ops import masked_attention as module
 
@@ -308,7 +308,7 @@ def test_what_kernels_of_gpus_are_given(monkeypatch):
         assert target is cuda and "mma" in text and "ldmatrix" in text
         return lambda **given: made.append(given)
 
-    monkeypatch.setattr(sys.modules["sparsetir.request"], "compiled", compiled)
+    monkeypatch.setattr(sys.modules["sparsetir.planning.request"], "compiled", compiled)
     monkeypatch.setattr(block_kernels, "target_of", lambda device: cuda)
     mask = masks.band(40, 8, block=16)
     q, k = (torch.empty(1, 2, 40, 24, dtype=torch.bfloat16, device="meta") for _ in "qk")

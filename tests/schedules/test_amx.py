@@ -21,12 +21,13 @@ import sparsetir
 from amx_runner import EmulatedKernel
 from cuda_runner import requires_cuda_text
 from pairs import by_default
-from sparsetir import request
-from sparsetir.build import kernel_of
 from sparsetir.formats import BSR, CSR
-from sparsetir.kernel_file import read_library
-from sparsetir.matrix_engine import allowed
-from sparsetir.pipeline import lower_template
+from sparsetir.planning import request
+from sparsetir.runtime.build import kernel_of
+from sparsetir.runtime.kernel_file import read_library
+from sparsetir.runtime.matrix_engine import allowed
+from sparsetir.runtime.pipeline import lower_template
+from sparsetir.runtime.targets import host_target
 from sparsetir.schedules.operators.problems import CsrPattern, Spmm
 from sparsetir.schedules.operators.spmm import program as spmm
 from sparsetir.schedules.passes.amx_tiles import PRODUCTS
@@ -34,7 +35,6 @@ from sparsetir.schedules.templates import amx
 from sparsetir.schedules.templates.amx import AmxBlocks
 from sparsetir.sparse_ir import script as T
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.targets import host_target
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 SPR = {"kind": "llvm", "mtriple": "x86_64-unknown-linux-gnu", "mcpu": "sapphirerapids"}

@@ -192,7 +192,7 @@ def test_float64_int64_and_vectors(monkeypatch):
     x = np.random.default_rng(0).random(29)
     run = sparsetir.plan("spmv", matrix, config=Decomposed(ELL()))
     np.testing.assert_allclose(run(x), matrix @ x)
-    module = importlib.import_module("sparsetir.request")
+    module = importlib.import_module("sparsetir.planning.request")
     monkeypatch.setattr(module, "idtype_for", lambda *_: "int64")
     plan, _ = check(csr(zoo()["scattered"]), Decomposed(Hyb(1, 2)), 8)
     assert plan.problem.idtype == "int64"
@@ -256,7 +256,7 @@ def test_the_default_schedule_of_gpus(fmt, dtype, as_cuda):
 @pytest.mark.parametrize("fmt", IN_TILES, ids=lambda f: f.name)
 def test_tiles_of_doubles_and_long_offsets(fmt, monkeypatch):
     monkeypatch.setattr(
-        importlib.import_module("sparsetir.request"), "idtype_for", lambda *_: "int64"
+        importlib.import_module("sparsetir.planning.request"), "idtype_for", lambda *_: "int64"
     )
     config = Decomposed(fmt, tile=12, lanes=8, feat=24)
     for dense in (zoo()["scattered"], zoo()["empty"]):

@@ -15,7 +15,7 @@ from cuda_stages import CudaStages
 from pairs import by_default, by_turns
 from programs import CASES, PROGRAMS, Program
 from sparsetir import Schedule, ScheduleError
-from sparsetir.pipeline import lower
+from sparsetir.runtime.pipeline import lower
 from sparsetir.schedules.gpu.features import vector_width
 from sparsetir.schedules.gpu.spmm_groups import Groups, apply
 from sparsetir.schedules.passes.parallel_loops import in_vectors

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import sparsetir
-from sparsetir.pipeline import lower, lower_template
+from sparsetir.runtime.pipeline import lower, lower_template
 from sparsetir.schedules.operators.problems import Spmm
 from sparsetir.schedules.operators.rgms_backward import RgmsBackward, program
 from sparsetir.schedules.operators.spmm import program as spmm

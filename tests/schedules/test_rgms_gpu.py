@@ -17,9 +17,9 @@ from gpu_runner import requires_nvcc
 from pairs import by_default, by_turns
 from rgms_common import GPU, MASKS, SEEDS, UNITS
 from sparsetir import interpret
-from sparsetir.build import kernel_of
 from sparsetir.formats import Pattern
-from sparsetir.pipeline import lower_template
+from sparsetir.runtime.build import kernel_of
+from sparsetir.runtime.pipeline import lower_template
 from sparsetir.schedules.gpu import rgms as rgms_gpu
 from sparsetir.schedules.gpu import rgms_tensor_cores
 from sparsetir.schedules.gpu.rgms import RelationalRows

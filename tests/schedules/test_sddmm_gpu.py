@@ -15,7 +15,7 @@ import spmm_gpu_common
 from cuda_runner import requires_cuda_text
 from gpu_runner import cuda_source, requires_nvcc, requires_opencl
 from sparsetir import ScheduleError, lower_sparse_buffer
-from sparsetir.pipeline import lower
+from sparsetir.runtime.pipeline import lower
 from sparsetir.schedules.gpu.sddmm import FusedNonzeros, apply
 from sparsetir.schedules.operators.problems import Sddmm
 from sparsetir.schedules.operators.sddmm import program

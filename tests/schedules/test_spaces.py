@@ -10,6 +10,7 @@ import scipy.sparse as sp
 import sparsetir
 from pairs import by_turns
 from sparsetir.formats import BSR, DBSR
+from sparsetir.runtime.targets import resolve_target
 from sparsetir.schedules.arguments import number
 from sparsetir.schedules.operators.messages import Messages
 from sparsetir.schedules.operators.problems import CsrPattern, Sddmm, Spmm
@@ -22,7 +23,6 @@ from sparsetir.schedules.templates.registry import TEMPLATES
 from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.schedules.templates.spmm_blocks import BlockRows
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.targets import resolve_target
 
 MATRIX = sp.random_array((300, 300), density=0.03, format="csr", dtype="float32", rng=0)
 GPU = {"kind": "cuda", "arch": "sm_90"}

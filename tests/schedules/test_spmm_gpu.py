@@ -18,7 +18,7 @@ import spmm_gpu_common
 from cuda_runner import KernelError, requires_cuda_text
 from gpu_runner import cuda_source, requires_nvcc, requires_opencl
 from sparsetir import ScheduleError, from_source, lower_sparse_buffer, lower_sparse_iter
-from sparsetir.pipeline import lower
+from sparsetir.runtime.pipeline import lower
 from sparsetir.schedules.gpu.passes.row_loops import opaque_row_index
 from sparsetir.schedules.gpu.spmm import RowSplit, apply
 from sparsetir.schedules.operators.problems import Spmm

@@ -14,10 +14,11 @@ from cuda_runner import requires_cuda_text
 from gpu_runner import requires_nvcc
 from pairs import by_default, by_turns
 from sparsetir import interpret
-from sparsetir.build import kernel_of
 from sparsetir.formats import BSR, DBSR, ELL, SRBCRS
-from sparsetir.pipeline import lower_template
-from sparsetir.request import request
+from sparsetir.planning.request import request
+from sparsetir.runtime.build import kernel_of
+from sparsetir.runtime.pipeline import lower_template
+from sparsetir.runtime.targets import resolve_target
 from sparsetir.schedules.gpu import spmm_tensor_cores
 from sparsetir.schedules.gpu.spmm import RowSplit
 from sparsetir.schedules.gpu.spmm_tensor_cores import TensorCores
@@ -27,7 +28,6 @@ from sparsetir.schedules.search.choose import choose
 from sparsetir.schedules.templates.decomposed import Decomposed
 from sparsetir.schedules.templates.registry import TEMPLATES
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.targets import resolve_target
 from spmm_gpu_common import bfloat16_arrays, compile_cuda, instructions, of_mask, run_kernel
 from tensor_cores_common import arguments, batched_kernel, check, kernel, pattern
 

@@ -11,8 +11,8 @@ import tvm_ffi
 import sparsetir
 from csr_zoo import CLOSE, ZOO
 from programs import PROGRAMS, copied
-from sparsetir.arrays import is_array, plain_view
-from sparsetir.build import build
+from sparsetir.runtime.arrays import is_array, plain_view
+from sparsetir.runtime.build import build
 from sparsetir.schedules.operators.problems import CsrPattern, Spmm
 from sparsetir.schedules.operators.spmv import program, serves
 from sparsetir.schedules.templates.spmv import SlicedRows, apply, arrange

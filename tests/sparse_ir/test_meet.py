@@ -14,7 +14,7 @@ from sparsetir import ScheduleError
 from sparsetir.formats import Hyb, Operand, Pattern
 from sparsetir.formats.decompose import decompose_format
 from sparsetir.formats.preprocess import extract_preprocess
-from sparsetir.pipeline import lower
+from sparsetir.runtime.pipeline import lower
 from sparsetir.schedules.operators.problems import Spmm
 from sparsetir.schedules.operators.spmm import program
 from sparsetir.sparse_ir.computed import compute

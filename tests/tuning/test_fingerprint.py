@@ -10,17 +10,17 @@ import tvm
 from machines import REAL
 from sparsetir import SparseMatrix
 from sparsetir.formats.pattern import Pattern
-from sparsetir.targets import resolve_target
-from sparsetir.tuning import fingerprint as module
-from sparsetir.tuning.fingerprint import (
+from sparsetir.records import fingerprint as module
+from sparsetir.records.fingerprint import (
     cpu_model,
     device_name,
     fingerprint,
     shape_class,
     statistics,
 )
-from sparsetir.tuning.record import Key
-from sparsetir.tuning.task import Task
+from sparsetir.records.record import Key
+from sparsetir.records.task import Task
+from sparsetir.runtime.targets import resolve_target
 
 INDPTR = np.array([0, 2, 2, 5])
 INDICES = np.array([0, 3, 1, 2, 3])

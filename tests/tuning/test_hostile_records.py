@@ -16,12 +16,12 @@ import scipy.sparse as sp
 from records_common import record
 from sparsetir import SparseMatrix, plan
 from sparsetir.cli import main
-from sparsetir.plan import plan_candidates
-from sparsetir.request import request
+from sparsetir.planning.plan import plan_candidates
+from sparsetir.planning.request import request
+from sparsetir.records.record import Key, Record, record_to_data
+from sparsetir.records.records import RecordError, Records
 from sparsetir.schedules.search.configs import to_data
 from sparsetir.tuning import trial_store
-from sparsetir.tuning.record import Key, Record, record_to_data
-from sparsetir.tuning.records import RecordError, Records
 
 EXPORT = {"format": "sparsetir records", "version": 1}
 

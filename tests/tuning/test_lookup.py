@@ -12,17 +12,17 @@ import scipy.sparse as sp
 
 import sparsetir
 from sparsetir._versions import VERSIONS
+from sparsetir.records import lookup
+from sparsetir.records.fingerprint import Sizes
+from sparsetir.records.lookup import recorded_config
+from sparsetir.records.record import Key, Record
+from sparsetir.records.records import Records
+from sparsetir.records.task import Task
+from sparsetir.runtime.targets import resolve_target
 from sparsetir.schedules.gpu.spmm import RowSplit
 from sparsetir.schedules.operators.problems import CsrPattern
 from sparsetir.schedules.search.configs import to_data
 from sparsetir.schedules.templates.sddmm import SddmmGroups
-from sparsetir.targets import resolve_target
-from sparsetir.tuning import lookup
-from sparsetir.tuning.fingerprint import Sizes
-from sparsetir.tuning.lookup import recorded_config
-from sparsetir.tuning.record import Key, Record
-from sparsetir.tuning.records import Records
-from sparsetir.tuning.task import Task
 
 A = sparsetir.SparseMatrix(
     sp.random_array((60, 40), density=0.1, format="csr", dtype="float32", rng=0)

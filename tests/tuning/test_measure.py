@@ -17,14 +17,14 @@ import pytest
 import scipy.sparse as sp
 
 import sparsetir
+from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.extras import WITHOUT_TORCH
 from sparsetir.measuring import process as processes
 from sparsetir.measuring import serving
+from sparsetir.records.task import Outcome, Reference, Task
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_tensor import SparseMatrix
 from sparsetir.tuning.measure import Measurer, cores_for
 from sparsetir.tuning.operator_case import OperatorCase
-from sparsetir.tuning.task import Outcome, Reference, Task
 from sparsetir.tuning.timing import Yardstick, timed
 from sparsetir.tuning.worker import Local
 from tuning import faulty_templates as faulty
@@ -236,7 +236,7 @@ def test_the_worker_ends_with_its_parent(tmp_path: Path) -> None:
 import sys; {WITHOUT_TORCH}
 import numpy as np, scipy.sparse as sp
 from sparsetir.tuning.measure import Measurer
-from sparsetir.tuning.task import Task
+from sparsetir.records.task import Task
 from tuning import faulty_templates as faulty
 matrix = sparsetir.SparseMatrix(sp.eye_array(20, format="csr", dtype="float32"))
 measurer = Measurer(Task("spmm", matrix, {FEAT}, "float32"), modules={MODULES})

@@ -36,7 +36,7 @@ from fake_measurer import install, seconds_of, text
 from sparsetir.cli import main
 from sparsetir.tuning import owner
 from sparsetir.tuning.run import Run
-from sparsetir.tuning.task import Outcome
+from sparsetir.records.task import Outcome
 def measure(config):
     print("begins", text(config), flush=True)
     time.sleep(float(sys.argv[1]))

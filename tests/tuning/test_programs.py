@@ -13,6 +13,9 @@ from tvm.script import sparse_tir as T
 import sparsetir
 from fake_measurer import install
 from programs import PROGRAMS
+from sparsetir.records.record import Key
+from sparsetir.records.records import Records
+from sparsetir.records.task import Outcome
 from sparsetir.schedules.search import program_space
 from sparsetir.schedules.search.configs import Choices, from_data, to_data
 from sparsetir.schedules.search.program_space import space_of
@@ -22,12 +25,9 @@ from sparsetir.tuning import search
 from sparsetir.tuning.html import write_report
 from sparsetir.tuning.program import ProgramTask, bound_arguments
 from sparsetir.tuning.program_case import ProgramCase
-from sparsetir.tuning.record import Key
-from sparsetir.tuning.records import Records
 from sparsetir.tuning.report import short, table
 from sparsetir.tuning.schedule_ref import ScheduleRef, load_file
 from sparsetir.tuning.search import tune
-from sparsetir.tuning.task import Outcome
 from tuning import user_schedules
 
 SPMM = PROGRAMS["spmm"].make("float32", "int32")

@@ -6,8 +6,8 @@ from dataclasses import fields, replace
 import pytest
 
 from records_common import KEY, RECORD, record, run_sql
-from sparsetir.tuning.record import FIELDS, Key, Record, record_from_data, record_to_data
-from sparsetir.tuning.records import RecordError, Records, default_path
+from sparsetir.records.record import FIELDS, Key, Record, record_from_data, record_to_data
+from sparsetir.records.records import RecordError, Records, default_path
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import time
 import pytest
 
 from records_common import KEY, RECORD, query, record, run_sql
-from sparsetir.tuning.records import RecordError, Records
+from sparsetir.records.records import RecordError, Records
 
 # A child that begins with what is imported here, in no time.
 FORK = multiprocessing.get_context("fork")

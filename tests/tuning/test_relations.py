@@ -9,15 +9,15 @@ from fake_measurer import install
 from rgms_common import exact
 from sparsetir import ops
 from sparsetir.ops.relations import relations_of, seen_edges
-from sparsetir.relational_request import relational_request
+from sparsetir.planning.relational_request import relational_request
+from sparsetir.records.record import Key, Record
+from sparsetir.records.records import Records
+from sparsetir.records.task import Outcome
 from sparsetir.schedules.operators.relations import RelationPattern
 from sparsetir.schedules.search.configs import Choices, to_data
 from sparsetir.tuning.program import ProgramTask
 from sparsetir.tuning.program_case import ProgramCase
-from sparsetir.tuning.record import Key, Record
-from sparsetir.tuning.records import Records
 from sparsetir.tuning.sought import of_relations
-from sparsetir.tuning.task import Outcome
 from sparsetir.tuning.tuned import TunedProgram
 
 RNG = np.random.default_rng(0)

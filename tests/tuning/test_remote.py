@@ -10,12 +10,12 @@ import pytest
 import scipy.sparse as sp
 
 import sparsetir
+from sparsetir.data.sparse_tensor import SparseMatrix
+from sparsetir.records.task import Reference, Task
 from sparsetir.schedules.templates.spmv import SlicedRows
-from sparsetir.sparse_tensor import SparseMatrix
 from sparsetir.tuning.measure import Measurer
 from sparsetir.tuning.operator_case import OperatorCase, stored_bytes
 from sparsetir.tuning.remote import Remote, RemoteDevice, RemoteError
-from sparsetir.tuning.task import Reference, Task
 from tuning import faulty_templates as faulty
 
 HOST, KEY = "127.0.0.1", "this-machine"

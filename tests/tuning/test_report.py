@@ -8,9 +8,9 @@ import pytest
 import tuned_fake
 from machines import MACHINES, on
 from sparsetir.formats import Hyb
+from sparsetir.records import files
 from sparsetir.schedules.templates.decomposed import Decomposed
 from sparsetir.schedules.templates.spmm import RowBlocks
-from sparsetir.tuning import files
 from sparsetir.tuning.compare import Comparison, Times
 from sparsetir.tuning.html import write_report
 from sparsetir.tuning.report import memory, short, summarise, table

@@ -20,15 +20,15 @@ from optuna.storages import RDBStorage
 
 from fake_measurer import install, seconds_of, text
 from sparsetir.extras import WITHOUT_TORCH
+from sparsetir.records.records import RecordError, Records
+from sparsetir.records.task import Outcome
 from sparsetir.schedules.search.configs import to_data
 from sparsetir.schedules.search.spaces import Branch, Space
 from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.tuning import owner, propose
 from sparsetir.tuning.owner import Owner
-from sparsetir.tuning.records import RecordError, Records
 from sparsetir.tuning.run import Run
 from sparsetir.tuning.search import tune
-from sparsetir.tuning.task import Outcome
 from sparsetir.tuning.trial_store import TrialStore
 
 MATRIX = sp.random_array((300, 200), density=0.05, format="csr", dtype="float32", rng=0)

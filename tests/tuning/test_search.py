@@ -15,15 +15,15 @@ import scipy.sparse as sp
 
 import sparsetir
 from fake_measurer import install, seconds_of, text
+from sparsetir.records.records import Records
+from sparsetir.records.task import Outcome
 from sparsetir.schedules.search.spaces import Branch, Space
 from sparsetir.schedules.templates.decomposed import Decomposed
 from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.tuning import search, sought
 from sparsetir.tuning.compare import ranked
 from sparsetir.tuning.propose import Proposer, Tried, candidate, importances
-from sparsetir.tuning.records import Records
 from sparsetir.tuning.search import tune
-from sparsetir.tuning.task import Outcome
 from sparsetir.tuning.tuned import MARGIN
 
 MATRIX = sp.random_array((300, 200), density=0.05, format="csr", dtype="float32", rng=0)

@@ -9,14 +9,14 @@ import scipy.sparse as sp
 
 import sparsetir
 from fake_measurer import install, seconds_of
+from sparsetir.records.fingerprint import fingerprint, statistics
+from sparsetir.records.records import Records
+from sparsetir.records.task import Outcome
 from sparsetir.schedules.search.configs import to_data
 from sparsetir.schedules.search.spaces import Branch, Space
 from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.tuning import sought
-from sparsetir.tuning.fingerprint import fingerprint, statistics
-from sparsetir.tuning.records import Records
 from sparsetir.tuning.search import tune
-from sparsetir.tuning.task import Outcome
 
 
 def matrix(seed):

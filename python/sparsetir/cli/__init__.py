@@ -16,7 +16,7 @@ from importlib import import_module
 
 from sparsetir._versions import VERSION
 from sparsetir.cli.arguments import Parser, UsageError, add_command
-from sparsetir.file_errors import printable
+from sparsetir.runtime.file_errors import printable
 
 __all__ = ["main", "parser"]
 

@@ -11,8 +11,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
+from sparsetir.planning.vocabulary import REDUCTION_NAMES, SOFTMAX
 from sparsetir.schedules.operators.names import OPS
-from sparsetir.vocabulary import REDUCTION_NAMES, SOFTMAX
 
 REDUCTIONS = tuple(REDUCTION_NAMES)
 TUNED = (*OPS, *SOFTMAX, "attention", "rgms")
@@ -69,7 +69,7 @@ def add_command(commands: Any, module: Any, name: str, title: str) -> Parser:
 
 def graph(text: str, argument: str = "--graph") -> tuple[str, Any]:
     """Name and matrix of an argument; UsageError for what is no graph."""
-    from sparsetir.graphs import GraphError, graph_name, load_graph
+    from sparsetir.data.graphs import GraphError, graph_name, load_graph
 
     try:
         return graph_name(text), load_graph(text)
@@ -79,7 +79,7 @@ def graph(text: str, argument: str = "--graph") -> tuple[str, Any]:
 
 def relations(text: str, argument: str = "--graph") -> tuple[str, Any]:
     """Name and tensor of an argument, by (relation, target, source); as :func:`graph`."""
-    from sparsetir.graphs import GraphError, graph_name, load_relations
+    from sparsetir.data.graphs import GraphError, graph_name, load_relations
 
     try:
         return graph_name(text), load_relations(text)
@@ -152,7 +152,7 @@ def named_values(texts: Sequence[str], argument: str = "--arg") -> dict[str, Any
 def _value(who: str, name: str, text: str) -> Any:
     import numpy as np
 
-    from sparsetir.file_errors import UNREADABLE, check_npz, why
+    from sparsetir.runtime.file_errors import UNREADABLE, check_npz, why
 
     for number in (int, float):
         try:

@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _threads() -> dict[str, Any]:
     """As :func:`sparsetir.threads`, in a process without torch."""
-    from sparsetir.pool import threads
+    from sparsetir.runtime.pool import threads
 
     return threads()._asdict()
 
@@ -104,9 +104,14 @@ def cpu() -> dict[str, Any]:
     features : by which tuning tells CPUs apart
     unlike : in which it is not what LLVM calls it, as "+amx-bf16" or "-gfni"
     """
+    from sparsetir.records.fingerprint import cpu_model
+    from sparsetir.runtime.targets import (
+        distinctive_features,
+        host_features,
+        host_target,
+        usable_cpus,
+    )
     from sparsetir.schedules.default import vector_bits
-    from sparsetir.targets import distinctive_features, host_features, host_target, usable_cpus
-    from sparsetir.tuning.fingerprint import cpu_model
 
     target, has = host_target(), host_features()
     return {
@@ -170,8 +175,8 @@ def nvcc() -> dict[str, Any]:
 
 def records() -> dict[str, Any]:
     """The file of records, without changing it; "error" where it cannot be read or written."""
-    from sparsetir.tuning.records import RecordError, Records
-    from sparsetir.tuning.schema import SCHEMA
+    from sparsetir.records.records import RecordError, Records
+    from sparsetir.records.schema import SCHEMA
 
     kept = Records()
     if kept.path is None:

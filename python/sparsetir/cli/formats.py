@@ -152,7 +152,7 @@ def _cell(fmt: Any, pattern: Any) -> dict[str, Any]:
 
 def _defaults(matrix: Any) -> dict[str, Any]:
     """The configs that plans of this graph have by default on this machine's CPU."""
-    from sparsetir.plan import plan_candidates
+    from sparsetir.planning.plan import plan_candidates
     from sparsetir.schedules.search.configs import to_data
 
     wanted = {"spmv": ("spmv", 1), "spmm, 32 features": ("spmm", 32),
@@ -163,7 +163,7 @@ def _defaults(matrix: Any) -> dict[str, Any]:
 
 
 def _draw(path: Path, name: str, pattern: Any, chosen: list[Any]) -> None:
-    from sparsetir.plot import plot_format, plot_pattern
+    from sparsetir.plotting.patterns import plot_format, plot_pattern
 
     if len(chosen) > 1:
         raise UsageError("argument --picture: expected one --format to draw, or none")

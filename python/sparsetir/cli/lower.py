@@ -65,7 +65,7 @@ def add(out: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command; its exit code."""
-    from sparsetir.targets import resolve_target
+    from sparsetir.runtime.targets import resolve_target
 
     target = resolve_target(args.target)
     config = None
@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _text(stages: Mapping[str, Any], stage: str, target: Any) -> str:
-    from sparsetir.build import kernel_of
+    from sparsetir.runtime.build import kernel_of
 
     if stage in NAMES:
         return readable(stages[NAMES[stage]])
@@ -98,10 +98,10 @@ def _text(stages: Mapping[str, Any], stage: str, target: Any) -> str:
 
 def _operator(args: argparse.Namespace, target: Any) -> tuple[Mapping[str, Any], Any]:
     """The plain program; or the stages that a config makes of it, and that as data."""
-    from sparsetir.request import request
+    from sparsetir.data.sparse_tensor import SparseMatrix
+    from sparsetir.planning.request import request
     from sparsetir.schedules.operators import sddmm, spmm
     from sparsetir.schedules.search.configs import to_data
-    from sparsetir.sparse_tensor import SparseMatrix
 
     vectors = args.program == "spmv"
     wanted = request(
@@ -118,9 +118,9 @@ def _operator(args: argparse.Namespace, target: Any) -> tuple[Mapping[str, Any],
 
 def _config(args: argparse.Namespace, wanted: Any) -> Any:
     """The one that is given; of the template that is named; of a plan."""
+    from sparsetir.records.lookup import recorded_config
     from sparsetir.schedules.search.choose import candidates, choose
     from sparsetir.schedules.search.configs import from_data
-    from sparsetir.tuning.lookup import recorded_config
 
     if args.config is not None:
         if args.template and type(args.config).__name__ != args.template:
@@ -143,7 +143,7 @@ def _stages_of(func: Any, stage: str, target: Any) -> Mapping[str, Any]:
 
     What cannot be lowered can be printed; of a function of stage II its own is as lowered, too.
     """
-    from sparsetir.pipeline import lower
+    from sparsetir.runtime.pipeline import lower
     from sparsetir.sparse_ir.nodes import SparseFunc
 
     if isinstance(func, SparseFunc):

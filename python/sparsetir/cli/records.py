@@ -10,7 +10,7 @@ from typing import Any
 from sparsetir.cli import arguments
 from sparsetir.cli.arguments import Failed, Parser, UsageError
 from sparsetir.cli.text import fitted, many
-from sparsetir.file_errors import printable
+from sparsetir.runtime.file_errors import printable
 
 EPILOG = """\
 Records are in one file: --records PATH, else SPARSETIR_RECORDS, else sparsetir/records.sqlite in
@@ -48,7 +48,7 @@ def add(out: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command; its exit code."""
-    from sparsetir.tuning.records import RecordError, Records
+    from sparsetir.records.records import RecordError, Records
 
     records = Records(args.records)
     if records.path is None:
@@ -74,8 +74,8 @@ def _chosen(args: argparse.Namespace, records: Any) -> list[Any]:
 
 
 def _list(args: argparse.Namespace, records: Any) -> int:
+    from sparsetir.records.record import best_of_each, record_to_data
     from sparsetir.tuning.progress import micros
-    from sparsetir.tuning.record import best_of_each, record_to_data
 
     found = _chosen(args, records)
     if args.json:

@@ -13,8 +13,8 @@ from typing import Any
 from sparsetir.cli import arguments
 from sparsetir.cli.arguments import REDUCTIONS, TUNED, Failed, Parser, UsageError, at_least
 from sparsetir.cli.functions import function_of, is_file, schedule_of
+from sparsetir.planning.vocabulary import SOFTMAX, is_message
 from sparsetir.schedules.operators.names import DTYPES
-from sparsetir.vocabulary import SOFTMAX, is_message
 
 INTERRUPTED = 130
 MOST_SECONDS = 10**8
@@ -133,7 +133,7 @@ def add(out: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command; its exit code."""
-    from sparsetir.tuning.records import Records
+    from sparsetir.records.records import Records
 
     if is_file(args.op):
         return run_program(args)
@@ -187,7 +187,7 @@ def _check_device(args: argparse.Namespace) -> None:
     import tvm
 
     from sparsetir.cli.doctor import gpu
-    from sparsetir.targets import resolve_target
+    from sparsetir.runtime.targets import resolve_target
 
     kind = resolve_target(args.target).kind.name
     if args.remote is not None or kind == "llvm" or tvm.runtime.device(kind, 0).exist:
@@ -217,8 +217,8 @@ def free_path(folder: Path | None, what: str) -> Path:
 
 def run_program(args: argparse.Namespace) -> int:
     """Tune a function of a file; the exit code."""
+    from sparsetir.records.records import Records
     from sparsetir.tuning.progress import Bar
-    from sparsetir.tuning.records import Records
     from sparsetir.tuning.search import tune
 
     names = "graph", "feat", "feat_in", "edge_feat", "unweighted", "dtype", "reduce", "heads"

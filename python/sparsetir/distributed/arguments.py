@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch._compile import _disable_dynamo
 
-from sparsetir.arrays import dtype_name
 from sparsetir.distributed.collectives import together
 from sparsetir.ops.checks import check_tensor
+from sparsetir.runtime.arrays import dtype_name
 
 if TYPE_CHECKING:
     from sparsetir.distributed.graph import DistGraph

@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.profiler import record_function
 
-from sparsetir.arrays import dtype_name
 from sparsetir.distributed.arguments import cast, compared, untraced
 from sparsetir.distributed.parts import add_times, rows_first, sampled, split, times, transposed
 from sparsetir.ops import messages_library
 from sparsetir.ops.checks import check_tensor
+from sparsetir.runtime.arrays import dtype_name
 
 if TYPE_CHECKING:
     from sparsetir.distributed.graph import DistGraph

@@ -9,10 +9,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sparsetir.arrays import dtype_name
 from sparsetir.distributed.collectives import swap, total
 from sparsetir.distributed.partition import Partition, make_partition
 from sparsetir.ops.structure import DTYPES
+from sparsetir.runtime.arrays import dtype_name
 
 WHO = "DistGraph.from_edges"
 

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sparsetir.file_errors import first_line
+from sparsetir.runtime.file_errors import first_line
 
 T = TypeVar("T")
 

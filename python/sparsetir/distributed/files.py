@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.lib import format as npy
 
-from sparsetir.datasets import SHIPPED
-from sparsetir.file_errors import UNREADABLE, as_path, check_lengths, check_npz, need_room, why
-from sparsetir.graph_edges import (
+from sparsetir.data.datasets import SHIPPED
+from sparsetir.data.graph_edges import (
     EDGE_LISTS,
     GraphError,
     edge_table,
@@ -23,7 +22,15 @@ from sparsetir.graph_edges import (
     two_lengths,
     what_is_said,
 )
-from sparsetir.matrix_market import ELEMENT_BYTES
+from sparsetir.data.matrix_market import ELEMENT_BYTES
+from sparsetir.runtime.file_errors import (
+    UNREADABLE,
+    as_path,
+    check_lengths,
+    check_npz,
+    need_room,
+    why,
+)
 
 LISTS = f"an edge list ({', '.join(EDGE_LISTS)})"
 KINDS = f"an .npz file of one matrix in CSR, CSC or coordinates, or {LISTS}"

@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sparsetir.arrays import dtype_name
 from sparsetir.distributed import products, rows
 from sparsetir.distributed.build import (
     WHO,
@@ -30,6 +29,7 @@ from sparsetir.ops.cache import lasting
 from sparsetir.ops.check_pattern import check_size
 from sparsetir.ops.compress import sorted_by
 from sparsetir.ops.operands import Operand, resolve
+from sparsetir.runtime.arrays import dtype_name
 
 T = TypeVar("T")
 INT32_MAX = 2**31 - 1

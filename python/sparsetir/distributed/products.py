@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.profiler import record_function
 
-from sparsetir.arrays import dtype_name
 from sparsetir.distributed.arguments import (
     cast,
     check_rows,
@@ -35,7 +34,8 @@ from sparsetir.distributed.parts import (
 )
 from sparsetir.ops import messages
 from sparsetir.ops.checks import check_tensor
-from sparsetir.vocabulary import reduction
+from sparsetir.planning.vocabulary import reduction
+from sparsetir.runtime.arrays import dtype_name
 
 if TYPE_CHECKING:
     from sparsetir.distributed.graph import DistGraph

@@ -8,9 +8,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sparsetir.arrays import dtype_name
 from sparsetir.distributed.collectives import in_time, swap, together
 from sparsetir.distributed.partition import check_each_once
+from sparsetir.runtime.arrays import dtype_name
 
 if TYPE_CHECKING:
     from sparsetir.distributed.graph import DistGraph

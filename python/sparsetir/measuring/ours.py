@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
-import sparsetir
 from sparsetir.measuring.case import Case, array, numbers
 from sparsetir.measuring.peers import Calls, Peer, output
+from sparsetir.planning.compiled import compilations
+from sparsetir.planning.plan import plan, plan_candidates
 from sparsetir.schedules.search.configs import from_data, to_data
 
 TUNING = 0.02  # seconds for each candidate
@@ -53,9 +54,7 @@ class Ours(Peer):
 
     def _plan(self, case: Case, config: Any, target: Any = "llvm") -> Any:
         options = self._options(case)
-        return sparsetir.plan(
-            case.op, case.matrix, case.feat, **options, target=target, config=config
-        )
+        return plan(case.op, case.matrix, case.feat, **options, target=target, config=config)
 
     def _options(self, case: Case) -> dict[str, Any]:
         return {
@@ -77,9 +76,7 @@ class Ours(Peer):
         """The fastest plan of all candidates, each tried for a moment."""
         out = array(output(case), case.dtype)
         best, fastest = None, float("inf")
-        for config in sparsetir.plan_candidates(
-            case.op, case.matrix, case.feat, **self._options(case)
-        ):
+        for config in plan_candidates(case.op, case.matrix, case.feat, **self._options(case)):
             plan = self._plan(case, config)
             plan(*operands, out=out)
             end = time.perf_counter() + TUNING
@@ -97,7 +94,7 @@ class Ours(Peer):
 
     def compilations(self) -> int:
         """Kernels that were compiled in this process."""
-        return sparsetir.compilations()
+        return compilations()
 
     def to_numpy(self, result: Any) -> np.ndarray:
         """Also of TVM's tensors."""

@@ -13,7 +13,7 @@ from sparsetir.ops.check_pattern import check_size
 from sparsetir.ops.functional import spmm
 from sparsetir.ops.messages import sparse_softmax
 from sparsetir.ops.operands import Operand, Prepared, resolve
-from sparsetir.vocabulary import REDUCTION_NAMES
+from sparsetir.planning.vocabulary import REDUCTION_NAMES
 
 T = TypeVar("T")
 FLOWS = ("source_to_target", "target_to_source")

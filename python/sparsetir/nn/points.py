@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsetir.arrays import dtype_name
 from sparsetir.nn.kernel_map import (
     Convolution,
     Pairs,
@@ -25,6 +24,7 @@ from sparsetir.nn.kernel_map import (
 from sparsetir.nn.memory import remembered
 from sparsetir.ops.cache import hand_out, handed_out, lasting, private
 from sparsetir.ops.checks import check_tensor
+from sparsetir.runtime.arrays import dtype_name
 
 INT32_MAX = 2**31 - 1
 INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64)

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from sparsetir.arrays import dtype_name
 from sparsetir.nn.conv import Conv, pair
 from sparsetir.nn.graph import Graph, check_count, is_edges, is_spread, reversed_edges, with_others
 from sparsetir.nn.linear import glorot, zeros
@@ -19,6 +18,7 @@ from sparsetir.ops.operands import plain_edges
 from sparsetir.ops.prepared import PreparedRelations
 from sparsetir.ops.relations import seen_edges
 from sparsetir.ops.rgms import rgms
+from sparsetir.runtime.arrays import dtype_name
 
 # Rows of all relations for each edge from which on an epoch takes less without making them all:
 # as much time with 4 on a Zen 5, with 2 it is 1.4 times as much, with 5 0.7 times.

@@ -21,11 +21,11 @@ import torch
 from torch._compile import _disable_dynamo
 from torch.nn import Parameter
 
-from sparsetir.arrays import dtype_name
 from sparsetir.nn.kernel_map import Convolution
 from sparsetir.nn.point_products import products
 from sparsetir.nn.points import Places, SparsePoints, convolution, reached_by
 from sparsetir.ops.check_pattern import check_size
+from sparsetir.runtime.arrays import dtype_name
 
 _untraced = _disable_dynamo(reached_by)  # which imports what it takes when it is called
 

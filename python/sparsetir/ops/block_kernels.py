@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from sparsetir.mask_blocks import BlockRows
+from sparsetir.data.mask_blocks import BlockRows
 from sparsetir.ops.message_kernels import is_parallel
 from sparsetir.ops.structure import DTYPES, target_of
-from sparsetir.request import compiled_by
+from sparsetir.planning.request import compiled_by
 from sparsetir.schedules.default import is_gpu, vector_bits
 from sparsetir.schedules.gpu.block_attention import WarpTiles
 from sparsetir.schedules.operators.block_attention import BlockAttention

@@ -19,8 +19,8 @@ from sparsetir.formats import BSR
 from sparsetir.ops.checks import check_tensor
 from sparsetir.ops.registry import define, save_inputs, saved
 from sparsetir.ops.structure import DTYPES, Structure, structure_of, target_of
-from sparsetir.pool import pays
-from sparsetir.request import compiled_by, default_threads
+from sparsetir.planning.request import compiled_by, default_threads
+from sparsetir.runtime.pool import pays
 from sparsetir.schedules.default import vector_bits
 from sparsetir.schedules.gpu.spmm_tensor_cores import for_format
 from sparsetir.schedules.operators.block_linear import BlockLinear, BlockOuter

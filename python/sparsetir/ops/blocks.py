@@ -14,8 +14,8 @@ from sparsetir.formats import BSR, Format, Operand
 from sparsetir.formats.converted import ConvertedFormat
 from sparsetir.ops.cache import lasting
 from sparsetir.ops.compress import transpose
-from sparsetir.plan import plan
-from sparsetir.run_plan import Plan
+from sparsetir.planning.plan import plan
+from sparsetir.planning.run_plan import Plan
 from sparsetir.schedules.default import is_gpu, vector_bits
 from sparsetir.schedules.gpu.spmm_tensor_cores import for_format
 from sparsetir.schedules.operators.problems import CsrPattern, Spmm, vector_lanes

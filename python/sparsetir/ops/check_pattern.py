@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsetir.arrays import dtype_name
+from sparsetir.runtime.arrays import dtype_name
 from sparsetir.sparse_ir.errors import StructureError, StructureIndexError, StructureTypeError
 
 INDEX_DTYPES = (torch.int32, torch.int64)

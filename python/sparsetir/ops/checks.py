@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsetir.arrays import dtype_name
 from sparsetir.ops.structure import DTYPES, Structure
+from sparsetir.runtime.arrays import dtype_name
 
 
 def check_tensor(who: str, name: str, x: Any, like: Tensor | None = None) -> None:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from tvm.script import tirx as T
 
-from sparsetir.arrays import dtype_name
-from sparsetir.build import build
+from sparsetir.runtime.arrays import dtype_name
+from sparsetir.runtime.build import build
 
 LARGE, INT32_MAX = 2**62, 2**31 - 1
 FOUND = 5  # numbers that are told of pairs

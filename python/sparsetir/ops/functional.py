@@ -9,13 +9,13 @@ import torch
 from scipy.sparse import issparse
 from torch import Tensor
 
+from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.ops import library
 from sparsetir.ops.checks import check_tensor
 from sparsetir.ops.new_edges import sum_of_new
 from sparsetir.ops.operands import Operand, resolve
 from sparsetir.ops.quick import again
-from sparsetir.sparse_tensor import SparseMatrix
-from sparsetir.vocabulary import reduction
+from sparsetir.planning.vocabulary import reduction
 
 
 def spmm(A: Any, B: Tensor, reduce: str = "sum", values: Tensor | None = None) -> Tensor:

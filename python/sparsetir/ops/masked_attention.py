@@ -10,14 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsetir.arrays import dtype_name
-from sparsetir.mask_blocks import BlockMask, BlockRows
-from sparsetir.masks import from_elements
+from sparsetir.data.mask_blocks import BlockMask, BlockRows
+from sparsetir.data.masks import from_elements
 from sparsetir.ops import block_kernels, message_kernels
 from sparsetir.ops.messages_library import attention_gradients
 from sparsetir.ops.operands import resolve
 from sparsetir.ops.registry import define, save, saved
 from sparsetir.ops.structure import DTYPES, Structure, structure_of
+from sparsetir.runtime.arrays import dtype_name
 
 WHO = "sparse_attention"
 # What a place in a block of some size costs, and what an element costs by itself.

@@ -9,9 +9,9 @@ import numpy as np
 import tvm_ffi
 from torch import Tensor
 
-from sparsetir.arrays import dtype_name, itemsize
-from sparsetir.kernel import Kernel
-from sparsetir.run_plan import Plan
+from sparsetir.planning.run_plan import Plan
+from sparsetir.runtime.arrays import dtype_name, itemsize
+from sparsetir.runtime.kernel import Kernel
 
 
 def measured(thing: Any, carried: Callable[[Tensor], Any] | None = None) -> int:

@@ -12,18 +12,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsetir.edge_request import edge_task
-from sparsetir.kernel import Kernel
 from sparsetir.ops.structure import DTYPES, Structure, target_of
-from sparsetir.pool import pays
-from sparsetir.request import compiled_by, default_threads
+from sparsetir.planning.edge_request import edge_task
+from sparsetir.planning.request import compiled_by, default_threads
+from sparsetir.records.fingerprint import Sizes
+from sparsetir.records.lookup import by_record
+from sparsetir.runtime.kernel import Kernel
+from sparsetir.runtime.pool import pays
 from sparsetir.schedules.operators.edge_attention import EdgeAttention
 from sparsetir.schedules.operators.edge_messages import EdgeMessages
 from sparsetir.schedules.operators.edge_softmax import EdgeSoftmax
 from sparsetir.schedules.operators.messages import Messages
 from sparsetir.schedules.templates.message_tiles import chosen, config_of, work
-from sparsetir.tuning.fingerprint import Sizes
-from sparsetir.tuning.lookup import by_record
 
 
 def gspmm(
@@ -171,7 +171,7 @@ def attention(
 class _Run:
     """A call of a kernel, with the config that is recorded for its pattern, or that sizes choose.
 
-    heads, features : as :func:`sparsetir.edge_request.edge_task` takes them
+    heads, features : as :func:`sparsetir.planning.edge_request.edge_task` takes them
     """
 
     def __init__(

@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsetir.arrays import dtype_name
 from sparsetir.ops import functional, messages_library
 from sparsetir.ops.cache import kept, lasting, private
 from sparsetir.ops.feature_shapes import Merged, merged
 from sparsetir.ops.operands import Operand, resolve
 from sparsetir.ops.registry import holds_data
 from sparsetir.ops.structure import DTYPES, SeenPattern, Structure, structure_of
-from sparsetir.vocabulary import edge_op, message, reduction
+from sparsetir.planning.vocabulary import edge_op, message, reduction
+from sparsetir.runtime.arrays import dtype_name
 
 
 def gspmm(

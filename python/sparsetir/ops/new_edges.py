@@ -15,15 +15,15 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from sparsetir.arrays import dtype_name
-from sparsetir.kernel import Kernel
 from sparsetir.ops import library
 from sparsetir.ops.cache import memory_key
 from sparsetir.ops.check_pattern import check_edges
 from sparsetir.ops.recorded import may_be_recorded
 from sparsetir.ops.registry import is_undisturbed
 from sparsetir.ops.structure import known_edges, plain_tensor, target_of
-from sparsetir.request import compiled_by
+from sparsetir.planning.request import compiled_by
+from sparsetir.runtime.arrays import dtype_name
+from sparsetir.runtime.kernel import Kernel
 from sparsetir.schedules.default import l2_bytes, l3_bytes
 from sparsetir.schedules.operators.edge_sums import EdgeSums
 from sparsetir.schedules.templates.edge_sums import SumLoops

@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsetir.arrays import device_name, is_array
-from sparsetir.foreign import Compressed, Edges, adopted
+from sparsetir.data.foreign import Compressed, Edges, adopted
+from sparsetir.data.sources import to_host
+from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.formats.pattern import Pattern
 from sparsetir.ops.blocks import Blocks
 from sparsetir.ops.cache import kept, private
@@ -25,8 +26,7 @@ from sparsetir.ops.structure import (
     pattern_of,
     pattern_of_edges,
 )
-from sparsetir.sources import to_host
-from sparsetir.sparse_tensor import SparseMatrix
+from sparsetir.runtime.arrays import device_name, is_array
 
 
 class Operand(NamedTuple):

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
-from sparsetir.plan import plan
-from sparsetir.request import default_threads
-from sparsetir.run_plan import Plan
-from sparsetir.schedules.operators.problems import CsrPattern
-from sparsetir.sparse_tensor import SparseMatrix
-from sparsetir.tuning.fingerprint import Sizes
-from sparsetir.tuning.lookup import (
+from sparsetir.data.sparse_tensor import SparseMatrix
+from sparsetir.planning.plan import plan
+from sparsetir.planning.request import default_threads
+from sparsetir.planning.run_plan import Plan
+from sparsetir.records.fingerprint import Sizes
+from sparsetir.records.lookup import (
     recorded_config,
     recorded_configs,
     there_are_records,
     warn_of_record,
 )
-from sparsetir.tuning.task import Task
+from sparsetir.records.task import Task
+from sparsetir.schedules.operators.problems import CsrPattern
 
 
 class Planned(NamedTuple):

@@ -19,7 +19,7 @@ from sparsetir.ops.checks import check_tensor
 from sparsetir.ops.prepared import PreparedRelations
 from sparsetir.ops.registry import define, save_inputs, saved
 from sparsetir.ops.relations import Relations, relations_of, seen_edges
-from sparsetir.vocabulary import reduction
+from sparsetir.planning.vocabulary import reduction
 
 WHO = "rgms"
 REDUCTIONS = ("sum", "mean")

@@ -20,14 +20,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from sparsetir.arrays import is_array
 from sparsetir.ops.relation_orders import where_products_first
 from sparsetir.ops.relations import CHUNK, RelationRows, Relations
 from sparsetir.ops.structure import DTYPES, call_plan, target_of
-from sparsetir.pool import pays
-from sparsetir.relational_plan import relational_plan
-from sparsetir.relational_request import GradientRequest, RelationalRequest
-from sparsetir.request import compiled_by, default_threads
+from sparsetir.planning.relational_plan import relational_plan
+from sparsetir.planning.relational_request import GradientRequest, RelationalRequest
+from sparsetir.planning.request import compiled_by, default_threads
+from sparsetir.runtime.arrays import is_array
+from sparsetir.runtime.pool import pays
 from sparsetir.schedules.default import is_gpu, vector_bits
 from sparsetir.schedules.operators.rgms import Rgms
 from sparsetir.schedules.operators.rgms_backward import RgmsBackward

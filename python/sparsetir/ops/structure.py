@@ -12,17 +12,17 @@ import torch
 import tvm_ffi
 from torch import Tensor
 
-from sparsetir.kernel import Kernel
 from sparsetir.ops.blocks import Blocks
 from sparsetir.ops.cache import hand_out, handed_out, is_private, kept, lasting, private
 from sparsetir.ops.check_pattern import check_csr, check_edges, check_kind, check_pairs, check_size
 from sparsetir.ops.compress import compress, transpose
 from sparsetir.ops.recorded import Planned, recorded
-from sparsetir.plan import plan_of_each_run
-from sparsetir.run_plan import Plan
+from sparsetir.planning.plan import plan_of_each_run
+from sparsetir.planning.run_plan import Plan
+from sparsetir.runtime.kernel import Kernel
+from sparsetir.runtime.targets import resolve_target
 from sparsetir.schedules.operators.operands import OPERATORS
 from sparsetir.schedules.operators.problems import CsrPattern
-from sparsetir.targets import resolve_target
 
 DTYPES = {
     torch.float32: "float32",

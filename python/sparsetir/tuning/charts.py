@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.formats import Format
-from sparsetir.plot import plot_format, plot_pattern
-from sparsetir.sparse_tensor import SparseMatrix
+from sparsetir.plotting.patterns import plot_format, plot_pattern
+from sparsetir.records.task import OK, PRUNED
 from sparsetir.tuning.progress import micros
-from sparsetir.tuning.task import OK, PRUNED
 from sparsetir.tuning.tuned import Trial, seconds
 
 # Colours that stand for variables of the page's style, which has them for light and for dark.

@@ -13,12 +13,12 @@ from typing import Any
 from sparsetir.measuring import turns
 from sparsetir.measuring.case import Case
 from sparsetir.measuring.peers import OURS
-from sparsetir.plan import plan
+from sparsetir.planning.plan import plan
+from sparsetir.records.task import OK, Task
+from sparsetir.runtime.targets import resolve_target
 from sparsetir.schedules.default import is_gpu
 from sparsetir.schedules.search.configs import to_data
-from sparsetir.targets import resolve_target
 from sparsetir.tuning.operator_case import case_of
-from sparsetir.tuning.task import OK, Task
 from sparsetir.tuning.tuned import Search, Trial
 from sparsetir.tuning.tuned import seconds as seconds_of
 

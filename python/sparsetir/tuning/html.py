@@ -12,12 +12,13 @@ from typing import Any
 
 import tvm
 
-import sparsetir
+from sparsetir import _versions
 from sparsetir.extras import need
+from sparsetir.records.files import write_whole
+from sparsetir.records.task import Outcome
 from sparsetir.sparse_ir.schedule import Schedule
 from sparsetir.tuning import charts
 from sparsetir.tuning.compare import DEFAULT, TITLES, Comparison
-from sparsetir.tuning.files import write_whole
 from sparsetir.tuning.progress import duration, micros
 from sparsetir.tuning.report import (
     Row,
@@ -30,7 +31,6 @@ from sparsetir.tuning.report import (
     summarise,
     times,
 )
-from sparsetir.tuning.task import Outcome
 from sparsetir.tuning.tuned import Search, Tuned, TunedProgram
 
 MOST_FAILURES = 50  # that are shown in full
@@ -151,7 +151,7 @@ def _environment(tuned: Search) -> dict[str, Any]:
     return {
         "device": key.device, "target": key.target,
         **({"threads": tuned.task.threads} if key.threads else {}),
-        "data": key.fingerprint, "sparsetir": sparsetir.__version__, "TVM": tvm.__version__,
+        "data": key.fingerprint, "sparsetir": _versions.VERSION, "TVM": tvm.__version__,
         "Python": platform.python_version(),
         "written": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
     }  # fmt: skip

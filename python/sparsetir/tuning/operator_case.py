@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from sparsetir.arrays import is_array, itemsize, memory
+from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.measuring.case import Case, Reference, array, make, numbers
-from sparsetir.plan import plan
-from sparsetir.run_plan import Plan
-from sparsetir.sparse_tensor import SparseMatrix
-from sparsetir.tuning.task import Task
+from sparsetir.planning.plan import plan
+from sparsetir.planning.run_plan import Plan
+from sparsetir.records.task import Task
+from sparsetir.runtime.arrays import is_array, itemsize, memory
 
 SEED = 0
 

@@ -12,17 +12,17 @@ from typing import Any
 import numpy as np
 import tvm
 
-from sparsetir.arrays import is_array, to_numpy
-from sparsetir.build import build
-from sparsetir.kernel import Kernel
+from sparsetir.records.task import of_threads
+from sparsetir.runtime.arrays import is_array, to_numpy
+from sparsetir.runtime.build import build
+from sparsetir.runtime.kernel import Kernel
+from sparsetir.runtime.signature import Signature
 from sparsetir.schedules.search import program_space
 from sparsetir.schedules.search.configs import Choices
-from sparsetir.signature import Signature
 from sparsetir.sparse_ir.lower_sparse_iter import lower_sparse_iter
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.position_space import SIGNATURE
 from sparsetir.tuning.schedule_ref import ScheduleRef
-from sparsetir.tuning.task import of_threads
 
 ARRAYS = "arguments.npz"
 MADE = "sparsetir.program_space"  # stands for the schedule that is made from a program
@@ -30,12 +30,12 @@ MADE = "sparsetir.program_space"  # stands for the schedule that is made from a 
 
 @dataclass(frozen=True, eq=False)
 class ProgramTask:
-    """A stage-I function with arguments; one of :class:`sparsetir.tuning.task.Tunable`.
+    """A stage-I function with arguments; one of :class:`sparsetir.records.task.Tunable`.
 
     arguments : all of them by name: NumPy arrays in their natural shape, numbers for sizes. What
         outputs hold is where each check begins
     schedule : `schedule(sch, config)`; None for the one that is made from the program
-    target, threads : as of :class:`sparsetir.tuning.task.Task`
+    target, threads : as of :class:`sparsetir.records.task.Task`
     """
 
     program: SparseFunc
@@ -60,7 +60,7 @@ class ProgramTask:
         return build(self.program, self.target, schedule=self.apply(), config=given)
 
     def identity(self) -> dict[str, Any]:
-        """See :class:`sparsetir.tuning.task.Tunable`.
+        """See :class:`sparsetir.records.task.Tunable`.
 
         Values of floating point play no part; arrays of integers do, as they say where elements
         are.
@@ -94,13 +94,13 @@ class ProgramTask:
         return {n: float(x) for n, x in self.arguments.items() if not is_array(x)}
 
     def title(self, name: str = "") -> str:
-        """See :class:`sparsetir.tuning.task.Tunable`."""
+        """See :class:`sparsetir.records.task.Tunable`."""
         sizes = ", ".join(f"{n}={x:,g}" for n, x in self.statistics().items())
         on = f" on {name}" if name else ""
         return ", ".join([f"{self.program.name}{on} ({sizes})", *of_threads(self)])
 
     def saved(self, folder: Path) -> dict[str, Any]:
-        """See :class:`sparsetir.tuning.task.Tunable`."""
+        """See :class:`sparsetir.records.task.Tunable`."""
         arrays = {n: x for n, x in self.arguments.items() if is_array(x)}
         # NumPy's files know no bfloat16.
         plain = {n: x.astype("float32") if x.dtype.kind == "V" else x for n, x in arrays.items()}

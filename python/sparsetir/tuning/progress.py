@@ -7,7 +7,7 @@ import time
 from typing import Any, TextIO
 
 from sparsetir.extras import need
-from sparsetir.tuning.task import OK
+from sparsetir.records.task import OK
 
 EVERY = 10.0  # seconds between lines where there is no terminal
 SHARE = 0.1  # of all trials, likewise

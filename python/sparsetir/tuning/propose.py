@@ -15,10 +15,10 @@ import optuna
 from optuna.distributions import CategoricalDistribution
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
+from sparsetir.records.task import OK, PRUNED, Outcome
 from sparsetir.schedules.search.configs import to_data
 from sparsetir.schedules.search.spaces import Space
 from sparsetir.schedules.template import Point
-from sparsetir.tuning.task import OK, PRUNED, Outcome
 
 # Proposals of known configs in a row, after which one is drawn from those not yet tried.
 REPEATS = 12

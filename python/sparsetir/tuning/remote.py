@@ -25,14 +25,14 @@ from typing import Any
 
 import numpy as np
 
-from sparsetir.arrays import is_array, itemsize
-from sparsetir.build import compile_stages
 from sparsetir.measuring.case import array, numbers
-from sparsetir.request import Request, request
+from sparsetir.planning.request import Request, request
+from sparsetir.records.task import OK, PRUNED, Reference
+from sparsetir.runtime.arrays import is_array, itemsize
+from sparsetir.runtime.build import compile_stages
+from sparsetir.runtime.signature import Signature, signature_of
 from sparsetir.schedules.passes.launches import count_launches
-from sparsetir.signature import Signature, signature_of
 from sparsetir.tuning.operator_case import OperatorCase
-from sparsetir.tuning.task import OK, PRUNED, Reference
 from sparsetir.tuning.timing import GROUP, PROBES, SLOW, TURN, TURNS, Turn, hopeless, summary
 
 KERNEL = "kernel"  # the name of the function in the library

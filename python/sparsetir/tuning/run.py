@@ -9,10 +9,10 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
+from sparsetir.records.task import OK, PRUNED, Outcome, Reference
 from sparsetir.schedules.search.spaces import Space
 from sparsetir.tuning.owner import Owner
 from sparsetir.tuning.propose import Proposer, candidate, importances
-from sparsetir.tuning.task import OK, PRUNED, Outcome, Reference
 from sparsetir.tuning.trial_store import RUNNING, Entry, TrialStore
 from sparsetir.tuning.tuned import Trial
 

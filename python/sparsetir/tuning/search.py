@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 import numpy as np
 import tvm
 
-from sparsetir.edge_request import along_edges
 from sparsetir.extras import need
-from sparsetir.request import refuse_options as refuse_options_of_plan
+from sparsetir.planning.edge_request import along_edges
+from sparsetir.planning.request import refuse_options as refuse_options_of_plan
+from sparsetir.records.record import Key, Record
+from sparsetir.records.records import RecordError, Records
+from sparsetir.runtime.targets import resolve_target
 from sparsetir.schedules.default import is_gpu
 from sparsetir.schedules.search.configs import from_data, to_data
 from sparsetir.schedules.search.spaces import Space
 from sparsetir.schedules.templates.registry import TEMPLATES
 from sparsetir.sparse_ir.nodes import SparseFunc
-from sparsetir.targets import resolve_target
 from sparsetir.tuning.measure import Measurer, cores_for
-from sparsetir.tuning.record import Key, Record
-from sparsetir.tuning.records import RecordError, Records
 from sparsetir.tuning.remote import Remote
 from sparsetir.tuning.sought import of_edges, of_operator, of_program, of_relations, refuse_options
 from sparsetir.tuning.tuned import Search, Tuned, TunedEdges, TunedProgram, TunedRelations
@@ -170,7 +170,7 @@ def tune(
         That measure side by side: on a CPU each on cores of its own, else each on a GPU.
     records : str or Path, optional
         The file that results and trials are kept in, "" for none; see
-        :func:`sparsetir.tuning.records.default_path` for the default.
+        :func:`sparsetir.records.records.default_path` for the default.
     storage : str, optional
         URL of a database that takes the trials in place of the file, such as
         "postgresql+psycopg://user@host/name" (`pip install 'sparsetir[postgresql]'`): all machines
@@ -200,7 +200,7 @@ def tune(
         For other arguments.
     ImportError
         Without Optuna.
-    sparsetir.tuning.records.RecordError
+    sparsetir.records.records.RecordError
         For a file that holds no records.
     RuntimeError
         Where nothing can be measured.

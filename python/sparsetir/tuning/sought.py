@@ -7,9 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sparsetir.edge_request import EdgeRequest, edge_request
-from sparsetir.relational_request import RelationalRequest, relational_request
-from sparsetir.request import default_threads, request
+from sparsetir.planning.edge_request import EdgeRequest, edge_request
+from sparsetir.planning.relational_request import RelationalRequest, relational_request
+from sparsetir.planning.request import default_threads, request
+from sparsetir.records.record import Key
+from sparsetir.runtime.targets import resolve_target
 from sparsetir.schedules.default import is_gpu, vector_bits
 from sparsetir.schedules.search.choose import candidates
 from sparsetir.schedules.search.configs import Choices, is_choice
@@ -17,9 +19,7 @@ from sparsetir.schedules.search.program_space import space_of
 from sparsetir.schedules.search.spaces import Space, space
 from sparsetir.schedules.template import Branch
 from sparsetir.sparse_ir.nodes import SparseFunc
-from sparsetir.targets import resolve_target
 from sparsetir.tuning.program import ProgramTask, bound_arguments
-from sparsetir.tuning.record import Key
 from sparsetir.tuning.schedule_ref import ScheduleRef, importing
 from sparsetir.tuning.tuned import Search, Tuned, TunedEdges, TunedProgram, TunedRelations
 
@@ -43,7 +43,7 @@ def of_operator(
 ) -> Sought:
     """An operator on a matrix, over the templates that serve it.
 
-    options : of :func:`sparsetir.request.request`
+    options : of :func:`sparsetir.planning.request.request`
     """
     wanted = request(op, matrix, feat, target=target, **options)
     task = replace(wanted.task(), target=_plain_target(target))
@@ -55,7 +55,7 @@ def of_operator(
 def of_relations(matrix: Any, feat: Any, *, target: Any, **options: Any) -> Sought:
     """Relational gather-matmul-scatter: its plain program, over the configs of its template.
 
-    options : of :func:`sparsetir.relational_request.relational_request`
+    options : of :func:`sparsetir.planning.relational_request.relational_request`
     """
     wanted = relational_request(matrix, feat, target=target, **options)
     _refuse_gpu(wanted, "rgms")
@@ -65,7 +65,7 @@ def of_relations(matrix: Any, feat: Any, *, target: Any, **options: Any) -> Soug
 def of_edges(op: str, matrix: Any, feat: Any, *, target: Any, **options: Any) -> Sought:
     """Messages, softmax or attention: their plain programs, over the configs of their templates.
 
-    options : of :func:`sparsetir.edge_request.edge_request`
+    options : of :func:`sparsetir.planning.edge_request.edge_request`
     """
     wanted = edge_request(op, matrix, feat, target=target, **options)
     _refuse_gpu(wanted, op)

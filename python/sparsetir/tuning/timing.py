@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any
 
 from sparsetir.measuring.turn import alone, turn, warm_up
-from sparsetir.tuning.task import OK, PRUNED
+from sparsetir.records.task import OK, PRUNED
 
 HOPELESS = 3.0  # times the best: not measured to the end
 PROBES, PROBE = 3, 0.005  # calls and seconds after which it is seen, when seen twice

@@ -40,11 +40,11 @@ from typing import Any
 import optuna
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
+from sparsetir.records.task import OK, PRUNED, Outcome
 from sparsetir.schedules.search.configs import from_data
 from sparsetir.schedules.search.spaces import Space
 from sparsetir.tuning.owner import Owner
 from sparsetir.tuning.propose import Candidate, Tried, candidate, distributions, quiet
-from sparsetir.tuning.task import OK, PRUNED, Outcome
 
 # States of an entry.
 RUNNING, DONE, FREED, KILLED = "running", "done", "freed", "killed"

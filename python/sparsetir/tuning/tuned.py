@@ -6,17 +6,17 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from sparsetir.edge_plan import edge_plan
-from sparsetir.edge_request import EdgeRequest
-from sparsetir.kernel import Kernel
-from sparsetir.plan import plan
-from sparsetir.relational_plan import relational_plan
-from sparsetir.relational_request import RelationalRequest
-from sparsetir.run_plan import Plan
+from sparsetir.planning.edge_plan import edge_plan
+from sparsetir.planning.edge_request import EdgeRequest
+from sparsetir.planning.plan import plan
+from sparsetir.planning.relational_plan import relational_plan
+from sparsetir.planning.relational_request import RelationalRequest
+from sparsetir.planning.run_plan import Plan
+from sparsetir.records.record import Key
+from sparsetir.records.task import OK, PRUNED, Outcome, Task, Tunable
+from sparsetir.runtime.kernel import Kernel
 from sparsetir.schedules.search.configs import Choices
 from sparsetir.tuning.program import ProgramTask
-from sparsetir.tuning.record import Key
-from sparsetir.tuning.task import OK, PRUNED, Outcome, Task, Tunable
 
 # Of the time, that a config must save to be preferred to the default: as little is luck.
 MARGIN = 0.02

@@ -19,17 +19,17 @@ import psutil
 import scipy.sparse as sp
 import tvm
 
+from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.measuring.process import is_of_memory
 from sparsetir.measuring.serving import one_line, serve
+from sparsetir.records.task import Reference, Task
+from sparsetir.runtime.targets import resolve_target
 from sparsetir.schedules.default import is_gpu
 from sparsetir.schedules.search import configs
-from sparsetir.sparse_tensor import SparseMatrix
-from sparsetir.targets import resolve_target
 from sparsetir.tuning.operator_case import OperatorCase
 from sparsetir.tuning.program import ProgramTask
 from sparsetir.tuning.program_case import ProgramCase
 from sparsetir.tuning.remote import Remote, RemoteDevice, RemoteError
-from sparsetir.tuning.task import Reference, Task
 from sparsetir.tuning.timing import Yardstick, timed
 
 

@@ -1,0 +1,1 @@
+"""Sparse matrices and tensors, and what they are made from."""

@@ -1,0 +1,197 @@
+"""Edges as a matrix, and edge lists in text files."""
+
+from __future__ import annotations
+
+import codecs
+import io
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+from sparsetir.data.matrix_market import ELEMENT_BYTES
+from sparsetir.runtime.file_errors import NoRoom, check_lengths, need_room, printable, unpacked
+
+EDGE_LISTS = (".txt", ".csv", ".tsv", ".el")
+COMMENTS = ("#", "%")
+ENCODING = "utf-8-sig"
+MOST_NODES = 2**60
+EXACT = 2.0**53  # integers up to here are exact in float64
+EXPECTED = "expected row, column and maybe weight"
+
+
+class GraphError(ValueError):
+    """A file that is not the graph that was expected; the text names it and says why."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(printable(text))
+
+
+def from_edges(path: Path, rows: Any, columns: Any, weights: Any, shape: Any) -> sp.csr_array:
+    """CSR of edges; those that are equal are added up.
+
+    path : of the file, for errors and for what it may ask for
+    rows, columns : (E,) integers from 0
+    weights : (E,) or None for float32 ones
+    shape : two lengths; None for a square matrix up to the largest id
+    """
+    rows, columns = np.asarray(rows), np.asarray(columns)
+    for name, ids in (("row", rows), ("column", columns)):
+        if ids.ndim != 1:
+            raise GraphError(f"{path}: {name} ids: expected one dimension, got shape {ids.shape}")
+        if len(ids) != len(rows):
+            raise GraphError(f"{path}: {name} ids: expected shape {rows.shape}, got {ids.shape}")
+        if ids.dtype.kind not in "iu":
+            raise GraphError(f"{path}: {name} ids: expected integers, got {ids.dtype}")
+        if len(ids) and ids.min() < 0:
+            raise GraphError(f"{path}: {name} ids: expected 0 or more, got {ids.min()}")
+        if len(ids) and ids.max() >= MOST_NODES:
+            raise GraphError(f"{path}: {name} ids: expected less than 2**60, got {ids.max()}")
+    rows, columns = rows.astype("int64"), columns.astype("int64")
+    if shape is None:
+        shape = (1 + max(int(rows.max(initial=-1)), int(columns.max(initial=-1))),) * 2
+    shape = two_lengths(f"{path}: shape", shape)
+    for name, ids, length in (("row", rows, shape[0]), ("column", columns, shape[1])):
+        if len(ids) and ids.max() >= length:
+            raise GraphError(f"{path}: {name} ids: expected less than {length}, got {ids.max()}")
+    weights = np.ones(len(rows), "float32") if weights is None else np.asarray(weights)
+    if weights.shape != rows.shape:
+        raise GraphError(f"{path}: weights: expected shape {rows.shape}, got {weights.shape}")
+    if weights.dtype.kind not in "biuf":
+        raise GraphError(f"{path}: weights: expected real numbers, got {weights.dtype}")
+    try:
+        need_room(ELEMENT_BYTES * len(rows), path)
+    except NoRoom as error:
+        raise GraphError(f"{path}: {error}") from error
+    try:
+        check_lengths(path, *shape)  # an id is soon larger than what memory holds
+    except NoRoom as error:
+        raise GraphError(f"{path}: {error}; number nodes from 0, without gaps") from error
+    # Neither half precision nor another byte order is known to SciPy.
+    kind = np.float32 if weights.dtype == np.float16 else weights.dtype.newbyteorder("=")
+    weights = weights.astype(kind, copy=False)
+    return sp.csr_array(sp.coo_array((weights, (rows, columns)), shape=shape))
+
+
+def two_lengths(who: str, shape: Any) -> tuple[int, int]:
+    """The lengths of a matrix, from what a file says."""
+    found = np.asarray(shape)
+    sound = found.shape == (2,) and found.dtype.kind in "iu"
+    if not sound or (found > MOST_NODES).any() or (found < 0).any():
+        raise GraphError(f"{who}: expected two integers from 0 to 2**60, got {found.tolist()}")
+    return int(found[0]), int(found[1])
+
+
+def read_edges(path: Path) -> sp.csr_array:
+    """An edge list; see :func:`sparsetir.graphs.load_graph`."""
+    begin, first = first_edge(path)
+
+    def labelled() -> Iterator[tuple[str, str]]:
+        return ((f"line {number}", line) for number, line in _lines(path) if number >= begin)
+
+    with _opened(path) as file:
+        rows, columns, weights = edge_table(path, file, begin, first, labelled)
+    return from_edges(path, rows, columns, weights, None)
+
+
+def edge_table(
+    path: Path, source: Any, begin: int, first: str,
+    labelled: Callable[[], Iterator[tuple[str, str]]],
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:  # fmt: skip
+    """Rows, columns and weights, if any, of an edge list or of lines of it.
+
+    source : lines of text
+    begin, first : number, from 1, and text of the first line in `source` that says something; the
+        text may be of another line that is like it
+    labelled : the lines that say something and where they are, to find one that is wrong
+    """
+    delimiter = next((d for d in (",", ";") if d in first), None)
+    columns = len(first.split(delimiter))
+    if columns not in (2, 3):
+        label = next(labelled(), ("an edge", ""))[0]
+        raise GraphError(f"{path}: {label}: {EXPECTED}, got {first[:60]!r}")
+    try:
+        table = np.loadtxt(
+            source, "float64", comments=COMMENTS, delimiter=delimiter, skiprows=begin - 1, ndmin=2,
+            encoding="utf-8",
+        )  # fmt: skip
+    except ValueError as error:
+        raise _bad_line(path, labelled(), delimiter, columns) or error from error
+    table = table if table.size else table.reshape(0, columns)
+    if table.shape[1] != columns:
+        wrong = _bad_line(path, labelled(), delimiter, columns)
+        raise wrong or GraphError(f"{path}: {EXPECTED}, got {table.shape[1]} columns")
+    ids = table[:, :2]
+    bad = np.flatnonzero((ids != np.floor(ids)).any(axis=1) | ~np.isfinite(ids).all(axis=1))
+    if len(bad):
+        raise GraphError(
+            f"{path}: expected integers as ids, got {ids[bad[0]].tolist()} as edge {bad[0] + 1}"
+        )
+    if (ids >= EXACT).any():  # they were rounded
+        raise GraphError(f"{path}: expected ids below 2**53, got {int(ids.max())}")
+    weights = table[:, 2].astype("float32") if columns == 3 else None
+    rows, cols = ids.T.astype("int64")
+    return rows, cols, weights
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines that say something, without comments, and their numbers from 1."""
+    with _opened(path) as file:
+        for number, line in enumerate(file, 1):
+            said = what_is_said(line)
+            if said:
+                yield number, said
+
+
+def _opened(path: Path) -> io.TextIOWrapper:
+    """Comments and names may be in encodings like Latin-1, in which numbers are the same."""
+    with unpacked(path) as file:
+        wide = file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+    return io.TextIOWrapper(unpacked(path), "utf-16" if wide else ENCODING, errors="replace")
+
+
+def what_is_said(line: str) -> str:
+    """A line without its comment."""
+    for mark in COMMENTS:
+        if mark in line:
+            line = line[: line.index(mark)]
+    return line.strip()
+
+
+def first_edge(path: Path) -> tuple[int, str]:
+    """The first line of numbers; before it there may be one of names."""
+    lines = _lines(path)
+    number, line = next(lines, (0, ""))
+    if line and not any(map(_is_number, _words(line))):
+        number, line = next(lines, (0, ""))
+    if not line:
+        raise GraphError(f"{path}: {EXPECTED}; there are none")
+    if not all(map(_is_number, _words(line))):
+        raise GraphError(f"{path}: line {number}: {EXPECTED}, got {line[:60]!r}")
+    return number, line
+
+
+def _bad_line(
+    path: Path, labelled: Iterator[tuple[str, str]], delimiter: str | None, columns: int
+) -> GraphError | None:
+    """What is wrong with the first line that is not like the first one."""
+    for label, line in labelled:
+        words = line.split(delimiter)
+        if len(words) != columns or not all(map(_is_number, words)):
+            return GraphError(f"{path}: {label}: {EXPECTED}, got {line[:60]!r}")
+    return None
+
+
+def _words(line: str) -> list[str]:
+    return re.split(r"[\s,;]+", line)
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,309 @@
+"""Graphs and matrices from files, as scipy CSR: what the command line and the benchmarks read.
+
+>>> from sparsetir.data.graphs import load_graph
+>>> load_graph("cora").shape
+(2708, 2708)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+from sparsetir.data import graph_folders
+from sparsetir.data.datasets import SHIPPED
+from sparsetir.data.graph_edges import EDGE_LISTS, GraphError, from_edges, read_edges, two_lengths
+from sparsetir.data.matrix_market import ELEMENT_BYTES, read_market
+from sparsetir.data.saved_matrix import saved_matrix
+from sparsetir.data.sparse_tensor import SparseTensor
+from sparsetir.runtime.file_errors import (
+    UNREADABLE,
+    as_path,
+    check_lengths,
+    check_npz,
+    need_room,
+    printable,
+    why,
+)
+
+__all__ = ["KINDS", "GraphError", "graph_name", "layers", "load_graph", "load_relations"]
+
+KINDS = (
+    f"{', '.join(SHIPPED)}, an .npz file (file.npz:layer for one of several matrices), .mtx[.gz], "
+    "an edge list (.txt, .csv, .tsv, .el, also with .gz), or a folder of PyG or DGL"
+)
+WEIGHTS = ("float32", "float64")
+OF_RELATIONS = ("num_nodes", "src", "dst", "etype")
+
+
+def load_graph(source: str | Path) -> sp.csr_array:
+    """Read a graph as CSR.
+
+    Parameters
+    ----------
+    source : str or Path
+        A name that we ship ("cora") or a path; ":T" behind it transposes. Paths of
+
+        - .npz: arrays `shape`, `indptr`, `indices` and maybe `data`; what `scipy.sparse.save_npz`
+          wrote; `row`, `col` and maybe `data`, `shape`; with several matrices, `<layer>.indptr` and
+          so on, one is named: `file.npz:layer`
+        - .mtx, .mtx.gz: Matrix Market, coordinates
+        - .txt, .csv, .tsv, .el, also with .gz: edge lists; lines of row, column and maybe weight,
+          ids as they are, from 0. Lines from "#" or "%" on and one of names are passed over. The
+          matrix is square, for the largest id
+        - a folder of PyG (`processed/data.pt`, also that file itself; or `raw/ind.<name>.graph`)
+        - a folder of DGL (`meta.yaml` and its edge files; or a file of `dgl.save_graphs`, for which
+          dgl is needed)
+
+    Returns
+    -------
+    (m, n) csr_array, float32 or float64
+        Sorted int32 indices (int64 where they do not fit), each element once. Values are the
+        weights of the file, else ones: float32, or float64 where an .npz file has them. Those of
+        equal edges are added; stored zeros are kept.
+
+    Raises
+    ------
+    GraphError
+        A ValueError with a text for people that names the file.
+    TypeError, ValueError
+        For what is no path.
+
+    Notes
+    -----
+    In graphs of PyG and DGL, which have a direction, rows are targets and columns sources, so that
+    A @ X sums up what comes in at each node (as `SparseMatrix.from_edge_index` does).
+
+    A file may ask for 2**24 rows or columns, or 32 for each of its bytes, and unpack to 256 MiB, or
+    256 bytes for each (text to 8 MiB, or 32): more is refused, as a short file may name a large id.
+    """
+    text = str(as_path("load_graph", "source", source))
+    plain, transposed = (text[:-2], True) if text.endswith(":T") else (text, False)
+    with _errors(plain):
+        matrix = _read(plain)
+        return _canonical(matrix.T if transposed else matrix)
+
+
+def load_relations(source: str | Path) -> SparseTensor:
+    """A graph whose edges have relations, as a tensor by (relation, target, source).
+
+    Parameters
+    ----------
+    source : str or Path
+        An .npz file with `num_nodes`, a number, and `src`, `dst` and `etype`, (E,) integers.
+
+    Returns
+    -------
+    SparseTensor
+        Values, float32, are how often an edge is there.
+
+    Raises
+    ------
+    GraphError
+        As :func:`load_graph` does.
+    """
+    path = as_path("load_relations", "source", source)
+    with _errors(str(path)):
+        if not path.is_file():
+            raise GraphError(
+                f"{path}: no such file; a graph with relations is an .npz file of "
+                f"{', '.join(OF_RELATIONS)}"
+            )
+        check_npz(path)
+        with np.load(path) as arrays:
+            missing = sorted({*OF_RELATIONS} - {*arrays.files})
+            if missing:
+                raise GraphError(f"{path}: has no {', '.join(missing)}")
+            told, *coords = (arrays[name] for name in ("num_nodes", "etype", "dst", "src"))
+        if told.size != 1 or told.dtype.kind not in "iu":
+            raise GraphError(f"{path}: num_nodes: expected an integer, got {told.tolist()}")
+        for name, ids in zip(("etype", "dst", "src"), coords, strict=True):
+            if ids.ndim != 1 or ids.dtype.kind not in "iu":
+                raise GraphError(
+                    f"{path}: {name}: expected integers of one dimension, got {ids.dtype} of shape "
+                    f"{ids.shape}"
+                )
+        nodes, relations = int(told.item()), 1 + int(coords[0].max(initial=-1))
+        check_lengths(path, nodes, relations)
+        need_room(ELEMENT_BYTES * len(coords[0]), path)
+        return SparseTensor(coords, None, (relations, nodes, nodes))
+
+
+def graph_name(source: str | Path) -> str:
+    """A short name for people and for file names: "cora", "cora:T", "weights:conv1".
+
+    Parameters
+    ----------
+    source : str or Path
+        As for :func:`load_graph`.
+
+    Returns
+    -------
+    str
+    """
+    text = str(source)
+    plain, transposed = (text[:-2], ":T") if text.endswith(":T") else (text, "")
+    path, layer = _split_layer(plain)
+    if path.is_dir():
+        path = path.resolve()
+        return printable(path.name + transposed)
+    name = path.name.removesuffix(".gz")
+    stem = name if name in SHIPPED else Path(name).stem
+    return printable(stem + (f":{layer}" if layer else "") + transposed)
+
+
+def layers(path: Path) -> list[str]:
+    """The names of the matrices of an .npz file that holds several; none for one matrix.
+
+    Parameters
+    ----------
+    path : Path
+        Of the file.
+
+    Returns
+    -------
+    list of str
+    """
+    with _errors(str(path)), np.load(path) as arrays:
+        return _layers(arrays.files)
+
+
+def _layers(names: list[str]) -> list[str]:
+    return [n.removesuffix(".indptr") for n in names if n.endswith(".indptr")]
+
+
+def _read(text: str) -> Any:
+    if text in SHIPPED:
+        return SHIPPED[text]()
+    path, layer = _split_layer(text)
+    if not path.exists():
+        raise GraphError(f"{text}: no such file; a graph is {KINDS}")
+    if path.is_dir():
+        return graph_folders.read(path)
+    if not path.is_file():
+        raise GraphError(f"{path}: expected a file or folder")
+    if path.stat().st_size == 0:
+        raise GraphError(f"{path}: the file is empty")
+    if path.suffix in (".pt", ".bin", ".dgl"):
+        return graph_folders.read(path)
+    name = path.name.lower()
+    if name.endswith(".npz"):
+        return _read_npz(path, layer)
+    if layer:
+        raise GraphError(f"{text}: only an .npz file holds several matrices")
+    if name.endswith((".mtx", ".mtx.gz")):
+        return _read_mtx(path)
+    if name.removesuffix(".gz").endswith(EDGE_LISTS):
+        return read_edges(path)
+    raise GraphError(f"{path}: expected {KINDS}; got the ending '{path.suffix}'")
+
+
+def _split_layer(text: str) -> tuple[Path, str]:
+    """A path, and what follows behind a colon where there is no file of the whole name."""
+    before, colon, layer = text.rpartition(":")
+    if colon and before and not Path(text).exists() and "/" not in layer:
+        return Path(before), layer
+    return Path(text), ""
+
+
+@contextmanager
+def _errors(text: str) -> Iterator[None]:
+    """What goes wrong while a file is read, as GraphError that names it."""
+    try:
+        yield
+    except GraphError:
+        raise
+    except UNREADABLE as error:
+        raise GraphError(f"{text}: {why(error)}") from error
+
+
+def _read_npz(path: Path, layer: str) -> Any:
+    check_npz(path)
+    with np.load(path) as arrays:
+        names = arrays.files
+        if layer:
+            found = _layers(names)
+            if layer not in found:
+                known = f"has {_some(found)}" if found else "has no arrays <layer>.indptr"
+                raise GraphError(f"{path}: has no layer '{layer}': {known}")
+            return _compressed(path, arrays, f"{layer}.")
+        if "format" in names:
+            found = saved_matrix(arrays)
+            check_lengths(path, *found.shape)
+            need_room(ELEMENT_BYTES * found.nnz, path)
+            return sp.csr_array(found)
+        if {"row", "col"} <= set(names):
+            shape = arrays["shape"] if "shape" in names else None
+            data = arrays["data"] if "data" in names else None
+            return from_edges(path, arrays["row"], arrays["col"], data, shape)
+        found = _layers(names)
+        if found and "indptr" not in names:
+            raise GraphError(
+                f"{path}: holds {len(found)} matrices; name one, as {path.name}:{found[0]} "
+                f"(it has {_some(found)})"
+            )
+        return _compressed(path, arrays, "")
+
+
+def _compressed(path: Path, arrays: Any, prefix: str) -> sp.csr_array:
+    """CSR from `shape`, `indptr`, `indices` and maybe `data`, checked."""
+    missing = [n for n in ("shape", "indptr", "indices") if prefix + n not in arrays.files]
+    if missing:
+        raise GraphError(
+            f"{path}: expected arrays shape, indptr, indices, or row, col; has no "
+            f"{', '.join(prefix + n for n in missing)}, but {_some(arrays.files)}"
+        )
+    indptr, indices = arrays[f"{prefix}indptr"], arrays[f"{prefix}indices"]
+    for name, array in (("indptr", indptr), ("indices", indices)):
+        if array.dtype.kind not in "iu":
+            raise GraphError(f"{path}: {prefix}{name}: expected integers, got {array.dtype}")
+        _refuse_rank(f"{path}: {prefix}{name}", array)
+    shape = two_lengths(f"{path}: {prefix}shape", arrays[f"{prefix}shape"])
+    has_data = f"{prefix}data" in arrays.files
+    data = arrays[f"{prefix}data"] if has_data else np.ones(len(indices), "float32")
+    _refuse_rank(f"{path}: {prefix}data", data)
+    check_lengths(path, *shape)
+    need_room(ELEMENT_BYTES * len(indices), path)
+    if data.dtype == np.float16:  # which scipy does not have
+        data = data.astype("float32")
+    return sp.csr_array((data, indices, indptr), shape=shape)
+
+
+def _refuse_rank(who: str, array: Any) -> None:
+    if array.ndim != 1:
+        raise GraphError(f"{who}: expected one dimension, got shape {array.shape}")
+
+
+def _read_mtx(path: Path) -> Any:
+    rows, columns, values, shape = read_market(path)
+    check_lengths(path, *shape)
+    values = np.ones(len(rows), "float32") if values is None else values.astype("float32")
+    return sp.csr_array(sp.coo_array((values, (rows, columns)), shape=shape))
+
+
+def _canonical(matrix: Any) -> sp.csr_array:
+    """Rows sorted, each element once, indices of int32 where that holds them; weights real."""
+    if matrix.ndim != 2:
+        raise ValueError(f"expected a matrix, got {matrix.ndim} dimensions")
+    if matrix.dtype.kind == "c":
+        raise ValueError("expected real numbers, got complex ones")
+    if matrix.dtype.kind not in "biuf":
+        raise ValueError(f"expected real numbers, got {matrix.dtype}")
+    if matrix.dtype.name not in WEIGHTS:
+        matrix = matrix.astype("float32")
+    found = sp.csr_array(matrix)
+    found.check_format(full_check=True)
+    found.sum_duplicates()
+    largest = max(*found.shape, found.nnz)
+    idtype = "int32" if largest < 2**31 else "int64"
+    arrays = found.data, found.indices.astype(idtype), found.indptr.astype(idtype)
+    return sp.csr_array(arrays, shape=found.shape)
+
+
+def _some(names: list[str], most: int = 8) -> str:
+    return ", ".join(names[:most]) + (", ..." if len(names) > most else "")

@@ -1,0 +1,597 @@
+"""The handle that users make of their sparse data; it keeps what the data was converted to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import scipy.sparse
+
+from sparsetir.data import hooks, sources
+from sparsetir.data.notebook import html_of
+from sparsetir.data.read_matrix import read_edges, read_matrix
+from sparsetir.formats.converted import ConvertedFormat
+from sparsetir.formats.format import Format
+from sparsetir.formats.make_rules import Operand
+from sparsetir.formats.pattern import Pattern
+from sparsetir.formats.rule import FormatRewriteRule
+from sparsetir.formats.rule_format import RuleFormat
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class _Structure:
+    """A pattern and what is made of it once, whatever the values."""
+
+    def __init__(self, pattern: Pattern) -> None:
+        self.pattern = pattern
+        self.conversions: dict[tuple[Format, Operand], ConvertedFormat] = {}
+        # The transposed structure, for its elements their positions here, and the other way round.
+        self.transposed: tuple[_Structure, np.ndarray, np.ndarray] | None = None
+
+    def transpose(self) -> tuple[_Structure, np.ndarray, np.ndarray]:
+        if self.transposed is None:
+            rows, cols = self.pattern.coords
+            shape = self.pattern.shape[::-1]
+            coords, places = sources.distinct([cols, rows], shape)
+            order = np.empty_like(places)
+            order[places] = np.arange(len(places), dtype=places.dtype)
+            other = _Structure(Pattern(coords, shape))
+            other.transposed = self, places, order
+            self.transposed = other, order, places
+        return self.transposed
+
+
+class SparseTensor:
+    """Coordinates and values of any number of axes, and the formats they were converted to.
+
+    Parameters
+    ----------
+    coords : arrays
+        An integer array for each axis, or an (order, nnz) array; or a COO array of scipy or a
+        sparse COO tensor of torch of any order, which has values and shape of its own.
+    values : (nnz,) array, optional
+        float16, bfloat16, float32, float64, integers or bool; float32 ones by default.
+    shape : tuple of int, optional
+        Lengths of the axes; by default the least that hold all coordinates.
+
+    Raises
+    ------
+    TypeError
+        For arrays of the wrong type.
+    ValueError
+        For wrong shapes.
+    StructureError
+        A ValueError, for coordinates out of range.
+
+    Notes
+    -----
+    Elements are kept in lexicographic order of their coordinates, each coordinate once. Values
+    given for the same coordinate are added, as in scipy, 16-bit ones in float32; stored zeros are
+    kept. Coordinates are int32, or int64 where a length or nnz does not fit.
+
+    Arrays may be of NumPy, torch, TVM or anything with DLPack. They are never changed, and not
+    copied where they are in canonical order and of the right type already: what you then write to
+    them changes this too, but not what it was converted to and no plan. Tensors on a GPU are copied
+    to the host; those that require a gradient are detached.
+    """
+
+    def __init__(self, coords: Any, values: Any = None, shape: Any = None) -> None:
+        who = type(self).__name__
+        if isinstance(coords, SparseTensor):
+            self._share(who, coords, values, shape)
+        else:
+            self._set(sources.read(who, "coords", coords, values, shape))
+
+    @classmethod
+    def from_dense(cls, array: Any) -> Self:
+        """Of what is not zero in a dense array; NaN is not zero.
+
+        Parameters
+        ----------
+        array : array
+            Of NumPy, torch or TVM, with as many dimensions as there are axes.
+
+        Returns
+        -------
+        SparseTensor
+            Of the same class.
+        """
+        return cls._of(sources.from_dense(f"{cls.__name__}.from_dense", array))
+
+    @property
+    def pattern(self) -> Pattern:
+        """The coordinates."""
+        return self._structure.pattern
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Lengths of the axes."""
+        return self.pattern.shape
+
+    @property
+    def nnz(self) -> int:
+        """Number of stored elements, zeros among them included."""
+        return self.pattern.nnz
+
+    @property
+    def values(self) -> np.ndarray:
+        """(nnz,) values in the order of the pattern."""
+        return self._values
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Of the values."""
+        return self._values.dtype
+
+    @property
+    def places(self) -> np.ndarray | None:
+        """(given,) for each element as it was given its position in the pattern.
+
+        None where elements were given in the order of the pattern, each once.
+        """
+        return self._places
+
+    def arrange(self, values: Any) -> np.ndarray:
+        """Values in the order of the pattern, of values as the data was given.
+
+        So for edge weights in the order of the edges: `A.with_values(A.arrange(weights))`.
+        Features of edges, which have more dimensions, are added as values are.
+
+        Parameters
+        ----------
+        values : (given, ...) array
+            Of each element as it was given.
+
+        Returns
+        -------
+        (nnz, ...) ndarray
+        """
+        given = self.nnz if self._places is None else len(self._places)
+        found = sources.check_values(f"{type(self).__name__}.arrange", values, given, True)
+        return found if self._places is None else sources.summed(found, self._places, self.nnz)
+
+    def with_values(self, values: Any) -> Self:
+        """The same coordinates with other values.
+
+        Conversions are shared: what either of the two converts to, the other need not.
+
+        Parameters
+        ----------
+        values : (nnz,) array
+            In the order of the pattern.
+
+        Returns
+        -------
+        SparseTensor
+            Of the same class.
+        """
+        out = type(self).__new__(type(self))
+        out._structure, out._places = self._structure, self._places
+        out._values = sources.check_values(f"{type(self).__name__}.with_values", values, self.nnz)
+        out._arguments = {}
+        return out
+
+    def astype(self, dtype: Any) -> Self:
+        """The same with values of another type; shares conversions.
+
+        Parameters
+        ----------
+        dtype : str or numpy.dtype
+            Such as "float16".
+
+        Returns
+        -------
+        SparseTensor
+            Of the same class.
+        """
+        return self.with_values(self._values.astype(np.dtype(dtype)))
+
+    def operand(self) -> Operand:
+        """What is converted by default: a buffer A of this dtype over the axes I, J, K, ..."""
+        return Operand.default(self.pattern.order, self.dtype.name, self.pattern.idtype)
+
+    def to(
+        self, format: Format | FormatRewriteRule, operand: Operand | None = None
+    ) -> ConvertedFormat:
+        """Index arrays and masks of a format; converted once for each format and operand.
+
+        Parameters
+        ----------
+        format : Format or FormatRewriteRule
+            What to convert to.
+        operand : Operand, optional
+            By default :meth:`operand`, or what a rule rewrites.
+
+        Returns
+        -------
+        ConvertedFormat
+        """
+        if isinstance(format, FormatRewriteRule):
+            format = RuleFormat(format)
+        if not isinstance(format, Format):
+            raise TypeError(
+                f"{type(self).__name__}.to: argument 'format': expected a Format, such as CSR(), "
+                f"or a rule, got {format!r}"
+            )
+        if operand is None:
+            operand = format.operand if isinstance(format, RuleFormat) else self.operand()
+        key = format, operand
+        kept = self._structure.conversions
+        if key not in kept:
+            kept[key] = format.convert(self.pattern, key[1])
+        return kept[key]
+
+    def arguments(
+        self,
+        format: Format | FormatRewriteRule,
+        operand: Operand | None = None,
+        drop_full_masks: bool = True,
+        **stored: np.ndarray | None,
+    ) -> dict[str, Any]:
+        """What a kernel of a decomposed program takes for this tensor, by name.
+
+        Parameters
+        ----------
+        format : Format or FormatRewriteRule
+            That the program is decomposed by.
+        operand : Operand, optional
+            By default :meth:`operand`; its first buffer has the values of this tensor.
+        drop_full_masks : bool
+            As in `ConvertedFormat.decompose`.
+        **stored : (nnz,) array or None
+            Values of other buffers of the operand, or of the first instead of these; None for one
+            that a program writes, which gets zeros.
+
+        Returns
+        -------
+        dict of str to array
+            The converted values of this tensor are kept and handed out again: do not write to them.
+
+        Raises
+        ------
+        ValueError
+            Where values have another dtype than the operand says.
+        """
+        converted = self.to(format, operand)
+        name = converted.operand.buffers[0][0]
+        out = converted.arguments(drop_full_masks, **stored)
+        if name not in stored:
+            if converted not in self._arguments:
+                self._arguments[converted] = converted.values(**{name: self._values})
+            out |= self._arguments[converted]
+        return out
+
+    @property
+    def cached(self) -> Mapping[tuple[Format, Operand], ConvertedFormat]:
+        """The conversions that are kept, by format and operand; each has its `nbytes`."""
+        return MappingProxyType(self._structure.conversions)
+
+    def clear_cache(self) -> None:
+        """Forget the conversions, of those that share them too, and the transposed tensor."""
+        self._structure.conversions.clear()
+        self._structure.transposed = None
+        self._arguments.clear()
+
+    def to_scipy(self) -> Any:
+        """A copy as scipy takes it: a `csr_array` for a SparseMatrix, else (values, coords)."""
+        return self._values.copy(), tuple(c.copy() for c in self.pattern.coords)
+
+    def to_torch(self, layout: Any = "coo") -> Any:
+        """A copy as a sparse tensor of torch on the CPU, coalesced.
+
+        Parameters
+        ----------
+        layout : str or torch.layout
+            "coo" or `torch.sparse_coo`; a SparseMatrix has others.
+
+        Returns
+        -------
+        Tensor
+        """
+        import torch
+
+        if (name := _layout(layout)) != "coo":
+            raise ValueError(
+                f"{type(self).__name__}.to_torch: argument 'layout': expected 'coo', got {name!r}"
+            )
+        indices = torch.from_numpy(np.stack([c.astype(np.int64) for c in self.pattern.coords]))
+        return torch.sparse_coo_tensor(
+            indices, _tensor(self._values), self.shape, is_coalesced=True, check_invariants=False
+        )
+
+    def plot(self, format: Format | None = None, ax: Any = None, **options: Any) -> Any:
+        """Draw the pattern, or what a format makes of it.
+
+        Parameters
+        ----------
+        format : Format, optional
+            By default the pattern alone.
+        ax : matplotlib.axes.Axes, optional
+            By default a new figure.
+        **options
+            Of `sparsetir.plot.plot_pattern`, or `plot_format` where a format is given, such as
+            `name`, what the title calls it.
+
+        Returns
+        -------
+        matplotlib.figure.Figure or matplotlib.axes.Axes
+            The new figure, or `ax` if given.
+        """
+        from sparsetir.plotting import patterns
+
+        if format is None:
+            return patterns.plot_pattern(self.pattern, ax=ax, **options)
+        return patterns.plot_format(self.to(format), ax=ax, **options)
+
+    def __getstate__(self) -> sources.Stored:
+        """Coordinates and values; conversions are not pickled."""
+        return sources.Stored(self.pattern, self._values, self._places)
+
+    def __setstate__(self, stored: sources.Stored) -> None:
+        self._set(stored)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: shape {self.shape}, {self.nnz} elements, {self.dtype}>"
+
+    def _repr_html_(self) -> str:
+        return html_of(self)
+
+    @classmethod
+    def _of(cls, stored: sources.Stored) -> Self:
+        out = cls.__new__(cls)
+        out._set(stored)
+        return out
+
+    def _set(self, stored: sources.Stored) -> None:
+        self._check_order(stored.pattern)
+        self._structure = _Structure(stored.pattern)
+        self._values, self._places = stored.values, stored.places
+        self._arguments: dict[ConvertedFormat, dict[str, Any]] = {}
+
+    def _share(self, who: str, other: SparseTensor, values: Any, shape: Any) -> None:
+        """Become another tensor, with its conversions."""
+        self._check_order(other.pattern)
+        if values is not None:
+            raise ValueError(
+                f"{who}: argument 'values': expected none beside a {type(other).__name__}; "
+                "with_values gives it others"
+            )
+        if shape is not None and sources.check_shape(who, shape, len(other.shape)) != other.shape:
+            raise ValueError(f"{who}: argument 'shape': expected {other.shape}, got {shape}")
+        self._structure, self._places = other._structure, other._places
+        self._values, self._arguments = other._values, other._arguments
+
+    def _check_order(self, pattern: Pattern) -> None:
+        """Refuse what this class does not hold."""
+
+
+class SparseMatrix(SparseTensor):
+    """A sparse matrix, and the formats it was converted to.
+
+    Parameters
+    ----------
+    data : matrix
+        As for all entrances:
+
+        - a matrix or array of scipy in any format; a sparse tensor of torch (COO, CSR, CSC, BSR,
+          BSC) without batch and dense dimensions
+        - a pair (rows, columns) of integer arrays
+        - an edge_index, (2, E) integers, or a pair (edge_index, size): see :meth:`from_edge_index`
+        - a graph of PyG (`Data`, or one relation of `HeteroData`) or DGL (one relation), a
+          `torch_sparse.SparseTensor`, a `dgl.sparse.SparseMatrix`
+        - the name of a file or a graph, as for :func:`sparsetir.graphs.load_graph`
+
+    shape : (int, int), optional
+        By default that of `data`; square for the largest node of an edge_index, the least that
+        holds all coordinates of a pair.
+    values : array, optional
+        As in :class:`SparseTensor`, for a pair and edges alone.
+
+    Notes
+    -----
+    What :class:`SparseTensor` says of order, copies and errors holds here. Canonical CSR with int32
+    indices is shared, not copied; flags of scipy or torch that say that it is canonical are not
+    relied on. All places of blocks (BSR, BSC) and all of diagonals (DIA) within the shape are
+    stored.
+    """
+
+    def __init__(self, data: Any, shape: Any = None, values: Any = None) -> None:
+        if isinstance(data, SparseTensor):
+            self._share("SparseMatrix", data, values, shape)
+            return
+        self._set(read_matrix("SparseMatrix", "data", data, values, shape))
+
+    @classmethod
+    def adopt(cls, who: str, name: str, data: Any) -> SparseMatrix:
+        """A matrix of anything that this class takes, which may be one already.
+
+        Parameters
+        ----------
+        who, name : str
+            Function and argument, as errors name them.
+        data : matrix
+            As for the class.
+
+        Returns
+        -------
+        SparseMatrix
+        """
+        if isinstance(data, SparseMatrix):
+            return data
+        if isinstance(data, SparseTensor):
+            return cls(data)
+        return cls._of(read_matrix(who, name, data))
+
+    @classmethod
+    def from_csr(cls, indptr: Any, indices: Any, values: Any = None, shape: Any = None) -> Self:
+        """Of compressed sparse rows.
+
+        Parameters
+        ----------
+        indptr : (m + 1,) integer array
+            Where rows begin.
+        indices : (nnz,) integer array
+            Columns; those of a row in any order.
+        values : (nnz,) array, optional
+            float32 ones by default.
+        shape : (int, int), optional
+            By default `len(indptr) - 1` rows, and the least number of columns.
+
+        Returns
+        -------
+        SparseMatrix
+        """
+        who = f"{cls.__name__}.from_csr"
+        return cls._of(sources.from_compressed(who, indptr, indices, values, shape))
+
+    @classmethod
+    def from_edge_index(
+        cls, edge_index: Any, values: Any = None, shape: Any = None, rows: str = "target"
+    ) -> Self:
+        """Of the edges of a graph.
+
+        Parameters
+        ----------
+        edge_index : (2, E) integer array
+            Sources first, then targets (as in PyG).
+        values : (E,) array, optional
+            Edge weights; float32 ones by default; those of equal edges are added.
+        shape : (int, int), optional
+            Of the matrix; by default square, for the largest node.
+        rows : {"target", "source"}
+            "target": row = target and column = source, so that A @ X adds up what comes in at each
+            node, as aggregation in graph neural networks does; "source": the transposed matrix.
+
+        Returns
+        -------
+        SparseMatrix
+        """
+        who = f"{cls.__name__}.from_edge_index"
+        if rows not in ("target", "source"):
+            raise ValueError(f"{who}: argument 'rows': expected 'target' or 'source', got {rows!r}")
+        return cls._of(read_edges(who, "edge_index", edge_index, values, shape, rows == "source"))
+
+    @classmethod
+    def from_file(cls, path: Any) -> Self:
+        """Of a Matrix Market file of coordinates, or of `scipy.sparse.save_npz`.
+
+        Parameters
+        ----------
+        path : str or Path
+            .mtx, .mtx.gz or .npz.
+
+        Returns
+        -------
+        SparseMatrix
+            Symmetric files store one half, this both. A file without values gives float32 ones;
+            real numbers are float64 and integers int64, which :meth:`astype` changes.
+        """
+        return cls._of(sources.read_file(f"{cls.__name__}.from_file", path))
+
+    @property
+    def T(self) -> Self:
+        """The transposed matrix; made once, with conversions of its own. `A.T.T` is `A`."""
+        kept = self._structure.transposed
+        structure, order, places = self._structure.transpose()
+        if kept is None or self._transposed is None:
+            out = type(self).__new__(type(self))
+            out._structure, out._arguments = structure, {}
+            out._values = self._values[order]
+            out._places = places if self._places is None else places[self._places]
+            out._transposed, self._transposed = self, out
+        return self._transposed
+
+    def to_scipy(self) -> scipy.sparse.csr_array:
+        """A copy as a `csr_array`; scipy itself does not compute with 16-bit values."""
+        arrays = self._values, self.pattern.coords[1], self.pattern.indptr
+        return scipy.sparse.csr_array(arrays, shape=self.shape, copy=True)
+
+    def tocsr(self) -> scipy.sparse.csr_array:
+        """What :meth:`to_scipy` gives, by scipy's name for it."""
+        return self.to_scipy()
+
+    def __matmul__(self, x: Any) -> Any:
+        """A @ x, for a vector (n,) or matrix (n, feat) of NumPy or torch; gives one of its kind.
+
+        A tensor's type is that of the result; of NumPy's types and that of the values it is the one
+        that holds both, of float16, bfloat16, float32 and float64. Gradients of tensors go through.
+        The plan for a number of features is kept with the matrix.
+        """
+        return hooks.product(self, x, self._products)
+
+    def to_torch(self, layout: Any = "csr", blocksize: tuple[int, int] | None = None) -> Any:
+        """A copy as a sparse tensor of torch on the CPU.
+
+        Parameters
+        ----------
+        layout : str or torch.layout
+            "csr", "csc", "coo", "bsr", "bsc", or as torch names them: `torch.sparse_csr`.
+        blocksize : (int, int), optional
+            Of "bsr" and "bsc"; divides the shape.
+
+        Returns
+        -------
+        Tensor
+        """
+        import torch
+
+        name = _layout(layout)
+        if name not in ("coo", "csr", "csc", "bsr", "bsc"):
+            raise ValueError(
+                "SparseMatrix.to_torch: argument 'layout': expected 'csr', 'csc', 'coo', 'bsr' or "
+                f"'bsc', got {name!r}"
+            )
+        if (blocksize is None) == (name in ("bsr", "bsc")):
+            raise ValueError(
+                "SparseMatrix.to_torch: argument 'blocksize': expected two integers for 'bsr' and "
+                f"'bsc' and None for others, got {blocksize} for '{name}'"
+            )
+        if name == "coo":
+            return super().to_torch("coo")
+        by = self.T if name == "csc" else self
+        make = torch.sparse_csc_tensor if name == "csc" else torch.sparse_csr_tensor
+        indices = by.pattern.coords[1]
+        indptr = by.pattern.indptr.astype(indices.dtype)
+        given = _tensor(indptr), _tensor(indices), _tensor(by.values)
+        out = make(*given, self.shape, check_invariants=False)
+        if blocksize is not None:
+            return out.to_sparse_bsr(blocksize) if name == "bsr" else out.to_sparse_bsc(blocksize)
+        return out
+
+    _transposed: Self | None = None
+    __array_ufunc__ = None  # NumPy leaves `x @ A` to us, who have none
+
+    @cached_property
+    def _products(self) -> dict[Any, Any]:
+        """The plans of :meth:`__matmul__`."""
+        return {}
+
+    def clear_cache(self) -> None:
+        """Forget the conversions and plans, and the transposed matrix."""
+        super().clear_cache()
+        self._products.clear()
+
+    def _check_order(self, pattern: Pattern) -> None:
+        if pattern.order != 2:
+            raise ValueError(
+                f"SparseMatrix: expected 2 axes, got shape {pattern.shape}; see SparseTensor"
+            )
+
+
+def _layout(layout: Any) -> str:
+    """ "csr" of "csr" and of `torch.sparse_csr`."""
+    return str(layout).removeprefix("torch.").removeprefix("sparse_")
+
+
+def _tensor(array: np.ndarray) -> Any:
+    """A copy as a tensor of torch."""
+    import torch
+
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
+    return torch.from_numpy(array.copy())

@@ -1,0 +1,254 @@
+"""Operators on a pattern: planned once, run for any values and features.
+
+>>> import numpy as np, scipy.sparse as sp, sparsetir
+>>> a = sp.random_array((1000, 800), density=0.01, format="csr", dtype="float32", rng=0)
+>>> run = sparsetir.plan("spmm", a, feat=64)
+>>> b = np.ones((800, 64), "float32")
+>>> bool(np.allclose(run(b), a @ b, atol=1e-4))
+True
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from sparsetir.formats import Format
+from sparsetir.planning.edge_plan import edge_plan
+from sparsetir.planning.edge_request import along_edges, edge_request
+from sparsetir.planning.relational_plan import relational_plan
+from sparsetir.planning.relational_request import relational_request
+from sparsetir.planning.request import Request, refuse_options, request
+from sparsetir.planning.run_plan import Plan
+from sparsetir.records.lookup import by_record
+from sparsetir.runtime import pool
+from sparsetir.schedules.gpu.spmm_panels import PanelThreads
+from sparsetir.schedules.operators.problems import CsrPattern
+from sparsetir.schedules.search.choose import candidates, choose
+from sparsetir.schedules.templates.spmm_panels import PanelRows
+
+MOST_LIKES = 256
+EIGHTHS = 4  # bits of sizes that are about the same
+
+
+def plan(
+    op: str,
+    matrix: Any,
+    feat: Any = None,
+    *,
+    dtype: str | None = None,
+    reduce: str = "sum",
+    heads: int | None = None,
+    target: Any = "llvm",
+    threads: int | None = None,
+    format: Format | None = None,
+    config: Any = None,
+    out_dtype: str | None = None,
+    feat_in: int | None = None,
+    weighted: bool = True,
+    edge_feat: int | None = None,
+    scale: float | None = None,
+) -> Plan:
+    """An operator on a pattern, with its kernel compiled and the pattern arranged for it.
+
+    Parameters
+    ----------
+    op : str
+        "spmm", C[i, k] = reduce over the stored j of A[i, j] * B[j, k]; "spmv", the same for
+        vectors; "sddmm", OUT[i, j] = sum over k of X[i, k] * Y[j, k] at the stored places (the
+        values of the matrix play no part); "rgms", Y[i, l] = sum over the stored (r, i, j) and over
+        k of A[r, i, j] * X[j, k] * W[r, k, l], whose `config` has the feature sizes.
+        Messages and their reduction, OUT[i] = reduce over the stored j of message(u[j], e[(i, j)]),
+        by DGL's names: "u_add_e_max", "copy_e_sum" and so on, the reduction in the name or in
+        `reduce`; "u_mul_e_sum" and the like are "spmm", "copy_u_sum" the same with ones for values,
+        "u_dot_v" is "sddmm". "softmax" (or "sparse_softmax") and "edge_softmax" over the elements
+        of each row; "attention", OUT[i] = sum over the stored j of softmax(scale * q[i] . k[j]) *
+        v[j].
+    matrix : SparseMatrix, or what that takes (an edge_index, a file, ...)
+        Its values are the default of a run. Or a
+        :class:`sparsetir.schedules.operators.problems.CsrPattern`, which is trusted: columns of a
+        row may come in any order and more than once, as edges of a graph do. It has no values, so
+        that each run is given its own. Of "rgms" a SparseTensor by (relation, row, column), or a
+        :class:`sparsetir.schedules.operators.relations.RelationPattern`, without values.
+    feat : int or array
+        Features of the dense operands; or the dense operand itself, B or X, whose features, dtype
+        and heads are taken. Required, but for "spmv", which has none.
+    dtype : {"float32", "float16", "bfloat16", "float64"}, optional
+        Of values, dense operands and result; by default that of the matrix. Sums are in float32,
+        for float64 in float64.
+    reduce : str
+        "sum" or "add", "mean", "max" or "amax", "min" or "amin" (see
+        :class:`sparsetir.schedules.operators.problems.Spmm`).
+    heads : int, optional
+        How many matrices share the pattern; a first dimension of values, operands and result.
+        See the notes for messages, softmax and attention.
+    target : str, dict or tvm.target.Target
+        As for :func:`sparsetir.build`.
+    threads : int, optional
+        Of the CPU, that the rows are divided among; by default all.
+    format : Format, optional
+        That stores the matrix, such as `sparsetir.formats.BSR(32, 32)` for pruned weights; for sums
+        of one matrix. By default one is chosen: on a CPU blocks where the matrix is made of full
+        ones, as block-pruned weights are, else CSR.
+    config : optional
+        Of a template, which names the format; by default the one that tuning has recorded for this
+        very problem on this machine (see :mod:`sparsetir.records.records`), else one chosen by the
+        sizes of the pattern and the target. For a CsrPattern, by its sizes alone: `sparsetir.ops`,
+        which has such patterns, looks for records itself.
+    out_dtype : str, optional
+        Of the result of "spmm" and "spmv": float32 for operands of 16 bits, int32 for "int8", whose
+        sums are in int32 (on a GPU with a format that tensor cores take); by default `dtype`.
+        Records of tuning are for the default.
+    feat_in : int, optional
+        Features of x in "rgms", and of q and k in "attention"; by default `feat`, that of the
+        result.
+    weighted : bool
+        Of "rgms": whether values play a part, without which they are all 1. It takes no reduce,
+        heads and format. Features that fill no vectors get zeros behind them, in copies.
+    edge_feat : int, optional
+        Of messages: features of e, 1 or `feat`, which is then an operand behind u; by default e is
+        the values of the matrix, one number for each element.
+    scale : float, optional
+        Of "attention", by default 1 / sqrt(feat_in).
+
+    Returns
+    -------
+    Plan
+
+    Raises
+    ------
+    ValueError, TypeError
+        For other arguments.
+    ScheduleError
+        Where the config does not serve the problem.
+    RuntimeError
+        Where there is no such device.
+
+    Notes
+    -----
+    A plan copies the values and indices of the matrix, or stores them in its format: for CSR 8
+    bytes for each element of float32 with int32 indices, and the time to copy them once. So what is
+    written to the matrix later changes no result, whatever the config; other values are given with
+    each run, and another pattern wants another plan. Index arrays of a CsrPattern or a
+    RelationPattern are used as they are, unchecked: they must not change while there is a plan.
+
+    Features of elements (e, and values of a softmax) are in the order of the pattern, as values
+    are. A matrix that has its elements in another order is refused there, but for a SparseMatrix,
+    whose `arrange` brings features into its own; and one that has an element twice, where it
+    matters that a SparseMatrix has it once. With heads, messages and attention are as in
+    `sparsetir.ops`: u (n, heads, feat), e (nnz, heads, edge_feat), q (m, heads, feat_in); "softmax"
+    takes (heads, nnz) and "edge_softmax" (nnz, heads), and neither takes `feat`.
+    """
+    if op == "rgms":
+        refuse_options(op, edge_feat=edge_feat, scale=scale)
+        related = relational_request(
+            matrix, feat, feat_in=feat_in, weighted=weighted, dtype=dtype, reduce=reduce,
+            heads=heads, target=target, threads=threads, format=format, out_dtype=out_dtype,
+        )  # fmt: skip
+        return relational_plan(related, config)
+    refuse_options(op, weighted=weighted)
+    if along_edges(op, feat, heads, edge_feat):
+        refuse_options(op, format=format, out_dtype=out_dtype)
+        return edge_plan(
+            edge_request(
+                op, matrix, feat, edge_feat=edge_feat, feat_in=feat_in, scale=scale, dtype=dtype,
+                reduce=reduce, heads=heads, target=target, threads=threads,
+            ),
+            config,
+        )  # fmt: skip
+    refuse_options(op, feat_in=feat_in, edge_feat=edge_feat, scale=scale)
+    wanted = request(
+        op, matrix, feat, dtype=dtype, reduce=reduce, heads=heads, target=target, threads=threads,
+        out_dtype=out_dtype,
+    )  # fmt: skip
+    if format is not None:
+        if config is not None:
+            raise ValueError(
+                f"plan: argument 'format': expected None beside a config, got {format!r}"
+            )
+        config = wanted.config_of(format)
+    if config is not None:
+        return Plan(wanted, config)
+    if wanted.gpu and wanted.problem.dtype == "int8":
+        raise ValueError(
+            "plan: argument 'format': expected one that tensor cores take, for 'int8' on a GPU, "
+            "such as sparsetir.formats.BSR(32, 32), got None"
+        )
+    if isinstance(wanted.matrix, CsrPattern):  # to know it again takes time; see ops.Structure
+        return _settled(wanted, wanted.matrix).on(wanted)
+    engine = next(iter(wanted.engine()), None)
+    default = engine or choose(wanted.problem, wanted.statistics, wanted.target)
+    found = None
+    if out_dtype is None:  # what is wrong beside the record shows with the default
+        found = by_record(wanted.task(), lambda config: Plan(wanted, config, "record"))
+    return found or Plan(wanted, default, "default")
+
+
+# Patterns that are new in each step are of about the same sizes, and have the same kernels.
+_by_size = lru_cache(1024)(choose)
+_likes: dict[Any, tuple[Request, Plan]] = {}
+NO_PATTERN = CsrPattern(np.zeros(1, np.int32), np.zeros(0, np.int32), (0, 0))
+
+
+def plan_of_each_run(op: str, pattern: CsrPattern, feat: int, **options: Any) -> Plan:
+    """:func:`plan` of a trusted pattern, for operands that are known to fit.
+
+    Quick where one of about these sizes was planned before, and where each row of B is expected to
+    be: what depends on the pattern alone is left to do.
+
+    options : dtype, reduce, heads and target
+    """
+    sizes = (*pattern.shape, pattern.nnz)
+    about = (x >> max(0, x.bit_length() - EIGHTHS) for x in sizes)
+    key = op, feat, *options.values(), *about, *map(int.bit_length, sizes), pool.count()
+    found = _likes.get(key)
+    if found is not None:
+        like, settled = found
+        return settled.on(replace(like, matrix=pattern))
+    wanted = request(op, pattern, feat, **options)
+    settled, given = _settled(wanted, pattern), wanted.statistics
+    ordered = isinstance(settled.config, PanelRows | PanelThreads)
+    if not ordered and not given.asks_for_locality and max(sizes) < 1 << 30:
+        if len(_likes) >= MOST_LIKES:
+            _likes.clear()
+        _likes[key] = replace(wanted, matrix=NO_PATTERN), settled
+    made = settled.on(wanted)
+    settled.compile_seconds = 0.0  # of those that follow
+    return made
+
+
+def _settled(wanted: Request, pattern: CsrPattern) -> Plan:
+    """The default plan of a CsrPattern, for no pattern yet."""
+    default = _by_size(wanted.problem, wanted.statistics.rounded, wanted.target)
+    return Plan.settled(wanted, _of_each_run(default, pattern), "default")
+
+
+def _of_each_run(config: Any, pattern: CsrPattern) -> Any:
+    """The config for values of each run, and columns in any order."""
+    config = getattr(config, "unpacked", config)
+    panels = isinstance(config, PanelRows | PanelThreads)
+    return config.by_rows if panels and not pattern.increases else config
+
+
+def plan_candidates(op: str, matrix: Any, feat: Any = None, **options: Any) -> list[Any]:
+    """Configs worth measuring, the default of :func:`plan` first.
+
+    Parameters
+    ----------
+    op, matrix, feat, **options
+        As for :func:`plan`.
+
+    Returns
+    -------
+    list
+        Each to be `config` of :func:`plan`.
+    """
+    if op == "rgms":
+        return relational_request(matrix, feat, **options).whole.candidates()
+    if along_edges(op, feat, options.get("heads"), options.get("edge_feat")):
+        return edge_request(op, matrix, feat, **options).candidates()
+    wanted = request(op, matrix, feat, **options)
+    return [*wanted.engine(), *candidates(wanted.problem, wanted.statistics, wanted.target)]

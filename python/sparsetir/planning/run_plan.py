@@ -1,0 +1,477 @@
+"""A plan: an operator on a pattern whose kernel is compiled, and what it keeps for its calls."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from functools import cache
+from itertools import product
+from typing import Any
+
+import numpy as np
+import tvm
+import tvm_ffi
+
+from sparsetir.planning.compiled import compiled
+from sparsetir.planning.edge_request import EdgeRequest
+from sparsetir.planning.relational_request import RelationalRequest
+from sparsetir.planning.request import Request
+from sparsetir.runtime.arrays import (
+    at_cache_line,
+    check_alignment,
+    dtype_name,
+    empty,
+    empty_like,
+    is_array,
+    is_contiguous,
+    is_torch,
+    itemsize,
+    overlap,
+    plain_view,
+    strides,
+    to_numpy,
+)
+from sparsetir.runtime.kernel import WRITTEN, Kernel
+from sparsetir.runtime.large_pages import LEAST_BYTES, in_large_pages
+from sparsetir.runtime.readable import check_memory, count_writes
+from sparsetir.schedules.passes.launches import count_launches
+
+AnyRequest = Request | RelationalRequest | EdgeRequest
+
+GPU_ALIGNMENT = 16
+NO_GRADIENT = (
+    "it requires a gradient, which results of plans do not have; use sparsetir.ops.{}, or call "
+    "under torch.no_grad()"
+)
+
+
+class Plan:
+    """What :func:`plan` makes; call it with the dense operands.
+
+    Parameters
+    ----------
+    wanted : request
+        The operator, pattern and sizes.
+    config
+        Of the template.
+    chosen_by : {"user", "record", "default"}
+        Who chose the config; "record" is tuning.
+
+    Attributes
+    ----------
+    kernel : Kernel
+        Which other plans may share.
+    convert_seconds, compile_seconds : float
+        What the plan took; no compilation where the kernel was there already.
+    arranges_values : bool
+        Whether values are brought into another order, on the host, before the kernel takes them:
+        for those of a run in each run.
+    launches : int
+        Kernels started by a call.
+    needs_values : bool
+        Whether each run is to be given values.
+    """
+
+    op: str
+    problem: Any
+    feat: int
+    config: Any
+    chosen_by: str
+
+    def __init__(self, wanted: AnyRequest, config: Any, chosen_by: str = "user") -> None:
+        self._settle(wanted, config, chosen_by)
+        self._bind(wanted)
+
+    @classmethod
+    def settled(cls, wanted: AnyRequest, config: Any, chosen_by: str) -> Plan:
+        """A plan that is for no pattern yet: :meth:`on` makes those that are.
+
+        Parameters
+        ----------
+        wanted, config, chosen_by
+            Of the first such plan; what follows of the pattern plays no part.
+
+        Returns
+        -------
+        Plan
+        """
+        found = cls.__new__(cls)
+        found._settle(wanted, config, chosen_by)
+        return found
+
+    def on(self, wanted: AnyRequest) -> Plan:
+        """The plan for a pattern, with this one's kernel.
+
+        Parameters
+        ----------
+        wanted : request
+            What this one was settled for, but for the pattern.
+
+        Returns
+        -------
+        Plan
+        """
+        found = type(self).__new__(type(self))
+        found.__dict__.update(self.__dict__)
+        found._bind(wanted)
+        return found
+
+    def _settle(self, wanted: AnyRequest, config: Any, chosen_by: str) -> None:
+        """What follows of the problem, the config and the numbers of features and heads."""
+        self.op, self.problem, self.feat = wanted.name, wanted.problem, wanted.feat
+        self.config, self.chosen_by = config, chosen_by
+        problem, target = wanted.problem, wanted.target
+        gpu = self._gpu = wanted.gpu
+        self._device = tvm.runtime.device(target.kind.name if gpu else "cpu", 0)
+        if not self._device.exist:
+            raise RuntimeError(f"plan: argument 'target': there is no {target.kind.name} device")
+        self._template = wanted.template(config)
+        self._tiles = config.tiles(wanted.feat)
+        start = time.perf_counter()
+        key = problem, config.compiled
+        self.kernel: Kernel = compiled(key, target, lambda: wanted.stages(config))
+        self.compile_seconds: float = time.perf_counter() - start
+        self.launches: int = count_launches(self.kernel.stages["II scheduled"]) if gpu else 1
+        self._operands = tuple(name for name in wanted.shapes if name not in ("a", "out"))
+        self._bytes = itemsize(problem.dtype)
+        self._values_dtype = getattr(problem, "values", None) or problem.dtype
+        self._out_dtype = getattr(problem, "out", None)
+        self._out_bytes = itemsize(self._out_dtype or problem.dtype)
+        self._place = {name: at for at, name in enumerate(self.kernel.signature.passed)}
+        function = wanted.function if isinstance(wanted, EdgeRequest) else self.op
+        self._checked = {
+            given: _checked(function, self._operands, *given)
+            for given in product((False, True), repeat=2)
+        }
+        self._first = f"{self.op}: argument '{self._operands[0]}'"
+        self._run, self._out_at = self.kernel.entry, self._place["out"]
+        self._count = len(self._operands)
+        # Values of a run's own may take another kernel.
+        self._unpacked = getattr(config, "unpacked", config)
+
+    def _bind(self, wanted: AnyRequest) -> None:
+        """What follows of the pattern."""
+        values, config, signature = wanted.values, self.config, self.kernel.signature
+        start = time.perf_counter()
+        arranged = self._template.arrange(wanted.pattern, self.problem, config)
+        self._stored = arranged.stored
+        self.arranges_values: bool = not self._stored.keeps_order
+        self._shapes = wanted.shapes
+        self._out_shape = self._shapes["out"]
+        self._nothing = 0 in self._out_shape
+        result = math.prod(self._out_shape) * self._out_bytes
+        self._large = not self._gpu and result >= LEAST_BYTES
+        often = not self._gpu and isinstance(wanted, Request) and wanted.gathers_often(config)
+        self._gathered = self._place["b"] if often else -1
+        self._args: list[Any] = [None] * len(signature.passed)
+        self._for_values: Any = None
+        self._arranged_each = self.arranges_values or self._unpacked != config
+        if self._unpacked != config:  # made when it is first wanted
+            self._for_values = cache(lambda: Plan(wanted, self._unpacked, self.chosen_by))
+        self.needs_values: bool = "a" in self._shapes and values is None
+        sizes = {**wanted.sizes, "tiles": self._tiles}
+        computed = arranged.computed(signature.func, sizes)
+        self._computed = computed if signature.of_values else {}
+        given = {**sizes, **arranged.arguments, **computed}
+        # Of what kernels take in another shape than the caller gives it.
+        numbers = [given.get(name) for name in signature.names]
+        # Values that are arranged have other names.
+        own = [name for name in self._shapes if name in self._place]
+        taken = {name: signature.expected_shape(self._place[name], numbers) for name in own}
+        self._kernel_shapes = {n: tuple(s) for n, s in taken.items() if s != [*self._shapes[n]]}
+        self._put({name: value for name, value in given.items() if name in self._place})
+        # Where arrays go that the kernel takes as they are given.
+        direct = not self._gpu and not self._kernel_shapes
+        self._direct = [self._place[n] for n in self._operands] if direct else []
+        self._values_at = self._place_of_values() if direct else -1
+        fixed = "a" not in self._shapes or not self.needs_values or self._values_at >= 0
+        self.repeats: bool = direct and not self._nothing and fixed and not self._arranged_each
+        if "a" in self._shapes and values is not None:
+            values = np.broadcast_to(values, self._shapes["a"])
+            own = empty(self._shapes["a"], self._values_dtype)  # a copy, as the pattern is
+            own[...] = values
+            self._put(self._arranged(own))
+        self.convert_seconds: float = time.perf_counter() - start
+
+    @property
+    def padding(self) -> float:
+        """Places that are stored beside the elements, as a fraction of all places."""
+        return self._stored.padding
+
+    def _put(self, arguments: Mapping[str, Any]) -> None:
+        """Keep arguments for all runs, arrays where the kernel runs."""
+        for name, value in arguments.items():
+            array = self._on_device(value) if is_array(value) else value
+            self._args[self._place[name]] = self._view(name, array)
+
+    def _on_device(self, array: Any) -> Any:
+        if not isinstance(array, np.ndarray):
+            return array
+        if not self._gpu:
+            return tvm_ffi.from_dlpack(plain_view(array))
+        return tvm.runtime.tensor(array, self._device)
+
+    def __call__(self, *operands: Any, out: Any = None, values: Any = None) -> Any:
+        """Run on torch, NumPy or TVM arrays, contiguous and of the plan's dtype.
+
+        Parameters
+        ----------
+        *operands : arrays
+            b (n, feat) for "spmm", (n,) for "spmv"; x (m, feat) and y (n, feat) for "sddmm"; x (n,
+            feat_in) and w (relations, feat_in, feat) for "rgms"; u (n, feat), e (nnz, edge_feat) or
+            both for messages, x (nnz,) for "softmax"; q (m, feat_in), k (n, feat_in) and v
+            (n, feat) for "attention". With heads, see :func:`sparsetir.plan`.
+        out : array, optional
+            Written and returned. From some MiB on a new one costs about as much as the product,
+            since the system gives its memory page by page: give one that is there where you can.
+        values : (nnz,) array, optional
+            Of the matrix, in the order of its pattern; by default those planned with.
+
+        Returns
+        -------
+        array
+            Like the first operand: (m, feat), (m,) or (nnz,).
+
+        Raises
+        ------
+        TypeError, ValueError
+            Naming the argument.
+
+        Notes
+        -----
+        A plan has copies of the matrix's values and indices: what is written to the matrix later
+        changes no result, whatever the config; `values` gives other values. Results have no
+        gradients, so what requires one is refused but under
+        torch.no_grad(); :mod:`sparsetir.ops` has them.
+        """
+        if values is not None and self._for_values is not None:
+            return self._for_values()(*operands, out=out, values=values)
+        if len(operands) != self._count:
+            raise TypeError(
+                f"{self.op}: expected {len(self._operands)} operands "
+                f"({', '.join(self._operands)}), got {len(operands)}"
+            )
+        if values is None and self.needs_values:
+            raise TypeError(f"{self.op}: argument 'values': expected an array, got None")
+        given = out
+        for array in operands:
+            if type(array) is not np.ndarray:
+                self._check_memory(operands, values, out)
+                if given is None:
+                    out = self._new_result(operands[0])
+                break
+        else:
+            if given is None:
+                out = empty(self._out_shape, self._out_dtype or operands[0].dtype)
+            if type(out) is not np.ndarray or not (values is None or type(values) is np.ndarray):
+                self._check_memory(operands, values, given)
+        args = self._args.copy()
+        if not self._direct or (values is not None and self._values_at < 0):
+            self._fill(args, operands, values, out)
+        else:
+            args[self._direct[0]] = operands[0]
+            if self._count > 1:
+                args[self._direct[1]] = operands[1]
+            if values is not None:
+                args[self._values_at] = values
+            args[self._out_at] = out
+        if self._gpu:
+            names, arrays = (*self._operands, "out"), (*operands, out)
+            check_alignment(self.op, names, arrays, self._bytes, GPU_ALIGNMENT)
+            if self._nothing:
+                return out  # a grid of no blocks is an error there
+        if self._gathered >= 0:
+            args[self._gathered] = at_cache_line(args[self._gathered])
+        try:
+            self._run(*args)
+        except (TypeError, ValueError, BufferError, RuntimeError) as error:
+            self._run_refused(args, operands, values, given, error)
+        if given is not None and type(given) is not np.ndarray:
+            count_writes((given,))
+        return out
+
+    def _check_memory(self, operands: tuple[Any, ...], values: Any, out: Any) -> None:
+        """Raise for arrays whose memory does not hold their numbers."""
+        names, gradients = self._checked[values is not None, out is not None]
+        arrays = operands if values is None else (*operands, values)
+        check_memory(self.op, names, arrays if out is None else (*arrays, out), gradients)
+
+    def _fill(self, args: list[Any], operands: tuple[Any, ...], values: Any, out: Any) -> None:
+        """Put arrays where the kernel takes them, as it takes them."""
+        for name, array in zip(self._operands, operands, strict=True):
+            args[self._place[name]] = self._view(name, array)
+        if values is not None:
+            for name, array in self._values(values).items():
+                args[self._place[name]] = array
+        args[self._out_at] = self._view("out", out)
+
+    def _run_refused(
+        self, args: list[Any], operands: tuple[Any, ...], values: Any, out: Any, error: Exception
+    ) -> None:
+        """Say what is wrong with arguments that TVM refused, or run with other views of them.
+
+        out : None where it is a new array
+        error : is raised where the arguments were not the reason
+        """
+        if values is not None:
+            self._fill(args, operands, values, args[self._out_at])
+        if out is not None:
+            self._refuse_overlap(out, operands, values)
+        self.kernel.run_refused(args, error)
+
+    def run_trusted(self, operands: Sequence[Any], values: Any = None) -> Any:
+        """A call on contiguous torch tensors that fit, which is not checked.
+
+        Parameters
+        ----------
+        operands, values
+            As for a call.
+
+        Returns
+        -------
+        Tensor
+            A new one.
+        """
+        if self._nothing or (values is not None and self._arranged_each):
+            return self._run_detached(operands, values)
+        if self._direct:
+            out = self.repeat(operands, values)
+            return self._run_detached(operands, values) if out is None else out
+        args = self._args.copy()
+        out = self._new_result(operands[0])
+        given = dict(zip(self._operands, operands, strict=True), out=out)
+        if values is not None:
+            given |= self._stored.values(A=values)
+        viewed = self._kernel_shapes
+        for name, array in given.items():
+            args[self._place[name]] = array.view(viewed[name]) if name in viewed else array
+        if self._gathered >= 0:
+            args[self._gathered] = at_cache_line(args[self._gathered])
+        try:
+            self._run(*args)
+        except (TypeError, ValueError, BufferError, RuntimeError):
+            if self.kernel.takes(args):
+                raise
+            return self._run_detached(operands, values)  # takes other views, or says what is wrong
+        return out
+
+    def _new_result(self, operand: Any) -> Any:
+        """An array like an operand that is none of NumPy's."""
+        out = empty_like(operand, self._out_shape, self._first, self._out_dtype)
+        if self._large and is_torch(out):
+            in_large_pages(out)
+        return out
+
+    def repeat(self, operands: Sequence[Any], values: Any = None) -> Any:
+        """A call on torch tensors, with a new result.
+
+        Of a plan that `repeats`: its kernel takes arrays as they are given.
+
+        Parameters
+        ----------
+        operands, values
+            As for a call.
+
+        Returns
+        -------
+        Tensor or None
+            None where TVM refuses the tensors; a kernel that fails raises.
+        """
+        args, first = self._args.copy(), operands[0]
+        args[self._direct[0]] = first
+        if self._count > 1:
+            args[self._direct[1]] = operands[1]
+        if values is not None:
+            args[self._values_at] = values
+        if self._out_dtype is None and not self._large:
+            out = first.new_empty(*self._out_shape)
+        else:
+            out = self._new_result(first)
+        args[self._out_at] = out
+        if self._gathered >= 0:
+            args[self._gathered] = at_cache_line(args[self._gathered])
+        try:
+            self._run(*args)
+        except (TypeError, ValueError, BufferError, RuntimeError):
+            if self.kernel.takes(args):
+                raise
+            return None
+        return out
+
+    def _run_detached(self, operands: Sequence[Any], values: Any) -> Any:
+        """A call whose caller sees to gradients."""
+        plain = [x.detach() for x in operands]
+        return self(*plain, values=None if values is None else values.detach())
+
+    def _values(self, values: Any) -> Mapping[str, Any]:
+        """The kernel's arrays of values."""
+        if "a" not in self._shapes:
+            raise TypeError(f"{self.op}: argument 'values': the operator takes none")
+        if not is_array(values) or tuple(values.shape) != self._shapes["a"]:
+            raise ValueError(
+                f"{self.op}: argument 'values': expected an array of shape {self._shapes['a']}, "
+                f"got {getattr(values, 'shape', type(values).__name__)}"
+            )
+        if dtype_name(values) != self._values_dtype:
+            raise TypeError(
+                f"{self.op}: argument 'values': expected dtype {self._values_dtype}, got "
+                f"{dtype_name(values)}"
+            )
+        arrays = self._arranged(values)
+        return {name: self._view(name, self._on_device(x)) for name, x in arrays.items()}
+
+    def _place_of_values(self) -> int:
+        """Where the kernel takes a run's values as they are given; -1 where it does not."""
+        signature = self.kernel.signature
+        if signature.of_values or not self._stored.keeps_order or "a" not in self._place:
+            return -1
+        probe = np.zeros(self._shapes["a"], self._values_dtype)
+        stored = self._stored.values(A=probe)
+        return self._place["a"] if set(stored) == {"a"} and stored["a"] is probe else -1
+
+    def _arranged(self, values: Any) -> dict[str, Any]:
+        """The kernel's arrays of values, those that its schedule makes of them too."""
+        stored = self._stored.values(A=values if self._stored.keeps_order else to_numpy(values))
+        return {**stored, **self.kernel.of_values(stored, self._computed)}
+
+    def _view(self, name: str, array: Any) -> Any:
+        """An array as the kernel takes it: it has no heads of its own, and no vectors."""
+        shape = self._kernel_shapes.get(name)
+        if shape is None or not is_array(array):
+            return array
+        if tuple(array.shape) != self._shapes[name] or not is_contiguous(array):
+            raise ValueError(
+                f"{self.op}: argument '{name}': expected a contiguous array of shape "
+                f"{self._shapes[name]}, got shape {tuple(array.shape)}, strides {strides(array)}"
+            )
+        view: Any = getattr(array, "_create_view", None)  # of TVM's tensors
+        return array.reshape(shape) if view is None else view(shape, array.dtype)
+
+    def _refuse_overlap(self, out: Any, operands: tuple[Any, ...], values: Any) -> None:
+        """Raise where the result shares memory with what is read."""
+        for name, array in zip(self._operands, operands, strict=True):
+            if self._overlaps(out, array):
+                raise ValueError(f"{self.op}: argument 'out' shares memory with '{name}'")
+        if values is not None and self._overlaps(out, values):
+            raise ValueError(f"{self.op}: argument 'out' shares memory with the values")
+
+    def _overlaps(self, out: Any, array: Any) -> bool:
+        return overlap(out, array, self._out_bytes, self._bytes)
+
+    def __reduce__(self) -> Any:
+        raise TypeError("Plan: cannot be pickled; pickle the matrix and plan again")
+
+    def __repr__(self) -> str:
+        return f"<sparsetir.Plan {self.op} {self._shapes['out']} {self.config}>"
+
+
+def _checked(
+    op: str, operands: tuple[str, ...], values: bool, out: bool
+) -> tuple[tuple[str, ...], dict[int, str]]:
+    """Names of the arrays of a call, and by position why they may not require a gradient."""
+    names = (*operands, "values") if values else operands
+    gradients = dict.fromkeys(range(len(names)), NO_GRADIENT.format(op))
+    if out:
+        gradients[len(names)], names = WRITTEN, (*names, "out")
+    return names, gradients

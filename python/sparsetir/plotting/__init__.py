@@ -1,0 +1,1 @@
+"""Pictures of patterns and formats."""

@@ -1,0 +1,73 @@
+"""A picture of a sparse convolution's kernel map, made without pyplot as those of `plot.py`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from sparsetir.extras import need
+from sparsetir.runtime.file_errors import printable
+
+OUTPUTS = 512  # that have a column of pixels each
+COLOUR = "#0072B2"
+
+
+def plot_kernel_map(found: Any, ax: Any = None, name: str | None = None) -> Any:
+    """A picture of a sparse convolution's kernel map: offsets going down, outputs to the right.
+
+    Parameters
+    ----------
+    found : KernelMap
+        A :class:`sparsetir.nn.KernelMap`.
+    ax : matplotlib.axes.Axes, optional
+        To draw on; by default a new figure.
+    name : str, optional
+        Of the cloud, for the title.
+
+    Returns
+    -------
+    matplotlib.figure.Figure or matplotlib.axes.Axes
+        The new figure, or `ax` if given.
+
+    Raises
+    ------
+    ImportError
+        Without matplotlib.
+
+    Notes
+    -----
+    Colour shows where an offset has an input for an output; of more than 512 outputs, for which
+    share of those that are drawn together. The bars are pairs of an offset.
+    """
+    need("plot_kernel_map", "matplotlib", "plot")
+    from matplotlib.colors import to_rgb
+
+    offsets, outputs = found.offsets, found.m
+    counts = np.diff(np.asarray(found.row_ptr.cpu(), np.int64))
+    of_pair, each = np.repeat(np.arange(offsets), counts), max(1, -(-outputs // OUTPUTS))
+    pixels = max(1, -(-outputs // each))
+    place = of_pair * pixels + np.asarray(found.rows.cpu()) // each
+    stored = np.bincount(place, minlength=offsets * pixels).reshape(offsets, pixels)
+    together = np.minimum(each, outputs - each * np.arange(pixels)).clip(1)
+    share, bars = stored / together, None
+    figure = None
+    if ax is None:
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(7.5, 1.4 + 0.13 * offsets), layout="constrained")
+        ax, bars = figure.subplots(1, 2, width_ratios=(5, 1), sharey=True)
+    image = np.where(
+        share[..., None] > 0, 1 - np.sqrt(share)[..., None] * (1 - np.array(to_rgb(COLOUR))), 1
+    )
+    edges = (-0.5, outputs - 0.5, offsets - 0.5, -0.5)
+    ax.imshow(image, aspect="auto", interpolation="nearest", extent=edges)
+    ax.set(xlabel="output", ylabel="offset, z fastest")
+    title = f"{offsets} offsets, {outputs:,} outputs: {len(of_pair):,} pairs"
+    title = title if name is None else f"{printable(name)}, {title}"
+    ax.set_title(title, fontsize=9, parse_math=False)
+    if bars is not None:
+        bars.barh(np.arange(offsets), counts, color=COLOUR)
+        bars.set_xlabel("pairs")
+        bars.spines[["top", "right"]].set_visible(False)
+    return ax if figure is None else figure

@@ -1,0 +1,157 @@
+"""Pictures of large matrices: the whole in pixels, a part of it in squares, the storage in bars."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from sparsetir.formats.converted import ConvertedFormat
+from sparsetir.plotting.layout import Entry, Part, Pixels, Window, locate, sample
+from sparsetir.plotting.marks import COLOURS, matrix_labels, rgb, squares, tint
+
+SAMPLE = 2**21  # places looked at to see where padding lies; all of them up to this number
+FAINTEST = 0.65  # share of a part's colour in that of pixels with the fewest elements
+FROM = 0.3  # of the colour map of shares; below it is too light for white paper
+HEIGHT = 4.2  # of the picture of a matrix, in inches
+
+
+def large_figure(shape: tuple[int, ...], bars: int = 0) -> tuple[Any, list[Any]]:
+    """A figure, and its axes: of the whole, of a part, and below them of so many bars, if any."""
+    from matplotlib.figure import Figure
+
+    wide = HEIGHT * min(2.0, max(0.5, max(1, shape[1]) / max(1, shape[0])))
+    below = 0.8 + 0.24 * bars if bars else 0.0
+    width = max(8.5, wide + HEIGHT + (1.2 if bars else 2.2))
+    figure: Any = Figure(figsize=(width, HEIGHT + 0.8 + below))
+    figure.set_layout_engine("constrained", h_pad=0.1, w_pad=0.1)
+    top, bottom = figure, None
+    if bars:
+        top, bottom = figure.subfigures(2, 1, height_ratios=[HEIGHT + 0.8, below])
+    # Beside the whole is its colour bar, where colours do not stand for parts.
+    axes = list(top.subplots(1, 2, width_ratios=[wide + (0 if bars else 1), HEIGHT]))
+    return figure, axes if bottom is None else [*axes, bottom.subplots()]
+
+
+def density(ax: Any, rows: Any, cols: Any, shape: tuple[int, ...]) -> None:
+    """Which share of the coordinates of each pixel is stored."""
+    from matplotlib import colormaps
+    from matplotlib.colors import ListedColormap, LogNorm
+
+    pixels = Pixels.of(shape)
+    each, count = pixels.each, pixels.count
+    stored = np.bincount(pixels.number(rows, cols), minlength=count[0] * count[1]).reshape(count)
+    high, wide = (
+        np.minimum(e, n - e * np.arange(c)) for e, n, c in zip(each, shape, count, strict=True)
+    )
+    share = stored / np.maximum(1, np.outer(high, wide))
+    if each == (1, 1) or not stored.any():
+        image = np.where(stored[:, :, None] > 0, rgb(COLOURS[0]), 1.0)
+        _show(ax, image, each, shape)
+        return
+    dark = ListedColormap(colormaps["viridis_r"](np.linspace(FROM, 1, 256)))
+    least, most = share[stored > 0].min(), share.max()
+    norm = LogNorm(least if least < most else most / 10, most)
+    shown = _show(ax, np.ma.masked_equal(share, 0), each, shape, cmap=dark, norm=norm)
+    label = f"share stored of {each[0]} x {each[1]} coordinates"
+    ax.figure.colorbar(shown, ax=ax, label=label, shrink=0.85)
+
+
+def matrix_image(ax: Any, converted: ConvertedFormat, parts: list[Part]) -> None:
+    """Each pixel in the colour of the part that has most elements, or else padding, there."""
+    shape = converted.pattern.shape
+    pixels = Pixels.of(shape)
+    size = pixels.count[0] * pixels.count[1]
+    colour = np.ones((size, 3))
+    most = np.zeros(size)
+    for part in parts:
+        if part.arrays.full:
+            continue
+        limit = SAMPLE * part.arrays.size // converted.places + 1
+        places = sample(part.arrays, limit)
+        weight = part.arrays.size / len(places)
+        places = places[part.arrays.mask.reshape(-1)[places] == 0]
+        where = locate(part.arrays, places)
+        inside = where.valid & (where.rows >= 0) & (where.rows < shape[0])
+        inside &= (where.cols >= 0) & (where.cols < shape[1])
+        at = pixels.number(where.rows[inside], where.cols[inside])
+        found = np.bincount(at, minlength=size) * weight
+        more = found > most
+        most[more] = found[more]
+        colour[more] = tint(part.colour)
+    flat, most, total = pixels.number(*converted.pattern.coords), np.zeros(size), np.zeros(size)
+    element = np.zeros((size, 3))
+    for part in parts:
+        found = np.bincount(flat[part.arrays.places >= 0], minlength=size)
+        total += found
+        more = found > most
+        most[more] = found[more]
+        element[more] = part.colour
+    strength = FAINTEST + (1 - FAINTEST) * np.log1p(total) / max(1e-9, np.log1p(total.max()))
+    stored = total > 0
+    colour[stored] = tint(element[stored], strength[stored, None])
+    _show(ax, colour.reshape(*pixels.count, 3), pixels.each, shape)
+
+
+def _show(ax: Any, image: Any, each: tuple[int, int], shape: tuple[int, ...], **style: Any) -> Any:
+    """An image of pixels of `each` coordinates, cut at the edge of the matrix."""
+    right, bottom = image.shape[1] * each[1] - 0.5, image.shape[0] * each[0] - 0.5
+    shown = ax.imshow(image, extent=(-0.5, right, bottom, -0.5), **style)
+    ax.set_xlim(-0.5, max(1, shape[1]) - 0.5)
+    ax.set_ylim(max(1, shape[0]) - 0.5, -0.5)
+    long = max(shape) > 4 * max(1, min(shape))
+    ax.set_aspect("auto" if long else "equal")
+    return shown
+
+
+def crop(axes: list[Any], window: Window) -> None:
+    """Title and axes of a part of the matrix, and where it lies in the whole.
+
+    axes : of the whole, and of the part, whose squares are drawn
+    """
+    from matplotlib.patches import Rectangle
+
+    (top, bottom), (left, right) = window.rows, window.cols
+    axes[0].add_patch(
+        Rectangle(
+            (left - 0.5, top - 0.5), right - left, bottom - top, fill=False, edgecolor="black",
+            linewidth=1.2,
+        )
+    )  # fmt: skip
+    matrix_labels(axes[1], f"rows from {top:,}, columns from {left:,}")
+    axes[1].set_xlim(left - 0.8, right - 0.2)
+    axes[1].set_ylim(bottom - 0.2, top - 0.8)
+    axes[1].set_aspect("equal")
+
+
+def crop_squares(ax: Any, converted: ConvertedFormat, parts: list[Part], window: Window) -> None:
+    """Elements of each part in a window, and padding where all of its places are looked at."""
+    for part in parts:
+        if part.arrays.full or part.arrays.size > SAMPLE:
+            continue
+        places = np.flatnonzero(part.arrays.mask.reshape(-1) == 0)
+        where = locate(part.arrays, places)
+        at = where.valid & window.holds(where.rows, where.cols)
+        squares(ax, where.cols[at], where.rows[at], tint(part.colour), part.colour)
+    rows, cols = converted.pattern.coords
+    inside = window.holds(rows, cols)
+    for part in parts:
+        at = inside & (part.arrays.places >= 0)
+        squares(ax, cols[at], rows[at], part.colour, part.colour)
+
+
+def storage_bars(ax: Any, entries: list[Entry]) -> None:
+    """A bar for each part, of elements and, lighter, of padding."""
+    from matplotlib.ticker import EngFormatter
+
+    for n, entry in enumerate(entries):
+        ax.barh(n, entry.stored, color=entry.colour, edgecolor=entry.colour)
+        padding = entry.places - entry.stored
+        ax.barh(n, padding, left=entry.stored, color=tint(entry.colour), edgecolor=entry.colour)
+    ax.set_yticks(range(len(entries)), [e.text for e in entries], fontsize="small")
+    room = max(0, 5 - len(entries)) / 2 + 0.5
+    ax.set_ylim(len(entries) - 1 + room, -room)
+    ax.set_xlim(0, 1.04 * max((e.places for e in entries), default=1))
+    ax.xaxis.set_major_formatter(EngFormatter(sep=""))
+    ax.set_xlabel("places: elements, and lighter padding")
+    ax.spines[["top", "right"]].set_visible(False)

@@ -1,0 +1,314 @@
+"""Pictures: which coordinates a matrix stores, and what a format makes of them.
+
+Needs matplotlib, which is imported when a function is called. Figures are made without pyplot: no
+window opens and no backend is chosen. A notebook shows them after `%matplotlib inline`;
+`figure.savefig(path)` writes them anywhere.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from scipy.sparse import issparse
+
+from sparsetir.extras import need
+from sparsetir.formats.converted import ConvertedFormat
+from sparsetir.formats.pattern import Pattern
+from sparsetir.plotting.large import (
+    SAMPLE,
+    crop,
+    crop_squares,
+    density,
+    large_figure,
+    matrix_image,
+    storage_bars,
+)
+from sparsetir.plotting.layout import (
+    Entry,
+    Layout,
+    Part,
+    Window,
+    count_elements,
+    entries_of,
+    locate,
+    sample,
+    storage_layout,
+)
+from sparsetir.plotting.marks import COLOURS, matrix_labels, rgb, squares, tint
+
+__all__ = ["plot_format", "plot_pattern"]
+
+SMALL = 64  # rows and columns up to which every element is a square of its own
+OVERHANG = 8  # how far beyond a small matrix the padding of its blocks is shown
+COLUMN = 3  # parts up to which the legend has one column
+DARK = 0.78  # of the colour map of more parts than there are colours; beyond it is too light
+HEIGHT = 4.2  # of a panel, in inches
+
+
+def plot_pattern(pattern: Any, ax: Any = None, name: str | None = None) -> Any:
+    """A picture of the stored coordinates of a matrix, rows going down.
+
+    Parameters
+    ----------
+    pattern : Pattern, SparseMatrix or scipy sparse matrix
+        Of two axes.
+    ax : matplotlib.axes.Axes, optional
+        To draw on; by default a new figure.
+    name : str, optional
+        Of the matrix, for the title.
+
+    Returns
+    -------
+    matplotlib.figure.Figure or matplotlib.axes.Axes
+        The new figure, or `ax` if given.
+
+    Raises
+    ------
+    ValueError
+        For a pattern that has not two axes.
+    ImportError
+        Without matplotlib.
+
+    Notes
+    -----
+    A square per element up to 64 x 64. A larger matrix is divided into at most 256 x 256 equal
+    pixels; colour shows which share of a pixel's coordinates is stored, on a logarithmic scale. A
+    new figure also has the 48 x 48 coordinates that store most, a square per element.
+    """
+    need("plot_pattern", "matplotlib", "plot")
+    pattern = getattr(pattern, "pattern", pattern)
+    if not isinstance(pattern, Pattern) and not issparse(pattern):
+        raise TypeError(
+            "plot_pattern: argument 'pattern': expected a Pattern, a SparseMatrix or a scipy "
+            f"sparse matrix, got {type(pattern).__name__}"
+        )
+    _check_order("plot_pattern", "pattern", pattern)
+    shape = pattern.shape
+    if isinstance(pattern, Pattern):
+        rows, cols = pattern.coords
+    else:
+        found = pattern.tocoo(copy=True)
+        found.sum_duplicates()
+        rows, cols = found.row, found.col
+    title = f"{shape[0]:,} x {shape[1]:,}: {count_elements(len(rows))}"
+    title = title if name is None else f"{name}, {title}"
+    if max(shape) <= SMALL:
+        figure, axes = (None, [ax]) if ax is not None else _new_figure(1)
+        squares(axes[0], cols, rows, COLOURS[0])
+        _frame(axes[0], shape)
+        matrix_labels(axes[0], title)
+        if figure is not None:
+            _set_size(figure, axes)
+        return ax if figure is None else figure
+    figure, axes = (None, [ax]) if ax is not None else large_figure(shape)
+    density(axes[0], rows, cols, shape)
+    matrix_labels(axes[0], title)
+    if figure is None:
+        return ax
+    window = Window.of(rows, cols, shape)
+    at = window.holds(rows, cols)
+    squares(axes[1], cols[at], rows[at], COLOURS[0])
+    crop(axes, window)
+    return figure
+
+
+def plot_format(converted: ConvertedFormat, ax: Any = None, name: str | None = None) -> Any:
+    """A picture of what each rule of a format stores: a colour per part, lighter where padded.
+
+    Parameters
+    ----------
+    converted : ConvertedFormat
+        A pattern of two axes in a format.
+    ax : matplotlib.axes.Axes, optional
+        For the picture of the matrix; by default a new figure that also has one of the storage.
+    name : str, optional
+        Of the matrix, for the title.
+
+    Returns
+    -------
+    matplotlib.figure.Figure or matplotlib.axes.Axes
+        The new figure, or `ax` if given.
+
+    Raises
+    ------
+    ValueError
+        For a pattern that has not two axes.
+    ImportError
+        Without matplotlib.
+
+    Notes
+    -----
+    Up to 64 x 64, the matrix has a square per element and per padded coordinate, and the storage
+    one per place, where what rows become goes down and what columns become to the right. A larger
+    matrix is divided into at most 256 x 256 pixels, in the colour of the part that has most
+    elements there, stronger where there are more of them; its storage is a bar per part. A new
+    figure also has the 48 x 48 coordinates that store most, a square per element. Where padding
+    lies in the whole is then seen from at most 2**21 places, drawn at random, and in those 48 x 48
+    only of parts that have no more places.
+    """
+    need("plot_format", "matplotlib", "plot")
+    _check_order("plot_format", "converted", converted.pattern)
+    shape, parts = converted.pattern.shape, _parts(converted)
+    entries, size = entries_of(parts), f"{shape[0]:,} x {shape[1]:,}"
+    title = f"{converted.name}: matrix" if name is None else f"{name} as {converted.name}"
+    if max(shape) <= SMALL:
+        return _plot_small(parts, entries, shape, f"{title}, {size}", ax)
+    figure, axes = (None, [ax]) if ax is not None else large_figure(shape, max(1, len(entries)))
+    matrix_image(axes[0], converted, parts)
+    matrix_labels(axes[0], f"{title}, {size}")
+    if figure is None:
+        _legend(None, ax, entries, False)
+        return ax
+    row, column = converted.pattern.coords
+    window = Window.of(row, column, shape)
+    crop_squares(axes[1], converted, parts, window)
+    crop(axes, window)
+    storage_bars(axes[2], entries)
+    return figure
+
+
+def _plot_small(
+    parts: list[Part], entries: list[Entry], shape: tuple[int, ...], title: str, ax: Any
+) -> Any:
+    layout = storage_layout([p.arrays for p in parts], shape[0])
+    figure, axes = (None, [ax]) if ax is not None else _new_figure(2)
+    _matrix_squares(axes[0], parts, shape)
+    matrix_labels(axes[0], title)
+    if figure is None:
+        _legend(None, ax, entries, False)
+        return ax
+    if layout is None:
+        storage_bars(axes[1], entries)
+        _set_size(figure, axes, in_squares=False)
+        return figure
+    _storage_squares(axes[1], parts, layout)
+    _legend(figure, axes[0], entries, any((~(s.stored | s.valid)).any() for s in layout.parts))
+    _set_size(figure, axes, lines=len(entries) + 2)
+    return figure
+
+
+def _parts(converted: ConvertedFormat) -> list[Part]:
+    from matplotlib import colormaps
+
+    found = [p for p in converted.parts if p.size]
+    if len(found) <= len(COLOURS):
+        colours = np.array([rgb(c) for c in COLOURS])
+    else:
+        colours = colormaps["viridis"](np.linspace(0, DARK, len(found)))[:, :3]
+    labels = converted.labels
+    return [Part(labels[p.rule.name], c, p) for p, c in zip(found, colours, strict=False)]
+
+
+def _matrix_squares(ax: Any, parts: list[Part], shape: tuple[int, ...]) -> None:
+    over, wide = OVERHANG, shape[1] + 2 * OVERHANG
+    low, high = np.zeros(2, int), np.array(shape)
+    for part in parts:
+        places = sample(part.arrays, SAMPLE)
+        where = locate(part.arrays, places)
+        padded = where.valid & (part.arrays.mask.reshape(-1)[places] == 0)
+        for c, length in ((where.rows, shape[0]), (where.cols, shape[1])):
+            padded &= (c >= -over) & (c < length + over)
+        key = np.unique((where.rows[padded] + over) * wide + where.cols[padded] + over)
+        if len(key):
+            at = np.stack(np.divmod(key, wide)) - over
+            low, high = np.minimum(low, at.min(1)), np.maximum(high, at.max(1) + 1)
+            squares(ax, at[1], at[0], tint(part.colour), part.colour)
+    for part in parts:
+        where = locate(part.arrays, np.flatnonzero(part.arrays.mask))
+        squares(ax, where.cols, where.rows, part.colour, part.colour)
+    _frame(ax, shape, low, high)
+
+
+def _frame(ax: Any, shape: tuple[int, ...], low: Any = (0, 0), high: Any = None) -> None:
+    """The edge of a small matrix, and room for what lies beyond it."""
+    from matplotlib.patches import Rectangle
+
+    high = shape if high is None else high
+    ax.add_patch(
+        Rectangle((-0.5, -0.5), shape[1], shape[0], fill=False, edgecolor="0.3", linewidth=0.8)
+    )
+    ax.set_xlim(low[1] - 0.8, max(high[1], 1) - 0.2)
+    ax.set_ylim(max(high[0], 1) - 0.2, low[0] - 0.8)
+    ax.spines[:].set_visible(False)
+    ax.set_aspect("equal")
+
+
+def _storage_squares(ax: Any, parts: list[Part], layout: Layout) -> None:
+    for part, places in zip(parts, layout.parts, strict=True):
+        stored, valid = places.stored, places.valid
+        for what, face, hatch in (
+            (~stored & ~valid, "white", "////"),
+            (~stored & valid, tint(part.colour), ""),
+            (stored, part.colour, ""),
+        ):
+            squares(ax, places.x[what], places.y[what], face, part.colour, hatch)
+    ax.set_xlim(-0.8, layout.width - 0.2)
+    ax.set_ylim(layout.height - 0.2, -0.8)
+    ax.set_aspect("equal")
+    ax.set_axis_off()
+    ax.set_title("storage", fontsize="medium")
+
+
+def _legend(figure: Any, ax: Any, entries: list[Entry], hollow: bool) -> None:
+    from matplotlib.legend_handler import HandlerTuple
+    from matplotlib.patches import Patch
+
+    texts = [e.text for e in entries] or ["nothing stored"]
+    handles: list[Any] = [
+        (Patch(color=e.colour), Patch(facecolor=tint(e.colour), edgecolor=e.colour))
+        for e in entries
+    ] or [(Patch(visible=False),)]
+    if hollow:
+        handles.append((Patch(facecolor="white", edgecolor="0.4", hatch="////"),))
+        texts.append("slots without a coordinate")
+    style: dict[str, Any] = {
+        "handler_map": {tuple: HandlerTuple(ndivide=None)}, "fontsize": "small", "frameon": False,
+        "title": "elements and padding of each part", "title_fontsize": "small",
+    }  # fmt: skip
+    if figure is None:
+        ax.legend(handles, texts, loc="upper left", bbox_to_anchor=(1.02, 1), **style)
+    else:
+        columns = 2 if len(entries) > COLUMN else 1
+        figure.legend(handles, texts, loc="outside lower center", ncols=columns, **style)
+
+
+def _new_figure(panels: int) -> tuple[Any, list[Any]]:
+    from matplotlib.figure import Figure
+
+    figure = Figure()
+    figure.set_layout_engine("constrained", h_pad=0.1, w_pad=0.1)
+    axes = list(figure.subplots(1, panels, squeeze=False)[0])
+    for ax in axes:
+        ax.set_anchor("N")
+    return figure, axes
+
+
+def _set_size(figure: Any, axes: list[Any], in_squares: bool = True, lines: int = 0) -> None:
+    """Size of a figure with a picture of a small matrix, one of its storage, and lines below.
+
+    in_squares : whether the storage is drawn by places; these are then as large as in the matrix
+    """
+    widths, height = [HEIGHT, HEIGHT + 3], HEIGHT  # with the texts of bars
+    if in_squares:
+        wide, high = (
+            [abs(end - start) for start, end in limits]
+            for limits in ([ax.get_xlim() for ax in axes], [ax.get_ylim() for ax in axes])
+        )
+        each = min(0.3, HEIGHT / max(high), 2.5 * HEIGHT / sum(wide))
+        widths, height = [max(1.2, w * each) for w in wide], max(high) * each
+        for ax, width in zip(axes[1:], widths[1:], strict=True):
+            ax.set_xlim(-0.8, width / each - 0.8)
+            ax.set_ylim(max(high) - 0.8, -0.8)
+    axes[0].get_gridspec().set_width_ratios(widths)
+    least = 3.5 if not lines else 6.5 if lines <= COLUMN + 2 else 8.5  # of one column, of two
+    lines = lines if lines <= COLUMN + 2 else (lines + 3) // 2
+    width = sum(widths) + 0.8 * len(axes)
+    figure.set_size_inches(max(width, least), height + 1 + 0.21 * lines)
+
+
+def _check_order(who: str, argument: str, pattern: Any) -> None:
+    if len(pattern.shape) != 2:
+        raise ValueError(
+            f"{who}: argument '{argument}': expected 2 axes, got shape {tuple(pattern.shape)}"
+        )

@@ -1,0 +1,147 @@
+"""What is tuned, and what became of a config that was tried."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from sparsetir.data.sparse_tensor import SparseMatrix
+from sparsetir.records.fingerprint import fingerprint, shape_class, statistics
+from sparsetir.schedules.operators.operands import OPERATORS
+
+OK = "ok"
+PRUNED = "pruned"  # right, but hopelessly slow: not measured to the end
+# The others are failures.
+STATES = (OK, PRUNED, "wrong", "failed", "crashed", "hung", "out of memory")
+
+
+class Tunable(Protocol):
+    """What the search, its measurers, records and reports need of what is tuned.
+
+    :class:`Task` is an operator, :class:`sparsetir.tuning.program.ProgramTask` a user's function.
+    """
+
+    @property
+    def target(self) -> str | Mapping[str, Any]:
+        """A text or a dict of texts, which JSON can hold."""
+        ...
+
+    @property
+    def threads(self) -> int:
+        """Of the CPU."""
+        ...
+
+    def identity(self) -> dict[str, Any]:
+        """The fields of a :class:`sparsetir.records.record.Key` but target, threads and device."""
+        ...
+
+    def statistics(self) -> dict[str, float]:
+        """Numbers that say how alike two of its kind are."""
+        ...
+
+    def title(self, name: str = "") -> str:
+        """One line for people; name : what they call the data."""
+        ...
+
+    def saved(self, folder: Path) -> dict[str, Any]:
+        """What a worker makes it again from: JSON, with a "kind", and files in a folder."""
+        ...
+
+
+@dataclass(frozen=True)
+class Task:
+    """An operator on a matrix; fields as the arguments of :func:`sparsetir.plan`.
+
+    dtype : a name; target : a text or a dict of texts, which JSON can hold; threads : a number
+    """
+
+    op: str
+    matrix: SparseMatrix
+    feat: int
+    dtype: str
+    reduce: str = "sum"
+    heads: int | None = None
+    target: str | Mapping[str, Any] = "llvm"
+    threads: int = 1
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What `plan` and `plan_candidates` take beside op, matrix and feat."""
+        return {
+            "dtype": self.dtype, "reduce": self.reduce, "heads": self.heads,
+            "target": self.target, "threads": self.threads,
+        }  # fmt: skip
+
+    def identity(self) -> dict[str, Any]:
+        """See :class:`Tunable`."""
+        return {
+            "op": self.op, "dtype": self.dtype, "reduce": self.reduce,
+            "heads": None if self.heads is None else int(self.heads), "feat": int(self.feat),
+            "shape_class": shape_class(self), "fingerprint": fingerprint(self.matrix),
+        }  # fmt: skip
+
+    def statistics(self) -> dict[str, float]:
+        """See :class:`Tunable`."""
+        return statistics(self.matrix)
+
+    def title(self, name: str = "") -> str:
+        """See :class:`Tunable`."""
+        m, n = self.matrix.shape
+        on = f" on {name}" if name else ""
+        words = [] if OPERATORS[self.op].vectors else [f"{self.feat} features"]
+        words += [self.reduce] if self.reduce != "sum" else []
+        words += [f"{self.heads} heads"] if self.heads is not None else []
+        words += [self.dtype, *of_threads(self)]
+        return f"{self.op}{on} ({m:,} x {n:,}, {self.matrix.nnz:,} elements), {', '.join(words)}"
+
+    def saved(self, folder: Path) -> dict[str, Any]:
+        """See :class:`Tunable`."""
+        pattern = self.matrix.pattern
+        np.save(folder / "indptr.npy", pattern.indptr)
+        np.save(folder / "indices.npy", pattern.coords[1])
+        target = self.target if isinstance(self.target, str) else dict(self.target)
+        about = {"op": self.op, "feat": self.feat, **self.options, "target": target}
+        return {"kind": "operator", **about, "shape": self.matrix.shape}
+
+
+def of_threads(task: Tunable) -> list[str]:
+    """The number of threads for people; nothing for a GPU, where it plays no part."""
+    if "cuda" in str(task.target):
+        return []
+    return [f"{task.threads} thread{'s' * (task.threads != 1)}"]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A config that others are measured in turns with, and the seconds its calls count as."""
+
+    config: Any
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a config.
+
+    state : one of STATES
+    seconds, median : of a call, the least and the median; None unless "ok" or "pruned". Where there
+        was a reference, by how many times as long as its calls they lasted in the same turns
+    message : one line for a person, where it is a failure
+    bytes : of the arrays that hold the arranged matrix (indices, values, padding)
+    padding : places without an element, as a fraction of all places
+    """
+
+    state: str
+    seconds: float | None = None
+    median: float | None = None
+    message: str = ""
+    compile_seconds: float | None = None
+    convert_seconds: float | None = None
+    padding: float | None = None
+    bytes: int | None = None
+    launches: int | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)

@@ -1,0 +1,288 @@
+"""What a kernel asks of an array, whether torch's, NumPy's or TVM's."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import tvm
+import tvm_ffi
+
+from sparsetir.runtime.readable import hidden
+
+CACHE_LINE = 64
+LEAST_ALIGNED = 1 << 16  # bytes; below, to align takes a good part of a product's time
+
+
+def is_array(value: Any) -> bool:
+    """Whether it has a shape and a dtype and can hand out its memory."""
+    if is_torch(value) and value.is_nested:  # which raises where it is asked for its shape
+        return False
+    return all(hasattr(value, name) for name in ("shape", "dtype", "__dlpack__"))
+
+
+def is_torch(array: Any) -> bool:
+    """Whether it is torch's; does not import torch."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(array, torch.Tensor)
+
+
+def dtype_name(array: Any) -> str:
+    """Such as "float32"."""
+    return str(array.dtype).removeprefix("torch.")
+
+
+def itemsize(dtype: str) -> int:
+    """Bytes of an element."""
+    kind = tvm.DataType(dtype)
+    return (kind.bits * kind.lanes + 7) // 8
+
+
+def device_name(array: Any) -> str:
+    """Such as "cpu", "cuda" or "meta"."""
+    device = getattr(array, "device", None)
+    return getattr(device, "type", None) or str(device or "cpu").split(":")[0].split("(")[0]
+
+
+def is_contiguous(array: Any) -> bool:
+    """In C order, without gaps."""
+    if isinstance(array, np.ndarray):
+        return array.flags.c_contiguous
+    check = getattr(array, "is_contiguous", None)
+    return bool(check()) if callable(check) else True
+
+
+def strides(array: Any) -> tuple[int, ...]:
+    """In elements."""
+    if isinstance(array, np.ndarray):
+        return tuple(s // array.itemsize for s in array.strides)
+    found = array.strides if hasattr(array, "strides") else array.stride()
+    return tuple(int(s) for s in found)
+
+
+def is_read_only(array: Any) -> bool:
+    """Whether writing is forbidden."""
+    return isinstance(array, np.ndarray) and not array.flags.writeable
+
+
+def memory(array: Any, itemsize: int) -> tuple[int, int]:
+    """Address and bytes of a contiguous array; no bytes where that is not known.
+
+    itemsize : of the dtype, which takes long to ask a TVM tensor for
+    """
+    if isinstance(array, np.ndarray):
+        return array.__array_interface__["data"][0], array.nbytes
+    if is_torch(array):
+        try:
+            return array.data_ptr(), array.nbytes
+        except RuntimeError:  # one that stands for others
+            return 0, 0
+    if isinstance(array, tvm_ffi.Tensor):
+        return array.data_ptr(), array.numel() * itemsize
+    return 0, 0
+
+
+def check_alignment(
+    who: str, names: Sequence[str], arrays: Sequence[Any], itemsize: int, alignment: int
+) -> None:
+    """Raise where vector loads of a GPU would fail, such as for a part of a tensor."""
+    for name, array in zip(names, arrays, strict=True):
+        if memory(array, itemsize)[0] % alignment:
+            raise ValueError(
+                f"{who}: argument '{name}': expected memory aligned to {alignment} bytes; copy "
+                "the array"
+            )
+
+
+def overlap(a: Any, b: Any, itemsize: int, other: int | None = None) -> bool:
+    """Whether two contiguous arrays have memory in common, as far as that is known.
+
+    itemsize : of their dtype; other : of that of b, where it has another
+    """
+    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
+        return np.may_share_memory(a, b)
+    return spans_meet(memory(a, itemsize), memory(b, other or itemsize))
+
+
+def spans_meet(a: tuple[int, int], b: tuple[int, int]) -> bool:
+    """Whether two of what :func:`memory` gives have bytes in common."""
+    (first, size), (other, length) = a, b
+    return bool(size and length) and first < other + length and other < first + size
+
+
+def empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """A new array of NumPy's that begins at a cache line, as torch's do, unless it is small.
+
+    Those of `np.empty` begin 16 bytes behind one where they are large, so that every other vector
+    of 32 bytes, and each of 64, is loaded from two lines.
+    """
+    found = np.empty(shape, dtype)
+    if found.nbytes < LEAST_ALIGNED:
+        return found
+    memory = np.empty(found.nbytes + CACHE_LINE, np.uint8)
+    begin = -memory.__array_interface__["data"][0] % CACHE_LINE
+    return memory[begin : begin + found.nbytes].view(found.dtype).reshape(shape)
+
+
+def at_cache_line(array: Any) -> Any:
+    """The same array of NumPy's or torch's on the CPU; a copy where it begins within a line."""
+    if is_torch(array):
+        return array.clone() if array.data_ptr() % CACHE_LINE else array
+    if not isinstance(array, np.ndarray) or not memory(array, 1)[0] % CACHE_LINE:
+        return array
+    found = empty(array.shape, array.dtype)
+    found[...] = array
+    return found
+
+
+def empty_like(array: Any, shape: tuple[int, ...], who: str, dtype: str | None = None) -> Any:
+    """A new array of the same kind and device.
+
+    who : begins the TypeError for what is no array
+    dtype : its name; by default that of the array
+    """
+    if isinstance(array, np.ndarray):
+        return empty(shape, dtype or array.dtype)
+    if is_torch(array):
+        try:
+            if dtype is None:
+                return array.new_empty(*shape)  # sizes one by one: a tuple takes a microsecond more
+            return array.new_empty(shape, dtype=getattr(sys.modules["torch"], dtype))
+        except RuntimeError as error:
+            if not hidden(array):
+                raise
+            raise TypeError(f"{who}: expected {hidden(array)}") from error
+    if isinstance(array, tvm_ffi.Tensor):
+        return tvm.runtime.empty(shape, dtype or str(array.dtype), array.device)
+    raise TypeError(f"{who}: expected a torch, NumPy or TVM array, got {type(array).__name__}")
+
+
+def with_zeros(array: Any, shape: tuple[int, ...]) -> Any:
+    """An array of a larger shape with zeros behind what there is; of TVM's through the host."""
+    if tuple(array.shape) == shape:
+        return array
+    if isinstance(array, tvm_ffi.Tensor):
+        return tvm.runtime.tensor(with_zeros(to_numpy(array), shape), array.device)
+    if is_torch(array):  # in one step
+        more = ((0, size - had) for size, had in zip(shape, array.shape, strict=True))
+        ends = [end for pair in reversed([*more]) for end in pair]
+        return sys.modules["torch"].nn.functional.pad(array, ends)
+    out = empty_like(array, shape, "with_zeros")
+    out[...] = 0
+    out[tuple(slice(size) for size in array.shape)] = array
+    return out
+
+
+def leading(array: Any, shape: tuple[int, ...], out: Any = None) -> Any:
+    """What a smaller shape has of an array, as a contiguous array; of TVM's through the host.
+
+    out : of the same kind, where it is written
+    """
+    if isinstance(array, tvm_ffi.Tensor):
+        found = np.ascontiguousarray(leading(to_numpy(array), shape))
+        return tvm.runtime.tensor(found, array.device) if out is None else out.copyfrom(found)
+    part = array[tuple(slice(size) for size in shape)]
+    if out is not None:
+        out[...] = part
+        return out
+    return part.contiguous() if is_torch(part) else np.ascontiguousarray(part)
+
+
+def placed(array: np.ndarray, kind: str, beside: Iterable[Any]) -> Any:
+    """A TVM tensor of these numbers on a device; on the CPU without a copy.
+
+    kind : such as "cpu" or "cuda"
+    beside : arrays on devices of that kind; the first one's is taken
+    """
+    if kind == "cpu":
+        return tvm_ffi.from_dlpack(plain_view(array))
+    indices = [getattr(getattr(other, "device", None), "index", None) for other in beside]
+    index = next((i for i in indices if i is not None), 0)
+    return tvm.runtime.tensor(array, tvm.runtime.device(kind, index))
+
+
+def reference(array: Any, callback: Callable[[Any], None] | None = None) -> Callable[[], Any]:
+    """A weak reference; a strong one to TVM's tensors, which take no other.
+
+    callback : is called when the array is gone
+    """
+    try:
+        return weakref.ref(array, callback)
+    except TypeError:
+        return lambda: array
+
+
+def to_numpy(array: Any) -> np.ndarray:
+    """The same numbers on the CPU; no copy if they are there already."""
+    if isinstance(array, np.ndarray):
+        return array
+    if is_torch(array):
+        array = array.detach().resolve_neg().cpu()
+    if dtype_name(array) == "bfloat16" and device_name(array) == "cpu":  # none of DLPack's to NumPy
+        plain: Any = tvm_ffi.from_dlpack(array)
+        bits = np.from_dlpack(plain._create_view(plain.shape, "uint16"))
+        return bits.view(np.dtype("bfloat16"))
+    return array.numpy()
+
+
+def plain_view(value: Any) -> Any:
+    """A view that DLPack and TVM take of a contiguous array which they refuse as it is.
+
+    They refuse read-only NumPy arrays (do not give ones that are written), NumPy arrays of
+    bfloat16, and strides that are unusual along dimensions of size 0 or 1. What is fine as it is,
+    or not contiguous, or no array, comes back as it is.
+    """
+    if isinstance(value, np.ndarray):
+        return _plain_numpy(value) if value.flags.c_contiguous else value
+    if is_torch(value) and value.is_nested:  # which has no shape
+        return value
+    if is_torch(value) and "strided" in str(value.layout) and value.is_contiguous():
+        steps = _plain_strides(value.shape)
+        return value if value.stride() == steps else value.detach().as_strided(value.shape, steps)
+    if isinstance(value, tvm_ffi.Tensor) and hasattr(value, "_create_view"):
+        return _plain_tvm(value)
+    return value
+
+
+def _plain_tvm(tensor: Any) -> Any:
+    steps = _plain_strides(tensor.shape)
+    if tuple(tensor.strides) == steps or not tensor.is_contiguous():
+        return tensor
+    return tensor._create_view(tensor.shape, tensor.dtype)
+
+
+class _Memory:
+    """What `np.asarray` makes an array of; keeps the owner of the memory alive."""
+
+    def __init__(self, owner: np.ndarray, interface: dict[str, Any]) -> None:
+        self.owner = owner
+        self.__array_interface__ = interface
+
+
+def _plain_numpy(array: np.ndarray) -> Any:
+    steps = tuple(s * array.itemsize for s in _plain_strides(array.shape))
+    foreign = array.dtype.kind == "V"  # what NumPy calls the dtypes of ml_dtypes
+    if array.flags.writeable and array.strides == steps and not foreign:
+        return array
+    interface = {**array.__array_interface__, "strides": steps}
+    interface["data"] = (interface["data"][0], False)
+    if foreign:
+        interface["typestr"] = f"<u{array.itemsize}"
+        interface["descr"] = [("", interface["typestr"])]
+    view = np.asarray(_Memory(array, interface))
+    if not foreign:
+        return view
+    tensor: Any = tvm_ffi.from_dlpack(view)
+    return tensor._create_view(array.shape, dtype_name(array))
+
+
+def _plain_strides(shape: Any) -> tuple[int, ...]:
+    """In elements, as TVM expects them: 0 before a dimension of size 0."""
+    steps, step = [], 1
+    for size in reversed(shape):
+        steps.insert(0, step)
+        step *= size
+    return tuple(steps)

@@ -1,0 +1,438 @@
+"""A compiled function: binds arrays, checks them, runs, shows its stages, saves itself."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tvm
+
+from sparsetir.runtime import pool
+from sparsetir.runtime.arguments import Arguments
+from sparsetir.runtime.arrays import is_array, is_read_only, placed, plain_view, reference, to_numpy
+from sparsetir.runtime.file_errors import as_path
+from sparsetir.runtime.kernel_file import write_library
+from sparsetir.runtime.matrix_engine import allowed, features_needed, refusing
+from sparsetir.runtime.readable import check_memory, count_writes
+from sparsetir.runtime.signature import Signature
+from sparsetir.schedules.default import assumed_machine
+from sparsetir.sparse_ir.computed import compute, compute_of_values, reads
+from sparsetir.sparse_ir.promises import promised_range
+from sparsetir.sparse_ir.structure import check_structure
+
+# How many sets of index arrays a kernel knows to be valid, with what it computed of them.
+REMEMBERED = 8
+WRITTEN = (
+    "it is written, and requires a gradient, which would not be that of what is written; give "
+    "another tensor, or call under torch.no_grad()"
+)
+
+
+class Kernel:
+    """A compiled function, as :func:`sparsetir.build` and :func:`sparsetir.load` make it.
+
+    Call it with the function's parameters in order or by name. Arrays are torch, NumPy or TVM
+    arrays in their natural shape (see :mod:`sparsetir.runtime.signature`), contiguous, of any
+    alignment, on the kernel's device; nothing is copied, outputs are written in place. What torch
+    has not written to memory, such as a negative bit, is refused, and so are outputs that require a
+    gradient, but under torch.no_grad(); outputs count as written in place. Scalars are Python
+    integers and may be left out (or None) where the shapes of arrays imply them.
+
+    Parameters
+    ----------
+    module : tvm.runtime.Module
+        What TVM compiled.
+    name : str
+        Of the function.
+    signature : Signature
+        Names, shapes and types of its parameters.
+    stages : mapping of str to function
+        The function at stage "I", "II" (as lowered), "II scheduled" and "III".
+    target : tvm.target.Target
+        What it was compiled for.
+    check : bool
+        Check index arrays that are not among the last eight sets that the kernel saw
+        (:func:`check_structure`). This goes by object: an array changed in place is not looked at
+        again. False turns it off: the kernel then trusts them.
+    assumes : mapping of str to int, optional
+        What :attr:`assumes` gives; by default of this machine.
+    needs : sequence of str, optional
+        Features of the CPU that its schedule asked for by name. Where they, or the system's leave
+        to use them, are not there, a call raises RuntimeError.
+
+    Attributes
+    ----------
+    computed : mapping
+        Recipe and keywords of each computed parameter, by name.
+    entry : tvm.runtime.PackedFunc
+        TVM's function, which takes what `signature.passed` names, in order; only TVM checks it.
+
+    Raises
+    ------
+    TypeError, ValueError
+        In a call, naming function and argument.
+    StructureError
+        And its subclasses, in a call, for invalid structure.
+
+    Notes
+    -----
+    Parameters that its schedule computes (see :mod:`sparsetir.sparse_ir.computed`) are none of the
+    caller's: they are made when a set of index arrays is first seen, checked or not, and kept as
+    long; those that are made of values, in every call. What a schedule promises about scalars is
+    checked in every call. A kernel may be called from several threads at once.
+    """
+
+    entry: Any
+
+    def __init__(
+        self,
+        module: Any,
+        name: str,
+        signature: Signature,
+        stages: Mapping[str, Any],
+        target: Any,
+        *,
+        check: bool = True,
+        needs: Sequence[str] | None = None,
+        assumes: Mapping[str, int] | None = None,
+    ) -> None:
+        self.name = name
+        self.signature = signature
+        self.stages: dict[str, Any] = dict(stages)
+        self.target = target
+        self.check = check
+        self._assumes = assumes
+        self._module = module
+        self._loaded = not stages  # from a file, which holds no stages and cannot be written again
+        self.needs: list[str] = (
+            features_needed(stages.get("II scheduled")) if needs is None else list(needs)
+        )
+        refused = allowed(self.needs) if self.needs else ""
+        with pool.serving():  # TVM loads a module when its first function is asked for
+            self._run = self.entry = refusing(name, refused) if refused else module[name]
+        self._given = given = Arguments(name, signature, target)
+        self._count, self._limits = given.count, given.limits
+        self._arrays, self._scalars, self._outputs = given.arrays, given.scalars, given.outputs
+        self._array_names = [signature.names[i] for i in self._arrays]
+        self._without_gradient = {self._arrays.index(i): WRITTEN for i in self._outputs}
+        places = [(signature.position[p["param"]], p) for p in signature.promises]
+        self._promised = tuple((i, *promised_range(p)) for i, p in places if i < self._count)
+        self._index = (*signature.index_arrays,)
+        self._index_sizes = tuple(signature.index_sizes)
+        self.computed: dict[str, dict[str, Any]] = signature.computed
+        self._made = signature.passed[self._count :]
+        self._steady = [name for name in self._made if name not in signature.of_values]
+        # By ids of index arrays that passed, and the sizes they were checked for: places of these
+        # arrays with references to them, and the computed arguments.
+        self._passed: dict[tuple[Any, ...], tuple[Any, list[Any], dict[str, Any]]] = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        """Run the kernel; see the class.
+
+        Parameters
+        ----------
+        *args, **kwargs
+            The function's parameters, in order or by name.
+        """
+        values = list(args)
+        if kwargs or len(values) != self._count:
+            values = self._given.bind(args, kwargs)
+        for i, kind, low, high in self._limits:
+            value = values[i]
+            if type(value) is not kind or not low <= value <= high:
+                self._given.complete(values)
+                break
+        for i, low, high, step in self._promised:
+            if not low <= values[i] <= high or values[i] % step:
+                self._given.refuse_broken_promise(values)
+        if self.computed or (self.check and self._index):
+            key = (*[id(values[i]) for i in self._index], *[values[i] for i in self._index_sizes])
+            seen = self._passed.get(key)
+            if seen is None or any(ref() is not values[i] for i, ref in seen[0]):
+                seen = self._meet(values, key)
+            values += self._with_values(values, *seen[1:]) if seen[2] else seen[1]
+        arrays = [values[i] for i in self._arrays]
+        numpy = True
+        for array in arrays:
+            if type(array) is not np.ndarray:
+                numpy, why = False, self._without_gradient
+                check_memory(self.name, self._array_names, arrays, why)
+                break
+        refusal = None
+        try:
+            self._run(*values)
+        except (TypeError, ValueError, BufferError, RuntimeError) as error:
+            refusal = error
+        if refusal is not None:
+            self.run_refused(values, refusal)
+        if not numpy:
+            count_writes([values[i] for i in self._outputs])
+
+    @property
+    def assumes(self) -> Mapping[str, int]:
+        """The "l2_bytes" of a core and "threads" of the CPU that the schedule was made on.
+
+        Elsewhere results are the same, and it may be slower. Empty for GPUs, and where a file does
+        not say.
+        """
+        return assumed_machine(self.target) if self._assumes is None else self._assumes
+
+    def run_unchecked(self, values: Sequence[Any]) -> None:
+        """Run on the arguments that `signature.passed` names; only TVM checks them.
+
+        Parameters
+        ----------
+        values : sequence
+            The arguments, in that order.
+        """
+        self._run(*values)
+
+    def run_refused(self, values: Sequence[Any], error: Exception) -> None:
+        """Run with other descriptions of arrays that TVM refused, or raise.
+
+        Parameters
+        ----------
+        values : sequence
+            The arguments, as :meth:`run_unchecked` was given them.
+        error : Exception
+            What it raised. It is raised again where the arguments were not the reason: what failed
+            when it ran is not run again.
+
+        Raises
+        ------
+        TypeError, ValueError
+            Naming the argument.
+        """
+        values = list(values)
+        views = self._plain_views(values)
+        read_only = any(is_read_only(values[i]) for i in self._outputs)
+        if views is None or read_only or isinstance(error, RuntimeError):
+            self._given.refuse(values)
+            raise error
+        try:
+            self._run(*views)
+        except (TypeError, ValueError, BufferError) as other:
+            self._given.refuse(values)
+            raise other from None
+
+    def takes(self, values: Sequence[Any]) -> bool:
+        """Whether arguments fit as they are: an error is then of the kernel itself.
+
+        Parameters
+        ----------
+        values : sequence
+            The arguments, as :meth:`run_unchecked` takes them.
+
+        Returns
+        -------
+        bool
+        """
+        try:
+            self._given.refuse(list(values))
+        except (TypeError, ValueError, RuntimeError):  # the last of tensors without memory
+            return False
+        return self._plain_views(values) is None
+
+    def compute(
+        self, arguments: Mapping[str, Any], overrides: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """The computed parameters, by name.
+
+        :meth:`run_unchecked` takes those of them that `signature.passed` names.
+
+        Parameters
+        ----------
+        arguments : mapping
+            By name, at least what the recipes read.
+        overrides : mapping, optional
+            Values for numbers that their recipes leave open, such as how many blocks there are;
+            what is made of them follows.
+
+        Returns
+        -------
+        dict of str to ndarray or int
+
+        Raises
+        ------
+        ValueError
+            As :func:`sparsetir.sparse_ir.computed.compute`.
+        """
+        numbers = {n: to_numpy(v) if is_array(v) else v for n, v in arguments.items()}
+        return compute(self.signature.func, numbers, overrides)
+
+    def of_values(
+        self, arguments: Mapping[str, Any], computed: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """The computed arguments that are made of values, by name.
+
+        Parameters
+        ----------
+        arguments : mapping
+            By name, at least the arrays that recipes read and that are not computed.
+        computed : mapping
+            The other ones, as :meth:`compute` gives them.
+
+        Returns
+        -------
+        dict of str to ndarray
+        """
+        names = self.signature.of_values
+        if not names:
+            return {}
+        read = {n for name in names for n in reads(self.computed[name])} - computed.keys()
+        given = {name: to_numpy(arguments[name]) for name in read}
+        return compute_of_values(self.signature.func, names, {**given, **computed})
+
+    def source(self, kind: str | None = None) -> str:
+        """Generated code.
+
+        Parameters
+        ----------
+        kind : {"ll", "asm"}, optional
+            For CPUs LLVM's text (the default) or assembly; for GPUs by default the text of the
+            kernels, else that of the host part.
+
+        Returns
+        -------
+        str
+        """
+        module = getattr(self._module, "mod", self._module)
+        device = list(module.imports)
+        if self._loaded and not device:
+            raise ValueError(f"{self.name}: a loaded kernel has no source")
+        if device and kind in (None, self.target.kind.name):
+            return "\n".join(m.inspect_source() for m in device)
+        if kind not in (None, "ll", "asm"):
+            names = ["ll", "asm", *([self.target.kind.name] if device else [])]
+            raise ValueError(
+                f"{self.name}: source: argument 'kind': expected one of {names}, got {kind!r}"
+            )
+        return module.inspect_source(kind or "ll")
+
+    def export(self, path: str | Path, *, overwrite: bool = False) -> None:
+        """Write a shared library that :func:`sparsetir.load` and TVM's runtime alone can load.
+
+        Parameters
+        ----------
+        path : str or Path
+            Ends in ".so".
+        overwrite : bool
+            Replace an existing file; kernels loaded from it before go on as they were.
+
+        Raises
+        ------
+        ValueError
+            For another ending.
+        FileExistsError
+            For a file that is there, without `overwrite=True`.
+        FileNotFoundError
+            For a folder that does not exist.
+        OSError
+            Where it cannot be written; no part of a file is left then.
+        """
+        who = f"{self.name}: export: argument 'path'"
+        path = as_path(f"{self.name}: export", "path", path)
+        if self._loaded:
+            raise ValueError(
+                f"{self.name}: a loaded kernel cannot be exported again; copy its file"
+            )
+        if path.suffix != ".so":
+            raise ValueError(f"{who}: expected a name that ends in '.so', got '{path}'")
+        if not path.parent.is_dir():
+            raise FileNotFoundError(f"{who}: there is no folder '{path.parent}'")
+        if path.exists() and not overwrite:
+            raise FileExistsError(f"{who}: '{path}' exists; pass overwrite=True to replace it")
+        meta = {
+            "name": self.name,
+            "signature": tvm.ir.save_json(self.signature.source),
+            "target": str(self.target),
+            "needs": self.needs,
+            "assumes": self.assumes,
+        }
+        try:
+            write_library(self._module, path, meta, overwrite)
+        except OSError as error:
+            text = f"{who}: '{path}' cannot be written: {error.strerror}"
+            raise OSError(error.errno, text) from error
+
+    def __reduce__(self) -> Any:
+        raise TypeError("Kernel: cannot be pickled or copied; export it, and load the file")
+
+    def __repr__(self) -> str:
+        return f"<sparsetir.Kernel {self.name}({', '.join(self.signature.names)})>"
+
+    def _plain_views(self, values: Sequence[Any]) -> list[Any] | None:
+        """The arguments with arrays as TVM wants them described; None where they are so."""
+        views = list(values)
+        for i in self._arrays:
+            views[i] = plain_view(values[i])
+        changed = any(view is not value for view, value in zip(views, values, strict=True))
+        return views if changed else None
+
+    # -- index arrays, and what is computed of them --------------------------------------------
+
+    def _meet(
+        self, values: list[Any], key: tuple[Any, ...]
+    ) -> tuple[Any, list[Any], dict[str, Any]]:
+        """Check index arrays that were not seen together with these sizes, and compute of them."""
+        self._given.refuse(values)
+        names = self.signature.names
+        arguments = {names[i]: to_numpy(values[i]) for i in self._index}
+        arguments |= {names[i]: values[i] for i in self._scalars}
+        if self.check:
+            check_structure(self.signature.func, arguments)
+        made = compute(self.signature.func, arguments) if self.computed else {}
+        forget = _forgetting(self, key) if self.computed else None
+        references = tuple((i, reference(values[i], forget)) for i in self._index)
+        orders: dict[str, Any] = {}
+        if self.signature.of_values:
+            # Once with all checks; then NumPy's own integers, which it takes in half the time.
+            self.of_values({names[i]: values[i] for i in self._arrays}, made)
+            how = {n: str(self.computed[n]["order"])[1:] for n in self.signature.of_values}
+            orders = {n: {**arguments, **made}[order].astype(np.intp) for n, order in how.items()}
+        seen = references, self._placed(values, [made[n] for n in self._steady]), orders
+        # A new dictionary each time: other threads may be reading the old one.
+        self._passed = {**dict(list(self._passed.items())[1 - REMEMBERED :]), key: seen}
+        return seen
+
+    def _placed(self, values: list[Any], made: Iterable[Any]) -> list[Any]:
+        """What was computed, where the arguments are."""
+        arrays = [values[i] for i in self._arrays]
+        kind = "cpu" if "cpu" in self.target.keys else self.target.kind.name
+        return [placed(v, kind, arrays) if is_array(v) else v for v in made]
+
+    def _with_values(
+        self, values: list[Any], steady: list[Any], orders: dict[str, Any]
+    ) -> list[Any]:
+        """All computed arguments, in order: the steady ones, and those made of these values."""
+        found: list[Any] = []
+        for name, order in orders.items():
+            at = self.signature.position[str(self.computed[name]["values"])[1:]]
+            try:
+                found.append(to_numpy(values[at]).take(order))
+            except Exception as error:
+                self._given.refuse(values)
+                if not isinstance(error, IndexError):
+                    raise
+                raise ValueError(
+                    f"{self._given.named(at)}: expected {order.max() + 1} elements or more, which "
+                    f"it is packed of, got {len(values[at])}"
+                ) from None
+        made = dict(zip(orders, self._placed(values, found), strict=True))
+        rest = iter(steady)
+        return [made[name] if name in made else next(rest) for name in self._made]
+
+
+def _forgetting(kernel: Kernel, key: tuple[Any, ...]) -> Callable[[Any], None]:
+    """What frees a kernel's computed arguments when an array that they are made of is gone."""
+    referred = weakref.ref(kernel)
+
+    def forget(_: Any) -> None:
+        kernel = referred()
+        if kernel is not None:
+            kernel._passed = {k: seen for k, seen in kernel._passed.items() if k != key}
+
+    return forget

@@ -1,0 +1,106 @@
+"""Exported kernels, loaded where nothing can be compiled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import tvm
+
+from sparsetir.runtime.file_errors import as_path, first_line
+from sparsetir.runtime.kernel import Kernel
+from sparsetir.runtime.kernel_file import open_library, read_library
+from sparsetir.runtime.signature import PlainSignature, Signature
+from sparsetir.runtime.targets import missing_features
+from sparsetir.sparse_ir.nodes import SparseFunc
+from sparsetir.sparse_ir.recipes.registry import RECIPES
+
+
+def load(path: str | Path, *, check: bool = True) -> Kernel:
+    """Load a kernel that :meth:`Kernel.export` wrote; needs no compiler.
+
+    This runs code of the file, as importing a module does: load only files that you trust. Whether
+    a file is whole is checked before, not who wrote it.
+
+    Parameters
+    ----------
+    path : str or Path
+        The shared library.
+    check : bool
+        As in :func:`sparsetir.build`.
+
+    Returns
+    -------
+    Kernel
+        Of a copy of the file as it is now, which may then be changed or deleted.
+
+    Raises
+    ------
+    FileNotFoundError
+        Where there is no such file.
+    ValueError
+        For a file that is no exported kernel, is cut off or was changed, or whose computed
+        parameters take recipes that are not registered.
+    RuntimeError
+        For one that cannot run here, such as a GPU's where there is no driver, or one that uses
+        instructions which this CPU has not.
+    """
+    path = as_path("load", "path", path)
+    who = f"load: argument 'path': '{path}'"
+    if not path.is_file():
+        raise FileNotFoundError(f"load: argument 'path': expected a file, got '{path}'")
+    try:
+        library, meta = read_library(path)
+        name, signature, target = _described(meta)
+    except OSError:
+        raise
+    except Exception as error:  # TVM raises many types
+        raise ValueError(
+            f"{who} is not a kernel exported by sparsetir: {first_line(error)}"
+        ) from error
+    for parameter, how in signature.computed.items():
+        if how["recipe"] not in RECIPES:
+            raise ValueError(
+                f"{who}: computed parameter '{parameter}' takes the recipe '{how['recipe']}', "
+                "which this version does not have: import the module that registers it before; "
+                f"there are {sorted(RECIPES)}"
+            )
+    missing = missing_features(target)
+    if missing:
+        raise RuntimeError(
+            f"{who}: compiled for a CPU with {', '.join(missing)}, which this one has not; export "
+            "a kernel that was built for this one"
+        )
+    try:
+        module = open_library(library)
+    except Exception as error:
+        raise RuntimeError(
+            f"{who}, compiled for {target.kind.name}, cannot be loaded here: {first_line(error)}"
+        ) from error
+    try:
+        return Kernel(
+            module, name, signature, {}, target, check=check, needs=meta.get("needs"),
+            assumes=meta.get("assumes", {}),
+        )  # fmt: skip
+    except AttributeError as error:
+        raise ValueError(f"{who}: its library has no function '{name}'") from error
+
+
+def _described(meta: dict[str, Any]) -> tuple[str, Signature, Any]:
+    """Name, signature and target of a description; raises for what is none."""
+    for field in ("name", "signature", "target"):
+        if not isinstance(meta.get(field), str):
+            raise ValueError(f"its description has no text '{field}'")
+    needs = meta.get("needs")
+    if needs is not None and not (
+        isinstance(needs, list) and all(isinstance(name, str) for name in needs)
+    ):
+        raise ValueError("its description has no list of texts 'needs'")
+    assumes = meta.get("assumes", {})  # of no file from before
+    if not isinstance(assumes, dict) or not all(type(n) is int for n in assumes.values()):
+        raise ValueError("its description has no numbers by name in 'assumes'")
+    source: Any = tvm.ir.load_json(meta["signature"])
+    if not isinstance(source, SparseFunc | tvm.tirx.PrimFunc):
+        raise ValueError(f"its signature is no function, but {type(source).__name__}")
+    signature = Signature(source) if isinstance(source, SparseFunc) else PlainSignature(source)
+    return meta["name"], signature, tvm.target.Target(meta["target"])
