@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import sparsetir
+from csr_zoo import ZOO
 from sparsetir import ScheduleError
 from sparsetir.schedules.operators.problems import CsrPattern, Sddmm
 from sparsetir.schedules.operators.sddmm import program
@@ -25,31 +26,7 @@ def kernel(problem, config):
     return sparsetir.build(program(problem), schedule=apply, config=config)
 
 
-def random_mask(m, n, density, seed=0):
-    return np.random.default_rng(seed).random((m, n)) < density
-
-
-def one_dense_row():
-    mask = random_mask(9, 70, 0.05)
-    mask[4] = True
-    return mask
-
-
-def empty_rows():
-    mask = random_mask(35, 47, 0.1)
-    mask[[0, 1, 2, 7, 8, 34]] = False
-    return mask
-
-
-PATTERNS = {
-    "random": random_mask(61, 47, 0.1),
-    "empty rows": empty_rows(),
-    "nothing stored": np.zeros((6, 5), bool),
-    "no rows": np.zeros((0, 5), bool),
-    "no columns": np.zeros((5, 0), bool),
-    "one dense row": one_dense_row(),
-    "one column": random_mask(40, 1, 0.5),
-    "one element": np.ones((1, 1), bool),
+PATTERNS = {name: matrix.toarray() != 0 for name, matrix in ZOO.items()} | {
     "less than a group": np.arange(15).reshape(3, 5) % 3 == 0,
     "whole groups": np.ones((4, 12), bool),
 }
@@ -119,7 +96,7 @@ def test_types(dtype):
 def test_a_kernel_serves_other_patterns_with_its_own_number_of_parts():
     """Called as a kernel in the order of storage is; the number of parts has a default."""
     config = SddmmGroups(parts=2, vectors=4)
-    for name in ("random", "one dense row", "nothing stored"):
+    for name in ("random", "one dense row", "empty"):
         mask = PATTERNS[name]
         x, y, rows, cols = operands(mask, 64, Sddmm())
         out, stored = torch.full((len(rows),), float("nan")), pattern(mask)
@@ -138,7 +115,7 @@ def test_columns_in_any_order_and_more_than_once():
         assert torch.allclose(found, (x[rows] * y[indices]).sum(-1), atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["random", "nothing stored", "no rows", "less than a group"])
+@pytest.mark.parametrize("name", ["random", "empty", "no rows", "less than a group"])
 def test_heads(name):
     check(PATTERNS[name], 20, Sddmm(batched=True))
 
@@ -173,7 +150,7 @@ def test_parts_of_the_columns(name):
 @pytest.mark.parametrize("problem", [Sddmm(), Sddmm("float16", batched=True)], ids=str)
 def test_copies_that_begin_at_vectors(problem):
     config = replace(SddmmGroups.for_features(problem, 37), pack=True, parts=2)
-    for name in ("random", "nothing stored", "no columns"):
+    for name in ("random", "empty", "no columns"):
         check(PATTERNS[name], 37, problem, config)
 
 
