@@ -71,7 +71,7 @@ def steps(code: str, sch: Any, it: Any) -> tuple[str, functools.partial[Any]]:
     scope = {name: getattr(sch, name) for name in (*PRIMITIVES, *GETTERS)}
     scope |= {"".join(next(coordinates) for _ in loop.axes): loop for loop in loops}
     scope |= {"sch": sch, "it": it, "of": sch.get_sparse_iteration}
-    *before, last = code.strip().split("\n")
+    *before, last = code.strip().replace("; ", "\n").split("\n")
     exec("\n".join(before), scope)
     name, given = last.split("(", 1)
     inputs, options = eval(f"(lambda *x, **y: (x, y))({given}", scope)

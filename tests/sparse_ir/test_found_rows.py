@@ -30,17 +30,13 @@ split(ij, [None, 2, 3], tail="repeat")
     two cuts
 split(ij, [None, 7])
     the last tile goes to positions that there are not
-pos(ij)
-divide(ij, 3)
+pos(ij); divide(ij, 3)
     parts
-tiles, each = split(ij, [None, 4], tail="repeat")
-sparse_reorder(it, [tiles, k, each])
+tiles, each = split(ij, [None, 4], tail="repeat"); sparse_reorder(it, [tiles, k, each])
     each feature begins a tile anew
-tiles, each = split(ij, [None, 4], tail="repeat")
-sparse_reorder(it, [each, tiles, k])
+tiles, each = split(ij, [None, 4], tail="repeat"); sparse_reorder(it, [each, tiles, k])
     positions go back in the outer loop, where each visit searches
-tiles, each = split(ij, [None, 4], tail="repeat")
-precompute("C", tiles, [each, k], scope="global")
+tiles, each = split(ij, [None, 4], tail="repeat"); precompute("C", tiles, [each, k], scope="global")
     a workspace
 """
 

@@ -63,7 +63,7 @@ def calls() -> list[tuple[str, str]]:
         if line.startswith("["):
             name = line.strip("[]")
         else:
-            rows.append((name, line.replace("; ", "\n")))
+            rows.append((name, line))
     return rows
 
 

@@ -114,8 +114,7 @@ sparse_reorder(it, ["Q", j, k])
     'Q' is not an axis of this iteration
 sparse_reorder(it, 3)
     - argument 'order': expected a list of which each is .. , got 3
-sparse_fuse(it, [i, j])
-sparse_reorder(it, [i, k])
+sparse_fuse(it, [i, j]); sparse_reorder(it, [i, k])
     'I' is not an axis of this iteration, but ['I_J', 'K'] are: what cuts or fuses loops returns
 sparse_fuse(it, [i, k])
     expected neighbours .. 'I', 'K'
@@ -145,14 +144,11 @@ split(k, [None, 4], tail="cut")
     argument 'tail': expected one of guard, shift, repeat, exact, got 'cut'
 split(k, [2, 4], tail="exact")
     argument 'factors': expected their product to be the length of axis 'K', feat, got 8; None as
-bound(k, 4, "exact")
-split(k, [4, 2], tail="exact")
+bound(k, 4, "exact"); split(k, [4, 2], tail="exact")
     argument 'factors': expected their product to be the length of axis 'K', 4, got 8; None as the
-bound(k, 100, "exact")
-split(k, [None, 16], tail="exact")
+bound(k, 100, "exact"); split(k, [None, 16], tail="exact")
     argument 'tail': "exact" expects axis 'K' to be a multiple of 16 long, got 100; "guard", "shift"
-bound(k, 15, "exact")
-split(k, [None, 16], tail="shift")
+bound(k, 15, "exact"); split(k, [None, 16], tail="shift")
     argument 'tail': "shift" expects axis 'K' to hold a tile of 16, got 15 coordinates; "guard" and
 split(i, [None, 4])
     axis 'J' would be parted from its parent 'I'; divide keeps it under it
@@ -166,13 +162,11 @@ split(sparse_fuse(it, [i, j]), [None, 8], tail="repeat")
     ; legal after positions of it, which makes one loop
 split(split(j, [None, 4])[1], [None, 4])
     'J' is in parts already; tiles of tiles are made at once, as by [None, 8, 4]
-parallelize(k)
-split(k, [None, 4])
+parallelize(k); split(k, [None, 4])
     ['K'] is divided among workers and has to stay as it is; expected split before parallelize
 coord(sparse_fuse(it, [i, j]))
     'I_J' has positions alone; expected a loop over one axis
-divide(j, 2)
-coord(sch.get_sp_iters(it)[1])
+divide(j, 2); coord(sch.get_sp_iters(it)[1])
     the coordinates of 'J_parts' are in no order
 divide(i, 4, by="rows")
     argument 'by': expected one of positions, work, coordinates, got 'rows'
@@ -202,15 +196,11 @@ divide(k, 2, ahead="ahead")
     argument 'ahead': expected None
 divide(j, 2, by="coordinates", ahead="ahead")
     argument 'ahead': expected None
-parallelize(i)
-divide(i, 4)
+parallelize(i); divide(i, 4)
     ['I'] is divided among workers and has to stay as it is; expected divide before parallelize
-parallelize(i)
-sparse_fuse(it, [i, j])
+parallelize(i); sparse_fuse(it, [i, j])
     ['I'] is divided among workers and has to stay as it is; expected sparse_fuse before parallelize
-sparse_reorder(it, [i, k, j])
-parallelize([i, k])
-sparse_reorder(it, [i, j, k])
+sparse_reorder(it, [i, k, j]); parallelize([i, k]); sparse_reorder(it, [i, j, k])
     ['I', 'K'] is divided among workers and has to stay as it is; expected sparse_reorder before
 bound(k, 64, "about")
     argument 'kind': expected one of exact, max, min, multiple, got 'about'
@@ -218,11 +208,9 @@ bound(k, 0, "exact")
     argument 'n': expected a positive integer, got 0
 bound(sparse_fuse(it, [i, j]), 4, "max")
     expected a loop over one axis, got 'I_J', whose extent is no length
-bound(k, 64, "exact")
-bound(k, 48, "multiple")
+bound(k, 64, "exact"); bound(k, 48, "multiple")
     axis 'K' has 64 coordinates, which is not a multiple of 48
-k0, k1 = split(k, [None, 4])
-bound(k0, 4, "max")
+k0, k1 = split(k, [None, 4]); bound(k0, 4, "max")
     expected the length of the axis to be a parameter of 'spmm' or a number .. got (feat + 3) // 4
 precompute("D", i, [k])
     argument 'buffer': expected one of ['A', 'B', 'C'], got 'D'
@@ -252,12 +240,9 @@ precompute("B", i, ["J_"], hoist=True)
     argument 'hoist': expected none, as 'B' is only read here
 precompute("B", i, ["J__", k])
     argument 'axes': expected handles of loops inside of the place of the copy, among ['K'], or
-parallelize(k)
-precompute("C", i, [k], scope="global")
+parallelize(k); precompute("C", i, [k], scope="global")
     ['K'] inside is divided among workers; expected precompute before parallelize
-sparse_reorder(it, [k, i, j])
-precompute("C", i, [])
-precompute("B", k, ["J_"], scope="global")
+sparse_reorder(it, [k, i, j]); precompute("C", i, []); precompute("B", k, ["J_"], scope="global")
 parallelize(i)
     'I' is not an axis of this iteration, but of ['spmm_rest'], whose get_sp_iters gives its handle
 parallelize(j)
@@ -272,8 +257,7 @@ parallelize([])
     - argument 'loop': expected one or more loops, got
 parallelize([i, k])
     argument 'loop': expected neighbours in the order of the iteration, got ['I', 'K'];
-parallelize(i)
-parallelize(k)
+parallelize(i); parallelize(k)
     ['I'] is divided among threads already, which do not nest; legal are neighbouring loops as one
 parallelize(j, race="temporary")
     race="temporary" of the reduction loop 'J': legal are loops free of races, ['I', 'K'], or, after
@@ -295,8 +279,7 @@ parallelize(split(k, [None, 2048])[1], "thread")
     expected at most 1024 visits, as a block has threads, got 2048 of 'K1'; split it
 parallelize(split(k, [None, 8])[1], "thread", race="group(8)")
     visits of 'K1' do not add to the same elements; legal is race="none"
-step, lane = strip_mine_rows(j, 8)
-sparse_reorder(it, [i, k, lane, step])
+step, lane = strip_mine_rows(j, 8); sparse_reorder(it, [i, k, lane, step])
 parallelize(lane, "thread", race="group(8)")
     expected the sum over ['J_steps'] in a workspace, which precompute makes
 positions(k)
@@ -306,8 +289,7 @@ positions(sparse_fuse(it, [i, j]), rows="x")
 positions(sparse_fuse(it, [i, j]), rows="search", parts=2)
     argument 'rows': expected "table" with parts = 2, in whose order rows do not follow .. 'search'
 p = positions(sparse_fuse(it, [i, j]), rows="blocks")
-outer, inner = split(p, [None, 16], tail="repeat")
-sparse_reorder(it, [inner, outer, k])
+outer, inner = split(p, [None, 16], tail="repeat"); sparse_reorder(it, [inner, outer, k])
 parallelize(inner, "block", race="atomics")
     rows by blocks: expected a block to have positions in a row .. got 'I_J1' at .. legal is
 peel(split(k, [None, 300])[0], 2**24 - 1)
@@ -324,11 +306,9 @@ sell_slices(i, k, 4)
     expected a spatial loop over a dense axis and a reduct
 sell_slices(j, i, 4)
     got 'J' and 'I'
-annotate(it, "note", "kept")
-sell_slices(i, j, 4)
+annotate(it, "note", "kept"); sell_slices(i, j, 4)
     without nested ones and annotations
-parts, i = divide(i, 2)
-sell_slices(parts, j, 4)
+parts, i = divide(i, 2); sell_slices(parts, j, 4)
     got 'I_parts' and 'J'
 sort_rows_by_length(i, j, 0)
     argument 'window': expected a positive
@@ -344,23 +324,17 @@ group_columns_by_pattern(i, j, True)
     'size': expected 2 to 8 rows, got True
 group_columns_by_pattern(i, j, 4, by="rows")
     'by': expected 'pattern' or 'count', got 'rows'
-group_columns_by_pattern(i, j, 4)
-pack("C", it)
+group_columns_by_pattern(i, j, 4); pack("C", it)
     argument 'buffer': expected a parameter
-sell_slices(i, j, 4)
-pack("Z", it)
+sell_slices(i, j, 4); pack("Z", it)
     argument 'buffer': expected a parameter over one
-sell_slices(i, j, 4)
-pack("B", it)
+sell_slices(i, j, 4); pack("B", it)
     argument 'buffer': expected a parameter over one
-sell_slices(i, j, 4)
-pack("I_left_rows", it)
+sell_slices(i, j, 4); pack("I_left_rows", it)
     expected 'I_left_rows' to be read here, and
-sell_slices(i, j, 4)
-pack("A", of("spmm_long"))
+sell_slices(i, j, 4); pack("A", of("spmm_long"))
     expected all reads of 'A' at one table, got
-sell_slices(i, j, 4)
-pack("I_lengths", it)
+sell_slices(i, j, 4); pack("I_lengths", it)
     expected all reads of 'I_lengths' at one table
 segment_accumulate(i)
     expected spatial loops of constant extent inside of 'I', got 'J'; split
@@ -395,8 +369,7 @@ tiles("B", it, {"K": [0]}, order=["K0", "J_", "K1"])
     argument 'sizes': expected positive extents
 tiles("B", it, {"K": [4]}, order=["K0", "K1"])
     argument 'order': expected .. in some order
-inner = sch.get_sp_iters(of("spmm_reduce"))
-sparse_reorder(of("spmm_reduce"), inner[::-1])
+inner = sch.get_sp_iters(of("spmm_reduce")); sparse_reorder(of("spmm_reduce"), inner[::-1])
 distribute(inner[0])
     expected loops over dense axes, got 'J'
 [spmm in blocks of B]
@@ -405,12 +378,10 @@ tiles("B", it, {"K": [4]}, order=["K0", "J_", "K1"])
 [spmm over positions]
 segment_accumulate(p)
     expected spatial loops of constant extent inside of 'I_J', got 'K'
-precompute("C", p, [k], scope="global")
-segment_accumulate(p)
+precompute("C", p, [k], scope="global"); segment_accumulate(p)
     expected an iteration without nested ones, before parallelize
 [spmm in runs]
-parallelize(p, "thread", race="ignore", per_block=32)
-segment_accumulate(p)
+parallelize(p, "thread", race="ignore", per_block=32); segment_accumulate(p)
     ['I_J'] is divided among workers; expected segment_accumulate before parallelize
 [spmm over positions in threads]
 parallelize(block, "block")
@@ -456,9 +427,7 @@ parallelize(split(k, [None, 4], tail="exact")[1], race="temporary")
 group_columns_by_pattern(i, j, 4)
     expected a spatial loop over a dense axis and a reduction over
 [row_softmax]
-(j,) = sch.get_sp_iters(of("divide"))
-parallelize(j)
-parallelize(i)
+(j,) = sch.get_sp_iters(of("divide")); parallelize(j); parallelize(i)
     ['J'] of 'divide' is divided among threads already, which do not nest; legal are neighbouring
 [hypergraph]
 sparse_fuse(it, sch.get_sp_iters(it)[1:3])
@@ -470,13 +439,9 @@ positions(ij, parts="feat")
     'parts': expected a number or a new name, got
 peel(ij, 8)
     expected a loop over one dense_fixed axis, got 'I_J'
-p = positions(ij)
-annotate(it, "note", 1)
-peel(p, 8)
+p = positions(ij); annotate(it, "note", 1); peel(p, 8)
     the iteration has annotations
-p, group = split(positions(ij), [None, 4])
-precompute("OUT", p, [group])
-peel(p, 8)
+p, group = split(positions(ij), [None, 4]); precompute("OUT", p, [group]); peel(p, 8)
     without nested ones, got 'sddmm_start' inside
 [total]
 parallelize(positions(ij, parts=3))
@@ -540,24 +505,17 @@ ranges(i, 0, 4)
     argument 'parts': expected a positive integer or a
 aggregate("Y", r, i, [j])
     argument 'rows': expected a spatial loop over the rows
-_, tile, row = ranges(i, 2, 4)
-aggregate("Y", tile, row, [])
+_, tile, row = ranges(i, 2, 4); aggregate("Y", tile, row, [])
     argument 'columns': expected one or more reduction
-_, tile, row = ranges(i, 2, 4)
-aggregate("Y", tile, row, [l])
+_, tile, row = ranges(i, 2, 4); aggregate("Y", tile, row, [l])
     argument 'columns': expected one or more reduction
-_, tile, row = ranges(i, 2, 4)
-aggregate("X", tile, row, [j])
+_, tile, row = ranges(i, 2, 4); aggregate("X", tile, row, [j])
     argument 'buffer': expected 'Y', which the iteration
-_, tile, row = ranges(i, 2, 4)
-aggregate("Y", row, row, [j])
+_, tile, row = ranges(i, 2, 4); aggregate("Y", row, row, [j])
     expected loops inside of the place of the sums
-_, tile, row = ranges(i, 2, 4)
-aggregate("Y", tile, row, [j, k])
+_, tile, row = ranges(i, 2, 4); aggregate("Y", tile, row, [j, k])
     expected factors that vary over the columns, and
-_, tile, row = ranges(i, 2, 4)
-split(k, [None, 2])
-aggregate("Y", tile, row, [j])
+_, tile, row = ranges(i, 2, 4); split(k, [None, 2]); aggregate("Y", tile, row, [j])
     expected a body of the form .. without conditions
 parallelize(r)
     is not proven free of races
@@ -591,8 +549,7 @@ positions(sparse_fuse(it, [k, l]), rows="search")
     argument 'rows': expected "table" below 'J'
 positions(sparse_fuse(it, [j, k]))
     expected axes of one kind .. got 'SR' for 'J_K'
-sparse_fuse(it, [k, l])
-positions(sparse_fuse(it, [i, j]))
+sparse_fuse(it, [k, l]); positions(sparse_fuse(it, [i, j]))
     'K_L' hangs under 'J'; expected a loop
 [layer of rows]
 aggregate("Y", tile, row, [j], dtype="float64")
@@ -653,23 +610,18 @@ def test_annotations_by_hand_name_loops() -> None:
 # Several steps of a kernel, whose threads do not fit together: seen when all are known.
 BLOCKS = """
 [32]
-parallelize(i, "thread", per_block=64)
-parallelize(lane, "thread", race="temporary")
+parallelize(i, "thread", per_block=64); parallelize(lane, "thread", race="temporary")
     expected at most 1024 threads, got {'threadIdx.x': 32, 'threadIdx.y': 64}
 [8]
-parallelize(i, "warp", per_block=4)
-parallelize(lane, "thread", race="temporary")
+parallelize(i, "warp", per_block=4); parallelize(lane, "thread", race="temporary")
     expected 32 threads inside of the loop over warps ['I'], got {'threadIdx.x': 8
 (write,) = parallelize(lane, "thread", race="temporary")
 parallelize(sch.get_sp_iters(write)[0], "thread")
     expected the lanes 'J_lanes' to be the innermost loop over threads, got threadIdx.y
 [none]
-k0, k1, k2 = split(k, [None, 2, 4])
-sparse_reorder(it, [k0, i, j, k1, k2])
-start, _, write = precompute("C", i, [k1, k2])
-parallelize(k0, "block")
-parallelize(sch.get_sp_iters(start)[0], "thread")
-parallelize(sch.get_sp_iters(write)[1], "thread")
+k0, k1, k2 = split(k, [None, 2, 4]); sparse_reorder(it, [k0, i, j, k1, k2])
+start, _, write = precompute("C", i, [k1, k2]); parallelize(k0, "block")
+parallelize(sch.get_sp_iters(start)[0], "thread"); parallelize(sch.get_sp_iters(write)[1], "thread")
     expected 4 threads as threadIdx.x in all loops, got {'threadIdx.x': 2}
 """
 

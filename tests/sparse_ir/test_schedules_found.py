@@ -28,25 +28,21 @@ sparse_reorder(it, [k, j, i])
 positions(sparse_fuse(it, [o, i]))
     rows that store nothing are set, too
 [row_sum]
-_, lane = strip_mine_rows(j, 32)
-start, *_ = precompute("Y", i, [], lanes=[lane])
+_, lane = strip_mine_rows(j, 32); start, *_ = precompute("Y", i, [], lanes=[lane])
 split(sch.get_sp_iters(start)[0], [None, 3], tail="shift")
     it is not seen that visits have it for themselves, so that it lies outside of the kernel
 [spmv]
 precompute("Y", j, [], scope="global")
     rows are divided among threads, which shared one element of memory
 [spmm]
-_, lanes = split(k, [None, 4])
-parallelize(lanes, "vector")
+_, lanes = split(k, [None, 4]); parallelize(lanes, "vector")
     loops of which it was said what they become are not cut for threads
-k0, k1 = split(k, [None, 2], tail="repeat")
-k2, k3 = split(k1, [4, 2], tail="repeat")
+k0, k1 = split(k, [None, 2], tail="repeat"); k2, k3 = split(k1, [4, 2], tail="repeat")
 sparse_reorder(it, [i, k0, j, k2, k3])
     TVM parted the loop over `k0` at a place before its begin
 precompute("C", i, [k], scope="global")
     of a size that is not known, in loops over blocks and threads
-precompute("C", i, [k], scope="global")
-parallelize(sch.get_sp_iters(it)[0], "thread", per_block=3)
+precompute("C", i, [k], scope="global"); parallelize(sch.get_sp_iters(it)[0], "thread", per_block=3)
     the same in stage I
 """
 TABLE = table(FOUND)
