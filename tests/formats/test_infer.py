@@ -81,7 +81,9 @@ def check(r: Any, coords: list[np.ndarray], shape: Any) -> Any:
     return fmt
 
 
-def check_coordinates(data: Any) -> None:
+@settings(max_examples=80, deadline=None, derandomize=True)
+@given(st.data())
+def test_random_coordinates(data: Any) -> None:
     name = data.draw(st.sampled_from(sorted(MATRIX)))
     shape = data.draw(st.tuples(st.integers(1, 9), st.integers(1, 9)))
     cell = st.tuples(*(st.integers(0, s - 1) for s in shape))
@@ -90,7 +92,9 @@ def check_coordinates(data: Any) -> None:
     check(matrix(name), coords, shape)
 
 
-def check_tensors(data: Any) -> None:
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(st.data())
+def test_random_tensors(data: Any) -> None:
     order = data.draw(st.integers(3, 4))
     names = "IJKL"[:order]
     shape = data.draw(st.tuples(*[st.integers(1, 5)] * order))
@@ -101,18 +105,6 @@ def check_tensors(data: Any) -> None:
     blocked = data.draw(st.booleans())
     r = blocked_csf(names, data.draw(st.integers(1, 3))) if blocked else csf(names, permutation)
     check(r, coords, shape)
-
-
-@settings(max_examples=50, deadline=None, derandomize=True)
-@given(st.data())
-def test_random_coordinates(data: Any) -> None:
-    check_coordinates(data)
-
-
-@settings(max_examples=20, deadline=None, derandomize=True)
-@given(st.data())
-def test_random_tensors(data: Any) -> None:
-    check_tensors(data)
 
 
 def test_ell_pads_with_minus_one() -> None:

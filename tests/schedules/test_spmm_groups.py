@@ -53,49 +53,36 @@ def test_matrices(name: str) -> None:
         run(Spmm(), ALGORITHMS[name], of_mask(mask, "int32"))
 
 
-CONFIGS = {
-    "any number of features": (Groups("rows", lanes=4, group=4, threads=2, block=64), 16),
-    "1 row, many tiles": (Groups("rows", threads=2, block=32, feat=40), 40),
-    "all lanes of a warp": (Groups("rows", lanes=32, group=32, threads=1, block=64, feat=8), 8),
-    "rows of several warps": (Groups("rows", lanes=64, group=32, threads=1, block=128, feat=4), 4),
-    "each lane for itself": (Groups("rows", lanes=4, group=1, threads=2, block=64, feat=8), 8),
-    "groups go through rows": (Groups("rows", 2, 8, 8, threads=2, block=64, feat=8), 8),
-    "columns left over": (Groups("rows", 1, 4, 4, 4, vector=1, coarsen=2, block=32, feat=13), 13),
-    "fewer columns than threads": (Groups("rows", threads=8, vector=1, block=32, feat=5), 5),
-    "chunks, columns left over": (Groups("non-zeros", 7, threads=4, vector=2, feat=10), 10),
-    "chunks of one": (Groups("non-zeros", threads=2, block=32, feat=8), 8),
-    "runs in a warp": (Groups("non-zeros", group=32, threads=1, block=64, feat=4), 4),
-    "runs, columns left over": (
-        Groups("non-zeros", group=4, threads=4, vector=1, coarsen=2, block=32, feat=11), 11,
-    ),
-    "chunks of rows that are searched for": (
-        Groups("non-zeros", 7, threads=2, vector=1, coarsen=2, block=32, feat=10, rows="search"),
-        10,
-    ),
-    "runs of rows that are searched for": (
-        Groups("non-zeros", group=4, threads=4, vector=1, block=32, feat=11, rows="search"), 11,
-    ),
-    "SpMV by warps": (Groups.for_features(1, lanes=32, group=32, block=64), 1),
-    "SpMV by chunks": (Groups.for_features(1, split="non-zeros", work=5, block=32), 1),
-    "SpMV by runs": (Groups.for_features(1, split="non-zeros", group=32, block=64), 1),
-    "a constant of 602": (Groups.for_features(602, split="non-zeros", group=8), 602),
-}  # fmt: skip
-BY_DEFAULT = (
-    "SpMV by runs",
-    "groups go through rows",
-    "columns left over",
-    "runs, columns left over",
-)
+OVER = {"vector": 1, "coarsen": 2, "block": 32}  # of columns, of which some are left over
+CONFIGS = [
+    Groups("rows", lanes=4, group=4, threads=2, block=64),  # any number of features
+    Groups("rows", threads=2, block=32, feat=40),  # many tiles
+    Groups("rows", lanes=32, group=32, threads=1, block=64, feat=8),  # all lanes of a warp
+    Groups("rows", lanes=64, group=32, threads=1, block=128, feat=4),  # rows of several warps
+    Groups("rows", lanes=4, group=1, threads=2, block=64, feat=8),  # each lane for itself
+    Groups("rows", 2, 8, 8, threads=2, block=64, feat=8),  # groups go through rows
+    Groups("rows", 1, 4, 4, 4, feat=13, **OVER),
+    Groups("rows", threads=8, vector=1, block=32, feat=5),  # fewer columns than threads
+    Groups("non-zeros", 7, threads=4, vector=2, feat=10),
+    Groups("non-zeros", threads=2, block=32, feat=8),  # chunks of one
+    Groups("non-zeros", group=32, threads=1, block=64, feat=4),  # runs in a warp
+    Groups("non-zeros", group=4, threads=4, feat=11, **OVER),
+    Groups("non-zeros", 7, threads=2, feat=10, rows="search", **OVER),
+    Groups("non-zeros", group=4, threads=4, vector=1, block=32, feat=11, rows="search"),
+    Groups.for_features(1, lanes=32, group=32, block=64),  # SpMV
+    Groups.for_features(1, split="non-zeros", work=5, block=32),
+    Groups.for_features(1, split="non-zeros", group=32, block=64),
+    Groups.for_features(602, split="non-zeros", group=8),
+]
 
 
 @requires_cuda_text
 @pytest.mark.parametrize(
-    "case", [pytest.param(c, marks=[] if c in BY_DEFAULT else pytest.mark.slow) for c in CONFIGS]
+    "config", by_default(CONFIGS, *(CONFIGS[n] for n in (5, 6, 11, 16))), ids=repr
 )
-def test_configs(case: str) -> None:
-    config, feat = CONFIGS[case]
+def test_configs(config: Groups) -> None:
     for name in ("random", "one dense row"):
-        run(Spmm(), config, of_mask(PATTERNS[name], "int32"), feat=feat)
+        run(Spmm(), config, of_mask(PATTERNS[name], "int32"))
 
 
 def of_the_space(problem: Spmm, feat: int) -> list[Groups]:

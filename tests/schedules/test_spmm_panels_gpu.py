@@ -71,55 +71,35 @@ def test_values_of_a_run_are_read_by_their_places(way: str) -> None:
 
 
 # Problem, config, features.
-CASES = {
-    "float16": (Spmm("float16"), PanelThreads(2, 2, threads=4, vector=8, feat=64), 64),
-    "bfloat16, several panels in a block": (
-        Spmm("bfloat16"), PanelThreads(2, 3, threads=4, vector=2, panels=4), 16,
-    ),
-    "float16 to float32 by atomics, several warps": (
-        Spmm("float16", out="float32"),
-        PanelThreads(4, 4, True, threads=32, vector=2, feat=64, panels=2), 64,
-    ),
-    "bfloat16 to float32, compact": (
-        Spmm("bfloat16", out="float32"),
-        PanelThreads(5, 2, True, True, threads=8, vector=4, feat=36), 36,
-    ),
-    "float64, int64, compact, 7 rows": (
-        Spmm("float64", "int64"),
-        PanelThreads(7, 3, False, True, threads=4, vector=2, feat=10, panels=3), 10,
-    ),
-    "float64, int64, by atomics": (
-        Spmm("float64", "int64"), PanelThreads(3, 3, True, threads=32, feat=70, panels=2), 70,
-    ),
-    "mean": (Spmm(reduce="mean"), PanelThreads(4, 2, threads=4, vector=2, feat=12), 12),
-    "mean by atomics": (
-        Spmm(reduce="mean"), PanelThreads(4, 2, True, threads=4, vector=2, feat=12), 12,
-    ),
-    "max": (Spmm(reduce="max"), PanelThreads(2, 1, threads=4, vector=2, feat=12), 12),
-    "max by atomics": (
-        Spmm(reduce="max"), PanelThreads(3, 2, True, threads=4, vector=2, feat=12), 12,
-    ),
-    "batch": (Spmm(batched=True), PanelThreads(3, 1, threads=4, vector=2, feat=12), 12),
-    "batch by atomics": (
-        Spmm(batched=True), PanelThreads(3, 1, True, True, threads=4, vector=2, feat=12), 12,
-    ),
-    "columns left over": (Spmm(), PanelThreads(4, 7, threads=4, coarsen=3, feat=29), 29),
-    "columns left over, by atomics": (
-        Spmm(), PanelThreads(4, 3, True, True, threads=4, coarsen=2, feat=13), 13,
-    ),
-    "8 rows, columns left over": (
-        Spmm(), PanelThreads(8, 7, True, True, threads=4, coarsen=3, feat=29), 29,
-    ),
-    "any number of features": (Spmm(), PanelThreads(3, 2, threads=4, vector=2, panels=2), 24),
-}  # fmt: skip
+MEAN, MAX, HEADS = Spmm(reduce="mean"), Spmm(reduce="max"), Spmm(batched=True)
+HALF, DOUBLE = Spmm("float16", out="float32"), Spmm("float64", "int64")
+FEW = {"threads": 4, "vector": 2, "feat": 12}
+# Types; several panels in a block, and warps; means, maxima and heads, also by atomics; columns
+# that are left over; any number of features.
+CASES = [
+    (Spmm("float16"), PanelThreads(2, 2, threads=4, vector=8, feat=64), 64),
+    (Spmm("bfloat16"), PanelThreads(2, 3, threads=4, vector=2, panels=4), 16),
+    (HALF, PanelThreads(4, 4, True, threads=32, vector=2, feat=64, panels=2), 64),
+    (Spmm("bfloat16", out="float32"), PanelThreads(5, 2, True, True, 8, 4, feat=36), 36),
+    (DOUBLE, PanelThreads(7, 3, False, True, threads=4, vector=2, feat=10, panels=3), 10),
+    (DOUBLE, PanelThreads(3, 3, True, threads=32, feat=70, panels=2), 70),
+    (MEAN, PanelThreads(4, 2, **FEW), 12),
+    (MEAN, PanelThreads(4, 2, True, **FEW), 12),
+    (MAX, PanelThreads(2, 1, **FEW), 12),
+    (MAX, PanelThreads(3, 2, True, **FEW), 12),
+    (HEADS, PanelThreads(3, 1, **FEW), 12),
+    (HEADS, PanelThreads(3, 1, True, True, **FEW), 12),
+    (Spmm(), PanelThreads(4, 7, threads=4, coarsen=3, feat=29), 29),
+    (Spmm(), PanelThreads(4, 3, True, True, threads=4, coarsen=2, feat=13), 13),
+    (Spmm(), PanelThreads(8, 7, True, True, threads=4, coarsen=3, feat=29), 29),
+    (Spmm(), PanelThreads(3, 2, threads=4, vector=2, panels=2), 24),
+]
 
 
 @requires_cuda_text
-@pytest.mark.parametrize(
-    "case", by_default(CASES, "float16", "max", "columns left over, by atomics")
-)
-def test_types_and_sizes(case: str) -> None:
-    problem, config, feat = CASES[case]
+@pytest.mark.parametrize("case", by_default(CASES, CASES[0], CASES[8], CASES[13]), ids=str)
+def test_types_and_sizes(case: tuple[Spmm, PanelThreads, int]) -> None:
+    problem, config, feat = case
     for name in ("random", "one dense row", "empty rows"):
         run(problem, config, of_mask(MASKS[name], problem.idtype), feat)
 
