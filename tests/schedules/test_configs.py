@@ -347,6 +347,14 @@ Spmm("float16", out="float64")
     'out': expected None, 'float16' or 'flo
 Spmm("int8")
     'dtype'
+Rgms("int8")
+    'dtype'
+Rgms("float16", out="float64")
+    'out': expected None, 'float16' or
+Rgms("float16", added=True)
+    'added': expected False where the result is not float32
+Rgms("float32", values="float16")
+    'values': expected None, 'float32' or
 RgmsGradient(edges=True)
     'weighted': expected False with
 RgmsBackward(4, 4, dtype="int8")

@@ -67,6 +67,22 @@ def test_results(problem: Rgms, sizes: tuple[int, int]) -> None:
         np.testing.assert_allclose(args["out"], exact(mask, args), **tolerance)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
+@pytest.mark.parametrize("weighted", [True, False])
+def test_the_plain_program(dtype: str, weighted: bool) -> None:
+    rng = np.random.default_rng(0)
+    problem = Rgms(dtype, "int64" if weighted else "int32", weighted)
+    func = program(problem)
+    kernel = sparsetir.build(func)
+    for relations, m, n, density in [(3, 5, 4, 0.4), (1, 1, 1, 1.0), (4, 3, 6, 0.0)]:
+        mask = rng.random((relations, m, n)) < density
+        args = arguments(rng, mask, 3, 5, dtype, problem.idtype, weighted)
+        kernel(**args)
+        np.testing.assert_allclose(
+            args["out"], exact(mask, args), rtol=1e-2 if dtype == "float16" else 1e-5, atol=1e-2
+        )
+
+
 def test_each_step_means_the_same() -> None:
     """What the schedule makes, interpreted before it goes on to stage II."""
     problem = Rgms("float16")
