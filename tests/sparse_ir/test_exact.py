@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import math
+import struct
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ import sparsetir
 from cuda_runner import requires_cuda_text, run_cuda
 from programs import PROGRAMS, copied
 from sparsetir.schedules.default import default_schedule
+from sparsetir.sparse_ir import script as T
 
 FAR = [2**30, 1431655766, -(2**31)]  # whose triples are elsewhere in int32
 LENGTH = 13
@@ -235,3 +238,31 @@ def test_on_gpus(body: str, dtype: str, run: Any) -> None:
     far = FAR if dtype == "int32" else [2**62, 2**63 - 1, -(2**63), 2**32 + 3, 6148914691236517206]
     index = np.array([1, *far, 2], dtype)
     run_on_gpu(program(body, dtype), arguments(index, np.full(len(index), 3, "int32")), run)
+
+
+@pytest.mark.parametrize("value", [1.25e-20, 0.1, math.pi, -1e-300, 1e-310])
+def test_constants_that_need_all_digits(value: float) -> None:
+    @T.prim_func
+    def scale(a: T.handle, b: T.handle, n: T.int32):
+        I = T.dense_fixed(n)
+        A = T.match_sparse_buffer(a, (I,), "float64")
+        B = T.match_sparse_buffer(b, (I,), "float64")
+        with T.sp_iter([I], "S", "scale") as [i]:
+            B[i] = A[i] * T.FloatImm("float64", value)
+
+    text = sparsetir.build(scale, {"kind": "cuda", "arch": "sm_80"}).source()
+    (bits,) = struct.unpack("<q", struct.pack("<d", value))
+    exact = any(float(word) == value for word in _numbers(text))
+    assert exact or str(bits) in text
+
+
+def _numbers(text: str) -> list[str]:
+    words = text.replace("(", " ").replace(")", " ").replace(";", " ").split()
+    out = []
+    for word in words:
+        try:
+            float(word)
+        except ValueError:
+            continue
+        out.append(word)
+    return out
