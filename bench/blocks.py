@@ -21,7 +21,7 @@ from bench.report import circumstances, table, write
 from bench.timing import interleaved, progress
 from sparsetir.formats import BSR
 from sparsetir.measuring.process import go_ahead
-from sparsetir.planning.request import request
+from sparsetir.planning.matrix_request import matrix_request as request
 from sparsetir.schedules.search.choose import choose
 
 SIZE, SPARSITY, FEAT, BLOCK = 1024, 0.9, 512, 32

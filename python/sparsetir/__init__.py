@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from sparsetir.sparse_ir.errors import StructureError as StructureError
     from sparsetir.sparse_ir.errors import StructureIndexError as StructureIndexError
     from sparsetir.sparse_ir.errors import StructureTypeError as StructureTypeError
+    from sparsetir.sparse_ir.gradient import gradient
     from sparsetir.sparse_ir.interpret import interpret
     from sparsetir.sparse_ir.lower_sparse_buffer import LowerSparseBuffer as LowerSparseBuffer
     from sparsetir.sparse_ir.lower_sparse_buffer import lower_sparse_buffer
@@ -81,6 +82,7 @@ __all__ = [
     "build",
     "decompose_format",
     "default_schedule",
+    "gradient",
     "interpret",
     "load",
     "lower",
@@ -113,6 +115,7 @@ _MODULES = {
     "schedules.default": "default_schedule",
     "sparse_ir.errors": "IllFormedError LoweringError ScheduleError StructureError "
     "StructureIndexError StructureTypeError",
+    "sparse_ir.gradient": "gradient",
     "sparse_ir.interpret": "interpret",
     "sparse_ir.lower_sparse_buffer": "LowerSparseBuffer lower_sparse_buffer",
     "sparse_ir.lower_sparse_iter": "LowerSparseIter lower_sparse_iter",
