@@ -11,9 +11,11 @@ import scipy.sparse as sp
 import sparsetir
 from programs import PROGRAMS
 from schedule_common import opened, program, says, table
+from sparsetir.schedules.passes.drop_identity_order import drop_identity_order  # noqa: F401
 from sparsetir.schedules.passes.opaque_step_loop import opaque_step_loop
 from sparsetir.schedules.passes.parallel_loops import in_vectors, run_in_parallel
 from sparsetir.schedules.passes.prefetch import prefetch_gathered
+from sparsetir.schedules.passes.unroll_known_tiles import unroll_known_tiles  # noqa: F401
 from sparsetir.sparse_ir.errors import ScheduleError
 
 
@@ -77,6 +79,13 @@ def with_a_sum_for_each_lane() -> Any:
     return sch
 
 
+def fused_products() -> tuple[Any, Any]:
+    """Sampled products over elements in stage II, in no tiles and no order, and their length."""
+    func = PROGRAMS["sddmm_fused"].make("float32", "int32")
+    (feat,) = (axis.length for axis in func.axes if axis.name == "K")
+    return sparsetir.lower_sparse_iter(func), feat
+
+
 REFUSED = """
 in_vectors(with_a_sum_for_each_lane().lower(), "spmm_reduce", 1)
     in_vectors: loop 'k2' as vectorized: block 'spmm_reduce0' has 'C_ws_ws' for each visit .. in for
@@ -100,6 +109,10 @@ tiled()[0].rewrite(prefetch_gathered, "spmm_reduce", "B", -8, 8)
     prefetch_gathered: argument 'distance': expected a positive integer, got -8
 tiled()[0].rewrite(prefetch_gathered, "spmm_reduce", "B", 8, 0)
     prefetch_gathered: argument 'span': expected a positive integer, got 0
+drop_identity_order(fused_products()[0], "I_J_order")
+    drop_identity_order: argument 'order': expected an array that is loaded from, got
+unroll_known_tiles(*fused_products(), 16, 3)
+    unroll_known_tiles: argument 'tile': expected a loop over tiles of 16 of feat, got none
 """
 
 

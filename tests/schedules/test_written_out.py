@@ -85,6 +85,8 @@ rewritten(specialize_on_value, "spmm0", "I_members", range(3))
     or a buffer that it loads at one place known there, got 'I_members'
 rewritten(specialize_on_value, "spmm0", "I_counts", [])
     specialize_on_value: argument 'values': expected increasing integers, got []
+rewritten(specialize_on_value, "spmm0", "I_counts", [2, 1])
+    specialize_on_value: argument 'values': expected increasing integers, got [2, 1]
 rewritten(unroll_with_remainder, "spmm_rest", 2)
     unroll_with_remainder: expected a sparse iteration among
 rewritten(unroll_with_remainder, "spmm_reduce", 0)

@@ -15,6 +15,7 @@ from schedule_common import keeps_meaning, opened, program
 from sparsetir import ScheduleError
 from sparsetir.sparse_ir.computed import compute, compute_of_values, of_values
 from sparsetir.sparse_ir.recipes import slices as recipes
+from sparsetir.sparse_ir.recipes.general import packed
 
 RNG = np.random.default_rng(0)
 # Test programs of one iteration, whose first loops are over rows and what they store.
@@ -204,6 +205,12 @@ def test_a_packed_kernel_is_exported_and_refuses_what_is_no_array(tmp_path: Any)
         loaded(**{**args, "a": args["a"][:-1]}, m=13, n=9, nnz=len(args["a"]), feat=5)
     with pytest.raises(TypeError, match="argument 'a': expected a torch, NumPy or TVM array, got"):
         loaded(**{**args, "a": "values"})
+
+
+@pytest.mark.parametrize("order", [[0, 3], [-1, 0]])
+def test_packed_values_in_an_order_beyond_them_are_refused(order: list[int]) -> None:
+    with pytest.raises(ScheduleError, match="packed: argument 'order': expected positions bel"):
+        packed(np.ones(3), np.array(order))
 
 
 def test_packed_values_that_are_too_few() -> None:
