@@ -13,8 +13,8 @@ from pathlib import Path
 
 from bench.names import CONVOLUTIONS, DTYPES, MASKS, OPS, STUDIES
 from sparsetir.data.graphs import KINDS, GraphError
-from sparsetir.measuring.process import THREADS
 from sparsetir.runtime.targets import usable_cpus
+from sparsetir.tuning.process import THREADS
 
 RESULTS = Path("bench/results")
 GRAPHS = f"A graph is {KINDS}; ':T' behind it transposes."

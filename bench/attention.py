@@ -16,7 +16,7 @@ from bench import memory
 from bench.report import circumstances, table, write
 from bench.timing import interleaved, progress
 from sparsetir import masks, ops
-from sparsetir.measuring.process import go_ahead
+from sparsetir.tuning.process import go_ahead
 
 OURS, DENSE, FLEX = "sparsetir", "dense", "flex"
 PEERS = (DENSE, FLEX)

@@ -17,11 +17,11 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from bench.attention import FLEX_BLOCKS, HEAD_SIZE, HEADS, LENGTH, MASKS, flex, rule
 from bench.blocks_gpu import Device, first_line
+from bench.peers.gpu_clock import take_turns
 from bench.report import circumstances, table, write
 from bench.timing import progress
 from bench.unfused import Unfused
 from sparsetir import ops
-from sparsetir.measuring.gpu_clock import take_turns
 
 OURS, UNFUSED, DENSE, FLEX, BSR = "sparsetir", "sparsetir unfused", "dense", "flex", "torch bsr"
 PEERS = (DENSE, FLEX, BSR)

@@ -21,7 +21,7 @@ from bench.report import circumstances, table, write
 from bench.rgcn_unfused import Unfused
 from bench.timing import interleaved, progress
 from sparsetir import nn, ops
-from sparsetir.measuring.process import go_ahead
+from sparsetir.tuning.process import go_ahead
 
 OURS, BEFORE, PYG, FAST = "sparsetir", "unfused", "RGCNConv", "FastRGCNConv"
 WAYS = (OURS, BEFORE, PYG, FAST)

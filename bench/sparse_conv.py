@@ -20,11 +20,11 @@ from bench import memory
 from bench.clouds import Layer, layers, read, scene
 from bench.report import circumstances, table, write
 from bench.timing import interleaved, progress
-from sparsetir.measuring.process import go_ahead
 from sparsetir.nn import KernelMap, SparseConv3d, kernel_map
 from sparsetir.nn.kernel_map import Sorted, reached, submanifold
 from sparsetir.ops import clear_cache
 from sparsetir.plotting.kernel_map import plot_kernel_map
+from sparsetir.tuning.process import go_ahead
 
 OURS, GATHER, SPARSE, DENSE = "sparsetir", "gather", "torch.sparse", "dense"
 MM = "mm"  # torch's products alone, of rows that are gathered before: what the others come down to

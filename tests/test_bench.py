@@ -15,7 +15,7 @@ import scipy.sparse as sp
 import sparsetir
 from sparsetir.extras import WITHOUT_TORCH
 from sparsetir.formats import CSF, CSR, Pattern
-from sparsetir.measuring.process import THREADS
+from sparsetir.tuning.process import THREADS
 
 ROOT = Path(__file__).parents[1]
 

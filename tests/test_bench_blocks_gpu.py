@@ -13,9 +13,9 @@ import sparsetir
 from bench import blocks_gpu, cusparse_blocks
 from bench.block_weights import KINDS, weight
 from bench.blocks_gpu import DTYPES, FEATURES, OURS, Case, Device
+from bench.peers import cusparse
 from gpu_runner import requires_nvcc
 from sparsetir.formats import DBSR, SRBCRS
-from sparsetir.measuring import cusparse
 from sparsetir.runtime.build import kernel_of
 from sparsetir.runtime.pipeline import lower_template
 from sparsetir.runtime.targets import resolve_target

@@ -44,7 +44,7 @@ class Library:
 def device(monkeypatch):
     """The CPU under the name of a GPU; gives the stand-in of cuSPARSE."""
     from bench import gpu
-    from sparsetir.measuring import cusparse
+    from bench.peers import cusparse
 
     library = Library()
     monkeypatch.setattr(torch.Tensor, "cuda", lambda self: self)

@@ -18,7 +18,7 @@ import scipy.sparse as sp
 
 import sparsetir
 from sparsetir.extras import WITHOUT_TORCH
-from sparsetir.measuring.process import THREADS
+from sparsetir.tuning.process import THREADS
 
 ROOT = Path(__file__).parents[1]
 NAIVE = """
@@ -43,7 +43,7 @@ def random_matrix(m=40, n=30, seed=0):
 
 
 def case(op="spmm", feat=16, dtype="float32"):
-    from sparsetir.measuring.case import make
+    from sparsetir.tuning.case import make
 
     return make(op, random_matrix(), feat, dtype)
 
@@ -116,7 +116,7 @@ class Pretender:
         self.name, self.results = name, results
 
     def ask(self, op, **request):
-        from sparsetir.measuring.turns import Failed
+        from bench.peers.turns import Failed
 
         if op == "prepare":
             for name, result in self.results.items():
@@ -130,8 +130,8 @@ class Pretender:
 
 @pytest.mark.parametrize("op", ["spmm", "sddmm", "spmv"])
 def test_a_wrong_peer_is_caught(tmp_path, op):
-    from sparsetir.measuring.case import Reference
-    from sparsetir.measuring.turns import compare
+    from bench.peers.turns import compare
+    from sparsetir.tuning.case import Reference
 
     it = case(op)
     right = exact_result(it)
@@ -162,8 +162,8 @@ def test_a_wrong_peer_is_caught(tmp_path, op):
 
 
 def test_turns_that_others_disturbed_count_only_where_there_are_no_quiet_ones(tmp_path):
-    from sparsetir.measuring.case import Reference
-    from sparsetir.measuring.turns import Times, compare
+    from bench.peers.turns import Times, compare
+    from sparsetir.tuning.case import Reference
 
     found = Times()
     for times, switches in [([9], 1), ([5], 0), ([3], 2), ([6], 0)]:
@@ -183,7 +183,7 @@ def test_turns_that_others_disturbed_count_only_where_there_are_no_quiet_ones(tm
 
 
 def test_many_features_are_checked_by_a_projection():
-    from sparsetir.measuring.case import Reference
+    from sparsetir.tuning.case import Reference
 
     it = case(feat=128)
     reference, right = Reference(it, most_exact=0), exact_result(it)
@@ -195,8 +195,8 @@ def test_many_features_are_checked_by_a_projection():
 
 @pytest.mark.parametrize("op", ["spmm", "sddmm", "spmv"])
 def test_half_precision_has_its_own_tolerance(op):
-    from sparsetir.measuring.case import Reference
     from sparsetir.schedules.operators.operands import rounded
+    from sparsetir.tuning.case import Reference
 
     it = case(op, dtype="float16")
     assert all((x == x.astype("float16")).all() for x in (*it.operands, it.matrix.data))
@@ -209,8 +209,8 @@ def test_half_precision_has_its_own_tolerance(op):
 
 @pytest.mark.slow  # its turns with a pretended worker above
 def test_a_worker_is_stopped_between_its_turns_and_comes_back(tmp_path):
-    from sparsetir.measuring.case import Reference
-    from sparsetir.measuring.turns import Failed, Worker, compare, shared
+    from bench.peers.turns import Failed, Worker, compare, shared
+    from sparsetir.tuning.case import Reference
 
     it = case()
     worker = Worker("scipy", 1, {})
@@ -239,9 +239,9 @@ def test_a_worker_is_stopped_between_its_turns_and_comes_back(tmp_path):
 
 @pytest.mark.parametrize("op", ["spmm", "spmv"])
 def test_mkl(tmp_path, op):
-    from sparsetir.measuring import mkl
-    from sparsetir.measuring.case import Reference
-    from sparsetir.measuring.peers import output
+    from bench.peers import mkl
+    from bench.peers.libraries import output
+    from sparsetir.tuning.case import Reference
 
     try:
         library = mkl.load()
@@ -265,7 +265,7 @@ def test_mkl(tmp_path, op):
     ],
 )
 def test_code_that_mkl_took(tmp_path, files, code):
-    from sparsetir.measuring import mkl
+    from bench.peers import mkl
 
     maps = tmp_path / "maps"
     assert mkl.code(maps) is None
@@ -273,11 +273,45 @@ def test_code_that_mkl_took(tmp_path, files, code):
     assert mkl.code(maps) == code
 
 
+@pytest.mark.parametrize("op", ["spmm", "spmv", "sddmm"])
+@pytest.mark.parametrize("library", ["scipy", "torch", "mkl"])
+@pytest.mark.parametrize(
+    "dtype, reduce, heads",
+    [("float64", "sum", None), ("float32", "mean", None), ("float32", "max", None),
+     ("float32", "sum", 2)],
+)  # fmt: skip
+def test_libraries_are_right_or_missing(library, op, dtype, reduce, heads):
+    if op == "sddmm" and reduce != "sum":
+        pytest.skip("sums alone")
+    from bench.peers import libraries
+    from sparsetir.tuning.case import Reference, make
+
+    matrix = sp.random_array((30, 40), density=0.1, format="csr", dtype=dtype, rng=0)
+    matrix = sp.csr_array((matrix.data - 0.5, *(x.astype("int32") for x in (
+        matrix.indices, matrix.indptr))), shape=matrix.shape)  # fmt: skip
+    case = make(op, matrix, 16, dtype, reduce, heads)
+    reference = Reference(case)
+    try:
+        peer = libraries.PEERS[library](1, {})
+    except (ImportError, libraries.Missing) as error:
+        pytest.skip(str(error))
+    try:
+        calls = peer.prepare(case)
+    except libraries.Missing as error:
+        expected = {"heads": heads is not None, reduce: reduce != "sum", "SDDMM": op == "sddmm"}
+        assert any(word in str(error) for word, fits in expected.items() if fits)
+        return
+    assert heads is None and (reduce == "sum" or library == "torch" and op == "spmm")
+    for name, call in calls.items():
+        assert reference.error(peer.to_numpy(call())) is None, name
+    peer.release()
+
+
 @pytest.mark.parametrize("op", ["spmm", "sddmm", "spmv"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_torch(op, dtype):
-    from sparsetir.measuring.case import Reference
-    from sparsetir.measuring.peers import Torch
+    from bench.peers.libraries import Torch
+    from sparsetir.tuning.case import Reference
 
     it, peer = case(op, dtype=dtype), Torch(1, {})
     calls = peer.prepare(it)
@@ -289,14 +323,35 @@ def test_torch(op, dtype):
 
 @pytest.mark.parametrize("name, op", [("sparsetir", "sddmm"), ("scipy", "sddmm")])
 def test_peers_that_a_run_has_for_other_operators(name, op):
-    from sparsetir.measuring.case import Reference
-    from sparsetir.measuring.peers import PEERS
+    from bench.peers.libraries import PEERS
+    from sparsetir.tuning.case import Reference
 
     it, peer = case(op), PEERS[name](1, {})
     calls = peer.prepare(it)
     assert calls
     for call in calls.values():
         assert Reference(it).error(peer.to_numpy(call())) is None
+
+
+def test_configs_beside_libraries(monkeypatch):
+    """One with two names is measured once; what cannot be planned or is not there is said."""
+    import tuned_fake
+    from bench import tune
+    from sparsetir.formats import Hyb
+    from sparsetir.schedules.templates.decomposed import Decomposed
+    from sparsetir.schedules.templates.spmm import RowBlocks
+
+    monkeypatch.setattr(tune, "LIBRARIES", ("scipy", "yardstick"))
+    small = RowBlocks(tile=16, lanes=16)
+    configs = {"default": small, "sweep": Decomposed(Hyb(1, 3)), "search": small}
+    found = tune.beside_libraries(tuned_fake.task(), configs, 2, 0.001)
+    assert list(found["configs"]) == list(configs) and list(found["libraries"]) == ["scipy"]
+    assert found["configs"]["default"] == found["configs"]["search"] != found["configs"]["sweep"]
+    for times in (*found["configs"].values(), *found["libraries"].values()):
+        assert 0 < times["seconds"] <= times["median"] < 1
+    assert found["libraries"]["scipy"]["way"] == "product" and found["vendor"] == "scipy"
+    assert "does not compile" in found["missing"]["yardstick"]
+    assert not found["wrong"] and not found["failed"]
 
 
 def test_limits():

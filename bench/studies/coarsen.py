@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 
 import sparsetir
+from bench.peers import mkl
 from bench.report import table
 from bench.studies import coarsen_gpu, common, plots
 from bench.studies.pruned_patterns import layers_of, random_layers
 from bench.timing import interleaved
-from sparsetir.measuring import mkl
 from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.schedules.templates.spmm_panels import PanelRows
 

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import tvm_ffi
 
+from bench.peers.gpu_clock import Clock
 from bench.report import circumstances, write
 from bench.timing import interleaved, progress
-from sparsetir.measuring.gpu_clock import Clock
 
 BAR = 20  # characters
 NO_GPU = "no CUDA device: GPU times are absent"

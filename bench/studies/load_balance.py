@@ -18,11 +18,11 @@ import numpy as np
 import sparsetir
 from bench import equal_work
 from bench.examples import example
+from bench.peers.gpu_clock import Clock
 from bench.report import table
 from bench.studies import common, plots
 from bench.studies.counting import MEANINGS, Counted
 from bench.studies.skew import SIZES, Size, skewed
-from sparsetir.measuring.gpu_clock import Clock
 from sparsetir.schedules.gpu.spmm_hyb import HybRows, arrange
 from sparsetir.schedules.gpu.spmm_hyb import apply as apply_hyb
 from sparsetir.schedules.gpu.spmm_hyb import program as hyb_program

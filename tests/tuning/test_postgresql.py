@@ -23,7 +23,7 @@ pytest.importorskip("psycopg")
 import optuna
 
 TRIALS = 16
-OPTIONS = ["spmm", "--graph", "cora", "--threads", "1", "--no-report", "--no-vendor", "--records",
+OPTIONS = ["spmm", "--graph", "cora", "--threads", "1", "--no-report", "--records",
            "", "--sampler", "random", "--trials", str(TRIALS)]  # fmt: skip
 PATIENCE = 20.0  # seconds that a claim of another machine lasts here
 # `sparsetir tune` with a measurer that measures nothing. Arguments: seconds of a measurement, the

@@ -21,8 +21,8 @@ from sparsetir.schedules.search.spaces import Branch, Space
 from sparsetir.schedules.templates.decomposed import Decomposed
 from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.tuning import search, sought
-from sparsetir.tuning.compare import ranked
 from sparsetir.tuning.propose import Proposer, Tried, candidate, importances
+from sparsetir.tuning.report import ranked
 from sparsetir.tuning.search import tune
 from sparsetir.tuning.tuned import MARGIN
 

@@ -27,13 +27,7 @@ examples:
   sparsetir doctor --json
 """
 # What is missing of these is told with the reason to install it.
-OPTIONAL = {
-    "torch": "torch tensors; comparisons",
-    "optuna": "tune",
-    "matplotlib": "pictures, reports",
-    "mkl": "comparisons",
-    "sparse_dot_mkl": "comparisons",
-}
+OPTIONAL = {"torch": "torch tensors", "optuna": "tune", "matplotlib": "pictures, reports"}
 NEEDED = ("apache-tvm", "apache-tvm-ffi", "numpy", "scipy")
 TARGETS = ("llvm", "cuda", "opencl", "vulkan", "rocm", "metal")
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
@@ -41,7 +35,7 @@ VARIABLES = (
     "SPARSETIR_RECORDS", "SPARSETIR_POOL", "XDG_CACHE_HOME", "TVM_NUM_THREADS", "OMP_NUM_THREADS",
     "MKL_NUM_THREADS",
     "TVM_BIND_THREADS", "TVM_THREAD_POOL_SPIN_COUNT", "TVM_CUDA_COMPILE_MODE",
-    "CUDA_VISIBLE_DEVICES", "MKL_RT",
+    "CUDA_VISIBLE_DEVICES",
 )  # fmt: skip
 TOLERANCE = 1e-4
 POOLS = {"openmp": "torch's pool", "tvm": "TVM's pool", "serial": "no pool"}
