@@ -395,7 +395,6 @@ def test_what_is_measured_by(monkeypatch):
         ({"sampler": "best"}, "expected one of auto, tpe, random, exhaustive, got 'best'"),
         ({"reduce": "median"}, "argument 'reduce'"),
         ({"records": "."}, "argument 'records': expected a file, got the folder"),
-        ({"storage": "nonsense"}, "tune: argument 'storage': expected the URL of a database"),
     ],
 )
 def test_refusals(monkeypatch, options, message):

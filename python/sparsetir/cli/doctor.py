@@ -170,12 +170,11 @@ def nvcc() -> dict[str, Any]:
 def records() -> dict[str, Any]:
     """The file of records, without changing it; "error" where it cannot be read or written."""
     from sparsetir.records.records import RecordError, Records
-    from sparsetir.records.schema import SCHEMA
 
     kept = Records()
     if kept.path is None:
         return {"path": None, "reason": "switched off: SPARSETIR_RECORDS is empty"}
-    out: dict[str, Any] = {"path": str(kept.path), "schema": SCHEMA, "bytes": None, "records": 0}
+    out: dict[str, Any] = {"path": str(kept.path), "bytes": None, "records": 0}
     at = kept.path
     while not at.exists() and at != at.parent:
         at = at.parent
@@ -245,7 +244,7 @@ def _show(found: dict[str, Any]) -> None:
         size = "no file yet"
         if kept["bytes"] is not None:
             size = f"{many(kept['records'], 'record')} in {memory(kept['bytes'])}"
-        _part("records", f"{kept['path']}: {size}, schema {kept['schema']}")
+        _part("records", f"{kept['path']}: {size}")
     _part("variables", *(f"{name}={value}" for name, value in found["environment"].items()))
     ran = found["kernel"]
     if "error" not in ran:
