@@ -10,14 +10,168 @@ import importlib
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from bench.names import CONVOLUTIONS, DTYPES, MASKS, OPS, STUDIES
 from sparsetir.data.graphs import KINDS, GraphError
-from sparsetir.measuring.process import THREADS
 from sparsetir.runtime.targets import usable_cpus
+from sparsetir.tuning.process import THREADS
 
 RESULTS = Path("bench/results")
 GRAPHS = f"A graph is {KINDS}; ':T' behind it transposes."
+Option = tuple[tuple[str, ...], dict[str, Any]]
+
+
+def option(*names: str, **given: Any) -> Option:
+    """Of a command, as `add_argument` takes it."""
+    return names, given
+
+
+def flag(name: str, text: str) -> Option:
+    return option(name, action="store_true", help=text)
+
+
+def number(name: str, default: Any = None, text: str = "", kind: Any = int, **more: Any) -> Option:
+    told = f"{text} (default: {default})" if default is not None and text else text
+    return option(name, type=kind, default=default, help=told, **more)
+
+
+def some(name: str, default: Any = None, text: str = "", **more: Any) -> Option:
+    """Any number of values."""
+    return option(name, nargs=more.pop("nargs", "+"), default=default, help=text, **more)
+
+
+THREADS_OF_ALL = number("--threads", None, "CPU threads of all libraries (default: all)")
+PLOT = flag("--plot", "draw a picture beside the JSON file")
+GRAPH = some("--graph", [], "default: cora")
+BEFORE = option("--before", type=Path, help="another checkout, to take turns with")
+TARGET = option("--target", choices=("cpu", "cuda"), default="cpu")
+PRUNED = some("--pruned", [], "npz files of weights by layer; or file.npz:layer")
+LAYERS = number("--layers", 1, "how many of a file")
+PROBLEMS = (
+    some("--op", ["spmm"], "default: spmm", choices=OPS), GRAPH, PRUNED, LAYERS,
+    some("--synthetic", [], "random graphs by size: cora, ogbn-arxiv, all.."),
+)  # fmt: skip
+
+
+def features(default: str) -> Option:
+    return some("--feat", None, f"feature sizes (default: {default})", type=int)
+
+
+def seconds(default: float, of: str) -> Option:
+    return number("--seconds", default, f"of {of}", float)
+
+
+# By name: what it is, its own options, and the threads of this process (None: an option).
+COMMANDS: dict[str, tuple[str, tuple[Option, ...], int | None]] = {
+    "run": ("operators, beside their peers", (
+        *PROBLEMS, features("32 128 512"), TARGET, PLOT,
+        some("--dtype", ["float32"], choices=DTYPES),
+        some("--threads", None, 'all, one or numbers (default: "all and one")'),
+        number("--rounds", None, "turns of each peer and cell (default: 9)"),
+        some("--peers", None, "only these, by their names in the tables"),
+        option("--yardstick", type=Path, help="C++ file of a hand-written SpMM, see README"),
+        flag("--tune", "also the fastest of all configurations"), BEFORE,
+    ), 1),
+    "tune": ("the tuner against a sweep of all configs: trials, gain", (
+        *PROBLEMS, features("32"),
+        some("--threads", None, 'all, one or a number (default: "all")', nargs=1),
+    ), 1),
+    "judge": ("what got slower from one run to another", (
+        option("before", type=Path, help="JSON file of `run`"),
+        option("after", type=Path, nargs="?", help="JSON file of `run`; without it `before` is one "
+               "with --before, which compares itself"),
+        number("--least", 0.05, "smallest change that counts", float),
+    ), None),
+    "plot": ("draw the speed-ups of a run, as PNG files beside it", (
+        option("file", type=Path, help="JSON file of `run`"),
+    ), None),
+    "steps": ("what each primitive of SpMM's schedule is worth", (
+        THREADS_OF_ALL, GRAPH, features("128 512"), PLOT,
+    ), None),
+    "pools": ("pools of threads, beside MKL, between torch's operators", (
+        seconds(4, "each size"), number("--busy", 0, "processes that keep cores meanwhile"),
+    ), 2),
+    "calls": ("what a call costs beside the kernel, part by part", (
+        BEFORE, seconds(60, "each version"), PLOT,
+    ), 1),
+    "epochs": ("training GCN, SAGE, GAT, and on new edges, beside PyG", (
+        GRAPH, BEFORE, seconds(10, "a graph"), some("--numbers", [1, 2], "of threads", type=int),
+    ), 2),
+    "compile": ("import, parsing, each lowering, build, call overhead", (THREADS_OF_ALL,), None),
+    "gpucode": ("GPU templates by nvcc: registers, spills, widths of loads", (
+        THREADS_OF_ALL, option("--arch", default="sm_90", help="default: sm_90"),
+        option("--kernels", default="", help="those whose names hold this (default: all)"),
+    ), None),
+    "convert": ("bring patterns into other formats, beside scipy", (THREADS_OF_ALL, GRAPH), None),
+    "formats": ("every format: is it right, how large, how fast?", (
+        THREADS_OF_ALL, GRAPH, PRUNED, LAYERS,
+        some("--hetero", [], "npz files of graphs with relations", type=Path),
+        some("--format", None, "only these, by their names in the tables"),
+    ), None),
+    "equal_work": ("SpMM by chunks across rows, beside blocks of rows", (
+        THREADS_OF_ALL, GRAPH,
+    ), None),
+    "two_hop": ("a program that no template names: default and tuned", (
+        THREADS_OF_ALL, GRAPH, features("64 128"), number("--trials", 40, "of the search"),
+    ), None),
+    "amx": ("blocks of bfloat16 in the CPU's matrix engine, beside torch", (THREADS_OF_ALL,), None),
+    "blocks": ("pruned weights in blocks, beside torch; on a GPU all peers", (
+        THREADS_OF_ALL, TARGET, seconds(20, "the comparison on a CPU"),
+    ), None),
+    "study": ("what papers say of schedules", (
+        THREADS_OF_ALL, option("study", choices=STUDIES, help="which one"),
+        flag("--counts", "count what the CUDA text does, on the CPU, where others measure times"),
+        flag("--full", "sizes as printed"),
+        option("--target", choices=("cpu", "cuda"), help="default: cuda where there is a device"),
+        option("--data", type=Path, help="of groups, relations and coarsen: folder of npz (groups: "
+               "mtx too) files"),
+    ), None),
+    "gpu_day": ("tests, peers, studies and tuning on a GPU, one by one", (
+        THREADS_OF_ALL, number("--minutes", 25, "for all of it", float),
+        option("--target", choices=("cuda", "cpu"), default="cuda", help="cpu: a rehearsal"),
+        some("--only", None, "only these steps", metavar="STEP"),
+    ), None),
+    "attention": ("sparse attention, beside torch's dense one and Flex", (
+        THREADS_OF_ALL, some("--mask", MASKS, "default: all", choices=MASKS),
+        some("--peers", None, "default: all there are", nargs="*",
+             choices=("dense", "flex", "torch bsr")),
+        number("--length", None, "default: 4096"), seconds(20, "each comparison"), TARGET, PLOT,
+    ), None),
+    "sparse_conv": ("convolutions of points, beside torch's gathering", (
+        THREADS_OF_ALL,
+        some("--points", None, "npz files with 'points' (default: generated)", type=Path),
+        number("--voxel", 0.05, "of these points", float),
+        some("--dtype", ["float32"], choices=DTYPES),
+        some("--peers", None, "default: all", nargs="*", choices=CONVOLUTIONS),
+        seconds(2, "each comparison"), PLOT,
+    ), None),
+    "rgcn": ("relational layers: times and memory, beside PyG's", (
+        THREADS_OF_ALL,
+        some("--graph", None, "npz files of graphs with relations; default: random"),
+        some("--edges", None, "of random graphs: 10000 30000 .. (default: all)", type=int),
+        some("--peers", None, "default: all", nargs="*",
+             choices=("unfused", "RGCNConv", "FastRGCNConv")),
+        flag("--cpu-time", "of the processor, where others use it; one thread"),
+        seconds(5, "each comparison"), PLOT,
+    ), None),
+    "distributed": ("training on several processes: bytes, memory, time", (
+        some("--graph", None, "files, cora or 'generated' (default: cora)"),
+        some("--model", ["sage", "gat"], choices=("sage", "gat")),
+        some("--processes", [1, 2, 4], type=int),
+        some("--partition", ["rows"], choices=("rows", "metis")), number("--epochs", 50, "of each"),
+        number("--hidden", 64, "features"),
+        number("--most-difference", 1e-5, "of losses, relative, beside what rounding does", float),
+        number("--orders", 2, "of the nodes, to see what rounding does"),
+        option("--dtype", choices=("float32", "float64"), default="float32"),
+    ), 1),
+    "mttkrp": ("MTTKRP by schedules of a thesis, beside loops in C++", (
+        some("--tensor", [], "npz: shape, coords", type=Path),
+        some("--dtype", ["float32"], choices=("float32", "float64")),
+        number("--rounds", 60, "turns of each"),
+    ), 1),
+}  # fmt: skip
+READERS = ("judge", "plot")  # of files of others, which measure nothing
 
 
 def parser(prog: str = "python -m bench") -> argparse.ArgumentParser:
@@ -26,220 +180,14 @@ def parser(prog: str = "python -m bench") -> argparse.ArgumentParser:
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--quick", action="store_true", help="one small round, to see that it runs")
     common.add_argument("--out", type=Path, default=RESULTS, help="folder of the JSON file")
-    fixed = argparse.ArgumentParser(add_help=False, parents=[common])
-    fixed.add_argument(
-        "--threads", type=int, help="CPU threads of all libraries (default: all that there are)"
-    )
-    _add_run(commands.add_parser("run", parents=[common], help="operators, beside their peers"))
-    tune = commands.add_parser(
-        "tune", parents=[common], help="the tuner against a sweep of all configs: trials, gain"
-    )
-    _add_problems(tune, "32")
-    tune.add_argument("--threads", nargs=1, help='all, one or a number (default: "all")')
-    judge = commands.add_parser("judge", help="what got slower from one run to another")
-    judge.add_argument("before", type=Path, help="JSON file of `run`")
-    judge.add_argument(
-        "after", type=Path, nargs="?",
-        help="JSON file of `run`; without it `before` is one with --before, which compares itself",
-    )  # fmt: skip
-    judge.add_argument(
-        "--least", type=float, default=0.05, help="smallest change that counts (default: 0.05)"
-    )
-    plot = commands.add_parser("plot", help="draw the speed-ups of a run, as PNG files beside it")
-    plot.add_argument("file", type=Path, help="JSON file of `run`")
-    steps = commands.add_parser(
-        "steps", parents=[fixed], help="what each primitive of SpMM's schedule is worth"
-    )
-    steps.add_argument("--graph", nargs="+", default=[], help="default: cora")
-    steps.add_argument("--feat", nargs="+", type=int, help="feature sizes (default: 128 512)")
-    steps.add_argument("--plot", action="store_true", help="draw a picture beside the JSON file")
-    pools = commands.add_parser(
-        "pools", parents=[common], help="pools of threads, beside MKL, between torch's operators"
-    )
-    pools.add_argument("--seconds", type=float, default=4, help="of each size (default: 4)")
-    pools.add_argument("--busy", type=int, default=0, help="processes that keep cores meanwhile")
-    pools.set_defaults(threads=2)
-    calls = commands.add_parser(
-        "calls", parents=[common], help="what a call costs beside the kernel, part by part"
-    )
-    calls.add_argument("--before", type=Path, help="another checkout, to take turns with")
-    calls.add_argument("--seconds", type=float, default=60, help="of each version (default: 60)")
-    calls.add_argument("--plot", action="store_true", help="draw a picture beside the file")
-    calls.set_defaults(threads=1)
-    epochs = commands.add_parser(
-        "epochs", parents=[common], help="training GCN, SAGE, GAT, and on new edges, beside PyG"
-    )
-    epochs.add_argument("--graph", nargs="+", default=[], help="default: cora")
-    epochs.add_argument("--before", type=Path, help="another checkout, to take turns with")
-    epochs.add_argument("--seconds", type=float, default=10, help="of a graph (default: 10)")
-    epochs.add_argument("--numbers", nargs="+", type=int, default=[1, 2], help="of threads")
-    epochs.set_defaults(threads=2)
-    commands.add_parser(
-        "compile", parents=[fixed], help="import, parsing, each lowering, build, call overhead"
-    )
-    code = commands.add_parser(
-        "gpucode", parents=[fixed], help="GPU templates by nvcc: registers, spills, widths of loads"
-    )
-    code.add_argument("--arch", default="sm_90", help="default: sm_90")
-    code.add_argument("--kernels", default="", help="those whose names hold this (default: all)")
-    convert = commands.add_parser(
-        "convert", parents=[fixed], help="bring patterns into other formats, beside scipy"
-    )
-    formats = commands.add_parser(
-        "formats", parents=[fixed], help="every format: is it right, how large, how fast?"
-    )
-    equal = commands.add_parser(
-        "equal_work", parents=[fixed], help="SpMM by chunks across rows, beside blocks of rows"
-    )
-    hops = commands.add_parser(
-        "two_hop", parents=[fixed], help="a program that no template names: default and tuned"
-    )
-    hops.add_argument("--feat", nargs="+", type=int, help="feature sizes (default: 64 128)")
-    hops.add_argument("--trials", type=int, default=40, help="of the search (default: 40)")
-    commands.add_parser(
-        "amx", parents=[fixed], help="blocks of bfloat16 in the CPU's matrix engine, beside torch"
-    )
-    blocks = commands.add_parser(
-        "blocks", parents=[fixed], help="pruned weights in blocks, beside torch; on a GPU all peers"
-    )
-    blocks.add_argument("--target", choices=("cpu", "cuda"), default="cpu")
-    blocks.add_argument(
-        "--seconds", type=float, default=20, help="of the comparison on a CPU (default: 20)"
-    )
-    _add_study(commands.add_parser("study", parents=[fixed], help="what papers say of schedules"))
-    day = commands.add_parser(
-        "gpu_day", parents=[fixed], help="tests, peers, studies and tuning on a GPU, one by one"
-    )
-    day.add_argument("--minutes", type=float, default=25, help="for all of it (default: 25)")
-    day.add_argument("--target", choices=("cuda", "cpu"), default="cuda", help="cpu: a rehearsal")
-    day.add_argument("--only", nargs="+", metavar="STEP", help="only these steps")
-    for command in (convert, formats, equal, hops):
-        command.add_argument("--graph", nargs="+", default=[], help="graphs beside Cora")
-    formats.add_argument(
-        "--pruned", nargs="+", default=[], help="npz files of weights by layer; or file.npz:layer"
-    )
-    formats.add_argument("--layers", type=int, default=1, help="how many of a file (default: 1)")
-    formats.add_argument(
-        "--hetero", nargs="+", type=Path, default=[], help="npz files of graphs with relations"
-    )
-    formats.add_argument("--format", nargs="+", help="only these, by their names in the tables")
-    attention = commands.add_parser(
-        "attention", parents=[fixed], help="sparse attention, beside torch's dense one and Flex"
-    )
-    attention.add_argument("--mask", nargs="+", choices=MASKS, default=MASKS, help="default: all")
-    attention.add_argument(
-        "--peers", nargs="*", choices=("dense", "flex", "torch bsr"), help="default: all there are"
-    )
-    attention.add_argument("--length", type=int, help="default: 4096")
-    attention.add_argument(
-        "--seconds", type=float, default=20, help="of each comparison (default: 20)"
-    )
-    attention.add_argument("--target", choices=("cpu", "cuda"), default="cpu")
-    attention.add_argument("--plot", action="store_true", help="draw a picture beside the file")
-    _add_sparse_conv(
-        commands.add_parser(
-            "sparse_conv", parents=[fixed], help="convolutions of points, beside torch's gathering"
-        )
-    )
-    rgcn = commands.add_parser(
-        "rgcn", parents=[fixed], help="relational layers: times and memory, beside PyG's"
-    )
-    rgcn.add_argument(
-        "--graph", nargs="+", help="npz files of graphs with relations; default: random"
-    )
-    rgcn.add_argument(
-        "--edges", nargs="+", type=int, help="of random graphs: 10000 30000 .. (default: all)"
-    )
-    rgcn.add_argument(
-        "--peers", nargs="*", choices=("unfused", "RGCNConv", "FastRGCNConv"), help="default: all"
-    )
-    rgcn.add_argument(
-        "--cpu-time", action="store_true", help="of the processor, where others use it; one thread"
-    )
-    rgcn.add_argument("--seconds", type=float, default=5, help="of each comparison (default: 5)")
-    rgcn.add_argument("--plot", action="store_true", help="draw a picture beside the file")
-    spread = commands.add_parser(
-        "distributed", parents=[common], help="training on several processes: bytes, memory, time"
-    )
-    spread.add_argument("--graph", nargs="+", help="files, cora or 'generated' (default: cora)")
-    spread.add_argument("--model", nargs="+", choices=("sage", "gat"), default=["sage", "gat"])
-    spread.add_argument("--processes", nargs="+", type=int, default=[1, 2, 4])
-    spread.add_argument("--partition", nargs="+", choices=("rows", "metis"), default=["rows"])
-    spread.add_argument("--epochs", type=int, default=50, help="default: 50")
-    spread.add_argument("--hidden", type=int, default=64, help="features (default: 64)")
-    spread.add_argument(
-        "--most-difference", type=float, default=1e-5, help="of losses, relative, beside what "
-        "rounding does (default: 0.00001)",
-    )  # fmt: skip
-    spread.add_argument(
-        "--orders", type=int, default=2, help="of the nodes, to see what rounding does (default: 2)"
-    )
-    spread.add_argument("--dtype", choices=("float32", "float64"), default="float32")
-    spread.set_defaults(threads=1)
-    mttkrp = commands.add_parser(
-        "mttkrp", parents=[common], help="MTTKRP by schedules of a thesis, beside loops in C++"
-    )
-    mttkrp.add_argument("--tensor", nargs="+", type=Path, default=[], help="npz: shape, coords")
-    mttkrp.add_argument("--dtype", nargs="+", choices=("float32", "float64"), default=["float32"])
-    mttkrp.add_argument("--rounds", type=int, default=60, help="turns of each (default: 60)")
-    mttkrp.set_defaults(threads=1)
+    for name, (text, options, threads) in COMMANDS.items():
+        parents = [] if name in READERS else [common]
+        command = commands.add_parser(name, parents=parents, help=text)
+        for names, given in options:
+            command.add_argument(*names, **given)
+        if threads is not None and name not in ("run", "tune"):
+            command.set_defaults(threads=threads)
     return out
-
-
-def _add_sparse_conv(conv: argparse.ArgumentParser) -> None:
-    conv.add_argument(
-        "--points", nargs="+", type=Path, help="npz files with 'points' (default: generated)"
-    )
-    conv.add_argument("--voxel", type=float, default=0.05, help="of these points (default: 0.05)")
-    conv.add_argument("--dtype", nargs="+", choices=DTYPES, default=["float32"])
-    conv.add_argument("--peers", nargs="*", choices=CONVOLUTIONS, help="default: all")
-    conv.add_argument("--seconds", type=float, default=2, help="of each comparison (default: 2)")
-    conv.add_argument("--plot", action="store_true", help="draw a picture beside the file")
-
-
-def _add_problems(command: argparse.ArgumentParser, features: str) -> None:
-    command.add_argument("--op", nargs="+", choices=OPS, default=["spmm"], help="default: spmm")
-    command.add_argument("--graph", nargs="+", default=[], help="default: cora")
-    command.add_argument(
-        "--pruned", nargs="+", default=[], help="npz files of weights by layer; or file.npz:layer"
-    )
-    command.add_argument("--layers", type=int, default=1, help="how many of a file (default: 1)")
-    command.add_argument(
-        "--synthetic", nargs="+", default=[], help="random graphs by size: cora, ogbn-arxiv, all.."
-    )
-    command.add_argument("--feat", nargs="+", type=int, help=f"feature sizes (default: {features})")
-
-
-def _add_study(study: argparse.ArgumentParser) -> None:
-    study.add_argument("study", choices=STUDIES, help="which one")
-    study.add_argument(
-        "--counts", action="store_true",
-        help="count what the CUDA text does, on the CPU, where others measure times",
-    )  # fmt: skip
-    study.add_argument("--full", action="store_true", help="sizes as printed")
-    study.add_argument(
-        "--target", choices=("cpu", "cuda"), help="default: cuda where there is a device"
-    )
-    study.add_argument(
-        "--data",
-        type=Path,
-        help="of groups, relations and coarsen: folder of npz (groups: mtx too) files",
-    )
-
-
-def _add_run(run: argparse.ArgumentParser) -> None:
-    _add_problems(run, "32 128 512")
-    run.add_argument("--dtype", nargs="+", choices=DTYPES, default=["float32"])
-    run.add_argument("--target", choices=("cpu", "cuda"), default="cpu")
-    run.add_argument("--threads", nargs="+", help='all, one or numbers (default: "all and one")')
-    run.add_argument("--rounds", type=int, help="turns of each peer and cell (default: 9)")
-    run.add_argument("--peers", nargs="+", help="only these, by their names in the tables")
-    run.add_argument("--yardstick", type=Path, help="C++ file of a hand-written SpMM, see README")
-    run.add_argument("--tune", action="store_true", help="also the fastest of all configurations")
-    run.add_argument(
-        "--before", type=Path, help="another checkout of this project, to take turns with"
-    )
-    run.add_argument("--plot", action="store_true", help="draw the speed-ups")
 
 
 def main(words: list[str] | None = None, run_as: tuple[str, ...] = ()) -> None:
@@ -247,11 +195,9 @@ def main(words: list[str] | None = None, run_as: tuple[str, ...] = ()) -> None:
     words = sys.argv[1:] if words is None else words
     commands = parser(" ".join(run_as) or "python -m bench")
     args = commands.parse_args(words)
-    threads = getattr(args, "threads", None)
-    if isinstance(threads, list) or args.command in ("run", "tune"):
-        threads = 1  # of this process, which only waits for others
-    elif threads is None:
-        args.threads = threads = len(usable_cpus())
+    threads = COMMANDS[args.command][2]  # of this process, which may only wait for others
+    if threads is None:
+        args.threads = threads = getattr(args, "threads", None) or len(usable_cpus())
     wanted = {name: str(threads) for name in THREADS}
     if any(os.environ.get(name) != value for name, value in wanted.items()):
         # Libraries that are loaded by now have read others.

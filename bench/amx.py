@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import ml_dtypes
@@ -12,8 +13,9 @@ import numpy as np
 import scipy.sparse as sp
 import tvm
 
-from bench.report import circumstances, table, write
-from bench.timing import interleaved, progress
+from bench.harness import each, finish
+from bench.report import table
+from bench.timing import interleaved
 from sparsetir.formats import BSR
 from sparsetir.runtime.build import kernel_of
 from sparsetir.runtime.matrix_engine import allowed
@@ -41,11 +43,11 @@ def run(args: argparse.Namespace) -> None:
     torch.set_num_threads(args.threads)
     size, feat = (128, 64) if args.quick else (1024, 512)
     seconds = 0.05 if args.quick else 5.0
-    cells = []
-    for density in (0.1,) if args.quick else (0.05, 0.1, 0.3):
-        progress(f"{size} x {size}, {density:.0%} of the blocks, {feat} features")
-        cells.append(measure(size, feat, density, args.threads, seconds))
-    progress("")
+    cells = each(
+        (f"{size} x {size}, {density:.0%} of the blocks, {feat} features",
+         partial(measure, size, feat, density, args.threads, seconds))
+        for density in ((0.1,) if args.quick else (0.05, 0.1, 0.3))
+    )  # fmt: skip
     rows = [
         [f"{c['density']:.0%}", way, f"{1e3 * c['times'][way]['min']:.3f}",
          *(f"{c['faster'][way][dense]:.2f}" for dense in ("bfloat16", "float32"))]
@@ -53,7 +55,7 @@ def run(args: argparse.Namespace) -> None:
     ]  # fmt: skip
     columns = ["blocks", "way", "ms", "times torch's dense bfloat16", "float32"]
     table(f"{size} x {size} in blocks of {BLOCK}, {feat} features", columns, rows)
-    write(args.out, "amx", circumstances(args.threads), {"cells": cells, "goals": GOALS})
+    finish(args, "amx", {"cells": cells, "goals": GOALS})
 
 
 def measure(size: int, feat: int, density: float, threads: int, seconds: float) -> dict[str, Any]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
-import multiprocessing
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,11 +10,12 @@ from typing import Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from bench import memory
-from bench.report import circumstances, table, write
+from bench import plots
+from bench.harness import beside, each, finish, in_a_process, inference, most_bytes, training
+from bench.report import table
 from bench.timing import interleaved, progress
 from sparsetir import masks, ops
-from sparsetir.measuring.process import go_ahead
+from sparsetir.tuning.process import go_ahead
 
 OURS, DENSE, FLEX = "sparsetir", "dense", "flex"
 PEERS = (DENSE, FLEX)
@@ -67,23 +66,18 @@ def run(args: argparse.Namespace) -> None:
     peers = PEERS if args.peers is None else tuple(args.peers)
     torch.set_num_threads(args.threads)
     go_ahead()
-    cells = []
-    for name in args.mask:
-        progress(name)
-        cells.append({"mask": name, **measure(name, length, heads, peers, seconds)})
+    cells = each(
+        (name, lambda n=name: {"mask": n, **measure(n, length, heads, peers, seconds)})
+        for name in args.mask
+    )
     progress("memory")
     memories = [peak(OURS, n, heads) for n in (length, 2 * length, 4 * length)]
     memories += [peak(DENSE, length, heads)] if DENSE in peers else []
     progress("")
     show(cells, memories, args.threads)
-    where = circumstances(args.threads)
     results = {"heads": heads, "head_size": HEAD_SIZE, "dtype": "float32"}
-    path = write(args.out, "attention", where, {**results, "cells": cells, "memory": memories})
-    if args.plot:
-        draw(path)
-    wrong = {c["mask"]: c["wrong"] for c in cells if c["wrong"]}
-    if wrong:
-        raise SystemExit(f"attention: wrong: {wrong}")
+    results |= {"cells": cells, "memory": memories}
+    finish(args, "attention", results, {c["mask"]: c["wrong"] for c in cells if c["wrong"]}, draw)
 
 
 def measure(
@@ -115,12 +109,12 @@ def measure(
         if not error < 1e-4:  # NaN is wrong too
             wrong.append(f"{who} by {error}")
             continue
-        forward[who] = without_gradients(way, operands)
+        forward[who] = inference(way, operands)
     times = interleaved(forward, seconds)
     # Afterwards: what torch.compile has failed for once, it does not compile any more.
     for who in forward:
         try:
-            call = with_gradients(ways[who], operands, grad)
+            call = training(ways[who], operands, grad)
             call()
             backward[who] = call
         except Exception as problem:  # whatever a peer says that it has no gradient with
@@ -130,19 +124,6 @@ def measure(
         "forward": times, "backward": interleaved(backward, seconds),
         "no_gradient": missing, "wrong": wrong,
     }  # fmt: skip
-
-
-def without_gradients(way: Callable[..., Any], operands: list[Any]) -> Call:
-    def call() -> None:
-        with torch.no_grad():
-            way(*operands)
-
-    return call
-
-
-def with_gradients(way: Callable[..., Any], operands: list[Any], grad: Any) -> Call:
-    own = [x.clone().requires_grad_() for x in operands]
-    return lambda: torch.autograd.grad(way(*own), own, grad)
 
 
 def flex(
@@ -161,29 +142,24 @@ def flex(
 
 def peak(way: str, length: int, heads: int) -> dict[str, Any]:
     """Bytes that a call with gradients takes at most, beside its operands, in its own process."""
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        found = pool.apply(_peak, (way, length, heads))
+    found = in_a_process(_peak, way, length, heads)
     return {"way": way, "mask": "band", "length": length, **found}
 
 
 def _peak(way: str, length: int, heads: int) -> dict[str, int]:
-    def call(mask: Any, operands: list[Any], grad: Any) -> None:
-        own = [x.requires_grad_() for x in operands]
-        if way == OURS:
-            out = ops.sparse_attention(*own, mask)
-        else:
-            out = scaled_dot_product_attention(*own, attn_mask=mask.to_dense())
-        torch.autograd.grad(out, own, grad)
-
+    taken, blocks = 0, 0
     for size in (128, length):  # the first compiles
         mask = MASKS["band"](size)
         *operands, grad = (torch.randn(1, heads, size, HEAD_SIZE) for _ in range(4))
-        memory.begin_peak()
-        before = memory.held()
-        call(mask, operands, grad)
-        taken = memory.peak() - before
+
+        def attend(q: Any, k: Any, v: Any, mask: Any = mask) -> Any:
+            if way == OURS:
+                return ops.sparse_attention(q, k, v, mask)
+            return scaled_dot_product_attention(q, k, v, attn_mask=mask.to_dense())
+
+        taken, blocks = most_bytes(training(attend, operands, grad)), len(mask.rows.indices)
     operand = heads * length * HEAD_SIZE * 4
-    return {"blocks": len(mask.rows.indices), "bytes": taken, "operand_bytes": operand}
+    return {"blocks": blocks, "bytes": taken, "operand_bytes": operand}
 
 
 # -- what is shown --------------------------------------------------------------------------------
@@ -192,15 +168,7 @@ def _peak(way: str, length: int, heads: int) -> dict[str, int]:
 def show(cells: list[dict[str, Any]], memories: list[dict[str, Any]], threads: int) -> None:
     for step in ("forward", "backward"):
         names = list(dict.fromkeys(n for c in cells for n in c[step]))
-        rows = []
-        for cell in cells:
-            times = cell[step]
-            ours = times[OURS]["min"] if OURS in times else float("nan")
-            texts = [
-                f"{1e3 * times[n]['min']:.1f} ({times[n]['min'] / ours:.2f})" if n in times else "-"
-                for n in names
-            ]
-            rows.append([cell["mask"], cell["blocks"], *texts])
+        rows = [[c["mask"], c["blocks"], *beside(c[step], names, OURS, digits=1)] for c in cells]
         what = "result" if step == "forward" else "result and gradients"
         title = f"Attention, {what}: ms, and times what sparsetir takes; threads: {threads}"
         table(title, ["mask", "blocks", *names], rows)
@@ -221,39 +189,16 @@ def _without_gradient(cells: list[dict[str, Any]]) -> Mapping[str, str]:
 
 def draw(path: Path) -> Path:
     """A picture of a JSON file of this command, beside it: bars of milliseconds."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    record = json.loads(path.read_text())
-    cells = record["results"]["cells"]
-    figure, axes = plt.subplots(
-        2, len(cells), squeeze=False, figsize=(2.4 * len(cells) + 1, 4), sharex="row"
-    )
+    plt, record, results = plots.load(path)
+    cells, size = results["cells"], (2.4 * len(results["cells"]) + 1, 4)
+    figure, axes = plt.subplots(2, len(cells), squeeze=False, figsize=size, sharex="row")
     for row, step in zip(axes, ("forward", "backward"), strict=True):
         for axis, cell in zip(row, cells, strict=True):
-            names = [*cell[step]][::-1]
-            times = [1e3 * cell[step][n]["min"] for n in names]
-            bars = axis.barh(
-                names, times, color=["#c8102e" if n == OURS else "#8a8a8a" for n in names]
-            )
-            axis.bar_label(bars, [f"{t:.0f}" for t in times], fontsize=7, padding=2)
-            axis.margins(x=0.2)
+            times = [1e3 * t["min"] for t in cell[step].values()]
+            plots.bars(axis, [*cell[step]], {"": times}, marked=OURS, lying=True, form="{:.0f}")
             what = "" if step == "forward" else " and gradients"
             axis.set_title(f"{cell['mask']}{what}", fontsize=9)
-            axis.tick_params(labelsize=8)
-            for side in ("top", "right"):
-                axis.spines[side].set_visible(False)
-    threads = f"{record['threads']} thread{'s' if record['threads'] != 1 else ''}"
-    length, heads = cells[0]["length"], record["results"]["heads"]
-    figure.supxlabel(
-        f"ms, length {length}, {heads} heads of {record['results']['head_size']}, float32, "
-        f"{threads}, {record['cpu']}", fontsize=8,
-    )  # fmt: skip
-    figure.tight_layout()
-    picture = path.with_suffix(".png")
-    figure.savefig(picture, dpi=150)
-    plt.close(figure)
-    print(f"drawn: {picture.name}")
-    return picture
+    heads = f"{results['heads']} heads of {results['head_size']}, float32"
+    label = f"ms, length {cells[0]['length']}, {heads}, {plots.place(record)}"
+    figure.supxlabel(label, fontsize=8)
+    return plots.save(plt, figure, path)

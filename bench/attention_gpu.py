@@ -8,7 +8,6 @@ BSR; results, and results with gradients.
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -17,11 +16,12 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from bench.attention import FLEX_BLOCKS, HEAD_SIZE, HEADS, LENGTH, MASKS, flex, rule
 from bench.blocks_gpu import Device, first_line
+from bench.harness import beside, inference, training
+from bench.peers.gpu_clock import take_turns
 from bench.report import circumstances, table, write
 from bench.timing import progress
 from bench.unfused import Unfused
 from sparsetir import ops
-from sparsetir.measuring.gpu_clock import take_turns
 
 OURS, UNFUSED, DENSE, FLEX, BSR = "sparsetir", "sparsetir unfused", "dense", "flex", "torch bsr"
 PEERS = (DENSE, FLEX, BSR)
@@ -86,10 +86,10 @@ def measure(
             ways[who] = way
         else:
             cell["wrong"][who] = f"by {error:.2g}"
-    forward = {who: without_gradients(way, copies) for who, way in ways.items()}
+    forward = {who: by_copy([inference(way, x[:3]) for x in copies]) for who, way in ways.items()}
     backward = {}
     for who, way in ways.items():
-        call = with_gradients(way, copies)
+        call = by_copy([training(way, x[:3], x[3]) for x in copies])
         try:
             call(0)
             backward[who] = call
@@ -140,17 +140,9 @@ def torch_bsr(mask: Any, dtype: str) -> Way:
     return lambda q, k, v: function(q[0], k[0], v[0], stored)[None]
 
 
-def without_gradients(way: Way, copies: list[Any]) -> Callable[[int], Any]:
-    def call(i: int) -> None:
-        with torch.no_grad():
-            way(*copies[i][:3])
-
-    return call
-
-
-def with_gradients(way: Way, copies: list[Any]) -> Callable[[int], Any]:
-    own = [([x.clone().requires_grad_() for x in given], grad) for *given, grad in copies]
-    return lambda i: torch.autograd.grad(way(*own[i][0]), *own[i])
+def by_copy(calls: list[Any]) -> Callable[[int], Any]:
+    """One call that takes the number of a copy of the operands."""
+    return lambda i: calls[i]()
 
 
 def alone(unfused: Any, copies: list[Any]) -> dict[str, Callable[[int], Any]]:
@@ -174,18 +166,11 @@ def show(cells: list[dict[str, Any]]) -> None:
     }  # fmt: skip
     for what, title in titles.items():
         names = list(dict.fromkeys(n for c in cells for n in c.get(what, {})))
-        rows = []
-        for cell in cells:
-            times = cell.get(what, {})
-            base = times[OURS]["median"] if OURS in times else math.nan
-            texts = [
-                "-" if n not in times
-                else f"{1e6 * times[n]['median']:.0f}"
-                if math.isnan(base)
-                else f"{1e6 * times[n]['median']:.0f} ({times[n]['median'] / base:.2f})"
-                for n in names
-            ]  # fmt: skip
-            rows.append([cell["mask"], cell["dtype"], cell["blocks"], *texts])
+        rows = [
+            [c["mask"], c["dtype"], c["blocks"],
+             *beside(c.get(what, {}), names, OURS, 1e6, 0, "median")]
+            for c in cells
+        ]  # fmt: skip
         if names:
             rest = "" if what == "products" else ", and times what sparsetir takes"
             table(f"{title}: median us{rest}", ["mask", "dtype", "blocks", *names], rows)

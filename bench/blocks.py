@@ -20,9 +20,9 @@ from bench.block_weights import KINDS, weight
 from bench.report import circumstances, table, write
 from bench.timing import interleaved, progress
 from sparsetir.formats import BSR
-from sparsetir.measuring.process import go_ahead
 from sparsetir.planning.matrix_request import matrix_request as request
 from sparsetir.schedules.search.choose import choose
+from sparsetir.tuning.process import go_ahead
 
 SIZE, SPARSITY, FEAT, BLOCK = 1024, 0.9, 512, 32
 QUICK_SIZE, QUICK_FEAT = 128, 32

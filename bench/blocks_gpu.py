@@ -17,9 +17,9 @@ import torch
 import sparsetir
 from bench.block_weights import KINDS, Kind, weight
 from bench.cusparse_blocks import BSR, ELL, CuSparseBlocks
+from bench.peers.gpu_clock import Clock, HostClock, take_turns
 from bench.report import circumstances, table, write
 from bench.timing import progress
-from sparsetir.measuring.gpu_clock import Clock, HostClock, take_turns
 from sparsetir.schedules.operators.operands import LEAST_SCALE, TOLERANCES
 
 OURS, DENSE = "sparsetir", "dense"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bench import plots
 from bench.report import ROOT, circumstances, commit, table, write
 from bench.timing import progress
 
@@ -79,13 +81,8 @@ def _show(found: dict[str, Any]) -> None:
 
 def draw(path: Path) -> Path:
     """A picture of a JSON file of this command, beside it: minima as bars."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    record = json.loads(path.read_text())
-    found = record["results"]["seconds"]
+    plt, record, results = plots.load(path)
+    found = results["seconds"]
     groups = [g for g in TITLES if g in found["now"]]
     counts = [len(found["now"][g]) for g in groups]
     figure, axes = plt.subplots(
@@ -94,22 +91,13 @@ def draw(path: Path) -> Path:
     )  # fmt: skip
     colours = {"before": "#8a8a8a", "now": "#c8102e"}
     for axis, group in zip(axes.flat, groups, strict=True):
-        names = [*found["now"][group]][::-1]
-        height = 0.8 / len(found)
-        for n, tree in enumerate(found):
-            times = [found[tree].get(group, {}).get(x, {}).get("min", 0) * 1e6 for x in names]
-            places = [i + height * (0.5 - n) for i in range(len(names))]
-            bars = axis.barh(places, times, height, color=colours[tree], label=tree)
-            axis.bar_label(bars, [f"{t:.1f}" if t else "" for t in times], fontsize=6, padding=2)
-        axis.set_yticks(range(len(names)), names, fontsize=7)
+        names = [*found["now"][group]]
+        times = {
+            tree: [1e6 * of.get(group, {}).get(n, {}).get("min", math.nan) for n in names]
+            for tree, of in found.items()
+        }
+        plots.bars(axis, names, times, colours=colours, lying=True)
         axis.set_title(TITLES[group].split(":")[0], fontsize=9)
-        for side in ("top", "right"):
-            axis.spines[side].set_visible(False)
     axes.flat[0].legend(fontsize=7)
-    figure.supxlabel(f"microseconds (least), one thread, {record['cpu']}", fontsize=8)
-    figure.tight_layout()
-    picture = path.with_suffix(".png")
-    figure.savefig(picture, dpi=150)
-    plt.close(figure)
-    print(f"drawn: {picture.name}")
-    return picture
+    figure.supxlabel(f"microseconds (least), {plots.place(record)}", fontsize=8)
+    return plots.save(plt, figure, path)

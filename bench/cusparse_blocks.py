@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from sparsetir.measuring.cusparse import (
+from bench.peers.cusparse import (
     COLUMN_MAJOR,
     INT32,
     ROW_MAJOR,

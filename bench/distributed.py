@@ -26,7 +26,7 @@ from bench.distributed_model import (
 from bench.report import circumstances, table, write
 from bench.timing import progress
 from sparsetir.data.graphs import graph_name, load_graph
-from sparsetir.measuring.process import THREADS
+from sparsetir.tuning.process import THREADS
 
 GENERATED = {"nodes": 100_000, "degree": 10, "far": 0.1}
 LARGE = {"nodes": 100e6, "degree": 16, "far": 0.05, "near": 50}  # of the model alone

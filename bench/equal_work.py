@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,10 @@ import tvm_ffi
 
 import sparsetir
 from bench.graphs import graphs
+from bench.harness import check, each, finish
 from bench.programs import SPMM
-from bench.report import circumstances, table, write
-from bench.timing import interleaved, progress
+from bench.report import table
+from bench.timing import interleaved
 from sparsetir.schedules.passes.parallel_loops import in_vectors
 
 TILE, LANES = 32, 16
@@ -26,15 +28,14 @@ TARGETS = {
 def run(args: argparse.Namespace) -> None:
     seconds = 0.05 if args.quick else 10.0
     matrices = {"even": even(args.quick), "skewed": skewed(args.quick), **graphs(args.graph)}
-    cells = []
-    for name, matrix in matrices.items():
-        for feat in (32,) if name == "skewed" else (32, 128):
-            progress(f"{name}, {feat} features")
-            cells.append(measure(name, sp.csr_array(matrix), feat, args.threads, seconds))
-    progress("")
+    cells = each(
+        (f"{name}, {feat} features",
+         partial(measure, name, sp.csr_array(matrix), feat, args.threads, seconds))
+        for name, matrix in matrices.items()
+        for feat in ((32,) if name == "skewed" else (32, 128))
+    )  # fmt: skip
     show(cells, args.threads)
-    results = {"cells": cells, "targets": TARGETS}
-    write(args.out, "equal_work", circumstances(args.threads), results)
+    finish(args, "equal_work", {"cells": cells, "targets": TARGETS})
 
 
 def even(quick: bool) -> Any:
@@ -102,7 +103,7 @@ def measure(name: str, matrix: Any, feat: int, threads: int, seconds: float) -> 
     data = matrix.data.astype("float32")
     indptr, indices = matrix.indptr.astype("int32"), matrix.indices.astype("int32")
     exact = matrix.astype("float64") @ b
-    unit = np.maximum(abs(matrix).astype("float64") @ abs(b), 1e-9)  # of the terms of each sum
+    unit = abs(matrix).astype("float64") @ abs(b)  # of the terms of each sum
     calls, errors = {}, {}
     for way, kernel in (
         ("row blocks", row_blocks(8 * threads)),
@@ -111,9 +112,7 @@ def measure(name: str, matrix: Any, feat: int, threads: int, seconds: float) -> 
         c = np.full((matrix.shape[0], feat), np.nan, "float32")
         arrays = [tvm_ffi.from_dlpack(x) for x in (data, b, c, indptr, indices)]
         kernel(*arrays)
-        errors[way] = float((np.abs(c - exact) / unit).max())
-        if not errors[way] < 1e-4:  # NaN is wrong too
-            raise SystemExit(f"equal_work: {way} of {name} is wrong by {errors[way]}")
+        errors[way] = check(f"equal_work: {way} of {name}", c, exact, unit)
         calls[way] = lambda kernel=kernel, arrays=arrays: kernel(*arrays)
     times = interleaved(calls, seconds)
     ratio = times["equal"]["min"] / times["row blocks"]["min"]

@@ -9,12 +9,12 @@ from typing import Any
 
 import sparsetir
 from bench.limits import limit
+from bench.peers.gpu import COPIES, Gpu
 from bench.problems import chosen, problems
 from bench.report import circumstances, write
 from bench.summary import show, summarise
 from bench.timing import progress
-from sparsetir.measuring.case import Case, features, make
-from sparsetir.measuring.gpu import COPIES, Gpu
+from sparsetir.tuning.case import Case, features, make
 
 FEATURES = (32, 128, 512)
 ROUNDS, CALLS = 5, 20
@@ -66,7 +66,7 @@ class Bench:
         self.bandwidth = self._bandwidth()
 
     def compare(self, case: Case) -> dict[str, Any]:
-        """As `sparsetir.measuring.turns.compare`, on the GPU."""
+        """As `bench.peers.turns.compare`, on the GPU."""
 
         def default() -> Any:
             return sparsetir.plan(case.op, case.matrix, case.feat, dtype=case.dtype, target="cuda")

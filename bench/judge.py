@@ -7,9 +7,9 @@ import json
 import statistics
 from typing import Any
 
+from bench.peers.libraries import BEFORE, OURS
 from bench.report import table
 from bench.summary import device
-from sparsetir.measuring.peers import BEFORE, OURS
 
 SLOWER = 0.93  # of the speed before
 NOISE = 3.0  # so many times the noise of both runs has to be passed

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from sparsetir.measuring.case import Case
-from sparsetir.measuring.turns import Worker
+from bench.peers.turns import Worker
+from sparsetir.tuning.case import Case
 
 
 def limit(case: Case, bytes_per_second: float, flops_per_second: float) -> dict[str, float]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from bench.timing import copy_bandwidth
-from sparsetir.measuring.serving import serve
+from sparsetir.tuning.serving import serve
 
 PEAK_SIZE = 1536
 

@@ -22,7 +22,7 @@ from bench.report import circumstances, table, write
 from bench.timing import progress
 from sparsetir import Schedule
 from sparsetir.data.graphs import GraphError
-from sparsetir.measuring.process import go_ahead
+from sparsetir.tuning.process import go_ahead
 
 COMPILER = ("g++", "-O3", "-march=native", "-std=c++17", "-shared", "-fPIC")
 SOURCE = Path(__file__).with_name("mttkrp.cpp")

@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from bench.peers.libraries import FLOAT32, OURS
 from bench.summary import group
-from sparsetir.measuring.peers import FLOAT32, OURS
 
 # Held against: the first one that most cells have.
 BASELINES = ("mkl", "cusparse", "torch", "scipy", FLOAT32)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import multiprocessing
 import os
 import time
 from collections.abc import Callable
@@ -16,12 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bench import memory
-from bench.report import circumstances, table, write
+from bench import memory, plots
+from bench.harness import Call, beside, finish, geomean, in_a_process, inference, training
+from bench.report import table
 from bench.rgcn_unfused import Unfused
 from bench.timing import interleaved, progress
 from sparsetir import nn, ops
-from sparsetir.measuring.process import go_ahead
+from sparsetir.tuning.process import go_ahead
 
 OURS, BEFORE, PYG, FAST = "sparsetir", "unfused", "RGCNConv", "FastRGCNConv"
 WAYS = (OURS, BEFORE, PYG, FAST)
@@ -107,13 +106,8 @@ def run(args: argparse.Namespace) -> None:
     progress("")
     results = {"cells": cells, "summary": summary(cells), "clock": clock.__name__}
     show(results, args.threads)
-    load_average = os.getloadavg()[0]
-    path = write(args.out, "rgcn", {**circumstances(args.threads), "load": load_average}, results)
-    if args.plot:
-        draw(path)
     wrong = {(c["graph"], c["feat"]): c["wrong"] for c in cells if c["wrong"]}
-    if wrong:
-        raise SystemExit(f"rgcn: wrong: {wrong}")
+    finish(args, "rgcn", results, wrong, draw, load=os.getloadavg()[0])
 
 
 # -- times ----------------------------------------------------------------------------------------
@@ -139,8 +133,7 @@ def measure(
             continue
         layer = layer_of(way, feat, feat, graph.relations)
         layer.load_state_dict(first.state_dict())
-        calls["inference"][way] = inference(layer, x, graph)
-        calls["training"][way] = training(layer, x, graph, grad)
+        calls["inference"][way], calls["training"][way] = steps_of(layer, x, graph, grad)
         found[way] = [calls["inference"][way](), *calls["training"][way]()]
         for mine, other in zip(found[way], found[OURS], strict=True):
             if not (mine - other).abs().max() < 1e-4 * (1 + other.abs().max()):  # NaN is wrong
@@ -152,21 +145,10 @@ def measure(
     }  # fmt: skip
 
 
-def inference(layer: Any, x: Tensor, graph: Graph) -> Callable[[], Tensor]:
-    """The result of a layer."""
-
-    def call() -> Tensor:
-        with torch.no_grad():
-            return layer(x, *graph[2:])
-
-    return call
-
-
-def training(layer: Any, x: Tensor, graph: Graph, grad: Tensor) -> Callable[[], Any]:
-    """The gradients of all parameters and of the features, as of a layer between others."""
-    own = x.clone().requires_grad_()
-    wanted = [own, *layer.parameters()]
-    return lambda: torch.autograd.grad(layer(own, *graph[2:]), wanted, grad)
+def steps_of(layer: Any, x: Tensor, graph: Graph, grad: Tensor) -> tuple[Call, Call]:
+    """The result of a layer; the gradients of its parameters and of the features."""
+    way = lambda features: layer(features, *graph[2:])  # noqa: E731
+    return inference(way, [x]), training(way, [x], grad, layer.parameters())
 
 
 class Model(torch.nn.Module):
@@ -217,8 +199,7 @@ def peak(way: str, what: Any, cell: dict[str, Any]) -> dict[str, int]:
     """Bytes that a layer takes at most, beside operands and parameters, in its own process."""
     if too_large(way, cell["edges"], cell["feat"]):
         return {}
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(_peak, (way, what, cell["feat"], torch.get_num_threads()))
+    return in_a_process(_peak, way, what, cell["feat"], torch.get_num_threads())
 
 
 def _peak(way: str, what: Any, feat: int, threads: int) -> dict[str, int]:
@@ -229,8 +210,7 @@ def _peak(way: str, what: Any, feat: int, threads: int) -> dict[str, int]:
         x, grad = torch.randn(2, graph.nodes, feat)
         layer = layer_of(way, feat, feat, graph.relations)
         before = memory.held()
-        steps = (inference(layer, x, graph), training(layer, x, graph, grad))
-        for step, call in zip(STEPS, steps, strict=True):
+        for step, call in zip(STEPS, steps_of(layer, x, graph, grad), strict=True):
             for turn in ("first", "later"):
                 memory.begin_peak()
                 call()
@@ -251,8 +231,7 @@ def summary(cells: list[dict[str, Any]]) -> dict[str, Any]:
                 ratios = [_times(c[step], way) / c[step][OURS]["min"] for c in mine]
                 ratios = [r for r in ratios if math.isfinite(r)]
                 if ratios:
-                    mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
-                    found[f"{step}, d = {feat}, {way}"] = mean
+                    found[f"{step}, d = {feat}, {way}"] = geomean(ratios)
     return found
 
 
@@ -271,14 +250,9 @@ def show(results: dict[str, Any], threads: int) -> None:
         names = [w for w in WAYS if any(w in c[step] for c in mine)]
         rows = []
         for cell in mine:
-            times = cell[step]
-            texts = [
-                f"{1e3 * times[n]['min']:.2f} ({times[n]['min'] / times[OURS]['min']:.2f})"
-                if n in times else "-"
-                for n in names
-            ]  # fmt: skip
             width = cell["feat"] if step != "epoch" else HIDDEN
-            rows.append([cell["graph"], cell["edges"], cell["relations"], width, *texts])
+            about = [cell["graph"], cell["edges"], cell["relations"], width]
+            rows.append([*about, *beside(cell[step], names, OURS)])
         title = f"RGCN, {step}: ms, and times what sparsetir takes; threads: {threads}"
         table(title, ["graph", "edges", "relations", "d", *names], rows)
     rows = []
@@ -298,42 +272,23 @@ def show(results: dict[str, Any], threads: int) -> None:
 def draw(path: Path) -> Path:
     """A picture of a JSON file of this command, beside it: times as fast as PyG's RGCNConv, or as
     the layer before where PyG was not measured."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    record = json.loads(path.read_text())
-    cells = record["results"]["cells"]
+    plt, record, results = plots.load(path)
+    cells = results["cells"]
     there = {way for cell in cells for way in cell[STEPS[0]]}
     base = next(way for way in (PYG, BEFORE, FAST, OURS) if way in there)
-    ways = [way for way in WAYS if way in there]
     colours = dict(zip(WAYS, ("#c8102e", "#e79aa5", "#8a8a8a", "#c4c4c4"), strict=True))
     figure, axes = plt.subplots(2, len(FEATURES), squeeze=False, figsize=(10, 6), sharex="col")
     for row, step in zip(axes, STEPS, strict=True):
         for axis, feat in zip(row, FEATURES, strict=True):
             mine = [c for c in cells if c["feat"] == feat and base in c[step]]
-            for at, way in enumerate(ways):
-                speed = [
-                    c[step][base]["min"] / c[step][way]["min"] if way in c[step] else 0
-                    for c in mine
-                ]
-                places = [i + (at - (len(ways) - 1) / 2) / 5 for i in range(len(mine))]
-                bars = axis.bar(places, speed, 0.19, color=colours[way], label=way)
-                axis.bar_label(bars, [f"{s:.1f}" if s else "" for s in speed], fontsize=6)
-            axis.set_xticks(range(len(mine)), [c["graph"] for c in mine], fontsize=8)
+            speed = {
+                way: [c[step][base]["min"] / _times(c[step], way) for c in mine]
+                for way in WAYS if way in there
+            }  # fmt: skip
+            plots.bars(axis, [c["graph"] for c in mine], speed, colours=colours)
             axis.set_title(f"{step}, d = {feat}", fontsize=9)
-            axis.tick_params(labelsize=8)
-            for side in ("top", "right"):
-                axis.spines[side].set_visible(False)
     axes[0, 0].legend(fontsize=7, frameon=False)
-    threads = f"{record['threads']} thread{'s' if record['threads'] != 1 else ''}"
     name = "RGCNConv of PyG" if base == PYG else base
     figure.supylabel(f"times as fast as {name}", fontsize=8)
-    figure.supxlabel(f"graphs by edges, float32, {threads}, {record['cpu']}", fontsize=8)
-    figure.tight_layout()
-    picture = path.with_suffix(".png")
-    figure.savefig(picture, dpi=150)
-    plt.close(figure)
-    print(f"drawn: {picture.name}")
-    return picture
+    figure.supxlabel(f"graphs by edges, float32, {plots.place(record)}", fontsize=8)
+    return plots.save(plt, figure, path)

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from bench.limits import Machine
+from bench.peers.libraries import BEFORE, FLOAT32, OURS, PEERS
+from bench.peers.turns import Worker, compare, shared
 from bench.problems import Problem, chosen, problems, too_large
 from bench.report import circumstances, commit, write
 from bench.summary import show, summarise
 from bench.timing import progress
-from sparsetir.measuring.case import features, make
-from sparsetir.measuring.peers import BEFORE, FLOAT32, OURS, PEERS
-from sparsetir.measuring.turns import Worker, compare, shared
 from sparsetir.runtime.targets import usable_cpus
+from sparsetir.tuning.case import features, make
 
 FEATURES = (32, 128, 512)
 ROUNDS, SECONDS = 9, 0.015

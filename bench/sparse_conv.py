@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import multiprocessing
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,15 +14,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import conv3d
 
-from bench import memory
+from bench import plots
 from bench.clouds import Layer, layers, read, scene
-from bench.report import circumstances, table, write
+from bench.harness import finish, geomean, in_a_process, inference, most_bytes, training
+from bench.report import table
 from bench.timing import interleaved, progress
-from sparsetir.measuring.process import go_ahead
 from sparsetir.nn import KernelMap, SparseConv3d, kernel_map
 from sparsetir.nn.kernel_map import Sorted, reached, submanifold
 from sparsetir.ops import clear_cache
 from sparsetir.plotting.kernel_map import plot_kernel_map
+from sparsetir.tuning.process import go_ahead
 
 OURS, GATHER, SPARSE, DENSE = "sparsetir", "gather", "torch.sparse", "dense"
 MM = "mm"  # torch's products alone, of rows that are gathered before: what the others come down to
@@ -68,12 +67,12 @@ def run(args: argparse.Namespace) -> None:
                       "memory": memory})  # fmt: skip
         progress("")
         show(found[-1], args.threads)
-    path = write(args.out, "sparse_conv", circumstances(args.threads), found)
+    wrong = [c["wrong"] for cloud in found for c in cloud["cells"] if c["wrong"]]
+    path = finish(args, "sparse_conv", found)
     if args.plot:
         draw(path)
         for name, places in clouds.items():
             draw_map(places, path.with_name(f"{path.stem}-map-{name}.png"))
-    wrong = [c["wrong"] for cloud in found for c in cloud["cells"] if c["wrong"]]
     if wrong:
         raise SystemExit(f"sparse_conv: wrong: {wrong}")
 
@@ -216,30 +215,17 @@ def measure(layer: Layer, peers: tuple[str, ...], seconds: float) -> dict[str, A
                 wrong.append(f"{layer.name}, {layer.channels}: {name} by {error}")
                 del ways[name]
     grad = torch.randn(pairs.m, weight.shape[-1]).to(x.dtype)
-    forward = {name: without_gradients(way, x, weight) for name, way in ways.items()}
-    training = {
-        name: with_gradients(way, x, weight, grad)
+    without = {name: inference(way, (x, weight)) for name, way in ways.items()}
+    with_them = {
+        name: training(way, (x, weight), grad)
         for name, way in ways.items()
         if name not in NO_GRADIENTS
     }
     return {
         "layer": layer.name, "channels": layer.channels, "inputs": pairs.n, "outputs": pairs.m,
-        "pairs": len(pairs.rows), "forward": interleaved(forward, seconds, least=2),
-        "training": interleaved(training, seconds, least=2), "wrong": wrong,
+        "pairs": len(pairs.rows), "forward": interleaved(without, seconds, least=2),
+        "training": interleaved(with_them, seconds, least=2), "wrong": wrong,
     }  # fmt: skip
-
-
-def without_gradients(way: Way, x: Tensor, weight: Tensor) -> Callable[[], None]:
-    def call() -> None:
-        with torch.no_grad():
-            way(x, weight)
-
-    return call
-
-
-def with_gradients(way: Way, x: Tensor, weight: Tensor, grad: Tensor) -> Callable[[], Any]:
-    own = [a.clone().requires_grad_() for a in (x, weight)]
-    return lambda: torch.autograd.grad(way(*own), own, grad)
 
 
 def building(places: np.ndarray) -> list[dict[str, Any]]:
@@ -260,8 +246,8 @@ def building(places: np.ndarray) -> list[dict[str, Any]]:
 
 def peak(places: np.ndarray, at: int, way: str) -> dict[str, Any]:
     """Bytes that a layer with gradients takes at most, beside its operands, in its own process."""
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return {"way": way, **pool.apply(_peak, (places, at, way, torch.get_num_threads()))}
+    found = in_a_process(_peak, places, at, way, torch.get_num_threads())
+    return {"way": way, **found}
 
 
 def _peak(places: np.ndarray, at: int, way: str, threads: int) -> dict[str, Any]:
@@ -272,11 +258,8 @@ def _peak(places: np.ndarray, at: int, way: str, threads: int) -> dict[str, Any]
         pairs = map_of(layer)
         x, weight = layer.points.features, layer.made.weight.detach()
         grad = torch.randn(pairs.m, weight.shape[-1])
-        call = with_gradients(ways_of(layer, (way,))[way], x, weight, grad)
-        memory.begin_peak()
-        before = memory.held()
-        call()
-        taken = memory.peak() - before
+        call = training(ways_of(layer, (way,))[way], (x, weight), grad)
+        taken = most_bytes(call)
     assert pairs is not None and layer is not None
     clear_cache()
     x = layer.points.features
@@ -315,7 +298,7 @@ def show(found: dict[str, Any], threads: int) -> None:
                 ]
                 for c in cells
             ]  # fmt: skip
-            means = [f"{math.exp(np.mean(np.log(speedups(cells, step, p)))):.2f}" for p in peers]
+            means = [f"{geomean(speedups(cells, step, p)):.2f}" for p in peers]
             rows.append(["geometric mean", "", "", "", *means])
             title = f"{found['cloud']}, {dtype}, {what}: ms, and times that; threads: {threads}"
             table(title, ["layer", "outputs", "pairs each", OURS, *peers], rows)
@@ -336,42 +319,30 @@ def _times(ratio: float) -> str:
 
 def draw(path: Path) -> Path:
     """A picture of a JSON file, beside it: speed-ups by channels, as figure 23 of SparseTIR."""
-    from matplotlib.figure import Figure
-
-    record = json.loads(path.read_text())
-    found = record["results"]
-    dtypes = list(dict.fromkeys(c["dtype"] for cloud in found for c in cloud["cells"]))
-    figure = Figure(figsize=(4 * len(dtypes) + 1, 3.2 * 2))
-    axes = figure.subplots(2, len(dtypes), squeeze=False, sharex=True)
+    plt, record, found = plots.load(path)
+    cells = [c for cloud in found for c in cloud["cells"]]
+    dtypes = list(dict.fromkeys(c["dtype"] for c in cells))
+    size = (4 * len(dtypes) + 1, 3.2 * 2)
+    figure, axes = plt.subplots(2, len(dtypes), squeeze=False, sharex=True, figsize=size)
     colours = {GATHER: "#c8102e", SPARSE: "#0072b2", DENSE: "#009e73", MM: "#8a8a8a"}
     for row, step in zip(axes, ("forward", "training"), strict=True):
         for axis, dtype in zip(row, dtypes, strict=True):
-            cells = [c for cloud in found for c in cloud["cells"] if c["dtype"] == dtype]
+            mine = [c for c in cells if c["dtype"] == dtype]
+            at = [math.sqrt(math.prod(c["channels"])) for c in mine]
             for peer, colour in colours.items():
-                at = [(math.sqrt(math.prod(c["channels"])), best(c[step], peer) /
-                       best(c[step], OURS)) for c in cells]  # fmt: skip
-                at = [xy for xy in at if not math.isnan(xy[1])]
-                if at:
-                    axis.scatter(*zip(*at, strict=True), s=14, color=colour, label=peer)
+                ratios = [best(c[step], peer) / best(c[step], OURS) for c in mine]
+                if not all(map(math.isnan, ratios)):
+                    axis.scatter(at, ratios, s=14, color=colour, label=peer)
             axis.axhline(1, color="#8a8a8a", linewidth=0.8)
             axis.set_yscale("log", base=2)
             axis.yaxis.set_major_formatter("{x:g}")
             axis.set_title(f"{dtype}, {step}", fontsize=9)
-            axis.tick_params(labelsize=8)
             axis.legend(fontsize=7, frameon=False)
-            for side in ("top", "right"):
-                axis.spines[side].set_visible(False)
-    threads = f"{record['threads']} thread{'s' if record['threads'] != 1 else ''}"
-    figure.supxlabel(
-        f"$\\sqrt{{C_{{in}} C_{{out}}}}$, layers of MinkowskiNet, {threads}, {record['cpu']}",
-        fontsize=8,
-    )
+            plots.plain(axis)
+    channels = "$\\sqrt{C_{in} C_{out}}$, layers of MinkowskiNet"
+    figure.supxlabel(f"{channels}, {plots.place(record)}", fontsize=8)
     figure.supylabel(f"times as long as {OURS}", fontsize=8)
-    figure.tight_layout()
-    picture = path.with_suffix(".png")
-    figure.savefig(picture, dpi=150)
-    print(f"drawn: {picture.name}")
-    return picture
+    return plots.save(plt, figure, path)
 
 
 def draw_map(places: np.ndarray, picture: Path) -> None:

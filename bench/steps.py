@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import sparsetir
+from bench import plots
+from bench.harness import finish
 from bench.problems import chosen, problems
-from bench.report import circumstances, table, write
+from bench.report import table
 from bench.timing import interleaved, progress
 from sparsetir.schedules.operators.problems import Spmm
 from sparsetir.schedules.operators.spmm import program
@@ -43,9 +44,7 @@ def run(args: argparse.Namespace) -> None:
             cells[-1]["seconds"] = measured(matrix, feat, kernels, args)
     progress("")
     show(cells)
-    path = write(args.out, "steps", circumstances(args.threads), {"cells": cells})
-    if args.plot:
-        draw(path)
+    finish(args, "steps", {"cells": cells}, draw=draw)
 
 
 def built(func: Any, config: RowBlocks | None) -> Any:
@@ -89,36 +88,14 @@ def show(cells: list[dict[str, Any]]) -> None:
 
 def draw(path: Path) -> Path:
     """A picture of a JSON file of this command, beside it: bars of how many times as fast."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    record = json.loads(path.read_text())
-    cells = record["results"]["cells"]
-    figure, axes = plt.subplots(
-        1, len(cells), squeeze=False, figsize=(2.2 * len(cells) + 1.6, 2.6), sharey=True
-    )
+    plt, record, results = plots.load(path)
+    cells = results["cells"]
+    size = (2.2 * len(cells) + 1.6, 2.6)
+    figure, axes = plt.subplots(1, len(cells), squeeze=False, figsize=size, sharey=True)
     for axis, cell in zip(axes.flat, cells, strict=True):
         seconds = cell["seconds"]
-        names = [*seconds][::-1]
-        speed = [seconds["as written"] / seconds[name] for name in names]
-        bars = axis.barh(
-            names, speed, color=["#c8102e" if n == "plan" else "#8a8a8a" for n in names]
-        )
-        axis.bar_label(bars, [f"{x:.1f}" for x in speed], fontsize=7, padding=2)
+        speed = [seconds["as written"] / taken for taken in seconds.values()]
+        plots.bars(axis, [*seconds], {"": speed}, marked="plan", lying=True)
         axis.set_title(f"{cell['problem']}, d = {cell['feat']}", fontsize=9)
-        axis.set_xlim(0, 1.2 * max(speed))
-        axis.tick_params(labelsize=8)
-        for side in ("top", "right"):
-            axis.spines[side].set_visible(False)
-    threads = f"{record['threads']} thread{'s' if record['threads'] != 1 else ''}"
-    figure.supxlabel(
-        f"times as fast as the loops as written, {threads}, {record['cpu']}", fontsize=8
-    )
-    figure.tight_layout()
-    picture = path.with_suffix(".png")
-    figure.savefig(picture, dpi=150)
-    plt.close(figure)
-    print(f"drawn: {picture.name}")
-    return picture
+    figure.supxlabel(f"times as fast as the loops as written, {plots.place(record)}", fontsize=8)
+    return plots.save(plt, figure, path)

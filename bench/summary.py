@@ -7,9 +7,9 @@ import statistics
 from collections.abc import Iterable
 from typing import Any
 
+from bench.peers.libraries import BEFORE, FLOAT32, OURS
+from bench.peers.mkl import CODES
 from bench.report import table
-from sparsetir.measuring.mkl import CODES
-from sparsetir.measuring.peers import BEFORE, FLOAT32, OURS
 
 # What nobody would call instead: what the hardware can do, and sparsetir itself.
 NO_PEERS = ("yardstick", FLOAT32, BEFORE)

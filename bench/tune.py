@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import argparse
+import json
 import math
+import tempfile
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import sparsetir
+from bench.peers import turns
+from bench.peers.libraries import OURS
 from bench.problems import chosen, problems
 from bench.report import circumstances, table, write
 from bench.run import thread_counts
-from sparsetir.measuring.case import features
-from sparsetir.records.task import OK
+from sparsetir.records.task import OK, Task
 from sparsetir.schedules.search.configs import to_data
-from sparsetir.tuning.compare import compare
+from sparsetir.tuning.case import features
+from sparsetir.tuning.operator_case import case_of
 from sparsetir.tuning.progress import Bar
 
 CLOSE = 1.05  # times the best of the sweep: near enough
 SHARE = 0.25  # of the sweep's configs that the search may try
 FEATURES = (32,)
+LIBRARIES = ("scipy", "torch", "mkl")
+ROUNDS, SECONDS = 5, 0.015
 
 
 def run(args: argparse.Namespace) -> None:
@@ -54,7 +63,7 @@ def measured(op: str, matrix: Any, feat: int, threads: int, quick: bool) -> dict
     enough = CLOSE * min(times.values())
     reached = next((n + 1 for n, seconds in enumerate(near) if seconds <= enough), None)
     configs = {"default": sweep.default, "sweep": sweep.config, "search": search.config}
-    final = compare(sweep.task, configs)
+    final = beside_libraries(sweep.task, configs)
     return {
         "m": matrix.shape[0], "n": matrix.shape[1], "nnz": int(matrix.nnz),
         "configs": len(sweep.trials), "sweep_seconds": sweep.trials[-1].when,
@@ -63,8 +72,50 @@ def measured(op: str, matrix: Any, feat: int, threads: int, quick: bool) -> dict
         "sweep_best_seconds": min(times.values()),
         "search_best_over_sweep_best": _finite(min(near) / min(times.values())),
         "plans": {name: to_data(config) for name, config in configs.items()},
-        "final": final.data(),
+        "final": final,
     }  # fmt: skip
+
+
+def beside_libraries(
+    task: Task, configs: Mapping[str, Any], rounds: int = ROUNDS, seconds: float = SECONDS
+) -> dict[str, Any]:
+    """Times of configs and of scipy, torch and MKL, each in a process of its own, in turns.
+
+    configs : by name; one with several names is measured once
+    rounds : turns of each at least; seconds : of a turn
+
+    Gives "configs" and "libraries", seconds by name; "vendor", the fastest library; and why others
+    have none: "missing", "wrong", "failed", also with "sparsetir", all configs together.
+    """
+    first: dict[Any, str] = {}
+    for name, config in configs.items():
+        first.setdefault(config, name)
+    case = case_of(task)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sparsetir-")))
+        plans = folder / "plans.json"
+        data = {name: to_data(config) for config, name in first.items()}
+        modules = sorted({type(config).__module__ for config in first})
+        plans.write_text(json.dumps({"target": task.target, "modules": modules, "configs": data}))
+        workers = [turns.Worker(OURS, task.threads, {"plans": str(plans)})]
+        workers += [turns.Worker(name, task.threads, {}) for name in LIBRARIES]
+        for worker in workers:
+            stack.callback(worker.close)
+            worker.start()
+        reference = turns.shared(case, folder)
+        found = turns.compare(case, workers, folder, rounds, seconds, reference, drop=False)
+    peers = found.pop("peers")
+    ours = peers.pop(OURS, {}).get("variants", {})
+    libraries = {name: _times(t, t["variant"]) for name, t in peers.items()}
+    return {
+        "configs": {n: _times(ours[first[c]]) for n, c in configs.items() if first[c] in ours},
+        "libraries": libraries, **found,
+        "vendor": min(libraries, key=lambda n: libraries[n]["seconds"], default=None),
+    }  # fmt: skip
+
+
+def _times(found: Mapping[str, Any], way: str = "") -> dict[str, Any]:
+    return {"seconds": found["min"], "median": found["median"], "way": way}
 
 
 def _finite(number: float) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,21 +12,21 @@ import tvm_ffi
 
 import sparsetir
 from bench.graphs import graphs
+from bench.harness import check, each, finish
 from bench.programs import TWO_HOP
-from bench.report import circumstances, table, write
-from bench.timing import interleaved, progress
+from bench.report import table
+from bench.timing import interleaved
 
 
 def run(args: argparse.Namespace) -> None:
     """The command."""
     seconds, trials = (0.05, 2) if args.quick else (5.0, args.trials)
     plain = sparsetir.from_source(TWO_HOP)
-    cells = []
-    for name, matrix in graphs(args.graph).items():
-        for feat in args.feat or ([8] if args.quick else [64, 128]):
-            progress(f"{name}, {feat} features")
-            cells.append(measure(plain, name, matrix, feat, trials, seconds))
-    progress("")
+    cells = each(
+        (f"{name}, {feat} features", partial(measure, plain, name, matrix, feat, trials, seconds))
+        for name, matrix in graphs(args.graph).items()
+        for feat in args.feat or ([8] if args.quick else [64, 128])
+    )
     rows = [
         [c["graph"], c["feat"], *(f"{1e3 * t['min']:.3f}" for t in c["times"].values()),
          f"{c['speedup']:.2f}", c["config"]]
@@ -33,7 +34,7 @@ def run(args: argparse.Namespace) -> None:
     ]  # fmt: skip
     columns = ["graph", "features", *cells[0]["times"], "default / tuned", "config"]
     table(f"Two hops in float32, threads: {args.threads}; shortest times in ms", columns, rows)
-    write(args.out, "two_hop", circumstances(args.threads), {"cells": cells, "trials": trials})
+    finish(args, "two_hop", {"cells": cells, "trials": trials})
 
 
 def measure(
@@ -59,9 +60,7 @@ def measure(
     for way, kernel in kernels.items():
         own = {**arguments, "y": np.full_like(arguments["y"], np.nan)}
         kernel(**own)
-        error = float((np.abs(own["y"] - exact) / np.maximum(exact, 1)).max())
-        if not error < 1e-4:  # NaN is wrong too
-            raise SystemExit(f"two_hop: {way} of {name} is wrong by {error}")
+        check(f"two_hop: {way} of {name}", own["y"], exact, np.maximum(exact, 1))
         arrays = {n: tvm_ffi.from_dlpack(x) for n, x in own.items()}
         calls[way] = lambda kernel=kernel, arrays=arrays: kernel(**arrays)
     times = interleaved(calls, seconds)

@@ -1,6 +1,6 @@
 """The measured speed, from bench/results: a table and a picture of all comparisons.
 
-    python docs/speed.py
+    python -m docs.speed
 
 writes docs/pictures/speed.png, and the tables between `<!-- speed -->` and `<!-- end -->` in
 README.md and docs/performance.md, and there what a call takes between `<!-- calls -->` and
@@ -17,7 +17,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sparsetir.measuring.mkl import CODES
+from bench.peers.mkl import CODES
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"

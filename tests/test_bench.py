@@ -1,9 +1,12 @@
-"""The benchmarks run; their figures are not looked at."""
+"""The bench: its harness, its command line, a quick round of each command."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,18 +16,58 @@ import pytest
 import scipy.sparse as sp
 
 import sparsetir
+from bench import harness
+from bench.__main__ import COMMANDS as COMMANDS_OF_BENCH
+from bench.__main__ import parser
 from sparsetir.extras import WITHOUT_TORCH
 from sparsetir.formats import CSF, CSR, Pattern
-from sparsetir.measuring.process import THREADS
+from sparsetir.tuning.process import THREADS
 
 ROOT = Path(__file__).parents[1]
+
+COMMANDS = {
+    "compile": ([], lambda r: {"import", "spmm", "call"} < set(r)),
+    "calls": (["--plot"], lambda r: r["seconds"]["now"]["calls"]["plan, NumPy"]["min"] > 0),
+    "steps": (["--feat", 128, "--plot"], lambda r: r["cells"][0]["seconds"]["plan"] > 0),
+    "tune": (
+        ["--feat", 8, "--threads", "one"],
+        lambda r: set(r["cells"][0]["final"]["configs"]) == {"default", "sweep", "search"},
+    ),
+    "convert": ([], lambda r: {"bsr", "hyb", "sr_bcrs", "formats", "growth"} < set(r)),
+    "formats": (
+        ["--format", "csr", "dia", "hyb_1_k"],
+        lambda r: (
+            {c["format"] for c in r["cells"] if "skipped" in c} == {"dia"}
+            and all(c["error"] < 1e-5 for c in r["cells"] if "skipped" not in c)
+        ),
+    ),
+    "mttkrp": ([], lambda r: all(not c["wrong"] and c["seconds"]["tuned"] for c in r["cells"])),
+    "equal_work": ([], lambda r: all(e < 1e-4 for c in r["cells"] for e in c["errors"].values())),
+    "two_hop": ([], lambda r: r["cells"][0]["speedup"] > 0),
+    "attention": (
+        ["--mask", "band", "--peers", "dense", "--plot"],
+        lambda r: set(r["cells"][0]["backward"]) == {"sparsetir", "dense"} and r["memory"],
+    ),
+    "rgcn": (["--peers", "unfused", "--plot"], lambda r: set(r["cells"][-1]["memory"])),
+    "sparse_conv": (["--peers", "gather", "--plot"], lambda r: len(r[0]["cells"]) == 3),
+    "blocks": ([], lambda r: not r["wrong"] and r["times"]["sparsetir BSR float32"]["min"] > 0),
+    "distributed": (
+        ["--model", "sage", "--orders", 0, "--processes", 1, 2],
+        lambda r: r["cells"][0]["runs"]["2"]["bytes sent / needed"] == 1,
+    ),
+}
 
 
 def bench(*words):
     """The command with the environment that it wants; else it starts itself again."""
-    code = f"import runpy, sys; {WITHOUT_TORCH}; runpy.run_module('bench', run_name='__main__')"
+    without = WITHOUT_TORCH if words[0] in ("compile", "formats", "mttkrp", "tune") else "pass"
+    code = f"import runpy, sys; {without}; runpy.run_module('bench', run_name='__main__')"
     path = os.pathsep.join([str(Path(sparsetir.__file__).parents[1]), str(ROOT)])
-    threads = 1 if words[0] in ("run", "tune", "mttkrp") else len(os.sched_getaffinity(0))
+    threads = (
+        1
+        if words[0] in ("run", "tune", "mttkrp", "calls", "distributed")
+        else len(os.sched_getaffinity(0))
+    )
     env = {**os.environ, "PYTHONPATH": path, **dict.fromkeys(THREADS, str(threads))}
     done = subprocess.run(
         [sys.executable, "-c", code, *map(str, words)], cwd=ROOT, env=env, capture_output=True,
@@ -40,6 +83,52 @@ def record(folder):
     assert {"date", "commit", "cpu", "threads", "versions"} <= set(out)
     assert str(ROOT) not in path.read_text()
     return out
+
+
+def test_harness(tmp_path, capsys):
+    """Cells in their order; a file, its picture, and an end with what was wrong."""
+    cells = harness.each((name, lambda n=name: {"name": n}) for name in "ab")
+    args = argparse.Namespace(out=tmp_path, threads=1, plot=True)
+    drawn = []
+    with pytest.raises(SystemExit, match="thing: wrong: bad"):
+        harness.finish(args, "thing", {"cells": cells}, "bad", drawn.append, load=3)
+    (path,) = tmp_path.glob("thing-*-1t.json")
+    assert drawn == [path]
+    found = record(tmp_path)
+    assert found["results"]["cells"] == [{"name": "a"}, {"name": "b"}] and found["load"] == 3
+    times = {"mine": {"min": 0.002}, "other": {"min": 0.01}}
+    assert harness.beside(times, ["mine", "other", "none"], "mine") == [
+        "2.00 (1.00)", "10.00 (5.00)", "-",
+    ]  # fmt: skip
+    assert harness.beside(times, ["mine"], "none") == ["2.00"]
+    assert harness.geomean([1.0, 4.0]) == pytest.approx(2.0)
+    assert harness.check("x", np.ones(2), np.ones(2), 1.0) == 0
+    with pytest.raises(SystemExit, match="x is wrong by nan"):
+        harness.check("x", np.array([1, np.nan]), np.ones(2), np.ones(2))
+
+
+def test_pictures(tmp_path):
+    """Of files that are here, by each study's own `draw`."""
+    from bench import attention, calls, rgcn, steps
+    from bench.studies import coarsen, load_balance, relation_orders, relations
+
+    for pattern, draw in {
+        "attention-amd*": attention.draw, "calls-amd*5-1t": calls.draw, "rgcn-amd*": rgcn.draw,
+        "steps-*": steps.draw, "study-relations-intel*": relation_orders.draw,
+        "study-relations-counts*": relations.draw, "study-load*": load_balance.draw,
+        "study-coarsen-amd*": coarsen.draw,
+    }.items():  # fmt: skip
+        (path,) = (ROOT / "bench" / "results").glob(f"{pattern}.json")
+        shutil.copy(path, tmp_path)
+        draw(tmp_path / path.name)
+        assert (tmp_path / path.name).with_suffix(".png").stat().st_size > 5000
+
+
+def test_commands_of_the_readme_are_known():
+    text = (ROOT / "bench" / "README.md").read_text()
+    lines = re.findall(r"^python -m bench (.*?)(?:\s+#.*)?$", text, re.MULTILINE)
+    seen = {parser().parse_args(line.split()).command for line in lines}
+    assert seen == set(COMMANDS_OF_BENCH) - {"steps"}
 
 
 @pytest.mark.parametrize("words, threads", [
@@ -70,62 +159,14 @@ def test_it_starts_itself_again_where_libraries_have_read_another_environment(
     assert started.value.args[0] == ["-m", "sparsetir", "bench", *words]
 
 
-@pytest.mark.slow  # many kernels
-def test_compile(tmp_path):
-    printed = bench("compile", "--quick", "--out", tmp_path)
-    for line in (
-        "Import",
-        "parse",
-        "default schedule",
-        "build (all from stage I)",
-        "NumPy, kernel",
-    ):
-        assert line in printed
-    results = record(tmp_path)["results"]
-    assert set(results) == {"import", "spmm", "attention", "call"}
-    assert all(0 < t["min"] <= t["median"] for part in results.values() for t in part.values())
-
-
-@pytest.mark.slow  # its programs are those of docs/schedules.md, which run
-@pytest.mark.slow
-def test_calls(tmp_path):
-    printed = bench("calls", "--quick", "--plot", "--out", tmp_path)
-    assert "Of a call of ops.spmm" in printed and "\non " in printed
-    (path,) = tmp_path.glob("calls-*.json")
-    found = json.loads(path.read_text())["results"]["seconds"]["now"]
-    assert found["calls"]["plan, NumPy"]["min"] > found["floors"]["kernel, NumPy"]["min"] > 0
-    (picture,) = tmp_path.glob("calls-*.png")
-    assert picture.stat().st_size > 1000
-
-
-@pytest.mark.slow
-def test_steps(tmp_path):
-    printed = bench("steps", "--quick", "--feat", 128, "--plot", "--out", tmp_path)
-    assert "SpMM by steps" in printed
-    (cell,) = record(tmp_path)["results"]["cells"]
-    assert [*cell["seconds"]][0] == "as written" and [*cell["seconds"]][-1] == "plan"
-    (picture,) = tmp_path.glob("steps-*.png")
-    assert picture.stat().st_size > 5000
-    assert all(seconds > 0 for seconds in cell["seconds"].values())
-
-
-@pytest.mark.slow  # many processes
-def test_tune(tmp_path):
-    printed = bench("tune", "--quick", "--feat", 8, "--threads", "one", "--out", tmp_path)
-    assert "The search against a sweep of all configs" in printed
-    (cell,) = record(tmp_path)["results"]["cells"]
-    assert cell["problem"] == "cora" and cell["configs"] == 4 and cell["budget"] == 1
-    assert set(cell["final"]["configs"]) == {"default", "sweep", "search"} == set(cell["plans"])
-    assert cell["search_best_over_sweep_best"] is None or cell["search_best_over_sweep_best"] >= 1
-
-
-def test_files_that_are_no_graphs(tmp_path):
-    from bench.graphs import graphs
-    from sparsetir.data.graphs import GraphError
-
-    np.savez(tmp_path / "x.npz", shape=np.array([3, 3]))
-    with pytest.raises(GraphError, match="has no indptr, indices"):
-        graphs([tmp_path / "x.npz"])
+@pytest.mark.slow  # many kernels, processes of their own
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_quick_round(command, tmp_path):
+    """It ends well, its file has what was measured, a picture is there where one is asked for."""
+    words, right = COMMANDS[command]
+    bench(command, "--quick", "--out", tmp_path, *words)
+    assert right(record(tmp_path)["results"])
+    assert ("--plot" in words) == bool(list(tmp_path.glob("*.png")))
 
 
 def test_a_file_that_is_no_graph_ends_with_one_line(tmp_path, monkeypatch):
@@ -138,75 +179,6 @@ def test_a_file_that_is_no_graph_ends_with_one_line(tmp_path, monkeypatch):
     message = str(end.value.code)  # which Python prints, and ends with status 1
     assert message.startswith(f"python -m bench convert: {tmp_path}/x.txt: no such file")
     assert "\n" not in message
-
-
-@pytest.mark.slow
-def test_convert(tmp_path):
-    matrix = sp.random_array((60, 90), density=0.1, format="csr", dtype="float32", rng=0)
-    sp.save_npz(tmp_path / "first.npz", sp.csr_matrix(matrix))
-    printed = bench("convert", "--quick", "--out", tmp_path / "out",
-                    "--graph", tmp_path / "first.npz")  # fmt: skip
-    for line in ("CSR to BSR", "Padding of Hyb(c, k)", "2048 x 512", "Formats on cora", "Growth"):
-        assert line in printed
-    results = record(tmp_path / "out")["results"]
-    assert set(results) == {"bsr", "hyb", "sr_bcrs", "formats", "growth", "targets"}
-    assert [(c["graph"], c["block"]) for c in results["bsr"]] == [
-        (g, b) for g in ("cora", "first") for b in (2, 4)
-    ]
-    cora = results["hyb"][0]
-    assert cora["k"] == 2 and cora["paper"] == 15.9
-    assert 0.15 < cora["padding"]["1"]["whole"] < 0.16 > 2 * cora["padding"]["1"]["sparsetir"]
-    assert {c["size"] for c in results["growth"]} == {10**4, 10**5}
-    assert all(1 < c["memory"] < 10 for c in results["growth"])
-
-
-@pytest.mark.slow  # many kernels
-def test_formats(tmp_path):
-    weights = {}
-    for layer, seed in (("first", 0), ("middle", 1), ("last", 2)):
-        matrix = sp.random_array((48, 64), density=0.05, format="csr", rng=seed)
-        weights[f"{layer}.shape"] = np.array(matrix.shape)
-        weights[f"{layer}.indptr"], weights[f"{layer}.indices"] = matrix.indptr, matrix.indices
-    np.savez(tmp_path / "weights.npz", **weights)
-    src, dst, etype = np.random.default_rng(0).integers(0, 5, (3, 40))
-    np.savez(tmp_path / "edges.npz", num_nodes=np.array(6), src=src, dst=dst, etype=etype)
-    printed = bench("formats", "--quick", "--out", tmp_path / "out",
-                    "--pruned", tmp_path / "weights.npz", f"{tmp_path}/weights.npz:middle",
-                    "--layers", 2, "--hetero", tmp_path / "edges.npz", "--format",
-                    "csr", "dia", "hyb_1_k", "ell_and_csr", "relational_hyb_5")  # fmt: skip
-    cells = record(tmp_path / "out")["results"]["cells"]
-    names = [f"weights:{layer}" for layer in ("first", "last", "middle")]
-    assert list(dict.fromkeys(c["matrix"] for c in cells)) == ["cora", *names, "edges"]
-    skipped = {c["format"] for c in cells if "skipped" in c}
-    assert skipped == {"dia"} and "skipped: cora, spmm, dia: 95 MB" in printed
-    assert len(cells) == 4 * 2 * 4 + 1
-    assert all(c["error"] < 1e-5 for c in cells if "skipped" not in c)
-    spmm = [c for c in cells if c["program"] == "spmm" and c["matrix"] == "weights:last"]
-    assert len(spmm) == 4 and all(c["seconds"]["scipy"]["min"] > 0 for c in spmm)
-
-
-@pytest.mark.slow  # many kernels
-def test_mttkrp(tmp_path):
-    rng = np.random.default_rng(0)
-    coords = np.unique(rng.integers(6, size=(4, 90)), axis=1)
-    np.savez(tmp_path / "small.npz", shape=np.array([6, 7, 8, 9]), coords=coords)
-    printed = bench("mttkrp", "--quick", "--tensor", tmp_path / "small.npz", "--out",
-                    tmp_path / "out")  # fmt: skip
-    assert "gain: geometric mean" in printed
-    cells = record(tmp_path / "out")["results"]["cells"]
-    assert [(c["mode"], c["shape"][0]) for c in cells] == [(0, 6), (1, 7), (2, 8), (3, 9)]
-    for cell in cells:
-        assert not cell["wrong"] and cell["config"] in cell["sweep"]
-        assert {"tuned", "thesis", "default", "scipy", "c++ constant"} < set(cell["seconds"])
-        assert all(0 < seconds < 1 for seconds in cell["seconds"].values())
-
-
-def test_mttkrp_tells_who_is_wrong():
-    from bench.mttkrp import _right
-
-    out = np.zeros(3, "float32")
-    assert _right(lambda: out.fill(2), out, np.full(3, 2.0))
-    assert not _right(lambda: out[:2].fill(2), out, np.full(3, 2.0))
 
 
 @pytest.mark.parametrize("shape, coords, message", [
@@ -222,6 +194,32 @@ def test_files_that_hold_no_tensor(tmp_path, shape, coords, message):
     np.savez(tmp_path / "t.npz", **arrays)
     with pytest.raises(GraphError, match=message):
         _tensor(tmp_path / "t.npz")
+
+
+@pytest.mark.parametrize(
+    "option, name, message",
+    [
+        ("--pruned", "x.npz", "has no arrays <layer>.indptr"),
+        ("--pruned", "x.npz:fc", "has no layer 'fc'"),
+        ("--hetero", "x.npz", "has no dst, etype, num_nodes, src"),
+    ],
+)
+def test_files_that_hold_no_weights_or_relations(tmp_path, option, name, message):
+    from bench.graphs import pruned, relations
+    from sparsetir.data.graphs import GraphError
+
+    arrays: dict = {"conv.indptr": np.zeros(1)} if ":" in name else {"shape": np.zeros(2)}
+    np.savez(tmp_path / "x.npz", **arrays)
+    with pytest.raises(GraphError, match=message):
+        relations([tmp_path / name]) if option == "--hetero" else pruned([f"{tmp_path}/{name}"], 1)
+
+
+def test_mttkrp_tells_who_is_wrong():
+    from bench.mttkrp import _right
+
+    out = np.zeros(3, "float32")
+    assert _right(lambda: out.fill(2), out, np.full(3, 2.0))
+    assert not _right(lambda: out[:2].fill(2), out, np.full(3, 2.0))
 
 
 def test_places_are_counted_without_converting():
@@ -252,37 +250,64 @@ def test_formats_tells_what_is_wrong_or_fails():
         assert cell["failed"].startswith("ValueError: csf_0_1_2: expected a pattern of 3 axes")
 
 
-@pytest.mark.parametrize(
-    "option, name, message",
-    [
-        ("--pruned", "x.npz", "has no arrays <layer>.indptr"),
-        ("--pruned", "x.npz:fc", "has no layer 'fc'"),
-        ("--hetero", "x.npz", "has no dst, etype, num_nodes, src"),
-    ],
-)
-def test_files_that_hold_no_weights_or_relations(tmp_path, option, name, message):
-    from bench.graphs import pruned, relations
+def test_rules_are_the_masks():
+    import torch
+
+    from bench import attention
+    from bench.names import MASKS
+
+    at = torch.arange(600)
+    assert tuple(attention.MASKS) == MASKS
+    for name, make in attention.MASKS.items():
+        mask = make(600)
+        held = attention.rule(name, mask)(0, 0, at[:, None], at[None])
+        assert torch.equal(held, mask.to_dense())
+
+
+@pytest.mark.parametrize("sizes", [(8, 4), (4, 8)])  # weights first, and sums first
+def test_the_layer_before_computes_the_same(sizes):
+    import torch
+
+    from bench import rgcn
+    from bench.rgcn_unfused import Unfused
+    from sparsetir import nn
+
+    graph = rgcn.generated(300, 4)
+    mine, before = (kind(*sizes, graph.relations, num_bases=2) for kind in (nn.RGCNConv, Unfused))
+    before.load_state_dict(mine.state_dict())
+    x = torch.randn(graph.nodes, sizes[0])
+    torch.testing.assert_close(before(x, *graph[2:]), mine(x, *graph[2:]), rtol=1e-4, atol=1e-5)
+    rows = rgcn.layer_of(rgcn.BEFORE, graph.nodes, 3, graph.relations)
+    other = nn.RGCNConv(graph.nodes, 3, graph.relations)
+    other.load_state_dict(rows.state_dict())
+    torch.testing.assert_close(rows(None, *graph[2:]), other(None, *graph[2:]))
+
+
+def test_points_of_a_file(tmp_path):
+    from bench import clouds
     from sparsetir.data.graphs import GraphError
 
-    arrays: dict = {"conv.indptr": np.zeros(1)} if ":" in name else {"shape": np.zeros(2)}
-    np.savez(tmp_path / "x.npz", **arrays)
-    with pytest.raises(GraphError, match=message):
-        relations([tmp_path / name]) if option == "--hetero" else pruned([f"{tmp_path}/{name}"], 1)
+    points = np.array([[0.01, 0, 0, 9], [0.02, 0, 0, 9], [-0.03, 0, 0.06, 9]], np.float32)
+    np.savez(tmp_path / "a.npz", points=points)
+    assert clouds.read(tmp_path / "a.npz", 0.05).tolist() == [[0, 0, 1], [1, 0, 0]]
+    np.savez(tmp_path / "b.npz", points=points[0])
+    with pytest.raises(GraphError, match=r"b.npz: expected 'points' \(n, 3 or more\), got"):
+        clouds.read(tmp_path / "b.npz", 0.05)
+    np.savez(tmp_path / "c.npz", others=points)
+    with pytest.raises(GraphError, match="c.npz: expected an npz file with 'points'"):
+        clouds.read(tmp_path / "c.npz", 0.05)
 
 
-@pytest.mark.slow  # equal work is computed in sparse_ir/test_positions.py
-def test_equal_work(tmp_path):
-    printed = bench("equal_work", "--quick", "--out", tmp_path)
-    assert "equal work takes at most 1.1 times as long as row blocks" in printed
-    cells = record(tmp_path)["results"]["cells"]
-    assert [(c["matrix"], c["feat"]) for c in cells] == [
-        ("even", 32), ("even", 128), ("skewed", 32), ("cora", 32), ("cora", 128),
-    ]  # fmt: skip
-    assert all(0 <= e < 1e-4 for c in cells for e in c["errors"].values())
+def test_peers_agree():
+    import torch
 
+    from bench import clouds, sparse_conv
+    from bench.names import CONVOLUTIONS
 
-@pytest.mark.slow  # a search; what it tunes is tuned in tuning/test_programs.py
-def test_two_hop(tmp_path):
-    assert "default / tuned" in bench("two_hop", "--quick", "--out", tmp_path)
-    (cell,) = record(tmp_path)["results"]["cells"]
-    assert (cell["graph"], cell["feat"]) == ("cora", 8) and cell["speedup"] > 0
+    layer = next(clouds.layers(clouds.scene(beams=3, turns=20) // 4, torch.float32))
+    pairs = sparse_conv.map_of(layer)
+    x, weight = layer.points.features, layer.made.weight.detach()
+    wanted = sparse_conv.gathered(pairs)(x.double(), weight.double()).float()
+    assert sparse_conv.PEERS == CONVOLUTIONS
+    found = sparse_conv.by_matrices(pairs, torch.float32)(x, weight)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)

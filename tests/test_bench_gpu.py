@@ -1,18 +1,38 @@
-"""The bench of GPU operators, as far as it runs without one: on a stand-in for the device."""
+"""The bench on GPUs, as far as it runs without one: on the CPU in its place."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import shutil
+import sys
 import time
-from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
 
 import sparsetir
+from bench import attention_gpu, blocks_gpu, cusparse_blocks, gpu, gpu_day
+from bench.__main__ import parser
+from bench.attention import HEAD_SIZE, MASKS
+from bench.attention_gpu import BSR, DENSE, OURS, UNFUSED, measure
+from bench.block_weights import KINDS, weight
+from bench.blocks_gpu import DTYPES, FEATURES, Case, Device
+from bench.gpu_day import Step
+from bench.peers import cusparse
+from bench.unfused import Unfused, scheduled
+from gpu_runner import requires_nvcc
+from sparsetir.runtime.build import kernel_of
+from sparsetir.runtime.pipeline import lower, lower_template
+from sparsetir.runtime.targets import resolve_target
+from sparsetir.schedules.gpu.spmm_tensor_cores import TensorCores
+from sparsetir.schedules.operators.problems import Spmm
+from sparsetir.schedules.templates.registry import TEMPLATES
+from spmm_gpu_common import compile_cuda
 
-torch = pytest.importorskip("torch")
-ROOT = Path(__file__).parents[1]
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse")
 
 
 class Event:
@@ -31,11 +51,11 @@ class Event:
 class Library:
     """In place of cuSPARSE: does nothing, and notes what it was asked for."""
 
-    def __init__(self):
-        self.calls = []
+    def __init__(self, *without):
+        self.calls, self.without = [], without
 
     def __getattr__(self, name):
-        if not name.startswith("cusparse"):
+        if not name.startswith("cusparse") or name.endswith(self.without):
             raise AttributeError(name)
         return lambda *words: self.calls.append((name, words)) or 0
 
@@ -43,9 +63,6 @@ class Library:
 @pytest.fixture
 def device(monkeypatch):
     """The CPU under the name of a GPU; gives the stand-in of cuSPARSE."""
-    from bench import gpu
-    from sparsetir.measuring import cusparse
-
     library = Library()
     monkeypatch.setattr(torch.Tensor, "cuda", lambda self: self)
     for name in ("full", "empty", "zeros", "ones"):
@@ -68,14 +85,12 @@ def device(monkeypatch):
 
 
 def test_a_run(device, tmp_path, capsys):
-    from bench.gpu import COPIES, run
-
     args = argparse.Namespace(
         graph=["cora"], pruned=[], layers=1, synthetic=[], feat=[16], op=["spmm"],
         dtype=["float32"], quick=True, peers=None, out=tmp_path, plot=True,
     )  # fmt: skip
     with pytest.raises(SystemExit, match="1 of 1 cells hold wrong results"):
-        run(args)
+        gpu.run(args)
     assert "spmm, float32, cuda: ms as min/median" in capsys.readouterr().out
     (written,) = tmp_path.glob("run-*-stand-in-*.json")
     (cell,) = json.loads(written.read_text())["results"]["cells"]
@@ -88,25 +103,13 @@ def test_a_run(device, tmp_path, capsys):
         for kind in ("CSR_ALG1", "CSR_ALG2", "CSR_ALG3", *(f"COO_ALG{i}" for i in range(1, 5)))
     ]  # fmt: skip
     asked = [name for name, _ in device.calls]
-    assert asked.count("cusparseSpMM_preprocess") == 14 * COPIES
+    assert asked.count("cusparseSpMM_preprocess") == 14 * gpu.COPIES
     assert asked.index("cusparseSpMM_preprocess") < asked.index("cusparseSpMM")
     assert list(tmp_path.glob("*.png"))
 
 
-def test_without_a_gpu_cuda_is_skipped(capsys):
-    if torch.cuda.is_available():
-        pytest.skip("there is one")
-    from bench.gpu import run
-
-    run(argparse.Namespace())
-    assert capsys.readouterr().out == "no CUDA device: skipped\n"
-
-
 def test_gpu_code(tmp_path):
     """Compiled by nvcc where there is one: vector loads, nothing spilled."""
-    import json
-    import shutil
-
     from bench import gpucode
 
     args = argparse.Namespace(quick=True, arch="sm_90", kernels="", threads=1, out=tmp_path)
@@ -117,3 +120,197 @@ def test_gpu_code(tmp_path):
     (kernel,) = json.loads(path.read_text())["results"]
     assert kernel["launches"] == 1 and kernel["spill_bytes"] == 0 and kernel["registers"] <= 64
     assert kernel.get("loads_128", 1) > 0
+
+
+@pytest.fixture
+def case():
+    matrix = sparsetir.SparseMatrix(weight(KINDS["blocks"], 128, 0.7))
+    return Case.of(KINDS["blocks"], matrix, 24, "float32", Device.host())
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_weights(name):
+    """As many numbers as were asked for, together as they were pruned."""
+    kind = KINDS[name]
+    found = weight(kind, 256, 0.75).toarray() != 0
+    assert abs(found.mean() - 0.25) < 0.01
+    rows, columns = kind.tile
+    tiles = found.reshape(256 // rows, rows, 256 // columns, columns).any(3).any(1)
+    assert tiles.mean() == found.mean()
+    assert (~tiles.any(1)).mean() == pytest.approx(kind.empty, abs=0.01)
+
+
+def test_peers_are_right_or_said_to_be_missing(case):
+    found = blocks_gpu.compare(case, quick=True)
+    assert set(found["peers"]) == {OURS, "dense", "torch"} and not found["wrong"]
+    assert set(found["missing"]) == {"cusparse", "triton"}
+    for peer in found["peers"].values():
+        times = peer["variants"][peer["variant"]]
+        assert times["median"] == peer["median"] > 0
+    assert {*found["peers"]["torch"]["variants"]} == {"csr", "bsr"}
+    formats = {fmt.name for fmt in KINDS["blocks"].formats}
+    assert {*found["peers"][OURS]["variants"]} == formats
+
+
+def test_wrong_results_are_not_timed(case, monkeypatch):
+    ways = {
+        "off": lambda i: torch.mm(case.dense, case.copies[i][0][0]) * 1.1,
+        "nothing": lambda i: case.copies[i][1],
+    }
+    monkeypatch.setattr(blocks_gpu, "PEERS", {"dense": blocks_gpu.dense, "bad": lambda _: ways})
+    found = blocks_gpu.compare(case, quick=True)
+    assert set(found["peers"]) == {"dense"}
+    assert set(found["wrong"]) == {"bad off", "bad nothing"}
+
+
+def test_cells_are_all_there(monkeypatch):
+    """The most telling share of zeros first."""
+    monkeypatch.setattr(blocks_gpu, "compare", lambda case, quick: {"of": case.stored is not None})
+    found = list(blocks_gpu.cells(Device.host(), quick=True))
+    assert [c["kind"] for c in found[::2]] == list(KINDS) and len(found) == 8
+    assert {c["dtype"] for c in found} == set(DTYPES)
+    assert [c["of"] for c in found[::2]] == [True, True, False, False]
+
+
+def test_what_cusparse_is_asked_for(case, monkeypatch):
+    library = Library("preprocess")
+    monkeypatch.setattr(cusparse, "load", lambda: library)
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *a, device=None, **rest: empty(*a, **rest))
+    found = blocks_gpu.cusparse(case)
+    assert set(found) == {f"{n} {t}" for n in ("BSR", "blocked ELL") for t in ("rows", "columns")}
+    made = {name: words for name, words in library.calls if name.startswith("cusparseCreateB")}
+    numbers = [w.value for w in made["cusparseCreateBsr"][1:6]]
+    assert numbers == [4, 4, len(case.stored.indices), 32, 32]
+    assert [w.value for w in made["cusparseCreateBlockedEll"][1:4]] == [128, 128, 32]
+
+
+def test_blocked_ell(case):
+    columns, values = cusparse_blocks.in_ell(torch, case.stored)
+    dense = np.zeros((4, 32, 4, 32))
+    for row, blocks in enumerate(columns.tolist()):
+        for place, column in enumerate(blocks):
+            if column >= 0:
+                block = values.view(4, 32, -1, 32)[row, :, place]
+                dense[row, :, column] = block.float().numpy()
+    np.testing.assert_array_equal(dense.reshape(128, 128), case.dense.float().numpy())
+
+
+def configs():
+    """The configs of all cells."""
+    formats = {fmt for kind in KINDS.values() for fmt in kind.formats}
+    found = {
+        TensorCores.for_features(fmt, feat, dtype): dtype
+        for fmt in formats for feat in FEATURES for dtype in DTYPES
+    }  # fmt: skip
+    return [*found.items()]
+
+
+@requires_nvcc
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+def test_kernels_compile(arch, tmp_path):
+    target = resolve_target({"kind": "cuda", "arch": arch})
+    for number, (config, dtype) in enumerate(configs()):
+        stages = lower_template(TEMPLATES[TensorCores, Spmm], Spmm(dtype), config, target)
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        made = compile_cuda(kernel_of(stages, target).source("cuda"), folder, arch)
+        assert made.spills <= 16, config
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_three_steps_are_right(name):
+    """In blocks that are full and not."""
+    mask = MASKS[name](256)
+    q, k, v = (torch.randn(1, 2, 256, HEAD_SIZE) for _ in "qkv")
+    expected = scaled_dot_product_attention(q, k, v, attn_mask=mask.to_dense())
+    found = Unfused(mask, HEAD_SIZE, "float32", "llvm")(q, k, v)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_what_is_measured(monkeypatch):
+    """Ways that have no gradients, and that are not there, are named."""
+    make = attention_gpu.makers
+
+    def few(*given):
+        return {name: way for name, way in make(*given).items() if name != OURS}
+
+    monkeypatch.setattr(attention_gpu, "makers", few)
+    cell = measure("butterfly", "float32", 256, 2, (DENSE, BSR), Device.host(), quick=True)
+    assert set(cell["forward"]) == {UNFUSED, DENSE} and not cell["wrong"]
+    assert set(cell["backward"]) == {DENSE} and set(cell["no_gradient"]) == {UNFUSED}
+    assert set(cell["missing"]) == {BSR} and cell["blocks"] and cell["elements"]
+    assert set(cell["products"]) == {"sddmm", "sddmm dense", "spmm", "spmm dense"}
+    assert all(t["median"] > 0 for t in cell["forward"].values())
+
+
+@requires_nvcc
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+def test_kernels_of_three_steps_compile(arch, tmp_path):
+    target = resolve_target({"kind": "cuda", "arch": arch})
+    for name, (_, program, apply, config) in scheduled(64, 64, "bfloat16").items():
+        stages = lower(program, apply, config, target)
+        folder = tmp_path / name
+        folder.mkdir()
+        made = compile_cuda(kernel_of(stages, target).source("cuda"), folder, arch)
+        assert made.spills <= 16, name
+
+
+@pytest.mark.parametrize("run", [gpu.run, blocks_gpu.run, attention_gpu.run])
+def test_without_a_gpu_it_says_so(run, capsys):
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    run(argparse.Namespace())
+    assert capsys.readouterr().out == "no CUDA device: skipped\n"
+
+
+# -- a day on a GPU ------------------------------------------------------------------------------
+
+
+def day(folder, chosen, monkeypatch, **options):
+    """The command with these steps; the states by name, and its JSON file."""
+    monkeypatch.setattr(gpu_day, "steps", lambda *_: chosen)
+    given = {"out": folder, "quick": True, "target": "cpu", "minutes": 0.2, "only": None}
+    try:
+        gpu_day.run(argparse.Namespace(threads=1, **{**given, **options}))
+    finally:
+        (path,) = folder.glob("gpu_day-*.json")
+        cells = json.loads(path.read_text())["results"]["steps"]
+    return {c["step"]: c for c in cells}
+
+
+def python(text):
+    return (sys.executable, "-c", text)
+
+
+def test_a_step_that_takes_too_long_is_ended_with_what_it_started(tmp_path, monkeypatch):
+    """The last one has no time left; what was printed is kept."""
+    started = "import subprocess, sys; print('begun', flush=True); subprocess.run(['sleep', '60'])"
+    chosen = [Step("long", python(started), 0.2), Step("next", python(""), 0.5),
+              Step("late", python(""), 0.05)]  # fmt: skip
+    cells = day(tmp_path, chosen, monkeypatch)
+    assert [c["state"] for c in cells.values()] == ["ended", "done", "no time"]
+    assert cells["long"]["printed"] == "begun\n" and cells["long"]["seconds"] < 10
+
+
+def test_failures_are_told_and_the_rest_is_run(tmp_path, monkeypatch):
+    chosen = [Step("bad", python("raise SystemExit(3)"), 0.4), Step("good", python(""), 0.4)]
+    with pytest.raises(SystemExit) as error:
+        day(tmp_path, chosen, monkeypatch)
+    assert error.value.code == 1
+    (path,) = tmp_path.glob("gpu_day-*.json")
+    cells = json.loads(path.read_text())["results"]["steps"]
+    assert [(c["state"], c["code"]) for c in cells] == [("failed", 3), ("done", 0)]
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda"])
+@pytest.mark.parametrize("quick", [False, True])
+def test_commands_are_known(target, quick, tmp_path):
+    """Those of the bench are parsed; shares leave each some time."""
+    steps = gpu_day.steps(target, quick, tmp_path)
+    for step in steps:
+        if "bench" in step.command:
+            parser().parse_args(step.command[step.command.index("bench") + 1 :])
+    assert [s.name for s in steps][:2] == ["tests", "spmm"] and all(s.share < 0.5 for s in steps)

@@ -4,30 +4,22 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import scipy.sparse as sp
+import torch
 
 import sparsetir
-from bench import study
-from bench.names import STUDIES
-from bench.studies import (
-    common,
-    counting,
-    load_balance,
-    pruned_patterns,
-    relation_orders,
-    relations,
-    sgap_tables,
-)
-from bench.studies.matrices import folder, generated
-from bench.studies.sgap import ONE, PART_OF_ROW, Point, points
+from bench import distributed, distributed_worker, study
+from bench.distributed_model import Local, Network, Share, counted_halos, epoch, expected_share
+from bench.studies import common, counting, load_balance, relation_orders, relations, sgap_tables
+from bench.studies.sgap import ONE, PART_OF_ROW, Point
 from bench.studies.skew import SIZES, Size, lengths, skewed
 from cuda_runner import requires_cuda_text
-from sparsetir.data.graphs import GraphError
 from sparsetir.formats import Pattern
 from sparsetir.schedules.operators.rgms import Rgms
 
@@ -88,11 +80,6 @@ def test_skewed_matrices(c):
     assert spread.min() > 0.7 and spread.max() < 1.3
 
 
-def test_a_row_needs_its_columns():
-    with pytest.raises(ValueError, match="argument 'c': expected rows of at most 10 elements, got"):
-        skewed(1.5, Size(20, 10, 100))
-
-
 @requires_cuda_text
 def test_load_balance_counts(tmp_path, capsys, monkeypatch):
     """Rows get out of balance with skew, positions do not."""
@@ -143,52 +130,10 @@ def test_locality(tmp_path, capsys):
 # -- groups ---------------------------------------------------------------------------------------
 
 
-@requires_cuda_text
-@pytest.mark.slow  # Sgap's groups are counted in schedules/test_spmm_groups.py
-def test_groups_counts(tmp_path, data, capsys):
-    out = run(tmp_path, "groups", counts=True, data=data)["results"]
-    printed = capsys.readouterr().out
-    for line in ("Counts over elements times N", "Conflicts of atomics by r", "no times"):
-        assert line in printed
-    for cell in out["cells"]:
-        parts = {r: cell["ways"][Point(PART_OF_ROW, 32, 4, r).name] for r in (4, 8, 32)}
-        # Each group of a row adds once for each column; groups of one warp meet.
-        work = cell["rows"] * cell["N"]
-        assert {r: p["atomics"] for r, p in parts.items()} == {4: 8 * work, 8: 4 * work, 32: 0}
-        assert {r: p["conflicts"] for r, p in parts.items()} == {4: 7 * work, 8: 3 * work, 32: 0}
-        segments = [cell["ways"][Point(ONE, 1, 4, r).name] for r in (4, 8, 32)]
-        conflicts = [s["conflicts"] for s in segments]
-        assert conflicts == sorted(conflicts, reverse=True) and conflicts[-1] == 0
-
-
 def test_groups_on_a_cpu(tmp_path, data, capsys):
     out = run(tmp_path, "groups", data=data)["results"]
     assert {(c["matrix"], c["N"]) for c in out["cells"]} == {("first", 64), ("first", 128)}
     assert "N = 64, Sgap on RTX 3090" in capsys.readouterr().out
-
-
-def test_names_of_points():
-    assert Point(PART_OF_ROW, 32, 4, 8).name == "{<1/32 row, 4 col>, 8}"
-    assert [p.name for p in points(columns=(2,))][:3] == [
-        "{<8 nnz, 2 col>, 1}", "{<32 nnz, 2 col>, 1}", "{<1 row, 2 col>, 1}",
-    ]  # fmt: skip
-    assert points(columns=(2,))[-1].name == "{<1 nnz, 2 col>, 32}"
-    for some in (points(), points(full=True)):
-        assert len({p.name for p in some}) == len(some)
-        assert all(p.r <= p.size for p in some if p.kind == PART_OF_ROW)
-
-
-def test_generated_matrices():
-    found = generated(40, 4)
-    assert {m.shape for m in found.values()} == {(40, 40)}
-    assert np.diff(found["one giant row"].indptr).max() == 40
-    assert (np.diff(found["half empty"].indptr) == 0).sum() == 20
-    assert all(m.has_canonical_format for m in found.values())
-
-
-def test_a_folder_without_matrices(tmp_path):
-    with pytest.raises(GraphError, match="expected a folder of .npz, .mtx, .mtx.gz files"):
-        folder(tmp_path)
 
 
 PRETENDED = {
@@ -232,19 +177,6 @@ def test_tables_of_pretended_times():
 # -- relations ------------------------------------------------------------------------------------
 
 
-def test_patterns_of_relations():
-    """Skewed relations; a kernel map with its own point in the middle, symmetric around it."""
-    counts = np.bincount(relations.graph(200, 5, 2_000).coords[0])
-    assert counts.max() > 2 * counts.min() > 0
-    found = relations.kernel_map(12)
-    offset, i, j = found.coords
-    assert found.shape[0] == 27 and np.array_equal(i[offset == 13], np.arange(found.shape[1]))
-    assert np.array_equal(i[offset == 13], j[offset == 13])
-    pairs = set(zip(offset.tolist(), i.tolist(), j.tolist(), strict=True))
-    assert {(26 - o, b, a) for o, a, b in pairs} == pairs
-    assert np.bincount(offset * found.shape[1] + i).max() == 1
-
-
 def test_what_unfused_steps_take():
     pattern = Pattern([np.array([0, 0, 2]), np.array([0, 1, 1]), np.array([1, 0, 0])], (3, 2, 2))
     found = relations.unfused(Rgms("float16", out="float32"), pattern, 8)
@@ -265,17 +197,6 @@ def test_orders_of_relations(tmp_path):
     cell = relation_orders.measure(graph, 128, 64, 0.01)
     assert set(cell["times"]) == set(relation_orders.WAYS)
     assert 0 < cell["products"] < cell["columns"] == cell["rows"]
-
-
-@requires_cuda_text
-@pytest.mark.slow
-def test_counts_of_relations(tmp_path):
-    out = run(tmp_path, "relations", counts=True)["results"]
-    assert [c["dtype"] for c in out["cells"]] == ["float32", "float16"] * 2
-    for cell in out["cells"]:
-        assert cell["fused"]["launches"] == 2 < cell["unfused"]["launches"]
-        assert sum(e["bytes"] for e in cell["fused"]["each"]) == cell["fused"]["bytes"] > 0
-        assert 0 < cell["fused"]["atomics"] <= cell["unfused"]["atomics"]
 
 
 # -- panels of pruned weights ---------------------------------------------------------------------
@@ -314,21 +235,6 @@ def test_coarsen_counts(tmp_path, capsys):
     assert set(compiled) <= {(2, False, 0), (2, True, 0)}
 
 
-def test_layers_of_a_folder(tmp_path):
-    """One of each shape and share of zeros; of 60 % by leaving out of 50 %."""
-    half = np.tile(np.arange(0, 512, 2, dtype="int32"), 512)
-    indptr = np.arange(513, dtype="int32") * 256
-    arrays = {"a.shape": np.array([512, 512]), "a.indptr": indptr, "a.indices": half}
-    others = {f"b.{k.partition('.')[2]}": v for k, v in arrays.items()}
-    np.savez(tmp_path / "layers.npz", **arrays, **others)
-    found = pruned_patterns.layers_of(tmp_path)
-    assert list(found) == [(512, 512)] and list(found[512, 512]) == [0.5, 0.6]
-    thin = found[512, 512][0.6]
-    assert abs(thin.nnz / (512 * 512) - 0.4) < 0.01 and set(thin.indices % 2) == {0}
-    with pytest.raises(GraphError, match="expected npz files of layers"):
-        pruned_patterns.layers_of(tmp_path / "none")
-
-
 # -- what is refused ------------------------------------------------------------------------------
 
 
@@ -347,16 +253,6 @@ def test_refused(tmp_path, name, options, message):
         run(tmp_path, name, **options)
 
 
-def test_words_of_the_command():
-    from bench.__main__ import parser
-
-    args = parser().parse_args(["study", "groups", "--counts", "--data", "x", "--threads", "1"])
-    assert (args.command, args.study, args.counts, args.full) == ("study", "groups", True, False)
-    assert args.data == Path("x") and args.target is None and args.threads == 1
-    for name in STUDIES:
-        assert parser().parse_args(["study", name]).study == name
-
-
 def test_what_counting_takes(monkeypatch, tmp_path):
     with monkeypatch.context() as here:
         here.setattr(counting, "ROOT", tmp_path)
@@ -369,12 +265,6 @@ def test_what_counting_takes(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "cuda_stages", None)
     with pytest.raises(SystemExit, match="takes cuda_stages, which is missing"):
         counting.runner()
-
-
-def test_a_wrong_result_is_told():
-    exact = np.ones(3)
-    with pytest.raises(SystemExit, match="study: hyb is wrong by nan"):
-        common.check("hyb", np.array([1, np.nan, 1]), exact, exact)
 
 
 # -- on a GPU: the CPU under its name --------------------------------------------------------------
@@ -430,22 +320,109 @@ def test_load_balance_on_a_gpu(device, tmp_path):
         assert all(t["min"] == 5e-4 for t in cell["ways"].values())
 
 
-@pytest.mark.slow
-def test_coarsen_on_a_gpu(device, tmp_path, capsys):
-    out = run(tmp_path, "coarsen")
-    assert out["gpu"] == "Stand-in" and out["results"]["gpu_times"] == "here"
-    assert len(out["results"]["cells"]) == 4 and "Times as fast" in capsys.readouterr().out
-    for cell in out["results"]["cells"]:
-        assert list(cell["ways"])[-1] == "dense" and len(cell["ways"]) == 8
-        assert all(t["min"] == 5e-4 for t in cell["ways"].values())
+# -- several processes ----------------------------------------------------------------------------
 
 
-@pytest.mark.slow  # many kernels; its tables are made of pretended times above
-def test_groups_on_a_gpu(device, tmp_path, data, capsys):
-    out = run(tmp_path, "groups", data=data)["results"]
-    printed = capsys.readouterr().out
-    titles = [t["title"] for t in out["tables"]]
-    assert [t.split(":")[0] for t in titles] == [f"Table {n}" for n in range(1, 6)]
-    assert all(t in printed for t in titles)
-    assert out["tables"][2]["rows"][0] == ["here", "1.000"]  # all calls take as long
-    assert {c["N"] for c in out["cells"]} == {4, 16, 46, 64, 128}
+def test_generated_graphs_are_the_same_in_any_parts(monkeypatch):
+    monkeypatch.setattr(distributed_worker, "BLOCK", 16)
+    whole = distributed_worker.generated(150, 3, 0.3, 0, 1)
+    assert whole.shape == (2, 450) and (torch.bincount(whole[1]) == 3).all()
+    assert 0 <= int(whole.min()) and int(whole.max()) < 150
+    for parts in (2, 7, 20):  # of 20 some have nothing
+        found = [distributed_worker.generated(150, 3, 0.3, part, parts) for part in range(parts)]
+        assert torch.equal(torch.cat(found, 1), whole)
+
+
+def test_halos_are_counted():
+    random = np.random.default_rng(0)
+    sources, targets = random.integers(0, 40, (2, 200))
+    one = counted_halos(sources, targets, 40, 1)
+    assert one == Share(200, 40, 0, 0)
+    share = counted_halos(sources, targets, 40, 3)
+    work = np.bincount(targets, minlength=40) + 1
+    owner = np.searchsorted(work.cumsum(), [80, 160], side="right")
+    owner = np.repeat(np.arange(3), np.diff([0, *owner, 40]))
+    far = owner[sources] != owner[targets]
+    wanted = [set(sources[far & (owner[targets] == p)]) for p in range(3)]
+    assert share.halo == max(map(len, wanted)) and share.far == far.mean()
+    assert share.own == np.bincount(owner).max()
+    assert share.nnz == np.bincount(owner[targets]).max()
+
+
+def test_expected_shares_are_those_of_generated_graphs():
+    nodes, degree, far = 20_000, 8, 0.2
+    source, target = distributed_worker.generated(nodes, degree, far, 0, 1).numpy()
+    for parts in (1, 4, 16):
+        counted = counted_halos(source, target, nodes, parts)
+        expected = expected_share(nodes, degree, far, 50, parts)
+        np.testing.assert_allclose(expected, counted, rtol=0.06, atol=0.01)
+
+
+def test_model_of_time():
+    local, share = Local(1e-6, 1e-5, 1e-6, 0.5e-3), Share(1000, 100, 50, 0.25)
+    alone = epoch(local, share, Network(0, 1), 1, 10, 100)
+    assert alone["epoch"] == pytest.approx(1e-3 + 1e-3 + 0.5e-3)
+    found = epoch(local, share, Network(1e-4, 1e6), 4, 10, 100)
+    exchange = 4 * (1e-4 + 2e-5) + 4 * 10 * 50 / 1e6
+    reduce = 2 * 6 * 1e-4 + 4 * 100 * 6 / 4 / 1e6
+    assert found["exchange"] == pytest.approx(exchange)
+    assert found["hidden"] == pytest.approx(0.75e-3)  # all of the local edges' time
+    assert found["reduce"] == pytest.approx(reduce)
+    whole = 1e-3 + 1e-3 + 50e-6 + 0.5e-3 + exchange - 0.75e-3 + reduce
+    assert found["epoch"] == pytest.approx(whole)
+    crowded = epoch(local, share, Network(1e-4, 1e6), 4, 10, 100, crowding=2)
+    assert crowded["compute"] == pytest.approx(2 * found["compute"])
+
+
+def process(size, share, memory):
+    split = dict.fromkeys((*distributed_worker.STEPS, "exchange", "reduce"), 1e-4)
+    return {
+        "own": share, "nnz": 10 * share, "halo": 5 if size > 1 else 0, "nodes": 100,
+        "edges": 1000, "features": 8, "weights": 200, "losses": [2.0, 1.0],
+        "epoch": {"min": 0.01 / size, "median": 0.02 / size},
+        "split": {"epoch, profiled": 0.02 / size, **split}, "bytes needed": 400 * (size > 1),
+        "bytes sent": 404 * (size > 1), "bytes that came": 408 * (size > 1),
+        "memory": memory, "memory to build": memory, "memory of kernels": 10, "bytes": 4,
+        "memory as malloc keeps it": 2 * memory,
+        "memory of graph and features": memory // 2, "seconds to build": 1.0,
+        "network": {"latency": 1e-4, "speed": 1e9}, "epoch of a small graph": 1e-3,
+    }  # fmt: skip
+
+
+def arguments(tmp_path, **more):
+    given = {
+        "graph": ["generated"], "model": ["sage"], "partition": ["rows"], "processes": [1, 2],
+        "epochs": 3, "hidden": 16, "quick": True, "out": tmp_path, "most_difference": 1e-5,
+        "orders": 1, "dtype": "float32",
+    }  # fmt: skip
+    return argparse.Namespace(**{**given, **more})
+
+
+def test_tables_of_processes(tmp_path, capsys, monkeypatch):
+    runs = {1: [process(1, 100, 10_000)], 2: [process(2, 50, 6_000), process(2, 50, 5_000)]}
+    other = [{"losses": [2.0, 1.001]}]  # of one process, nodes in another order
+    monkeypatch.setattr(
+        distributed, "launch", lambda spec, size: other if spec["order"] else runs[size]
+    )
+    distributed.run(arguments(tmp_path))
+    said = capsys.readouterr().out
+    assert re.search(r"sage, generated, rows +2 +5.0 +10.0 +0.00 +1.010 +1.020 +1.163 +1.181", said)
+    (path,) = tmp_path.glob("distributed-*.json")
+    results = json.loads(path.read_text())["results"]
+    (cell,) = results["cells"]
+    two = cell["runs"]["2"]
+    assert two["bytes sent / needed"] == 1.01 and two["bytes needed"] == 800
+    # Half of what one process takes, and a row of 8 float32 for each of 5 nodes.
+    assert two["memory, share and halo"] == [5160, 5160]
+    assert two["memory / share and halo"] == pytest.approx(6000 / 5160, rel=1e-4)
+    check = cell["model of time"]["check"]["2"]
+    assert check["model / measured"] == pytest.approx(check["model"] / 0.005, rel=1e-3)
+    assert set(results["large"]["10 Gbit/s, 50 us"]) == {str(2**i) for i in range(1, 11)}
+    assert two["memory as malloc keeps it, share and halo"] == [10160, 10160]
+    assert cell["rounding"] == pytest.approx(1e-3)
+    for losses in ([2.0, 1.003], [2.0, 1.005]):
+        runs[2][0]["losses"] = runs[2][1]["losses"] = losses
+        if losses[1] < 1.004:  # no more than rounding may do
+            distributed.run(arguments(tmp_path))
+    with pytest.raises(SystemExit, match="losses differ: generated"):
+        distributed.run(arguments(tmp_path))

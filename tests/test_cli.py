@@ -33,7 +33,7 @@ from sparsetir.records.records import Records
 from sparsetir.records.task import Outcome, Task
 from sparsetir.schedules.search.configs import to_data
 from sparsetir.schedules.templates.spmm import RowBlocks
-from sparsetir.tuning import compare, html, search
+from sparsetir.tuning import html, search
 from sparsetir.tuning.tuned import Trial, Tuned
 
 COMMANDS = ("tune", "bench", "lower", "formats", "records", "doctor")
@@ -76,7 +76,7 @@ def reports(monkeypatch):
     """Reports are short, as pictures take a while: feature sizes by path."""
     written = {}
 
-    def write_report(tuned, comparison, path, *, graph):
+    def write_report(tuned, path, *, graph):
         path.write_text(graph)
         written[str(path)] = tuned.task.feat
         return path
@@ -200,7 +200,7 @@ def test_debug_shows_where_an_error_comes_from(run, monkeypatch):
 def test_tune_prints_a_table_and_writes_a_report(run, records, reports, monkeypatch):
     tune = found()
     monkeypatch.setattr(search, "tune", tune)
-    words = ("tune", "spmm", "--graph", "cora", "--no-vendor")
+    words = ("tune", "spmm", "--graph", "cora")
     code, out, err = run(*words, "--feat", 32, 64, "--memory-limit", "2G", "--seed", 7)
     assert code == 0 and err == ""
     assert out.count("best: ") == 2 and out.count("3 trials: 2 measured") == 2
@@ -291,7 +291,7 @@ def test_tune_takes_a_graph_with_relations(run, records, monkeypatch):
 
 def test_tune_takes_messages_softmax_and_attention(run, records, monkeypatch):
     install(monkeypatch)
-    common = ("--graph", "cora", "--threads", 1, "--no-report", "--no-vendor", "--trials", 2)
+    common = ("--graph", "cora", "--threads", 1, "--no-report", "--trials", 2)
     for words, op, reduce in (
         (("u_add_e_amax", "--feat", 8, "--edge-feat", 1), "u_add_e_max", "max-of-f-1"),
         (("copy_e", "--feat", 1, "--reduce", "add"), "copy_e_sum", "sum-of-1-1"),
@@ -318,15 +318,10 @@ def test_tune_takes_messages_softmax_and_attention(run, records, monkeypatch):
 
 def test_tune_prints_one_json_document(run, records, monkeypatch):
     monkeypatch.setattr(search, "tune", found(warnings=["the disk is full"]))
-    comparison = compare.Comparison(libraries={"scipy": compare.Times(1.0, 2.0)})
-    compared = []
-    monkeypatch.setattr(compare, "compare", lambda *w: compared.append(w) or comparison)
     code, out, _ = run("tune", "sddmm", "--graph", "cora", "--json", "--no-report")
     data = json.loads(out)
     (only,) = data["runs"]
-    assert code == 0 and len(compared) == 1 and list(compared[0][1]) == [
-        "default", "best 1", "best 2",
-    ]  # fmt: skip
+    assert code == 0
     assert (data["op"], data["graph"], data["records"]) == ("sddmm", "cora", str(records.path))
     assert only["feat"] == 32 and only["report"] is None and only["trials"] == 3
     assert only["best"][0]["config"]["lanes"] == 8 and only["best"][0]["seconds"] == 2e-5
@@ -334,7 +329,6 @@ def test_tune_prints_one_json_document(run, records, monkeypatch):
     assert only["speedup"] == pytest.approx(1.5)
     assert only["failures"] == {"2": "wrong: 1 of 3 wrong"}
     assert only["warnings"] == ["the disk is full"]
-    assert only["comparison"]["vendor"] == "scipy"
 
 
 def test_tune_that_is_interrupted_tells_what_was_found(run, records, reports, monkeypatch):
@@ -343,16 +337,6 @@ def test_tune_that_is_interrupted_tells_what_was_found(run, records, reports, mo
     code, out, _ = run("tune", "spmm", "--graph", "cora", "--feat", 32, 64)
     assert code == 130 and len(tune.calls) == 1
     assert "best: " in out and "; interrupted" in out and "report: " in out
-
-
-def test_ctrl_c_while_comparing(run, records, monkeypatch):
-    def stopped(*words):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(search, "tune", found())
-    monkeypatch.setattr(compare, "compare", stopped)
-    code, out, _ = run("tune", "spmm", "--graph", "cora", "--no-report")
-    assert code == 130 and "best: " in out
 
 
 def test_tune_where_nothing_worked(run, records, monkeypatch):
@@ -667,7 +651,7 @@ def test_tune_two_trials(run, records):
     matrix = sp.random_array((60, 50), density=0.1, format="csr", dtype="float32", rng=0)
     sp.save_npz("g.npz", matrix)
     words = ("tune", "spmm", "--graph", "g.npz", "--feat", 8, "--trials", 2, "--threads", 1)
-    code, out, err = run(*words, "--no-vendor")
+    code, out, err = run(*words)
     assert code == 0 and "2 trials: " in out and "trial 2/2" in err
     assert Path("sparsetir-tune-spmm-g-8.html").read_text().startswith("<!DOCTYPE html>")
     (kept,) = records.all()

@@ -55,7 +55,7 @@ def test_links_of_pages():
 
 
 def test_tables_say_what_the_files_do():
-    """After a new measurement: `python docs/speed.py`."""
+    """After a new measurement: `python -m docs.speed`."""
     speed = importlib.import_module("speed")
     for page, name, table in (
         ("README.md", "speed", speed.table()), ("docs/performance.md", "speed", speed.losses()),

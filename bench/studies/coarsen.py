@@ -20,11 +20,12 @@ from typing import Any
 import numpy as np
 
 import sparsetir
+from bench import plots
+from bench.peers import mkl
 from bench.report import table
-from bench.studies import coarsen_gpu, common, plots
+from bench.studies import coarsen_gpu, common
 from bench.studies.pruned_patterns import layers_of, random_layers
 from bench.timing import interleaved
-from sparsetir.measuring import mkl
 from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.schedules.templates.spmm_panels import PanelRows
 
@@ -230,6 +231,6 @@ def draw(path: Any) -> None:
             axes[y][x].set_title(f"{shape}, {feat} features", fontsize=8.5)
             if x == 0:
                 axes[y][x].set_ylabel("GFLOP/s of what is stored", fontsize=8)
-    title = f"SpMM by share of zeros, float32, {record['threads']} thread(s): {record['cpu']}"
+    title = f"SpMM by share of zeros, float32, {plots.place(record)}"
     plots.legend_on_top(figure, axes[0][0], title)
     plots.save(plt, figure, path)

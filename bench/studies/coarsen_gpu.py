@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 
 import sparsetir
-from bench import gpucode
+from bench import gpucode, plots
+from bench.peers.gpu_clock import Clock
 from bench.report import table
-from bench.studies import common, plots
+from bench.studies import common
 from bench.studies.counting import MEANINGS, Counted
-from sparsetir.measuring.gpu_clock import Clock
 from sparsetir.schedules.gpu import spmm as spmm_gpu
 from sparsetir.schedules.gpu import spmm_panels as spmm_panels_gpu
 from sparsetir.schedules.gpu.spmm import RowSplit

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import tvm_ffi
 
+from bench import harness
+from bench.peers.gpu_clock import Clock
 from bench.report import circumstances, write
 from bench.timing import interleaved, progress
-from sparsetir.measuring.gpu_clock import Clock
 
 BAR = 20  # characters
 NO_GPU = "no CUDA device: GPU times are absent"
 WARM_UP, ROUNDS = 2, 10  # calls of a kernel on a GPU
-TOLERANCE = 1e-4  # in units of the terms of each sum
 
 
 class Steps:
@@ -129,15 +129,5 @@ def cpu_seconds(
 
 
 def check(who: str, found: np.ndarray, exact: np.ndarray, unit: np.ndarray) -> None:
-    """Raise SystemExit for a wrong result.
-
-    unit : the sum of the absolute values that each element is made of
-    """
-    error = (np.abs(found - exact) / np.maximum(unit, 1e-9)).max(initial=0)
-    if not error < TOLERANCE:  # NaN is wrong too
-        raise SystemExit(f"study: {who} is wrong by {error}")
-
-
-def geomean(values: Any) -> float:
-    """Geometric mean of some positive numbers, at least one."""
-    return float(np.exp(np.mean(np.log(list(values)))))
+    """Raise SystemExit for a wrong result, as `harness.check`."""
+    harness.check(f"study: {who}", found, exact, unit)

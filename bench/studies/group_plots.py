@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.studies import plots
+from bench import plots
 from bench.studies.sgap import COLUMNS, ONE, ORIGINAL, PART_OF_ROW, TABLE_3, Point
 from bench.studies.sgap_tables import gain
 
@@ -105,9 +105,8 @@ def _gains(plt: Any, record: dict[str, Any], results: dict[str, Any]) -> Any:
             axis.set_xscale("log")
             axis.set_xlabel("density", fontsize=9)
     axes[0, 0].set_ylabel(f"speed-up,\n{what}", fontsize=8.5)
-    device = record.get("gpu") or f"{record['cpu']}, threads: {record['threads']}"
     told = axes.flat[columns.index(COLUMNS) if COLUMNS in columns else 0]
-    plots.legend_on_top(figure, told, f"SpMM, float32, {device}")
+    plots.legend_on_top(figure, told, f"SpMM, float32, {plots.place(record)}")
     return figure
 
 

@@ -15,13 +15,13 @@ import numpy as np
 
 import sparsetir
 from bench import equal_work
+from bench.peers.gpu_clock import Clock
 from bench.programs import SPMM
 from bench.report import table
 from bench.studies import common, group_plots, sgap_tables
 from bench.studies.counting import MEANINGS, Counted
 from bench.studies.matrices import folder, generated
 from bench.studies.sgap import COLUMNS, NEW, ONE, ORIGINAL, PART_OF_ROW, Point, points
-from sparsetir.measuring.gpu_clock import Clock
 from sparsetir.schedules.gpu.spmm_groups import Groups, apply
 
 TILES = (16, 32, 64)  # of a CPU

@@ -11,18 +11,19 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from math import ceil, log2
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import sparsetir
-from bench import equal_work
+from bench import equal_work, plots
 from bench.examples import example
+from bench.peers.gpu_clock import Clock
 from bench.report import table
-from bench.studies import common, plots
+from bench.studies import common
 from bench.studies.counting import MEANINGS, Counted
 from bench.studies.skew import SIZES, Size, skewed
-from sparsetir.measuring.gpu_clock import Clock
 from sparsetir.schedules.gpu.spmm_hyb import HybRows, arrange
 from sparsetir.schedules.gpu.spmm_hyb import apply as apply_hyb
 from sparsetir.schedules.gpu.spmm_hyb import program as hyb_program
@@ -54,7 +55,7 @@ def run(args: argparse.Namespace) -> None:
     }  # fmt: skip
     meanings = {"meanings": MEANINGS} if args.counts else {}
     path = common.finish(args, what, {**note, **meanings, "cells": cells}, torch)
-    plots.draw_balance(path)
+    draw(path)
 
 
 def _cells(args: argparse.Namespace, torch: Any, size: Size) -> Iterator[dict[str, Any]]:
@@ -209,3 +210,38 @@ def show(cells: list[dict[str, Any]], what: str, threads: int) -> None:
 
 def _text(value: float) -> str:
     return f"{value:.2f}" if isinstance(value, float) else str(value)
+
+
+def draw(path: Path) -> Path:
+    """Figure 8-7 of Senanayake's thesis; with counts, a panel for each of some."""
+    plt, record, results = plots.load(path)
+    cells = results["cells"]
+    ways = list(cells[0]["ways"])
+    longest = [c["longest_over_mean"] for c in cells]
+    shown = [f"{x:.3g}" if x < 1000 else f"{x:.0f}" for x in longest]
+    at = [f"{1 + c['c_minus_1']:.7g}\n{x}" for c, x in zip(cells, shown, strict=True)]
+    if results["what"] == "times":
+        panels = {"time in ms": lambda w: 1e3 * w["min"]}
+    else:
+        nnz = cells[0]["nnz"]
+        panels = {
+            "longest block / mean block": lambda w: w["imbalance"],
+            "longest warp / mean warp": lambda w: w["warp_imbalance"],
+            "sectors of 32 bytes / element": lambda w: w["sectors"] / nnz,
+        }
+    figure, axes = plt.subplots(1, len(panels), squeeze=False,
+                                figsize=(max(5.8, 4.1 * len(panels) + 0.8), 3.3))  # fmt: skip
+    for axis, (label, value) in zip(axes.flat, panels.items(), strict=True):
+        found = {w: [value(c["ways"][w]) for c in cells] for w in ways}
+        plots.lines(axis, at, found)
+        axis.set_ylabel(label, fontsize=9)
+        axis.set_xlabel("c, and below it the longest row / the mean row", fontsize=8.5)
+        axis.tick_params(axis="x", labelsize=7)
+        everything = [v for values in found.values() for v in values]
+        plots.scale(axis, everything)
+    size = f"{cells[0]['rows']:,} rows, {cells[0]['nnz']:,} elements"
+    where = plots.place(record) if results["what"] == "times" else "counted, not timed"
+    between = "\n" if len(panels) == 1 else "; "
+    title = f"{results['operator']}, k c^i elements in row i, {size}{between}{where}"
+    plots.legend_on_top(figure, axes.flat[0], title)
+    return plots.save(plt, figure, path)

@@ -13,15 +13,17 @@ thesis's tiled schedule with vectors over columns (A.3) stands beside them, and 
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import sparsetir
+from bench import plots
 from bench.examples import example
 from bench.report import table
-from bench.studies import common, plots
+from bench.studies import common
 from bench.studies.skew import random_rows
 
 FEATURES = 32
@@ -96,21 +98,16 @@ def draw(path: Path) -> Path:
     labels = [f"{n:,}\n{mean:,}" for n, mean in sizes[:-1]]
     labels.append(f"{sizes[-1][0]:,}\n{sizes[-1][1]:,}\n(thesis)")
     figure, axis = plt.subplots(figsize=(max(5.2, 0.95 * len(sizes) + 1.2), 3.3))
-    for i, (way, color) in enumerate(((TILED, "#c8102e"), (VECTORS, "#e08a1e"))):
-        heights = [speedup(c, way) for c in cells]
-        at = [x + 0.4 * i - 0.2 for x in range(len(cells))]
-        bars = axis.bar(at, heights, 0.37, color=color, label=f"{way}, here", zorder=3)
-        axis.bar_label(bars, [f"{h:.2f}" for h in heights], fontsize=7.5, padding=2)
-    bars = axis.bar([len(cells)], [paper["speedup"]], 0.37, color="#8a8a8a", zorder=3,
-                    label=f"{TILED}, in the thesis")  # fmt: skip
-    axis.bar_label(bars, [f"{paper['speedup']:.1f}"], fontsize=7.5, padding=2)
+    none = math.nan
+    heights = {
+        f"{TILED}, here": [*(speedup(c, TILED) for c in cells), none],
+        f"{VECTORS}, here": [*(speedup(c, VECTORS) for c in cells), none],
+        f"{TILED}, in the thesis": [none] * len(cells) + [paper["speedup"]],
+    }
+    plots.bars(axis, labels, heights, form="{:.2f}")
     axis.axhline(1, color="#1f5fa8", linewidth=1.1, zorder=2)
-    axis.set_xticks(range(len(sizes)), labels)
-    plots.plain(axis)
-    axis.set_ylim(0, 1.15 * max([paper["speedup"], *(speedup(c, VECTORS) for c in cells)]))
     axis.set_ylabel("speed-up over untiled (A.13)", fontsize=9)
     axis.set_xlabel("n of the n x n matrix, and below it elements in a row", fontsize=8.5)
-    where = f"{record['cpu']}, threads: {record['threads']}"
-    title = f"SpMM with {results['features']} columns, {where}"
+    title = f"SpMM with {results['features']} columns, {plots.place(record)}"
     plots.legend_on_top(figure, axis, title)
     return plots.save(plt, figure, path)

@@ -16,9 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bench import plots
 from bench.report import table
 from bench.rgcn import Graph, generated, load
-from bench.studies import common, plots
+from bench.studies import common
 from bench.timing import interleaved
 from sparsetir import ops
 from sparsetir.ops.relation_orders import ProductsFirst
@@ -165,14 +166,14 @@ def draw(path: Path) -> Any:
     names = list(dict.fromkeys(c["graph"] for c in cells))
     pairs = list(dict.fromkeys((c["in"], c["out"]) for c in cells))
     figure, axis = plt.subplots(figsize=(7, 3.4))
-    for number, name in enumerate(names):
+    speed = {}
+    for name in names:
         mine = {(c["in"], c["out"]): c["times"] for c in cells if c["graph"] == name}
-        speed = [mine[p][SUMS]["min"] / mine[p].get(CHOSEN, mine[p][SUMS])["min"] for p in pairs]
-        at = [i + (number - (len(names) - 1) / 2) * 0.8 / len(names) for i in range(len(pairs))]
-        axis.bar(at, speed, 0.75 / len(names), label=name, color=plots.COLORS[number], zorder=3)
-    axis.set_xticks(range(len(pairs)), [f"{a} to {b}" for a, b in pairs], fontsize=8)
+        speed[name] = [
+            mine[p][SUMS]["min"] / mine[p].get(CHOSEN, mine[p][SUMS])["min"] for p in pairs
+        ]
+    plots.bars(axis, [f"{a} to {b}" for a, b in pairs], speed)
     axis.axhline(1, color="#444444", linewidth=0.7)
     axis.set_ylabel("times as fast as sums first")
-    plots.plain(axis)
     plots.legend_on_top(figure, axis, "Order of work, chosen for each relation")
     return plots.save(plt, figure, path)

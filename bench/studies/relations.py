@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from bench import plots
 from bench.report import table
-from bench.studies import common, plots
+from bench.studies import common
 from bench.studies.counting import MEANINGS, runner
 from sparsetir.formats import Pattern
 from sparsetir.schedules.gpu.rgms import RelationalRows
@@ -189,13 +190,9 @@ def draw(path: Any) -> Any:
     plt, _, results = plots.load(path)
     figure, axis = plt.subplots(figsize=(6, 3.4))
     cells = results["cells"]
-    for number, way in enumerate(("fused", "unfused")):
-        at = [place + (number - 0.5) * 0.36 for place in range(len(cells))]
-        axis.bar(at, [c[way]["bytes"] / 1e6 for c in cells], 0.34, label=way,
-                 color=plots.COLORS[number], zorder=3)  # fmt: skip
     names = [f"{c['case']}\n{c['dtype']}" for c in cells]
-    axis.set_xticks(range(len(cells)), names)
+    moved = {way: [c[way]["bytes"] / 1e6 for c in cells] for way in ("fused", "unfused")}
+    plots.bars(axis, names, moved)
     axis.set_ylabel("MB of global memory")
-    plots.plain(axis)
     plots.legend_on_top(figure, axis, "Relational gather-matmul-scatter: traffic, counted")
     return plots.save(plt, figure, path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any
 
-from bench.studies.common import geomean
+from bench.harness import geomean
 from bench.studies.sgap import (
     GROUPS,
     NEW,

@@ -19,10 +19,10 @@ import scipy.sparse as sp
 import sparsetir
 from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.extras import WITHOUT_TORCH
-from sparsetir.measuring import process as processes
-from sparsetir.measuring import serving
 from sparsetir.records.task import Outcome, Reference, Task
 from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.tuning import process as processes
+from sparsetir.tuning import serving
 from sparsetir.tuning.measure import Measurer, cores_for
 from sparsetir.tuning.operator_case import OperatorCase
 from sparsetir.tuning.timing import Yardstick, timed

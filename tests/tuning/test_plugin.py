@@ -23,7 +23,7 @@ def test_faulty_templates_are_three_failures_of_a_search_that_ends(tmp_path):
     command = [
         *(sys.executable, "-c", code, "tune", "spmm", "--graph", "small.mtx"),
         *("--feat", "16", "--threads", "1", "--trials", "5", "--modules", "tuning.faulty_plugin"),
-        *("--time-limit", str(LIMIT), "--records", "r.sqlite", "--no-report", "--no-vendor"),
+        *("--time-limit", str(LIMIT), "--records", "r.sqlite", "--no-report"),
         "--json",
     ]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}

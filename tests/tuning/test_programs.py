@@ -161,7 +161,7 @@ def test_a_search_measures_a_users_schedule(monkeypatch, tmp_path):
     np.testing.assert_allclose(y, want, rtol=1e-4, atol=1e-4)
     text = table(tuned, graph="small")
     assert "spmm on small (m=13, n=11" in text and "1 failed" in text
-    page = write_report(tuned, None, tmp_path / "report.html").read_text()
+    page = write_report(tuned, tmp_path / "report.html").read_text()
     assert "The function" in page and "T.sp_iter" in page
     (record,) = Records(file).all()
     assert record.key == tuned.key and record.key.op == "spmm"

@@ -1,12 +1,13 @@
-"""Records: what is kept, found, migrated and exchanged."""
+"""Records: what is kept, found and exchanged."""
 
 import json
+import re
 from dataclasses import fields, replace
 
 import pytest
 
-from records_common import KEY, RECORD, record, run_sql
-from sparsetir.records.record import FIELDS, Key, Record, record_from_data, record_to_data
+from records_common import KEY, RECORD, record
+from sparsetir.records.record import Key, Record, record_to_data
 from sparsetir.records.records import RecordError, Records, default_path
 
 
@@ -132,67 +133,18 @@ def test_odd_names_of_files(tmp_path):
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"seconds": float("nan")}, "'seconds': expected a number above 0, got nan"),
-        ({"seconds": 0}, "'seconds': expected a number above 0, got 0"),
-        ({"config": {"tile": 1}}, "'config': expected a dict with the name of a 'template'"),
-        ({"config": {"template": "T", "x": object()}}, "'config'"),
-        ({"statistics": {"m": float("inf")}}, "'statistics': expected a dict of numbers"),
-        ({"bytes": 2**63}, "'bytes': expected a count or none"),
-        ({"graph": "\ud800"}, "'graph': expected a text"),
-        ({"id": "x"}, "'id': expected 32 hex digits, got 'x'"),
-        ({"date": "yesterday"}, "'date': expected a date"),
-        ({"key": replace(KEY, threads=True)}, "'threads': expected 0, 1, 2, ..., got True"),
+        ({"seconds": float("nan")}, "'seconds': expected float, got nan"),
+        ({"seconds": 0}, "expected 'seconds' and 'default_seconds' above 0"),
+        ({"statistics": {"m": float("inf")}}, "'statistics': expected"),
+        ({"config": 5}, "'config': expected Mapping, got 5"),
+        ({"bytes": 1.5}, "'bytes': expected int | None, got 1.5"),
+        ({"key": replace(KEY, threads=True)}, "'threads': expected int, got True"),
     ],
 )
 def test_what_is_no_record_is_not_kept(records, changes, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=re.escape(message)):
         records.add(replace(RECORD, **changes))
     assert records.all() == []
-
-
-def test_every_field_is_checked():
-    assert set(record_to_data(RECORD)) == set(FIELDS)
-    assert record_from_data(record_to_data(RECORD)) == RECORD
-
-
-# --- versions of the tables ------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "version, advice", [(7, "update sparsetir, or use another"), (1, "use another")]
-)
-def test_another_version_is_refused_and_not_touched(records, tmp_path, version, advice):
-    records.add(RECORD)
-    Records(tmp_path / "other.sqlite").add(RECORD)
-    Records(tmp_path / "other.sqlite").export(tmp_path / "x.json")
-    run_sql(records.path, f"UPDATE sparsetir_schema SET version = {version}")
-    before = records.path.read_bytes()
-    for call in (
-        records.all, lambda: records.best(KEY), lambda: records.add(RECORD),
-        lambda: records.forget(KEY), lambda: records.load(tmp_path / "x.json"),
-    ):  # fmt: skip
-        message = f"schema version {version} and this sparsetir knows version 2; {advice} file"
-        with pytest.raises(RecordError, match=message):
-            call()
-    assert records.path.read_bytes() == before
-
-
-def test_optuna_and_records_share_a_file(records):
-    optuna = pytest.importorskip("optuna")
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    records.add(RECORD)
-    url = f"sqlite:///{records.path}"
-    study = optuna.create_study(storage=url, study_name=KEY.text())
-    study.optimize(lambda trial: trial.suggest_int("x", 0, 9), n_trials=2)
-    records.add(record(1))
-    assert len(records.all()) == 2
-    assert len(optuna.load_study(study_name=KEY.text(), storage=url).trials) == 2
-    # The other way round: their tables first.
-    other = Records(records.path.with_name("other.sqlite"))
-    optuna.create_study(storage=f"sqlite:///{other.path}", study_name="x")
-    assert other.all() == []
-    other.add(RECORD)
-    assert other.all() == [RECORD]
 
 
 # --- exchange --------------------------------------------------------------------------------
@@ -236,14 +188,11 @@ GOOD = record_to_data(record(0))
 LOADS = [
     (whole([GOOD, {**GOOD, "colour": 1}]), "record 2: unknown field 'colour'"),
     (whole([{n: x for n, x in GOOD.items() if n != "op"}]), "record 1: field 'op' is missing"),
-    (whole([GOOD, GOOD, {**GOOD, "feat": "32"}]), "record 3: field 'feat': expected 0, 1, 2"),
-    (whole([{**GOOD, "seconds": True}]), "record 1: field 'seconds': expected a number above 0"),
+    (whole([GOOD, GOOD, {**GOOD, "feat": "32"}]), "record 3: field 'feat': expected int, got '32'"),
     (whole([{**GOOD, "seconds": 10**400}]), "record 1: field 'seconds'"),
     (whole([GOOD, 5]), "record 2: expected a dict, got int"),
-    (whole({}), 'expected a list "records"'),
-    ({**whole([]), "more": 1}, "no other field"),
-    ({**whole([]), "version": 2}, "version 2 of the format, and this sparsetir knows version 1"),
-    ({"records": []}, "holds no records"),
+    (whole({}), 'and a list "records"'),
+    ({**whole([]), "version": 2}, 'expected "version": 1'),
     ([], "holds no records"),
 ]
 

@@ -27,13 +27,7 @@ examples:
   sparsetir doctor --json
 """
 # What is missing of these is told with the reason to install it.
-OPTIONAL = {
-    "torch": "torch tensors; comparisons",
-    "optuna": "tune",
-    "matplotlib": "pictures, reports",
-    "mkl": "comparisons",
-    "sparse_dot_mkl": "comparisons",
-}
+OPTIONAL = {"torch": "torch tensors", "optuna": "tune", "matplotlib": "pictures, reports"}
 NEEDED = ("apache-tvm", "apache-tvm-ffi", "numpy", "scipy")
 TARGETS = ("llvm", "cuda", "opencl", "vulkan", "rocm", "metal")
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
@@ -41,7 +35,7 @@ VARIABLES = (
     "SPARSETIR_RECORDS", "SPARSETIR_POOL", "XDG_CACHE_HOME", "TVM_NUM_THREADS", "OMP_NUM_THREADS",
     "MKL_NUM_THREADS",
     "TVM_BIND_THREADS", "TVM_THREAD_POOL_SPIN_COUNT", "TVM_CUDA_COMPILE_MODE",
-    "CUDA_VISIBLE_DEVICES", "MKL_RT",
+    "CUDA_VISIBLE_DEVICES",
 )  # fmt: skip
 TOLERANCE = 1e-4
 POOLS = {"openmp": "torch's pool", "tvm": "TVM's pool", "serial": "no pool"}
@@ -176,12 +170,11 @@ def nvcc() -> dict[str, Any]:
 def records() -> dict[str, Any]:
     """The file of records, without changing it; "error" where it cannot be read or written."""
     from sparsetir.records.records import RecordError, Records
-    from sparsetir.records.schema import SCHEMA
 
     kept = Records()
     if kept.path is None:
         return {"path": None, "reason": "switched off: SPARSETIR_RECORDS is empty"}
-    out: dict[str, Any] = {"path": str(kept.path), "schema": SCHEMA, "bytes": None, "records": 0}
+    out: dict[str, Any] = {"path": str(kept.path), "bytes": None, "records": 0}
     at = kept.path
     while not at.exists() and at != at.parent:
         at = at.parent
@@ -251,7 +244,7 @@ def _show(found: dict[str, Any]) -> None:
         size = "no file yet"
         if kept["bytes"] is not None:
             size = f"{many(kept['records'], 'record')} in {memory(kept['bytes'])}"
-        _part("records", f"{kept['path']}: {size}, schema {kept['schema']}")
+        _part("records", f"{kept['path']}: {size}")
     _part("variables", *(f"{name}={value}" for name, value in found["environment"].items()))
     ran = found["kernel"]
     if "error" not in ran:

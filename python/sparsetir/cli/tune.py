@@ -47,6 +47,8 @@ examples:
   sparsetir tune u_add_e_max --graph cora --feat 32 --edge-feat 32
   sparsetir tune program.py:two_hop --arg x=x.npy --arg indptr=a.npz --arg indices=a.npz
   sparsetir tune program.py --arg a=a.npz:data --schedule fast.py:apply --space '{"tile": [1, 2]}'
+
+How long other libraries take, a checkout tells: python -m bench run --op spmm --graph mine.npz
 """
 
 
@@ -112,9 +114,6 @@ def add(out: Parser) -> None:
     )
     measuring.add_argument(
         "--remote", type=_remote, metavar="HOST:PORT:KEY", help="a device, by TVM's RPC tracker"
-    )
-    measuring.add_argument(
-        "--no-vendor", action="store_true", help="no comparison with scipy, torch and MKL"
     )
     search.add_argument(
         "--modules", nargs="+", default=[], metavar="NAME", help="with templates of your own"
@@ -241,7 +240,7 @@ def run_program(args: argparse.Namespace) -> int:
     path = args.report
     if path is None or path.is_dir():
         path = free_path(path, program.name)
-    found, code = _tell(args, tuned, None, tuned.interrupted, "", where, path)
+    found, code = _tell(args, tuned, "", where, path)
     if args.json:
         kept = None if where is None else str(where)
         arguments.print_json({"program": args.op, "records": kept, "runs": [found]})
@@ -254,7 +253,6 @@ def _search(
     """Search for one feature size and tell what was found; data for JSON and the exit code."""
     from sparsetir.tuning.progress import Bar
     from sparsetir.tuning.search import tune
-    from sparsetir.tuning.tuned import Tuned
 
     if args.modules:
         sys.path.insert(0, os.getcwd())  # as `python -m` has it
@@ -269,62 +267,49 @@ def _search(
         modules=args.modules, feat_in=args.feat_in, weighted=not args.unweighted,
         edge_feat=args.edge_feat, progress=Bar(title, seconds=args.seconds),
     )  # fmt: skip
-    ran = any(t.outcome.state == "ok" for t in tuned.trials)
-    comparison, stopped = None, tuned.interrupted
-    vendor = not args.no_vendor and args.remote is None and isinstance(tuned, Tuned)
-    if ran and not stopped and vendor:
-        comparison, stopped = _compare(tuned)
     several = len(args.feat or [feat]) > 1
     path = report_path(args.report, args.op, name, feat or 1, several)
-    return _tell(args, tuned, comparison, stopped, name, where, path)
+    return _tell(args, tuned, name, where, path)
 
 
 def _tell(
-    args: argparse.Namespace, tuned: Any, comparison: Any, stopped: bool, name: str,
-    where: Path | None, path: Path,
-) -> tuple[dict[str, Any], int]:  # fmt: skip
+    args: argparse.Namespace, tuned: Any, name: str, where: Path | None, path: Path
+) -> tuple[dict[str, Any], int]:
     """Print what was found and write the report; data for JSON and the exit code."""
     from sparsetir.tuning.report import table
 
     ran = any(t.outcome.state == "ok" for t in tuned.trials)
     if not args.json:
-        print(table(tuned, comparison, graph=name, records=where))
+        print(table(tuned, graph=name, records=where))
     report, written = None, True
     if tuned.trials and not args.no_report:
-        report, written = _report(tuned, comparison, path, name)
+        report, written = _report(tuned, path, name)
         if report is not None and not args.json:
             print(f"report: {report}")
-    data = _data(tuned, comparison) | {"interrupted": stopped, "report": report}
-    code = INTERRUPTED if stopped else int(not ran or (args.report is not None and not written))
+    data = _data(tuned) | {"interrupted": tuned.interrupted, "report": report}
+    code = (
+        INTERRUPTED
+        if tuned.interrupted
+        else int(not ran or (args.report is not None and not written))
+    )
     return data, code
 
 
-def _compare(tuned: Any) -> tuple[Any, bool]:
-    """The final comparison with other libraries, and whether Ctrl-C ended it."""
-    from sparsetir.tuning.compare import compare, finalists
-
-    print("comparing with other libraries", file=sys.stderr)
-    try:
-        return compare(tuned.task, finalists(tuned)), False
-    except KeyboardInterrupt:
-        return None, True
-
-
-def _report(tuned: Any, comparison: Any, path: Path, name: str) -> tuple[str | None, bool]:
+def _report(tuned: Any, path: Path, name: str) -> tuple[str | None, bool]:
     """The report that was written, and whether it was; without matplotlib there is none."""
     try:
         from sparsetir.tuning.html import write_report
 
-        return str(write_report(tuned, comparison, path, graph=name)), True
+        return str(write_report(tuned, path, graph=name)), True
     except (ImportError, OSError) as error:
         print(f"sparsetir tune: no report: {error}", file=sys.stderr)
         return None, False
 
 
-def _data(tuned: Any, comparison: Any) -> dict[str, Any]:
+def _data(tuned: Any) -> dict[str, Any]:
     """For JSON."""
     from sparsetir.schedules.search.configs import to_data
-    from sparsetir.tuning.compare import ranked
+    from sparsetir.tuning.report import ranked
 
     def data(trial: Any) -> dict[str, Any]:
         outcome = trial.outcome
@@ -340,7 +325,6 @@ def _data(tuned: Any, comparison: Any) -> dict[str, Any]:
         "default": {"config": to_data(tuned.default), "seconds": tuned.default_seconds},
         "best": [data(trial) for trial in best], "speedup": tuned.speedup if best else None,
         "importances": tuned.importances,
-        "comparison": None if comparison is None else comparison.data(),
     }  # fmt: skip
 
 

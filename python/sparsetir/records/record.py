@@ -5,17 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import re
 import uuid
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 from sparsetir._versions import VERSIONS
-from sparsetir.records.fingerprint import cpu_model, device_name
+from sparsetir.records.fingerprint import device_name
 from sparsetir.records.task import Tunable
-from sparsetir.runtime.targets import host_target, resolve_target
+from sparsetir.runtime.targets import resolve_target
 from sparsetir.schedules.default import is_gpu
 
 
@@ -56,19 +56,6 @@ class Key:
             target=str(target),
             device=device_name(target) if device is None else device,
         )
-
-    def with_features(self) -> Key:
-        """A key from before devices had features in their names, completed if it is this machine's.
-
-        It is, for certain, where the model of the CPU is this one's, and the target says all of its
-        features by the name that LLVM gives it. Others stay as they are, and apply nowhere.
-        """
-        if self.device != cpu_model():
-            return self
-        target = host_target()
-        if target.attrs.get("mattr") or self.target != str(target):
-            return self
-        return replace(self, device=device_name(target))
 
     def text(self) -> str:
         """One line for a name: readable, and with the hash of all fields, so different for each."""
@@ -140,17 +127,9 @@ def best_of_each(records: Iterable[Record]) -> dict[Key, Record]:
 
 
 def record_to_data(record: Record) -> dict[str, Any]:
-    """The record as JSON holds it, the fields of the key among the others.
-
-    Raises ValueError for a field that :func:`record_from_data` would refuse.
-    """
-    data: dict[str, Any] = {f.name: getattr(record, f.name) for f in fields(record)}
-    data |= asdict(data.pop("key"))
-    for name in ("config", "statistics", "versions"):
-        if isinstance(data[name], Mapping):
-            data[name] = dict(data[name])
-    _check(data)
-    return data
+    """The record as JSON holds it, the fields of the key among the others."""
+    data = asdict(record)
+    return {**data.pop("key"), **data}
 
 
 def record_from_data(data: Any) -> Record:
@@ -158,109 +137,40 @@ def record_from_data(data: Any) -> Record:
 
     Raises ValueError that names a field which is unknown, missing or of the wrong type.
     """
-    _check(data)
-    keys = {f.name for f in fields(Key)}
-    rest = {name: value for name, value in data.items() if name not in keys}
-    return Record(key=Key(**{name: data[name] for name in keys}), **rest)
-
-
-# Half of a pair: JSON can write it, and nothing else can.
-_SURROGATE = re.compile("[\ud800-\udfff]")
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and not _SURROGATE.search(value)
-
-
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63
-
-
-def _is_count(value: Any) -> bool:
-    return _is_integer(value) and value >= 0
-
-
-def _is_number(value: Any) -> bool:
-    return math.isfinite(value) if isinstance(value, float) else _is_integer(value)
-
-
-def _is_duration(value: Any) -> bool:
-    return _is_number(value) and value > 0
-
-
-def _is_hex(value: Any) -> bool:
-    return _is_text(value) and len(value) == 32 and set(value) <= set("0123456789abcdef")
-
-
-def _is_date(value: Any) -> bool:
-    try:
-        datetime.fromisoformat(value)
-    except (TypeError, ValueError):
-        return False
-    return True
-
-
-def _is_plain(value: Any) -> bool:
-    """Whether JSON gives it back as it is."""
-    if isinstance(value, dict):
-        return all(_is_text(name) and _is_plain(x) for name, x in value.items())
-    if isinstance(value, list):
-        return all(map(_is_plain, value))
-    return value is None or isinstance(value, bool | str) or _is_number(value)
-
-
-def _is_config(value: Any) -> bool:
-    return isinstance(value, dict) and _is_text(value.get("template")) and _is_plain(value)
-
-
-def _maybe(check: Any) -> Any:
-    return lambda value: value is None or check(value)
-
-
-def _each(check: Any) -> Any:
-    return lambda value: (
-        isinstance(value, dict) and all(_is_text(name) and check(x) for name, x in value.items())
-    )
-
-
-# By field what is expected of it, in words and as a check.
-_TEXT, _COUNT = ("a text", _is_text), ("0, 1, 2, ...", _is_count)
-_NUMBER_OR_NONE = ("a number or none", _maybe(_is_number))
-FIELDS: Mapping[str, tuple[str, Any]] = {
-    "id": ("32 hex digits", _is_hex),
-    "op": _TEXT,
-    "dtype": _TEXT,
-    "reduce": _TEXT,
-    "heads": ("a count or none", _maybe(_is_count)),
-    "feat": _COUNT,
-    "threads": _COUNT,
-    "target": _TEXT,
-    "device": _TEXT,
-    "shape_class": _TEXT,
-    "fingerprint": ("32 hex digits", _is_hex),
-    "config": ("a dict with the name of a 'template'", _is_config),
-    "seconds": ("a number above 0", _is_duration),
-    "default_seconds": ("a number above 0 or none", _maybe(_is_duration)),
-    "compile_seconds": _NUMBER_OR_NONE,
-    "convert_seconds": _NUMBER_OR_NONE,
-    "padding": _NUMBER_OR_NONE,
-    "bytes": ("a count or none", _maybe(_is_count)),
-    "statistics": ("a dict of numbers", _each(_is_number)),
-    "trials": _COUNT,
-    "versions": ("a dict of texts", _each(_is_text)),
-    "date": ("a date as '2026-01-31T12:00:00+00:00'", _is_date),
-    "graph": _TEXT,
-}
-
-
-def _check(data: Any) -> None:
     if not isinstance(data, dict):
         raise ValueError(f"expected a dict, got {type(data).__name__}")
+    of_key, of_record = get_type_hints(Key), get_type_hints(Record)
+    hints = {**of_key, **of_record}
+    del hints["key"]
     for name in data:
-        if name not in FIELDS:
+        if name not in hints:
             raise ValueError(f"unknown field {name!r}")
-    for name, (expected, check) in FIELDS.items():
+    for name, hint in hints.items():
         if name not in data:
             raise ValueError(f"field {name!r} is missing")
-        if not check(data[name]):
-            raise ValueError(f"field {name!r}: expected {expected}, got {data[name]!r}")
+        if not _fits(data[name], hint):
+            raise ValueError(f"field {name!r}: expected {_words(hint)}, got {data[name]!r}")
+    record = Record(
+        Key(**{name: data[name] for name in of_key}),
+        **{name: data[name] for name in of_record if name != "key"},
+    )
+    if record.seconds <= 0 or (record.default_seconds or 1) <= 0:
+        raise ValueError("expected 'seconds' and 'default_seconds' above 0")
+    return record
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value of JSON is of an annotation of a record's fields."""
+    if get_origin(hint) is UnionType:
+        return any(_fits(value, one) for one in get_args(hint))
+    if get_origin(hint) is Mapping:
+        of = get_args(hint)[1]
+        return isinstance(value, dict) and all(of is Any or _fits(x, of) for x in value.values())
+    if hint is float:  # which JSON writes as 1 as well
+        whole = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63
+        return whole or (isinstance(value, float) and math.isfinite(value))
+    return isinstance(value, hint) and not (hint is int and isinstance(value, bool))
+
+
+def _words(hint: Any) -> str:
+    return getattr(hint, "__name__", None) or str(hint).replace("collections.abc.", "")

@@ -1,9 +1,7 @@
-"""Records of tuning: one file that many processes read and write.
+"""Records of tuning: one file of SQLite that many processes read and write.
 
-A file of SQLite with a rollback journal: a write-ahead log is faster for many writers, yet needs
-memory that all of them share, which network file systems do not have, and two more files beside
-this one. Records come at most every few seconds, so writers wait for each other. Connections live
-as long as one call: they may not be taken through a fork, and opening one takes a fraction of a
+It has one table, a row a record: the record as JSON, and by what it is found. Connections live as
+long as one call: they may not be taken through a fork, and opening one takes a fraction of a
 millisecond.
 """
 
@@ -14,14 +12,13 @@ import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict
 from math import inf, log2
 from pathlib import Path
 from typing import Any
 
 from sparsetir.records.files import write_whole
 from sparsetir.records.record import Key, Record, best_of_each, record_from_data, record_to_data
-from sparsetir.records.schema import RECORDS, SchemaError, check_schema, insert, prepare, to_record
 from sparsetir.runtime.file_errors import as_path
 
 BUSY_SECONDS = 60.0  # that a call waits for other processes
@@ -29,10 +26,12 @@ DAMAGED = (
     "it is damaged, or no file of records; it is left as it is: move it away, or set "
     "SPARSETIR_RECORDS to another file"
 )
-# The rows of a key; also those of other devices, as files hold the records of several.
-_COLUMNS = ("op", "dtype", "reduce", "heads", "feat", "threads", "target")
-LIKE = "WHERE " + " AND ".join(f"{name} IS ?" for name in _COLUMNS)
-SAME = f"{LIKE} AND fingerprint = ?"
+# alike : of a key all but the fingerprint, as text
+TABLES = (
+    "CREATE TABLE IF NOT EXISTS records "
+    "(id TEXT PRIMARY KEY, alike TEXT, fingerprint TEXT, data TEXT)",
+    "CREATE INDEX IF NOT EXISTS records_alike ON records (alike)",
+)
 FORMAT = "sparsetir records"
 FORMAT_VERSION = 1  # of exported files
 
@@ -63,8 +62,8 @@ class Records:
 
     What :meth:`add`, :meth:`load` and :meth:`forget` have done when they return stays done,
     whatever then happens to the process; otherwise all is as before. All methods raise
-    RecordError where the file cannot be read or written: it is damaged, of another version of this
-    package, not ours to write, or the disk is full. It is never deleted or begun anew.
+    RecordError where the file cannot be read or written: it is damaged, not ours to write, or the
+    disk is full. It is never deleted or begun anew.
     """
 
     def __init__(
@@ -75,43 +74,36 @@ class Records:
 
     def best(self, key: Key) -> Record | None:
         """The best record for a key of the present versions, by :attr:`Record.order`."""
-        with self._found(SAME, *_same(key)) as found:
-            return best_of_each(r for r in found if r.is_current).get(key)
+        return self.best_by_fingerprint(key).get(key.fingerprint)
 
     def best_by_fingerprint(self, key: Key) -> dict[str, Record]:
         """As :meth:`best` of each pattern, for what is like `key` in all but the fingerprint."""
-        with self._found(LIKE, *_same(key)[:-1]) as found:
-            best = best_of_each(r for r in found if r.is_current)
-        return {
-            other.fingerprint: record
-            for other, record in best.items()
-            if other == replace(key, fingerprint=other.fingerprint)
-        }
+        found = self._found("WHERE alike = ?", _alike(key))
+        best = best_of_each(record for record in found if record.is_current)
+        return {other.fingerprint: record for other, record in best.items()}
 
     def add(self, record: Record) -> None:
         """Keep a record beside all others; nothing happens where its id is there already.
 
         Raises ValueError for a record with a field of the wrong type.
         """
-        record_to_data(record)
+        record_from_data(record_to_data(record))
         if self.path is not None:
             self._insert([record])
 
     def all(self) -> list[Record]:
         """Every record, the oldest first."""
-        with self._found("ORDER BY date, rowid") as found:
-            return list(found)
+        return sorted(self._found(), key=lambda record: record.date)
 
     def forget(self, key: Key) -> int:
         """Delete the records of a key; how many there were."""
-        if not self._exist():
+        if not self._exists():
             return 0
-        with self._writing() as connection:
-            rows = connection.execute(f"SELECT * FROM {RECORDS} {SAME}", _same(key))
-            ids = [record.id for record in self._records(rows) if record.key == key]
-            command = f"DELETE FROM {RECORDS} WHERE id = ?"
-            connection.executemany(command, [(name,) for name in ids])
-        return len(ids)
+        command = "DELETE FROM records WHERE alike = ? AND fingerprint = ?"
+        with self._connection() as connection:
+            if not _has_table(connection):
+                return 0
+            return connection.execute(command, (_alike(key), key.fingerprint)).rowcount
 
     def neighbours(self, key: Key, statistics: Mapping[str, float], count: int = 3) -> list[Record]:
         """Records of the most similar problems, the nearest first, the best one of each.
@@ -120,17 +112,13 @@ class Records:
         one with other features, heads or threads. Distance is that of the logarithms of
         statistics, features and threads. Those of other versions too: searches measure them anew.
         """
-        same = "WHERE op = ? AND dtype = ? AND reduce = ? AND target = ?"
-        with self._found(same, key.op, key.dtype, key.reduce, key.target) as found:
-            best = best_of_each(found)
-        alike = [
-            record
-            for other, record in best.items()
-            if other != key
-            and other.device == key.device
-            and (other.heads is None) == (key.heads is None)
-        ]
-        return sorted(alike, key=lambda r: (_distance(key, statistics, r), r.id))[:count]
+
+        def kind(of: Key) -> tuple[Any, ...]:
+            return of.op, of.dtype, of.reduce, of.target, of.device, of.heads is None
+
+        best = best_of_each(record for record in self._found() if kind(record.key) == kind(key))
+        best.pop(key, None)
+        return sorted(best.values(), key=lambda r: (_distance(key, statistics, r), r.id))[:count]
 
     def export(self, path: Path | str, *, replace: bool = False) -> int:
         """Write all records to a file of JSON; how many they are.
@@ -161,7 +149,7 @@ class Records:
             raise RecordError("records are switched off; set SPARSETIR_RECORDS to a file")
         return self._insert(_read_export(path))
 
-    def _exist(self) -> bool:
+    def _exists(self) -> bool:
         try:
             there = self.path is not None and self.path.exists()
         except OSError as error:
@@ -171,81 +159,55 @@ class Records:
         return there
 
     def _insert(self, records: Iterable[Record]) -> int:
-        with self._writing() as connection:
-            return sum(insert(connection, record) for record in records)
-
-    @contextmanager
-    def _found(self, which: str, *values: Any) -> Iterator[Iterator[Record]]:
-        """Records of the rows of a query, read one by one as they are asked for."""
-        if not self._exist():
-            yield iter(())
-            return
-        with self._connection("rw") as connection:
-            # Opened for writing, so that SQLite may take back what a killed writer left half done.
-            connection.execute("PRAGMA query_only = ON")
-            connection.execute("BEGIN")
-            self._refuse_cut(connection)
-            if not check_schema(connection):
-                yield iter(())
-            else:
-                rows = connection.execute(f"SELECT * FROM {RECORDS} {which}", values)
-                yield self._records(rows)
-
-    def _records(self, rows: Iterable[sqlite3.Row]) -> Iterator[Record]:
-        for row in rows:
-            try:
-                record = to_record(row)
-                record = replace(record, key=record.key.with_features())
-            except (ValueError, TypeError, LookupError) as error:
-                name = dict(row).get("id")
-                raise RecordError(f"{self.path}: {DAMAGED} (record {name}: {error})") from error
-            yield record
-
-    def _refuse_cut(self, connection: sqlite3.Connection) -> None:
-        """Raise where the file ends within a page, which SQLite takes for zeros there."""
+        """Add records, all or none; how many were not there."""
         assert self.path is not None
-        page = connection.execute("PRAGMA page_size").fetchone()[0]
-        # Only now is the file locked against those who write, and what they left taken back.
-        connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        if os.path.getsize(self.path) % page:
-            raise RecordError(f"{self.path}: {DAMAGED} (it ends within a page)")
-
-    @contextmanager
-    def _writing(self) -> Iterator[sqlite3.Connection]:
-        """A transaction, with tables of the present version in a file that is made if need be."""
-        assert self.path is not None
-        self._exist()
+        self._exists()
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RecordError(f"{self.path} cannot be made: {error}") from error
-        with self._connection("rwc") as connection:
-            connection.execute("BEGIN IMMEDIATE")
-            self._refuse_cut(connection)
-            prepare(connection)
-            yield connection
-            connection.execute("COMMIT")
+        command = "INSERT OR IGNORE INTO records VALUES (?, ?, ?, ?)"
+        with self._connection() as connection:
+            for make in TABLES:
+                connection.execute(make)
+            return sum(connection.execute(command, _row(record)).rowcount for record in records)
+
+    def _found(self, which: str = "", *values: str) -> list[Record]:
+        """The records of a query."""
+        if not self._exists():
+            return []
+        found = []
+        with self._connection() as connection:
+            rows = f"SELECT id, data FROM records {which}"
+            for name, data in connection.execute(rows, values) if _has_table(connection) else ():
+                try:
+                    found.append(record_from_data(json.loads(data)))
+                except (ValueError, TypeError, RecursionError) as error:
+                    raise RecordError(f"{self.path}: {DAMAGED} (record {name}: {error})") from error
+        return found
 
     @contextmanager
-    def _connection(self, mode: str) -> Iterator[sqlite3.Connection]:
-        """A connection whose transaction ends with it; errors are those of this module."""
+    def _connection(self) -> Iterator[sqlite3.Connection]:
+        """A transaction on the file; errors are those of this module."""
         assert self.path is not None
         connection = None
         try:
-            uri = f"{self.path.absolute().as_uri()}?mode={mode}"
-            connection = sqlite3.connect(uri, uri=True, timeout=self._busy, isolation_level=None)
-            connection.row_factory = sqlite3.Row
-            yield connection
-        except SchemaError as error:
-            raise RecordError(f"{self.path}: {error}") from error
-        except sqlite3.Error as error:
+            connection = sqlite3.connect(self.path, timeout=self._busy)
+            with connection:  # commits, or takes back
+                yield connection
+        except (sqlite3.Error, UnicodeError) as error:
             raise RecordError(f"{self.path}: {_advice(error)} ({error})") from error
         finally:
             if connection is not None:
                 connection.close()
 
 
-def _advice(error: sqlite3.Error) -> str:
+def _has_table(connection: sqlite3.Connection) -> bool:
+    found = connection.execute("SELECT count(*) FROM sqlite_master WHERE name = 'records'")
+    return bool(found.fetchone()[0])
+
+
+def _advice(error: Exception) -> str:
     """What an error of SQLite means for the user of the file."""
     text = str(error).lower()
     if "locked" in text or "busy" in text:
@@ -257,9 +219,14 @@ def _advice(error: sqlite3.Error) -> str:
     return DAMAGED
 
 
-def _same(key: Key) -> list[Any]:
-    """The values in SAME."""
-    return [*(getattr(key, name) for name in _COLUMNS), key.fingerprint]
+def _alike(key: Key) -> str:
+    """All of a key but the fingerprint."""
+    return json.dumps({**asdict(key), "fingerprint": ""}, sort_keys=True)
+
+
+def _row(record: Record) -> tuple[str, str, str, str]:
+    data = json.dumps(record_to_data(record))
+    return record.id, _alike(record.key), record.key.fingerprint, data
 
 
 def _distance(key: Key, statistics: Mapping[str, float], record: Record) -> float:
@@ -283,13 +250,8 @@ def _read_export(path: Path) -> list[Record]:
         raise RecordError(f"{path} holds no JSON: {error}") from error
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise RecordError(f'{path} holds no records: expected "format": "{FORMAT}"')
-    if data.get("version") != FORMAT_VERSION:
-        raise RecordError(
-            f"{path} has version {data.get('version')!r} of the format, and this sparsetir knows "
-            f"version {FORMAT_VERSION}"
-        )
-    if set(data) != {"format", "version", "records"} or not isinstance(data["records"], list):
-        raise RecordError(f'{path}: expected a list "records" and no other field')
+    if data.get("version") != FORMAT_VERSION or not isinstance(data.get("records"), list):
+        raise RecordError(f'{path}: expected "version": {FORMAT_VERSION} and a list "records"')
     found = []
     for number, item in enumerate(data["records"], 1):
         try:

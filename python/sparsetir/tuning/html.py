@@ -14,35 +14,21 @@ import tvm
 
 from sparsetir import _versions
 from sparsetir.extras import need
+from sparsetir.formats import Format
 from sparsetir.records.files import write_whole
-from sparsetir.records.task import Outcome
 from sparsetir.sparse_ir.schedule import Schedule
 from sparsetir.tuning import charts
-from sparsetir.tuning.compare import DEFAULT, TITLES, Comparison
 from sparsetir.tuning.progress import duration, micros
-from sparsetir.tuning.report import (
-    Row,
-    Summary,
-    counts,
-    memory,
-    notes,
-    padding,
-    short,
-    summarise,
-    times,
-)
+from sparsetir.tuning.report import Row, counts, memory, note, padding, rows, short, times
 from sparsetir.tuning.tuned import Search, Tuned, TunedProgram
 
 MOST_FAILURES = 50  # that are shown in full
 TEMPLATE = "report.html.jinja"
 
 
-def write_report(
-    tuned: Search, comparison: Comparison | None, path: Path | str, *, graph: str = ""
-) -> Path:
+def write_report(tuned: Search, path: Path | str, *, graph: str = "") -> Path:
     """Write a page about a search; needs matplotlib and Jinja2.
 
-    comparison : None where there was none, as after Ctrl-C
     path : replaced by the whole page or, where that fails, left as it was
     graph : the name of what was tuned for
 
@@ -51,13 +37,13 @@ def write_report(
     need("write_report", "matplotlib", "tune")
     need("write_report", "jinja2", "tune", title="Jinja2")
     path = Path(path)
-    text = _page(tuned, comparison, graph)
+    text = _page(tuned, graph)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, text)
     return path
 
 
-def _page(tuned: Search, comparison: Comparison | None, graph: str) -> str:
+def _page(tuned: Search, graph: str) -> str:
     import jinja2
 
     environment = jinja2.Environment(
@@ -69,33 +55,20 @@ def _page(tuned: Search, comparison: Comparison | None, graph: str) -> str:
         "short": short, "times": times,
         "micros": lambda seconds: micros(seconds) if seconds else "-",
     }  # fmt: skip
-    summary = summarise(tuned, comparison)
+    found = rows(tuned)
+    best = found[0] if found else None
     return environment.get_template(TEMPLATE).render(
-        title=tuned.task.title(graph), tuned=tuned, summary=summary, best=summary.best,
-        vendor=summary.vendor and summary.vendor[0], comparison=comparison, titles=TITLES,
-        notes=notes(tuned, summary), none_measured=Outcome(""), most_failures=MOST_FAILURES,
-        bars=_bars(summary) if comparison else "", history=_history(tuned),
-        importances=_importances(tuned), subject=_subject(tuned, summary, graph),
-        environment=_environment(tuned),
+        title=tuned.task.title(graph), tuned=tuned, rows=found, best=best, note=note(tuned),
+        most_failures=MOST_FAILURES, history=_history(tuned), importances=_importances(tuned),
+        subject=_subject(tuned, best, graph), environment=_environment(tuned),
     )  # fmt: skip
 
 
-def _drawn(svg: str) -> Any:
+def _drawn(image: str) -> Any:
     """A chart, which is not to be escaped."""
     from markupsafe import Markup
 
-    return Markup(svg)
-
-
-def _bars(summary: Summary) -> Any:
-    shown = {}
-    if summary.best is not None:
-        shown["best"] = (summary.best.seconds, "best")
-    if summary.default is not None:
-        shown[DEFAULT] = (summary.default.seconds, "ours")
-    for name, seconds in sorted(summary.libraries.items(), key=lambda item: item[1]):
-        shown[name] = (seconds, "other")
-    return _drawn(charts.bars(shown)) if shown else ""
+    return Markup(image)
 
 
 def _history(tuned: Search) -> Any:
@@ -110,9 +83,8 @@ def _importances(tuned: Search) -> Any:
     return _drawn(charts.importances(found)) if found else ""
 
 
-def _subject(tuned: Search, summary: Summary, graph: str) -> dict[str, Any]:
+def _subject(tuned: Search, best: Row | None, graph: str) -> dict[str, Any]:
     """What was tuned, by titles: the function and its schedule, or the matrix and its storage."""
-    best = summary.best
     if isinstance(tuned, TunedProgram):
         schedule = "" if best is None else _schedule(tuned, best.config)
         return {"The function": _code(tuned.task.program.script()), "Its best schedule": schedule}
@@ -139,10 +111,10 @@ def _code(text: str) -> Any:
 
 
 def _storage(tuned: Tuned, best: Row, graph: str) -> Any:
-    fmt = charts.format_of(best.config)
-    if fmt is not None:
-        return _drawn(charts.picture_of_format(tuned.task.matrix, fmt, graph))
-    size = memory(best.trial.outcome.bytes if best.trial else None)
+    stored = getattr(best.config, "format", None)
+    if isinstance(stored, Format):
+        return _drawn(charts.picture_of_format(tuned.task.matrix, stored, graph))
+    size = memory(best.trial.outcome.bytes)
     return f"In the layout of {type(best.config).__name__}: {size}, {padding(best.trial)} padding."
 
 

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from sparsetir.extras import WITHOUT_TORCH
-from sparsetir.measuring.process import THREADS, Ended, Process
 from sparsetir.records.task import Outcome, Reference, Tunable
 from sparsetir.runtime import pool
 from sparsetir.runtime.targets import resolve_target, usable_cpus
 from sparsetir.schedules.default import is_gpu
 from sparsetir.schedules.search import configs
+from sparsetir.tuning.process import THREADS, Ended, Process
 from sparsetir.tuning.remote import Remote
 
 START_LIMIT = 600.0  # seconds until a worker has loaded everything and knows the exact result

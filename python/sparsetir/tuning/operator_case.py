@@ -12,11 +12,11 @@ import numpy as np
 import scipy.sparse as sp
 
 from sparsetir.data.sparse_tensor import SparseMatrix
-from sparsetir.measuring.case import Case, Reference, array, make, numbers
 from sparsetir.planning.plan import plan
 from sparsetir.planning.run_plan import Plan
 from sparsetir.records.task import Task
 from sparsetir.runtime.arrays import is_array, itemsize, memory
+from sparsetir.tuning.case import Case, Reference, array, make, numbers
 
 SEED = 0
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from sparsetir.measuring.case import array, numbers
 from sparsetir.runtime.arrays import is_array
 from sparsetir.runtime.build import build
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.schedules.operators.operands import LEAST_SCALE, TOLERANCES
 from sparsetir.sparse_ir.interpret import interpret
+from sparsetir.tuning.case import array, numbers
 from sparsetir.tuning.operator_case import Prepared
 from sparsetir.tuning.program import ProgramTask
 

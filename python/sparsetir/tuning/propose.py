@@ -68,20 +68,17 @@ class Proposer:
     def __init__(self, space: Space, sampler: str, seed: int, first: Iterable[Any]) -> None:
         self._space, self._sampler, self._seed = space, sampler, seed
         self._branches = {branch.name: branch for branch in space.branches}
-        self._first = self._candidates(first)
+        self._first = [candidate(config, space.point(config)) for config in first]
 
     @cached_property
     def all(self) -> list[Candidate]:
         """Every config of the space."""
         return [candidate(config, point) for point, config in self._space.points()]
 
-    def next(self, tried: Sequence[Tried], again: Iterable[Any] = ()) -> Candidate | None:
-        """A config that is not among the tried; None where there is none left.
-
-        again : configs to try before all others
-        """
+    def next(self, tried: Sequence[Tried]) -> Candidate | None:
+        """A config that is not among the tried; None where there is none left."""
         taken = {trial.key for trial in tried}
-        for given in (*self._candidates(again), *self._first):
+        for given in self._first:
             if given.key not in taken:
                 return given
         if self._sampler != "exhaustive":
@@ -92,9 +89,6 @@ class Proposer:
         if not left:
             return None
         return left[0] if self._sampler == "exhaustive" else self._random(tried).choice(left)
-
-    def _candidates(self, configs: Iterable[Any]) -> list[Candidate]:
-        return [candidate(config, self._space.point(config)) for config in configs]
 
     def _random(self, tried: Sequence[Tried]) -> random.Random:
         return random.Random(self._seed_after(tried))

@@ -25,13 +25,13 @@ from typing import Any
 
 import numpy as np
 
-from sparsetir.measuring.case import array, numbers
 from sparsetir.planning.matrix_request import MatrixRequest, matrix_request
 from sparsetir.records.task import OK, PRUNED, Reference
 from sparsetir.runtime.arrays import is_array, itemsize
 from sparsetir.runtime.build import compile_stages
 from sparsetir.runtime.signature import Signature, signature_of
 from sparsetir.schedules.passes.launches import count_launches
+from sparsetir.tuning.case import array, numbers
 from sparsetir.tuning.operator_case import OperatorCase
 from sparsetir.tuning.timing import GROUP, PROBES, SLOW, TURN, TURNS, Turn, hopeless, summary
 

@@ -6,42 +6,41 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 from sparsetir.records.task import OK, PRUNED, Outcome, Reference
 from sparsetir.schedules.search.spaces import Space
-from sparsetir.tuning.owner import Owner
-from sparsetir.tuning.propose import Proposer, candidate, importances
-from sparsetir.tuning.trial_store import RUNNING, Entry, TrialStore
+from sparsetir.tuning.propose import Candidate, Proposer, candidate, importances
+from sparsetir.tuning.trial_store import TrialStore
 from sparsetir.tuning.tuned import Trial
+from sparsetir.tuning.tuned import seconds as seconds_of
 
 FINALISTS = 3  # beside the default
 ROUNDS = 3
 # Of the time allowed, for trials; the rest is for the finalists.
 SEARCH_SHARE = 0.9
-WAIT = 0.05  # seconds, for what another process does
+WAIT = 0.05  # seconds, for what another worker does
 
 
 class Run:
     """A search by one process; a context manager.
 
     name : of what is tuned: searches of the same name in the same database share their trials
-    url : of the database; None: trials are kept in memory
+    storage, patience : see :class:`sparsetir.tuning.trial_store.TrialStore`
     sampler, seed, first : see :class:`sparsetir.tuning.propose.Proposer`; the first of `first` is
         the default config
     trials : finished ones to have in the end, those of earlier runs and other processes included;
         None: as many as there are configs
     seconds : after which no trial begins but the very first, None for no limit
-    patience : seconds in which any measurement ends
-    required : whether the search needs the database
     progress : see :func:`sparsetir.tune`
     """
 
     def __init__(
         self,
         name: str,
-        url: str | None,
+        storage: Path | str | None,
         space: Space,
         *,
         sampler: str,
@@ -50,7 +49,6 @@ class Run:
         trials: int | None,
         seconds: float | None,
         patience: float,
-        required: bool = False,
         progress: Any = None,
     ) -> None:
         self._start = time.monotonic()
@@ -58,9 +56,8 @@ class Run:
         self._progress = progress
         self._proposer = Proposer(space, sampler, seed, first)
         self._default = candidate(first[0], None)
-        self._owner = Owner(patience)
-        self._store = TrialStore(name, url, space, self._owner, required)
-        self._before = max((e.when for e in self._store.done()), default=0.0)
+        self._store = TrialStore(name, storage, space, self._default.key, patience)
+        self._before = max((trial.when for trial in self._store.done()), default=0.0)
         self._lock = threading.Condition()
         self._stop = threading.Event()
         self._error: BaseException | None = None
@@ -70,7 +67,6 @@ class Run:
 
     def __exit__(self, *error: object) -> None:
         self._store.close()
-        self._owner.close()
 
     @property
     def warnings(self) -> list[str]:
@@ -79,7 +75,7 @@ class Run:
 
     def importances(self) -> dict[str, float]:
         """How much each parameter decided, largest first."""
-        return importances(self._space, [entry.tried for entry in self._store.done()])
+        return importances(self._space, self._store.taken())
 
     def search(self, measurers: Sequence[Any]) -> None:
         """Measure until there is enough; each measurer has a thread, a single one has this."""
@@ -123,7 +119,7 @@ class Run:
 
     def trials(self) -> list[Trial]:
         """All that are finished."""
-        return [_trial(entry) for entry in self._store.done()]
+        return self._store.done()
 
     def _guarded(self, measurer: Any) -> None:
         try:
@@ -135,87 +131,73 @@ class Run:
     def _work(self, measurer: Any) -> None:
         while not self._stop.is_set():
             with self._lock:
-                entry = self._next()
+                claimed = self._next()
                 best, reference = self._best(), self._reference()
-            if entry is None:
+            if claimed is None:
                 return
+            number, given = claimed
             # The default is measured to the end: the others are compared with it.
-            limit = None if best is None or entry.key == self._default.key else best.outcome.seconds
-            outcome = measurer.measure(entry.config, limit, reference)
+            limit = None if best is None or given.key == self._default.key else best.outcome.seconds
+            outcome = measurer.measure(given.config, limit, reference)
             with self._lock:
                 if self._stop.is_set() and outcome.state not in (OK, PRUNED):
                     return  # ended in mid-measurement: `TrialStore.close` frees the config
-                self._finish(entry, outcome)
+                self._finish(number, outcome)
 
-    def _next(self) -> Entry | None:
-        """A config claimed; None at the end."""
-        self._store.refresh()
+    def _next(self) -> tuple[int, Candidate] | None:
+        """A config claimed, with the number of its trial; None at the end."""
         while not self._stop.is_set():
+            self._store.refresh()
             taken = self._store.taken()
             if taken and self._late(SEARCH_SHARE):
                 return None
             if self._trials is not None and len(taken) >= self._trials:
                 return None
-            if any(e.key == self._default.key and e.state == RUNNING for e in taken):
-                # Somebody else measures what all the others are measured in turns with.
+            if self._store.measures(self._default.key):
+                # Another worker measures what all the others are measured in turns with.
                 self._lock.wait(WAIT)
-                self._store.refresh()
                 continue
-            proposed = self._proposer.next([entry.tried for entry in taken], self._again())
-            if proposed is None:
-                return None
-            entry = self._store.claim(proposed)
-            if entry is not None and self._trials is not None:
-                # Of claims at the same time the first count.
-                if sum(e.number < entry.number for e in self._store.taken()) >= self._trials:
-                    self._store.free(entry)
-                    entry = None
-            if entry is not None:
-                return entry
+            given = self._proposer.next(taken)
+            return None if given is None else (self._store.claim(given), given)
         return None
 
-    def _again(self) -> list[Any]:
-        """Configs whose measurement ended with its process."""
-        return [entry.config for entry in self._store.killed()]
-
-    def _finish(self, entry: Entry, outcome: Outcome) -> None:
+    def _finish(self, number: int, outcome: Outcome) -> None:
         when = self._before + time.monotonic() - self._start
-        entry = self._store.finish(entry, outcome, when)
+        trial = self._store.finish(number, outcome, when)
         if self._progress is None:
             return
-        done = self._store.done()
-        failures = sum(e.outcome.state not in (OK, PRUNED) for e in done if e.outcome)
+        failures = sum(t.outcome.state not in (OK, PRUNED) for t in self._store.done())
         reference = self._reference()
         seconds = None if reference is None else reference.seconds
-        self._progress.step(_trial(entry), self._best(), failures, seconds)
+        self._progress.step(trial, self._best(), failures, seconds)
 
     def _reference(self) -> Reference | None:
         """The default, once it is known to run."""
-        ran = (e.outcome for e in self._store.done() if e.key == self._default.key)
-        seconds = next((o.seconds for o in ran if o is not None and o.state == OK), None)
-        return None if seconds is None else Reference(self._default.config, seconds)
+        ran = self._store.of_default()
+        if ran is None or ran.outcome.seconds is None:
+            return None
+        return Reference(self._default.config, ran.outcome.seconds)
 
     def _best(self) -> Trial | None:
-        return min(self._ran(), key=lambda trial: trial.outcome.seconds or 0.0, default=None)
+        return min(self._ran(), key=seconds_of, default=None)
 
     def _ran(self) -> list[Trial]:
-        return [_trial(e) for e in self._store.done() if e.outcome and e.outcome.state == OK]
+        return [trial for trial in self._store.done() if trial.outcome.state == OK]
 
     def _finalists(self) -> tuple[list[Trial], list[Trial]]:
         """The default, if it runs, and the best others."""
-        ran = sorted(self._ran(), key=lambda trial: trial.outcome.seconds or 0.0)
-        keys = {e.number: e.key for e in self._store.done()}
-        default = [trial for trial in ran if keys[trial.number] == self._default.key]
-        return default, [trial for trial in ran if trial not in default][:FINALISTS]
+        default = self._store.of_default()
+        others: dict[str, Trial] = {}  # other processes may have measured a config, too
+        for trial in sorted(self._ran(), key=seconds_of):
+            key = candidate(trial.config, None).key
+            if key != self._default.key:
+                others.setdefault(key, trial)
+        ran = [] if default is None or default.outcome.state != OK else [default]
+        return ran, list(others.values())[:FINALISTS]
 
     def _late(self, share: float) -> bool:
         passed = time.monotonic() - self._start
         return self._seconds is not None and passed >= share * self._seconds
-
-
-def _trial(entry: Entry) -> Trial:
-    assert entry.outcome is not None
-    return Trial(entry.number, entry.config, entry.outcome, entry.when)
 
 
 def _together(outcomes: list[Outcome], of: Callable[[list[float]], float]) -> Outcome | None:

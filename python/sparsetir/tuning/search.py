@@ -152,7 +152,7 @@ def tune(
         As for :func:`sparsetir.plan`.
     trials : int
         Configs to have measured in the end. Those of earlier runs of the same search count, and
-        those of other processes that are at it; each config is measured once.
+        those of other processes that are at it. No config is measured twice by one.
     seconds : float, optional
         After which the search ends.
     sampler : {"auto", "tpe", "random", "exhaustive"}
@@ -163,12 +163,12 @@ def tune(
     workers : int
         That measure side by side: on a CPU each on cores of its own, else each on a GPU.
     records : str or Path, optional
-        The file that results and trials are kept in, "" for none; see
+        The file that results are kept in, with trials in another one beside it, "" for none; see
         :func:`sparsetir.records.records.default_path` for the default.
     storage : str, optional
-        URL of a database that takes the trials in place of the file, such as
+        URL of a database for the trials in place of the file, as Optuna takes it, such as
         "postgresql+psycopg://user@host/name" (`pip install 'sparsetir[postgresql]'`): all machines
-        that tune the same through it share the work; one that is killed loses nothing.
+        that tune the same through it share the work.
     time_limit, memory_limit
         Seconds and bytes of a config, see :class:`sparsetir.tuning.measure.Measurer`.
     transfer : bool
@@ -241,7 +241,7 @@ def tune(
     if sampler == "auto":
         sampler = "exhaustive" if len(every) <= trials else "tpe"
     limit = None if sampler == "exhaustive" else trials
-    url = storage if storage is not None else _url(kept)
+    trials_in = _trials_file(kept) if storage is None else storage
     options: dict[str, Any] = {"time_limit": time_limit, "memory_limit": memory_limit}
     if remote is not None:
         options["remote"] = remote
@@ -251,8 +251,8 @@ def tune(
     with ExitStack() as stack:
         measurers = [stack.enter_context(Measurer(task, **options, **place)) for place in places]
         run = stack.enter_context(make_run(
-            study_name(key), url, found, sampler=sampler, seed=int(seed), first=first, trials=limit,
-            seconds=seconds, patience=2 * time_limit + START_SECONDS, required=storage is not None,
+            study_name(key), trials_in, found, sampler=sampler, seed=int(seed), first=first,
+            trials=limit, seconds=seconds, patience=2 * time_limit + START_SECONDS,
             progress=progress,
         ))  # fmt: skip
         if progress is not None:
@@ -314,22 +314,23 @@ def study_name(key: Key) -> str:
 
 
 def forget_trials(records: Records, key: Key) -> None:
-    """Delete the trials of a key from the file of records, where a search would go on with them.
+    """Delete the trials of a key, where a search would go on with them.
 
     Raises ImportError without Optuna.
     """
-    url = _url(records)
-    if url is not None and records.path is not None and records.path.exists():
+    file = _trials_file(records)
+    if file is not None and file.exists():
         _run_class()
         from sparsetir.tuning.trial_store import forget
 
-        forget(study_name(key), url)
+        forget(study_name(key), file)
 
 
-def _url(records: Records | None) -> str | None:
+def _trials_file(records: Records | None) -> Path | None:
+    """Where the trials of searches are kept, beside their records."""
     if records is None or records.path is None:
         return None
-    return f"sqlite:///{records.path.absolute()}"
+    return records.path.with_name(f"{records.path.stem}-trials.sqlite")
 
 
 def _from_neighbours(records: Records, tuned: Search, found: Space) -> list[Any]:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from sparsetir.measuring.turn import alone, turn, warm_up
 from sparsetir.records.task import OK, PRUNED
+from sparsetir.tuning.turn import alone, turn, warm_up
 
 HOPELESS = 3.0  # times the best: not measured to the end
 PROBES, PROBE = 3, 0.005  # calls and seconds after which it is seen, when seen twice

@@ -21,16 +21,16 @@ import tvm
 
 from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.extras import allow_torch
-from sparsetir.measuring.process import is_of_memory
-from sparsetir.measuring.serving import one_line, serve
 from sparsetir.records.task import Reference, Task
 from sparsetir.runtime.targets import resolve_target
 from sparsetir.schedules.default import is_gpu
 from sparsetir.schedules.search import configs
 from sparsetir.tuning.operator_case import OperatorCase
+from sparsetir.tuning.process import is_of_memory
 from sparsetir.tuning.program import ProgramTask
 from sparsetir.tuning.program_case import ProgramCase
 from sparsetir.tuning.remote import Remote, RemoteDevice, RemoteError
+from sparsetir.tuning.serving import one_line, serve
 from sparsetir.tuning.timing import Yardstick, timed
 
 
@@ -154,7 +154,7 @@ def limit_memory(more: int | None) -> None:
 
 
 def serve_tuner(answers: int, parent: int) -> None:
-    """Answer until stdin ends; see :func:`sparsetir.measuring.serving.serve`."""
+    """Answer until stdin ends; see :func:`sparsetir.tuning.serving.serve`."""
     signal.signal(signal.SIGSEGV, signal.SIG_DFL)  # TVM's handler prints addresses, at length
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     serve(answers, parent, Tuner)

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from sparsetir.measuring.case import Case, array, numbers
-from sparsetir.measuring.peers import Calls, Peer, output
+from bench.peers.libraries import Calls, Peer, output
 from sparsetir.planning.compiled import compilations
 from sparsetir.planning.plan import plan, plan_candidates
 from sparsetir.schedules.search.configs import from_data, to_data
+from sparsetir.tuning.case import Case, array, numbers
 
 TUNING = 0.02  # seconds for each candidate
 

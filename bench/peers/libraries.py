@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from sparsetir.measuring import mkl
-from sparsetir.measuring.case import Case, aligned, rows_of
-from sparsetir.measuring.serving import Missing
+from bench.peers import mkl
 from sparsetir.schedules.operators.operands import CHUNK, gathered
+from sparsetir.tuning.case import Case, aligned, rows_of
+from sparsetir.tuning.serving import Missing
 
 Calls = dict[str, Callable[[], Any]]
 DTYPES = ("float32", "float16", "bfloat16", "float64")  # of torch
@@ -276,7 +276,7 @@ class Yardstick(Peer):
 
 def _ours(kind: str) -> Callable[[int, dict[str, str]], Peer]:
     def make(threads: int, options: dict[str, str]) -> Peer:
-        from sparsetir.measuring import ours
+        from bench.peers import ours
 
         return getattr(ours, kind)(threads, options)
 

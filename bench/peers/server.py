@@ -1,4 +1,4 @@
-"""The process of a peer, which :class:`sparsetir.measuring.turns.Worker` asks to time calls.
+"""The process of a peer, which :class:`bench.peers.turns.Worker` asks to time calls.
 
 One for each peer, because OpenMP runtimes in one process wait for each other.
 """
@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from sparsetir.measuring import case as cases
-from sparsetir.measuring.peers import PEERS, Peer
-from sparsetir.measuring.serving import Missing, serve
-from sparsetir.measuring.turn import alone, turn, warm_up
+from bench.peers.libraries import PEERS, Peer
+from sparsetir.tuning import case as cases
+from sparsetir.tuning.serving import Missing, serve
+from sparsetir.tuning.turn import alone, turn, warm_up
 
 WARM_UP = 0.002  # seconds of calls before those that count, at least one call
 SLOW = 0.03  # a call that takes longer is timed once in a turn

@@ -1,8 +1,9 @@
-"""Pictures of studies, beside their JSON files."""
+"""Pictures of JSON files, beside them."""
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,10 +27,47 @@ def load(path: Path) -> tuple[Any, dict[str, Any], dict[str, Any]]:
 def save(plt: Any, figure: Any, path: Path) -> Path:
     """The picture of a JSON file."""
     picture = path.with_suffix(".png")
+    if not figure.legends:  # else it is laid out with the legend
+        figure.tight_layout()
     figure.savefig(picture, dpi=150)
     plt.close(figure)
     print(f"drawn: {picture.name}")
     return picture
+
+
+def place(record: Mapping[str, Any]) -> str:
+    """Where a record was made: the threads of a CPU, and its name, or that of the GPU."""
+    threads = f"{record['threads']} thread{'s' if record['threads'] != 1 else ''}"
+    return record.get("gpu") or f"{threads}, {record['cpu']}"
+
+
+def bars(
+    axis: Any, names: Sequence[str], ways: Mapping[str, Sequence[float]], marked: str = "",
+    colours: Mapping[str, str] | None = None, lying: bool = False, form: str = "{:.1f}",
+) -> None:  # fmt: skip
+    """A bar for each way at each name, side by side, with its number; NaN is left out.
+
+    marked : of the names, in a colour of its own where there is one way
+    lying : to the right, names from top to bottom
+    """
+    draw, wide = axis.barh if lying else axis.bar, 0.8 / len(ways)
+    for n, (way, values) in enumerate(ways.items()):
+        at = [i + (n - (len(ways) - 1) / 2) * wide for i in range(len(names))]
+        colour: Any = (colours or {}).get(way, COLORS[n % len(COLORS)])
+        if marked:
+            colour = [COLORS[1] if name == marked else COLORS[2] for name in names]
+        drawn = draw(at, values, 0.94 * wide, label=way, color=colour, zorder=3)
+        texts = ["" if math.isnan(v) else form.format(v) for v in values]
+        axis.bar_label(drawn, texts, fontsize=6.5, padding=2)
+    if lying:
+        axis.set_yticks(range(len(names)), names, fontsize=8)
+        axis.set_ylim(len(names) - 0.5, -0.5)
+        axis.margins(x=0.2)
+    else:
+        axis.set_xticks(range(len(names)), names)
+    plain(axis)
+    if lying:
+        axis.grid(visible=False)
 
 
 def lines(axis: Any, at: Sequence[Any], ways: Mapping[str, Sequence[float]]) -> None:
@@ -74,39 +112,3 @@ def legend_on_top(figure: Any, axis: Any, title: str, columns: int = 4) -> None:
     figure.legend(handles, labels, ncols=columns, frameon=False, loc="upper center", fontsize=8.5,
                   bbox_to_anchor=(0.5, 1 - top / height))  # fmt: skip
     figure.tight_layout(rect=(0, 0, 1, 1 - (top + 0.08 + 0.2 * rows) / height))
-
-
-def draw_balance(path: Path) -> Path:
-    """Figure 8-7 of Senanayake's thesis; with counts, a panel for each of some."""
-    plt, record, results = load(path)
-    cells = results["cells"]
-    ways = list(cells[0]["ways"])
-    longest = [c["longest_over_mean"] for c in cells]
-    shown = [f"{x:.3g}" if x < 1000 else f"{x:.0f}" for x in longest]
-    at = [f"{1 + c['c_minus_1']:.7g}\n{x}" for c, x in zip(cells, shown, strict=True)]
-    if results["what"] == "times":
-        panels = {"time in ms": lambda w: 1e3 * w["min"]}
-    else:
-        nnz = cells[0]["nnz"]
-        panels = {
-            "longest block / mean block": lambda w: w["imbalance"],
-            "longest warp / mean warp": lambda w: w["warp_imbalance"],
-            "sectors of 32 bytes / element": lambda w: w["sectors"] / nnz,
-        }
-    figure, axes = plt.subplots(1, len(panels), squeeze=False,
-                                figsize=(max(5.8, 4.1 * len(panels) + 0.8), 3.3))  # fmt: skip
-    for axis, (label, value) in zip(axes.flat, panels.items(), strict=True):
-        found = {w: [value(c["ways"][w]) for c in cells] for w in ways}
-        lines(axis, at, found)
-        axis.set_ylabel(label, fontsize=9)
-        axis.set_xlabel("c, and below it the longest row / the mean row", fontsize=8.5)
-        axis.tick_params(axis="x", labelsize=7)
-        everything = [v for values in found.values() for v in values]
-        scale(axis, everything)
-    size = f"{cells[0]['rows']:,} rows, {cells[0]['nnz']:,} elements"
-    device = record.get("gpu") or f"{record['cpu']}, threads: {record['threads']}"
-    where = device if results["what"] == "times" else "counted, not timed"
-    between = "\n" if len(panels) == 1 else "; "
-    title = f"{results['operator']}, k c^i elements in row i, {size}{between}{where}"
-    legend_on_top(figure, axes.flat[0], title)
-    return save(plt, figure, path)

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from bench.peers.libraries import BEFORE, OURS
 from sparsetir.extras import WITHOUT_TORCH
-from sparsetir.measuring.case import Case, Reference, save
-from sparsetir.measuring.peers import BEFORE, OURS
-from sparsetir.measuring.process import THREADS, Ended, Process
+from sparsetir.tuning.case import Case, Reference, save
+from sparsetir.tuning.process import THREADS, Ended, Process
 
 LEAST = 3  # calls in a turn
 QUIET = 4  # turns without disturbance that are wanted, and then count alone
@@ -23,11 +23,8 @@ TRIALS = 3  # turns after which a way of a peer that takes LATER times its best 
 LATER = 1.5
 WITH_TORCH = ("torch", "torch_sparse")  # peers; to import it takes the others half of their start
 LAUNCH = "from {module} import serve_peer; serve_peer(answers, parent, sys.argv[1:])"
-# Of versions that had their bench in the package, whose workers answer on stdout.
-LAUNCH_OLDER = (
-    "os.dup2(answers, 1); import runpy; "
-    "runpy.run_module('sparsetir.bench.worker', run_name='__main__')"
-)
+SERVER = "bench.peers.server"
+OLDER_SERVER = "sparsetir.measuring.peer_server"  # of checkouts that had peers in the package
 
 
 class Failed(Exception):
@@ -50,7 +47,7 @@ class Worker:
 
     def __init__(
         self, name: str, threads: int, options: Mapping[str, str], checkout: Path | None = None,
-        module: str = "sparsetir.measuring.peer_server", ahead: bool = False,
+        module: str = SERVER, ahead: bool = False,
     ) -> None:  # fmt: skip
         self.ahead = ahead
         self.name, self.threads, self.options = name, threads, dict(options)
@@ -62,15 +59,16 @@ class Worker:
 
     def start(self) -> None:
         """Begin to load the peer; several workers may do so at the same time."""
-        first = [] if self.checkout is None else [str(self.checkout / "python")]
+        first, module = [], self._module
+        if self.checkout is not None:
+            first = [str(self.checkout / "python"), str(self.checkout)]
+            module = SERVER if (self.checkout / "bench" / "peers").is_dir() else OLDER_SERVER
         env = {
             **os.environ, **{n: str(self.threads) for n in THREADS}, "MKL_DYNAMIC": "FALSE",
             "PYTHONPATH": os.pathsep.join([*first, *(p for p in sys.path if p)]),
             "SPARSETIR_RECORDS": "",  # a default is what it is without any
         }  # fmt: skip
-        code = LAUNCH.format(module=self._module)
-        if self.checkout is not None and (self.checkout / "python/sparsetir/bench").is_symlink():
-            code = LAUNCH_OLDER
+        code = LAUNCH.format(module=module)
         if self.name not in WITH_TORCH:
             code = f"{WITHOUT_TORCH}; {code}"
         name = OURS if self.name == BEFORE else self.name

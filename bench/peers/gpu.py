@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from sparsetir.measuring.case import Case, Reference, rows_of
-from sparsetir.measuring.cusparse import CuSparse
-from sparsetir.measuring.gpu_clock import Clock, take_turns
-from sparsetir.measuring.ours import describe
-from sparsetir.measuring.peers import OURS
-from sparsetir.measuring.turns import add_wrong
+from bench.peers.cusparse import CuSparse
+from bench.peers.gpu_clock import Clock, take_turns
+from bench.peers.libraries import OURS
+from bench.peers.ours import describe
+from bench.peers.turns import add_wrong
+from sparsetir.tuning.case import Case, Reference, rows_of
 
 COPIES = 3
 MOST_DENSE = 2 * 10**9  # bytes of a dense matrix that is multiplied for comparison
@@ -51,7 +51,7 @@ class Gpu:
     def compare(
         self, case: Case, plans: Mapping[str, Callable[[], Any]], peers: Sequence[str] | None = None
     ) -> dict[str, Any]:
-        """As :func:`sparsetir.measuring.turns.compare`, on the GPU.
+        """As :func:`bench.peers.turns.compare`, on the GPU.
 
         plans : make plans of ours for the case, by the name of the way
         peers : some of "cusparse", "torch" and "dense"; None: all

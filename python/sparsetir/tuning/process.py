@@ -39,7 +39,7 @@ class Process:
     """A process with this Python: requests are lines of JSON on its stdin, as are answers.
 
     code : of the process; it has `answers`, the file descriptor they go to, and `parent`, the
-        number of this process, for :func:`sparsetir.measuring.serving.serve`
+        number of this process, for :func:`sparsetir.tuning.serving.serve`
     arguments : its `sys.argv[1:]`
     environment : all of it
     folder : that it runs in; by default this process's
