@@ -160,7 +160,7 @@ COMMANDS: dict[str, tuple[str, tuple[Option, ...], int | None]] = {
         some("--graph", None, "npz files of graphs with relations; default: random"),
         some("--edges", None, "of random graphs: 10000 30000 .. (default: all)", type=int),
         some("--peers", None, "default: all", nargs="*",
-             choices=("unfused", "RGCNConv", "FastRGCNConv")),
+             choices=("RGCNConv", "FastRGCNConv")),
         flag("--cpu-time", "of the processor, where others use it; one thread"),
         seconds(5, "each comparison"), PLOT,
     ), None),

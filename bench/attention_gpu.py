@@ -14,14 +14,16 @@ from typing import Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from bench import harness
 from bench.attention import FLEX_BLOCKS, HEAD_SIZE, HEADS, LENGTH, MASKS, flex, rule
-from bench.blocks_gpu import Device, first_line
-from bench.harness import beside, inference, training
+from bench.blocks_gpu import Device
+from bench.harness import beside, inference, refuse_bad, training
 from bench.peers.gpu_clock import take_turns
 from bench.report import circumstances, table, write
 from bench.timing import progress
 from bench.unfused import Unfused
 from sparsetir import ops
+from sparsetir.tuning.serving import one_line
 
 OURS, UNFUSED, DENSE, FLEX, BSR = "sparsetir", "sparsetir unfused", "dense", "flex", "torch bsr"
 PEERS = (DENSE, FLEX, BSR)
@@ -35,12 +37,11 @@ Way = Callable[..., Any]
 
 def run(args: argparse.Namespace) -> None:
     """The command; without a device it says so and measures nothing."""
-    if not torch.cuda.is_available():
-        print("no CUDA device: skipped")
+    if harness.cuda() is None:
         return
     length, heads = (512, 2) if args.quick else (args.length or LENGTH, HEADS)
     peers = PEERS if args.peers is None else tuple(args.peers)
-    where = {**circumstances(1), "gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda}
+    where = {**circumstances(1), **harness.of_gpu(torch)}
     device, cells = Device.gpu(), []
     for name in args.mask:
         for dtype in DTYPES:
@@ -50,9 +51,7 @@ def run(args: argparse.Namespace) -> None:
             write(args.out, "attention", where, results, quiet=True)
     progress("")
     show(cells)
-    bad = [c for c in cells if c["wrong"] or OURS in c["missing"]]
-    if bad:
-        raise SystemExit(f"{len(bad)} of {len(cells)} cells hold wrong results or failures")
+    refuse_bad(cells, [c for c in cells if c["wrong"] or OURS in c["missing"]])
 
 
 def measure(
@@ -80,7 +79,7 @@ def measure(
             with torch.no_grad():
                 error = (way(*copies[0][:3]).float() - expected).abs().max().item()
         except Exception as problem:  # of a peer that is not there, or does not take this
-            cell["missing"][who] = first_line(problem)
+            cell["missing"][who] = one_line(problem)
             continue
         if error < CLOSE[dtype]:
             ways[who] = way
@@ -94,7 +93,7 @@ def measure(
             call(0)
             backward[who] = call
         except Exception as problem:
-            cell["no_gradient"][who] = first_line(problem)
+            cell["no_gradient"][who] = one_line(problem)
     counts = (1, 2, COPIES) if quick else (ROUNDS, CALLS, COPIES)
     for what, calls in (("forward", forward), ("backward", backward)):
         cell[what] = take_turns(device.clock, calls, *counts)

@@ -17,12 +17,14 @@ import torch
 import sparsetir
 from bench import blocks_gpu
 from bench.block_weights import KINDS, weight
-from bench.report import circumstances, table, write
+from bench.harness import finish
+from bench.report import table
 from bench.timing import interleaved, progress
 from sparsetir.formats import BSR
 from sparsetir.planning.matrix_request import matrix_request as request
 from sparsetir.schedules.search.choose import choose
 from sparsetir.tuning.process import go_ahead
+from sparsetir.tuning.serving import one_line
 
 SIZE, SPARSITY, FEAT, BLOCK = 1024, 0.9, 512, 32
 QUICK_SIZE, QUICK_FEAT = 128, 32
@@ -52,9 +54,7 @@ def run(args: argparse.Namespace) -> None:
         "times": times, "wrong": wrong, "missing": missing,
     }  # fmt: skip
     show(results, args.threads)
-    write(args.out, "blocks", circumstances(args.threads), results)
-    if wrong:
-        raise SystemExit(f"blocks: wrong: {wrong}")
+    finish(args, "blocks", results, wrong)
 
 
 def right_ways(size: int, feat: int) -> tuple[dict[str, Call], dict[str, str], dict[str, str]]:
@@ -76,7 +76,7 @@ def right_ways(size: int, feat: int) -> tuple[dict[str, Call], dict[str, str], d
                 call = make()
                 error = right.error(call())
             except RuntimeError as problem:  # what torch says of types that it has not
-                missing[label] = blocks_gpu.first_line(problem)
+                missing[label] = one_line(problem)
                 continue
             if error is None:
                 ways[label] = call

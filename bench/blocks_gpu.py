@@ -15,12 +15,15 @@ from typing import Any
 import torch
 
 import sparsetir
+from bench import harness
 from bench.block_weights import KINDS, Kind, weight
 from bench.cusparse_blocks import BSR, ELL, CuSparseBlocks
+from bench.harness import geomean, refuse_bad
 from bench.peers.gpu_clock import Clock, HostClock, take_turns
 from bench.report import circumstances, table, write
 from bench.timing import progress
 from sparsetir.schedules.operators.operands import LEAST_SCALE, TOLERANCES
+from sparsetir.tuning.serving import one_line
 
 OURS, DENSE = "sparsetir", "dense"
 SIZES, FEATURES = (1024, 2048, 4096), (512, 128, 1024)
@@ -154,7 +157,7 @@ def cusparse(case: Case) -> dict[str, Call]:
         try:
             found = library.ways(given, case, name)
         except Exception as error:  # such as a library that has not both
-            why = first_line(error)
+            why = one_line(error)
             continue
         out |= {f"{name} {text}": call for text, call in found.items()}
     if not out:
@@ -183,21 +186,18 @@ PEERS = {OURS: ours, DENSE: dense, "torch": torch_sparse, "cusparse": cusparse, 
 
 def run(args: argparse.Namespace) -> None:
     """The command; without a device it says so and measures nothing."""
-    if not torch.cuda.is_available():
-        print("no CUDA device: skipped")
+    if harness.cuda() is None:
         return
     torch.set_grad_enabled(False)
     torch.backends.cuda.matmul.allow_tf32 = False
-    where = {**circumstances(1), "gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda}
+    where = {**circumstances(1), **harness.of_gpu(torch)}
     found: list[dict[str, Any]] = []
     for cell in cells(Device.gpu(), args.quick):
         found.append(cell)
         record(args.out, where, found)
     progress("")
     show(found)
-    bad = [c for c in found if c["wrong"] or OURS in c["missing"]]
-    if bad:
-        raise SystemExit(f"{len(bad)} of {len(found)} cells hold wrong results or failures")
+    refuse_bad(found, [c for c in found if c["wrong"] or OURS in c["missing"]])
 
 
 def record(out: Any, where: dict[str, Any], found: list[dict[str, Any]]) -> None:
@@ -232,7 +232,7 @@ def compare(case: Case, quick: bool = False) -> dict[str, Any]:
         try:
             found = make(case)
         except Exception as error:  # of a library that is not there, or has no such product
-            out["missing"][name] = first_line(error)
+            out["missing"][name] = one_line(error)
             continue
         for variant, call in found.items():
             for _, result in case.copies:
@@ -240,7 +240,7 @@ def compare(case: Case, quick: bool = False) -> dict[str, Any]:
             try:
                 error = right.error(call(0))
             except Exception as problem:
-                out["missing"].setdefault(name, f"{variant}: {first_line(problem)}")
+                out["missing"].setdefault(name, f"{variant}: {one_line(problem)}")
                 continue
             if error:
                 out["wrong"][f"{name} {variant}"] = error
@@ -274,11 +274,6 @@ class Right:
         return f"{wrong.sum().item()} of {wrong.numel()} by up to {off.max().item():.2g}"
 
 
-def first_line(error: Exception) -> str:
-    """Of what an error says."""
-    return f"{type(error).__name__}: {error}".splitlines()[0]
-
-
 def summary(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Geometric means of medians over ours, by kind and sparsity; `best`: the best of a cell."""
     out = []
@@ -293,7 +288,7 @@ def summary(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
             others |= {"best": min(others.values())} if others else {}
             for name, ratio in others.items():
                 ratios.setdefault(name, []).append(ratio)
-        means = {n: math.exp(sum(map(math.log, r)) / len(r)) for n, r in ratios.items()}
+        means = {n: geomean(r) for n, r in ratios.items()}
         out.append({"kind": kind, "sparsity": sparsity, "ratios": means})
     return out
 

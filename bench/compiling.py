@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import statistics
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,9 +14,10 @@ import scipy.sparse as sp
 import tvm_ffi
 
 import sparsetir
+from bench.harness import finish
 from bench.programs import ATTENTION, SPMM
-from bench.report import circumstances, table, write
-from bench.timing import interleaved, progress
+from bench.report import table
+from bench.timing import interleaved, progress, shortest
 from sparsetir.runtime.targets import host_target
 
 IMPORT = "import time; start = time.perf_counter(); import {}; print(time.perf_counter() - start)"
@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> None:
     }
     progress("")
     show(results)
-    write(args.out, "compile", circumstances(args.threads), results)
+    finish(args, "compile", results)
 
 
 def imports(repetitions: int) -> dict[str, dict[str, float]]:
@@ -47,7 +47,7 @@ def imports(repetitions: int) -> dict[str, dict[str, float]]:
             out = subprocess.run(command, env=env, check=True, capture_output=True, text=True)
             if turn or not repetitions:  # the first round fills the file cache
                 times.append(float(out.stdout))
-    return {n: {"min": min(t), "median": statistics.median(t)} for n, t in found.items()}
+    return {n: shortest(t) for n, t in found.items()}
 
 
 def stages(script: str, seconds: float) -> dict[str, dict[str, float]]:

@@ -14,9 +14,10 @@ import scipy.sparse as sp
 
 import sparsetir
 from bench.graphs import graphs, pattern_of, values_of
+from bench.harness import finish, ms
 from bench.programs import ROW_PAIRS
-from bench.report import circumstances, table, write
-from bench.timing import interleaved, progress
+from bench.report import table
+from bench.timing import interleaved, progress, shortest
 from sparsetir.formats import BSR, COO, CSR, SRBCRS, Format, Hyb, Pattern, RuleFormat
 from sparsetir.formats.library import library, refusal
 
@@ -53,7 +54,7 @@ def run(args: argparse.Namespace) -> None:
     }
     progress("")
     show(results)
-    write(args.out, "convert", circumstances(args.threads), results)
+    finish(args, "convert", results)
 
 
 def _conversion(fmt: Format, pattern: Pattern, values: np.ndarray) -> Callable[[], dict[str, Any]]:
@@ -222,7 +223,7 @@ def least_of(call: Callable[[], Any], seconds: float) -> dict[str, float]:
         start = time.perf_counter()
         call()
         found.append(time.perf_counter() - start)
-    return {"min": min(found), "median": float(np.median(found)), "rounds": len(found)}
+    return shortest(found, rounds=len(found))
 
 
 def show(results: dict[str, Any]) -> None:
@@ -240,10 +241,6 @@ def show(results: dict[str, Any]) -> None:
     _show_growth(results["growth"])
 
 
-def _both(times: dict[str, float]) -> str:
-    return f"{times['min'] * 1e3:.2f}/{times['median'] * 1e3:.2f}"
-
-
 def _show_bsr(cells: list[dict[str, Any]]) -> None:
     head = ["graph", "nnz", "block", "padding", "sparsetir", "scipy", "scipy sorted", "x scipy",
             "x sorted", "pattern"]  # fmt: skip
@@ -255,11 +252,11 @@ def _show_bsr(cells: list[dict[str, Any]]) -> None:
             continue
         times = cell["seconds"]
         row += [f"{cell['padding']:.1%}"]
-        row += [_both(times[n]) for n in ("sparsetir", "scipy", "scipy sorted")]
+        row += [ms(times[n]) for n in ("sparsetir", "scipy", "scipy sorted")]
         for peer in ("scipy", "scipy sorted"):
             least, middle = (times["sparsetir"][k] / times[peer][k] for k in ("min", "median"))
             row.append(f"{least:.2f}/{middle:.2f}")
-        rows.append([*row, _both(times["pattern"])])
+        rows.append([*row, ms(times["pattern"])])
     table("CSR to BSR: ms as min/median", head, rows)
     print(f"target: {TARGETS['bsr']}. x: sparsetir's time over scipy's.")
     print("pattern: Pattern.from_csr, which checks the arrays; not in the other columns.")
@@ -269,9 +266,7 @@ def _show_bsr(cells: list[dict[str, Any]]) -> None:
 
 
 def _show_hyb(cells: list[dict[str, Any]]) -> None:
-    rows = [
-        [c["graph"], c["nnz"], c["k"], _both(c["seconds"]), f"{c['products']:.1f}"] for c in cells
-    ]
+    rows = [[c["graph"], c["nnz"], c["k"], ms(c["seconds"]), f"{c['products']:.1f}"] for c in cells]
     table("Hyb(1, k): ms as min/median", ["graph", "nnz", "k", "ms", "products"], rows)
     print(f"target: {TARGETS['hyb']}. products: scipy's with {FEATURES} features in that time.")
     rows = []
@@ -297,7 +292,7 @@ def _show_formats(found: dict[str, Any]) -> None:
             rows.append([cell["format"], *["-"] * 5])
             continue
         rows.append([
-            cell["format"], _both(cell["seconds"]),
+            cell["format"], ms(cell["seconds"]),
             f"{cell['seconds']['min'] / max(1, found['nnz']) * 1e9:.1f}",
             f"{cell['padding']:.1%}", f"{cell['bytes'] / 1e6:.2f}", f"{cell['products']:.1f}",
         ])  # fmt: skip

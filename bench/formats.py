@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import statistics
 import time
 from collections.abc import Callable
@@ -16,8 +15,9 @@ import scipy.sparse as sp
 import sparsetir
 from bench.convert import least_of
 from bench.graphs import graphs, pattern_of, pruned, relations, values_of
+from bench.harness import finish, geomean, refuse_bad
 from bench.programs import RELATIONAL, SDDMM, SPMM
-from bench.report import circumstances, table, write
+from bench.report import table
 from bench.timing import interleaved, progress
 from sparsetir.formats import CSF, ConvertedFormat, Format, Hyb, Operand, Pattern, RelationalHyb
 from sparsetir.formats.library import library, refusal
@@ -96,10 +96,8 @@ def run(args: argparse.Namespace) -> None:
     progress("")
     show(cells, matrices, kernels)
     results = {"matrices": matrices, "cells": cells, "compile_seconds": kernels.seconds}
-    write(args.out, "formats", circumstances(args.threads), results)
-    bad = [c for c in cells if "wrong" in c or "failed" in c]
-    if bad:
-        raise SystemExit(f"{len(bad)} of {len(cells)} are wrong or failed")
+    finish(args, "formats", results)
+    refuse_bad(cells, [c for c in cells if "wrong" in c or "failed" in c])
 
 
 def chosen(formats: list[Format], names: list[str] | None) -> list[Format]:
@@ -274,7 +272,7 @@ def _show_formats(
         rows.append([
             *row, f"{max(c['error'] for c in done):.0e}", f"{statistics.median(paddings):.1%}",
             f"{max(paddings):.1%}", f"{statistics.median(each) * 1e9:.0f}",
-            f"{math.exp(statistics.mean(map(math.log, times))):.2f}" if times else "-",
+            f"{geomean(times):.2f}" if times else "-",
             f"{max(built):.2f}",
         ])  # fmt: skip
     head = ["", "right", "skipped", "error", "padding", "most", "ns/nnz", "x first", "compile (s)"]

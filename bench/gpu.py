@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import sparsetir
+from bench.harness import cuda, of_gpu, refuse_bad
 from bench.limits import limit
 from bench.peers.gpu import COPIES, Gpu
 from bench.problems import chosen, problems
@@ -25,13 +26,8 @@ THREADS = "cuda"  # in place of a number of threads
 
 def run(args: argparse.Namespace) -> None:
     """`run --target cuda`; without a device it says so and measures nothing."""
-    try:
-        import torch
-    except ImportError:
-        print("torch is not installed: skipped")
-        return
-    if not torch.cuda.is_available():
-        print("no CUDA device: skipped")
+    torch = cuda()
+    if torch is None:
         return
     warnings.filterwarnings("ignore", message="Sparse", category=UserWarning)
     torch.set_grad_enabled(False)
@@ -45,15 +41,13 @@ def run(args: argparse.Namespace) -> None:
         "cells": cells, "summary": summarise(cells), "compilations": sparsetir.compilations(),
     }  # fmt: skip
     show(results)
-    where = {**circumstances(1), "gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda}
+    where = {**circumstances(1), **of_gpu(torch)}
     path = write(args.out, "-".join(["run", *args.op]), where, results)
     if args.plot:
         from bench.plot import draw
 
         draw(path)
-    bad = [c for c in cells if c["wrong"] or c["failed"]]
-    if bad:
-        raise SystemExit(f"{len(bad)} of {len(cells)} cells hold wrong results or failures")
+    refuse_bad(cells, [c for c in cells if c["wrong"] or c["failed"]])
 
 
 class Bench:

@@ -13,7 +13,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from bench.report import circumstances, table, write
+from bench.harness import finish
+from bench.report import table
 from bench.timing import progress
 from sparsetir.formats import BSR, DBSR, SRBCRS, Format
 from sparsetir.runtime.build import kernel_of
@@ -187,8 +188,7 @@ def run(args: argparse.Namespace) -> None:
         )
     progress("")
     show(results, args.arch)
-    where = {**circumstances(args.threads), "arch": args.arch}
-    write(args.out, f"gpucode-{args.arch}", where, results)
+    finish(args, f"gpucode-{args.arch}", results, arch=args.arch)
 
 
 def measure(problem: Any, config: Any, arch: str, nvcc: str) -> dict[str, Any]:

@@ -50,9 +50,15 @@ def finish(
     return path
 
 
+def refuse_bad(cells: Sequence[Any], bad: Sequence[Any]) -> None:
+    """End with status 1 where cells are bad; each has been told."""
+    if bad:
+        raise SystemExit(f"{len(bad)} of {len(cells)} cells hold wrong results or failures")
+
+
 def ms(times: Mapping[str, float]) -> str:
     """Milliseconds, minimum and median."""
-    return f"{1e3 * times['min']:.3f}/{1e3 * times['median']:.3f}"
+    return f"{1e3 * times['min']:.2f}/{1e3 * times['median']:.2f}"
 
 
 def beside(
@@ -89,6 +95,24 @@ def check(who: str, found: np.ndarray, exact: np.ndarray, unit: np.ndarray | flo
 
 
 # -- with torch -----------------------------------------------------------------------------------
+
+
+def cuda(quiet: bool = False) -> Any:
+    """torch, where it is installed and finds a CUDA device; else None, and says so."""
+    try:
+        import torch
+    except ImportError:
+        torch = None
+    if torch is not None and torch.cuda.is_available():
+        return torch
+    if not quiet:
+        print("no CUDA device: skipped")
+    return None
+
+
+def of_gpu(torch: Any) -> dict[str, Any]:
+    """What a figure of a GPU depends on beside the circumstances of each command."""
+    return {"gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda}
 
 
 def inference(way: Callable[..., Any], operands: Sequence[Any]) -> Call:

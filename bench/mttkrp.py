@@ -18,7 +18,8 @@ import tvm_ffi
 
 import sparsetir
 from bench.examples import example
-from bench.report import circumstances, table, write
+from bench.harness import finish, geomean, refuse_bad
+from bench.report import table
 from bench.timing import progress
 from sparsetir import Schedule
 from sparsetir.data.graphs import GraphError
@@ -56,10 +57,8 @@ def run(args: argparse.Namespace) -> None:
                     cells.append({**cell, "shape": shaped, **found})
     progress("")
     _show(cells)
-    write(args.out, "mttkrp", circumstances(args.threads), {"rounds": rounds, "cells": cells})
-    bad = [c for c in cells if c["wrong"]]
-    if bad:
-        raise SystemExit(f"{len(bad)} of {len(cells)} cells hold wrong results")
+    finish(args, "mttkrp", {"rounds": rounds, "cells": cells})
+    refuse_bad(cells, [c for c in cells if c["wrong"]])
 
 
 def measure(
@@ -193,6 +192,5 @@ def _show(cells: list[dict[str, Any]]) -> None:
     table("MTTKRP with 32 columns in microseconds; the best plain loop nest over tuned",
           ["tensor, mode, dtype", *names, *(["gain"] if gains else [])], rows)  # fmt: skip
     if gains:
-        mean = float(np.exp(np.mean(np.log(gains))))
-        print(f"gain: geometric mean {mean:.2f}, least {min(gains):.2f}")
+        print(f"gain: geometric mean {geomean(gains):.2f}, least {min(gains):.2f}")
     print("TACO is no Python package and is not built here: its times are missing.")

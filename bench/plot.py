@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
+import math
 from pathlib import Path
 from typing import Any
 
+from bench import plots
 from bench.peers.libraries import FLOAT32, OURS
 from bench.summary import group
 
@@ -17,8 +18,6 @@ COLORS = {
     "dense": "#6a4c93", "torch": "#e08a1e", "scipy": "#8a8a8a", "torch_sparse": "#9c6b30",
     "yardstick": "#2e7d4f",
 }  # fmt: skip
-OTHERS = ("#17888f", "#b0a000", "#444444", "#d16ba5")
-WIDEST_LINEAR = 8.0  # highest over lowest bar; the scale is logarithmic above
 BARS_IN_A_ROW = 60
 
 
@@ -29,37 +28,28 @@ def run(args: argparse.Namespace) -> None:
 
 def draw(path: Path) -> list[Path]:
     """A PNG file for each operator, dtype and number of threads, beside the JSON file of a run."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    record = json.loads(path.read_text())
-    cells = [c for c in record["results"]["cells"] if c.get("peers")]
-    device = record.get("gpu") or record["cpu"]
+    plt, record, results = plots.load(path)
+    cells = [c for c in results["cells"] if c.get("peers")]
     out = []
     for key in dict.fromkeys(map(group, cells)):
         op, dtype, threads = key
         mine = [c for c in cells if group(c) == key]
-        where = f"{threads} thread{'s' if threads != 1 else ''}, " if threads != "cuda" else ""
-        picture = path.with_name(f"{path.stem}-{op}-{dtype}-{threads}.png")
-        if _draw(mine, f"{op}, {dtype}, {where}{device}", picture):
-            out.append(picture)
-            print(f"drawn: {picture.name}")
+        title = f"{op}, {dtype}, {plots.place({**record, 'threads': threads})}"
+        figure = _drawn(plt, mine, title)
+        if figure is not None:
+            name = f"{path.stem}-{op}-{dtype}-{threads}.json"
+            out.append(plots.save(plt, figure, path.with_name(name)))
     return out
 
 
-def _draw(cells: list[dict[str, Any]], title: str, path: Path) -> bool:
-    import matplotlib.pyplot as plt
-    from matplotlib.ticker import LogLocator
-
+def _drawn(plt: Any, cells: list[dict[str, Any]], title: str) -> Any:
+    """The figure of some cells; None where nothing can be held against anything."""
     baseline = max(BASELINES, key=lambda b: sum(b in c["peers"] for c in cells))
     cells = [c for c in cells if baseline in c["peers"]]
-    if not cells:
-        return False
-    found = dict.fromkeys(n for c in cells for n in c["peers"])
-    peers = [n for n in found if n not in (OURS, baseline)]
-    names = [OURS, *peers] if OURS in found else peers
+    found = dict.fromkeys(n for c in cells for n in c["peers"] if n != baseline)
+    names = list(dict.fromkeys(n for n in (OURS, *found) if n in found))
     if not names:
-        return False
+        return None
     problems = list(dict.fromkeys(c["problem"] for c in cells))
     features = sorted({c["feat"] for c in cells})
     # A row for each number of features; beside each other where there are few bars.
@@ -67,74 +57,35 @@ def _draw(cells: list[dict[str, Any]], title: str, path: Path) -> bool:
     rows = -(-len(features) // columns)
     width = max(4.2, 0.2 * len(problems) * (len(names) + 1.5)) * columns
     figure, axes = plt.subplots(
-        rows,
-        columns,
-        squeeze=False,
-        figsize=(width + 0.8, 2.4 * rows + 1.1),
+        rows, columns, squeeze=False, figsize=(width + 0.8, 2.4 * rows + 1.1), sharex=True,
         sharey=True,
-        sharex=True,
-    )
-    ratios = [c["peers"][baseline]["min"] / c["peers"][n]["min"]
-              for c in cells for n in names if n in c["peers"]]  # fmt: skip
-    logarithmic = max([*ratios, 1]) / min([*ratios, 1]) > WIDEST_LINEAR
+    )  # fmt: skip
+    shown = [p if len(p) < 24 else "\N{HORIZONTAL ELLIPSIS}" + p[-22:] for p in problems]
+    long = max(map(len, shown)) * len(problems) > 60
+    turned = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"} if long else {}
+    every = [1.0]
     for axis, feat in zip(axes.flat, features, strict=False):
         here = {c["problem"]: c["peers"] for c in cells if c["feat"] == feat}
-        _bars(axis, here, problems, names, baseline)
-        if len(features) > 1:
-            axis.set_title(f"d = {feat}", fontsize=10)
-        if logarithmic:
-            axis.set_yscale("log", base=2)
-            axis.yaxis.set_major_locator(LogLocator(base=2, numticks=12))
-            axis.yaxis.set_major_formatter(lambda v, _: f"{v:g}")
-            axis.set_ylim(min([*ratios, 1]) / 1.25, max([*ratios, 1]) * 1.5)
-        else:
-            axis.set_ylim(0, max([*ratios, 1]) * 1.15)
+        ratios = {
+            name: [_ratio(here.get(problem, {}), baseline, name) for problem in problems]
+            for name in names
+        }
+        plots.bars(axis, shown, ratios, colours=COLORS, form="{:.2f}", told=(OURS,))
+        axis.set_xticks(range(len(shown)), shown, fontsize=8, **turned)
+        axis.axhline(1, color=COLORS.get(baseline, "black"), label=f"{baseline} = 1", zorder=3)
+        axis.set_title(f"d = {feat}", fontsize=10)
+        every += [r for some in ratios.values() for r in some]
     for axis in axes.flat[len(features) :]:
         axis.set_visible(False)
     for axis in axes[:, 0]:
         axis.set_ylabel(f"speed-up over {baseline}")
-    handles, labels = axes.flat[0].get_legend_handles_labels()
-    figure.suptitle(title, fontsize=11, y=1 - 0.12 / figure.get_figheight())
-    figure.legend(
-        handles, labels, ncols=len(labels), frameon=False, loc="upper center", fontsize=9,
-        bbox_to_anchor=(0.5, 1 - 0.32 / figure.get_figheight()),
-    )  # fmt: skip
-    figure.tight_layout(rect=(0, 0, 1, 1 - 0.45 / figure.get_figheight()))
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
-    return True
+    plots.scale(axes.flat[0], every)
+    plots.legend_on_top(figure, axes.flat[0], title, columns=len(names) + 1)
+    return figure
 
 
-def _bars(
-    axis: Any, here: dict[str, Any], problems: list[str], names: list[str], baseline: str
-) -> None:
-    """Bars of one number of features; the height of sparsetir's is written above it."""
-    import numpy as np
-
-    at, wide = np.arange(len(problems)), 0.84 / len(names)
-    others = iter(OTHERS * 3)
-    for i, name in enumerate(names):
-        heights = [
-            here[p][baseline]["min"] / here[p][name]["min"]
-            if p in here and name in here[p] else np.nan
-            for p in problems
-        ]  # fmt: skip
-        color = COLORS.get(name) or next(others)
-        bars = axis.bar(
-            at + (i - (len(names) - 1) / 2) * wide, heights, wide * 0.94, label=name, color=color,
-            zorder=2,
-        )  # fmt: skip
-        if name == OURS:
-            texts = ["" if np.isnan(h) else f"{h:.2f}" if h < 10 else f"{h:.0f}" for h in heights]
-            box = {"facecolor": "white", "edgecolor": "none", "pad": 0.4, "alpha": 0.8}
-            axis.bar_label(bars, texts, fontsize=7, padding=2, color=color, bbox=box, zorder=4)
-    line = {"color": COLORS.get(baseline, "black"), "linewidth": 1.2, "zorder": 3}
-    axis.axhline(1, label=f"{baseline} = 1", **line)
-    shown = [p if len(p) < 24 else "\N{HORIZONTAL ELLIPSIS}" + p[-22:] for p in problems]
-    long = max(map(len, shown)) * len(problems) > 60
-    turned = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"} if long else {}
-    axis.set_xticks(at, shown, fontsize=8, **turned)
-    axis.grid(axis="y", color="#dddddd", linewidth=0.6, zorder=0)
-    axis.set_axisbelow(True)
-    for side in ("top", "right"):
-        axis.spines[side].set_visible(False)
+def _ratio(peers: dict[str, Any], baseline: str, name: str) -> float:
+    """How many times as long the baseline takes; not a number where one is missing."""
+    if baseline not in peers or name not in peers:
+        return math.nan
+    return peers[baseline]["min"] / peers[name]["min"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,11 +44,13 @@ def place(record: Mapping[str, Any]) -> str:
 def bars(
     axis: Any, names: Sequence[str], ways: Mapping[str, Sequence[float]], marked: str = "",
     colours: Mapping[str, str] | None = None, lying: bool = False, form: str = "{:.1f}",
+    told: Container[str] | None = None,
 ) -> None:  # fmt: skip
     """A bar for each way at each name, side by side, with its number; NaN is left out.
 
     marked : of the names, in a colour of its own where there is one way
     lying : to the right, names from top to bottom
+    told : ways whose numbers are written; None: all
     """
     draw, wide = axis.barh if lying else axis.bar, 0.8 / len(ways)
     for n, (way, values) in enumerate(ways.items()):
@@ -58,7 +60,8 @@ def bars(
             colour = [COLORS[1] if name == marked else COLORS[2] for name in names]
         drawn = draw(at, values, 0.94 * wide, label=way, color=colour, zorder=3)
         texts = ["" if math.isnan(v) else form.format(v) for v in values]
-        axis.bar_label(drawn, texts, fontsize=6.5, padding=2)
+        if told is None or way in told:
+            axis.bar_label(drawn, texts, fontsize=6.5, padding=2)
     if lying:
         axis.set_yticks(range(len(names)), names, fontsize=8)
         axis.set_ylim(len(names) - 0.5, -0.5)
@@ -92,6 +95,7 @@ def scale(axis: Any, values: Sequence[float]) -> None:
     """A scale of heights that shows all: from 0 on, or logarithmic where they differ much."""
     from matplotlib.ticker import LogLocator
 
+    values = [v for v in values if not math.isnan(v)]
     if min(values) <= 0 or max(values) < WIDEST_LINEAR * min(values):
         axis.set_ylim(0, 1.08 * max(values) or 1)
         return

@@ -7,18 +7,19 @@ pool whose threads wait by spinning is in the way of the next one for as long as
 from __future__ import annotations
 
 import argparse
-import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from statistics import mean
 from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
 
-from bench.report import circumstances, table, write
-from bench.timing import progress
+from bench.harness import finish
+from bench.report import table
+from bench.timing import progress, shortest
 
 FEAT = 32
 SIZES = (1_000, 4_000, 10_000, 40_000, 100_000, 400_000, 1_000_000)
@@ -57,7 +58,7 @@ def run(args: argparse.Namespace) -> None:
         ]
         table(f"spmm, {FEAT} features, {mode}: us as min/median/mean", ["nonzeros", *names], cells)
     results = {"busy": args.busy, "torch": torch.get_num_threads(), "seconds": found}
-    write(args.out, "pools", circumstances(args.threads), results)
+    finish(args, "pools", results)
 
 
 def _measured(nnz: int, between: bool, args: argparse.Namespace) -> dict[str, Any]:
@@ -113,12 +114,6 @@ def _measured(nnz: int, between: bool, args: argparse.Namespace) -> dict[str, An
             np.testing.assert_allclose(out.numpy(), wanted, rtol=1e-4, atol=1e-4)
     launcher.use(pool.OPENMP, library)
     return {
-        name: {
-            "min": min(times),
-            "median": statistics.median(times),
-            "mean": statistics.mean(times),
-            "calls": len(times),
-            "turns_with_rests": rests[name],
-        }
+        name: shortest(times, mean=mean(times), calls=len(times), turns_with_rests=rests[name])
         for name, times in taken.items()
     }

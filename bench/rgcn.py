@@ -17,13 +17,12 @@ from torch import Tensor
 from bench import memory, plots
 from bench.harness import Call, beside, finish, geomean, in_a_process, inference, training
 from bench.report import table
-from bench.rgcn_unfused import Unfused
 from bench.timing import interleaved, progress
 from sparsetir import nn, ops
 from sparsetir.tuning.process import go_ahead
 
-OURS, BEFORE, PYG, FAST = "sparsetir", "unfused", "RGCNConv", "FastRGCNConv"
-WAYS = (OURS, BEFORE, PYG, FAST)
+OURS, PYG, FAST = "sparsetir", "RGCNConv", "FastRGCNConv"
+WAYS = (OURS, PYG, FAST)
 # Edges and relations; seeds that nothing was chosen by.
 SIZES = ((10_000, 20), (30_000, 50), (100_000, 100), (300_000, 200), (1_000_000, 100))
 SEED = 2026
@@ -81,7 +80,7 @@ def layer_of(way: str, *given: Any, **options: Any) -> Any:
         import torch_geometric.nn as pyg
 
         return getattr(pyg, way)(*given, **options)
-    return (nn.RGCNConv if way == OURS else Unfused)(*given, **options)
+    return nn.RGCNConv(*given, **options)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -226,12 +225,11 @@ def summary(cells: list[dict[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for step in STEPS:
         for feat in FEATURES:
-            for way in (BEFORE, "PyG"):
-                mine = [c for c in cells if c["feat"] == feat]
-                ratios = [_times(c[step], way) / c[step][OURS]["min"] for c in mine]
-                ratios = [r for r in ratios if math.isfinite(r)]
-                if ratios:
-                    found[f"{step}, d = {feat}, {way}"] = geomean(ratios)
+            mine = [c for c in cells if c["feat"] == feat]
+            ratios = [_times(c[step], "PyG") / c[step][OURS]["min"] for c in mine]
+            ratios = [r for r in ratios if math.isfinite(r)]
+            if ratios:
+                found[f"{step}, d = {feat}, PyG"] = geomean(ratios)
     return found
 
 
@@ -270,13 +268,12 @@ def show(results: dict[str, Any], threads: int) -> None:
 
 
 def draw(path: Path) -> Path:
-    """A picture of a JSON file of this command, beside it: times as fast as PyG's RGCNConv, or as
-    the layer before where PyG was not measured."""
+    """A picture of a JSON file of this command, beside it: times as fast as PyG's RGCNConv."""
     plt, record, results = plots.load(path)
     cells = results["cells"]
     there = {way for cell in cells for way in cell[STEPS[0]]}
-    base = next(way for way in (PYG, BEFORE, FAST, OURS) if way in there)
-    colours = dict(zip(WAYS, ("#c8102e", "#e79aa5", "#8a8a8a", "#c4c4c4"), strict=True))
+    base = next(way for way in (PYG, FAST, OURS) if way in there)
+    colours = dict(zip(WAYS, ("#c8102e", "#8a8a8a", "#c4c4c4"), strict=True))
     figure, axes = plt.subplots(2, len(FEATURES), squeeze=False, figsize=(10, 6), sharex="col")
     for row, step in zip(axes, STEPS, strict=True):
         for axis, feat in zip(row, FEATURES, strict=True):

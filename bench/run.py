@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from bench.harness import refuse_bad
 from bench.limits import Machine
 from bench.peers.libraries import BEFORE, FLOAT32, OURS, PEERS
 from bench.peers.turns import Worker, compare, shared
@@ -71,9 +72,7 @@ def run(args: argparse.Namespace) -> None:
         from bench.plot import draw
 
         draw(path)
-    bad = [c for c in cells if c.get("wrong") or c.get("failed")]
-    if bad:
-        raise SystemExit(f"{len(bad)} of {len(cells)} cells hold wrong results or failures")
+    refuse_bad(cells, [c for c in cells if c.get("wrong") or c.get("failed")])
 
 
 def thread_counts(words: list[str] | None) -> list[int]:

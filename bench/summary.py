@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
-import statistics
 from collections.abc import Iterable
 from typing import Any
 
+from bench.harness import geomean
 from bench.peers.libraries import BEFORE, FLOAT32, OURS
 from bench.peers.mkl import CODES
 from bench.report import table
@@ -67,8 +66,8 @@ def _speed_ups(cells: list[dict[str, Any]], peer: str) -> dict[str, Any] | None:
     ratios = {of: [ratio(c, peer, of) for c in both] for of in ("min", "median")}
     lowest = min(range(len(both)), key=lambda i: ratios["min"][i])
     return {
-        "cells": len(both), "geomean": _geomean(ratios["min"]),
-        "geomean_of_medians": _geomean(ratios["median"]), "lowest": ratios["min"][lowest],
+        "cells": len(both), "geomean": geomean(ratios["min"]),
+        "geomean_of_medians": geomean(ratios["median"]), "lowest": ratios["min"][lowest],
         "lowest_at": f"{both[lowest]['problem']}, d = {both[lowest]['feat']}",
     }  # fmt: skip
 
@@ -78,10 +77,6 @@ def ratio(cell: dict[str, Any], peer: str, of: str = "min") -> float:
     time = peer_time(cell, peer, of)
     assert time is not None
     return time / cell["peers"][OURS][of]
-
-
-def _geomean(values: list[float]) -> float:
-    return math.exp(statistics.mean(map(math.log, values)))
 
 
 def show(results: dict[str, Any]) -> None:
@@ -162,7 +157,7 @@ def _show_costs(cells: list[dict[str, Any]]) -> None:
     both = [c["peers"][OURS]["variants"] for c in cells]
     gains = [v["default"]["min"] / v["tuned"]["min"] for v in both if len(v) == 2]
     if gains:
-        print(f"tuned: {_geomean(gains):.2f} times as fast as default, geometric mean")
+        print(f"tuned: {geomean(gains):.2f} times as fast as default, geometric mean")
 
 
 def _show_summary(lines: list[dict[str, Any]]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -43,10 +43,12 @@ def interleaved(
             call()
             found[name].append(clock() - start)
         rounds += 1
-    return {
-        name: {"min": min(t[WARM_UP:]), "median": statistics.median(t[WARM_UP:]), "rounds": rounds}
-        for name, t in found.items()
-    }
+    return {name: shortest(t[WARM_UP:], rounds=rounds) for name, t in found.items()}
+
+
+def shortest(times: Sequence[float], **more: Any) -> dict[str, Any]:
+    """Minimum and median of times, and what else there is to say."""
+    return {"min": min(times), "median": statistics.median(times), **more}
 
 
 def copy_bandwidth(size: int, threads: int, seconds: float) -> float:

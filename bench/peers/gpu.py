@@ -19,6 +19,7 @@ from bench.peers.ours import describe
 from bench.peers.turns import add_wrong
 from sparsetir.schedules.operators.registry import OPERATORS
 from sparsetir.tuning.case import Case, Reference, rows_of
+from sparsetir.tuning.serving import one_line
 
 COPIES = 3
 MOST_DENSE = 2 * 10**9  # bytes of a dense matrix that is multiplied for comparison
@@ -70,14 +71,14 @@ class Gpu:
                 else:
                     found = makers[name](case, tensors)
             except Exception as error:  # told at the end, with all others
-                found, refused = {}, {"": _first_line(error)}
+                found, refused = {}, {"": one_line(error)}
             for variant, call in found.items():
                 for _, result in tensors.copies:
                     result.fill_(float("nan"))
                 try:
                     problem = reference.error(self._numpy(call(0)))
                 except Exception as error:
-                    refused[variant] = _first_line(error)
+                    refused[variant] = one_line(error)
                     continue
                 if problem:
                     add_wrong(out["wrong"], name, f"{variant}: {problem}")
@@ -155,7 +156,3 @@ class Gpu:
         matrix[tensors.rows.long(), tensors.indices.long()] = tensors.values
         product = torch.mm if case.op == "spmm" else torch.mv
         return {"mm": lambda i: product(matrix, tensors.copies[i][0][0], out=tensors.copies[i][1])}
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Hashable, Mapping
 from functools import partial
 from typing import Any, TypeVar
+
+from bench.timing import shortest
 
 Way = TypeVar("Way", bound=Hashable)
 WARM_UP = 3
@@ -66,12 +67,10 @@ def take_turns(
             for i in range(WARM_UP):
                 own[i % copies]()
             found[way].append([clock.seconds(own[i % copies]) for i in range(calls)])
-    return {
-        way: {
-            "min": min(map(min, turns)),
-            "median": statistics.median(t for turn in turns for t in turn),
-            "noise": sorted(map(min, turns))[len(turns) // 4] / min(map(min, turns)) - 1,
-            "turns": len(turns), "calls": sum(map(len, turns)),
-        }
-        for way, turns in found.items()
-    }  # fmt: skip
+    out = {}
+    for way, turns in found.items():
+        best = sorted(map(min, turns))
+        noise = best[len(turns) // 4] / best[0] - 1
+        every = [seconds for turn in turns for seconds in turn]
+        out[way] = shortest(every, noise=noise, turns=len(turns), calls=len(every))
+    return out

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import statistics
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -13,13 +12,12 @@ import numpy as np
 import tvm_ffi
 
 from bench import harness
-from bench.peers.gpu_clock import Clock
-from bench.report import circumstances, write
+from bench.peers.gpu_clock import Clock, take_turns
 from bench.timing import interleaved, progress
 
 BAR = 20  # characters
 NO_GPU = "no CUDA device: GPU times are absent"
-WARM_UP, ROUNDS = 2, 10  # calls of a kernel on a GPU
+ROUNDS = 10  # calls of a kernel on a GPU
 
 
 class Steps:
@@ -37,11 +35,7 @@ class Steps:
 
 def cuda() -> Any:
     """torch, where it is installed and finds a CUDA device, else None."""
-    try:
-        import torch
-    except ImportError:
-        return None
-    return torch if torch.cuda.is_available() else None
+    return harness.cuda(quiet=True)
 
 
 def device(args: argparse.Namespace) -> Any:
@@ -63,12 +57,10 @@ def finish(args: argparse.Namespace, what: str, results: dict[str, Any], torch: 
     what : "times" or "counts"; torch : that of the GPU which times are of
     """
     progress("")
-    where = circumstances(args.threads)
-    if torch is not None:
-        where |= {"gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda}
     name = f"study-{args.study}" + ("-counts" if what == "counts" else "")
     about = {"what": what, "gpu_times": "here" if torch is not None else "absent"}
-    return write(args.out, name, where, {**about, **results})
+    where = {} if torch is None else harness.of_gpu(torch)
+    return harness.finish(args, name, {**about, **results}, **where)
 
 
 def on_gpu(torch: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -94,16 +86,8 @@ def gpu_seconds(
     clock: Clock, calls: Mapping[str, Callable[[], Any]], rounds: int = ROUNDS
 ) -> dict[str, dict[str, float]]:
     """Minimum and median in seconds of calls that take turns, nothing of theirs in the caches."""
-    found: dict[str, list[float]] = {name: [] for name in calls}
-    for turn in range(WARM_UP + rounds):
-        for name, call in calls.items():
-            taken = clock.seconds(call)
-            if turn >= WARM_UP:
-                found[name].append(taken)
-    return {
-        name: {"min": min(t), "median": statistics.median(t), "rounds": rounds}
-        for name, t in found.items()
-    }
+    ways = {name: lambda copy, call=call: call() for name, call in calls.items()}
+    return take_turns(clock, ways, rounds, calls=1, copies=1)
 
 
 def cpu_seconds(
