@@ -21,7 +21,7 @@ from bench.harness import finish
 from bench.report import table
 from bench.timing import interleaved, progress
 from sparsetir.formats import BSR
-from sparsetir.planning.request import request
+from sparsetir.planning.matrix_request import matrix_request as request
 from sparsetir.schedules.search.choose import choose
 from sparsetir.tuning.process import go_ahead
 from sparsetir.tuning.serving import one_line

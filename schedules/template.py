@@ -92,6 +92,47 @@ def around(configs: Sequence[Any], **tried: Iterable[Any]) -> Tried:
     return choices, lambda **chosen: replace(configs[0], **chosen)
 
 
+class Choices(Mapping[str, Any]):
+    """The config of a schedule that a user wrote, or that was made from a program.
+
+    A value for each name of a space; to be read as a dict, equal by names and values.
+
+    Values are None, booleans, numbers and texts. Without names it stands for no schedule of the
+    search at all: the default one.
+
+    >>> Choices({"tile": 2, "order": "rows"})["tile"]
+    2
+    """
+
+    def __init__(self, values: Mapping[str, Any] = {}) -> None:
+        self._values = dict(values)
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._values.items()))
+
+    def __repr__(self) -> str:
+        return f"Choices({self._values!r})"
+
+    @property
+    def compiled(self) -> Choices:
+        """All of it: see :class:`Template`."""
+        return self
+
+    def tiles(self, feat: int) -> int:
+        """None: such schedules serve every number of features."""
+        del feat
+        return 1
+
+
 @dataclass(frozen=True)
 class Template:
     """How kernels for problems of one kind are made of configs, and their arguments of a pattern.

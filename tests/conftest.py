@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import inspect
 import os
+import re
 import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -55,10 +56,11 @@ QUICK = {
 CACHE = pytest.StashKey[Any]()
 
 
-# Cases of a function above which every other one is slow; but for those that make a table, and
-# for examples.
+# Cases of a function above which every other one is slow; but for those that make a table, for
+# examples, and for refusals, which take no time.
 MANY = 6
 WHOLE = {"test_programs.py", "test_interpret.py", "test_readme.py"}
+REFUSALS = re.compile(r"test_\w*(refus|wrong|bad_)")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -95,10 +97,11 @@ def _look_through_frames_alone() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of functions of many cases every other case is slow."""
+    """Of functions of many cases, but for refusals, every other case is slow."""
     cases: dict[Any, list[pytest.Item]] = {}
     for item in items:
-        if item.path.name not in WHOLE and item.get_closest_marker("slow") is None:
+        whole = item.path.name in WHOLE or REFUSALS.match(item.name)
+        if not whole and item.get_closest_marker("slow") is None:
             cases.setdefault((item.path, item.name.partition("[")[0]), []).append(item)
     for found in cases.values():
         for item in found[1::2] if len(found) > MANY else []:

@@ -193,20 +193,20 @@ def test_spmm(
     torch.manual_seed(4)
     valued = "no values" not in heads
     some = "x" in heads, valued and "values" in heads
-    whole_x = torch.randn((*[HEADS] * some[0], nodes, FEAT), dtype=dtype)
-    whole_v = torch.randn((*[HEADS] * some[1], count), dtype=dtype) if valued else None
-    weights = torch.randn((*[HEADS] * any(some), nodes, FEAT), dtype=dtype)
-    x = whole_x[..., graph.nodes, :].requires_grad_()
-    v = None if whole_v is None else whole_v[..., number].requires_grad_()
+    whole_x = torch.randn((nodes, *[HEADS] * some[0], FEAT), dtype=dtype)
+    whole_v = torch.randn((count, *[HEADS] * some[1]), dtype=dtype) if valued else None
+    weights = torch.randn((nodes, *[HEADS] * any(some), FEAT), dtype=dtype)
+    x = whole_x[graph.nodes].requires_grad_()
+    v = None if whole_v is None else whole_v[number].requires_grad_()
     out = distributed.spmm(graph, x, reduce, v)
     leaves = [x] + ([v] if v is not None else [])
-    found = [out, *graded(out, leaves, weights[..., graph.nodes, :])]
+    found = [out, *graded(out, leaves, weights[graph.nodes])]
     x, v = whole_x.requires_grad_(), None if whole_v is None else whole_v.requires_grad_()
     out = ops.spmm((edges, nodes), x, reduce, v)
     wanted = [out, *graded(out, [x] + ([v] if v is not None else []), weights)]
     for at, (one, other) in enumerate(zip(found, wanted, strict=True)):
         assert one.dtype == dtype
-        part = other[..., number] if at == 2 else other[..., graph.nodes, :]
+        part = other[number] if at == 2 else other[graph.nodes]
         close(one, part, dtype)
 
 
@@ -214,31 +214,31 @@ def test_sddmm(group: Any, kind: str, partition: str, dtype: torch.dtype, heads:
     graph, edges, nodes = spread(group, kind, partition)
     number = graph.edge_data["number"]
     torch.manual_seed(4)
-    X, Y = torch.randn(2, *[HEADS] * heads, nodes, FEAT, dtype=dtype).unbind()
-    weights = torch.randn(*[HEADS] * heads, edges.shape[1], dtype=dtype)
-    x, y = (t[..., graph.nodes, :].requires_grad_() for t in (X, Y))
+    X, Y = torch.randn(2, nodes, *[HEADS] * heads, FEAT, dtype=dtype).unbind()
+    weights = torch.randn(edges.shape[1], *[HEADS] * heads, dtype=dtype)
+    x, y = (t[graph.nodes].requires_grad_() for t in (X, Y))
     out = distributed.sddmm(graph, x, y)
-    found = [out, *graded(out, [x, y], weights[..., number])]
+    found = [out, *graded(out, [x, y], weights[number])]
     X.requires_grad_(), Y.requires_grad_()
     out = ops.sddmm((edges, nodes), X, Y)
     wanted = [out, *graded(out, [X, Y], weights)]
-    close(found[0], wanted[0][..., number], dtype)
+    close(found[0], wanted[0][number], dtype)
     for one, other in zip(found[1:], wanted[1:], strict=True):
-        close(one, other[..., graph.nodes, :], dtype)
+        close(one, other[graph.nodes], dtype)
 
 
 def test_softmax(group: Any, kind: str) -> None:
     graph, edges, nodes = spread(group, kind, "given")
     number = graph.edge_data["number"]
-    values = torch.randn(HEADS, edges.shape[1], dtype=torch.float64)
+    values = torch.randn(edges.shape[1], HEADS, dtype=torch.float64)
     weights = torch.randn_like(values)
-    mine = values[:, number].requires_grad_()
+    mine = values[number].requires_grad_()
     out = distributed.softmax(graph, mine)
-    found = [out, *graded(out, [mine], weights[:, number])]
+    found = [out, *graded(out, [mine], weights[number])]
     values.requires_grad_()
     out = ops.sparse_softmax((edges, nodes), values)
     for one, other in zip(found, [out, *graded(out, [values], weights)], strict=True):
-        close(one, other[:, number])
+        close(one, other[number])
 
 
 def test_attention(group: Any, kind: str, partition: str, dtype: torch.dtype, heads: bool) -> None:

@@ -17,7 +17,11 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-import sparsetir  # before TVM, which would import torch
+import sparsetir
+from sparsetir.extras import allow_torch
+
+if "torch later" in sys.argv:  # as TVM would import it
+    sys.modules["torch"] = None  # type: ignore[assignment]
 
 # isort: split
 from tvm.script import tirx as T
@@ -106,8 +110,8 @@ def settled(said: str = "", most: str = "2") -> tuple[str, int]:
 
 def torch_later() -> None:
     """And what variables choose; of numbers of threads the smaller counts."""
-    assert "torch" not in sys.modules
-    calls = products()
+    assert sys.modules["torch"] is None
+    calls, kernel = products(), sparsetir.build(doubled)
     right(calls)
     assert pool.threads().pool == "tvm" and pool.threads().why == "torch is not loaded"
     assert not any("gomp" in line for line in open("/proc/self/maps"))  # none of ours is loaded
@@ -116,8 +120,13 @@ def torch_later() -> None:
         right(calls)
     assert "SPARSETIR_POOL says so" in sparsetir.threads().why
     settled()
+    allow_torch()
     import torch
 
+    assert pool._state.kind == pool.TVM
+    x, y = torch.ones(1000), torch.zeros(1000)
+    kernel(x, y)  # which was made before
+    assert pool._state.kind == pool.OPENMP and (y == 2).all()
     assert pool.threads().pool == "openmp"
     right(calls)  # of kernels made before
     for said, wanted in (

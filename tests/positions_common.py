@@ -129,3 +129,88 @@ def rows_reduced(
         with T.init():
             B[j] = T.float32(0)
         B[j] = B[j] + A[i, j]
+
+
+@T.prim_func
+def two_reads(b: T.handle, c: T.handle, d: T.handle, m: T.int32) -> None:
+    I = T.dense_fixed(m)
+    K = T.dense_fixed(8)
+    B = T.match_sparse_buffer(b, (I, K), "float32")
+    C = T.match_sparse_buffer(c, (I, K), "float32")
+    D = T.match_sparse_buffer(d, (I, K), "float32")
+    with T.sp_iter([I, K], "SS", "first") as [i, k]:
+        C[i, k] = B[i, k] + B[0, k]
+    with T.sp_iter([I, K], "SS", "second") as [i, k]:
+        D[i, k] = B[i, k]
+
+
+@T.prim_func
+def layer(
+    a: T.handle, x: T.handle, w: T.handle, y: T.handle, indptr: T.handle, indices: T.handle,
+    m: T.int32, n: T.int32, nnz: T.int32,
+) -> None:  # fmt: skip
+    """Y = A X W, as plain loops."""
+    I = T.dense_fixed(m)
+    J = T.sparse_variable(I, (n, nnz), (indptr, indices))
+    N = T.dense_fixed(n)
+    K = T.dense_fixed(4)
+    L = T.dense_fixed(6)
+    A = T.match_sparse_buffer(a, (I, J), "float32")
+    X = T.match_sparse_buffer(x, (N, K), "float32")
+    W = T.match_sparse_buffer(w, (K, L), "float32")
+    Y = T.match_sparse_buffer(y, (I, L), "float32")
+    with T.sp_iter([I, J, K, L], "SRRS", "layer") as [i, j, k, l]:
+        with T.init():
+            Y[i, l] = 1.0
+        Y[i, l] = Y[i, l] + A[i, j] * X[j, k] * W[k, l]
+
+
+# Sums of what each fiber of a tensor of order 4 stores.
+SUMS = """
+@T.prim_func
+def sums(
+    a: T.handle, y: T.handle, j_ptr: T.handle, j_idx: T.handle, k_ptr: T.handle, k_idx: T.handle,
+    l_ptr: T.handle, l_idx: T.handle, m: T.int32, n: T.int32, p: T.int32, q: T.int32,
+    nnz_j: T.int32, nnz_k: T.int32, nnz_l: T.int32,
+):
+    I = T.dense_fixed(m)
+    J = T.sparse_variable(I, (n, nnz_j), (j_ptr, j_idx))
+    K = T.sparse_variable(J, (p, nnz_k), (k_ptr, k_idx))
+    L = T.sparse_variable(K, (q, nnz_l), (l_ptr, l_idx))
+    A = T.match_sparse_buffer(a, (I, J, K, L), "float32")
+    Y = T.match_sparse_buffer(y, (I, J), "float32")
+    with T.sp_iter([I, J, K, L], "SSRR", "sums") as [i, j, k, l]:
+        with T.init():
+            Y[i, j] = 0.0
+        Y[i, j] = Y[i, j] + A[i, j, k, l]
+"""
+
+
+# A softmax of rows for each head, in steps.
+SOFTMAX = """
+@T.prim_func
+def softmax(
+    x: T.handle, y: T.handle, indptr: T.handle, m: T.int32, nnz: T.int32, heads: T.int32
+) -> None:
+    I = T.dense_fixed(m)
+    J = T.dense_variable(I, (nnz, nnz), indptr)
+    H = T.dense_fixed(heads)
+    X = T.match_sparse_buffer(x, (I, J, H), "float32")
+    Y = T.match_sparse_buffer(y, (I, J, H), "float32")
+    TOP = T.alloc_sparse_buffer((), "float32", "local")
+    TOTAL = T.alloc_sparse_buffer((), "float32", "local")
+    with T.sp_iter([I, H], "SS", "rows") as [i, h]:
+        with T.sp_iter([J], "R", "top") as [j]:
+            with T.init():
+                TOP[()] = T.min_value("float32")
+            TOP[()] = T.max(TOP[()], X[i, j, h])
+        with T.sp_iter([J], "S", "powers") as [j]:
+            Y[i, j, h] = T.exp(X[i, j, h] - TOP[()])
+        with T.sp_iter([J], "R", "total") as [j]:
+            with T.init():
+                TOTAL[()] = T.float32(0.0)
+            TOTAL[()] = TOTAL[()] + Y[i, j, h]
+        TOTAL[()] = T.float32(1.0) / TOTAL[()]
+        with T.sp_iter([J], "S", "divide") as [j]:
+            Y[i, j, h] = Y[i, j, h] * TOTAL[()]
+"""

@@ -116,16 +116,8 @@ def _reorder(d: _Drawing) -> None:
     d.sch.sparse_reorder(d.ref, order)
 
 
-def _fuse(d: _Drawing) -> None:
-    d.sch.sparse_fuse(d.ref, d.neighbours())
-
-
-def _split(d: _Drawing) -> None:
-    d.apply(split, d.loop(), d.choose(FACTORS), tail=d.choose(TAILS))
-
-
 def _divide(d: _Drawing) -> None:
-    by = d.choose(("positions", "work", "coordinates"))
+    by = d.choose(("positions", "work", "coordinates"))  # first: seeds of tests are known by it
     d.apply(divide, d.loop(), d.choose((1, 2, 3, "blocks")), by=by)
 
 
@@ -168,11 +160,6 @@ def _operand(d: _Drawing) -> None:
     d.apply(precompute, operand.name, at, axes, scope="global")
 
 
-def _parallelize(d: _Drawing) -> None:
-    loops = d.loop() if d.choose((True, False)) else d.neighbours()
-    d.apply(parallelize, loops, "cpu")
-
-
 def _threads(d: _Drawing) -> None:
     loops = d.loop() if d.choose((True, True, False)) else d.neighbours()
     unit = d.choose(("block", "thread", "thread", "warp", "vector"))
@@ -182,14 +169,6 @@ def _threads(d: _Drawing) -> None:
     if unit in ("thread", "warp") and race in ("none", "atomics"):
         options["per_block"] = d.choose((None, 4, 32))
     d.apply(parallelize, loops, unit, **options)
-
-
-def _lanes(d: _Drawing) -> None:
-    d.apply(strip_mine_rows, d.loop(), d.choose((4, 32, 64)))
-
-
-def _tile(d: _Drawing) -> None:
-    d.apply(split, d.loop(), [None, d.choose((4, 32, 64))], tail=d.choose(TAILS))
 
 
 def _distribute(d: _Drawing) -> None:
@@ -206,32 +185,6 @@ def _slices(d: _Drawing) -> None:
     d.apply(sell_slices, d.loop(), d.loop(), lanes, **options, filled=d.choose((1, 90, 101)))
 
 
-def _by_length(d: _Drawing) -> None:
-    d.apply(sort_rows_by_length, d.loop(), d.loop(), d.choose((1, 3, 4096)))
-
-
-def _patterns(d: _Drawing) -> None:
-    d.apply(
-        group_columns_by_pattern,
-        d.loop(),
-        d.loop(),
-        d.choose((2, 3)),
-        by=d.choose(("pattern", "count")),
-    )
-
-
-def _ranges(d: _Drawing) -> None:
-    d.apply(ranges, d.loop(), d.choose((1, 2, "ranges")), d.choose((1, 3)))
-
-
-def _peel(d: _Drawing) -> None:
-    d.apply(peel, d.loop(), d.choose((2, 3)))
-
-
-def _steps(d: _Drawing) -> None:
-    d.apply(strip_mine_rows, d.loop(), d.choose((1, 2, 4)))
-
-
 def _positions(d: _Drawing) -> None:
     fused = [x for x in d.loops if len(x.axes) > 1]
     if not fused:
@@ -239,10 +192,6 @@ def _positions(d: _Drawing) -> None:
     d.sch.positions(
         d.choose(fused), parts=d.choose((None, None, 2)), rows=d.choose(("table", "search"))
     )
-
-
-def _runs(d: _Drawing) -> None:
-    d.sch.segment_accumulate(d.loop())
 
 
 def _pack(d: _Drawing) -> None:
@@ -259,17 +208,38 @@ def _tiles(d: _Drawing) -> None:
     d.sch.tiles(buffer.name, d.ref, {cut: [d.choose((1, 2, 5))]}, order=order)
 
 
-def _annotate(d: _Drawing) -> None:
-    d.sch.annotate(d.ref, "note", "kept")
+def _drawn(primitive: Any, *choices: Any, **options: Any) -> Callable[[_Drawing], None]:
+    """A move: a loop, or a function of the drawing, and for the others one of each sequence."""
+
+    def move(d: _Drawing) -> None:
+        given = [x(d) if callable(x) else d.choose(x) for x in choices]
+        named = {k: d.choose(x) for k, x in options.items()}
+        d.apply(primitive, *given, **named)
+
+    return move
 
 
+def _loops(d: _Drawing) -> Any:
+    return d.loop() if d.choose((True, False)) else d.neighbours()
+
+
+LOOP = _Drawing.loop
+_split = _drawn(split, LOOP, FACTORS, tail=TAILS)
+_patterns = _drawn(group_columns_by_pattern, LOOP, LOOP, (2, 3), by=("pattern", "count"))
 MOVES = (
-    _reorder, _fuse, _split, _divide, _bound, _result, _operand, _parallelize, _annotate,
-    _reorder, _split, _split, _result, _result, _distribute,
-    _slices, _slices, _by_length, _pack, _pack, _steps, _positions, _runs, _tiles, _tiles,
-    _patterns, _patterns, _ranges, _peel,
+    _reorder, lambda d: d.sch.sparse_fuse(d.ref, d.neighbours()), _split,
+    _divide,
+    _bound, _result, _operand, _drawn(parallelize, _loops, lambda d: "cpu"),
+    lambda d: d.sch.annotate(d.ref, "note", "kept"), _reorder, _split, _split, _result, _result,
+    _distribute, _slices, _slices, _drawn(sort_rows_by_length, LOOP, LOOP, (1, 3, 4096)), _pack,
+    _pack, _drawn(strip_mine_rows, LOOP, (1, 2, 4)), _positions,
+    lambda d: d.sch.segment_accumulate(d.loop()), _tiles, _tiles, _patterns, _patterns,
+    _drawn(ranges, LOOP, (1, 2, "ranges"), (1, 3)), _drawn(peel, LOOP, (2, 3)),
 )  # fmt: skip
-ON_THREADS = (_threads, _threads, _threads, _threads, _lanes, _tile)
+ON_THREADS = (
+    _threads, _threads, _threads, _threads, _drawn(strip_mine_rows, LOOP, (4, 32, 64)),
+    lambda d: d.apply(split, d.loop(), [None, d.choose((4, 32, 64))], tail=d.choose(TAILS)),
+)  # fmt: skip
 
 
 def _writes(it: Any, buffer: Any) -> bool:

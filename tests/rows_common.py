@@ -36,15 +36,15 @@ def of_lengths(lengths: list[int]) -> Any:
 MATRICES = {**ZOO, **{name: of_lengths(lengths) for name, lengths in LENGTHS.items()}}
 
 
-def operands(matrix: Any, idtype: str) -> dict[str, Any]:
+def operands(matrix: Any, idtype: str, feat: int = FEAT) -> dict[str, Any]:
     csr = sp.csr_array(matrix)
     csr.sort_indices()
     rng = np.random.default_rng(0)
-    (m, n), b = csr.shape, rng.uniform(-1, 1, (csr.shape[1], FEAT)).astype("float32")
+    (m, n), b = csr.shape, rng.uniform(-1, 1, (csr.shape[1], feat)).astype("float32")
     return {
-        "a": csr.data.astype("float32"), "b": b, "c": np.full((m, FEAT), np.nan, "float32"),
+        "a": csr.data.astype("float32"), "b": b, "c": np.full((m, feat), np.nan, "float32"),
         "indptr": csr.indptr.astype(idtype), "indices": csr.indices.astype(idtype), "m": m, "n": n,
-        "nnz": csr.nnz, "feat": FEAT,
+        "nnz": csr.nnz, "feat": feat,
     }  # fmt: skip
 
 

@@ -1,22 +1,146 @@
-"""Schedules of the test programs, to take apart."""
+"""Schedules of the test programs, to take apart; tables of calls, and what each says or keeps."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+import pytest
+import tvm_ffi
+
 import sparsetir
-from programs import PROGRAMS
+from programs import PROGRAMS, copied, tolerance
+from sparsetir.sparse_ir.nodes import sparse_iterations
+from sparsetir.sparse_ir.schedule.primitives import PRIMITIVES
 
-__all__ = ["opened", "program"]
+__all__ = [
+    "in_order",
+    "keeps_meaning",
+    "opened",
+    "program",
+    "read_back",
+    "refused",
+    "says",
+    "steps",
+    "table",
+]
 
 
-def program(name: str = "spmm", dtype: str = "float32") -> Any:
-    """A test program over 32-bit indices."""
-    return PROGRAMS[name].make(dtype, "int32")
+# Methods that are no primitives.
+GETTERS = ("get_sp_iters", "get_sparse_iteration")
 
 
-def opened(func: Any = None, name: str = "spmm") -> tuple[Any, Any, list[Any]]:
-    """A schedule, a handle of one of its iterations, and those of that one's loops."""
+def program(name: str = "spmm", dtype: str = "float32", idtype: str = "int32") -> Any:
+    """A test program."""
+    return PROGRAMS[name].make(dtype, idtype)
+
+
+def opened(func: Any = None, name: str = "") -> tuple[Any, Any, list[Any]]:
+    """A schedule, a handle of one of its iterations (the first), and those of that one's loops."""
     sch = sparsetir.Schedule(program() if func is None else func)
-    it = sch.get_sparse_iteration(name)
+    it = sch.get_sparse_iteration(name or sparse_iterations(sch.func)[0].name)
     return sch, it, sch.get_sp_iters(it)
+
+
+def table(text: str) -> list[Any]:
+    """Parameters (section, code, words) of a table: lines of code, and indented what is said.
+
+    A line in brackets begins a section; the words of a row are separated by " .. ".
+    """
+    section, code, rows = "", "", []
+    for line in filter(str.strip, text.splitlines()):
+        if line.startswith("["):
+            section = line.strip("[]")
+        elif line.startswith(" "):
+            rows.append(pytest.param(section, code, line.strip().split(" .. "), id=code))
+            code = ""
+        else:
+            code = f"{code}\n{line}" if code else line
+    return rows
+
+
+def steps(code: str, sch: Any, it: Any) -> tuple[str, functools.partial[Any]]:
+    """Run statements of primitives as functions, loops by the names of their coordinates.
+
+    The last one, a call, is given back with its name: so that it may be looked at before.
+    """
+    (node,) = [x for x in sparse_iterations(sch.func) if x.name == it.name]
+    loops, coordinates = sch.get_sp_iters(it), iter([str(v.name) for v in node.vars])
+    scope = {name: getattr(sch, name) for name in (*PRIMITIVES, *GETTERS)}
+    scope |= {"".join(next(coordinates) for _ in loop.axes): loop for loop in loops}
+    scope |= {"sch": sch, "it": it, "of": sch.get_sparse_iteration}
+    *before, last = code.strip().replace("; ", "\n").split("\n")
+    exec("\n".join(before), scope)
+    name, given = last.split("(", 1)
+    inputs, options = eval(f"(lambda *x, **y: (x, y))({given}", scope)
+    return name, functools.partial(scope[name], *inputs, **options)
+
+
+def refused(code: str, words: list[str], func: Any, iteration: str = "") -> None:
+    """What the last primitive says: its name, these words in their order, and the iteration.
+
+    Nothing has changed. Words that begin with "-" are of what shows no iteration.
+    """
+    sch, it, _ = opened(func, iteration)
+    name, call = steps(code, sch, it)
+    before = sch.func
+    with pytest.raises(sparsetir.ScheduleError) as error:
+        call()
+    text = str(error.value)
+    assert text.startswith(f"{name}: "), text
+    assert words[0].startswith("- ") or "\n  in T.sp_iter([" in text, text
+    in_order(text, words)
+    assert sch.func is before
+
+
+def in_order(text: str, words: list[str]) -> None:
+    """The words are in a text, one after the other."""
+    at = 0
+    for word in words:
+        word = word.removeprefix("- ")
+        assert word in text[at:], f"{word!r} is not in {text[at:]!r}"
+        at = text.index(word, at) + len(word)
+
+
+def says(code: str, words: list[str], names: dict[str, Any], error: Any = ValueError) -> str:
+    """An expression is refused with these words; the message. `names` are of the tests' file."""
+    with pytest.raises(error) as raised:
+        eval(code, dict(names))
+    in_order(str(raised.value), words)
+    return str(raised.value)
+
+
+def read_back(sch: Any, func: Any) -> None:
+    """The text of a scheduled function parses back, and its trace replays on the plain one."""
+    text = sch.func.script()
+    assert tvm_ffi.structural_equal(sparsetir.from_source(text), sch.func, map_free_vars=True)
+    assert tvm_ffi.structural_equal(sch.trace.apply(func).func, sch.func, map_free_vars=True)
+
+
+def keeps_meaning(
+    sch: Any, name: str, dtype: str = "float32", idtype: str = "int32", cases: Any = None,
+    run: Callable[[Any], Any] | None = None,
+) -> Any:  # fmt: skip
+    """A scheduled test program means on its cases what it meant: interpreted, and compiled.
+
+    run : instead of the kernel for this CPU, which is given back
+    """
+    tested, func = PROGRAMS[name], program(name, dtype, idtype)
+    read_back(sch, func)
+    kernel = run or sparsetir.build(sch)
+    for case in cases or tested.cases:
+        given = tested.inputs(np.random.default_rng(1), case, dtype, idtype)
+        with np.errstate(all="ignore"):
+            want = tested.oracle(given)
+        others = [copied(given), copied(given)]
+        sparsetir.interpret(sch.func, others[0])
+        got = kernel(others[1]) if run else kernel(**others[1])
+        for output, values in want.items():
+            for found in (others[0], got if isinstance(got, dict) else others[1]):
+                np.testing.assert_allclose(
+                    np.asarray(found[output], np.float64), values, **tolerance(dtype),
+                    err_msg=f"{name}: {case}: {output}\n{sch.trace}",
+                )  # fmt: skip
+    return kernel

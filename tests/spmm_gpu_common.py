@@ -23,6 +23,7 @@ from cuda_runner import CudaFunction, requires_cuda_text
 from sparsetir import lower_sparse_buffer
 from sparsetir.runtime.pipeline import lower_template
 from sparsetir.schedules.operators.problems import CsrPattern, Spmm
+from sparsetir.schedules.templates.registry import TEMPLATES
 from sparsetir.sparse_ir.position_space import SIGNATURE
 
 # What a kernel is run as: values of `as_cuda` of :func:`kernel`.
@@ -175,6 +176,30 @@ def check(found: np.ndarray, expected: np.ndarray, dtype: str) -> None:
     np.testing.assert_allclose(
         found.astype("float64"), expected, rtol=relative, atol=relative / 10, equal_nan=True
     )
+
+
+def run_spmm(
+    problem: Spmm, config: Any, matrix: CsrPattern, feat: int = 0, special: bool = False,
+    as_cuda: bool = True, template: Any = None, **options: Any,
+) -> Any:  # fmt: skip
+    """Run a template's kernel, compare with the oracle, and give what was counted.
+
+    special : with NaN and infinities among the operands
+    """
+    template = template or TEMPLATES[type(config), Spmm]
+    heads, feat = 3, feat or config.feat or config.tile
+    stored = operands(matrix, problem, feat, heads, special)
+    arranged = template.arrange(matrix, problem, config)
+    args: dict[str, Any] = {"feat": feat, "heads": heads, **arranged.arguments, "b": stored["b"]}
+    args |= {"a": stored["a"], **arranged.stored.values(A=stored["a"])}
+    args |= arranged.computed(scheduled(template, problem, config).attrs[SIGNATURE], args)
+    before = (heads,) if problem.batched else ()
+    kind = as_dtype(problem.out or problem.dtype)
+    args["out"] = np.full((*before, matrix.shape[0], feat), np.nan, kind)
+    made = kernel(template, problem, config, gpu_runner.ATOMIC_ADD_PRELUDE, as_cuda)
+    found = run_kernel(made, args, **options)["out"]
+    check(found, oracle(matrix, problem, **stored), problem.dtype)
+    return getattr(made[0], "counts", None)
 
 
 @contextlib.contextmanager

@@ -98,24 +98,32 @@ def loops(sch, block):
     return sch.get_loops(sch.get_sblock(block))
 
 
-def on(schedules, program):
-    """Register a function of (schedule, block, its loops) as a test of a program."""
+BLOCKS = {"spmm_ell": "spmm0", "row_softmax": "softmax0", "sddmm_fused": "sddmm1",
+          "normalized_rows": "divide0", "mttkrp": "mttkrp0"}  # fmt: skip
 
-    def register(steps):
-        block = {
-            "spmm_bsr": "spmm1",
-            "spmm_ell": "spmm0",
-            "row_softmax": "softmax0",
-            "sddmm_fused": "sddmm1",
-        }.get(program, f"{program}1")
 
-        def apply(sch):
-            steps(sch, sch.get_sblock(block), *loops(sch, block))
+def stage_two_table(text):
+    """Parameters (program, names of loops, code) of a table: `[program: loops]`, then lines."""
+    program, names, rows = "", "", []
+    for line in text.replace("\\\n", "").strip().split("\n"):
+        if line.startswith("[") and ": " in line and line.endswith("]") and "(" not in line:
+            program, names = line.strip("[]").split(": ")
+        else:
+            rows.append(pytest.param(program, names.split(), line, id=f"{program}: {line}"))
+    return rows
 
-        schedules.append(pytest.param(program, apply, id=f"{program}-{steps.__name__}"))
-        return steps
 
-    return register
+def stage_two_steps(program, names, code):
+    """A function that runs a row of such a table on a schedule."""
+
+    def steps(sch):
+        name = BLOCKS.get(program, f"{program.split('_')[0]}1")
+        scope = {"s": sch, "b": sch.get_sblock(name), "block": sch.get_sblock}
+        scope |= {"loops": lambda of: loops(sch, of), **dict(zip(names, loops(sch, name)))}
+        scope["rows"] = next(iter(loops(sch, name.replace("1", "0"))), None)
+        exec(code, scope)
+
+    return steps
 
 
 def plain_text(func):

@@ -63,6 +63,9 @@ def test_tables_say_what_the_files_do():
     ):  # fmt: skip
         (shown,) = speed.MARKED[name].findall((ROOT / page).read_text())
         assert shown == table
+    operators = importlib.import_module("operator_table")
+    (shown,) = operators.MARKED.findall((ROOT / "docs" / "operators.md").read_text())
+    assert shown == operators.table()
     found = speed.comparisons()
     for comparison in found:
         assert comparison.cells and all(0 < c.ratio < 100 for c in comparison.cells)

@@ -20,7 +20,7 @@ from sparsetir.formats import BSR
 from sparsetir.formats.pattern import Pattern
 from sparsetir.ops import message_kernels
 from sparsetir.planning import compiled
-from sparsetir.planning.request import request
+from sparsetir.planning.matrix_request import matrix_request as request
 from sparsetir.runtime.pipeline import lower_template
 from sparsetir.runtime.targets import resolve_target
 from sparsetir.schedules.gpu.rgms import RelationalRows

@@ -13,7 +13,7 @@ import scipy.sparse as sp
 
 import sparsetir
 from gpu_runner import requires_opencl, run_opencl
-from sparsetir.schedules.search.configs import Choices
+from sparsetir.schedules.template import Choices
 from sparsetir.schedules.templates.spmv import SlicedRows
 from sparsetir.tuning.program import ProgramTask, bound_arguments
 from sparsetir.tuning.program_case import ProgramCase

@@ -16,12 +16,13 @@ from sparsetir.records.record import Key, Record
 from sparsetir.records.records import Records
 from sparsetir.records.task import Outcome
 from sparsetir.schedules.operators.problems import CsrPattern
-from sparsetir.schedules.search.configs import Choices, to_data
+from sparsetir.schedules.search.configs import to_data
+from sparsetir.schedules.template import Choices
 from sparsetir.schedules.templates.message_tiles import AttentionTiles, Tile, config_of
 from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.tuning.program_case import ProgramCase
-from sparsetir.tuning.sought import of_edges
+from sparsetir.tuning.sought import of_operator
 
 BINARY = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide}
 CLOSE = {"float32": 1e-5, "float64": 1e-12, "float16": 1e-2, "bfloat16": 8e-2}
@@ -245,9 +246,9 @@ REFUSED = [
     ("u_add_e_max", {"feat": 0}, ValueError, "'feat': expected 1 or more, got 0"),
     ("u_add_e_max", {"feat": 8, "edge_feat": 3}, ValueError, "'edge_feat': expected 1 or 8"),
     ("copy_e_max", {"feat": 8, "edge_feat": 1}, ValueError, "'edge_feat': expected 8"),
-    ("copy_u_max", {"feat": 8, "edge_feat": 8}, ValueError, "'edge_feat': expected none"),
-    ("u_add_e_max", {"feat": 8, "feat_in": 8}, ValueError, "'feat_in': expected none"),
-    ("u_add_e_max", {"feat": 8, "scale": 2.0}, ValueError, "'scale': expected none"),
+    ("copy_u_max", {"feat": 8, "edge_feat": 8}, ValueError, "'edge_feat': expected None"),
+    ("u_add_e_max", {"feat": 8, "feat_in": 8}, ValueError, "'feat_in': expected None"),
+    ("u_add_e_max", {"feat": 8, "scale": 2.0}, ValueError, "'scale': expected None"),
     ("u_add_e_max", {"feat": 8, "weighted": False}, ValueError, "'weighted': expected True"),
     ("u_add_e_max", {"feat": 8, "dtype": "int32"}, ValueError, "'dtype': expected float32 or"),
     ("u_add_e_max", {"feat": 8, "config": RowBlocks()}, TypeError, "'config': expected Tile for"),
@@ -256,8 +257,8 @@ REFUSED = [
     ("u_add_e_max", {"feat": 8, "format": sparsetir.formats.CSR()}, ValueError, "'format'"),
     ("u_add_e_max", {"feat": 8, "out_dtype": "float32"}, ValueError, "'out_dtype': expected None"),
     ("attention", {"feat": 8, "config": Tile(4)}, TypeError, "expected AttentionTiles for"),
-    ("attention", {"feat": 8, "edge_feat": 8}, ValueError, "'edge_feat': expected none"),
-    ("attention", {"feat": 8, "reduce": "max"}, ValueError, "'reduce': expected none"),
+    ("attention", {"feat": 8, "edge_feat": 8}, ValueError, "'edge_feat': expected None"),
+    ("attention", {"feat": 8, "reduce": "max"}, ValueError, "'reduce': expected 'sum'"),
     ("attention", {"feat": 8, "scale": "2"}, TypeError, "'scale': expected a number, got '2'"),
     ("attention", {"feat": 8, "feat_in": 0}, ValueError, "'feat_in': expected 1 or more, got 0"),
     ("softmax", {"feat": 8}, ValueError, "'feat': expected None for 'softmax', or its operand"),
@@ -347,8 +348,8 @@ def test_a_search_ends_with_a_plan_and_a_record(op, options, best, records, monk
     again = sparsetir.plan(op, A, threads=2, **options)
     assert (again.chosen_by, again.config) == ("record", found.plan().config)
     assert sparsetir.plan(op, A, threads=1, **options).chosen_by == "default"
-    task = of_edges(
-        op, A, options.pop("feat", None), threads=2, target="llvm", **options
+    task = of_operator(
+        op, A, options.pop("feat", None), threads=2, target="llvm", device=None, **options
     ).tuned.task
     prepared = ProgramCase(task, tmp_path).prepared(best)
     prepared.call()

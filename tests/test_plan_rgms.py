@@ -44,7 +44,7 @@ def test_threads_start_where_there_is_work_for_them(monkeypatch):
     work = int(MASK.any(axis=2).sum()) * 8 * 16
     for least in (work, work + 1):
         monkeypatch.setattr(pool, "work_of_threads", lambda least=least: least)
-        chosen = relational_request(A, 16, feat_in=8, threads=2).chosen()
+        chosen = relational_request("rgms", A, 16, feat_in=8, threads=2).chosen()
         assert chosen.parallel == (least == work)
 
 
@@ -116,9 +116,11 @@ def test_candidates_begin_with_the_chosen_config():
 
 
 def test_what_is_chosen_for_a_gpu():
-    made = relational_request(A, 16, feat_in=8, target=CUDA)
+    made = relational_request("rgms", A, 16, feat_in=8, target=CUDA)
     assert isinstance(made.chosen(), RelationalRows) and made.pattern is A.pattern
-    half = relational_request(A, 16, feat_in=8, target=CUDA, dtype="float16", out_dtype="float32")
+    half = relational_request(
+        "rgms", A, 16, feat_in=8, target=CUDA, dtype="float16", out_dtype="float32"
+    )
     kinds = [type(config) for config in half.candidates()]
     assert kinds[0] is RelationalTensorCores and kinds[-1] is RelationalRows
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from sparsetir.schedules.operators.operands import OPERATORS
+from sparsetir.schedules.operators.registry import OPERATORS
 from sparsetir.schedules.templates.registry import TEMPLATES
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import sparsetir
-from sparsetir.extras import install_hint
+from sparsetir.extras import WITHOUT_TORCH, install_hint
 
 FOLDER = str(Path(sparsetir.__file__).parents[1])
 HEAVY = {"tvm", "tvm_ffi", "torch", "numpy", "scipy"}
@@ -53,44 +53,31 @@ def test_import_loads_nothing_that_takes_time(seconds_of_tvm):
     assert out == "[]\n" and seconds < seconds_of_tvm / 4
 
 
-# After TVM came without torch, torch comes and meets kernels, as if it had been there first.
-LATE = """
-import sys, sparsetir
-from tvm.script import sparse_tir as T
-assert "tvm" in sys.modules and "torch" not in sys.modules
-import tvm_ffi
-assert tvm_ffi.core.torch is None
-import numpy as np, scipy.sparse as sp
-a = sp.random_array((30, 20), density=0.2, format="csr", dtype="float32", rng=0)
-plan = sparsetir.plan("spmm", a, 4, threads=1)
-assert "torch" not in sys.modules
-import torch
-assert tvm_ffi.core.torch is torch and torch.__spec__.loader is torch.__loader__
-assert type(torch.__loader__).__module__.startswith(("importlib", "_frozen"))
-assert tvm_ffi.use_torch_stream.__doc__.startswith("Create an FFI stream")
-from sparsetir import ops
-b = torch.rand(20, 4)
-want = torch.from_numpy(a @ b.numpy())
-assert torch.allclose(plan(b), want, atol=1e-5) and type(plan(b)) is torch.Tensor
-assert torch.allclose(ops.spmm(sparsetir.SparseMatrix(a), b), want, atol=1e-5)
-"""
+DIALECT = "from tvm.script import sparse_tir as T; assert T.sp_iter; import tvm, tvm.script.parser"
 
 
-def test_torch_may_come_after_tvm():
+@pytest.mark.parametrize(
+    "code",
+    [
+        f"import sparsetir; {DIALECT}",
+        f"import tvm, sparsetir; {DIALECT}",
+        f"import sparsetir; sparsetir.plan; {DIALECT}; assert tvm.script.sparse_tir is T",
+        f"{WITHOUT_TORCH}; {DIALECT}; assert tvm.tirx and sys.modules['torch'] is None",
+    ],
+    ids=["sparsetir first", "TVM first", "in use", "without torch"],
+)
+def test_the_dialect_is_known_whatever_comes_first(code):
+    python(f"import sys; {code}; assert sparsetir._dialect._Watch not in sys.meta_path")
+
+
+def test_tvm_brings_torch_except_where_there_is_to_be_none():
+    """A worker of a search comes without; a module of the user's may then import it."""
     pytest.importorskip("torch")
-    python(LATE)
-
-
-@pytest.mark.slow
-def test_tvm_may_come_before():
-    """Without a word of ours until then, with torch."""
+    python("import sys, sparsetir; sparsetir.build; assert 'torch' in sys.modules")
     python(
-        "import tvm, sys, sparsetir, sparsetir.planning.plan\n"
-        "from tvm.script import sparse_tir as T\n"
-        "assert T.sp_iter and tvm.script.sparse_tir is T\n"
-        "assert callable(sparsetir.plan)\n"
-        "import sparsetir.runtime.build, sparsetir.runtime.load\n"
-        "assert all(map(callable, (sparsetir.build, sparsetir.load, sparsetir.lower)))\n"
+        f"import sys; {WITHOUT_TORCH}; import sparsetir.tuning.worker, sparsetir.extras\n"
+        "assert 'tvm' in sys.modules and sys.modules['torch'] is None\n"
+        "sparsetir.extras.allow_torch(); import torch; assert torch.ones(1)"
     )
 
 

@@ -12,7 +12,7 @@ from typing_extensions import assert_type
 
 import sparsetir
 from sparsetir import Kernel, Plan, SparseFunc, SparseMatrix, SparseTensor, nn, ops
-from sparsetir.tuning.tuned import Tuned, TunedEdges, TunedProgram, TunedRelations
+from sparsetir.tuning.tuned import Tuned, TunedPlan, TunedProgram
 
 
 def of_plans(matrix: SparseMatrix, tensor: SparseTensor) -> None:
@@ -29,9 +29,9 @@ def of_searches(matrix: SparseMatrix, tensor: SparseTensor, func: SparseFunc, na
     assert_type(found.plan(), Plan)
     assert_type(found.speedup, float | None)
     assert_type(sparsetir.tune("attention", matrix, 64).plan(), Plan)
-    assert_type(sparsetir.tune("softmax", matrix), TunedEdges)
-    assert_type(sparsetir.tune("rgms", tensor, 64, feat_in=32), TunedRelations)
-    assert_type(sparsetir.tune(name, matrix, 64), Tuned | TunedEdges | TunedRelations)
+    assert_type(sparsetir.tune("softmax", matrix), TunedPlan)
+    assert_type(sparsetir.tune("rgms", tensor, 64, feat_in=32), TunedPlan)
+    assert_type(sparsetir.tune(name, matrix, 64), Tuned | TunedPlan)
     program = assert_type(sparsetir.tune(func, {"n": 3}, space={"tile": [1]}), TunedProgram)
     assert_type(program.kernel(), Kernel)
     sparsetir.tune("spmm", matrix, 64, trails=8)  # pyright: ignore[reportCallIssue]

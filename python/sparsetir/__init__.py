@@ -3,17 +3,18 @@
 Write a function over axes, sparse buffers and sparse iterations (`from tvm.script import
 sparse_tir as T`), lower it stage by stage, and call the kernel on torch, NumPy or TVM arrays.
 
-TVM and torch are loaded when something that needs them is used for the first time.
+TVM, which imports torch where that is installed, is loaded when something that needs it is used for
+the first time.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from sparsetir import _imports, _versions
+from sparsetir import _dialect, _versions
 from sparsetir.data import hooks
 
 _versions.check()
-_imports.install()
+_dialect.register()
 
 if TYPE_CHECKING:
     from sparsetir import datasets as datasets
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from sparsetir.sparse_ir.errors import StructureError as StructureError
     from sparsetir.sparse_ir.errors import StructureIndexError as StructureIndexError
     from sparsetir.sparse_ir.errors import StructureTypeError as StructureTypeError
+    from sparsetir.sparse_ir.gradient import gradient
     from sparsetir.sparse_ir.interpret import interpret
     from sparsetir.sparse_ir.lower_sparse_buffer import LowerSparseBuffer as LowerSparseBuffer
     from sparsetir.sparse_ir.lower_sparse_buffer import lower_sparse_buffer
@@ -81,6 +83,7 @@ __all__ = [
     "build",
     "decompose_format",
     "default_schedule",
+    "gradient",
     "interpret",
     "load",
     "lower",
@@ -113,6 +116,7 @@ _MODULES = {
     "schedules.default": "default_schedule",
     "sparse_ir.errors": "IllFormedError LoweringError ScheduleError StructureError "
     "StructureIndexError StructureTypeError",
+    "sparse_ir.gradient": "gradient",
     "sparse_ir.interpret": "interpret",
     "sparse_ir.lower_sparse_buffer": "LowerSparseBuffer lower_sparse_buffer",
     "sparse_ir.lower_sparse_iter": "LowerSparseIter lower_sparse_iter",

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 from importlib import import_module, metadata
 
 # Begins the code of a process that needs no torch: TVM, which would import it, then comes without.
-WITHOUT_TORCH = "import sparsetir"
+WITHOUT_TORCH = "import sparsetir, sys; sys.modules['torch'] = None"
+
+
+def allow_torch() -> None:
+    """In such a process, when TVM is there: modules of the user's may import torch after all."""
+    if sys.modules.get("torch", ...) is None:
+        del sys.modules["torch"]
 
 
 def need(who: str, package: str, extra: str, title: str = "") -> None:

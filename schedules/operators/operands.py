@@ -1,4 +1,4 @@
-"""The operators: what they take, and their exact results.
+"""What an operator is: a program and a record of what it takes, and its exact results.
 
 Operands are float64 arrays for the dtype float64, float32 arrays for all others, which hold only
 numbers that the dtype has. So a result can be checked whatever NumPy knows of the dtype.
@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import scipy.sparse as sp
 
-from sparsetir.schedules.operators.names import REDUCTIONS
-from sparsetir.schedules.operators.problems import EXTREMA, CsrPattern, Sddmm, Spmm
+from sparsetir.schedules.arguments import expect_one_of
+from sparsetir.schedules.operators.names import DTYPES, IDTYPES, REDUCTIONS
+from sparsetir.schedules.operators.problems import EXTREMA, CsrPattern, Problem
+from sparsetir.sparse_ir.nodes import SparseFunc
 
 # Largest error of an element in units of the sum of the absolute values that it is made of:
 # some roundings of a result, and for float32 and float64 of a long sum.
@@ -27,6 +28,29 @@ CHUNK = 2**22  # products that are made at a time
 
 
 @dataclass(frozen=True)
+class OfProgram(Problem):
+    """What kernels of an operator are compiled for that has a program, and no problem of its own.
+
+    op : its name
+    dtype : of operands, values and result
+    idtype : of indptr and indices
+    """
+
+    op: str
+    dtype: str = "float32"
+    idtype: str = "int32"
+
+    def __post_init__(self) -> None:
+        expect_one_of(self, dtype=DTYPES, idtype=IDTYPES)
+
+    def program(self) -> SparseFunc:
+        """The operator as a stage-I function."""
+        made = OPERATORS[self.op].program
+        assert made is not None
+        return made(self)
+
+
+@dataclass(frozen=True)
 class Operator:
     """One operator.
 
@@ -34,13 +58,17 @@ class Operator:
     problem : Spmm or Sddmm, what kernels are compiled for
     title : one line for people
     dims : of the dense operands by name, then of the result "out": "m" and "n" are the rows and
-        columns of the matrix, "e" its elements, "k" features
+        columns of the caller's matrix, "e" its elements, "k" features
     reads_values : whether values of the matrix play a part: the argument "a", of dims "e"
     reference : (problem, CsrPattern, values, operands) -> (exact, scale), both float64 and of the
         result's shape: the result, and the sum of the absolute values that each of its elements
         is made of (for a maximum their largest), in units of which errors are measured
     reductions : that there are
     vectors : whether callers have no dimension of features
+    program : (problem) -> stage-I function, whose parameters have the names of `dims`, "a" for
+        values, and of :meth:`sparsetir.schedules.operators.problems.CsrPattern.arguments`
+    transposed : whether it goes over the columns of the caller's matrix: it is given the transposed
+        pattern, whose rows these are. Of gradients
     """
 
     name: str
@@ -48,9 +76,11 @@ class Operator:
     title: str
     dims: Mapping[str, str]
     reads_values: bool
-    reference: Callable[..., tuple[np.ndarray, np.ndarray]]
+    reference: Callable[..., tuple[np.ndarray, np.ndarray]] | None
     reductions: tuple[str, ...] = REDUCTIONS
     vectors: bool = False
+    program: Callable[..., Any] | None = None
+    transposed: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -62,18 +92,26 @@ class Operator:
         out: str | None = None,
     ) -> Any:  # fmt: skip
         """The problem of these types; raises ValueError for others than there are."""
+        if self.problem is OfProgram:
+            return OfProgram(self.name, dtype, idtype)
         options: dict[str, Any] = {"reduce": reduce} if len(self.reductions) > 1 else {}
         options |= {} if out is None else {"out": out}
         return self.problem(dtype=dtype, idtype=idtype, batched=batched, **options)
+
+    @property
+    def takes_heads(self) -> bool:
+        """Whether several matrices may share a pattern, a first dimension of all else."""
+        return self.problem is not OfProgram
 
     def shapes(
         self, shape: tuple[int, int], nnz: int, feat: int, heads: int | None
     ) -> dict[str, tuple[int, ...]]:
         """Shapes of operands, values "a" if any, and the result "out", as callers have them.
 
-        shape, nnz : of the matrix
+        shape, nnz : of the pattern that it is given, see `transposed`
         """
-        sizes = {"m": shape[0], "n": shape[1], "e": nnz, "k": feat}
+        m, n = reversed(shape) if self.transposed else shape
+        sizes = {"m": m, "n": n, "e": nnz, "k": feat}
         dims = {**self.dims, "a": "e"} if self.reads_values else self.dims
         left_out = "k" if self.vectors else ""
         return {
@@ -112,7 +150,7 @@ def _heads(heads: int | None) -> tuple[int, ...]:
     return () if heads is None else (heads,)
 
 
-def _each_head(
+def each_head(
     one: Callable[..., tuple[np.ndarray, np.ndarray]],
 ) -> Callable[..., tuple[np.ndarray, np.ndarray]]:
     """A reference for problems with heads, from one for a single head."""
@@ -135,53 +173,6 @@ def _each_head(
     return reference
 
 
-def _spmm(
-    problem: Spmm, pattern: CsrPattern, values: Any, operands: Any
-) -> tuple[np.ndarray, np.ndarray]:
-    (b,) = operands
-    values, b = np.asarray(values, "float64"), np.asarray(b, "float64")
-    if problem.reduce in EXTREMA:
-        sign = 1 if problem.reduce == "max" else -1  # the least is the greatest of the negatives
-        exact = sign * _largest(pattern, sign * values, b)
-        return exact, _largest(pattern, np.abs(values), np.abs(b))
-    indptr, indices, shape = pattern
-    found = []
-    for data, dense in ((values, b), (np.abs(values), np.abs(b))):
-        out = sp.csr_array((data, indices, indptr), shape=shape) @ dense
-        if problem.reduce == "mean":
-            counts = np.maximum(np.diff(indptr), 1)
-            out = out / counts.reshape(-1, *[1] * (out.ndim - 1))
-        found.append(out)
-    return found[0], found[1]
-
-
-def _largest(pattern: CsrPattern, values: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """The largest product of each row and feature, 0 in rows without elements; keeps NaN."""
-    indptr, indices, (m, _) = pattern
-    width = int(np.prod(b.shape[1:], dtype=int))
-    dense, out = b.reshape(len(b), width), np.zeros((m, width))
-    rows = np.flatnonzero(np.diff(indptr))
-    step = max(1, CHUNK // max(1, len(indices)))
-    for start in range(0, width if len(rows) else 0, step):
-        at = slice(start, start + step)
-        products = values[:, None] * dense[indices, at]
-        out[rows, at] = np.maximum.reduceat(products, indptr[rows], axis=0)
-    return out.reshape(m, *b.shape[1:])
-
-
-def _sddmm(
-    problem: Sddmm, pattern: CsrPattern, values: Any, operands: Any
-) -> tuple[np.ndarray, np.ndarray]:
-    del problem, values
-    indptr, indices, (m, _) = pattern
-    rows = np.repeat(np.arange(m, dtype=indices.dtype), np.diff(indptr))
-    x, y = (np.asarray(v, "float64") for v in operands)
-    exact, scale = np.empty(len(indices)), np.empty(len(indices))
-    gathered(rows, indices, x, y, exact)
-    gathered(rows, indices, np.abs(x), np.abs(y), scale)
-    return exact, scale
-
-
 def gathered(
     rows: np.ndarray, columns: np.ndarray, x: np.ndarray, y: np.ndarray, out: np.ndarray
 ) -> np.ndarray:
@@ -193,23 +184,14 @@ def gathered(
     return out
 
 
-OPERATORS: Mapping[str, Operator] = {
-    op.name: op
-    for op in (
-        Operator(
-            "spmm", Spmm, "sparse times dense", {"b": "nk", "out": "mk"}, True, _each_head(_spmm),
-        ),
-        Operator(
-            "spmv", Spmm, "sparse times a vector", {"b": "nk", "out": "mk"}, True,
-            _each_head(_spmm), vectors=True,
-        ),
-        Operator(
-            "sddmm", Sddmm, "dense times dense where a matrix stores elements",
-            {"x": "mk", "y": "nk", "out": "e"}, False, _each_head(_sddmm),
-            reductions=("sum",),
-        ),
-    )
-}  # fmt: skip
+# By name; :mod:`sparsetir.schedules.operators.registry` has all.
+OPERATORS: dict[str, Operator] = {}
+
+
+def register(operator: Operator) -> Operator:
+    """Make an operator known to plans, `ops`, searches, the command line and the bench."""
+    OPERATORS[operator.name] = operator
+    return operator
 
 
 class Check:
@@ -231,19 +213,24 @@ class Check:
     ) -> None:
         self.tolerance = TOLERANCES[problem.dtype]
         self.direction = None
+        reference = operator.reference
+        if reference is None:
+            raise ValueError(f"{operator.name}: its record has no exact result to check against")
         features = operands[0].shape[-1]
-        products = len(pattern.indices) * features * (len(operands[0]) if problem.batched else 1)
+        heads = len(operands[0]) if getattr(problem, "batched", False) else 1
+        products = len(pattern.indices) * features * heads
         of_features = "k" in operator.dims["out"] and not operator.vectors
-        summed = of_features and problem.reduce not in EXTREMA
+        reduce = getattr(problem, "reduce", None)  # without one not known to be linear
+        summed = of_features and reduce is not None and reduce not in EXTREMA
         if not summed or products <= most_exact:
-            self.exact, self.scale = operator.reference(problem, pattern, values, operands)
+            self.exact, self.scale = reference(problem, pattern, values, operands)
             self.shape = self.exact.shape
             return
         self.direction = np.random.default_rng(2).choice([-1.0, 1.0], features)
         towards = operands[0] @ self.direction
         sizes = np.abs(operands[0]).sum(axis=-1, dtype="float64")
-        self.exact, _ = operator.reference(problem, pattern, values, (towards,))
-        _, self.scale = operator.reference(problem, pattern, values, (sizes,))
+        self.exact, _ = reference(problem, pattern, values, (towards,))
+        _, self.scale = reference(problem, pattern, values, (sizes,))
         self.shape = (*self.exact.shape, features)
 
     def error(self, result: np.ndarray) -> str | None:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from tvm import tirx
 from tvm.script import sparse_tir as T
 
-from sparsetir.schedules.operators.problems import Sddmm, memoized, with_parameters
+from sparsetir.schedules.operators.operands import Operator, each_head, gathered, register
+from sparsetir.schedules.operators.problems import CsrPattern, Sddmm, memoized, with_parameters
 from sparsetir.sparse_ir.nodes import SparseFunc
 
 
@@ -56,3 +58,26 @@ def program(problem: Sddmm) -> SparseFunc:
             OUT[(*h, i, j)] = added(OUT[(*h, i, j)], X[(*h, i, k)], Y[(*h, j, k)])
 
     return with_parameters(sddmm, {"heads": not batched})
+
+
+@each_head
+def reference(
+    problem: Sddmm, pattern: CsrPattern, values: Any, operands: Any
+) -> tuple[np.ndarray, np.ndarray]:
+    """Of a stored element the inner product of its rows of X and Y."""
+    del problem, values
+    indptr, indices, (m, _) = pattern
+    rows = np.repeat(np.arange(m, dtype=indices.dtype), np.diff(indptr))
+    x, y = (np.asarray(v, "float64") for v in operands)
+    exact, scale = np.empty(len(indices)), np.empty(len(indices))
+    gathered(rows, indices, x, y, exact)
+    gathered(rows, indices, np.abs(x), np.abs(y), scale)
+    return exact, scale
+
+
+register(
+    Operator(
+        "sddmm", Sddmm, "dense times dense where a matrix stores elements",
+        {"x": "mk", "y": "nk", "out": "e"}, False, reference, reductions=("sum",), program=program,
+    )
+)  # fmt: skip

@@ -7,10 +7,20 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+import scipy.sparse as sp
 from tvm import tirx
 from tvm.script import sparse_tir as T
 
-from sparsetir.schedules.operators.problems import EXTREMA, Spmm, memoized, reduced, with_parameters
+from sparsetir.schedules.operators.operands import CHUNK, Operator, each_head, register
+from sparsetir.schedules.operators.problems import (
+    EXTREMA,
+    CsrPattern,
+    Spmm,
+    memoized,
+    reduced,
+    with_parameters,
+)
 from sparsetir.sparse_ir.nodes import SparseFunc
 
 
@@ -64,3 +74,47 @@ def program(problem: Spmm) -> SparseFunc:
             )
 
     return with_parameters(spmm, {"row": reduce == "sum", "heads": not batched}, reduce)
+
+
+@each_head
+def reference(
+    problem: Spmm, pattern: CsrPattern, values: Any, operands: Any
+) -> tuple[np.ndarray, np.ndarray]:
+    """Of each row of C what B gives, and the sum of the absolute values it is made of."""
+    (b,) = operands
+    values, b = np.asarray(values, "float64"), np.asarray(b, "float64")
+    if problem.reduce in EXTREMA:
+        sign = 1 if problem.reduce == "max" else -1  # the least is the greatest of the negatives
+        exact = sign * _largest(pattern, sign * values, b)
+        return exact, _largest(pattern, np.abs(values), np.abs(b))
+    indptr, indices, shape = pattern
+    found = []
+    for data, dense in ((values, b), (np.abs(values), np.abs(b))):
+        out = sp.csr_array((data, indices, indptr), shape=shape) @ dense
+        if problem.reduce == "mean":
+            counts = np.maximum(np.diff(indptr), 1)
+            out = out / counts.reshape(-1, *[1] * (out.ndim - 1))
+        found.append(out)
+    return found[0], found[1]
+
+
+def _largest(pattern: CsrPattern, values: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """The largest product of each row and feature, 0 in rows without elements; keeps NaN."""
+    indptr, indices, (m, _) = pattern
+    width = int(np.prod(b.shape[1:], dtype=int))
+    dense, out = b.reshape(len(b), width), np.zeros((m, width))
+    rows = np.flatnonzero(np.diff(indptr))
+    step = max(1, CHUNK // max(1, len(indices)))
+    for start in range(0, width if len(rows) else 0, step):
+        at = slice(start, start + step)
+        products = values[:, None] * dense[indices, at]
+        out[rows, at] = np.maximum.reduceat(products, indptr[rows], axis=0)
+    return out.reshape(m, *b.shape[1:])
+
+
+SPMM = register(
+    Operator(
+        "spmm", Spmm, "sparse times dense", {"b": "nk", "out": "mk"}, True, reference,
+        program=program,
+    )
+)  # fmt: skip

@@ -5,12 +5,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from tvm import tirx
 from tvm.script import sparse_tir as T
 
+from sparsetir.schedules.operators.operands import register
 from sparsetir.schedules.operators.problems import Spmm
+from sparsetir.schedules.operators.spmm import SPMM
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import SparseFunc
 
@@ -55,3 +58,6 @@ def program(problem: Spmm, config: Any = None) -> SparseFunc:
 
     func: Any = spmv
     return func
+
+
+register(replace(SPMM, name="spmv", title="sparse times a vector", vectors=True))

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any
 
@@ -17,38 +17,8 @@ import numpy as np
 
 from sparsetir.formats import Format
 from sparsetir.formats.format import REGISTRY
+from sparsetir.schedules.template import Choices
 from sparsetir.schedules.templates.registry import TEMPLATES
-
-
-class Choices(Mapping[str, Any]):
-    """The config of a schedule that a user wrote, or that was made from a program.
-
-    A value for each name of a space; to be read as a dict, equal by names and values.
-
-    Values are None, booleans, numbers and texts. Without names it stands for no schedule of the
-    search at all: the default one.
-
-    >>> Choices({"tile": 2, "order": "rows"})["tile"]
-    2
-    """
-
-    def __init__(self, values: Mapping[str, Any] = {}) -> None:
-        self._values = dict(values)
-
-    def __getitem__(self, name: str) -> Any:
-        return self._values[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def __hash__(self) -> int:
-        return hash(frozenset(self._values.items()))
-
-    def __repr__(self) -> str:
-        return f"Choices({self._values!r})"
 
 
 def is_choice(value: Any) -> bool:

@@ -7,23 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from conversions import as_inferred, patterns, round_trip, spmm
+from conversions import as_inferred, patterns, round_trip
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from zoo import MATRICES
 
-import sparsetir
-from programs import PROGRAMS, tolerance
-from sparsetir.formats import BSR, DBSR, SRBCRS, ConvertedFormat, Format, Operand, Pattern
-from sparsetir.formats.blocks import find_blocks
+from programs import PROGRAMS
+from sparsetir.formats import BSR, DBSR, SRBCRS, Operand, Pattern
 from sparsetir.sparse_ir.errors import StructureError
-
-FORMATS: list[Format] = [
-    *(BSR(r, c) for r, c in [(1, 1), (2, 2), (1, 4), (4, 1), (3, 5), (16, 16), (40, 100)]),
-    *(DBSR(r, c) for r, c in [(1, 1), (2, 3), (8, 8)]),
-    *(SRBCRS(t, g) for t, g in [(1, 1), (1, 5), (3, 2), (8, 4), (8, 32)]),
-]
-named = pytest.mark.parametrize("fmt", FORMATS, ids=lambda f: f.name)
 
 
 def random_pattern(shape: tuple[int, int], nnz: int, dtype: Any = np.int32) -> Pattern:
@@ -32,13 +23,6 @@ def random_pattern(shape: tuple[int, int], nnz: int, dtype: Any = np.int32) -> P
 
 
 # -- conversion -----------------------------------------------------------------------------------
-
-
-@named
-def test_as_inferred(fmt: Format) -> None:
-    for pattern in MATRICES.values():
-        as_inferred(fmt, pattern)
-        round_trip(fmt, pattern)
 
 
 @given(
@@ -89,16 +73,6 @@ def test_bsr_of_scipy(size: tuple[int, int]) -> None:
         np.testing.assert_array_equal(args[f"mask_{tail}"], want.data != 0)
 
 
-def test_dbsr_is_bsr_without_empty_rows() -> None:
-    pattern = MATRICES["empty rows"]
-    (one,), (two,) = BSR(3, 2).convert(pattern).parts, DBSR(3, 2).convert(pattern).parts
-    lengths = np.diff(one.indices["indptr_jo_bsr_3_2"])
-    assert (lengths == 0).any()
-    np.testing.assert_array_equal(two.indices["indices_io_dbsr_3_2"], np.flatnonzero(lengths))
-    np.testing.assert_array_equal(np.diff(two.indices["indptr_jo_dbsr_3_2"]), lengths[lengths > 0])
-    np.testing.assert_array_equal(two.places, one.places)
-
-
 def slow_sr_bcrs(pattern: Pattern, data: np.ndarray, t: int, g: int) -> tuple[Any, Any, Any]:
     """indptr of the groups, columns of the tiles, and tiles, element by element."""
     stored = {(int(i), int(j)): v for i, j, v in zip(*pattern.coords, data, strict=True)}
@@ -132,82 +106,7 @@ def test_sr_bcrs_of_loops(t: int, g: int) -> None:
         assert pattern.nnz >= np.count_nonzero(np.array(columns) >= 0)
 
 
-def test_sr_bcrs_density() -> None:
-    """The bound 1/t is reached by a matrix of one element in each tile, and kept by others."""
-    worst = Pattern([np.arange(0, 64, 8), np.arange(8)], (64, 64))
-    assert 1 - SRBCRS(8, 1).convert(worst).padding == 1 / 8
-    assert 1 - BSR(8, 8).convert(worst).padding == 1 / 64
-    for pattern in MATRICES.values():
-        if pattern.nnz:
-            assert 1 - SRBCRS(4, 1).convert(pattern).padding >= 1 / 4
-
-
-def test_places_do_not_touch_the_pattern() -> None:
-    pattern = MATRICES["random"]
-    before = [c.copy() for c in (*pattern.coords, pattern.indptr)]
-    blocks = find_blocks(pattern, 1, 1)
-    for array in (blocks.bounds, blocks.indptr, blocks.indices, blocks.places):
-        array[:] = -7
-    for have, want in zip((*pattern.coords, pattern.indptr), before, strict=True):
-        np.testing.assert_array_equal(have, want)
-
-
 # -- products -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("fmt", [BSR(2, 3), DBSR(3, 2), SRBCRS(2, 3)], ids=lambda f: f.name)
-def test_spmm(fmt: Format) -> None:
-    """Rows of the dense operand are infinite or NaN, also behind padding."""
-    for pattern in MATRICES.values():
-        spmm(fmt, pattern)
-    spmm(fmt, MATRICES["random"], build=True)
-
-
-def sddmm_arguments(pattern: Pattern) -> dict[str, Any]:
-    rng = np.random.default_rng(5)
-    m, n = pattern.shape
-    y = rng.standard_normal((n, 3)).astype("float32")
-    y[::3], y[1::4] = np.inf, np.nan
-    return {
-        "a": rng.standard_normal(pattern.nnz).astype("float32"),
-        "x": rng.standard_normal((m, 3)).astype("float32"),
-        "y": y,
-        "out": np.zeros(pattern.nnz, "float32"),
-        "indptr": pattern.indptr.astype("int32"),
-        "indices": pattern.coords[1].astype("int32"),
-        "m": m, "n": n, "nnz": pattern.nnz, "feat": 3,
-    }  # fmt: skip
-
-
-def sddmm(fmt: Format, pattern: Pattern, build: bool) -> None:
-    """A and OUT share their structure; OUT is made in the new format and comes back from it."""
-    func, args = PROGRAMS["sddmm"].make("float32", "int32"), sddmm_arguments(pattern)
-    conv: ConvertedFormat = fmt.convert(pattern, Operand.of(func, "A", "OUT"))
-    new = conv.decompose(func)
-    args |= conv.arguments(A=args["a"], OUT=None)
-    with np.errstate(all="ignore"):
-        want = PROGRAMS["sddmm"].oracle(args)["out"]
-    if build:
-        kernel = sparsetir.build(new)
-        kernel(**{n: args[n] for n in kernel.signature.names})
-    else:
-        sparsetir.interpret(new, args)
-    np.testing.assert_allclose(args["out"], want, **tolerance("float32"))
-    np.testing.assert_allclose(conv.restore("OUT", args), want, **tolerance("float32"))
-
-
-@pytest.mark.parametrize("fmt", [BSR(2, 3), DBSR(3, 2), SRBCRS(2, 3)], ids=lambda f: f.name)
-def test_sddmm(fmt: Format) -> None:
-    for name in ("random", "empty rows", "nothing stored", "all stored", "last element"):
-        sddmm(fmt, MATRICES[name], False)
-    sddmm(fmt, MATRICES["random"], True)
-
-
-def test_two_operands_by_tag() -> None:
-    """The tag tells two uses of one format apart."""
-    func = PROGRAMS["spmm"].make("float32", "int32")
-    conv = SRBCRS(2, 2).convert(MATRICES["random"], Operand.of(func, "A", tag="_x"))
-    assert {n.rsplit("_", 1)[1] for n in conv.arguments()} == {"x"}
 
 
 # -- refusals -------------------------------------------------------------------------------------

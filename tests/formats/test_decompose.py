@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import functools
-import random
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import scipy.sparse as sp
 import tvm_ffi
 
 import sparsetir
@@ -18,7 +16,7 @@ from programs import PROGRAMS, copied, tolerance
 from programs.common import parents_of
 from sparsetir.formats.decompose import RESTORE, decompose_format
 from sparsetir.formats.infer_indices import infer_format
-from sparsetir.formats.preprocess import COPY, extract_preprocess
+from sparsetir.formats.preprocess import extract_preprocess
 from sparsetir.sparse_ir.nodes import sparse_iterations
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "spmm_bsr_ell_stage1.txt"
@@ -71,15 +69,6 @@ def ways(func: Any) -> list[Any]:
 
 def interpreted(func: Any, args: dict[str, Any]) -> None:
     sparsetir.interpret(func, args)
-
-
-def extracted(func: Any, args: dict[str, Any]) -> None:
-    """Copies and computation by generated code, in two functions."""
-    pre, rest = extract_preprocess(func)
-    assert not any(COPY in it.annotations for it in sparse_iterations(rest))
-    for part in (pre, rest):
-        names = [str(p.name) for p in part.params]
-        sparsetir.build(part)(**{n: args[n] for n in names})
 
 
 def check(
@@ -177,53 +166,6 @@ def test_golden() -> None:
     before = tvm_ffi.structural_hash(func)
     assert decompose_format(func, paper_rules()).script() == GOLDEN.read_text()
     assert tvm_ffi.structural_hash(func) == before
-
-
-@functools.cache
-def paper_runs() -> list[Any]:
-    return ways(paper_example())
-
-
-@pytest.mark.parametrize("way", [0, 1, 2], ids=["interpreted", "in one", "extracted"])
-@pytest.mark.parametrize("finite", [True, False])
-def test_the_papers_example(way: int, finite: bool) -> None:
-    rng = np.random.default_rng(0)
-    mat = sp.random_array((37, 29), density=0.1, format="csr", rng=rng).astype("float32")
-    mat.sort_indices()
-    rows = parents_of(mat.indptr)
-    in_ell = np.arange(mat.nnz) - mat.indptr[rows] < 2
-    b = rng.random((29, 16), dtype="float32")
-    if not finite:
-        b[3], b[7] = np.inf, np.nan
-    c = np.full((37, 16), np.nan, "float32")
-    func = paper_example()
-    _, more = inferred(paper_rules(), [rows, mat.indices], mat.shape, [~in_ell, in_ell])
-    args = {
-        "a": mat.data, "b": b, "c": c, "indptr": mat.indptr, "indices": mat.indices,
-        "m": 37, "n": 29, "nnz": mat.nnz, "feat_size": 16,
-    }  # fmt: skip
-    args |= more
-    sparsetir.check_structure(func, args)
-    paper_runs()[way](func, args)
-    with np.errstate(all="ignore"):
-        np.testing.assert_allclose(c, mat @ b, rtol=1e-5, atol=1e-5)
-    blocks = args["a_bsr_2"].sum(where=args["mask_bsr_2"] == 1)
-    np.testing.assert_allclose(blocks, mat.data[~in_ell].sum(), rtol=1e-5)
-
-
-def test_values_of_inference_are_the_copies() -> None:
-    """What `values` lays out, the copy of a single rule fills in."""
-    rng = np.random.default_rng(0)
-    args = PROGRAMS["spmm"].inputs(rng, "small", "float32", "int32")
-    coords, shape = csr_coordinates(args)
-    for r in (matrix("bsr3"), matrix("csc"), matrix("ell")):
-        pre, _ = extract_preprocess(
-            decompose_format(PROGRAMS["spmm"].make("float32", "int32"), [r])
-        )
-        (fmt,), more = inferred([r], coords, shape, [np.ones(len(coords[0]), bool)])
-        mine = {n: v for n, v in (args | more).items() if n in [p.name for p in pre.params]}
-        sparsetir.build(pre)(**mine)
-        np.testing.assert_array_equal(fmt.restore(mine[f"a_{r.name}"]), args["a"])
 
 
 # -- programs and formats -------------------------------------------------------------------------
@@ -397,65 +339,6 @@ def test_rules_on_what_rules_produced(program: str, mask: bool) -> None:
                 )  # fmt: skip
 
 
-@pytest.mark.parametrize("seeds", [range(1), pytest.param(range(1, 4), marks=pytest.mark.slow)])
-@pytest.mark.parametrize("program", ["spmm", "sddmm"])
-def test_schedules_of_what_was_decomposed(program: str, seeds: range) -> None:
-    record, rules = PROGRAMS[program], [matrix("bsr2"), matrix("csr")]
-    func = decompose_format(record.make("float32", "int32"), rules)
-    args = record.inputs(np.random.default_rng(0), "small", "float32", "int32")
-    expected = record.oracle(args)
-    coords, shape = csr_coordinates(args)
-    args |= inferred(rules, coords, shape, split(np.random.default_rng(1), len(coords[0]), 2))[1]
-    done = {"reorder": 0, "fuse": 0}
-    for seed in seeds:
-        rng = random.Random(seed)
-        sch = sparsetir.Schedule(func)
-        for name in [it.name for it in sparse_iterations(func)]:
-            it = sch.get_sparse_iteration(name)
-            for _ in range(6):
-                order = sch.get_sp_iters(it)
-                rng.shuffle(order)
-                try:
-                    sch.sparse_reorder(it, order)
-                    done["reorder"] += 1
-                    break
-                except sparsetir.ScheduleError:
-                    continue
-            handles = sch.get_sp_iters(it)
-            at = rng.randrange(max(1, len(handles) - 1))
-            try:
-                sch.sparse_fuse(it, handles[at : at + 2])
-                done["fuse"] += 1
-            except sparsetir.ScheduleError:
-                pass
-        mine = copied(args)
-        sparsetir.build(sch.func)(**mine)
-        for output, want in expected.items():
-            np.testing.assert_allclose(
-                mine[output].reshape(want.shape), want, err_msg=sch.func.script(),
-                **tolerance("float32"),
-            )  # fmt: skip
-    assert min(done.values()) > 2
-
-
-ATTENTION_PRODUCT = """
-@T.prim_func
-def product(p: T.handle, v: T.handle, out: T.handle, indptr: T.handle, indices: T.handle,
-            m: T.int32, n: T.int32, nnz: T.int32, feat: T.int32):
-    I = T.dense_fixed(m)
-    J = T.sparse_variable(I, (n, nnz), (indptr, indices))
-    J_ = T.dense_fixed(n)
-    F = T.dense_fixed(feat)
-    P = T.match_sparse_buffer(p, (I, J), "float32")
-    V = T.match_sparse_buffer(v, (J_, F), "float32")
-    OUT = T.match_sparse_buffer(out, (I, F), "float32")
-    with T.sp_iter([I, J, F], "SRS", "product") as [i, j, f]:
-        with T.init():
-            OUT[i, f] = 0.0
-        OUT[i, f] = OUT[i, f] + P[i, j] * V[j, f]
-"""
-
-
 ATTENTION_FORMATS = [
     *(([n], "S P") for n in ("csc", "ell", "bsr2")), (["csr", "bsr3", "ell"], "S P"),
     *(pytest.param(*case, marks=pytest.mark.slow) for case in (
@@ -477,29 +360,6 @@ def test_attention(names: list[str], buffers: str) -> None:
     assert all(f"divide_{n}" in text for n in names)
 
 
-@pytest.mark.parametrize("names", [["csr"], ["bsr2"], ["csc", "dcsr"]], ids="+".join)
-def test_attention_means_the_same(names: list[str]) -> None:
-    """The interpreter's result before and after."""
-    program = PROGRAMS["attention"]
-    before = program.make("float32", "int32")
-    rules = [matrix(n, buffers=["S", "P"]) for n in names]
-    after = decompose_format(before, rules)
-    kernel = sparsetir.build(after)
-    for case in ("small", "empty", "nonfinite"):
-        rng = np.random.default_rng(3)
-        args = program.inputs(rng, case, "float32", "int32")
-        want = copied(args)
-        interpreted(before, want)
-        coords, shape = csr_coordinates(args)
-        more = inferred(rules, coords, shape, split(rng, len(coords[0]), len(rules)))[1]
-        built = copied(args | more)
-        args = copied(args | more)
-        interpreted(after, args)
-        kernel(**built)
-        for got in (args, built):
-            np.testing.assert_allclose(got["out"], want["out"], **tolerance("float32"))
-
-
 @pytest.mark.parametrize(("names", "buffers", "how"), by_turns(
     (["bsr2"], "A"), (["csc"], "A OUT"), (["bsr3", "ell"], "A OUT"),
     *(pytest.param(*case, marks=pytest.mark.slow) for case in (
@@ -510,22 +370,6 @@ def test_softmax_of_rows(names: list[str], buffers: str, how: str) -> None:
     """Copies in and back of what nested iterations read and write."""
     rules = [matrix(n, buffers=buffers.split()) for n in names]
     check("row_softmax", rules, csr_coordinates, how=how)
-
-
-def test_the_product_of_attention() -> None:
-    """The last of the three steps alone."""
-    rules = [matrix(n, buffers=["P"]) for n in ("bsr2", "ell")]
-    func = decompose_format(sparsetir.from_source(ATTENTION_PRODUCT), rules)
-    rng = np.random.default_rng(0)
-    args = PROGRAMS["spmm"].inputs(rng, "nonfinite", "float32", "int32")
-    with np.errstate(all="ignore"):
-        want = PROGRAMS["spmm"].oracle(args)["c"]
-    coords, shape = csr_coordinates(args)
-    more = inferred(rules, coords, shape, split(rng, len(coords[0]), 2))[1]
-    mine = {"p": args["a"], "v": args["b"], "out": args["c"]}
-    mine |= {k: args[k] for k in ("indptr", "indices", "m", "n", "nnz", "feat")} | more
-    extracted(func, mine)
-    np.testing.assert_allclose(mine["out"], want, **tolerance("float32"))
 
 
 def test_what_extraction_leaves_out() -> None:

@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from zoo import MATRICES, TENSORS
 
-from sparsetir.formats import EnumeratedPatterns, Operand, Pattern
-from sparsetir.formats.make_rules import table
+from sparsetir.formats import EnumeratedPatterns, Pattern
 from sparsetir.formats.partition import check_partition
 
 Column = tuple[int, int, int, list[int]]
@@ -61,20 +60,6 @@ def test_statistics_are_those_of_plain_python(name: str) -> None:
     assert list(zip(*(f.tolist() for f in found), strict=True)) == want
 
 
-def test_columns_stand_by_pattern_and_then_by_number() -> None:
-    # Panel 0 has the patterns 10, 01, 11, 10 and 01 (row 0 is bit 0), and panel 1 only row 2.
-    dense = [[0, 1, 1, 0, 1], [1, 0, 1, 1, 0], [0, 0, 1, 0, 0]]
-    pattern = Pattern(np.nonzero(dense), (3, 5))
-    fmt = EnumeratedPatterns(2)
-    one, two = fmt.convert(pattern).parts
-    assert [(p, j) for p, j, _ in columns_of(one)] == [(0, 1), (0, 4), (0, 0), (0, 3), (1, 2)]
-    assert columns_of(two) == [(0, 2, [0, 1])]
-    found = fmt.patterns(pattern)
-    assert found.panel.tolist() == [0, 0, 0, 1]
-    assert found.mask.tolist() == [1, 2, 3, 1]
-    assert found.columns.tolist() == [2, 2, 1, 1]
-
-
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(patterns(), st.integers(1, 16))
 def test_random_patterns(pattern: Pattern, rows: int) -> None:
@@ -89,21 +74,6 @@ def test_random_patterns(pattern: Pattern, rows: int) -> None:
     bits = np.array([int(m).bit_count() for m in found.mask], int)
     stored = [(found.columns * bits)[bits == q].sum() for q in range(1, rows + 1)]
     assert stored == [p.stored for p in conv.parts]
-
-
-@pytest.mark.parametrize("name", ["random", "one dense row", "int64", "nothing stored"])
-def test_spmm_interpreted(name: str) -> None:
-    spmm(EnumeratedPatterns(3), MATRICES[name])
-
-
-def test_spmm_built() -> None:
-    spmm(EnumeratedPatterns(4), MATRICES["one dense column"], build=True, feat=6)
-
-
-def test_rules_are_those_of_the_parameter_alone() -> None:
-    rules = EnumeratedPatterns(3).rules(Operand(tag="_w"))
-    assert [r.name for r in rules] == ["enum_3_n1_w", "enum_3_n2_w", "enum_3_n3_w"]
-    assert [int(r.axis("II").nnz_cols) for r in rules] == [1, 2, 3]
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)
@@ -129,15 +99,6 @@ def test_by_pattern(pattern: Pattern, rows: int) -> None:
 def test_spmm_by_pattern() -> None:
     spmm(EnumeratedPatterns(2, "pattern"), MATRICES["random"])
     spmm(EnumeratedPatterns(2, "pattern"), MATRICES["one dense column"], build=True, feat=6)
-
-
-def test_tables_are_sums_of_steps() -> None:
-    for values in ([5], [0, 2, 3], [4, 1, 1, 7, 0]):
-        index = np.arange(len(values))
-        np.testing.assert_array_equal(
-            table(values, index), values if len(values) > 1 else values[0]
-        )
-        assert [table(values, n) for n in index.tolist()] == values
 
 
 def test_refusals() -> None:

@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import numpy as np
 import pytest
-import scipy.sparse as sp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import format_rules
 import sparsetir
 from format_rules import MATRIX, blocked_csf, csf, matrix, rule
 from sparsetir.formats.decompose import decompose_format
 from sparsetir.formats.infer_indices import infer_format
 from sparsetir.formats.partition import check_partition
-from sparsetir.formats.pattern import group
 from sparsetir.sparse_ir.errors import StructureError
-
-SHAPE = (13, 11)
-
-
-def coordinates(rng: np.random.Generator, shape: Any, density: float = 0.3) -> list[np.ndarray]:
-    """Random coordinates in random order."""
-    found = np.argwhere(rng.random(shape) < density)
-    return list(rng.permutation(found).T) if len(found) else [np.zeros(0, np.int64) for _ in shape]
 
 
 def scatter(order: int) -> Any:
@@ -93,31 +81,9 @@ def check(r: Any, coords: list[np.ndarray], shape: Any) -> Any:
     return fmt
 
 
-@pytest.mark.parametrize("density", [0.0, 0.02, 0.3, 1.0])
-@pytest.mark.parametrize("name", MATRIX)
-def test_matrix(name: str, density: float) -> None:
-    check(matrix(name), coordinates(np.random.default_rng(3), SHAPE, density), SHAPE)
-
-
-@pytest.mark.parametrize(
-    "r",
-    [
-        csf("IJK"),
-        csf("IJK", (2, 0, 1)),
-        csf("IJKL"),
-        csf("IJKL", (3, 1, 0, 2)),
-        blocked_csf("IJK", 2),
-        blocked_csf("IJKL", 3),
-    ],
-    ids=["csf3", "csf3_kij", "csf4", "csf4_ljik", "blocked3", "blocked4"],
-)
-@pytest.mark.parametrize("density", [0.0, 0.1])
-def test_tensor(r: Any, density: float) -> None:
-    shape = (5, 4, 6, 3)[: len(r.axes_before_rewrite)]
-    check(r, coordinates(np.random.default_rng(4), shape, density), shape)
-
-
-def check_coordinates(data: Any) -> None:
+@settings(max_examples=80, deadline=None, derandomize=True)
+@given(st.data())
+def test_random_coordinates(data: Any) -> None:
     name = data.draw(st.sampled_from(sorted(MATRIX)))
     shape = data.draw(st.tuples(st.integers(1, 9), st.integers(1, 9)))
     cell = st.tuples(*(st.integers(0, s - 1) for s in shape))
@@ -126,7 +92,9 @@ def check_coordinates(data: Any) -> None:
     check(matrix(name), coords, shape)
 
 
-def check_tensors(data: Any) -> None:
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(st.data())
+def test_random_tensors(data: Any) -> None:
     order = data.draw(st.integers(3, 4))
     names = "IJKL"[:order]
     shape = data.draw(st.tuples(*[st.integers(1, 5)] * order))
@@ -139,69 +107,6 @@ def check_tensors(data: Any) -> None:
     check(r, coords, shape)
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
-@given(st.data())
-def test_random_coordinates(data: Any) -> None:
-    check_coordinates(data)
-
-
-@settings(max_examples=20, deadline=None, derandomize=True)
-@given(st.data())
-def test_random_tensors(data: Any) -> None:
-    check_tensors(data)
-
-
-@pytest.mark.slow
-@settings(max_examples=150, deadline=None, derandomize=True)
-@given(st.data())
-def test_more_random_coordinates(data: Any) -> None:
-    check_coordinates(data)
-
-
-@pytest.mark.slow
-@settings(max_examples=60, deadline=None, derandomize=True)
-@given(st.data())
-def test_more_random_tensors(data: Any) -> None:
-    check_tensors(data)
-
-
-def random_csr(shape: Any = (37, 29), density: float = 0.15) -> Any:
-    out = sp.random_array(shape, density=density, format="csr", rng=np.random.default_rng(1))
-    out.sort_indices()
-    return out.astype("float32")
-
-
-@pytest.mark.parametrize("idtype", ["int32", "int64"])
-@pytest.mark.parametrize("given_as", [np.int32, np.int64, np.uint16])
-def test_csr_and_csc_are_scipys(idtype: str, given_as: Any) -> None:
-    mat = random_csr()
-    coo = mat.tocoo()
-    coords = [coo.row.astype(given_as), coo.col.astype(given_as)]
-    for name, want in (("csr", mat), ("csc", mat.tocsc())):
-        leaf = "j2" if name == "csr" else "i2"
-        fmt = infer_format(matrix(name, idtype=idtype), coords, mat.shape)
-        ptr, idx = fmt.arguments[f"ptr_{leaf}_{name}"], fmt.arguments[f"idx_{leaf}_{name}"]
-        np.testing.assert_array_equal(ptr, want.indptr)
-        np.testing.assert_array_equal(idx, want.indices)
-        assert ptr.dtype == idx.dtype == idtype
-        np.testing.assert_array_equal(fmt.values(coo.data), want.data)
-        assert fmt.padding == 0.0
-
-
-def test_bsr_is_scipys_and_its_padding_is_known() -> None:
-    mat = random_csr((36, 28))
-    want = mat.tobsr((2, 2))
-    want.sort_indices()
-    coo = mat.tocoo()
-    fmt = infer_format(matrix("bsr2"), [coo.row, coo.col], mat.shape)
-    args = fmt.arguments
-    np.testing.assert_array_equal(args["ptr_jo_bsr2"], want.indptr)
-    np.testing.assert_array_equal(args["idx_jo_bsr2"], want.indices)
-    np.testing.assert_array_equal(fmt.values(coo.data), want.data)
-    assert (args["mb_bsr2"], args["nb_bsr2"], args["nnz_jo_bsr2"]) == (18, 14, len(want.indices))
-    assert fmt.padding == pytest.approx(1 - mat.nnz / want.data.size)
-
-
 def test_ell_pads_with_minus_one() -> None:
     rows, cols = np.array([0, 0, 2]), np.array([4, 1, 3])
     fmt = infer_format(matrix("ell"), [rows, cols], (3, 5))
@@ -209,18 +114,6 @@ def test_ell_pads_with_minus_one() -> None:
     assert fmt.arguments["cols_j2_ell"] == 2 and fmt.padding == 0.5
     np.testing.assert_array_equal(fmt.values(np.array([1.0, 2, 3])), [2, 1, 0, 0, 3, 0])
     np.testing.assert_array_equal(fmt.mask, [1, 1, 0, 0, 1, 0])
-
-
-def test_ragged_rows_reach_their_last_element() -> None:
-    fmt = infer_format(matrix("ragged"), [np.array([0, 2, 2]), np.array([2, 0, 1])], (3, 4))
-    np.testing.assert_array_equal(fmt.arguments["ptr_j2_ragged"], [0, 3, 3, 5])
-    np.testing.assert_array_equal(fmt.mask, [0, 0, 1, 1, 1])
-
-
-def test_explicit_zeros_are_stored() -> None:
-    fmt = infer_format(matrix("bsr2"), [np.array([0, 1]), np.array([0, 1])], (2, 2))
-    assert fmt.mask.sum() == 2
-    np.testing.assert_array_equal(fmt.restore(fmt.values(np.zeros(2))), [0, 0])
 
 
 def test_values_keep_their_type_and_refuse_other_lengths() -> None:
@@ -244,21 +137,10 @@ def test_lengths_do_not_depend_on_what_is_stored() -> None:
     assert (args["mb_bsr3"], args["nb_bsr3"]) == (0, 3)
 
 
-def test_a_length_of_two_axes_has_room_for_both() -> None:
-    r = rule(
-        "square", [("I2", "dense", "m"), ("J2", "sparse", "m", "I2")], "IJ",
-        {"I": ["I2"], "J": ["J2"]}, lambda i, j: (i, j), lambda i, j: (i, j),
-    )  # fmt: skip
-    assert infer_format(r, [np.array([1]), np.array([6])], (2, 7)).arguments["m_square"] == 7
-
-
 def test_sizes_may_be_given() -> None:
     coords = [np.array([0, 1]), np.array([3, 1])]
     fmt = infer_format(matrix("ell"), coords, (2, 5), {"cols_j2": 3, "m": 4})
     assert fmt.arguments["cols_j2_ell"] == 3 and fmt.shape == (12,)
-    with pytest.raises(ValueError, match=r"rule 'ell': argument 'sizes': expected some of "
-                       r"the scalars \['m', 'n', 'cols_j2'\] of the .*, got 'rows'"):  # fmt: skip
-        infer_format(matrix("ell"), coords, (2, 5), {"rows": 3})
 
 
 def test_sizes_that_are_products() -> None:
@@ -309,59 +191,49 @@ def test_maps_that_are_not_inverse_are_refused_at_the_first_coordinate() -> None
     infer_format(halves, [c[:2] for c in coords], (6, 3))  # what is stored comes back
 
 
-def test_a_rule_without_room() -> None:
-    coords = [np.array([0, 1, 1]), np.array([2, 0, 2])]
-    with pytest.raises(StructureError, match=r"'bad': axis 'I2' has coordinates in "
-                       r"\[0, 2\), none for coordinate \(0, 2\)"):  # fmt: skip
-        infer_format(bad_rule(lambda i, j: (i - 1, j), lambda i, j: (i + 1, j)), coords, (3, 3))
-    with pytest.raises(StructureError, match=r"axis 'J2' has coordinates in \[0, 2\), none for "
-                       r"coordinate \(0, 2\)"):  # fmt: skip
-        infer_format(matrix("csr"), coords, (3, 3), {"n": 2})
-    with pytest.raises(StructureError, match=r"axis 'J2' has 1 slots in each row, none for "
-                       r"coordinate \(1, 2\)"):  # fmt: skip
-        infer_format(matrix("ell"), coords, (3, 3), {"cols_j2": 1})
+ONE, BIG = np.array([0]), 2**31
+ROOM = [np.array([0, 1, 1]), np.array([2, 0, 2])]
+REFUSED = [  # (rule, coordinates, shape, sizes, error, message)
+    (bad_rule(lambda i, j: (i - 1, j), lambda i, j: (i + 1, j)), ROOM, (3, 3), {}, StructureError,
+     r"'bad': axis 'I2' has coordinates in \[0, 2\), none for coordinate \(0, 2\)"),
+    (matrix("csr"), ROOM, (3, 3), {"n": 2}, StructureError,
+     r"axis 'J2' has coordinates in \[0, 2\), none for coordinate \(0, 2\)"),
+    (matrix("ell"), ROOM, (3, 3), {"cols_j2": 1}, StructureError,
+     r"axis 'J2' has 1 slots in each row, none for coordinate \(1, 2\)"),
+    (matrix("csr"), [ONE, np.array([BIG - 1])], (1, BIG), {}, StructureError,
+     r"axis 'J2': length = 2147483648 does not fit int32"),
+    (matrix("ell_rows"), [np.arange(4)] * 2, (4, 4), {"cols_j2": 2**30}, StructureError,
+     r"axis 'J2': parents \* nnz_cols = 4294967296 does not"),
+    (matrix("ragged"), [np.arange(4), np.full(4, 2**29 - 1)], (4, 2**29), {}, StructureError,
+     "axis 'J2': nnz = 2147483648 does not fit int32"),
+    (matrix("csr"), [ONE] * 2, (1, 1), {"nnz_j2": 2}, StructureError, "expected nnz 1, got 2"),
+    (csf("IJ", idtype="int64"), [ONE] * 2, (2**21, 2**42), {}, StructureError,
+     "are too many to be told apart"),
+    (matrix("csr"), [ONE], (1, 1), {}, ValueError,
+     r"'csr': expected coordinates and lengths for the axes \['I', 'J'\], got 1 and 2"),
+    (matrix("csr"), [ONE, np.array([0, 0])], (1, 1), {}, ValueError,
+     r"axis 'J': expected \(1,\) coordinates, got shape \(2,\)"),
+    (matrix("csr"), [np.array([0.5]), ONE], (1, 1), {}, ValueError,
+     "axis 'I': expected integers, got float64"),
+    (matrix("csr"), [np.array([0, 0]), np.array([0, 2])], (1, 2), {}, StructureError,
+     r"axis 'J': expected coordinates in \[0, 2\), got 2 at position 1"),
+    (matrix("csr"), [np.array([-1]), ONE], (1, 1), {}, StructureError,
+     r"axis 'I': expected coordinates in \[0, 1\), got -1 at"),
+    (matrix("ell"), [ONE] * 2, (2, 5), {"rows": 3}, ValueError, r"rule 'ell': argument 'sizes': "
+     r"expected some of the scalars \['m', 'n', 'cols_j2'\] of the .*, got 'rows'"),
+]  # fmt: skip
 
 
-def test_numbers_that_do_not_fit() -> None:
-    big = 2**31
-    with pytest.raises(StructureError, match=r"axis 'J2': length = 2147483648 does not fit int32"):
-        infer_format(matrix("csr"), [np.array([0]), np.array([big - 1])], (1, big))
-    fmt = infer_format(
-        matrix("csr", idtype="int64"), [np.array([0]), np.array([big])], (1, 2 * big)
-    )
-    assert fmt.arguments["idx_j2_csr"][0] == big
-    with pytest.raises(
-        StructureError, match=r"axis 'J2': parents \* nnz_cols = 4294967296 does not"
-    ):
-        infer_format(matrix("ell_rows"), [np.arange(4), np.arange(4)], (4, 4), {"cols_j2": 2**30})
-    with pytest.raises(StructureError, match="axis 'J2': nnz = 2147483648 does not fit int32"):
-        coords = [np.arange(4), np.full(4, 2**29 - 1)]
-        infer_format(matrix("ragged"), coords, (4, 2**29))
-    with pytest.raises(StructureError, match="axis 'J2': expected nnz 1, got 2"):
-        infer_format(matrix("csr"), [np.array([0])] * 2, (1, 1), {"nnz_j2": 2})
-    huge = csf("IJ", idtype="int64")
-    with pytest.raises(StructureError, match="are too many to be told apart"):
-        infer_format(huge, [np.array([0])] * 2, (2**21, 2**42))
+@pytest.mark.parametrize(("r", "coords", "shape", "sizes", "error", "message"), REFUSED)
+def test_refused(r: Any, coords: Any, shape: Any, sizes: Any, error: Any, message: str) -> None:
+    with pytest.raises(error, match=message):
+        infer_format(r, coords, shape, sizes)
 
 
-def test_arguments_that_do_not_fit_the_rule() -> None:
-    r, one = matrix("csr"), np.array([0])
-    with pytest.raises(ValueError, match=r"'csr': expected coordinates and lengths for the axes "
-                       r"\['I', 'J'\], got 1 and 2"):  # fmt: skip
-        infer_format(r, [one], (1, 1))
-    with pytest.raises(
-        ValueError, match=r"axis 'J': expected \(1,\) coordinates, got shape \(2,\)"
-    ):
-        infer_format(r, [one, np.array([0, 0])], (1, 1))
-    with pytest.raises(ValueError, match="axis 'I': expected integers, got float64"):
-        infer_format(r, [np.array([0.5]), one], (1, 1))
-    with pytest.raises(StructureError, match=r"axis 'J': expected coordinates in \[0, 2\), got 2 "
-                       "at position 1"):  # fmt: skip
-        infer_format(r, [np.array([0, 0]), np.array([0, 2])], (1, 2))
-    with pytest.raises(
-        StructureError, match=r"axis 'I': expected coordinates in \[0, 1\), got -1 at"
-    ):
-        infer_format(r, [np.array([-1]), one], (1, 1))
+def test_numbers_that_int64_holds() -> None:
+    wide = matrix("csr", idtype="int64")
+    fmt = infer_format(wide, [np.array([0]), np.array([2**31])], (1, 2**32))
+    assert fmt.arguments["idx_j2_csr"][0] == 2**31
 
 
 # -- wide coordinates, speed ----------------------------------------------------------------------
@@ -378,80 +250,30 @@ def test_maps_that_leave_int32() -> None:
     np.testing.assert_array_equal(fmt.places, [0, 1])
 
 
-@pytest.mark.parametrize("order", ["sorted", "interleaved", "random", "sparse"])
-def test_group(order: str) -> None:
-    rng = np.random.default_rng(0)
-    count, parents, length = 5000, 300, 400
-    if order == "sparse":
-        parents, length = 10**6, 10**6
-    parent, coord = rng.integers(0, parents, count), rng.integers(0, length, count)
-    key = parent * length + coord
-    if order == "sorted":
-        key = np.sort(key)
-    elif order == "interleaved":
-        key = np.concatenate([np.sort(key[:2500]), np.sort(key[2500:])])
-    row, col, number = group(key // length, parents, key % length, length)
-    want, inverse = np.unique(key, return_inverse=True)
-    np.testing.assert_array_equal(row.astype(np.int64) * length + col, want)
-    np.testing.assert_array_equal(number, inverse)
-
-
-@pytest.mark.slow
-def test_time_grows_linearly() -> None:
-    """Four times the elements, in the order of CSR, take less than eight times as long."""
-
-    def seconds(count: int) -> float:
-        m, best = count // 20, 1e9
-        rows = np.repeat(np.arange(m), 20)
-        key = np.unique(rows * m + (rows * 7 + np.tile(np.arange(20) * 31, m)) % m)
-        coords = [key // m, key % m]
-        for _ in range(4):
-            start = time.perf_counter()
-            infer_format(matrix("bsr2"), coords, (m, m))
-            best = min(best, time.perf_counter() - start)
-        return best
-
-    assert seconds(4_000_000) < 8 * seconds(1_000_000)
-
-
 # -- partitions -----------------------------------------------------------------------------------
 
 
-def test_a_partition_takes_each_coordinate_once() -> None:
+def test_partitions() -> None:
+    """Each coordinate is taken once."""
     coords = [np.array([0, 1, 1, 2]), np.array([3, 0, 2, 1])]
     mask = np.array([True, False, False, True])
     check_partition(coords, [mask, ~mask])
     check_partition(coords, [mask, np.array([2, 1]), np.zeros(0, int), np.zeros(4, bool)])
     check_partition(coords, [np.arange(4, dtype=np.uint8), []])
     check_partition([np.zeros(0, int)] * 2, [])
-    with pytest.raises(StructureError, match=r"no part takes coordinate \(1, 2\)"):
-        check_partition(coords, [mask, np.array([1])])
-    with pytest.raises(StructureError, match=r"coordinate \(1, 0\) is taken 2 times, by the parts "
-                       r"\[1, 2\]"):  # fmt: skip
-        check_partition(coords, [mask, ~mask, np.array([1])])
-    with pytest.raises(StructureError, match=r"is taken 2 times, by the parts \[1, 1\]"):
-        check_partition(coords, [mask, np.array([1, 2, 1])])
-    with pytest.raises(StructureError, match=r"no part takes coordinate \(0, 3\)"):
-        check_partition(coords, [])
-
-
-def test_parts_that_are_none() -> None:
-    coords = [np.array([0, 1]), np.array([3, 0])]
-    with pytest.raises(ValueError, match=r"part 0: expected a mask of shape \(2,\), got \(3,\)"):
-        check_partition(coords, [np.ones(3, bool)])
-    with pytest.raises(ValueError, match="part 1: expected a boolean mask or an array of "
-                       "positions, got float64"):  # fmt: skip
-        check_partition(coords, [np.ones(2, bool), np.array([0.0])])
-    with pytest.raises(ValueError, match=r"part 0: expected positions in \[0, 2\), got 2"):
-        check_partition(coords, [np.array([0, 2])])
-    with pytest.raises(ValueError, match=r"part 0: expected positions in \[0, 2\), got -1"):
-        check_partition(coords, [np.array([0, -1])])
+    for parts, error, message in [
+        ([mask, np.array([1])], StructureError, r"no part takes coordinate \(1, 2\)"),
+        ([mask, ~mask, np.array([1])], StructureError,
+         r"coordinate \(1, 0\) is taken 2 times, by the parts \[1, 2\]"),
+        ([mask, np.array([1, 2, 1])], StructureError, r"is taken 2 times, by the parts \[1, 1\]"),
+        ([], StructureError, r"no part takes coordinate \(0, 3\)"),
+        ([np.ones(3, bool)], ValueError, r"part 0: expected a mask of shape \(4,\), got \(3,\)"),
+        ([mask, np.array([0.0])], ValueError,
+         "part 1: expected a boolean mask or an array of positions, got float64"),
+        ([np.array([0, 4])], ValueError, r"part 0: expected positions in \[0, 4\), got 4"),
+        ([np.array([0, -1])], ValueError, r"part 0: expected positions in \[0, 4\), got -1"),
+    ]:  # fmt: skip
+        with pytest.raises(error, match=message):
+            check_partition(coords, parts)
     with pytest.raises(ValueError, match="argument 'coords': expected one-dimensional arrays"):
         check_partition([np.zeros(2, int), np.zeros(3, int)], [])
-
-
-def test_parts_of_the_helper_are_partitions() -> None:
-    rng = np.random.default_rng(0)
-    coords = coordinates(rng, SHAPE)
-    for ways in (1, 2, 3, 4):
-        check_partition(coords, format_rules.split(rng, len(coords[0]), ways))

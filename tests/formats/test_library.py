@@ -16,75 +16,51 @@ from zoo import DTYPES, MATRICES, TENSORS, values
 
 import sparsetir
 from programs import PROGRAMS
-from sparsetir.formats import (
-    BSR,
-    COO,
-    CSC,
-    CSF,
-    CSR,
-    DBSR,
-    DCSR,
-    DIA,
-    ELL,
-    SELL,
-    SRBCRS,
-    ConvertedFormat,
-    EnumeratedPatterns,
-    Format,
-    Hyb,
-    Mixture,
-    Operand,
-    Pattern,
-    Ragged,
-    RelationalHyb,
-    RowELL,
-    RuleFormat,
-    by_row_length,
-)
+from sparsetir import formats as F
 from sparsetir.formats.format import REGISTRY
 from sparsetir.formats.library import refusal
 
-FORMATS: list[Format] = [
-    CSR(),
-    CSC(),
-    COO(),
-    DCSR(),
-    ELL(),
-    RowELL(1),
-    RowELL(3),
-    Ragged(),
-    DIA(),
-    CSF((0, 1)),
-    CSF((1, 0)),
-    BSR(1, 1),
-    BSR(2, 3),
-    BSR(16, 16),
-    DBSR(3, 2),
-    SRBCRS(2, 3),
-    SELL(2),
-    SELL(4, 8),
-    Hyb(1, 2),
-    Hyb(2, 1),
-    EnumeratedPatterns(3),
-    Mixture("lengths", (ELL(), COO()), by_row_length(3)),
+FORMATS: list[F.Format] = [
+    F.CSR(),
+    F.CSC(),
+    F.COO(),
+    F.DCSR(),
+    F.ELL(),
+    F.RowELL(1),
+    F.RowELL(3),
+    F.Ragged(),
+    F.DIA(),
+    F.CSF((0, 1)),
+    F.CSF((1, 0)),
+    F.BSR(1, 1),
+    F.BSR(2, 3),
+    F.BSR(16, 16),
+    F.DBSR(3, 2),
+    F.SRBCRS(2, 3),
+    F.SELL(2),
+    F.SELL(4, 8),
+    F.Hyb(1, 2),
+    F.Hyb(2, 1),
+    F.EnumeratedPatterns(3),
+    F.Mixture("lengths", (F.ELL(), F.COO()), F.by_row_length(3)),
 ]
 FORMATS += [e.small for e in REGISTRY.values() if e.small is not None and e.small not in FORMATS]
-TENSOR_FORMATS: list[Format] = [
-    CSF((0, 1, 2)),
-    CSF((0, 2, 1)),
-    CSF((1, 0, 2)),
-    CSF((1, 2, 0)),
-    CSF((2, 0, 1)),
-    CSF((2, 1, 0)),
-    RelationalHyb(2),
-    RelationalHyb(1, 3),
+TENSOR_FORMATS: list[F.Format] = [
+    F.CSF((0, 1, 2)),
+    F.CSF((0, 2, 1)),
+    F.CSF((1, 0, 2)),
+    F.CSF((1, 2, 0)),
+    F.CSF((2, 0, 1)),
+    F.CSF((2, 1, 0)),
+    F.RelationalHyb(2),
+    F.RelationalHyb(1, 3),
 ]
 
 
-def has_own_order(fmt: Format) -> bool:
+def has_own_order(fmt: F.Format) -> bool:
     """Whether rules tell less than `infer` knows, such as which rows go together."""
-    tiled = isinstance(fmt, RelationalHyb) and fmt.rows is not None
-    return tiled or isinstance(fmt, EnumeratedPatterns | SELL)
+    tiled = isinstance(fmt, F.RelationalHyb) and fmt.rows is not None
+    return tiled or isinstance(fmt, F.EnumeratedPatterns | F.SELL)
 
 
 ON_MATRICES = [pytest.param(f, p, id=f"{f.name}-{n}") for f in FORMATS for n, p in MATRICES.items()]
@@ -95,7 +71,7 @@ INFER_THEMSELVES = [
     pytest.param(f, p, id=f"{f.name}-{n}")
     for formats, zoo in ((FORMATS, MATRICES), (TENSOR_FORMATS, TENSORS))
     for f in formats
-    if type(f).infer is not Format.infer and not has_own_order(f)
+    if type(f).infer is not F.Format.infer and not has_own_order(f)
     for n, p in zoo.items()
 ]
 FEAT = 3
@@ -108,14 +84,14 @@ def program(order: int, dtype: str = "float32", idtype: str = "int32") -> Any:
 
 
 def converted(
-    fmt: Format, pattern: Pattern, dtype: str = "float32", idtype: str | None = None
-) -> ConvertedFormat:
+    fmt: F.Format, pattern: F.Pattern, dtype: str = "float32", idtype: str | None = None
+) -> F.ConvertedFormat:
     """A pattern in a format, as the operand A of a program."""
     func = program(pattern.order, dtype, idtype or pattern.idtype)
-    return fmt.convert(pattern, Operand.of(func, "A"))
+    return fmt.convert(pattern, F.Operand.of(func, "A"))
 
 
-def check_round_trip(conv: ConvertedFormat, dtype: str = "float32") -> dict[str, Any]:
+def check_round_trip(conv: F.ConvertedFormat, dtype: str = "float32") -> dict[str, Any]:
     """Values come back bit by bit, and padding holds zeros."""
     given = values(conv.pattern, dtype)
     arguments = conv.arguments(A=given)
@@ -128,7 +104,7 @@ def check_round_trip(conv: ConvertedFormat, dtype: str = "float32") -> dict[str,
     return arguments
 
 
-def check_partition(conv: ConvertedFormat) -> None:
+def check_partition(conv: F.ConvertedFormat) -> None:
     """Each element has one place in one part, and no place two elements."""
     taken = np.zeros(conv.pattern.nnz, int)
     for part in conv.parts:
@@ -141,7 +117,7 @@ def check_partition(conv: ConvertedFormat) -> None:
     assert (taken == 1).all()
 
 
-def arguments_before(pattern: Pattern) -> dict[str, Any]:
+def arguments_before(pattern: F.Pattern) -> dict[str, Any]:
     """Arguments of the program before decomposition, but for values."""
     idtype = pattern.idtype
     if pattern.order == 2:
@@ -164,7 +140,7 @@ def arguments_before(pattern: Pattern) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("fmt", "pattern"), ON_ALL)
-def test_values_come_back(fmt: Format, pattern: Pattern) -> None:
+def test_values_come_back(fmt: F.Format, pattern: F.Pattern) -> None:
     conv = converted(fmt, pattern)
     arguments = check_round_trip(conv)
     check_partition(conv)
@@ -183,7 +159,7 @@ def test_values_come_back(fmt: Format, pattern: Pattern) -> None:
 
 
 @pytest.mark.parametrize(("fmt", "pattern"), ON_ALL)
-def test_structure(fmt: Format, pattern: Pattern) -> None:
+def test_structure(fmt: F.Format, pattern: F.Pattern) -> None:
     """The index arrays are what the axes say, and not more than a program asks for."""
     conv = converted(fmt, pattern)
     arguments = {**arguments_before(pattern), **conv.arguments(A=values(pattern))}
@@ -193,7 +169,7 @@ def test_structure(fmt: Format, pattern: Pattern) -> None:
 
 
 @pytest.mark.parametrize("fmt", [*FORMATS, *TENSOR_FORMATS], ids=lambda f: f.name)
-def test_types(fmt: Format) -> None:
+def test_types(fmt: F.Format) -> None:
     """Every type of values, and both types of indices, whatever that of the coordinates."""
     zoo = MATRICES if fmt in FORMATS else TENSORS
     for name in ("random", "int64"):
@@ -212,16 +188,16 @@ def test_types(fmt: Format) -> None:
             sparsetir.check_structure(func, {**before, **arguments})
 
 
-def _operand(pattern: Pattern, dtype: str) -> Operand:
-    return Operand({"A": dtype}, tuple("IJK"[: pattern.order]), pattern.idtype)
+def _operand(pattern: F.Pattern, dtype: str) -> F.Operand:
+    return F.Operand({"A": dtype}, tuple("IJK"[: pattern.order]), pattern.idtype)
 
 
 @pytest.mark.parametrize(("fmt", "pattern"), INFER_THEMSELVES)
-def test_infer_of_its_own(fmt: Format, pattern: Pattern) -> None:
+def test_infer_of_its_own(fmt: F.Format, pattern: F.Pattern) -> None:
     """A format that overrides `infer` finds what inference from its rules finds."""
     for idtype in ("int32", "int64"):
         conv = converted(fmt, pattern, idtype=idtype)
-        for mine, generic in zip(conv.parts, Format.infer(fmt, pattern, conv.rules), strict=True):
+        for mine, generic in zip(conv.parts, F.Format.infer(fmt, pattern, conv.rules), strict=True):
             assert mine.shape == generic.shape and mine.count == generic.count
             assert mine.stored == generic.stored
             assert set(mine.arguments) == set(generic.arguments)
@@ -248,7 +224,7 @@ def test_a_pattern_is_not_shared() -> None:
 
 @given(pattern=patterns(), fmt=st.sampled_from(FORMATS))
 @settings(max_examples=60, deadline=None, derandomize=True)
-def test_random_matrices(pattern: Pattern, fmt: Format) -> None:
+def test_random_matrices(pattern: F.Pattern, fmt: F.Format) -> None:
     conv = converted(fmt, pattern)
     check_round_trip(conv)
     check_partition(conv)
@@ -256,14 +232,16 @@ def test_random_matrices(pattern: Pattern, fmt: Format) -> None:
 
 @given(pattern=patterns(3, 6), fmt=st.sampled_from(TENSOR_FORMATS))
 @settings(max_examples=30, deadline=None, derandomize=True)
-def test_random_tensors(pattern: Pattern, fmt: Format) -> None:
+def test_random_tensors(pattern: F.Pattern, fmt: F.Format) -> None:
     conv = converted(fmt, pattern)
     check_round_trip(conv)
     check_partition(conv)
 
 
-@pytest.mark.parametrize("fmt", [CSR(), BSR(2, 3), SELL(4, 8), Hyb(1, 2)], ids=lambda f: f.name)
-def test_values_alone(fmt: Format) -> None:
+@pytest.mark.parametrize(
+    "fmt", [F.CSR(), F.BSR(2, 3), F.SELL(4, 8), F.Hyb(1, 2)], ids=lambda f: f.name
+)
+def test_values_alone(fmt: F.Format) -> None:
     """Structure and values are all arguments; values may be arrays of another library."""
     pattern = MATRICES["random"]
     conv, given = converted(fmt, pattern), values(pattern)
@@ -284,8 +262,8 @@ def _tensor(array: np.ndarray) -> Any:
     return tvm.runtime.tensor(array)
 
 
-@pytest.mark.parametrize(("operand", "size"), [(None, 9), (Operand({"A": "float64"}), 13)])
-def test_what_takes_too_much_room(operand: Operand | None, size: int) -> None:
+@pytest.mark.parametrize(("operand", "size"), [(None, 9), (F.Operand({"A": "float64"}), 13)])
+def test_what_takes_too_much_room(operand: F.Operand | None, size: int) -> None:
     """At most 64 places for each element, and 2 GiB of values, indices and masks."""
     pattern = MATRICES["one element"]
     assert refusal(pattern, 64, operand) is None
@@ -298,7 +276,7 @@ def test_what_takes_too_much_room(operand: Operand | None, size: int) -> None:
 # -- what is computed -----------------------------------------------------------------------------
 
 
-def spmm_case(pattern: Pattern) -> tuple[dict[str, Any], np.ndarray]:
+def spmm_case(pattern: F.Pattern) -> tuple[dict[str, Any], np.ndarray]:
     """Arguments of SpMM and its result; B is inf or NaN where nothing is stored, and once more."""
     args = spmm_arguments(pattern, FEAT)
     rng = np.random.default_rng(0)
@@ -316,7 +294,7 @@ INTERPRETED = ["random", "empty rows", "one dense row", "no rows", "last element
 
 
 @pytest.mark.parametrize("fmt", FORMATS, ids=lambda f: f.name)
-def test_interpreted(fmt: Format) -> None:
+def test_interpreted(fmt: F.Format) -> None:
     """The copies fill a format as `arguments` does, and the computation does not see padding."""
     for name in INTERPRETED:
         pattern = MATRICES[name]
@@ -335,14 +313,14 @@ def test_interpreted(fmt: Format) -> None:
 
 
 @pytest.mark.parametrize("fmt", {type(f): f for f in FORMATS}.values(), ids=lambda f: f.name)
-def test_built(fmt: Format) -> None:
+def test_built(fmt: F.Format) -> None:
     """One kernel for the copies and one for the computation serve all patterns."""
     conv = converted(fmt, MATRICES["random"])
     parts = sparsetir.extract_preprocess(conv.decompose(program(2), drop_full_masks=False))
     kernels = [sparsetir.build(p) for p in parts]
     for name, pattern in MATRICES.items():
         if pattern.coords[0].dtype != np.int32:
-            pattern = Pattern([c.astype(np.int32) for c in pattern.coords], pattern.shape)
+            pattern = F.Pattern([c.astype(np.int32) for c in pattern.coords], pattern.shape)
         args, want = spmm_case(pattern)
         conv = converted(fmt, pattern)
         filled = conv.arguments(False, A=args["a"])
@@ -357,19 +335,44 @@ def test_built(fmt: Format) -> None:
 
 def test_places_of_a_format_of_a_users_own() -> None:
     """The library does not know it, so it is converted; `plan` asks to know whether it pads."""
-    fmt = RuleFormat(BSR(2, 3).rules(Operand.default(2))[0])
+    fmt = F.RuleFormat(F.BSR(2, 3).rules(F.Operand.default(2))[0])
     for pattern in MATRICES.values():
-        assert fmt.places(pattern) == fmt.convert(pattern).places == BSR(2, 3).places(pattern)
+        assert fmt.places(pattern) == fmt.convert(pattern).places == F.BSR(2, 3).places(pattern)
+
+
+@pytest.mark.parametrize("fmt", {type(f): f for f in FORMATS}.values(), ids=lambda f: f.name)
+@pytest.mark.parametrize("build", [False, True])
+def test_sampled_products(fmt: F.Format, build: bool) -> None:
+    """A and OUT share their structure; OUT is made in the format and comes back from it."""
+    func = PROGRAMS["sddmm"].make("float32", "int32")
+    for name in ["random"] if build else ["empty rows", "nothing stored", "last element"]:
+        pattern = MATRICES[name]
+        args = spmm_arguments(pattern, FEAT)
+        rng = np.random.default_rng(5)
+        args |= {"y": args.pop("b"), "x": rng.random((pattern.shape[0], FEAT), "float32")}
+        args |= {"out": np.zeros(pattern.nnz, "float32")}
+        conv = fmt.convert(pattern, F.Operand.of(func, "A", "OUT"))
+        args |= conv.arguments(A=args["a"], OUT=None)
+        with np.errstate(all="ignore"):
+            want = PROGRAMS["sddmm"].oracle(args)["out"]
+        run = conv.decompose(func)
+        if build:
+            kernel = sparsetir.build(run)
+            kernel(**{n: args[n] for n in kernel.signature.names})
+        else:
+            sparsetir.interpret(run, {n: args[n] for n in (str(p.name) for p in run.params)})
+        np.testing.assert_allclose(args["out"], want, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(conv.restore("OUT", args), want, rtol=1e-5, atol=1e-5)
 
 
 # -- refusals -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("fmt", [*FORMATS, *TENSOR_FORMATS], ids=lambda f: f.name)
-def test_another_order_is_refused(fmt: Format) -> None:
+def test_another_order_is_refused(fmt: F.Format) -> None:
     own, pattern = (2, TENSORS["random"]) if fmt in FORMATS else (3, MATRICES["random"])
     with pytest.raises(ValueError, match=rf"{fmt.name}: expected a pattern of {own} axes, got"):
         fmt.convert(pattern)
     pattern = MATRICES["random"] if fmt in FORMATS else TENSORS["random"]
     with pytest.raises(ValueError, match=rf"{fmt.name}: argument 'operand': expected {own} axes"):
-        fmt.convert(pattern, Operand(axes=("I", "J", "K", "L")))
+        fmt.convert(pattern, F.Operand(axes=("I", "J", "K", "L")))

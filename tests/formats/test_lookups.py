@@ -11,24 +11,7 @@ from zoo import MATRICES
 
 import sparsetir
 from programs import PROGRAMS, copied
-from sparsetir.formats import (
-    BSR,
-    COO,
-    CSC,
-    CSR,
-    DBSR,
-    DIA,
-    ELL,
-    SELL,
-    SRBCRS,
-    EnumeratedPatterns,
-    Format,
-    Hyb,
-    Operand,
-    Pattern,
-    Ragged,
-    RowELL,
-)
+from sparsetir import formats as F
 from sparsetir.sparse_ir.errors import LoweringError, StructureError
 
 HEAD = """
@@ -74,7 +57,7 @@ LOCAL = """
 """
 
 
-def arguments(pattern: Pattern, feat: int = 2) -> dict[str, Any]:
+def arguments(pattern: F.Pattern, feat: int = 2) -> dict[str, Any]:
     rng = np.random.default_rng(5)
     whole = lambda *shape: rng.integers(1, 9, shape).astype("float32")  # noqa: E731 - exact sums
     return {
@@ -85,13 +68,13 @@ def arguments(pattern: Pattern, feat: int = 2) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def check(body: str, fmt: Format, feat: int = 2, pattern: Pattern = MATRICES["random"]) -> None:
+def check(body: str, fmt: F.Format, feat: int = 2, pattern: F.Pattern = MATRICES["random"]) -> None:
     """The decomposed program leaves what the program leaves, interpreted and built."""
     func = sparsetir.from_source(HEAD + body)
     given = arguments(pattern, feat)
     want = copied(given)
     sparsetir.interpret(func, want)
-    converted = fmt.convert(pattern, Operand.of(func, "A"))
+    converted = fmt.convert(pattern, F.Operand.of(func, "A"))
     decomposed = converted.decompose(func)
     for run in (sparsetir.interpret, lambda f, args: sparsetir.build(f)(**args)):
         mine = copied(given)
@@ -100,29 +83,31 @@ def check(body: str, fmt: Format, feat: int = 2, pattern: Pattern = MATRICES["ra
         np.testing.assert_array_equal(mine["a"], want["a"])
 
 
-LOOKED_UP = [CSC(), ELL(), DIA(), Ragged(), BSR(2, 3), DBSR(2, 2)]
+LOOKED_UP = [F.CSC(), F.ELL(), F.DIA(), F.Ragged(), F.BSR(2, 3), F.DBSR(2, 2)]
 
 
 @pytest.mark.parametrize("fmt", LOOKED_UP, ids=lambda f: f.name)
 @pytest.mark.parametrize("body", [READ, STORE + READ, INIT + READ], ids=["read", "store", "init"])
-def test_other_elements_are_looked_up(body: str, fmt: Format) -> None:
+def test_other_elements_are_looked_up(body: str, fmt: F.Format) -> None:
     check(body, fmt)
 
 
-@pytest.mark.parametrize("fmt", [COO(), RowELL(2), SRBCRS(2, 2), SELL(2)], ids=lambda f: f.name)
-def test_what_cannot_be_looked_up_is_refused(fmt: Format) -> None:
+@pytest.mark.parametrize(
+    "fmt", [F.COO(), F.RowELL(2), F.SRBCRS(2, 2), F.SELL(2)], ids=lambda f: f.name
+)
+def test_what_cannot_be_looked_up_is_refused(fmt: F.Format) -> None:
     func = sparsetir.from_source(HEAD + READ)
     with pytest.raises(LoweringError, match="cannot be looked up: axis '.*' of rule"):
-        fmt.convert(MATRICES["random"], Operand.of(func, "A")).decompose(func)
+        fmt.convert(MATRICES["random"], F.Operand.of(func, "A")).decompose(func)
 
 
 @pytest.mark.parametrize("feat", [0, 2])
 def test_an_iteration_that_may_set_nothing(feat: int) -> None:
-    check(SET, CSR(), feat)
+    check(SET, F.CSR(), feat)
 
 
-@pytest.mark.parametrize("fmt", [Hyb(1, 1), EnumeratedPatterns(3)], ids=lambda f: f.name)
-def test_locals_in_several_parts(fmt: Format) -> None:
+@pytest.mark.parametrize("fmt", [F.Hyb(1, 1), F.EnumeratedPatterns(3)], ids=lambda f: f.name)
+def test_locals_in_several_parts(fmt: F.Format) -> None:
     check(LOCAL, fmt)
 
 
@@ -132,10 +117,10 @@ LARGER = sp.random(30, 25, 0.2, "csr", "float32", rng=np.random.default_rng(0))
 
 @pytest.mark.parametrize(
     "fmt",
-    [CSR(), COO(), ELL(), BSR(3, 2), SRBCRS(4, 4), SELL(4, 8), Hyb(2, 1)],
+    [F.CSR(), F.COO(), F.ELL(), F.BSR(3, 2), F.SRBCRS(4, 4), F.SELL(4, 8), F.Hyb(2, 1)],
     ids=lambda f: f.name,
 )
-def test_operands_of_another_size_are_refused(fmt: Format) -> None:
+def test_operands_of_another_size_are_refused(fmt: F.Format) -> None:
     spmm = PROGRAMS["spmm"].make("float32", "int32")
     matrix, larger = sparsetir.SparseMatrix(MATRIX), sparsetir.SparseMatrix(LARGER)
     converted = matrix.to(fmt)
@@ -152,8 +137,8 @@ def test_operands_of_another_size_are_refused(fmt: Format) -> None:
         kernel(b=b, c=c, **larger.arguments(fmt, drop_full_masks=False))
 
 
-@pytest.mark.parametrize("fmt", [CSR(), CSC(), BSR(2, 2), Hyb(1, 1)], ids=lambda f: f.name)
-def test_arrays_that_their_owner_has_written_to(fmt: Format) -> None:
+@pytest.mark.parametrize("fmt", [F.CSR(), F.CSC(), F.BSR(2, 2), F.Hyb(1, 1)], ids=lambda f: f.name)
+def test_arrays_that_their_owner_has_written_to(fmt: F.Format) -> None:
     matrix = MATRIX.copy()
     handle = sparsetir.SparseMatrix(matrix)
     matrix.indices[0] = 10**9

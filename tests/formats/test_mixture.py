@@ -16,57 +16,28 @@ from zoo import MATRICES, TENSORS
 
 import sparsetir
 from programs import PROGRAMS
-from sparsetir.formats import (
-    BSR,
-    COO,
-    CSR,
-    DCSR,
-    DIA,
-    ELL,
-    EnumeratedPatterns,
-    Hyb,
-    Mixture,
-    Operand,
-    Pattern,
-    RelationalHyb,
-    RowELL,
-    by_band,
-    by_block_fill,
-    by_row_length,
-)
+from sparsetir import formats as F
 from sparsetir.formats.partition import check_partition
 from sparsetir.sparse_ir.errors import StructureError
 
 MIXTURES = [
-    Mixture("blocks_and_rows", (BSR(2, 2), RowELL(2)), by_block_fill(2, 2, 0.75)),
-    Mixture("band_and_hyb", (DIA(), Hyb(2, 1)), by_band(-1, 2)),
-    Mixture("blocks_and_hyb", (BSR(3, 2), Hyb(1, 2)), by_block_fill(3, 2, 0.5)),
-    Mixture("even_and_long_rows", (ELL(), DCSR()), by_row_length(6)),
-    Mixture("patterns_and_coo", (EnumeratedPatterns(4), COO()), by_block_fill(4, 1, 0.5)),
+    F.Mixture("blocks_and_rows", (F.BSR(2, 2), F.RowELL(2)), F.by_block_fill(2, 2, 0.75)),
+    F.Mixture("band_and_hyb", (F.DIA(), F.Hyb(2, 1)), F.by_band(-1, 2)),
+    F.Mixture("blocks_and_hyb", (F.BSR(3, 2), F.Hyb(1, 2)), F.by_block_fill(3, 2, 0.5)),
+    F.Mixture("even_and_long_rows", (F.ELL(), F.DCSR()), F.by_row_length(6)),
+    F.Mixture("patterns_and_coo", (F.EnumeratedPatterns(4), F.COO()), F.by_block_fill(4, 1, 0.5)),
 ]
 each = pytest.mark.parametrize("mixture", MIXTURES, ids=lambda m: m.label)
 
 
-def choice(numbers: Any) -> Callable[[Pattern], np.ndarray]:
+def choice(numbers: Any) -> Callable[[F.Pattern], np.ndarray]:
     return lambda _: np.asarray(numbers)
-
-
-def dense_of(pattern: Pattern) -> np.ndarray:
-    out = np.zeros(pattern.shape, bool)
-    out[tuple(pattern.coords)] = True
-    return out
-
-
-@each
-@pytest.mark.parametrize("name", MATRICES)
-def test_values_come_back(mixture: Mixture, name: str) -> None:
-    round_trip(mixture, MATRICES[name], ("float32", "bfloat16"))
 
 
 @each
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(pattern=patterns())
-def test_random_patterns(mixture: Mixture, pattern: Pattern) -> None:
+def test_random_patterns(mixture: F.Mixture, pattern: F.Pattern) -> None:
     split = mixture.split(pattern)
     check_partition(pattern.coords, split)
     conv = round_trip(mixture, pattern, ("float32",))
@@ -76,17 +47,12 @@ def test_random_patterns(mixture: Mixture, pattern: Pattern) -> None:
 
 @each
 @pytest.mark.parametrize("name", ["random", "one dense row", "nothing stored"])
-def test_spmm_interpreted(mixture: Mixture, name: str) -> None:
+def test_spmm_interpreted(mixture: F.Mixture, name: str) -> None:
     spmm(mixture, MATRICES[name])
 
 
-@pytest.mark.parametrize("mixture", MIXTURES[2:4], ids=lambda m: m.label)
-def test_spmm_built(mixture: Mixture) -> None:
-    spmm(mixture, MATRICES["int64"], build=True, feat=5)
-
-
 @each
-def test_both_formats_of_a_mixture_have_work(mixture: Mixture) -> None:
+def test_both_formats_of_a_mixture_have_work(mixture: F.Mixture) -> None:
     # Otherwise the tests above would say nothing about mixing.
     chosen = mixture.choose(MATRICES["one dense row"])
     assert set(chosen.tolist()) == {0, 1}
@@ -94,7 +60,7 @@ def test_both_formats_of_a_mixture_have_work(mixture: Mixture) -> None:
 
 def test_parts_are_those_of_the_formats_on_their_elements() -> None:
     pattern = MATRICES["random"]
-    mixture = Mixture("m", (Hyb(2, 1), CSR()), by_band(-3, 3))
+    mixture = F.Mixture("m", (F.Hyb(2, 1), F.CSR()), F.by_band(-3, 3))
     conv = mixture.convert(pattern)
     chosen = mixture.choose(pattern)
     want = [
@@ -109,9 +75,9 @@ def test_parts_are_those_of_the_formats_on_their_elements() -> None:
 
 
 def test_a_format_may_come_twice_and_mixtures_nest() -> None:
-    inner = Mixture("inner", (CSR(), CSR()), by_row_length(2))
-    outer = Mixture("outer", (CSR(), inner), by_band(0, 0))
-    names = [r.name for r in outer.rules(Operand(tag="_t"))]
+    inner = F.Mixture("inner", (F.CSR(), F.CSR()), F.by_row_length(2))
+    outer = F.Mixture("outer", (F.CSR(), inner), F.by_band(0, 0))
+    names = [r.name for r in outer.rules(F.Operand(tag="_t"))]
     assert names == ["csr_t_0", "csr_t_1_0", "csr_t_1_1"]
     conv = round_trip(outer, MATRICES["random"])
     assert conv.padding == 0 and all(p.stored for p in conv.parts)
@@ -119,8 +85,10 @@ def test_a_format_may_come_twice_and_mixtures_nest() -> None:
 
 
 def test_tensors() -> None:
-    mixture = Mixture(
-        "relations", (RelationalHyb(1), RelationalHyb(2)), lambda p: (p.coords[0] > 1).astype(int)
+    mixture = F.Mixture(
+        "relations",
+        (F.RelationalHyb(1), F.RelationalHyb(2)),
+        lambda p: (p.coords[0] > 1).astype(int),
     )
     conv = round_trip(mixture, TENSORS["relations"])
     assert [p.rule.name for p in conv.parts][2:] == [f"relational_hyb_2_b{b}_1" for b in range(3)]
@@ -131,14 +99,15 @@ def test_tensors() -> None:
 @pytest.mark.parametrize("name", MATRICES)
 def test_choosers_say_what_dense_matrices_do(name: str) -> None:
     pattern = MATRICES[name]
-    dense, (i, j) = dense_of(pattern), pattern.coords
+    dense, (i, j) = np.zeros(pattern.shape, bool), pattern.coords
+    dense[i, j] = True
     diagonals = np.subtract.outer(np.arange(dense.shape[1]), np.arange(dense.shape[0])).T
     in_band = (diagonals >= -2) & (diagonals <= 1)
-    assert by_band(-2, 1)(pattern).tolist() == [0 if b else 1 for b in in_band[i, j]]
+    assert F.by_band(-2, 1)(pattern).tolist() == [0 if b else 1 for b in in_band[i, j]]
     short = dense.sum(axis=1) <= 3
-    assert by_row_length(3)(pattern).tolist() == [0 if s else 1 for s in short[i]]
+    assert F.by_row_length(3)(pattern).tolist() == [0 if s else 1 for s in short[i]]
     filled = [dense[a // 3 * 3 :, b // 2 * 2 :][:3, :2].sum() for a, b in zip(i, j, strict=True)]
-    assert by_block_fill(3, 2, 0.5)(pattern).tolist() == [0 if f >= 3 else 1 for f in filled]
+    assert F.by_block_fill(3, 2, 0.5)(pattern).tolist() == [0 if f >= 3 else 1 for f in filled]
 
 
 @pytest.mark.parametrize(
@@ -153,14 +122,14 @@ def test_choosers_say_what_dense_matrices_do(name: str) -> None:
     ],
 )
 def test_refused_choices(numbers: Any, message: str) -> None:
-    pattern = Pattern(np.nonzero([[1, 0, 1], [1, 1, 0]]), (2, 3))
-    mixture = Mixture("mine", (CSR(), BSR(2, 2)), choice(numbers))
+    pattern = F.Pattern(np.nonzero([[1, 0, 1], [1, 1, 0]]), (2, 3))
+    mixture = F.Mixture("mine", (F.CSR(), F.BSR(2, 2)), choice(numbers))
     with pytest.raises(StructureError, match="mine: argument 'choose': " + message):
         mixture.convert(pattern)
 
 
 def test_a_choice_for_elements_that_are_not_there() -> None:
-    mixture = Mixture("mine", (CSR(),), choice([0]))
+    mixture = F.Mixture("mine", (F.CSR(),), choice([0]))
     with pytest.raises(StructureError, match=r"expected \(0,\) integers, got \(1,\) int64$"):
         mixture.convert(MATRICES["nothing stored"])
 
@@ -168,27 +137,27 @@ def test_a_choice_for_elements_that_are_not_there() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("two words", (CSR(),), choice([])), "'label': expected an identifier, got 'two words'"),
+        (("two words", (F.CSR(),), choice([])), "'label': expected an identifier, got 'two words'"),
         (("m", (), choice([])), r"'formats': expected at least one format, got \(\)"),
-        (("m", (CSR(), "csr"), choice([])), "'formats': expected at least one format, got"),
+        (("m", (F.CSR(), "csr"), choice([])), "'formats': expected at least one format, got"),
         (
-            ("m", (CSR(), RelationalHyb(1)), choice([])),
+            ("m", (F.CSR(), F.RelationalHyb(1)), choice([])),
             "'formats': expected formats for the same number of axes, got",
         ),
-        (("m", (CSR(),), None), "'choose': expected a function of a pattern, got None"),
+        (("m", (F.CSR(),), None), "'choose': expected a function of a pattern, got None"),
     ],
 )
 def test_refused_arguments(arguments: Any, message: str) -> None:
     with pytest.raises(ValueError, match="Mixture: argument " + message):
-        Mixture(*arguments)
+        F.Mixture(*arguments)
 
 
 def test_parts_add_up_in_any_order() -> None:
     """The init comes first; the parts behind it may change places."""
-    fmt = Mixture("three", (BSR(2, 2), CSR(), ELL()), lambda p: np.arange(p.nnz) % 3)
+    fmt = F.Mixture("three", (F.BSR(2, 2), F.CSR(), F.ELL()), lambda p: np.arange(p.nnz) % 3)
     pattern = MATRICES["random"]
     program = PROGRAMS["spmm"].make("float32", "int32")
-    conv = fmt.convert(pattern, Operand.of(program, "A"))
+    conv = fmt.convert(pattern, F.Operand.of(program, "A"))
     _, compute = sparsetir.extract_preprocess(conv.decompose(program))
     init, *parts = compute.body.seq
     assert init.name == "spmm_init" and len(parts) == 3

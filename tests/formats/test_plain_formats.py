@@ -41,20 +41,6 @@ def test_csr_and_csc_are_scipys() -> None:
         np.testing.assert_array_equal(have["a"], want.data)
 
 
-def test_rows_longer_than_a_piece_are_split() -> None:
-    pattern = Pattern([np.array([1, 1, 1, 1, 1, 3]), np.array([0, 2, 3, 5, 6, 4])], (5, 7))
-    args = RowELL(2).convert(pattern).arguments()
-    np.testing.assert_array_equal(args["indices_ir_row_ell_2"], [1, 1, 1, 3])
-    np.testing.assert_array_equal(args["indices_jc_row_ell_2"], [0, 2, 3, 5, 6, -1, 4, -1])
-
-
-def test_ragged_rows_reach_their_last_element() -> None:
-    pattern = Pattern([np.array([0, 2, 2]), np.array([2, 0, 1])], (3, 9))
-    conv = Ragged().convert(pattern)
-    np.testing.assert_array_equal(conv.arguments()["indptr_jc_ragged"], [0, 3, 3, 5])
-    np.testing.assert_array_equal(conv.parts[0].mask, [0, 0, 1, 1, 1])
-
-
 def test_diagonals_are_scipys() -> None:
     """Of the same number, but that scipy has a place for every column and not for every row."""
     dense = np.diag(np.arange(1.0, 7.0)) + np.diag([7.0, 0, 8, 9], -2)[:6, :6]

@@ -11,9 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from zoo import MATRICES
 
-import sparsetir
-from programs import PROGRAMS
-from sparsetir.formats import ELL, SELL, Operand, Pattern
+from sparsetir.formats import SELL, Operand, Pattern
 from sparsetir.formats.infer_indices import infer_format
 from sparsetir.sparse_ir.errors import StructureError
 
@@ -67,84 +65,6 @@ def test_layout(c: int, sigma: int) -> None:
 @settings(max_examples=40, deadline=None, derandomize=True)
 def test_layout_of_random_matrices(pattern: Pattern, c: int, windows: int) -> None:
     check_layout(pattern, c, windows * c or 1)
-
-
-def test_a_vector_of_sums_for_each_slice() -> None:
-    """What a kernel may do: step by step, all lanes at a time, rows from the first step."""
-    pattern = MATRICES["one dense row"]
-    data = np.random.default_rng(0).standard_normal(pattern.nnz)
-    x = np.random.default_rng(1).standard_normal(pattern.shape[1])
-    conv = SELL(4, 8).convert(pattern, Operand({"A": "float64"}))
-    args = {n.removesuffix("_sell_4_8"): v for n, v in conv.arguments(A=data).items()}
-    step_ptr = args["indptr_jw"]
-    rows, columns, a = (args[n].reshape(-1, 4) for n in ("indices_ir", "indices_jc", "a"))
-    y = np.zeros(pattern.shape[0])
-    for first, last in zip(step_ptr[:-1], step_ptr[1:], strict=True):
-        if first < last:
-            lanes = rows[first] >= 0
-            y[rows[first][lanes]] = (a[first:last] * x[columns[first:last]]).sum(axis=0)[lanes]
-    want = np.zeros_like(y)
-    np.add.at(want, pattern.coords[0], data * x[pattern.coords[1]])
-    np.testing.assert_allclose(y, want)
-
-
-def test_sorting_saves_padding() -> None:
-    """Longest and shortest rows in turns: with sigma they meet their like."""
-    lengths = np.tile([8, 1], 16)
-    rows = np.repeat(np.arange(32), lengths)
-    cols = np.concatenate([np.arange(n) for n in lengths])
-    pattern = Pattern([rows, cols], (32, 8))
-    assert SELL(4).convert(pattern).places == ELL().convert(pattern).places == 32 * 8
-    assert SELL(4, 4).convert(pattern).places == 32 * 8
-    assert SELL(4, 8).convert(pattern).padding == 0
-    assert SELL(4, 2**31 - 4).convert(pattern).padding == 0
-
-
-def test_decomposed_program() -> None:
-    func = PROGRAMS["spmv"].make("float32", "int32")
-    new = SELL(4, 8).convert(MATRICES["random"], Operand.of(func, "A")).decompose(func)
-    text = new.script()
-    for line in (
-        "JW_sell_4_8 = T.dense_variable(S_sell_4_8, (n_jw_sell_4_8, nnz_jw_sell_4_8), "
-        'indptr_jw_sell_4_8, idtype="int32")',
-        'IR_sell_4_8 = T.sparse_fixed(JW_sell_4_8, (m, 4), indices_ir_sell_4_8, idtype="int32", '
-        "unique=False)",
-        'JC_sell_4_8 = T.sparse_fixed(IR_sell_4_8, (n, 1), indices_jc_sell_4_8, idtype="int32")',
-        'with T.sp_iter([S_sell_4_8, JW_sell_4_8, IR_sell_4_8, JC_sell_4_8], "SRSR", '
-        '"spmv_sell_4_8") as [s, jw, ir, jc]:',
-        "[ir] + A_sell_4_8[s, jw, ir, jc] * ",
-    ):
-        assert line in text
-    assert "MASK" not in text
-    assert sparsetir.from_source(text).script() == text
-
-
-@pytest.mark.parametrize("build", [False, True])
-def test_sddmm(build: bool) -> None:
-    """OUT is made in the format and comes back from it."""
-    func = PROGRAMS["sddmm"].make("float32", "int32")
-    for name in ["random"] if build else ["random", "empty rows", "nothing stored"]:
-        pattern = MATRICES[name]
-        (m, n), rng = pattern.shape, np.random.default_rng(5)
-        args = {
-            "a": rng.standard_normal(pattern.nnz).astype("float32"),
-            "x": rng.standard_normal((m, 3)).astype("float32"),
-            "y": rng.standard_normal((n, 3)).astype("float32"),
-            "out": np.zeros(pattern.nnz, "float32"),
-            "indptr": pattern.indptr.astype("int32"),
-            "indices": pattern.coords[1].astype("int32"),
-            "m": m, "n": n, "nnz": pattern.nnz, "feat": 3,
-        }  # fmt: skip
-        conv = SELL(2, 4).convert(pattern, Operand.of(func, "A", "OUT"))
-        args |= conv.arguments(A=args["a"], OUT=None)
-        want = PROGRAMS["sddmm"].oracle(args)["out"]
-        if build:
-            kernel = sparsetir.build(conv.decompose(func))
-            kernel(**{n: args[n] for n in kernel.signature.names})
-        else:
-            sparsetir.interpret(conv.decompose(func), args)
-        np.testing.assert_allclose(args["out"], want, rtol=1e-5, atol=1e-6)
-        np.testing.assert_allclose(conv.restore("OUT", args), want, rtol=1e-5, atol=1e-6)
 
 
 # -- refusals -------------------------------------------------------------------------------------

@@ -55,15 +55,15 @@ REFUSED = {
     ),
     "number of values": (
         lambda: ops.spmm(A, B, values=torch.ones(4)),
-        ValueError, r"spmm: argument 'values': expected shape \(3,\) or \(heads, 3\), got \(4,\)",
+        ValueError, r"spmm: argument 'values': expected shape \(3,\) or \(3, heads\), got \(4,\)",
     ),
     "dtype of values": (
         lambda: ops.spmm(A, B, values=torch.ones(3).double()),
         TypeError, "argument 'values': expected float32 as the other operand, got float64",
     ),
     "heads": (
-        lambda: ops.spmm(A, torch.ones(2, 3, 4), values=torch.ones(5, 3)),
-        ValueError, r"argument 'values': expected shape \(3,\) or \(2, 3\), got \(5, 3\)",
+        lambda: ops.spmm(A, torch.ones(3, 2, 4), values=torch.ones(3, 5)),
+        ValueError, r"argument 'values': expected shape \(3,\) or \(3, 2\), got \(3, 5\)",
     ),
     "sparse B": (
         lambda: ops.spmm(A, B.to_sparse()),

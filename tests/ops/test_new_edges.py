@@ -145,7 +145,7 @@ def test_what_others_take(counted, monkeypatch):
     other = [
         lambda: ops.spmm((edges, 40), b, "max"),
         lambda: ops.spmm((edges, 40), b.half()),
-        lambda: ops.spmm((edges, 40), b[None]),
+        lambda: ops.spmm((edges, 40), b[:, None]),
         lambda: ops.spmm((edges, 40), b, values=torch.rand(100, requires_grad=True)),
         lambda: ops.spmm((edges[:, :0], 40), b),
         lambda: torch.func.vmap(lambda x: ops.spmm((edges, 40), x))(b[None]),

@@ -141,6 +141,6 @@ def test_an_operand_is_taken_as_it_is():
     operand = ops.resolve(CASES["bsr"].A)
     assert all(x is y for x, y in zip(ops.resolve(operand), operand, strict=True))
     torch.testing.assert_close(ops.spmm(operand, B), D @ B)
-    values = torch.randn(2, len(CASES["bsr"].rows))
+    values = torch.randn(len(CASES["bsr"].rows), 2)
     assert ops.resolve(operand, values).values is values
-    assert ops.spmm(operand, B, values=values).shape == (2, M, 3)
+    assert ops.spmm(operand, B, values=values).shape == (M, 2, 3)

@@ -66,11 +66,13 @@ def test_sparse_softmax_of_torch(layout):
     assert values.grad.abs().max() > 0
 
 
-def test_heads_first():
+def test_heads_of_values():
     edges = graph()
     x = scores(edges, 3).detach()
-    found = ops.sparse_softmax((edges, (N, M)), x.t())
-    torch.testing.assert_close(found, ops.edge_softmax((edges, (N, M)), x).t())
+    found = ops.sparse_softmax((edges, (N, M)), x)
+    torch.testing.assert_close(found, ops.edge_softmax((edges, (N, M)), x))
+    each = torch.stack([ops.sparse_softmax((edges, (N, M)), one) for one in x.unbind(1)], 1)
+    torch.testing.assert_close(found, each)
 
 
 def test_second_gradients():
@@ -114,7 +116,7 @@ def test_exponential():
 def test_nothing():
     empty = torch.zeros(2, 0, dtype=torch.int64)
     assert ops.edge_softmax((empty, (N, M)), torch.zeros(0, 3)).shape == (0, 3)
-    for shape in ((0,), (2, 0)):
+    for shape in ((0,), (0, 2)):
         x = torch.zeros(shape, requires_grad=True)
         ops.sparse_softmax((empty, (N, M)), x).sum().backward()
         assert x.grad.shape == shape

@@ -108,7 +108,10 @@ def test_heads(reduce):
         (b, None, B, [None] * 3),
     ]
     for b_, a_, B_, A_ in forms:
-        got = ops.spmm(case.A, b_, reduce, values=a_)
+        second = [
+            x if x is None or x.dim() < d else x.transpose(0, 1) for x, d in ((b_, 3), (a_, 2))
+        ]
+        got = ops.spmm(case.A, second[0], reduce, values=second[1]).transpose(0, 1)
         want = torch.stack([expected_spmm(case, v, x, reduce) for v, x in zip(A_, B_)])
         assert_close(got, want, "float64")
         inputs, exact = ((b,), (B,)) if a_ is None else ((b, a), (B, A))
@@ -121,12 +124,13 @@ def test_heads_of_sddmm_and_spmv():
     case = CASES["edges"]
     (x, X), (y, Y) = rounded((3, M, F), "float64", 1), rounded((3, N, F), "float64", 2)
     want = torch.stack([expected_sddmm(case, *pair) for pair in zip(X, Y)])
-    assert_close(ops.sddmm(case.A, x, y), want, "float64")
+    u, v = x.transpose(0, 1), y.transpose(0, 1)
+    assert_close(ops.sddmm(case.A, u, v).t(), want, "float64")
     want = torch.stack([expected_sddmm(case, X[0], each) for each in Y])
-    assert_close(ops.sddmm(case.A, x[0], y), want, "float64")
+    assert_close(ops.sddmm(case.A, x[0], v).t(), want, "float64")
     a, A = rounded((3, len(case.rows)), "float64", 3)
     want = [expected_spmm(case, v, z[:, :1], "sum")[:, 0] for v, z in zip(A, Y)]
-    assert_close(ops.spmv(case.A, y[:, :, 0], values=a), torch.stack(want), "float64")
+    assert_close(ops.spmv(case.A, y[:, :, 0].t(), values=a.t()).t(), torch.stack(want), "float64")
 
 
 def test_extremum_takes_the_first_of_equals_and_keeps_nan():
@@ -180,10 +184,10 @@ def test_nothing(m, n, nnz, feat):
     A = (edges, (n, m))
     for reduce in REDUCTIONS:
         for heads in ((), (2,), (0,)):
-            B = torch.ones(*heads, n, feat, requires_grad=True)
-            values = torch.ones(*heads, nnz, requires_grad=True)
+            B = torch.ones(n, *heads, feat, requires_grad=True)
+            values = torch.ones(nnz, *heads, requires_grad=True)
             out = ops.spmm(A, B, reduce, values=values)
-            assert out.shape == (*heads, m, feat) and not out.any()
+            assert out.shape == (m, *heads, feat) and not out.any()
             out.sum().backward()
             assert not B.grad.any() and not values.grad.any()
     found = ops.sddmm(A, torch.ones(m, feat), torch.ones(n, feat))

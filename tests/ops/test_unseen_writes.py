@@ -65,7 +65,7 @@ OPERATORS = {
     "attention": lambda A, x: ops.attention(A, x[:, None], x[:, None], x[:, None]),
     "sparse_attention": lambda A, x: ops.sparse_attention(*(x[None, None],) * 3, A),
     "rgms": lambda A, x: ops.rgms(x, WEIGHT, A[0], TYPES[0]),
-    "heads": lambda A, x: ops.spmm(A, torch.stack([x, -x])),
+    "heads": lambda A, x: ops.spmm(A, torch.stack([x, -x], 1)),
 }
 
 

@@ -12,27 +12,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = [
-    "CASES",
-    "FEATURES",
-    "FINITE",
-    "Arrays",
-    "Program",
-    "compress",
-    "copied",
-    "csf",
-    "csr",
-    "fill",
-    "garbage",
-    "mask2",
-    "mask3",
-    "parents_of",
-    "ragged",
-    "scatter_sum",
-    "tolerance",
-    "values",
-]
-
 Arrays = dict[str, Any]
 CASES = ("small", "empty", "dense_row", "single_row", "single_column", "nonfinite")
 FINITE = CASES[:-1]
@@ -80,6 +59,10 @@ class Program:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "make", functools.cache(self.make))
+
+
+# Whose oracle does not say where infinities go.
+finite = functools.partial(Program, cases=FINITE)
 
 
 def tolerance(value_dtype: str) -> dict[str, float]:

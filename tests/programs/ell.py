@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from tvm.script import sparse_tir as T
 
-from .common import FEATURES, FINITE, Arrays, Program, fill, garbage, mask2, scatter_sum, values
+from .common import FEATURES, Arrays, Program, fill, finite, garbage, mask2, scatter_sum, values
 
 BLOCK = 2
 
@@ -75,61 +75,6 @@ def ell_oracle(args: Arrays) -> dict[str, np.ndarray]:
     stored = args["indices"] >= 0
     terms = args["a"].astype(np.float64)[:, None] * args["b"][args["indices"]]
     rows = np.repeat(args["rowmap"], args["cols"])
-    return {"c": scatter_sum(args["c"].shape, rows[stored], terms[stored])}
-
-
-def make_spmm_ell_blocks(dtype: str, idtype: str) -> Any:
-    """C = A B with a fixed number of block slots per row of blocks."""
-    Index = getattr(T, idtype)
-
-    @T.prim_func
-    def spmm_ell_blocks(
-        a: T.handle, b: T.handle, c: T.handle, indices: T.handle,
-        mb: Index, nb: Index, cols: Index, block: Index, feat: Index,
-    ) -> None:  # fmt: skip
-        IO = T.dense_fixed(mb, idtype)
-        JO = T.sparse_fixed(IO, (nb, cols), indices, idtype)
-        II = T.dense_fixed(block, idtype)
-        JI = T.dense_fixed(block, idtype)
-        JO_ = T.dense_fixed(nb, idtype)
-        K = T.dense_fixed(feat, idtype)
-        A = T.match_sparse_buffer(a, (IO, JO, II, JI), dtype)
-        B = T.match_sparse_buffer(b, (JO_, JI, K), dtype)
-        C = T.match_sparse_buffer(c, (IO, II, K), dtype)
-        with T.sp_iter([IO, JO, II, JI, K], "SRSRS", "spmm") as [io, jo, ii, ji, k]:
-            with T.init():
-                C[io, ii, k] = 0.0
-            C[io, ii, k] = C[io, ii, k] + A[io, jo, ii, ji] * B[jo, ji, k]
-
-    return spmm_ell_blocks
-
-
-def ell_blocks_inputs(rng: np.random.Generator, case: str, dtype: str, idtype: str) -> Arrays:
-    """Arguments of spmm_ell_blocks; padded slots hold NaN in `a`."""
-    mask, feat = mask2(rng, case), FEATURES[case]
-    indices = slots(mask, idtype)
-    a = values(rng, (indices.size, BLOCK, BLOCK), dtype)
-    a[indices.reshape(-1) < 0] = np.nan
-    mb, nb = mask.shape
-    return {
-        "a": a,
-        "b": fill(rng, case, (nb, BLOCK, feat), dtype),
-        "c": garbage((mb, BLOCK, feat), dtype),
-        "indices": indices.reshape(-1),
-        "mb": mb,
-        "nb": nb,
-        "cols": indices.shape[1],
-        "block": BLOCK,
-        "feat": feat,
-    }
-
-
-def ell_blocks_oracle(args: Arrays) -> dict[str, np.ndarray]:
-    """Sum of block products over the slots that are no padding."""
-    stored = args["indices"] >= 0
-    a, b = (args[name].astype(np.float64) for name in "ab")
-    rows = np.repeat(np.arange(args["mb"]), args["cols"])
-    terms = (a[:, :, :, None] * b[args["indices"]][:, None]).sum(axis=2)
     return {"c": scatter_sum(args["c"].shape, rows[stored], terms[stored])}
 
 
@@ -232,13 +177,5 @@ def dia_oracle(args: Arrays) -> dict[str, np.ndarray]:
 PROGRAMS = [
     Program("spmm_dia", make_spmm_dia, dia_inputs, dia_oracle, ("c",)),
     Program("spmm_ell", make_spmm_ell, ell_inputs, ell_oracle, ("c",)),
-    Program("spmm_ell_blocks", make_spmm_ell_blocks, ell_blocks_inputs, ell_blocks_oracle, ("c",)),
-    Program(
-        "row_max_ell",
-        make_row_max_ell,
-        row_max_ell_inputs,
-        row_max_ell_oracle,
-        ("y",),
-        cases=FINITE,
-    ),
+    finite("row_max_ell", make_row_max_ell, row_max_ell_inputs, row_max_ell_oracle, ("y",)),
 ]

@@ -291,53 +291,6 @@ def dbsr_oracle(args: Arrays) -> dict[str, np.ndarray]:
     return _block_product(args, args["rows"][parents_of(args["indptr"])], args["indices"])
 
 
-def make_spmm_dcsr(dtype: str, idtype: str) -> Any:
-    """C = A B, A in CSR with empty rows left out."""
-    Index = getattr(T, idtype)
-
-    @T.prim_func
-    def spmm_dcsr(
-        a: T.handle, b: T.handle, c: T.handle, row_ptr: T.handle, rows: T.handle,
-        indptr: T.handle, indices: T.handle, m: Index, n: Index, nnzr: Index, nnz: Index,
-        feat: Index,
-    ) -> None:  # fmt: skip
-        O = T.dense_fixed(1, idtype)
-        I = T.sparse_variable(O, (m, nnzr), (row_ptr, rows), idtype)
-        J = T.sparse_variable(I, (n, nnz), (indptr, indices), idtype)
-        I_ = T.dense_fixed(m, idtype)
-        J_ = T.dense_fixed(n, idtype)
-        K = T.dense_fixed(feat, idtype)
-        A = T.match_sparse_buffer(a, (O, I, J), dtype)
-        B = T.match_sparse_buffer(b, (J_, K), dtype)
-        C = T.match_sparse_buffer(c, (I_, K), dtype)
-        with T.sp_iter([O, I, J, K], "SSRS", "spmm") as [o, i, j, k]:
-            with T.init():
-                C[i, k] = 0.0
-            C[i, k] = C[i, k] + A[o, i, j] * B[j, k]
-
-    return spmm_dcsr
-
-
-def dcsr_inputs(rng: np.random.Generator, case: str, dtype: str, idtype: str) -> Arrays:
-    """Arguments of spmm_dcsr."""
-    mask = mask2(rng, case)
-    nnz = int(mask.sum())
-    return {
-        **_operands(rng, case, dtype, mask.shape),
-        **_stored_rows(mask, idtype),
-        "a": values(rng, nnz, dtype),
-        "m": mask.shape[0],
-        "n": mask.shape[1],
-        "nnz": nnz,
-    }
-
-
-def dcsr_oracle(args: Arrays) -> dict[str, np.ndarray]:
-    """Sum over the stored elements."""
-    rows = args["rows"][parents_of(args["indptr"])]
-    return _product(args, rows, args["indices"], args["a"])
-
-
 PROGRAMS = [
     Program("spmm_csc", make_spmm_csc, csc_inputs, csc_oracle, ("c",), scatter=True),
     Program("spmm_coo", make_spmm_coo, coo_inputs, coo_oracle, ("c",), scatter=True),
@@ -352,5 +305,4 @@ PROGRAMS = [
     ),
     Program("spmm_bsr", make_spmm_bsr, bsr_inputs, bsr_oracle, ("c",)),
     Program("spmm_dbsr", make_spmm_dbsr, dbsr_inputs, dbsr_oracle, ("c",)),
-    Program("spmm_dcsr", make_spmm_dcsr, dcsr_inputs, dcsr_oracle, ("c",)),
 ]

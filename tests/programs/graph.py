@@ -9,11 +9,11 @@ from tvm.script import sparse_tir as T
 
 from .common import (
     FEATURES,
-    FINITE,
     Arrays,
     Program,
     csr,
     fill,
+    finite,
     garbage,
     mask2,
     parents_of,
@@ -322,13 +322,6 @@ PROGRAMS = [
         ("y",),
         scatter=True,
     ),
-    Program(
-        "row_softmax",
-        make_row_softmax,
-        row_softmax_inputs,
-        row_softmax_oracle,
-        ("out",),
-        cases=FINITE,
-    ),
+    finite("row_softmax", make_row_softmax, row_softmax_inputs, row_softmax_oracle, ("out",)),
     Program("attention", make_attention, attention_inputs, attention_oracle, ("out",)),
 ]

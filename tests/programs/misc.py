@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from tvm.script import sparse_tir as T
 
-from .common import FINITE, Arrays, Program, csr, garbage, mask2, parents_of, scatter_sum, values
+from .common import Arrays, Program, csr, finite, garbage, mask2, parents_of, scatter_sum, values
 from .matrix import csr_inputs, spmm_inputs
 
 BLOCK = 3
@@ -156,7 +156,7 @@ def row_max_oracle(args: Arrays) -> dict[str, np.ndarray]:
     return {"y": out}
 
 
-def make_normalized_rows(dtype: str, idtype: str) -> Any:
+def make_normalized(dtype: str, idtype: str) -> Any:
     """OUT[i, j] = A[i, j] / (1 + sum of row i), two iterations that share buffers."""
     Index = getattr(T, idtype)
 
@@ -180,14 +180,14 @@ def make_normalized_rows(dtype: str, idtype: str) -> Any:
     return normalized_rows
 
 
-def normalized_rows_inputs(rng: np.random.Generator, case: str, dtype: str, idtype: str) -> Arrays:
+def normalized_inputs(rng: np.random.Generator, case: str, dtype: str, idtype: str) -> Arrays:
     """Arguments of normalized_rows; the values are not negative."""
     args = csr_inputs(rng, case, dtype, idtype)
     args["a"] = np.abs(args["a"])
     return {**args, "out": garbage(args["nnz"], dtype)}
 
 
-def normalized_rows_oracle(args: Arrays) -> dict[str, np.ndarray]:
+def normalized_oracle(args: Arrays) -> dict[str, np.ndarray]:
     """The same on arrays."""
     rows, a = parents_of(args["indptr"]), args["a"].astype(np.float64)
     return {"out": a / (1 + scatter_sum(args["m"], rows, a))[rows]}
@@ -235,14 +235,7 @@ PROGRAMS = [
         strided_gather_oracle,
         ("out",),
     ),
-    Program("row_max", make_row_max, row_max_inputs, row_max_oracle, ("y",), cases=FINITE),
-    Program(
-        "normalized_rows",
-        make_normalized_rows,
-        normalized_rows_inputs,
-        normalized_rows_oracle,
-        ("out",),
-        cases=FINITE,
-    ),
+    finite("row_max", make_row_max, row_max_inputs, row_max_oracle, ("y",)),
+    finite("normalized_rows", make_normalized, normalized_inputs, normalized_oracle, ("out",)),
     Program("spmm_accumulate", make_spmm_accumulate, spmm_inputs, spmm_accumulate_oracle, ("c",)),
 ]

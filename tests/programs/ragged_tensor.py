@@ -8,10 +8,10 @@ import numpy as np
 from tvm.script import sparse_tir as T
 
 from .common import (
-    FINITE,
     Arrays,
     Program,
     compress,
+    finite,
     garbage,
     parents_of,
     ragged,
@@ -69,29 +69,6 @@ def ragged_sum_oracle(args: Arrays) -> dict[str, np.ndarray]:
     return {"y": scatter_sum(args["m"], parents_of(args["indptr"]), args["a"])}
 
 
-def make_ragged_fuse2(dtype: str, idtype: str) -> Any:
-    """B[i, j, k] = sum over l of A[i, j, k, l], with J and K fused."""
-    Index = getattr(T, idtype)
-
-    @T.prim_func
-    def ragged_fuse2(
-        a: T.handle, b: T.handle, j_ptr: T.handle, k_ptr: T.handle, l_ptr: T.handle,
-        m: Index, n: Index, p: Index, q: Index, nnz_j: Index, nnz_k: Index, nnz_l: Index,
-    ) -> None:  # fmt: skip
-        I = T.dense_fixed(m, idtype)
-        J = T.dense_variable(I, (n, nnz_j), j_ptr, idtype)
-        K = T.dense_variable(J, (p, nnz_k), k_ptr, idtype)
-        L = T.dense_variable(K, (q, nnz_l), l_ptr, idtype)
-        A = T.match_sparse_buffer(a, (I, J, K, L), dtype)
-        B = T.match_sparse_buffer(b, (I, J, K), dtype)
-        with T.sp_iter([I, T.fuse(J, K), L], "SSSR", "sum") as [i, j, k, l]:
-            with T.init():
-                B[i, j, k] = 0.0
-            B[i, j, k] = B[i, j, k] + A[i, j, k, l]
-
-    return ragged_fuse2
-
-
 def make_ragged_fuse3(dtype: str, idtype: str) -> Any:
     """B[i, j, k] = sum over l of A[i, j, k, l], with I, J and K fused."""
     Index = getattr(T, idtype)
@@ -115,7 +92,7 @@ def make_ragged_fuse3(dtype: str, idtype: str) -> Any:
     return ragged_fuse3
 
 
-def make_ragged_fuse_reduce(dtype: str, idtype: str) -> Any:
+def make_fuse_reduce(dtype: str, idtype: str) -> Any:
     """B[i, j] = sum over k and l of A[i, j, k, l], with I and J, and with K and L fused."""
     Index = getattr(T, idtype)
 
@@ -161,13 +138,13 @@ def ragged_fuse_oracle(args: Arrays) -> dict[str, np.ndarray]:
     return {"b": scatter_sum(args["nnz_k"], parents_of(args["l_ptr"]), args["a"])}
 
 
-def ragged_reduce_inputs(rng: np.random.Generator, case: str, dtype: str, idtype: str) -> Arrays:
+def reduce_inputs(rng: np.random.Generator, case: str, dtype: str, idtype: str) -> Arrays:
     """Arguments of ragged_fuse_reduce."""
     args = ragged4_inputs(rng, case, dtype, idtype)
     return {**args, "b": garbage(args["nnz_j"], dtype)}
 
 
-def ragged_reduce_oracle(args: Arrays) -> dict[str, np.ndarray]:
+def reduce_oracle(args: Arrays) -> dict[str, np.ndarray]:
     """Sum of the innermost two levels."""
     where = parents_of(args["k_ptr"])[parents_of(args["l_ptr"])]
     return {"b": scatter_sum(args["nnz_j"], where, args["a"])}
@@ -239,36 +216,7 @@ def ragged_matmul_oracle(args: Arrays) -> dict[str, np.ndarray]:
 
 PROGRAMS = [
     Program("ragged_sum", make_ragged_sum, ragged_sum_inputs, ragged_sum_oracle, ("y",)),
-    Program(
-        "ragged_fuse2",
-        make_ragged_fuse2,
-        ragged_fuse_inputs,
-        ragged_fuse_oracle,
-        ("b",),
-        cases=FINITE,
-    ),
-    Program(
-        "ragged_fuse3",
-        make_ragged_fuse3,
-        ragged_fuse_inputs,
-        ragged_fuse_oracle,
-        ("b",),
-        cases=FINITE,
-    ),
-    Program(
-        "ragged_fuse_reduce",
-        make_ragged_fuse_reduce,
-        ragged_reduce_inputs,
-        ragged_reduce_oracle,
-        ("b",),
-        cases=FINITE,
-    ),
-    Program(
-        "ragged_matmul",
-        make_ragged_matmul,
-        ragged_matmul_inputs,
-        ragged_matmul_oracle,
-        ("z",),
-        cases=FINITE,
-    ),
+    finite("ragged_fuse3", make_ragged_fuse3, ragged_fuse_inputs, ragged_fuse_oracle, ("b",)),
+    finite("ragged_fuse_reduce", make_fuse_reduce, reduce_inputs, reduce_oracle, ("b",)),
+    finite("ragged_matmul", make_ragged_matmul, ragged_matmul_inputs, ragged_matmul_oracle, ("z",)),
 ]

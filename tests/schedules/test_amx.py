@@ -6,12 +6,7 @@ What a CPU with AMX does is tested where there is one.
 
 from __future__ import annotations
 
-import argparse
-import ctypes
-import errno
 import functools
-import json
-import os
 import re
 from dataclasses import replace
 from typing import Any
@@ -20,32 +15,26 @@ import ml_dtypes
 import numpy as np
 import pytest
 import scipy.sparse as sp
-import torch
 import tvm
-from tvm import ir, tirx
 
 import sparsetir
-from amx_runner import EmulatedKernel, TileError
-from bench import amx as bench
+from amx_runner import EmulatedKernel
 from cuda_runner import requires_cuda_text
 from pairs import by_default
 from sparsetir.formats import BSR, CSR
 from sparsetir.planning import request
-from sparsetir.runtime import matrix_engine
 from sparsetir.runtime.build import kernel_of
 from sparsetir.runtime.kernel_file import read_library
 from sparsetir.runtime.matrix_engine import allowed
 from sparsetir.runtime.pipeline import lower_template
-from sparsetir.runtime.targets import host_features, host_target
+from sparsetir.runtime.targets import host_target
 from sparsetir.schedules.operators.problems import CsrPattern, Spmm
 from sparsetir.schedules.operators.spmm import program as spmm
-from sparsetir.schedules.passes import amx_nests
-from sparsetir.schedules.passes.amx_tiles import PRODUCTS, TileShape
+from sparsetir.schedules.passes.amx_tiles import PRODUCTS
 from sparsetir.schedules.templates import amx
 from sparsetir.schedules.templates.amx import AmxBlocks
 from sparsetir.sparse_ir import script as T
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.traversal import map_expr
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 SPR = {"kind": "llvm", "mtriple": "x86_64-unknown-linux-gnu", "mcpu": "sapphirerapids"}
@@ -305,10 +294,6 @@ def test_sums_stay_in_tiles_over_a_row_of_blocks():
     assert count(lines[end:], "tilerelease") >= 1
 
 
-def test_pairs_are_made_of_vectors():
-    assert re.search(r"vperm\w+\s+%[yz]mm|vpunpck\w+\s+%[yz]mm", assembly())
-
-
 def test_float16_has_a_product_of_its_own():
     problem = Spmm("float16")
     text = assembly(problem, "graniterapids")
@@ -337,12 +322,6 @@ def test_other_problems_are_refused(problem, message):
 
 
 def test_other_configs_are_refused():
-    for options, message in (
-        ({"format": CSR()}, "'format': expected BSR"), ({"features": 8}, "'features': expected 16"),
-        ({"blocks": 0}, "'blocks': expected 1 or more"),
-    ):  # fmt: skip
-        with pytest.raises(ValueError, match=f"AmxBlocks: argument {message}"):
-            AmxBlocks(**{"format": BSR(32, 32), **options})
     for rows, cols in ((4, 5), (4, 2), (4, 34), (1, 32), (37, 32)):
         with pytest.raises(
             ScheduleError,
@@ -361,30 +340,6 @@ def test_other_programs_are_refused():
         sparsetir.lower(blocks_of("float32", "float32"), amx.apply, CONFIG, SPR)
 
 
-def test_blocks_that_look_different_are_refused():
-    """By the passes around products of tiles."""
-    func = sparsetir.lower_sparse_iter(amx.program(PROBLEM, CONFIG))
-    shape = TileShape(32, 32, 32, "bfloat16")
-    for change, message in (
-        (lambda: amx_nests.kept_narrow(func, "Z"), "kept_narrow: argument 'buffer': no array 'Z'"),
-        (
-            lambda: amx_nests.groups_at_once(func, "z0"),
-            "groups_at_once: .* no 2 loops around a blo",
-        ),
-        (
-            lambda: amx_nests.groups_at_once(func, "spmm_init0"),
-            "expected 'spmm_init0' to store an e",
-        ),
-        (lambda: amx_nests.sums_in_tiles(func, "z0", shape), "sums_in_tiles: .* no 2 loops around"),
-        (
-            lambda: amx_nests.sums_in_tiles(func, "spmm_init0", shape),
-            "expected 'spmm_init0' to wri",
-        ),
-    ):
-        with pytest.raises(ScheduleError, match=message):
-            change()
-
-
 def test_targets_without_tiles_are_refused():
     with pytest.raises(
         ScheduleError,
@@ -392,43 +347,6 @@ def test_targets_without_tiles_are_refused():
         "x86-64.* has not; choose another schedule, or a target that has",
     ):
         lower_template(amx, PROBLEM, CONFIG, {**SPR, "mcpu": "x86-64-v4"})
-
-
-def test_the_emulator_refuses_what_a_cpu_does():
-    stages = lower_template(amx, PROBLEM, CONFIG, SPR)
-    func = stages["III"]
-
-    def without(name):
-        number = tvm.get_global_func("target.llvm_lookup_intrinsic_id")(f"llvm.x86.{name}")
-
-        def drop(node: Any) -> Any:
-            call = node.value
-            mine = isinstance(call, ir.Call) and call.op.name == "tirx.call_llvm_intrin"
-            return tirx.Evaluate(0) if mine and int(call.args[0]) == number else node
-
-        body = map_expr(func.body, [(tirx.Evaluate, drop)])
-        return EmulatedKernel({**stages, "III": func.with_body(body)})
-
-    given, wanted = arguments(blocked((64, 64), 32, 32, fill=1), CONFIG, 32)
-    out = np.full(wanted.shape, np.nan).astype(BF16)
-    with pytest.raises(TileError, match="tiles are not configured"):
-        run(without("ldtilecfg"), given, out)
-    kernel = without("tilezero")
-    run(kernel, given, out)
-    assert kernel.counts["products"] == 2 * 4  # the emulator's tiles are zero when configured
-
-
-def test_shapes_of_tiles():
-    shape = TileShape(24, 32, 12, "bfloat16")
-    config = shape.config
-    assert config[:16] == bytes([1]) + bytes(15) and len(config) == 64
-    used = {t: (config[48 + t], int.from_bytes(config[16 + 2 * t : 18 + 2 * t], "little"))
-            for t in range(16)}  # fmt: skip
-    assert used == {
-        0: (16, 64), 1: (16, 64), 2: (8, 64), 3: (8, 64), 4: (16, 24), 5: (8, 24), 6: (6, 64),
-        7: (6, 64), **dict.fromkeys(range(8, 16), (0, 0)),
-    }  # fmt: skip
-    assert shape.sums == {(0, 0): 0, (0, 16): 1, (16, 0): 2, (16, 16): 3}
 
 
 # -- whose turn it is -------------------------------------------------------------------------
@@ -470,29 +388,6 @@ def test_plans_take_tiles_where_the_cpu_has_them_and_blocks_are_full(monkeypatch
     assert isinstance(plan.config, AmxBlocks) and plan.kernel.needs == ["amx-tile", "amx-bf16"]
 
 
-def test_the_system_is_asked_once_and_its_refusal_is_told(monkeypatch):
-    asked = []
-
-    class Libc:
-        @staticmethod
-        def syscall(*words):
-            asked.append(words)
-            ctypes.set_errno(errno.ENOSPC)
-            return -1
-
-    monkeypatch.setattr(matrix_engine.ctypes, "CDLL", lambda *_, **__: Libc)
-    monkeypatch.setattr(matrix_engine, "host_features", lambda: dict.fromkeys(NEEDED, True))
-    matrix_engine._tiles_refused.cache_clear()
-    try:
-        for _ in range(2):
-            reason = allowed(NEEDED)
-        assert asked == [(158, 0x1023, 18)]
-        assert reason == f"the system gives this process no tiles: {os.strerror(errno.ENOSPC)}"
-        assert allowed(["avx512f"]) == "it needs a CPU with avx512f, which this one has not"
-    finally:
-        matrix_engine._tiles_refused.cache_clear()
-
-
 @pytest.mark.skipif(HERE, reason="this CPU has AMX")
 def test_a_kernel_that_cannot_run_here_says_so(tmp_path):
     target = tvm.target.Target(SPR)
@@ -516,25 +411,6 @@ def test_files_say_what_kernels_need(tmp_path):
 # -- the bench ---------------------------------------------------------------------------------
 
 
-def test_a_rehearsal_of_the_bench(tmp_path, monkeypatch, capsys):
-    """On emulated tiles; what it says where there are none."""
-    args = argparse.Namespace(quick=True, threads=2, out=tmp_path)
-    monkeypatch.setattr(bench, "allowed", lambda needed: f"it lacks {needed[0]}")
-    bench.run(args)
-    assert capsys.readouterr().out == "amx: nothing is measured here: it lacks amx-tile\n"
-    assert not list(tmp_path.iterdir())
-    monkeypatch.setattr(bench, "allowed", lambda needed: "")
-    monkeypatch.setattr(bench, "host_target", lambda: tvm.target.Target(SPR))
-    monkeypatch.setattr(bench, "kernel_of", lambda stages, target: EmulatedKernel(stages).kernel)
-    bench.run(args)
-    assert "times torch's dense bfloat16" in capsys.readouterr().out
-    (file,) = tmp_path.iterdir()
-    written = json.loads(file.read_text())
-    (cell,) = written["results"]["cells"]
-    assert len(cell["times"]) == 4 and cell["faster"].keys() == bench.GOALS.keys()
-    assert "avx2" in written["cpu_features"] or "avx2" not in host_features()
-
-
 # -- on a CPU with AMX ------------------------------------------------------------------------
 
 
@@ -546,13 +422,3 @@ def test_on_the_cpu(config):
     rows, cols = config.format.rows, config.format.cols
     for shape, feat in sizes(rows, cols):
         check(kernel, blocked(shape, rows, cols), config, feat)
-
-
-@has_amx
-def test_plans_on_the_cpu():
-    matrix = whole_blocks(32, (300, 200))
-    run_it = sparsetir.plan("spmm", matrix, 64, dtype="bfloat16")
-    assert isinstance(run_it.config, AmxBlocks)
-    b = torch.randn(200, 64).bfloat16()
-    wanted = matrix.to_scipy().astype("float64") @ b.double().numpy()
-    np.testing.assert_allclose(run_it(b).double().numpy(), wanted, rtol=ROUNDED, atol=1e-3)

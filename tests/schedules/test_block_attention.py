@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import sparsetir
-from pairs import by_default
 from programs import copied
 from sparsetir.schedules.operators import block_attention, block_attention_backward
 from sparsetir.schedules.operators.block_attention import BlockAttention
@@ -136,54 +135,6 @@ def test_types(problem, dtype):
     if dtype == "bfloat16":
         pytest.importorskip("ml_dtypes")
     check(changed, BlockTiles.for_block(16, 512, changed.accumulator), tolerance)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("lanes", [1, 4, 16])
-@pytest.mark.parametrize(("block", "vectors"), [(16, 1), (32, 2), (48, 1), (48, 3)])
-@pytest.mark.parametrize("tile", [1, 5])
-def test_tiles(lanes, block, vectors, tile):
-    if block % (lanes * vectors) == 0:
-        check(BlockAttention(block, 5, 3), BlockTiles(lanes, vectors, tile), 3e-6)
-
-
-@pytest.mark.parametrize("block", by_default([16, 32, 64, 128], 64))
-def test_good_tiles(block):
-    for accumulator in ("float32", "float64"):
-        found = BlockTiles.for_block(block, 512, accumulator)
-        assert block % (found.lanes * found.vectors) == 0
-        assert 16 <= found.vectors * found.tile <= 24
-
-
-def test_sums_stay_in_registers_and_vectors():
-    """All steps are vectors, products straight code of them, and no access has a condition."""
-    stages = sparsetir.lower(
-        block_attention.program(BlockAttention()), apply, BlockTiles.for_block(64, 512)
-    )
-    text = stages["III"].script()
-    assert "if_then_else" not in text and "T.exp(" not in text
-    assert "for h_io in T.parallel(" in text
-    steps = [line for line in text.splitlines() if 'T.sblock("' in line]
-    assert text.count("in T.vectorized(16)") == sum(
-        not any(f'"{name}0"' in line for name in ("rows", "keys", "score", "top", "sum", "weigh"))
-        for line in steps
-        if '"root"' not in line
-    )
-
-
-@pytest.mark.parametrize(
-    ("make", "text"),
-    [
-        (lambda: BlockAttention(block=24), "'block': expected a multiple of 16, got 24"),
-        (lambda: BlockAttention(feat=0), "'feat': expected 1 or more, got 0"),
-        (lambda: BlockAttention(dtype="int8"), "'dtype'"),
-        (lambda: BlockTiles(lanes=3), "'lanes': expected a power of two"),
-        (lambda: BlockTiles(tile=0), "'tile': expected 1 or more"),
-    ],
-)
-def test_refusals(make, text):
-    with pytest.raises(ValueError, match=text):
-        make()
 
 
 def test_programs_of_another_shape():

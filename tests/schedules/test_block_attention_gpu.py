@@ -8,18 +8,15 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from tvm import tirx
 
-from cuda_runner import KernelError, requires_cuda_text
+from cuda_runner import requires_cuda_text
 from cuda_stages import CudaStages
 from gpu_runner import cuda_source, requires_nvcc
 from pairs import by_default, covering
 from sparsetir import ScheduleError, lower, masks
 from sparsetir.schedules.gpu.block_attention import WarpTiles, apply
-from sparsetir.schedules.gpu.passes import software_pipeline, tile_parts
-from sparsetir.schedules.gpu.passes.warp_mma_program import warp_mma_program
+from sparsetir.schedules.gpu.passes import tile_parts
 from sparsetir.schedules.operators import block_attention, block_attention_backward
-from sparsetir.sparse_ir.schedule import Schedule
 from spmm_gpu_common import bfloat16_arrays, compile_cuda, instructions
 
 CUDA = {"kind": "cuda", "arch": "sm_90"}
@@ -184,14 +181,6 @@ def scheduled(problem: block_attention.BlockAttention, target: Any = CUDA) -> An
     return lower(block_attention.program(problem), apply, WarpTiles(), target)
 
 
-def test_a_missing_barrier_is_found(monkeypatch):
-    """Copies of a later step overwrite what slower warps still read."""
-    monkeypatch.setattr(software_pipeline, "barrier", lambda: tirx.Evaluate(0))
-    mask, shape = rows_of_blocks(32)["scattered"], Shape(32)
-    with pytest.raises(KernelError, match="race"):
-        forward(mask, shape)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -206,21 +195,6 @@ def test_refusals(change, message):
         scheduled(problem)
 
 
-def test_refused_arguments():
-    sch = Schedule(block_attention.program(block_attention.BlockAttention(*Shape())))
-    sch.parallelize(sch.get_sp_iters(sch.get_sparse_iteration("rows")), "block")
-    sch.lower()
-    for args, message in (
-        (("none", "II"), "argument 'block': no block 'none'"),
-        (("rows0", "F"), "expected tiles of one or two axes, 'F' among them"),
-        (("rows0", "X"), "argument 'owner': expected an axis of a multiple of 16 coordinates"),
-        (("rows0", "II", 0), "argument 'warps': expected at least 1, got 0"),
-        (("rows0", "II", 4, 5), "argument 'stages': expected 2 to 4, got 5"),
-    ):
-        with pytest.raises(ScheduleError, match=message):
-            sch.rewrite(warp_mma_program, *args)
-
-
 @requires_nvcc
 @pytest.mark.parametrize("arch", by_default(["sm_80", "sm_90"], "sm_90"))
 def test_instructions(arch, tmp_path):
@@ -233,31 +207,7 @@ def test_instructions(arch, tmp_path):
         assert name in text
 
 
-PARTS = "for part in range("
-
-
-@requires_cuda_text
-@pytest.mark.slow
-def test_many_registers():
-    """Tiles of 192 registers: the statements of a visit are done for 16 queries at a time."""
-    backward(rows_of_blocks(32)["partial"], Shape(32, 64, 64, "bfloat16"), WarpTiles(1))
-
-
 @requires_cuda_text
 def test_in_parts(monkeypatch):
     monkeypatch.setattr(tile_parts, "REGISTERS", 64)
     backward(rows_of_blocks(32)["partial"], Shape(32), WarpTiles(1), which=[True])
-
-
-def test_what_is_done_in_parts(monkeypatch):
-    """Gradients, but no sums over all columns, which the next statements need."""
-    shape, config = (64, 64, 64, "float16"), WarpTiles()
-    monkeypatch.setattr(tile_parts, "REGISTERS", 64)
-    forward = scheduled(block_attention.BlockAttention(*shape))
-    assert PARTS not in forward["II scheduled"].script()
-    problem = block_attention_backward.BlockAttentionBackward(*shape, True)
-    program = block_attention_backward.program(problem)
-    for most, count in ((128, None), (127, 2), (80, 4), (1, 4)):
-        monkeypatch.setattr(tile_parts, "REGISTERS", most)
-        text = lower(program, apply, config, CUDA)["II scheduled"].script()
-        assert (f"{PARTS}{count})" in text) if count else (PARTS not in text)

@@ -1,38 +1,24 @@
 """What problems get when their users name no config."""
 
-import sys
 from dataclasses import replace
 
 import pytest
 import tvm
 
 from sparsetir.formats import BSR
-from sparsetir.schedules.default import l2_bytes, vector_bits
+from sparsetir.schedules.default import vector_bits
 from sparsetir.schedules.gpu.spmm import RowSplit
 from sparsetir.schedules.gpu.spmm_groups import Groups
 from sparsetir.schedules.gpu.spmm_hyb import HybRows
 from sparsetir.schedules.operators.problems import Spmm
-from sparsetir.schedules.search.choose import NARROW, Statistics, candidates, choose
-from sparsetir.schedules.search.locality import Locality
+from sparsetir.schedules.search.choose import Statistics, candidates, choose
 from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.schedules.templates.spmm_blocks import BlockRows
 from sparsetir.schedules.templates.spmm_panels import PanelRows
 
 CPU = tvm.target.Target({"kind": "llvm", "mcpu": "icelake-server"})
-# With a triple, so that it is not the machine that runs the tests.
-AVX2 = tvm.target.Target({"kind": "llvm", "mcpu": "znver3", "mtriple": "x86_64-linux-gnu"})
 GPU = tvm.target.Target({"kind": "cuda", "arch": "sm_90"})
 GRAPH = Statistics(m=10**5, n=10**5, nnz=10**6, feat=128, threads=4, longest=40)
-
-
-@pytest.mark.parametrize("feat", [1, 7, 16, 31, 64, 100, 128, 257, 512, 1000, 1024])
-@pytest.mark.parametrize("target", [CPU, GPU])
-@pytest.mark.parametrize("reduce", ["sum", "max"])
-def test_every_candidate_serves_the_feature_size(feat, target, reduce):
-    found = candidates(Spmm(reduce=reduce), replace(GRAPH, feat=feat), target)
-    assert found and len(set(found)) == len(found)
-    for config in found:
-        assert config.tiles(feat) * getattr(config, "tile", 1) >= feat
 
 
 def test_panels_where_rows_of_b_are_read_often():
@@ -44,22 +30,6 @@ def test_tiles_and_blocks_keep_all_threads_busy():
     for config in candidates(Spmm(), replace(GRAPH, nnz=10**7), CPU):
         tasks = config.blocks * (config.tiles(128) if config.tiles_first else 1)
         assert tasks % 4 == 0
-
-
-def test_no_prefetch_where_everything_is_in_cache():
-    small = Statistics(m=100, n=100, nnz=500, feat=32)
-    assert isinstance(choose(Spmm(), small, CPU), RowBlocks)
-    assert choose(Spmm(), small, CPU).prefetch == 0
-    assert choose(Spmm(), GRAPH, CPU).prefetch > 0
-
-
-def test_tiles_take_turns_where_one_of_b_is_in_the_cache_and_b_is_not():
-    n = l2_bytes() // (4 * 256)
-    given = Statistics(m=n, n=n, nnz=10 * n, feat=1024)
-    found = choose(Spmm(), given, CPU)
-    assert found.tiles_first and not found.pack and found.prefetch == 0
-    for other in ({"nnz": 4 * n}, {"n": 8 * n, "m": 8 * n, "nnz": 80 * n}, {"feat": 64}):
-        assert not choose(Spmm(), replace(given, **other), CPU).tiles_first
 
 
 def test_hyb_where_rows_are_uneven():
@@ -91,14 +61,6 @@ def test_a_non_zero_each_where_rows_are_uneven_and_features_few():
     for problem in (Spmm("float16"), Spmm("float64", reduce="max")):
         uneven = replace(GRAPH, feat=1, longest=5000)
         assert isinstance(choose(problem, uneven, GPU), RowSplit | HybRows)
-
-
-def test_groups_of_threads_are_measured():
-    """Rows that threads share, and non-zeros, where results can be added to atomically."""
-    for problem, splits in ((Spmm(), ["rows", "non-zeros"]), (Spmm("float16"), ["rows"])):
-        found = candidates(problem, GRAPH, GPU)
-        assert [c.split for c in found if isinstance(c, Groups)] == splits
-        assert all(c.serves(problem) for c in found if isinstance(c, Groups))
 
 
 BLOCKED = Statistics(m=1024, n=1024, nnz=10**5, feat=512, block=32)
@@ -135,10 +97,6 @@ def test_panels_of_pruned_weights():
     assert in_threads.parallel and in_threads.blocks * in_threads.tiles(512) % 4 == 0
 
 
-def test_panels_where_there_are_sixteen_registers():
-    assert choose(Spmm(), PRUNED, AVX2) == PanelRows(3, 32, 8, pack=True, parallel=False)
-
-
 @pytest.mark.parametrize(
     ("cpu", "bits"), [("cascadelake", 512), ("haswell", 256), ("znver3", 256), ("x86-64", 128)]
 )
@@ -158,48 +116,3 @@ def test_full_blocks():
     for problem in (Spmm(reduce="mean"), Spmm(batched=True)):
         assert isinstance(choose(problem, BLOCKED, CPU), RowBlocks)
     assert isinstance(choose(Spmm(), BLOCKED, GPU), RowSplit)
-
-
-def test_a_copy_of_b_where_blocks_read_it_often():
-    rarely = replace(BLOCKED, nnz=10**4)
-    assert not choose(Spmm(), rarely, CPU).pack
-    assert choose(Spmm("bfloat16"), replace(rarely, bytes=2), CPU).pack
-
-
-@pytest.mark.parametrize("block", [2, 4, 8, 64])
-@pytest.mark.parametrize("feat", [16, 31, 48, 512])
-@pytest.mark.parametrize("bits, most", [(512, 16 * 16), (256, 8 * 8), (128, 8 * 4)])
-def test_sums_of_blocks_stay_in_registers(monkeypatch, block, feat, bits, most):
-    module = sys.modules["sparsetir.schedules.search.choose"]
-    monkeypatch.setattr(module, "vector_bits", lambda _: bits)
-    found = choose(Spmm(), replace(BLOCKED, block=block, feat=feat), CPU)
-    assert found.rows * found.tile <= most
-    assert found.tiles(feat) * found.tile >= feat
-
-
-def test_blocks_and_tiles_keep_all_threads_busy():
-    for feat in (16, 64, 128, 512):
-        found = choose(Spmm(), replace(BLOCKED, feat=feat, threads=4), CPU)
-        assert not found.parallel or found.blocks * found.tiles(feat) % 4 == 0
-
-
-def test_whole_rows_where_they_are_used_near_to_each_other():
-    """Nonzeros of a column say nothing of that: a mesh has as many as a random matrix."""
-    mesh = Statistics(m=11_000, n=11_000, nnz=430_000, feat=128)
-    assert choose(Spmm(), mesh, CPU).pack and choose(Spmm(), mesh, CPU).tile == 32
-    near = replace(mesh, locality=Locality((1.0, 1.0, 1.0, 0.125)))
-    found = choose(Spmm(), near, CPU)
-    assert not found.pack and not found.tiles_first and not found.prefetch
-    assert found.tile == found.feat == 128
-    # Whose L1 cache holds parts of rows alone.
-    wide = choose(Spmm(), replace(near, feat=512), CPU)
-    assert wide.pack and wide.tile * 4 == NARROW
-    far = replace(near, locality=Locality((1.0,)))
-    assert choose(Spmm(), far, CPU).pack
-
-
-def test_copies_where_rows_come_from_beyond_all_caches():
-    graph = Statistics(m=10**6, n=10**6, nnz=16 * 10**6, feat=128, locality=Locality((1.0,)))
-    assert choose(Spmm(), graph, CPU).pack
-    assert not choose(Spmm(), replace(graph, nnz=10**7), CPU).pack
-    assert not choose(Spmm(), replace(graph, locality=Locality((1.0, 0.25))), CPU).pack

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +12,6 @@ import pytest
 
 from cuda_runner import requires_cuda_text
 from cuda_stages import CudaStages
-from gpu_runner import cuda_source, requires_nvcc
 from pairs import by_default, by_turns
 from programs import CASES, PROGRAMS, Program
 from sparsetir import Schedule, ScheduleError
@@ -21,7 +19,7 @@ from sparsetir.runtime.pipeline import lower
 from sparsetir.schedules.gpu.features import vector_width
 from sparsetir.schedules.gpu.spmm_groups import Groups, apply
 from sparsetir.schedules.passes.parallel_loops import in_vectors
-from spmm_gpu_common import GPU, compile_cuda
+from spmm_gpu_common import GPU
 
 
 def check(program: Program, schedule: Any, dtype: str = "float32", idtype: str = "int32") -> None:
@@ -136,21 +134,3 @@ def test_refusals() -> None:
     ):
         with pytest.raises(ScheduleError, match=error):
             lower(PROGRAMS["mttkrp"].make("float32", "int32"), apply, config, GPU)
-
-
-COMPILED = {
-    "sddmm": (sddmm(64, 8, 8), None),
-    "mttkrp": (apply, Groups.for_features(64, split="non-zeros", group=8)),
-    "ttm": (ttm, Groups.for_features(64, lanes=8, group=8)),
-}
-
-
-@requires_nvcc
-@pytest.mark.parametrize("name", by_default(COMPILED, "mttkrp"))
-def test_cuda(name: str, tmp_path: Any) -> None:
-    """Operands are loaded by 128 bits, sums stay in registers, and groups add by shuffles."""
-    stages = lower(PROGRAMS[name].make("float32", "int32"), *COMPILED[name], GPU)
-    found = compile_cuda(cuda_source(stages["III"]), tmp_path)
-    assert len(re.findall(r"ld\.global\.nc\.v4\.", found.ptx)) >= (1 if name == "ttm" else 2)
-    assert "shfl.sync.down" in found.ptx and ("atom." in found.ptx) == (name == "mttkrp")
-    assert "local" not in found.ptx and found.spills == 0 and found.registers <= 64

@@ -32,7 +32,6 @@ from sparsetir.formats import Hyb, Operand, Pattern
 from sparsetir.schedules.gpu.passes.horizontal_fuse import horizontal_fuse
 from sparsetir.schedules.passes.launches import count_launches
 from sparsetir.schedules.passes.parallel_loops import materialize_loop_kinds, run_in_parallel
-from sparsetir.sparse_ir import script as T
 from sparsetir.sparse_ir.traversal import map_expr
 from stage2 import golden, plain_text
 
@@ -186,127 +185,6 @@ def test_compiles_for_a_gpu(func: tirx.PrimFunc) -> None:
 
 
 # --- two products in one program ----------------------------------------------------------------
-
-
-def make_pair(idtype: str) -> Any:
-    """C = A1 B and D = A2 B."""
-    Index = getattr(T, idtype)
-
-    @T.prim_func
-    def pair(
-        a: T.handle, a2: T.handle, b: T.handle, c: T.handle, d: T.handle,
-        indptr: T.handle, indices: T.handle, indptr2: T.handle, indices2: T.handle,
-        m: Index, n: Index, nnz: Index, m2: Index, nnz2: Index, feat: Index,
-    ) -> None:  # fmt: skip
-        I = T.dense_fixed(m, idtype)
-        J = T.sparse_variable(I, (n, nnz), (indptr, indices), idtype)
-        I2 = T.dense_fixed(m2, idtype)
-        J2 = T.sparse_variable(I2, (n, nnz2), (indptr2, indices2), idtype)
-        J_ = T.dense_fixed(n, idtype)
-        K = T.dense_fixed(feat, idtype)
-        A = T.match_sparse_buffer(a, (I, J), "float32")
-        A2 = T.match_sparse_buffer(a2, (I2, J2), "float32")
-        B = T.match_sparse_buffer(b, (J_, K), "float32")
-        C = T.match_sparse_buffer(c, (I, K), "float32")
-        D = T.match_sparse_buffer(d, (I2, K), "float32")
-        with T.sp_iter([I, J, K], "SRS", "one") as [i, j, k]:
-            with T.init():
-                C[i, k] = T.float32(0)
-            C[i, k] = C[i, k] + A[i, j] * B[j, k]
-        with T.sp_iter([I2, J2, K], "SRS", "two") as [i, j, k]:
-            with T.init():
-                D[i, k] = T.float32(0)
-            D[i, k] = D[i, k] + A2[i, j] * B[j, k]
-
-    return pair
-
-
-def features_over_blocks(sch: Any, name: str) -> None:
-    """Rows over threads; features over blocks, by a loop inside of the block of a row."""
-    outer, inner = sch.split(*sch.get_loops(sch.get_sblock(f"{name}0")), [None, 4])
-    sch.bind(outer, "blockIdx.x")
-    sch.bind(inner, "threadIdx.y")
-    j, k = sch.get_loops(sch.get_sblock(f"{name}1"))
-    sch.reorder(k, j)
-    outer, inner = sch.split(k, [None, 8])
-    sch.bind(outer, "blockIdx.y")
-    sch.bind(inner, "threadIdx.x")
-
-
-def features_over_threads(sch: Any, name: str) -> None:
-    """A row per block, fewer threads."""
-    sch.bind(*sch.get_loops(sch.get_sblock(f"{name}0")), "blockIdx.x")
-    j, k = sch.get_loops(sch.get_sblock(f"{name}1"))
-    sch.reorder(k, j)
-    sch.bind(sch.split(k, [None, 4])[1], "threadIdx.x")
-
-
-def tiles_in_registers(sch: Any, name: str) -> None:
-    """Four rows per block, and four features of one of them per thread."""
-    outer, inner = sch.split(*sch.get_loops(sch.get_sblock(f"{name}0")), [None, 4])
-    sch.bind(outer, "blockIdx.x")
-    sch.bind(inner, "threadIdx.y")
-    block = sch.get_sblock(f"{name}1")
-    j, k = sch.get_loops(block)
-    outer, lane, tile = sch.split(k, [None, 4, 4])
-    sch.reorder(outer, lane, j, tile)
-    sch.reverse_compute_at(sch.cache_write(block, 0, "local"), lane)
-    sch.bind(outer, "blockIdx.y")
-    sch.bind(lane, "threadIdx.x")
-    sch.unroll(tile)
-    sch.decompose_reduction(block, j)
-
-
-def reduction_over_threads(sch: Any, name: str) -> None:
-    """A row per block, a reduction over eight threads."""
-    sch.bind(*sch.get_loops(sch.get_sblock(f"{name}0")), "blockIdx.x")
-    j, k = sch.get_loops(sch.get_sblock(f"{name}1"))
-    sch.reorder(k, j)
-    sch.bind(k, "blockIdx.y")
-    sch.bind(sch.split(j, [None, 8])[1], "threadIdx.x")
-
-
-def random_csr(rng: np.random.Generator, m: int, n: int, dtype: str) -> sp.csr_array:
-    """A random matrix; every third row is empty."""
-    mask = rng.random((m, n)) < 0.4
-    mask[::3] = False
-    a = sp.csr_array(mask * rng.standard_normal((m, n)).astype("float32"))
-    a.indptr, a.indices = a.indptr.astype(dtype), a.indices.astype(dtype)
-    return a
-
-
-@requires_opencl
-@pytest.mark.parametrize(
-    "idtype, one, two",
-    [
-        ("int32", features_over_blocks, features_over_threads),
-        ("int64", features_over_threads, features_over_blocks),
-        ("int32", reduction_over_threads, reduction_over_threads),
-        ("int32", tiles_in_registers, tiles_in_registers),
-    ],
-)
-@pytest.mark.parametrize("stage", ["II", "III"])
-def test_two_products(idtype: str, one: Any, two: Any, stage: str) -> None:
-    sch = s_tir.Schedule(sparsetir.lower_sparse_iter(make_pair(idtype)))
-    one(sch, "one")
-    two(sch, "two")
-    (func,) = sch.mod.functions.values()
-    if stage == "II":
-        fused = sparsetir.lower_sparse_buffer(horizontal_fuse(func))
-    else:
-        fused = horizontal_fuse(sparsetir.lower_sparse_buffer(func))
-    assert count_launches(fused) == 1
-    function = OpenCLFunction(fused)
-    rng = np.random.default_rng(0)
-    for m, m2, feat in [(7, 10, 11), (0, 4, 5), (5, 0, 8), (0, 0, 3)]:
-        a, a2 = (random_csr(rng, rows, 9, idtype) for rows in (m, m2))
-        b = rng.standard_normal((9, feat)).astype("float32")
-        c, d = (np.full((rows, feat), np.nan, "float32") for rows in (m, m2))
-        arrays = [a.data, a2.data, b, c, d, a.indptr, a.indices, a2.indptr, a2.indices]
-        out = run(function, [*arrays, m, 9, a.nnz, m2, a2.nnz, feat])
-        np.testing.assert_allclose(out[3].reshape(m, feat), a @ b, rtol=1e-4, atol=1e-5)
-        np.testing.assert_allclose(out[4].reshape(m2, feat), a2 @ b, rtol=1e-4, atol=1e-5)
-        assert len(function.launches) == 1
 
 
 # --- composable formats -------------------------------------------------------------------------

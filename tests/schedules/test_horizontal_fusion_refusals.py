@@ -12,6 +12,7 @@ import tvm_ffi
 from tvm import tirx
 
 from gpu_runner import OpenCLFunction, requires_opencl
+from schedule_common import says, table
 from sparsetir.schedules.gpu.passes.horizontal_fuse import horizontal_fuse
 from sparsetir.schedules.passes.launches import count_launches
 from sparsetir.sparse_ir.errors import ScheduleError
@@ -89,85 +90,59 @@ CALL = nest("two", 'T.evaluate(T.call_extern("float32", "wait_for_all", Y[vi, vk
 SHARED_ALLOC = 'S = T.sblock_alloc_buffer((8,), "float32", scope="shared")'
 WIDE = nest("one", "X[vi, vk % 8] = T.float32(1)", threads="32")
 
-REFUSED = {
-    "host code": (
-        [ONE, HOST],
-        r"nest 'two': expected loops bound to blocks and threads, got none \(host code\)",
-    ),
-    "loop on the host": (
-        [ONE, HOST_LOOP],
-        "nest 'two': expected one launch, got one for each step of the host's loop 's'",
-    ),
-    "threads that are no constant": (
-        [ONE, nest("two", "Y[vi, vk] = T.float32(2)", threads="m")],
-        r"nest 'two': expected a constant number of threads \(threadIdx.x\), got m",
-    ),
-    "blocks read from memory": (
-        [ONE, nest("two", "Y[vi, vk] = T.float32(2)", blocks="N[0]")],
-        r"nest 'two': expected a number of blocks \(blockIdx.x\) that follows from the param",
-    ),
-    "reduction over blocks": (
-        [ONE, REDUCTION_OVER_BLOCKS],
-        "nest 'two': expected blocks that write for themselves, got a reduction over blockIdx.x",
-    ),
-    "virtual threads": (
-        [ONE, nest("two", "Y[vi, vk] = T.float32(2)", tag="vthread.x")],
-        "nest 'two': expected loops over blocks and threads, got one over vthread.x",
-    ),
-    "too many threads": (
-        [
-            nest("one", "X[vi, vk % 8] = T.float32(1)", threads="512"),
-            nest("two", "Y[vi, vk] = T.float32(2)", tag="threadIdx.y"),
-        ],
-        r"nest 'two': expected at most 1024 threads, got 4096 as \{'threadIdx.x': 512, "
-        r"'threadIdx.y': 8\} together with \['one'\]",
-    ),
-    "shared memory": (
-        [WIDE, SHARED],
-        "nest 'two': expected 32 threads along threadIdx.x like the others, since its threads "
-        r"work together \('S' in shared memory\), got 8",
-    ),
-    "reduction over threads": (
-        [WIDE, REDUCTION],
-        r"nest 'two': expected 32 threads .* \(a reduction over threadIdx.x\), got 8",
-    ),
-    "unknown function": (
-        [WIDE, CALL],
-        r"nest 'two': expected 32 threads .* \(a call of wait_for_all\), got 8",
-    ),
-    "write and read": (
-        [ONE, nest("two", "Y[vi, vk] = X[vi, 0]")],
-        "nests 'one' and 'two': expected no order between them, but one writes 'X' and the other "
-        "uses it; name it in 'independent'",
-    ),
-    "write and write": (
-        [ONE, nest("two", "X[vi, vk] = T.float32(2)")],
-        "nests 'one' and 'two': .* writes 'X'",
-    ),
-    "atomics and write": (
-        [nest("one", ATOMIC.format("X[vi, vk]")), nest("two", "X[vi, vk] = T.float32(2)")],
-        "nests 'one' and 'two': .* writes 'X'",
-    ),
-    "atomics and read": (
-        [nest("one", ATOMIC.format("X[vi, vk]")), nest("two", "Y[vi, vk] = X[vi, vk]")],
-        "nests 'one' and 'two': .* writes 'X'",
-    ),
-    "pointer": (
-        [
-            nest("one", "Z[vi, vk] = X[vi, vk]"),
-            nest("two", 'T.evaluate(T.call_extern("int32", "f", T.address_of(X[vi, vk])))'),
-        ],
-        "nests 'one' and 'two': .* writes 'X'",
-    ),
-}
+POINTER = nest("two", 'T.evaluate(T.call_extern("int32", "f", T.address_of(X[vi, vk])))')
+MANY = nest("one", "X[vi, vk % 8] = T.float32(1)", threads="512")
+ADDING, READING = nest("one", ATOMIC.format("X[vi, vk]")), nest("two", "Y[vi, vk] = X[vi, vk]")
+FIRST_READS, TWO_OF_X = (
+    nest("one", "Z[vi, vk] = X[vi, vk]"),
+    nest("two", "X[vi, vk] = T.float32(2)"),
+)
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_refusal(case: str) -> None:
-    bodies, message = REFUSED[case]
-    func = nests(*bodies, allocate=SHARED_ALLOC)
-    with pytest.raises(ScheduleError, match="^horizontal_fuse: " + message):
-        horizontal_fuse(func, ["one", "two"])
+def two(**options: str) -> str:
+    return nest("two", "Y[vi, vk] = T.float32(2)", **options)
+
+
+REFUSED = """
+ONE, HOST
+    nest 'two': expected loops bound to blocks and threads, got none (host code)
+ONE, HOST_LOOP
+    nest 'two': expected one launch, got one for each step of the host's loop 's'
+ONE, two(threads="m")
+    nest 'two': expected a constant number of threads (threadIdx.x), got m
+ONE, two(blocks="N[0]")
+    nest 'two': expected a number of blocks (blockIdx.x) that follows from the param
+ONE, REDUCTION_OVER_BLOCKS
+    nest 'two': expected blocks that write for themselves, got a reduction over blockIdx.x
+ONE, two(tag="vthread.x")
+    nest 'two': expected loops over blocks and threads, got one over vthread.x
+MANY, two(tag="threadIdx.y")
+    nest 'two': expected at most 1024 threads, got 4096 as {'threadIdx.x': 512, .. together with
+WIDE, SHARED
+    nest 'two': expected 32 threads along threadIdx.x .. work together ('S' in shared memory), got 8
+WIDE, REDUCTION
+    nest 'two': expected 32 threads .. (a reduction over threadIdx.x), got 8
+WIDE, CALL
+    nest 'two': expected 32 threads .. (a call of wait_for_all), got 8
+ONE, nest("two", "Y[vi, vk] = X[vi, 0]")
+    nests 'one' and 'two': expected no order between them, but one writes 'X' .. name it in
+ONE, TWO_OF_X
+    nests 'one' and 'two': .. writes 'X'
+ADDING, TWO_OF_X
+    nests 'one' and 'two': .. writes 'X'
+ADDING, READING
+    nests 'one' and 'two': .. writes 'X'
+FIRST_READS, POINTER
+    nests 'one' and 'two': .. writes 'X'
+"""
+
+
+@pytest.mark.parametrize(("_", "code", "words"), table(REFUSED))
+def test_refused(_: str, code: str, words: list[str]) -> None:
+    func = nests(*eval(code, globals()), allocate=SHARED_ALLOC)
+    call = "horizontal_fuse(func, ['one', 'two'])"
+    message = says(call, words, {**globals(), "func": func}, ScheduleError)
+    assert message.startswith("horizontal_fuse: ")
     # Without names there is no refusal, and nothing changes.
     assert tvm_ffi.structural_equal(horizontal_fuse(func), func)
 
@@ -206,11 +181,6 @@ def test_launches() -> None:
     assert count_launches(nests(ONE, HOST, TWO)) == 2
     assert count_launches(nests(HOST)) == 0
     assert count_launches(nests(HOST_LOOP)) == 1
-
-
-def test_reads_in_common_are_no_conflict() -> None:
-    func = nests(nest("one", "X[vi, vk] = Z[vi, vk]"), nest("two", "Y[vi, vk] = Z[vi, vk]"))
-    assert count_launches(horizontal_fuse(func)) == 1
 
 
 def test_a_limit_of_threads() -> None:

@@ -3,7 +3,6 @@
 # pyright: reportAttributeAccessIssue=false
 
 import functools
-import re
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +12,6 @@ import sparsetir
 from cuda_runner import requires_cuda_text, run_cuda
 from gpu_runner import OPENCL_TARGET, requires_opencl, run_opencl
 from programs import copied
-from sparsetir.runtime.targets import resolve_target
 from sparsetir.schedules.templates import edge_attention, edge_messages, edge_softmax, messages
 from sparsetir.schedules.templates.message_tiles import Tile
 from sparsetir.sparse_ir.computed import computed_parameters
@@ -230,45 +228,6 @@ def test_messages_with_places_on_threads(run):
 
 
 @pytest.mark.parametrize(
-    ("template", "problem"),
-    [
-        (messages, messages.Messages("mul", "sum", "hf", "h")),
-        (edge_messages, edge_messages.EdgeMessages("add")),
-        (edge_messages, edge_messages.EdgeMessages("dot", "hf", "hf")),
-        (edge_softmax, edge_softmax.EdgeSoftmax()),
-        (edge_softmax, edge_softmax.EdgeSoftmax(backward=True)),
-        (edge_attention, edge_attention.EdgeAttention("float16")),
-    ],
-)
-def test_gpu_text(template, problem):
-    """Rows and edges go over the threads of a GPU."""
-    target = resolve_target({"kind": "cuda", "arch": "sm_90"})
-    func, config = template.program(problem), Tile(4, gpu=True)
-    if template is edge_attention:
-        config = edge_attention.AttentionTiles(config, config)
-    text = sparsetir.build(func, target, schedule=template.apply, config=config).source()
-    assert "__global__" in text and "threadIdx.x" in text
-
-
-@pytest.mark.parametrize(("template", "problem"), [
-    (messages, messages.Messages("sub", "sum", "f", "hf", ordered=True)),
-    (edge_messages, edge_messages.EdgeMessages("sub", "hf", "f")),
-    (edge_softmax, edge_softmax.EdgeSoftmax()),
-    (edge_softmax, edge_softmax.EdgeSoftmax(backward=True)),
-    (edge_attention, edge_attention.EdgeAttention()),
-])  # fmt: skip
-def test_no_conditions(template, problem):
-    """Edges that another order gives, and nodes of edges, are read without a guard."""
-    config = Tile(16)
-    if template is edge_attention:
-        config = edge_attention.AttentionTiles(config, config)
-    kernel = sparsetir.build(template.program(problem), schedule=template.apply, config=config)
-    text = kernel.stages["III"].script()
-    assert not re.search(r"\bif\b|if_then_else|likely", text)
-    assert "T.vectorized(16)" in text
-
-
-@pytest.mark.parametrize(
     ("template", "func", "message"),
     [
         (messages, edge_messages.program(edge_messages.EdgeMessages()),
@@ -291,27 +250,3 @@ def test_programs_of_another_shape(template, func, message):
     config = edge_attention.AttentionTiles() if template is edge_attention else Tile()
     with pytest.raises(sparsetir.ScheduleError, match=message):
         template.apply(sparsetir.Schedule(func), config)
-
-
-@pytest.mark.parametrize(
-    ("make", "named"),
-    [
-        (lambda: messages.Messages("pow"), "'op'"),
-        (lambda: messages.Messages(reduce="prod"), "'reduce'"),
-        (lambda: messages.Messages(u="x"), "'u'"),
-        (lambda: messages.Messages(arg=True), "'arg'"),
-        (lambda: messages.Messages(given=True), "'given'"),
-        (
-            lambda: messages.Messages("mul", "max", dtype="bfloat16", ordered=True, arg=True),
-            "'dtype'",
-        ),
-        (lambda: edge_messages.EdgeMessages(lhs_at="v"), "'lhs_at'"),
-        (lambda: edge_softmax.EdgeSoftmax("float16"), "'dtype'"),
-        (lambda: Tile(3), "'tile'"),
-        (lambda: Tile(blocks=0), "'blocks'"),
-        (lambda: Tile(parallel=True, gpu=True), "'gpu'"),
-    ],
-)
-def test_refusals(make, named):
-    with pytest.raises(ValueError, match=named):
-        make()

@@ -6,8 +6,9 @@ import scipy.sparse as sp
 
 import sparsetir
 from sparsetir.schedules.operators.names import DTYPES
-from sparsetir.schedules.operators.operands import OPERATORS, TOLERANCES, Check, rounded
+from sparsetir.schedules.operators.operands import TOLERANCES, Check, rounded
 from sparsetir.schedules.operators.problems import CsrPattern, Sddmm, Spmm
+from sparsetir.schedules.operators.registry import OPERATORS
 
 # Rows 0 and 3 are empty.
 DENSE = np.array([[0, 0, 0], [1, 0, -2], [0, 3, 0], [0, 0, 0], [-1, -1, -4]], "float32")

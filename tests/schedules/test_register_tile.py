@@ -1,13 +1,10 @@
 """The register tile of CPU kernels, and the fields of configs."""
 
-from dataclasses import dataclass, replace
-
 import numpy as np
 import pytest
 import scipy.sparse as sp
 
 import sparsetir
-from sparsetir.schedules.arguments import Config, number
 from sparsetir.schedules.operators.problems import Spmm
 from sparsetir.schedules.operators.spmm import program
 from sparsetir.schedules.registers import feature_tile, served, tasks
@@ -46,28 +43,6 @@ def test_a_tile_gives_what_the_program_does(config, tiles_at, pack):
         out = np.full((9, feat), np.nan, "float32")
         run(**args, out=out)
         np.testing.assert_allclose(out, matrix @ b, rtol=1e-5, atol=1e-5)
-
-
-@dataclass(frozen=True)
-class Numbers(Config):
-    """A config of numbers."""
-
-    count: int = number(3, least=0, most=7, compiled=1)
-    lanes: int = number(4, power=True)
-    some: int | None = number(None, optional=True)
-
-
-def test_numbers_say_what_they_may_be():
-    assert Numbers(5, some=2).compiled == Numbers(1, some=2)
-    assert Numbers(0).compiled == Numbers(0)
-    for fields, message in (
-        ({"count": 8}, "Numbers: argument 'count': expected 0 to 7, got 8"),
-        ({"count": 1.5}, "Numbers: argument 'count': expected an integer, got 1.5"),
-        ({"lanes": 3}, "Numbers: argument 'lanes': expected a power of two, got 3"),
-        ({"some": 0}, "Numbers: argument 'some': expected None, or 1 or more, got 0"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            replace(Numbers(), **fields)
 
 
 @pytest.mark.parametrize("lanes", [8, 16])

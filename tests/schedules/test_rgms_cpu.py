@@ -12,18 +12,10 @@ import sparsetir
 from pairs import by_turns
 from rgms_common import arguments, exact
 from sparsetir.formats import Pattern
-from sparsetir.runtime.targets import resolve_target
 from sparsetir.schedules.operators.problems import Spmm
 from sparsetir.schedules.operators.relations import RelationPattern
 from sparsetir.schedules.operators.rgms import Rgms, program
 from sparsetir.schedules.operators.spmm import program as spmm
-from sparsetir.schedules.search.choose_rgms import (
-    MOST_PRODUCTS,
-    RelationSizes,
-    choose_rgms,
-    products_first,
-    whole_vectors,
-)
 from sparsetir.schedules.templates.registry import template_of
 from sparsetir.schedules.templates.rgms import TiledRelations, apply
 from sparsetir.schedules.templates.shapes import ShapeError
@@ -73,6 +65,22 @@ def test_results(problem: Rgms, sizes: tuple[int, int]) -> None:
         rough = problem.dtype == "float16"
         tolerance = {"rtol": 2e-3, "atol": 2e-2} if rough else {"rtol": 1e-4, "atol": 1e-4}
         np.testing.assert_allclose(args["out"], exact(mask, args), **tolerance)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
+@pytest.mark.parametrize("weighted", [True, False])
+def test_the_plain_program(dtype: str, weighted: bool) -> None:
+    rng = np.random.default_rng(0)
+    problem = Rgms(dtype, "int64" if weighted else "int32", weighted)
+    func = program(problem)
+    kernel = sparsetir.build(func)
+    for relations, m, n, density in [(3, 5, 4, 0.4), (1, 1, 1, 1.0), (4, 3, 6, 0.0)]:
+        mask = rng.random((relations, m, n)) < density
+        args = arguments(rng, mask, 3, 5, dtype, problem.idtype, weighted)
+        kernel(**args)
+        np.testing.assert_allclose(
+            args["out"], exact(mask, args), rtol=1e-2 if dtype == "float16" else 1e-5, atol=1e-2
+        )
 
 
 def test_each_step_means_the_same() -> None:
@@ -196,65 +204,7 @@ def test_the_registered_template() -> None:
         config.tiles(64)
 
 
-def test_what_is_chosen() -> None:
-    target = resolve_target({"kind": "llvm", "mcpu": "cascadelake"})
-    config = choose_rgms(Rgms(), 10**6, 32, 32, target, threads=2)
-    assert (config.rows, config.tile, config.lanes, config.parallel) == (12, 32, 16, True)
-    small = choose_rgms(Rgms(), 100, 16, 64, target, threads=2)
-    assert (small.rows, small.tile, small.parallel) == (6, 64, False)
-    work = 100 * 16 * 64
-    for least, woken in ((work, True), (work + 1, False)):
-        found = choose_rgms(Rgms(), 100, 16, 64, target, threads=2, work_of_threads=least)
-        assert (found.parallel, found.threads) == (woken, 2 if woken else 1)
-    assert choose_rgms(Rgms("float64"), 100, 7, 5, target).lanes == 1
-    gpu = resolve_target({"kind": "cuda", "arch": "sm_90"})
-    for problem, on, sizes in (
-        (Rgms("float16"), target, {1: 1, 3: 4, 15: 16, 17: 32}),
-        (Rgms("float64"), target, {7: 8, 9: 16}),
-        (Rgms("float16"), gpu, {3: 4, 9: 16, 24: 24}),
-        (Rgms(), gpu, {3: 4, 5: 8, 100: 100}),
-    ):
-        assert {feat: whole_vectors(problem, feat, on) for feat in sizes} == sizes
-    wide = [choose_rgms(Rgms(), rows, 256, 256, target, relations=27) for rows in (6000, 60000)]
-    assert [config.packed for config in wide] == [False, True]
-
-
-def test_which_products_come_first() -> None:
-    """Where many rows share few columns, or where many edges have fewer features after."""
-    many = 10**6
-    sizes = RelationSizes(
-        *(
-            np.array(x)
-            for x in [
-                (many, many, many, many, 0, 1),
-                (many // 10, many, 10, many // 10, 0, 1),
-                (many // 10, 10, many, many // 10, 0, 1),
-            ]
-        )
-    )  # edges, rows, columns
-
-    def chosen(*features: int, nodes: int = many) -> list[Any]:
-        found = products_first(sizes, nodes, nodes, *features)
-        return [] if found is None else [*np.flatnonzero(found)]
-
-    assert chosen(32, 32) == [1]
-    assert chosen(128, 16) == [0, 1, 3]
-    assert chosen(16, 128) == [1]
-    few = many // 10 // MOST_PRODUCTS + 10
-    assert chosen(128, 16, nodes=few) == [0, 1]  # no more products than that
-    nothing = RelationSizes(*(x[3:] for x in sizes))
-    assert products_first(nothing, many, many, 32, 32) is None
-    small = RelationSizes(*(x // 1000 for x in sizes))  # two more kernels would take longer
-    assert products_first(small, many // 1000, many // 1000, 8, 8) is None
-
-
 def test_what_is_refused() -> None:
-    with pytest.raises(ValueError, match="TiledRelations: argument 'tile': expected a divisor of"):
-        TiledRelations(32, 32, tile=24)
-    with pytest.raises(ValueError, match="argument 'lanes_in': expected a power of two that"):
-        TiledRelations(24, 32, depth=24)
-    with pytest.raises(ValueError, match="argument 'ranges': expected None, or 1 or more"):
-        TiledRelations(32, 32, ranges=0)
     with pytest.raises(ShapeError, match="TiledRelations: argument 'sch'"):
         apply(sparsetir.Schedule(spmm(Spmm())), TiledRelations.for_sizes(32, 32))
     mask, args = given(Rgms(), (2, 133, 7, 0.6), (16, 48), np.random.default_rng(0))

@@ -5,23 +5,21 @@ from __future__ import annotations
 import functools
 import itertools
 import re
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import rgms_common
-from cuda_runner import KernelError, requires_cuda_text
+from cuda_runner import requires_cuda_text
 from cuda_stages import CudaStages
 from gpu_runner import requires_nvcc
 from pairs import by_default, by_turns
 from rgms_common import GPU, MASKS, SEEDS, UNITS
 from sparsetir import interpret
-from sparsetir.formats import Pattern, RelationalHyb
+from sparsetir.formats import Pattern
 from sparsetir.runtime.build import kernel_of
 from sparsetir.runtime.pipeline import lower_template
-from sparsetir.runtime.targets import resolve_target
 from sparsetir.schedules.gpu import rgms as rgms_gpu
 from sparsetir.schedules.gpu import rgms_tensor_cores
 from sparsetir.schedules.gpu.rgms import RelationalRows
@@ -30,7 +28,7 @@ from sparsetir.schedules.operators.relations import RelationPattern
 from sparsetir.schedules.operators.rgms import Rgms
 from sparsetir.schedules.operators.rgms import program as operator
 from sparsetir.schedules.passes.launches import count_launches
-from sparsetir.schedules.templates.registry import TEMPLATES, template_of
+from sparsetir.schedules.templates.registry import TEMPLATES
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.schedule import Schedule
 from spmm_gpu_common import as_dtype, bfloat16_arrays, compile_cuda, instructions
@@ -212,27 +210,6 @@ def test_shapes_of_tiles(name: str) -> None:
     check(problem, config, MASKS["mixed"], 36, 68)
 
 
-# Which barrier of the loop over features: with one stage there are two.
-BARRIERS = (
-    (Rgms(), RelationalRows(0, tile=32, shape=(2, 4), stages=1), 1),
-    (Rgms(), RelationalRows(0, tile=32, shape=(2, 4), stages=1), 0),
-    (HALF, RelationalTensorCores(0, tile=32, vectors=(4, 4)), 0),
-)
-
-
-@requires_cuda_text
-@pytest.mark.parametrize(("problem", "config", "number"), by_turns(BARRIERS, 2), ids=str)
-def test_a_barrier_that_is_missing_is_found(problem: Rgms, config: Any, number: int) -> None:
-    def without(source: str) -> str:
-        found = [*re.finditer(r"__syncthreads\(\);", source)][number]
-        return source[: found.start()] + source[found.end() :]
-
-    run = kernel(problem, config, edit=without)
-    args, _ = arguments(problem, config, MASKS["mixed"], 68, 36)
-    with pytest.raises(KernelError, match="race"):
-        run(args, seeds=SEEDS)
-
-
 def test_the_program_means_the_same() -> None:
     """In stage I, tiles of rows and all."""
     rng = np.random.default_rng(0)
@@ -258,53 +235,6 @@ def test_cuda(tmp_path: Any) -> None:
     # Two buckets; 4 warps of 32 by 32 sums, over 64 terms.
     assert len(re.findall(r"HMMA\.16816\.F32", code)) == 2 * 2 * 4 * 4
     assert len(re.findall(r"\bLDGSTS\b", code)) >= 2 * 2
-
-
-FEATURES = SimpleNamespace(feat_in=32, feat=32)
-
-
-def test_configs() -> None:
-    pattern = Pattern(MASKS["mixed"].nonzero(), MASKS["mixed"].shape)
-    found = rgms_gpu.configs(Rgms(), pattern, FEATURES)
-    assert [c.k for c in found] == [5, 3]  # the longest row has 30 elements
-    assert {c.rows for c in found} == {16}
-    cores = rgms_tensor_cores.configs(HALF, pattern, FEATURES, GPU)
-    assert [(c.k, c.rows) for c in cores] == [(c.k, c.rows) for c in found]
-    assert not rgms_tensor_cores.configs(Rgms(), pattern, FEATURES, GPU)
-    old = resolve_target({"kind": "cuda", "arch": "sm_75"})
-    assert not rgms_tensor_cores.configs(HALF, pattern, FEATURES, old)
-    one = Pattern(MASKS["one in each row"].nonzero(), MASKS["one in each row"].shape)
-    assert [c.k for c in rgms_gpu.configs(Rgms(), one, FEATURES)] == [0]
-    empty = Pattern([np.zeros(0, "int32")] * 3, (1, 1, 1))
-    assert [c.k for c in rgms_gpu.configs(Rgms(), empty, FEATURES)] == [0]
-    many = Pattern([np.zeros(900, "int32"), np.arange(900), np.arange(900)], (1, 900, 900))
-    assert [c.rows for c in rgms_gpu.configs(Rgms(), many, FEATURES)] == [64]
-    for feat in (1, 7, 16, 20, 33, 100, 200):
-        for kind, problem in ((RelationalRows, Rgms()), (RelationalTensorCores, HALF)):
-            for rows in (16, 32, 64):
-                config = kind.for_features(feat, feat, problem.dtype, rows=rows)
-                assert config.tiles(feat) == -(-feat // config.tile)
-                assert template_of(config, problem, True).problem is Rgms
-                assert config.format == RelationalHyb(5, rows)
-
-
-BAD = {
-    "vectors": (RelationalRows, {"vectors": (3, 4)}, "two of 1, 2, 4 and 8, got (3, 4)"),
-    "depth": (RelationalTensorCores, {"depth": 24}, "a multiple of 16, got 24"),
-    "shape": (RelationalRows, {"shape": (3, 4)}, "two numbers that make 32 by 64 sums with"),
-    "shares": (RelationalTensorCores, {"shares": (4, 1)}, "two numbers, 16 together, that leave"),
-    "stages": (RelationalRows, {"stages": 5}, "at most 4, got 5"),
-    "feat": (RelationalRows, {"feat": 30}, "a multiple of vectors = (4, 4), got 30"),
-    "rows": (RelationalRows, {"rows": 0}, "a positive integer, got 0"),
-}
-
-
-@pytest.mark.parametrize("argument", BAD)
-def test_bad_configs(argument: str) -> None:
-    kind, fields, message = BAD[argument]
-    wanted = re.escape(f"{kind.__name__}: argument '{argument}': expected {message}")
-    with pytest.raises(ValueError, match=wanted):
-        kind(**fields)
 
 
 def test_refusals() -> None:

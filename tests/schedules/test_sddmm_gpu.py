@@ -12,14 +12,13 @@ import numpy as np
 import pytest
 
 import spmm_gpu_common
-from cuda_runner import KernelError, requires_cuda_text
+from cuda_runner import requires_cuda_text
 from gpu_runner import cuda_source, requires_nvcc, requires_opencl
 from sparsetir import ScheduleError, lower_sparse_buffer
 from sparsetir.runtime.pipeline import lower
 from sparsetir.schedules.gpu.sddmm import FusedNonzeros, apply
 from sparsetir.schedules.operators.problems import Sddmm
 from sparsetir.schedules.operators.sddmm import program
-from sparsetir.schedules.passes.launches import count_launches
 from sparsetir.schedules.templates.registry import TEMPLATES
 from sparsetir.sparse_ir.computed import compute
 from sparsetir.sparse_ir.position_space import SIGNATURE
@@ -29,7 +28,6 @@ from spmm_gpu_common import (
     as_dtype,
     check,
     compile_cuda,
-    edited,
     kernel,
     of_mask,
     on_runners,
@@ -78,23 +76,9 @@ def test_patterns_as_cuda():
         run(mask, 20, Sddmm(), FusedNonzeros.for_features(20), as_cuda=True)
 
 
-@requires_cuda_text
-def test_a_broken_bound_is_found():
-    message = r"out of bounds: block \d+, thread .* writes 4 bytes .* OUT, in no buffer"
-    with edited(" < nnz)", " <= nnz)"), pytest.raises(KernelError, match=message):
-        run(MASKS["random"], 20, Sddmm(), FusedNonzeros.for_features(20), as_cuda=True)
-
-
 # One thread for a non-zero, several; vectors of 1 to 4; threads without a vector; several tiles.
 @pytest.mark.parametrize("feat, as_cuda", on_runners([(1,), (18,), (100,)], (1,)))
 def test_feature_sizes(feat, as_cuda):
-    run(MASKS["random"], feat, Sddmm(), FusedNonzeros.for_features(feat), as_cuda)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("as_cuda", RUNNERS)
-@pytest.mark.parametrize("feat", [2, 3, 5, 8, 16, 24, 31, 32, 47, 64, 250, 256, 602, 1000, 1024])
-def test_more_feature_sizes(feat, as_cuda):
     run(MASKS["random"], feat, Sddmm(), FusedNonzeros.for_features(feat), as_cuda)
 
 
@@ -114,10 +98,6 @@ def test_types_and_heads(dtype, as_cuda):
 )
 def test_configs(config, as_cuda):
     run(MASKS["random"], config.feat or 3 * config.tile, Sddmm(), config, as_cuda)
-
-
-def test_one_launch():
-    assert count_launches(scheduled(Sddmm(), FusedNonzeros())) == 1
 
 
 @requires_nvcc
@@ -153,19 +133,3 @@ def test_vectors_of_more_than_16_bytes_are_refused():
 def test_a_cpu_is_refused():
     with pytest.raises(ScheduleError, match="'sddmm' is scheduled for the threads of a GPU, which"):
         lower(program(Sddmm()), apply, FusedNonzeros(), "llvm")
-
-
-@pytest.mark.parametrize(
-    "values, message",
-    [
-        ({"threads": 3}, "'threads': expected a power of two up to 32, got 3"),
-        ({"threads": 64}, "'threads': expected a power of two up to 32, got 64"),
-        ({"groups": 512}, "'groups': expected at most 128, got 512"),
-        ({"work": 0}, "'work': expected a positive integer, got 0"),
-        ({"vector": 3}, "'vector': expected 1, 2, 4 or 8, got 3"),
-        ({"feat": 30}, "'feat': expected a multiple of vector = 4, got 30"),
-    ],
-)
-def test_refusals(values, message):
-    with pytest.raises(ValueError, match=f"FusedNonzeros: argument {message}"):
-        FusedNonzeros(**values)

@@ -19,11 +19,9 @@ from sparsetir.schedules.search.configs import from_data, to_data
 from sparsetir.schedules.search.spaces import Space, space
 from sparsetir.schedules.template import Branch, around
 from sparsetir.schedules.templates import registry
-from sparsetir.schedules.templates.decomposed import Decomposed
 from sparsetir.schedules.templates.registry import TEMPLATES
 from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.schedules.templates.spmm_blocks import BlockRows
-from sparsetir.schedules.templates.spmv import SlicedRows
 from sparsetir.sparse_ir.errors import ScheduleError
 
 MATRIX = sp.random_array((300, 300), density=0.03, format="csr", dtype="float32", rng=0)
@@ -76,36 +74,6 @@ def test_points_are_scalars_and_each_config_is_there_once(problem, target):
             config.tiles(feat)  # raises for features that it does not serve
 
 
-@pytest.mark.parametrize("threads", [1, 2, 8])
-def test_sizes_of_the_space_of_spmm(threads):
-    for feat in (32, 64, 128, 512):
-        found, _ = of(Spmm(), feat, threads=threads)
-        assert 60 <= len(found.points()) <= 400, feat
-
-
-def test_formats_are_those_that_do_not_pad_too_much():
-    def formats(matrix):
-        found, _ = of(Spmm(), 32, matrix=matrix)
-        return {c.format.name: c for _, c in found.points() if isinstance(c, Decomposed)}
-
-    one_row = sp.csr_array((np.ones(200, "float32"), np.arange(200), [0] + [200] * 300))
-    assert "ell" not in formats(one_row) and "csr" in formats(one_row)
-    diagonal = formats(sp.csr_array(sp.eye_array(300, dtype="float32")))
-    assert "dia" in diagonal and "bsr_16_16" in diagonal
-    alone = formats(sp.random_array((1000, 1000), density=1e-3, format="csr", rng=0))
-    assert "dia" not in alone and "bsr_16_16" not in alone and "bsr_2_2" in alone
-
-
-def test_filled_blocks_go_without_masks_and_tiles_fit_registers():
-    blocks = sp.csr_array(np.kron(np.eye(6, dtype="float32"), np.ones((8, 8), "float32")))
-    found, _ = of(Spmm(), 128, matrix=blocks)
-    configs = [c for _, c in found.points() if isinstance(c, Decomposed)]
-    assert {c.filled for c in configs if c.format == BSR(4, 4)} == {True}
-    assert {c.filled for c in configs if c.format == BSR(16, 16)} == {False}
-    assert {c.tile for c in configs if c.format == BSR(8, 8)} == {None, 32}
-    assert {c.tile for c in configs if c.format == BSR(16, 16)} == {None, 16}
-
-
 @pytest.mark.parametrize("threads", [1, 2])
 def test_full_blocks_have_a_branch_of_their_own(threads):
     mask = np.random.default_rng(0).random((8, 8)) < 0.3
@@ -123,19 +91,6 @@ def test_full_blocks_have_a_branch_of_their_own(threads):
         out = sparsetir.plan("spmm", blocks, 100, config=config, threads=threads)(b)
         np.testing.assert_allclose(out, blocks @ b, rtol=1e-4)
     assert "BlockRows" not in [b.name for b in of(Spmm(), 100)[0].branches]
-
-
-def test_what_decides_about_threads_and_templates():
-    small, _ = of(Spmm(), 32)
-    large, _ = of(Spmm(), 32, more=10**5)
-    for found, serial in ((small, True), (large, False)):
-        rows = [c for _, c in found.points() if isinstance(c, RowBlocks)]
-        assert any(not c.parallel for c in rows) == serial and any(c.parallel for c in rows)
-    assert all(not c.parallel for _, c in of(Spmm(), 32, threads=1)[0].points()
-               if isinstance(c, RowBlocks))  # fmt: skip
-    vectors, _ = of(Spmm(), 1)
-    assert any(isinstance(c, SlicedRows) for _, c in vectors.points())
-    assert [b.name for b in of(Spmm(batched=True), 32)[0].branches] == ["RowBlocks"]
 
 
 @pytest.mark.parametrize("shape", [(0, 5), (5, 0), (4, 3)])

@@ -10,46 +10,17 @@ import scipy.sparse as sp
 import torch
 
 import sparsetir
-from csr_zoo import CLOSE, ZOO
+from csr_zoo import ZOO, check_spmm, expected
 from sparsetir import ScheduleError
-from sparsetir.runtime.targets import host_target
 from sparsetir.schedules.operators.problems import CsrPattern, Spmm
 from sparsetir.schedules.operators.spmm import program
-from sparsetir.schedules.search.choose import Statistics, candidates
 from sparsetir.schedules.templates.spmm import RowBlocks, apply
 
 RNG = np.random.default_rng(0)
 
 
-def expected(a, values, b, reduce):
-    """(m, feat) result and sums of absolute values, in float64."""
-    rows = np.repeat(np.arange(a.shape[0]), np.diff(a.indptr))
-    products = values.astype("float64")[:, None] * b.astype("float64")[a.indices]
-    out = np.zeros((a.shape[0], b.shape[1]))
-    if reduce in ("max", "min"):
-        sign = 1 if reduce == "max" else -1
-        out[np.diff(a.indptr) > 0] = -sign * np.inf
-        (np.maximum if sign > 0 else np.minimum).at(out, rows, products)
-    else:
-        np.add.at(out, rows, products)
-        if reduce == "mean":
-            out /= np.maximum(np.diff(a.indptr), 1)[:, None]
-    size = np.zeros_like(out)
-    np.add.at(size, rows, np.abs(products))
-    return out, size
-
-
 def check(a, feat, dtype="float32", reduce="sum", config=None, threads=2):
-    kind = getattr(torch, dtype)
-    b = torch.from_numpy(RNG.standard_normal((a.shape[1], feat))).to(kind)
-    values = torch.from_numpy(RNG.standard_normal(a.nnz)).to(kind)
-    plan = sparsetir.plan(
-        "spmm", a, feat, dtype=dtype, reduce=reduce, config=config, threads=threads
-    )
-    out = torch.full((a.shape[0], feat), float("nan"), dtype=kind)
-    assert plan(b, values=values, out=out) is out
-    want, size = expected(a, values.double().numpy(), b.double().numpy(), reduce)
-    assert (np.abs(out.double().numpy() - want) <= CLOSE[dtype] * (size + 1)).all()
+    check_spmm(a, config, feat, dtype, reduce, threads)
 
 
 @pytest.mark.parametrize("name", ZOO)
@@ -72,15 +43,6 @@ def test_mean_of_a_long_row(config):
 @pytest.mark.parametrize("feat", [1, 2, 3, 7, 15, 16, 17, 33, 100, 129, 257, 600, 1023, 1024])
 def test_feature_sizes(feat):
     check(ZOO["random"], feat)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("feat", [1, 5, 16, 40, 96, 128, 200, 300, 512, 777])
-def test_candidates(feat):
-    a = ZOO["random"]
-    target = host_target()
-    for config in candidates(Spmm(), Statistics(*a.shape, a.nnz, feat), target):
-        check(a, feat, config=config)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
@@ -115,15 +77,6 @@ def test_one_kernel_serves_all_patterns_of_a_tile():
     check(ZOO["random"], 48, config=RowBlocks(tile=48, prefetch=3, parts=2))
     check(ZOO["random"], 48, config=RowBlocks(tile=48, prefetch=3, parts=7))
     assert sparsetir.compilations() == before + 1
-
-
-@pytest.mark.parametrize("tiles_first, pack", [(True, False), (True, True), (False, False)])
-@pytest.mark.parametrize("parallel", [True, False])
-def test_a_part_of_the_columns_is_gone_through_for_all_rows(parallel, tiles_first, pack):
-    """Or else what it gathers would not stay in cache."""
-    config = RowBlocks(16, 8, parts=2, parallel=parallel, tiles_first=tiles_first, pack=pack)
-    text = sparsetir.lower(program(Spmm()), apply, config)["II scheduled"].script()
-    assert re.search(r"for .*\bj_parts, i\b.* in T.grid\(", text)
 
 
 def test_int64_indices():
@@ -191,28 +144,6 @@ def test_parts_of_more_rows_than_the_index_type_counts():
         sparsetir.plan("spmm", pattern, 128, config=RowBlocks(parts=2**11))
 
 
-REFUSED = [
-    ({"tile": 0}, "RowBlocks: argument 'tile': expected 1 to 256, got 0"),
-    ({"lanes": 12}, "RowBlocks: argument 'lanes': expected a power of two up to tile = 128"),
-    (
-        {"tile": 40, "lanes": 16},
-        "expected a multiple of lanes = 16 where 'feat' is not given, got 40",
-    ),
-    ({"feat": 100}, "RowBlocks: argument 'feat': expected at least tile = 128, got 100"),
-    ({"parts": 0}, "RowBlocks: argument 'parts': expected 1 or more, got 0"),
-    (
-        {"feat": 200, "parts": 2},
-        "argument 'parts': expected 1 where tiles of 128 features overlap, as 200 is no multiple",
-    ),
-]
-
-
-@pytest.mark.parametrize(("options", "message"), REFUSED)
-def test_configs_that_cannot_be(options, message):
-    with pytest.raises(ValueError, match=message):
-        RowBlocks(**options)
-
-
 def test_a_config_that_does_not_serve_the_feature_size():
     with pytest.raises(ScheduleError, match="serves multiples of 32 features, got 48"):
         sparsetir.plan("spmm", ZOO["random"], 48, config=RowBlocks(tile=32))
@@ -222,7 +153,6 @@ def test_a_config_that_does_not_serve_the_feature_size():
 
 def test_the_code_keeps_a_tile_in_registers():
     """No accumulator is loaded or stored in the loop over non-zeros, and rows are prefetched."""
-    import re
 
     target = {"kind": "llvm", "mcpu": "cascadelake"}  # for others LLVM may write loops out twice
     plan = sparsetir.plan("spmm", ZOO["random"], 128, config=RowBlocks(tile=128), target=target)

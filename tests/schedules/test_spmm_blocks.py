@@ -1,15 +1,13 @@
 """SpMM over blocks on a CPU, against float64 sums."""
 
-import re
-
 import numpy as np
 import pytest
 import scipy.sparse as sp
-import torch
 
 import sparsetir
+from csr_zoo import check_spmm
 from pairs import by_turns
-from sparsetir.formats import BSR, CSR, DBSR
+from sparsetir.formats import BSR, DBSR
 from sparsetir.schedules.templates.spmm_blocks import BlockRows, apply
 from sparsetir.sparse_ir.errors import ScheduleError
 
@@ -31,28 +29,8 @@ def scattered(shape, density=0.1):
 
 
 def check(mask, config, feat, dtype="float32", threads=2, special=False):
-    kind = getattr(torch, dtype)
     matrix = sp.csr_array(mask.astype("float32"))
-    a = torch.from_numpy(RNG.standard_normal(matrix.nnz)).to(kind)
-    b = torch.from_numpy(RNG.standard_normal((mask.shape[1], feat))).to(kind)
-    if special:
-        b[4], b[:, 0] = float("inf"), float("nan")
-    plan = sparsetir.plan("spmm", matrix, feat, dtype=dtype, config=config, threads=threads)
-    out = torch.full((mask.shape[0], feat), float("nan"), dtype=kind)
-    assert plan(b, values=a, out=out) is out
-    rows, cols = mask.nonzero()
-    terms = a.double().numpy()[:, None] * b.double().numpy()[cols]
-    wanted, size = np.zeros((2, mask.shape[0], feat))
-    np.add.at(wanted, rows, terms)
-    np.add.at(size, rows, abs(terms))
-    finite = np.isfinite(wanted)
-    found = out.double().numpy()
-    np.testing.assert_array_equal(found[~finite], wanted[~finite])
-    eps = {"float64": 2**-52, "float32": 2**-23}.get(dtype, torch.finfo(kind).eps / 2)
-    sums = (mask.sum(1)[:, None] + 2) * (2.0**-52 if dtype == "float64" else 2.0**-23)
-    close = np.broadcast_to(eps * abs(wanted) + sums * size + 1e-7, wanted.shape)
-    assert (abs(found[finite] - wanted[finite]) <= close[finite]).all()
-    return plan
+    return check_spmm(matrix, config, feat, dtype, "sum", threads, special)
 
 
 CASES = [
@@ -89,34 +67,6 @@ def test_one_kernel_for_all_patterns_of_full_blocks():
         for blocks in (1, 3):
             check(of_blocks(high, 4, 8, 16), BlockRows(BSR(8, 16), 8, 32, blocks=blocks), 96)
     assert sparsetir.compilations() - before <= 1
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_the_code_is_vectors(dtype):
-    """Sums stay in registers; 16-bit values are converted many at a time, by no function."""
-    config = BlockRows(BSR(32, 32), 4, 64, parallel=False)
-    plan = check(of_blocks(3, 2, 32, 32), config, 64, dtype)
-    text = plan.kernel.source("asm")
-    assert not re.search(r"\b(call|jmp)\w*\s+\W?\w*(hf|bf)", text)
-    if "zmm" in text:
-        assert text.count("vfmadd") >= 16 * 4
-    script = plan.kernel.stages["III"].script()
-    assert "T.if_then_else" not in script  # nothing is asked in the loops
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"format": CSR()}, "argument 'format': expected BSR or DBSR, got CSR"),
-        ({"rows": 3}, "argument 'rows': expected a divisor of the 8 rows of a block, got 3"),
-        ({"rows": 0}, "argument 'rows'"),
-        ({"format": DBSR(8, 8), "blocks": 2}, "argument 'blocks': expected 1 for DBSR"),
-        ({"tile": 40}, "argument 'tile': expected a multiple of lanes = 16"),
-    ],
-)
-def test_what_is_no_config(fields, message):
-    with pytest.raises(ValueError, match=f"BlockRows: {message}|RowBlocks: {message}"):
-        BlockRows(**{"format": BSR(8, 8), **fields})
 
 
 def test_patterns_that_are_refused():

@@ -19,65 +19,35 @@ from cuda_runner import KernelError, requires_cuda_text
 from gpu_runner import cuda_source, requires_nvcc, requires_opencl
 from sparsetir import ScheduleError, from_source, lower_sparse_buffer, lower_sparse_iter
 from sparsetir.runtime.pipeline import lower
-from sparsetir.schedules.gpu.features import vector_width
 from sparsetir.schedules.gpu.passes.row_loops import opaque_row_index
 from sparsetir.schedules.gpu.spmm import RowSplit, apply
-from sparsetir.schedules.operators.problems import CsrPattern, Spmm
+from sparsetir.schedules.operators.problems import Spmm
 from sparsetir.schedules.operators.spmm import program as operator
-from sparsetir.schedules.passes.launches import count_launches
 from sparsetir.schedules.templates.registry import TEMPLATES
 from sparsetir.sparse_ir.position_space import SIGNATURE
 from sparsetir.sparse_ir.promises import promises_of
 from spmm_gpu_common import (
     MASKS,
+    RUNNERS,
     SCALED_SUMS,
     compile_cuda,
     edited,
-    kernel,
     name_of,
     of_mask,
     on_runners,
     run_kernel,
+    run_spmm,
 )
 
 TEMPLATE = TEMPLATES[RowSplit, Spmm]
 scheduled = functools.partial(spmm_gpu_common.scheduled, TEMPLATE)
+run = functools.partial(run_spmm, as_cuda=False)
 
 
-def run(
-    problem: Spmm,
-    config: RowSplit,
-    matrix: CsrPattern,
-    feat: int,
-    special: bool = False,
-    as_cuda: bool = False,
-    **options: Any,
-) -> None:
-    """Run, and compare with the oracle."""
-    heads = 3
-    stored = spmm_gpu_common.operands(matrix, problem, feat, heads, special)
-    arranged = TEMPLATE.arrange(matrix, problem, config)
-    sizes = {"feat": feat, "heads": heads}
-    func = scheduled(problem, config).attrs[SIGNATURE]
-    args: dict[str, Any] = {**sizes, **arranged.arguments, **stored}
-    args |= arranged.computed(func, sizes)
-    before = (heads,) if problem.batched else ()
-    args["out"] = np.full((*before, matrix.shape[0], feat), np.nan, stored["b"].dtype)
-    made = kernel(TEMPLATE, problem, config, as_cuda=as_cuda)
-    c = run_kernel(made, args, **options)["out"]
-    spmm_gpu_common.check(c, spmm_gpu_common.oracle(matrix, problem, **stored), problem.dtype)
-
-
-@requires_cuda_text
-def test_matrices_as_cuda() -> None:
+@pytest.mark.parametrize("as_cuda", RUNNERS)
+def test_matrices(as_cuda: bool) -> None:
     for mask in MASKS.values():
-        run(Spmm(), RowSplit(8, 4, 4), of_mask(mask, "int32"), 32, as_cuda=True)
-
-
-@requires_opencl
-@pytest.mark.parametrize("name", MASKS)
-def test_matrices(name: str) -> None:
-    run(Spmm(), RowSplit(8, 4, 4), of_mask(MASKS[name], "int32"), 32)
+        run(Spmm(), RowSplit(8, 4, 4), of_mask(mask, "int32"), 32, as_cuda=as_cuda)
 
 
 CONFIGS = {
@@ -158,30 +128,6 @@ def test_nan_and_infinities(reduce: str) -> None:
     run(Spmm(reduce=reduce), RowSplit(4, 4, 4), matrix, 16, special=True)
 
 
-@requires_opencl
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize("feat", [1, 2, 3, 5, 8, 31, 33, 100, 127, 128, 130, 602, 997, 1024])
-def test_sizes(feat: int, dtype: str) -> None:
-    config = RowSplit.for_features(feat, dtype)
-    run(Spmm(dtype), config, of_mask(MASKS["empty rows"], "int32"), feat)
-
-
-def test_configs_for_sizes() -> None:
-    for feat in range(1, 1025):
-        for dtype in ("float32", "float16"):
-            config = RowSplit.for_features(feat, dtype)
-            assert config.vector == vector_width(feat, dtype) and feat % config.vector == 0
-            assert config.tiles(feat) * config.tile >= feat
-            assert config.tile <= 2 * feat
-            assert 64 <= config.threads * config.rows_per_block <= 128
-
-
-def test_one_launch() -> None:
-    for config in (RowSplit(), RowSplit(rows_per_block=1, row_cache=True)):
-        assert count_launches(scheduled(Spmm(), config)) == 1
-
-
 CUDA = [
     (Spmm(), RowSplit(8, 16, 4, feat=32), "v4", 48),
     (Spmm(reduce="max", batched=True), RowSplit(32, 4, 4), "v4", 64),
@@ -200,46 +146,6 @@ def test_cuda(problem: Spmm, config: RowSplit, width: str, registers: int, tmp_p
     assert re.search(rf"st\.global\.{width}\.", found.ptx)
     assert "local" not in found.ptx and found.spills == 0
     assert found.registers <= registers
-
-
-def test_cuda_occupancy() -> None:
-    """nvcc is told to leave the registers for which there is room."""
-    for config, bounds in (
-        (RowSplit(), "(128, 8)"),
-        (RowSplit(32, 1, occupancy=2048), "(32, 32)"),
-        (RowSplit(occupancy=None), "(128)"),
-    ):
-        source = cuda_source(lower_sparse_buffer(scheduled(Spmm(), config)))
-        assert f"__launch_bounds__{bounds} " in source
-
-
-def test_cuda_barriers_are_passed_by_whole_blocks() -> None:
-    """The loop around the barriers depends on the row alone, and a block has one row."""
-    func = lower_sparse_buffer(scheduled(Spmm(), RowSplit(rows_per_block=1, row_cache=True)))
-    source = cuda_source(func)
-    text = source[source.rindex('extern "C"') :]
-    before, *_ = text.split("__syncthreads")
-    assert text.count("__syncthreads") == 2 and "threadIdx.y" not in text
-    (loop,) = re.findall(r"for \(.*\)", before)
-    assert "threadIdx" not in loop and " if " not in before.split(loop)[0]
-
-
-BAD = {
-    "threads": ({"threads": 0}, "positive integer, got 0"),
-    "occupancy": ({"occupancy": 4096}, "at most 2048, got 4096"),
-    "rows_per_block": ({"threads": 512, "rows_per_block": 4}, "at most 1024, got 2048"),
-    "vector": ({"vector": 3}, "1, 2, 4 or 8, got 3"),
-    "coarsen": ({"coarsen": 32}, "at most 64, got 128"),
-    "feat": ({"feat": 30}, "a multiple of vector = 4, got 30"),
-    "row_cache": ({"row_cache": True}, "rows_per_block = 1"),
-}
-
-
-@pytest.mark.parametrize("argument", BAD)
-def test_bad_configs(argument: str) -> None:
-    fields, message = BAD[argument]
-    with pytest.raises(ValueError, match=f"RowSplit: argument '{argument}': expected .*{message}"):
-        RowSplit(**fields)
 
 
 def test_refusals() -> None:

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import re
 from dataclasses import replace
 from typing import Any
@@ -14,29 +13,18 @@ import numpy as np
 import pytest
 
 import spmm_gpu_common
-from cuda_runner import Counts, KernelError, requires_cuda_text
+from cuda_runner import requires_cuda_text
 from cuda_stages import CudaStages
 from gpu_runner import cuda_source, requires_nvcc
 from pairs import by_default, by_turns
-from sparsetir import from_source, lower_sparse_buffer
+from sparsetir import ScheduleError, from_source, lower_sparse_buffer
 from sparsetir.schedules.gpu.spmm_groups import Groups, apply
-from sparsetir.schedules.operators.problems import CsrPattern, Spmm
+from sparsetir.schedules.operators.problems import Spmm
 from sparsetir.schedules.search.choose import Statistics
 from sparsetir.schedules.search.spaces import space
 from sparsetir.schedules.templates.registry import TEMPLATES
-from sparsetir.sparse_ir.position_space import SIGNATURE
-from sparsetir.sparse_ir.promises import promises_of
-from spmm_gpu_common import (
-    GPU,
-    MASKS,
-    SCALED_SUMS,
-    compile_cuda,
-    edited,
-    instructions,
-    kernel,
-    of_mask,
-    run_kernel,
-)
+from spmm_gpu_common import GPU, MASKS, SCALED_SUMS, compile_cuda, instructions, of_mask
+from spmm_gpu_common import run_spmm as run
 
 TEMPLATE = TEMPLATES[Groups, Spmm]
 scheduled = functools.partial(spmm_gpu_common.scheduled, TEMPLATE)
@@ -58,30 +46,6 @@ ALGORITHMS = {
 }
 
 
-def run(
-    problem: Spmm,
-    config: Groups,
-    matrix: CsrPattern,
-    special: bool = False,
-    count: bool = False,
-    feat: int = 0,
-) -> Counts:
-    """Run as CUDA, and compare with the oracle."""
-    heads, feat = 3, feat or config.feat or config.tile
-    stored = spmm_gpu_common.operands(matrix, problem, feat, heads, special)
-    arranged = TEMPLATE.arrange(matrix, problem, config)
-    sizes = {"feat": feat, "heads": heads}
-    func = scheduled(problem, config).attrs[SIGNATURE]
-    args: dict[str, Any] = {**sizes, **arranged.arguments, **stored}
-    args |= arranged.computed(func, sizes)
-    before = (heads,) if problem.batched else ()
-    args["out"] = np.full((*before, matrix.shape[0], feat), np.nan, stored["b"].dtype)
-    made = kernel(TEMPLATE, problem, config, as_cuda=True)
-    c = run_kernel(made, args, count=count)["out"]
-    spmm_gpu_common.check(c, spmm_gpu_common.oracle(matrix, problem, **stored), problem.dtype)
-    return made[0].counts
-
-
 @requires_cuda_text
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_matrices(name: str) -> None:
@@ -89,73 +53,35 @@ def test_matrices(name: str) -> None:
         run(Spmm(), ALGORITHMS[name], of_mask(mask, "int32"))
 
 
-CONFIGS = {
-    "any number of features": (Groups("rows", lanes=4, group=4, threads=2, block=64), 16),
-    "1 row, many tiles": (Groups("rows", threads=2, block=32, feat=40), 40),
-    "all lanes of a warp": (Groups("rows", lanes=32, group=32, threads=1, block=64, feat=8), 8),
-    "rows of several warps": (Groups("rows", lanes=64, group=32, threads=1, block=128, feat=4), 4),
-    "each lane for itself": (Groups("rows", lanes=4, group=1, threads=2, block=64, feat=8), 8),
-    "groups go through rows": (Groups("rows", 2, 8, 8, threads=2, block=64, feat=8), 8),
-    "columns left over": (Groups("rows", 1, 4, 4, 4, vector=1, coarsen=2, block=32, feat=13), 13),
-    "fewer columns than threads": (Groups("rows", threads=8, vector=1, block=32, feat=5), 5),
-    "chunks, columns left over": (Groups("non-zeros", 7, threads=4, vector=2, feat=10), 10),
-    "chunks of one": (Groups("non-zeros", threads=2, block=32, feat=8), 8),
-    "runs in a warp": (Groups("non-zeros", group=32, threads=1, block=64, feat=4), 4),
-    "runs, columns left over": (
-        Groups("non-zeros", group=4, threads=4, vector=1, coarsen=2, block=32, feat=11), 11,
-    ),
-    "chunks of rows that are searched for": (
-        Groups("non-zeros", 7, threads=2, vector=1, coarsen=2, block=32, feat=10, rows="search"),
-        10,
-    ),
-    "runs of rows that are searched for": (
-        Groups("non-zeros", group=4, threads=4, vector=1, block=32, feat=11, rows="search"), 11,
-    ),
-    "SpMV by warps": (Groups.for_features(1, lanes=32, group=32, block=64), 1),
-    "SpMV by chunks": (Groups.for_features(1, split="non-zeros", work=5, block=32), 1),
-    "SpMV by runs": (Groups.for_features(1, split="non-zeros", group=32, block=64), 1),
-    "a constant of 602": (Groups.for_features(602, split="non-zeros", group=8), 602),
-}  # fmt: skip
-BY_DEFAULT = (
-    "SpMV by runs",
-    "groups go through rows",
-    "columns left over",
-    "runs, columns left over",
-)
+OVER = {"vector": 1, "coarsen": 2, "block": 32}  # of columns, of which some are left over
+CONFIGS = [
+    Groups("rows", lanes=4, group=4, threads=2, block=64),  # any number of features
+    Groups("rows", threads=2, block=32, feat=40),  # many tiles
+    Groups("rows", lanes=32, group=32, threads=1, block=64, feat=8),  # all lanes of a warp
+    Groups("rows", lanes=64, group=32, threads=1, block=128, feat=4),  # rows of several warps
+    Groups("rows", lanes=4, group=1, threads=2, block=64, feat=8),  # each lane for itself
+    Groups("rows", 2, 8, 8, threads=2, block=64, feat=8),  # groups go through rows
+    Groups("rows", 1, 4, 4, 4, feat=13, **OVER),
+    Groups("rows", threads=8, vector=1, block=32, feat=5),  # fewer columns than threads
+    Groups("non-zeros", 7, threads=4, vector=2, feat=10),
+    Groups("non-zeros", threads=2, block=32, feat=8),  # chunks of one
+    Groups("non-zeros", group=32, threads=1, block=64, feat=4),  # runs in a warp
+    Groups("non-zeros", group=4, threads=4, feat=11, **OVER),
+    Groups("non-zeros", 7, threads=2, feat=10, rows="search", **OVER),
+    Groups("non-zeros", group=4, threads=4, vector=1, block=32, feat=11, rows="search"),
+    Groups.for_features(1, lanes=32, group=32, block=64),  # SpMV
+    Groups.for_features(1, split="non-zeros", work=5, block=32),
+    Groups.for_features(1, split="non-zeros", group=32, block=64),
+    Groups.for_features(602, split="non-zeros", group=8),
+]
 
 
 @requires_cuda_text
 @pytest.mark.parametrize(
-    "case", [pytest.param(c, marks=[] if c in BY_DEFAULT else pytest.mark.slow) for c in CONFIGS]
+    "config", by_default(CONFIGS, *(CONFIGS[n] for n in (5, 6, 11, 16))), ids=repr
 )
-def test_configs(case: str) -> None:
-    config, feat = CONFIGS[case]
+def test_configs(config: Groups) -> None:
     for name in ("random", "one dense row"):
-        run(Spmm(), config, of_mask(PATTERNS[name], "int32"), feat=feat)
-
-
-def products() -> list[Any]:
-    """Algorithms, r, c and blocks."""
-    found = []
-    for r, (vector, coarsen), block in itertools.product(
-        (1, 2, 4, 8, 16, 32), ((1, 1), (2, 1), (4, 2)), (64, 256)
-    ):
-        how = {"vector": vector, "coarsen": coarsen, "block": block, "feat": 24}
-        found += [
-            Groups("rows", r, threads=2, **how),
-            Groups("rows", lanes=32, group=r, threads=2, **how),
-            Groups("rows", 2, lanes=r, group=r, threads=2, **how),
-            Groups("non-zeros", r, threads=2, **how),
-            Groups("non-zeros", group=r, threads=2, **how),
-        ]
-    return list(dict.fromkeys(found))
-
-
-@requires_cuda_text
-@pytest.mark.slow
-@pytest.mark.parametrize("config", products(), ids=repr)
-def test_products(config: Groups) -> None:
-    for name in ("empty rows", "one dense row"):
         run(Spmm(), config, of_mask(PATTERNS[name], "int32"))
 
 
@@ -243,49 +169,6 @@ def test_nan_and_infinities(name: str) -> None:
         run(Spmm(reduce=reduce), ALGORITHMS[name], matrix, special=True)
 
 
-@requires_cuda_text
-def test_counts() -> None:
-    """Who adds up by shuffles, who by atomics, and how often.
-
-    The dense row of 150 is in 38 chunks of 4 and in 19 groups of 8, or one more each.
-    """
-    matrix = of_mask(PATTERNS["one dense row"], "int32")
-    found = {n: run(Spmm(), c, matrix, count=True) for n, c in ALGORITHMS.items()}
-    shuffles = {n: c.shuffles > 0 for n, c in found.items()}
-    assert [n for n in ALGORITHMS if shuffles[n]] == [
-        "1/g row", "1/g row, r < g", "1 nnz", "1 nnz, blocks"
-    ]  # fmt: skip
-    atomics = {n: c.atomics // 8 for n, c in found.items()}  # of a column
-    assert atomics["1 row"] == atomics["x row"] == atomics["1/g row"] == 0
-    assert atomics["1/g row, r < g"] == 2 * matrix.shape[0]
-    assert 38 <= atomics["g nnz"] <= atomics["g nnz, blocks"] < 38 + 2 * matrix.shape[0]
-    assert 19 <= atomics["1 nnz"] < 19 + 2 * matrix.shape[0]
-    assert atomics["1 nnz, blocks"] == atomics["1 nnz"]
-
-
-@requires_cuda_text
-def test_non_zeros_are_balanced() -> None:
-    """The longest block against the mean, where one row has half of all non-zeros."""
-    mask = np.arange(1024)[:, None] % 512 == np.arange(1024)  # one in each row
-    mask[7] = True
-    matrix = of_mask(mask, "int32")
-    share: dict[str, float] = {}
-    for split in ("rows", "non-zeros"):
-        lanes = 8 if split == "rows" else 1
-        config = Groups.for_features(2, split=split, lanes=lanes, group=8, block=64)
-        found = run(Spmm(), config, matrix, count=True)
-        share[split] = found.longest_block * found.blocks / found.instructions
-    assert share["rows"] > 10 and share["non-zeros"] < 1.5  # with the blocks of the init
-
-
-@requires_cuda_text
-def test_a_missing_atomic_is_found() -> None:
-    matrix = of_mask(PATTERNS["one dense row"], "int32")
-    with edited("atomicAdd(", "[](float* p, float x) { *p += x; }("):
-        with pytest.raises(KernelError, match="race: block"):
-            run(Spmm(), ALGORITHMS["1 nnz"], matrix)
-
-
 # Algorithm, what is in its instructions and what is not, registers.
 CUDA = {
     "1 row": (Groups.for_features(64), "", "SHFL RED ATOM", 64),
@@ -324,26 +207,6 @@ def test_cuda(name: str, arch: str, tmp_path: Any) -> None:
         assert not re.search(rf"\b{opcode}G?\b", code), opcode
 
 
-def test_configs_for_sizes() -> None:
-    for feat in range(1, 1025):
-        for dtype in ("float32", "float16"):
-            for fields in ({}, {"lanes": 8, "group": 8}, {"split": "non-zeros", "group": 32}):
-                config = Groups.for_features(feat, dtype, **fields)
-                assert config.tiles(feat) * config.tile >= feat and config.workers >= 1
-                assert config.threads <= max(8, 2 * (feat // config.vector))
-
-
-def test_promises() -> None:
-    """Rows have numbers of 32 bits, and tiles hold all features."""
-    for problem, config, expected in (
-        (Spmm(), Groups(), [("feat", "multiple", 32)]),
-        (Spmm(), Groups("non-zeros", feat=96), [("feat", "exact", 96)]),
-        (Spmm(idtype="int64"), Groups(), [("feat", "multiple", 32), ("m", "max", 2**31 - 1)]),
-    ):
-        found = promises_of(scheduled(problem, config).attrs[SIGNATURE])
-        assert [(p["param"], p["kind"], p["value"]) for p in found] == expected
-
-
 @pytest.mark.parametrize("name", by_turns(ALGORITHMS, 3))
 def test_offsets_of_32_bits_do_not_overflow(name: str) -> None:
     """Rows times features may be more than 32 bits hold, and non-zeros times features as well."""
@@ -359,3 +222,20 @@ def test_a_program_of_a_user() -> None:
     for config in (Groups(lanes=4, group=4, threads=2), Groups("non-zeros", group=8, threads=2)):
         out = CudaStages(from_source(SCALED_SUMS), apply, config)(args)["out"]
         np.testing.assert_allclose(out, wanted, rtol=1e-5)
+
+
+def test_refusals() -> None:
+    with pytest.raises(ScheduleError, match="vectors of at most 4 float32, got 8"):
+        scheduled(Spmm(), Groups(vector=8))
+    with pytest.raises(ScheduleError, match="serves multiples of 32 features, got 40"):
+        Groups().tiles(40)
+    for config in (Groups(lanes=8, group=4), Groups("non-zeros", 4), Groups("non-zeros", group=8)):
+        message = "expected rows in one group, .* for float16, which atomics do not add, got split="
+        with pytest.raises(ScheduleError, match=f"Groups: argument 'config': {message}"):
+            scheduled(Spmm("float16"), config)
+        with pytest.raises(ScheduleError, match="expects? a sum of .*, got a max of float64"):
+            scheduled(Spmm("float64", reduce="max"), replace(config, vector=2))
+        assert not config.serves(Spmm("float16"))
+        assert not config.serves(Spmm("float64", reduce="max"))
+        assert config.serves(Spmm(reduce="max")) == (config.work == 1)
+        assert config.serves(Spmm(reduce="mean"))

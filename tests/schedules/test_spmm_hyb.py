@@ -10,71 +10,29 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tvm_ffi
 
 import spmm_gpu_common
-from cuda_runner import KernelError, requires_cuda_text
-from gpu_runner import ATOMIC_ADD_PRELUDE, cuda_source, requires_nvcc, requires_opencl
-from pairs import by_turns
+from gpu_runner import cuda_source, requires_nvcc, requires_opencl
 from sparsetir import ScheduleError, lower_sparse_buffer
-from sparsetir.runtime.pipeline import lower_template
 from sparsetir.schedules.gpu.spmm_hyb import HybRows, apply, arrange, program
-from sparsetir.schedules.operators.problems import CsrPattern, Spmm
+from sparsetir.schedules.operators.problems import Spmm
 from sparsetir.schedules.operators.spmm import program as operator
-from sparsetir.schedules.passes.launches import count_launches
 from sparsetir.schedules.templates.registry import TEMPLATES
-from sparsetir.sparse_ir.nodes import sparse_iterations
 from sparsetir.sparse_ir.position_space import SIGNATURE
 from sparsetir.sparse_ir.schedule import Schedule
 from sparsetir.sparse_ir.script.parser import from_source
-from spmm_gpu_common import (
-    MASKS,
-    compile_cuda,
-    edited,
-    kernel,
-    name_of,
-    of_mask,
-    on_runners,
-    run_kernel,
-)
+from spmm_gpu_common import MASKS, RUNNERS, compile_cuda, name_of, of_mask, on_runners
 
 TEMPLATE = TEMPLATES[HybRows, Spmm]
 scheduled = functools.partial(spmm_gpu_common.scheduled, TEMPLATE)
+run = functools.partial(spmm_gpu_common.run_spmm, as_cuda=False)
 
 
-def run(
-    problem: Spmm,
-    config: HybRows,
-    matrix: CsrPattern,
-    feat: int,
-    special: bool = False,
-    as_cuda: bool = False,
-    **options: Any,
-) -> None:
-    """Run, and compare with the oracle."""
-    stored = spmm_gpu_common.operands(matrix, problem, feat, special=special)
-    arranged = arrange(matrix, problem, config)
-    assert not arranged.stored.keeps_order
-    args: dict[str, Any] = {**arranged.arguments, **arranged.stored.values(A=stored["a"])}
-    args |= {"b": stored["b"], "feat": feat}
-    args |= arranged.computed(scheduled(problem, config).attrs[SIGNATURE], {"feat": feat})
-    args["out"] = np.full((matrix.shape[0], feat), np.nan, stored["b"].dtype)
-    made = kernel(TEMPLATE, problem, config, ATOMIC_ADD_PRELUDE, as_cuda)
-    c = run_kernel(made, args, **options)["out"]
-    spmm_gpu_common.check(c, spmm_gpu_common.oracle(matrix, problem, **stored), problem.dtype)
-
-
-@requires_opencl
-@pytest.mark.parametrize("name", MASKS)
-def test_matrices(name: str) -> None:
+@pytest.mark.parametrize("as_cuda", RUNNERS)
+def test_matrices(as_cuda: bool) -> None:
     """Buckets of up to four: rows are stored whole, and in many pieces."""
-    run(Spmm(), HybRows(1, 2, 8, 2, 4), of_mask(MASKS[name], "int32"), 32)
-
-
-@requires_cuda_text
-def test_matrices_as_cuda() -> None:
     for mask in MASKS.values():
-        run(Spmm(), HybRows(1, 2, 8, 2, 4), of_mask(mask, "int32"), 32, as_cuda=True)
+        run(Spmm(), HybRows(1, 2, 8, 2, 4), of_mask(mask, "int32"), 32, as_cuda=as_cuda)
 
 
 CONFIGS = {
@@ -85,35 +43,14 @@ CONFIGS = {
 }
 
 
-@requires_opencl
-@pytest.mark.parametrize("case", by_turns(CONFIGS, 2))
-def test_configs(case: str) -> None:
-    config, feat = CONFIGS[case]
-    run(Spmm(), config, of_mask(MASKS["random"], "int32"), feat)
-
-
-@requires_cuda_text
 @pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param(case, marks=[] if case == "lanes left over" else pytest.mark.slow)
-        for case in CONFIGS
-    ],
+    ("case", "as_cuda"), on_runners([(case,) for case in CONFIGS], (1, 3)), ids=str
 )
-def test_configs_as_cuda(case: str) -> None:
+def test_configs(case: str, as_cuda: bool) -> None:
     """Tiles that overlap write some sums twice, and equal."""
     config, feat = CONFIGS[case]
-    overlap = "lanes left over" in case
-    matrix = of_mask(MASKS["random"], "int32")
-    run(Spmm(), config, matrix, feat, as_cuda=True, equal=overlap)
-
-
-@requires_cuda_text
-def test_a_missing_atomic_is_found() -> None:
-    matrix = of_mask(MASKS["one dense row"], "int32")
-    with edited("atomicAdd(", "[](float* at, float x) { *at += x; }("):
-        with pytest.raises(KernelError, match=r"race: block \d+, thread .* C\["):
-            run(Spmm(), HybRows(1, 2, 8, 2, 4), matrix, 32, as_cuda=True)
+    equal = {"equal": "lanes left over" in case} if as_cuda else {}
+    run(Spmm(), config, of_mask(MASKS["random"], "int32"), feat, as_cuda=as_cuda, **equal)
 
 
 PROBLEMS = [
@@ -143,15 +80,6 @@ def test_nan_and_infinities() -> None:
     run(Spmm(), HybRows(1, 2, 8, 2, 4), of_mask(MASKS["random"], "int32"), 32, special=True)
 
 
-@requires_opencl
-@pytest.mark.slow
-@pytest.mark.parametrize("k", [0, 3, 5])
-@pytest.mark.parametrize("c", [1, 2])
-def test_formats(c: int, k: int) -> None:
-    for name in MASKS:
-        run(Spmm(), HybRows(c, k, 8, 4, 4), of_mask(MASKS[name], "int32"), 64)
-
-
 def test_shared_rows() -> None:
     """Only rows of several pieces are marked, whichever buckets and parts these are in."""
     mask = np.zeros((5, 12), bool)
@@ -172,27 +100,6 @@ def test_shared_rows() -> None:
                 continue
             with pytest.raises(ScheduleError, match=rf"2 pieces of row {expected.index(1)} with"):
                 arrange(matrix, problem, config)
-
-
-@pytest.mark.parametrize("problem", [Spmm(), Spmm("float16", "int64", "max")], ids=str)
-def test_program_is_printed(problem: Spmm) -> None:
-    """What the schedule makes in stage I is a program of the language."""
-    config = HybRows(2, 1, 4, 2, 4, feat=24)
-    func = lower_template(TEMPLATE, problem, config, spmm_gpu_common.GPU)["I"]
-    assert len(list(sparse_iterations(func))) > 1 + 2 * 2
-    assert tvm_ffi.structural_equal(from_source(func.script()), func)
-
-
-def test_launches() -> None:
-    """One sets C to zero, the other does all buckets of all parts."""
-    assert count_launches(scheduled(Spmm(), HybRows(2, 1, 4, 2, 2))) == 2
-
-
-def test_rows_in_turn() -> None:
-    config = HybRows(k=3)
-    assert [config.rows_in_turn(1 << b) for b in range(4)] == [8, 4, 2, 1]
-    config = HybRows(k=3, work=2)
-    assert [config.rows_in_turn(1 << b) for b in range(4)] == [2, 1, 1, 1]
 
 
 CUDA = [
@@ -217,23 +124,6 @@ def test_cuda(problem: Spmm, config: HybRows, atomics: bool, tmp_path: Any) -> N
     assert len(stores) > config.k and all(".v4." in s for s in stores)
     assert ("red." in found.ptx or "atom." in found.ptx) == atomics
     assert found.spills == 0 and found.registers <= 64
-
-
-BAD = {
-    "c": ({"c": 100}, "c * (k + 1) to be at most 120, got 600"),
-    "unroll": ({"unroll": 3}, "a power of two, got 3"),
-    "work": ({"work": 0}, "a power of two, got 0"),
-}
-
-
-@pytest.mark.parametrize("argument", BAD)
-def test_bad_configs(argument: str) -> None:
-    fields, message = BAD[argument]
-    expected = re.escape(f"HybRows: argument '{argument}': expected {message}")
-    with pytest.raises(ValueError, match=expected):
-        HybRows(**fields)
-    with pytest.raises(ValueError, match="RowSplit: argument 'vector'"):
-        HybRows(vector=3)
 
 
 def test_refusals() -> None:

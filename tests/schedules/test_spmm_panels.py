@@ -8,16 +8,12 @@ import scipy.sparse as sp
 import torch
 
 import sparsetir
-from sparsetir.runtime.targets import resolve_target
-from sparsetir.schedules.operators.problems import CsrPattern, Spmm
-from sparsetir.schedules.search.choose import Statistics
-from sparsetir.schedules.search.spaces import space
+from csr_zoo import check_spmm
 from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.schedules.templates.spmm_panels import PanelRows
 from sparsetir.sparse_ir.errors import ScheduleError
 
 RNG = np.random.default_rng(0)
-EXACT = {"float64": 2**-52, "float32": 2**-23, "float16": 2**-11, "bfloat16": 2**-8}
 
 
 def pruned(m, n, density=0.4):
@@ -28,25 +24,7 @@ def pruned(m, n, density=0.4):
 
 
 def check(matrix, config, feat, dtype="float32", threads=1, idtype=np.int32):
-    """The values that are planned with, then others; infinities and NaN as sums say."""
-    kind = getattr(torch, dtype)
-    b = torch.from_numpy(RNG.standard_normal((matrix.shape[1], feat))).to(kind)
-    b[2:3], b[:, :1] = float("inf"), float("nan")
-    first, other = (torch.from_numpy(RNG.standard_normal(matrix.nnz)).to(kind) for _ in range(2))
-    index = (matrix.indices.astype(idtype), matrix.indptr.astype(idtype))
-    given = sparsetir.SparseMatrix.from_csr(index[1], index[0], first, shape=matrix.shape)
-    plan = sparsetir.plan("spmm", given, feat, dtype=dtype, config=config, threads=threads)
-    for values, how in ((first, {}), (other, {"values": other})):
-        out = torch.full((matrix.shape[0], feat), float("nan"), dtype=kind)
-        assert plan(b, out=out, **how) is out
-        exact = sp.csr_array((values.double().numpy(), *index), shape=matrix.shape)
-        with np.errstate(invalid="ignore"):
-            wanted, size = exact @ b.double().numpy(), abs(exact) @ abs(b.double().numpy())
-        found, finite = out.double().numpy(), np.isfinite(wanted)
-        np.testing.assert_array_equal(found[~finite], wanted[~finite])
-        close = EXACT[dtype] * abs(wanted) + 100 * EXACT["float32"] * (size + 1)
-        assert (abs(found[finite] - wanted[finite]) <= close[finite]).all()
-    return plan
+    return check_spmm(matrix, config, feat, dtype, "sum", threads, True, idtype)
 
 
 @pytest.mark.parametrize(
@@ -102,21 +80,6 @@ def test_edges_in_any_order():
         assert type(made.config) is kind
 
 
-def test_compact_code_has_a_loop_for_each_number_of_rows():
-    sums = {}
-    for compact in (False, True):
-        config = PanelRows(5, 16, 16, 16, parallel=False, compact=compact)
-        plan = sparsetir.plan(
-            "spmm",
-            pruned(16, 16),
-            16,
-            config=config,
-            target={"kind": "llvm", "mcpu": "cascadelake"},
-        )
-        sums[compact] = plan.kernel.source("asm").count("vfmadd")
-    assert sums == {False: 80, True: 15}  # the rows of 31 patterns, and 1 + 2 + .. + 5
-
-
 def test_sums_stay_in_registers():
     """Each pattern has one loop; a row of B is loaded once in it for all of the pattern's rows."""
     config = PanelRows(4, 64, 16, 64, pack=True, parallel=False)
@@ -137,34 +100,7 @@ def test_sums_stay_in_registers():
 
 
 def test_refusals():
-    for fields, message in (
-        ({"rows": 1}, "'rows': expected 2 to 6, or with compact=True 8, got 1"),
-        ({"rows": 7}, "'rows': expected 2 to 6, or with compact=True 8, got 7"),
-        ({"rows": 9, "compact": True}, "PanelRows: argument 'rows': expected 2 to 8, got 9"),
-        ({"feat": 100, "compact": True}, "'tile': expected a divisor of feat = 100, as results of"),
-        ({"blocks": 0}, "PanelRows: argument 'blocks': expected 1 or more, got 0"),
-        ({"lanes": 3}, "'lanes': expected a power of two"),
-    ):
-        with pytest.raises(ValueError, match=re.escape(message)):
-            PanelRows(**fields)
     with pytest.raises(ScheduleError, match="PanelRows.tiles: argument 'feat': .* multiples of 64"):
         PanelRows().tiles(100)
     with pytest.raises(ScheduleError, match="expected compact=False for float16, which would be"):
         sparsetir.plan("spmm", pruned(8, 8), 64, dtype="float16", config=PanelRows(4, compact=True))
-
-
-def test_the_space():
-    """Compacted panels from as many rows as by pattern are the most; none that round sums twice."""
-    a = pruned(48, 60)
-    pattern = CsrPattern(a.indptr, a.indices, a.shape)
-    target = {"kind": "llvm", "mcpu": "cascadelake"}
-    for dtype, feat, wanted in (("float32", 64, {6, 7, 8}), ("float16", 64, set())):
-        problem, given = Spmm(dtype), Statistics(*a.shape, a.nnz, feat)
-        points = space(problem, pattern, given, resolve_target(target)).points()
-        found = [config for _, config in points if isinstance(config, PanelRows)]
-        assert {c.rows for c in found if c.compact} == wanted
-        assert {c.rows for c in found if not c.compact} == {2, 3, 4, 5, 6}
-    # Tiles that overlap, of 100 features, are not compacted.
-    points = space(Spmm(), pattern, Statistics(*a.shape, a.nnz, 100), resolve_target(target))
-    found = [c for _, c in points.points() if isinstance(c, PanelRows)]
-    assert found and all(c.feat is None or c.feat % c.tile == 0 for c in found if c.compact)

@@ -1,23 +1,16 @@
 """SpMM over rows in the order of their lengths on a CPU, against float64 sums."""
 
-import re
 from typing import Any
 
 import numpy as np
 import pytest
 import scipy.sparse as sp
-import torch
 
 import sparsetir
-from sparsetir.schedules.operators.problems import Spmm
-from sparsetir.schedules.search.choose import Statistics, candidates
-from sparsetir.schedules.search.spaces import space
-from sparsetir.schedules.templates.spmm import RowBlocks
+from csr_zoo import check_spmm
 from sparsetir.schedules.templates.spmm_sorted import SortedRows
 
 RNG = np.random.default_rng(0)
-EXACT = {"float64": 2**-52, "float32": 2**-23, "float16": 2**-11, "bfloat16": 2**-8}
-TARGET = sparsetir.runtime.targets.resolve_target({"kind": "llvm", "mcpu": "cascadelake"})
 
 
 def graph(m: int, n: int, mean: int = 3) -> Any:
@@ -40,37 +33,9 @@ def graph(m: int, n: int, mean: int = 3) -> Any:
 )
 def test_types_and_tails(dtype, config, feat, idtype, reduce):
     """Values that are planned with, and those of a run; infinities and NaN as sums say."""
-    kind = getattr(torch, dtype)
     nothing: Any = sp.csr_array((6, 9), dtype="float32")
     for matrix in (graph(41, 23), nothing, graph(0, 5), graph(5, 1)):
-        b = torch.from_numpy(RNG.standard_normal((matrix.shape[1], feat))).to(kind)
-        b[2:3], b[:, :1] = float("inf"), float("nan")
-        first, other = (torch.from_numpy(RNG.random(matrix.nnz)).to(kind) for _ in range(2))
-        index = matrix.indices.astype(idtype), matrix.indptr.astype(idtype)
-        given = sparsetir.SparseMatrix.from_csr(index[1], index[0], first, shape=matrix.shape)
-        how = {"dtype": dtype, "config": config, "threads": 2, "reduce": reduce}
-        plan = sparsetir.plan("spmm", given, feat, **how)
-        for values, run in ((first, {}), (other, {"values": other})):
-            out = torch.full((matrix.shape[0], feat), float("nan"), dtype=kind)
-            assert plan(b, out=out, **run) is out
-            wanted, size = exact(matrix, values.double().numpy(), b.double().numpy(), reduce)
-            found, finite = out.double().numpy(), np.isfinite(wanted)
-            np.testing.assert_array_equal(found[~finite], wanted[~finite])
-            close = EXACT[dtype] * abs(wanted) + 100 * EXACT["float32"] * (size + 1)
-            assert (abs(found[finite] - wanted[finite]) <= close[finite]).all()
-
-
-def exact(matrix, values, b, reduce):
-    """The result, and the sum of the absolute values that its elements are made of."""
-    out, size = np.zeros((2, matrix.shape[0], b.shape[1]))
-    with np.errstate(invalid="ignore"):
-        for row in range(matrix.shape[0]):
-            at = slice(matrix.indptr[row], matrix.indptr[row + 1])
-            terms = values[at, None] * b[matrix.indices[at]]
-            if len(terms):
-                by = {"sum": np.sum, "mean": np.mean, "max": np.max}[reduce]
-                out[row], size[row] = by(terms, axis=0), abs(terms).sum(axis=0)
-    return out, size
+        check_spmm(matrix, config, feat, dtype, reduce, 2, reduce != "max", idtype)
 
 
 def test_edges_of_torch_take_values_by_their_places():
@@ -89,32 +54,3 @@ def test_edges_of_torch_take_values_by_their_places():
         wanted[head, row] += values[head, e] * b[head, column].astype("float64")
     np.testing.assert_allclose(plan(b, values=values), wanted, rtol=1e-5)
     assert not plan.arranges_values
-
-
-def test_many_short_rows_and_few_features_choose_it():
-    few = {"m": 20_000, "n": 20_000, "nnz": 90_000, "feat": 32}
-    assert candidates(Spmm(), Statistics(**few), TARGET)[0] == SortedRows(
-        32, 16, 32, parallel=False
-    )
-    for other in ({"m": 2000}, {"nnz": 200_000}, {"feat": 64}, {"n": 400_000}, {"nnz": 0}):
-        assert type(candidates(Spmm(), Statistics(**few | other), TARGET)[0]) is RowBlocks
-    given = Statistics(**few, threads=2, work_of_threads=320_000)
-    known = candidates(Spmm(), given, TARGET)
-    assert known[0] == SortedRows(32, 16, 32, blocks=2, ahead=5000)
-    matrix = sparsetir.schedules.operators.problems.CsrPattern(
-        np.zeros(20_001, "int32"), np.zeros(0, "int32"), (20_000, 20_000)
-    )
-    found = space(Spmm(), matrix, given, TARGET)
-    assert all(found.point(config) is not None for config in known)
-
-
-def test_refusals():
-    refused: list[tuple[dict[str, Any], str]] = [
-        ({"window": 0}, "SortedRows: argument 'window': expected 1 or more, got 0"),
-        ({"ahead": -1}, "SortedRows: argument 'ahead': expected 0 or more, got -1"),
-        ({"blocks": 1.5}, "SortedRows: argument 'blocks': expected an integer"),
-        ({"lanes": 3}, "'lanes': expected a power of two"),
-    ]
-    for fields, message in refused:
-        with pytest.raises(ValueError, match=re.escape(message)):
-            SortedRows(**fields)

@@ -8,31 +8,26 @@ import re
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from tvm import tirx
 
 import spmm_gpu_common
-from cuda_runner import KernelError, requires_cuda_text
+from cuda_runner import requires_cuda_text
 from gpu_runner import requires_nvcc
 from pairs import by_default, by_turns
 from sparsetir import interpret
 from sparsetir.formats import BSR, DBSR, ELL, SRBCRS
-from sparsetir.planning.request import request
+from sparsetir.planning.matrix_request import matrix_request as request
 from sparsetir.runtime.build import kernel_of
 from sparsetir.runtime.pipeline import lower_template
 from sparsetir.runtime.targets import resolve_target
 from sparsetir.schedules.gpu import spmm_tensor_cores
-from sparsetir.schedules.gpu.passes.software_pipeline import one_shared_array
 from sparsetir.schedules.gpu.spmm import RowSplit
 from sparsetir.schedules.gpu.spmm_tensor_cores import TensorCores
 from sparsetir.schedules.operators.problems import CsrPattern, Spmm
 from sparsetir.schedules.search.by_format import by_format
 from sparsetir.schedules.search.choose import choose
-from sparsetir.schedules.search.spaces import space
 from sparsetir.schedules.templates.decomposed import Decomposed
 from sparsetir.schedules.templates.registry import TEMPLATES
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.nodes import buffer_var
-from sparsetir.sparse_ir.schedule import Schedule
 from spmm_gpu_common import bfloat16_arrays, compile_cuda, instructions, of_mask, run_kernel
 from tensor_cores_common import arguments, batched_kernel, check, kernel, pattern
 
@@ -120,29 +115,12 @@ def test_nothing_stored():
         assert not found.any()
 
 
-@pytest.mark.parametrize(
-    "fmt", by_turns((BSR(256, 64), BSR(128, 128), SRBCRS(16, 128)), 3), ids=str
-)
-def test_large_blocks_have_fewer_stages(fmt):
-    config = TensorCores.for_features(fmt, 128)
-    assert 1 <= config.stages < 3
-    stages = lower_template(TEMPLATES[TensorCores, Spmm], Spmm("float16"), config, GPU)
-    assert "ldmatrix" in stages["III"].script()
-
-
 @requires_cuda_text
 @pytest.mark.parametrize("fmt", by_turns((SRBCRS(16, 32), BSR(32, 32), DBSR(16, 16)), 3), ids=str)
 def test_int64(fmt):
     config = TensorCores.for_features(fmt, 36)
     made = kernel(config, idtype="int64")
     check(made, pattern(fmt, SHAPE, COUNTS), feat=36)
-
-
-@requires_cuda_text
-def test_sums_of_many_terms():
-    """A row of 60 blocks: errors as those of sums in float32, rounded once."""
-    config = TensorCores.for_features(BSR(16, 16), 16)
-    check(kernel(config, "float16", "float16"), pattern(config.format, (20, 960), [60]), feat=16)
 
 
 @requires_cuda_text
@@ -197,26 +175,6 @@ def test_padding_is_zero_times_finite():
 # -- what the runner sees -----------------------------------------------------------------------
 
 
-@requires_cuda_text
-def test_a_missing_barrier_is_found():
-    """The emulated GPU tells a pipeline that is right from one that is not."""
-    config = TensorCores(BSR(32, 32), tile=32, warps=(2, 1), stages=2)
-    made = kernel.__wrapped__(config, edit=lambda text: text.replace("__syncthreads();", ""))
-    with pytest.raises(KernelError):
-        check(made, pattern(config.format, SHAPE, COUNTS), feat=32)
-
-
-@requires_cuda_text
-def test_wide_copies_of_other_features_would_be_misaligned(monkeypatch):
-    """Plans and kernels refuse them; without the promise that is checked, the runner does."""
-    config = TensorCores(BSR(32, 32), tile=32, warps=(1, 1))
-    with pytest.raises(ScheduleError, match="serves multiples of 8 features, got 36"):
-        config.tiles(36)
-    monkeypatch.setattr(Schedule, "bound", lambda *_: None)
-    with pytest.raises(KernelError, match="misaligned"):
-        check(kernel.__wrapped__(config), pattern(config.format, (40, 40), [2]), feat=36)
-
-
 # -- plans, searches ----------------------------------------------------------------------------
 
 
@@ -241,25 +199,6 @@ def test_as_plans_have_it(dtype):
 def block_matrix(share):
     mask = pattern(BSR(32, 32), (256, 192), [1, 2, 3], share)
     return sp.csr_array(mask.astype("float16").astype("float32"))
-
-
-def searched(matrix, dtype="float16", target=GPU):
-    wanted = request("spmm", matrix, 64, dtype=dtype, target=target)
-    found = space(wanted.problem, wanted.pattern, wanted.statistics, wanted.target)
-    return wanted, [c for _, c in found.points() if isinstance(c, TensorCores)]
-
-
-def test_searches_have_them_where_blocks_are_full():
-    """Then they mean the same; elsewhere it is the user who says that padding is no matter."""
-    wanted, configs = searched(block_matrix(1.0))
-    assert {c.format for c in configs} >= {BSR(32, 32), DBSR(32, 32), SRBCRS(16, 32)}
-    for config in configs[:2]:
-        assert "ldmatrix" in wanted.stages(config)["III"].script()
-    assert searched(block_matrix(0.9))[1] == []
-    assert searched(block_matrix(1.0), "float32")[1] == []
-    assert searched(sp.csr_array((20, 30), dtype="float32"))[1] == []
-    for other in ({"kind": "cuda", "arch": "sm_75"}, "opencl"):
-        assert searched(block_matrix(1.0), target=resolve_target(other))[1] == []
 
 
 def test_chosen_for_full_blocks_and_for_formats_that_are_named():
@@ -305,27 +244,6 @@ def test_instructions(name, tmp_path):
 
 # -- refusals -----------------------------------------------------------------------------------
 
-BAD = {
-    "another format": ({"format": ELL()}, "format", "BSR, DBSR or SRBCRS of multiples of 8"),
-    "small blocks": ({"format": BSR(4, 8)}, "format", "BSR, DBSR or SRBCRS of multiples of 8"),
-    "vector": ({"vector": 3}, "vector", "1, 2, 4, 8 or 16, got 3"),
-    "tile": ({"tile": 36}, "tile", "a multiple of vector = 8, got 36"),
-    "stages": ({"stages": 9}, "stages", "at most 8, got 9"),
-    "no stages": ({"stages": 0}, "stages", "a positive integer, got 0"),
-    "depth": ({"depth": 24}, "depth", "None or a multiple of 8 that divides 32, got 24"),
-    "warps": ({"warps": (3, 1)}, "warps", "a multiple of 16 of rows or features for each"),
-    "too many warps": ({"warps": (1, 32)}, "warps", "two, 16 together, got (1, 32)"),
-    "one number": ({"warps": 4}, "warps", "two, 16 together, got 4"),
-}
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_bad_configs(name):
-    fields, argument, expected = BAD[name]
-    message = f"TensorCores: argument '{argument}': expected {expected}"
-    with pytest.raises(ValueError, match=re.escape(message)):
-        TensorCores(**{"format": BSR(32, 32), **fields})
-
 
 @pytest.mark.parametrize(
     ("problem", "got"),
@@ -359,21 +277,3 @@ def test_more_shared_memory_than_kernels_declare():
     check(made, pattern(config.format, SHAPE, COUNTS), feat=72)
     found = made.run.stages["II scheduled"].script()
     assert found.count('scope="shared.dyn"') == 1 and 'scope="shared")' not in found
-
-
-def test_shared_arrays_of_several_types_are_refused_and_small_ones_stay():
-    def func(*dtypes):
-        arrays = [buffer_var([20000], d, f"x{n}", "shared") for n, d in enumerate(dtypes)]
-        return tirx.PrimFunc([], tirx.SeqStmt([*map(tirx.AllocBuffer, arrays), tirx.Evaluate(0)]))
-
-    small = func("int8", "int8")
-    assert one_shared_array(small) is small
-    with pytest.raises(ScheduleError, match="expected shared arrays of one type, got .'float16'"):
-        one_shared_array(func("float16", "float32"))
-
-
-def test_sums_of_another_type():
-    with pytest.raises(ValueError, match="Spmm: argument 'out': expected None, 'float16' or 'flo"):
-        Spmm("float16", out="float64")
-    with pytest.raises(ValueError, match="Spmm: argument 'dtype'"):
-        Spmm("int8")

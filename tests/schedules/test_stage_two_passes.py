@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
+import scipy.sparse as sp
 
 import sparsetir
-from schedule_common import opened, program
+from programs import PROGRAMS
+from schedule_common import opened, program, says, table
+from sparsetir.schedules.passes.drop_identity_order import drop_identity_order  # noqa: F401
+from sparsetir.schedules.passes.opaque_step_loop import opaque_step_loop
 from sparsetir.schedules.passes.parallel_loops import in_vectors, run_in_parallel
 from sparsetir.schedules.passes.prefetch import prefetch_gathered
+from sparsetir.schedules.passes.unroll_known_tiles import unroll_known_tiles  # noqa: F401
 from sparsetir.sparse_ir.errors import ScheduleError
 
 
@@ -74,69 +79,87 @@ def with_a_sum_for_each_lane() -> Any:
     return sch
 
 
-REFUSED = [
-    (
-        lambda: in_vectors(with_a_sum_for_each_lane().lower(), "spmm_reduce", 1),
-        "in_vectors: loop 'k2' as vectorized: block 'spmm_reduce0' has 'C_ws_ws' for each visit, "
-        "which lanes would share; choose a loop inside or outside of it, or give it an axis of "
-        "the lanes\n  in for k2 in range(4)",
-    ),
-    (
-        lambda: in_vectors(tiled()[0].lower(), "spmm_redcue"),
-        "in_vectors: expected a sparse iteration among ['spmm', 'spmm_start', 'spmm_reduce', "
-        "'spmm_write'], got 'spmm_redcue'",
-    ),
-    (
-        lambda: in_vectors(tiled()[0].lower(), "spmm_reduce", 3),
-        "in_vectors: argument 'loops': expected constant extents of the innermost 3 of block "
-        "'spmm_reduce0', got J_indptr[vi + 1] - J_indptr[vi] of 'j'; split its axis, or bound it, "
-        "in stage I, or take fewer loops",
-    ),
-    (
-        lambda: in_vectors(tiled(None)[0].lower(), "spmm", 1),
-        "in_vectors: argument 'loops': expected constant extents of the innermost 1 of block "
-        "'spmm1', got feat of 'k'; split its axis, or bound it, in stage I, or take fewer loops",
-    ),
-    (
-        lambda: in_vectors(with_lanes()[0].lower(), "sddmm_write"),
-        "in_vectors: argument 'block': block 'sddmm_write0' is in no loop of its own, so that it "
-        "has no lanes; leave it out",
-    ),
-    (
-        lambda: in_vectors(with_lanes()[0].lower(), "sddmm_sums"),
-        "in_vectors: loop 'k1' as vectorized: block 'sddmm_sums0': 'vk1' is no free variable "
-        "(reduction): visits add to the same elements of 'OUT_ws_sum'; choose a loop over spatial "
-        "axes\n  in for k1 in range(4)",
-    ),
-    (
-        lambda: tiled()[0].rewrite(prefetch_gathered, "spmm_reduce0", "B", 8, 8),
-        "prefetch_gathered: expected a sparse iteration among ['spmm', 'spmm_start', "
-        "'spmm_reduce', 'spmm_write'], got 'spmm_reduce0'",
-    ),
-    (
-        lambda: tiled()[0].rewrite(prefetch_gathered, "spmm_reduce", "A", 8, 8),
-        "prefetch_gathered: argument 'buffer': block 'spmm_reduce0' reads no 'A' at an index that "
-        "it loads",
-    ),
-    (
-        lambda: tiled()[0].rewrite(prefetch_gathered, "spmm", "B", 8, 8),
-        "prefetch_gathered: argument 'iteration': expected one with a loop of its own over what "
-        "'J_indices' is read at, vj, got that of block 'spmm0'; of those that precompute returns "
-        "it is the second",
-    ),
-    (
-        lambda: tiled()[0].rewrite(prefetch_gathered, "spmm_reduce", "B", -8, 8),
-        "prefetch_gathered: argument 'distance': expected a positive integer, got -8",
-    ),
-    (
-        lambda: tiled()[0].rewrite(prefetch_gathered, "spmm_reduce", "B", 8, 0),
-        "prefetch_gathered: argument 'span': expected a positive integer, got 0",
-    ),
-]
+def fused_products() -> tuple[Any, Any]:
+    """Sampled products over elements in stage II, in no tiles and no order, and their length."""
+    func = PROGRAMS["sddmm_fused"].make("float32", "int32")
+    (feat,) = (axis.length for axis in func.axes if axis.name == "K")
+    return sparsetir.lower_sparse_iter(func), feat
 
 
-@pytest.mark.parametrize(("act", "message"), REFUSED)
-def test_refused(act: Callable[[], Any], message: str) -> None:
-    with pytest.raises(ScheduleError) as error:
-        act()
-    assert str(error.value) == message
+REFUSED = """
+in_vectors(with_a_sum_for_each_lane().lower(), "spmm_reduce", 1)
+    in_vectors: loop 'k2' as vectorized: block 'spmm_reduce0' has 'C_ws_ws' for each visit .. in for
+in_vectors(tiled()[0].lower(), "spmm_redcue")
+    in_vectors: expected a sparse iteration among ['spmm', 'spmm_start', .. got 'spmm_redcue'
+in_vectors(tiled()[0].lower(), "spmm_reduce", 3)
+    'loops': expected constant extents of the innermost 3 .. got J_indptr[vi + 1] - J_indptr[vi] of
+in_vectors(tiled(None)[0].lower(), "spmm", 1)
+    'loops': expected constant extents of the innermost 1 of block 'spmm1', got feat of 'k'; split
+in_vectors(with_lanes()[0].lower(), "sddmm_write")
+    'block': block 'sddmm_write0' is in no loop of its own, so that it has no lanes; leave it out
+in_vectors(with_lanes()[0].lower(), "sddmm_sums")
+    loop 'k1' as vectorized: block 'sddmm_sums0': 'vk1' is no free variable (reduction): .. in for
+tiled()[0].rewrite(prefetch_gathered, "spmm_reduce0", "B", 8, 8)
+    prefetch_gathered: expected a sparse iteration among .. got 'spmm_reduce0'
+tiled()[0].rewrite(prefetch_gathered, "spmm_reduce", "A", 8, 8)
+    prefetch_gathered: argument 'buffer': block 'spmm_reduce0' reads no 'A' at an index that it
+tiled()[0].rewrite(prefetch_gathered, "spmm", "B", 8, 8)
+    'iteration': expected one with a loop of its own over what 'J_indices' is read at .. the second
+tiled()[0].rewrite(prefetch_gathered, "spmm_reduce", "B", -8, 8)
+    prefetch_gathered: argument 'distance': expected a positive integer, got -8
+tiled()[0].rewrite(prefetch_gathered, "spmm_reduce", "B", 8, 0)
+    prefetch_gathered: argument 'span': expected a positive integer, got 0
+drop_identity_order(fused_products()[0], "I_J_order")
+    drop_identity_order: argument 'order': expected an array that is loaded from, got
+unroll_known_tiles(*fused_products(), 16, 3)
+    unroll_known_tiles: argument 'tile': expected a loop over tiles of 16 of feat, got none
+"""
+
+
+@pytest.mark.parametrize(("_", "code", "words"), table(REFUSED))
+def test_refused(_: str, code: str, words: list[str]) -> None:
+    says(code, words, globals(), ScheduleError)
+
+
+def one_at_a_time(sch):
+    i, _ = sch.get_sp_iters(sch.get_sparse_iteration("spmv"))
+    _, reduce, _ = sch.precompute("Y", i, [])
+    sch.lower()
+    sch.rewrite(opaque_step_loop, reduce)
+
+
+@pytest.mark.parametrize("idtype", ["int32", "int64"])
+def test_rows_of_any_length(idtype):
+    program = PROGRAMS["spmv"].make("float64", idtype)
+    kernel = sparsetir.build(program, schedule=one_at_a_time)
+    text = kernel.stages["III"].script()
+    assert "while j_at[0] < J_indptr[vi + 1]" in text.replace("T.int64(1)", "1"), text
+    for counts in ([], [0], [3], [0, 1, 0, 7, 40, 0, 2], [0, 0, 0]):
+        rng = np.random.default_rng(len(counts))
+        indptr = np.concatenate([[0], np.cumsum(counts)]).astype(idtype)
+        indices = np.concatenate(
+            [np.sort(rng.choice(50, count, replace=False)) for count in counts] or [[]]
+        ).astype(idtype)
+        a, x, y = rng.random(indptr[-1]), rng.random(50), np.full(len(counts), np.nan)
+        kernel(a=a, x=x, y=y, indptr=indptr, indices=indices)
+        np.testing.assert_allclose(y, sp.csr_array((a, indices, indptr), (len(counts), 50)) @ x)
+
+
+def test_refused_step_loops():
+    sch = sparsetir.Schedule(PROGRAMS["spmv"].make("float32", "int32"))
+    i, _ = sch.get_sp_iters(sch.get_sparse_iteration("spmv"))
+    sch.precompute("Y", i, [])
+    sch.lower()
+    with pytest.raises(sparsetir.ScheduleError, match="'step': expected a parameter, got 'steps'"):
+        sch.rewrite(opaque_step_loop, "spmv_reduce", "steps")
+    with pytest.raises(sparsetir.ScheduleError, match="expected a block in a loop, got 'spmv_st"):
+        sch.rewrite(opaque_step_loop, "spmv_start")
+    with pytest.raises(sparsetir.ScheduleError, match="expected a sparse iteration among"):
+        sch.rewrite(opaque_step_loop, "spmm")
+
+
+def test_an_init_in_the_loop_is_refused():
+    sch = sparsetir.Schedule(PROGRAMS["spmv"].make("float32", "int32"))
+    sch.lower()
+    with pytest.raises(sparsetir.ScheduleError, match="'spmv1', whose init is in the loop"):
+        sch.rewrite(opaque_step_loop, "spmv")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import numpy as np
@@ -10,6 +9,7 @@ import pytest
 from tvm.script import tirx as T
 
 from cuda_runner import requires_cuda_text, run_cuda
+from schedule_common import says, table
 from sparsetir import lower_sparse_buffer
 from sparsetir.schedules.gpu.passes.atomic_products import matmul_then_dot, sum_then_matmul
 from sparsetir.schedules.gpu.passes.cooperative_copy import cooperative_copy
@@ -131,10 +131,6 @@ def test_dots_without_a_template() -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
-def refused(message: str) -> Any:
-    return pytest.raises(ScheduleError, match=re.escape(message))
-
-
 def edited(*changes: tuple[str, str], of: Any = products) -> Any:
     """The products with some of their text changed."""
     from tvm.script import from_source
@@ -146,52 +142,45 @@ def edited(*changes: tuple[str, str], of: Any = products) -> Any:
     return from_source(text, s_tir=True)
 
 
-def test_sums_of_another_shape() -> None:
-    with refused("sum_then_matmul: expected a block in loops, among ['sums'], got 'none'"):
-        sum_then_matmul(products, "none", outer=1, dtype="float32")
-    with refused("argument 'block': expected an element to be added to atomically, got"):
-        apart(edited(("atomicAdd", "atomicMax")))
-    with refused("expected products of what is gathered for a row with a matrix over columns"):
-        apart(edited((" * W[vt, vk0 * 4 + vk1, vl]", "")))
-    with refused("expected a matrix over steps, terms and columns alone, in tiles of constant"):
-        apart(edited(("W[vt, vk0 * 4 + vk1, vl]", "W[vt, vk1, vl]")))
-    with refused("expected conditions of what is gathered, of the matrix or of the result alone"):
-        apart(edited(("J[vt, vi, vj] >= 0", "J[vt, vi, vj] >= vl")))
+STEP = "sums_product"
+ATOMIC, SUMMED, TERMS = ("atomicAdd", "atomicMax"), (" * W[vt, vk0 * 4 + vk1, vl]", ""), (
+    "W[vt, vk0 * 4 + vk1, vl]", "W[vt, vk1, vl]")  # fmt: skip
+REFUSED = """
+sum_then_matmul(products, "none", outer=1, dtype="float32")
+    sum_then_matmul: expected a block in loops, among ['sums'], got 'none'
+apart(edited(ATOMIC))
+    argument 'block': expected an element to be added to atomically, got
+apart(edited(SUMMED))
+    expected products of what is gathered for a row with a matrix over columns
+apart(edited(TERMS))
+    expected a matrix over steps, terms and columns alone, in tiles of constant
+apart(edited(("J[vt, vi, vj] >= 0", "J[vt, vi, vj] >= vl")))
+    expected conditions of what is gathered, of the matrix or of the result alone
+dots_apart(edited(ATOMIC, of=dots))
+    matmul_then_dot: argument 'block': expected an element to be added to atomically
+matmul_then_dot(products, "sums", outer=1)
+    expected products with a matrix for rows of two loops, got
+dots_apart(edited(("J[vt, vi, vj] >= 0", "J[vt, vi, vj] >= vl1"), of=dots))
+    expected conditions of one factor, or of an element, alone
+cooperative_dot(dots_apart(), "dots_dots", warps=1, vector=8)
+    cooperative_dot: argument 'vector': expected a divisor of 32 neighbours, of at mos
+cooperative_dot(dots_apart(), "dots_gather", warps=1, vector=4)
+    cooperative_dot: argument 'dots': expected a block that adds products of rows, one
+cooperative_gather(apart(), "sums_gather", warps=1, vector=8)
+    argument 'vector': expected a divisor of 4 neighbours, of at most 16 bytes, got
+cooperative_gather(apart(), "sums_matrix", warps=1, vector=4)
+    argument 'gather': expected a block that sets a sum to zero and adds rows to it
+thread_tiled_matmul(apart(), STEP, STEPS, warps=1, shape=(4, 8))
+    argument 'shape': expected 32 tiles that make 16 by 32 sums, got (4, 8)
+thread_tiled_matmul(apart(), "sums_start", STEPS, warps=1, shape=(4, 4))
+    argument 'reduce': expected X[..] = X[..] + A[..] * B[..] of A and B in shared
+thread_tiled_matmul(apart(), STEP, STEPS[:1], warps=1, shape=(4, 4))
+    argument 'steps': expected the blocks of all accesses of the sums, got Y_ws
+thread_tiled_matmul(apart(), STEP, [*STEPS, "sums_matrix"], warps=1, shape=(4, 4))
+    argument 'steps': expected loops over rows and columns of the sums around block
+"""
 
 
-def test_dots_of_another_shape() -> None:
-    with refused(
-        "matmul_then_dot: argument 'block': expected an element to be added to atomically"
-    ):
-        dots_apart(edited(("atomicAdd", "atomicMax"), of=dots))
-    with refused("expected products with a matrix for rows of two loops, got"):
-        matmul_then_dot(products, "sums", outer=1)
-    with refused("expected conditions of one factor, or of an element, alone"):
-        dots_apart(edited(("J[vt, vi, vj] >= 0", "J[vt, vi, vj] >= vl1"), of=dots))
-    with refused(
-        "cooperative_dot: argument 'vector': expected a divisor of 32 neighbours, of at mos"
-    ):
-        cooperative_dot(dots_apart(), "dots_dots", warps=1, vector=8)
-    with refused(
-        "cooperative_dot: argument 'dots': expected a block that adds products of rows, one"
-    ):
-        cooperative_dot(dots_apart(), "dots_gather", warps=1, vector=4)
-
-
-def test_gathers_of_another_shape() -> None:
-    with refused("argument 'vector': expected a divisor of 4 neighbours, of at most 16 bytes, got"):
-        cooperative_gather(apart(), "sums_gather", warps=1, vector=8)
-    with refused("argument 'gather': expected a block that sets a sum to zero and adds rows to it"):
-        cooperative_gather(apart(), "sums_matrix", warps=1, vector=4)
-
-
-def test_products_of_another_shape() -> None:
-    func = apart()
-    with refused("argument 'shape': expected 32 tiles that make 16 by 32 sums, got (4, 8)"):
-        thread_tiled_matmul(func, "sums_product", STEPS, warps=1, shape=(4, 8))
-    with refused("argument 'reduce': expected X[..] = X[..] + A[..] * B[..] of A and B in shared"):
-        thread_tiled_matmul(func, "sums_start", STEPS, warps=1, shape=(4, 4))
-    with refused("argument 'steps': expected the blocks of all accesses of the sums, got Y_ws"):
-        thread_tiled_matmul(func, "sums_product", STEPS[:1], warps=1, shape=(4, 4))
-    with refused("argument 'steps': expected loops over rows and columns of the sums around block"):
-        thread_tiled_matmul(func, "sums_product", [*STEPS, "sums_matrix"], warps=1, shape=(4, 4))
+@pytest.mark.parametrize(("_", "code", "words"), table(REFUSED))
+def test_refused(_: str, code: str, words: list[str]) -> None:
+    says(code, words, globals(), ScheduleError)

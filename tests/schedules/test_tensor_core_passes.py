@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 from tvm import s_tir
 from tvm.script import tirx as T
 
 from cuda_runner import requires_cuda_text
 from cuda_stages import CudaStages
+from schedule_common import says, table
 from sparsetir import Schedule
 from sparsetir.formats import BSR, SRBCRS, Operand
 from sparsetir.formats.decompose import decompose_format
@@ -75,65 +74,60 @@ def test_golden():
     assert plain_text(func) == golden("tensor_cores")
 
 
-def refused(message):
-    return pytest.raises(ScheduleError, match=re.escape(message))
+@T.prim_func(s_tir=True)
+def transposed(A: T.Buffer((16, 8), "float16")):
+    with T.sblock("visit"):
+        S = T.sblock_alloc_buffer((8, 16), "float16", scope="shared")
+        for i, j in T.grid(8, 16):
+            with T.sblock("copy"):
+                S[i, j] = A[j, i]
 
 
-def test_blocks_that_are_not_there():
-    func = tiles()
-    with refused("cooperative_copy: expected a block in loops, among ["):
-        cooperative_copy(func, "none", warps=1, vector=8)
-    with refused("got 'none'"):
-        on_tensor_cores(func, "none", STEPS, warps=(1, 1))
+REFUSED = """
+cooperative_copy(tiles(), "none", warps=1, vector=8)
+    cooperative_copy: expected a block in loops, among [
+on_tensor_cores(tiles(), "none", STEPS, warps=(1, 1))
+    got 'none'
+cooperative_copy(tiles(), START, warps=1, vector=8)
+    argument 'copy': expected a block that copies to shared memory
+cooperative_copy(tiles(), "B_ws_copy0", warps=1, vector=3)
+    argument 'vector': expected a divisor of the 16 neighbours
+cooperative_copy(tiles(scope="global"), "B_ws_copy0", warps=1, vector=8)
+    argument 'copy': expected a block that copies to shared memory
+cooperative_copy(transposed, "copy", warps=1, vector=8)
+    argument 'vector': expected a divisor of the 16 neighbours
+on_tensor_cores(tiles(scope="global"), REST, STEPS, warps=(1, 1))
+    argument 'reduce': expected X[..] = X[..] + A[..] * B[..] of A and B in shared
+on_tensor_cores(tiles(), START, STEPS, warps=(1, 1))
+    argument 'reduce': expected X[..] = X[..] + A[..] * B[..] of A and B in shared
+on_tensor_cores(tiles(out="float16"), REST, STEPS, warps=(1, 1))
+    expected factors and sums of float16 and float32, bfloat16 and float32, int8
+on_tensor_cores(tiles(), REST, STEPS, warps=(2, 2))
+    expected rows and columns of a warp that 16 and 8 divide, and terms that 8
+on_tensor_cores(tiles(block=4), REST, STEPS, warps=(1, 1))
+    expected rows and columns of a warp that 16 and 8 divide, and terms that 8
+on_tensor_cores(tiles(), REST, STEPS, warps=(3, 1))
+    expected rows and columns of a warp that 16 and 8 divide, and terms that 8
+on_tensor_cores(tiles(), REST, [START], warps=(1, 1))
+    argument 'steps': expected the blocks of all accesses of the sums, got C_ws
+on_tensor_cores(tiles(), REST, [START, WRITE, "A_ws_copy0"], warps=(1, 1))
+    argument 'steps': expected loops over rows and columns of the sums
+software_pipeline(copied(tiles()), "spmm_reduce0", ["A_ws_copy0"], stages=0)
+    software_pipeline: argument 'stages': expected at least 1, got 0
+software_pipeline(copied(tiles()), "spmm_reduce0", ["A_ws_copy0", START], stages=2)
+    argument 'copies': expected blocks in block 'spmm_reduce0', among ['A_ws_copy0',
+software_pipeline(copied(tiles()), "spmm_reduce0", ["A_ws_copy0", "B_ws_copy0"], stages=100)
+    bytes each to fit in 49152 bytes of shared memory, got 100
+shared_tiles(gathered(), "spmm_reduce0", ["D"], outer=1)
+    argument 'operands': expected 'D' to be read at one place in block
+shared_tiles(gathered(), "spmm_reduce0", ["B"], outer=3)
+    argument 'operands': expected one of the loops inside to go along the last axis
+"""
 
 
-def test_copies():
-    func = tiles()
-    with refused("argument 'copy': expected a block that copies to shared memory"):
-        cooperative_copy(func, START, warps=1, vector=8)
-    with refused("argument 'vector': expected a divisor of the 16 neighbours"):
-        cooperative_copy(func, "B_ws_copy0", warps=1, vector=3)
-    with refused("argument 'copy': expected a block that copies to shared memory"):
-        cooperative_copy(tiles(scope="global"), "B_ws_copy0", warps=1, vector=8)
-
-    @T.prim_func(s_tir=True)
-    def transposed(A: T.Buffer((16, 8), "float16")):
-        with T.sblock("visit"):
-            S = T.sblock_alloc_buffer((8, 16), "float16", scope="shared")
-            for i, j in T.grid(8, 16):
-                with T.sblock("copy"):
-                    S[i, j] = A[j, i]
-
-    with refused("argument 'vector': expected a divisor of the 16 neighbours"):
-        cooperative_copy(transposed, "copy", warps=1, vector=8)
-
-
-def test_products():
-    with refused("argument 'reduce': expected X[..] = X[..] + A[..] * B[..] of A and B in shared"):
-        on_tensor_cores(tiles(scope="global"), REST, STEPS, warps=(1, 1))
-    with refused("argument 'reduce': expected X[..] = X[..] + A[..] * B[..] of A and B in shared"):
-        on_tensor_cores(tiles(), START, STEPS, warps=(1, 1))
-    with refused("expected factors and sums of float16 and float32, bfloat16 and float32, int8"):
-        on_tensor_cores(tiles(out="float16"), REST, STEPS, warps=(1, 1))
-    for func, warps in ((tiles(), (2, 2)), (tiles(block=4), (1, 1)), (tiles(), (3, 1))):
-        with refused("expected rows and columns of a warp that 16 and 8 divide, and terms that 8"):
-            on_tensor_cores(func, REST, STEPS, warps=warps)
-    with refused("argument 'steps': expected the blocks of all accesses of the sums, got C_ws"):
-        on_tensor_cores(tiles(), REST, [START], warps=(1, 1))
-    with refused("argument 'steps': expected loops over rows and columns of the sums"):
-        on_tensor_cores(tiles(), REST, [START, WRITE, "A_ws_copy0"], warps=(1, 1))
-
-
-def test_pipelines():
-    func = copied(tiles())
-    with refused("software_pipeline: argument 'stages': expected at least 1, got 0"):
-        software_pipeline(func, "spmm_reduce0", ["A_ws_copy0"], stages=0)
-    with refused(
-        "argument 'copies': expected blocks in block 'spmm_reduce0', among ['A_ws_copy0',"
-    ):
-        software_pipeline(func, "spmm_reduce0", ["A_ws_copy0", START], stages=2)
-    with refused("bytes each to fit in 49152 bytes of shared memory, got 100"):
-        software_pipeline(func, "spmm_reduce0", ["A_ws_copy0", "B_ws_copy0"], stages=100)
+@pytest.mark.parametrize(("_", "code", "words"), table(REFUSED))
+def test_refused(_, code, words):
+    says(code, words, globals(), ScheduleError)
 
 
 def gathered():
@@ -153,10 +147,6 @@ def test_tiles_of_what_is_gathered():
     func = gathered()
     text = shared_tiles(func, "spmm_reduce0", ["A_sr_bcrs_8_16", "B"], outer=1).script()
     assert 'T.sblock("spmm_reduce0_visit")' in text and 'T.sblock("B_copy0")' in text
-    with refused("argument 'operands': expected 'D' to be read at one place in block"):
-        shared_tiles(func, "spmm_reduce0", ["D"], outer=1)
-    with refused("argument 'operands': expected one of the loops inside to go along the last axis"):
-        shared_tiles(func, "spmm_reduce0", ["B"], outer=3)
 
 
 def by_hand(sch):
@@ -196,11 +186,3 @@ def test_a_product_of_a_user_by_tensorize():
             == template.run.function.source.count(instruction)
             > 0
         )
-
-
-def test_tensorize_refuses_other_loops():
-    """By TVM's own message."""
-    loops = s_tir.Schedule(tiles())
-    name = Warps(32, 16, (1, 1)).intrinsic("float16", 16)
-    with pytest.raises(s_tir.ScheduleError):
-        loops.tensorize(loops.get_loops(loops.get_sblock(REST))[-3], name)

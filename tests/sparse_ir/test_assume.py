@@ -53,24 +53,6 @@ def test_results_stay_and_padding_is_refused_where_there_is_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fact", "options", "message"),
-    [
-        ("valid", {"axis": "J"}, "'fact': expected one of coordinates, filled, inside, got 'val"),
-        ("coordinates", {"axis": "R"}, "'buffer': expected a name for 'coordinates', got None"),
-        ("filled", {"axis": "J", "buffer": "W"}, "'buffer': expected None for 'filled', got 'W'"),
-        ("filled", {"axis": "R"}, "axis 'R': expected a sparse_fixed axis, .* got a dense_fixed"),
-        ("filled", {"axis": "Q"}, "'Q': no such axis; there are ..I., .J., .R."),
-        ("coordinates", {"axis": "R", "buffer": "V"}, "'V': no such buffer; there are ..W."),
-        ("coordinates", {"axis": "R", "buffer": "W"}, "'W': expected a buffer of integers, got fl"),
-        ("inside", {"axis": "J", "buffer": "W"}, "'W': expected one of its axes, .*, got 'J'"),
-    ],
-)
-def test_refusals(fact: str, options: dict[str, str], message: str) -> None:
-    with pytest.raises(ScheduleError, match=f"^assume: .*{message}"):
-        sparsetir.Schedule(relations).assume(fact, **options)
-
-
-@pytest.mark.parametrize(
     ("value", "message"),
     [
         ("J", "attribute 'assumed': expected a list, got 'J'"),

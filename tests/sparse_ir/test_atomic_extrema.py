@@ -12,12 +12,10 @@ import numpy as np
 import pytest
 
 import sparsetir
-from cuda_runner import KernelError, requires_cuda_text
+from cuda_runner import requires_cuda_text
 from cuda_stages import CudaStages
-from gpu_runner import cuda_source, requires_nvcc
 from programs import PROGRAMS
 from schedule_common import program
-from spmm_gpu_common import compile_cuda
 
 PROGRAM = """
 @T.prim_func
@@ -109,27 +107,6 @@ def test_rows_in_several_chunks() -> None:
         sparsetir.interpret(func, want)
         np.testing.assert_array_equal(kernel(given)["y"], want["y"])
         assert case != "dense_row" or kernel.function.counts.atomics
-
-
-@requires_cuda_text
-def test_an_atomic_that_is_missing_is_found() -> None:
-    def edit(source: str) -> str:
-        assert "atomicMax(bits, given)" in source
-        return source.replace("atomicMax(bits, given)", "(*bits = max(*bits, given))")
-
-    kernel = CudaStages(made("max without NaN"), atomically, edit=edit)
-    with pytest.raises(KernelError, match="race: .* Y"):
-        kernel(arguments("float32", nan=False))
-
-
-@requires_nvcc
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
-def test_instructions(arch: str, tmp_path: Any) -> None:
-    stages = sparsetir.lower(made("max or NaN"), atomically, target={"kind": "cuda", "arch": arch})
-    made_of = compile_cuda(cuda_source(stages["III"]), tmp_path, arch)
-    for each in ("atom.global.max.s32", "atom.global.min.u32"):
-        assert re.search(each, made_of.ptx), made_of.ptx
-    assert made_of.spills == 0
 
 
 def product(sch: Any) -> None:

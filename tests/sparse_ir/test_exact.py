@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import math
+import struct
 from typing import Any
 
 import numpy as np
@@ -11,14 +13,13 @@ import pytest
 import tvm
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tvm import tirx
 
 import gpu_runner
 import sparsetir
 from cuda_runner import requires_cuda_text, run_cuda
 from programs import PROGRAMS, copied
 from sparsetir.schedules.default import default_schedule
-from sparsetir.sparse_ir.exact import arithmetic_of, exact
+from sparsetir.sparse_ir import script as T
 
 FAR = [2**30, 1431655766, -(2**31)]  # whose triples are elsewhere in int32
 LENGTH = 13
@@ -205,21 +206,6 @@ def test_random_indices(
     check(program(body, first, second, idtype), {**args, "m": len(args["idx"])})
 
 
-@pytest.mark.parametrize("op", [tirx.Add, tirx.Sub, tirx.Mul, tirx.FloorDiv, tirx.FloorMod])
-def test_bounds_hold_what_an_operation_gives(op: Any) -> None:
-    rng = np.random.default_rng(0)
-    x, y = tirx.Var("x", "int32"), tirx.Var("y", "int32")
-    for _ in range(50):
-        (a, b), (c, d) = (sorted(rng.integers(-9, 10, 2).tolist()) for _ in range(2))
-        ends = {x: (a, b), y: (c, d)}
-        found, compute = exact(op(x, y), ends.__getitem__), arithmetic_of(op(x, y))
-        assert compute is not None
-        for p in range(a, b + 1):
-            for q in range(c, d + 1):
-                if q or op in (tirx.Add, tirx.Sub, tirx.Mul):
-                    assert found.low <= compute(p, q) <= found.high
-
-
 def run_on_gpu(func: Any, args: dict[str, Any], run: Any) -> None:
     want = copied(args)
     sparsetir.interpret(func, want)
@@ -252,3 +238,31 @@ def test_on_gpus(body: str, dtype: str, run: Any) -> None:
     far = FAR if dtype == "int32" else [2**62, 2**63 - 1, -(2**63), 2**32 + 3, 6148914691236517206]
     index = np.array([1, *far, 2], dtype)
     run_on_gpu(program(body, dtype), arguments(index, np.full(len(index), 3, "int32")), run)
+
+
+@pytest.mark.parametrize("value", [1.25e-20, 0.1, math.pi, -1e-300, 1e-310])
+def test_constants_that_need_all_digits(value: float) -> None:
+    @T.prim_func
+    def scale(a: T.handle, b: T.handle, n: T.int32):
+        I = T.dense_fixed(n)
+        A = T.match_sparse_buffer(a, (I,), "float64")
+        B = T.match_sparse_buffer(b, (I,), "float64")
+        with T.sp_iter([I], "S", "scale") as [i]:
+            B[i] = A[i] * T.FloatImm("float64", value)
+
+    text = sparsetir.build(scale, {"kind": "cuda", "arch": "sm_80"}).source()
+    (bits,) = struct.unpack("<q", struct.pack("<d", value))
+    exact = any(float(word) == value for word in _numbers(text))
+    assert exact or str(bits) in text
+
+
+def _numbers(text: str) -> list[str]:
+    words = text.replace("(", " ").replace(")", " ").replace(";", " ").split()
+    out = []
+    for word in words:
+        try:
+            float(word)
+        except ValueError:
+            continue
+        out.append(word)
+    return out

@@ -9,69 +9,44 @@ from typing import Any
 
 import numpy as np
 import pytest
-import scipy.sparse as sp
 import tvm_ffi
 from tvm.error import DiagnosticError
 
 import sparsetir
 from cuda_runner import requires_cuda_text
 from cuda_stages import CudaStages
-from programs import PROGRAMS
 from rows_common import MATRICES, check, fused, operands
-from schedule_common import program
-from sparsetir import ScheduleError
-from sparsetir.sparse_ir.computed import compute
+from schedule_common import program, read_back, steps, table
 from sparsetir.sparse_ir.recipes.positions import rows_of_blocks, rows_of_positions
 
 # -- on a CPU -------------------------------------------------------------------------------------
 
 
-def _whole(sch: Any, it: Any, p: Any, k: Any) -> None:
-    """The row is carried through all elements."""
+# Cuts of the loop `ij` over positions; an empty one goes through all elements, and carries the row.
+CUTS = """
+pos(ij)
+    all elements
+split(ij, [None, 2, 3], tail="repeat")
+    two cuts
+split(ij, [None, 7])
+    the last tile goes to positions that there are not
+pos(ij); divide(ij, 3)
+    parts
+tiles, each = split(ij, [None, 4], tail="repeat"); sparse_reorder(it, [tiles, k, each])
+    each feature begins a tile anew
+tiles, each = split(ij, [None, 4], tail="repeat"); sparse_reorder(it, [each, tiles, k])
+    positions go back in the outer loop, where each visit searches
+tiles, each = split(ij, [None, 4], tail="repeat"); precompute("C", tiles, [each, k], scope="global")
+    a workspace
+"""
 
 
-def _cut(sch: Any, it: Any, p: Any, k: Any) -> None:
-    sch.split(p, [None, 2, 3], tail="repeat")
-
-
-def _beyond(sch: Any, it: Any, p: Any, k: Any) -> None:
-    """The last tile goes to positions that there are not."""
-    sch.split(p, [None, 7])
-
-
-def _parts(sch: Any, it: Any, p: Any, k: Any) -> None:
-    sch.pos(p)
-    sch.divide(p, 3)
-
-
-def _between(sch: Any, it: Any, p: Any, k: Any) -> None:
-    """Each feature begins a tile anew."""
-    tiles, each = sch.split(p, [None, 4], tail="repeat")
-    sch.sparse_reorder(it, [tiles, k, each])
-
-
-def _backwards(sch: Any, it: Any, p: Any, k: Any) -> None:
-    """Positions go back in the outer loop, where each visit searches."""
-    tiles, each = sch.split(p, [None, 4], tail="repeat")
-    sch.sparse_reorder(it, [each, tiles, k])
-
-
-def _workspace(sch: Any, it: Any, p: Any, k: Any) -> None:
-    tiles, each = sch.split(p, [None, 4], tail="repeat")
-    sch.precompute("C", tiles, [each, k], scope="global")
-
-
-CUTS = [_whole, _cut, _beyond, _parts, _between, _backwards, _workspace]
-
-
-@pytest.mark.parametrize(("cut", "n"), [(cut, n) for n, cut in enumerate(CUTS)])
-def test_on_a_cpu(cut: Callable[..., Any], n: int) -> None:
+@pytest.mark.parametrize(("n", "code"), [(n, row.values[1]) for n, row in enumerate(table(CUTS))])
+def test_on_a_cpu(n: int, code: str) -> None:
     idtype = ("int32", "int64")[n % 2]
-    sch, it, p, k = fused(("search", "blocks")[n // 2 % 2], idtype)
-    cut(sch, it, p, k)
-    assert tvm_ffi.structural_equal(sparsetir.from_source(sch.func.script()), sch.func)
-    again = sch.trace.apply(PROGRAMS["spmm"].make("float32", idtype)).func
-    assert tvm_ffi.structural_equal(again, sch.func, map_free_vars=True)
+    sch, it, *_ = fused(("search", "blocks")[n // 2 % 2], idtype)
+    steps(code, sch, it)[1]()
+    read_back(sch, program(idtype=idtype))
     text = sparsetir.lower_sparse_iter(sch.func).script()
     assert "I_at[" not in text
     assert "find_I_at_first" in text
@@ -107,12 +82,6 @@ def sums(
         with T.init():
             Y[i] = 0.0
         Y[i] = Y[i] + A[i, j, k] * X[j]
-"""
-# The coordinates of all fibers.
-FIBERS_TOO = """
-    Z = T.match_sparse_buffer(z, (I, J), "int32")
-    with T.sp_iter([I, J], "SS", "fibers") as [i, j]:
-        Z[i, j] = j
 """
 # Elements of the fibers of each row, of which some rows and some fibers have none.
 FIBERS = ([], [[]], [[3, 0], [], [0], [0, 0, 4, 0], []], [[], [], [2, 1]], [[9]])
@@ -224,21 +193,9 @@ MORE = [
     ("apply", "idtype"), [*WAYS, *(pytest.param(*way, marks=pytest.mark.slow) for way in MORE)]
 )
 def test_on_a_gpu(apply: Callable[[Any], None], idtype: str) -> None:
-    kernel = CudaStages(PROGRAMS["spmm"].make("float32", idtype), apply)
+    kernel = CudaStages(program(idtype=idtype), apply)
     assert "i_at" not in kernel.called.values()
     check(lambda args: kernel(args)["c"], idtype)
-
-
-def test_a_row_for_each_block() -> None:
-    sch = sparsetir.Schedule(program())
-    by_threads("blocks")(sch)
-    assert tvm_ffi.structural_equal(sparsetir.from_source(sch.func.script()), sch.func)
-    for matrix in MATRICES.values():
-        args = operands(matrix, "int32")
-        made = compute(sch.func, args)
-        blocks = -(-args["nnz"] // 12)
-        assert made["i_at_starts"].shape == (blocks + 1,)
-        np.testing.assert_array_equal(made["i_at_starts"][:-1], made["i_at"][::12])
 
 
 def test_recipes() -> None:
@@ -251,47 +208,7 @@ def test_recipes() -> None:
     assert rows_of_positions(indptr, np.array([0, 3, 4, 6])).tolist() == [1, 1, 4, 4]
 
 
-@requires_cuda_text
-def test_fewer_loads_of_rows() -> None:
-    """Of one long row: a table is read by all elements, a search by threads."""
-    args = operands(sp.csr_array(np.ones((1, 480), "float32")), "int32")
-    sectors = {}
-    for rows in ("table", "search", "blocks"):
-        kernel = CudaStages(program(), by_threads(rows))
-        kernel(args, count=True, races=False)
-        sectors[rows] = kernel.function.counts.sectors
-    assert sectors["search"] < 0.9 * sectors["table"]
-    assert sectors["blocks"] < 0.9 * sectors["table"]
-
-
 # -- refused --------------------------------------------------------------------------------------
-
-
-def test_refused_ways() -> None:
-    with pytest.raises(
-        ScheduleError,
-        match='positions: argument \'rows\': expected "table" or "search" or "blocks", got \'x\'',
-    ):
-        fused("x")
-    with pytest.raises(
-        ScheduleError,
-        match=r"positions: argument 'rows': expected \"table\" with parts = 2, in whose order rows "
-        "do not follow each other, got 'search'",
-    ):
-        fused("search", parts=2)
-
-
-def test_refused_blocks() -> None:
-    """Whose positions do not lie in a row."""
-    sch, it, p, k = fused("blocks")
-    outer, inner = sch.split(p, [None, 16], tail="repeat")
-    sch.sparse_reorder(it, [inner, outer, k])
-    with pytest.raises(
-        ScheduleError,
-        match="parallelize: rows by blocks: expected a block to have positions in a row, as that "
-        r"of the outermost loop of a split, got 'I_J1' at .*; legal is rows=\"search\"",
-    ):
-        sch.parallelize(inner, "block", race="atomics")
 
 
 def test_refused_by_the_verifier() -> None:
@@ -308,24 +225,3 @@ def test_refused_by_the_verifier() -> None:
     ]:
         with pytest.raises(DiagnosticError, match=message):
             sparsetir.from_source(text.replace(said, instead))
-
-
-def test_refused_levels_in_use() -> None:
-    """Another iteration goes through a level whose offsets would be values."""
-    for rows in ("table", "search"):
-        sch = sparsetir.Schedule(
-            sparsetir.from_source(
-                LEVELS.replace("a: T.handle, x", "a: T.handle, z: T.handle, x") + FIBERS_TOO
-            )
-        )
-        it = sch.get_sparse_iteration("sums")
-        f = sch.sparse_fuse(it, sch.get_sp_iters(it))
-        if rows == "table":
-            sch.positions(f)
-            continue
-        with pytest.raises(
-            ScheduleError,
-            match=r"positions: argument 'rows': expected \"table\", as sp_iter 'fibers' visits 'J' "
-            "too, got 'search'",
-        ):
-            sch.positions(f, rows=rows)

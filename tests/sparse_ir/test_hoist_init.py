@@ -4,7 +4,6 @@
 # pyright: reportMissingModuleSource=false
 
 import pytest
-import tvm_ffi
 from tvm import s_tir, tirx
 
 from gpu_runner import requires_opencl
@@ -54,17 +53,6 @@ def path_to(func, name):
 def test_golden():
     _, func = hoisted("spmm")
     assert plain_text(func) == golden("spmm_stage2_hoisted")
-
-
-def test_twice_is_once():
-    _, func = hoisted("spmm")
-    assert tvm_ffi.structural_equal(hoist_init(func), func)
-
-
-@pytest.mark.parametrize("program", ["elementwise", "spmm_ell"])
-def test_nothing_to_move(program):
-    sch, func = hoisted(program)
-    assert tvm_ffi.structural_equal(func, only(sch))
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -121,44 +109,6 @@ def test_fused_spatial_and_reduction_loop():
     assert path_to(func, "spmm1_init") == ["io", "ii", "k"]
     assert path_to(func, "spmm1") == ["io", "jo", "ii_ji_fused_0", "ii_ji_fused_1", "k"]
     check("spmm_bsr", sch, run_cpu)
-
-
-def test_dynamic_reduction_fused_with_features():
-    def steps(sch):
-        sch.fuse(*loops(sch, "spmm1"))
-
-    sch, func = hoisted("spmm", steps)
-    assert path_to(func, "spmm1_init") == ["i", "k"]
-    check("spmm", sch, run_cpu)
-
-
-def test_init_with_loops_of_its_own():
-    """spmm_search: the init, over all features, belongs to the block around the feature loop."""
-
-    def steps(sch):
-        i, j = loops(sch, "spmm0")
-        sch.split(j, [None, 4])
-        sch.parallel(i)
-
-    sch, func = hoisted("spmm_search", steps)
-    assert path_to(func, "spmm0_init") == ["i"]
-    assert isinstance(blocks(func)["spmm0_init"].block.body, tirx.For)
-    check("spmm_search", sch, run_cpu)
-
-
-def test_decomposed_by_the_user():
-    def steps(sch):
-        j, k = loops(sch, "spmm1")
-        sch.reorder(k, j)
-        sch.decompose_reduction(sch.get_sblock("spmm1"), k)
-
-    sch, func = hoisted("spmm", steps)
-    assert tvm_ffi.structural_equal(func, only(sch))
-
-
-def test_several_in_one_row():
-    _, func = hoisted("row_softmax")
-    assert [path_to(func, f"{name}0_init") for name in ("top", "total")] == [["i"], ["i"]]
 
 
 def reduction_over_threads(sch):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from programs import tolerance
+from programs import PROGRAMS, tolerance
 from sparsetir.sparse_ir import script as T
 from sparsetir.sparse_ir.interpret import interpret
 
@@ -74,24 +74,14 @@ def test_assertions_raise():
         interpret(refuse, [3])
 
 
+INTRINSICS = dict.fromkeys(["exp", "exp2", "log", "sqrt", "tanh", "abs", "floor", "ceil"])
+INTRINSICS |= {"rsqrt": lambda x: x**-0.5, "sigmoid": lambda x: 1 / (1 + np.exp(-x))}
+
+
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "bfloat16"])
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("exp", np.exp),
-        ("exp2", np.exp2),
-        ("log", np.log),
-        ("sqrt", np.sqrt),
-        ("rsqrt", lambda x: x**-0.5),
-        ("tanh", np.tanh),
-        ("sigmoid", lambda x: 1 / (1 + np.exp(-x))),
-        ("abs", np.abs),
-        ("floor", np.floor),
-        ("ceil", np.ceil),
-    ],
-)
-def test_intrinsics(name, expected, dtype):
-    call = getattr(T, name)
+@pytest.mark.parametrize("name", INTRINSICS)
+def test_intrinsics(name, dtype):
+    call, expected = getattr(T, name), INTRINSICS[name] or getattr(np, name)
 
     @T.prim_func
     def apply(x: T.handle, y: T.handle):
@@ -106,3 +96,47 @@ def test_intrinsics(name, expected, dtype):
     interpret(apply, [x, y])
     tolerances = tolerance(dtype)
     np.testing.assert_allclose(y.astype("float64"), expected(x.astype("float64")), **tolerances)
+
+
+def spmm():
+    return PROGRAMS["spmm"].make("float32", "int32")
+
+
+def spmm_args():
+    return PROGRAMS["spmm"].inputs(np.random.default_rng(0), "small", "float32", "int32")
+
+
+def test_arguments_by_order():
+    func, args = spmm(), spmm_args()
+    expected = PROGRAMS["spmm"].oracle(args)["c"]
+    interpret(func, [args[p.name] for p in func.params])
+    np.testing.assert_allclose(args["c"], expected, **tolerance("float32"))
+
+
+TWISTED = np.zeros((7, 13), "float32").T
+WRONG = [  # (argument, value, error, what is expected of it)
+    ("b", None, TypeError, "expected a NumPy array, got NoneType"),
+    ("a", np.zeros(3), TypeError, "buffer 'A': expected dtype float32, got float64"),
+    ("a", np.zeros(3, "float32"), ValueError, r"'A': expected \d+ elements, got shape \(3,\)"),
+    ("indptr", np.zeros(3, "int32"), ValueError, "axis 'J': expected 14 elements, got shape .3,"),
+    ("c", TWISTED, ValueError, "buffer 'C': expected a C-contiguous array"),
+    ("m", 13.0, TypeError, "expected a number of type int32, got 13.0"),
+    ("m", 2**40, ValueError, "expected a number of type int32, got 10995"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "error", "message"), WRONG)
+def test_wrong_arguments(name, value, error, message):
+    with pytest.raises(error, match=f"spmm: argument '{name}': .*{message}"):
+        interpret(spmm(), {**spmm_args(), name: value})
+
+
+def test_wrong_names_and_numbers_of_arguments():
+    args = spmm_args()
+    with pytest.raises(TypeError, match="spmm: unknown argument 'q'"):
+        interpret(spmm(), {**args, "q": 1})
+    del args["b"]
+    with pytest.raises(TypeError, match="spmm: argument 'b' is missing"):
+        interpret(spmm(), args)
+    with pytest.raises(TypeError, match="spmm: expected 9 arguments .*, got 1"):
+        interpret(spmm(), [1])

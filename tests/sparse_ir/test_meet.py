@@ -9,6 +9,7 @@ import pytest
 import scipy.sparse
 
 import sparsetir
+from schedule_common import says, table
 from sparsetir import ScheduleError
 from sparsetir.formats import Hyb, Operand, Pattern
 from sparsetir.formats.decompose import decompose_format
@@ -19,7 +20,6 @@ from sparsetir.schedules.operators.spmm import program
 from sparsetir.sparse_ir.computed import compute
 from sparsetir.sparse_ir.errors import LoweringError
 from sparsetir.sparse_ir.nodes import SparseIteration, iteration_with, sparse_iterations
-from sparsetir.sparse_ir.recipes.general import shared_rows
 from sparsetir.sparse_ir.schedule import Schedule
 from sparsetir.sparse_ir.traversal import map_expr
 
@@ -103,13 +103,6 @@ def test_ignore() -> None:
     assert text.count("C[ib, k0 * 2 + k1] = C_ws") == len(writes)
 
 
-def test_shared_rows() -> None:
-    a, b = np.array([0, 3, -1]), np.array([3, 4, 4, -1])
-    flags = shared_rows(length=6, a=a, b=b)
-    assert flags.dtype == np.int8
-    np.testing.assert_array_equal(flags, [0, 0, 0, 1, 1, 0])
-
-
 def test_a_cpu_refuses() -> None:
     sch, writes = scheduled()
     sch.combine_row_pieces(writes, race="atomics")
@@ -117,49 +110,26 @@ def test_a_cpu_refuses() -> None:
         lower(sch, target="llvm")
 
 
-def _of_a_maximum() -> None:
-    _written(decomposed(Spmm(reduce="max")).script().replace("float32", "float64"))
+def meeting(writes: Any = slice(None), race: str = "atomics", init: bool = True) -> None:
+    """Pieces of the sum, some of them; without a plain init its value is precomputed."""
+    sch, made = scheduled()
+    if not init:
+        k = sch.get_sp_iters(sch.get_sparse_iteration("spmm_init"))[-1]
+        sch.precompute("C", k, [])
+    sch.combine_row_pieces(made[writes], race=race)
 
 
-def _of_some() -> None:
-    sch, writes = scheduled()
-    sch.combine_row_pieces(writes[1:], race="atomics")
-
-
-def _of_reductions() -> None:
+def of_reductions() -> None:
     sch = Schedule(decomposed(Spmm()))
     rule = FORMAT.rules(OPERAND)[0]
     sch.combine_row_pieces([sch.get_sparse_iteration(f"spmm_{rule.name}")], race="atomics")
 
 
-def _of_nothing() -> None:
-    Schedule(decomposed(Spmm())).combine_row_pieces([], race="atomics")
-
-
-def _otherwise() -> None:
-    sch, writes = scheduled()
-    sch.combine_row_pieces(writes, race="temporary")
-
-
-def _without_init() -> None:
-    sch, writes = scheduled()
-    k = sch.get_sp_iters(sch.get_sparse_iteration("spmm_init"))[-1]
-    sch.precompute("C", k, [])
-    sch.combine_row_pieces(writes, race="atomics")
-
-
-def _after_another_value() -> None:
-    _written(decomposed(Spmm()).script().replace("= T.float32(0.0)", "= T.float32(1.0)"))
-
-
-def _of_dense_rows() -> None:
-    _written(decomposed(Spmm()).script().replace("C[ib, k]", "C[0, k]"))
-
-
-def _written(text: str) -> None:
-    """Sums of pieces of a program's text in workspaces, which meet."""
-    sch = Schedule(sparsetir.from_source(text))
-    writes = []
+def written(old: str, new: str, reduce: str = "sum") -> None:
+    """Sums of pieces of a program with another text in workspaces, which meet."""
+    text = decomposed(Spmm(reduce=reduce)).script()
+    assert old in text
+    sch, writes = Schedule(sparsetir.from_source(text.replace(old, new))), []
     for rule in FORMAT.rules(OPERAND):
         it = sch.get_sparse_iteration(f"spmm_{rule.name}")
         *outer, columns, k = sch.get_sp_iters(it)
@@ -168,22 +138,30 @@ def _written(text: str) -> None:
     sch.combine_row_pieces(writes, race="atomics")
 
 
-REFUSALS = [
-    (_of_a_maximum, r'race="atomics" expects a sum of float32, .*, got a max of float64; legal'),
-    (_of_some, r"'C' is accessed outside of \[.*\] and 'spmm_init'"),
-    (_of_reductions, r"expected spatial loops around X\[\.\.\] = X\[\.\.\] \+ term"),
-    (_of_nothing, "argument 'iterations': expected one or more, got none"),
-    (_otherwise, "argument 'race': expected one of atomics, ignore, got 'temporary'"),
-    (_without_init, "expected an iteration that sets 'C' before it is added to"),
-    (_after_another_value, "expected 'C' to be set to T.float32.0.0. before, got "),
-    (_of_dense_rows, "expected one coordinate of a sparse axis among "),
-]
+REFUSED = """
+written("float32", "float64", "max")
+    race="atomics" expects a sum of float32, .. , got a max of float64; legal
+meeting(slice(1, None))
+    'C' is accessed outside of [ .. ] and 'spmm_init'
+of_reductions()
+    expected spatial loops around X[..] = X[..] + term
+meeting(slice(0))
+    argument 'iterations': expected one or more, got none
+meeting(race="temporary")
+    argument 'race': expected one of atomics, ignore, got 'temporary'
+meeting(init=False)
+    expected an iteration that sets 'C' before it is added to
+written("= T.float32(0.0)", "= T.float32(1.0)")
+    expected 'C' to be set to T.float32(0.0) before, got
+written("C[ib, k]", "C[0, k]")
+    expected one coordinate of a sparse axis among
+"""
 
 
-@pytest.mark.parametrize(("use", "message"), REFUSALS)
-def test_refusals(use: Any, message: str) -> None:
-    with pytest.raises(ScheduleError, match=f"^combine_row_pieces: {message}"):
-        use()
+@pytest.mark.parametrize(("_", "code", "words"), table(REFUSED))
+def test_refused(_: str, code: str, words: list[str]) -> None:
+    message = says(code, words, globals(), ScheduleError)
+    assert message.startswith("combine_row_pieces: ")
 
 
 def test_atomic_iterations_are_reductions() -> None:

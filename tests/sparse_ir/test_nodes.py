@@ -5,14 +5,7 @@ import tvm
 import tvm_ffi
 from tvm.script import tirx as TIR
 
-from sparsetir.sparse_ir.nodes import (
-    FusedAxis,
-    SparseFunc,
-    SparseIteration,
-    flat_axes,
-    sparse_iterations,
-    walk,
-)
+from sparsetir.sparse_ir.nodes import SparseFunc, sparse_iterations
 from sparsetir.sparse_ir.script import from_source
 from sparsetir.sparse_ir.verify import verify
 
@@ -95,28 +88,6 @@ def test_differences_count(pairs):
     assert tvm_ffi.structural_hash(a) != tvm_ffi.structural_hash(b)
 
 
-def test_shared_axis_differs_from_equal_axes():
-    two = changed(
-        (
-            "    K = T.dense_fixed(feat)\n",
-            "    K = T.dense_fixed(feat)\n    K2 = T.dense_fixed(feat)\n",
-        )
-    )
-    apart = changed(
-        (
-            "    K = T.dense_fixed(feat)\n",
-            "    K = T.dense_fixed(feat)\n    K2 = T.dense_fixed(feat)\n",
-        ),
-        ("B = T.match_sparse_buffer(b, (J_, K)", "B = T.match_sparse_buffer(b, (J_, K2)"),
-    )
-    assert not tvm_ffi.structural_equal(two, apart)
-
-
-def test_scalar_types_count():
-    a, b = from_source(SPMM), changed(("float32", "float16"))
-    assert not tvm_ffi.structural_equal(a, b, map_free_vars=True)
-
-
 @pytest.mark.parametrize("text", [SPMM, RENAMED, SPMM.replace("[I, J, K]", "[T.fuse(I, J), K]")])
 def test_json(text):
     func = from_source(text)
@@ -151,40 +122,12 @@ def test_lookup():
         func.buffer("X")
 
 
-def test_iterations():
-    func = changed(("[I, J, K]", "[T.fuse(I, J), K]"))
-    (it,) = sparse_iterations(func)
-    assert isinstance(it.axes[0], FusedAxis) and it.axes[0].name == "I_J"
-    assert [a.name for a in flat_axes(it.axes)] == ["I", "J", "K"]
-    assert [(a.name, v.name, k) for a, v, k in it.axis_of()] == [
-        ("I", "i", "S"),
-        ("J", "j", "R"),
-        ("K", "k", "S"),
-    ]
-
-
 def test_nodes_are_frozen():
     func = from_source(SPMM)
     with pytest.raises(AttributeError):
         func.axes[0].name = "X"
     with pytest.raises(AttributeError):
         func.body = func.body.body
-
-
-def test_replace():
-    func = from_source(SPMM)
-    (it,) = sparse_iterations(func)
-    other = func.replace(body=it.body)
-    assert isinstance(other, SparseFunc) and other.name == "spmm"
-    assert other.body.same_as(it.body) and not func.body.same_as(it.body)
-    assert tvm_ffi.structural_equal(func, other.replace(body=it))
-
-
-def test_walk_reaches_the_body():
-    kinds: list[str] = []
-    walk(from_source(SPMM).body, lambda n: kinds.append(type(n).__name__))
-    assert kinds[0] == "SparseIteration"
-    assert kinds.count("BufferStore") == 2 and kinds.count("TensorLoad") == 3
 
 
 @TIR.prim_func
@@ -202,25 +145,3 @@ def test_module():
     back = tvm.ir.load_json(tvm.ir.save_json(mod))
     assert tvm_ffi.structural_equal(mod, back)
     assert isinstance(back["spmm"], SparseFunc)
-
-
-def test_module_pass():
-    @tvm.transform.module_pass(opt_level=0, name="sparsetir.test.rename")
-    def rename(mod, _):
-        out = {}
-        for var, func in mod.functions.items():
-            if isinstance(func, SparseFunc):
-                (it,) = sparse_iterations(func)
-                fields = ("span", "axes", "kinds", "vars", "init", "body", "annotations")
-                new = SparseIteration(name="new", **{f: getattr(it, f) for f in fields})
-                func = func.replace(body=new)
-            out[var] = func
-        return tvm.IRModule(out, attrs=mod.attrs)
-
-    before = tvm.IRModule({"spmm": from_source(SPMM), "flat": flat})
-    with tvm.transform.PassContext(opt_level=2):
-        after = tvm.transform.Sequential([rename, tvm.tirx.transform.RemoveNoOp()])(before)
-    assert [it.name for it in sparse_iterations(after["spmm"])] == ["new"]
-    assert [it.name for it in sparse_iterations(before["spmm"])] == ["it"]
-    assert tvm_ffi.structural_equal(after["spmm"], changed(('"it"', '"new"')))
-    assert isinstance(after["flat"], tvm.tirx.PrimFunc)

@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.sparse
 from tvm.error import DiagnosticError
 from tvm.script import sparse_tir as T
 
 import sparsetir
+from schedule_common import program
 from sparsetir.schedules.passes.parallel_loops import run_in_parallel
 from sparsetir.schedules.templates.spmm_panels import PanelRows
 from sparsetir.schedules.templates.spmm_panels import apply as apply_panels
@@ -64,40 +66,28 @@ def test_facts_of_loops_of_one_name() -> None:
         run_in_parallel(stage_two, loop, "parallel")
 
 
-def test_facts_after_primitives_of_tvm() -> None:
-    """An init has some of its block's variables, and a block others in another order."""
-    sch, _ = split_beside_its_name()
-    stage_two = sch.lower()
-    block = stage_two.get_sblock("f0")
-    stage_two.reorder_block_iter_var(block, [3, 2, 1, 0])
-    reduced, i, *_ = stage_two.get_loops(block)
-    with pytest.raises(ScheduleError, match=r"'vk0' is no free variable"):
-        run_in_parallel(stage_two, reduced, "parallel")
-    stage_two.decompose_reduction(block, reduced)
-    run_in_parallel(stage_two, i, "parallel")
-    run_in_parallel(stage_two, stage_two.get_loops(stage_two.get_sblock("f0_init"))[0], "parallel")
-
-
+TEXT = """
 @T.prim_func
-def lower_triangle(a: T.handle, c: T.handle, m: T.int32, n: T.int32) -> None:
+def f(a: T.handle, c: T.handle, m: T.int32, n: T.int32):
     I = T.dense_fixed(m)
     J = T.dense_fixed(n)
     A = T.match_sparse_buffer(a, (I, J), "float32")
     C = T.match_sparse_buffer(c, (I, J), "float32")
     with T.sp_iter([I, J], "SS", "copy") as [i, j]:
-        if T.likely(i >= j):
-            C[i, j] = A[i, j]
+        HERE
+"""
 
 
-@T.prim_func
-def upper_triangle(a: T.handle, c: T.handle, m: T.int32, n: T.int32) -> None:
-    I = T.dense_fixed(m)
-    J = T.dense_fixed(n)
-    A = T.match_sparse_buffer(a, (I, J), "float32")
-    C = T.match_sparse_buffer(c, (I, J), "float32")
-    with T.sp_iter([I, J], "SS", "copy") as [i, j]:
-        if T.likely(i <= j):
-            C[i, j] = A[i, j]
+def each(line: str, then: str = "") -> Any:
+    """A program that does this for each place."""
+    return sparsetir.from_source(
+        TEXT.replace("HERE", line + (f"\n            {then}" if then else ""))
+    )
+
+
+lower_triangle = each("if T.likely(i >= j):", "C[i, j] = A[i, j]")
+upper_triangle = each("if T.likely(i <= j):", "C[i, j] = A[i, j]")
+clamped = each("C[i, j] = A[i, T.min(j, 7)] + A[T.min(i, n - 16), j]")
 
 
 @pytest.mark.parametrize(("func", "total"), [(lower_triangle, 546.0), (upper_triangle, 483.0)])
@@ -121,29 +111,14 @@ def test_a_predicate_of_the_program_stays(func: Any, total: float, tail: str | N
         np.testing.assert_array_equal(around, [0 * A, kept, 0 * A])
 
 
-@T.prim_func
-def some_features(
-    a: T.handle, b: T.handle, c: T.handle, indptr: T.handle, indices: T.handle,
-    m: T.int32, n: T.int32, nnz: T.int32, feat: T.int32,
-) -> None:  # fmt: skip
-    I = T.dense_fixed(m)
-    J = T.sparse_variable(I, (n, nnz), (indptr, indices))
-    J_ = T.dense_fixed(n)
-    K = T.dense_fixed(feat)
-    A = T.match_sparse_buffer(a, (I, J), "float32")
-    B = T.match_sparse_buffer(b, (J_, K), "float32")
-    C = T.match_sparse_buffer(c, (I, K), "float32")
-    with T.sp_iter([I, J, K], "SRS", "spmm") as [i, j, k]:
-        with T.init():
-            C[i, k] = 0.0
-        if T.likely(k < 20):
-            C[i, k] = C[i, k] + A[i, j] * B[j, k]
+SPMM = program().script()
+some_features = sparsetir.from_source(re.sub(
+    r"\n        (C\[i, k\] = C)", r"\n        if T.likely(k < 20):\n            \1", SPMM
+))  # fmt: skip
 
 
 @pytest.mark.parametrize("tail", [None, "guard", "shift", "repeat"])
 def test_a_predicate_of_a_reduction_stays(tail: str | None) -> None:
-    import scipy.sparse
-
     sch = sparsetir.Schedule(some_features)
     it = sch.get_sparse_iteration("spmm")
     if tail is not None:
@@ -161,22 +136,12 @@ def test_a_predicate_of_a_reduction_stays(tail: str | None) -> None:
     np.testing.assert_allclose(C, expected, rtol=1e-5)
 
 
-@T.prim_func
-def clamped(a: T.handle, c: T.handle, m: T.int32, n: T.int32) -> None:
-    I = T.dense_fixed(m)
-    K = T.dense_fixed(n)
-    A = T.match_sparse_buffer(a, (I, K), "float32")
-    C = T.match_sparse_buffer(c, (I, K), "float32")
-    with T.sp_iter([I, K], "SS", "clamped") as [i, k]:
-        C[i, k] = A[i, T.min(k, 7)] + A[T.min(i, n - 16), k]
-
-
 @pytest.mark.parametrize("tail", [None, "guard", "shift", "repeat"])
 @pytest.mark.parametrize("n", [16, 17, 33, 48])
 def test_a_minimum_of_the_program_stays(tail: str | None, n: int) -> None:
     sch = sparsetir.Schedule(clamped)
     if tail is not None:
-        _, k = sch.get_sp_iters(sch.get_sparse_iteration("clamped"))
+        _, k = sch.get_sp_iters(sch.get_sparse_iteration("copy"))
         sch.split(k, [None, 4], tail=tail)
     A = np.random.default_rng(0).random((50, n), dtype="float32")
     C = np.full_like(A, np.nan)
@@ -208,25 +173,11 @@ def named_like_inits(
 
 
 def test_names_that_a_separate_init_would_have() -> None:
-    import scipy.sparse
-
     A = scipy.sparse.random(9, 12, 0.3, "csr", "float32", rng=np.random.default_rng(1))
     B, C, D = np.arange(9, dtype="float32"), np.full(12, np.nan, "float32"), np.zeros(9, "float32")
     sparsetir.build(named_like_inits)(A.data, B, C, D, A.indptr, A.indices)
     np.testing.assert_allclose(C, np.asarray(A.sum(0)).ravel(), rtol=1e-6)
     np.testing.assert_array_equal(D, 2 * B)
-
-
-TEXT = """
-@T.prim_func
-def f(a: T.handle, c: T.handle, m: T.int32, n: T.int32):
-    I = T.dense_fixed(m)
-    J = T.dense_fixed(n)
-    A = T.match_sparse_buffer(a, (I, J), "float32")
-    C = T.match_sparse_buffer(c, (I, J), "float32")
-    with T.sp_iter([I, J], "SS", "copy") as [i, j]:
-        HERE
-"""
 
 
 @pytest.mark.parametrize(
@@ -276,9 +227,10 @@ def test_scheduled_text_is_read_back() -> None:
 
 def test_panels_of_rows_that_have_another_name() -> None:
     """A template finds what a primitive made by what made it, not by how its names end."""
-    import scipy.sparse
-
-    text = sparsetir.from_source(SPMM_TEXT)
+    text = SPMM
+    for was, name in (("I", "Rows"), ("B", "B_counts")):
+        text = re.sub(rf"\b{was}\b", name, text)
+    text = sparsetir.from_source(text)
     rng = np.random.default_rng(3)
     A = scipy.sparse.random(33, 21, 0.4, "csr", "float32", rng=rng)
     B = rng.random((21, 32), dtype="float32")
@@ -289,21 +241,3 @@ def test_panels_of_rows_that_have_another_name() -> None:
         C = np.full((33, 32), np.nan, "float32")
         kernel(A.data, B, C, A.indptr, A.indices)
         np.testing.assert_allclose(C, A @ B, rtol=1e-5)
-
-
-SPMM_TEXT = """
-@T.prim_func
-def spmm(a: T.handle, b: T.handle, c: T.handle, indptr: T.handle, indices: T.handle,
-         m: T.int32, n: T.int32, nnz: T.int32, feat: T.int32):
-    Rows = T.dense_fixed(m)
-    J = T.sparse_variable(Rows, (n, nnz), (indptr, indices))
-    J_ = T.dense_fixed(n)
-    K = T.dense_fixed(feat)
-    A = T.match_sparse_buffer(a, (Rows, J), "float32")
-    B_counts = T.match_sparse_buffer(b, (J_, K), "float32")
-    C = T.match_sparse_buffer(c, (Rows, K), "float32")
-    with T.sp_iter([Rows, J, K], "SRS", "spmm") as [i, j, k]:
-        with T.init():
-            C[i, k] = 0.0
-        C[i, k] = C[i, k] + A[i, j] * B_counts[j, k]
-"""

@@ -11,13 +11,8 @@ import tvm
 from tvm import tirx
 
 import sparsetir
-from format_rules import inferred, matrix, split
-from gpu_runner import OPENCL_TARGET, OpenCLFunction, opencl_available, opencl_unavailable_reason
-from programs import PROGRAMS
-from programs.common import parents_of
 from sparsetir.sparse_ir.nodes import AttachedAxis, Axis, FusedAxis, SparseIteration, buffer_var
 from sparsetir.sparse_ir.parallel import parallel_units
-from stage2 import on_threads
 
 Sums = list[list[int]]  # a coefficient per coordinate and a constant, per dimension
 
@@ -196,49 +191,6 @@ def test_what_is_no_sum() -> None:
             body=body, annotations={},
         )  # fmt: skip
         assert parallel_units(other) == []
-
-
-@pytest.mark.parametrize("name", ["bsr2", "bsr3", "dbsr", "bell", "interleaved"])
-def test_blocks_of_rows_run_in_parallel(name: str) -> None:
-    """By default, and the last block may reach beyond the rows."""
-    rule = matrix(name)
-    func = sparsetir.decompose_format(PROGRAMS["spmm"].make("float32", "int32"), [rule])
-    kernel = sparsetir.build(func)
-    text = kernel.stages["II scheduled"].script()
-    around = text[: text.index(f'T.sblock("spmm_{name}0")')].splitlines()
-    # The one loop outside of a block in doubly compressed rows is over the root.
-    outermost = next(line for line in reversed(around) if line.startswith("    for "))
-    assert ("T.parallel(" in outermost) == (name != "dbsr"), text
-    rng = np.random.default_rng(0)
-    for case in PROGRAMS["spmm"].cases:
-        args = PROGRAMS["spmm"].inputs(rng, case, "float32", "int32")
-        with np.errstate(all="ignore"):
-            want = PROGRAMS["spmm"].oracle(args)["c"]
-        coords = [parents_of(args["indptr"]), args["indices"]]
-        whole = [np.ones(len(coords[0]), bool)]
-        args |= inferred([rule], coords, (args["m"], args["n"]), whole)[1]
-        kernel(**args)
-        np.testing.assert_allclose(args["c"], want, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.skipif(not opencl_available(), reason=opencl_unavailable_reason())
-@pytest.mark.parametrize("names", [["bsr2"], ["dbsr"], ["bell", "csc"]], ids="+".join)
-@pytest.mark.parametrize("program", ["spmm", "attention"])
-def test_blocks_of_rows_on_gpu_threads(program: str, names: list[str]) -> None:
-    before = PROGRAMS[program].make("float32", "int32")
-    rules = [matrix(n, buffers=["A"] if program == "spmm" else ["S", "P"]) for n in names]
-    func = sparsetir.decompose_format(before, rules)
-    run = on_threads(func, sparsetir.lower_sparse_iter(func), OPENCL_TARGET, OpenCLFunction)
-    for case in ("small", "empty", "single_row"):
-        rng = np.random.default_rng(1)
-        args = PROGRAMS[program].inputs(rng, case, "float32", "int32")
-        want = PROGRAMS[program].oracle(args)
-        coords = [parents_of(args["indptr"]), args["indices"]]
-        shares = split(rng, len(coords[0]), len(rules))
-        args |= inferred(rules, coords, (args["m"], args["n"]), shares)[1]
-        after = run(args)
-        for name, values in want.items():
-            np.testing.assert_allclose(after[name], values, rtol=1e-4, atol=1e-5)
 
 
 COLUMNS = """

@@ -14,10 +14,9 @@ import tvm_ffi
 
 import sparsetir
 from csr_zoo import ZOO
-from sparsetir import LoweringError
-from sparsetir.sparse_ir.nodes import PartAxis, sparse_iterations
+from schedule_common import table
+from sparsetir.sparse_ir.nodes import sparse_iterations
 from sparsetir.sparse_ir.parallel import parallel_units
-from sparsetir.sparse_ir.separate_init import init_runs_in_place
 from stage2 import golden, plain_text
 
 SPMM = """
@@ -128,13 +127,6 @@ def test_parts_compute_the_whole(program: str, idtype: str) -> None:
                 np.testing.assert_allclose(have["c"], want, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
-@pytest.mark.parametrize("program", PROGRAM)
-def test_where_the_init_runs(program: str) -> None:
-    func = make(program)
-    (it,) = sparse_iterations(func)
-    assert init_runs_in_place(it, func) == PROGRAM[program][3]
-
-
 @pytest.mark.parametrize(
     ("program", "free"),
     [("row blocks", [0, 1, 3]), ("column parts", [0, 3]), ("ragged parts", [0, 3])],
@@ -159,17 +151,6 @@ def test_text_and_json(program: str) -> None:
     assert tvm_ffi.structural_equal(again, func)
     assert tvm_ffi.structural_hash(again) == tvm_ffi.structural_hash(func)
     assert again.script() == func.script()
-
-
-@pytest.mark.parametrize("program", PROGRAM)
-def test_gpu_text(program: str) -> None:
-    source = sparsetir.build(make(program), {"kind": "cuda", "arch": "sm_90"}).source()
-    assert "__global__" in source
-
-
-def test_blocks_run_in_parallel() -> None:
-    text = sparsetir.build(make("row blocks")).stages["II scheduled"].script()
-    assert "for o in T.parallel(blocks):" in text
 
 
 SCALE = """
@@ -239,65 +220,32 @@ def scale(
         np.testing.assert_array_equal(have["y"], [2, 4, 6, 0, 10, 12])
 
 
-def refused(old: str, new: str, program: str = "row blocks") -> str:
-    """What the verifier says of a program's text with something replaced."""
-    text = make(program).script()
+# What is written instead of what in the text of "row blocks", and what the verifier says.
+REFUSED = """
+T.part(I, IB) => T.part(I, O)
+    expected 'O' to be a dense_variable axis, got a dense_
+T.part(I, IB), J => T.part(I, IB), I
+    axis 'I' is iterated twice
+([O, T.part(I, IB) => ([N, T.part(I, IB)
+    part('I', 'IB'): expected axis 'O', the parent of 'IB', to be iterated outside
+(O, (m, m), row_ptr => (O, (m, n), row_ptr
+    part('I', 'IB'): expected parts of all positions of 'I', nnz = m of 'IB', got n
+(m, m), row_ptr, idtype="int32") => (m, m), row_ptr, idtype="int64")
+    expected 'IB' of the idtype of 'I', int32, got int64
+I, IB), J, K], "SSRS", "spmm") as [o, => T.fuse(I, N), IB), J, K], "SSSRS", "spmm") as [o, x,
+    expected fused axes from a root down, ['N'], got ['I', 'N']
+T.part(I, IB) => T.part(7, IB)
+    part: argument 'axis': expected an axis, got 7
+T.part(I, IB) => T.part(T.part(I, IB), IB)
+    part: argument 'axis': expected an axis, got GroupRef
+"""
+
+
+@pytest.mark.parametrize(("_", "change", "words"), table(REFUSED))
+def test_refused(_: str, change: str, words: list[str]) -> None:
+    old, new = change.split(" => ")
+    text = make("row blocks").script()
     assert old in text
     with pytest.raises(tvm.error.DiagnosticError) as error:
         sparsetir.from_source(text.replace(old, new))
-    return str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("T.part(I, IB)", "T.part(I, O)", "expected 'O' to be a dense_variable axis, got a dense_"),
-        ("T.part(I, IB), J", "T.part(I, IB), I", "axis 'I' is iterated twice"),
-        (
-            "[O, T.part(I, IB)",
-            "[N, T.part(I, IB)",
-            "part('I', 'IB'): expected axis 'O', the parent of 'IB', to be iterated outside",
-        ),
-        (
-            "IB = T.dense_variable(O, (m, m), row_ptr",
-            "IB = T.dense_variable(O, (m, n), row_ptr",
-            "part('I', 'IB'): expected parts of all positions of 'I', nnz = m of 'IB', got n",
-        ),
-        (
-            'IB = T.dense_variable(O, (m, m), row_ptr, idtype="int32")',
-            'IB = T.dense_variable(O, (m, m), row_ptr, idtype="int64")',
-            "expected 'IB' of the idtype of 'I', int32, got int64",
-        ),
-        (
-            '[O, T.part(I, IB), J, K], "SSRS", "spmm") as [o, i, j, k]',
-            '[O, T.part(T.fuse(I, N), IB), J, K], "SSSRS", "spmm") as [o, i, x, j, k]',
-            "expected fused axes from a root down, ['N'], got ['I', 'N']",
-        ),
-        ("T.part(I, IB)", "T.part(7, IB)", "part: argument 'axis': expected an axis, got 7"),
-        (
-            "T.part(I, IB)",
-            "T.part(T.part(I, IB), IB)",
-            "part: argument 'axis': expected an axis, got GroupRef",
-        ),
-    ],
-)
-def test_refused(old: str, new: str, message: str) -> None:
-    assert message in refused(old, new)
-
-
-def test_refused_slots() -> None:
-    message = refused("[I, Q, T.part(J, JQ)", "[I, T.part(Q, JQ), J", "column parts")
-    assert "part('Q', 'JQ'): expected a root or a variable axis, got 'Q' (sparse_fixed)" in message
-
-
-def test_decomposed_before() -> None:
-    from format_rules import matrix
-
-    with pytest.raises(LoweringError, match="visits parts of 'I'; decompose before cutting"):
-        sparsetir.decompose_format(make("row blocks"), [matrix("bsr2")])
-
-
-def test_the_node() -> None:
-    (it,) = sparse_iterations(make("chunks"))
-    part = it.axes[1]
-    assert isinstance(part, PartAxis) and part.name == "I_J" and part.by.name == "E"
+    assert words[0] in str(error.value)

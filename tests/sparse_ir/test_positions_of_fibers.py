@@ -9,28 +9,8 @@ import pytest
 import tvm_ffi
 
 import sparsetir
+from positions_common import SUMS
 from programs import CASES, PROGRAMS
-from sparsetir import ScheduleError
-
-# Sums of what each fiber of a tensor of order 4 stores.
-SUMS = """
-@T.prim_func
-def sums(
-    a: T.handle, y: T.handle, j_ptr: T.handle, j_idx: T.handle, k_ptr: T.handle, k_idx: T.handle,
-    l_ptr: T.handle, l_idx: T.handle, m: T.int32, n: T.int32, p: T.int32, q: T.int32,
-    nnz_j: T.int32, nnz_k: T.int32, nnz_l: T.int32,
-):
-    I = T.dense_fixed(m)
-    J = T.sparse_variable(I, (n, nnz_j), (j_ptr, j_idx))
-    K = T.sparse_variable(J, (p, nnz_k), (k_ptr, k_idx))
-    L = T.sparse_variable(K, (q, nnz_l), (l_ptr, l_idx))
-    A = T.match_sparse_buffer(a, (I, J, K, L), "float32")
-    Y = T.match_sparse_buffer(y, (I, J), "float32")
-    with T.sp_iter([I, J, K, L], "SSRR", "sums") as [i, j, k, l]:
-        with T.init():
-            Y[i, j] = 0.0
-        Y[i, j] = Y[i, j] + A[i, j, k, l]
-"""
 
 
 def of_fibers(func: Any, name: str, **options: Any) -> Any:
@@ -98,30 +78,3 @@ def test_levels_below_a_visited_one() -> None:
     assert "K_L = T.dense_variable(J, (nnz_l, nnz_l), K_L_ptr" in text
     assert "Y[i, j] = Y[i, j] + A[i, j, kl]" in text
     check_sums(sch)
-
-
-def test_refused_below_a_visited_level() -> None:
-    with pytest.raises(ScheduleError, match="argument 'parts': expected None below 'J'"):
-        below_fibers(parts=2)
-    with pytest.raises(ScheduleError, match="argument 'rows': expected \"table\" below 'J'"):
-        below_fibers(rows="search")
-    sch = sparsetir.Schedule(sparsetir.from_source(SUMS))
-    it = sch.get_sparse_iteration("sums")
-    _, j, k, _ = sch.get_sp_iters(it)
-    with pytest.raises(ScheduleError, match="expected axes of one kind, .* got 'SR' for 'J_K'"):
-        sch.positions(sch.sparse_fuse(it, [j, k]))
-
-
-def test_refused() -> None:
-    """Another order than that of storage, and levels below that are one loop."""
-    func = PROGRAMS["ttm"].make("float32", "int32")
-    with pytest.raises(
-        ScheduleError, match="positions: buffer 'A' .* does not lie over the .*alone"
-    ):
-        of_fibers(func, "ttm", parts=2)
-    sch = sparsetir.Schedule(sparsetir.from_source(SUMS))
-    it = sch.get_sparse_iteration("sums")
-    i, j, k, l = sch.get_sp_iters(it)
-    sch.sparse_fuse(it, [k, l])
-    with pytest.raises(ScheduleError, match="positions: 'K_L' hangs under 'J'; expected a loop"):
-        sch.positions(sch.sparse_fuse(it, [i, j]))

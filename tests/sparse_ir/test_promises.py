@@ -31,10 +31,6 @@ def test_check(kind, value, kept, broken, message):
             check_promises("spmm", promises, {"feat": number})
 
 
-def test_what_is_absent_is_not_looked_at():
-    check_promises("spmm", [{"param": "feat", "kind": "exact", "value": 1}], {"m": 3})
-
-
 def test_the_interpreter_checks_them():
     args = plain_arguments(m=3, n=4, feat=12)
     message = "spmm: argument 'feat': expected a multiple of 8, as its schedule promises, got 12"
@@ -66,11 +62,6 @@ def test_they_survive_text():
 def test_verify_refuses(promise, message):
     with pytest.raises(IllFormedError, match=message):
         verify(blocked(promises=[promise]))
-
-
-def test_verify_refuses_what_is_no_list():
-    with pytest.raises(IllFormedError, match="attribute 'promises': expected a list, got"):
-        verify(blocked(promises={"feat": 8}))
 
 
 def test_multiples_show_in_offsets():

@@ -71,12 +71,6 @@ def test_facts_live_through_split_reorder_and_fuse() -> None:
     assert is_free(sch, sch.fuse(outer, inner))
 
 
-def test_a_fused_loop_of_both_kinds_is_not_free() -> None:
-    sch = schedule("spmm")
-    j, k = loops(sch, "spmm1")
-    assert not is_free(sch, sch.fuse(j, k))
-
-
 @pytest.mark.parametrize("steps", ["split", "reorder", "both"])
 def test_default_schedule_of_loops_that_moved(steps: str) -> None:
     """The outermost loop runs in parallel, whichever it is by now, and only if it is free."""
@@ -205,21 +199,6 @@ def test_a_workspace_is_private_to_its_visit() -> None:
         np.testing.assert_allclose(c, a.sum(axis=1), **tolerance("float32"))
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        SUM + WRITE,  # reads what the visit before has left
-        START.replace("L]", "L]").replace("W[l] = 0.0", "W[0] = 0.0") + SUM + WRITE,  # one element
-        "        if o > 0:\n" + START.replace("\n    ", "\n        ") + SUM + WRITE,
-        SUM + START + WRITE,
-    ],
-    ids=["no start", "one element", "a condition", "start too late"],
-)
-def test_what_is_not_private(body: str) -> None:
-    func = sparsetir.from_source(TILES.format(body=body))
-    assert facts(sparsetir.lower_sparse_iter(func))["tile0"] == {"vo": "scatter: W"}
-
-
 IN_TILES = TILES.replace(
     "    L = T.dense_fixed(4)\n",
     "    L = T.dense_fixed(4)\n    P = T.dense_fixed(2)\n    Q = T.dense_fixed(2)\n"
@@ -232,46 +211,46 @@ NESTED = """
 """
 
 
-def in_tiles(start: str) -> str:
-    """What a program says of its outermost loop that begins its workspace by tiles."""
+def nested(*pairs: tuple[str, str]) -> str:
+    text = NESTED
+    for old, new in pairs:
+        text = text.replace(old, new)
+    return text
+
+
+PAIRS = START.replace("[L]", "[P, Q]").replace('"S"', '"SS"').replace("[l]", "[p, q]", 1)
+# What begins a workspace, and whether visits then have it for themselves.
+BEGUN = {
+    "no start": ("", False),
+    "one element": (START.replace("W[l] = 0.0", "W[0] = 0.0"), False),
+    "a condition": ("        if o > 0:\n" + START.replace("\n    ", "\n        "), False),
+    "nested": (NESTED, True),
+    "columns first": (nested(("W[p * 2 + q]", "W[q * 2 + p]")), True),
+    "one iteration": (PAIRS.replace("W[l]", "W[q + p * 2]"), True),
+    "a gap": (nested(("p * 2 + q", "p * 3 + q")), False),  # 2 is left out
+    "too few": (nested(("p * 2 + q", "p + q")), False),
+    "moved": (nested(("p * 2 + q", "p * 2 + q + 1")), False),
+    "no sum": (nested(("p * 2 + q", "p * 2 + q * q")), False),
+    "a sparse axis": (nested(("[P]", "[S]")), False),  # stores some positions only
+    "perhaps no visits": (
+        nested(("[Q]", "[Z, Q]"), ('"S", "start_inner"', '"SS", "start_inner"'),
+               ("as [q]", "as [z, q]")), False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BEGUN)
+def test_which_workspaces_are_private(name: str) -> None:
+    start, private = BEGUN[name]
     func = sparsetir.from_source(IN_TILES.format(body=start + SUM + WRITE))
-    return facts(sparsetir.lower_sparse_iter(func))["tile0"]["vo"]
+    fact = "free" if private else "scatter: W"
+    assert facts(sparsetir.lower_sparse_iter(func))["tile0"]["vo"] == fact
 
 
-@pytest.mark.parametrize(
-    "start",
-    [
-        NESTED.replace("W[p * 2 + q]", "W[q * 2 + p]"),
-        START.replace("[L]", "[P, Q]").replace('"S"', '"SS"').replace("[l]", "[p, q]", 1)
-        .replace("W[l]", "W[q + p * 2]"),
-        NESTED,
-    ],
-    ids=["columns first", "one iteration", "nested"],
-)  # fmt: skip
-def test_a_workspace_that_tiles_write_is_private(start: str) -> None:
-    assert in_tiles(start) == "free"
-
-
-@pytest.mark.parametrize(
-    "start",
-    [
-        NESTED.replace("p * 2 + q", "p * 3 + q"),  # 2 is left out
-        NESTED.replace("p * 2 + q", "p + q"),
-        NESTED.replace("p * 2 + q", "p * 2 + q + 1"),
-        NESTED.replace("p * 2 + q", "p * 2 + q * q"),
-        NESTED.replace("[P]", "[S]"),  # stores some positions only
-        NESTED.replace("[Q]", "[Z, Q]").replace('"S", "start_inner"', '"SS", "start_inner"')
-        .replace("as [q]", "as [z, q]"),  # perhaps no visit
-    ],
-    ids=["a gap", "too few", "moved", "no sum", "a sparse axis", "no visits"],
-)  # fmt: skip
-def test_a_workspace_that_tiles_leave_in_part(start: str) -> None:
-    assert in_tiles(start) == "scatter: W"
-
-
-def test_a_workspace_that_is_read_afterwards() -> None:
+@pytest.mark.parametrize("late", [True, False])
+def test_a_workspace_that_is_begun_late_or_read_afterwards(late: bool) -> None:
+    body = SUM + START + WRITE if late else START + SUM + WRITE
     after = "    with T.sp_iter([L], 'S', 'after') as [l]:\n        C[l] = W[l]\n"
-    func = sparsetir.from_source(TILES.format(body=START + SUM + WRITE) + after)
+    func = sparsetir.from_source(TILES.format(body=body) + ("" if late else after))
     assert facts(sparsetir.lower_sparse_iter(func))["tile0"] == {"vo": "scatter: W"}
 
 

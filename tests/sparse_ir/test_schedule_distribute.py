@@ -2,46 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import numpy as np
 import pytest
 
 import sparsetir
+from positions_common import SOFTMAX
 from schedule_common import opened
 from sparsetir.sparse_ir.schedule import distribute as documented
 
 M, HEADS = 4, 6
 
 
-SOFTMAX = """
-@T.prim_func
-def softmax(
-    x: T.handle, y: T.handle, indptr: T.handle, m: T.int32, nnz: T.int32, heads: T.int32
-) -> None:
-    I = T.dense_fixed(m)
-    J = T.dense_variable(I, (nnz, nnz), indptr)
-    H = T.dense_fixed(heads)
-    X = T.match_sparse_buffer(x, (I, J, H), "float32")
-    Y = T.match_sparse_buffer(y, (I, J, H), "float32")
-    TOP = T.alloc_sparse_buffer((), "float32", "local")
-    TOTAL = T.alloc_sparse_buffer((), "float32", "local")
-    with T.sp_iter([I, H], "SS", "rows") as [i, h]:
-        with T.sp_iter([J], "R", "top") as [j]:
-            with T.init():
-                TOP[()] = T.min_value("float32")
-            TOP[()] = T.max(TOP[()], X[i, j, h])
-        with T.sp_iter([J], "S", "powers") as [j]:
-            Y[i, j, h] = T.exp(X[i, j, h] - TOP[()])
-        with T.sp_iter([J], "R", "total") as [j]:
-            with T.init():
-                TOTAL[()] = T.float32(0.0)
-            TOTAL[()] = TOTAL[()] + Y[i, j, h]
-        TOTAL[()] = T.float32(1.0) / TOTAL[()]
-        with T.sp_iter([J], "S", "divide") as [j]:
-            Y[i, j, h] = Y[i, j, h] * TOTAL[()]
-"""
 softmax = sparsetir.from_source(SOFTMAX)
 
 
@@ -133,57 +106,3 @@ def test_tiles_that_read_elsewhere_keep_their_conditions(place: str) -> None:
     _, lanes = sch.split(h, [None, 4], tail="shift")
     sch.distribute(lanes)
     assert "likely" in sparsetir.lower_sparse_iter(sch.func).script()
-
-
-HEAD = '  in T.sp_iter([I, H], "SS", "rows")'
-
-
-@pytest.mark.parametrize(
-    ("act", "message"),
-    [
-        (lambda s, i, h: s.distribute([]),
-         "distribute: argument 'loop': expected one or more loops, got none"),
-        (lambda s, i, h: s.distribute([i]),
-         "distribute: argument 'loop': expected the innermost of several loops, in their order, "
-         f"got ['I']; sparse_reorder can bring them there\n{HEAD}"),
-        (lambda s, i, h: s.distribute([i, h]),
-         "distribute: argument 'loop': expected the innermost of several loops, in their order, "
-         f"got ['I', 'H']; sparse_reorder can bring them there\n{HEAD}"),
-        (lambda s, i, h: s.distribute(h),
-         "distribute: expected loops of constant extent, as 'TOP' in scope \"local\" gets a place "
-         f"for each visit, got 'H' of heads; split it first\n{HEAD}"),
-    ],
-)  # fmt: skip
-def test_refusals(act: Any, message: str) -> None:
-    sch, _, (i, h) = opened(softmax, "rows")
-    with pytest.raises(sparsetir.ScheduleError) as error:
-        act(sch, i, h)
-    assert str(error.value) == message
-
-
-def test_refuses_an_init_what_is_not_dense_and_races() -> None:
-    sch, it, (i, j, k) = opened()
-    with pytest.raises(sparsetir.ScheduleError, match="distribute: expected an iteration without"):
-        sch.distribute(k)
-    sch.precompute("C", i, [k], scope="global")
-    inner = sch.get_sp_iters(sch.get_sparse_iteration("spmm_reduce"))
-    sch.sparse_reorder(sch.get_sparse_iteration("spmm_reduce"), inner[::-1])
-    with pytest.raises(sparsetir.ScheduleError, match="expected loops over dense axes, got 'J'"):
-        sch.distribute(inner[0])
-    text = softmax.script().replace("Y[i, j, h] = Y[i, j, h] *", "Y[i, j, 0] = Y[i, j, 0] *")
-    head = re.search(r'    with T.sp_iter\(.*"rows"\).*\n', text)[0]
-    text = text.replace(head, f'{head}        T.sp_iter_attr({{"ordered": 1}})\n')
-    sch, _, (_, h) = opened(sparsetir.from_source(text), "rows")
-    with pytest.raises(sparsetir.ScheduleError, match="'H' is not proven free of races .scatter"):
-        sch.distribute(h)
-
-
-def test_refuses_other_statements() -> None:
-    text = softmax.script().replace(
-        "        TOTAL[()] = 1.0 / TOTAL[()]",
-        "        for n in range(1):\n            TOTAL[()] = 1.0 / TOTAL[()]",
-    )
-    sch, _, (_, h) = opened(sparsetir.from_source(text), "rows")
-    lanes = sch.split(h, [None, 2])[-1]
-    with pytest.raises(sparsetir.ScheduleError, match="expected stores and iterations in 'rows'"):
-        sch.distribute(lanes)

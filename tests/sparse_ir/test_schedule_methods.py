@@ -7,9 +7,7 @@
 """
 
 import inspect
-import pydoc
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -39,21 +37,6 @@ def test_the_table_of_the_docs_has_all_primitives():
         assert {*options} <= {*known}, name
 
 
-@pytest.mark.parametrize("name", OURS)
-def test_methods_say_what_functions_say(name):
-    """And name a module that `help` finds."""
-    method, function = getattr(sparsetir.Schedule, name), PRIMITIVES[name]
-    said = inspect.getdoc(method)
-    (more,) = re.findall(r'\n\nMore: `help\("([\w.]+)"\)`\.', said)
-    assert pydoc.locate(more) is sys.modules[function.__module__]
-    assert said.replace(f'\n\nMore: `help("{more}")`.', "") == inspect.getdoc(function)
-    shown, taken = (
-        [(p.name, p.default) for p in inspect.signature(f).parameters.values()][1:]
-        for f in (method, function)
-    )
-    assert shown == taken and "func" not in dict(shown)
-
-
 @pytest.mark.parametrize("was, name", [
     ("by_length", "sort_rows_by_length"), ("meet", "combine_row_pieces"),
     ("patterns", "group_columns_by_pattern"), ("runs", "segment_accumulate"),
@@ -66,14 +49,6 @@ def test_older_names_warn_and_do_the_same(was, name):
     )
     with pytest.warns(DeprecationWarning, match=said), pytest.raises(TypeError, match="missing"):
         getattr(opened()[0], was)()
-
-
-def test_older_names_leave_the_same_trace():
-    (old, _, (i, j, _)), (new, _, (i2, j2, _)) = opened(), opened()
-    with pytest.warns(DeprecationWarning):
-        old.by_length(i, j, 8)
-    new.sort_rows_by_length(i2, j2, 8)
-    assert old.trace.as_python() == new.trace.as_python()
 
 
 def test_a_primitive_of_a_user_is_a_method(monkeypatch):

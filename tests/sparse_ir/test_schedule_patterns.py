@@ -1,20 +1,16 @@
 """group_columns_by_pattern: what it makes, that it means the same, and what it refuses."""
 
-import re
 from typing import Any
 
 import numpy as np
 import pytest
 import scipy.sparse as sp
-import tvm_ffi
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sparsetir
 from positions_common import positive
-from programs import PROGRAMS, copied, tolerance
-from sparsetir import ScheduleError
-from sparsetir.sparse_ir.nodes import sparse_iterations
+from schedule_common import keeps_meaning, opened, program
 from sparsetir.sparse_ir.promises import accessed_inside
 from sparsetir.sparse_ir.recipes import patterns as recipes
 
@@ -23,10 +19,7 @@ NAMES = ["spmv", "spmm", "row_sum", "row_max"]
 
 def in_patterns(func: Any, size: int, by: str = "pattern") -> tuple[Any, Any, list[Any]]:
     """A schedule of a program of one iteration, whose first loops are over rows and columns."""
-    sch = sparsetir.Schedule(func)
-    (it,) = sparse_iterations(func)
-    ref = sch.get_sparse_iteration(it.name)
-    rows, columns, *_ = sch.get_sp_iters(ref)
+    sch, ref, (rows, columns, *_) = opened(func)
     return sch, ref, sch.group_columns_by_pattern(rows, columns, size, by=by)
 
 
@@ -36,22 +29,8 @@ def in_patterns(func: Any, size: int, by: str = "pattern") -> tuple[Any, Any, li
      ("spmm", 3, "count", "int32"), ("row_max", 4, "count", "int64")],
 )  # fmt: skip
 def test_the_result_stays(name: str, size: int, by: str, idtype: str) -> None:
-    """Interpreted and compiled on every case; the text parses back and the trace replays."""
-    func = PROGRAMS[name].make("float32", idtype)
-    sch, _, _ = in_patterns(func, size, by)
-    assert tvm_ffi.structural_equal(sparsetir.from_source(sch.func.script()), sch.func)
-    assert tvm_ffi.structural_equal(sch.trace.apply(func).func, sch.func, map_free_vars=True)
-    kernel = sparsetir.build(sch)
-    program = PROGRAMS[name]
-    for case in program.cases:
-        want = program.inputs(np.random.default_rng(1), case, "float32", idtype)
-        others = [copied(want), copied(want)]
-        sparsetir.interpret(func, want)
-        sparsetir.interpret(sch.func, others[0])
-        kernel(**others[1])
-        for output in program.outputs:
-            for got in others:
-                np.testing.assert_allclose(got[output], want[output], **tolerance("float32"))
+    sch, _, _ = in_patterns(program(name, idtype=idtype), size, by)
+    keeps_meaning(sch, name, idtype=idtype)
 
 
 def test_rows_of_patterns_by_count() -> None:
@@ -64,9 +43,7 @@ def test_rows_of_patterns_by_count() -> None:
 def test_what_is_added_is_under_the_pattern_s_condition() -> None:
     """Of a workspace for one pattern, only its rows are added to the result."""
     for by, mine in (("pattern", "% 2 == 1"), ("count", "< I_counts[")):
-        sch, ref, (panels, patterns, entries, rows) = in_patterns(
-            PROGRAMS["spmm"].make("float32", "int32"), 4, by
-        )
+        sch, ref, (panels, patterns, entries, rows) = in_patterns(program(), 4, by)
         k = sch.get_sp_iters(ref)[-1]
         sch.bound(k, 8, "exact")
         k = sch.get_sp_iters(ref)[-1]
@@ -108,39 +85,14 @@ def test_each_element_is_in_its_pattern_once(
 
 
 def test_values_are_packed_in_the_order_of_computation() -> None:
-    func = PROGRAMS["spmm"].make("float32", "int32")
+    func = program()
     sch, ref, _ = in_patterns(func, 4)
-    with pytest.raises(ScheduleError, match="pack: argument 'buffer': expected a parameter"):
-        sch.pack("C", ref)
     name = sch.pack("A", ref)
     assert (name, "I_J") in accessed_inside(sch.func)
     assert "A[" not in sch.func.script().split("T.sp_iter")[1]
     # Without guards: neither where values are nor which column an entry is of is in doubt.
     text = sch.lower().mod.script()
     assert text.count("if_then_else(") == text.count("if_then_else(vi_panel * 4 + vi_row < m, C[")
-
-
-@pytest.mark.parametrize(
-    ("name", "size", "message"),
-    [
-        ("spmm", 1, "'size': expected 2 to 8 rows, got 1"),
-        ("spmm", 9, "'size': expected 2 to 8 rows, got 9"),
-        ("spmm", True, "'size': expected 2 to 8 rows, got True"),
-        ("sddmm", 4, "expected a spatial loop over a dense axis and a reduction over"),
-    ],
-)
-def test_refusals(name: str, size: Any, message: str) -> None:
-    func = PROGRAMS[name].make("float32", "int32")
-    with pytest.raises(ScheduleError, match=re.escape(message)):
-        sch = sparsetir.Schedule(func)
-        it = next(iter(sparse_iterations(func)))
-        rows, columns, *_ = sch.get_sp_iters(sch.get_sparse_iteration(it.name))
-        sch.group_columns_by_pattern(rows, columns, size)
-
-
-def test_refuses_another_order() -> None:
-    with pytest.raises(ScheduleError, match="'by': expected 'pattern' or 'count', got 'rows'"):
-        in_patterns(PROGRAMS["spmm"].make("float32", "int32"), 4, "rows")
 
 
 def test_conditions_of_the_body_stay() -> None:

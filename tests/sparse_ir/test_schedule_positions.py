@@ -8,21 +8,14 @@ import scipy.sparse as sp
 import tvm_ffi
 
 import sparsetir
-from positions_common import again, neighbours, rows_reduced, scaled, total, twice
-from programs import PROGRAMS, copied
-from sparsetir import ScheduleError
+from positions_common import scaled, total
+from schedule_common import keeps_meaning, opened, program
 
 RNG = np.random.default_rng(0)
 
 
 def sddmm() -> Any:
-    return PROGRAMS["sddmm_fused"].make("float32", "int32")
-
-
-def opened(func: Any, name: str) -> tuple[Any, Any, list[Any]]:
-    sch = sparsetir.Schedule(func)
-    it = sch.get_sparse_iteration(name)
-    return sch, it, sch.get_sp_iters(it)
+    return program("sddmm_fused")
 
 
 def arguments(func: Any, density: float = 0.3) -> tuple[dict[str, Any], np.ndarray]:
@@ -94,14 +87,6 @@ def test_no_guard_where_arrays_are_known_to_be_in_range() -> None:
         assert "if_then_else" not in sparsetir.lower_sparse_iter(sch.func).script()
 
 
-def test_an_order_is_free_of_races_as_each_position_occurs_once() -> None:
-    sch, _, (loop, k) = opened(sddmm(), "sddmm")
-    sch.parallelize(sch.positions(loop, parts=3))
-    sch, _, loops = opened(total, "total")
-    with pytest.raises(ScheduleError, match="loop 'I_J' is not proven free of races .reduction"):
-        sch.parallelize(sch.positions(loops[1], parts=3))
-
-
 def test_structure_of_positions_is_checked() -> None:
     sch, _, (loop, k) = opened(sddmm(), "sddmm")
     sch.positions(loop)
@@ -112,59 +97,13 @@ def test_structure_of_positions_is_checked() -> None:
         kernel(**args)
 
 
-REFUSED = [
-    (
-        sddmm(),
-        "sddmm",
-        "K",
-        {},
-        "expected a loop over a dense axis fused with sparse_variable axes",
-    ),
-    (twice, "first", "I_J", {}, "sp_iter 'second' visits 'J' too"),
-    (neighbours, "shifted", "I_J", {}, "buffer 'A' is accessed at .i, j . 1., which is not the"),
-    (sddmm(), "sddmm", "I_J", {"parts": 0}, "'parts': expected a positive integer or a name, got"),
-    (sddmm(), "sddmm", "I_J", {"parts": "feat"}, "'parts': expected a number or a new name, got"),
-]
-
-
-@pytest.mark.parametrize(("func", "name", "loop", "options", "message"), REFUSED)
-def test_positions_refused(
-    func: Any, name: str, loop: str, options: dict[str, Any], message: str
-) -> None:
-    sch, _, loops = opened(func, name)
-    with pytest.raises(ScheduleError, match=f"^positions: .*{message}(.|\n)*in T.sp_iter"):
-        sch.positions(next(x for x in loops if x.name == loop), **options)
-
-
-@pytest.mark.parametrize(("factors", "tail"), [([None, 4, 8], "guard"), ([None, 8], "repeat")])
-def test_split_of_rows_and_elements_tells_of_positions(factors: list[Any], tail: str) -> None:
-    sch, it, (i, j, _) = opened(PROGRAMS["spmm"].make("float32", "int32"), "spmm")
-    fused = sch.sparse_fuse(it, [i, j])
-    with pytest.raises(ScheduleError, match="; legal after positions of it, which makes one loop"):
-        sch.split(fused, factors, tail=tail)
-    assert len(sch.split(sch.positions(fused), factors, tail=tail)) == len(factors)
-
-
 @pytest.mark.parametrize("parts", [None, 3])
 def test_rows_that_reduce_their_own_elements(parts: int | None) -> None:
     """The loop adds to rows; the init is of all rows, also of those without elements."""
-    program = PROGRAMS["spmm"]
-    func = program.make("float32", "int32")
-    sch, it, (i, j, _) = opened(func, "spmm")
+    sch, it, (i, j, _) = opened()
     sch.positions(sch.sparse_fuse(it, [i, j]), parts=parts)
     assert "C[I_at[ij], k] = C[I_at[ij], k] + A[" in sch.func.script()
-    for case in program.cases:
-        given = program.inputs(np.random.default_rng(1), case, "float32", "int32")
-        want, got = (copied(given) for _ in range(2))
-        sparsetir.interpret(func, want)
-        sparsetir.interpret(sch.func, got)
-        np.testing.assert_allclose(got["c"], want["c"], rtol=1e-5, atol=1e-5)
-
-
-def test_columns_above_rows_that_are_reduced_are_refused() -> None:
-    sch, it, (i, j) = opened(rows_reduced, "sums")
-    with pytest.raises(ScheduleError, match="expected axes of one kind, or a reduction below"):
-        sch.positions(sch.sparse_fuse(it, [i, j]))
+    keeps_meaning(sch, "spmm")
 
 
 def test_a_buffer_of_indices_that_an_axis_visits_is_refused() -> None:
@@ -219,32 +158,3 @@ def test_the_rest_may_be_parallel() -> None:
     sch, _, loops = opened(scaled, "scaled")
     _, rest = sch.peel(sch.positions(loops[1]), 8)
     sch.parallelize(rest)
-
-
-PEEL_REFUSED = [
-    (sddmm(), "sddmm", "I_J", 8, r"expected a loop over one dense_fixed axis, got 'I_J'"),
-    (again, "again", "I", 1, "'multiple': expected an integer of 2 or more, below 16777216, got 1"),
-    (again, "again", "O", 3, "axis 'O' of 3 coordinates is a multiple of 3; there is nothing"),
-    (again, "again", "O", 2, "loop 'O' is not proven to write elements of its own"),
-    (PROGRAMS["spmm"].make("float32", "int32"), "spmm", "I", 2, "the iteration visits axes under"),
-]
-
-
-@pytest.mark.parametrize(("func", "name", "loop", "multiple", "message"), PEEL_REFUSED)
-def test_peel_refused(func: Any, name: str, loop: str, multiple: int, message: str) -> None:
-    sch, _, loops = opened(func, name)
-    with pytest.raises(ScheduleError, match=f"^peel: .*{message}(.|\n)*in T.sp_iter"):
-        sch.peel(next(x for x in loops if x.name == loop), multiple)
-
-
-def test_peel_around_nested_iterations_or_annotations_is_refused() -> None:
-    sch, it, (loop, k) = opened(sddmm(), "sddmm")
-    loop = sch.positions(loop)
-    sch.annotate(it, "note", 1)
-    with pytest.raises(ScheduleError, match="peel: the iteration has annotations"):
-        sch.peel(loop, 8)
-    sch, it, (loop, k) = opened(sddmm(), "sddmm")
-    loop, group = sch.split(sch.positions(loop), [None, 4])
-    sch.precompute("OUT", loop, [group])
-    with pytest.raises(ScheduleError, match="without nested ones, got 'sddmm_start' inside"):
-        sch.peel(loop, 8)

@@ -204,21 +204,6 @@ def test_factors_that_stand_still_are_multiplied_once(case: str) -> None:
     run(sch, "mttkrp", case)
 
 
-def test_a_number_of_parts_by_name() -> None:
-    sch, _, (i, _, _) = opened()
-    sch.divide(i, "blocks", by="work", default=3)
-    kernel = sparsetir.build(sch)
-    tested = PROGRAMS["spmm"]
-    arguments = tested.inputs(np.random.default_rng(0), "small", "float32", "int32")
-    expected = tested.oracle(arguments)["c"]
-    for overrides, parts in ((None, 3), ({"blocks": 5}, 5)):
-        made = kernel.compute(arguments, overrides=overrides)
-        assert made["blocks"] == parts and len(made["I_ptr"]) == parts + 1
-        arguments["c"][:] = np.nan
-        kernel.run_unchecked([{**arguments, **made}[name] for name in kernel.signature.passed])
-        np.testing.assert_allclose(arguments["c"], expected, **tolerance("float32"))
-
-
 @pytest.mark.parametrize("case", ["small", "empty", "dense_row"])
 def test_iterations_that_are_divided_alike_share_their_parts(case: str) -> None:
     sch = sparsetir.Schedule(program("normalized_rows"))
@@ -244,15 +229,6 @@ def test_iterations_that_are_divided_otherwise_have_parts_of_their_own(other: An
     run(sch, "normalized_rows")
 
 
-@pytest.mark.parametrize("case", ["small", "empty", "dense_row", "single_column"])
-def test_ranges_of_columns(case: str) -> None:
-    sch, it, (i, j, k) = opened()
-    parts, j = sch.divide(j, 3, by="coordinates")
-    sch.sparse_reorder(it, [i, parts, j, k])
-    sch.precompute("C", parts, [k], scope="global")
-    run(sch, "spmm", case)
-
-
 def test_parallel_tiles_that_begin_earlier_write_what_they_own() -> None:
     """Without a workspace two tiles share elements, and adding nothing is a write as well."""
     sch, it, (i, j, k) = opened()
@@ -273,14 +249,6 @@ def test_a_reduction_over_tiles_that_begin_earlier_keeps_its_terms_once() -> Non
     f0, f1 = sch.split(f, [None, 4], tail="shift")
     sch.precompute("OUT", j, [])  # begins anew around all tiles, not for each
     assert "T.Select(" in run(sch, "sddmm")
-
-
-@pytest.mark.parametrize("tail", ["guard", "shift", "repeat"])
-def test_more_tiles_than_it_takes(tail: str) -> None:
-    sch, it, (i, j, k) = opened()
-    k0, k1 = sch.split(k, [None, 2])
-    sch.split(k1, [4, 2], tail=tail)
-    run(sch)
 
 
 @pytest.mark.parametrize("tail", ["guard", "shift", "repeat"])
@@ -329,18 +297,6 @@ def test_the_last_element_is_computed_again_without_guards_on_loads(case: str) -
     assert "if_then_else" not in text
     assert text.count("T.Select(") == 1 and "T.Select(vk0 * 64 + vk1 <= feat - 1, " in text
     assert text.count("if vij0 * 3 + vij1 < nnz:") == 1  # around the store
-
-
-def test_stores_beyond_the_axis_are_discarded_and_terms_count_once() -> None:
-    sch, it, (i, j, k) = opened()
-    k0, k1 = sch.split(k, [None, 4], tail="repeat")
-    text = run(sch)
-    assert text.count("if vk0 * 4 + vk1 < feat:") == 2  # the init, and what adds to C
-    assert "B[T.Cast(" in text and "T.min(vk0 * 4 + vk1, feat - 1))]" in text
-    sch, it, (i, j, f) = opened(program("sddmm"), "sddmm")
-    sch.split(f, [None, 4], tail="repeat")
-    sch.precompute("OUT", j, [])
-    assert "T.Select(" in run(sch, "sddmm")
 
 
 def test_a_loop_around_fused_ones_of_mixed_kind_builds_for_gpus() -> None:

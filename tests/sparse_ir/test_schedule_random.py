@@ -127,7 +127,7 @@ def test_meaning(data: Any, name: str) -> None:
     check_meaning(data, name)
 
 
-@settings(max_examples=8, **COMMON)
+@settings(max_examples=12, **COMMON)
 @given(data=st.data(), name=ANY)
 def test_kernels(data: Any, name: str) -> None:
     check_kernels(data, name)

@@ -1,4 +1,4 @@
-"""slices and pack: what they make, that it means the same, and what they refuse."""
+"""slices, pack and schedule_by_length: what they make, that it means the same, refusals."""
 
 import itertools
 from typing import Any
@@ -7,16 +7,13 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
-import tvm_ffi
 
 import sparsetir
 from pairs import by_turns
-from positions_common import positive, relations, scaled, twice
-from programs import PROGRAMS, copied, tolerance
-from schedule_common import opened, program
+from positions_common import positive, relations
+from schedule_common import keeps_meaning, opened, program
 from sparsetir import ScheduleError
 from sparsetir.sparse_ir.computed import compute, compute_of_values, of_values
-from sparsetir.sparse_ir.nodes import sparse_iterations
 from sparsetir.sparse_ir.recipes import slices as recipes
 from sparsetir.sparse_ir.recipes.general import packed
 
@@ -33,48 +30,16 @@ OPTIONS = [
 
 def sliced(func: Any, lanes: int = 4, **options: Any) -> tuple[Any, list[Any]]:
     """A schedule of a program of one iteration over rows I and columns J."""
-    sch = sparsetir.Schedule(func)
-    (it,) = sparse_iterations(func)
-    handles = {h.name: h for h in sch.get_sp_iters(sch.get_sparse_iteration(it.name))}
-    return sch, sch.sell_slices(handles["I"], handles["J"], lanes, **options)
+    sch, _, (rows, columns, *_) = opened(func)
+    return sch, sch.sell_slices(rows, columns, lanes, **options)
 
 
 @pytest.mark.parametrize(
     ("name", "options"), by_turns(itertools.product(SLICED, OPTIONS), 3), ids=str
 )
 def test_the_result_stays(name: str, options: dict[str, Any]) -> None:
-    """Interpreted on every case; the text parses back and the trace replays."""
-    func, sch = _sliced_rows(name, 1 if options.get("filled") == 101 else 4, options)
-    assert tvm_ffi.structural_equal(sparsetir.from_source(sch.func.script()), sch.func)
-    assert tvm_ffi.structural_equal(sch.trace.apply(func).func, sch.func, map_free_vars=True)
-    _check(name, func, lambda given: sparsetir.interpret(sch.func, given))
-
-
-@pytest.mark.parametrize("name", SLICED)
-def test_kernels_give_the_same(name: str) -> None:
-    func, sch = _sliced_rows(name, 4, OPTIONS[1])
-    kernel = sparsetir.build(sch)
-    _check(name, func, lambda given: kernel(**given))
-
-
-def _sliced_rows(name: str, lanes: int, options: dict[str, Any]) -> tuple[Any, Any]:
-    func = PROGRAMS[name].make("float32", "int32")
-    sch = sparsetir.Schedule(func)
-    (it,) = sparse_iterations(func)
-    rows, columns = sch.get_sp_iters(sch.get_sparse_iteration(it.name))[:2]
-    sch.sell_slices(rows, columns, lanes, **options)
-    return func, sch
-
-
-def _check(name: str, func: Any, run: Any) -> None:
-    program = PROGRAMS[name]
-    for case in program.cases:
-        given = program.inputs(np.random.default_rng(1), case, "float32", "int32")
-        want, got = copied(given), copied(given)
-        sparsetir.interpret(func, want)
-        run(got)
-        for output in program.outputs:
-            np.testing.assert_allclose(got[output], want[output], **tolerance("float32"))
+    sch, _ = sliced(program(name), 1 if options.get("filled") == 101 else 4, **options)
+    keeps_meaning(sch, name)
 
 
 @pytest.mark.parametrize("longest", [6, 256])
@@ -170,38 +135,6 @@ def _features(sch: Any, name: str) -> list[Any]:
     return sch.get_sp_iters(sch.get_sparse_iteration(name))[3:]
 
 
-def refused(make: Any, message: str) -> None:
-    with pytest.raises(ScheduleError, match=message) as caught:
-        make()
-    assert "in T.sp_iter([" in str(caught.value)
-
-
-def test_what_slices_refuses() -> None:
-    func = program("spmm")
-    sch, _, (i, j, k) = opened(func)
-    refused(
-        lambda: sch.sell_slices(i, j, 0),
-        "sell_slices: argument 'lanes': expected a positive integer",
-    )
-    refused(lambda: sch.sell_slices(i, j, 4, longest=0), "argument 'longest': expected a positive")
-    refused(
-        lambda: sch.sell_slices(i, j, 4, window="a b"), "argument 'window': expected a positive"
-    )
-    refused(
-        lambda: sch.sell_slices(i, k, 4), "expected a spatial loop over a dense axis and a reduct"
-    )
-    refused(lambda: sch.sell_slices(j, i, 4), "got 'J' and 'I'")
-    sch.annotate(sch.get_sparse_iteration("spmm"), "note", "kept")
-    refused(lambda: sch.sell_slices(i, j, 4), "without nested ones and annotations")
-    sch, _, (i, j, k) = opened(func)
-    blocks, i = sch.divide(i, 2)
-    refused(lambda: sch.sell_slices(blocks, j, 4), "got 'I_parts' and 'J'")
-    sch, _, (k, _) = opened(scaled, "scaled")
-    refused(lambda: sch.sell_slices(k, k, 4), "got 'K' and 'K'")
-    sch, _, loops = opened(twice, "second")
-    refused(lambda: sch.sell_slices(loops[0], loops[1], 4), "got 'I' and 'J'")
-
-
 # -- pack -------------------------------------------------------------------------------------
 
 
@@ -274,6 +207,12 @@ def test_a_packed_kernel_is_exported_and_refuses_what_is_no_array(tmp_path: Any)
         loaded(**{**args, "a": "values"})
 
 
+@pytest.mark.parametrize("order", [[0, 3], [-1, 0]])
+def test_packed_values_in_an_order_beyond_them_are_refused(order: list[int]) -> None:
+    with pytest.raises(ScheduleError, match="packed: argument 'order': expected positions bel"):
+        packed(np.ones(3), np.array(order))
+
+
 def test_packed_values_that_are_too_few() -> None:
     """Of a buffer whose length no index array tells."""
     sch, ref, _ = opened(relations, "relations")
@@ -303,19 +242,38 @@ def test_what_is_made_of_values_is_left_out_without_them() -> None:
     assert [*whole] == ["a_packed"] and (whole["a_packed"] == made["i_slots"]).all()
 
 
-def test_what_pack_refuses() -> None:
-    sch, _ = sliced(program("spmm"))
-    ref = sch.get_sparse_iteration("spmm")
-    long = sch.get_sparse_iteration("spmm_long")
-    refused(lambda: sch.pack("Z", ref), "pack: argument 'buffer': expected a parameter over one")
-    refused(lambda: sch.pack("B", ref), "pack: argument 'buffer': expected a parameter over one")
-    refused(lambda: sch.pack("I_left_rows", ref), "expected 'I_left_rows' to be read here, and")
-    refused(lambda: sch.pack("A", long), "pack: expected all reads of 'A' at one table, got")
-    refused(lambda: sch.pack("I_lengths", ref), "expected all reads of 'I_lengths' at one table")
-    sch, ref, _ = opened(relations, "relations")
-    refused(lambda: sch.pack("W", ref), "expected 'ETYPE' to be known to hold positions of 'W'")
-    sch.assume("coordinates", buffer="ETYPE", axis="R")
-    assert sch.pack("W", ref) == "W_packed"
-    for order in ([0, 3], [-1, 0]):
-        with pytest.raises(ScheduleError, match="packed: argument 'order': expected positions bel"):
-            packed(np.ones(3), np.array(order))
+def by_length(func, window=4):
+    sch, ref, (rows, columns, *_) = opened(func)
+    return sch, ref, sch.sort_rows_by_length(rows, columns, window)
+
+
+@pytest.mark.parametrize("name", ["spmv", "spmm", "row_sum", "row_max"])
+def test_rows_by_length_keep_the_result(name):
+    keeps_meaning(by_length(program(name))[0], name)
+
+
+def test_rows_are_sorted_in_windows():
+    """Up in one window and down in the next; each row once, those of a length in their order."""
+    lengths = np.array([3, 0, 3, 1, 0, 5, 2, 2, 9, 1])
+    indptr = np.concatenate([[0], np.cumsum(lengths)])
+    order = recipes.rows_by_length(indptr, 4)
+    assert order.tolist() == [1, 3, 0, 2, 5, 6, 7, 4, 9, 8]
+    whole = recipes.rows_by_length(indptr, 100)
+    assert whole.tolist() == np.argsort(lengths, kind="stable").tolist()
+    assert recipes.rows_by_length(np.zeros(1, "int32"), 4).tolist() == []
+
+
+def test_elements_lie_in_the_order_of_visits():
+    """And loops over rows, each of which is written once, are free of races."""
+    sch, ref, (rows, _) = by_length(program(), 1000)
+    a = sp.csr_array(np.array([[1, 1, 1], [0, 1, 0], [0, 0, 0], [0, 1, 1]], "float32"))
+    kernel = sparsetir.build(sch)
+    found = kernel.compute({
+        "indptr": a.indptr, "indices": a.indices, "m": 4, "n": 3, "feat": 2, "nnz": a.nnz
+    })  # fmt: skip
+    assert found["i_order"].tolist() == [2, 1, 3, 0]
+    assert found["i_slots"].tolist() == [3, 4, 5, 0, 1, 2]
+    assert found["j_slots"].tolist() == [1, 1, 2, 0, 1, 2]
+    sch.parallelize(rows)  # which asks for the proof
+    sch.pack("A", ref)
+    assert "A_packed[i_sorted, i_element]" in sch.func.script()

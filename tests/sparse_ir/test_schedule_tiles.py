@@ -13,7 +13,6 @@ from schedule_common import opened, program
 from sparsetir.formats import BSR, Operand
 from sparsetir.formats.decompose import decompose_format
 from sparsetir.formats.preprocess import extract_preprocess
-from sparsetir.sparse_ir import script as T
 
 ORDER = ["K0", "J_0", "J_1", "K1", "J_2"]
 
@@ -100,48 +99,3 @@ def test_tiles_that_the_caller_gives() -> None:
     np.testing.assert_allclose(given["c"], wanted, rtol=1e-5)
     with pytest.raises(ValueError, match=r"argument 'b': expected shape \(2, 3, 2, 4, 2\), got"):
         kernel(**{**given, "b": given["b"][:1]})
-
-
-def refused(change: Any, message: str) -> None:
-    with pytest.raises(sparsetir.ScheduleError, match=f"tiles: {message}"):
-        change()
-
-
-@T.prim_func
-def twice(b: T.handle, c: T.handle, d: T.handle, m: T.int32) -> None:
-    I = T.dense_fixed(m)
-    K = T.dense_fixed(8)
-    B = T.match_sparse_buffer(b, (I, K), "float32")
-    C = T.match_sparse_buffer(c, (I, K), "float32")
-    D = T.match_sparse_buffer(d, (I, K), "float32")
-    with T.sp_iter([I, K], "SS", "first") as [i, k]:
-        C[i, k] = B[i, k] + B[0, k]
-    with T.sp_iter([I, K], "SS", "second") as [i, k]:
-        D[i, k] = B[i, k]
-
-
-def test_what_is_refused() -> None:
-    for sizes in ({}, {"J": [2]}, {"K": [0]}):
-        refused(lambda sizes=sizes: in_tiles(sizes), "argument 'sizes': expected positive extents")
-    refused(lambda: in_tiles(order=["K0", "K1"]), "argument 'order': expected .* in some order, ")
-    sch, it, _ = opened()
-    given = {"sizes": {"K": [4]}, "order": ["K0", "J_", "K1"]}
-    for name in ("Z", "A"):
-        message = rf"argument 'buffer': expected .* over dense axes, of \['B', 'C'\], got '{name}'"
-        refused(lambda name=name: sch.tiles(name, it, **given), message)
-    refused(
-        lambda: sch.tiles("C", it, **given), "argument 'buffer': expected 'C' to be read here, a"
-    )
-    refused(lambda: sch.tiles("B", it, **given), "expected an iteration without an init, which a c")
-    sch, _ = in_tiles()
-    again = sch.get_sparse_iteration("spmm")
-    refused(
-        lambda: sch.tiles("B", again, **given), "argument 'buffer': expected 'B' to be read here"
-    )
-    sch, it, _ = opened(twice, "first")
-    given = {"sizes": {"K": [4]}, "order": ["K0", "I", "K1"]}
-    refused(lambda: sch.tiles("B", it, **given), "'B' is read at more than one place, so that no t")
-    second = sch.get_sparse_iteration("second")
-    message = "'B' is read elsewhere, too, which needs it as it is"
-    refused(lambda: sch.tiles("B", second, **given, given=True), message)
-    sch.tiles("B", second, **given)

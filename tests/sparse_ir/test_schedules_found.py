@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,88 +12,52 @@ import sparsetir
 from cuda_runner import requires_cuda_text
 from cuda_stages import CudaStages
 from programs import PROGRAMS
-from schedule_common import opened, program
+from schedule_common import opened, program, steps, table
 from sparsetir.schedules.passes.parallel_loops import run_in_parallel
 from sparsetir.schedules.passes.sound_tail_hints import sound_tail_hints
 
-ON_GPU: dict[str, tuple[str, str, Callable[..., Any]]] = {}
+# By program: a schedule, and what was wrong of it.
+FOUND = """
+[spmm_bsr]
+sparse_fuse(it, [jo, ii])
+    loops over spatial and reduction axes at once cannot be brought inside
+[spmm_csc]
+sparse_reorder(it, [k, j, i])
+    threads over what columns store would add to rows that others add to for other columns
+[spmm_coo]
+positions(sparse_fuse(it, [o, i]))
+    rows that store nothing are set, too
+[row_sum]
+_, lane = strip_mine_rows(j, 32); start, *_ = precompute("Y", i, [], lanes=[lane])
+split(sch.get_sp_iters(start)[0], [None, 3], tail="shift")
+    it is not seen that visits have it for themselves, so that it lies outside of the kernel
+[spmv]
+precompute("Y", j, [], scope="global")
+    rows are divided among threads, which shared one element of memory
+[spmm]
+_, lanes = split(k, [None, 4]); parallelize(lanes, "vector")
+    loops of which it was said what they become are not cut for threads
+k0, k1 = split(k, [None, 2], tail="repeat"); k2, k3 = split(k1, [4, 2], tail="repeat")
+sparse_reorder(it, [i, k0, j, k2, k3])
+    TVM parted the loop over `k0` at a place before its begin
+precompute("C", i, [k], scope="global")
+    of a size that is not known, in loops over blocks and threads
+precompute("C", i, [k], scope="global"); parallelize(sch.get_sp_iters(it)[0], "thread", per_block=3)
+    the same in stage I
+"""
+TABLE = table(FOUND)
 
 
-def on_gpu(name: str, iteration: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A schedule, `steps(sch, it, *loops)`, of an iteration of a program."""
-
-    def add(steps: Callable[..., Any]) -> Callable[..., Any]:
-        ON_GPU[steps.__name__] = name, iteration, steps
-        return steps
-
-    return add
-
-
-@on_gpu("spmm_bsr", "spmm")
-def loop_over_rows_and_sums(sch, it, io, jo, ii, ji, k):
-    """Loops over spatial and reduction axes at once cannot be brought inside."""
-    sch.sparse_fuse(it, [jo, ii])
-
-
-@on_gpu("spmm", "spmm")
-def columns_in_vectors(sch, it, i, j, k):
-    """Loops of which it was said what they become are not cut for threads."""
-    sch.parallelize(sch.split(k, [None, 4])[1], "vector")
-
-
-@on_gpu("spmm_csc", "spmm")
-def rows_stored_under_a_sum(sch, it, j, i, k):
-    """Threads over what columns store would add to rows that others add to for other columns."""
-    sch.sparse_reorder(it, [k, j, i])
-
-
-@on_gpu("spmm_coo", "spmm")
-def positions_of_rows(sch, it, o, i, j, k):
-    """Rows that store nothing are set, too."""
-    sch.positions(sch.sparse_fuse(it, [o, i]))
-
-
-@on_gpu("spmm", "spmm")
-def tiles_longer_than_the_tile_they_cut(sch, it, i, j, k):
-    """TVM parted the loop over `k0` at a place before its begin."""
-    k0, k1 = sch.split(k, [None, 2], tail="repeat")
-    tiles = sch.split(k1, [4, 2], tail="repeat")
-    sch.sparse_reorder(it, [i, k0, j, *tiles])
-
-
-@on_gpu("row_sum", "row_sum")
-def a_workspace_that_starts_in_tiles(sch, it, i, j):
-    """It is not seen that visits have it for themselves, so that it lies outside of the kernel."""
-    _, lane = sch.strip_mine_rows(j, 32)
-    start, *_ = sch.precompute("Y", i, [], lanes=[lane])
-    sch.split(sch.get_sp_iters(start)[0], [None, 3], tail="shift")
-
-
-@on_gpu("spmv", "spmv")
-def value_for_each_thread(sch, it, i, j):
-    """Rows are divided among threads, which shared one element of memory."""
-    sch.precompute("Y", j, [], scope="global")
-
-
-@on_gpu("spmm", "spmm")
-def row_for_each_thread(sch, it, i, j, k):
-    """Of a size that is not known, in loops over blocks and threads."""
-    sch.precompute("C", i, [k], scope="global")
-
-
-@on_gpu("spmm", "spmm")
-def row_for_each_thread_of_stage_one(sch, it, i, j, k):
-    sch.precompute("C", i, [k], scope="global")
-    sch.parallelize(sch.get_sp_iters(it)[0], "thread", per_block=3)
+def scheduled(name: str, code: str) -> Any:
+    sch, it, _ = opened(program(name))
+    steps(code, sch, it)[1]()
+    return sch
 
 
 @requires_cuda_text
-@pytest.mark.parametrize("found", ON_GPU)
-def test_gpu(found: str) -> None:
-    name, iteration, steps = ON_GPU[found]
-    sch, it, loops = opened(program(name), iteration)
-    steps(sch, it, *loops)
-    kernel = CudaStages(sch, None)
+@pytest.mark.parametrize(("name", "code", "_"), TABLE)
+def test_gpu(name: str, code: str, _: Any) -> None:
+    kernel = CudaStages(scheduled(name, code), None)
     for case in ("small", "empty", "single_column"):
         given = PROGRAMS[name].inputs(np.random.default_rng(0), case, "float32", "int32")
         got = kernel(given, equal=True)  # of what a tile sets twice
@@ -102,12 +65,10 @@ def test_gpu(found: str) -> None:
             np.testing.assert_allclose(got[output], want, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("found", ["positions_of_rows", "tiles_longer_than_the_tile_they_cut"])
-def test_cpu(found: str) -> None:
+@pytest.mark.parametrize(("name", "code", "_"), [TABLE[2], TABLE[6]])
+def test_cpu(name: str, code: str, _: Any) -> None:
     """One column in memory that goes on: what is written beyond it is seen."""
-    name, iteration, steps = ON_GPU[found]
-    sch, it, loops = opened(program(name), iteration)
-    steps(sch, it, *loops)
+    sch = scheduled(name, code)
     given = PROGRAMS[name].inputs(np.random.default_rng(0), "single_column", "float32", "int32")
     memory = np.full((len(given["c"]) + 40, 1), 7, "float32")
     given["c"] = memory[20:-20]

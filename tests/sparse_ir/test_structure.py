@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -46,144 +44,66 @@ def ints(*values, dtype="int32"):
     return np.array(values, dtype)
 
 
-REFUSALS = [
-    (
-        {"indices": ints(1, 3, 0, 4, 3)},
-        StructureIndexError,
-        "spmm: argument 'indices': axis 'J': expected indices in [0, 4), got 4 at position 3",
-    ),
-    (
-        {"indices": ints(1, -1, 0, 2, 3)},
-        StructureIndexError,
-        "spmm: argument 'indices': axis 'J': expected indices in [0, 4), got -1 at position 1",
-    ),
-    (
-        {"indices": ints(1, 3, 0, 3, 2)},
-        StructureError,
-        "spmm: argument 'indices': axis 'J': expected strictly increasing indices in row 2, "
-        "got 2 after 3 at position 4",
-    ),
-    (
-        {"indices": ints(3, 3, 0, 1, 2)},
-        StructureError,
-        "spmm: argument 'indices': axis 'J': expected strictly increasing indices in row 0, "
-        "got 3 after 3 at position 1",
-    ),
-    (
-        {"indices": ints(1, 3, 0, 2, 3, dtype="int64")},
-        StructureTypeError,
-        "spmm: argument 'indices': axis 'J': expected dtype int32, got int64",
-    ),
-    (
-        {"indices": ints(1, 3, 0, 2)},
-        StructureError,
-        "spmm: argument 'indices': axis 'J': expected shape (5,) (nnz), got shape (4,)",
-    ),
-    (
-        {"indices": [1, 3, 0, 2, 3]},
-        StructureTypeError,
-        "spmm: argument 'indices': axis 'J': expected a NumPy array, got list",
-    ),
-    (
-        {"indptr": ints(0, 2, 5)},
-        StructureError,
-        "spmm: argument 'indptr': axis 'J': expected shape (4,) (parents + 1), got shape (3,)",
-    ),
-    (
-        {"indptr": ints(0, 2, 2, 5).reshape(2, 2)},
-        StructureError,
-        "spmm: argument 'indptr': axis 'J': expected shape (4,) (parents + 1), got shape (2, 2)",
-    ),
-    (
-        {"indptr": ints(1, 2, 2, 5)},
-        StructureError,
-        "spmm: argument 'indptr': axis 'J': expected it to start at 0, got 1",
-    ),
-    (
-        {"indptr": ints(0, 2, 1, 5)},
-        StructureError,
-        "spmm: argument 'indptr': axis 'J': expected non-decreasing offsets, got 1 after 2 at "
-        "row 1",
-    ),
-    (
-        {"indptr": ints(0, 2, 2**31 - 1, -(2**31))},
-        StructureError,
-        "spmm: argument 'indptr': axis 'J': expected non-decreasing offsets, got -2147483648 "
-        "after 2147483647 at row 2",
-    ),
-    (
-        {"indptr": ints(0, 2, 2, 4)},
-        StructureError,
-        "spmm: argument 'indptr': axis 'J': expected it to end at nnz = 5, got 4",
-    ),
-    (
-        {"indptr": np.array([0.0, 2.0, 2.0, 5.0])},
-        StructureTypeError,
-        "spmm: argument 'indptr': axis 'J': expected dtype int32, got float64",
-    ),
-    (
-        {"nnz": 2**31},
-        StructureError,
-        "spmm: argument 'nnz': expected a number of type int32, got 2147483648",
-    ),
-    (
-        {"nnz": -1},
-        StructureError,
-        "spmm: axis 'J': expected nnz = nnz within 0 and the largest int32, got -1",
-    ),
-    ({"m": 3.0}, StructureTypeError, "spmm: argument 'm': expected an integer, got 3.0"),
-]
+REFUSALS = [  # (argument, value, words of the message, error)
+    ("indices", ints(1, 3, 0, 4, 3), "indices in [0, 4), got 4 at position 3", StructureIndexError),
+    ("indices", ints(1, -1, 0, 2, 3), "in [0, 4), got -1 at position 1", StructureIndexError),
+    ("indices", ints(1, 3, 0, 3, 2), "strictly increasing indices in row 2, got 2 after 3 at "
+     "position 4", StructureError),
+    ("indices", ints(3, 3, 0, 1, 2), "increasing indices in row 0, got 3 after 3 at position 1",
+     StructureError),
+    ("indices", ints(1, 3, 0, 2, 3, dtype="int64"), "dtype int32, got int64", StructureTypeError),
+    ("indices", ints(1, 3, 0, 2), "shape (5,) (nnz), got shape (4,)", StructureError),
+    ("indices", [1, 3, 0, 2, 3], "a NumPy array, got list", StructureTypeError),
+    ("indptr", ints(0, 2, 5), "shape (4,) (parents + 1), got shape (3,)", StructureError),
+    ("indptr", ints(0, 2, 2, 5).reshape(2, 2), "(parents + 1), got shape (2, 2)", StructureError),
+    ("indptr", ints(1, 2, 2, 5), "it to start at 0, got 1", StructureError),
+    ("indptr", ints(0, 2, 1, 5), "non-decreasing offsets, got 1 after 2 at row 1", StructureError),
+    ("indptr", ints(0, 2, 2**31 - 1, -(2**31)), "got -2147483648 after 2147483647 at row 2",
+     StructureError),
+    ("indptr", ints(0, 2, 2, 4), "it to end at nnz = 5, got 4", StructureError),
+    ("indptr", np.array([0.0, 2.0, 2.0, 5.0]), "dtype int32, got float64", StructureTypeError),
+    ("nnz", 2**31, "a number of type int32, got 2147483648", StructureError),
+    ("m", 3.0, "an integer, got 3.0", StructureTypeError),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("changes", "error", "message"), REFUSALS)
-def test_refusals_of_csr(changes, error, message):
+@pytest.mark.parametrize(("name", "value", "words", "error"), REFUSALS)
+def test_refusals_of_csr(name, value, words, error):
     with pytest.raises(StructureError) as caught:
-        check_structure(make(), csr_args(**changes))
-    assert str(caught.value) == message
+        check_structure(make(), csr_args(**{name: value}))
+    axis = "axis 'J': " if name.startswith("ind") else ""
+    assert str(caught.value).startswith(f"spmm: argument '{name}': {axis}expected ")
+    assert str(caught.value).endswith(words)
     assert type(caught.value) is error
+    python = {StructureIndexError: IndexError, StructureTypeError: TypeError}
+    assert isinstance(caught.value, python.get(error, ValueError))
 
 
-def test_errors_are_those_of_python_too():
-    with pytest.raises(IndexError):
-        check_structure(make(), csr_args(indices=ints(1, 3, 0, 4, 3)))
-    with pytest.raises(TypeError):
-        check_structure(make(), csr_args(indices=None))
-    with pytest.raises(ValueError):
-        check_structure(make(), csr_args(indptr=ints(0, 2, 1, 5)))
-
-
-@pytest.mark.parametrize("name", ["indptr", "indices"])
-def test_missing_arrays(name):
+@pytest.mark.parametrize(("name", "message"), [
+    ("indptr", "^spmm: argument 'indptr': axis 'J': the argument is missing$"),
+    ("indices", "^spmm: argument 'indices': axis 'J': the argument is missing$"),
+    ("nnz", r"^spmm: axis 'J': nnz = nnz cannot be computed from the arguments \['feat', "),
+])  # fmt: skip
+def test_missing_arguments(name, message):
     args = csr_args()
     del args[name]
-    with pytest.raises(
-        StructureTypeError, match=f"^spmm: argument '{name}': axis 'J': the argument is missing$"
-    ):
+    with pytest.raises(StructureTypeError, match=message):
         check_structure(make(), args)
-
-
-def test_missing_numbers():
-    args = csr_args()
-    del args["nnz"]
-    with pytest.raises(
-        StructureTypeError,
-        match=r"^spmm: axis 'J': nnz = nnz cannot be computed from the arguments \['feat', ",
-    ):
-        check_structure(make(), args)
+    with pytest.raises(StructureError, match="nnz = nnz within 0 and the largest int32, got -1"):
+        check_structure(make(), csr_args(nnz=-1))
 
 
 def test_only_structure_is_looked_at():
     check_structure(make(), csr_args(a="not an array", unknown=None))
 
 
-def test_no_rows_and_no_elements():
-    empty = csr_args(indptr=ints(0), indices=ints(), m=0, nnz=0)
-    check_structure(make(), empty)
-    check_structure(make(), csr_args(indptr=ints(0, 0, 0, 0), indices=ints(), nnz=0))
-
-
-def test_first_and_last_row_may_be_empty():
-    check_structure(make(), csr_args(indptr=ints(0, 0, 5, 5), indices=ints(0, 1, 2, 3, 4), n=5))
+def test_empty_rows_anywhere():
+    for changes in (
+        {"indptr": ints(0), "indices": ints(), "m": 0, "nnz": 0},
+        {"indptr": ints(0, 0, 0, 0), "indices": ints(), "nnz": 0},
+        {"indptr": ints(0, 0, 5, 5), "indices": ints(0, 1, 2, 3, 4), "n": 5},
+    ):
+        check_structure(make(), csr_args(**changes))
 
 
 def test_rows_that_are_not_unique_need_no_order():
@@ -239,22 +159,14 @@ def test_refusals_of_ell(indices, error, message):
     assert str(caught.value) == expected
 
 
-def test_too_many_slots():
+def test_too_much_for_int32_or_a_row():
     args = {**ell_args(), "m": 2**20, "cols": 2**20}
     with pytest.raises(
-        StructureError,
-        match="^row_max_ell: axis 'J': 1048576 parents times 1048576 slots do not fit int32$",
+        StructureError, match="'J': 1048576 parents times 1048576 slots do not fit int32$"
     ):
         check_structure(make("row_max_ell"), args)
-
-
-def test_ragged_rows_that_are_too_long():
     args = {"indptr": ints(0, 1, 5, 6), "m": 3, "n": 3, "nnz": 6}
-    with pytest.raises(
-        StructureError,
-        match="^ragged_sum: argument 'indptr': axis 'J': expected rows of at most 3, got 4 in "
-        "row 1$",
-    ):
+    with pytest.raises(StructureError, match="'J': expected rows of at most 3, got 4 in row 1$"):
         check_structure(make("ragged_sum"), args)
     check_structure(make("ragged_sum"), {**args, "n": 4})
 
@@ -299,33 +211,6 @@ def test_absurd_numbers_do_not_allocate():
         check_structure(make("spmm_bsr"), csr_args(mb=huge, nb=huge, nnzb=huge, block=huge))
     with pytest.raises(StructureError):
         check_structure(make("spmm_ell"), {**ell_args(), "rows": huge, "rowmap": ints(0)})
-
-
-@pytest.mark.parametrize("name", ["spmm", "row_max_ell"])
-def test_cost(name):
-    """A million elements are looked at a few times, not sorted, nor gone through in Python."""
-    rows, width = 100_000, 12
-    indices = np.tile(np.arange(width, dtype="int32") * 5, rows)
-    args = {
-        "indptr": np.arange(rows + 1, dtype="int32") * np.int32(width),
-        "indices": indices,
-        "m": rows,
-        "n": 64,
-        "nnz": len(indices),
-        "cols": width,
-        "feat": 1,
-    }
-    func = make(name)
-
-    def best(call):
-        times = []
-        for _ in range(5):
-            start = time.perf_counter()
-            call()
-            times.append(time.perf_counter() - start)
-        return min(times)
-
-    assert best(lambda: check_structure(func, args)) < best(lambda: np.sort(indices, kind="stable"))
 
 
 NUMBERS = st.one_of(

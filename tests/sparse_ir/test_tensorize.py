@@ -3,28 +3,18 @@
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false
 # pyright: reportMissingModuleSource=false
 
-import ctypes
-import functools
-import inspect
-import shutil
-import subprocess
-from unittest import mock
-
 import numpy as np
 import pytest
-import tvm_ffi
 from tvm import s_tir
 from tvm.s_tir import TensorIntrin
 from tvm.script import tirx as TIR
 
-from cuda_runner import requires_cuda_text
-from gpu_runner import cuda_source, nvcc_compile, requires_nvcc
 from programs import PROGRAMS
 from sparsetir import LoweringError, lower_sparse_buffer, lower_sparse_iter
 from sparsetir.sparse_ir import script as T
 from sparsetir.sparse_ir.nodes import buffer_var
 from sparsetir.sparse_ir.traversal import map_expr
-from stage2 import loops, run_cpu, run_gpu_as_cuda, schedule
+from stage2 import run_cpu, schedule
 
 
 def make_bsr(dtype):
@@ -110,46 +100,9 @@ def matmul_loops(a: TIR.handle, b: TIR.handle, c: TIR.handle) -> None:
                     C[i, j] = C[i, j] + A[i, k] * B[k, j]
 
 
-@TIR.prim_func(s_tir=True)
-def matmul_call(a: TIR.handle, b: TIR.handle, c: TIR.handle) -> None:
-    sa, sb, sc = TIR.int32(), TIR.int32(), TIR.int32()
-    ta, tb, tc = TIR.int32(), TIR.int32(), TIR.int32()
-    A = TIR.match_buffer(a, (16, 16), "float32", strides=[sa, ta], offset_factor=1)
-    B = TIR.match_buffer(b, (16, 16), "float32", strides=[sb, tb], offset_factor=1)
-    C = TIR.match_buffer(c, (16, 16), "float32", strides=[sc, tc], offset_factor=1)
-    with TIR.sblock("root"):
-        TIR.reads(C[0:16, 0:16], A[0:16, 0:16], B[0:16, 0:16])
-        TIR.writes(C[0:16, 0:16])
-        TIR.evaluate(
-            TIR.call_packed(
-                "sparsetir.test.matmul",
-                A.access_ptr("r"), B.access_ptr("r"), C.access_ptr("rw"), sa, sb, sc,
-            )
-        )  # fmt: skip
-
-
-STRIDES = []
-
-
-def block_matmul(a, b, c, *strides):
-    """What `matmul_call` calls."""
-    STRIDES.append(strides)
-    a, b, c = (
-        np.lib.stride_tricks.as_strided(
-            np.ctypeslib.as_array(ctypes.cast(p, ctypes.POINTER(ctypes.c_float)), (1,)),
-            (16, 16),
-            (4 * stride, 4),
-        )
-        for p, stride in zip((a, b, c), strides)
-    )
-    c += a @ b
-
-
 @pytest.fixture(scope="module", autouse=True)
 def intrinsics():
-    tvm_ffi.register_global_func("sparsetir.test.matmul", block_matmul, override=True)
     TensorIntrin.register("sparsetir.test.loops", matmul_desc, matmul_loops, override=True)
-    TensorIntrin.register("sparsetir.test.call", matmul_desc, matmul_call, override=True)
 
 
 def blocks_of_features(sch):
@@ -169,21 +122,18 @@ def hide_index_arrays(sch, block):
 
 
 @pytest.mark.parametrize("decompose", [True, False])
-@pytest.mark.parametrize("intrinsic", ["loops", "call"])
-def test_tensorize_on_cpu(intrinsic, decompose):
+def test_tensorize_on_cpu(decompose):
     def steps(sch):
         outer, _, jo = blocks_of_features(sch)
         if decompose:
             sch.decompose_reduction(outer, jo)
         inner = sch.get_sblock("bsr1")
         hide_index_arrays(sch, inner)
-        sch.tensorize(sch.get_loops(inner)[-3], f"sparsetir.test.{intrinsic}")
+        sch.tensorize(sch.get_loops(inner)[-3], "sparsetir.test.loops")
 
     args = bsr_args("float32")
-    STRIDES.clear()
     out = run_cpu(schedule(make_bsr("float32"), steps), args)
     np.testing.assert_allclose(out["c"], bsr_oracle(args), rtol=1e-5)
-    assert STRIDES == ([(16, 32, 32)] * (2 * args["nnzb"]) if intrinsic == "call" else [])
 
 
 def test_match_across_rows_is_refused():
@@ -201,103 +151,3 @@ def test_match_across_rows_is_refused():
     func = lowered.with_body(map_expr(lowered.body, [(s_tir.SBlock, match)]))
     with pytest.raises(LoweringError, match="'A' is matched across a ragged dimension"):
         lower_sparse_buffer(func)
-
-
-def wmma(sch):
-    """One warp and one accumulator tile per row of blocks and 16 features."""
-    outer, k0, jo = blocks_of_features(sch)
-    sch.bind(*loops(sch, "bsr0"), "blockIdx.x")
-    sch.bind(k0, "blockIdx.y")
-    store = sch.cache_write(outer, 0, "wmma.accumulator")
-    sch.reverse_compute_at(store, k0)
-    sch.decompose_reduction(outer, jo)
-    inner = sch.get_sblock("bsr1")
-    hide_index_arrays(sch, inner)
-    at = {r.source.name: n for n, r in enumerate(sch.get(inner).reads)}
-    shared = [
-        sch.reindex_cache_read(inner, at["A"], "shared", lambda i, j, k: (i, k)),
-        sch.reindex_cache_read(inner, at["B"], "shared", lambda i, j, k: (k, j)),
-    ]
-    fragments = [
-        sch.cache_read(inner, at["A"], "wmma.matrix_a"),
-        sch.cache_read(inner, at["B"], "wmma.matrix_b"),
-    ]
-    for block in shared:
-        _, lane = sch.split(sch.fuse(*sch.get_loops(block)[-2:]), [None, 32])
-        sch.bind(lane, "threadIdx.x")
-    # Each of the 500 functions of that module looks at the whole stack, source lines included, and
-    # for frames without a file through every module that is loaded.
-    with (
-        mock.patch("inspect.stack", functools.partial(inspect.stack, 0)),
-        mock.patch("inspect.getmodule", lambda *_: None),
-    ):
-        from tvm.s_tir.tensor_intrin.cuda import get_wmma_intrin_group
-    names = get_wmma_intrin_group(
-        load_scope="shared",
-        store_scope="global",
-        in_dtype="float16",
-        out_dtype="float32",
-        trans_b=False,
-    )
-    for block, name in [
-        (fragments[0], "load_a"),
-        (fragments[1], "load_b"),
-        (sch.get_sblock("bsr1_init"), "init"),
-        (store, "store"),
-    ]:
-        sch.tensorize(sch.get_loops(block)[-2], names[name])
-    sch.tensorize(sch.get_loops(inner)[-3], names["compute"])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
-def test_wmma_text(arch):
-    source = cuda_source(lower_sparse_buffer(schedule(make_bsr("float16"), wmma)), arch)
-    for call in ("fill_fragment", "load_matrix_sync", "mma_sync", "store_matrix_sync"):
-        assert f"nvcuda::wmma::{call}(" in source
-    # C has 512 elements per row of blocks: its offset must not be cut to 32 bits.
-    (store,) = (line for line in source.splitlines() if "store_matrix_sync(" in line)
-    assert "&(C_ptr[((((int64_t)((int)blockIdx.x)) * (int64_t)512)" in store
-
-
-@pytest.mark.slow
-@requires_nvcc
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
-def test_wmma_compiles_to_tensor_core_instructions(arch, tmp_path):
-    source = cuda_source(lower_sparse_buffer(schedule(make_bsr("float16"), wmma)), arch)
-    cubin = tmp_path / "bsr.cubin"
-    cubin.write_bytes(nvcc_compile(source, arch))
-    disassembler = shutil.which("nvdisasm")
-    if disassembler is None:
-        pytest.skip("compiled; no nvdisasm to look at the instructions with")
-    done = subprocess.run([disassembler, str(cubin)], capture_output=True, text=True, check=True)
-    assert "HMMA.16816.F32" in done.stdout
-
-
-@requires_cuda_text
-@pytest.mark.slow
-def test_wmma_runs():
-    """Its CUDA text on a CPU; rows of no block are zero."""
-    sch = schedule(make_bsr("float16"), wmma)
-    args = bsr_args("float16")
-    out = run_gpu_as_cuda(sch, args)
-    np.testing.assert_allclose(out["c"], bsr_oracle(args), rtol=1e-3)
-
-
-def test_the_wmma_schedule_without_tensor_cores():
-    """The same loop structure with plain scopes and no intrinsics, run on the CPU."""
-
-    def steps(sch):
-        outer, k0, jo = blocks_of_features(sch)
-        store = sch.cache_write(outer, 0, "local")
-        sch.reverse_compute_at(store, k0)
-        sch.decompose_reduction(outer, jo)
-        inner = sch.get_sblock("bsr1")
-        hide_index_arrays(sch, inner)
-        at = {r.source.name: n for n, r in enumerate(sch.get(inner).reads)}
-        sch.reindex_cache_read(inner, at["A"], "local", lambda i, j, k: (i, k))
-        sch.reindex_cache_read(inner, at["B"], "local", lambda i, j, k: (k, j))
-
-    args = bsr_args("float32")
-    out = run_cpu(schedule(make_bsr("float32"), steps), args)
-    np.testing.assert_allclose(out["c"], bsr_oracle(args), rtol=1e-5)

@@ -1,14 +1,14 @@
 """Every rule of stage I has a message, and a test of it."""
 
 import re
+from textwrap import indent
 
 import pytest
-import tvm
 from tvm import tirx
 from tvm.error import DiagnosticError
 
 from sparsetir.sparse_ir import script as T
-from sparsetir.sparse_ir.errors import IllFormedError, ScheduleError
+from sparsetir.sparse_ir.errors import IllFormedError
 from sparsetir.sparse_ir.nodes import (
     AttachedAxis,
     Axis,
@@ -19,7 +19,6 @@ from sparsetir.sparse_ir.nodes import (
     make_func,
 )
 from sparsetir.sparse_ir.schedule import Schedule
-from sparsetir.sparse_ir.schedule.loops import replaced
 from sparsetir.sparse_ir.script import from_source
 from sparsetir.sparse_ir.verify import verify
 
@@ -41,229 +40,160 @@ def source(body: str, buffers: str = BUFFERS) -> str:
     return HEAD + buffers + "".join(f"    {line}\n" for line in body.splitlines())
 
 
-def refused(text: str) -> tuple[str, int]:
-    """The message that a script is refused with, and the line it names."""
+# Scripts, with the words of the message at the line that it names.
+SCRIPTS = """
+with T.sp_iter([J], "S", "it") as [j]:  #! expected axis 'I', its parent, .. 'I' is not iterated
+    T.evaluate(0)
+
+with T.sp_iter([J, I], "SS", "it") as [j, i]:  #! 'it': expected axis 'I', .. 'I' comes after it
+    T.evaluate(0)
+
+with T.sp_iter([I, I], "SS", "it") as [i, j]:  #! sp_iter 'it': axis 'I' is iterated twice
+    T.evaluate(0)
+
+with T.sp_iter([I], "S", "out") as [i]:
+    with T.sp_iter([I], "S", "in") as [j]:  #! 'I' is iterated here and in an enclosing iteration
+        B[i] = 0
+
+with T.sp_iter([T.fuse(I, K, J)], "SSS", "it") as [i, k, j]:  #! 'J' right after its parent 'I'
+    T.evaluate(0)
+
+with T.sp_iter([I, T.attach(J, K), K], "SSS", "it") as [i, j, k]:  #! as long as 'K' (n), got m
+    T.evaluate(0)
+
+with T.sp_iter([I, T.attach(L, K)], "SS", "it") as [i, l]:  #! expected 'L' under a dense_fixed axis
+    T.evaluate(0)
+
+with T.sp_iter([I, T.attach(K, I)], "SS", "it") as [i, k]:  #! dense_fixed axis, got no parent
+    T.evaluate(0)
+
+with T.sp_iter([I, J], "SR", "it") as [i, j]:
+    C[i, j] = x  #! buffer 'C' is written at an index that depends on the reduction variable 'j'
+
+with T.sp_iter([I, J], "SR", "it") as [i, j]:
+    C[i, B[j]] = x  #! written at an index that depends on the reduction variable 'j'
+
+with T.sp_iter([I, J], "SR", "it") as [i, j]:
+    with T.sp_iter([K], "S", "in") as [k]:
+        C[j, k] = x  #! written at an index that depends on the reduction variable 'j'
+
+with T.sp_iter([I, J], "SR", "it") as [i, j]:
+    e: T.let[T.int32] = B[j] + 1
+    C[i, e] = x  #! written at an index that depends on the reduction variable 'j'
+
+with T.sp_iter([I, J], "SR", "it") as [i, j]:
+    with T.init():
+        C[i, 0] = C[i, 0]  #! sp_iter 'it': its init reads buffer 'C', which it writes
+    C[i, 0] = x
+
+with T.sp_iter([I, J], "SR", "it") as [i, j]:
+    with T.init():
+        B[i] = 0
+        C[i, B[i]] = x  #! its init reads buffer 'B', which it writes
+    C[i, 0] = x
+
+with T.sp_iter([I, J], "SR", "it") as [i, j]:
+    with T.init():
+        C[i, j] = 0.0  #! its init uses the reduction variable 'j'; an init runs once for every
+    C[i, 0] = x
+
+with T.sp_iter([I, J], "SR", "it") as [i, j]:
+    with T.init():
+        C[i, 0] = A[i, j]  #! its init uses the reduction variable 'j'
+    C[i, 0] = x
+
+with T.sp_iter([I], "S", "it") as [i]:  #! sp_iter 'it': its init stores nothing
+    with T.init():
+        T.evaluate(0)
+    C[i, 0] = x
+
+with T.sp_iter([I], "S", "it") as [i]:
+    C[i, x] = x  #! buffer 'C': expected an integer as index 1, got float32
+
+with T.sp_iter([I], "S", "it") as [i]:
+    C[i, 0] = x + C[i, x]  #! buffer 'C': expected an integer as index 1, got float32
+
+with T.sp_iter([I], "S", "it") as [i]:
+    B[i] = 0
+with T.sp_iter([I], "S", "it") as [i]:  #! two sparse iterations are named 'it'; schedules find
+    B[i] = 0
+
+for t in T.thread_binding(4, thread="threadIdx.x"):  #! loop 't' is bound to 'threadIdx.x'; stage I
+    B[t] = 0
+
+with T.sblock("x"):  #! a statement of type SBlockRealize cannot occur in stage I
+    B[0] = 0
+"""
+DECLARATIONS = """
+A = T.match_sparse_buffer(a, (J,), "float32")  #! expected axis 'I', the parent of 'J', before
+
+A = T.match_sparse_buffer(a, (J, I), "float32")  #! the parent of 'J', before it, got [J, I]
+
+A = T.match_sparse_buffer(a, (I, I), "float32")  #! buffer 'A': axis 'I' occurs twice in [I, I]
+
+M = T.sparse_fixed(I, (n, 4), q2)
+A = T.match_sparse_buffer(a, (I, J, M), "float32")  #! are both children of 'I', so its elements
+
+A = T.match_sparse_buffer(a, (I,), "float32")
+B = T.match_sparse_buffer(a, (I,), "float32")  #! handle 'a' is bound twice: to buffer 'A' and to
+
+A = T.match_buffer(p, (n,), "int32")  #! handle 'p' is bound twice: to the indptr of axis 'J' and to
+
+M = T.sparse_variable(K, (n, nnz), (p, a))  #! share the indptr 'p', but their parents differ: 'I'
+
+M = T.sparse_variable(I, (n, nnz), (p, a), idtype="int64")  #! but their idtypes differ: int32 and
+"""
+# Refused where the text is parsed, whose message has no place in it.
+INDICES = """
+C[i, 0, i] = x  #! buffer 'C' has 2 axes, got 3 indices
+
+C[i] = x  #! buffer 'C' has 2 axes, got 1 indices
+
+C[i, 0] = x + C[i]  #! buffer 'C' has 2 axes, got 1 indices
+
+C[i, 0] = x + A[i, 0, 0]  #! buffer 'A' has 2 axes, got 3 indices
+
+C[i, 0] += C[i]  #! buffer 'C' has 2 axes, got 1 indices
+
+if C[i] < x:  #! buffer 'C' has 2 axes, got 1 indices
+    B[i] = 0
+
+for s in range(B[i, i]):  #! buffer 'B' has 1 axes, got 2 indices
+    B[i] = 0
+
+C[i, 0] = T.evaluate(0)  #! expected a value to store, got None
+"""
+
+
+def refused(text: str, prefix: str) -> None:
+    """A script is refused where its comment is, with the words that are there, in order."""
+    (line,) = [n for n, row in enumerate(text.splitlines(), 1) if "#!" in row]
+    words = text.splitlines()[line - 1].partition("#! ")[2].split(" .. ")
     with pytest.raises(DiagnosticError) as err:
         from_source(text)
-    head, _, place = str(err.value).partition("\n --> ")
+    message, _, place = str(err.value).partition("\n --> ")
     assert str(err.value).count("\n") <= 5, "a message shows one line of the script"
-    return head.removeprefix("error: "), int(place.split(":")[1])
+    assert message.startswith(f"error: {prefix.format(line=line)}"), message
+    assert re.search(".*".join(map(re.escape, words)), message), message
+    assert int(place.split(":")[1]) == line
 
 
-SCRIPTS = [  # (body, line of it that the message points at, message)
-    (
-        'with T.sp_iter([J], "S", "it") as [j]:\n    T.evaluate(0)',
-        1,
-        "sp_iter 'it': expected axis 'I', its parent, before 'J' in [J] or around it, "
-        "but 'I' is not iterated",
-    ),
-    (
-        'with T.sp_iter([J, I], "SS", "it") as [j, i]:\n    T.evaluate(0)',
-        1,
-        "sp_iter 'it': expected axis 'I', its parent, before 'J' in [J, I] or around it, "
-        "but 'I' comes after it",
-    ),
-    (
-        'with T.sp_iter([I, I], "SS", "it") as [i, j]:\n    T.evaluate(0)',
-        1,
-        "sp_iter 'it': axis 'I' is iterated twice",
-    ),
-    (
-        'with T.sp_iter([I], "S", "out") as [i]:\n'
-        '    with T.sp_iter([I], "S", "in") as [j]:\n        B[i] = 0',
-        2,
-        "sp_iter 'in': axis 'I' is iterated here and in an enclosing iteration",
-    ),
-    (
-        'with T.sp_iter([T.fuse(I, K, J)], "SSS", "it") as [i, k, j]:\n    T.evaluate(0)',
-        1,
-        "sp_iter 'it': fuse('I', 'K', 'J'): expected 'J' right after its parent 'I', "
-        "got it after 'K'",
-    ),
-    (
-        'with T.sp_iter([I, T.attach(J, K), K], "SSS", "it") as [i, j, k]:\n    T.evaluate(0)',
-        1,
-        "sp_iter 'it': attach('J', 'K'): expected 'I', the parent of 'J', to be as long as 'K' "
-        "(n), got m",
-    ),
-    (
-        'with T.sp_iter([I, T.attach(L, K)], "SS", "it") as [i, l]:\n    T.evaluate(0)',
-        1,
-        "sp_iter 'it': attach('L', 'K'): expected 'L' under a dense_fixed axis, "
-        "got parent 'J' (sparse_variable)",
-    ),
-    (
-        'with T.sp_iter([I, T.attach(K, I)], "SS", "it") as [i, k]:\n    T.evaluate(0)',
-        1,
-        "sp_iter 'it': attach('K', 'I'): expected 'K' under a dense_fixed axis, got no parent",
-    ),
-    (
-        'with T.sp_iter([I, J], "SR", "it") as [i, j]:\n    C[i, j] = x',
-        2,
-        "sp_iter 'it': buffer 'C' is written at an index that depends on the reduction "
-        "variable 'j'",
-    ),
-    (
-        'with T.sp_iter([I, J], "SR", "it") as [i, j]:\n    C[i, B[j]] = x',
-        2,
-        "sp_iter 'it': buffer 'C' is written at an index that depends on the reduction "
-        "variable 'j'",
-    ),
-    (
-        'with T.sp_iter([I, J], "SR", "it") as [i, j]:\n'
-        '    with T.sp_iter([K], "S", "in") as [k]:\n        C[j, k] = x',
-        3,
-        "sp_iter 'it': buffer 'C' is written at an index that depends on the reduction "
-        "variable 'j'",
-    ),
-    (
-        'with T.sp_iter([I, J], "SR", "it") as [i, j]:\n'
-        "    e: T.let[T.int32] = B[j] + 1\n    C[i, e] = x",
-        3,
-        "sp_iter 'it': buffer 'C' is written at an index that depends on the reduction "
-        "variable 'j'",
-    ),
-    (
-        'with T.sp_iter([I, J], "SR", "it") as [i, j]:\n'
-        "    with T.init():\n        C[i, 0] = C[i, 0]\n    C[i, 0] = x",
-        3,
-        "sp_iter 'it': its init reads buffer 'C', which it writes",
-    ),
-    (
-        'with T.sp_iter([I, J], "SR", "it") as [i, j]:\n'
-        "    with T.init():\n        B[i] = 0\n        C[i, B[i]] = x\n    C[i, 0] = x",
-        4,
-        "sp_iter 'it': its init reads buffer 'B', which it writes",
-    ),
-    (
-        'with T.sp_iter([I, J], "SR", "it") as [i, j]:\n'
-        "    with T.init():\n        C[i, j] = 0.0\n    C[i, 0] = x",
-        3,
-        "sp_iter 'it': its init uses the reduction variable 'j'; an init runs once for every "
-        "point of the spatial axes",
-    ),
-    (
-        'with T.sp_iter([I, J], "SR", "it") as [i, j]:\n'
-        "    with T.init():\n        C[i, 0] = A[i, j]\n    C[i, 0] = x",
-        3,
-        "sp_iter 'it': its init uses the reduction variable 'j'; an init runs once for every "
-        "point of the spatial axes",
-    ),
-    (
-        'with T.sp_iter([I], "S", "it") as [i]:\n'
-        "    with T.init():\n        T.evaluate(0)\n    C[i, 0] = x",
-        1,
-        "sp_iter 'it': its init stores nothing",
-    ),
-    (
-        'with T.sp_iter([I], "S", "it") as [i]:\n    C[i, x] = x',
-        2,
-        "buffer 'C': expected an integer as index 1, got float32",
-    ),
-    (
-        'with T.sp_iter([I], "S", "it") as [i]:\n    C[i, 0] = x + C[i, x]',
-        2,
-        "buffer 'C': expected an integer as index 1, got float32",
-    ),
-    (
-        'with T.sp_iter([I], "S", "it") as [i]:\n    B[i] = 0\n'
-        'with T.sp_iter([I], "S", "it") as [i]:\n    B[i] = 0',
-        3,
-        "two sparse iterations are named 'it'; schedules find them by name",
-    ),
-    (
-        'for t in T.thread_binding(4, thread="threadIdx.x"):\n    B[t] = 0',
-        1,
-        "loop 't' is bound to 'threadIdx.x'; stage I has no threads",
-    ),
-    (
-        'with T.sblock("x"):\n    B[0] = 0',
-        1,
-        "a statement of type SBlockRealize cannot occur in stage I",
-    ),
-]
+PLACE = "<str>:{line}: in function 'f': "
 
 
-@pytest.mark.parametrize(("body", "line", "message"), SCRIPTS)
-def test_scripts(body, line, message):
-    start = source("").count("\n")
-    got, place = refused(source(body))
-    assert got == f"<str>:{start + line}: in function 'f': {message}"
-    assert place == start + line
+@pytest.mark.parametrize("body", SCRIPTS.strip().split("\n\n"))
+def test_refused_scripts(body):
+    refused(source(body), PLACE)
 
 
-DECLARATIONS = [  # (declarations, line of them that the message points at, message)
-    (
-        '    A = T.match_sparse_buffer(a, (J,), "float32")\n',
-        1,
-        "buffer 'A': expected axis 'I', the parent of 'J', before it, got [J]",
-    ),
-    (
-        '    A = T.match_sparse_buffer(a, (J, I), "float32")\n',
-        1,
-        "buffer 'A': expected axis 'I', the parent of 'J', before it, got [J, I]",
-    ),
-    (
-        '    A = T.match_sparse_buffer(a, (I, I), "float32")\n',
-        1,
-        "buffer 'A': axis 'I' occurs twice in [I, I]",
-    ),
-    (
-        "    M = T.sparse_fixed(I, (n, 4), q2)\n"
-        '    A = T.match_sparse_buffer(a, (I, J, M), "float32")\n',
-        2,
-        "buffer 'A': axes 'J' and 'M' are both children of 'I', so its elements have no storage "
-        "order",
-    ),
-    (
-        '    A = T.match_sparse_buffer(a, (I,), "float32")\n'
-        '    B = T.match_sparse_buffer(a, (I,), "float32")\n',
-        2,
-        "handle 'a' is bound twice: to buffer 'A' and to buffer 'B'",
-    ),
-    (
-        '    A = T.match_buffer(p, (n,), "int32")\n',
-        1,
-        "handle 'p' is bound twice: to the indptr of axis 'J' and to buffer 'A'",
-    ),
-    (
-        "    M = T.sparse_variable(K, (n, nnz), (p, a))\n",
-        1,
-        "axes 'J' and 'M' share the indptr 'p', but their parents differ: 'I' and 'K'",
-    ),
-    (
-        '    M = T.sparse_variable(I, (n, nnz), (p, a), idtype="int64")\n',
-        1,
-        "axes 'J' and 'M' share the indptr 'p', but their idtypes differ: int32 and int64",
-    ),
-]
+@pytest.mark.parametrize("lines", DECLARATIONS.strip().split("\n\n"))
+def test_refused_declarations(lines):
+    refused(source("T.evaluate(0)", indent(lines, "    ") + "\n"), PLACE)
 
 
-@pytest.mark.parametrize(("declarations", "line", "message"), DECLARATIONS)
-def test_declarations(declarations, line, message):
-    start = HEAD.count("\n")
-    got, place = refused(source("T.evaluate(0)", declarations))
-    assert got == f"<str>:{start + line}: in function 'f': {message}"
-    assert place == start + line
-
-
-@pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        ("C[i, 0, i] = x", "buffer 'C' has 2 axes, got 3 indices"),
-        ("C[i] = x", "buffer 'C' has 2 axes, got 1 indices"),
-        ("C[i, 0] = x + C[i]", "buffer 'C' has 2 axes, got 1 indices"),
-        ("C[i, 0] = x + A[i, 0, 0]", "buffer 'A' has 2 axes, got 3 indices"),
-        ("C[i, 0] += C[i]", "buffer 'C' has 2 axes, got 1 indices"),
-        ("if C[i] < x:\n        B[i] = 0", "buffer 'C' has 2 axes, got 1 indices"),
-        ("for s in range(B[i, i]):\n        B[i] = 0", "buffer 'B' has 1 axes, got 2 indices"),
-        ("C[i, 0] = T.evaluate(0)", "expected a value to store, got None"),
-    ],
-)
-def test_index_count(body, message):
-    got, line = refused(source(f'with T.sp_iter([I], "S", "it") as [i]:\n    {body}'))
-    assert got == message
-    assert line == source("").count("\n") + 2
+@pytest.mark.parametrize("body", INDICES.strip().split("\n\n"))
+def test_refused_indices(body):
+    refused(source(f'with T.sp_iter([I], "S", "it") as [i]:\n{indent(body, "    ")}'), "")
 
 
 def test_what_is_allowed():
@@ -287,59 +217,6 @@ def test_check_can_be_left_out():
     func = from_source(text.replace("@T.prim_func", "@T.prim_func(check_well_formed=False)"))
     with pytest.raises(IllFormedError, match=r"^<str>:\d+: in function 'f': sp_iter 'it'"):
         verify(func)
-
-
-def test_iterations_that_are_known_are_not_looked_at_again():
-    """Schedules name those that they leave alone; all others are checked, and names of all."""
-    bad = 'with T.sp_iter([J], "S", "{}") as [j]:\n    T.evaluate(0)\n'
-    text = source(bad.format("one") + bad.format("two"))
-    func = from_source(text.replace("@T.prim_func", "@T.prim_func(check_well_formed=False)"))
-    one, two = func.body.seq
-    verify(func, [one, two])
-    with pytest.raises(IllFormedError, match="sp_iter 'two'"):
-        verify(func, [one])
-    text = text.replace('"two"', '"one"')
-    func = from_source(text.replace("@T.prim_func", "@T.prim_func(check_well_formed=False)"))
-    with pytest.raises(IllFormedError, match="two sparse iterations are named 'one'"):
-        verify(func, list(func.body.seq))
-
-
-def test_what_changed_beside_a_replaced_iteration_is_looked_at_again():
-    """Primitives that change more than one iteration say so."""
-    good, bad = (
-        f'with T.sp_iter([{axis}], "S", "{name}") as [i]:\n    T.evaluate(0)\n'
-        for axis, name in (("I", "one"), ("J", "two"))
-    )
-    text = source(good + bad).replace("@T.prim_func", "@T.prim_func(check_well_formed=False)")
-    func = from_source(text)
-    one, _ = func.body.seq
-    replaced("somebody", func, one, one)
-    with pytest.raises(ScheduleError, match="somebody: .*sp_iter 'two'"):
-        replaced("somebody", func, one, one, trusted=False)
-
-
-def test_what_is_nested_beside_a_replaced_iteration_is_known():
-    """And what is around it, or in it, is not."""
-    bad = '    with T.sp_iter([L], "S", "bad") as [l]:\n        T.evaluate(0)\n'
-    good = '    with T.sp_iter([K], "S", "good") as [k]:\n        T.evaluate(0)\n'
-    text = source(f'with T.sp_iter([I], "S", "outer") as [i]:\n{good}{bad}')
-    func = from_source(text.replace("@T.prim_func", "@T.prim_func(check_well_formed=False)"))
-    outer = func.body
-    one, two = outer.body.seq
-    replaced("somebody", func, one, one)
-    for changed in (outer, two):
-        with pytest.raises(ScheduleError, match="somebody: .*expected axis 'J', its parent"):
-            replaced("somebody", func, changed, changed)
-
-
-def test_declarations_that_are_known_are_not_looked_at_again():
-    func = from_source(source("T.evaluate(0)"))
-    (m,) = (p for p in func.params if p.name == "m")
-    axis = Axis(name="Z", kind="dense_fixed", length=m, idtype="int16")
-    more = func.replace(axes=[*func.axes, axis])
-    verify(more, before=more)
-    with pytest.raises(IllFormedError, match="axis 'Z': expected idtype"):
-        verify(more, before=func)
 
 
 def test_a_schedule_verifies_its_function_before_the_first_primitive():
@@ -441,209 +318,123 @@ class Hand:
         return make_func(**{**fields, **changes})
 
 
-def by_hand(func, message):
-    with pytest.raises(IllFormedError, match=f"^{re.escape(message)}$"):
-        verify(func)
+def rows_by_hand():
+    """Functions with one thing wrong, and the message without its prefix."""
+    h, it = Hand(), Hand.iteration
+    m32, x64 = tirx.Var("m", "int32"), tirx.Var("j", "int64")
+    k, r, s = (Axis(name="K", kind="dense_fixed", length=h.m), tirx.Var("r", "int32"),
+               tirx.Var("s", T.handle().ty))  # fmt: skip
+    v = Axis(name="V", kind="dense_fixed", length=h.m)
+    i_of_n = Axis(name="I", kind="dense_fixed", length=h.n)
+    twin, zero, stray = h.child(length=h.m), tirx.const(0.0, "float32"), tirx.Var("stray", "int32")
+    differs = "differs from the axis of that name in 'f'"
+    not_defined = "is used but not defined: it is no parameter, coordinate or loop variable here"
 
+    label = "sp_iter 'it': "
 
-def test_the_unbroken_function():
-    verify(Hand().func())
-    assert verify(Hand().func()) is None
+    def of(**changes):
+        return h.func(body=it(h, **changes))
 
+    def buffer(shape, axes=None):
+        var = buffer_var(shape, "float32", "A")
+        return h.func(buffers=[SparseBuffer(var=var, axes=axes, handle=h.handles[0])])
 
-def test_kinds():
-    h = Hand()
     for kinds in ("S", "SX", "SSS"):
-        by_hand(
-            h.func(body=h.iteration(kinds=kinds)),
-            "in function 'f': sp_iter 'it': expected 2 kinds S or R, one for each of [I, J], "
-            f"got '{kinds}'",
-        )
-
-
-def test_coordinate_variables():
-    h = Hand()
-    label = "in function 'f': sp_iter 'it': "
-    by_hand(
-        h.func(body=h.iteration(vars=[h.i])),
-        f"{label}expected 2 coordinate variables, one for each of [I, J], got 1",
-    )
-    by_hand(
-        h.func(body=h.iteration(vars=[h.i, tirx.Var("j", "int64")])),
+        message = f"{label}expected 2 kinds S or R, one for each of [I, J], got '{kinds}'"
+        yield of(kinds=kinds), message
+    yield of(vars=[h.i]), f"{label}expected 2 coordinate variables, one for each of [I, J], got 1"
+    yield (
+        of(vars=[h.i, x64]),
         f"{label}expected variable 'j' of type int32, the idtype of axis 'J', got int64",
     )
-    by_hand(h.func(body=h.iteration(vars=[h.i, h.i])), f"{label}variable 'i' is bound twice")
+    yield of(vars=[h.i, h.i]), f"{label}variable 'i' is bound twice"
     loop = tirx.For(h.i, 0, 4, tirx.ForKind.SERIAL, h.body)
-    by_hand(h.func(body=h.iteration(body=loop)), "in function 'f': variable 'i' is bound twice")
-
-
-def test_axes_of_an_iteration():
-    h = Hand()
-    other = Axis(name="K", kind="dense_fixed", length=h.m)
-    by_hand(
-        h.func(body=h.iteration(axes=[h.i_axis, other])),
-        "in function 'f': sp_iter 'it': 'K' is not an axis of 'f'",
+    yield of(body=loop), "variable 'i' is bound twice"
+    yield of(axes=[h.i_axis, k]), f"{label}'K' is not an axis of 'f'"
+    yield (of(axes=[h.i_axis, twin]), f"{label}its axis 'J' {differs}")
+    yield (
+        of(axes=[h.i_axis, AttachedAxis(axis=h.j_axis, to=k)]),
+        f"{label}'K' is not an axis of 'f'",
     )
-    twin = h.child(length=h.m)
-    by_hand(
-        h.func(body=h.iteration(axes=[h.i_axis, twin])),
-        "in function 'f': sp_iter 'it': its axis 'J' differs from the axis of that name in 'f'",
+    yield (
+        of(axes=[FusedAxis(axes=[h.j_axis, h.i_axis])]),
+        f"{label}expected axis 'I', its parent, before 'J' in [J, I] or around it, but 'I' comes "
+        "after it",
     )
-    by_hand(
-        h.func(body=h.iteration(axes=[h.i_axis, AttachedAxis(axis=h.j_axis, to=other)])),
-        "in function 'f': sp_iter 'it': 'K' is not an axis of 'f'",
+    attached = it(h, axes=[AttachedAxis(axis=h.j_axis, to=v), v])
+    yield (
+        h.func(axes=[h.i_axis, h.j_axis, v], body=attached),
+        f"{label}expected axis 'V', which it is attached to, before 'J' in [J, V] or around it, "
+        "but 'V' comes after it",
     )
-    fused = FusedAxis(axes=[h.j_axis, h.i_axis])
-    by_hand(
-        h.func(body=h.iteration(axes=[fused])),
-        "in function 'f': sp_iter 'it': expected axis 'I', its parent, before 'J' in [J, I] or "
-        "around it, but 'I' comes after it",
-    )
-
-
-def test_attached_after_its_target():
-    h = Hand()
-    v = Axis(name="V", kind="dense_fixed", length=h.m)
-    attached = AttachedAxis(axis=h.j_axis, to=v)
-    by_hand(
-        h.func(axes=[h.i_axis, h.j_axis, v], body=h.iteration(axes=[attached, v])),
-        "in function 'f': sp_iter 'it': expected axis 'V', which it is attached to, before 'J' in "
-        "[J, V] or around it, but 'V' comes after it",
-    )
-
-
-def test_axis_fields():
-    h = Hand()
+    belongs = "belongs to another function or its"
     for changes, message in [
-        ({"kind": "dense"}, "expected a kind among dense_fixed, dense_variable, sparse_fixed, "
-                            "sparse_variable, got 'dense'"),
-        ({"idtype": "int8"}, "expected idtype 'int32' or 'int64', got 'int8'"),
-        ({"nnz": None}, "a sparse_variable axis needs a value for 'nnz'"),
-        ({"parent": None}, "a sparse_variable axis needs a value for 'parent'"),
-        ({"nnz_cols": tirx.const(4)}, "a sparse_variable axis has no 'nnz_cols'"),
-        ({"kind": "dense_variable"}, "a dense_variable axis has no 'indices'"),
-        ({"nnz": tirx.const(1.0)}, "expected 'nnz' of type int32 or int64, got float32"),
-        ({"length": tirx.const(1, "int8")}, "expected 'length' of type int32 or int64, got int8"),
-        ({"indptr": h.n}, "expected a T.handle parameter for 'indptr', got int32"),
-        ({"indptr": tirx.Var("r", T.handle().ty)},
-         "belongs to another function or its 'indptr' is not a parameter of 'f': 'r' is none"),
-        ({"nnz": h.nnz + tirx.Var("r", "int32")},
-         "belongs to another function or its 'nnz' is not a parameter of 'f': 'r' is none"),
-    ]:  # fmt: skip
-        colon = "" if message.startswith("belongs") else ":"
-        by_hand(
-            h.func(axes=[h.i_axis, h.child(**changes)]),
-            f"in function 'f': axis 'J'{colon} {message}",
+        (
+            {"kind": "dense"},
+            ": expected a kind among dense_fixed, dense_variable, sparse_fixed, "
+            "sparse_variable, got 'dense'",
+        ),
+        ({"idtype": "int8"}, ": expected idtype 'int32' or 'int64', got 'int8'"),
+        ({"nnz": None}, ": a sparse_variable axis needs a value for 'nnz'"),
+        ({"parent": None}, ": a sparse_variable axis needs a value for 'parent'"),
+        ({"nnz_cols": tirx.const(4)}, ": a sparse_variable axis has no 'nnz_cols'"),
+        ({"kind": "dense_variable"}, ": a dense_variable axis has no 'indices'"),
+        ({"nnz": tirx.const(1.0)}, ": expected 'nnz' of type int32 or int64, got float32"),
+        ({"length": tirx.const(1, "int8")}, ": expected 'length' of type int32 or int64, got int8"),
+        ({"indptr": h.n}, ": expected a T.handle parameter for 'indptr', got int32"),
+        ({"indptr": s}, f" {belongs} 'indptr' is not a parameter of 'f': 's' is none"),
+        ({"nnz": h.nnz + r}, f" {belongs} 'nnz' is not a parameter of 'f': 'r' is none"),
+    ]:
+        yield h.func(axes=[h.i_axis, h.child(**changes)]), f"axis 'J'{message}"
+    yield (
+        h.func(axes=[h.j_axis, h.i_axis]),
+        "axis 'J': its parent 'I' is not an axis of 'f' listed before it",
+    )
+    yield h.func(axes=[i_of_n, h.j_axis]), "axis 'J': its parent differs from the axis 'I'"
+    yield h.func(params=[*h.params, m32]), "two parameters are named 'm'"
+    yield (
+        h.func(axes=[h.i_axis, h.j_axis, h.i_axis]),
+        "two axes are named 'I'; axes are told apart by name",
+    )
+    yield h.func(buffers=[h.buffer, h.over([h.i_axis], handle=None)]), "two buffers are named 'A'"
+    for made, message in [
+        (h.over([h.i_axis], handle=s), ": its handle 's' is not a parameter of 'f'"),
+        (h.over([h.i_axis], handle=h.m), ": expected a T.handle parameter, got 'm' of type int32"),
+        (SparseBuffer(var=h.buffer.var, axes=None, handle=None), " has neither axes nor a handle"),
+        (h.over([k]), ": 'K' is not an axis of 'f'"),
+        (h.over([h.i_axis, twin]), f": its axis 'J' {differs}"),
+    ]:
+        yield h.func(buffers=[made]), f"buffer 'A'{message}"
+    yield buffer([h.n], [h.i_axis]), "buffer 'A': expected the shape [m] of its axes, got [n]"
+    yield buffer([r]), "buffer 'A': 'r' in its shape is not a parameter of 'f'"
+    yield (
+        of(body=tirx.BufferStore(h.buffer.var, zero, [h.i, stray])),
+        f"variable 'stray' {not_defined}",
+    )
+    yield (
+        of(body=tirx.BufferStore(buffer_var([h.m], "float32", "X"), zero, [h.i])),
+        "buffer 'X' is used but not declared",
+    )
+    yield (
+        h.func(body=tirx.SeqStmt([h.iteration(), tirx.Evaluate(h.i)])),
+        f"variable 'i' {not_defined}",
+    )
+    for node in (
+        tirx.AttrStmt(tirx.const(0), "key", tirx.const(0), tirx.Evaluate(0)),
+        tirx.stmt.Return(tirx.const(0)),
+    ):
+        yield (
+            h.func(body=node),
+            f"a statement of type {type(node).__name__} cannot occur in stage I",
         )
 
 
-def test_axis_parents():
-    h = Hand()
-    by_hand(
-        h.func(axes=[h.j_axis, h.i_axis]),
-        "in function 'f': axis 'J': its parent 'I' is not an axis of 'f' listed before it",
-    )
-    other = Axis(name="I", kind="dense_fixed", length=h.n)
-    by_hand(
-        h.func(axes=[other, h.j_axis]),
-        "in function 'f': axis 'J': its parent differs from the axis 'I'",
-    )
-
-
-def test_names():
-    h = Hand()
-    by_hand(
-        h.func(params=[*h.params, tirx.Var("m", "int32")]),
-        "in function 'f': two parameters are named 'm'",
-    )
-    by_hand(
-        h.func(axes=[h.i_axis, h.j_axis, h.i_axis]),
-        "in function 'f': two axes are named 'I'; axes are told apart by name",
-    )
-    by_hand(
-        h.func(buffers=[h.buffer, h.over([h.i_axis], handle=None)]),
-        "in function 'f': two buffers are named 'A'",
-    )
-
-
-def test_buffers():
-    h = Hand()
-    stranger = tirx.Var("s", T.handle().ty)
-    other = Axis(name="K", kind="dense_fixed", length=h.m)
-    prefix = "in function 'f': buffer 'A'"
-    for buffer, message in [
-        (h.over([h.i_axis], handle=stranger), ": its handle 's' is not a parameter of 'f'"),
-        (h.over([h.i_axis], handle=h.m), ": expected a T.handle parameter, got 'm' of type int32"),
-        (SparseBuffer(var=h.buffer.var, axes=None, handle=None), " has neither axes nor a handle"),
-        (h.over([other]), ": 'K' is not an axis of 'f'"),
-        (
-            h.over([h.i_axis, h.child(length=h.m)]),
-            ": its axis 'J' differs from the axis of that name in 'f'",
-        ),
-        (
-            SparseBuffer(
-                var=buffer_var([h.n], "float32", "A"), axes=[h.i_axis], handle=h.handles[0]
-            ),
-            ": expected the shape [m] of its axes, got [n]",
-        ),
-        (
-            SparseBuffer(
-                var=buffer_var([tirx.Var("r", "int32")], "float32", "A"),
-                axes=None,
-                handle=h.handles[0],
-            ),
-            ": 'r' in its shape is not a parameter of 'f'",
-        ),
-    ]:
-        by_hand(h.func(buffers=[buffer]), prefix + message)
-
-
-def test_undefined():
-    h = Hand()
-    stray = tirx.Var("stray", "int32")
-    zero = tirx.const(0.0, "float32")
-    by_hand(
-        h.func(body=h.iteration(body=tirx.BufferStore(h.buffer.var, zero, [h.i, stray]))),
-        "in function 'f': variable 'stray' is used but not defined: it is no parameter, coordinate "
-        "or loop variable here",
-    )
-    other = buffer_var([h.m], "float32", "X")
-    by_hand(
-        h.func(body=h.iteration(body=tirx.BufferStore(other, zero, [h.i]))),
-        "in function 'f': buffer 'X' is used but not declared",
-    )
-    late = tirx.SeqStmt([h.iteration(), tirx.Evaluate(h.i)])
-    by_hand(
-        h.func(body=late),
-        "in function 'f': variable 'i' is used but not defined: it is no parameter, coordinate "
-        "or loop variable here",
-    )
-
-
-def test_tvm_checks_stored_types():
-    h = Hand()
-    with pytest.raises(TypeError, match="dtype mismatch on BufferStore"):
-        tirx.BufferStore(h.buffer.var, tirx.const(0, "int32"), [h.i, h.j])
-
-
-@pytest.mark.parametrize(
-    "node",
-    [
-        tirx.AttrStmt(tirx.const(0), "key", tirx.const(0), tirx.Evaluate(0)),
-        tirx.stmt.Return(tirx.const(0)),
-    ],
-    ids=lambda n: type(n).__name__,
-)
-def test_statement_kinds(node):
-    by_hand(
-        Hand().func(body=node),
-        f"in function 'f': a statement of type {type(node).__name__} cannot occur in stage I",
-    )
-
-
-def test_errors_are_value_errors():
-    assert issubclass(IllFormedError, ValueError)
-    assert tvm.error.DiagnosticError is DiagnosticError
+def test_by_hand():
+    assert verify(Hand().func()) is None
+    for func, message in rows_by_hand():
+        with pytest.raises(IllFormedError) as err:
+            verify(func)
+        assert str(err.value) == f"in function 'f': {message}"
 
 
 def test_source_that_nobody_keeps():

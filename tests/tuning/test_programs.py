@@ -17,8 +17,9 @@ from sparsetir.records.record import Key
 from sparsetir.records.records import Records
 from sparsetir.records.task import Outcome
 from sparsetir.schedules.search import program_space
-from sparsetir.schedules.search.configs import Choices, from_data, to_data
+from sparsetir.schedules.search.configs import from_data, to_data
 from sparsetir.schedules.search.program_space import space_of
+from sparsetir.schedules.template import Choices
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.schedule import Schedule
 from sparsetir.tuning import search
@@ -334,7 +335,7 @@ def test_what_nothing_is_made_from_is_refused():
 
 
 def test_an_operator_takes_no_schedule():
-    with pytest.raises(ValueError, match="'space': expected none for an operator, got {'a': "):
+    with pytest.raises(ValueError, match="'space': expected none for 'spmm', got {'a': "):
         tune("spmm", np.eye(3, dtype="float32"), space={"a": [1]})
     with pytest.raises(TypeError, match="the name of an operator or a stage-I function, got int"):
         tune(3, {})

@@ -14,10 +14,11 @@ from sparsetir.records.record import Key, Record
 from sparsetir.records.records import Records
 from sparsetir.records.task import Outcome
 from sparsetir.schedules.operators.relations import RelationPattern
-from sparsetir.schedules.search.configs import Choices, to_data
+from sparsetir.schedules.search.configs import to_data
+from sparsetir.schedules.template import Choices
 from sparsetir.tuning.program import ProgramTask
 from sparsetir.tuning.program_case import ProgramCase
-from sparsetir.tuning.sought import of_relations
+from sparsetir.tuning.sought import of_operator
 from sparsetir.tuning.tuned import TunedProgram
 
 RNG = np.random.default_rng(0)
@@ -79,8 +80,8 @@ def test_a_record_of_a_config_that_is_no_more(monkeypatch, tmp_path):
         (kept,) = relations_of(*seen_edges(*graph), 15, 20, 3).by_target.computed.values()
         return kept.chosen_by
 
-    wanted = relational_request(A, 32, feat_in=8)
-    first = {name: values[0] for name, values in wanted.tried().choices.items()}
+    wanted = relational_request("rgms", A, 32, feat_in=8)
+    first = {name: values[0] for name, values in wanted.space().branches[0].choices.items()}
     key = Key.of(wanted.task())
     assert planned() == "default"
     Records().add(Record(key, to_data(Choices({**first, "prefetch": 3})), 1e-3))
@@ -93,11 +94,11 @@ def test_a_record_of_a_config_that_is_no_more(monkeypatch, tmp_path):
 
 def test_what_is_tried_is_right(tmp_path):
     """The plain program with the arguments of a search, by the ends of the space."""
-    branch = relational_request(A, 32, feat_in=8, threads=2).tried()
+    branch = relational_request("rgms", A, 32, feat_in=8, threads=2).space().branches[0]
     assert {n for n, values in branch.choices.items() if len(values) > 1} == {
         "rows", "tile", "cost", "cache", "prefetch", "threads", "packed", "ahead",
     }  # fmt: skip
-    task = of_relations(A, 32, feat_in=8, threads=2, target="llvm").tuned.task
+    task = of_operator("rgms", A, 32, feat_in=8, threads=2, target="llvm", device=None).tuned.task
     assert isinstance(task, ProgramTask)
     case = ProgramCase(task, tmp_path)
     for at in (0, -1):

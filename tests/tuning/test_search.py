@@ -15,12 +15,13 @@ import scipy.sparse as sp
 
 import sparsetir
 from fake_measurer import install, seconds_of, text
+from sparsetir.planning import matrix_request
 from sparsetir.records.records import Records
 from sparsetir.records.task import Outcome
 from sparsetir.schedules.search.spaces import Branch, Space
 from sparsetir.schedules.templates.decomposed import Decomposed
 from sparsetir.schedules.templates.spmm import RowBlocks
-from sparsetir.tuning import search, sought
+from sparsetir.tuning import search
 from sparsetir.tuning.propose import Proposer, Tried, candidate, importances
 from sparsetir.tuning.report import ranked
 from sparsetir.tuning.search import tune
@@ -85,7 +86,7 @@ def test_exhaustive_measures_every_config_once(monkeypatch):
 
 @pytest.mark.parametrize("sampler", ["tpe", "random", "exhaustive"])
 def test_a_search_ends_with_the_space_and_measures_nothing_twice(monkeypatch, sampler):
-    monkeypatch.setattr(sought, "space", lambda *given: small_space(6))
+    monkeypatch.setattr(matrix_request, "space", lambda *given: small_space(6))
     fake = install(monkeypatch)
     default = [text(c) for c in sparsetir.plan_candidates("spmm", MATRIX, 32, threads=1)]
     tuned = run(sampler=sampler, trials=100)

@@ -9,13 +9,13 @@ import scipy.sparse as sp
 
 import sparsetir
 from fake_measurer import install, seconds_of
+from sparsetir.planning import matrix_request
 from sparsetir.records.fingerprint import fingerprint, statistics
 from sparsetir.records.records import Records
 from sparsetir.records.task import Outcome
 from sparsetir.schedules.search.configs import to_data
 from sparsetir.schedules.search.spaces import Branch, Space
 from sparsetir.schedules.templates.spmm import RowBlocks
-from sparsetir.tuning import sought
 from sparsetir.tuning.search import tune
 
 
@@ -39,7 +39,7 @@ def test_the_best_of_a_neighbour_comes_right_after_the_default(monkeypatch, file
     assert rare not in known
     chosen = {"tile": (16,), "prefetch": (16,), "parts": (1, 4)}
     space = Space((Branch("RowBlocks", chosen, lambda **c: RowBlocks(lanes=16, **c)),))
-    monkeypatch.setattr(sought, "space", lambda *given: space)
+    monkeypatch.setattr(matrix_request, "space", lambda *given: space)
     install(monkeypatch, lambda c: Outcome("ok", seconds=1e-6 if c == rare else seconds_of(c)))
     assert run(file, 1).config == rare
     second = run(file, 2)

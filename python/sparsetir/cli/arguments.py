@@ -152,7 +152,7 @@ def named_values(texts: Sequence[str], argument: str = "--arg") -> dict[str, Any
 def _value(who: str, name: str, text: str) -> Any:
     import numpy as np
 
-    from sparsetir.runtime.file_errors import UNREADABLE, check_npz, why
+    from sparsetir.runtime.file_errors import check_npz, reading
 
     for number in (int, float):
         try:
@@ -163,7 +163,7 @@ def _value(who: str, name: str, text: str) -> Any:
     path = Path(f"{file}.npz" if key else text)
     if path.suffix not in (".npy", ".npz"):
         raise UsageError(f"{who}: expected a number, file.npy or file.npz:key, got {text!r}")
-    try:
+    with reading(f"{who}: {path}", UsageError):
         if path.suffix == ".npz":
             check_npz(path)
         found = np.load(path, allow_pickle=False)
@@ -174,8 +174,6 @@ def _value(who: str, name: str, text: str) -> Any:
                 there = ", ".join(found.files)
                 raise UsageError(f"{who}: {path} has no '{key or name}', but {there}")
             return found[key or name]
-    except UNREADABLE as error:
-        raise UsageError(f"{who}: {path}: {why(error)}") from error
 
 
 def _object(text: str) -> dict[str, Any]:

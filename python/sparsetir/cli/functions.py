@@ -16,6 +16,15 @@ def is_file(text: str) -> bool:
     return text.endswith(".py") or ".py:" in text
 
 
+def operator_named(text: str) -> bool:
+    """Whether an argument OP|FILE names an operator that stores elements of a matrix."""
+    if is_file(text):
+        return False
+    from sparsetir.schedules.operators.registry import OPERATORS
+
+    return text in OPS or text in OPERATORS
+
+
 def function_of(text: str) -> Any:
     """The decorated function that `file.py` or `file.py:function` names; the file is run."""
     from tvm import tirx

@@ -10,7 +10,7 @@ from typing import Any
 
 from sparsetir.cli import arguments
 from sparsetir.cli.arguments import REDUCTIONS, Parser, UsageError
-from sparsetir.cli.functions import function_of
+from sparsetir.cli.functions import function_of, operator_named
 from sparsetir.cli.text import coloured, readable
 from sparsetir.schedules.operators.names import DTYPES, OPS
 
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
 
     target = resolve_target(args.target)
     config = None
-    if args.program in OPS:
+    if operator_named(args.program):
         stages, config = _operator(args, target)
     elif args.template is not None or args.config is not None:
         name = "template" if args.config is None else "config"
@@ -99,18 +99,19 @@ def _text(stages: Mapping[str, Any], stage: str, target: Any) -> str:
 def _operator(args: argparse.Namespace, target: Any) -> tuple[Mapping[str, Any], Any]:
     """The plain program; or the stages that a config makes of it, and that as data."""
     from sparsetir.data.sparse_tensor import SparseMatrix
-    from sparsetir.planning.request import request
-    from sparsetir.schedules.operators import sddmm, spmm
+    from sparsetir.planning.matrix_request import matrix_request
+    from sparsetir.schedules.operators.registry import OPERATORS
     from sparsetir.schedules.search.configs import to_data
 
-    vectors = args.program == "spmv"
-    wanted = request(
+    operator = OPERATORS[args.program]
+    wanted = matrix_request(
         args.program, SparseMatrix(arguments.graph(args.graph)[1]),
-        args.feat or (1 if vectors else 32), dtype=args.dtype,
+        args.feat or (1 if operator.vectors else 32), dtype=args.dtype,
         reduce=args.reduce, target=target, threads=args.threads,
     )  # fmt: skip
     if args.stage == "1" and args.config is None and args.template is None:
-        return {"I": (sddmm if args.program == "sddmm" else spmm).program(wanted.problem)}, None
+        assert operator.program is not None
+        return {"I": operator.program(wanted.problem)}, None
     config = _config(args, wanted)
     config.tiles(wanted.feat)  # refuses feature sizes that it does not serve
     return wanted.stages(config), to_data(config)
@@ -119,17 +120,15 @@ def _operator(args: argparse.Namespace, target: Any) -> tuple[Mapping[str, Any],
 def _config(args: argparse.Namespace, wanted: Any) -> Any:
     """The one that is given; of the template that is named; of a plan."""
     from sparsetir.records.lookup import recorded_config
-    from sparsetir.schedules.search.choose import candidates, choose
     from sparsetir.schedules.search.configs import from_data
 
     if args.config is not None:
         if args.template and type(args.config).__name__ != args.template:
             raise UsageError("argument --template: expected the one of --config, or none")
         return args.config
-    problem, statistics, target = wanted.problem, wanted.statistics, wanted.target
     if not args.template:
-        return recorded_config(wanted.task()) or choose(problem, statistics, target)
-    for config in candidates(problem, statistics, target):
+        return recorded_config(wanted.task()) or wanted.chosen()
+    for config in wanted.candidates():
         if type(config).__name__ == args.template:
             return config
     try:

@@ -12,7 +12,7 @@ from typing import Any
 
 from sparsetir.cli import arguments
 from sparsetir.cli.arguments import REDUCTIONS, TUNED, Failed, Parser, UsageError, at_least
-from sparsetir.cli.functions import function_of, is_file, schedule_of
+from sparsetir.cli.functions import function_of, is_file, operator_named, schedule_of
 from sparsetir.planning.vocabulary import SOFTMAX, is_message
 from sparsetir.schedules.operators.names import DTYPES
 
@@ -164,7 +164,7 @@ def run(args: argparse.Namespace) -> int:
 def _check_operator(args: argparse.Namespace) -> None:
     """Raise for what is no operator, and for options that are not for it."""
     op, messages = args.op, is_message(args.op)
-    if not messages and op not in (*TUNED, "u_dot_v"):
+    if not messages and op not in (*TUNED, "u_dot_v") and not operator_named(op):
         raise UsageError(
             f"argument OP|FILE: expected {', '.join(TUNED)}, a message such as u_add_e_max or "
             f"copy_u_mean, u_dot_v, or a .py file, got {op!r}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import gzip
 import io
 import re
 from collections.abc import Callable, Iterator
@@ -12,68 +13,53 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from sparsetir.data.matrix_market import ELEMENT_BYTES
-from sparsetir.runtime.file_errors import NoRoom, check_lengths, need_room, printable, unpacked
+from sparsetir.runtime.file_errors import GraphError, check_matrix, check_unpacked
 
 EDGE_LISTS = (".txt", ".csv", ".tsv", ".el")
 COMMENTS = ("#", "%")
 ENCODING = "utf-8-sig"
 MOST_NODES = 2**60
+WEIGHTS = ("float32", "float64")
 EXACT = 2.0**53  # integers up to here are exact in float64
 EXPECTED = "expected row, column and maybe weight"
 
 
-class GraphError(ValueError):
-    """A file that is not the graph that was expected; the text names it and says why."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(printable(text))
-
-
-def from_edges(path: Path, rows: Any, columns: Any, weights: Any, shape: Any) -> sp.csr_array:
-    """CSR of edges; those that are equal are added up.
+def from_edges(
+    path: Path, rows: Any, columns: Any, weights: Any = None, shape: Any = None, least: int = 0
+) -> sp.coo_array:
+    """The matrix of edges, of which some may be equal.
 
     path : of the file, for errors and for what it may ask for
     rows, columns : (E,) integers from 0
     weights : (E,) or None for float32 ones
-    shape : two lengths; None for a square matrix up to the largest id
+    shape : two lengths; None for a square matrix up to the largest id, of `least` rows or more
     """
     rows, columns = np.asarray(rows), np.asarray(columns)
-    for name, ids in (("row", rows), ("column", columns)):
-        if ids.ndim != 1:
-            raise GraphError(f"{path}: {name} ids: expected one dimension, got shape {ids.shape}")
-        if len(ids) != len(rows):
-            raise GraphError(f"{path}: {name} ids: expected shape {rows.shape}, got {ids.shape}")
+    limits = (MOST_NODES,) * 2 if shape is None else two_lengths(f"{path}: shape", shape)
+    for name, ids, limit in (("row", rows, limits[0]), ("column", columns, limits[1])):
+        if ids.ndim != 1 or ids.shape != rows.shape:
+            wanted = "one dimension" if ids.ndim != 1 else f"shape {rows.shape}"
+            raise GraphError(f"{path}: {name} ids: expected {wanted}, got shape {ids.shape}")
         if ids.dtype.kind not in "iu":
             raise GraphError(f"{path}: {name} ids: expected integers, got {ids.dtype}")
-        if len(ids) and ids.min() < 0:
-            raise GraphError(f"{path}: {name} ids: expected 0 or more, got {ids.min()}")
-        if len(ids) and ids.max() >= MOST_NODES:
-            raise GraphError(f"{path}: {name} ids: expected less than 2**60, got {ids.max()}")
+        for bound in (int(ids.min()), int(ids.max())) if len(ids) else ():
+            if not 0 <= bound < limit:
+                most = limit if limit < MOST_NODES else "2**60"
+                raise GraphError(
+                    f"{path}: {name} ids: expected 0 or more, less than {most}, got {bound}"
+                )
     rows, columns = rows.astype("int64"), columns.astype("int64")
     if shape is None:
-        shape = (1 + max(int(rows.max(initial=-1)), int(columns.max(initial=-1))),) * 2
-    shape = two_lengths(f"{path}: shape", shape)
-    for name, ids, length in (("row", rows, shape[0]), ("column", columns, shape[1])):
-        if len(ids) and ids.max() >= length:
-            raise GraphError(f"{path}: {name} ids: expected less than {length}, got {ids.max()}")
+        length = 1 + max(least - 1, int(rows.max(initial=-1)), int(columns.max(initial=-1)))
+        limits = length, length
     weights = np.ones(len(rows), "float32") if weights is None else np.asarray(weights)
     if weights.shape != rows.shape:
         raise GraphError(f"{path}: weights: expected shape {rows.shape}, got {weights.shape}")
     if weights.dtype.kind not in "biuf":
         raise GraphError(f"{path}: weights: expected real numbers, got {weights.dtype}")
-    try:
-        need_room(ELEMENT_BYTES * len(rows), path)
-    except NoRoom as error:
-        raise GraphError(f"{path}: {error}") from error
-    try:
-        check_lengths(path, *shape)  # an id is soon larger than what memory holds
-    except NoRoom as error:
-        raise GraphError(f"{path}: {error}; number nodes from 0, without gaps") from error
-    # Neither half precision nor another byte order is known to SciPy.
-    kind = np.float32 if weights.dtype == np.float16 else weights.dtype.newbyteorder("=")
-    weights = weights.astype(kind, copy=False)
-    return sp.csr_array(sp.coo_array((weights, (rows, columns)), shape=shape))
+    weights = weights.astype(weights.dtype.name if weights.dtype.name in WEIGHTS else "float32")
+    check_matrix(path, limits, len(rows))
+    return sp.coo_array((weights, (rows, columns)), shape=limits)
 
 
 def two_lengths(who: str, shape: Any) -> tuple[int, int]:
@@ -85,8 +71,9 @@ def two_lengths(who: str, shape: Any) -> tuple[int, int]:
     return int(found[0]), int(found[1])
 
 
-def read_edges(path: Path) -> sp.csr_array:
+def read_edges(path: Path) -> sp.coo_array:
     """An edge list; see :func:`sparsetir.graphs.load_graph`."""
+    check_unpacked(path)
     begin, first = first_edge(path)
 
     def labelled() -> Iterator[tuple[str, str]]:
@@ -94,7 +81,7 @@ def read_edges(path: Path) -> sp.csr_array:
 
     with _opened(path) as file:
         rows, columns, weights = edge_table(path, file, begin, first, labelled)
-    return from_edges(path, rows, columns, weights, None)
+    return from_edges(path, rows, columns, weights)
 
 
 def edge_table(
@@ -148,9 +135,10 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
 
 def _opened(path: Path) -> io.TextIOWrapper:
     """Comments and names may be in encodings like Latin-1, in which numbers are the same."""
-    with unpacked(path) as file:
-        wide = file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-    return io.TextIOWrapper(unpacked(path), "utf-16" if wide else ENCODING, errors="replace")
+    file: Any = gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb")
+    wide = file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+    file.seek(0)
+    return io.TextIOWrapper(file, "utf-16" if wide else ENCODING, errors="replace")
 
 
 def what_is_said(line: str) -> str:

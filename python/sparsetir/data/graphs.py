@@ -7,37 +7,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
 
-from sparsetir.data import graph_folders
+from sparsetir.data import graph_files
 from sparsetir.data.datasets import SHIPPED
-from sparsetir.data.graph_edges import EDGE_LISTS, GraphError, from_edges, read_edges, two_lengths
-from sparsetir.data.matrix_market import ELEMENT_BYTES, read_market
-from sparsetir.data.saved_matrix import saved_matrix
+from sparsetir.data.graph_edges import EDGE_LISTS, WEIGHTS, from_edges, read_edges, two_lengths
+from sparsetir.data.matrix_files import read_market, read_saved
+from sparsetir.data.sources import diagonals
 from sparsetir.data.sparse_tensor import SparseTensor
 from sparsetir.runtime.file_errors import (
-    UNREADABLE,
+    GraphError,
     as_path,
-    check_lengths,
+    check_matrix,
     check_npz,
-    need_room,
     printable,
-    why,
+    reading,
 )
 
 __all__ = ["KINDS", "GraphError", "graph_name", "layers", "load_graph", "load_relations"]
 
 KINDS = (
     f"{', '.join(SHIPPED)}, an .npz file (file.npz:layer for one of several matrices), .mtx[.gz], "
-    "an edge list (.txt, .csv, .tsv, .el, also with .gz), or a folder of PyG or DGL"
+    "an edge list (.txt, .csv, .tsv, .el, also with .gz), a .pt file of torch.save, or a folder of "
+    "PyG or DGL"
 )
-WEIGHTS = ("float32", "float64")
+INTEGERS = "expected integers of one dimension"
 OF_RELATIONS = ("num_nodes", "src", "dst", "etype")
 
 
@@ -56,9 +54,9 @@ def load_graph(source: str | Path) -> sp.csr_array:
         - .txt, .csv, .tsv, .el, also with .gz: edge lists; lines of row, column and maybe weight,
           ids as they are, from 0. Lines from "#" or "%" on and one of names are passed over. The
           matrix is square, for the largest id
-        - a folder of PyG (`processed/data.pt`, also that file itself; or `raw/ind.<name>.graph`)
-        - a folder of DGL (`meta.yaml` and its edge files; or a file of `dgl.save_graphs`, for which
-          dgl is needed)
+        - .pt: what `torch.save` wrote of an `edge_index`, of a dict with one, or of `Data` of PyG;
+          torch is needed, and no code in it is run. A folder of PyG with `processed/data.pt`
+        - .bin, .dgl, or a folder with `graph.dgl`: what `dgl.save_graphs` wrote; dgl is needed
 
     Returns
     -------
@@ -79,14 +77,14 @@ def load_graph(source: str | Path) -> sp.csr_array:
     In graphs of PyG and DGL, which have a direction, rows are targets and columns sources, so that
     A @ X sums up what comes in at each node (as `SparseMatrix.from_edge_index` does).
 
-    A file may ask for 2**24 rows or columns, or 32 for each of its bytes, and unpack to 256 MiB, or
-    256 bytes for each (text to 8 MiB, or 32): more is refused, as a short file may name a large id.
+    A file may ask for 256 MiB of memory, or 256 bytes for each of its own: more is refused, as a
+    short file may unpack to much or name a large id. A row or column takes 8 bytes, an edge 24.
     """
     text = str(as_path("load_graph", "source", source))
     plain, transposed = (text[:-2], True) if text.endswith(":T") else (text, False)
-    with _errors(plain):
-        matrix = _read(plain)
-        return _canonical(matrix.T if transposed else matrix)
+    with reading(plain, GraphError):
+        matrix = _canonical(_read(plain))
+        return _canonical(matrix.T) if transposed else matrix
 
 
 def load_relations(source: str | Path) -> SparseTensor:
@@ -108,7 +106,7 @@ def load_relations(source: str | Path) -> SparseTensor:
         As :func:`load_graph` does.
     """
     path = as_path("load_relations", "source", source)
-    with _errors(str(path)):
+    with reading(str(path), GraphError):
         if not path.is_file():
             raise GraphError(
                 f"{path}: no such file; a graph with relations is an .npz file of "
@@ -124,13 +122,10 @@ def load_relations(source: str | Path) -> SparseTensor:
             raise GraphError(f"{path}: num_nodes: expected an integer, got {told.tolist()}")
         for name, ids in zip(("etype", "dst", "src"), coords, strict=True):
             if ids.ndim != 1 or ids.dtype.kind not in "iu":
-                raise GraphError(
-                    f"{path}: {name}: expected integers of one dimension, got {ids.dtype} of shape "
-                    f"{ids.shape}"
-                )
+                got = f"{ids.dtype} of shape {ids.shape}"
+                raise GraphError(f"{path}: {name}: {INTEGERS}, got {got}")
         nodes, relations = int(told.item()), 1 + int(coords[0].max(initial=-1))
-        check_lengths(path, nodes, relations)
-        need_room(ELEMENT_BYTES * len(coords[0]), path)
+        check_matrix(path, (relations, nodes, nodes), len(coords[0]))
         return SparseTensor(coords, None, (relations, nodes, nodes))
 
 
@@ -169,7 +164,7 @@ def layers(path: Path) -> list[str]:
     -------
     list of str
     """
-    with _errors(str(path)), np.load(path) as arrays:
+    with reading(str(path), GraphError), np.load(path) as arrays:
         return _layers(arrays.files)
 
 
@@ -184,20 +179,22 @@ def _read(text: str) -> Any:
     if not path.exists():
         raise GraphError(f"{text}: no such file; a graph is {KINDS}")
     if path.is_dir():
-        return graph_folders.read(path)
+        path = graph_files.file_of(path)
     if not path.is_file():
         raise GraphError(f"{path}: expected a file or folder")
     if path.stat().st_size == 0:
         raise GraphError(f"{path}: the file is empty")
-    if path.suffix in (".pt", ".bin", ".dgl"):
-        return graph_folders.read(path)
     name = path.name.lower()
     if name.endswith(".npz"):
         return _read_npz(path, layer)
     if layer:
         raise GraphError(f"{text}: only an .npz file holds several matrices")
+    if name.endswith(graph_files.ENDINGS):
+        return graph_files.read(path)
     if name.endswith((".mtx", ".mtx.gz")):
-        return _read_mtx(path)
+        matrix = read_market(path)
+        check_matrix(path, matrix.shape, matrix.nnz)
+        return matrix.astype("float32")
     if name.removesuffix(".gz").endswith(EDGE_LISTS):
         return read_edges(path)
     raise GraphError(f"{path}: expected {KINDS}; got the ending '{path.suffix}'")
@@ -211,17 +208,6 @@ def _split_layer(text: str) -> tuple[Path, str]:
     return Path(text), ""
 
 
-@contextmanager
-def _errors(text: str) -> Iterator[None]:
-    """What goes wrong while a file is read, as GraphError that names it."""
-    try:
-        yield
-    except GraphError:
-        raise
-    except UNREADABLE as error:
-        raise GraphError(f"{text}: {why(error)}") from error
-
-
 def _read_npz(path: Path, layer: str) -> Any:
     check_npz(path)
     with np.load(path) as arrays:
@@ -233,10 +219,9 @@ def _read_npz(path: Path, layer: str) -> Any:
                 raise GraphError(f"{path}: has no layer '{layer}': {known}")
             return _compressed(path, arrays, f"{layer}.")
         if "format" in names:
-            found = saved_matrix(arrays)
-            check_lengths(path, *found.shape)
-            need_room(ELEMENT_BYTES * found.nnz, path)
-            return sp.csr_array(found)
+            saved = read_saved(path)
+            check_matrix(path, saved.shape, saved.nnz)
+            return diagonals(saved) if saved.format == "dia" else saved
         if {"row", "col"} <= set(names):
             shape = arrays["shape"] if "shape" in names else None
             data = arrays["data"] if "data" in names else None
@@ -259,44 +244,23 @@ def _compressed(path: Path, arrays: Any, prefix: str) -> sp.csr_array:
             f"{', '.join(prefix + n for n in missing)}, but {_some(arrays.files)}"
         )
     indptr, indices = arrays[f"{prefix}indptr"], arrays[f"{prefix}indices"]
-    for name, array in (("indptr", indptr), ("indices", indices)):
-        if array.dtype.kind not in "iu":
-            raise GraphError(f"{path}: {prefix}{name}: expected integers, got {array.dtype}")
-        _refuse_rank(f"{path}: {prefix}{name}", array)
+    for name, array in (("indptr", indptr), ("indices", indices)):  # SciPy would round them
+        if array.ndim != 1 or array.dtype.kind not in "iu":
+            got = f"{array.dtype} of shape {array.shape}"
+            raise GraphError(f"{path}: {prefix}{name}: {INTEGERS}, got {got}")
     shape = two_lengths(f"{path}: {prefix}shape", arrays[f"{prefix}shape"])
     has_data = f"{prefix}data" in arrays.files
     data = arrays[f"{prefix}data"] if has_data else np.ones(len(indices), "float32")
-    _refuse_rank(f"{path}: {prefix}data", data)
-    check_lengths(path, *shape)
-    need_room(ELEMENT_BYTES * len(indices), path)
-    if data.dtype == np.float16:  # which scipy does not have
-        data = data.astype("float32")
+    check_matrix(path, shape, len(indices))
     return sp.csr_array((data, indices, indptr), shape=shape)
-
-
-def _refuse_rank(who: str, array: Any) -> None:
-    if array.ndim != 1:
-        raise GraphError(f"{who}: expected one dimension, got shape {array.shape}")
-
-
-def _read_mtx(path: Path) -> Any:
-    rows, columns, values, shape = read_market(path)
-    check_lengths(path, *shape)
-    values = np.ones(len(rows), "float32") if values is None else values.astype("float32")
-    return sp.csr_array(sp.coo_array((values, (rows, columns)), shape=shape))
 
 
 def _canonical(matrix: Any) -> sp.csr_array:
     """Rows sorted, each element once, indices of int32 where that holds them; weights real."""
-    if matrix.ndim != 2:
-        raise ValueError(f"expected a matrix, got {matrix.ndim} dimensions")
-    if matrix.dtype.kind == "c":
-        raise ValueError("expected real numbers, got complex ones")
     if matrix.dtype.kind not in "biuf":
         raise ValueError(f"expected real numbers, got {matrix.dtype}")
-    if matrix.dtype.name not in WEIGHTS:
-        matrix = matrix.astype("float32")
-    found = sp.csr_array(matrix)
+    kind = matrix.dtype.name if matrix.dtype.name in WEIGHTS else "float32"
+    found = sp.csr_array(matrix.astype(kind))  # which changes the order of bytes, too
     found.check_format(full_check=True)
     found.sum_duplicates()
     largest = max(*found.shape, found.nnz)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,11 +12,10 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 
-from sparsetir.data.matrix_market import MarketFile, read_market
-from sparsetir.data.saved_matrix import saved_matrix
+from sparsetir.data.matrix_files import read_market, read_saved
 from sparsetir.formats.pattern import Pattern
 from sparsetir.runtime.arrays import is_array, is_torch
-from sparsetir.runtime.file_errors import UNREADABLE, as_path, check_npz, need_room, printable, why
+from sparsetir.runtime.file_errors import GraphError, as_path, printable, reading
 from sparsetir.runtime.readable import hidden
 from sparsetir.sparse_ir.errors import StructureError
 from sparsetir.sparse_ir.index_arrays import check_indptr, check_range, index_type
@@ -24,8 +24,6 @@ VALUE_DTYPES = (
     "float16", "bfloat16", "float32", "float64", "bool",
     "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
 )  # fmt: skip
-# The least bytes of memory for an element of a file: its coordinates and its value.
-BYTES_OF_ELEMENT = 16
 
 
 @dataclass(frozen=True)
@@ -139,25 +137,11 @@ def read_file(who: str, path: Any) -> Stored:
             f"'{path}'"
         )
     shown = f"'{printable(str(path))}'"
-    missing = FileNotFoundError(f"{who}: argument 'path': expected a file, got {shown}")
-    who = f"{who}: argument 'path': {shown}"
-    try:
-        if not path.is_file():
-            raise missing
-        if not name.endswith(".npz"):
-            found = read_market(path)
-        else:
-            check_npz(path)
-            with np.load(path) as arrays:
-                found = saved_matrix(arrays)
-            need_room(BYTES_OF_ELEMENT * found.nnz, path)
-    except FileNotFoundError:
-        raise
-    except UNREADABLE as err:
-        raise ValueError(f"{who}: {why(err)}") from err
-    if isinstance(found, MarketFile):
-        return from_coords(who, "path", (found.rows, found.columns), found.values, found.shape)
-    return _read_scipy(who, "path", found)
+    if not os.path.isfile(path):
+        raise FileNotFoundError(f"{who}: argument 'path': expected a file, got {shown}")
+    with reading(f"{who}: argument 'path': {shown}", GraphError):
+        found = read_saved(path) if name.endswith(".npz") else read_market(path)
+    return _read_scipy(f"{who}: {shown}", "path", found)
 
 
 def check_shape(who: str, shape: Any, order: int) -> tuple[int, ...]:
@@ -312,14 +296,17 @@ def _read_scipy(who: str, argument: str, data: Any) -> Stored:
         if data.format == "bsr":
             return _from_blocks(who, argument, indptr, indices, values, data.shape, False)
         return from_compressed(who, indptr, indices, values, data.shape, data.format == "csc")
-    if data.format == "dia":  # tocoo would drop zeros
-        cols = np.arange(data.data.shape[1])
-        rows = cols - data.offsets[:, None].astype(np.int64)
-        at = (rows >= 0) & (rows < data.shape[0]) & (cols < data.shape[1])
-        coords = (rows[at], np.broadcast_to(cols, at.shape)[at])
-        return from_coords(who, argument, coords, data.data[at], data.shape)
-    found = data.tocoo(copy=False)
+    found = diagonals(data) if data.format == "dia" else data.tocoo(copy=False)
     return from_coords(who, argument, found.coords, found.data, found.shape)
+
+
+def diagonals(data: Any) -> scipy.sparse.coo_array:
+    """Coordinates of a matrix in DIA; its `tocoo` would drop zeros that are stored."""
+    columns = np.arange(min(data.data.shape[1], data.shape[1]))
+    rows = columns - data.offsets[:, None].astype(np.int64)
+    inside = (rows >= 0) & (rows < data.shape[0])
+    coords = rows[inside], np.broadcast_to(columns, inside.shape)[inside]
+    return scipy.sparse.coo_array((data.data[:, : len(columns)][inside], coords), shape=data.shape)
 
 
 def _read_torch(who: str, argument: str, data: Any) -> Stored:

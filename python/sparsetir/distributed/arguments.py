@@ -60,23 +60,31 @@ def likeness(x: Tensor | None, rows: int = -2) -> tuple[Any, ...]:
 def check_rows(
     who: str, name: str, x: Any, rows: int, dims: tuple[int, ...], like: Tensor | None = None
 ) -> None:
-    """Raise unless x has a row for each own node; dims : how many dimensions it may have."""
+    """Raise unless x has a row for each own node; dims : how many dimensions it may have.
+
+    x : (rows, feat) or (heads, rows, feat), which callers have as (rows, heads, feat)
+    """
     check_tensor(who, name, x, like)
     if x.dim() not in dims or x.shape[-2] != rows:
         raise ValueError(
-            f"{who}: argument '{name}': expected shape ({rows}, feat) or (heads, {rows}, feat), a "
-            f"row for each own node, got {tuple(x.shape)}"
+            f"{who}: argument '{name}': expected shape ({rows}, feat) or ({rows}, heads, feat), a "
+            f"row for each own node, got {shown(x)}"
         )
 
 
+def shown(x: Tensor) -> tuple[int, ...]:
+    """The shape of an operand as callers have it, of one whose heads come first."""
+    return tuple(x.shape if x.dim() < 3 else x.transpose(0, 1).shape)
+
+
 def check_values(who: str, values: Any, x: Tensor, nnz: int) -> None:
-    """Raise unless they are (nnz,) or (heads, nnz), to go with x."""
+    """Raise unless they are (nnz,) or (heads, nnz), to go with x; callers have heads last."""
     check_tensor(who, "values", values, x)
     fits = values.dim() in (1, 2) and values.shape[-1] == nnz
     if not fits or (values.dim() == 2 and x.dim() == 3 and len(values) != len(x)):
         raise ValueError(
-            f"{who}: argument 'values': expected shape ({nnz},) or (heads, {nnz}), a number for "
-            f"each own edge, got {tuple(values.shape)}"
+            f"{who}: argument 'values': expected shape ({nnz},) or ({nnz}, heads), a number for "
+            f"each own edge, got {tuple(values.shape[::-1])}"
         )
 
 

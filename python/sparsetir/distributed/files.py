@@ -11,26 +11,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.lib import format as npy
 
 from sparsetir.data.datasets import SHIPPED
-from sparsetir.data.graph_edges import (
-    EDGE_LISTS,
-    GraphError,
-    edge_table,
-    first_edge,
-    two_lengths,
-    what_is_said,
-)
-from sparsetir.data.matrix_market import ELEMENT_BYTES
-from sparsetir.runtime.file_errors import (
-    UNREADABLE,
-    as_path,
-    check_lengths,
-    check_npz,
-    need_room,
-    why,
-)
+from sparsetir.data.graph_edges import EDGE_LISTS, edge_table, first_edge, two_lengths, what_is_said
+from sparsetir.data.matrix_files import read_header
+from sparsetir.runtime.file_errors import GraphError, as_path, check_matrix, check_npz, reading
 
 LISTS = f"an edge list ({', '.join(EDGE_LISTS)})"
 KINDS = f"an .npz file of one matrix in CSR, CSC or coordinates, or {LISTS}"
@@ -62,12 +47,8 @@ def read_share(source: str | Path, part: int, parts: int) -> Share:
     """
     text = str(as_path("DistGraph.from_file", "path", source))
     plain, transposed = (text[:-2], True) if text.endswith(":T") else (text, False)
-    try:
+    with reading(plain, GraphError):
         share = _read(plain, part, parts)
-    except GraphError:
-        raise
-    except UNREADABLE as error:
-        raise GraphError(f"{plain}: {why(error)}") from error
     if transposed:
         share = share._replace(sources=share.targets, targets=share.sources)
     return share
@@ -128,7 +109,7 @@ def _of_npz(path: Path, layer: str, part: int, parts: int) -> Share:
         need(*lengths)
         with _Array(path, archive, prefix + lengths[0]) as array:
             begin, end = _bounds(array.count, part, parts)
-            need_room(ELEMENT_BYTES * (end - begin), path)
+            check_matrix(path, (0, 0), end - begin)
             first, count = _ids(path, array, begin, end), array.count
         lines = 0
         if kind == "coo":
@@ -155,7 +136,7 @@ def _of_npz(path: Path, layer: str, part: int, parts: int) -> Share:
             if kind != "coo" and lines != m:
                 raise GraphError(f"{path}: indptr: expected {m + 1} elements, got {lines + 1}")
             nodes = m
-        check_lengths(path, nodes)
+        check_matrix(path, (nodes, nodes), 0)
         return Share(columns, rows, values, nodes, told)
 
 
@@ -165,9 +146,7 @@ class _Array:
     def __init__(self, path: Path, archive: zipfile.ZipFile, name: str) -> None:
         self._path, self._name, self._stack = path, name, ExitStack()
         self._file = self._stack.enter_context(archive.open(name + ".npy"))
-        version = npy.read_magic(self._file)
-        header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-        shape, _, self.dtype = header(self._file)
+        shape, self.dtype = read_header(self._file)
         if len(shape) > 1 or self.dtype.hasobject:
             raise GraphError(
                 f"{path}: {name}: expected numbers of one dimension, got {self.dtype} {shape}"
@@ -267,5 +246,5 @@ def _of_text(path: Path, part: int, parts: int) -> Share:
         if len(ids) and ids.min() < 0:
             raise GraphError(f"{path}: expected ids of 0 or more, got {ids.min()}")
     nodes = int(max(rows.max(initial=-1), columns.max(initial=-1))) + 1
-    check_lengths(path, nodes)
+    check_matrix(path, (nodes, nodes), 0)
     return Share(columns, rows, weights, nodes, False)

@@ -75,7 +75,7 @@ class SpreadGraph(Graph):
         weight = None if weight is None else weight.to(x.dtype)
         if weight is None and self.weight is not None:
             weight = torch.ones(self.graph.nnz, dtype=x.dtype, device=x.device)
-        return products.spmm(self.graph, x, aggr, weight)
+        return products.spmm_by_heads(self.graph, x, aggr, weight)
 
     def remembered(self, key: Any, make: Callable[[], T], compared: tuple[Tensor, ...] = ()) -> T:
         """`make()`, kept by the graph; anew in each call where it depends on `compared`."""

@@ -20,6 +20,7 @@ from sparsetir.distributed.arguments import (
     check_values,
     compared,
     likeness,
+    shown,
     untraced,
 )
 from sparsetir.distributed.extrema import Extremum
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from sparsetir.distributed.graph import DistGraph
 
 
-@untraced
 def spmm(graph: DistGraph, x: Tensor, reduce: str = "sum", values: Tensor | None = None) -> Tensor:
     """C[i, k] = reduce over the edges (j, i) of value * x[j, k]; collective.
 
@@ -49,17 +49,17 @@ def spmm(graph: DistGraph, x: Tensor, reduce: str = "sum", values: Tensor | None
     ----------
     graph : DistGraph
         The edges.
-    x : (own, feat) or (heads, own, feat) Tensor
+    x : (own, feat) or (own, heads, feat) Tensor
         Features of own nodes; float16, bfloat16, float32 or float64, of as many features on all
         processes.
     reduce : {"sum", "mean", "max", "min"}
         As :func:`sparsetir.ops.spmm` has them.
-    values : (nnz,) or (heads, nnz) Tensor, optional
+    values : (nnz,) or (nnz, heads) Tensor, optional
         Of own edges in the graph's order; by default the graph's, or ones.
 
     Returns
     -------
-    (own, feat) or (heads, own, feat) Tensor
+    (own, feat) or (own, heads, feat) Tensor
         Differentiable once with respect to x and the values; gradients of rows of other processes
         go back to them.
 
@@ -75,6 +75,16 @@ def spmm(graph: DistGraph, x: Tensor, reduce: str = "sum", values: Tensor | None
     Sums differ from those of one process by rounding alone, as own and other nodes are added up
     apart.
     """
+
+    found = spmm_by_heads(graph, _swapped(x), reduce, _swapped(values, 2))
+    return found.transpose(0, 1) if found.dim() == 3 else found
+
+
+@untraced
+def spmm_by_heads(
+    graph: DistGraph, x: Tensor, reduce: str = "sum", values: Tensor | None = None
+) -> Tensor:
+    """:func:`spmm` where heads come first: x (heads, own, feat), values (heads, nnz)."""
 
     def check() -> Any:
         kind = reduction("spmm", reduce)
@@ -98,7 +108,6 @@ def spmm(graph: DistGraph, x: Tensor, reduce: str = "sum", values: Tensor | None
     return product.apply(graph, x.to(wide), weights, reduce, heads, sent).to(x.dtype)
 
 
-@untraced
 def sddmm(graph: DistGraph, X: Tensor, Y: Tensor) -> Tensor:
     """OUT[e] = sum over k of X[i, k] * Y[j, k] for each own edge e = (j, i); collective.
 
@@ -106,12 +115,12 @@ def sddmm(graph: DistGraph, X: Tensor, Y: Tensor) -> Tensor:
     ----------
     graph : DistGraph
         The edges.
-    X, Y : (own, feat) or (heads, own, feat) Tensor
+    X, Y : (own, feat) or (own, heads, feat) Tensor
         Of own nodes as targets and as sources.
 
     Returns
     -------
-    (nnz,) or (heads, nnz) Tensor
+    (nnz,) or (nnz, heads) Tensor
         In the order of the graph's edges. Differentiable once.
 
     Raises
@@ -120,18 +129,31 @@ def sddmm(graph: DistGraph, X: Tensor, Y: Tensor) -> Tensor:
         As :func:`spmm`.
     """
 
+    found = _sampled(graph, _swapped(X), _swapped(Y))
+    return found.t() if found.dim() == 2 else found
+
+
+@untraced
+def _sampled(graph: DistGraph, X: Tensor, Y: Tensor) -> Tensor:
+    """:func:`sddmm` where heads come first."""
+
     def check() -> Any:
         check_rows("sddmm", "X", X, graph.own, (2, 3))
         check_rows("sddmm", "Y", Y, graph.own, (2, 3), X)
         if X.shape != Y.shape:
             raise ValueError(
-                f"sddmm: argument 'Y': expected shape {tuple(X.shape)} as 'X', got {tuple(Y.shape)}"
+                f"sddmm: argument 'Y': expected shape {shown(X)} as 'X', got {shown(Y)}"
             )
         return likeness(X)
 
     compared(graph, "sddmm", check)
     X, Y = cast(X, Y)
     return _Sddmm.apply(graph, X, Y)
+
+
+def _swapped(x: Any, least: int = 3) -> Any:
+    """Heads first, of an operand whose second dimension they are; `least` dimensions with them."""
+    return x.transpose(0, 1) if isinstance(x, Tensor) and x.dim() == least else x
 
 
 def softmax(graph: DistGraph, values: Tensor) -> Tensor:
@@ -143,12 +165,12 @@ def softmax(graph: DistGraph, values: Tensor) -> Tensor:
     ----------
     graph : DistGraph
         The edges.
-    values : (nnz,) or (heads, nnz) Tensor
+    values : (nnz,) or (nnz, heads) Tensor
         In the order of the graph's edges.
 
     Returns
     -------
-    (nnz,) or (heads, nnz) Tensor
+    (nnz,) or (nnz, heads) Tensor
     """
     return messages.sparse_softmax(graph.whole, values)
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from sparsetir.nn.memory import remembered
 from sparsetir.ops.check_pattern import check_size
-from sparsetir.ops.functional import spmm
-from sparsetir.ops.messages import sparse_softmax
+from sparsetir.ops.functional import spmm_by_heads
+from sparsetir.ops.messages import softmax_by_heads
 from sparsetir.ops.operands import Operand, Prepared, resolve
 from sparsetir.planning.vocabulary import REDUCTION_NAMES
 
@@ -93,7 +93,7 @@ class Graph:
     def reduce(self, x: Tensor, aggr: str, weight: Tensor | None = None) -> Tensor:
         """As :meth:`aggregate`, of features that are as :meth:`of_sources` gives them."""
         weight = None if weight is None else weight.to(x.dtype)
-        return spmm(self.operand, x, reduce=REDUCTION_NAMES[aggr], values=weight)
+        return spmm_by_heads(self.operand, x, REDUCTION_NAMES[aggr], weight)
 
     def remembered(self, key: Any, make: Callable[[], T], compared: tuple[Tensor, ...] = ()) -> T:
         """:func:`remembered` for this graph's pattern."""
@@ -120,7 +120,7 @@ class Graph:
 
     def softmax(self, x: Tensor) -> Tensor:
         """(heads, E) exp(x) over the sum of that at the target of each edge, of x (heads, E)."""
-        return sparse_softmax(self.operand, x)
+        return softmax_by_heads(self.operand, x)
 
 
 def is_edges(edge_index: Any) -> bool:

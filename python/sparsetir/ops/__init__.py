@@ -13,6 +13,8 @@ taken forward (jvp, jacfwd, hessian), which raise NotImplementedError. `vmap` ru
 first dimension for heads is faster.
 """
 
+from typing import Any
+
 from sparsetir import needs_torch  # noqa: F401
 from sparsetir.ops.functional import sddmm, spmm, spmv
 from sparsetir.ops.masked_attention import sparse_attention
@@ -52,3 +54,15 @@ __all__ = [
     "spmv",
     "structure_of",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Operators that are a record and a program, and have no function of their own here."""
+    from sparsetir.schedules.operators.registry import OPERATORS
+
+    if name in OPERATORS:
+        from sparsetir.ops.programs import function_of
+
+        found = globals()[name] = function_of(name)
+        return found
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

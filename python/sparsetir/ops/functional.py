@@ -26,18 +26,18 @@ def spmm(A: Any, B: Tensor, reduce: str = "sum", values: Tensor | None = None) -
     A : sparse (m, n) matrix
         Of any kind that :func:`resolve` takes; without values of its own, such as an edge_index, it
         has ones.
-    B : (n, feat) or (heads, n, feat) Tensor
+    B : (n, feat) or (n, heads, feat) Tensor
         float16, bfloat16, float32 or float64.
     reduce : str
         "sum" or "add", "mean" (the sum over the number of stored elements of the row), "max" or
         "amax", "min" or "amin"; a row without elements is zero in all of them, and NaN is greater
         and less than all else.
-    values : (nnz,) or (heads, nnz) Tensor, optional
+    values : (nnz,) or (nnz, heads) Tensor, optional
         Of B's dtype in the order of A's elements, instead of its own.
 
     Returns
     -------
-    (m, feat) or (heads, m, feat) Tensor
+    (m, feat) or (m, heads, feat) Tensor
         With heads where B or the values have them. Differentiable with respect to B and the values
         any number of times; the gradient of a maximum goes to the first element that has it.
 
@@ -54,17 +54,17 @@ def spmm(A: Any, B: Tensor, reduce: str = "sum", values: Tensor | None = None) -
     the same edges; not under `torch.use_deterministic_algorithms(True)`.
     (SparseTIR, section 4.2.1.)
     """
-    found = again(A, B, reduce, values)
-    if found is None:
-        found = sum_of_new(A, B, reduce, values)
-    if found is not None:
-        return found
+    if not isinstance(B, Tensor) or B.dim() == 2:
+        found = again(A, B, reduce, values)
+        if found is None:
+            found = sum_of_new(A, B, reduce, values)
+        if found is not None:
+            return found
     named = reduction("spmm", reduce)
     if named != reduce:
         return spmm(A, B, named, values)
     _check_operand("spmm", "B", B, (2, 3))
-    operand = _operand("spmm", A, values, B)
-    return _product("spmm", operand, B, reduce)
+    return _product("spmm", _operand("spmm", A, values, B), B, reduce)
 
 
 def spmv(A: Any, x: Tensor, reduce: str = "sum", values: Tensor | None = None) -> Tensor:
@@ -74,12 +74,12 @@ def spmv(A: Any, x: Tensor, reduce: str = "sum", values: Tensor | None = None) -
     ----------
     A, reduce, values
         As for :func:`spmm`.
-    x : (n,) or (heads, n) Tensor
+    x : (n,) or (n, heads) Tensor
         The vector, or one for each head.
 
     Returns
     -------
-    (m,) or (heads, m) Tensor
+    (m,) or (m, heads) Tensor
     """
     reduce = reduction("spmv", reduce)
     _check_operand("spmv", "x", x, (1, 2))
@@ -94,14 +94,14 @@ def sddmm(A: Any, X: Tensor, Y: Tensor) -> Tensor:
     ----------
     A : sparse (m, n) matrix
         As for :func:`spmm`; its values play no part.
-    X : (m, feat) or (heads, m, feat) Tensor
+    X : (m, feat) or (m, heads, feat) Tensor
         For the rows.
-    Y : (n, feat) or (heads, n, feat) Tensor
+    Y : (n, feat) or (n, heads, feat) Tensor
         For the columns.
 
     Returns
     -------
-    (nnz,) or (heads, nnz) Tensor
+    (nnz,) or (nnz, heads) Tensor
         In the order of A's elements, to be `values` of other operators. Differentiable with respect
         to X and Y any number of times.
 
@@ -111,23 +111,39 @@ def sddmm(A: Any, X: Tensor, Y: Tensor) -> Tensor:
     """
     _check_operand("sddmm", "X", X, (2, 3))
     _check_operand("sddmm", "Y", Y, (2, 3), like=X)
-    operand = resolve(A, None, (X.shape[-2], Y.shape[-2]), "sddmm")
+    operand = resolve(A, None, (X.shape[0], Y.shape[0]), "sddmm")
     _check_rows("sddmm", "X", X, operand.m, operand.col.device)
     _check_rows("sddmm", "Y", Y, operand.n, operand.col.device)
-    if X.dim() != Y.dim():
-        heads = X.shape[:-2] or Y.shape[:-2]
-        X, Y = (x.expand(*heads, *x.shape[-2:]) for x in (X, Y))
-    if X.shape[-1] != Y.shape[-1] or (X.dim() == 3 and X.shape[0] != Y.shape[0]):
-        expected = (*X.shape[:-2], operand.n, X.shape[-1])
+    heads = {x.shape[1] for x in (X, Y) if x.dim() == 3}
+    if X.shape[-1] != Y.shape[-1] or len(heads) > 1:
+        expected = (operand.n, *X.shape[1:])
         raise ValueError(
             f"sddmm: argument 'Y': expected shape {expected} as 'X', got {tuple(Y.shape)}"
         )
-    return library.sddmm(operand.rowptr, operand.col, X, Y)
+    X, Y = (_heads_first(x, *heads) for x in (X, Y))
+    found = library.sddmm(operand.rowptr, operand.col, X, Y)
+    return found.t() if heads else found
+
+
+def spmm_by_heads(A: Operand, x: Tensor, reduce: str, values: Tensor | None = None) -> Tensor:
+    """:func:`spmm` where heads come first, as layers have them: x (n, feat) or (heads, n, feat),
+    values (nnz,) or (heads, nnz), and the result likewise."""
+    if x.dim() == 2 and (values is None or values.dim() == 1):
+        return spmm(A, x, reduce, values)
+    found = again(A, x, reduce, values)
+    if found is not None:
+        return found
+    values = A.values if values is None else values
+    if values is not None and values.dim() == 2 and x.dim() == 2:
+        x = x.expand(values.shape[0], *x.shape)
+    elif values is not None and values.dim() == 1:
+        values = values.expand(x.shape[0], *values.shape)
+    return _multiplied(A._replace(values=values), x, reduce)
 
 
 def _operand(who: str, A: Any, values: Tensor | None, B: Tensor) -> Operand:
     """A for a product with B; edges without a size are of a square matrix."""
-    n = B.shape[-2]
+    n = B.shape[0]
     operand = resolve(A, values, (n, n), who)
     own = operand.values
     if values is None and own is not None and _is_of_host(A):
@@ -145,10 +161,24 @@ def _product(who: str, operand: Operand, B: Tensor, reduce: str) -> Tensor:
     _check_rows(who, "x" if who == "spmv" else "B", B, n, col.device)
     if values is not None:
         _check_values(who, values, B, col.shape[-1])
-        if values.dim() == 2 and B.dim() == 2:
-            B = B.expand(values.shape[0], *B.shape)
-        elif values.dim() == 1 and B.dim() == 3:
-            values = values.expand(B.shape[0], *values.shape)
+    if values is not None and values.dim() == 2:
+        heads = values.shape[1]
+        operand = operand._replace(values=values.t())
+        return _multiplied(operand, _heads_first(B, heads), reduce).transpose(0, 1)
+    found = _multiplied(operand, B.flatten(1), reduce)  # heads that share the values are features
+    return found.reshape(found.shape[0], *B.shape[1:])
+
+
+def _heads_first(x: Tensor, *heads: int) -> Tensor:
+    """(heads, rows, feat) of (rows, heads, feat), or of (rows, feat) where there are heads."""
+    if x.dim() == 3:
+        return x.transpose(0, 1)
+    return x.expand(*heads, *x.shape) if heads else x
+
+
+def _multiplied(operand: Operand, B: Tensor, reduce: str) -> Tensor:
+    """The product, where heads of values and B, if any, come first."""
+    rowptr, col, _, _, values = operand
     if reduce in ("max", "min") and _has_gradient(B, values):
         return library.spmm_arg(rowptr, col, values, B, reduce == "max")[0]
     return library.spmm(rowptr, col, values, B, reduce)
@@ -168,10 +198,10 @@ def _check_operand(
 def _check_values(who: str, values: Any, B: Tensor, nnz: int) -> None:
     check_tensor(who, "values", values, like=B)
     dims = values.dim()
-    fits = dims in (1, 2) and values.shape[-1] == nnz
-    if not fits or (dims == 2 and B.dim() == 3 and values.shape[0] != B.shape[0]):
-        heads = B.shape[:-2]
-        expected = f"({nnz},) or ({heads[0] if heads else 'heads'}, {nnz})"
+    fits = dims in (1, 2) and values.shape[0] == nnz
+    if not fits or (dims == 2 and B.dim() == 3 and values.shape[1] != B.shape[1]):
+        heads = B.shape[1:-1]
+        expected = f"({nnz},) or ({nnz}, {heads[0] if heads else 'heads'})"
         raise ValueError(
             f"{who}: argument 'values': expected shape {expected}, got {tuple(values.shape)}"
         )
@@ -183,10 +213,11 @@ def _check_rows(who: str, name: str, x: Tensor, rows: int, device: torch.device)
             f"{who}: argument '{name}': expected to be on {device} as the sparse matrix, "
             f"got {x.device}"
         )
-    if x.shape[-2] != rows:
+    if x.shape[0] != rows:
+        second = "; heads are the second dimension" if x.dim() == 3 and x.shape[1] == rows else ""
         raise ValueError(
             f"{who}: argument '{name}': expected {rows} rows to fit the sparse matrix, got shape "
-            f"{tuple(x.shape)}"
+            f"{tuple(x.shape)}{second}"
         )
 
 

@@ -190,12 +190,12 @@ def sparse_softmax(A: Any, values: Tensor | None = None) -> Tensor:
     ----------
     A : sparse (m, n) matrix
         Of any kind that :func:`resolve` takes.
-    values : (nnz,) or (heads, nnz) Tensor, optional
+    values : (nnz,) or (nnz, heads) Tensor, optional
         In the order of A's elements; by default its own.
 
     Returns
     -------
-    (nnz,) or (heads, nnz) Tensor
+    (nnz,) or (nnz, heads) Tensor
         Differentiable any number of times.
 
     Notes
@@ -205,19 +205,24 @@ def sparse_softmax(A: Any, values: Tensor | None = None) -> Tensor:
     operand = resolve(A, values, None, "sparse_softmax")
     x = _given("sparse_softmax", "values", operand.values, "a matrix without values")
     nnz = _count(operand)
-    if x.dim() not in (1, 2) or x.shape[-1] != nnz:
+    if x.dim() not in (1, 2) or x.shape[0] != nnz:
         raise ValueError(
-            f"sparse_softmax: argument 'values': expected shape ({nnz},) or (heads, {nnz}), got "
+            f"sparse_softmax: argument 'values': expected shape ({nnz},) or ({nnz}, heads), got "
             f"{tuple(x.shape)}"
         )
-    _check_like("sparse_softmax", operand, values=(x, x.shape[0], ""))
-    return _softmax(operand, x.reshape(x.shape[:-1].numel(), nnz, 1)).reshape(x.shape)
+    _check_like("sparse_softmax", operand, values=(x, nnz, "elements"))
+    return _softmax(operand, x.reshape(1, nnz, x.shape[1:].numel())).reshape(x.shape)
+
+
+def softmax_by_heads(operand: Operand, x: Tensor) -> Tensor:
+    """:func:`sparse_softmax` of (nnz,) or (heads, nnz), as layers have them."""
+    return _softmax(operand, x.reshape(x.shape[:-1].numel(), x.shape[-1], 1)).reshape(x.shape)
 
 
 def edge_softmax(A: Any, e: Tensor, norm_by: str = "dst") -> Tensor:
     """Softmax over the edges into each target: over the elements of each row of A.
 
-    As :func:`sparse_softmax`, but for the place of heads.
+    As :func:`sparse_softmax`, of features of any dimensions.
 
     Parameters
     ----------
@@ -421,8 +426,6 @@ def _merged(
 
 def _own_values(operand: Operand, u: Tensor | None) -> Tensor | None:
     values = operand.values
-    if values is not None and values.dim() == 2:
-        values = values.transpose(0, 1)
     if values is None or u is None or values.requires_grad:
         return values
     return values.to(u.device, u.dtype)

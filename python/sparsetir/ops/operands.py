@@ -40,7 +40,7 @@ class Operand(NamedTuple):
         Columns in row order; or edges in any order, columns first, then rows.
     m, n : int
         Rows and columns.
-    values : (nnz,) or (heads, nnz) Tensor, optional
+    values : (nnz,) or (nnz, heads) Tensor, optional
         In the order of `col`; None for ones.
     """
 
@@ -90,7 +90,7 @@ class Prepared:
 
         Parameters
         ----------
-        values : (nnz,) or (heads, nnz) Tensor, or None
+        values : (nnz,) or (nnz, heads) Tensor, or None
             None for ones.
 
         Returns
@@ -134,7 +134,7 @@ def resolve(
           of NumPy and others with DLPack, graphs of PyG and DGL, names of files. What is not in
           tensors is converted in each call
 
-    values : (nnz,) or (heads, nnz) Tensor, optional
+    values : (nnz,) or (nnz, heads) Tensor, optional
         Of the elements in A's order, instead of its own. That is the order of A.values() for
         torch's tensors (block by block for BSR and BSC), of the edges, of `SparseMatrix.values`, of
         the rows for a SparseTensor and of A.val for DGL. They keep their gradients.

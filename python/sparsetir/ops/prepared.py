@@ -109,7 +109,7 @@ def prepare(
         Of any kind that :func:`resolve` takes.
     size : int or (int, int), optional
         Of edges: (sources, targets) or one number for both; by default for the largest node.
-    values : (nnz,) or (heads, nnz) Tensor, optional
+    values : (nnz,) or (nnz, heads) Tensor, optional
         Of the elements in A's order, instead of its own.
     edge_type : (E,) Tensor, optional
         Relation of each of A's edges, a (2, E) tensor.

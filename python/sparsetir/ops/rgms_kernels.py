@@ -23,7 +23,7 @@ from torch.nn.functional import pad
 from sparsetir.ops.relation_orders import where_products_first
 from sparsetir.ops.relations import CHUNK, RelationRows, Relations
 from sparsetir.ops.structure import DTYPES, call_plan, target_of
-from sparsetir.planning.relational_plan import relational_plan
+from sparsetir.planning.plan import plan_of
 from sparsetir.planning.relational_request import GradientRequest, RelationalRequest
 from sparsetir.planning.request import compiled_by, default_threads
 from sparsetir.runtime.arrays import is_array
@@ -109,7 +109,7 @@ def _plan(
     if run is None:
         target = target_of(rows.rows.device)
         wanted = request(rows.pattern(shape), problem, *sizes, default_threads(), target, **more)
-        run = rows.computed[key] = relational_plan(wanted)
+        run = rows.computed[key] = plan_of(wanted)
     return run
 
 

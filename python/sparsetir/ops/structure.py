@@ -21,8 +21,8 @@ from sparsetir.planning.plan import plan_of_each_run
 from sparsetir.planning.run_plan import Plan
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.targets import resolve_target
-from sparsetir.schedules.operators.operands import OPERATORS
 from sparsetir.schedules.operators.problems import CsrPattern
+from sparsetir.schedules.operators.registry import OPERATORS
 
 DTYPES = {
     torch.float32: "float32",
@@ -238,7 +238,7 @@ class Structure:
             blocks = self.blocks if in_blocks else None
             values = at.arranged(values) if blocks is None else blocks.arranged(values)
         elif ones and run.needs_values:
-            values = self._unit(first.dtype)
+            values = self.ones(first.dtype)
         return call_plan(run, operands, values)
 
     def again(
@@ -271,7 +271,7 @@ class Structure:
             blocks = self.blocks if in_blocks else None
             values = self.arranged(values) if blocks is None else blocks.arranged(values)
         elif run.needs_values:
-            values = self._unit(operands[0].dtype)
+            values = self.ones(operands[0].dtype)
         out = run.repeat(operands, values)
         return out if out is None or op != "sddmm" else self.restored(out)
 
@@ -392,8 +392,18 @@ class Structure:
         with torch.cuda.device(self.device), tvm_ffi.use_torch_stream():
             kernel(**arrays, **sizes)
 
-    def _unit(self, dtype: torch.dtype) -> Tensor:
-        """(nnz,) ones."""
+    def ones(self, dtype: torch.dtype) -> Tensor:
+        """(nnz,) ones, made once; not to be written to.
+
+        Parameters
+        ----------
+        dtype : torch.dtype
+            Of the ones.
+
+        Returns
+        -------
+        Tensor
+        """
         found = self._ones.get(dtype)
         if found is None:
             found = self._ones[dtype] = _ones(self.nnz, dtype, self.device)

@@ -12,7 +12,7 @@ import numpy as np
 
 from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.planning.request import (
-    KernelRequest,
+    Request,
     adopted_matrix,
     check_counts,
     check_dtypes,
@@ -33,7 +33,8 @@ from sparsetir.schedules.operators.messages import Messages
 from sparsetir.schedules.operators.names import DTYPES
 from sparsetir.schedules.operators.operands import rounded
 from sparsetir.schedules.operators.problems import CsrPattern
-from sparsetir.schedules.template import Branch, Template
+from sparsetir.schedules.search.spaces import Space
+from sparsetir.schedules.template import Template
 from sparsetir.schedules.templates import message_tiles
 from sparsetir.schedules.templates.message_tiles import AttentionTiles
 from sparsetir.schedules.templates.registry import template_of
@@ -45,11 +46,11 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
-class EdgeRequest(KernelRequest):
+class EdgeRequest(Request):
     """Messages, softmax or attention on a matrix; :func:`edge_request` makes it.
 
     name : of the operator, as it was asked for
-    function : of `sparsetir.ops`, that does the same with gradients
+    asked : the operator and its options
     matrix : a CsrPattern where there are no values
     problem : Messages, EdgeSoftmax or EdgeAttention
     features : that tiles are of, as of :func:`sparsetir.schedules.templates.message_tiles.chosen`
@@ -59,7 +60,7 @@ class EdgeRequest(KernelRequest):
     """
 
     name: str
-    function: str
+    asked: Any
     matrix: SparseMatrix | CsrPattern
     problem: Any
     features: tuple[int, ...]
@@ -69,14 +70,14 @@ class EdgeRequest(KernelRequest):
     target: Any
 
     @property
+    def function(self) -> str:
+        """See :class:`Request`."""
+        return self.asked.function
+
+    @property
     def feat(self) -> int:
         """Of the result; of softmax the values of an element that lie side by side."""
         return self.features[-1]
-
-    @property
-    def values(self) -> np.ndarray | None:
-        """Of the matrix; None where each run is given its own."""
-        return self.matrix.values if isinstance(self.matrix, SparseMatrix) else None
 
     @property
     def pattern(self) -> CsrPattern:
@@ -96,7 +97,7 @@ class EdgeRequest(KernelRequest):
         return {"scores": (self._heads * self.matrix.nnz, self.problem.accumulator)}
 
     def template(self, config: Any) -> Template:
-        """See :class:`KernelRequest`; raises ScheduleError for features that it does not serve."""
+        """See :class:`Request`; raises ScheduleError for features that it does not serve."""
         found = super().template(config)
         first = config.keys if isinstance(config, AttentionTiles) else config
         if first.gpu != self.gpu:
@@ -117,13 +118,22 @@ class EdgeRequest(KernelRequest):
         """The config of a plan whose user names none."""
         return message_tiles.chosen(self.features, self.threads if self._pays else 1, self.gpu)
 
-    def tried(self) -> Branch:
+    def space(self) -> Space:
         """What a search on a CPU tries, the first values those of :meth:`chosen`."""
-        return message_tiles.tried(self.features, self.threads, self._pays)
+        return Space((message_tiles.tried(self.features, self.threads, self._pays),))
 
     def candidates(self) -> list[Any]:
-        """Configs worth measuring, that of :meth:`chosen` first."""
-        return [self.chosen()] if self.gpu else self.tried().one_by_one()
+        """See :class:`Request`."""
+        return [self.chosen()] if self.gpu else self.space().branches[0].one_by_one()
+
+    @property
+    def is_recorded(self) -> bool:
+        """See :class:`Request`; on CPUs."""
+        return self.has_values and not self.gpu
+
+    def of_choices(self, **choices: Any) -> Any:
+        """See :class:`Request`."""
+        return message_tiles.config_of(**choices)
 
     def arguments(self) -> dict[str, Any]:
         """Of the plain program, with random operands, but what it writes."""
@@ -294,6 +304,13 @@ def along_edges(op: Any, feat: Any, heads: Any, edge_feat: Any) -> bool:
     return is_along_edges(op, more=batched or edge_feat is not None)
 
 
+def options_of(op: str) -> tuple[str, ...]:
+    """The options that an operator along edges has."""
+    if op in SOFTMAX:
+        return ("heads",)
+    return ("heads", "feat_in", "scale") if op == "attention" else ("heads", "reduce", "edge_feat")
+
+
 def edge_request(
     op: str,
     matrix: Any,
@@ -317,14 +334,6 @@ def edge_request(
         feat, dtype, heads = features_of(op, feat, dtype, heads, heads_at=1)
     check_dtypes(dtype=dtype)
     check_counts(feat=feat, heads=heads, threads=threads)
-    for name, given, there in (
-        ("reduce", None if reduce == "sum" else reduce, not softmax and not attention),
-        ("edge_feat", edge_feat, not softmax and not attention),
-        ("feat_in", feat_in, attention),
-        ("scale", scale, attention),
-    ):
-        if given is not None and not there:
-            raise ValueError(f"plan: argument '{name}': expected none for '{op}', got {given!r}")
     asked: Any
     if softmax:
         asked = _Softmax(op != "edge_softmax")
@@ -346,7 +355,7 @@ def edge_request(
     one = heads or 1
     idtype = idtype_for(*matrix.shape, matrix.nnz, feat, one)
     return EdgeRequest(
-        op, asked.function, matrix, asked.problem(dtype, idtype, one, feat),
+        op, asked, matrix, asked.problem(dtype, idtype, one, feat),
         asked.features(one, feat), asked.shapes(matrix, heads, feat), asked.sizes(one, feat),
         int(threads or default_threads()), resolve_target(target),
     )  # fmt: skip

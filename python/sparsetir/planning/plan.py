@@ -17,19 +17,22 @@ from typing import Any
 import numpy as np
 
 from sparsetir.formats import Format
-from sparsetir.planning.edge_plan import edge_plan
-from sparsetir.planning.edge_request import along_edges, edge_request
-from sparsetir.planning.relational_plan import relational_plan
+from sparsetir.planning.edge_request import along_edges, edge_request, options_of
+from sparsetir.planning.matrix_request import OPTIONS, MatrixRequest, matrix_request
+from sparsetir.planning.padded_plan import plan_with
+from sparsetir.planning.relational_request import OPTIONS as RELATIONAL_OPTIONS
 from sparsetir.planning.relational_request import relational_request
-from sparsetir.planning.request import Request, refuse_options, request
+from sparsetir.planning.request import Request, refuse_options
 from sparsetir.planning.run_plan import Plan
 from sparsetir.records.lookup import by_record
 from sparsetir.runtime import pool
 from sparsetir.schedules.gpu.spmm_panels import PanelThreads
 from sparsetir.schedules.operators.problems import CsrPattern
-from sparsetir.schedules.search.choose import candidates, choose
+from sparsetir.schedules.search.choose import choose
 from sparsetir.schedules.templates.spmm_panels import PanelRows
 
+# All options of operators; each has some.
+ALL = ("reduce", "heads", "format", "out_dtype", "feat_in", "weighted", "edge_feat", "scale")
 MOST_LIKES = 256
 EIGHTHS = 4  # bits of sizes that are about the same
 
@@ -142,27 +145,10 @@ def plan(
     `sparsetir.ops`: u (n, heads, feat), e (nnz, heads, edge_feat), q (m, heads, feat_in); "softmax"
     takes (heads, nnz) and "edge_softmax" (nnz, heads), and neither takes `feat`.
     """
-    if op == "rgms":
-        refuse_options(op, edge_feat=edge_feat, scale=scale)
-        related = relational_request(
-            matrix, feat, feat_in=feat_in, weighted=weighted, dtype=dtype, reduce=reduce,
-            heads=heads, target=target, threads=threads, format=format, out_dtype=out_dtype,
-        )  # fmt: skip
-        return relational_plan(related, config)
-    refuse_options(op, weighted=weighted)
-    if along_edges(op, feat, heads, edge_feat):
-        refuse_options(op, format=format, out_dtype=out_dtype)
-        return edge_plan(
-            edge_request(
-                op, matrix, feat, edge_feat=edge_feat, feat_in=feat_in, scale=scale, dtype=dtype,
-                reduce=reduce, heads=heads, target=target, threads=threads,
-            ),
-            config,
-        )  # fmt: skip
-    refuse_options(op, feat_in=feat_in, edge_feat=edge_feat, scale=scale)
-    wanted = request(
+    wanted = requested(
         op, matrix, feat, dtype=dtype, reduce=reduce, heads=heads, target=target, threads=threads,
-        out_dtype=out_dtype,
+        format=format, out_dtype=out_dtype, feat_in=feat_in, weighted=weighted,
+        edge_feat=edge_feat, scale=scale,
     )  # fmt: skip
     if format is not None:
         if config is not None:
@@ -170,26 +156,47 @@ def plan(
                 f"plan: argument 'format': expected None beside a config, got {format!r}"
             )
         config = wanted.config_of(format)
+    return plan_of(wanted, config)
+
+
+def plan_of(wanted: Request, config: Any = None) -> Plan:
+    """The plan of a request.
+
+    config : None for what is recorded for this very problem, else for the one that sizes choose
+    """
     if config is not None:
-        return Plan(wanted, config)
-    if wanted.gpu and wanted.problem.dtype == "int8":
-        raise ValueError(
-            "plan: argument 'format': expected one that tensor cores take, for 'int8' on a GPU, "
-            "such as sparsetir.formats.BSR(32, 32), got None"
-        )
-    if isinstance(wanted.matrix, CsrPattern):  # to know it again takes time; see ops.Structure
+        return plan_with(wanted, config)
+    if isinstance(wanted, MatrixRequest) and isinstance(wanted.matrix, CsrPattern):
         return _settled(wanted, wanted.matrix).on(wanted)
-    engine = next(iter(wanted.engine()), None)
-    default = engine or choose(wanted.problem, wanted.statistics, wanted.target)
+    default = wanted.whole.chosen()
     found = None
-    if out_dtype is None:  # what is wrong beside the record shows with the default
-        found = by_record(wanted.task(), lambda config: Plan(wanted, config, "record"))
-    return found or Plan(wanted, default, "default")
+    if wanted.is_recorded:  # what is wrong beside the record shows with the default
+        found = by_record(
+            wanted.task(), lambda config: plan_with(wanted, config, "record"), wanted.of_choices
+        )
+    return found or plan_with(wanted, default, "default")
+
+
+def requested(op: Any, matrix: Any, feat: Any = None, **options: Any) -> Request:
+    """The arguments of :func:`plan` but `config`, checked; raises as it does.
+
+    Whatever plans, searches or lowers an operator by its name begins here.
+    """
+    found: tuple[Any, tuple[str, ...]] = matrix_request, OPTIONS
+    if op == "rgms":
+        found = relational_request, RELATIONAL_OPTIONS
+    elif along_edges(op, feat, options.get("heads"), options.get("edge_feat")):
+        found = edge_request, options_of(op)
+    make, takes = found
+    of_plan = {name: options.pop(name) for name in (*options,) if name not in ALL}
+    refuse_options(op, options, takes)
+    own = {n: x for n, x in options.items() if n in takes and n != "format"}
+    return make(op, matrix, feat, **of_plan, **own)
 
 
 # Patterns that are new in each step are of about the same sizes, and have the same kernels.
 _by_size = lru_cache(1024)(choose)
-_likes: dict[Any, tuple[Request, Plan]] = {}
+_likes: dict[Any, tuple[MatrixRequest, Plan]] = {}
 NO_PATTERN = CsrPattern(np.zeros(1, np.int32), np.zeros(0, np.int32), (0, 0))
 
 
@@ -208,7 +215,7 @@ def plan_of_each_run(op: str, pattern: CsrPattern, feat: int, **options: Any) ->
     if found is not None:
         like, settled = found
         return settled.on(replace(like, matrix=pattern))
-    wanted = request(op, pattern, feat, **options)
+    wanted = matrix_request(op, pattern, feat, **options)
     settled, given = _settled(wanted, pattern), wanted.statistics
     ordered = isinstance(settled.config, PanelRows | PanelThreads)
     if not ordered and not given.asks_for_locality and max(sizes) < 1 << 30:
@@ -220,7 +227,7 @@ def plan_of_each_run(op: str, pattern: CsrPattern, feat: int, **options: Any) ->
     return made
 
 
-def _settled(wanted: Request, pattern: CsrPattern) -> Plan:
+def _settled(wanted: MatrixRequest, pattern: CsrPattern) -> Plan:
     """The default plan of a CsrPattern, for no pattern yet."""
     default = _by_size(wanted.problem, wanted.statistics.rounded, wanted.target)
     return Plan.settled(wanted, _of_each_run(default, pattern), "default")
@@ -246,9 +253,4 @@ def plan_candidates(op: str, matrix: Any, feat: Any = None, **options: Any) -> l
     list
         Each to be `config` of :func:`plan`.
     """
-    if op == "rgms":
-        return relational_request(matrix, feat, **options).whole.candidates()
-    if along_edges(op, feat, options.get("heads"), options.get("edge_feat")):
-        return edge_request(op, matrix, feat, **options).candidates()
-    wanted = request(op, matrix, feat, **options)
-    return [*wanted.engine(), *candidates(wanted.problem, wanted.statistics, wanted.target)]
+    return requested(op, matrix, feat, **options).whole.candidates()

@@ -11,7 +11,7 @@ import numpy as np
 from sparsetir.data.sparse_tensor import SparseTensor
 from sparsetir.formats import Pattern
 from sparsetir.planning.request import (
-    KernelRequest,
+    Request,
     check_counts,
     check_dtypes,
     default_threads,
@@ -23,21 +23,22 @@ from sparsetir.runtime.targets import resolve_target
 from sparsetir.schedules.operators.operands import rounded
 from sparsetir.schedules.operators.relations import RelationPattern
 from sparsetir.schedules.operators.rgms import Rgms
-from sparsetir.schedules.search.choose_rgms import choose_rgms, tried, whole_vectors
-from sparsetir.schedules.template import Branch, Template
+from sparsetir.schedules.search.choose_rgms import choose_rgms, config_of, tried, whole_vectors
+from sparsetir.schedules.search.spaces import Space
+from sparsetir.schedules.template import Template
 from sparsetir.schedules.templates.registry import templates_for
 from sparsetir.sparse_ir.errors import ScheduleError
 
 
 @dataclass(frozen=True)
-class RelationalRequest(KernelRequest):
+class RelationalRequest(Request):
     """Relational gather-matmul-scatter on a tensor; :func:`relational_request` makes it.
 
     matrix : by (relation, row, column); a RelationPattern where there are no values
     feat_in, feat : features of X and of Y; :attr:`whole` is for those that kernels have
     threads : of the CPU
     blocks : of features, each of as many, where the problem has them in blocks
-    The others as of :class:`KernelRequest`.
+    The others as of :class:`Request`.
     """
 
     matrix: SparseTensor | RelationPattern
@@ -73,16 +74,11 @@ class RelationalRequest(KernelRequest):
         return {"feat_in": self.feat_in, "feat": self.feat, **blocks}
 
     @property
-    def is_tuned(self) -> bool:
-        """Whether tuning knows the problem: sums and values of one type, set, on a CPU."""
+    def is_recorded(self) -> bool:
+        """See :class:`Request`: sums and values of one type, set, on a CPU."""
         p = self.problem
         plain = p.out is None and p.values is None and not p.added and not p.in_blocks
         return plain and not self.gpu
-
-    @property
-    def values(self) -> np.ndarray | None:
-        """Of the tensor; None where each run is given its own."""
-        return self.matrix.values if isinstance(self.matrix, SparseTensor) else None
 
     @cached_property
     def csf(self) -> RelationPattern:
@@ -117,7 +113,7 @@ class RelationalRequest(KernelRequest):
         )  # fmt: skip
 
     def template(self, config: Any) -> Template:
-        """See :class:`KernelRequest`; raises ScheduleError for other features than a config's."""
+        """See :class:`Request`; raises ScheduleError for other features than a config's."""
         found = super().template(config)
         if config.feat_in not in (None, self.feat_in):
             raise ScheduleError(
@@ -144,14 +140,18 @@ class RelationalRequest(KernelRequest):
     def candidates(self) -> list[Any]:
         """Configs worth measuring, that of :meth:`chosen` first."""
         if not self.gpu:
-            return self.tried().one_by_one()
+            return self.space().branches[0].one_by_one()
         asked = self.problem, self.pattern, self, self.target
         found = (t.configs(*asked) for t in templates_for(self.problem, True) if t.configs)
         return [config for each in found for config in each]
 
-    def tried(self) -> Branch:
+    def space(self) -> Space:
         """What a search on a CPU tries, the first values those of :meth:`chosen`."""
-        return tried(**self._choosing)
+        return Space((tried(**self._choosing),))
+
+    def of_choices(self, **choices: Any) -> Any:
+        """See :class:`Request`."""
+        return config_of(**choices)
 
     @property
     def _choosing(self) -> dict[str, Any]:
@@ -195,26 +195,28 @@ class GradientRequest(RelationalRequest):
         return {"feat_in": self.feat_in, "feat": self.feat}
 
     @property
-    def is_tuned(self) -> bool:
-        """Not it."""
+    def is_recorded(self) -> bool:
+        """Gradients are not tuned."""
         return False
 
 
+OPTIONS = ("feat_in", "weighted", "out_dtype")
+
+
 def relational_request(
+    op: str,
     matrix: Any,
     feat: Any = None,
     *,
     feat_in: int | None = None,
     weighted: bool = True,
     dtype: str | None = None,
-    reduce: str = "sum",
-    heads: int | None = None,
     target: Any = "llvm",
     threads: int | None = None,
-    format: Any = None,
     out_dtype: str | None = None,
 ) -> RelationalRequest:
     """The arguments of `sparsetir.plan("rgms", ...)`, checked; raises as that does."""
+    del op
     if feat is None:
         raise TypeError(
             "plan: argument 'feat': expected the number of features of Y for 'rgms', got None"
@@ -222,11 +224,6 @@ def relational_request(
     check_dtypes(dtype=dtype, out_dtype=out_dtype)
     own_in: Any = feat if feat_in is None else feat_in
     check_counts(feat=feat, feat_in=own_in, threads=threads)
-    if reduce != "sum":
-        raise ValueError(f"plan: argument 'reduce': expected 'sum' for 'rgms', got {reduce!r}")
-    for name, given in (("heads", heads), ("format", format)):
-        if given is not None:
-            raise ValueError(f"plan: argument '{name}': expected None for 'rgms', got {given!r}")
     if not isinstance(weighted, bool):
         raise TypeError(f"plan: argument 'weighted': expected True or False, got {weighted!r}")
     if not isinstance(matrix, SparseTensor | RelationPattern):

@@ -1,49 +1,118 @@
-"""What plans, searches and devices elsewhere are asked for: checked once, in one place."""
+"""What plans, searches and devices elsewhere are asked for: what all of them have, and checks."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from sparsetir.data.sparse_tensor import SparseMatrix
+from sparsetir.data.sparse_tensor import SparseMatrix, SparseTensor
 from sparsetir.formats import Format, Operand
 from sparsetir.formats.converted import ConvertedFormat
 from sparsetir.planning.compiled import compiled
-from sparsetir.planning.vocabulary import operator as named_operator
 from sparsetir.records.task import Task
 from sparsetir.runtime import pool
-from sparsetir.runtime.arrays import CACHE_LINE, LEAST_ALIGNED, dtype_name, is_array, itemsize
+from sparsetir.runtime.arrays import dtype_name, is_array
 from sparsetir.runtime.kernel import Kernel
-from sparsetir.runtime.matrix_engine import allowed
 from sparsetir.runtime.pipeline import Stages, lower_template
-from sparsetir.runtime.targets import resolve_target
 from sparsetir.schedules.default import is_gpu
-from sparsetir.schedules.operators.operands import OPERATORS, Operator
-from sparsetir.schedules.operators.problems import CsrPattern, Spmm
-from sparsetir.schedules.passes.amx_tiles import PRODUCTS, has_product
-from sparsetir.schedules.search.by_format import by_format
-from sparsetir.schedules.search.choose import Statistics
-from sparsetir.schedules.search.locality import Locality
-from sparsetir.schedules.template import Template
-from sparsetir.schedules.templates.amx import BLOCKS, configs
+from sparsetir.schedules.operators.problems import CsrPattern
+from sparsetir.schedules.search.spaces import Space
+from sparsetir.schedules.template import Choices, Template
 from sparsetir.schedules.templates.registry import template_of
 
-# Nonzeros of a column from which on a copy of B that begins at a cache line pays.
-ALIGNED_DEGREE = 24
+# Of options that are not None by default.
+DEFAULTS = {"reduce": "sum", "weighted": True}
 
 
-class KernelRequest:
-    """What plans of all operators ask: which kernel it is to be, for a config.
+class Request:
+    """What plans of all operators are made by: arguments that were checked, and what follows.
 
+    name : of the operator, as it was asked for
+    matrix : a pattern where there are no values
     problem : what kernels are compiled for
+    feat : features of the result
+    shapes : of operands, of values "a" if any are read, and of the result "out"
+    sizes : numbers beside those of the pattern, by the names of the program's parameters
+    pattern : where the matrix has elements, as templates take it, in the type of the problem
     target : a `tvm.target.Target`
+    threads : of the CPU
     """
 
+    name: Any
+    matrix: Any
     problem: Any
+    feat: Any
+    shapes: Any
+    sizes: Any
+    pattern: Any
     target: Any
+    threads: Any
+
+    def task(self) -> Task:
+        """What records of tuning are looked up by."""
+        raise NotImplementedError
+
+    def chosen(self) -> Any:
+        """The config of a plan whose user names none."""
+        raise NotImplementedError
+
+    def candidates(self) -> list[Any]:
+        """Configs worth measuring, that of :meth:`chosen` first."""
+        raise NotImplementedError
+
+    def space(self) -> Space:
+        """The configs that a search goes through."""
+        raise NotImplementedError
+
+    # What only some have:
+
+    @property
+    def function(self) -> str:
+        """Of `sparsetir.ops`, that does the same with gradients."""
+        return self.name
+
+    @property
+    def values(self) -> np.ndarray | None:
+        """Of the matrix; None where each run is given its own."""
+        return getattr(self.matrix, "values", None) if self.has_values else None
+
+    @property
+    def has_values(self) -> bool:
+        """Whether the matrix has values, and is not a pattern that is trusted."""
+        return isinstance(self.matrix, SparseTensor)
+
+    @property
+    def whole(self) -> Any:
+        """The same for features that fill vectors, with zeros behind those that are given."""
+        return self
+
+    @property
+    def scratch(self) -> Mapping[str, tuple[int, str]]:
+        """Elements and type of the arrays that a kernel has for its own use, by parameter."""
+        return {}
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether tuning may have recorded a config for it."""
+        return self.has_values
+
+    def of_choices(self, **choices: Any) -> Any:
+        """A config of the choices by name that older versions recorded."""
+        return Choices(choices)
+
+    def gathers_often(self, config: Any) -> bool:
+        """Whether rows of B are gathered so often that to align them pays first."""
+        del config
+        return False
+
+    def config_of(self, format: Any) -> Any:
+        """The config for a format; raises ValueError where none is chosen by one."""
+        raise ValueError(
+            f"plan: argument 'format': expected None for '{self.name}', got {format!r}"
+        )
 
     @property
     def gpu(self) -> bool:
@@ -67,167 +136,6 @@ def compiled_by(config: Any, problem: Any, target: Any) -> Kernel:
         return lower_template(template, problem, config, target)
 
     return compiled((problem, config), target, stages)
-
-
-@dataclass(frozen=True)
-class Request(KernelRequest):
-    """An operator on a matrix; :func:`request` makes it.
-
-    matrix : a CsrPattern where there are no values
-    problem : what kernels are compiled for
-    statistics : what configs are chosen by
-    target : a `tvm.target.Target`
-    """
-
-    operator: Operator
-    matrix: SparseMatrix | CsrPattern
-    problem: Any
-    feat: int
-    heads: int | None
-    statistics: Statistics
-    target: Any
-
-    @property
-    def name(self) -> str:
-        """Of the operator."""
-        return self.operator.name
-
-    @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of operands, of values "a" if the operator reads any, and of the result "out"."""
-        m, n = self.matrix.shape
-        return self.operator.shapes((m, n), self.matrix.nnz, self.feat, self.heads)
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        """Sizes beside those of the pattern, by the names of the parameters of operators."""
-        return {"heads": self.heads or 1, "feat": self.feat}
-
-    @property
-    def values(self) -> np.ndarray | None:
-        """Of the matrix; None where each run is given its own."""
-        return self.matrix.values if isinstance(self.matrix, SparseMatrix) else None
-
-    def gathers_often(self, config: Any) -> bool:
-        """Whether rows of B are gathered as they are, so often that to align them pays first.
-
-        Rows of whole cache lines that begin within one take 1.1 to 1.7 times as long to gather (Zen
-        3, one thread, 13 to 85 nonzeros a column); a copy as long as 1 to 4 of them.
-        """
-        given = self.statistics
-        row = given.feat * given.bytes
-        often = given.nnz >= ALIGNED_DEGREE * given.n and given.n * row >= LEAST_ALIGNED
-        copied = getattr(config, "pack", False)
-        return isinstance(self.problem, Spmm) and often and not copied and row % CACHE_LINE == 0
-
-    @cached_property
-    def pattern(self) -> CsrPattern:
-        """Where the matrix has elements, in the type of the problem."""
-        return csr_pattern(self.matrix, self.problem.idtype)
-
-    def engine(self, format: Any = None) -> list[Any]:
-        """Configs for the CPU's matrix engine, where there is one that suits the pattern.
-
-        format : the one that stores the matrix; by default blocks that fill tiles
-
-        Of a SparseMatrix alone: a CsrPattern has no values, and to bring them into blocks in each
-        run would take longer than is won.
-        """
-        spmm = isinstance(self.problem, Spmm) and isinstance(self.matrix, SparseMatrix)
-        if not spmm or not has_product(self.target, self.problem.dtype):
-            return []
-        if allowed(PRODUCTS[self.problem.dtype].features):
-            return []
-        formats = BLOCKS if format is None else (format,)
-        return configs(self.problem, self.pattern, self.statistics, self.target, formats)
-
-    def config_of(self, format: Any) -> Any:
-        """The config for a format."""
-        if not isinstance(format, Format) or format.order not in (None, 2):
-            raise TypeError(
-                "plan: argument 'format': expected a format of matrices, such as "
-                f"sparsetir.formats.BSR(32, 32), got {format!r}"
-            )
-        if not isinstance(self.problem, Spmm):
-            raise ValueError(f"plan: argument 'format': expected None for '{self.name}'")
-        found = self.engine(format)
-        if found:
-            return found[0]
-        pattern = self.pattern.coordinates
-        return by_format(format, self.problem, pattern, self.statistics, self.target)
-
-    def task(self) -> Task:
-        """What records of tuning are looked up by; of a SparseMatrix."""
-        assert isinstance(self.matrix, SparseMatrix)
-        reduce = getattr(self.problem, "reduce", "sum")
-        return Task(
-            self.operator.name, self.matrix, self.feat, self.problem.dtype, reduce, self.heads,
-            self.target, self.statistics.threads,
-        )  # fmt: skip
-
-
-def request(
-    op: str,
-    matrix: Any,
-    feat: Any = None,
-    *,
-    dtype: str | None = None,
-    reduce: str = "sum",
-    heads: int | None = None,
-    target: Any = "llvm",
-    threads: int | None = None,
-    out_dtype: str | None = None,
-) -> Request:
-    """The arguments of :func:`sparsetir.plan`, checked; raises as it does."""
-    given, (op, reduce, ones) = op, named_operator("plan", op, reduce, OPERATORS)
-    operator = OPERATORS[op]
-    feat, dtype, heads = features_of(op, feat, dtype, heads, operator.vectors)
-    check_dtypes(dtype=dtype, out_dtype=out_dtype)
-    if out_dtype is not None and not hasattr(operator.problem, "out"):
-        raise ValueError(f"plan: argument 'out_dtype': expected None for '{op}', got {out_dtype!r}")
-    check_counts(feat=feat, heads=heads, threads=threads)
-    if operator.vectors and feat != 1:
-        raise ValueError(f"plan: argument 'feat': expected 1 for '{op}', got {feat}")
-    if operator.reductions == ("sum",) and reduce != "sum":
-        raise ValueError(f"plan: argument 'reduce': expected 'sum' for '{op}', got {reduce!r}")
-    message = given != op and op == "spmm" and reduce != "sum"
-    found = adopted_matrix(given, matrix, each_once=message and (reduce == "mean" or not ones))
-    if ones:
-        if not isinstance(found, SparseMatrix):
-            raise ValueError("plan: argument 'op': expected no copy for a matrix without values")
-        values = np.ones(found.nnz, found.dtype)
-        if reduce == "sum" and found is not matrix and found.places is not None:
-            values = found.arrange(np.ones(len(found.places), found.dtype))  # parallel edges count
-        found = found.with_values(values)
-    matrix = found
-    own = str(matrix.dtype) if isinstance(matrix, SparseMatrix) else "float32"
-    m, n, feat = *matrix.shape, int(feat)
-    idtype = idtype_for(m, n, matrix.nnz, feat)
-    problem = operator.compiled_for(dtype or own, reduce, heads is not None, idtype, out_dtype)
-    threads = int(threads or default_threads())
-    target = resolve_target(target)
-    longest = 0  # as if no row stood out: hyb is for coordinates in order, each once
-    if is_gpu(target) and isinstance(matrix, SparseMatrix):
-        longest = int(np.diff(matrix.pattern.indptr).max(initial=0))
-    block = 1
-    asked = not is_gpu(target) or problem.dtype in ("float16", "bfloat16")
-    if asked and operator.reads_values and isinstance(matrix, SparseMatrix):
-        block = matrix.pattern.full_block
-    statistics = Statistics(
-        m,
-        n,
-        matrix.nnz,
-        int(feat),
-        threads,
-        itemsize(problem.dtype),
-        longest,
-        block,
-        pool.work_of_threads(),
-    )
-    if isinstance(problem, Spmm) and not is_gpu(target) and statistics.asks_for_locality:
-        columns = matrix.indices if isinstance(matrix, CsrPattern) else matrix.pattern.coords[1]
-        statistics = replace(statistics, locality=Locality.of(columns))
-    return Request(operator, matrix, problem, feat, heads, statistics, target)
 
 
 def adopted_matrix(
@@ -345,13 +253,17 @@ class _OfMatrix(CsrPattern):
         return self.matrix.to(format, operand)
 
 
-def refuse_options(op: Any, **given: Any) -> None:
-    """Raise where an operator is asked for with what others take, and is given for it."""
+def refuse_options(op: Any, given: Mapping[str, Any], takes: Iterable[str]) -> None:
+    """Raise where an operator is asked for with what others take, and is given for it.
+
+    takes : names of options that this one has
+    """
     for name, value in given.items():
-        if name == "weighted" and value is not True:
-            raise ValueError(f"plan: argument 'weighted': expected True for {op!r}, got {value!r}")
-        if name != "weighted" and value is not None:
-            raise ValueError(f"plan: argument '{name}': expected None for {op!r}, got {value!r}")
+        default = DEFAULTS.get(name)
+        if name not in takes and value != default:
+            raise ValueError(
+                f"plan: argument '{name}': expected {default!r} for {op!r}, got {value!r}"
+            )
 
 
 def idtype_for(*sizes: int) -> str:

@@ -14,8 +14,6 @@ import tvm
 import tvm_ffi
 
 from sparsetir.planning.compiled import compiled
-from sparsetir.planning.edge_request import EdgeRequest
-from sparsetir.planning.relational_request import RelationalRequest
 from sparsetir.planning.request import Request
 from sparsetir.runtime.arrays import (
     at_cache_line,
@@ -36,8 +34,6 @@ from sparsetir.runtime.kernel import WRITTEN, Kernel
 from sparsetir.runtime.large_pages import LEAST_BYTES, in_large_pages
 from sparsetir.runtime.readable import check_memory, count_writes
 from sparsetir.schedules.passes.launches import count_launches
-
-AnyRequest = Request | RelationalRequest | EdgeRequest
 
 GPU_ALIGNMENT = 16
 NO_GRADIENT = (
@@ -79,12 +75,12 @@ class Plan:
     config: Any
     chosen_by: str
 
-    def __init__(self, wanted: AnyRequest, config: Any, chosen_by: str = "user") -> None:
+    def __init__(self, wanted: Request, config: Any, chosen_by: str = "user") -> None:
         self._settle(wanted, config, chosen_by)
         self._bind(wanted)
 
     @classmethod
-    def settled(cls, wanted: AnyRequest, config: Any, chosen_by: str) -> Plan:
+    def settled(cls, wanted: Request, config: Any, chosen_by: str) -> Plan:
         """A plan that is for no pattern yet: :meth:`on` makes those that are.
 
         Parameters
@@ -100,7 +96,7 @@ class Plan:
         found._settle(wanted, config, chosen_by)
         return found
 
-    def on(self, wanted: AnyRequest) -> Plan:
+    def on(self, wanted: Request) -> Plan:
         """The plan for a pattern, with this one's kernel.
 
         Parameters
@@ -117,7 +113,7 @@ class Plan:
         found._bind(wanted)
         return found
 
-    def _settle(self, wanted: AnyRequest, config: Any, chosen_by: str) -> None:
+    def _settle(self, wanted: Request, config: Any, chosen_by: str) -> None:
         """What follows of the problem, the config and the numbers of features and heads."""
         self.op, self.problem, self.feat = wanted.name, wanted.problem, wanted.feat
         self.config, self.chosen_by = config, chosen_by
@@ -139,9 +135,8 @@ class Plan:
         self._out_dtype = getattr(problem, "out", None)
         self._out_bytes = itemsize(self._out_dtype or problem.dtype)
         self._place = {name: at for at, name in enumerate(self.kernel.signature.passed)}
-        function = wanted.function if isinstance(wanted, EdgeRequest) else self.op
         self._checked = {
-            given: _checked(function, self._operands, *given)
+            given: _checked(wanted.function, self._operands, *given)
             for given in product((False, True), repeat=2)
         }
         self._first = f"{self.op}: argument '{self._operands[0]}'"
@@ -150,7 +145,7 @@ class Plan:
         # Values of a run's own may take another kernel.
         self._unpacked = getattr(config, "unpacked", config)
 
-    def _bind(self, wanted: AnyRequest) -> None:
+    def _bind(self, wanted: Request) -> None:
         """What follows of the pattern."""
         values, config, signature = wanted.values, self.config, self.kernel.signature
         start = time.perf_counter()
@@ -162,7 +157,7 @@ class Plan:
         self._nothing = 0 in self._out_shape
         result = math.prod(self._out_shape) * self._out_bytes
         self._large = not self._gpu and result >= LEAST_BYTES
-        often = not self._gpu and isinstance(wanted, Request) and wanted.gathers_often(config)
+        often = not self._gpu and wanted.gathers_often(config)
         self._gathered = self._place["b"] if often else -1
         self._args: list[Any] = [None] * len(signature.passed)
         self._for_values: Any = None
@@ -182,7 +177,9 @@ class Plan:
         self._kernel_shapes = {n: tuple(s) for n, s in taken.items() if s != [*self._shapes[n]]}
         self._put({name: value for name, value in given.items() if name in self._place})
         # Where arrays go that the kernel takes as they are given.
-        direct = not self._gpu and not self._kernel_shapes
+        self._scratch = wanted.scratch
+        direct = not self._gpu and not self._kernel_shapes and not self._scratch
+        direct = direct and self._count <= 2
         self._direct = [self._place[n] for n in self._operands] if direct else []
         self._values_at = self._place_of_values() if direct else -1
         fixed = "a" not in self._shapes or not self.needs_values or self._values_at >= 0
@@ -305,6 +302,9 @@ class Plan:
             for name, array in self._values(values).items():
                 args[self._place[name]] = array
         args[self._out_at] = self._view("out", out)
+        for name, (count, dtype) in self._scratch.items():  # new ones for each call
+            made = tvm.runtime.empty((count,), dtype, self._device) if self._gpu else None
+            args[self._place[name]] = np.empty(count, dtype) if made is None else made
 
     def _run_refused(
         self, args: list[Any], operands: tuple[Any, ...], values: Any, out: Any, error: Exception

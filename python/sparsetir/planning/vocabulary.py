@@ -125,7 +125,7 @@ def operator(
     if op == "u_dot_v":
         return "sddmm", reduction(who, reduce), False
     if _parts(op)[0] not in ("mul", "copy_u"):
-        known = ", ".join((*ops, *SOFTMAX, "attention", "rgms"))
+        known = ", ".join((*dict.fromkeys((*OPS, *ops)), *SOFTMAX, "attention", "rgms"))
         raise ValueError(
             f"{who}: argument 'op': expected one of {known}, a message as u_add_e_max or "
             f"copy_u_mean, or u_dot_v, got {op!r}"

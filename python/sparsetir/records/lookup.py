@@ -19,7 +19,8 @@ from sparsetir.records.records import RecordError, Records, default_path
 from sparsetir.records.task import Task
 from sparsetir.runtime.file_errors import first_line
 from sparsetir.schedules.operators.problems import CsrPattern
-from sparsetir.schedules.search.configs import Choices, from_data
+from sparsetir.schedules.search.configs import from_data
+from sparsetir.schedules.template import Choices
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.records.fingerprint import fingerprint, shape_class, statistics
-from sparsetir.schedules.operators.operands import OPERATORS
+from sparsetir.schedules.operators.registry import OPERATORS
 
 OK = "ok"
 PRUNED = "pruned"  # right, but hopelessly slow: not measured to the end

@@ -3,32 +3,35 @@
 from __future__ import annotations
 
 import gzip
-import io
 import lzma
 import os
-import re
 import struct
 import zipfile
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-# What readers raise for files that are damaged or cut off; zipfile raises RuntimeError where an
-# entry seems to be encrypted or of another version.
+# What readers raise for files that are damaged or cut off.
 DAMAGE = (
-    EOFError, RuntimeError, struct.error, zlib.error, lzma.LZMAError, zipfile.BadZipFile,
-    gzip.BadGzipFile,
+    EOFError, RuntimeError, AttributeError, LookupError, ArithmeticError, struct.error, zlib.error,
+    lzma.LZMAError, zipfile.BadZipFile, gzip.BadGzipFile,
 )  # fmt: skip
-UNREADABLE = (
-    *DAMAGE, MemoryError, OSError, ValueError, OverflowError, KeyError, TypeError, IndexError,
-)  # fmt: skip
-MEMINFO = Path("/proc/meminfo")
-# What any file may ask for, and what larger ones may for each of their bytes: compressed ones
-# unpack to a thousand times their size, and a large id is short. Text takes long to read.
+# Memory that any file may ask for, and what larger ones may for each of their bytes: compressed
+# ones unpack to a thousand times their size, and a large id is short.
 FEW_BYTES, BYTES_PER_BYTE = 2**28, 256
-FEW_LINES, LINES_PER_BYTE = 2**24, 32
-FEW_TEXT, TEXT_PER_BYTE = 2**23, 32
+# The least bytes of memory for an element, a row, and a character of text.
+ELEMENT_BYTES, ROW_BYTES, TEXT_BYTES = 24, 8, 8
+PIECE = 2**20
 MOST_WORDS = 300  # characters of an error
+
+
+class GraphError(ValueError):
+    """A file that is not the graph that was expected; the text names it and says why."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(printable(text))
 
 
 def as_path(who: str, argument: str, value: Any) -> Path:
@@ -46,18 +49,25 @@ def as_path(who: str, argument: str, value: Any) -> Path:
     return Path(os.path.expanduser(found))
 
 
-class NoRoom(ValueError):
-    """A file asks for more memory than is free, or than suits its size."""
+@contextmanager
+def reading(what: str, kind: type[Exception]) -> Iterator[None]:
+    """Whatever libraries raise while a file is read is an error of a kind, which says of what."""
+    try:
+        yield
+    except kind:
+        raise
+    except Exception as error:
+        raise kind(f"{what}: {why(error)}") from error
 
 
 def why(error: BaseException) -> str:
-    """Why a file cannot be read, of an error in UNREADABLE."""
+    """Why a file cannot be read."""
     if isinstance(error, MemoryError):
         return "does not fit into memory"
-    if isinstance(error, DAMAGE):
-        return f"the file is damaged or cut off: {first_line(error)}"
     if isinstance(error, OverflowError):
         return f"a number in it is too large: {first_line(error)}"
+    if isinstance(error, DAMAGE):
+        return f"the file is damaged or cut off: {first_line(error)}"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return first_line(error)
@@ -82,71 +92,44 @@ def printable(text: str) -> str:
     )
 
 
-def check_npz(path: Path) -> None:
-    """Raise where a file is no zip file, or unpacks to more than there is room for."""
-    with zipfile.ZipFile(path) as archive:
-        need_room(sum(entry.file_size for entry in archive.infolist()), path)
-
-
-def need_room(size: int, path: Path) -> None:
-    """Raise NoRoom where so many bytes are more than is free, or than suits the file."""
-    free = _free_bytes()
-    if free is not None and size > free:
-        raise NoRoom(f"needs {size / 1e9:,.1f} GB of memory, {free / 1e9:,.1f} GB free")
-    _refuse_more(size, path, FEW_BYTES, BYTES_PER_BYTE, "bytes of memory")
-
-
-def check_lengths(path: Path, *lengths: int) -> None:
-    """Raise NoRoom for a matrix of so many rows and columns that few of them can have elements."""
-    _refuse_more(max(lengths), path, FEW_LINES, LINES_PER_BYTE, "rows or columns")
-
-
-def unpacked(path: Path) -> BinaryIO:
-    """A file opened for reading, unpacked if its name ends in .gz.
-
-    Reading it raises NoRoom where it unpacks to more than suits its size.
-    """
-    if not path.name.lower().endswith(".gz"):
-        return path.open("rb")
-    return io.BufferedReader(_Unpacked(path), 2**16)
-
-
-class _Unpacked(io.RawIOBase):
-    """The bytes in a file of gzip, up to a bound."""
-
-    def __init__(self, path: Path) -> None:
-        self._file, self._path, self._read = gzip.open(path), path, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        data = self._file.read(len(buffer))
-        self._read += len(data)
-        _refuse_more(self._read, self._path, FEW_TEXT, TEXT_PER_BYTE, "bytes unpacked")
-        buffer[: len(data)] = data
-        return len(data)
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
-
-
-def _refuse_more(count: int, path: Path, few: int, per_byte: int, what: str) -> None:
-    if count <= few:
+def need_room(path: Path, size: int, what: str) -> None:
+    """Raise ValueError where so many bytes are more than suits the file."""
+    if size <= FEW_BYTES:
         return
-    size = path.stat().st_size
-    most = max(few, per_byte * size)
-    if count > most:
-        raise NoRoom(
-            f"expected at most {most:,} {what} for a file of {size:,} bytes, got {count:,}"
+    of_file = path.stat().st_size
+    most = max(FEW_BYTES, BYTES_PER_BYTE * of_file)
+    if size > most:
+        raise ValueError(
+            f"{what}: expected at most {most:,} bytes of memory for a file of {of_file:,} bytes, "
+            f"got {size:,}"
         )
 
 
-def _free_bytes() -> int | None:
-    """Memory that is free; None where the system does not say."""
-    try:
-        found: Any = re.search(r"^MemAvailable:\s*(\d+) kB", MEMINFO.read_text(), re.MULTILINE)
-    except OSError:
-        return None
-    return int(found[1]) * 1024 if found else None
+def check_matrix(path: Path, shape: tuple[int, ...], count: int) -> None:
+    """Raise ValueError for more rows, columns and elements than suit the file."""
+    size = ELEMENT_BYTES * count + ROW_BYTES * max(shape)
+    said = f"a matrix of {' x '.join(f'{n:,}' for n in shape)} with {count:,} elements"
+    need_room(path, size, f"{said} (are nodes numbered from 0, without gaps?)")
+
+
+def check_npz(path: Path) -> None:
+    """Raise where a file is no zip file, or unpacks to more than suits it."""
+    with zipfile.ZipFile(path) as archive:
+        need_room(path, sum(entry.file_size for entry in archive.infolist()), "its arrays")
+
+
+def pieces(path: Path) -> Iterator[bytes]:
+    """The bytes of a file, unpacked if its name ends in .gz, as far as that suits its size."""
+    packed, size = path.name.lower().endswith(".gz"), 0
+    with gzip.open(path) if packed else path.open("rb") as file:
+        while piece := file.read(PIECE):
+            size += len(piece)
+            need_room(path, TEXT_BYTES * size if packed else 0, "its text, unpacked")
+            yield piece
+
+
+def check_unpacked(path: Path) -> None:
+    """Raise ValueError where a file whose name ends in .gz unpacks to more than suits it."""
+    if path.suffix.lower() == ".gz":
+        for _ in pieces(path):
+            pass

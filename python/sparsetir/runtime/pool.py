@@ -8,7 +8,7 @@ Code that TVM generates starts a parallel loop by a pointer in its module. When 
 tvm_ffi sets that pointer to what was registered last under the name; :func:`serving` registers the
 launcher of `pool.ll`, and after it TVM's again, so that nobody else's modules are concerned. The
 launcher takes the addresses it needs from a struct that Python may replace at any time: torch may
-be imported later, a process may fork.
+be imported later than TVM (which imports it where it can), a process may fork.
 
 On TVM's pool, too, the launcher runs the loop's tasks: TVM 0.27 loses most errors of its workers.
 """
@@ -198,14 +198,14 @@ def _settle() -> None:
         else:
             library = _openmp(others=wanted == "openmp")
             if library is None:
-                _note(TVM, None, _why_none(wanted), settled="torch" in sys.modules)
+                _note(TVM, None, _why_none(wanted), settled=_has_torch())
             else:
                 _note(OPENMP, library, "it is torch's" if _has_torch() else f"{CHOICE} says so")
         launcher.use(_state.kind, _state.library, _said())
 
 
 def meet_torch() -> None:
-    """Torch has been imported: kernels that are there run on its threads from now on."""
+    """An array of torch has come: kernels that are there run on its threads from now on."""
     if _launcher.cache_info().currsize:
         _settle()
 
@@ -217,7 +217,7 @@ def _note(kind: int, library: Any, why: str, settled: bool = True) -> None:
 
 
 def _has_torch() -> bool:
-    return "torch" in sys.modules
+    return sys.modules.get("torch") is not None  # it is None in a process that is to have none
 
 
 def _wanted() -> str:
@@ -304,7 +304,8 @@ def threads() -> Threads:
 
     Notes
     -----
-    Chosen when a kernel is first loaded, and anew when torch is imported after it. The environment
+    Chosen when a kernel is first loaded, and anew where torch has been imported since: when a
+    kernel or a plan is made, a tensor of torch first comes, or this is asked. The environment
     variable `SPARSETIR_POOL` names another one. On OpenMP's pool `torch.set_num_threads` and
     `OMP_NUM_THREADS` say how many threads there are, and `TVM_NUM_THREADS` how many at most; a
     forked process has one.

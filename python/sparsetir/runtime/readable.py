@@ -13,6 +13,8 @@ import numpy as np
 import tvm
 import tvm_ffi
 
+from sparsetir.runtime import pool
+
 # Of torch's dispatch keys those of tensors that stand for others.
 STANDING = ("Python", "FuncTorchGradWrapper", "FuncTorchBatched", "Functionalize")
 NONE: Mapping[int, str] = {}
@@ -40,6 +42,7 @@ def _loaded_torch() -> _Torch | None:
         module = sys.modules.get("torch")
         if hasattr(module, "autograd"):  # not while it is being imported
             _torch = _Torch(module)
+            pool.meet_torch()
     return _torch
 
 

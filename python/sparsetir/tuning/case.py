@@ -21,8 +21,9 @@ import numpy as np
 import scipy.sparse as sp
 import tvm
 
-from sparsetir.schedules.operators.operands import MOST_EXACT, OPERATORS, Check, rounded
+from sparsetir.schedules.operators.operands import MOST_EXACT, Check, rounded
 from sparsetir.schedules.operators.problems import CsrPattern
+from sparsetir.schedules.operators.registry import OPERATORS
 
 CACHE_LINE = 64
 BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}

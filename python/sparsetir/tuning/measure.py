@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sparsetir.extras import WITHOUT_TORCH
 from sparsetir.records.task import Outcome, Reference, Tunable
 from sparsetir.runtime import pool
 from sparsetir.runtime.targets import resolve_target, usable_cpus
@@ -136,7 +137,8 @@ class Measurer:
         self._end()
         folder = self._saved()
         task = self.task
-        code = LAUNCH if is_gpu(resolve_target(task.target)) else f"{pool.alike()}; {LAUNCH}"
+        gpu = is_gpu(resolve_target(task.target))
+        code = f"{WITHOUT_TORCH if gpu else pool.alike()}; {LAUNCH}"
         self._process = Process(
             code, environment=self._environment(folder), folder=folder,
             printed=folder / "printed.txt", cores=self.cores,

@@ -18,7 +18,7 @@ from sparsetir.runtime.build import build
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.signature import Signature
 from sparsetir.schedules.search import program_space
-from sparsetir.schedules.search.configs import Choices
+from sparsetir.schedules.template import Choices
 from sparsetir.sparse_ir.lower_sparse_iter import lower_sparse_iter
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.position_space import SIGNATURE

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from sparsetir.planning.request import Request, request
+from sparsetir.planning.matrix_request import MatrixRequest, matrix_request
 from sparsetir.records.task import OK, PRUNED, Reference
 from sparsetir.runtime.arrays import is_array, itemsize
 from sparsetir.runtime.build import compile_stages
@@ -237,8 +237,8 @@ def _timed(timers: list[Timer], best: float | None, seconds: float | None) -> di
     return summary(OK, [turn(number, repeat) for _ in range(TURNS)], seconds)
 
 
-def _request_of(case: OperatorCase) -> Request:
-    return request(case.task.op, case.matrix, case.task.feat, **case.task.options)
+def _request_of(case: OperatorCase) -> MatrixRequest:
+    return matrix_request(case.task.op, case.matrix, case.task.feat, **case.task.options)
 
 
 def compiled(case: OperatorCase, config: Any) -> Compiled:

@@ -8,7 +8,7 @@ from typing import Any
 
 from sparsetir.formats import Format
 from sparsetir.records.task import OK, PRUNED, STATES
-from sparsetir.schedules.search.configs import Choices
+from sparsetir.schedules.template import Choices
 from sparsetir.tuning.progress import micros
 from sparsetir.tuning.tuned import Search, Trial, seconds
 

@@ -13,8 +13,6 @@ import numpy as np
 import tvm
 
 from sparsetir.extras import need
-from sparsetir.planning.edge_request import along_edges
-from sparsetir.planning.request import refuse_options as refuse_options_of_plan
 from sparsetir.records.record import Key, Record
 from sparsetir.records.records import RecordError, Records
 from sparsetir.runtime.targets import resolve_target
@@ -25,8 +23,8 @@ from sparsetir.schedules.templates.registry import TEMPLATES
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.tuning.measure import Measurer, cores_for
 from sparsetir.tuning.remote import Remote
-from sparsetir.tuning.sought import of_edges, of_operator, of_program, of_relations, refuse_options
-from sparsetir.tuning.tuned import Search, Tuned, TunedEdges, TunedProgram, TunedRelations
+from sparsetir.tuning.sought import of_operator, of_program, refuse_options
+from sparsetir.tuning.tuned import Search, Tuned, TunedPlan, TunedProgram
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -79,22 +77,18 @@ class ProgramOptions(SearchOptions, total=False):
 
 @overload
 def tune(
-    op: Literal["rgms"], matrix: Any, feat: Any = None, **options: Unpack[OperatorOptions]
-) -> TunedRelations: ...
-@overload
-def tune(
     op: Literal["spmm", "spmv", "sddmm", "u_dot_v"], matrix: Any, feat: Any = None,
     **options: Unpack[OperatorOptions],
 ) -> Tuned: ...  # fmt: skip
 @overload
 def tune(
-    op: Literal["softmax", "sparse_softmax", "edge_softmax", "attention"], matrix: Any,
+    op: Literal["rgms", "softmax", "sparse_softmax", "edge_softmax", "attention"], matrix: Any,
     feat: Any = None, **options: Unpack[OperatorOptions],
-) -> TunedEdges: ...  # fmt: skip
+) -> TunedPlan: ...  # fmt: skip
 @overload
 def tune(
     op: str, matrix: Any, feat: Any = None, **options: Unpack[OperatorOptions]
-) -> Tuned | TunedEdges | TunedRelations: ...
+) -> Tuned | TunedPlan: ...
 @overload
 def tune(
     op: SparseFunc, matrix: Mapping[str, Any], **options: Unpack[ProgramOptions]
@@ -135,8 +129,8 @@ def tune(
     `tune("spmm", matrix, 64)` gives a :class:`Tuned`; for a function of one's own, `tune(function,
     {"a": array, "indptr": ...}, schedule=apply, space={"tile": [1, 2]})` gives a
     :class:`TunedProgram`. So does `tune("rgms", tensor, 64, feat_in=32)`, on a CPU, whose program
-    is one of ours: a :class:`sparsetir.tuning.tuned.TunedRelations`, with its `plan()`;
-    messages, softmax and attention, too: :class:`sparsetir.tuning.tuned.TunedEdges`.
+    is one of ours: a :class:`sparsetir.tuning.tuned.TunedPlan`, with its `plan()`; messages,
+    softmax and attention, too.
 
     Parameters
     ----------
@@ -192,7 +186,7 @@ def tune(
 
     Returns
     -------
-    Tuned, TunedProgram, TunedRelations or TunedEdges
+    Tuned, TunedProgram or TunedPlan
 
     Raises
     ------
@@ -217,23 +211,14 @@ def tune(
     for name in modules:
         import_module(name)
     device = None if remote is None else remote.key
-    asked = {"dtype": dtype, "reduce": reduce, "heads": heads, "target": target, "threads": threads}
-    of_plan = {"schedule": schedule, "space": space}
-    if op == "rgms":
-        refuse_options_of_plan(op, edge_feat=edge_feat, scale=scale)
-        refuse_options("'rgms'", {**of_plan, "remote": remote, "modules": modules or None})
-        sought = of_relations(matrix, feat, feat_in=feat_in, weighted=weighted, **asked)
-    elif along_edges(op, feat, heads, edge_feat):
-        refuse_options_of_plan(op, weighted=weighted)
-        refuse_options(f"'{op}'", {**of_plan, "remote": remote, "modules": modules or None})
-        given = {"edge_feat": edge_feat, "feat_in": feat_in, "scale": scale}
-        sought = of_edges(op, matrix, feat, **given, **asked)
-    elif isinstance(op, str):
-        refuse_options_of_plan(
-            op, feat_in=feat_in, weighted=weighted, edge_feat=edge_feat, scale=scale
-        )
-        refuse_options("an operator", of_plan)
-        sought = of_operator(op, matrix, feat, device=device, **asked)
+    if isinstance(op, str):
+        refuse_options(f"'{op}'", {"schedule": schedule, "space": space})
+        sought = of_operator(
+            op, matrix, feat, device=device, dtype=dtype, reduce=reduce, heads=heads, target=target,
+            threads=threads, feat_in=feat_in, weighted=weighted, edge_feat=edge_feat, scale=scale,
+        )  # fmt: skip
+        if not isinstance(sought.tuned, Tuned):
+            refuse_options(f"'{op}'", {"remote": remote, "modules": modules or None})
     else:
         refuse_options("a function", {
             "feat": feat, "dtype": dtype, "heads": heads, "remote": remote,

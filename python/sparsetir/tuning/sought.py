@@ -7,21 +7,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sparsetir.planning.edge_request import EdgeRequest, edge_request
-from sparsetir.planning.relational_request import RelationalRequest, relational_request
-from sparsetir.planning.request import default_threads, request
+from sparsetir.planning.matrix_request import MatrixRequest
+from sparsetir.planning.plan import requested
+from sparsetir.planning.request import default_threads
 from sparsetir.records.record import Key
 from sparsetir.runtime.targets import resolve_target
 from sparsetir.schedules.default import is_gpu, vector_bits
 from sparsetir.schedules.search.choose import candidates
-from sparsetir.schedules.search.configs import Choices, is_choice
+from sparsetir.schedules.search.configs import is_choice
 from sparsetir.schedules.search.program_space import space_of
-from sparsetir.schedules.search.spaces import Space, space
-from sparsetir.schedules.template import Branch
+from sparsetir.schedules.search.spaces import Space
+from sparsetir.schedules.template import Branch, Choices
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.tuning.program import ProgramTask, bound_arguments
 from sparsetir.tuning.schedule_ref import ScheduleRef, importing
-from sparsetir.tuning.tuned import Search, Tuned, TunedEdges, TunedProgram, TunedRelations
+from sparsetir.tuning.tuned import Search, Tuned, TunedPlan, TunedProgram
 
 MOST_CONFIGS = 100_000  # of a space that is gone through as a whole
 
@@ -41,59 +41,30 @@ class Sought:
 def of_operator(
     op: str, matrix: Any, feat: Any, *, target: Any, device: str | None, **options: Any
 ) -> Sought:
-    """An operator on a matrix, over the templates that serve it.
+    """An operator on a matrix, over the configs of the templates that serve it.
 
-    options : of :func:`sparsetir.planning.request.request`
+    options : of :func:`sparsetir.planning.plan.requested`
     """
-    wanted = request(op, matrix, feat, target=target, **options)
-    task = replace(wanted.task(), target=_plain_target(target))
-    configs = candidates(wanted.problem, wanted.statistics, wanted.target)
-    found = space(wanted.problem, wanted.pattern, wanted.statistics, wanted.target)
-    return Sought(Tuned(task, Key.of(task, device), [], configs[0]), found, configs)
-
-
-def of_relations(matrix: Any, feat: Any, *, target: Any, **options: Any) -> Sought:
-    """Relational gather-matmul-scatter: its plain program, over the configs of its template.
-
-    options : of :func:`sparsetir.planning.relational_request.relational_request`
-    """
-    wanted = relational_request(matrix, feat, target=target, **options)
-    _refuse_gpu(wanted, "rgms")
-    return _planned(wanted.whole, wanted, target, TunedRelations)
-
-
-def of_edges(op: str, matrix: Any, feat: Any, *, target: Any, **options: Any) -> Sought:
-    """Messages, softmax or attention: their plain programs, over the configs of their templates.
-
-    options : of :func:`sparsetir.planning.edge_request.edge_request`
-    """
-    wanted = edge_request(op, matrix, feat, target=target, **options)
-    _refuse_gpu(wanted, op)
-    return _planned(wanted, wanted, target, TunedEdges)
-
-
-def _refuse_gpu(wanted: RelationalRequest | EdgeRequest, op: str) -> None:
+    asked = requested(op, matrix, feat, target=target, **options)
+    wanted, plain = asked.whole, _plain_target(target)
+    if isinstance(wanted, MatrixRequest):
+        task = replace(wanted.task(), target=plain)
+        configs = candidates(wanted.problem, wanted.statistics, wanted.target)
+        return Sought(Tuned(task, Key.of(task, device), [], configs[0]), wanted.space(), configs)
     if wanted.gpu:
         raise ValueError(
             f"tune: argument 'target': expected a CPU for '{op}', got {wanted.target.kind.name}"
         )
-
-
-def _planned(
-    whole: RelationalRequest | EdgeRequest, wanted: RelationalRequest | EdgeRequest, target: Any,
-    kind: Callable[..., Search],
-) -> Sought:  # fmt: skip
-    """A search for a plan: the plain program of its operator, over the configs of its template.
-
-    whole : as wanted, for features that fill vectors
-    """
-    default, branch = whole.chosen(), whole.tried()
-    template = whole.template(default)
-    program = template.program(whole.problem), whole.arguments(), template.apply, branch.choices
-    task = of_program(*program, target=target, threads=wanted.threads).tuned.task
-    # By which plans look records up, unlike those of other functions.
-    tuned = kind(task, Key.of(wanted.task()), [], default, request=wanted)
-    return Sought(tuned, Space((branch,)), [default])
+    # Its plain program with arguments; plans look records up by the operator's own key.
+    default, found = wanted.chosen(), wanted.space()
+    template = wanted.template(default)
+    program = template.program(wanted.problem), wanted.arguments(), template.apply
+    task = of_program(
+        *program, found.branches[0].choices, target=target, threads=asked.threads
+    ).tuned.task
+    assert isinstance(task, ProgramTask)
+    tuned = TunedPlan(task, Key.of(asked.task()), [], default, request=asked)
+    return Sought(tuned, found, [default])
 
 
 def of_program(

@@ -6,16 +6,13 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from sparsetir.planning.edge_plan import edge_plan
-from sparsetir.planning.edge_request import EdgeRequest
-from sparsetir.planning.plan import plan
-from sparsetir.planning.relational_plan import relational_plan
-from sparsetir.planning.relational_request import RelationalRequest
+from sparsetir.planning.plan import plan, plan_of
+from sparsetir.planning.request import Request
 from sparsetir.planning.run_plan import Plan
 from sparsetir.records.record import Key
 from sparsetir.records.task import OK, PRUNED, Outcome, Task, Tunable
 from sparsetir.runtime.kernel import Kernel
-from sparsetir.schedules.search.configs import Choices
+from sparsetir.schedules.template import Choices
 from sparsetir.tuning.program import ProgramTask
 
 # Of the time, that a config must save to be preferred to the default: as little is luck.
@@ -184,8 +181,10 @@ class TunedProgram(Search):
 
 
 @dataclass(repr=False)
-class TunedRelations(TunedProgram):
-    """What :func:`sparsetir.tune` found for relational gather-matmul-scatter.
+class TunedPlan(TunedProgram):
+    """What :func:`sparsetir.tune` found for an operator along edges or of relations.
+
+    Their plain programs are tuned as a user's are.
 
     Parameters
     ----------
@@ -193,36 +192,15 @@ class TunedRelations(TunedProgram):
         As for :class:`Search`.
     default
         What a plan takes that nobody tuned.
-    request : RelationalRequest
+    request : Request
         The operator and its sizes.
     """
 
-    request: RelationalRequest = field(kw_only=True)
+    request: Request = field(kw_only=True)
 
     def plan(self) -> Plan:
         """The operator with the best config."""
-        return relational_plan(self.request, self.config)
-
-
-@dataclass(repr=False)
-class TunedEdges(TunedProgram):
-    """What :func:`sparsetir.tune` found for messages, softmax or attention along edges.
-
-    Parameters
-    ----------
-    task, key, trials, finals, interrupted, warnings, importances, configs
-        As for :class:`Search`.
-    default
-        What a plan takes that nobody tuned.
-    request : EdgeRequest
-        The operator and its sizes.
-    """
-
-    request: EdgeRequest = field(kw_only=True)
-
-    def plan(self) -> Plan:
-        """The operator with the best config."""
-        return edge_plan(self.request, self.config)
+        return plan_of(self.request, self.config)
 
 
 def seconds(trial: Trial) -> float:

@@ -20,6 +20,7 @@ import scipy.sparse as sp
 import tvm
 
 from sparsetir.data.sparse_tensor import SparseMatrix
+from sparsetir.extras import allow_torch
 from sparsetir.records.task import Reference, Task
 from sparsetir.runtime.targets import resolve_target
 from sparsetir.schedules.default import is_gpu
@@ -98,6 +99,7 @@ class Tuner:
         remote: dict[str, Any] | None,
     ) -> None:  # fmt: skip
         """Make the device that candidates are measured on, and the exact result."""
+        allow_torch()
         for name in modules:
             importlib.import_module(name)
         place = Path(folder)

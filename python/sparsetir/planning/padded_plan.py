@@ -1,37 +1,27 @@
-"""Plans of relational gather-matmul-scatter: by records of tuning, with features of any number."""
+"""Plans whose kernel has more features than are given: operators whose kernels fill vectors."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from sparsetir.planning.relational_request import RelationalRequest
+from sparsetir.planning.request import Request
 from sparsetir.planning.run_plan import Plan
-from sparsetir.records.lookup import by_record
 from sparsetir.runtime.arrays import empty_like, is_array, leading, with_zeros
-from sparsetir.schedules.search.choose_rgms import config_of
 
 
-def relational_plan(wanted: RelationalRequest, config: Any = None) -> Plan:
-    """What :func:`sparsetir.plan` gives for "rgms".
-
-    config : None for what is recorded for this very problem, else for the one that sizes choose
-    """
-    if config is not None:
-        return _plan(wanted, config, "user")
-    found = None
-    if wanted.is_tuned:
-        found = by_record(wanted.task(), lambda config: _plan(wanted, config, "record"), config_of)
-    return found or _plan(wanted, wanted.whole.chosen(), "default")
-
-
-def _plan(wanted: RelationalRequest, config: Any, chosen_by: str) -> Plan:
-    """A plan for the sizes that a config is for."""
+def plan_with(wanted: Request, config: Any, chosen_by: str = "user") -> Plan:
+    """The plan of a request with a config, for the sizes that this is for."""
     whole = wanted.whole
-    padded = whole.sizes != wanted.sizes
-    if padded and (whole.feat_in, whole.feat) == (config.feat_in, config.feat):
+    padded = whole is not wanted and whole.sizes != wanted.sizes
+    if padded and whole.sizes == {**whole.sizes, **_sizes_of(config)}:
         return PaddedPlan(wanted, whole, config, chosen_by)
     return Plan(wanted, config, chosen_by)
+
+
+def _sizes_of(config: Any) -> dict[str, int]:
+    """The feature sizes that a config is for, None where it serves any."""
+    return {"feat_in": config.feat_in, "feat": config.feat}
 
 
 class PaddedPlan(Plan):
@@ -40,9 +30,7 @@ class PaddedPlan(Plan):
     Operands, and results, are copied in each run where their features are not those of the kernel.
     """
 
-    def __init__(
-        self, wanted: RelationalRequest, whole: RelationalRequest, config: Any, chosen_by: str
-    ) -> None:
+    def __init__(self, wanted: Request, whole: Request, config: Any, chosen_by: str) -> None:
         super().__init__(whole, config, chosen_by)
         self.feat, self._given = wanted.feat, wanted.shapes
 

@@ -1,0 +1,46 @@
+"""The table of docs/operators.md, made of the records of operators.
+
+    python docs/operator_table.py
+
+writes it between `<!-- operators -->` and `<!-- end -->`; `tests/test_docs.py` holds both equal.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from sparsetir.schedules.operators.names import OPS
+from sparsetir.schedules.operators.operands import Operator
+from sparsetir.schedules.operators.registry import OPERATORS
+
+PAGE = Path(__file__).with_name("operators.md")
+MARKED = re.compile(r"(?<=<!-- operators -->\n).*?(?=<!-- end -->)", re.DOTALL)
+SIZES = {"m": "m", "n": "n", "e": "nnz", "k": "feat"}
+
+
+def table() -> str:
+    """A row for each operator of the library."""
+    lines = ["| operator | | operands | result | reductions |", "|--|--|--|--|--|"]
+    for record in (OPERATORS[name] for name in dict.fromkeys((*OPS, *sorted(OPERATORS)))):
+        if record.reference is not None:  # derived gradients have none
+            lines.append(_row(record))
+    return "\n".join([*lines, ""])
+
+
+def _row(record: Operator) -> str:
+    def shape(name: str) -> str:
+        dims = [SIZES[d] for d in record.dims[name] if d != "k" or not record.vectors]
+        return f"({', '.join(dims)}{',' * (len(dims) == 1)})"
+
+    given = [f"`{name}` {shape(name)}" for name in record.names]
+    values = "values (nnz,), " if record.reads_values else ""
+    return (
+        f"| `{record.name}` | {record.title} | {values}{', '.join(given)} | {shape('out')} | "
+        f"{', '.join(record.reductions)} |"
+    )
+
+
+if __name__ == "__main__":
+    text = PAGE.read_text()
+    PAGE.write_text(MARKED.sub(lambda _: table(), text))

@@ -1,0 +1,108 @@
+"""Matrices in files of Matrix Market and of `scipy.sparse.save_npz`, read by SciPy.
+
+Errors do not name the file: :func:`sparsetir.runtime.file_errors.reading` around them does.
+"""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+from numpy.lib import format as npy
+
+from sparsetir.runtime.file_errors import (
+    ELEMENT_BYTES,
+    check_npz,
+    check_unpacked,
+    need_room,
+    pieces,
+)
+
+HEADER = re.compile(rb"\A(?:%.*\n|[ \t\r]*\n)*.*\n?")  # comments, and the line of sizes
+# Bytes by kind: digit, sign, exponent, a letter of "nan" and "infinity", space, another.
+INTEGERS = dict.fromkeys(range(256), "?") | dict.fromkeys(b"0123456789", "0")
+INTEGERS |= dict.fromkeys(b"+-", "-") | dict.fromkeys(b" \t\r\n", " ")
+NUMBERS = INTEGERS | dict.fromkeys(b"nNaAiIfFtTyY", "n") | dict.fromkeys(b"eE", "e") | {46: "0"}
+# Of these SciPy reads the beginning as a number, and nothing of the rest: "0x10", "1D3", "1.5-100".
+ODD = (b"?", b"0-", b"0n", b"n0", b"e ")
+INTEGER_ARRAYS = {f"{name}.npy" for name in ("shape", "indptr", "indices", "row", "col", "offsets")}
+
+
+def read_market(path: Path) -> sp.coo_array:
+    """The coordinates of a file, .mtx or .mtx.gz; both of a pair that it says is symmetric.
+
+    Values of patterns are float32 ones. ValueError for dense files and complex numbers, and for
+    words and lines of which SciPy would read the beginning alone.
+    """
+    from scipy.io import mminfo, mmread
+
+    check_unpacked(path)
+    _, _, count, layout, field, symmetry = mminfo(path)
+    if layout != "coordinate":
+        raise ValueError(
+            "expected coordinates, got a dense matrix ('array'); SparseMatrix.from_dense takes "
+            "what scipy.io.mmread makes of it"
+        )
+    if field == "complex":
+        raise ValueError("expected real numbers, got complex ones")
+    need_room(path, ELEMENT_BYTES * count, f"a matrix with {count:,} elements")
+    words = _count_words(path, field)
+    matrix: Any = mmread(path, spmatrix=False)
+    each = 2 if field == "pattern" else 3
+    if words != each * count:
+        raise ValueError(f"expected {count} lines of {each} numbers, got {words} numbers")
+    if field == "pattern" and symmetry != "skew-symmetric":
+        matrix.data = np.ones(matrix.nnz, "float32")
+    return matrix
+
+
+def _count_words(path: Path, field: str) -> int:
+    """How many numbers follow the sizes; ValueError where there is another word."""
+    integers = field in ("integer", "pattern")
+    table = "".join((INTEGERS if integers else NUMBERS).values()).encode()
+    words, last = 0, b""
+    for piece in pieces(path):
+        text = last + piece if last else b"\n" + HEADER.sub(b"", piece, 1)
+        kinds = text.translate(table)
+        there = (pair for pair in ODD if all(byte in kinds for byte in pair))  # is fast
+        odd = [at for at in map(kinds.find, there) if at >= 0]
+        if odd:
+            start = kinds.rfind(b" ", 0, min(odd)) + 1
+            word = text[start : start + 40].split()[0].decode("utf-8", "replace")
+            raise ValueError(f"expected {'an integer' if integers else 'a number'}, got {word!r}")
+        space = np.frombuffer(kinds, np.uint8) == ord(" ")
+        words += int(np.count_nonzero(space[:-1] & ~space[1:]))
+        last = text[-1:]
+    return words
+
+
+def read_saved(path: Path) -> Any:
+    """What `scipy.sparse.save_npz` wrote, in the format that it was saved in."""
+    check_npz(path)
+    with zipfile.ZipFile(path) as archive:
+        for name in INTEGER_ARRAYS & set(archive.namelist()):  # SciPy would round them
+            with archive.open(name) as file:
+                _, dtype = read_header(file)
+            if dtype.kind not in "iu":
+                raise ValueError(f"{name[:-4]}: expected integers, got {dtype}")
+    found = sp.load_npz(path)
+    if found.ndim != 2:
+        raise ValueError(f"expected a matrix, got shape {found.shape}")
+    if found.format in ("csr", "csc", "bsr"):  # conversions write where the indices say
+        found.check_format(full_check=True)
+    if found.dtype.kind not in "biuf":
+        raise ValueError(f"expected real numbers, got {found.dtype}")
+    need_room(path, ELEMENT_BYTES * found.nnz, f"a matrix with {found.nnz:,} elements")
+    return found
+
+
+def read_header(file: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Shape and dtype of an .npy file, which is left at its first number."""
+    version = npy.read_magic(file)
+    header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+    shape, _, dtype = header(file)
+    return shape, dtype

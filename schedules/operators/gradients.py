@@ -1,0 +1,61 @@
+"""Gradients of operators that are a program and a record, as operators themselves."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from tvm import ir
+
+from sparsetir.schedules.operators.operands import OPERATORS, OfProgram, Operator, register
+from sparsetir.schedules.operators.problems import memoized
+from sparsetir.sparse_ir.gradient import gradient, transposed_axes
+from sparsetir.sparse_ir.nodes import SparseBuffer, SparseFunc
+
+
+@cache
+def gradient_of(name: str, wrt: str) -> Operator:
+    """The operator that gives the gradient of another one for an operand, or for its values "a".
+
+    It takes those operands of the other one that it reads, and the gradient of the result behind
+    the place of that, under the name that :func:`sparsetir.sparse_ir.gradient.gradient` gives it.
+    Its gradients are operators, too.
+
+    Raises ValueError where the program has no gradient that can be derived.
+    """
+    of = OPERATORS[name]
+    assert of.program is not None
+    plain = _derived(of, OfProgram(name), wrt)
+    before = {str(p.name) for p in of.program(of.compiled_for("float32")).params}
+    names = [str(p.name) for p in plain.params]
+    given = next(n for n in names if n not in before)
+    dims = {**of.dims, "a": "e", given: of.dims["out"]}
+    read = {n: dims[n] for n in names if n in dims and n not in ("a", "out")}
+
+    @memoized
+    def program(problem: OfProgram) -> SparseFunc:
+        return _derived(of, problem, wrt)
+
+    return register(
+        Operator(
+            f"{name}_grad_{wrt}", OfProgram, f"the gradient of {name} for {wrt}",
+            {**read, "out": dims[wrt]}, "a" in names, None, reductions=("sum",), program=program,
+            transposed=of.transposed != bool(transposed_axes(plain)),
+        )
+    )  # fmt: skip
+
+
+def _derived(of: Operator, problem: Any, wrt: str) -> SparseFunc:
+    """The gradient's program, whose result has the parameter "out"."""
+    assert of.program is not None
+    base = of.program(of.compiled_for(problem.dtype, idtype=problem.idtype))
+    made = gradient(base, wrt)
+    before = {str(p.name) for p in base.params}
+    _, result = [p for p in made.params if str(p.name) not in before]  # behind what is given
+    out = ir.Var("out", result.ty)
+    buffers = [
+        SparseBuffer(b.var, b.axes, out) if b.handle is not None and b.handle.same_as(result) else b
+        for b in made.buffers
+    ]
+    params = [out if p.same_as(result) else p for p in made.params]
+    return made.replace(params=params, buffers=buffers)

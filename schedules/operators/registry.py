@@ -1,0 +1,16 @@
+"""The operators there are: all of the library's are registered when this is imported."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pkgutil import iter_modules
+
+from sparsetir.schedules import operators
+from sparsetir.schedules.operators import operands
+from sparsetir.schedules.operators.names import OPS
+
+# By name, the library's first; :func:`sparsetir.schedules.operators.operands.register` adds others.
+OPERATORS = operands.OPERATORS
+
+for _name in (*OPS, *sorted(module.name for module in iter_modules(operators.__path__))):
+    import_module(f"{operators.__name__}.{_name}")

@@ -1,0 +1,347 @@
+"""The gradient of a program for one of its operands, as a program.
+
+Before, the product of a sparse and a dense matrix::
+
+    I = T.dense_fixed(m)
+    J = T.sparse_variable(I, (n, nnz), (indptr, indices))
+    with T.sp_iter([I, J, K], "SRS", "spmm") as [i, j, k]:
+        with T.init():
+            C[i, k] = 0.0
+        C[i, k] = C[i, k] + A[i, j] * B[j, k]
+
+`gradient(spmm, "A")` is a sampled product, over the same pattern::
+
+    with T.sp_iter([T.fuse(I, J), K], "SSR", "spmm_grad_a") as [i, j, k]:
+        with T.init():
+            GRAD_A[i, j] = 0.0
+        GRAD_A[i, j] = GRAD_A[i, j] + GRAD_C[i, k] * B[j, k]
+
+`gradient(spmm, "B")` is a product again, over the transposed pattern, which has the same parameters
+`indptr` and `indices` (:mod:`sparsetir.sparse_ir.level_order`)::
+
+    J = T.dense_fixed(n)
+    I = T.sparse_variable(J, (m, nnz), (indptr, indices))
+    with T.sp_iter([J, I, K], "SRS", "spmm_grad_b") as [j, i, k]:
+        with T.init():
+            GRAD_B[j, k] = 0.0
+        GRAD_B[j, k] = GRAD_B[j, k] + A[j, i] * GRAD_C[i, k]
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import tvm_ffi
+from tvm import ir, tirx
+
+from sparsetir.sparse_ir.adjoint import NoAdjointError, adjoints, is_float
+from sparsetir.sparse_ir.annotations import is_scheduled
+from sparsetir.sparse_ir.computed import COMPUTED, computed_parameters, reads
+from sparsetir.sparse_ir.level_order import visited_in_order, wanted_orders, with_levels
+from sparsetir.sparse_ir.names import fresh_name, numbered
+from sparsetir.sparse_ir.nodes import (
+    AttachedAxis,
+    Axis,
+    FusedAxis,
+    PartAxis,
+    SparseBuffer,
+    SparseFunc,
+    SparseIteration,
+    buffer_var,
+    flat_axes,
+    iteration_with,
+    loads_of,
+    make_func,
+    nodes_of,
+    sparse_iterations,
+    stores_of,
+    substitute,
+    variables_of,
+    visited_node,
+)
+from sparsetir.sparse_ir.promises import ASSUMED, PROMISES, promises_of
+from sparsetir.sparse_ir.reduction import under
+from sparsetir.sparse_ir.rows import ROWS
+from sparsetir.sparse_ir.tir import as_one, cast, dtype_of, zero
+from sparsetir.sparse_ir.updates import Update, refused, updates_of
+from sparsetir.sparse_ir.verify import verify
+
+# The attribute that lists the patterns whose levels are in another order than in the program.
+TRANSPOSED = "transposed_axes"
+
+
+def gradient(func: SparseFunc, wrt: str, *, transpose: bool = True) -> SparseFunc:
+    """The program that computes the gradient of a program for one of its operands.
+
+    Parameters
+    ----------
+    func : SparseFunc
+        Of stage I, as its author wrote it: iterations one after the other, each of which sums up,
+        `OUT[..] = OUT[..] + term`, or sets `OUT[..] = value` without a reduction. None reads what
+        another one writes; several may write a result where the later ones add to it. Terms are
+        expressions of loads by `+ - * /`, casts, `T.Select`, `T.if_then_else`, `T.max`, `T.min`,
+        `T.exp`, `T.log` and their like, `T.sqrt`, `T.rsqrt`, `T.tanh`, `T.sigmoid`, `T.sin`,
+        `T.cos`, `T.erf`, `T.abs`, and `T.pow` with an exponent that is not of the operand.
+    wrt : str
+        The operand of floats: the name of its buffer or of its parameter.
+    transpose : bool, optional
+        Where an operand is indexed by columns alone, as B is in `A[i, j] * B[j, k]`: take the
+        pattern transposed, so that each row of the gradient is summed up in one place. Otherwise,
+        take the pattern as it is, and add to rows of the gradient wherever visits lead.
+
+    Returns
+    -------
+    SparseFunc
+        Named `<func>_grad_<operand>`, of the parameters of `func`, in their order, that it needs:
+        its `params` say which. In the place of a result `out` it takes `grad_out`, and behind the
+        last of these it writes `grad_` and the operand's parameter, all of it. Their buffers have
+        `GRAD_` before their names. A name that is taken has a number behind it. Sums are in the
+        types that `func` sums in, at least float32.
+
+    Raises
+    ------
+    TypeError
+        For what is no SparseFunc.
+    ValueError
+        For an operand that there is not, or that the result does not depend on, and for programs of
+        other forms; the message says what is supported.
+
+    Notes
+    -----
+    :func:`transposed_axes` says which patterns the program takes transposed; where there are any,
+    computed parameters become parameters that callers give. Nothing is written to padded slots. At
+    a kink, such as `T.max(x, 0.0)` at 0, the gradient goes to the constant, else to the first
+    operand.
+    """
+    if not isinstance(func, SparseFunc):
+        raise TypeError(
+            f"gradient: argument 'func': expected a stage-I function, got {type(func).__name__}"
+        )
+    operand = _operand(func, wrt)
+    if ROWS in func.attrs or is_scheduled(func.replace(attrs=ir.make_node("ir.DictAttrs"))):
+        raise refused(func, "it has been scheduled; take the gradient of the program as written")
+    updates = [
+        u for u in updates_of(func, operand)
+        if loads_of(u.value, operand.var) and is_float(u.store.value)
+    ]  # fmt: skip
+    given = {u.store.buffer: _graded(func, func.buffer(str(u.store.buffer.name))) for u in updates}
+    out = _graded(func, operand)
+    parts = [p for u in updates for p in _parts(func, u, operand, given[u.store.buffer])]
+    if not parts:
+        raise refused(func, f"its result does not depend on the values of '{operand.name}'")
+    derived = _program(func, f"_grad_{operand.handle.name}", parts, given, out)
+    if transpose:
+        derived = _transposed(func, derived, parts)
+    derived = _cleared(derived, derived.buffer(out.name))
+    body = as_one([visited_in_order(it) for it in sparse_iterations(derived)])
+    derived = derived.replace(body=body)
+    if "global_symbol" in func.attrs:
+        derived = derived.with_attr("global_symbol", f"{func.name}_grad_{operand.handle.name}")
+    verify(derived)
+    return derived
+
+
+def transposed_axes(func: SparseFunc) -> list[list[str]]:
+    """The patterns that a gradient takes with their levels in another order.
+
+    Parameters
+    ----------
+    func : SparseFunc
+        What :func:`gradient` gave.
+
+    Returns
+    -------
+    list of list of str
+        Of each such pattern the names of its axes, as they follow each other now: [["J", "I"]] of a
+        matrix by columns. Its `indptr` and `indices`, or those of all levels of a tensor, are of
+        the elements sorted so, and the values of buffers over these axes are in this order.
+    """
+    return [[str(name) for name in levels] for levels in func.attrs.get(TRANSPOSED, [])]
+
+
+class _Part(NamedTuple):
+    """What one iteration of the gradient adds: kinds are those of the axes of `it`."""
+
+    it: SparseIteration
+    kinds: str
+    conditions: list[Any]
+    indices: list[Any]
+    term: Any
+
+
+def _operand(func: SparseFunc, wrt: str) -> SparseBuffer:
+    """The operand of a name that there is a gradient for."""
+    written = {s.buffer for s in stores_of(func.body)}
+    legal = [
+        b for b in func.buffers
+        if b.handle is not None and b.var not in written and is_float(b.var)
+    ]  # fmt: skip
+    for buffer in legal:
+        if wrt in (buffer.name, buffer.handle.name):
+            return buffer
+    names = [name for b in legal for name in (b.handle.name, b.name)]
+    raise ValueError(f"gradient: argument 'wrt': expected one of {names}, got {wrt!r}")
+
+
+def _graded(func: SparseFunc, buffer: SparseBuffer) -> SparseBuffer:
+    """The gradient of a buffer, under a parameter of its own."""
+    if buffer.handle is None:
+        raise refused(func, f"'{buffer.name}' is no parameter; expected a result that is one")
+    written = {s.buffer for s in stores_of(func.body)}  # which the gradient does not have
+    gone = [b for b in func.buffers if b.var in written and b.handle is not None]
+    free = {name for b in gone for name in (b.name, b.handle.name)}
+
+    def named(wish: str) -> str:
+        return wish if wish in free else fresh_name(func, wish)
+
+    var = buffer_var(list(buffer.var.ty.shape), buffer.dtype, named(f"GRAD_{buffer.name}"))
+    return SparseBuffer(
+        var, buffer.axes, ir.Var(named(f"grad_{buffer.handle.name}"), buffer.handle.ty)
+    )
+
+
+def _parts(
+    func: SparseFunc, update: Update, operand: SparseBuffer, given: SparseBuffer
+) -> list[_Part]:
+    """What one iteration means for the gradient: a part for each place it reads the operand at."""
+    it, store, value = update.it, update.store, update.value
+    acc = dtype_of(value) if dtype_of(value) == "float64" else "float32"
+    adjoint = cast(tirx.BufferLoad(given.var, store.indices), acc)
+    try:
+        found = adjoints(value, adjoint, operand.var)
+    except NoAdjointError as error:
+        raise refused(
+            func, f"'{it.name}': expected what the gradient has a rule for, got {error}"
+        ) from None
+    parts: list[_Part] = []
+    for indices, term in found:
+        used = set(variables_of(*indices))
+        kinds = "".join("S" if v in used else "R" for v in it.vars)
+        parts.append(_Part(it, kinds, update.conditions, list(indices), term))
+    return parts
+
+
+def _program(
+    func: SparseFunc, suffix: str, parts: list[_Part], given: dict[Any, SparseBuffer],
+    out: SparseBuffer,
+) -> SparseFunc:  # fmt: skip
+    """The gradient over the pattern as it is, with what it needs of a function."""
+    iterations: list[Any] = []
+    for part in parts:
+        own = fresh_name(func, f"{part.it.name}{suffix}")
+        own = numbered(own, [it.name for it in iterations])
+        iterations.append(_iteration(part, out, own, alone=len(parts) == 1))
+    replaced = {str(func.buffer(str(v.name)).handle.name): b for v, b in given.items()}
+    last = [str(p.name) for p in func.params if str(p.name) in replaced][-1]
+    params: list[Any] = []
+    buffers: list[SparseBuffer] = []
+    for param in func.params:
+        found = replaced.get(str(param.name))
+        params += [param if found is None else found.handle]
+        params += [out.handle] if str(param.name) == last else []
+    for buffer in func.buffers:
+        buffers.append(given.get(buffer.var, buffer))
+    body = as_one(iterations)
+    return _needed(func, params, [*buffers, out], body)
+
+
+def _iteration(part: _Part, out: SparseBuffer, name: str, alone: bool) -> SparseIteration:
+    """An iteration that adds a part, or sets it where no other visit is at the same element."""
+    it, fresh = part.it, {v: tirx.Var(v.name, dtype_of(v)) for v in part.it.vars}
+    term, indices = substitute(part.term, fresh), [substitute(i, fresh) for i in part.indices]
+    nodes = [a for n in it.axes for a in (n.axes if isinstance(n, FusedAxis) else [n])]
+    at = {axis.name: v for axis, v, _ in it.axis_of()}
+    own = [at.get(a.name) for a in out.axes or ()]
+    sets = len(own) == len(at) and all(isinstance(n, Axis) for n in nodes)
+    sets = sets and all(i.same_as(v) for i, v in zip(part.indices, own, strict=True))
+    init, value = None, term
+    if not (alone and sets and not part.conditions):
+        held = tirx.BufferLoad(out.var, indices)
+        value = cast(held, dtype_of(term)) + term
+        init = tirx.BufferStore(out.var, zero(out.dtype), indices)
+    store = tirx.BufferStore(out.var, cast(value, out.dtype), indices)
+    body = under([substitute(c, fresh) for c in part.conditions], store)
+    vars_ = [fresh[v] for v in it.vars]
+    return SparseIteration(None, nodes, part.kinds, name, vars_, init, body, {})
+
+
+def _needed(
+    func: SparseFunc, params: list[Any], buffers: list[SparseBuffer], body: Any
+) -> SparseFunc:
+    """A function of what a body needs of these parameters and buffers, and of axes."""
+    used = set(variables_of(body))
+    buffers = [b for b in buffers if b.var in used]
+    nodes = [n for it in nodes_of(SparseIteration, body) for n in it.axes]
+    tops = [*flat_axes(nodes), *(a for b in buffers for a in b.axes or ())]
+    tops += [n.by for n in nodes if isinstance(n, PartAxis)]
+    tops += [n.to for n in map(visited_node, nodes) if isinstance(n, AttachedAxis)]
+    there = {a.name for top in tops for a in top.ancestors()}
+    axes = [a for a in func.axes if a.name in there]
+    used |= set(variables_of(*axes, *(size for b in buffers for size in b.var.ty.shape)))
+    used |= {b.handle for b in buffers}
+    computed = computed_parameters(func)
+    names = {str(v.name) for v in used}
+    for param in reversed([n for n in computed if n in names]):
+        names |= {*reads(computed[param])}
+    params = [p for p in params if p in used or str(p.name) in names]
+    known = {"axis": there, "buffer": {b.name for b in buffers}}
+    facts = [{str(k): str(v) for k, v in f.items()} for f in func.attrs.get(ASSUMED, [])]
+    kept = {
+        COMPUTED: {n: how for n, how in computed.items() if n in names},
+        PROMISES: [p for p in promises_of(func) if p["param"] in names],
+        ASSUMED: [f for f in facts if all(f[k] in known[k] for k in f if k in known)],
+    }
+    symbol = func.name if "global_symbol" in func.attrs else None
+    attrs = {k: v for k, v in kept.items() if v}
+    return make_func(symbol, params, axes, buffers, body, attrs, func.span)
+
+
+def _transposed(func: SparseFunc, derived: SparseFunc, parts: list[_Part]) -> SparseFunc:
+    """A gradient over patterns in the orders that its parts want."""
+    orders: dict[str, tuple[str, ...]] = {}
+    for part in parts:
+        for root, order in wanted_orders(part.it, part.kinds).items():
+            if orders.setdefault(root, order) != order:
+                raise refused(
+                    func,
+                    f"the gradient needs a pattern in the orders {[*orders[root]]} and "
+                    f"{[*order]}; expected transpose=False, which takes it as it is",
+                )
+    names = [a.name for a in derived.axes]
+    moved = [order for order in orders.values() if order != tuple(sorted(order, key=names.index))]
+    if not moved:
+        return derived
+    attrs = {k: v for k, v in derived.attrs.items() if k != COMPUTED}  # of the other pattern
+    attrs[TRANSPOSED] = [[*order] for order in moved]
+    derived = with_levels(derived, moved)
+    return derived.replace(attrs=ir.make_node("ir.DictAttrs", **attrs))
+
+
+def _cleared(derived: SparseFunc, out: SparseBuffer) -> SparseFunc:
+    """A gradient that is zero before anything is added to it."""
+    first, *rest = sparse_iterations(derived)
+    others = [iteration_with(it, init=None) for it in rest]
+    if first.init is None or _covers(first, out):
+        return derived.replace(body=as_one([first, *others]))
+    over = [] if out.axes is None else list(out.axes)
+    for size in [] if over else out.var.ty.shape:
+        wish = fresh_name(derived, f"{out.name}_AXIS", [a.name for a in over])
+        over.append(Axis(wish, "dense_fixed", size, idtype=dtype_of(size)))
+    axes = [*derived.axes, *(a for a in over if out.axes is None)]
+    at = [tirx.Var(str(a.name).lower(), a.idtype) for a in over]
+    clear = tirx.BufferStore(out.var, zero(out.dtype), at)
+    name = fresh_name(derived, f"{first.name}_zero")
+    zeros = SparseIteration(None, over, "S" * len(over), name, at, None, clear, {})
+    return derived.replace(
+        axes=axes, body=as_one([zeros, iteration_with(first, init=None), *others])
+    )
+
+
+def _covers(it: SparseIteration, out: SparseBuffer) -> bool:
+    """Whether the init of an iteration stores to all of a buffer."""
+    lengths = {var: axis.length for axis, var, _ in it.axis_of()}
+    indices = list(it.init.indices)
+    return len(set(indices)) == len(indices) and all(
+        i in lengths and tvm_ffi.structural_equal(lengths[i], size)
+        for i, size in zip(indices, out.var.ty.shape, strict=True)
+    )

@@ -1,0 +1,287 @@
+"""Programs whose gradients are tested, on patterns given by their coordinates."""
+
+# pyright: reportInvalidTypeForm=false, reportAttributeAccessIssue=false
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from tvm import ir, tirx
+from tvm.script import sparse_tir as T
+
+import sparsetir
+from sparsetir.sparse_ir.gradient import gradient, transposed_axes
+from sparsetir.sparse_ir.nodes import nodes_of
+from sparsetir.sparse_ir.traversal import map_expr
+
+SIZES = {"m": 4, "n": 5, "feat": 3, "r": 2}
+
+
+@dataclass
+class Case:
+    """A program over a pattern.
+
+    chain : names of the pattern's axes, in its order
+    levels : parameters of each level after the first: indptr, indices, number of elements
+    coords : (nnz, levels) coordinates, in the order of the program
+    arrays : operands by parameter; those of `stored` are over the pattern
+    out : the result's parameter and shape
+    """
+
+    func: Any
+    arrays: dict[str, np.ndarray]
+    out: tuple[str, tuple[int, ...]]
+    coords: np.ndarray
+    stored: tuple[str, ...] = ()
+    chain: tuple[str, ...] = ("I", "J")
+    levels: tuple[tuple[str, str, str], ...] = (("indptr", "indices", "nnz"),)
+    sizes: dict[str, int] = field(default_factory=lambda: dict(SIZES))
+    lengths: tuple[int, ...] = (4, 5)
+    idtype: str = "int32"
+
+    def arguments(self, func, arrays):
+        """What a program takes by name; its pattern is in the order that it asks for."""
+        order = self.order(func)
+        sorting, pattern = self.structure([self.chain.index(a) for a in order])
+        values = {**self.sizes, **pattern}
+        for name, array in {**self.arrays, **arrays}.items():
+            over = name in self.stored or name.removeprefix("grad_") in self.stored
+            values[name] = np.ascontiguousarray(array[sorting]) if over else array
+        return {p.name: values[p.name] for p in func.params}
+
+    def order(self, func):
+        moved = transposed_axes(func)
+        return tuple(moved[0]) if moved else self.chain
+
+    def structure(self, places):
+        """The order of elements, and the arrays of each level, for levels in another order."""
+        coords = self.coords[:, places].reshape(-1, len(places))
+        sorting = np.lexsort(coords.T[::-1])
+        coords, found = coords[sorting], {}
+        parents, count = coords[:, 0], self.lengths[places[0]]
+        for at, (indptr, indices, nnz) in enumerate(self.levels, start=1):
+            pairs = np.stack([parents, coords[:, at]], axis=1).reshape(-1, 2)
+            last = at == len(self.levels)
+            distinct, where = np.unique(pairs, axis=0, return_inverse=True)
+            if last:
+                distinct, where = pairs, np.arange(len(pairs))
+            counts = np.bincount(distinct[:, 0], minlength=count)
+            found[indptr] = np.concatenate([[0], np.cumsum(counts)]).astype(self.idtype)
+            found[indices] = distinct[:, 1].astype(self.idtype)
+            found[nnz] = count = len(distinct)
+            parents = where.reshape(-1)
+        return sorting, found
+
+    def forward(self, **changed):
+        """The result of the program, in the interpreter."""
+        name, shape = self.out
+        arguments = self.arguments(self.func, {**changed, name: np.full(shape, np.nan, self.dtype)})
+        sparsetir.interpret(self.func, arguments)
+        return arguments[name]
+
+    @property
+    def dtype(self):
+        return next(a.dtype for a in self.arrays.values() if a.dtype.kind == "f")
+
+    def gradient(self, wrt, given, run=sparsetir.interpret, **options):
+        """The gradient by the derived program, for elements in the order of the program."""
+        func = gradient(self.func, wrt, **options)
+        shape = self.arrays[wrt].shape
+        out = np.full(shape, np.nan, self.dtype)
+        arguments = self.arguments(func, {f"grad_{self.out[0]}": given, f"grad_{wrt}": out})
+        run(func, arguments)
+        found = arguments[f"grad_{wrt}"].reshape(shape)
+        if wrt in self.stored:
+            back, _ = self.structure([self.chain.index(a) for a in self.order(func)])
+            found = found[np.argsort(back)]
+        return found
+
+    def differences(self, wrt, given, step=1e-5):
+        """The gradient by central differences."""
+        array = self.arrays[wrt]
+        found = np.empty_like(array)
+        for at in np.ndindex(array.shape):
+            ends = []
+            for sign in (1, -1):
+                changed = array.copy()
+                changed[at] += sign * step
+                ends.append((given * self.forward(**{wrt: changed})).sum())
+            found[at] = (ends[0] - ends[1]) / (2 * step)
+        return found
+
+
+def built(func, arguments):
+    """Run a program as a kernel, by the default schedule."""
+    sparsetir.build(func)(**arguments)
+
+
+PATTERNS = {
+    "mixed": [(0, 1), (0, 4), (2, 0), (2, 1), (2, 3), (3, 4)],
+    "empty": [],
+    "one dense row": [(1, j) for j in range(5)],
+    "one column": [(i, 2) for i in range(4)],
+    "full": [(i, j) for i in range(4) for j in range(5)],
+}
+
+
+def rows_of(pattern):
+    return np.array(PATTERNS[pattern], "int64").reshape(-1, 2)
+
+
+def spmm(dtype="float64", idtype="int32", pattern="mixed", seed=0):
+    from sparsetir.schedules.operators.problems import Spmm
+    from sparsetir.schedules.operators.spmm import program
+
+    draw, coords = np.random.default_rng(seed), rows_of(pattern)
+    arrays = {"a": draw.standard_normal(len(coords)), "b": draw.standard_normal((5, 3))}
+    arrays = {k: v.astype(dtype) for k, v in arrays.items()}
+    func = program(Spmm(dtype=dtype, idtype=idtype))
+    return Case(func, arrays, ("out", (4, 3)), coords, ("a",), idtype=idtype)
+
+
+def sddmm(dtype="float64", idtype="int32", pattern="mixed", seed=0):
+    from sparsetir.schedules.operators.problems import Sddmm
+    from sparsetir.schedules.operators.sddmm import program
+
+    draw, coords = np.random.default_rng(seed), rows_of(pattern)
+    arrays = {"x": draw.standard_normal((4, 3)), "y": draw.standard_normal((5, 3))}
+    arrays = {k: v.astype(dtype) for k, v in arrays.items()}
+    func = program(Sddmm(dtype=dtype, idtype=idtype))
+    return Case(func, arrays, ("out", (len(coords),)), coords, ("out",), idtype=idtype)
+
+
+def spmv(pattern="mixed"):
+    from sparsetir.schedules.operators.problems import Spmm
+    from sparsetir.schedules.operators.spmv import program
+
+    draw, coords = np.random.default_rng(0), rows_of(pattern)
+    arrays = {"a": draw.standard_normal(len(coords)), "b": draw.standard_normal(5)}
+    return Case(program(Spmm(dtype="float64")), arrays, ("out", (4,)), coords, ("a",))
+
+
+def over_edges(term, dtype="float64", pattern="mixed", seed=0):
+    """OUT[i, j] = sum over k of a term of A[i, j], X[i, k], Y[j, k] and k."""
+
+    @T.prim_func
+    def edges(
+        a: T.handle, x: T.handle, y: T.handle, out: T.handle, indptr: T.handle, indices: T.handle,
+        m: T.int32, n: T.int32, nnz: T.int32, feat: T.int32,
+    ):  # fmt: skip
+        I = T.dense_fixed(m)
+        J = T.sparse_variable(I, (n, nnz), (indptr, indices))
+        N = T.dense_fixed(n)
+        K = T.dense_fixed(feat)
+        A = T.match_sparse_buffer(a, (I, J), dtype)
+        X = T.match_sparse_buffer(x, (I, K), dtype)
+        Y = T.match_sparse_buffer(y, (N, K), dtype)
+        OUT = T.match_sparse_buffer(out, (I, J), dtype)
+        with T.sp_iter([T.fuse(I, J), K], "SSR", "edges") as [i, j, k]:
+            with T.init():
+                OUT[i, j] = T.cast(0, dtype)
+            OUT[i, j] = OUT[i, j] + term(A[i, j], X[i, k], Y[j, k], k)
+
+    draw, coords = np.random.default_rng(seed), rows_of(pattern)
+    arrays = {
+        "a": draw.uniform(0.5, 2, len(coords)),
+        "x": draw.uniform(-2, 2, (4, 3)),
+        "y": draw.uniform(-2, 2, (5, 3)),
+    }
+    arrays = {k: v.astype(dtype) for k, v in arrays.items()}
+    return Case(edges, arrays, ("out", (len(coords),)), coords, ("a", "out"))
+
+
+def gated(pattern="mixed"):
+    """C[i, k] = sum over j of sigmoid(X[i, k] + Y[j, k]) * tanh(Y[j, k]) * exp(A[i, j])."""
+
+    @T.prim_func
+    def messages(
+        a: T.handle, x: T.handle, y: T.handle, c: T.handle, indptr: T.handle, indices: T.handle,
+        m: T.int32, n: T.int32, nnz: T.int32, feat: T.int32,
+    ):  # fmt: skip
+        I = T.dense_fixed(m)
+        J = T.sparse_variable(I, (n, nnz), (indptr, indices))
+        N = T.dense_fixed(n)
+        K = T.dense_fixed(feat)
+        A = T.match_sparse_buffer(a, (I, J), "float64")
+        X = T.match_sparse_buffer(x, (I, K), "float64")
+        Y = T.match_sparse_buffer(y, (N, K), "float64")
+        C = T.match_sparse_buffer(c, (I, K), "float64")
+        with T.sp_iter([I, J, K], "SRS", "messages") as [i, j, k]:
+            with T.init():
+                C[i, k] = T.float64(0)
+            gate = T.sigmoid(X[i, k] + Y[j, k])
+            C[i, k] = C[i, k] + gate * T.tanh(Y[j, k]) * T.exp(A[i, j])
+
+    draw, coords = np.random.default_rng(1), rows_of(pattern)
+    arrays = {
+        "a": draw.standard_normal(len(coords)),
+        "x": draw.standard_normal((4, 3)),
+        "y": draw.standard_normal((5, 3)),
+    }
+    return Case(messages, arrays, ("c", (4, 3)), coords, ("a",))
+
+
+TRIPLES = [(0, 1, 2), (0, 1, 4), (0, 3, 0), (1, 0, 2), (1, 1, 4), (1, 1, 0)]
+LEVELS = (("row_ptr", "rows", "nnz_rows"), ("indptr", "indices", "nnz"))
+
+
+def rgms(dtype="float64"):
+    from sparsetir.schedules.operators.rgms import Rgms, program
+
+    draw, coords = np.random.default_rng(0), np.array(TRIPLES)
+    arrays = {
+        "a": draw.standard_normal(len(coords)),
+        "x": draw.standard_normal((5, 3)),
+        "w": draw.standard_normal((2, 3, 2)),
+    }
+    sizes = {**SIZES, "relations": 2, "feat_in": 3, "feat": 2}
+    return Case(
+        program(Rgms(dtype=dtype)), {k: v.astype(dtype) for k, v in arrays.items()},
+        ("out", (4, 2)), coords, ("a",), ("R", "I", "J"), LEVELS, sizes, (2, 4, 5),
+    )  # fmt: skip
+
+
+def mttkrp():
+    """C[i, f] = sum over j, l of A[i, j, l] * U[j, f] * V[l, f]."""
+
+    @T.prim_func
+    def mttkrp(
+        a: T.handle, u: T.handle, v: T.handle, c: T.handle, row_ptr: T.handle, rows: T.handle,
+        indptr: T.handle, indices: T.handle, r: T.int32, m: T.int32, n: T.int32, nnz_rows: T.int32,
+        nnz: T.int32, feat: T.int32,
+    ):  # fmt: skip
+        I = T.dense_fixed(r)
+        J = T.sparse_variable(I, (m, nnz_rows), (row_ptr, rows))
+        L = T.sparse_variable(J, (n, nnz), (indptr, indices))
+        M = T.dense_fixed(m)
+        N = T.dense_fixed(n)
+        F = T.dense_fixed(feat)
+        A = T.match_sparse_buffer(a, (I, J, L), "float64")
+        U = T.match_sparse_buffer(u, (M, F), "float64")
+        V = T.match_sparse_buffer(v, (N, F), "float64")
+        C = T.match_sparse_buffer(c, (I, F), "float64")
+        with T.sp_iter([I, J, L, F], "SRRS", "mttkrp") as [i, j, l, f]:
+            with T.init():
+                C[i, f] = T.float64(0)
+            C[i, f] = C[i, f] + A[i, j, l] * U[j, f] * V[l, f]
+
+    draw, coords = np.random.default_rng(0), np.array(TRIPLES)
+    arrays = {
+        "a": draw.standard_normal(len(coords)),
+        "u": draw.standard_normal((4, 3)),
+        "v": draw.standard_normal((5, 3)),
+    }
+    chain = ("I", "J", "L")
+    return Case(
+        mttkrp, arrays, ("c", (2, 3)), coords, ("a",), chain, LEVELS, lengths=(2, 4, 5)
+    )  # fmt: skip
+
+
+def accesses(tree):
+    """The loads and stores in an iteration, in the order of its text."""
+    return nodes_of((ir.TensorLoad, tirx.BufferStore), tree)
+
+
+def commuted(func):
+    """A program with the two factors of each product exchanged."""
+    return func.replace(body=map_expr(func.body, [(tirx.Mul, lambda e: tirx.Mul(e.b, e.a))]))

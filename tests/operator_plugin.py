@@ -1,0 +1,65 @@
+"""Operators of a record and a program, as a plug-in registers them: that of CONTRIBUTING.md, and
+one that reads values."""
+
+import linecache
+import re
+from pathlib import Path
+
+import numpy as np
+import scipy.sparse as sp
+
+from sparsetir.schedules.operators.operands import OfProgram, Operator, register
+from sparsetir.schedules.operators.problems import memoized
+from sparsetir.sparse_ir.script.parser import from_source
+
+GATED = """
+@T.prim_func
+def gated(
+    a: T.handle, b: T.handle, g: T.handle, out: T.handle, indptr: T.handle, indices: T.handle,
+    m: T.{idtype}, n: T.{idtype}, nnz: T.{idtype}, feat: T.{idtype},
+):
+    I = T.dense_fixed(m, "{idtype}")
+    J = T.sparse_variable(I, (n, nnz), (indptr, indices), "{idtype}")
+    N = T.dense_fixed(n, "{idtype}")
+    K = T.dense_fixed(feat, "{idtype}")
+    A = T.match_sparse_buffer(a, (I, J), "{dtype}")
+    B = T.match_sparse_buffer(b, (N, K), "{dtype}")
+    G = T.match_sparse_buffer(g, (I, K), "{dtype}")
+    OUT = T.match_sparse_buffer(out, (I, K), "{dtype}")
+    with T.sp_iter([I, J, K], "SRS", "gated") as [i, j, k]:
+        with T.init():
+            OUT[i, k] = T.cast(0, "{dtype}")
+        OUT[i, k] = OUT[i, k] + A[i, j] * B[j, k] * T.tanh(G[i, k])
+"""
+
+
+@memoized
+def gated(problem):
+    return from_source(GATED.format(dtype=problem.dtype, idtype=problem.idtype))
+
+
+def exact_gated(problem, pattern, values, operands):
+    b, g = (np.asarray(x, "float64") for x in operands)
+    a = sp.csr_array(
+        (np.asarray(values, "float64"), pattern.indices, pattern.indptr), pattern.shape
+    )
+    size = np.abs(a) @ np.abs(b)
+    return (a @ b) * np.tanh(g), size
+
+
+def of_contributing():
+    """What the block of the page registers."""
+    text = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text()
+    (block,) = (b for b in re.findall(r"```python\n(.*?)```", text, re.S) if "def distances" in b)
+    # TVMScript reads the source again.
+    linecache.cache["<distances>"] = (len(block), None, block.splitlines(True), "<distances>")
+    exec(compile(block, "<distances>", "exec"), {"__name__": "distances_record"})
+
+
+of_contributing()
+register(
+    Operator(
+        "gated", OfProgram, "sums of gated rows", {"b": "nk", "g": "mk", "out": "mk"}, True,
+        exact_gated, reductions=("sum",), program=gated,
+    )
+)  # fmt: skip

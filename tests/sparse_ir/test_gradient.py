@@ -1,0 +1,825 @@
+"""Derived gradients against differences, torch's autograd, and programs that people wrote."""
+
+# pyright: reportInvalidTypeForm=false, reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import numpy as np
+import pytest
+import torch
+import tvm_ffi
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tvm import ir, tirx
+from tvm.script import sparse_tir as T
+
+import gradient_common as common
+import sparsetir
+from gradient_common import Case, built, gated, mttkrp, over_edges, rgms, sddmm, spmm, spmv
+from programs import PROGRAMS, copied
+from sparsetir.schedules.operators import messages, rgms_gradients
+from sparsetir.schedules.operators import rgms as rgms_programs
+from sparsetir.schedules.operators import sddmm as sddmm_programs
+from sparsetir.schedules.operators import spmm as spmm_programs
+from sparsetir.schedules.operators import spmv as spmv_programs
+from sparsetir.schedules.operators.problems import Sddmm, Spmm
+from sparsetir.sparse_ir.gradient import gradient, transposed_axes
+from sparsetir.sparse_ir.nodes import Axis, flat_axes, iteration_with, sparse_iterations
+from sparsetir.sparse_ir.schedule.facts import assume
+
+
+def distances(dtype="float64", pattern="mixed"):
+    """The program of CONTRIBUTING.md."""
+    return over_edges(lambda a, x, y, k: (x - y) * (x - y), dtype, pattern)
+
+
+# What programs compute, on torch's tensors: values over the pattern's (i, j) by element.
+
+
+def of_spmm(ij, a, b):
+    return torch.zeros(4, b.shape[1], dtype=b.dtype).index_add(0, ij[0], a[:, None] * b[ij[1]])
+
+
+def of_gates(ij, a, x, y):
+    gates = torch.sigmoid(x[ij[0]] + y[ij[1]]) * torch.tanh(y[ij[1]]) * torch.exp(a)[:, None]
+    return torch.zeros(4, 3, dtype=x.dtype).index_add(0, ij[0], gates)
+
+
+def of_rgms(rij, a, x, w):
+    terms = a[:, None] * torch.einsum("ek,ekl->el", x[rij[2]], w[rij[0]])
+    return torch.zeros(4, 2, dtype=x.dtype).index_add(0, rij[1], terms)
+
+
+def of_mttkrp(ijl, a, u, v):
+    terms = a[:, None] * u[ijl[1]] * v[ijl[2]]
+    return torch.zeros(2, 3, dtype=u.dtype).index_add(0, ijl[0], terms)
+
+
+CASES = {
+    "spmm": (spmm, of_spmm),
+    "sddmm": (sddmm, lambda ij, x, y: (x[ij[0]] * y[ij[1]]).sum(1)),
+    "spmv": (spmv, lambda ij, a, b: of_spmm(ij, a, b[:, None])[:, 0]),
+    "distances": (distances, lambda ij, a, x, y: ((x[ij[0]] - y[ij[1]]) ** 2).sum(1)),
+    "gates": (gated, of_gates),
+    "rgms": (rgms, of_rgms),
+    "mttkrp": (mttkrp, of_mttkrp),
+}
+EACH = [
+    (name, wrt) for name, (make, _) in CASES.items() for wrt in make().arrays
+    if (name, wrt) != ("distances", "a")
+]  # fmt: skip
+
+
+def by_autograd(case, forward, wrt, weights):
+    tensors = {k: torch.tensor(v, requires_grad=k == wrt) for k, v in case.arrays.items()}
+    coords = torch.tensor(case.coords.T.copy())
+    (forward(coords, **tensors) * torch.tensor(weights)).sum().backward()
+    return tensors[wrt].grad.numpy()
+
+
+def weights_of(case, seed=5):
+    return np.random.default_rng(seed).standard_normal(case.out[1]).astype(case.dtype)
+
+
+@pytest.mark.parametrize(("name", "wrt"), EACH)
+def test_differences_and_autograd(name, wrt):
+    make, forward = CASES[name]
+    case = make()
+    weights = weights_of(case)
+    exact = by_autograd(case, forward, wrt, weights)
+    np.testing.assert_allclose(case.differences(wrt, weights), exact, rtol=1e-6, atol=1e-8)
+    for transpose in (True, False):
+        found = case.gradient(wrt, weights, transpose=transpose)
+        np.testing.assert_allclose(found, exact, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize(("name", "wrt"), EACH)
+def test_kernels(name, wrt):
+    """By the default schedule, which finds the parallel loops; without a transpose, in turns."""
+    make, forward = CASES[name]
+    case = make()
+    weights = weights_of(case)
+    exact = by_autograd(case, forward, wrt, weights)
+    for transpose in (True, False)[: 1 + (name in ("spmm", "rgms"))]:
+        found = case.gradient(wrt, weights, built, transpose=transpose)
+        np.testing.assert_allclose(found, exact, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("pattern", sorted(set(common.PATTERNS) - {"mixed"}))
+@pytest.mark.parametrize("name", ["spmm", "sddmm", "gates"])
+def test_patterns(name, pattern):
+    make, forward = CASES[name]
+    case = make(pattern=pattern)
+    for wrt in case.arrays:
+        weights = weights_of(case)
+        found = case.gradient(wrt, weights)
+        exact = by_autograd(case, forward, wrt, weights)
+        np.testing.assert_allclose(found, exact, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("idtype", ["int32", "int64"])
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-6), ("float16", 1e-3)])
+@pytest.mark.parametrize("name", ["spmm", "sddmm"])
+def test_types(name, dtype, tolerance, idtype):
+    """Sums of 16-bit types are in float32, and what is written is rounded once."""
+    make, forward = CASES[name]
+    case = make(dtype, idtype)
+    weights = weights_of(case)
+    wide = dataclasses.replace(case, arrays={k: v.astype("f8") for k, v in case.arrays.items()})
+    for wrt in case.arrays:
+        func = gradient(case.func, wrt)
+        assert all(a.idtype == idtype for a in func.axes)
+        assert str(func.buffer(f"GRAD_{wrt.upper()}").dtype) == dtype
+        exact = by_autograd(wide, forward, wrt, weights.astype("f8"))
+        found = case.gradient(wrt, weights)
+        assert found.dtype == dtype
+        np.testing.assert_allclose(found, exact, rtol=tolerance, atol=tolerance)
+        kernel = case.gradient(wrt, weights, built)
+        np.testing.assert_allclose(kernel, found, rtol=tolerance, atol=tolerance)
+
+
+def test_16_bits_without_casts_are_summed_in_float32():
+    func = gradient(over_edges(lambda a, x, y, k: T.tanh(x) * y, "float16").func, "x")
+    assert 'T.Cast("float32", GRAD_X[i, k]) + T.Cast("float32", GRAD_OUT[i, j])' in func.script()
+    assert '1.0 - T.Cast("float32", T.tanh(X[i, k])) * T.Cast("float32"' in func.script()
+
+
+# The text of programs that people wrote
+
+
+def canonical(func):
+    """A program with names by number, in the order in which its iterations need things."""
+    its = [iteration_with(it, name=f"it{n}") for n, it in enumerate(sparse_iterations(func))]
+    accesses = [
+        n.source if isinstance(n, ir.TensorLoad) else n.buffer
+        for it in its
+        for n in common.accesses(it)
+    ]
+    used = list(dict.fromkeys(str(v.name) for v in accesses))
+    buffers = [func.buffer(name) for name in used]
+    axes: list[Axis] = []
+    for axis in [
+        *(a for it in its for a in flat_axes(it.axes)),
+        *(a for b in buffers for a in b.axes),
+    ]:
+        axes += [a for a in axis.ancestors() if a.name not in [x.name for x in axes]]
+    handles = [b.handle for b in buffers]
+    fields = [
+        getattr(a, f) for a in axes for f in ("length", "nnz", "nnz_cols", "indptr", "indices")
+    ]
+    params = list({str(p.name): p for p in [*handles, *fields] if isinstance(p, ir.Var)}.values())
+    assert {str(p.name) for p in params} == {str(p.name) for p in func.params}
+    return func.replace(
+        params=params, axes=axes, buffers=buffers, attrs=ir.make_node("ir.DictAttrs"),
+        body=its[0] if len(its) == 1 else tirx.SeqStmt(its),
+    )  # fmt: skip
+
+
+def same(a, b):
+    return tvm_ffi.structural_equal(canonical(a), canonical(b))
+
+
+F16, F64 = "float16", "float64"
+
+
+@pytest.mark.parametrize("dtype", ["float32", F16, F64])
+def test_gradients_of_products_are_the_products_that_people_wrote(dtype):
+    spmm, sddmm = spmm_programs.program(Spmm(dtype)), sddmm_programs.program(Sddmm(dtype))
+    spmv = spmv_programs.program(Spmm(dtype))
+    assert same(gradient(spmm, "b"), spmm)
+    assert same(gradient(spmm, "a"), sddmm)
+    assert same(gradient(sddmm, "x"), spmm)
+    assert same(gradient(spmv, "b"), spmv)
+    assert not same(gradient(sddmm, "y"), spmm)  # the factors are in the other order
+    assert same(common.commuted(gradient(sddmm, "y")), spmm)
+
+
+def test_of_heads_messages_and_relations():
+    heads = Spmm(batched=True)
+    spmm, sddmm = spmm_programs.program(heads), sddmm_programs.program(Sddmm(batched=True))
+    assert same(gradient(spmm, "b"), spmm)
+    assert same(gradient(spmm, "a"), sddmm)
+    for options in ({"op": "copy_u", "u": "hf"}, {"u": "hf", "e": "hf"}, {"u": "hf", "e": "h"}):
+        func = messages.program(messages.Messages(**options))
+        assert same(gradient(func, "u"), func)
+    func = messages.program(messages.Messages(op="add", u="hf", e="hf"))
+    copies = messages.program(messages.Messages(op="copy_u", u="hf"))
+    assert same(gradient(func, "u"), copies)
+    for weighted in (True, False):
+        func = rgms_programs.program(rgms_programs.Rgms(weighted=weighted))
+        written = rgms_gradients.program(rgms_gradients.RgmsGradient(weighted=weighted))
+        assert same(gradient(func, "w"), written)
+
+
+def test_names_and_the_transposed_pattern():
+    func = gradient(spmm_programs.program(Spmm()), "B")
+    assert [str(p.name) for p in func.params] == [
+        "a", "grad_out", "grad_b", "indptr", "indices", "m", "n", "nnz", "feat",
+    ]  # fmt: skip
+    assert func.name == "spmm_grad_b"
+    assert transposed_axes(func) == [["J", "I"]]
+    read = sparsetir.from_source(func.script())
+    assert tvm_ffi.structural_equal(read, func) and transposed_axes(read) == [["J", "I"]]
+    assert transposed_axes(gradient(spmm_programs.program(Spmm()), "a")) == []
+    assert transposed_axes(gradient(spmm_programs.program(Spmm()), "b", transpose=False)) == []
+    assert transposed_axes(gradient(rgms().func, "x")) == [["R", "J", "I"]]
+    assert transposed_axes(gradient(mttkrp().func, "v")) == [["L", "I", "J"]]
+    rows = PROGRAMS["spmm_dcsr"].make("float32", "int32")
+    assert transposed_axes(gradient(rows, "b")) == [["O", "J", "I"]]
+
+
+# Second order
+
+
+def test_the_gradient_of_a_gradient_is_the_program():
+    func = spmm_programs.program(Spmm())
+    again = gradient(gradient(func, "b"), "grad_out")
+    assert transposed_axes(again) == [["I", "J"]]  # which is what it was, at first
+    assert same(again, func)
+
+
+@pytest.mark.parametrize("second", ["x", "y", "grad_out"])
+@pytest.mark.parametrize("name", ["distances", "gates"])
+def test_second_order(name, second):
+    """The gradient of the sum of weights times a gradient."""
+    make, forward = CASES[name]
+    case = make()
+    second = second if second != "grad_out" else f"grad_{case.out[0]}"
+    first = gradient(case.func, "x")
+    assert not transposed_axes(first)
+    weights_first = weights_of(case)
+    stored = (*case.stored, *(f"grad_{n}" for n in case.stored))
+    arrays = {**case.arrays, f"grad_{case.out[0]}": weights_first}
+    twice = Case(first, arrays, ("grad_x", (4, 3)), case.coords, stored)
+    weights = weights_of(twice, 7)
+    tensors = {k: torch.tensor(v, requires_grad=True) for k, v in arrays.items()}
+    plain = {k: tensors[k] for k in case.arrays}
+    result = forward(torch.tensor(case.coords.T.copy()), **plain)
+    (once,) = torch.autograd.grad(
+        result, tensors["x"], tensors[f"grad_{case.out[0]}"], create_graph=True
+    )
+    (exact,) = torch.autograd.grad((once * torch.tensor(weights)).sum(), tensors[second])
+    found = twice.gradient(second, weights)
+    np.testing.assert_allclose(found, exact.numpy(), rtol=1e-10, atol=1e-12)
+
+
+# Expressions
+
+
+def pointwise(function, values, dtype="float64"):
+    """(a program OUT[i] = function(X[i]), its derivative at some values)."""
+
+    @T.prim_func
+    def point(x: T.handle, out: T.handle, n: T.int32):
+        I = T.dense_fixed(n)
+        X = T.match_sparse_buffer(x, (I,), dtype)
+        OUT = T.match_sparse_buffer(out, (I,), dtype)
+        with T.sp_iter([I], "S", "point") as [i]:
+            OUT[i] = function(X[i])
+
+    found = np.full(len(values), np.nan)
+    func = gradient(point, "x")
+    ones = np.ones(len(values))
+    arguments = {"x": values, "grad_out": ones, "grad_x": found, "n": len(values)}
+    sparsetir.interpret(func, {p.name: arguments[p.name] for p in func.params})
+    return point, found
+
+
+FUNCTIONS = {
+    "exp": tirx.exp, "exp2": tirx.exp2, "exp10": tirx.exp10, "log": tirx.log, "log2": tirx.log2,
+    "log10": tirx.log10, "log1p": tirx.log1p, "sqrt": tirx.sqrt, "rsqrt": tirx.rsqrt,
+    "tanh": tirx.tanh, "sigmoid": tirx.sigmoid, "sin": tirx.sin, "cos": tirx.cos,
+    "sinh": tirx.sinh, "cosh": tirx.cosh, "erf": tirx.erf, "abs": lambda x: tirx.abs(x - 1.0),
+    "square": lambda x: tirx.pow(x, 2.0), "root": lambda x: tirx.pow(x, 0.3),
+    "power": lambda x: x * tirx.pow(x, -1.5), "first power": lambda x: tirx.pow(x, 1.0),
+    "negative": lambda x: -x, "quotient": lambda x: (x + 2.0) / (x * x), "inverse": lambda x: 3 / x,
+    "cube": lambda x: x * x * x - x, "max": lambda x: tirx.max(x, 1.1),
+    "constant": lambda x: x + 1.0,
+    "min": lambda x: tirx.min(x * x, 2.0 - x), "cast": lambda x: tirx.Cast("float64", x) * x,
+    "select": lambda x: tirx.Select(x > 1.0, x * x, tirx.exp(x)),
+    "choice": lambda x: tirx.if_then_else(x > 1.0, tirx.log(x), x / 3.0),
+    "floor": lambda x: tirx.floor(x) * x, "nested": lambda x: tirx.tanh(tirx.exp(-x) / x),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions(name):
+    values = np.array([0.25, 0.6, 0.9, 1.3, 1.75])
+    func, found = pointwise(FUNCTIONS[name], values)
+    ends = []
+    for step in (1e-6, -1e-6):
+        ends.append(np.full(len(values), np.nan))
+        sparsetir.interpret(func, [values + step, ends[-1], len(values)])
+    np.testing.assert_allclose(found, (ends[0] - ends[1]) / 2e-6, rtol=1e-7, atol=1e-8)
+
+
+def test_values_that_are_not_taken_play_no_part():
+    """Where torch gives NaN: the root of -1 has no derivative, and is not chosen."""
+    values = np.array([-1.0, 0.0, 4.0])
+    _, found = pointwise(lambda x: tirx.Select(x > 0.0, tirx.sqrt(x), x), values)
+    np.testing.assert_array_equal(found, [1.0, 1.0, 0.25])
+    _, found = pointwise(lambda x: tirx.max(tirx.log(x), -10.0), values)
+    np.testing.assert_array_equal(found, [0.0, 0.0, 0.25])
+
+
+def test_kinks():
+    """The constant has it, else the first operand."""
+    values = np.array([-1.0, 0.0, 1.0])
+    for function in (lambda x: tirx.max(x, 0.0), lambda x: tirx.max(0.0, x)):
+        np.testing.assert_array_equal(pointwise(function, values)[1], [0, 0, 1])
+    for function in (lambda x: tirx.min(x, 0.0), lambda x: tirx.min(0.0, x)):
+        np.testing.assert_array_equal(pointwise(function, values)[1], [1, 0, 0])
+    np.testing.assert_array_equal(pointwise(tirx.abs, values)[1], [-1, 0, 1])
+    _, found = pointwise(lambda x: tirx.max(2.0 * x, 3.0 * x), values)
+    np.testing.assert_array_equal(found, [2, 2, 3])
+    _, found = pointwise(lambda x: tirx.min(2.0 * x, 3.0 * x), values)
+    np.testing.assert_array_equal(found, [3, 2, 2])
+
+
+@pytest.mark.parametrize(
+    ("term", "wrt", "text"),
+    [
+        (lambda a, x, y, k: (x - y) * (x - y), "x", "2.0 * GRAD_OUT[i, j] * (X[i, k] - Y[j, k])"),
+        (lambda a, x, y, k: x * x * x, "x", "3.0 * GRAD_OUT[i, j] * X[i, k] * X[i, k]"),
+        (lambda a, x, y, k: x + a, "x", "GRAD_OUT[i, j]"),
+        (lambda a, x, y, k: a * 1.0 + y, "x", None),
+        (lambda a, x, y, k: tirx.exp(x) / y, "x", "GRAD_OUT[i, j] / Y[j, k] * T.exp(X[i, k])"),
+        (lambda a, x, y, k: tirx.max(x, 0.0), "x",
+         "T.Select(X[i, k] > 0.0, GRAD_OUT[i, j], 0.0)"),
+    ],
+)  # fmt: skip
+def test_terms_are_simple(term, wrt, text):
+    case = over_edges(term, "float32")
+    if text is None:
+        with pytest.raises(ValueError, match="does not depend on the values of 'X'"):
+            gradient(case.func, wrt)
+        return
+    script = re.sub(r"T\.float32\(([^()]*)\)", r"\1", gradient(case.func, wrt).script())
+    assert script.rstrip().endswith(f"GRAD_X[i, k] = GRAD_X[i, k] + {text}")
+
+
+# Other forms of programs
+
+
+def check(func, arguments, results, wrt, **options):
+    """The gradient of a program against differences, in the interpreter and as a kernel."""
+    draw = np.random.default_rng(3)
+    weights = {f"grad_{k}": draw.standard_normal(shape) for k, shape in results.items()}
+
+    def loss(value):
+        outs = {k: np.zeros(shape) for k, shape in results.items()}
+        sparsetir.interpret(func, {**arguments, wrt: value, **outs})
+        return sum((weights[f"grad_{k}"] * out).sum() for k, out in outs.items())
+
+    at, exact = arguments[wrt], np.empty_like(arguments[wrt])
+    for n in np.ndindex(at.shape):
+        step = np.zeros_like(at)
+        step[n] = 1e-6
+        exact[n] = (loss(at + step) - loss(at - step)) / 2e-6
+    assert exact.any()
+    derived = gradient(func, wrt, **options)
+    for run in (sparsetir.interpret, built):
+        out = np.full_like(at, np.nan)
+        known = {**arguments, **weights, f"grad_{wrt}": out}
+        run(derived, {str(p.name): known[str(p.name)] for p in derived.params})
+        np.testing.assert_allclose(out, exact, rtol=1e-7, atol=1e-8)
+    return derived
+
+
+def test_several_places_and_results():
+    """Each place is an iteration; what none of them reaches is zero."""
+
+    @T.prim_func
+    def stencil(x: T.handle, w: T.handle, y: T.handle, z: T.handle, n: T.int32):
+        I = T.dense_fixed(n)
+        X = T.match_sparse_buffer(x, (I,), "float64")
+        W = T.match_buffer(w, (9,), "float64")
+        Y = T.match_sparse_buffer(y, (I,), "float64")
+        Z = T.match_sparse_buffer(z, (I,), "float64")
+        with T.sp_iter([I], "S", "neighbours") as [i]:
+            Y[i] = X[i] * W[i] + X[i + 1] * W[i + 2]
+        with T.sp_iter([I], "S", "squares") as [i]:
+            if X[i] > 0.0:
+                Z[i] = X[i] * X[i]
+
+    draw = np.random.default_rng(0)
+    arrays = {"x": draw.standard_normal(6), "w": draw.standard_normal(9), "n": 6}
+    derived = check(stencil, arrays, {"y": 6, "z": 6}, "x")
+    assert [it.name for it in sparse_iterations(derived)] == [
+        "neighbours_grad_x", "neighbours_grad_x_1", "squares_grad_x",
+    ]  # fmt: skip
+    derived = check(stencil, arrays, {"y": 6, "z": 6}, "w")
+    assert sparse_iterations(derived)[0].name == "neighbours_grad_w_zero"
+    assert "grad_z" not in [p.name for p in derived.params]
+    assert [p.name for p in gradient(derived, "grad_y").params] == [
+        "x", "grad_grad_w", "grad_grad_y", "n",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("way", ["shifted", "condition", "two"])
+def test_elements_that_nothing_is_added_to_are_zero(way):
+    @T.prim_func
+    def points(x: T.handle, y: T.handle, z: T.handle, n: T.int32):
+        I = T.dense_fixed(n)
+        X = T.match_sparse_buffer(x, (I,), "float64")
+        Y = T.match_sparse_buffer(y, (I,), "float64")
+        Z = T.match_sparse_buffer(z, (I,), "float64")
+        with T.sp_iter([I], "S", "first") as [i]:
+            if way == "shifted":
+                Y[i] = X[i + 1] * T.float64(2)
+            elif way == "condition":
+                if X[i] > 0.0:
+                    Y[i] = X[i] * X[i]
+            else:
+                Y[i] = X[i] * X[i]
+        with T.sp_iter([I], "S", "second") as [i]:
+            Z[i] = X[i] * X[i] if way == "two" else T.float64(1)
+
+    check(points, {"x": np.array([-1.0, 2.0, 0.5]), "n": 3}, {"y": 3, "z": 3}, "x")
+
+
+def test_dense_axes_as_long_as_columns():
+    """N stays where a fact or a buffer over the pattern needs it beside J."""
+
+    @T.prim_func
+    def gathered(
+        a: T.handle, b: T.handle, e: T.handle, t: T.handle, c: T.handle, indptr: T.handle,
+        indices: T.handle, m: T.int32, n: T.int32, nnz: T.int32,
+    ):  # fmt: skip
+        I = T.dense_fixed(m)
+        J = T.sparse_variable(I, (n, nnz), (indptr, indices))
+        N = T.dense_fixed(n)
+        A = T.match_sparse_buffer(a, (I, J, N), "float32")
+        B = T.match_sparse_buffer(b, (N,), "float32")
+        E = T.match_sparse_buffer(e, (N,), "float32")
+        TYPE = T.match_sparse_buffer(t, (I, J), "int32")
+        C = T.match_sparse_buffer(c, (I,), "float32")
+        with T.sp_iter([I, J], "SR", "gathered") as [i, j]:
+            with T.init():
+                C[i] = 0.0
+            C[i] = C[i] + A[i, j, 0] * B[j] * E[TYPE[i, j]]
+
+    known, _ = assume(gathered, "coordinates", buffer="TYPE", axis="N")
+    for func in (gathered, known):
+        derived = gradient(func, "b")
+        assert [a.name for a in derived.buffer("A").axes] == ["J", "I", "N"]
+        sparsetir.lower(derived)
+    plain = gradient(spmm().func, "b")
+    assert [a.name for a in plain.buffer("GRAD_B").axes] == ["J", "K"]
+
+
+def test_a_pattern_in_both_orders_is_taken_as_it_is():
+    @T.prim_func
+    def ends(
+        x: T.handle, out: T.handle, indptr: T.handle, indices: T.handle, m: T.int32, nnz: T.int32,
+    ):  # fmt: skip
+        I = T.dense_fixed(m)
+        J = T.sparse_variable(I, (m, nnz), (indptr, indices))
+        X = T.match_sparse_buffer(x, (I,), "float64")
+        OUT = T.match_sparse_buffer(out, (I,), "float64")
+        with T.sp_iter([I, J], "SR", "ends") as [i, j]:
+            with T.init():
+                OUT[i] = 0.0
+            OUT[i] = OUT[i] + X[i] * X[j]
+
+    with pytest.raises(ValueError, match=r"in the orders \['I', 'J'\] and \['J', 'I'\]"):
+        gradient(ends, "x")
+    arrays = {
+        "x": np.arange(1.0, 5.0), "indptr": np.array([0, 2, 2, 3, 5], "int32"),
+        "indices": np.array([0, 3, 3, 1, 2], "int32"), "m": 4, "nnz": 5,
+    }  # fmt: skip
+    check(ends, arrays, {"out": 4}, "x", transpose=False)
+
+
+def test_reductions_come_last():
+    @T.prim_func
+    def dense(x: T.handle, w: T.handle, y: T.handle, n: T.int32):
+        I = T.dense_fixed(n)
+        K = T.dense_fixed(4)
+        L = T.dense_fixed(5)
+        X = T.match_sparse_buffer(x, (I, K), "float64")
+        W = T.match_sparse_buffer(w, (K, L), "float64")
+        Y = T.match_sparse_buffer(y, (I, L), "float64")
+        with T.sp_iter([I, K, L], "SRS", "dense") as [i, k, l]:
+            with T.init():
+                Y[i, l] = 0.0
+            Y[i, l] = Y[i, l] + X[i, k] * W[k, l]
+
+    draw = np.random.default_rng(0)
+    arrays = {"x": draw.standard_normal((3, 4)), "w": draw.standard_normal((4, 5)), "n": 3}
+    derived = check(dense, arrays, {"y": (3, 5)}, "w")
+    assert "T.sp_iter([K, L, I]" in derived.script()
+    check(dense, arrays, {"y": (3, 5)}, "x")
+
+
+def test_attributes_that_still_hold_stay():
+    mean = spmm_programs.program(Spmm(reduce="mean"))
+    assert dict(gradient(mean, "a").attrs)["computed"].keys() == {"row"}
+    transposed = gradient(mean, "b")  # of the other pattern it would be another mean
+    assert "computed" not in transposed.attrs and transposed.params[-1].name == "row"
+    ordered = messages.program(messages.Messages(u="hf", e="h", ordered=True))
+    assert ordered.attrs["assumed"][0] == gradient(ordered, "e").attrs["assumed"][0]
+    sch = sparsetir.Schedule(spmm_programs.program(Spmm()))
+    sch.bound(sch.get_sp_iters(sch.get_sparse_iteration("spmm"))[2], 64, "multiple")
+    assert gradient(sch.func, "a").attrs["promises"][0]["param"] == "feat"
+    private = spmm().func.without_attr("global_symbol")
+    assert "global_symbol" not in gradient(private, "a").attrs
+
+
+# Programs that other tests have, as far as their forms are supported
+REFUSED = {
+    "row_max_ell", "row_softmax", "attention", "row_max", "normalized_rows", "spmm_accumulate",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs(name):
+    """Along a random direction; over patterns in their own order, others are lowered alone."""
+    program = PROGRAMS[name]
+    func, draw = program.make("float64", "int32"), np.random.default_rng(1)
+    case = "small" if "small" in program.cases else program.cases[0]
+    arguments = program.inputs(draw, case, "float64", "int32")
+    weights = {f"grad_{o}": draw.standard_normal(arguments[o].shape) for o in program.outputs}
+    floats = [b for b in func.buffers if b.dtype == "float64" and b.handle is not None]
+
+    def loss(wrt, change):
+        values = copied({**arguments, wrt: arguments[wrt] + change})
+        for out in program.outputs:
+            values[out][...] = 0.0
+        sparsetir.interpret(func, values)
+        return sum((weights[f"grad_{o}"] * values[o]).sum() for o in program.outputs)
+
+    for wrt in sorted({str(b.handle.name) for b in floats} - set(program.outputs)):
+        if name in REFUSED:
+            with pytest.raises(ValueError, match="expected"):
+                gradient(func, wrt)
+            continue
+        try:
+            transposed = gradient(func, wrt)
+        except ValueError as error:
+            assert "expected" in str(error) and "transpose=False" in str(error)
+        else:
+            sparsetir.lower(transposed)
+        step = draw.standard_normal(arguments[wrt].shape)
+        slope = (loss(wrt, 1e-5 * step) - loss(wrt, -1e-5 * step)) / 2e-5
+        found = np.zeros_like(arguments[wrt])  # nothing is written to padded slots
+        known = {**arguments, **weights, f"grad_{wrt}": found}
+        derived = gradient(func, wrt, transpose=False)
+        sparsetir.interpret(derived, {str(p.name): known[str(p.name)] for p in derived.params})
+        np.testing.assert_allclose((found * step).sum(), slope, rtol=1e-6, atol=1e-7)
+
+
+# What is refused
+
+
+def program(value, idtype="int32", dtype="float32"):
+    """An iteration over a matrix that stores a value of C[i], A[i, j], B, D[i] and j."""
+    size = getattr(T, idtype)
+
+    @T.prim_func
+    def refused(
+        a: T.handle, b: T.handle, c: T.handle, d: T.handle, t: T.handle, indptr: T.handle,
+        indices: T.handle, m: T.int32, n: size, nnz: size,
+    ):  # fmt: skip
+        I = T.dense_fixed(m)
+        J = T.sparse_variable(I, (n, nnz), (indptr, indices), idtype)
+        N = T.dense_fixed(n, idtype)
+        A = T.match_sparse_buffer(a, (I, J), "float32")
+        B = T.match_sparse_buffer(b, (N,), "float32")
+        C = T.match_sparse_buffer(c, (I,), dtype)
+        D = T.match_sparse_buffer(d, (I,), dtype)
+        TYPE = T.match_sparse_buffer(t, (I, J), "int32")
+        with T.sp_iter([I, J], "SR", "sums") as [i, j]:
+            with T.init():
+                C[i] = D[i]
+            C[i] = value(C[i], A[i, j], B, D[i], j)
+
+    return refused
+
+
+SUM = program(lambda c, a, b, d, j: c + a * b[j])
+
+
+def two(chain):
+    """Two iterations, of which the second reads what the first one writes, or sets it again."""
+
+    @T.prim_func
+    def twice(x: T.handle, y: T.handle, z: T.handle, n: T.int32):
+        I = T.dense_fixed(n)
+        X = T.match_sparse_buffer(x, (I,), "float32")
+        Y = T.match_sparse_buffer(y, (I,), "float32")
+        Z = T.match_sparse_buffer(z, (I,), "float32")
+        with T.sp_iter([I], "S", "first") as [i]:
+            Y[i] = X[i] * T.float32(2)
+        with T.sp_iter([I], "S", "second") as [i]:
+            if chain:
+                Z[i] = X[i] * Y[i]
+            else:
+                Y[i] = X[i]
+
+    return twice
+
+
+def scheduled():
+    sch = sparsetir.Schedule(SUM)
+    sch.parallelize(sch.get_sp_iters(sch.get_sparse_iteration("sums"))[0])
+    return sch.func
+
+
+def nested():
+    @T.prim_func
+    def rows(x: T.handle, y: T.handle, m: T.int32):
+        I = T.dense_fixed(m)
+        K = T.dense_fixed(4)
+        X = T.match_sparse_buffer(x, (I, K), "float32")
+        Y = T.match_sparse_buffer(y, (I, K), "float32")
+        with T.sp_iter([I], "S", "outer") as [i]:
+            with T.sp_iter([K], "S", "inner") as [k]:
+                Y[i, k] = X[i, k]
+
+    return rows
+
+
+def rows_and_columns():
+    @T.prim_func
+    def diagonal(x: T.handle, y: T.handle, p: T.handle, q: T.handle, m: T.int32, nnz: T.int32):
+        I = T.dense_fixed(m)
+        J = T.sparse_variable(I, (m, nnz), (p, q))
+        N = T.dense_fixed(m)
+        X = T.match_sparse_buffer(x, (N,), "float32")
+        Y = T.match_sparse_buffer(y, (I,), "float32")
+        with T.sp_iter([I, J], "SR", "sums") as [i, j]:
+            with T.init():
+                Y[i] = 0.0
+            Y[i] = Y[i] + X[j]
+        with T.sp_iter([I], "S", "more") as [i]:
+            Y[i] = Y[i] + X[i]
+
+    return diagonal
+
+
+def bands():
+    """A ragged pattern, which its columns have no pattern like."""
+
+    @T.prim_func
+    def ragged(x: T.handle, y: T.handle, p: T.handle, m: T.int32, n: T.int32, nnz: T.int32):
+        I = T.dense_fixed(m)
+        J = T.dense_variable(I, (n, nnz), p)
+        N = T.dense_fixed(n)
+        X = T.match_sparse_buffer(x, (N,), "float32")
+        Y = T.match_sparse_buffer(y, (I,), "float32")
+        with T.sp_iter([I, J], "SR", "ragged") as [i, j]:
+            with T.init():
+                Y[i] = 0.0
+            Y[i] = Y[i] + X[j]
+
+    return ragged
+
+
+def rows_of_a_tensor():
+    """Values over the first two of three levels, of which the last is to come first."""
+
+    @T.prim_func
+    def tensor(
+        a: T.handle, x: T.handle, y: T.handle, p: T.handle, q: T.handle, s: T.handle, t: T.handle,
+        m: T.int32, n: T.int32, nnz_rows: T.int32, nnz: T.int32,
+    ):  # fmt: skip
+        I = T.dense_fixed(m)
+        J = T.sparse_variable(I, (n, nnz_rows), (p, q))
+        L = T.sparse_variable(J, (n, nnz), (s, t))
+        N = T.dense_fixed(n)
+        A = T.match_sparse_buffer(a, (I, J), "float32")
+        X = T.match_sparse_buffer(x, (N,), "float32")
+        Y = T.match_sparse_buffer(y, (I,), "float32")
+        with T.sp_iter([I, J, L], "SRR", "tensor") as [i, j, l]:
+            with T.init():
+                Y[i] = 0.0
+            Y[i] = Y[i] + A[i, j] * X[l]
+
+    return tensor
+
+
+SUPPORTED = r"expected X\[..\] = X\[..\] \+ term, or X\[..\] = value in an iteration"
+ROWS = "gradient: function 'refused': "
+REFUSALS = {
+    "no such operand": (
+        SUM, "E",
+        r"gradient: argument 'wrt': expected one of \['a', 'A', 'b', 'B', 'd', 'D'\], got 'E'"),
+    "a result": (SUM, "c", "gradient: argument 'wrt': expected one of .*, got 'c'"),
+    "integers": (SUM, "TYPE", "gradient: argument 'wrt': expected one of .*, got 'TYPE'"),
+    "the init": (SUM, "d", ROWS + "the init of 'sums' reads 'D'; expected zero"),
+    "a maximum": (
+        program(lambda c, a, b, d, j: T.max(c, a)), "a",
+        f"{ROWS}'sums' reduces by max; {SUPPORTED}"),
+    "a product": (
+        program(lambda c, a, b, d, j: c * a), "a", f"{ROWS}'sums' reduces by product; {SUPPORTED}"),
+    "no sum": (
+        program(lambda c, a, b, d, j: c - a), "a",
+        f"{ROWS}'sums' updates 'C' by no sum; {SUPPORTED}"),
+    "set in a reduction": (
+        program(lambda c, a, b, d, j: b[0]), "b",
+        f"{ROWS}'sums' sets 'C' in visits of a reduction; {SUPPORTED}"),
+    "no dependence": (
+        program(lambda c, a, b, d, j: c + a), "b",
+        ROWS + "its result does not depend on the values of 'B'"),
+    "no small steps": (
+        program(lambda c, a, b, d, j: c + T.floor(a)), "a", ROWS + "its result does not depend on"),
+    "no rule": (
+        program(lambda c, a, b, d, j: c + T.atan2(a, d)), "a",
+        ROWS + "'sums': expected what the gradient has a rule for, got atan2, in "),
+    "an exponent": (
+        program(lambda c, a, b, d, j: c + T.pow(b[j], a)), "a",
+        ROWS + "'sums': expected what the gradient has a rule for, got pow, in "),
+    "scheduled": (scheduled(), "a", ROWS + "it has been scheduled; take the gradient of"),
+    "nested": (
+        nested(), "x",
+        f"gradient: function 'rows': 'outer' has a SparseIteration in its body; {SUPPORTED}"),
+    "ragged": (
+        bands(), "x",
+        r"\['I', 'J'\] in the order \['J', 'I'\], but 'J' is dense_variable; expected a "
+        "dense_fixed axis with sparse_variable ones in a chain under it, or transpose=False"),
+    "rows and columns": (rows_and_columns(), "x", "but 'more_grad_x' visits them in another way"),
+    "rows twice": (
+        PROGRAMS["spmm_coo"].make("float32", "int32"), "b", "'I' may store a coordinate twice"),
+    "types of axes": (
+        program(lambda c, a, b, d, j: c + a * b[j], "int64"), "b", "'J' is of int64, 'I' of int32"),
+    "an integer result": (
+        program(lambda c, a, b, d, j: c + T.Cast("int32", a), dtype="int32"), "a",
+        ROWS + "its result does not depend on"),
+    "values of rows": (
+        rows_of_a_tensor(), "x",
+        r"'A' has values over the levels \['I', 'J'\] of the pattern .* in the order "
+        r"\['L', 'I', 'J'\]; expected values over all of them or over 'I' alone"),
+    "a chain of iterations": (
+        two(True), "x", "'second' reads 'Y', which 'first' writes; expected iterations that read"),
+    "set twice": (two(False), "x", "'second' sets 'Y' after 'first'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_refusals(name):
+    func, wrt, message = REFUSALS[name]
+    with pytest.raises(ValueError, match=message):
+        gradient(func, wrt)
+
+
+def test_what_is_no_program():
+    with pytest.raises(TypeError, match="argument 'func': expected a stage-I function, got Sch"):
+        gradient(sparsetir.Schedule(SUM), "a")
+
+
+LEAVES = ["a", "x", "y", "k"]
+
+
+def expressions():
+    """Polynomials of the loads and of coordinates, as functions of them."""
+    leaf = st.sampled_from(LEAVES).map(lambda n: ("leaf", n)) | st.sampled_from(
+        [("constant", c) for c in (-1.5, 0.5, 2.0)]
+    )
+    operators = st.sampled_from(["+", "-", "*"])
+    return st.recursive(leaf, lambda part: st.tuples(operators, part, part), max_leaves=7)
+
+
+def value(tree, leaves):
+    kind, *parts = tree
+    if kind == "constant":
+        return parts[0]
+    if kind == "leaf":
+        return leaves[parts[0]]
+    a, b = (value(p, leaves) for p in parts)
+    return {"+": lambda: a + b, "-": lambda: a - b, "*": lambda: a * b}[kind]()
+
+
+def leaves_in(tree):
+    return {tree[1]} if tree[0] == "leaf" else set().union(*map(leaves_in, tree[1:])) \
+        if tree[0] != "constant" else set()  # fmt: skip
+
+
+@settings(max_examples=30, deadline=None)
+@given(expressions(), st.sampled_from(["a", "x", "y"]), st.integers(0, 99), st.booleans())
+def test_polynomials(tree, wrt, seed, transpose):
+    tree = ("+", tree, ("*", ("leaf", wrt), ("leaf", "y")))  # so that there is something to derive
+
+    def term(a, x, y, k):
+        leaves = {"a": a, "x": x, "y": y, "k": tirx.Cast("float64", k)}
+        return value(tree, leaves)
+
+    case = over_edges(term, seed=seed)
+    weights = weights_of(case, seed)
+    i, j = torch.tensor(case.coords.T.copy())
+
+    def forward(_, a, x, y):
+        shape = a[:, None].expand(-1, 3)
+        return value(tree, {"a": shape, "x": x[i], "y": y[j], "k": torch.arange(3.0)}).sum(1)
+
+    exact = by_autograd(case, forward, wrt, weights)
+    found = case.gradient(wrt, weights, transpose=transpose)
+    np.testing.assert_allclose(found, exact, rtol=1e-9, atol=1e-9)
+    direction = np.random.default_rng(seed).standard_normal(found.shape)
+    ends = [case.forward(**{wrt: case.arrays[wrt] + s * 1e-6 * direction}) for s in (1, -1)]
+    slope = (weights * (ends[0] - ends[1])).sum() / 2e-6
+    scale = max(1.0, np.abs(found).max(initial=0))
+    np.testing.assert_allclose((found * direction).sum(), slope, rtol=1e-5, atol=1e-5 * scale)

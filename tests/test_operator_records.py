@@ -1,0 +1,195 @@
+"""Operators that are a record and a program: plans, torch's side with derived gradients, refusals.
+
+The record of CONTRIBUTING.md, and one that reads values, on the adverse patterns.
+"""
+
+import importlib
+import re
+from functools import cache
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+
+import sparsetir
+from sparsetir import ops
+from sparsetir.schedules.operators.registry import OPERATORS
+from sparsetir.schedules.template import Choices
+
+
+@pytest.fixture(scope="module", autouse=True)
+def records():
+    """Both records, for these tests alone."""
+    before = dict(OPERATORS)
+    importlib.reload(importlib.import_module("operator_plugin"))
+    yield
+    OPERATORS.clear()
+    OPERATORS.update(before)
+
+
+def edges(m, n, count, seed=0, dtype=torch.int64):
+    rng = np.random.default_rng(seed)
+    ends = np.stack([rng.integers(0, n, count), rng.integers(0, m, count)])
+    return torch.from_numpy(ends).to(dtype)
+
+
+PATTERNS = {
+    "plain": (7, 5, edges(7, 5, 20)),
+    "empty": (4, 3, edges(4, 3, 0)),
+    "empty rows": (9, 4, torch.tensor([[0, 1, 3], [2, 2, 8]])),
+    "one row": (1, 6, torch.tensor([[0, 2, 5, 5], [0, 0, 0, 0]])),
+    "one column": (5, 1, torch.tensor([[0, 0, 0], [4, 1, 1]])),
+    "int32": (6, 6, edges(6, 6, 30, dtype=torch.int32)),
+}
+
+
+@cache
+def dense(op, m, n, feat, dtype):
+    rng = torch.Generator().manual_seed(3)
+    sizes = {"m": m, "n": n, "k": feat}
+    record = OPERATORS[op]
+    return [
+        torch.rand(*(sizes[d] for d in record.dims[name]), dtype=dtype, generator=rng)
+        for name in record.names
+    ]
+
+
+def want(op, edge_index, m, operands, values):
+    source, target = edge_index.long()
+    if op == "distances":
+        x, y = operands
+        return ((x[target] - y[source]) ** 2).sum(1)
+    b, g = operands
+    sums = torch.zeros(m, b.shape[1], dtype=b.dtype).index_add(
+        0, target, values[:, None] * b[source]
+    )
+    return sums * torch.tanh(g)
+
+
+def values_of(op, edge_index, dtype):
+    if op == "distances":
+        return None
+    return torch.linspace(-1, 2, edge_index.shape[1], dtype=dtype)
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+@pytest.mark.parametrize("op", ["distances", "gated"])
+def test_values_and_gradients(op, name):
+    m, n, edge_index = PATTERNS[name]
+    operands = [x.requires_grad_() for x in dense(op, m, n, 3, torch.float64)]
+    values = values_of(op, edge_index, torch.float64)
+    given = {} if values is None else {"values": values.requires_grad_()}
+    leaves = [*operands, *given.values()]
+    run = getattr(ops, op)
+    found = run((edge_index, (n, m)), *operands, **given)
+    right = want(op, edge_index, m, operands, values)
+    torch.testing.assert_close(found, right)
+    weights = torch.linspace(1, 2, found.numel(), dtype=torch.float64).reshape(found.shape)
+    for a, b in zip(
+        torch.autograd.grad((found * weights).sum(), leaves, create_graph=True),
+        torch.autograd.grad((right * weights).sum(), leaves, create_graph=True), strict=True,
+    ):  # fmt: skip
+        torch.testing.assert_close(a, b)
+        if not a.numel():
+            continue
+        mine, theirs = (
+            torch.autograd.grad(x.sin().sum(), leaves, allow_unused=True, retain_graph=True)
+            for x in (a, b)
+        )
+        for p, q, leaf in zip(mine, theirs, leaves, strict=True):
+            zero = torch.zeros_like(leaf)
+            torch.testing.assert_close(zero if p is None else p, zero if q is None else q)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("op", ["distances", "gated"])
+def test_types(op, dtype):
+    m, n, edge_index = PATTERNS["plain"]
+    operands = dense(op, m, n, 8, dtype)
+    values = values_of(op, edge_index, dtype)
+    given = {} if values is None else {"values": values}
+    found = getattr(ops, op)((edge_index, (n, m)), *operands, **given)
+    wide = [x.double() for x in operands]
+    right = want(op, edge_index, m, wide, None if values is None else values.double())
+    tolerance = {torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 6e-2}[dtype]
+    torch.testing.assert_close(found.double(), right, rtol=tolerance, atol=tolerance)
+    assert found.dtype == dtype
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("op", ["distances", "gated"])
+def test_compiled_by_torch(op):
+    m, n, edge_index = PATTERNS["plain"]
+    operands = [x.clone().requires_grad_() for x in dense(op, m, n, 4, torch.float32)]
+    values = values_of(op, edge_index, torch.float32)
+    given = {} if values is None else {"values": values}
+    run = getattr(ops, op)
+
+    def loss(*operands):
+        return run((edge_index, (n, m)), *operands, **given).sin().sum()
+
+    torch.compile(loss, fullgraph=True)(*operands).backward()
+    plain = [x.detach().clone().requires_grad_() for x in operands]
+    want(op, edge_index, m, plain, values).sin().sum().backward()
+    for a, b in zip(operands, plain, strict=True):
+        torch.testing.assert_close(a.grad, b.grad)
+
+
+def test_plans_and_searches():
+    matrix = sp.random_array((40, 30), density=0.2, format="csr", dtype="float32", rng=0)
+    x, y = (np.random.default_rng(0).random((s, 16), dtype="float32") for s in matrix.shape)
+    rows, columns = matrix.nonzero()
+    right = ((x[rows] - y[columns]) ** 2).sum(1)
+    made = sparsetir.plan("distances", matrix, 16)
+    assert (made.chosen_by, made.config) == ("default", Choices())
+    np.testing.assert_allclose(made(x, y), right, rtol=1e-5)
+    b, g = (np.random.default_rng(1).random((s, 16), dtype="float32") for s in (30, 40))
+    space = sparsetir.plan_candidates("gated", matrix, 16)
+    assert space == [Choices()]
+    tuned = sparsetir.tune(
+        "gated",
+        matrix,
+        16,
+        trials=3,
+        threads=1,
+        sampler="random",
+        records="",
+        modules=["operator_plugin"],
+    )
+    assert tuned.counts.get("ok", 0) >= 2 and tuned.configs > 3
+    for trial in tuned.trials:
+        if trial.outcome.state == "ok":
+            got = sparsetir.plan("gated", matrix, 16, config=trial.config)(b, g)
+            np.testing.assert_allclose(got, (matrix @ b) * np.tanh(g), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "words"),
+    [
+        (
+            lambda e, x: ops.distances(e, x),
+            TypeError,
+            "distances: expected 2 operands (x, y), got 1",
+        ),
+        (
+            lambda e, x: ops.distances(e, x, x[:3]),
+            ValueError,
+            "argument 'y': expected shape (7, 3)",
+        ),
+        (lambda e, x: ops.distances(e, x, x.double()), TypeError, "argument 'y': expected float32"),
+        (lambda e, x: ops.distances(e, x, x[0]), ValueError, "argument 'y': expected 2 dimensions"),
+        (lambda e, x: ops.distances(e, x, x, values=x), TypeError, "the operator takes none"),
+        (lambda e, x: ops.gated(e, x, x, values=x), ValueError, "argument 'values'"),
+        (
+            lambda e, x: sparsetir.plan("distances", e[0], 4, heads=2),
+            ValueError,
+            "argument 'heads'",
+        ),
+        (lambda e, x: ops.no_such_operator, AttributeError, "no_such_operator"),
+    ],
+)
+def test_refusals(call, kind, words):
+    edge_index = edges(7, 7, 12)
+    with pytest.raises(kind, match=re.escape(words)):
+        call((edge_index, 7), torch.rand(7, 3))
