@@ -10,12 +10,13 @@ from typing import Any
 import sparsetir
 from bench.harness import cuda, of_gpu, refuse_bad
 from bench.limits import limit
+from bench.peers.cases import features
 from bench.peers.gpu import COPIES, Gpu
 from bench.problems import chosen, problems
 from bench.report import circumstances, write
 from bench.summary import show, summarise
 from bench.timing import progress
-from sparsetir.tuning.case import Case, features, make
+from sparsetir.tuning.case import Case, make
 
 FEATURES = (32, 128, 512)
 ROUNDS, CALLS = 5, 20

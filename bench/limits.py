@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from bench.peers.cases import bytes_of, flops_of
 from bench.peers.turns import Worker
 from sparsetir.tuning.case import Case
 
@@ -14,9 +15,9 @@ def limit(case: Case, bytes_per_second: float, flops_per_second: float) -> dict[
     bytes_per_second : of a copy whose two sides have the size of all arrays together
     flops_per_second : of a dense float32 product
     """
-    memory, compute = case.bytes / bytes_per_second, case.flops / flops_per_second
+    memory, compute = bytes_of(case) / bytes_per_second, flops_of(case) / flops_per_second
     return {
-        "bytes": case.bytes, "flops": case.flops, "copy_bytes_per_second": bytes_per_second,
+        "bytes": bytes_of(case), "flops": flops_of(case), "copy_bytes_per_second": bytes_per_second,
         "memory_seconds": memory, "compute_seconds": compute, "seconds": max(memory, compute),
     }  # fmt: skip
 
@@ -38,5 +39,5 @@ class Machine:
 
     def limit(self, case: Case) -> dict[str, Any]:
         """See `limit`, with the rates of this machine."""
-        found = self.worker.ask("bandwidth", size=case.bytes, seconds=self.seconds)
+        found = self.worker.ask("bandwidth", size=bytes_of(case), seconds=self.seconds)
         return limit(case, found["bytes_per_second"], self.peak)

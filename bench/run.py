@@ -13,6 +13,7 @@ from typing import Any
 
 from bench.harness import refuse_bad
 from bench.limits import Machine
+from bench.peers.cases import features
 from bench.peers.libraries import BEFORE, FLOAT32, OURS, PEERS
 from bench.peers.turns import Worker, compare, shared
 from bench.problems import Problem, chosen, problems, too_large
@@ -20,7 +21,7 @@ from bench.report import circumstances, commit, write
 from bench.summary import show, summarise
 from bench.timing import progress
 from sparsetir.runtime.targets import usable_cpus
-from sparsetir.tuning.case import features, make
+from sparsetir.tuning.case import make
 
 FEATURES = (32, 128, 512)
 ROUNDS, SECONDS = 9, 0.015

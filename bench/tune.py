@@ -13,13 +13,13 @@ from typing import Any
 
 import sparsetir
 from bench.peers import turns
+from bench.peers.cases import features
 from bench.peers.libraries import OURS
 from bench.problems import chosen, problems
 from bench.report import circumstances, table, write
 from bench.run import thread_counts
 from sparsetir.records.task import OK, Task
 from sparsetir.schedules.search.configs import to_data
-from sparsetir.tuning.case import features
 from sparsetir.tuning.operator_case import case_of
 from sparsetir.tuning.progress import Bar
 

@@ -22,6 +22,7 @@ from bench.judge import judge
 from bench.judge import run as run_judge
 from bench.limits import limit
 from bench.peers import libraries, mkl
+from bench.peers.cases import bytes_of, flops_of
 from bench.peers.libraries import output
 from bench.peers.turns import Failed, Times, Worker, compare, shared
 from bench.problems import Problem, chosen, too_large
@@ -313,15 +314,15 @@ def test_limits():
     it = case("spmm", feat=16)
     nnz = it.matrix.nnz
     # indptr and indices of 4 bytes, values, B (30 rows) and C (40 rows) of 4 or 2.
-    assert it.bytes == 4 * (41 + nnz) + 4 * (nnz + 30 * 16 + 40 * 16)
-    assert case("spmm", 16, "float16").bytes == 4 * (41 + nnz) + 2 * (nnz + 70 * 16)
-    assert case("sddmm", 16).bytes == 4 * (41 + nnz) + 4 * (70 * 16 + nnz)
-    assert case("spmv").bytes == 4 * (41 + nnz) + 4 * (nnz + 70)
-    assert (it.flops, case("spmv").flops) == (32 * nnz, 2 * nnz)
+    assert bytes_of(it) == 4 * (41 + nnz) + 4 * (nnz + 30 * 16 + 40 * 16)
+    assert bytes_of(case("spmm", 16, "float16")) == 4 * (41 + nnz) + 2 * (nnz + 70 * 16)
+    assert bytes_of(case("sddmm", 16)) == 4 * (41 + nnz) + 4 * (70 * 16 + nnz)
+    assert bytes_of(case("spmv")) == 4 * (41 + nnz) + 4 * (nnz + 70)
+    assert (flops_of(it), flops_of(case("spmv"))) == (32 * nnz, 2 * nnz)
     found = limit(it, bytes_per_second=1e9, flops_per_second=1e6)
-    assert found["memory_seconds"] == it.bytes / 1e9
-    assert found["seconds"] == found["compute_seconds"] == it.flops / 1e6
-    assert limit(it, 1e3, 1e12)["seconds"] == it.bytes / 1e3
+    assert found["memory_seconds"] == bytes_of(it) / 1e9
+    assert found["seconds"] == found["compute_seconds"] == flops_of(it) / 1e6
+    assert limit(it, 1e3, 1e12)["seconds"] == bytes_of(it) / 1e3
 
 
 def cell(problem, seconds, peer, noise=0.0, threads=2, kind="graph", feat=32):

@@ -246,7 +246,7 @@ REFUSED = [
     ("u_add_e_max", {"feat": 0}, ValueError, "'feat': expected 1 or more, got 0"),
     ("u_add_e_max", {"feat": 8, "edge_feat": 3}, ValueError, "'edge_feat': expected 1 or 8"),
     ("copy_e_max", {"feat": 8, "edge_feat": 1}, ValueError, "'edge_feat': expected 8"),
-    ("copy_u_max", {"feat": 8, "edge_feat": 8}, ValueError, "'edge_feat': expected None"),
+    ("copy_u_max", {"feat": 8, "edge_feat": 8}, ValueError, "'edge_feat': expected none"),
     ("u_add_e_max", {"feat": 8, "feat_in": 8}, ValueError, "'feat_in': expected None"),
     ("u_add_e_max", {"feat": 8, "scale": 2.0}, ValueError, "'scale': expected None"),
     ("u_add_e_max", {"feat": 8, "weighted": False}, ValueError, "'weighted': expected True"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
 
 import pytest
 import tvm
@@ -11,10 +10,7 @@ import tvm
 import sparsetir
 from kernel_common import arguments, check
 from programs import PROGRAMS
-from records_common import KEY, record
-from sparsetir.records import record as record_module
 from sparsetir.records.fingerprint import cpu_model, device_name
-from sparsetir.records.records import Records
 from sparsetir.runtime import targets
 from sparsetir.runtime.targets import cpu_features, host_features, host_target, missing_features
 
@@ -107,40 +103,3 @@ def test_devices_are_told_apart_by_features():
     here = device_name(host_target())
     features = targets.distinctive_features(f for f, has in host_features().items() if has)
     assert here == f"{cpu_model()} ({' '.join(features)})" and features
-
-
-@pytest.fixture
-def records(tmp_path):
-    return Records(tmp_path / "records.sqlite")
-
-
-def test_old_records_of_this_machine_serve(records, monkeypatch):
-    by_name = tvm.target.Target({"kind": "llvm", "mcpu": str(host_target().attrs["mcpu"])})
-    monkeypatch.setattr(record_module, "host_target", lambda: by_name)
-    old = record(1, replace(KEY, target=str(by_name), device=cpu_model()))
-    records.add(old)
-    key = replace(old.key, device=device_name(by_name))
-    assert records.best(key) == replace(old, key=key)
-    assert records.best_by_fingerprint(key) == {key.fingerprint: replace(old, key=key)}
-    assert records.neighbours(replace(key, feat=64), {}) == [replace(old, key=key)]
-    assert records.best(old.key) is None
-    assert records.forget(key) == 1
-
-
-@pytest.mark.parametrize(
-    "change", [{"device": "another CPU"}, {"target": "llvm"}], ids=["device", "target"]
-)
-def test_other_old_records_are_kept_as_they_are(records, change):
-    old = record(1, replace(KEY, **{"target": str(host_target()), "device": cpu_model()} | change))
-    records.add(old)
-    assert records.all() == [old]
-
-
-def test_old_records_of_a_cpu_unlike_its_name_do_not_serve(records, monkeypatch):
-    """Such names are those of several CPUs."""
-    spelled = tvm.target.Target({**ROCKET_LAKE, "mattr": ["+avx512fp16"]})
-    monkeypatch.setattr(record_module, "host_target", lambda: spelled)
-    for target in (tvm.target.Target(ROCKET_LAKE), spelled):
-        old = record(1, replace(KEY, target=str(target), device=cpu_model()))
-        records.add(old)
-        assert records.best(replace(old.key, device=device_name(target))) is None

@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy as np
 
+from bench.peers.cases import rows_of
 from bench.peers.cusparse import CuSparse
 from bench.peers.gpu_clock import Clock, take_turns
 from bench.peers.libraries import OURS
 from bench.peers.ours import describe
 from bench.peers.turns import add_wrong
 from sparsetir.schedules.operators.registry import OPERATORS
-from sparsetir.tuning.case import Case, Reference, rows_of
+from sparsetir.tuning.case import Case, Reference
 from sparsetir.tuning.serving import one_line
 
 COPIES = 3

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from bench.peers import cases
 from bench.peers.libraries import PEERS, Peer
-from sparsetir.tuning import case as cases
 from sparsetir.tuning.serving import Missing, serve
 from sparsetir.tuning.turn import alone, turn, warm_up
 

@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from bench.peers.cases import save
 from bench.peers.libraries import BEFORE, OURS
 from sparsetir.extras import WITHOUT_TORCH
-from sparsetir.tuning.case import Case, Reference, save
+from sparsetir.tuning.case import Case, Reference
 from sparsetir.tuning.process import THREADS, Ended, Process
 
 LEAST = 3  # calls in a turn

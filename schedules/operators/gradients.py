@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 from tvm import ir
@@ -13,7 +12,6 @@ from sparsetir.sparse_ir.gradient import gradient, transposed_axes
 from sparsetir.sparse_ir.nodes import SparseBuffer, SparseFunc
 
 
-@cache
 def gradient_of(name: str, wrt: str) -> Operator:
     """The operator that gives the gradient of another one for an operand, or for its values "a".
 
@@ -23,6 +21,11 @@ def gradient_of(name: str, wrt: str) -> Operator:
 
     Raises ValueError where the program has no gradient that can be derived.
     """
+    found = OPERATORS.get(f"{name}_grad_{wrt}")
+    return register(_made(name, wrt)) if found is None else found
+
+
+def _made(name: str, wrt: str) -> Operator:
     of = OPERATORS[name]
     assert of.program is not None
     plain = _derived(of, OfProgram(name), wrt)
@@ -36,12 +39,10 @@ def gradient_of(name: str, wrt: str) -> Operator:
     def program(problem: OfProgram) -> SparseFunc:
         return _derived(of, problem, wrt)
 
-    return register(
-        Operator(
-            f"{name}_grad_{wrt}", OfProgram, f"the gradient of {name} for {wrt}",
-            {**read, "out": dims[wrt]}, "a" in names, None, reductions=("sum",), program=program,
-            transposed=of.transposed != bool(transposed_axes(plain)),
-        )
+    return Operator(
+        f"{name}_grad_{wrt}", OfProgram, f"the gradient of {name} for {wrt}",
+        {**read, "out": dims[wrt]}, "a" in names, None, reductions=("sum",), program=program,
+        transposed=of.transposed != bool(transposed_axes(plain)),
     )  # fmt: skip
 
 

@@ -190,6 +190,8 @@ OPERATORS: dict[str, Operator] = {}
 
 def register(operator: Operator) -> Operator:
     """Make an operator known to plans, `ops`, searches, the command line and the bench."""
+    for derived in [name for name in OPERATORS if name.startswith(f"{operator.name}_grad_")]:
+        del OPERATORS[derived]  # gradients of another one of this name
     OPERATORS[operator.name] = operator
     return operator
 

@@ -227,8 +227,6 @@ def test_names_and_the_transposed_pattern():
     assert transposed_axes(gradient(spmm_programs.program(Spmm()), "b", transpose=False)) == []
     assert transposed_axes(gradient(rgms().func, "x")) == [["R", "J", "I"]]
     assert transposed_axes(gradient(mttkrp().func, "v")) == [["L", "I", "J"]]
-    rows = PROGRAMS["spmm_dcsr"].make("float32", "int32")
-    assert transposed_axes(gradient(rows, "b")) == [["O", "J", "I"]]
 
 
 # Second order

@@ -43,13 +43,6 @@ def test_elsewhere_a_line_for_each_tenth(clock):
     assert lines[-1] == "spmm 32: trial 1000/1000, best 52.0 µs, 1.15x, 249 failed, 0 s left"
 
 
-def test_elsewhere_a_line_after_ten_seconds(clock):
-    out = io.StringIO()
-    bar = Bar(stream=out)
-    go(bar, clock, 100, each=6.0)
-    assert len(out.getvalue().splitlines()) == 50
-
-
 def test_the_last_line_comes_at_the_end(clock):
     out = io.StringIO()
     bar = Bar(stream=out, seconds=20)
@@ -70,13 +63,6 @@ def test_trials_of_earlier_runs_take_no_time(clock):
     assert out.getvalue().splitlines()[:2] == [
         "20 trials of earlier runs", "trial 24/40, best 52.0 µs, 2.00x, 5 failed, 32 s left",
     ]  # fmt: skip
-
-
-def test_the_time_limit_ends_a_run_earlier(clock):
-    bar = Bar(stream=(out := io.StringIO()), seconds=30)
-    go(bar, clock, 100)
-    assert out.getvalue().splitlines()[0].endswith("trial 10/100, best 52.0 µs, 1.15x, 2 failed, "
-                                                   "20 s left")  # fmt: skip
 
 
 def test_a_terminal_has_one_line(clock):

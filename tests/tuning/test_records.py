@@ -175,11 +175,6 @@ def test_export_replaces_only_when_told(records, tmp_path):
     assert json.loads(path.read_text())["records"][0]["id"] == RECORD.id
 
 
-def test_export_to_nowhere(records, tmp_path):
-    with pytest.raises(RecordError, match="cannot be written"):
-        records.export(tmp_path / "there" / "is" / "none.json")
-
-
 def whole(items):
     return {"format": "sparsetir records", "version": 1, "records": items}
 

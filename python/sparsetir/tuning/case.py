@@ -10,10 +10,7 @@ With heads, all dense arrays have them as a first dimension, and share the matri
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import prod
-from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -26,7 +23,6 @@ from sparsetir.schedules.operators.problems import CsrPattern
 from sparsetir.schedules.operators.registry import OPERATORS
 
 CACHE_LINE = 64
-BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
 
 @dataclass(frozen=True)
@@ -52,31 +48,12 @@ class Case:
         """What a kernel is compiled for."""
         return OPERATORS[self.op].compiled_for(self.dtype, self.reduce, self.heads is not None)
 
-    @property
-    def flops(self) -> int:
-        """Multiplications and additions."""
-        return 2 * self.matrix.nnz * self.feat * (self.heads or 1)
-
-    @property
-    def bytes(self) -> int:
-        """Each array once: indices, values that are read, dense operands and the result."""
-        a, each, operator = self.matrix, BYTES[self.dtype], OPERATORS[self.op]
-        dense = sum(x.size for x in self.operands)
-        out = prod(operator.shapes(a.shape, a.nnz, self.feat, self.heads)["out"])
-        values = a.nnz if operator.reads_values else 0
-        return a.indptr.nbytes + a.indices.nbytes + each * (dense + out + values)
-
-
-def features(op: str, sizes: Sequence[int]) -> Sequence[int]:
-    """The feature sizes to measure an operator at: those, or 1 where operands are vectors."""
-    return [1] if OPERATORS[op].vectors else sizes
-
 
 def make(
     op: str, matrix: Any, feat: int, dtype: str, reduce: str = "sum", heads: int | None = None
 ) -> Case:
     """Random operands; the matrix with its values rounded to the dtype."""
-    (feat,) = features(op, [feat])
+    feat = 1 if OPERATORS[op].vectors else feat
     case = Case(op, matrix, feat, dtype, (), reduce, heads)
     rng = np.random.default_rng(1)
     operands = OPERATORS[op].operands(case.problem, matrix.shape, case.feat, heads, rng)
@@ -84,30 +61,6 @@ def make(
         data = rounded(matrix.data, dtype)
         matrix = sp.csr_array((data, matrix.indices, matrix.indptr), shape=matrix.shape)
     return replace(case, matrix=matrix, operands=operands)
-
-
-def save(case: Case, folder: Path) -> None:
-    """For the processes of the peers."""
-    a = case.matrix
-    arrays = {"indptr": a.indptr, "indices": a.indices, "data": a.data}
-    arrays |= {f"operand{i}": x for i, x in enumerate(case.operands)}
-    for name, held in arrays.items():
-        np.save(folder / f"{name}.npy", held)
-
-
-def load(
-    folder: Path, op: str, shape: tuple[int, int], feat: int, dtype: str, reduce: str = "sum",
-    heads: int | None = None,
-) -> Case:  # fmt: skip
-    """What `save` wrote, in memory of this process."""
-
-    def read(name: str) -> np.ndarray:
-        return aligned(np.load(folder / f"{name}.npy"))
-
-    data, indices, indptr = (read(n) for n in ("data", "indices", "indptr"))
-    matrix = sp.csr_array((data, indices, indptr), shape=shape)
-    operands = tuple(read(f"operand{i}") for i in range(len(OPERATORS[op].names)))
-    return Case(op, matrix, feat, dtype, operands, reduce, heads)
 
 
 def aligned(array: np.ndarray) -> np.ndarray:
@@ -131,11 +84,6 @@ def numbers(result: Any) -> np.ndarray:
     """What :func:`array` made or a kernel wrote to it, in float32 or float64."""
     found = result if isinstance(result, np.ndarray) else result.numpy()
     return found if found.dtype == np.float64 else found.astype("float32")
-
-
-def rows_of(matrix: Any) -> np.ndarray:
-    """The row of each element, int32."""
-    return np.repeat(np.arange(matrix.shape[0], dtype="int32"), np.diff(matrix.indptr))
 
 
 class Reference(Check):

@@ -7,6 +7,7 @@ and is tried again when it is older than a measurement may take; no other trial 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
@@ -53,10 +54,14 @@ class TrialStore:
         try:
             if storage is not None:
                 self._study = _opened(name, storage)
-        except Exception as error:
+        except Exception:
             if not isinstance(storage, Path):
                 raise
-            self._lose(error)
+            try:
+                time.sleep(1.0)  # another search may have made the tables of the file meanwhile
+                self._study = _opened(name, storage)
+            except Exception as error:
+                self._lose(error)
         self.refresh()
 
     def done(self) -> list[Trial]:
