@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from bench.names import CONVOLUTIONS, DTYPES, MASKS, OPS, STUDIES
+from bench.names import CONVOLUTIONS, DTYPES, MASKS, STUDIES
 from sparsetir.data.graphs import KINDS, GraphError
 from sparsetir.runtime.targets import usable_cpus
 from sparsetir.tuning.process import THREADS
@@ -41,6 +41,15 @@ def some(name: str, default: Any = None, text: str = "", **more: Any) -> Option:
     return option(name, nargs=more.pop("nargs", "+"), default=default, help=text, **more)
 
 
+def operator(text: str) -> str:
+    """The name of an operator with a record."""
+    from sparsetir.schedules.operators.registry import OPERATORS
+
+    if text not in OPERATORS:
+        raise argparse.ArgumentTypeError(f"expected {', '.join(OPERATORS)}, got {text!r}")
+    return text
+
+
 THREADS_OF_ALL = number("--threads", None, "CPU threads of all libraries (default: all)")
 PLOT = flag("--plot", "draw a picture beside the JSON file")
 GRAPH = some("--graph", [], "default: cora")
@@ -49,7 +58,7 @@ TARGET = option("--target", choices=("cpu", "cuda"), default="cpu")
 PRUNED = some("--pruned", [], "npz files of weights by layer; or file.npz:layer")
 LAYERS = number("--layers", 1, "how many of a file")
 PROBLEMS = (
-    some("--op", ["spmm"], "default: spmm", choices=OPS), GRAPH, PRUNED, LAYERS,
+    some("--op", ["spmm"], "default: spmm", type=operator, metavar="OP"), GRAPH, PRUNED, LAYERS,
     some("--synthetic", [], "random graphs by size: cora, ogbn-arxiv, all.."),
 )  # fmt: skip
 

@@ -18,6 +18,7 @@ from bench.peers.gpu_clock import Clock, take_turns
 from bench.peers.libraries import OURS
 from bench.peers.ours import describe
 from bench.peers.turns import add_wrong
+from sparsetir.schedules.operators.registry import OPERATORS
 from sparsetir.tuning.case import Case, Reference
 from sparsetir.tuning.serving import one_line
 
@@ -103,9 +104,7 @@ class Gpu:
     def _tensors(self, case: Case) -> Tensors:
         torch, a = self.torch, case.matrix
         dtype = getattr(torch, case.dtype)
-        shape = {
-            "spmm": (a.shape[0], case.feat), "sddmm": (a.nnz,), "spmv": (a.shape[0],)
-        }[case.op]  # fmt: skip
+        shape = OPERATORS[case.op].shapes(a.shape, a.nnz, case.feat, None)["out"]
 
         def on_gpu(array: np.ndarray) -> Any:
             return torch.from_numpy(array).cuda()

@@ -17,7 +17,9 @@ import numpy as np
 
 from bench.peers import mkl
 from bench.peers.cases import rows_of
+from sparsetir.schedules.operators.names import OPS
 from sparsetir.schedules.operators.operands import CHUNK, gathered
+from sparsetir.schedules.operators.registry import OPERATORS
 from sparsetir.tuning.case import Case, aligned
 from sparsetir.tuning.serving import Missing
 
@@ -66,19 +68,17 @@ def wide(dtype: str) -> str:
 
 def output(case: Case) -> np.ndarray:
     """A result to be written, NaN, in float32 (float64 for that)."""
-    shape: tuple[int, ...] = {
-        "spmm": (case.matrix.shape[0], case.feat), "sddmm": (case.matrix.nnz,),
-        "spmv": (case.matrix.shape[0],),
-    }[case.op]  # fmt: skip
-    if case.heads is not None:
-        shape = (case.heads, *shape)
+    a, record = case.matrix, OPERATORS[case.op]
+    shape = record.shapes(a.shape, a.nnz, case.feat, case.heads)["out"]
     return aligned(np.full(shape, np.nan, wide(case.dtype)))
 
 
 def needs(
     case: Case, dtypes: Sequence[str] = ("float32",), reductions: Sequence[str] = ("sum",)
 ) -> None:
-    """Missing where a library has not the dtype or the reduction of a case, nor heads."""
+    """Missing where a library has not the operator, dtype or reduction of a case, nor heads."""
+    if case.op not in OPS:
+        raise Missing(f"has no {case.op}")
     if case.dtype not in dtypes:
         raise Missing(f"has no {case.dtype}")
     if case.reduce not in reductions:

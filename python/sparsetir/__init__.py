@@ -10,11 +10,12 @@ the first time.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from sparsetir import _dialect, _versions
+from sparsetir import _versions
 from sparsetir.data import hooks
+from sparsetir.runtime import dialect
 
 _versions.check()
-_dialect.register()
+dialect.register()
 
 if TYPE_CHECKING:
     from sparsetir import datasets as datasets
