@@ -376,7 +376,9 @@ def test_plans_take_tiles_where_the_cpu_has_them_and_blocks_are_full(monkeypatch
         candidates(pattern_of(np.ones((32, 32)))[0]),
     ):  # fmt: skip
         assert not any(isinstance(c, AmxBlocks) for c in found)
-    wanted = request.request("spmm", whole_blocks(32), 64, dtype="bfloat16", target=SPR)
+    wanted = matrix_request.matrix_request(
+        "spmm", whole_blocks(32), 64, dtype="bfloat16", target=SPR
+    )
     for fmt, served in (
         (BSR(8, 16), True),
         (BSR(64, 64), False),
