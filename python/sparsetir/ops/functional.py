@@ -165,6 +165,8 @@ def _product(who: str, operand: Operand, B: Tensor, reduce: str) -> Tensor:
         heads = values.shape[1]
         operand = operand._replace(values=values.t())
         return _multiplied(operand, _heads_first(B, heads), reduce).transpose(0, 1)
+    if B.dim() == 2:
+        return _multiplied(operand, B, reduce)
     found = _multiplied(operand, B.flatten(1), reduce)  # heads that share the values are features
     return found.reshape(found.shape[0], *B.shape[1:])
 
