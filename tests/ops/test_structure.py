@@ -10,6 +10,7 @@ import torch
 
 import sparsetir
 from sparsetir import ops
+from sparsetir.ops import compress
 from sparsetir.ops.measured import measured
 from sparsetir.ops.structure import Structure, pattern_of_edges
 
@@ -78,16 +79,25 @@ def test_memory_that_is_used_again():
         assert out[i % 50, i % 50] == 3 and out.sum() == 3
 
 
-def test_what_is_kept_goes_with_the_memory_of_the_edges():
-    """At once, but not while a view, a structure's user or a backward pass needs it."""
-    x = torch.rand(4, 4, requires_grad=True)
-    ops.spmm((EDGES, (4, 3)), x).sum().backward()  # frames of a compilation live until a collection
+@pytest.fixture
+def compiled_kernels(monkeypatch):
+    """Those that steps take are there: TVM's parser keeps the frames that call it, with the edges
+    in them, until garbage is collected."""
+    monkeypatch.setattr(compress, "_left", 0)  # edges are sorted by our kernels from the first on
+    for _ in range(2):
+        x = torch.rand(4, 4, requires_grad=True)
+        ops.spmm((EDGES.clone(), (4, 3)), x).sum().backward()
+        ops.spmm(torch.eye(4).to_sparse_csr(), x)
+        step(np.random.default_rng(0), torch.randn(200, 8))
     ops.clear_cache()
-    x.grad = None
     gc.collect()
+
+
+def test_what_is_kept_goes_with_the_memory_of_the_edges(compiled_kernels):
+    """At once, but not while a view, a structure's user or a backward pass needs it."""
     gc.disable()
     try:
-        edges = EDGES.clone()
+        edges, x = EDGES.clone(), torch.rand(4, 4, requires_grad=True)
         view, kept = edges[:, 1:], weakref.ref(structure_of_edges(edges, 3, 4))
         out = ops.spmm((edges, (4, 3)), x)
         del edges
@@ -214,18 +224,15 @@ def test_what_the_cache_drops_is_freed_at_once():
 
 
 @pytest.mark.parametrize("count", [200, pytest.param(10_000, marks=pytest.mark.slow)])
-def test_a_new_pattern_each_time(count):
+def test_a_new_pattern_each_time(count, compiled_kernels):
     """Memory stays what it was, as what is kept goes with the edges, and nothing is compiled."""
     rng, B = np.random.default_rng(0), torch.randn(200, 8)
     for _ in range(100):
         step(rng, B)
-    gc.collect()
     compiled, memory = sparsetir.compilations(), resident()
     for _ in range(count):
         step(rng, B)
     assert sparsetir.compilations() == compiled
-    assert ops.cache_info()["entries"] <= 2  # of steps whose frames wait for a collection
-    gc.collect()
     assert ops.cache_info()["entries"] == 0
     assert resident() - memory < 20
 
