@@ -28,4 +28,5 @@ class _Watch:
     def find_spec(name: str, path: Any = None, target: Any = None) -> None:
         """See `sys.meta_path`."""
         if name.startswith("tvm.") and _Watch in sys.meta_path and _registered():
-            sys.meta_path.remove(_Watch)
+            # A new list: the import that asks goes through the one there was.
+            sys.meta_path = [finder for finder in sys.meta_path if finder is not _Watch]
