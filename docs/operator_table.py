@@ -16,7 +16,6 @@ from sparsetir.schedules.operators.registry import OPERATORS
 
 PAGE = Path(__file__).with_name("operators.md")
 MARKED = re.compile(r"(?<=<!-- operators -->\n).*?(?=<!-- end -->)", re.DOTALL)
-SIZES = {"m": "m", "n": "n", "e": "nnz", "k": "feat"}
 
 
 def table() -> str:
@@ -29,15 +28,11 @@ def table() -> str:
 
 
 def _row(record: Operator) -> str:
-    def shape(name: str) -> str:
-        dims = [SIZES[d] for d in record.dims[name] if d != "k" or not record.vectors]
-        return f"({', '.join(dims)}{',' * (len(dims) == 1)})"
-
-    given = [f"`{name}` {shape(name)}" for name in record.names]
+    given = [f"`{name}` {record.shape_text(name)}" for name in record.names]
     values = "values (nnz,), " if record.reads_values else ""
     return (
-        f"| `{record.name}` | {record.title} | {values}{', '.join(given)} | {shape('out')} | "
-        f"{', '.join(record.reductions)} |"
+        f"| `{record.name}` | {record.title} | {values}{', '.join(given)} | "
+        f"{record.shape_text('out')} | {', '.join(record.reductions)} |"
     )
 
 

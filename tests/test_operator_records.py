@@ -164,6 +164,14 @@ def test_plans_and_searches():
             np.testing.assert_allclose(got, (matrix @ b) * np.tanh(g), rtol=1e-4, atol=1e-5)
 
 
+def test_values_that_no_tensor_holds_are_as_the_operands():
+    matrix = sp.random_array((7, 5), density=0.5, format="csr", dtype="float64", rng=0)
+    b, g = dense("gated", 7, 5, 3, torch.float32)
+    right = torch.from_numpy(matrix.toarray()).float() @ b * torch.tanh(g)
+    for A in (matrix, sparsetir.SparseMatrix(matrix)):
+        torch.testing.assert_close(ops.gated(A, b, g), right)
+
+
 @pytest.mark.parametrize(
     ("call", "kind", "words"),
     [
@@ -185,6 +193,11 @@ def test_plans_and_searches():
             lambda e, x: sparsetir.plan("distances", e[0], 4, heads=2),
             ValueError,
             "argument 'heads'",
+        ),
+        (
+            lambda e, x: torch.ops.sparsetir.distances(*ops.resolve(e)[:2], 7, x[:3], x),
+            ValueError,
+            "argument 'x': expected shape (7, 3), got (3, 3)",
         ),
         (lambda e, x: ops.no_such_operator, AttributeError, "no_such_operator"),
     ],

@@ -93,6 +93,8 @@ def test_names_are_the_same_for_people_programs_and_type_checkers():
     assert names == sparsetir._WHERE and set(sparsetir.__all__) < set(names)
     assert {*sparsetir.__all__, *packages, "__version__"} <= set(dir(sparsetir))
     assert all(getattr(sparsetir, name).__name__ == name for name in names)
+    here = sparsetir.sparse_ir
+    assert all(getattr(here, name) is getattr(sparsetir, name) for name in here._WHERE)
     for name in packages - {"distributed", "masks", "nn", "ops"}:
         assert getattr(sparsetir, name).__name__ == f"sparsetir.{name}"
     with pytest.raises(AttributeError, match="module 'sparsetir' has no attribute 'plam'"):

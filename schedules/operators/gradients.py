@@ -27,17 +27,14 @@ def gradient_of(name: str, wrt: str) -> Operator:
 
 def _made(name: str, wrt: str) -> Operator:
     of = OPERATORS[name]
-    assert of.program is not None
-    plain = _derived(of, OfProgram(name), wrt)
-    before = {str(p.name) for p in of.program(of.compiled_for("float32")).params}
+    plain, given = _derived(of, OfProgram(name), wrt)
     names = [str(p.name) for p in plain.params]
-    given = next(n for n in names if n not in before)
     dims = {**of.dims, "a": "e", given: of.dims["out"]}
     read = {n: dims[n] for n in names if n in dims and n not in ("a", "out")}
 
     @memoized
     def program(problem: OfProgram) -> SparseFunc:
-        return _derived(of, problem, wrt)
+        return _derived(of, problem, wrt)[0]
 
     return Operator(
         f"{name}_grad_{wrt}", OfProgram, f"the gradient of {name} for {wrt}",
@@ -46,17 +43,18 @@ def _made(name: str, wrt: str) -> Operator:
     )  # fmt: skip
 
 
-def _derived(of: Operator, problem: Any, wrt: str) -> SparseFunc:
-    """The gradient's program, whose result has the parameter "out"."""
+def _derived(of: Operator, problem: Any, wrt: str) -> tuple[SparseFunc, str]:
+    """The gradient's program, whose result has the parameter "out"; and the name of the parameter
+    that the gradient of the other result is given by."""
     assert of.program is not None
     base = of.program(of.compiled_for(problem.dtype, idtype=problem.idtype))
     made = gradient(base, wrt)
     before = {str(p.name) for p in base.params}
-    _, result = [p for p in made.params if str(p.name) not in before]  # behind what is given
+    given, result = [p for p in made.params if str(p.name) not in before]
     out = ir.Var("out", result.ty)
     buffers = [
         SparseBuffer(b.var, b.axes, out) if b.handle is not None and b.handle.same_as(result) else b
         for b in made.buffers
     ]
     params = [out if p.same_as(result) else p for p in made.params]
-    return made.replace(params=params, buffers=buffers)
+    return made.replace(params=params, buffers=buffers), str(given.name)

@@ -119,6 +119,12 @@ class Operator:
             for name, own in dims.items()
         }
 
+    def shape_text(self, name: str) -> str:
+        """The shape of an operand or the result for people: "(nnz,)", "(m, feat)"."""
+        words = {"e": "nnz", "k": "feat"}
+        dims = [words.get(d, d) for d in self.dims[name] if d != "k" or not self.vectors]
+        return f"({', '.join(dims)}{',' * (len(dims) == 1)})"
+
     def operands(
         self, problem: Any, shape: tuple[int, int], feat: int, heads: int | None, rng: Any
     ) -> tuple[np.ndarray, ...]:

@@ -143,11 +143,17 @@ def spmm_by_heads(A: Operand, x: Tensor, reduce: str, values: Tensor | None = No
 
 def _operand(who: str, A: Any, values: Tensor | None, B: Tensor) -> Operand:
     """A for a product with B; edges without a size are of a square matrix."""
-    n = B.shape[0]
-    operand = resolve(A, values, (n, n), who)
+    return operand_like(who, A, values, (B.shape[0], B.shape[0]), B)
+
+
+def operand_like(
+    who: str, A: Any, values: Tensor | None, shape: tuple[int, int] | None, like: Tensor | None
+) -> Operand:
+    """A as :func:`resolve` gives it; values that no tensor holds are as the dense operand is."""
+    operand = resolve(A, values, shape, who)
     own = operand.values
-    if values is None and own is not None and _is_of_host(A):
-        operand = operand._replace(values=own.to(B.device, B.dtype))
+    if values is None and own is not None and like is not None and _is_of_host(A):
+        operand = operand._replace(values=own.to(like.device, like.dtype))
     return operand
 
 

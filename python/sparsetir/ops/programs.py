@@ -7,23 +7,20 @@ registered with torch as the operator itself is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from sparsetir.ops.checks import check_tensor
-from sparsetir.ops.operands import resolve
+from sparsetir.ops.checks import check_tensor, check_values
+from sparsetir.ops.functional import operand_like
 from sparsetir.ops.registry import Operator as Registered
 from sparsetir.ops.registry import define, save_inputs, saved
-from sparsetir.ops.structure import call_plan, structure_of
+from sparsetir.ops.structure import Structure, call_plan, structure_of
 from sparsetir.schedules.operators.gradients import gradient_of
 from sparsetir.schedules.operators.operands import Operator
 from sparsetir.schedules.operators.registry import OPERATORS
-
-SIZES = {"m": "rows", "n": "columns", "e": "elements", "k": "features"}
 
 
 @cache
@@ -37,17 +34,9 @@ def function_of(name: str) -> Callable[..., Tensor]:
         shape = None if m is None or n is None else (m, n)
         if values is not None and not record.reads_values:
             raise TypeError(f"{name}: argument 'values': the operator takes none")
-        rowptr, col, m, n, own = resolve(A, values, shape, name)
-        _check_sizes(record, operands, {"m": m, "n": n, "e": col.shape[-1]}, col.device)
-        given = (own,) if record.reads_values else ()
-        if record.reads_values and own is not None:
-            check_tensor(name, "values", own, like=operands[0] if operands else None)
-            if tuple(own.shape) != (col.shape[-1],):
-                raise ValueError(
-                    f"{name}: argument 'values': expected shape ({col.shape[-1]},), got "
-                    f"{tuple(own.shape)}"
-                )
-        return known(rowptr, col, n, *given, *operands)
+        like = operands[0] if operands else None
+        rowptr, col, _, n, own = operand_like(name, A, values, shape, like)
+        return known(rowptr, col, n, *((own,) if record.reads_values else ()), *operands)
 
     run.__name__ = run.__qualname__ = name
     run.__doc__ = _doc(record)
@@ -68,11 +57,13 @@ def registered(name: str) -> Registered:
 
 def _run(record: Operator, rowptr: Tensor, col: Tensor, n: int, *given: Any) -> Tensor:
     structure = structure_of(rowptr, col, n, record.name)
-    structure = structure.transposed if record.transposed else structure
     values, operands = (given[0], given[1:]) if record.reads_values else (None, given)
     first = operands[0] if operands else values
     assert first is not None
-    feat = _sizes(record, operands).get("k", 1)
+    feat = _checked_sizes(record, operands, structure).get("k", 1)
+    if values is not None:
+        check_values(record.name, values, first, structure)
+    structure = structure.transposed if record.transposed else structure
     shape = record.shapes(structure.shape, structure.nnz, feat, None)["out"]
     if 0 in shape or not feat:
         return first.new_zeros(shape)
@@ -137,30 +128,28 @@ def _sizes(record: Operator, operands: Sequence[Any]) -> dict[str, Any]:
     return sizes
 
 
-def _check_sizes(
-    record: Operator, operands: Sequence[Tensor], matrix: Mapping[str, Any], device: torch.device
-) -> None:
+def _checked_sizes(
+    record: Operator, operands: Sequence[Tensor], structure: Structure
+) -> dict[str, Any]:
+    """As :func:`_sizes`; raises ValueError where operands do not fit the caller's pattern."""
+    matrix = {"m": structure.m, "n": structure.n, "e": structure.nnz}
     sizes = {**_sizes(record, operands), **matrix}
     for name, x in zip(record.names, operands, strict=True):
-        if x.device != device:
+        if x.device != structure.device:
             raise ValueError(
-                f"{record.name}: argument '{name}': expected to be on {device} as the sparse "
-                f"matrix, got {x.device}"
+                f"{record.name}: argument '{name}': expected to be on {structure.device} as the "
+                f"sparse matrix, got {x.device}"
             )
         expected = tuple(sizes[dim] for dim in record.dims[name])
         if tuple(x.shape) != expected:
             raise ValueError(
                 f"{record.name}: argument '{name}': expected shape {expected}, got {tuple(x.shape)}"
             )
+    return sizes
 
 
 def _doc(record: Operator) -> str:
-    def shape(name: str) -> str:
-        letters = {"m": "m", "n": "n", "e": "nnz", "k": "feat"}
-        dims = [letters[d] for d in record.dims[name]]
-        return f"({', '.join(dims)}{',' * (len(dims) == 1)})"
-
-    given = "".join(f"{name} : {shape(name)} Tensor\n" for name in record.names)
+    given = "".join(f"{name} : {record.shape_text(name)} Tensor\n" for name in record.names)
     own = "values : (nnz,) Tensor, optional\n    Instead of those of A.\n"
     return f"""{record.title[0].upper()}{record.title[1:]}.
 
@@ -171,6 +160,6 @@ A : sparse (m, n) matrix
 {given}{own if record.reads_values else ""}
 Returns
 -------
-{shape("out")} Tensor
+{record.shape_text("out")} Tensor
     Differentiable with respect to operands and values, by programs derived from the operator's.
 """

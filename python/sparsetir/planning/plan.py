@@ -32,7 +32,7 @@ from sparsetir.schedules.search.choose import choose
 from sparsetir.schedules.templates.spmm_panels import PanelRows
 
 # All options of operators; each has some.
-ALL = ("reduce", "heads", "format", "out_dtype", "feat_in", "weighted", "edge_feat", "scale")
+ALL = {*OPTIONS, *RELATIONAL_OPTIONS, *options_of("copy_u"), *options_of("attention")}
 MOST_LIKES = 256
 EIGHTHS = 4  # bits of sizes that are about the same
 

@@ -41,15 +41,15 @@ class Request:
     threads : of the CPU
     """
 
-    name: Any
+    name: str
     matrix: Any
     problem: Any
-    feat: Any
-    shapes: Any
-    sizes: Any
+    feat: int
+    shapes: Mapping[str, tuple[int, ...]]
+    sizes: Mapping[str, Any]
     pattern: Any
     target: Any
-    threads: Any
+    threads: int
 
     def task(self) -> Task:
         """What records of tuning are looked up by."""
@@ -260,7 +260,8 @@ def refuse_options(op: Any, given: Mapping[str, Any], takes: Iterable[str]) -> N
     """
     for name, value in given.items():
         default = DEFAULTS.get(name)
-        if name not in takes and value != default:
+        same = value == default if isinstance(value, str) else value is default
+        if name not in takes and not same:
             raise ValueError(
                 f"plan: argument '{name}': expected {default!r} for {op!r}, got {value!r}"
             )
