@@ -48,12 +48,12 @@ from sparsetir.sparse_ir.nodes import (
     SparseFunc,
     SparseIteration,
     buffer_var,
-    flat_axes,
     iteration_with,
     loads_of,
     make_func,
     nodes_of,
     sparse_iterations,
+    standing_axes,
     stores_of,
     substitute,
     variables_of,
@@ -272,7 +272,7 @@ def _needed(
     used = set(variables_of(body))
     buffers = [b for b in buffers if b.var in used]
     nodes = [n for it in nodes_of(SparseIteration, body) for n in it.axes]
-    tops = [*flat_axes(nodes), *(a for b in buffers for a in b.axes or ())]
+    tops = [*standing_axes(nodes), *(a for b in buffers for a in b.axes or ())]
     tops += [n.by for n in nodes if isinstance(n, PartAxis)]
     tops += [n.to for n in map(visited_node, nodes) if isinstance(n, AttachedAxis)]
     there = {a.name for top in tops for a in top.ancestors()}

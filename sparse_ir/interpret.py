@@ -98,6 +98,7 @@ class _Interpreter(Evaluator):
         self.structure = Structure()
         self.current: dict[str, Variable] = {}  # by axis, the innermost iteration over it
         self.arrays: dict[int, tuple[str, Any]] = {}
+        self.merged = {str(a.name) for axis in func.axes for a in axis.of or ()}
         for param in func.params:
             self._bind(param, arguments[str(param.name)])
         for axis in func.axes:
@@ -140,6 +141,8 @@ class _Interpreter(Evaluator):
     def _add_axis(self, to: Structure, axis: Axis) -> None:
         name, what = axis.name, f"axis '{axis.name}'"
         to.length[name] = int(self.expr(axis.length)())
+        if axis.is_merged:
+            return
         parents = to.size[axis.parent.name] if axis.parent is not None else 1
         if axis.is_variable:
             to.size[name] = int(self.expr(axis.nnz)())
@@ -221,12 +224,37 @@ class _Interpreter(Evaluator):
             variable.axis, variable.parent, variable.position = name, parent, position
             self.current[name] = variable
 
+        def merge(level: int, stop: int, action: Thunk) -> None:
+            """Visit each coordinate of a merged axis once, standing on the axes that store it."""
+            variable, found = variables[level], dict[int, list[tuple[str, int, int]]]()
+            for axis in axes[level].of:
+                if axis.parent is None or axis.parent.name in self.current:  # else it is absent
+                    parent = parent_position(axis)
+                    for position, coordinate in self.structure.stored(axis, parent):
+                        found.setdefault(coordinate, []).append((str(axis.name), parent, position))
+            needed = len(axes[level].of) if axes[level].kind == "intersect" else 1
+            for coordinate in sorted(c for c, stored in found.items() if len(stored) >= needed):
+                variable.value, variable.axis = indices[level](coordinate), None
+                self.current[names[level]] = variable
+                for name, *place in found[coordinate]:
+                    self.current[name] = Variable(variable.value, None, name, *place)
+                visit(level + 1, stop, action)
+                for name, *_ in found[coordinate]:
+                    del self.current[name]
+            self.current.pop(names[level], None)
+
         def visit(level: int, stop: int, action: Thunk) -> None:
             if level == stop:
                 action()
                 return
+            if axes[level].is_merged:
+                merge(level, stop, action)
+                return
             part, count = parts.get(names[level]), counts[level]
             here, known = axes[level : level + count], names[level : level + count]
+            above = here[0].parent
+            if above is not None and above.name in self.merged and above.name not in self.current:
+                return  # under an axis that does not store the coordinate
             outer = {name: self.current[name] for name in known if name in self.current}
             if part is None or not isinstance(part.axis, FusedAxis):
                 parent = parent_position(here[0])

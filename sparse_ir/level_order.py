@@ -103,6 +103,7 @@ def visited_in_order(it: SparseIteration) -> SparseIteration:
         names = [a.name for a in levels]
         spatial = all(kind_of[n][1] == "S" for n in names)
         plain = sum(isinstance(n, Axis) and n.name in names for n in nodes) == len(levels) > 1
+        plain = plain and not any(a.is_merged for a in levels)
         if spatial and plain and _is_chain(levels):
             first = [n.name for n in nodes].index(names[0])
             nodes[first] = FusedAxis(axes=levels)

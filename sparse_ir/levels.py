@@ -1,8 +1,8 @@
 """The levels of loops that an iteration becomes, each around one block.
 
 A level ends, with a block boundary, before a loop whose extent depends on a position of that level,
-and after the loop that completes what a search needs. (SparseTIR, section 3.3.1, step 3.) Of an
-iteration over I, J and K, where J is variable::
+after the loop that completes what a search needs, and around the loop of a merged axis.
+(SparseTIR, section 3.3.1, step 3.) Of an iteration over I, J and K, where J is variable::
 
     for i in range(m):  # the first level
         with T.sblock("spmm0"):
@@ -17,8 +17,9 @@ from typing import Any
 
 from tvm import tirx
 
+from sparsetir.sparse_ir.merge_loops import MergeLoop
 from sparsetir.sparse_ir.nodes import substitute
-from sparsetir.sparse_ir.position_loops import PositionLoop
+from sparsetir.sparse_ir.position_loop import PositionLoop
 from sparsetir.sparse_ir.tir import as_dtype, dtype_of, free_vars
 from sparsetir.sparse_ir.translate import Scope, Search
 
@@ -36,7 +37,9 @@ def levels_of(units: list[PositionLoop], scope: Scope) -> tuple[list[Level], lis
     defined_by: dict[Any, int] = {}
     at: dict[int, list[Search]] = {}
     for number, unit in enumerate(units):
-        defined_by[unit.var] = number
+        defined_by |= dict.fromkeys(
+            unit.locals if isinstance(unit, MergeLoop) else [unit.var], number
+        )
         for search in unit.searches:
             defined_by[search.result] = number
             at.setdefault(number, []).append(search)
@@ -50,7 +53,9 @@ def levels_of(units: list[PositionLoop], scope: Scope) -> tuple[list[Level], lis
     levels = [Level()]
     for number, unit in enumerate(units):
         here = {u.var for u in levels[-1].units}
-        if levels[-1].searches or free_vars(unit.extent) & here:
+        merges = [isinstance(u, MergeLoop) for u in (unit, *levels[-1].units)]
+        alone = len(merges) > 1 and any(merges)
+        if levels[-1].searches or alone or free_vars(unit.extent) & here:
             levels.append(Level())
         levels[-1].units.append(unit)
         levels[-1].searches.extend(at.get(number, []))

@@ -37,6 +37,7 @@ from sparsetir.sparse_ir.errors import LoweringError
 from sparsetir.sparse_ir.groups import with_group_calls
 from sparsetir.sparse_ir.legal import for_dependences, races
 from sparsetir.sparse_ir.levels import Level, init_loops, levels_of
+from sparsetir.sparse_ir.merge_loops import MergeLoop
 from sparsetir.sparse_ir.nodes import (
     SparseFunc,
     SparseIteration,
@@ -45,7 +46,8 @@ from sparsetir.sparse_ir.nodes import (
     stores_of,
     variables_of,
 )
-from sparsetir.sparse_ir.position_loops import PositionLoop, PositionLoops
+from sparsetir.sparse_ir.position_loop import PositionLoop
+from sparsetir.sparse_ir.position_loops import PositionLoops
 from sparsetir.sparse_ir.position_space import LAYOUTS, SIGNATURE, PositionSpace
 from sparsetir.sparse_ir.promises import ASSUMED, PROMISES
 from sparsetir.sparse_ir.races import FREE, RACES, private_buffers, races_of
@@ -325,6 +327,13 @@ class _Lowering:
             if init is not None and number == init_level:
                 here = init_loops(init, [u for lv in levels[number + 1 :] for u in lv.units])
             annotations = {str(k): v for k, v in it.annotations.items() if str(k) not in STAGE_ONE}
+            merge = next((u for u in level.units if isinstance(u, MergeLoop)), None)
+            if merge is not None:
+                stmt = merge.around(stmt, self.space)
+                stmt = self._block(
+                    f"{it.name}{number}", [], stmt, None, [*merge.locals, *allocs], annotations
+                )
+                continue
             annotations[RACES] = {str(u.var.name): fact_of[id(u)] for u in level.units}
             stmt = self._block(f"{it.name}{number}", level.units, stmt, here, allocs, annotations)
             stmt = loops_around(stmt, level.units, workers)

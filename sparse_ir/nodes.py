@@ -43,7 +43,9 @@ if TYPE_CHECKING:  # TVM carries no types; what inherits from its classes has so
 else:
     Stmt, BaseFunc = tirx.Stmt, ir.BaseFunc
 
-AXIS_KINDS = ("dense_fixed", "dense_variable", "sparse_fixed", "sparse_variable")
+STORED_KINDS = ("dense_fixed", "dense_variable", "sparse_fixed", "sparse_variable")
+MERGED_KINDS = ("union", "intersect")
+AXIS_KINDS = (*STORED_KINDS, *MERGED_KINDS)
 
 
 @py_class("sparsetir.Axis", frozen=True, structural_eq="dag")
@@ -55,11 +57,12 @@ class Axis(Object):
     name : str
         Unique within its function.
     kind : {"dense_fixed", "dense_variable", "sparse_fixed", "sparse_variable"}
-        What it stores, and how.
+        What it stores, and how. "union" and "intersect" store nothing: they co-iterate others.
     length : expression of type `idtype`
         Number of coordinates.
     parent : Axis or None
-        The axis that this one depends on; None for "dense_fixed".
+        The axis that this one depends on; None for "dense_fixed". Of a merged axis the parent that
+        all of its axes have, or the merged axis of their parents.
     nnz : expression or None
         Stored elements summed over all parents; None for the fixed kinds.
     nnz_cols : expression or None
@@ -73,10 +76,14 @@ class Axis(Object):
         The type of coordinates, `indptr` and `indices`.
     unique : bool
         Whether the coordinates under one parent differ (False only for COO-like rows).
+    of : list of Axis or None
+        The axes that a merged axis co-iterates, else None. It stores nothing itself: buffers lie
+        over the axes in `of`, which its coordinate indexes.
 
     Notes
     -----
-    SparseTIR, section 3.1.
+    SparseTIR, section 3.1. Merged axes: Senanayake et al., section 4; Kjolstad et al., "The tensor
+    algebra compiler" (merge lattices).
     """
 
     name: str = field(structural_eq="ignore")
@@ -89,6 +96,12 @@ class Axis(Object):
     indices: Any = None
     idtype: str = "int32"
     unique: bool = True
+    of: Any = None
+
+    @property
+    def is_merged(self) -> bool:
+        """Whether it visits the coordinates of several axes at once, and stores none."""
+        return self.of is not None
 
     @property
     def is_sparse(self) -> bool:
@@ -454,6 +467,24 @@ def flat_axes(axes: Any) -> list[Axis]:
         else:
             out.append(a.axis if isinstance(a, AttachedAxis) else a)
     return out
+
+
+def merged_parent(axes: Sequence[Axis], known: Sequence[Axis]) -> Axis | None:
+    """What a merged axis of these hangs under: their parent, or the merged axis of their parents.
+
+    known : merged axes declared so far
+
+    None where all are roots, and where there is none such; :mod:`sparsetir.sparse_ir.verify` tells.
+    """
+    parents = {a.parent.name: a.parent for a in axes if a.parent is not None}
+    if len(parents) == 1:
+        return next(iter(parents.values()))
+    return next((m for m in known if {a.name for a in m.of} >= parents.keys() > set()), None)
+
+
+def standing_axes(axes: Any) -> list[Axis]:
+    """The axes that an iteration stands on: its plain axes, and those in merged ones."""
+    return [a for axis in flat_axes(axes) for a in (axis, *(axis.of or ()))]
 
 
 def visited_node(node: Any) -> Any:

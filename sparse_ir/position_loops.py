@@ -7,11 +7,11 @@ over its positions, the first of which is added. (SparseTIR, section 3.3.1, step
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 from tvm import tirx
 
+from sparsetir.sparse_ir.merge_loops import merge_loop
 from sparsetir.sparse_ir.names import numbered
 from sparsetir.sparse_ir.nodes import (
     AttachedAxis,
@@ -19,42 +19,13 @@ from sparsetir.sparse_ir.nodes import (
     FusedAxis,
     PartAxis,
     SparseIteration,
-    flat_axes,
     visited_node,
 )
+from sparsetir.sparse_ir.position_loop import PositionLoop
 from sparsetir.sparse_ir.position_space import PositionSpace, in_one_row
 from sparsetir.sparse_ir.search import find_last_start, whole
-from sparsetir.sparse_ir.tir import as_dtype, dtype_of, free_vars
-from sparsetir.sparse_ir.translate import Scope, Search, Translator, Visit
-
-
-@dataclass
-class PositionLoop:
-    """One loop: an axis, a fused axis, an attached axis, or one of these by parts.
-
-    coords : its coordinates of stage I
-    """
-
-    node: Any
-    coords: list[Any]
-    kinds: str
-    loop: Any
-    var: Any
-    extent: Any
-    pads: list[Any] = field(default_factory=list)
-    searches: list[Search] = field(default_factory=list)
-
-    @property
-    def name(self) -> str:
-        """The name of the loop in stage I."""
-        return "_".join(axis.name for axis in flat_axes([self.node]))
-
-    @property
-    def iter_type(self) -> int:
-        """Kind of the block variable: spatial, reduction, or opaque for a mixture."""
-        if set(self.kinds) == {"S"}:
-            return tirx.IterVar.DataPar
-        return tirx.IterVar.CommReduce if set(self.kinds) == {"R"} else tirx.IterVar.Opaque
+from sparsetir.sparse_ir.tir import as_dtype, conjunction, dtype_of, free_vars
+from sparsetir.sparse_ir.translate import Scope, Translator, Visit
 
 
 class PositionLoops:
@@ -74,7 +45,12 @@ class PositionLoops:
             count = len(node.axes) if isinstance(node, FusedAxis) else 1
             coords, kinds = it.vars[at : at + count], it.kinds[at : at + count]
             at += count
-            if isinstance(node, FusedAxis):
+            if isinstance(node, Axis) and node.is_merged:
+                wish = self._variables(coords[0].name, node.idtype)[0].name
+                units.append(
+                    merge_loop(node, coords[0], kinds, wish, scope, self.space, self.translate)
+                )
+            elif isinstance(node, FusedAxis):
                 units.append(self._fused_unit(node, coords, kinds, scope, by))
             else:
                 units.append(self._axis_unit(node, coords[0], kinds, scope, by))
@@ -87,6 +63,10 @@ class PositionLoops:
         parents = self._parents(node, scope)
         loop, var = self._variables(coord_var.name, axis.idtype)
         extent = as_dtype(self.space.extent(axis, parents), axis.idtype)
+        above = None if isinstance(node, AttachedAxis) or axis.parent is None else axis.parent
+        if above is not None and scope.visits[above.name].present:
+            stored = conjunction(scope.visits[above.name].present)
+            extent = tirx.if_then_else(stored, extent, as_dtype(0, axis.idtype))
         if isinstance(node, AttachedAxis) and self.space.has_padding(node.to):
             exists = scope.visits[node.to.name].coord >= 0
             extent = tirx.if_then_else(exists, extent, as_dtype(0, axis.idtype))

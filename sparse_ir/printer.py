@@ -166,6 +166,8 @@ class _FunctionPrinter:
             plain = isinstance(value, tirx.IntImm) and dtype_of(value) == axis.idtype
             return repr(value.value) if plain else self.expr.expr(value)
 
+        if axis.is_merged:
+            return f"T.{axis.kind}({', '.join(self._axis(a) for a in axis.of)})"
         args = [self._axis(axis.parent)] if axis.parent is not None else []
         count = axis.nnz if axis.is_variable else axis.nnz_cols
         pair = f"({size(axis.length)}, {size(count)})" if count is not None else size(axis.length)

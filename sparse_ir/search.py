@@ -19,11 +19,13 @@ def scalar_buffer(name: str, dtype: str) -> Any:
     return buffer_var([1], dtype, name, "local")
 
 
-def _load(buf: Any) -> Any:
+def load_one(buf: Any) -> Any:
+    """What a one-element buffer holds."""
     return tirx.BufferLoad(buf, [tirx.IntImm("int32", 0)])
 
 
-def _store(buf: Any, value: Any) -> tirx.Stmt:
+def store_one(buf: Any, value: Any) -> tirx.Stmt:
+    """A store to a one-element buffer."""
     return tirx.BufferStore(buf, value, [tirx.IntImm("int32", 0)])
 
 
@@ -66,20 +68,22 @@ def find_sorted(
     dtype = dtype_of(extent)
     lo, hi = (scalar_buffer(f"{result.name}_{end}", dtype) for end in ("lo", "hi"))
     one = as_dtype(1, dtype)
-    mid = _load(lo) + ((_load(hi) - _load(lo)) >> one)
+    mid = load_one(lo) + ((load_one(hi) - load_one(lo)) >> one)
     step = tirx.IfThenElse(
-        tirx.BufferLoad(indices, [*parents, mid]) < target, _store(lo, mid + one), _store(hi, mid)
+        tirx.BufferLoad(indices, [*parents, mid]) < target,
+        store_one(lo, mid + one),
+        store_one(hi, mid),
     )
     hit = tirx.if_then_else(
-        _load(lo) < extent,
-        tirx.BufferLoad(indices, [*parents, _load(lo)]) == target,
+        load_one(lo) < extent,
+        tirx.BufferLoad(indices, [*parents, load_one(lo)]) == target,
         tirx.const(False, "bool"),
     )
     body = [
-        _store(lo, as_dtype(0, dtype)),
-        _store(hi, extent),
-        tirx.While(_load(lo) < _load(hi), step),
-        _store(result, tirx.Select(hit, _load(lo), as_dtype(-1, dtype))),
+        store_one(lo, as_dtype(0, dtype)),
+        store_one(hi, extent),
+        tirx.While(load_one(lo) < load_one(hi), step),
+        store_one(result, tirx.Select(hit, load_one(lo), as_dtype(-1, dtype))),
     ]
     return _block(name, [*reads, _row_region(indices, parents, extent)], [result, lo, hi], body)
 
@@ -97,10 +101,10 @@ def find_unsorted(
     dtype = dtype_of(extent)
     at = tirx.Var("at", dtype)
     hit = tirx.all(
-        _load(result) < 0, tirx.BufferLoad(indices, [*parents, at]) == target, target >= 0
+        load_one(result) < 0, tirx.BufferLoad(indices, [*parents, at]) == target, target >= 0
     )
-    scan = loop_over(at, extent, tirx.IfThenElse(hit, _store(result, at), None))
-    body = [_store(result, as_dtype(-1, dtype)), scan]
+    scan = loop_over(at, extent, tirx.IfThenElse(hit, store_one(result, at), None))
+    body = [store_one(result, as_dtype(-1, dtype)), scan]
     return _block(name, [*reads, _row_region(indices, parents, extent)], [result], body)
 
 
@@ -117,20 +121,20 @@ def find_last_start(
     dtype = dtype_of(end)
     lo, hi = (scalar_buffer(f"{result.name}_{end}", dtype) for end in ("lo", "hi"))
     one = as_dtype(1, dtype)
-    mid = _load(lo) + ((_load(hi) - _load(lo)) >> one)
-    step = tirx.IfThenElse(start_of(mid) <= position, _store(lo, mid), _store(hi, mid))
+    mid = load_one(lo) + ((load_one(hi) - load_one(lo)) >> one)
+    step = tirx.IfThenElse(start_of(mid) <= position, store_one(lo, mid), store_one(hi, mid))
     body = [
-        _store(lo, begin),
-        _store(hi, end),
-        tirx.While(_load(lo) + one < _load(hi), step),
-        _store(result, _load(lo)),
+        store_one(lo, begin),
+        store_one(hi, end),
+        tirx.While(load_one(lo) + one < load_one(hi), step),
+        store_one(result, load_one(lo)),
     ]
     return _block(name, reads, [result, lo, hi], body)
 
 
 def start_again(name: str, held: Any, first: Any) -> tuple[tirx.Stmt, list[Any]]:
     """held[0] = first, a load of a one-element buffer."""
-    return _block(name, [_point(first.source)], [held], [_store(held, first)])
+    return _block(name, [_point(first.source)], [held], [store_one(held, first)])
 
 
 def carry(
@@ -140,10 +144,10 @@ def carry(
 
     held : what it was before, and is from then on; allocated where it begins
     """
-    following = _load(held) + as_dtype(1, dtype_of(rows))
+    following = load_one(held) + as_dtype(1, dtype_of(rows))
     # Evaluated as a whole or not, there is an offset behind that of the last row.
     more = tirx.all(following < rows, tirx.BufferLoad(starts, [following]) <= position)
-    body = [tirx.While(more, _store(held, following)), _store(result, _load(held))]
+    body = [tirx.While(more, store_one(held, following)), store_one(result, load_one(held))]
     stmt, _ = _block(name, reads, [result, held], body)
     return stmt, [result]
 

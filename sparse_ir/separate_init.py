@@ -41,7 +41,7 @@ from sparsetir.sparse_ir.parallel import constant_length, has_own_place, written
 
 def init_runs_in_place(it: SparseIteration, func: SparseFunc) -> bool:
     """Whether the init may stand in the reduction block."""
-    if "R" not in it.kinds:
+    if "R" not in it.kinds or any(a.is_merged for a in flat_axes(it.axes)):
         return False
     kind_of = {axis.name: kind for axis, _, kind in it.axis_of()}
     attached = {a.name for a in map(visited_node, it.axes) if isinstance(a, AttachedAxis)}

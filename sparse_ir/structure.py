@@ -119,6 +119,8 @@ class _Checker:
 
     def check(self, axis: Axis) -> None:
         """Check one axis whose parent is checked already."""
+        if axis.is_merged:
+            return
         if axis.parent is None:
             if not any(str(v.name) in self.computed for v in used_variables(axis.length)):
                 self.elements(axis)

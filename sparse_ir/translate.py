@@ -31,12 +31,16 @@ from sparsetir.sparse_ir.value_domains import counted_steps, made_by_recipes, va
 
 @dataclass
 class Visit:
-    """Where an iteration stands on one axis: its position under the parent, its coordinate."""
+    """Where an iteration stands on one axis: its position under the parent, its coordinate.
+
+    present : conditions under which the axis stores the coordinate: of one in a merged axis
+    """
 
     axis: Axis
     pos: Any
     coord: Any
     parents: list[Any]
+    present: list[Any] = field(default_factory=list)
 
 
 @dataclass
@@ -245,10 +249,11 @@ class Translator:
     ) -> tuple[Any, list[Any]]:
         """The position of a coordinate, and guards unless it is known to be `inside`."""
         visited = scope.axis_of_var.get(coord) if isinstance(coord, ir.Var) else None
-        if visited is not None and self._same_storage(visited, axis):
-            visit = scope.visits[visited.name]
-            if _all_equal(visit.parents, [self._coordinates(p, scope) for p in parents]):
-                return visit.pos, []
+        for one in () if visited is None else (visited, *(visited.of or ())):
+            if self._same_storage(one, axis):
+                visit = scope.visits[one.name]
+                if _all_equal(visit.parents, [self._coordinates(p, scope) for p in parents]):
+                    return visit.pos, visit.present
         if axis.kind == "dense_fixed":
             if inside:
                 return coord, []

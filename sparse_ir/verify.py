@@ -26,6 +26,7 @@ from sparsetir.sparse_ir.nodes import (
     SparseFunc,
     declared,
     flat_axes,
+    merged_parent,
     sparse_iterations,
     stores_of,
 )
@@ -34,14 +35,17 @@ from sparsetir.sparse_ir.rows import row_problems
 from sparsetir.sparse_ir.verify_body import body_problems, index_dtype, names
 from sparsetir.sparse_ir.verify_sites import Broken, Found, used_variables
 
-# kind -> the fields that an axis of this kind has; the others are None
+# kind -> the fields that an axis of this kind has; the others are None. A merged axis may have a
+# parent, too.
 FIELDS: dict[str, tuple[str, ...]] = {
     "dense_fixed": (),
     "dense_variable": ("parent", "nnz", "indptr"),
     "sparse_fixed": ("parent", "nnz_cols", "indices"),
     "sparse_variable": ("parent", "nnz", "indptr", "indices"),
+    "union": ("of",),
+    "intersect": ("of",),
 }
-OPTIONAL = ("parent", "nnz", "nnz_cols", "indptr", "indices")
+OPTIONAL = ("parent", "nnz", "nnz_cols", "indptr", "indices", "of")
 
 
 class Problem(NamedTuple):
@@ -172,6 +176,8 @@ def _axis_fields(new: Declarations) -> Found:
     for axis in new.axes:
         for field in OPTIONAL:
             there = getattr(axis, field) is not None
+            if field == "parent" and axis.is_merged:
+                continue
             if there != (field in FIELDS[axis.kind]):
                 has = "has no" if there else "needs a value for"
                 yield Broken(axis, f"axis '{axis.name}': a {axis.kind} axis {has} '{field}'")
@@ -193,6 +199,46 @@ def _axis_parent(new: Declarations) -> Found:
                 axis, f"axis '{axis.name}': its parent differs from the axis '{parent.name}'"
             )
         seen[axis.name] = axis
+
+
+def _axis_merged(new: Declarations) -> Found:
+    for axis in (a for a in new.axes if a.is_merged):
+        label = f"axis '{axis.name}' = {axis.kind}({', '.join(a.name for a in axis.of)})"
+        for one in axis.of:
+            known = new.names.axes.get(one.name)
+            if known is None or not same_axis(one, known):
+                yield Broken(axis, f"{label}: '{one.name}' is not an axis of '{new.func.name}'")
+            elif one.is_merged:
+                yield Broken(
+                    axis,
+                    f"{label}: expected axes that store coordinates, got the {one.kind} "
+                    f"'{one.name}'; list its axes instead",
+                )
+            elif not one.unique:
+                yield Broken(
+                    axis,
+                    f"{label}: expected axes whose coordinates increase under each parent, but "
+                    f"'{one.name}' may store one twice (unique=False)",
+                )
+            elif one.idtype != axis.idtype or not tvm_ffi.structural_equal(one.length, axis.length):
+                yield Broken(
+                    axis,
+                    f"{label}: expected axes of one length and idtype, {axis.length} and "
+                    f"{axis.idtype}, got '{one.name}' of {one.length} and {one.idtype}",
+                )
+        if len({a.name for a in axis.of}) < max(2, len(axis.of)):
+            yield Broken(axis, f"{label}: expected two or more axes, each once")
+        merged = [a for a in new.func.axes if a.is_merged]
+        parent = merged_parent(axis.of, merged)
+        parents = {a.parent.name for a in axis.of if a.parent is not None}
+        if parent is None and parents:
+            yield Broken(
+                axis,
+                f"{label}: expected axes with one parent, or with parents that are merged before "
+                f"them, got the parents {sorted(parents)}",
+            )
+        elif (None if parent is None else parent.name) != getattr(axis.parent, "name", None):
+            yield Broken(axis, f"{label}: its parent is not that of its axes")
 
 
 def _axis_sizes(new: Declarations) -> Found:
@@ -344,6 +390,12 @@ def _buffer_axes_known(new: Declarations) -> Found:
                     buffer.var.span,
                     f"buffer '{buffer.name}': '{axis.name}' is not an axis of '{new.func.name}'",
                 )
+            elif axis.is_merged:
+                yield Broken(
+                    buffer.var.span,
+                    f"buffer '{buffer.name}': the {axis.kind} '{axis.name}' stores nothing; "
+                    f"expected one of its axes {names(axis.of)}, or a dense axis",
+                )
             elif not same_axis(axis, known[axis.name]):
                 yield Broken(
                     buffer.var.span,
@@ -439,6 +491,7 @@ DECLARATIONS: tuple[Callable[[Declarations], Found], ...] = (
     _axis_kind,
     _axis_fields,
     _axis_parent,
+    _axis_merged,
     _axis_sizes,
     _axis_parameters,
     _axis_handles,

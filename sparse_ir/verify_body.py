@@ -19,6 +19,7 @@ from sparsetir.sparse_ir.nodes import (
     declared,
     flat_axes,
     names_inside,
+    standing_axes,
     visited_node,
 )
 from sparsetir.sparse_ir.traversal import ADVANCE, SKIP, visit_nodes
@@ -81,7 +82,7 @@ def _label(node: SparseIteration) -> str:
 
 
 def _enclosing(site: Site) -> list[Axis]:
-    return [a for it in site.iterations for a in flat_axes(it.axes)]
+    return [a for it in site.iterations for a in standing_axes(it.axes)]
 
 
 def _kinds(site: Site) -> Found:
@@ -133,7 +134,7 @@ def _axes_known(site: Site) -> Found:
 
 def _axis_once(site: Site) -> Found:
     seen = {a.name for a in _enclosing(site)}
-    for axis in flat_axes(site.stmt.axes):
+    for axis in standing_axes(site.stmt.axes):
         if axis.name in seen:
             around = axis.name in {a.name for a in _enclosing(site)}
             where = "here and in an enclosing iteration" if around else "twice"
@@ -145,7 +146,7 @@ def _axis_once(site: Site) -> Found:
 
 def _axis_order(site: Site) -> Found:
     node, before = site.stmt, {a.name for a in _enclosing(site)}
-    every = before | {a.name for a in flat_axes(node.axes)}
+    every = before | {a.name for a in standing_axes(node.axes)}
     for item in map(visited_node, node.axes):
         attached = isinstance(item, AttachedAxis)
         for axis in flat_axes([item]):
@@ -159,7 +160,20 @@ def _axis_order(site: Site) -> Found:
                     f"'{axis.name}' in {names(flat_axes(node.axes))} or around it, "
                     f"but '{needed.name}' {got}",
                 )
-            before.add(axis.name)
+            before |= {a.name for a in standing_axes([axis])}
+
+
+def _merged(site: Site) -> Found:
+    """Merged axes are loops of their own."""
+    groups = [a for a in site.stmt.axes if not isinstance(a, Axis)]
+    parts = [a.by for a in groups if isinstance(a, PartAxis)]
+    for axis in [*flat_axes(groups), *parts]:
+        if axis.is_merged:
+            yield Broken(
+                site.stmt.span,
+                f"{_label(site.stmt)}: the {axis.kind} '{axis.name}' cannot be fused, attached or "
+                "visited in parts; expected it as an entry of its own",
+            )
 
 
 def _attached(site: Site) -> Found:
@@ -295,6 +309,7 @@ ITERATION: tuple[Rule, ...] = (
     _coordinates,
     _axes_known,
     _axis_once,
+    _merged,
     _attached,
     _axis_order,
     _fused,

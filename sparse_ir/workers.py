@@ -19,7 +19,7 @@ from sparsetir.sparse_ir.nodes import (
     sparse_iterations,
     substitute,
 )
-from sparsetir.sparse_ir.position_loops import PositionLoop
+from sparsetir.sparse_ir.position_loop import PositionLoop
 from sparsetir.sparse_ir.tir import as_dtype, dtype_of, loop_over, loop_with
 from sparsetir.sparse_ir.traversal import map_expr
 

@@ -194,9 +194,16 @@ def _race(it: SparseIteration, unit: str, race: str) -> tuple[str, int]:
 
 
 def _refuse_dependent(it: SparseIteration, chosen: list[Loop]) -> None:
-    """Refuse loops that are no box together."""
+    """Refuse loops whose visits follow each other, and loops that are no box together."""
     above: set[str] = set()
     for loop in chosen:
+        merged = [a for a in flat_axes([loop.node]) if a.is_merged]
+        if merged:
+            raise ScheduleError(
+                f"{WHO}: argument 'loop': '{loop.name}' is the {merged[0].kind} of "
+                f"{[a.name for a in merged[0].of]}, whose visits follow each other; legal are the "
+                f"loops around it, or inside of it\n{show(it)}"
+            )
         visited = visited_node(loop.node)
         first = loop.node.by if isinstance(loop.node, PartAxis) else flat_axes([visited])[0]
         parents = {a.name for a in first.ancestors()[:-1]}

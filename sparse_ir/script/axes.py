@@ -7,7 +7,8 @@ from typing import Any
 from tvm import ir, tirx
 
 from sparsetir.sparse_ir.errors import IllFormedError, describe
-from sparsetir.sparse_ir.nodes import AttachedAxis, Axis, FusedAxis, PartAxis
+from sparsetir.sparse_ir.names import numbered
+from sparsetir.sparse_ir.nodes import AttachedAxis, Axis, FusedAxis, PartAxis, merged_parent
 from sparsetir.sparse_ir.script.context import context, current_span
 
 __all__ = [
@@ -15,24 +16,35 @@ __all__ = [
     "dense_fixed",
     "dense_variable",
     "fuse",
+    "intersect",
     "part",
     "sparse_fixed",
     "sparse_variable",
+    "union",
 ]
 
 INDEX_DTYPES = ("int32", "int64")
 
 
 class AxisRef:
-    """An axis while its function is parsed: it becomes a node once it has a name."""
+    """An axis while its function is parsed: it becomes a node once it has a name.
 
-    def __init__(self, **fields: Any) -> None:
+    wish : its name if it is never assigned; by its place by default
+    """
+
+    def __init__(self, wish: str | None = None, **fields: Any) -> None:
         self.ctx = context("an axis")
         self.name: str | None = None
+        self._wish = wish
         self._fields = fields
         self._node: Axis | None = None
         self.span = current_span()
         self.ctx.refs.append(self)
+
+    @property
+    def is_merged(self) -> bool:
+        """Whether it co-iterates others."""
+        return "of" in self._fields
 
     def set_name(self, name: str) -> None:
         """Give the axis the name it is assigned to."""
@@ -43,10 +55,11 @@ class AxisRef:
         self.name = name
 
     def node(self) -> Axis:
-        """The finished axis; named after its place if it was never assigned."""
+        """The finished axis."""
         if self._node is None:
             if self.name is None:
-                self.set_name(f"axis_{self.ctx.refs.index(self)}")
+                wish = self._wish or f"axis_{self.ctx.refs.index(self)}"
+                self.set_name(numbered(wish, self.ctx.axis_names()))
             self._node = Axis(name=str(self.name), **self._fields)
         return self._node
 
@@ -206,6 +219,60 @@ def attach(axis: Any, to: Any) -> GroupRef:
     """
     return GroupRef(
         AttachedAxis(axis=axis_arg("attach", "axis", axis), to=axis_arg("attach", "to", to))
+    )
+
+
+def union(*axes: Any) -> AxisRef:
+    """Co-iterate axes: each coordinate that at least one of them stores, once, in their order.
+
+    axes : two or more, of one length and idtype, whose coordinates under a parent increase; their
+        parents are the same axis, or are merged themselves
+
+    A buffer over any of the axes is read at the coordinate, and gives zero where its own axis does
+    not store it. The sum of two matrices::
+
+        with T.sp_iter([I, T.union(J1, J2)], "SS", "add") as [i, j]:
+            C[i, j] = A[i, j] + B[i, j]
+
+    Where the parents differ, as in DCSR, the rows are merged first::
+
+        R = T.union(I1, I2)
+        with T.sp_iter([R, T.union(J1, J2)], "SS", "add") as [i, j]:
+    """
+    return _merged("union", "or", axes)
+
+
+def intersect(*axes: Any) -> AxisRef:
+    """Co-iterate axes: each coordinate that all of them store, in their order.
+
+    axes : as of :func:`union`
+
+    A product of two sparse operands stores what both store::
+
+        with T.sp_iter([I, T.intersect(J1, J2)], "SR", "dot") as [i, j]:
+            with T.init():
+                C[i] = 0.0
+            C[i] = C[i] + A[i, j] * B[i, j]
+    """
+    return _merged("intersect", "and", axes)
+
+
+def _merged(func: str, joined: str, axes: tuple[Any, ...]) -> AxisRef:
+    if len(axes) == 1 and isinstance(axes[0], tuple | list):
+        axes = tuple(axes[0])
+    nodes = [axis_arg(func, "axes", a) for a in axes]
+    if len(nodes) < 2:
+        raise IllFormedError(
+            f"{func}: argument 'axes': expected at least two axes, got {len(axes)}"
+        )
+    known = [r.node() for r in context(func).refs if isinstance(r, AxisRef) and r.is_merged]
+    return AxisRef(
+        wish=f"_{joined}_".join(a.name for a in nodes),
+        kind=func,
+        parent=merged_parent(nodes, known),
+        length=nodes[0].length,
+        idtype=nodes[0].idtype,
+        of=nodes,
     )
 
 

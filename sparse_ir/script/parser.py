@@ -236,6 +236,8 @@ _DECLARATIONS = (
     axes.fuse,
     axes.attach,
     axes.part,
+    axes.union,
+    axes.intersect,
     builder.match_sparse_buffer,
     builder.alloc_sparse_buffer,
     builder.match_buffer,

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import sparsetir.sparse_ir  # noqa: F401 - registers the dialect that the programs are written in
 
-from . import ell, formats, graph, matrix, misc, ragged_tensor, tensor
+from . import ell, formats, graph, matrix, merged, misc, ragged_tensor, tensor
 from .common import CASES, Program, copied, tolerance
 
 __all__ = ["CASES", "PROGRAMS", "Program", "copied", "tolerance"]
 
 PROGRAMS: dict[str, Program] = {
     program.name: program
-    for module in (matrix, formats, ell, tensor, ragged_tensor, graph, misc)
+    for module in (matrix, formats, ell, tensor, ragged_tensor, graph, misc, merged)
     for program in module.PROGRAMS
 }

@@ -372,7 +372,7 @@ def rows_by_hand():
         (
             {"kind": "dense"},
             ": expected a kind among dense_fixed, dense_variable, sparse_fixed, "
-            "sparse_variable, got 'dense'",
+            "sparse_variable, union, intersect, got 'dense'",
         ),
         ({"idtype": "int8"}, ": expected idtype 'int32' or 'int64', got 'int8'"),
         ({"nnz": None}, ": a sparse_variable axis needs a value for 'nnz'"),

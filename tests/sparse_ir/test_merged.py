@@ -1,0 +1,364 @@
+"""Merged axes: random programs of several sparse operands, what is refused, text of the stages."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm_ffi
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import sparsetir
+from programs import PROGRAMS, copied
+from programs.merged import dense_of, stored_of
+from sparsetir.sparse_ir.nodes import sparse_iterations
+from stage2 import golden, plain_text
+
+COLUMNS = ("sparse_variable", "sparse_fixed", "dense_variable", "dense_fixed")
+TERMS = ("{0} + {1}", "{0} * {1}", "T.max({0}, {1})", "{0} - {1} * 2.0")
+COMMON = {
+    "deadline": None,
+    "derandomize": True,
+    "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large],
+}
+
+
+@dataclass
+class Drawn:
+    """A program's text and its arguments; `c` is written."""
+
+    text: str
+    arguments: dict[str, Any]
+
+
+@st.composite
+def programs(draw: Any) -> Drawn:
+    """Two or three operands, rows stored or not, columns of each kind; merged once or twice."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    idtype = draw(st.sampled_from(["int32", "int64"]))
+    m, n = draw(st.integers(1, 6)), draw(st.integers(1, 7))
+    operands = "abd"[: draw(st.sampled_from([2, 2, 3]))]
+    how = {level: draw(st.sampled_from(["union", "intersect"])) for level in "IJ"}
+    own_rows = draw(st.booleans())
+    lines = [f"I = T.dense_fixed(m, '{idtype}')", f"J = T.dense_fixed(n, '{idtype}')"]
+    lines += [f"O = T.dense_fixed(1, '{idtype}')", f"K = T.dense_fixed(3, '{idtype}')"]
+    args: dict[str, Any] = {"m": m, "n": n}
+    rows_of: dict[str, str] = {}
+    over: dict[str, list[str]] = {}
+    for x in operands:
+        stored_rows = own_rows and draw(st.booleans())
+        rows, parents = "I", m
+        if own_rows:
+            rows = f"I{x}"
+            lines.append(f"I{x} = T.dense_fixed(m, '{idtype}')")
+        if stored_rows:
+            there = np.sort(rng.permutation(m)[: rng.integers(0, m + 1)])
+            args |= {f"{x}_rows": len(there), f"{x}_iptr": np.array([0, len(there)], idtype)}
+            args[f"{x}_iidx"], parents = there.astype(idtype), len(there)
+            shape, arrays = f"(m, {x}_rows)", f"({x}_iptr, {x}_iidx)"
+            lines[-1] = f"I{x} = T.sparse_variable(O, {shape}, {arrays}, '{idtype}')"
+        kind = draw(st.sampled_from(COLUMNS))
+        picks = [np.sort(rng.permutation(n)[: rng.integers(0, n + 1)]) for _ in range(parents)]
+        counts = np.array([len(p) for p in picks], np.int64)
+        size = int(counts.sum())
+        if kind == "dense_fixed":
+            lines.append(f"J{x} = T.dense_fixed(n, '{idtype}')")
+            size = parents * n
+        elif kind == "sparse_fixed":
+            cols = draw(st.integers(1, n))
+            slots = np.full((parents, cols), -1)
+            for row, pick in zip(slots, picks, strict=True):
+                at = np.sort(rng.permutation(cols)[: min(cols, len(pick))])
+                row[at] = pick[: len(at)]
+            args |= {f"{x}_cols": cols, f"{x}_idx": slots.reshape(-1).astype(idtype)}
+            lines.append(f"J{x} = T.sparse_fixed({rows}, (n, {x}_cols), {x}_idx, '{idtype}')")
+            size = slots.size
+        else:
+            args |= {f"{x}_nnz": size}
+            args[f"{x}_ptr"] = np.concatenate([[0], np.cumsum(counts)]).astype(idtype)
+            arrays = f"{x}_ptr"
+            if kind == "sparse_variable":
+                args[f"{x}_idx"] = np.concatenate([*picks, np.zeros(0)]).astype(idtype)
+                arrays = f"({x}_ptr, {x}_idx)"
+            lines.append(f"J{x} = T.{kind}({rows}, (n, {x}_nnz), {arrays}, '{idtype}')")
+        shape_of = (parents, n) if kind == "dense_fixed" else (size,)
+        args[x] = rng.integers(-4, 5, shape_of).astype("float32")
+        over[x] = [*(["O"] if stored_rows else []), rows, f"J{x}"]
+        lines.append(f"{x.upper()} = T.match_sparse_buffer({x}, ({', '.join(over[x])},))")
+        rows_of[x] = rows
+    merged_rows = f"T.{how['I']}({', '.join(rows_of[x] for x in operands)})" if own_rows else "I"
+    if own_rows:
+        lines.append(f"R = {merged_rows}")
+        merged_rows = "R"
+    columns = f"T.{how['J']}({', '.join(f'J{x}' for x in operands)})"
+    loads = [
+        f"{x.upper()}[{', '.join({'O': 'o', 'J': 'j'}.get(a[0], 'i') for a in over[x])}]"
+        for x in operands
+    ]
+    term = draw(st.sampled_from(TERMS)).format(*loads[:2])
+    term = f"({term}) * {loads[2]}" if len(operands) == 3 and draw(st.booleans()) else term
+    term = f"({term}) + {loads[-1]}" if draw(st.booleans()) else f"({term})"
+    feature = draw(st.booleans())
+    reduced = draw(st.booleans())
+    index = ["i", *([] if reduced else ["j"]), *(["k"] if feature else [])]
+    axes = [a for a, letter in zip("IJK", "ijk", strict=True) if letter in index]
+    if feature:
+        args["w"] = rng.integers(-3, 4, (n, 3)).astype("float32")
+        lines.append("W = T.match_sparse_buffer(w, (J, K))")
+        term = f"({term}) * W[j, k]"
+    sizes = {"I": m, "J": n, "K": 3}
+    args["c"] = np.full([sizes[a] for a in axes], np.nan, "float32")
+    lines.append(f"C = T.match_sparse_buffer(c, ({', '.join(axes)},))")
+    target = f"C[{', '.join(index)}]"
+    loops = ["O", merged_rows, columns, *(["K"] if feature else [])]
+    kinds = "SS" + ("R" if reduced else "S") + ("S" if feature else "")
+    body = [f"with T.sp_iter([{', '.join(loops)}], '{kinds}', 'it') as [o, i, j{', k' * feature}]:"]
+    if reduced or draw(st.booleans()):
+        body += ["    with T.init():", f"        {target} = 0.0"]
+        term = f"{target} + ({term})"
+    body.append(f"    {target} = {term}")
+    params = [
+        f"{name}: T.{idtype if isinstance(value, int) else 'handle'}"
+        for name, value in args.items()
+    ]
+    text = "\n    ".join([f"@T.prim_func\ndef f({', '.join(params)}):", *lines, *body])
+    return Drawn(text, args)
+
+
+def check(drawn: Drawn) -> None:
+    """The text parses back; kernels give what the interpreter gives."""
+    func = sparsetir.from_source(drawn.text)
+    assert tvm_ffi.structural_equal(sparsetir.from_source(func.script()), func)
+    expected = copied(drawn.arguments)
+    sparsetir.interpret(func, expected)
+    for built in (sparsetir.build(func), sparsetir.build(sparsetir.lower_sparse_iter(func))):
+        mine = copied(drawn.arguments)
+        built(**mine)
+        np.testing.assert_array_equal(mine["c"], expected["c"], err_msg=drawn.text)
+
+
+@settings(max_examples=8, **COMMON)
+@given(programs())
+def test_kernels(drawn: Drawn) -> None:
+    check(drawn)
+
+
+@pytest.mark.slow
+@settings(max_examples=500, **COMMON)
+@given(programs())
+def test_more_kernels(drawn: Drawn) -> None:
+    check(drawn)
+
+
+@settings(max_examples=100, **COMMON)
+@given(programs())
+def test_interpreter_against_arrays(drawn: Drawn) -> None:
+    """The interpreter is the oracle: its results, from arrays with zeros for what is not stored."""
+    func = sparsetir.from_source(drawn.text)
+    expected = copied(drawn.arguments)
+    sparsetir.interpret(func, expected)
+    np.testing.assert_array_equal(dense_result(drawn), expected["c"], err_msg=drawn.text)
+
+
+def dense_result(drawn: Drawn) -> np.ndarray:
+    """What a drawn program means, computed with dense arrays."""
+    args, text = drawn.arguments, drawn.text
+    m, n = args["m"], args["n"]
+    arrays: dict[str, np.ndarray] = {}
+    stored: dict[str, np.ndarray] = {}
+    there: dict[str, np.ndarray] = {}
+    for x in (x for x in "abd" if x in args):
+        rows = args.get(f"{x}_iidx", np.arange(m))
+        here, dense = np.zeros((m, n), bool), np.zeros((m, n))
+        if f"{x}_cols" in args:
+            slots = args[f"{x}_idx"].reshape(len(rows), args[f"{x}_cols"])
+            found, columns = np.repeat(rows, slots.shape[1]), slots.reshape(-1)
+        elif f"{x}_ptr" in args:
+            counts = np.diff(args[f"{x}_ptr"])
+            found = np.repeat(rows, counts)
+            columns = np.concatenate([np.zeros(0, int), *map(np.arange, counts)])
+            columns = args.get(f"{x}_idx", columns)
+        else:
+            found, columns = np.repeat(rows, n), np.tile(np.arange(n), len(rows))
+        keep = columns >= 0
+        here[found[keep], columns[keep]] = True
+        dense[found[keep], columns[keep]] = args[x].reshape(-1)[keep]
+        arrays[x.upper()], stored[x] = dense, here
+        there[x] = np.isin(np.arange(m), rows)
+    combine = {"union": np.logical_or.reduce, "intersect": np.logical_and.reduce}
+    rows_how = re.search(r"R = T\.(\w+)\(", text)
+    columns_how = re.search(r"(?:R|I), T\.(\w+)\(J", text)
+    assert columns_how is not None
+    visited = combine[columns_how[1]](list(stored.values()))
+    if rows_how is not None:
+        visited &= combine[rows_how[1]](list(there.values()))[:, None]
+    line = text.splitlines()[-1].split(" = ", 1)[1]
+    expression = re.sub(r"^C\[[^]]*\] \+ ", "", line)
+    names = {**arrays, "T": np}
+    expression = re.sub(r"\b([ABD])\[[^]]*\]", r"\1[:, :, None]", expression)
+    expression = expression.replace("W[j, k]", "W[None]").replace("T.max", "T.maximum")
+    if "w" in args:
+        names["W"] = args["w"].astype("float64")
+    values = eval(expression, names)
+    values = np.broadcast_to(values, (m, n, values.shape[-1]))
+    target = re.search(r"C\[([^]]*)\]", text.splitlines()[-1])
+    assert target is not None
+    values = values if "k" in target[1] else values[..., 0]
+    mask = visited.reshape(m, n, *[1] * (values.ndim - 2))
+    if "j" not in target[1]:
+        return np.where(mask, values, 0).sum(axis=1)
+    outside = 0.0 if "T.init" in text else np.nan
+    return np.where(mask, values, outside)
+
+
+HEAD = """
+@T.prim_func
+def f(p: T.handle, q: T.handle, r: T.handle, s: T.handle, a: T.handle, c: T.handle, m: T.int32,
+      n: T.int32, z: T.int32):
+    I = T.dense_fixed(m)
+    J1 = T.sparse_variable(I, (n, z), (p, q))
+    J2 = T.sparse_variable(I, (n, z), (r, s))
+"""
+ITERATION = """
+    C = T.match_sparse_buffer(c, (I,))
+    with T.sp_iter([I, {}], "SR", "it") as [i, j]:
+        with T.init():
+            C[i] = 0.0
+        C[i] = C[i] + 1.0
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            HEAD + ITERATION.format("T.union(J1)"),
+            r"union: argument 'axes': expected at least two axes, got 1",
+        ),
+        (
+            HEAD + ITERATION.format("T.union(J1, 3)"),
+            r"union: argument 'axes': expected an axis, got 3",
+        ),
+        (
+            HEAD + "    M = T.union(J1, J1)" + ITERATION.format("M"),
+            r"axis 'M' = union\(J1, J1\): expected two or more axes, each once",
+        ),
+        (
+            HEAD.replace("J2 = T.sparse_variable(I, (n, z)", "J2 = T.sparse_variable(I, (m, z)")
+            + ITERATION.format("T.intersect(J1, J2)"),
+            r"'J1_and_J2' = intersect\(J1, J2\): expected axes of one length and idtype, n and "
+            r"int32, got 'J2' of m and int32",
+        ),
+        (
+            HEAD.replace("(r, s))", "(r, s), unique=False)") + ITERATION.format("T.union(J1, J2)"),
+            r"expected axes whose coordinates increase under each parent, but 'J2' may store one "
+            r"twice \(unique=False\)",
+        ),
+        (
+            HEAD + "    M = T.union(J1, J2)" + ITERATION.format("T.intersect(M, J1)"),
+            r"expected axes that store coordinates, got the union 'M'; list its axes instead",
+        ),
+        (
+            HEAD.replace("J2 = T.sparse_variable(I,", "I2 = T.dense_fixed(m)\n    J2 = "
+                         "T.sparse_variable(I2,") + ITERATION.format("T.union(J1, J2)"),
+            r"expected axes with one parent, or with parents that are merged before them, got the "
+            r"parents \['I', 'I2'\]",
+        ),
+        (
+            HEAD + "    M = T.union(J1, J2)\n    A = T.match_sparse_buffer(a, (I, M))"
+            + ITERATION.format("M"),
+            r"buffer 'A': the union 'M' stores nothing; expected one of its axes \[J1, J2\]",
+        ),
+        (
+            HEAD + ITERATION.replace("[I, {}]", "[T.fuse(I, T.union(J1, J2))]"),
+            r"the union 'J1_or_J2' cannot be fused, attached or visited in parts",
+        ),
+        (
+            HEAD + ITERATION.replace('{}], "SR"', 'T.union(J1, J2), J1], "SRR"').replace(
+                "[i, j]", "[i, j, l]"),
+            r"axis 'J1' is iterated twice",
+        ),
+        (
+            HEAD + ITERATION.replace("[I, {}]", "[T.union(J1, J2), I]").replace('"SR"', '"RS"')
+            .replace("[i, j]", "[j, i]"),
+            r"expected axis 'I', its parent, before 'J1_or_J2'",
+        ),
+    ],
+)  # fmt: skip
+def test_refusals(text: str, message: str) -> None:
+    with pytest.raises(Exception, match=message):
+        sparsetir.from_source(text)
+
+
+MOVES = {
+    "split": lambda sch, loop: sch.split(loop, [None, 4]),
+    "fuse": lambda sch, loop: sch.sparse_fuse(
+        sch.get_sparse_iteration("it"), sch.get_sp_iters(sch.get_sparse_iteration("it"))
+    ),
+    "parallelize": lambda sch, loop: sch.parallelize(loop, "cpu"),
+    "divide": lambda sch, loop: sch.divide(loop, 2, by="positions"),
+    "strip_mine_rows": lambda sch, loop: sch.strip_mine_rows(loop, 2),
+    "ranges": lambda sch, loop: sch.ranges(loop, 2, 3),
+    "peel": lambda sch, loop: sch.peel(loop, 2),
+}
+
+
+@pytest.mark.parametrize("move", MOVES)
+@pytest.mark.parametrize("how", ["union", "intersect"])
+def test_the_loop_itself_stays_as_it_is(move: str, how: str) -> None:
+    sch = sparsetir.Schedule(sparsetir.from_source(HEAD + ITERATION.format(f"T.{how}(J1, J2)")))
+    _, loop = sch.get_sp_iters(sch.get_sparse_iteration("it"))
+    before = sch.func
+    with pytest.raises(sparsetir.ScheduleError, match=r"J1_(or|and)_J2") as caught:
+        MOVES[move](sch, loop)
+    assert "in T.sp_iter([" in str(caught.value) and sch.func is before
+
+
+@pytest.mark.parametrize("wrt", ["a", "b", "d"])
+def test_gradients(wrt: str) -> None:
+    """Of C = (A * B) D over what A and B both store; zero where one of them stores nothing."""
+    program = PROGRAMS["intersect_spmm"]
+    rng = np.random.default_rng(0)
+    args = program.inputs(rng, "small", "float64", "int32")
+    grad_c = rng.random(args["c"].shape)
+    dense = {name: dense_of(args, name) for name in "ab"}
+    both = stored_of(args, "a") & stored_of(args, "b")
+    if wrt == "d":
+        weights = np.where(both, dense["a"] * dense["b"], 0)
+        expected = weights.T @ grad_c
+    else:
+        other = dense["b" if wrt == "a" else "a"]
+        rows = np.repeat(np.arange(args["m"]), np.diff(args[f"{wrt}_ptr"]))
+        full = np.where(both, other * (grad_c @ args["d"].T), 0)
+        expected = full[rows, args[f"{wrt}_idx"]]
+    func = sparsetir.gradient(program.make("float64", "int32"), wrt, transpose=wrt != "d")
+    names = [str(p.name) for p in func.params]
+    given = {**args, "grad_c": grad_c, f"grad_{wrt}": np.full_like(args[wrt], np.nan)}
+    for run in (lambda x: sparsetir.interpret(func, x), lambda x: sparsetir.build(func)(**x)):
+        mine = copied({name: given[name] for name in names})
+        run(mine)
+        np.testing.assert_allclose(mine[f"grad_{wrt}"], expected, rtol=1e-12, atol=1e-12)
+
+
+def test_rows_run_on_all_cores() -> None:
+    func = PROGRAMS["add_csr"].make("float32", "int32")
+    sch = sparsetir.Schedule(func)
+    it = sch.get_sparse_iteration("add")
+    sch.parallelize(sch.get_sp_iters(it)[0], "cpu")
+    assert (
+        "T.parallel(m)"
+        in sparsetir.lower_sparse_buffer(sparsetir.lower_sparse_iter(sch.func)).script()
+    )
+
+
+@pytest.mark.parametrize("name", ["add_csr", "intersect_spmm"])
+def test_golden(name: str) -> None:
+    func = PROGRAMS[name].make("float32", "int32")
+    assert len(sparse_iterations(func)) == 1
+    stage_two = sparsetir.lower_sparse_iter(func)
+    assert plain_text(stage_two) == golden(f"{name}_stage2")
+    assert plain_text(sparsetir.lower_sparse_buffer(stage_two)) == golden(f"{name}_stage3")
