@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from bench import plots
-from bench.harness import each, finish
+from bench.harness import each, finish, keep
 from bench.report import Form, table
 from bench.timing import progress
 from bench.ways import Call, Comparison, Device, Makers, Table, Way, peaks, show_others, training
@@ -66,10 +67,10 @@ def run(args: argparse.Namespace) -> None:
         return
     length, heads = (256, 2) if args.quick else (args.length or LENGTH, HEADS)
     peers = PEERS[device.name] if args.peers is None else tuple(args.peers)
+    every = ((name, dtype) for name in args.mask for dtype in DTYPES[device.name])
     cells = each(
-        (f"{name}, {dtype}", lambda n=name, d=dtype: measure(n, d, length, heads, peers, device))
-        for name in args.mask
-        for dtype in DTYPES[device.name]
+        ((", ".join(one), partial(measure, *one, length, heads, peers, device)) for one in every),
+        keep(args, "attention"),
     )
     memories = []
     if device.turns is None:

@@ -86,9 +86,10 @@ def calls() -> dict[str, Calls]:
     b, out = np.ones((SIZE, FEAT), "float32"), np.empty((SIZE, FEAT), "float32")
     x, y = torch.ones(SIZE, FEAT), torch.empty(SIZE, FEAT)
     values = torch.from_numpy(a.data.copy())
-    parts = torch.from_numpy(a.indptr), torch.from_numpy(a.indices)
+    rowptr, col = torch.from_numpy(a.indptr), torch.from_numpy(a.indices)
+    parts = rowptr, col
     csr = torch.sparse_csr_tensor(*parts, values, a.shape)
-    operand = sparsetir.ops.Operand(*parts, *a.shape, values)
+    operand = sparsetir.ops.Operand(rowptr, col, SIZE, SIZE, values)
     rows = np.repeat(np.arange(SIZE), np.diff(a.indptr))
     edges = torch.from_numpy(np.stack([a.indices, rows]).astype("int64"))
     matrix = sparsetir.SparseMatrix(a)

@@ -291,13 +291,12 @@ def draw(path: Path) -> Path:
     """A picture of a JSON file, beside it: how many times as long others take, by layer."""
     record, found = plots.read(path)
     cells = [c for cloud in found for c in cloud["cells"]]
-    rows = []
+    panels = []
     for step in STEPS:
-        rows.append([])
         for dtype in dict.fromkeys(c["dtype"] for c in cells):
             mine = [c for c in cells if c["dtype"] == dtype]
             ways = {p: [ratio(c[step], p) for c in mine] for p in PEERS}
             ways = {p: r for p, r in ways.items() if not all(map(math.isnan, r))}
             title = f"{dtype}, {step}: times as long as {OURS}"
-            rows[-1].append(plots.Panel(title, [name_of(c) for c in mine], ways))
-    return plots.grid(path, rows, f"layers of MinkowskiNet, {plots.place(record)}", lying=True)
+            panels.append(plots.Panel(title, [name_of(c) for c in mine], ways))
+    return plots.grid(path, [panels], f"layers of MinkowskiNet, {plots.place(record)}", lying=True)

@@ -84,10 +84,11 @@ def show(cells: list[dict[str, Any]]) -> None:
 def draw(path: Path) -> Path:
     """A picture of a JSON file of this command, beside it: bars of how many times as fast."""
     record, results = plots.read(path)
-    panels = []
+    rows: dict[str, list[plots.Panel]] = {}
     for cell in results["cells"]:
         speed = [cell["seconds"][FIRST] / taken for taken in cell["seconds"].values()]
         title = f"{cell['problem']}, d = {cell['feat']}"
-        panels.append(plots.Panel(title, [*cell["seconds"]], {"": speed}, marked="plan"))
+        panel = plots.Panel(title, [*cell["seconds"]], {"": speed}, marked="plan")
+        rows.setdefault(cell["problem"], []).append(panel)
     label = f"times as fast as the loops as written, {plots.place(record)}"
-    return plots.grid(path, [panels], label, lying=True)
+    return plots.grid(path, list(rows.values()), label, lying=True)
