@@ -12,13 +12,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from bench.names import CONVOLUTIONS, DTYPES, MASKS, STUDIES
 from sparsetir.data.graphs import KINDS, GraphError
 from sparsetir.runtime.targets import usable_cpus
 from sparsetir.tuning.process import THREADS
 
 RESULTS = Path("bench/results")
 GRAPHS = f"A graph is {KINDS}; ':T' behind it transposes."
+# What the command line has to know before NumPy and others may be loaded.
+DTYPES = ("float32", "float16", "bfloat16")
+MASKS = ("band", "causal band", "butterfly", "bigbird")  # of sparse attention
+CONVOLUTIONS = ("gather", "torch.sparse", "dense", "mm")
 Option = tuple[tuple[str, ...], dict[str, Any]]
 
 
@@ -57,10 +60,9 @@ BEFORE = option("--before", type=Path, help="another checkout, to take turns wit
 TARGET = option("--target", choices=("cpu", "cuda"), default="cpu")
 PRUNED = some("--pruned", [], "npz files of weights by layer; or file.npz:layer")
 LAYERS = number("--layers", 1, "how many of a file")
-PROBLEMS = (
-    some("--op", ["spmm"], "default: spmm", type=operator, metavar="OP"), GRAPH, PRUNED, LAYERS,
-    some("--synthetic", [], "random graphs by size: cora, ogbn-arxiv, all.."),
-)  # fmt: skip
+OP = some("--op", ["spmm"], "default: spmm", type=operator, metavar="OP")
+SYNTHETIC = some("--synthetic", [], "random graphs by size: cora, ogbn-arxiv, all..")
+PROBLEMS = (OP, GRAPH, PRUNED, LAYERS, SYNTHETIC)
 
 
 def features(default: str) -> Option:
@@ -79,7 +81,6 @@ COMMANDS: dict[str, tuple[str, tuple[Option, ...], int | None]] = {
         some("--threads", None, 'all, one or numbers (default: "all and one")'),
         number("--rounds", None, "turns of each peer and cell (default: 9)"),
         some("--peers", None, "only these, by their names in the tables"),
-        option("--yardstick", type=Path, help="C++ file of a hand-written SpMM, see README"),
         flag("--tune", "also the fastest of all configurations"), BEFORE,
     ), 1),
     "tune": ("the tuner against a sweep of all configs: trials, gain", (
@@ -107,7 +108,7 @@ COMMANDS: dict[str, tuple[str, tuple[Option, ...], int | None]] = {
     "epochs": ("training GCN, SAGE, GAT, and on new edges, beside PyG", (
         GRAPH, BEFORE, seconds(10, "a graph"), some("--numbers", [1, 2], "of threads", type=int),
     ), 2),
-    "compile": ("import, parsing, each lowering, build, call overhead", (THREADS_OF_ALL,), None),
+    "compile": ("import, parsing, each lowering, build", (THREADS_OF_ALL,), None),
     "gpucode": ("GPU templates by nvcc: registers, spills, widths of loads", (
         THREADS_OF_ALL, option("--arch", default="sm_90", help="default: sm_90"),
         option("--kernels", default="", help="those whose names hold this (default: all)"),
@@ -118,25 +119,10 @@ COMMANDS: dict[str, tuple[str, tuple[Option, ...], int | None]] = {
         some("--hetero", [], "npz files of graphs with relations", type=Path),
         some("--format", None, "only these, by their names in the tables"),
     ), None),
-    "equal_work": ("SpMM by chunks across rows, beside blocks of rows", (
-        THREADS_OF_ALL, GRAPH,
-    ), None),
-    "two_hop": ("a program that no template names: default and tuned", (
-        THREADS_OF_ALL, GRAPH, features("64 128"), number("--trials", 40, "of the search"),
-    ), None),
-    "amx": ("blocks of bfloat16 in the CPU's matrix engine, beside torch", (THREADS_OF_ALL,), None),
     "blocks": ("pruned weights in blocks, beside torch; on a GPU all peers", (
-        THREADS_OF_ALL, TARGET, seconds(20, "the comparison on a CPU"),
+        THREADS_OF_ALL, TARGET, seconds(20, "each comparison on a CPU"),
     ), None),
-    "study": ("what papers say of schedules", (
-        THREADS_OF_ALL, option("study", choices=STUDIES, help="which one"),
-        flag("--counts", "count what the CUDA text does, on the CPU, where others measure times"),
-        flag("--full", "sizes as printed"),
-        option("--target", choices=("cpu", "cuda"), help="default: cuda where there is a device"),
-        option("--data", type=Path, help="of groups, relations and coarsen: folder of npz (groups: "
-               "mtx too) files"),
-    ), None),
-    "gpu_day": ("tests, peers, studies and tuning on a GPU, one by one", (
+    "gpu_day": ("tests, peers and tuning on a GPU, one by one", (
         THREADS_OF_ALL, number("--minutes", 25, "for all of it", float),
         option("--target", choices=("cuda", "cpu"), default="cuda", help="cpu: a rehearsal"),
         some("--only", None, "only these steps", metavar="STEP"),

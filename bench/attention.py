@@ -1,9 +1,13 @@
-"""Sparse attention, beside torch's dense attention with the mask and its FlexAttention."""
+"""Sparse attention, beside torch's dense attention with the mask and its FlexAttention.
+
+As in figure 16 of the SparseTIR paper; on a GPU also torch's attention over BSR.
+"""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +15,17 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from bench import plots
-from bench.harness import beside, each, finish, in_a_process, inference, most_bytes, training
-from bench.report import table
-from bench.timing import interleaved, progress
+from bench.harness import each, finish, keep
+from bench.report import Form, table
+from bench.timing import progress
+from bench.ways import Call, Comparison, Device, Makers, Table, Way, peaks, show_others, training
 from sparsetir import masks, ops
-from sparsetir.tuning.process import go_ahead
 
-OURS, DENSE, FLEX = "sparsetir", "dense", "flex"
-PEERS = (DENSE, FLEX)
+OURS, DENSE, FLEX, BSR = "sparsetir", "dense", "flex", "torch bsr"
+PEERS = {"cpu": (DENSE, FLEX), "cuda": (DENSE, FLEX, BSR)}
+DTYPES = {"cpu": ("float32",), "cuda": ("bfloat16", "float16")}
+# Operands are rounded, and weights, which add up to one.
+CLOSE = {"bfloat16": 4e-2, "float16": 1e-2, "float32": 1e-4}
 LENGTH, HEADS, HEAD_SIZE, WIDTH, BLOCK = 4096, 12, 64, 256, 64
 # Sizes of blocks of FlexAttention, of which 128 is its default.
 FLEX_BLOCKS = (128, 64)
@@ -28,7 +35,6 @@ MASKS: dict[str, Callable[[int], Any]] = {
     "butterfly": lambda length: masks.butterfly(length, BLOCK),
     "bigbird": lambda length: masks.bigbird(length, BLOCK),
 }
-Call = Callable[[], Any]
 
 
 def near(i: Any, j: Any) -> Any:
@@ -56,79 +62,75 @@ def rule(name: str, mask: Any) -> Callable[..., Any]:
 
 def run(args: argparse.Namespace) -> None:
     """The command; status 1 if a result was wrong."""
-    if args.target == "cuda":
-        from bench import attention_gpu
-
-        attention_gpu.run(args)
+    device = Device.of(args)
+    if device is None:
         return
     length, heads = (256, 2) if args.quick else (args.length or LENGTH, HEADS)
-    seconds = 0.05 if args.quick else args.seconds
-    peers = PEERS if args.peers is None else tuple(args.peers)
-    torch.set_num_threads(args.threads)
-    go_ahead()
+    peers = PEERS[device.name] if args.peers is None else tuple(args.peers)
+    every = ((name, dtype) for name in args.mask for dtype in DTYPES[device.name])
     cells = each(
-        (name, lambda n=name: {"mask": n, **measure(n, length, heads, peers, seconds)})
-        for name in args.mask
+        ((", ".join(one), partial(measure, *one, length, heads, peers, device)) for one in every),
+        keep(args, "attention"),
     )
-    progress("memory")
-    memories = [peak(OURS, n, heads) for n in (length, 2 * length, 4 * length)]
-    memories += [peak(DENSE, length, heads)] if DENSE in peers else []
-    progress("")
+    memories = []
+    if device.turns is None:
+        progress("memory")
+        memories = [peak(OURS, n, heads) for n in (length, 2 * length, 4 * length)]
+        memories += [peak(DENSE, length, heads)] if DENSE in peers else []
+        progress("")
     show(cells, memories, args.threads)
-    results = {"heads": heads, "head_size": HEAD_SIZE, "dtype": "float32"}
-    results |= {"cells": cells, "memory": memories}
-    finish(args, "attention", results, {c["mask"]: c["wrong"] for c in cells if c["wrong"]}, draw)
+    results = {"heads": heads, "head_size": HEAD_SIZE, "cells": cells, "memory": memories}
+    bad = {c["mask"]: c["wrong"] for c in cells if c["wrong"] or OURS in c["missing"]}
+    finish(args, "attention", results, bad, draw)
 
 
 def measure(
-    name: str, length: int, heads: int, peers: tuple[str, ...], seconds: float
+    name: str, dtype: str, length: int, heads: int, peers: tuple[str, ...], device: Device
 ) -> dict[str, Any]:
-    """Shortest and median times of results, and of results with gradients."""
-    mask = MASKS[name](length)
+    """Times of results, and of results with gradients."""
+    mask = MASKS[name](length).to(device.name)
     rng = torch.Generator().manual_seed(0)
-    given = [torch.randn(1, heads, length, HEAD_SIZE, generator=rng) for _ in range(4)]
-    *operands, grad = given
-    dense = mask.to_dense()
-    ways: dict[str, Callable[..., Any]] = {
-        OURS: lambda q, k, v: ops.sparse_attention(q, k, v, mask)
-    }
+    to = {"dtype": getattr(torch, dtype), "device": device.name}
+    copies = [
+        [torch.randn(1, heads, length, HEAD_SIZE, generator=rng).to(**to) for _ in range(4)]
+        for _ in range(device.copies)
+    ]
+    compared = Comparison(
+        [x[:3] for x in copies], dense(mask), CLOSE[dtype], [x[3] for x in copies]
+    )
+    found = compared.measure(makers(name, mask, dtype, peers, device), device)
+    about = {"mask": name, "dtype": dtype, "length": length}
+    return {**about, "blocks": len(mask.rows.indices), "elements": mask.nnz, **found}
+
+
+def makers(name: str, mask: Any, dtype: str, peers: tuple[str, ...], device: Device) -> Makers:
+    """What makes each way, by its name."""
+    out: dict[str, Callable[[], Way]] = {OURS: lambda: ours(mask)}
     if DENSE in peers:
-        ways[DENSE] = lambda q, k, v: scaled_dot_product_attention(q, k, v, attn_mask=dense)
-    missing: dict[str, str] = {}
+        out[DENSE] = lambda: dense(mask)
     if FLEX in peers:
         torch._dynamo.reset()  # which compiles one function only so many times
         for block in FLEX_BLOCKS:
-            ways[f"{FLEX} {block}"] = flex(rule(name, mask), length, block)
-    expected = scaled_dot_product_attention(*operands, attn_mask=dense)
-    wrong: list[str] = []
-    forward: dict[str, Call] = {}
-    backward: dict[str, Call] = {}
-    for who, way in ways.items():
-        with torch.no_grad():
-            error = (way(*operands) - expected).abs().max().item()
-        if not error < 1e-4:  # NaN is wrong too
-            wrong.append(f"{who} by {error}")
-            continue
-        forward[who] = inference(way, operands)
-    times = interleaved(forward, seconds)
-    # Afterwards: what torch.compile has failed for once, it does not compile any more.
-    for who in forward:
-        try:
-            call = training(ways[who], operands, grad)
-            call()
-            backward[who] = call
-        except Exception as problem:  # whatever a peer says that it has no gradient with
-            missing[who] = f"{type(problem).__name__}: {problem}".splitlines()[0]
-    return {
-        "length": length, "blocks": len(mask.rows.indices), "elements": mask.nnz,
-        "forward": times, "backward": interleaved(backward, seconds),
-        "no_gradient": missing, "wrong": wrong,
-    }  # fmt: skip
+            out[f"{FLEX} {block}"] = lambda block=block: flex(
+                rule(name, mask), mask.shape[0], block, device.name
+            )
+    if BSR in peers:
+        out[BSR] = lambda: torch_bsr(mask, dtype)
+    return out
 
 
-def flex(
-    holds: Callable[..., Any], length: int, block: int, device: str = "cpu"
-) -> Callable[..., Any]:
+def ours(mask: Any) -> Way:
+    """Fused, over the blocks of the mask."""
+    return lambda q, k, v: ops.sparse_attention(q, k, v, mask)
+
+
+def dense(mask: Any) -> Way:
+    """All scores, of which the mask leaves some."""
+    held = mask.to_dense()
+    return lambda q, k, v: scaled_dot_product_attention(q, k, v, attn_mask=held)
+
+
+def flex(holds: Callable[..., Any], length: int, block: int, device: str = "cpu") -> Way:
     """Compiled FlexAttention with a mask; its blocks are made beforehand."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
@@ -137,68 +139,70 @@ def flex(
     return lambda q, k, v: compiled(q, k, v, block_mask=made)
 
 
-# -- memory ---------------------------------------------------------------------------------------
+def torch_bsr(mask: Any, dtype: str) -> Way:
+    """Attention over blocks as torch has it in Triton, for blocks whose elements are all there."""
+    from torch.sparse import _triton_ops
+
+    function: Any = _triton_ops._scaled_dot_product_attention
+    if function is None:
+        raise ValueError("torch has it with triton alone")
+    if not bool(mask.full.all()):
+        raise ValueError("it takes full blocks")
+    stored = mask.to_dense().to(getattr(torch, dtype)).to_sparse_bsr((mask.block, mask.block))
+    return lambda q, k, v: function(q[0], k[0], v[0], stored)[None]
 
 
 def peak(way: str, length: int, heads: int) -> dict[str, Any]:
-    """Bytes that a call with gradients takes at most, beside its operands, in its own process."""
-    found = in_a_process(_peak, way, length, heads)
-    return {"way": way, "mask": "band", "length": length, **found}
+    """Bytes that a call with gradients takes at most, beside its operands."""
+    about = {"way": way, "mask": "band", "length": length}
+    about["blocks"] = len(MASKS["band"](length).rows.indices)
+    return {
+        **about,
+        **peaks(_training, way, length, heads),
+        "operand_bytes": heads * length * HEAD_SIZE * 4,
+    }
 
 
-def _peak(way: str, length: int, heads: int) -> dict[str, int]:
-    taken, blocks = 0, 0
-    for size in (128, length):  # the first compiles
-        mask = MASKS["band"](size)
-        *operands, grad = (torch.randn(1, heads, size, HEAD_SIZE) for _ in range(4))
+def _training(small: bool, way: str, length: int, heads: int) -> dict[str, Call]:
+    size = 128 if small else length
+    mask = MASKS["band"](size)
+    *operands, grad = (torch.randn(1, heads, size, HEAD_SIZE) for _ in range(4))
 
-        def attend(q: Any, k: Any, v: Any, mask: Any = mask) -> Any:
-            if way == OURS:
-                return ops.sparse_attention(q, k, v, mask)
-            return scaled_dot_product_attention(q, k, v, attn_mask=mask.to_dense())
+    def attend(*given: Any) -> Any:
+        return (ours if way == OURS else dense)(mask)(*given)
 
-        taken, blocks = most_bytes(training(attend, operands, grad)), len(mask.rows.indices)
-    operand = heads * length * HEAD_SIZE * 4
-    return {"blocks": blocks, "bytes": taken, "operand_bytes": operand}
-
-
-# -- what is shown --------------------------------------------------------------------------------
+    return {"bytes": training(attend, operands, grad)}
 
 
 def show(cells: list[dict[str, Any]], memories: list[dict[str, Any]], threads: int) -> None:
-    for step in ("forward", "backward"):
-        names = list(dict.fromkeys(n for c in cells for n in c[step]))
-        rows = [[c["mask"], c["blocks"], *beside(c[step], names, OURS, digits=1)] for c in cells]
-        what = "result" if step == "forward" else "result and gradients"
-        title = f"Attention, {what}: ms, and times what sparsetir takes; threads: {threads}"
-        table(title, ["mask", "blocks", *names], rows)
-    for name, text in _without_gradient(cells).items():
-        print(f"{name} has no gradient here: {text}")
-    mb = [
-        [m["way"], m["length"], m["blocks"], f"{m['bytes'] / 2**20:.1f}",
-         f"{m['bytes'] / m['operand_bytes']:.2f}"]
-        for m in memories
-    ]  # fmt: skip
-    head = ["way", "length", "blocks", "MiB", "times q"]
-    table("Most memory of a band's result and gradients, beside operands", head, mb)
-
-
-def _without_gradient(cells: list[dict[str, Any]]) -> Mapping[str, str]:
-    return {name: text for c in cells for name, text in c["no_gradient"].items()}
+    """Tables of times and memory."""
+    gpu = bool(cells) and cells[0].get("dtype", "float32") != "float32"
+    form = Form(1e6, 0, "median") if gpu else Form(digits=1)
+    where = "median us" if gpu else f"threads: {threads}; ms"
+    about = {k: lambda c, k=k: c.get(k, "float32") for k in ("mask", "dtype", "blocks")}
+    for step, what in (("forward", "result"), ("backward", "result and gradients")):
+        title = f"Attention, {what}: {where}, and times what sparsetir takes"
+        Table(about, OURS, form).show(title, cells, step)
+    show_others([{"missing": {}, **c} for c in cells], lambda c: c["mask"])
+    mb = []
+    for m in memories:
+        sizes = f"{m['bytes'] / 2**20:.1f}", f"{m['bytes'] / m['operand_bytes']:.2f}"
+        mb.append([m["way"], m["length"], m["blocks"], *sizes])
+    if mb:
+        head = ["way", "length", "blocks", "MiB", "times q"]
+        table("Most memory of a band's result and gradients, beside operands", head, mb)
 
 
 def draw(path: Path) -> Path:
     """A picture of a JSON file of this command, beside it: bars of milliseconds."""
-    plt, record, results = plots.load(path)
-    cells, size = results["cells"], (2.4 * len(results["cells"]) + 1, 4)
-    figure, axes = plt.subplots(2, len(cells), squeeze=False, figsize=size, sharex="row")
-    for row, step in zip(axes, ("forward", "backward"), strict=True):
-        for axis, cell in zip(row, cells, strict=True):
-            times = [1e3 * t["min"] for t in cell[step].values()]
-            plots.bars(axis, [*cell[step]], {"": times}, marked=OURS, lying=True, form="{:.0f}")
-            what = "" if step == "forward" else " and gradients"
-            axis.set_title(f"{cell['mask']}{what}", fontsize=9)
-    heads = f"{results['heads']} heads of {results['head_size']}, float32"
-    label = f"ms, length {cells[0]['length']}, {heads}, {plots.place(record)}"
-    figure.supxlabel(label, fontsize=8)
-    return plots.save(plt, figure, path)
+    record, results = plots.read(path)
+    rows = []
+    for step, what in (("forward", ""), ("backward", " and gradients")):
+        rows.append([])
+        for cell in results["cells"]:
+            times = {"": [1e3 * t["min"] for t in cell[step].values()]}
+            title = f"{cell['mask']}{what}"
+            rows[-1].append(plots.Panel(title, [*cell[step]], times, marked=OURS, form="{:.0f}"))
+    heads = f"{results['heads']} heads of {results['head_size']}"
+    label = f"ms, length {results['cells'][0]['length']}, {heads}, {plots.place(record)}"
+    return plots.grid(path, rows, label, lying=True)

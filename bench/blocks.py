@@ -1,131 +1,193 @@
-"""`python -m bench blocks`: a product with a weight in blocks of 32, beside torch and our CSR.
+"""Products with pruned weights, beside torch's dense, BSR and CSR ones (SparseTIR, section 4.3.2).
 
-1024 x 1024 with 90 % zeros, 512 features (SparseTIR, section 4.3.2), on a CPU; `--target cuda` is
-`bench.blocks_gpu`.
+On a CPU one weight in blocks, in three types; on a GPU many: pruned in blocks, in pieces of columns
+and one by one, by tensor cores and, one by one, in panels of rows.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
+import numpy as np
+import scipy.sparse as sp
 import torch
 
 import sparsetir
-from bench import blocks_gpu
-from bench.block_weights import KINDS, weight
-from bench.harness import finish
-from bench.report import table
-from bench.timing import interleaved, progress
-from sparsetir.formats import BSR
+from bench.harness import each, finish, geomean, keep
+from bench.report import Form, table
+from bench.ways import Comparison, Device, Table, Way, show_others
+from sparsetir.formats import BSR, DBSR, SRBCRS, Format
 from sparsetir.planning.matrix_request import matrix_request as request
+from sparsetir.schedules.gpu.spmm_panels import PanelThreads
 from sparsetir.schedules.search.choose import choose
-from sparsetir.tuning.process import go_ahead
-from sparsetir.tuning.serving import one_line
 
-SIZE, SPARSITY, FEAT, BLOCK = 1024, 0.9, 512, 32
-QUICK_SIZE, QUICK_FEAT = 128, 32
-BASE = "sparsetir BSR float32"
+BLOCK, DENSE = 32, "torch dense"
+OURS = "sparsetir BSR"
+TYPES = {"cpu": ("float32", "float16", "bfloat16"), "cuda": ("float16", "bfloat16")}
+SIZES, FEATURES = (1024, 2048, 4096), (512, 128, 1024)
+SPARSITY = (0.9, 0.8, 0.95, 0.7, 0.98, 0.5)  # the first say most, should time run out
+CLOSE = {"float32": 1e-5, "float16": 4e-3, "bfloat16": 2e-2}
 
-Call = Callable[[], Any]
+
+@dataclass(frozen=True)
+class Kind:
+    """How a weight was pruned, and formats that suit it.
+
+    tile : rows and columns of what was kept or pruned together
+    empty : share of rows of blocks that keep nothing
+    """
+
+    tile: tuple[int, int]
+    formats: tuple[Format, ...]
+    empty: float = 0.0
+
+
+# By what papers prune: blocks (movement pruning leaves rows of them empty: SparseTIR, section
+# 4.3.2), pieces of columns, single weights. SR-BCRS of the last has places for what is not there.
+KINDS = {
+    "blocks": Kind((BLOCK, BLOCK), (BSR(BLOCK, BLOCK), BSR(16, 16), SRBCRS(16, 32))),
+    "rows of blocks": Kind((BLOCK, BLOCK), (DBSR(BLOCK, BLOCK), BSR(BLOCK, BLOCK)), 0.5),
+    "pieces of columns": Kind((8, 1), (SRBCRS(8, 32), SRBCRS(8, 16))),
+    "weights": Kind((1, 1), (SRBCRS(8, 32), SRBCRS(16, 32))),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A product of a pruned weight with a dense matrix."""
+
+    kind: str
+    size: int
+    sparsity: float
+    dtype: str
+    feat: int
+
+
+def weight(kind: Kind, size: int, sparsity: float, seed: int = 0) -> sp.csr_array:
+    """(size, size) float32 of which about this share is zero, the others normally distributed."""
+    rng, (rows, columns) = np.random.default_rng(seed), kind.tile
+    grid = size // rows, size // columns
+    kept = np.zeros(grid, bool)
+    full = rng.permutation(grid[0])[: max(1, round(grid[0] * (1 - kind.empty)))]
+    count = min(round(grid[0] * grid[1] * (1 - sparsity)), len(full) * grid[1])
+    places = rng.permutation(len(full) * grid[1])[:count]
+    kept[full[places // grid[1]], places % grid[1]] = True
+    i, j = np.nonzero(np.kron(kept, np.ones(kind.tile, bool)))
+    values = rng.standard_normal(len(i)).astype("float32")
+    return sp.csr_array((values, (i, j)), shape=(size, size))
+
+
+def cases(device: Device, quick: bool) -> Iterator[Case]:
+    """On a CPU one weight; on a GPU all, the most telling first."""
+    kinds, sizes, features, shares = KINDS, SIZES, FEATURES, SPARSITY
+    if device.turns is None:
+        kinds, sizes, features, shares = ("blocks",), SIZES[:1], FEATURES[:1], SPARSITY[:1]
+    if quick:
+        sizes, features, shares = (256,), (64,), (0.75,)
+    for sparsity in shares:
+        for size in sizes:
+            for kind in kinds:
+                for dtype in TYPES[device.name]:
+                    for feat in features:
+                        yield Case(kind, size, sparsity, dtype, feat)
 
 
 def run(args: argparse.Namespace) -> None:
     """The command; status 1 if a result was wrong."""
-    if args.target == "cuda":
-        blocks_gpu.run(args)
+    device = Device.of(args)
+    if device is None:
         return
-    size, feat = (QUICK_SIZE, QUICK_FEAT) if args.quick else (SIZE, FEAT)
-    seconds = 0.05 if args.quick else args.seconds
-    torch.set_num_threads(args.threads)
-    go_ahead()
-    progress("products")
-    before = os.getloadavg()
-    with torch.no_grad():
-        ways, wrong, missing = right_ways(size, feat)
-        times = interleaved(ways, seconds, most=100_000)
-    progress("")
-    results = {
-        "size": size, "sparsity": SPARSITY, "block": BLOCK, "feat": feat,
-        "load": {"before": before, "after": os.getloadavg()},
-        "times": times, "wrong": wrong, "missing": missing,
-    }  # fmt: skip
-    show(results, args.threads)
+    load = os.getloadavg()
+    todo = ((str(case), partial(measure, case, device)) for case in cases(device, args.quick))
+    cells = each(todo, keep(args, "blocks"))
+    show(cells, args.threads)
+    results = {"cells": cells, "load": {"before": load, "after": os.getloadavg()}}
+    wrong = [c["wrong"] for c in cells if c["wrong"] or OURS in c["missing"]]
     finish(args, "blocks", results, wrong)
 
 
-def right_ways(size: int, feat: int) -> tuple[dict[str, Call], dict[str, str], dict[str, str]]:
-    """Calls whose results are right, what is wrong with others, and what torch has not."""
-    matrix = sparsetir.SparseMatrix(weight(KINDS["blocks"], size, SPARSITY))
-    wide = torch.zeros(size, size)
+def measure(case: Case, device: Device) -> dict[str, Any]:
+    """Times of all ways whose results are right."""
+    matrix = sparsetir.SparseMatrix(weight(KINDS[case.kind], case.size, case.sparsity))
+    to = {"dtype": getattr(torch, case.dtype), "device": device.name}
+    dense = torch.zeros(matrix.shape)
     rows, columns = (torch.from_numpy(c).long() for c in matrix.pattern.coords)
-    wide[rows, columns] = torch.from_numpy(matrix.values)
-    b = torch.randn(size, feat, generator=torch.Generator().manual_seed(1))
-    ways: dict[str, Call] = {}
-    wrong: dict[str, str] = {}
-    missing: dict[str, str] = {}
-    for name in ("float32", "float16", "bfloat16"):
-        dtype = getattr(torch, name)
-        right, dense, operand = blocks_gpu.Right(wide, b, name), wide.to(dtype), b.to(dtype)
-        for who, make in of_type(matrix, dense, operand, name).items():
-            label = f"{who} {name}"
-            try:
-                call = make()
-                error = right.error(call())
-            except RuntimeError as problem:  # what torch says of types that it has not
-                missing[label] = one_line(problem)
-                continue
-            if error is None:
-                ways[label] = call
-            else:
-                wrong[label] = error
-    return ways, wrong, missing
+    dense[rows, columns] = torch.from_numpy(matrix.values)
+    dense, rng = dense.to(**to), torch.Generator().manual_seed(1)
+    shape = (case.size, case.feat)
+    copies = [
+        [torch.randn(shape, generator=rng).to(**to), torch.empty(shape, **to)]
+        for _ in range(device.copies)
+    ]
+    exact = dense.double()
+    compared = Comparison(
+        copies, lambda b, out: exact @ b.double(), CLOSE[case.dtype], steps=("times", ""), written=1
+    )
+    found = compared.measure(makers(case, matrix, dense, device), device)
+    return {**vars(case), "nnz": int(matrix.nnz), **found}
 
 
-def of_type(matrix: Any, dense: Any, b: Any, dtype: str) -> dict[str, Callable[[], Call]]:
-    """Makers of calls by name; all write into an array of their own, as far as torch lets them."""
-    wanted = request("spmm", matrix, b.shape[1], dtype=dtype)
-    elements = replace(wanted.statistics, block=1)  # as of a matrix that is made of no blocks
+def makers(case: Case, matrix: Any, dense: Any, device: Device) -> dict[str, Callable[[], Way]]:
+    """Ways by name; all write into a given array, as far as torch lets them."""
 
-    def ours(**options: Any) -> Call:
-        plan = sparsetir.plan("spmm", matrix, b.shape[1], dtype=dtype, **options)
-        out = torch.empty(len(dense), b.shape[1], dtype=b.dtype)
-        return lambda: plan(b, out=out)
+    def ours(**options: Any) -> Way:
+        how = {"dtype": case.dtype, "target": device.kernels, **options}
+        plan = sparsetir.plan("spmm", matrix, case.feat, **how)
+        return lambda b, out: plan(b, out=out)
 
-    def product(a: Any) -> Call:
-        return lambda: a @ b
+    def elements() -> Way:
+        wanted = request("spmm", matrix, case.feat, dtype=case.dtype)
+        # As of a matrix that is made of no blocks.
+        single = replace(wanted.statistics, block=1)
+        return ours(config=choose(wanted.problem, single, wanted.target))
 
-    def full() -> Call:
-        out = torch.empty(len(dense), b.shape[1], dtype=b.dtype)
-        return lambda: torch.mm(dense, b, out=out)
+    def torchs(stored: Any) -> Way:
+        return lambda b, out: stored @ b
 
-    found: dict[str, Callable[[], Call]] = {
-        "sparsetir BSR": lambda: ours(format=BSR(BLOCK, BLOCK)),
-        "sparsetir CSR": lambda: ours(config=choose(wanted.problem, elements, wanted.target)),
-        "torch BSR": lambda: product(dense.to_sparse_bsr((BLOCK, BLOCK))),
-        "torch CSR": lambda: product(dense.to_sparse_csr()),
-    }
-    if dtype != "float16":  # which takes torch seconds on most CPUs
-        found["torch dense"] = full
+    kind = KINDS[case.kind]
+    found: dict[str, Callable[[], Way]] = {}
+    if device.turns is None:
+        found |= {OURS: lambda: ours(format=BSR(BLOCK, BLOCK)), "sparsetir CSR": elements}
+    else:
+        found |= {f"sparsetir {f.name}": partial(ours, format=f) for f in kind.formats}
+    if device.turns and kind.tile == (1, 1):
+        for atomics in (False, True):
+            config = PanelThreads.for_features(case.feat, case.dtype, atomics=atomics)
+            name = "panels, atomics" if atomics else "panels"
+            found[f"sparsetir {name}"] = partial(ours, config=config)
+    if device.turns or case.dtype != "float16":  # which takes torch seconds on most CPUs
+        found[DENSE] = lambda: lambda b, out: torch.mm(dense, b, out=out)
+    found["torch CSR"] = lambda: torchs(dense.to_sparse_csr())
+    if kind.tile[1] > 1:
+        found["torch BSR"] = lambda: torchs(dense.to_sparse_bsr((BLOCK, BLOCK)))
     return found
 
 
-def show(results: dict[str, Any], threads: int) -> None:
-    """Print a table."""
-    times = results["times"]
-    base = times[BASE]["min"] if BASE in times else float("nan")
-    rows = [
-        [n, f"{1e3 * t['min']:.3f}", f"{1e3 * t['median']:.3f}", f"{t['min'] / base:.2f}"]
-        for n, t in sorted(times.items(), key=lambda item: item[1]["min"])
-    ]
-    size = results["size"]
-    title = (
-        f"{size} x {size}, {results['sparsity']:.0%} zeros in blocks of {BLOCK}, "
-        f"{results['feat']} features, threads: {threads}; ms"
-    )
-    table(title, ["", "min", "median", f"/ {BASE}"], rows)
-    for name, why in results["missing"].items():
-        print(f"{name} is missing: {why}")
+def show(cells: list[dict[str, Any]], threads: int) -> None:
+    """Tables of times, and of how many times as long as the best of ours others take."""
+    gpu = len({c["size"] for c in cells}) > 1 or len({c["kind"] for c in cells}) > 1
+    form = Form(1e6, 1, "median" if gpu else "min")
+    about: dict[str, Any] = {k: lambda c, k=k: c[k] for k in ("kind", "size", "dtype", "feat")}
+    about["zeros"] = lambda c: f"{c['sparsity']:.0%}"
+    where = "GPU" if gpu else f"threads: {threads}"
+    title = f"Products with pruned weights, {where}; us ({form.of}), and times {DENSE}'s"
+    Table(about, DENSE, form).show(title, cells, "times")
+    rows = []
+    for kind, sparsity in dict.fromkeys((c["kind"], c["sparsity"]) for c in cells):
+        mine = [c["times"] for c in cells if (c["kind"], c["sparsity"]) == (kind, sparsity)]
+        for name in dict.fromkeys(n for times in mine for n in times if n.startswith("torch")):
+            ratios = [t[name][form.of] / best(t, form.of) for t in mine if name in t]
+            rows.append([kind, f"{sparsity:.0%}", name, f"{geomean(ratios):.2f}"])
+    table("Times of others over our best, geometric means", ["weight", "zeros", "", ""], rows)
+    show_others([{"no_gradient": {}, **c} for c in cells], lambda c: f"{c['kind']}, {c['size']}")
+
+
+def best(times: dict[str, Any], of: str) -> float:
+    """Seconds of the fastest of ours."""
+    own = [t[of] for name, t in times.items() if name.startswith("sparsetir")]
+    return min(own, default=float("nan"))

@@ -52,9 +52,8 @@ def scene(seed: int = 0, beams: int = BEAMS, turns: int = TURNS) -> np.ndarray:
     rng = np.random.default_rng(seed)
     around = np.linspace(0, 2 * np.pi, turns, endpoint=False)[None]
     down = np.deg2rad(np.linspace(-24.8, 2, beams))[:, None]
-    ways = np.stack(np.broadcast_arrays(
-        np.cos(down) * np.cos(around), np.cos(down) * np.sin(around), np.sin(down)
-    ), axis=-1).reshape(-1, 3).astype(np.float32)  # fmt: skip
+    parts = np.cos(down) * np.cos(around), np.cos(down) * np.sin(around), np.sin(down)
+    ways = np.stack(np.broadcast_arrays(*parts), axis=-1).reshape(-1, 3).astype(np.float32)
     height, far = 1.7, 70.0
     with np.errstate(divide="ignore", invalid="ignore"):
         reach = np.where(ways[:, 2] < 0, -height / ways[:, 2], np.inf)

@@ -1,25 +1,24 @@
-"""What it costs to bring a pattern into another format, beside scipy."""
+"""What it costs to bring a pattern into another format, beside scipy; `formats` has all of them."""
 
 from __future__ import annotations
 
 import argparse
 import math
-import time
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
 
 import sparsetir
-from bench.graphs import graphs, pattern_of, values_of
-from bench.harness import finish, ms
-from bench.programs import ROW_PAIRS
-from bench.report import table
-from bench.timing import interleaved, progress, shortest
+from bench.harness import each, finish
+from bench.problems import graphs, pattern_of
+from bench.report import ms, table
+from bench.timing import interleaved
 from sparsetir.formats import BSR, COO, CSR, SRBCRS, Format, Hyb, Pattern, RuleFormat
-from sparsetir.formats.library import library, refusal
+from sparsetir.formats.library import refusal
 
 BLOCKS = (2, 4, 8, 16, 32)
 COLUMN_PARTS = (1, 2, 4, 8, 16)
@@ -28,36 +27,45 @@ SIZES = (10**4, 10**5, 10**6, 10**7)
 TARGETS = {
     "bsr": "at most 1.5 times scipy's tobsr",
     "hyb": "at most 60 ms for 1.6 million elements with c = 1",
-    "sr_bcrs": "at most 5 ms",
     "growth": "linear; at most 4 times the bytes of input and output",
 }
 # Padding in percent of hyb, SparseTIR, table 1, which does not say c.
-PAPER = {
-    "cora": 15.9, "citeseer": 13.0, "pubmed": 23.1, "ppi": 22.9, "ogbn-arxiv": 17.5,
-    "ogbn-proteins": 21.6, "reddit": 28.6,
-}  # fmt: skip
+PAPER = {"cora": 15.9, "citeseer": 13.0, "pubmed": 23.1, "ppi": 22.9, "ogbn-arxiv": 17.5}
+PAPER |= {"ogbn-proteins": 21.6, "reddit": 28.6}
+# A format as a user describes it: two rows together.
+ROW_PAIRS = """
+@T.prim_func
+def row_pairs(
+    a: T.handle, indptr: T.handle, indices: T.handle, m: T.int32, n: T.int32, nnz: T.int32
+) -> None:
+    IO = T.dense_fixed(m)
+    J2 = T.sparse_variable(IO, (n, nnz), (indptr, indices))
+    II = T.dense_fixed(2)
+    A = T.match_sparse_buffer(a, (IO, J2, II), "float32")
+"""
+Todo = Iterator[tuple[str, Callable[[], dict[str, Any]]]]
 
 
 def run(args: argparse.Namespace) -> None:
-    seconds = 0.05 if args.quick else 1.0
-    matrices = graphs(args.graph)
-    products = {n: _product_seconds(m, seconds / 5) for n, m in matrices.items()}
-    largest = max(matrices, key=lambda n: matrices[n].nnz)
+    """The command; status 1 if a format does not give its values back."""
+    seconds, matrices = 0.05 if args.quick else 1.0, graphs(args.graph)
+    sizes = [s for s in SIZES if not args.quick or s <= 10**5]
     blocks = BLOCKS[:2] if args.quick else BLOCKS
-    results = {
-        "bsr": [bsr(n, m, b, seconds) for n, m in matrices.items() for b in blocks],
-        "hyb": [hyb(n, m, products[n], seconds) for n, m in matrices.items()],
-        "sr_bcrs": sr_bcrs(seconds),
-        "formats": every_format(largest, matrices[largest], products[largest], seconds / 5),
-        "growth": growth([s for s in SIZES if not args.quick or s <= 10**5], seconds / 5),
-        "targets": TARGETS,
+    todo: dict[str, Todo] = {
+        "bsr": (
+            (f"{n}: blocks of {b}", partial(bsr, n, m, b, seconds))
+            for n, m in matrices.items()
+            for b in blocks
+        ),
+        "hyb": ((f"{n}: hyb", partial(hyb, n, m, seconds)) for n, m in matrices.items()),
+        "growth": growth(sizes, seconds / 5),
     }
-    progress("")
+    results: dict[str, Any] = {name: each(cells) for name, cells in todo.items()}
     show(results)
-    finish(args, "convert", results)
+    finish(args, "convert", {**results, "targets": TARGETS})
 
 
-def _conversion(fmt: Format, pattern: Pattern, values: np.ndarray) -> Callable[[], dict[str, Any]]:
+def conversion(fmt: Format, pattern: Pattern, values: np.ndarray) -> Callable[[], dict[str, Any]]:
     """The arguments of a kernel from a pattern and values; checked once."""
     converted = fmt.convert(pattern)
     if not np.array_equal(converted.restore("A", converted.arguments(A=values)), values):
@@ -65,30 +73,22 @@ def _conversion(fmt: Format, pattern: Pattern, values: np.ndarray) -> Callable[[
     return lambda: fmt.convert(pattern).arguments(A=values)
 
 
-def _product_seconds(matrix: Any, seconds: float) -> float:
-    b = np.random.default_rng(0).uniform(-1, 1, (matrix.shape[1], FEATURES)).astype("float32")
-    return interleaved({"scipy": lambda: matrix @ b}, seconds)["scipy"]["min"]
-
-
 def bsr(name: str, matrix: Any, block: int, seconds: float) -> dict[str, Any]:
     """Square blocks, beside scipy; scipy's are not sorted and do not say what is padding."""
-    progress(f"{name}: blocks of {block}")
-    pattern, values = pattern_of(matrix), values_of(matrix)
+    pattern, values, fmt = pattern_of(matrix), matrix.data, BSR(block, block)
     out = {"graph": name, "nnz": pattern.nnz, "block": block}
-    reason = refusal(pattern, BSR(block, block).places(pattern), most_places=math.inf)
-    if reason:
+    if reason := refusal(pattern, fmt.places(pattern), most_places=math.inf):
         return {**out, "skipped": reason}
     shape = [-(-n // block) * block for n in matrix.shape]
-    indptr = np.append(matrix.indptr, np.repeat(matrix.indptr[-1:], shape[0] - matrix.shape[0]))
-    padded = sp.csr_array((values, matrix.indices, indptr), shape=shape)
+    padded = sp.csr_array(matrix)
+    padded.resize(shape)
 
     def in_order() -> Any:
         found = padded.tobsr(blocksize=(block, block))
         found.sort_indices()
         return found
 
-    fmt = BSR(block, block)
-    ours = _conversion(fmt, pattern, values)
+    ours = conversion(fmt, pattern, values)
     if not np.array_equal(ours()[f"a_{fmt.name}"], in_order().data):
         raise SystemExit(f"{fmt} is wrong on {name}")
     calls: dict[str, Callable[[], Any]] = {
@@ -97,100 +97,46 @@ def bsr(name: str, matrix: Any, block: int, seconds: float) -> dict[str, Any]:
         "scipy sorted": in_order,
         "pattern": lambda: pattern_of(matrix),
     }
-    return {
-        **out, "padding": fmt.convert(pattern).padding, "seconds": interleaved(calls, seconds)
-    }  # fmt: skip
+    padding = fmt.convert(pattern).padding
+    return {**out, "padding": padding, "seconds": interleaved(calls, seconds)}
 
 
-def whole_places(pattern: Pattern, c: int, k: int) -> int:
-    """Places of hyb(c, k) where what remains of a row longer than 2^k is padded to 2^k."""
-    width = max(1, -(-pattern.shape[1] // c))
-    rows, cols = pattern.coords
-    lengths = np.bincount(rows.astype(np.int64) * c + cols // width)
-    lengths = lengths[lengths > 0]
-    short = 2 ** np.ceil(np.log2(lengths)).astype(np.int64)
-    return int(np.where(lengths <= 2**k, short, -(-lengths // 2**k) * 2**k).sum())
-
-
-def hyb(name: str, matrix: Any, product: float, seconds: float) -> dict[str, Any]:
-    """hyb(1, k) with the k of the paper, and the padding of hyb(c, k)."""
-    progress(f"{name}: hyb")
+def hyb(name: str, matrix: Any, seconds: float) -> dict[str, Any]:
+    """hyb(1, k) with the k of the paper beside scipy's product, and the padding of hyb(c, k)."""
     pattern = pattern_of(matrix)
     k = Hyb.for_pattern(pattern).k
-    call = _conversion(Hyb(1, k), pattern, values_of(matrix))
-    times = interleaved({"sparsetir": call}, seconds)["sparsetir"]
-    padding = {
-        c: {
-            "sparsetir": Hyb(c, k).convert(pattern).padding,
-            "whole": 1 - pattern.nnz / max(1, whole_places(pattern, c, k)),
-        }
-        for c in COLUMN_PARTS
-    }
-    return {
-        "graph": name, "nnz": pattern.nnz, "k": k, "seconds": times, "padding": padding,
-        "paper": PAPER.get(name), "products": times["min"] / product,
-    }  # fmt: skip
+    b = np.random.default_rng(0).uniform(-1, 1, (matrix.shape[1], FEATURES)).astype("float32")
+    call = conversion(Hyb(1, k), pattern, matrix.data)
+    times = interleaved({"sparsetir": call, "product": lambda: matrix @ b}, seconds)
+    padding = {c: Hyb(c, k).convert(pattern).padding for c in COLUMN_PARTS}
+    about = {"graph": name, "nnz": pattern.nnz, "k": k, "paper": PAPER.get(name)}
+    products = times["sparsetir"]["min"] / times["product"]["min"]
+    return {**about, "seconds": times["sparsetir"], "padding": padding, "products": products}
 
 
-def sr_bcrs(seconds: float) -> dict[str, Any]:
-    """SRBCRS(8, 32) of a random weight, beside scipy's blocks of 8 rows and 1 column."""
-    progress("sr_bcrs")
-    weight = sp.csr_array(sp.random_array((2048, 512), density=0.1, rng=0, dtype="float32"))
-    weight.indptr, weight.indices = weight.indptr.astype("int32"), weight.indices.astype("int32")
-    weight.sort_indices()
-    fmt, pattern = SRBCRS(8, 32), pattern_of(weight)
-    calls = {
-        "sparsetir": _conversion(fmt, pattern, weight.data),
-        "scipy tobsr((8, 1))": lambda: weight.tobsr(blocksize=(8, 1)),
-    }
-    return {
-        "shape": weight.shape, "nnz": pattern.nnz, "padding": fmt.convert(pattern).padding,
-        "seconds": interleaved(calls, seconds),
-    }  # fmt: skip
-
-
-def every_format(name: str, matrix: Any, product: float, seconds: float) -> dict[str, Any]:
-    """Each format of the library on one graph."""
-    pattern, values = pattern_of(matrix), values_of(matrix)
-    cells = []
-    for fmt in library(pattern):
-        progress(f"{name}: {fmt.name}")
-        reason = refusal(pattern, fmt.places(pattern))
-        if reason:
-            cells.append({"format": fmt.name, "skipped": reason})
-            continue
-        times = least_of(_conversion(fmt, pattern, values), seconds)
-        converted = fmt.convert(pattern)
-        cells.append({
-            "format": fmt.name, "seconds": times, "padding": converted.padding,
-            "bytes": converted.nbytes, "products": times["min"] / product,
-        })  # fmt: skip
-    return {"graph": name, "nnz": pattern.nnz, "product_seconds": product, "cells": cells}
-
-
-def growth(sizes: list[int], seconds: float) -> list[dict[str, Any]]:
+def growth(sizes: list[int], seconds: float) -> Todo:
     """Time for each element, and memory, of graphs with sixteen elements in a row."""
-    user = RuleFormat(
-        sparsetir.FormatRewriteRule(
-            "row_pairs", sparsetir.from_source(ROW_PAIRS), ["A"], ["I", "J"], ["IO", "J2", "II"],
-            {"I": ["IO", "II"], "J": ["J2"]},
-            lambda i, j: (i // 2, j, i % 2), lambda io, j, ii: (io * 2 + ii, j),
-        )
+    rule = sparsetir.FormatRewriteRule(
+        "row_pairs", sparsetir.from_source(ROW_PAIRS), ["A"], ["I", "J"], ["IO", "J2", "II"],
+        {"I": ["IO", "II"], "J": ["J2"]},
+        lambda i, j: (i // 2, j, i % 2), lambda io, j, ii: (io * 2 + ii, j),
     )  # fmt: skip
-    scattered, near = (CSR(), COO(), Hyb(1, 4), user), (BSR(4, 4), SRBCRS(8, 32))
-    cells = []
+    scattered = (CSR(), COO(), Hyb(1, 4), RuleFormat(rule))
     for size in sizes:
-        for kind, formats in (("scattered", scattered), ("near", near)):
+        for kind, formats in (("scattered", scattered), ("near", (BSR(4, 4), SRBCRS(8, 32)))):
             pattern = random_pattern(size, kind)
-            values = np.random.default_rng(1).standard_normal(pattern.nnz).astype("float32")
             for fmt in formats:
-                progress(f"{size:.0e} elements, {kind}: {fmt.name}")
-                call = _conversion(fmt, pattern, values)
-                cells.append({
-                    "format": fmt.name, "graph": kind, "nnz": pattern.nnz, "size": size,
-                    "seconds": least_of(call, seconds), "memory": memory(call, pattern, values),
-                })  # fmt: skip
-    return cells
+                label = f"{size:.0e} elements, {kind}: {fmt.name}"
+                yield label, partial(grown, fmt, pattern, size, kind, seconds)
+
+
+def grown(fmt: Format, pattern: Pattern, size: int, kind: str, seconds: float) -> dict[str, Any]:
+    """One format at one size."""
+    values = np.random.default_rng(1).standard_normal(pattern.nnz).astype("float32")
+    call = conversion(fmt, pattern, values)
+    about = {"format": fmt.name, "graph": kind, "nnz": pattern.nnz, "size": size}
+    times = interleaved({"": call}, seconds, least=2, warm_up=0)[""]
+    return {**about, "seconds": times, "memory": memory(call, pattern, values)}
 
 
 def random_pattern(size: int, kind: str) -> Pattern:
@@ -215,54 +161,31 @@ def memory(call: Callable[[], dict[str, Any]], pattern: Pattern, values: np.ndar
     return (given + most) / (given + made)
 
 
-def least_of(call: Callable[[], Any], seconds: float) -> dict[str, float]:
-    """Minimum and median of a call alone: rounds until the time is over, at least two."""
-    found: list[float] = []
-    end = time.perf_counter() + seconds
-    while len(found) < 2 or time.perf_counter() < end:
-        start = time.perf_counter()
-        call()
-        found.append(time.perf_counter() - start)
-    return shortest(found, rounds=len(found))
+# -- what is shown --------------------------------------------------------------------------------
 
 
 def show(results: dict[str, Any]) -> None:
     """Times as minimum/median in ms."""
     _show_bsr(results["bsr"])
     _show_hyb(results["hyb"])
-    found = results["sr_bcrs"]
-    rows, columns = found["shape"]
-    table(f"SRBCRS(8, 32) of a {rows} x {columns} weight, 90 % zeros (ms)",
-          ["", "min", "median"],
-          [[n, f"{t['min'] * 1e3:.2f}", f"{t['median'] * 1e3:.2f}"]
-           for n, t in found["seconds"].items()])  # fmt: skip
-    print(f"target: {TARGETS['sr_bcrs']}. padding: {found['padding']:.1%}")
-    _show_formats(results["formats"])
     _show_growth(results["growth"])
 
 
 def _show_bsr(cells: list[dict[str, Any]]) -> None:
-    head = ["graph", "nnz", "block", "padding", "sparsetir", "scipy", "scipy sorted", "x scipy",
-            "x sorted", "pattern"]  # fmt: skip
-    rows = []
-    for cell in cells:
-        row = [cell["graph"], cell["nnz"], cell["block"]]
-        if "skipped" in cell:
-            rows.append([*row, *["-"] * 7])
-            continue
+    peers, rows = ("scipy", "scipy sorted"), []
+    for cell in (c for c in cells if "skipped" not in c):
         times = cell["seconds"]
-        row += [f"{cell['padding']:.1%}"]
-        row += [ms(times[n]) for n in ("sparsetir", "scipy", "scipy sorted")]
-        for peer in ("scipy", "scipy sorted"):
-            least, middle = (times["sparsetir"][k] / times[peer][k] for k in ("min", "median"))
-            row.append(f"{least:.2f}/{middle:.2f}")
-        rows.append([*row, ms(times["pattern"])])
-    table("CSR to BSR: ms as min/median", head, rows)
+        ours = {k: times["sparsetir"][k] for k in ("min", "median")}
+        ratios = ["/".join(f"{ours[k] / times[p][k]:.2f}" for k in ours) for p in peers]
+        about = [cell["graph"], cell["nnz"], cell["block"], f"{cell['padding']:.1%}"]
+        shown = [ms(times[n]) for n in ("sparsetir", *peers)]
+        rows.append([*about, *shown, *ratios, ms(times["pattern"])])
+    head = ["graph", "nnz", "block", "padding", "sparsetir", *peers, "x scipy", "x sorted"]
+    table("CSR to BSR: ms as min/median", [*head, "pattern"], rows)
     print(f"target: {TARGETS['bsr']}. x: sparsetir's time over scipy's.")
     print("pattern: Pattern.from_csr, which checks the arrays; not in the other columns.")
-    for cell in cells:
-        if "skipped" in cell:
-            print(f"skipped: {cell['graph']}, block {cell['block']}: {cell['skipped']}")
+    for cell in (c for c in cells if "skipped" in c):
+        print(f"skipped: {cell['graph']}, block {cell['block']}: {cell['skipped']}")
 
 
 def _show_hyb(cells: list[dict[str, Any]]) -> None:
@@ -271,44 +194,20 @@ def _show_hyb(cells: list[dict[str, Any]]) -> None:
     print(f"target: {TARGETS['hyb']}. products: scipy's with {FEATURES} features in that time.")
     rows = []
     for c in cells:
-        for kind, text in (("sparsetir", "fitted"), ("whole", "whole")):
-            row = [
-                c["graph"],
-                c["k"],
-                text,
-                *[f"{c['padding'][n][kind]:.1%}" for n in COLUMN_PARTS],
-            ]
-            rows.append([*row, "" if c["paper"] is None else f"{c['paper']} %"])
-    head = ["graph", "k", "remainder", *[f"c = {n}" for n in COLUMN_PARTS], "paper"]
-    table("Padding of Hyb(c, k)", head, rows)
-    print("remainder of a row longer than 2^k: in the bucket it fits (as here), or padded to 2^k.")
+        paper = "" if c["paper"] is None else f"{c['paper']} %"
+        shares = [f"{c['padding'][n]:.1%}" for n in COLUMN_PARTS]
+        rows.append([c["graph"], c["k"], *shares, paper])
+    table(
+        "Padding of Hyb(c, k)", ["graph", "k", *[f"c = {n}" for n in COLUMN_PARTS], "paper"], rows
+    )
     print("paper: SparseTIR, table 1, which does not say c.")
 
 
-def _show_formats(found: dict[str, Any]) -> None:
-    rows = []
-    for cell in found["cells"]:
-        if "skipped" in cell:
-            rows.append([cell["format"], *["-"] * 5])
-            continue
-        rows.append([
-            cell["format"], ms(cell["seconds"]),
-            f"{cell['seconds']['min'] / max(1, found['nnz']) * 1e9:.1f}",
-            f"{cell['padding']:.1%}", f"{cell['bytes'] / 1e6:.2f}", f"{cell['products']:.1f}",
-        ])  # fmt: skip
-    table(f"Formats on {found['graph']}: ms as min/median",
-          ["", "ms", "ns/nnz", "padding", "MB", "products"], rows)  # fmt: skip
-    for cell in found["cells"]:
-        if "skipped" in cell:
-            print(f"skipped: {cell['format']}: {cell['skipped']}")
-
-
 def _show_growth(cells: list[dict[str, Any]]) -> None:
-    sizes = sorted({c["size"] for c in cells})
-    rows = {}
+    sizes, rows = sorted({c["size"] for c in cells}), {}
     for cell in cells:
         row = rows.setdefault(cell["format"], [cell["format"], cell["graph"]])
         row.append(f"{cell['seconds']['min'] / cell['nnz'] * 1e9:.1f} ({cell['memory']:.1f}x)")
-    table("Growth: ns for each element (and memory)",
-          ["", "graph", *[f"{s:.0e}" for s in sizes]], list(rows.values()))  # fmt: skip
+    head = ["", "graph", *[f"{s:.0e}" for s in sizes]]
+    table("Growth: ns for each element (and memory)", head, list(rows.values()))
     print(f"target: {TARGETS['growth']}.")

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,11 @@ MEMORY = {
     "memory": "memory / share and halo",
     "memory as malloc keeps it": "memory as malloc keeps it / share and halo",
 }
+# Of what processes say: what they have together, the most of one, and each of them.
+TOTAL = ("bytes needed", "bytes sent", "bytes that came")
+MOST = ("epoch", "split")
+EACH = ("own", "nnz", "halo", *MEMORY, "memory of kernels", "memory of graph and features")
+EACH += ("memory to build",)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -48,12 +54,10 @@ def run(args: argparse.Namespace) -> None:
     cells: list[dict[str, Any]] = []
     results: dict[str, Any] = {"cells": cells, "stated": {k: list(v) for k, v in NETWORKS.items()}}
     where = circumstances(1)
-    for graph in args.graph or ["cora"]:
-        for model in args.model:
-            for partition in args.partition:
-                cells.append(cell_of(graph, model, partition, args))
-                results["large"] = large(cells)
-                write(args.out, "distributed", where, results, quiet=True)  # as far as it is
+    for graph, model, partition in product(args.graph or ["cora"], args.model, args.partition):
+        cells.append(cell_of(graph, model, partition, args))
+        results["large"] = large(cells)
+        write(args.out, "distributed", where, results, quiet=True)  # as far as it is
     show(results, where["cores"])
     write(args.out, "distributed", where, results)
     wrong = [c for c in cells if c["difference"] > args.most_difference + TIMES * c["rounding"]]
@@ -64,11 +68,9 @@ def run(args: argparse.Namespace) -> None:
 def cell_of(graph: str, model: str, partition: str, args: argparse.Namespace) -> dict[str, Any]:
     """Runs of one problem by each number of processes, and what follows from them."""
     made = graph == "generated"
-    spec = {
-        "graph": graph, "model": model, "partition": partition, "hidden": args.hidden,
-        "epochs": 5 if args.quick else args.epochs, "profiled": 2 if args.quick else 10,
-        "nodes": 0, **(GENERATED if made else {}), "dtype": args.dtype, "order": 0,
-    }  # fmt: skip
+    spec: dict[str, Any] = {"graph": graph, "model": model, "partition": partition, "order": 0}
+    spec |= {"hidden": args.hidden, "dtype": args.dtype, "nodes": 0, **(GENERATED if made else {})}
+    spec |= {"epochs": 5 if args.quick else args.epochs, "profiled": 2 if args.quick else 10}
     if made and args.quick:
         spec["nodes"] = 5000
     runs = {}
@@ -87,16 +89,13 @@ def cell_of(graph: str, model: str, partition: str, args: argparse.Namespace) ->
     def most(others: Iterable[list[float]]) -> float:
         return max((float(np.max(np.abs(np.array(x) / base - 1))) for x in others), default=0.0)
 
-    cell: dict[str, Any] = {
-        "graph": "generated" if made else graph_name(graph), "model": model,
-        "partition": partition, "hidden": args.hidden,
-        **{k: first[k] for k in ("nodes", "edges", "features", "weights")},
-        "losses": losses,
-        "dtype": args.dtype, "difference": most(losses.values()),
-        "losses in other orders": [x["losses"] for x in orders],
-        "rounding": most(x["losses"] for x in orders),
-        "runs": {size: summary(found, runs.get(1)) for size, found in runs.items()},
-    }  # fmt: skip
+    cell: dict[str, Any] = {"graph": "generated" if made else graph_name(graph)}
+    cell |= {k: spec[k] for k in ("model", "partition", "hidden", "dtype")}
+    cell |= {k: first[k] for k in ("nodes", "edges", "features", "weights")}
+    cell |= {"losses": losses, "difference": most(losses.values())}
+    others = [x["losses"] for x in orders]
+    cell |= {"losses in other orders": others, "rounding": most(others)}
+    cell["runs"] = {size: summary(found, runs.get(1)) for size, found in runs.items()}
     if 1 in runs and len(runs) > 1:
         cell["model of time"] = modelled(cell, graph if not made else None, spec)
     return cell
@@ -107,10 +106,9 @@ def launch(spec: dict[str, Any], size: int) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "spec.json"
         path.write_text(json.dumps(spec))
-        command = [
-            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
-            str(size), "-m", "bench.distributed_worker", str(path), folder,
-        ]  # fmt: skip
+        torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(size)]
+        worker = ["-m", "bench.distributed_worker", str(path), folder]
+        command = [sys.executable, "-m", *torchrun, *worker]
         alone = dict.fromkeys(THREADS, "1")
         done = subprocess.run(
             command, env={**os.environ, **alone}, capture_output=True, text=True, timeout=SECONDS
@@ -122,22 +120,11 @@ def launch(spec: dict[str, Any], size: int) -> list[dict[str, Any]]:
 
 def summary(found: list[dict[str, Any]], one: list[dict[str, Any]] | None) -> dict[str, Any]:
     """Of the processes of a run together, or of the one with the most."""
-    needed = sum(p["bytes needed"] for p in found)
-    out = {
-        "epoch": {k: max(p["epoch"][k] for p in found) for k in ("min", "median")},
-        "split": {k: max(p["split"][k] for p in found) for k in found[0]["split"]},
-        "own": [p["own"] for p in found], "nnz": [p["nnz"] for p in found],
-        "halo": [p["halo"] for p in found],
-        "bytes needed": needed,
-        "bytes sent": sum(p["bytes sent"] for p in found),
-        "bytes that came": sum(p["bytes that came"] for p in found),
-        "network": found[0]["network"],
-        "epoch of a small graph": found[0]["epoch of a small graph"],
-        **{k: [p[k] for p in found] for k in (*MEMORY, "memory of kernels")},
-        "memory of graph and features": [p["memory of graph and features"] for p in found],
-        "memory to build": [p["memory to build"] for p in found],
-        "seconds to build": max(p["seconds to build"] for p in found),
-    }  # fmt: skip
+    out: dict[str, Any] = {k: {n: max(p[k][n] for p in found) for n in found[0][k]} for k in MOST}
+    out |= {k: sum(p[k] for p in found) for k in TOTAL} | {k: [p[k] for p in found] for k in EACH}
+    out |= {k: found[0][k] for k in ("network", "epoch of a small graph")}
+    out["seconds to build"] = max(p["seconds to build"] for p in found)
+    needed = out["bytes needed"]
     if needed:
         out["bytes sent / needed"] = out["bytes sent"] / needed
         out["bytes that came / needed"] = out["bytes that came"] / needed
@@ -197,19 +184,15 @@ def modelled(cell: dict[str, Any], graph: str | None, spec: dict[str, Any]) -> d
         if size == 1:
             continue
         here = Network(found["network"]["latency"], found["network"]["speed"])
-        edges = sum(found["nnz"])
-        remote = found["split"]["remote product"] / max(
-            1e-12, found["split"]["remote product"] + found["split"]["local product"]
-        )
+        split = found["split"]
+        products = split["remote product"] + split["local product"]
+        remote = split["remote product"] / max(1e-12, products)
         share = Share(max(found["nnz"]), max(found["own"]), max(found["halo"]), remote)
-        said = epoch(
-            local, share, here, size, numbers, weights, crowding=max(1.0, size / cores)
-        )  # fmt: skip
-        check[size] = {
-            "model": said["epoch"], "measured": found["epoch"]["min"],
-            "model / measured": said["epoch"] / found["epoch"]["min"], "parts": said,
-            "edges": edges,
-        }  # fmt: skip
+        crowding = max(1.0, size / cores)
+        said = epoch(local, share, here, size, numbers, weights, crowding=crowding)
+        measured = found["epoch"]["min"]
+        check[size] = {"model": said["epoch"], "measured": measured, "parts": said}
+        check[size] |= {"model / measured": said["epoch"] / measured, "edges": sum(found["nnz"])}
     machines: dict[str, dict[int, Any]] = {name: {} for name in NETWORKS}
     ends = None
     if graph is not None:
@@ -218,9 +201,7 @@ def modelled(cell: dict[str, Any], graph: str | None, spec: dict[str, Any]) -> d
         if ends is not None:
             share = counted_halos(ends[1], ends[0], cell["nodes"], count)
         else:
-            share = expected_share(
-                spec["nodes"], spec["degree"], spec["far"], LARGE["near"], count
-            )  # fmt: skip
+            share = expected_share({**spec, "near": LARGE["near"]}, count)
         for name, stated in NETWORKS.items():
             machines[name][count] = epoch(local, share, stated, count, numbers, weights)
     return {"local": local._asdict(), "check": check, "machines": machines}
@@ -237,14 +218,10 @@ def large(cells: list[dict[str, Any]]) -> dict[str, Any] | None:
     whole = Share(LARGE["nodes"] * LARGE["degree"], LARGE["nodes"], 0)
     found["one"] = epoch(local, whole, Network(0, 1), 1, numbers, cell["weights"])["epoch"]
     for name, stated in NETWORKS.items():
-        found[name] = {
-            count: epoch(
-                local,
-                expected_share(LARGE["nodes"], LARGE["degree"], LARGE["far"], LARGE["near"], count),
-                stated, count, numbers, cell["weights"],
-            )
-            for count in MACHINES
-        }  # fmt: skip
+        found[name] = {}
+        for count in MACHINES:
+            share = expected_share(LARGE, count)
+            found[name][count] = epoch(local, share, stated, count, numbers, cell["weights"])
     return found
 
 
@@ -252,46 +229,38 @@ def large(cells: list[dict[str, Any]]) -> dict[str, Any] | None:
 
 
 def show(results: dict[str, Any], cores: int) -> None:
+    """Tables of epochs, of their steps, and of the model."""
     rows, splits, checks = [], [], []
+    names = ("bytes sent / needed", "bytes that came / needed", *MEMORY.values())
     for cell in results["cells"]:
         name = f"{cell['model']}, {cell['graph']}, {cell['partition']}"
         for size, found in cell["runs"].items():
-            ratios = [found.get(k) for k in ("bytes sent / needed", "bytes that came / needed",
-                                             *MEMORY.values())]  # fmt: skip
-            rows.append([
-                name, size, f"{1e3 * found['epoch']['min']:.1f}",
-                f"{1e3 * found['epoch']['median']:.1f}", f"{found['bytes needed'] / 1e6:.2f}",
-                *("-" if r is None else f"{r:.3f}" for r in ratios),
-                f"{max(found['memory']) / 2**20:.1f}", f"{cell['difference']:.1e}",
-                f"{cell['rounding']:.1e}",
-            ])  # fmt: skip
-            split = found["split"]
-            splits.append([name, size, *(f"{1e3 * split[k]:.2f}" for k in split)])
+            row = [name, size, *(f"{1e3 * found['epoch'][k]:.1f}" for k in ("min", "median"))]
+            row.append(f"{found['bytes needed'] / 1e6:.2f}")
+            row += [f"{found[k]:.3f}" if k in found else "-" for k in names]
+            row.append(f"{max(found['memory']) / 2**20:.1f}")
+            rows.append([*row, f"{cell['difference']:.1e}", f"{cell['rounding']:.1e}"])
+            splits.append([name, size, *(f"{1e3 * t:.2f}" for t in found["split"].values())])
         for size, said in cell.get("model of time", {}).get("check", {}).items():
-            checks.append([name, size, *(f"{1e3 * said[k]:.1f}" for k in ("model", "measured")),
-                           f"{said['model / measured']:.2f}"])  # fmt: skip
-    table(
+            times = [f"{1e3 * said[k]:.1f}" for k in ("model", "measured")]
+            checks.append([name, size, *times, f"{said['model / measured']:.2f}"])
+    head = ["", "processes", "ms", "median", "MB", "sent", "came", "memory", "kept", "MiB"]
+    title = (
         f"Epochs on this machine of {cores} cores, a thread for each process; MB that other "
         "processes' rows need, what was sent and came over that; memory over share and halo, with "
-        "free blocks given back and kept; losses by processes and by the order of nodes",
-        ["", "processes", "ms", "median", "MB", "sent", "came", "memory", "kept", "MiB",
-         "losses differ", "by order"],
-        rows,
-    )  # fmt: skip
-    names = list(results["cells"][0]["runs"].values())[0]["split"]
-    table("An epoch, in ms by torch's profiler; the slowest process of each step",
-          ["", "processes", *names], splits)  # fmt: skip
+        "free blocks given back and kept; losses by processes and by the order of nodes"
+    )
+    table(title, [*head, "losses differ", "by order"], rows)
+    head = ["", "processes", *next(iter(results["cells"][0]["runs"].values()))["split"]]
+    table("An epoch, in ms by torch's profiler; the slowest process of each step", head, splits)
     if checks:
-        table("The model beside what was measured here", ["", "processes", "model, ms",
-              "measured", "ratio"], checks)  # fmt: skip
-    found = results["large"]
-    if found:
-        head = ["machines", *NETWORKS]
-        rows = [[1, f"{found['one']:.2f}", ""]] + [
-            [n, *(f"{found[name][n]['epoch']:.3f} ({found['one'] / found[name][n]['epoch']:.0f})"
-                  for name in NETWORKS)]
-            for n in MACHINES
-        ]  # fmt: skip
-        table(f"By the model: s for an epoch of {found['nodes']:.0e} nodes with {found['degree']} "
-              f"edges each, {found['far']:.0%} of them far; times as fast as one machine", head,
-              rows)  # fmt: skip
+        head = ["", "processes", "model, ms", "measured", "ratio"]
+        table("The model beside what was measured here", head, checks)
+    if found := results["large"]:
+        rows = [[1, f"{found['one']:.2f}", ""]]
+        for n in MACHINES:
+            times = [found[name][n]["epoch"] for name in NETWORKS]
+            rows.append([n, *(f"{t:.3f} ({found['one'] / t:.0f})" for t in times)])
+        title = f"By the model: s for an epoch of {found['nodes']:.0e} nodes with {found['degree']}"
+        title += f" edges each, {found['far']:.0%} of them far; times as fast as one machine"
+        table(title, ["machines", *NETWORKS], rows)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -41,9 +42,15 @@ class Share(NamedTuple):
 
 
 def epoch(
-    local: Local, share: Share, network: Network, processes: int, numbers: int, weights: int,
-    exchanges: int = 4, crowding: float = 1.0,
-) -> dict[str, float]:  # fmt: skip
+    local: Local,
+    share: Share,
+    network: Network,
+    processes: int,
+    numbers: int,
+    weights: int,
+    exchanges: int = 4,
+    crowding: float = 1.0,
+) -> dict[str, float]:
     """Seconds of an epoch.
 
     numbers : that are exchanged for each row of a halo, there and back, of 4 bytes
@@ -68,10 +75,8 @@ def epoch(
     reduce = 2 * ring * network.latency + 4 * weights * ring / processes / network.speed
     total = edges + others + local.per_epoch * crowding + exchange - hidden + reduce
     compute = edges + others + local.per_epoch * crowding
-    return {
-        "compute": compute, "exchange": exchange, "hidden": hidden, "reduce": reduce,
-        "epoch": total,
-    }  # fmt: skip
+    parts = {"compute": compute, "exchange": exchange, "hidden": hidden, "reduce": reduce}
+    return {**parts, "epoch": total}
 
 
 def counted_halos(sources: np.ndarray, targets: np.ndarray, nodes: int, processes: int) -> Share:
@@ -91,8 +96,9 @@ def counted_halos(sources: np.ndarray, targets: np.ndarray, nodes: int, processe
     return Share(float(nnz.max()), float(own.max()), float(halos.max()), float(share))
 
 
-def expected_share(nodes: float, degree: int, far: float, near: int, processes: int) -> Share:
-    """Of a graph whose targets have `degree` sources within `near`, but for a share of `far`."""
+def expected_share(graph: Mapping[str, Any], processes: int) -> Share:
+    """Of a graph of `nodes` with `degree` sources each, within `near` but for a share of `far`."""
+    nodes, degree, far, near = (graph[k] for k in ("nodes", "degree", "far", "near"))
     own = nodes / processes
     elsewhere = nodes - own
     draws = own * degree * far

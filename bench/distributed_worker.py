@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from bench import memory
 from sparsetir import nn
 from sparsetir.data.datasets import load_cora_dataset
 from sparsetir.data.graphs import load_graph
@@ -138,11 +139,6 @@ def rows_of(spec: dict[str, Any], graph: DistGraph) -> tuple[Tensor, Tensor, Ten
     return x, (nodes * 40503 // 64) % CLASSES, nodes % 3 != 0
 
 
-def memory(what: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(what)) * 1024
-
-
 def give_back() -> None:
     """What is free goes back to the system: what was used on the way to a graph is not its own."""
     gc.collect()
@@ -151,9 +147,9 @@ def give_back() -> None:
 
 def peak(run: Callable[[], Any]) -> int:
     """The highest resident size while it runs."""
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    memory.begin_peak()
     run()
-    return memory("VmHWM")
+    return memory.peak()
 
 
 def came() -> int:
@@ -252,13 +248,13 @@ def begun(spec: dict[str, Any], graph: DistGraph) -> Training:
 def compile_kernels(spec: dict[str, Any]) -> int:
     """Bytes that kernels of the graph take, of which nothing else stays."""
     give_back()
-    before = memory("VmRSS")
+    before = memory.held()
     training = begun(spec, graph_of(spec))
     training.epoch()
     del training
     clear_cache()
     give_back()
-    return memory("VmRSS") - before
+    return memory.held() - before
 
 
 def measure(spec: dict[str, Any]) -> dict[str, Any]:
@@ -281,7 +277,7 @@ def measure(spec: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {"network": network(), "epoch of a small graph": min(least)}
     del small, warm, model, y
     found["memory of kernels"] = compile_kernels(spec)
-    base = memory("VmRSS")
+    base = memory.held()
     dist.barrier()
     start = time.perf_counter()
     built: list[DistGraph] = []
@@ -289,14 +285,12 @@ def measure(spec: dict[str, Any]) -> dict[str, Any]:
     found["seconds to build"] = time.perf_counter() - start
     training = begun(spec, built.pop())
     graph, x, y, train, model, epoch = training
-    found |= {
-        "own": graph.own, "halo": graph.halo, "nnz": graph.nnz, "nodes": graph.num_nodes,
-        "edges": graph.num_edges, "features": x.shape[1],
-        "bytes": x.itemsize, "weights": sum(p.numel() for p in model.parameters()),
-    }  # fmt: skip
+    found |= {k: getattr(graph, k) for k in ("own", "halo", "nnz")}
+    found |= {"nodes": graph.num_nodes, "edges": graph.num_edges, "features": x.shape[1]}
+    found |= {"bytes": x.itemsize, "weights": sum(p.numel() for p in model.parameters())}
     losses = [epoch(), epoch()]
     give_back()
-    found["memory of graph and features"] = memory("VmRSS") - base
+    found["memory of graph and features"] = memory.held() - base
     found["memory"] = peak(lambda: losses.extend([epoch(), epoch()])) - base
     LIBC.mallopt(M_MMAP_THRESHOLD, KEPT)
     times = []

@@ -5,22 +5,24 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
 
 import sparsetir
-from bench.convert import least_of
-from bench.graphs import graphs, pattern_of, pruned, relations, values_of
-from bench.harness import finish, geomean, refuse_bad
-from bench.programs import RELATIONAL, SDDMM, SPMM
+from bench.harness import each, finish, geomean, refuse_bad
+from bench.problems import graphs, pattern_of, pruned, relations
 from bench.report import table
-from bench.timing import interleaved, progress
+from bench.timing import interleaved
 from sparsetir.formats import CSF, ConvertedFormat, Format, Hyb, Operand, Pattern, RelationalHyb
 from sparsetir.formats.library import library, refusal
+from sparsetir.schedules.operators import rgms, sddmm, spmm
+from sparsetir.schedules.operators.problems import Sddmm, Spmm
+from sparsetir.schedules.operators.rgms import Rgms
 
 FEATURES = 32
 RELATIONAL_FEATURES = 16
@@ -31,8 +33,13 @@ RELATIONAL_FORMATS = (CSF((0, 1, 2)), CSF((1, 0, 2)), RelationalHyb(RELATIONAL_K
 PROGRAMS = {
     "spmm": "SpMM, 32 features, the matrix in the format",
     "sddmm": "SDDMM, 32 features, the result in the format and back",
-    "relational": "Sum over relations of A[r] X W[r], 16 by 16 features, A in the format",
+    "rgms": "Sum over relations of A[r] X W[r], 16 by 16 features, A in the format",
 }
+LEGEND = """
+right: matrices with a right result, of those that were tried. error: the largest,
+in units of the sum of absolute values. padding: median. most: the largest padding.
+ns/nnz: of the conversion, median. x first: kernel time over that of the first format,
+geometric mean. compile: the slowest of the format."""
 
 
 @dataclass
@@ -57,6 +64,10 @@ class Task:
     scale: np.ndarray
     peer: Callable[[], Any] | None = None
 
+    def error(self, result: np.ndarray) -> np.ndarray:
+        """Of each element, in units of the sum of the absolute values that it is made of."""
+        return np.abs(result.astype("float64") - self.exact) / (self.scale + 0.1)
+
 
 class Kernels:
     """Decomposed kernels, one for each program and format; they serve every pattern."""
@@ -66,6 +77,7 @@ class Kernels:
         self._built: dict[tuple[str, Format], Any] = {}
 
     def get(self, task: Task, fmt: Format, converted: ConvertedFormat) -> Any:
+        """The kernel, which is built for the first task."""
         key = (task.func.name, fmt)
         if key not in self._built:
             start = time.perf_counter()
@@ -78,50 +90,53 @@ class Kernels:
 
 
 def run(args: argparse.Namespace) -> None:
+    """The command; status 1 if a result was wrong or something failed."""
+    kernels, matrices = Kernels(), {}
     seconds = 0.0 if args.quick else 0.05
-    kernels, cells, matrices = Kernels(), [], {}
-    spmm, sddmm, relational = (sparsetir.from_source(t) for t in (SPMM, SDDMM, RELATIONAL))
-    plain = {**graphs(args.graph), **pruned(args.pruned, args.layers)}
-    related = relations(args.hetero)
-    for name, matrix in plain.items():
-        matrices[name] = {"shape": matrix.shape, "nnz": int(matrix.nnz)}
-        for task in (spmm_task(name, spmm, matrix), sddmm_task(name, sddmm, matrix)):
-            for fmt in chosen(library(task.pattern), args.format):
-                cells.append(measure(task, fmt, kernels, seconds))
-    for name, pattern in related.items():
-        matrices[name] = {"shape": pattern.shape, "nnz": pattern.nnz}
-        task = relational_task(name, relational, pattern)
-        for fmt in chosen(list(RELATIONAL_FORMATS), args.format):
-            cells.append(measure(task, fmt, kernels, seconds))
-    progress("")
+    cells = each(
+        (
+            f"{task.name}: {task.func.name}, {fmt.name}",
+            partial(measure, task, fmt, kernels, seconds),
+        )
+        for task, formats in tasks(args, matrices)
+        for fmt in formats
+        if args.format is None or label(fmt) in args.format
+    )
     show(cells, matrices, kernels)
     results = {"matrices": matrices, "cells": cells, "compile_seconds": kernels.seconds}
     finish(args, "formats", results)
     refuse_bad(cells, [c for c in cells if "wrong" in c or "failed" in c])
 
 
-def chosen(formats: list[Format], names: list[str] | None) -> list[Format]:
-    """Those that were asked for, by their names in tables; all by default."""
-    return [f for f in formats if names is None or label(f) in names]
+def tasks(
+    args: argparse.Namespace, matrices: dict[str, Any]
+) -> Iterator[tuple[Task, list[Format]]]:
+    """Programs on matrices of the command line, and formats; sizes are noted in `matrices`."""
+    for name, matrix in (graphs(args.graph) | pruned(args.pruned, args.layers)).items():
+        matrices[name] = {"shape": matrix.shape, "nnz": int(matrix.nnz)}
+        for task in (spmm_task(name, matrix), sddmm_task(name, matrix)):
+            yield task, library(task.pattern)
+    for name, pattern in relations(args.hetero).items():
+        matrices[name] = {"shape": pattern.shape, "nnz": pattern.nnz}
+        yield relational_task(name, pattern), list(RELATIONAL_FORMATS)
 
 
 def _random(seed: int, *shape: int) -> np.ndarray:
     return np.random.default_rng(seed).uniform(-1, 1, shape).astype("float32")
 
 
-def spmm_task(name: str, func: Any, matrix: Any) -> Task:
+def spmm_task(name: str, matrix: Any) -> Task:
     """C = A B."""
-    matrix, b = matrix.copy(), _random(1, matrix.shape[1], FEATURES)
-    matrix.data = values_of(matrix)
-    given = {"b": b, "c": np.empty((matrix.shape[0], FEATURES), "float32")}
-    return Task(
-        name, func, pattern_of(matrix), {"A": matrix.data}, given, "c",
-        exact=matrix.astype("float64") @ b.astype("float64"), scale=abs(matrix) @ np.abs(b),
-        peer=lambda: matrix @ b,
-    )  # fmt: skip
+    b = _random(1, matrix.shape[1], FEATURES)
+    func = spmm.program(Spmm())
+    given = {"b": b, "out": np.empty((matrix.shape[0], FEATURES), "float32")}
+    exact, scale = matrix.astype("float64") @ b.astype("float64"), abs(matrix) @ np.abs(b)
+    stored: dict[str, Any] = {"A": matrix.data}
+    pattern = pattern_of(matrix)
+    return Task(name, func, pattern, stored, given, "out", exact, scale, lambda: matrix @ b)
 
 
-def sddmm_task(name: str, func: Any, matrix: Any) -> Task:
+def sddmm_task(name: str, matrix: Any) -> Task:
     """OUT = X Y^T where the matrix has elements."""
     pattern = pattern_of(matrix)
     x, y = _random(1, matrix.shape[0], FEATURES), _random(2, matrix.shape[1], FEATURES)
@@ -131,14 +146,15 @@ def sddmm_task(name: str, func: Any, matrix: Any) -> Task:
         i, j = (c[at] for c in pattern.coords)
         terms = x[i].astype("float64") * y[j]
         exact[at], scale[at] = terms.sum(axis=1), np.abs(terms).sum(axis=1)
-    given = {
-        "x": x, "y": y, "out": np.empty(pattern.nnz, "float32"),
-        "indptr": matrix.indptr, "indices": matrix.indices,
-    }  # fmt: skip
+    given = {"x": x, "y": y, "out": np.empty(pattern.nnz, "float32")}
+    given |= {"indptr": matrix.indptr, "indices": matrix.indices}
+    # Formats are of programs whose loops are not fused.
+    text = sddmm.program(Sddmm()).script().replace("T.fuse(I, J)", "I, J")
+    func = sparsetir.from_source(text)
     return Task(name, func, pattern, {"OUT": None}, given, "out", exact, scale)
 
 
-def relational_task(name: str, func: Any, pattern: Pattern) -> Task:
+def relational_task(name: str, pattern: Pattern) -> Task:
     """Y = sum over relations of A[r] X W[r]."""
     count, rows, cols = pattern.shape
     x = _random(1, cols, RELATIONAL_FEATURES)
@@ -152,29 +168,26 @@ def relational_task(name: str, func: Any, pattern: Pattern) -> Task:
         a = sp.csr_array((values[start:stop], (at, j)), shape=(len(stored), cols))
         parts.append((stored, a))
 
-    def product() -> np.ndarray:
-        y = np.zeros((rows, RELATIONAL_FEATURES), "float32")
+    def product(x: np.ndarray, w: np.ndarray, how: Callable[[Any], Any]) -> np.ndarray:
+        y = np.zeros((rows, RELATIONAL_FEATURES), x.dtype)
         for (stored, a), weight in zip(parts, w, strict=True):
-            y[stored] += (a @ x) @ weight
+            y[stored] += (how(a) @ x) @ weight
         return y
 
-    exact, scale = (np.zeros((rows, RELATIONAL_FEATURES)) for _ in range(2))
-    for (stored, a), weight in zip(parts, w.astype("float64"), strict=True):
-        exact[stored] += (a.astype("float64") @ x) @ weight
-        scale[stored] += (abs(a) @ np.abs(x)) @ np.abs(weight)
-    given = {"x": x, "w": w, "y": np.empty(exact.shape, "float32")}
-    return Task(name, func, pattern, {"A": values}, given, "y", exact, scale, product)
+    exact = product(x.astype("float64"), w.astype("float64"), lambda a: a.astype("float64"))
+    scale = product(np.abs(x), np.abs(w), abs)
+    given = {"x": x, "w": w, "out": np.empty(exact.shape, "float32")}
+    peer = partial(product, x, w, lambda a: a)
+    return Task(
+        name, rgms.program(Rgms()), pattern, {"A": values}, given, "out", exact, scale, peer
+    )
 
 
 def measure(task: Task, fmt: Format, kernels: Kernels, seconds: float) -> dict[str, Any]:
     """One format for one task; what goes wrong is part of the result."""
-    pattern = task.pattern
-    progress(f"{task.name}: {task.func.name}, {fmt.name}")
-    cell = {
-        "program": task.func.name, "matrix": task.name, "format": fmt.name, "label": label(fmt)
-    }  # fmt: skip
-    reason = refusal(pattern, fmt.places(pattern))
-    if reason:
+    cell = {"program": task.func.name, "matrix": task.name}
+    cell |= {"format": fmt.name, "label": label(fmt)}
+    if reason := refusal(task.pattern, fmt.places(task.pattern)):
         return {**cell, "skipped": reason}
     try:
         return {**cell, **_measure(task, fmt, kernels, seconds)}
@@ -184,21 +197,21 @@ def measure(task: Task, fmt: Format, kernels: Kernels, seconds: float) -> dict[s
 
 def _measure(task: Task, fmt: Format, kernels: Kernels, seconds: float) -> dict[str, Any]:
     operand = Operand.of(task.func, *task.stored)
+
+    def convert() -> dict[str, np.ndarray]:
+        return fmt.convert(task.pattern, operand).arguments(False, **task.stored)
+
     converted = fmt.convert(task.pattern, operand)
     kernel = kernels.get(task, fmt, converted)
-    arguments = {**task.given, **converted.arguments(False, **task.stored)}
+    arguments = {**task.given, **convert()}
     result = arguments[task.output]
     result.fill(np.nan)
     kernel(**arguments)
-    errors = [_errors(task, result)]
     # The other way back, of buffers that the program writes.
-    errors += [
-        _errors(task, converted.restore(n, arguments)) for n, v in task.stored.items() if v is None
-    ]
-    out: dict[str, Any] = {
-        "padding": round(converted.padding, 4), "bytes": converted.nbytes,
-        "error": float(f"{max(e.max(initial=0.0) for e in errors):.1e}"),
-    }  # fmt: skip
+    back = [converted.restore(n, arguments) for n, v in task.stored.items() if v is None]
+    errors = [task.error(x) for x in (result, *back)]
+    out: dict[str, Any] = {"padding": round(converted.padding, 4), "bytes": converted.nbytes}
+    out["error"] = float(f"{max(e.max(initial=0.0) for e in errors):.1e}")
     for right in (e <= TOLERANCE for e in errors):
         if not right.all():
             at = [int(n) for n in np.unravel_index(int(right.argmin()), right.shape)]
@@ -208,19 +221,12 @@ def _measure(task: Task, fmt: Format, kernels: Kernels, seconds: float) -> dict[
     if task.peer is not None:
         calls["scipy"] = task.peer
     times = interleaved(calls, seconds, least=2)
-    times["convert"] = least_of(
-        lambda: fmt.convert(task.pattern, operand).arguments(False, **task.stored), seconds
-    )
+    times |= interleaved({"convert": convert}, seconds, least=2, warm_up=0)
     # There are many of them: four digits, no number of rounds.
     out["seconds"] = {
         who: {k: float(f"{t[k]:.4g}") for k in ("min", "median")} for who, t in times.items()
     }
     return out
-
-
-def _errors(task: Task, result: np.ndarray) -> np.ndarray:
-    """Of each element, in units of the sum of the absolute values that it is made of."""
-    return np.abs(result.astype("float64") - task.exact) / (task.scale + 0.1)
 
 
 def label(fmt: Format) -> str:
@@ -235,24 +241,22 @@ def show(cells: list[dict[str, Any]], matrices: dict[str, Any], kernels: Kernels
         if mine:
             _show_formats(title, mine, matrices, kernels)
             _show_matrices(mine, matrices)
-    print("\nright: matrices with a right result, of those that were tried. error: the largest,")
-    print("in units of the sum of absolute values. padding: median. most: the largest padding.")
-    print("ns/nnz: of the conversion, median. x first: kernel time over that of the first format,")
-    print("geometric mean. compile: the slowest of the format.")
+    print(LEGEND)
     for what in ("skipped", "failed", "wrong"):
-        for cell in cells:
-            if what in cell:
-                where = f"{cell['matrix']}, {cell['program']}, {cell['format']}"
-                print(f"{what}: {where}: {cell[what]}")
+        for cell in (c for c in cells if what in c):
+            where = f"{cell['matrix']}, {cell['program']}, {cell['format']}"
+            print(f"{what}: {where}: {cell[what]}")
+
+
+def _least(cell: dict[str, Any], who: str = "sparsetir") -> float:
+    return cell["seconds"][who]["min"]
 
 
 def _show_formats(
     title: str, cells: list[dict[str, Any]], matrices: dict[str, Any], kernels: Kernels
 ) -> None:
-    first = {
-        c["matrix"]: c["seconds"]["sparsetir"]["min"]
-        for c in cells if c["label"] == cells[0]["label"] and "seconds" in c
-    }  # fmt: skip
+    measured = [c for c in cells if "seconds" in c]
+    first = {c["matrix"]: _least(c) for c in measured if c["label"] == cells[0]["label"]}
     rows = []
     for name in dict.fromkeys(c["label"] for c in cells):
         mine = [c for c in cells if c["label"] == name]
@@ -263,18 +267,12 @@ def _show_formats(
             rows.append([*row, *["-"] * 6])
             continue
         paddings = [c["padding"] for c in done]
-        times = [
-            c["seconds"]["sparsetir"]["min"] / first[c["matrix"]]
-            for c in done if c["matrix"] in first
-        ]  # fmt: skip
+        times = [_least(c) / first[c["matrix"]] for c in done if c["matrix"] in first]
         built = [kernels.seconds.get(f"{c['program']} {c['format']}", 0.0) for c in done]
-        each = [c["seconds"]["convert"]["min"] / max(1, matrices[c["matrix"]]["nnz"]) for c in done]
-        rows.append([
-            *row, f"{max(c['error'] for c in done):.0e}", f"{statistics.median(paddings):.1%}",
-            f"{max(paddings):.1%}", f"{statistics.median(each) * 1e9:.0f}",
-            f"{geomean(times):.2f}" if times else "-",
-            f"{max(built):.2f}",
-        ])  # fmt: skip
+        per = [_least(c, "convert") / max(1, matrices[c["matrix"]]["nnz"]) for c in done]
+        row += [f"{max(c['error'] for c in done):.0e}", f"{statistics.median(paddings):.1%}"]
+        row += [f"{max(paddings):.1%}", f"{statistics.median(per) * 1e9:.0f}"]
+        rows.append([*row, f"{geomean(times):.2f}", f"{max(built):.2f}"])
     head = ["", "right", "skipped", "error", "padding", "most", "ns/nnz", "x first", "compile (s)"]
     table(title, head, rows)
 
@@ -285,12 +283,11 @@ def _show_matrices(cells: list[dict[str, Any]], matrices: dict[str, Any]) -> Non
         mine = [c for c in cells if c["matrix"] == name and "seconds" in c and "wrong" not in c]
         if not mine:
             continue
-        best = min(mine, key=lambda c: c["seconds"]["sparsetir"]["min"])
-        peers = [c["seconds"]["scipy"]["min"] for c in mine if "scipy" in c["seconds"]]
-        rows.append([
-            name, "x".join(map(str, matrices[name]["shape"])), matrices[name]["nnz"],
-            f"{min(peers) * 1e3:.3f}" if peers else "-",
-            f"{mine[0]['seconds']['sparsetir']['min'] * 1e3:.3f}", mine[0]["format"],
-            f"{best['seconds']['sparsetir']['min'] * 1e3:.3f}", best["format"],
-        ])  # fmt: skip
+        best = min(mine, key=_least)
+        peers = [_least(c, "scipy") for c in mine if "scipy" in c["seconds"]]
+        row = [name, "x".join(map(str, matrices[name]["shape"])), matrices[name]["nnz"]]
+        row.append(f"{min(peers) * 1e3:.3f}" if peers else "-")
+        for cell in (mine[0], best):
+            row += [f"{_least(cell) * 1e3:.3f}", cell["format"]]
+        rows.append(row)
     table("ms, minimum", ["", "shape", "nnz", "scipy", "first", "", "best", ""], rows)

@@ -1,92 +1,60 @@
-"""Operators on an NVIDIA GPU, beside cuSPARSE, torch and a dense product."""
+"""An NVIDIA GPU in place of the processes of peers: `run --target cuda`."""
 
 from __future__ import annotations
 
 import argparse
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import sparsetir
-from bench.harness import cuda, of_gpu, refuse_bad
-from bench.limits import limit
-from bench.peers.cases import features
+from bench.harness import cuda
+from bench.machine import limit
 from bench.peers.gpu import COPIES, Gpu
-from bench.problems import chosen, problems
-from bench.report import circumstances, write
-from bench.summary import show, summarise
-from bench.timing import progress
-from sparsetir.tuning.case import Case, make
+from sparsetir.tuning.case import Case
 
-FEATURES = (32, 128, 512)
 ROUNDS, CALLS = 5, 20
 QUICK_ROUNDS, QUICK_CALLS = 2, 3
 PEAK_SIZE = 8192
-THREADS = "cuda"  # in place of a number of threads
+TARGET = "cuda"  # in place of a number of threads
 
 
-def run(args: argparse.Namespace) -> None:
-    """`run --target cuda`; without a device it says so and measures nothing."""
-    torch = cuda()
-    if torch is None:
-        return
-    warnings.filterwarnings("ignore", message="Sparse", category=UserWarning)
-    torch.set_grad_enabled(False)
-    torch.backends.cuda.matmul.allow_tf32 = False
-    bench = Bench(torch, args)
-    given = problems(args.graph, args.pruned, args.layers, chosen(args.synthetic))
-    cells = list(bench.cells(given))
-    progress("")
-    results = {
-        "settings": {"rounds": bench.gpu.rounds, "calls": bench.gpu.calls, "copies": COPIES},
-        "cells": cells, "summary": summarise(cells), "compilations": sparsetir.compilations(),
-    }  # fmt: skip
-    show(results)
-    where = {**circumstances(1), **of_gpu(torch)}
-    path = write(args.out, "-".join(["run", *args.op]), where, results)
-    if args.plot:
-        from bench.plot import draw
-
-        draw(path)
-    refuse_bad(cells, [c for c in cells if c["wrong"] or c["failed"]])
-
-
-class Bench:
-    """The device, and what is measured on it."""
+class OnGpu:
+    """The device, and what is measured on it; see :class:`bench.run.Processes`."""
 
     def __init__(self, torch: Any, args: argparse.Namespace) -> None:
-        self.torch, self.args = torch, args
+        warnings.filterwarnings("ignore", message="Sparse", category=UserWarning)
+        torch.set_grad_enabled(False)
+        torch.backends.cuda.matmul.allow_tf32 = False
+        self.torch, self.peers = torch, args.peers
         rounds, calls = (QUICK_ROUNDS, QUICK_CALLS) if args.quick else (ROUNDS, CALLS)
         self.gpu = Gpu(torch, rounds, calls)
         self.bandwidth = self._bandwidth()
+        self.peaks = {dtype: self._peak(dtype) for dtype in args.dtype}
+        self.many = 1
 
-    def compare(self, case: Case) -> dict[str, Any]:
-        """As `bench.peers.turns.compare`, on the GPU."""
+    @classmethod
+    def of(cls, args: argparse.Namespace) -> OnGpu | None:
+        """None, which is told, where there is no device."""
+        torch = cuda()
+        return None if torch is None else cls(torch, args)
+
+    def measured(self, case: Case) -> list[dict[str, Any]]:
+        """One cell."""
 
         def default() -> Any:
-            return sparsetir.plan(case.op, case.matrix, case.feat, dtype=case.dtype, target="cuda")
+            return sparsetir.plan(case.op, case.matrix, case.feat, dtype=case.dtype, target=TARGET)
 
-        return self.gpu.compare(case, {"default": default}, self.args.peers)
+        least = limit(case, self.bandwidth, self.peaks[case.dtype])
+        found = self.gpu.compare(case, {"default": default}, self.peers)
+        return [{"threads": TARGET, "limit": least, **found}]
 
-    def cells(self, given: Iterator[Any]) -> Iterator[dict[str, Any]]:
-        """Measure everything, one problem at a time."""
-        args = self.args
-        sizes = args.feat or ([32] if args.quick else FEATURES)
-        peaks = {d: self._peak(d) for d in args.dtype}
-        for problem in given:
-            matrix = problem.load()
-            for op in args.op:
-                for feat in features(op, sizes):
-                    for dtype in args.dtype:
-                        progress(f"{problem.name}: {op}, d = {feat}, {dtype}")
-                        case = make(op, matrix, feat, dtype)
-                        m, n = matrix.shape
-                        yield {
-                            "op": op, "problem": problem.name, "class": problem.kind, "m": m,
-                            "n": n, "nnz": int(matrix.nnz), "feat": case.feat, "dtype": dtype,
-                            "threads": THREADS, "limit": limit(case, self.bandwidth, peaks[dtype]),
-                            **self.compare(case),
-                        }  # fmt: skip
+    def about(self) -> dict[str, Any]:
+        """Settings, and how many kernels were compiled."""
+        settings = {"rounds": self.gpu.rounds, "calls": self.gpu.calls, "copies": COPIES}
+        return {"settings": settings, "compilations": sparsetir.compilations()}
+
+    def close(self) -> None:
+        """Nothing is to end."""
 
     def _bandwidth(self) -> float:
         torch = self.torch

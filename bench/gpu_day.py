@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,40 +39,31 @@ def steps(target: str, quick: bool, out: Path) -> list[Step]:
     target : "cuda", or "cpu" for a rehearsal without a GPU
     quick : small sizes
     """
-    python = (sys.executable, "-m")
-    bench = (*python, "sparsetir", "bench")
-    where = ("--out", str(out), *(("--quick",) if quick else ()))
-    feat = () if quick else ("--feat", "32", "128", "512")
-    graphs = () if quick else ("--synthetic", "cora", "pubmed", "ogbn-arxiv")
-    tune = ("--trials", "2", "--seconds", "20") if quick else ("--seconds", "120")
-    tests = ("pytest", "-q", "-x", "tests/test_cuda_runner.py") if quick else (
-        "pytest", "-q", "--maxfail=20", "tests", "-k", "cuda or gpu or groups or thesis",
-    )  # fmt: skip
     rehearsal = target == "cpu"
-    seconds = ("--seconds", "2") if rehearsal else ()
-    masks = ("--mask", "band", "--peers", "dense", *seconds) if rehearsal else ()
-    run = (*bench, "run", *where, "--target", target)
-    study = (*bench, "study")
-    return [
-        Step("tests", (*python, *tests), 0.3),
-        Step("spmm", (*run, "--op", "spmm", *feat, *graphs), 0.3),
-        Step("sddmm", (*run, "--op", "sddmm", *feat, *graphs), 0.2),
-        Step("spmv", (*run, "--op", "spmv", *graphs), 0.1),
-        Step("blocks", (*bench, "blocks", *where, "--target", target, *seconds), 0.25),
-        Step("attention", (*bench, "attention", *where, "--target", target, *masks), 0.2),
-        Step("load-balance", (*study, "load-balance", *where, "--target", target), 0.15),
-        Step("groups", (*study, "groups", *where, "--target", target), 0.15),
-        Step("coarsen", (*study, "coarsen", *where, "--target", target), 0.15),
-        Step(
-            "tune",
-            (
-                *python, "sparsetir", "tune", "spmm", "--graph", "cora", "--feat", "32",
-                "--target", "llvm" if target == "cpu" else target, *tune,
-                "--records", str(out / "gpu_day-records.jsonl"), "--no-report",
-            ),
-            0.15,
-        ),
-    ]  # fmt: skip
+    out_text = shlex.quote(str(out))
+    where = f"--out {out_text}" + " --quick" * quick
+    on = f"{where} --target {target}" + " --seconds 2" * rehearsal
+    run = f"sparsetir bench run {where} --target {target}"
+    feat = "" if quick else "--feat 32 128 512"
+    graphs = "" if quick else "--synthetic cora pubmed ogbn-arxiv"
+    tests = "-x tests/test_cuda_runner.py" if quick else "--maxfail=20 tests -k"
+    words = () if quick else ("cuda or gpu or groups or thesis",)
+    masks = "--mask band --peers dense" if rehearsal else ""
+    tune = f"--target {'llvm' if rehearsal else target} --records {out_text}/gpu_day-records.jsonl"
+    tune += " --trials 2 --seconds 20" if quick else " --seconds 120"
+    commands = {
+        "tests": (f"pytest -q {tests}", 0.3),
+        "spmm": (f"{run} --op spmm {feat} {graphs}", 0.3),
+        "sddmm": (f"{run} --op sddmm {feat} {graphs}", 0.2),
+        "spmv": (f"{run} --op spmv {graphs}", 0.1),
+        "blocks": (f"sparsetir bench blocks {on}", 0.3),
+        "attention": (f"sparsetir bench attention {on} {masks}", 0.2),
+        "tune": (f"sparsetir tune spmm --graph cora --feat 32 --no-report {tune}", 0.15),
+    }
+    python = (sys.executable, "-m")
+    found = [Step(n, (*python, *shlex.split(c)), share) for n, (c, share) in commands.items()]
+    found[0] = replace(found[0], command=(*found[0].command, *words))
+    return found
 
 
 def run(args: argparse.Namespace) -> None:
@@ -108,10 +100,9 @@ def skipped(step: Step) -> dict[str, Any]:
 def outcome(step: Step, limit: float) -> dict[str, Any]:
     """What became of a step that may take so many seconds."""
     begun = time.monotonic()
-    with subprocess.Popen(
-        step.command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        start_new_session=True, errors="replace",
-    ) as process:  # fmt: skip
+    piped: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    piped |= {"text": True, "errors": "replace", "start_new_session": True}
+    with subprocess.Popen(step.command, **piped) as process:
         try:
             text, _ = process.communicate(timeout=limit)
             state = "done" if process.returncode == 0 else "failed"
@@ -119,8 +110,6 @@ def outcome(step: Step, limit: float) -> dict[str, Any]:
             os.killpg(process.pid, signal.SIGKILL)
             text, _ = process.communicate()
             state = "ended"
-    return {
-        "step": step.name, "command": list(step.command), "state": state,
-        "code": process.returncode, "seconds": time.monotonic() - begun, "limit": limit,
-        "printed": text[-TAIL:],
-    }  # fmt: skip
+    found = {"step": step.name, "command": list(step.command), "state": state, "limit": limit}
+    taken = time.monotonic() - begun
+    return {**found, "code": process.returncode, "seconds": taken, "printed": text[-TAIL:]}

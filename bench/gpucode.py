@@ -40,16 +40,28 @@ from sparsetir.schedules.operators.rgms_gradients import RgmsGradient
 from sparsetir.schedules.passes.launches import count_launches
 from sparsetir.schedules.templates.registry import template_of
 
-# Of SASS, by what a column counts.
+# Of SASS, by what a column counts; the last of tensor cores: products by the types of factors,
+# matrices from shared memory, asynchronous copies.
 OPCODES = {
-    "loads_128": r"\bLDG\.E\.128\b", "loads_64": r"\bLDG\.E\.64\b", "loads": r"\bLDG\b",
-    "atomics": r"\b(?:RED|REDG|ATOM|ATOMG)\b", "shared": r"\b(?:LDS|STS)\b",
-    "shuffles": r"\bSHFL\b", "fused": r"\bFFMA\b",
-    # Of tensor cores, by the types of factors; matrices from shared memory; asynchronous copies.
+    "loads_128": r"\bLDG\.E\.128\b",
+    "loads_64": r"\bLDG\.E\.64\b",
+    "loads": r"\bLDG\b",
+    "atomics": r"\b(?:RED|REDG|ATOM|ATOMG)\b",
+    "shared": r"\b(?:LDS|STS)\b",
+    "shuffles": r"\bSHFL\b",
+    "fused": r"\bFFMA\b",
     "products_f16": r"\bHMMA\.16816\.F32(?!\.BF16)\b",
     "products_bf16": r"\bHMMA\.16816\.F32\.BF16\b",
-    "products_s8": r"\bIMMA\.16832\.S8\.S8\b", "matrices": r"\bLDSM\b", "copies": r"\bLDGSTS\b",
-}  # fmt: skip
+    "products_s8": r"\bIMMA\.16832\.S8\.S8\b",
+    "matrices": r"\bLDSM\b",
+    "copies": r"\bLDGSTS\b",
+}
+# Columns of the table by what is counted.
+COLUMNS = {"launches": "launches", "registers": "registers", "spill_bytes": "spills"}
+COLUMNS |= {"compile_seconds": "seconds", "fused": "FFMA", "loads_128": "128 bit"}
+COLUMNS |= {"loads_64": "64 bit", "loads": "other", "atomics": "atomics", "shuffles": "shuffles"}
+COLUMNS |= {"shared": "shared", "products_f16": "HMMA f16", "products_bf16": "HMMA bf16"}
+COLUMNS |= {"products_s8": "IMMA s8", "matrices": "LDSM", "copies": "LDGSTS"}
 
 # Sgap's algorithms, as it writes them.
 GROUPS: dict[str, dict[str, Any]] = {
@@ -65,9 +77,11 @@ GROUPS: dict[str, dict[str, Any]] = {
 # Of enumerate-and-sparse-coarsen, table 2: UFi-UFk-WarpTile-ThreadBlockSize by features.
 PANELS = {32: (4, 7, 1, 32), 64: (3, 7, 2, 32), 128: (3, 8, 2, 64)}
 WAYS: dict[str, dict[str, Any]] = {
-    "": {}, " atomics": {"atomics": True}, " compact": {"compact": True},
+    "": {},
+    " atomics": {"atomics": True},
+    " compact": {"compact": True},
     " compact, atomics": {"compact": True, "atomics": True},
-}  # fmt: skip
+}
 
 
 def cases(quick: bool) -> dict[str, tuple[Any, Any]]:
@@ -119,9 +133,8 @@ def panels() -> dict[str, tuple[Any, Any]]:
         for way, fields in WAYS.items():
             config = PanelThreads.for_features(128, rows=rows, **fields)
             found[f"spmm panels of {rows} 128{way}"] = (Spmm(), config)
-    found["spmm panels of 8 128 compact"] = (
-        Spmm(), PanelThreads.for_features(128, rows=8, compact=True)
-    )  # fmt: skip
+    compact = PanelThreads.for_features(128, rows=8, compact=True)
+    found["spmm panels of 8 128 compact"] = (Spmm(), compact)
     for dtype in ("float16", "bfloat16"):
         config = PanelThreads.for_features(128, dtype)
         found[f"spmm panels of 4 128 {dtype}"] = (Spmm(dtype), config)
@@ -236,14 +249,6 @@ def disassembled(cubin: Path) -> str | None:
 
 
 def show(results: list[dict[str, Any]], arch: str) -> None:
-    columns = {
-        "launches": "launches", "registers": "registers", "spills": "spill_bytes",
-        "seconds": "compile_seconds", "FFMA": "fused",
-        "128 bit": "loads_128", "64 bit": "loads_64", "other": "loads", "atomics": "atomics",
-        "shuffles": "shuffles", "shared": "shared", "HMMA f16": "products_f16",
-        "HMMA bf16": "products_bf16", "IMMA s8": "products_s8", "LDSM": "matrices",
-        "LDGSTS": "copies",
-    }  # fmt: skip
-    rows = [[r["kernel"], *(r.get(key, "-") for key in columns.values())] for r in results]
+    rows = [[r["kernel"], *(r.get(key, "-") for key in COLUMNS)] for r in results]
     title = f"GPU kernels compiled for {arch}: registers of a thread, bytes spilled, loads"
-    table(title, ["kernel", *columns], rows)
+    table(title, ["kernel", *COLUMNS.values()], rows)

@@ -47,11 +47,10 @@ def show_speed(cells: list[dict[str, Any]]) -> None:
         peers = cell["peers"]
         ratio = peers[BEFORE]["min"] / peers[OURS]["min"]
         groups.setdefault((cell["op"], cell["dtype"], cell["threads"]), []).append(ratio)
-    rows = [
-        [*key, len(found), f"{statistics.geometric_mean(found):.3f}", f"{min(found):.2f}",
-         f"{sum(r < SLOWER for r in found)}"]
-        for key, found in groups.items()
-    ]  # fmt: skip
+    rows = []
+    for key, found in groups.items():
+        means = f"{statistics.geometric_mean(found):.3f}", f"{min(found):.2f}"
+        rows.append([*key, len(found), *means, sum(r < SLOWER for r in found)])
     head = ["", "dtype", "threads", "cells", "geometric mean", "least", f"below {SLOWER}"]
     table("Times as fast as the version before", head, rows)
 
@@ -69,15 +68,11 @@ def judge(
     """
     old, new = ({_name(c): c for c in cells if "skipped" not in c} for cells in (before, after))
     drift = _drift(old, new)
-    out: dict[str, Any] = {
-        "slower": [], "faster": [], "same": [], "drift": drift,
-        "missing": [n for n in old if _ours(old[n]) and not _ours(new.get(n))],
-        "new": [n for n in new if _ours(new[n]) and not _ours(old.get(n))],
-        "broken": [
-            (n, what, why) for n, c in new.items() for what in ("wrong", "failed")
-            for peer, why in c.get(what, {}).items() if peer == OURS
-        ],
-    }  # fmt: skip
+    out: dict[str, Any] = {"slower": [], "faster": [], "same": [], "drift": drift}
+    out["missing"] = [n for n in old if _ours(old[n]) and not _ours(new.get(n))]
+    out["new"] = [n for n in new if _ours(new[n]) and not _ours(old.get(n))]
+    bad = [(n, what, c.get(what, {})) for n, c in new.items() for what in ("wrong", "failed")]
+    out["broken"] = [(n, what, found[OURS]) for n, what, found in bad if OURS in found]
     for name in old:
         first, second = _ours(old[name]), _ours(new.get(name))
         if first is None or second is None:

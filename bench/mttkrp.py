@@ -6,10 +6,12 @@ import argparse
 import ctypes
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,8 @@ import numpy as np
 import tvm_ffi
 
 import sparsetir
-from bench.examples import example
 from bench.harness import finish, geomean, refuse_bad
-from bench.report import table
+from bench.report import ROOT, table
 from bench.timing import progress
 from sparsetir import Schedule
 from sparsetir.data.graphs import GraphError
@@ -36,7 +37,8 @@ Calls = dict[str, Callable[[], Any]]
 
 def run(args: argparse.Namespace) -> None:
     """The command; status 1 if a result was wrong."""
-    thesis, inputs = (example(f"thesis_{name}") for name in ("schedules", "inputs"))
+    sys.path.append(str(ROOT / "examples"))
+    thesis, inputs = (import_module(f"thesis_{name}") for name in ("schedules", "inputs"))
     rounds = 2 if args.quick else args.rounds
     tensors = [(path.stem, *_tensor(path)) for path in args.tensor] or [_random()]
     go_ahead()
@@ -53,7 +55,7 @@ def run(args: argparse.Namespace) -> None:
                     shaped = tuple(shape[n] for n in axes)
                     rng = np.random.default_rng(0)
                     made = inputs.mttkrp_arguments(coords[axes], shaped, dtype, "int32", rng)
-                    found = measure(thesis, inputs, kernels, nests, *made, rounds)
+                    found = measure((thesis, inputs), kernels, nests, made, rounds)
                     cells.append({**cell, "shape": shaped, **found})
     progress("")
     _show(cells)
@@ -62,13 +64,17 @@ def run(args: argparse.Namespace) -> None:
 
 
 def measure(
-    thesis: Any, inputs: Any, kernels: dict[Any, Any], nests: Any, args: dict[str, Any],
-    exact: Any, rounds: int,
-) -> dict[str, Any]:  # fmt: skip
+    examples: tuple[Any, Any],
+    kernels: dict[Any, Any],
+    nests: Any,
+    made: tuple[Any, Any],
+    rounds: int,
+) -> dict[str, Any]:
     """Shortest times in seconds, which config is the best, which was chosen, and who was wrong.
 
     The config is chosen in rounds of its own, so that it wins no luck that others do not have.
     """
+    (thesis, inputs), (args, exact) = examples, made
     order, dtype = sum(name in args for name in "cdef") + 1, str(args["b"].dtype)
     program = partial(getattr(thesis, f"mttkrp{order}"), dtype)
 
@@ -84,10 +90,8 @@ def measure(
     tuned = {c: kernel(c, partial(thesis.tuned_mttkrp, config=c)) for c in space}
     appendix = {3: thesis.a5_mttkrp3, 4: thesis.a6_mttkrp4, 5: thesis.a7_mttkrp5}[order]
     chosen = thesis.Tuned.for_counts([len(args[f"{k}_idx"]) for k in "klmn"[: order - 1]])
-    calls: Calls = {
-        "chosen": tuned[chosen], "default": kernel("default", None),
-        "thesis": kernel("thesis", appendix),
-    }  # fmt: skip
+    calls: Calls = {"chosen": tuned[chosen], "default": kernel("default", None)}
+    calls["thesis"] = kernel("thesis", appendix)
     scipy = inputs.mttkrp_scipy(args)
     if nests is not None:
         calls |= {name: _nest(nests, how, order, args) for how, name in enumerate(NESTS)}
@@ -97,10 +101,9 @@ def measure(
     sweep = in_turns(tuned, max(2, rounds // 3))
     config = min(space, key=lambda c: sweep[c])
     seconds = in_turns({"tuned": tuned[config], **calls, "scipy": scipy}, rounds)
-    return {
-        "config": str(config), "chosen": str(chosen),
-        "sweep": {str(c): t for c, t in sweep.items()}, "seconds": seconds, "wrong": wrong,
-    }  # fmt: skip
+    swept = {str(c): t for c, t in sweep.items()}
+    about = {"config": str(config), "chosen": str(chosen), "sweep": swept}
+    return {**about, "seconds": seconds, "wrong": wrong}
 
 
 def in_turns(calls: dict[Any, Callable[[], Any]], rounds: int) -> dict[Any, float]:
@@ -189,8 +192,8 @@ def _show(cells: list[dict[str, Any]]) -> None:
         label = f"{cell['tensor']} {cell['mode']} {cell['dtype']}"
         times = [f"{seconds[n] * 1e6:.0f}" for n in names]
         rows.append([label, *times, *(f"{g:.2f}" for g in gain)])
-    table("MTTKRP with 32 columns in microseconds; the best plain loop nest over tuned",
-          ["tensor, mode, dtype", *names, *(["gain"] if gains else [])], rows)  # fmt: skip
+    title = "MTTKRP with 32 columns in microseconds; the best plain loop nest over tuned"
+    table(title, ["tensor, mode, dtype", *names, *(["gain"] if gains else [])], rows)
     if gains:
         print(f"gain: geometric mean {geomean(gains):.2f}, least {min(gains):.2f}")
     print("TACO is no Python package and is not built here: its times are missing.")

@@ -5,23 +5,68 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 COLORS = ("#1f5fa8", "#c8102e", "#8a8a8a", "#2e7d4f", "#e08a1e", "#6a4c93")
 WIDEST_LINEAR = 8.0
-MARKERS = ("o", "s", "^", "D", "v", "P")
 
 
-def load(path: Path) -> tuple[Any, dict[str, Any], dict[str, Any]]:
-    """(pyplot, the record, its results)."""
+@dataclass(frozen=True)
+class Panel:
+    """Bars of ways at names, one of a figure's.
+
+    marked : of the names, in a colour of its own where there is one way
+    form : of numbers; told : ways whose numbers are written, None: all
+    """
+
+    title: str
+    names: Sequence[str]
+    ways: Mapping[str, Sequence[float]]
+    marked: str = ""
+    form: str = "{:.2f}"
+    told: Container[str] | None = None
+    colours: Mapping[str, str] = field(default_factory=dict)
+
+
+def read(path: Path) -> tuple[dict[str, Any], Any]:
+    """The record of a JSON file, and its results."""
+    record = json.loads(path.read_text())
+    return record, record["results"]
+
+
+def pyplot() -> Any:
+    """matplotlib's, that draws into files."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    record = json.loads(path.read_text())
-    return plt, record, record["results"]
+    return plt
+
+
+def grid(
+    path: Path, rows: Sequence[Sequence[Panel]], below: str, left: str = "", lying: bool = False
+) -> Path:
+    """The picture of a JSON file, of panels in rows, with a text below and one on the left."""
+    plt, across = pyplot(), max(map(len, rows))
+    counts = [max(len(p.names) * len(p.ways) for p in row) for row in rows]
+    if lying:
+        height, wide = 0.2 * sum(counts) + 1.2 * len(rows) + 0.8, 3.0 * across + 2
+    else:
+        height, wide = 2.9 * len(rows) + 0.6, max(4.0, 0.3 * max(counts) + 1) * across
+    figure, axes = plt.subplots(
+        len(rows), across, squeeze=False, figsize=(wide, height), height_ratios=counts
+    )
+    for axis, panel in zip(axes.flat, (p for row in rows for p in row), strict=True):
+        bars(axis, panel, lying)
+        axis.set_title(panel.title, fontsize=9)
+    if len(rows[0][0].ways) > 1:
+        axes.flat[0].legend(fontsize=7, frameon=False)
+    figure.supxlabel(below, fontsize=8)
+    figure.supylabel(left, fontsize=8)
+    return save(plt, figure, path)
 
 
 def save(plt: Any, figure: Any, path: Path) -> Path:
@@ -41,25 +86,27 @@ def place(record: Mapping[str, Any]) -> str:
     return record.get("gpu") or f"{threads}, {record['cpu']}"
 
 
-def bars(
-    axis: Any, names: Sequence[str], ways: Mapping[str, Sequence[float]], marked: str = "",
-    colours: Mapping[str, str] | None = None, lying: bool = False, form: str = "{:.1f}",
-    told: Container[str] | None = None,
-) -> None:  # fmt: skip
+def ratio(times: Mapping[str, Any], base: str, name: str) -> float:
+    """How many times as long the base takes; not a number where one is missing."""
+    if base not in times or name not in times:
+        return math.nan
+    return times[base]["min"] / times[name]["min"]
+
+
+def bars(axis: Any, panel: Panel, lying: bool = False) -> None:
     """A bar for each way at each name, side by side, with its number; NaN is left out.
 
-    marked : of the names, in a colour of its own where there is one way
     lying : to the right, names from top to bottom
-    told : ways whose numbers are written; None: all
     """
+    names, ways, marked, told = panel.names, panel.ways, panel.marked, panel.told
     draw, wide = axis.barh if lying else axis.bar, 0.8 / len(ways)
     for n, (way, values) in enumerate(ways.items()):
         at = [i + (n - (len(ways) - 1) / 2) * wide for i in range(len(names))]
-        colour: Any = (colours or {}).get(way, COLORS[n % len(COLORS)])
+        colour: Any = panel.colours.get(way, COLORS[n % len(COLORS)])
         if marked:
             colour = [COLORS[1] if name == marked else COLORS[2] for name in names]
         drawn = draw(at, values, 0.94 * wide, label=way, color=colour, zorder=3)
-        texts = ["" if math.isnan(v) else form.format(v) for v in values]
+        texts = ["" if math.isnan(v) else panel.form.format(v) for v in values]
         if told is None or way in told:
             axis.bar_label(drawn, texts, fontsize=6.5, padding=2)
     if lying:
@@ -71,15 +118,6 @@ def bars(
     plain(axis)
     if lying:
         axis.grid(visible=False)
-
-
-def lines(axis: Any, at: Sequence[Any], ways: Mapping[str, Sequence[float]]) -> None:
-    """A line with markers for each way, over places that are spread evenly; NaN is left out."""
-    for i, (way, values) in enumerate(ways.items()):
-        axis.plot(range(len(at)), values, label=way, color=COLORS[i % 6], marker=MARKERS[i % 6],
-                  markersize=7.5 - 0.8 * i, linewidth=1.4, zorder=3)  # fmt: skip
-    axis.set_xticks(range(len(at)), [str(x) for x in at])
-    plain(axis)
 
 
 def plain(axis: Any) -> None:
@@ -113,6 +151,6 @@ def legend_on_top(figure: Any, axis: Any, title: str, columns: int = 4) -> None:
     columns = min(columns, max(1, len(labels)))
     top = 0.1 + 0.16 * (title.count("\n") + 1)  # inches
     figure.suptitle(title, fontsize=9.5, y=1 - 0.08 / height).set_in_layout(False)
-    figure.legend(handles, labels, ncols=columns, frameon=False, loc="upper center", fontsize=8.5,
-                  bbox_to_anchor=(0.5, 1 - top / height))  # fmt: skip
+    at = {"loc": "upper center", "bbox_to_anchor": (0.5, 1 - top / height)}
+    figure.legend(handles, labels, ncols=columns, frameon=False, fontsize=8.5, **at)
     figure.tight_layout(rect=(0, 0, 1, 1 - (top + 0.08 + 0.2 * rows) / height))

@@ -74,10 +74,9 @@ def _measured(nnz: int, between: bool, args: argparse.Namespace) -> dict[str, An
     b = torch.from_numpy(rng.random((n, FEAT), dtype="float32"))
     out = torch.empty(n, FEAT)
     dense = torch.randn(DENSE, DENSE)
-    matrix = torch.sparse_csr_tensor(
-        torch.from_numpy(a.indptr.astype("int32")), torch.from_numpy(a.indices.astype("int32")),
-        torch.from_numpy(a.data), a.shape, check_invariants=False,
-    )  # fmt: skip
+    indptr, indices = (torch.from_numpy(x.astype("int32")) for x in (a.indptr, a.indices))
+    parts = (indptr, indices, torch.from_numpy(a.data))
+    matrix = torch.sparse_csr_tensor(*parts, a.shape, check_invariants=False)
     one = sparsetir.plan("spmm", a, feat=FEAT, threads=1)
     each = sparsetir.plan("spmm", a, feat=FEAT, threads=args.threads)
     launcher, why = pool._launcher()

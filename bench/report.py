@@ -8,18 +8,16 @@ import os
 import platform
 import re
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 # Variables that say how many threads a library has and how they wait; others are at its default.
 OF_THREADS = ("OMP_", "GOMP_", "KMP_", "MKL_", "TVM_", "OPENBLAS_", "SPARSETIR_POOL")
-PACKAGES = (
-    "apache-tvm", "apache-tvm-ffi", "numpy", "scipy", "torch", "mkl", "sparse_dot_mkl",
-    "torch_sparse", "torch_geometric", "dgl", "cupy-cuda12x", "cupy-cuda13x",
-)  # fmt: skip
+PACKAGES = ("apache-tvm", "apache-tvm-ffi", "numpy", "scipy", "torch", "mkl", "sparse_dot_mkl")
+PACKAGES += ("torch_sparse", "torch_geometric", "dgl", "cupy-cuda12x", "cupy-cuda13x")
 
 
 def commit(root: Path = ROOT) -> str:
@@ -83,6 +81,35 @@ def table(title: str, head: Sequence[str], rows: Sequence[Sequence[Any]]) -> Non
         cells = [row[0].ljust(widths[0])]
         cells += [c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True)]
         print("  ".join(cells).rstrip())
+
+
+def ms(times: Mapping[str, float]) -> str:
+    """Milliseconds, minimum and median."""
+    return f"{1e3 * times['min']:.2f}/{1e3 * times['median']:.2f}"
+
+
+class Form(NamedTuple):
+    """How times are told: in parts of a second, with some digits, minima or medians."""
+
+    unit: float = 1e3
+    digits: int = 2
+    of: str = "min"
+
+
+MS = Form()
+
+
+def beside(times: Mapping[str, Any], names: Sequence[str], base: str, form: Form = MS) -> list[str]:
+    """Of a row: what ways take, and in brackets how many times as long as one of them."""
+    unit, digits, of = form
+    texts = []
+    for name in names:
+        if name not in times:
+            texts.append("-")
+            continue
+        ratio = f" ({times[name][of] / times[base][of]:.2f})" if base in times else ""
+        texts.append(f"{unit * times[name][of]:.{digits}f}{ratio}")
+    return texts
 
 
 def write(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import product
 from typing import Any
 
 from bench.harness import geomean
@@ -10,7 +11,7 @@ from bench.peers.libraries import BEFORE, FLOAT32, OURS
 from bench.peers.mkl import CODES
 from bench.report import table
 
-# What nobody would call instead: what the hardware can do, and sparsetir itself.
+# What nobody would call instead: sparsetir itself, and the yardstick of older files.
 NO_PEERS = ("yardstick", FLOAT32, BEFORE)
 BEST = "best peer"
 
@@ -46,30 +47,22 @@ def summarise(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
         mine = [c for c in done if group(c) == key]
         kinds = list(dict.fromkeys(c["class"] for c in mine))
         peers = dict.fromkeys(n for c in mine for n in c["peers"] if n != OURS)
-        for peer in [*peers, BEST] if set(peers) - set(NO_PEERS) else peers:
-            for kind in ["all", *kinds] if len(kinds) > 1 else ["all"]:
-                part = [c for c in mine if kind in ("all", c["class"])]
-                found = _speed_ups(part, peer)
-                if found:
-                    op, dtype, threads = key
-                    out.append({
-                        "op": op, "dtype": dtype, "threads": threads, "peer": peer, "class": kind,
-                        **found,
-                    })  # fmt: skip
+        every = [*peers, BEST] if set(peers) - set(NO_PEERS) else [*peers]
+        for peer, kind in product(every, ["all", *kinds] if len(kinds) > 1 else ["all"]):
+            part = [c for c in mine if kind in ("all", c["class"])]
+            both = [c for c in part if peer_time(c, peer) is not None]
+            if both:
+                about = dict(zip(("op", "dtype", "threads"), key, strict=True))
+                out.append({**about, "peer": peer, "class": kind, **_speed_ups(both, peer)})
     return out
 
 
-def _speed_ups(cells: list[dict[str, Any]], peer: str) -> dict[str, Any] | None:
-    both = [c for c in cells if peer_time(c, peer) is not None]
-    if not both:
-        return None
-    ratios = {of: [ratio(c, peer, of) for c in both] for of in ("min", "median")}
-    lowest = min(range(len(both)), key=lambda i: ratios["min"][i])
-    return {
-        "cells": len(both), "geomean": geomean(ratios["min"]),
-        "geomean_of_medians": geomean(ratios["median"]), "lowest": ratios["min"][lowest],
-        "lowest_at": f"{both[lowest]['problem']}, d = {both[lowest]['feat']}",
-    }  # fmt: skip
+def _speed_ups(cells: list[dict[str, Any]], peer: str) -> dict[str, Any]:
+    lowest = min(cells, key=lambda c: ratio(c, peer))
+    means = {of: geomean(ratio(c, peer, of) for c in cells) for of in ("min", "median")}
+    found = {"cells": len(cells), "geomean": means["min"], "geomean_of_medians": means["median"]}
+    where = f"{lowest['problem']}, d = {lowest['feat']}"
+    return {**found, "lowest": ratio(lowest, peer), "lowest_at": where}
 
 
 def ratio(cell: dict[str, Any], peer: str, of: str = "min") -> float:
@@ -145,15 +138,13 @@ def _show_costs(cells: list[dict[str, Any]]) -> None:
     for cell in cells:
         ours = cell["peers"][OURS]
         plan = ours["about"]["plans"][ours["variant"]]
-        where = [cell["problem"], cell["op"], cell["feat"], cell["dtype"], cell["threads"]]
-        rows.append([
-            *where, f"{plan['convert_seconds'] * 1e3:.2f}", f"{plan['compile_seconds'] * 1e3:.0f}",
-            plan["launches"], f"{plan['padding']:.1%}", ours["variant"],
-            f"{plan['template']}({', '.join(f'{k}={v}' for k, v in plan['config'].items())})",
-        ])  # fmt: skip
-    head = ["", "op", "d", "dtype", "threads", "convert (ms)", "compile (ms)", "launches",
-            "padding", "plan", "config"]  # fmt: skip
-    table(f"Before the first call of {OURS}", head, rows)
+        config = ", ".join(f"{k}={v}" for k, v in plan["config"].items())
+        row = [cell[k] for k in ("problem", "op", "feat", "dtype", "threads")]
+        row += [f"{plan['convert_seconds'] * 1e3:.2f}", f"{plan['compile_seconds'] * 1e3:.0f}"]
+        row += [plan["launches"], f"{plan['padding']:.1%}", ours["variant"]]
+        rows.append([*row, f"{plan['template']}({config})"])
+    head = ["", "op", "d", "dtype", "threads", "convert (ms)", "compile (ms)", "launches"]
+    table(f"Before the first call of {OURS}", [*head, "padding", "plan", "config"], rows)
     both = [c["peers"][OURS]["variants"] for c in cells]
     gains = [v["default"]["min"] / v["tuned"]["min"] for v in both if len(v) == 2]
     if gains:
@@ -161,16 +152,16 @@ def _show_costs(cells: list[dict[str, Any]]) -> None:
 
 
 def _show_summary(lines: list[dict[str, Any]]) -> None:
+    columns = {"peer": "", "op": "op", "dtype": "dtype", "threads": "threads", "class": "problems"}
+    columns |= {"cells": "cells", "geomean": "speed-up", "geomean_of_medians": "of medians"}
+    columns |= {"lowest": "lowest", "lowest_at": "at"}
     rows = [
-        [line["peer"], line["op"], line["dtype"], line["threads"], line["class"], line["cells"],
-         f"{line['geomean']:.2f}", f"{line['geomean_of_medians']:.2f}", f"{line['lowest']:.2f}",
-         line["lowest_at"]]
+        [f"{x:.2f}" if isinstance(x := line[key], float) else x for key in columns]
         for line in lines
-    ]  # fmt: skip
-    head = ["", "op", "dtype", "threads", "problems", "cells", "speed-up", "of medians", "lowest",
-            "at"]  # fmt: skip
-    table(f"Speed-up of {OURS} over peers, geometric mean", head, rows)
-    print(f"{BEST}: the fastest one of each cell, without the yardstick and {FLOAT32}.")
+    ]
+    title = f"Speed-up of {OURS} over peers, geometric mean"
+    table(title, list(columns.values()), rows)
+    print(f"{BEST}: the fastest one of each cell, without {FLOAT32}.")
 
 
 def _show_versions(cells: list[dict[str, Any]]) -> None:
@@ -196,11 +187,11 @@ def _show_missing(cells: list[dict[str, Any]]) -> None:
 
 def _show_disturbed(cells: list[dict[str, Any]]) -> None:
     """Say so where most turns of a peer were not its own."""
-    found = [
-        (c, n) for c in cells for n, p in c["peers"].items()
-        if "quiet" in p and p["quiet"] < p["turns"] / 2
-    ]  # fmt: skip
+    found = {}
+    for at, cell in enumerate(cells):
+        for name, peer in cell["peers"].items():
+            if "quiet" in peer and peer["quiet"] < peer["turns"] / 2:
+                found.setdefault(name, set()).add(at)
     if found:
-        names = ", ".join(dict.fromkeys(n for _, n in found))
-        count = len({id(c) for c, _ in found})
-        print(f"disturbed by other processes: {count} of {len(cells)} cells ({names})")
+        count = len(set.union(*found.values()))
+        print(f"disturbed by other processes: {count} of {len(cells)} cells ({', '.join(found)})")

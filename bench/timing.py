@@ -26,24 +26,29 @@ def progress(text: str) -> None:
 
 
 def interleaved(
-    calls: Mapping[str, Callable[[], Any]], seconds: float, least: int = 5, most: int = 1000,
+    calls: Mapping[str, Callable[[], Any]],
+    seconds: float,
+    least: int = 5,
+    most: int = 1000,
     clock: Callable[[], float] = time.perf_counter,
-) -> dict[str, dict[str, float]]:  # fmt: skip
+    warm_up: int = WARM_UP,
+) -> dict[str, dict[str, float]]:
     """Minimum and median in seconds of calls that take turns, after a warm-up.
 
     seconds : how long to go on, at least `least` rounds and at most `most`
     clock : of seconds
+    warm_up : rounds that do not count
     """
     found: dict[str, list[float]] = {name: [] for name in calls}
     end = clock() + seconds
     rounds = 0
-    while rounds < least + WARM_UP or (rounds < most and clock() < end):
+    while rounds < least + warm_up or (rounds < most and clock() < end):
         for name, call in calls.items():
             start = clock()
             call()
             found[name].append(clock() - start)
         rounds += 1
-    return {name: shortest(t[WARM_UP:], rounds=rounds) for name, t in found.items()}
+    return {name: shortest(t[warm_up:], rounds=rounds) for name, t in found.items()}
 
 
 def shortest(times: Sequence[float], **more: Any) -> dict[str, Any]:

@@ -63,17 +63,14 @@ def measured(op: str, matrix: Any, feat: int, threads: int, quick: bool) -> dict
     enough = CLOSE * min(times.values())
     reached = next((n + 1 for n, seconds in enumerate(near) if seconds <= enough), None)
     configs = {"default": sweep.default, "sweep": sweep.config, "search": search.config}
-    final = beside_libraries(sweep.task, configs)
-    return {
-        "m": matrix.shape[0], "n": matrix.shape[1], "nnz": int(matrix.nnz),
-        "configs": len(sweep.trials), "sweep_seconds": sweep.trials[-1].when,
-        "states": sweep.counts, "budget": budget, "search_seconds": search.trials[-1].when,
-        "trials_to_within_5_percent": reached,
-        "sweep_best_seconds": min(times.values()),
-        "search_best_over_sweep_best": _finite(min(near) / min(times.values())),
-        "plans": {name: to_data(config) for name, config in configs.items()},
-        "final": final,
-    }  # fmt: skip
+    found = {"m": matrix.shape[0], "n": matrix.shape[1], "nnz": int(matrix.nnz)}
+    found |= {"configs": len(sweep.trials), "sweep_seconds": sweep.trials[-1].when}
+    found |= {"states": sweep.counts, "budget": budget, "search_seconds": search.trials[-1].when}
+    found |= {"trials_to_within_5_percent": reached, "sweep_best_seconds": min(times.values())}
+    best = min(near) / min(times.values())
+    found["search_best_over_sweep_best"] = best if math.isfinite(best) else None
+    found["plans"] = {name: to_data(config) for name, config in configs.items()}
+    return {**found, "final": beside_libraries(sweep.task, configs)}
 
 
 def beside_libraries(
@@ -107,38 +104,30 @@ def beside_libraries(
     peers = found.pop("peers")
     ours = peers.pop(OURS, {}).get("variants", {})
     libraries = {name: _times(t, t["variant"]) for name, t in peers.items()}
-    return {
-        "configs": {n: _times(ours[first[c]]) for n, c in configs.items() if first[c] in ours},
-        "libraries": libraries, **found,
-        "vendor": min(libraries, key=lambda n: libraries[n]["seconds"], default=None),
-    }  # fmt: skip
+    known = {n: _times(ours[first[c]]) for n, c in configs.items() if first[c] in ours}
+    vendor = min(libraries, key=lambda n: libraries[n]["seconds"], default=None)
+    return {"configs": known, "libraries": libraries, **found, "vendor": vendor}
 
 
 def _times(found: Mapping[str, Any], way: str = "") -> dict[str, Any]:
     return {"seconds": found["min"], "median": found["median"], "way": way}
 
 
-def _finite(number: float) -> float | None:
-    return number if math.isfinite(number) else None
-
-
 def show(cells: list[dict[str, Any]]) -> None:
     """A line for each cell."""
     # The last three are of the comparison in turns; times of single trials hold much luck.
-    header = ["problem", "op", "d", "configs", "trials to 5 %", "share", "sweep (s)", "search (s)",
-              "x sweep", "x default", "x best library"]  # fmt: skip
+    header = ["problem", "op", "d", "configs", "trials to 5 %", "share", "sweep (s)", "search (s)"]
     rows = []
     for cell in cells:
         reached, final = cell["trials_to_within_5_percent"], cell["final"]
         ours = {name: t["seconds"] for name, t in final["configs"].items()}
         others = [t["seconds"] for t in final["libraries"].values()]
-        rows.append([
-            cell["problem"], cell["op"], cell["feat"], cell["configs"],
-            f"> {cell['budget']}" if reached is None else reached,
-            "" if reached is None else f"{reached / cell['configs']:.0%}",
-            f"{cell['sweep_seconds']:.0f}", f"{cell['search_seconds']:.0f}",
-            f"{ours['sweep'] / ours['search']:.2f}",
-            f"{ours['default'] / ours['search']:.2f}",
-            f"{min(others) / ours['search']:.2f}" if others else "",
-        ])  # fmt: skip
-    table("The search against a sweep of all configs", header, rows)
+        row = [cell[k] for k in ("problem", "op", "feat", "configs")]
+        row += [f"> {cell['budget']}", ""]
+        if reached is not None:
+            row[-2:] = [reached, f"{reached / cell['configs']:.0%}"]
+        row += [f"{cell[k]:.0f}" for k in ("sweep_seconds", "search_seconds")]
+        row += [f"{ours[k] / ours['search']:.2f}" for k in ("sweep", "default")]
+        rows.append([*row, f"{min(others) / ours['search']:.2f}" if others else ""])
+    title = "The search against a sweep of all configs"
+    table(title, [*header, "x sweep", "x default", "x best library"], rows)

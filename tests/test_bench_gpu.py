@@ -8,24 +8,21 @@ import shutil
 import sys
 import time
 
-import numpy as np
 import pytest
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 
 import sparsetir
-from bench import attention_gpu, blocks_gpu, cusparse_blocks, gpu, gpu_day
+from bench import attention, blocks, gpu, gpu_day, run, ways
 from bench.__main__ import parser
-from bench.attention import HEAD_SIZE, MASKS
-from bench.attention_gpu import BSR, DENSE, OURS, UNFUSED, measure
-from bench.block_weights import KINDS, weight
-from bench.blocks_gpu import DTYPES, FEATURES, Case, Device
+from bench.attention import BSR, DENSE
+from bench.blocks import FEATURES, KINDS, TYPES, Case, weight
 from bench.gpu_day import Step
 from bench.peers import cusparse
-from bench.unfused import Unfused, scheduled
+from bench.peers.gpu_clock import HostClock
+from bench.ways import Device
 from gpu_runner import requires_nvcc
 from sparsetir.runtime.build import kernel_of
-from sparsetir.runtime.pipeline import lower, lower_template
+from sparsetir.runtime.pipeline import lower_template
 from sparsetir.runtime.targets import resolve_target
 from sparsetir.schedules.gpu.spmm_tensor_cores import TensorCores
 from sparsetir.schedules.operators.problems import Spmm
@@ -87,10 +84,10 @@ def device(monkeypatch):
 def test_a_run(device, tmp_path, capsys):
     args = argparse.Namespace(
         graph=["cora"], pruned=[], layers=1, synthetic=[], feat=[16], op=["spmm"],
-        dtype=["float32"], quick=True, peers=None, out=tmp_path, plot=True,
+        dtype=["float32"], quick=True, peers=None, out=tmp_path, plot=True, target="cuda",
     )  # fmt: skip
     with pytest.raises(SystemExit, match="1 of 1 cells hold wrong results"):
-        gpu.run(args)
+        run.run(args)
     assert "spmm, float32, cuda: ms as min/median" in capsys.readouterr().out
     (written,) = tmp_path.glob("run-*-stand-in-*.json")
     (cell,) = json.loads(written.read_text())["results"]["cells"]
@@ -122,10 +119,8 @@ def test_gpu_code(tmp_path):
     assert kernel.get("loads_128", 1) > 0
 
 
-@pytest.fixture
-def case():
-    matrix = sparsetir.SparseMatrix(weight(KINDS["blocks"], 128, 0.7))
-    return Case.of(KINDS["blocks"], matrix, 24, "float32", Device.host())
+# The CPU in place of a GPU: its clock, its turns, copies of operands.
+REHEARSAL = Device("cpu", "llvm", HostClock(), (1, 2, ways.COPIES))
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -140,60 +135,28 @@ def test_weights(name):
     assert (~tiles.any(1)).mean() == pytest.approx(kind.empty, abs=0.01)
 
 
-def test_peers_are_right_or_said_to_be_missing(case):
-    found = blocks_gpu.compare(case, quick=True)
-    assert set(found["peers"]) == {OURS, "dense", "torch"} and not found["wrong"]
-    assert set(found["missing"]) == {"cusparse", "triton"}
-    for peer in found["peers"].values():
-        times = peer["variants"][peer["variant"]]
-        assert times["median"] == peer["median"] > 0
-    assert {*found["peers"]["torch"]["variants"]} == {"csr", "bsr"}
-    formats = {fmt.name for fmt in KINDS["blocks"].formats}
-    assert {*found["peers"][OURS]["variants"]} == formats
+def test_weights_of_a_gpu_by_formats():
+    """Ours by each format that suits, cuBLAS's and torch's; the first copy's result is checked."""
+    for kind, stored in (("blocks", {"torch BSR"}), ("weights", set())):
+        found = blocks.measure(Case(kind, 128, 0.7, "float32", 24), REHEARSAL)
+        ours = {f"sparsetir {fmt.name}" for fmt in KINDS[kind].formats}
+        assert set(found["times"]) == ours | {"torch dense", "torch CSR"} | stored
+        assert not found["wrong"] and all(t["median"] > 0 for t in found["times"].values())
+        # Panels are for GPUs.
+        panels = {"sparsetir panels", "sparsetir panels, atomics"} if kind == "weights" else set()
+        assert set(found["missing"]) == panels
+    blocks.show([{**found, "size": size} for size in (128, 256)], 1)
 
 
-def test_wrong_results_are_not_timed(case, monkeypatch):
-    ways = {
-        "off": lambda i: torch.mm(case.dense, case.copies[i][0][0]) * 1.1,
-        "nothing": lambda i: case.copies[i][1],
-    }
-    monkeypatch.setattr(blocks_gpu, "PEERS", {"dense": blocks_gpu.dense, "bad": lambda _: ways})
-    found = blocks_gpu.compare(case, quick=True)
-    assert set(found["peers"]) == {"dense"}
-    assert set(found["wrong"]) == {"bad off", "bad nothing"}
-
-
-def test_cells_are_all_there(monkeypatch):
+def test_cases_are_all_there(monkeypatch):
     """The most telling share of zeros first."""
-    monkeypatch.setattr(blocks_gpu, "compare", lambda case, quick: {"of": case.stored is not None})
-    found = list(blocks_gpu.cells(Device.host(), quick=True))
-    assert [c["kind"] for c in found[::2]] == list(KINDS) and len(found) == 8
-    assert {c["dtype"] for c in found} == set(DTYPES)
-    assert [c["of"] for c in found[::2]] == [True, True, False, False]
-
-
-def test_what_cusparse_is_asked_for(case, monkeypatch):
-    library = Library("preprocess")
-    monkeypatch.setattr(cusparse, "load", lambda: library)
-    empty = torch.empty
-    monkeypatch.setattr(torch, "empty", lambda *a, device=None, **rest: empty(*a, **rest))
-    found = blocks_gpu.cusparse(case)
-    assert set(found) == {f"{n} {t}" for n in ("BSR", "blocked ELL") for t in ("rows", "columns")}
-    made = {name: words for name, words in library.calls if name.startswith("cusparseCreateB")}
-    numbers = [w.value for w in made["cusparseCreateBsr"][1:6]]
-    assert numbers == [4, 4, len(case.stored.indices), 32, 32]
-    assert [w.value for w in made["cusparseCreateBlockedEll"][1:4]] == [128, 128, 32]
-
-
-def test_blocked_ell(case):
-    columns, values = cusparse_blocks.in_ell(torch, case.stored)
-    dense = np.zeros((4, 32, 4, 32))
-    for row, blocks in enumerate(columns.tolist()):
-        for place, column in enumerate(blocks):
-            if column >= 0:
-                block = values.view(4, 32, -1, 32)[row, :, place]
-                dense[row, :, column] = block.float().numpy()
-    np.testing.assert_array_equal(dense.reshape(128, 128), case.dense.float().numpy())
+    monkeypatch.setitem(blocks.TYPES, "cpu", TYPES["cuda"])
+    found = list(blocks.cases(REHEARSAL, quick=True))
+    assert [c.kind for c in found[::2]] == list(KINDS) and len(found) == 8
+    assert {c.dtype for c in found} == set(TYPES["cuda"])
+    every = list(blocks.cases(REHEARSAL, quick=False))
+    assert every[0].sparsity == 0.9 and len(every) == 6 * 3 * 4 * 2 * len(FEATURES)
+    assert len(list(blocks.cases(Device(), quick=False))) == 2
 
 
 def configs():
@@ -201,7 +164,7 @@ def configs():
     formats = {fmt for kind in KINDS.values() for fmt in kind.formats}
     found = {
         TensorCores.for_features(fmt, feat, dtype): dtype
-        for fmt in formats for feat in FEATURES for dtype in DTYPES
+        for fmt in formats for feat in FEATURES for dtype in TYPES["cuda"]
     }  # fmt: skip
     return [*found.items()]
 
@@ -219,50 +182,19 @@ def test_kernels_compile(arch, tmp_path):
         assert made.spills <= 16, config
 
 
-@pytest.mark.parametrize("name", MASKS)
-def test_three_steps_are_right(name):
-    """In blocks that are full and not."""
-    mask = MASKS[name](256)
-    q, k, v = (torch.randn(1, 2, 256, HEAD_SIZE) for _ in "qkv")
-    expected = scaled_dot_product_attention(q, k, v, attn_mask=mask.to_dense())
-    found = Unfused(mask, HEAD_SIZE, "float32", "llvm")(q, k, v)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+def test_attention_that_is_not_there_is_named(monkeypatch):
+    cell = attention.measure("butterfly", "float32", 256, 2, (DENSE, BSR), REHEARSAL)
+    assert set(cell["forward"]) == set(cell["backward"]) == {attention.OURS, DENSE}
+    assert not cell["wrong"] and set(cell["missing"]) == {BSR}
+    assert cell["blocks"] and cell["elements"]
+    assert all(t["median"] > 0 and t["turns"] == 1 for t in cell["forward"].values())
 
 
-def test_what_is_measured(monkeypatch):
-    """Ways that have no gradients, and that are not there, are named."""
-    make = attention_gpu.makers
-
-    def few(*given):
-        return {name: way for name, way in make(*given).items() if name != OURS}
-
-    monkeypatch.setattr(attention_gpu, "makers", few)
-    cell = measure("butterfly", "float32", 256, 2, (DENSE, BSR), Device.host(), quick=True)
-    assert set(cell["forward"]) == {UNFUSED, DENSE} and not cell["wrong"]
-    assert set(cell["backward"]) == {DENSE} and set(cell["no_gradient"]) == {UNFUSED}
-    assert set(cell["missing"]) == {BSR} and cell["blocks"] and cell["elements"]
-    assert set(cell["products"]) == {"sddmm", "sddmm dense", "spmm", "spmm dense"}
-    assert all(t["median"] > 0 for t in cell["forward"].values())
-
-
-@requires_nvcc
-@pytest.mark.slow
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
-def test_kernels_of_three_steps_compile(arch, tmp_path):
-    target = resolve_target({"kind": "cuda", "arch": arch})
-    for name, (_, program, apply, config) in scheduled(64, 64, "bfloat16").items():
-        stages = lower(program, apply, config, target)
-        folder = tmp_path / name
-        folder.mkdir()
-        made = compile_cuda(kernel_of(stages, target).source("cuda"), folder, arch)
-        assert made.spills <= 16, name
-
-
-@pytest.mark.parametrize("run", [gpu.run, blocks_gpu.run, attention_gpu.run])
-def test_without_a_gpu_it_says_so(run, capsys):
+@pytest.mark.parametrize("module", [run, blocks, attention])
+def test_without_a_gpu_it_says_so(module, capsys):
     if torch.cuda.is_available():
         pytest.skip("there is one")
-    run(argparse.Namespace())
+    module.run(argparse.Namespace(target="cuda", quick=True))
     assert capsys.readouterr().out == "no CUDA device: skipped\n"
 
 

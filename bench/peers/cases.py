@@ -44,11 +44,11 @@ def save(case: Case, folder: Path) -> None:
         np.save(folder / f"{name}.npy", held)
 
 
-def load(
-    folder: Path, op: str, shape: tuple[int, int], feat: int, dtype: str, reduce: str = "sum",
-    heads: int | None = None,
-) -> Case:  # fmt: skip
-    """What `save` wrote, in memory of this process."""
+def load(folder: Path, op: str, shape: tuple[int, int], feat: int, **more: Any) -> Case:
+    """What `save` wrote, in memory of this process.
+
+    more : `dtype`, `reduce` and `heads` of the case
+    """
 
     def read(name: str) -> np.ndarray:
         return aligned(np.load(folder / f"{name}.npy"))
@@ -56,7 +56,7 @@ def load(
     data, indices, indptr = (read(n) for n in ("data", "indices", "indptr"))
     matrix = sp.csr_array((data, indices, indptr), shape=shape)
     operands = tuple(read(f"operand{i}") for i in range(len(OPERATORS[op].names)))
-    return Case(op, matrix, feat, dtype, operands, reduce, heads)
+    return Case(op, matrix, feat, operands=operands, **more)
 
 
 def rows_of(matrix: Any) -> np.ndarray:

@@ -18,10 +18,8 @@ INT32, ZERO_BASED = 2, 0
 COLUMN_MAJOR, ROW_MAJOR = 1, 2
 TYPES = {"float32": 0, "float16": 2, "bfloat16": 14}
 FLOAT32 = TYPES["float32"]
-SPMM = {
-    "CSR_ALG1": 4, "CSR_ALG2": 6, "CSR_ALG3": 12, "COO_ALG1": 1, "COO_ALG2": 2, "COO_ALG3": 3,
-    "COO_ALG4": 5,
-}  # fmt: skip
+SPMM = {"CSR_ALG1": 4, "CSR_ALG2": 6, "CSR_ALG3": 12}
+SPMM |= {"COO_ALG1": 1, "COO_ALG2": 2, "COO_ALG3": 3, "COO_ALG4": 5}
 SPMV = {"CSR_ALG1": 2, "CSR_ALG2": 3, "COO_ALG1": 1, "COO_ALG2": 4}
 SDDMM = {"default": 0}
 
@@ -79,11 +77,11 @@ class CuSparse:
         m, n = (ctypes.c_int64(x) for x in case.matrix.shape)
         kind, nnz = TYPES[case.dtype], ctypes.c_int64(case.matrix.nnz)
         columns, data = _at(tensors.indices), _at(values)
+        rest = (columns, data, INT32, ZERO_BASED, kind)
         if name.startswith("COO"):
-            return self._new("cusparseCreateCoo", m, n, nnz, _at(tensors.rows), columns, data,
-                             INT32, ZERO_BASED, kind)  # fmt: skip
-        return self._new("cusparseCreateCsr", m, n, nnz, _at(tensors.indptr), columns, data,
-                         INT32, INT32, ZERO_BASED, kind)  # fmt: skip
+            return self._new("cusparseCreateCoo", m, n, nnz, _at(tensors.rows), *rest)
+        rest = (columns, data, INT32, INT32, ZERO_BASED, kind)
+        return self._new("cusparseCreateCsr", m, n, nnz, _at(tensors.indptr), *rest)
 
     def _dense(self, tensor: Any, layout: int, dtype: str) -> ctypes.c_void_p:
         if tensor.ndim == 1:
@@ -91,8 +89,8 @@ class CuSparse:
             return self._new("cusparseCreateDnVec", size, _at(tensor), TYPES[dtype])
         rows, columns = (ctypes.c_int64(x) for x in tensor.shape)
         step = columns if layout == ROW_MAJOR else rows
-        return self._new("cusparseCreateDnMat", rows, columns, step, _at(tensor), TYPES[dtype],
-                         layout)  # fmt: skip
+        where = (_at(tensor), TYPES[dtype], layout)
+        return self._new("cusparseCreateDnMat", rows, columns, step, *where)
 
     def _call(
         self, case: Case, tensors: Any, name: str, number: int, layout: int

@@ -109,13 +109,12 @@ class Gpu:
         def on_gpu(array: np.ndarray) -> Any:
             return torch.from_numpy(array).cuda()
 
-        copies = [
-            ([on_gpu(x).to(dtype) for x in case.operands],
-             torch.full(shape, float("nan"), dtype=dtype, device="cuda"))
-            for _ in range(COPIES)
-        ]  # fmt: skip
-        return Tensors(on_gpu(a.indptr), on_gpu(a.indices), on_gpu(rows_of(a)),
-                       on_gpu(a.data).to(dtype), copies)  # fmt: skip
+        copies = []
+        for _ in range(COPIES):
+            out = torch.full(shape, float("nan"), dtype=dtype, device="cuda")
+            copies.append(([on_gpu(x).to(dtype) for x in case.operands], out))
+        indptr, indices, rows = (on_gpu(x) for x in (a.indptr, a.indices, rows_of(a)))
+        return Tensors(indptr, indices, rows, on_gpu(a.data).to(dtype), copies)
 
     def _numpy(self, result: Any) -> np.ndarray:
         sparse = result.layout == self.torch.sparse_csr
@@ -143,8 +142,9 @@ class Gpu:
             tensors.indptr, tensors.indices, tensors.values, case.matrix.shape
         )
         if case.op == "sddmm":
-            return {"sampled_addmm": lambda i: torch.sparse.sampled_addmm(
-                matrix, copies[i][0][0], copies[i][0][1].t(), beta=0.0)}  # fmt: skip
+            addmm = torch.sparse.sampled_addmm
+            operands = [(x, y.t()) for (x, y), _ in copies]
+            return {"sampled_addmm": lambda i: addmm(matrix, *operands[i], beta=0.0)}
         return {"new": lambda i: matrix @ copies[i][0][0]}
 
     def _dense(self, case: Case, tensors: Tensors) -> dict[str, Call]:

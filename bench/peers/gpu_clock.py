@@ -50,9 +50,12 @@ class HostClock:
 
 
 def take_turns(
-    clock: Clock | HostClock, ways: Mapping[Way, Callable[[int], Any]], rounds: int, calls: int,
+    clock: Clock | HostClock,
+    ways: Mapping[Way, Callable[[int], Any]],
+    rounds: int,
+    calls: int,
     copies: int,
-) -> dict[Way, dict[str, float]]:  # fmt: skip
+) -> dict[Way, dict[str, float]]:
     """Seconds of ways, which take turns: minimum, median, and how far turns are from each other.
 
     ways : take the number of a copy of their operands

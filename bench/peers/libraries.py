@@ -5,7 +5,6 @@ Libraries are imported when a peer is made, in its process.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
 import warnings
@@ -175,11 +174,9 @@ class TorchSparse(Peer):
             raise Missing("has no SDDMM")
         needs(case, ("float32", "float64"), ("sum", "mean", "max"))
         torch, a = self.torch, case.matrix
-        matrix = self.library.SparseTensor(
-            rowptr=torch.from_numpy(a.indptr.astype("int64")),
-            col=torch.from_numpy(a.indices.astype("int64")),
-            value=torch.from_numpy(a.data), sparse_sizes=a.shape, is_sorted=True,
-        )  # fmt: skip
+        rowptr, col = (torch.from_numpy(x.astype("int64")) for x in (a.indptr, a.indices))
+        stored = {"rowptr": rowptr, "col": col, "value": torch.from_numpy(a.data)}
+        matrix = self.library.SparseTensor(**stored, sparse_sizes=a.shape, is_sorted=True)
         dense = torch.from_numpy(case.operands[0]).reshape(-1, case.feat)
         return {"matmul": lambda: self.library.matmul(matrix, dense, reduce=case.reduce)}
 
@@ -241,40 +238,6 @@ class MKL(Peer):
         self._handles = []
 
 
-class Yardstick(Peer):
-    """A hand-written SpMM: a library with `spmm`, whose path is the option `yardstick`."""
-
-    AHEAD = 8  # indices it reads behind the last one
-
-    def __init__(self, threads: int, options: dict[str, str]) -> None:
-        super().__init__(threads, options)
-        if "yardstick" not in options:
-            raise Missing("no --yardstick, or it does not compile here")
-        self.library = ctypes.CDLL(options["yardstick"])
-
-    def prepare(self, case: Case) -> Calls:
-        """A tile of up to 128 features, 256 for 512; 64 blocks of rows, one on one thread."""
-        needs(case)
-        if case.op != "spmm":
-            raise Missing(f"has no {case.op}")
-        tile = next((t for t in (128, 64, 32, 16) if case.feat % t == 0), 0)
-        tile = 256 if case.feat == 512 else tile
-        if not tile:
-            raise Missing("needs a multiple of 16 features")
-        a, out = case.matrix, output(case)
-        padded = np.concatenate([a.indices, np.zeros(self.AHEAD, "int32")])
-        arrays = (a.indptr, padded, a.data, case.operands[0], out)
-        pointers = [ctypes.c_void_p(x.ctypes.data) for x in arrays]
-        blocks = 64 if self.threads > 1 else 1
-        spmm = self.library.spmm
-
-        def call() -> Any:
-            spmm(tile, self.AHEAD, blocks, a.shape[0], case.feat, *pointers)
-            return arrays[-1]  # and the others live as long as the call
-
-        return {"spmm": call}
-
-
 def _ours(kind: str) -> Callable[[int, dict[str, str]], Peer]:
     def make(threads: int, options: dict[str, str]) -> Peer:
         from bench.peers import ours
@@ -287,6 +250,10 @@ def _ours(kind: str) -> Callable[[int, dict[str, str]], Peer]:
 OURS, FLOAT32 = "sparsetir", "sparsetir float32"
 BEFORE = "before"  # another version of this project
 PEERS: dict[str, Callable[[int, dict[str, str]], Peer]] = {
-    OURS: _ours("Ours"), FLOAT32: _ours("OursFloat32"), "scipy": Scipy, "torch": Torch,
-    "torch_sparse": TorchSparse, "mkl": MKL, "yardstick": Yardstick,
-}  # fmt: skip
+    OURS: _ours("Ours"),
+    FLOAT32: _ours("OursFloat32"),
+    "scipy": Scipy,
+    "torch": Torch,
+    "torch_sparse": TorchSparse,
+    "mkl": MKL,
+}

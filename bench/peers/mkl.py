@@ -15,10 +15,8 @@ import numpy as np
 NOT_TRANSPOSED, GENERAL, ROW_MAJOR, ZERO_BASED = 10, 20, 101, 0
 CALLS = 1000  # as a hint
 # What MKL calls the libraries of which it takes one by the CPU, in words.
-CODES = {
-    "def": "generic code", "mc3": "SSE4 code", "avx2": "AVX2 code", "avx512": "AVX-512 code",
-    "avx10": "AVX10 code",
-}  # fmt: skip
+CODES = {"def": "generic code", "mc3": "SSE4 code", "avx2": "AVX2 code", "avx512": "AVX-512 code"}
+CODES["avx10"] = "AVX10 code"
 MAPS = Path("/proc/self/maps")
 
 

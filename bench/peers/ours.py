@@ -57,10 +57,8 @@ class Ours(Peer):
         return plan(case.op, case.matrix, case.feat, **options, target=target, config=config)
 
     def _options(self, case: Case) -> dict[str, Any]:
-        return {
-            "dtype": case.dtype, "threads": self.threads, "reduce": case.reduce,
-            "heads": case.heads,
-        }  # fmt: skip
+        about = {k: getattr(case, k) for k in ("dtype", "reduce", "heads")}
+        return {**about, "threads": self.threads}
 
     def _named(self, case: Case, path: Path) -> dict[str, Any]:
         """The plans that a file describes."""
@@ -112,8 +110,6 @@ class OursFloat32(Ours):
 def describe(plan: Any) -> dict[str, Any]:
     """What JSON files hold of a plan."""
     config = to_data(plan.config)
-    return {
-        "template": config.pop("template"), "config": config,
-        "convert_seconds": plan.convert_seconds, "compile_seconds": plan.compile_seconds,
-        "launches": plan.launches, "padding": plan.padding,
-    }  # fmt: skip
+    told = ("convert_seconds", "compile_seconds", "launches", "padding")
+    about = {k: getattr(plan, k) for k in told}
+    return {"template": config.pop("template"), "config": config, **about}

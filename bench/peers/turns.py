@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import statistics
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 
 from bench.peers.cases import save
 from bench.peers.libraries import BEFORE, OURS
+from bench.timing import shortest
 from sparsetir.extras import WITHOUT_TORCH
 from sparsetir.tuning.case import Case, Reference
 from sparsetir.tuning.process import THREADS, Ended, Process
@@ -47,9 +47,14 @@ class Worker:
     """
 
     def __init__(
-        self, name: str, threads: int, options: Mapping[str, str], checkout: Path | None = None,
-        module: str = SERVER, ahead: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        name: str,
+        threads: int,
+        options: Mapping[str, str],
+        checkout: Path | None = None,
+        module: str = SERVER,
+        ahead: bool = False,
+    ) -> None:
         self.ahead = ahead
         self.name, self.threads, self.options = name, threads, dict(options)
         self.checkout = checkout if name == BEFORE else None
@@ -65,10 +70,12 @@ class Worker:
             first = [str(self.checkout / "python"), str(self.checkout)]
             module = SERVER if (self.checkout / "bench" / "peers").is_dir() else OLDER_SERVER
         env = {
-            **os.environ, **{n: str(self.threads) for n in THREADS}, "MKL_DYNAMIC": "FALSE",
+            **os.environ,
+            **{n: str(self.threads) for n in THREADS},
+            "MKL_DYNAMIC": "FALSE",
             "PYTHONPATH": os.pathsep.join([*first, *(p for p in sys.path if p)]),
             "SPARSETIR_RECORDS": "",  # a default is what it is without any
-        }  # fmt: skip
+        }
         code = LAUNCH.format(module=module)
         if self.name not in WITH_TORCH:
             code = f"{WITHOUT_TORCH}; {code}"
@@ -154,16 +161,19 @@ class Times:
         """Seconds: minimum and median; noise: a quarter of turns came that near to the minimum."""
         every = [t for turn in self.counted for t in turn]
         noise = sorted(map(min, self.counted))[len(self.counted) // 4] / self.least - 1
-        return {
-            "min": self.least / 1e9, "median": statistics.median(every) / 1e9, "noise": noise,
-            "turns": len(self.turns), "quiet": len(self.quiet), "calls": len(every),
-        }  # fmt: skip
+        found = {k: t / 1e9 for k, t in shortest(every).items()} | {"noise": noise}
+        return {**found, "turns": len(self.turns), "quiet": len(self.quiet), "calls": len(every)}
 
 
 def compare(
-    case: Case, workers: list[Worker], folder: Path, rounds: int, seconds: float,
-    reference: Reference, drop: bool = True,
-) -> dict[str, Any]:  # fmt: skip
+    case: Case,
+    workers: list[Worker],
+    folder: Path,
+    rounds: int,
+    seconds: float,
+    reference: Reference,
+    drop: bool = True,
+) -> dict[str, Any]:
     """Times of all workers on a case.
 
     folder : for arrays; `seconds` : of a turn
@@ -189,9 +199,7 @@ def compare(
                 add_wrong(out["wrong"], worker.name, f"{variant}: {problem}")
             else:
                 times[worker][variant] = Times()
-        out["peers"][worker.name] = {
-            "about": prepared["about"], "refused": prepared["refused"]
-        }  # fmt: skip
+        out["peers"][worker.name] = {k: prepared[k] for k in ("about", "refused")}
     for turn in range(LONGEST * rounds):
         ways = [t for variants in times.values() for t in variants.values() if not t.dropped]
         if turn >= rounds and all(len(t.quiet) >= min(QUIET, rounds) for t in ways):
@@ -219,10 +227,8 @@ def add_wrong(wrong: dict[str, str], peer: str, text: str) -> None:
 
 
 def _prepare(case: Case, worker: Worker, folder: Path) -> dict[str, Any]:
-    described = {
-        "op": case.op, "shape": case.matrix.shape, "feat": case.feat, "dtype": case.dtype,
-        "reduce": case.reduce, "heads": case.heads,
-    }  # fmt: skip
+    described = {k: getattr(case, k) for k in ("op", "feat", "dtype", "reduce", "heads")}
+    described["shape"] = case.matrix.shape
     return worker.ask("prepare", folder=str(folder), case=described)
 
 

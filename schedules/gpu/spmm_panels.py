@@ -250,8 +250,7 @@ def choices(asked: Asked) -> Tried | None:
     """UFi, UFk, WarpTile, the block, atomics and compaction; None where panels do not serve.
 
     Blocks are of one warp, as most of the paper's best ones, or of four. UFk is up to 8, as in its
-    table 2. A default has to wait for figures of a GPU: by counts of the emulated one (`bench study
-    coarsen --counts`) panels read fewer sectors than rows by themselves, and fill fewer warps.
+    table 2. A default has to wait for figures of a GPU (`bench blocks --target cuda`).
     """
     problem, given = asked.problem, asked.given
     if given.nnz < LEAST * given.m * given.n or problem.batched:

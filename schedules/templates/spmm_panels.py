@@ -236,7 +236,7 @@ def choices(asked: Asked) -> Tried | None:
     """Rows, tile, copy, compaction and blocks of panels; None where these do not serve.
 
     Compacted are those of as many rows as by pattern are the most
-    and of more: smaller ones compile sooner by pattern (`bench study coarsen`).
+    and of more: smaller ones compile sooner by pattern (`bench/results/study-coarsen-*.json`).
 
     (Enumerate-and-sparse-coarsen, sections 3.4 and 3.5: UFi, WarpTile and compaction.)
     """

@@ -1,0 +1,345 @@
+"""A process that times calls or epochs: `calls SECONDS`, or `epochs SECONDS THREADS GRAPHS`.
+
+It runs with any version of the package that is first on the path, so it imports nothing of `bench`;
+parts that a version does not have are left out. It prints JSON. Calls are of products of a 64 x 64
+matrix with 5 % of its places and 32 features, on one thread; epochs of layers of PyG's and ours.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import resource
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+import tvm_ffi
+from torch import Tensor
+
+import sparsetir
+
+Step = Callable[[], float]  # seconds
+Found = dict[str, dict[str, float]]
+
+
+def in_turns(steps: Mapping[str, Step], seconds: float, least: int = 3) -> Found:
+    """Minimum and median of steps that take turns."""
+    taken: dict[str, list[float]] = {name: [] for name in steps}
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end or len(next(iter(taken.values()))) < least:
+        for name, step in steps.items():
+            taken[name].append(step())
+    return {
+        name: {"min": min(t), "median": statistics.median(t), "rows": len(t)}
+        for name, t in taken.items()
+    }
+
+
+def timed(step: Callable[[], Any], around: Any = None) -> Step:
+    """Seconds of a step, in a context."""
+
+    def run() -> float:
+        if around is None:
+            start = time.perf_counter()
+            step()
+            return time.perf_counter() - start
+        with around():
+            return timed(step)()
+
+    return run
+
+
+# -- calls ----------------------------------------------------------------------------------------
+
+Calls = dict[str, Callable[[], Any]]
+SIZE, FEAT, DENSITY = 64, 32, 0.05
+BATCH = 100e-6  # seconds of calls that are timed together: short, as others may use the machine
+EVICTED = 64 << 20  # bytes that are written before a call with cold caches
+COLD = ("kernel, NumPy", "plan, NumPy", "plan, NumPy, out=", "plan, torch, values=")
+COLD += ("ops.spmm, Operand", "ops.spmm, CSR tensor")
+
+
+class _NoOp(torch.autograd.Function):
+    """What a product's gradient costs where nothing is computed."""
+
+    @staticmethod
+    def forward(ctx: Any, rowptr: Any, col: Any, values: Any, b: Any) -> Any:
+        ctx.save_for_backward(rowptr, col, values, b)
+        return torch.empty_like(b)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        _, _, values, b = ctx.saved_tensors
+        return None, None, torch.empty_like(values), torch.empty_like(b)
+
+
+def calls() -> dict[str, Calls]:
+    """All calls by group."""
+    a = sp.random_array((SIZE, SIZE), density=DENSITY, format="csr", dtype="float32", rng=0)
+    b, out = np.ones((SIZE, FEAT), "float32"), np.empty((SIZE, FEAT), "float32")
+    x, y = torch.ones(SIZE, FEAT), torch.empty(SIZE, FEAT)
+    values = torch.from_numpy(a.data.copy())
+    rowptr, col = torch.from_numpy(a.indptr), torch.from_numpy(a.indices)
+    parts = rowptr, col
+    csr = torch.sparse_csr_tensor(*parts, values, a.shape)
+    operand = sparsetir.ops.Operand(rowptr, col, SIZE, SIZE, values)
+    rows = np.repeat(np.arange(SIZE), np.diff(a.indptr))
+    edges = torch.from_numpy(np.stack([a.indices, rows]).astype("int64"))
+    matrix = sparsetir.SparseMatrix(a)
+    run = sparsetir.plan("spmm", a, feat=FEAT, threads=1)
+    prepared = {}
+    of_tvm = (tvm_ffi.from_dlpack(b), tvm_ffi.from_dlpack(out))
+    for name, pair in {"TVM": of_tvm, "NumPy": (b, out), "torch": (x, y)}.items():
+        args = run._args.copy()
+        args[run._place["b"]], args[run._place["out"]] = pair
+        prepared[f"kernel, {name}"] = lambda args=args: run.kernel._run(*args)
+    spmm = sparsetir.ops.spmm
+    leaf, weights = x.clone().requires_grad_(), values.clone().requires_grad_()
+    grad = torch.ones_like(x)
+    library = torch.library.Library("sparsetir_bench", "DEF")
+    library.define("nothing(Tensor r, Tensor c, Tensor? v, Tensor b, str reduce) -> Tensor")
+    library.impl("nothing", lambda r, c, v, b, reduce: b, "CompositeExplicitAutograd")
+    nothing = torch.ops.sparsetir_bench.nothing.default
+    found: dict[str, Calls] = {
+        "floors": {
+            "nothing": lambda: None,
+            **prepared,
+            "new array, NumPy": lambda: np.empty((SIZE, FEAT), np.float32),
+            "new tensor, torch": lambda: x.new_empty(SIZE, FEAT),
+            "torch.library operator that does nothing": lambda: nothing(*parts, values, x, "sum"),
+            "torch CSR @ dense": lambda: csr @ x,
+            "autograd.Function that does nothing, forward": lambda: _NoOp.apply(
+                *parts, weights, leaf
+            ),
+            "autograd.Function that does nothing, pair": lambda: _NoOp.apply(
+                *parts, weights, leaf
+            ).backward(grad),
+        },
+        "calls": {
+            "plan, NumPy": lambda: run(b),
+            "plan, NumPy, out=": lambda: run(b, out=out),
+            "plan, torch": lambda: run(x),
+            "plan, torch, out=": lambda: run(x, out=y),
+            "plan, torch, values=": lambda: run(x, values=values),
+            "plan, torch, values=, out=": lambda: run(x, values=values, out=y),
+            "ops.spmm, Operand": lambda: spmm(operand, x),
+            "ops.spmm, edges": lambda: spmm(edges, x, values=values),
+            "ops.spmm, CSR tensor": lambda: spmm(csr, x),
+            "ops.spmm, SparseMatrix": lambda: spmm(matrix, x),
+            "forward, with gradients": lambda: spmm(operand, leaf, values=weights),
+            "forward and backward": lambda: spmm(operand, leaf, values=weights).backward(grad),
+            "forward and backward, dense alone": lambda: spmm(operand, leaf).backward(grad),
+        },
+    }
+    for call in found["calls"].values():
+        call()
+    parts_of_call = _parts(operand, csr, x, values)
+    return {**found, "parts": parts_of_call} if parts_of_call else found
+
+
+def _parts(operand: Any, csr: Any, x: Any, values: Any) -> Calls:
+    """What a call of `ops.spmm` consists of, where this version has such parts."""
+    try:
+        from sparsetir.ops.cache import memory_key
+        from sparsetir.ops.operands import known
+        from sparsetir.ops.registry import is_undisturbed
+        from sparsetir.ops.structure import known_pattern
+    except ImportError:
+        return {}
+    found = known(operand, SIZE)
+    assert found is not None
+    (rowptr, col, structure), own = found
+    run = next(run for run, _ in structure._calls.values() if run.op == "spmm")
+    return {
+        "is anything watching": is_undisturbed,
+        "memory of the pattern": lambda: (memory_key(operand.col), memory_key(operand.rowptr)),
+        "its structure, compared with copies": lambda: known_pattern(
+            operand.rowptr, operand.col, SIZE
+        ),
+        "its structure, prepared": lambda: known_pattern(rowptr, col, SIZE),
+        "the same, of a CSR tensor": lambda: known(csr, SIZE),
+        "a call like it": lambda: structure.has_run("spmm", (x,), own, "sum"),
+        "the plan, unchecked, with a new tensor": lambda: run.repeat((x,), own),
+        "all after the structure": lambda: structure.again("spmm", (x,), own),
+        "negative bit": x.is_neg,
+        "requires a gradient": lambda: x.requires_grad,
+    }
+
+
+def warm(call: Callable[[], Any]) -> Step:
+    """Seconds of a call among as many in a row as take `BATCH`."""
+    twenty = timed(lambda: [call() for _ in range(20)])()
+    count = max(1, min(50, round(20 * BATCH / twenty)))
+
+    def run() -> float:
+        call()
+        start = time.perf_counter()
+        for _ in range(count):
+            call()
+        return (time.perf_counter() - start) / count
+
+    return run
+
+
+def cold(call: Callable[[], Any], evicted: Any) -> Step:
+    """Seconds of a single call after all caches have been written over."""
+
+    def run() -> float:
+        evicted[:] += 1
+        return timed(call)()
+
+    return run
+
+
+def of_calls(seconds: float) -> dict[str, Found]:
+    """All calls by group, in turns; those of `COLD` once more with nothing in the caches."""
+    warnings.filterwarnings("ignore", message="Sparse", category=UserWarning)
+    torch.set_num_threads(1)
+    groups = calls()
+    gc.disable()
+    flat = {(g, n): warm(call) for g, group in groups.items() for n, call in group.items()}
+    times = in_turns(flat, 0.8 * seconds)  # pyright: ignore[reportArgumentType]
+    evicted = np.zeros(EVICTED, np.uint8)
+    every = {n: call for group in groups.values() for n, call in group.items()}
+    single = {n: cold(every[n], evicted) for n in every if n in COLD}
+    found = {g: {n: times[g, n] for n in group} for g, group in groups.items()}  # pyright: ignore
+    return {**found, "cold": in_turns(single, 0.2 * seconds)}
+
+
+# -- epochs ---------------------------------------------------------------------------------------
+
+FEATURES, HIDDEN, CLASSES, HEADS = 128, 64, 8, 4
+NEW = ((2_000, 10_000), (2_000, 100_000))  # nodes and edges that are new in each step
+NEW_FEATURES, GROWTH = 32, 1_000
+MANY = 200  # steps after which no kernel is new
+BRIEF = 1.0  # seconds below which it is only shown that all runs
+
+
+def graph(text: str) -> tuple[int, Tensor]:
+    """Nodes and edges."""
+    from sparsetir.data.graphs import load_graph
+
+    matrix: Any = load_graph(text)
+    ends = matrix.tocoo()
+    edges = np.stack([ends.col, ends.row]).astype("int64")
+    return matrix.shape[0], torch.from_numpy(edges)
+
+
+def models(nodes: int, edges: Tensor) -> Iterator[tuple[str, Step]]:
+    """Epochs by model and the way it is made."""
+    import torch_geometric.nn as pyg
+
+    from sparsetir import nn
+    from sparsetir.nn import accelerate
+
+    x, labels = torch.randn(nodes, FEATURES), torch.randint(0, CLASSES, (nodes,))
+    kinds: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+        "gcn": (pyg.GCNConv, nn.GCNConv, {"cached": True}),
+        "sage": (pyg.SAGEConv, nn.SAGEConv, {}),
+        "gat": (pyg.GATConv, nn.GATConv, {"heads": HEADS}),
+    }
+    for name, (theirs, own, options) in kinds.items():
+        for way, kind in (("PyG", theirs), ("sparsetir.nn", own)):
+            some = {k: v for k, v in options.items() if kind is theirs or k == "heads"}
+            step = epochs(kind, some, x, labels, edges)
+            yield f"{name}, {way}", timed(step)
+            if kind is theirs and name != "gat":
+                yield f"{name}, accelerate", timed(step, accelerate)
+
+
+def epochs(
+    kind: Any, options: dict[str, Any], x: Tensor, labels: Tensor, edges: Any
+) -> Callable[[], Any]:
+    """An epoch of two layers."""
+    torch.manual_seed(0)
+    wide = HIDDEN // options.get("heads", 1)
+    last = {k: v for k, v in options.items() if k != "heads"}
+    layers = torch.nn.ModuleList([kind(FEATURES, wide, **options), kind(HIDDEN, CLASSES, **last)])
+    optimizer = torch.optim.SGD(layers.parameters(), lr=0.01)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        out = layers[1](torch.relu(layers[0](x, edges)), edges)
+        torch.nn.functional.cross_entropy(out, labels).backward()
+        optimizer.step()
+
+    return step
+
+
+def new_edges(nodes: int, nnz: int) -> Iterator[tuple[str, Step]]:
+    """SAGE on edges that are new in each step, or known."""
+    from torch_geometric.nn import SAGEConv
+
+    from sparsetir.nn import accelerate
+
+    torch.manual_seed(0)
+    layer, x = SAGEConv(NEW_FEATURES, NEW_FEATURES), torch.randn(nodes, NEW_FEATURES)
+    known = torch.randint(0, nodes, (2, nnz))
+
+    def with_new() -> float:
+        edges = torch.randint(0, nodes, (2, nnz))
+        return timed(lambda: layer(x, edges).sum().backward())()
+
+    def accelerated() -> float:
+        with accelerate():
+            return with_new()
+
+    yield "PyG", with_new
+    yield "accelerate", accelerated
+    yield "accelerate, known edges", timed(lambda: layer(x, known).sum().backward(), accelerate)
+
+
+def growth(count: int) -> Found:
+    """MiB by which memory grows in so many steps with new edges."""
+    steps = dict(new_edges(*NEW[0]))
+
+    def resident() -> float:
+        gc.collect()
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * resource.getpagesize() / 2**20
+
+    for _ in range(count // 10):
+        steps["accelerate"]()
+    before = resident()
+    for _ in range(count):
+        steps["accelerate"]()
+    grown = resident() - before
+    return {"MiB": {"min": grown, "median": grown, "rows": count}}
+
+
+def warmed(steps: Mapping[str, Step], seconds: float, warm_up: int = 3) -> Found:
+    """Of steps each of which comes after another way, with its threads and caches."""
+    for step in steps.values():
+        for _ in range(warm_up):
+            step()
+    return in_turns({n: lambda s=s: (s(), s())[1] for n, s in steps.items()}, seconds)
+
+
+def of_epochs(seconds: float, threads: int, graphs: list[str]) -> dict[str, Found]:
+    """Epochs on graphs, steps on new edges, and how memory grows in these."""
+    torch.set_num_threads(threads)
+    many, steps = (5, 20) if seconds < BRIEF else (MANY, GROWTH)
+    found = {name: warmed(dict(models(*graph(name))), seconds) for name in graphs}
+    for nodes, nnz in NEW:
+        found[f"new: {nnz} edges"] = warmed(dict(new_edges(nodes, nnz)), seconds, many)
+    return {**found, "growth": growth(steps)}
+
+
+def main() -> None:
+    """The command."""
+    what, seconds, *words = sys.argv[1:]
+    if what == "calls":
+        print(json.dumps(of_calls(float(seconds))))
+    else:
+        print(json.dumps(of_epochs(float(seconds), int(words[0]), words[1:])))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,1 +1,0 @@
-"""Studies of papers, as one command each: `python -m bench study load-balance` and others."""

@@ -1,0 +1,238 @@
+"""Ways to compute the same with torch: made, checked, timed in turns, on a CPU or a GPU.
+
+A comparison says what ways are given and what they have to give. Which is missing, wrong or has no
+gradients is part of what is found; what is wrong is not timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from bench import memory
+from bench.harness import in_a_process
+from bench.peers.gpu_clock import Clock, take_turns
+from bench.report import MS, Form, beside, table
+from bench.timing import interleaved
+from sparsetir.tuning.process import go_ahead
+from sparsetir.tuning.serving import one_line
+
+COPIES, ROUNDS, CALLS = 3, 5, 10
+OF_GRADIENTS = 10  # times as far off as results they may be: they add up more
+Call = Callable[[], Any]
+Way = Callable[..., Any]
+Makers = Mapping[str, Callable[[], Way]]
+
+
+@dataclass(frozen=True)
+class Device:
+    """Where ways run: a CPU, or a GPU, whose clock has events and whose operands have copies.
+
+    kernels : what ours are compiled for
+    clock : of seconds; of a GPU see `gpu_clock`
+    turns : rounds, calls and copies on a GPU; None on a CPU, for `seconds` and `least` rounds
+    """
+
+    name: str = "cpu"
+    kernels: Any = "llvm"
+    clock: Any = time.perf_counter
+    turns: tuple[int, int, int] | None = None
+    seconds: float = 1.0
+    least: int = 5
+
+    @classmethod
+    def of(cls, args: argparse.Namespace, **more: Any) -> Device | None:
+        """By options of the command line; None, which is told, where there is no such device."""
+        if getattr(args, "target", "cpu") == "cuda":
+            from bench.harness import cuda
+
+            torch.backends.cuda.matmul.allow_tf32 = False
+            quick = (1, 2, COPIES)
+            turns = quick if args.quick else (ROUNDS, CALLS, COPIES)
+            return None if cuda() is None else cls("cuda", "cuda", Clock(torch), turns)
+        torch.set_num_threads(args.threads)
+        go_ahead()
+        return cls(seconds=0.05 if args.quick else args.seconds, **more)
+
+    @property
+    def copies(self) -> int:
+        """How many of the operands take turns."""
+        return self.turns[2] if self.turns else 1
+
+    def times(self, calls: Mapping[str, Sequence[Call]]) -> dict[str, dict[str, float]]:
+        """Minimum and median seconds of calls, for each copy of operands, that take turns."""
+        if self.turns is None:
+            first = {name: each[0] for name, each in calls.items()}
+            return interleaved(first, self.seconds, self.least, clock=self.clock)
+        ways = {name: lambda i, each=each: each[i]() for name, each in calls.items()}
+        return take_turns(self.clock, ways, *self.turns)
+
+
+@dataclass
+class Comparison:
+    """What ways are given, and what they have to give.
+
+    copies : of the operands
+    exact : a way whose result, and gradients, are right; in float32 or wider
+    limit : how far results may be off, over the largest number of the exact one
+    written : how many of the operands, the last ones, ways write into; they hold NaN before
+    grads : of the result, for each copy; without them no gradients are measured
+    steps : what times without gradients and with them are called
+    unchecked, inferring : ways whose result is another one; ways that have no gradients
+    """
+
+    copies: Sequence[Sequence[Any]]
+    exact: Way
+    limit: float = 1e-4
+    grads: Sequence[Any] = ()
+    steps: tuple[str, str] = ("forward", "backward")
+    written: int = 0
+    unchecked: Collection[str] = ()
+    inferring: Collection[str] = ()
+    found: dict[str, Any] = field(default_factory=dict)
+
+    def measure(self, makers: Makers, device: Device) -> dict[str, Any]:
+        """Times of both steps by way, and who is `missing`, `wrong`, or has `no_gradient`."""
+        self.found = {"missing": {}, "wrong": {}, "no_gradient": {}}
+        with torch.no_grad():
+            wanted = self.exact(*map(_wide, self.copies[0]))
+            ways = {n: w for n, make in makers.items() if (w := self._right(n, make, wanted))}
+        forward = {n: [inference(w, x) for x in self.copies] for n, w in ways.items()}
+        times = {self.steps[0]: device.times(forward)}
+        if self.grads:
+            # Afterwards: what torch.compile has failed for once, it does not compile any more.
+            times[self.steps[1]] = device.times(self._with_gradients(ways))
+        return times | self.found
+
+    def _right(self, name: str, make: Callable[[], Way], wanted: Any) -> Way | None:
+        try:
+            way = make()
+            for operands in self.copies:
+                for out in operands[len(operands) - self.written :]:
+                    out.fill_(torch.nan)
+            found = getattr(way, "check", way)(*self.copies[0])
+        except Exception as problem:  # of a peer that is not there, or does not take this
+            self.found["missing"][name] = one_line(problem)
+            return None
+        if name not in self.unchecked and (error := off(found, wanted, self.limit)):
+            self.found["wrong"][name] = error
+            return None
+        return way
+
+    def _with_gradients(self, ways: Mapping[str, Way]) -> dict[str, list[Call]]:
+        operands, calls = list(map(_wide, self.copies[0])), {}
+        wanted = training(self.exact, operands, self.grads[0].float())()
+        for name, way in ways.items():
+            if name in self.inferring:
+                continue
+            both = zip(self.copies, self.grads, strict=True)
+            each = [training(way, x, grad) for x, grad in both]
+            try:
+                found = each[0]()
+            except Exception as problem:  # whatever a way says that it has no gradient with
+                self.found["no_gradient"][name] = one_line(problem)
+                continue
+            # Operands come first; parameters follow where both are modules.
+            pairs = zip(found, wanted, strict=False)
+            errors = [e for pair in pairs if (e := off(*pair, OF_GRADIENTS * self.limit))]
+            if errors:
+                self.found["wrong"][f"gradients of {name}"] = "; ".join(errors)
+            else:
+                calls[name] = each
+        return calls
+
+
+def _wide(x: Any) -> Any:
+    return x.float() if x.is_floating_point() and x.dtype != torch.float64 else x
+
+
+def off(found: Any, wanted: Any, limit: float) -> str | None:
+    """What is wrong with a result, or None; NaN is wrong."""
+    error = (found.to(wanted.dtype) - wanted).abs().max() / (wanted.abs().max() + 1e-30)
+    return None if error < limit else f"by {error.item():.2g}"
+
+
+def inference(way: Way, operands: Sequence[Any]) -> Call:
+    """A call without gradients."""
+
+    def call() -> Any:
+        with torch.no_grad():
+            return way(*operands)
+
+    return call
+
+
+def training(way: Way, operands: Sequence[Any], grad: Any) -> Call:
+    """A call with the gradients of operands, and of a module's parameters, as between others."""
+    own = [x.clone().requires_grad_() for x in operands]
+    parameters: Iterable[Any] = way.parameters() if isinstance(way, torch.nn.Module) else ()
+    wanted = [*own, *parameters]
+    return lambda: torch.autograd.grad(way(*own), wanted, grad)
+
+
+# -- memory ---------------------------------------------------------------------------------------
+
+
+def peaks(make: Callable[..., Mapping[str, Call]], *given: Any, turns: int = 1) -> dict[str, int]:
+    """The most bytes that calls take, and keep, by name; in a process of their own.
+
+    make : of a module; gives calls, of small operands where its first argument says so, which
+        compile what the others need
+    turns : how often each is called; later ones are "NAME, later"
+    """
+    return in_a_process(_peaks, make, given, turns, torch.get_num_threads())
+
+
+def _peaks(make: Any, given: Any, turns: int, threads: int) -> dict[str, int]:
+    torch.set_num_threads(threads)
+    found: dict[str, int] = {}
+    for small in (True, False):
+        calls = make(small, *given)
+        before = memory.held()
+        for name, call in calls.items():
+            for turn in ("first", "later")[:turns]:
+                memory.begin_peak()
+                call()
+                found[f"{name}, {turn}" if turns > 1 else name] = max(memory.peak() - before, 0)
+    return found
+
+
+# -- what is shown --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Table:
+    """What ways take, beside one of them: a line for each cell that has times.
+
+    about : of each column before the times what it holds of a cell
+    """
+
+    about: Mapping[str, Callable[[Any], Any]]
+    base: str
+    form: Form = MS
+
+    def show(self, title: str, cells: Sequence[Mapping[str, Any]], step: str) -> None:
+        """Of a step."""
+        mine = [c for c in cells if c.get(step)]
+        names = list(dict.fromkeys(n for c in mine for n in c[step]))
+        rows = []
+        for cell in mine:
+            times = beside(cell[step], names, self.base, self.form)
+            rows.append([*(of(cell) for of in self.about.values()), *times])
+        if rows:
+            table(title, [*self.about, *names], rows)
+
+
+def show_others(cells: Sequence[Mapping[str, Any]], name: Callable[[Any], str]) -> None:
+    """Who is missing or has no gradients, once, and all that is wrong."""
+    for what, text in (("missing", "is missing"), ("no_gradient", "has no gradient here")):
+        for who, why in {n: w for c in cells for n, w in dict(c[what]).items()}.items():
+            print(f"{who} {text}: {why}")
+    for cell in cells:
+        for who, error in dict(cell["wrong"]).items():
+            print(f"wrong: {who}, {name(cell)}: {error}")

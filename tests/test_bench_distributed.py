@@ -1,0 +1,120 @@
+"""The bench of several processes: graphs, halos, the model of time, tables."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from bench import distributed, distributed_worker
+from bench.distributed_model import Local, Network, Share, counted_halos, epoch, expected_share
+
+
+def test_generated_graphs_are_the_same_in_any_parts(monkeypatch):
+    monkeypatch.setattr(distributed_worker, "BLOCK", 16)
+    whole = distributed_worker.generated(150, 3, 0.3, 0, 1)
+    assert whole.shape == (2, 450) and (torch.bincount(whole[1]) == 3).all()
+    assert 0 <= int(whole.min()) and int(whole.max()) < 150
+    for parts in (2, 7, 20):  # of 20 some have nothing
+        found = [distributed_worker.generated(150, 3, 0.3, part, parts) for part in range(parts)]
+        assert torch.equal(torch.cat(found, 1), whole)
+
+
+def test_halos_are_counted():
+    random = np.random.default_rng(0)
+    sources, targets = random.integers(0, 40, (2, 200))
+    one = counted_halos(sources, targets, 40, 1)
+    assert one == Share(200, 40, 0, 0)
+    share = counted_halos(sources, targets, 40, 3)
+    work = np.bincount(targets, minlength=40) + 1
+    owner = np.searchsorted(work.cumsum(), [80, 160], side="right")
+    owner = np.repeat(np.arange(3), np.diff([0, *owner, 40]))
+    far = owner[sources] != owner[targets]
+    wanted = [set(sources[far & (owner[targets] == p)]) for p in range(3)]
+    assert share.halo == max(map(len, wanted)) and share.far == far.mean()
+    assert share.own == np.bincount(owner).max()
+    assert share.nnz == np.bincount(owner[targets]).max()
+
+
+def test_expected_shares_are_those_of_generated_graphs():
+    nodes, degree, far = 20_000, 8, 0.2
+    source, target = distributed_worker.generated(nodes, degree, far, 0, 1).numpy()
+    for parts in (1, 4, 16):
+        counted = counted_halos(source, target, nodes, parts)
+        graph = {"nodes": nodes, "degree": degree, "far": far, "near": 50}
+        expected = expected_share(graph, parts)
+        np.testing.assert_allclose(expected, counted, rtol=0.06, atol=0.01)
+
+
+def test_model_of_time():
+    local, share = Local(1e-6, 1e-5, 1e-6, 0.5e-3), Share(1000, 100, 50, 0.25)
+    alone = epoch(local, share, Network(0, 1), 1, 10, 100)
+    assert alone["epoch"] == pytest.approx(1e-3 + 1e-3 + 0.5e-3)
+    found = epoch(local, share, Network(1e-4, 1e6), 4, 10, 100)
+    exchange = 4 * (1e-4 + 2e-5) + 4 * 10 * 50 / 1e6
+    reduce = 2 * 6 * 1e-4 + 4 * 100 * 6 / 4 / 1e6
+    assert found["exchange"] == pytest.approx(exchange)
+    assert found["hidden"] == pytest.approx(0.75e-3)  # all of the local edges' time
+    assert found["reduce"] == pytest.approx(reduce)
+    whole = 1e-3 + 1e-3 + 50e-6 + 0.5e-3 + exchange - 0.75e-3 + reduce
+    assert found["epoch"] == pytest.approx(whole)
+    crowded = epoch(local, share, Network(1e-4, 1e6), 4, 10, 100, crowding=2)
+    assert crowded["compute"] == pytest.approx(2 * found["compute"])
+
+
+def process(size, share, memory):
+    split = dict.fromkeys((*distributed_worker.STEPS, "exchange", "reduce"), 1e-4)
+    return {
+        "own": share, "nnz": 10 * share, "halo": 5 if size > 1 else 0, "nodes": 100,
+        "edges": 1000, "features": 8, "weights": 200, "losses": [2.0, 1.0],
+        "epoch": {"min": 0.01 / size, "median": 0.02 / size},
+        "split": {"epoch, profiled": 0.02 / size, **split}, "bytes needed": 400 * (size > 1),
+        "bytes sent": 404 * (size > 1), "bytes that came": 408 * (size > 1),
+        "memory": memory, "memory to build": memory, "memory of kernels": 10, "bytes": 4,
+        "memory as malloc keeps it": 2 * memory,
+        "memory of graph and features": memory // 2, "seconds to build": 1.0,
+        "network": {"latency": 1e-4, "speed": 1e9}, "epoch of a small graph": 1e-3,
+    }  # fmt: skip
+
+
+def arguments(tmp_path, **more):
+    given = {
+        "graph": ["generated"], "model": ["sage"], "partition": ["rows"], "processes": [1, 2],
+        "epochs": 3, "hidden": 16, "quick": True, "out": tmp_path, "most_difference": 1e-5,
+        "orders": 1, "dtype": "float32",
+    }  # fmt: skip
+    return argparse.Namespace(**{**given, **more})
+
+
+def test_tables_of_processes(tmp_path, capsys, monkeypatch):
+    runs = {1: [process(1, 100, 10_000)], 2: [process(2, 50, 6_000), process(2, 50, 5_000)]}
+    other = [{"losses": [2.0, 1.001]}]  # of one process, nodes in another order
+    monkeypatch.setattr(
+        distributed, "launch", lambda spec, size: other if spec["order"] else runs[size]
+    )
+    distributed.run(arguments(tmp_path))
+    said = capsys.readouterr().out
+    assert re.search(r"sage, generated, rows +2 +5.0 +10.0 +0.00 +1.010 +1.020 +1.163 +1.181", said)
+    (path,) = tmp_path.glob("distributed-*.json")
+    results = json.loads(path.read_text())["results"]
+    (cell,) = results["cells"]
+    two = cell["runs"]["2"]
+    assert two["bytes sent / needed"] == 1.01 and two["bytes needed"] == 800
+    # Half of what one process takes, and a row of 8 float32 for each of 5 nodes.
+    assert two["memory, share and halo"] == [5160, 5160]
+    assert two["memory / share and halo"] == pytest.approx(6000 / 5160, rel=1e-4)
+    check = cell["model of time"]["check"]["2"]
+    assert check["model / measured"] == pytest.approx(check["model"] / 0.005, rel=1e-3)
+    assert set(results["large"]["10 Gbit/s, 50 us"]) == {str(2**i) for i in range(1, 11)}
+    assert two["memory as malloc keeps it, share and halo"] == [10160, 10160]
+    assert cell["rounding"] == pytest.approx(1e-3)
+    for losses in ([2.0, 1.003], [2.0, 1.005]):
+        runs[2][0]["losses"] = runs[2][1]["losses"] = losses
+        if losses[1] < 1.004:  # no more than rounding may do
+            distributed.run(arguments(tmp_path))
+    with pytest.raises(SystemExit, match="losses differ: generated"):
+        distributed.run(arguments(tmp_path))
