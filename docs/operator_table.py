@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sparsetir.schedules.operators.names import OPS
 from sparsetir.schedules.operators.operands import Operator
-from sparsetir.schedules.operators.registry import OPERATORS
+from sparsetir.schedules.operators.registry import ALONG, OPERATORS
 
 PAGE = Path(__file__).with_name("operators.md")
 MARKED = re.compile(r"(?<=<!-- operators -->\n).*?(?=<!-- end -->)", re.DOTALL)
@@ -21,9 +21,9 @@ MARKED = re.compile(r"(?<=<!-- operators -->\n).*?(?=<!-- end -->)", re.DOTALL)
 def table() -> str:
     """A row for each operator of the library."""
     lines = ["| operator | | operands | result | reductions |", "|--|--|--|--|--|"]
-    for record in (OPERATORS[name] for name in dict.fromkeys((*OPS, *sorted(OPERATORS)))):
-        if record.reference is not None:  # derived gradients have none
-            lines.append(_row(record))
+    records = [OPERATORS[name] for name in dict.fromkeys((*OPS, *sorted(OPERATORS)))]
+    records = [record for record in records if record.reference is not None]  # no gradients
+    lines += [_row(x) for x in (*records, *ALONG.values()) if x.options]
     return "\n".join([*lines, ""])
 
 

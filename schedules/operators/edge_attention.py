@@ -17,6 +17,7 @@ from typing import Any, cast
 from tvm import tirx
 from tvm.script import sparse_tir as T
 
+from sparsetir.schedules.operators.operands import Fitted, Operator, register
 from sparsetir.schedules.operators.problems import Problem, greater, memoized
 from sparsetir.sparse_ir.nodes import SparseFunc
 
@@ -107,3 +108,25 @@ def program(problem: EdgeAttention) -> SparseFunc:
                 )
 
     return cast(Any, edge_attention)
+
+
+def fit(
+    dtype: str, idtype: str, heads: int, feat: int, *, feat_in: int | None = None,
+    scale: float | None = None,
+) -> Fitted:  # fmt: skip
+    """The kernel of a call; feat_in : of queries and keys, by default those of values."""
+    of_keys = feat_in or feat
+    scale = 1 / math.sqrt(of_keys) if scale is None else float(scale)
+    numbers = {"heads": heads, "feat": of_keys, "width": feat, "scale": scale}
+    problem, there = EdgeAttention(dtype, idtype), ("q", "k", "v", "out")
+    return Fitted(problem, (of_keys, feat), numbers, there, {"i": of_keys})
+
+
+ATTENTION = register(
+    Operator(
+        "attention", EdgeAttention, "attention over the elements of each row",
+        {"q": "mhi", "k": "nhi", "v": "nhk", "out": "mhk"}, False, None, reductions=(),
+        program=program, on="edges", options=("heads", "feat_in", "scale"), fit=fit,
+        scratch={"scores": "he"},
+    )
+)  # fmt: skip

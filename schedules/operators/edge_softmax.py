@@ -17,8 +17,12 @@ from tvm import tirx
 from tvm.script import sparse_tir as T
 
 from sparsetir.schedules.arguments import expect_one_of
+from sparsetir.schedules.operators.names import SOFTMAX
+from sparsetir.schedules.operators.operands import Fitted, Operator, register
 from sparsetir.schedules.operators.problems import Problem, greater, memoized
 from sparsetir.sparse_ir.nodes import SparseFunc
+
+DTYPES = ("float32", "float64")
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,7 @@ class EdgeSoftmax(Problem):
     backward: bool = False
 
     def __post_init__(self) -> None:
-        expect_one_of(self, dtype=("float32", "float64"))
+        expect_one_of(self, dtype=DTYPES)
 
 
 @memoized
@@ -101,3 +105,26 @@ def program(problem: EdgeSoftmax) -> SparseFunc:
                 DX[b, i, j, h] = Y[b, i, j, h] * (G[b, i, j, h] - TOTAL[()])
 
     return cast(Any, edge_softmax_backward if backward else edge_softmax)
+
+
+def _heads_first(dtype: str, idtype: str, heads: int, feat: int) -> Fitted:
+    numbers = {"batch": heads, "heads": 1}
+    return Fitted(EdgeSoftmax(dtype, idtype), (1,), numbers, ("x", "out"))
+
+
+def _heads_last(dtype: str, idtype: str, heads: int, feat: int) -> Fitted:
+    numbers = {"batch": 1, "heads": heads}
+    return Fitted(EdgeSoftmax(dtype, idtype), (heads,), numbers, ("x", "out"))
+
+
+for _name in SOFTMAX:
+    _last = _name == "edge_softmax"
+    register(
+        Operator(
+            _name, EdgeSoftmax, "softmax over the elements of each row",
+            dict.fromkeys(("x", "out"), "eh" if _last else "he"), False, None, reductions=(),
+            program=program, on="edges", options=("heads",), dtypes=DTYPES,
+            function=_name if _last else "sparse_softmax",
+            fit=_heads_last if _last else _heads_first,
+        )
+    )  # fmt: skip

@@ -18,6 +18,7 @@ from tvm.script import sparse_tir as T
 
 from sparsetir.schedules.arguments import expect, expect_one_of
 from sparsetir.schedules.operators.names import REDUCTIONS
+from sparsetir.schedules.operators.operands import Fitted, Operator, register
 from sparsetir.schedules.operators.problems import (
     EXTREMA,
     Problem,
@@ -191,3 +192,34 @@ def program(problem: Messages) -> SparseFunc:
     if ordered and with_e:
         func, _ = assume(func, "coordinates", buffer="ORDER", axis="EDGE")
     return func
+
+
+def fit(
+    dtype: str, idtype: str, heads: int, feat: int, *, kind: str, reduce: str,
+    edge_feat: int | None = None,
+) -> Fitted:  # fmt: skip
+    """The kernel of a call on u (n, heads, feat) and e (nnz, heads, edge_feat).
+
+    kind : one of OPS
+    edge_feat : None for values of the matrix in the place of e
+    """
+    per_edge = kind == "copy_e" or (kind != "copy_u" and edge_feat is not None)
+    same = edge_feat is not None and edge_feat < feat  # for all features of a head
+    own = heads if same else 1  # of the kernel, which else takes heads for features
+    both = heads * feat // own
+    h, f = "h" * (own > 1), "f" * (both > 1)
+    u, e = "" if kind == "copy_e" else h + f, h + f * (per_edge and not same)
+    edge = "e" if per_edge else "a"
+    there = {"copy_u": ("u",), "copy_e": (edge,)}.get(kind, ("u", edge))
+    problem = Messages(kind, reduce, u, e, dtype, idtype)
+    sizes = {"f": edge_feat or feat}
+    return Fitted(problem, (both,), {"heads": own, "feat": both}, (*there, "out"), sizes)
+
+
+MESSAGES = register(
+    Operator(
+        "messages", Messages, "messages of edges, reduced at rows",
+        {"u": "nhk", "e": "ehf", "out": "mhk"}, True, None, program=program, on="edges",
+        options=("heads", "reduce", "edge_feat"), function="gspmm", fit=fit,
+    )
+)  # fmt: skip

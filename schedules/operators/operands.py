@@ -6,9 +6,9 @@ numbers that the dtype has. So a result can be checked whatever NumPy knows of t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,6 +25,10 @@ LEAST_SCALE = 0.1
 # Above so many multiplications results are checked by a projection instead of one by one.
 MOST_EXACT = 2**31
 CHUNK = 2**22  # products that are made at a time
+# Letters of dimensions for people, where these say more.
+WORDS = {
+    "e": "nnz", "k": "feat", "h": "heads", "i": "feat_in", "f": "edge_feat", "r": "relations",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,22 @@ class OfProgram(Problem):
         return made(self)
 
 
+class Fitted(NamedTuple):
+    """An operator along edges for numbers of heads and features.
+
+    features : that tiles are of, as of :func:`sparsetir.schedules.templates.message_tiles.chosen`
+    numbers : beside those of the pattern, by parameter; sizes are integers
+    there : names of operands, "a" for values of the matrix
+    sizes : of letters of dimensions that the operator alone has
+    """
+
+    problem: Problem
+    features: tuple[int, ...]
+    numbers: Mapping[str, int | float]
+    there: tuple[str, ...]
+    sizes: Mapping[str, int] = {}
+
+
 @dataclass(frozen=True)
 class Operator:
     """One operator.
@@ -58,7 +78,9 @@ class Operator:
     problem : Spmm or Sddmm, what kernels are compiled for
     title : one line for people
     dims : of the dense operands by name, then of the result "out": "m" and "n" are the rows and
-        columns of the caller's matrix, "e" its elements, "k" features
+        columns of the caller's matrix, "e" its elements, "r" its relations, "h" heads, "b" blocks
+        of features, "k" features of the result, "i" of what is multiplied first, "f" of edges. On
+        a matrix heads come first, without a letter
     reads_values : whether values of the matrix play a part: the argument "a", of dims "e"
     reference : (problem, CsrPattern, values, operands) -> (exact, scale), both float64 and of the
         result's shape: the result, and the sum of the absolute values that each of its elements
@@ -69,6 +91,14 @@ class Operator:
         values, and of :meth:`sparsetir.schedules.operators.problems.CsrPattern.arguments`
     transposed : whether it goes over the columns of the caller's matrix: it is given the transposed
         pattern, whose rows these are. Of gradients
+    on : "matrix", the edges of one ("edges"), or a tensor by (relation, row, column)
+        ("relations"): how a plan takes its pattern, and chooses configs
+    options : of `sparsetir.plan`, that it has
+    function : of `sparsetir.ops` that does the same, by default that of its name
+    fit : of an operator on edges, what :class:`Fitted` says for (dtype, idtype, heads, feat), and
+        its own options by name
+    dtypes : of the result
+    scratch : dims of arrays in the accumulator's type that a kernel has for its own use
     """
 
     name: str
@@ -81,6 +111,12 @@ class Operator:
     vectors: bool = False
     program: Callable[..., Any] | None = None
     transposed: bool = False
+    on: str = "matrix"
+    options: tuple[str, ...] = ("reduce", "heads", "format", "out_dtype")
+    function: str = ""
+    fit: Callable[..., Fitted] | None = None
+    dtypes: tuple[str, ...] = DTYPES
+    scratch: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -104,25 +140,30 @@ class Operator:
         return self.problem is not OfProgram
 
     def shapes(
-        self, shape: tuple[int, int], nnz: int, feat: int, heads: int | None
-    ) -> dict[str, tuple[int, ...]]:
+        self, shape: tuple[int, ...], nnz: int, feat: int, heads: int | None,
+        there: Container[str] | None = None, **sizes: int | None,
+    ) -> dict[str, tuple[int, ...]]:  # fmt: skip
         """Shapes of operands, values "a" if any, and the result "out", as callers have them.
 
         shape, nnz : of the pattern that it is given, see `transposed`
+        there : names of those that there are, by default all
+        sizes : of other letters; None for a dimension that there is not
         """
-        m, n = reversed(shape) if self.transposed else shape
-        sizes = {"m": m, "n": n, "e": nnz, "k": feat}
+        m, n = shape[-2:] if not self.transposed else shape[::-1]
+        known = {"m": m, "n": n, "e": nnz, "r": shape[0], "k": None if self.vectors else feat}
+        known |= {"h": heads, **sizes}
         dims = {**self.dims, "a": "e"} if self.reads_values else self.dims
-        left_out = "k" if self.vectors else ""
+        first = "h" if self.on == "matrix" else ""
         return {
-            name: (*_heads(heads), *(sizes[d] for d in own if d != left_out))
+            name: tuple(size for d in first + own if (size := known[d]) is not None)
             for name, own in dims.items()
+            if there is None or name in there
         }
 
     def shape_text(self, name: str) -> str:
         """The shape of an operand or the result for people: "(nnz,)", "(m, feat)"."""
-        words = {"e": "nnz", "k": "feat"}
-        dims = [words.get(d, d) for d in self.dims[name] if d != "k" or not self.vectors]
+        left_out = ("b", "k") if self.vectors else ("b",)  # plans have no blocks of features
+        dims = [WORDS.get(d, d) for d in self.dims[name] if d not in left_out]
         return f"({', '.join(dims)}{',' * (len(dims) == 1)})"
 
     def operands(
@@ -190,12 +231,16 @@ def gathered(
     return out
 
 
-# By name; :mod:`sparsetir.schedules.operators.registry` has all.
+# By name; :mod:`sparsetir.schedules.operators.registry` has all. Those on a matrix, whose records
+# say all that there is to be said; and those along edges and relations.
 OPERATORS: dict[str, Operator] = {}
+ALONG: dict[str, Operator] = {}
 
 
 def register(operator: Operator) -> Operator:
     """Make an operator known to plans, `ops`, searches, the command line and the bench."""
+    if operator.on != "matrix":
+        return ALONG.setdefault(operator.name, operator)
     for derived in [name for name in OPERATORS if name.startswith(f"{operator.name}_grad_")]:
         del OPERATORS[derived]  # gradients of another one of this name
     OPERATORS[operator.name] = operator

@@ -20,6 +20,7 @@ from tvm.script import sparse_tir as T
 
 from sparsetir.schedules.arguments import expect, expect_one_of
 from sparsetir.schedules.operators.names import DTYPES, IDTYPES
+from sparsetir.schedules.operators.operands import Operator, register
 from sparsetir.schedules.operators.problems import Problem, memoized, with_parameters
 from sparsetir.sparse_ir.nodes import SparseFunc
 
@@ -107,3 +108,12 @@ def program(problem: Rgms) -> SparseFunc:
             Y[(i, *b, l)] = T.cast(T.cast(Y[(i, *b, l)], acc) + added, out_type)
 
     return with_parameters(rgms, {"a": not weighted, "blocks": not in_blocks})
+
+
+RGMS = register(
+    Operator(
+        "rgms", Rgms, "relational gather-matmul-scatter", {"x": "nbi", "w": "rbik", "out": "mbk"},
+        True, None, reductions=(), program=program, on="relations",
+        options=("feat_in", "weighted", "out_dtype"),
+    )
+)  # fmt: skip

@@ -21,6 +21,7 @@ from tvm.script import sparse_tir as T
 
 from sparsetir.schedules.arguments import expect, expect_one_of
 from sparsetir.schedules.operators.names import DTYPES, IDTYPES
+from sparsetir.schedules.operators.operands import Operator, register
 from sparsetir.schedules.operators.problems import Problem, memoized, with_parameters
 from sparsetir.sparse_ir.nodes import SparseFunc
 
@@ -131,3 +132,20 @@ def _edges(problem: RgmsGradient) -> SparseFunc:
             DA[EDGE[r, i, j]] = DA[EDGE[r, i, j]] + T.cast(X[j, k], acc) * product
 
     return cast(SparseFunc, rgms_da)
+
+
+# Of `ops`, on a GPU: no plan is asked for them by name.
+RGMS_WEIGHT = register(
+    Operator(
+        "rgms_weight", RgmsGradient, "the gradient of rgms for the weights of relations",
+        {"x": "ni", "grad": "mk", "out": "rik"}, True, None, reductions=(), program=program,
+        on="relations", options=(),
+    )
+)  # fmt: skip
+RGMS_EDGE = register(
+    Operator(
+        "rgms_edge", RgmsGradient, "the gradient of rgms for the weights of edges",
+        {"x": "ni", "grad": "mk", "w": "rik", "out": "e"}, False, None, reductions=(),
+        program=program, on="relations", options=(),
+    )
+)  # fmt: skip

@@ -11,11 +11,9 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
-from sparsetir.planning.vocabulary import REDUCTION_NAMES, SOFTMAX
-from sparsetir.schedules.operators.names import OPS
+from sparsetir.planning.vocabulary import REDUCTION_NAMES
 
 REDUCTIONS = tuple(REDUCTION_NAMES)
-TUNED = (*OPS, *SOFTMAX, "attention", "rgms")
 MOST = 2**31 - 1
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 

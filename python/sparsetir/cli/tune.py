@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from sparsetir.cli import arguments
-from sparsetir.cli.arguments import REDUCTIONS, TUNED, Failed, Parser, UsageError, at_least
+from sparsetir.cli.arguments import REDUCTIONS, Failed, Parser, UsageError, at_least
 from sparsetir.cli.functions import function_of, is_file, operator_named, schedule_of
 from sparsetir.planning.vocabulary import SOFTMAX, is_message
-from sparsetir.schedules.operators.names import DTYPES
+from sparsetir.schedules.operators.names import DTYPES, NAMED
 
 INTERRUPTED = 130
 MOST_SECONDS = 10**8
@@ -55,7 +55,7 @@ How long other libraries take, a checkout tells: python -m bench run --op spmm -
 def add(out: Parser) -> None:
     """Add the arguments."""
     out.add_argument(
-        "op", metavar="OP|FILE", help=f"{', '.join(TUNED)}, a message, or file.py[:function]"
+        "op", metavar="OP|FILE", help=f"{', '.join(NAMED)}, a message, or file.py[:function]"
     )
     of_op = out.add_argument_group("of an operator")
     of_op.add_argument("--graph", help="see below")
@@ -164,20 +164,21 @@ def run(args: argparse.Namespace) -> int:
 def _check_operator(args: argparse.Namespace) -> None:
     """Raise for what is no operator, and for options that are not for it."""
     op, messages = args.op, is_message(args.op)
-    if not messages and op not in (*TUNED, "u_dot_v") and not operator_named(op):
+    if not messages and op not in (*NAMED, "u_dot_v") and not operator_named(op):
         raise UsageError(
-            f"argument OP|FILE: expected {', '.join(TUNED)}, a message such as u_add_e_max or "
+            f"argument OP|FILE: expected {', '.join(NAMED)}, a message such as u_add_e_max or "
             f"copy_u_mean, u_dot_v, or a .py file, got {op!r}"
         )
     for name in ("arg", "schedule", "space"):
         if getattr(args, name) is not None:
             raise UsageError(f"argument --{name}: expected none for an operator")
-    there = {
-        "feat_in": op in ("rgms", "attention"), "unweighted": op == "rgms", "edge_feat": messages,
-        "feat": op not in SOFTMAX,
-    }  # fmt: skip
-    for name, taken in there.items():
-        if getattr(args, name) is not None and not taken:
+    from sparsetir.planning.plan import record_of
+
+    takes = record_of("copy_e" if messages else op).options
+    options = {"feat_in": "feat_in", "unweighted": "weighted", "edge_feat": "edge_feat"}
+    refused = [name for name, option in options.items() if option not in takes]
+    for name in [*refused, *["feat"] * (op in SOFTMAX)]:
+        if getattr(args, name) is not None:
             raise UsageError(f"argument --{name.replace('_', '-')}: expected none for {op}")
 
 

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from sparsetir.ops.structure import DTYPES, Structure, target_of
-from sparsetir.planning.edge_request import edge_task
+from sparsetir.planning.edge_request import about_edges
 from sparsetir.planning.request import compiled_by, default_threads
 from sparsetir.records.fingerprint import Sizes
 from sparsetir.records.lookup import by_record
+from sparsetir.records.task import Config, Task
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.pool import pays
 from sparsetir.schedules.operators.edge_attention import EdgeAttention
@@ -169,9 +170,9 @@ def attention(
 
 
 class _Run:
-    """A call of a kernel, with the config that is recorded for its pattern, or that sizes choose.
+    """A call of a kernel, by the config that is recorded for its pattern, or that sizes choose.
 
-    heads, features : as :func:`sparsetir.planning.edge_request.edge_task` takes them
+    heads, features : as :func:`sparsetir.planning.edge_request.about_edges` takes them
     """
 
     def __init__(
@@ -179,32 +180,29 @@ class _Run:
     ) -> None:
         self.structure, self.problem = structure, problem
         self.target = target_of(structure.device)
-        key = "config", problem, heads, features
-        self.config = structure.derived(key, lambda of: self._config(of, heads, features))
+        key = "kernel", problem, heads, features
+        self.kernel: Kernel = structure.derived(key, lambda of: self._made(of, heads, features))
 
-    def _config(self, structure: Structure, heads: int, features: tuple[int, ...]) -> Any:
+    def _made(self, structure: Structure, heads: int, features: tuple[int, ...]) -> Kernel:
         gpu, threads = structure.device.type == "cuda", default_threads()
         if not gpu and not isinstance(self.problem, EdgeMessages):
-            sizes = Sizes(structure.shape, structure.nnz)
-            task = edge_task(self.problem, sizes, features, heads, self.target, threads)
-            found = by_record(task, self._recorded, config_of, lambda: structure.pattern.in_order)
+            sizes: Any = Sizes(structure.shape, structure.nnz)
+            op, reduce, of_task = about_edges(self.problem, features, heads)
+            dtype, feat = self.problem.dtype, features[-1]
+            task = Task(op, sizes, feat, dtype, reduce, of_task, self.target, threads)
+            found = by_record(task, self._of, config_of, lambda: structure.pattern.in_order)
             if found is not None:
                 return found
         parallel = is_parallel(work(self.problem, structure.nnz, heads, features))
-        return chosen(features, threads if parallel else 1, gpu)
+        return self._of(chosen(features, threads if parallel else 1, gpu))
 
-    def _recorded(self, config: Any) -> Any:
-        """A config of which there is a kernel."""
-        self._kernel(config)
-        return config
-
-    def _kernel(self, config: Any) -> Kernel:
+    def _of(self, config: Config) -> Kernel:
         return compiled_by(config, self.problem, self.target)
 
     def __call__(self, named: dict[str, Any], numbers: dict[str, Any]) -> None:
-        """Compile the kernel if it is new, and run it."""
+        """Run it."""
         arrays = {name: x for name, x in named.items() if x is not None}
-        self.structure.call(self._kernel(self.config), arrays, numbers)
+        self.structure.call(self.kernel, arrays, numbers)
 
 
 def is_parallel(work: int) -> bool:

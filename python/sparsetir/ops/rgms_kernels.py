@@ -24,7 +24,7 @@ from sparsetir.ops.relation_orders import where_products_first
 from sparsetir.ops.relations import CHUNK, RelationRows, Relations
 from sparsetir.ops.structure import DTYPES, call_plan, target_of
 from sparsetir.planning.plan import plan_of
-from sparsetir.planning.relational_request import GradientRequest, RelationalRequest
+from sparsetir.planning.relational_request import of_relations
 from sparsetir.planning.request import compiled_by, default_threads
 from sparsetir.runtime.arrays import is_array
 from sparsetir.runtime.pool import pays
@@ -95,20 +95,21 @@ def _sums(
         added=out is not None, in_blocks=bool(blocks),
     )  # fmt: skip
     shape, sizes = (count, m, len(x)), (feat_in, feat)
-    run = _plan(rows, problem, shape, sizes, RelationalRequest, blocks=prod(blocks))
+    run = _plan(rows, problem, shape, sizes, prod(blocks) if blocks else None)
     return _called(run, (x, weight), values, out)
 
 
 def _plan(
     rows: RelationRows, problem: Any, shape: tuple[int, int, int], sizes: tuple[int, int],
-    request: type[RelationalRequest], **more: Any,
+    blocks: int | None = None,
 ) -> Any:  # fmt: skip
     """The plan for a problem on these rows, of relations, rows and columns; kept."""
     key = problem, *sizes
     run = rows.computed.get(key)
     if run is None:
         target = target_of(rows.rows.device)
-        wanted = request(rows.pattern(shape), problem, *sizes, default_threads(), target, **more)
+        pattern, threads = rows.pattern(shape), default_threads()
+        wanted = of_relations(pattern, problem, sizes, threads, target, blocks)
         run = rows.computed[key] = plan_of(wanted)
     return run
 
@@ -195,7 +196,7 @@ def _gradient(
     edges = len(operands) == 3
     problem = RgmsGradient(*_types(rows, x), values is not None, wide, edges)
     shape = relations.count, relations.m, relations.n
-    return _called(_plan(rows, problem, shape, sizes, GradientRequest), operands, values)
+    return _called(_plan(rows, problem, shape, sizes), operands, values)
 
 
 def _run_chunks(relations: Relations, edges: bool, arrays: dict[str, Tensor]) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from typing import Any
+
+from tvm.target import Target
 
 from sparsetir.runtime.build import kernel_of
 from sparsetir.runtime.kernel import Kernel
@@ -13,7 +14,7 @@ from sparsetir.runtime.pipeline import Stages
 
 # Kernels that are kept, with all of their stages; those of plans that are in use live on without.
 MOST_KERNELS = 512
-_kernels: OrderedDict[Any, Kernel] = OrderedDict()
+_kernels: OrderedDict[Hashable, Kernel] = OrderedDict()
 _count = 0
 _access = threading.Lock()
 # One kernel at a time: LLVM's options in TVM are the process's.
@@ -25,7 +26,7 @@ def compilations() -> int:
     return _count
 
 
-def compiled(key: Hashable, target: Any, stages: Callable[[], Stages]) -> Kernel:
+def compiled(key: Hashable, target: Target, stages: Callable[[], Stages]) -> Kernel:
     """The kernel for a key and a `tvm.target.Target`, compiled when it is first wanted.
 
     The one that was not asked for longest goes where there are more than `MOST_KERNELS`. A thread

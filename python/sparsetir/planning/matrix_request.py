@@ -1,9 +1,8 @@
-"""What plans of operators on a matrix are asked for, checked."""
+"""What plans of operators on a matrix are asked for, checked; and how configs are chosen."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,23 +10,23 @@ import numpy as np
 from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.formats import Format
 from sparsetir.planning.request import (
+    About,
+    Choosing,
     Request,
     adopted_matrix,
     check_counts,
     check_dtypes,
-    csr_pattern,
     default_threads,
     features_of,
     idtype_for,
 )
 from sparsetir.planning.vocabulary import operator as named_operator
-from sparsetir.records.task import Task
+from sparsetir.records.task import Config
 from sparsetir.runtime import pool
-from sparsetir.runtime.arrays import CACHE_LINE, LEAST_ALIGNED, itemsize
+from sparsetir.runtime.arrays import itemsize
 from sparsetir.runtime.matrix_engine import allowed
-from sparsetir.runtime.targets import resolve_target
+from sparsetir.runtime.targets import TargetLike, resolve_target
 from sparsetir.schedules.default import is_gpu
-from sparsetir.schedules.operators.operands import Operator
 from sparsetir.schedules.operators.problems import CsrPattern, Spmm
 from sparsetir.schedules.operators.registry import OPERATORS
 from sparsetir.schedules.passes.amx_tiles import PRODUCTS, has_product
@@ -37,67 +36,11 @@ from sparsetir.schedules.search.locality import Locality
 from sparsetir.schedules.search.spaces import Space, space
 from sparsetir.schedules.templates.amx import BLOCKS, configs
 
-# Nonzeros of a column from which on a copy of B that begins at a cache line pays.
-ALIGNED_DEGREE = 24
 
+class OnMatrix(Choosing):
+    """Configs by the statistics of a matrix."""
 
-@dataclass(frozen=True)
-class MatrixRequest(Request):
-    """An operator on a matrix; :func:`matrix_request` makes it.
-
-    matrix : a CsrPattern where there are no values
-    problem : what kernels are compiled for
-    statistics : what configs are chosen by
-    target : a `tvm.target.Target`
-    """
-
-    operator: Operator
-    matrix: SparseMatrix | CsrPattern
-    problem: Any
-    feat: int
-    heads: int | None
-    statistics: Statistics
-    target: Any
-
-    @property
-    def name(self) -> str:
-        """Of the operator."""
-        return self.operator.name
-
-    @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of operands, of values "a" if the operator reads any, and of the result "out"."""
-        m, n = self.matrix.shape
-        return self.operator.shapes((m, n), self.matrix.nnz, self.feat, self.heads)
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        """Sizes beside those of the pattern, by the names of the parameters of operators."""
-        return {"heads": self.heads or 1, "feat": self.feat}
-
-    @property
-    def threads(self) -> int:
-        """Of the CPU."""
-        return self.statistics.threads
-
-    def gathers_often(self, config: Any) -> bool:
-        """Whether rows of B are gathered as they are, so often that to align them pays first.
-
-        Rows of whole cache lines that begin within one take 1.1 to 1.7 times as long to gather (Zen
-        3, one thread, 13 to 85 nonzeros a column); a copy as long as 1 to 4 of them.
-        """
-        given = self.statistics
-        row = given.feat * given.bytes
-        often = given.nnz >= ALIGNED_DEGREE * given.n and given.n * row >= LEAST_ALIGNED
-        copied = getattr(config, "pack", False)
-        return isinstance(self.problem, Spmm) and often and not copied and row % CACHE_LINE == 0
-
-    @cached_property
-    def pattern(self) -> CsrPattern:
-        """Where the matrix has elements, in the type of the problem."""
-        return csr_pattern(self.matrix, self.problem.idtype)
-
-    def engine(self, format: Any = None) -> list[Any]:
+    def engine(self, wanted: Request, format: Format | None = None) -> list[Config]:
         """Configs for the CPU's matrix engine, where there is one that suits the pattern.
 
         format : the one that stores the matrix; by default blocks that fill tiles
@@ -105,62 +48,54 @@ class MatrixRequest(Request):
         Of a SparseMatrix alone: a CsrPattern has no values, and to bring them into blocks in each
         run would take longer than is won.
         """
-        spmm = isinstance(self.problem, Spmm) and isinstance(self.matrix, SparseMatrix)
-        if not spmm or not has_product(self.target, self.problem.dtype):
+        problem, target = wanted.problem, wanted.target
+        spmm = isinstance(problem, Spmm) and isinstance(wanted.matrix, SparseMatrix)
+        if not spmm or not has_product(target, problem.dtype):
             return []
-        if allowed(PRODUCTS[self.problem.dtype].features):
+        if allowed(PRODUCTS[problem.dtype].features):
             return []
         formats = BLOCKS if format is None else (format,)
-        return configs(self.problem, self.pattern, self.statistics, self.target, formats)
+        return [*configs(problem, wanted.pattern, wanted.given, target, formats)]
 
-    def config_of(self, format: Any) -> Any:
-        """The config for a format."""
+    def of_format(self, wanted: Request, format: Format) -> Config:
+        """See :class:`Choosing`."""
         if not isinstance(format, Format) or format.order not in (None, 2):
             raise TypeError(
                 "plan: argument 'format': expected a format of matrices, such as "
                 f"sparsetir.formats.BSR(32, 32), got {format!r}"
             )
-        if not isinstance(self.problem, Spmm):
-            return super().config_of(format)
-        found = self.engine(format)
+        if not isinstance(wanted.problem, Spmm):
+            return super().of_format(wanted, format)
+        found, asked = self.engine(wanted, format), (wanted.given, wanted.target)
         if found:
             return found[0]
-        pattern = self.pattern.coordinates
-        return by_format(format, self.problem, pattern, self.statistics, self.target)
+        return by_format(format, wanted.problem, wanted.pattern.coordinates, *asked)
 
-    def task(self) -> Task:
-        """See :class:`Request`; of a SparseMatrix."""
-        assert isinstance(self.matrix, SparseMatrix)
-        reduce = getattr(self.problem, "reduce", "sum")
-        return Task(
-            self.operator.name, self.matrix, self.feat, self.problem.dtype, reduce, self.heads,
-            self.target, self.threads,
-        )  # fmt: skip
+    def about(self, wanted: Request) -> About:
+        """See :class:`Choosing`."""
+        reduce = getattr(wanted.problem, "reduce", "sum")
+        return About(wanted.operator.name, reduce, wanted.callers["heads"])
 
-    @property
-    def is_recorded(self) -> bool:
-        """See :class:`Request`; records are for the default type of the result."""
-        return self.has_values and getattr(self.problem, "out", None) is None
-
-    def chosen(self) -> Any:
-        """See :class:`Request`."""
-        if self.gpu and self.problem.dtype == "int8":
+    def chosen(self, wanted: Request) -> Config:
+        """See :class:`Choosing`."""
+        if wanted.gpu and wanted.problem.dtype == "int8":
             raise ValueError(
                 "plan: argument 'format': expected one that tensor cores take, for 'int8' on a "
                 "GPU, such as sparsetir.formats.BSR(32, 32), got None"
             )
-        return self.candidates()[0]
+        return super().chosen(wanted)
 
-    def candidates(self) -> list[Any]:
-        """See :class:`Request`."""
-        return [*self.engine(), *candidates(self.problem, self.statistics, self.target)]
+    def candidates(self, wanted: Request) -> list[Config]:
+        """See :class:`Choosing`."""
+        by_sizes = candidates(wanted.problem, wanted.given, wanted.target)
+        return [*self.engine(wanted), *by_sizes]
 
-    def space(self) -> Space:
-        """See :class:`Request`."""
-        return space(self.problem, self.pattern, self.statistics, self.target)
+    def space(self, wanted: Request) -> Space:
+        """See :class:`Choosing`."""
+        return space(wanted.problem, wanted.pattern, wanted.given, wanted.target)
 
 
-OPTIONS = ("reduce", "heads", "format", "out_dtype")
+ON_MATRIX = OnMatrix()
 
 
 def matrix_request(
@@ -171,10 +106,10 @@ def matrix_request(
     dtype: str | None = None,
     reduce: str = "sum",
     heads: int | None = None,
-    target: Any = "llvm",
+    target: TargetLike = "llvm",
     threads: int | None = None,
     out_dtype: str | None = None,
-) -> MatrixRequest:
+) -> Request:
     """The arguments of :func:`sparsetir.plan`, checked; raises as it does."""
     given, (op, reduce, ones) = op, named_operator("plan", op, reduce, OPERATORS)
     operator = OPERATORS[op]
@@ -212,18 +147,14 @@ def matrix_request(
     asked = not is_gpu(target) or problem.dtype in ("float16", "bfloat16")
     if asked and operator.reads_values and isinstance(matrix, SparseMatrix):
         block = matrix.pattern.full_block
-    statistics = Statistics(
-        m,
-        n,
-        matrix.nnz,
-        int(feat),
-        threads,
-        itemsize(problem.dtype),
-        longest,
-        block,
-        pool.work_of_threads(),
-    )
+    size, pays = itemsize(problem.dtype), pool.work_of_threads()
+    statistics = Statistics(m, n, matrix.nnz, feat, threads, size, longest, block, pays)
     if isinstance(problem, Spmm) and not is_gpu(target) and statistics.asks_for_locality:
         columns = matrix.indices if isinstance(matrix, CsrPattern) else matrix.pattern.coords[1]
         statistics = replace(statistics, locality=Locality.of(columns))
-    return MatrixRequest(operator, matrix, problem, feat, heads, statistics, target)
+    there = (*operator.dims, *["a"] * operator.reads_values)
+    sizes, callers = {"heads": heads or 1, "feat": feat}, {"heads": heads, "feat": feat}
+    return Request(
+        operator, op, matrix, problem, (feat,), sizes, callers, there, threads, target, ON_MATRIX,
+        statistics,
+    )  # fmt: skip

@@ -7,10 +7,11 @@ from typing import Any
 
 from sparsetir.planning.request import Request
 from sparsetir.planning.run_plan import Plan
+from sparsetir.records.task import Config
 from sparsetir.runtime.arrays import empty_like, is_array, leading, with_zeros
 
 
-def plan_with(wanted: Request, config: Any, chosen_by: str = "user") -> Plan:
+def plan_with(wanted: Request, config: Config, chosen_by: str = "user") -> Plan:
     """The plan of a request with a config, for the sizes that this is for."""
     whole = wanted.whole
     padded = whole is not wanted and whole.sizes != wanted.sizes
@@ -19,9 +20,9 @@ def plan_with(wanted: Request, config: Any, chosen_by: str = "user") -> Plan:
     return Plan(wanted, config, chosen_by)
 
 
-def _sizes_of(config: Any) -> dict[str, int]:
+def _sizes_of(config: Config) -> dict[str, int]:
     """The feature sizes that a config is for, None where it serves any."""
-    return {"feat_in": config.feat_in, "feat": config.feat}
+    return {name: getattr(config, name) for name in ("feat_in", "feat")}
 
 
 class PaddedPlan(Plan):
@@ -30,7 +31,7 @@ class PaddedPlan(Plan):
     Operands, and results, are copied in each run where their features are not those of the kernel.
     """
 
-    def __init__(self, wanted: Request, whole: Request, config: Any, chosen_by: str) -> None:
+    def __init__(self, wanted: Request, whole: Request, config: Config, chosen_by: str) -> None:
         super().__init__(whole, config, chosen_by)
         self.feat, self._given = wanted.feat, wanted.shapes
 

@@ -10,6 +10,7 @@ True
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -17,22 +18,26 @@ from typing import Any
 import numpy as np
 
 from sparsetir.formats import Format
-from sparsetir.planning.edge_request import along_edges, edge_request, options_of
-from sparsetir.planning.matrix_request import OPTIONS, MatrixRequest, matrix_request
+from sparsetir.planning.edge_request import edge_request, record_along_edges
+from sparsetir.planning.matrix_request import matrix_request
 from sparsetir.planning.padded_plan import plan_with
-from sparsetir.planning.relational_request import OPTIONS as RELATIONAL_OPTIONS
 from sparsetir.planning.relational_request import relational_request
 from sparsetir.planning.request import Request, refuse_options
 from sparsetir.planning.run_plan import Plan
 from sparsetir.records.lookup import by_record
+from sparsetir.records.task import Config
 from sparsetir.runtime import pool
+from sparsetir.runtime.targets import TargetLike
 from sparsetir.schedules.gpu.spmm_panels import PanelThreads
+from sparsetir.schedules.operators.operands import Operator
 from sparsetir.schedules.operators.problems import CsrPattern
+from sparsetir.schedules.operators.registry import ALONG, OPERATORS
 from sparsetir.schedules.search.choose import choose
 from sparsetir.schedules.templates.spmm_panels import PanelRows
 
+MAKERS = {"matrix": matrix_request, "edges": edge_request, "relations": relational_request}
 # All options of operators; each has some.
-ALL = {*OPTIONS, *RELATIONAL_OPTIONS, *options_of("copy_u"), *options_of("attention")}
+OPTIONS = {name for x in (*OPERATORS.values(), *ALONG.values()) for name in x.options}
 MOST_LIKES = 256
 EIGHTHS = 4  # bits of sizes that are about the same
 
@@ -45,10 +50,10 @@ def plan(
     dtype: str | None = None,
     reduce: str = "sum",
     heads: int | None = None,
-    target: Any = "llvm",
+    target: TargetLike = "llvm",
     threads: int | None = None,
     format: Format | None = None,
-    config: Any = None,
+    config: Config | None = None,
     out_dtype: str | None = None,
     feat_in: int | None = None,
     weighted: bool = True,
@@ -155,48 +160,54 @@ def plan(
             raise ValueError(
                 f"plan: argument 'format': expected None beside a config, got {format!r}"
             )
-        config = wanted.config_of(format)
+        config = wanted.choosing.of_format(wanted, format)
     return plan_of(wanted, config)
 
 
-def plan_of(wanted: Request, config: Any = None) -> Plan:
+def plan_of(wanted: Request, config: Config | None = None) -> Plan:
     """The plan of a request.
 
     config : None for what is recorded for this very problem, else for the one that sizes choose
     """
     if config is not None:
         return plan_with(wanted, config)
-    if isinstance(wanted, MatrixRequest) and isinstance(wanted.matrix, CsrPattern):
-        return _settled(wanted, wanted.matrix).on(wanted)
+    if wanted.is_trusted:
+        return _settled(wanted, wanted.pattern).on(wanted)
     default = wanted.whole.chosen()
     found = None
     if wanted.is_recorded:  # what is wrong beside the record shows with the default
         found = by_record(
-            wanted.task(), lambda config: plan_with(wanted, config, "record"), wanted.of_choices
-        )
+            wanted.task(), lambda config: plan_with(wanted, config, "record"),
+            wanted.choosing.of_choices,
+        )  # fmt: skip
     return found or plan_with(wanted, default, "default")
 
 
-def requested(op: Any, matrix: Any, feat: Any = None, **options: Any) -> Request:
+def requested(op: object, matrix: Any, feat: Any = None, **options: Any) -> Request:
     """The arguments of :func:`plan` but `config`, checked; raises as it does.
 
     Whatever plans, searches or lowers an operator by its name begins here.
     """
-    found: tuple[Any, tuple[str, ...]] = matrix_request, OPTIONS
+    record = record_of(op, feat, options.get("heads"), options.get("edge_feat"))
+    of_plan = {name: options.pop(name) for name in (*options,) if name not in OPTIONS}
+    refuse_options(op, options, record.options)
+    own = {n: x for n, x in options.items() if n in record.options and n != "format"}
+    return MAKERS[record.on](op, matrix, feat, **of_plan, **own)
+
+
+def record_of(
+    op: object, feat: object = None, heads: object = None, edge_feat: object = None
+) -> Operator:
+    """The record that says which options a name has, with these arguments of :func:`plan`."""
     if op == "rgms":
-        found = relational_request, RELATIONAL_OPTIONS
-    elif along_edges(op, feat, options.get("heads"), options.get("edge_feat")):
-        found = edge_request, options_of(op)
-    make, takes = found
-    of_plan = {name: options.pop(name) for name in (*options,) if name not in ALL}
-    refuse_options(op, options, takes)
-    own = {n: x for n, x in options.items() if n in takes and n != "format"}
-    return make(op, matrix, feat, **of_plan, **own)
+        return ALONG["rgms"]
+    known = OPERATORS.get(op) if isinstance(op, str) else None
+    return record_along_edges(op, feat, heads, edge_feat) or known or OPERATORS["spmm"]
 
 
 # Patterns that are new in each step are of about the same sizes, and have the same kernels.
 _by_size = lru_cache(1024)(choose)
-_likes: dict[Any, tuple[MatrixRequest, Plan]] = {}
+_likes: dict[Hashable, tuple[Request, Plan]] = {}
 NO_PATTERN = CsrPattern(np.zeros(1, np.int32), np.zeros(0, np.int32), (0, 0))
 
 
@@ -216,7 +227,7 @@ def plan_of_each_run(op: str, pattern: CsrPattern, feat: int, **options: Any) ->
         like, settled = found
         return settled.on(replace(like, matrix=pattern))
     wanted = matrix_request(op, pattern, feat, **options)
-    settled, given = _settled(wanted, pattern), wanted.statistics
+    settled, given = _settled(wanted, pattern), wanted.given
     ordered = isinstance(settled.config, PanelRows | PanelThreads)
     if not ordered and not given.asks_for_locality and max(sizes) < 1 << 30:
         if len(_likes) >= MOST_LIKES:
@@ -227,20 +238,20 @@ def plan_of_each_run(op: str, pattern: CsrPattern, feat: int, **options: Any) ->
     return made
 
 
-def _settled(wanted: MatrixRequest, pattern: CsrPattern) -> Plan:
+def _settled(wanted: Request, pattern: CsrPattern) -> Plan:
     """The default plan of a CsrPattern, for no pattern yet."""
-    default = _by_size(wanted.problem, wanted.statistics.rounded, wanted.target)
+    default = _by_size(wanted.problem, wanted.given.rounded, wanted.target)
     return Plan.settled(wanted, _of_each_run(default, pattern), "default")
 
 
-def _of_each_run(config: Any, pattern: CsrPattern) -> Any:
+def _of_each_run(config: Config, pattern: CsrPattern) -> Config:
     """The config for values of each run, and columns in any order."""
     config = getattr(config, "unpacked", config)
     panels = isinstance(config, PanelRows | PanelThreads)
     return config.by_rows if panels and not pattern.increases else config
 
 
-def plan_candidates(op: str, matrix: Any, feat: Any = None, **options: Any) -> list[Any]:
+def plan_candidates(op: str, matrix: Any, feat: Any = None, **options: Any) -> list[Config]:
     """Configs worth measuring, the default of :func:`plan` first.
 
     Parameters

@@ -2,77 +2,130 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from math import prod
+from typing import Any, NamedTuple
 
 import numpy as np
+from tvm.target import Target
 
 from sparsetir.data.sparse_tensor import SparseMatrix, SparseTensor
-from sparsetir.formats import Format, Operand
+from sparsetir.formats import Format, Operand, Pattern
 from sparsetir.formats.converted import ConvertedFormat
 from sparsetir.planning.compiled import compiled
-from sparsetir.records.task import Task
+from sparsetir.records.task import Config, Task
 from sparsetir.runtime import pool
-from sparsetir.runtime.arrays import dtype_name, is_array
+from sparsetir.runtime.arrays import CACHE_LINE, LEAST_ALIGNED, dtype_name, is_array
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.pipeline import Stages, lower_template
+from sparsetir.runtime.signature import Signature
 from sparsetir.schedules.default import is_gpu
-from sparsetir.schedules.operators.problems import CsrPattern
+from sparsetir.schedules.operators.operands import Operator, rounded
+from sparsetir.schedules.operators.problems import CsrPattern, Problem, Spmm
+from sparsetir.schedules.operators.relations import RelationPattern
+from sparsetir.schedules.search.choose import Statistics
 from sparsetir.schedules.search.spaces import Space
-from sparsetir.schedules.template import Choices, Template
+from sparsetir.schedules.template import Branch, Choices, Template
 from sparsetir.schedules.templates.registry import template_of
+from sparsetir.sparse_ir.lower_sparse_iter import lower_sparse_iter
+from sparsetir.sparse_ir.position_space import SIGNATURE
 
 # Of options that are not None by default.
 DEFAULTS = {"reduce": "sum", "weighted": True}
+# Nonzeros of a column from which on a copy of B that begins at a cache line pays.
+ALIGNED_DEGREE = 24
+# Fields of problems that others than by default have no records: not what was tuned.
+UNUSUAL = ("out", "values", "added", "in_blocks")
 
 
+class About(NamedTuple):
+    """Fields of a :class:`sparsetir.records.task.Task`."""
+
+    op: str
+    reduce: str
+    heads: int | None
+
+
+@dataclass(frozen=True)
 class Request:
     """What plans of all operators are made by: arguments that were checked, and what follows.
 
     name : of the operator, as it was asked for
     matrix : a pattern where there are no values
     problem : what kernels are compiled for
-    feat : features of the result
-    shapes : of operands, of values "a" if any are read, and of the result "out"
+    features : that configs are chosen for, those of the result last
     sizes : numbers beside those of the pattern, by the names of the program's parameters
-    pattern : where the matrix has elements, as templates take it, in the type of the problem
-    target : a `tvm.target.Target`
+    callers : "feat" and "heads" as the caller has them, and sizes of the record's other letters
+    there : operands that there are, "a" for values and "out" for the result
     threads : of the CPU
+    statistics : what configs for matrices are chosen by
     """
 
+    operator: Operator
     name: str
-    matrix: Any
+    matrix: SparseTensor | CsrPattern | RelationPattern
     problem: Any
-    feat: int
-    shapes: Mapping[str, tuple[int, ...]]
-    sizes: Mapping[str, Any]
-    pattern: Any
-    target: Any
+    features: tuple[int, ...]
+    sizes: Mapping[str, int | float]
+    callers: Mapping[str, Any]
+    there: tuple[str, ...]
     threads: int
+    target: Target
+    choosing: Choosing
+    statistics: Statistics | None = None
 
-    def task(self) -> Task:
-        """What records of tuning are looked up by."""
-        raise NotImplementedError
+    @property
+    def feat(self) -> int:
+        """Features of the result; of softmax the values of an element that lie side by side."""
+        return self.features[-1]
 
-    def chosen(self) -> Any:
-        """The config of a plan whose user names none."""
-        raise NotImplementedError
+    @property
+    def feat_in(self) -> int:
+        """Features that are multiplied first."""
+        return self.features[0]
 
-    def candidates(self) -> list[Any]:
-        """Configs worth measuring, that of :meth:`chosen` first."""
-        raise NotImplementedError
+    @property
+    def given(self) -> Statistics:
+        """Of a matrix."""
+        assert self.statistics is not None
+        return self.statistics
 
-    def space(self) -> Space:
-        """The configs that a search goes through."""
-        raise NotImplementedError
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of operands, of values "a" if any are read, and of the result "out"."""
+        matrix: Any = self.matrix
+        found = self.operator.shapes
+        return found(matrix.shape, matrix.nnz, there=self.there, **self.callers)
 
-    # What only some have:
+    @property
+    def scratch(self) -> Mapping[str, tuple[int, str]]:
+        """Elements and type of the arrays that a kernel has for its own use, by parameter."""
+        sizes = {"e": self.matrix.nnz, "h": int(self.sizes.get("heads", 1))}
+        acc = self.problem.accumulator
+        return {n: (prod(sizes[d] for d in own), acc) for n, own in self.operator.scratch.items()}
 
     @property
     def function(self) -> str:
         """Of `sparsetir.ops`, that does the same with gradients."""
-        return self.name
+        return self.operator.function or self.name
+
+    @cached_property
+    def pattern(self) -> Any:
+        """Where the matrix has elements, as templates take it, in the type of the problem.
+
+        Of a tensor CSF by relation for CPUs, coordinates for GPUs.
+        """
+        if isinstance(self.matrix, RelationPattern):
+            return self.matrix
+        if isinstance(self.matrix, SparseMatrix | CsrPattern):
+            return csr_pattern(self.matrix, self.problem.idtype)
+        if self.gpu:
+            return self.matrix.pattern
+        (relations, m, n), idtype = self.matrix.shape, self.problem.idtype
+        relation, row, column = self.matrix.pattern.coords
+        return RelationPattern.of(relation, row, column, (relations, m, n), idtype)
 
     @property
     def values(self) -> np.ndarray | None:
@@ -85,50 +138,156 @@ class Request:
         return isinstance(self.matrix, SparseTensor)
 
     @property
-    def whole(self) -> Any:
-        """The same for features that fill vectors, with zeros behind those that are given."""
-        return self
-
-    @property
-    def scratch(self) -> Mapping[str, tuple[int, str]]:
-        """Elements and type of the arrays that a kernel has for its own use, by parameter."""
-        return {}
+    def is_trusted(self) -> bool:
+        """Whether it is a matrix without values, whose configs are for those of each run."""
+        return self.operator.on == "matrix" and isinstance(self.matrix, CsrPattern)
 
     @property
     def is_recorded(self) -> bool:
         """Whether tuning may have recorded a config for it."""
-        return self.has_values
+        on, plain = self.operator.on, not any(getattr(self.problem, x, None) for x in UNUSUAL)
+        tuned = on == "matrix" or not self.gpu
+        return plain and tuned and (self.has_values or on == "relations")
 
-    def of_choices(self, **choices: Any) -> Any:
-        """A config of the choices by name that older versions recorded."""
-        return Choices(choices)
+    def task(self) -> Task:
+        """What records of tuning are looked up by."""
+        matrix: Any = self.pattern if self.operator.on == "relations" else self.matrix
+        op, reduce, heads = self.choosing.about(self)
+        dtype, target, threads = self.problem.dtype, self.target, self.threads
+        return Task(op, matrix, self.feat, dtype, reduce, heads, target, threads)
 
-    def gathers_often(self, config: Any) -> bool:
-        """Whether rows of B are gathered so often that to align them pays first."""
-        del config
-        return False
+    @property
+    def whole(self) -> Request:
+        """The same for features that fill vectors, with zeros behind those that are given."""
+        return self.choosing.whole(self)
 
-    def config_of(self, format: Any) -> Any:
-        """The config for a format; raises ValueError where none is chosen by one."""
-        raise ValueError(
-            f"plan: argument 'format': expected None for '{self.name}', got {format!r}"
-        )
+    def gathers_often(self, config: Config) -> bool:
+        """Whether rows of B are gathered as they are, so often that to align them pays first.
+
+        Rows of whole cache lines that begin within one take 1.1 to 1.7 times as long to gather (Zen
+        3, one thread, 13 to 85 nonzeros a column); a copy as long as 1 to 4 of them.
+        """
+        given = self.statistics
+        if given is None or not isinstance(self.problem, Spmm):
+            return False
+        row = given.feat * given.bytes
+        often = given.nnz >= ALIGNED_DEGREE * given.n and given.n * row >= LEAST_ALIGNED
+        return often and not getattr(config, "pack", False) and row % CACHE_LINE == 0
 
     @property
     def gpu(self) -> bool:
         """Whether it is for a GPU."""
         return is_gpu(self.target)
 
-    def template(self, config: Any) -> Template:
-        """The template of a config; raises TypeError for what is no config for this."""
-        return template_of(config, self.problem, self.gpu)
+    def chosen(self) -> Config:
+        """The config of a plan whose user names none."""
+        return self.choosing.chosen(self)
 
-    def stages(self, config: Any) -> Stages:
+    def candidates(self) -> list[Config]:
+        """Configs worth measuring, that of :meth:`chosen` first."""
+        return self.choosing.candidates(self)
+
+    def space(self) -> Space:
+        """The configs that a search goes through."""
+        return self.choosing.space(self)
+
+    def template(self, config: Config) -> Template:
+        """The template of a config; raises TypeError for what is no config for this, and
+        ScheduleError where it does not serve the sizes."""
+        found = template_of(config, self.problem, self.gpu)
+        self.choosing.check(self, config)
+        return found
+
+    def stages(self, config: Config) -> Stages:
         """All stages of the kernel for a config."""
         return lower_template(self.template(config), self.problem, config, self.target)
 
+    def arguments(self) -> dict[str, Any]:
+        """Of the plain program, with random values and operands, but what it writes."""
+        rng, dtype = np.random.default_rng(0), self.problem.dtype
+        program = self.template(self.chosen()).program(self.problem)
+        signature = Signature(lower_sparse_iter(program).attrs[SIGNATURE])
+        pattern = self.pattern.arguments()
+        known = {**pattern, **self.sizes}
+        found = {name: known[name] for name in signature.names if name in known}
+        given = [found.get(name) for name in signature.names]
+        for i in signature.arrays:
+            name = signature.names[i]
+            if name not in pattern and i not in signature.outputs:
+                shape = signature.expected_shape(i, given)
+                # Far enough from zero to divide by.
+                drawn = rng.uniform(0.5, 1, shape) * rng.choice([-1, 1], shape)
+                found[name] = rounded(drawn, dtype).astype(dtype)
+        return found
 
-def compiled_by(config: Any, problem: Any, target: Any) -> Kernel:
+
+class Choosing:
+    """What configs of an operator are chosen by, and what a plan asks of them."""
+
+    def candidates(self, wanted: Request) -> list[Config]:
+        """Configs worth measuring, the default first."""
+        raise NotImplementedError
+
+    def space(self, wanted: Request) -> Space:
+        """The configs that a search goes through, on a CPU."""
+        raise NotImplementedError
+
+    def about(self, wanted: Request) -> About:
+        """What records of tuning are looked up by."""
+        raise NotImplementedError
+
+    def chosen(self, wanted: Request) -> Config:
+        """The config of a plan whose user names none."""
+        return self.candidates(wanted)[0]
+
+    def of_format(self, wanted: Request, format: Format) -> Config:
+        """The config for a format; raises ValueError where none is chosen by one."""
+        raise ValueError(
+            f"plan: argument 'format': expected None for '{wanted.name}', got {format!r}"
+        )
+
+    def of_choices(self, **choices: Any) -> Config:
+        """A config of the choices by name that older versions recorded."""
+        return Choices(choices)
+
+    def check(self, wanted: Request, config: Config) -> None:
+        """Raise for a config, of a template that serves the problem, that does not serve sizes."""
+
+    def whole(self, wanted: Request) -> Request:
+        """The same for features that fill vectors, with zeros behind those that are given."""
+        return wanted
+
+
+class OneByOne(Choosing):
+    """Configs by what a search on a CPU tries, whose first values are the default's."""
+
+    def tried(self, wanted: Request) -> Branch:
+        """What a search on a CPU tries."""
+        raise NotImplementedError
+
+    def on_gpu(self, wanted: Request) -> list[Config]:
+        """Configs for a GPU, the default first."""
+        raise NotImplementedError
+
+    def chosen(self, wanted: Request) -> Config:
+        """See :class:`Choosing`."""
+        if wanted.gpu:
+            return self.on_gpu(wanted)[0]
+        branch = self.tried(wanted)
+        found = branch.make(**{name: values[0] for name, values in branch.choices.items()})
+        assert found is not None
+        return found
+
+    def candidates(self, wanted: Request) -> list[Config]:
+        """See :class:`Choosing`."""
+        return self.on_gpu(wanted) if wanted.gpu else self.tried(wanted).one_by_one()
+
+    def space(self, wanted: Request) -> Space:
+        """See :class:`Choosing`."""
+        return Space((self.tried(wanted),))
+
+
+def compiled_by(config: Hashable, problem: Problem, target: Target) -> Kernel:
     """The kernel that the template of a config makes for a problem."""
 
     def stages() -> Stages:
@@ -200,14 +359,14 @@ def features_of(
     return 1 if vectors else int(feat.shape[-1]), dtype or dtype_name(feat), heads
 
 
-def check_dtypes(**dtypes: Any) -> None:
+def check_dtypes(**dtypes: object) -> None:
     """Raise for names of dtypes that are no texts; None is fine."""
     for name, given in dtypes.items():
         if given is not None and not isinstance(given, str):
             raise TypeError(f"plan: argument '{name}': expected a name as 'float32', got {given!r}")
 
 
-def check_counts(**counts: Any) -> None:
+def check_counts(**counts: object) -> None:
     """Raise for what is no number from 1 on; None is fine for all but features."""
     for name, value in counts.items():
         if value is None and not name.startswith("feat"):
@@ -246,14 +405,14 @@ class _OfMatrix(CsrPattern):
     matrix: SparseMatrix
 
     @cached_property
-    def coordinates(self) -> Any:
+    def coordinates(self) -> Pattern:
         return self.matrix.pattern
 
     def stored_in(self, format: Format, operand: Operand) -> ConvertedFormat:
         return self.matrix.to(format, operand)
 
 
-def refuse_options(op: Any, given: Mapping[str, Any], takes: Iterable[str]) -> None:
+def refuse_options(op: object, given: Mapping[str, object], takes: Iterable[str]) -> None:
     """Raise where an operator is asked for with what others take, and is given for it.
 
     takes : names of options that this one has

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import product
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import tvm
@@ -15,6 +15,7 @@ import tvm_ffi
 
 from sparsetir.planning.compiled import compiled
 from sparsetir.planning.request import Request
+from sparsetir.records.task import Config
 from sparsetir.runtime.arrays import (
     at_cache_line,
     check_alignment,
@@ -33,6 +34,7 @@ from sparsetir.runtime.arrays import (
 from sparsetir.runtime.kernel import WRITTEN, Kernel
 from sparsetir.runtime.large_pages import LEAST_BYTES, in_large_pages
 from sparsetir.runtime.readable import check_memory, count_writes
+from sparsetir.schedules.operators.problems import Problem
 from sparsetir.schedules.passes.launches import count_launches
 
 GPU_ALIGNMENT = 16
@@ -70,17 +72,17 @@ class Plan:
     """
 
     op: str
-    problem: Any
+    problem: Problem
     feat: int
-    config: Any
+    config: Config
     chosen_by: str
 
-    def __init__(self, wanted: Request, config: Any, chosen_by: str = "user") -> None:
+    def __init__(self, wanted: Request, config: Config, chosen_by: str = "user") -> None:
         self._settle(wanted, config, chosen_by)
         self._bind(wanted)
 
     @classmethod
-    def settled(cls, wanted: Request, config: Any, chosen_by: str) -> Plan:
+    def settled(cls, wanted: Request, config: Config, chosen_by: str) -> Plan:
         """A plan that is for no pattern yet: :meth:`on` makes those that are.
 
         Parameters
@@ -113,7 +115,7 @@ class Plan:
         found._bind(wanted)
         return found
 
-    def _settle(self, wanted: Request, config: Any, chosen_by: str) -> None:
+    def _settle(self, wanted: Request, config: Config, chosen_by: str) -> None:
         """What follows of the problem, the config and the numbers of features and heads."""
         self.op, self.problem, self.feat = wanted.name, wanted.problem, wanted.feat
         self.config, self.chosen_by = config, chosen_by
@@ -459,7 +461,7 @@ class Plan:
     def _overlaps(self, out: Any, array: Any) -> bool:
         return overlap(out, array, self._out_bytes, self._bytes)
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> NoReturn:
         raise TypeError("Plan: cannot be pickled; pickle the matrix and plan again")
 
     def __repr__(self) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from sparsetir.schedules.operators.names import OPS, REDUCTIONS
+from sparsetir.schedules.operators.names import NAMED, OPS, REDUCTIONS, SOFTMAX
 
 # What libraries call them: PyG "add", torch "amax" and "amin".
 REDUCTION_NAMES = {
@@ -23,13 +23,11 @@ MESSAGES = {
     "copy_u": "copy_u", "copy_lhs": "copy_u", "copy_e": "copy_e", "copy_rhs": "copy_e",
     **{name: name for name in BINARY}, **{f"u_{name}_e": name for name in BINARY},
 }  # fmt: skip
-# Of the elements of each row: heads come first, and for "edge_softmax" last.
-SOFTMAX = ("softmax", "sparse_softmax", "edge_softmax")
 EDGE_OPS = ("copy_lhs", "copy_rhs", *BINARY, "dot")
 
 
 def reduction(
-    who: str, name: Any, among: Iterable[str] = REDUCTIONS, argument: str = "reduce"
+    who: str, name: object, among: Iterable[str] = REDUCTIONS, argument: str = "reduce"
 ) -> str:
     """The one of `REDUCTIONS` that a name means.
 
@@ -45,7 +43,7 @@ def reduction(
     return found
 
 
-def message(who: str, op: Any, reduce: Any = None) -> tuple[str, str]:
+def message(who: str, op: object, reduce: object = None) -> tuple[str, str]:
     """One of the values of `MESSAGES`, and one of `REDUCTIONS`.
 
     op : a name of `MESSAGES`, or one with a reduction behind it, as "u_mul_e_sum"
@@ -64,7 +62,7 @@ def message(who: str, op: Any, reduce: Any = None) -> tuple[str, str]:
     return kind, named
 
 
-def _parts(op: Any) -> tuple[str | None, str | None]:
+def _parts(op: object) -> tuple[str | None, str | None]:
     """The message and the reduction that a name says, None for what it does not."""
     if not isinstance(op, str):
         return None, None
@@ -74,12 +72,12 @@ def _parts(op: Any) -> tuple[str | None, str | None]:
     return MESSAGES.get(op), None
 
 
-def is_message(op: Any) -> bool:
+def is_message(op: object) -> bool:
     """Whether a name is that of a message, with a reduction or without."""
     return _parts(op)[0] is not None
 
 
-def is_along_edges(op: Any, more: bool = False) -> bool:
+def is_along_edges(op: object, more: bool = False) -> bool:
     """Whether a name that plans take is a softmax, attention, or a message that "spmm" is not.
 
     more : whether it is asked for with heads or features of edges, which messages have as those of
@@ -112,7 +110,7 @@ def edge_op(who: str, op: Any, lhs_target: Any, rhs_target: Any) -> tuple[str, s
 
 
 def operator(
-    who: str, op: Any, reduce: Any = "sum", ops: Collection[str] = OPS
+    who: str, op: object, reduce: object = "sum", ops: Collection[str] = OPS
 ) -> tuple[str, str, bool]:
     """One of `ops`, one of `REDUCTIONS`, and whether all values of the matrix are to be one.
 
@@ -125,7 +123,7 @@ def operator(
     if op == "u_dot_v":
         return "sddmm", reduction(who, reduce), False
     if _parts(op)[0] not in ("mul", "copy_u"):
-        known = ", ".join((*dict.fromkeys((*OPS, *ops)), *SOFTMAX, "attention", "rgms"))
+        known = ", ".join(dict.fromkeys((*OPS, *ops, *NAMED)))
         raise ValueError(
             f"{who}: argument 'op': expected one of {known}, a message as u_add_e_max or "
             f"copy_u_mean, or u_dot_v, got {op!r}"

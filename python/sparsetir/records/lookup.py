@@ -16,7 +16,7 @@ from typing import Any, TypeVar, cast
 from sparsetir.records.fingerprint import Sizes, fingerprint, shape_class
 from sparsetir.records.record import Key
 from sparsetir.records.records import RecordError, Records, default_path
-from sparsetir.records.task import Task
+from sparsetir.records.task import Config, Task
 from sparsetir.runtime.file_errors import first_line
 from sparsetir.schedules.operators.problems import CsrPattern
 from sparsetir.schedules.search.configs import from_data
@@ -42,7 +42,7 @@ def there_are_records() -> bool:
     return path is not None and os.path.exists(path)
 
 
-def recorded_config(task: Task, pattern: Callable[[], CsrPattern] | None = None) -> Any | None:
+def recorded_config(task: Task, pattern: Callable[[], CsrPattern] | None = None) -> Config | None:
     """The config that was found best for a task on this machine; None where there is none.
 
     pattern : gives that of the task's matrix, as :func:`fingerprint` takes it; the matrix then may
@@ -63,7 +63,7 @@ def recorded_config(task: Task, pattern: Callable[[], CsrPattern] | None = None)
 
 
 def by_record(
-    task: Task, make: Callable[[Any], T], of_choices: Callable[..., Any] | None = None,
+    task: Task, make: Callable[[Config], T], of_choices: Callable[..., Config] | None = None,
     pattern: Callable[[], CsrPattern] | None = None,
 ) -> T | None:  # fmt: skip
     """What is made of the config recorded for a task; None where there is none, or it fails.
@@ -86,7 +86,7 @@ def by_record(
         return None
 
 
-def warn_of_record(config: Any, error: Exception, stacklevel: int = 3) -> None:
+def warn_of_record(config: Config, error: Exception, stacklevel: int = 3) -> None:
     """Say, once for each config and error, that what is recorded failed and the default serves."""
     text = (
         f"plan: the record with the config {config} is not used, it failed: "

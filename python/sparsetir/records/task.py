@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,6 +17,19 @@ OK = "ok"
 PRUNED = "pruned"  # right, but hopelessly slow: not measured to the end
 # The others are failures.
 STATES = (OK, PRUNED, "wrong", "failed", "crashed", "hung", "out of memory")
+
+
+class Config(Protocol):
+    """What plans ask of configs of all templates."""
+
+    @property
+    def compiled(self) -> Hashable:
+        """What of it a kernel depends on."""
+        ...
+
+    def tiles(self, feat: int, /) -> int:
+        """Of so many features; raises ScheduleError for those that it does not serve."""
+        ...
 
 
 class Tunable(Protocol):
@@ -119,7 +132,7 @@ def of_threads(task: Tunable) -> list[str]:
 class Reference:
     """A config that others are measured in turns with, and the seconds its calls count as."""
 
-    config: Any
+    config: Config
     seconds: float
 
 

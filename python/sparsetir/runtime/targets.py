@@ -9,6 +9,8 @@ from typing import Any
 
 import tvm
 
+# As users give one.
+TargetLike = str | Mapping[str, Any] | tvm.target.Target
 DEFAULT_CUDA_ARCH = "sm_80"
 # Of x86: what neither compilers use of their own accord nor kernels ask for. Virtual machines often
 # lack some of these.
@@ -80,7 +82,7 @@ def distinctive_features(features: Iterable[str]) -> list[str]:
     return sorted(_DISTINCTIVE.intersection(features))
 
 
-def resolve_target(target: Any) -> Any:
+def resolve_target(target: TargetLike) -> tvm.target.Target:
     """A `tvm.target.Target`; "cpu" or "llvm", and "cuda", mean what this machine has."""
     if isinstance(target, tvm.target.Target):
         return target

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sparsetir.extras import WITHOUT_TORCH
-from sparsetir.records.task import Outcome, Reference, Tunable
+from sparsetir.records.task import Config, Outcome, Reference, Tunable
 from sparsetir.runtime import pool
 from sparsetir.runtime.targets import resolve_target, usable_cpus
 from sparsetir.schedules.default import is_gpu
@@ -74,7 +74,7 @@ class Measurer:
         self._interrupted = False
 
     def measure(
-        self, config: Any, best: float | None = None, reference: Reference | None = None
+        self, config: Config, best: float | None = None, reference: Reference | None = None
     ) -> Outcome:
         """What becomes of a config; see :class:`Outcome`.
 

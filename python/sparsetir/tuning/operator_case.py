@@ -14,7 +14,7 @@ import scipy.sparse as sp
 from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.planning.plan import plan
 from sparsetir.planning.run_plan import Plan
-from sparsetir.records.task import Task
+from sparsetir.records.task import Config, Task
 from sparsetir.runtime.arrays import is_array, itemsize, memory
 from sparsetir.tuning.case import Case, Reference, array, make, numbers
 
@@ -67,7 +67,7 @@ class OperatorCase:
             part.write_bytes(pickle.dumps(self.check))
             part.rename(kept)
 
-    def prepared(self, config: Any, device: Any = None) -> Prepared:
+    def prepared(self, config: Config, device: Any = None) -> Prepared:
         """A config as a plan, with the operands on a device (None: this CPU)."""
         task = self.task
         made = plan(task.op, self.matrix, task.feat, config=config, **task.options)

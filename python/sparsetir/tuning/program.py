@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tvm
 
-from sparsetir.records.task import of_threads
+from sparsetir.records.task import Config, of_threads
 from sparsetir.runtime.arrays import is_array, to_numpy
 from sparsetir.runtime.build import build
 from sparsetir.runtime.kernel import Kernel
@@ -52,7 +52,7 @@ class ProgramTask:
         """The schedule as a function."""
         return program_space.apply if self.schedule is None else self.schedule.load()
 
-    def build(self, config: Any) -> Kernel:
+    def build(self, config: Config) -> Kernel:
         """The kernel for a config; without choices that of the default schedule."""
         if not config:
             return build(self.program, self.target)

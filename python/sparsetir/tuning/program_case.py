@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from sparsetir.records.task import Config
 from sparsetir.runtime.arrays import is_array
 from sparsetir.runtime.build import build
 from sparsetir.runtime.kernel import Kernel
@@ -37,7 +38,7 @@ class ProgramCase:
 
     def __init__(self, task: ProgramTask, folder: Path) -> None:
         self.task = task
-        self._kernels: dict[Any, tuple[Kernel, float]] = {}
+        self._kernels: dict[Config, tuple[Kernel, float]] = {}
         signature = task.signature()
         self.dtypes = dict(zip(signature.names, signature.dtypes, strict=False))
         self.outputs = [signature.names[i] for i in signature.outputs]
@@ -51,7 +52,7 @@ class ProgramCase:
         else:
             self.expected = self._run(given)
 
-    def prepared(self, config: Any, device: Any = None) -> Prepared:
+    def prepared(self, config: Config, device: Any = None) -> Prepared:
         """A config as a kernel, with the arguments on a device (None: this CPU)."""
         if config not in self._kernels:
             begin = time.perf_counter()

@@ -8,6 +8,7 @@ from typing import Any, TextIO
 
 from sparsetir.extras import need
 from sparsetir.records.task import OK
+from sparsetir.tuning.tuned import Trial
 
 EVERY = 10.0  # seconds between lines where there is no terminal
 SHARE = 0.1  # of all trials, likewise
@@ -51,7 +52,9 @@ class Bar:
         elif done:
             self._say(f"{done} trial{'s' * (done != 1)} of earlier runs")
 
-    def step(self, trial: Any, best: Any, failures: int, default: float | None = None) -> None:
+    def step(
+        self, trial: Trial, best: Trial | None, failures: int, default: float | None = None
+    ) -> None:
         """A trial is over.
 
         best : the best trial up to now, or None

@@ -15,7 +15,7 @@ import optuna
 from optuna.distributions import CategoricalDistribution
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from sparsetir.records.task import OK, PRUNED, Outcome
+from sparsetir.records.task import OK, PRUNED, Config, Outcome
 from sparsetir.schedules.search.configs import to_data
 from sparsetir.schedules.search.spaces import Space
 from sparsetir.schedules.template import Point
@@ -34,7 +34,7 @@ class Candidate:
     point : None for a config from outside the space
     """
 
-    config: Any
+    config: Config
     data: dict[str, Any]
     key: str
     point: Point | None
@@ -49,7 +49,7 @@ class Tried:
     outcome: Outcome | None
 
 
-def candidate(config: Any, point: Point | None) -> Candidate:
+def candidate(config: Config, point: Point | None) -> Candidate:
     """A config with its data."""
     data = to_data(config)
     return Candidate(config, data, json.dumps(data, sort_keys=True), point)
@@ -65,7 +65,7 @@ class Proposer:
     first : configs to try before any other, in this order
     """
 
-    def __init__(self, space: Space, sampler: str, seed: int, first: Iterable[Any]) -> None:
+    def __init__(self, space: Space, sampler: str, seed: int, first: Iterable[Config]) -> None:
         self._space, self._sampler, self._seed = space, sampler, seed
         self._branches = {branch.name: branch for branch in space.branches}
         self._first = [candidate(config, space.point(config)) for config in first]
@@ -116,7 +116,7 @@ class Proposer:
                 # once more what it takes, the sampler would hold on to it.
         return None
 
-    def _optuna_sampler(self, seed: int) -> Any:
+    def _optuna_sampler(self, seed: int) -> optuna.samplers.BaseSampler:
         if self._sampler == "random":
             return optuna.samplers.RandomSampler(seed=seed)
         return optuna.samplers.TPESampler(
@@ -124,7 +124,7 @@ class Proposer:
             n_startup_trials=STARTUP_TRIALS,
         )  # fmt: skip
 
-    def _suggest(self, trial: Any) -> Point:
+    def _suggest(self, trial: optuna.Trial) -> Point:
         name = trial.suggest_categorical("template", list(self._branches))
         point: Point = {"template": name}
         for choice, values in self._branches[name].choices.items():
@@ -181,7 +181,7 @@ def _value(outcome: Outcome) -> float:
     return float("inf")
 
 
-def _study(sampler: Any) -> Any:
+def _study(sampler: optuna.samplers.BaseSampler | None) -> optuna.Study:
     storage = optuna.storages.InMemoryStorage()
     return optuna.create_study(storage=storage, sampler=sampler, direction="minimize")
 

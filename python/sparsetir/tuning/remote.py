@@ -25,8 +25,9 @@ from typing import Any
 
 import numpy as np
 
-from sparsetir.planning.matrix_request import MatrixRequest, matrix_request
-from sparsetir.records.task import OK, PRUNED, Reference
+from sparsetir.planning.matrix_request import matrix_request
+from sparsetir.planning.request import Request
+from sparsetir.records.task import OK, PRUNED, Config, Reference
 from sparsetir.runtime.arrays import is_array, itemsize
 from sparsetir.runtime.build import compile_stages
 from sparsetir.runtime.signature import Signature, signature_of
@@ -94,7 +95,7 @@ class RemoteDevice:
         self._uploads = 0
         self._tracker()
         # The reference that was measured with last.
-        self._beside: tuple[Any, Compiled] | None = None
+        self._beside: tuple[Config, Compiled] | None = None
 
     def begin(self, time_limit: float, reference: Reference | None = None) -> None:
         """Compile the reference and wait for the device to be free.
@@ -114,7 +115,7 @@ class RemoteDevice:
             tracker.close()
 
     def measure(
-        self, config: Any, best: float | None, reference: Reference | None = None
+        self, config: Config, best: float | None, reference: Reference | None = None
     ) -> dict[str, Any]:
         """The fields of an Outcome.
 
@@ -237,18 +238,18 @@ def _timed(timers: list[Timer], best: float | None, seconds: float | None) -> di
     return summary(OK, [turn(number, repeat) for _ in range(TURNS)], seconds)
 
 
-def _request_of(case: OperatorCase) -> MatrixRequest:
+def _request_of(case: OperatorCase) -> Request:
     return matrix_request(case.task.op, case.matrix, case.task.feat, **case.task.options)
 
 
-def compiled(case: OperatorCase, config: Any) -> Compiled:
+def compiled(case: OperatorCase, config: Config) -> Compiled:
     """A config compiled, and the pattern arranged for it, as :class:`sparsetir.Plan` does.
 
     A plan also loads the kernel, which works only where it is to run.
     """
     wanted = _request_of(case)
-    template, heads = wanted.template(config), wanted.heads
-    sizes = {"heads": heads or 1, "tiles": config.tiles(wanted.feat), "feat": wanted.feat}
+    template, shapes = wanted.template(config), wanted.shapes
+    sizes = {**wanted.sizes, "tiles": config.tiles(wanted.feat)}
     start = time.perf_counter()
     stages = wanted.stages(config)
     executable = compile_stages({KERNEL: stages}, wanted.target)
@@ -258,8 +259,7 @@ def compiled(case: OperatorCase, config: Any) -> Compiled:
     signature = signature_of(stages)
     arguments: dict[str, Any] = {**sizes, **arranged.arguments}
     if wanted.operator.reads_values:
-        shape = case.matrix.nnz if heads is None else (heads, case.matrix.nnz)
-        values = np.broadcast_to(case.matrix.values, shape)
+        values = np.broadcast_to(case.matrix.values, shapes["a"])
         arguments |= arranged.stored.values(A=values)
     arguments |= arranged.computed(signature.func, arguments)
     convert_seconds = time.perf_counter() - start

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import textwrap
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from typing import Any
 
 from sparsetir.formats import Format
-from sparsetir.records.task import OK, PRUNED, STATES
+from sparsetir.records.task import OK, PRUNED, STATES, Config
 from sparsetir.schedules.template import Choices
 from sparsetir.tuning.progress import micros
 from sparsetir.tuning.tuned import Search, Trial, seconds
@@ -33,7 +33,7 @@ class Row:
     trial: Trial
 
     @property
-    def config(self) -> Any:
+    def config(self) -> Config:
         """That of the trial."""
         return self.trial.config
 
@@ -43,7 +43,7 @@ def ranked(tuned: Search) -> list[Trial]:
 
     Those that were measured again at its end come first, by these times.
     """
-    found: dict[Any, Trial] = {}
+    found: dict[Config, Trial] = {}
     best = [tuned.best] if any(t.outcome.state == OK for t in tuned.trials) else []
     for trials in (best, tuned.finals, tuned.trials):
         worked = [t for t in trials if t.outcome.state == OK]
@@ -64,7 +64,7 @@ def rows(tuned: Search, count: int = COUNT) -> list[Row]:
     ]
 
 
-def short(config: Any) -> str:
+def short(config: Config) -> str:
     """A config in a few words: its class, and the fields that are not as they are by default.
 
     Of a user's function the choices.
@@ -76,6 +76,7 @@ def short(config: Any) -> str:
     if isinstance(config, Choices):
         return " ".join(f"{name}={value}" for name, value in config.items()) or "default schedule"
     words = [type(config).__name__]
+    assert is_dataclass(config) and not isinstance(config, type)
     for field in fields(config):
         value = getattr(config, field.name)
         if field.default is not MISSING and value == field.default:

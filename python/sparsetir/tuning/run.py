@@ -10,8 +10,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from sparsetir.records.task import OK, PRUNED, Outcome, Reference
+from sparsetir.records.task import OK, PRUNED, Config, Outcome, Reference
 from sparsetir.schedules.search.spaces import Space
+from sparsetir.tuning.measure import Measurer
 from sparsetir.tuning.propose import Candidate, Proposer, candidate, importances
 from sparsetir.tuning.trial_store import TrialStore
 from sparsetir.tuning.tuned import Trial
@@ -45,7 +46,7 @@ class Run:
         *,
         sampler: str,
         seed: int,
-        first: Sequence[Any],
+        first: Sequence[Config],
         trials: int | None,
         seconds: float | None,
         patience: float,
@@ -77,7 +78,7 @@ class Run:
         """How much each parameter decided, largest first."""
         return importances(self._space, self._store.taken())
 
-    def search(self, measurers: Sequence[Any]) -> None:
+    def search(self, measurers: Sequence[Measurer]) -> None:
         """Measure until there is enough; each measurer has a thread, a single one has this."""
         if len(measurers) == 1:
             self._work(measurers[0])
@@ -99,7 +100,7 @@ class Run:
         if self._error is not None:
             raise self._error
 
-    def finals(self, measurer: Any) -> list[Trial]:
+    def finals(self, measurer: Measurer) -> list[Trial]:
         """The best few measured again, so that none wins by luck, and the default; by seconds."""
         default, others, reference = *self._finalists(), self._reference()
         if len(default) + len(others) < 2:
@@ -121,14 +122,14 @@ class Run:
         """All that are finished."""
         return self._store.done()
 
-    def _guarded(self, measurer: Any) -> None:
+    def _guarded(self, measurer: Measurer) -> None:
         try:
             self._work(measurer)
         except BaseException as error:  # raised by `search`
             self._error = self._error or error
             self._stop.set()
 
-    def _work(self, measurer: Any) -> None:
+    def _work(self, measurer: Measurer) -> None:
         while not self._stop.is_set():
             with self._lock:
                 claimed = self._next()

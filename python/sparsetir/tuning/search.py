@@ -15,7 +15,8 @@ import tvm
 from sparsetir.extras import need
 from sparsetir.records.record import Key, Record
 from sparsetir.records.records import RecordError, Records
-from sparsetir.runtime.targets import resolve_target
+from sparsetir.records.task import Config
+from sparsetir.runtime.targets import TargetLike, resolve_target
 from sparsetir.schedules.default import is_gpu
 from sparsetir.schedules.search.configs import from_data, to_data
 from sparsetir.schedules.search.spaces import Space
@@ -38,7 +39,7 @@ START_SECONDS = 600.0  # that a worker may take before it measures
 class SearchOptions(TypedDict, total=False):
     """Arguments of :func:`tune` by name, whatever is tuned."""
 
-    target: Any
+    target: TargetLike
     threads: int | None
     trials: int
     seconds: float | None
@@ -103,7 +104,7 @@ def tune(
     dtype: str | None = None,
     reduce: str = "sum",
     heads: int | None = None,
-    target: Any = "llvm",
+    target: TargetLike = "llvm",
     threads: int | None = None,
     feat_in: int | None = None,
     weighted: bool = True,
@@ -272,11 +273,11 @@ def tune(
     return tuned
 
 
-def _is_plugged_in(config: Any) -> bool:
+def _is_plugged_in(config: Config) -> bool:
     return any(t.configs for t in TEMPLATES.values() if t.config is type(config))
 
 
-def _check(trials: Any, seconds: Any, sampler: Any, seed: Any, workers: Any) -> None:
+def _check(trials: object, seconds: Any, sampler: object, seed: object, workers: object) -> None:
     for name, value, least in (("trials", trials, 1), ("workers", workers, 1), ("seed", seed, 0)):
         if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
             raise ValueError(f"tune: argument '{name}': expected {least} or more, got {value!r}")
@@ -333,7 +334,7 @@ def _trials_file(records: Records | None) -> Path | None:
     return records.path.with_name(f"{records.path.stem}-trials.sqlite")
 
 
-def _from_neighbours(records: Records, tuned: Search, found: Space) -> list[Any]:
+def _from_neighbours(records: Records, tuned: Search, found: Space) -> list[Config]:
     """What was best for similar data, as far as it serves this."""
     configs = []
     for record in records.neighbours(tuned.key, tuned.task.statistics(), NEIGHBOURS):
@@ -347,7 +348,7 @@ def _from_neighbours(records: Records, tuned: Search, found: Space) -> list[Any]
     return configs
 
 
-def _places(workers: int, threads: int, target: Any) -> list[dict[str, Any]]:
+def _places(workers: int, threads: int, target: tvm.target.Target) -> list[dict[str, Any]]:
     """Where each measurer works: on other cores, or another GPU."""
     if workers == 1:
         return [{}]

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sparsetir.planning.matrix_request import MatrixRequest
 from sparsetir.planning.plan import requested
 from sparsetir.planning.request import default_threads
 from sparsetir.records.record import Key
-from sparsetir.runtime.targets import resolve_target
+from sparsetir.records.task import Config
+from sparsetir.runtime.targets import TargetLike, resolve_target
 from sparsetir.schedules.default import is_gpu, vector_bits
 from sparsetir.schedules.search.choose import candidates
 from sparsetir.schedules.search.configs import is_choice
@@ -35,11 +35,11 @@ class Sought:
 
     tuned: Search
     space: Space
-    candidates: Sequence[Any]
+    candidates: Sequence[Config]
 
 
 def of_operator(
-    op: str, matrix: Any, feat: Any, *, target: Any, device: str | None, **options: Any
+    op: str, matrix: Any, feat: Any, *, target: TargetLike, device: str | None, **options: Any
 ) -> Sought:
     """An operator on a matrix, over the configs of the templates that serve it.
 
@@ -47,9 +47,9 @@ def of_operator(
     """
     asked = requested(op, matrix, feat, target=target, **options)
     wanted, plain = asked.whole, _plain_target(target)
-    if isinstance(wanted, MatrixRequest):
+    if wanted.statistics is not None:
         task = replace(wanted.task(), target=plain)
-        configs = candidates(wanted.problem, wanted.statistics, wanted.target)
+        configs = candidates(wanted.problem, wanted.given, wanted.target)
         return Sought(Tuned(task, Key.of(task, device), [], configs[0]), wanted.space(), configs)
     if wanted.gpu:
         raise ValueError(
@@ -73,7 +73,7 @@ def of_program(
     schedule: Callable[..., Any] | None,
     choices: Mapping[str, Sequence[Any]] | None,
     *,
-    target: Any,
+    target: TargetLike,
     threads: int | None,
 ) -> Sought:
     """A function with arguments, over the choices of a schedule."""
@@ -131,7 +131,7 @@ def _checked(choices: Any) -> dict[str, tuple[Any, ...]]:
 
 
 def _made(
-    program: SparseFunc, given: Mapping[str, Any], wanted: Mapping[str, Any], target: Any,
+    program: SparseFunc, given: Mapping[str, Any], wanted: Mapping[str, Any], target: TargetLike,
     threads: int,
 ) -> dict[str, tuple[Any, ...]]:  # fmt: skip
     """The space that is made from a function, with some of its choices replaced."""
@@ -164,7 +164,7 @@ def refuse_options(what: str, given: Mapping[str, Any]) -> None:
             raise ValueError(f"tune: argument '{name}': expected none for {what}, got {value!r}")
 
 
-def _plain_target(target: Any) -> str | Mapping[str, Any]:
+def _plain_target(target: TargetLike) -> str | Mapping[str, Any]:
     """A target as other processes take it."""
     if isinstance(target, str | dict):
         return target

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import optuna
 from optuna.trial import FrozenTrial, TrialState
@@ -25,6 +25,7 @@ from sparsetir.schedules.search.spaces import Space
 from sparsetir.tuning.propose import Candidate, Tried, candidate, quiet
 from sparsetir.tuning.tuned import Trial
 
+T = TypeVar("T")
 MAX_NAME = 500  # characters of a study's name, less than Optuna's limit; the last ones tell apart
 CONFIG, OUTCOME = "config", "outcome"  # user attributes
 
@@ -50,7 +51,7 @@ class TrialStore:
         # What this process measures: the config, and Optuna's handle of its trial, if there is one.
         self._mine: dict[int, tuple[Candidate, Any]] = {}
         self._others: list[Candidate] = []
-        self._study: Any = None
+        self._study: optuna.Study | None = None
         try:
             if storage is not None:
                 self._study = _opened(name, storage)
@@ -110,7 +111,7 @@ class TrialStore:
     def claim(self, given: Candidate) -> int:
         """The number of a new trial for a config."""
 
-        def ask(study: Any) -> Any:
+        def ask(study: optuna.Study) -> optuna.Trial:
             trial = study.ask()
             trial.set_user_attr(CONFIG, given.data)
             return trial
@@ -133,7 +134,7 @@ class TrialStore:
         elif outcome.state == PRUNED:
             state = TrialState.PRUNED
 
-        def tell(study: Any) -> None:
+        def tell(study: optuna.Study) -> None:
             stored.set_user_attr(OUTCOME, {"when": when, **asdict(outcome)})
             study.tell(stored, seconds, state)
 
@@ -156,7 +157,7 @@ class TrialStore:
             return None
         return candidate(config, self._space.point(config))
 
-    def _asked(self, action: Callable[[Any], Any]) -> Any:
+    def _asked(self, action: Callable[[optuna.Study], T]) -> T | None:
         """What `action` gives of the study; None where there is none, or its database fails."""
         try:
             with quiet():
@@ -178,7 +179,7 @@ def forget(name: str, storage: Path) -> None:
         optuna.delete_study(study_name=name[-MAX_NAME:], storage=_url(storage))
 
 
-def _opened(name: str, storage: Path | str) -> Any:
+def _opened(name: str, storage: Path | str) -> optuna.Study:
     if isinstance(storage, Path):
         storage.parent.mkdir(parents=True, exist_ok=True)
     with quiet():

@@ -10,7 +10,7 @@ from sparsetir.planning.plan import plan, plan_of
 from sparsetir.planning.request import Request
 from sparsetir.planning.run_plan import Plan
 from sparsetir.records.record import Key
-from sparsetir.records.task import OK, PRUNED, Outcome, Task, Tunable
+from sparsetir.records.task import OK, PRUNED, Config, Outcome, Task, Tunable
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.schedules.template import Choices
 from sparsetir.tuning.program import ProgramTask
@@ -36,7 +36,7 @@ class Trial:
     """
 
     number: int
-    config: Any
+    config: Config
     outcome: Outcome
     when: float
 
@@ -72,7 +72,7 @@ class Search:
     task: Tunable
     key: Key
     trials: list[Trial]
-    default: Any
+    default: Config
     finals: list[Trial] = field(default_factory=list)
     interrupted: bool = False
     warnings: list[str] = field(default_factory=list)
@@ -95,7 +95,7 @@ class Search:
         return default if seconds(default) <= (1 + MARGIN) * seconds(best) else best
 
     @property
-    def config(self) -> Any:
+    def config(self) -> Config:
         """The best trial's."""
         return self.best.config
 

@@ -21,7 +21,7 @@ import tvm
 
 from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.extras import allow_torch
-from sparsetir.records.task import Reference, Task
+from sparsetir.records.task import Config, Reference, Task
 from sparsetir.runtime.targets import resolve_target
 from sparsetir.schedules.default import is_gpu
 from sparsetir.schedules.search import configs
@@ -46,7 +46,7 @@ class Local:
         self.device = tvm.runtime.device(target.kind.name, 0) if is_gpu(target) else None
         self._compile_seconds: dict[int, float] = {}
         # The reference that was measured with last, and its calls.
-        self._beside: tuple[Any, Callable[[], None]] | None = None
+        self._beside: tuple[Config, Callable[[], None]] | None = None
 
     def begin(self, time_limit: float, reference: Reference | None = None) -> None:
         """Have the reference ready."""
@@ -57,7 +57,7 @@ class Local:
             self.release()
 
     def measure(
-        self, config: Any, best: float | None, reference: Reference | None = None
+        self, config: Config, best: float | None, reference: Reference | None = None
     ) -> dict[str, Any]:
         """The fields of an Outcome.
 
