@@ -28,6 +28,10 @@ REFUSED = {
         lambda: ops.spmm(A, torch.ones(3)),
         ValueError, "spmm: argument 'B': expected 2 dimensions, or 3 with heads, got shape",
     ),
+    "number of values": (
+        lambda: ops.spmm(A, B, values=torch.ones(4)),
+        ValueError, r"spmm: argument 'values': expected shape \(3,\) or \(3, heads\), got \(4,\)",
+    ),
     "heads": (
         lambda: ops.spmm(A, torch.ones(3, 2, 4), values=torch.ones(3, 5)),
         ValueError, r"argument 'values': expected shape \(3,\) or \(3, 2\), got \(3, 5\)",
