@@ -166,6 +166,9 @@ OPS = {
     "u_add_e min": gspmm("u_add_e", "min", {"u": "n", "e": "e"}),
     "u_add_e sum": gspmm("u_add_e", "sum", {"u": "nh1k", "e": "e1wk"}),
     "u_mul_e mean": gspmm("u_mul_e", "mean", {"u": "nk", "e": "e"}),
+    "u_mul_e max": gspmm("u_mul_e", "max", {"u": "nhk", "e": "ehk"}),
+    "u_div_e min": gspmm("u_div_e", "min", {"u": "nhk", "e": "ehk"}),
+    "u_mul_e, numbers of nodes": gspmm("u_mul_e", "sum", {"u": "nh1", "e": "ehk"}),
     "u_dot_v": gsddmm("dot", "uv", "nhk", "mhk"),
     "v_dot_u": gsddmm("dot", "vu", "mk", "nk"),
     "u_dot_v of one": gsddmm("dot", "uv", "nhk", "mh1"),
@@ -174,7 +177,7 @@ OPS = {
     "v_div_u": gsddmm("div", "vu", "mhk", "nhk"),
     "u_sub_e": gsddmm("sub", "ue", "nk", "ek"),
     "copy_v": copied("v", "lhs", "mk"),
-    "copy_u on edges": copied("u", "rhs", "nhk"),
+    "copy_v of the right": copied("v", "rhs", "mhk"),
     "edge_softmax": Op(ops.edge_softmax, {"e": "eh1"}, softmax),
     "edge_softmax by sources": Op(
         lambda A, e: ops.edge_softmax(A, e, "src"), {"e": "e"},
