@@ -11,6 +11,8 @@ PIP_FLAGS ?=
 PYTEST_FLAGS ?= -n auto --dist loadfile --no-loadscope-reorder
 VENV := .venv
 BIN := $(VENV)/bin
+# Tests start many processes, which import torch and TVM in half the time from bytecode.
+export PYTHONDONTWRITEBYTECODE :=
 STAMP := $(VENV)/.stamp
 PYRIGHT := $(BIN)/pyright --pythonpath $(BIN)/python
 

@@ -56,10 +56,11 @@ QUICK = {
 CACHE = pytest.StashKey[Any]()
 
 
-# Cases of a function above which every other one is slow; but for those that make a table, for
-# examples, and for refusals, which take no time.
-MANY = 6
-WHOLE = {"test_programs.py", "test_interpret.py", "test_readme.py"}
+# Cases of a function above which only so many run by default that each value of each parameter is
+# there; and of more, where these are most of them, every other one. But for those that make a
+# table, for examples, and for refusals, which take no time.
+SEVERAL, MANY = 3, 6
+WHOLE = {"test_programs.py", "test_interpret.py", "test_all_operators.py", "test_readme.py"}
 REFUSALS = re.compile(r"test_\w*(refus|wrong|bad_)")
 
 
@@ -97,15 +98,29 @@ def _look_through_frames_alone() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of functions of many cases, but for refusals, every other case is slow."""
+    """Of functions of many cases, but for refusals, some are slow."""
     cases: dict[Any, list[pytest.Item]] = {}
     for item in items:
         whole = item.path.name in WHOLE or REFUSALS.match(item.name)
         if not whole and item.get_closest_marker("slow") is None:
             cases.setdefault((item.path, item.name.partition("[")[0]), []).append(item)
     for found in cases.values():
-        for item in found[1::2] if len(found) > MANY else []:
-            item.add_marker(pytest.mark.slow)
+        default = _with_each_value(found) if len(found) > SEVERAL else found
+        if len(found) > MANY and 2 * len(default) > len(found):
+            default = found[::2]
+        for item in found:
+            if item not in default:
+                item.add_marker(pytest.mark.slow)
+
+
+def _with_each_value(cases: list[pytest.Item]) -> list[pytest.Item]:
+    """Some of the cases of a function, so that each value of each parameter is in one of them."""
+    values = [{(k, repr(v)) for k, v in item.callspec.params.items()} for item in cases]
+    left, chosen = set().union(*values), []
+    while left:
+        chosen.append(max(range(len(cases)), key=lambda i: len(values[i] & left)))
+        left -= values[chosen[-1]]
+    return [cases[i] for i in sorted(chosen)]
 
 
 def pytest_collection_finish() -> None:

@@ -28,6 +28,7 @@ class Case(NamedTuple):
     A: Any
     rows: torch.Tensor
     cols: torch.Tensor
+    shape: tuple[int, int] = SHAPE
 
 
 def dense(shape=SHAPE, seed=0, density=0.3):
@@ -86,23 +87,28 @@ def cases():
     return found
 
 
-def expected_spmm(case, values, B, reduce, m=SHAPE[0]):
-    """Of float64 tensors; (m, feat). An extremum is that of the first element that has it."""
-    terms = B[case.cols] if values is None else values[:, None] * B[case.cols]
+def reduced(case, terms, reduce="sum"):
+    """(nnz, ...) terms at their rows; an extremum is that of the first element that has it."""
+    m, features = case.shape[0], terms.shape[1:]
     if reduce in ("sum", "mean"):
-        total = torch.zeros(m, B.shape[1], dtype=B.dtype).index_add(0, case.rows, terms)
+        total = terms.new_zeros(m, *features).index_add(0, case.rows, terms)
         counts = torch.bincount(case.rows, minlength=m).clamp(min=1)
-        return total / counts[:, None] if reduce == "mean" else total
+        return total / counts.view(-1, *[1] * len(features)) if reduce == "mean" else total
     out = []
     for i in range(m):
         mine = terms[case.rows == i]
-        keys = mine.detach().numpy()
-        if not len(keys):
-            out.append(torch.zeros(B.shape[1], dtype=B.dtype))
-            continue
-        first = torch.from_numpy(keys.argmax(0) if reduce == "max" else keys.argmin(0))
-        out.append(mine.gather(0, first[None])[0])
-    return torch.stack(out)
+        if len(mine):
+            first = mine.detach().argmax(0) if reduce == "max" else mine.detach().argmin(0)
+            out.append(mine.gather(0, first[None])[0])
+        else:
+            out.append(mine.sum(0))
+    return torch.stack(out) if out else terms[:0]
+
+
+def expected_spmm(case, values, B, reduce, m=SHAPE[0]):
+    """Of float64 tensors; (m, feat)."""
+    terms = B[case.cols] if values is None else values[:, None] * B[case.cols]
+    return reduced(case._replace(shape=(m, len(B))), terms, reduce)
 
 
 def expected_sddmm(case, X, Y):

@@ -15,6 +15,7 @@ from tvm.script import tirx as T
 import compile_cache
 import sparsetir
 from compile_cache import Cache, Kept
+from programs import PROGRAMS
 
 
 class Counting:
@@ -22,9 +23,12 @@ class Counting:
 
     def __init__(self) -> None:
         self.count = 0
+        self.instruments: list[list[str]] = []  # of TVM's passes, in each call
 
     def __call__(self, mod: Any, target: Any = None, **options: Any) -> Any:
         self.count += 1
+        found = tvm.transform.PassContext.current().instruments
+        self.instruments.append([str(each.name) for each in found])
         return tvm.runtime.Executable(tvm.tirx.build(mod, target))
 
 
@@ -113,6 +117,15 @@ def test_a_quick_kernel_is_another_and_its_text_the_same(cache):
         check(kernel)
         assert cache._real.count == 2
     assert kernel.source("asm") == text and cache._real.count == 3
+
+
+def test_a_kernel_with_workspaces_of_open_sizes_is_kept(cache):
+    """It is compiled under options of its own, as its text is."""
+    cache.quick = True
+    for _ in range(2):
+        kernel = sparsetir.build(PROGRAMS["spmm"].make("float32", "int32"))
+        assert isinstance(kernel._module, Kept) and cache._real.count == 1
+    assert kernel.source("asm") and cache._real.instruments == [["Whole"], ["Whole"]]
 
 
 def test_other_options_of_the_compiler_are_not_kept(cache):

@@ -16,6 +16,7 @@ import pytest
 import sparsetir
 from computed_common import BLOCK_PTR, blocked, plain_arguments
 from exported_kernels import CASES
+from pairs import by_default
 from schedule_common import opened
 from sparsetir.schedules.template import Choices
 from sparsetir.schedules.templates.amx import AmxBlocks
@@ -107,7 +108,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("loader", LOADERS)
+@pytest.mark.parametrize("loader", by_default(LOADERS, "sparsetir.runtime.load", "TVM's runtime"))
 def test_loaded_and_run(exported: Path, loader: str) -> None:
     assert json.loads(run_anew(LOADERS[loader] + RUN_ALL, exported)) == {}
 

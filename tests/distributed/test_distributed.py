@@ -124,10 +124,11 @@ def test_what_layers_give(team):
 
 
 @pytest.mark.parametrize("kind", by_default(["sage", "gat", "gcn"], "sage", "gat"))
-def test_losses_of_50_epochs(team, kind):
+@pytest.mark.parametrize("epochs", by_default([10, 50], 10))
+def test_losses_of_epochs(team, kind, epochs):
     """Those of one process with the whole graph, to rounding."""
     for size, partition in ((1, "rows"), (2, "given"), (4, "rows")):
-        found = team(checks.test_losses, kind, partition, size=size)
+        found = team(checks.test_losses, kind, partition, "random", epochs, size=size)
         assert all(losses == found[0] for losses in found)  # processes know the same
 
 

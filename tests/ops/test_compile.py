@@ -154,21 +154,6 @@ def test_fake_tensors_have_symbolic_shapes():
         assert ops.sddmm(ops.Operand(rowptr, col, 5, 6), torch.ones(5, F), X).shape == (7,)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_autocast(dtype):
-    X, values = torch.randn(6, F, requires_grad=True), torch.randn(7, requires_grad=True)
-    A = (EDGES, SIZE)
-    with torch.autocast("cpu", dtype):
-        out = ops.spmm(A, X, values=values)
-        scores = ops.sddmm(A, torch.randn(5, F), X)
-        wide = ops.spmm(A, X.double())
-    assert out.dtype == scores.dtype == dtype and wide.dtype == torch.float64
-    (out.float().sum() + scores.float().sum()).backward()
-    assert X.grad.dtype == values.grad.dtype == torch.float32
-    want = ops.spmm(A, X, values=values)
-    torch.testing.assert_close(out.float(), want, atol=0.05, rtol=0.05)
-
-
 def test_autocast_in_a_compiled_function():
     torch.compiler.reset()
     X = torch.randn(6, F)

@@ -9,10 +9,7 @@ import sparsetir
 from sparsetir import ops
 
 M, N, NNZ = 6, 5, 14
-CLOSE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 8e-2}
-MESSAGES = ("copy_u", "copy_e", "u_add_e", "u_sub_e", "u_mul_e", "u_div_e")
 REDUCTIONS = ("sum", "mean", "max", "min")
-BINARY = {"add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div}
 
 
 def graph(seed=0, m=M, n=N, nnz=NNZ, dtype=torch.int64):
@@ -44,131 +41,6 @@ def scattered(messages, target, m, reduce):
     return zeros.scatter_reduce(0, index, messages, kind, include_self=False)
 
 
-def message(op, u, e, source):
-    if op == "copy_u":
-        return u[source.long()]
-    if op == "copy_e":
-        return e
-    return BINARY[op[2:5]](u[source.long()], e)
-
-
-def check_gspmm(op, reduce, u_shape, e_shape, dtype=torch.float64, idtype=torch.int64):
-    edges = graph(dtype=idtype)
-    u = randn(N, *u_shape, dtype=dtype, grad=True)
-    e = randn(NNZ, *e_shape, dtype=dtype, seed=2)
-    e = (e.sign() * (e.abs() + 1)).requires_grad_()  # no division by little
-    found = ops.gspmm((edges, (N, M)), op, reduce, u, e)
-    # A single number for an edge goes with any features.
-    widened = e if e.dim() > 1 or op == "copy_e" else e.view(-1, *[1] * len(u_shape))
-    wide = [x.double() for x in (u, widened)]
-    expected = scattered(message(op, *wide, edges[0]), edges[1], M, reduce)
-    assert found.dtype == dtype and found.shape == expected.shape
-    close = CLOSE[dtype] * (1 + expected.abs().max())
-    assert (found - expected).abs().max() <= close
-    if reduce in ("max", "min") and dtype.itemsize < 4:
-        return  # ties, of which torch takes all
-    used = [x for x in (u, e) if not (op == "copy_u" and x is e or op == "copy_e" and x is u)]
-    weights = randn(*expected.shape, seed=3)
-    got = torch.autograd.grad((found * weights.to(dtype)).sum(), used)
-    want = torch.autograd.grad((expected * weights).sum(), used)
-    for g, w in zip(got, want, strict=True):
-        assert g.shape == w.shape
-        assert (g - w).abs().max() <= CLOSE[dtype] * 4 * (1 + w.abs().max())
-
-
-# Heads; a number for an edge; the other way around; one number each; three dimensions.
-SHAPES = [((3, 4), (3, 1)), ((7,), ()), ((1,), (5,)), ((), ()), ((2, 1, 3), (1, 4, 3))]
-
-
-def each_once(shapes):
-    """All shapes in float32, and the first one in every dtype."""
-    others = [(shapes[0], dtype) for dtype in CLOSE if dtype != torch.float32]
-    return [*((x, torch.float32) for x in shapes), *others]
-
-
-@pytest.mark.parametrize(
-    ("op", "reduce", "shapes", "dtype", "idtype"),
-    [
-        ("u_mul_e", "sum", 0, torch.float32, torch.int32),
-        ("u_div_e", "mean", 0, torch.float64, torch.int64),
-        ("u_sub_e", "max", 2, torch.float64, torch.int64),
-        ("u_add_e", "sum", 4, torch.float16, torch.int32),
-        ("u_mul_e", "mean", 1, torch.bfloat16, torch.int64),
-        ("copy_e", "min", 0, torch.float32, torch.int64),
-        ("copy_u", "max", 0, torch.float32, torch.int64),
-        ("u_add_e", "min", 3, torch.float32, torch.int32),
-    ],
-)
-def test_gspmm(op, reduce, shapes, dtype, idtype):
-    check_gspmm(op, reduce, *SHAPES[shapes], dtype, idtype)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("shapes", "dtype"), each_once(SHAPES))
-@pytest.mark.parametrize("reduce", REDUCTIONS)
-@pytest.mark.parametrize("op", MESSAGES)
-def test_gspmm_table(op, reduce, shapes, dtype):
-    check_gspmm(op, reduce, *shapes, dtype)
-
-
-def at(x, target, edges):
-    return {"u": lambda: x[edges[0]], "v": lambda: x[edges[1]], "e": lambda: x}[target]()
-
-
-def check_gsddmm(op, left, right, shapes, dtype=torch.float64):
-    edges, rows = graph(), {"u": N, "v": M, "e": NNZ}
-    lhs = randn(rows[left], *shapes[0], dtype=dtype, grad=True)
-    rhs = randn(rows[right], *shapes[1], dtype=dtype, seed=2)
-    rhs = (rhs.sign() * (rhs.abs() + 1)).requires_grad_()
-    found = ops.gsddmm((edges, (N, M)), op, lhs, rhs, left, right)
-    a, b = at(lhs.double(), left, edges), at(rhs.double(), right, edges)
-    if op == "dot":
-        expected = (a * b).sum(-1, keepdim=True)
-    else:
-        expected = {"copy_lhs": a, "copy_rhs": b}.get(op)
-        expected = BINARY[op](a, b) if expected is None else expected
-    assert found.dtype == dtype and found.shape == expected.shape
-    assert (found - expected).abs().max() <= CLOSE[dtype] * (1 + expected.abs().max())
-    used = [
-        x for x in (lhs, rhs) if op not in ("copy_lhs", "copy_rhs") or (x is lhs) == (op[-3] == "l")
-    ]
-    weights = randn(*expected.shape, seed=3)
-    got = torch.autograd.grad((found * weights.to(dtype)).sum(), used)
-    want = torch.autograd.grad((expected * weights).sum(), used)
-    for g, w in zip(got, want, strict=True):
-        assert (g - w).abs().max() <= CLOSE[dtype] * 4 * (1 + w.abs().max())
-
-
-HEADS = ((3, 4), (3, 4))
-
-
-@pytest.mark.parametrize(
-    ("op", "left", "right", "shapes", "dtype"),
-    [
-        ("dot", "u", "v", HEADS, torch.float32),
-        ("dot", "v", "u", ((9,), (9,)), torch.float64),
-        ("add", "u", "v", ((3,), (3,)), torch.float32),
-        ("mul", "e", "v", ((3, 1), (3, 4)), torch.float64),
-        ("div", "v", "u", HEADS, torch.float64),
-        ("sub", "u", "e", ((4,), (4,)), torch.bfloat16),
-        ("copy_rhs", "u", "v", HEADS, torch.float32),
-        ("dot", "u", "v", ((3, 4), (3, 1)), torch.float64),
-    ],
-)
-def test_gsddmm(op, left, right, shapes, dtype):
-    check_gsddmm(op, left, right, shapes, dtype)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("shapes", "dtype"), each_once([HEADS, ((3, 4), (3, 1)), ((1, 5), (2, 5)), ((17,), (17,))])
-)
-@pytest.mark.parametrize("targets", ["uv", "vu", "ue", "ev", "vv", "ee"])
-@pytest.mark.parametrize("op", [*BINARY, "dot", "copy_lhs", "copy_rhs"])
-def test_gsddmm_table(op, targets, shapes, dtype):
-    check_gsddmm(op, *targets, shapes, dtype)
-
-
 def test_names():
     edges, u, v = graph(), randn(N, 3), randn(M, 3)
     A = (edges, (N, M))
@@ -190,27 +62,6 @@ def test_rows_in_order_and_values():
     values = randn(NNZ)
     found = ops.gspmm(A._replace(values=values), "u_add_e", "sum", u)
     assert torch.equal(found, ops.gspmm(A, "u_add_e", "sum", u, values.view(-1, 1, 1)))
-
-
-def test_second_gradients():
-    edges = graph(nnz=6)
-    A = (edges, (N, M))
-    u, e = randn(N, 2, 2, grad=True), (randn(6, 2, 1).abs() + 1).requires_grad_()
-    v = randn(M, 2, 2, grad=True)
-    for op, reduce in (("u_mul_e", "sum"), ("u_div_e", "mean"), ("u_mul_e", "max")):
-
-        def messages(u, e, op=op, reduce=reduce):
-            return ops.gspmm(A, op, reduce, u, e)
-
-        assert torch.autograd.gradcheck(messages, (u, e), fast_mode=True)
-        assert torch.autograd.gradgradcheck(messages, (u, e), fast_mode=True)
-    for op in ("u_dot_v", "u_add_v"):
-
-        def scores(u, v, op=op):
-            return ops.gsddmm(A, op, u, v)
-
-        assert torch.autograd.gradcheck(scores, (u, v), fast_mode=True)
-        assert torch.autograd.gradgradcheck(scores, (u, v), fast_mode=True)
 
 
 def test_nan_inf_and_whose_the_maximum_is():
@@ -259,17 +110,6 @@ def test_gradient_of_the_mean_of_a_row_longer_than_float16_counts():
     torch.testing.assert_close(e.grad, torch.full_like(e, 0.1))
 
 
-def test_not_contiguous():
-    edges, u, e = (
-        graph(),
-        randn(4, 3, N).permute(2, 1, 0),
-        randn(3, NNZ, 2)[..., :1].transpose(0, 1),
-    )
-    found = ops.gspmm((edges, (N, M)), "u_mul_e", "sum", u, e)
-    expected = ops.gspmm((edges, (N, M)), "u_mul_e", "sum", u.contiguous(), e.contiguous())
-    assert torch.equal(found, expected)
-
-
 @pytest.mark.parametrize("reduce", ["mean", "max"])
 def test_segment_reduce(reduce):
     rowptr = torch.tensor([0, 0, 3, 4, 9, 9])
@@ -309,23 +149,6 @@ def test_a_new_pattern_compiles_nothing():
     assert sparsetir.compilations() == before
 
 
-def test_compiled_without_breaks():
-    edges = graph()
-    A = ops.resolve((edges, (N, M)))
-
-    def layer(u, e):
-        return ops.gspmm(A, "u_mul_e", "sum", u, ops.gsddmm(A, "u_dot_v", u, e))
-
-    u, v = randn(N, 3, 4, grad=True), randn(M, 3, 4, grad=True)
-    fast = torch.compile(layer, fullgraph=True, backend="aot_eager")
-    grads = []
-    for run in (layer, fast):
-        out = run(u, v)
-        grads.append((out, *torch.autograd.grad(out.pow(2).sum(), (u, v))))
-    for one, other in zip(*grads, strict=True):
-        torch.testing.assert_close(one, other)
-
-
 def test_torch_knows_the_operators():
     edges, u, e = graph(), randn(N, 3, 4, grad=True), randn(NNZ, 3, 1, grad=True)
     rowptr, col, _, n, _ = ops.resolve((edges, (N, M)))
@@ -343,12 +166,8 @@ def test_torch_knows_the_operators():
     [
         (lambda A, u, e: ops.gspmm(A, "u_pow_e", "sum", u, e), ValueError, "'op'.*'u_pow_e'"),
         (lambda A, u, e: ops.gspmm(A, "u_mul_e", "prod", u, e), ValueError, "'reduce'.*'prod'"),
-        (lambda A, u, e: ops.gspmm(A, "u_mul_e", "sum", u[1:], e), ValueError, "'u'.*5 rows"),
-        (lambda A, u, e: ops.gspmm(A, "u_mul_e", "sum", u, e[1:]), ValueError, "'e'.*14 rows"),
         (lambda A, u, e: ops.gspmm(A, "u_mul_e", "sum", u), TypeError, "'e'.*without values"),
         (lambda A, u, e: ops.gspmm(A, "copy_u", "sum"), TypeError, "'u'.*NoneType"),
-        (lambda A, u, e: ops.gspmm(A, "u_mul_e", "sum", u, e.float()), TypeError, "'e'.*float64"),
-        (lambda A, u, e: ops.gspmm(A, "u_mul_e", "sum", u.char(), e), TypeError, "'u'.*int8"),
         (lambda A, u, e: ops.gspmm(A, "u_mul_e", "sum", u, e[:, :2]), ValueError, "'e'.*broadcast"),
         (lambda A, u, e: ops.gsddmm(A, "pow", u, e), ValueError, "'op'.*'pow'"),
         (lambda A, u, e: ops.gsddmm(A, "add", u, e, "u", "x"), ValueError, "'rhs_target'.*'x'"),

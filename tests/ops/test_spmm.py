@@ -3,134 +3,13 @@
 import pytest
 import torch
 
-from ops_common import (
-    DTYPES,
-    SHAPE,
-    Case,
-    assert_close,
-    cases,
-    dense,
-    expected_sddmm,
-    expected_spmm,
-    rounded,
-)
+from ops_common import SHAPE, Case, assert_close, cases, dense, expected_spmm, rounded
 from sparsetir import ops
 
 CASES = cases()
 M, N = SHAPE
-SMALL = (torch.tensor([[0, 1, 3, 3, 0, 2, 0, 1], [2, 0, 0, 2, 2, 0, 0, 2]]), (4, 3))
 F = 3  # for all, so that kernels are shared
 REDUCTIONS = ("sum", "mean", "max", "min")
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("reduce", REDUCTIONS)
-def test_spmm(reduce, dtype):
-    for name, case in CASES.items():
-        for weighted in (True, False):
-            b, B = rounded((N, F), dtype, 1)
-            a, A = rounded((len(case.rows),), dtype, 2)
-            if not weighted:
-                if name not in ("edges", "edges int32"):
-                    continue
-                a = A = None
-            got = ops.spmm(case.A, b, reduce, values=a)
-            want = expected_spmm(case, A, B, reduce)
-            assert got.dtype == b.dtype
-            assert_close(got, want, dtype)
-            assert not got[torch.bincount(case.rows, minlength=M) == 0].any()
-            g, G = rounded((M, F), dtype, 3)
-            inputs, exact = ((b, a), (B, A)) if weighted else ((b,), (B,))
-            grads = torch.autograd.grad(got, inputs, g)
-            for x, y in zip(grads, torch.autograd.grad(want, exact, G)):
-                assert_close(x, y, dtype)
-            with torch.no_grad():
-                assert torch.equal(ops.spmm(case.A, b, reduce, values=a), got)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_sddmm(dtype):
-    for case in CASES.values():
-        (x, X), (y, Y) = rounded((M, F), dtype, 1), rounded((N, F), dtype, 2)
-        got, want = ops.sddmm(case.A, x, y), expected_sddmm(case, X, Y)
-        assert got.dtype == x.dtype
-        assert_close(got, want, dtype)
-        g, G = rounded(got.shape, dtype, 3)
-        grads = torch.autograd.grad(got, (x, y), g)
-        for have, exact in zip(grads, torch.autograd.grad(want, (X, Y), G)):
-            assert_close(have, exact, dtype)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_spmv(dtype):
-    for case in CASES.values():
-        b, B = rounded((N,), dtype, 1)
-        a, A = rounded((len(case.rows),), dtype, 2)
-        got = ops.spmv(case.A, b, values=a)
-        want = expected_spmm(case, A, B[:, None], "sum")[:, 0]
-        assert_close(got, want, dtype)
-        grads = torch.autograd.grad(got.sum(), (b, a))
-        for have, exact in zip(grads, torch.autograd.grad(want.sum(), (B, A))):
-            assert_close(have, exact, dtype)
-
-
-@pytest.mark.parametrize("reduce", REDUCTIONS)
-def test_gradcheck(reduce):
-    """Once and twice; numbers are far enough apart for an extremum to stay where it is."""
-    torch.manual_seed(0)
-    values = (torch.randperm(8).double() / 8 + 1).requires_grad_()
-    B = (torch.randperm(4 * F).double().reshape(4, F) / 4 + 0.3).requires_grad_()
-
-    def run(values, B):
-        return ops.spmm(SMALL, B, reduce, values=values)
-
-    assert torch.autograd.gradcheck(run, (values, B))
-    assert torch.autograd.gradgradcheck(run, (values, B))
-
-
-def test_gradcheck_sddmm():
-    X, Y = (torch.randn(s, F, dtype=torch.float64).requires_grad_() for s in (3, 4))
-    assert torch.autograd.gradcheck(lambda X, Y: ops.sddmm(SMALL, X, Y), (X, Y))
-    assert torch.autograd.gradgradcheck(lambda X, Y: ops.sddmm(SMALL, X, Y), (X, Y))
-
-
-@pytest.mark.parametrize("reduce", REDUCTIONS)
-def test_heads(reduce):
-    """Of values, of the dense operand, or of both; gradients too."""
-    case = CASES["edges"]
-    nnz, heads = len(case.rows), 3
-    b, B = rounded((heads, N, F), "float64", 1)
-    a, A = rounded((heads, nnz), "float64", 2)
-    forms = [
-        (b, a, B, A),
-        (b, a[0], B, [A[0]] * 3),
-        (b[0], a, [B[0]] * 3, A),
-        (b, None, B, [None] * 3),
-    ]
-    for b_, a_, B_, A_ in forms:
-        second = [
-            x if x is None or x.dim() < d else x.transpose(0, 1) for x, d in ((b_, 3), (a_, 2))
-        ]
-        got = ops.spmm(case.A, second[0], reduce, values=second[1]).transpose(0, 1)
-        want = torch.stack([expected_spmm(case, v, x, reduce) for v, x in zip(A_, B_)])
-        assert_close(got, want, "float64")
-        inputs, exact = ((b,), (B,)) if a_ is None else ((b, a), (B, A))
-        grads = torch.autograd.grad(got.sin().sum(), inputs)
-        for x, y in zip(grads, torch.autograd.grad(want.sin().sum(), exact)):
-            assert_close(x, y, "float64")
-
-
-def test_heads_of_sddmm_and_spmv():
-    case = CASES["edges"]
-    (x, X), (y, Y) = rounded((3, M, F), "float64", 1), rounded((3, N, F), "float64", 2)
-    want = torch.stack([expected_sddmm(case, *pair) for pair in zip(X, Y)])
-    u, v = x.transpose(0, 1), y.transpose(0, 1)
-    assert_close(ops.sddmm(case.A, u, v).t(), want, "float64")
-    want = torch.stack([expected_sddmm(case, X[0], each) for each in Y])
-    assert_close(ops.sddmm(case.A, x[0], v).t(), want, "float64")
-    a, A = rounded((3, len(case.rows)), "float64", 3)
-    want = [expected_spmm(case, v, z[:, :1], "sum")[:, 0] for v, z in zip(A, Y)]
-    assert_close(ops.spmv(case.A, y[:, :, 0].t(), values=a.t()).t(), torch.stack(want), "float64")
 
 
 def test_extremum_takes_the_first_of_equals_and_keeps_nan():
@@ -159,21 +38,6 @@ def test_gradient_of_an_extremum_by_the_operator_alone():
         assert_close(got, want, "float64")
         grads = [torch.autograd.grad(c.sin().sum(), x)[0] for c, x in ((got, b), (want, B))]
         assert_close(*grads, "float64")
-
-
-def test_operands_that_are_not_contiguous():
-    case = CASES["csc"]
-    B = torch.randn(F, N, dtype=torch.float64).t()
-    values = torch.randn(2 * len(case.rows), dtype=torch.float64)[::2]
-    assert_close(
-        ops.spmm(case.A, B, values=values), expected_spmm(case, values, B, "sum"), "float64"
-    )
-    X, Y = torch.randn(M, 2 * F, dtype=torch.float64)[:, ::2], torch.randn(F, N).double().t()
-    assert_close(ops.sddmm(case.A, X, Y), expected_sddmm(case, X, Y), "float64")
-    wide = torch.ones(1, F, dtype=torch.float64).expand(N, F).requires_grad_()
-    out = ops.spmm(case.A, wide, values=values)
-    assert_close(out, expected_spmm(case, values, wide, "sum"), "float64")
-    out.sum().backward()  # with a gradient of strides 0
 
 
 @pytest.mark.parametrize(

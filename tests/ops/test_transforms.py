@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch.autograd import forward_ad
-from torch.func import functional_call, grad, hessian, jacrev, jvp, vjp, vmap
+from torch.func import functional_call, grad, hessian, jacrev, jvp, vmap
 
 from sparsetir import nn, ops
 
@@ -15,43 +15,9 @@ X = torch.randn(N, F, dtype=torch.float64)
 VALUES = torch.rand(NNZ, dtype=torch.float64)
 
 
-def loss_of(reduce):
-    return lambda x, values: ops.spmm(A, x, reduce, values=values).sin().sum()
-
-
-LOSSES = {
-    **{reduce: loss_of(reduce) for reduce in ("sum", "mean", "max")},
-    "sddmm": lambda x, values: (ops.sddmm(A, x, x.cos()) * values).sum(),
-    "gspmm": lambda x, values: ops.gspmm(A, "u_add_e", u=x, e=values[:, None]).sin().sum(),
-    "softmax": lambda x, values: ops.spmm(A, x, values=ops.edge_softmax(A, values)).sin().sum(),
-}
-OF_ALL = pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
-
-
 def by_autograd(loss, *arguments):
     leaves = [x.clone().requires_grad_() for x in arguments]
     return torch.autograd.grad(loss(*leaves), leaves)
-
-
-@OF_ALL
-def test_grad(loss):
-    torch.testing.assert_close(grad(loss, (0, 1))(X, VALUES), by_autograd(loss, X, VALUES))
-
-
-@OF_ALL
-def test_vjp(loss):
-    out, pullback = vjp(loss, X, VALUES)
-    torch.testing.assert_close(pullback(torch.ones_like(out)), by_autograd(loss, X, VALUES))
-
-
-@OF_ALL
-@pytest.mark.filterwarnings("ignore:There is a performance drop")
-def test_many_gradients_in_one(loss):
-    leaves = [x.clone().requires_grad_() for x in (X, VALUES)]
-    weights = torch.tensor([1.0, 2.0], dtype=torch.float64)
-    found = torch.autograd.grad(loss(*leaves), leaves, weights, is_grads_batched=True)
-    for many, one in zip(found, by_autograd(loss, X, VALUES), strict=True):
-        torch.testing.assert_close(many, torch.stack([one, 2 * one]))
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")

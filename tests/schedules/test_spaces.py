@@ -8,7 +8,7 @@ import pytest
 import scipy.sparse as sp
 
 import sparsetir
-from pairs import by_turns
+from pairs import by_default, by_turns
 from sparsetir.formats import BSR, DBSR
 from sparsetir.runtime.targets import resolve_target
 from sparsetir.schedules.arguments import number
@@ -74,7 +74,7 @@ def test_points_are_scalars_and_each_config_is_there_once(problem, target):
             config.tiles(feat)  # raises for features that it does not serve
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", by_default([1, 2], 2))
 def test_full_blocks_have_a_branch_of_their_own(threads):
     mask = np.random.default_rng(0).random((8, 8)) < 0.3
     blocks = sp.csr_array(np.kron(mask, np.ones((8, 8), "float32")))

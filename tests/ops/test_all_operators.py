@@ -1,0 +1,196 @@
+"""Each operator of the table: values, gradients, transforms, compilation, and what it refuses."""
+
+# pyright: reportAttributeAccessIssue=false
+
+import itertools
+
+import pytest
+import torch
+from torch.func import grad, vjp, vmap
+
+from ops_common import DTYPES, assert_close
+from ops_table import MORE, OPS, PATTERNS, SMALL
+from pairs import by_turns
+from sparsetir import ops
+
+EDGES = PATTERNS["edges"]
+EACH = pytest.mark.parametrize("name", OPS)
+SOME = pytest.mark.parametrize("name", by_turns(OPS, 3))
+OTHERS = [d for d in DTYPES if d != "float32"]
+pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
+
+
+def weights_of(x, seed=9):
+    return torch.randn(x.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def check(op, case, dtype="float32", given=None):
+    """The result and its gradients, beside those of float64."""
+    kind = getattr(torch, dtype)
+    given = op.operands(case, kind) if given is None else given
+    exact = [x.detach().double().requires_grad_() for x in given]
+    found, want = op.call(case.A, *given), op.exact(case, *exact)
+    assert found.dtype == kind and found.shape == want.shape
+    assert_close(found / op.close, want / op.close, dtype)
+    with torch.no_grad():
+        assert torch.equal(op.call(case.A, *given), found)
+    weights = weights_of(want)
+    got = torch.autograd.grad((found * weights.to(kind)).sum(), given)
+    for x, y in zip(got, torch.autograd.grad((want * weights).sum(), exact), strict=True):
+        assert x.dtype == kind
+        assert_close(x / op.close / 4, y / op.close / 4, dtype)
+
+
+@EACH
+def test_patterns(name):
+    for pattern, case in PATTERNS.items():
+        if not OPS[name].ones or isinstance(case.A, tuple):
+            check(OPS[name], case)
+
+
+@pytest.mark.parametrize(("name", "dtype"), [
+    pytest.param(name, dtype, marks=[pytest.mark.slow] if (at + n) % 3 else [])
+    for at, name in enumerate(OPS) for n, dtype in enumerate(OTHERS)
+])  # fmt: skip
+def test_types(name, dtype):
+    check(OPS[name], EDGES, dtype)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MORE)
+def test_messages(name):
+    for dtype in DTYPES:
+        check(MORE[name], EDGES, dtype)
+
+
+@SOME
+def test_gradients_of_gradients(name):
+    """By finite differences."""
+    op = OPS[name]
+    given = op.operands(SMALL, torch.float64)
+
+    def call(*given):
+        return op.call(SMALL.A, *given)
+
+    assert torch.autograd.gradcheck(call, given, fast_mode=True)
+    assert torch.autograd.gradgradcheck(call, given, fast_mode=True)
+
+
+@EACH
+def test_gradients_of_some_operands(name):
+    """Whichever of them take gradients."""
+    op = OPS[name]
+    given = op.operands(SMALL, torch.float64)
+    all_of_them = torch.autograd.grad(op.call(SMALL.A, *given).sin().sum(), given)
+    for wanted in itertools.product([False, True], repeat=len(given)):
+        leaves = [x.detach().requires_grad_(w) for x, w in zip(given, wanted)]
+        out = op.call(SMALL.A, *leaves)
+        assert out.requires_grad == any(wanted)
+        if any(wanted):
+            out.sin().sum().backward()
+        for leaf, want, grad_of in zip(leaves, wanted, all_of_them):
+            assert (leaf.grad is None) != want
+            assert not want or torch.equal(leaf.grad, grad_of)
+
+
+@EACH
+def test_operands_that_are_not_contiguous(name):
+    op = OPS[name]
+    given = [x.detach() for x in op.operands(EDGES, torch.float64)]
+    other = [torch.stack([x, x], -1)[..., 0] for x in given]
+    last_first = [x.permute(*reversed(range(x.dim()))).contiguous() for x in given]
+    last_first = [x.permute(*reversed(range(x.dim()))) for x in last_first]
+    want = op.call(EDGES.A, *given)
+    for views in (other, last_first):
+        assert torch.equal(op.call(EDGES.A, *views), want)
+    wide = [x[:1].expand_as(x).requires_grad_() for x in given]
+    check(op, EDGES, "float64", wide)
+    op.call(EDGES.A, *wide).sum().backward()  # with a gradient of strides 0
+
+
+@EACH
+def test_nan_and_infinities(name):
+    """They come where they would by torch's operators, and nowhere else."""
+    op = OPS[name]
+    for value in (torch.nan, torch.inf, -torch.inf):
+        for at in range(len(op.dims)):
+            given = [x.detach() for x in op.operands(EDGES, torch.float64)]
+            given[at][3] = value
+            found, want = op.call(EDGES.A, *given), op.exact(EDGES, *given)
+            torch.testing.assert_close(found, want, equal_nan=True)
+
+
+def loss_of(name):
+    op = OPS[name]
+    return lambda *given: op.call(SMALL.A, *given).sin().sum()
+
+
+@SOME
+def test_transforms(name):
+    """grad, vjp and vmap of torch.func, and many gradients in one."""
+    loss, given = loss_of(name), OPS[name].operands(SMALL, torch.float64)
+    plain, each = [x.detach() for x in given], tuple(range(len(given)))
+    want = torch.autograd.grad(loss(*given), given)
+    torch.testing.assert_close(grad(loss, each)(*plain), want)
+    out, pullback = vjp(loss, *plain)
+    torch.testing.assert_close(pullback(torch.ones_like(out)), want)
+    weights = torch.tensor([1.0, 2.0], dtype=torch.float64)
+    found = torch.autograd.grad(loss(*given), given, weights, is_grads_batched=True)
+    many = vmap(grad(loss, each))(*(torch.stack([x, 2 * x]) for x in plain))
+    double = [2 * x.detach() for x in given]
+    second = grad(loss, each)(*double)
+    for both, one, mapped, other in zip(found, want, many, second, strict=True):
+        torch.testing.assert_close(both, torch.stack([one, 2 * one]))
+        torch.testing.assert_close(mapped, torch.stack([one, other]))
+
+
+@SOME
+def test_compiled_without_breaks(name):
+    op, given = OPS[name], OPS[name].operands(SMALL, torch.float64)
+    torch.compiler.reset()
+    A = ops.resolve(SMALL.A)
+
+    def twice(*given):
+        return op.call(A, *given) * 2
+
+    fast = torch.compile(twice, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(fast(*given), twice(*given))
+    both = [torch.autograd.grad(f(*given).pow(2).sum(), given) for f in (fast, twice)]
+    torch.testing.assert_close(*both)
+
+
+@SOME
+def test_autocast(name):
+    op, given = OPS[name], OPS[name].operands(EDGES, torch.float32)
+    want = op.exact(EDGES, *(x.detach().double() for x in given))
+    for dtype in (torch.bfloat16, torch.float16):
+        with torch.autocast("cpu", dtype):
+            found = op.call(EDGES.A, *given)
+            wide = op.call(EDGES.A, *(x.double() for x in given))
+        assert found.dtype == dtype and wide.dtype == torch.float64
+        assert_close(found / op.close, want / op.close, str(dtype)[6:])
+        grads = torch.autograd.grad(found.float().sum(), given)
+        assert all(x.dtype == torch.float32 for x in grads)
+
+
+@EACH
+def test_refusals(name):
+    """Each operand in turn: of another kind, type, device or number of rows."""
+    op, case = OPS[name], PATTERNS["edges"]
+    for at, operand in enumerate(op.dims):
+        named = "[lr]hs" if operand == "rhs" else operand  # what is copied is called 'lhs'
+        for change, error in (
+            (lambda x: 3, TypeError), (lambda x: x.tolist(), TypeError),
+            (lambda x: x.to(torch.int32), TypeError), (lambda x: x > 0, TypeError),
+            (lambda x: x[1:], ValueError), (lambda x: torch.cat([x, x]), ValueError),
+            (lambda x: x.to("meta"), ValueError), (lambda x: x.to_sparse(), TypeError),
+        ):  # fmt: skip
+            given = [x.detach() for x in op.operands(case, torch.float32)]
+            given[at] = change(given[at])
+            with pytest.raises(error, match=rf"^\w+: argument '{named}': expected .*, got "):
+                op.call(case.A, *given)
+        if len(op.dims) > 1:  # the types of two operands differ, the second of which is named
+            given = [x.detach() for x in op.operands(case, torch.float32)]
+            given[at] = given[at].double()
+            with pytest.raises(TypeError, match=r"^\w+: argument '\w+': expected .* as .*, got "):
+                op.call(case.A, *given)
