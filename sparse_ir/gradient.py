@@ -242,7 +242,7 @@ def _program(
     for buffer in func.buffers:
         buffers.append(given.get(buffer.var, buffer))
     body = as_one(iterations)
-    return _needed(func, params, [*buffers, out], body)
+    return needed(func, params, [*buffers, out], body)
 
 
 def _iteration(part: _Part, out: SparseBuffer, name: str, alone: bool) -> SparseIteration:
@@ -265,7 +265,7 @@ def _iteration(part: _Part, out: SparseBuffer, name: str, alone: bool) -> Sparse
     return SparseIteration(None, nodes, part.kinds, name, vars_, init, body, {})
 
 
-def _needed(
+def needed(
     func: SparseFunc, params: list[Any], buffers: list[SparseBuffer], body: Any
 ) -> SparseFunc:
     """A function of what a body needs of these parameters and buffers, and of axes."""
@@ -278,7 +278,7 @@ def _needed(
     there = {a.name for top in tops for a in top.ancestors()}
     axes = [a for a in func.axes if a.name in there]
     used |= set(variables_of(*axes, *(size for b in buffers for size in b.var.ty.shape)))
-    used |= {b.handle for b in buffers}
+    used |= {b.handle for b in buffers if b.handle is not None}
     computed = computed_parameters(func)
     names = {str(v.name) for v in used}
     for param in reversed([n for n in computed if n in names]):

@@ -220,6 +220,8 @@ def _takes_each(index: Any, axis: Any, axis_of: dict[Any, Any]) -> set[Any] | No
     if isinstance(index, ir.Var):
         visited = axis_of.get(index)
         return {index} if visited is not None and visited.name == axis.name else None
+    if constant_length(axis) == 1 and isinstance(index, tirx.IntImm):
+        return set() if int(index) == 0 else None
     used = [v for v in variables_of(index) if v in axis_of]
     extents = {v: axis_of[v].length for v in used}
     constant = all(isinstance(n, tirx.IntImm) for n in (axis.length, *extents.values()))

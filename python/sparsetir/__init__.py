@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from sparsetir.planning.plan import plan
     from sparsetir.planning.plan import plan_candidates as plan_candidates
     from sparsetir.planning.run_plan import Plan
+    from sparsetir.runtime.assembled import build_assembled
     from sparsetir.runtime.build import build
     from sparsetir.runtime.kernel import Kernel
     from sparsetir.runtime.load import load
@@ -82,6 +83,7 @@ __all__ = [
     "SparseMatrix",
     "SparseTensor",
     "build",
+    "build_assembled",
     "decompose_format",
     "default_schedule",
     "gradient",
@@ -109,6 +111,7 @@ _MODULES = {
     "planning.compiled": "compilations",
     "planning.plan": "plan plan_candidates",
     "planning.run_plan": "Plan",
+    "runtime.assembled": "build_assembled",
     "runtime.build": "build",
     "runtime.kernel": "Kernel",
     "runtime.load": "load",

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 import sparsetir
 from programs import PROGRAMS, copied
 from programs.merged import dense_of, stored_of
+from sparsetir.runtime.assembled import build_assembled
+from sparsetir.sparse_ir.assemble import assemble
 from sparsetir.sparse_ir.nodes import sparse_iterations
 from stage2 import golden, plain_text
 
@@ -362,3 +364,87 @@ def test_golden(name: str) -> None:
     stage_two = sparsetir.lower_sparse_iter(func)
     assert plain_text(stage_two) == golden(f"{name}_stage2")
     assert plain_text(sparsetir.lower_sparse_buffer(stage_two)) == golden(f"{name}_stage3")
+
+
+@settings(max_examples=8, **COMMON)
+@given(programs().filter(lambda drawn: re.search(r"C\[i, j", drawn.text) is not None))
+def test_assembled(drawn: Drawn) -> None:
+    check_assembled(drawn)
+
+
+@pytest.mark.slow
+@settings(max_examples=200, **COMMON)
+@given(programs().filter(lambda drawn: re.search(r"C\[i, j", drawn.text) is not None))
+def test_more_assembled(drawn: Drawn) -> None:
+    check_assembled(drawn)
+
+
+def check_assembled(drawn: Drawn) -> None:
+    """The sparse result stores what is visited, in order; the rest of the dense one is not."""
+    func = sparsetir.from_source(drawn.text)
+    dense = copied(drawn.arguments)
+    sparsetir.interpret(func, dense)
+    visited = copied(drawn.arguments)  # 1 where anything is, whatever the values
+    term = re.sub(r"(C\[[^]]*\] = ).*$", r"\g<1>1.0", drawn.text.splitlines()[-1])
+    plain = [line for line in drawn.text.splitlines()[:-1] if "T.init" not in line]
+    plain = [line for line in plain if not re.search(r"C\[[^]]*\] = 0.0", line)]
+    sparsetir.interpret(sparsetir.from_source("\n".join([*plain, term])), visited)
+    expected = visited["c"] == 1
+    expected = expected.any(axis=2) if expected.ndim == 3 else expected
+    kernel = build_assembled(func, "C")
+    given_ = {k: v for k, v in drawn.arguments.items() if k != "c"}
+    found = kernel(**given_)
+    np.testing.assert_array_equal(np.diff(found.indptr), expected.sum(axis=1), drawn.text)
+    np.testing.assert_array_equal(found.indices, np.nonzero(expected)[1], drawn.text)
+    np.testing.assert_array_equal(found.values, dense["c"][expected], drawn.text)
+
+
+def test_assembled_of_tensors() -> None:
+    torch = pytest.importorskip("torch")
+    program = PROGRAMS["add_csr"]
+    args = program.inputs(np.random.default_rng(1), "small", "float64", "int64")
+    kernel = build_assembled(program.make("float64", "int64"), "c")
+    given_ = {k: v for k, v in args.items() if k != "c"}
+    plain = kernel(**given_)
+    arrays = {k: v for k, v in given_.items() if isinstance(v, np.ndarray)}
+    tensors = {**given_, **{k: torch.from_numpy(v) for k, v in arrays.items()}}
+    found = kernel(**tensors)
+    assert all(isinstance(x, torch.Tensor) for x in found)
+    for mine, other in zip(found, plain, strict=True):
+        np.testing.assert_array_equal(mine.numpy(), other)
+    total = dense_of(args, "a") + dense_of(args, "b")
+    rows = np.repeat(np.arange(args["m"]), np.diff(plain.indptr))
+    np.testing.assert_array_equal(plain.values, total[rows, plain.indices])
+    stored = stored_of(args, "a") | stored_of(args, "b")
+    assert len(plain.values) == stored.sum()
+
+
+@pytest.mark.parametrize(
+    ("name", "result", "message"),
+    [
+        ("intersect_spmm", "C", r"expected each row's columns to be visited once"),
+        ("union_of_three", "C", r"expected dense axes of rows and columns, .* got \['I \(dense"),
+        ("add_csr", "A", r"argument 'result': expected the one result of the program, \['C'\]"),
+        ("sddmm", "OUT", r"expected dense axes of rows and columns"),
+        ("spmm_csc", "C", r"expected each row's columns to be visited once"),
+    ],
+)
+def test_what_cannot_be_assembled(name: str, result: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        assemble(PROGRAMS[name].make("float32", "int32"), result)
+
+
+def test_calls_of_assembled_kernels() -> None:
+    program = PROGRAMS["add_csr"]
+    args = program.inputs(np.random.default_rng(1), "small", "float32", "int32")
+    kernel = build_assembled(program.make("float32", "int32"), "C")
+    given_ = {k: v for k, v in args.items() if k != "c"}
+    with pytest.raises(TypeError, match=r"argument 'd' is none of a, a_ptr"):
+        kernel(**given_, d=3)
+    with pytest.raises(TypeError, match=r"argument 'n' is missing"):
+        kernel(**{k: v for k, v in given_.items() if k != "n"})
+    with pytest.raises(TypeError, match=r"argument 'b_idx' is missing"):
+        kernel(**{k: v for k, v in given_.items() if k != "b_idx"})
+    broken = {**given_, "a_idx": given_["a_idx"][::-1].copy()}
+    with pytest.raises(sparsetir.StructureError, match="strictly increasing"):
+        kernel(**broken)

@@ -23,6 +23,8 @@ from sparsetir.runtime.readable import hidden
 from sparsetir.runtime.signature import Signature
 from sparsetir.sparse_ir.promises import check_promises
 
+PENDING = object()  # stands for an array that is yet to be made
+
 
 class Arguments:
     """The parameters of a kernel that its caller gives.
@@ -88,7 +90,7 @@ class Arguments:
             values[step.scalar] = size
         for i in self.scalars:
             if values[i] is None:
-                for at in self.arrays:
+                for at in (at for at in self.arrays if values[at] is not PENDING):
                     self._refuse_kind(at, values[at])
                     if self._shape(at, values) is None:
                         self._refuse_rank(at, values)

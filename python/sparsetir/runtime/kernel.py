@@ -11,7 +11,7 @@ import numpy as np
 import tvm
 
 from sparsetir.runtime import pool
-from sparsetir.runtime.arguments import Arguments
+from sparsetir.runtime.arguments import PENDING, Arguments
 from sparsetir.runtime.arrays import is_array, is_read_only, placed, plain_view, reference, to_numpy
 from sparsetir.runtime.file_errors import as_path
 from sparsetir.runtime.kernel_file import write_library
@@ -170,6 +170,25 @@ class Kernel:
             self.run_refused(values, refusal)
         if not numpy:
             count_writes([values[i] for i in self._outputs])
+
+    def shape_of(self, name: str, given: Mapping[str, Any]) -> tuple[int, ...]:
+        """The shape that an array has to have beside the other arguments.
+
+        Parameters
+        ----------
+        name : str
+            Of the array.
+        given : mapping
+            The other arguments by name; scalars that their shapes imply may be left out.
+
+        Raises
+        ------
+        TypeError
+            For arguments that are missing.
+        """
+        values = self._given.bind((), {name: PENDING, **given})
+        self._given.complete(values)
+        return tuple(self.signature.expected_shape(self.signature.position[name], values))
 
     @property
     def assumes(self) -> Mapping[str, int]:
