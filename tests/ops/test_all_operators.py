@@ -177,8 +177,7 @@ def test_autocast(name):
 def test_refusals(name):
     """Each operand in turn: of another kind, type, device or number of rows."""
     op, case = OPS[name], PATTERNS["edges"]
-    for at, operand in enumerate(op.dims):
-        named = "[lr]hs" if operand == "rhs" else operand  # what is copied is called 'lhs'
+    for at, named in enumerate(op.dims):
         for change, error in (
             (lambda x: 3, TypeError), (lambda x: x.tolist(), TypeError),
             (lambda x: x.to(torch.int32), TypeError), (lambda x: x > 0, TypeError),

@@ -163,6 +163,7 @@ def gsddmm(
     lhs = _either("gsddmm", "lhs", lhs, "lhs_data", lhs_data)
     rhs = _either("gsddmm", "rhs", rhs, "rhs_data", rhs_data)
     op, lhs_target, rhs_target = edge_op("gsddmm", op, lhs_target, rhs_target)
+    copied = "rhs" if op == "copy_rhs" else "lhs"  # as the caller calls it
     if op == "copy_rhs":
         op, lhs, lhs_target = "copy_lhs", rhs, rhs_target
         lhs = _given("gsddmm", "rhs", lhs, "a copy of it")
@@ -171,9 +172,9 @@ def gsddmm(
     operand = resolve(A, None, _shape_by(lhs, lhs_target, rhs, rhs_target), "gsddmm")
     rows = {"u": (operand.n, "columns"), "v": (operand.m, "rows")}
     rows["e"] = (_count(operand), "elements")
-    _check_like(
-        "gsddmm", operand, lhs=(lhs, *rows[lhs_target]), rhs=(rhs, *rows[rhs_target])
-    )  # fmt: skip
+    sides = {copied: (lhs, *rows[lhs_target])}
+    sides.setdefault("rhs", (rhs, *rows[rhs_target]))
+    _check_like("gsddmm", operand, **sides)
     if op == "dot":
         return _dot(operand, lhs, rhs, lhs_target, rhs_target)
     shapes = _merged("gsddmm", "lhs", lhs, "rhs", rhs)
