@@ -344,11 +344,9 @@ def another_tvm() -> None:
 # By the processes that they are made in.
 CHECKS = {
     "with torch": (torch_first, errors, python_threads, others, late_starts),
-    "torch later": (torch_later,),
     "fork": (forks,),
-    "another TVM": (another_tvm,),
 }
-SLOW = {"spawn": (spawned,)}
+SLOW = {"spawn": (spawned,), "torch later": (torch_later,), "another TVM": (another_tvm,)}
 
 if __name__ == "__main__":
     for check in {**CHECKS, **SLOW}[sys.argv[1]]:

@@ -274,6 +274,7 @@ def test_libraries_are_right_or_missing(library, op, dtype, reduce, heads):
     peer.release()
 
 
+@pytest.mark.slow
 def test_configs_beside_libraries(monkeypatch):
     """One with two names is measured once; what cannot be planned or is not there is said."""
     monkeypatch.setattr(tune, "LIBRARIES", ("scipy", "torch_sparse"))

@@ -221,7 +221,8 @@ def test_second_derivatives_are_refused(team):
         assert "once_differentiable" in text
 
 
-@pytest.mark.parametrize("kind", by_default(["sage", "gat", "gcn"], "sage"))
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["sage", "gat", "gcn"])
 def test_compiled(team, kind):
     for text in team(checks.test_compiled, kind, size=2):
         assert "should not be traced" in text and ("spmm" in text or "with_halo" in text), text

@@ -181,6 +181,10 @@ class Kernel:
         given : mapping
             The other arguments by name; scalars that their shapes imply may be left out.
 
+        Returns
+        -------
+        tuple of int
+
         Raises
         ------
         TypeError
