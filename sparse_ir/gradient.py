@@ -40,13 +40,13 @@ from sparsetir.sparse_ir.computed import COMPUTED, computed_parameters, reads
 from sparsetir.sparse_ir.level_order import visited_in_order, wanted_orders, with_levels
 from sparsetir.sparse_ir.names import fresh_name, numbered
 from sparsetir.sparse_ir.nodes import (
-    AttachedAxis,
     Axis,
     FusedAxis,
     PartAxis,
     SparseBuffer,
     SparseFunc,
     SparseIteration,
+    attached_axes,
     buffer_var,
     iteration_with,
     loads_of,
@@ -57,7 +57,6 @@ from sparsetir.sparse_ir.nodes import (
     stores_of,
     substitute,
     variables_of,
-    visited_node,
 )
 from sparsetir.sparse_ir.promises import ASSUMED, PROMISES, promises_of
 from sparsetir.sparse_ir.reduction import under
@@ -274,7 +273,7 @@ def needed(
     nodes = [n for it in nodes_of(SparseIteration, body) for n in it.axes]
     tops = [*standing_axes(nodes), *(a for b in buffers for a in b.axes or ())]
     tops += [n.by for n in nodes if isinstance(n, PartAxis)]
-    tops += [n.to for n in map(visited_node, nodes) if isinstance(n, AttachedAxis)]
+    tops += [n.to for n in attached_axes(nodes)]
     there = {a.name for top in tops for a in top.ancestors()}
     axes = [a for a in func.axes if a.name in there]
     used |= set(variables_of(*axes, *(size for b in buffers for size in b.var.ty.shape)))

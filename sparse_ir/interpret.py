@@ -98,7 +98,7 @@ class _Interpreter(Evaluator):
         self.structure = Structure()
         self.current: dict[str, Variable] = {}  # by axis, the innermost iteration over it
         self.arrays: dict[int, tuple[str, Any]] = {}
-        self.merged = {str(a.name) for axis in func.axes for a in axis.of or ()}
+        self.merged = {str(a.name) for axis in func.axes for a in axis.members}
         for param in func.params:
             self._bind(param, arguments[str(param.name)])
         for axis in func.axes:
@@ -227,9 +227,15 @@ class _Interpreter(Evaluator):
         def merge(level: int, stop: int, action: Thunk) -> None:
             """Visit each coordinate of a merged axis once, standing on the axes that store it."""
             variable, found = variables[level], dict[int, list[tuple[str, int, int]]]()
-            for axis in axes[level].of:
-                if axis.parent is None or axis.parent.name in self.current:  # else it is absent
+            for member in axes[level].of:
+                axis = member.axis if isinstance(member, AttachedAxis) else member
+                if isinstance(member, AttachedAxis):
+                    parent = int(self.current[str(member.to.name)].value)
+                elif axis.parent is None or axis.parent.name in self.current:
                     parent = parent_position(axis)
+                else:
+                    parent = None  # it is absent
+                if parent is not None:
                     for position, coordinate in self.structure.stored(axis, parent):
                         found.setdefault(coordinate, []).append((str(axis.name), parent, position))
             needed = len(axes[level].of) if axes[level].kind == "intersect" else 1

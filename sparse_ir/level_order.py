@@ -39,12 +39,12 @@ from sparsetir.sparse_ir.nodes import (
     SparseBuffer,
     SparseFunc,
     SparseIteration,
+    attached_axes,
     buffer_var,
     declared,
     flat_axes,
     iteration_with,
     sparse_iterations,
-    visited_node,
 )
 from sparsetir.sparse_ir.parallel import constant_length
 from sparsetir.sparse_ir.promises import ASSUMED
@@ -231,8 +231,8 @@ def _problem(func: SparseFunc, levels: Sequence[Axis]) -> str:
         here = [n for n in it.axes if names & {a.name for a in flat_axes([n])}]
         if any(not isinstance(n, Axis) for n in here) or len(here) not in (0, len(levels)):
             return f"'{it.name}' visits them in another way"
-        for node in map(visited_node, it.axes):
-            if isinstance(node, AttachedAxis) and node.to.name in names:
+        for node in attached_axes(it.axes):
+            if node.to.name in names:
                 return f"'{node.name}' is attached to '{node.to.name}'"
     return ""
 

@@ -30,7 +30,7 @@ from typing import Any
 
 from tvm import tirx
 
-from sparsetir.sparse_ir.nodes import Axis
+from sparsetir.sparse_ir.nodes import AttachedAxis, Axis
 from sparsetir.sparse_ir.position_loop import PositionLoop
 from sparsetir.sparse_ir.position_space import PositionSpace
 from sparsetir.sparse_ir.search import load_one, store_one
@@ -119,9 +119,15 @@ def merge_loop(
     coord = translate.local(name, axis.idtype)
     unit = MergeLoop(axis, [coord_var], kind, coord, coord, as_dtype(axis.length, axis.idtype))
     value = load_one(coord)
-    for one in axis.of:
+    for member in axis.of:
+        attached = isinstance(member, AttachedAxis)
+        one = member.axis if attached else member
         parents, present = [], []
-        if one.parent is not None:
+        if attached:
+            to = scope.visits[member.to.name]
+            parents = [as_dtype(to.coord, one.parent.idtype)]
+            present = [to.coord >= 0] if space.has_padding(member.to) else []
+        elif one.parent is not None:
             above = scope.visits[one.parent.name]
             parents, present = [*above.parents, above.pos], above.present
         extent = as_dtype(space.extent(one, parents), one.idtype)

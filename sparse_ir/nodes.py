@@ -76,9 +76,9 @@ class Axis(Object):
         The type of coordinates, `indptr` and `indices`.
     unique : bool
         Whether the coordinates under one parent differ (False only for COO-like rows).
-    of : list of Axis or None
-        The axes that a merged axis co-iterates, else None. It stores nothing itself: buffers lie
-        over the axes in `of`, which its coordinate indexes.
+    of : list of Axis and AttachedAxis, or None
+        What a merged axis co-iterates, else None. It stores nothing itself: buffers lie over these
+        axes, which its coordinate indexes.
 
     Notes
     -----
@@ -102,6 +102,11 @@ class Axis(Object):
     def is_merged(self) -> bool:
         """Whether it visits the coordinates of several axes at once, and stores none."""
         return self.of is not None
+
+    @property
+    def members(self) -> list[Axis]:
+        """The axes that a merged axis co-iterates; of another one none."""
+        return flat_axes(self.of or ())
 
     @property
     def is_sparse(self) -> bool:
@@ -469,22 +474,31 @@ def flat_axes(axes: Any) -> list[Axis]:
     return out
 
 
-def merged_parent(axes: Sequence[Axis], known: Sequence[Axis]) -> Axis | None:
+def merged_parent(axes: Sequence[Any], known: Sequence[Axis]) -> Axis | None:
     """What a merged axis of these hangs under: their parent, or the merged axis of their parents.
 
+    axes : those that are attached elsewhere do not count
     known : merged axes declared so far
 
     None where all are roots, and where there is none such; :mod:`sparsetir.sparse_ir.verify` tells.
     """
-    parents = {a.parent.name: a.parent for a in axes if a.parent is not None}
+    own = [a.parent for a in axes if isinstance(a, Axis) and a.parent is not None]
+    parents = {a.name: a for a in own}
     if len(parents) == 1:
-        return next(iter(parents.values()))
-    return next((m for m in known if {a.name for a in m.of} >= parents.keys() > set()), None)
+        return own[0]
+    return next((m for m in known if {a.name for a in m.members} >= parents.keys() > set()), None)
 
 
 def standing_axes(axes: Any) -> list[Axis]:
     """The axes that an iteration stands on: its plain axes, and those in merged ones."""
-    return [a for axis in flat_axes(axes) for a in (axis, *(axis.of or ()))]
+    return [a for axis in flat_axes(axes) for a in (axis, *axis.members)]
+
+
+def attached_axes(axes: Any) -> list[AttachedAxis]:
+    """What of an iteration's list is attached: entries, and what merged axes co-iterate."""
+    nodes = [visited_node(a) for a in axes]
+    inside = [x for a in nodes if isinstance(a, Axis) for x in a.of or ()]
+    return [a for a in [*nodes, *inside] if isinstance(a, AttachedAxis)]
 
 
 def visited_node(node: Any) -> Any:

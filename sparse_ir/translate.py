@@ -249,7 +249,7 @@ class Translator:
     ) -> tuple[Any, list[Any]]:
         """The position of a coordinate, and guards unless it is known to be `inside`."""
         visited = scope.axis_of_var.get(coord) if isinstance(coord, ir.Var) else None
-        for one in () if visited is None else (visited, *(visited.of or ())):
+        for one in () if visited is None else (visited, *visited.members):
             if self._same_storage(one, axis):
                 visit = scope.visits[one.name]
                 if _all_equal(visit.parents, [self._coordinates(p, scope) for p in parents]):

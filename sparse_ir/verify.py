@@ -204,7 +204,7 @@ def _axis_parent(new: Declarations) -> Found:
 def _axis_merged(new: Declarations) -> Found:
     for axis in (a for a in new.axes if a.is_merged):
         label = f"axis '{axis.name}' = {axis.kind}({', '.join(a.name for a in axis.of)})"
-        for one in axis.of:
+        for one in axis.members:
             known = new.names.axes.get(one.name)
             if known is None or not same_axis(one, known):
                 yield Broken(axis, f"{label}: '{one.name}' is not an axis of '{new.func.name}'")
@@ -230,7 +230,8 @@ def _axis_merged(new: Declarations) -> Found:
             yield Broken(axis, f"{label}: expected two or more axes, each once")
         merged = [a for a in new.func.axes if a.is_merged]
         parent = merged_parent(axis.of, merged)
-        parents = {a.parent.name for a in axis.of if a.parent is not None}
+        own = [a for a in axis.of if isinstance(a, Axis)]
+        parents = {a.parent.name for a in own if a.parent is not None}
         if parent is None and parents:
             yield Broken(
                 axis,
@@ -394,7 +395,7 @@ def _buffer_axes_known(new: Declarations) -> Found:
                 yield Broken(
                     buffer.var.span,
                     f"buffer '{buffer.name}': the {axis.kind} '{axis.name}' stores nothing; "
-                    f"expected one of its axes {names(axis.of)}, or a dense axis",
+                    f"expected one of its axes {names(axis.members)}, or a dense axis",
                 )
             elif not same_axis(axis, known[axis.name]):
                 yield Broken(

@@ -10,12 +10,12 @@ from tvm import ir, tirx
 
 from sparsetir.sparse_ir.annotations import range_problems
 from sparsetir.sparse_ir.nodes import (
-    AttachedAxis,
     Axis,
     FusedAxis,
     PartAxis,
     SparseFunc,
     SparseIteration,
+    attached_axes,
     declared,
     flat_axes,
     names_inside,
@@ -116,7 +116,7 @@ def _coordinates(site: Site) -> Found:
 
 
 def _axes_known(site: Site) -> Found:
-    targets = [a.to for a in map(visited_node, site.stmt.axes) if isinstance(a, AttachedAxis)]
+    targets = [a.to for a in attached_axes(site.stmt.axes)]
     parts = [a.by for a in site.stmt.axes if isinstance(a, PartAxis)]
     for axis in [*flat_axes(site.stmt.axes), *targets, *parts]:
         if axis.name not in site.names.axes:
@@ -148,9 +148,10 @@ def _axis_order(site: Site) -> Found:
     node, before = site.stmt, {a.name for a in _enclosing(site)}
     every = before | {a.name for a in standing_axes(node.axes)}
     for item in map(visited_node, node.axes):
-        attached = isinstance(item, AttachedAxis)
-        for axis in flat_axes([item]):
-            needed = item.to if attached else axis.parent
+        to = {a.axis.name: a.to for a in attached_axes([item])}
+        for axis in standing_axes([item]):
+            attached = axis.name in to
+            needed = to[axis.name] if attached else axis.parent
             if needed is not None and needed.name not in before:
                 what = "which it is attached to" if attached else "its parent"
                 got = "comes after it" if needed.name in every else "is not iterated"
@@ -160,7 +161,7 @@ def _axis_order(site: Site) -> Found:
                     f"'{axis.name}' in {names(flat_axes(node.axes))} or around it, "
                     f"but '{needed.name}' {got}",
                 )
-            before |= {a.name for a in standing_axes([axis])}
+            before.add(axis.name)
 
 
 def _merged(site: Site) -> Found:
@@ -177,7 +178,7 @@ def _merged(site: Site) -> Found:
 
 
 def _attached(site: Site) -> Found:
-    for item in (a for a in map(visited_node, site.stmt.axes) if isinstance(a, AttachedAxis)):
+    for item in attached_axes(site.stmt.axes):
         parent = item.axis.parent
         label = f"{_label(site.stmt)}: attach('{item.axis.name}', '{item.to.name}')"
         if parent is None or parent.kind != "dense_fixed":

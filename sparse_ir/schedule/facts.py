@@ -133,7 +133,10 @@ def _with_constant(func: SparseFunc, param: Any, value: int) -> SparseFunc:
             name=a.name, kind=a.kind, length=put(a.length), nnz=put(a.nnz),
             parent=None if a.parent is None else axes[a.parent.name], nnz_cols=put(a.nnz_cols),
             indptr=a.indptr, indices=a.indices, idtype=a.idtype, unique=a.unique,
-            of=None if a.of is None else [axes[x.name] for x in a.of],
+            of=None if a.of is None else [
+                AttachedAxis(axis=axes[x.name], to=axes[x.to.name])
+                if isinstance(x, AttachedAxis) else axes[x.name] for x in a.of
+            ],
         )  # fmt: skip
     buffers: list[SparseBuffer] = []
     renamed: dict[Any, Any] = {}

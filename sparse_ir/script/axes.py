@@ -8,7 +8,14 @@ from tvm import ir, tirx
 
 from sparsetir.sparse_ir.errors import IllFormedError, describe
 from sparsetir.sparse_ir.names import numbered
-from sparsetir.sparse_ir.nodes import AttachedAxis, Axis, FusedAxis, PartAxis, merged_parent
+from sparsetir.sparse_ir.nodes import (
+    AttachedAxis,
+    Axis,
+    FusedAxis,
+    PartAxis,
+    flat_axes,
+    merged_parent,
+)
 from sparsetir.sparse_ir.script.context import context, current_span
 
 __all__ = [
@@ -226,7 +233,7 @@ def union(*axes: Any) -> AxisRef:
     """Co-iterate axes: each coordinate that at least one of them stores, once, in their order.
 
     axes : two or more, of one length and idtype, whose coordinates under a parent increase; their
-        parents are the same axis, or are merged themselves
+        parents are the same axis, or are merged themselves, or they are attached: `T.attach(J2, K)`
 
     A buffer over any of the axes is read at the coordinate, and gives zero where its own axis does
     not store it. The sum of two matrices::
@@ -260,7 +267,7 @@ def intersect(*axes: Any) -> AxisRef:
 def _merged(func: str, joined: str, axes: tuple[Any, ...]) -> AxisRef:
     if len(axes) == 1 and isinstance(axes[0], tuple | list):
         axes = tuple(axes[0])
-    nodes = [axis_arg(func, "axes", a) for a in axes]
+    nodes = [_member_arg(func, a) for a in axes]
     if len(nodes) < 2:
         raise IllFormedError(
             f"{func}: argument 'axes': expected at least two axes, got {len(axes)}"
@@ -270,10 +277,18 @@ def _merged(func: str, joined: str, axes: tuple[Any, ...]) -> AxisRef:
         wish=f"_{joined}_".join(a.name for a in nodes),
         kind=func,
         parent=merged_parent(nodes, known),
-        length=nodes[0].length,
-        idtype=nodes[0].idtype,
+        length=flat_axes(nodes)[0].length,
+        idtype=flat_axes(nodes)[0].idtype,
         of=nodes,
     )
+
+
+def _member_arg(func: str, value: Any) -> Axis | AttachedAxis:
+    if isinstance(value, GroupRef):
+        node = value.node()
+        if isinstance(node, AttachedAxis):
+            return node
+    return axis_arg(func, "axes", value)
 
 
 def part(axis: Any, by: Any) -> GroupRef:

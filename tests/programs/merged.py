@@ -264,6 +264,47 @@ def fibers_oracle(args: Arrays) -> dict[str, np.ndarray]:
     return {"c": out}
 
 
+def make_triangles(dtype: str, idtype: str) -> Any:
+    """c[i, k] = sum of A[i, j] A[k, j] over what rows i and k share, of each element (i, k)."""
+    Index = getattr(T, idtype)
+
+    @T.prim_func
+    def triangles(
+        a: T.handle, a_ptr: T.handle, a_idx: T.handle, c: T.handle, m: Index, a_nnz: Index,
+    ) -> None:  # fmt: skip
+        I = T.dense_fixed(m, idtype)
+        K = T.sparse_variable(I, (m, a_nnz), (a_ptr, a_idx), idtype)
+        J = T.sparse_variable(I, (m, a_nnz), (a_ptr, a_idx), idtype)
+        J2 = T.sparse_variable(I, (m, a_nnz), (a_ptr, a_idx), idtype)
+        A = T.match_sparse_buffer(a, (I, J2), dtype)
+        C = T.match_sparse_buffer(c, (I, K), dtype)
+        with T.sp_iter(
+            [I, K, T.intersect(J, T.attach(J2, K))], "SSR", "triangles"
+        ) as [i, k, j]:  # fmt: skip
+            with T.init():
+                C[i, k] = 0.0
+            C[i, k] = C[i, k] + A[i, j] * A[k, j]
+
+    return triangles
+
+
+def triangles_inputs(rng: np.random.Generator, case: str, dtype: str, idtype: str) -> Arrays:
+    """A square matrix."""
+    shape = mask2(rng, case).shape
+    mask = mask2(rng, case, (max(shape), max(shape)))
+    a_ptr, a_idx = csr(mask, idtype)
+    a, c = values(rng, len(a_idx), dtype), garbage(len(a_idx), dtype)
+    sizes = {"m": len(mask), "a_nnz": len(a_idx)}
+    return {"a": a, "a_ptr": a_ptr, "a_idx": a_idx, "c": c, **sizes}
+
+
+def triangles_oracle(args: Arrays) -> dict[str, np.ndarray]:
+    """The product with the transposed matrix, where there are elements."""
+    dense = dense_of({**args, "n": args["m"]}, "a")
+    rows = np.repeat(np.arange(args["m"]), np.diff(args["a_ptr"]))
+    return {"c": (dense @ dense.T)[rows, args["a_idx"]]}
+
+
 def _square(m: int, n: int) -> tuple[int, int]:
     return m, n
 
@@ -285,5 +326,6 @@ PROGRAMS = (
         ("c",),
     ),
     Program("union_dcsr_ell", make_dcsr, dcsr_inputs, dcsr_oracle, ("c",)),
+    Program("triangles", make_triangles, triangles_inputs, triangles_oracle, ("c",), cases=FINITE),
     Program("intersect_fibers", make_fibers, fibers_inputs, fibers_oracle, ("c",), cases=FINITE),
 )

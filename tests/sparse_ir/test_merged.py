@@ -296,6 +296,16 @@ def test_refusals(text: str, message: str) -> None:
         sparsetir.from_source(text)
 
 
+def test_attached_axes_are_visited_after_what_they_are_attached_to() -> None:
+    merged = "T.intersect(J1, T.attach(J2, K))"
+    with pytest.raises(Exception, match=r"expected axis 'K', which it is attached to, before 'J2'"):
+        sparsetir.from_source(HEAD + "    K = T.dense_fixed(m)" + ITERATION.format(merged))
+    inside = ITERATION.replace('[I, {}], "SR"', '[I, K, {}], "SRR"').replace("[i, j]", "[i, k, j]")
+    longer = HEAD + "    K = T.dense_fixed(n)" + inside.format(merged)
+    with pytest.raises(Exception, match=r"attach\('J2', 'K'\): expected 'I', .* to be as long as"):
+        sparsetir.from_source(longer)
+
+
 MOVES = {
     "split": lambda sch, loop: sch.split(loop, [None, 4]),
     "fuse": lambda sch, loop: sch.sparse_fuse(

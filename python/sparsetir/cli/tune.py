@@ -13,8 +13,8 @@ from typing import Any
 from sparsetir.cli import arguments
 from sparsetir.cli.arguments import REDUCTIONS, Failed, Parser, UsageError, at_least
 from sparsetir.cli.functions import function_of, is_file, operator_named, schedule_of
-from sparsetir.planning.vocabulary import SOFTMAX, is_message
-from sparsetir.schedules.operators.names import DTYPES, NAMED
+from sparsetir.planning.vocabulary import is_message
+from sparsetir.schedules.operators.names import DTYPES, NAMED, SOFTMAX
 
 INTERRUPTED = 130
 MOST_SECONDS = 10**8

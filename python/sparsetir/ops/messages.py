@@ -173,7 +173,8 @@ def gsddmm(
     rows = {"u": (operand.n, "columns"), "v": (operand.m, "rows")}
     rows["e"] = (_count(operand), "elements")
     sides = {copied: (lhs, *rows[lhs_target])}
-    sides.setdefault("rhs", (rhs, *rows[rhs_target]))
+    if rhs is not None:
+        sides["rhs"] = rhs, *rows[rhs_target]
     _check_like("gsddmm", operand, **sides)
     if op == "dot":
         return _dot(operand, lhs, rhs, lhs_target, rhs_target)

@@ -18,7 +18,7 @@ from sparsetir.planning.request import (
     features_of,
     idtype_for,
 )
-from sparsetir.planning.vocabulary import SOFTMAX, is_along_edges, message
+from sparsetir.planning.vocabulary import is_along_edges, message
 from sparsetir.records.task import Config
 from sparsetir.runtime.arrays import dtype_name, is_array
 from sparsetir.runtime.pool import pays
@@ -26,6 +26,7 @@ from sparsetir.runtime.targets import TargetLike, resolve_target
 from sparsetir.schedules.operators.edge_attention import EdgeAttention
 from sparsetir.schedules.operators.edge_softmax import EdgeSoftmax
 from sparsetir.schedules.operators.messages import Messages
+from sparsetir.schedules.operators.names import SOFTMAX
 from sparsetir.schedules.operators.operands import Operator
 from sparsetir.schedules.operators.problems import Problem
 from sparsetir.schedules.operators.registry import ALONG
