@@ -48,6 +48,7 @@ from sparsetir.sparse_ir.nodes import (
     sparse_iterations,
     stores_of,
 )
+from sparsetir.sparse_ir.parallel import constant_length
 from sparsetir.sparse_ir.promises import with_fact
 from sparsetir.sparse_ir.schedule.loops import Loop, loops_of
 from sparsetir.sparse_ir.tir import as_dtype, as_one
@@ -140,11 +141,11 @@ class _Assembler:
         """Which loop goes over the columns of the result."""
         it, out = self.it, self.out
         stores = [s for s in stores_of(it.body, it.init) if s.buffer.same_as(out.var)]
-        kind_of = {var: (axis, kind) for axis, var, kind in it.axis_of()}
+        coordinates = set(it.vars)
         first = list(stores[0].indices)
         accesses = [*stores, *loads_of(it.body, out.var)]
         same = all(same_indices(list(s.indices), first) for s in accesses)
-        variables = all(isinstance(i, ir.Var) and i in kind_of for i in first)
+        variables = all(isinstance(i, ir.Var) and i in coordinates for i in first)
         if not same or not variables or len(set(first)) < len(first):
             self.refuse(
                 f"result '{out.name}': expected it to be accessed at different coordinates of the "
@@ -159,8 +160,9 @@ class _Assembler:
         axis: Axis = loops[column].node
         before = loops[:column]
         ordered = row < column and all(loop.kinds == "S" for loop in [*before, loops[column]])
-        single = [x for x in before if not x.var.same_as(first[0]) and not _has_one(x.node)]
-        if not ordered or single or not axis.unique:
+        others = [x for x in before if not x.var.same_as(first[0])]
+        several = any(constant_length(x.node) != 1 for x in others)
+        if not ordered or several or not axis.unique:
             self.refuse(
                 f"result '{out.name}': expected each row's columns to be visited once, in "
                 f"increasing order: spatial loops over the rows, then over the columns, got "
@@ -278,15 +280,6 @@ class _Assembler:
         for buffer in (values, indices):
             made = with_fact(made, "inside", buffer=buffer.name, axis=axis.name)
         return made
-
-
-def _has_one(axis: Axis) -> bool:
-    """Whether an axis has a single coordinate."""
-    return (
-        axis.kind == "dense_fixed"
-        and isinstance(axis.length, tirx.IntImm)
-        and int(axis.length) == 1
-    )
 
 
 def _iteration(

@@ -31,7 +31,7 @@ from typing import Any
 from tvm import tirx
 
 from sparsetir.sparse_ir.nodes import AttachedAxis, Axis
-from sparsetir.sparse_ir.position_loop import PositionLoop
+from sparsetir.sparse_ir.position_loop import PositionLoop, extent_under, parents_of, present_above
 from sparsetir.sparse_ir.position_space import PositionSpace
 from sparsetir.sparse_ir.search import load_one, store_one
 from sparsetir.sparse_ir.tir import as_dtype, as_one, conjunction
@@ -120,19 +120,9 @@ def merge_loop(
     unit = MergeLoop(axis, [coord_var], kind, coord, coord, as_dtype(axis.length, axis.idtype))
     value = load_one(coord)
     for member in axis.of:
-        attached = isinstance(member, AttachedAxis)
-        one = member.axis if attached else member
-        parents, present = [], []
-        if attached:
-            to = scope.visits[member.to.name]
-            parents = [as_dtype(to.coord, one.parent.idtype)]
-            present = [to.coord >= 0] if space.has_padding(member.to) else []
-        elif one.parent is not None:
-            above = scope.visits[one.parent.name]
-            parents, present = [*above.parents, above.pos], above.present
-        extent = as_dtype(space.extent(one, parents), one.idtype)
-        if present:
-            extent = tirx.if_then_else(conjunction(present), extent, as_dtype(0, one.idtype))
+        one = member.axis if isinstance(member, AttachedAxis) else member
+        parents, present = parents_of(member, scope), present_above(member, scope, space)
+        extent = extent_under(member, parents, scope, space)
         place, at = (translate.local(f"{one.name}_{what}", one.idtype) for what in ("ptr", "at"))
         unit.pointers.append(Pointer(one, place, at, parents, extent))
         here = [*present, tirx.EQ(load_one(at), value)] if axis.kind == "union" else list(present)

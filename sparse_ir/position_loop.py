@@ -7,8 +7,10 @@ from typing import Any
 
 from tvm import tirx
 
-from sparsetir.sparse_ir.nodes import flat_axes
-from sparsetir.sparse_ir.translate import Search
+from sparsetir.sparse_ir.nodes import AttachedAxis, flat_axes
+from sparsetir.sparse_ir.position_space import PositionSpace
+from sparsetir.sparse_ir.tir import as_dtype, conjunction
+from sparsetir.sparse_ir.translate import Scope, Search
 
 
 @dataclass
@@ -38,3 +40,31 @@ class PositionLoop:
         if set(self.kinds) == {"S"}:
             return tirx.IterVar.DataPar
         return tirx.IterVar.CommReduce if set(self.kinds) == {"R"} else tirx.IterVar.Opaque
+
+
+def parents_of(node: Any, scope: Scope) -> list[Any]:
+    """Positions of the ancestors of an axis, or of one that is attached."""
+    if isinstance(node, AttachedAxis):
+        to = scope.visits[node.to.name]
+        return [as_dtype(to.coord, node.axis.parent.idtype)]
+    if node.parent is None:
+        return []
+    visit = scope.visits[node.parent.name]
+    return [*visit.parents, visit.pos]
+
+
+def present_above(node: Any, scope: Scope, space: PositionSpace) -> list[Any]:
+    """Conditions under which there is what an axis hangs under, or is attached to."""
+    if isinstance(node, AttachedAxis):
+        return [scope.visits[node.to.name].coord >= 0] if space.has_padding(node.to) else []
+    return [] if node.parent is None else scope.visits[node.parent.name].present
+
+
+def extent_under(node: Any, parents: list[Any], scope: Scope, space: PositionSpace) -> Any:
+    """How many positions an axis has under these parents, none where they are absent."""
+    axis = node.axis if isinstance(node, AttachedAxis) else node
+    extent = as_dtype(space.extent(axis, parents), axis.idtype)
+    present = present_above(node, scope, space)
+    if not present:
+        return extent
+    return tirx.if_then_else(conjunction(present), extent, as_dtype(0, axis.idtype))

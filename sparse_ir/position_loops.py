@@ -21,10 +21,10 @@ from sparsetir.sparse_ir.nodes import (
     SparseIteration,
     visited_node,
 )
-from sparsetir.sparse_ir.position_loop import PositionLoop
+from sparsetir.sparse_ir.position_loop import PositionLoop, extent_under, parents_of
 from sparsetir.sparse_ir.position_space import PositionSpace, in_one_row
 from sparsetir.sparse_ir.search import find_last_start, whole
-from sparsetir.sparse_ir.tir import as_dtype, conjunction, dtype_of, free_vars
+from sparsetir.sparse_ir.tir import as_dtype, dtype_of, free_vars
 from sparsetir.sparse_ir.translate import Scope, Translator, Visit
 
 
@@ -60,16 +60,9 @@ class PositionLoops:
         self, node: Any, coord_var: Any, kind: str, scope: Scope, by: Axis | None
     ) -> PositionLoop:
         axis = node.axis if isinstance(node, AttachedAxis) else node
-        parents = self._parents(node, scope)
+        parents = parents_of(node, scope)
         loop, var = self._variables(coord_var.name, axis.idtype)
-        extent = as_dtype(self.space.extent(axis, parents), axis.idtype)
-        above = None if isinstance(node, AttachedAxis) or axis.parent is None else axis.parent
-        if above is not None and scope.visits[above.name].present:
-            stored = conjunction(scope.visits[above.name].present)
-            extent = tirx.if_then_else(stored, extent, as_dtype(0, axis.idtype))
-        if isinstance(node, AttachedAxis) and self.space.has_padding(node.to):
-            exists = scope.visits[node.to.name].coord >= 0
-            extent = tirx.if_then_else(exists, extent, as_dtype(0, axis.idtype))
+        extent = extent_under(node, parents, scope, self.space)
         pos = var
         if by is not None:
             extent, pos = self._in_part(by, var, scope)
@@ -91,20 +84,9 @@ class PositionLoops:
 
     def _in_part(self, by: Axis, var: Any, scope: Scope) -> tuple[Any, Any]:
         """How many positions the part has, and the storage position of its element `var`."""
-        over = self._parents(by, scope)
+        over = parents_of(by, scope)
         first = as_dtype(0, by.idtype) if in_one_row(by) else self.space.start(by, over)
         return self.space.extent(by, over), first + var
-
-    @staticmethod
-    def _parents(node: Any, scope: Scope) -> list[Any]:
-        """Positions of an axis's ancestors."""
-        if isinstance(node, AttachedAxis):
-            to = scope.visits[node.to.name]
-            return [as_dtype(to.coord, node.axis.parent.idtype)]
-        if node.parent is None:
-            return []
-        visit = scope.visits[node.parent.name]
-        return [*visit.parents, visit.pos]
 
     @staticmethod
     def _visit(
@@ -149,7 +131,7 @@ class PositionLoops:
     def _run_bounds(self, run: list[Axis], scope: Scope) -> tuple[Any, Any]:
         """First (None for 0) and past-the-end offset of a run, in elements of its last axis."""
         variable = [n for n, a in enumerate(run) if a.is_variable]
-        outer = self._parents(run[0], scope) if run[0].parent is not None else []
+        outer = parents_of(run[0], scope) if run[0].parent is not None else []
         fixed_after = run[variable[-1] + 1 :] if variable else run
         factor = _product([self.space.extent(a, []) for a in fixed_after], run[-1].idtype)
         if not variable:
@@ -174,7 +156,7 @@ class PositionLoops:
     def _recover(
         self, run: list[Axis], coords: list[Any], joint: Any, unit: PositionLoop, scope: Scope
     ) -> None:
-        outer = self._parents(run[0], scope) if run[0].parent is not None else []
+        outer = parents_of(run[0], scope) if run[0].parent is not None else []
         variable = [n for n, a in enumerate(run) if a.is_variable]
         split = variable[-1] if variable else -1
         after = run[split + 1 :]

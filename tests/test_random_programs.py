@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gpu_runner
 import sparsetir
 from cuda_runner import requires_cuda_text, run_cuda
+from drawing import COMMON
 from programs import copied
 from sparsetir.schedules.default import default_schedule
 
@@ -199,13 +200,6 @@ def _expected(func: Any, arguments: dict[str, Any]) -> np.ndarray:
     mine = copied(arguments)
     sparsetir.interpret(func, mine)
     return mine["out"]
-
-
-COMMON = {
-    "deadline": None,
-    "derandomize": True,
-    "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large],
-}
 
 
 @settings(max_examples=10, **COMMON)

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm_ffi
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sparsetir
+from drawing import COMMON
 from programs import PROGRAMS, copied
 from programs.merged import dense_of, stored_of
 from sparsetir.runtime.assembled import build_assembled
@@ -22,11 +23,6 @@ from stage2 import golden, plain_text
 
 COLUMNS = ("sparse_variable", "sparse_fixed", "dense_variable", "dense_fixed")
 TERMS = ("{0} + {1}", "{0} * {1}", "T.max({0}, {1})", "{0} - {1} * 2.0")
-COMMON = {
-    "deadline": None,
-    "derandomize": True,
-    "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large],
-}
 
 
 @dataclass
@@ -458,3 +454,20 @@ def test_calls_of_assembled_kernels() -> None:
     broken = {**given_, "a_idx": given_["a_idx"][::-1].copy()}
     with pytest.raises(sparsetir.StructureError, match="strictly increasing"):
         kernel(**broken)
+
+
+def test_patterns_that_filling_alone_reads_are_checked() -> None:
+    """B is searched at the elements of A: what is counted does not depend on it."""
+    text = PROGRAMS["add_csr"].make("float32", "int32").script()
+    kernel = build_assembled(sparsetir.from_source(text.replace("[I, J1_or_J2]", "[I, J1]")), "C")
+    args = PROGRAMS["add_csr"].inputs(np.random.default_rng(1), "small", "float32", "int32")
+    given_ = {k: v for k, v in args.items() if k != "c"}
+    found = kernel(**given_)
+    np.testing.assert_array_equal(found.indices, args["a_idx"])
+    with pytest.raises(sparsetir.StructureError, match="argument 'b_idx'.* strictly increasing"):
+        kernel(**{**given_, "b_idx": given_["b_idx"][::-1].copy()})
+
+
+def test_assembled_kernels_are_for_cpus() -> None:
+    with pytest.raises(ValueError, match="argument 'target': expected a CPU, got 'cuda'"):
+        build_assembled(PROGRAMS["add_csr"].make("float32", "int32"), "C", "cuda")

@@ -13,22 +13,18 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm_ffi
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sparsetir
 from cuda_runner import requires_cuda_text
 from cuda_stages import CudaStages
+from drawing import COMMON
 from programs import PROGRAMS, copied, tolerance
 from random_schedules import schedule_at_random
 from sparsetir.sparse_ir.schedule.precompute import SCOPES
 from sparsetir.sparse_ir.verify import verify
 
-COMMON = {
-    "deadline": None,
-    "derandomize": True,
-    "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large],
-}
 TYPES = (("float32", "int32"), ("float32", "int64"), ("float16", "int32"), ("float64", "int64"))
 GPU = {"kind": "cuda", "arch": "sm_90"}
 

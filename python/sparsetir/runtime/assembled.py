@@ -8,6 +8,8 @@ import numpy as np
 
 from sparsetir.runtime.arrays import is_torch
 from sparsetir.runtime.build import build
+from sparsetir.runtime.kernel import Kernel
+from sparsetir.runtime.targets import resolve_target
 from sparsetir.sparse_ir.assemble import assemble
 from sparsetir.sparse_ir.nodes import SparseFunc
 
@@ -40,13 +42,20 @@ class AssembledKernel:
     """
 
     def __init__(self, func: SparseFunc, result: str, target: Any = "llvm") -> None:
+        target = resolve_target(target)
+        if "cpu" not in target.keys:
+            raise ValueError(
+                f"build_assembled: argument 'target': expected a CPU, got {target.kind.name!r}"
+            )
         self.programs = assemble(func, result)
         self.name = func.name
         params = [str(p.name) for p in func.params]
         self.params = [n for n in params if n != self.programs.values]
         self.count = build(self.programs.count, target)
-        # Its index arrays are those of `count`, which has checked them, and what came of these.
-        self.fill = build(self.programs.fill, target, check=False)
+        self.fill = build(self.programs.fill, target)
+        # What `count` has checked, and what comes of that, is not checked once more.
+        checked = {*_index_names(self.count), self.programs.indptr}
+        self.fill.check = not _index_names(self.fill) <= checked
 
     def __call__(self, *args: Any, **kwargs: Any) -> CsrArrays:
         """The result, of the kind of arrays that the operands are.
@@ -125,9 +134,13 @@ def build_assembled(func: SparseFunc, result: str, target: Any = "llvm") -> Asse
     Raises
     ------
     ValueError
-        For a program of another kind.
+        For a program of another kind, and for a target that is no CPU.
     """
     return AssembledKernel(func, result, target)
+
+
+def _index_names(kernel: Kernel) -> set[str]:
+    return {kernel.signature.names[i] for i in kernel.signature.index_arrays}
 
 
 def _as(torch: bool, array: np.ndarray) -> Any:
