@@ -1,49 +1,67 @@
-"""A result whose pattern is not known beforehand: the programs that count it and fill it.
+"""A result whose pattern is not known beforehand: the programs that assemble it.
 
 A program says what it computes with a dense result::
 
-    with T.sp_iter([I, T.union(J1, J2)], "SS", "add") as [i, j]:
-        C[i, j] = A[i, j] + B[i, j]
-
-What the iteration visits is what a sparse result stores: in CSR, each row in increasing order. Two
-programs make it, of which the first counts ::
-
-    with T.sp_iter([I, T.union(J1, J2)], "SR", "add_count") as [i, j]:
+    with T.sp_iter([I, J, T.attach(K, J)], "SRS", "spgemm") as [i, j, k]:
         with T.init():
-            C_count[i] = 0
-        C_count[i] = C_count[i] + 1
+            C[i, k] = 0.0
+        C[i, k] = C[i, k] + A[i, j] * B[j, k]
 
-and the second, once the counts are summed up to `c_indptr`, goes through the same visits::
+What the iteration visits is what a sparse result stores: in CSR, each row in increasing order.
+Three programs make it. `bound` counts the visits of each row; a merged axis has at most as many as
+its members have elements. These are room enough, so `fill` goes through the visits once, in parts
+of the rows (one for each thread) that stand in rooms of their own::
 
-    JC = T.dense_variable(I, (n, c_nnz), c_indptr)
-    with T.sp_iter([I], "S", "add_rows") as [i]:
+    with T.sp_iter([PARTS], "S", "spgemm_parts") as [p]:
         at[0] = 0
-        with T.sp_iter([T.union(J1, J2)], "S", "add") as [j]:
-            T.sp_iter_attr({"ordered": 1})
-            C_indices[i, at[0]] = j
-            C[i, at[0]] = A[i, j] + B[i, j]
-            at[0] = at[0] + 1
+        ...                                                 # workspace, words and groups cleared
+        with T.sp_iter([T.part(I, ROWS)], "S", "spgemm_rows") as [i]:
+            begin[0] = at[0]
+            with T.sp_iter([J, T.attach(K, J)], "SS", "spgemm") as [j, k]:
+                workspace[k] = workspace[k] + A[i, j] * B[j, k]
+                words[k >> 6] = words[k >> 6] | 1 << (k & 63)
+                groups[k >> 12] = groups[k >> 12] | 1 << (k >> 6 & 63)
+            ...                      # for each bit of each word of each group, at its column `col`:
+                C_indices[p, at[0]] = col[0]
+                C[p, at[0]] = workspace[col[0]]
+                workspace[col[0]] = 0.0
+                at[0] = at[0] + 1
+            C_counts[i] = at[0] - begin[0]
 
-(Senanayake et al., section 6.1; Kjolstad et al., "Tensor algebra compilation with workspaces",
-section 5: symbolic and numeric kernels.) The rows are free of races in both.
+Going through two levels of bits costs nothing like sorting, and what a row did not touch is not
+looked at. Where the columns of a row are visited once and in order, as of a union, elements are
+appended as they come, and there is no workspace. What is left is to close the gaps between the
+parts. `numeric` computes the values of a pattern that is given, through the same workspace.
+
+(Kjolstad et al., "Tensor algebra compilation with workspaces", sections 4 and 5; Gustavson, "Two
+fast algorithms for sparse matrices"; Senanayake et al., section 6.1.)
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import product
 from typing import Any, NamedTuple
 
+import tvm_ffi
 from tvm import ir, tirx
+from tvm.sym import Analyzer
 
 from sparsetir.sparse_ir.annotations import ORDERED
-from sparsetir.sparse_ir.gradient import needed
 from sparsetir.sparse_ir.names import fresh_name
 from sparsetir.sparse_ir.nodes import (
+    AttachedAxis,
     Axis,
+    PartAxis,
     SparseBuffer,
     SparseFunc,
     SparseIteration,
     buffer_var,
+    flat_axes,
     loads_of,
+    make_func,
+    nodes_of,
     same_indices,
     sparse_iterations,
     stores_of,
@@ -51,25 +69,40 @@ from sparsetir.sparse_ir.nodes import (
 from sparsetir.sparse_ir.parallel import constant_length
 from sparsetir.sparse_ir.promises import with_fact
 from sparsetir.sparse_ir.schedule.loops import Loop, loops_of
-from sparsetir.sparse_ir.tir import as_dtype, as_one
+from sparsetir.sparse_ir.search import load_one, store_one
+from sparsetir.sparse_ir.tir import as_dtype, as_one, free_vars, zero
 from sparsetir.sparse_ir.traversal import map_expr
 from sparsetir.sparse_ir.verify import verify
 
+WORD, WORDS_OF_GROUP = 64, 64
+
 
 class Assembly(NamedTuple):
-    """The two programs of a sparse result, and the names of their parameters for it.
+    """The programs of a sparse result, and the names of their parameters for it.
 
-    count : writes `counts`, (rows,) of the idtype: how many elements each row has
-    fill : takes `indptr`, (rows + 1,), and `nnz`; writes `indices`, (nnz,), and `values`
+    bound : writes `bounds`, (rows,) of int64: how many elements each row has at most
+    fill : takes `rows_ptr`, (parts + 1,) of the idtype, the rows of each part; and `rooms`,
+        (parts + 1,) of int64, where its room of the arrays begins. Writes `counts`, (rows,) of the
+        idtype, how many elements each row has; `indices` and `values`, (room,) and more dimensions
+    numeric : takes `rows_ptr`, and the pattern: `indptr`, (rows + 1,), and `indices`, (nnz,);
+        writes `values`, those of visits that the pattern does not have are dropped
+    parted : whether rows can be in several parts; else there is one part, and no `rows_ptr`
     """
 
-    count: SparseFunc
+    bound: SparseFunc
     fill: SparseFunc
+    numeric: SparseFunc
+    bounds: str
+    rows_ptr: str
+    rooms: str
     counts: str
     indptr: str
     indices: str
     values: str
+    parts: str
+    room: str
     nnz: str
+    parted: bool
 
 
 def assemble(func: SparseFunc, result: str) -> Assembly:
@@ -78,8 +111,8 @@ def assemble(func: SparseFunc, result: str) -> Assembly:
     Parameters
     ----------
     func : SparseFunc
-        Of stage I, as written: one iteration, over rows, then over columns in increasing order (a
-        merged axis, a stored one or a dense one), then over what is inside of an element.
+        Of stage I, as written: one iteration, over rows first; over the columns in any way, once
+        and in order, or several times; the result's first value a constant.
     result : str
         The name of the result's buffer, or of its parameter: over a dense axis of rows, one of
         columns, and any dense ones of the elements.
@@ -109,14 +142,15 @@ class _Assembler:
             self.refuse(f"expected a single iteration and nothing around it, got {names}")
         (self.it,) = iterations
         self.out = self._result(result)
-        self.place = self._columns()
-        loops = loops_of(self.it)
-        self.rows, self.columns, self.inner = (
-            loops[: self.place], loops[self.place], loops[self.place + 1 :],
-        )  # fmt: skip
+        self.row_axis, self.column_axis, *self.rest = list(self.out.axes or ())
+        self.at = self._places()
+        self.first = self._first()
+        self.idtype = self.column_axis.idtype
 
     def refuse(self, text: str) -> Any:
         raise ValueError(f"assemble: function '{self.func.name}': {text}")
+
+    # -- what the program is ------------------------------------------------------------------
 
     def _result(self, name: str) -> SparseBuffer:
         written = {s.buffer for s in stores_of(self.it.body, self.it.init)}
@@ -137,162 +171,420 @@ class _Assembler:
             )
         return out
 
-    def _columns(self) -> int:
-        """Which loop goes over the columns of the result."""
+    def _places(self) -> tuple[int, int]:
+        """Which loops go over the rows and over the columns of the result."""
         it, out = self.it, self.out
         stores = [s for s in stores_of(it.body, it.init) if s.buffer.same_as(out.var)]
-        coordinates = set(it.vars)
-        first = list(stores[0].indices)
+        self.index = first = list(stores[0].indices)
         accesses = [*stores, *loads_of(it.body, out.var)]
         same = all(same_indices(list(s.indices), first) for s in accesses)
-        variables = all(isinstance(i, ir.Var) and i in coordinates for i in first)
+        variables = all(isinstance(i, ir.Var) and i in set(it.vars) for i in first)
+        accessed = f"{out.name}[{', '.join(map(str, first))}]"
         if not same or not variables or len(set(first)) < len(first):
             self.refuse(
                 f"result '{out.name}': expected it to be accessed at different coordinates of the "
-                f"iteration, the same in all places, got {out.name}[{', '.join(map(str, first))}]"
+                f"iteration, the same in all places, got {accessed}"
             )
-        loops = loops_of(it)
-        plain = [loop for loop in loops if len(loop.vars) == 1 and isinstance(loop.node, Axis)]
-        at = {loop.var: n for n, loop in enumerate(loops) if loop in plain}
-        if len(plain) < len(loops):
-            self.refuse("expected plain and merged axes, none fused, attached or in parts")
+        self.loops = loops_of(it)
+        if any(len(loop.vars) > 1 or isinstance(loop.node, PartAxis) for loop in self.loops):
+            self.refuse("expected plain, attached and merged axes, none fused or in parts")
+        at = {loop.var: n for n, loop in enumerate(self.loops)}
         row, column = at[first[0]], at[first[1]]
-        axis: Axis = loops[column].node
-        before = loops[:column]
-        ordered = row < column and all(loop.kinds == "S" for loop in [*before, loops[column]])
-        others = [x for x in before if not x.var.same_as(first[0])]
-        several = any(constant_length(x.node) != 1 for x in others)
-        if not ordered or several or not axis.unique:
+        others = [constant_length(loop.node) for loop in self.loops[:row]]
+        if row > column or any(n != 1 for n in others) or self.loops[row].kinds != "S":
             self.refuse(
-                f"result '{out.name}': expected each row's columns to be visited once, in "
-                f"increasing order: spatial loops over the rows, then over the columns, got "
-                f'{[x.name for x in loops]} as "{it.kinds}" for '
-                f"{out.name}[{', '.join(map(str, first))}]"
+                f"result '{out.name}': expected a spatial loop over its rows around all others, "
+                f'got {[x.name for x in self.loops]} as "{it.kinds}" for {accessed}'
             )
-        if any(at[i] <= column for i in first[2:]):
-            self.refuse(f"result '{out.name}': expected the loops of its elements inside")
-        return column
+        for axis, place in ((self.row_axis, row), (self.column_axis, column)):
+            (gone,) = flat_axes([self.loops[place].node])
+            same = tvm_ffi.structural_equal(gone.length, axis.length)
+            if not same or gone.idtype != axis.idtype:
+                self.refuse(
+                    f"result '{out.name}': expected '{gone.name}', which its '{axis.name}' is gone "
+                    f"through by, to be of its length and type, {axis.length} {axis.idtype}, got "
+                    f"{gone.length} {gone.idtype}"
+                )
+        return row, column
+
+    def _first(self) -> Any:
+        """The value that elements begin with; None where they are written at once."""
+        out, init = self.out, self.it.init
+        if init is None:
+            if loads_of(self.it.body, out.var):
+                self.refuse(
+                    f"result '{out.name}': expected a `with T.init():`, as it is read, and holds "
+                    "nothing before"
+                )
+            return None
+        stores = stores_of(init)
+        value = stores[0].value
+        if not isinstance(init, tirx.BufferStore) or free_vars(value) or nodes_of(ir.TensorLoad, value):
+            self.refuse(
+                f"result '{out.name}': expected one constant as its first value, got {init}"
+            )
+        return value
+
+    @property
+    def appended(self) -> bool:
+        """Whether the columns of each row are visited once, in order, each with all there is."""
+        row, column = self.at
+        between = [constant_length(loop.node) for loop in self.loops[row + 1 : column]]
+        loop = self.loops[column]
+        places = {x.var: n for n, x in enumerate(self.loops)}
+        inside = all(places[i] > column for i in self.index[2:])
+        (axis,) = flat_axes([loop.node])
+        return all(n == 1 for n in between) and loop.kinds == "S" and axis.unique and inside
+
+    # -- the programs -------------------------------------------------------------------------
 
     def run(self) -> Assembly:
-        name = str(self.out.handle.name)
-        taken: list[str] = []
-
-        def fresh(wish: str) -> str:
-            taken.append(fresh_name(self.func, wish, taken))
-            return taken[-1]
-
-        names = {w: fresh(f"{name}_{w}") for w in ("counts", "indptr", "indices", "nnz")}
-        made = Assembly(
-            self._count(names["counts"], fresh), self._fill(names, fresh), names["counts"],
-            names["indptr"], names["indices"], name, names["nnz"],
-        )  # fmt: skip
-        verify(made.count)
-        verify(made.fill)
+        func, name = self.func, str(self.out.handle.name)
+        wishes = ("bounds", "rows_ptr", "rooms", "counts", "indptr", "indices", "parts", "room")
+        self.names = names = {w: fresh_name(func, f"{name}_{w}") for w in (*wishes, "nnz")}
+        rows = self.loops[self.at[0]].node
+        self.parted = isinstance(rows, Axis) and rows.kind == "dense_fixed"
+        made = Assembly(self._bound(), self._fill(), self._numeric(), **names, values=name,
+                        parted=self.parted)  # fmt: skip
+        for program in made[:3]:
+            verify(program)
         return made
 
-    def _handle(self, name: str) -> Any:
-        return ir.Var(name, self.out.handle.ty)
+    def _bound(self) -> SparseFunc:
+        program = _Program(self, "bound")
+        at = program.local("at", "int64")
+        row, column = self.at
+        counted = []
+        for nodes in product(*(_members(x.node) for x in self.loops[row + 1 : column + 1])):
+            loops = [Loop(n, [_variable_like(n)], "S") for n in nodes]
+            counted.append(program.iterate("counted", loops, program.step(at)))
+        out = program.output("bounds", "int64", [self.row_axis])
+        most = tirx.min(load_one(at), as_dtype(self.column_axis.length, "int64"))
+        body = [store_one(at, zero("int64")), *counted, out.store(most, self.index[:1])]
+        rows = self.loops[: row + 1]
+        return program.made(program.iterate("rows", rows, as_one(body), ordered=False))
 
-    def _coordinates(self) -> tuple[Any, Any]:
-        first = next(s for s in stores_of(self.it.body) if s.buffer.same_as(self.out.var)).indices
-        return first[0], first[1]
+    def _fill(self) -> SparseFunc:
+        program = _Program(self, "fill")
+        parts, index = program.parts()
+        room = program.axis("ROOM", "dense_variable", program.scalar("room", "int64"), parts,
+                            indptr="rooms")  # fmt: skip
+        columns = program.output("indices", self.idtype, [parts, room])
+        values = program.output("values", self.out.dtype, [parts, room, *self.rest])
+        counts = program.output("counts", self.idtype, [self.row_axis])
+        for buffer in (columns, values):
+            program.fact(buffer, room)
+        at, begin = program.local("at", "int64"), program.local("begin", "int64")
+        here = [index, load_one(at)]
+        begins = [store_one(x, zero("int64")) for x in (at, begin)]
+        row, column = self.at
+        inner = self.loops[row + 1 :]
+        if self.appended:
+            around, inside = self.loops[row + 1 : column + 1], self.loops[column + 1 :]
 
-    def _count(self, counts: str, fresh: Any) -> SparseFunc:
-        row_axis = list(self.out.axes or ())[0]
-        idtype = self.columns.node.idtype
-        var = buffer_var([row_axis.length], idtype, fresh(f"{self.out.name}_COUNTS"))
-        out = SparseBuffer(var=var, axes=[row_axis], handle=self._handle(counts))
-        row, _ = self._coordinates()
-        one = tirx.BufferLoad(var, [row]) + as_dtype(1, idtype)
-        loops = [*self.rows, Loop(self.columns.node, self.columns.vars, "R")]
-        it = _iteration(
-            self.it, f"{self.it.name}_count", loops, tirx.BufferStore(var, one, [row]),
-            init=tirx.BufferStore(var, as_dtype(0, idtype), [row]),
+            def moved(indices: Sequence[Any]) -> tuple[Any, list[Any]]:
+                return values.var, [*here, *indices[2:]]
+
+            body, init = program.rewritten(moved)
+            element = [body] if init is None else [init, body]
+            if inside:
+                element = [program.iterate("element", inside, body, init=init, like=self.it)]
+            found = [columns.store(self.index[1], here), *element, program.step(at)]
+            visits = [program.iterate("", around, as_one(found))]
+        else:
+            space = _Workspace(program)
+            begins += space.cleared()
+
+            def emitted(column: Any) -> list[Any]:
+                def copied(rest: list[Any]) -> Any:
+                    taken = values.store(space.values.load([column, *rest]), [*here, *rest])
+                    return as_one([taken, space.reset([column, *rest])])
+
+                moved = program.over(self.rest, "copied", copied)
+                return [columns.store(column, here), moved, program.step(at)]
+
+            noted = as_one([program.rewritten(space.moved)[0], *space.noted(self.index[1])])
+            visits = [program.iterate("", inner, noted), space.gone_through(emitted)]
+        count = as_dtype(load_one(at) - load_one(begin), self.idtype)
+        visits = [store_one(begin, load_one(at)), *visits, counts.store(count, self.index[:1])]
+        return program.made(program.in_parts(parts, index, begins, visits))
+
+    def _numeric(self) -> SparseFunc:
+        program = _Program(self, "numeric")
+        parts, index = program.parts()
+        stored = program.axis("STORED", "sparse_variable", program.scalar("nnz", self.idtype),
+                              self.row_axis, indptr="indptr", indices="indices")  # fmt: skip
+        values = program.output("values", self.out.dtype, [self.row_axis, stored, *self.rest])
+        space = _Workspace(program, noting=False)
+        row = self.index[0]
+        (row_axis,) = flat_axes([self.loops[self.at[0]].node])
+        node = stored if row_axis.same_as(self.row_axis) else AttachedAxis(stored, row_axis)
+
+        def each(name: str, made: Callable[[list[Any]], Any]) -> Any:
+            column = tirx.Var("col", self.idtype)
+            loop = Loop(node, [column], "S")
+            rest = program.over(self.rest, f"{name}_element", lambda i: made([column, *i]))
+            return program.iterate(name, [loop], rest)
+
+        visits = [
+            each("begun", space.reset),
+            program.iterate("", self.loops[self.at[0] + 1 :], program.rewritten(space.moved)[0]),
+            each("taken", lambda i: values.store(space.values.load(i), [row, *i])),
+        ]
+        return program.made(program.in_parts(parts, index, space.cleared(), visits))
+
+
+class _Output(NamedTuple):
+    """A buffer of a program that is made."""
+
+    var: Any
+
+    def store(self, value: Any, index: Sequence[Any]) -> Any:
+        return tirx.BufferStore(self.var, value, [*index])
+
+    def load(self, index: Sequence[Any]) -> Any:
+        return tirx.BufferLoad(self.var, [*index])
+
+
+class _Program:
+    """One of the programs, and what it declares beside what the old one does."""
+
+    def __init__(self, of: _Assembler, name: str) -> None:
+        self.of, self.name = of, name
+        self.axes: list[Axis] = []
+        self.buffers: list[SparseBuffer] = []
+        self.params: list[Any] = []
+        self.facts: list[tuple[str, str]] = []
+        self.one: Axis | None = None
+        self.taken = [*of.names.values()]
+
+    def fresh(self, wish: str) -> str:
+        """A name that nothing else has."""
+        self.taken.append(fresh_name(self.of.func, wish, self.taken))
+        return self.taken[-1]
+
+    def scalar(self, name: str, dtype: str) -> Any:
+        """A parameter of the result."""
+        self.params.append(tirx.Var(self.of.names[name], dtype))
+        return self.params[-1]
+
+    def handle(self, name: str) -> Any:
+        """The handle of an array of the result."""
+        if name == "values":
+            return self.of.out.handle
+        self.params.append(ir.Var(self.of.names[name], self.of.out.handle.ty))
+        return self.params[-1]
+
+    def axis(self, wish: str, kind: str, size: Any, parent: Any = None, **arrays: str) -> Axis:
+        """A new axis; `size` is its length, or how many elements it stores."""
+        column = kind == "sparse_variable"
+        length = self.of.column_axis.length if column else size
+        handles = {what: self.handle(name) for what, name in arrays.items()}
+        found = Axis(
+            name=self.fresh(wish), kind=kind, length=length, parent=parent,
+            nnz=size if handles else None, idtype=str(size.ty), **handles,
         )  # fmt: skip
-        params = [p for p in self.func.params if not p.same_as(self.out.handle)]
-        func = self.func.with_attr("global_symbol", f"{self.func.name}_count")
-        return needed(func, [*params, out.handle], [*self.func.buffers, out], it)
+        self.axes.append(found)
+        return found
 
-    def _fill(self, names: dict[str, str], fresh: Any) -> SparseFunc:
-        rows, old_columns, *rest = list(self.out.axes or ())
-        idtype = self.columns.node.idtype
-        handles = {w: self._handle(names[w]) for w in ("indptr", "indices")}
-        nnz = tirx.Var(names["nnz"], idtype)
-        axis = Axis(
-            name=fresh(f"{old_columns.name}_{self.out.name}"), kind="dense_variable",
-            length=old_columns.length, parent=rows, nnz=nnz, indptr=handles["indptr"],
-            idtype=idtype,
+    def output(self, name: str, dtype: str, axes: list[Axis]) -> _Output:
+        """A buffer of the result."""
+        wish = self.of.out.name if name == "values" else f"{self.of.out.name}_{name}"
+        named = wish if name == "values" else self.fresh(wish)
+        return self._buffer(named, dtype, axes, self.handle(name))
+
+    def room(self, wish: str, dtype: str, axes: list[Axis]) -> _Output:
+        """A buffer of the program's own."""
+        return self._buffer(self.fresh(wish), dtype, axes, None)
+
+    def local(self, wish: str, dtype: str) -> Any:
+        """A buffer of one element."""
+        if self.one is None:
+            self.one = self.axis("ONE", "dense_fixed", as_dtype(1, self.of.idtype))
+        return self.room(wish, dtype, [self.one]).var
+
+    def _buffer(self, name: str, dtype: str, axes: list[Axis], handle: Any) -> _Output:
+        var = buffer_var([a.length for a in axes], dtype, name)
+        self.buffers.append(SparseBuffer(var=var, axes=axes, handle=handle))
+        return _Output(var)
+
+    def fact(self, buffer: _Output, axis: Axis) -> None:
+        """Accesses of a buffer are inside of an axis."""
+        self.facts.append((str(buffer.var.name), axis.name))
+
+    def step(self, at: Any) -> Any:
+        """A counter moves on."""
+        return store_one(at, load_one(at) + as_dtype(1, str(at.ty.dtype)))
+
+    def iterate(
+        self, name: str, loops: Sequence[Loop], body: Any, *, init: Any = None, like: Any = None,
+        ordered: bool = True,
+    ) -> Any:  # fmt: skip
+        """An iteration over loops, or the body alone of none.
+
+        like : one that says kinds and annotations; by default all loops are spatial
+        """
+        if not loops:
+            return body
+        old = self.of.it
+        kinds = "".join(x.kinds if like is not None else "S" for x in loops)
+        named = self.fresh(f"{old.name}_{name}") if name else old.name
+        return SparseIteration(
+            span=old.span, axes=[x.node for x in loops], kinds=kinds, name=named,
+            vars=[v for x in loops for v in x.vars], init=init, body=body,
+            annotations={ORDERED: 1} if ordered and like is None else {},
         )  # fmt: skip
-        shape = [a.length for a in (rows, axis, *rest)]
-        values = SparseBuffer(
-            var=buffer_var(shape, self.out.dtype, self.out.name),
-            axes=[rows, axis, *rest],
-            handle=self.out.handle,
-        )
-        indices = SparseBuffer(
-            var=buffer_var(shape[:2], idtype, fresh(f"{self.out.name}_INDICES")),
-            axes=[rows, axis],
-            handle=handles["indices"],
-        )
-        one = Axis(name=fresh("ONE"), kind="dense_fixed", length=as_dtype(1, idtype), idtype=idtype)
-        at = buffer_var([one.length], idtype, fresh("at"))
-        zero = as_dtype(0, idtype)
-        here = tirx.BufferLoad(at, [zero])
-        row, column = self._coordinates()
+
+    def over(self, axes: Sequence[Axis], name: str, made: Callable[[list[Any]], Any]) -> Any:
+        """A statement for all coordinates of dense axes."""
+        variables = [tirx.Var(a.name.lower(), a.idtype) for a in axes]
+        loops = [Loop(a, [v], "S") for a, v in zip(axes, variables, strict=True)]
+        return self.iterate(name, loops, made([*variables]), ordered=False)
+
+    def rewritten(self, moved: Callable[[Sequence[Any]], tuple[Any, list[Any]]]) -> Any:
+        """Body and init of the old program, with the result's accesses elsewhere."""
+        out = self.of.out.var
 
         def store(node: Any) -> Any:
-            if not node.buffer.same_as(self.out.var):
+            if not node.buffer.same_as(out):
                 return node
-            index = [node.indices[0], here, *node.indices[2:]]
-            return tirx.BufferStore(values.var, node.value, index, span=node.span)
+            buffer, index = moved(node.indices)
+            return tirx.BufferStore(buffer, node.value, index, span=node.span)
 
         def load(node: Any) -> Any:
-            if not node.source.same_as(self.out.var):
-                return node
-            return tirx.BufferLoad(values.var, [node.indices[0], here, *node.indices[2:]])
+            return tirx.BufferLoad(*moved(node.indices)) if node.source.same_as(out) else node
 
-        def moved(stmt: Any) -> Any:
+        def all_of(stmt: Any) -> Any:
             stmt = map_expr(stmt, [(ir.TensorLoad, load)])
             return map_expr(stmt, [(tirx.BufferStore, store)])
 
-        body = moved(self.it.body)
-        init = None if self.it.init is None else moved(self.it.init)
-        element: list[Any] = [body] if init is None else [init, body]
-        if self.inner:
-            element = [_iteration(self.it, f"{self.it.name}_element", self.inner, body, init)]
-        step = tirx.BufferStore(at, here + as_dtype(1, idtype), [zero])
-        place = tirx.BufferStore(indices.var, column, [row, here])
-        columns = _iteration(
-            self.it, self.it.name, [self.columns], as_one([place, *element, step]),
-            annotations={ORDERED: 1},
+        init = self.of.it.init
+        return all_of(self.of.it.body), None if init is None else all_of(init)
+
+    def parts(self) -> tuple[Axis, Any]:
+        """The axis of the parts, and its coordinate."""
+        length = self.scalar("parts", self.of.idtype)
+        return self.axis("PARTS", "dense_fixed", length), tirx.Var("p", self.of.idtype)
+
+    def in_parts(self, parts: Axis, index: Any, begins: list[Any], visits: list[Any]) -> Any:
+        """The rows of each part."""
+        rows = self.of.loops[: self.of.at[0] + 1]
+        if self.of.parted:
+            *outer, last = rows
+            length = last.node.length
+            by = self.axis("ROWS", "dense_variable", length, parts, indptr="rows_ptr")
+            rows = [*outer, Loop(PartAxis(last.node, by), last.vars, "S")]
+        inside = self.iterate("rows", rows, as_one(visits))
+        loop = Loop(parts, [index], "S")
+        return self.iterate("parts", [loop], as_one([*begins, inside]), ordered=False)
+
+    def made(self, body: Any) -> SparseFunc:
+        """The whole program."""
+        old = self.of.func
+        kept = [b for b in old.buffers if b.name != self.of.out.name]
+        values = any(b.handle is not None and b.name == self.of.out.name for b in self.buffers)
+        params = [p for p in old.params if values or not p.same_as(self.of.out.handle)]
+        made = make_func(
+            f"{old.name}_{self.name}", [*params, *self.params], [*old.axes, *self.axes],
+            [*kept, *self.buffers], body,
+            {k: v for k, v in old.attrs.items() if k != "global_symbol"}, old.span,
         )  # fmt: skip
-        begin = [tirx.BufferStore(at, as_dtype(0, idtype), [zero])]
-        outer = _iteration(self.it, f"{self.it.name}_rows", self.rows, as_one([*begin, columns]))
-        params: list[Any] = []
-        for param in self.func.params:
-            params += [*handles.values()] if param.same_as(self.out.handle) else []
-            params.append(param)
-        buffers = [values if b.name == self.out.name else b for b in self.func.buffers]
-        func = self.func.with_attr("global_symbol", f"{self.func.name}_fill")
-        func = func.replace(axes=[*func.axes, axis, one])
-        counter = SparseBuffer(var=at, axes=[one], handle=None)
-        made = needed(func, [*params, nnz], [*buffers, indices, counter], outer)
-        for buffer in (values, indices):
-            made = with_fact(made, "inside", buffer=buffer.name, axis=axis.name)
+        for buffer, axis in self.facts:
+            made = with_fact(made, "inside", buffer=buffer, axis=axis)
         return made
 
 
-def _iteration(
-    it: SparseIteration, name: str, loops: list[Loop], body: Any, init: Any = None,
-    annotations: Any = None,
-) -> SparseIteration:  # fmt: skip
-    return SparseIteration(
-        span=it.span,
-        axes=[loop.node for loop in loops],
-        kinds="".join(loop.kinds for loop in loops),
-        name=name,
-        vars=[v for loop in loops for v in loop.vars],
-        init=init,
-        body=body,
-        annotations=annotations or {},
-    )
+class _Workspace:
+    """One row of the result, dense; and which columns it has, as bits of words and of groups."""
+
+    def __init__(self, program: _Program, noting: bool = True) -> None:
+        self.program, self.of = program, program.of
+        axes = [self.of.column_axis, *self.of.rest]
+        self.values = program.room("workspace", self.of.out.dtype, axes)
+        self.first = zero(self.of.out.dtype) if self.of.first is None else self.of.first
+        program.fact(self.values, axes[0])
+        self.noting = noting
+        if not noting:
+            return
+        length = axes[0].length
+        self.levels = []
+        for wish, size in (("words", WORD), ("groups", WORD * WORDS_OF_GROUP)):
+            most = as_dtype(size, self.of.idtype)
+            count = Analyzer().simplify(tirx.floordiv(length + most - 1, most))
+            axis = program.axis(wish.upper(), "dense_fixed", count)
+            self.levels.append((axis, program.room(wish, "uint64", [axis])))
+            program.fact(self.levels[-1][1], axis)
+        self.left = [program.local(w, "uint64") for w in ("columns_left", "words_left")]
+        self.place = [program.local(w, self.of.idtype) for w in ("col", "word")]
+
+    def moved(self, indices: Sequence[Any]) -> tuple[Any, list[Any]]:
+        """Where an element of the result is."""
+        return self.values.var, [*indices[1:]]
+
+    def reset(self, index: Sequence[Any]) -> Any:
+        """A value as it begins."""
+        return self.values.store(self.first, index)
+
+    def cleared(self) -> list[Any]:
+        """Statements that clear it all."""
+        axes = [self.of.column_axis, *self.of.rest]
+        out = [self.program.over(axes, "cleared", self.reset)]
+        if self.noting:
+            nothing = zero("uint64")
+            out += [
+                self.program.over([axis], f"cleared_{axis.name.lower()}",
+                                  partial(buffer.store, nothing))
+                for axis, buffer in self.levels
+            ]  # fmt: skip
+            out += [store_one(x, zero(str(x.ty.dtype))) for x in (*self.left, *self.place)]
+        return out
+
+    def noted(self, column: Any) -> list[Any]:
+        """Statements that note a column."""
+        out, bit = [], column
+        for _, buffer in self.levels:
+            word = bit >> as_dtype(6, self.of.idtype)
+            one = as_dtype(1, "uint64") << as_dtype(bit & as_dtype(63, self.of.idtype), "uint64")
+            out.append(buffer.store(buffer.load([word]) | one, [word]))
+            bit = word
+        return out
+
+    def gone_through(self, emitted: Callable[[Any], list[Any]]) -> Any:
+        """All that was noted, in increasing order; nothing is noted afterwards."""
+        (_, words), (axis, groups) = self.levels
+        (bits, some), (column, word) = self.left, self.place
+        group = tirx.Var("g", self.of.idtype)
+        inside = _each_bit(bits, column, load_one(word), emitted(load_one(column)))
+        of_word = [
+            store_one(bits, words.load([load_one(word)])),
+            words.store(zero("uint64"), [load_one(word)]),
+            inside,
+        ]
+        body = [
+            store_one(some, groups.load([group])),
+            groups.store(zero("uint64"), [group]),
+            _each_bit(some, word, group, of_word),
+        ]
+        return self.program.iterate("noted", [Loop(axis, [group], "S")], as_one(body))
+
+
+def _each_bit(bits: Any, found: Any, word: Any, body: list[Any]) -> Any:
+    """A loop over the bits of `bits`, which are cleared; `found` is the bit's number in all."""
+    value, one = load_one(bits), as_dtype(1, "uint64")
+    dtype = str(found.ty.dtype)
+    below = tirx.popcount((value - one) & ~value)  # as many as are not set below the lowest bit
+    number = word * as_dtype(WORD, dtype) + as_dtype(below, dtype)
+    step = [store_one(found, number), store_one(bits, value & (value - one))]
+    return tirx.While(value != zero("uint64"), as_one([*step, *body]))
+
+
+def _members(node: Any) -> list[Any]:
+    """Axes that together are visited as often as one is, at least."""
+    if isinstance(node, Axis) and node.is_merged:
+        return [*node.of] if node.kind == "union" else [list(node.of)[0]]
+    return [node]
+
+
+def _variable_like(node: Any) -> Any:
+    (axis,) = flat_axes([node])
+    return tirx.Var(axis.name.lower(), axis.idtype)

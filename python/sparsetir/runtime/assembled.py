@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from sparsetir.runtime import pool
 from sparsetir.runtime.arrays import is_torch
 from sparsetir.runtime.build import build
-from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.targets import resolve_target
 from sparsetir.sparse_ir.assemble import assemble
 from sparsetir.sparse_ir.nodes import SparseFunc
+
+# Elements that a call has room for at once: memory that nothing is written to is not taken, but a
+# system does not promise any amount of it.
+ROOM = 1 << 30
+WORK_OF_A_PART = 1 << 15  # elements, at most, that are not worth another thread
 
 
 class CsrArrays(NamedTuple):
@@ -36,9 +43,9 @@ class AssembledKernel:
 
     Notes
     -----
-    `count` and `fill` are the two kernels, `params` what callers give. A call counts the elements
-    of each row, allocates the result, and fills it; both go through the operands once, on all
-    threads.
+    `bound`, `fill` and `numeric` are its kernels, `params` what callers give. A call bounds the
+    number of elements of each row, has room for as many, fills it on all threads, and gives back
+    what was not needed: memory that was not written to was never taken.
     """
 
     def __init__(self, func: SparseFunc, result: str, target: Any = "llvm") -> None:
@@ -51,11 +58,15 @@ class AssembledKernel:
         self.name = func.name
         params = [str(p.name) for p in func.params]
         self.params = [n for n in params if n != self.programs.values]
-        self.count = build(self.programs.count, target)
-        self.fill = build(self.programs.fill, target)
-        # What `count` has checked, and what comes of that, is not checked once more.
-        checked = {*_index_names(self.count), self.programs.indptr}
-        self.fill.check = not _index_names(self.fill) <= checked
+        self.bound = build(self.programs.bound, target)
+        # What `bound` has checked, and what comes of that, is not checked once more.
+        self.fill = build(self.programs.fill, target, check=False)
+        self.numeric = build(self.programs.numeric, target)
+        signature = self.fill.signature
+        self._idtype, self._dtype = (
+            signature.dtypes[signature.position[n]]
+            for n in (self.programs.indices, self.programs.values)
+        )
 
     def __call__(self, *args: Any, **kwargs: Any) -> CsrArrays:
         """The result, of the kind of arrays that the operands are.
@@ -66,6 +77,10 @@ class AssembledKernel:
             The program's parameters without the result's, in order or by name. NumPy arrays, or
             tensors of torch on the CPU.
 
+        Returns
+        -------
+        CsrArrays
+
         Raises
         ------
         TypeError, ValueError
@@ -73,7 +88,67 @@ class AssembledKernel:
         OverflowError
             For more elements than the type of the indices can number.
         """
-        names, order = self.programs, self.params
+        given = self._given(args, kwargs)
+        names, bounds = self.programs, self._bounds(given)
+        ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(bounds)])
+        rows, made = len(bounds), []
+        first = 0
+        while first < rows or not made:
+            last = int(np.searchsorted(ends, ends[first] + ROOM, side="right")) - 1
+            last = max(min(last, rows), min(first + 1, rows)) if names.parted else rows
+            made.append(self._filled(given, ends, first, last))
+            first = last
+        counts = np.concatenate([m[0] for m in made])
+        indptr = np.zeros(rows + 1, np.int64)
+        np.cumsum(counts, out=indptr[1:])
+        if indptr[-1] > np.iinfo(self._idtype).max:
+            raise OverflowError(
+                f"{self.name}: the result has {indptr[-1]} elements, more than {self._idtype} "
+                "numbers; expected int64 indices"
+            )
+        indices, values = (
+            made[0][n] if len(made) == 1 else np.concatenate([m[n] for m in made]) for n in (1, 2)
+        )
+        found = (indptr.astype(self._idtype), self._idtype), (indices, self._idtype)
+        return CsrArrays(*(_like(given, *x) for x in (*found, (values, self._dtype))))
+
+    def values_of(self, indptr: Any, indices: Any, *args: Any, **kwargs: Any) -> Any:
+        """The values at a pattern that is known, or asked for: the numeric phase alone.
+
+        Parameters
+        ----------
+        indptr, indices
+            Of the pattern, (rows + 1,) and (nnz,), with increasing columns in each row.
+        *args, **kwargs
+            As in a call.
+
+        Returns
+        -------
+        array
+            (nnz,) and the elements' dimensions: at what the pattern has and the program does not
+            visit its first value, or 0; what the program visits elsewhere is left out.
+
+        Raises
+        ------
+        TypeError, ValueError, StructureError
+            As in a call.
+        """
+        given, names = self._given(args, kwargs), self.programs
+        bounds = self._bounds(given)
+        ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(bounds)])
+        rows_ptr = self._parts(ends, 0, len(bounds))
+        made = self._in_parts(rows_ptr)
+        made |= {names.indptr: indptr, names.indices: indices, names.nnz: len(indices)}
+        shape = self.numeric.shape_of(names.values, {**given, **made})
+        values = np.empty(shape, self._dtype)
+        self.numeric(**given, **made, **{names.values: _like(given, values, self._dtype)})
+        return _like(given, values, self._dtype)
+
+    def __repr__(self) -> str:
+        return f"AssembledKernel({self.name!r})"
+
+    def _given(self, args: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        order = self.params
         if len(args) > len(order):
             raise TypeError(
                 f"{self.name}: expected at most {len(order)} arguments "
@@ -85,32 +160,48 @@ class AssembledKernel:
                 what = "is given twice" if name in given else f"is none of {', '.join(order)}"
                 raise TypeError(f"{self.name}: argument '{name}' {what}")
             given[name] = value
-        kept = {n: x for n, x in given.items() if n in self.count.signature.position}
-        given = {n: x for n, x in given.items() if n in self.fill.signature.position}
-        torch = any(map(is_torch, given.values()))
-        signature = self.count.signature
-        dtype = signature.dtypes[signature.position[names.counts]]
-        (rows,) = self.count.shape_of(names.counts, kept)
-        indptr = np.zeros(rows + 1, dtype)
-        counts = np.empty(rows, dtype)
-        self.count(**kept, **{names.counts: _as(torch, counts)})
-        total = int(counts.sum(dtype=np.int64))
-        if total > np.iinfo(dtype).max:
-            raise OverflowError(
-                f"{self.name}: the result has {total} elements, more than {dtype} numbers; "
-                "expected int64 indices"
-            )
-        np.cumsum(counts, out=indptr[1:])
-        made = {names.indptr: _as(torch, indptr), names.nnz: total}
-        made[names.indices] = _as(torch, np.empty(total, dtype))
-        known = {**given, **made}
-        shape = self.fill.shape_of(names.values, known)
-        made[names.values] = _values(torch, shape, self.fill.signature, names.values)
-        self.fill(**given, **made)
-        return CsrArrays(made[names.indptr], made[names.indices], made[names.values])
+        return given
 
-    def __repr__(self) -> str:
-        return f"AssembledKernel({self.name!r})"
+    def _bounds(self, given: dict[str, Any]) -> np.ndarray:
+        """At most how many elements each row has."""
+        name = self.programs.bounds
+        (rows,) = self.bound.shape_of(name, given)
+        bounds = np.zeros(rows, np.int64)
+        self.bound(**given, **{name: bounds})
+        return bounds
+
+    def _parts(self, ends: np.ndarray, first: int, last: int) -> np.ndarray:
+        """Where the parts of some rows begin, and the last one ends."""
+        total = int(ends[last] - ends[first])
+        parts = 1 if not self.programs.parted else min(pool.count(), 1 + total // WORK_OF_A_PART)
+        cuts = ends[first] + np.arange(1, parts) * (total / parts)
+        inside = np.clip(np.searchsorted(ends, cuts), first, last)
+        return np.array([first, *inside, last], self._idtype)
+
+    def _in_parts(self, rows_ptr: np.ndarray) -> dict[str, Any]:
+        """Arguments that say what rows the parts have."""
+        names = self.programs
+        found: dict[str, Any] = {names.parts: len(rows_ptr) - 1}
+        return {**found, names.rows_ptr: rows_ptr} if names.parted else found
+
+    def _filled(
+        self, given: dict[str, Any], ends: np.ndarray, first: int, last: int
+    ) -> tuple[Any, ...]:
+        """Counts, indices and values of some rows."""
+        names = self.programs
+        rows_ptr = self._parts(ends, first, last)
+        rooms = ends[rows_ptr] - ends[first]
+        room = int(rooms[-1])
+        counts = np.zeros(len(ends) - 1, self._idtype)
+        indices = np.empty(room, self._idtype)
+        made = {**self._in_parts(rows_ptr), names.room: room, names.rooms: rooms}
+        made |= {names.counts: counts, names.indices: indices}
+        values = np.empty(self.fill.shape_of(names.values, {**given, **made}), self._dtype)
+        self.fill(**given, **made, **{names.values: _like(given, values, self._dtype)})
+        sizes = [int(counts[a:b].sum(dtype=np.int64)) for a, b in zip(rows_ptr, rows_ptr[1:])]
+        for array in (indices, values):
+            _close(array, rooms, sizes)
+        return counts[first:last], indices, values
 
 
 def build_assembled(func: SparseFunc, result: str, target: Any = "llvm") -> AssembledKernel:
@@ -119,8 +210,9 @@ def build_assembled(func: SparseFunc, result: str, target: Any = "llvm") -> Asse
     Parameters
     ----------
     func : SparseFunc
-        Of stage I: one iteration, over rows, then over columns in increasing order, such as a
-        union; its result over dense rows and columns.
+        Of stage I: one iteration, over rows, then over what is in a row; its result over dense rows
+        and columns. A row's columns may be visited once and in order, as those of a union, or
+        several times, as in a product of sparse matrices.
     result : str
         The name of the result, or of its parameter.
     target : optional
@@ -139,22 +231,20 @@ def build_assembled(func: SparseFunc, result: str, target: Any = "llvm") -> Asse
     return AssembledKernel(func, result, target)
 
 
-def _index_names(kernel: Kernel) -> set[str]:
-    return {kernel.signature.names[i] for i in kernel.signature.index_arrays}
+def _close(array: np.ndarray, rooms: np.ndarray, sizes: list[int]) -> None:
+    """Move what is in the rooms together, and give the rest of the memory back."""
+    at, step = sizes[0], array.strides[0]
+    for begin, size in zip(rooms[1:].tolist(), sizes[1:]):
+        ctypes.memmove(array.ctypes.data + at * step, array.ctypes.data + begin * step, size * step)
+        at += size
+    array.resize((at, *array.shape[1:]), refcheck=False)
 
 
-def _as(torch: bool, array: np.ndarray) -> Any:
-    if not torch:
+def _like(given: Mapping[str, Any], array: np.ndarray, dtype: str) -> Any:
+    """The array, as torch's where arguments are; numpy's own types do not have all of torch's."""
+    if not any(map(is_torch, given.values())):
         return array
-    import torch as library
+    import torch
 
-    return library.from_numpy(array)
-
-
-def _values(torch: bool, shape: Any, signature: Any, name: str) -> Any:
-    dtype = signature.dtypes[signature.position[name]]
-    if torch:
-        import torch as library
-
-        return library.empty(*shape, dtype=getattr(library, dtype))
-    return np.empty(shape, dtype)
+    plain = torch.from_numpy(array.view(f"int{8 * array.itemsize}"))
+    return plain.view(getattr(torch, dtype))
