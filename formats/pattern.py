@@ -28,6 +28,8 @@ class Pattern:
 
     Attributes
     ----------
+    coords : list of (nnz,) ndarray
+        One per axis; of what :meth:`from_csr` made unchecked, rows are made when they are wanted.
     indptr : (shape[0] + 1,) ndarray
         Where each coordinate of the first axis begins.
 
@@ -86,20 +88,28 @@ class Pattern:
         """
         if check:
             check_indptr("Pattern", indptr, len(indices), int(shape[0]))
-        rows = np.arange(int(shape[0]), dtype=indices.dtype).repeat(np.diff(indptr))
+        out = cls.__new__(cls)
+        out.shape = tuple(int(s) for s in shape)
+        out.indptr, out.columns = indptr, indices
         if check:
-            out = cls([rows, indices], shape)
-        else:
-            out = cls.__new__(cls)
-            out.shape = tuple(int(s) for s in shape)
-            out.coords = [rows, indices]
-        out.indptr = indptr
+            out = cls(out.coords, shape)
+            out.indptr = indptr
         return out
+
+    @cached_property
+    def coords(self) -> list[np.ndarray]:
+        rows = np.arange(self.shape[0], dtype=self.columns.dtype)
+        return [rows.repeat(np.diff(self.indptr)), self.columns]
+
+    @cached_property
+    def columns(self) -> np.ndarray:
+        """Coordinates of the last axis; of a matrix in CSR its `indices`."""
+        return self.coords[-1]
 
     @property
     def nnz(self) -> int:
         """Number of stored coordinates."""
-        return len(self.coords[0])
+        return len(self.columns)
 
     @property
     def order(self) -> int:

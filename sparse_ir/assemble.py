@@ -219,7 +219,11 @@ class _Assembler:
             return None
         stores = stores_of(init)
         value = stores[0].value
-        if not isinstance(init, tirx.BufferStore) or free_vars(value) or nodes_of(ir.TensorLoad, value):
+        if (
+            not isinstance(init, tirx.BufferStore)
+            or free_vars(value)
+            or nodes_of(ir.TensorLoad, value)
+        ):
             self.refuse(
                 f"result '{out.name}': expected one constant as its first value, got {init}"
             )

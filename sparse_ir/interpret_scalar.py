@@ -312,6 +312,7 @@ _INTRINSICS: dict[str, Callable[..., Any]] = {
     "likely": lambda x: x,
     "tail": lambda x: x,
     "at_most": min,
+    "popcount": lambda x: (int(x) & ((1 << 8 * x.itemsize) - 1)).bit_count(),
     "exp": np.exp,
     "exp2": np.exp2,
     "exp10": lambda x: x.dtype.type(10) ** x,

@@ -161,4 +161,10 @@ def _product(matrix: Any, x: Any, plans: dict[Any, Any]) -> Any:
     return product(matrix, x, plans, lambda: import_module("sparsetir.ops"))
 
 
-hooks.product = _product
+def _of_matrices(op: str, *matrices: Any, **options: Any) -> Any:
+    from sparsetir.planning.sparse_results import of_matrices
+
+    return of_matrices(op, *matrices, **options)
+
+
+hooks.product, hooks.of_matrices = _product, _of_matrices

@@ -305,6 +305,47 @@ def triangles_oracle(args: Arrays) -> dict[str, np.ndarray]:
     return {"c": (dense @ dense.T)[rows, args["a_idx"]]}
 
 
+def make_product(dtype: str, idtype: str) -> Any:
+    """C = A B of two sparse matrices."""
+    Index = getattr(T, idtype)
+
+    @T.prim_func
+    def spgemm(
+        a: T.handle, a_ptr: T.handle, a_idx: T.handle, b: T.handle, b_ptr: T.handle,
+        b_idx: T.handle, c: T.handle, m: Index, l: Index, n: Index, a_nnz: Index, b_nnz: Index,
+    ) -> None:  # fmt: skip
+        I = T.dense_fixed(m, idtype)
+        J = T.sparse_variable(I, (l, a_nnz), (a_ptr, a_idx), idtype)
+        L = T.dense_fixed(l, idtype)
+        K = T.sparse_variable(L, (n, b_nnz), (b_ptr, b_idx), idtype)
+        N = T.dense_fixed(n, idtype)
+        A = T.match_sparse_buffer(a, (I, J), dtype)
+        B = T.match_sparse_buffer(b, (L, K), dtype)
+        C = T.match_sparse_buffer(c, (I, N), dtype)
+        with T.sp_iter([I, J, T.attach(K, J)], "SRS", "spgemm") as [i, j, k]:
+            with T.init():
+                C[i, k] = 0.0
+            C[i, k] = C[i, k] + A[i, j] * B[j, k]
+
+    return spgemm
+
+
+def product_inputs(rng: np.random.Generator, case: str, dtype: str, idtype: str) -> Arrays:
+    """A matrix, and one with as many rows as it has columns."""
+    dense, a = _csr_operand(rng, case, "a", dtype, idtype)
+    m, l = dense.shape
+    mask = mask2(rng, case, (l, 7))
+    b_ptr, b_idx = csr(mask, idtype)
+    b = {"b": values(rng, len(b_idx), dtype), "b_ptr": b_ptr, "b_idx": b_idx, "b_nnz": len(b_idx)}
+    return {**a, **b, "c": garbage((m, 7), dtype), "m": m, "l": l, "n": 7}
+
+
+def product_oracle(args: Arrays) -> dict[str, np.ndarray]:
+    """The product of the dense arrays."""
+    left = dense_of({**args, "n": args["l"]}, "a")
+    return {"c": left @ dense_of({**args, "m": args["l"]}, "b")}
+
+
 def _square(m: int, n: int) -> tuple[int, int]:
     return m, n
 
@@ -327,5 +368,6 @@ PROGRAMS = (
     ),
     Program("union_dcsr_ell", make_dcsr, dcsr_inputs, dcsr_oracle, ("c",)),
     Program("triangles", make_triangles, triangles_inputs, triangles_oracle, ("c",), cases=FINITE),
+    Program("spgemm", make_product, product_inputs, product_oracle, ("c",), cases=FINITE),
     Program("intersect_fibers", make_fibers, fibers_inputs, fibers_oracle, ("c",), cases=FINITE),
 )

@@ -3,128 +3,19 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pytest
 import tvm_ffi
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import sparsetir
 from drawing import COMMON
+from merged_programs import Drawn, programs
 from programs import PROGRAMS, copied
 from programs.merged import dense_of, stored_of
-from sparsetir.runtime.assembled import build_assembled
-from sparsetir.sparse_ir.assemble import assemble
 from sparsetir.sparse_ir.nodes import sparse_iterations
 from stage2 import golden, plain_text
-
-COLUMNS = ("sparse_variable", "sparse_fixed", "dense_variable", "dense_fixed")
-TERMS = ("{0} + {1}", "{0} * {1}", "T.max({0}, {1})", "{0} - {1} * 2.0")
-
-
-@dataclass
-class Drawn:
-    """A program's text and its arguments; `c` is written."""
-
-    text: str
-    arguments: dict[str, Any]
-
-
-@st.composite
-def programs(draw: Any) -> Drawn:
-    """Two or three operands, rows stored or not, columns of each kind; merged once or twice."""
-    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    idtype = draw(st.sampled_from(["int32", "int64"]))
-    m, n = draw(st.integers(1, 6)), draw(st.integers(1, 7))
-    operands = "abd"[: draw(st.sampled_from([2, 2, 3]))]
-    how = {level: draw(st.sampled_from(["union", "intersect"])) for level in "IJ"}
-    own_rows = draw(st.booleans())
-    lines = [f"I = T.dense_fixed(m, '{idtype}')", f"J = T.dense_fixed(n, '{idtype}')"]
-    lines += [f"O = T.dense_fixed(1, '{idtype}')", f"K = T.dense_fixed(3, '{idtype}')"]
-    args: dict[str, Any] = {"m": m, "n": n}
-    rows_of: dict[str, str] = {}
-    over: dict[str, list[str]] = {}
-    for x in operands:
-        stored_rows = own_rows and draw(st.booleans())
-        rows, parents = "I", m
-        if own_rows:
-            rows = f"I{x}"
-            lines.append(f"I{x} = T.dense_fixed(m, '{idtype}')")
-        if stored_rows:
-            there = np.sort(rng.permutation(m)[: rng.integers(0, m + 1)])
-            args |= {f"{x}_rows": len(there), f"{x}_iptr": np.array([0, len(there)], idtype)}
-            args[f"{x}_iidx"], parents = there.astype(idtype), len(there)
-            shape, arrays = f"(m, {x}_rows)", f"({x}_iptr, {x}_iidx)"
-            lines[-1] = f"I{x} = T.sparse_variable(O, {shape}, {arrays}, '{idtype}')"
-        kind = draw(st.sampled_from(COLUMNS))
-        picks = [np.sort(rng.permutation(n)[: rng.integers(0, n + 1)]) for _ in range(parents)]
-        counts = np.array([len(p) for p in picks], np.int64)
-        size = int(counts.sum())
-        if kind == "dense_fixed":
-            lines.append(f"J{x} = T.dense_fixed(n, '{idtype}')")
-            size = parents * n
-        elif kind == "sparse_fixed":
-            cols = draw(st.integers(1, n))
-            slots = np.full((parents, cols), -1)
-            for row, pick in zip(slots, picks, strict=True):
-                at = np.sort(rng.permutation(cols)[: min(cols, len(pick))])
-                row[at] = pick[: len(at)]
-            args |= {f"{x}_cols": cols, f"{x}_idx": slots.reshape(-1).astype(idtype)}
-            lines.append(f"J{x} = T.sparse_fixed({rows}, (n, {x}_cols), {x}_idx, '{idtype}')")
-            size = slots.size
-        else:
-            args |= {f"{x}_nnz": size}
-            args[f"{x}_ptr"] = np.concatenate([[0], np.cumsum(counts)]).astype(idtype)
-            arrays = f"{x}_ptr"
-            if kind == "sparse_variable":
-                args[f"{x}_idx"] = np.concatenate([*picks, np.zeros(0)]).astype(idtype)
-                arrays = f"({x}_ptr, {x}_idx)"
-            lines.append(f"J{x} = T.{kind}({rows}, (n, {x}_nnz), {arrays}, '{idtype}')")
-        shape_of = (parents, n) if kind == "dense_fixed" else (size,)
-        args[x] = rng.integers(-4, 5, shape_of).astype("float32")
-        over[x] = [*(["O"] if stored_rows else []), rows, f"J{x}"]
-        lines.append(f"{x.upper()} = T.match_sparse_buffer({x}, ({', '.join(over[x])},))")
-        rows_of[x] = rows
-    merged_rows = f"T.{how['I']}({', '.join(rows_of[x] for x in operands)})" if own_rows else "I"
-    if own_rows:
-        lines.append(f"R = {merged_rows}")
-        merged_rows = "R"
-    columns = f"T.{how['J']}({', '.join(f'J{x}' for x in operands)})"
-    loads = [
-        f"{x.upper()}[{', '.join({'O': 'o', 'J': 'j'}.get(a[0], 'i') for a in over[x])}]"
-        for x in operands
-    ]
-    term = draw(st.sampled_from(TERMS)).format(*loads[:2])
-    term = f"({term}) * {loads[2]}" if len(operands) == 3 and draw(st.booleans()) else term
-    term = f"({term}) + {loads[-1]}" if draw(st.booleans()) else f"({term})"
-    feature = draw(st.booleans())
-    reduced = draw(st.booleans())
-    index = ["i", *([] if reduced else ["j"]), *(["k"] if feature else [])]
-    axes = [a for a, letter in zip("IJK", "ijk", strict=True) if letter in index]
-    if feature:
-        args["w"] = rng.integers(-3, 4, (n, 3)).astype("float32")
-        lines.append("W = T.match_sparse_buffer(w, (J, K))")
-        term = f"({term}) * W[j, k]"
-    sizes = {"I": m, "J": n, "K": 3}
-    args["c"] = np.full([sizes[a] for a in axes], np.nan, "float32")
-    lines.append(f"C = T.match_sparse_buffer(c, ({', '.join(axes)},))")
-    target = f"C[{', '.join(index)}]"
-    loops = ["O", merged_rows, columns, *(["K"] if feature else [])]
-    kinds = "SS" + ("R" if reduced else "S") + ("S" if feature else "")
-    body = [f"with T.sp_iter([{', '.join(loops)}], '{kinds}', 'it') as [o, i, j{', k' * feature}]:"]
-    if reduced or draw(st.booleans()):
-        body += ["    with T.init():", f"        {target} = 0.0"]
-        term = f"{target} + ({term})"
-    body.append(f"    {target} = {term}")
-    params = [
-        f"{name}: T.{idtype if isinstance(value, int) else 'handle'}"
-        for name, value in args.items()
-    ]
-    text = "\n    ".join([f"@T.prim_func\ndef f({', '.join(params)}):", *lines, *body])
-    return Drawn(text, args)
 
 
 def check(drawn: Drawn) -> None:
@@ -370,104 +261,3 @@ def test_golden(name: str) -> None:
     stage_two = sparsetir.lower_sparse_iter(func)
     assert plain_text(stage_two) == golden(f"{name}_stage2")
     assert plain_text(sparsetir.lower_sparse_buffer(stage_two)) == golden(f"{name}_stage3")
-
-
-@settings(max_examples=8, **COMMON)
-@given(programs().filter(lambda drawn: re.search(r"C\[i, j", drawn.text) is not None))
-def test_assembled(drawn: Drawn) -> None:
-    check_assembled(drawn)
-
-
-@pytest.mark.slow
-@settings(max_examples=200, **COMMON)
-@given(programs().filter(lambda drawn: re.search(r"C\[i, j", drawn.text) is not None))
-def test_more_assembled(drawn: Drawn) -> None:
-    check_assembled(drawn)
-
-
-def check_assembled(drawn: Drawn) -> None:
-    """The sparse result stores what is visited, in order; the rest of the dense one is not."""
-    func = sparsetir.from_source(drawn.text)
-    dense = copied(drawn.arguments)
-    sparsetir.interpret(func, dense)
-    visited = copied(drawn.arguments)  # 1 where anything is, whatever the values
-    term = re.sub(r"(C\[[^]]*\] = ).*$", r"\g<1>1.0", drawn.text.splitlines()[-1])
-    plain = [line for line in drawn.text.splitlines()[:-1] if "T.init" not in line]
-    plain = [line for line in plain if not re.search(r"C\[[^]]*\] = 0.0", line)]
-    sparsetir.interpret(sparsetir.from_source("\n".join([*plain, term])), visited)
-    expected = visited["c"] == 1
-    expected = expected.any(axis=2) if expected.ndim == 3 else expected
-    kernel = build_assembled(func, "C")
-    given_ = {k: v for k, v in drawn.arguments.items() if k != "c"}
-    found = kernel(**given_)
-    np.testing.assert_array_equal(np.diff(found.indptr), expected.sum(axis=1), drawn.text)
-    np.testing.assert_array_equal(found.indices, np.nonzero(expected)[1], drawn.text)
-    np.testing.assert_array_equal(found.values, dense["c"][expected], drawn.text)
-
-
-def test_assembled_of_tensors() -> None:
-    torch = pytest.importorskip("torch")
-    program = PROGRAMS["add_csr"]
-    args = program.inputs(np.random.default_rng(1), "small", "float64", "int64")
-    kernel = build_assembled(program.make("float64", "int64"), "c")
-    given_ = {k: v for k, v in args.items() if k != "c"}
-    plain = kernel(**given_)
-    arrays = {k: v for k, v in given_.items() if isinstance(v, np.ndarray)}
-    tensors = {**given_, **{k: torch.from_numpy(v) for k, v in arrays.items()}}
-    found = kernel(**tensors)
-    assert all(isinstance(x, torch.Tensor) for x in found)
-    for mine, other in zip(found, plain, strict=True):
-        np.testing.assert_array_equal(mine.numpy(), other)
-    total = dense_of(args, "a") + dense_of(args, "b")
-    rows = np.repeat(np.arange(args["m"]), np.diff(plain.indptr))
-    np.testing.assert_array_equal(plain.values, total[rows, plain.indices])
-    stored = stored_of(args, "a") | stored_of(args, "b")
-    assert len(plain.values) == stored.sum()
-
-
-@pytest.mark.parametrize(
-    ("name", "result", "message"),
-    [
-        ("intersect_spmm", "C", r"expected each row's columns to be visited once"),
-        ("union_of_three", "C", r"expected dense axes of rows and columns, .* got \['I \(dense"),
-        ("add_csr", "A", r"argument 'result': expected the one result of the program, \['C'\]"),
-        ("sddmm", "OUT", r"expected dense axes of rows and columns"),
-        ("spmm_csc", "C", r"expected each row's columns to be visited once"),
-    ],
-)
-def test_what_cannot_be_assembled(name: str, result: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        assemble(PROGRAMS[name].make("float32", "int32"), result)
-
-
-def test_calls_of_assembled_kernels() -> None:
-    program = PROGRAMS["add_csr"]
-    args = program.inputs(np.random.default_rng(1), "small", "float32", "int32")
-    kernel = build_assembled(program.make("float32", "int32"), "C")
-    given_ = {k: v for k, v in args.items() if k != "c"}
-    with pytest.raises(TypeError, match=r"argument 'd' is none of a, a_ptr"):
-        kernel(**given_, d=3)
-    with pytest.raises(TypeError, match=r"argument 'n' is missing"):
-        kernel(**{k: v for k, v in given_.items() if k != "n"})
-    with pytest.raises(TypeError, match=r"argument 'b_idx' is missing"):
-        kernel(**{k: v for k, v in given_.items() if k != "b_idx"})
-    broken = {**given_, "a_idx": given_["a_idx"][::-1].copy()}
-    with pytest.raises(sparsetir.StructureError, match="strictly increasing"):
-        kernel(**broken)
-
-
-def test_patterns_that_filling_alone_reads_are_checked() -> None:
-    """B is searched at the elements of A: what is counted does not depend on it."""
-    text = PROGRAMS["add_csr"].make("float32", "int32").script()
-    kernel = build_assembled(sparsetir.from_source(text.replace("[I, J1_or_J2]", "[I, J1]")), "C")
-    args = PROGRAMS["add_csr"].inputs(np.random.default_rng(1), "small", "float32", "int32")
-    given_ = {k: v for k, v in args.items() if k != "c"}
-    found = kernel(**given_)
-    np.testing.assert_array_equal(found.indices, args["a_idx"])
-    with pytest.raises(sparsetir.StructureError, match="argument 'b_idx'.* strictly increasing"):
-        kernel(**{**given_, "b_idx": given_["b_idx"][::-1].copy()})
-
-
-def test_assembled_kernels_are_for_cpus() -> None:
-    with pytest.raises(ValueError, match="argument 'target': expected a CPU, got 'cuda'"):
-        build_assembled(PROGRAMS["add_csr"].make("float32", "int32"), "C", "cuda")

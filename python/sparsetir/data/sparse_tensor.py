@@ -508,7 +508,7 @@ class SparseMatrix(SparseTensor):
 
     def to_scipy(self) -> scipy.sparse.csr_array:
         """A copy as a `csr_array`; scipy itself does not compute with 16-bit values."""
-        arrays = self._values, self.pattern.coords[1], self.pattern.indptr
+        arrays = self._values, self.pattern.columns, self.pattern.indptr
         return scipy.sparse.csr_array(arrays, shape=self.shape, copy=True)
 
     def tocsr(self) -> scipy.sparse.csr_array:
@@ -521,8 +521,135 @@ class SparseMatrix(SparseTensor):
         A tensor's type is that of the result; of NumPy's types and that of the values it is the one
         that holds both, of float16, bfloat16, float32 and float64. Gradients of tensors go through.
         The plan for a number of features is kept with the matrix.
+
+        For a sparse x, also of scipy or torch, what :meth:`matmul` gives.
         """
+        if isinstance(x, SparseMatrix) or sources.is_sparse(x):
+            return self.matmul(x)
         return hooks.product(self, x, self._products)
+
+    def matmul(self, other: Any, *, semiring: str = "plus_times", mask: Any = None) -> Self:
+        """The product with a sparse matrix, which is sparse.
+
+        Parameters
+        ----------
+        other : (n, p) sparse matrix
+            As the class takes it.
+        semiring : str
+            "plus_times"; "min_plus", whose sums are minima of sums, such as shortest paths of two
+            edges; "max_plus", "max_times", "or_and".
+        mask : (m, p) sparse matrix, optional
+            The result has its pattern, and is computed there alone. What the product does not
+            store is the semiring's zero: 0, or an infinity (of integers the largest or least) where
+            sums are minima or maxima. An earlier result as a mask is the numeric phase alone.
+
+        Returns
+        -------
+        (m, p) SparseMatrix
+            Stores what sums have terms, also where they are zero. Its type is the one that holds
+            both; sums of 16-bit values are in float32; those of bool are "or_and".
+
+        Raises
+        ------
+        TypeError, ValueError
+            Naming the argument.
+
+        Notes
+        -----
+        Gustavson's algorithm: each row in a dense workspace, whose columns are bits of a bitmap of
+        two levels, on all threads, and in one pass. See :func:`sparsetir.build_assembled`.
+        """
+        return self._with_others("matmul", other, semiring=semiring, mask=mask)
+
+    def add(self, *others: Any) -> Self:
+        """The sum with up to seven sparse matrices of this shape, in one pass.
+
+        Parameters
+        ----------
+        *others : (m, n) sparse matrices
+            As the class takes them.
+
+        Returns
+        -------
+        (m, n) SparseMatrix
+            Stores what any of them does, also where the sum is zero.
+        """
+        return self._with_others("add", *others)
+
+    def multiply(self, *others: Any) -> Self:
+        """The product by element, which stores what all matrices do; as :meth:`add`.
+
+        Parameters
+        ----------
+        *others : (m, n) sparse matrices
+            As the class takes them.
+
+        Returns
+        -------
+        (m, n) SparseMatrix
+        """
+        return self._with_others("multiply", *others)
+
+    def maximum(self, *others: Any) -> Self:
+        """The greatest by element, where what is not stored is 0; as :meth:`add`.
+
+        Parameters
+        ----------
+        *others : (m, n) sparse matrices
+            As the class takes them.
+
+        Returns
+        -------
+        (m, n) SparseMatrix
+            Stores what any of them does.
+        """
+        return self._with_others("maximum", *others)
+
+    def minimum(self, *others: Any) -> Self:
+        """The least by element, where what is not stored is 0; as :meth:`add`.
+
+        Parameters
+        ----------
+        *others : (m, n) sparse matrices
+            As the class takes them.
+
+        Returns
+        -------
+        (m, n) SparseMatrix
+            Stores what any of them does.
+        """
+        return self._with_others("minimum", *others)
+
+    def __add__(self, other: Any) -> Self:
+        """A + B; see :meth:`add`."""
+        return self._combined("add", other)
+
+    def __sub__(self, other: Any) -> Self:
+        """A - B."""
+        return self._combined("subtract", other)
+
+    def __mul__(self, other: Any) -> Self:
+        """A * B by element, see :meth:`multiply`; or the values times a number."""
+        if np.isscalar(other) and not isinstance(other, str):
+            return self.with_values(self._values * self._values.dtype.type(other))
+        return self._combined("multiply", other)
+
+    def __rmul__(self, other: Any) -> Any:
+        """A number times the values."""
+        return self * other if np.isscalar(other) and not isinstance(other, str) else NotImplemented
+
+    def __neg__(self) -> Self:
+        """-A."""
+        return self.with_values(-self._values)
+
+    def _with_others(self, op: str, *others: Any, **options: Any) -> Any:
+        who = f"SparseMatrix.{op}"
+        known = [SparseMatrix.adopt(who, "other", x) for x in others]
+        return self._combined(op, *known, **options)
+
+    def _combined(self, op: str, *others: Any, **options: Any) -> Any:
+        found = hooks.of_matrices(op, self, *others, **options)
+        return found if found is NotImplemented else self._of(found)
 
     def to_torch(self, layout: Any = "csr", blocksize: tuple[int, int] | None = None) -> Any:
         """A copy as a sparse tensor of torch on the CPU.

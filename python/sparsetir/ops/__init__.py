@@ -29,6 +29,7 @@ from sparsetir.ops.messages import (
 from sparsetir.ops.operands import Operand, Prepared, resolve
 from sparsetir.ops.prepared import PreparedRelations, prepare
 from sparsetir.ops.rgms import rgms
+from sparsetir.ops.sparse_results import add, maximum, minimum, mul, spgemm, sub
 from sparsetir.ops.structure import Structure, cache_info, clear_cache, limit_cache, structure_of
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "Prepared",
     "PreparedRelations",
     "Structure",
+    "add",
     "attention",
     "cache_info",
     "clear_cache",
@@ -43,6 +45,9 @@ __all__ = [
     "gsddmm",
     "gspmm",
     "limit_cache",
+    "maximum",
+    "minimum",
+    "mul",
     "prepare",
     "resolve",
     "rgms",
@@ -50,9 +55,11 @@ __all__ = [
     "segment_reduce",
     "sparse_attention",
     "sparse_softmax",
+    "spgemm",
     "spmm",
     "spmv",
     "structure_of",
+    "sub",
 ]
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
+from functools import cached_property
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,6 +13,7 @@ import numpy as np
 from sparsetir.runtime import pool
 from sparsetir.runtime.arrays import is_torch
 from sparsetir.runtime.build import build
+from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.targets import resolve_target
 from sparsetir.sparse_ir.assemble import assemble
 from sparsetir.sparse_ir.nodes import SparseFunc
@@ -43,9 +46,9 @@ class AssembledKernel:
 
     Notes
     -----
-    `bound`, `fill` and `numeric` are its kernels, `params` what callers give. A call bounds the
-    number of elements of each row, has room for as many, fills it on all threads, and gives back
-    what was not needed: memory that was not written to was never taken.
+    `bound`, `fill` and :attr:`numeric` are its kernels, `params` what callers give. A call bounds
+    the number of elements of each row, has room for as many, fills it on all threads, and gives
+    back what was not needed: memory that was not written to was never taken.
     """
 
     def __init__(self, func: SparseFunc, result: str, target: Any = "llvm") -> None:
@@ -54,19 +57,24 @@ class AssembledKernel:
             raise ValueError(
                 f"build_assembled: argument 'target': expected a CPU, got {target.kind.name!r}"
             )
-        self.programs = assemble(func, result)
+        self.programs, self.target = assemble(func, result), target
         self.name = func.name
         params = [str(p.name) for p in func.params]
         self.params = [n for n in params if n != self.programs.values]
         self.bound = build(self.programs.bound, target)
         # What `bound` has checked, and what comes of that, is not checked once more.
         self.fill = build(self.programs.fill, target, check=False)
-        self.numeric = build(self.programs.numeric, target)
         signature = self.fill.signature
         self._idtype, self._dtype = (
             signature.dtypes[signature.position[n]]
             for n in (self.programs.indices, self.programs.values)
         )
+        self.most = int(np.iinfo(self._idtype).max)  # elements
+
+    @cached_property
+    def numeric(self) -> Kernel:
+        """Computes values of a pattern."""
+        return build(self.programs.numeric, self.target)
 
     def __call__(self, *args: Any, **kwargs: Any) -> CsrArrays:
         """The result, of the kind of arrays that the operands are.
@@ -101,7 +109,7 @@ class AssembledKernel:
         counts = np.concatenate([m[0] for m in made])
         indptr = np.zeros(rows + 1, np.int64)
         np.cumsum(counts, out=indptr[1:])
-        if indptr[-1] > np.iinfo(self._idtype).max:
+        if indptr[-1] > self.most:
             raise OverflowError(
                 f"{self.name}: the result has {indptr[-1]} elements, more than {self._idtype} "
                 "numbers; expected int64 indices"
@@ -198,7 +206,7 @@ class AssembledKernel:
         made |= {names.counts: counts, names.indices: indices}
         values = np.empty(self.fill.shape_of(names.values, {**given, **made}), self._dtype)
         self.fill(**given, **made, **{names.values: _like(given, values, self._dtype)})
-        sizes = [int(counts[a:b].sum(dtype=np.int64)) for a, b in zip(rows_ptr, rows_ptr[1:])]
+        sizes = [int(counts[a:b].sum(dtype=np.int64)) for a, b in pairwise(rows_ptr)]
         for array in (indices, values):
             _close(array, rooms, sizes)
         return counts[first:last], indices, values
@@ -233,9 +241,9 @@ def build_assembled(func: SparseFunc, result: str, target: Any = "llvm") -> Asse
 
 def _close(array: np.ndarray, rooms: np.ndarray, sizes: list[int]) -> None:
     """Move what is in the rooms together, and give the rest of the memory back."""
-    at, step = sizes[0], array.strides[0]
-    for begin, size in zip(rooms[1:].tolist(), sizes[1:]):
-        ctypes.memmove(array.ctypes.data + at * step, array.ctypes.data + begin * step, size * step)
+    at, step, data = sizes[0], array.strides[0], array.ctypes.data
+    for begin, size in zip(rooms.tolist()[1:-1], sizes[1:], strict=True):
+        ctypes.memmove(data + at * step, data + begin * step, size * step)
         at += size
     array.resize((at, *array.shape[1:]), refcheck=False)
 

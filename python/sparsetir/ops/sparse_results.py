@@ -1,0 +1,311 @@
+"""Operators on sparse tensors of torch whose result is sparse, with gradients."""
+
+from __future__ import annotations
+
+from functools import reduce
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparsetir.ops.operands import resolve
+from sparsetir.ops.structure import Structure, structure_of
+from sparsetir.planning.sparse_results import (
+    OF_BOOLS,
+    Csr,
+    check_semiring,
+    check_shapes,
+    combined,
+    product,
+)
+
+
+def spgemm(A: Any, B: Any, semiring: str = "plus_times", mask: Any = None) -> Tensor:
+    """The product of two sparse matrices, which is sparse.
+
+    Parameters
+    ----------
+    A, B : sparse (m, l) and (l, n) matrices
+        Of any kind that :func:`resolve` takes, on the CPU; each element once. Without values they
+        have ones.
+    semiring : str
+        As of :meth:`sparsetir.SparseMatrix.matmul`.
+    mask : sparse (m, n) matrix, optional
+        The result has its pattern, and is computed there alone; what the product does not store is
+        the semiring's zero there.
+
+    Returns
+    -------
+    (m, n) Tensor
+        In CSR, columns of each row in order, each once. Differentiable with respect to values of A
+        and B for "plus_times", by masked products; once, as the values of torch's sparse tensors.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Naming the argument.
+    NotImplementedError
+        For gradients of another semiring.
+
+    Notes
+    -----
+    Not traced by torch.compile: it breaks the graph. An earlier result given as the mask is the
+    numeric phase alone.
+    """
+    return _spgemm(A, B, semiring, mask)
+
+
+def add(*matrices: Any) -> Tensor:
+    """The sum of two to eight sparse matrices, in one pass.
+
+    Parameters
+    ----------
+    *matrices : sparse (m, n) matrices
+        As of :func:`spgemm`.
+
+    Returns
+    -------
+    (m, n) Tensor
+        In CSR; stores what any of them does. Differentiable with respect to all values.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Naming the argument.
+    """
+    return _elementwise("add", matrices)
+
+
+def sub(A: Any, B: Any) -> Tensor:
+    """The difference of sparse matrices; as :func:`add`.
+
+    Parameters
+    ----------
+    A, B : sparse (m, n) matrices
+        As of :func:`spgemm`.
+
+    Returns
+    -------
+    (m, n) Tensor
+    """
+    return _elementwise("subtract", (A, B))
+
+
+def mul(*matrices: Any) -> Tensor:
+    """The product by element, which stores what all matrices do; as :func:`add`.
+
+    Parameters
+    ----------
+    *matrices : sparse (m, n) matrices
+        As of :func:`spgemm`.
+
+    Returns
+    -------
+    (m, n) Tensor
+    """
+    return _elementwise("multiply", matrices)
+
+
+def maximum(*matrices: Any) -> Tensor:
+    """The greatest by element, where what is not stored is 0; as :func:`add`.
+
+    Parameters
+    ----------
+    *matrices : sparse (m, n) matrices
+        As of :func:`spgemm`.
+
+    Returns
+    -------
+    (m, n) Tensor
+    """
+    return _elementwise("maximum", matrices)
+
+
+def minimum(*matrices: Any) -> Tensor:
+    """The least by element, where what is not stored is 0; as :func:`add`.
+
+    Parameters
+    ----------
+    *matrices : sparse (m, n) matrices
+        As of :func:`spgemm`.
+
+    Returns
+    -------
+    (m, n) Tensor
+    """
+    return _elementwise("minimum", matrices)
+
+
+_eager: Any = torch.compiler.disable  # results have as many elements as they come to have
+OF_VALUES = {
+    "add": torch.add, "subtract": torch.sub, "multiply": torch.mul, "maximum": torch.maximum,
+    "minimum": torch.minimum,
+}  # fmt: skip
+
+
+class _Matrix:
+    """A matrix with its columns in order; `structure` has no order of its own."""
+
+    def __init__(self, who: str, name: str, A: Any) -> None:
+        rowptr, col, m, n, values = resolve(A, None, None, who, name)
+        if col.device.type != "cpu":
+            raise ValueError(f"{who}: argument '{name}': expected a CPU tensor, got {col.device}")
+        found = structure_of(rowptr, col, n, who)
+        self.structure, order, twice = found.derived("in order", _in_order)
+        if twice is not None:
+            raise ValueError(
+                f"{who}: argument '{name}': expected each element once, got {twice} more than "
+                "once; coalesce it"
+            )
+        values = torch.ones(found.nnz) if values is None else values
+        if values.dim() != 1:
+            raise ValueError(
+                f"{who}: argument '{name}': expected one value of each element, got values of "
+                f"shape {tuple(values.shape)}"
+            )
+        self.values = values if order is None else values.index_select(0, order)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Rows and columns."""
+        return self.structure.shape
+
+
+def _in_order(structure: Structure) -> tuple[Structure, Tensor | None, tuple[int, int] | None]:
+    """The same with columns in order, where its elements come from in the caller's order, and an
+    element that is there more than once."""
+    found = structure if _steps(structure).min(initial=1) >= 0 else structure.with_columns_in_order
+    twice = _steps(found) == 0
+    place = None
+    if twice.any():
+        at = int(twice.argmax())
+        place = int(found.rows[at]), int(found.col[at])
+    return Structure(found.rowptr, found.col, found.shape), found.order, place
+
+
+def _steps(structure: Structure) -> np.ndarray:
+    """From each column to the next one; 1 from row to row."""
+    indptr, indices, _ = structure.pattern
+    steps = np.diff(indices)
+    ends = indptr[1:-1]
+    steps[ends[(ends > 0) & (ends < len(indices))] - 1] = 1
+    return steps
+
+
+def _transposed(structure: Structure) -> tuple[Structure, Tensor]:
+    """The transposed structure, and where its elements come from."""
+
+    def make(known: Structure) -> tuple[Structure, Tensor]:
+        found = known.transposed
+        assert found.order is not None
+        return Structure(found.rowptr, found.col, found.shape), found.order
+
+    return structure.derived("transposed in order", make)
+
+
+def _csr(structure: Structure, values: Tensor) -> Csr:
+    indptr, indices, shape = structure.pattern
+    return Csr(indptr, indices, values.detach().contiguous(), shape)
+
+
+def _result(found: Csr) -> Structure:
+    indptr, indices = (torch.from_numpy(x) for x in (found.indptr, found.indices))
+    return Structure(indptr, indices, (found.shape[0], found.shape[1]))
+
+
+def _tensor(structure: Structure, values: Tensor) -> Tensor:
+    given = structure.rowptr, structure.col, values
+    return torch.sparse_csr_tensor(*given, structure.shape, check_invariants=False)
+
+
+@_eager
+def _spgemm(A: Any, B: Any, semiring: str, mask: Any) -> Tensor:
+    who = "spgemm"
+    check_semiring(who, semiring)
+    a, b = _Matrix(who, "A", A), _Matrix(who, "B", B)
+    known = None if mask is None else _Matrix(who, "mask", mask)
+    check_shapes(who, "matmul", [a.shape, b.shape], known and known.shape, "B")
+    dtype = torch.promote_types(a.values.dtype, b.values.dtype)
+    bools = dtype is torch.bool
+    semiring = OF_BOOLS.get(semiring, semiring) if bools else semiring
+    values = [x.values.to(torch.int8 if bools else dtype) for x in (a, b)]
+    wanted = torch.is_grad_enabled() and any(x.requires_grad for x in values)
+    if wanted and semiring != "plus_times":
+        raise NotImplementedError(f"spgemm: gradients of semiring '{semiring}' are not there")
+    if known is not None:
+        out = known.structure
+        found = _MaskedProduct.apply(*values, a.structure, b.structure, out, semiring, None)
+    else:
+        made = product(_csr(a.structure, values[0]), _csr(b.structure, values[1]), semiring)
+        out = _result(made)
+        found = made.values
+        if wanted:
+            sides = a.structure, b.structure, out
+            found = _MaskedProduct.apply(*values, *sides, semiring, made.values)
+    return _tensor(out, found.to(dtype))
+
+
+class _MaskedProduct(torch.autograd.Function):
+    """Values of A B at a pattern. `known` is what they are, where it was computed before."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, a: Tensor, b: Tensor, A: Structure, B: Structure, C: Structure, semiring: str,
+        known: Tensor | None,
+    ) -> Tensor:  # fmt: skip
+        ctx.save_for_backward(a, b)
+        ctx.sides = A, B, C
+        if known is not None:
+            return known
+        mask = _csr(C, a.new_empty(0))
+        return product(_csr(A, a), _csr(B, b), semiring, mask).values
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (grad,) = grads
+        a, b = ctx.saved_tensors
+        A, B, C = ctx.sides
+        for_a = for_b = None
+        if ctx.needs_input_grad[0]:
+            turned, order = _transposed(B)
+            there = b.index_select(0, order)
+            for_a = _MaskedProduct.apply(grad, there, C, turned, A, "plus_times", None)
+        if ctx.needs_input_grad[1]:
+            turned, order = _transposed(A)
+            there = a.index_select(0, order)
+            for_b = _MaskedProduct.apply(there, grad, turned, C, B, "plus_times", None)
+        return for_a, for_b, None, None, None, None, None
+
+
+@_eager
+def _elementwise(op: str, matrices: tuple[Any, ...]) -> Tensor:
+    who = {"subtract": "sub", "multiply": "mul"}.get(op, op)
+    if len(matrices) < 2:
+        raise TypeError(f"{who}: expected two sparse matrices or more, got {len(matrices)}")
+    known = [_Matrix(who, f"matrices[{q}]", x) for q, x in enumerate(matrices)]
+    check_shapes(who, op, [x.shape for x in known], None, "matrices")
+    dtype = reduce(torch.promote_types, (x.values.dtype for x in known))
+    bools = dtype is torch.bool
+    values = [x.values.to(torch.int8 if bools else dtype) for x in known]
+    operands = [_csr(x.structure, v) for x, v in zip(known, values, strict=True)]
+    made = combined(OF_BOOLS.get(op, op) if bools else op, operands)
+    out, found = _result(made), made.values
+    if torch.is_grad_enabled() and any(x.requires_grad for x in values):
+        sampled = (_Sampled.apply(v, x.structure, out) for x, v in zip(known, values, strict=True))
+        found = reduce(OF_VALUES[op], sampled)
+    return _tensor(out, found.to(dtype))
+
+
+class _Sampled(torch.autograd.Function):
+    """Values of a matrix at another pattern, 0 where it stores nothing."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, X: Structure, out: Structure) -> Tensor:
+        ctx.sides = X, out
+        return combined("add", [_csr(X, x)], _csr(out, x.new_empty(0))).values
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        X, out = ctx.sides
+        return _Sampled.apply(grads[0], out, X), None, None

@@ -1,0 +1,179 @@
+"""Operators on sparse matrices whose result is sparse: what kernels take and give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sparsetir.data.sources import Stored, is_sparse
+from sparsetir.data.sparse_tensor import SparseMatrix
+from sparsetir.formats.pattern import Pattern
+from sparsetir.runtime.arrays import dtype_name, is_torch
+from sparsetir.runtime.assembled import AssembledKernel, CsrArrays, build_assembled
+from sparsetir.schedules.operators.sparse_results import (
+    MOST,
+    SEMIRINGS,
+    combined_program,
+    product_program,
+)
+
+WIDER = {"float16": "float32", "bfloat16": "float32"}  # what sums are in
+# What arithmetic of bools is, as scipy has it.
+OF_BOOLS = {"plus_times": "or_and", "add": "maximum", "multiply": "minimum"}
+Shape = tuple[int, ...]
+# Above so many columns for each element the workspace of a row would be more than the matrix.
+NARROW, NARROW_COLUMNS = 4, 1 << 20
+
+
+class Csr(NamedTuple):
+    """A matrix: indptr and indices of NumPy, columns of each row increasing; values of any kind."""
+
+    indptr: np.ndarray
+    indices: np.ndarray
+    values: Any
+    shape: Shape
+
+
+def product(A: Csr, B: Csr, semiring: str = "plus_times", mask: Csr | None = None) -> Csr:
+    """A B over a semiring; with a mask the result has its pattern, and is computed there alone.
+
+    Values are of one dtype, not bool. Sums of 16-bit ones are in float32.
+    """
+    if B.shape[1] > NARROW * len(B.indices) + NARROW_COLUMNS:
+        return _in_fewer_columns(A, B, semiring, mask)
+    sizes = dict(zip("mln", (*A.shape, B.shape[1]), strict=True))
+    make = partial(_kernel, product_program, semiring)
+    return _run(make, {"a": A, "b": B}, sizes, (A.shape[0], B.shape[1]), mask)
+
+
+def combined(op: str, matrices: Sequence[Csr], mask: Csr | None = None) -> Csr:
+    """The sum of matrices, or another of `COMBINED`, element by element; as :func:`product`."""
+    named = {f"a{q}": x for q, x in enumerate(matrices)}
+    m, n = matrices[0].shape
+    return _run(
+        partial(_kernel, combined_program, op, len(matrices)), named, {"m": m, "n": n}, (m, n), mask
+    )
+
+
+def of_matrices(op: str, *matrices: Any, semiring: str = "plus_times", mask: Any = None) -> Any:
+    """What :class:`SparseMatrix` does with others: "matmul", or one of `COMBINED`.
+
+    The pattern and values of the result; NotImplemented where one is no sparse matrix.
+    """
+    if not all(isinstance(x, SparseMatrix) or is_sparse(x) for x in matrices):
+        return NotImplemented
+    who = f"SparseMatrix.{op}"
+    known = [SparseMatrix.adopt(who, "other", x) for x in matrices]
+    mask = mask if mask is None else SparseMatrix.adopt(who, "mask", mask)
+    check_shapes(who, op, [x.shape for x in known], None if mask is None else mask.shape)
+    check_semiring(who, semiring)
+    dtype = np.result_type(*(x.dtype for x in known))
+    bools = dtype == np.bool_
+    if bools and op == "subtract":
+        raise TypeError(f"{who}: expected numbers, got matrices of bool")
+    how = semiring if op == "matmul" else op
+    how = OF_BOOLS.get(how, how) if bools else how
+    operands = [_csr(x.astype(np.int8 if bools else dtype)) for x in known]
+    masked = None if mask is None else _csr(mask)
+    if op == "matmul":
+        found = product(operands[0], operands[1], how, masked)
+    else:
+        found = combined(how, operands, masked)
+    values = found.values.astype(dtype, copy=False)
+    if mask is not None:
+        return Stored(mask.pattern, values)
+    return Stored(Pattern.from_csr(found.indptr, found.indices, found.shape, check=False), values)
+
+
+def check_semiring(who: str, semiring: Any) -> None:
+    """Refuse what is none."""
+    if semiring not in SEMIRINGS:
+        raise ValueError(
+            f"{who}: argument 'semiring': expected one of {[*SEMIRINGS]}, got {semiring!r}"
+        )
+
+
+def check_shapes(
+    who: str, op: str, shapes: Sequence[Shape], mask: Shape | None = None, name: str = "other"
+) -> None:
+    """Refuse operands, and a mask, that do not fit together; `name` is what others are given as."""
+    first, *others = shapes
+    if op == "matmul":
+        (other,) = others
+        if other[0] != first[1]:
+            raise ValueError(
+                f"{who}: argument '{name}': expected {first[1]} rows, as the first matrix of shape "
+                f"{first} has columns, got shape {other}"
+            )
+        first = first[0], other[1]
+    elif len(shapes) > MOST:
+        raise ValueError(f"{who}: expected at most {MOST} matrices, got {len(shapes)}")
+    else:
+        for shape in others:
+            if shape != first:
+                raise ValueError(f"{who}: argument '{name}': expected shape {first}, got {shape}")
+    if mask is not None and mask != first:
+        raise ValueError(f"{who}: argument 'mask': expected shape {first}, got {mask}")
+
+
+def _csr(matrix: SparseMatrix) -> Csr:
+    pattern = matrix.pattern
+    return Csr(pattern.indptr, pattern.columns, matrix.values, matrix.shape)
+
+
+def _in_fewer_columns(A: Csr, B: Csr, semiring: str, mask: Csr | None) -> Csr:
+    """A product without the columns that nothing is in."""
+    there = [B.indices] if mask is None else [B.indices, mask.indices]
+    columns, numbers = np.unique(np.concatenate(there), return_inverse=True)
+    own, of_mask = np.split(numbers.astype(B.indices.dtype), [len(B.indices)])
+    narrow = B._replace(indices=own, shape=(B.shape[0], len(columns)))
+    mask = mask and mask._replace(indices=of_mask, shape=(A.shape[0], len(columns)))
+    found = product(A, narrow, semiring, mask)
+    return found._replace(indices=columns[found.indices], shape=(A.shape[0], B.shape[1]))
+
+
+@cache
+def _kernel(program: Callable[..., Any], *how: Any) -> AssembledKernel:
+    """Of a program, by its options, the types of its values and its idtype."""
+    return build_assembled(program(*how), "c")
+
+
+def _run(
+    make: Callable[..., AssembledKernel], named: dict[str, Csr], sizes: dict[str, int],
+    shape: Shape, mask: Csr | None,
+) -> Csr:  # fmt: skip
+    """The result, in the type of the operands' values."""
+    like = next(iter(named.values())).values
+    dtype = dtype_name(like)
+    out = WIDER.get(dtype, dtype)
+
+    def call(idtype: str) -> CsrArrays:
+        given: dict[str, Any] = dict(sizes)
+        for name, x in named.items():
+            indptr, indices = (y.astype(idtype, copy=False) for y in x[:2])
+            given |= {name: x.values, f"{name}_nnz": len(indices)}
+            given |= {f"{name}_indptr": indptr, f"{name}_indices": indices}
+        kernel = make(dtype, out, idtype)
+        if mask is None:
+            return kernel(**given)
+        indptr, indices = (y.astype(idtype, copy=False) for y in mask[:2])
+        return CsrArrays(indptr, indices, kernel.values_of(indptr, indices, **given))
+
+    operands = [*named.values(), *([mask] if mask is not None else [])]
+    wide = any(x.indices.dtype == np.int64 for x in operands)
+    try:
+        indptr, indices, values = call("int64" if wide else "int32")
+    except OverflowError:
+        if wide:
+            raise
+        indptr, indices, values = call("int64")
+    if out != dtype:
+        values = values.to(like.dtype) if is_torch(values) else values.astype(like.dtype)
+    return Csr(_host(indptr), _host(indices), values, shape)
+
+
+def _host(array: Any) -> np.ndarray:
+    return array.numpy() if is_torch(array) else array

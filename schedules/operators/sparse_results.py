@@ -1,0 +1,112 @@
+"""Programs of sparse matrices whose result is sparse: products over semirings, element by element.
+
+They say the result as a dense one: :func:`sparsetir.build_assembled` makes it sparse.
+"""
+
+# pyright: reportInvalidTypeForm=false, reportAttributeAccessIssue=false
+# (TVMScript is Python in form only.)
+
+from __future__ import annotations
+
+from functools import cache, reduce
+from typing import Any
+
+from tvm import tirx
+from tvm.script import sparse_tir as T
+
+from sparsetir.schedules.operators.problems import reduced
+from sparsetir.sparse_ir.nodes import SparseFunc
+from sparsetir.sparse_ir.script.parser import from_source
+
+# What terms are summed with, and what they are made with.
+SEMIRINGS = {
+    "plus_times": ("sum", "times"),
+    "min_plus": ("min", "plus"),
+    "max_plus": ("max", "plus"),
+    "max_times": ("max", "times"),
+    "or_and": ("max", "and"),
+}
+# What is visited, and how two operands are combined.
+COMBINED = {
+    "add": ("union", lambda a, b: f"{a} + {b}"),
+    "subtract": ("union", lambda a, b: f"{a} - {b}"),
+    "multiply": ("intersect", lambda a, b: f"{a} * {b}"),
+    "maximum": ("union", lambda a, b: f"T.max({a}, {b})"),
+    "minimum": ("union", lambda a, b: f"T.min({a}, {b})"),
+}
+MOST = 8  # operands
+
+
+def first_value(semiring: str, dtype: str) -> Any:
+    """The semiring's zero, which what is not stored stands for; of `or_and` false."""
+    how, _ = SEMIRINGS[semiring]
+    if how == "sum" or semiring == "or_and":
+        return tirx.const(0, dtype)
+    least = how == "max"
+    if "float" in dtype:
+        return tirx.const(float("-inf" if least else "inf"), dtype)
+    return tirx.min_value(dtype) if least else tirx.max_value(dtype)
+
+
+@cache
+def product_program(semiring: str, dtype: str, out: str, idtype: str) -> Any:
+    """C = A B over a semiring, as a stage-I function.
+
+    dtype, out : of the values of A and B, and of C, which terms are computed in
+
+    a : (a_nnz,) ; b : (b_nnz,) ; c : (m, n)
+    a_indptr, a_indices, b_indptr, b_indices : patterns, (m, l) and (l, n), in CSR
+    """
+    how, times = SEMIRINGS[semiring]
+    size, first = getattr(T, idtype), first_value(semiring, out)
+
+    def term(a: Any, b: Any) -> Any:
+        a, b = T.cast(a, out), T.cast(b, out)
+        if times == "and":
+            return T.cast(tirx.all(a != 0, b != 0), out)
+        return a * b if times == "times" else a + b
+
+    @T.prim_func
+    def spgemm(
+        a: T.handle, a_indptr: T.handle, a_indices: T.handle, b: T.handle, b_indptr: T.handle,
+        b_indices: T.handle, c: T.handle, m: size, l: size, n: size, a_nnz: size, b_nnz: size,
+    ) -> None:  # fmt: skip
+        I = T.dense_fixed(m, idtype)
+        J = T.sparse_variable(I, (l, a_nnz), (a_indptr, a_indices), idtype)
+        L = T.dense_fixed(l, idtype)
+        K = T.sparse_variable(L, (n, b_nnz), (b_indptr, b_indices), idtype)
+        N = T.dense_fixed(n, idtype)
+        A = T.match_sparse_buffer(a, (I, J), dtype)
+        B = T.match_sparse_buffer(b, (L, K), dtype)
+        C = T.match_sparse_buffer(c, (I, N), out)
+        with T.sp_iter([I, J, T.attach(K, J)], "SRS", "spgemm") as [i, j, k]:
+            with T.init():
+                C[i, k] = first
+            C[i, k] = reduced(how, C[i, k], term(A[i, j], B[j, k]))
+
+    return spgemm
+
+
+@cache
+def combined_program(op: str, count: int, dtype: str, out: str, idtype: str) -> SparseFunc:
+    """C = A0 + A1 + ..., or another of `COMBINED`, where any of them stores something, or all do.
+
+    a0, a1, ... : (a0_nnz,), ... ; c : (m, n)
+    a0_indptr, a0_indices, ... : patterns, (m, n), in CSR
+    """
+    over, join = COMBINED[op]
+    numbers = range(count)
+    params = [f"a{q}: T.handle, a{q}_indptr: T.handle, a{q}_indices: T.handle" for q in numbers]
+    sizes = ", ".join(f"{x}: T.{idtype}" for x in ("m", "n", *(f"a{q}_nnz" for q in numbers)))
+    lines = [f'I = T.dense_fixed(m, "{idtype}")', f'N = T.dense_fixed(n, "{idtype}")']
+    lines += [
+        f'J{q} = T.sparse_variable(I, (n, a{q}_nnz), (a{q}_indptr, a{q}_indices), "{idtype}")'
+        for q in numbers
+    ]
+    lines += [f'A{q} = T.match_sparse_buffer(a{q}, (I, J{q}), "{dtype}")' for q in numbers]
+    lines.append(f'C = T.match_sparse_buffer(c, (I, N), "{out}")')
+    axes = f"T.{over}({', '.join(f'J{q}' for q in numbers)})" if count > 1 else "J0"
+    term = reduce(join, (f'T.cast(A{q}[i, j], "{out}")' for q in numbers))
+    lines += [f'with T.sp_iter([I, {axes}], "SS", "{op}") as [i, j]:', f"    C[i, j] = {term}"]
+    head = f"@T.prim_func\ndef {op}({', '.join(params)}, c: T.handle, {sizes}):"
+    return from_source("\n    ".join([head, *lines]))

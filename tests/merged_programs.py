@@ -1,0 +1,114 @@
+"""Random programs of several sparse operands gone through together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+COLUMNS = ("sparse_variable", "sparse_fixed", "dense_variable", "dense_fixed")
+TERMS = ("{0} + {1}", "{0} * {1}", "T.max({0}, {1})", "{0} - {1} * 2.0")
+
+
+@dataclass
+class Drawn:
+    """A program's text and its arguments; `c` is written."""
+
+    text: str
+    arguments: dict[str, Any]
+
+
+@st.composite
+def programs(draw: Any) -> Drawn:
+    """Two or three operands, rows stored or not, columns of each kind; merged once or twice."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    idtype = draw(st.sampled_from(["int32", "int64"]))
+    m, n = draw(st.integers(1, 6)), draw(st.integers(1, 7))
+    operands = "abd"[: draw(st.sampled_from([2, 2, 3]))]
+    how = {level: draw(st.sampled_from(["union", "intersect"])) for level in "IJ"}
+    own_rows = draw(st.booleans())
+    lines = [f"I = T.dense_fixed(m, '{idtype}')", f"J = T.dense_fixed(n, '{idtype}')"]
+    lines += [f"O = T.dense_fixed(1, '{idtype}')", f"K = T.dense_fixed(3, '{idtype}')"]
+    args: dict[str, Any] = {"m": m, "n": n}
+    rows_of: dict[str, str] = {}
+    over: dict[str, list[str]] = {}
+    for x in operands:
+        stored_rows = own_rows and draw(st.booleans())
+        rows, parents = "I", m
+        if own_rows:
+            rows = f"I{x}"
+            lines.append(f"I{x} = T.dense_fixed(m, '{idtype}')")
+        if stored_rows:
+            there = np.sort(rng.permutation(m)[: rng.integers(0, m + 1)])
+            args |= {f"{x}_rows": len(there), f"{x}_iptr": np.array([0, len(there)], idtype)}
+            args[f"{x}_iidx"], parents = there.astype(idtype), len(there)
+            shape, arrays = f"(m, {x}_rows)", f"({x}_iptr, {x}_iidx)"
+            lines[-1] = f"I{x} = T.sparse_variable(O, {shape}, {arrays}, '{idtype}')"
+        kind = draw(st.sampled_from(COLUMNS))
+        picks = [np.sort(rng.permutation(n)[: rng.integers(0, n + 1)]) for _ in range(parents)]
+        counts = np.array([len(p) for p in picks], np.int64)
+        size = int(counts.sum())
+        if kind == "dense_fixed":
+            lines.append(f"J{x} = T.dense_fixed(n, '{idtype}')")
+            size = parents * n
+        elif kind == "sparse_fixed":
+            cols = draw(st.integers(1, n))
+            slots = np.full((parents, cols), -1)
+            for row, pick in zip(slots, picks, strict=True):
+                at = np.sort(rng.permutation(cols)[: min(cols, len(pick))])
+                row[at] = pick[: len(at)]
+            args |= {f"{x}_cols": cols, f"{x}_idx": slots.reshape(-1).astype(idtype)}
+            lines.append(f"J{x} = T.sparse_fixed({rows}, (n, {x}_cols), {x}_idx, '{idtype}')")
+            size = slots.size
+        else:
+            args |= {f"{x}_nnz": size}
+            args[f"{x}_ptr"] = np.concatenate([[0], np.cumsum(counts)]).astype(idtype)
+            arrays = f"{x}_ptr"
+            if kind == "sparse_variable":
+                args[f"{x}_idx"] = np.concatenate([*picks, np.zeros(0)]).astype(idtype)
+                arrays = f"({x}_ptr, {x}_idx)"
+            lines.append(f"J{x} = T.{kind}({rows}, (n, {x}_nnz), {arrays}, '{idtype}')")
+        shape_of = (parents, n) if kind == "dense_fixed" else (size,)
+        args[x] = rng.integers(-4, 5, shape_of).astype("float32")
+        over[x] = [*(["O"] if stored_rows else []), rows, f"J{x}"]
+        lines.append(f"{x.upper()} = T.match_sparse_buffer({x}, ({', '.join(over[x])},))")
+        rows_of[x] = rows
+    merged_rows = f"T.{how['I']}({', '.join(rows_of[x] for x in operands)})" if own_rows else "I"
+    if own_rows:
+        lines.append(f"R = {merged_rows}")
+        merged_rows = "R"
+    columns = f"T.{how['J']}({', '.join(f'J{x}' for x in operands)})"
+    loads = [
+        f"{x.upper()}[{', '.join({'O': 'o', 'J': 'j'}.get(a[0], 'i') for a in over[x])}]"
+        for x in operands
+    ]
+    term = draw(st.sampled_from(TERMS)).format(*loads[:2])
+    term = f"({term}) * {loads[2]}" if len(operands) == 3 and draw(st.booleans()) else term
+    term = f"({term}) + {loads[-1]}" if draw(st.booleans()) else f"({term})"
+    feature = draw(st.booleans())
+    reduced = draw(st.booleans())
+    index = ["i", *([] if reduced else ["j"]), *(["k"] if feature else [])]
+    axes = [a for a, letter in zip("IJK", "ijk", strict=True) if letter in index]
+    if feature:
+        args["w"] = rng.integers(-3, 4, (n, 3)).astype("float32")
+        lines.append("W = T.match_sparse_buffer(w, (J, K))")
+        term = f"({term}) * W[j, k]"
+    sizes = {"I": m, "J": n, "K": 3}
+    args["c"] = np.full([sizes[a] for a in axes], np.nan, "float32")
+    lines.append(f"C = T.match_sparse_buffer(c, ({', '.join(axes)},))")
+    target = f"C[{', '.join(index)}]"
+    loops = ["O", merged_rows, columns, *(["K"] if feature else [])]
+    kinds = "SS" + ("R" if reduced else "S") + ("S" if feature else "")
+    body = [f"with T.sp_iter([{', '.join(loops)}], '{kinds}', 'it') as [o, i, j{', k' * feature}]:"]
+    if reduced or draw(st.booleans()):
+        body += ["    with T.init():", f"        {target} = 0.0"]
+        term = f"{target} + ({term})"
+    body.append(f"    {target} = {term}")
+    params = [
+        f"{name}: T.{idtype if isinstance(value, int) else 'handle'}"
+        for name, value in args.items()
+    ]
+    text = "\n    ".join([f"@T.prim_func\ndef f({', '.join(params)}):", *lines, *body])
+    return Drawn(text, args)

@@ -1,0 +1,148 @@
+"""Sparse results of torch's tensors: of any kind of matrix, and their gradients."""
+
+from __future__ import annotations
+
+from functools import reduce
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+from torch import Tensor
+
+from sparsetir import SparseMatrix, ops
+
+OPS = {"add": torch.add, "sub": torch.sub, "mul": torch.mul, "maximum": torch.maximum}
+OPS["minimum"] = torch.minimum
+
+
+def matrix(seed: int, shape: tuple[int, int], density: float = 0.4) -> Any:
+    found = sp.random_array(shape, density=density, format="csr", rng=np.random.default_rng(seed))
+    found.sort_indices()
+    return found
+
+
+def tensor(a: Any, values: Tensor | None = None, dtype: Any = torch.float64) -> Tensor:
+    values = torch.from_numpy(a.data).to(dtype) if values is None else values
+    index = torch.from_numpy(a.indptr), torch.from_numpy(a.indices)
+    return torch.sparse_csr_tensor(*index, values, a.shape)
+
+
+A, B, D = matrix(0, (6, 7)), matrix(1, (7, 5)), matrix(2, (6, 7))
+
+
+@pytest.mark.parametrize("mask", [None, matrix(3, (6, 5))])
+def test_gradients_of_products(mask: Any) -> None:
+    values = [torch.from_numpy(x.data).requires_grad_() for x in (A, B)]
+    given = None if mask is None else tensor(mask)
+
+    def run(a: Tensor, b: Tensor) -> Tensor:
+        return ops.spgemm(tensor(A, a), tensor(B, b), mask=given).values()
+
+    torch.autograd.gradcheck(run, values)
+    found = ops.spgemm(tensor(A), tensor(B), mask=given)
+    torch.testing.assert_close(found.values(), run(*values).detach())
+    dense = (A @ B).toarray()
+    kept = dense if mask is None else np.where(mask.toarray() != 0, dense, 0)
+    np.testing.assert_allclose(found.to_dense().numpy(), kept, rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_elements(name: str) -> None:
+    values = [torch.from_numpy(x.data).requires_grad_() for x in (A, D)]
+    op = getattr(ops, name)
+    torch.autograd.gradcheck(lambda a, d: op(tensor(A, a), tensor(D, d)).values(), values)
+    dense = [torch.from_numpy(x.toarray()) for x in (A, D)]
+    torch.testing.assert_close(op(tensor(A), tensor(D)).to_dense(), reduce(OPS[name], dense))
+
+
+def test_kinds_of_matrices() -> None:
+    """Edges in any order, other layouts, and what is no tensor."""
+    edge_index = torch.tensor([[2, 0, 1, 2], [1, 1, 0, 0]])  # columns, then rows
+    dense = torch.zeros(3, 3)
+    dense[edge_index[1], edge_index[0]] = 1
+    weights = torch.arange(1.0, 5.0)
+    weighted = torch.zeros(3, 3).index_put((edge_index[1], edge_index[0]), weights)
+    own = ops.resolve((edge_index, 3), weights)
+    kinds = [(edge_index, 3), dense.to_sparse_csr(), dense.to_sparse(), dense.to_sparse_csc()]
+    kinds += [
+        sp.csr_array(dense.numpy()),
+        SparseMatrix.from_dense(dense),
+        ops.prepare((edge_index, 3)),
+    ]
+    for kind in kinds:
+        torch.testing.assert_close(ops.spgemm(kind, own).to_dense(), dense @ weighted)
+        torch.testing.assert_close(ops.add(kind, own, kind).to_dense(), 2 * dense + weighted)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.int64])
+def test_types(dtype: torch.dtype) -> None:
+    dense = torch.tensor([[0, 2, 0], [1, 0, 3], [0, 0, 0]], dtype=dtype)
+    a = dense.to_sparse_csr()
+    wide = dense.double()
+    for found, exact in ((ops.spgemm(a, a), wide @ wide), (ops.mul(a, a), wide**2)):
+        assert found.dtype is dtype and found.layout is torch.sparse_csr
+        torch.testing.assert_close(found.to_dense().double(), exact)
+
+
+def test_bools() -> None:
+    dense = torch.tensor([[False, True], [True, True]])
+    a = dense.to_sparse_csr()
+    for found in (ops.spgemm(a, a), ops.add(a, a), ops.mul(a, a)):
+        assert found.dtype is torch.bool and (found.values() == True).all()  # noqa: E712
+
+
+def test_semirings_have_no_gradients() -> None:
+    values = torch.from_numpy(A.data).requires_grad_()
+    with pytest.raises(NotImplementedError, match="gradients of semiring 'min_plus'"):
+        ops.spgemm(tensor(A, values), tensor(B), "min_plus")
+    with torch.no_grad():
+        assert ops.spgemm(tensor(A, values), tensor(B), "min_plus").values().isfinite().all()
+
+
+def test_between_other_operators() -> None:
+    """A model goes through it, also where torch.compile breaks its graph there."""
+    weights = torch.rand(A.nnz, dtype=torch.float64, requires_grad=True)
+    x = torch.rand(7, 3, dtype=torch.float64)
+
+    def run(w: Tensor) -> Tensor:
+        two = ops.spgemm(tensor(A, w), tensor(matrix(4, (7, 7))))
+        return ops.spmm(two, x).sum()
+
+    run(weights).backward()
+    dense = torch.zeros(6, 7, dtype=torch.float64)
+    rows = torch.from_numpy(np.repeat(np.arange(6), np.diff(A.indptr)))
+    dense = dense.index_put((rows, torch.from_numpy(A.indices).long()), weights)
+    (expected,) = torch.autograd.grad(
+        (dense @ torch.from_numpy(matrix(4, (7, 7)).toarray()) @ x).sum(), weights
+    )
+    torch.testing.assert_close(weights.grad, expected)
+    torch.testing.assert_close(torch.compile(run, backend="eager")(weights), run(weights))
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "message"),
+    [
+        (lambda a, b: ops.spgemm(a, a), ValueError, r"spgemm: argument 'B': expected 7 rows"),
+        (lambda a, b: ops.spgemm(a, b, "x"), ValueError, r"spgemm: argument 'semiring': expected"),
+        (lambda a, b: ops.add(a), TypeError, r"add: expected two sparse matrices or more, got 1"),
+        (lambda a, b: ops.sub(a, b), ValueError, r"sub: argument 'matrices': expected shape"),
+        (lambda a, b: ops.add(a, torch.rand(6, 7)), ValueError, r"add: argument 'matrices\[1\]'"),
+        (
+            lambda a, b: ops.spgemm((torch.tensor([[0, 0], [1, 1]]), 2), a),
+            ValueError,
+            r"spgemm: argument 'A': expected each element once, got \(1, 0\) more than once",
+        ),
+        (
+            lambda a, b: ops.spgemm(
+                ops.resolve(a)._replace(values=torch.rand(a.values().shape[0], 2)), b
+            ),
+            ValueError,
+            r"spgemm: argument 'A': expected one value of each element",
+        ),
+    ],
+)
+def test_refusals(call: Any, kind: Any, message: str) -> None:
+    with pytest.raises(kind, match=message):
+        call(tensor(A), tensor(B))

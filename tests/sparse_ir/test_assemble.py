@@ -1,0 +1,221 @@
+"""Sparse results: programs that assemble them, their kernels, what is refused."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm_ffi
+from hypothesis import given, settings
+
+import sparsetir
+from drawing import COMMON
+from merged_programs import Drawn, programs
+from programs import PROGRAMS, copied
+from programs.merged import dense_of, stored_of
+from sparsetir.runtime import assembled, pool
+from sparsetir.runtime.assembled import CsrArrays, build_assembled
+from sparsetir.sparse_ir.assemble import assemble
+from stage2 import golden
+
+DRAWN = programs().filter(lambda drawn: re.search(r"C\[i, j", drawn.text) is not None)
+
+
+def given_to(program: str, case: str = "small", dtype: str = "float32", idtype: str = "int32"):
+    args = PROGRAMS[program].inputs(np.random.default_rng(1), case, dtype, idtype)
+    return {name: x for name, x in args.items() if name != "c"}
+
+
+def built(program: str, dtype: str = "float32", idtype: str = "int32") -> Any:
+    return build_assembled(PROGRAMS[program].make(dtype, idtype), "C")
+
+
+def expected_of(program: str, given: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+    """Where a result has elements, and the dense result."""
+    if program == "add_csr":
+        there = stored_of(given, "a") | stored_of(given, "b")
+        return there, dense_of(given, "a") + dense_of(given, "b")
+    left, right = {**given, "n": given["l"]}, {**given, "m": given["l"]}
+    there = stored_of(left, "a").astype(int) @ stored_of(right, "b").astype(int) > 0
+    return there, dense_of(left, "a") @ dense_of(right, "b")
+
+
+def check(found: CsrArrays, there: np.ndarray, dense: np.ndarray, text: str = "") -> None:
+    np.testing.assert_array_equal(np.diff(found.indptr), there.sum(axis=1), text)
+    np.testing.assert_array_equal(found.indices, np.nonzero(there)[1], text)
+    np.testing.assert_array_equal(found.values, dense[there], text)
+
+
+def check_drawn(drawn: Drawn) -> None:
+    """The sparse result stores what is visited, in order; the rest of the dense one is not."""
+    func = sparsetir.from_source(drawn.text)
+    dense = copied(drawn.arguments)
+    sparsetir.interpret(func, dense)
+    visited = copied(drawn.arguments)  # 1 where anything is, whatever the values
+    term = re.sub(r"(C\[[^]]*\] = ).*$", r"\g<1>1.0", drawn.text.splitlines()[-1])
+    plain = [line for line in drawn.text.splitlines()[:-1] if "T.init" not in line]
+    plain = [line for line in plain if not re.search(r"C\[[^]]*\] = 0.0", line)]
+    sparsetir.interpret(sparsetir.from_source("\n".join([*plain, term])), visited)
+    there = visited["c"] == 1
+    there = there.any(axis=2) if there.ndim == 3 else there
+    kernel = build_assembled(func, "C")
+    given = {k: v for k, v in drawn.arguments.items() if k != "c"}
+    found = kernel(**given)
+    check(found, there, dense["c"], drawn.text)
+    again = kernel.values_of(found.indptr, found.indices, **given)
+    np.testing.assert_array_equal(again, found.values, drawn.text)
+
+
+@settings(max_examples=6, **COMMON)
+@given(DRAWN)
+def test_random_programs(drawn: Drawn) -> None:
+    check_drawn(drawn)
+
+
+@pytest.mark.slow
+@settings(max_examples=200, **COMMON)
+@given(DRAWN)
+def test_more_random_programs(drawn: Drawn) -> None:
+    check_drawn(drawn)
+
+
+@pytest.mark.parametrize("program", ["add_csr", "spgemm"])
+def test_the_programs_are_of_the_language(program: str) -> None:
+    """They print and parse back; the interpreter fills as the kernels do; their text is known."""
+    made = assemble(PROGRAMS[program].make("float32", "int32"), "C")
+    for func in (made.bound, made.fill, made.numeric):
+        assert tvm_ffi.structural_equal(sparsetir.from_source(func.script()), func)
+    assert made.fill.script() == golden(f"{program}_fill")
+    given = given_to(program)
+    there, dense = expected_of(program, given)
+    rows, room = given["m"], there.size
+    indices, values = np.full(room, -1, "int32"), np.zeros(room, "float32")
+    counts = np.zeros(rows, "int32")
+    more = {
+        made.parts: 2, made.room: room, made.rows_ptr: np.array([0, 2, rows], "int32"),
+        made.rooms: np.array([0, 2 * there.shape[1], room]), made.counts: counts,
+        made.indices: indices, made.values: values,
+    }  # fmt: skip
+    sparsetir.interpret(made.fill, {**given, **more})
+    np.testing.assert_array_equal(counts, there.sum(axis=1))
+    first, begin = counts[:2].sum(), 2 * there.shape[1]
+    places = [*range(first), *range(begin, begin + counts[2:].sum())]
+    np.testing.assert_array_equal(indices[places], np.nonzero(there)[1])
+    np.testing.assert_allclose(values[places], dense[there], rtol=1e-6)
+
+
+@pytest.mark.parametrize("idtype", ["int32", "int64"])
+@pytest.mark.parametrize("program", ["add_csr", "spgemm"])
+def test_rows_in_parts_and_in_rounds(program: str, idtype: str, monkeypatch: Any) -> None:
+    """On several threads, and where there is no room for all at once."""
+    kernel = built(program, "float64", idtype)
+    monkeypatch.setattr(assembled, "WORK_OF_A_PART", 1)
+    for case in ("small", "empty", "dense_row"):
+        given = given_to(program, case, "float64", idtype)
+        there, dense = expected_of(program, given)
+        for threads, room in ((1, 1 << 30), (3, 1 << 30), (3, 7), (2, 0)):
+            monkeypatch.setattr(assembled, "ROOM", room)
+            monkeypatch.setattr(pool, "count", lambda threads=threads: threads)
+            found = kernel(**given)
+            np.testing.assert_array_equal(np.diff(found.indptr), there.sum(axis=1))
+            np.testing.assert_array_equal(found.indices, np.nonzero(there)[1])
+            np.testing.assert_allclose(found.values, dense[there], rtol=1e-13)
+            assert {x.dtype.name for x in found[:2]} == {idtype}
+
+
+def test_wide_rows() -> None:
+    """Columns beyond one group of words, at both ends of each; nothing is left from row to row."""
+    columns = np.array([0, 63, 64, 4095, 4096, 4159, 8191, 12287, 12345], "int32")
+    rows = [columns, columns[::2], columns[:0], columns[-1:], columns]
+    a_ptr, a_idx = np.arange(6, dtype="int32"), np.array([0, 1, 2, 3, 4], "int32")
+    b_ptr = np.cumsum([0, *map(len, rows)]).astype("int32")
+    given = {"m": 5, "l": 5, "n": 12346, "a": np.ones(5, "float32"), "a_ptr": a_ptr}
+    given |= {"a_idx": a_idx, "b": np.arange(b_ptr[-1], dtype="float32"), "b_ptr": b_ptr}
+    given |= {"b_idx": np.concatenate(rows), "a_nnz": 5, "b_nnz": int(b_ptr[-1])}
+    found = built("spgemm")(**given)
+    for mine, name in zip(found, ("b_ptr", "b_idx", "b"), strict=True):
+        np.testing.assert_array_equal(mine, given[name])
+
+
+def test_values_of_another_pattern() -> None:
+    """Masks: where the program visits nothing they have its first value, else what it gives."""
+    for program in ("add_csr", "spgemm"):
+        given = given_to(program)
+        there, dense = expected_of(program, given)
+        mask = np.random.default_rng(2).random(there.shape) < 0.5
+        indptr = np.concatenate([[0], np.cumsum(mask.sum(axis=1))]).astype("int32")
+        found = built(program).values_of(indptr, np.nonzero(mask)[1].astype("int32"), **given)
+        np.testing.assert_allclose(found, np.where(there, dense, 0)[mask], rtol=1e-6)
+
+
+def test_tensors() -> None:
+    torch = pytest.importorskip("torch")
+    given = given_to("add_csr", dtype="float64", idtype="int64")
+    kernel = built("add_csr", "float64", "int64")
+    arrays = {k: v for k, v in given.items() if isinstance(v, np.ndarray)}
+    found = kernel(**{**given, **{k: torch.from_numpy(v) for k, v in arrays.items()}})
+    assert all(isinstance(x, torch.Tensor) for x in found)
+    check(CsrArrays(*(x.numpy() for x in found)), *expected_of("add_csr", given))
+
+
+def test_more_elements_than_an_index_numbers() -> None:
+    kernel = built("add_csr")
+    kernel.most = 3
+    with pytest.raises(OverflowError, match="add_csr: the result has .* expected int64 indices"):
+        kernel(**given_to("add_csr"))
+
+
+SPMM = PROGRAMS["intersect_spmm"].make("float32", "int32").script()
+
+
+@pytest.mark.parametrize(
+    ("text", "result", "message"),
+    [
+        ("union_of_three", "C", r"expected dense axes of rows and columns, .* got \['I \(dense"),
+        ("add_csr", "A", r"argument 'result': expected the one result of the program, \['C'\]"),
+        ("sddmm", "OUT", r"expected dense axes of rows and columns"),
+        ("spmm_csc", "C", r"expected a spatial loop over its rows around all others"),
+        (SPMM.replace("C[i, k] = T.float32(0.0)", "C[i, k] = D[0, k]"), "C", r"expected one const"),
+        (re.sub(r" +with T.init.*\n.*\n", "", SPMM), "C", r"expected a `with T.init\(\):`"),
+        (SPMM.replace("(I, K)", "(J, K)").replace("c: T", "c: T"), "C", r"to be of its length"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_assembled(text: str, result: str, message: str) -> None:
+    func = PROGRAMS[text].make("float32", "int32") if text in PROGRAMS else None
+    with pytest.raises(ValueError, match=message):
+        assemble(func or sparsetir.from_source(text), result)
+
+
+def test_calls_of_assembled_kernels() -> None:
+    program = PROGRAMS["add_csr"]
+    args = program.inputs(np.random.default_rng(1), "small", "float32", "int32")
+    kernel = build_assembled(program.make("float32", "int32"), "C")
+    given_ = {k: v for k, v in args.items() if k != "c"}
+    with pytest.raises(TypeError, match=r"argument 'd' is none of a, a_ptr"):
+        kernel(**given_, d=3)
+    with pytest.raises(TypeError, match=r"argument 'n' is missing"):
+        kernel(**{k: v for k, v in given_.items() if k != "n"})
+    with pytest.raises(TypeError, match=r"argument 'b_idx' is missing"):
+        kernel(**{k: v for k, v in given_.items() if k != "b_idx"})
+    broken = {**given_, "a_idx": given_["a_idx"][::-1].copy()}
+    with pytest.raises(sparsetir.StructureError, match="strictly increasing"):
+        kernel(**broken)
+
+
+def test_patterns_that_filling_alone_reads_are_checked() -> None:
+    """B is searched at the elements of A: what is counted does not depend on it."""
+    text = PROGRAMS["add_csr"].make("float32", "int32").script()
+    kernel = build_assembled(sparsetir.from_source(text.replace("[I, J1_or_J2]", "[I, J1]")), "C")
+    args = PROGRAMS["add_csr"].inputs(np.random.default_rng(1), "small", "float32", "int32")
+    given_ = {k: v for k, v in args.items() if k != "c"}
+    found = kernel(**given_)
+    np.testing.assert_array_equal(found.indices, args["a_idx"])
+    with pytest.raises(sparsetir.StructureError, match="argument 'b_idx'.* strictly increasing"):
+        kernel(**{**given_, "b_idx": given_["b_idx"][::-1].copy()})
+
+
+def test_assembled_kernels_are_for_cpus() -> None:
+    with pytest.raises(ValueError, match="argument 'target': expected a CPU, got 'cuda'"):
+        build_assembled(PROGRAMS["add_csr"].make("float32", "int32"), "C", "cuda")

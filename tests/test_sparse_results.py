@@ -1,0 +1,243 @@
+"""Operators of sparse matrices whose result is sparse, beside scipy and dense arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from csr_zoo import ZOO
+from drawing import COMMON
+from sparsetir import SparseMatrix, StructureError
+from sparsetir.planning import sparse_results
+
+IN_ROWS = {"add": np.add, "maximum": np.maximum, "minimum": np.minimum, "multiply": np.multiply}
+TYPES = ["float32", "float64", "float16", "int32", "int64", "int8"]
+
+
+def matrix(rng: np.random.Generator, shape: Any, density: float = 0.3, dtype: str = "float64"):
+    """Values are small integers, so that all sums are exact."""
+    data = sp.random_array(shape, density=density, format="csr", rng=rng)
+    data.data = rng.integers(-4, 5, data.nnz).astype(dtype)
+    data.sort_indices()
+    return data
+
+
+def stored(a: Any) -> np.ndarray:
+    """Where a matrix stores something."""
+    a = a.to_scipy() if isinstance(a, SparseMatrix) else a
+    return sp.csr_array((np.ones(a.nnz), a.indices, a.indptr), shape=a.shape).toarray() > 0
+
+
+def check(found: SparseMatrix, there: np.ndarray, dense: np.ndarray) -> None:
+    """It stores what it should, in order; the values are exact, and of the type."""
+    np.testing.assert_array_equal(stored(found), there)
+    assert found.nnz == there.sum()
+    np.testing.assert_array_equal(found.to_scipy().toarray(), np.where(there, dense, 0))
+
+
+def product_of(A: Any, B: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Where a product stores something, and the product."""
+    return stored(A).astype(int) @ stored(B).astype(int) > 0, A.toarray() @ B.toarray()
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_products_and_sums_of_the_zoo(name: str) -> None:
+    rng = np.random.default_rng(0)
+    A = ZOO[name].astype("float64")
+    A.data = rng.integers(-4, 5, A.nnz).astype("float64")
+    B, D = A.T.tocsr(), matrix(rng, A.shape)
+    a, b, d = map(SparseMatrix, (A, B, D))
+    for left, right, x, y in ((a, b, A, B), (b, a, B, A)):
+        check(left @ right, *product_of(x, y))
+    check(a + d, stored(A) | stored(D), A.toarray() + D.toarray())
+    check(a - d, stored(A) | stored(D), A.toarray() - D.toarray())
+    check(a * d, stored(A) & stored(D), A.toarray() * D.toarray())
+
+
+@st.composite
+def matrices(draw: Any) -> tuple[Any, ...]:
+    """Two factors, and two to eight of one shape; of any type and density."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    sizes = [draw(st.sampled_from([1, 2, 7, 64, 65, 130])) for _ in range(3)]
+    densities = [draw(st.sampled_from([0.0, 0.02, 0.3, 1.0])) for _ in range(2)]
+    dtype = draw(st.sampled_from(["float32", "float64", "int32"]))
+    factors = [
+        matrix(rng, shape, density, dtype)
+        for shape, density in zip((sizes[:2], sizes[1:]), densities, strict=True)
+    ]
+    count = draw(st.sampled_from([2, 3, 8]))
+    terms = [matrix(rng, sizes[:2], rng.choice([0, 0.1, 0.5]), dtype) for _ in range(count)]
+    return factors, terms
+
+
+def check_all(given_: tuple[Any, ...]) -> None:
+    (A, B), terms = given_
+    check(SparseMatrix(A) @ SparseMatrix(B), *product_of(A, B))
+    known = [SparseMatrix(x) for x in terms]
+    anywhere = np.logical_or.reduce([stored(x) for x in terms])
+    everywhere = np.logical_and.reduce([stored(x) for x in terms])
+    for name, how in IN_ROWS.items():
+        there = everywhere if name == "multiply" else anywhere
+        check(getattr(known[0], name)(*known[1:]), there, how.reduce([x.toarray() for x in terms]))
+
+
+@settings(max_examples=15, **COMMON)
+@given(matrices())
+def test_random_matrices(given_: tuple[Any, ...]) -> None:
+    check_all(given_)
+
+
+@pytest.mark.slow
+@settings(max_examples=4000, **COMMON)
+@given(matrices())
+def test_more_random_matrices(given_: tuple[Any, ...]) -> None:
+    check_all(given_)
+
+
+TERMS = {
+    "plus_times": (np.multiply, np.add, 0.0),
+    "min_plus": (np.add, np.minimum, np.inf),
+    "max_plus": (np.add, np.maximum, -np.inf),
+    "max_times": (np.multiply, np.maximum, -np.inf),
+    "or_and": (np.logical_and, np.maximum, 0.0),
+}
+
+
+@pytest.mark.parametrize("semiring", TERMS)
+def test_semirings_and_masks(semiring: str) -> None:
+    """Values of what is stored, and of a mask, where the rest is the semiring's zero."""
+    rng = np.random.default_rng(3)
+    A, B, M = matrix(rng, (13, 9)), matrix(rng, (9, 11)), matrix(rng, (13, 11))
+    make, add, first = TERMS[semiring]
+    expected = np.full((13, 11), first)
+    for i, j in np.argwhere(stored(A)):
+        for k in np.flatnonzero(stored(B)[j]):
+            expected[i, k] = add(expected[i, k], make(A[i, j], B[j, k]))
+    there, _ = product_of(A, B)
+    a, b = SparseMatrix(A), SparseMatrix(B)
+    found = a.matmul(b, semiring=semiring)
+    np.testing.assert_array_equal(found.values, expected[there])
+    np.testing.assert_array_equal(stored(found), there)
+    np.testing.assert_array_equal(
+        a.matmul(b, semiring=semiring, mask=M).values, expected[stored(M)]
+    )
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_types(dtype: str) -> None:
+    rng = np.random.default_rng(4)
+    A, B = matrix(rng, (9, 9), dtype="int64"), matrix(rng, (9, 9), dtype="int64")
+    a, b = (SparseMatrix(x).astype(dtype) for x in (A, B))
+    for found, expected in ((a @ b, A @ B), (a + b, A + B)):
+        assert found.dtype == dtype
+        dense = found.astype("float64").to_scipy().toarray()
+        np.testing.assert_array_equal(dense, expected.toarray())
+    assert (a @ b.astype("float64")).dtype == np.result_type(dtype, "float64")
+
+
+def test_bools() -> None:
+    rng = np.random.default_rng(5)
+    A, B = (abs(matrix(rng, (9, 9))) for _ in range(2))
+    a, b = (SparseMatrix(x).astype("bool") for x in (A, B))
+    left, right = (x.toarray() > 0 for x in (A, B))
+    for found, dense in ((a @ b, left @ right), (a + b, left | right), (a * b, left & right)):
+        assert found.dtype == np.bool_
+        np.testing.assert_array_equal(found.to_scipy().toarray(), dense)
+    with pytest.raises(TypeError, match="subtract: expected numbers, got matrices of bool"):
+        a - b
+
+
+def test_int64_indices() -> None:
+    """Of columns that int32 does not number, of which there is no dense row."""
+    far = 2**31 + 5
+    a = SparseMatrix(([0, 2], [1, 0]), shape=(3, 2))
+    b = SparseMatrix(([0, 0, 1], [3, far - 1, 1]), shape=(2, far))
+    found = a @ b
+    assert found.shape == (3, far) and found.pattern.columns.dtype == np.int64
+    np.testing.assert_array_equal(found.pattern.columns, [1, 3, far - 1])
+    np.testing.assert_array_equal(found.pattern.indptr, [0, 1, 1, 3])
+    mask = SparseMatrix(([0, 2, 2], [1, 7, far - 1]), shape=(3, far))
+    np.testing.assert_array_equal(a.matmul(b, mask=mask).values, [1, 0, 1])
+    assert (b + b).nnz == 3 and ((b + b).values == 2).all()
+
+
+def test_infinities_and_nan_stay_where_they_are() -> None:
+    """0 x inf is NaN where both are stored, and nothing elsewhere."""
+    a = SparseMatrix(([0, 0, 1], [0, 1, 1]), values=np.array([0.0, 1.0, 2.0]), shape=(3, 2))
+    b = SparseMatrix(([0, 1], [0, 1]), values=np.array([np.inf, np.nan]), shape=(2, 3))
+    found = a @ b
+    np.testing.assert_array_equal(found.values, [np.nan, np.nan, np.nan])
+    np.testing.assert_array_equal(found.pattern.columns, [0, 1, 1])
+    for semiring in ("min_plus", "max_times"):
+        assert np.isnan(a.matmul(b, semiring=semiring).values[1])
+
+
+def test_zeros_that_come_out_are_stored() -> None:
+    a = SparseMatrix.from_dense(np.array([[1.0, 2.0]]))
+    assert (a - a).nnz == 2 and not (a - a).values.any()
+
+
+def test_numbers_and_signs() -> None:
+    a = SparseMatrix.from_dense(np.array([[1.0, 0.0], [2.0, 3.0]]))
+    for found in (a * 2, 2 * a, -(a * -2)):
+        np.testing.assert_array_equal(found.values, [2, 4, 6])
+
+
+def test_matrices_of_others() -> None:
+    rng = np.random.default_rng(6)
+    A, B = matrix(rng, (5, 6)), matrix(rng, (6, 4))
+    a = SparseMatrix(A)
+    expected = (A @ B).toarray()
+    for other in (B, B.tocoo(), SparseMatrix(B).to_torch("csr"), SparseMatrix(B)):
+        np.testing.assert_array_equal((a @ other).to_scipy().toarray(), expected)
+    np.testing.assert_array_equal((a + A.tocsc()).to_scipy().toarray(), 2 * A.toarray())
+
+
+def test_results_do_not_share_memory() -> None:
+    """Of a mask's pattern either, but for the arrays that nobody writes."""
+    a = SparseMatrix.from_dense(np.eye(3))
+    found = a @ a
+    assert not np.shares_memory(found.values, a.values)
+    assert not np.shares_memory(a.matmul(a, mask=found).values, found.values)
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "message"),
+    [
+        (lambda a, b: a @ a, ValueError, r"argument 'other': expected 3 rows, .* got shape \(2, 3"),
+        (lambda a, b: a + b, ValueError, r"argument 'other': expected shape \(2, 3\), got \(3, 4"),
+        (lambda a, b: a.matmul(b, semiring="x"), ValueError, r"'semiring': expected one of \["),
+        (lambda a, b: a.matmul(b, mask=a), ValueError, r"'mask': expected shape \(2, 4\), got"),
+        (lambda a, b: a.add(*[a] * 8), ValueError, r"expected at most 8 matrices, got 9"),
+        (lambda a, b: a + 3, TypeError, r"unsupported operand"),
+        (lambda a, b: a * "x", TypeError, r"can't multiply|unsupported operand"),
+        (lambda a, b: a.add(3), TypeError, r"SparseMatrix.add: argument 'other'"),
+    ],
+)
+def test_refusals(call: Any, kind: Any, message: str) -> None:
+    a, b = SparseMatrix.from_dense(np.ones((2, 3))), SparseMatrix.from_dense(np.ones((3, 4)))
+    with pytest.raises(kind, match=message):
+        call(a, b)
+
+
+def test_patterns_are_checked() -> None:
+    """Memory that its owner wrote to is refused, not followed."""
+    indices = np.array([0, 1, 2, 0], "int32")
+    a = SparseMatrix.from_csr(np.array([0, 2, 3, 4], "int32"), indices, shape=(3, 3))
+    indices[1] = 7
+    if np.shares_memory(a.pattern.columns, indices):
+        with pytest.raises(StructureError):
+            a @ a
+
+
+def test_kernels_are_kept() -> None:
+    a = SparseMatrix.from_dense(np.eye(3))
+    a @ a
+    before = sparse_results._kernel.cache_info().misses
+    a @ a.with_values(np.ones(3))
+    assert sparse_results._kernel.cache_info().misses == before
