@@ -28,6 +28,11 @@ of the rows (one for each thread) that stand in rooms of their own::
                 at[0] = at[0] + 1
             C_counts[i] = at[0] - begin[0]
 
+Several iterations may add to the result, after one that says what it begins with::
+
+    with T.sp_iter([I, N], "SS", "zero") as [i, k]:
+        C[i, k] = 0.0
+
 Going through two levels of bits costs nothing like sorting, and what a row did not touch is not
 looked at. Where the columns of a row are visited once and in order, as of a union, elements are
 appended as they come, and there is no workspace. What is left is to close the gaps between the
@@ -65,6 +70,7 @@ from sparsetir.sparse_ir.nodes import (
     same_indices,
     sparse_iterations,
     stores_of,
+    substitute,
 )
 from sparsetir.sparse_ir.parallel import constant_length
 from sparsetir.sparse_ir.promises import with_fact
@@ -111,8 +117,9 @@ def assemble(func: SparseFunc, result: str) -> Assembly:
     Parameters
     ----------
     func : SparseFunc
-        Of stage I, as written: one iteration, over rows first; over the columns in any way, once
-        and in order, or several times; the result's first value a constant.
+        Of stage I, as written: iterations over rows first, then over columns in any way, once and
+        in order, or several times. What the result begins with is a constant, of the `init` of the
+        only iteration or of one before all others over dense rows and columns.
     result : str
         The name of the result's buffer, or of its parameter: over a dense axis of rows, one of
         columns, and any dense ones of the elements.
@@ -133,27 +140,120 @@ def assemble(func: SparseFunc, result: str) -> Assembly:
     return _Assembler(func, result).run()
 
 
+class _Visits:
+    """One iteration of the program: its loops over rows, over columns, and inside of them."""
+
+    def __init__(self, of: _Assembler, it: SparseIteration) -> None:
+        self.it, self.out = it, of.out
+        out, index = of.out, of.index_of(it)
+        self.loops = loops_of(it)
+        accessed = f"{out.name}[{', '.join(map(str, index))}]"
+        if any(len(loop.vars) > 1 or isinstance(loop.node, PartAxis) for loop in self.loops):
+            of.refuse("expected plain, attached and merged axes, none fused or in parts")
+        at = {loop.var: n for n, loop in enumerate(self.loops)}
+        self.row, self.column = row, column = at[index[0]], at[index[1]]
+        others = [constant_length(loop.node) for loop in self.loops[:row]]
+        if row > column or any(n != 1 for n in others) or self.loops[row].kinds != "S":
+            of.refuse(
+                f"result '{out.name}': expected a spatial loop over its rows around all others, "
+                f'got {[x.name for x in self.loops]} as "{it.kinds}" for {accessed}'
+            )
+        for axis, place in zip(of.axes[:2], (row, column), strict=True):
+            (gone,) = flat_axes([self.loops[place].node])
+            same = tvm_ffi.structural_equal(gone.length, axis.length)
+            if not same or gone.idtype != axis.idtype:
+                of.refuse(
+                    f"result '{out.name}': expected '{gone.name}', which its '{axis.name}' is gone "
+                    f"through by, to be of its length and type, {axis.length} {axis.idtype}, got "
+                    f"{gone.length} {gone.idtype}"
+                )
+        self.index, self.known = index, {}
+
+    def under(self, rows: list[Loop]) -> bool:
+        """Be inside of other rows, if they are the same ones."""
+        own = [x.node for x in self.rows]
+        self.known = {x.var: y.var for x, y in zip(self.rows, rows, strict=False)}
+        self.index = [self.known.get(i, i) for i in self.index]
+        return len(own) == len(rows) and all(
+            tvm_ffi.structural_equal(a, b.node) for a, b in zip(own, rows, strict=True)
+        )
+
+    @property
+    def rows(self) -> list[Loop]:
+        """The loops down to that of the rows."""
+        return self.loops[: self.row + 1]
+
+    @property
+    def to_columns(self) -> list[Loop]:
+        """The loops inside of them, down to that of the columns."""
+        return self.loops[self.row + 1 : self.column + 1]
+
+    @property
+    def inside(self) -> list[Loop]:
+        """The loops inside of that of the columns."""
+        return self.loops[self.column + 1 :]
+
+    @property
+    def in_order(self) -> bool:
+        """Whether the columns of each row are visited once, in order, each with all there is."""
+        *between, loop = self.to_columns
+        (axis,) = flat_axes([loop.node])
+        inner = {x.var for x in self.inside}
+        once = loop.kinds == "S" and axis.unique and inner >= set(self.index[2:])
+        return once and all(constant_length(x.node) == 1 for x in between)
+
+    def rewritten(self, moved: Callable[[Sequence[Any]], tuple[Any, list[Any]]]) -> Any:
+        """Body and init, with the result's accesses elsewhere."""
+        out = self.out.var
+
+        def store(node: Any) -> Any:
+            if not node.buffer.same_as(out):
+                return node
+            buffer, index = moved(node.indices)
+            return tirx.BufferStore(buffer, node.value, index, span=node.span)
+
+        def load(node: Any) -> Any:
+            return tirx.BufferLoad(*moved(node.indices)) if node.source.same_as(out) else node
+
+        def all_of(stmt: Any) -> Any:
+            stmt = map_expr(substitute(stmt, self.known), [(ir.TensorLoad, load)])
+            return map_expr(stmt, [(tirx.BufferStore, store)])
+
+        return all_of(self.it.body), None if self.it.init is None else all_of(self.it.init)
+
+
 class _Assembler:
     def __init__(self, func: SparseFunc, result: str) -> None:
         self.func = func
-        iterations = sparse_iterations(func)
-        if len(iterations) != 1 or not func.body.same_as(iterations[0]):
+        iterations = list(sparse_iterations(func))
+        steps = list(func.body.seq) if isinstance(func.body, tirx.SeqStmt) else [func.body]
+        if len(steps) != len(iterations) or not all(
+            a.same_as(b) for a, b in zip(steps, iterations, strict=True)
+        ):
             names = [it.name for it in iterations]
-            self.refuse(f"expected a single iteration and nothing around it, got {names}")
-        (self.it,) = iterations
-        self.out = self._result(result)
-        self.row_axis, self.column_axis, *self.rest = list(self.out.axes or ())
-        self.at = self._places()
-        self.first = self._first()
-        self.idtype = self.column_axis.idtype
+            self.refuse(f"expected iterations, and nothing around and beside them, got {names}")
+        self.out = self._result(iterations, result)
+        self.axes = list(self.out.axes or ())
+        self.row_axis, self.column_axis, *self.rest = self.axes
+        self.idtype, self.name = self.column_axis.idtype, iterations[-1].name
+        self.first, iterations = self._first(iterations)
+        self.visits = [_Visits(self, it) for it in iterations]
+        self.index = self.visits[0].index
+        self.rows = self.visits[0].rows
+        for other in self.visits[1:]:
+            if not other.under(self.rows):
+                self.refuse(
+                    f"expected all iterations to be over the same rows, got those of "
+                    f"{[v.it.name for v in self.visits]}"
+                )
 
     def refuse(self, text: str) -> Any:
         raise ValueError(f"assemble: function '{self.func.name}': {text}")
 
     # -- what the program is ------------------------------------------------------------------
 
-    def _result(self, name: str) -> SparseBuffer:
-        written = {s.buffer for s in stores_of(self.it.body, self.it.init)}
+    def _result(self, iterations: list[SparseIteration], name: str) -> SparseBuffer:
+        written = {s.buffer for it in iterations for s in stores_of(it.body, it.init)}
         outputs = [b for b in self.func.buffers if b.var in written and b.handle is not None]
         found = [b for b in outputs if name in (b.name, str(b.handle.name))]
         if len(outputs) != 1 or not found:
@@ -171,74 +271,62 @@ class _Assembler:
             )
         return out
 
-    def _places(self) -> tuple[int, int]:
-        """Which loops go over the rows and over the columns of the result."""
-        it, out = self.it, self.out
+    def index_of(self, it: SparseIteration) -> list[Any]:
+        """The coordinates that an iteration accesses the result at."""
+        out = self.out
         stores = [s for s in stores_of(it.body, it.init) if s.buffer.same_as(out.var)]
-        self.index = first = list(stores[0].indices)
+        if not stores:
+            self.refuse(f"iteration '{it.name}': expected it to write '{out.name}'")
+        first = list(stores[0].indices)
         accesses = [*stores, *loads_of(it.body, out.var)]
         same = all(same_indices(list(s.indices), first) for s in accesses)
         variables = all(isinstance(i, ir.Var) and i in set(it.vars) for i in first)
-        accessed = f"{out.name}[{', '.join(map(str, first))}]"
         if not same or not variables or len(set(first)) < len(first):
             self.refuse(
                 f"result '{out.name}': expected it to be accessed at different coordinates of the "
-                f"iteration, the same in all places, got {accessed}"
+                f"iteration, the same in all places, got {out.name}[{', '.join(map(str, first))}]"
             )
-        self.loops = loops_of(it)
-        if any(len(loop.vars) > 1 or isinstance(loop.node, PartAxis) for loop in self.loops):
-            self.refuse("expected plain, attached and merged axes, none fused or in parts")
-        at = {loop.var: n for n, loop in enumerate(self.loops)}
-        row, column = at[first[0]], at[first[1]]
-        others = [constant_length(loop.node) for loop in self.loops[:row]]
-        if row > column or any(n != 1 for n in others) or self.loops[row].kinds != "S":
-            self.refuse(
-                f"result '{out.name}': expected a spatial loop over its rows around all others, "
-                f'got {[x.name for x in self.loops]} as "{it.kinds}" for {accessed}'
-            )
-        for axis, place in ((self.row_axis, row), (self.column_axis, column)):
-            (gone,) = flat_axes([self.loops[place].node])
-            same = tvm_ffi.structural_equal(gone.length, axis.length)
-            if not same or gone.idtype != axis.idtype:
-                self.refuse(
-                    f"result '{out.name}': expected '{gone.name}', which its '{axis.name}' is gone "
-                    f"through by, to be of its length and type, {axis.length} {axis.idtype}, got "
-                    f"{gone.length} {gone.idtype}"
-                )
-        return row, column
+        return first
 
-    def _first(self) -> Any:
-        """The value that elements begin with; None where they are written at once."""
-        out, init = self.out, self.it.init
-        if init is None:
-            if loads_of(self.it.body, out.var):
+    def _first(self, iterations: list[SparseIteration]) -> tuple[Any, list[SparseIteration]]:
+        """The value that elements begin with, None where they are written at once; what is left."""
+        out, (it, *others) = self.out, iterations
+        if others:
+            by_axes = dict(zip(it.vars, it.axes, strict=False))
+            index = self.index_of(it)
+            whole = [by_axes.get(i) for i in index]
+            alone = isinstance(it.body, tirx.BufferStore) and len(it.vars) == len(index)
+            same = all(
+                a is not None and a.same_as(b) for a, b in zip(whole, self.axes, strict=True)
+            )
+            if any(x.init is not None for x in iterations) or not alone or not same:
+                self.refuse(
+                    f"iteration '{it.name}': expected the first of several to write a constant "
+                    f"over the axes of '{out.name}', {[a.name for a in self.axes]}, and others to "
+                    "have no T.init()"
+                )
+            return self._constant(it.body), others
+        if it.init is None:
+            if loads_of(it.body, out.var):
                 self.refuse(
                     f"result '{out.name}': expected a `with T.init():`, as it is read, and holds "
                     "nothing before"
                 )
-            return None
-        stores = stores_of(init)
-        value = stores[0].value
-        if (
-            not isinstance(init, tirx.BufferStore)
-            or free_vars(value)
-            or nodes_of(ir.TensorLoad, value)
-        ):
+            return None, iterations
+        return self._constant(it.init), iterations
+
+    def _constant(self, store: Any) -> Any:
+        value = store.value if isinstance(store, tirx.BufferStore) else None
+        if value is None or free_vars(value) or nodes_of(ir.TensorLoad, value):
             self.refuse(
-                f"result '{out.name}': expected one constant as its first value, got {init}"
+                f"result '{self.out.name}': expected one constant as its first value, got {store}"
             )
         return value
 
     @property
     def appended(self) -> bool:
-        """Whether the columns of each row are visited once, in order, each with all there is."""
-        row, column = self.at
-        between = [constant_length(loop.node) for loop in self.loops[row + 1 : column]]
-        loop = self.loops[column]
-        places = {x.var: n for n, x in enumerate(self.loops)}
-        inside = all(places[i] > column for i in self.index[2:])
-        (axis,) = flat_axes([loop.node])
-        return all(n == 1 for n in between) and loop.kinds == "S" and axis.unique and inside
+        """Whether elements come in the order in which they are stored."""
+        return len(self.visits) == 1 and self.visits[0].in_order
 
     # -- the programs -------------------------------------------------------------------------
 
@@ -246,7 +334,7 @@ class _Assembler:
         func, name = self.func, str(self.out.handle.name)
         wishes = ("bounds", "rows_ptr", "rooms", "counts", "indptr", "indices", "parts", "room")
         self.names = names = {w: fresh_name(func, f"{name}_{w}") for w in (*wishes, "nnz")}
-        rows = self.loops[self.at[0]].node
+        rows = self.rows[-1].node
         self.parted = isinstance(rows, Axis) and rows.kind == "dense_fixed"
         made = Assembly(self._bound(), self._fill(), self._numeric(), **names, values=name,
                         parted=self.parted)  # fmt: skip
@@ -257,16 +345,15 @@ class _Assembler:
     def _bound(self) -> SparseFunc:
         program = _Program(self, "bound")
         at = program.local("at", "int64")
-        row, column = self.at
         counted = []
-        for nodes in product(*(_members(x.node) for x in self.loops[row + 1 : column + 1])):
-            loops = [Loop(n, [_variable_like(n)], "S") for n in nodes]
-            counted.append(program.iterate("counted", loops, program.step(at)))
+        for visits in self.visits:
+            for nodes in product(*(_members(x.node) for x in visits.to_columns)):
+                loops = [Loop(n, [_variable_like(n)], "S") for n in nodes]
+                counted.append(program.iterate("counted", loops, program.step(at)))
         out = program.output("bounds", "int64", [self.row_axis])
         most = tirx.min(load_one(at), as_dtype(self.column_axis.length, "int64"))
         body = [store_one(at, zero("int64")), *counted, out.store(most, self.index[:1])]
-        rows = self.loops[: row + 1]
-        return program.made(program.iterate("rows", rows, as_one(body), ordered=False))
+        return program.made(program.iterate("rows", self.rows, as_one(body), ordered=False))
 
     def _fill(self) -> SparseFunc:
         program = _Program(self, "fill")
@@ -281,20 +368,19 @@ class _Assembler:
         at, begin = program.local("at", "int64"), program.local("begin", "int64")
         here = [index, load_one(at)]
         begins = [store_one(x, zero("int64")) for x in (at, begin)]
-        row, column = self.at
-        inner = self.loops[row + 1 :]
         if self.appended:
-            around, inside = self.loops[row + 1 : column + 1], self.loops[column + 1 :]
+            (only,) = self.visits
 
             def moved(indices: Sequence[Any]) -> tuple[Any, list[Any]]:
                 return values.var, [*here, *indices[2:]]
 
-            body, init = program.rewritten(moved)
+            body, init = only.rewritten(moved)
             element = [body] if init is None else [init, body]
-            if inside:
-                element = [program.iterate("element", inside, body, init=init, like=self.it)]
+            if only.inside:
+                inner = program.iterate("element", only.inside, body, init=init, plain=False)
+                element = [inner]
             found = [columns.store(self.index[1], here), *element, program.step(at)]
-            visits = [program.iterate("", around, as_one(found))]
+            visits = [program.iterate("visit", only.to_columns, as_one(found))]
         else:
             space = _Workspace(program)
             begins += space.cleared()
@@ -307,8 +393,8 @@ class _Assembler:
                 moved = program.over(self.rest, "copied", copied)
                 return [columns.store(column, here), moved, program.step(at)]
 
-            noted = as_one([program.rewritten(space.moved)[0], *space.noted(self.index[1])])
-            visits = [program.iterate("", inner, noted), space.gone_through(emitted)]
+            visits = [*(program.visit(v, space) for v in self.visits)]
+            visits.append(space.gone_through(emitted))
         count = as_dtype(load_one(at) - load_one(begin), self.idtype)
         visits = [store_one(begin, load_one(at)), *visits, counts.store(count, self.index[:1])]
         return program.made(program.in_parts(parts, index, begins, visits))
@@ -321,7 +407,7 @@ class _Assembler:
         values = program.output("values", self.out.dtype, [self.row_axis, stored, *self.rest])
         space = _Workspace(program, noting=False)
         row = self.index[0]
-        (row_axis,) = flat_axes([self.loops[self.at[0]].node])
+        (row_axis,) = flat_axes([self.rows[-1].node])
         node = stored if row_axis.same_as(self.row_axis) else AttachedAxis(stored, row_axis)
 
         def each(name: str, made: Callable[[list[Any]], Any]) -> Any:
@@ -332,7 +418,7 @@ class _Assembler:
 
         visits = [
             each("begun", space.reset),
-            program.iterate("", self.loops[self.at[0] + 1 :], program.rewritten(space.moved)[0]),
+            *(program.visit(v, space) for v in self.visits),
             each("taken", lambda i: values.store(space.values.load(i), [row, *i])),
         ]
         return program.made(program.in_parts(parts, index, space.cleared(), visits))
@@ -421,49 +507,31 @@ class _Program:
         return store_one(at, load_one(at) + as_dtype(1, str(at.ty.dtype)))
 
     def iterate(
-        self, name: str, loops: Sequence[Loop], body: Any, *, init: Any = None, like: Any = None,
-        ordered: bool = True,
+        self, name: str, loops: Sequence[Loop], body: Any, *, init: Any = None,
+        ordered: bool = True, plain: bool = True,
     ) -> Any:  # fmt: skip
-        """An iteration over loops, or the body alone of none.
-
-        like : one that says kinds and annotations; by default all loops are spatial
-        """
+        """An iteration over loops, spatial ones where it is plain; or the body alone of none."""
         if not loops:
             return body
-        old = self.of.it
-        kinds = "".join(x.kinds if like is not None else "S" for x in loops)
-        named = self.fresh(f"{old.name}_{name}") if name else old.name
+        kinds = "".join("S" if plain else x.kinds for x in loops)
         return SparseIteration(
-            span=old.span, axes=[x.node for x in loops], kinds=kinds, name=named,
-            vars=[v for x in loops for v in x.vars], init=init, body=body,
-            annotations={ORDERED: 1} if ordered and like is None else {},
+            span=self.of.func.span, axes=[x.node for x in loops], kinds=kinds,
+            name=self.fresh(f"{self.of.name}_{name}"), vars=[v for x in loops for v in x.vars],
+            init=init, body=body, annotations={ORDERED: 1} if ordered and plain else {},
         )  # fmt: skip
+
+    def visit(self, visits: _Visits, space: _Workspace) -> Any:
+        """What an iteration does in a row, with the result in a workspace."""
+        noted = space.noted(visits.index[1]) if space.noting else []
+        body = as_one([visits.rewritten(space.moved)[0], *noted])
+        loops = [*visits.to_columns, *visits.inside]
+        return self.iterate("visit", loops, body)
 
     def over(self, axes: Sequence[Axis], name: str, made: Callable[[list[Any]], Any]) -> Any:
         """A statement for all coordinates of dense axes."""
         variables = [tirx.Var(a.name.lower(), a.idtype) for a in axes]
         loops = [Loop(a, [v], "S") for a, v in zip(axes, variables, strict=True)]
         return self.iterate(name, loops, made([*variables]), ordered=False)
-
-    def rewritten(self, moved: Callable[[Sequence[Any]], tuple[Any, list[Any]]]) -> Any:
-        """Body and init of the old program, with the result's accesses elsewhere."""
-        out = self.of.out.var
-
-        def store(node: Any) -> Any:
-            if not node.buffer.same_as(out):
-                return node
-            buffer, index = moved(node.indices)
-            return tirx.BufferStore(buffer, node.value, index, span=node.span)
-
-        def load(node: Any) -> Any:
-            return tirx.BufferLoad(*moved(node.indices)) if node.source.same_as(out) else node
-
-        def all_of(stmt: Any) -> Any:
-            stmt = map_expr(stmt, [(ir.TensorLoad, load)])
-            return map_expr(stmt, [(tirx.BufferStore, store)])
-
-        init = self.of.it.init
-        return all_of(self.of.it.body), None if init is None else all_of(init)
 
     def parts(self) -> tuple[Axis, Any]:
         """The axis of the parts, and its coordinate."""
@@ -472,7 +540,7 @@ class _Program:
 
     def in_parts(self, parts: Axis, index: Any, begins: list[Any], visits: list[Any]) -> Any:
         """The rows of each part."""
-        rows = self.of.loops[: self.of.at[0] + 1]
+        rows = self.of.rows
         if self.of.parted:
             *outer, last = rows
             length = last.node.length

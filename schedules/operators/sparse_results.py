@@ -88,25 +88,40 @@ def product_program(semiring: str, dtype: str, out: str, idtype: str) -> Any:
 
 
 @cache
-def combined_program(op: str, count: int, dtype: str, out: str, idtype: str) -> SparseFunc:
+def combined_program(
+    op: str, count: int, gathered: bool, dtype: str, out: str, idtype: str
+) -> SparseFunc:
     """C = A0 + A1 + ..., or another of `COMBINED`, where any of them stores something, or all do.
+
+    gathered : a sum goes through one operand after the other, and adds to a workspace, instead of
+        through all of them at once
 
     a0, a1, ... : (a0_nnz,), ... ; c : (m, n)
     a0_indptr, a0_indices, ... : patterns, (m, n), in CSR
     """
     over, join = COMBINED[op]
-    numbers = range(count)
-    params = [f"a{q}: T.handle, a{q}_indptr: T.handle, a{q}_indices: T.handle" for q in numbers]
-    sizes = ", ".join(f"{x}: T.{idtype}" for x in ("m", "n", *(f"a{q}_nnz" for q in numbers)))
+    names = [f"a{q}" for q in range(count)]
+    params = [f"{a}: T.handle, {a}_indptr: T.handle, {a}_indices: T.handle" for a in names]
+    sizes = ", ".join(f"{x}: T.{idtype}" for x in ("m", "n", *(f"{a}_nnz" for a in names)))
     lines = [f'I = T.dense_fixed(m, "{idtype}")', f'N = T.dense_fixed(n, "{idtype}")']
-    lines += [
-        f'J{q} = T.sparse_variable(I, (n, a{q}_nnz), (a{q}_indptr, a{q}_indices), "{idtype}")'
-        for q in numbers
-    ]
-    lines += [f'A{q} = T.match_sparse_buffer(a{q}, (I, J{q}), "{dtype}")' for q in numbers]
+    for a in names:
+        arrays = f"(n, {a}_nnz), ({a}_indptr, {a}_indices)"
+        lines.append(f'J{a} = T.sparse_variable(I, {arrays}, "{idtype}")')
+        lines.append(f'{a.upper()} = T.match_sparse_buffer({a}, (I, J{a}), "{dtype}")')
     lines.append(f'C = T.match_sparse_buffer(c, (I, N), "{out}")')
-    axes = f"T.{over}({', '.join(f'J{q}' for q in numbers)})" if count > 1 else "J0"
-    term = reduce(join, (f'T.cast(A{q}[i, j], "{out}")' for q in numbers))
-    lines += [f'with T.sp_iter([I, {axes}], "SS", "{op}") as [i, j]:', f"    C[i, j] = {term}"]
+    terms = [f'T.cast({a.upper()}[i, j], "{out}")' for a in names]
+
+    def iteration(axes: str, name: str, value: str) -> list[str]:
+        return [f'with T.sp_iter([I, {axes}], "SS", "{name}") as [i, j]:', f"    C[i, j] = {value}"]
+
+    if gathered:
+        lines += iteration("N", "zero", f'T.cast(0, "{out}")')
+        signs = ["+", *("-" if op == "subtract" else "+" for _ in names[1:])]
+        for a, term, sign in zip(names, terms, signs, strict=True):
+            lines += iteration(f"J{a}", f"{op}_{a}", f"C[i, j] {sign} {term}")
+    else:
+        members = ", ".join(f"J{a}" for a in names)
+        axes = f"T.{over}({members})" if count > 1 else members
+        lines += iteration(axes, op, reduce(join, terms))
     head = f"@T.prim_func\ndef {op}({', '.join(params)}, c: T.handle, {sizes}):"
     return from_source("\n    ".join([head, *lines]))

@@ -125,6 +125,25 @@ def test_rows_in_parts_and_in_rounds(program: str, idtype: str, monkeypatch: Any
             assert {x.dtype.name for x in found[:2]} == {idtype}
 
 
+def test_several_iterations() -> None:
+    """Each of them adds to what the first one begins with; the interpreter runs them in turn."""
+    func = sparsetir.from_source(TWICE)
+    given = given_to("add_csr")
+    names = {"b": "a2", "b_ptr": "a2_ptr", "b_idx": "a2_idx", "a_nnz": "nnz", "b_nnz": "nnz2"}
+    given = {names.get(name, name): x for name, x in given.items()}
+    given["x"] = np.arange(given["m"], dtype="float32")
+    dense = {**given, "c": np.full((given["m"], given["n"]), np.nan, "float32")}
+    sparsetir.interpret(func, dense)
+    b = {**given, "b": given["a2"], "b_ptr": given["a2_ptr"], "b_idx": given["a2_idx"]}
+    there = stored_of(given, "a") | stored_of(b, "b")
+    kernel = build_assembled(func, "C")
+    found = kernel(**given)
+    check(found, there, dense["c"])
+    np.testing.assert_array_equal(
+        kernel.values_of(found.indptr, found.indices, **given), found.values
+    )
+
+
 def test_wide_rows() -> None:
     """Columns beyond one group of words, at both ends of each; nothing is left from row to row."""
     columns = np.array([0, 63, 64, 4095, 4096, 4159, 8191, 12287, 12345], "int32")
@@ -167,6 +186,30 @@ def test_more_elements_than_an_index_numbers() -> None:
         kernel(**given_to("add_csr"))
 
 
+TWICE = """
+@T.prim_func
+def twice(
+    a: T.handle, a_ptr: T.handle, a_idx: T.handle, a2: T.handle, a2_ptr: T.handle,
+    a2_idx: T.handle, x: T.handle, c: T.handle, m: T.int32, n: T.int32, nnz: T.int32,
+    nnz2: T.int32,
+):
+    I = T.dense_fixed(m)
+    I2 = T.dense_fixed(m)
+    N = T.dense_fixed(n)
+    J = T.sparse_variable(I, (n, nnz), (a_ptr, a_idx))
+    J2 = T.sparse_variable(I, (n, nnz2), (a2_ptr, a2_idx))
+    J3 = T.dense_fixed(n)
+    A = T.match_sparse_buffer(a, (I, J), "float32")
+    A2 = T.match_sparse_buffer(a2, (I, J2), "float32")
+    X = T.match_sparse_buffer(x, (I,), "float32")
+    C = T.match_sparse_buffer(c, (I, N), "float32")
+    with T.sp_iter([I, N], "SS", "zero") as [i, j]:
+        C[i, j] = 0.0
+    with T.sp_iter([I, J], "SS", "one") as [i, j]:
+        C[i, j] = C[i, j] + A[i, j] * X[i]
+    with T.sp_iter([I, J2], "SS", "two") as [i, j]:
+        C[i, j] = C[i, j] - A2[i, j]
+"""
 SPMM = PROGRAMS["intersect_spmm"].make("float32", "int32").script()
 
 
@@ -179,7 +222,10 @@ SPMM = PROGRAMS["intersect_spmm"].make("float32", "int32").script()
         ("spmm_csc", "C", r"expected a spatial loop over its rows around all others"),
         (SPMM.replace("C[i, k] = T.float32(0.0)", "C[i, k] = D[0, k]"), "C", r"expected one const"),
         (re.sub(r" +with T.init.*\n.*\n", "", SPMM), "C", r"expected a `with T.init\(\):`"),
-        (SPMM.replace("(I, K)", "(J, K)").replace("c: T", "c: T"), "C", r"to be of its length"),
+        (SPMM.replace("(I, K)", "(J, K)"), "C", r"to be of its length"),
+        (TWICE.replace("A2[i, j]", "1.0").replace("[I, J2]", "[I2, J3]"), "C", r"the same rows"),
+        (TWICE.replace("C[i, j] = 0.0", "C[i, j] = X[i]"), "C", r"expected one constant"),
+        (re.sub(r" +with T.sp_iter\(\[I, N.*\n.*\n", "", TWICE), "C", r"'one': expected the first"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_assembled(text: str, result: str, message: str) -> None:

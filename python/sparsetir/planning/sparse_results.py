@@ -26,6 +26,9 @@ OF_BOOLS = {"plus_times": "or_and", "add": "maximum", "multiply": "minimum"}
 Shape = tuple[int, ...]
 # Above so many columns for each element the workspace of a row would be more than the matrix.
 NARROW, NARROW_COLUMNS = 4, 1 << 20
+# Sums of so many operands are gathered, where there are so many of their elements for each group of
+# columns that a row looks at.
+GATHERED, WORTH, GROUP = 3, 3, 4096
 
 
 class Csr(NamedTuple):
@@ -53,9 +56,16 @@ def combined(op: str, matrices: Sequence[Csr], mask: Csr | None = None) -> Csr:
     """The sum of matrices, or another of `COMBINED`, element by element; as :func:`product`."""
     named = {f"a{q}": x for q, x in enumerate(matrices)}
     m, n = matrices[0].shape
-    return _run(
-        partial(_kernel, combined_program, op, len(matrices)), named, {"m": m, "n": n}, (m, n), mask
-    )
+    make = partial(_kernel, combined_program, op, len(matrices), _is_gathered(op, matrices))
+    return _run(make, named, {"m": m, "n": n}, (m, n), mask)
+
+
+def _is_gathered(op: str, matrices: Sequence[Csr]) -> bool:
+    """Whether a sum goes through a workspace: of many, in rows that are worth its bitmap."""
+    rows, columns = matrices[0].shape
+    elements = sum(len(x.indices) for x in matrices)
+    narrow = columns * rows <= GROUP * WORTH * elements
+    return op in ("add", "subtract") and len(matrices) >= GATHERED and narrow
 
 
 def of_matrices(op: str, *matrices: Any, semiring: str = "plus_times", mask: Any = None) -> Any:
