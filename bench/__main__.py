@@ -114,6 +114,9 @@ COMMANDS: dict[str, tuple[str, tuple[Option, ...], int | None]] = {
         option("--kernels", default="", help="those whose names hold this (default: all)"),
     ), None),
     "convert": ("bring patterns into other formats, beside scipy", (THREADS_OF_ALL, GRAPH), None),
+    "sparse_results": ("products and sums of sparse matrices, beside scipy and MKL", (
+        THREADS_OF_ALL, GRAPH, seconds(1, "each comparison"),
+    ), None),
     "formats": ("every format: is it right, how large, how fast?", (
         THREADS_OF_ALL, GRAPH, PRUNED, LAYERS,
         some("--hetero", [], "npz files of graphs with relations", type=Path),

@@ -80,25 +80,32 @@ from sparsetir.sparse_ir.tir import as_dtype, as_one, free_vars, zero
 from sparsetir.sparse_ir.traversal import map_expr
 from sparsetir.sparse_ir.verify import verify
 
-WORD, WORDS_OF_GROUP = 64, 64
+WORD = 64  # bits
 
 
 class Assembly(NamedTuple):
     """The programs of a sparse result, and the names of their parameters for it.
 
-    bound : writes `bounds`, (rows,) of int64: how many elements each row has at most
+    bound : writes `bounds`, (rows,) of int64: how many elements each row has at most, and `width`,
+        (1,) of int64, the number of columns
     fill : takes `rows_ptr`, (parts + 1,) of the idtype, the rows of each part; and `rooms`,
         (parts + 1,) of int64, where its room of the arrays begins. Writes `counts`, (rows,) of the
         idtype, how many elements each row has; `indices` and `values`, (room,) and more dimensions
-    numeric : takes `rows_ptr`, and the pattern: `indptr`, (rows + 1,), and `indices`, (nnz,);
-        writes `values`, those of visits that the pattern does not have are dropped
+    narrow_fill : `fill` with a bitmap of one level, all words of which are looked at in each row
+    masked_bound : `bound` that takes a pattern besides: `indptr`, (rows + 1,), `indices`, (nnz,)
+    numeric : takes `rows_ptr` and a pattern; writes `values`, those of visits that the pattern does
+        not have are dropped
     parted : whether rows can be in several parts; else there is one part, and no `rows_ptr`
+    idtype, dtype : of the result's indices and values
     """
 
     bound: SparseFunc
     fill: SparseFunc
+    narrow_fill: SparseFunc
+    masked_bound: SparseFunc
     numeric: SparseFunc
     bounds: str
+    width: str
     rows_ptr: str
     rooms: str
     counts: str
@@ -109,6 +116,8 @@ class Assembly(NamedTuple):
     room: str
     nnz: str
     parted: bool
+    idtype: str
+    dtype: str
 
 
 def assemble(func: SparseFunc, result: str) -> Assembly:
@@ -332,18 +341,33 @@ class _Assembler:
 
     def run(self) -> Assembly:
         func, name = self.func, str(self.out.handle.name)
-        wishes = ("bounds", "rows_ptr", "rooms", "counts", "indptr", "indices", "parts", "room")
+        wishes = (
+            "bounds",
+            "width",
+            "rows_ptr",
+            "rooms",
+            "counts",
+            "indptr",
+            "indices",
+            "parts",
+            "room",
+        )
         self.names = names = {w: fresh_name(func, f"{name}_{w}") for w in (*wishes, "nnz")}
         rows = self.rows[-1].node
         self.parted = isinstance(rows, Axis) and rows.kind == "dense_fixed"
-        made = Assembly(self._bound(), self._fill(), self._numeric(), **names, values=name,
-                        parted=self.parted)  # fmt: skip
-        for program in made[:3]:
+        fill = self._fill("fill", 2)
+        narrow = fill if self.appended else self._fill("narrow_fill", 1)
+        masked = self._bound("masked_bound"), self._numeric()
+        programs = self._bound("bound"), fill, narrow, *masked
+        for program in programs:
             verify(program)
-        return made
+        types = {"idtype": self.idtype, "dtype": self.out.dtype}
+        return Assembly(*programs, **names, values=name, parted=self.parted, **types)
 
-    def _bound(self) -> SparseFunc:
-        program = _Program(self, "bound")
+    def _bound(self, name: str) -> SparseFunc:
+        program = _Program(self, name)
+        if name == "masked_bound":  # so that what it is called with is checked
+            program.stored()
         at = program.local("at", "int64")
         counted = []
         for visits in self.visits:
@@ -353,10 +377,14 @@ class _Assembler:
         out = program.output("bounds", "int64", [self.row_axis])
         most = tirx.min(load_one(at), as_dtype(self.column_axis.length, "int64"))
         body = [store_one(at, zero("int64")), *counted, out.store(most, self.index[:1])]
-        return program.made(program.iterate("rows", self.rows, as_one(body), ordered=False))
+        rows = program.iterate("rows", self.rows, as_one(body), ordered=False)
+        one = program.axis("WIDTH", "dense_fixed", as_dtype(1, "int64"))
+        width = program.output("width", "int64", [one])
+        said = partial(width.store, as_dtype(self.column_axis.length, "int64"))
+        return program.made(as_one([rows, program.over([one], "width", said)]))
 
-    def _fill(self) -> SparseFunc:
-        program = _Program(self, "fill")
+    def _fill(self, name: str, levels: int) -> SparseFunc:
+        program = _Program(self, name)
         parts, index = program.parts()
         room = program.axis("ROOM", "dense_variable", program.scalar("room", "int64"), parts,
                             indptr="rooms")  # fmt: skip
@@ -382,7 +410,7 @@ class _Assembler:
             found = [columns.store(self.index[1], here), *element, program.step(at)]
             visits = [program.iterate("visit", only.to_columns, as_one(found))]
         else:
-            space = _Workspace(program)
+            space = _Workspace(program, levels)
             begins += space.cleared()
 
             def emitted(column: Any) -> list[Any]:
@@ -402,10 +430,9 @@ class _Assembler:
     def _numeric(self) -> SparseFunc:
         program = _Program(self, "numeric")
         parts, index = program.parts()
-        stored = program.axis("STORED", "sparse_variable", program.scalar("nnz", self.idtype),
-                              self.row_axis, indptr="indptr", indices="indices")  # fmt: skip
+        stored = program.stored()
         values = program.output("values", self.out.dtype, [self.row_axis, stored, *self.rest])
-        space = _Workspace(program, noting=False)
+        space = _Workspace(program, 0)
         row = self.index[0]
         (row_axis,) = flat_axes([self.rows[-1].node])
         node = stored if row_axis.same_as(self.row_axis) else AttachedAxis(stored, row_axis)
@@ -522,8 +549,7 @@ class _Program:
 
     def visit(self, visits: _Visits, space: _Workspace) -> Any:
         """What an iteration does in a row, with the result in a workspace."""
-        noted = space.noted(visits.index[1]) if space.noting else []
-        body = as_one([visits.rewritten(space.moved)[0], *noted])
+        body = as_one([visits.rewritten(space.moved)[0], *space.noted(visits.index[1])])
         loops = [*visits.to_columns, *visits.inside]
         return self.iterate("visit", loops, body)
 
@@ -537,6 +563,11 @@ class _Program:
         """The axis of the parts, and its coordinate."""
         length = self.scalar("parts", self.of.idtype)
         return self.axis("PARTS", "dense_fixed", length), tirx.Var("p", self.of.idtype)
+
+    def stored(self) -> Axis:
+        """The columns of a pattern that is given."""
+        return self.axis("STORED", "sparse_variable", self.scalar("nnz", self.of.idtype),
+                         self.of.row_axis, indptr="indptr", indices="indices")  # fmt: skip
 
     def in_parts(self, parts: Axis, index: Any, begins: list[Any], visits: list[Any]) -> Any:
         """The rows of each part."""
@@ -566,28 +597,34 @@ class _Program:
         return made
 
 
+class _Bits(NamedTuple):
+    """A level of the bitmap: `left` are bits of a word that is gone through, `place` the one."""
+
+    axis: Axis
+    buffer: _Output
+    left: Any
+    place: Any
+
+
 class _Workspace:
     """One row of the result, dense; and which columns it has, as bits of words and of groups."""
 
-    def __init__(self, program: _Program, noting: bool = True) -> None:
+    def __init__(self, program: _Program, levels: int) -> None:
         self.program, self.of = program, program.of
         axes = [self.of.column_axis, *self.of.rest]
         self.values = program.room("workspace", self.of.out.dtype, axes)
         self.first = zero(self.of.out.dtype) if self.of.first is None else self.of.first
         program.fact(self.values, axes[0])
-        self.noting = noting
-        if not noting:
-            return
-        length = axes[0].length
-        self.levels = []
-        for wish, size in (("words", WORD), ("groups", WORD * WORDS_OF_GROUP)):
+        self.levels, size = [], 1
+        for wish, bit in (("words", "col"), ("groups", "word"))[:levels]:
+            size *= WORD
             most = as_dtype(size, self.of.idtype)
-            count = Analyzer().simplify(tirx.floordiv(length + most - 1, most))
+            count = Analyzer().simplify(tirx.floordiv(axes[0].length + most - 1, most))
             axis = program.axis(wish.upper(), "dense_fixed", count)
-            self.levels.append((axis, program.room(wish, "uint64", [axis])))
-            program.fact(self.levels[-1][1], axis)
-        self.left = [program.local(w, "uint64") for w in ("columns_left", "words_left")]
-        self.place = [program.local(w, self.of.idtype) for w in ("col", "word")]
+            buffer = program.room(wish, "uint64", [axis])
+            program.fact(buffer, axis)
+            left = program.local(f"{wish}_left", "uint64")
+            self.levels.append(_Bits(axis, buffer, left, program.local(bit, self.of.idtype)))
 
     def moved(self, indices: Sequence[Any]) -> tuple[Any, list[Any]]:
         """Where an element of the result is."""
@@ -601,43 +638,35 @@ class _Workspace:
         """Statements that clear it all."""
         axes = [self.of.column_axis, *self.of.rest]
         out = [self.program.over(axes, "cleared", self.reset)]
-        if self.noting:
-            nothing = zero("uint64")
-            out += [
-                self.program.over([axis], f"cleared_{axis.name.lower()}",
-                                  partial(buffer.store, nothing))
-                for axis, buffer in self.levels
-            ]  # fmt: skip
-            out += [store_one(x, zero(str(x.ty.dtype))) for x in (*self.left, *self.place)]
+        nothing = zero("uint64")
+        for axis, buffer, left, place in self.levels:
+            name = f"cleared_{axis.name.lower()}"
+            out.append(self.program.over([axis], name, partial(buffer.store, nothing)))
+            out += [store_one(x, zero(str(x.ty.dtype))) for x in (left, place)]
         return out
 
     def noted(self, column: Any) -> list[Any]:
         """Statements that note a column."""
         out, bit = [], column
-        for _, buffer in self.levels:
+        for level in self.levels:
             word = bit >> as_dtype(6, self.of.idtype)
             one = as_dtype(1, "uint64") << as_dtype(bit & as_dtype(63, self.of.idtype), "uint64")
-            out.append(buffer.store(buffer.load([word]) | one, [word]))
+            out.append(level.buffer.store(level.buffer.load([word]) | one, [word]))
             bit = word
         return out
 
     def gone_through(self, emitted: Callable[[Any], list[Any]]) -> Any:
         """All that was noted, in increasing order; nothing is noted afterwards."""
-        (_, words), (axis, groups) = self.levels
-        (bits, some), (column, word) = self.left, self.place
-        group = tirx.Var("g", self.of.idtype)
-        inside = _each_bit(bits, column, load_one(word), emitted(load_one(column)))
-        of_word = [
-            store_one(bits, words.load([load_one(word)])),
-            words.store(zero("uint64"), [load_one(word)]),
-            inside,
-        ]
-        body = [
-            store_one(some, groups.load([group])),
-            groups.store(zero("uint64"), [group]),
-            _each_bit(some, word, group, of_word),
-        ]
-        return self.program.iterate("noted", [Loop(axis, [group], "S")], as_one(body))
+        last = tirx.Var("w", self.of.idtype)
+        above = [*(load_one(level.place) for level in self.levels[1:]), last]
+        inside = emitted(load_one(self.levels[0].place))
+        for level, word in zip(self.levels, above, strict=True):
+            inside = [
+                store_one(level.left, level.buffer.load([word])),
+                level.buffer.store(zero("uint64"), [word]),
+                _each_bit(level.left, level.place, word, inside),
+            ]
+        return self.program.iterate("noted", [Loop(level.axis, [last], "S")], as_one(inside))
 
 
 def _each_bit(bits: Any, found: Any, word: Any, body: list[Any]) -> Any:

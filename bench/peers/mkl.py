@@ -14,6 +14,7 @@ import numpy as np
 
 NOT_TRANSPOSED, GENERAL, ROW_MAJOR, ZERO_BASED = 10, 20, 101, 0
 CALLS = 1000  # as a hint
+VALUES_OF_PATTERN, PATTERN_ALONE = 92, 93  # stages of a product that is sparse
 # What MKL calls the libraries of which it takes one by the CPU, in words.
 CODES = {"def": "generic code", "mc3": "SSE4 code", "avx2": "AVX2 code", "avx512": "AVX-512 code"}
 CODES["avx10"] = "AVX10 code"
@@ -117,6 +118,45 @@ class Handle:
             return out
 
         return call
+
+    def sparse_product(self, other: Handle) -> Callable[[], None]:
+        """A call that makes the product with a sparse matrix, in order of columns."""
+        return self._making(lambda out: self.library.mkl_sparse_spmm(
+            NOT_TRANSPOSED, self.pointer, other.pointer, out
+        ), other)  # fmt: skip
+
+    def sparse_sum(self, other: Handle) -> Callable[[], None]:
+        """A call that makes the sum with a sparse matrix, in order of columns."""
+        letter, number = ("d", ctypes.c_double) if self.double else ("s", ctypes.c_float)
+        add = getattr(self.library, f"mkl_sparse_{letter}_add")
+        return self._making(lambda out: add(
+            NOT_TRANSPOSED, self.pointer, number(1), other.pointer, out
+        ), other)  # fmt: skip
+
+    def _making(self, make: Callable[[Any], int], other: Handle) -> Callable[[], None]:
+        self.arrays = (*self.arrays, other)
+
+        def call() -> None:
+            out = ctypes.c_void_p()
+            _check(make(ctypes.byref(out)), "a sparse result")
+            _check(self.library.mkl_sparse_order(out), "mkl_sparse_order")
+            self.library.mkl_sparse_destroy(out)
+
+        return call
+
+    def numeric_phase(self, other: Handle) -> Callable[[], None]:
+        """A call that computes the values of the product whose pattern is there."""
+        out, general = ctypes.c_void_p(), Description(GENERAL, 0, 0)
+        self.arrays = (*self.arrays, other, out)
+
+        def run(stage: int) -> None:
+            first, second = (NOT_TRANSPOSED, general, self.pointer), (
+                NOT_TRANSPOSED, general, other.pointer)  # fmt: skip
+            status = self.library.mkl_sparse_sp2m(*first, *second, stage, ctypes.byref(out))
+            _check(status, "mkl_sparse_sp2m")
+
+        run(PATTERN_ALONE)
+        return lambda: run(VALUES_OF_PATTERN)
 
     def close(self) -> None:
         """Free what MKL made."""

@@ -86,7 +86,8 @@ def of_matrices(op: str, *matrices: Any, semiring: str = "plus_times", mask: Any
         raise TypeError(f"{who}: expected numbers, got matrices of bool")
     how = semiring if op == "matmul" else op
     how = OF_BOOLS.get(how, how) if bools else how
-    operands = [_csr(x.astype(np.int8 if bools else dtype)) for x in known]
+    computed = np.dtype(np.int8) if bools else dtype
+    operands = [_csr(x if x.dtype == computed else x.astype(computed)) for x in known]
     masked = None if mask is None else _csr(mask)
     if op == "matmul":
         found = product(operands[0], operands[1], how, masked)

@@ -21,6 +21,7 @@ from sparsetir.sparse_ir.nodes import SparseFunc
 # Elements that a call has room for at once: memory that nothing is written to is not taken, but a
 # system does not promise any amount of it.
 ROOM = 1 << 30
+WORD = 64  # columns, of a bitmap of one level, all of which is looked at for each row
 WORK_OF_A_PART = 1 << 15  # elements, at most, that are not worth another thread
 
 
@@ -46,9 +47,9 @@ class AssembledKernel:
 
     Notes
     -----
-    `bound`, `fill` and :attr:`numeric` are its kernels, `params` what callers give. A call bounds
-    the number of elements of each row, has room for as many, fills it on all threads, and gives
-    back what was not needed: memory that was not written to was never taken.
+    `bound`, :meth:`fill` and those of :attr:`masked` are its kernels, `params` what callers give. A
+    call bounds the number of elements of each row, has room for as many, fills it on all threads,
+    and gives back what was not needed: memory that was not written to was never taken.
     """
 
     def __init__(self, func: SparseFunc, result: str, target: Any = "llvm") -> None:
@@ -62,19 +63,33 @@ class AssembledKernel:
         params = [str(p.name) for p in func.params]
         self.params = [n for n in params if n != self.programs.values]
         self.bound = build(self.programs.bound, target)
-        # What `bound` has checked, and what comes of that, is not checked once more.
-        self.fill = build(self.programs.fill, target, check=False)
-        signature = self.fill.signature
-        self._idtype, self._dtype = (
-            signature.dtypes[signature.position[n]]
-            for n in (self.programs.indices, self.programs.values)
-        )
+        self._fills: dict[Any, Kernel] = {}
+        self._idtype, self._dtype = self.programs.idtype, self.programs.dtype
         self.most = int(np.iinfo(self._idtype).max)  # elements
 
+    def fill(self, narrow: bool) -> Kernel:
+        """What goes through the visits. What `bound` has checked is not checked once more.
+
+        Parameters
+        ----------
+        narrow : bool
+            For rows with an element in each 64 columns or so.
+
+        Returns
+        -------
+        Kernel
+        """
+        program = self.programs.narrow_fill if narrow else self.programs.fill
+        if program not in self._fills:
+            self._fills[program] = build(program, self.target, check=False)
+        return self._fills[program]
+
     @cached_property
-    def numeric(self) -> Kernel:
-        """Computes values of a pattern."""
-        return build(self.programs.numeric, self.target)
+    def masked(self) -> tuple[Kernel, Kernel]:
+        """Of a given pattern: what bounds the visits, and checks it; what computes its values."""
+        programs = self.programs
+        bound = build(programs.masked_bound, self.target)
+        return bound, build(programs.numeric, self.target, check=False)
 
     def __call__(self, *args: Any, **kwargs: Any) -> CsrArrays:
         """The result, of the kind of arrays that the operands are.
@@ -97,14 +112,14 @@ class AssembledKernel:
             For more elements than the type of the indices can number.
         """
         given = self._given(args, kwargs)
-        names, bounds = self.programs, self._bounds(given)
-        ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(bounds)])
-        rows, made = len(bounds), []
+        names, (ends, width) = self.programs, self._ends(self.bound, given)
+        fill = self.fill(narrow=WORD * ends[-1] >= width * (len(ends) - 1))
+        rows, made = len(ends) - 1, []
         first = 0
         while first < rows or not made:
             last = int(np.searchsorted(ends, ends[first] + ROOM, side="right")) - 1
             last = max(min(last, rows), min(first + 1, rows)) if names.parted else rows
-            made.append(self._filled(given, ends, first, last))
+            made.append(self._filled(fill, given, ends, first, last))
             first = last
         counts = np.concatenate([m[0] for m in made])
         indptr = np.zeros(rows + 1, np.int64)
@@ -141,15 +156,13 @@ class AssembledKernel:
         TypeError, ValueError, StructureError
             As in a call.
         """
-        given, names = self._given(args, kwargs), self.programs
-        bounds = self._bounds(given)
-        ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(bounds)])
-        rows_ptr = self._parts(ends, 0, len(bounds))
-        made = self._in_parts(rows_ptr)
-        made |= {names.indptr: indptr, names.indices: indices, names.nnz: len(indices)}
-        shape = self.numeric.shape_of(names.values, {**given, **made})
-        values = np.empty(shape, self._dtype)
-        self.numeric(**given, **made, **{names.values: _like(given, values, self._dtype)})
+        names, (bound, numeric) = self.programs, self.masked
+        given = self._given(args, kwargs)
+        given |= {names.indptr: indptr, names.indices: indices, names.nnz: len(indices)}
+        ends, _ = self._ends(bound, given)
+        given |= self._in_parts(self._parts(ends, 0, len(ends) - 1))
+        values = np.empty(numeric.shape_of(names.values, given), self._dtype)
+        numeric(**given, **{names.values: _like(given, values, self._dtype)})
         return _like(given, values, self._dtype)
 
     def __repr__(self) -> str:
@@ -170,13 +183,14 @@ class AssembledKernel:
             given[name] = value
         return given
 
-    def _bounds(self, given: dict[str, Any]) -> np.ndarray:
-        """At most how many elements each row has."""
-        name = self.programs.bounds
-        (rows,) = self.bound.shape_of(name, given)
-        bounds = np.zeros(rows, np.int64)
-        self.bound(**given, **{name: bounds})
-        return bounds
+    def _ends(self, bound: Kernel, given: dict[str, Any]) -> tuple[np.ndarray, int]:
+        """(rows + 1,) where each row begins if all have as many elements as they can have; and the
+        number of columns."""
+        names, width = self.programs, np.zeros(1, np.int64)
+        (rows,) = bound.shape_of(names.bounds, {**given, names.width: width})
+        ends = np.zeros(rows + 1, np.int64)
+        bound(**given, **{names.bounds: ends[1:], names.width: width})
+        return np.cumsum(ends, out=ends), int(width[0])
 
     def _parts(self, ends: np.ndarray, first: int, last: int) -> np.ndarray:
         """Where the parts of some rows begin, and the last one ends."""
@@ -193,7 +207,7 @@ class AssembledKernel:
         return {**found, names.rows_ptr: rows_ptr} if names.parted else found
 
     def _filled(
-        self, given: dict[str, Any], ends: np.ndarray, first: int, last: int
+        self, fill: Kernel, given: dict[str, Any], ends: np.ndarray, first: int, last: int
     ) -> tuple[Any, ...]:
         """Counts, indices and values of some rows."""
         names = self.programs
@@ -204,8 +218,8 @@ class AssembledKernel:
         indices = np.empty(room, self._idtype)
         made = {**self._in_parts(rows_ptr), names.room: room, names.rooms: rooms}
         made |= {names.counts: counts, names.indices: indices}
-        values = np.empty(self.fill.shape_of(names.values, {**given, **made}), self._dtype)
-        self.fill(**given, **made, **{names.values: _like(given, values, self._dtype)})
+        values = np.empty(fill.shape_of(names.values, {**given, **made}), self._dtype)
+        fill(**given, **made, **{names.values: _like(given, values, self._dtype)})
         sizes = [int(counts[a:b].sum(dtype=np.int64)) for a, b in pairwise(rows_ptr)]
         for array in (indices, values):
             _close(array, rooms, sizes)

@@ -1,0 +1,149 @@
+"""Products and sums of sparse matrices, which are sparse, beside scipy, MKL and torch's MKL."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from functools import partial, reduce
+from operator import add
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+
+from bench.harness import each, finish, geomean
+from bench.peers import mkl
+from bench.problems import graphs
+from bench.report import ms, table
+from bench.timing import interleaved
+from sparsetir import SparseMatrix
+
+SUMMANDS = (2, 4, 8)
+TARGETS = {
+    "product": "1.3 times MKL, 3 times scipy; values alone 1.5 times MKL's",
+    "sum": "3 times scipy, 1.2 times MKL",
+    "triangles": "5 times the product without a mask",
+}
+Calls = dict[str, Callable[[], Any]]
+
+
+def run(args: argparse.Namespace) -> None:
+    """The command; status 1 where a result is wrong."""
+    torch.set_num_threads(args.threads)
+    library = _mkl()
+    if library is not None:
+        library.MKL_Set_Num_Threads(args.threads)
+    todo = [
+        (f"{name}: {kind.__name__}", partial(kind, name, matrix, library, args.seconds, *more))
+        for name, matrix in graphs(args.graph).items()
+        for kind, more in ((product, ()), (triangles, ()), *((total, (n,)) for n in SUMMANDS))
+        if kind is product or matrix.shape[0] == matrix.shape[1]
+    ]
+    cells = each(iter(todo))
+    show(cells)
+    finish(args, "sparse_results", {"cells": cells, "targets": TARGETS})
+
+
+def _mkl() -> Any:
+    try:
+        return mkl.load()
+    except OSError:
+        return None
+
+
+def product(name: str, a: Any, library: Any, seconds: float) -> dict[str, Any]:
+    """A A, or A times its transpose where it is no square; and the values of a known pattern."""
+    b = a if a.shape[0] == a.shape[1] else sp.csr_matrix(a.T)
+    b.sort_indices()
+    ours, other = SparseMatrix(a), SparseMatrix(b)
+    found, exact = ours @ other, sp.csr_matrix(a) @ sp.csr_matrix(b)
+    _check(name, found, exact)
+    terms = int(np.diff(b.indptr)[a.indices].sum())
+    calls: Calls = {
+        "sparsetir": lambda: ours @ other,
+        "values alone": lambda: ours.matmul(other, mask=found),
+        "scipy": lambda: a @ b,
+        **_torch("torch", lambda x, y: x @ y, a, b),
+    }
+    if library is not None:
+        left, right = (mkl.Handle(library, x, 1, inspect=False) for x in (a, b))
+        calls |= {"mkl": left.sparse_product(right), "mkl values": left.numeric_phase(right)}
+    about = {"op": "product", "graph": name, "terms": terms, "nnz": found.nnz}
+    return {**about, "seconds": interleaved(calls, seconds, least=3, warm_up=1)}
+
+
+def triangles(name: str, a: Any, library: Any, seconds: float) -> dict[str, Any]:
+    """L L where L has elements, of the lower part of a pattern made symmetric; beside all of it."""
+    below = sp.csr_matrix(sp.tril(a + a.T, -1)).astype("float32")
+    below.data[:] = 1
+    below.sort_indices()
+    ours = SparseMatrix(below)
+    found = ours.matmul(ours, mask=ours)
+    exact = (below @ below).multiply(below)
+    if found.values.sum(dtype="float64") != exact.sum(dtype="float64"):
+        raise SystemExit(f"triangles of {name} are wrong")
+    calls: Calls = {
+        "sparsetir": lambda: ours.matmul(ours, mask=ours),
+        "without a mask": lambda: ours @ ours,
+        "scipy": lambda: (below @ below).multiply(below),
+    }
+    about = {"op": "triangles", "graph": name, "triangles": float(found.values.sum())}
+    return {**about, "seconds": interleaved(calls, seconds, least=3, warm_up=1)}
+
+
+def total(name: str, a: Any, library: Any, seconds: float, count: int) -> dict[str, Any]:
+    """A and count - 1 of its permutations."""
+    rng, matrices = np.random.default_rng(0), [sp.csr_matrix(a)]
+    for _ in range(count - 1):
+        order = rng.permutation(a.shape[0])
+        matrices.append(sp.csr_matrix(a[order][:, order]))
+        matrices[-1].sort_indices()
+    ours = [SparseMatrix(x) for x in matrices]
+    found = ours[0].add(*ours[1:])
+    _check(name, found, reduce(add, matrices))
+    calls: Calls = {
+        "sparsetir": lambda: ours[0].add(*ours[1:]),
+        "scipy": lambda: reduce(add, matrices),
+        **_torch("torch", lambda *x: reduce(add, x), *matrices),
+    }
+    if library is not None and count == 2:
+        left, right = (mkl.Handle(library, x, 1, inspect=False) for x in matrices)
+        calls["mkl"] = left.sparse_sum(right)
+    about = {"op": f"sum of {count}", "graph": name, "nnz": found.nnz}
+    return {**about, "seconds": interleaved(calls, seconds, least=3, warm_up=1)}
+
+
+def _torch(name: str, how: Callable[..., Any], *matrices: Any) -> Calls:
+    """The same by torch's CSR tensors, whose CPU kernels are MKL's."""
+    tensors = [
+        torch.sparse_csr_tensor(*map(torch.from_numpy, (x.indptr, x.indices, x.data)), x.shape)
+        for x in matrices
+    ]
+    return {name: lambda: how(*tensors)}
+
+
+def _check(name: str, found: SparseMatrix, exact: Any) -> None:
+    """The same to 1e-5 of the largest value."""
+    difference = abs(sp.csr_matrix(found.to_scipy()) - exact).max() if found.nnz else 0
+    if difference > 1e-5 * max(1, abs(exact).max() if exact.nnz else 0):
+        raise SystemExit(f"a result of {name} is wrong by {difference}")
+
+
+def show(cells: list[dict[str, Any]]) -> None:
+    """A table; and how many times as fast as each other way, as geometric means."""
+    ways = list(dict.fromkeys(way for cell in cells for way in cell["seconds"]))
+    rows = [
+        [cell["graph"], cell["op"], *(ms(t[w]) if w in t else "" for w in ways)]
+        for cell in cells
+        for t in [cell["seconds"]]
+    ]
+    table("ms, shortest and median", ["matrix", "operator", *ways], rows)
+    for op in dict.fromkeys(cell["op"] for cell in cells):
+        times = [cell["seconds"] for cell in cells if cell["op"] == op]
+        ratios = {
+            way: geomean(t[way]["min"] / t["sparsetir"]["min"] for t in times if way in t)
+            for way in ways[1:]
+            if any(way in t for t in times)
+        }
+        print(f"{op}: " + ", ".join(f"{r:.2f} times as fast as {way}" for way, r in ratios.items()))
