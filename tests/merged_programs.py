@@ -9,6 +9,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 COLUMNS = ("sparse_variable", "sparse_fixed", "dense_variable", "dense_fixed")
+SIZE = {x: "p" if x == "e" else "n" for x in "abde"}  # the parameter of a number of columns
 TERMS = ("{0} + {1}", "{0} * {1}", "T.max({0}, {1})", "{0} - {1} * 2.0")
 
 
@@ -18,6 +19,101 @@ class Drawn:
 
     text: str
     arguments: dict[str, Any]
+
+
+def declare_columns(
+    draw: Any, rng: Any, args: dict[str, Any], lines: list[str], x: str, under: tuple[str, int],
+    n: int, idtype: str,
+) -> tuple[tuple[int, ...], np.ndarray]:  # fmt: skip
+    """Declare the axis Jx under another one, of so many positions, and its arrays; of any kind.
+
+    Returns the shape of its values, and the (values,) place of each in (rows, n), -1 for padding.
+    """
+    rows, parents = under
+    kind = draw(st.sampled_from(COLUMNS))
+    picks = [np.sort(rng.permutation(n)[: rng.integers(0, n + 1)]) for _ in range(parents)]
+    counts = np.array([len(p) for p in picks], np.int64)
+    if kind == "dense_fixed":
+        lines.append(f"J{x} = T.dense_fixed({SIZE[x]}, '{idtype}')")
+        return (parents, n), np.arange(parents * n)
+    if kind == "sparse_fixed":
+        cols = draw(st.integers(1, n))
+        slots = np.full((parents, cols), -1)
+        for row, pick in zip(slots, picks, strict=True):
+            at = np.sort(rng.permutation(cols)[: min(cols, len(pick))])
+            row[at] = pick[: len(at)]
+        args |= {f"{x}_cols": cols, f"{x}_idx": slots.reshape(-1).astype(idtype)}
+        shape = f"({SIZE[x]}, {x}_cols)"
+        lines.append(f"J{x} = T.sparse_fixed({rows}, {shape}, {x}_idx, '{idtype}')")
+        places = np.where(slots < 0, -1, slots + n * np.arange(parents)[:, None])
+        return (slots.size,), places.reshape(-1)
+    size = int(counts.sum())
+    args |= {f"{x}_nnz": size}
+    args[f"{x}_ptr"] = np.concatenate([[0], np.cumsum(counts)]).astype(idtype)
+    arrays = f"{x}_ptr"
+    found = np.concatenate([*map(np.arange, counts), np.zeros(0)]).astype(int)
+    if kind == "sparse_variable":
+        found = np.concatenate([*picks, np.zeros(0)]).astype(int)
+        args[f"{x}_idx"] = found.astype(idtype)
+        arrays = f"({x}_ptr, {x}_idx)"
+    lines.append(f"J{x} = T.{kind}({rows}, ({SIZE[x]}, {x}_nnz), {arrays}, '{idtype}')")
+    return (size,), found + n * np.repeat(np.arange(parents), counts)
+
+
+@st.composite
+def products(draw: Any) -> tuple[Drawn, np.ndarray]:
+    """C = A B, perhaps with features of B; rows stored or not, columns of each kind.
+
+    And where C has elements.
+    """
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    idtype = draw(st.sampled_from(["int32", "int64"]))
+    m, l, n = (draw(st.integers(1, 6)) for _ in range(3))
+    args: dict[str, Any] = {"m": m, "n": l, "p": n}
+    lines = [f"I = T.dense_fixed(m, '{idtype}')", f"L = T.dense_fixed(n, '{idtype}')"]
+    lines += [f"N = T.dense_fixed(p, '{idtype}')", f"O = T.dense_fixed(1, '{idtype}')"]
+    lines.append(f"F = T.dense_fixed(3, '{idtype}')")
+    rows, there = "I", np.arange(m)
+    if draw(st.booleans()):
+        there = np.sort(rng.permutation(m)[: rng.integers(0, m + 1)])
+        args |= {"a_rows": len(there), "a_iptr": np.array([0, len(there)], idtype)}
+        args["a_iidx"], rows = there.astype(idtype), "I1"
+        lines.append(f"I1 = T.sparse_variable(O, (m, a_rows), (a_iptr, a_iidx), '{idtype}')")
+    stored = []
+    for x, parents, width in (("a", (rows, len(there)), l), ("e", ("L", l), n)):
+        shape, places = declare_columns(draw, rng, args, lines, x, parents, width, idtype)
+        mask = np.zeros(parents[1] * width, bool)
+        mask[places[places >= 0]] = True
+        stored.append(mask.reshape(parents[1], width))
+        args[x] = rng.integers(-4, 5, shape).astype("float32")
+    feature = draw(st.booleans())
+    f, over = (", f", ", F") if feature else ("", "")
+    args["e"] = rng.integers(-4, 5, (*args["e"].shape, 3)[: args["e"].ndim + feature])
+    args["e"] = args["e"].astype("float32")
+    lead = "O, " if rows == "I1" else ""
+    lines.append(f"A = T.match_sparse_buffer(a, ({lead}{rows}, Ja))")
+    lines.append(f"B = T.match_sparse_buffer(e, (L, Je{over}))")
+    args["c"] = np.full((m, n, 3)[: 2 + feature], np.nan, "float32")
+    lines.append(f"C = T.match_sparse_buffer(c, (I, N{over}))")
+    inner = "T.attach(Je, Ja)" if "Je = T.dense_fixed" not in "".join(lines) else "Je"
+    term = f"A[{'o, ' if lead else ''}i, j] * B[j, k{f}]"
+    how, first = draw(st.sampled_from([("{c} + {t}", 0.0), ("T.max({c}, {t})", -99.0)]))
+    c = f"C[i, k{f}]"
+    lines += [
+        f"with T.sp_iter([O, {rows}, Ja, {inner}{over}], 'SSRS{'S' * feature}', 'it') as "
+        f"[o, i, j, k{f}]:",
+        "    with T.init():",
+        f"        {c} = {first}",
+        f"    {c} = {how.format(c=c, t=term)}",
+    ]
+    params = [
+        f"{name}: T.{idtype if isinstance(value, int) else 'handle'}"
+        for name, value in args.items()
+    ]
+    text = "\n    ".join([f"@T.prim_func\ndef f({', '.join(params)}):", *lines])
+    full = np.zeros((m, l), bool)
+    full[there] = stored[0]
+    return Drawn(text, args), full.astype(int) @ stored[1].astype(int) > 0
 
 
 @st.composite
@@ -46,31 +142,7 @@ def programs(draw: Any) -> Drawn:
             args[f"{x}_iidx"], parents = there.astype(idtype), len(there)
             shape, arrays = f"(m, {x}_rows)", f"({x}_iptr, {x}_iidx)"
             lines[-1] = f"I{x} = T.sparse_variable(O, {shape}, {arrays}, '{idtype}')"
-        kind = draw(st.sampled_from(COLUMNS))
-        picks = [np.sort(rng.permutation(n)[: rng.integers(0, n + 1)]) for _ in range(parents)]
-        counts = np.array([len(p) for p in picks], np.int64)
-        size = int(counts.sum())
-        if kind == "dense_fixed":
-            lines.append(f"J{x} = T.dense_fixed(n, '{idtype}')")
-            size = parents * n
-        elif kind == "sparse_fixed":
-            cols = draw(st.integers(1, n))
-            slots = np.full((parents, cols), -1)
-            for row, pick in zip(slots, picks, strict=True):
-                at = np.sort(rng.permutation(cols)[: min(cols, len(pick))])
-                row[at] = pick[: len(at)]
-            args |= {f"{x}_cols": cols, f"{x}_idx": slots.reshape(-1).astype(idtype)}
-            lines.append(f"J{x} = T.sparse_fixed({rows}, (n, {x}_cols), {x}_idx, '{idtype}')")
-            size = slots.size
-        else:
-            args |= {f"{x}_nnz": size}
-            args[f"{x}_ptr"] = np.concatenate([[0], np.cumsum(counts)]).astype(idtype)
-            arrays = f"{x}_ptr"
-            if kind == "sparse_variable":
-                args[f"{x}_idx"] = np.concatenate([*picks, np.zeros(0)]).astype(idtype)
-                arrays = f"({x}_ptr, {x}_idx)"
-            lines.append(f"J{x} = T.{kind}({rows}, (n, {x}_nnz), {arrays}, '{idtype}')")
-        shape_of = (parents, n) if kind == "dense_fixed" else (size,)
+        shape_of, _ = declare_columns(draw, rng, args, lines, x, (rows, parents), n, idtype)
         args[x] = rng.integers(-4, 5, shape_of).astype("float32")
         over[x] = [*(["O"] if stored_rows else []), rows, f"J{x}"]
         lines.append(f"{x.upper()} = T.match_sparse_buffer({x}, ({', '.join(over[x])},))")

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 
 import sparsetir
 from drawing import COMMON
-from merged_programs import Drawn, programs
+from merged_programs import Drawn, products, programs
 from programs import PROGRAMS, copied
 from programs.merged import dense_of, stored_of
 from sparsetir.runtime import assembled, pool
@@ -79,6 +79,32 @@ def test_random_programs(drawn: Drawn) -> None:
 @given(DRAWN)
 def test_more_random_programs(drawn: Drawn) -> None:
     check_drawn(drawn)
+
+
+def check_product(drawn: Drawn, there: np.ndarray) -> None:
+    """What the interpreter gives, where there is an element; and the same at that pattern."""
+    func = sparsetir.from_source(drawn.text)
+    dense = copied(drawn.arguments)
+    sparsetir.interpret(func, dense)
+    kernel = build_assembled(func, "C")
+    given = {k: v for k, v in drawn.arguments.items() if k != "c"}
+    found = kernel(**given)
+    check(found, there, dense["c"], drawn.text)
+    again = kernel.values_of(found.indptr, found.indices, **given)
+    np.testing.assert_array_equal(again, found.values, drawn.text)
+
+
+@settings(max_examples=6, **COMMON)
+@given(products())
+def test_random_products(drawn: tuple[Drawn, np.ndarray]) -> None:
+    check_product(*drawn)
+
+
+@pytest.mark.slow
+@settings(max_examples=200, **COMMON)
+@given(products())
+def test_more_random_products(drawn: tuple[Drawn, np.ndarray]) -> None:
+    check_product(*drawn)
 
 
 @pytest.mark.parametrize("program", ["add_csr", "spgemm"])

@@ -75,6 +75,9 @@ def dense_result(drawn: Drawn) -> np.ndarray:
             found, columns = np.repeat(rows, n), np.tile(np.arange(n), len(rows))
         keep = columns >= 0
         here[found[keep], columns[keep]] = True
+        here |= (
+            f"J{x} = T.dense_fixed" in text
+        )  # an axis of its own has all, whatever rows there are
         dense[found[keep], columns[keep]] = args[x].reshape(-1)[keep]
         arrays[x.upper()], stored[x] = dense, here
         there[x] = np.isin(np.arange(m), rows)
