@@ -393,9 +393,10 @@ class _Assembler:
         counts = program.output("counts", self.idtype, [self.row_axis])
         for buffer in (columns, values):
             program.fact(buffer, room)
-        at, begin = program.local("at", "int64"), program.local("begin", "int64")
-        here = [index, load_one(at)]
-        begins = [store_one(x, zero("int64")) for x in (at, begin)]
+        # Unsigned, as signed ones would be kept from overflows with each step.
+        at, begin = program.local("at", "uint64"), program.local("begin", "uint64")
+        here = [index, as_dtype(load_one(at), "int64")]
+        begins = [store_one(x, zero("uint64")) for x in (at, begin)]
         if self.appended:
             (only,) = self.visits
 
