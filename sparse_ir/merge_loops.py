@@ -17,6 +17,17 @@ lattice are conditions here). Of `T.union(J1, J2)` under I::
         J1_at[0] = ...
         j[0] = min(J1_at[0], J2_at[0])
 
+A union of two axes whose body has no blocks is taken apart into the points of the lattice, each
+with what its operand does not store left out. Where coordinates come in runs, the next one is
+guessed right, and none waits for the one before it::
+
+    while J1_at[0] < n and J2_at[0] < n:
+        if J1_at[0] == J2_at[0]: ...  # of both; both pointers move
+        elif J1_at[0] < J2_at[0]: ...  # of J1 alone, A[vi, J1_ptr[0]] and 0
+        else: ...  # of J2 alone
+    while J1_at[0] < n: ...  # what is left of J1
+    while J2_at[0] < n: ...
+
 An intersection ends with the shortest of its axes, and visits where all pointers stand on the
 coordinate. There is one visit after the other: the loop is a `while`, around blocks that cannot
 know it.
@@ -28,14 +39,18 @@ from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
 
-from tvm import tirx
+import tvm_ffi
+from tvm import ir, s_tir, tirx
 
-from sparsetir.sparse_ir.nodes import AttachedAxis, Axis
+from sparsetir.sparse_ir.nodes import AttachedAxis, Axis, nodes_of
 from sparsetir.sparse_ir.position_loop import PositionLoop, extent_under, parents_of, present_above
 from sparsetir.sparse_ir.position_space import PositionSpace
 from sparsetir.sparse_ir.search import load_one, store_one
 from sparsetir.sparse_ir.tir import as_dtype, as_one, conjunction
 from sparsetir.sparse_ir.translate import Scope, Translator, Visit
+from sparsetir.sparse_ir.traversal import map_expr
+
+BLOCKS = s_tir.SBlockRealize
 
 
 @dataclass
@@ -52,6 +67,11 @@ class Pointer:
     parents: list[Any]
     extent: Any
 
+    @property
+    def name(self) -> str:
+        """The name of its axis."""
+        return self.axis.name
+
     def stored(self, space: PositionSpace) -> Any:
         """The coordinate that the pointer stands on, behind the last one the axis's length."""
         place = load_one(self.place)
@@ -65,9 +85,8 @@ class Pointer:
         zero = as_dtype(0, self.axis.idtype)
         return [store_one(self.place, zero), *self._read(space)]
 
-    def move(self, space: PositionSpace, coord: Any) -> list[Any]:
-        """Statements that move the pointer on if it stands on the coordinate."""
-        step = as_dtype(tirx.EQ(load_one(self.at), coord), self.axis.idtype)
+    def move(self, space: PositionSpace, step: Any) -> list[Any]:
+        """Statements that move the pointer on by 0 or 1."""
         return [store_one(self.place, load_one(self.place) + step), *self._read(space)]
 
     def _read(self, space: PositionSpace) -> list[Any]:
@@ -94,6 +113,9 @@ class MergeLoop(PositionLoop):
     def around(self, body: Any, space: PositionSpace) -> Any:
         """The whole loop, with what stands in front of it."""
         axis, coord = self.node, load_one(self.var)
+        begin = [s for p in self.pointers for s in p.begin(space)]
+        if len(self.pointers) == 2 and axis.kind == "union" and not nodes_of(BLOCKS, body):
+            return as_one([*begin, *self._points(body, space)])
         ats = [load_one(p.at) for p in self.pointers]
         least = store_one(self.var, reduce(tirx.min, ats))
         end = as_dtype(axis.length, axis.idtype)
@@ -101,9 +123,68 @@ class MergeLoop(PositionLoop):
         if axis.kind == "intersect":
             going = [at < end for at in ats]
             body = tirx.IfThenElse(conjunction([tirx.EQ(at, coord) for at in ats]), body, None)
-        moves = [s for p in self.pointers for s in p.move(space, coord)]
+        steps = [as_dtype(tirx.EQ(at, coord), p.axis.idtype) for at, p in self._standing()]
+        moves = [
+            s for p, step in zip(self.pointers, steps, strict=True) for s in p.move(space, step)
+        ]
         loop = tirx.While(conjunction(going), as_one([body, *moves, least]))
-        return as_one([*(s for p in self.pointers for s in p.begin(space)), least, loop])
+        return as_one([*begin, least, loop])
+
+    def _standing(self) -> list[tuple[Any, Pointer]]:
+        """The coordinate of each pointer."""
+        return [(load_one(p.at), p) for p in self.pointers]
+
+    def _points(self, body: Any, space: PositionSpace) -> list[Any]:
+        """The loops of a union of two: over what either has, then over the rest of each."""
+        end = as_dtype(self.node.length, self.node.idtype)
+        (one, first), (other, second) = self._standing()
+
+        def at(*there: Pointer) -> Any:
+            """What is done where these have an element, and the others none."""
+            known = {p.name: p in there for p in self.pointers}
+            found = [store_one(self.var, load_one(there[0].at)), self._known(body, known)]
+            one = as_dtype(1, self.node.idtype)
+            return as_one([*found, *(s for p in there for s in p.move(space, one))])
+
+        alone = tirx.IfThenElse(one < other, at(first), at(second))
+        both = tirx.IfThenElse(tirx.EQ(one, other), at(first, second), alone)
+        return [
+            tirx.While(tirx.all(one < end, other < end), both),
+            tirx.While(one < end, at(first)),
+            tirx.While(other < end, at(second)),
+        ]
+
+    def _known(self, body: Any, there: dict[str, bool]) -> Any:
+        """The body where it is known which axes store the coordinate."""
+        coord = load_one(self.var)
+        conditions = [(tirx.EQ(at, coord), there[p.name]) for at, p in self._standing()]
+
+        def equal(node: Any) -> Any:
+            for condition, holds in conditions:
+                if tvm_ffi.structural_equal(node, condition):
+                    return tirx.const(holds, "bool")
+            return node
+
+        def both(node: Any) -> Any:
+            for a, b in ((node.a, node.b), (node.b, node.a)):
+                if isinstance(a, tirx.IntImm):
+                    return b if int(a) else a
+            return node
+
+        def chosen(node: Any) -> Any:
+            name = getattr(node.op, "name", "")
+            if not name.endswith("if_then_else") or not isinstance(node.args[0], tirx.IntImm):
+                return node
+            return node.args[1] if int(node.args[0]) else node.args[2]
+
+        def done(node: Any) -> Any:
+            if not isinstance(node.condition, tirx.IntImm):
+                return node
+            taken = node.then_case if int(node.condition) else node.else_case
+            return tirx.Evaluate(0) if taken is None else taken
+
+        rules = [(tirx.EQ, equal), (tirx.And, both), (ir.Call, chosen), (tirx.IfThenElse, done)]
+        return map_expr(body, rules)
 
 
 def merge_loop(
