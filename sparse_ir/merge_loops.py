@@ -29,8 +29,8 @@ guessed right, and none waits for the one before it::
     while J2_at[0] < n: ...
 
 An intersection ends with the shortest of its axes, and visits where all pointers stand on the
-coordinate. There is one visit after the other: the loop is a `while`, around blocks that cannot
-know it.
+coordinate; one of two axes has the first of these loops, and a body for both alone. There is one
+visit after the other: the loop is a `while`, around blocks that cannot know it.
 """
 
 from __future__ import annotations
@@ -114,7 +114,8 @@ class MergeLoop(PositionLoop):
         """The whole loop, with what stands in front of it."""
         axis, coord = self.node, load_one(self.var)
         begin = [s for p in self.pointers for s in p.begin(space)]
-        if len(self.pointers) == 2 and axis.kind == "union" and not nodes_of(BLOCKS, body):
+        once = axis.kind == "intersect" or not nodes_of(BLOCKS, body)  # blocks have names
+        if len(self.pointers) == 2 and once:
             return as_one([*begin, *self._points(body, space)])
         ats = [load_one(p.at) for p in self.pointers]
         least = store_one(self.var, reduce(tirx.min, ats))
@@ -135,24 +136,25 @@ class MergeLoop(PositionLoop):
         return [(load_one(p.at), p) for p in self.pointers]
 
     def _points(self, body: Any, space: PositionSpace) -> list[Any]:
-        """The loops of a union of two: over what either has, then over the rest of each."""
+        """The loops of two: over what either has; of a union, then over the rest of each."""
+        union = self.node.kind == "union"
         end = as_dtype(self.node.length, self.node.idtype)
         (one, first), (other, second) = self._standing()
 
         def at(*there: Pointer) -> Any:
             """What is done where these have an element, and the others none."""
+            moves = [s for p in there for s in p.move(space, as_dtype(1, self.node.idtype))]
+            if not union and len(there) < len(self.pointers):
+                return as_one(moves)
             known = {p.name: p in there for p in self.pointers}
-            found = [store_one(self.var, load_one(there[0].at)), self._known(body, known)]
-            one = as_dtype(1, self.node.idtype)
-            return as_one([*found, *(s for p in there for s in p.move(space, one))])
+            found = self._known(body, known) if union else body
+            return as_one([store_one(self.var, load_one(there[0].at)), found, *moves])
 
         alone = tirx.IfThenElse(one < other, at(first), at(second))
         both = tirx.IfThenElse(tirx.EQ(one, other), at(first, second), alone)
-        return [
-            tirx.While(tirx.all(one < end, other < end), both),
-            tirx.While(one < end, at(first)),
-            tirx.While(other < end, at(second)),
-        ]
+        loop = tirx.While(tirx.all(one < end, other < end), both)
+        rest = [tirx.While(c < end, at(p)) for c, p in ((one, first), (other, second))]
+        return [loop, *rest] if union else [loop]
 
     def _known(self, body: Any, there: dict[str, bool]) -> Any:
         """The body where it is known which axes store the coordinate."""
