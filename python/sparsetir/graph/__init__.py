@@ -1,0 +1,1 @@
+"""Message passing models through `torch.compile(model, backend="sparsetir")`."""
