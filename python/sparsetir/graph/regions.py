@@ -70,12 +70,76 @@ class Reduction:
 def rewrite(module: fx.GraphModule) -> tuple[list[Found], list[str]]:
     """Put calls of the operator in the place of regions; what was found, and what was left and why."""
     module.graph = fx_graph_cse(module.graph)
+    _name_sizes_once(module.graph)
+    _read_sizes_of_indices(module.graph)
     finder = _Finder(module.graph)
     finder.run()
     module.graph.eliminate_dead_code()
     module.graph.lint()
     module.recompile()
     return finder.found, finder.left()
+
+
+def _name_sizes_once(graph: fx.Graph) -> None:
+    """Have one name for each number of edges.
+
+    Self loops that two layers took out are the same edges, but each number of them that only data
+    tell has a name of its own.
+    """
+    names: dict[str, Any] = {}
+    for node in graph.nodes:
+        sizes = shape_of(node)
+        if not sizes or isinstance(sizes[0], int) and node.op == "placeholder":
+            continue
+        gathered, reduction = gather_of(node), reduction_of(node)
+        if gathered is not None:
+            _rename(names, sizes[0], shape_of(gathered[1])[0])
+        if reduction is not None:
+            _rename(names, shape_of(reduction.values)[0], shape_of(reduction.index)[0])
+        if node.op == "call_function" and node.target in POINTWISE | VIEWS | SAME:
+            for other in node.all_input_nodes:
+                before = shape_of(other)
+                fits = len(before) == len(sizes) or node.target in VIEWS
+                if fits and before and not is_one(before[0]):
+                    _rename(names, sizes[0], before[0], node.target in VIEWS)
+    for node in graph.nodes:
+        sizes = shape_of(node)
+        if any(str(s) in names for s in sizes):
+            named = [names.get(str(s), s) for s in sizes]
+            node.meta["val"] = node.meta["val"].new_empty(named)
+
+
+def _rename(names: dict[str, Any], size: Any, other: Any, symbols: bool = False) -> None:
+    """Have the name of another size for a size; symbols : only where both are unknown numbers."""
+    size, other = (names.get(str(s), s) for s in (size, other))
+    if same(size, other) or isinstance(size, int) and isinstance(other, int):
+        return
+    if symbols and (isinstance(size, int) or isinstance(other, int)):
+        return
+    if isinstance(size, int):
+        size, other = other, size
+    for name in [n for n, s in names.items() if same(s, size)]:
+        names[name] = other
+    names[str(size)] = other
+
+
+def _read_sizes_of_indices(graph: fx.Graph) -> None:
+    """Ask indices for the number of edges, and nobody for types of constants: what is gathered need
+    not be there for that."""
+    for node in list(graph.nodes):
+        if node.target == aten.sym_size.int:
+            gathered = gather_of(node.args[0])
+            if gathered is not None and node.args[1] == 0:
+                node.args = (gathered[1], 0)
+        elif node.target in (aten.new_zeros.default, aten.new_ones.default):
+            value = node.meta["val"]
+            options = {"dtype": value.dtype, "device": value.device}
+            fill = 0 if node.target == aten.new_zeros.default else 1
+            with graph.inserting_before(node):
+                full = graph.call_function(aten.full.default, (node.args[1], fill), options)
+            full.meta = dict(node.meta)
+            node.replace_all_uses_with(full)
+            graph.erase_node(node)
 
 
 def reduction_of(node: fx.Node) -> Reduction | None:
@@ -134,6 +198,7 @@ class _Finder:
         self.graph = graph
         self.found: list[Found] = []
         self._why: dict[str, str] = {}
+        self._counts: dict[fx.Node, Any] = {}  # of nodes, by indices
         self._merge_sums()
         nodes = list(graph.nodes)
         reductions = {n: r for n in nodes if (r := reduction_of(n))}
@@ -258,6 +323,7 @@ class _Finder:
         if made is None:
             return
         program, tensors, indices = made
+        self._counts[reduction.index] = shape_of(node)[0]
         with self.graph.inserting_before(node):
             out = self._region(node, program, tensors, indices, shape_of(node), shape_of(node)[0])
             if reduction.base is not None:
@@ -272,15 +338,14 @@ class _Finder:
         summed = len(self._dims(node)) if is_sum else 0
         vectors = self._vectors(values)
         if not vectors:
-            self.stored.pop(node, None)
-            return
+            return  # torch computes it
         rows = self._chosen(vectors)
         made = self._made(node, values, rows, reduce=None, summed=summed)
         if made is None:
             self.stored.pop(node, None)
             return
         program, tensors, indices = made
-        m = self._rows_of(program, tensors)
+        m = self._rows_of(rows, program, tensors)
         if m is None:
             return
         with self.graph.inserting_before(node):
@@ -295,11 +360,12 @@ class _Finder:
         vectors = self._vectors(values)
         if not vectors or values.op == "placeholder":
             return
-        made = self._made(node, values, self._chosen(vectors), reduce="sum")
+        rows = self._chosen(vectors)
+        made = self._made(node, values, rows, reduce="sum")
         if made is None:
             return
         program, tensors, indices = made
-        m = self._rows_of(program, tensors)
+        m = self._rows_of(rows, program, tensors)
         if m is None:
             return
         with self.graph.inserting_before(node):
@@ -310,13 +376,13 @@ class _Finder:
         node.replace_all_uses_with(total)
 
     def _vectors(self, values: fx.Node) -> list[fx.Node]:
-        """The indices by which an expression of edges gathers."""
+        """The indices by which an expression of edges gathers, or what it reads is sorted."""
         expression = Expression(None, self.stored)
         try:
             expression.of(values, _axes(values), root=True)
         except Stored:
             return []
-        return expression.others
+        return expression.others or expression.orders
 
     def _restore_order(self) -> None:
         """Give values of edges in the order of the caller to those who are no regions."""
@@ -336,12 +402,12 @@ class _Finder:
         """Of indices one to sort edges by, at which something is reduced."""
         return next((v for v in self.rows if v in vectors), vectors[0])
 
-    def _rows_of(self, program: Program, tensors: list[fx.Node]) -> Any:
+    def _rows_of(self, rows: fx.Node, program: Program, tensors: list[fx.Node]) -> Any:
         """How many nodes there are by the index of rows."""
         for tensor, operand in zip(tensors, program.operands, strict=True):
             if operand.at == "row":
-                return shape_of(tensor)[0]
-        return None
+                self._counts[rows] = shape_of(tensor)[0]
+        return self._counts.get(rows)
 
     def _made(
         self, node: fx.Node, values: fx.Node, rows: fx.Node, reduce: str | None, summed: int = 0
