@@ -12,7 +12,7 @@ from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 
 from sparsetir.graph.operator import PROGRAMS, Region, region
-from sparsetir.graph.prelude import Prelude, Test, copy_results, is_of_edges, split
+from sparsetir.graph.prelude import Prelude, Test, copy_results, following, is_of_edges, split
 from sparsetir.graph.regions import Found, rewrite
 
 # As under torch.compile(fullgraph=True): self loops that are taken out of edges, whose number only
@@ -93,10 +93,14 @@ def compile_graph(
 
 def _rewritten(module: fx.GraphModule, about: Graph, results: int, is_edges: Test) -> None:
     names = {n.name for n in module.graph.nodes if n.op == "placeholder" and is_edges(n)}
-    found, left = rewrite(module)
+
+    def test(node: fx.Node) -> bool:
+        return node.name in names
+
+    found, left = rewrite(module, lambda graph: following(graph, test)[0])
     about.found += found
     about.left += left
-    copy_results(module.graph, results, lambda node: node.name in names)
+    copy_results(module.graph, results, test)
 
 
 def _runner(graph: fx.GraphModule, about: Graph, is_edges: Test | None) -> Callable[..., Any]:

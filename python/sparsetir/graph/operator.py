@@ -33,6 +33,7 @@ class _Prepared(NamedTuple):
     """What a kernel takes of indices.
 
     kernel : and the arrays and sizes that it takes of them, by name
+    moved : operands of edges that are brought in the order of the rows before, and how
     computed : what its schedule computes of these, by sizes
     places : of the result among the given edges, None where these have the same order
     alone : nodes without edges, of extrema
@@ -40,6 +41,7 @@ class _Prepared(NamedTuple):
 
     kernel: Kernel
     arrays: dict[str, Any]
+    moved: dict[int, Tensor]
     computed: dict[tuple[int, ...], dict[str, Any]]
     places: Tensor | None
     alone: Tensor | None
@@ -52,19 +54,23 @@ def _prepare(program: Program, indices: list[Tensor], m: int) -> _Prepared:
     arrays: dict[str, Any] = {"indptr": order.starts(m), "m": m, "edges": len(rows)}
     for n, index in enumerate(others):
         arrays[f"index{n}"] = arranged(index, rows)
-    aligned = []
+    aligned, moved = [], {}
     for n, operand in enumerate(program.operands):
         places = None
         if operand.at == "edge" and operand.number:
             of = None if operand.number == GIVEN else indices[operand.number]
             places = places_between(of, rows)
-        aligned.append(places is None)
-        if places is not None:
+        # One number for many features: it is brought in order before.
+        few = program.loops > 0 and all(a is None for a in operand.axes)
+        aligned.append(places is None or few)
+        if places is not None and few:
+            moved[n] = places
+        elif places is not None:
             arrays[f"place{n}"] = places
     kernel = program.kernel(tuple(aligned))
     extremum = program.reduce in ("max", "min")
     alone = order.without_edges(m) if extremum else None
-    return _Prepared(kernel, arrays, {}, order.places, alone)
+    return _Prepared(kernel, arrays, moved, {}, order.places, alone)
 
 
 class Region:
@@ -107,6 +113,11 @@ class Region:
         for n, (x, operand) in enumerate(zip(operands, program.operands, strict=True)):
             if x.dtype != torch.float32:
                 x = x.to(torch.float32)
+            if n in prepared.moved:
+                if operand.number == GIVEN and is_private(x):
+                    x = arranged(x, indices[0])
+                else:
+                    x = x.view(-1).index_select(0, prepared.moved[n]).view(x.shape)
             first = 0 if operand.at == "all" else 1
             for size, axis in zip(x.shape[first:], operand.axes, strict=True):
                 if axis is not None:

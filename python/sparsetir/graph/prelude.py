@@ -60,7 +60,7 @@ class Prelude:
 def split(whole: fx.GraphModule, is_edges: Test) -> Prelude | None:
     """The prelude of a graph for those placeholders that may say something of edges; None if there
     is none."""
-    inside, alone = _following(whole.graph, is_edges)
+    inside, alone = following(whole.graph, is_edges)
     nodes = list(whole.graph.nodes)
     # Views, which take no time, are made where they are read: an index comes as one vector.
     for node in reversed(nodes):
@@ -79,7 +79,7 @@ def split(whole: fx.GraphModule, is_edges: Test) -> Prelude | None:
 
 def copy_results(graph: fx.Graph, count: int, is_edges: Test) -> None:
     """Copy those of the first results that a prelude keeps: who gets them may write to them."""
-    inside, _ = _following(graph, is_edges)
+    inside, _ = following(graph, is_edges)
     (output,) = graph.find_nodes(op="output")
     results = list(output.args[0])
     for n, node in enumerate(results[:count]):
@@ -106,7 +106,7 @@ def is_of_edges(places: Sequence[fx.Node]) -> Test:
     return test
 
 
-def _following(graph: fx.Graph, is_edges: Test) -> tuple[set[fx.Node], set[fx.Node]]:
+def following(graph: fx.Graph, is_edges: Test) -> tuple[set[fx.Node], set[fx.Node]]:
     """What follows from edges, and what from no tensor at all: sizes and constants."""
     inside, alone = set[fx.Node](), set[fx.Node]()
     for node in graph.nodes:

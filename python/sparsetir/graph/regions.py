@@ -67,12 +67,17 @@ class Reduction:
     reduce: str
 
 
-def rewrite(module: fx.GraphModule) -> tuple[list[Found], list[str]]:
-    """Put calls of the operator in the place of regions; what was found, and what was left and why."""
+def rewrite(
+    module: fx.GraphModule, of_edges: Callable[[fx.Graph], set[fx.Node]]
+) -> tuple[list[Found], list[str]]:
+    """Put calls of the operator in the place of regions; what was found, and what was left and why.
+
+    of_edges : of a graph what follows from the edges alone, which is left to the prelude
+    """
     module.graph = fx_graph_cse(module.graph)
     _name_sizes_once(module.graph)
     _read_sizes_of_indices(module.graph)
-    finder = _Finder(module.graph)
+    finder = _Finder(module.graph, of_edges(module.graph))
     finder.run()
     module.graph.eliminate_dead_code()
     module.graph.lint()
@@ -194,13 +199,13 @@ def behind(node: fx.Node) -> fx.Node:
 class _Finder:
     """Goes through a graph once, and changes it."""
 
-    def __init__(self, graph: fx.Graph) -> None:
-        self.graph = graph
+    def __init__(self, graph: fx.Graph, of_edges: set[fx.Node]) -> None:
+        self.graph, self._of_edges_alone = graph, of_edges
         self.found: list[Found] = []
         self._why: dict[str, str] = {}
         self._counts: dict[fx.Node, Any] = {}  # of nodes, by indices
         self._merge_sums()
-        nodes = list(graph.nodes)
+        nodes = [n for n in graph.nodes if n not in of_edges]
         reductions = {n: r for n in nodes if (r := reduction_of(n))}
         self.reductions = reductions
         vectors = [r.index for r in reductions.values()]
@@ -209,13 +214,15 @@ class _Finder:
         self.sizes = {str(shape_of(v)[0]): v for v in vectors}
         # Values of edges that are read, and not computed again; and the index by whose nodes they
         # are sorted, None where they are in the order of the caller.
-        self.stored: dict[fx.Node, fx.Node | None] = {}
+        self.stored: dict[fx.Node, fx.Node | None] = dict.fromkeys(filter(is_float, of_edges))
         self.stored |= {n: None for n in nodes if self._is_sum(n) and 0 not in self._dims(n)}
         self._store_narrow_values(nodes)
 
     def run(self) -> None:
         """Find all regions."""
         for node in list(self.graph.nodes):
+            if node in self._of_edges_alone:
+                continue
             reduction = reduction_of(node)
             if reduction is not None:
                 self._at_nodes(node, reduction)
@@ -234,6 +241,8 @@ class _Finder:
         """Gathers and reductions that are in the graph still, and why where it is known."""
         out = []
         for node in self.graph.nodes:
+            if node in self._of_edges_alone:
+                continue
             kind = "reduction" if reduction_of(node) else "gather" if gather_of(node) else None
             if kind and is_float(node):
                 why = self._why.get(node.name) or ", ".join(
@@ -251,6 +260,8 @@ class _Finder:
 
     def _is_pointwise(self, node: fx.Node) -> bool:
         if node.op != "call_function" or node.target not in POINTWISE:
+            return False
+        if node in self._of_edges_alone:
             return False
         return is_float(node) and self._of_all(node) is not None
 
