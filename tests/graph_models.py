@@ -121,4 +121,8 @@ def gradients(call, model, x, *more):
     model.zero_grad()
     out = call(x, *more)
     (out * torch.linspace(0, 1, out.numel()).view_as(out)).sum().backward()
-    return [out.detach(), x.grad, *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
+    return [
+        out.detach(),
+        x.grad,
+        *(p.grad.clone() for p in model.parameters() if p.grad is not None),
+    ]

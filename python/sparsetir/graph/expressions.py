@@ -124,10 +124,16 @@ def index_of(node: Any) -> fx.Node | None:
     while isinstance(node, fx.Node) and node.op == "call_function" and node.target in SAME | VIEWS:
         before: Any = node.args[0]
         sizes = shape_of(before)
-        if not sizes or any(not is_one(s) for s in sizes[1:]) or not same(sizes[0], shape_of(node)[0]):
+        if (
+            not sizes
+            or any(not is_one(s) for s in sizes[1:])
+            or not same(sizes[0], shape_of(node)[0])
+        ):
             return None
         node = before
-    return node if len(shape_of(node)) == 1 and dtype_of(node) in (torch.int32, torch.int64) else None
+    return (
+        node if len(shape_of(node)) == 1 and dtype_of(node) in (torch.int32, torch.int64) else None
+    )
 
 
 def gather_of(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
@@ -240,13 +246,17 @@ class Expression:
         sizes, whole = shape_of(value), shape_of(of)
         if dtype_of(value) is None:
             raise Stored(value)
-        if len(sizes) == len(whole) and not is_one(sizes[0]):  # edges, whatever their size is called
+        if len(sizes) == len(whole) and not is_one(
+            sizes[0]
+        ):  # edges, whatever their size is called
             inner = [None if is_one(s) else a for s, a in zip(sizes[1:], axes, strict=True)]
             return self.of(value, inner)
         behind = list(axes)[len(axes) - len(sizes) :] if sizes and len(sizes) <= len(axes) else axes
         if len(sizes) == len(whole):
             behind = [None, *axes]
-        inner = [None if is_one(s) else a for s, a in zip(sizes, behind if sizes else [], strict=True)]
+        inner = [
+            None if is_one(s) else a for s, a in zip(sizes, behind if sizes else [], strict=True)
+        ]
         return self._read(value, "all", 0, inner)
 
     def _node(self, index: fx.Node) -> tuple[str, int]:
@@ -285,7 +295,9 @@ class Expression:
         indices = [self.rows, *self.others]
         indices += [x for x in self.orders if x not in indices]
         operands = (
-            Operand(x.at, indices.index(self.orders[-2 - x.number]), x.axes) if x.number < GIVEN else x
+            Operand(x.at, indices.index(self.orders[-2 - x.number]), x.axes)
+            if x.number < GIVEN
+            else x
             for x in self.operands
         )
         return tuple(operands), indices

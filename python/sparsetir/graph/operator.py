@@ -162,7 +162,11 @@ def _fake(program: int, operands: list[Tensor], indices: list[Tensor], shape: An
 
 def _restored(values: Tensor, rows: Tensor) -> Tensor:
     places = order_of(rows).places
-    return values.clone() if places is None else torch.empty_like(values).index_copy_(0, places, values)
+    return (
+        values.clone()
+        if places is None
+        else torch.empty_like(values).index_copy_(0, places, values)
+    )
 
 
 LIBRARY.define(

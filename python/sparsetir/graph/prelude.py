@@ -84,7 +84,7 @@ def copy_results(graph: fx.Graph, count: int, is_edges: Test) -> None:
     results = list(output.args[0])
     for n, node in enumerate(results[:count]):
         if isinstance(node, fx.Node) and node in inside and node.op == "call_function":
-            with graph.inserting_before(output):
+            with graph.inserting_after(node):  # forward, too
                 results[n] = graph.call_function(aten.clone.default, (node,))
                 results[n].meta = dict(node.meta)
     output.args = (type(output.args[0])(results),)

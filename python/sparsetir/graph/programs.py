@@ -83,15 +83,13 @@ class Program:
         body = ["I = T.dense_fixed(m)"]
         # Nodes by the first of the other indices are the columns.
         if self.others:
-            body.append(
-                "J = T.sparse_variable(I, (n0, edges), (indptr, index0), unique=False)"
-            )
+            body.append("J = T.sparse_variable(I, (n0, edges), (indptr, index0), unique=False)")
         else:
             body.append("J = T.dense_variable(I, (edges, edges), indptr)")
         body.append("E = T.dense_fixed(edges)")
         body += [f"N{n} = T.dense_fixed(n{n})" for n in range(self.others)]
         body += [f"D{n} = T.dense_fixed(d{n})" for n in range(self.loops)]
-        if any(not x.axes and x.at == "all" for x in self.operands):
+        if any(x.at == "all" and set(x.axes) <= {None} for x in self.operands):
             body.append("ONE = T.dense_fixed(1)")
         matched = [(f"index{n}", ["I", "J"], "int32") for n in range(1, self.others)]
         matched += [(f"place{n}", ["I", "J"], "int32") for n in permuted]
@@ -142,7 +140,9 @@ class Program:
         else:
             over = [*(["T.fuse(I, J)"] if self.summed else ["I", "J"]), *axes]
             kinds = "SS" + "S" * (self.loops - self.summed) + "R" * self.summed
-        lines = [f'with T.sp_iter([{", ".join(over)}], "{kinds}", "{NAME}") as [{", ".join(names)}]:']
+        lines = [
+            f'with T.sp_iter([{", ".join(over)}], "{kinds}", "{NAME}") as [{", ".join(names)}]:'
+        ]
         if not self.reduce and not self.summed:
             return [*lines, f"    {out} = {term}"]
         first, step = REDUCTIONS[self.reduce or "sum"]

@@ -24,6 +24,7 @@ from sparsetir.graph.expressions import (
     Expression,
     Stored,
     aten,
+    dtype_of,
     gather_of,
     index_of,
     is_float,
@@ -40,6 +41,10 @@ WIDER = 4  # times as many features as a value has: those who read it do not com
 WORTH = 4  # operations of a value of edges that is stored for them
 NARROW = 8  # features of what several reductions read
 SHORT = 4  # features up to which edges are gone through for each
+REDUCTIONS = {
+    aten.index_add.default, aten.scatter_add.default, aten.scatter_reduce.two,
+    aten.index_reduce.default,
+}  # fmt: skip
 SUMS = {aten.sum.dim_IntList, aten.sum.default}
 
 
@@ -184,6 +189,13 @@ def reduction_of(node: fx.Node) -> Reduction | None:
     return Reduction(None if is_zero(base) else base, found, values, reduce)
 
 
+def is_reduction(node: fx.Node) -> bool:
+    """Whether an operator reduces at indices, in any form."""
+    if node.target == aten.index_put.default:
+        return len(node.args) > 3 and bool(node.args[3])
+    return node.target in REDUCTIONS
+
+
 def width_of(node: fx.Node) -> int:
     """How many features an edge has."""
     return math.prod(s if isinstance(s, int) else UNKNOWN for s in shape_of(node)[1:])
@@ -238,17 +250,23 @@ class _Finder:
         self._restore_order()
 
     def left(self) -> list[str]:
-        """Gathers and reductions that are in the graph still, and why where it is known."""
+        """Gathers and reductions that are in the graph still, and why."""
         out = []
         for node in self.graph.nodes:
-            if node in self._of_edges_alone:
+            kind = "reduction" if is_reduction(node) else "gather" if gather_of(node) else None
+            dtype = dtype_of(node)
+            if kind is None or dtype is None or node in self._of_edges_alone:
                 continue
-            kind = "reduction" if reduction_of(node) else "gather" if gather_of(node) else None
-            if kind and is_float(node):
-                why = self._why.get(node.name) or ", ".join(
-                    sorted({str(u.target) for u in node.users})
-                )
-                out.append(f"{kind} {node.name} {tuple(shape_of(node))}: {why}")
+            why = self._why.get(node.name)
+            if not dtype.is_floating_point:
+                continue
+            if not is_float(node):
+                why = f"of {dtype} on {node.meta['val'].device.type}, not of float32 on a CPU"
+            elif why is None and kind == "reduction":
+                why = "of another form than those that are known"
+            elif why is None:
+                why = "read by " + ", ".join(sorted({str(u.target) for u in node.users}))
+            out.append(f"{kind} {node.name} {tuple(shape_of(node))}: {why}")
         return out
 
     # -- what is where ----------------------------------------------------------------------------
@@ -303,22 +321,26 @@ class _Finder:
         for node in list(self.graph.nodes):
             if node.op != "call_function" or node.target != aten.add.Tensor or len(node.args) < 2:
                 continue
-            if node.kwargs.get("alpha", 1) != 1 or not all(isinstance(a, fx.Node) for a in node.args):
+            if node.kwargs.get("alpha", 1) != 1 or not all(
+                isinstance(a, fx.Node) for a in node.args
+            ):
                 continue
             pair = [reduction_of(a) for a in node.args]
             if None in pair or any(len(a.users) > 1 for a in node.args):
                 continue
             a, b = pair
             assert a is not None and b is not None
-            fits = all(
-                map(same, shape_of(a.values), shape_of(b.values))
-            ) and len(shape_of(a.values)) == len(shape_of(b.values))
+            fits = all(map(same, shape_of(a.values), shape_of(b.values))) and len(
+                shape_of(a.values)
+            ) == len(shape_of(b.values))
             if a.index is not b.index or {a.reduce, b.reduce} != {"sum"} or not fits:
                 continue
             if a.base is not None or b.base is not None or node.args[0] is node.args[1]:
                 continue
             with self.graph.inserting_before(node):
-                total = self._call(aten.add.Tensor, (a.values, b.values), a.values.meta["val"], node)
+                total = self._call(
+                    aten.add.Tensor, (a.values, b.values), a.values.meta["val"], node
+                )
                 last = max(node.args, key=list(self.graph.nodes).index)
                 where = [x for x in last.args if isinstance(x, fx.Node)][0]
                 merged = self._call(
