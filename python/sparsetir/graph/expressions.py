@@ -15,7 +15,7 @@ from torch import fx
 from sparsetir.graph.programs import GIVEN, Operand
 
 aten, prims = torch.ops.aten, torch.ops.prims
-LONGEST = 4000  # characters of an expression; what is longer is stored
+LONGEST = 600  # characters of an expression; what is longer is stored
 
 
 def number(value: float) -> str:
@@ -25,10 +25,10 @@ def number(value: float) -> str:
     return f"T.float32({value!r})" if finite else f'T.float32("{value}")'
 
 
-def _extreme(sign: str, first: str = "{0}", second: str = "{1}") -> str:
+def _extreme(sign: str) -> str:
     """The greater (">") or the less ("<") of two; NaN if one of them is."""
-    other = f'T.Select({first} <= T.float32("inf"), {second}, {first})'
-    return f"T.Select({first} {sign}= {second}, {first}, {other})"
+    other = 'T.Select({0} <= T.float32("inf"), {1}, {0})'
+    return f"T.Select({{0}} {sign}= {{1}}, {{0}}, {other})"
 
 
 # By operator: {0}, {1} and so on are its arguments, tensors or numbers.
@@ -39,8 +39,8 @@ COMPARISONS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<=", "eq": "==", "ne": "
 ONE, ZERO = number(1), number(0)
 FORMULAS: dict[Any, str] = {
     aten.abs.default: "T.abs({0})",
-    aten.clamp_max.default: _extreme("<"),
-    aten.clamp_min.default: _extreme(">"),
+    aten.clamp_max.default: "T.Select({0} > {1}, {1}, {0})",
+    aten.clamp_min.default: "T.Select({0} < {1}, {1}, {0})",
     aten.exp.default: "T.exp({0})",
     aten.leaky_relu.default: f"T.Select({{0}} > {ZERO}, {{0}}, {{0}} * {{1}})",
     aten.leaky_relu_backward.default: f"T.Select({{1}} > {ZERO}, {{0}}, {{0}} * {{2}})",
@@ -206,8 +206,9 @@ class Expression:
             return POWERS[args[1]].format(self._float(args[0], axes, node))
         if target == aten.clamp.default:
             found = self._float(args[0], axes, node)
-            for bound, sign in zip(args[1:], "><", strict=False):
-                found = found if bound is None else _extreme(sign, found, number(bound))
+            for bound, name in zip(args[1:], ("clamp_min", "clamp_max"), strict=False):
+                if bound is not None:
+                    found = FORMULAS[getattr(aten, name).default].format(found, number(bound))
             return found
         if target in LOGICAL and all(dtype_of(a) == torch.bool for a in args):
             return LOGICAL[target].format(*(self._truth(a, axes, node) for a in args))

@@ -245,7 +245,7 @@ class _Finder:
         self.graph.eliminate_dead_code()
         for node in list(self.graph.nodes):
             if self._is_pointwise(node) and any(not self._is_pointwise(u) for u in _readers(node)):
-                self._of_edges(node)
+                self._of_edges(node, given=True)  # as regions read it that are there already
         self.graph.eliminate_dead_code()
         self._restore_order()
 
@@ -364,8 +364,8 @@ class _Finder:
                 out = self._call(aten.add.Tensor, args, node.meta["val"], node)
         node.replace_all_uses_with(out)
 
-    def _of_edges(self, node: fx.Node) -> None:
-        """A value for each edge, in the order of rows, or the given one where others read it."""
+    def _of_edges(self, node: fx.Node, given: bool = False) -> None:
+        """A value for each edge, in the order of rows, or the given one."""
         is_sum = node.target in SUMS
         values: Any = node.args[0] if is_sum else node
         summed = len(self._dims(node)) if is_sum else 0
@@ -382,10 +382,10 @@ class _Finder:
         if m is None:
             return
         with self.graph.inserting_before(node):
-            out = self._region(node, program, tensors, indices, shape_of(node), m)
+            out = self._region(node, program, tensors, indices, shape_of(node), m, given)
         node.replace_all_uses_with(out)
         self.stored.pop(node, None)
-        self.stored[out] = rows
+        self.stored[out] = None if given else rows
 
     def _over_all_edges(self, node: fx.Node) -> None:
         """Sums over edges: at nodes first, and then over these."""
@@ -471,11 +471,11 @@ class _Finder:
 
     def _region(
         self, node: fx.Node, program: Program, tensors: list[fx.Node], indices: list[fx.Node],
-        shape: Any, m: Any,
+        shape: Any, m: Any, given: bool = False,
     ) -> fx.Node:  # fmt: skip
         value = node.meta["val"]
         sizes = [self._size(s, node) for s in shape]
-        args = (number_of(program), tensors, indices, sizes, self._size(m, node), False)
+        args = (number_of(program), tensors, indices, sizes, self._size(m, node), given)
         text = ", ".join(map(str, shape))
         self.found.append(Found(node.name, program, f"({text})"))
         return self._call(region, args, value.new_empty(shape), node)
