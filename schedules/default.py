@@ -2,8 +2,9 @@
 
 CPU: the outermost loop that is free of races runs in parallel, the innermost contiguous one in
 vectors, with a scalar loop for what is left over; exp, tanh and sigmoid of float32 are polynomials,
-which vectors have (:mod:`sparsetir.schedules.passes.inline_exponentials`: their error). GPU: loops free of races become blocks and
-threads; what has none runs on one thread. Correct for every program, and a start for fast ones.
+which vectors have (:mod:`sparsetir.schedules.passes.inline_exponentials`: their error). GPU: loops
+free of races become blocks and threads; what has none runs on one thread. Correct for every
+program, and a start for fast ones.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 import torch
 import torch_geometric.nn as pyg
 
+from bench.messages import Distance, Gate, Own, Raw
+
 NODES, EDGES, FEATURES = 30, 150, 12
 
 
@@ -10,60 +12,6 @@ def edges(seed=1, nodes=NODES, count=EDGES):
     """Edges in no order, with loops and parallel ones; some nodes have none."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(0, nodes - 3, (2, count), generator=generator)
-
-
-class Raw(torch.nn.Module):
-    """x[source] * w, added up."""
-
-    def __init__(self, channels=FEATURES, out=8):
-        super().__init__()
-        self.lin = torch.nn.Linear(channels, out)
-
-    def forward(self, x, edge_index, w):
-        h, (source, target) = self.lin(x), edge_index
-        return self.add_up(h, target, self.message(h[target], h[source], w[:, None]))
-
-    def message(self, x_i, x_j, w):
-        return x_j * w
-
-    def add_up(self, h, target, message):
-        return torch.zeros_like(h).index_add(0, target, message)
-
-
-class Gate(Raw):
-    """sigmoid(x_i * a + x_j) * w, by scatter."""
-
-    def __init__(self, channels=FEATURES, out=8):
-        super().__init__(channels, out)
-        self.a = torch.nn.Parameter(torch.rand(out))
-
-    def message(self, x_i, x_j, w):
-        return torch.sigmoid(x_i * self.a + x_j) * w
-
-    def add_up(self, h, target, message):
-        return h.new_zeros(h.shape).scatter_add_(0, target[:, None].expand_as(message), message)
-
-
-class Distance(Raw):
-    """Messages weighted by exp(-|x_i - x_j|^2)."""
-
-    def message(self, x_i, x_j, w):
-        return torch.exp(-0.1 * (x_i - x_j).pow(2).sum(-1, keepdim=True)) * x_j * w
-
-
-class Own(pyg.MessagePassing):
-    """A layer that a user made with PyG."""
-
-    def __init__(self, channels=FEATURES, out=8):
-        super().__init__(aggr="add")
-        self.lin = torch.nn.Linear(channels, out)
-        self.a = torch.nn.Parameter(torch.randn(out))
-
-    def forward(self, x, edge_index, w):
-        return self.propagate(edge_index, x=self.lin(x), w=w)
-
-    def message(self, x_i, x_j, w):
-        return torch.tanh(x_i * self.a - x_j) * w.view(-1, 1)
 
 
 class Wrapped(torch.nn.Module):
@@ -83,10 +31,10 @@ def _of(name, *args, **options):
 
 # By name: what makes the model, and whether it takes a weight for each edge.
 MODELS = {
-    "raw": (Raw, True),
-    "gate": (Gate, True),
-    "distance": (Distance, True),
-    "own": (Own, True),
+    "raw": (lambda: Raw(FEATURES, 8), True),
+    "gate": (lambda: Gate(FEATURES, 8), True),
+    "distance": (lambda: Distance(FEATURES, 8), True),
+    "own": (lambda: Own(FEATURES, 8), True),
     "GCN": (_of("GCNConv", 8), False),
     "GCN weights": (_of("GCNConv", 8), True),
     "SAGE": (_of("SAGEConv", 8), False),
@@ -101,7 +49,7 @@ MODELS = {
     "CG": (_of("CGConv"), False),
     "EdgeConv": (lambda: Wrapped(pyg.EdgeConv(torch.nn.Linear(2 * FEATURES, 8))), False),
     "PNA": (
-        _of("PNAConv", 8, ["mean", "max", "std"], ["identity"], torch.ones(EDGES, dtype=torch.long)),
+        _of("PNAConv", 8, ["mean", "max", "std"], ["identity"], torch.ones(9, dtype=torch.long)),
         False,
     ),
 }  # fmt: skip

@@ -17,8 +17,8 @@ NODES, OTHERS, EDGES = 9, 7, 40
 UNARY = [
     torch.tanh, torch.sigmoid, torch.relu, torch.neg, lambda x: torch.exp(-x.abs()),
     lambda x: (x.abs() + 0.1).sqrt(), lambda x: x.pow(2), lambda x: x.clamp(-0.5, 0.7),
-    lambda x: torch.nn.functional.leaky_relu(x, 0.2), lambda x: x.clamp_min(0.1), lambda x: x * 3 + 1,
-    lambda x: 1 / (1.5 + x.abs()), lambda x: (0.5 + x.abs()).log(),
+    lambda x: torch.nn.functional.leaky_relu(x, 0.2), lambda x: x.clamp_min(0.1),
+    lambda x: x * 3 + 1,    lambda x: 1 / (1.5 + x.abs()), lambda x: (0.5 + x.abs()).log(),
     lambda x: torch.nn.functional.silu(x), lambda x: (x.abs() + 1).rsqrt(), lambda x: 2 - x,
 ]  # fmt: skip
 BINARY = [
@@ -90,7 +90,9 @@ class Messages(torch.nn.Module):
         return found
 
     def reduced(self, draw, message, at, nodes):
-        message = message.expand(EDGES, *self.shape) if message.dim() <= len(self.shape) else message
+        message = (
+            message.expand(EDGES, *self.shape) if message.dim() <= len(self.shape) else message
+        )
         message = message + torch.zeros(EDGES, *[1] * (message.dim() - 1))
         index = at.view(-1, *[1] * (message.dim() - 1)).expand_as(message)
         zeros = message.new_zeros(nodes, *message.shape[1:])
@@ -139,7 +141,7 @@ def plain(monkeypatch):
     """Kernels as their programs say, without a schedule: it takes a tenth of the time."""
 
     def kernel(program, aligned):
-        text, target = program.text(aligned), resolve_target("llvm")
+        text, target = program.text(aligned), resolve_target({"kind": "llvm", "opt-level": 0})
         stages = lambda: lower(from_source(text), lambda sch: sch.lower(), target=target)  # noqa: E731
         return programs.compiled(("plain", text), target, stages)
 

@@ -192,7 +192,7 @@ class Expression:
         if target in FILLED and isinstance(value := _filling(node), int | float):
             return number(value)
         found = self._pointwise(node, axes)
-        if found is None or len(found) > LONGEST:
+        if found is None or len(found) > LONGEST and not root:
             return self._edge(node, axes)
         return found
 

@@ -25,6 +25,7 @@ class Prelude:
     """What of a graph follows from the edges, and the rest.
 
     module, main : the part, and the rest, which takes results of the part behind its arguments
+    computed, results : names of operators of the part, and of what it gives
     runs : how often the part was run
     """
 
@@ -39,6 +40,8 @@ class Prelude:
         self.module = _part(whole, given, inside, tuple(results))
         outside = set(nodes) - inside
         self.main = _part(whole, [*rest, *results], outside, nodes[-1].args[0])
+        self.computed = [n.name for n in self.module.graph.nodes if n.op == "call_function"]
+        self.results = [n.name for n in results]
         self.runs = 0
         self._key = object()  # of what is kept; its number could be another's later
 

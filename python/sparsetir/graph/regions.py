@@ -452,6 +452,8 @@ class _Finder:
         except Stored as why:
             self._why[node.name] = f"reads {why.args[0]}, which is not of float32"
             return None
+        if node in expression.tensors:
+            return None  # of an operator that is not known
         operands, indices = expression.finished()
         loops = sum(a is not None for a in axes)
         read = {a for operand in operands for a in operand.axes}
