@@ -7,10 +7,9 @@ import torch
 
 pytest.importorskip("torch_geometric")
 
-from graph_models import edges, made  # noqa: E402
-from stage2 import golden  # noqa: E402
-
-import sparsetir  # noqa: E402
+import sparsetir
+from graph_models import edges, made
+from stage2 import golden
 
 
 @pytest.fixture(autouse=True)

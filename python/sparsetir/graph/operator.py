@@ -34,7 +34,7 @@ class _Prepared(NamedTuple):
 
     kernel : and the arrays and sizes that it takes of them, by name
     moved : operands of edges that are brought in the order of the rows before, and how
-    computed : what its schedule computes of these, by sizes
+    passed : all that it takes, in order, by the shapes of operands, which are None
     places : of the result among the given edges, None where these have the same order
     alone : nodes without edges, of extrema
     """
@@ -42,7 +42,7 @@ class _Prepared(NamedTuple):
     kernel: Kernel
     arrays: dict[str, Any]
     moved: dict[int, Tensor]
-    computed: dict[tuple[int, ...], dict[str, Any]]
+    passed: dict[Any, list[Any]]
     places: Tensor | None
     alone: Tensor | None
 
@@ -80,6 +80,10 @@ class Region:
         self.program = program
         self.__name__ = "region"  # which graphs of torch want of functions
         self._last: tuple[Any, int, _Prepared] | None = None
+        # Kernels have no dimensions of size 1: those of operands that stay, None for all.
+        shapes = [(x.at != "all", x.axes) for x in program.operands]
+        self._dims = [_dims(*shape) for shape in shapes]
+        self._dims_of_result = _dims(True, program.result)
 
     def _prepared(self, indices: list[Tensor], m: int) -> _Prepared:
         if self._last is not None:
@@ -104,52 +108,81 @@ class Region:
         m : nodes that edges are reduced at, or by which they are sorted
         given : values of edges are wanted in the order in which the edges were given
         """
-        program = self.program
         out = torch.empty(shape, dtype=torch.float32)
         if not len(indices[0]) or not out.numel():
             return out.zero_()
         prepared = self._prepared(indices, m)
-        named = dict(prepared.arrays)
-        for n, (x, operand) in enumerate(zip(operands, program.operands, strict=True)):
-            if x.dtype != torch.float32:
-                x = x.to(torch.float32)
-            if n in prepared.moved:
-                if operand.number == GIVEN and is_private(x):
-                    x = arranged(x, indices[0])
-                else:
-                    x = x.view(-1).index_select(0, prepared.moved[n]).view(x.shape)
-            first = 0 if operand.at == "all" else 1
-            for size, axis in zip(x.shape[first:], operand.axes, strict=True):
-                if axis is not None:
-                    named[f"d{axis}"] = size
-            if operand.at == "other":
-                named[f"n{operand.number}"] = len(x)
-                check(indices[1 + operand.number], len(x))
-            named[f"x{n}"] = _shaped(x.detach(), operand.axes, first)
-        for size, axis in zip(shape[1:], program.result, strict=True):
-            if axis is not None:
-                named[f"d{axis}"] = size
-        named["out"] = _shaped(out, program.result, 1)
-        kernel = prepared.kernel
-        if kernel.computed:
-            sizes = tuple(x for x in named.values() if isinstance(x, int))
-            if sizes not in prepared.computed:
-                prepared.computed[sizes] = kernel.compute(named)
-            named.update(prepared.computed[sizes])
-        kernel.run_unchecked([named[name] for name in kernel.signature.passed])
+        key = tuple(shape), *(x.shape for x in operands)
+        passed = prepared.passed.get(key)
+        if passed is None:
+            passed = prepared.passed[key] = self._passed(prepared, operands, indices, shape)
+        arrays = [self._plain(prepared, n, x, indices) for n, x in enumerate(operands)]
+        arrays.append(_without_ones(out, self._dims_of_result))
+        prepared.kernel.run_unchecked([arrays[x.of] if type(x) is _Of else x for x in passed])
         if prepared.alone is not None:
             out.index_fill_(0, prepared.alone, 0.0)
-        if program.reduce is None and given and prepared.places is not None:
+        if given and prepared.places is not None and self.program.reduce is None:
             out = torch.empty_like(out).index_copy_(0, prepared.places, out)
         return out
 
+    def _plain(self, prepared: _Prepared, n: int, x: Tensor, indices: list[Tensor]) -> Tensor:
+        """An operand as the kernel takes it."""
+        if x.dtype is not torch.float32:
+            x = x.to(torch.float32)
+        if n in prepared.moved:
+            if self.program.operands[n].number == GIVEN and is_private(x):
+                x = arranged(x, indices[0])
+            else:
+                x = x.reshape(-1).index_select(0, prepared.moved[n])
+        if x.requires_grad:
+            x = x.detach()
+        x = _without_ones(x, self._dims[n])
+        if not x.is_contiguous() or x.is_neg() or x._is_zerotensor():
+            return plain_tensor(x)
+        return x
 
-def _shaped(x: Tensor, axes: tuple[int | None, ...], first: int) -> Tensor:
-    """As kernels take it: contiguous, without the dimensions of size 1 that no loop goes along."""
-    if None in axes or not x.dim():
-        sizes = [size for size, a in zip(x.shape[first:], axes, strict=True) if a is not None]
-        x = x.reshape([*x.shape[:first], *sizes] or [1])
-    return plain_tensor(x)
+    def _passed(
+        self, prepared: _Prepared, operands: list[Tensor], indices: list[Tensor], shape: list[int]
+    ) -> list[Any]:
+        """All that the kernel takes, in order; :class:`_Of` for operands and the result."""
+        named = dict(prepared.arrays)
+        program = self.program
+        for n, (x, operand) in enumerate(zip(operands, program.operands, strict=True)):
+            behind = x.shape[operand.at != "all" :]
+            named |= {
+                f"d{a}": s for s, a in zip(behind, operand.axes, strict=True) if a is not None
+            }
+            if operand.at == "other":
+                named[f"n{operand.number}"] = len(x)
+                check(indices[1 + operand.number], len(x))
+        named |= {
+            f"d{a}": s for s, a in zip(shape[1:], program.result, strict=True) if a is not None
+        }
+        kernel = prepared.kernel
+        if kernel.computed:
+            named |= kernel.compute(named)
+        named |= {f"x{n}": _Of(n) for n in range(len(operands))} | {"out": _Of(len(operands))}
+        return [named[name] for name in kernel.signature.passed]
+
+
+class _Of(NamedTuple):
+    """In the place of an array of a call: its number."""
+
+    of: int
+
+
+def _dims(first: bool, axes: tuple[int | None, ...]) -> list[int] | None:
+    """The dimensions of an array that a kernel has, None for all."""
+    if None not in axes and (first or axes):
+        return None
+    return [*range(first), *(n + first for n, a in enumerate(axes) if a is not None)]
+
+
+def _without_ones(x: Tensor, dims: list[int] | None) -> Tensor:
+    """Without the dimensions that no loop goes along."""
+    if dims is None or dims and len(dims) == x.dim():
+        return x
+    return x.reshape([x.shape[d] for d in dims] or [1])
 
 
 def _run(program: int, operands: list[Tensor], indices: list[Tensor], *rest: Any) -> Tensor:
