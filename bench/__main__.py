@@ -108,6 +108,13 @@ COMMANDS: dict[str, tuple[str, tuple[Option, ...], int | None]] = {
     "epochs": ("training GCN, SAGE, GAT, and on new edges, beside PyG", (
         GRAPH, BEFORE, seconds(10, "a graph"), some("--numbers", [1, 2], "of threads", type=int),
     ), 2),
+    "graph": ("models through torch.compile, beside PyG and Inductor", (
+        THREADS_OF_ALL, GRAPH, seconds(10, "each layer and graph"),
+        some("--layer", None, "default: all: raw GCN SAGE GIN GAT GATv2 Transformer gate .."),
+        some("--peers", None, "default: all", nargs="*",
+             choices=("PyG", "Inductor", "accelerate", "sparsetir.nn")),
+        flag("--shuffle", "edges in no order"),
+    ), None),
     "compile": ("import, parsing, each lowering, build", (THREADS_OF_ALL,), None),
     "gpucode": ("GPU templates by nvcc: registers, spills, widths of loads", (
         THREADS_OF_ALL, option("--arch", default="sm_90", help="default: sm_90"),

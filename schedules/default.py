@@ -1,8 +1,10 @@
 """The schedule a program gets when its author gives none.
 
 CPU: the outermost loop that is free of races runs in parallel, the innermost contiguous one in
-vectors, with a scalar loop for what is left over. GPU: loops free of races become blocks and
-threads; what has none runs on one thread. Correct for every program, and a start for fast ones.
+vectors, with a scalar loop for what is left over; exp, tanh and sigmoid of float32 are polynomials,
+which vectors have (:mod:`sparsetir.schedules.passes.inline_exponentials`: their error). GPU: loops
+free of races become blocks and threads; what has none runs on one thread. Correct for every
+program, and a start for fast ones.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import tvm
 from tvm import s_tir, tirx
 from tvm.tirx.buffer import buffer_data
 
+from sparsetir.schedules.passes.inline_exponentials import inline_exponentials
 from sparsetir.schedules.passes.launches import binds_threads
 from sparsetir.schedules.passes.parallel_loops import (
     is_free,
@@ -54,7 +57,8 @@ def default_schedule(func: tirx.PrimFunc, target: Any, vectors: int | None = Non
     func = s_tir.renew_defs(func)
     if is_gpu(target):
         return _wrap_host_code(_gpu(func))
-    return vectorize_innermost(_cpu(func), vector_bits(target), l2_bytes(), vectors)
+    scheduled = vectorize_innermost(_cpu(func), vector_bits(target), l2_bytes(), vectors)
+    return inline_exponentials(scheduled)
 
 
 def is_gpu(target: Any) -> bool:

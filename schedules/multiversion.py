@@ -43,6 +43,7 @@ from tvm import ir, s_tir, tirx
 from sparsetir.schedules.default import default_schedule, pool, vector_bits
 from sparsetir.schedules.operators.problems import Sddmm
 from sparsetir.schedules.passes.drop_identity_order import drop_identity_order
+from sparsetir.schedules.passes.inline_exponentials import inline_exponentials
 from sparsetir.schedules.passes.parallel_loops import materialize_loop_kinds
 from sparsetir.schedules.passes.unroll_known_tiles import unroll_known_tiles
 from sparsetir.schedules.templates.register_tile import in_registers, straight_code, sums_of
@@ -95,12 +96,17 @@ def multiversion(func: SparseFunc, target: Any, work: int = WORK_OF_THREADS) -> 
     if not begun:
         stages = _by_elements(func, target)
         if stages is not None:
-            return stages
+            return _inlined(stages)
     lowered = lower_sparse_iter(func)
     scheduled = default_schedule(lowered, target)
     if not begun:
         scheduled = _by_rows(func, scheduled, target, work)
-    return {"I": func, "II": lowered, "II scheduled": scheduled}
+    return _inlined({"I": func, "II": lowered, "II scheduled": scheduled})
+
+
+def _inlined(stages: dict[str, Any]) -> dict[str, Any]:
+    """With exponentials as the default schedule has them, in the versions, too."""
+    return {**stages, "II scheduled": inline_exponentials(stages["II scheduled"])}
 
 
 def _shape(ask: Callable[[Schedule, str], T], sch: Schedule) -> T | None:

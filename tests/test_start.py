@@ -107,11 +107,11 @@ def test_names_are_the_same_for_people_programs_and_type_checkers():
 def test_without_torch_it_is_said_what_to_install():
     code = "import sys; sys.modules['torch'] = None\ntry: import sparsetir.{}\n"
     code += "except ImportError as error: print(error)"
-    for name in ("ops", "nn", "masks", "distributed"):
+    for name in ("ops", "nn", "masks", "distributed", "graph"):
         out, _ = python(code.format(name))
         assert out == (
-            "sparsetir.ops, sparsetir.nn, sparsetir.masks, sparsetir.distributed: needs PyTorch, "
-            f"which is not installed: run `{install_hint('torch', 'torch')}`\n"
+            "sparsetir.ops, sparsetir.nn, sparsetir.masks, sparsetir.distributed, sparsetir.graph: "
+            f"needs PyTorch, which is not installed: run `{install_hint('torch', 'torch')}`\n"
         )
 
 

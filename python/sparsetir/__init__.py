@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from sparsetir.formats.partition import check_partition as check_partition
     from sparsetir.formats.preprocess import extract_preprocess as extract_preprocess
     from sparsetir.formats.rule import FormatRewriteRule
+    from sparsetir.graph.explain import explain
     from sparsetir.planning.compiled import compilations as compilations
     from sparsetir.planning.plan import plan
     from sparsetir.planning.plan import plan_candidates as plan_candidates
@@ -86,6 +87,7 @@ __all__ = [
     "build_assembled",
     "decompose_format",
     "default_schedule",
+    "explain",
     "gradient",
     "interpret",
     "load",
@@ -108,6 +110,7 @@ _MODULES = {
     "formats.partition": "check_partition",
     "formats.preprocess": "extract_preprocess",
     "formats.rule": "FormatRewriteRule",
+    "graph.explain": "explain",
     "planning.compiled": "compilations",
     "planning.plan": "plan plan_candidates",
     "planning.run_plan": "Plan",

@@ -2,6 +2,6 @@
 
 from sparsetir.extras import need
 
-NEEDED = "sparsetir.ops, sparsetir.nn, sparsetir.masks, sparsetir.distributed"
+NEEDED = "sparsetir.ops, sparsetir.nn, sparsetir.masks, sparsetir.distributed, sparsetir.graph"
 
 need(NEEDED, "torch", "torch", title="PyTorch")

@@ -1,4 +1,4 @@
-"""Exponentials of float32 in operations that vectors have (CPU).
+"""exp, tanh and sigmoid of float32 in operations that vectors have (CPU).
 
 LLVM calls the C library for each lane of `exp`. Before::
 
@@ -8,7 +8,8 @@ After, with n = floor(x / log(2) + 1/2), r = x - n * log(2) and a polynomial p o
 
     Y[l] = p(r) * 2**n
 
-The relative error is at most 2e-7 (Cephes). Results below the least normal number are 0.
+The relative error is at most 2e-7 (Cephes), that of tanh and sigmoid at most 4e-7. Results below
+the least normal number are 0.
 """
 
 from __future__ import annotations
@@ -32,18 +33,46 @@ POLYNOMIAL = (
 # Their sum is log(2); products of the first with small integers are exact.
 LOG2_HIGH, LOG2_LOW = 0.693359375, -2.12194440e-4
 MANTISSA_BITS, EXPONENT_BIAS = 23, 127
+# Of (tanh(x) - x) / x**3 in x**2, for x of at most TANH_SMALL (Cephes).
+TANH_SMALL = 0.625
+TANH_POLYNOMIAL = (
+    -5.70498872745e-3, 2.06390887954e-2, -5.37397155531e-2, 1.33314422036e-1, -3.33332819422e-1,
+)  # fmt: skip
 
 
 def inline_exponentials(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """A function with polynomials for `exp` of float32; that of other types stays."""
+    """A function with polynomials for these functions of float32; those of other types stay."""
 
     def visit(call: Any) -> Any:
-        is_exp = isinstance(call.op, ir.Op) and str(call.op.name) == "tirx.exp"
-        if not is_exp or str(call.ty.dtype) != "float32":
+        name = str(call.op.name) if isinstance(call.op, ir.Op) else ""
+        if name not in INLINED or str(call.ty.dtype) != "float32":
             return call
-        return _polynomial(call.args[0])
+        return INLINED[name](call.args[0])
 
     return func.with_body(map_expr(func.body, [(ir.Call, visit)]))
+
+
+def _sigmoid(x: Any) -> Any:
+    return _const(1.0) / (_const(1.0) + _polynomial(_const(0.0) - x))
+
+
+def _tanh(x: Any) -> Any:
+    names = ("x", "square", "size", "far")
+    given, square, size, far = (tirx.Var(name, "float32") for name in names)
+    near = _const(TANH_POLYNOMIAL[0])
+    for factor in TANH_POLYNOMIAL[1:]:
+        near = near * square + _const(factor)
+    near = near * square * given + given
+    signed = tirx.Select(given < _const(0.0), _const(0.0) - far, far)
+    total = tirx.Select(size <= _const(TANH_SMALL), near, signed)
+    for name, value in (
+        (far, _const(1.0) - _const(2.0) / (_polynomial(size + size) + _const(1.0))),
+        (square, given * given),
+        (size, tirx.Select(given < _const(0.0), _const(0.0) - given, given)),
+        (given, x),
+    ):
+        total = tirx.Let(name, value, total)
+    return total
 
 
 def _polynomial(x: Any) -> Any:
@@ -74,3 +103,7 @@ def _polynomial(x: Any) -> Any:
 
 def _const(value: float) -> Any:
     return tirx.const(float(np.float32(value)), "float32")
+
+
+# By the names of TVM's operators.
+INLINED = {"tirx.exp": _polynomial, "tirx.sigmoid": _sigmoid, "tirx.tanh": _tanh}

@@ -1,5 +1,7 @@
 """PyG's own layers on our kernels."""
 
+import gc
+
 import pytest
 import torch
 
@@ -167,6 +169,7 @@ def test_entered_again(calls):
 def test_undo_restores_pyg():
     pyg.SAGEConv(FEATURES, 4)
     before = torch_geometric.utils.spmm, pyg.SAGEConv.propagate
+    norm = pyg.conv.gcn_conv.gcn_norm
     outer = accelerate()
     with accelerate():
         assert torch_geometric.utils.spmm is not before[0]
@@ -175,18 +178,82 @@ def test_undo_restores_pyg():
     outer.undo()
     assert (torch_geometric.utils.spmm, pyg.SAGEConv.propagate) == before
     assert pyg.conv.sage_conv.spmm is before[0]
+    assert pyg.conv.gcn_conv.gcn_norm is pyg.conv.sg_conv.gcn_norm is norm
 
 
-def test_nothing_is_kept_of_edges_that_a_layer_makes_in_each_call():
-    """With loops, which PyG's GCNConv adds anew; its backward pass needs them still."""
-    (edges, _), x, layer = graph(), torch.rand(NODES, FEATURES), pyg.GCNConv(FEATURES, 4)
+def test_nothing_is_kept_of_edges_that_are_made_in_each_call():
+    (edges, _), x, layer = graph(), torch.rand(NODES, FEATURES), pyg.SAGEConv(FEATURES, 4)
     ops.clear_cache()
     with accelerate():
         for _ in range(3):
-            out = layer(x, edges)
+            out = layer(x, edges.clone())
             assert ops.cache_info()["entries"] == 0
             out.sum().backward()
             assert ops.cache_info()["entries"] == 0
+
+
+@pytest.fixture
+def norms(monkeypatch):
+    """Counts what PyG's `gcn_norm` computes."""
+    found = []
+    norm_of = adapter._norm_of
+
+    def counted(old):
+        return norm_of(lambda *given, **named: found.append(given) or old(*given, **named))
+
+    monkeypatch.setattr(adapter, "_norm_of", counted)
+    return found
+
+
+@pytest.mark.parametrize("options", [{}, {"add_self_loops": False}, {"improved": True}])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_norms_are_kept_while_edges_and_weights_stay(weighted, options, norms):
+    layer, x = pyg.GCNConv(FEATURES, 4, **options), torch.randn(NODES, FEATURES)
+    (edges, weight), others = graph(weighted), graph(weighted)
+    ops.clear_cache()
+
+    def check(*given):
+        expected = gradients(layer, x, *given)
+        norms.clear()
+        with accelerate():
+            found = gradients(layer, x, *given)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+        return len(norms)
+
+    assert [check(edges, weight), check(edges, weight)] == [1, 0]
+    edges[:, :9] = edges[:, :9].flip(1)
+    assert [check(edges, weight), check(edges, weight)] == [1, 0]
+    edges.numpy()[0, 4] = 3  # where torch counts no version
+    assert [check(edges, weight), check(edges, weight)] == [1, 0]
+    if weighted:
+        weight[7] = 5
+        assert [check(edges, weight), check(edges, weight)] == [1, 0]
+    assert [check(*others), check(edges, weight)] == [1, 0]
+    del edges, weight, others
+    gc.collect()
+    assert ops.cache_info()["entries"] == 0
+
+
+def test_norms_of_weights_with_gradients_are_not_kept(norms):
+    layer, x, (edges, weight) = pyg.GCNConv(FEATURES, 4), torch.randn(NODES, FEATURES), graph(True)
+    weight.requires_grad_()
+    expected = torch.autograd.grad(layer(x, edges, weight).square().sum(), weight)
+    with accelerate():
+        for _ in range(2):
+            found = torch.autograd.grad(layer(x, edges, weight).square().sum(), weight)
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert len(norms) == 2
+
+
+def test_norms_that_were_written_to_are_made_again(norms):
+    edges, _ = graph()
+    with accelerate():
+        norm = pyg.conv.gcn_conv.gcn_norm
+        expected = [x.clone() for x in norm(edges)]
+        for found in norm(edges):
+            found.zero_()
+        torch.testing.assert_close(list(norm(edges)), expected)
+    assert len(norms) == 2
 
 
 @pytest.mark.parametrize("name", ["_set_jittable_templates", "explain", "get_param_names"])

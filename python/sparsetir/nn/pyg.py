@@ -14,7 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sparsetir.nn.memory import remembered
+from sparsetir.ops.cache import is_private, private
 from sparsetir.ops.functional import spmm
+from sparsetir.ops.registry import is_transformed
 
 SIMPLE_MESSAGE = {"x_j", "edge_weight"}
 HOOKS = ("propagate", "message", "aggregate", "message_and_aggregate")
@@ -49,8 +52,10 @@ class accelerate(AbstractContextManager["accelerate"]):
     Taken over are `torch_geometric.utils.spmm`, which layers with a sparse adjacency matrix come
     to; and for edges as a (2, E) tensor the layers whose messages are features of neighbours, with
     or without a weight, and which know how to be a sparse product themselves: `GCNConv`,
-    `SAGEConv`, `GINConv`, `GraphConv`, `APPNP`, `SGConv`, `TAGConv`, `LGConv` and others. What else
-    there is stays as it is: other messages, layers with hooks or under explanation.
+    `SAGEConv`, `GINConv`, `GraphConv`, `APPNP`, `SGConv`, `TAGConv`, `LGConv` and others. The
+    normalised edges of GCN and its kin (`gcn_norm`) are kept for edges and weights that are as they
+    were; not for weights that need gradients. What else there is stays as it is: other messages,
+    layers with hooks or under explanation.
 
     It applies to all threads, may be nested, and may be entered again after its end::
 
@@ -138,14 +143,15 @@ class _Patches:
 
     def _install(self) -> None:
         from torch_geometric.nn import MessagePassing
-        from torch_geometric.utils import spmm as old
+        from torch_geometric.nn.conv.gcn_conv import gcn_norm
+        from torch_geometric.utils import spmm
 
-        new = _spmm_of(old)
         # Copies, as another thread may import meanwhile.
         modules = sys.modules.copy().items()
-        for module in [m for n, m in modules if n.startswith("torch_geometric")]:
-            for name in [n for n, value in vars(module).copy().items() if value is old]:
-                self._replace(module, name, new)
+        for old, new in ((spmm, _spmm_of(spmm)), (gcn_norm, _norm_of(gcn_norm))):
+            for module in [m for n, m in modules if n.startswith("torch_geometric")]:
+                for name in [n for n, value in vars(module).copy().items() if value is old]:
+                    self._replace(module, name, new)
         for layer in _subclasses(MessagePassing):
             self._wrap_propagate(layer)
         make = MessagePassing._set_jittable_templates
@@ -200,6 +206,35 @@ def _spmm_of(old: Callable[..., Tensor]) -> Callable[..., Tensor]:
         if isinstance(src, EdgeIndex) or other.dim() != 2 or not other.is_floating_point():
             return old(src, other, reduce)
         return spmm(src, other, reduce=reduce)
+
+    return new
+
+
+def _norm_of(old: Callable[..., Any]) -> Callable[..., Any]:
+    """PyG's `gcn_norm`, whose results are kept for edges and weights that are as they were."""
+
+    @functools.wraps(old)
+    def new(edge_index: Any, edge_weight: Any = None, *args: Any, **kwargs: Any) -> Any:
+        tensors = (edge_index,) if edge_weight is None else (edge_index, edge_weight)
+        # What is no plain edges, or has gradients, and what is traced.
+        if (
+            torch.compiler.is_compiling()
+            or is_transformed()
+            or any(type(x) is not Tensor or x.layout is not torch.strided for x in tensors)
+            or any(x.requires_grad for x in tensors)
+        ):
+            return old(edge_index, edge_weight, *args, **kwargs)
+
+        def make() -> list[Tensor | None]:
+            # Without self loops the edges are the given ones, which are not held.
+            found = old(edge_index, edge_weight, *args, **kwargs)
+            return [None if x is edge_index else private(x) for x in found]
+
+        key = "gcn_norm", args, tuple(sorted(kwargs.items()))
+        edges, weight = found = remembered(tensors, key, make)
+        if not all(x is None or is_private(x) for x in found):  # somebody wrote to them
+            return old(edge_index, edge_weight, *args, **kwargs)
+        return edge_index if edges is None else edges, weight
 
     return new
 

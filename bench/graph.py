@@ -1,0 +1,161 @@
+"""Epochs of models through `torch.compile(model, backend="sparsetir")`, beside PyG and Inductor."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+import torch_geometric.nn as pyg
+
+import sparsetir
+from bench.harness import each, finish, geomean
+from bench.messages import Distance, Gate, Own, Raw
+from bench.report import MS, beside, table
+from bench.timing import interleaved
+from sparsetir import nn
+from sparsetir.graph.backend import backend
+
+OURS, PYG, INDUCTOR = "backend sparsetir", "PyG", "Inductor"
+WAYS = (OURS, PYG, INDUCTOR, "accelerate", "sparsetir.nn")
+WEIGHTED = ("raw", "gate", "distance", "own")  # of layers: those with a number for each edge
+LAYERS: dict[str, Callable[[int, int], Any]] = {
+    "raw": Raw, "GCN": pyg.GCNConv, "SAGE": pyg.SAGEConv,
+    "GIN": lambda a, b: pyg.GINConv(torch.nn.Linear(a, b)), "GAT": pyg.GATConv,
+    "GATv2": pyg.GATv2Conv, "Transformer": pyg.TransformerConv, "gate": Gate,
+    "distance": Distance, "own": Own,
+}  # fmt: skip
+INPUTS, HIDDEN, CLASSES = 128, 64, 8
+OFF = 1e-3  # relative, of losses
+
+
+class Net(torch.nn.Module):
+    """Two layers."""
+
+    def __init__(self, layer: Callable[[int, int], Any]) -> None:
+        super().__init__()
+        self.first, self.second = layer(INPUTS, HIDDEN), layer(HIDDEN, CLASSES)
+
+    def forward(self, x: Any, edge_index: Any, *w: Any) -> Any:
+        return self.second(F.relu(self.first(x, edge_index, *w)), edge_index, *w)
+
+
+def run(args: argparse.Namespace) -> None:
+    """The command; status 1 if a loss was wrong."""
+    torch.set_num_threads(args.threads)
+    torch._dynamo.config.cache_size_limit = 256
+    layers = args.layer or (["raw"] if args.quick else list(LAYERS))
+    ways = [w for w in WAYS if w == OURS or args.peers is None or w in args.peers]
+    seconds = 0.1 if args.quick else args.seconds
+    graphs = [(Path(name).stem, *edges_of(name)) for name in args.graph or ["cora"]]
+    if args.shuffle:
+        graphs = [(f"{n}, shuffled", m, e[:, torch.randperm(e.shape[1])]) for n, m, e in graphs]
+    todo = [(graph, layer) for graph in graphs for layer in layers]
+    cells = each(
+        (f"{of[0]}, {layer}", partial(measure, *of, layer, ways, seconds)) for of, layer in todo
+    )
+    show(cells)
+    finish(args, "graph", {"cells": cells}, [c for c in cells if c["wrong"]])
+
+
+def edges_of(name: str) -> tuple[int, torch.Tensor]:
+    """Nodes and (2, E) edges, in the order of their targets."""
+    matrix = sparsetir.graphs.load_graph(name).tocsr()
+    rows = np.repeat(np.arange(matrix.shape[0]), np.diff(matrix.indptr))
+    return matrix.shape[0], torch.from_numpy(np.stack([matrix.indices, rows]).astype(np.int64))
+
+
+def measure(
+    name: str, nodes: int, edges: torch.Tensor, layer: str, ways: list[str], seconds: float
+) -> dict[str, Any]:
+    """Epochs by way: loss, forward, backward, step of Adam; and seconds of the first one."""
+    torch.manual_seed(0)
+    x, y = torch.randn(nodes, INPUTS), torch.randint(0, CLASSES, (nodes,))
+    given = (x, edges, *([torch.rand(edges.shape[1])] if layer in WEIGHTED else []))
+    cell: dict[str, Any] = {
+        "graph": name, "nodes": nodes, "edges": edges.shape[1], "layer": layer,
+        "first": {}, "losses": {}, "missing": {}, "wrong": {},
+    }  # fmt: skip
+    epochs = {}
+    for way in ways:
+        try:
+            epochs[way] = epoch = epoch_of(way, layer, given, y, cell)
+        except Exception as problem:  # of a peer that does not take this
+            cell["missing"][way] = str(problem).splitlines()[0][:200]
+            continue
+        cell["losses"][way] = [epoch() for _ in range(3)]
+    exact = cell["losses"].get(PYG) or next(iter(cell["losses"].values()))
+    for way, found in cell["losses"].items():
+        if not np.allclose(found, exact, rtol=OFF):
+            cell["wrong"][way] = f"losses {found}, not {exact}"
+            del epochs[way]
+    cell["epoch"] = interleaved(epochs, seconds, least=3, warm_up=1)
+    return cell
+
+
+def epoch_of(way: str, layer: str, given: Any, y: Any, cell: dict[str, Any]) -> Callable[[], float]:
+    """What runs an epoch of a way, which has run once."""
+    ours = {"GCN": nn.GCNConv, "SAGE": nn.SAGEConv, "GAT": nn.GATConv}
+    if way == "sparsetir.nn" and layer not in ours:
+        raise ValueError("has no such layer")
+    # Whole graphs where Inductor takes them, else with breaks.
+    tries: list[Any] = [None]
+    if way == OURS:
+        tries = [lambda net: torch.compile(net, backend=backend)]
+    elif way == INDUCTOR:
+        tries = [lambda net: torch.compile(net, fullgraph=True), torch.compile]
+    for number, compiled in enumerate(tries):
+        torch.manual_seed(1)
+        net = Net(ours[layer] if way == "sparsetir.nn" else LAYERS[layer])
+        call = net if compiled is None else compiled(net)
+        optimizer = torch.optim.Adam(net.parameters())
+        context = nn.accelerate if way == "accelerate" else contextlib.nullcontext
+
+        def epoch(call: Any = call, optimizer: Any = optimizer, context: Any = context) -> float:
+            with context():
+                optimizer.zero_grad()
+                loss = F.cross_entropy(call(*given), y)
+                loss.backward()
+                optimizer.step()
+            return loss.item()
+
+        start = time.perf_counter()
+        capture = way != INDUCTOR or number == 0
+        try:
+            with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=capture):
+                epoch()
+        except Exception:
+            if number + 1 == len(tries):
+                raise
+            continue
+        cell["first"][way] = time.perf_counter() - start
+        break
+    return epoch
+
+
+def show(cells: list[dict[str, Any]]) -> None:
+    """A table of epochs, beside Inductor, and the means."""
+    rows = [
+        [c["graph"], c["edges"], c["layer"], *beside(c["epoch"], list(WAYS), OURS, MS)]
+        for c in cells
+    ]
+    table("epochs", ["graph", "edges", "layer", *WAYS], rows)
+    for peer in WAYS[1:]:
+        ratios = [
+            c["epoch"][peer]["min"] / c["epoch"][OURS]["min"]
+            for c in cells
+            if peer in c["epoch"] and OURS in c["epoch"]
+        ]
+        if ratios:
+            mean, worst, count = geomean(ratios), min(ratios), len(ratios)
+            print(f"as fast as {peer}: geometric mean {mean:.2f}, worst {worst:.2f}, {count} cells")
+    for cell in cells:
+        for way, why in {**cell["missing"], **cell["wrong"]}.items():
+            print(f"{cell['graph']}, {cell['layer']}: {way}: {why}")

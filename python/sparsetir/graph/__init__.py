@@ -1,0 +1,8 @@
+"""Message passing models through `torch.compile(model, backend="sparsetir")`.
+
+`backend` is what torch calls, `regions` finds what becomes one kernel each, `expressions` says what
+torch's operators compute, `programs` writes it in stage I, `operator` runs it, `orders` keeps edges
+that are sorted, `prelude` what follows from the edges alone, `explain` shows all of it.
+"""
+
+from sparsetir import needs_torch  # noqa: F401

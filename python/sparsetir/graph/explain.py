@@ -1,0 +1,88 @@
+"""What becomes of a model under `torch.compile(model, backend="sparsetir")`."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparsetir.graph.backend import Backend, Graph
+
+
+class Explanation:
+    """What :func:`explain` found; its text is what `print` shows.
+
+    Parameters
+    ----------
+    graphs : list of Graph
+        Of torch's, in the order in which they were compiled; more than one where the model breaks.
+    """
+
+    def __init__(self, graphs: list[Graph]) -> None:
+        self.graphs = graphs
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    __repr__ = __str__
+
+    def _lines(self) -> Iterator[str]:
+        for n, graph in enumerate(self.graphs):
+            computed = sum(len(p.computed) for p in graph.preludes)
+            kept = [name for p in graph.preludes for name in p.results]
+            yield f"graph {n}: {len(graph.found)} regions, {len(graph.left)} operators left"
+            yield f"once for each tensor of edges: {computed} operators, for {', '.join(kept)}"
+            for number, region in enumerate(graph.found):
+                yield f"\nregion {number}, {region.node} {region.shape}:"
+                yield region.program.text((True,) * len(region.program.operands)).rstrip()
+            if graph.left:
+                yield "\nleft to torch:"
+                yield from (f"  {line}" for line in graph.left)
+
+
+def explain(model: Any, *inputs: Any, **options: Any) -> Explanation:
+    """What `torch.compile(model, backend="sparsetir")` makes of a model, for some inputs.
+
+    Parameters
+    ----------
+    model : torch.nn.Module or function
+        It is run once, forward and backward, as it is: in training or not. A module is copied
+        before, so that its parameters and buffers stay as they are.
+    *inputs, **options
+        Its arguments. Gradients are taken where parameters or inputs require them.
+
+    Returns
+    -------
+    Explanation
+        Print it: the regions of each graph, with their programs where edges are in the order of
+        their rows; what is computed once for each tensor of edges; and which gathers and reductions
+        were left to torch, and why.
+
+    Raises
+    ------
+    Exception
+        Whatever the model raises for these inputs.
+
+    Examples
+    --------
+    >>> print(sparsetir.explain(model, x, edge_index))  # doctest: +SKIP
+    """
+    backend = Backend()
+    run = copy.deepcopy(model) if isinstance(model, torch.nn.Module) else model
+    out = torch.compile(run, backend=backend)(*inputs, **options)
+    results = [x for x in torch.utils._pytree.tree_leaves(out) if isinstance(x, Tensor)]
+    wanted = [x for x in results if x.requires_grad]
+    if wanted:
+        leaves = [x for x in torch.utils._pytree.tree_leaves((inputs, options)) if _has_gradient(x)]
+        if isinstance(run, torch.nn.Module):
+            leaves += [p for p in run.parameters() if p.requires_grad]
+        ones = [torch.ones_like(x) for x in wanted]
+        torch.autograd.grad(wanted, leaves, ones, allow_unused=True)
+    return Explanation(backend.graphs)
+
+
+def _has_gradient(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.requires_grad

@@ -1,0 +1,340 @@
+"""What torch's operators compute, as expressions of stage I.
+
+An expression is text with {n} for what is read of operand n; it is made of a node of a graph of
+torch's by going back from it through pointwise operators, views and gathers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from sparsetir.graph.programs import GIVEN, Operand
+
+aten, prims = torch.ops.aten, torch.ops.prims
+LONGEST = 600  # characters of an expression; what is longer is stored
+
+
+def number(value: float) -> str:
+    """A constant."""
+    value = float(value)
+    finite = value - value == 0
+    return f"T.float32({value!r})" if finite else f'T.float32("{value}")'
+
+
+def _extreme(sign: str) -> str:
+    """The greater (">") or the less ("<") of two; NaN if one of them is."""
+    other = 'T.Select({0} <= T.float32("inf"), {1}, {0})'
+    return f"T.Select({{0}} {sign}= {{1}}, {{0}}, {other})"
+
+
+# By operator: {0}, {1} and so on are its arguments, tensors or numbers.
+ARITHMETIC = {
+    "add": "({0} + {1})", "sub": "({0} - {1})", "mul": "({0} * {1})", "div": "({0} / {1})",
+}  # fmt: skip
+COMPARISONS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<=", "eq": "==", "ne": "!="}
+ONE, ZERO = number(1), number(0)
+FORMULAS: dict[Any, str] = {
+    aten.abs.default: "T.abs({0})",
+    aten.clamp_max.default: "T.Select({0} > {1}, {1}, {0})",
+    aten.clamp_min.default: "T.Select({0} < {1}, {1}, {0})",
+    aten.exp.default: "T.exp({0})",
+    aten.leaky_relu.default: f"T.Select({{0}} > {ZERO}, {{0}}, {{0}} * {{1}})",
+    aten.leaky_relu_backward.default: f"T.Select({{1}} > {ZERO}, {{0}}, {{0}} * {{2}})",
+    aten.log.default: "T.log({0})",
+    aten.masked_fill.Scalar: "T.Select({1}, {2}, {0})",
+    aten.maximum.default: _extreme(">"),
+    aten.minimum.default: _extreme("<"),
+    aten.neg.default: f"({ZERO} - {{0}})",
+    aten.reciprocal.default: f"({ONE} / {{0}})",
+    aten.relu.default: f"T.Select({{0}} <= {ZERO}, {ZERO}, {{0}})",
+    aten.rsqrt.default: f"({ONE} / T.sqrt({{0}}))",
+    aten.sigmoid.default: f"({ONE} / ({ONE} + T.exp({ZERO} - {{0}})))",
+    aten.sigmoid_backward.default: f"({{0}} * ({{1}} * ({ONE} - {{1}})))",
+    aten.silu.default: f"({{0}} / ({ONE} + T.exp({ZERO} - {{0}})))",
+    aten.sqrt.default: "T.sqrt({0})",
+    aten.tanh.default: "T.tanh({0})",
+    aten.tanh_backward.default: f"({{0}} * ({ONE} - {{1}} * {{1}}))",
+    aten.threshold_backward.default: f"T.Select({{1}} <= {{2}}, {ZERO}, {{0}})",
+    aten.where.self: "T.Select({0}, {1}, {2})",
+}
+LOGICAL: dict[Any, str] = {
+    aten.bitwise_and.Tensor: "T.And({0}, {1})", aten.bitwise_not.default: "T.Not({0})",
+    aten.bitwise_or.Tensor: "T.Or({0}, {1})", aten.logical_and.default: "T.And({0}, {1})",
+    aten.logical_not.default: "T.Not({0})", aten.logical_or.default: "T.Or({0}, {1})",
+}  # fmt: skip
+for _name, _formula in ARITHMETIC.items():
+    FORMULAS[getattr(aten, _name).Tensor] = FORMULAS[getattr(aten, _name).Scalar] = _formula
+COMPARED = {
+    getattr(getattr(aten, name), kind): f"({{0}} {sign} {{1}})"
+    for name, sign in COMPARISONS.items()
+    for kind in ("Tensor", "Scalar")
+}
+POWERS = {2: "({0} * {0})", 1: "{0}", 0.5: "T.sqrt({0})", -1: f"({ONE} / {{0}})",
+          -0.5: f"({ONE} / T.sqrt({{0}}))", 3: "({0} * {0} * {0})", 0: ONE}  # fmt: skip
+CASTS = {aten._to_copy.default, prims.convert_element_type.default}
+SAME = {aten.alias.default, aten.clone.default, aten.detach.default, aten.lift_fresh_copy.default}
+VIEWS = {
+    aten._unsafe_view.default, aten.expand.default, aten.reshape.default, aten.squeeze.dim,
+    aten.squeeze.dims, aten.unsqueeze.default, aten.view.default,
+}  # fmt: skip
+FILLED = {
+    aten.full.default: None, aten.full_like.default: None, aten.ones.default: 1,
+    aten.new_ones.default: 1, aten.ones_like.default: 1, aten.zeros.default: 0,
+    aten.new_zeros.default: 0, aten.zeros_like.default: 0,
+}  # fmt: skip
+POINTWISE = {*FORMULAS, *LOGICAL, *COMPARED, aten.pow.Tensor_Scalar}
+COSTLY = {
+    aten.exp.default, aten.log.default, aten.sigmoid.default, aten.silu.default, aten.tanh.default
+}  # fmt: skip
+
+
+def shape_of(node: fx.Node) -> tuple[Any, ...]:
+    """Of a node's value; () of what is no tensor."""
+    value = node.meta.get("val")
+    return tuple(value.shape) if isinstance(value, torch.Tensor) else ()
+
+
+def dtype_of(node: Any) -> torch.dtype | None:
+    """Of a node's value, None of what is no tensor."""
+    value = node.meta.get("val") if isinstance(node, fx.Node) else None
+    return value.dtype if isinstance(value, torch.Tensor) else None
+
+
+def is_float(node: Any) -> bool:
+    """Whether it is a tensor of float32 on a CPU."""
+    return dtype_of(node) == torch.float32 and node.meta["val"].device.type == "cpu"
+
+
+def is_one(size: Any) -> bool:
+    """Whether a size is known to be 1."""
+    return isinstance(size, int) and size == 1
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether sizes have one name; those of the operands of one operator may be the same else."""
+    return a == b if isinstance(a, int) and isinstance(b, int) else str(a) == str(b)
+
+
+def index_of(node: Any) -> fx.Node | None:
+    """The vector that an index consists of, with one node for each edge; None of others."""
+    while isinstance(node, fx.Node) and node.op == "call_function" and node.target in SAME | VIEWS:
+        before: Any = node.args[0]
+        sizes = shape_of(before)
+        if (
+            not sizes
+            or any(not is_one(s) for s in sizes[1:])
+            or not same(sizes[0], shape_of(node)[0])
+        ):
+            return None
+        node = before
+    return (
+        node if len(shape_of(node)) == 1 and dtype_of(node) in (torch.int32, torch.int64) else None
+    )
+
+
+def gather_of(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
+    """What a node takes rows of, and the vector that says which."""
+    if node.op != "call_function" or not node.args or not isinstance(node.args[0], fx.Node):
+        return None
+    source, args = node.args[0], node.args
+    rank, index = len(shape_of(source)), None
+    if node.target == aten.index_select.default and args[1] % max(1, rank) == 0:  # type: ignore[operator]
+        index = args[2]
+    elif node.target == aten.index.Tensor and len(args[1]) == 1:  # type: ignore[arg-type]
+        index = args[1][0]  # type: ignore[index]
+        if len(shape_of(index)) != 1:
+            return None
+    elif node.target == aten.gather.default and args[1] % max(1, rank) == 0:  # type: ignore[operator]
+        sizes = zip(shape_of(source)[1:], shape_of(args[2])[1:], strict=True)  # type: ignore[arg-type]
+        index = args[2] if all(same(a, b) for a, b in sizes) else None
+    found = index_of(index) if index is not None else None
+    return None if found is None else (source, found)
+
+
+class Stored(Exception):
+    """What cannot be computed again at an edge, and is no tensor of float32 that could be read."""
+
+
+class Expression:
+    """Makes the expression of a value of edges, and collects what it reads.
+
+    rows : the index by which edges are sorted; None while that is open
+    stored : values of edges that are read and not computed again, and by which index each is sorted
+    """
+
+    def __init__(self, rows: fx.Node | None, stored: dict[fx.Node, fx.Node | None]) -> None:
+        self.rows, self.stored = rows, stored
+        self.tensors: list[fx.Node] = []
+        self.operands: list[Operand] = []
+        self.others: list[fx.Node] = []
+        self.orders: list[fx.Node] = []  # of stored values, beside the rows
+
+    def of(self, node: fx.Node, axes: Sequence[int | None], root: bool = False) -> str:
+        """Of a node whose dimensions after the first are gone through by these loops."""
+        if node in self.stored and not root:
+            return self._edge(node, axes)
+        gathered = gather_of(node)
+        if gathered is not None and is_float(node):
+            at = self._node(gathered[1])
+            return self._read(gathered[0], *at, axes)
+        target, args = node.target, node.args
+        if node.op != "call_function" or not args:
+            return self._edge(node, axes)
+        if target in SAME:
+            return self.of(args[0], axes)  # type: ignore[arg-type]
+        if target in VIEWS:
+            inner = axes_before(node, axes)
+            return self._edge(node, axes) if inner is None else self.of(args[0], inner)  # type: ignore[arg-type]
+        if target in FILLED and isinstance(value := _filling(node), int | float):
+            return number(value)
+        found = self._pointwise(node, axes)
+        if found is None or len(found) > LONGEST and not root:
+            return self._edge(node, axes)
+        return found
+
+    def _pointwise(self, node: fx.Node, axes: Sequence[int | None]) -> str | None:
+        """Of a pointwise operator; None of others."""
+        target: Any = node.target
+        args: Any = node.args
+        if target in CASTS and dtype_of(args[0]) in (torch.bool, torch.float32) and is_float(node):
+            return self._float(args[0], axes, node)
+        if target == aten.pow.Tensor_Scalar and args[1] in POWERS:
+            return POWERS[args[1]].format(self._float(args[0], axes, node))
+        if target == aten.clamp.default:
+            found = self._float(args[0], axes, node)
+            for bound, name in zip(args[1:], ("clamp_min", "clamp_max"), strict=False):
+                if bound is not None:
+                    found = FORMULAS[getattr(aten, name).default].format(found, number(bound))
+            return found
+        if target in LOGICAL and all(dtype_of(a) == torch.bool for a in args):
+            return LOGICAL[target].format(*(self._truth(a, axes, node) for a in args))
+        formula = COMPARED.get(target) or FORMULAS.get(target)
+        if formula is None or node.kwargs.get("alpha", 1) != 1 or node.kwargs.get("rounding_mode"):
+            return None
+        if dtype_of(node) not in (torch.float32, torch.bool):
+            return None
+        if target == aten.leaky_relu.default and len(args) == 1:
+            args = (*args, 0.01)
+        truths = {aten.where.self: 0, aten.masked_fill.Scalar: 1}.get(target)
+        read = [
+            self._truth(a, axes, node) if n == truths else self._float(a, axes, node)
+            for n, a in enumerate(args)
+            if not isinstance(a, bool)
+        ]
+        return formula.format(*read)
+
+    def _float(self, value: Any, axes: Sequence[int | None], of: fx.Node) -> str:
+        """An argument of an operator as a number."""
+        if not isinstance(value, fx.Node):
+            return number(value)
+        found = self._argument(value, axes, of)
+        is_truth = dtype_of(value) == torch.bool
+        return f"T.Select({self._asked(value, found)}, {ONE}, {ZERO})" if is_truth else found
+
+    def _truth(self, value: Any, axes: Sequence[int | None], of: fx.Node) -> str:
+        return self._asked(value, self._argument(value, axes, of))
+
+    def _asked(self, value: fx.Node, found: str) -> str:
+        """A truth; those of tensors are read as numbers."""
+        return f"({found} != {ZERO})" if found.startswith("{") else found
+
+    def _argument(self, value: fx.Node, axes: Sequence[int | None], of: fx.Node) -> str:
+        """An argument, which may have fewer dimensions, and be the same for all edges."""
+        sizes, whole = shape_of(value), shape_of(of)
+        if dtype_of(value) is None:
+            raise Stored(value)
+        if len(sizes) == len(whole) and not is_one(
+            sizes[0]
+        ):  # edges, whatever their size is called
+            inner = [None if is_one(s) else a for s, a in zip(sizes[1:], axes, strict=True)]
+            return self.of(value, inner)
+        behind = list(axes)[len(axes) - len(sizes) :] if sizes and len(sizes) <= len(axes) else axes
+        if len(sizes) == len(whole):
+            behind = [None, *axes]
+        inner = [
+            None if is_one(s) else a for s, a in zip(sizes, behind if sizes else [], strict=True)
+        ]
+        return self._read(value, "all", 0, inner)
+
+    def _node(self, index: fx.Node) -> tuple[str, int]:
+        if index is self.rows:
+            return "row", 0
+        if index not in self.others:
+            self.others.append(index)
+        return "other", self.others.index(index)
+
+    def _edge(self, node: fx.Node, axes: Sequence[int | None]) -> str:
+        order = self.stored.get(node)
+        if order is not None and order is not self.rows and order not in self.orders:
+            self.orders.append(order)
+        return self._read(node, "edge", GIVEN if order is None else self._order(order), axes)
+
+    def _order(self, order: fx.Node) -> int:
+        """0 for that of the rows; for others a number that :meth:`finished` replaces."""
+        return 0 if order is self.rows else -2 - self.orders.index(order)
+
+    def _read(self, node: fx.Node, at: str, number: int, axes: Sequence[int | None]) -> str:
+        if dtype_of(node) not in (torch.float32, torch.bool):
+            raise Stored(node)
+        if node.meta["val"].device.type != "cpu":
+            raise Stored(node)
+        operand = Operand(at, number, tuple(axes))
+        for n, (tensor, other) in enumerate(zip(self.tensors, self.operands, strict=True)):
+            if tensor is node and other == operand:
+                return f"{{{n}}}"
+        self.tensors.append(node)
+        self.operands.append(operand)
+        return f"{{{len(self.operands) - 1}}}"
+
+    def finished(self) -> tuple[tuple[Operand, ...], list[fx.Node]]:
+        """The operands, and all indices: of rows, the others, and by which values are sorted."""
+        assert self.rows is not None
+        indices = [self.rows, *self.others]
+        indices += [x for x in self.orders if x not in indices]
+        operands = (
+            Operand(x.at, indices.index(self.orders[-2 - x.number]), x.axes)
+            if x.number < GIVEN
+            else x
+            for x in self.operands
+        )
+        return tuple(operands), indices
+
+
+def _filling(node: fx.Node) -> Any:
+    """The number that a tensor is filled with."""
+    value = FILLED[node.target]
+    return node.args[1] if value is None and len(node.args) > 1 else value
+
+
+def is_zero(node: fx.Node) -> bool:
+    """Whether a tensor is made of zeros."""
+    while node.op == "call_function" and node.target in SAME | VIEWS:
+        node = node.args[0]  # type: ignore[assignment]
+    return node.op == "call_function" and node.target in FILLED and _filling(node) == 0
+
+
+def axes_before(view: fx.Node, axes: Sequence[int | None]) -> list[int | None] | None:
+    """The loops of a view's argument; None where the view cuts or joins dimensions."""
+    before, after = shape_of(view.args[0]), shape_of(view)  # type: ignore[arg-type]
+    if not before or not after:
+        return None
+    if view.target == aten.expand.default:
+        if len(before) != len(after) or is_one(before[0]):
+            return None
+        return [None if is_one(s) else a for s, a in zip(before[1:], axes, strict=True)]
+    if not same(before[0], after[0]):
+        return None
+    left = [n for n, s in enumerate(before) if n and not is_one(s)]
+    right = [n for n, s in enumerate(after) if n and not is_one(s)]
+    if len(left) != len(right) or any(
+        not same(before[a], after[b]) for a, b in zip(left, right, strict=True)
+    ):
+        return None
+    found: list[int | None] = [None] * (len(before) - 1)
+    for a, b in zip(left, right, strict=True):
+        found[a - 1] = axes[b - 1]
+    return found

@@ -1,0 +1,218 @@
+"""`torch.ops.sparsetir.region`: a region of a model's graph, run by its kernel."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from sparsetir.graph.orders import arranged, check, order_of, places_between
+from sparsetir.graph.programs import GIVEN, Program
+from sparsetir.ops.cache import is_private
+from sparsetir.ops.registry import LIBRARY
+from sparsetir.ops.structure import plain_tensor
+from sparsetir.runtime.kernel import Kernel
+
+# Programs by number, as torch's operators take no objects; equal programs have one number.
+PROGRAMS: list[Program] = []
+_numbers: dict[Program, int] = {}
+
+
+def number_of(program: Program) -> int:
+    """Of a program, by which the operator finds it."""
+    if program not in _numbers:
+        _numbers[program] = len(PROGRAMS)
+        PROGRAMS.append(program)
+    return _numbers[program]
+
+
+class _Prepared(NamedTuple):
+    """What a kernel takes of indices.
+
+    kernel : and the arrays and sizes that it takes of them, by name
+    moved : operands of edges that are brought in the order of the rows before, and how
+    passed : all that it takes, in order, by the shapes of operands, which are None
+    places : of the result among the given edges, None where these have the same order
+    alone : nodes without edges, of extrema
+    """
+
+    kernel: Kernel
+    arrays: dict[str, Any]
+    moved: dict[int, Tensor]
+    passed: dict[Any, list[Any]]
+    places: Tensor | None
+    alone: Tensor | None
+
+
+def _prepare(program: Program, indices: list[Tensor], m: int) -> _Prepared:
+    rows, others = indices[0], indices[1 : 1 + program.others]
+    check(rows, m)
+    order = order_of(rows)
+    arrays: dict[str, Any] = {"indptr": order.starts(m), "m": m, "edges": len(rows)}
+    for n, index in enumerate(others):
+        arrays[f"index{n}"] = arranged(index, rows)
+    aligned, moved = [], {}
+    for n, operand in enumerate(program.operands):
+        places = None
+        if operand.at == "edge" and operand.number:
+            of = None if operand.number == GIVEN else indices[operand.number]
+            places = places_between(of, rows)
+        # One number for many features: it is brought in order before.
+        few = program.loops > 0 and all(a is None for a in operand.axes)
+        aligned.append(places is None or few)
+        if places is not None and few:
+            moved[n] = places
+        elif places is not None:
+            arrays[f"place{n}"] = places
+    kernel = program.kernel(tuple(aligned))
+    extremum = program.reduce in ("max", "min")
+    alone = order.without_edges(m) if extremum else None
+    return _Prepared(kernel, arrays, moved, {}, order.places, alone)
+
+
+class Region:
+    """A region, with what was prepared for the indices that it was last called with."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.__name__ = "region"  # which graphs of torch want of functions
+        self._last: tuple[Any, int, _Prepared] | None = None
+        # Kernels have no dimensions of size 1: those of operands that stay, None for all.
+        shapes = [(x.at != "all", x.axes) for x in program.operands]
+        self._dims = [_dims(*shape) for shape in shapes]
+        self._dims_of_result = _dims(True, program.result)
+
+    def _prepared(self, indices: list[Tensor], m: int) -> _Prepared:
+        if self._last is not None:
+            last, size, found = self._last
+            if size == m and all(
+                ref() is x and version == x._version
+                for (ref, version), x in zip(last, indices, strict=True)
+            ):
+                return found
+        found = _prepare(self.program, indices, m)
+        if all(map(is_private, indices)):
+            self._last = [(weakref.ref(x), x._version) for x in indices], m, found
+        else:
+            self._last = None
+        return found
+
+    def __call__(
+        self, operands: list[Tensor], indices: list[Tensor], shape: list[int], m: int, given: bool
+    ) -> Tensor:
+        """The result, of a shape.
+
+        m : nodes that edges are reduced at, or by which they are sorted
+        given : values of edges are wanted in the order in which the edges were given
+        """
+        out = torch.empty(shape, dtype=torch.float32)
+        if not len(indices[0]) or not out.numel():
+            return out.zero_()
+        prepared = self._prepared(indices, m)
+        key = tuple(shape), *(x.shape for x in operands)
+        passed = prepared.passed.get(key)
+        if passed is None:
+            passed = prepared.passed[key] = self._passed(prepared, operands, indices, shape)
+        arrays = [self._plain(prepared, n, x, indices) for n, x in enumerate(operands)]
+        arrays.append(_without_ones(out, self._dims_of_result))
+        prepared.kernel.run_unchecked([arrays[x.of] if type(x) is _Of else x for x in passed])
+        if prepared.alone is not None:
+            out.index_fill_(0, prepared.alone, 0.0)
+        if given and prepared.places is not None and self.program.reduce is None:
+            out = torch.empty_like(out).index_copy_(0, prepared.places, out)
+        return out
+
+    def _plain(self, prepared: _Prepared, n: int, x: Tensor, indices: list[Tensor]) -> Tensor:
+        """An operand as the kernel takes it."""
+        if x.dtype is not torch.float32:
+            x = x.to(torch.float32)
+        if n in prepared.moved:
+            if self.program.operands[n].number == GIVEN and is_private(x):
+                x = arranged(x, indices[0])
+            else:
+                x = x.reshape(-1).index_select(0, prepared.moved[n])
+        if x.requires_grad:
+            x = x.detach()
+        x = _without_ones(x, self._dims[n])
+        if not x.is_contiguous() or x.is_neg() or x._is_zerotensor():
+            return plain_tensor(x)
+        return x
+
+    def _passed(
+        self, prepared: _Prepared, operands: list[Tensor], indices: list[Tensor], shape: list[int]
+    ) -> list[Any]:
+        """All that the kernel takes, in order; :class:`_Of` for operands and the result."""
+        named = dict(prepared.arrays)
+        program = self.program
+        for n, (x, operand) in enumerate(zip(operands, program.operands, strict=True)):
+            behind = x.shape[operand.at != "all" :]
+            named |= {
+                f"d{a}": s for s, a in zip(behind, operand.axes, strict=True) if a is not None
+            }
+            if operand.at == "other":
+                named[f"n{operand.number}"] = len(x)
+                check(indices[1 + operand.number], len(x))
+        named |= {
+            f"d{a}": s for s, a in zip(shape[1:], program.result, strict=True) if a is not None
+        }
+        kernel = prepared.kernel
+        if kernel.computed:
+            named |= kernel.compute(named)
+        named |= {f"x{n}": _Of(n) for n in range(len(operands))} | {"out": _Of(len(operands))}
+        return [named[name] for name in kernel.signature.passed]
+
+
+class _Of(NamedTuple):
+    """In the place of an array of a call: its number."""
+
+    of: int
+
+
+def _dims(first: bool, axes: tuple[int | None, ...]) -> list[int] | None:
+    """The dimensions of an array that a kernel has, None for all."""
+    if None not in axes and (first or axes):
+        return None
+    return [*range(first), *(n + first for n, a in enumerate(axes) if a is not None)]
+
+
+def _without_ones(x: Tensor, dims: list[int] | None) -> Tensor:
+    """Without the dimensions that no loop goes along."""
+    if dims is None or dims and len(dims) == x.dim():
+        return x
+    return x.reshape([x.shape[d] for d in dims] or [1])
+
+
+def _run(program: int, operands: list[Tensor], indices: list[Tensor], *rest: Any) -> Tensor:
+    return Region(PROGRAMS[program])(operands, indices, *rest)
+
+
+def _fake(program: int, operands: list[Tensor], indices: list[Tensor], shape: Any, *_: Any) -> Any:
+    return (operands or indices)[0].new_empty(shape, dtype=torch.float32)
+
+
+def _restored(values: Tensor, rows: Tensor) -> Tensor:
+    places = order_of(rows).places
+    return (
+        values.clone()
+        if places is None
+        else torch.empty_like(values).index_copy_(0, places, values)
+    )
+
+
+LIBRARY.define(
+    "region(int program, Tensor[] operands, Tensor[] indices, SymInt[] shape, SymInt m, bool given)"
+    " -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+LIBRARY.impl("region", _run, "CompositeExplicitAutograd")
+torch.library.register_fake("sparsetir::region", _fake, lib=LIBRARY)
+region: Callable[..., Tensor] = torch.ops.sparsetir.region.default
+
+# Values of edges that are sorted by an index, in the order in which the edges were given.
+LIBRARY.define("restored(Tensor values, Tensor rows) -> Tensor")
+LIBRARY.impl("restored", _restored, "CompositeExplicitAutograd")
+torch.library.register_fake("sparsetir::restored", lambda x, _: torch.empty_like(x), lib=LIBRARY)
+restored: Callable[..., Tensor] = torch.ops.sparsetir.restored.default

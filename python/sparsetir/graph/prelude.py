@@ -1,0 +1,170 @@
+"""The part of a graph that follows from the edges alone, run once for each tensor of edges.
+
+Self loops, degrees, norms of GCN, counts of a mean: what PyG computes in each step, and what has
+neither features nor parameters among its arguments. The graph is functional already: nothing in it
+writes to memory, so that a part of it may be computed at another time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from sparsetir.graph.expressions import SAME, VIEWS, aten, dtype_of, shape_of
+from sparsetir.graph.operator import region, restored
+from sparsetir.ops.cache import is_private, kept, private
+
+INDICES = (torch.int32, torch.int64)
+Test = Callable[[fx.Node], bool]
+
+
+class Prelude:
+    """What of a graph follows from the edges, and the rest.
+
+    module, main : the part, and the rest, which takes results of the part behind its arguments
+    computed, results : names of operators of the part, and of what it gives
+    runs : how often the part was run
+    """
+
+    def __init__(self, whole: fx.GraphModule, inside: set[fx.Node]) -> None:
+        nodes = list(whole.graph.nodes)
+        places = [n for n in nodes if n.op == "placeholder"]
+        results = [n for n in nodes if n in inside and n.users.keys() - inside]
+        given = [n for n in places if n in inside or _is_size(n)]
+        rest = [n for n in places if n not in inside]
+        self._given = [places.index(n) for n in given]
+        self._rest = [places.index(n) for n in rest]
+        self.module = _part(whole, given, inside, tuple(results))
+        outside = set(nodes) - inside
+        self.main = _part(whole, [*rest, *results], outside, nodes[-1].args[0])
+        self.computed = [n.name for n in self.module.graph.nodes if n.op == "call_function"]
+        self.results = [n.name for n in results]
+        self.runs = 0
+        self._key = object()  # of what is kept; its number could be another's later
+
+    def __call__(self, args: Sequence[Any]) -> list[Any]:
+        """Arguments of :attr:`main` for those of the whole graph."""
+        given = [args[n] for n in self._given]
+        edges = [x for x in given if isinstance(x, Tensor)]
+        key = self._key, *(x for x in given if not isinstance(x, Tensor))
+        made = kept.find(key, *edges)
+        if made is None or not all(is_private(x) for x in made if isinstance(x, Tensor)):
+            made = kept.remember(key, lambda: self._made(given), *edges)
+        return [*(args[n] for n in self._rest), *made]
+
+    def _made(self, given: list[Any]) -> list[Any]:
+        self.runs += 1
+        return [private(x) if isinstance(x, Tensor) else x for x in self.module(*given)]
+
+
+def split(whole: fx.GraphModule, is_edges: Test) -> Prelude | None:
+    """The prelude of a graph for those placeholders that may say something of edges; None if there
+    is none."""
+    inside, alone = following(whole.graph, is_edges)
+    nodes = list(whole.graph.nodes)
+    # Views, which take no time, are made where they are read: an index comes as one vector.
+    for node in reversed(nodes):
+        if node.target in VIEWS | SAME and not node.users.keys() & inside:
+            inside.discard(node)
+    computed = {n for n in inside if n.op == "call_function"}
+    # Arguments that nothing is computed of stay as they are, but for indices of regions.
+    for node in inside - computed:
+        is_index = any(u.target in (region, restored) for u in node.users)
+        if not is_index and not node.users.keys() & computed:
+            inside.discard(node)
+    if not inside:
+        return None
+    return Prelude(whole, inside | _copied(whole.graph, computed, alone))
+
+
+def copy_results(graph: fx.Graph, count: int, is_edges: Test) -> None:
+    """Copy those of the first results that a prelude keeps: who gets them may write to them."""
+    inside, _ = following(graph, is_edges)
+    (output,) = graph.find_nodes(op="output")
+    results = list(output.args[0])
+    for n, node in enumerate(results[:count]):
+        if isinstance(node, fx.Node) and node in inside and node.op == "call_function":
+            with graph.inserting_after(node):  # forward, too
+                results[n] = graph.call_function(aten.clone.default, (node,))
+                results[n].meta = dict(node.meta)
+    output.args = (type(output.args[0])(results),)
+
+
+def is_of_edges(places: Sequence[fx.Node]) -> Test:
+    """Which placeholders without gradients may say something of edges: integers and truths, and
+    numbers, one for each edge."""
+    lengths = {str(s[-1]) for n in places if dtype_of(n) in INDICES and (s := shape_of(n))}
+
+    def test(node: fx.Node) -> bool:
+        dtype, sizes = dtype_of(node), shape_of(node)
+        if node not in places or dtype is None or node.meta["val"].device.type != "cpu":
+            return False
+        if dtype in (*INDICES, torch.bool):
+            return True
+        return len(sizes) == 1 and str(sizes[0]) in lengths
+
+    return test
+
+
+def following(graph: fx.Graph, is_edges: Test) -> tuple[set[fx.Node], set[fx.Node]]:
+    """What follows from edges, and what from no tensor at all: sizes and constants."""
+    inside, alone = set[fx.Node](), set[fx.Node]()
+    for node in graph.nodes:
+        of = set(node.all_input_nodes)
+        if node.op == "placeholder":
+            (inside if is_edges(node) else alone if _is_size(node) else set()).add(node)
+        elif node.op != "call_function" or _acts(node) or node.target in (region, restored):
+            continue
+        elif of <= alone:
+            alone.add(node)
+        elif of <= inside | alone:
+            inside.add(node)
+    return inside, alone
+
+
+def _acts(node: fx.Node) -> bool:
+    """Whether an operator draws random numbers, or writes to its arguments."""
+    tags, schema = getattr(node.target, "tags", ()), getattr(node.target, "_schema", None)
+    return torch.Tag.nondeterministic_seeded in tags or bool(schema and schema.is_mutable)
+
+
+def _is_size(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    return node.op == "placeholder" and isinstance(value, torch.SymInt | int)
+
+
+def _copied(graph: fx.Graph, nodes: set[fx.Node], alone: set[fx.Node]) -> set[fx.Node]:
+    """Copies, for some nodes, of the constants that they read, which others may read, too."""
+    copies = dict[fx.Node, fx.Node]()
+
+    def copy(node: fx.Node) -> fx.Node:
+        if node not in alone or node.op == "placeholder":
+            return node
+        if node not in copies:
+            with graph.inserting_before(node):
+                copies[node] = graph.node_copy(node, copy)
+        return copies[node]
+
+    for node in nodes:
+        node.args = fx.node.map_arg(node.args, copy)
+        node.kwargs = fx.node.map_arg(node.kwargs, copy)
+    return set(copies.values())
+
+
+def _part(
+    whole: fx.GraphModule, given: list[fx.Node], nodes: set[fx.Node], results: Any
+) -> fx.GraphModule:
+    """A graph of some nodes of another one, its arguments, and what it gives."""
+    graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
+    for node in given:
+        copies[node] = graph.placeholder(node.name)
+        copies[node].meta = dict(node.meta)
+    for node in whole.graph.nodes:
+        if node in nodes and node not in copies and node.op not in ("output", "placeholder"):
+            copies[node] = graph.node_copy(node, lambda a: copies[a])
+    graph.output(fx.node.map_arg(results, lambda a: copies[a]))
+    graph.eliminate_dead_code()
+    return fx.GraphModule(whole, graph)

@@ -1,0 +1,155 @@
+"""The stage-I program of a region, as text, and its kernel.
+
+A region is an expression of edges, with what becomes of it: it is reduced at the nodes that one of
+the indices of the edges names, or stored for each edge. Loops over features follow those over
+edges. One program, and one kernel, serves all sizes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sparsetir.planning.compiled import compiled
+from sparsetir.runtime.kernel import Kernel
+from sparsetir.runtime.pipeline import lower
+from sparsetir.runtime.targets import resolve_target
+from sparsetir.sparse_ir.script.parser import from_source
+
+NAME = "region"
+GIVEN = -1  # the order in which the caller has the edges
+# What a reduction begins with, and one step of it; an extremum is NaN if one of them is.
+REDUCTIONS = {
+    "sum": ("T.float32(0)", "{0} + {1}"),
+    "max": ('T.float32("-inf")', "T.Select(T.Or({1} > {0}, T.isnan({1})), {1}, {0})"),
+    "min": ('T.float32("inf")', "T.Select(T.Or({1} < {0}, T.isnan({1})), {1}, {0})"),
+}
+
+
+@dataclass(frozen=True)
+class Operand:
+    """How a tensor is read at an edge.
+
+    at : "row", the node at which the region reduces; "other", a node by another index; "edge"; or
+        "all", the same for all edges
+    number : for "other" which of the other indices; for "edge" by which index the values are
+        sorted, 0 for that of the rows, or `GIVEN`
+    axes : of each dimension behind that the loop over features that goes along it, None where its
+        size is 1
+    """
+
+    at: str
+    number: int
+    axes: tuple[int | None, ...]
+
+
+@dataclass(frozen=True)
+class Program:
+    """What a kernel is compiled for.
+
+    expression : of an edge, in stage I, with {n} for what is read of operand n
+    operands : by number
+    result : axes of the result, as those of operands
+    loops : over features
+    others : indices beside that of the rows
+    reduce : at nodes, "sum", "max" or "min"; None for values of edges
+    summed : of edges, how many of the last loops are summed up
+    short : so few features that the edges of a row are gone through for each of them
+    """
+
+    expression: str
+    operands: tuple[Operand, ...]
+    result: tuple[int | None, ...]
+    loops: int
+    others: int
+    reduce: str | None = "sum"
+    summed: int = 0
+    short: bool = False
+
+    def text(self, aligned: tuple[bool, ...]) -> str:
+        """The program, which parses.
+
+        aligned : of each operand whether it has the edges in the order of the rows
+        """
+        kept = self.loops - self.summed
+        permuted = [n for n, x in enumerate(self.operands) if x.at == "edge" and not aligned[n]]
+        arrays = [f"x{n}" for n in range(len(self.operands))]
+        arrays += ["indptr", *(f"index{n}" for n in range(self.others))]
+        arrays += [f"place{n}" for n in permuted]
+        sizes = ["m", "edges", *(f"n{n}" for n in range(self.others))]
+        sizes += [f"d{n}" for n in range(self.loops)]
+        lines = [f"{name}: T.handle," for name in ["out", *arrays]]
+        lines = ["@T.prim_func", f"def {NAME}(", *(f"    {line}" for line in lines)]
+        lines += [f"    {name}: T.int32," for name in sizes] + ["):"]
+        body = ["I = T.dense_fixed(m)"]
+        # Nodes by the first of the other indices are the columns.
+        if self.others:
+            body.append("J = T.sparse_variable(I, (n0, edges), (indptr, index0), unique=False)")
+        else:
+            body.append("J = T.dense_variable(I, (edges, edges), indptr)")
+        body.append("E = T.dense_fixed(edges)")
+        body += [f"N{n} = T.dense_fixed(n{n})" for n in range(self.others)]
+        body += [f"D{n} = T.dense_fixed(d{n})" for n in range(self.loops)]
+        if any(x.at == "all" and set(x.axes) <= {None} for x in self.operands):
+            body.append("ONE = T.dense_fixed(1)")
+        matched = [(f"index{n}", ["I", "J"], "int32") for n in range(1, self.others)]
+        matched += [(f"place{n}", ["I", "J"], "int32") for n in permuted]
+        reads = []
+        for n, operand in enumerate(self.operands):
+            axes, at = self._place(n, operand, n in permuted)
+            matched.append((f"x{n}", axes, "float32"))
+            reads.append(f"{f'x{n}'.upper()}[{', '.join(at)}]")
+        features = [f"D{n}" for n in range(self.loops)]
+        result = ["I", *features] if self.reduce else ["I", "J", *features[:kept]]
+        matched.append(("out", result, "float32"))
+        body += [
+            f'{name.upper()} = T.match_sparse_buffer({name}, ({", ".join(axes)},), "{dtype}")'
+            for name, axes, dtype in matched
+        ]
+        at = ", ".join([*(["i"] if self.reduce else ["i", "j"]), *self._loops()[:kept]])
+        term = self.expression.format(*reads)
+        body += self._iteration(f"OUT[{at}]", term)
+        return "\n".join([*lines, *(f"    {line}" for line in body)]) + "\n"
+
+    def _place(self, n: int, operand: Operand, permuted: bool) -> tuple[list[str], list[str]]:
+        """The axes of an operand, and where it is read."""
+        axes, at = {
+            "row": (["I"], ["i"]),
+            "all": ([], []),
+            "edge": (["E"], [f"PLACE{n}[i, j]"]) if permuted else (["I", "J"], ["i", "j"]),
+            "other": (
+                [f"N{operand.number}"],
+                [f"INDEX{operand.number}[i, j]" if operand.number else "j"],
+            ),
+        }[operand.at]
+        features = [a for a in operand.axes if a is not None]
+        axes, at = axes + [f"D{a}" for a in features], at + [f"k{a}" for a in features]
+        return (axes, at) if axes else (["ONE"], ["0"])
+
+    def _loops(self) -> list[str]:
+        return [f"k{n}" for n in range(self.loops)]
+
+    def _iteration(self, out: str, term: str) -> list[str]:
+        """The iteration, from the outside in: rows, heads, edges, features."""
+        loops, last = self._loops(), 0 if self.short else 1
+        outside = self.loops - last if self.reduce and self.loops else 0
+        axes, names = [f"D{n}" for n in range(self.loops)], ["i", *loops[:outside], "j"]
+        names += loops[outside:]
+        if self.reduce:
+            over = ["I", *axes[:outside], "J", *axes[outside:]]
+            kinds = "S" + "S" * outside + "R" + "S" * (self.loops - outside)
+        else:
+            over = [*(["T.fuse(I, J)"] if self.summed else ["I", "J"]), *axes]
+            kinds = "SS" + "S" * (self.loops - self.summed) + "R" * self.summed
+        lines = [
+            f'with T.sp_iter([{", ".join(over)}], "{kinds}", "{NAME}") as [{", ".join(names)}]:'
+        ]
+        if not self.reduce and not self.summed:
+            return [*lines, f"    {out} = {term}"]
+        first, step = REDUCTIONS[self.reduce or "sum"]
+        lines += ["    with T.init():", f"        {out} = {first}"]
+        return [*lines, f"    {out} = {step.format(out, f'({term})')}"]
+
+    def kernel(self, aligned: tuple[bool, ...]) -> Kernel:
+        """Of :meth:`text`, compiled when it is first wanted; trusts its index arrays."""
+        text, target = self.text(aligned), resolve_target("llvm")
+        return compiled((NAME, text), target, lambda: lower(from_source(text), target=target))

@@ -1,0 +1,528 @@
+"""Regions of a graph of torch's: what becomes one kernel each, and the graph that calls them.
+
+A region ends in a reduction at nodes (`scatter_add`, `index_add`, accumulating `index_put`,
+`scatter_reduce`), in a sum over all edges, or in values of edges that something else reads. From
+there the graph is followed back to what is read: rows of nodes, values of edges, small tensors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch._functorch.compile_utils import fx_graph_cse
+
+from sparsetir.graph.expressions import (
+    COSTLY,
+    POINTWISE,
+    SAME,
+    VIEWS,
+    Expression,
+    Stored,
+    aten,
+    dtype_of,
+    gather_of,
+    index_of,
+    is_float,
+    is_one,
+    is_zero,
+    same,
+    shape_of,
+)
+from sparsetir.graph.operator import number_of, region, restored
+from sparsetir.graph.programs import Program
+
+UNKNOWN = 64  # taken for the size of a dimension that is not known
+WIDER = 4  # times as many features as a value has: those who read it do not compute it again
+WORTH = 4  # operations of a value of edges that is stored for them
+NARROW = 8  # features of what several reductions read
+SHORT = 4  # features up to which edges are gone through for each
+REDUCTIONS = {
+    aten.index_add.default, aten.scatter_add.default, aten.scatter_reduce.two,
+    aten.index_reduce.default,
+}  # fmt: skip
+SUMS = {aten.sum.dim_IntList, aten.sum.default}
+
+
+@dataclass(frozen=True)
+class Found:
+    """A region that was found.
+
+    node : of the graph, by name, in whose place it is
+    program : what computes it
+    shape : of the result, as text
+    """
+
+    node: str
+    program: Program
+    shape: str
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """A reduction at nodes: `base`, unless None, plus that of values of edges at an index."""
+
+    base: fx.Node | None
+    index: fx.Node
+    values: fx.Node
+    reduce: str
+
+
+def rewrite(
+    module: fx.GraphModule, of_edges: Callable[[fx.Graph], set[fx.Node]]
+) -> tuple[list[Found], list[str]]:
+    """Put calls of the operator in the place of regions; what was found, and what was left and why.
+
+    of_edges : of a graph what follows from the edges alone, which is left to the prelude
+    """
+    module.graph = fx_graph_cse(module.graph)
+    _name_sizes_once(module.graph)
+    _read_sizes_of_indices(module.graph)
+    finder = _Finder(module.graph, of_edges(module.graph))
+    finder.run()
+    module.graph.eliminate_dead_code()
+    module.graph.lint()
+    module.recompile()
+    return finder.found, finder.left()
+
+
+def _name_sizes_once(graph: fx.Graph) -> None:
+    """Have one name for each number of edges.
+
+    Self loops that two layers took out are the same edges, but each number of them that only data
+    tell has a name of its own.
+    """
+    names: dict[str, Any] = {}
+    for node in graph.nodes:
+        sizes = shape_of(node)
+        if not sizes or isinstance(sizes[0], int) and node.op == "placeholder":
+            continue
+        gathered, reduction = gather_of(node), reduction_of(node)
+        if gathered is not None:
+            _rename(names, sizes[0], shape_of(gathered[1])[0])
+        if reduction is not None:
+            _rename(names, shape_of(reduction.values)[0], shape_of(reduction.index)[0])
+        if node.op == "call_function" and node.target in POINTWISE | VIEWS | SAME:
+            for other in node.all_input_nodes:
+                before = shape_of(other)
+                fits = len(before) == len(sizes) or node.target in VIEWS
+                if fits and before and not is_one(before[0]):
+                    _rename(names, sizes[0], before[0], node.target in VIEWS)
+    for node in graph.nodes:
+        sizes = shape_of(node)
+        if any(str(s) in names for s in sizes):
+            named = [names.get(str(s), s) for s in sizes]
+            node.meta["val"] = node.meta["val"].new_empty(named)
+
+
+def _rename(names: dict[str, Any], size: Any, other: Any, symbols: bool = False) -> None:
+    """Have the name of another size for a size; symbols : only where both are unknown numbers."""
+    size, other = (names.get(str(s), s) for s in (size, other))
+    if same(size, other) or isinstance(size, int) and isinstance(other, int):
+        return
+    if symbols and (isinstance(size, int) or isinstance(other, int)):
+        return
+    if isinstance(size, int):
+        size, other = other, size
+    for name in [n for n, s in names.items() if same(s, size)]:
+        names[name] = other
+    names[str(size)] = other
+
+
+def _read_sizes_of_indices(graph: fx.Graph) -> None:
+    """Ask indices for the number of edges, and nobody for types of constants: what is gathered need
+    not be there for that."""
+    for node in list(graph.nodes):
+        if node.target == aten.sym_size.int:
+            gathered = gather_of(node.args[0])
+            if gathered is not None and node.args[1] == 0:
+                node.args = (gathered[1], 0)
+        elif node.target in (aten.new_zeros.default, aten.new_ones.default):
+            value = node.meta["val"]
+            options = {"dtype": value.dtype, "device": value.device}
+            fill = 0 if node.target == aten.new_zeros.default else 1
+            with graph.inserting_before(node):
+                full = graph.call_function(aten.full.default, (node.args[1], fill), options)
+            full.meta = dict(node.meta)
+            node.replace_all_uses_with(full)
+            graph.erase_node(node)
+
+
+def reduction_of(node: fx.Node) -> Reduction | None:
+    """The reduction that a node is, of float32."""
+    if node.op != "call_function":
+        return None
+    target, args = node.target, node.args
+    rank = max(1, len(shape_of(node)))
+    base: Any
+    index: Any
+    values: Any
+    if target == aten.scatter_add.default and not args[1] % rank:  # type: ignore[operator]
+        base, _, index, values, reduce = *args, "sum"
+    elif target == aten.index_add.default and not args[1] % rank:  # type: ignore[operator]
+        base, _, index, values, reduce = *args, "sum"
+        if node.kwargs.get("alpha", 1) != 1:
+            return None
+    elif target == aten.index_put.default and len(args) > 3 and args[3]:
+        base, indices, values, reduce = args[0], args[1], args[2], "sum"
+        index = indices[0] if len(indices) == 1 else None  # type: ignore[arg-type, index]
+        if index is None or len(shape_of(index)) != 1:
+            return None
+    elif target == aten.scatter_reduce.two and not args[1] % rank:  # type: ignore[operator]
+        base, _, index, values, name = args
+        reduce = {"sum": "sum", "amax": "max", "amin": "min"}.get(str(name), "")
+        self_included = node.kwargs.get("include_self", True)
+        if not reduce or (reduce != "sum" and (self_included or not is_zero(base))):
+            return None
+    else:
+        return None
+    found = index_of(index)
+    sizes, of_values = shape_of(node), shape_of(values)
+    if found is None or not is_float(values) or not is_float(node) or len(sizes) != len(of_values):
+        return None
+    if any(not same(a, b) for a, b in zip(sizes[1:], of_values[1:], strict=True)):
+        return None
+    return Reduction(None if is_zero(base) else base, found, values, reduce)
+
+
+def is_reduction(node: fx.Node) -> bool:
+    """Whether an operator reduces at indices, in any form."""
+    if node.target == aten.index_put.default:
+        return len(node.args) > 3 and bool(node.args[3])
+    return node.target in REDUCTIONS
+
+
+def width_of(node: fx.Node) -> int:
+    """How many features an edge has."""
+    return math.prod(s if isinstance(s, int) else UNKNOWN for s in shape_of(node)[1:])
+
+
+def behind(node: fx.Node) -> fx.Node:
+    """What a node is another view of."""
+    while node.op == "call_function" and node.target in SAME | VIEWS:
+        node = node.args[0]  # type: ignore[assignment]
+    return node
+
+
+class _Finder:
+    """Goes through a graph once, and changes it."""
+
+    def __init__(self, graph: fx.Graph, of_edges: set[fx.Node]) -> None:
+        self.graph, self._of_edges_alone = graph, of_edges
+        self.found: list[Found] = []
+        self._why: dict[str, str] = {}
+        self._counts: dict[fx.Node, Any] = {}  # of nodes, by indices
+        self._merge_sums()
+        nodes = [n for n in graph.nodes if n not in of_edges]
+        reductions = {n: r for n in nodes if (r := reduction_of(n))}
+        self.reductions = reductions
+        vectors = [r.index for r in reductions.values()]
+        self.rows = list(dict.fromkeys(vectors))  # indices at which something is reduced
+        vectors += [g[1] for n in nodes if (g := gather_of(n)) and is_float(n)]
+        self.sizes = {str(shape_of(v)[0]): v for v in vectors}
+        # Values of edges that are read, and not computed again; and the index by whose nodes they
+        # are sorted, None where they are in the order of the caller.
+        self.stored: dict[fx.Node, fx.Node | None] = dict.fromkeys(filter(is_float, of_edges))
+        self.stored |= {n: None for n in nodes if self._is_sum(n) and 0 not in self._dims(n)}
+        self._store_narrow_values(nodes)
+
+    def run(self) -> None:
+        """Find all regions."""
+        for node in list(self.graph.nodes):
+            if node in self._of_edges_alone:
+                continue
+            reduction = reduction_of(node)
+            if reduction is not None:
+                self._at_nodes(node, reduction)
+            elif node in self.stored:
+                self._of_edges(node)
+            elif self._is_sum(node):
+                self._over_all_edges(node)
+        self.graph.eliminate_dead_code()
+        for node in list(self.graph.nodes):
+            if self._is_pointwise(node) and any(not self._is_pointwise(u) for u in _readers(node)):
+                self._of_edges(node, given=True)  # as regions read it that are there already
+        self.graph.eliminate_dead_code()
+        self._restore_order()
+
+    def left(self) -> list[str]:
+        """Gathers and reductions that are in the graph still, and why."""
+        out = []
+        for node in self.graph.nodes:
+            kind = "reduction" if is_reduction(node) else "gather" if gather_of(node) else None
+            dtype = dtype_of(node)
+            if kind is None or dtype is None or node in self._of_edges_alone:
+                continue
+            why = self._why.get(node.name)
+            if not dtype.is_floating_point:
+                continue
+            if not is_float(node):
+                why = f"of {dtype} on {node.meta['val'].device.type}, not of float32 on a CPU"
+            elif why is None and kind == "reduction":
+                why = "of another form than those that are known"
+            elif why is None:
+                why = "read by " + ", ".join(sorted({str(u.target) for u in node.users}))
+            out.append(f"{kind} {node.name} {tuple(shape_of(node))}: {why}")
+        return out
+
+    # -- what is where ----------------------------------------------------------------------------
+
+    def _of_all(self, node: fx.Node) -> fx.Node | None:
+        """A vector of indices as long as the first dimension of a tensor."""
+        sizes = shape_of(node)
+        return self.sizes.get(str(sizes[0])) if sizes else None
+
+    def _is_pointwise(self, node: fx.Node) -> bool:
+        if node.op != "call_function" or node.target not in POINTWISE:
+            return False
+        if node in self._of_edges_alone:
+            return False
+        return is_float(node) and self._of_all(node) is not None
+
+    def _is_sum(self, node: fx.Node) -> bool:
+        """Whether it adds up values of edges, over the last features or over all edges."""
+        if node.op != "call_function" or node.target not in SUMS or not is_float(node):
+            return False
+        values: Any = node.args[0]
+        if not is_float(values) or self._of_all(values) is None:
+            return False
+        dims, rank = self._dims(node), len(shape_of(values))
+        return 0 in dims or (bool(dims) and dims == list(range(rank - len(dims), rank)))
+
+    def _dims(self, node: fx.Node) -> list[int]:
+        rank = len(shape_of(node.args[0]))  # type: ignore[arg-type]
+        given: Any = node.args[1] if len(node.args) > 1 else None
+        return sorted(d % rank for d in (given or range(rank)))
+
+    def _store_narrow_values(self, nodes: list[fx.Node]) -> None:
+        """Values with much to compute that something wider reads, or several others."""
+        work: dict[fx.Node, int] = {}
+        reduced: dict[fx.Node, int] = {}
+        for reduction in self.reductions.values():
+            values = behind(reduction.values)
+            reduced[values] = reduced.get(values, 0) + 1
+        for node in filter(self._is_pointwise, nodes):
+            costly = node.target in COSTLY
+            work[node] = (WORTH if costly else 1) + sum(
+                work.get(b, 0) for a in node.all_input_nodes if (b := behind(a)) not in self.stored
+            )
+            readers, width = list(_readers(node)), width_of(node)
+            wide = any(self._is_pointwise(u) and width_of(u) >= WIDER * width for u in readers)
+            several = (len(readers) if costly else reduced.get(node, 0)) > 1
+            if work[node] >= WORTH and (wide or several and width <= NARROW):
+                self.stored[node] = None
+
+    def _merge_sums(self) -> None:
+        """Make one reduction of the sum of two at the same index."""
+        for node in list(self.graph.nodes):
+            if node.op != "call_function" or node.target != aten.add.Tensor or len(node.args) < 2:
+                continue
+            if node.kwargs.get("alpha", 1) != 1 or not all(
+                isinstance(a, fx.Node) for a in node.args
+            ):
+                continue
+            pair = [reduction_of(a) for a in node.args]
+            if None in pair or any(len(a.users) > 1 for a in node.args):
+                continue
+            a, b = pair
+            assert a is not None and b is not None
+            fits = all(map(same, shape_of(a.values), shape_of(b.values))) and len(
+                shape_of(a.values)
+            ) == len(shape_of(b.values))
+            if a.index is not b.index or {a.reduce, b.reduce} != {"sum"} or not fits:
+                continue
+            if a.base is not None or b.base is not None or node.args[0] is node.args[1]:
+                continue
+            with self.graph.inserting_before(node):
+                total = self._call(
+                    aten.add.Tensor, (a.values, b.values), a.values.meta["val"], node
+                )
+                last = max(node.args, key=list(self.graph.nodes).index)
+                where = [x for x in last.args if isinstance(x, fx.Node)][0]
+                merged = self._call(
+                    aten.index_add.default, (where, 0, a.index, total), node.meta["val"], node
+                )
+            node.replace_all_uses_with(merged)
+            self.graph.eliminate_dead_code()
+
+    # -- regions ----------------------------------------------------------------------------------
+
+    def _at_nodes(self, node: fx.Node, reduction: Reduction) -> None:
+        made = self._made(node, reduction.values, reduction.index, reduce=reduction.reduce)
+        if made is None:
+            return
+        program, tensors, indices = made
+        self._counts[reduction.index] = shape_of(node)[0]
+        with self.graph.inserting_before(node):
+            out = self._region(node, program, tensors, indices, shape_of(node), shape_of(node)[0])
+            if reduction.base is not None:
+                args = (out, reduction.base)
+                out = self._call(aten.add.Tensor, args, node.meta["val"], node)
+        node.replace_all_uses_with(out)
+
+    def _of_edges(self, node: fx.Node, given: bool = False) -> None:
+        """A value for each edge, in the order of rows, or the given one."""
+        is_sum = node.target in SUMS
+        values: Any = node.args[0] if is_sum else node
+        summed = len(self._dims(node)) if is_sum else 0
+        vectors = self._vectors(values)
+        if not vectors:
+            return  # torch computes it
+        rows = self._chosen(vectors)
+        made = self._made(node, values, rows, reduce=None, summed=summed)
+        if made is None:
+            self.stored.pop(node, None)
+            return
+        program, tensors, indices = made
+        m = self._rows_of(rows, program, tensors)
+        if m is None:
+            return
+        with self.graph.inserting_before(node):
+            out = self._region(node, program, tensors, indices, shape_of(node), m, given)
+        node.replace_all_uses_with(out)
+        self.stored.pop(node, None)
+        self.stored[out] = None if given else rows
+
+    def _over_all_edges(self, node: fx.Node) -> None:
+        """Sums over edges: at nodes first, and then over these."""
+        values: Any = node.args[0]
+        vectors = self._vectors(values)
+        if not vectors or values.op == "placeholder":
+            return
+        rows = self._chosen(vectors)
+        made = self._made(node, values, rows, reduce="sum")
+        if made is None:
+            return
+        program, tensors, indices = made
+        m = self._rows_of(rows, program, tensors)
+        if m is None:
+            return
+        with self.graph.inserting_before(node):
+            sizes = (m, *shape_of(values)[1:])
+            out = self._region(node, program, tensors, indices, sizes, m)
+            total = self._call(node.target, (out, *node.args[1:]), node.meta["val"], node)
+            total.kwargs = node.kwargs
+        node.replace_all_uses_with(total)
+
+    def _vectors(self, values: fx.Node) -> list[fx.Node]:
+        """The indices by which an expression of edges gathers, or what it reads is sorted."""
+        expression = Expression(None, self.stored)
+        try:
+            expression.of(values, _axes(values), root=True)
+        except Stored:
+            return []
+        return expression.others or expression.orders
+
+    def _restore_order(self) -> None:
+        """Give values of edges in the order of the caller to those who are no regions."""
+        for node, rows in self.stored.items():
+            others = [u for u in node.users if u.target is not region]
+            if rows is None or not others:
+                continue
+            if len(others) == len(node.users):
+                node.args = (*node.args[:-1], True)
+                continue
+            with self.graph.inserting_before(node.next):
+                back = self._call(restored, (node, rows), node.meta["val"], node)
+            for user in others:
+                user.replace_input_with(node, back)
+
+    def _chosen(self, vectors: list[fx.Node]) -> fx.Node:
+        """Of indices one to sort edges by, at which something is reduced."""
+        return next((v for v in self.rows if v in vectors), vectors[0])
+
+    def _rows_of(self, rows: fx.Node, program: Program, tensors: list[fx.Node]) -> Any:
+        """How many nodes there are by the index of rows."""
+        for tensor, operand in zip(tensors, program.operands, strict=True):
+            if operand.at == "row":
+                self._counts[rows] = shape_of(tensor)[0]
+        return self._counts.get(rows)
+
+    def _made(
+        self, node: fx.Node, values: fx.Node, rows: fx.Node, reduce: str | None, summed: int = 0
+    ) -> tuple[Program, list[fx.Node], list[fx.Node]] | None:
+        """The program of a region, what it reads, and indices; None where it cannot be one."""
+        expression, axes = Expression(rows, self.stored), _axes(values)
+        try:
+            text = expression.of(values, axes, root=values is node)
+        except Stored as why:
+            self._why[node.name] = f"reads {why.args[0]}, which is not of float32"
+            return None
+        if node in expression.tensors:
+            return None  # of an operator that is not known
+        operands, indices = expression.finished()
+        loops = sum(a is not None for a in axes)
+        read = {a for operand in operands for a in operand.axes}
+        kept: list[int | None] = axes[: len(axes) - summed] if summed else axes
+        lost = sum(a is not None for a in axes[len(axes) - summed :]) if summed else 0
+        if any(a not in read for a in range(loops - lost, loops)):
+            return None
+        shape = shape_of(node)
+        if reduce is None:
+            kept = kept + [None] * (len(shape) - 1 - len(kept))
+        last = next((s for s in reversed(shape_of(values)[1:]) if not is_one(s)), 1)
+        short = isinstance(last, int) and last < SHORT
+        program = Program(
+            text, operands, tuple(kept), loops, len(expression.others), reduce, lost, short
+        )
+        return program, expression.tensors, indices
+
+    def _region(
+        self, node: fx.Node, program: Program, tensors: list[fx.Node], indices: list[fx.Node],
+        shape: Any, m: Any, given: bool = False,
+    ) -> fx.Node:  # fmt: skip
+        value = node.meta["val"]
+        sizes = [self._size(s, node) for s in shape]
+        args = (number_of(program), tensors, indices, sizes, self._size(m, node), given)
+        text = ", ".join(map(str, shape))
+        self.found.append(Found(node.name, program, f"({text})"))
+        return self._call(region, args, value.new_empty(shape), node)
+
+    def _call(self, target: Callable[..., Any], args: Any, value: Any, like: fx.Node) -> fx.Node:
+        """A new node, in the part of the graph, forward or backward, where another one is."""
+        new = self.graph.call_function(target, args)
+        new.meta = {k: v for k, v in like.meta.items() if k in ("partitioner_tag", "stack_trace")}
+        new.meta["val"] = value
+        return new
+
+    def _size(self, size: Any, at: fx.Node) -> Any:
+        """A size as an argument: a number, or a node before `at` that has it."""
+        if isinstance(size, int):
+            return size
+        before = []
+        for node in self.graph.nodes:
+            if node is at:
+                break
+            before.append(node)
+        for node in before:
+            value = node.meta.get("val")
+            if isinstance(value, torch.SymInt) and str(value) == str(size):
+                return node
+        for node in before:
+            for dim, other in enumerate(shape_of(node)):
+                if str(other) == str(size):
+                    return self._call(aten.sym_size.int, (node, dim), size, at)
+        raise RuntimeError(f"no node of the graph has the size {size}")
+
+
+def _axes(values: fx.Node) -> list[int | None]:
+    """The loops of the dimensions after the first, None for those of size 1."""
+    found: list[int | None] = []
+    loops = 0
+    for size in shape_of(values)[1:]:
+        found.append(None if is_one(size) else loops)
+        loops += not is_one(size)
+    return found
+
+
+def _readers(node: fx.Node) -> Iterator[fx.Node]:
+    """Who reads a node, through views."""
+    for user in node.users:
+        if user.op == "call_function" and user.target in VIEWS | SAME:
+            yield from _readers(user)
+        else:
+            yield user

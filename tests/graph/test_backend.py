@@ -1,0 +1,255 @@
+"""`torch.compile(model, backend="sparsetir")`: layers in both directions, edges that change,
+what is left to torch."""
+
+import pytest
+import torch
+
+pytest.importorskip("torch_geometric")
+
+import torch_geometric.nn as pyg
+from torch_geometric import EdgeIndex
+
+from graph_models import EDGES, FEATURES, MODELS, NODES, Wrapped, edges, gradients, made
+from sparsetir import compilations
+from sparsetir.graph.backend import Backend
+from sparsetir.sparse_ir.errors import StructureIndexError
+
+CHEAP = {"gate", "distance", "GCN", "SAGE max", "GAT", "Transformer"}
+# What is computed for each edge by a product with weights stays a gather.
+LEFT = {"CG", "EdgeConv", "PNA"}
+
+
+@pytest.fixture(autouse=True)
+def reset():
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+
+
+def compiled(model, **options):
+    backend = Backend()
+    return torch.compile(model, backend=backend, **options), backend
+
+
+def assert_close(found, expected):
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=2e-4, atol=2e-5, equal_nan=True)
+
+
+def check(model, *args, **options):
+    """Both directions against eager; the backend."""
+    call, backend = compiled(model, **options)
+    assert_close(gradients(call, model, *args), gradients(model, model, *args))
+    return backend
+
+
+def preludes(backend):
+    return [prelude for graph in backend.graphs for prelude in graph.preludes]
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[] if n in CHEAP else pytest.mark.slow) for n in MODELS]
+)
+def test_layers(name):
+    model, args = made(name)
+    call, backend = compiled(model)
+    expected = gradients(model, model, *args)
+    for _ in range(2):
+        assert_close(gradients(call, model, *args), expected)
+    with torch.no_grad():
+        assert_close([call(*args)], [model(*args)])
+    assert all(graph.found for graph in backend.graphs)
+    assert name in LEFT or not any(graph.left for graph in backend.graphs)
+    assert all(prelude.runs == 1 for prelude in preludes(backend))
+
+
+# -- edges ----------------------------------------------------------------------------------------
+
+
+def test_what_follows_from_edges_is_kept_while_they_stay():
+    model, (x, given) = made("GCN")
+    call, backend = compiled(model)
+
+    def runs():
+        before = sum(p.runs for p in preludes(backend))
+        for _ in range(2):
+            assert_close(gradients(call, model, x, given), gradients(model, model, x, given))
+        return sum(p.runs for p in preludes(backend)) - before
+
+    assert runs() == 1
+    given[:, :9] = given[:, :9].flip(1) + 1
+    assert runs() == 1
+    given.numpy()[0, 4] = 3  # where torch counts no version
+    assert runs() == 1
+    given = edges(seed=5)
+    assert runs() == 1
+    with torch.inference_mode():
+        given = given + 1
+        assert_close([call(x, given)], [model(x, given)])
+        given[1] = 2
+        assert_close([call(x, given)], [model(x, given)])
+
+
+def test_edges_that_are_new_in_each_step_compile_nothing():
+    model, _ = made("GAT")
+    call, backend = compiled(model)
+    counts = []
+    for step in range(5):
+        nodes = NODES + 3 * step
+        args = torch.randn(nodes, FEATURES), edges(step, nodes, EDGES + 11 * step)
+        assert_close(gradients(call, model, *args), gradients(model, model, *args))
+        counts.append(compilations())
+    assert len(backend.graphs) == 2  # of fixed sizes, and of any
+    assert len(set(counts[1:])) == 1
+
+
+def test_sizes_of_any_number_from_the_start():
+    model, _ = made("GCN")
+    call, backend = compiled(model, dynamic=True)
+    for step in range(3):
+        args = torch.randn(NODES + step, FEATURES), edges(step, NODES, EDGES + step)
+        assert_close(gradients(call, model, *args), gradients(model, model, *args))
+    assert len(backend.graphs) == 1
+
+
+@pytest.mark.parametrize("wrong", [-1, NODES])
+def test_an_index_out_of_range_is_refused(wrong):
+    model, (x, given, w) = made("raw")
+    given[0, 3] = wrong
+    with pytest.raises(StructureIndexError, match=f"at least 0 and less than {NODES}, got {wrong}"):
+        compiled(model)[0](x, given, w)
+
+
+def test_kinds_of_edges():
+    model, (x, given, w) = made("raw")
+    check(model, x, given.int(), w)
+    check(model, x, given[:, :0], w[:0])
+    check(model, x, given[:, :1].clone(), w[:1])
+    layer = Wrapped(pyg.SAGEConv(FEATURES, 8))
+    assert check(layer, x, EdgeIndex(given, sparse_size=(NODES, NODES))).graphs[0].found
+    check(Wrapped(pyg.GCNConv(FEATURES, 8, flow="target_to_source")), x, given)
+
+
+def test_two_kinds_of_nodes():
+    class Pair(Wrapped):
+        def forward(self, x, y, given):
+            return self.layer((x, y), given)
+
+    given = torch.stack([torch.randint(0, NODES, (60,)), torch.randint(0, 11, (60,))])
+    x, y = torch.randn(NODES, FEATURES), torch.randn(11, 5)
+    backend = check(Pair(pyg.SAGEConv((FEATURES, 5), 8)), x, y, given)
+    assert backend.graphs[0].found and not backend.graphs[0].left
+
+
+def test_two_layers_have_one_prelude():
+    class Two(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = pyg.GATConv(FEATURES, 8), pyg.GATConv(8, 4)
+
+        def forward(self, x, given):
+            return self.second(self.first(x, given).relu(), given)
+
+    backend = check(Two(), torch.randn(NODES, FEATURES), edges())
+    (graph,) = backend.graphs
+    assert len(graph.found) == 20 and not graph.left  # 4 and 6 of each layer
+    assert len(graph.preludes) == 1
+
+
+def test_weights_that_are_learnt():
+    model, (x, given, w) = made("GCN weights")
+    found = []
+    call, _ = compiled(model)
+    for f in (model, call):
+        w = w.detach().requires_grad_()
+        found.append([*gradients(f, model, x, given, w), w.grad])
+    assert_close(*found)
+
+
+def test_who_gets_what_a_prelude_keeps_may_write_to_it():
+    class Degrees(torch.nn.Module):
+        def forward(self, x, given):
+            ones = torch.ones(given.shape[1])
+            degrees = torch.zeros(len(x)).index_add(0, given[1], ones)
+            return x * degrees[:, None], degrees
+
+    call, backend = compiled(Degrees())
+    x, given = torch.randn(NODES, FEATURES, requires_grad=True), edges()
+    first = call(x, given)[1]
+    expected = first.clone()
+    first.zero_()
+    torch.testing.assert_close(call(x, given)[1], expected)
+    assert [p.runs for p in preludes(backend)] == [1]
+
+
+def test_buffers_that_a_model_writes_to():
+    class Counts(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("total", torch.zeros(NODES))
+
+        def forward(self, x, given):
+            self.total += torch.zeros(NODES).index_add(0, given[1], torch.ones(given.shape[1]))
+            return x * self.total[:, None]
+
+    model, x = Counts(), torch.randn(NODES, FEATURES)
+    call, _ = compiled(model)
+    one = call(x, edges())
+    torch.testing.assert_close(call(x, edges()), 2 * one)
+
+
+# -- what torch does ------------------------------------------------------------------------------
+
+
+def test_other_types_are_left_to_torch():
+    model, args = made("GAT")
+    model = model.double()
+    args = [a.double() if a.is_floating_point() else a for a in args]
+    (graph,) = check(model, *args).graphs
+    assert not graph.found
+    assert any("gather" in x and "of torch.float64 on cpu, not of float32" in x for x in graph.left)
+
+
+def test_autocast_is_left_to_torch():
+    model, args = made("GCN")
+
+    def cast(call):
+        def run(*given):
+            with torch.autocast("cpu", torch.bfloat16):
+                return call(*given).float()
+
+        return run
+
+    call, backend = compiled(model)
+    found = gradients(cast(call), model, *args)
+    for a, b in zip(found, gradients(cast(model), model, *args), strict=True):
+        torch.testing.assert_close(a, b, rtol=0.05, atol=0.05)
+    assert any("bfloat16" in x or "not of float32" in x for x in backend.graphs[0].left)
+
+
+def test_dropout_draws_the_numbers_that_eager_draws():
+    model = Wrapped(pyg.GATConv(FEATURES, 4, heads=2, dropout=0.5))
+    x, given = torch.randn(NODES, FEATURES), edges()
+    call, _ = compiled(model)
+    found = []
+    for f in (model, call, call):
+        torch.manual_seed(3)
+        found.append(gradients(f, model, x, given))
+    assert_close(found[1], found[0])
+    assert_close(found[2], found[0])
+
+
+def test_second_gradients_are_refused_by_name():
+    model, (x, *more) = made("raw")
+    x.requires_grad_()
+    (first,) = torch.autograd.grad(compiled(model)[0](x, *more).pow(2).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="does not currently support double backward"):
+        first.sum().backward()
+
+
+def test_extrema_keep_nan():
+    model, (x, given) = made("SAGE max")
+    x[3] = float("nan")
+    call, _ = compiled(model)
+    with torch.no_grad():
+        found, expected = call(x, given), model(x, given)
+    assert torch.equal(found.isnan(), expected.isnan()) and found.isnan().any()
