@@ -121,6 +121,9 @@ COMMANDS: dict[str, tuple[str, tuple[Option, ...], int | None]] = {
         option("--kernels", default="", help="those whose names hold this (default: all)"),
     ), None),
     "convert": ("bring patterns into other formats, beside scipy", (THREADS_OF_ALL, GRAPH), None),
+    "readme": ("a number for each snippet of the README", (
+        THREADS_OF_ALL, seconds(4, "each comparison"),
+    ), None),
     "sparse_results": ("products and sums of sparse matrices, beside scipy and MKL", (
         THREADS_OF_ALL, GRAPH, seconds(1, "each comparison"),
     ), None),

@@ -48,6 +48,16 @@ def check(found: CsrArrays, there: np.ndarray, dense: np.ndarray, text: str = ""
     np.testing.assert_array_equal(found.values, dense[there], text)
 
 
+def check_kernel(func: Any, drawn: Drawn, there: np.ndarray, dense: np.ndarray) -> None:
+    """The result, and the values of its pattern once more."""
+    kernel = build_assembled(func, "C")
+    given = {k: v for k, v in drawn.arguments.items() if k != "c"}
+    found = kernel(**given)
+    check(found, there, dense, drawn.text)
+    again = kernel.values_of(found.indptr, found.indices, **given)
+    np.testing.assert_array_equal(again, found.values, drawn.text)
+
+
 def check_drawn(drawn: Drawn) -> None:
     """The sparse result stores what is visited, in order; the rest of the dense one is not."""
     func = sparsetir.from_source(drawn.text)
@@ -60,12 +70,7 @@ def check_drawn(drawn: Drawn) -> None:
     sparsetir.interpret(sparsetir.from_source("\n".join([*plain, term])), visited)
     there = visited["c"] == 1
     there = there.any(axis=2) if there.ndim == 3 else there
-    kernel = build_assembled(func, "C")
-    given = {k: v for k, v in drawn.arguments.items() if k != "c"}
-    found = kernel(**given)
-    check(found, there, dense["c"], drawn.text)
-    again = kernel.values_of(found.indptr, found.indices, **given)
-    np.testing.assert_array_equal(again, found.values, drawn.text)
+    check_kernel(func, drawn, there, dense["c"])
 
 
 @settings(max_examples=6, **COMMON)
@@ -86,12 +91,7 @@ def check_product(drawn: Drawn, there: np.ndarray) -> None:
     func = sparsetir.from_source(drawn.text)
     dense = copied(drawn.arguments)
     sparsetir.interpret(func, dense)
-    kernel = build_assembled(func, "C")
-    given = {k: v for k, v in drawn.arguments.items() if k != "c"}
-    found = kernel(**given)
-    check(found, there, dense["c"], drawn.text)
-    again = kernel.values_of(found.indptr, found.indices, **given)
-    np.testing.assert_array_equal(again, found.values, drawn.text)
+    check_kernel(func, drawn, there, dense["c"])
 
 
 @settings(max_examples=6, **COMMON)
