@@ -180,12 +180,11 @@ class _Visits:
 
     def under(self, rows: list[Loop]) -> bool:
         """Be inside of other rows, if they are the same ones."""
-        own = [x.node for x in self.rows]
+        own, others = (flat_axes([x.node for x in loops]) for loops in (self.rows, rows))
         self.known = {x.var: y.var for x, y in zip(self.rows, rows, strict=False)}
         self.index = [self.known.get(i, i) for i in self.index]
-        return len(own) == len(rows) and all(
-            tvm_ffi.structural_equal(a, b.node) for a, b in zip(own, rows, strict=True)
-        )
+        pairs = zip(own, others, strict=False)
+        return len(own) == len(others) and all(a.same_as(b) for a, b in pairs)
 
     @property
     def rows(self) -> list[Loop]:
