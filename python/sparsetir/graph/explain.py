@@ -31,10 +31,10 @@ class Explanation:
 
     def _lines(self) -> Iterator[str]:
         for n, graph in enumerate(self.graphs):
-            computed = sum(len(p.computed) for p in graph.preludes)
-            kept = [name for p in graph.preludes for name in p.results]
             yield f"graph {n}: {len(graph.found)} regions, {len(graph.left)} operators left"
-            yield f"once for each tensor of edges: {computed} operators, for {', '.join(kept)}"
+            for part in (part for p in graph.preludes for part in p.parts):
+                count, kept = len(part.computed), ", ".join(part.results)
+                yield f"once for each tensor of edges: {count} operators, for {kept}"
             for number, region in enumerate(graph.found):
                 yield f"\nregion {number}, {region.node} {region.shape}:"
                 yield region.program.text((True,) * len(region.program.operands)).rstrip()

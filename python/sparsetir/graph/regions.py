@@ -106,12 +106,15 @@ def _name_sizes_once(graph: fx.Graph) -> None:
             _rename(names, sizes[0], shape_of(gathered[1])[0])
         if reduction is not None:
             _rename(names, shape_of(reduction.values)[0], shape_of(reduction.index)[0])
-        if node.op == "call_function" and node.target in POINTWISE | VIEWS | SAME:
+        if node.target in POINTWISE | VIEWS | SAME:
             for other in node.all_input_nodes:
                 before = shape_of(other)
-                fits = len(before) == len(sizes) or node.target in VIEWS
-                if fits and before and not is_one(before[0]):
-                    _rename(names, sizes[0], before[0], node.target in VIEWS)
+                same_rank = len(before) == len(sizes) and not is_one(before[0])
+                # A view has as many elements: of the others as many, of the first, too.
+                view = node.target in VIEWS and before and width_of(other) == width_of(node)
+                known = all(isinstance(s, int) for s in (*before[1:], *sizes[1:]))
+                if view and known or node.target not in VIEWS and same_rank:
+                    _rename(names, sizes[0], before[0])
     for node in graph.nodes:
         sizes = shape_of(node)
         if any(str(s) in names for s in sizes):
@@ -119,12 +122,10 @@ def _name_sizes_once(graph: fx.Graph) -> None:
             node.meta["val"] = node.meta["val"].new_empty(named)
 
 
-def _rename(names: dict[str, Any], size: Any, other: Any, symbols: bool = False) -> None:
-    """Have the name of another size for a size; symbols : only where both are unknown numbers."""
+def _rename(names: dict[str, Any], size: Any, other: Any) -> None:
+    """Have the name of another size for a size."""
     size, other = (names.get(str(s), s) for s in (size, other))
     if same(size, other) or isinstance(size, int) and isinstance(other, int):
-        return
-    if symbols and (isinstance(size, int) or isinstance(other, int)):
         return
     if isinstance(size, int):
         size, other = other, size
