@@ -147,6 +147,14 @@ def test_installed_wheel_imports(wheel, tmp_path):
     assert room.is_relative_to(target)
 
 
+def test_wheel_names_the_backend_of_torch(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [n for n in archive.namelist() if n.endswith("/entry_points.txt")]
+        text = archive.read(name).decode()
+    assert "[torch_dynamo_backends]\nsparsetir = sparsetir.graph.backend:backend\n" in text
+
+
+@pytest.mark.slow
 def test_torch_finds_the_backend_without_an_import(wheel, tmp_path):
     """In a process that has not imported sparsetir; by its name, a layer is what it is in eager."""
     pytest.importorskip("torch")
