@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from sparsetir.graph.backend import Backend, Graph
 
@@ -73,10 +74,10 @@ def explain(model: Any, *inputs: Any, **options: Any) -> Explanation:
     backend = Backend()
     run = copy.deepcopy(model) if isinstance(model, torch.nn.Module) else model
     out = torch.compile(run, backend=backend)(*inputs, **options)
-    results = [x for x in torch.utils._pytree.tree_leaves(out) if isinstance(x, Tensor)]
+    results = [x for x in tree_leaves(out) if isinstance(x, Tensor)]
     wanted = [x for x in results if x.requires_grad]
     if wanted:
-        leaves = [x for x in torch.utils._pytree.tree_leaves((inputs, options)) if _has_gradient(x)]
+        leaves = [x for x in tree_leaves((inputs, options)) if _has_gradient(x)]
         if isinstance(run, torch.nn.Module):
             leaves += [p for p in run.parameters() if p.requires_grad]
         ones = [torch.ones_like(x) for x in wanted]

@@ -147,7 +147,7 @@ class Region:
         """All that the kernel takes, in order; :class:`_Of` for operands and the result."""
         named = dict(prepared.arrays)
         program = self.program
-        for n, (x, operand) in enumerate(zip(operands, program.operands, strict=True)):
+        for x, operand in zip(operands, program.operands, strict=True):
             behind = x.shape[operand.at != "all" :]
             named |= {
                 f"d{a}": s for s, a in zip(behind, operand.axes, strict=True) if a is not None

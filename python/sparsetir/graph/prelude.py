@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.fx.node import map_arg
 
 from sparsetir.graph.expressions import SAME, VIEWS, aten, dtype_of, shape_of
 from sparsetir.graph.operator import region, restored
@@ -177,8 +178,8 @@ def _copied(graph: fx.Graph, nodes: set[fx.Node], alone: set[fx.Node]) -> set[fx
         return copies[node]
 
     for node in nodes:
-        node.args = fx.node.map_arg(node.args, copy)
-        node.kwargs = fx.node.map_arg(node.kwargs, copy)
+        node.args = map_arg(node.args, copy)
+        node.kwargs = map_arg(node.kwargs, copy)
     return set(copies.values())
 
 
@@ -193,6 +194,6 @@ def _part(
     for node in whole.graph.nodes:
         if node in nodes and node not in copies and node.op not in ("output", "placeholder"):
             copies[node] = graph.node_copy(node, lambda a: copies[a])
-    graph.output(fx.node.map_arg(results, lambda a: copies[a]))
+    graph.output(map_arg(results, lambda a: copies[a]))
     graph.eliminate_dead_code()
     return fx.GraphModule(whole, graph)
