@@ -61,7 +61,7 @@ def _prepare(program: Program, indices: list[Tensor], m: int) -> _Prepared:
             of = None if operand.number == GIVEN else indices[operand.number]
             places = places_between(of, rows)
         # One number for many features: it is brought in order before.
-        few = program.loops > 0 and all(a is None for a in operand.axes)
+        few = bool(program.loops) and all(a is None for a in operand.axes)
         aligned.append(places is None or few)
         if places is not None and few:
             moved[n] = places

@@ -40,6 +40,9 @@ UNKNOWN = 64  # taken for the size of a dimension that is not known
 WIDER = 4  # times as many features as a value has: those who read it do not compute it again
 WORTH = 4  # operations of a value of edges that is stored for them
 NARROW = 8  # features of what several reductions read
+# A kernel is for one number of features where that is a multiple of so many: it is compiled in a
+# seventh of the time, and as fast; what is left over is faster in one for any number.
+LANES = 8
 SHORT = 4  # features up to which edges are gone through for each
 REDUCTIONS = {
     aten.index_add.default, aten.scatter_add.default, aten.scatter_reduce.two,
@@ -462,7 +465,8 @@ class _Finder:
         made = expression.finished(text)
         if node in made.tensors:
             return None  # of an operator that is not known
-        loops = sum(a is not None for a in axes)
+        sizes = [s for s, a in zip(shape_of(values)[1:], axes, strict=True) if a is not None]
+        loops = len(sizes)
         read = {a for operand in made.operands for a in operand.axes}
         kept: list[int | None] = axes[: len(axes) - summed] if summed else axes
         lost = sum(a is not None for a in axes[len(axes) - summed :]) if summed else 0
@@ -470,10 +474,12 @@ class _Finder:
             return None
         if reduce is None:
             kept = kept + [None] * (len(shape_of(node)) - 1 - len(kept))
-        last = next((s for s in reversed(shape_of(values)[1:]) if not is_one(s)), 1)
+        last = sizes[-1] if sizes else 1
         short = isinstance(last, int) and last < SHORT
+        whole = short or isinstance(last, int) and last % LANES == 0
+        known = tuple(s if whole and isinstance(s, int) else None for s in sizes)
         program = Program(
-            made.text, made.operands, tuple(kept), loops, made.others, reduce, lost, short
+            made.text, made.operands, tuple(kept), known, made.others, reduce, lost, short
         )
         return program, made.tensors, made.indices
 
