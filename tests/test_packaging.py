@@ -145,3 +145,32 @@ def test_installed_wheel_imports(wheel, tmp_path):
     assert "run `python -m bench` in a checkout" in told and status == "1"
     assert shown == target / "sparsetir" / "__init__.py"
     assert room.is_relative_to(target)
+
+
+def test_wheel_names_the_backend_of_torch(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [n for n in archive.namelist() if n.endswith("/entry_points.txt")]
+        text = archive.read(name).decode()
+    assert "[torch_dynamo_backends]\nsparsetir = sparsetir.graph.backend:backend\n" in text
+
+
+@pytest.mark.slow
+def test_torch_finds_the_backend_without_an_import(wheel, tmp_path):
+    """In a process that has not imported sparsetir; by its name, a layer is what it is in eager."""
+    pytest.importorskip("torch")
+    target = tmp_path / "target"
+    zipfile.ZipFile(wheel).extractall(target)
+    program = tmp_path / "program.py"  # torch reads the text of what it compiles
+    program.write_text(
+        f"import sys; sys.path.insert(0, {str(target)!r})\n"
+        "import torch, torch._dynamo\n"
+        "assert 'sparsetir' in torch._dynamo.list_backends() and 'sparsetir' not in sys.modules\n"
+        "def added(x, index): return torch.zeros_like(x).index_add(0, index, x[index].exp())\n"
+        "x, index = torch.rand(5, 3), torch.tensor([0, 3, 3, 1])\n"
+        "found = torch.compile(added, backend='sparsetir')(x, index)\n"
+        "torch.testing.assert_close(found, added(x, index))\n"
+        "from sparsetir.graph.operator import PROGRAMS; print(len(PROGRAMS))\n"
+        "print(sys.modules['sparsetir'].__file__)"
+    )
+    count, file = python(program, cwd=tmp_path).splitlines()
+    assert count == "1" and Path(file) == target / "sparsetir" / "__init__.py"

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from sparsetir.graph.backend import Backend, Graph
 
@@ -31,10 +32,10 @@ class Explanation:
 
     def _lines(self) -> Iterator[str]:
         for n, graph in enumerate(self.graphs):
-            computed = sum(len(p.computed) for p in graph.preludes)
-            kept = [name for p in graph.preludes for name in p.results]
             yield f"graph {n}: {len(graph.found)} regions, {len(graph.left)} operators left"
-            yield f"once for each tensor of edges: {computed} operators, for {', '.join(kept)}"
+            for part in (part for p in graph.preludes for part in p.parts):
+                count, kept = len(part.computed), ", ".join(part.results)
+                yield f"once for each tensor of edges: {count} operators, for {kept}"
             for number, region in enumerate(graph.found):
                 yield f"\nregion {number}, {region.node} {region.shape}:"
                 yield region.program.text((True,) * len(region.program.operands)).rstrip()
@@ -73,10 +74,10 @@ def explain(model: Any, *inputs: Any, **options: Any) -> Explanation:
     backend = Backend()
     run = copy.deepcopy(model) if isinstance(model, torch.nn.Module) else model
     out = torch.compile(run, backend=backend)(*inputs, **options)
-    results = [x for x in torch.utils._pytree.tree_leaves(out) if isinstance(x, Tensor)]
+    results = [x for x in tree_leaves(out) if isinstance(x, Tensor)]
     wanted = [x for x in results if x.requires_grad]
     if wanted:
-        leaves = [x for x in torch.utils._pytree.tree_leaves((inputs, options)) if _has_gradient(x)]
+        leaves = [x for x in tree_leaves((inputs, options)) if _has_gradient(x)]
         if isinstance(run, torch.nn.Module):
             leaves += [p for p in run.parameters() if p.requires_grad]
         ones = [torch.ones_like(x) for x in wanted]

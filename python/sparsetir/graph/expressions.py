@@ -6,8 +6,10 @@ torch's by going back from it through pointwise operators, views and gathers.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -92,9 +94,9 @@ COSTLY = {
 }  # fmt: skip
 
 
-def shape_of(node: fx.Node) -> tuple[Any, ...]:
+def shape_of(node: Any) -> tuple[Any, ...]:
     """Of a node's value; () of what is no tensor."""
-    value = node.meta.get("val")
+    value = node.meta.get("val") if isinstance(node, fx.Node) else None
     return tuple(value.shape) if isinstance(value, torch.Tensor) else ()
 
 
@@ -140,19 +142,34 @@ def gather_of(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
     """What a node takes rows of, and the vector that says which."""
     if node.op != "call_function" or not node.args or not isinstance(node.args[0], fx.Node):
         return None
-    source, args = node.args[0], node.args
-    rank, index = len(shape_of(source)), None
-    if node.target == aten.index_select.default and args[1] % max(1, rank) == 0:  # type: ignore[operator]
+    args: Any = node.args
+    source, index = args[0], None
+    rank = len(shape_of(source))
+    if node.target == aten.index_select.default and args[1] % max(1, rank) == 0:
         index = args[2]
-    elif node.target == aten.index.Tensor and len(args[1]) == 1:  # type: ignore[arg-type]
-        index = args[1][0]  # type: ignore[index]
+    elif node.target == aten.index.Tensor and len(args[1]) == 1:
+        index = args[1][0]
         if len(shape_of(index)) != 1:
             return None
-    elif node.target == aten.gather.default and args[1] % max(1, rank) == 0:  # type: ignore[operator]
-        sizes = zip(shape_of(source)[1:], shape_of(args[2])[1:], strict=True)  # type: ignore[arg-type]
+    elif node.target == aten.gather.default and args[1] % max(1, rank) == 0:
+        sizes = zip(shape_of(source)[1:], shape_of(args[2])[1:], strict=True)
         index = args[2] if all(same(a, b) for a, b in sizes) else None
     found = index_of(index) if index is not None else None
     return None if found is None else (source, found)
+
+
+class Finished(NamedTuple):
+    """An expression, and what it reads.
+
+    indices : of rows, the others, and those by which values of edges are sorted
+    others : how many of them
+    """
+
+    text: str
+    operands: tuple[Operand, ...]
+    tensors: list[fx.Node]
+    indices: list[fx.Node]
+    others: int
 
 
 class Stored(Exception):
@@ -181,14 +198,15 @@ class Expression:
         if gathered is not None and is_float(node):
             at = self._node(gathered[1])
             return self._read(gathered[0], *at, axes)
-        target, args = node.target, node.args
+        target: Any = node.target
+        args: Any = node.args
         if node.op != "call_function" or not args:
             return self._edge(node, axes)
         if target in SAME:
-            return self.of(args[0], axes)  # type: ignore[arg-type]
+            return self.of(args[0], axes)
         if target in VIEWS:
             inner = axes_before(node, axes)
-            return self._edge(node, axes) if inner is None else self.of(args[0], inner)  # type: ignore[arg-type]
+            return self._edge(node, axes) if inner is None else self.of(args[0], inner)
         if target in FILLED and isinstance(value := _filling(node), int | float):
             return number(value)
         found = self._pointwise(node, axes)
@@ -290,36 +308,52 @@ class Expression:
         self.operands.append(operand)
         return f"{{{len(self.operands) - 1}}}"
 
-    def finished(self) -> tuple[tuple[Operand, ...], list[fx.Node]]:
-        """The operands, and all indices: of rows, the others, and by which values are sorted."""
+    def finished(self, text: str) -> Finished:
+        """What an expression of :meth:`of` reads, without what was left out of it."""
         assert self.rows is not None
-        indices = [self.rows, *self.others]
-        indices += [x for x in self.orders if x not in indices]
-        operands = (
-            Operand(x.at, indices.index(self.orders[-2 - x.number]), x.axes)
-            if x.number < GIVEN
-            else x
-            for x in self.operands
-        )
-        return tuple(operands), indices
+        read = sorted({int(n) for n in re.findall(r"{(\d+)}", text)})
+        operands = [self.operands[n] for n in read]
+        others = [i for n, i in enumerate(self.others) if any(
+            x.at == "other" and x.number == n for x in operands
+        )]  # fmt: skip
+        indices = [self.rows, *others]
+        indices += [i for n, i in enumerate(self.orders) if i not in indices and any(
+            x.number == -2 - n for x in operands
+        )]  # fmt: skip
+
+        def numbered(x: Operand) -> Operand:
+            if x.at == "other":
+                return replace(x, number=others.index(self.others[x.number]))
+            return (
+                replace(x, number=indices.index(self.orders[-2 - x.number]))
+                if x.number < GIVEN
+                else x
+            )
+
+        places = {n: f"{{{at}}}" for at, n in enumerate(read)}
+        text = re.sub(r"{(\d+)}", lambda found: places[int(found[1])], text)
+        tensors = [self.tensors[n] for n in read]
+        return Finished(text, tuple(map(numbered, operands)), tensors, indices, len(others))
 
 
 def _filling(node: fx.Node) -> Any:
     """The number that a tensor is filled with."""
-    value = FILLED[node.target]
+    target: Any = node.target
+    value = FILLED[target]
     return node.args[1] if value is None and len(node.args) > 1 else value
 
 
 def is_zero(node: fx.Node) -> bool:
     """Whether a tensor is made of zeros."""
     while node.op == "call_function" and node.target in SAME | VIEWS:
-        node = node.args[0]  # type: ignore[assignment]
+        before: Any = node.args[0]
+        node = before
     return node.op == "call_function" and node.target in FILLED and _filling(node) == 0
 
 
 def axes_before(view: fx.Node, axes: Sequence[int | None]) -> list[int | None] | None:
     """The loops of a view's argument; None where the view cuts or joins dimensions."""
-    before, after = shape_of(view.args[0]), shape_of(view)  # type: ignore[arg-type]
+    before, after = shape_of(view.args[0]), shape_of(view)
     if not before or not after:
         return None
     if view.target == aten.expand.default:

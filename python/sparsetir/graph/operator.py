@@ -61,7 +61,7 @@ def _prepare(program: Program, indices: list[Tensor], m: int) -> _Prepared:
             of = None if operand.number == GIVEN else indices[operand.number]
             places = places_between(of, rows)
         # One number for many features: it is brought in order before.
-        few = program.loops > 0 and all(a is None for a in operand.axes)
+        few = bool(program.loops) and all(a is None for a in operand.axes)
         aligned.append(places is None or few)
         if places is not None and few:
             moved[n] = places
@@ -147,7 +147,7 @@ class Region:
         """All that the kernel takes, in order; :class:`_Of` for operands and the result."""
         named = dict(prepared.arrays)
         program = self.program
-        for n, (x, operand) in enumerate(zip(operands, program.operands, strict=True)):
+        for x, operand in zip(operands, program.operands, strict=True):
             behind = x.shape[operand.at != "all" :]
             named |= {
                 f"d{a}": s for s, a in zip(behind, operand.axes, strict=True) if a is not None

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.fx.node import map_arg
 
 from sparsetir.graph.expressions import SAME, VIEWS, aten, dtype_of, shape_of
 from sparsetir.graph.operator import region, restored
@@ -21,43 +22,61 @@ INDICES = (torch.int32, torch.int64)
 Test = Callable[[fx.Node], bool]
 
 
-class Prelude:
-    """What of a graph follows from the edges, and the rest.
+class Part:
+    """What follows from some of the edges, and from no others.
 
-    module, main : the part, and the rest, which takes results of the part behind its arguments
-    computed, results : names of operators of the part, and of what it gives
-    runs : how often the part was run
+    computed, results : names of its operators, and of what it gives
+    runs : how often it was run
     """
 
     def __init__(self, whole: fx.GraphModule, inside: set[fx.Node]) -> None:
         nodes = list(whole.graph.nodes)
         places = [n for n in nodes if n.op == "placeholder"]
-        results = [n for n in nodes if n in inside and n.users.keys() - inside]
         given = [n for n in places if n in inside or _is_size(n)]
-        rest = [n for n in places if n not in inside]
+        self.nodes = [n for n in nodes if n in inside and n.users.keys() - inside]
         self._given = [places.index(n) for n in given]
-        self._rest = [places.index(n) for n in rest]
-        self.module = _part(whole, given, inside, tuple(results))
-        outside = set(nodes) - inside
-        self.main = _part(whole, [*rest, *results], outside, nodes[-1].args[0])
-        self.computed = [n.name for n in self.module.graph.nodes if n.op == "call_function"]
-        self.results = [n.name for n in results]
+        self._module = _part(whole, given, inside, tuple(self.nodes))
+        self.computed = [n.name for n in self._module.graph.nodes if n.op == "call_function"]
+        self.results = [n.name for n in self.nodes]
         self.runs = 0
         self._key = object()  # of what is kept; its number could be another's later
 
     def __call__(self, args: Sequence[Any]) -> list[Any]:
-        """Arguments of :attr:`main` for those of the whole graph."""
+        """Its results for the arguments of the whole graph."""
         given = [args[n] for n in self._given]
         edges = [x for x in given if isinstance(x, Tensor)]
         key = self._key, *(x for x in given if not isinstance(x, Tensor))
         made = kept.find(key, *edges)
         if made is None or not all(is_private(x) for x in made if isinstance(x, Tensor)):
             made = kept.remember(key, lambda: self._made(given), *edges)
-        return [*(args[n] for n in self._rest), *made]
+        return made
 
     def _made(self, given: list[Any]) -> list[Any]:
         self.runs += 1
-        return [private(x) if isinstance(x, Tensor) else x for x in self.module(*given)]
+        return [private(x) if isinstance(x, Tensor) else x for x in self._module(*given)]
+
+
+class Prelude:
+    """What of a graph follows from edges, in parts, and the rest.
+
+    main : the rest, which takes results of the parts behind its arguments
+    """
+
+    def __init__(self, whole: fx.GraphModule, groups: list[set[fx.Node]]) -> None:
+        nodes, inside = list(whole.graph.nodes), set[fx.Node]().union(*groups)
+        places = [n for n in nodes if n.op == "placeholder"]
+        rest = [n for n in places if n not in inside]
+        self._rest = [places.index(n) for n in rest]
+        self.parts = [Part(whole, group) for group in groups]
+        results = [n for part in self.parts for n in part.nodes]
+        self.main = _part(whole, [*rest, *results], set(nodes) - inside, nodes[-1].args[0])
+
+    def __call__(self, args: Sequence[Any]) -> list[Any]:
+        """Arguments of :attr:`main` for those of the whole graph."""
+        found = [args[n] for n in self._rest]
+        for part in self.parts:
+            found += part(args)
+        return found
 
 
 def split(whole: fx.GraphModule, is_edges: Test) -> Prelude | None:
@@ -75,9 +94,19 @@ def split(whole: fx.GraphModule, is_edges: Test) -> Prelude | None:
         is_index = any(u.target in (region, restored) for u in node.users)
         if not is_index and not node.users.keys() & computed:
             inside.discard(node)
-    if not inside:
-        return None
-    return Prelude(whole, inside | _copied(whole.graph, computed, alone))
+    inside |= _copied(whole.graph, computed, alone)
+    groups = _groups([n for n in whole.graph.nodes if n in inside])
+    return Prelude(whole, groups) if groups else None
+
+
+def _groups(nodes: list[fx.Node]) -> list[set[fx.Node]]:
+    """Nodes that are connected; constants belong to those who read them."""
+    groups: list[set[fx.Node]] = []
+    for node in nodes:
+        near = {node, *node.all_input_nodes}
+        touched = [g for g in groups if g & near]
+        groups = [g for g in groups if not g & near] + [set().union({node}, *touched)]
+    return groups
 
 
 def copy_results(graph: fx.Graph, count: int, is_edges: Test) -> None:
@@ -103,7 +132,7 @@ def is_of_edges(places: Sequence[fx.Node]) -> Test:
         if node not in places or dtype is None or node.meta["val"].device.type != "cpu":
             return False
         if dtype in (*INDICES, torch.bool):
-            return True
+            return len(sizes) > 0  # no counter
         return len(sizes) == 1 and str(sizes[0]) in lengths
 
     return test
@@ -149,8 +178,8 @@ def _copied(graph: fx.Graph, nodes: set[fx.Node], alone: set[fx.Node]) -> set[fx
         return copies[node]
 
     for node in nodes:
-        node.args = fx.node.map_arg(node.args, copy)
-        node.kwargs = fx.node.map_arg(node.kwargs, copy)
+        node.args = map_arg(node.args, copy)
+        node.kwargs = map_arg(node.kwargs, copy)
     return set(copies.values())
 
 
@@ -165,6 +194,6 @@ def _part(
     for node in whole.graph.nodes:
         if node in nodes and node not in copies and node.op not in ("output", "placeholder"):
             copies[node] = graph.node_copy(node, lambda a: copies[a])
-    graph.output(fx.node.map_arg(results, lambda a: copies[a]))
+    graph.output(map_arg(results, lambda a: copies[a]))
     graph.eliminate_dead_code()
     return fx.GraphModule(whole, graph)

@@ -2,7 +2,8 @@
 
 A region is an expression of edges, with what becomes of it: it is reduced at the nodes that one of
 the indices of the edges names, or stored for each edge. Loops over features follow those over
-edges. One program, and one kernel, serves all sizes.
+edges. One program, and one kernel, serves any number of nodes and edges; of features, where that is
+no multiple of a few, else one.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Program:
     expression : of an edge, in stage I, with {n} for what is read of operand n
     operands : by number
     result : axes of the result, as those of operands
-    loops : over features
+    loops : over features; of each the size, where the kernel is for that alone, else None
     others : indices beside that of the rows
     reduce : at nodes, "sum", "max" or "min"; None for values of edges
     summed : of edges, how many of the last loops are summed up
@@ -59,7 +60,7 @@ class Program:
     expression: str
     operands: tuple[Operand, ...]
     result: tuple[int | None, ...]
-    loops: int
+    loops: tuple[int | None, ...]
     others: int
     reduce: str | None = "sum"
     summed: int = 0
@@ -70,13 +71,14 @@ class Program:
 
         aligned : of each operand whether it has the edges in the order of the rows
         """
-        kept = self.loops - self.summed
+        count = len(self.loops)
+        kept = count - self.summed
         permuted = [n for n, x in enumerate(self.operands) if x.at == "edge" and not aligned[n]]
         arrays = [f"x{n}" for n in range(len(self.operands))]
         arrays += ["indptr", *(f"index{n}" for n in range(self.others))]
         arrays += [f"place{n}" for n in permuted]
         sizes = ["m", "edges", *(f"n{n}" for n in range(self.others))]
-        sizes += [f"d{n}" for n in range(self.loops)]
+        sizes += [f"d{n}" for n, size in enumerate(self.loops) if size is None]
         lines = [f"{name}: T.handle," for name in ["out", *arrays]]
         lines = ["@T.prim_func", f"def {NAME}(", *(f"    {line}" for line in lines)]
         lines += [f"    {name}: T.int32," for name in sizes] + ["):"]
@@ -88,7 +90,7 @@ class Program:
             body.append("J = T.dense_variable(I, (edges, edges), indptr)")
         body.append("E = T.dense_fixed(edges)")
         body += [f"N{n} = T.dense_fixed(n{n})" for n in range(self.others)]
-        body += [f"D{n} = T.dense_fixed(d{n})" for n in range(self.loops)]
+        body += [f"D{n} = T.dense_fixed({size or f'd{n}'})" for n, size in enumerate(self.loops)]
         if any(x.at == "all" and set(x.axes) <= {None} for x in self.operands):
             body.append("ONE = T.dense_fixed(1)")
         matched = [(f"index{n}", ["I", "J"], "int32") for n in range(1, self.others)]
@@ -98,16 +100,17 @@ class Program:
             axes, at = self._place(n, operand, n in permuted)
             matched.append((f"x{n}", axes, "float32"))
             reads.append(f"{f'x{n}'.upper()}[{', '.join(at)}]")
-        features = [f"D{n}" for n in range(self.loops)]
+        features = [f"D{n}" for n in range(count)]
         result = ["I", *features] if self.reduce else ["I", "J", *features[:kept]]
         matched.append(("out", result, "float32"))
         body += [
             f'{name.upper()} = T.match_sparse_buffer({name}, ({", ".join(axes)},), "{dtype}")'
             for name, axes, dtype in matched
         ]
-        at = ", ".join([*(["i"] if self.reduce else ["i", "j"]), *self._loops()[:kept]])
+        loops = [f"k{n}" for n in range(count)]
+        at = ", ".join([*(["i"] if self.reduce else ["i", "j"]), *loops[:kept]])
         term = self.expression.format(*reads)
-        body += self._iteration(f"OUT[{at}]", term)
+        body += self._iteration(f"OUT[{at}]", term, loops)
         return "\n".join([*lines, *(f"    {line}" for line in body)]) + "\n"
 
     def _place(self, n: int, operand: Operand, permuted: bool) -> tuple[list[str], list[str]]:
@@ -125,21 +128,18 @@ class Program:
         axes, at = axes + [f"D{a}" for a in features], at + [f"k{a}" for a in features]
         return (axes, at) if axes else (["ONE"], ["0"])
 
-    def _loops(self) -> list[str]:
-        return [f"k{n}" for n in range(self.loops)]
-
-    def _iteration(self, out: str, term: str) -> list[str]:
+    def _iteration(self, out: str, term: str, loops: list[str]) -> list[str]:
         """The iteration, from the outside in: rows, heads, edges, features."""
-        loops, last = self._loops(), 0 if self.short else 1
-        outside = self.loops - last if self.reduce and self.loops else 0
-        axes, names = [f"D{n}" for n in range(self.loops)], ["i", *loops[:outside], "j"]
+        count, last = len(loops), 0 if self.short else 1
+        outside = count - last if self.reduce and count else 0
+        axes, names = [f"D{n}" for n in range(count)], ["i", *loops[:outside], "j"]
         names += loops[outside:]
         if self.reduce:
             over = ["I", *axes[:outside], "J", *axes[outside:]]
-            kinds = "S" + "S" * outside + "R" + "S" * (self.loops - outside)
+            kinds = "S" + "S" * outside + "R" + "S" * (count - outside)
         else:
             over = [*(["T.fuse(I, J)"] if self.summed else ["I", "J"]), *axes]
-            kinds = "SS" + "S" * (self.loops - self.summed) + "R" * self.summed
+            kinds = "SS" + "S" * (count - self.summed) + "R" * self.summed
         lines = [
             f'with T.sp_iter([{", ".join(over)}], "{kinds}", "{NAME}") as [{", ".join(names)}]:'
         ]

@@ -40,11 +40,15 @@ UNKNOWN = 64  # taken for the size of a dimension that is not known
 WIDER = 4  # times as many features as a value has: those who read it do not compute it again
 WORTH = 4  # operations of a value of edges that is stored for them
 NARROW = 8  # features of what several reductions read
+# A kernel is for one number of features where that is a multiple of so many: it is compiled in a
+# seventh of the time, and as fast; what is left over is faster in one for any number.
+LANES = 8
 SHORT = 4  # features up to which edges are gone through for each
 REDUCTIONS = {
     aten.index_add.default, aten.scatter_add.default, aten.scatter_reduce.two,
     aten.index_reduce.default,
 }  # fmt: skip
+EQUAL = {aten.eq.Tensor, aten.ne.Tensor}
 SUMS = {aten.sum.dim_IntList, aten.sum.default}
 
 
@@ -106,12 +110,15 @@ def _name_sizes_once(graph: fx.Graph) -> None:
             _rename(names, sizes[0], shape_of(gathered[1])[0])
         if reduction is not None:
             _rename(names, shape_of(reduction.values)[0], shape_of(reduction.index)[0])
-        if node.op == "call_function" and node.target in POINTWISE | VIEWS | SAME:
+        if node.target in POINTWISE | VIEWS | SAME:
             for other in node.all_input_nodes:
                 before = shape_of(other)
-                fits = len(before) == len(sizes) or node.target in VIEWS
-                if fits and before and not is_one(before[0]):
-                    _rename(names, sizes[0], before[0], node.target in VIEWS)
+                same_rank = len(before) == len(sizes) and not is_one(before[0])
+                # A view has as many elements: of the others as many, of the first, too.
+                view = node.target in VIEWS and before and width_of(other) == width_of(node)
+                known = all(isinstance(s, int) for s in (*before[1:], *sizes[1:]))
+                if view and known or node.target not in VIEWS and same_rank:
+                    _rename(names, sizes[0], before[0])
     for node in graph.nodes:
         sizes = shape_of(node)
         if any(str(s) in names for s in sizes):
@@ -119,12 +126,10 @@ def _name_sizes_once(graph: fx.Graph) -> None:
             node.meta["val"] = node.meta["val"].new_empty(named)
 
 
-def _rename(names: dict[str, Any], size: Any, other: Any, symbols: bool = False) -> None:
-    """Have the name of another size for a size; symbols : only where both are unknown numbers."""
+def _rename(names: dict[str, Any], size: Any, other: Any) -> None:
+    """Have the name of another size for a size."""
     size, other = (names.get(str(s), s) for s in (size, other))
     if same(size, other) or isinstance(size, int) and isinstance(other, int):
-        return
-    if symbols and (isinstance(size, int) or isinstance(other, int)):
         return
     if isinstance(size, int):
         size, other = other, size
@@ -156,23 +161,21 @@ def reduction_of(node: fx.Node) -> Reduction | None:
     """The reduction that a node is, of float32."""
     if node.op != "call_function":
         return None
-    target, args = node.target, node.args
+    target: Any = node.target
+    args: Any = node.args
     rank = max(1, len(shape_of(node)))
-    base: Any
-    index: Any
-    values: Any
-    if target == aten.scatter_add.default and not args[1] % rank:  # type: ignore[operator]
+    if target == aten.scatter_add.default and not args[1] % rank:
         base, _, index, values, reduce = *args, "sum"
-    elif target == aten.index_add.default and not args[1] % rank:  # type: ignore[operator]
+    elif target == aten.index_add.default and not args[1] % rank:
         base, _, index, values, reduce = *args, "sum"
         if node.kwargs.get("alpha", 1) != 1:
             return None
     elif target == aten.index_put.default and len(args) > 3 and args[3]:
         base, indices, values, reduce = args[0], args[1], args[2], "sum"
-        index = indices[0] if len(indices) == 1 else None  # type: ignore[arg-type, index]
+        index = indices[0] if len(indices) == 1 else None
         if index is None or len(shape_of(index)) != 1:
             return None
-    elif target == aten.scatter_reduce.two and not args[1] % rank:  # type: ignore[operator]
+    elif target == aten.scatter_reduce.two and not args[1] % rank:
         base, _, index, values, name = args
         reduce = {"sum": "sum", "amax": "max", "amin": "min"}.get(str(name), "")
         self_included = node.kwargs.get("include_self", True)
@@ -204,7 +207,8 @@ def width_of(node: fx.Node) -> int:
 def behind(node: fx.Node) -> fx.Node:
     """What a node is another view of."""
     while node.op == "call_function" and node.target in SAME | VIEWS:
-        node = node.args[0]  # type: ignore[assignment]
+        before: Any = node.args[0]
+        node = before
     return node
 
 
@@ -294,12 +298,15 @@ class _Finder:
         return 0 in dims or (bool(dims) and dims == list(range(rank - len(dims), rank)))
 
     def _dims(self, node: fx.Node) -> list[int]:
-        rank = len(shape_of(node.args[0]))  # type: ignore[arg-type]
+        values: Any = node.args[0]
+        rank = len(shape_of(values))
         given: Any = node.args[1] if len(node.args) > 1 else None
         return sorted(d % rank for d in (given or range(rank)))
 
     def _store_narrow_values(self, nodes: list[fx.Node]) -> None:
-        """Values with much to compute that something wider reads, or several others."""
+        """Values with much to compute that something wider reads, or several others; and what is
+        compared for being equal: its last bits are to be those of what it is compared with, which
+        was computed of it."""
         work: dict[fx.Node, int] = {}
         reduced: dict[fx.Node, int] = {}
         for reduction in self.reductions.values():
@@ -311,6 +318,9 @@ class _Finder:
                 work.get(b, 0) for a in node.all_input_nodes if (b := behind(a)) not in self.stored
             )
             readers, width = list(_readers(node)), width_of(node)
+            if any(u.target in EQUAL for u in readers):
+                self.stored[node] = None
+                continue
             wide = any(self._is_pointwise(u) and width_of(u) >= WIDER * width for u in readers)
             several = (len(readers) if costly else reduced.get(node, 0)) > 1
             if work[node] >= WORTH and (wide or several and width <= NARROW):
@@ -452,24 +462,26 @@ class _Finder:
         except Stored as why:
             self._why[node.name] = f"reads {why.args[0]}, which is not of float32"
             return None
-        if node in expression.tensors:
+        made = expression.finished(text)
+        if node in made.tensors:
             return None  # of an operator that is not known
-        operands, indices = expression.finished()
-        loops = sum(a is not None for a in axes)
-        read = {a for operand in operands for a in operand.axes}
+        sizes = [s for s, a in zip(shape_of(values)[1:], axes, strict=True) if a is not None]
+        loops = len(sizes)
+        read = {a for operand in made.operands for a in operand.axes}
         kept: list[int | None] = axes[: len(axes) - summed] if summed else axes
         lost = sum(a is not None for a in axes[len(axes) - summed :]) if summed else 0
         if any(a not in read for a in range(loops - lost, loops)):
             return None
-        shape = shape_of(node)
         if reduce is None:
-            kept = kept + [None] * (len(shape) - 1 - len(kept))
-        last = next((s for s in reversed(shape_of(values)[1:]) if not is_one(s)), 1)
+            kept = kept + [None] * (len(shape_of(node)) - 1 - len(kept))
+        last = sizes[-1] if sizes else 1
         short = isinstance(last, int) and last < SHORT
+        whole = short or isinstance(last, int) and last % LANES == 0
+        known = tuple(s if whole and isinstance(s, int) else None for s in sizes)
         program = Program(
-            text, operands, tuple(kept), loops, len(expression.others), reduce, lost, short
+            made.text, made.operands, tuple(kept), known, made.others, reduce, lost, short
         )
-        return program, expression.tensors, indices
+        return program, made.tensors, made.indices
 
     def _region(
         self, node: fx.Node, program: Program, tensors: list[fx.Node], indices: list[fx.Node],
@@ -482,7 +494,7 @@ class _Finder:
         self.found.append(Found(node.name, program, f"({text})"))
         return self._call(region, args, value.new_empty(shape), node)
 
-    def _call(self, target: Callable[..., Any], args: Any, value: Any, like: fx.Node) -> fx.Node:
+    def _call(self, target: Any, args: Any, value: Any, like: fx.Node) -> fx.Node:
         """A new node, in the part of the graph, forward or backward, where another one is."""
         new = self.graph.call_function(target, args)
         new.meta = {k: v for k, v in like.meta.items() if k in ("partitioner_tag", "stack_trace")}
