@@ -48,10 +48,10 @@ FILES = ("tests/test_programs.py", "tests/sparse_ir/test_interpret.py")
 # Folders and files whose tests are of many kernels each: these are compiled without LLVM's
 # optimisations, unless slow tests run too. tests/README.md says what is compiled with them.
 QUICK = {
-    "formats", "nn", "ops", "schedules", "sparse_ir", "test_build.py", "test_kernel.py",
-    "test_kernel_refusals.py", "test_lower.py", "test_plan.py", "test_plan_edges.py",
-    "test_plan_out_dtype.py", "test_programs.py", "test_random_programs.py", "test_shapes.py",
-    "test_thesis.py",
+    "formats", "nn", "ops", "schedules", "sparse_ir", "test_bench_gpu.py", "test_build.py",
+    "test_kernel.py", "test_kernel_refusals.py", "test_lower.py", "test_operator_records.py",
+    "test_plan.py", "test_plan_edges.py", "test_plan_out_dtype.py", "test_programs.py",
+    "test_random_programs.py", "test_shapes.py", "test_thesis.py",
 }  # fmt: skip
 CACHE = pytest.StashKey[Any]()
 
