@@ -54,6 +54,11 @@ QUICK = {
     "test_random_programs.py", "test_shapes.py", "test_thesis.py",
 }  # fmt: skip
 CACHE = pytest.StashKey[Any]()
+# In these, kernels by the default schedule have fewer versions by numbers of features, which are
+# most of what is compiled: `multiversion`'s constants, and what they are here.
+EVERY = pytest.StashKey[dict[str, Any]]()
+FEW = {"STRAIGHT": 2, "TILES": (2,), "LEAST": 8}
+ALL_VERSIONS = {"test_multiversion.py"}
 
 
 # Cases of a function above which only so many run by default that each value of each parameter is
@@ -82,6 +87,9 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     cache.forget_unused()
     tvm.compile = cache.compile
     session.config.stash[CACHE] = cache
+    from sparsetir.schedules import multiversion
+
+    session.config.stash[EVERY] = {name: getattr(multiversion, name) for name in FEW}
     _look_through_frames_alone()
 
 
@@ -135,9 +143,13 @@ def pytest_collection_finish() -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """How kernels are compiled, also those of fixtures for several tests."""
     places = {item.path.parent.name, item.path.name}
-    item.config.stash[CACHE].quick = item.config.option.markexpr == "not slow" and bool(
-        places & QUICK
-    )
+    quick = item.config.option.markexpr == "not slow" and bool(places & QUICK)
+    item.config.stash[CACHE].quick = quick
+    from sparsetir.schedules import multiversion
+
+    values = FEW if quick and not places & ALL_VERSIONS else item.config.stash[EVERY]
+    for name, value in values.items():
+        setattr(multiversion, name, value)
 
 
 @pytest.fixture(autouse=True)
