@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sparsetir.planning.request import Request
@@ -26,21 +26,20 @@ def _sizes_of(config: Config) -> dict[str, int]:
 
 
 def _check_shapes(
-    op: str, shapes: Mapping[str, tuple[int, ...]], operands: Iterable[tuple[str, Any]], out: Any,
-    values: Any = None, said: str = "",
-) -> None:  # fmt: skip
-    """Raise for arrays of other shapes; `out` and `values` may be None.
+    op: str, shapes: Mapping[str, tuple[int, ...]], arrays: Mapping[str, Any], said: str = ""
+) -> None:
+    """Raise for arrays, by name, of other shapes; a result and values may be None.
 
     said : behind the shape that is expected
     """
-    for name, array in [*operands, ("out", out), ("values", values)]:
+    for name, array in arrays.items():
         if array is None and name in ("out", "values"):
             continue
         expected = shapes["a" if name == "values" else name]
-        if not is_array(array) or tuple(array.shape) != expected:
+        got = getattr(array, "shape", type(array).__name__)
+        if not is_array(array) or tuple(got) != expected:
             raise ValueError(
-                f"{op}: argument '{name}': expected an array of shape {expected}{said}, got "
-                f"{getattr(array, 'shape', type(array).__name__)}"
+                f"{op}: argument '{name}': expected an array of shape {expected}{said}, got {got}"
             )
 
 
@@ -58,7 +57,8 @@ class PaddedPlan(Plan):
         """As of :class:`Plan`."""
         if len(operands) != len(self._operands):
             return super().__call__(*operands)  # which says what is wrong
-        _check_shapes(self.op, self._given, zip(self._operands, operands, strict=True), out)
+        given = dict(zip(self._operands, operands, strict=True), out=out)
+        _check_shapes(self.op, self._given, given)
         self._check_memory(operands, values, out)
         whole = out
         if out is not None:
@@ -98,9 +98,9 @@ class HeadsPlan(Plan):
         """As of :class:`Plan`."""
         if len(operands) != self._count or (values is not None and "a" not in self._shapes):
             return super().__call__(*operands, values=values)  # which says what is wrong
-        given = {name: (s[1], s[0], *s[2:]) for name, s in self._shapes.items()}
-        named = zip(self._operands, operands, strict=True)
-        _check_shapes(self.op, given, named, out, values, ", with heads as the second dimension")
+        shapes = {name: (s[1], s[0], *s[2:]) for name, s in self._shapes.items()}
+        given = dict(zip(self._operands, operands, strict=True), out=out, values=values)
+        _check_shapes(self.op, shapes, given, ", with heads as the second dimension")
         self._check_memory(operands, values, out)
         first = None
         if out is not None:
