@@ -14,7 +14,7 @@ from sparsetir.tuning.case import Case
 
 ROUNDS, CALLS = 5, 20
 QUICK_ROUNDS, QUICK_CALLS = 2, 3
-PEAK_SIZE = 8192
+PEAK_SIZE, COPIED = 8192, 2**28  # rows of a dense product; elements of a copy
 TARGET = "cuda"  # in place of a number of threads
 
 
@@ -58,7 +58,7 @@ class OnGpu:
 
     def _bandwidth(self) -> float:
         torch = self.torch
-        a, b = (torch.ones(2**28, dtype=torch.float32, device="cuda") for _ in range(2))
+        a, b = (torch.ones(COPIED, dtype=torch.float32, device="cuda") for _ in range(2))
         best = min(self.gpu.clock.seconds(lambda: b.copy_(a)) for _ in range(8))
         return 2 * a.numel() * 4 / best
 

@@ -74,6 +74,7 @@ PACK_FEATURES = 64
 WORK_OF_THREADS = 1 << 20
 VECTORS = 2  # of a panel
 TILES = (2, 4)  # vectors of tiles where there are few features
+LEAST = 2  # lanes of the shortest vectors
 # Of sums for elements: vectors of a row that are written out; where they are more, vectors of a
 # tile and elements that take turns in it, whose two addresses each stay in registers.
 STRAIGHT = 7
@@ -164,7 +165,7 @@ def _by_vectors(
     scalar : what is left for fewer features or elements than a version takes
     """
     (size,) = _of_lowered([feat], scalar)
-    widths = [w for w in (lanes // 4, lanes // 2) if w > 1]
+    widths = [w for w in (lanes // 4, lanes // 2) if w >= LEAST]
     straight = [x for w in widths for x in ((w, 1, w), (w, 2, 2 * w - 1))]
     straight += [(lanes, count, lanes * count) for count in range(1, STRAIGHT + 1)]
     parts, order = _parts_and_order(positions, scalar)
@@ -272,7 +273,7 @@ def _narrow(func: SparseFunc, lanes: int) -> tirx.PrimFunc:
     """Versions for few features: two vectors, or tiles, of which the last begins earlier."""
     done = _in_tiles(func, None, [1, 1])
     *_, feat = _sizes(func, row_reduction(Schedule(func), "multiversion"), done)
-    width = 2
+    width = LEAST
     while width <= lanes:
         two = _in_tiles(func, 2, [width])
         done = _either(feat > _int64(width), two, done, (f"vectors_of_{width}", "fewer"))

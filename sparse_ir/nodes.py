@@ -106,7 +106,7 @@ class Axis(Object):
     @property
     def members(self) -> list[Axis]:
         """The axes that a merged axis co-iterates; of another one none."""
-        return flat_axes(self.of or ())
+        return flat_axes(self.of) if self.of is not None else []
 
     @property
     def is_sparse(self) -> bool:
@@ -466,11 +466,14 @@ def buffer_var(shape: Any, dtype: str, name: str, scope: str = "global", align: 
 def flat_axes(axes: Any) -> list[Axis]:
     """The plain axes of an iteration's list, those in fused, attached and part ones opened."""
     out: list[Axis] = []
-    for a in map(visited_node, axes):
-        if isinstance(a, FusedAxis):
+    for node in axes:
+        a = visited_node(node)
+        if isinstance(a, Axis):  # most are, and what is no instance takes TVM's classes long to say
+            out.append(a)
+        elif isinstance(a, FusedAxis):
             out.extend(a.axes)
         else:
-            out.append(a.axis if isinstance(a, AttachedAxis) else a)
+            out.append(a.axis)
     return out
 
 
@@ -503,7 +506,7 @@ def attached_axes(axes: Any) -> list[AttachedAxis]:
 
 def visited_node(node: Any) -> Any:
     """What an entry of an iteration's list visits: the axis that is cut, where it is a part."""
-    return node.axis if isinstance(node, PartAxis) else node
+    return node.axis if not isinstance(node, Axis) and isinstance(node, PartAxis) else node
 
 
 def walk(node: Any, callback: Callable[[Any], None], *kinds: Any) -> None:
@@ -553,7 +556,8 @@ def substitute(node: Any, mapping: dict[Any, Any]) -> Any:
     """Replace variables in a TIR or stage-I tree."""
     if not mapping:
         return node
-    return map_expr(node, [(ir.Var, lambda v: mapping.get(v, v))])
+    by_handle = {var.__chandle__(): new for var, new in mapping.items()}  # see variables_of
+    return map_expr(node, [(ir.Var, lambda v: by_handle.get(v.__chandle__(), v))])
 
 
 def stores_of(*statements: Any) -> list[Any]:

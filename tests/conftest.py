@@ -48,12 +48,17 @@ FILES = ("tests/test_programs.py", "tests/sparse_ir/test_interpret.py")
 # Folders and files whose tests are of many kernels each: these are compiled without LLVM's
 # optimisations, unless slow tests run too. tests/README.md says what is compiled with them.
 QUICK = {
-    "formats", "graph", "nn", "ops", "schedules", "sparse_ir", "test_build.py", "test_kernel.py",
-    "test_kernel_refusals.py", "test_lower.py", "test_plan.py", "test_plan_edges.py",
-    "test_plan_out_dtype.py", "test_programs.py", "test_random_programs.py", "test_shapes.py",
-    "test_thesis.py",
+    "formats", "graph", "nn", "ops", "schedules", "sparse_ir", "test_bench_gpu.py", "test_build.py",
+    "test_kernel.py", "test_kernel_refusals.py", "test_lower.py", "test_operator_records.py",
+    "test_plan.py", "test_plan_edges.py", "test_plan_out_dtype.py", "test_programs.py",
+    "test_random_programs.py", "test_readme.py", "test_shapes.py", "test_sparse_results.py", "test_thesis.py",
 }  # fmt: skip
 CACHE = pytest.StashKey[Any]()
+# In these, kernels by the default schedule have fewer versions by numbers of features, which are
+# most of what is compiled: `multiversion`'s constants, and what they are here.
+EVERY = pytest.StashKey[dict[str, Any]]()
+FEW = {"STRAIGHT": 2, "TILES": (2,), "LEAST": 8}
+ALL_VERSIONS = {"test_multiversion.py"}
 
 
 # Cases of a function above which only so many run by default that each value of each parameter is
@@ -82,6 +87,9 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     cache.forget_unused()
     tvm.compile = cache.compile
     session.config.stash[CACHE] = cache
+    from sparsetir.schedules import multiversion
+
+    session.config.stash[EVERY] = {name: getattr(multiversion, name) for name in FEW}
     _look_through_frames_alone()
 
 
@@ -135,9 +143,13 @@ def pytest_collection_finish() -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """How kernels are compiled, also those of fixtures for several tests."""
     places = {item.path.parent.name, item.path.name}
-    item.config.stash[CACHE].quick = item.config.option.markexpr == "not slow" and bool(
-        places & QUICK
-    )
+    quick = item.config.option.markexpr == "not slow" and bool(places & QUICK)
+    item.config.stash[CACHE].quick = quick
+    from sparsetir.schedules import multiversion
+
+    values = FEW if quick and not places & ALL_VERSIONS else item.config.stash[EVERY]
+    for name, value in values.items():
+        setattr(multiversion, name, value)
 
 
 @pytest.fixture(autouse=True)

@@ -75,6 +75,7 @@ def device(monkeypatch):
         monkeypatch.setattr(torch.cuda, name, value)
     monkeypatch.setattr(cusparse, "load", lambda: library)
     monkeypatch.setattr(gpu, "PEAK_SIZE", 64)
+    monkeypatch.setattr(gpu, "COPIED", 2**12)
     plan = sparsetir.plan
     monkeypatch.setattr(sparsetir, "plan", lambda *words, target, **rest: plan(*words, **rest))
     yield library

@@ -58,6 +58,7 @@ def exact_result(it):
     return a @ it.operands[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ops", [["spmm"]])
 def test_a_run(ops, tmp_path):
     scipy.io.mmwrite(tmp_path / "second.mtx", random_matrix(25, 35, 1))

@@ -98,6 +98,7 @@ def test_reference_has_all_public_names(room):
     assert not room or not any(inspect.ismodule(getattr(module, k)) for k in module.__all__)
 
 
+@pytest.mark.slow
 def test_site_is_built_without_warnings(tmp_path):
     from sphinx.cmd.build import main
 

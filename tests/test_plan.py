@@ -250,11 +250,11 @@ def test_sddmm():
 def test_sddmm_candidates(feat):
     rng = np.random.default_rng(4)
     x, y = (
-        rng.standard_normal((2, 30, feat), "float32"),
-        rng.standard_normal((2, 20, feat), "float32"),
+        rng.standard_normal((30, 2, feat), "float32"),
+        rng.standard_normal((20, 2, feat), "float32"),
     )
     rows = np.repeat(np.arange(30), np.diff(A.indptr))
-    want = (x[:, rows].astype("float64") * y[:, A.indices]).sum(2)
+    want = (x[rows].astype("float64") * y[A.indices]).sum(2)
     for config in sparsetir.plan_candidates("sddmm", A, feat, heads=2):
         plan = sparsetir.plan("sddmm", A, feat, heads=2, config=config)
         np.testing.assert_allclose(plan(x, y), want, atol=1e-4)
@@ -296,8 +296,10 @@ def test_an_operand_says_features_types_and_heads():
     made = sparsetir.plan("spmm", A, b, target="cpu")
     assert (made.feat, made.problem.dtype) == (5, "float64")
     np.testing.assert_allclose(made(b), A.astype("float64") @ b)
-    heads = np.ones((3, A.shape[1], 5), "float32")
-    assert sparsetir.plan("spmm", A, heads)(heads).shape == (3, A.shape[0], 5)
+    heads = np.ones((A.shape[1], 3, 5), "float32")
+    assert sparsetir.plan("spmm", A, heads)(heads).shape == (A.shape[0], 3, 5)
+    with pytest.raises(ValueError, match=r"'feat': expected heads as the second .* \(3, "):
+        sparsetir.plan("spmm", A, heads.swapaxes(0, 1))
     assert sparsetir.plan("spmv", A, b[:, 0]).problem.dtype == "float64"
 
 

@@ -107,24 +107,17 @@ def program(problem: EdgeSoftmax) -> SparseFunc:
     return cast(Any, edge_softmax_backward if backward else edge_softmax)
 
 
-def _heads_first(dtype: str, idtype: str, heads: int, feat: int) -> Fitted:
-    numbers = {"batch": heads, "heads": 1}
-    return Fitted(EdgeSoftmax(dtype, idtype), (1,), numbers, ("x", "out"))
-
-
-def _heads_last(dtype: str, idtype: str, heads: int, feat: int) -> Fitted:
+def _fit(dtype: str, idtype: str, heads: int, feat: int) -> Fitted:
     numbers = {"batch": 1, "heads": heads}
     return Fitted(EdgeSoftmax(dtype, idtype), (heads,), numbers, ("x", "out"))
 
 
 for _name in SOFTMAX:
-    _last = _name == "edge_softmax"
     register(
         Operator(
             _name, EdgeSoftmax, "softmax over the elements of each row",
-            dict.fromkeys(("x", "out"), "eh" if _last else "he"), False, None, reductions=(),
+            dict.fromkeys(("x", "out"), "eh"), False, None, reductions=(),
             program=program, on="edges", options=("heads",), dtypes=DTYPES,
-            function=_name if _last else "sparse_softmax",
-            fit=_heads_last if _last else _heads_first,
+            function="edge_softmax" if _name == "edge_softmax" else "sparse_softmax", fit=_fit,
         )
     )  # fmt: skip

@@ -1,6 +1,6 @@
 """Names of operators, reductions and types; imports nothing, as `sparsetir --help` needs them."""
 
-# On the elements of a matrix; softmax of each row's, whose heads come last for "edge_softmax".
+# On the elements of a matrix; softmax of each row's.
 OPS = ("spmm", "spmv", "sddmm")
 SOFTMAX = ("softmax", "sparse_softmax", "edge_softmax")
 # That plans and searches take by their names; they take messages by those of `vocabulary`.

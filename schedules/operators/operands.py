@@ -143,7 +143,8 @@ class Operator:
         self, shape: tuple[int, ...], nnz: int, feat: int, heads: int | None,
         there: Container[str] | None = None, **sizes: int | None,
     ) -> dict[str, tuple[int, ...]]:  # fmt: skip
-        """Shapes of operands, values "a" if any, and the result "out", as callers have them.
+        """Shapes of operands, values "a" if any, and the result "out"; of matrices heads first, as
+        kernels have them.
 
         shape, nnz : of the pattern that it is given, see `transposed`
         there : names of those that there are, by default all

@@ -16,7 +16,7 @@ from sparsetir import ops
 EDGES = PATTERNS["edges"]
 EACH = pytest.mark.parametrize("name", OPS)
 SOME = pytest.mark.parametrize("name", by_turns(OPS, 3))
-OTHERS = [d for d in DTYPES if d != "float32"]
+TURNS = ["float32", "bfloat16", "float32", "float16"]  # float64 is what most tests here take
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
 
 
@@ -41,19 +41,14 @@ def check(op, case, dtype="float32", given=None):
         assert_close(x / op.close / 4, y / op.close / 4, dtype)
 
 
-@EACH
-def test_patterns(name):
-    for pattern, case in PATTERNS.items():
-        if not OPS[name].ones or isinstance(case.A, tuple):
-            check(OPS[name], case)
-
-
 @pytest.mark.parametrize(("name", "dtype"), [
-    pytest.param(name, dtype, marks=[pytest.mark.slow] if (at + n) % 3 else [])
-    for at, name in enumerate(OPS) for n, dtype in enumerate(OTHERS)
+    pytest.param(name, dtype, marks=[] if dtype == TURNS[at % len(TURNS)] else [pytest.mark.slow])
+    for at, name in enumerate(OPS) for dtype in DTYPES
 ])  # fmt: skip
-def test_types(name, dtype):
-    check(OPS[name], EDGES, dtype)
+def test_patterns(name, dtype):
+    for case in PATTERNS.values():
+        if not OPS[name].ones or isinstance(case.A, tuple):
+            check(OPS[name], case, dtype)
 
 
 @pytest.mark.slow

@@ -57,7 +57,10 @@ def run(x, y, mask, problem, config):
         plan = sparsetir.plan(
             "sddmm", stored, x.shape[-1], dtype=problem.dtype, heads=heads, config=config
         )
-        plan(x, y, out=out)
+        if heads is None:
+            plan(x, y, out=out)
+        else:  # which plans have second
+            out = plan(*(each.transpose(0, 1).contiguous() for each in (x, y))).t()
     return out.double().numpy()
 
 

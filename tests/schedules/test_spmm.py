@@ -119,12 +119,24 @@ def test_an_extremum_keeps_nan():
 
 def test_heads():
     a, heads, feat = ZOO["random"], 3, 20
-    b = RNG.standard_normal((heads, 47, feat)).astype("float32")
-    values = RNG.standard_normal((heads, a.nnz)).astype("float32")
-    out = sparsetir.plan("spmm", a, feat, heads=heads)(b, values=values)
-    assert out.shape == (heads, 61, feat)
+    b = RNG.standard_normal((47, heads, feat)).astype("float32")
+    values = RNG.standard_normal((a.nnz, heads)).astype("float32")
+    run = sparsetir.plan("spmm", a, feat, heads=heads)
+    out = run(b, values=values)
+    assert out.shape == (61, heads, feat)
     for h in range(heads):
-        np.testing.assert_allclose(out[h], expected(a, values[h], b[h], "sum")[0], atol=1e-5)
+        want = expected(a, values[:, h], b[:, h], "sum")[0]
+        np.testing.assert_allclose(out[:, h], want, atol=1e-5)
+    given = torch.empty(61, heads, feat)
+    assert run(torch.from_numpy(b), values=torch.from_numpy(values), out=given) is given
+    np.testing.assert_array_equal(given.numpy(), out)
+    with pytest.raises(ValueError, match="'b': .* with heads as the second dimension, got .3, 47"):
+        run(b.swapaxes(0, 1))
+    with pytest.raises(ValueError, match="'values': .* with heads as the second dimension, got .3"):
+        run(b, values=values.T)
+    with pytest.raises(ValueError, match="'out' shares memory with 'b'"):
+        square = sparsetir.plan("spmm", sp.eye_array(4, format="csr", dtype="float32"), b[:4])
+        square(b[:4], out=b[:4])
 
 
 def test_spmv():

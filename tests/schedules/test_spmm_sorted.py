@@ -46,11 +46,11 @@ def test_edges_of_torch_take_values_by_their_places():
         np.array([0, 3, 3, 4], "int32"), np.array([2, 0, 2, 1], "int32"), (3, 4)
     )
     plan = sparsetir.plan("spmm", pattern, 16, dtype="float32", heads=2, config=config.unpacked)
-    values, b = RNG.random((2, 4), "float32"), RNG.random((2, 4, 16), "float32")
-    wanted = np.zeros((2, 3, 16))
+    values, b = RNG.random((4, 2), "float32"), RNG.random((4, 2, 16), "float32")
+    wanted = np.zeros((3, 2, 16))
     for head, row, column, e in ((h, r, c, e) for h in (0, 1) for e, (r, c) in enumerate(
         [(0, 2), (0, 0), (0, 2), (2, 1)]
     )):  # fmt: skip
-        wanted[head, row] += values[head, e] * b[head, column].astype("float64")
+        wanted[row, head] += values[e, head] * b[column, head].astype("float64")
     np.testing.assert_allclose(plan(b, values=values), wanted, rtol=1e-5)
     assert not plan.arranges_values

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 from sparsetir.data.sparse_tensor import SparseMatrix
-from sparsetir.planning.plan import plan
+from sparsetir.planning.plan import plan_of, requested
 from sparsetir.planning.request import default_threads
 from sparsetir.planning.run_plan import Plan
 from sparsetir.records.fingerprint import Sizes
@@ -60,7 +60,7 @@ def recorded(
     else:
         config = getattr(config, "unpacked", config)
     try:
-        found = plan(op, matrix, feat, config=config, **task.options)
+        found = plan_of(requested(op, matrix, feat, **task.options), config)
     except Exception as error:  # such as of a template that has changed since, as in `plan`
         warn_of_record(config, error)
         return None

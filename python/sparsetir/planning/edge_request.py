@@ -17,6 +17,7 @@ from sparsetir.planning.request import (
     default_threads,
     features_of,
     idtype_for,
+    refuse_heads_first,
 )
 from sparsetir.planning.vocabulary import is_along_edges, message
 from sparsetir.records.task import Config
@@ -73,7 +74,7 @@ ALONG_EDGES = AlongEdges()
 
 def _heads(wanted: Request) -> int:
     """That are gone through by themselves."""
-    return int(wanted.sizes.get("batch", wanted.sizes["heads"]))
+    return 1 if "batch" in wanted.sizes else int(wanted.sizes["heads"])
 
 
 def about_edges(problem: Problem, features: tuple[int, ...], heads: int) -> About:
@@ -120,11 +121,11 @@ def edge_request(
 ) -> Request:
     """The arguments of `sparsetir.plan("u_add_e_max", ...)` and the like, checked; raises as that
     does."""
-    operator = ALONG.get(op, ALONG["messages"])
+    operator, given = ALONG.get(op, ALONG["messages"]), feat
     if op in SOFTMAX:
         feat, dtype, heads = _of_values(op, feat, dtype, heads)
     else:
-        feat, dtype, heads = features_of(op, feat, dtype, heads, heads_at=1)
+        feat, dtype, heads = features_of(op, feat, dtype, heads)
     check_dtypes(dtype=dtype)
     check_counts(feat=feat, heads=heads, threads=threads, **_counts(options))
     if operator.name == "messages":
@@ -137,6 +138,8 @@ def edge_request(
     by_sizes = fit("float32", "int32", one, feat, **options)  # the types follow
     each = any("e" in operator.dims[name] for name in by_sizes.there if name != "a")
     matrix = adopted_matrix(op, matrix, each_once=True, in_order=each)
+    if op in SOFTMAX:
+        refuse_heads_first(op, given, 2, (matrix.nnz,))
     dtype = dtype or (str(matrix.dtype) if isinstance(matrix, SparseMatrix) else "float32")
     if dtype not in operator.dtypes:
         raise ValueError(
@@ -190,5 +193,5 @@ def _of_values(
             f"with heads, got {got}"
         )
     if heads is None and len(x.shape) == 2:
-        heads = int(x.shape[1 if op == "edge_softmax" else 0])
+        heads = int(x.shape[1])
     return 1, dtype or dtype_name(x), heads

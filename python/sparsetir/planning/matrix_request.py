@@ -19,6 +19,7 @@ from sparsetir.planning.request import (
     default_threads,
     features_of,
     idtype_for,
+    refuse_heads_first,
 )
 from sparsetir.planning.vocabulary import operator as named_operator
 from sparsetir.records.task import Config
@@ -113,6 +114,7 @@ def matrix_request(
     """The arguments of :func:`sparsetir.plan`, checked; raises as it does."""
     given, (op, reduce, ones) = op, named_operator("plan", op, reduce, OPERATORS)
     operator = OPERATORS[op]
+    operand = feat
     feat, dtype, heads = features_of(op, feat, dtype, heads, operator.vectors)
     check_dtypes(dtype=dtype, out_dtype=out_dtype)
     if out_dtype is not None and not hasattr(operator.problem, "out"):
@@ -134,6 +136,7 @@ def matrix_request(
             values = found.arrange(np.ones(len(found.places), found.dtype))  # parallel edges count
         found = found.with_values(values)
     matrix = found
+    refuse_heads_first(op, operand, 2 if operator.vectors else 3, matrix.shape)
     own = str(matrix.dtype) if isinstance(matrix, SparseMatrix) else "float32"
     m, n, feat = *matrix.shape, int(feat)
     idtype = idtype_for(m, n, matrix.nnz, feat)

@@ -1,14 +1,14 @@
-"""Plans whose kernel has more features than are given: operators whose kernels fill vectors."""
+"""Plans whose kernels take arrays in another shape: with more features, or with heads first."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sparsetir.planning.request import Request
 from sparsetir.planning.run_plan import Plan
 from sparsetir.records.task import Config
-from sparsetir.runtime.arrays import empty_like, is_array, leading, with_zeros
+from sparsetir.runtime.arrays import empty_like, is_array, leading, swapped, with_zeros
 
 
 def plan_with(wanted: Request, config: Config, chosen_by: str = "user") -> Plan:
@@ -25,6 +25,24 @@ def _sizes_of(config: Config) -> dict[str, int]:
     return {name: getattr(config, name) for name in ("feat_in", "feat")}
 
 
+def _check_shapes(
+    op: str, shapes: Mapping[str, tuple[int, ...]], arrays: Mapping[str, Any], said: str = ""
+) -> None:
+    """Raise for arrays, by name, of other shapes; a result and values may be None.
+
+    said : behind the shape that is expected
+    """
+    for name, array in arrays.items():
+        if array is None and name in ("out", "values"):
+            continue
+        expected = shapes["a" if name == "values" else name]
+        got = getattr(array, "shape", type(array).__name__)
+        if not is_array(array) or tuple(got) != expected:
+            raise ValueError(
+                f"{op}: argument '{name}': expected an array of shape {expected}{said}, got {got}"
+            )
+
+
 class PaddedPlan(Plan):
     """A plan whose kernel has more features than are given: zeros are put behind these.
 
@@ -39,13 +57,8 @@ class PaddedPlan(Plan):
         """As of :class:`Plan`."""
         if len(operands) != len(self._operands):
             return super().__call__(*operands)  # which says what is wrong
-        given = [*zip(self._operands, operands, strict=True)]
-        for name, array in given if out is None else [*given, ("out", out)]:
-            if not is_array(array) or tuple(array.shape) != self._given[name]:
-                raise ValueError(
-                    f"{self.op}: argument '{name}': expected an array of shape "
-                    f"{self._given[name]}, got {getattr(array, 'shape', type(array).__name__)}"
-                )
+        given = dict(zip(self._operands, operands, strict=True), out=out)
+        _check_shapes(self.op, self._given, given)
         self._check_memory(operands, values, out)
         whole = out
         if out is not None:
@@ -65,3 +78,33 @@ class PaddedPlan(Plan):
     def _padded(self, operands: Sequence[Any]) -> list[Any]:
         named = zip(self._operands, operands, strict=True)
         return [with_zeros(array, self._shapes[name]) for name, array in named]
+
+
+class HeadsPlan(Plan):
+    """A plan whose callers have heads second: (nodes, heads, features), (elements, heads).
+
+    Kernels have them first, so operands, values and results are copied in each run. Operators for
+    torch have arrays as kernels take them: they make no such plan.
+    """
+
+    @classmethod
+    def of(cls, made: Plan) -> HeadsPlan:
+        """A plan for these callers."""
+        found = cls.__new__(cls)
+        found.__dict__.update(made.__dict__)
+        return found
+
+    def __call__(self, *operands: Any, out: Any = None, values: Any = None) -> Any:
+        """As of :class:`Plan`."""
+        if len(operands) != self._count or (values is not None and "a" not in self._shapes):
+            return super().__call__(*operands, values=values)  # which says what is wrong
+        shapes = {name: (s[1], s[0], *s[2:]) for name, s in self._shapes.items()}
+        given = dict(zip(self._operands, operands, strict=True), out=out, values=values)
+        _check_shapes(self.op, shapes, given, ", with heads as the second dimension")
+        self._check_memory(operands, values, out)
+        first = None
+        if out is not None:
+            self._refuse_overlap(out, operands, values)
+            first = empty_like(out, self._shapes["out"], f"{self.op}: argument 'out'")
+        turned = None if values is None else swapped(values)
+        return swapped(super().__call__(*map(swapped, operands), out=first, values=turned), out)

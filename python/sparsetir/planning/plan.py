@@ -20,7 +20,7 @@ import numpy as np
 from sparsetir.formats import Format
 from sparsetir.planning.edge_request import edge_request, record_along_edges
 from sparsetir.planning.matrix_request import matrix_request
-from sparsetir.planning.padded_plan import plan_with
+from sparsetir.planning.padded_plan import HeadsPlan, plan_with
 from sparsetir.planning.relational_request import relational_request
 from sparsetir.planning.request import Request, refuse_options
 from sparsetir.planning.run_plan import Plan
@@ -91,8 +91,8 @@ def plan(
         "sum" or "add", "mean", "max" or "amax", "min" or "amin" (see
         :class:`sparsetir.schedules.operators.problems.Spmm`).
     heads : int, optional
-        How many matrices share the pattern; a first dimension of values, operands and result.
-        See the notes for messages, softmax and attention.
+        The second dimension of operands, values and result, as in `sparsetir.ops`: (n, heads,
+        feat), (nnz, heads).
     target : str, dict or tvm.target.Target
         As for :func:`sparsetir.build`.
     threads : int, optional
@@ -146,9 +146,8 @@ def plan(
     Features of elements (e, and values of a softmax) are in the order of the pattern, as values
     are. A matrix that has its elements in another order is refused there, but for a SparseMatrix,
     whose `arrange` brings features into its own; and one that has an element twice, where it
-    matters that a SparseMatrix has it once. With heads, messages and attention are as in
-    `sparsetir.ops`: u (n, heads, feat), e (nnz, heads, edge_feat), q (m, heads, feat_in); "softmax"
-    takes (heads, nnz) and "edge_softmax" (nnz, heads), and neither takes `feat`.
+    matters that a SparseMatrix has it once. A softmax takes no `feat`. Kernels of "spmm", "spmv"
+    and "sddmm" have heads first: with heads, their plans copy what they are given, and results.
     """
     wanted = requested(
         op, matrix, feat, dtype=dtype, reduce=reduce, heads=heads, target=target, threads=threads,
@@ -161,7 +160,8 @@ def plan(
                 f"plan: argument 'format': expected None beside a config, got {format!r}"
             )
         config = wanted.choosing.of_format(wanted, format)
-    return plan_of(wanted, config)
+    made = plan_of(wanted, config)
+    return HeadsPlan.of(made) if getattr(wanted.problem, "batched", False) else made
 
 
 def plan_of(wanted: Request, config: Config | None = None) -> Plan:

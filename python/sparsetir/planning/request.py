@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Container, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -330,14 +330,12 @@ def adopted_matrix(
 
 
 def features_of(
-    op: str, feat: Any, dtype: str | None, heads: int | None, vectors: bool = False,
-    heads_at: int = 0,
-) -> tuple[Any, str | None, int | None]:  # fmt: skip
+    op: str, feat: Any, dtype: str | None, heads: int | None, vectors: bool = False
+) -> tuple[Any, str | None, int | None]:
     """The number of features, and what else the dense operand says where it is given for that.
 
     feat : a number; or the operand, whose dtype and heads are taken where none are given
     vectors : whether operands have no dimension of features, and need no number
-    heads_at : their dimension in the operand, if it has them
     """
     if feat is None:
         if vectors:
@@ -355,8 +353,19 @@ def features_of(
             f"{least + 1} with heads, got shape {tuple(feat.shape)}"
         )
     if heads is None and len(feat.shape) > least:
-        heads = int(feat.shape[heads_at])
+        heads = int(feat.shape[1])
     return 1 if vectors else int(feat.shape[-1]), dtype or dtype_name(feat), heads
+
+
+def refuse_heads_first(op: str, given: Any, dims: int, rows: Container[int]) -> None:
+    """Raise for an operand of so many dimensions whose second one has the rows, not the first."""
+    if not is_array(given) or len(given.shape) != dims:
+        return
+    if given.shape[0] not in rows and given.shape[1] in rows:
+        raise ValueError(
+            f"plan: argument 'feat': expected heads as the second dimension of the operand of "
+            f"'{op}', got shape {tuple(given.shape)}"
+        )
 
 
 def check_dtypes(**dtypes: object) -> None:

@@ -220,7 +220,7 @@ class Plan:
             b (n, feat) for "spmm", (n,) for "spmv"; x (m, feat) and y (n, feat) for "sddmm"; x (n,
             feat_in) and w (relations, feat_in, feat) for "rgms"; u (n, feat), e (nnz, edge_feat) or
             both for messages, x (nnz,) for "softmax"; q (m, feat_in), k (n, feat_in) and v
-            (n, feat) for "attention". With heads, see :func:`sparsetir.plan`.
+            (n, feat) for "attention". Heads come second.
         out : array, optional
             Written and returned. From some MiB on a new one costs about as much as the product,
             since the system gives its memory page by page: give one that is there where you can.

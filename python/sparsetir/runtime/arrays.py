@@ -191,6 +191,21 @@ def leading(array: Any, shape: tuple[int, ...], out: Any = None) -> Any:
     return part.contiguous() if is_torch(part) else np.ascontiguousarray(part)
 
 
+def swapped(array: Any, out: Any = None) -> Any:
+    """A contiguous array with the first two dimensions in turn; of TVM's through the host.
+
+    out : of the same kind, where it is written
+    """
+    if isinstance(array, tvm_ffi.Tensor):
+        found = np.ascontiguousarray(to_numpy(array).swapaxes(0, 1))
+        return tvm.runtime.tensor(found, array.device) if out is None else out.copyfrom(found)
+    turned = array.swapaxes(0, 1)
+    if out is not None:
+        out[...] = turned
+        return out
+    return turned.contiguous() if is_torch(turned) else np.ascontiguousarray(turned)
+
+
 def placed(array: np.ndarray, kind: str, beside: Iterable[Any]) -> Any:
     """A TVM tensor of these numbers on a device; on the CPU without a copy.
 

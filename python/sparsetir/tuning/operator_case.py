@@ -12,7 +12,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from sparsetir.data.sparse_tensor import SparseMatrix
-from sparsetir.planning.plan import plan
+from sparsetir.planning.plan import plan_of, requested
 from sparsetir.planning.run_plan import Plan
 from sparsetir.records.task import Config, Task
 from sparsetir.runtime.arrays import is_array, itemsize, memory
@@ -70,7 +70,7 @@ class OperatorCase:
     def prepared(self, config: Config, device: Any = None) -> Prepared:
         """A config as a plan, with the operands on a device (None: this CPU)."""
         task = self.task
-        made = plan(task.op, self.matrix, task.feat, config=config, **task.options)
+        made = plan_of(requested(task.op, self.matrix, task.feat, **task.options), config)
         about = {
             "compile_seconds": made.compile_seconds, "convert_seconds": made.convert_seconds,
             "padding": made.padding, "launches": made.launches, "bytes": stored_bytes(made),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import os
 import signal
@@ -34,6 +35,8 @@ def serve(answers: int, parent: int, make: Callable[[], Any]) -> None:
     with os.fdopen(answers, "w", buffering=1) as out:
         made: list[Any] = []
         print(json.dumps(_answer(lambda: made.append(make()))), file=out)
+        gc.freeze()
+        gc.enable()
         for line in sys.stdin if made else ():
             request = json.loads(line)
             op = request.pop("op")
