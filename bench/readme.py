@@ -34,6 +34,7 @@ LAYERS = {
 
 def run(args: argparse.Namespace) -> None:
     """The command; status 1 where a result was wrong."""
+    torch.set_num_threads(args.threads)
     seconds = 0.1 if args.quick else args.seconds
     law, other = ("cora", "cora") if args.quick else (GRAPH, PRODUCT)
     todo: list[tuple[str, Callable[[], dict[str, Any]]]] = [
@@ -57,7 +58,12 @@ def run(args: argparse.Namespace) -> None:
     ]  # fmt: skip
     table(f"{args.threads} threads", head, told)
     wrong = [row for row in rows if row.get("wrong")]
-    finish(args, "readme", {"rows": rows}, wrong, load=os.getloadavg()[0])
+    results = {"rows": rows, "clock": _clock().__name__}
+    finish(args, "readme", results, wrong, load=os.getloadavg()[0])
+
+
+def _clock() -> Callable[[], float]:
+    return models.clock_of(torch.get_num_threads())
 
 
 def epoch(law: str, layer: str, what: str, seconds: float) -> dict[str, Any]:
@@ -65,7 +71,7 @@ def epoch(law: str, layer: str, what: str, seconds: float) -> dict[str, Any]:
     matrix = generate(LAWS[law])
     rows = np.repeat(np.arange(matrix.shape[0]), np.diff(matrix.indptr))
     edges = torch.from_numpy(np.stack([matrix.indices, rows]).astype(np.int64))
-    ways = [models.OURS, models.PYG, models.INDUCTOR]
+    ways = [models.INDUCTOR, models.OURS, models.PYG]
     cell = models.measure(law, matrix.shape[0], edges, layer, ways, seconds)
     times = {"sparsetir": cell["epoch"].pop(models.OURS), **cell["epoch"]}
     about = {"what": what, "snippet": COMPILED, "graph": law, "edges": edges.shape[1]}
@@ -75,7 +81,7 @@ def epoch(law: str, layer: str, what: str, seconds: float) -> dict[str, Any]:
 def relational(sizes: tuple[int, int], seconds: float) -> dict[str, Any]:
     """A step of training of a relational layer, beside both of PyG."""
     graph = rgcn.generated(*sizes)
-    cell = rgcn.measure(graph, 32, rgcn.WAYS, Device(seconds=seconds, least=3))
+    cell = rgcn.measure(graph, 32, rgcn.WAYS, Device(seconds=seconds, least=3, clock=_clock()))
     times = {"sparsetir": cell["training"].pop(rgcn.OURS), **cell["training"]}
     about = {"what": "a step of training of an RGCN layer", "snippet": "sparsetir.nn.RGCNConv"}
     return {**about, "edges": graph.edges, "seconds": times, "wrong": cell["wrong"]}
@@ -92,7 +98,7 @@ def product(law: str, seconds: float) -> dict[str, Any]:
     dense = torch.from_numpy(x)
     wrong = None if np.allclose(A @ x, exact, rtol=1e-4, atol=1e-4) else "A @ x"
     calls = {"sparsetir": lambda: A @ x, "scipy": lambda: matrix @ x}
-    times = interleaved({**calls, "torch (MKL)": lambda: tensor @ dense}, seconds)
+    times = interleaved({**calls, "torch (MKL)": lambda: tensor @ dense}, seconds, clock=_clock())
     about = {"what": f"a sparse matrix times {FEATURES} features", "snippet": "A @ X"}
     return {**about, "nnz": matrix.nnz, "seconds": times, "wrong": wrong}
 

@@ -2,9 +2,10 @@
 
     python -m docs.speed
 
-writes docs/pictures/speed.png, and the tables between `<!-- speed -->` and `<!-- end -->` in
-README.md and docs/performance.md, and there what a call takes between `<!-- calls -->` and
-`<!-- end -->`. `tests/test_docs.py` checks that these say what the files do.
+writes docs/pictures/speed.png; between `<!-- readme -->` and `<!-- end -->` in README.md what
+`python -m bench readme` found; and in docs/performance.md, between other marks, the table of all
+comparisons, what loses, and what a call takes. `tests/test_docs.py` checks that these say what the
+files do.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
 MARKED = {
     name: re.compile(rf"(?<=<!-- {name} -->\n).*?(?=<!-- end -->)", re.DOTALL)
-    for name in ("speed", "calls")
+    for name in ("readme", "comparisons", "speed", "calls")
 }
 CALLS = "calls-amd-epyc-znver5-1t"
 GROUPS = {
@@ -118,8 +119,28 @@ def _on(file: str) -> str:
     return " on AMD" if "-amd-" in file else " on Intel"
 
 
+def readme() -> str:
+    """The README's table: of each of its snippets how many times as fast it is as others."""
+    files = {n: _newest("readme", f"{n}t") for n in (1, 2)}
+    records = {n: json.loads((RESULTS / f"{file}.json").read_text()) for n, file in files.items()}
+    rows = {n: {r["what"]: r for r in record["results"]["rows"]} for n, record in records.items()}
+    out = ["| | with | 1 thread | 2 threads |", "|---|---|---|---|"]
+    for what, row in rows[1].items():
+        told = [f"| {what} | `{row['snippet']}` |"]
+        for n in files:
+            times = {name: t["min"] for name, t in rows[n][what]["seconds"].items()}
+            ours = times.pop("sparsetir")
+            told.append(", ".join(f"{t / ours:.2f} ({o})" for o, t in times.items()) + " |")
+        out.append(" ".join(told))
+    record = records[1]
+    cpu = re.sub(r"\(\w+\)| Processor", "", record["cpu"])
+    where = " and ".join(f"`bench/results/{file}.json`" for file in files.values())
+    out += ["", f"{cpu} ({record['llvm_cpu']}), commit {record['commit']}: {where}."]
+    return "\n".join(out) + "\n"
+
+
 def table() -> str:
-    """The lines of the README's table."""
+    """The lines of the table of all comparisons."""
     out = ["| | beside | cells | faster in | times as fast, mean | worst cell |",
            "|---|---|---|---|---|---|"]  # fmt: skip
     for c in comparisons():
@@ -298,7 +319,7 @@ def draw() -> None:
     Image.open(file).convert("RGB").quantize(64).save(picture, optimize=True)
 
 
-def rewrite(path: Path, text: str, name: str = "speed") -> None:
+def rewrite(path: Path, text: str, name: str) -> None:
     """Put a table between the marks of a page."""
     page = path.read_text()
     assert MARKED[name].search(page), path
@@ -306,7 +327,8 @@ def rewrite(path: Path, text: str, name: str = "speed") -> None:
 
 
 if __name__ == "__main__":
-    rewrite(ROOT / "README.md", table())
-    rewrite(ROOT / "docs" / "performance.md", losses())
+    rewrite(ROOT / "README.md", readme(), "readme")
+    rewrite(ROOT / "docs" / "performance.md", table(), "comparisons")
+    rewrite(ROOT / "docs" / "performance.md", losses(), "speed")
     rewrite(ROOT / "docs" / "performance.md", calls(), "calls")
     draw()

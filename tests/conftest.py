@@ -51,7 +51,8 @@ QUICK = {
     "formats", "graph", "nn", "ops", "schedules", "sparse_ir", "test_bench_gpu.py", "test_build.py",
     "test_kernel.py", "test_kernel_refusals.py", "test_lower.py", "test_operator_records.py",
     "test_plan.py", "test_plan_edges.py", "test_plan_out_dtype.py", "test_programs.py",
-    "test_random_programs.py", "test_readme.py", "test_shapes.py", "test_sparse_results.py", "test_thesis.py",
+    "test_random_programs.py", "test_readme.py", "test_shapes.py", "test_sparse_results.py",
+    "test_thesis.py",
 }  # fmt: skip
 CACHE = pytest.StashKey[Any]()
 # In these, kernels by the default schedule have fewer versions by numbers of features, which are
