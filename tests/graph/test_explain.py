@@ -41,3 +41,10 @@ def test_functions_without_gradients():
 
     (graph,) = sparsetir.explain(moved, torch.rand(9, 3), torch.arange(9)).graphs
     assert [found.node for found in graph.found] == ["index_add"] and not graph.left
+
+
+def test_a_program_that_is_refused_is_left(monkeypatch):
+    monkeypatch.setattr("sparsetir.graph.programs.Program.refusal", lambda program: "no such thing")
+    model, args = made("raw")
+    (graph,) = sparsetir.explain(model, *args).graphs
+    assert not graph.found and any("reduction index_add (30, 8): no such" in x for x in graph.left)

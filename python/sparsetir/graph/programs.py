@@ -10,7 +10,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tvm.error import DiagnosticError
+
 from sparsetir.planning.compiled import compiled
+from sparsetir.runtime.file_errors import first_line
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.pipeline import lower
 from sparsetir.runtime.targets import resolve_target
@@ -148,6 +151,14 @@ class Program:
         first, step = REDUCTIONS[self.reduce or "sum"]
         lines += ["    with T.init():", f"        {out} = {first}"]
         return [*lines, f"    {out} = {step.format(out, f'({term})')}"]
+
+    def refusal(self) -> str:
+        """Why the language refuses the program, "" for one that it takes."""
+        try:
+            from_source(self.text((True,) * len(self.operands)))
+        except DiagnosticError as error:
+            return first_line(error)
+        return ""
 
     def kernel(self, aligned: tuple[bool, ...]) -> Kernel:
         """Of :meth:`text`, compiled when it is first wanted; trusts its index arrays."""

@@ -481,6 +481,10 @@ class _Finder:
         program = Program(
             made.text, made.operands, tuple(kept), known, made.others, reduce, lost, short
         )
+        refusal = program.refusal()
+        if refusal:
+            self._why[node.name] = refusal
+            return None
         return program, made.tensors, made.indices
 
     def _region(
