@@ -323,7 +323,7 @@ def rewrite(path: Path, text: str, name: str) -> None:
     """Put a table between the marks of a page."""
     page = path.read_text()
     assert MARKED[name].search(page), path
-    path.write_text(MARKED[name].sub(lambda _: text, page))
+    path.write_text(MARKED[name].sub(lambda _: text, page, count=1))
 
 
 if __name__ == "__main__":
