@@ -112,7 +112,7 @@ COMMANDS: dict[str, tuple[str, tuple[Option, ...], int | None]] = {
         THREADS_OF_ALL, GRAPH, seconds(10, "each layer and graph"),
         some("--layer", None, "default: all: raw GCN SAGE GIN GAT GATv2 Transformer gate .."),
         some("--peers", None, "default: all", nargs="*",
-             choices=("PyG", "Inductor", "accelerate", "sparsetir.nn")),
+             choices=("PyG", "Inductor", "backend, rest eager", "accelerate", "sparsetir.nn")),
         flag("--shuffle", "edges in no order"),
     ), None),
     "compile": ("import, parsing, each lowering, build", (THREADS_OF_ALL,), None),
