@@ -112,8 +112,9 @@ COMMANDS: dict[str, tuple[str, tuple[Option, ...], int | None]] = {
         THREADS_OF_ALL, GRAPH, seconds(10, "each layer and graph"),
         some("--layer", None, "default: all: raw GCN SAGE GIN GAT GATv2 Transformer gate .."),
         some("--peers", None, "default: all", nargs="*",
-             choices=("PyG", "Inductor", "accelerate", "sparsetir.nn")),
+             choices=("PyG", "Inductor", "backend, rest eager", "accelerate", "sparsetir.nn")),
         flag("--shuffle", "edges in no order"),
+        flag("--memory", "what an epoch takes, by each way in a process of its own"),
     ), None),
     "compile": ("import, parsing, each lowering, build", (THREADS_OF_ALL,), None),
     "gpucode": ("GPU templates by nvcc: registers, spills, widths of loads", (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import time
 from collections.abc import Callable
 from functools import partial
@@ -16,16 +17,18 @@ import torch.nn.functional as F
 import torch_geometric.nn as pyg
 
 import sparsetir
-from bench.harness import each, finish, geomean
+from bench import memory
+from bench.harness import each, finish, geomean, in_a_process
 from bench.messages import Distance, Gate, Own, Raw
-from bench.report import MS, beside, table
+from bench.report import MS, Form, beside, table
 from bench.timing import interleaved
 from sparsetir import nn
 from sparsetir.graph.backend import backend
 
 OURS, PYG, INDUCTOR = "backend sparsetir", "PyG", "Inductor"
-WAYS = (OURS, PYG, INDUCTOR, "accelerate", "sparsetir.nn")
-ORDER = (INDUCTOR, OURS, PYG, "accelerate", "sparsetir.nn")  # see `epoch_of`
+EAGER = "backend, rest eager"
+WAYS = (OURS, PYG, INDUCTOR, EAGER, "accelerate", "sparsetir.nn")
+ORDER = (INDUCTOR, OURS, EAGER, PYG, "accelerate", "sparsetir.nn")  # see `epoch_of`
 WEIGHTED = ("raw", "gate", "distance", "own")  # of layers: those with a number for each edge
 LAYERS: dict[str, Callable[[int, int], Any]] = {
     "raw": Raw, "GCN": pyg.GCNConv, "SAGE": pyg.SAGEConv,
@@ -34,6 +37,8 @@ LAYERS: dict[str, Callable[[int, int], Any]] = {
     "distance": Distance, "own": Own,
 }  # fmt: skip
 INPUTS, HIDDEN, CLASSES = 128, 64, 8
+SHUFFLED = ", shuffled"  # behind the names of graphs
+MIB = Form(2.0**-20, 0, "bytes")
 OFF = 1e-3  # relative, of losses
 
 
@@ -55,13 +60,19 @@ def run(args: argparse.Namespace) -> None:
     layers = args.layer or (["raw"] if args.quick else list(LAYERS))
     ways = [w for w in ORDER if w == OURS or args.peers is None or w in args.peers]
     seconds = 0.1 if args.quick else args.seconds
-    graphs = [(Path(name).stem, *edges_of(name)) for name in args.graph or ["cora"]]
+    files = {Path(name).stem: name for name in args.graph or ["cora"]}
+    graphs = [(name, *edges_of(file)) for name, file in files.items()]
     if args.shuffle:
-        graphs = [(f"{n}, shuffled", m, e[:, torch.randperm(e.shape[1])]) for n, m, e in graphs]
+        graphs = [(n + SHUFFLED, m, e[:, torch.randperm(e.shape[1])]) for n, m, e in graphs]
     todo = [(graph, layer) for graph in graphs for layer in layers]
     cells = each(
         (f"{of[0]}, {layer}", partial(measure, *of, layer, ways, seconds)) for of, layer in todo
     )
+    if args.memory:
+        os.environ["MALLOC_MMAP_THRESHOLD_"] = str(1 << 16)  # what is freed is given back
+        for cell in cells:
+            of = cell["layer"], files[cell["graph"].removesuffix(SHUFFLED)], args.threads
+            cell["memory"] = {w: in_a_process(_peak, w, *of) for w in ways if w in cell["epoch"]}
     show(cells)
     results = {"cells": cells, "clock": clock_of(args.threads).__name__}
     finish(args, "graph", results, [c for c in cells if c["wrong"]])
@@ -84,9 +95,7 @@ def measure(
 ) -> dict[str, Any]:
     """Epochs by way: loss, forward, backward, step of Adam; and seconds of the first one."""
     torch._dynamo.reset()
-    torch.manual_seed(0)
-    x, y = torch.randn(nodes, INPUTS), torch.randint(0, CLASSES, (nodes,))
-    given = (x, edges, *([torch.rand(edges.shape[1])] if layer in WEIGHTED else []))
+    given, y = inputs(nodes, edges, layer)
     cell: dict[str, Any] = {
         "graph": name, "nodes": nodes, "edges": edges.shape[1], "layer": layer,
         "first": {}, "losses": {}, "missing": {}, "wrong": {},
@@ -109,6 +118,25 @@ def measure(
     return cell
 
 
+def inputs(nodes: int, edges: torch.Tensor, layer: str) -> tuple[tuple[Any, ...], torch.Tensor]:
+    """Arguments of a model, and classes."""
+    torch.manual_seed(0)
+    x, y = torch.randn(nodes, INPUTS), torch.randint(0, CLASSES, (nodes,))
+    return (x, edges, *([torch.rand(edges.shape[1])] if layer in WEIGHTED else [])), y
+
+
+def _peak(way: str, layer: str, name: str, threads: int) -> dict[str, int]:
+    """The most bytes that a later epoch takes, beside what is held between epochs."""
+    torch.set_num_threads(threads)
+    given, y = inputs(*edges_of(name), layer)
+    epoch = epoch_of(way, layer, given, y, {"first": {}})
+    epoch()
+    memory.begin_peak()
+    before = memory.held()
+    epoch()
+    return {"bytes": memory.peak() - before}
+
+
 def epoch_of(way: str, layer: str, given: Any, y: Any, cell: dict[str, Any]) -> Callable[[], float]:
     """What runs an epoch of a way, which has run once."""
     ours = {"GCN": nn.GCNConv, "SAGE": nn.SAGEConv, "GAT": nn.GATConv}
@@ -118,6 +146,8 @@ def epoch_of(way: str, layer: str, given: Any, y: Any, cell: dict[str, Any]) -> 
     tries: list[Any] = [None]
     if way == OURS:
         tries = [lambda net: torch.compile(net, backend=backend)]
+    elif way == EAGER:
+        tries = [lambda net: torch.compile(net, backend=backend, options={"rest": "eager"})]
     elif way == INDUCTOR:
         tries = [lambda net: torch.compile(net, fullgraph=True), torch.compile]
     for number, compiled in enumerate(tries):
@@ -157,6 +187,13 @@ def show(cells: list[dict[str, Any]]) -> None:
         for c in cells
     ]
     table("epochs", ["graph", "edges", "layer", *WAYS], rows)
+    rows = [
+        [c["graph"], c["edges"], c["layer"], *beside(c["memory"], list(WAYS), OURS, MIB)]
+        for c in cells
+        if "memory" in c
+    ]
+    if rows:
+        table("memory of an epoch, MiB", ["graph", "edges", "layer", *WAYS], rows)
     for peer in WAYS[1:]:
         ratios = [
             c["epoch"][peer]["min"] / c["epoch"][OURS]["min"]

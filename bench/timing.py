@@ -35,6 +35,8 @@ def interleaved(
 ) -> dict[str, dict[str, float]]:
     """Minimum and median in seconds of calls that take turns, after a warm-up.
 
+    Every second round goes backwards: what a call leaves in caches serves the one that follows.
+
     seconds : how long to go on, at least `least` rounds and at most `most`
     clock : of seconds
     warm_up : rounds that do not count
@@ -43,9 +45,9 @@ def interleaved(
     end = clock() + seconds
     rounds = 0
     while rounds < least + warm_up or (rounds < most and clock() < end):
-        for name, call in calls.items():
+        for name in list(calls)[:: -1 if rounds % 2 else 1]:
             start = clock()
-            call()
+            calls[name]()
             found[name].append(clock() - start)
         rounds += 1
     return {name: shortest(t[warm_up:], rounds=rounds) for name, t in found.items()}

@@ -19,10 +19,9 @@ CHEAP = {"gate", "distance", "GCN", "SAGE max", "GAT"}
 LEFT = {"CG", "EdgeConv", "PNA"}
 
 
-@pytest.fixture(autouse=True)
-def reset():
-    torch._dynamo.reset()
-    torch.manual_seed(0)
+pytestmark = pytest.mark.parametrize(
+    "rest", ["eager", pytest.param("inductor", marks=pytest.mark.slow)], indirect=True
+)
 
 
 def compiled(model, **options):

@@ -12,11 +12,6 @@ from graph_models import edges, made
 from stage2 import golden
 
 
-@pytest.fixture(autouse=True)
-def reset():
-    torch._dynamo.reset()
-
-
 @pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="names of torch's nodes")
 @pytest.mark.parametrize("name", ["GCN", "GAT"])
 def test_golden(name):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import copy
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -14,6 +17,7 @@ from torch._dynamo.backends.common import aot_autograd
 from sparsetir.graph.operator import PROGRAMS, Region, region
 from sparsetir.graph.prelude import Prelude, Test, copy_results, following, is_of_edges, split
 from sparsetir.graph.regions import Found, rewrite
+from sparsetir.graph.rest import Rest, Run, has_compiler
 
 # As under torch.compile(fullgraph=True): self loops that are taken out of edges, whose number only
 # their contents tell, would break a model into several graphs.
@@ -26,11 +30,14 @@ class Graph:
 
     found, left : regions, and gathers and reductions that are none, with reasons
     preludes : what follows from the edges alone
+    rest : of each direction that has run, why Inductor does not run what is no region, "" if it
+        does
     """
 
     found: list[Found] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
     preludes: list[Prelude] = field(default_factory=list)
+    rest: dict[str, str] = field(default_factory=dict)
 
 
 class Backend:
@@ -43,21 +50,45 @@ class Backend:
         self.graphs: list[Graph] = []
         self.__name__ = "sparsetir"
 
-    def __call__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        return compile_graph(module, inputs, self.graphs.append)
+    def __call__(
+        self,
+        module: fx.GraphModule,
+        inputs: Sequence[Any],
+        options: Mapping[str, Any] = MappingProxyType({}),
+    ) -> Callable[..., Any]:
+        about = Graph()
+        self.graphs.append(about)
+        return compile_graph(module, inputs, about, _rest_of(options))
 
 
-def backend(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-    """The backend, which torch finds by the name "sparsetir"."""
-    return compile_graph(module, inputs)
+def backend(
+    module: fx.GraphModule, inputs: Sequence[Any], options: Mapping[str, Any] = MappingProxyType({})
+) -> Callable[..., Any]:
+    """The backend, which torch finds by the name "sparsetir".
+
+    options : "rest", what runs all that is no region: "inductor", or "eager", torch's own kernels;
+        "inductor" where a C++ compiler is found, else "eager"
+    """
+    return Backend()(module, inputs, options)
+
+
+def _rest_of(options: Mapping[str, Any]) -> str:
+    """The option "rest"."""
+    for name in options:
+        if name != "rest":
+            raise ValueError(f'options: sparsetir takes "rest" alone, got {name!r}')
+    rest = options.get("rest") or ("inductor" if has_compiler() else "eager")
+    if rest not in ("inductor", "eager"):
+        raise ValueError(f'options["rest"]: expected "inductor" or "eager", got {rest!r}')
+    if rest == "inductor" and not has_compiler():
+        raise ValueError('options["rest"]: "inductor" needs a C++ compiler, and none is found')
+    return rest
 
 
 def compile_graph(
-    module: fx.GraphModule, inputs: Sequence[Any], tell: Callable[[Graph], None] = lambda _: None
+    module: fx.GraphModule, inputs: Sequence[Any], about: Graph, rest: str
 ) -> Callable[..., Any]:
-    """What runs a graph of dynamo's; `tell` is told what became of it."""
-    about = Graph()
-    tell(about)
+    """What runs a graph of dynamo's; `about` is told what became of it."""
     of_edges: list[str] = []  # names of arguments
 
     def partition(joint: fx.GraphModule, given: Any, *, num_fwd_outputs: int, **more: Any) -> Any:
@@ -71,18 +102,28 @@ def compile_graph(
         _rewritten(joint, about, num_fwd_outputs, test)
         return default_partition(joint, given, num_fwd_outputs=num_fwd_outputs, **more)
 
+    def direct(direction: str) -> Callable[[fx.GraphModule], Run]:
+        def run(graph: fx.GraphModule) -> Run:
+            if rest == "eager":
+                return make_boxed_func(_direct(graph).forward)
+            whole = copy.deepcopy(graph)
+            other = make_boxed_func(_direct(graph).forward)
+            return Rest(whole, other, partial(about.rest.__setitem__, direction))
+
+        return run
+
     def forward(graph: fx.GraphModule, _: Any) -> Any:
-        return _runner(graph, about, lambda node: node.name in of_edges)
+        return _runner(graph, about, lambda node: node.name in of_edges, direct("forward"))
 
     def backward(graph: fx.GraphModule, _: Any) -> Any:
-        return _runner(graph, about, None)
+        return _runner(graph, about, None, direct("backward"))
 
     def inference(graph: fx.GraphModule, _: Any) -> Any:
         test = is_of_edges([n for n in graph.graph.nodes if n.op == "placeholder"])
         (output,) = graph.graph.find_nodes(op="output")
         _rewritten(graph, about, len(output.args[0]), test)
         test = is_of_edges([n for n in graph.graph.nodes if n.op == "placeholder"])
-        return _runner(graph, about, test)
+        return _runner(graph, about, test, direct("inference"))
 
     compiler = aot_autograd(
         fw_compiler=forward, bw_compiler=backward, inference_compiler=inference,
@@ -103,18 +144,31 @@ def _rewritten(module: fx.GraphModule, about: Graph, results: int, is_edges: Tes
     copy_results(module.graph, results, test)
 
 
-def _runner(graph: fx.GraphModule, about: Graph, is_edges: Test | None) -> Callable[..., Any]:
+def _runner(
+    graph: fx.GraphModule,
+    about: Graph,
+    is_edges: Test | None,
+    direct: Callable[[fx.GraphModule], Run],
+) -> Callable[..., Any]:
     """What runs a graph, with what follows from edges alone apart."""
     prelude = None if is_edges is None else split(graph, is_edges)
     if prelude is None:
-        return make_boxed_func(_direct(graph).forward)
+        return _boxed(direct(graph))
     about.preludes.append(prelude)
-    main = _direct(prelude.main).forward
+    main = direct(prelude.main)
 
-    def run(*args: Any) -> Any:
-        return main(*prelude(args))
+    def run(args: list[Any]) -> Any:
+        given = prelude(args)
+        args.clear()
+        return main(given)
 
-    return make_boxed_func(run)
+    return _boxed(run)
+
+
+def _boxed(run: Run) -> Run:
+    """The same, which torch gives a list to empty, so that it frees what is no longer read."""
+    run._boxed_call = True
+    return run
 
 
 def _direct(graph: fx.GraphModule) -> fx.GraphModule:

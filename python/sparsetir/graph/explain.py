@@ -42,6 +42,9 @@ class Explanation:
             if graph.left:
                 yield "\nleft to torch:"
                 yield from (f"  {line}" for line in graph.left)
+            for direction, why in graph.rest.items():
+                if why:
+                    yield f"{direction}, without Inductor: {why}"
 
 
 def explain(model: Any, *inputs: Any, **options: Any) -> Explanation:
@@ -59,8 +62,8 @@ def explain(model: Any, *inputs: Any, **options: Any) -> Explanation:
     -------
     Explanation
         Print it: the regions of each graph, with their programs where edges are in the order of
-        their rows; what is computed once for each tensor of edges; and which gathers and reductions
-        were left to torch, and why.
+        their rows; what is computed once for each tensor of edges; which gathers and reductions
+        were left to torch, and why; and why Inductor does not run the rest, where it was to.
 
     Raises
     ------

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -19,6 +21,9 @@ from sparsetir.runtime.kernel import Kernel
 # Programs by number, as torch's operators take no objects; equal programs have one number.
 PROGRAMS: list[Program] = []
 _numbers: dict[Program, int] = {}
+# Regions that are called by a number of their own, which is negative.
+_calls: WeakValueDictionary[int, Region] = WeakValueDictionary()
+_next = itertools.count(-1, -1)
 
 
 def number_of(program: Program) -> int:
@@ -27,6 +32,13 @@ def number_of(program: Program) -> int:
         _numbers[program] = len(PROGRAMS)
         PROGRAMS.append(program)
     return _numbers[program]
+
+
+def called(program: int) -> tuple[int, Region]:
+    """A region for one call in a graph, by whose number the operator finds it while it lives."""
+    number, made = next(_next), Region(PROGRAMS[program])
+    _calls[number] = made
+    return number, made
 
 
 class _Prepared(NamedTuple):
@@ -185,8 +197,8 @@ def _without_ones(x: Tensor, dims: list[int] | None) -> Tensor:
     return x.reshape([x.shape[d] for d in dims] or [1])
 
 
-def _run(program: int, operands: list[Tensor], indices: list[Tensor], *rest: Any) -> Tensor:
-    return Region(PROGRAMS[program])(operands, indices, *rest)
+def _run(program: int, *args: Any) -> Tensor:
+    return (_calls[program] if program < 0 else Region(PROGRAMS[program]))(*args)
 
 
 def _fake(program: int, operands: list[Tensor], indices: list[Tensor], shape: Any, *_: Any) -> Any:
