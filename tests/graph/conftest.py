@@ -17,4 +17,4 @@ def rest(request, monkeypatch):
     name = getattr(request, "param", "eager")
     if name == "inductor" and not has_compiler():
         pytest.skip("needs a C++ compiler")
-    monkeypatch.setattr("sparsetir.graph.backend.has_compiler", lambda: name == "inductor")
+    monkeypatch.setattr("sparsetir.graph.backend.REST", name)
