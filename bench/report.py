@@ -66,7 +66,10 @@ def circumstances(threads: int | list[int]) -> dict[str, Any]:
         "load": os.getloadavg(),
         "threads": threads,
         "pool": {**pool._asdict(), "library": Path(pool.library).name},
-        "variables": {k: v for k, v in os.environ.items() if k.startswith(OF_THREADS)},
+        # Of paths the name alone.
+        "variables": {
+            k: v.rsplit("/", 1)[-1] for k, v in os.environ.items() if k.startswith(OF_THREADS)
+        },
         "python": platform.python_version(),
         "versions": {"sparsetir": sparsetir.__version__, **_versions()},
     }
