@@ -80,7 +80,7 @@ from sparsetir.sparse_ir.tir import as_dtype, as_one, free_vars, zero
 from sparsetir.sparse_ir.traversal import map_expr
 from sparsetir.sparse_ir.verify import verify
 
-WORD = 64  # bits
+WORD = 64  # bits, of as many columns
 
 
 class Assembly(NamedTuple):
@@ -648,9 +648,10 @@ class _Workspace:
     def noted(self, column: Any) -> list[Any]:
         """Statements that note a column."""
         out, bit = [], column
+        shift, rest = (as_dtype(n, self.of.idtype) for n in (WORD.bit_length() - 1, WORD - 1))
         for level in self.levels:
-            word = bit >> as_dtype(6, self.of.idtype)
-            one = as_dtype(1, "uint64") << as_dtype(bit & as_dtype(63, self.of.idtype), "uint64")
+            word = bit >> shift
+            one = as_dtype(1, "uint64") << as_dtype(bit & rest, "uint64")
             out.append(level.buffer.store(level.buffer.load([word]) | one, [word]))
             bit = word
         return out

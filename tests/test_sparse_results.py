@@ -185,6 +185,9 @@ def test_numbers_and_signs() -> None:
     a = SparseMatrix.from_dense(np.array([[1.0, 0.0], [2.0, 3.0]]))
     for found in (a * 2, 2 * a, -(a * -2)):
         np.testing.assert_array_equal(found.values, [2, 4, 6])
+    halves = a.astype("int32") * 0.5  # as in NumPy, no integers
+    np.testing.assert_array_equal(halves.values, [0.5, 1, 1.5])
+    assert (a.astype("float16") * 2.5).dtype == np.float16
 
 
 def test_matrices_of_others() -> None:

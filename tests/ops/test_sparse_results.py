@@ -126,6 +126,11 @@ def test_between_other_operators() -> None:
     [
         (lambda a, b: ops.spgemm(a, a), ValueError, r"spgemm: argument 'B': expected 7 rows"),
         (lambda a, b: ops.spgemm(a, b, "x"), ValueError, r"spgemm: argument 'semiring': expected"),
+        (
+            lambda a, b: ops.add(a, a.to(torch.complex64)),
+            TypeError,
+            r"'matrices\[1\]': expected va",
+        ),
         (lambda a, b: ops.add(a), TypeError, r"add: expected two sparse matrices or more, got 1"),
         (lambda a, b: ops.sub(a, b), ValueError, r"sub: argument 'matrices': expected shape"),
         (lambda a, b: ops.add(a, torch.rand(6, 7)), ValueError, r"add: argument 'matrices\[1\]'"),

@@ -199,6 +199,21 @@ def test_values_of_another_pattern() -> None:
         np.testing.assert_allclose(found, np.where(there, dense, 0)[mask], rtol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        (([0], 3), r"argument 'c_indptr': expected"),
+        ((np.arange(14, dtype="int32"), np.full(13, 99, "int32")), r"indices in \[0, 7\), got 99"),
+        ((np.arange(13, dtype="int32"), np.zeros(12, "int32")), r"'c_indptr': expected shape \(14"),
+        ((np.arange(14), np.zeros(13, int)), r"'c_indptr': expected dtype int32, got int64"),
+        ((np.array([0] + [2] * 13, "int32"), np.array([3, 1], "int32")), r"strictly increasing"),
+    ],
+)
+def test_patterns_that_are_refused(pattern: Any, message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        built("spgemm").values_of(*pattern, **given_to("spgemm"))
+
+
 def test_tensors() -> None:
     torch = pytest.importorskip("torch")
     given = given_to("add_csr", dtype="float64", idtype="int64")

@@ -629,9 +629,9 @@ class SparseMatrix(SparseTensor):
         return self._combined("subtract", other)
 
     def __mul__(self, other: Any) -> Self:
-        """A * B by element, see :meth:`multiply`; or the values times a number."""
+        """A * B by element, see :meth:`multiply`; or the values times a number, typed as NumPy."""
         if np.isscalar(other) and not isinstance(other, str):
-            return self.with_values(self._values * self._values.dtype.type(other))
+            return self.with_values(self._values * other)
         return self._combined("multiply", other)
 
     def __rmul__(self, other: Any) -> Any:
@@ -682,7 +682,7 @@ class SparseMatrix(SparseTensor):
             return super().to_torch("coo")
         by = self.T if name == "csc" else self
         make = torch.sparse_csc_tensor if name == "csc" else torch.sparse_csr_tensor
-        indices = by.pattern.coords[1]
+        indices = by.pattern.columns
         indptr = by.pattern.indptr.astype(indices.dtype)
         given = _tensor(indptr), _tensor(indices), _tensor(by.values)
         out = make(*given, self.shape, check_invariants=False)

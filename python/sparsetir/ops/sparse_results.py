@@ -137,6 +137,10 @@ def minimum(*matrices: Any) -> Tensor:
     return _elementwise("minimum", matrices)
 
 
+DTYPES = (
+    torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8, torch.int16,
+    torch.int32, torch.int64, torch.uint8, torch.bool,
+)  # fmt: skip
 _eager: Any = torch.compiler.disable  # results have as many elements as they come to have
 OF_VALUES = {
     "add": torch.add, "subtract": torch.sub, "multiply": torch.mul, "maximum": torch.maximum,
@@ -148,7 +152,7 @@ class _Matrix:
     """A matrix with its columns in order; `structure` has no order of its own."""
 
     def __init__(self, who: str, name: str, A: Any) -> None:
-        rowptr, col, m, n, values = resolve(A, None, None, who, name)
+        rowptr, col, _, n, values = resolve(A, None, None, who, name)
         if col.device.type != "cpu":
             raise ValueError(f"{who}: argument '{name}': expected a CPU tensor, got {col.device}")
         found = structure_of(rowptr, col, n, who)
@@ -159,6 +163,11 @@ class _Matrix:
                 "once; coalesce it"
             )
         values = torch.ones(found.nnz) if values is None else values
+        if values.dtype not in DTYPES:
+            raise TypeError(
+                f"{who}: argument '{name}': expected values of {', '.join(map(str, DTYPES))}, got "
+                f"{values.dtype}"
+            )
         if values.dim() != 1:
             raise ValueError(
                 f"{who}: argument '{name}': expected one value of each element, got values of "

@@ -19,6 +19,7 @@ from sparsetir.schedules.operators.sparse_results import (
     combined_program,
     product_program,
 )
+from sparsetir.sparse_ir.assemble import WORD
 
 WIDER = {"float16": "float32", "bfloat16": "float32"}  # what sums are in
 # What arithmetic of bools is, as scipy has it.
@@ -28,7 +29,7 @@ Shape = tuple[int, ...]
 NARROW, NARROW_COLUMNS = 4, 1 << 20
 # Sums of so many operands are gathered, where there are so many of their elements for each group of
 # columns that a row looks at.
-GATHERED, WORTH, GROUP = 3, 3, 4096
+GATHERED, WORTH, GROUP = 3, 3, WORD**2
 
 
 class Csr(NamedTuple):

@@ -15,13 +15,12 @@ from sparsetir.runtime.arrays import is_torch
 from sparsetir.runtime.build import build
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.targets import resolve_target
-from sparsetir.sparse_ir.assemble import assemble
+from sparsetir.sparse_ir.assemble import WORD, assemble
 from sparsetir.sparse_ir.nodes import SparseFunc
 
 # Elements that a call has room for at once: memory that nothing is written to is not taken, but a
 # system does not promise any amount of it.
 ROOM = 1 << 30
-WORD = 64  # columns, of a bitmap of one level, all of which is looked at for each row
 WORK_OF_A_PART = 1 << 15  # elements, at most, that are not worth another thread
 
 
@@ -158,9 +157,9 @@ class AssembledKernel:
         """
         names, (bound, numeric) = self.programs, self.masked
         given = self._given(args, kwargs)
-        given |= {names.indptr: indptr, names.indices: indices, names.nnz: len(indices)}
-        ends, _ = self._ends(bound, given)
-        given |= self._in_parts(self._parts(ends, 0, len(ends) - 1))
+        given |= {names.indptr: indptr, names.indices: indices}
+        ends, _ = self._ends(bound, given)  # which checks the pattern
+        given |= {names.nnz: len(indices), **self._in_parts(self._parts(ends, 0, len(ends) - 1))}
         values = np.empty(numeric.shape_of(names.values, given), self._dtype)
         numeric(**given, **{names.values: _like(given, values, self._dtype)})
         return _like(given, values, self._dtype)
