@@ -21,7 +21,7 @@ from bench import memory
 from bench.harness import each, finish, geomean, in_a_process
 from bench.messages import Distance, Gate, Own, Raw
 from bench.report import MS, Form, beside, table
-from bench.timing import interleaved
+from bench.timing import clock_of, interleaved
 from sparsetir import nn
 from sparsetir.graph.backend import backend
 
@@ -78,14 +78,13 @@ def run(args: argparse.Namespace) -> None:
     finish(args, "graph", results, [c for c in cells if c["wrong"]])
 
 
-def clock_of(threads: int) -> Callable[[], float]:
-    """Of one thread that of the processor, which others who use the machine change less."""
-    return time.process_time if threads == 1 else time.perf_counter
-
-
 def edges_of(name: str) -> tuple[int, torch.Tensor]:
     """Nodes and (2, E) edges, in the order of their targets."""
-    matrix = sparsetir.graphs.load_graph(name).tocsr()
+    return edges_of_matrix(sparsetir.graphs.load_graph(name).tocsr())
+
+
+def edges_of_matrix(matrix: Any) -> tuple[int, torch.Tensor]:
+    """The same of a CSR matrix."""
     rows = np.repeat(np.arange(matrix.shape[0]), np.diff(matrix.indptr))
     return matrix.shape[0], torch.from_numpy(np.stack([matrix.indices, rows]).astype(np.int64))
 

@@ -16,7 +16,7 @@ from bench import rgcn, sparse_results
 from bench.harness import each, finish
 from bench.report import table
 from bench.synthetic import LAWS, generate
-from bench.timing import interleaved
+from bench.timing import clock_of, interleaved
 from bench.ways import Device
 from sparsetir import SparseMatrix
 
@@ -63,16 +63,14 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _clock() -> Callable[[], float]:
-    return models.clock_of(torch.get_num_threads())
+    return clock_of(torch.get_num_threads())
 
 
 def epoch(law: str, layer: str, what: str, seconds: float) -> dict[str, Any]:
     """Of a model of PyG in torch.compile, beside PyG as it is and Inductor."""
-    matrix = generate(LAWS[law])
-    rows = np.repeat(np.arange(matrix.shape[0]), np.diff(matrix.indptr))
-    edges = torch.from_numpy(np.stack([matrix.indices, rows]).astype(np.int64))
+    nodes, edges = models.edges_of_matrix(generate(LAWS[law]))
     ways = [models.INDUCTOR, models.OURS, models.PYG]
-    cell = models.measure(law, matrix.shape[0], edges, layer, ways, seconds)
+    cell = models.measure(law, nodes, edges, layer, ways, seconds)
     times = {"sparsetir": cell["epoch"].pop(models.OURS), **cell["epoch"]}
     about = {"what": what, "snippet": COMPILED, "graph": law, "edges": edges.shape[1]}
     return {**about, "seconds": times, "wrong": cell["wrong"], "missing": cell["missing"]}
@@ -92,9 +90,7 @@ def product(law: str, seconds: float) -> dict[str, Any]:
     matrix = generate(LAWS[law])
     x = np.random.default_rng(0).random((matrix.shape[1], FEATURES), "float32")
     A, exact = SparseMatrix(matrix), matrix @ x
-    tensor = torch.sparse_csr_tensor(
-        *map(torch.from_numpy, (matrix.indptr, matrix.indices, matrix.data)), matrix.shape
-    )
+    tensor = A.to_torch()
     dense = torch.from_numpy(x)
     wrong = None if np.allclose(A @ x, exact, rtol=1e-4, atol=1e-4) else "A @ x"
     calls = {"sparsetir": lambda: A @ x, "scipy": lambda: matrix @ x}

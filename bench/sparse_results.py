@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import time
 from collections.abc import Callable
 from functools import partial, reduce
 from operator import add
@@ -18,7 +17,7 @@ from bench.harness import each, finish, geomean
 from bench.peers import mkl
 from bench.problems import graphs
 from bench.report import ms, table
-from bench.timing import interleaved
+from bench.timing import clock_of, interleaved
 from sparsetir import SparseMatrix
 
 SUMMANDS = (2, 4, 8)
@@ -117,17 +116,13 @@ def total(name: str, a: Any, library: Any, seconds: float, count: int) -> dict[s
 
 
 def _timed(calls: Calls, seconds: float) -> dict[str, Any]:
-    """Of one thread by the processor's clock, which others who use the machine change less."""
-    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+    clock = clock_of(torch.get_num_threads())
     return interleaved(calls, seconds, least=3, warm_up=1, clock=clock)
 
 
 def _torch(name: str, how: Callable[..., Any], *matrices: Any) -> Calls:
     """The same by torch's CSR tensors, whose CPU kernels are MKL's."""
-    tensors = [
-        torch.sparse_csr_tensor(*map(torch.from_numpy, (x.indptr, x.indices, x.data)), x.shape)
-        for x in matrices
-    ]
+    tensors = [SparseMatrix(x).to_torch() for x in matrices]
     return {name: lambda: how(*tensors)}
 
 

@@ -25,6 +25,11 @@ def progress(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
+def clock_of(threads: int) -> Callable[[], float]:
+    """Of one thread that of the processor, which others who use the machine change less."""
+    return time.process_time if threads == 1 else time.perf_counter
+
+
 def interleaved(
     calls: Mapping[str, Callable[[], Any]],
     seconds: float,

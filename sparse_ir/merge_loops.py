@@ -42,6 +42,7 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, s_tir, tirx
 
+from sparsetir.sparse_ir.exact import is_choice
 from sparsetir.sparse_ir.nodes import AttachedAxis, Axis, nodes_of
 from sparsetir.sparse_ir.position_loop import PositionLoop, extent_under, parents_of, present_above
 from sparsetir.sparse_ir.position_space import PositionSpace
@@ -117,17 +118,16 @@ class MergeLoop(PositionLoop):
         once = axis.kind == "intersect" or not nodes_of(BLOCKS, body)  # blocks have names
         if len(self.pointers) == 2 and once:
             return as_one([*begin, *self._points(body, space)])
-        ats = [load_one(p.at) for p in self.pointers]
+        ats = [at for at, _ in self._standing()]
         least = store_one(self.var, reduce(tirx.min, ats))
         end = as_dtype(axis.length, axis.idtype)
         going = [coord < end]
         if axis.kind == "intersect":
             going = [at < end for at in ats]
             body = tirx.IfThenElse(conjunction([tirx.EQ(at, coord) for at in ats]), body, None)
-        steps = [as_dtype(tirx.EQ(at, coord), p.axis.idtype) for at, p in self._standing()]
-        moves = [
-            s for p, step in zip(self.pointers, steps, strict=True) for s in p.move(space, step)
-        ]
+        moves: list[Any] = []
+        for at, p in self._standing():
+            moves += p.move(space, as_dtype(tirx.EQ(at, coord), p.axis.idtype))
         loop = tirx.While(conjunction(going), as_one([body, *moves, least]))
         return as_one([*begin, least, loop])
 
@@ -174,8 +174,7 @@ class MergeLoop(PositionLoop):
             return node
 
         def chosen(node: Any) -> Any:
-            name = getattr(node.op, "name", "")
-            if not name.endswith("if_then_else") or not isinstance(node.args[0], tirx.IntImm):
+            if not is_choice(node) or not isinstance(node.args[0], tirx.IntImm):
                 return node
             return node.args[1] if int(node.args[0]) else node.args[2]
 

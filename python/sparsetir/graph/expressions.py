@@ -106,6 +106,14 @@ def dtype_of(node: Any) -> torch.dtype | None:
     return value.dtype if isinstance(value, torch.Tensor) else None
 
 
+def behind(node: fx.Node) -> fx.Node:
+    """What a node is another view of."""
+    while node.op == "call_function" and node.target in SAME | VIEWS:
+        before: Any = node.args[0]
+        node = before
+    return node
+
+
 def is_float(node: Any) -> bool:
     """Whether it is a tensor of float32 on a CPU."""
     return dtype_of(node) == torch.float32 and node.meta["val"].device.type == "cpu"
@@ -345,9 +353,7 @@ def _filling(node: fx.Node) -> Any:
 
 def is_zero(node: fx.Node) -> bool:
     """Whether a tensor is made of zeros."""
-    while node.op == "call_function" and node.target in SAME | VIEWS:
-        before: Any = node.args[0]
-        node = before
+    node = behind(node)
     return node.op == "call_function" and node.target in FILLED and _filling(node) == 0
 
 

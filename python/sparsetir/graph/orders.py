@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from sparsetir.ops.compress import sorted_by
 from sparsetir.sparse_ir.errors import StructureIndexError
 
 INT32_MAX = 2**31 - 1
+T = TypeVar("T")
 
 
 def check(index: Tensor, size: int) -> None:
@@ -32,8 +34,7 @@ def _range(index: Tensor) -> tuple[int, int]:
         low, high = (int(x) for x in torch.aminmax(index)) if len(index) else (0, -1)
         return low, high
 
-    found = kept.find("range", index)
-    return kept.remember("range", make, index) if found is None else found
+    return _kept("range", make, index)
 
 
 class Order:
@@ -88,8 +89,7 @@ class Order:
 
 def order_of(index: Tensor) -> Order:
     """The order by a vector of nodes."""
-    found = kept.find("order", index)
-    return kept.remember("order", lambda: Order(index), index) if found is None else found
+    return _kept("order", lambda: Order(index), index)
 
 
 def arranged(values: Tensor, rows: Tensor) -> Tensor:
@@ -117,6 +117,6 @@ def places_between(of: Tensor | None, rows: Tensor) -> Tensor | None:
     return _kept("between", lambda: source.inverse[to.places], of, rows)
 
 
-def _kept(key: str, make: Callable[[], Tensor], *owners: Tensor) -> Tensor:
+def _kept(key: str, make: Callable[[], T], *owners: Tensor) -> T:
     found = kept.find(key, *owners)
     return kept.remember(key, make, *owners) if found is None else found

@@ -24,6 +24,7 @@ from sparsetir.graph.expressions import (
     Expression,
     Stored,
     aten,
+    behind,
     dtype_of,
     gather_of,
     index_of,
@@ -202,14 +203,6 @@ def is_reduction(node: fx.Node) -> bool:
 def width_of(node: fx.Node) -> int:
     """How many features an edge has."""
     return math.prod(s if isinstance(s, int) else UNKNOWN for s in shape_of(node)[1:])
-
-
-def behind(node: fx.Node) -> fx.Node:
-    """What a node is another view of."""
-    while node.op == "call_function" and node.target in SAME | VIEWS:
-        before: Any = node.args[0]
-        node = before
-    return node
 
 
 class _Finder:

@@ -463,7 +463,7 @@ def _arrays_of(A: SparseMatrix) -> tuple[Tensor, Tensor]:
     pattern = A.pattern
     found = _arrays.get(pattern)
     if found is None:
-        rowptr, col = (torch.from_numpy(x) for x in (pattern.indptr, pattern.coords[1]))
+        rowptr, col = (torch.from_numpy(x) for x in (pattern.indptr, pattern.columns))
         found = _arrays[pattern] = rowptr, col
     return found
 

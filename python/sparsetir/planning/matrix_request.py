@@ -153,7 +153,7 @@ def matrix_request(
     size, pays = itemsize(problem.dtype), pool.work_of_threads()
     statistics = Statistics(m, n, matrix.nnz, feat, threads, size, longest, block, pays)
     if isinstance(problem, Spmm) and not is_gpu(target) and statistics.asks_for_locality:
-        columns = matrix.indices if isinstance(matrix, CsrPattern) else matrix.pattern.coords[1]
+        columns = matrix.indices if isinstance(matrix, CsrPattern) else matrix.pattern.columns
         statistics = replace(statistics, locality=Locality.of(columns))
     there = (*operator.dims, *["a"] * operator.reads_values)
     sizes, callers = {"heads": heads or 1, "feat": feat}, {"heads": heads, "feat": feat}

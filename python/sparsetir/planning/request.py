@@ -400,7 +400,7 @@ def csr_pattern(matrix: SparseMatrix | CsrPattern, idtype: str) -> CsrPattern:
         indptr, indices = (x.astype(idtype, copy=False) for x in matrix[:2])
         return type(matrix)(indptr, indices, matrix.shape)
     pattern, (m, n) = matrix.pattern, matrix.shape
-    indptr, indices = (np.array(x, idtype) for x in (pattern.indptr, pattern.coords[1]))
+    indptr, indices = (np.array(x, idtype) for x in (pattern.indptr, pattern.columns))
     found = _OfMatrix(indptr, indices, (m, n))
     if pattern.idtype != idtype:  # one that it has no conversions for
         return CsrPattern(*found)

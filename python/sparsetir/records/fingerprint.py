@@ -61,7 +61,7 @@ def _digest(pattern: Pattern | CsrPattern | RelationPattern) -> str:
     elif isinstance(pattern, CsrPattern):
         arrays = pattern.indptr, pattern.indices
     else:
-        arrays = pattern.indptr, pattern.coords[1]
+        arrays = pattern.indptr, pattern.columns
     # The type depends on the sizes alone: the one that patterns mostly have, so nothing is copied.
     idtype = "<i4" if index_type(max(*pattern.shape, pattern.nnz)) is np.int32 else "<i8"
     out = hashlib.blake2b(np.array([*pattern.shape, pattern.nnz], "<i8").data, digest_size=16)
@@ -78,7 +78,7 @@ def statistics(matrix: SparseMatrix) -> dict[str, float]:
     """
     m, n = matrix.shape
     rows = np.diff(matrix.pattern.indptr)
-    cols = np.bincount(matrix.pattern.coords[1], minlength=n)
+    cols = np.bincount(matrix.pattern.columns, minlength=n)
     out = {"m": m, "n": n, "nnz": matrix.nnz}
     out |= {"row_mean": matrix.nnz / max(1, m), "row_max": rows.max(initial=0)}
     out |= {"col_mean": matrix.nnz / max(1, n), "col_max": cols.max(initial=0)}

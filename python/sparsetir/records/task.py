@@ -115,7 +115,7 @@ class Task:
         """See :class:`Tunable`."""
         pattern = self.matrix.pattern
         np.save(folder / "indptr.npy", pattern.indptr)
-        np.save(folder / "indices.npy", pattern.coords[1])
+        np.save(folder / "indices.npy", pattern.columns)
         target = self.target if isinstance(self.target, str) else dict(self.target)
         about = {"op": self.op, "feat": self.feat, **self.options, "target": target}
         return {"kind": "operator", **about, "shape": self.matrix.shape}

@@ -42,7 +42,7 @@ def case_of(task: Task) -> Case:
     pattern, rng = task.matrix.pattern, np.random.default_rng(SEED)
     kind = "float64" if task.dtype == "float64" else "float32"
     values = rng.random(task.matrix.nnz, kind) * 2 - 1
-    matrix = sp.csr_array((values, pattern.coords[1], pattern.indptr), shape=task.matrix.shape)
+    matrix = sp.csr_array((values, pattern.columns, pattern.indptr), shape=task.matrix.shape)
     return make(task.op, matrix, task.feat, task.dtype, task.reduce, task.heads)
 
 
