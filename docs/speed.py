@@ -27,12 +27,6 @@ MARKED = {
     for name in ("readme", "comparisons", "speed", "calls")
 }
 CALLS = "calls-amd-epyc-znver5-1t"
-GROUPS = {
-    "calls": "a call, with its kernel",
-    "parts": "parts of a call of `ops.spmm`",
-    "floors": "what Python, TVM and torch take at least",
-    "cold": "a call after 64 MiB were written",
-}
 EVEN = 0.01  # a cell within this share of the other's time is neither won nor lost
 
 
@@ -154,37 +148,33 @@ def table() -> str:
 
 
 def losses() -> str:
-    """Every cell that loses, for the page of performance, with the files."""
-    out = []
+    """Every cell that loses, for the page of performance, and the file of each comparison."""
+    out: list[str] = []
     for c in comparisons():
         record = json.loads((RESULTS / f"{c.file}.json").read_text())
-        cpu = re.sub(r"\(\w+\)| Processor", "", record["cpu"])
-        where = ", on a busy machine" * c.busy
-        out += [
-            f"**{c.what}**{where}, beside {c.beside}: slower in {len(c.lost)} of {len(c.cells)}.",
-            f"`{c.file}.json`, {cpu} ({record.get('llvm_cpu', '')}), commit {record['commit']}.",
-            "", *_in_lines(c.lost),
-        ]  # fmt: skip
+        head = f"{c.what}, beside {c.beside} (`{c.file}`, commit {record['commit']})"
+        out.append(f"{'**' * bool(c.lost)}{head}{'**' * bool(c.lost)}{': none' * (not c.lost)}")
+        out += ["", *_in_lines(c.lost)] if c.lost else [""]
     return "\n".join(out) + "\n"
 
 
 def _in_lines(cells: list[Cell]) -> list[str]:
-    """A table of cells, those that differ in the number of features in one row."""
-    rows: dict[str, list[tuple[int, str]]] = {}
+    """Cells in columns, those that differ in the number of features in one row."""
+    rows: dict[str, dict[int, str]] = {}
     for cell in cells:
         name, _, feat = cell.name.rpartition(", ")
         if not feat.isdigit():
             name, feat = cell.name, "0"
-        rows.setdefault(name, []).append((int(feat), f"{cell.ratio:.2f}"))
-    if not rows:
-        return []
-    feats = sorted({feat for found in rows.values() for feat, _ in found})
-    head = [f"{feat} features" if feat else "times as fast" for feat in feats]
-    out = [f"| | {' | '.join(head)} |", "|---|" + "---:|" * len(feats)]
-    for name, found in sorted(rows.items(), key=lambda row: min(ratio for _, ratio in row[1])):
-        at = dict(found)
-        out.append(f"| {name} | {' | '.join(at.get(feat, '') for feat in feats)} |")
-    return [*out, ""]
+        rows.setdefault(name, {})[int(feat)] = f"{cell.ratio:.2f}"
+    feats = sorted({feat for found in rows.values() for feat in found})
+    width = max(map(len, rows))
+    table = [["", *(str(feat or "") for feat in feats)]]
+    table += [
+        [name, *(found.get(feat, "") for feat in feats)]
+        for name, found in sorted(rows.items(), key=lambda row: min(row[1].values()))
+    ]
+    lines = (f"{row[0]:{width}}" + "".join(f"{x:>6}" for x in row[1:]) for row in table)
+    return ["```none", *(line.rstrip() for line in lines if line.strip()), "```", ""]
 
 
 def _mkl(file: str) -> str:
@@ -276,19 +266,16 @@ def _mttkrp(results: Any) -> Iterator[Cell]:
 
 
 def calls() -> str:
-    """What a call takes, part by part, in microseconds: minima, and medians behind."""
+    """What a call takes, with its kernel, in microseconds; the file has its parts, too."""
     record = json.loads((RESULTS / f"{CALLS}.json").read_text())
     out = [
         f"`{CALLS}.json`, {record['cpu']} ({record['llvm_cpu']}), commit {record['commit']}.",
-        "",
-    ]
-    for group, title in GROUPS.items():
-        out += [f"| {title} | least | median |", "|---|---:|---:|"]
-        for name, found in record["results"]["seconds"]["now"][group].items():
-            least, median = (f"{1e6 * found[of]:.2f}" for of in ("min", "median"))
-            out.append(f"| {name} | {least} | {median} |")
-        out.append("")
-    return "\n".join(out)
+        "", "| | least | median |", "|---|---:|---:|",
+    ]  # fmt: skip
+    for name, found in record["results"]["seconds"]["now"]["calls"].items():
+        least, median = (f"{1e6 * found[of]:.2f}" for of in ("min", "median"))
+        out.append(f"| {name} | {least} | {median} |")
+    return "\n".join(out) + "\n"
 
 
 def draw() -> None:
