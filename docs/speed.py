@@ -135,27 +135,29 @@ def readme() -> str:
 
 def table() -> str:
     """The lines of the table of all comparisons."""
-    out = ["| | beside | cells | faster in | times as fast, mean | worst cell |",
+    out = ["| | | beside | faster in | times as fast, mean | worst cell |",
            "|---|---|---|---|---|---|"]  # fmt: skip
-    for c in comparisons():
+    for n, c in enumerate(comparisons(), 1):
         worst = min(c.cells, key=lambda cell: cell.ratio)
         won = sum(cell.ratio > 1 + EVEN for cell in c.cells)
         out.append(
-            f"| {c.what}{' (busy)' * c.busy} | {c.beside} | {len(c.cells)} | {won} | {c.mean:.2f} "
-            f"| {worst.ratio:.2f}: {worst.name} |"
+            f"| {n} | {c.what}{' (busy)' * c.busy} | {c.beside} | {won} of {len(c.cells)} "
+            f"| {c.mean:.2f} | {worst.ratio:.2f}: {worst.name} |"
         )
     return "\n".join(out) + "\n"
 
 
 def losses() -> str:
-    """Every cell that loses, for the page of performance, and the file of each comparison."""
-    out: list[str] = []
-    for c in comparisons():
+    """Every cell that loses, by the numbers of the table, and the file of each comparison."""
+    lost, others = [], []
+    for n, c in enumerate(comparisons(), 1):
         record = json.loads((RESULTS / f"{c.file}.json").read_text())
-        head = f"{c.what}, beside {c.beside} (`{c.file}`, commit {record['commit']})"
-        out.append(f"{'**' * bool(c.lost)}{head}{'**' * bool(c.lost)}{': none' * (not c.lost)}")
-        out += ["", *_in_lines(c.lost)] if c.lost else [""]
-    return "\n".join(out) + "\n"
+        where = f"{n}: `{c.file}`, {record['commit']}"
+        if c.lost:
+            lost += [f"**{where}**", "", *_in_lines(c.lost)]
+        else:
+            others.append(where)
+    return "\n".join([*lost, f"None lose in {'; '.join(others)}.", ""])
 
 
 def _in_lines(cells: list[Cell]) -> list[str]:
