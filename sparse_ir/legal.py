@@ -44,10 +44,7 @@ from sparsetir.sparse_ir.value_domains import permutations, without_permutations
 
 
 def for_dependences(it: SparseIteration, func: SparseFunc) -> Any:
-    """An iteration in which no tile begins earlier and elements are visited as they are stored.
-
-    For what asks who writes what.
-    """
+    """An iteration without tail shifts and permutations, for dependence analysis."""
     return without_permutations(without_tail_shifts(it), permutations(func))
 
 

@@ -46,7 +46,7 @@ class ProgramTask:
     threads: int = 1
 
     def signature(self) -> Signature:
-        """What callers of the function's kernels see."""
+        """The signature of the function's kernels."""
         return Signature(lower_sparse_iter(self.program).attrs[SIGNATURE])
 
     def apply(self) -> Any:
@@ -116,7 +116,7 @@ class ProgramTask:
 
     @staticmethod
     def loaded(data: Mapping[str, Any], folder: Path) -> ProgramTask:
-        """What :meth:`saved` gave."""
+        """Load what :meth:`saved` wrote."""
         with np.load(folder / ARRAYS) as arrays:
             given = {**data["numbers"], **{name: arrays[name] for name in arrays.files}}
         ref = data["schedule"]
