@@ -253,6 +253,8 @@ def roofline_rows(found: Mapping[str, Any]) -> list[tuple[str, str]]:
         *out,
         ("machine", f"{copy:.1f} GB/s (copy of as many bytes, {many(found['threads'], 'thread')}), "
                     f"{dense:.0f} GFLOP/s (dense float32 product, NumPy's threads)"),
+        ("bound", _micros(found["memory_seconds"]) + " by memory, flops not known")
+        if flops is None else
         ("bound", f"{found['bound']}: {_micros(found['bound_seconds'])} (memory "
                   f"{_micros(found['memory_seconds'])}, compute "
                   f"{_micros(found['compute_seconds'])})"),
