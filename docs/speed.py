@@ -118,13 +118,13 @@ def readme() -> str:
     files = {n: _newest("readme", f"{n}t") for n in (1, 2)}
     records = {n: json.loads((RESULTS / f"{file}.json").read_text()) for n, file in files.items()}
     rows = {n: {r["what"]: r for r in record["results"]["rows"]} for n, record in records.items()}
-    out = ["| | with | 1 thread | 2 threads |", "|---|---|---|---|"]
+    out = ["| measured | as | times as fast, 1 thread | 2 threads |", "|---|---|---|---|"]
     for what, row in rows[1].items():
         told = [f"| {what} | `{row['snippet']}` |"]
         for n in files:
             times = {name: t["min"] for name, t in rows[n][what]["seconds"].items()}
             ours = times.pop("sparsetir")
-            told.append(", ".join(f"{t / ours:.2f} ({o})" for o, t in times.items()) + " |")
+            told.append(", ".join(f"{t / ours:.1f} ({o})" for o, t in times.items()) + " |")
         out.append(" ".join(told))
     record = records[1]
     cpu = re.sub(r"\(\w+\)| Processor", "", record["cpu"])
