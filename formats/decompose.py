@@ -263,17 +263,16 @@ class _Decomposition:
         parts = [self._compute(f, stmt, keep_init=own_init) for f in self.formats]
         if stmt.init is None or own_init:
             return parts
-        return [self._init(stmt), *parts]
+        return [*map(self._init, separate_init(stmt, self.func, set())), *parts]
 
-    def _init(self, stmt: SparseIteration) -> SparseIteration:
-        """The init as an iteration, its axes part of the function."""
-        it = separate_init(stmt, self.func, set())
+    def _init(self, it: SparseIteration) -> SparseIteration:
+        """An iteration of an init, its axes part of the function."""
         taken = {a.name for a in [*self.func.axes, *self.added]}
         taken |= {a.name for f in self.formats for a in f.axes.values()}
         known = {a.name for a in self.func.axes}
-        axes: list[Axis] = []
+        axes: list[Any] = []
         for axis in it.axes:
-            if axis.name not in known:  # made for this init
+            if isinstance(axis, Axis) and axis.name not in known:  # made for this init
                 fields = ("kind", "length", "idtype")
                 kept = {f: getattr(axis, f) for f in fields}
                 axis = Axis(name=fresh_name(axis.name, taken), **kept)

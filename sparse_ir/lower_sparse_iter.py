@@ -271,7 +271,8 @@ class _Lowering:
                 scope.searches, scope.rows, init = [], [], None
         before: list[tirx.Stmt] = []
         if it.init is not None and init is None:
-            before.append(self._iteration(separate_init(it, self.func, outer.visits), outer))
+            firsts = separate_init(it, self.func, outer.visits)
+            before += [self._iteration(first, outer) for first in firsts]
         body = _guarded([c for u in units for c in u.pads], self._stmt(it.body, scope))
         levels, prelude = levels_of(units, scope)
         in_body = [

@@ -86,22 +86,43 @@ def _each_visit_has_its_own(it: SparseIteration) -> bool:
     )
 
 
-def separate_init(it: SparseIteration, func: SparseFunc, visited: Any) -> SparseIteration:
-    """The init as an iteration of its own, over the coordinates of the spatial axes.
+def separate_init(it: SparseIteration, func: SparseFunc, visited: Any) -> list[SparseIteration]:
+    """The init in an iteration of its own, over the coordinates of the spatial axes.
+
+    In a second one, too, where an axis may store a coordinate several times: what is stored at a
+    coordinate is found once, and the second one visits each of its elements.
 
     visited : names of the axes that enclosing iterations stand on
     """
     spatial = {var: axis for axis, var, kind in it.axis_of() if kind == "S"}
     used = {var for var in variables_of(it.init) if var in spatial}
     axes = _axes_of_the_store(it, func, spatial, used, visited)
-    if axes is None:
-        axes = {var: _all_of(axis, func, visited) for var, axis in spatial.items() if var in used}
+    name = fresh_name(func, f"{it.name}_init")
+    if axes is not None:
+        return [_init_over(it, name, list(axes.values()), "S" * len(axes), list(axes))]
+    axes = {var: _all_of(axis, func, visited) for var, axis in spatial.items() if var in used}
+    found = [_init_over(it, name, list(axes.values()), "S" * len(axes), list(axes))]
+    if not all(spatial[var].unique for var in axes):
+        count = 1 + max(n for n, var in enumerate(it.vars) if var in used)
+        nodes, seen = [], 0
+        for node in it.axes:
+            if seen < count:
+                nodes.append(node)
+                seen += len(flat_axes([node]))
+        name = fresh_name(func, name, [name])
+        found.append(_init_over(it, name, nodes, it.kinds[:seen], list(it.vars)[:seen]))
+    return found
+
+
+def _init_over(
+    it: SparseIteration, name: str, axes: list[Any], kinds: str, variables: list[Any]
+) -> SparseIteration:
     return SparseIteration(
         span=it.span,
-        axes=list(axes.values()),
-        kinds="S" * len(axes),
-        name=fresh_name(func, f"{it.name}_init"),
-        vars=list(axes),
+        axes=axes,
+        kinds=kinds,
+        name=name,
+        vars=variables,
         init=None,
         body=it.init,
         annotations={},
@@ -139,7 +160,8 @@ def _axes_of_the_store(
     for axis, index in zip(buf.axes, stores[0].indices, strict=True):
         var = next((v for v in spatial if isinstance(index, ir.Var) and v.same_as(index)), None)
         if var is None:
-            if axis.name not in visited:
+            at_one = axis.kind == "dense_fixed" and not used & set(variables_of(index))
+            if axis.name not in visited and not at_one:
                 return None
             continue
         if var in out or axis.idtype != spatial[var].idtype:

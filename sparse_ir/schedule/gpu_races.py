@@ -129,8 +129,8 @@ class _Meeting:
 
     def _take_init_out(self) -> None:
         """Let the init be an iteration of its own."""
-        first, axes = init_apart(self.func, self.it)
-        self._replace([first, changed(self.it, init=None)], axes=axes)
+        firsts, axes = init_apart(self.func, self.it)
+        self._replace([*firsts, changed(self.it, init=None)], axes=axes)
 
     def _nest(self, loop: Loop) -> None:
         """Let loops inside of that over lanes be an iteration of their own."""

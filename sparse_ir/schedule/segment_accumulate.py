@@ -143,8 +143,7 @@ class _Runs:
         before: list[Any] = []
         axes: list[Axis] = []
         if it.init is not None:
-            first, axes = init_apart(self.func, it)
-            before = [first]
+            before, axes = init_apart(self.func, it)
         whole = tirx.SeqStmt([*before, main]) if before else main
         func = replaced(WHO, self.func, it, whole, axes=axes, buffers=[ws])
         return func, [SparseIterationRef(s.name) for s in steps]

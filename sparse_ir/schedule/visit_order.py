@@ -238,10 +238,10 @@ class VisitOrder:
         return self.func
 
     def init_apart(self) -> list[SparseIteration]:
-        """The init as an iteration of its own, which comes before; with its axes."""
-        first, axes = init_apart(self.func, self.it)
+        """The init in iterations of its own, which come before; with their axes."""
+        firsts, axes = init_apart(self.func, self.it)
         self.axes.extend(axes)
-        return [first]
+        return firsts
 
     # -- refusals -------------------------------------------------------------------------------
 

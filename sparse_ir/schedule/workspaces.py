@@ -100,8 +100,7 @@ class _Result:
         before: list[Any] = []
         axes: list[Axis] = []
         if it.init is not None and not once:
-            first, axes = init_apart(self.func, it)
-            before = [first]
+            before, axes = init_apart(self.func, it)
         return self._around(steps, before, axes)
 
     def _around(
@@ -313,12 +312,13 @@ def workspace(
     return SparseBuffer(var=var, axes=axes, handle=None)
 
 
-def init_apart(func: SparseFunc, it: SparseIteration) -> tuple[SparseIteration, list[Axis]]:
-    """The init of an iteration as one of its own, and the axes to declare for it."""
+def init_apart(func: SparseFunc, it: SparseIteration) -> tuple[list[SparseIteration], list[Axis]]:
+    """The init of an iteration in others of its own, and the axes to declare for these."""
     visited = [a.name for other in iterations_around(func, it) for a in flat_axes(other.axes)]
-    first = separate_init(it, func, visited)
+    firsts = separate_init(it, func, visited)
     known = {a.name for a in func.axes}
-    return over_fresh_vars(first), [a for a in first.axes if a.name not in known]
+    new = [a for a in flat_axes(firsts[0].axes) if a.name not in known]
+    return [over_fresh_vars(first) for first in firsts], new
 
 
 def over_fresh_vars(it: SparseIteration, **fields: Any) -> SparseIteration:
