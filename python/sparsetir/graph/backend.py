@@ -18,6 +18,7 @@ from sparsetir.graph.operator import PROGRAMS, Region, region
 from sparsetir.graph.prelude import Prelude, Test, copy_results, following, is_of_edges, split
 from sparsetir.graph.regions import Found, rewrite
 from sparsetir.graph.rest import Rest, Run, has_compiler
+from sparsetir.graph.reuse import reuse_memory
 
 # As under torch.compile(fullgraph=True): self loops that are taken out of edges, whose number only
 # their contents tell, would break a model into several graphs.
@@ -174,6 +175,7 @@ def _boxed(run: Run) -> Run:
 
 def _direct(graph: fx.GraphModule) -> fx.GraphModule:
     """The graph with calls of regions that torch's dispatcher does not see."""
+    reuse_memory(graph.graph)
     for node in graph.graph.nodes:
         if node.target is region:
             number, *rest = node.args

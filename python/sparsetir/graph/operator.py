@@ -92,10 +92,6 @@ class Region:
         self.program = program
         self.__name__ = "region"  # which graphs of torch want of functions
         self._last: tuple[Any, int, _Prepared] | None = None
-        # Kernels have no dimensions of size 1: those of operands that stay, None for all.
-        shapes = [(x.at != "all", x.axes) for x in program.operands]
-        self._dims = [_dims(*shape) for shape in shapes]
-        self._dims_of_result = _dims(True, program.result)
 
     def _prepared(self, indices: list[Tensor], m: int) -> _Prepared:
         if self._last is not None:
@@ -129,7 +125,7 @@ class Region:
         if passed is None:
             passed = prepared.passed[key] = self._passed(prepared, operands, indices, shape)
         arrays = [self._plain(prepared, n, x, indices) for n, x in enumerate(operands)]
-        arrays.append(_without_ones(out, self._dims_of_result))
+        arrays.append(out)
         prepared.kernel.run_unchecked([arrays[x.of] if type(x) is _Of else x for x in passed])
         if prepared.alone is not None:
             out.index_fill_(0, prepared.alone, 0.0)
@@ -145,10 +141,11 @@ class Region:
             if self.program.operands[n].number == GIVEN and is_private(x):
                 x = arranged(x, indices[0])
             else:
-                x = x.reshape(-1).index_select(0, prepared.moved[n])
+                x = x.index_select(0, prepared.moved[n])
         if x.requires_grad:
             x = x.detach()
-        x = _without_ones(x, self._dims[n])
+        if not x.dim():
+            x = x.reshape(1)
         if not x.is_contiguous() or x.is_neg() or x._is_zerotensor():
             return plain_tensor(x)
         return x
@@ -181,20 +178,6 @@ class _Of(NamedTuple):
     """In the place of an array of a call: its number."""
 
     of: int
-
-
-def _dims(first: bool, axes: tuple[int | None, ...]) -> list[int] | None:
-    """The dimensions of an array that a kernel has, None for all."""
-    if None not in axes and (first or axes):
-        return None
-    return [*range(first), *(n + first for n, a in enumerate(axes) if a is not None)]
-
-
-def _without_ones(x: Tensor, dims: list[int] | None) -> Tensor:
-    """Without the dimensions that no loop goes along."""
-    if dims is None or dims and len(dims) == x.dim():
-        return x
-    return x.reshape([x.shape[d] for d in dims] or [1])
 
 
 def _run(program: int, *args: Any) -> Tensor:

@@ -38,7 +38,7 @@ class Operand:
     number : for "other" which of the other indices; for "edge" by which index the values are
         sorted, 0 for that of the rows, or `GIVEN`
     axes : of each dimension behind that the loop over features that goes along it, None where its
-        size is 1
+        size is 1, which no loop goes along
     """
 
     at: str
@@ -69,13 +69,14 @@ class Program:
     summed: int = 0
     short: bool = False
 
-    def text(self, aligned: tuple[bool, ...]) -> str:
+    def text(self, aligned: tuple[bool, ...], fused: bool = True) -> str:
         """The program, which parses.
 
         aligned : of each operand whether it has the edges in the order of the rows
+        fused : sums for each edge go over all edges in one loop, whose order is computed for each
+            graph
         """
         count = len(self.loops)
-        kept = count - self.summed
         permuted = [n for n, x in enumerate(self.operands) if x.at == "edge" and not aligned[n]]
         arrays = [f"x{n}" for n in range(len(self.operands))]
         arrays += ["indptr", *(f"index{n}" for n in range(self.others))]
@@ -94,8 +95,8 @@ class Program:
         body.append("E = T.dense_fixed(edges)")
         body += [f"N{n} = T.dense_fixed(n{n})" for n in range(self.others)]
         body += [f"D{n} = T.dense_fixed({size or f'd{n}'})" for n, size in enumerate(self.loops)]
-        if any(x.at == "all" and set(x.axes) <= {None} for x in self.operands):
-            body.append("ONE = T.dense_fixed(1)")
+        ranks = [len(self.result), *(len(x.axes) for x in self.operands)]
+        body += [f"ONE{n} = T.dense_fixed(1)" for n in range(max(1, *ranks))]
         matched = [(f"index{n}", ["I", "J"], "int32") for n in range(1, self.others)]
         matched += [(f"place{n}", ["I", "J"], "int32") for n in permuted]
         reads = []
@@ -103,17 +104,16 @@ class Program:
             axes, at = self._place(n, operand, n in permuted)
             matched.append((f"x{n}", axes, "float32"))
             reads.append(f"{f'x{n}'.upper()}[{', '.join(at)}]")
-        features = [f"D{n}" for n in range(count)]
-        result = ["I", *features] if self.reduce else ["I", "J", *features[:kept]]
+        result = [*(["I"] if self.reduce else ["I", "J"]), *_features(self.result)[0]]
         matched.append(("out", result, "float32"))
         body += [
             f'{name.upper()} = T.match_sparse_buffer({name}, ({", ".join(axes)},), "{dtype}")'
             for name, axes, dtype in matched
         ]
         loops = [f"k{n}" for n in range(count)]
-        at = ", ".join([*(["i"] if self.reduce else ["i", "j"]), *loops[:kept]])
+        at = ", ".join([*(["i"] if self.reduce else ["i", "j"]), *_features(self.result)[1]])
         term = self.expression.format(*reads)
-        body += self._iteration(f"OUT[{at}]", term, loops)
+        body += self._iteration(f"OUT[{at}]", term, loops, fused)
         return "\n".join([*lines, *(f"    {line}" for line in body)]) + "\n"
 
     def _place(self, n: int, operand: Operand, permuted: bool) -> tuple[list[str], list[str]]:
@@ -127,11 +127,11 @@ class Program:
                 [f"INDEX{operand.number}[i, j]" if operand.number else "j"],
             ),
         }[operand.at]
-        features = [a for a in operand.axes if a is not None]
-        axes, at = axes + [f"D{a}" for a in features], at + [f"k{a}" for a in features]
-        return (axes, at) if axes else (["ONE"], ["0"])
+        behind = _features(operand.axes)
+        axes, at = axes + behind[0], at + behind[1]
+        return (axes, at) if axes else (["ONE0"], ["0"])
 
-    def _iteration(self, out: str, term: str, loops: list[str]) -> list[str]:
+    def _iteration(self, out: str, term: str, loops: list[str], fused: bool) -> list[str]:
         """The iteration, from the outside in: rows, heads, edges, features."""
         count, last = len(loops), 0 if self.short else 1
         outside = count - last if self.reduce and count else 0
@@ -141,7 +141,7 @@ class Program:
             over = ["I", *axes[:outside], "J", *axes[outside:]]
             kinds = "S" + "S" * outside + "R" + "S" * (count - outside)
         else:
-            over = [*(["T.fuse(I, J)"] if self.summed else ["I", "J"]), *axes]
+            over = [*(["T.fuse(I, J)"] if self.summed and fused else ["I", "J"]), *axes]
             kinds = "SS" + "S" * (count - self.summed) + "R" * self.summed
         lines = [
             f'with T.sp_iter([{", ".join(over)}], "{kinds}", "{NAME}") as [{", ".join(names)}]:'
@@ -164,3 +164,9 @@ class Program:
         """Of :meth:`text`, compiled when it is first wanted; trusts its index arrays."""
         text, target = self.text(aligned), resolve_target("llvm")
         return compiled((NAME, text), target, lambda: lower(from_source(text), target=target))
+
+
+def _features(axes: tuple[int | None, ...]) -> tuple[list[str], list[str]]:
+    """The axes behind the first one of an array, and where it is read along them."""
+    names = [f"ONE{n}" if a is None else f"D{a}" for n, a in enumerate(axes)]
+    return names, ["0" if a is None else f"k{a}" for a in axes]

@@ -1,0 +1,87 @@
+"""Memory of values that nothing else reads, written to in place of new memory.
+
+What is no region is run by torch's operators, each of which fills new memory: for large features
+most of its time is that of new pages. Graphs are functional, so that who reads a value is known.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import fx
+
+from sparsetir.graph.expressions import SAME, VIEWS, aten, dtype_of, same, shape_of
+from sparsetir.graph.operator import region
+
+# Operators that write to their first argument, by those that give the same in new memory.
+IN_PLACE: dict[Any, Any] = {
+    aten.add.Tensor: aten.add_.Tensor, aten.clamp_min.default: aten.clamp_min_.default,
+    aten.div.Scalar: aten.div_.Scalar, aten.div.Tensor: aten.div_.Tensor,
+    aten.elu.default: aten.elu_.default, aten.leaky_relu.default: aten.leaky_relu_.default,
+    aten.mul.Scalar: aten.mul_.Scalar, aten.mul.Tensor: aten.mul_.Tensor,
+    aten.neg.default: aten.neg_.default, aten.relu.default: aten.relu_.default,
+    aten.sigmoid.default: aten.sigmoid_.default, aten.sub.Tensor: aten.sub_.Tensor,
+    aten.tanh.default: aten.tanh_.default,
+}  # fmt: skip
+COMMUTE = {aten.add.Tensor, aten.mul.Tensor}
+PRODUCTS = {aten.addmm.default, aten.addmm_.default, aten.mm.default}
+# Their results are in memory of their own.
+FRESH = {
+    *IN_PLACE, *IN_PLACE.values(), *PRODUCTS, aten.bmm.default, aten.threshold_backward.default,
+    aten.threshold_backward.grad_input, region,
+}  # fmt: skip
+SHARED = (VIEWS | SAME) - {aten.clone.default, aten.expand.default}
+
+
+def reuse_memory(graph: fx.Graph) -> None:
+    """Have operators write to an argument that they alone read, and products add to it."""
+    for node in list(graph.nodes):
+        if node.target == aten.add.Tensor and node.kwargs.get("alpha", 1) == 1:
+            _add_product(graph, node)
+        if node.target in IN_PLACE:
+            _write_to_first(node)
+        elif node.target == aten.threshold_backward.default and _is_free(node.args[0], node):
+            node.target = aten.threshold_backward.grad_input
+            node.kwargs = {"grad_input": node.args[0]}
+
+
+def _add_product(graph: fx.Graph, node: fx.Node) -> None:
+    """`a + x @ y`, as one product that begins with `a`."""
+    for a, product in (node.args[:2], node.args[1::-1]):
+        is_product = isinstance(product, fx.Node) and product.target == aten.mm.default
+        if is_product and product is not a and len(product.users) == 1 and _fits(a, node):
+            node.target = aten.addmm_.default if _is_free(a, node) else aten.addmm.default
+            node.args = (a, *product.args)
+            graph.erase_node(product)
+            return
+
+
+def _write_to_first(node: fx.Node) -> None:
+    ways = [node.args]
+    if node.target in COMMUTE and node.kwargs.get("alpha", 1) == 1:
+        ways.append((*node.args[1::-1], *node.args[2:]))
+    for args in ways:
+        if _is_free(args[0], node):
+            node.target, node.args = IN_PLACE[node.target], args
+            return
+
+
+def _fits(value: Any, node: fx.Node) -> bool:
+    """Whether a value is of the shape and type of a node's result."""
+    sizes, wanted = shape_of(value), shape_of(node)
+    return (
+        len(sizes) == len(wanted) > 0
+        and all(map(same, sizes, wanted))
+        and dtype_of(value) == dtype_of(node)
+    )
+
+
+def _is_free(value: Any, reader: fx.Node) -> bool:
+    """Whether a value is in memory that nothing but one node reads."""
+    if not _fits(value, reader):
+        return False
+    while set(value.users) == {reader}:
+        if value.target not in SHARED:
+            return value.op == "call_function" and value.target in FRESH
+        reader, value = value, value.args[0]
+    return False
