@@ -115,6 +115,7 @@ COMMANDS: dict[str, tuple[str, tuple[Option, ...], int | None]] = {
              choices=("PyG", "Inductor", "backend, rest eager", "accelerate", "sparsetir.nn")),
         flag("--shuffle", "edges in no order"),
         flag("--memory", "what an epoch takes, by each way in a process of its own"),
+        flag("--exported", "inference by libraries that need no torch, in place of epochs"),
     ), None),
     "compile": ("import, parsing, each lowering, build", (THREADS_OF_ALL,), None),
     "gpucode": ("GPU templates by nvcc: registers, spills, widths of loads", (

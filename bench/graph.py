@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 import torch_geometric.nn as pyg
+import tvm
 
 import sparsetir
 from bench import memory
@@ -25,6 +27,7 @@ from bench.timing import clock_of, interleaved
 from sparsetir import nn
 from sparsetir.graph.backend import backend
 
+EXPORTED = "exported"
 OURS, PYG, INDUCTOR = "backend sparsetir", "PyG", "Inductor"
 COMPILED = "backend, rest by Inductor"
 WAYS = (OURS, PYG, INDUCTOR, COMPILED, "accelerate", "sparsetir.nn")
@@ -65,9 +68,13 @@ def run(args: argparse.Namespace) -> None:
     if args.shuffle:
         graphs = [(n + SHUFFLED, m, e[:, torch.randperm(e.shape[1])]) for n, m, e in graphs]
     todo = [(graph, layer) for graph in graphs for layer in layers]
-    cells = each(
-        (f"{of[0]}, {layer}", partial(measure, *of, layer, ways, seconds)) for of, layer in todo
-    )
+    rest = (seconds,) if args.exported else (ways, seconds)
+    measured = measure_exported if args.exported else measure
+    cells = each((f"{of[0]}, {layer}", partial(measured, *of, layer, *rest)) for of, layer in todo)
+    if args.exported:
+        show_exported(cells)
+        results = {"cells": cells, "clock": clock_of(args.threads).__name__}
+        return finish(args, "graph-exported", results, [c for c in cells if c["wrong"]])
     if args.memory:
         os.environ["MALLOC_MMAP_THRESHOLD_"] = str(1 << 16)  # what is freed is given back
         for cell in cells:
@@ -115,6 +122,44 @@ def measure(
     clock = clock_of(torch.get_num_threads())
     cell["epoch"] = interleaved(epochs, seconds, least=4, warm_up=1, clock=clock)
     return cell
+
+
+def measure_exported(
+    name: str, nodes: int, edges: torch.Tensor, layer: str, seconds: float
+) -> dict[str, Any]:
+    """A call of a model: of its library, by the backend, and eager."""
+    torch._dynamo.reset()
+    given, _ = inputs(nodes, edges, layer)
+    torch.manual_seed(1)
+    net = Net(LAYERS[layer]).eval()
+    compiled = torch.compile(net, backend=backend)
+    with tempfile.TemporaryDirectory() as folder:
+        start = time.perf_counter()
+        sparsetir.export(net, given, Path(folder) / "model.so")
+        took = time.perf_counter() - start
+        library = tvm.runtime.load_module(f"{folder}/model.so")
+    vm = tvm.relax.VirtualMachine(library, tvm.cpu())
+    arrays = [tvm.runtime.tensor(x.numpy()) for x in given]
+    ways = {EXPORTED: lambda: vm["main"](*arrays), OURS: lambda: compiled(*given)}
+    ways[PYG] = lambda: net(*given)
+    with torch.no_grad():
+        exact, found = net(*given).numpy(), ways[EXPORTED]().numpy()
+        clock = clock_of(torch.get_num_threads())
+        times = interleaved(ways, seconds, least=4, warm_up=1, clock=clock)
+    off = float(np.abs(found - exact).max() / np.abs(exact).max())
+    return {
+        "graph": name, "nodes": nodes, "edges": edges.shape[1], "layer": layer, "export": took,
+        "call": times, "wrong": f"off by {off}" if off > OFF else "",
+    }  # fmt: skip
+
+
+def show_exported(cells: list[dict[str, Any]]) -> None:
+    """Calls, and how they compare."""
+    ways = [EXPORTED, OURS, PYG]
+    rows = [
+        [c["graph"], c["edges"], c["layer"], *beside(c["call"], ways, EXPORTED, MS)] for c in cells
+    ]
+    table("calls of a model", ["graph", "edges", "layer", *ways], rows)
 
 
 def inputs(nodes: int, edges: torch.Tensor, layer: str) -> tuple[tuple[Any, ...], torch.Tensor]:

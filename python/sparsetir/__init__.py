@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from sparsetir.formats.preprocess import extract_preprocess as extract_preprocess
     from sparsetir.formats.rule import FormatRewriteRule
     from sparsetir.graph.explain import explain
+    from sparsetir.graph.export import export
     from sparsetir.planning.compiled import compilations as compilations
     from sparsetir.planning.plan import plan
     from sparsetir.planning.plan import plan_candidates as plan_candidates
@@ -88,6 +89,7 @@ __all__ = [
     "decompose_format",
     "default_schedule",
     "explain",
+    "export",
     "gradient",
     "interpret",
     "load",
@@ -111,6 +113,7 @@ _MODULES = {
     "formats.preprocess": "extract_preprocess",
     "formats.rule": "FormatRewriteRule",
     "graph.explain": "explain",
+    "graph.export": "export",
     "planning.compiled": "compilations",
     "planning.plan": "plan plan_candidates",
     "planning.run_plan": "Plan",

@@ -16,6 +16,7 @@ from torch._dynamo.backends.common import aot_autograd
 
 from sparsetir.graph.operator import PROGRAMS, Region, region
 from sparsetir.graph.prelude import Prelude, Test, copy_results, following, is_of_edges, split
+from sparsetir.graph.products import take_products
 from sparsetir.graph.regions import Found, rewrite
 from sparsetir.graph.rest import Rest, Run, has_compiler
 from sparsetir.graph.reuse import reuse_memory
@@ -176,6 +177,7 @@ def _boxed(run: Run) -> Run:
 def _direct(graph: fx.GraphModule) -> fx.GraphModule:
     """The graph with calls of regions that torch's dispatcher does not see."""
     reuse_memory(graph.graph)
+    take_products(graph.graph)
     for node in graph.graph.nodes:
         if node.target is region:
             number, *rest = node.args

@@ -33,6 +33,12 @@ def _extreme(sign: str) -> str:
     return f"T.Select({{0}} {sign}= {{1}}, {{0}}, {other})"
 
 
+def _exp_less_one(tanh: str) -> str:
+    """exp(x) - 1 by the tanh of x / 2, near 0 without the digits that a difference loses."""
+    near = f"(T.float32(2.0) * {tanh} / (T.float32(1.0) - {tanh}))"
+    return f"T.Select(T.abs({{0}}) < T.float32(1.0), {near}, T.exp({{0}}) - T.float32(1.0))"
+
+
 # By operator: {0}, {1} and so on are its arguments, tensors or numbers.
 ARITHMETIC = {
     "add": "({0} + {1})", "sub": "({0} - {1})", "mul": "({0} * {1})", "div": "({0} / {1})",
@@ -44,9 +50,11 @@ FORMULAS: dict[Any, str] = {
     aten.clamp_max.default: "T.Select({0} > {1}, {1}, {0})",
     aten.clamp_min.default: "T.Select({0} < {1}, {1}, {0})",
     aten.exp.default: "T.exp({0})",
+    aten.expm1.default: _exp_less_one("T.tanh(T.float32(0.5) * {0})"),
     aten.leaky_relu.default: f"T.Select({{0}} > {ZERO}, {{0}}, {{0}} * {{1}})",
     aten.leaky_relu_backward.default: f"T.Select({{1}} > {ZERO}, {{0}}, {{0}} * {{2}})",
     aten.log.default: "T.log({0})",
+    aten.log1p.default: "T.log1p({0})",
     aten.masked_fill.Scalar: "T.Select({1}, {2}, {0})",
     aten.maximum.default: _extreme(">"),
     aten.minimum.default: _extreme("<"),
@@ -90,7 +98,8 @@ FILLED = {
 }  # fmt: skip
 POINTWISE = {*FORMULAS, *LOGICAL, *COMPARED, aten.pow.Tensor_Scalar}
 COSTLY = {
-    aten.exp.default, aten.log.default, aten.sigmoid.default, aten.silu.default, aten.tanh.default
+    aten.exp.default, aten.expm1.default, aten.log.default, aten.log1p.default,
+    aten.sigmoid.default, aten.silu.default, aten.tanh.default,
 }  # fmt: skip
 
 
@@ -139,7 +148,7 @@ def index_of(node: Any) -> fx.Node | None:
             or any(not is_one(s) for s in sizes[1:])
             or not same(sizes[0], shape_of(node)[0])
         ):
-            return None
+            break
         node = before
     return (
         node if len(shape_of(node)) == 1 and dtype_of(node) in (torch.int32, torch.int64) else None

@@ -170,3 +170,31 @@ def _features(axes: tuple[int | None, ...]) -> tuple[list[str], list[str]]:
     """The axes behind the first one of an array, and where it is read along them."""
     names = [f"ONE{n}" if a is None else f"D{a}" for n, a in enumerate(axes)]
     return names, ["0" if a is None else f"k{a}" for a in axes]
+
+
+def layout(
+    name: str, operands: list[list[tuple[str, str]]], result: list[tuple[str, str]],
+    over: list[tuple[str, str]], kinds: str, sizes: list[int | None], lines: list[str],
+) -> str:  # fmt: skip
+    """A program of one iteration over dense axes, I and features.
+
+    operands, result, over : axes, and where arrays are read along them or the names of loops
+    sizes : of loops over features, None of open ones
+    lines : of the body
+    """
+    arrays = {"out": result, **{f"x{n}": axes for n, axes in enumerate(operands)}}
+    open_sizes = [f"d{n}" for n, size in enumerate(sizes) if size is None]
+    head = [f"    {array}: T.handle," for array in arrays]
+    head += [f"    {size}: T.int32," for size in ["m", *open_sizes]]
+    body = ["I = T.dense_fixed(m)"]
+    body += [f"D{n} = T.dense_fixed({size or f'd{n}'})" for n, size in enumerate(sizes)]
+    ones = sorted({a for axes in arrays.values() for a, _ in axes if a.startswith("ONE")})
+    body += [f"{one} = T.dense_fixed(1)" for one in ones]
+    for array, axes in arrays.items():
+        of = ", ".join(a for a, _ in axes)
+        body.append(f'{array.upper()} = T.match_sparse_buffer({array}, ({of},), "float32")')
+    axes, names = (", ".join(x[n] for x in over) for n in range(2))
+    body.append(f'with T.sp_iter([{axes}], "{kinds}", "{name}") as [{names}]:')
+    body += [f"    {line}" for line in lines]
+    text = ["@T.prim_func", f"def {name}(", *head, "):", *(f"    {line}" for line in body)]
+    return "\n".join(text) + "\n"

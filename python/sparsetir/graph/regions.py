@@ -84,6 +84,7 @@ def rewrite(
 
     of_edges : of a graph what follows from the edges alone, which is left to the prelude
     """
+    _drop_whole_slices(module.graph)
     module.graph = fx_graph_cse(module.graph)
     _name_sizes_once(module.graph)
     _read_sizes_of_indices(module.graph)
@@ -93,6 +94,14 @@ def rewrite(
     module.graph.lint()
     module.recompile()
     return finder.found, finder.left()
+
+
+def _drop_whole_slices(graph: fx.Graph) -> None:
+    for node in graph.find_nodes(op="call_function", target=aten.slice.Tensor):
+        value: Any = node.args[0]
+        if len(node.args) < 5 and all(map(same, shape_of(value), shape_of(node))):
+            node.replace_all_uses_with(value)
+            graph.erase_node(node)
 
 
 def _name_sizes_once(graph: fx.Graph) -> None:

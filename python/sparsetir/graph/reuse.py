@@ -47,7 +47,8 @@ def reuse_memory(graph: fx.Graph) -> None:
 
 def _add_product(graph: fx.Graph, node: fx.Node) -> None:
     """`a + x @ y`, as one product that begins with `a`."""
-    for a, product in (node.args[:2], node.args[1::-1]):
+    args: Any = node.args
+    for a, product in (args[:2], args[1::-1]):
         is_product = isinstance(product, fx.Node) and product.target == aten.mm.default
         if is_product and product is not a and len(product.users) == 1 and _fits(a, node):
             node.target = aten.addmm_.default if _is_free(a, node) else aten.addmm.default
@@ -57,7 +58,7 @@ def _add_product(graph: fx.Graph, node: fx.Node) -> None:
 
 
 def _write_to_first(node: fx.Node) -> None:
-    ways = [node.args]
+    ways: list[Any] = [node.args]
     if node.target in COMMUTE and node.kwargs.get("alpha", 1) == 1:
         ways.append((*node.args[1::-1], *node.args[2:]))
     for args in ways:

@@ -117,14 +117,17 @@ def compile_stages(stages: Mapping[str, Stages], target: Any) -> Any:
 
     Their parameters are named, ordered and shaped as the author's are, whatever stage III has.
     """
-    functions = {name: _with_natural_shapes(name, s) for name, s in stages.items()}
+    functions = {name: with_natural_shapes(name, s) for name, s in stages.items()}
     whole = any(WHOLE in f.attrs for f in functions.values())
     with without_compaction() if whole else contextlib.nullcontext():
         return tvm.compile(tvm.IRModule(functions), target=target)
 
 
-def _with_natural_shapes(name: str, stages: Stages) -> tirx.PrimFunc:
-    """Stage III behind parameters that are named, ordered and shaped as the author's are."""
+def with_natural_shapes(name: str, stages: Stages, check: bool = True) -> tirx.PrimFunc:
+    """Stage III behind parameters that are named, ordered and shaped as the author's are.
+
+    check : that no array which is written shares memory with another one
+    """
     func = stages["III"].with_attr("global_symbol", name)
     if "II scheduled" not in stages:
         return _of_any_alignment(func, stages)
@@ -141,7 +144,8 @@ def _with_natural_shapes(name: str, stages: Stages) -> tirx.PrimFunc:
         views.append(tirx.DeclBuffer(flat, data=buffer_data(param)))
         params.append(param)
     root = func.body.block
-    body = tirx.SeqStmt([*_disjoint(params, signature_of(stages)), *views, root.body])
+    checks = _disjoint(params, signature_of(stages)) if check else []
+    body = tirx.SeqStmt([*checks, *views, root.body])
     block = s_tir.SBlock([], [], [], root.name_hint, body, alloc_buffers=root.alloc_buffers)
     return tirx.PrimFunc(params, s_tir.SBlockRealize([], True, block), attrs=func.attrs)
 

@@ -1,0 +1,152 @@
+"""What kernels of regions need of edges, for models that run without torch: stage III, by hand.
+
+Nodes of edges are in int64, places of edges in int32. `orders.py` is the same for torch.
+"""
+
+from tvm.script import tirx as T
+
+
+@T.prim_func(s_tir=True)
+def count_edges(index: T.handle, starts: T.handle):
+    """Where the edges of each node begin, once they are sorted."""
+    T.func_attr({"tirx.noalias": True})
+    edges, ends = T.int64(), T.int64()
+    AT = T.match_buffer(index, (edges,), "int64")
+    START = T.match_buffer(starts, (ends,), "int32")
+    for i in range(ends):
+        START[i] = 0
+    for e in range(edges):
+        assert AT[e] >= 0 and AT[e] < ends - 1, ("ValueError", ["a node of edges is out of range"])
+        START[AT[e] + 1] = START[AT[e] + 1] + 1
+    for i in range(ends - 1):
+        START[i + 1] = START[i + 1] + START[i]
+
+
+@T.prim_func(s_tir=True)
+def sort_edges(index: T.handle, starts: T.handle, places: T.handle):
+    """Of each edge, in the order of its node, its place among the given ones."""
+    T.func_attr({"tirx.noalias": True})
+    edges, ends = T.int64(), T.int64()
+    AT = T.match_buffer(index, (edges,), "int64")
+    START = T.match_buffer(starts, (ends,), "int32")
+    PLACE = T.match_buffer(places, (edges,), "int32")
+    for e in range(edges):
+        PLACE[START[AT[e]]] = T.Cast("int32", e)
+        START[AT[e]] = START[AT[e]] + 1
+    for i in range(ends - 1):  # each is where the next one began
+        START[ends - 1 - i] = START[ends - 2 - i]
+    START[0] = 0
+
+
+@T.prim_func(s_tir=True)
+def arranged(index: T.handle, places: T.handle, out: T.handle):
+    """Another index in the order of edges."""
+    T.func_attr({"tirx.noalias": True})
+    edges = T.int64()
+    AT = T.match_buffer(index, (edges,), "int64")
+    PLACE = T.match_buffer(places, (edges,), "int32")
+    OUT = T.match_buffer(out, (edges,), "int32")
+    for e in range(edges):
+        OUT[e] = T.Cast("int32", AT[PLACE[e]])
+
+
+@T.prim_func(s_tir=True)
+def places_between(by: T.handle, places: T.handle, inverse: T.handle, out: T.handle):
+    """Where edges in the order of `places` are in the order of `by`."""
+    T.func_attr({"tirx.noalias": True})
+    edges = T.int64()
+    BY = T.match_buffer(by, (edges,), "int32")
+    PLACE = T.match_buffer(places, (edges,), "int32")
+    INVERSE = T.match_buffer(inverse, (edges,), "int32")
+    OUT = T.match_buffer(out, (edges,), "int32")
+    for e in range(edges):
+        INVERSE[BY[e]] = T.Cast("int32", e)
+    for e in range(edges):
+        OUT[e] = INVERSE[PLACE[e]]
+
+
+@T.prim_func(s_tir=True)
+def restored(values: T.handle, places: T.handle, out: T.handle):
+    """Values of edges that are sorted, in the order in which they were given."""
+    T.func_attr({"tirx.noalias": True})
+    edges, width = T.int64(), T.int64()
+    IN = T.match_buffer(values, (edges, width), "float32")
+    PLACE = T.match_buffer(places, (edges,), "int32")
+    OUT = T.match_buffer(out, (edges, width), "float32")
+    for e, k in T.grid(edges, width):
+        OUT[PLACE[e], k] = IN[e, k]
+
+
+@T.prim_func(s_tir=True)
+def zero_of_empty_rows(values: T.handle, starts: T.handle, out: T.handle):
+    """Values of nodes, 0 of those that no edge leads to."""
+    T.func_attr({"tirx.noalias": True})
+    nodes, width, ends = T.int64(), T.int64(), T.int64()
+    IN = T.match_buffer(values, (nodes, width), "float32")
+    START = T.match_buffer(starts, (ends,), "int32")
+    OUT = T.match_buffer(out, (nodes, width), "float32")
+    for i, k in T.grid(nodes, width):
+        OUT[i, k] = T.Select(START[i + 1] > START[i], IN[i, k], T.float32(0))
+
+
+@T.prim_func(s_tir=True)
+def in_range(index: T.handle, size: T.int64, out: T.handle):
+    """The same nodes, all of which are less than a size."""
+    T.func_attr({"tirx.noalias": True})
+    edges = T.int64()
+    AT = T.match_buffer(index, (edges,), "int64")
+    OUT = T.match_buffer(out, (edges,), "int64")
+    for e in range(edges):
+        assert AT[e] >= 0 and AT[e] < size, ("ValueError", ["a node of edges is out of range"])
+        OUT[e] = AT[e]
+
+
+@T.prim_func(s_tir=True)
+def count_kept(mask: T.handle, count: T.handle):
+    """How many edges a mask holds at."""
+    T.func_attr({"tirx.noalias": True})
+    edges = T.int64()
+    MASK = T.match_buffer(mask, (edges,), "int32")
+    COUNT = T.match_buffer(count, (1,), "int64")
+    COUNT[0] = T.int64(0)
+    for e in range(edges):
+        COUNT[0] = COUNT[0] + T.Cast("int64", MASK[e])
+
+
+@T.prim_func(s_tir=True)
+def put(base: T.handle, index: T.handle, values: T.handle, out: T.handle):
+    """Numbers of nodes, with others in the place of some of them."""
+    T.func_attr({"tirx.noalias": True})
+    nodes, count = T.int64(), T.int64()
+    BASE = T.match_buffer(base, (nodes,), "float32")
+    AT = T.match_buffer(index, (count,), "int64")
+    IN = T.match_buffer(values, (count,), "float32")
+    OUT = T.match_buffer(out, (nodes,), "float32")
+    for i in range(nodes):
+        OUT[i] = BASE[i]
+    for n in range(count):
+        assert AT[n] >= 0 and AT[n] < nodes, ("ValueError", ["a node of edges is out of range"])
+        OUT[AT[n]] = IN[n]
+
+
+def _kept(dtype: str):
+    @T.prim_func(s_tir=True)
+    def kept(values: T.handle, mask: T.handle, out: T.handle):
+        """Columns of an array at which a mask holds."""
+        T.func_attr({"tirx.noalias": True})
+        rows, edges, left = T.int64(), T.int64(), T.int64()
+        IN = T.match_buffer(values, (rows, edges), dtype)
+        MASK = T.match_buffer(mask, (edges,), "int32")
+        OUT = T.match_buffer(out, (rows, left), dtype)
+        at = T.alloc_buffer((1,), "int64")
+        for i in range(rows):
+            at[0] = T.int64(0)
+            for e in range(edges):
+                if MASK[e] != 0:
+                    OUT[i, at[0]] = IN[i, e]
+                    at[0] = at[0] + T.int64(1)
+
+    return kept
+
+
+kept_int64, kept_float32 = _kept("int64"), _kept("float32")
