@@ -8,13 +8,17 @@ They say the result as a dense one: :func:`sparsetir.build_assembled` makes it s
 
 from __future__ import annotations
 
-from functools import cache, reduce
+from dataclasses import dataclass
+from functools import cache, partial, reduce
 from typing import Any
 
 from tvm import tirx
 from tvm.script import sparse_tir as T
 
-from sparsetir.schedules.operators.problems import reduced
+from sparsetir.schedules.arguments import expect_one_of
+from sparsetir.schedules.operators.names import IDTYPES
+from sparsetir.schedules.operators.operands import Operator, register
+from sparsetir.schedules.operators.problems import Problem, reduced
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.script.parser import from_source
 
@@ -35,6 +39,47 @@ COMBINED = {
     "minimum": ("union", lambda a, b: f"T.min({a}, {b})"),
 }
 MOST = 8  # operands
+# By the names of operators, and of `COMBINED`.
+ELEMENTWISE = {
+    "add": "add", "sub": "subtract", "mul": "multiply", "maximum": "maximum", "minimum": "minimum",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class SparseResult(Problem):
+    """Products and sums of sparse matrices, whose result is sparse.
+
+    how : a semiring, or one of `COMBINED`
+    dtype, sums : of values, and of what they are summed in, which kernels write
+    result : dtype of the result's values
+    idtype : of indptr and indices
+    count : operands
+    """
+
+    how: str
+    dtype: str
+    sums: str
+    result: str
+    idtype: str = "int32"
+    count: int = 2
+
+    def __post_init__(self) -> None:
+        expect_one_of(self, how=(*SEMIRINGS, *COMBINED), idtype=IDTYPES)
+
+    @property
+    def is_product(self) -> bool:
+        """Whether rows and columns are multiplied, not elements."""
+        return self.how in SEMIRINGS
+
+    def program(self, gathered: bool = False) -> SparseFunc:
+        """The operator as a stage-I function.
+
+        gathered : see :func:`combined_program`
+        """
+        types = self.dtype, self.sums, self.idtype
+        if self.is_product:
+            return product_program(self.how, *types)
+        return combined_program(self.how, self.count, gathered, *types)
 
 
 def first_value(semiring: str, dtype: str) -> Any:
@@ -125,3 +170,21 @@ def combined_program(
         lines += iteration(axes, op, reduce(join, terms))
     head = f"@T.prim_func\ndef {op}({', '.join(params)}, c: T.handle, {sizes}):"
     return from_source("\n    ".join([head, *lines]))
+
+
+_of_matrices = partial(
+    Operator, problem=SparseResult, reads_values=True, reference=None, on="matrices"
+)
+for _name in ELEMENTWISE:
+    register(
+        _of_matrices(
+            _name, title="sparse matrices by element, to a sparse one", reductions=(),
+            dims={"b": "mn", "out": "mn"}, options=("mask",),
+        )
+    )  # fmt: skip
+register(
+    _of_matrices(
+        "spgemm", title="sparse times sparse, to a sparse one", reductions=tuple(SEMIRINGS),
+        dims={"b": "nl", "out": "ml"}, options=("semiring", "mask"),
+    )
+)  # fmt: skip

@@ -63,6 +63,7 @@ BlockTiles(8, 2, 3, parallel=False)
 WarpTiles(2, 3)
 BlockTile(4, 8)
 ChunkTiles(8, 3, blocks=2)
+Assembled(False, True, parallel=False, levels=2)
 GradientTiles(3, 64, (32, 32), vectors=(8, 2), shape=None, shares=(1, 2), feat=64)
 Choices({"sddmm.lanes": 8})
 """)]  # fmt: skip
