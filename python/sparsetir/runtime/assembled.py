@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sparsetir.runtime import pool
+from sparsetir.runtime import pool, rooms
 from sparsetir.runtime.arrays import is_torch
 from sparsetir.runtime.build import build
 from sparsetir.runtime.kernel import Kernel
@@ -21,6 +21,7 @@ from sparsetir.sparse_ir.nodes import SparseFunc
 # Elements that a call has room for at once: memory that nothing is written to is not taken, but a
 # system does not promise any amount of it.
 ROOM = 1 << 30
+COPIED = 1 << 20  # bytes of a result that does not keep a room for itself
 WORK_OF_A_PART = 1 << 15  # elements, at most, that are not worth another thread
 
 
@@ -216,7 +217,7 @@ class AssembledKernel:
         given : mapping
             All parameters but the result's, by name.
         bound : Kernel, optional
-            By default :attr:`bound`.
+            By default the one without a pattern.
 
         Returns
         -------
@@ -331,18 +332,16 @@ class AssembledKernel:
     ) -> tuple[Any, ...]:
         """Counts, indices and values of some rows, in parts."""
         names, first, last = self.programs, rows_ptr[0], rows_ptr[-1]
-        rooms = ends[rows_ptr] - ends[first]
-        room = int(rooms[-1])
+        begins = ends[rows_ptr] - ends[first]
+        room = int(begins[-1])
         counts = np.zeros(len(ends) - 1, self._idtype)
-        indices = np.empty(room, self._idtype)
-        made = {**self._in_parts(rows_ptr), names.room: room, names.rooms: rooms}
+        indices = rooms.room((room,), self._idtype)
+        made = {**self._in_parts(rows_ptr), names.room: room, names.rooms: begins}
         made |= {names.counts: counts, names.indices: indices}
-        values = np.empty(fill.shape_of(names.values, {**given, **made}), self._dtype)
+        values = rooms.room(fill.shape_of(names.values, {**given, **made}), self._dtype)
         fill(**given, **made, **{names.values: _like(given.values(), values, self._dtype)})
         sizes = [int(counts[a:b].sum(dtype=np.int64)) for a, b in pairwise(rows_ptr)]
-        for array in (indices, values):
-            _close(array, rooms, sizes)
-        return counts[first:last], indices, values
+        return counts[first:last], *(_closed(x, begins, sizes) for x in (indices, values))
 
 
 def build_assembled(func: SparseFunc, result: str, target: Any = "llvm") -> AssembledKernel:
@@ -372,13 +371,17 @@ def build_assembled(func: SparseFunc, result: str, target: Any = "llvm") -> Asse
     return AssembledKernel(func, result, target)
 
 
-def _close(array: np.ndarray, rooms: np.ndarray, sizes: list[int]) -> None:
-    """Move what is in the rooms together, and give the rest of the memory back."""
+def _closed(array: np.ndarray, begins: np.ndarray, sizes: list[int]) -> np.ndarray:
+    """What is in the rooms of an array, moved together; the rest is given back, if it is owned."""
     at, step, data = sizes[0], array.strides[0], array.ctypes.data
-    for begin, size in zip(rooms.tolist()[1:-1], sizes[1:], strict=True):
+    for begin, size in zip(begins.tolist()[1:-1], sizes[1:], strict=True):
         ctypes.memmove(data + at * step, data + begin * step, size * step)
         at += size
-    array.resize((at, *array.shape[1:]), refcheck=False)
+    if array.base is None:
+        array.resize((at, *array.shape[1:]), refcheck=False)
+        return array
+    found = array[:at]
+    return found.copy() if found.nbytes < COPIED else found
 
 
 def _like(given: Iterable[Any], array: np.ndarray, dtype: str) -> Any:
