@@ -23,7 +23,7 @@ def table() -> str:
     lines = ["| operator | | operands | result | reductions |", "|--|--|--|--|--|"]
     records = [OPERATORS[name] for name in dict.fromkeys((*OPS, *sorted(OPERATORS)))]
     records = [record for record in records if record.reference is not None]  # no gradients
-    several = (*ALONG.values(), *OF_MATRICES.values())
+    several = sorted((*ALONG.values(), *OF_MATRICES.values()), key=lambda x: (x.on, x.name))
     lines += [_row(x) for x in (*records, *several) if x.options]
     return "\n".join([*lines, ""])
 

@@ -152,7 +152,7 @@ REFUSED = [
     ("more", "spgemm", {}, TypeError, "expected two matrices for 'spgemm', got 3"),
     ("two", "spgemm", {"semiring": "min"}, ValueError, "argument 'semiring': expected one of"),
     ("two", "spgemm", {"heads": 2}, ValueError, "argument 'heads': expected None for 'spgemm'"),
-    ("two", "spgemm", {"target": "cuda"}, ValueError, "argument 'target': expected a CPU"),
+    ("two", "spgemm", {"target": "cuda"}, RuntimeError, "there is no cuda device"),
     ("two", "spgemm", {"threads": 0}, ValueError, "argument 'threads': expected 1 or more"),
     ("two", "maximum", {"semiring": "or_and"}, ValueError, "'semiring': expected 'plus_times'"),
     ("two", "spgemm", {"config": 3}, TypeError, "argument 'config': expected Assembled"),

@@ -146,7 +146,7 @@ def plan(
     -------
     Plan
         With a sparse result a :class:`SparsePlan`, which is called with values and keeps the
-        result's pattern.
+        result's pattern, or a :class:`ValuesPlan` on a GPU.
 
     Raises
     ------

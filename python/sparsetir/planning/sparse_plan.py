@@ -25,6 +25,7 @@ from sparsetir.planning.sparse_results import (
 )
 from sparsetir.runtime.assembled import AssembledKernel, CsrArrays, Numeric
 from sparsetir.runtime.targets import host_target
+from sparsetir.schedules.operators.problems import CsrPattern
 from sparsetir.schedules.operators.sparse_results import (
     SparseResult,
     combined_program,
@@ -229,6 +230,80 @@ class SparsePlan(Plan):
 
     def __repr__(self) -> str:
         return f"<sparsetir.SparsePlan {self.op} {self._shape} {self.config}>"
+
+
+class ValuesPlan(Plan):
+    """What :func:`plan` makes of products and sums of sparse matrices for a GPU.
+
+    The pattern is found on the CPU, once. Calls take values of all matrices, and give the result's.
+
+    Parameters
+    ----------
+    wanted : request
+        The operator and its matrices.
+    config : ElementThreads
+        Of the kernel.
+    chosen_by : {"user", "default"}
+        As of :class:`Plan`.
+
+    Attributes
+    ----------
+    pattern : Pattern
+        Of the result.
+    """
+
+    def __init__(self, wanted: Request, config: Any, chosen_by: str = "user") -> None:
+        start, mask = time.perf_counter(), wanted.matrices.mask
+        if mask is None:
+            there = replace(wanted, target=host_target())
+            self.pattern = SparsePlan(there, Assembled(kept=False)).pattern
+        else:
+            self.pattern = mask.pattern
+        at = _at_pattern(wanted, self.pattern)
+        found = time.perf_counter() - start
+        super().__init__(at, config, chosen_by)
+        self.convert_seconds += found
+
+
+def _at_pattern(wanted: Request, pattern: Pattern) -> Request:
+    """The request of a result's values, which operands named x0, x1, ... are of."""
+    idtype, each = wanted.problem.idtype, wanted.matrices.each
+    matrices = [_copy(csr(x), idtype) for x in each]
+    (m, _), (_, n) = each[0].shape, each[-1].shape
+    out = Csr(pattern.indptr.astype(idtype), pattern.columns.astype(idtype), None, (m, n))
+    sizes: dict[str, Any] = {}
+    if wanted.problem.is_product:
+        if is_wide(matrices[1]):
+            matrices[1], narrow, _ = without_empty_columns(matrices[1], out)
+            out = narrow or out
+        matrices[1], places = _by_columns(matrices[1])
+        sizes = {"l": each[0].shape[1], "x1_places": places}
+    for name, x in zip(_numbered(each), matrices, strict=True):
+        arrays = {"indptr": x.indptr, "indices": x.indices, "nnz": len(x.indices)}
+        sizes |= {f"{name}_{what}": given for what, given in arrays.items()}
+    dims = {name: str(q) for q, name in enumerate(_numbered(each))}  # each has a letter of its own
+    callers = {"feat": None, "heads": None, **{str(q): x.nnz for q, x in enumerate(each)}}
+    return replace(
+        wanted, matrix=CsrPattern(out.indptr, out.indices, (m, out.shape[1])), sizes=sizes,
+        operator=replace(wanted.operator, dims={**dims, "out": "e"}, reads_values=False),
+        callers=callers, there=(*dims, "out"),
+    )  # fmt: skip
+
+
+def _numbered(each: Sequence[Any]) -> list[str]:
+    """Names of operands."""
+    return [f"x{q}" for q in range(len(each))]
+
+
+def _by_columns(matrix: Csr) -> tuple[Csr, np.ndarray]:
+    """The transposed pattern, and for its elements where they are in the matrix."""
+    m, n = matrix.shape
+    idtype = matrix.indices.dtype
+    rows = np.repeat(np.arange(m, dtype=idtype), np.diff(matrix.indptr))
+    places = np.argsort(matrix.indices, kind="stable")
+    indptr = np.zeros(n + 1, idtype)
+    np.cumsum(np.bincount(matrix.indices, minlength=n), out=indptr[1:])
+    return Csr(indptr, rows[places], None, (n, m)), places.astype(idtype)
 
 
 def _copy(matrix: Csr, idtype: str, dtype: Any = None) -> Csr:

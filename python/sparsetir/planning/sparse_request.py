@@ -17,12 +17,16 @@ from sparsetir.planning.request import (
 )
 from sparsetir.planning.sparse_results import WIDER, check_shapes, how_computed
 from sparsetir.records.fingerprint import Matrices
+from sparsetir.records.task import Config
 from sparsetir.runtime.targets import TargetLike, resolve_target
 from sparsetir.schedules.default import is_gpu
+from sparsetir.schedules.gpu.sparse_results import ElementThreads
 from sparsetir.schedules.operators.registry import OF_MATRICES
 from sparsetir.schedules.operators.sparse_results import ELEMENTWISE, SparseResult
 from sparsetir.schedules.template import Branch
 from sparsetir.schedules.templates import sparse_results
+
+GPU_DTYPES = ("float32", "float64", "int32", "int64")  # sums in memory are in no other type
 
 
 class OnMatrices(OneByOne):
@@ -32,6 +36,11 @@ class OnMatrices(OneByOne):
         """See :class:`Choosing`."""
         masked = "-masked" * (wanted.matrices.mask is not None)
         return About(wanted.operator.name, f"{wanted.problem.how}{masked}", None)
+
+    def on_gpu(self, wanted: Request) -> list[Config]:
+        """See :class:`OneByOne`."""
+        del wanted
+        return [ElementThreads(), *(ElementThreads(block) for block in (64, 256))]
 
     def tried(self, wanted: Request) -> Branch:
         """See :class:`OneByOne`."""
@@ -75,11 +84,15 @@ def sparse_request(
     own = np.result_type(*(x.dtype for x in each)) if dtype is None else np.dtype(dtype)
     how, computed = how_computed("plan", sums, semiring, own)
     resolved = resolve_target(target)
-    if is_gpu(resolved):
-        raise ValueError(
-            f"plan: argument 'target': expected a CPU for '{op}', got {resolved.kind.name}"
-        )
     name = str(computed)
+    if is_gpu(resolved):
+        if name not in GPU_DTYPES or own != computed:
+            raise ValueError(
+                f"plan: argument 'dtype': expected one of {', '.join(GPU_DTYPES)} for '{op}' on a "
+                f"GPU, got {own}"
+            )
+        if how == "multiply" and known is not None:
+            raise ValueError("plan: argument 'mask': expected None for 'mul' on a GPU")
     wide = any(x.pattern.idtype == "int64" for x in (*each, known) if x is not None)
     problem = SparseResult(
         how, name, WIDER.get(name, name), str(own), "int64" if wide else "int32", len(each)

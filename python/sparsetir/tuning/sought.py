@@ -49,9 +49,6 @@ def of_operator(
     """
     asked = requested(op, *matrices, target=target, **options)
     wanted, plain = asked.whole, _plain_target(target)
-    if isinstance(wanted.matrix, Matrices):
-        task, default = SparseTask(asked, plain), wanted.chosen()
-        return Sought(TunedSparse(task, Key.of(task), [], default), wanted.space(), [default])
     if wanted.statistics is not None:
         task = replace(wanted.task(), target=plain)
         configs = candidates(wanted.problem, wanted.given, wanted.target)
@@ -60,6 +57,9 @@ def of_operator(
         raise ValueError(
             f"tune: argument 'target': expected a CPU for '{op}', got {wanted.target.kind.name}"
         )
+    if isinstance(wanted.matrix, Matrices):
+        task, default = SparseTask(asked, plain), wanted.chosen()
+        return Sought(TunedSparse(task, Key.of(task), [], default), wanted.space(), [default])
     # Its plain program with arguments; plans look records up by the operator's own key.
     default, found = wanted.chosen(), wanted.space()
     template = wanted.template(default)
