@@ -13,6 +13,7 @@ import sparsetir
 from csr_zoo import ZOO
 from fake_measurer import install
 from sparsetir import SparseMatrix
+from sparsetir.planning import term_pairs
 from sparsetir.planning.sparse_plan import SparsePlan
 from sparsetir.schedules.operators.registry import OF_MATRICES
 from sparsetir.schedules.operators.sparse_results import ELEMENTWISE, SEMIRINGS
@@ -88,10 +89,12 @@ def test_configs(op: str) -> None:
 @pytest.mark.parametrize("semiring", SEMIRINGS)
 def test_semirings_and_masks(semiring: str) -> None:
     a, b, m = matrix((13, 9), 0), matrix((9, 11), 1), matrix((13, 11), 2)
-    for mask in (None, m):
-        run = plan("spgemm", a, b, semiring=semiring, mask=mask)
-        for _ in range(2):
-            same(run(), by_method("spgemm", a, b, semiring=semiring, mask=mask))
+    for mask, listed in ((None, False), (m, False), (m, True)):
+        config = Assembled(listed=listed)
+        run = plan("spgemm", a, b, semiring=semiring, mask=mask, config=config)
+        for factor in (1, 1, 3):
+            expected = by_method("spgemm", factor * a, b, semiring=semiring, mask=mask)
+            same(run((factor * a).values), expected)
     same(plan("add", a, a, mask=a)(), 2 * a)
 
 
@@ -107,6 +110,22 @@ def test_types(dtype: str) -> None:
         same(run(), by_method(op, a, b))
     whole = matrix((9, 9), 0, "int64")
     same(plan("mul", whole, b, dtype="float64")(), whole.astype("float64") * b.astype("float64"))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_listed_terms(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
+    """Of all patterns, a few terms at a time, of all types; also where a mask keeps none."""
+    monkeypatch.setattr(term_pairs, "TERMS", 7)
+    config = Assembled(listed=True)
+    for a in map(SparseMatrix, ZOO.values()):
+        mask = matrix((a.shape[0], a.shape[0]), 5)
+        run = plan("spgemm", a, a.T, mask=mask, config=config, threads=threads)
+        same(run(), a.matmul(a.T, mask=mask))
+    for dtype in ("float32", "float16", "bool"):
+        a, b, nothing = (matrix((9, 9), n, dtype, d) for n, d in enumerate((0.3, 0.3, 0)))
+        for mask in (a, nothing):
+            run = plan("spgemm", a, b, mask=mask, config=config, threads=threads)
+            same(run(a.values), a.matmul(b, mask=mask))
 
 
 def test_many_operands_empty_ones_and_the_zoo() -> None:
@@ -156,6 +175,8 @@ REFUSED = [
     ("two", "spgemm", {"threads": 0}, ValueError, "argument 'threads': expected 1 or more"),
     ("two", "maximum", {"semiring": "or_and"}, ValueError, "'semiring': expected 'plus_times'"),
     ("two", "spgemm", {"config": 3}, TypeError, "argument 'config': expected Assembled"),
+    ("two", "spgemm", {"config": Assembled(listed=True)}, ValueError, "expected listed=False"),
+    ("two", "add", {"config": Assembled(listed=True)}, ValueError, "expected listed=False"),
     ("more", "spmm", {}, TypeError, "expected one matrix for 'spmm'"),
 ]  # fmt: skip
 

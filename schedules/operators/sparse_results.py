@@ -222,6 +222,40 @@ def product_values_program(semiring: str, dtype: str, idtype: str) -> Any:
 
 
 @cache
+def product_terms_program(semiring: str, dtype: str, out: str, idtype: str) -> Any:
+    """The values of C = A B over a semiring where it is known which elements their terms are of.
+
+    a : (a_nnz,) ; b : (b_nnz,) ; c : (nnz,) in the type `out`
+    begins : (nnz + 1,), where the terms of each element of C begin
+    a_places, b_places : (terms,) elements of A and B
+    """
+    how, _ = SEMIRINGS[semiring]
+    size, first = getattr(T, idtype), first_value(semiring, out)
+    term = partial(term_of, semiring, out)
+
+    @T.prim_func
+    def spgemm_terms(
+        a: T.handle, b: T.handle, c: T.handle, begins: T.handle, a_places: T.handle,
+        b_places: T.handle, nnz: size, terms: size, a_nnz: size, b_nnz: size,
+    ) -> None:  # fmt: skip
+        E = T.dense_fixed(nnz, idtype)
+        S = T.dense_variable(E, (terms, terms), begins, idtype)
+        J = T.dense_fixed(a_nnz, idtype)
+        L = T.dense_fixed(b_nnz, idtype)
+        A = T.match_sparse_buffer(a, (J,), dtype)
+        B = T.match_sparse_buffer(b, (L,), dtype)
+        PA = T.match_sparse_buffer(a_places, (E, S), idtype)
+        PB = T.match_sparse_buffer(b_places, (E, S), idtype)
+        C = T.match_sparse_buffer(c, (E,), out)
+        with T.sp_iter([E, S], "SR", "terms") as [e, s]:
+            with T.init():
+                C[e] = first
+            C[e] = reduced(how, C[e], term(A[PA[e, s]], B[PB[e, s]]))
+
+    return spgemm_terms
+
+
+@cache
 def combined_values_program(op: str, count: int, dtype: str, idtype: str) -> SparseFunc:
     """The values of C = A0 + A1 + ..., or another of `COMBINED`, at a pattern that is given.
 

@@ -23,6 +23,9 @@ class Assembled(Config):
     gathered : a sum goes through one operand after the other and adds to a workspace; else through
         all of them at once
     parallel : rows are divided among threads
+    listed : of a product with a mask, the terms that the mask keeps are found when it is planned,
+        and calls go through these: two places of memory for each, and as long to find as some
+        hundred calls
     levels : of the bitmap of a row's columns, where calls assemble: 1 looks at all of its words; by
         default by how many elements rows have
     """
@@ -30,6 +33,7 @@ class Assembled(Config):
     kept: bool = choice(True, False)
     gathered: bool = choice(False, True)
     parallel: bool = choice(True, False)
+    listed: bool = choice(False, True)
     levels: int | None = number(None, most=2, optional=True, tries=(1, 2))
 
     def __post_init__(self) -> None:
@@ -62,6 +66,8 @@ def branch(problem: SparseResult, first: Assembled, threads: int, masked: bool) 
     choices = first.tries()
     if masked:
         del choices["kept"], choices["levels"]
+    if not (masked and problem.is_product):
+        del choices["listed"]
     if problem.how not in ("add", "subtract"):
         del choices["gathered"]
     if threads == 1:

@@ -12,6 +12,7 @@ import numpy as np
 from sparsetir.data.sources import Stored
 from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.formats.pattern import Pattern
+from sparsetir.planning.compiled import compiled
 from sparsetir.planning.request import Request
 from sparsetir.planning.run_plan import Plan
 from sparsetir.planning.sparse_results import (
@@ -23,15 +24,19 @@ from sparsetir.planning.sparse_results import (
     kernel_of,
     without_empty_columns,
 )
+from sparsetir.planning.term_pairs import term_pairs
 from sparsetir.runtime.assembled import AssembledKernel, CsrArrays, Numeric
+from sparsetir.runtime.pipeline import lower
 from sparsetir.runtime.targets import host_target
 from sparsetir.schedules.operators.problems import CsrPattern
 from sparsetir.schedules.operators.sparse_results import (
     SparseResult,
     combined_program,
     product_program,
+    product_terms_program,
 )
 from sparsetir.schedules.templates.sparse_results import Assembled
+from sparsetir.sparse_ir.schedule import Schedule
 
 
 class SparsePlan(Plan):
@@ -84,6 +89,14 @@ class SparsePlan(Plan):
         self._threads = wanted.threads if config.parallel else 1
         self._repeat: Numeric | None = None
         self._repeated = config.kept or mask is not None
+        if config.listed:
+            assert mask is not None
+            listed = term_pairs(each[0], each[1], mask)
+            self.convert_seconds = time.perf_counter() - start
+            self._repeat = self._of_terms(each, *listed)
+            self.kernel = self._repeat.kernel
+            self.compile_seconds = time.perf_counter() - start - self.convert_seconds
+            return
         converted = time.perf_counter() - start
         by_size = is_gathered(problem.how, each)
         self._numeric = self._assembling = self._kernel_of(config.gathered)
@@ -100,6 +113,24 @@ class SparsePlan(Plan):
             fill = self._assembling.fill(config.levels or self._bounds.levels)
             self.kernel = self.kernel if self._repeated else fill
             self.compile_seconds += time.perf_counter() - start
+
+    def _of_terms(
+        self, each: Sequence[Csr], begins: np.ndarray, a: np.ndarray, b: np.ndarray
+    ) -> Numeric:
+        """What computes values of terms that are known."""
+        problem, target, parallel = self.problem, self._wanted.target, self._threads > 1
+        idtype = str(begins.dtype)
+
+        def stages() -> Any:
+            types = problem.dtype, problem.sums, idtype
+            program = product_terms_program(problem.how, *types)
+            return lower(program, None if parallel else _as_it_is, target=target)
+
+        kernel = compiled((problem, idtype, parallel, "terms"), target, stages)
+        given = {"begins": begins, "a_places": a, "b_places": b, "terms": len(a)}
+        given |= {"a": each[0].values, "b": each[1].values, "nnz": len(begins) - 1}
+        given |= {"a_nnz": len(each[0].indices), "b_nnz": len(each[1].indices)}
+        return Numeric(kernel, given, "c")
 
     def _kernel_of(self, gathered: bool) -> AssembledKernel:
         problem, target = self.problem, self._wanted.target
@@ -304,6 +335,11 @@ def _by_columns(matrix: Csr) -> tuple[Csr, np.ndarray]:
     indptr = np.zeros(n + 1, idtype)
     np.cumsum(np.bincount(matrix.indices, minlength=n), out=indptr[1:])
     return Csr(indptr, rows[places], None, (n, m)), places.astype(idtype)
+
+
+def _as_it_is(sch: Schedule) -> None:
+    """On one thread."""
+    sch.lower()
 
 
 def _copy(matrix: Csr, idtype: str, dtype: Any = None) -> Csr:

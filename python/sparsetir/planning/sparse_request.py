@@ -32,6 +32,15 @@ GPU_DTYPES = ("float32", "float64", "int32", "int64")  # sums in memory are in n
 class OnMatrices(OneByOne):
     """Configs by how much there is to do."""
 
+    def check(self, wanted: Request, config: Config) -> None:
+        """See :class:`Choosing`."""
+        listed = getattr(config, "listed", False)
+        if listed and not (wanted.problem.is_product and wanted.matrices.mask):
+            raise ValueError(
+                "plan: argument 'config': expected listed=False without a mask, and for "
+                f"'{wanted.name}', got {config}"
+            )
+
     def about(self, wanted: Request) -> About:
         """See :class:`Choosing`."""
         masked = "-masked" * (wanted.matrices.mask is not None)
