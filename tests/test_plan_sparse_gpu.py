@@ -16,7 +16,7 @@ from pairs import by_default
 from sparsetir import SparseMatrix
 from sparsetir.planning.sparse_plan import ValuesPlan
 from sparsetir.runtime.pipeline import lower
-from sparsetir.schedules.gpu.sparse_results import ElementThreads, apply
+from sparsetir.schedules.gpu.sparse_results import ElementThreads, TermLanes, apply, share_terms
 from sparsetir.schedules.operators.registry import OF_MATRICES
 from sparsetir.schedules.operators.sparse_results import SEMIRINGS, SparseResult
 from test_plan_sparse import by_method, matrix
@@ -54,6 +54,17 @@ def test_semirings_and_masks(monkeypatch: pytest.MonkeyPatch, semiring: str) -> 
 
 
 @requires_cuda_text
+@pytest.mark.parametrize("lanes", by_default([1, 2, 8, 32], 1, 8))
+def test_listed_terms(monkeypatch: pytest.MonkeyPatch, lanes: int) -> None:
+    """Threads of a group add up the terms of an element; of a product without a mask, too."""
+    a, b, m = matrix((13, 40), 0, density=0.8), matrix((40, 11), 1), matrix((13, 11), 2)
+    config = TermLanes(lanes, 64)
+    for semiring in ("plus_times", "max_plus"):
+        check(monkeypatch, "spgemm", a, b, mask=m, semiring=semiring, config=config)
+    check(monkeypatch, "spgemm", a, b, config=config)
+
+
+@requires_cuda_text
 def test_many_operands_and_far_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     each = [matrix((7, 9), n, "int64", 0.1 * n) for n in range(4)]
     check(monkeypatch, "add", *each)
@@ -85,6 +96,8 @@ def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
         sparsetir.plan("mul", a, a, mask=a, target=CUDA)
     with pytest.raises(TypeError, match="argument 'config': expected ElementThreads"):
         sparsetir.plan("mul", a, a, config=3, target=CUDA)
+    with pytest.raises(ValueError, match="expected ElementThreads for 'mul', got TermLanes"):
+        sparsetir.plan("mul", a, a, config=TermLanes(), target=CUDA)
     with pytest.raises(ValueError, match="tune: argument 'target': expected a CPU for 'mul'"):
         sparsetir.tune("mul", a, a, target=CUDA, records="")
 
@@ -94,5 +107,9 @@ def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("how", by_default(["plus_times", "add"], "plus_times"))
 def test_nvcc(how: str, arch: str) -> None:
     problem = SparseResult(how, "float32", "float32", "float32")
-    stages = lower(problem.values_program(), apply, ElementThreads(), CUDA)
-    assert nvcc_compile(cuda_source(stages["III"], arch), arch)
+    ways: list[Any] = [(problem.values_program(), apply, ElementThreads())]
+    if problem.is_product:
+        ways.append((problem.terms_program(), share_terms, TermLanes()))
+    for way in ways:
+        stages = lower(*way, CUDA)
+        assert nvcc_compile(cuda_source(stages["III"], arch), arch)

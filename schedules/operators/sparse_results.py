@@ -81,6 +81,11 @@ class SparseResult(Problem):
             return product_program(self.how, *types)
         return combined_program(self.how, self.count, gathered, *types)
 
+    def terms_program(self, idtype: str | None = None) -> SparseFunc:
+        """The values of a product whose terms are listed; `idtype` : of the lists."""
+        types = self.dtype, self.sums, idtype or self.idtype
+        return product_terms_program(self.how, *types)
+
     def values_program(self) -> SparseFunc:
         """The values at a pattern that is given, of which none depends on another."""
         if self.is_product:
@@ -222,35 +227,34 @@ def product_values_program(semiring: str, dtype: str, idtype: str) -> Any:
 
 
 @cache
-def product_terms_program(semiring: str, dtype: str, out: str, idtype: str) -> Any:
+def product_terms_program(semiring: str, dtype: str, sums: str, idtype: str) -> Any:
     """The values of C = A B over a semiring where it is known which elements their terms are of.
 
-    a : (a_nnz,) ; b : (b_nnz,) ; c : (nnz,) in the type `out`
+    x0 : (x0_nnz,) of A ; x1 : (x1_nnz,) of B ; out : (nnz,) of C, in the type `sums`
     begins : (nnz + 1,), where the terms of each element of C begin
-    a_places, b_places : (terms,) elements of A and B
+    x0_places, x1_places : (terms,) elements of A, which increase for each of C, and of B
     """
     how, _ = SEMIRINGS[semiring]
-    size, first = getattr(T, idtype), first_value(semiring, out)
-    term = partial(term_of, semiring, out)
+    size, first = getattr(T, idtype), first_value(semiring, sums)
+    term = partial(term_of, semiring, sums)
 
     @T.prim_func
     def spgemm_terms(
-        a: T.handle, b: T.handle, c: T.handle, begins: T.handle, a_places: T.handle,
-        b_places: T.handle, nnz: size, terms: size, a_nnz: size, b_nnz: size,
+        x0: T.handle, x1: T.handle, out: T.handle, begins: T.handle, x0_places: T.handle,
+        x1_places: T.handle, nnz: size, terms: size, x0_nnz: size, x1_nnz: size,
     ) -> None:  # fmt: skip
         E = T.dense_fixed(nnz, idtype)
-        S = T.dense_variable(E, (terms, terms), begins, idtype)
-        J = T.dense_fixed(a_nnz, idtype)
-        L = T.dense_fixed(b_nnz, idtype)
-        A = T.match_sparse_buffer(a, (J,), dtype)
-        B = T.match_sparse_buffer(b, (L,), dtype)
-        PA = T.match_sparse_buffer(a_places, (E, S), idtype)
-        PB = T.match_sparse_buffer(b_places, (E, S), idtype)
-        C = T.match_sparse_buffer(c, (E,), out)
+        S = T.sparse_variable(E, (x0_nnz, terms), (begins, x0_places), idtype)
+        J = T.dense_fixed(x0_nnz, idtype)
+        L = T.dense_fixed(x1_nnz, idtype)
+        A = T.match_sparse_buffer(x0, (J,), dtype)
+        B = T.match_sparse_buffer(x1, (L,), dtype)
+        P = T.match_sparse_buffer(x1_places, (E, S), idtype)
+        C = T.match_sparse_buffer(out, (E,), sums)
         with T.sp_iter([E, S], "SR", "terms") as [e, s]:
             with T.init():
                 C[e] = first
-            C[e] = reduced(how, C[e], term(A[PA[e, s]], B[PB[e, s]]))
+            C[e] = reduced(how, C[e], term(A[s], B[P[e, s]]))
 
     return spgemm_terms
 

@@ -28,12 +28,12 @@ from sparsetir.planning.term_pairs import term_pairs
 from sparsetir.runtime.assembled import AssembledKernel, CsrArrays, Numeric
 from sparsetir.runtime.pipeline import lower
 from sparsetir.runtime.targets import host_target
+from sparsetir.schedules.gpu.sparse_results import TermLanes
 from sparsetir.schedules.operators.problems import CsrPattern
 from sparsetir.schedules.operators.sparse_results import (
     SparseResult,
     combined_program,
     product_program,
-    product_terms_program,
 )
 from sparsetir.schedules.templates.sparse_results import Assembled
 from sparsetir.sparse_ir.schedule import Schedule
@@ -122,15 +122,14 @@ class SparsePlan(Plan):
         idtype = str(begins.dtype)
 
         def stages() -> Any:
-            types = problem.dtype, problem.sums, idtype
-            program = product_terms_program(problem.how, *types)
+            program = problem.terms_program(idtype)
             return lower(program, None if parallel else _as_it_is, target=target)
 
         kernel = compiled((problem, idtype, parallel, "terms"), target, stages)
-        given = {"begins": begins, "a_places": a, "b_places": b, "terms": len(a)}
-        given |= {"a": each[0].values, "b": each[1].values, "nnz": len(begins) - 1}
-        given |= {"a_nnz": len(each[0].indices), "b_nnz": len(each[1].indices)}
-        return Numeric(kernel, given, "c")
+        given = _listed(each, begins, a, b)
+        self._names = _numbered(each)
+        self._given = {name: x.values for name, x in zip(self._names, each, strict=True)}
+        return Numeric(kernel, {**given, **self._given}, "out")
 
     def _kernel_of(self, gathered: bool) -> AssembledKernel:
         problem, target = self.problem, self._wanted.target
@@ -272,7 +271,7 @@ class ValuesPlan(Plan):
     ----------
     wanted : request
         The operator and its matrices.
-    config : ElementThreads
+    config : ElementThreads or TermLanes
         Of the kernel.
     chosen_by : {"user", "default"}
         As of :class:`Plan`.
@@ -290,14 +289,17 @@ class ValuesPlan(Plan):
             self.pattern = SparsePlan(there, Assembled(kept=False)).pattern
         else:
             self.pattern = mask.pattern
-        at = _at_pattern(wanted, self.pattern)
+        at = _at_pattern(wanted, self.pattern, isinstance(config, TermLanes))
         found = time.perf_counter() - start
         super().__init__(at, config, chosen_by)
         self.convert_seconds += found
 
 
-def _at_pattern(wanted: Request, pattern: Pattern) -> Request:
-    """The request of a result's values, which operands named x0, x1, ... are of."""
+def _at_pattern(wanted: Request, pattern: Pattern, listed: bool) -> Request:
+    """The request of a result's values, which operands named x0, x1, ... are of.
+
+    listed : whether the terms of a product are
+    """
     idtype, each = wanted.problem.idtype, wanted.matrices.each
     matrices = [_copy(csr(x), idtype) for x in each]
     (m, _), (_, n) = each[0].shape, each[-1].shape
@@ -307,8 +309,12 @@ def _at_pattern(wanted: Request, pattern: Pattern) -> Request:
         if is_wide(matrices[1]):
             matrices[1], narrow, _ = without_empty_columns(matrices[1], out)
             out = narrow or out
-        matrices[1], places = _by_columns(matrices[1])
-        sizes = {"l": each[0].shape[1], "x1_places": places}
+        if listed:
+            lists = (x.astype(idtype) for x in term_pairs(matrices[0], matrices[1], out))
+            sizes = _listed(matrices, *lists)
+        else:
+            matrices[1], places = _by_columns(matrices[1])
+            sizes = {"l": each[0].shape[1], "x1_places": places}
     for name, x in zip(_numbered(each), matrices, strict=True):
         arrays = {"indptr": x.indptr, "indices": x.indices, "nnz": len(x.indices)}
         sizes |= {f"{name}_{what}": given for what, given in arrays.items()}
@@ -319,6 +325,15 @@ def _at_pattern(wanted: Request, pattern: Pattern) -> Request:
         operator=replace(wanted.operator, dims={**dims, "out": "e"}, reads_values=False),
         callers=callers, there=(*dims, "out"),
     )  # fmt: skip
+
+
+def _listed(
+    each: Sequence[Csr], begins: np.ndarray, a: np.ndarray, b: np.ndarray
+) -> dict[str, Any]:
+    """What kernels of listed terms are given, but values."""
+    found = {f"{name}_nnz": len(x.indices) for name, x in zip(_numbered(each), each, strict=True)}
+    sizes = {"nnz": len(begins) - 1, "terms": len(a)}
+    return {**found, **sizes, "begins": begins, "x0_places": a, "x1_places": b}
 
 
 def _numbered(each: Sequence[Any]) -> list[str]:

@@ -20,11 +20,11 @@ from sparsetir.records.fingerprint import Matrices
 from sparsetir.records.task import Config
 from sparsetir.runtime.targets import TargetLike, resolve_target
 from sparsetir.schedules.default import is_gpu
-from sparsetir.schedules.gpu.sparse_results import ElementThreads
+from sparsetir.schedules.gpu.sparse_results import ElementThreads, TermLanes
 from sparsetir.schedules.operators.registry import OF_MATRICES
 from sparsetir.schedules.operators.sparse_results import ELEMENTWISE, SparseResult
 from sparsetir.schedules.template import Branch
-from sparsetir.schedules.templates import sparse_results
+from sparsetir.schedules.templates.sparse_results import Assembled, branch
 
 GPU_DTYPES = ("float32", "float64", "int32", "int64")  # sums in memory are in no other type
 
@@ -34,11 +34,15 @@ class OnMatrices(OneByOne):
 
     def check(self, wanted: Request, config: Config) -> None:
         """See :class:`Choosing`."""
-        listed = getattr(config, "listed", False)
-        if listed and not (wanted.problem.is_product and wanted.matrices.mask):
+        expected, product = "", wanted.problem.is_product
+        if isinstance(config, TermLanes) and not product:
+            expected = "ElementThreads"
+        if isinstance(config, Assembled) and config.listed:
+            masked = wanted.matrices.mask is not None
+            expected = "" if product and masked else "listed=False without a mask"
+        if expected:
             raise ValueError(
-                "plan: argument 'config': expected listed=False without a mask, and for "
-                f"'{wanted.name}', got {config}"
+                f"plan: argument 'config': expected {expected} for '{wanted.name}', got {config}"
             )
 
     def about(self, wanted: Request) -> About:
@@ -48,16 +52,16 @@ class OnMatrices(OneByOne):
 
     def on_gpu(self, wanted: Request) -> list[Config]:
         """See :class:`OneByOne`."""
-        del wanted
-        return [ElementThreads(), *(ElementThreads(block) for block in (64, 256))]
+        found: list[Config] = [ElementThreads(), ElementThreads(64), ElementThreads(256)]
+        return [*found, *map(TermLanes, (1, 4, 8, 32))] if wanted.problem.is_product else found
 
     def tried(self, wanted: Request) -> Branch:
         """See :class:`OneByOne`."""
-        first = sparse_results.Assembled(
+        first = Assembled(
             gathered=wanted.problem.how in ("add", "subtract"), parallel=wanted.threads > 1
         )
         masked = wanted.matrices.mask is not None
-        return sparse_results.branch(wanted.problem, first, wanted.threads, masked)
+        return branch(wanted.problem, first, wanted.threads, masked)
 
 
 ON_MATRICES = OnMatrices()
