@@ -91,7 +91,7 @@ class Numeric:
         args = self._args.copy()
         for name, value in given.items():
             args[self._place[name]] = value
-        found = np.empty(self.shape, self.dtype) if out is None else out
+        found = rooms.room(self.shape, self.dtype) if out is None else out
         made = _like(args, found, self.dtype)
         args[self._out] = made
         self.kernel(*args)
