@@ -38,6 +38,8 @@ from sparsetir.schedules.operators.sparse_results import (
 from sparsetir.schedules.templates.sparse_results import Assembled
 from sparsetir.sparse_ir.schedule import Schedule
 
+INT32 = int(np.iinfo(np.int32).max)
+
 
 class SparsePlan(Plan):
     """What :func:`plan` makes of products and sums of sparse matrices; call it with values.
@@ -213,7 +215,10 @@ class SparsePlan(Plan):
             return None
         columns = made.indices if self._columns is None else self._columns[made.indices]
         self._pattern = Pattern.from_csr(made.indptr, columns, self._shape, check=False)
-        self._known = made._replace(values=None)
+        if self._repeated:  # trusted from here on, while the user may write to the pattern
+            self._known = CsrArrays(made.indptr.copy(), made.indices.copy(), None)
+        else:
+            self._known = made._replace(values=None)
         return made.values
 
     def _checked(self, values: Sequence[Any]) -> dict[str, np.ndarray]:
@@ -300,30 +305,36 @@ def _at_pattern(wanted: Request, pattern: Pattern, listed: bool) -> Request:
 
     listed : whether the terms of a product are
     """
-    idtype, each = wanted.problem.idtype, wanted.matrices.each
-    matrices = [_copy(csr(x), idtype) for x in each]
+    problem, each = wanted.problem, wanted.matrices.each
+    if pattern.nnz > INT32:
+        problem = replace(problem, idtype="int64")
+    matrices = [_copy(csr(x), problem.idtype) for x in each]
     (m, _), (_, n) = each[0].shape, each[-1].shape
-    out = Csr(pattern.indptr.astype(idtype), pattern.columns.astype(idtype), None, (m, n))
+    out = _copy(Csr(pattern.indptr, pattern.columns, None, (m, n)), problem.idtype)
     sizes: dict[str, Any] = {}
     if wanted.problem.is_product:
         if is_wide(matrices[1]):
             matrices[1], narrow, _ = without_empty_columns(matrices[1], out)
             out = narrow or out
         if listed:
-            lists = (x.astype(idtype) for x in term_pairs(matrices[0], matrices[1], out))
-            sizes = _listed(matrices, *lists)
+            lists = term_pairs(matrices[0], matrices[1], out)
+            if len(lists[1]) > INT32:
+                problem = replace(problem, idtype="int64")
+            sizes = _listed(matrices, *(x.astype(problem.idtype) for x in lists))
         else:
             matrices[1], places = _by_columns(matrices[1])
             sizes = {"l": each[0].shape[1], "x1_places": places}
     for name, x in zip(_numbered(each), matrices, strict=True):
         arrays = {"indptr": x.indptr, "indices": x.indices, "nnz": len(x.indices)}
         sizes |= {f"{name}_{what}": given for what, given in arrays.items()}
+    out = _copy(out, problem.idtype)
     dims = {name: str(q) for q, name in enumerate(_numbered(each))}  # each has a letter of its own
     callers = {"feat": None, "heads": None, **{str(q): x.nnz for q, x in enumerate(each)}}
+    operator = replace(wanted.operator, dims={**dims, "out": "e"}, reads_values=False)
+    there = CsrPattern(out.indptr, out.indices, (m, out.shape[1]))
     return replace(
-        wanted, matrix=CsrPattern(out.indptr, out.indices, (m, out.shape[1])), sizes=sizes,
-        operator=replace(wanted.operator, dims={**dims, "out": "e"}, reads_values=False),
-        callers=callers, there=(*dims, "out"),
+        wanted, problem=problem, matrix=there, sizes=sizes, operator=operator, callers=callers,
+        there=(*dims, "out"),
     )  # fmt: skip
 
 
