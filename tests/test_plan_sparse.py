@@ -79,6 +79,8 @@ def test_configs(op: str) -> None:
     wanted = sparsetir.planning.plan.requested(op, a, b, threads=2)
     configs = [config for _, config in wanted.space().points()]
     assert configs[0] == wanted.chosen() and len(configs) > 3
+    candidates = sparsetir.plan_candidates(op, a, b, threads=2)
+    assert candidates[0] == configs[0] and set(candidates) <= set(configs)
     for config in configs:
         assert from_data(to_data(config)) == config
         run = plan(op, a, b, threads=2, config=config)

@@ -279,12 +279,14 @@ def _of_each_run(config: Config, pattern: CsrPattern) -> Config:
     return config.by_rows if panels and not pattern.increases else config
 
 
-def plan_candidates(op: str, matrix: Any, feat: Any = None, **options: Any) -> list[Config]:
+def plan_candidates(
+    op: str, matrix: Any, feat: Any = None, *more: Any, **options: Any
+) -> list[Config]:
     """Configs worth measuring, the default of :func:`plan` first.
 
     Parameters
     ----------
-    op, matrix, feat, **options
+    op, matrix, feat, *more, **options
         As for :func:`plan`.
 
     Returns
@@ -292,4 +294,4 @@ def plan_candidates(op: str, matrix: Any, feat: Any = None, **options: Any) -> l
     list
         Each to be `config` of :func:`plan`.
     """
-    return requested(op, matrix, feat, **options).whole.candidates()
+    return requested(op, matrix, feat, *more, **options).whole.candidates()
