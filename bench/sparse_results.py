@@ -18,11 +18,12 @@ from bench.peers import mkl
 from bench.problems import graphs
 from bench.report import ms, table
 from bench.timing import clock_of, interleaved
-from sparsetir import SparseMatrix
+from sparsetir import SparseMatrix, plan
+from sparsetir.schedules.templates.sparse_results import Assembled
 
 SUMMANDS = (2, 4, 8)
 TARGETS = {
-    "product": "1.3 times MKL, 3 times scipy; values alone 1.5 times MKL's",
+    "product": "1.3 times MKL, 3 times scipy; values alone, of plans too, 1.5 times MKL's",
     "sum": "3 times scipy, 1.2 times MKL",
     "triangles": "5 times the product without a mask",
 }
@@ -59,11 +60,14 @@ def product(name: str, a: Any, library: Any, seconds: float) -> dict[str, Any]:
     b.sort_indices()
     ours, other = SparseMatrix(a), SparseMatrix(b)
     found, exact = ours @ other, sp.csr_matrix(a) @ sp.csr_matrix(b)
-    _check(name, found, exact)
+    planned = plan("spgemm", ours, other)
+    for x in (found, planned(), planned()):
+        _check(name, x, exact)
     terms = int(np.diff(b.indptr)[a.indices].sum())
     calls: Calls = {
         "sparsetir": lambda: ours @ other,
         "values alone": lambda: ours.matmul(other, mask=found),
+        "planned": planned,
         "scipy": lambda: a @ b,
         **_torch("torch", lambda x, y: x @ y, a, b),
     }
@@ -82,10 +86,15 @@ def triangles(name: str, a: Any, library: Any, seconds: float) -> dict[str, Any]
     ours = SparseMatrix(below)
     found = ours.matmul(ours, mask=ours)
     exact = (below @ below).multiply(below)
-    if found.values.sum(dtype="float64") != exact.sum(dtype="float64"):
-        raise SystemExit(f"triangles of {name} are wrong")
+    planned = plan("spgemm", ours, ours, mask=ours)
+    listed = plan("spgemm", ours, ours, mask=ours, config=Assembled(listed=True))
+    for x in (found, planned(), listed()):
+        if x.values.sum(dtype="float64") != exact.sum(dtype="float64"):
+            raise SystemExit(f"triangles of {name} are wrong")
     calls: Calls = {
         "sparsetir": lambda: ours.matmul(ours, mask=ours),
+        "planned": planned,
+        "terms listed": listed,
         "without a mask": lambda: ours @ ours,
         "scipy": lambda: (below @ below).multiply(below),
     }
@@ -102,9 +111,12 @@ def total(name: str, a: Any, library: Any, seconds: float, count: int) -> dict[s
         matrices[-1].sort_indices()
     ours = [SparseMatrix(x) for x in matrices]
     found = ours[0].add(*ours[1:])
-    _check(name, found, reduce(add, matrices))
+    planned, exact = plan("add", *ours), reduce(add, matrices)
+    for x in (found, planned(), planned()):
+        _check(name, x, exact)
     calls: Calls = {
         "sparsetir": lambda: ours[0].add(*ours[1:]),
+        "planned": planned,
         "scipy": lambda: reduce(add, matrices),
         **_torch("torch", lambda *x: reduce(add, x), *matrices),
     }

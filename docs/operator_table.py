@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sparsetir.schedules.operators.names import OPS
 from sparsetir.schedules.operators.operands import Operator
-from sparsetir.schedules.operators.registry import ALONG, OPERATORS
+from sparsetir.schedules.operators.registry import ALONG, OF_MATRICES, OPERATORS
 
 PAGE = Path(__file__).with_name("operators.md")
 MARKED = re.compile(r"(?<=<!-- operators -->\n).*?(?=<!-- end -->)", re.DOTALL)
@@ -23,7 +23,8 @@ def table() -> str:
     lines = ["| operator | | operands | result | reductions |", "|--|--|--|--|--|"]
     records = [OPERATORS[name] for name in dict.fromkeys((*OPS, *sorted(OPERATORS)))]
     records = [record for record in records if record.reference is not None]  # no gradients
-    lines += [_row(x) for x in (*records, *ALONG.values()) if x.options]
+    several = sorted((*ALONG.values(), *OF_MATRICES.values()), key=lambda x: (x.on, x.name))
+    lines += [_row(x) for x in (*records, *several) if x.options]
     return "\n".join([*lines, ""])
 
 

@@ -299,6 +299,7 @@ def test_tune_takes_messages_softmax_and_attention(run, records, monkeypatch):
         (("u_dot_v", "--feat", 8), "sddmm", "sum"),
         (("edge_softmax", "--heads", 8), "softmax", "forward"),
         (("attention", "--feat", 8, "--feat-in", 4), "attention", "of-4"),
+        (("spgemm",), "spgemm", "plus_times"),
     ):
         code, out, _ = run("tune", *words, *common)
         one = words[0] == "copy_e"
@@ -307,6 +308,7 @@ def test_tune_takes_messages_softmax_and_attention(run, records, monkeypatch):
         assert (records.all()[-1].key.op, records.all()[-1].key.reduce) == (op, reduce)
     for words, message in (
         (("softmax", "--feat", 8), "argument --feat: expected none for softmax"),
+        (("spgemm", "--feat", 8), "argument --feat: expected none for spgemm"),
         (("attention", "--feat", 8, "--edge-feat", 8), "argument --edge-feat: expected none"),
         (("u_add_e_max", "--feat-in", 8), "argument --feat-in: expected none for u_add_e_max"),
         (("u_add_e_max", "--reduce", "min"), "'reduce': expected none beside 'u_add_e_max'"),

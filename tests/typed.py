@@ -12,7 +12,7 @@ from typing_extensions import assert_type
 
 import sparsetir
 from sparsetir import Kernel, Plan, SparseFunc, SparseMatrix, SparseTensor, nn, ops
-from sparsetir.tuning.tuned import Tuned, TunedPlan, TunedProgram
+from sparsetir.tuning.tuned import Tuned, TunedPlan, TunedProgram, TunedSparse
 
 
 def of_plans(matrix: SparseMatrix, tensor: SparseTensor) -> None:
@@ -32,6 +32,7 @@ def of_searches(matrix: SparseMatrix, tensor: SparseTensor, func: SparseFunc, na
     assert_type(sparsetir.tune("softmax", matrix), TunedPlan)
     assert_type(sparsetir.tune("rgms", tensor, 64, feat_in=32), TunedPlan)
     assert_type(sparsetir.tune(name, matrix, 64), Tuned | TunedPlan)
+    assert_type(sparsetir.tune("add", matrix, matrix, matrix, trials=2), TunedSparse)
     program = assert_type(sparsetir.tune(func, {"n": 3}, space={"tile": [1]}), TunedProgram)
     assert_type(program.kernel(), Kernel)
     sparsetir.tune("spmm", matrix, 64, trails=8)  # pyright: ignore[reportCallIssue]

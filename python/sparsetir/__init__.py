@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from sparsetir.planning.plan import plan
     from sparsetir.planning.plan import plan_candidates as plan_candidates
     from sparsetir.planning.run_plan import Plan
+    from sparsetir.planning.sparse_plan import SparsePlan as SparsePlan
+    from sparsetir.planning.sparse_plan import ValuesPlan as ValuesPlan
     from sparsetir.runtime.assembled import build_assembled
     from sparsetir.runtime.build import build
     from sparsetir.runtime.kernel import Kernel
@@ -117,6 +119,7 @@ _MODULES = {
     "planning.compiled": "compilations",
     "planning.plan": "plan plan_candidates",
     "planning.run_plan": "Plan",
+    "planning.sparse_plan": "SparsePlan ValuesPlan",
     "runtime.assembled": "build_assembled",
     "runtime.build": "build",
     "runtime.kernel": "Kernel",

@@ -4,7 +4,7 @@
 OPS = ("spmm", "spmv", "sddmm")
 SOFTMAX = ("softmax", "sparse_softmax", "edge_softmax")
 # That plans and searches take by their names; they take messages by those of `vocabulary`.
-NAMED = (*OPS, *SOFTMAX, "attention", "rgms")
+NAMED = (*OPS, *SOFTMAX, "attention", "rgms", "spgemm")
 REDUCTIONS = ("sum", "mean", "max", "min")
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 IDTYPES = ("int32", "int64")

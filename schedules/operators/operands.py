@@ -91,8 +91,8 @@ class Operator:
         values, and of :meth:`sparsetir.schedules.operators.problems.CsrPattern.arguments`
     transposed : whether it goes over the columns of the caller's matrix: it is given the transposed
         pattern, whose rows these are. Of gradients
-    on : "matrix", the edges of one ("edges"), or a tensor by (relation, row, column)
-        ("relations"): how a plan takes its pattern, and chooses configs
+    on : "matrix", the edges of one ("edges"), a tensor by (relation, row, column) ("relations"), or
+        several matrices ("matrices"): how a plan takes its pattern, and chooses configs
     options : of `sparsetir.plan`, that it has
     function : of `sparsetir.ops` that does the same, by default that of its name
     fit : of an operator on edges, what :class:`Fitted` says for (dtype, idtype, heads, feat), and
@@ -233,15 +233,18 @@ def gathered(
 
 
 # By name; :mod:`sparsetir.schedules.operators.registry` has all. Those on a matrix, whose records
-# say all that there is to be said; and those along edges and relations.
+# say all that there is to be said; those along edges and relations; and those on several matrices,
+# some of which have names of messages.
 OPERATORS: dict[str, Operator] = {}
 ALONG: dict[str, Operator] = {}
+OF_MATRICES: dict[str, Operator] = {}
 
 
 def register(operator: Operator) -> Operator:
     """Make an operator known to plans, `ops`, searches, the command line and the bench."""
     if operator.on != "matrix":
-        return ALONG.setdefault(operator.name, operator)
+        known = OF_MATRICES if operator.on == "matrices" else ALONG
+        return known.setdefault(operator.name, operator)
     for derived in [name for name in OPERATORS if name.startswith(f"{operator.name}_grad_")]:
         del OPERATORS[derived]  # gradients of another one of this name
     OPERATORS[operator.name] = operator

@@ -10,7 +10,7 @@ from sparsetir.schedules.operators import operands
 from sparsetir.schedules.operators.names import OPS
 
 # By name, the library's first; :func:`sparsetir.schedules.operators.operands.register` adds others.
-OPERATORS, ALONG = operands.OPERATORS, operands.ALONG
+OPERATORS, ALONG, OF_MATRICES = operands.OPERATORS, operands.ALONG, operands.OF_MATRICES
 
 for _name in (*OPS, *sorted(module.name for module in iter_modules(operators.__path__))):
     import_module(f"{operators.__name__}.{_name}")

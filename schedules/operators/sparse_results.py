@@ -8,13 +8,17 @@ They say the result as a dense one: :func:`sparsetir.build_assembled` makes it s
 
 from __future__ import annotations
 
-from functools import cache, reduce
+from dataclasses import dataclass
+from functools import cache, partial, reduce
 from typing import Any
 
 from tvm import tirx
 from tvm.script import sparse_tir as T
 
-from sparsetir.schedules.operators.problems import reduced
+from sparsetir.schedules.arguments import expect_one_of
+from sparsetir.schedules.operators.names import IDTYPES
+from sparsetir.schedules.operators.operands import Operator, register
+from sparsetir.schedules.operators.problems import Problem, reduced
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.script.parser import from_source
 
@@ -35,6 +39,58 @@ COMBINED = {
     "minimum": ("union", lambda a, b: f"T.min({a}, {b})"),
 }
 MOST = 8  # operands
+# By the names of operators, and of `COMBINED`.
+ELEMENTWISE = {
+    "add": "add", "sub": "subtract", "mul": "multiply", "maximum": "maximum", "minimum": "minimum",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class SparseResult(Problem):
+    """Products and sums of sparse matrices, whose result is sparse.
+
+    how : a semiring, or one of `COMBINED`
+    dtype, sums : of values, and of what they are summed in, which kernels write
+    result : dtype of the result's values
+    idtype : of indptr and indices
+    count : operands
+    """
+
+    how: str
+    dtype: str
+    sums: str
+    result: str
+    idtype: str = "int32"
+    count: int = 2
+
+    def __post_init__(self) -> None:
+        expect_one_of(self, how=(*SEMIRINGS, *COMBINED), idtype=IDTYPES)
+
+    @property
+    def is_product(self) -> bool:
+        """Whether rows and columns are multiplied, not elements."""
+        return self.how in SEMIRINGS
+
+    def program(self, gathered: bool = False) -> SparseFunc:
+        """The operator as a stage-I function.
+
+        gathered : see :func:`combined_program`
+        """
+        types = self.dtype, self.sums, self.idtype
+        if self.is_product:
+            return product_program(self.how, *types)
+        return combined_program(self.how, self.count, gathered, *types)
+
+    def terms_program(self, idtype: str | None = None) -> SparseFunc:
+        """The values of a product whose terms are listed; `idtype` : of the lists."""
+        types = self.dtype, self.sums, idtype or self.idtype
+        return product_terms_program(self.how, *types)
+
+    def values_program(self) -> SparseFunc:
+        """The values at a pattern that is given, of which none depends on another."""
+        if self.is_product:
+            return product_values_program(self.how, self.dtype, self.idtype)
+        return combined_values_program(self.how, self.count, self.dtype, self.idtype)
 
 
 def first_value(semiring: str, dtype: str) -> Any:
@@ -48,6 +104,15 @@ def first_value(semiring: str, dtype: str) -> Any:
     return tirx.min_value(dtype) if least else tirx.max_value(dtype)
 
 
+def term_of(semiring: str, out: str, a: Any, b: Any) -> Any:
+    """The expression of one term of a product, in the type that it is computed in."""
+    a, b = T.cast(a, out), T.cast(b, out)
+    times = SEMIRINGS[semiring][1]
+    if times == "and":
+        return T.cast(tirx.all(a != 0, b != 0), out)
+    return a * b if times == "times" else a + b
+
+
 @cache
 def product_program(semiring: str, dtype: str, out: str, idtype: str) -> Any:
     """C = A B over a semiring, as a stage-I function.
@@ -57,14 +122,9 @@ def product_program(semiring: str, dtype: str, out: str, idtype: str) -> Any:
     a : (a_nnz,) ; b : (b_nnz,) ; c : (m, n)
     a_indptr, a_indices, b_indptr, b_indices : patterns, (m, l) and (l, n), in CSR
     """
-    how, times = SEMIRINGS[semiring]
+    how, _ = SEMIRINGS[semiring]
     size, first = getattr(T, idtype), first_value(semiring, out)
-
-    def term(a: Any, b: Any) -> Any:
-        a, b = T.cast(a, out), T.cast(b, out)
-        if times == "and":
-            return T.cast(tirx.all(a != 0, b != 0), out)
-        return a * b if times == "times" else a + b
+    term = partial(term_of, semiring, out)
 
     @T.prim_func
     def spgemm(
@@ -125,3 +185,120 @@ def combined_program(
         lines += iteration(axes, op, reduce(join, terms))
     head = f"@T.prim_func\ndef {op}({', '.join(params)}, c: T.handle, {sizes}):"
     return from_source("\n    ".join([head, *lines]))
+
+
+@cache
+def product_values_program(semiring: str, dtype: str, idtype: str) -> Any:
+    """The values of C = A B over a semiring at a pattern that is given, an element at a time.
+
+    x0 : (x0_nnz,) of A ; x1 : (x1_nnz,) of B, in any order ; out : (nnz,)
+    indptr, indices, x0_indptr, x0_indices : patterns of C, (m, n), and A, (m, l), in CSR
+    x1_indptr, x1_indices, x1_places : that of B, (l, n), by columns (CSC), and where its elements
+        are in x1
+    """
+    how, _ = SEMIRINGS[semiring]
+    size, first = getattr(T, idtype), first_value(semiring, dtype)
+    term = partial(term_of, semiring, dtype)
+
+    @T.prim_func
+    def spgemm_values(
+        x0: T.handle, x1: T.handle, out: T.handle, indptr: T.handle, indices: T.handle,
+        x0_indptr: T.handle, x0_indices: T.handle, x1_indptr: T.handle, x1_indices: T.handle,
+        x1_places: T.handle, m: size, l: size, n: size, nnz: size, x0_nnz: size, x1_nnz: size,
+    ) -> None:  # fmt: skip
+        I = T.dense_fixed(m, idtype)
+        K = T.sparse_variable(I, (n, nnz), (indptr, indices), idtype)
+        J = T.sparse_variable(I, (l, x0_nnz), (x0_indptr, x0_indices), idtype)
+        N = T.dense_fixed(n, idtype)
+        L = T.sparse_variable(N, (l, x1_nnz), (x1_indptr, x1_indices), idtype)
+        E = T.dense_fixed(x1_nnz, idtype)
+        A = T.match_sparse_buffer(x0, (I, J), dtype)
+        B = T.match_sparse_buffer(x1, (E,), dtype)
+        P = T.match_sparse_buffer(x1_places, (N, L), idtype)
+        C = T.match_sparse_buffer(out, (I, K), dtype)
+        with T.sp_iter([T.fuse(I, K)], "SS", "begun") as [i, k]:
+            C[i, k] = first
+        with T.sp_iter(
+            [T.fuse(I, K), T.intersect(J, T.attach(L, K))], "SSR", "values"
+        ) as [i, k, j]:  # fmt: skip
+            C[i, k] = reduced(how, C[i, k], term(A[i, j], B[P[k, j]]))
+
+    return spgemm_values
+
+
+@cache
+def product_terms_program(semiring: str, dtype: str, sums: str, idtype: str) -> Any:
+    """The values of C = A B over a semiring where it is known which elements their terms are of.
+
+    x0 : (x0_nnz,) of A ; x1 : (x1_nnz,) of B ; out : (nnz,) of C, in the type `sums`
+    begins : (nnz + 1,), where the terms of each element of C begin
+    x0_places, x1_places : (terms,) elements of A, which increase for each of C, and of B
+    """
+    how, _ = SEMIRINGS[semiring]
+    size, first = getattr(T, idtype), first_value(semiring, sums)
+    term = partial(term_of, semiring, sums)
+
+    @T.prim_func
+    def spgemm_terms(
+        x0: T.handle, x1: T.handle, out: T.handle, begins: T.handle, x0_places: T.handle,
+        x1_places: T.handle, nnz: size, terms: size, x0_nnz: size, x1_nnz: size,
+    ) -> None:  # fmt: skip
+        E = T.dense_fixed(nnz, idtype)
+        S = T.sparse_variable(E, (x0_nnz, terms), (begins, x0_places), idtype)
+        J = T.dense_fixed(x0_nnz, idtype)
+        L = T.dense_fixed(x1_nnz, idtype)
+        A = T.match_sparse_buffer(x0, (J,), dtype)
+        B = T.match_sparse_buffer(x1, (L,), dtype)
+        P = T.match_sparse_buffer(x1_places, (E, S), idtype)
+        C = T.match_sparse_buffer(out, (E,), sums)
+        with T.sp_iter([E, S], "SR", "terms") as [e, s]:
+            with T.init():
+                C[e] = first
+            C[e] = reduced(how, C[e], term(A[s], B[P[e, s]]))
+
+    return spgemm_terms
+
+
+@cache
+def combined_values_program(op: str, count: int, dtype: str, idtype: str) -> SparseFunc:
+    """The values of C = A0 + A1 + ..., or another of `COMBINED`, at a pattern that is given.
+
+    x0, x1, ... : (x0_nnz,), ... ; out : (nnz,)
+    indptr, indices, x0_indptr, x0_indices, ... : patterns, (m, n), in CSR
+    """
+    _, join = COMBINED[op]
+    names = [f"x{q}" for q in range(count)]
+    params = [f"{x}: T.handle" for x in (*names, "out", "indptr", "indices")]
+    params += [f"{x}_{what}: T.handle" for x in names for what in ("indptr", "indices")]
+    params += [f"{x}: T.{idtype}" for x in ("m", "n", "nnz", *(f"{x}_nnz" for x in names))]
+    lines = [
+        f'I = T.dense_fixed(m, "{idtype}")',
+        f'K = T.sparse_variable(I, (n, nnz), (indptr, indices), "{idtype}")',
+        f'C = T.match_sparse_buffer(out, (I, K), "{dtype}")',
+    ]
+    for x in names:
+        arrays = f"(n, {x}_nnz), ({x}_indptr, {x}_indices)"
+        lines.append(f'J{x} = T.sparse_variable(I, {arrays}, "{idtype}")')
+        lines.append(f'{x.upper()} = T.match_sparse_buffer({x}, (I, J{x}), "{dtype}")')
+    value = reduce(join, [f"{x.upper()}[i, k]" for x in names])
+    lines += ['with T.sp_iter([T.fuse(I, K)], "SS", "values") as [i, k]:', f"    C[i, k] = {value}"]
+    head = f"@T.prim_func\ndef {op}_values({', '.join(params)}):"
+    return from_source("\n    ".join([head, *lines]))
+
+
+_of_matrices = partial(
+    Operator, problem=SparseResult, reads_values=True, reference=None, on="matrices"
+)
+for _name in ELEMENTWISE:
+    register(
+        _of_matrices(
+            _name, title="sparse matrices by element, to a sparse one", reductions=(),
+            dims={"b": "mn", "out": "mn"}, options=("mask",),
+        )
+    )  # fmt: skip
+register(
+    _of_matrices(
+        "spgemm", title="sparse times sparse, to a sparse one", reductions=tuple(SEMIRINGS),
+        dims={"b": "nl", "out": "ml"}, options=("semiring", "mask"),
+    )
+)  # fmt: skip

@@ -181,8 +181,8 @@ def test_wide_rows(narrow: bool, monkeypatch: Any) -> None:
     given |= {"a_idx": a_idx, "b": np.arange(b_ptr[-1], dtype="float32"), "b_ptr": b_ptr}
     given |= {"b_idx": np.concatenate(rows), "a_nnz": 5, "b_nnz": int(b_ptr[-1])}
     kernel = built("spgemm")
-    chosen = kernel.fill(narrow=narrow)
-    monkeypatch.setattr(kernel, "fill", lambda narrow: chosen)
+    chosen = kernel.fill(1 if narrow else 2)
+    monkeypatch.setattr(kernel, "fill", lambda levels: chosen)
     found = kernel(**given)
     for mine, name in zip(found, ("b_ptr", "b_idx", "b"), strict=True):
         np.testing.assert_array_equal(mine, given[name])

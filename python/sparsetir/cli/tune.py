@@ -18,11 +18,13 @@ from sparsetir.schedules.operators.names import DTYPES, NAMED, SOFTMAX
 
 INTERRUPTED = 130
 MOST_SECONDS = 10**8
+WITHOUT = (*SOFTMAX, "spgemm")  # a number of features
 
 EPILOG = """\
 A graph is cora, an .npz file (file.npz:layer for one of several matrices), .mtx, an edge list
 (.txt, .csv, .tsv, .el), or a folder of PyG or DGL; ":T" behind it transposes. For rgms it is an
-.npz file with relations: num_nodes, src, dst and etype.
+.npz file with relations: num_nodes, src, dst and etype. spgemm multiplies it with itself, or with
+its transpose where it is no square.
 
 Messages and their reduction have DGL's names: u_add_e_max, copy_u_mean, u_mul_e_sum and so on, also
 with "add", "amax" and "amin" for the reduction; u_dot_v is sddmm.
@@ -140,7 +142,7 @@ def run(args: argparse.Namespace) -> int:
     if args.graph is None:
         raise UsageError(f"argument --graph: expected one, for {args.op}")
     _check_device(args)
-    feats = args.feat or [None if args.op in (*SOFTMAX, "spmv") else 32]
+    feats = args.feat or [None if args.op in (*WITHOUT, "spmv") else 32]
     if len(set(feats)) != len(feats):
         raise UsageError("argument --feat: expected each size once")
     related = args.op == "rgms"
@@ -177,7 +179,7 @@ def _check_operator(args: argparse.Namespace) -> None:
     takes = record_of("copy_e" if messages else op).options
     options = {"feat_in": "feat_in", "unweighted": "weighted", "edge_feat": "edge_feat"}
     refused = [name for name, option in options.items() if option not in takes]
-    for name in [*refused, *["feat"] * (op in SOFTMAX)]:
+    for name in [*refused, *["feat"] * (op in WITHOUT)]:
         if getattr(args, name) is not None:
             raise UsageError(f"argument --{name.replace('_', '-')}: expected none for {op}")
 
@@ -252,14 +254,19 @@ def _search(
     args: argparse.Namespace, name: str, matrix: Any, feat: int | None, where: Path | None
 ) -> tuple[dict[str, Any], int]:
     """Search for one feature size and tell what was found; data for JSON and the exit code."""
+    from sparsetir.data.sparse_tensor import SparseMatrix
     from sparsetir.tuning.progress import Bar
     from sparsetir.tuning.search import tune
 
     if args.modules:
         sys.path.insert(0, os.getcwd())  # as `python -m` has it
     title = args.op if feat is None else f"{args.op} {feat}"
+    second: Any = feat
+    if args.op == "spgemm":
+        matrix = SparseMatrix(matrix)
+        second = matrix if matrix.shape[0] == matrix.shape[1] else matrix.T
     tuned = tune(
-        args.op, matrix, feat, dtype=args.dtype, reduce=args.reduce or "sum",
+        args.op, matrix, second, dtype=args.dtype, reduce=args.reduce or "sum",
         heads=args.heads, target=args.target, threads=args.threads, trials=args.trials,
         seconds=args.seconds,
         sampler=args.sampler, seed=args.seed, workers=args.workers, records=args.records,

@@ -101,7 +101,7 @@ class SparseTensor:
         SparseTensor
             Of the same class.
         """
-        return cls._of(sources.from_dense(f"{cls.__name__}.from_dense", array))
+        return cls.of_stored(sources.from_dense(f"{cls.__name__}.from_dense", array))
 
     @property
     def pattern(self) -> Pattern:
@@ -342,7 +342,19 @@ class SparseTensor:
         return html_of(self)
 
     @classmethod
-    def _of(cls, stored: sources.Stored) -> Self:
+    def of_stored(cls, stored: sources.Stored) -> Self:
+        """Of a pattern and values that are known to fit; nothing is copied.
+
+        Parameters
+        ----------
+        stored : sparsetir.data.sources.Stored
+            What is stored.
+
+        Returns
+        -------
+        SparseTensor
+            Of the same class.
+        """
         out = cls.__new__(cls)
         out._set(stored)
         return out
@@ -425,7 +437,7 @@ class SparseMatrix(SparseTensor):
             return data
         if isinstance(data, SparseTensor):
             return cls(data)
-        return cls._of(read_matrix(who, name, data))
+        return cls.of_stored(read_matrix(who, name, data))
 
     @classmethod
     def from_csr(cls, indptr: Any, indices: Any, values: Any = None, shape: Any = None) -> Self:
@@ -447,7 +459,7 @@ class SparseMatrix(SparseTensor):
         SparseMatrix
         """
         who = f"{cls.__name__}.from_csr"
-        return cls._of(sources.from_compressed(who, indptr, indices, values, shape))
+        return cls.of_stored(sources.from_compressed(who, indptr, indices, values, shape))
 
     @classmethod
     def from_edge_index(
@@ -474,7 +486,9 @@ class SparseMatrix(SparseTensor):
         who = f"{cls.__name__}.from_edge_index"
         if rows not in ("target", "source"):
             raise ValueError(f"{who}: argument 'rows': expected 'target' or 'source', got {rows!r}")
-        return cls._of(read_edges(who, "edge_index", edge_index, values, shape, rows == "source"))
+        return cls.of_stored(
+            read_edges(who, "edge_index", edge_index, values, shape, rows == "source")
+        )
 
     @classmethod
     def from_file(cls, path: Any) -> Self:
@@ -491,7 +505,7 @@ class SparseMatrix(SparseTensor):
             Symmetric files store one half, this both. A file without values gives float32 ones;
             real numbers are float64 and integers int64, which :meth:`astype` changes.
         """
-        return cls._of(sources.read_file(f"{cls.__name__}.from_file", path))
+        return cls.of_stored(sources.read_file(f"{cls.__name__}.from_file", path))
 
     @property
     def T(self) -> Self:
@@ -649,7 +663,7 @@ class SparseMatrix(SparseTensor):
 
     def _combined(self, op: str, *others: Any, **options: Any) -> Any:
         found = hooks.of_matrices(op, self, *others, **options)
-        return found if found is NotImplemented else self._of(found)
+        return found if found is NotImplemented else self.of_stored(found)
 
     def to_torch(self, layout: Any = "csr", blocksize: tuple[int, int] | None = None) -> Any:
         """A copy as a sparse tensor of torch on the CPU.

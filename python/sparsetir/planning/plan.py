@@ -17,6 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from sparsetir.data.sources import is_sparse
+from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.formats import Format
 from sparsetir.planning.edge_request import edge_request, record_along_edges
 from sparsetir.planning.matrix_request import matrix_request
@@ -24,6 +26,8 @@ from sparsetir.planning.padded_plan import HeadsPlan, plan_with
 from sparsetir.planning.relational_request import relational_request
 from sparsetir.planning.request import Request, refuse_options
 from sparsetir.planning.run_plan import Plan
+from sparsetir.planning.sparse_request import sparse_request
+from sparsetir.planning.vocabulary import is_message
 from sparsetir.records.lookup import by_record
 from sparsetir.records.task import Config
 from sparsetir.runtime import pool
@@ -31,13 +35,18 @@ from sparsetir.runtime.targets import TargetLike
 from sparsetir.schedules.gpu.spmm_panels import PanelThreads
 from sparsetir.schedules.operators.operands import Operator
 from sparsetir.schedules.operators.problems import CsrPattern
-from sparsetir.schedules.operators.registry import ALONG, OPERATORS
+from sparsetir.schedules.operators.registry import ALONG, OF_MATRICES, OPERATORS
 from sparsetir.schedules.search.choose import choose
 from sparsetir.schedules.templates.spmm_panels import PanelRows
 
-MAKERS = {"matrix": matrix_request, "edges": edge_request, "relations": relational_request}
+MAKERS = {
+    "matrix": matrix_request, "edges": edge_request, "relations": relational_request,
+    "matrices": sparse_request,
+}  # fmt: skip
 # All options of operators; each has some.
-OPTIONS = {name for x in (*OPERATORS.values(), *ALONG.values()) for name in x.options}
+OPTIONS = {
+    name for each in (OPERATORS, ALONG, OF_MATRICES) for x in each.values() for name in x.options
+}
 MOST_LIKES = 256
 EIGHTHS = 4  # bits of sizes that are about the same
 
@@ -46,7 +55,7 @@ def plan(
     op: str,
     matrix: Any,
     feat: Any = None,
-    *,
+    *more: Any,
     dtype: str | None = None,
     reduce: str = "sum",
     heads: int | None = None,
@@ -59,6 +68,8 @@ def plan(
     weighted: bool = True,
     edge_feat: int | None = None,
     scale: float | None = None,
+    semiring: str = "plus_times",
+    mask: Any = None,
 ) -> Plan:
     """Compile an operator and arrange a pattern for it.
 
@@ -75,6 +86,8 @@ def plan(
         "u_dot_v" is "sddmm". "softmax" (or "sparse_softmax") and "edge_softmax" over the elements
         of each row; "attention", OUT[i] = sum over the stored j of softmax(scale * q[i] . k[j]) *
         v[j].
+        Of sparse matrices, with a sparse result: "spgemm", "add", "sub", "mul", "maximum" and
+        "minimum", the last ones by element, see :meth:`sparsetir.SparseMatrix.add`.
     matrix : SparseMatrix, or what that takes (an edge_index, a file, ...)
         Its values are the default of a run. Or a
         :class:`sparsetir.schedules.operators.problems.CsrPattern`, which is trusted: columns of a
@@ -83,7 +96,10 @@ def plan(
         :class:`sparsetir.schedules.operators.relations.RelationPattern`, without values.
     feat : int or array
         Features of the dense operands; or the dense operand itself, B or X, whose features, dtype
-        and heads are taken. Required, but for "spmv", which has none.
+        and heads are taken. Required, but for "spmv", which has none. Of operators of sparse
+        matrices the second one.
+    *more : sparse matrices
+        To the eighth, of "add", "mul", "maximum" and "minimum" of sparse matrices.
     dtype : {"float32", "float16", "bfloat16", "float64"}, optional
         Of values, dense operands and result; by default that of the matrix. Sums are in float32,
         for float64 in float64.
@@ -122,10 +138,16 @@ def plan(
         the values of the matrix, one number for each element.
     scale : float, optional
         Of "attention", by default 1 / sqrt(feat_in).
+    semiring : str
+        Of "spgemm", see :meth:`sparsetir.SparseMatrix.matmul`.
+    mask : sparse matrix, optional
+        Of operators of sparse matrices: the result has its pattern.
 
     Returns
     -------
     Plan
+        With a sparse result a :class:`SparsePlan`, which is called with values and keeps the
+        result's pattern, or a :class:`ValuesPlan` on a GPU.
 
     Raises
     ------
@@ -151,9 +173,9 @@ def plan(
     results.
     """
     wanted = requested(
-        op, matrix, feat, dtype=dtype, reduce=reduce, heads=heads, target=target, threads=threads,
-        format=format, out_dtype=out_dtype, feat_in=feat_in, weighted=weighted,
-        edge_feat=edge_feat, scale=scale,
+        op, matrix, feat, *more, dtype=dtype, reduce=reduce, heads=heads, target=target,
+        threads=threads, format=format, out_dtype=out_dtype, feat_in=feat_in, weighted=weighted,
+        edge_feat=edge_feat, scale=scale, semiring=semiring, mask=mask,
     )  # fmt: skip
     if format is not None:
         if config is not None:
@@ -184,16 +206,18 @@ def plan_of(wanted: Request, config: Config | None = None) -> Plan:
     return found or plan_with(wanted, default, "default")
 
 
-def requested(op: object, matrix: Any, feat: Any = None, **options: Any) -> Request:
+def requested(op: object, matrix: Any, feat: Any = None, *more: Any, **options: Any) -> Request:
     """The arguments of :func:`plan` but `config`, checked; raises as it does.
 
     Whatever plans, searches or lowers an operator by its name begins here.
     """
     record = record_of(op, feat, options.get("heads"), options.get("edge_feat"))
+    if more and record.on != "matrices":
+        raise TypeError(f"plan: expected one matrix for {op!r}, got {1 + len(more)} more operands")
     of_plan = {name: options.pop(name) for name in (*options,) if name not in OPTIONS}
     refuse_options(op, options, record.options)
     own = {n: x for n, x in options.items() if n in record.options and n != "format"}
-    return MAKERS[record.on](op, matrix, feat, **of_plan, **own)
+    return MAKERS[record.on](op, matrix, feat, *more, **of_plan, **own)
 
 
 def record_of(
@@ -202,6 +226,10 @@ def record_of(
     """The record that says which options a name has, with these arguments of :func:`plan`."""
     if op == "rgms":
         return ALONG["rgms"]
+    if op in OF_MATRICES and (
+        not is_message(op) or isinstance(feat, SparseMatrix) or is_sparse(feat)
+    ):
+        return OF_MATRICES[str(op)]
     known = OPERATORS.get(op) if isinstance(op, str) else None
     return record_along_edges(op, feat, heads, edge_feat) or known or OPERATORS["spmm"]
 
@@ -252,12 +280,14 @@ def _of_each_run(config: Config, pattern: CsrPattern) -> Config:
     return config.by_rows if panels and not pattern.increases else config
 
 
-def plan_candidates(op: str, matrix: Any, feat: Any = None, **options: Any) -> list[Config]:
+def plan_candidates(
+    op: str, matrix: Any, feat: Any = None, *more: Any, **options: Any
+) -> list[Config]:
     """Configs worth measuring, the default of :func:`plan` first.
 
     Parameters
     ----------
-    op, matrix, feat, **options
+    op, matrix, feat, *more, **options
         As for :func:`plan`.
 
     Returns
@@ -265,4 +295,4 @@ def plan_candidates(op: str, matrix: Any, feat: Any = None, **options: Any) -> l
     list
         Each to be `config` of :func:`plan`.
     """
-    return requested(op, matrix, feat, **options).whole.candidates()
+    return requested(op, matrix, feat, *more, **options).whole.candidates()

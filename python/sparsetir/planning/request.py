@@ -15,6 +15,7 @@ from sparsetir.data.sparse_tensor import SparseMatrix, SparseTensor
 from sparsetir.formats import Format, Operand, Pattern
 from sparsetir.formats.converted import ConvertedFormat
 from sparsetir.planning.compiled import compiled
+from sparsetir.records.fingerprint import Matrices
 from sparsetir.records.task import Config, Task
 from sparsetir.runtime import pool
 from sparsetir.runtime.arrays import CACHE_LINE, LEAST_ALIGNED, dtype_name, is_array
@@ -33,7 +34,7 @@ from sparsetir.sparse_ir.lower_sparse_iter import lower_sparse_iter
 from sparsetir.sparse_ir.position_space import SIGNATURE
 
 # Of options that are not None by default.
-DEFAULTS = {"reduce": "sum", "weighted": True}
+DEFAULTS = {"reduce": "sum", "weighted": True, "semiring": "plus_times"}
 # Nonzeros of a column from which on a copy of B that begins at a cache line pays.
 ALIGNED_DEGREE = 24
 # Fields of problems that others than by default have no records: not what was tuned.
@@ -53,7 +54,7 @@ class Request:
     """Checked arguments of a plan, of any operator, and what follows from them.
 
     name : of the operator, as it was asked for
-    matrix : a pattern where there are no values
+    matrix : a SparseTensor, several matrices, or a pattern where there are no values
     problem : what kernels are compiled for
     features : that configs are chosen for, those of the result last
     sizes : numbers beside those of the pattern, by the names of the program's parameters
@@ -65,7 +66,7 @@ class Request:
 
     operator: Operator
     name: str
-    matrix: SparseTensor | CsrPattern | RelationPattern
+    matrix: SparseTensor | CsrPattern | RelationPattern | Matrices
     problem: Any
     features: tuple[int, ...]
     sizes: Mapping[str, int | float]
@@ -85,6 +86,12 @@ class Request:
     def feat_in(self) -> int:
         """Features that are multiplied first."""
         return self.features[0]
+
+    @property
+    def matrices(self) -> Matrices:
+        """Of an operator on several."""
+        assert isinstance(self.matrix, Matrices)
+        return self.matrix
 
     @property
     def given(self) -> Statistics:
@@ -117,6 +124,7 @@ class Request:
 
         Of a tensor CSF by relation for CPUs, coordinates for GPUs.
         """
+        assert not isinstance(self.matrix, Matrices)
         if isinstance(self.matrix, RelationPattern):
             return self.matrix
         if isinstance(self.matrix, SparseMatrix | CsrPattern):
@@ -147,7 +155,7 @@ class Request:
         """Whether tuning may have recorded a config for it."""
         on, plain = self.operator.on, not any(getattr(self.problem, x, None) for x in UNUSUAL)
         tuned = on == "matrix" or not self.gpu
-        return plain and tuned and (self.has_values or on == "relations")
+        return plain and tuned and (self.has_values or on in ("relations", "matrices"))
 
     def task(self) -> Task:
         """What records of tuning are looked up by."""

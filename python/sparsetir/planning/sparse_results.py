@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import cache, partial
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -46,10 +46,12 @@ def product(A: Csr, B: Csr, semiring: str = "plus_times", mask: Csr | None = Non
 
     Values are of one dtype, not bool. Sums of 16-bit ones are in float32.
     """
-    if B.shape[1] > NARROW * len(B.indices) + NARROW_COLUMNS:
-        return _in_fewer_columns(A, B, semiring, mask)
+    if is_wide(B):
+        narrow, mask, columns = without_empty_columns(B, mask)
+        found = product(A, narrow, semiring, mask)
+        return found._replace(indices=columns[found.indices], shape=(A.shape[0], B.shape[1]))
     sizes = dict(zip("mln", (*A.shape, B.shape[1]), strict=True))
-    make = partial(_kernel, product_program, semiring)
+    make = partial(kernel_of, product_program, semiring)
     return _run(make, {"a": A, "b": B}, sizes, (A.shape[0], B.shape[1]), mask)
 
 
@@ -57,12 +59,16 @@ def combined(op: str, matrices: Sequence[Csr], mask: Csr | None = None) -> Csr:
     """The sum of matrices, or another of `COMBINED`, element by element; as :func:`product`."""
     named = {f"a{q}": x for q, x in enumerate(matrices)}
     m, n = matrices[0].shape
-    make = partial(_kernel, combined_program, op, len(matrices), _is_gathered(op, matrices))
+    gathered = is_gathered(op, matrices, mask is not None)
+    make = partial(kernel_of, combined_program, op, len(matrices), gathered)
     return _run(make, named, {"m": m, "n": n}, (m, n), mask)
 
 
-def _is_gathered(op: str, matrices: Sequence[Csr]) -> bool:
-    """Whether a sum goes through a workspace: of many, in rows that are worth its bitmap."""
+def is_gathered(op: str, matrices: Sequence[Csr], known: bool = False) -> bool:
+    """Whether a sum goes through one operand after the other: of many, in rows that are worth the
+    bitmap of a workspace; at a pattern that is known, which needs none, always."""
+    if known:
+        return op in ("add", "subtract")
     rows, columns = matrices[0].shape
     elements = sum(len(x.indices) for x in matrices)
     narrow = columns * rows <= GROUP * WORTH * elements
@@ -80,16 +86,10 @@ def of_matrices(op: str, *matrices: Any, semiring: str = "plus_times", mask: Any
     known = [SparseMatrix.adopt(who, "other", x) for x in matrices]
     mask = mask if mask is None else SparseMatrix.adopt(who, "mask", mask)
     check_shapes(who, op, [x.shape for x in known], None if mask is None else mask.shape)
-    check_semiring(who, semiring)
     dtype = np.result_type(*(x.dtype for x in known))
-    bools = dtype == np.bool_
-    if bools and op == "subtract":
-        raise TypeError(f"{who}: expected numbers, got matrices of bool")
-    how = semiring if op == "matmul" else op
-    how = OF_BOOLS.get(how, how) if bools else how
-    computed = np.dtype(np.int8) if bools else dtype
-    operands = [_csr(x if x.dtype == computed else x.astype(computed)) for x in known]
-    masked = None if mask is None else _csr(mask)
+    how, computed = how_computed(who, op, semiring, dtype)
+    operands = [csr(x if x.dtype == computed else x.astype(computed)) for x in known]
+    masked = None if mask is None else csr(mask)
     if op == "matmul":
         found = product(operands[0], operands[1], how, masked)
     else:
@@ -98,6 +98,16 @@ def of_matrices(op: str, *matrices: Any, semiring: str = "plus_times", mask: Any
     if mask is not None:
         return Stored(mask.pattern, values)
     return Stored(Pattern.from_csr(found.indptr, found.indices, found.shape, check=False), values)
+
+
+def how_computed(who: str, op: str, semiring: Any, dtype: np.dtype[Any]) -> tuple[str, Any]:
+    """The semiring or one of `COMBINED`, and the dtype that values are computed in."""
+    check_semiring(who, semiring)
+    bools = dtype == np.bool_
+    if bools and op == "subtract":
+        raise TypeError(f"{who}: expected numbers, got matrices of bool")
+    how = semiring if op == "matmul" else op
+    return (OF_BOOLS.get(how, how), np.dtype(np.int8)) if bools else (how, dtype)
 
 
 def check_semiring(who: str, semiring: Any) -> None:
@@ -131,26 +141,49 @@ def check_shapes(
         raise ValueError(f"{who}: argument 'mask': expected shape {first}, got {mask}")
 
 
-def _csr(matrix: SparseMatrix) -> Csr:
+def is_wide(B: Csr) -> bool:
+    """Whether a row of its columns would be more than the matrix."""
+    return B.shape[1] > NARROW * len(B.indices) + NARROW_COLUMNS
+
+
+def csr(matrix: SparseMatrix) -> Csr:
+    """A matrix as it is, not copied."""
     pattern = matrix.pattern
     return Csr(pattern.indptr, pattern.columns, matrix.values, matrix.shape)
 
 
-def _in_fewer_columns(A: Csr, B: Csr, semiring: str, mask: Csr | None) -> Csr:
-    """A product without the columns that nothing is in."""
+def without_empty_columns(B: Csr, mask: Csr | None) -> tuple[Csr, Csr | None, np.ndarray]:
+    """Both with the columns alone that something is in, and which these are."""
     there = [B.indices] if mask is None else [B.indices, mask.indices]
     columns, numbers = np.unique(np.concatenate(there), return_inverse=True)
     own, of_mask = np.split(numbers.astype(B.indices.dtype), [len(B.indices)])
-    narrow = B._replace(indices=own, shape=(B.shape[0], len(columns)))
-    mask = mask and mask._replace(indices=of_mask, shape=(A.shape[0], len(columns)))
-    found = product(A, narrow, semiring, mask)
-    return found._replace(indices=columns[found.indices], shape=(A.shape[0], B.shape[1]))
+    B = B._replace(indices=own, shape=(B.shape[0], len(columns)))
+    return B, mask and mask._replace(indices=of_mask, shape=(mask.shape[0], len(columns))), columns
 
 
-@cache
-def _kernel(program: Callable[..., Any], *how: Any) -> AssembledKernel:
-    """Of a program, by its options, the types of its values and its idtype."""
-    return build_assembled(program(*how), "c")
+_kernels: dict[Any, AssembledKernel] = {}
+
+
+def kernel_of(program: Callable[..., Any], *how: Any, target: Any = None) -> AssembledKernel:
+    """Of a program, by its options, the types of its values and its idtype.
+
+    target : a `tvm.target.Target`; None for this machine
+    """
+    key = program, *how, None if target is None else str(target)
+    if key not in _kernels:
+        made = build_assembled(program(*how), "c", "llvm" if target is None else target)
+        _kernels[key] = made
+    return _kernels[key]
+
+
+def arguments(named: Mapping[str, Csr], sizes: Mapping[str, int], idtype: str) -> dict[str, Any]:
+    """What kernels are given, but the result's."""
+    given: dict[str, Any] = dict(sizes)
+    for name, x in named.items():
+        indptr, indices = (y.astype(idtype, copy=False) for y in x[:2])
+        given |= {name: x.values, f"{name}_nnz": len(indices)}
+        given |= {f"{name}_indptr": indptr, f"{name}_indices": indices}
+    return given
 
 
 def _run(
@@ -163,11 +196,7 @@ def _run(
     out = WIDER.get(dtype, dtype)
 
     def call(idtype: str) -> CsrArrays:
-        given: dict[str, Any] = dict(sizes)
-        for name, x in named.items():
-            indptr, indices = (y.astype(idtype, copy=False) for y in x[:2])
-            given |= {name: x.values, f"{name}_nnz": len(indices)}
-            given |= {f"{name}_indptr": indptr, f"{name}_indices": indices}
+        given = arguments(named, sizes, idtype)
         kernel = make(dtype, out, idtype)
         if mask is None:
             return kernel(**given)

@@ -36,7 +36,24 @@ class Sizes(NamedTuple):
     nnz: int
 
 
-def fingerprint(matrix: SparseMatrix | CsrPattern | RelationPattern | Sizes) -> str:
+class Matrices(NamedTuple):
+    """Operands of an operator on several, in place of its matrix."""
+
+    each: tuple[SparseMatrix, ...]
+    mask: SparseMatrix | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the first."""
+        return self.each[0].shape
+
+    @property
+    def nnz(self) -> int:
+        """Elements of all but the mask."""
+        return sum(x.nnz for x in self.each)
+
+
+def fingerprint(matrix: SparseMatrix | CsrPattern | RelationPattern | Matrices | Sizes) -> str:
     """32 hex digits of the shape and the stored places; values play no part. Empty for sizes alone.
 
     The same for int32 and int64 indices, and on machines of either byte order. Computed once for
@@ -45,6 +62,9 @@ def fingerprint(matrix: SparseMatrix | CsrPattern | RelationPattern | Sizes) -> 
     """
     if isinstance(matrix, Sizes):
         return ""
+    if isinstance(matrix, Matrices):
+        there = [fingerprint(x) for x in (*matrix.each, matrix.mask) if x is not None]
+        return hashlib.blake2b("-".join(there).encode(), digest_size=16).hexdigest()
     if isinstance(matrix, CsrPattern | RelationPattern):
         return _digest(matrix)
     pattern = matrix.pattern

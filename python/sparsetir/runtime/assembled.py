@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from sparsetir.runtime import pool
+from sparsetir.runtime import pool, rooms
 from sparsetir.runtime.arrays import is_torch
 from sparsetir.runtime.build import build
 from sparsetir.runtime.kernel import Kernel
@@ -21,6 +21,7 @@ from sparsetir.sparse_ir.nodes import SparseFunc
 # Elements that a call has room for at once: memory that nothing is written to is not taken, but a
 # system does not promise any amount of it.
 ROOM = 1 << 30
+COPIED = 1 << 20  # bytes of a result that does not keep a room for itself
 WORK_OF_A_PART = 1 << 15  # elements, at most, that are not worth another thread
 
 
@@ -30,6 +31,71 @@ class CsrArrays(NamedTuple):
     indptr: Any
     indices: Any
     values: Any
+
+
+class Bounds(NamedTuple):
+    """How many elements a result has at most.
+
+    Parameters
+    ----------
+    ends : ndarray
+        (rows + 1,) of int64, where rows begin if all have as many as they can have.
+    columns : int
+        How many there are.
+    """
+
+    ends: np.ndarray
+    columns: int
+
+    @property
+    def levels(self) -> int:
+        """Of a bitmap of a row: with many elements all of its words are looked at."""
+        many = WORD * self.ends[-1] >= self.columns * (len(self.ends) - 1)
+        return 1 if many else 2
+
+
+class Numeric:
+    """The values of a result at one pattern; called as often as there are other operands.
+
+    Parameters
+    ----------
+    kernel : Kernel
+        Which computes them.
+    given : mapping
+        Its arguments by name, but the result's values.
+    values : str
+        Its parameter for these.
+    """
+
+    def __init__(self, kernel: Kernel, given: Mapping[str, Any], values: str) -> None:
+        signature = kernel.signature
+        self.kernel, self.shape = kernel, kernel.shape_of(values, given)
+        self._place = signature.position
+        self._args = [given.get(name) for name in signature.names]
+        self._out, self.dtype = self._place[values], signature.dtypes[self._place[values]]
+
+    def __call__(self, given: Mapping[str, Any] = {}, out: np.ndarray | None = None) -> Any:
+        """The values, of the kind of arrays that the operands are.
+
+        Parameters
+        ----------
+        given : mapping
+            Arguments in place of those that there are, by name.
+        out : ndarray, optional
+            Where they are written; by default in a new array.
+
+        Returns
+        -------
+        array
+        """
+        args = self._args.copy()
+        for name, value in given.items():
+            args[self._place[name]] = value
+        found = rooms.room(self.shape, self.dtype) if out is None else out
+        made = _like(args, found, self.dtype)
+        args[self._out] = made
+        self.kernel(*args)
+        return made
 
 
 class AssembledKernel:
@@ -46,9 +112,10 @@ class AssembledKernel:
 
     Notes
     -----
-    `bound`, :meth:`fill` and those of :attr:`masked` are its kernels, `params` what callers give. A
-    call bounds the number of elements of each row, has room for as many, fills it on all threads,
-    and gives back what was not needed: memory that was not written to was never taken.
+    `bound`, :meth:`fill`, :attr:`masked_bound` and :attr:`numeric` are its kernels, `params` what
+    callers give. A call bounds the number of elements of each row, has room for as many, fills it
+    on all threads, and gives back what was not needed: memory that was not written to was never
+    taken.
     """
 
     def __init__(self, func: SparseFunc, result: str, target: Any = "llvm") -> None:
@@ -66,29 +133,32 @@ class AssembledKernel:
         self._idtype, self._dtype = self.programs.idtype, self.programs.dtype
         self.most = int(np.iinfo(self._idtype).max)  # elements
 
-    def fill(self, narrow: bool) -> Kernel:
+    def fill(self, levels: int) -> Kernel:
         """What goes through the visits. What `bound` has checked is not checked once more.
 
         Parameters
         ----------
-        narrow : bool
-            For rows with an element in each 64 columns or so.
+        levels : int
+            Of the bitmap: 1 for rows with an element in each 64 columns or so, else 2.
 
         Returns
         -------
         Kernel
         """
-        program = self.programs.narrow_fill if narrow else self.programs.fill
+        program = self.programs.narrow_fill if levels == 1 else self.programs.fill
         if program not in self._fills:
             self._fills[program] = build(program, self.target, check=False)
         return self._fills[program]
 
     @cached_property
-    def masked(self) -> tuple[Kernel, Kernel]:
-        """Of a given pattern: what bounds the visits, and checks it; what computes its values."""
-        programs = self.programs
-        bound = build(programs.masked_bound, self.target)
-        return bound, build(programs.numeric, self.target, check=False)
+    def masked_bound(self) -> Kernel:
+        """What bounds the visits and checks a given pattern."""
+        return build(self.programs.masked_bound, self.target)
+
+    @cached_property
+    def numeric(self) -> Kernel:
+        """What computes the values of a given pattern."""
+        return build(self.programs.numeric, self.target, check=False)
 
     def __call__(self, *args: Any, **kwargs: Any) -> CsrArrays:
         """The result, of the kind of arrays that the operands are.
@@ -111,28 +181,7 @@ class AssembledKernel:
             For more elements than the type of the indices can number.
         """
         given = self._given(args, kwargs)
-        names, (ends, width) = self.programs, self._ends(self.bound, given)
-        fill = self.fill(narrow=WORD * ends[-1] >= width * (len(ends) - 1))
-        rows, made = len(ends) - 1, []
-        first = 0
-        while first < rows or not made:
-            last = int(np.searchsorted(ends, ends[first] + ROOM, side="right")) - 1
-            last = max(min(last, rows), min(first + 1, rows)) if names.parted else rows
-            made.append(self._filled(fill, given, ends, first, last))
-            first = last
-        counts = np.concatenate([m[0] for m in made])
-        indptr = np.zeros(rows + 1, np.int64)
-        np.cumsum(counts, out=indptr[1:])
-        if indptr[-1] > self.most:
-            raise OverflowError(
-                f"{self.name}: the result has {indptr[-1]} elements, more than {self._idtype} "
-                "numbers; expected int64 indices"
-            )
-        indices, values = (
-            made[0][n] if len(made) == 1 else np.concatenate([m[n] for m in made]) for n in (1, 2)
-        )
-        found = (indptr.astype(self._idtype), self._idtype), (indices, self._idtype)
-        return CsrArrays(*(_like(given, *x) for x in (*found, (values, self._dtype))))
+        return self.assembled(given, self.bounds(given))
 
     def values_of(self, indptr: Any, indices: Any, *args: Any, **kwargs: Any) -> Any:
         """The values at a pattern that is known, or asked for: the numeric phase alone.
@@ -155,14 +204,95 @@ class AssembledKernel:
         TypeError, ValueError, StructureError
             As in a call.
         """
-        names, (bound, numeric) = self.programs, self.masked
-        given = self._given(args, kwargs)
+        names, given = self.programs, self._given(args, kwargs)
         given |= {names.indptr: indptr, names.indices: indices}
-        ends, _ = self._ends(bound, given)  # which checks the pattern
-        given |= {names.nnz: len(indices), **self._in_parts(self._parts(ends, 0, len(ends) - 1))}
-        values = np.empty(numeric.shape_of(names.values, given), self._dtype)
-        numeric(**given, **{names.values: _like(given, values, self._dtype)})
-        return _like(given, values, self._dtype)
+        bounds = self.bounds(given, self.masked_bound)  # which checks the pattern
+        return self.at(indptr, indices, given, bounds)()
+
+    def bounds(self, given: Mapping[str, Any], bound: Kernel | None = None) -> Bounds:
+        """How many elements rows have at most.
+
+        Parameters
+        ----------
+        given : mapping
+            All parameters but the result's, by name.
+        bound : Kernel, optional
+            By default the one without a pattern.
+
+        Returns
+        -------
+        Bounds
+        """
+        bound = self.bound if bound is None else bound
+        names, width = self.programs, np.zeros(1, np.int64)
+        (rows,) = bound.shape_of(names.bounds, {**given, names.width: width})
+        ends = np.zeros(rows + 1, np.int64)
+        bound(**given, **{names.bounds: ends[1:], names.width: width})
+        return Bounds(np.cumsum(ends, out=ends), int(width[0]))
+
+    def assembled(
+        self, given: Mapping[str, Any], bounds: Bounds, levels: int | None = None,
+        threads: int | None = None,
+    ) -> CsrArrays:  # fmt: skip
+        """The result; arguments are trusted.
+
+        Parameters
+        ----------
+        given, bounds
+            All parameters but the result's, by name; what :meth:`bounds` says of them.
+        levels : int, optional
+            See :meth:`fill`; by default by how many elements rows have.
+        threads : int, optional
+            That rows are divided among; by default all.
+
+        Returns
+        -------
+        CsrArrays
+        """
+        names, ends = self.programs, bounds.ends
+        fill = self.fill(levels or bounds.levels)
+        rows, made = len(ends) - 1, []
+        first = 0
+        while first < rows or not made:
+            last = int(np.searchsorted(ends, ends[first] + ROOM, side="right")) - 1
+            last = max(min(last, rows), min(first + 1, rows)) if names.parted else rows
+            made.append(self._filled(fill, given, ends, self._parts(ends, first, last, threads)))
+            first = last
+        counts = np.concatenate([m[0] for m in made])
+        indptr = np.zeros(rows + 1, np.int64)
+        np.cumsum(counts, out=indptr[1:])
+        if indptr[-1] > self.most:
+            raise OverflowError(
+                f"{self.name}: the result has {indptr[-1]} elements, more than {self._idtype} "
+                "numbers; expected int64 indices"
+            )
+        indices, values = (
+            made[0][n] if len(made) == 1 else np.concatenate([m[n] for m in made]) for n in (1, 2)
+        )
+        found = (indptr.astype(self._idtype), self._idtype), (indices, self._idtype)
+        return CsrArrays(*(_like(given.values(), *x) for x in (*found, (values, self._dtype))))
+
+    def at(
+        self, indptr: Any, indices: Any, given: Mapping[str, Any], bounds: Bounds,
+        threads: int | None = None,
+    ) -> Numeric:  # fmt: skip
+        """The numeric phase at a pattern; arguments are trusted.
+
+        Parameters
+        ----------
+        indptr, indices
+            As of :meth:`values_of`.
+        given, bounds, threads
+            As of :meth:`assembled`.
+
+        Returns
+        -------
+        Numeric
+        """
+        names, ends = self.programs, bounds.ends
+        rows_ptr = self._parts(ends, 0, len(ends) - 1, threads)
+        known = {names.indptr: indptr, names.indices: indices, names.nnz: len(indices)}
+        return Numeric(self.numeric, {**given, **known, **self._in_parts(rows_ptr)}, names.values)
 
     def __repr__(self) -> str:
         return f"AssembledKernel({self.name!r})"
@@ -182,19 +312,11 @@ class AssembledKernel:
             given[name] = value
         return given
 
-    def _ends(self, bound: Kernel, given: dict[str, Any]) -> tuple[np.ndarray, int]:
-        """(rows + 1,) where each row begins if all have as many elements as they can have; and the
-        number of columns."""
-        names, width = self.programs, np.zeros(1, np.int64)
-        (rows,) = bound.shape_of(names.bounds, {**given, names.width: width})
-        ends = np.zeros(rows + 1, np.int64)
-        bound(**given, **{names.bounds: ends[1:], names.width: width})
-        return np.cumsum(ends, out=ends), int(width[0])
-
-    def _parts(self, ends: np.ndarray, first: int, last: int) -> np.ndarray:
+    def _parts(self, ends: np.ndarray, first: int, last: int, threads: int | None) -> np.ndarray:
         """Where the parts of some rows begin, and the last one ends."""
         total = int(ends[last] - ends[first])
-        parts = 1 if not self.programs.parted else min(pool.count(), 1 + total // WORK_OF_A_PART)
+        most = threads or pool.count()
+        parts = 1 if not self.programs.parted else min(most, 1 + total // WORK_OF_A_PART)
         cuts = ends[first] + np.arange(1, parts) * (total / parts)
         inside = np.clip(np.searchsorted(ends, cuts), first, last)
         return np.array([first, *inside, last], self._idtype)
@@ -206,23 +328,20 @@ class AssembledKernel:
         return {**found, names.rows_ptr: rows_ptr} if names.parted else found
 
     def _filled(
-        self, fill: Kernel, given: dict[str, Any], ends: np.ndarray, first: int, last: int
+        self, fill: Kernel, given: Mapping[str, Any], ends: np.ndarray, rows_ptr: np.ndarray
     ) -> tuple[Any, ...]:
-        """Counts, indices and values of some rows."""
-        names = self.programs
-        rows_ptr = self._parts(ends, first, last)
-        rooms = ends[rows_ptr] - ends[first]
-        room = int(rooms[-1])
+        """Counts, indices and values of some rows, in parts."""
+        names, first, last = self.programs, rows_ptr[0], rows_ptr[-1]
+        begins = ends[rows_ptr] - ends[first]
+        room = int(begins[-1])
         counts = np.zeros(len(ends) - 1, self._idtype)
-        indices = np.empty(room, self._idtype)
-        made = {**self._in_parts(rows_ptr), names.room: room, names.rooms: rooms}
+        indices = rooms.room((room,), self._idtype)
+        made = {**self._in_parts(rows_ptr), names.room: room, names.rooms: begins}
         made |= {names.counts: counts, names.indices: indices}
-        values = np.empty(fill.shape_of(names.values, {**given, **made}), self._dtype)
-        fill(**given, **made, **{names.values: _like(given, values, self._dtype)})
+        values = rooms.room(fill.shape_of(names.values, {**given, **made}), self._dtype)
+        fill(**given, **made, **{names.values: _like(given.values(), values, self._dtype)})
         sizes = [int(counts[a:b].sum(dtype=np.int64)) for a, b in pairwise(rows_ptr)]
-        for array in (indices, values):
-            _close(array, rooms, sizes)
-        return counts[first:last], indices, values
+        return counts[first:last], *(_closed(x, begins, sizes) for x in (indices, values))
 
 
 def build_assembled(func: SparseFunc, result: str, target: Any = "llvm") -> AssembledKernel:
@@ -252,18 +371,22 @@ def build_assembled(func: SparseFunc, result: str, target: Any = "llvm") -> Asse
     return AssembledKernel(func, result, target)
 
 
-def _close(array: np.ndarray, rooms: np.ndarray, sizes: list[int]) -> None:
-    """Move what is in the rooms together, and give the rest of the memory back."""
+def _closed(array: np.ndarray, begins: np.ndarray, sizes: list[int]) -> np.ndarray:
+    """What is in the rooms of an array, moved together; the rest is given back, if it is owned."""
     at, step, data = sizes[0], array.strides[0], array.ctypes.data
-    for begin, size in zip(rooms.tolist()[1:-1], sizes[1:], strict=True):
+    for begin, size in zip(begins.tolist()[1:-1], sizes[1:], strict=True):
         ctypes.memmove(data + at * step, data + begin * step, size * step)
         at += size
-    array.resize((at, *array.shape[1:]), refcheck=False)
+    if array.base is None:
+        array.resize((at, *array.shape[1:]), refcheck=False)
+        return array
+    found = array[:at]
+    return found.copy() if found.nbytes < COPIED else found
 
 
-def _like(given: Mapping[str, Any], array: np.ndarray, dtype: str) -> Any:
+def _like(given: Iterable[Any], array: np.ndarray, dtype: str) -> Any:
     """The array, as torch's where arguments are; numpy's own types do not have all of torch's."""
-    if not any(map(is_torch, given.values())):
+    if not any(map(is_torch, given)):
         return array
     import torch
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 import numpy as np
 import tvm
 
+from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.extras import need
 from sparsetir.records.record import Key, Record
 from sparsetir.records.records import RecordError, Records
@@ -25,7 +26,7 @@ from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.tuning.measure import Measurer, cores_for
 from sparsetir.tuning.remote import Remote
 from sparsetir.tuning.sought import of_operator, of_program, refuse_options
-from sparsetir.tuning.tuned import Search, Tuned, TunedPlan, TunedProgram
+from sparsetir.tuning.tuned import Search, Tuned, TunedPlan, TunedProgram, TunedSparse
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -65,6 +66,8 @@ class OperatorOptions(SearchOptions, total=False):
     weighted: bool
     edge_feat: int | None
     scale: float | None
+    semiring: str
+    mask: Any
     remote: Remote | None
     modules: Sequence[str]
 
@@ -88,6 +91,14 @@ def tune(
 ) -> TunedPlan: ...  # fmt: skip
 @overload
 def tune(
+    op: Literal["spgemm"], matrix: Any, feat: Any, **options: Unpack[OperatorOptions]
+) -> TunedSparse: ...
+@overload
+def tune(
+    op: str, matrix: Any, feat: SparseMatrix, *more: Any, **options: Unpack[OperatorOptions]
+) -> TunedSparse: ...
+@overload
+def tune(
     op: str, matrix: Any, feat: Any = None, **options: Unpack[OperatorOptions]
 ) -> Tuned | TunedPlan: ...
 @overload
@@ -98,7 +109,7 @@ def tune(
     op: Any,
     matrix: Any,
     feat: Any = None,
-    *,
+    *more: Any,
     schedule: Callable[..., Any] | None = None,
     space: Mapping[str, Sequence[Any]] | None = None,
     dtype: str | None = None,
@@ -110,6 +121,8 @@ def tune(
     weighted: bool = True,
     edge_feat: int | None = None,
     scale: float | None = None,
+    semiring: str = "plus_times",
+    mask: Any = None,
     trials: int = 64,
     seconds: float | None = None,
     sampler: str = "auto",
@@ -131,7 +144,8 @@ def tune(
     {"a": array, "indptr": ...}, schedule=apply, space={"tile": [1, 2]})` gives a
     :class:`TunedProgram`. So does `tune("rgms", tensor, 64, feat_in=32)`, on a CPU, whose program
     is one of ours: a :class:`sparsetir.tuning.tuned.TunedPlan`, with its `plan()`; messages,
-    softmax and attention, too.
+    softmax and attention, too; products and sums of sparse matrices, as `tune("spgemm", A, B)`, a
+    :class:`sparsetir.tuning.tuned.TunedSparse`.
 
     Parameters
     ----------
@@ -142,6 +156,8 @@ def tune(
         imply may be left out. Arrays are left as they are.
     feat, dtype, reduce, heads, target, threads
         As for :func:`sparsetir.plan`; a function takes target and threads.
+    *more : sparse matrices
+        As for :func:`sparsetir.plan`.
     schedule : callable, optional
         Of a function: `schedule(sch, config)` at the top level of a file, called in other
         processes, which import it; config is a dict with one of each of the space's choices. None
@@ -149,7 +165,7 @@ def tune(
     space : mapping of str to sequence, optional
         Of a function: choices by name, numbers, texts, booleans or None; with no schedule, instead
         of some of those that there are.
-    feat_in, weighted, edge_feat, scale
+    feat_in, weighted, edge_feat, scale, semiring, mask
         As for :func:`sparsetir.plan`.
     trials : int
         Configs to have measured in the end. Those of earlier runs of the same search count, and
@@ -187,7 +203,7 @@ def tune(
 
     Returns
     -------
-    Tuned, TunedProgram or TunedPlan
+    Tuned, TunedProgram, TunedPlan or TunedSparse
 
     Raises
     ------
@@ -215,8 +231,9 @@ def tune(
     if isinstance(op, str):
         refuse_options(f"'{op}'", {"schedule": schedule, "space": space})
         sought = of_operator(
-            op, matrix, feat, device=device, dtype=dtype, reduce=reduce, heads=heads, target=target,
-            threads=threads, feat_in=feat_in, weighted=weighted, edge_feat=edge_feat, scale=scale,
+            op, matrix, feat, *more, device=device, dtype=dtype, reduce=reduce, heads=heads,
+            target=target, threads=threads, feat_in=feat_in, weighted=weighted,
+            edge_feat=edge_feat, scale=scale, semiring=semiring, mask=mask,
         )  # fmt: skip
         if not isinstance(sought.tuned, Tuned):
             refuse_options(f"'{op}'", {"remote": remote, "modules": modules or None})
@@ -225,7 +242,8 @@ def tune(
             "feat": feat, "dtype": dtype, "heads": heads, "remote": remote,
             "reduce": None if reduce == "sum" else reduce, "modules": modules or None,
             "feat_in": feat_in, "weighted": None if weighted else weighted,
-            "edge_feat": edge_feat, "scale": scale,
+            "edge_feat": edge_feat, "scale": scale, "mask": mask, "more": more or None,
+            "semiring": None if semiring == "plus_times" else semiring,
         })  # fmt: skip
         sought = of_program(op, matrix, schedule, space, target=target, threads=threads)
     task, found = sought.tuned.task, sought.space

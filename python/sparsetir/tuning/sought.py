@@ -9,6 +9,7 @@ from typing import Any
 
 from sparsetir.planning.plan import requested
 from sparsetir.planning.request import default_threads
+from sparsetir.records.fingerprint import Matrices
 from sparsetir.records.record import Key
 from sparsetir.records.task import Config
 from sparsetir.runtime.targets import TargetLike, resolve_target
@@ -21,7 +22,8 @@ from sparsetir.schedules.template import Branch, Choices
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.tuning.program import ProgramTask, bound_arguments
 from sparsetir.tuning.schedule_ref import ScheduleRef, importing
-from sparsetir.tuning.tuned import Search, Tuned, TunedPlan, TunedProgram
+from sparsetir.tuning.sparse_case import SparseTask
+from sparsetir.tuning.tuned import Search, Tuned, TunedPlan, TunedProgram, TunedSparse
 
 MOST_CONFIGS = 100_000  # of a space that is gone through as a whole
 
@@ -39,13 +41,13 @@ class Sought:
 
 
 def of_operator(
-    op: str, matrix: Any, feat: Any, *, target: TargetLike, device: str | None, **options: Any
+    op: str, *matrices: Any, target: TargetLike, device: str | None, **options: Any
 ) -> Sought:
     """An operator on a matrix, over the configs of the templates that serve it.
 
-    options : of :func:`sparsetir.planning.plan.requested`
+    matrices, options : of :func:`sparsetir.planning.plan.requested`
     """
-    asked = requested(op, matrix, feat, target=target, **options)
+    asked = requested(op, *matrices, target=target, **options)
     wanted, plain = asked.whole, _plain_target(target)
     if wanted.statistics is not None:
         task = replace(wanted.task(), target=plain)
@@ -55,6 +57,9 @@ def of_operator(
         raise ValueError(
             f"tune: argument 'target': expected a CPU for '{op}', got {wanted.target.kind.name}"
         )
+    if isinstance(wanted.matrix, Matrices):
+        task, default = SparseTask(asked, plain), wanted.chosen()
+        return Sought(TunedSparse(task, Key.of(task), [], default), wanted.space(), [default])
     # Its plain program with arguments; plans look records up by the operator's own key.
     default, found = wanted.chosen(), wanted.space()
     template = wanted.template(default)

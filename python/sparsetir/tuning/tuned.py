@@ -14,6 +14,7 @@ from sparsetir.records.task import OK, PRUNED, Config, Outcome, Task, Tunable
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.schedules.template import Choices
 from sparsetir.tuning.program import ProgramTask
+from sparsetir.tuning.sparse_case import SparseTask
 
 # Of the time, that a config must save to be preferred to the default: as little is luck.
 MARGIN = 0.02
@@ -201,6 +202,23 @@ class TunedPlan(TunedProgram):
     def plan(self) -> Plan:
         """The operator with the best config."""
         return plan_of(self.request, self.config)
+
+
+@dataclass(repr=False)
+class TunedSparse(Search):
+    """What :func:`sparsetir.tune` found for an operator whose result is sparse.
+
+    Parameters
+    ----------
+    task, key, trials, default, finals, interrupted, warnings, importances, configs
+        As for :class:`Search`.
+    """
+
+    task: SparseTask
+
+    def plan(self) -> Plan:
+        """The operator with the best config."""
+        return plan_of(self.task.request, self.config)
 
 
 def seconds(trial: Trial) -> float:

@@ -31,16 +31,17 @@ from sparsetir.tuning.program import ProgramTask
 from sparsetir.tuning.program_case import ProgramCase
 from sparsetir.tuning.remote import Remote, RemoteDevice, RemoteError
 from sparsetir.tuning.serving import one_line, serve
+from sparsetir.tuning.sparse_case import SparseCase, SparseTask
 from sparsetir.tuning.timing import Yardstick, timed
 
 
 class Local:
     """This machine's CPU or GPU as the device that candidates are measured on.
 
-    case : a :class:`OperatorCase` or :class:`ProgramCase`, which prepares what is to be called
+    case : prepares what is to be called
     """
 
-    def __init__(self, case: OperatorCase | ProgramCase) -> None:
+    def __init__(self, case: OperatorCase | ProgramCase | SparseCase) -> None:
         self.case = case
         target = resolve_target(case.task.target)
         self.device = tvm.runtime.device(target.kind.name, 0) if is_gpu(target) else None
@@ -103,8 +104,12 @@ class Tuner:
         for name in modules:
             importlib.import_module(name)
         place = Path(folder)
-        if task.pop("kind") == "program":
+        kind = task.pop("kind")
+        if kind == "program":
             self._device = Local(ProgramCase(ProgramTask.loaded(task, place), place))
+            return
+        if kind == "sparse result":
+            self._device = Local(SparseCase(SparseTask.loaded(task, place)))
             return
         indptr, indices = (np.load(place / f"{n}.npy") for n in ("indptr", "indices"))
         ones, shape = np.ones(len(indices), "float32"), tuple(task.pop("shape"))

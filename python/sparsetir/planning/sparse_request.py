@@ -1,0 +1,116 @@
+"""What plans of products and sums of sparse matrices are asked for, checked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from sparsetir.data.sparse_tensor import SparseMatrix
+from sparsetir.planning.request import (
+    About,
+    OneByOne,
+    Request,
+    check_counts,
+    check_dtypes,
+    default_threads,
+)
+from sparsetir.planning.sparse_results import WIDER, check_shapes, how_computed
+from sparsetir.records.fingerprint import Matrices
+from sparsetir.records.task import Config
+from sparsetir.runtime.targets import TargetLike, resolve_target
+from sparsetir.schedules.default import is_gpu
+from sparsetir.schedules.gpu.sparse_results import ElementThreads, TermLanes
+from sparsetir.schedules.operators.registry import OF_MATRICES
+from sparsetir.schedules.operators.sparse_results import ELEMENTWISE, SparseResult
+from sparsetir.schedules.template import Branch
+from sparsetir.schedules.templates.sparse_results import Assembled, branch
+
+GPU_DTYPES = ("float32", "float64", "int32", "int64")  # sums in memory are in no other type
+
+
+class OnMatrices(OneByOne):
+    """Configs by how much there is to do."""
+
+    def check(self, wanted: Request, config: Config) -> None:
+        """See :class:`Choosing`."""
+        expected, product = "", wanted.problem.is_product
+        if isinstance(config, TermLanes) and not product:
+            expected = "ElementThreads"
+        if isinstance(config, Assembled) and config.listed:
+            masked = wanted.matrices.mask is not None
+            expected = "" if product and masked else "listed=False without a mask"
+        if expected:
+            raise ValueError(
+                f"plan: argument 'config': expected {expected} for '{wanted.name}', got {config}"
+            )
+
+    def about(self, wanted: Request) -> About:
+        """See :class:`Choosing`."""
+        masked = "-masked" * (wanted.matrices.mask is not None)
+        return About(wanted.operator.name, f"{wanted.problem.how}{masked}", None)
+
+    def on_gpu(self, wanted: Request) -> list[Config]:
+        """See :class:`OneByOne`."""
+        found: list[Config] = [ElementThreads(), ElementThreads(64), ElementThreads(256)]
+        return [*found, *map(TermLanes, (1, 4, 8, 32))] if wanted.problem.is_product else found
+
+    def tried(self, wanted: Request) -> Branch:
+        """See :class:`OneByOne`."""
+        first = Assembled(
+            gathered=wanted.problem.how in ("add", "subtract"), parallel=wanted.threads > 1
+        )
+        masked = wanted.matrices.mask is not None
+        return branch(wanted.problem, first, wanted.threads, masked)
+
+
+ON_MATRICES = OnMatrices()
+
+
+def sparse_request(
+    op: str,
+    matrix: Any,
+    feat: Any = None,
+    *more: Any,
+    dtype: str | None = None,
+    heads: None = None,
+    target: TargetLike = "llvm",
+    threads: int | None = None,
+    semiring: str = "plus_times",
+    mask: Any = None,
+) -> Request:
+    """The arguments of :func:`sparsetir.plan`, checked; raises as it does."""
+    del heads  # which are refused before
+    operator, sums = OF_MATRICES[op], ELEMENTWISE.get(op, "matmul")
+    if feat is None:
+        raise TypeError(f"plan: argument 'feat': expected the second matrix for '{op}', got None")
+    if more and sums in ("matmul", "subtract"):
+        raise TypeError(f"plan: expected two matrices for '{op}', got {2 + len(more)}")
+    check_dtypes(dtype=dtype)
+    check_counts(feat=1, threads=threads)
+    names = ("matrix", "feat", *(f"more[{n}]" for n in range(len(more))))
+    pairs = zip(names, (matrix, feat, *more), strict=True)
+    each = tuple(SparseMatrix.adopt("plan", name, x) for name, x in pairs)
+    known = None if mask is None else SparseMatrix.adopt("plan", "mask", mask)
+    shapes = [x.shape for x in each]
+    check_shapes("plan", sums, shapes, None if known is None else known.shape, "feat")
+    own = np.result_type(*(x.dtype for x in each)) if dtype is None else np.dtype(dtype)
+    how, computed = how_computed("plan", sums, semiring, own)
+    resolved = resolve_target(target)
+    name = str(computed)
+    if is_gpu(resolved):
+        if name not in GPU_DTYPES or own != computed:
+            raise ValueError(
+                f"plan: argument 'dtype': expected one of {', '.join(GPU_DTYPES)} for '{op}' on a "
+                f"GPU, got {own}"
+            )
+        if how == "multiply" and known is not None:
+            raise ValueError("plan: argument 'mask': expected None for 'mul' on a GPU")
+    wide = any(x.pattern.idtype == "int64" for x in (*each, known) if x is not None)
+    problem = SparseResult(
+        how, name, WIDER.get(name, name), str(own), "int64" if wide else "int32", len(each)
+    )
+    return Request(
+        operator, op, Matrices(each, known), problem, (len(each),), {}, {"feat": None}, ("out",),
+        int(threads or default_threads()), resolved, ON_MATRICES,
+    )  # fmt: skip

@@ -1,0 +1,104 @@
+"""Values of products and sums of sparse matrices on a GPU, at a pattern that is known.
+
+Each thread has an element of the result: of a product it goes through a row of A and a column of B
+together, by a pointer into each; of a sum it searches for its column in each operand's row. Or the
+terms of a product's elements are listed beforehand, and threads that share an element add them up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sparsetir.schedules.arguments import Config, expect, number
+from sparsetir.schedules.operators.sparse_results import SparseResult
+from sparsetir.schedules.passes.nests import WARP
+from sparsetir.schedules.passes.parallel_loops import run_in_parallel
+from sparsetir.schedules.template import Template, register
+from sparsetir.sparse_ir.nodes import SparseFunc
+from sparsetir.sparse_ir.schedule import Schedule
+
+
+@dataclass(frozen=True)
+class ElementThreads(Config):
+    """A thread for each element of a sparse result.
+
+    block : threads of a block
+    """
+
+    block: int = number(128, most=1024, power=True)
+
+    def tiles(self, feat: int) -> int:
+        """None: there are no features."""
+        del feat
+        return 1
+
+
+def program(problem: SparseResult, config: ElementThreads) -> SparseFunc:
+    """That of the values."""
+    del config
+    return problem.values_program()
+
+
+def apply(sch: Schedule, config: ElementThreads) -> None:
+    """Divide the elements among threads."""
+    stage_two = sch.lower()
+    for block in stage_two.get_child_blocks(stage_two.get_sblock("root")):
+        blocks, threads = stage_two.split(stage_two.get_loops(block)[0], [None, config.block])
+        run_in_parallel(stage_two, blocks, "blockIdx.x")
+        run_in_parallel(stage_two, threads, "threadIdx.x")
+
+
+register(Template(ElementThreads, SparseResult, program, apply, gpu=True))
+
+
+@dataclass(frozen=True)
+class TermLanes(Config):
+    """Threads that share an element of a product, whose terms are found when it is planned.
+
+    lanes : how many do, up to a warp; what they have is added up by shuffles
+    block : threads of a block
+    """
+
+    lanes: int = number(8, most=WARP, power=True)
+    block: int = number(128, most=1024, power=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        expect(self, "block", self.block >= self.lanes, f"at least lanes = {self.lanes}")
+
+    def tiles(self, feat: int) -> int:
+        """None: there are no features."""
+        del feat
+        return 1
+
+
+def terms_program(problem: SparseResult, config: TermLanes) -> SparseFunc:
+    """That of the terms."""
+    del config
+    return problem.terms_program()
+
+
+def share_terms(sch: Schedule, config: TermLanes) -> None:
+    """Divide elements, and the terms of each, among threads.
+
+    After::
+
+        with T.sp_iter([E, S_lanes], "SR", "terms"):
+            ...  # terms_start
+            with T.sp_iter([S_steps], "R", "terms_reduce"): ...
+            ...  # terms_write, of a group
+    """
+    (buffer,) = (b for b in sch.func.buffers if str(b.handle.name) == "out")
+    it = sch.get_sparse_iteration("terms")
+    element, steps = sch.get_sp_iters(it)
+    at = element
+    if config.lanes > 1:
+        steps, at = sch.strip_mine_rows(steps, config.lanes)
+        sch.sparse_reorder(it, [element, at, steps])
+    sch.precompute(buffer.name, at, [], dtype=buffer.dtype)
+    sch.parallelize(element, "thread", per_block=config.block // config.lanes)
+    if config.lanes > 1:
+        sch.parallelize(at, "thread", race=f"group({config.lanes})")
+
+
+register(Template(TermLanes, SparseResult, terms_program, share_terms, gpu=True))

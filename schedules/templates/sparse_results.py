@@ -1,0 +1,84 @@
+"""How sparse results are made: what plans keep, and how they are assembled.
+
+There is nothing to schedule: :mod:`sparsetir.sparse_ir.assemble` makes the programs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from sparsetir.schedules.arguments import Config, choice, expect, number
+from sparsetir.schedules.operators.sparse_results import SparseResult
+from sparsetir.schedules.template import Branch, Template, register
+from sparsetir.sparse_ir.nodes import SparseFunc
+
+
+@dataclass(frozen=True)
+class Assembled(Config):
+    """How a plan makes a sparse result.
+
+    kept : calls after the first compute the values of the pattern that it found; else each
+        assembles its result
+    gathered : a sum goes through one operand after the other and adds to a workspace; else through
+        all of them at once
+    parallel : rows are divided among threads
+    listed : of a product with a mask, the terms that the mask keeps are found when it is planned,
+        and calls go through these: two places of memory for each, and as long to find as some
+        hundred calls
+    levels : of the bitmap of a row's columns, where calls assemble: 1 looks at all of its words; by
+        default by how many elements rows have
+    """
+
+    kept: bool = choice(True, False)
+    gathered: bool = choice(False, True)
+    parallel: bool = choice(True, False)
+    listed: bool = choice(False, True)
+    levels: int | None = number(None, most=2, optional=True, tries=(1, 2))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        expect(self, "levels", not self.kept or self.levels is None, "None with 'kept'")
+
+    def tiles(self, feat: int) -> int:
+        """None: there are no features."""
+        del feat
+        return 1
+
+
+def program(problem: SparseResult, config: Assembled) -> SparseFunc:
+    """That of the operator."""
+    return problem.program(config.gathered)
+
+
+def refuse(sch: Any, config: Assembled) -> None:
+    """Raise: such programs are assembled, not scheduled."""
+    del config
+    raise NotImplementedError(f"{sch.func.name}: its result is sparse; see build_assembled")
+
+
+def branch(problem: SparseResult, first: Assembled, threads: int, masked: bool) -> Branch:
+    """What a search tries.
+
+    first : the default
+    masked : whether the pattern is known before the first call
+    """
+    choices = first.tries()
+    if masked:
+        del choices["kept"], choices["levels"]
+    if not (masked and problem.is_product):
+        del choices["listed"]
+    if problem.how not in ("add", "subtract"):
+        del choices["gathered"]
+    if threads == 1:
+        del choices["parallel"]
+
+    def make(**chosen: Any) -> Assembled | None:
+        found = Assembled(**chosen)
+        bitmap = problem.is_product or found.gathered
+        return found if bitmap or found.levels is None else None
+
+    return Branch(Assembled.__name__, choices, make)
+
+
+register(Template(Assembled, SparseResult, program, refuse))

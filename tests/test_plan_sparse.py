@@ -1,0 +1,266 @@
+"""Plans whose result is sparse: values that change, what they keep, refusals, records."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+import sparsetir
+from csr_zoo import ZOO
+from fake_measurer import install
+from sparsetir import SparseMatrix
+from sparsetir.planning import term_pairs
+from sparsetir.planning.sparse_plan import SparsePlan
+from sparsetir.schedules.operators.registry import OF_MATRICES
+from sparsetir.schedules.operators.sparse_results import ELEMENTWISE, SEMIRINGS
+from sparsetir.schedules.search.configs import from_data, to_data
+from sparsetir.schedules.templates.sparse_results import Assembled
+from sparsetir.tuning.sparse_case import SparseCase, SparseTask
+
+
+def matrix(shape: Any, seed: int, dtype: str = "float64", density: float = 0.3) -> SparseMatrix:
+    """Values are small integers, so that all sums are exact."""
+    rng = np.random.default_rng(seed)
+    data = sp.random_array(shape, density=density, format="csr", rng=rng)
+    data.data = rng.integers(-4, 5, data.nnz).astype("float64")
+    return SparseMatrix(data).astype(dtype)
+
+
+def plan(op: str, *matrices: Any, **options: Any) -> SparsePlan:
+    found = sparsetir.plan(op, *matrices, **options)
+    assert isinstance(found, SparsePlan)
+    return found
+
+
+def same(found: SparseMatrix, expected: SparseMatrix) -> None:
+    np.testing.assert_array_equal(found.pattern.indptr, expected.pattern.indptr)
+    np.testing.assert_array_equal(found.pattern.columns, expected.pattern.columns)
+    np.testing.assert_array_equal(found.values, expected.values)
+    assert found.dtype == expected.dtype and found.shape == expected.shape
+
+
+def by_method(op: str, *matrices: SparseMatrix, **options: Any) -> SparseMatrix:
+    """The same by what assembles each time."""
+    if op == "spgemm":
+        return matrices[0].matmul(matrices[1], **options)
+    if op == "sub":
+        return matrices[0] - matrices[1]
+    return getattr(matrices[0], ELEMENTWISE[op])(*matrices[1:], **options)
+
+
+@pytest.mark.parametrize("op", OF_MATRICES)
+def test_values_that_change(op: str) -> None:
+    """The first call, the values planned with again, and others, of all or of some operands."""
+    shapes = ((23, 9), (9, 70)) if op == "spgemm" else ((23, 9), (23, 9))
+    a, b = (matrix(s, n) for n, s in enumerate(shapes))
+    others = a * 3, b.with_values(b.values[::-1].copy())
+    run = plan(op, a, b)
+    for _ in range(2):
+        same(run(), by_method(op, a, b))
+    first = run()
+    same(run(*(x.values for x in others)), by_method(op, *others))
+    same(run(None, others[1].values), by_method(op, a, others[1]))
+    same(run(), first)
+    assert run().pattern is run.pattern is first.pattern
+    out = np.full(first.nnz, np.nan)
+    found = run(others[0].values, out=out)
+    assert found.values is out
+    same(found, by_method(op, others[0], b))
+
+
+@pytest.mark.parametrize("op", OF_MATRICES)
+def test_configs(op: str) -> None:
+    """Every config of the space, of two threads."""
+    a, b = matrix((200, 200), 0), matrix((200, 200), 1)
+    wanted = sparsetir.planning.plan.requested(op, a, b, threads=2)
+    configs = [config for _, config in wanted.space().points()]
+    assert configs[0] == wanted.chosen() and len(configs) > 3
+    candidates = sparsetir.plan_candidates(op, a, b, threads=2)
+    assert candidates[0] == configs[0] and set(candidates) <= set(configs)
+    for config in configs:
+        assert from_data(to_data(config)) == config
+        run = plan(op, a, b, threads=2, config=config)
+        for factor in (1, 2, 3):
+            same(run((factor * a).values), by_method(op, factor * a, b))
+
+
+@pytest.mark.parametrize("semiring", SEMIRINGS)
+def test_semirings_and_masks(semiring: str) -> None:
+    a, b, m = matrix((13, 9), 0), matrix((9, 11), 1), matrix((13, 11), 2)
+    for mask, listed in ((None, False), (m, False), (m, True)):
+        config = Assembled(listed=listed)
+        run = plan("spgemm", a, b, semiring=semiring, mask=mask, config=config)
+        for factor in (1, 1, 3):
+            expected = by_method("spgemm", factor * a, b, semiring=semiring, mask=mask)
+            same(run((factor * a).values), expected)
+    same(plan("add", a, a, mask=a)(), 2 * a)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int64", "bool"])
+def test_types(dtype: str) -> None:
+    a, b = (matrix((9, 9), n, dtype) for n in range(2))
+    for op in ("spgemm", "add"):
+        run = plan(op, a, b)
+        for _ in range(2):
+            same(run(a.values), by_method(op, a, b))
+        out = np.empty(run.pattern.nnz, dtype)
+        assert run(out=out).values is out
+        same(run(), by_method(op, a, b))
+    whole = matrix((9, 9), 0, "int64")
+    same(plan("mul", whole, b, dtype="float64")(), whole.astype("float64") * b.astype("float64"))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_listed_terms(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
+    """Of all patterns, a few terms at a time, of all types; also where a mask keeps none."""
+    monkeypatch.setattr(term_pairs, "TERMS", 7)
+    config = Assembled(listed=True)
+    for a in map(SparseMatrix, ZOO.values()):
+        mask = matrix((a.shape[0], a.shape[0]), 5)
+        run = plan("spgemm", a, a.T, mask=mask, config=config, threads=threads)
+        same(run(), a.matmul(a.T, mask=mask))
+    for dtype in ("float32", "float16", "bool"):
+        a, b, nothing = (matrix((9, 9), n, dtype, d) for n, d in enumerate((0.3, 0.3, 0)))
+        for mask in (a, nothing):
+            run = plan("spgemm", a, b, mask=mask, config=config, threads=threads)
+            same(run(a.values), a.matmul(b, mask=mask))
+
+
+def test_many_operands_empty_ones_and_the_zoo() -> None:
+    for a in map(SparseMatrix, ZOO.values()):
+        run = plan("spgemm", a, a.T)
+        for _ in range(2):
+            same(run(), a @ a.T)
+        same(plan("add", a, *[a] * 7)(), a.add(*[a] * 7))
+
+
+def test_wide_columns_and_int64() -> None:
+    """Columns that nothing is in are left out, also of masks; int32 that does not do is left."""
+    far = 2**31 + 5
+    a = SparseMatrix(([0, 2], [1, 0]), shape=(3, 2))
+    b = SparseMatrix(([0, 0, 1], [3, far - 1, 1]), shape=(2, far))
+    mask = SparseMatrix(([0, 2, 2], [1, 7, far - 1]), shape=(3, far))
+    run, masked = plan("spgemm", a, b), plan("spgemm", a, b, mask=mask)
+    for _ in range(2):
+        same(run(), a @ b)
+        np.testing.assert_array_equal(masked().values, [1, 0, 1])
+
+
+def test_more_elements_than_int32_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = matrix((40, 40), 0), matrix((40, 40), 1)
+    run = plan("spgemm", a, b, config=Assembled())
+    monkeypatch.setattr(run._assembling, "most", 5)
+    for _ in range(2):
+        same(run(), a @ b)
+    assert run.problem.idtype == "int64"
+
+
+def test_what_is_written_later_changes_nothing() -> None:
+    a, b = matrix((9, 9), 0), matrix((9, 9), 1)
+    expected, run = a @ b, plan("spgemm", a, b)
+    a.values[:] = 0
+    b.pattern.columns[:] = 0
+    same(run(), expected)
+    run().pattern.columns[:] = 1 << 30  # which is the result's: calls do not read it
+    np.testing.assert_array_equal(run().values, expected.values)
+
+
+REFUSED = [
+    ("matrix", "spgemm", {}, TypeError, "argument 'feat': expected the second matrix"),
+    ("shape", "spgemm", {}, ValueError, "argument 'feat': expected 9 rows"),
+    ("more", "spgemm", {}, TypeError, "expected two matrices for 'spgemm', got 3"),
+    ("two", "spgemm", {"semiring": "min"}, ValueError, "argument 'semiring': expected one of"),
+    ("two", "spgemm", {"heads": 2}, ValueError, "argument 'heads': expected None for 'spgemm'"),
+    ("two", "spgemm", {"target": "cuda"}, RuntimeError, "there is no cuda device"),
+    ("two", "spgemm", {"threads": 0}, ValueError, "argument 'threads': expected 1 or more"),
+    ("two", "maximum", {"semiring": "or_and"}, ValueError, "'semiring': expected 'plus_times'"),
+    ("two", "spgemm", {"config": 3}, TypeError, "argument 'config': expected Assembled"),
+    ("two", "spgemm", {"config": Assembled(listed=True)}, ValueError, "expected listed=False"),
+    ("two", "add", {"config": Assembled(listed=True)}, ValueError, "expected listed=False"),
+    ("more", "spmm", {}, TypeError, "expected one matrix for 'spmm'"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("given", "op", "options", "error", "text"), REFUSED)
+def test_refusals(given: str, op: str, options: Any, error: type[Exception], text: str) -> None:
+    a, b = matrix((9, 9), 0), matrix((9, 9), 1)
+    operands: dict[str, Any] = {
+        "matrix": [a], "shape": [a, matrix((8, 9), 0)], "more": [a, b, b], "two": [a, b],
+    }  # fmt: skip
+    with pytest.raises(error, match=text):
+        sparsetir.plan(op, *operands[given], **options)
+
+
+def test_refused_values() -> None:
+    a, b = matrix((9, 9), 0), matrix((9, 9), 1)
+    run = plan("add", a, b)
+    nnz = run().nnz
+    for call, error, text in (
+        (lambda: run(a.values, b.values, a.values), TypeError, "values of 2 matrices, got 3"),
+        (lambda: run([1.0]), TypeError, r"argument 'values\[0\]': expected an array of NumPy"),
+        (lambda: run(None, b.values[1:]), ValueError, r"argument 'values\[1\]': expected shape"),
+        (lambda: run(a.values.astype("float32")), TypeError, "expected dtype float64"),
+        (lambda: run(out=np.empty(nnz + 1)), ValueError, "argument 'out': expected shape"),
+        (lambda: run(out=np.empty(2 * nnz)[::2]), ValueError, "'out': expected a contiguous"),
+    ):
+        with pytest.raises(error, match=text):
+            call()
+    both = np.zeros(max(nnz, a.nnz))
+    with pytest.raises(ValueError, match="'out' shares memory with 'values"):
+        run(both[: a.nnz], out=both[:nnz])
+
+
+def test_messages_keep_their_names() -> None:
+    a = matrix((9, 9), 0, "float32")
+    assert not isinstance(sparsetir.plan("add", a, 8), SparsePlan)
+    assert isinstance(sparsetir.plan("add", a, a.to_scipy()), SparsePlan)
+
+
+def test_records(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What a search found is what plans of the same patterns take, and of no others."""
+    install(monkeypatch)
+    monkeypatch.setenv("SPARSETIR_RECORDS", str(tmp_path / "records.sqlite"))
+    a, b = matrix((60, 50), 0, "float32"), matrix((50, 40), 1, "float32")
+    mask = matrix((60, 40), 2, "float32")
+    tuned = sparsetir.tune("spgemm", a, b, threads=1, trials=3, semiring="max_times")
+    assert tuned.counts.keys() <= {"ok", "pruned"} and len(tuned.trials) == 3
+    assert isinstance(tuned.plan(), SparsePlan) and "max_times" in tuned.task.title()
+    options = {"threads": 1, "semiring": "max_times"}
+    assert plan("spgemm", 2 * a, b, **options).chosen_by == "record"
+    for matrices, more in (
+        ((a, b), {"semiring": "plus_times"}), ((a, b), {"mask": mask}), ((a, b), {"threads": 2}),
+        ((a, b), {"dtype": "float64"}), ((matrix((60, 50), 3, "float32"), b), {}),
+    ):  # fmt: skip
+        assert plan("spgemm", *matrices, **{**options, **more}).chosen_by == "default"
+
+
+def test_workers_know_what_is_right(tmp_path: Path) -> None:
+    """From what they are sent; a value that is wrong, or another pattern, is found."""
+    a, mask = matrix((20, 20), 0, "float32"), matrix((20, 20), 1, "float32")
+    for given, options in (
+        (("spgemm", a, a), {"semiring": "min_plus", "mask": mask}), (("add", a, a, mask), {}),
+    ):  # fmt: skip
+        asked = sparsetir.planning.plan.requested(*given, threads=1, **options)
+        task = SparseTask(asked)
+        loaded = SparseTask.loaded(task.saved(tmp_path), tmp_path)
+        assert loaded.identity() == task.identity()
+        case = SparseCase(loaded)
+        made = case.prepared(asked.chosen())
+        made.call()
+        assert made.wrong() is None
+        right = case.expected
+        wrong = right.values.copy()
+        wrong[3] += 1
+        assert "1 of" in str(case.error(right.with_values(wrong)))
+        assert "other elements are stored" in str(case.error(a.T.add(a, mask)))
+
+
+@pytest.mark.slow
+def test_a_search() -> None:
+    a = matrix((60, 60), 0, "float32")
+    tuned = sparsetir.tune("add", a, a.T, a, threads=1, records="")
+    assert tuned.counts.keys() <= {"ok", "pruned"} and tuned.configs == len(tuned.trials)

@@ -1,0 +1,115 @@
+"""Plans of sparse results for GPUs: their CUDA text on a CPU, with the checks for races."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import sparsetir
+from cuda_plans import run_plans
+from cuda_runner import requires_cuda_text
+from gpu_runner import cuda_source, nvcc_compile, requires_nvcc
+from pairs import by_default
+from sparsetir import SparseMatrix
+from sparsetir.planning.sparse_plan import ValuesPlan
+from sparsetir.runtime.pipeline import lower
+from sparsetir.schedules.gpu.sparse_results import ElementThreads, TermLanes, apply, share_terms
+from sparsetir.schedules.operators.registry import OF_MATRICES
+from sparsetir.schedules.operators.sparse_results import SEMIRINGS, SparseResult
+from test_plan_sparse import by_method, matrix
+
+CUDA = {"kind": "cuda", "arch": "sm_90"}
+
+
+def check(monkeypatch: pytest.MonkeyPatch, op: str, *each: SparseMatrix, **options: Any) -> None:
+    """Values of the matrices, and others, give what is assembled of them on the CPU."""
+    run_plans(monkeypatch)
+    config = options.pop("config", None)
+    run = sparsetir.plan(op, *each, target=CUDA, config=config, **options)
+    assert isinstance(run, ValuesPlan)
+    others = [x.with_values(x.values[::-1].copy()) for x in each]
+    for matrices in (each, others):
+        expected = by_method(op, *matrices, **options)
+        np.testing.assert_array_equal(run.pattern.columns, expected.pattern.columns)
+        np.testing.assert_array_equal(run.pattern.indptr, expected.pattern.indptr)
+        found = run(*(torch.from_numpy(x.values) for x in matrices))
+        np.testing.assert_array_equal(found.numpy(), expected.values)
+
+
+@requires_cuda_text
+@pytest.mark.parametrize("op", OF_MATRICES)
+def test_operators(monkeypatch: pytest.MonkeyPatch, op: str) -> None:
+    shapes = ((23, 9), (9, 40)) if op == "spgemm" else ((23, 9), (23, 9))
+    check(monkeypatch, op, *(matrix(s, n, "float32") for n, s in enumerate(shapes)))
+
+
+@requires_cuda_text
+@pytest.mark.parametrize("semiring", by_default(SEMIRINGS, "plus_times", "min_plus"))
+def test_semirings_and_masks(monkeypatch: pytest.MonkeyPatch, semiring: str) -> None:
+    a, b, m = matrix((13, 9), 0), matrix((9, 11), 1), matrix((13, 11), 2)
+    check(monkeypatch, "spgemm", a, b, mask=m, semiring=semiring, config=ElementThreads(32))
+
+
+@requires_cuda_text
+@pytest.mark.parametrize("lanes", by_default([1, 2, 8, 32], 1, 8))
+def test_listed_terms(monkeypatch: pytest.MonkeyPatch, lanes: int) -> None:
+    """Threads of a group add up the terms of an element; of a product without a mask, too."""
+    a, b, m = matrix((13, 40), 0, density=0.8), matrix((40, 11), 1), matrix((13, 11), 2)
+    config = TermLanes(lanes, 64)
+    for semiring in ("plus_times", "max_plus"):
+        check(monkeypatch, "spgemm", a, b, mask=m, semiring=semiring, config=config)
+    check(monkeypatch, "spgemm", a, b, config=config)
+
+
+@requires_cuda_text
+def test_many_operands_and_far_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    each = [matrix((7, 9), n, "int64", 0.1 * n) for n in range(4)]
+    check(monkeypatch, "add", *each)
+    far = 2**31 + 5
+    a = SparseMatrix(([0, 2], [1, 0]), shape=(3, 2)).astype("float32")
+    b = SparseMatrix(([0, 0, 1], [3, far - 1, 1]), shape=(2, far)).astype("float32")
+    check(monkeypatch, "spgemm", a, b)
+
+
+@requires_cuda_text
+def test_what_is_not_stored_is_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """0 x inf is NaN where both are stored alone; nothing is stored, nothing is launched."""
+    a = SparseMatrix(([0, 0, 1], [0, 1, 1]), values=np.array([0.0, 1.0, 2.0]), shape=(3, 2))
+    b = SparseMatrix(([0, 1], [0, 1]), values=np.array([np.inf, np.nan]), shape=(2, 3))
+    check(monkeypatch, "spgemm", a, b)
+    check(monkeypatch, "spgemm", a, matrix((2, 3), 0, density=0.0))
+
+
+def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
+    run_plans(monkeypatch)
+    a = matrix((9, 9), 0)
+    for given, options, message in (
+        ((a.astype("float16"), a.astype("float16")), {}, "'dtype': expected one of float32"),
+        ((a.astype("bool"), a.astype("bool")), {}, "'dtype': expected one of float32, .* got bool"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=message):
+            sparsetir.plan("spgemm", *given, target=CUDA, **options)
+    with pytest.raises(ValueError, match="argument 'mask': expected None for 'mul' on a GPU"):
+        sparsetir.plan("mul", a, a, mask=a, target=CUDA)
+    with pytest.raises(TypeError, match="argument 'config': expected ElementThreads"):
+        sparsetir.plan("mul", a, a, config=3, target=CUDA)
+    with pytest.raises(ValueError, match="expected ElementThreads for 'mul', got TermLanes"):
+        sparsetir.plan("mul", a, a, config=TermLanes(), target=CUDA)
+    with pytest.raises(ValueError, match="tune: argument 'target': expected a CPU for 'mul'"):
+        sparsetir.tune("mul", a, a, target=CUDA, records="")
+
+
+@requires_nvcc
+@pytest.mark.parametrize("arch", [pytest.param("sm_80", marks=pytest.mark.slow), "sm_90"])
+@pytest.mark.parametrize("how", by_default(["plus_times", "add"], "plus_times"))
+def test_nvcc(how: str, arch: str) -> None:
+    problem = SparseResult(how, "float32", "float32", "float32")
+    ways: list[Any] = [(problem.values_program(), apply, ElementThreads())]
+    if problem.is_product:
+        ways.append((problem.terms_program(), share_terms, TermLanes()))
+    for way in ways:
+        stages = lower(*way, CUDA)
+        assert nvcc_compile(cuda_source(stages["III"], arch), arch)

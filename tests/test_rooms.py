@@ -1,0 +1,114 @@
+"""Memory that sparse results are made in: nobody's who has a result, bounded, given back."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+
+from sparsetir import SparseMatrix
+from sparsetir.runtime import assembled, rooms
+
+HOLDERS: dict[str, Callable[[np.ndarray], Any]] = {
+    "a slice": lambda x: x[5:7],
+    "another type": lambda x: x.view("int32")[::2].reshape(-1, 2),
+    "a tensor": lambda x: torch.from_numpy(x)[3:4],
+    "a buffer": memoryview,
+    "dlpack": np.from_dlpack,
+}
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All rooms are kept, 1 MiB of them."""
+    rooms.release()
+    monkeypatch.setattr(rooms, "LEAST", 0)
+    monkeypatch.setattr(rooms, "MOST", 1 << 20)
+    monkeypatch.setattr(assembled, "COPIED", 0)
+
+
+def address(array: Any) -> int:
+    return int(array.ctypes.data)
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_a_room_is_free_when_nobody_has_anything_of_it(holder: str) -> None:
+    array = rooms.room((100, 2), "float32").reshape(-1)
+    first = address(array)
+    held = HOLDERS[holder](array)
+
+    def is_free() -> bool:
+        found = address(rooms.room((100,), "float64")) == first
+        rooms.release()  # what it gave
+        return found
+
+    assert not is_free()
+    del array
+    gc.collect()
+    assert not is_free()
+    del held
+    gc.collect()
+    assert is_free()
+
+
+def test_what_is_kept_is_bounded_and_given_back() -> None:
+    def at() -> int:
+        return address(rooms.room((1 << 17,), "float64"))  # 1 MiB
+
+    held = [rooms.room((1 << 17,), "float64") for _ in range(5)]
+    last = address(held[-1])
+    while held:
+        del held[0]
+    assert at() == last  # the others are gone
+    there = [rooms.room((1 << 17,), "float64"), rooms.room((1 << 17,), "float64")]
+    assert sum(address(x) == last for x in there) == 1
+    del there
+    rooms.release()
+    assert rooms.room((1 << 18,), "float64").base is None  # too large to be kept
+    rooms.room((4,), "float64")[:] = 3
+    small, large = rooms.room((2,), "float64"), rooms.room((1000,), "float64")
+    assert not np.shares_memory(small, large)
+
+
+def matrices(seed: int) -> tuple[Any, Any]:
+    rng = np.random.default_rng(seed)
+    size = int(rng.integers(1, 60))
+    found = [sp.random_array((size, size), density=0.2, format="csr", rng=rng) for _ in range(2)]
+    return found[0], found[1]
+
+
+def test_results_are_right_while_others_live() -> None:
+    """In several threads, some results held and some dropped at once."""
+    wrong: list[Any] = []
+
+    def work(first: int) -> None:
+        held = []
+        for seed in range(first, first + 40):
+            A, B = matrices(seed)
+            a, b = SparseMatrix(A), SparseMatrix(B)
+            found = (a @ b) @ (a + b)
+            held.append((found, (A @ B) @ (A + B)))
+            if seed % 3 == 0:
+                del held[0]
+        wrong.extend(x for x, y in held if not np.allclose(x.to_scipy().toarray(), y.toarray()))
+
+    workers = [threading.Thread(target=work, args=(100 * n,)) for n in range(3)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert not wrong
+
+
+def test_a_small_result_keeps_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(assembled, "COPIED", 1 << 10)
+    a = SparseMatrix.from_dense(np.eye(3))
+    assert (a @ a).values.base is None
+    dense = SparseMatrix.from_dense(np.ones((30, 30)))
+    assert (dense @ dense).values.base is not None
