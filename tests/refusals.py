@@ -1,16 +1,22 @@
 """Tables of calls and what each is refused with: `call  # ValueError: words .. words`, in order.
 
-A row begins at the margin; it may go on in indented lines, and ends with its comment.
+A row begins at the margin; it may go on in indented lines, and ends with its comment. All know
+np, sp (scipy.sparse), torch and sparsetir.
 """
 
 from __future__ import annotations
 
 import re
 import textwrap
+from collections import ChainMap
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
+import scipy.sparse as sp
+
+import sparsetir
 
 __all__ = ["in_order", "refusals", "refuse"]
 
@@ -34,17 +40,19 @@ def rows(text: str) -> Iterator[tuple[str, str, list[str]]]:
 
 def refused(code: str, error: str, words: list[str], names: dict[str, Any]) -> None:
     """A call ends with an error of this class, or of one below it, whose text has the words."""
+    import torch
+
     with pytest.raises(Exception) as raised:
-        exec(code, dict(names))
+        exec(code, {"np": np, "sp": sp, "sparsetir": sparsetir, "torch": torch, **names})
     kinds = [kind.__name__ for kind in type(raised.value).__mro__]
     assert error in kinds, f"{code}: {raised.value!r}"
     in_order(" ".join(str(raised.value).split()), words)
 
 
-def refuse(text: str, **names: Any) -> None:
-    """Each call of a table is refused; `names` are those that it uses."""
+def refuse(text: str, *names: dict[str, Any]) -> None:
+    """Each call of a table is refused; `names` are globals and locals of the test."""
     for code, error, words in rows(text):
-        refused(code, error, words, names)
+        refused(code, error, words, dict(ChainMap(*reversed(names))))
 
 
 def refusals(text: str, names: dict[str, Any], *others: Any) -> Callable[..., None]:

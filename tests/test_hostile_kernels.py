@@ -18,10 +18,11 @@ import numpy as np
 import pytest
 
 import sparsetir
-from kernel_common import arguments, check, kernel
+from kernel_common import arguments, check, kernel, linker
 from sparsetir.runtime import kernel_file
 from sparsetir.runtime.kernel_file import MARK, TRAILER, read_library
-from test_export import pytestmark  # noqa: F401
+
+pytestmark = linker
 
 
 @pytest.fixture(scope="module")
@@ -62,27 +63,21 @@ def forge(path, library, description):
 
 
 @pytest.mark.parametrize(
-    "needs", ["avx2", [1, 2], {"x": 1}, 7], ids=["text", "numbers", "dict", "number"]
-)
-def test_forged_needs(saved, tmp_path, needs):
+    ("changes", "message"),
+    [
+        *(({"needs": x}, "no list of texts 'needs'") for x in ("avx2", [1, 2], {"x": 1}, 7)),
+        *(({"assumes": x}, "no numbers by name in 'assumes'")
+          for x in (None, 7, ["threads"], {"threads": "2"})),
+        (None, "is not a kernel exported by sparsetir: maximum recurs"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_forged_descriptions(saved, tmp_path, changes, message):
+    """Without changes one of many brackets."""
     library, found = read_library(saved)
-    forge(tmp_path / "a.so", library, json.dumps({**found, "needs": needs}).encode())
-    with pytest.raises(ValueError, match="its description has no list of texts 'needs'"):
-        sparsetir.load(tmp_path / "a.so")
-
-
-@pytest.mark.parametrize("assumes", [None, 7, ["threads"], {"threads": "2"}], ids=str)
-def test_forged_assumptions(saved, tmp_path, assumes):
-    library, found = read_library(saved)
-    forge(tmp_path / "a.so", library, json.dumps({**found, "assumes": assumes}).encode())
-    with pytest.raises(ValueError, match="its description has no numbers by name in 'assumes'"):
-        sparsetir.load(tmp_path / "a.so")
-
-
-def test_descriptions_that_are_deep(saved, tmp_path):
-    library, _ = read_library(saved)
-    forge(tmp_path / "a.so", library, b"[" * 10**5)
-    with pytest.raises(ValueError, match="is not a kernel exported by sparsetir: maximum recurs"):
+    text = b"[" * 10**5 if changes is None else json.dumps({**found, **changes}).encode()
+    forge(tmp_path / "a.so", library, text)
+    with pytest.raises(ValueError, match=message):
         sparsetir.load(tmp_path / "a.so")
 
 

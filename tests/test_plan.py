@@ -239,7 +239,7 @@ def test_what_changes_between_calls_is_seen():
         run(b, out=inside, values=memory[31:39])
             # ValueError: argument 'out' shares memory with the values
         """,
-        **locals(),
+        locals(),
     )
 
 
