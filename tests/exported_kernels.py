@@ -86,8 +86,8 @@ CSR: dict[str, Any] = {
     "arg_out": np.zeros((M, HEADS, FEAT), "int32"), "scores": np.zeros(HEADS * PATTERN.nnz, "f4"),
 }  # fmt: skip
 ENDS: dict[str, Any] = {
-    "source": PATTERN.indices, "target": np.repeat(np.arange(M, dtype="int32"), np.diff(PATTERN.indptr)), "m": M, "n": N, "nnz": PATTERN.nnz,
-    "feat": FEAT,
+    "source": PATTERN.indices, "m": M, "n": N, "nnz": PATTERN.nnz, "feat": FEAT,
+    "target": np.repeat(np.arange(M, dtype="int32"), np.diff(PATTERN.indptr)),
 }  # fmt: skip
 BLOCKED: dict[str, Any] = {
     "indptr": PATTERN.indptr, "indices": PATTERN.indices, "m": M, "n": N, "blocks": PATTERN.nnz,
