@@ -155,7 +155,7 @@ lower spmm --config {}  # --config: from_data: 'template' is
 lower what  # argument OP|FILE: expected spmm
 lower gone.py  # argument OP|FILE: gone.py: no such file
 formats gone  # argument graph: gone: no such file
-formats cora --format spam  # --format: expected csr
+formats cora --format spam  # --format: expected .. csr
 formats cora --picture x.bmp  # --picture: expected .png
 records  # the following arguments are required: ACTION
 records list --records gone  # --records: gone: no such

@@ -168,26 +168,6 @@ def test_a_kernel_runs_on_it():
         np.testing.assert_array_equal(y, factor * want.sum(axis=1))
 
 
-def test_plot_draws_the_pattern_or_the_conversion(monkeypatch):
-    from sparsetir.plotting import patterns as plot
-
-    calls = []
-    monkeypatch.setattr(
-        plot, "plot_pattern", lambda p, ax=None, **more: calls.append((p, ax, more))
-    )
-    monkeypatch.setattr(plot, "plot_format", lambda c, ax=None, **more: calls.append((c, ax, more)))
-    made = SparseMatrix(sp.csr_array(dense()))
-    made.plot()
-    made.plot(BSR(2, 2), ax="axes", size=3)
-    assert calls[0] == (made.pattern, None, {})
-    assert calls[1] == (made.to(BSR(2, 2)), "axes", {"size": 3})
-
-
-def test_repr():
-    made = SparseMatrix(sp.csr_array(np.eye(2, 3, dtype="float32")))
-    assert repr(made) == "<SparseMatrix: shape (2, 3), 2 elements, float32>"
-
-
 def test_torch_is_not_imported_for_scipy():
     code = (
         "import sys, numpy; sys.modules['torch'] = None\n"
