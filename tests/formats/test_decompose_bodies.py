@@ -197,6 +197,13 @@ def test_refused_bodies(program: Any, names: list[str], message: str) -> None:
         decompose_format(func, [matrix(n) for n in names])
 
 
+def test_parts_of_an_axis_are_refused() -> None:
+    sch = sparsetir.Schedule(over_csr(SUM))
+    sch.divide(sch.get_sp_iters(sch.get_sparse_iteration("sum"))[0], 4)
+    with pytest.raises(sparsetir.LoweringError, match="'sum' of 'f' visits parts of 'I'; decomp"):
+        decompose_format(sch.func, [matrix("bsr2")])
+
+
 def test_attached_axes_elsewhere_stay_attached() -> None:
     func = over_csr(
         'with T.sp_iter([I, J, Q, T.attach(L, Q)], "SRRR", "hop") as [i, j, q, l]:\n'

@@ -17,7 +17,7 @@ import gpu_runner
 import spmm_gpu_common
 from cuda_runner import KernelError, requires_cuda_text
 from gpu_runner import cuda_source, requires_nvcc, requires_opencl
-from sparsetir import ScheduleError, from_source, lower_sparse_buffer, lower_sparse_iter
+from sparsetir import from_source, lower_sparse_buffer, lower_sparse_iter
 from sparsetir.runtime.pipeline import lower
 from sparsetir.schedules.gpu.passes.row_loops import opaque_row_index
 from sparsetir.schedules.gpu.spmm import RowSplit, apply
@@ -146,15 +146,6 @@ def test_cuda(problem: Spmm, config: RowSplit, width: str, registers: int, tmp_p
     assert re.search(rf"st\.global\.{width}\.", found.ptx)
     assert "local" not in found.ptx and found.spills == 0
     assert found.registers <= registers
-
-
-def test_refusals() -> None:
-    with pytest.raises(ScheduleError, match="vectors of at most 4 float32, got 8"):
-        scheduled(Spmm(), RowSplit(vector=8))
-    with pytest.raises(ScheduleError, match="serves multiples of 128 features, got 96"):
-        RowSplit().tiles(96)
-    with pytest.raises(ScheduleError, match="serves 64 features, got 128"):
-        RowSplit(feat=64).tiles(128)
 
 
 @requires_opencl

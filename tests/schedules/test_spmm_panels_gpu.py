@@ -26,7 +26,6 @@ from sparsetir.schedules.operators.problems import Spmm
 from sparsetir.schedules.search.choose import Statistics
 from sparsetir.schedules.search.spaces import space
 from sparsetir.schedules.templates.registry import TEMPLATES
-from sparsetir.sparse_ir.errors import ScheduleError
 from spmm_gpu_common import GPU, MASKS, SCALED_SUMS, compile_cuda, instructions, of_mask
 from spmm_gpu_common import run_spmm as run
 
@@ -181,10 +180,3 @@ def test_offsets_of_32_bits_do_not_overflow() -> None:
         source = cuda_source(lower_sparse_buffer(func))
         places = re.findall(r"\b[BC]_ptr( \+ |\[)([^;=]*)", source)
         assert len(places) >= 2 and all("(int64_t)" in place for _, place in places)
-
-
-def test_refusals() -> None:
-    wrong = "PanelThreads: argument 'config': expected atomics=False and compact=False for float16"
-    for config in (PanelThreads(atomics=True), PanelThreads(compact=True)):
-        with pytest.raises(ScheduleError, match=wrong):
-            spmm_gpu_common.scheduled(TEMPLATE, Spmm("float16"), config)

@@ -216,6 +216,8 @@ def test_calls_that_are_refused() -> None:
             # StructureError: strictly increasing
         build_assembled(PROGRAMS["add_csr"].make("float32", "int32"), "C", "cuda")
             # ValueError: argument 'target': expected a CPU, got 'cuda'
+        build_assembled("add_csr", "C")
+            # ValueError: argument 'func': expected a stage-I function, got str
         """,
         globals(),
         locals(),
