@@ -592,6 +592,7 @@ def test_wrong_on_one_process(group: Any) -> list[str]:
         lambda: graph.scatter(torch.ones(30 if rank == 0 else 3) if here or rank == 0 else None),
         lambda: graph.gather(x[:1] if here else x),
         lambda: graph.arrange(graph.nodes[: -1 if here else None], x[: -1 if here else None]),
+        build(partition=(graph.nodes, graph.nodes[: -1 if here else None] * 0), num_nodes=30),
     ]
     found = []
     for at, call in enumerate(calls):

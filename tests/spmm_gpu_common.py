@@ -23,6 +23,8 @@ from cuda_runner import CudaFunction, requires_cuda_text
 from sparsetir import lower_sparse_buffer
 from sparsetir.runtime.pipeline import lower_template
 from sparsetir.schedules.operators.problems import CsrPattern, Spmm
+from sparsetir.schedules.search.choose import Statistics
+from sparsetir.schedules.search.spaces import space
 from sparsetir.schedules.templates.registry import TEMPLATES
 from sparsetir.sparse_ir.position_space import SIGNATURE
 
@@ -249,6 +251,23 @@ def scaled_sums() -> tuple[dict[str, Any], np.ndarray]:
         "indices": matrix.indices, "m": m, "n": n, "nnz": nnz, "feat": 16,
     }  # fmt: skip
     return args, np.outer(sums, w)
+
+
+def of_the_space(kind: type, problem: Spmm, feat: int, mask: str, longest: int) -> list[Any]:
+    """Configs of a template that a search tries."""
+    matrix = of_mask(MASKS[mask], "int32")
+    given = Statistics(*matrix.shape, matrix.nnz, feat, longest=longest)
+    points = space(problem, matrix, given, GPU).points()
+    return [config for _, config in points if isinstance(config, kind)]
+
+
+def check_offsets(problem: Spmm, config: Any) -> None:
+    """Rows, columns or non-zeros times features may be more than 32 bits hold."""
+    func = scheduled(TEMPLATES[type(config), type(problem)], problem, config)
+    places = re.findall(
+        r"\b[BC]_ptr( \+ |\[)([^;=]*)", gpu_runner.cuda_source(lower_sparse_buffer(func))
+    )
+    assert len(places) >= 2 and all("(int64_t)" in place for _, place in places)
 
 
 class Compiled(NamedTuple):

@@ -120,6 +120,7 @@ def test_wrong_on_one_process(team):
         "expected the same on all", "expected the same on all", "a number for each own edge",
         "as 'X', got", "argument 'k': expected float32", "argument 'x': expected a tensor",
         "argument 'x': expected", "argument 'x': expected", "expected each node once",
+        "expected a pair of nodes and their processes, of one length, got ["
     ]))  # fmt: skip
     for at, text in said.items():
         assert text in wrong[at], (at, wrong[at])

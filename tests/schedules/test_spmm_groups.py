@@ -21,10 +21,8 @@ from refusals import refuse
 from sparsetir import from_source, lower_sparse_buffer
 from sparsetir.schedules.gpu.spmm_groups import Groups, apply
 from sparsetir.schedules.operators.problems import Spmm
-from sparsetir.schedules.search.choose import Statistics
-from sparsetir.schedules.search.spaces import space
 from sparsetir.schedules.templates.registry import TEMPLATES
-from spmm_gpu_common import GPU, MASKS, SCALED_SUMS, compile_cuda, instructions, of_mask
+from spmm_gpu_common import MASKS, SCALED_SUMS, check_offsets, compile_cuda, instructions, of_mask
 from spmm_gpu_common import run_spmm as run
 
 TEMPLATE = TEMPLATES[Groups, Spmm]
@@ -86,12 +84,9 @@ def test_configs(config: Groups) -> None:
         run(Spmm(), config, of_mask(PATTERNS[name], "int32"))
 
 
-def of_the_space(problem: Spmm, feat: int) -> list[Groups]:
-    mask = PATTERNS["one dense row"]
-    matrix = of_mask(mask, "int32")
-    given = Statistics(*matrix.shape, matrix.nnz, feat, longest=150)
-    points = space(problem, matrix, given, GPU).points()
-    return [config for _, config in points if isinstance(config, Groups)]
+of_the_space = functools.partial(
+    spmm_gpu_common.of_the_space, Groups, mask="one dense row", longest=150
+)
 
 
 @requires_cuda_text
@@ -210,10 +205,7 @@ def test_cuda(name: str, arch: str, tmp_path: Any) -> None:
 
 @pytest.mark.parametrize("name", by_turns(ALGORITHMS, 3))
 def test_offsets_of_32_bits_do_not_overflow(name: str) -> None:
-    """Rows times features may be more than 32 bits hold, and non-zeros times features as well."""
-    source = cuda_source(lower_sparse_buffer(scheduled(Spmm(), replace(ALGORITHMS[name], feat=64))))
-    places = re.findall(r"\b[BC]_ptr( \+ |\[)([^;=]*)", source)
-    assert len(places) >= 2 and all("(int64_t)" in place for _, place in places)
+    check_offsets(Spmm(), replace(ALGORITHMS[name], feat=64))
 
 
 @requires_cuda_text
