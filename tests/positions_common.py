@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from small import small
+from small import small, text_of
 
 scaled = small("scaled", """
 with T.sp_iter([K, T.fuse(I, J)], "SSS", "scaled") as [k, i, j]:
@@ -66,51 +66,35 @@ with T.sp_iter([I, J, K, L], "SRRS", "layer") as [i, j, k, l]:
 
 
 # Sums of what each fiber of a tensor of order 4 stores.
-SUMS = """
-@T.prim_func
-def sums(
-    a: T.handle, y: T.handle, j_ptr: T.handle, j_idx: T.handle, k_ptr: T.handle, k_idx: T.handle,
-    l_ptr: T.handle, l_idx: T.handle, m: T.int32, n: T.int32, p: T.int32, q: T.int32,
-    nnz_j: T.int32, nnz_k: T.int32, nnz_l: T.int32,
-):
-    I = T.dense_fixed(m)
-    J = T.sparse_variable(I, (n, nnz_j), (j_ptr, j_idx))
-    K = T.sparse_variable(J, (p, nnz_k), (k_ptr, k_idx))
-    L = T.sparse_variable(K, (q, nnz_l), (l_ptr, l_idx))
-    A = T.match_sparse_buffer(a, (I, J, K, L), "float32")
-    Y = T.match_sparse_buffer(y, (I, J), "float32")
-    with T.sp_iter([I, J, K, L], "SSRR", "sums") as [i, j, k, l]:
-        with T.init():
-            Y[i, j] = 0.0
-        Y[i, j] = Y[i, j] + A[i, j, k, l]
-"""
+SUMS = text_of("sums", """
+with T.sp_iter([I, J, K, L], "SSRR", "sums") as [i, j, k, l]:
+    with T.init():
+        Y[i, j] = 0.0
+    Y[i, j] = Y[i, j] + A[i, j, k, l]
+""", """
+J = T.sparse_variable(I, (n, nnz_j), (j_ptr, j_idx))
+K = T.sparse_variable(J, (p, nnz_k), (k_ptr, k_idx))
+L = T.sparse_variable(K, (q, nnz_l), (l_ptr, l_idx))
+""", A="I J K L", Y="I J")  # fmt: skip
 
 
 # A softmax of rows for each head, in steps.
-SOFTMAX = """
-@T.prim_func
-def softmax(
-    x: T.handle, y: T.handle, indptr: T.handle, m: T.int32, nnz: T.int32, heads: T.int32
-) -> None:
-    I = T.dense_fixed(m)
-    J = T.dense_variable(I, (nnz, nnz), indptr)
-    H = T.dense_fixed(heads)
-    X = T.match_sparse_buffer(x, (I, J, H), "float32")
-    Y = T.match_sparse_buffer(y, (I, J, H), "float32")
-    TOP = T.alloc_sparse_buffer((), "float32", "local")
-    TOTAL = T.alloc_sparse_buffer((), "float32", "local")
-    with T.sp_iter([I, H], "SS", "rows") as [i, h]:
-        with T.sp_iter([J], "R", "top") as [j]:
-            with T.init():
-                TOP[()] = T.min_value("float32")
-            TOP[()] = T.max(TOP[()], X[i, j, h])
-        with T.sp_iter([J], "S", "powers") as [j]:
-            Y[i, j, h] = T.exp(X[i, j, h] - TOP[()])
-        with T.sp_iter([J], "R", "total") as [j]:
-            with T.init():
-                TOTAL[()] = T.float32(0.0)
-            TOTAL[()] = TOTAL[()] + Y[i, j, h]
-        TOTAL[()] = T.float32(1.0) / TOTAL[()]
-        with T.sp_iter([J], "S", "divide") as [j]:
-            Y[i, j, h] = Y[i, j, h] * TOTAL[()]
-"""
+SOFTMAX = text_of("softmax", """
+TOP = T.alloc_sparse_buffer((), "float32", "local")
+TOTAL = T.alloc_sparse_buffer((), "float32", "local")
+with T.sp_iter([I, H], "SS", "rows") as [i, h]:
+    with T.sp_iter([J], "R", "top") as [j]:
+        with T.init():
+            TOP[()] = T.min_value("float32")
+        TOP[()] = T.max(TOP[()], X[i, j, h])
+    with T.sp_iter([J], "S", "powers") as [j]:
+        Y[i, j, h] = T.exp(X[i, j, h] - TOP[()])
+    with T.sp_iter([J], "R", "total") as [j]:
+        with T.init():
+            TOTAL[()] = T.float32(0.0)
+        TOTAL[()] = TOTAL[()] + Y[i, j, h]
+    TOTAL[()] = T.float32(1.0) / TOTAL[()]
+    with T.sp_iter([J], "S", "divide") as [j]:
+        Y[i, j, h] = Y[i, j, h] * TOTAL[()]
+""", "J = T.dense_variable(I, (nnz, nnz), indptr)\nH = T.dense_fixed(heads)",
+    X="I J H", Y="I J H")  # fmt: skip

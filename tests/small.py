@@ -8,40 +8,46 @@ from typing import Any
 
 import sparsetir
 
-__all__ = ["small"]
+__all__ = ["small", "text_of"]
 
-# Those that a program uses are declared, in this order; others are given by the test.
+# Those that a program uses are declared, in this order; behind them what a test gives.
 AXES = {
     "I": "T.dense_fixed(m)", "J": "T.sparse_variable(I, (n, nnz), (indptr, indices))",
     "N": "T.dense_fixed(n)", "K": "T.dense_fixed(feat)",
 }  # fmt: skip
-HANDLES = re.compile(r"ind|\w+_?(ptr|idx)|[pqst]\b")  # names of index arrays; others are of sizes
+# The index arrays of an axis come behind its sizes.
+HANDLES = re.compile(r"\), \(?(\w+)(?:, (\w+))?\)")
 
 
-def small(name: str, body: str, axes: str = "", dtype: str = "float32", **buffers: str) -> Any:
-    """A program; its parameters are buffers as they are given, index arrays, and sizes.
+def text_of(name: str, body: str, axes: str = "", dtype: str = "float32", **buffers: str) -> str:
+    """The text of a program; its parameters are buffers as they are given, index arrays, and sizes.
 
     axes : lines of others, or of those of :data:`AXES` otherwise
     buffers : for each one its axes, and its type if that is another: "I J int32"
     """
-    declared = {**AXES, **dict(re.findall(r"(\w+) = (.*)", axes))}
-    used = set(re.findall(r"\w+", " ".join([body, *buffers.values()])))
+    others = dict(re.findall(r"(\w+) = (.*)", axes))
+    declared, used = {**AXES, **others}, {*others}
+    used |= set(re.findall(r"\w+", " ".join([body, *buffers.values()])))
     for axis in reversed(declared):  # parents come first
         if axis in used:
             used |= {*re.findall(r"\w+", declared[axis])}
     declared = {axis: made for axis, made in declared.items() if axis in used}
     names = [w for made in declared.values() for w in re.findall(r"(?<![\w.])[a-z]\w*", made)]
     names = list(dict.fromkeys(names))
-    handles = [*map(str.lower, buffers), *(n for n in names if HANDLES.match(n))]
-    sizes = [f"{n}: T.int32" for n in names if not HANDLES.match(n)]
+    indices = {n for made in declared.values() for found in HANDLES.findall(made) for n in found}
+    handles = [*map(str.lower, buffers), *(n for n in names if n in indices)]
+    sizes = [f"{n}: T.int32" for n in names if n not in indices]
     lines = [f"{axis} = {made}" for axis, made in declared.items()]
     for buffer, over in buffers.items():
-        *over, kind = [*over.split(), dtype] if over[-1:].isupper() else over.split()
+        *over, kind = over.split() if over.split()[-1].islower() else [*over.split(), dtype]
         lines.append(
             f'{buffer} = T.match_sparse_buffer({buffer.lower()}, ({", ".join(over)},), "{kind}")'
         )
     params = ", ".join([f"{n}: T.handle" for n in handles] + sizes)
     text = "\n".join([*lines, textwrap.dedent(body).strip("\n")])
-    return sparsetir.from_source(
-        f"@T.prim_func\ndef {name}({params}):\n{textwrap.indent(text, '    ')}\n"
-    )
+    return f"@T.prim_func\ndef {name}({params}):\n{textwrap.indent(text, '    ')}\n"
+
+
+def small(name: str, body: str, axes: str = "", dtype: str = "float32", **buffers: str) -> Any:
+    """The program of :func:`text_of`."""
+    return sparsetir.from_source(text_of(name, body, axes, dtype, **buffers))

@@ -12,6 +12,7 @@ import torch
 
 import format_rules
 import sparsetir
+from small import small
 from sparse_tensor_common import FLOATS, dense, frozen, same
 from sparsetir import SparseMatrix, SparseTensor
 from sparsetir.formats import BSR, CSR, Operand
@@ -143,19 +144,12 @@ def test_arguments(format, dtype):
 
 
 def test_a_kernel_runs_on_it():
-    func = sparsetir.from_source(
-        '@T.prim_func\n'
-        'def row_sums(a: T.handle, y: T.handle, p: T.handle, x: T.handle, m: T.int32, n: T.int32,\n'
-        '             nnz: T.int32):\n'
-        '    I = T.dense_fixed(m)\n'
-        '    J = T.sparse_variable(I, (n, nnz), (p, x))\n'
-        '    A = T.match_sparse_buffer(a, (I, J), "float32")\n'
-        '    Y = T.match_sparse_buffer(y, (I,), "float32")\n'
-        '    with T.sp_iter([I, J], "SR", "row_sums") as [i, j]:\n'
-        '        with T.init():\n'
-        '            Y[i] = 0.0\n'
-        '        Y[i] = Y[i] + A[i, j]\n'
-    )  # fmt: skip
+    func = small("row_sums", """
+with T.sp_iter([I, J], "SR", "row_sums") as [i, j]:
+    with T.init():
+        Y[i] = 0.0
+    Y[i] = Y[i] + A[i, j]
+""", "J = T.sparse_variable(I, (n, nnz), (p, x))", A="I J", Y="I")  # fmt: skip  # fmt: skip
     want = dense((13, 11))
     made = SparseMatrix(sp.csc_array(want))
     converted = made.to(BSR(4, 2), Operand.of(func, "A"))

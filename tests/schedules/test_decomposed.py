@@ -10,6 +10,7 @@ import torch
 import sparsetir
 from csr_zoo import ZOO, check_spmm
 from pairs import by_turns
+from small import text_of
 from sparsetir.formats import (
     BSR,
     COO,
@@ -147,25 +148,20 @@ def test_tiles_of_doubles_and_long_offsets(fmt, monkeypatch):
     assert check(config, 24, "float64").problem.idtype == "int64"
 
 
-USERS = """
-@T.prim_func
-def blocks(v: T.handle, x: T.handle, y: T.handle, indptr: T.handle, indices: T.handle,
-           m: T.int32, n: T.int32, nnz: T.int32, d: T.int32):
-    R = T.dense_fixed(m)
-    S = T.sparse_variable(R, (n, nnz), (indptr, indices))
-    P = T.dense_fixed(4)
-    Q = T.dense_fixed(4)
-    ROW = T.dense_fixed(m * 4)
-    COL = T.dense_fixed(n * 4)
-    F = T.dense_fixed(d)
-    V = T.match_sparse_buffer(v, (R, S, P, Q), "float32")
-    X = T.match_sparse_buffer(x, (COL, F), "float32")
-    Y = T.match_sparse_buffer(y, (ROW, F), "float32")
-    with T.sp_iter([R, S, P, Q, F], "SRSRS", "sums") as [r, s, p, q, f]:
-        with T.init():
-            Y[r * 4 + p, f] = 0.0
-        Y[r * 4 + p, f] = Y[r * 4 + p, f] + V[r, s, p, q] * X[s * 4 + q, f]
-"""
+USERS = text_of("blocks", """
+with T.sp_iter([R, S, P, Q, F], "SRSRS", "sums") as [r, s, p, q, f]:
+    with T.init():
+        Y[r * 4 + p, f] = 0.0
+    Y[r * 4 + p, f] = Y[r * 4 + p, f] + V[r, s, p, q] * X[s * 4 + q, f]
+""", """
+R = T.dense_fixed(m)
+S = T.sparse_variable(R, (n, nnz), (indptr, indices))
+P = T.dense_fixed(4)
+Q = T.dense_fixed(4)
+ROW = T.dense_fixed(m * 4)
+COL = T.dense_fixed(n * 4)
+F = T.dense_fixed(d)
+""", V="R S P Q", X="COL F", Y="ROW F")  # fmt: skip
 
 
 def test_a_program_of_ones_own():

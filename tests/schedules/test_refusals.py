@@ -9,6 +9,7 @@ import scipy.sparse as sp
 import sparsetir
 from programs import PROGRAMS
 from refusals import refusals
+from small import text_of
 from sparsetir import formats
 from sparsetir.runtime.pipeline import lower, lower_template
 from sparsetir.schedules.operators.problems import CsrPattern
@@ -41,25 +42,20 @@ NOTHING = CsrPattern(np.zeros(1, "int32"), np.zeros(0, "int32"), (0, 0))
 MANY_ROWS = CsrPattern(np.zeros(2**20 + 1, "int32"), np.zeros(0, "int32"), (2**20, 8))
 IDS = [np.random.default_rng(4).integers(0, size, 100) for size in (3, 20, 10)]
 # Blocks whose names are of their own, to be changed in places.
-BLOCKS = """
-@T.prim_func
-def blocks(v: T.handle, x: T.handle, y: T.handle, indptr: T.handle, indices: T.handle,
-           m: T.int32, n: T.int32, nnz: T.int32, d: T.int32):
-    R = T.dense_fixed(m)
-    S = T.sparse_variable(R, (n, nnz), (indptr, indices))
-    P = T.dense_fixed(4)
-    Q = T.dense_fixed(4)
-    ROW = T.dense_fixed(m * 4)
-    COL = T.dense_fixed(n * 4)
-    F = T.dense_fixed(d)
-    V = T.match_sparse_buffer(v, (R, S, P, Q), "float32")
-    X = T.match_sparse_buffer(x, (COL, F), "float32")
-    Y = T.match_sparse_buffer(y, (ROW, F), "float32")
-    with T.sp_iter([R, S, P, Q, F], "SRSRS", "sums") as [r, s, p, q, f]:
-        with T.init():
-            Y[r * 4 + p, f] = 0.0
-        Y[r * 4 + p, f] = Y[r * 4 + p, f] + V[r, s, p, q] * X[s * 4 + q, f]
-"""
+BLOCKS = text_of("blocks", """
+with T.sp_iter([R, S, P, Q, F], "SRSRS", "sums") as [r, s, p, q, f]:
+    with T.init():
+        Y[r * 4 + p, f] = 0.0
+    Y[r * 4 + p, f] = Y[r * 4 + p, f] + V[r, s, p, q] * X[s * 4 + q, f]
+""", """
+R = T.dense_fixed(m)
+S = T.sparse_variable(R, (n, nnz), (indptr, indices))
+P = T.dense_fixed(4)
+Q = T.dense_fixed(4)
+ROW = T.dense_fixed(m * 4)
+COL = T.dense_fixed(n * 4)
+F = T.dense_fixed(d)
+""", V="R S P Q", X="COL F", Y="ROW F")  # fmt: skip
 SUMS = "Y[r * 4 + p, f] = Y[r * 4 + p, f] +"
 STEPS = """
 @T.prim_func
@@ -77,16 +73,11 @@ def other(x: T.handle, m: T.int32, n: T.int32):
         with T.sp_iter([K], "S", "last") as [k]:
             X[i, k] = Y[k]
 """
-NO_ROWS = """
-@T.prim_func
-def twice(x: T.handle, m: T.int32, n: T.int32):
-    I = T.dense_fixed(m)
-    K = T.dense_fixed(n)
-    X = T.match_sparse_buffer(x, (I, K), "float32")
-    with T.sp_iter([I], "S", "outer") as [i]:
-        with T.sp_iter([K], "S", "inner") as [k]:
-            X[i, k] = X[i, k] + X[i, k]
-"""
+NO_ROWS = text_of("twice", """
+with T.sp_iter([I], "S", "outer") as [i]:
+    with T.sp_iter([K], "S", "inner") as [k]:
+        X[i, k] = X[i, k] + X[i, k]
+""", "K = T.dense_fixed(n)", X="I K")  # fmt: skip
 
 
 def given(problem, config, target=GPU):

@@ -15,6 +15,7 @@ from merged_programs import Drawn, products, programs
 from programs import PROGRAMS, copied
 from programs.merged import dense_of, stored_of
 from refusals import refuse
+from small import text_of
 from sparsetir.runtime import assembled, pool
 from sparsetir.runtime.assembled import CsrArrays, build_assembled
 from sparsetir.sparse_ir.assemble import assemble
@@ -224,30 +225,19 @@ def test_calls_that_are_refused() -> None:
     )
 
 
-TWICE = """
-@T.prim_func
-def twice(
-    a: T.handle, a_ptr: T.handle, a_idx: T.handle, a2: T.handle, a2_ptr: T.handle,
-    a2_idx: T.handle, x: T.handle, c: T.handle, m: T.int32, n: T.int32, nnz: T.int32,
-    nnz2: T.int32,
-):
-    I = T.dense_fixed(m)
-    I2 = T.dense_fixed(m)
-    N = T.dense_fixed(n)
-    J = T.sparse_variable(I, (n, nnz), (a_ptr, a_idx))
-    J2 = T.sparse_variable(I, (n, nnz2), (a2_ptr, a2_idx))
-    J3 = T.dense_fixed(n)
-    A = T.match_sparse_buffer(a, (I, J), "float32")
-    A2 = T.match_sparse_buffer(a2, (I, J2), "float32")
-    X = T.match_sparse_buffer(x, (I,), "float32")
-    C = T.match_sparse_buffer(c, (I, N), "float32")
-    with T.sp_iter([I, N], "SS", "zero") as [i, j]:
-        C[i, j] = 0.0
-    with T.sp_iter([I, J], "SS", "one") as [i, j]:
-        C[i, j] = C[i, j] + A[i, j] * X[i]
-    with T.sp_iter([I, J2], "SS", "two") as [i, j]:
-        C[i, j] = C[i, j] - A2[i, j]
-"""
+TWICE = text_of("twice", """
+with T.sp_iter([I, N], "SS", "zero") as [i, j]:
+    C[i, j] = 0.0
+with T.sp_iter([I, J], "SS", "one") as [i, j]:
+    C[i, j] = C[i, j] + A[i, j] * X[i]
+with T.sp_iter([I, J2], "SS", "two") as [i, j]:
+    C[i, j] = C[i, j] - A2[i, j]
+""", """
+I2 = T.dense_fixed(m)
+J = T.sparse_variable(I, (n, nnz), (a_ptr, a_idx))
+J2 = T.sparse_variable(I, (n, nnz2), (a2_ptr, a2_idx))
+J3 = T.dense_fixed(n)
+""", A="I J", A2="I J2", X="I", C="I N")  # fmt: skip
 SPMM = PROGRAMS["intersect_spmm"].make("float32", "int32").script()
 
 

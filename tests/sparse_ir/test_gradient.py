@@ -418,25 +418,18 @@ def test_several_places_and_results():
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("way", ["shifted", "condition", "two"])
-def test_elements_that_nothing_is_added_to_are_zero(way):
-    @T.prim_func
-    def points(x: T.handle, y: T.handle, z: T.handle, n: T.int32):
-        I = T.dense_fixed(n)
-        X = T.match_sparse_buffer(x, (I,), "float64")
-        Y = T.match_sparse_buffer(y, (I,), "float64")
-        Z = T.match_sparse_buffer(z, (I,), "float64")
-        with T.sp_iter([I], "S", "first") as [i]:
-            if way == "shifted":
-                Y[i] = X[i + 1] * T.float64(2)
-            elif way == "condition":
-                if X[i] > 0.0:
-                    Y[i] = X[i] * X[i]
-            else:
-                Y[i] = X[i] * X[i]
-        with T.sp_iter([I], "S", "second") as [i]:
-            Z[i] = X[i] * X[i] if way == "two" else T.float64(1)
-
+@pytest.mark.parametrize(("first", "second"), [
+    ("Y[i] = X[i + 1] * T.float64(2)", "T.float64(1)"),
+    ("if X[i] > 0.0:\n        Y[i] = X[i] * X[i]", "T.float64(1)"),
+    ("Y[i] = X[i] * X[i]", "X[i] * X[i]"),
+])  # fmt: skip
+def test_elements_that_nothing_is_added_to_are_zero(first, second):
+    points = small("points", f"""
+with T.sp_iter([I], "S", "first") as [i]:
+    {first}
+with T.sp_iter([I], "S", "second") as [i]:
+    Z[i] = {second}
+""", "I = T.dense_fixed(n)", F64, X="I", Y="I", Z="I")  # fmt: skip
     check(points, {"x": np.array([-1.0, 2.0, 0.5]), "n": 3}, {"y": 3, "z": 3}, "x")
 
 
