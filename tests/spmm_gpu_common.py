@@ -20,6 +20,7 @@ import tvm_ffi
 import gpu_runner
 from bench.gpucode import disassembled
 from cuda_runner import CudaFunction, requires_cuda_text
+from small import text_of
 from sparsetir import lower_sparse_buffer
 from sparsetir.runtime.pipeline import lower_template
 from sparsetir.schedules.operators.problems import CsrPattern, Spmm
@@ -221,23 +222,12 @@ def bfloat16_arrays() -> Iterator[None]:
 
 
 # A user's program, which gathers nothing.
-SCALED_SUMS = """
-@T.prim_func
-def scaled_sums(
-    a: T.handle, w: T.handle, out: T.handle, indptr: T.handle, indices: T.handle,
-    m: T.int32, n: T.int32, nnz: T.int32, feat: T.int32,
-):
-    I = T.dense_fixed(m)
-    J = T.sparse_variable(I, (n, nnz), (indptr, indices))
-    K = T.dense_fixed(feat)
-    A = T.match_sparse_buffer(a, (I, J), "float32")
-    W = T.match_sparse_buffer(w, (K,), "float32")
-    C = T.match_sparse_buffer(out, (I, K), "float32")
-    with T.sp_iter([I, J, K], "SRS", "sums") as [i, j, k]:
-        with T.init():
-            C[i, k] = 0.0
-        C[i, k] = C[i, k] + A[i, j] * W[k]
-"""
+SCALED_SUMS = text_of("scaled_sums", """
+with T.sp_iter([I, J, K], "SRS", "sums") as [i, j, k]:
+    with T.init():
+        OUT[i, k] = 0.0
+    OUT[i, k] = OUT[i, k] + A[i, j] * W[k]
+""", A="I J", W="K", OUT="I K")  # fmt: skip
 
 
 def scaled_sums() -> tuple[dict[str, Any], np.ndarray]:

@@ -13,6 +13,7 @@ import tvm_ffi
 import sparsetir
 from programs import PROGRAMS, tolerance
 from schedule_common import opened, program, steps
+from small import text_of
 from sparsetir.sparse_ir.promises import promises_of
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -89,22 +90,12 @@ UPDATES = {
         "T.Select(X[i, k] > OUT[i, j] or T.isnan(X[i, k]), X[i, k], OUT[i, j])",
     ),
 }
-UPDATED = """
-@T.prim_func
-def f(x: T.handle, y: T.handle, out: T.handle, indptr: T.handle, indices: T.handle,
-      m: T.int32, n: T.int32, nnz: T.int32, feat: T.int32):
-    I = T.dense_fixed(m)
-    J = T.sparse_variable(I, (n, nnz), (indptr, indices))
-    J_ = T.dense_fixed(n)
-    K = T.dense_fixed(feat)
-    X = T.match_sparse_buffer(x, (I, K), "{dtype}")
-    Y = T.match_sparse_buffer(y, (J_, K), "{dtype}")
-    OUT = T.match_sparse_buffer(out, (I, J), "{dtype}")
-    with T.sp_iter([I, J, K], "SSR", "it") as [i, j, k]:
-        with T.init():
-            OUT[i, j] = {init}
-        OUT[i, j] = {update}
-"""
+UPDATED = text_of("f", """
+with T.sp_iter([I, J, K], "SSR", "it") as [i, j, k]:
+    with T.init():
+        OUT[i, j] = {init}
+    OUT[i, j] = {update}
+""", dtype="{dtype}", X="I K", Y="N K", OUT="I J")  # fmt: skip
 
 
 def updated(kind: str, dtype: str) -> tuple[Any, dict[str, Any]]:
