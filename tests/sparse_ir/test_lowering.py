@@ -94,7 +94,7 @@ def test_searched_operands_compute(shared):
     b = rng.random((7, 5), "float32")
     c = np.full((9, 5), np.nan, "float32")
     index = [x.astype("int32") for m in (a, d) for x in (m.indptr, m.indices)]
-    sizes = (9, 7, a.nnz, 5, d.nnz)
+    sizes = (9, 7, 5, a.nnz, d.nnz)
     build(lower_sparse_iter(make_two_operands(shared)))(a.data, d.data, b, c, *index, *sizes)
     np.testing.assert_allclose(c, a.multiply(d).toarray() @ b, rtol=1e-5, atol=1e-6)
 
