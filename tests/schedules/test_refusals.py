@@ -28,7 +28,7 @@ rgms_gradients=operators.rgms_gradients rgms_gradients_gpu=gpu.rgms_gradients
 rgms_tensor_cores=gpu.rgms_tensor_cores sddmm=operators.sddmm sddmm_gpu=gpu.sddmm
 spmm=operators.spmm spmm_blocks=templates.spmm_blocks spmm_groups=gpu.spmm_groups
 spmm_hyb=gpu.spmm_hyb spmm_tensor_cores=gpu.spmm_tensor_cores spmv=operators.spmv
-spmv_cpu=templates.spmv
+spmm_cpu=templates.spmm spmv_cpu=templates.spmv
 """
 NAMES = {
     **vars(formats), **{kind.__name__: kind for pair in TEMPLATES for kind in pair},
@@ -199,6 +199,8 @@ on(usual("spmm"), spmv_cpu, SlicedRows())
     # ScheduleError: SlicedRows: argument 'sch': expected 'spmm' to
 on(usual("elementwise"), spmv_cpu, SlicedRows())
     # ScheduleError: SlicedRows: argument 'sch': expected 'elementwise' to
+on(usual("elementwise"), spmm_cpu, RowBlocks())
+    # ScheduleError: RowBlocks: argument 'sch': expected 'elementwise' to be a reduction
 on(spmm.program(Spmm()), spmm_blocks, BlockRows(BSR(8, 8)))
     # ScheduleError: BlockRows: .. sum over blocks of rows and columns
 on(changed(SUMS, f'T.sp_iter_attr({{"ordered": 1}}); {SUMS[:17]}'), decomposed,
