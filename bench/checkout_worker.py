@@ -14,7 +14,8 @@ import statistics
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -273,27 +274,34 @@ def epochs(
     return step
 
 
-def new_edges(nodes: int, nnz: int) -> Iterator[tuple[str, Step]]:
-    """SAGE on edges that are new in each step, or known."""
-    from torch_geometric.nn import SAGEConv
+def new_edges(nodes: int, nnz: int, kinds: Sequence[str] = ("SAGE",)) -> Iterator[tuple[str, Step]]:
+    """Steps of a layer on edges that are new in each, by ways; of SAGE on known ones, too."""
+    import torch_geometric.nn as pyg
 
+    from sparsetir import nn
     from sparsetir.nn import accelerate
 
     torch.manual_seed(0)
-    layer, x = SAGEConv(NEW_FEATURES, NEW_FEATURES), torch.randn(nodes, NEW_FEATURES)
-    known = torch.randint(0, nodes, (2, nnz))
+    x, known = torch.randn(nodes, NEW_FEATURES), torch.randint(0, nodes, (2, nnz))
 
-    def with_new() -> float:
-        edges = torch.randint(0, nodes, (2, nnz))
-        return timed(lambda: layer(x, edges).sum().backward())()
+    def with_new(layer: Any, around: Any = None) -> Step:
+        def run() -> float:
+            edges = torch.randint(0, nodes, (2, nnz))
+            return timed(lambda: layer(x, edges).sum().backward(), around)()
 
-    def accelerated() -> float:
-        with accelerate():
-            return with_new()
+        return run
 
-    yield "PyG", with_new
-    yield "accelerate", accelerated
-    yield "accelerate, known edges", timed(lambda: layer(x, known).sum().backward(), accelerate)
+    for kind in kinds:
+        name = "" if kind == "SAGE" else f"{kind}, "
+        layer, own = (getattr(of, f"{kind}Conv")(NEW_FEATURES, NEW_FEATURES) for of in (pyg, nn))
+        yield f"{name}PyG", with_new(layer)
+        if kind == "SAGE":
+            yield "accelerate", with_new(layer, accelerate)
+            again = partial(lambda layer: layer(x, known).sum().backward(), layer)
+            yield "accelerate, known edges", timed(again, accelerate)
+        yield f"{name}sparsetir.nn", with_new(own)
+        compiled = torch.compile(layer, backend="sparsetir", dynamic=True)
+        yield f"{name}backend sparsetir", with_new(compiled)
 
 
 def growth(count: int) -> Found:
@@ -328,7 +336,8 @@ def of_epochs(seconds: float, threads: int, graphs: list[str]) -> dict[str, Foun
     many, steps = (5, 20) if seconds < BRIEF else (MANY, GROWTH)
     found = {name: warmed(dict(models(*graph(name))), seconds) for name in graphs}
     for nodes, nnz in NEW:
-        found[f"new: {nnz} edges"] = warmed(dict(new_edges(nodes, nnz)), seconds, many)
+        kinds = ("SAGE",) if seconds < BRIEF else ("SAGE", "GAT")
+        found[f"new: {nnz} edges"] = warmed(dict(new_edges(nodes, nnz, kinds)), seconds, many)
     return {**found, "growth": growth(steps)}
 
 

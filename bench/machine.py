@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from bench.peers.cases import bytes_of, flops_of
 from bench.peers.turns import Worker
-from bench.timing import copy_bandwidth
 from sparsetir.tuning.case import Case
+from sparsetir.tuning.rates import copy_bandwidth, dense_rate
 from sparsetir.tuning.serving import serve
-
-PEAK_SIZE = 1536
 
 
 def limit(case: Case, bytes_per_second: float, flops_per_second: float) -> dict[str, float]:
@@ -62,14 +57,7 @@ class Rates:
 
     def peak(self, seconds: float) -> dict[str, Any]:
         """Floating-point operations per second of a dense float32 product."""
-        a, b = (np.ones((PEAK_SIZE, PEAK_SIZE), "float32") for _ in range(2))
-        out = np.empty_like(a)
-        best, end = float("inf"), time.perf_counter() + seconds
-        while best == float("inf") or time.perf_counter() < end:
-            start = time.perf_counter()
-            np.matmul(a, b, out=out)
-            best = min(best, time.perf_counter() - start)
-        return {"flops_per_second": 2 * PEAK_SIZE**3 / best}
+        return {"flops_per_second": dense_rate(seconds)}
 
 
 def serve_peer(answers: int, parent: int, words: Sequence[str]) -> None:

@@ -27,12 +27,6 @@ MARKED = {
     for name in ("readme", "comparisons", "speed", "calls")
 }
 CALLS = "calls-amd-epyc-znver5-1t"
-GROUPS = {
-    "calls": "a call, with its kernel",
-    "parts": "parts of a call of `ops.spmm`",
-    "floors": "what Python, TVM and torch take at least",
-    "cold": "a call after 64 MiB were written",
-}
 EVEN = 0.01  # a cell within this share of the other's time is neither won nor lost
 
 
@@ -124,13 +118,13 @@ def readme() -> str:
     files = {n: _newest("readme", f"{n}t") for n in (1, 2)}
     records = {n: json.loads((RESULTS / f"{file}.json").read_text()) for n, file in files.items()}
     rows = {n: {r["what"]: r for r in record["results"]["rows"]} for n, record in records.items()}
-    out = ["| | with | 1 thread | 2 threads |", "|---|---|---|---|"]
+    out = ["| measured | as | times as fast, 1 thread | 2 threads |", "|---|---|---|---|"]
     for what, row in rows[1].items():
         told = [f"| {what} | `{row['snippet']}` |"]
         for n in files:
             times = {name: t["min"] for name, t in rows[n][what]["seconds"].items()}
             ours = times.pop("sparsetir")
-            told.append(", ".join(f"{t / ours:.2f} ({o})" for o, t in times.items()) + " |")
+            told.append(", ".join(f"{t / ours:.1f} ({o})" for o, t in times.items()) + " |")
         out.append(" ".join(told))
     record = records[1]
     cpu = re.sub(r"\(\w+\)| Processor", "", record["cpu"])
@@ -141,50 +135,48 @@ def readme() -> str:
 
 def table() -> str:
     """The lines of the table of all comparisons."""
-    out = ["| | beside | cells | faster in | times as fast, mean | worst cell |",
+    out = ["| | | beside | faster in | times as fast, mean | worst cell |",
            "|---|---|---|---|---|---|"]  # fmt: skip
-    for c in comparisons():
+    for n, c in enumerate(comparisons(), 1):
         worst = min(c.cells, key=lambda cell: cell.ratio)
         won = sum(cell.ratio > 1 + EVEN for cell in c.cells)
         out.append(
-            f"| {c.what}{' (busy)' * c.busy} | {c.beside} | {len(c.cells)} | {won} | {c.mean:.2f} "
-            f"| {worst.ratio:.2f}: {worst.name} |"
+            f"| {n} | {c.what}{' (busy)' * c.busy} | {c.beside} | {won} of {len(c.cells)} "
+            f"| {c.mean:.2f} | {worst.ratio:.2f}: {worst.name} |"
         )
     return "\n".join(out) + "\n"
 
 
 def losses() -> str:
-    """Every cell that loses, for the page of performance, with the files."""
-    out = []
-    for c in comparisons():
+    """Every cell that loses, by the numbers of the table, and the file of each comparison."""
+    lost, others = [], []
+    for n, c in enumerate(comparisons(), 1):
         record = json.loads((RESULTS / f"{c.file}.json").read_text())
-        cpu = re.sub(r"\(\w+\)| Processor", "", record["cpu"])
-        where = ", on a busy machine" * c.busy
-        out += [
-            f"**{c.what}**{where}, beside {c.beside}: slower in {len(c.lost)} of {len(c.cells)}.",
-            f"`{c.file}.json`, {cpu} ({record.get('llvm_cpu', '')}), commit {record['commit']}.",
-            "", *_in_lines(c.lost),
-        ]  # fmt: skip
-    return "\n".join(out) + "\n"
+        where = f"{n}: `{c.file}`, {record['commit']}"
+        if c.lost:
+            lost += [f"**{where}**", "", *_in_lines(c.lost)]
+        else:
+            others.append(where)
+    return "\n".join([*lost, f"None lose in {'; '.join(others)}.", ""])
 
 
 def _in_lines(cells: list[Cell]) -> list[str]:
-    """A table of cells, those that differ in the number of features in one row."""
-    rows: dict[str, list[tuple[int, str]]] = {}
+    """Cells in columns, those that differ in the number of features in one row."""
+    rows: dict[str, dict[int, str]] = {}
     for cell in cells:
         name, _, feat = cell.name.rpartition(", ")
         if not feat.isdigit():
             name, feat = cell.name, "0"
-        rows.setdefault(name, []).append((int(feat), f"{cell.ratio:.2f}"))
-    if not rows:
-        return []
-    feats = sorted({feat for found in rows.values() for feat, _ in found})
-    head = [f"{feat} features" if feat else "times as fast" for feat in feats]
-    out = [f"| | {' | '.join(head)} |", "|---|" + "---:|" * len(feats)]
-    for name, found in sorted(rows.items(), key=lambda row: min(ratio for _, ratio in row[1])):
-        at = dict(found)
-        out.append(f"| {name} | {' | '.join(at.get(feat, '') for feat in feats)} |")
-    return [*out, ""]
+        rows.setdefault(name, {})[int(feat)] = f"{cell.ratio:.2f}"
+    feats = sorted({feat for found in rows.values() for feat in found})
+    width = max(map(len, rows))
+    table = [["", *(str(feat or "") for feat in feats)]]
+    table += [
+        [name, *(found.get(feat, "") for feat in feats)]
+        for name, found in sorted(rows.items(), key=lambda row: min(row[1].values()))
+    ]
+    lines = (f"{row[0]:{width}}" + "".join(f"{x:>6}" for x in row[1:]) for row in table)
+    return ["```none", *(line.rstrip() for line in lines if line.strip()), "```", ""]
 
 
 def _mkl(file: str) -> str:
@@ -276,19 +268,15 @@ def _mttkrp(results: Any) -> Iterator[Cell]:
 
 
 def calls() -> str:
-    """What a call takes, part by part, in microseconds: minima, and medians behind."""
+    """What a call takes, with its kernel, in microseconds; the file has its parts, too."""
     record = json.loads((RESULTS / f"{CALLS}.json").read_text())
     out = [
         f"`{CALLS}.json`, {record['cpu']} ({record['llvm_cpu']}), commit {record['commit']}.",
-        "",
-    ]
-    for group, title in GROUPS.items():
-        out += [f"| {title} | least | median |", "|---|---:|---:|"]
-        for name, found in record["results"]["seconds"]["now"][group].items():
-            least, median = (f"{1e6 * found[of]:.2f}" for of in ("min", "median"))
-            out.append(f"| {name} | {least} | {median} |")
-        out.append("")
-    return "\n".join(out)
+        "", "| | microseconds |", "|---|---:|",
+    ]  # fmt: skip
+    for name, found in record["results"]["seconds"]["now"]["calls"].items():
+        out.append(f"| {name} | {1e6 * found['min']:.2f} |")
+    return "\n".join(out) + "\n"
 
 
 def draw() -> None:

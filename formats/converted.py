@@ -20,7 +20,7 @@ from sparsetir.sparse_ir.nodes import SparseFunc
 
 @dataclass(frozen=True)
 class PartStatistics:
-    """What one rule stores.
+    """Elements and padding of one rule's part.
 
     Parameters
     ----------
@@ -49,7 +49,7 @@ class PartStatistics:
 
 
 class ConvertedFormat:
-    """What :meth:`Format.convert` makes of a pattern.
+    """A pattern in a format, as :meth:`Format.convert` gives it.
 
     Parameters
     ----------
@@ -216,7 +216,7 @@ class ConvertedFormat:
 
     @property
     def statistics(self) -> list[PartStatistics]:
-        """What each rule stores, in the order of the rules."""
+        """Statistics of each rule's part, in the order of the rules."""
         each = sum(np.dtype(d).itemsize for _, d in self.operand.buffers)
         return [
             PartStatistics(

@@ -20,7 +20,7 @@ MOST_BY_PATTERN = 8  # rows of a panel with a rule for each of its patterns
 
 
 class PanelPatterns(NamedTuple):
-    """Which patterns of non-zeros the columns of each panel have, by panel and pattern.
+    """The patterns of nonzeros of each panel's columns, by panel and pattern.
 
     Parameters
     ----------

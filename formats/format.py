@@ -35,7 +35,7 @@ class Format(ABC):
 
     @abstractmethod
     def rules(self, operand: Operand) -> list[FormatRewriteRule]:
-        """The rules, which do not depend on what is stored: one compiled kernel serves all.
+        """The rules, independent of the pattern: one compiled kernel serves all.
 
         Parameters
         ----------
@@ -77,7 +77,7 @@ class Format(ABC):
         return [np.arange(pattern.nnz)]
 
     def places(self, pattern: Pattern) -> int:
-        """Places of a pattern's elements and of padding.
+        """Number of slots for a pattern, padding included.
 
         The library's formats count them without converting.
 

@@ -69,7 +69,7 @@ class Pattern:
     def from_csr(
         cls, indptr: np.ndarray, indices: np.ndarray, shape: Sequence[int], check: bool = True
     ) -> Pattern:
-        """Of a matrix in CSR.
+        """Make a pattern of a matrix in CSR.
 
         Parameters
         ----------

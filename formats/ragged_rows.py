@@ -17,7 +17,7 @@ from sparsetir.sparse_ir.index_arrays import starts
 
 @dataclass(frozen=True)
 class Ragged(Format):
-    """Of each row all columns up to the last that it stores; a mask says which hold an element.
+    """All columns of a row up to its last nonzero; a mask tells nonzeros from padding.
 
     When to use: rows are filled from the left, as in batches of sequences of different lengths and
     in lower triangles. Then nothing is padded, and there are no column numbers to load.

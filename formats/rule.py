@@ -17,7 +17,7 @@ from sparsetir.sparse_ir.nodes import Axis, SparseFunc
 
 @dataclass(frozen=True, eq=False)
 class FormatRewriteRule:
-    """How to store some buffers in another format.
+    """A rule that stores some buffers in another format.
 
     Parameters
     ----------

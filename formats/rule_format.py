@@ -14,7 +14,7 @@ from sparsetir.formats.rule import FormatRewriteRule
 
 @dataclass(frozen=True)
 class RuleFormat(Format):
-    """What one rule says, for the buffers and axes that it rewrites.
+    """A format of one rewrite rule, for the buffers and axes that it rewrites.
 
     When to use: there is a rule, and no need for the format elsewhere. A subclass of `Format` makes
     such rules for the buffers and axes of any program.
@@ -35,7 +35,7 @@ class RuleFormat(Format):
 
     @property
     def operand(self) -> Operand:
-        """What the rule rewrites."""
+        """The buffers and axes that the rule rewrites."""
         desc = self.rule.new_format_desc
         idtype = desc.axis(self.rule.axes_after_rewrite[0]).idtype
         buffers = {b: desc.buffer(b).dtype for b in self.rule.buffers_to_rewrite}

@@ -103,7 +103,7 @@ class Config:
 
     @property
     def compiled(self) -> Any:
-        """What of it a kernel depends on."""
+        """The fields that a kernel depends on."""
         most = {name: says["compiled"] for name, says in self._numbers().items()}
         open_ = {name: n for name, n in most.items() if n is not None}
         return replace(self, **{n: min(getattr(self, n), most) for n, most in open_.items()})

@@ -1,10 +1,9 @@
-"""One kernel for all sizes, by versions of it, where the program has the shape of a template (CPU).
+"""One kernel for all sizes: a dispatch over specialisations of programs like a template's (CPU).
 
-What is fast follows from sizes that a plain program leaves open, so its kernel has several versions
-and looks at the sizes when it runs. Where rows are gathered often, a copy of some of their
-features, together and as much as the L2 cache holds, pays (see
-:mod:`sparsetir.schedules.templates.spmm`). Where there are few features, what each row asks before
-it begins takes long beside the row, and to wake other threads beside them all::
+A plain program leaves sizes open, and the fast schedule depends on them, so its kernel dispatches
+on them at run time. Where rows are gathered often, packing some of their features, as much as the
+L2 cache holds, pays (see :mod:`sparsetir.schedules.templates.spmm`). With few features, the checks
+before a row cost as much as the row, and starting worker threads as much as all rows::
 
     if nnz >= 28 * n and feat > 64 and feat // 32 % threads == 0:
         for k0 in T.parallel(feat // 32):               # of B, 32 features at a time
@@ -23,12 +22,12 @@ it begins takes long beside the row, and to wake other threads beside them all::
         else:
             for i in T.parallel(m): ...                 # tiles of 128 features and less
 
-Sums over features for each stored element are versions of
-:class:`sparsetir.schedules.templates.sddmm.SddmmGroups` by how many vectors the features fill, as
-code that is straight takes half as many instructions as a loop over so few. A last vector that is
-not filled begins earlier. The last group of elements does, too, so that each version has one body.
-Where features are one vector at most, it is there twice: for elements in parts of the columns, and
-in the order of their storage, as the order takes about as long as the sum.
+Sums over features for each nonzero are specialisations of
+:class:`sparsetir.schedules.templates.sddmm.SddmmGroups` on the number of feature vectors: straight
+code takes half as many instructions as a loop over so few. A partial last vector begins earlier,
+and so does the last group of nonzeros, so that each specialisation has one body. Up to one vector,
+two are built: column-blocked and in storage order; the choice is made at run time, since the
+blocking costs about as much as the sum.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 Every primitive that changes the order of visits, or who makes them, asks here.
 
 `parallelizable`  : which loops may run at once, and what visits of the others meet at
+`evidence`        : the accesses that prove it of a loop, or that stand against it
 `writes_disjoint` : whether visits of a loop write elements of their own
 `reorderable`     : whether visits may come in any order
 `idempotent`      : whether a workspace is left the same where visits come twice
@@ -43,16 +44,35 @@ from sparsetir.sparse_ir.value_domains import permutations, without_permutations
 
 
 def for_dependences(it: SparseIteration, func: SparseFunc) -> Any:
-    """An iteration in which no tile begins earlier and elements are visited as they are stored.
-
-    For what asks who writes what.
-    """
+    """An iteration without tail shifts and permutations, for dependence analysis."""
     return without_permutations(without_tail_shifts(it), permutations(func))
 
 
 def parallelizable(func: SparseFunc, it: SparseIteration) -> list[str]:
     """The race fact of each loop of an iteration, :data:`FREE` for those that may run at once."""
     return races_of(for_dependences(it, func), private_buffers(func, it))
+
+
+def evidence(func: SparseFunc, it: SparseIteration, place: int) -> list[tuple[Any, list[Any]]]:
+    """The accesses behind the race fact of a loop: (buffer, lists of indices).
+
+    Of a free loop all that differ in its coordinates, by each written buffer. Of another one the
+    first two by which two of its visits may meet, twice the same where one access meets itself;
+    none where it is no access that stands against it.
+    """
+    plain, private = for_dependences(it, func), private_buffers(func, it)
+    _, at, end = plain.entries()[place]
+    free = parallelizable(func, it)[place] == FREE
+    out: list[tuple[Any, list[Any]]] = []
+    for buffer, every in written_accesses(plain).items():
+        accesses = [
+            a for n, a in enumerate(every) if not any(same_indices(a, b) for b in every[:n])
+        ]
+        pairs = ([a, b] for n, a in enumerate(accesses) for b in accesses[n:])
+        met = (p for p in pairs if not all(has_own_place(plain, v, p) for v in plain.vars[at:end]))
+        if buffer not in private and (shown := accesses if free else next(met, None)):
+            out.append((buffer, shown))
+    return out
 
 
 def writes_disjoint(func: SparseFunc, it: SparseIteration, place: int) -> bool:

@@ -1,4 +1,4 @@
-"""What each loop of an iteration may meet: facts that ride on blocks, by their iteration variables.
+"""Race facts of an iteration's loops, which ride on blocks by their iteration variables.
 
 A block of stage II carries the annotation "sparsetir.races", which says for each of its iteration
 variables whether two visits that differ in it may run at once::

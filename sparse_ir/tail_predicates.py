@@ -103,10 +103,7 @@ def _settle(nest: Any, private: set[Any], lengths: dict[Any, list[Any]], in_turn
     stores = _stores_with_conditions(nest)
 
     def has_own_slots(axis: str, stmt: Any, family: frozenset[str]) -> bool:
-        """Whether each tile has slots of a workspace that only what belongs to the tile reads,
-
-        by way of its slots of other workspaces or not.
-        """
+        """Whether each tile has workspace slots that the tile alone reads, directly or not."""
         if stmt.buffer not in private or not _over(stmt.indices, axis, bound_by):
             return False
         return all(

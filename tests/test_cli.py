@@ -37,7 +37,7 @@ from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.tuning import html, search
 from sparsetir.tuning.tuned import Trial, Tuned
 
-COMMANDS = ("tune", "bench", "lower", "formats", "records", "doctor")
+COMMANDS = ("tune", "bench", "lower", "explain", "formats", "records", "doctor")
 PROGRAM = """
 import sparsetir
 from tvm.script import sparse_tir as T

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -104,7 +105,8 @@ def test_wheel_holds_every_file(wheel):
         if name.endswith((".py", ".npz", ".jinja"))
     }
     assert files <= set(zipfile.ZipFile(wheel).namelist())
-    assert "sparsetir/data/README.md" in zipfile.ZipFile(wheel).namelist()
+    others = {"sparsetir/data/README.md", "sparsetir/py.typed"}
+    assert others <= set(zipfile.ZipFile(wheel).namelist())
 
 
 @pytest.mark.slow
@@ -145,6 +147,34 @@ def test_installed_wheel_imports(wheel, tmp_path):
     assert "run `python -m bench` in a checkout" in told and status == "1"
     assert shown == target / "sparsetir" / "__init__.py"
     assert room.is_relative_to(target)
+
+
+def interpreter(version):
+    """A Python of that version with its own `venv`, from the path or from pyenv; None for none."""
+    versions = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    found = [shutil.which(f"python{version}"), *versions.glob(f"{version}.*/bin/python")]
+    for file in filter(None, found):
+        if subprocess.run([file, "-c", "import ensurepip"], capture_output=True).returncode == 0:
+            return file
+    return None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", ["3.10", "3.13"])
+def test_other_pythons_install_the_wheel(version, wheel, tmp_path):
+    """Where that Python is: all modules compile, and without TVM the import says what it needs."""
+    file = interpreter(version)
+    if file is None:
+        pytest.skip(f"python{version} is not on this machine")
+    run = partial(subprocess.run, cwd=tmp_path, capture_output=True, text=True)
+    assert run([file, "-m", "venv", "venv"]).returncode == 0
+    here = tmp_path / "venv" / "bin" / "python"
+    done = run([here, "-m", "pip", "install", "-q", "--no-deps", "--no-index", wheel])
+    assert done.returncode == 0, done.stderr
+    (site,) = (tmp_path / "venv" / "lib").glob("python*/site-packages")
+    assert run([here, "-m", "compileall", "-q", "-f", site / "sparsetir"]).returncode == 0
+    told = run([here, "-c", "import sparsetir"], env={"PATH": os.environ["PATH"]})
+    assert "needs apache-tvm==" in told.stderr and "found no apache-tvm" in told.stderr
 
 
 def test_wheel_names_the_backend_of_torch(wheel):

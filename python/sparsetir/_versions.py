@@ -8,7 +8,7 @@ metadata alone.
 import os
 from importlib import metadata
 
-VERSION = "0.1.0"
+VERSION = "0.2.0"
 
 REQUIRED = {"apache-tvm": "0.27.0.post1", "apache-tvm-ffi": "0.1.14.post1"}
 

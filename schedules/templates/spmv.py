@@ -195,10 +195,7 @@ def arrange(matrix: CsrPattern, problem: Spmm, config: SlicedRows) -> Arranged:
 
 
 def _filled(config: SlicedRows) -> int:
-    """Percent of the slots of a slice of long rows that have elements; none is full enough
-
-    where values are gathered.
-    """
+    """Minimum fill, in percent, of padded slices of long rows; never met if values are gathered."""
     return FILLED if config.packed else 101
 
 

@@ -29,12 +29,8 @@ def test_the_stub_file_is_that_of_the_primitives():
 
 def test_the_table_of_the_docs_has_all_primitives():
     text = (ROOT / "docs/schedules.md").read_text().split("## The primitives")[1]
-    table = text.split("| stage II")[0]
-    assert {*re.findall(r"`(\w+)(?:\(|`)", table)} >= {*OURS}
-    for name, given in re.findall(r"^\| `(\w+)\(([^)]*)\)`", table, re.M):
-        known = [*inspect.signature(getattr(sparsetir.Schedule, name)).parameters]
-        options = [word.strip(" =") for word in given.split(",") if "=" in word]
-        assert {*options} <= {*known}, name
+    table = text.split("\nStage II")[0]
+    assert {*re.findall(r"`(\w+)`", table)} == {*OURS}
 
 
 @pytest.mark.parametrize("was, name", [

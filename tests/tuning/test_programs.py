@@ -93,7 +93,7 @@ def test_a_made_schedule_without_choices_changes_nothing():
 # Measuring.
 
 
-@pytest.mark.slow  # README.md and docs/schedules.md search too
+@pytest.mark.slow  # docs/new_operator.md and docs/tutorial.md search too
 def test_a_search_measures_a_users_schedule(monkeypatch, tmp_path):
     """A real one: the default, one that is right, one that fails with its message."""
     space = {"how": ["tiled", "refused"]}

@@ -1,4 +1,4 @@
-"""The command `sparsetir`: tune, bench, lower, formats, records, doctor.
+"""The command `sparsetir`: tune, bench, lower, explain, formats, records, doctor.
 
 Results go to stdout, progress and errors to stderr. A command is imported when it is wanted, and
 what it needs when it runs.
@@ -25,6 +25,7 @@ COMMANDS = {
     "tune": "search formats and schedules for an operator on a graph, or for a function in a file",
     "bench": "measure operators beside other libraries (in a checkout)",
     "lower": "print a stage of an operator's program, or of a function in a file",
+    "explain": "show what the compiler did with a function in a file: loops, schedule, roofline",
     "formats": "statistics of a graph, and what each format would make of it",
     "records": "list, export, import or forget what tuning has kept",
     "doctor": "show versions, targets, CPU, GPU, records; check that a kernel runs",
@@ -34,6 +35,7 @@ examples:
   sparsetir tune spmm --graph cora --feat 32 128
   sparsetir formats graph.mtx --picture graph.png
   sparsetir lower sddmm --stage 3
+  sparsetir explain spmm.py --graph cora --arg feat=64
   sparsetir doctor
 
 `sparsetir COMMAND --help` tells more about each. Exit codes: 0 all went well, 1 the work failed,

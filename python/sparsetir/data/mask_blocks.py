@@ -61,7 +61,7 @@ class BlockMask:
 
     @property
     def device(self) -> torch.device:
-        """Where the arrays are."""
+        """The device of the arrays."""
         return self.rows.indices.device
 
     @property
@@ -71,7 +71,7 @@ class BlockMask:
 
     @property
     def nbytes(self) -> int:
-        """Of all arrays."""
+        """Bytes of all arrays."""
         return sum(x.numel() * x.element_size() for x in (*self.rows, *self.columns))
 
     @property

@@ -89,7 +89,7 @@ class SparseTensor:
 
     @classmethod
     def from_dense(cls, array: Any) -> Self:
-        """Of what is not zero in a dense array; NaN is not zero.
+        """Make a tensor of the nonzeros of a dense array; NaN counts as one.
 
         Parameters
         ----------
@@ -125,19 +125,19 @@ class SparseTensor:
 
     @property
     def dtype(self) -> np.dtype:
-        """Of the values."""
+        """The type of the values."""
         return self._values.dtype
 
     @property
     def places(self) -> np.ndarray | None:
-        """(given,) for each element as it was given its position in the pattern.
+        """The position in the pattern of each element as given, (given,).
 
         None where elements were given in the order of the pattern, each once.
         """
         return self._places
 
     def arrange(self, values: Any) -> np.ndarray:
-        """Values in the order of the pattern, of values as the data was given.
+        """Reorder values from the order of the given data to that of the pattern.
 
         So for edge weights in the order of the edges: `A.with_values(A.arrange(weights))`.
         Features of edges, which have more dimensions, are added as values are.
@@ -156,7 +156,7 @@ class SparseTensor:
         return found if self._places is None else sources.summed(found, self._places, self.nnz)
 
     def with_values(self, values: Any) -> Self:
-        """The same coordinates with other values.
+        """A tensor with the same coordinates and other values.
 
         Conversions are shared: what either of the two converts to, the other need not.
 
@@ -177,7 +177,7 @@ class SparseTensor:
         return out
 
     def astype(self, dtype: Any) -> Self:
-        """The same with values of another type; shares conversions.
+        """A tensor with values of another type; shares conversions.
 
         Parameters
         ----------
@@ -192,7 +192,7 @@ class SparseTensor:
         return self.with_values(self._values.astype(np.dtype(dtype)))
 
     def operand(self) -> Operand:
-        """What is converted by default: a buffer A of this dtype over the axes I, J, K, ..."""
+        """The default operand of conversions: a buffer A of this dtype over axes I, J, K, ..."""
         return Operand.default(self.pattern.order, self.dtype.name, self.pattern.idtype)
 
     def to(
@@ -233,7 +233,7 @@ class SparseTensor:
         drop_full_masks: bool = True,
         **stored: np.ndarray | None,
     ) -> dict[str, Any]:
-        """What a kernel of a decomposed program takes for this tensor, by name.
+        """This tensor's arguments for a kernel of a decomposed program, by name.
 
         Parameters
         ----------
@@ -268,7 +268,7 @@ class SparseTensor:
 
     @property
     def cached(self) -> Mapping[tuple[Format, Operand], ConvertedFormat]:
-        """The conversions that are kept, by format and operand; each has its `nbytes`."""
+        """The cached conversions by format and operand; each has its `nbytes`."""
         return MappingProxyType(self._structure.conversions)
 
     def clear_cache(self) -> None:
@@ -408,7 +408,7 @@ class SparseMatrix(SparseTensor):
 
     @classmethod
     def adopt(cls, who: str, name: str, data: Any) -> SparseMatrix:
-        """A matrix of anything that this class takes, which may be one already.
+        """Convert any accepted input; a SparseMatrix is returned as it is.
 
         Parameters
         ----------
@@ -429,7 +429,7 @@ class SparseMatrix(SparseTensor):
 
     @classmethod
     def from_csr(cls, indptr: Any, indices: Any, values: Any = None, shape: Any = None) -> Self:
-        """Of compressed sparse rows.
+        """Make a matrix of compressed sparse rows.
 
         Parameters
         ----------
@@ -453,7 +453,7 @@ class SparseMatrix(SparseTensor):
     def from_edge_index(
         cls, edge_index: Any, values: Any = None, shape: Any = None, rows: str = "target"
     ) -> Self:
-        """Of the edges of a graph.
+        """Make a matrix of the edges of a graph.
 
         Parameters
         ----------
@@ -478,7 +478,7 @@ class SparseMatrix(SparseTensor):
 
     @classmethod
     def from_file(cls, path: Any) -> Self:
-        """Of a Matrix Market file of coordinates, or of `scipy.sparse.save_npz`.
+        """Read a Matrix Market file of coordinates, or a file of `scipy.sparse.save_npz`.
 
         Parameters
         ----------
@@ -512,7 +512,7 @@ class SparseMatrix(SparseTensor):
         return scipy.sparse.csr_array(arrays, shape=self.shape, copy=True)
 
     def tocsr(self) -> scipy.sparse.csr_array:
-        """What :meth:`to_scipy` gives, by scipy's name for it."""
+        """Alias of :meth:`to_scipy`, by scipy's name."""
         return self.to_scipy()
 
     def __matmul__(self, x: Any) -> Any:
@@ -577,7 +577,7 @@ class SparseMatrix(SparseTensor):
         return self._with_others("add", *others)
 
     def multiply(self, *others: Any) -> Self:
-        """The product by element, which stores what all matrices do; as :meth:`add`.
+        """Elementwise product, stored where all matrices store; as :meth:`add`.
 
         Parameters
         ----------
@@ -591,7 +591,7 @@ class SparseMatrix(SparseTensor):
         return self._with_others("multiply", *others)
 
     def maximum(self, *others: Any) -> Self:
-        """The greatest by element, where what is not stored is 0; as :meth:`add`.
+        """Elementwise maximum, with zeros where nothing is stored; as :meth:`add`.
 
         Parameters
         ----------
@@ -606,7 +606,7 @@ class SparseMatrix(SparseTensor):
         return self._with_others("maximum", *others)
 
     def minimum(self, *others: Any) -> Self:
-        """The least by element, where what is not stored is 0; as :meth:`add`.
+        """Elementwise minimum, with zeros where nothing is stored; as :meth:`add`.
 
         Parameters
         ----------

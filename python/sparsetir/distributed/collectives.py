@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class DistributedError(RuntimeError):
-    """Another process of the group ended, hangs, or was given something wrong."""
+    """Another process of the group ended, hangs, or got wrong input."""
 
 
 def group_of(who: str, group: Any) -> Any:

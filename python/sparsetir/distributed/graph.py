@@ -36,7 +36,7 @@ INT32_MAX = 2**31 - 1
 
 
 class DistGraph:
-    """Edges from sources to targets, spread by targets over processes. Layers take it for edges.
+    """A graph whose edges are spread over processes by target; layers take it for edges.
 
     Get one with :meth:`from_edges` or :meth:`from_file`. Each process has some nodes, its own ones,
     with all edges into them. Features, and all else that has a row for each node, are tensors with
@@ -340,7 +340,7 @@ class DistGraph:
         return self.kept("whole", lambda: resolve((self.edge_index, size)))
 
     def kept(self, key: Any, make: Callable[[], T]) -> T:
-        """What is made once for a key, and kept as long as the graph.
+        """Data made once per key and kept as long as the graph.
 
         Collective if `make` is: nothing is ever dropped, as processes might drop different things.
 
@@ -360,7 +360,7 @@ class DistGraph:
         return self._made[key]
 
     def exchanging(self, dtype: torch.dtype | None) -> DistGraph:
-        """The same graph, whose rows and gradients have this dtype on their way; not collective.
+        """The same graph, exchanging rows and gradients in this dtype; not collective.
 
         Parameters
         ----------
@@ -463,7 +463,7 @@ class DistGraph:
         return rows.from_dtensor(self, x)
 
     def graph_of_layer(self, who: str, sources: int, targets: int, flow: str) -> Any:
-        """What layers of :mod:`sparsetir.nn` make of it; not collective.
+        """The graph as layers of :mod:`sparsetir.nn` use it; not collective.
 
         Parameters
         ----------

@@ -48,7 +48,7 @@ class Explanation:
 
 
 def explain(model: Any, *inputs: Any, **options: Any) -> Explanation:
-    """What `torch.compile(model, backend="sparsetir")` makes of a model, for some inputs.
+    """Show the regions that `torch.compile(model, backend="sparsetir")` makes of a model.
 
     Parameters
     ----------

@@ -96,8 +96,8 @@ def sizes(
 def weights_first(x: Tensor, weight: Tensor, out_channels: int) -> bool:
     """Whether to multiply by the weights before summing over neighbours, and not after.
 
-    That is, where fewer features pass over the edges then, there and back: the gradient passes,
-    too, but not where what is summed up needs none, such as the features of the data.
+    True if that moves fewer features along the edges, counting the backward pass only if it is
+    needed: the data's features take no gradient.
     """
     if x.layout is not torch.strided:
         return True

@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class KernelMap:
-    """Which inputs a convolution adds to which outputs, by offset: each at most one to each.
+    """The inputs that a convolution adds to its outputs, at most one per output and offset.
 
     It is the pattern of relational gather-matmul-scatter, offsets being relations, without values.
 
@@ -66,7 +66,7 @@ class KernelMap:
 
     @property
     def offsets(self) -> int:
-        """Of the kernel."""
+        """Number of the kernel's offsets."""
         return len(self.row_ptr) - 1
 
     @cached_property
@@ -76,7 +76,7 @@ class KernelMap:
         return torch.arange(len(self.rows) + 1, dtype=self.rows.dtype, device=self.rows.device)
 
     def remembered(self, key: str, make: Callable[[KernelMap], T]) -> T:
-        """What is made of the map, once, and lives as long.
+        """Data derived from the map, made once and kept as long as it.
 
         Parameters
         ----------
@@ -245,7 +245,7 @@ class SparsePoints:
 
     @classmethod
     def at(cls, places: Places, features: Tensor, batch_size: int) -> SparsePoints:
-        """At places that are known.
+        """Make points at known places, without checks.
 
         Parameters
         ----------
@@ -271,7 +271,7 @@ class SparsePoints:
 
     @property
     def stride(self) -> Triple:
-        """Of the grid in that of the first points."""
+        """The grid's spacing in units of the first points' grid."""
         return self.places.stride
 
     def with_features(self, features: Tensor) -> SparsePoints:
@@ -373,7 +373,7 @@ def kernel_map(
     dilation: int | Triple = 1,
     submanifold: bool = True,
 ) -> KernelMap:
-    """Which points a convolution of these arguments adds to which.
+    """Find the input points of each output of a convolution.
 
     Parameters
     ----------

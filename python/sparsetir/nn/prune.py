@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def prune(weight: Tensor, sparsity: float, block: tuple[int, int] | None = None) -> Tensor:
-    """Where a weight is kept, by magnitude.
+    """Mask of the weights of largest magnitude, or of the blocks of largest norm.
 
     Parameters
     ----------

@@ -87,7 +87,7 @@ class accelerate(AbstractContextManager["accelerate"]):
         return self
 
     def undo(self) -> None:
-        """Let PyG be as it was, unless somebody else wants it accelerated still."""
+        """Restore PyG, unless another `accelerate` is still active."""
         if not self._undone:
             self._undone = True
             _patches.end()

@@ -92,7 +92,7 @@ class _Convolution(torch.nn.Module):
         return SparsePoints.at(places, out, x.batch_size)
 
     def extra_repr(self) -> str:
-        """What its representation says."""
+        """The layer's arguments, for its representation."""
         conv = self.conv
         said = f"{self.in_channels}, {self.out_channels}, kernel_size={conv.kernel_size}"
         if self.submanifold:

@@ -100,7 +100,7 @@ class SparseLinear(Module):
         threshold: float | None = None,
         block: tuple[int, int] | None = None,
     ) -> SparseLinear:
-        """Of a linear layer, which stays as it is.
+        """Make a sparse copy of a linear layer.
 
         One of mask, sparsity and threshold at most; without, weights that are zero are pruned.
 
@@ -182,11 +182,11 @@ class SparseLinear(Module):
 
     @property
     def sparsity(self) -> float:
-        """Share of the weights that are not stored."""
+        """Share of the weights that are pruned."""
         return 1 - self.values.numel() / max(1, self.out_features * self.in_features)
 
     def extra_repr(self) -> str:
-        """What its representation says."""
+        """The layer's sizes and sparsity, for its representation."""
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, "
             f"bias={self.bias is not None}, sparsity={self.sparsity:.2f}, block={self.block}"

@@ -60,7 +60,7 @@ def plan(
     edge_feat: int | None = None,
     scale: float | None = None,
 ) -> Plan:
-    """An operator on a pattern, with its kernel compiled and the pattern arranged for it.
+    """Compile an operator and arrange a pattern for it.
 
     Parameters
     ----------
@@ -115,7 +115,8 @@ def plan(
         result.
     weighted : bool
         Of "rgms": whether values play a part, without which they are all 1. It takes no reduce,
-        heads and format. Features that fill no vectors get zeros behind them, in copies.
+        heads and format. Feature sizes that are not a multiple of the vector width are zero-padded,
+        which copies the operands.
     edge_feat : int, optional
         Of messages: features of e, 1 or `feat`, which is then an operand behind u; by default e is
         the values of the matrix, one number for each element.
@@ -137,17 +138,17 @@ def plan(
 
     Notes
     -----
-    A plan copies the values and indices of the matrix, or stores them in its format: for CSR 8
-    bytes for each element of float32 with int32 indices, and the time to copy them once. So what is
-    written to the matrix later changes no result, whatever the config; other values are given with
-    each run, and another pattern wants another plan. Index arrays of a CsrPattern or a
-    RelationPattern are used as they are, unchecked: they must not change while there is a plan.
+    A plan copies the values and indices of the matrix, or stores them in its format: in CSR once 8
+    bytes per element of float32 with int32 indices. So later writes to the matrix change no result,
+    whatever the config; pass other values with each run, and make another plan for another pattern.
+    Index arrays of a CsrPattern or a RelationPattern are used as they are, unchecked: they must not
+    change while there is a plan.
 
-    Features of elements (e, and values of a softmax) are in the order of the pattern, as values
-    are. A matrix that has its elements in another order is refused there, but for a SparseMatrix,
-    whose `arrange` brings features into its own; and one that has an element twice, where it
-    matters that a SparseMatrix has it once. A softmax takes no `feat`. Kernels of "spmm", "spmv"
-    and "sddmm" have heads first: with heads, their plans copy what they are given, and results.
+    Per-edge operands (e, and values of a softmax) are in the order of the pattern, as values are;
+    use :meth:`SparseMatrix.arrange` to reorder them. A matrix in another order is refused there,
+    unless it is a SparseMatrix, and so are duplicate elements. A softmax takes no `feat`. Kernels
+    of "spmm", "spmv" and "sddmm" have heads first: with heads, their plans copy operands and
+    results.
     """
     wanted = requested(
         op, matrix, feat, dtype=dtype, reduce=reduce, heads=heads, target=target, threads=threads,

@@ -50,7 +50,7 @@ class About(NamedTuple):
 
 @dataclass(frozen=True)
 class Request:
-    """What plans of all operators are made by: arguments that were checked, and what follows.
+    """Checked arguments of a plan, of any operator, and what follows from them.
 
     name : of the operator, as it was asked for
     matrix : a pattern where there are no values

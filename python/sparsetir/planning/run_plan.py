@@ -45,7 +45,7 @@ NO_GRADIENT = (
 
 
 class Plan:
-    """What :func:`plan` makes; call it with the dense operands.
+    """An operator's compiled kernel, arranged for a pattern; call it with the dense operands.
 
     Parameters
     ----------
@@ -83,7 +83,7 @@ class Plan:
 
     @classmethod
     def settled(cls, wanted: Request, config: Config, chosen_by: str) -> Plan:
-        """A plan that is for no pattern yet: :meth:`on` makes those that are.
+        """A plan without a pattern; :meth:`on` makes plans of patterns.
 
         Parameters
         ----------
@@ -195,7 +195,7 @@ class Plan:
 
     @property
     def padding(self) -> float:
-        """Places that are stored beside the elements, as a fraction of all places."""
+        """Share of the slots that are padding."""
         return self._stored.padding
 
     def _put(self, arguments: Mapping[str, Any]) -> None:
@@ -323,7 +323,7 @@ class Plan:
         self.kernel.run_refused(args, error)
 
     def run_trusted(self, operands: Sequence[Any], values: Any = None) -> Any:
-        """A call on contiguous torch tensors that fit, which is not checked.
+        """Run unchecked on contiguous torch tensors that fit.
 
         Parameters
         ----------
@@ -366,7 +366,7 @@ class Plan:
         return out
 
     def repeat(self, operands: Sequence[Any], values: Any = None) -> Any:
-        """A call on torch tensors, with a new result.
+        """Run on torch tensors, into a new result.
 
         Of a plan that `repeats`: its kernel takes arrays as they are given.
 

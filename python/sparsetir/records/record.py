@@ -21,7 +21,7 @@ from sparsetir.schedules.default import is_gpu
 
 @dataclass(frozen=True)
 class Key:
-    """What a record holds for; two tasks of one key have the same best config.
+    """The problem of a record; two tasks of one key have the same best config.
 
     op, reduce : of a user's function its name, and a hash of its text and of its schedule's
     heads : None for a single matrix, which is another problem than one of 1

@@ -20,11 +20,11 @@ STATES = (OK, PRUNED, "wrong", "failed", "crashed", "hung", "out of memory")
 
 
 class Config(Protocol):
-    """What plans ask of configs of all templates."""
+    """Interface of a template's configs for plans."""
 
     @property
     def compiled(self) -> Hashable:
-        """What of it a kernel depends on."""
+        """The fields that a kernel depends on."""
         ...
 
     def tiles(self, feat: int, /) -> int:
@@ -33,7 +33,7 @@ class Config(Protocol):
 
 
 class Tunable(Protocol):
-    """What the search, its measurers, records and reports need of what is tuned.
+    """Interface of a search's subject for measurers, records and reports.
 
     :class:`Task` is an operator, :class:`sparsetir.tuning.program.ProgramTask` a user's function.
     """
@@ -138,7 +138,7 @@ class Reference:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a config.
+    """The result of measuring a config.
 
     state : one of STATES
     seconds, median : of a call, the least and the median; None unless "ok" or "pruned". Where there

@@ -226,7 +226,7 @@ class AssembledKernel:
 
 
 def build_assembled(func: SparseFunc, result: str, target: Any = "llvm") -> AssembledKernel:
-    """Compile a program whose result is to be sparse, with the pattern that it visits.
+    """Compile a program to a kernel with a sparse result, whose pattern is what it visits.
 
     Parameters
     ----------

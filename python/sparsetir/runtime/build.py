@@ -47,7 +47,7 @@ def build(
     config: Any = None,
     check: bool = True,
 ) -> Any:
-    """Compile to a kernel.
+    """Compile a program to a kernel.
 
     Parameters
     ----------

@@ -242,7 +242,7 @@ class Kernel:
             raise other from None
 
     def takes(self, values: Sequence[Any]) -> bool:
-        """Whether arguments fit as they are: an error is then of the kernel itself.
+        """Whether arguments fit; an error is then the kernel's own.
 
         Parameters
         ----------
@@ -289,7 +289,7 @@ class Kernel:
     def of_values(
         self, arguments: Mapping[str, Any], computed: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """The computed arguments that are made of values, by name.
+        """The computed arguments that follow from values, by name.
 
         Parameters
         ----------
@@ -310,7 +310,7 @@ class Kernel:
         return compute_of_values(self.signature.func, names, {**given, **computed})
 
     def source(self, kind: str | None = None) -> str:
-        """Generated code.
+        """The generated code.
 
         Parameters
         ----------

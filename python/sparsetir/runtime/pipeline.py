@@ -68,7 +68,7 @@ Stages = dict[str, Any]
 def lower(
     func: Any, schedule: Callable[..., Any] | None = None, config: Any = None, target: Any = "llvm"
 ) -> Stages:
-    """All stages of a function, up to the one that is compiled.
+    """Lower a function through all stages, up to the compiled one.
 
     Parameters
     ----------

@@ -25,6 +25,7 @@ from sparsetir.sparse_ir.position_space import SIGNATURE
 from sparsetir.tuning.schedule_ref import ScheduleRef
 
 ARRAYS = "arguments.npz"
+FILLED = ("float16", "float32", "float64")  # what is random where it may be
 MADE = "sparsetir.program_space"  # stands for the schedule that is made from a program
 
 
@@ -45,7 +46,7 @@ class ProgramTask:
     threads: int = 1
 
     def signature(self) -> Signature:
-        """What callers of the function's kernels see."""
+        """The signature of the function's kernels."""
         return Signature(lower_sparse_iter(self.program).attrs[SIGNATURE])
 
     def apply(self) -> Any:
@@ -115,7 +116,7 @@ class ProgramTask:
 
     @staticmethod
     def loaded(data: Mapping[str, Any], folder: Path) -> ProgramTask:
-        """What :meth:`saved` gave."""
+        """Load what :meth:`saved` wrote."""
         with np.load(folder / ARRAYS) as arrays:
             given = {**data["numbers"], **{name: arrays[name] for name in arrays.files}}
         ref = data["schedule"]
@@ -125,14 +126,21 @@ class ProgramTask:
         )  # fmt: skip
 
 
-def bound_arguments(program: SparseFunc, arguments: Any) -> dict[str, Any]:
+def bound_arguments(
+    program: SparseFunc,
+    arguments: Any,
+    who: str = "tune: argument 'arguments'",
+    rng: np.random.Generator | None = None,
+) -> dict[str, Any]:
     """All arguments of a function in the order of its parameters.
 
     Sizes that the shapes of arrays imply may be missing; outputs that are missing are zeros.
 
+    who : how errors begin
+    rng : fills missing arrays of floating-point numbers; None refuses them
+
     Raises TypeError or ValueError naming the argument.
     """
-    who = "tune: argument 'arguments'"
     signature = Signature(lower_sparse_iter(program).attrs[SIGNATURE])
     names = signature.names
     if not isinstance(arguments, Mapping):
@@ -144,7 +152,11 @@ def bound_arguments(program: SparseFunc, arguments: Any) -> dict[str, Any]:
         if name not in names:
             raise ValueError(f"{who}: '{program.name}' has no '{name}'; it has {', '.join(names)}")
     values: list[Any] = [arguments.get(name) for name in names]
-    missing = [i for i in signature.outputs if values[i] is None]
+    missing = [
+        i for i in signature.arrays
+        if values[i] is None
+        and (i in signature.outputs or rng is not None and signature.dtypes[i] in FILLED)
+    ]  # fmt: skip
     given = [i for i in signature.arrays if i not in missing]
     for i in given:
         values[i] = _array(f"{who}: '{names[i]}'", values[i], signature.dtypes[i])
@@ -160,7 +172,9 @@ def bound_arguments(program: SparseFunc, arguments: Any) -> dict[str, Any]:
     for i in signature.arrays:
         expected = signature.expected_shape(i, values)
         if i in missing:
-            values[i] = np.zeros(expected, signature.dtypes[i])
+            random = None if i in signature.outputs else rng
+            made = np.zeros(expected) if random is None else random.standard_normal(expected)
+            values[i] = made.astype(signature.dtypes[i])
         elif list(values[i].shape) != expected:
             raise ValueError(
                 f"{who}: '{names[i]}': expected shape {tuple(expected)}, got {values[i].shape}"

@@ -21,7 +21,7 @@ MARGIN = 0.02
 
 @dataclass(frozen=True)
 class Trial:
-    """A config that was tried.
+    """A tried config and its outcome.
 
     Parameters
     ----------
@@ -43,7 +43,7 @@ class Trial:
 
 @dataclass
 class Search:
-    """What a search found, whatever was tuned.
+    """The result of a search, of an operator or a program.
 
     Parameters
     ----------
@@ -96,12 +96,12 @@ class Search:
 
     @property
     def config(self) -> Config:
-        """The best trial's."""
+        """The best trial's config."""
         return self.best.config
 
     @property
     def default_seconds(self) -> float | None:
-        """Of a call with the default config; None where that did not run."""
+        """Seconds of a call with the default config; None if it did not run."""
         measured = _ran(self.finals) or _ran(self.trials)
         return next((seconds(t) for t in measured if t.config == self.default), None)
 
@@ -134,7 +134,7 @@ class Search:
 
 @dataclass(repr=False)
 class Tuned(Search):
-    """What :func:`sparsetir.tune` found for an operator.
+    """Result of :func:`sparsetir.tune` for an operator.
 
     Parameters
     ----------
@@ -152,7 +152,7 @@ class Tuned(Search):
 
 @dataclass(repr=False)
 class TunedProgram(Search):
-    """What :func:`sparsetir.tune` found for a user's function.
+    """Result of :func:`sparsetir.tune` for a user's function.
 
     `sparsetir.build(program, schedule=tuned.schedule, config=tuned.config)` is its kernel.
 
@@ -172,7 +172,7 @@ class TunedProgram(Search):
 
     @property
     def schedule(self) -> Any:
-        """What the config is for; None where nothing is better than the default schedule."""
+        """The schedule of the config; None where nothing is better than the default schedule."""
         return None if self.config is None else self.task.apply()
 
     def kernel(self) -> Kernel:
@@ -182,7 +182,7 @@ class TunedProgram(Search):
 
 @dataclass(repr=False)
 class TunedPlan(TunedProgram):
-    """What :func:`sparsetir.tune` found for an operator along edges or of relations.
+    """Result of :func:`sparsetir.tune` for an operator along edges or of relations.
 
     Their plain programs are tuned as a user's are.
 
@@ -204,7 +204,7 @@ class TunedPlan(TunedProgram):
 
 
 def seconds(trial: Trial) -> float:
-    """Of a call; infinite where the config did not run."""
+    """Seconds of a call; infinite if the config did not run."""
     found = trial.outcome.seconds
     return float("inf") if found is None else found
 

@@ -1,0 +1,268 @@
+"""What the compiler did with a program: facts of its loops, its schedule and its roofline."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from tvm import ir, s_tir, tirx
+from tvm.sym import Analyzer
+
+from sparsetir.cli.text import many, readable
+from sparsetir.sparse_ir import legal
+from sparsetir.sparse_ir.nodes import (
+    Axis,
+    SparseFunc,
+    SparseIteration,
+    attached_axes,
+    entry_name,
+    flat_axes,
+    iterations_around,
+    nodes_of,
+    sparse_iterations,
+    substitute,
+)
+from sparsetir.sparse_ir.races import FREE
+from sparsetir.sparse_ir.tir import as_dtype, block_with, dtype_of, values_of
+from sparsetir.sparse_ir.traversal import map_expr
+
+SECONDS = 0.5  # of measuring
+WARM_UP = 3
+ARITHMETIC = (
+    tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Max, tirx.Min, ir.Call,
+)  # fmt: skip
+LEFT_OUT = ("T.reads(", "T.writes(", "T.sblock_attr(", "T.func_attr(", "# with", "T.evaluate(0)")
+NO_ARITHMETIC = ("tirx.if_then_else", "tirx.likely", "tirx.reinterpret")
+
+
+def loops_of(func: SparseFunc) -> list[dict[str, str]]:
+    """The loops of a stage-I function's iterations: whether visits may run at once, and why."""
+    out: list[dict[str, str]] = []
+    for it in sparse_iterations(func):
+        facts = legal.parallelizable(func, it)
+        for place, (node, at, end) in enumerate(it.entries()):
+            coords = ", ".join(v.name for v in it.vars[at:end])
+            kinds = set(it.kinds[at:end])
+            out.append({
+                "iteration": it.name, "loop": coords, "axis": entry_name(node),
+                "kind": "spatial" if kinds == {"S"} else "reduction",
+                "parallel": "yes" if facts[place] == FREE else "no",
+                "why": _why(func, it, place, facts[place], coords),
+            })  # fmt: skip
+    return out
+
+
+def _why(func: SparseFunc, it: SparseIteration, place: int, fact: str, coords: str) -> str:
+    found = legal.evidence(func, it, place)
+    if fact == FREE:
+        kept = "; ".join(", ".join(_access(buffer, a) for a in every) for buffer, every in found)
+        return f"visits that differ in {coords} access other elements: {kept}"
+    if not found:
+        return f"a race: {coords} may be the same under another parent"
+    buffer, (one, other) = found[0]
+    pair = " and ".join(dict.fromkeys((_access(buffer, one), _access(buffer, other))))
+    if fact.startswith("reduction"):
+        return f"a reduction: visits that differ in {coords} update the same {pair}"
+    return f"a race: visits that differ in {coords} may meet at {pair}"
+
+
+def _access(buffer: Any, indices: list[Any]) -> str:
+    return f"{buffer.name}[{', '.join(map(str, indices))}]"
+
+
+def orders_of(func: SparseFunc) -> dict[str, str]:
+    """By iteration whether its loops may be reordered, or the dependence that stands against it."""
+    return {
+        it.name: str(legal.reorderable(func, it) or "its visits may come in any order")
+        for it in sparse_iterations(func)
+    }
+
+
+def scheduled_loops(func: Any, sizes: Mapping[str, Any]) -> str:
+    """Loops, branches and stores of a function of stage II, without what blocks say of themselves.
+
+    sizes : numbers by parameter; of branches that they decide only the one taken is shown
+    """
+    known = _constants(func, sizes)
+    analyzer = Analyzer()
+
+    def taken(branch: Any) -> Any:
+        test = analyzer.simplify(substitute(branch.condition, known))
+        if not isinstance(test, tirx.IntImm):
+            return branch
+        return branch.then_case if int(test) else branch.else_case or tirx.Evaluate(0)
+
+    def inlined(realize: Any) -> Any:
+        block, values = realize.block, values_of(realize)
+        init = None if block.init is None else substitute(block.init, values)
+        block = block_with(block, body=substitute(block.body, values), init=init)
+        return s_tir.SBlockRealize(realize.iter_values, realize.predicate, block, realize.span)
+
+    body = map_expr(func.body, [(tirx.IfThenElse, taken), (s_tir.SBlockRealize, inlined)])
+    text = readable(tirx.PrimFunc(func.params, body, func.ret_type, func.attrs, func.span))
+    out, open_blocks = list[str](), list[int]()
+    for line in text[text.index("def ") :].partition(":\n")[2].splitlines():
+        indent = len(line) - len(line.lstrip())
+        open_blocks = [n for n in open_blocks if n < indent]
+        if line.lstrip().startswith("with T.sblock("):
+            open_blocks.append(indent)
+        elif not line.lstrip().startswith(LEFT_OUT) and " = T.axis." not in line:
+            out.append(line[4 + 4 * len(open_blocks) :] if indent >= 4 else line)
+    return "\n".join(out)
+
+
+def _constants(func: Any, values: Mapping[str, Any]) -> dict[Any, Any]:
+    """The integers among arguments, by parameter."""
+    found = {p: values.get(p.name) for p in func.params}
+    return {p: as_dtype(x, dtype_of(p)) for p, x in found.items() if isinstance(x, int)}
+
+
+def work_of(func: SparseFunc, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Floating-point operations of a stage-I function as it is written, visits and bytes.
+
+    A branch counts as taken. "flops" and "visits" are None where they are not known from sizes and
+    index arrays: of merged axes, and loops of TIR. "bytes" has each array once: the least that
+    memory has to move.
+    """
+    counts = [
+        (_visits(func, [*iterations_around(func, it), it], arguments), _operations(own))
+        for it in sparse_iterations(func)
+        if (own := legal.own_stores(it))
+    ]
+    known = counts and all(visits is not None for visits, _ in counts)
+    arrays = [x for x in arguments.values() if isinstance(x, np.ndarray)]
+    return {
+        "visits": sum(v for v, _ in counts) if known else None,
+        "flops": sum(v * n for v, n in counts) if known else None,
+        "bytes": sum(int(x.nbytes) for x in arrays),
+    }
+
+
+def _operations(stores: list[Any]) -> int:
+    """Of floating-point numbers, in the values of stores."""
+    return sum(
+        dtype_of(node).startswith(("float", "bfloat"))
+        and not (isinstance(node, ir.Call) and str(node.op.name) in NO_ARITHMETIC)
+        for store in stores
+        for node in nodes_of(ARITHMETIC, store.value)
+    )
+
+
+def _visits(func: SparseFunc, its: list[SparseIteration], arguments: Mapping[str, Any]) -> Any:
+    """Of the innermost of nested iterations; None where it is not known."""
+    nodes = [node for it in its for node in it.axes]
+    axes = {a.name: a for a in flat_axes(nodes)}
+    attached = {a.axis.name: a.to.name for a in attached_axes(nodes)}
+    loops = nodes_of(tirx.For, *(it.body for it in its))
+    if loops or any(a.is_merged for a in axes.values()):
+        return None
+    above = {n: attached.get(n) or (a.parent.name if a.parent is not None else "")
+             for n, a in axes.items()}  # fmt: skip
+    sizes = _constants(func, arguments)
+
+    def number(expr: Any) -> int:
+        return int(Analyzer().simplify(substitute(expr, sizes)))
+
+    def positions(axis: Axis) -> int:
+        if axis.nnz is not None:
+            return number(axis.nnz)
+        each = 1 if axis.parent is None else positions(axis.parent)
+        return each * number(axis.length if axis.nnz_cols is None else axis.nnz_cols)
+
+    def weights(axis: Axis) -> np.ndarray:
+        """For each position of an axis, the visits of the axes under it."""
+        out = np.ones(positions(axis))
+        if axis.is_sparse and axis.kind.endswith("fixed"):
+            out[np.ravel(arguments[axis.indices.name]) < 0] = 0  # padding
+        for name, parent in above.items():
+            if parent == axis.name:
+                found = sums(axes[name])
+                if name in attached and axis.is_sparse:
+                    found = found[np.ravel(arguments[axis.indices.name])]
+                out *= found
+        return out
+
+    def sums(axis: Axis) -> np.ndarray:
+        """For each position of an axis's parent, the visits under it."""
+        each = weights(axis)
+        if axis.is_variable:
+            total = np.concatenate([[0.0], np.cumsum(each)])
+            indptr = np.asarray(arguments[axis.indptr.name])
+            return total[indptr[1:]] - total[indptr[:-1]]
+        return each.reshape(positions(axis.parent), -1).sum(1)
+
+    out = 1.0
+    for name, parent in above.items():
+        if parent not in axes:
+            out *= float(weights(axes[name]).sum())
+    return int(out)
+
+
+def measured(kernel: Any, arguments: Mapping[str, Any], threads: int) -> dict[str, Any]:
+    """Seconds of a kernel's calls, and what the machine reaches: rates of copies and products."""
+    from sparsetir.tuning.rates import copy_bandwidth, dense_rate
+
+    times: list[float] = []
+    size = sum(int(x.nbytes) for x in arguments.values() if isinstance(x, np.ndarray))
+    end = time.perf_counter() + SECONDS
+    while len(times) < WARM_UP + 5 or time.perf_counter() < end:
+        start = time.perf_counter()
+        kernel(**arguments)
+        times.append(time.perf_counter() - start)
+    times = times[WARM_UP:]
+    return {
+        "threads": threads, "calls": len(times), "seconds": min(times),
+        "median": statistics.median(times),
+        "copy_bytes_per_second": copy_bandwidth(size, threads, SECONDS / 2),
+        "dense_flops_per_second": dense_rate(SECONDS / 2),
+    }  # fmt: skip
+
+
+def roofline(work: Mapping[str, Any], run: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Bytes, operations and, where it ran, the bound and how much of it was reached."""
+    out = {**work, **(run or {})}
+    if run is None:
+        return out
+    memory = work["bytes"] / run["copy_bytes_per_second"]
+    compute = (work["flops"] or 0) / run["dense_flops_per_second"]
+    least = max(memory, compute)
+    return {
+        **out, "memory_seconds": memory, "compute_seconds": compute,
+        "bound": "memory" if memory >= compute else "compute", "bound_seconds": least,
+        "reached": least / run["seconds"],
+    }  # fmt: skip
+
+
+def roofline_rows(found: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The roofline for people."""
+    flops, size = found["flops"], found["bytes"]
+    out = [("bytes", f"{size:,}, each array once: the least that memory moves")]
+    if flops is None:
+        out.append(("flops", "not known: merged axes, or loops of TIR"))
+    else:
+        out.append(("flops", f"{flops:,} in {many(found['visits'], 'visit')} of the program"))
+        out.append(("intensity", f"{flops / max(1, size):.2f} flops a byte"))
+    if "seconds" not in found:
+        return [*out, ("measured", "not run")]
+    copy, dense = found["copy_bytes_per_second"] / 1e9, found["dense_flops_per_second"] / 1e9
+    rate = "" if not flops else f", {flops / found['seconds'] / 1e9:.1f} GFLOP/s"
+    return [
+        *out,
+        ("machine", f"{copy:.1f} GB/s (copy of as many bytes, {many(found['threads'], 'thread')}), "
+                    f"{dense:.0f} GFLOP/s (dense float32 product, NumPy's threads)"),
+        ("bound", _micros(found["memory_seconds"]) + " by memory, flops not known")
+        if flops is None else
+        ("bound", f"{found['bound']}: {_micros(found['bound_seconds'])} (memory "
+                  f"{_micros(found['memory_seconds'])}, compute "
+                  f"{_micros(found['compute_seconds'])})"),
+        ("measured", f"{_micros(found['seconds'])}, median {_micros(found['median'])} of "
+                     f"{many(found['calls'], 'call')}{rate}"),
+        ("reached", f"{100 * found['reached']:.0f} % of the bound"),
+    ]  # fmt: skip
+
+
+def _micros(seconds: float) -> str:
+    return f"{seconds * 1e6:,.1f} us"

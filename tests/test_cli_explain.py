@@ -1,0 +1,185 @@
+"""`sparsetir explain`: loops and their proofs, the schedule's branches, the roofline, pages."""
+
+from __future__ import annotations
+
+import json
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+from programs import PROGRAMS
+from sparsetir.cli import explained, main
+from sparsetir.runtime.pipeline import lower
+
+SPMM = """
+import sparsetir
+from tvm.script import sparse_tir as T
+
+@T.prim_func
+def spmm(
+    a: T.handle, b: T.handle, c: T.handle, indptr: T.handle, indices: T.handle,
+    m: T.int32, n: T.int32, nnz: T.int32, feat: T.int32,
+):
+    I = T.dense_fixed(m)
+    J = T.sparse_variable(I, (n, nnz), (indptr, indices))
+    J_ = T.dense_fixed(n)
+    K = T.dense_fixed(feat)
+    A = T.match_sparse_buffer(a, (I, J), "float32")
+    B = T.match_sparse_buffer(b, (J_, K), "float32")
+    C = T.match_sparse_buffer(c, (I, K), "float32")
+    with T.sp_iter([I, J, K], "SRS", "spmm") as [i, j, k]:
+        with T.init():
+            C[i, k] = 0.0
+        C[i, k] = C[i, k] + A[i, j] * B[j, k]
+
+def apply(sch):
+    i, j, k = sch.get_sp_iters(sch.get_sparse_iteration("spmm"))
+    sch.split(k, [None, 8])
+"""
+ON_CORA = ("--graph", "cora", "--arg", "feat=64")
+
+
+@pytest.fixture
+def explain(capsys, tmp_path, monkeypatch):
+    """Runs the command in a folder with spmm.py: (exit code, stdout, stderr)."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(explained, "SECONDS", 0.01)
+    (tmp_path / "spmm.py").write_text(SPMM)
+
+    def run(*words):
+        code = main(["explain", *map(str, words)])
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def program(name):
+    """A test program and its arguments."""
+    found = PROGRAMS[name]
+    rng = np.random.default_rng(0)
+    return found.make("float32", "int32"), found.inputs(rng, "dense_row", "float32", "int32")
+
+
+class Balance(HTMLParser):
+    """Fails where elements are not closed in order."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.tags = [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def test_a_program_on_a_graph(explain, tmp_path):
+    code, out, err = explain("spmm.py", *ON_CORA, "--html", "page.html", "--markdown", "page.md")
+    assert (code, err) == (0, "")
+    assert out.startswith("spmm (m=2,708, n=2,708, nnz=10,556, feat=64), by the default schedule\n")
+    heads = ["Program", "Loops", "Schedule", "Roofline", "Made by"]
+    at = [out.index(f"\n{head}\n---") for head in heads]
+    assert at == sorted(at)
+    assert "update the same\n" in out and "access other elements: C[i, k]" in out
+    # The branch that 64 features take: one tile of them, no others.
+    assert "C_ws[k1, k2] + A[i, j] * B[J_indices[i, j]," in out and "if feat" not in out
+    assert f"flops      {2 * 10556 * 64:,} in {10556 * 64:,} visits" in out
+    size = 4 * (2709 + 2 * 10556 + 2 * 2708 * 64)
+    assert f"bytes      {size:,}, " in out and " % of the bound\n" in out
+    page = (tmp_path / "page.html").read_text()
+    balance = Balance()
+    balance.feed(page)
+    assert not balance.open and balance.tags.count("details") == 4  # II, II scheduled, III, source
+    assert "C[i, k] + A[i, j] * B[j, k]" in page and "<script" not in page
+    assert "## Roofline\n" in (tmp_path / "page.md").read_text()
+
+
+def test_facts_as_json(explain):
+    code, out, err = explain("spmm.py:spmm", *ON_CORA, "--json")
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    assert [(x["loop"], x["parallel"]) for x in found["loops"]] == [
+        ("i", "yes"), ("j", "no"), ("k", "yes"),
+    ]  # fmt: skip
+    assert found["order"] == {"spmm": "its visits may come in any order"}
+    line = found["roofline"]
+    assert line["bound_seconds"] == max(line["memory_seconds"], line["compute_seconds"])
+    assert line["reached"] == pytest.approx(line["bound_seconds"] / line["seconds"])
+    assert line["memory_seconds"] == line["bytes"] / line["copy_bytes_per_second"]
+    assert 0 < line["seconds"] <= line["median"]
+
+
+def test_without_arguments_nothing_runs(explain, monkeypatch):
+    monkeypatch.setattr(explained, "measured", None)
+    code, out, _ = explain("spmm.py", "--schedule", "spmm.py:apply", "--stages")
+    assert code == 0 and "by the schedule spmm.py:apply" in out
+    assert "Not known without arguments" in out and "stage III:\n" in out and "source:\n" in out
+    # The split loop is told apart by its two parts; what was written is shown, too.
+    assert "C[i, k0 * 8 + k1]" in out and "as it was written:\n" in out
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["spmm"], "argument FILE: expected file.py[:function], got 'spmm'; `sparsetir lower`"),
+        (["spmm.py", "--graph", "cora"], "argument --arg: 'feat': expected a number, got nothing"),
+        (["spmm.py", "--arg", "k=3"], "argument --arg: 'spmm' has no 'k'; it has a, b, c, indptr"),
+        (["spmm.py", "--arg", "a=2"], "argument --arg: 'a': expected an array, got int"),
+        (
+            ["spmm.py", "--arg", "feat=2"],
+            "argument --arg: 'indptr': expected an array, got nothing",
+        ),
+        (["spmm.py", "--graph", "gone"], "argument --graph: gone: no such file"),
+    ],
+)
+def test_refusals(explain, words, message):
+    code, out, err = explain(*words)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"sparsetir explain: {message}") and err.count("\n") == 1
+
+
+def test_a_page_that_cannot_be_written(explain):
+    code, _, err = explain("spmm.py", "--html", "gone/page.html")
+    assert code == 1 and err == "sparsetir explain: gone/page.html: No such file or directory\n"
+
+
+def test_visits_are_counted():
+    """By index arrays: rows, padding, attached and sibling axes."""
+    found = {}
+    for name in ("spmm", "spmm_ell", "hypergraph", "ragged_matmul", "sddmm_fused", "add_csr"):
+        func, args = program(name)
+        found[name] = explained.work_of(func, args)["visits"], args
+    visits, args = found["spmm"]
+    assert visits == args["nnz"] * args["feat"]
+    visits, args = found["sddmm_fused"]
+    assert visits == args["nnz"] * args["feat"]
+    _, args = program("spmm_ell")
+    assert (args["indices"] < 0).any()
+    assert found["spmm_ell"][0] == (args["indices"] >= 0).sum() * args["feat"]
+    visits, args = found["hypergraph"]
+    assert visits == np.diff(args["ev_ptr"])[args["ve_idx"]].sum() * args["feat"]
+    visits, args = found["ragged_matmul"]
+    i, j, k = (np.diff(args[f"{axis}_ptr"]) for axis in "ijk")
+    assert visits == (i * j * k).sum() > 0
+    assert found["add_csr"][0] is None  # merged axes: not known before they are visited
+
+
+def test_races_name_their_accesses():
+    loops = {x["loop"]: x["why"] for x in explained.loops_of(program("spmm_coo_scatter")[0])}
+    assert loops["e"] == "a race: visits that differ in e may meet at C[ROW[e], k]"
+    loops = [x for x in explained.loops_of(program("spmm_coo")[0]) if x["loop"] == "i"]
+    assert loops[0]["why"] == "a race: i may be the same under another parent"
+
+
+def test_branches_go_by_sizes():
+    func, args = program("spmm")
+    scheduled = lower(func)["II scheduled"]
+    every = explained.scheduled_loops(scheduled, {})
+    sizes = {n: int(x) for n, x in args.items() if np.ndim(x) == 0}
+    some = explained.scheduled_loops(scheduled, sizes)
+    assert every.count("\nelse:") > 0 and "else:" not in some and len(some) < len(every) / 3
+    assert "T.reads" not in every and "sblock(" not in every and "T.axis" not in every
