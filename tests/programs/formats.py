@@ -71,14 +71,10 @@ def csc_inputs(rng: np.random.Generator, case: str, dtype: str, idtype: str) -> 
     mask = mask2(rng, case)
     indptr, indices = csr(mask.T, idtype)
     return {
-        **_operands(rng, case, dtype, mask.shape),
-        "a": values(rng, len(indices), dtype),
-        "indptr": indptr,
-        "indices": indices,
-        "m": mask.shape[0],
-        "n": mask.shape[1],
+        **_operands(rng, case, dtype, mask.shape), "a": values(rng, len(indices), dtype),
+        "indptr": indptr, "indices": indices, "m": mask.shape[0], "n": mask.shape[1],
         "nnz": len(indices),
-    }
+    }  # fmt: skip
 
 
 def csc_oracle(args: Arrays) -> dict[str, np.ndarray]:
@@ -145,15 +141,10 @@ def coo_inputs(rng: np.random.Generator, case: str, dtype: str, idtype: str) -> 
     order = np.sort(np.concatenate([np.arange(len(rows)), np.arange(0, len(rows), 3)]))
     rows, cols = rows[order].astype(idtype), cols[order].astype(idtype)
     return {
-        **_operands(rng, case, dtype, mask.shape),
-        "a": values(rng, len(rows), dtype),
-        "indptr": np.array([0, len(rows)], idtype),
-        "rows": rows,
-        "cols": cols,
-        "m": mask.shape[0],
-        "n": mask.shape[1],
-        "nnz": len(rows),
-    }
+        **_operands(rng, case, dtype, mask.shape), "a": values(rng, len(rows), dtype),
+        "indptr": np.array([0, len(rows)], idtype), "rows": rows, "cols": cols, "m": mask.shape[0],
+        "n": mask.shape[1], "nnz": len(rows),
+    }  # fmt: skip
 
 
 def coo_scatter_inputs(rng: np.random.Generator, case: str, dtype: str, idtype: str) -> Arrays:
@@ -195,14 +186,9 @@ def bsr_inputs(rng: np.random.Generator, case: str, dtype: str, idtype: str) -> 
     mb, nb = mask.shape
     return {
         **_operands(rng, case, dtype, (mb * BLOCK, nb * BLOCK)),
-        "a": values(rng, (len(indices), BLOCK, BLOCK), dtype),
-        "indptr": indptr,
-        "indices": indices,
-        "mb": mb,
-        "nb": nb,
-        "nnzb": len(indices),
-        "block": BLOCK,
-    }
+        "a": values(rng, (len(indices), BLOCK, BLOCK), dtype), "indptr": indptr, "indices": indices,
+        "mb": mb, "nb": nb, "nnzb": len(indices), "block": BLOCK,
+    }  # fmt: skip
 
 
 def bsr_oracle(args: Arrays) -> dict[str, np.ndarray]:
@@ -233,12 +219,9 @@ def _stored_rows(mask: np.ndarray, idtype: str) -> Arrays:
     rows = np.nonzero(mask.any(axis=1))[0].astype(idtype)
     indptr, indices = csr(mask[rows], idtype)
     return {
-        "row_ptr": np.array([0, len(rows)], idtype),
-        "rows": rows,
-        "nnzr": len(rows),
-        "indptr": indptr,
-        "indices": indices,
-    }
+        "row_ptr": np.array([0, len(rows)], idtype), "rows": rows, "nnzr": len(rows),
+        "indptr": indptr, "indices": indices,
+    }  # fmt: skip
 
 
 def dbsr_inputs(rng: np.random.Generator, case: str, dtype: str, idtype: str) -> Arrays:
@@ -246,15 +229,10 @@ def dbsr_inputs(rng: np.random.Generator, case: str, dtype: str, idtype: str) ->
     mask, feat = mask2(rng, case), FEATURES[case]
     (mb, nb), nnzb = mask.shape, int(mask.sum())
     return {
-        **_stored_rows(mask, idtype),
-        "a": values(rng, (nnzb, BLOCK, BLOCK), dtype),
-        "b": fill(rng, case, (nb, BLOCK, feat), dtype),
-        "c": garbage((mb, BLOCK, feat), dtype),
-        "mb": mb,
-        "nb": nb,
-        "nnzb": nnzb,
-        "feat": feat,
-    }
+        **_stored_rows(mask, idtype), "a": values(rng, (nnzb, BLOCK, BLOCK), dtype),
+        "b": fill(rng, case, (nb, BLOCK, feat), dtype), "c": garbage((mb, BLOCK, feat), dtype),
+        "mb": mb, "nb": nb, "nnzb": nnzb, "feat": feat,
+    }  # fmt: skip
 
 
 def dbsr_oracle(args: Arrays) -> dict[str, np.ndarray]:
