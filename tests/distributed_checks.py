@@ -185,9 +185,10 @@ def graded(out: torch.Tensor, leaves: list[torch.Tensor], weights: torch.Tensor)
 
 
 def test_spmm(
-    group: Any, kind: str, partition: str, reduce: str, dtype: torch.dtype, heads: str
+    group: Any, kind: str, reduce: str, dtype: torch.dtype, heads: str, partition: str = ""
 ) -> None:
     """heads : which operands have them"""
+    partition = partition or ("rows", "given", "shares", "last")[len(kind + reduce + heads) % 4]
     graph, edges, nodes = spread(group, kind, partition)
     number, count = graph.edge_data["number"], edges.shape[1]
     torch.manual_seed(4)
@@ -278,7 +279,7 @@ def test_in_pieces(group: Any, most: int) -> None:
         assert 1 < len(graph.remote_blocks) <= most and rows <= graph.own
         for reduce in ("sum", "mean", "max", "min"):
             for heads in ("none", "x and values", "values", "no values"):
-                test_spmm(group, "random", "given", reduce, torch.float64, heads)
+                test_spmm(group, "random", reduce, torch.float64, heads, "given")
         test_sddmm(group, "random", "given", torch.float32, True)
         test_attention(group, "random", "given", torch.float32, True)
     finally:
@@ -450,7 +451,7 @@ LAYERS = {
 }
 
 
-def test_layers(group: Any, kinds: list[str], weighted: bool) -> None:
+def test_layers(group: Any, kinds: str, weighted: bool) -> None:
     """Each of these kinds gives what it gives with edges, and the gradients."""
     weight = torch.rand(150, dtype=torch.float64) + 0.5
     attr = torch.randn(150, 2, dtype=torch.float64)
@@ -459,7 +460,7 @@ def test_layers(group: Any, kinds: list[str], weighted: bool) -> None:
     number, mine = graph.edge_data["number"], graph.nodes
     whole = torch.randn(nodes, FEAT, dtype=torch.float64)
     for name, make in LAYERS.items():
-        if name.split(",")[0] not in kinds:
+        if name.split(",")[0] not in kinds.split():
             continue
         layer = make().double()
         results = []
@@ -591,6 +592,7 @@ def test_wrong_on_one_process(group: Any) -> list[str]:
         lambda: graph.scatter(torch.ones(30 if rank == 0 else 3) if here or rank == 0 else None),
         lambda: graph.gather(x[:1] if here else x),
         lambda: graph.arrange(graph.nodes[: -1 if here else None], x[: -1 if here else None]),
+        build(partition=(graph.nodes, graph.nodes[: -1 if here else None] * 0), num_nodes=30),
     ]
     found = []
     for at, call in enumerate(calls):

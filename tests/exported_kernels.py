@@ -1,4 +1,4 @@
-"""Kernels to export: of each template for CPUs, and of each primitive that takes a recipe."""
+"""Kernels to export: of each template for CPUs, and with each recipe."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from sparsetir.schedules.operators.block_attention import BlockAttention
 from sparsetir.schedules.operators.block_attention_backward import BlockAttentionBackward
 from sparsetir.schedules.operators.block_linear import BlockLinear
 from sparsetir.schedules.operators.edge_attention import EdgeAttention
-from sparsetir.schedules.operators.edge_messages import EdgeMessages
-from sparsetir.schedules.operators.edge_softmax import EdgeSoftmax
 from sparsetir.schedules.operators.edge_sums import EdgeSums
 from sparsetir.schedules.operators.messages import Messages
 from sparsetir.schedules.operators.problems import CsrPattern, Sddmm, Spmm
@@ -86,12 +84,10 @@ CSR: dict[str, Any] = {
     "indptr": PATTERN.indptr, "indices": PATTERN.indices, "m": M, "n": N, "nnz": PATTERN.nnz,
     "feat": FEAT, "width": FEAT, "heads": HEADS, "batch": 1, "scale": 0.5, "order": ORDER,
     "arg_out": np.zeros((M, HEADS, FEAT), "int32"), "scores": np.zeros(HEADS * PATTERN.nnz, "f4"),
-    "lhs_of": np.repeat(np.arange(M, dtype="int32"), np.diff(PATTERN.indptr)),
-    "rhs_of": PATTERN.indices, "lhs_nodes": M, "rhs_nodes": N,
 }  # fmt: skip
 ENDS: dict[str, Any] = {
-    "source": PATTERN.indices, "target": CSR["lhs_of"], "m": M, "n": N, "nnz": PATTERN.nnz,
-    "feat": FEAT,
+    "source": PATTERN.indices, "m": M, "n": N, "nnz": PATTERN.nnz, "feat": FEAT,
+    "target": np.repeat(np.arange(M, dtype="int32"), np.diff(PATTERN.indptr)),
 }  # fmt: skip
 BLOCKED: dict[str, Any] = {
     "indptr": PATTERN.indptr, "indices": PATTERN.indices, "m": M, "n": N, "blocks": PATTERN.nnz,
@@ -152,8 +148,6 @@ TEMPLATE_CASES: dict[str, Callable[[], Case]] = {
         Rgms(), TiledRelations.for_sizes(FEAT, FEAT, 8), RELATIONS
     ),
     "messages": lambda: of(Messages("mul", "mean", "hf", "h"), TILE, CSR),
-    "edge_messages": lambda: of(EdgeMessages("dot", "hf", "hf"), TILE, CSR),
-    "edge_softmax": lambda: of(EdgeSoftmax(), TILE, CSR),
     "edge_attention": lambda: of(EdgeAttention(), AttentionTiles(TILE, TILE), CSR),
     "edge_sums": lambda: of(EdgeSums(idtype="int32"), SumLoops(FEAT), ENDS),
     "block_attention": lambda: of(BlockAttention(16, 4, 6), MASK_TILES, MASKED),
@@ -179,62 +173,24 @@ def plain(apply: Callable[..., Any], name: str = "spmm") -> Case:
     return Case(program.make("float32", "int32"), scheduled, None, given)
 
 
-def _elements(sch: Any, it: Any, x: Any, **options: Any) -> Any:
-    return sch.positions(sch.sparse_fuse(it, [x.I, x.J]), **options)
-
-
 def _pieces(sch: Any, it: Any, x: Any) -> None:
     chunks, *_ = sch.divide(sch.sparse_fuse(it, [x.I, x.J]), 3, by="work")
     sch.parallelize(chunks, race="temporary")
 
 
-def _packed_slices(sch: Any, it: Any, x: Any) -> None:
-    sch.sell_slices(x.I, x.J, 4, longest=5, window="window")
-    sch.pack("A", it)
-
-
-def _runs(sch: Any, it: Any, x: Any) -> None:
-    p = _elements(sch, it, x, rows="search")
-    tiles, last = sch.split(p, [None, 4])
-    sch.sparse_reorder(it, [tiles, x.K, last])
-    sch.segment_accumulate(last)
-
-
-def _aggregate(sch: Any) -> None:
-    it = sch.get_sparse_iteration("rgms")
-    for loop in sch.get_sp_iters(it)[3:]:
-        sch.bound(loop, FEAT, "exact")
-    _, i, j, _, _ = sch.get_sp_iters(it)
-    _, tiles, rows = sch.ranges(i, "ranges", 4, default=2)
-    sch.aggregate("Y", tiles, rows, [j])
-
-
+# Of those whose recipes no template takes.
 PRIMITIVE_CASES: dict[str, Callable[[], Case]] = {
-    "work": partial(plain, lambda s, it, x: s.divide(x.I, "blocks", by="work")),
     "equal_parts": partial(plain, lambda s, it, x: s.divide(x.J, 3)),
-    "coordinates": partial(plain, lambda s, it, x: s.divide(x.J, 4, by="coordinates")),
     "split": partial(plain, lambda s, it, x: s.split(x.J, [None, 2, 3])),
     "split_coordinates": partial(
         plain, lambda s, it, x: (s.coord(x.J), s.split(x.J, [None, 8]))
     ),
-    "positions": partial(plain, _elements),
-    "positions_in_parts": partial(
-        plain, lambda s, it, x: s.positions(s.sparse_fuse(it, [x.I, x.J]), parts=2), "sddmm"
-    ),
     "pieces": partial(plain, _pieces),
-    "slices": partial(plain, _packed_slices),
-    "by_length": partial(plain, lambda s, it, x: s.sort_rows_by_length(x.I, x.J, 8)),
-    "patterns": partial(plain, lambda s, it, x: s.group_columns_by_pattern(x.I, x.J, 2)),
     "patterns_by_count": partial(
         plain, lambda s, it, x: s.group_columns_by_pattern(x.I, x.J, 2, by="count")
     ),
     "tiles_of_rows": partial(plain, lambda s, it, x: (s.pos(x.I), s.split(x.I, [None, 3]))),
     "steps": partial(plain, lambda s, it, x: s.strip_mine_rows(x.J, 4)),
-    "runs": partial(plain, _runs),
-    "default": lambda: Case(PROGRAMS["sddmm"].make("float32", "int32"), None, None, CSR),
-    "aggregate": lambda: registered(
-        Rgms(), TiledRelations.for_sizes(FEAT, FEAT, 8), RELATIONS
-    )._replace(apply=_aggregate, config=None),
 }  # fmt: skip
 
 CASES: dict[str, Callable[[], Case]] = {**TEMPLATE_CASES, **PRIMITIVE_CASES}

@@ -10,6 +10,7 @@ from tvm import ir, tirx
 from tvm.script import sparse_tir as T
 
 import sparsetir
+from small import small
 from sparsetir.sparse_ir.gradient import gradient, transposed_axes
 from sparsetir.sparse_ir.nodes import nodes_of
 from sparsetir.sparse_ir.traversal import map_expr
@@ -193,24 +194,13 @@ def over_edges(term, dtype="float64", pattern="mixed", seed=0):
 def gated(pattern="mixed"):
     """C[i, k] = sum over j of sigmoid(X[i, k] + Y[j, k]) * tanh(Y[j, k]) * exp(A[i, j])."""
 
-    @T.prim_func
-    def messages(
-        a: T.handle, x: T.handle, y: T.handle, c: T.handle, indptr: T.handle, indices: T.handle,
-        m: T.int32, n: T.int32, nnz: T.int32, feat: T.int32,
-    ):  # fmt: skip
-        I = T.dense_fixed(m)
-        J = T.sparse_variable(I, (n, nnz), (indptr, indices))
-        N = T.dense_fixed(n)
-        K = T.dense_fixed(feat)
-        A = T.match_sparse_buffer(a, (I, J), "float64")
-        X = T.match_sparse_buffer(x, (I, K), "float64")
-        Y = T.match_sparse_buffer(y, (N, K), "float64")
-        C = T.match_sparse_buffer(c, (I, K), "float64")
-        with T.sp_iter([I, J, K], "SRS", "messages") as [i, j, k]:
-            with T.init():
-                C[i, k] = T.float64(0)
-            gate = T.sigmoid(X[i, k] + Y[j, k])
-            C[i, k] = C[i, k] + gate * T.tanh(Y[j, k]) * T.exp(A[i, j])
+    messages = small("messages", """
+with T.sp_iter([I, J, K], "SRS", "messages") as [i, j, k]:
+    with T.init():
+        C[i, k] = T.float64(0)
+    gate = T.sigmoid(X[i, k] + Y[j, k])
+    C[i, k] = C[i, k] + gate * T.tanh(Y[j, k]) * T.exp(A[i, j])
+""", dtype="float64", A="I J", X="I K", Y="N K", C="I K")  # fmt: skip
 
     draw, coords = np.random.default_rng(1), rows_of(pattern)
     arrays = {
@@ -244,26 +234,18 @@ def rgms(dtype="float64"):
 def mttkrp():
     """C[i, f] = sum over j, l of A[i, j, l] * U[j, f] * V[l, f]."""
 
-    @T.prim_func
-    def mttkrp(
-        a: T.handle, u: T.handle, v: T.handle, c: T.handle, row_ptr: T.handle, rows: T.handle,
-        indptr: T.handle, indices: T.handle, r: T.int32, m: T.int32, n: T.int32, nnz_rows: T.int32,
-        nnz: T.int32, feat: T.int32,
-    ):  # fmt: skip
-        I = T.dense_fixed(r)
-        J = T.sparse_variable(I, (m, nnz_rows), (row_ptr, rows))
-        L = T.sparse_variable(J, (n, nnz), (indptr, indices))
-        M = T.dense_fixed(m)
-        N = T.dense_fixed(n)
-        F = T.dense_fixed(feat)
-        A = T.match_sparse_buffer(a, (I, J, L), "float64")
-        U = T.match_sparse_buffer(u, (M, F), "float64")
-        V = T.match_sparse_buffer(v, (N, F), "float64")
-        C = T.match_sparse_buffer(c, (I, F), "float64")
-        with T.sp_iter([I, J, L, F], "SRRS", "mttkrp") as [i, j, l, f]:
-            with T.init():
-                C[i, f] = T.float64(0)
-            C[i, f] = C[i, f] + A[i, j, l] * U[j, f] * V[l, f]
+    mttkrp = small("mttkrp", """
+with T.sp_iter([I, J, L, F], "SRRS", "mttkrp") as [i, j, l, f]:
+    with T.init():
+        C[i, f] = T.float64(0)
+    C[i, f] = C[i, f] + A[i, j, l] * U[j, f] * V[l, f]
+""", """
+I = T.dense_fixed(r)
+J = T.sparse_variable(I, (m, nnz_rows), (row_ptr, rows))
+L = T.sparse_variable(J, (n, nnz), (indptr, indices))
+M = T.dense_fixed(m)
+F = T.dense_fixed(feat)
+""", "float64", A="I J L", U="M F", V="N F", C="I F")  # fmt: skip
 
     draw, coords = np.random.default_rng(0), np.array(TRIPLES)
     arrays = {

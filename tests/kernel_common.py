@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import functools
+import shutil
 from typing import Any
 
 import numpy as np
+import pytest
 
 import sparsetir
 from programs import PROGRAMS
+
+linker = pytest.mark.skipif(
+    not (shutil.which("g++") or shutil.which("gcc") or shutil.which("clang++")),
+    reason="no linker: TVM calls a C++ compiler to write a shared library",
+)
 
 
 @functools.cache

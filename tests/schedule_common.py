@@ -12,20 +12,11 @@ import tvm_ffi
 
 import sparsetir
 from programs import PROGRAMS, copied, tolerance
+from refusals import in_order
 from sparsetir.sparse_ir.nodes import sparse_iterations
 from sparsetir.sparse_ir.schedule.primitives import PRIMITIVES
 
-__all__ = [
-    "in_order",
-    "keeps_meaning",
-    "opened",
-    "program",
-    "read_back",
-    "refused",
-    "says",
-    "steps",
-    "table",
-]
+__all__ = ["keeps_meaning", "opened", "program", "read_back", "refused", "says", "steps", "table"]
 
 
 # Methods that are no primitives.
@@ -93,15 +84,6 @@ def refused(code: str, words: list[str], func: Any, iteration: str = "") -> None
     assert words[0].startswith("- ") or "\n  in T.sp_iter([" in text, text
     in_order(text, words)
     assert sch.func is before
-
-
-def in_order(text: str, words: list[str]) -> None:
-    """The words are in a text, one after the other."""
-    at = 0
-    for word in words:
-        word = word.removeprefix("- ")
-        assert word in text[at:], f"{word!r} is not in {text[at:]!r}"
-        at = text.index(word, at) + len(word)
 
 
 def says(code: str, words: list[str], names: dict[str, Any], error: Any = ValueError) -> str:

@@ -20,9 +20,12 @@ import tvm_ffi
 import gpu_runner
 from bench.gpucode import disassembled
 from cuda_runner import CudaFunction, requires_cuda_text
+from small import text_of
 from sparsetir import lower_sparse_buffer
 from sparsetir.runtime.pipeline import lower_template
 from sparsetir.schedules.operators.problems import CsrPattern, Spmm
+from sparsetir.schedules.search.choose import Statistics
+from sparsetir.schedules.search.spaces import space
 from sparsetir.schedules.templates.registry import TEMPLATES
 from sparsetir.sparse_ir.position_space import SIGNATURE
 
@@ -117,15 +120,11 @@ def masks() -> dict[str, np.ndarray]:
     dense_row = rng.random((9, 150)) < 0.03
     dense_row[4] = True
     return {
-        "random": plain,
-        "empty rows": gaps,
-        "nothing stored": np.zeros((5, 7), bool),
-        "one dense row": dense_row,
-        "one column": rng.random((21, 1)) < 0.5,
-        "one row": rng.random((1, 70)) < 0.9,
-        "no rows": np.zeros((0, 7), bool),
+        "random": plain, "empty rows": gaps, "nothing stored": np.zeros((5, 7), bool),
+        "one dense row": dense_row, "one column": rng.random((21, 1)) < 0.5,
+        "one row": rng.random((1, 70)) < 0.9, "no rows": np.zeros((0, 7), bool),
         "no columns": np.zeros((6, 0), bool),
-    }
+    }  # fmt: skip
 
 
 MASKS = masks()
@@ -219,23 +218,12 @@ def bfloat16_arrays() -> Iterator[None]:
 
 
 # A user's program, which gathers nothing.
-SCALED_SUMS = """
-@T.prim_func
-def scaled_sums(
-    a: T.handle, w: T.handle, out: T.handle, indptr: T.handle, indices: T.handle,
-    m: T.int32, n: T.int32, nnz: T.int32, feat: T.int32,
-):
-    I = T.dense_fixed(m)
-    J = T.sparse_variable(I, (n, nnz), (indptr, indices))
-    K = T.dense_fixed(feat)
-    A = T.match_sparse_buffer(a, (I, J), "float32")
-    W = T.match_sparse_buffer(w, (K,), "float32")
-    C = T.match_sparse_buffer(out, (I, K), "float32")
-    with T.sp_iter([I, J, K], "SRS", "sums") as [i, j, k]:
-        with T.init():
-            C[i, k] = 0.0
-        C[i, k] = C[i, k] + A[i, j] * W[k]
-"""
+SCALED_SUMS = text_of("scaled_sums", """
+with T.sp_iter([I, J, K], "SRS", "sums") as [i, j, k]:
+    with T.init():
+        OUT[i, k] = 0.0
+    OUT[i, k] = OUT[i, k] + A[i, j] * W[k]
+""", A="I J", W="K", OUT="I K")  # fmt: skip
 
 
 def scaled_sums() -> tuple[dict[str, Any], np.ndarray]:
@@ -249,6 +237,23 @@ def scaled_sums() -> tuple[dict[str, Any], np.ndarray]:
         "indices": matrix.indices, "m": m, "n": n, "nnz": nnz, "feat": 16,
     }  # fmt: skip
     return args, np.outer(sums, w)
+
+
+def of_the_space(kind: type, problem: Spmm, feat: int, mask: str, longest: int) -> list[Any]:
+    """Configs of a template that a search tries."""
+    matrix = of_mask(MASKS[mask], "int32")
+    given = Statistics(*matrix.shape, matrix.nnz, feat, longest=longest)
+    points = space(problem, matrix, given, GPU).points()
+    return [config for _, config in points if isinstance(config, kind)]
+
+
+def check_offsets(problem: Spmm, config: Any) -> None:
+    """Rows, columns or non-zeros times features may be more than 32 bits hold."""
+    func = scheduled(TEMPLATES[type(config), type(problem)], problem, config)
+    places = re.findall(
+        r"\b[BC]_ptr( \+ |\[)([^;=]*)", gpu_runner.cuda_source(lower_sparse_buffer(func))
+    )
+    assert len(places) >= 2 and all("(int64_t)" in place for _, place in places)
 
 
 class Compiled(NamedTuple):

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -19,12 +17,12 @@ import scipy.sparse as sp
 import sparsetir
 from bench import harness
 from bench.__main__ import COMMANDS as COMMANDS_OF_BENCH
-from bench.__main__ import CONVOLUTIONS, parser
 from bench.__main__ import MASKS as MASKS_OF_BENCH
+from bench.__main__ import parser
 from bench.report import beside
 from bench.ways import Comparison, Device
 from sparsetir.extras import WITHOUT_TORCH
-from sparsetir.formats import CSF, CSR, Pattern
+from sparsetir.formats import CSF, CSR
 from sparsetir.tuning.process import THREADS
 
 ROOT = Path(__file__).parents[1]
@@ -44,6 +42,10 @@ COMMANDS = {
             {c["format"] for c in r["cells"] if "skipped" in c} == {"dia"}
             and all(c["error"] < 1e-5 for c in r["cells"] if "skipped" not in c)
         ),
+    ),
+    "run": (
+        ["--op", "spmm", "--graph", "cora", "--peers", "scipy", "--threads", "one", "--plot"],
+        lambda r: all({"sparsetir", "scipy"} <= set(c["peers"]) for c in r["cells"]),
     ),
     "mttkrp": ([], lambda r: all(not c["wrong"] and c["seconds"]["tuned"] for c in r["cells"])),
     "attention": (
@@ -72,11 +74,8 @@ def bench(*words):
     without = WITHOUT_TORCH if words[0] in ("compile", "formats", "mttkrp", "tune") else "pass"
     code = f"import runpy, sys; {without}; runpy.run_module('bench', run_name='__main__')"
     path = os.pathsep.join([str(Path(sparsetir.__file__).parents[1]), str(ROOT)])
-    threads = (
-        1
-        if words[0] in ("run", "tune", "mttkrp", "calls", "distributed")
-        else len(os.sched_getaffinity(0))
-    )
+    alone = words[0] in ("run", "tune", "mttkrp", "calls", "distributed")
+    threads = 1 if alone else len(os.sched_getaffinity(0))
     env = {**os.environ, "PYTHONPATH": path, **dict.fromkeys(THREADS, str(threads))}
     done = subprocess.run(
         [sys.executable, "-c", code, *map(str, words)], cwd=ROOT, env=env, capture_output=True,
@@ -115,19 +114,6 @@ def test_harness(tmp_path, capsys):
         harness.check("x", np.array([1, np.nan]), np.ones(2), np.ones(2))
 
 
-@pytest.mark.parametrize(
-    "module, pattern",
-    [("attention", "attention-amd*"), ("calls", "calls-amd*5-1t"), ("rgcn", "rgcn-amd*"),
-     ("steps", "steps-*"), ("sparse_conv", "sparse_conv-amd*")],
-)  # fmt: skip
-def test_pictures(module, pattern, tmp_path):
-    """Of files that are here, by each command's own `draw`."""
-    (path,) = (ROOT / "bench" / "results").glob(f"{pattern}.json")
-    shutil.copy(path, tmp_path)
-    importlib.import_module(f"bench.{module}").draw(tmp_path / path.name)
-    assert (tmp_path / path.name).with_suffix(".png").stat().st_size > 5000
-
-
 def test_tables(capsys):
     """Of files that are here, by each command's own `show`."""
     from bench import attention, compiling, mttkrp, rgcn, sparse_conv, steps
@@ -145,11 +131,9 @@ def test_tables(capsys):
     steps.show(results("steps-*")["cells"])
     compiling.show(results("compile-*"))
     said = capsys.readouterr().out
-    for line in (
-        "band ", "Geometric means", "geometric mean", "gain: geometric mean", "SpMM by steps",
-        "Import, fresh",
-    ):  # fmt: skip
-        assert line in said
+    assert all(
+        line in said for line in ("band ", "gain: geometric mean", "SpMM by steps", "Import")
+    )
 
 
 def test_commands_of_the_readme_are_known():
@@ -209,57 +193,6 @@ def test_a_file_that_is_no_graph_ends_with_one_line(tmp_path, monkeypatch):
     assert "\n" not in message
 
 
-@pytest.mark.parametrize("shape, coords, message", [
-    ((3, 4), np.zeros((2, 1)), "expected a tensor of order 3 to 5"),
-    ((3, 4, 5), np.zeros((2, 1)), r"coords \(2, 1\)"),
-    (None, np.zeros((3, 1)), "expected an npz file of shape and coords"),
-])  # fmt: skip
-def test_files_that_hold_no_tensor(tmp_path, shape, coords, message):
-    from bench.mttkrp import _tensor
-    from sparsetir.data.graphs import GraphError
-
-    arrays = {"coords": coords, **({} if shape is None else {"shape": np.array(shape)})}
-    np.savez(tmp_path / "t.npz", **arrays)
-    with pytest.raises(GraphError, match=message):
-        _tensor(tmp_path / "t.npz")
-
-
-@pytest.mark.parametrize(
-    "option, name, message",
-    [
-        ("--pruned", "x.npz", "has no arrays <layer>.indptr"),
-        ("--pruned", "x.npz:fc", "has no layer 'fc'"),
-        ("--hetero", "x.npz", "has no dst, etype, num_nodes, src"),
-    ],
-)
-def test_files_that_hold_no_weights_or_relations(tmp_path, option, name, message):
-    from bench.problems import pruned, relations
-    from sparsetir.data.graphs import GraphError
-
-    arrays: dict = {"conv.indptr": np.zeros(1)} if ":" in name else {"shape": np.zeros(2)}
-    np.savez(tmp_path / "x.npz", **arrays)
-    with pytest.raises(GraphError, match=message):
-        relations([tmp_path / name]) if option == "--hetero" else pruned([f"{tmp_path}/{name}"], 1)
-
-
-def test_mttkrp_tells_who_is_wrong():
-    from bench.mttkrp import _right
-
-    out = np.zeros(3, "float32")
-    assert _right(lambda: out.fill(2), out, np.full(3, 2.0))
-    assert not _right(lambda: out[:2].fill(2), out, np.full(3, 2.0))
-
-
-def test_places_are_counted_without_converting():
-    from sparsetir.formats.library import library
-
-    rng = np.random.default_rng(0)
-    mask = rng.random((50, 70)) < np.linspace(0, 0.6, 50)[:, None]
-    pattern = Pattern([c.astype("int32") for c in np.nonzero(mask)], mask.shape)
-    for fmt in library(pattern):
-        assert fmt.places(pattern) == fmt.convert(pattern).places, fmt
-
-
 def test_formats_tells_what_is_wrong_or_fails():
     from bench import formats
 
@@ -290,35 +223,6 @@ def test_rules_are_the_masks():
         assert torch.equal(held, mask.to_dense())
 
 
-def test_points_of_a_file(tmp_path):
-    from bench import clouds
-    from sparsetir.data.graphs import GraphError
-
-    points = np.array([[0.01, 0, 0, 9], [0.02, 0, 0, 9], [-0.03, 0, 0.06, 9]], np.float32)
-    np.savez(tmp_path / "a.npz", points=points)
-    assert clouds.read(tmp_path / "a.npz", 0.05).tolist() == [[0, 0, 1], [1, 0, 0]]
-    np.savez(tmp_path / "b.npz", points=points[0])
-    with pytest.raises(GraphError, match=r"b.npz: expected 'points' \(n, 3 or more\), got"):
-        clouds.read(tmp_path / "b.npz", 0.05)
-    np.savez(tmp_path / "c.npz", others=points)
-    with pytest.raises(GraphError, match="c.npz: expected an npz file with 'points'"):
-        clouds.read(tmp_path / "c.npz", 0.05)
-
-
-def test_peers_agree():
-    import torch
-
-    from bench import clouds, sparse_conv
-
-    layer = next(clouds.layers(clouds.scene(beams=3, turns=20) // 4, torch.float32))
-    pairs = sparse_conv.map_of(layer)
-    x, weight = layer.points.features, layer.made.weight.detach()
-    wanted = sparse_conv.gathered(pairs)(x.double(), weight.double()).float()
-    assert sparse_conv.PEERS == CONVOLUTIONS
-    found = sparse_conv.by_matrices(pairs, torch.float32)(x, weight)
-    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
-
-
 def test_ways_that_are_wrong_or_missing_are_not_timed():
     """Results and gradients; what writes nothing leaves NaN; parameters of modules count."""
     import torch
@@ -339,13 +243,10 @@ def test_ways_that_are_wrong_or_missing_are_not_timed():
         raise ValueError("no such thing\nat all")
 
     ways = {
-        "right": lambda: layer,
-        "off": lambda: lambda x: layer(x) + 1e-2,
-        "nan": lambda: lambda x: layer(x) * torch.nan,
-        "absent": refuse,
-        "inferring": lambda: lambda x: layer(x).detach(),
-        "bad gradients": lambda: Off.apply,
-    }
+        "right": lambda: layer, "off": lambda: lambda x: layer(x) + 1e-2,
+        "nan": lambda: lambda x: layer(x) * torch.nan, "absent": refuse,
+        "inferring": lambda: lambda x: layer(x).detach(), "bad gradients": lambda: Off.apply,
+    }  # fmt: skip
     device = Device(seconds=0.0, least=2)
     found = Comparison([[x]], layer, grads=[grad]).measure(ways, device)
     assert set(found["forward"]) == {"right", "inferring", "bad gradients"}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import sys
 import time
 
@@ -14,20 +13,11 @@ import torch
 import sparsetir
 from bench import attention, blocks, gpu, gpu_day, run, ways
 from bench.__main__ import parser
-from bench.attention import BSR, DENSE
-from bench.blocks import FEATURES, KINDS, TYPES, Case, weight
+from bench.blocks import KINDS, Case
 from bench.gpu_day import Step
 from bench.peers import cusparse
 from bench.peers.gpu_clock import HostClock
 from bench.ways import Device
-from gpu_runner import requires_nvcc
-from sparsetir.runtime.build import kernel_of
-from sparsetir.runtime.pipeline import lower_template
-from sparsetir.runtime.targets import resolve_target
-from sparsetir.schedules.gpu.spmm_tensor_cores import TensorCores
-from sparsetir.schedules.operators.problems import Spmm
-from sparsetir.schedules.templates.registry import TEMPLATES
-from spmm_gpu_common import compile_cuda
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse")
 
@@ -106,34 +96,8 @@ def test_a_run(device, tmp_path, capsys):
     assert list(tmp_path.glob("*.png"))
 
 
-def test_gpu_code(tmp_path):
-    """Compiled by nvcc where there is one: vector loads, nothing spilled."""
-    from bench import gpucode
-
-    args = argparse.Namespace(quick=True, arch="sm_90", kernels="", threads=1, out=tmp_path)
-    gpucode.run(args)
-    if shutil.which("nvcc") is None:
-        pytest.skip("no nvcc")
-    (path,) = tmp_path.glob("gpucode-sm_90-*.json")
-    (kernel,) = json.loads(path.read_text())["results"]
-    assert kernel["launches"] == 1 and kernel["spill_bytes"] == 0 and kernel["registers"] <= 64
-    assert kernel.get("loads_128", 1) > 0
-
-
 # The CPU in place of a GPU: its clock, its turns, copies of operands.
 REHEARSAL = Device("cpu", "llvm", HostClock(), (1, 2, ways.COPIES))
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_weights(name):
-    """As many numbers as were asked for, together as they were pruned."""
-    kind = KINDS[name]
-    found = weight(kind, 256, 0.75).toarray() != 0
-    assert abs(found.mean() - 0.25) < 0.01
-    rows, columns = kind.tile
-    tiles = found.reshape(256 // rows, rows, 256 // columns, columns).any(3).any(1)
-    assert tiles.mean() == found.mean()
-    assert (~tiles.any(1)).mean() == pytest.approx(kind.empty, abs=0.01)
 
 
 def test_weights_of_a_gpu_by_formats():
@@ -147,48 +111,6 @@ def test_weights_of_a_gpu_by_formats():
         panels = {"sparsetir panels", "sparsetir panels, atomics"} if kind == "weights" else set()
         assert set(found["missing"]) == panels
     blocks.show([{**found, "size": size} for size in (128, 256)], 1)
-
-
-def test_cases_are_all_there(monkeypatch):
-    """The most telling share of zeros first."""
-    monkeypatch.setitem(blocks.TYPES, "cpu", TYPES["cuda"])
-    found = list(blocks.cases(REHEARSAL, quick=True))
-    assert [c.kind for c in found[::2]] == list(KINDS) and len(found) == 8
-    assert {c.dtype for c in found} == set(TYPES["cuda"])
-    every = list(blocks.cases(REHEARSAL, quick=False))
-    assert every[0].sparsity == 0.9 and len(every) == 6 * 3 * 4 * 2 * len(FEATURES)
-    assert len(list(blocks.cases(Device(), quick=False))) == 2
-
-
-def configs():
-    """The configs of all cells."""
-    formats = {fmt for kind in KINDS.values() for fmt in kind.formats}
-    found = {
-        TensorCores.for_features(fmt, feat, dtype): dtype
-        for fmt in formats for feat in FEATURES for dtype in TYPES["cuda"]
-    }  # fmt: skip
-    return [*found.items()]
-
-
-@requires_nvcc
-@pytest.mark.slow
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
-def test_kernels_compile(arch, tmp_path):
-    target = resolve_target({"kind": "cuda", "arch": arch})
-    for number, (config, dtype) in enumerate(configs()):
-        stages = lower_template(TEMPLATES[TensorCores, Spmm], Spmm(dtype), config, target)
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        made = compile_cuda(kernel_of(stages, target).source("cuda"), folder, arch)
-        assert made.spills <= 16, config
-
-
-def test_attention_that_is_not_there_is_named(monkeypatch):
-    cell = attention.measure("butterfly", "float32", 256, 2, (DENSE, BSR), REHEARSAL)
-    assert set(cell["forward"]) == set(cell["backward"]) == {attention.OURS, DENSE}
-    assert not cell["wrong"] and set(cell["missing"]) == {BSR}
-    assert cell["blocks"] and cell["elements"]
-    assert all(t["median"] > 0 and t["turns"] == 1 for t in cell["forward"].values())
 
 
 @pytest.mark.parametrize("module", [run, blocks, attention])

@@ -14,6 +14,7 @@ from tvm.script import tirx as T
 import sparsetir
 from kernel_common import arguments, check
 from programs import PROGRAMS
+from refusals import refusals
 from sparsetir.runtime.targets import DEFAULT_CUDA_ARCH, host_target, resolve_target
 from sparsetir.schedules.default import default_schedule
 
@@ -90,23 +91,6 @@ def test_cuda_without_a_gpu_is_the_default_arch():
         assert arch == DEFAULT_CUDA_ARCH == "sm_80"
 
 
-def test_target_object_is_used():
-    target = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64"})
-    assert resolve_target(target) is target
-
-
-@pytest.mark.parametrize("target", [None, 3, ["llvm"]])
-def test_target_of_another_type(target):
-    with pytest.raises(TypeError, match=r"build: argument 'target': expected 'cpu', 'cuda', a "):
-        sparsetir.build(spmm(), target)
-
-
-@pytest.mark.parametrize("target", ["nonsense", {"kind": "llvm", "nonsense": 1}])
-def test_target_that_there_is_not(target):
-    with pytest.raises(ValueError, match=r"build: argument 'target': .*nonsense"):
-        sparsetir.build(spmm(), target)
-
-
 # -- what is built ----------------------------------------------------------------------------
 
 
@@ -116,62 +100,15 @@ def run(built):
     check(args)
 
 
-def test_stages_of_a_stage_one_function():
-    func = spmm()
-    built = sparsetir.build(func)
-    assert list(built.stages) == ["I", "II", "II scheduled", "III"]
-    assert built.stages["I"] is func
-    for stage, form in built.stages.items():
-        assert isinstance(form, sparsetir.SparseFunc if stage == "I" else tvm.tirx.PrimFunc)
-    run(built)
-
-
-def test_stage_two_is_built_as_it_is():
-    lowered = sparsetir.lower_sparse_iter(spmm())
-    built = sparsetir.build(lowered)
-    assert list(built.stages) == ["II scheduled", "III"]
-    assert built.stages["II scheduled"].same_as(lowered)
-    run(built)
-
-
-def test_schedule_is_built_as_it_is():
-    schedule = s_tir.Schedule(default_schedule(sparsetir.lower_sparse_iter(spmm()), host_target()))
-    built = sparsetir.build(schedule)
-    assert list(built.stages) == ["II scheduled", "III"]
-    run(built)
-
-
-def test_functions_given_are_left_as_they_are():
-    func = spmm()
-    lowered = sparsetir.lower_sparse_iter(func)
-    before = func.script(), lowered.script()
-    sparsetir.build(func)
-    sparsetir.build(lowered)
-    assert (func.script(), lowered.script()) == before
-
-
-def test_stage_two_without_threads_for_a_gpu():
-    lowered = sparsetir.lower_sparse_iter(spmm())
-    message = r"lower: 'spmm' is scheduled for no threads, as target cuda needs; bind its loops"
-    with pytest.raises(sparsetir.ScheduleError, match=message):
-        sparsetir.build(lowered, "cuda")
-
-
 def test_stage_two_with_threads_for_a_gpu():
     target = resolve_target("cuda")
     scheduled = default_schedule(sparsetir.lower_sparse_iter(spmm()), target)
     assert "__global__" in sparsetir.build(scheduled, target).source()
 
 
-def test_module_with_a_stage_one_function():
-    built = sparsetir.build(tvm.IRModule({"product": spmm()}))
-    assert isinstance(built, sparsetir.Kernel)
-    assert built.name == "product"
-    run(built)
-
-
 def test_module_with_several_functions_of_all_stages():
     sddmm = sparsetir.lower_sparse_iter(PROGRAMS["sddmm"].make("float32", "int32"))
+    assert sparsetir.build(tvm.IRModule({"product": spmm()})).name == "product"
     kernels = sparsetir.build(tvm.IRModule({"spmm": spmm(), "sddmm": sddmm, "scale": scale}))
     assert set(kernels) == {"spmm", "sddmm", "scale"}
     assert all(kernels[name].name == name for name in kernels)
@@ -185,40 +122,12 @@ def test_module_with_several_functions_of_all_stages():
     np.testing.assert_allclose(args["out"], PROGRAMS["sddmm"].oracle(args)["out"], rtol=1e-5)
 
 
-def test_module_without_functions():
-    with pytest.raises(ValueError, match=r"build: argument 'obj': the module has no functions"):
-        sparsetir.build(tvm.IRModule({}))
-
-
-@pytest.mark.parametrize("obj", [3, None, "spmm", [1]])
-def test_object_of_another_type(obj):
-    message = (
-        r"build: argument 'obj': expected a stage-I function, a PrimFunc, a Schedule, an "
-        rf"s_tir.Schedule or an IRModule, got {type(obj).__name__}$"
-    )
-    with pytest.raises(TypeError, match=message):
-        sparsetir.build(obj)
-
-
 def test_plain_prim_func():
     built = sparsetir.build(scale)
     assert list(built.stages) == ["III"]
     x, y = np.arange(1024, dtype="float32"), np.zeros(1024, "float32")
     built(x=x, y=y, s=np.float32(3))
     np.testing.assert_array_equal(y, 3 * x)
-
-
-def test_plain_prim_func_refusals():
-    built = sparsetir.build(scale)
-    x, y = np.arange(1024, dtype="float32"), np.zeros(1024, "float32")
-    with pytest.raises(TypeError, match=r"argument 's' is missing, and no array's shape implies"):
-        built(x, y)
-    with pytest.raises(TypeError, match=r"argument 's': expected a number, got str 'a'"):
-        built(x, y, "a")
-    with pytest.raises(ValueError, match=r"argument 'y' is written and shares memory with 'x'"):
-        built(x, x, 1)
-    with pytest.raises(ValueError, match=r"argument 'x': expected shape \(1024,\), got \(4,\)"):
-        built(x[:4], y, 1)
 
 
 def test_plain_prim_func_takes_arrays_of_any_alignment():
@@ -243,7 +152,30 @@ def test_source_kinds():
     assert ".text" in built.source("asm")
 
 
-def test_source_of_an_unknown_kind():
-    message = r"spmm: source: argument 'kind': expected one of \['ll', 'asm'\], got 'cuda'"
-    with pytest.raises(ValueError, match=message):
-        sparsetir.build(spmm()).source("cuda")
+X, Y = np.arange(1024, dtype="float32"), np.zeros(1024, "float32")
+OBJECT = "expected a stage-I function, a PrimFunc, a Schedule, an s_tir.Schedule or an IRModule"
+test_refusals = refusals(
+    f"""
+sparsetir.build(spmm(), None)
+    # TypeError: build: argument 'target': expected 'cpu', 'cuda', a
+sparsetir.build(spmm(), ["llvm"])
+    # TypeError: build: argument 'target': expected 'cpu', 'cuda', a
+sparsetir.build(spmm(), "nonsense")  # ValueError: build: argument 'target': .. nonsense
+sparsetir.build(spmm(), {{"kind": "llvm", "nonsense": 1}})
+    # ValueError: build: argument 'target': .. nonsense
+sparsetir.build(sparsetir.lower_sparse_iter(spmm()), "cuda")
+    # ScheduleError: lower: 'spmm' is scheduled for no threads, as target cuda needs; bind its loops
+sparsetir.build(tvm.IRModule({{}}))
+    # ValueError: build: argument 'obj': the module has no functions
+sparsetir.build(3)  # TypeError: build: argument 'obj': {OBJECT}, got int
+sparsetir.build("spmm")  # TypeError: build: argument 'obj': {OBJECT}, got str
+sparsetir.build(spmm()).source("cuda")
+    # ValueError: spmm: source: argument 'kind': expected one of ['ll', 'asm'], got 'cuda'
+sparsetir.build(scale)(X, Y)  # TypeError: argument 's' is missing, and no array's shape implies
+sparsetir.build(scale)(X, Y, "a")  # TypeError: argument 's': expected a number, got str 'a'
+sparsetir.build(scale)(X, X, 1)  # ValueError: argument 'y' is written and shares memory with 'x'
+sparsetir.build(scale)(X[:4], Y, 1)
+    # ValueError: argument 'x': expected shape (1024,), got (4,)
+""",
+    globals(),
+)

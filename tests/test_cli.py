@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,12 +22,12 @@ import scipy.sparse as sp
 import sparsetir
 from fake_measurer import install
 from machines import REAL
+from refusals import in_order
 from sparsetir.cli import arguments, doctor, main
-from sparsetir.cli.text import WIDTH, _signature, coloured, many, readable
+from sparsetir.cli.text import WIDTH, readable
 from sparsetir.cli.tune import report_path
 from sparsetir.data.graphs import load_relations
 from sparsetir.data.sparse_tensor import SparseMatrix
-from sparsetir.extras import WITHOUT_TORCH
 from sparsetir.records import fingerprint
 from sparsetir.records.record import Key, Record
 from sparsetir.records.records import Records
@@ -124,65 +125,71 @@ def test_help_of_each_command_has_examples(run, capsys, command):
     assert command == "bench" or f"examples:\n  sparsetir {command}" in out
 
 
-@pytest.mark.parametrize(
-    "words, message",
-    [
-        ("--debug", "sparsetir: the following arguments are required: COMMAND"),
-        ("tun", "sparsetir: argument COMMAND: invalid choice: 'tun'"),
-        ("tune spmm", "sparsetir tune: argument --graph: expected one, for spmm"),
-        ("tune spam --graph cora",
-         "sparsetir tune: argument OP|FILE: expected spmm, spmv, sddmm, softmax, "),
-        ("tune spmm --graph cora --arg a=1",
-         "sparsetir tune: argument --arg: expected none for an operator"),
-        ("tune spmm --graph cora --feat-in 4",
-         "sparsetir tune: argument --feat-in: expected none for spmm"),
-        ("tune rgms --graph cora",
-         "sparsetir tune: argument --graph: cora: no such file; a graph with relations is an .npz"),
-        ("tune gone.py", "sparsetir tune: argument OP|FILE: gone.py: no such file"),
-        ("tune gone.py --graph cora",
-         "sparsetir tune: argument --graph: expected none for a function in a file"),
-        ("tune gone.py --arg a", "sparsetir tune: argument --arg: expected NAME=VALUE, got 'a'"),
-        ("tune gone.py --arg a=1 --arg a=2", "sparsetir tune: argument --arg: expected 'a' once"),
-        ("tune gone.py --arg a=b",
-         "sparsetir tune: argument --arg: a: expected a number, file.npy or file.npz:key, got 'b'"),
-        ("tune gone.py --arg a=b.npy", "sparsetir tune: argument --arg: a: b.npy: "),
-        ("tune gone.py --schedule apply",
-         "sparsetir tune: argument --schedule: expected file.py:function, got 'apply'"),
-        ("tune gone.py --schedule gone.py:apply",
-         "sparsetir tune: argument --schedule: gone.py: no such file"),
-        ("tune gone.py --space [1]",
-         "sparsetir tune: argument --space: expected a JSON object, got '[1]'"),
-        ("tune spmm --graph gone.mtx", "sparsetir tune: argument --graph: gone.mtx: no such file"),
-        ("tune spmm --graph cora --trials 0",
-         "sparsetir tune: argument --trials: expected an integer from 1 on, got '0'"),
-        ("tune spmm --graph cora --seconds nan",
-         "sparsetir tune: argument --seconds: expected a number from 0.001 on, got 'nan'"),
-        ("tune spmm --graph cora --memory-limit 4X",
-         "sparsetir tune: argument --memory-limit: expected bytes, as 512M or 4G, got '4X'"),
-        ("tune spmm --graph cora --target {",
-         "sparsetir tune: argument --target: expected JSON, got '{'"),
-        ("tune spmm --graph cora --remote here",
-         "sparsetir tune: argument --remote: expected HOST:PORT:KEY, got 'here'"),
-        ("tune spmm --graph cora --feat 32 32",
-         "sparsetir tune: argument --feat: expected each size once"),
-        ("tune spmv --graph cora --feat 2",
-         "sparsetir tune: argument 'feat': expected 1 for 'spmv', got 2"),
-        ("tune spmm --graph cora --target what", "sparsetir tune: argument 'target':"),
-        ("lower spmm --config {}", "sparsetir lower: argument --config: from_data: 'template' is"),
-        ("lower what", "sparsetir lower: argument OP|FILE: expected spmm, "),
-        ("lower gone.py", "sparsetir lower: argument OP|FILE: gone.py: no such file"),
-        ("formats gone", "sparsetir formats: argument graph: gone: no such file"),
-        ("formats cora --format spam", "sparsetir formats: argument --format: expected csr, "),
-        ("formats cora --picture x.bmp", "sparsetir formats: argument --picture: expected .png"),
-        ("records", "sparsetir records: the following arguments are required: ACTION"),
-        ("records list --records gone", "sparsetir records: argument --records: gone: no such"),
-        ("records forget --records .", "sparsetir records: forget: expected --op"),
-    ],
-)  # fmt: skip
-def test_usage_errors_are_one_line(run, words, message):
-    code, out, err = run(*words.split())
+# Words, and what is said of them: of a command's argument, where it begins with "--".
+USAGE = """
+--debug  # sparsetir: the following arguments are required: COMMAND
+tune spmm  # --graph: expected one, for spmm
+tune spam --graph cora  # argument OP|FILE: expected spmm, spmv, sddmm, softmax
+tune spmm --graph cora --arg a=1  # --arg: expected none for an operator
+tune spmm --graph cora --feat-in 4  # --feat-in: expected none for spmm
+tune rgms --graph cora  # --graph: cora: no such file; a graph with relations is an .npz
+tune gone.py  # argument OP|FILE: gone.py: no such file
+tune gone.py --graph cora  # --graph: expected none for a function in a file
+tune gone.py --arg a  # --arg: expected NAME=VALUE, got 'a'
+tune gone.py --arg a=1 --arg a=2  # --arg: expected 'a' once
+tune gone.py --arg a=b  # --arg: a: expected a number, file.npy or file.npz:key, got 'b'
+tune gone.py --arg a=b.npy  # --arg: a: b.npy:
+tune gone.py --schedule apply  # --schedule: expected file.py:function, got 'apply'
+tune gone.py --schedule gone.py:apply  # --schedule: gone.py: no such file
+tune gone.py --space [1]  # --space: expected a JSON object, got '[1]'
+tune spmm --graph gone.mtx  # --graph: gone.mtx: no such file
+tune spmm --graph cora --trials 0  # --trials: expected an integer from 1 on, got '0'
+tune spmm --graph cora --seconds nan  # --seconds: expected a number from 0.001 on, got 'nan'
+tune spmm --graph cora --memory-limit 4X  # --memory-limit: expected bytes, as 512M or 4G, got '4X'
+tune spmm --graph cora --target {  # --target: expected JSON, got '{'
+tune spmm --graph cora --remote here  # --remote: expected HOST:PORT:KEY, got 'here'
+tune spmm --graph cora --feat 32 32  # --feat: expected each size once
+tune spmv --graph cora --feat 2  # argument 'feat': expected 1 for 'spmv', got 2
+tune spmm --graph cora --target what  # argument 'target':
+lower spmm --config {}  # --config: from_data: 'template' is
+lower what  # argument OP|FILE: expected spmm
+lower gone.py  # argument OP|FILE: gone.py: no such file
+formats gone  # argument graph: gone: no such file
+formats cora --format spam  # --format: expected .. csr
+formats cora --picture x.bmp  # --picture: expected .png
+records  # the following arguments are required: ACTION
+records list --records gone  # --records: gone: no such
+records forget --records .  # forget: expected --op
+tune spmm --graph cora --feat 0  # --feat: expected an integer from 1 on, got '0'
+tune spmm --graph cora --feat 1e9  # --feat: expected an integer from 1 on, got '1e9'
+tune spmm --graph cora --feat {TENS}  # --feat: expected an integer from 1 to 2,147,483,647, got
+tune spmm --graph cora --heads {NINES}  # --heads: expected an integer from 1 to 2,147,483,647
+tune spmm --graph cora --threads 1000000000000  # --threads: expected an integer from 1 to 65,536
+tune spmm --graph cora --workers 1000000000000  # --workers: expected an integer from 1 to
+tune spmm --graph cora --trials=-1  # --trials: expected an integer from 1 on, got '-1'
+tune spmm --graph cora --seed {NINES}  # --seed: expected an integer from 0 to 2,147,483,647
+tune spmm --graph cora --seconds 1e400  # --seconds: expected a number from 0.001 to 100,000,000
+tune spmm --graph cora --time-limit 1e12  # --time-limit: expected a number from 0.001 to
+tune spmm --graph cora --memory-limit {NINES}  # --memory-limit: expected bytes, as 512M or 4G
+tune spmm --graph cora --memory-limit 1000000000000T  # --memory-limit: expected bytes
+tune spmm --graph cora --target {DEEP}  # --target: expected JSON, got '{ .. ...': maximum recurs
+tun spmm  # argument COMMAND: invalid choice: 'tun' .. ; did you mean tune?
+format cora  # ; did you mean formats?
+records lst  # ; did you mean list?
+tune spmm --graph cora --sampler randm  # ; did you mean random?
+"""
+HUGE = {"{NINES}": "9" * 400, "{TENS}": "10" * 9, "{DEEP}": '{"a":' * 3000}
+
+
+@pytest.mark.parametrize("row", re.split(r"\n(?! )", USAGE.strip()))
+def test_wrong_words_are_told_in_one_line(run, row):
+    words, _, said = (part.strip() for part in row.partition("# "))
+    code, out, err = run(*(HUGE.get(word, word) for word in words.split()))
     assert (code, out) == (2, "")
-    assert err.startswith(message) and err.count("\n") == 1 and err.endswith("\n")
+    assert err.startswith("sparsetir") and err.count("\n") == 1 and err.endswith("\n")
+    start = f"sparsetir {words.split()[0]}: argument " if said.startswith("--") else ""
+    assert err.startswith(start)
+    in_order(err[len(start) :], said.split(" .. "))
 
 
 def test_debug_shows_where_an_error_comes_from(run, monkeypatch):
@@ -395,25 +402,6 @@ def test_lower_prints_the_plain_program_of_an_operator(run):
     assert code == 2 and "argument --template: expected none for a function in a file" in err
 
 
-def test_texts_are_for_people(monkeypatch):
-    line = 'def spmm(A: T.Buffer(("m", "n"), "float32"), m: T.int32):'
-    assert _signature(line) == 'def spmm(A: T.Buffer((m, n), "float32"), m: T.int32):'
-    names = ", ".join(f"a_parameter_{n}: T.int32" for n in range(9))
-    found = _signature(f"    def spmm({names}) -> None:").splitlines()
-    assert found[0] == "    def spmm(" and found[-1] == "    ) -> None:" and len(found) == 5
-    assert all(len(line) <= WIDTH for line in found)
-    assert coloured("x = 1") == "x = 1"  # no terminal
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    pytest.importorskip("pygments")
-    for kind in ("", "source", "cuda", "asm"):
-        assert "\x1b[" in coloured("def x(): return 1 // 2", kind)
-    monkeypatch.setenv("NO_COLOR", "1")
-    assert coloured("x = 1") == "x = 1"
-    assert [many(n, "record") for n in (0, 1, 2000)] == ["0 records", "1 record", "2,000 records"]
-
-
 def test_lower_prints_a_program_that_cannot_be_lowered(run, monkeypatch):
     def refuse(*args, **options):
         raise sparsetir.LoweringError("scale: it cannot be lowered")
@@ -623,43 +611,6 @@ def process(*words, **options):
         [sys.executable, *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         text=True, env={**os.environ, "PYTHONPATH": folder}, **options,
     )  # fmt: skip
-
-
-def test_start_imports_nothing_that_only_some_commands_need():
-    """`python -m sparsetir --version`, and what was loaded for it."""
-    code = f"import runpy, sys; sys.argv[1:] = ['--version']; {WITHOUT_TORCH}\n"
-    code += "try: runpy.run_module('sparsetir', run_name='__main__')\n"
-    code += "finally: print(sorted(sys.modules))"
-    out, err = process("-c", code).communicate(timeout=120)
-    version, modules = out.splitlines()
-    assert version == f"sparsetir {sparsetir.__version__}" and err == ""
-    for name in ("optuna", "matplotlib", "sparsetir.tuning.search", "sparsetir.data.graphs"):
-        assert f"'{name}'" not in modules
-
-
-def test_tune_says_in_a_line_that_there_is_no_gpu(run, monkeypatch):
-    target = '{"kind": "cuda", "arch": "sm_90"}'
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    code, out, err = run("tune", "spmm", "--graph", "cora", "--target", target)
-    if code == 0:
-        pytest.skip("there is one")
-    assert (code, out, err.count("\n")) == (1, "", 1)
-    assert "tune: argument --target: there is no cuda device here: CUDA_VISIBLE_DEVICES is" in err
-
-
-@pytest.mark.slow  # test_plugin.py runs the command too
-def test_tune_two_trials(run, records):
-    pytest.importorskip("optuna")
-    matrix = sp.random_array((60, 50), density=0.1, format="csr", dtype="float32", rng=0)
-    sp.save_npz("g.npz", matrix)
-    words = ("tune", "spmm", "--graph", "g.npz", "--feat", 8, "--trials", 2, "--threads", 1)
-    code, out, err = run(*words)
-    assert code == 0 and "2 trials: " in out and "trial 2/2" in err
-    assert Path("sparsetir-tune-spmm-g-8.html").read_text().startswith("<!DOCTYPE html>")
-    (kept,) = records.all()
-    assert kept.graph == "g" and kept.key.feat == 8 and kept.key.threads == 1
-    plan = sparsetir.plan("spmm", matrix, 8, threads=1)
-    assert plan.chosen_by == "record" and to_data(plan.config) == kept.config
 
 
 @pytest.mark.slow

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import time
 from typing import Any
 
 import numpy as np
@@ -126,26 +124,3 @@ def test_a_kernel_with_workspaces_of_open_sizes_is_kept(cache):
         kernel = sparsetir.build(PROGRAMS["spmm"].make("float32", "int32"))
         assert isinstance(kernel._module, Kept) and cache._real.count == 1
     assert kernel.source("asm") and cache._real.instruments == [["Whole"], ["Whole"]]
-
-
-def test_other_options_of_the_compiler_are_not_kept(cache):
-    with tvm.transform.PassContext(opt_level=1):
-        assert not isinstance(doubling()._module, Kept)
-
-
-def test_without_a_linker_nothing_is_kept(cache, monkeypatch):
-    monkeypatch.setattr(compile_cache, "LINKER", ("no-such-linker",))
-    for count in (1, 2):
-        check(doubling())
-        assert cache._real.count == count
-
-
-def test_what_is_not_used_is_removed(tmp_path):
-    cache = Cache(tmp_path, tvm.compile)
-    cache.forget_unused()
-    for name, age in (("old", 2 * compile_cache.UNUSED), ("new", 60)):
-        path = tmp_path / f"{name}.so"
-        path.touch()
-        os.utime(path, (time.time() - age,) * 2)
-    cache.forget_unused()
-    assert [p.name for p in tmp_path.iterdir()] == ["new.so"]

@@ -52,23 +52,14 @@ def pretended():
     return out.getvalue()
 
 
-@pytest.mark.parametrize("step", STEPS)
-def test_each_step_has_time_and_size(shown, step):
-    (line,) = re.findall(rf"^{step} +([\d.]+)   .*? +(\d+)$", shown, re.MULTILINE)
-    assert float(line[0]) >= 0
-    assert int(line[1]) > 10
-
-
-@pytest.mark.parametrize("name", ["1", "default"])
-def test_each_row_has_times(shown, name):
-    assert re.search(rf"^{name} +[\d.,]+ [µm]s +[\d.]+ ", shown, re.MULTILINE)
-
-
-def test_trials_are_counted(shown):
+def test_what_is_shown(shown):
+    """Time and size of each step, times of each row, trials, and a result that is right."""
+    for step in STEPS:
+        (line,) = re.findall(rf"^{step} +([\d.]+)   .*? +(\d+)$", shown, re.MULTILINE)
+        assert float(line[0]) >= 0 and int(line[1]) > 10
+    for name in ("1", "default"):
+        assert re.search(rf"^{name} +[\d.,]+ [µm]s +[\d.]+ ", shown, re.MULTILINE)
     assert f"\n{TRIALS} trials: " in shown
-
-
-def test_result_is_right(shown):
     (error,) = re.findall(r"^largest error.*: (\S+) \(ok\)$", shown, re.MULTILINE)
     assert float(error) <= 1e-5
 

@@ -142,26 +142,6 @@ def test_names_in_docstring_exist(name, thing):
             raise AssertionError(f"{target} is nowhere")
 
 
-def test_complaints():
-    def example(a: int, b: int, *, c: int = 0) -> int:
-        return a + b + c
-
-    good = "Add.\n\nParameters\n----------\na, b : int\n    Two.\nc\n\nReturns\n-------\nint\n"
-    assert complaints(good, example) == []
-    assert complaints(good.replace("a, b", "a"), example) == ["not described: b"]
-    assert complaints(good.replace("c\n", "d\n"), example) == [
-        "not described: c",
-        "no parameter: d",
-    ]
-    assert "no section Returns" in complaints(good.partition("Returns")[0], example)
-    assert complaints("Add.\n\na : int", example)[0] == "not in a section: a : int"
-    assert "Gives: no section of numpydoc" in complaints(good + "\nGives\n-----\n", example)
-    with pytest.raises(AssertionError, match="underline it with 10 dashes"):
-        complaints(good.replace("----------", "-----"), example)
-    backwards = "Add.\n\nReturns\n-------\nint\n\nParameters\n----------\na, b, c : int\n"
-    assert complaints(backwards, example) == ["order of sections: ['Returns', 'Parameters']"]
-
-
 def test_reference_is_walked():
     names = {name for name, _ in DOCUMENTED}
     assert {"sparsetir.build", "sparsetir.ops.spmm", "sparsetir.Schedule.divide"} <= names

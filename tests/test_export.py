@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
-import shutil
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 import tvm
 
 import sparsetir
-from kernel_common import arguments, check, expected, kernel
+from kernel_common import arguments, check, kernel, linker
 from programs import PROGRAMS
-from sparsetir.extras import WITHOUT_TORCH
-from sparsetir.runtime.kernel_file import MARK, TRAILER, read_library
+from refusals import refuse
+from sparsetir.runtime.kernel_file import MARK
 from test_build import scale
 
-pytestmark = pytest.mark.skipif(
-    not (shutil.which("g++") or shutil.which("gcc") or shutil.which("clang++")),
-    reason="no linker: TVM calls a C++ compiler to write a shared library",
-)
+pytestmark = linker
 
 
 @pytest.fixture(scope="module")
@@ -58,65 +47,6 @@ def test_a_file_says_for_which_machine_it_was_scheduled(tmp_path, monkeypatch):
     assert sparsetir.load(tmp_path / "scale.so").assumes == machine
 
 
-def test_loaded_kernel_refuses_the_same(saved):
-    loaded = sparsetir.load(saved)
-    args = arguments()
-    with pytest.raises(TypeError, match=r"spmm: argument 'b': expected dtype float32"):
-        loaded(**{**args, "b": args["b"].astype("float64")})
-    args["indices"][0] = 99
-    with pytest.raises(sparsetir.StructureIndexError, match=r"argument 'indices'"):
-        loaded(**args)
-
-
-WITHOUT_A_COMPILER = f"""
-import sys; {WITHOUT_TORCH}
-import numpy as np
-import tvm
-
-def refuse(*args, **kwargs):
-    raise AssertionError("compiling")
-
-tvm.compile = refuse
-tvm.tirx.build = refuse
-import tvm.tirx.build as lowest
-for name in ("codegen_build", "split_host_device_mods", "build"):
-    if hasattr(lowest, name):
-        setattr(lowest, name, refuse)
-args = dict(np.load(sys.argv[2]))
-sparsetir.load(sys.argv[1])(**args)
-np.save(sys.argv[3], args["c"])
-"""
-
-
-def test_loading_in_a_fresh_process_where_nothing_can_be_compiled(saved, tmp_path):
-    args = arguments()
-    np.savez(tmp_path / "in.npz", **args)
-    moved = tmp_path / "elsewhere.so"
-    shutil.copy(saved, moved)
-    command = [sys.executable, "-c", WITHOUT_A_COMPILER, str(moved)]
-    command += [str(tmp_path / "in.npz"), str(tmp_path / "out.npy")]
-    root = Path(sparsetir.__file__).parents[1]
-    env = {**os.environ, "PYTHONPATH": str(root), "PATH": ""}
-    subprocess.run(command, check=True, env=env, cwd=tmp_path, timeout=300)
-    np.testing.assert_allclose(np.load(tmp_path / "out.npy"), expected(args), atol=1e-5)
-
-
-def test_running_with_the_runtime_of_tvm_alone(saved):
-    function = tvm.runtime.load_module(str(saved))["spmm"]
-    args = arguments()
-    arrays = [tvm.runtime.tensor(args[n]) for n in ("a", "b", "c", "indptr", "indices")]
-    function(*arrays, 20, 30, len(args["a"]), 16)
-    check({**args, "c": arrays[2].numpy()})
-
-
-def test_loading_twice(saved):
-    first, second = sparsetir.load(saved), sparsetir.load(saved)
-    for loaded in (first, second, first):
-        args = arguments()
-        loaded(**args)
-        check(args)
-
-
 def test_plain_prim_func(tmp_path):
     built = sparsetir.build(scale)
     built.export(tmp_path / "scale.so")
@@ -135,6 +65,27 @@ def test_one_function_of_a_module(tmp_path):
     args = arguments()
     sparsetir.load(tmp_path / "one.so")(**args)
     check(args)
+
+
+def test_what_a_loaded_kernel_refuses(saved, tmp_path):
+    loaded, args = sparsetir.load(saved), arguments()
+    wrong = {**args, "indices": np.append(99, args["indices"][1:]).astype("int32")}
+    refuse(
+        """
+        loaded(**{**args, "b": args["b"].astype("float64")})
+            # TypeError: spmm: argument 'b': expected dtype float32
+        loaded(**wrong)  # StructureIndexError: argument 'indices'
+        loaded.export(path / "a.so")  # ValueError: spmm: a loaded kernel cannot be exported again
+        loaded.source()  # ValueError: spmm: a loaded kernel has no source
+        kernel().export(path / "a")
+            # ValueError: argument 'path': expected a name that ends in '.so'
+        kernel().export(path / "none" / "a.so")
+            # FileNotFoundError: argument 'path': there is no folder ' .. none'
+        """,
+        globals(),
+        {**locals(), "path": tmp_path},
+    )
+    assert not list(tmp_path.iterdir())
 
 
 # -- writing ----------------------------------------------------------------------------------
@@ -166,22 +117,6 @@ def test_overwriting_leaves_loaded_kernels_as_they_are(tmp_path):
     np.testing.assert_allclose(args["y"], program.oracle(args)["y"], rtol=1e-5, atol=1e-6)
 
 
-def test_file_names_and_folders(tmp_path):
-    with pytest.raises(ValueError, match=r"argument 'path': expected a name that ends in '.so'"):
-        kernel().export(tmp_path / "kernel")
-    with pytest.raises(FileNotFoundError, match=r"argument 'path': there is no folder '.*none'"):
-        kernel().export(tmp_path / "none" / "kernel.so")
-    assert not list(tmp_path.iterdir())
-
-
-def test_loaded_kernel_has_no_source_and_cannot_be_exported(saved, tmp_path):
-    loaded = sparsetir.load(saved)
-    with pytest.raises(ValueError, match=r"spmm: a loaded kernel cannot be exported again"):
-        loaded.export(tmp_path / "again.so")
-    with pytest.raises(ValueError, match=r"spmm: a loaded kernel has no source"):
-        loaded.source()
-
-
 # -- loading ----------------------------------------------------------------------------------
 
 
@@ -205,66 +140,6 @@ def test_loading_something_else(tmp_path, content, why):
     message = f"load: argument 'path': '.*other.so' is not a kernel exported by sparsetir: {why}"
     with pytest.raises(ValueError, match=message):
         sparsetir.load(path)
-
-
-def test_loading_a_library_of_another_origin(tmp_path):
-    tvm.compile(scale, target="llvm").export_library(str(tmp_path / "plain.so"))
-    with pytest.raises(ValueError, match=r"is not a kernel exported by sparsetir"):
-        sparsetir.load(tmp_path / "plain.so")
-
-
-def test_loading_a_damaged_library(saved, tmp_path):
-    """Cut off in the library, with its own tail: a loader that maps it would end the process."""
-    path, whole = tmp_path / "damaged.so", saved.read_bytes()
-    description = read_library(saved)[1]
-    text = len(json.dumps(description))
-    for size in (100, len(whole) // 2, len(whole) - text - TRAILER - 1):
-        path.write_bytes(whole[:size] + whole[-text - TRAILER :])
-        with pytest.raises(ValueError, match=r"sparsetir: cut off or added to: expected \d+ bytes"):
-            sparsetir.load(path)
-    path.write_bytes(whole + whole[-TRAILER:])
-    with pytest.raises(ValueError, match=r"sparsetir: cut off or added to: expected \d+ bytes"):
-        sparsetir.load(path)
-    path.write_bytes(b"\0" * 100 + whole[100:])
-    with pytest.raises(ValueError, match="sparsetir: its bytes have changed since it was written"):
-        sparsetir.load(path)
-
-
-@pytest.mark.parametrize(
-    "changes, why",
-    [
-        ({"name": None}, "its description has no text 'name'"),
-        ({"signature": "[]"}, "."),
-        ({"signature": tvm.ir.save_json(tvm.tirx.const(1, "int32"))}, "its signature is no functi"),
-        ({"target": "no such"}, "."),
-    ],
-)
-def test_loading_with_a_forged_tail(saved, tmp_path, changes, why):
-    path, whole = tmp_path / "forged.so", saved.read_bytes()
-    size = int(whole[-TRAILER:][:16])
-    forge(path, whole[:size], {**read_library(saved)[1], **changes})
-    with pytest.raises(
-        ValueError, match=f"forged.so' is not a kernel exported by sparsetir: {why}"
-    ):
-        sparsetir.load(path)
-    forge(path, whole[:size], {**read_library(saved)[1], "name": "other"})
-    with pytest.raises(ValueError, match="forged.so': its library has no function 'other'"):
-        sparsetir.load(path)
-    # Of another name: a library that is mapped may not be cut off.
-    forge(tmp_path / "none.so", b"no library", read_library(saved)[1])
-    with pytest.raises(RuntimeError, match=r"load: argument 'path': .* cannot be loaded here"):
-        sparsetir.load(tmp_path / "none.so")
-
-
-def forge(path, library, description):
-    body = library + json.dumps(description).encode()
-    sizes = b"%016d%016d" % (len(library), len(body) - len(library))
-    path.write_bytes(body + sizes + hashlib.sha256(body).digest() + MARK)
-
-
-def test_loading_a_missing_file(tmp_path):
-    with pytest.raises(FileNotFoundError, match="none.so"):
-        sparsetir.load(tmp_path / "none.so")
 
 
 def test_loading_a_gpu_kernel(tmp_path):

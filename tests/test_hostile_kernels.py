@@ -16,12 +16,14 @@ import sys
 
 import numpy as np
 import pytest
+import tvm
 
 import sparsetir
-from kernel_common import arguments, check, kernel
+from kernel_common import arguments, check, kernel, linker
 from sparsetir.runtime import kernel_file
 from sparsetir.runtime.kernel_file import MARK, TRAILER, read_library
-from test_export import pytestmark  # noqa: F401
+
+pytestmark = linker
 
 
 @pytest.fixture(scope="module")
@@ -48,10 +50,13 @@ def test_no_bit_may_differ(saved, tmp_path):
         path.write_bytes(data)
         with pytest.raises(ValueError, match=r"a.so' is not a kernel exported by sparsetir: "):
             sparsetir.load(path)
-    for size in (*range(9), *rng.integers(0, len(whole), 20)):
-        path.write_bytes(whole[:size])
-        with pytest.raises(ValueError, match=r"a.so' is not a kernel exported by sparsetir: "):
-            sparsetir.load(path)
+    # Also where the tail is there: a loader that maps a library that is cut off ends the process.
+    tail = whole[int(whole[-TRAILER:][:16]) :]
+    for size in (*range(9), *rng.integers(0, len(whole) - len(tail), 20)):
+        for data in (whole[:size], whole[:size] + tail):
+            path.write_bytes(data)
+            with pytest.raises(ValueError, match=r"a.so' is not a kernel exported by sparsetir: "):
+                sparsetir.load(path)
 
 
 def forge(path, library, description):
@@ -62,27 +67,26 @@ def forge(path, library, description):
 
 
 @pytest.mark.parametrize(
-    "needs", ["avx2", [1, 2], {"x": 1}, 7], ids=["text", "numbers", "dict", "number"]
-)
-def test_forged_needs(saved, tmp_path, needs):
+    ("changes", "message"),
+    [
+        *(({"needs": x}, "no list of texts 'needs'") for x in ("avx2", [1, 2], {"x": 1}, 7)),
+        *(({"assumes": x}, "no numbers by name in 'assumes'")
+          for x in (None, 7, ["threads"], {"threads": "2"})),
+        ({"name": None}, "its description has no text 'name'"),
+        ({"name": "other"}, "a.so': its library has no function 'other'"),
+        ({"signature": "[]"}, "is not a kernel exported by sparsetir: ."),
+        ({"signature": tvm.ir.save_json(tvm.tirx.const(1, "int32"))}, "its signature is no functi"),
+        ({"target": "no such"}, "is not a kernel exported by sparsetir: ."),
+        (None, "is not a kernel exported by sparsetir: maximum recurs"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_forged_descriptions(saved, tmp_path, changes, message):
+    """Without changes one of many brackets."""
     library, found = read_library(saved)
-    forge(tmp_path / "a.so", library, json.dumps({**found, "needs": needs}).encode())
-    with pytest.raises(ValueError, match="its description has no list of texts 'needs'"):
-        sparsetir.load(tmp_path / "a.so")
-
-
-@pytest.mark.parametrize("assumes", [None, 7, ["threads"], {"threads": "2"}], ids=str)
-def test_forged_assumptions(saved, tmp_path, assumes):
-    library, found = read_library(saved)
-    forge(tmp_path / "a.so", library, json.dumps({**found, "assumes": assumes}).encode())
-    with pytest.raises(ValueError, match="its description has no numbers by name in 'assumes'"):
-        sparsetir.load(tmp_path / "a.so")
-
-
-def test_descriptions_that_are_deep(saved, tmp_path):
-    library, _ = read_library(saved)
-    forge(tmp_path / "a.so", library, b"[" * 10**5)
-    with pytest.raises(ValueError, match="is not a kernel exported by sparsetir: maximum recurs"):
+    text = b"[" * 10**5 if changes is None else json.dumps({**found, **changes}).encode()
+    forge(tmp_path / "a.so", library, text)
+    with pytest.raises(ValueError, match=message):
         sparsetir.load(tmp_path / "a.so")
 
 
@@ -94,6 +98,10 @@ def test_libraries_of_another_processor(saved, tmp_path):
     forge(tmp_path / "a.so", bytes(other), json.dumps(found).encode())
     with pytest.raises(RuntimeError, match="cannot be loaded here: it is for another kind of proc"):
         sparsetir.load(tmp_path / "a.so")
+    # Of another name: a library that is mapped may not be cut off.
+    forge(tmp_path / "b.so", b"no library", json.dumps(found).encode())
+    with pytest.raises(RuntimeError, match=r"load: argument 'path': .* cannot be loaded here"):
+        sparsetir.load(tmp_path / "b.so")
 
 
 def test_files_that_are_written_into_while_loaded(saved, tmp_path):

@@ -8,6 +8,7 @@ import tvm
 import sparsetir
 from cuda_plans import run_plans
 from cuda_runner import requires_cuda_text
+from refusals import refusals
 from rgms_common import exact
 from sparsetir.planning.relational_request import relational_request
 from sparsetir.runtime import pool
@@ -22,7 +23,11 @@ VALUES = RNG.uniform(-1, 1, int(MASK.sum())).astype("float32")
 A = sparsetir.SparseTensor(MASK.nonzero(), VALUES, MASK.shape)
 X = RNG.uniform(-1, 1, (40, 8)).astype("float32")
 W = RNG.uniform(-1, 1, (3, 8, 16)).astype("float32")
-PLAN = sparsetir.plan("rgms", A, 16, feat_in=8)
+X2, W2 = (RNG.uniform(-1, 1, s).astype("float32") for s in ((40, 19), (3, 19, 33)))
+PLAN, ODD = (sparsetir.plan("rgms", A, out, feat_in=k) for k, out in ((8, 16), (19, 33)))
+UNWEIGHTED = sparsetir.plan("rgms", A, 16, feat_in=8, weighted=False)
+TRIPLES = [RNG.integers(0, size, 300) for size in MASK.shape]
+PLAIN = sparsetir.plan("rgms", RelationPattern.of(*TRIPLES, MASK.shape, "int64"), 16, feat_in=8)
 CUDA = {"kind": "cuda", "arch": "sm_90"}
 
 
@@ -57,32 +62,24 @@ def test_arrays_of_torch_and_a_result_of_the_users():
 
 def test_triples_in_any_order_with_values_of_each_run():
     """int64 indices; elements that are alike add up."""
-    triples = [RNG.integers(0, size, 300) for size in MASK.shape]
     values = RNG.uniform(-1, 1, 300).astype("float32")
-    pattern = RelationPattern.of(*triples, MASK.shape, "int64")
-    plan = sparsetir.plan("rgms", pattern, 16, feat_in=8)
-    assert plan.problem.idtype == "int64" and plan.needs_values and plan.arranges_values
-    summed = sparsetir.SparseTensor(triples, values, MASK.shape)
+    assert PLAIN.problem.idtype == "int64" and PLAIN.needs_values and PLAIN.arranges_values
+    summed = sparsetir.SparseTensor(TRIPLES, values, MASK.shape)
     mask = np.zeros(MASK.shape, bool)
     mask[tuple(summed.pattern.coords)] = True
-    right(plan(X, W, values=values), summed.values, mask=mask)
-    right(plan(torch.from_numpy(X), torch.from_numpy(W), values=torch.from_numpy(values)),
-          summed.values, mask=mask)  # fmt: skip
-    with pytest.raises(TypeError, match="rgms: argument 'values': expected an array, got None"):
-        plan(X, W)
+    right(PLAIN(X, W, values=values), summed.values, mask=mask)
+    x, w, values = (torch.from_numpy(x) for x in (X, W, values))
+    right(PLAIN(x, w, values=values), summed.values, mask=mask)
 
 
 def test_without_values():
     pattern = RelationPattern.of(*MASK.nonzero(), MASK.shape)
-    plans = [sparsetir.plan("rgms", A, 16, feat_in=8, weighted=False)]
     before = sparsetir.compilations()
-    plans.append(sparsetir.plan("rgms", pattern, 16, feat_in=8, weighted=False))
+    other = sparsetir.plan("rgms", pattern, 16, feat_in=8, weighted=False)
     assert sparsetir.compilations() == before  # they share the kernel
-    for plan in plans:
+    for plan in (UNWEIGHTED, other):
         assert "a" not in plan.kernel.signature.names and not plan.needs_values
         right(plan(X, W), 1.0)
-    with pytest.raises(TypeError, match="rgms: argument 'values': the operator takes none"):
-        plans[0](X, W, values=VALUES)
 
 
 def test_a_config_of_ones_own_and_other_types():
@@ -142,103 +139,59 @@ def test_a_plan_for_a_gpu(monkeypatch):
 
 def test_features_that_fill_no_vectors():
     """Zeros are put behind them; results are what was asked for, in the caller's array too."""
-    x, w = (RNG.uniform(-1, 1, s).astype("float32") for s in ((40, 19), (3, 19, 33)))
-    plan = sparsetir.plan("rgms", A, 33, feat_in=19)
-    assert plan.config.feat_in % plan.config.lanes == 0 and plan.config.lanes > 1
-    assert plan.feat == 33
-    right(plan(x, w), x=x, w=w)
-    arrays = [torch.from_numpy(v) for v in (x, w)]
-    out = torch.empty(50, 33)
-    assert plan(*arrays, out=out) is out
-    right(out.numpy(), x=x, w=w)
-    own = [tvm.runtime.tensor(v) for v in (x, w)]
-    right(plan(*own).numpy(), x=x, w=w)
-    made = tvm.runtime.empty((50, 33))
-    assert plan(*own, out=made) is made
-    right(made.numpy(), x=x, w=w)
-    for given, error, message in (
-        ((x[:, 1:], w), ValueError, r"rgms: argument 'x': expected an array of shape \(40, 19\)"),
-        ((x.astype("float64"), w), TypeError, "rgms: argument 'x': expected dtype float32"),
-        ((x,), TypeError, r"rgms: expected 2 operands \(x, w\), got 1"),
-        ((arrays[0].requires_grad_(), arrays[1]), ValueError, "'x': it requires a gradient"),
+    assert ODD.config.feat_in % ODD.config.lanes == 0 and ODD.config.lanes > 1
+    assert ODD.feat == 33
+    right(ODD(X2, W2), x=X2, w=W2)
+    for kind, out in (
+        (torch.from_numpy, torch.empty(50, 33)),
+        (tvm.runtime.tensor, tvm.runtime.empty((50, 33))),
     ):
-        with pytest.raises(error, match=message):
-            plan(*given)
-    with pytest.raises(ValueError, match="rgms: argument 'out': expected an array of shape"):
-        plan(x, w, out=np.empty((50, 48), "float32"))
+        given = [kind(v) for v in (X2, W2)]
+        right(ODD(*given).numpy(), x=X2, w=W2)
+        assert ODD(*given, out=out) is out
+        right(out.numpy(), x=X2, w=W2)
 
 
-REFUSED = [
-    (lambda: PLAN(X), TypeError, r"rgms: expected 2 operands \(x, w\), got 1"),
-    (lambda: PLAN(X[:5], W), ValueError, r"'x': expected shape \(40, 8\), got \(5, 8\)"),
-    (lambda: PLAN(X, W[:2]), ValueError, r"'w': expected shape \(3, 8, 16\), got \(2, 8, 16\)"),
-    (lambda: PLAN(X.astype("float64"), W), TypeError, "'x': expected dtype float32, got float64"),
-    (lambda: PLAN(X, W.astype("float16")), TypeError, "'w': expected dtype float32, got float16"),
-    (lambda: PLAN(X[:, ::-1], W), ValueError, "'x': expected a contiguous array"),
-    (lambda: PLAN(X, W, values=VALUES[:3]), ValueError, "'values': expected an array of shape"),
-    (
-        lambda: PLAN(torch.from_numpy(X), torch.from_numpy(W).requires_grad_()),
-        ValueError,
-        "'w': it requires a gradient, .* use sparsetir.ops.rgms",
-    ),
-    (
-        lambda: sparsetir.plan("rgms", MASK[0].nonzero(), 8),
-        ValueError,
-        r"'matrix': expected a SparseTensor by \(relation, row, column\) for 'rgms', got shape",
-    ),
-    (lambda: sparsetir.plan("rgms", A, 0), ValueError, "'feat': expected 1 or more, got 0"),
-    (
-        lambda: sparsetir.plan("rgms", A, 8, feat_in=-1),
-        ValueError,
-        "'feat_in': expected 1 or more, got -1",
-    ),
-    (lambda: sparsetir.plan("rgms", A, 8, heads=2), ValueError, "'heads': expected None for 'rgms"),
-    (
-        lambda: sparsetir.plan("rgms", A, 8, reduce="mean"),
-        ValueError,
-        "'reduce': expected 'sum' for 'rgms'",
-    ),
-    (
-        lambda: sparsetir.plan("rgms", A, 8, format=sparsetir.formats.CSR()),
-        ValueError,
-        "'format': expected None for 'rgms', got CSR",
-    ),
-    (lambda: sparsetir.plan("rgms", A, 8, weighted=0), TypeError, "'weighted': expected True or"),
-    (lambda: sparsetir.plan("rgms", A, 8, dtype=8), TypeError, "'dtype': expected a name as"),
-    (
-        lambda: sparsetir.plan("rgms", A, 8, dtype="int8"),
-        ValueError,
-        "'dtype': expected one of float",
-    ),
-    (
-        lambda: sparsetir.plan("rgms", A, 16, feat_in=8, config=RelationalRows()),
-        TypeError,
-        "'config': expected TiledRelations for this operator and target, got RelationalRows",
-    ),
-    (
-        lambda: sparsetir.plan("rgms", A, 16, config=PLAN.config),
-        sparsetir.ScheduleError,
-        "'feat_in': the config serves 8 features, got 16",
-    ),
-    (
-        lambda: sparsetir.plan("rgms", A, 8, config=PLAN.config, feat_in=8),
-        sparsetir.ScheduleError,
-        "'feat': the config serves 16 features, got 8",
-    ),
-    (
-        lambda: sparsetir.plan("spmm", A, 8, feat_in=8),
-        ValueError,
-        "'feat_in': expected None for 'spmm', got 8",
-    ),
-    (
-        lambda: sparsetir.plan("spmm", A, 8, weighted=False),
-        ValueError,
-        "'weighted': expected True for 'spmm', got False",
-    ),
-]
-
-
-@pytest.mark.parametrize(("call", "error", "message"), REFUSED, ids=range(len(REFUSED)))
-def test_what_is_refused(call, error, message):
-    with pytest.raises(error, match=message):
-        call()
+test_refusals = refusals(
+    """
+PLAN(X)  # TypeError: rgms: expected 2 operands (x, w), got 1
+PLAN(X[:5], W)  # ValueError: 'x': expected shape (40, 8), got (5, 8)
+PLAN(X, W[:2])  # ValueError: 'w': expected shape (3, 8, 16), got (2, 8, 16)
+PLAN(X.astype("float64"), W)  # TypeError: 'x': expected dtype float32, got float64
+PLAN(X, W.astype("float16"))  # TypeError: 'w': expected dtype float32, got float16
+PLAN(X[:, ::-1], W)  # ValueError: 'x': expected a contiguous array
+PLAN(X, W, values=VALUES[:3])  # ValueError: 'values': expected an array of shape
+PLAN(torch.from_numpy(X), torch.from_numpy(W).requires_grad_())
+    # ValueError: 'w': it requires a gradient, .. use sparsetir.ops.rgms
+PLAIN(X, W)  # TypeError: rgms: argument 'values': expected an array, got None
+UNWEIGHTED(X, W, values=VALUES)  # TypeError: rgms: argument 'values': the operator takes none
+ODD(X2[:, 1:], W2)  # ValueError: rgms: argument 'x': expected an array of shape (40, 19)
+ODD(X2.astype("float64"), W2)  # TypeError: rgms: argument 'x': expected dtype float32
+ODD(X2)  # TypeError: rgms: expected 2 operands (x, w), got 1
+ODD(torch.from_numpy(X2).requires_grad_(), torch.from_numpy(W2))
+    # ValueError: 'x': it requires a gradient
+ODD(X2, W2, out=np.empty((50, 48), "float32"))
+    # ValueError: rgms: argument 'out': expected an array of shape
+sparsetir.plan("rgms", MASK[0].nonzero(), 8)
+    # ValueError: 'matrix': expected a SparseTensor by (relation, row, column) for 'rgms', got shape
+sparsetir.plan("rgms", A, 0)  # ValueError: 'feat': expected 1 or more, got 0
+sparsetir.plan("rgms", A, 8, feat_in=-1)  # ValueError: 'feat_in': expected 1 or more, got -1
+sparsetir.plan("rgms", A, 8, heads=2)  # ValueError: 'heads': expected None for 'rgms
+sparsetir.plan("rgms", A, 8, reduce="mean")  # ValueError: 'reduce': expected 'sum' for 'rgms'
+sparsetir.plan("rgms", A, 8, format=sparsetir.formats.CSR())
+    # ValueError: 'format': expected None for 'rgms', got CSR
+sparsetir.plan("rgms", A, 8, weighted=0)  # TypeError: 'weighted': expected True or
+sparsetir.plan("rgms", A, 8, dtype=8)  # TypeError: 'dtype': expected a name as
+sparsetir.plan("rgms", A, 8, dtype="int8")  # ValueError: 'dtype': expected one of float
+sparsetir.plan("rgms", A, 16, feat_in=8, config=RelationalRows())
+    # TypeError: 'config': expected TiledRelations for this operator and target, got RelationalRows
+sparsetir.plan("rgms", A, 16, config=PLAN.config)
+    # ScheduleError: 'feat_in': the config serves 8 features, got 16
+sparsetir.plan("rgms", A, 8, config=PLAN.config, feat_in=8)
+    # ScheduleError: 'feat': the config serves 16 features, got 8
+sparsetir.plan("spmm", A, 8, feat_in=8)  # ValueError: 'feat_in': expected None for 'spmm', got 8
+sparsetir.plan("spmm", A, 8, weighted=False)
+    # ValueError: 'weighted': expected True for 'spmm', got False
+""",
+    globals(),
+)

@@ -3,7 +3,6 @@
 import io
 import subprocess
 import sys
-import time
 from xml.dom.minidom import parseString
 
 import numpy as np
@@ -17,7 +16,16 @@ from zoo import MATRICES, TENSORS
 from pairs import by_turns
 from sparsetir import SparseMatrix
 from sparsetir.extras import WITHOUT_TORCH, install_hint
-from sparsetir.formats import BSR, CSR, EnumeratedPatterns, Hyb, Mixture, Pattern, by_block_fill
+from sparsetir.formats import (
+    BSR,
+    CSR,
+    SRBCRS,
+    EnumeratedPatterns,
+    Hyb,
+    Mixture,
+    Pattern,
+    by_block_fill,
+)
 from sparsetir.formats.coo import COO
 from sparsetir.formats.csc import CSC
 from sparsetir.formats.csf import CSF
@@ -29,16 +37,15 @@ from sparsetir.formats.make_rules import Operand, dense, fixed, make_rule, spars
 from sparsetir.formats.ragged_rows import Ragged
 from sparsetir.formats.row_ell import RowELL
 from sparsetir.formats.sell import SELL
-from sparsetir.plotting import large as plot_large
 from sparsetir.plotting import marks as plot_marks
 from sparsetir.plotting import patterns as plot
-from sparsetir.plotting.layout import Pixels, Window, locate, sample, storage_layout
+from sparsetir.plotting.layout import Window, locate, storage_layout
 from sparsetir.plotting.patterns import plot_format, plot_pattern
 
 FORMATS = [
     BSR(1, 1), BSR(4, 4), BSR(3, 5), COO(), CSC(), CSF((1, 0)), CSR(), DCSR(), DIA(), ELL(),
     EnumeratedPatterns(4), Hyb(1, 0), Hyb(2, 2), Ragged(), RowELL(4),
-    SELL(2, 4),
+    SELL(2, 4), SRBCRS(4, 3),
     Mixture("mixed", (BSR(4, 4), Hyb(1, 2)), by_block_fill(4, 4, 0.4)),
 ]  # fmt: skip
 BLUE, ORANGE = (np.array(to_rgb(c)) for c in plot_marks.COLOURS[:2])
@@ -58,19 +65,6 @@ def panel_rule():
         "panels", Operand(), [dense("IO"), sparse("JO", "IO"), fixed("II", "IO", 4)],
         {"I": ["IO", "II"], "J": ["JO"]},
         lambda i, j: (i // 4, j, i % 4), lambda io, j, ii: (io * 4 + ii, j),
-    )  # fmt: skip
-
-
-def tiles_rule():
-    """Columns of 4 rows each, in groups of 3 (SR-BCRS)."""
-    return make_rule(
-        "tiles", Operand(),
-        [
-            dense("IO"), sparse("G", "IO", 1, unique=False), fixed("JC", "G", slots=3),
-            dense("II", 4),
-        ],
-        {"I": ["IO", "II"], "J": ["G", "JC"]},
-        lambda i, j: (i // 4, 0, j, i % 4), lambda io, g, j, ii: (io * 4 + ii, j),
     )  # fmt: skip
 
 
@@ -99,17 +93,6 @@ def test_places_lie_where_the_rule_says(fmt):
             check_located(part, pattern)
 
 
-@pytest.mark.parametrize("name", ["random", "empty rows", "one dense row", "no rows"])
-def test_padding_of_tiles(name):
-    """Some padding has a coordinate, and some is below a slot that has none."""
-    pattern = MATRICES[name]
-    part = infer_format(tiles_rule(), pattern.coords, pattern.shape)
-    check_located(part, pattern)
-    if pattern.nnz:
-        valid = locate(part, np.arange(part.size)).valid
-        assert 0 < np.count_nonzero(~valid) < part.size - part.stored
-
-
 def test_places_below_a_shared_axis():
     mask = np.zeros((8, 3), bool)
     mask[[0, 2, 5], [0, 1, 2]] = True
@@ -122,17 +105,6 @@ def test_places_below_a_shared_axis():
     assert np.count_nonzero(where.valid) == 5 and part.size == 3 * 4
     at = locate(part, part.places)
     np.testing.assert_array_equal(np.stack([at.rows, at.cols]), np.stack(pattern.coords))
-
-
-def test_sizes_are_evaluated():
-    """An extent may be a parameter or a number, and both are read from the arrays of the part."""
-    for pattern in (MATRICES["random"], MATRICES["one dense row"]):
-        part = ELL().convert(pattern).parts[0]
-        slots = int(np.diff(pattern.indptr).max())
-        where = locate(part, np.arange(part.size))
-        np.testing.assert_array_equal(where.rows, np.repeat(np.arange(pattern.shape[0]), slots))
-        filled = np.arange(slots) < np.diff(pattern.indptr)[:, None]
-        np.testing.assert_array_equal(where.valid, filled.reshape(-1))
 
 
 def drawn(ax):
@@ -215,11 +187,6 @@ def test_storage_layout_keeps_places_apart():
             assert (close[~np.eye(len(x), dtype=bool)] > 0.99).all()
 
 
-def test_long_lists_have_several_columns():
-    layout = storage_layout(COO().convert(MATRICES["all stored"]).parts, 8)
-    assert (layout.width, layout.height) == (11.0, 16.0)  # 96 places in 6 columns of 16
-
-
 def test_legend_says_what_is_stored():
     # Rows of 1, 2 and 3 elements, one to each bucket.
     pattern = pattern_of([0, 1, 1, 2, 2, 2], [3, 0, 4, 1, 2, 5], (3, 6))
@@ -276,41 +243,6 @@ def test_image_shows_padding_lighter():
     np.testing.assert_allclose(image, want)
 
 
-def test_image_has_the_colour_of_most_elements():
-    pattern = pattern_of([0, 0, 1, 200, 201], [0, 299, 298, 0, 1], (300, 300))
-    (shown,) = plot_format(Hyb(2, 0).convert(pattern)).axes[0].images
-    image = np.asarray(shown.get_array())
-    strength = plot_large.FAINTEST + (1 - plot_large.FAINTEST) * np.log(2) / np.log(3)
-    np.testing.assert_allclose(image[0, 0], tint(BLUE, strength))
-    np.testing.assert_allclose(image[0, 149], ORANGE)
-    np.testing.assert_allclose(image[100, 0], BLUE)
-    assert np.count_nonzero((image < 1).any(2)) == 3
-
-
-def test_samples():
-    part = BSR(8, 8).convert(MATRICES["all stored"]).parts[0]
-    np.testing.assert_array_equal(sample(part, part.size), np.arange(part.size))
-    few = sample(part, 50)
-    assert len(few) == 50 and few.min() >= 0 and few.max() < part.size and (np.diff(few) >= 0).all()
-
-
-def test_sampled_padding_is_found(monkeypatch):
-    pattern = pattern_of(np.arange(0, 300, 50), np.zeros(6, int), (300, 300))
-    converted = BSR(50, 50).convert(pattern)
-    monkeypatch.setattr(plot_large, "SAMPLE", 3 * 150 * 25)
-    (shown,) = plot_format(converted).axes[0].images
-    coloured = (np.asarray(shown.get_array()) < 1).any(2)
-    assert not coloured[:, 25:].any()
-    assert 0.85 < coloured[:, :25].mean() < 1
-
-
-def test_pixels_are_of_equal_size():
-    assert Pixels.of((2708, 100)) == ((11, 1), (247, 100))
-    assert Pixels.of((0, 257)) == ((1, 2), (1, 129))
-    pixels = Pixels.of((512, 600))
-    assert pixels.number(np.array([0, 511]), np.array([599, 0])).tolist() == [199, 255 * 200]
-
-
 def test_density():
     rows, cols = np.nonzero(np.ones((4, 4)))
     pattern = pattern_of([*rows, 513], [*cols, 513], (514, 514))
@@ -342,25 +274,6 @@ def test_part_of_a_large_matrix():
     assert frame.get_bbox().extents.tolist() == [95.5, 47.5, 143.5, 95.5]
     # At the end of a matrix a window begins earlier.
     assert Window.of(np.array([199]), np.array([299]), (200, 300)) == ((152, 200), (252, 300))
-
-
-def test_padding_of_blocks_is_drawn_in_the_part():
-    converted = BSR(2, 2).convert(pattern_of([60], [100], (200, 300)))
-    faces = drawn(plot_format(converted).axes[1])
-    assert faces == {key(BLUE): [(100, 60)], key(tint(BLUE)): [(100, 61), (101, 60), (101, 61)]}
-
-
-def test_labels_of_parts():
-    operand = Operand()
-    assert Hyb(1, 3).labels(operand) == [
-        "rows of 1", "rows of 2", "rows of 3 to 4", "rows of 5 to 8, and pieces",
-    ]  # fmt: skip
-    assert Hyb(2, 0).labels(operand) == [
-        "part 1 of 2, rows of 1, and pieces",
-        "part 2 of 2, rows of 1, and pieces",
-    ]
-    mixed = Mixture("mixed", (BSR(4, 4), Hyb(1, 0)), by_block_fill(4, 4, 0.4))
-    assert mixed.labels(operand) == ["bsr_4_4", "hyb_1_0, rows of 1, and pieces"]
 
 
 def test_patterns_from_elsewhere():
@@ -436,18 +349,6 @@ def test_matplotlib_is_imported_late_and_without_pyplot():
         "assert 'matplotlib' in sys.modules and 'matplotlib.pyplot' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-@pytest.mark.parametrize("fmt", by_turns([Hyb(2, 6), BSR(4, 4)], 2), ids=lambda f: f.name)
-def test_a_million_elements_take_seconds(fmt):
-    rng = np.random.default_rng(0)
-    flat = np.unique(rng.integers(30_000**2, size=1_000_000))
-    pattern = pattern_of(flat // 30_000, flat % 30_000, (30_000, 30_000))
-    converted = fmt.convert(pattern)
-    start = time.process_time()  # other processes may keep this one waiting
-    plot_pattern(pattern)
-    plot_format(converted).draw_without_rendering()
-    assert time.process_time() - start < 5
 
 
 @pytest.mark.parametrize("size", [20, 2000])

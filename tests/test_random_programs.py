@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import gpu_runner
 import sparsetir
 from cuda_runner import requires_cuda_text, run_cuda
-from drawing import COMMON
+from drawing import COMMON, examples
 from programs import copied
 from sparsetir.schedules.default import default_schedule
 
@@ -202,20 +202,8 @@ def _expected(func: Any, arguments: dict[str, Any]) -> np.ndarray:
     return mine["out"]
 
 
-@settings(max_examples=10, **COMMON)
-@given(programs())
-def test_cpu(drawn: Drawn) -> None:
-    check_on_cpu(drawn)
-
-
-@pytest.mark.slow
-@settings(max_examples=50, **COMMON)
-@given(programs())
-def test_more_on_cpu(drawn: Drawn) -> None:
-    check_on_cpu(drawn)
-
-
-def check_on_cpu(drawn: Drawn) -> None:
+@examples(10, 50, drawn=programs())
+def test_cpu_schedule(drawn: Drawn) -> None:
     """With the default schedule and with none, code gives what the interpreter gives."""
     func = sparsetir.from_source(drawn.text)
     expected = _expected(func, drawn.arguments)
@@ -225,29 +213,6 @@ def check_on_cpu(drawn: Drawn) -> None:
     mine = copied(drawn.arguments)
     sparsetir.build(sparsetir.lower_sparse_iter(func))(**mine)  # no schedule at all
     np.testing.assert_array_equal(mine["out"], expected)
-
-
-@gpu_runner.requires_opencl
-@settings(max_examples=8, **COMMON)
-@given(programs())
-def test_gpu_schedule(drawn: Drawn) -> None:
-    check_on_gpu(drawn)
-
-
-@pytest.mark.slow
-@gpu_runner.requires_opencl
-@settings(max_examples=40, **COMMON)
-@given(programs())
-def test_more_gpu_schedules(drawn: Drawn) -> None:
-    check_on_gpu(drawn)
-
-
-@pytest.mark.slow
-@requires_cuda_text
-@settings(max_examples=20, **COMMON)
-@given(programs())
-def test_gpu_schedules_as_cuda(drawn: Drawn) -> None:
-    check_on_gpu(drawn, run_cuda)
 
 
 def check_on_gpu(drawn: Drawn, run: Any = gpu_runner.run_opencl) -> None:
@@ -265,3 +230,14 @@ def check_on_gpu(drawn: Drawn, run: Any = gpu_runner.run_opencl) -> None:
     out = stage_three.params[given_names.index("out")].name
     # TVM writes float constants into device text with seven digits.
     np.testing.assert_allclose(got[out].reshape(expected.shape), expected, rtol=1e-6)
+
+
+test_gpu_schedule = gpu_runner.requires_opencl(examples(8, 40, drawn=programs())(check_on_gpu))
+
+
+@pytest.mark.slow
+@requires_cuda_text
+@settings(max_examples=20, **COMMON)
+@given(programs())
+def test_gpu_schedules_as_cuda(drawn: Drawn) -> None:
+    check_on_gpu(drawn, run_cuda)

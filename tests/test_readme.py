@@ -101,11 +101,6 @@ def test_blocks_print_what_is_said(page, outputs):
     assert sum(map(bool, said)) == (ROOT / page).read_text().count("\n```text\n")
 
 
-def test_first_program_is_short():
-    code = next(blocks("README.md"))[0]
-    assert len([line for line in code.splitlines() if line.strip()]) <= 30
-
-
 @pytest.mark.parametrize("readme", [*PAGES, *ROOMS])
 def test_links_lead_somewhere(readme):
     file = ROOT / readme

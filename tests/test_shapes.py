@@ -12,6 +12,7 @@ from tvm import ir, tirx
 
 import sparsetir
 from programs import PROGRAMS, tolerance
+from small import small
 from sparsetir.sparse_ir import script as T
 from sparsetir.sparse_ir.nodes import walk
 
@@ -106,14 +107,10 @@ def products_of_sizes(func):
 
 @pytest.mark.parametrize("target", ["llvm", CUDA], ids=["llvm", "cuda"])
 def test_no_loop_counts_to_a_32_bit_product_of_sizes(target):
-    @T.prim_func
-    def double(x: T.handle, y: T.handle, m: T.int32, n: T.int32):
-        I = T.dense_fixed(m)
-        J = T.dense_fixed(n)
-        X = T.match_sparse_buffer(x, (I, J), "int8")
-        Y = T.match_sparse_buffer(y, (I, J), "int8")
-        with T.sp_iter([I, J], "SS", "double") as [i, j]:
-            Y[i, j] = X[i, j] + X[i, j]
+    double = small("double", """
+with T.sp_iter([I, J], "SS", "double") as [i, j]:
+    Y[i, j] = X[i, j] + X[i, j]
+""", "J = T.dense_fixed(n)", "int8", X="I J", Y="I J")  # fmt: skip
 
     func = sparsetir.default_schedule(
         sparsetir.lower_sparse_iter(double), tvm.target.Target(target)

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from csr_zoo import ZOO
-from drawing import COMMON
+from drawing import examples
+from refusals import refusals
 from sparsetir import SparseMatrix, StructureError
 from sparsetir.planning import sparse_results
 
@@ -85,17 +85,7 @@ def check_all(given_: tuple[Any, ...]) -> None:
         check(getattr(known[0], name)(*known[1:]), there, how.reduce([x.toarray() for x in terms]))
 
 
-@settings(max_examples=15, **COMMON)
-@given(matrices())
-def test_random_matrices(given_: tuple[Any, ...]) -> None:
-    check_all(given_)
-
-
-@pytest.mark.slow
-@settings(max_examples=4000, **COMMON)
-@given(matrices())
-def test_more_random_matrices(given_: tuple[Any, ...]) -> None:
-    check_all(given_)
+test_random_matrices = examples(15, 4000, given_=matrices())(check_all)
 
 
 TERMS = {
@@ -208,23 +198,20 @@ def test_results_do_not_share_memory() -> None:
     assert not np.shares_memory(a.matmul(a, mask=found).values, found.values)
 
 
-@pytest.mark.parametrize(
-    ("call", "kind", "message"),
-    [
-        (lambda a, b: a @ a, ValueError, r"argument 'other': expected 3 rows, .* got shape \(2, 3"),
-        (lambda a, b: a + b, ValueError, r"argument 'other': expected shape \(2, 3\), got \(3, 4"),
-        (lambda a, b: a.matmul(b, semiring="x"), ValueError, r"'semiring': expected one of \["),
-        (lambda a, b: a.matmul(b, mask=a), ValueError, r"'mask': expected shape \(2, 4\), got"),
-        (lambda a, b: a.add(*[a] * 8), ValueError, r"expected at most 8 matrices, got 9"),
-        (lambda a, b: a + 3, TypeError, r"unsupported operand"),
-        (lambda a, b: a * "x", TypeError, r"can't multiply|unsupported operand"),
-        (lambda a, b: a.add(3), TypeError, r"SparseMatrix.add: argument 'other'"),
-    ],
+A, B = SparseMatrix.from_dense(np.ones((2, 3))), SparseMatrix.from_dense(np.ones((3, 4)))
+test_refusals = refusals(
+    """
+A @ A  # ValueError: argument 'other': expected 3 rows, .. got shape (2, 3
+A + B  # ValueError: argument 'other': expected shape (2, 3), got (3, 4
+A.matmul(B, semiring="x")  # ValueError: 'semiring': expected one of [
+A.matmul(B, mask=A)  # ValueError: 'mask': expected shape (2, 4), got
+A.add(*[A] * 8)  # ValueError: expected at most 8 matrices, got 9
+A + 3  # TypeError: unsupported operand
+A * "x"  # TypeError: type
+A.add(3)  # TypeError: SparseMatrix.add: argument 'other'
+""",
+    globals(),
 )
-def test_refusals(call: Any, kind: Any, message: str) -> None:
-    a, b = SparseMatrix.from_dense(np.ones((2, 3))), SparseMatrix.from_dense(np.ones((3, 4)))
-    with pytest.raises(kind, match=message):
-        call(a, b)
 
 
 def test_patterns_are_checked() -> None:

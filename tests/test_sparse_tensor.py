@@ -218,53 +218,6 @@ def test_matrix_market(tmp_path, dtype, suffix):
     same(SparseMatrix.from_file(str(path)).astype("float32"), want.astype("float32"))
 
 
-def test_matrix_market_symmetric_and_pattern(tmp_path):
-    path = tmp_path / "matrix.mtx"
-    head = "%%MatrixMarket matrix coordinate "
-    path.write_text(head + "real symmetric\n% a comment\n3 3 3\n1 1 0\n3 1 2.5\n2 2 -1\n")
-    made = SparseMatrix.from_file(path)
-    same(made, np.array([[0, 0, 2.5], [0, -1, 0], [2.5, 0, 0]]), zeros=True)
-    assert made.nnz == 4  # a zero that the file stores
-    path.write_text(head + "real skew-symmetric\n2 2 1\n2 1 3\n")
-    same(SparseMatrix.from_file(path), np.array([[0, -3.0], [3, 0]]))
-    path.write_text(head + "pattern symmetric\n3 3 2\n2 1\n3 3\n")
-    same(SparseMatrix.from_file(path), np.array([[0, 1, 0], [1, 0, 0], [0, 0, 1]], "float32"))
-    path.write_text(head + "pattern general\n3 4 0\n")
-    same(SparseMatrix.from_file(path), np.zeros((3, 4), "float32"))
-
-
-@pytest.mark.parametrize("format", ["csr", "csc", "coo", "bsr", "dia"])
-def test_npz(tmp_path, format):
-    want = dense()
-    sp.save_npz(tmp_path / "matrix.npz", sp.csr_array(want).asformat(format))
-    same(SparseMatrix.from_file(tmp_path / "matrix.npz"), want, zeros=format in ("bsr", "dia"))
-
-
-def test_files_that_are_refused(tmp_path):
-    path = tmp_path / "matrix.mtx"
-    with pytest.raises(FileNotFoundError, match="from_file: argument 'path': expected a file"):
-        SparseMatrix.from_file(path)
-    with pytest.raises(ValueError, match=r"ends in \.mtx, \.mtx\.gz or \.npz, got 'a\.txt'"):
-        SparseMatrix.from_file("a.txt")
-    for text in ("nonsense", "%%MatrixMarket matrix coordinate real general\n2 2 1\n3 1 2\n"):
-        path.write_text(text)
-        with pytest.raises(ValueError, match=r"from_file: argument 'path': '.*matrix\.mtx': "):
-            SparseMatrix.from_file(path)
-    scipy.io.mmwrite(path, np.eye(2))
-    with pytest.raises(ValueError, match="expected coordinates, got a dense matrix"):
-        SparseMatrix.from_file(path)
-    scipy.io.mmwrite(path, sp.coo_array(np.eye(2) * 1j))
-    with pytest.raises(ValueError, match=r"matrix\.mtx': expected real numbers, got complex ones"):
-        SparseMatrix.from_file(path)
-    zipped = tmp_path / "cut.mtx.gz"
-    zipped.write_bytes(gzip.compress(b"%%MatrixMarket matrix coordinate real general\n" * 99)[:30])
-    with pytest.raises(ValueError, match=r"cut\.mtx\.gz"):
-        SparseMatrix.from_file(zipped)
-    np.savez(tmp_path / "other.npz", x=1)
-    with pytest.raises(ValueError, match=r"other\.npz"):
-        SparseMatrix.from_file(tmp_path / "other.npz")
-
-
 # Canonical form.
 
 

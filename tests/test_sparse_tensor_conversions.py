@@ -12,6 +12,7 @@ import torch
 
 import format_rules
 import sparsetir
+from small import small
 from sparse_tensor_common import FLOATS, dense, frozen, same
 from sparsetir import SparseMatrix, SparseTensor
 from sparsetir.formats import BSR, CSR, Operand
@@ -143,19 +144,12 @@ def test_arguments(format, dtype):
 
 
 def test_a_kernel_runs_on_it():
-    func = sparsetir.from_source(
-        '@T.prim_func\n'
-        'def row_sums(a: T.handle, y: T.handle, p: T.handle, x: T.handle, m: T.int32, n: T.int32,\n'
-        '             nnz: T.int32):\n'
-        '    I = T.dense_fixed(m)\n'
-        '    J = T.sparse_variable(I, (n, nnz), (p, x))\n'
-        '    A = T.match_sparse_buffer(a, (I, J), "float32")\n'
-        '    Y = T.match_sparse_buffer(y, (I,), "float32")\n'
-        '    with T.sp_iter([I, J], "SR", "row_sums") as [i, j]:\n'
-        '        with T.init():\n'
-        '            Y[i] = 0.0\n'
-        '        Y[i] = Y[i] + A[i, j]\n'
-    )  # fmt: skip
+    func = small("row_sums", """
+with T.sp_iter([I, J], "SR", "row_sums") as [i, j]:
+    with T.init():
+        Y[i] = 0.0
+    Y[i] = Y[i] + A[i, j]
+""", "J = T.sparse_variable(I, (n, nnz), (p, x))", A="I J", Y="I")  # fmt: skip  # fmt: skip
     want = dense((13, 11))
     made = SparseMatrix(sp.csc_array(want))
     converted = made.to(BSR(4, 2), Operand.of(func, "A"))
@@ -166,26 +160,6 @@ def test_a_kernel_runs_on_it():
         y = np.empty(13, "float32")
         kernel(y=y, **made.with_values(made.values * np.float32(factor)).arguments(BSR(4, 2)))
         np.testing.assert_array_equal(y, factor * want.sum(axis=1))
-
-
-def test_plot_draws_the_pattern_or_the_conversion(monkeypatch):
-    from sparsetir.plotting import patterns as plot
-
-    calls = []
-    monkeypatch.setattr(
-        plot, "plot_pattern", lambda p, ax=None, **more: calls.append((p, ax, more))
-    )
-    monkeypatch.setattr(plot, "plot_format", lambda c, ax=None, **more: calls.append((c, ax, more)))
-    made = SparseMatrix(sp.csr_array(dense()))
-    made.plot()
-    made.plot(BSR(2, 2), ax="axes", size=3)
-    assert calls[0] == (made.pattern, None, {})
-    assert calls[1] == (made.to(BSR(2, 2)), "axes", {"size": 3})
-
-
-def test_repr():
-    made = SparseMatrix(sp.csr_array(np.eye(2, 3, dtype="float32")))
-    assert repr(made) == "<SparseMatrix: shape (2, 3), 2 elements, float32>"
 
 
 def test_torch_is_not_imported_for_scipy():

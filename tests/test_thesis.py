@@ -84,14 +84,6 @@ def test_tuned_on_few_elements_and_what_is_no_number(config):
     np.testing.assert_array_equal(args["a"][without], before[without])
 
 
-def test_the_config_for_counts():
-    """Fibres of one element, of many, and of both."""
-    for counts, levels in (
-        ((1000, 1070), (2,)), ((1000, 6000), (1, 1)), ((1500, 4500, 8600, 9500), (1, 1, 2)),
-    ):  # fmt: skip
-        assert thesis.Tuned.for_counts(counts) == thesis.Tuned(levels)
-
-
 @pytest.mark.parametrize("name, program, schedule", thesis.SCHEDULES, ids=lambda x: str(x)[:4])
 def test_stage_one_means_the_same(name, program, schedule):
     args, result, exact, _ = inputs.problem(program.__name__, 0, "float64", "int32")
@@ -124,17 +116,3 @@ def test_a_bound_is_checked():
     promised = r"expected shape \(53, 32\), as its schedule promises that 'columns' is 32, got"
     with pytest.raises(ValueError, match=rf"{promised} \(53, 20\)"):
         kernel(**args)
-
-
-def test_csf():
-    rng = np.random.default_rng(0)
-    dense = rng.random((7, 5, 6)) < 0.2
-    dense[3] = False
-    coords = np.array(np.nonzero(dense))
-    mixed = rng.permutation(coords.shape[1])
-    order, ((k_ptr, k_idx), (l_ptr, l_idx)) = inputs.csf(coords[:, mixed], dense.shape, "int32")
-    np.testing.assert_array_equal(mixed[order], np.arange(len(mixed)))
-    np.testing.assert_array_equal(np.diff(k_ptr), dense.any(axis=2).sum(axis=1))
-    np.testing.assert_array_equal(np.diff(l_ptr), dense.sum(axis=2)[dense.any(axis=2)])
-    np.testing.assert_array_equal(k_idx, np.nonzero(dense.any(axis=2))[1])
-    np.testing.assert_array_equal(l_idx, coords[2])

@@ -19,16 +19,42 @@ PARTITIONS = ["rows", "given", "shares", "last"]
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 
 
-def each_value(**choices):
+def each(check, size=None, **choices):
     """The whole product; slow but for a few in which each value occurs."""
-    names, values = list(choices), list(choices.values())
-    default = {tuple(v[i % len(v)] for v in values) for i in range(max(map(len, values)))}
-    params = [
-        pytest.param(*these, marks=[] if these in default else [pytest.mark.slow],
-                     id="-".join(map(str, these)))
+    values = list(choices.values())
+    longest = max(map(len, values), default=1)
+    default = {tuple(v[i % len(v)] for v in values) for i in range(longest)}
+    return [
+        pytest.param(check, these, size, marks=[] if these in default else [pytest.mark.slow],
+                     id="-".join(map(str, (check.__name__.removeprefix("test_"), *these))))
         for these in itertools.product(*values)
     ]  # fmt: skip
-    return names, params
+
+
+REDUCTIONS = ["sum", "mean", "max", "min"]
+OPERANDS = ["none", "x", "values", "x and values", "no values", "x, no values"]
+TWO = {"dtype": [torch.float32, torch.bfloat16], "heads": [False, True]}
+TWO = {"kind": KINDS[:4], "partition": PARTITIONS[:2], **TWO}
+HALVES = [torch.float16, torch.bfloat16]
+CHECKS = [
+    *each(checks.test_edges_are_where_their_targets_are, kind=KINDS, partition=PARTITIONS),
+    *each(checks.test_edges_are_where_their_targets_are, 1, kind=["random"], partition=["shares"]),
+    *each(checks.test_edges_are_where_their_targets_are, 3, kind=["random"], partition=["shares"]),
+    *each(checks.test_rows_there_and_back, partition=["rows", "shares"]),
+    *each(checks.test_coalesced),
+    *each(checks.test_spmm, 3, kind=KINDS[:5], reduce=REDUCTIONS, dtype=DTYPES, heads=OPERANDS),
+    *each(checks.test_sddmm, 3, **TWO),
+    *each(checks.test_softmax, kind=["random", "no edges"]),
+    *each(checks.test_attention, 3, **TWO),
+    *each(checks.test_infinities_and_nan),
+    *each(checks.test_in_pieces, 2, most=[64, 2]),
+    *each(checks.test_bytes),
+    *each(checks.test_exchange_in_16_bits, dtype=HALVES),
+    *each(checks.test_autocast),
+    *each(checks.test_layers, kinds=["gcn sage"], weighted=[True]),
+    *each(checks.test_layers, kinds=["gat", "rgcn"], weighted=[False]),
+    *each(checks.test_what_layers_give),
+]
 
 
 @pytest.fixture(scope="module")
@@ -38,89 +64,9 @@ def team(tmp_path_factory):
     found.close()
 
 
-@pytest.mark.parametrize(*each_value(kind=KINDS, partition=PARTITIONS))
-def test_edges_are_where_their_targets_are(team, kind, partition):
-    team(checks.test_edges_are_where_their_targets_are, kind, partition)
-
-
-@pytest.mark.parametrize("size", [1, 3])
-def test_other_numbers_of_processes(team, size):
-    team(checks.test_edges_are_where_their_targets_are, "random", "shares", size=size)
-
-
-@pytest.mark.parametrize("partition", ["rows", "shares"])
-def test_rows_there_and_back(team, partition):
-    team(checks.test_rows_there_and_back, partition)
-
-
-def test_coalesced(team):
-    team(checks.test_coalesced)
-
-
-@pytest.mark.parametrize(*each_value(
-    kind=KINDS[:5], reduce=["sum", "mean", "max", "min"], dtype=DTYPES,
-    heads=["none", "x", "values", "x and values", "no values", "x, no values"],
-))  # fmt: skip
-def test_spmm(team, kind, reduce, dtype, heads):
-    partition = PARTITIONS[len(kind + reduce + heads) % 4]
-    team(checks.test_spmm, kind, partition, reduce, dtype, heads, size=3)
-
-
-@pytest.mark.parametrize(*each_value(
-    kind=KINDS[:4], partition=PARTITIONS[:2], dtype=[torch.float32, torch.bfloat16],
-    heads=[False, True],
-))  # fmt: skip
-def test_sddmm(team, kind, partition, dtype, heads):
-    team(checks.test_sddmm, kind, partition, dtype, heads, size=3)
-
-
-@pytest.mark.parametrize("kind", ["random", "no edges"])
-def test_softmax(team, kind):
-    team(checks.test_softmax, kind)
-
-
-@pytest.mark.parametrize(*each_value(
-    kind=KINDS[:4], partition=PARTITIONS[:2], dtype=[torch.float32, torch.bfloat16],
-    heads=[False, True],
-))  # fmt: skip
-def test_attention(team, kind, partition, dtype, heads):
-    team(checks.test_attention, kind, partition, dtype, heads, size=3)
-
-
-def test_infinities_and_nan(team):
-    team(checks.test_infinities_and_nan)
-
-
-@pytest.mark.parametrize("most", [64, 2])
-def test_in_pieces(team, most):
-    team(checks.test_in_pieces, most, size=2)
-
-
-def test_bytes(team):
-    team(checks.test_bytes)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_exchange_in_16_bits(team, dtype):
-    team(checks.test_exchange_in_16_bits, dtype)
-
-
-def test_autocast(team):
-    team(checks.test_autocast)
-
-
-@pytest.mark.parametrize("weighted", by_default([False, True], True))
-def test_layers(team, weighted):
-    team(checks.test_layers, ["gcn", "sage"], weighted)
-
-
-@pytest.mark.parametrize("kind", ["gat", "rgcn"])
-def test_layers_without_weights_of_edges(team, kind):
-    team(checks.test_layers, [kind], False)
-
-
-def test_what_layers_give(team):
-    team(checks.test_what_layers_give)
+@pytest.mark.parametrize("check, args, size", CHECKS)
+def test_one_process_gives_the_same(team, check, args, size):
+    team(check, *args, size=size)
 
 
 @pytest.mark.parametrize("kind", by_default(["sage", "gat", "gcn"], "sage", "gat"))
@@ -174,6 +120,7 @@ def test_wrong_on_one_process(team):
         "expected the same on all", "expected the same on all", "a number for each own edge",
         "as 'X', got", "argument 'k': expected float32", "argument 'x': expected a tensor",
         "argument 'x': expected", "argument 'x': expected", "expected each node once",
+        "expected a pair of nodes and their processes, of one length, got ["
     ]))  # fmt: skip
     for at, text in said.items():
         assert text in wrong[at], (at, wrong[at])

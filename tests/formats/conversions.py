@@ -28,25 +28,34 @@ def patterns(draw: Any, order: int = 2, longest: int = 20) -> Pattern:
     return Pattern([c.astype(dtype) for c in coords], shape)
 
 
+def check_values(conv: ConvertedFormat, dtype: str = "float32") -> Arrays:
+    """Values come back bit by bit, and padding holds zeros; the arguments with them."""
+    given = values(conv.pattern, dtype)
+    arguments = conv.arguments(A=given)
+    back = conv.restore("A", arguments)
+    assert back.dtype == given.dtype and back.tobytes() == given.tobytes()
+    for part in conv.parts:
+        stored = arguments[conv.parameter("A", part)]
+        assert stored.shape == part.shape and stored.dtype == given.dtype
+        assert not stored[part.mask == 0].any()
+    return arguments
+
+
 def round_trip(fmt: Format, pattern: Pattern, dtypes: tuple[str, ...] = DTYPES) -> ConvertedFormat:
-    """Values of every type come back as they were; padding is zero."""
+    """Values of every type come back as they were."""
     axes = tuple("RIJ"[-pattern.order :])
     for dtype in dtypes:
         conv = fmt.convert(pattern, Operand({"A": dtype}, axes, pattern.idtype))
-        given = values(pattern, dtype)
-        args = conv.arguments(A=given)
-        back = conv.restore("A", args)
-        assert back.dtype == given.dtype and back.tobytes() == given.tobytes()
-        for part in conv.parts:
-            stored = np.asarray(args[conv.parameter("A", part)])
-            assert stored.dtype == given.dtype and stored.shape == part.shape
-            assert not stored.reshape(-1)[part.mask.reshape(-1) == 0].any()
+        check_values(conv, dtype)
     return conv
 
 
-def as_inferred(fmt: Format, pattern: Pattern, places: bool = True) -> None:
+def as_inferred(
+    fmt: Format, pattern: Pattern, places: bool = True, idtype: str | None = None
+) -> None:
     """The converter of a format gives what index inference does with the elements it splits."""
-    conv = fmt.convert(pattern)
+    axes = tuple("RIJ"[-pattern.order :])
+    conv = fmt.convert(pattern, Operand({"A": "float32"}, axes, idtype or pattern.idtype))
     for part, taken in zip(conv.parts, fmt.split(pattern), strict=True):
         slow = infer_format(part.rule, [c[taken] for c in pattern.coords], pattern.shape)
         assert part.shape == slow.shape and part.stored == slow.stored == len(taken)
@@ -69,16 +78,11 @@ def spmm_arguments(pattern: Pattern, feat: int, seed: int = 0) -> Arrays:
     b[1::4] = np.nan
     index = pattern.idtype
     return {
-        "a": rng.standard_normal(pattern.nnz).astype("float32"),
-        "b": b,
+        "a": rng.standard_normal(pattern.nnz).astype("float32"), "b": b,
         "c": np.full((pattern.shape[0], feat), 7, "float32"),
-        "indptr": pattern.indptr.astype(index),
-        "indices": pattern.coords[1].astype(index),
-        "m": pattern.shape[0],
-        "n": pattern.shape[1],
-        "nnz": pattern.nnz,
-        "feat": feat,
-    }
+        "indptr": pattern.indptr.astype(index), "indices": pattern.coords[1].astype(index),
+        "m": pattern.shape[0], "n": pattern.shape[1], "nnz": pattern.nnz, "feat": feat,
+    }  # fmt: skip
 
 
 def spmm(fmt: Format, pattern: Pattern, build: bool = False, feat: int = 2) -> Any:

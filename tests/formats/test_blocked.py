@@ -12,9 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from zoo import MATRICES
 
-from programs import PROGRAMS
-from sparsetir.formats import BSR, DBSR, SRBCRS, Operand, Pattern
-from sparsetir.sparse_ir.errors import StructureError
+from sparsetir.formats import BSR, DBSR, SRBCRS, Pattern
 
 
 def random_pattern(shape: tuple[int, int], nnz: int, dtype: Any = np.int32) -> Pattern:
@@ -104,34 +102,6 @@ def test_sr_bcrs_of_loops(t: int, g: int) -> None:
         assert conv.places == indptr[-1] * g * t
         # Each tile holds an element, so one of its t places (SparseTIR, section 4.3.2).
         assert pattern.nnz >= np.count_nonzero(np.array(columns) >= 0)
-
-
-# -- products -------------------------------------------------------------------------------------
-
-
-# -- refusals -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: BSR(0, 2), "BSR: argument 'rows': expected a positive integer, got 0"),
-        (lambda: BSR(2, -1), "BSR: argument 'cols': expected a positive integer, got -1"),
-        (lambda: DBSR(2, True), "DBSR: argument 'cols': expected a positive integer, got True"),
-        (lambda: SRBCRS(8, 2.0), "SRBCRS: argument 'g': expected a positive integer, got 2.0"),
-        (lambda: SRBCRS("8", 2), "SRBCRS: argument 't': expected a positive integer, got '8'"),
-    ],
-)
-def test_parameters_refused(make: Any, message: str) -> None:
-    with pytest.raises(ValueError, match="^" + message + "$"):
-        make()
-
-
-def test_too_many_slots_refused() -> None:
-    """Ten groups have more slots than int32 counts; nothing that large is made."""
-    func = PROGRAMS["spmm"].make("float32", "int32")
-    with pytest.raises(StructureError, match=f"places = {10 * 2**30} does not fit int32"):
-        SRBCRS(1, 2**30).convert(MATRICES["diagonal"], Operand.of(func, "A"))
 
 
 # -- full blocks ----------------------------------------------------------------------------------

@@ -13,28 +13,17 @@ import sparsetir
 from format_rules import describe, inferred, matrix, split
 from programs import PROGRAMS, copied
 from programs.common import parents_of
+from small import small
 from sparsetir.formats.decompose import decompose_format
 from sparsetir.formats.preprocess import COPY, extract_preprocess
 from sparsetir.formats.rule import FormatRewriteRule
 from sparsetir.sparse_ir.nodes import sparse_iterations
 
 
-def over_csr(body: str, more: str = "", params: str = "", dtype: str = "float32") -> Any:
-    """A function on A over (I, J) and dense X (n,), Y (m,)."""
-    text = f"""
-@T.prim_func
-def f(a: T.handle, x: T.handle, y: T.handle, indptr: T.handle, indices: T.handle,
-      m: T.int32, n: T.int32, nnz: T.int32{params}):
-    I = T.dense_fixed(m)
-    J = T.sparse_variable(I, (n, nnz), (indptr, indices))
-    I_ = T.dense_fixed(m)
-    J_ = T.dense_fixed(n)
-    A = T.match_sparse_buffer(a, (I, J), "{dtype}")
-    X = T.match_sparse_buffer(x, (J_,), "{dtype}")
-    Y = T.match_sparse_buffer(y, (I_,), "{dtype}")
-"""
-    lines = [*more.splitlines(), *body.splitlines()]
-    return sparsetir.from_source(text + "".join(f"    {line}\n" for line in lines))
+def over_csr(body: str, axes: str = "", d: str = "") -> Any:
+    """A function on A over (I, J) and dense X (n,), Y (m,); and on D, over what is said."""
+    own = f"I_ = T.dense_fixed(m)\nJ_ = T.dense_fixed(n)\n{axes}"
+    return small("f", body, own, A="I J", X="J_", Y="I_", **({"D": d} if d else {}))
 
 
 def run_over_csr(
@@ -78,10 +67,10 @@ def test_a_buffer_that_is_read_and_written(names: list[str]) -> None:
 @pytest.mark.parametrize("names", TWO, ids="+".join)
 def test_an_allocated_buffer(names: list[str]) -> None:
     func = over_csr(
+        'S = T.alloc_sparse_buffer((I, J), "float32")\n'
         'with T.sp_iter([I, J], "SS", "fill") as [i, j]:\n    S[i, j] = A[i, j] * X[j]\n'
         'with T.sp_iter([I, J], "SR", "sum") as [i, j]:\n'
-        "    with T.init():\n        Y[i] = 0.0\n    Y[i] = Y[i] + S[i, j]",
-        'S = T.alloc_sparse_buffer((I, J), "float32")',
+        "    with T.init():\n        Y[i] = 0.0\n    Y[i] = Y[i] + S[i, j]"
     )
     rules = [matrix(n, buffers=["S"]) for n in names]
     before, after = run_over_csr(func, rules)
@@ -158,15 +147,13 @@ MIXED = (
 )
 DEPENDS = (
     'with T.sp_iter([I, J, K], "SSS", "deep") as [i, j, k]:\n    D[i, j, k] = A[i, j]',
-    "K = T.sparse_variable(J, (n, nnz2), (ptr2, idx2))\n"
-    'D = T.match_sparse_buffer(d, (I, J, K), "float32")',
-    ", d: T.handle, ptr2: T.handle, idx2: T.handle, nnz2: T.int32",
+    "K = T.sparse_variable(J, (n, nnz2), (ptr2, idx2))",
+    "I J K",
 )
 ATTACHED = (
     'with T.sp_iter([I, J, T.attach(L, J)], "SRR", "hop") as [i, j, l]:\n'
     "    Y[i] = Y[i] + A[i, j] * X[l]",
     "E = T.dense_fixed(n)\nL = T.sparse_variable(E, (n, nnz2), (ptr2, idx2))",
-    ", ptr2: T.handle, idx2: T.handle, nnz2: T.int32",
 )
 
 
@@ -197,13 +184,19 @@ def test_refused_bodies(program: Any, names: list[str], message: str) -> None:
         decompose_format(func, [matrix(n) for n in names])
 
 
+def test_parts_of_an_axis_are_refused() -> None:
+    sch = sparsetir.Schedule(over_csr(SUM))
+    sch.divide(sch.get_sp_iters(sch.get_sparse_iteration("sum"))[0], 4)
+    with pytest.raises(sparsetir.LoweringError, match="'sum' of 'f' visits parts of 'I'; decomp"):
+        decompose_format(sch.func, [matrix("bsr2")])
+
+
 def test_attached_axes_elsewhere_stay_attached() -> None:
     func = over_csr(
         'with T.sp_iter([I, J, Q, T.attach(L, Q)], "SRRR", "hop") as [i, j, q, l]:\n'
         "    with T.init():\n        Y[i] = 0.0\n    Y[i] = Y[i] + A[i, j] * X[l]",
         "Q = T.dense_fixed(n)\nE = T.dense_fixed(n)\n"
         "L = T.sparse_variable(E, (n, nnz2), (ptr2, idx2))",
-        ", ptr2: T.handle, idx2: T.handle, nnz2: T.int32",
     )
     assert "T.attach(L, Q)" in decompose_format(func, [matrix("bsr2")]).script()
 

@@ -10,7 +10,7 @@ import pytest
 from conversions import as_inferred, patterns, round_trip, spmm
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from zoo import MATRICES, TENSORS
+from zoo import MATRICES
 
 from sparsetir.formats import EnumeratedPatterns, Pattern
 from sparsetir.formats.partition import check_partition
@@ -33,22 +33,6 @@ def columns_of(part: Any) -> list[tuple[int, int, list[int]]]:
     panel = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
     rows = rows.reshape(len(columns), int(part.rule.axis("II").nnz_cols)).tolist()
     return list(zip(panel.tolist(), columns.tolist(), rows, strict=True))
-
-
-@pytest.mark.parametrize("name", MATRICES)
-@pytest.mark.parametrize("rows", [1, 3, 4, 16])
-def test_parts_are_what_plain_python_makes(name: str, rows: int) -> None:
-    pattern = MATRICES[name]
-    fmt = EnumeratedPatterns(rows)
-    conv = round_trip(fmt, pattern)
-    columns = slow_columns(pattern, rows)
-    for q, part in enumerate(conv.parts, 1):
-        want = [(panel, j, at) for panel, _, j, at in columns if len(at) == q]
-        assert columns_of(part) == want
-        panels = -(-pattern.shape[0] // rows)
-        sizes = {n: v for n, v in part.indices.items() if isinstance(v, int)}
-        assert list(sizes.values()) == [panels, pattern.shape[1], len(want)]
-    assert conv.padding == 0 and not any(p.rule.masked for p in conv.parts)
 
 
 @pytest.mark.parametrize("name", MATRICES)
@@ -99,21 +83,6 @@ def test_by_pattern(pattern: Pattern, rows: int) -> None:
 def test_spmm_by_pattern() -> None:
     spmm(EnumeratedPatterns(2, "pattern"), MATRICES["random"])
     spmm(EnumeratedPatterns(2, "pattern"), MATRICES["one dense column"], build=True, feat=6)
-
-
-def test_refusals() -> None:
-    with pytest.raises(ValueError, match="'by': expected 'count' or 'pattern', got 'mask'"):
-        EnumeratedPatterns(4, "mask")
-    with pytest.raises(ValueError, match="'rows': expected at most 8 by pattern, got 9"):
-        EnumeratedPatterns(9, "pattern")
-    with pytest.raises(ValueError, match="argument 'rows': expected a positive integer, got 0"):
-        EnumeratedPatterns(0)
-    with pytest.raises(
-        ValueError, match="EnumeratedPatterns: argument 'rows': expected at most 16, got 17"
-    ):
-        EnumeratedPatterns(17)
-    with pytest.raises(ValueError, match="enum_2: expected a pattern of 2 axes"):
-        EnumeratedPatterns(2).convert(TENSORS["random"])
 
 
 def test_more_groups_than_16_bits_count() -> None:

@@ -11,31 +11,20 @@ import tvm_ffi
 
 import sparsetir
 from programs import PROGRAMS, tolerance
+from small import text_of
 from sparsetir.formats.fission import fission
 from sparsetir.sparse_ir.nodes import sparse_iterations
 
 
 def function(body: str, more: str = "") -> Any:
     """A function on A, OUT over (I, J), D over (O, R, C) with stored rows R; and X, Y over them."""
-    text = """
-@T.prim_func
-def f(a: T.handle, out: T.handle, d: T.handle, x: T.handle, y: T.handle, yr: T.handle,
-      indptr: T.handle, indices: T.handle, r_ptr: T.handle, r_idx: T.handle, c_ptr: T.handle,
-      c_idx: T.handle, m: T.int32, n: T.int32, nnz: T.int32, rows: T.int32, nnz2: T.int32):
-    I = T.dense_fixed(m)
-    J = T.sparse_variable(I, (n, nnz), (indptr, indices))
-    I_ = T.dense_fixed(m)
-    J_ = T.dense_fixed(n)
-    O = T.dense_fixed(1)
-    R = T.sparse_variable(O, (m, rows), (r_ptr, r_idx))
-    C = T.sparse_variable(R, (n, nnz2), (c_ptr, c_idx))
-    A = T.match_sparse_buffer(a, (I, J), "float32")
-    OUT = T.match_sparse_buffer(out, (I, J), "float32")
-    D = T.match_sparse_buffer(d, (O, R, C), "float32")
-    X = T.match_sparse_buffer(x, (J_,), "float32")
-    Y = T.match_sparse_buffer(y, (I_,), "float32")
-    YR = T.match_sparse_buffer(yr, (O, R), "float32")
-"""
+    text = text_of("f", "", """
+I_ = T.dense_fixed(m)
+J_ = T.dense_fixed(n)
+O = T.dense_fixed(1)
+R = T.sparse_variable(O, (m, rows), (r_ptr, r_idx))
+C = T.sparse_variable(R, (n, nnz2), (c_ptr, c_idx))
+""", A="I J", OUT="I J", D="O R C", X="J_", Y="I_", YR="O R")  # fmt: skip
     lines = [*more.splitlines(), *body.splitlines()]
     return sparsetir.from_source(text + "".join(f"    {line}\n" for line in lines))
 

@@ -11,14 +11,13 @@ import pytest
 from conversions import as_inferred, patterns, round_trip, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from zoo import MATRICES, TENSORS
+from zoo import MATRICES
 
 from programs import PROGRAMS, tolerance
 from sparsetir.formats import Operand, Pattern
 from sparsetir.formats.hyb import Hyb
 from sparsetir.formats.partition import check_partition
 from sparsetir.formats.relational_hyb import RelationalHyb
-from sparsetir.sparse_ir.errors import StructureError
 
 PARAMETERS = [(1, 0), (1, 2), (2, 1), (3, 3), (50, 1)]
 Piece = tuple[int, int, list[int]]
@@ -161,33 +160,3 @@ def test_rgms_on_relational_hyb(k: int, build: bool) -> None:
         pattern = Pattern(coords, (args["relations"], args["m"], args["n"]))
         run(RelationalHyb(k), pattern, func, args, build)
         np.testing.assert_allclose(args["y"], want, err_msg=case, **tolerance("float32"))
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: Hyb(0, 1), "Hyb: argument 'c': expected a positive integer, got 0"),
-        (lambda: Hyb(1, -1), r"Hyb: argument 'k': expected an integer in \[0, 30\], got -1"),
-        (lambda: Hyb(1, 31), r"Hyb: argument 'k': expected an integer in \[0, 30\], got 31"),
-        (lambda: RelationalHyb(True), r"RelationalHyb: argument 'k': .* \[0, 30\], got True"),
-        (lambda: RelationalHyb(1, 0), "RelationalHyb: argument 'rows': .* integer, got 0"),
-        (lambda: Hyb(1, 1).convert(TENSORS["random"]), "hyb_1_1: expected a pattern of 2 axes"),
-        (
-            lambda: RelationalHyb(1).convert(MATRICES["random"]),
-            "relational_hyb_1: expected a pattern of 3 axes",
-        ),
-    ],
-)
-def test_refused_parameters(make: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        make()
-
-
-def test_lengths_that_the_index_type_does_not_hold_are_refused() -> None:
-    pattern = Pattern([np.array([0]), np.array([2**31])], (1, 2**32))
-    with pytest.raises(
-        StructureError, match=f"'hyb_1_0_p0_b0': length of axis 'JB' = {2**32} does"
-    ):
-        Hyb(1, 0).convert(pattern, Operand(idtype="int32"))
-    conv = Hyb(2, 1).convert(pattern)
-    assert conv.parts[2].indices["indices_jb_hyb_2_1_p1_b0"].tolist() == [2**31]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import tvm
-from conversions import patterns, spmm_arguments
+from conversions import as_inferred, check_values, patterns, spmm_arguments
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from zoo import DTYPES, MATRICES, TENSORS, values
@@ -91,19 +91,6 @@ def converted(
     return fmt.convert(pattern, F.Operand.of(func, "A"))
 
 
-def check_round_trip(conv: F.ConvertedFormat, dtype: str = "float32") -> dict[str, Any]:
-    """Values come back bit by bit, and padding holds zeros."""
-    given = values(conv.pattern, dtype)
-    arguments = conv.arguments(A=given)
-    back = conv.restore("A", arguments)
-    assert back.dtype == given.dtype and back.tobytes() == given.tobytes()
-    for part in conv.parts:
-        stored = arguments[conv.parameter("A", part)]
-        assert stored.shape == part.shape and stored.dtype == given.dtype
-        assert not stored[part.mask == 0].any()
-    return arguments
-
-
 def check_partition(conv: F.ConvertedFormat) -> None:
     """Each element has one place in one part, and no place two elements."""
     taken = np.zeros(conv.pattern.nnz, int)
@@ -142,7 +129,7 @@ def arguments_before(pattern: F.Pattern) -> dict[str, Any]:
 @pytest.mark.parametrize(("fmt", "pattern"), ON_ALL)
 def test_values_come_back(fmt: F.Format, pattern: F.Pattern) -> None:
     conv = converted(fmt, pattern)
-    arguments = check_round_trip(conv)
+    arguments = check_values(conv)
     check_partition(conv)
 
     statistics = conv.statistics
@@ -174,10 +161,10 @@ def test_types(fmt: F.Format) -> None:
     zoo = MATRICES if fmt in FORMATS else TENSORS
     for name in ("random", "int64"):
         for dtype in DTYPES:
-            check_round_trip(fmt.convert(zoo[name], _operand(zoo[name], dtype)), dtype)
+            check_values(fmt.convert(zoo[name], _operand(zoo[name], dtype)), dtype)
         for idtype in ("int32", "int64"):
             conv = converted(fmt, zoo[name], idtype=idtype)
-            arguments = check_round_trip(conv)
+            arguments = check_values(conv)
             arrays = {str(a.dtype) for p in conv.parts for a in p.indices.values() if np.ndim(a)}
             assert arrays <= {idtype}
             before = arguments_before(zoo[name])
@@ -196,18 +183,7 @@ def _operand(pattern: F.Pattern, dtype: str) -> F.Operand:
 def test_infer_of_its_own(fmt: F.Format, pattern: F.Pattern) -> None:
     """A format that overrides `infer` finds what inference from its rules finds."""
     for idtype in ("int32", "int64"):
-        conv = converted(fmt, pattern, idtype=idtype)
-        for mine, generic in zip(conv.parts, F.Format.infer(fmt, pattern, conv.rules), strict=True):
-            assert mine.shape == generic.shape and mine.count == generic.count
-            assert mine.stored == generic.stored
-            assert set(mine.arguments) == set(generic.arguments)
-            for name, want in generic.arguments.items():
-                have = mine.arguments[name]
-                assert type(have) is type(want), name
-                assert np.asarray(have).dtype == np.asarray(want).dtype, name
-                np.testing.assert_array_equal(have, want, err_msg=name)
-            np.testing.assert_array_equal(mine.places, generic.places)
-            np.testing.assert_array_equal(mine.elements, generic.elements)
+        as_inferred(fmt, pattern, idtype=idtype)
 
 
 def test_a_pattern_is_not_shared() -> None:
@@ -226,7 +202,7 @@ def test_a_pattern_is_not_shared() -> None:
 @settings(max_examples=60, deadline=None, derandomize=True)
 def test_random_matrices(pattern: F.Pattern, fmt: F.Format) -> None:
     conv = converted(fmt, pattern)
-    check_round_trip(conv)
+    check_values(conv)
     check_partition(conv)
 
 
@@ -234,7 +210,7 @@ def test_random_matrices(pattern: F.Pattern, fmt: F.Format) -> None:
 @settings(max_examples=30, deadline=None, derandomize=True)
 def test_random_tensors(pattern: F.Pattern, fmt: F.Format) -> None:
     conv = converted(fmt, pattern)
-    check_round_trip(conv)
+    check_values(conv)
     check_partition(conv)
 
 

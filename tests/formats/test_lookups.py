@@ -11,22 +11,11 @@ from zoo import MATRICES
 
 import sparsetir
 from programs import PROGRAMS, copied
+from small import text_of
 from sparsetir import formats as F
 from sparsetir.sparse_ir.errors import LoweringError, StructureError
 
-HEAD = """
-@T.prim_func
-def f(a: T.handle, x: T.handle, y: T.handle, d: T.handle, indptr: T.handle, indices: T.handle,
-      m: T.int32, n: T.int32, nnz: T.int32, feat: T.int32):
-    I = T.dense_fixed(m)
-    J = T.sparse_variable(I, (n, nnz), (indptr, indices))
-    J_ = T.dense_fixed(n)
-    K = T.dense_fixed(feat)
-    A = T.match_sparse_buffer(a, (I, J), "float32")
-    X = T.match_sparse_buffer(x, (J_,), "float32")
-    D = T.match_sparse_buffer(d, (J_, K), "float32")
-    Y = T.match_sparse_buffer(y, (I,), "float32")
-"""
+HEAD = text_of("f", "", "J_ = T.dense_fixed(n)", A="I J", X="J_", D="J_ K", Y="I")  # fmt: skip
 READ = """
     with T.sp_iter([I, J], "SR", "read") as [i, j]:
         with T.init():

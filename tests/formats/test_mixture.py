@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +16,6 @@ import sparsetir
 from programs import PROGRAMS
 from sparsetir import formats as F
 from sparsetir.formats.partition import check_partition
-from sparsetir.sparse_ir.errors import StructureError
 
 MIXTURES = [
     F.Mixture("blocks_and_rows", (F.BSR(2, 2), F.RowELL(2)), F.by_block_fill(2, 2, 0.75)),
@@ -28,10 +25,6 @@ MIXTURES = [
     F.Mixture("patterns_and_coo", (F.EnumeratedPatterns(4), F.COO()), F.by_block_fill(4, 1, 0.5)),
 ]
 each = pytest.mark.parametrize("mixture", MIXTURES, ids=lambda m: m.label)
-
-
-def choice(numbers: Any) -> Callable[[F.Pattern], np.ndarray]:
-    return lambda _: np.asarray(numbers)
 
 
 @each
@@ -108,48 +101,6 @@ def test_choosers_say_what_dense_matrices_do(name: str) -> None:
     assert F.by_row_length(3)(pattern).tolist() == [0 if s else 1 for s in short[i]]
     filled = [dense[a // 3 * 3 :, b // 2 * 2 :][:3, :2].sum() for a, b in zip(i, j, strict=True)]
     assert F.by_block_fill(3, 2, 0.5)(pattern).tolist() == [0 if f >= 3 else 1 for f in filled]
-
-
-@pytest.mark.parametrize(
-    ("numbers", "message"),
-    [
-        ([0, 1, 2, 0], r"expected formats in \[0, 2\), got 2 for coordinate \(1, 0\)"),
-        ([0, -1, 1, 0], r"expected formats in \[0, 2\), got -1 for coordinate \(0, 2\)"),
-        ([0, 1, 1], r"expected \(4,\) integers, got \(3,\) int64, none for coordinate \(1, 1\)$"),
-        ([0] * 5, r"expected \(4,\) integers, got \(5,\) int64$"),
-        ([[0, 0, 0, 0]], r"expected \(4,\) integers, got \(1, 4\) int64$"),
-        ([0.0] * 4, r"expected \(4,\) integers, got \(4,\) float64$"),
-    ],
-)
-def test_refused_choices(numbers: Any, message: str) -> None:
-    pattern = F.Pattern(np.nonzero([[1, 0, 1], [1, 1, 0]]), (2, 3))
-    mixture = F.Mixture("mine", (F.CSR(), F.BSR(2, 2)), choice(numbers))
-    with pytest.raises(StructureError, match="mine: argument 'choose': " + message):
-        mixture.convert(pattern)
-
-
-def test_a_choice_for_elements_that_are_not_there() -> None:
-    mixture = F.Mixture("mine", (F.CSR(),), choice([0]))
-    with pytest.raises(StructureError, match=r"expected \(0,\) integers, got \(1,\) int64$"):
-        mixture.convert(MATRICES["nothing stored"])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("two words", (F.CSR(),), choice([])), "'label': expected an identifier, got 'two words'"),
-        (("m", (), choice([])), r"'formats': expected at least one format, got \(\)"),
-        (("m", (F.CSR(), "csr"), choice([])), "'formats': expected at least one format, got"),
-        (
-            ("m", (F.CSR(), F.RelationalHyb(1)), choice([])),
-            "'formats': expected formats for the same number of axes, got",
-        ),
-        (("m", (F.CSR(),), None), "'choose': expected a function of a pattern, got None"),
-    ],
-)
-def test_refused_arguments(arguments: Any, message: str) -> None:
-    with pytest.raises(ValueError, match="Mixture: argument " + message):
-        F.Mixture(*arguments)
 
 
 def test_parts_add_up_in_any_order() -> None:

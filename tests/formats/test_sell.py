@@ -11,9 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from zoo import MATRICES
 
-from sparsetir.formats import SELL, Operand, Pattern
-from sparsetir.formats.infer_indices import infer_format
-from sparsetir.sparse_ir.errors import StructureError
+from sparsetir.formats import SELL, Pattern
 
 SIZES = [(1, 1), (2, 1), (4, 4), (3, 6), (4, 1000)]
 
@@ -65,36 +63,3 @@ def test_layout(c: int, sigma: int) -> None:
 @settings(max_examples=40, deadline=None, derandomize=True)
 def test_layout_of_random_matrices(pattern: Pattern, c: int, windows: int) -> None:
     check_layout(pattern, c, windows * c or 1)
-
-
-# -- refusals -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: SELL(0), "SELL: argument 'c': expected a positive integer, got 0"),
-        (lambda: SELL(4, 2.0), "SELL: argument 'sigma': expected a positive integer, got 2.0"),
-        (lambda: SELL(4, 6), "SELL: argument 'sigma': expected 1 or a multiple of c = 4, got 6"),
-    ],
-)
-def test_parameters_refused(make: Any, message: str) -> None:
-    with pytest.raises(ValueError, match="^" + message + "$"):
-        make()
-
-
-def test_inference_from_the_rule_alone_is_refused() -> None:
-    """Which rows make a slice is not in the rule; one step is all that there is room for."""
-    pattern = MATRICES["random"]
-    (rule,) = SELL(4).rules(Operand())
-    with pytest.raises(StructureError, match="axis 'IR' has 4 slots in each row, none for coord"):
-        infer_format(rule, pattern.coords, pattern.shape)
-
-
-def test_too_many_slots_refused() -> None:
-    """Nothing that large is made."""
-    pattern = Pattern([np.zeros(1, np.int32), np.zeros(1, np.int32)], (1, 1))
-    assert SELL(4).convert(pattern).places == 4
-    pattern = Pattern([np.zeros(3, np.int32), np.arange(3)], (1, 3))
-    with pytest.raises(StructureError, match=f"places = {3 * 2**30} does not fit int32"):
-        SELL(2**30).convert(pattern)

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from tvm.script import sparse_tir as T
 
+from small import making
+
 from .common import FEATURES, Arrays, Program, fill, finite, garbage, mask2, scatter_sum, values
 
 BLOCK = 2
@@ -22,30 +24,20 @@ def slots(mask: np.ndarray, idtype: str) -> np.ndarray:
     return out
 
 
-def make_spmm_ell(dtype: str, idtype: str) -> Any:
-    """C += A B for the rows that `rowmap` lists, each with `cols` slots; C is zeroed first."""
-    Index = getattr(T, idtype)
-
-    @T.prim_func
-    def spmm_ell(
-        a: T.handle, b: T.handle, c: T.handle, rowmap: T.handle, indices: T.handle,
-        m: Index, n: Index, rows: Index, cols: Index, feat: Index,
-    ) -> None:  # fmt: skip
-        O = T.dense_fixed(1, idtype)
-        I = T.sparse_fixed(O, (m, rows), rowmap, idtype)
-        J = T.sparse_fixed(I, (n, cols), indices, idtype)
-        I_ = T.dense_fixed(m, idtype)
-        J_ = T.dense_fixed(n, idtype)
-        K = T.dense_fixed(feat, idtype)
-        A = T.match_sparse_buffer(a, (O, I, J), dtype)
-        B = T.match_sparse_buffer(b, (J_, K), dtype)
-        C = T.match_sparse_buffer(c, (I_, K), dtype)
-        with T.sp_iter([O, I, J, K], "SSRS", "spmm") as [o, i, j, k]:
-            with T.init():
-                C[i, k] = 0.0
-            C[i, k] = C[i, k] + A[o, i, j] * B[j, k]
-
-    return spmm_ell
+# C += A B for the rows that `rowmap` lists, each with `cols` slots; C is zeroed first.
+make_spmm_ell = making("spmm_ell", """
+with T.sp_iter([O, I, J, K], "SSRS", "spmm") as [o, i, j, k]:
+    with T.init():
+        C[i, k] = 0.0
+    C[i, k] = C[i, k] + A[o, i, j] * B[j, k]
+""", """
+O = T.dense_fixed(1)
+I = T.sparse_fixed(O, (m, rows), rowmap)
+J = T.sparse_fixed(I, (n, cols), indices)
+I_ = T.dense_fixed(m)
+J_ = T.dense_fixed(n)
+K
+""", first="m n", A="O I J", B="J_ K", C="I_ K")  # fmt: skip
 
 
 def ell_inputs(rng: np.random.Generator, case: str, dtype: str, idtype: str) -> Arrays:
@@ -57,17 +49,10 @@ def ell_inputs(rng: np.random.Generator, case: str, dtype: str, idtype: str) -> 
     a[indices.reshape(-1) < 0] = np.nan
     m, n = mask.shape
     return {
-        "a": a,
-        "b": fill(rng, case, (n, feat), dtype),
-        "c": garbage((m, feat), dtype),
-        "rowmap": rowmap,
-        "indices": indices.reshape(-1),
-        "m": m,
-        "n": n,
-        "rows": len(rowmap),
-        "cols": indices.shape[1],
-        "feat": feat,
-    }
+        "a": a, "b": fill(rng, case, (n, feat), dtype), "c": garbage((m, feat), dtype),
+        "rowmap": rowmap, "indices": indices.reshape(-1), "m": m, "n": n, "rows": len(rowmap),
+        "cols": indices.shape[1], "feat": feat,
+    }  # fmt: skip
 
 
 def ell_oracle(args: Arrays) -> dict[str, np.ndarray]:
@@ -78,24 +63,13 @@ def ell_oracle(args: Arrays) -> dict[str, np.ndarray]:
     return {"c": scatter_sum(args["c"].shape, rows[stored], terms[stored])}
 
 
-def make_row_max_ell(dtype: str, idtype: str) -> Any:
-    """Y[i] = the largest stored value of row i, the smallest number where there is none."""
-    Index = getattr(T, idtype)
-
-    @T.prim_func
-    def row_max_ell(
-        a: T.handle, y: T.handle, indices: T.handle, m: Index, n: Index, cols: Index
-    ) -> None:
-        I = T.dense_fixed(m, idtype)
-        J = T.sparse_fixed(I, (n, cols), indices, idtype)
-        A = T.match_sparse_buffer(a, (I, J), dtype)
-        Y = T.match_sparse_buffer(y, (I,), dtype)
-        with T.sp_iter([I, J], "SR", "row_max") as [i, j]:
-            with T.init():
-                Y[i] = T.min_value(dtype)
-            Y[i] = T.max(Y[i], A[i, j])
-
-    return row_max_ell
+# Y[i] = the largest stored value of row i, the smallest number where there is none.
+make_row_max_ell = making("row_max_ell", """
+with T.sp_iter([I, J], "SR", "row_max") as [i, j]:
+    with T.init():
+        Y[i] = T.min_value(dtype)
+    Y[i] = T.max(Y[i], A[i, j])
+""", "J = T.sparse_fixed(I, (n, cols), indices)", A="I J", Y="I")  # fmt: skip
 
 
 def row_max_ell_inputs(rng: np.random.Generator, case: str, dtype: str, idtype: str) -> Arrays:
@@ -106,13 +80,9 @@ def row_max_ell_inputs(rng: np.random.Generator, case: str, dtype: str, idtype: 
     a[indices < 0] = 1
     m, n = mask.shape
     return {
-        "a": a,
-        "y": garbage(m, dtype),
-        "indices": indices,
-        "m": m,
-        "n": n,
+        "a": a, "y": garbage(m, dtype), "indices": indices, "m": m, "n": n,
         "cols": len(indices) // m,
-    }
+    }  # fmt: skip
 
 
 def row_max_ell_oracle(args: Arrays) -> dict[str, np.ndarray]:
@@ -154,15 +124,10 @@ def dia_inputs(rng: np.random.Generator, case: str, dtype: str, idtype: str) -> 
     offsets = rng.permutation(np.arange(-m, n + 1))[:count].astype(idtype)
     feat = FEATURES[case]
     return {
-        "a": values(rng, (len(offsets), n), dtype),
-        "b": fill(rng, case, (n, feat), dtype),
-        "c": garbage((m, feat), dtype),
-        "offsets": offsets,
-        "m": m,
-        "n": n,
-        "diagonals": len(offsets),
-        "feat": feat,
-    }
+        "a": values(rng, (len(offsets), n), dtype), "b": fill(rng, case, (n, feat), dtype),
+        "c": garbage((m, feat), dtype), "offsets": offsets, "m": m, "n": n,
+        "diagonals": len(offsets), "feat": feat,
+    }  # fmt: skip
 
 
 def dia_oracle(args: Arrays) -> dict[str, np.ndarray]:

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from tvm.script import sparse_tir as T
 
+from small import making
+
 from .common import (
     FEATURES,
     Arrays,
@@ -38,28 +40,18 @@ def _block_product(args: Arrays, rows: np.ndarray, cols: np.ndarray) -> Any:
     return {"c": total.reshape(args["c"].shape)}
 
 
-def make_spmm_csc(dtype: str, idtype: str) -> Any:
-    """C = A B, A by columns: many columns write one row of C."""
-    Index = getattr(T, idtype)
-
-    @T.prim_func
-    def spmm_csc(
-        a: T.handle, b: T.handle, c: T.handle, indptr: T.handle, indices: T.handle,
-        m: Index, n: Index, nnz: Index, feat: Index,
-    ) -> None:  # fmt: skip
-        J = T.dense_fixed(n, idtype)
-        I = T.sparse_variable(J, (m, nnz), (indptr, indices), idtype)
-        I_ = T.dense_fixed(m, idtype)
-        K = T.dense_fixed(feat, idtype)
-        A = T.match_sparse_buffer(a, (J, I), dtype)
-        B = T.match_sparse_buffer(b, (J, K), dtype)
-        C = T.match_sparse_buffer(c, (I_, K), dtype)
-        with T.sp_iter([J, I, K], "RSS", "spmm") as [j, i, k]:
-            with T.init():
-                C[i, k] = 0.0
-            C[i, k] = C[i, k] + A[j, i] * B[j, k]
-
-    return spmm_csc
+# C = A B, A by columns: many columns write one row of C.
+make_spmm_csc = making("spmm_csc", """
+with T.sp_iter([J, I, K], "RSS", "spmm") as [j, i, k]:
+    with T.init():
+        C[i, k] = 0.0
+    C[i, k] = C[i, k] + A[j, i] * B[j, k]
+""", """
+J = T.dense_fixed(n)
+I = T.sparse_variable(J, (m, nnz), (indptr, indices))
+I_ = T.dense_fixed(m)
+K
+""", first="m", A="J I", B="J K", C="I_ K")  # fmt: skip
 
 
 def _operands(
@@ -79,14 +71,10 @@ def csc_inputs(rng: np.random.Generator, case: str, dtype: str, idtype: str) -> 
     mask = mask2(rng, case)
     indptr, indices = csr(mask.T, idtype)
     return {
-        **_operands(rng, case, dtype, mask.shape),
-        "a": values(rng, len(indices), dtype),
-        "indptr": indptr,
-        "indices": indices,
-        "m": mask.shape[0],
-        "n": mask.shape[1],
+        **_operands(rng, case, dtype, mask.shape), "a": values(rng, len(indices), dtype),
+        "indptr": indptr, "indices": indices, "m": mask.shape[0], "n": mask.shape[1],
         "nnz": len(indices),
-    }
+    }  # fmt: skip
 
 
 def csc_oracle(args: Arrays) -> dict[str, np.ndarray]:
@@ -153,15 +141,10 @@ def coo_inputs(rng: np.random.Generator, case: str, dtype: str, idtype: str) -> 
     order = np.sort(np.concatenate([np.arange(len(rows)), np.arange(0, len(rows), 3)]))
     rows, cols = rows[order].astype(idtype), cols[order].astype(idtype)
     return {
-        **_operands(rng, case, dtype, mask.shape),
-        "a": values(rng, len(rows), dtype),
-        "indptr": np.array([0, len(rows)], idtype),
-        "rows": rows,
-        "cols": cols,
-        "m": mask.shape[0],
-        "n": mask.shape[1],
-        "nnz": len(rows),
-    }
+        **_operands(rng, case, dtype, mask.shape), "a": values(rng, len(rows), dtype),
+        "indptr": np.array([0, len(rows)], idtype), "rows": rows, "cols": cols, "m": mask.shape[0],
+        "n": mask.shape[1], "nnz": len(rows),
+    }  # fmt: skip
 
 
 def coo_scatter_inputs(rng: np.random.Generator, case: str, dtype: str, idtype: str) -> Arrays:
@@ -177,33 +160,23 @@ def coo_oracle(args: Arrays) -> dict[str, np.ndarray]:
     return _product(args, args["rows"], args["cols"], args["a"])
 
 
-def make_spmm_bsr(dtype: str, idtype: str) -> Any:
-    """C = A B, A in blocks; B and C are indexed by affine expressions."""
-    Index = getattr(T, idtype)
-
-    @T.prim_func
-    def spmm_bsr(
-        a: T.handle, b: T.handle, c: T.handle, indptr: T.handle, indices: T.handle,
-        mb: Index, nb: Index, nnzb: Index, block: Index, feat: Index,
-    ) -> None:  # fmt: skip
-        IO = T.dense_fixed(mb, idtype)
-        JO = T.sparse_variable(IO, (nb, nnzb), (indptr, indices), idtype)
-        II = T.dense_fixed(block, idtype)
-        JI = T.dense_fixed(block, idtype)
-        I = T.dense_fixed(mb * block, idtype)
-        J = T.dense_fixed(nb * block, idtype)
-        K = T.dense_fixed(feat, idtype)
-        A = T.match_sparse_buffer(a, (IO, JO, II, JI), dtype)
-        B = T.match_sparse_buffer(b, (J, K), dtype)
-        C = T.match_sparse_buffer(c, (I, K), dtype)
-        with T.sp_iter([IO, JO, II, JI, K], "SRSRS", "spmm") as [io, jo, ii, ji, k]:
-            with T.init():
-                C[io * block + ii, k] = 0.0
-            C[io * block + ii, k] = (
-                C[io * block + ii, k] + A[io, jo, ii, ji] * B[jo * block + ji, k]
-            )
-
-    return spmm_bsr
+# C = A B, A in blocks; B and C are indexed by affine expressions.
+make_spmm_bsr = making("spmm_bsr", """
+with T.sp_iter([IO, JO, II, JI, K], "SRSRS", "spmm") as [io, jo, ii, ji, k]:
+    with T.init():
+        C[io * block + ii, k] = 0.0
+    C[io * block + ii, k] = (
+        C[io * block + ii, k] + A[io, jo, ii, ji] * B[jo * block + ji, k]
+    )
+""", """
+IO = T.dense_fixed(mb)
+JO = T.sparse_variable(IO, (nb, nnzb), (indptr, indices))
+II = T.dense_fixed(block)
+JI = T.dense_fixed(block)
+I = T.dense_fixed(mb * block)
+J = T.dense_fixed(nb * block)
+K
+""", A="IO JO II JI", B="J K", C="I K")  # fmt: skip
 
 
 def bsr_inputs(rng: np.random.Generator, case: str, dtype: str, idtype: str) -> Arrays:
@@ -213,14 +186,9 @@ def bsr_inputs(rng: np.random.Generator, case: str, dtype: str, idtype: str) -> 
     mb, nb = mask.shape
     return {
         **_operands(rng, case, dtype, (mb * BLOCK, nb * BLOCK)),
-        "a": values(rng, (len(indices), BLOCK, BLOCK), dtype),
-        "indptr": indptr,
-        "indices": indices,
-        "mb": mb,
-        "nb": nb,
-        "nnzb": len(indices),
-        "block": BLOCK,
-    }
+        "a": values(rng, (len(indices), BLOCK, BLOCK), dtype), "indptr": indptr, "indices": indices,
+        "mb": mb, "nb": nb, "nnzb": len(indices), "block": BLOCK,
+    }  # fmt: skip
 
 
 def bsr_oracle(args: Arrays) -> dict[str, np.ndarray]:
@@ -228,33 +196,22 @@ def bsr_oracle(args: Arrays) -> dict[str, np.ndarray]:
     return _block_product(args, parents_of(args["indptr"]), args["indices"])
 
 
-def make_spmm_dbsr(dtype: str, idtype: str) -> Any:
-    """C = A B, A in blocks, empty rows of blocks left out; B and C in blocks too."""
-    Index = getattr(T, idtype)
-
-    @T.prim_func
-    def spmm_dbsr(
-        a: T.handle, b: T.handle, c: T.handle, row_ptr: T.handle, rows: T.handle,
-        indptr: T.handle, indices: T.handle, mb: Index, nb: Index, nnzr: Index, nnzb: Index,
-        feat: Index,
-    ) -> None:  # fmt: skip
-        O = T.dense_fixed(1, idtype)
-        IO = T.sparse_variable(O, (mb, nnzr), (row_ptr, rows), idtype)
-        JO = T.sparse_variable(IO, (nb, nnzb), (indptr, indices), idtype)
-        II = T.dense_fixed(3, idtype)
-        JI = T.dense_fixed(3, idtype)
-        IO_ = T.dense_fixed(mb, idtype)
-        JO_ = T.dense_fixed(nb, idtype)
-        K = T.dense_fixed(feat, idtype)
-        A = T.match_sparse_buffer(a, (O, IO, JO, II, JI), dtype)
-        B = T.match_sparse_buffer(b, (JO_, JI, K), dtype)
-        C = T.match_sparse_buffer(c, (IO_, II, K), dtype)
-        with T.sp_iter([O, IO, JO, II, JI, K], "SSRSRS", "spmm") as [o, io, jo, ii, ji, k]:
-            with T.init():
-                C[io, ii, k] = 0.0
-            C[io, ii, k] = C[io, ii, k] + A[o, io, jo, ii, ji] * B[jo, ji, k]
-
-    return spmm_dbsr
+# C = A B, A in blocks, empty rows of blocks left out; B and C in blocks too.
+make_spmm_dbsr = making("spmm_dbsr", """
+with T.sp_iter([O, IO, JO, II, JI, K], "SSRSRS", "spmm") as [o, io, jo, ii, ji, k]:
+    with T.init():
+        C[io, ii, k] = 0.0
+    C[io, ii, k] = C[io, ii, k] + A[o, io, jo, ii, ji] * B[jo, ji, k]
+""", """
+O = T.dense_fixed(1)
+IO = T.sparse_variable(O, (mb, nnzr), (row_ptr, rows))
+JO = T.sparse_variable(IO, (nb, nnzb), (indptr, indices))
+II = T.dense_fixed(3)
+JI = T.dense_fixed(3)
+IO_ = T.dense_fixed(mb)
+JO_ = T.dense_fixed(nb)
+K
+""", first="mb nb", A="O IO JO II JI", B="JO_ JI K", C="IO_ II K")  # fmt: skip
 
 
 def _stored_rows(mask: np.ndarray, idtype: str) -> Arrays:
@@ -262,12 +219,9 @@ def _stored_rows(mask: np.ndarray, idtype: str) -> Arrays:
     rows = np.nonzero(mask.any(axis=1))[0].astype(idtype)
     indptr, indices = csr(mask[rows], idtype)
     return {
-        "row_ptr": np.array([0, len(rows)], idtype),
-        "rows": rows,
-        "nnzr": len(rows),
-        "indptr": indptr,
-        "indices": indices,
-    }
+        "row_ptr": np.array([0, len(rows)], idtype), "rows": rows, "nnzr": len(rows),
+        "indptr": indptr, "indices": indices,
+    }  # fmt: skip
 
 
 def dbsr_inputs(rng: np.random.Generator, case: str, dtype: str, idtype: str) -> Arrays:
@@ -275,15 +229,10 @@ def dbsr_inputs(rng: np.random.Generator, case: str, dtype: str, idtype: str) ->
     mask, feat = mask2(rng, case), FEATURES[case]
     (mb, nb), nnzb = mask.shape, int(mask.sum())
     return {
-        **_stored_rows(mask, idtype),
-        "a": values(rng, (nnzb, BLOCK, BLOCK), dtype),
-        "b": fill(rng, case, (nb, BLOCK, feat), dtype),
-        "c": garbage((mb, BLOCK, feat), dtype),
-        "mb": mb,
-        "nb": nb,
-        "nnzb": nnzb,
-        "feat": feat,
-    }
+        **_stored_rows(mask, idtype), "a": values(rng, (nnzb, BLOCK, BLOCK), dtype),
+        "b": fill(rng, case, (nb, BLOCK, feat), dtype), "c": garbage((mb, BLOCK, feat), dtype),
+        "mb": mb, "nb": nb, "nnzb": nnzb, "feat": feat,
+    }  # fmt: skip
 
 
 def dbsr_oracle(args: Arrays) -> dict[str, np.ndarray]:

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from tvm.script import sparse_tir as T
 
+from small import making
+
 from .common import (
     FEATURES,
     Arrays,
@@ -25,28 +27,19 @@ from .matrix import csr_inputs
 RELATIONS = 3
 
 
-def make_hypergraph(dtype: str, idtype: str) -> Any:
-    """Y[v] = sum over the hyperedges of v, and over the vertices w of each, of X[w]."""
-    Index = getattr(T, idtype)
-
-    @T.prim_func
-    def hypergraph(
-        x: T.handle, y: T.handle, ve_ptr: T.handle, ve_idx: T.handle, ev_ptr: T.handle,
-        ev_idx: T.handle, vertices: Index, edges: Index, nnz: Index, feat: Index,
-    ) -> None:  # fmt: skip
-        V = T.dense_fixed(vertices, idtype)
-        VE = T.sparse_variable(V, (edges, nnz), (ve_ptr, ve_idx), idtype)
-        E = T.dense_fixed(edges, idtype)
-        EV = T.sparse_variable(E, (vertices, nnz), (ev_ptr, ev_idx), idtype)
-        F = T.dense_fixed(feat, idtype)
-        X = T.match_sparse_buffer(x, (V, F), dtype)
-        Y = T.match_sparse_buffer(y, (V, F), dtype)
-        with T.sp_iter([V, VE, T.attach(EV, VE), F], "SRRS", "two_hop") as [v, e, w, f]:
-            with T.init():
-                Y[v, f] = 0.0
-            Y[v, f] = Y[v, f] + X[w, f]
-
-    return hypergraph
+# Y[v] = sum over the hyperedges of v, and over the vertices w of each, of X[w].
+make_hypergraph = making("hypergraph", """
+with T.sp_iter([V, VE, T.attach(EV, VE), F], "SRRS", "two_hop") as [v, e, w, f]:
+    with T.init():
+        Y[v, f] = 0.0
+    Y[v, f] = Y[v, f] + X[w, f]
+""", """
+V = T.dense_fixed(vertices)
+VE = T.sparse_variable(V, (edges, nnz), (ve_ptr, ve_idx))
+E = T.dense_fixed(edges)
+EV = T.sparse_variable(E, (vertices, nnz), (ev_ptr, ev_idx))
+F = T.dense_fixed(feat)
+""", X="V F", Y="V F")  # fmt: skip
 
 
 def hypergraph_inputs(rng: np.random.Generator, case: str, dtype: str, idtype: str) -> Arrays:
@@ -56,17 +49,10 @@ def hypergraph_inputs(rng: np.random.Generator, case: str, dtype: str, idtype: s
     ve_ptr, ve_idx = csr(mask, idtype)
     ev_ptr, ev_idx = csr(mask.T, idtype)
     return {
-        "x": fill(rng, case, (vertices, feat), dtype),
-        "y": garbage((vertices, feat), dtype),
-        "ve_ptr": ve_ptr,
-        "ve_idx": ve_idx,
-        "ev_ptr": ev_ptr,
-        "ev_idx": ev_idx,
-        "vertices": vertices,
-        "edges": edges,
-        "nnz": len(ve_idx),
-        "feat": feat,
-    }
+        "x": fill(rng, case, (vertices, feat), dtype), "y": garbage((vertices, feat), dtype),
+        "ve_ptr": ve_ptr, "ve_idx": ve_idx, "ev_ptr": ev_ptr, "ev_idx": ev_idx,
+        "vertices": vertices, "edges": edges, "nnz": len(ve_idx), "feat": feat,
+    }  # fmt: skip
 
 
 def hypergraph_oracle(args: Arrays) -> dict[str, np.ndarray]:
@@ -110,15 +96,11 @@ def relational_inputs(rng: np.random.Generator, case: str, dtype: str, idtype: s
     args, feat, feat_in = csr_inputs(rng, case, dtype, idtype), FEATURES[case], 3
     del args["a"]
     return {
-        **args,
-        "etype": rng.integers(0, RELATIONS, args["nnz"]).astype(idtype),
+        **args, "etype": rng.integers(0, RELATIONS, args["nnz"]).astype(idtype),
         "w": values(rng, (RELATIONS, feat, feat_in), dtype),
-        "x": fill(rng, case, (args["n"], feat_in), dtype),
-        "y": garbage((args["m"], feat), dtype),
-        "relations": RELATIONS,
-        "feat": feat,
-        "feat_in": feat_in,
-    }
+        "x": fill(rng, case, (args["n"], feat_in), dtype), "y": garbage((args["m"], feat), dtype),
+        "relations": RELATIONS, "feat": feat, "feat_in": feat_in,
+    }  # fmt: skip
 
 
 def relational_oracle(args: Arrays) -> dict[str, np.ndarray]:
@@ -128,33 +110,21 @@ def relational_oracle(args: Arrays) -> dict[str, np.ndarray]:
     return {"y": scatter_sum(args["y"].shape, parents_of(args["indptr"]), terms)}
 
 
-def make_relational_csf(dtype: str, idtype: str) -> Any:
-    """Y[i, l] = sum of A[r, i, j] * X[j, k] * W[r, k, l], A a tensor by relation."""
-    Index = getattr(T, idtype)
-
-    @T.prim_func
-    def relational_csf(
-        a: T.handle, x: T.handle, w: T.handle, y: T.handle, i_ptr: T.handle, i_idx: T.handle,
-        j_ptr: T.handle, j_idx: T.handle, relations: Index, m: Index, n: Index, nnz_i: Index,
-        nnz_j: Index, feat_in: Index, feat: Index,
-    ) -> None:  # fmt: skip
-        R = T.dense_fixed(relations, idtype)
-        I = T.sparse_variable(R, (m, nnz_i), (i_ptr, i_idx), idtype)
-        J = T.sparse_variable(I, (n, nnz_j), (j_ptr, j_idx), idtype)
-        I_ = T.dense_fixed(m, idtype)
-        J_ = T.dense_fixed(n, idtype)
-        K = T.dense_fixed(feat_in, idtype)
-        L = T.dense_fixed(feat, idtype)
-        A = T.match_sparse_buffer(a, (R, I, J), dtype)
-        X = T.match_sparse_buffer(x, (J_, K), dtype)
-        W = T.match_sparse_buffer(w, (R, K, L), dtype)
-        Y = T.match_sparse_buffer(y, (I_, L), dtype)
-        with T.sp_iter([R, I, J, K, L], "RSRRS", "relational") as [r, i, j, k, l]:
-            with T.init():
-                Y[i, l] = 0.0
-            Y[i, l] = Y[i, l] + A[r, i, j] * X[j, k] * W[r, k, l]
-
-    return relational_csf
+# Y[i, l] = sum of A[r, i, j] * X[j, k] * W[r, k, l], A a tensor by relation.
+make_relational_csf = making("relational_csf", """
+with T.sp_iter([R, I, J, K, L], "RSRRS", "relational") as [r, i, j, k, l]:
+    with T.init():
+        Y[i, l] = 0.0
+    Y[i, l] = Y[i, l] + A[r, i, j] * X[j, k] * W[r, k, l]
+""", """
+R = T.dense_fixed(relations)
+I = T.sparse_variable(R, (m, nnz_i), (i_ptr, i_idx))
+J = T.sparse_variable(I, (n, nnz_j), (j_ptr, j_idx))
+I_ = T.dense_fixed(m)
+J_ = T.dense_fixed(n)
+K = T.dense_fixed(feat_in)
+L = T.dense_fixed(feat)
+""", first="relations m n", A="R I J", X="J_ K", W="R K L", Y="I_ L")  # fmt: skip
 
 
 def relational_csf_inputs(rng: np.random.Generator, case: str, dtype: str, idtype: str) -> Arrays:
@@ -165,22 +135,11 @@ def relational_csf_inputs(rng: np.random.Generator, case: str, dtype: str, idtyp
     i_ptr, i_idx = csr(mask.any(axis=2), idtype)
     j_ptr, j_idx = csr(mask[mask.any(axis=2)], idtype)
     return {
-        "a": values(rng, len(j_idx), dtype),
-        "x": fill(rng, case, (n, feat_in), dtype),
-        "w": values(rng, (RELATIONS, feat_in, feat), dtype),
-        "y": garbage((m, feat), dtype),
-        "i_ptr": i_ptr,
-        "i_idx": i_idx,
-        "j_ptr": j_ptr,
-        "j_idx": j_idx,
-        "relations": RELATIONS,
-        "m": m,
-        "n": n,
-        "nnz_i": len(i_idx),
-        "nnz_j": len(j_idx),
-        "feat_in": feat_in,
-        "feat": feat,
-    }
+        "a": values(rng, len(j_idx), dtype), "x": fill(rng, case, (n, feat_in), dtype),
+        "w": values(rng, (RELATIONS, feat_in, feat), dtype), "y": garbage((m, feat), dtype),
+        "i_ptr": i_ptr, "i_idx": i_idx, "j_ptr": j_ptr, "j_idx": j_idx, "relations": RELATIONS,
+        "m": m, "n": n, "nnz_i": len(i_idx), "nnz_j": len(j_idx), "feat_in": feat_in, "feat": feat,
+    }  # fmt: skip
 
 
 def relational_csf_oracle(args: Arrays) -> dict[str, np.ndarray]:
@@ -193,34 +152,22 @@ def relational_csf_oracle(args: Arrays) -> dict[str, np.ndarray]:
     return {"y": scatter_sum(args["y"].shape, rows, terms)}
 
 
-def make_row_softmax(dtype: str, idtype: str) -> Any:
-    """OUT[i] = softmax of the stored elements of row i, in three iterations inside one over I."""
-    Index = getattr(T, idtype)
-
-    @T.prim_func
-    def row_softmax(
-        a: T.handle, out: T.handle, indptr: T.handle, indices: T.handle,
-        m: Index, n: Index, nnz: Index,
-    ) -> None:  # fmt: skip
-        I = T.dense_fixed(m, idtype)
-        J = T.sparse_variable(I, (n, nnz), (indptr, indices), idtype)
-        A = T.match_sparse_buffer(a, (I, J), dtype)
-        OUT = T.match_sparse_buffer(out, (I, J), dtype)
-        TOP = T.alloc_sparse_buffer((I,), dtype)
-        TOTAL = T.alloc_sparse_buffer((I,), dtype)
-        with T.sp_iter([I], "S", "softmax") as [i]:
-            with T.sp_iter([J], "R", "top") as [j]:
-                with T.init():
-                    TOP[i] = T.min_value(dtype)
-                TOP[i] = T.max(TOP[i], A[i, j])
-            with T.sp_iter([J], "R", "total") as [j]:
-                with T.init():
-                    TOTAL[i] = 0.0
-                TOTAL[i] = TOTAL[i] + T.exp(A[i, j] - TOP[i])
-            with T.sp_iter([J], "S", "divide") as [j]:
-                OUT[i, j] = T.exp(A[i, j] - TOP[i]) / TOTAL[i]
-
-    return row_softmax
+# OUT[i] = softmax of the stored elements of row i, in three iterations inside one over I.
+make_row_softmax = making("row_softmax", """
+TOP = T.alloc_sparse_buffer((I,), dtype)
+TOTAL = T.alloc_sparse_buffer((I,), dtype)
+with T.sp_iter([I], "S", "softmax") as [i]:
+    with T.sp_iter([J], "R", "top") as [j]:
+        with T.init():
+            TOP[i] = T.min_value(dtype)
+        TOP[i] = T.max(TOP[i], A[i, j])
+    with T.sp_iter([J], "R", "total") as [j]:
+        with T.init():
+            TOTAL[i] = 0.0
+        TOTAL[i] = TOTAL[i] + T.exp(A[i, j] - TOP[i])
+    with T.sp_iter([J], "S", "divide") as [j]:
+        OUT[i, j] = T.exp(A[i, j] - TOP[i]) / TOTAL[i]
+""", A="I J", OUT="I J")  # fmt: skip
 
 
 def row_softmax_inputs(rng: np.random.Generator, case: str, dtype: str, idtype: str) -> Arrays:
@@ -294,13 +241,10 @@ def attention_inputs(rng: np.random.Generator, case: str, dtype: str, idtype: st
     args, feat = csr_inputs(rng, case, dtype, idtype), FEATURES[case]
     del args["a"]
     return {
-        **args,
-        "q": values(rng, (args["m"], feat), dtype),
-        "k": values(rng, (args["n"], feat), dtype),
-        "v": fill(rng, case, (args["n"], feat), dtype),
-        "out": garbage((args["m"], feat), dtype),
-        "feat": feat,
-    }
+        **args, "q": values(rng, (args["m"], feat), dtype),
+        "k": values(rng, (args["n"], feat), dtype), "v": fill(rng, case, (args["n"], feat), dtype),
+        "out": garbage((args["m"], feat), dtype), "feat": feat,
+    }  # fmt: skip
 
 
 def attention_oracle(args: Arrays) -> dict[str, np.ndarray]:

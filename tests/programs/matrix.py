@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from tvm.script import sparse_tir as T
+
+from small import making
 
 from .common import (
     CASES,
@@ -28,36 +27,18 @@ def csr_inputs(rng: np.random.Generator, case: str, dtype: str, idtype: str) -> 
     indptr, indices = csr(mask, idtype)
     m, n = mask.shape
     return {
-        "a": values(rng, len(indices), dtype),
-        "indptr": indptr,
-        "indices": indices,
-        "m": m,
-        "n": n,
+        "a": values(rng, len(indices), dtype), "indptr": indptr, "indices": indices, "m": m, "n": n,
         "nnz": len(indices),
-    }
+    }  # fmt: skip
 
 
-def make_spmv(dtype: str, idtype: str) -> Any:
-    """y = A x."""
-    Index = getattr(T, idtype)
-
-    @T.prim_func
-    def spmv(
-        a: T.handle, x: T.handle, y: T.handle, indptr: T.handle, indices: T.handle,
-        m: Index, n: Index, nnz: Index,
-    ) -> None:  # fmt: skip
-        I = T.dense_fixed(m, idtype)
-        J = T.sparse_variable(I, (n, nnz), (indptr, indices), idtype)
-        J_ = T.dense_fixed(n, idtype)
-        A = T.match_sparse_buffer(a, (I, J), dtype)
-        X = T.match_sparse_buffer(x, (J_,), dtype)
-        Y = T.match_sparse_buffer(y, (I,), dtype)
-        with T.sp_iter([I, J], "SR", "spmv") as [i, j]:
-            with T.init():
-                Y[i] = 0.0
-            Y[i] = Y[i] + A[i, j] * X[j]
-
-    return spmv
+# y = A x.
+make_spmv = making("spmv", """
+with T.sp_iter([I, J], "SR", "spmv") as [i, j]:
+    with T.init():
+        Y[i] = 0.0
+    Y[i] = Y[i] + A[i, j] * X[j]
+""", "J_ = T.dense_fixed(n)", A="I J", X="J_", Y="I")  # fmt: skip
 
 
 def spmv_inputs(rng: np.random.Generator, case: str, dtype: str, idtype: str) -> Arrays:
@@ -72,52 +53,22 @@ def spmv_oracle(args: Arrays) -> dict[str, np.ndarray]:
     return {"y": scatter_sum(args["m"], parents_of(args["indptr"]), terms)}
 
 
-def make_spmm(dtype: str, idtype: str) -> Any:
-    """C = A B, as in the paper."""
-    Index = getattr(T, idtype)
-
-    @T.prim_func
-    def spmm(
-        a: T.handle, b: T.handle, c: T.handle, indptr: T.handle, indices: T.handle,
-        m: Index, n: Index, nnz: Index, feat: Index,
-    ) -> None:  # fmt: skip
-        I = T.dense_fixed(m, idtype)
-        J = T.sparse_variable(I, (n, nnz), (indptr, indices), idtype)
-        J_ = T.dense_fixed(n, idtype)
-        K = T.dense_fixed(feat, idtype)
-        A = T.match_sparse_buffer(a, (I, J), dtype)
-        B = T.match_sparse_buffer(b, (J_, K), dtype)
-        C = T.match_sparse_buffer(c, (I, K), dtype)
-        with T.sp_iter([I, J, K], "SRS", "spmm") as [i, j, k]:
-            with T.init():
-                C[i, k] = 0.0
-            C[i, k] = C[i, k] + A[i, j] * B[j, k]
-
-    return spmm
+# C = A B, as in the paper.
+make_spmm = making("spmm", """
+with T.sp_iter([I, J, K], "SRS", "spmm") as [i, j, k]:
+    with T.init():
+        C[i, k] = 0.0
+    C[i, k] = C[i, k] + A[i, j] * B[j, k]
+""", "I\nJ\nJ_ = T.dense_fixed(n)\nK", A="I J", B="J_ K", C="I K")  # fmt: skip
 
 
-def make_spmm_search(dtype: str, idtype: str) -> Any:
-    """C = A B with every column visited: A[i, j] is searched, and zero where it is absent."""
-    Index = getattr(T, idtype)
-
-    @T.prim_func
-    def spmm_search(
-        a: T.handle, b: T.handle, c: T.handle, indptr: T.handle, indices: T.handle,
-        m: Index, n: Index, nnz: Index, feat: Index,
-    ) -> None:  # fmt: skip
-        I = T.dense_fixed(m, idtype)
-        J = T.sparse_variable(I, (n, nnz), (indptr, indices), idtype)
-        J_ = T.dense_fixed(n, idtype)
-        K = T.dense_fixed(feat, idtype)
-        A = T.match_sparse_buffer(a, (I, J), dtype)
-        B = T.match_sparse_buffer(b, (J_, K), dtype)
-        C = T.match_sparse_buffer(c, (I, K), dtype)
-        with T.sp_iter([I, J_, K], "SRS", "spmm") as [i, j, k]:
-            with T.init():
-                C[i, k] = 0.0
-            C[i, k] = C[i, k] + A[i, j] * B[j, k]
-
-    return spmm_search
+# C = A B with every column visited: A[i, j] is searched, and zero where it is absent.
+make_spmm_search = making("spmm_search", """
+with T.sp_iter([I, J_, K], "SRS", "spmm") as [i, j, k]:
+    with T.init():
+        C[i, k] = 0.0
+    C[i, k] = C[i, k] + A[i, j] * B[j, k]
+""", "I\nJ\nJ_ = T.dense_fixed(n)\nK", A="I J", B="J_ K", C="I K")  # fmt: skip
 
 
 def spmm_inputs(rng: np.random.Generator, case: str, dtype: str, idtype: str) -> Arrays:
@@ -144,54 +95,22 @@ def spmm_search_oracle(args: Arrays) -> dict[str, np.ndarray]:
     return {"c": (dense[:, :, None] * args["b"].astype(np.float64)).sum(axis=1)}
 
 
-def make_sddmm(dtype: str, idtype: str) -> Any:
-    """OUT[i, j] = A[i, j] * (X Y^T)[i, j] where A is stored."""
-    Index = getattr(T, idtype)
-
-    @T.prim_func
-    def sddmm(
-        a: T.handle, x: T.handle, y: T.handle, out: T.handle, indptr: T.handle,
-        indices: T.handle, m: Index, n: Index, nnz: Index, feat: Index,
-    ) -> None:  # fmt: skip
-        I = T.dense_fixed(m, idtype)
-        J = T.sparse_variable(I, (n, nnz), (indptr, indices), idtype)
-        J_ = T.dense_fixed(n, idtype)
-        K = T.dense_fixed(feat, idtype)
-        A = T.match_sparse_buffer(a, (I, J), dtype)
-        X = T.match_sparse_buffer(x, (I, K), dtype)
-        Y = T.match_sparse_buffer(y, (J_, K), dtype)
-        OUT = T.match_sparse_buffer(out, (I, J), dtype)
-        with T.sp_iter([I, J, K], "SSR", "sddmm") as [i, j, k]:
-            with T.init():
-                OUT[i, j] = 0.0
-            OUT[i, j] = OUT[i, j] + A[i, j] * X[i, k] * Y[j, k]
-
-    return sddmm
+# OUT[i, j] = A[i, j] * (X Y^T)[i, j] where A is stored.
+make_sddmm = making("sddmm", """
+with T.sp_iter([I, J, K], "SSR", "sddmm") as [i, j, k]:
+    with T.init():
+        OUT[i, j] = 0.0
+    OUT[i, j] = OUT[i, j] + A[i, j] * X[i, k] * Y[j, k]
+""", "I\nJ\nJ_ = T.dense_fixed(n)\nK", A="I J", X="I K", Y="J_ K", OUT="I J")  # fmt: skip
 
 
-def make_sddmm_fused(dtype: str, idtype: str) -> Any:
-    """sddmm with one loop over the non-zeros."""
-    Index = getattr(T, idtype)
-
-    @T.prim_func
-    def sddmm_fused(
-        a: T.handle, x: T.handle, y: T.handle, out: T.handle, indptr: T.handle,
-        indices: T.handle, m: Index, n: Index, nnz: Index, feat: Index,
-    ) -> None:  # fmt: skip
-        I = T.dense_fixed(m, idtype)
-        J = T.sparse_variable(I, (n, nnz), (indptr, indices), idtype)
-        J_ = T.dense_fixed(n, idtype)
-        K = T.dense_fixed(feat, idtype)
-        A = T.match_sparse_buffer(a, (I, J), dtype)
-        X = T.match_sparse_buffer(x, (I, K), dtype)
-        Y = T.match_sparse_buffer(y, (J_, K), dtype)
-        OUT = T.match_sparse_buffer(out, (I, J), dtype)
-        with T.sp_iter([T.fuse(I, J), K], "SSR", "sddmm") as [i, j, k]:
-            with T.init():
-                OUT[i, j] = 0.0
-            OUT[i, j] = OUT[i, j] + A[i, j] * X[i, k] * Y[j, k]
-
-    return sddmm_fused
+# sddmm with one loop over the non-zeros.
+make_sddmm_fused = making("sddmm_fused", """
+with T.sp_iter([T.fuse(I, J), K], "SSR", "sddmm") as [i, j, k]:
+    with T.init():
+        OUT[i, j] = 0.0
+    OUT[i, j] = OUT[i, j] + A[i, j] * X[i, k] * Y[j, k]
+""", "I\nJ\nJ_ = T.dense_fixed(n)\nK", A="I J", X="I K", Y="J_ K", OUT="I J")  # fmt: skip
 
 
 def sddmm_inputs(rng: np.random.Generator, case: str, dtype: str, idtype: str) -> Arrays:
@@ -213,25 +132,11 @@ def sddmm_oracle(args: Arrays) -> dict[str, np.ndarray]:
     return {"out": (a[:, None] * left * right).sum(axis=1)}
 
 
-def make_elementwise(dtype: str, idtype: str) -> Any:
-    """OUT[i, j] = exp(A[i, j]) * D[i, j] + 0.5 on the pattern of A; D is dense."""
-    Index = getattr(T, idtype)
-
-    @T.prim_func
-    def elementwise(
-        a: T.handle, d: T.handle, out: T.handle, indptr: T.handle, indices: T.handle,
-        m: Index, n: Index, nnz: Index,
-    ) -> None:  # fmt: skip
-        I = T.dense_fixed(m, idtype)
-        J = T.sparse_variable(I, (n, nnz), (indptr, indices), idtype)
-        J_ = T.dense_fixed(n, idtype)
-        A = T.match_sparse_buffer(a, (I, J), dtype)
-        D = T.match_sparse_buffer(d, (I, J_), dtype)
-        OUT = T.match_sparse_buffer(out, (I, J), dtype)
-        with T.sp_iter([I, J], "SS", "elementwise") as [i, j]:
-            OUT[i, j] = T.exp(A[i, j]) * D[i, j] + T.cast(0.5, dtype)
-
-    return elementwise
+# OUT[i, j] = exp(A[i, j]) * D[i, j] + 0.5 on the pattern of A; D is dense.
+make_elementwise = making("elementwise", """
+with T.sp_iter([I, J], "SS", "elementwise") as [i, j]:
+    OUT[i, j] = T.exp(A[i, j]) * D[i, j] + T.cast(0.5, dtype)
+""", "J_ = T.dense_fixed(n)", A="I J", D="I J_", OUT="I J")  # fmt: skip
 
 
 def elementwise_inputs(rng: np.random.Generator, case: str, dtype: str, idtype: str) -> Arrays:
@@ -247,25 +152,13 @@ def elementwise_oracle(args: Arrays) -> dict[str, np.ndarray]:
     return {"out": np.exp(args["a"].astype(np.float64)) * dense + 0.5}
 
 
-def make_row_sum(dtype: str, idtype: str) -> Any:
-    """Y[i] = sum of row i."""
-    Index = getattr(T, idtype)
-
-    @T.prim_func
-    def row_sum(
-        a: T.handle, y: T.handle, indptr: T.handle, indices: T.handle,
-        m: Index, n: Index, nnz: Index,
-    ) -> None:  # fmt: skip
-        I = T.dense_fixed(m, idtype)
-        J = T.sparse_variable(I, (n, nnz), (indptr, indices), idtype)
-        A = T.match_sparse_buffer(a, (I, J), dtype)
-        Y = T.match_sparse_buffer(y, (I,), dtype)
-        with T.sp_iter([I, J], "SR", "row_sum") as [i, j]:
-            with T.init():
-                Y[i] = 0.0
-            Y[i] = Y[i] + A[i, j]
-
-    return row_sum
+# Y[i] = sum of row i.
+make_row_sum = making("row_sum", """
+with T.sp_iter([I, J], "SR", "row_sum") as [i, j]:
+    with T.init():
+        Y[i] = 0.0
+    Y[i] = Y[i] + A[i, j]
+""", A="I J", Y="I")  # fmt: skip
 
 
 def row_sum_inputs(rng: np.random.Generator, case: str, dtype: str, idtype: str) -> Arrays:

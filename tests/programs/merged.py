@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from tvm.script import sparse_tir as T
 
+from small import making
+
 from .common import FINITE, Arrays, Program, csf, csr, fill, garbage, mask2, mask3, values
 
 FEATURES = 5
@@ -56,26 +58,15 @@ def stored_of(args: Arrays, name: str) -> np.ndarray:
     return dense_of({**args, name: np.ones(len(args[name]))}, name) != 0
 
 
-def make_add(dtype: str, idtype: str) -> Any:
-    """C = A + B where either stores something; the rest of C is left as it is."""
-    Index = getattr(T, idtype)
-
-    @T.prim_func
-    def add_csr(
-        a: T.handle, a_ptr: T.handle, a_idx: T.handle, b: T.handle, b_ptr: T.handle,
-        b_idx: T.handle, c: T.handle, m: Index, n: Index, a_nnz: Index, b_nnz: Index,
-    ) -> None:  # fmt: skip
-        I = T.dense_fixed(m, idtype)
-        J1 = T.sparse_variable(I, (n, a_nnz), (a_ptr, a_idx), idtype)
-        J2 = T.sparse_variable(I, (n, b_nnz), (b_ptr, b_idx), idtype)
-        J = T.dense_fixed(n, idtype)
-        A = T.match_sparse_buffer(a, (I, J1), dtype)
-        B = T.match_sparse_buffer(b, (I, J2), dtype)
-        C = T.match_sparse_buffer(c, (I, J), dtype)
-        with T.sp_iter([I, T.union(J1, J2)], "SS", "add") as [i, j]:
-            C[i, j] = A[i, j] + B[i, j]
-
-    return add_csr
+# C = A + B where either stores something; the rest of C is left as it is.
+make_add = making("add_csr", """
+with T.sp_iter([I, T.union(J1, J2)], "SS", "add") as [i, j]:
+    C[i, j] = A[i, j] + B[i, j]
+""", """
+J1 = T.sparse_variable(I, (n, a_nnz), (a_ptr, a_idx))
+J2 = T.sparse_variable(I, (n, b_nnz), (b_ptr, b_idx))
+J = T.dense_fixed(n)
+""", first="a a_ptr a_idx b b_ptr b_idx", A="I J1", B="I J2", C="I J")  # fmt: skip
 
 
 def add_oracle(args: Arrays) -> dict[str, np.ndarray]:
@@ -84,30 +75,18 @@ def add_oracle(args: Arrays) -> dict[str, np.ndarray]:
     return {"c": np.where(stored, dense_of(args, "a") + dense_of(args, "b"), args["c"])}
 
 
-def make_sampled_product(dtype: str, idtype: str) -> Any:
-    """C = (A * B) D, what both store times a dense operand."""
-    Index = getattr(T, idtype)
-
-    @T.prim_func
-    def intersect_spmm(
-        a: T.handle, a_ptr: T.handle, a_idx: T.handle, b: T.handle, b_ptr: T.handle,
-        b_idx: T.handle, d: T.handle, c: T.handle, m: Index, n: Index, a_nnz: Index, b_nnz: Index,
-    ) -> None:  # fmt: skip
-        I = T.dense_fixed(m, idtype)
-        J1 = T.sparse_variable(I, (n, a_nnz), (a_ptr, a_idx), idtype)
-        J2 = T.sparse_variable(I, (n, b_nnz), (b_ptr, b_idx), idtype)
-        J = T.dense_fixed(n, idtype)
-        K = T.dense_fixed(5, idtype)
-        A = T.match_sparse_buffer(a, (I, J1), dtype)
-        B = T.match_sparse_buffer(b, (I, J2), dtype)
-        D = T.match_sparse_buffer(d, (J, K), dtype)
-        C = T.match_sparse_buffer(c, (I, K), dtype)
-        with T.sp_iter([I, T.intersect(J1, J2), K], "SRS", "spmm") as [i, j, k]:
-            with T.init():
-                C[i, k] = 0.0
-            C[i, k] = C[i, k] + A[i, j] * B[i, j] * D[j, k]
-
-    return intersect_spmm
+# C = (A * B) D, what both store times a dense operand.
+make_sampled_product = making("intersect_spmm", """
+with T.sp_iter([I, T.intersect(J1, J2), K], "SRS", "spmm") as [i, j, k]:
+    with T.init():
+        C[i, k] = 0.0
+    C[i, k] = C[i, k] + A[i, j] * B[i, j] * D[j, k]
+""", """
+J1 = T.sparse_variable(I, (n, a_nnz), (a_ptr, a_idx))
+J2 = T.sparse_variable(I, (n, b_nnz), (b_ptr, b_idx))
+J = T.dense_fixed(n)
+K = T.dense_fixed(5)
+""", first="a a_ptr a_idx b b_ptr b_idx", A="I J1", B="I J2", D="J K", C="I K")  # fmt: skip
 
 
 def sampled_product_oracle(args: Arrays) -> dict[str, np.ndarray]:
@@ -118,30 +97,18 @@ def sampled_product_oracle(args: Arrays) -> dict[str, np.ndarray]:
     return {"c": terms.sum(axis=1)}
 
 
-def make_sum_of_three(dtype: str, idtype: str) -> Any:
-    """c[i] = the largest of A + B + D in a row, over what any of them stores; 0 in an empty row."""
-    Index = getattr(T, idtype)
-
-    @T.prim_func
-    def union_of_three(
-        a: T.handle, a_ptr: T.handle, a_idx: T.handle, b: T.handle, b_ptr: T.handle,
-        b_idx: T.handle, d: T.handle, d_ptr: T.handle, d_idx: T.handle, c: T.handle,
-        m: Index, n: Index, a_nnz: Index, b_nnz: Index, d_nnz: Index,
-    ) -> None:  # fmt: skip
-        I = T.dense_fixed(m, idtype)
-        J1 = T.sparse_variable(I, (n, a_nnz), (a_ptr, a_idx), idtype)
-        J2 = T.sparse_variable(I, (n, b_nnz), (b_ptr, b_idx), idtype)
-        J3 = T.sparse_variable(I, (n, d_nnz), (d_ptr, d_idx), idtype)
-        A = T.match_sparse_buffer(a, (I, J1), dtype)
-        B = T.match_sparse_buffer(b, (I, J2), dtype)
-        D = T.match_sparse_buffer(d, (I, J3), dtype)
-        C = T.match_sparse_buffer(c, (I,), dtype)
-        with T.sp_iter([I, T.union(J1, J2, J3)], "SR", "most") as [i, j]:
-            with T.init():
-                C[i] = 0.0
-            C[i] = T.max(C[i], A[i, j] + B[i, j] + D[i, j])
-
-    return union_of_three
+# c[i] = the largest of A + B + D in a row, over what any of them stores; 0 in an empty row.
+make_sum_of_three = making("union_of_three", """
+with T.sp_iter([I, T.union(J1, J2, J3)], "SR", "most") as [i, j]:
+    with T.init():
+        C[i] = 0.0
+    C[i] = T.max(C[i], A[i, j] + B[i, j] + D[i, j])
+""", """
+J1 = T.sparse_variable(I, (n, a_nnz), (a_ptr, a_idx))
+J2 = T.sparse_variable(I, (n, b_nnz), (b_ptr, b_idx))
+J3 = T.sparse_variable(I, (n, d_nnz), (d_ptr, d_idx))
+""", first="a a_ptr a_idx b b_ptr b_idx d d_ptr d_idx", A="I J1", B="I J2",
+    D="I J3", C="I")  # fmt: skip
 
 
 def sum_of_three_oracle(args: Arrays) -> dict[str, np.ndarray]:
@@ -189,20 +156,12 @@ def dcsr_inputs(rng: np.random.Generator, case: str, dtype: str, idtype: str) ->
         places = np.sort(rng.permutation(cols)[: len(found)])
         row[places] = found
     return {
-        "a": values(rng, len(a_idx), dtype),
-        "row_ptr": np.array([0, len(rows)], idtype),
-        "row_idx": rows.astype(idtype),
-        "a_ptr": a_ptr,
-        "a_idx": a_idx,
-        "b": fill(rng, "small", slots.size, dtype),
-        "slots": slots.reshape(-1).astype(idtype),
-        "c": garbage(m, dtype),
-        "m": m,
-        "n": n,
-        "rows": len(rows),
-        "a_nnz": len(a_idx),
+        "a": values(rng, len(a_idx), dtype), "row_ptr": np.array([0, len(rows)], idtype),
+        "row_idx": rows.astype(idtype), "a_ptr": a_ptr, "a_idx": a_idx,
+        "b": fill(rng, "small", slots.size, dtype), "slots": slots.reshape(-1).astype(idtype),
+        "c": garbage(m, dtype), "m": m, "n": n, "rows": len(rows), "a_nnz": len(a_idx),
         "cols": cols,
-    }
+    }  # fmt: skip
 
 
 def dcsr_oracle(args: Arrays) -> dict[str, np.ndarray]:
@@ -216,30 +175,19 @@ def dcsr_oracle(args: Arrays) -> dict[str, np.ndarray]:
     }
 
 
-def make_fibers(dtype: str, idtype: str) -> Any:
-    """c[i, k] = sum over the fibers of a CSF tensor whose (i, j) a matrix stores, too."""
-    Index = getattr(T, idtype)
-
-    @T.prim_func
-    def intersect_fibers(
-        a: T.handle, j_ptr: T.handle, j_idx: T.handle, k_ptr: T.handle, k_idx: T.handle,
-        b: T.handle, b_ptr: T.handle, b_idx: T.handle, c: T.handle, m: Index, n: Index, p: Index,
-        nnz_j: Index, nnz_k: Index, b_nnz: Index,
-    ) -> None:  # fmt: skip
-        I = T.dense_fixed(m, idtype)
-        J = T.sparse_variable(I, (n, nnz_j), (j_ptr, j_idx), idtype)
-        K = T.sparse_variable(J, (p, nnz_k), (k_ptr, k_idx), idtype)
-        J2 = T.sparse_variable(I, (n, b_nnz), (b_ptr, b_idx), idtype)
-        K_ = T.dense_fixed(p, idtype)
-        A = T.match_sparse_buffer(a, (I, J, K), dtype)
-        B = T.match_sparse_buffer(b, (I, J2), dtype)
-        C = T.match_sparse_buffer(c, (I, K_), dtype)
-        with T.sp_iter([I, T.intersect(J, J2), K], "SRS", "fibers") as [i, j, k]:
-            with T.init():
-                C[i, k] = 0.0
-            C[i, k] = C[i, k] + A[i, j, k] * B[i, j]
-
-    return intersect_fibers
+# c[i, k] = sum over the fibers of a CSF tensor whose (i, j) a matrix stores, too.
+make_fibers = making("intersect_fibers", """
+with T.sp_iter([I, T.intersect(J, J2), K], "SRS", "fibers") as [i, j, k]:
+    with T.init():
+        C[i, k] = 0.0
+    C[i, k] = C[i, k] + A[i, j, k] * B[i, j]
+""", """
+J = T.sparse_variable(I, (n, nnz_j), (j_ptr, j_idx))
+K = T.sparse_variable(J, (p, nnz_k), (k_ptr, k_idx))
+J2 = T.sparse_variable(I, (n, b_nnz), (b_ptr, b_idx))
+K_ = T.dense_fixed(p)
+""", first="a j_ptr j_idx k_ptr k_idx b b_ptr b_idx m n p", A="I J K", B="I J2",
+    C="I K_")  # fmt: skip
 
 
 def fibers_inputs(rng: np.random.Generator, case: str, dtype: str, idtype: str) -> Arrays:
@@ -264,28 +212,19 @@ def fibers_oracle(args: Arrays) -> dict[str, np.ndarray]:
     return {"c": out}
 
 
-def make_triangles(dtype: str, idtype: str) -> Any:
-    """c[i, k] = sum of A[i, j] A[k, j] over what rows i and k share, of each element (i, k)."""
-    Index = getattr(T, idtype)
-
-    @T.prim_func
-    def triangles(
-        a: T.handle, a_ptr: T.handle, a_idx: T.handle, c: T.handle, m: Index, a_nnz: Index,
-    ) -> None:  # fmt: skip
-        I = T.dense_fixed(m, idtype)
-        K = T.sparse_variable(I, (m, a_nnz), (a_ptr, a_idx), idtype)
-        J = T.sparse_variable(I, (m, a_nnz), (a_ptr, a_idx), idtype)
-        J2 = T.sparse_variable(I, (m, a_nnz), (a_ptr, a_idx), idtype)
-        A = T.match_sparse_buffer(a, (I, J2), dtype)
-        C = T.match_sparse_buffer(c, (I, K), dtype)
-        with T.sp_iter(
-            [I, K, T.intersect(J, T.attach(J2, K))], "SSR", "triangles"
-        ) as [i, k, j]:  # fmt: skip
-            with T.init():
-                C[i, k] = 0.0
-            C[i, k] = C[i, k] + A[i, j] * A[k, j]
-
-    return triangles
+# c[i, k] = sum of A[i, j] A[k, j] over what rows i and k share, of each element (i, k).
+make_triangles = making("triangles", """
+with T.sp_iter(
+    [I, K, T.intersect(J, T.attach(J2, K))], "SSR", "triangles"
+) as [i, k, j]:  # fmt: skip
+    with T.init():
+        C[i, k] = 0.0
+    C[i, k] = C[i, k] + A[i, j] * A[k, j]
+""", """
+K = T.sparse_variable(I, (m, a_nnz), (a_ptr, a_idx))
+J = T.sparse_variable(I, (m, a_nnz), (a_ptr, a_idx))
+J2 = T.sparse_variable(I, (m, a_nnz), (a_ptr, a_idx))
+""", first="a a_ptr a_idx", A="I J2", C="I K")  # fmt: skip
 
 
 def triangles_inputs(rng: np.random.Generator, case: str, dtype: str, idtype: str) -> Arrays:
@@ -305,29 +244,19 @@ def triangles_oracle(args: Arrays) -> dict[str, np.ndarray]:
     return {"c": (dense @ dense.T)[rows, args["a_idx"]]}
 
 
-def make_product(dtype: str, idtype: str) -> Any:
-    """C = A B of two sparse matrices."""
-    Index = getattr(T, idtype)
-
-    @T.prim_func
-    def spgemm(
-        a: T.handle, a_ptr: T.handle, a_idx: T.handle, b: T.handle, b_ptr: T.handle,
-        b_idx: T.handle, c: T.handle, m: Index, l: Index, n: Index, a_nnz: Index, b_nnz: Index,
-    ) -> None:  # fmt: skip
-        I = T.dense_fixed(m, idtype)
-        J = T.sparse_variable(I, (l, a_nnz), (a_ptr, a_idx), idtype)
-        L = T.dense_fixed(l, idtype)
-        K = T.sparse_variable(L, (n, b_nnz), (b_ptr, b_idx), idtype)
-        N = T.dense_fixed(n, idtype)
-        A = T.match_sparse_buffer(a, (I, J), dtype)
-        B = T.match_sparse_buffer(b, (L, K), dtype)
-        C = T.match_sparse_buffer(c, (I, N), dtype)
-        with T.sp_iter([I, J, T.attach(K, J)], "SRS", "spgemm") as [i, j, k]:
-            with T.init():
-                C[i, k] = 0.0
-            C[i, k] = C[i, k] + A[i, j] * B[j, k]
-
-    return spgemm
+# C = A B of two sparse matrices.
+make_product = making("spgemm", """
+with T.sp_iter([I, J, T.attach(K, J)], "SRS", "spgemm") as [i, j, k]:
+    with T.init():
+        C[i, k] = 0.0
+    C[i, k] = C[i, k] + A[i, j] * B[j, k]
+""", """
+I
+J = T.sparse_variable(I, (l, a_nnz), (a_ptr, a_idx))
+L = T.dense_fixed(l)
+K = T.sparse_variable(L, (n, b_nnz), (b_ptr, b_idx))
+N
+""", first="a a_ptr a_idx b b_ptr b_idx m l n", A="I J", B="L K", C="I N")  # fmt: skip
 
 
 def product_inputs(rng: np.random.Generator, case: str, dtype: str, idtype: str) -> Arrays:

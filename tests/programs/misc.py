@@ -7,36 +7,26 @@ from typing import Any
 import numpy as np
 from tvm.script import sparse_tir as T
 
+from small import making
+
 from .common import Arrays, Program, csr, finite, garbage, mask2, parents_of, scatter_sum, values
 from .matrix import csr_inputs, spmm_inputs
 
 BLOCK = 3
 
 
-def make_csr_to_bsr(dtype: str, idtype: str) -> Any:
-    """Copy a CSR matrix into blocks; elements outside of the stored blocks are dropped."""
-    Index = getattr(T, idtype)
-
-    @T.prim_func
-    def csr_to_bsr(
-        a: T.handle, b: T.handle, indptr: T.handle, indices: T.handle, block_ptr: T.handle,
-        block_idx: T.handle, m: Index, n: Index, nnz: Index, mb: Index, nb: Index, nnzb: Index,
-        block: Index,
-    ) -> None:  # fmt: skip
-        I = T.dense_fixed(m, idtype)
-        J = T.sparse_variable(I, (n, nnz), (indptr, indices), idtype)
-        IO = T.dense_fixed(mb, idtype)
-        JO = T.sparse_variable(IO, (nb, nnzb), (block_ptr, block_idx), idtype)
-        II = T.dense_fixed(block, idtype)
-        JI = T.dense_fixed(block, idtype)
-        A = T.match_sparse_buffer(a, (I, J), dtype)
-        B = T.match_sparse_buffer(b, (IO, JO, II, JI), dtype)
-        with T.sp_iter([IO, JO, II, JI], "SSSS", "zero") as [io, jo, ii, ji]:
-            B[io, jo, ii, ji] = 0.0
-        with T.sp_iter([I, J], "SS", "copy") as [i, j]:
-            B[i // block, j // block, i % block, j % block] = A[i, j]
-
-    return csr_to_bsr
+# Copy a CSR matrix into blocks; elements outside of the stored blocks are dropped.
+make_csr_to_bsr = making("csr_to_bsr", """
+with T.sp_iter([IO, JO, II, JI], "SSSS", "zero") as [io, jo, ii, ji]:
+    B[io, jo, ii, ji] = 0.0
+with T.sp_iter([I, J], "SS", "copy") as [i, j]:
+    B[i // block, j // block, i % block, j % block] = A[i, j]
+""", """
+IO = T.dense_fixed(mb)
+JO = T.sparse_variable(IO, (nb, nnzb), (block_ptr, block_idx))
+II = T.dense_fixed(block)
+JI = T.dense_fixed(block)
+""", A="I J", B="IO JO II JI")  # fmt: skip
 
 
 def csr_to_bsr_inputs(rng: np.random.Generator, case: str, dtype: str, idtype: str) -> Arrays:
@@ -52,20 +42,10 @@ def csr_to_bsr_inputs(rng: np.random.Generator, case: str, dtype: str, idtype: s
         blocks[:, 1] = False
     block_ptr, block_idx = csr(blocks, idtype)
     return {
-        "a": values(rng, nnz, dtype),
-        "b": garbage((len(block_idx), BLOCK, BLOCK), dtype),
-        "indptr": indptr,
-        "indices": indices,
-        "block_ptr": block_ptr,
-        "block_idx": block_idx,
-        "m": m,
-        "n": n,
-        "nnz": nnz,
-        "mb": mb,
-        "nb": nb,
-        "nnzb": len(block_idx),
-        "block": BLOCK,
-    }
+        "a": values(rng, nnz, dtype), "b": garbage((len(block_idx), BLOCK, BLOCK), dtype),
+        "indptr": indptr, "indices": indices, "block_ptr": block_ptr, "block_idx": block_idx,
+        "m": m, "n": n, "nnz": nnz, "mb": mb, "nb": nb, "nnzb": len(block_idx), "block": BLOCK,
+    }  # fmt: skip
 
 
 def csr_to_bsr_oracle(args: Arrays) -> dict[str, np.ndarray]:
@@ -104,13 +84,9 @@ def strided_gather_inputs(rng: np.random.Generator, case: str, dtype: str, idtyp
     if case == "nonfinite":
         a[0], a[-1] = np.nan, np.inf
     return {
-        "a": a,
-        "out": garbage((rows, width), dtype),
-        "size": size,
-        "rows": rows,
-        "width": width,
+        "a": a, "out": garbage((rows, width), dtype), "size": size, "rows": rows, "width": width,
         "stride": 2,
-    }
+    }  # fmt: skip
 
 
 def strided_gather_oracle(args: Arrays) -> dict[str, np.ndarray]:
@@ -121,25 +97,13 @@ def strided_gather_oracle(args: Arrays) -> dict[str, np.ndarray]:
     return {"out": padded[i * args["stride"] + j]}
 
 
-def make_row_max(dtype: str, idtype: str) -> Any:
-    """Y[i] = the largest stored value of row i, the smallest number where there is none."""
-    Index = getattr(T, idtype)
-
-    @T.prim_func
-    def row_max(
-        a: T.handle, y: T.handle, indptr: T.handle, indices: T.handle,
-        m: Index, n: Index, nnz: Index,
-    ) -> None:  # fmt: skip
-        I = T.dense_fixed(m, idtype)
-        J = T.sparse_variable(I, (n, nnz), (indptr, indices), idtype)
-        A = T.match_sparse_buffer(a, (I, J), dtype)
-        Y = T.match_sparse_buffer(y, (I,), dtype)
-        with T.sp_iter([I, J], "SR", "row_max") as [i, j]:
-            with T.init():
-                Y[i] = T.min_value(dtype)
-            Y[i] = T.max(Y[i], A[i, j])
-
-    return row_max
+# Y[i] = the largest stored value of row i, the smallest number where there is none.
+make_row_max = making("row_max", """
+with T.sp_iter([I, J], "SR", "row_max") as [i, j]:
+    with T.init():
+        Y[i] = T.min_value(dtype)
+    Y[i] = T.max(Y[i], A[i, j])
+""", A="I J", Y="I")  # fmt: skip
 
 
 def row_max_inputs(rng: np.random.Generator, case: str, dtype: str, idtype: str) -> Arrays:
@@ -156,28 +120,16 @@ def row_max_oracle(args: Arrays) -> dict[str, np.ndarray]:
     return {"y": out}
 
 
-def make_normalized(dtype: str, idtype: str) -> Any:
-    """OUT[i, j] = A[i, j] / (1 + sum of row i), two iterations that share buffers."""
-    Index = getattr(T, idtype)
-
-    @T.prim_func
-    def normalized_rows(
-        a: T.handle, out: T.handle, indptr: T.handle, indices: T.handle,
-        m: Index, n: Index, nnz: Index,
-    ) -> None:  # fmt: skip
-        I = T.dense_fixed(m, idtype)
-        J = T.sparse_variable(I, (n, nnz), (indptr, indices), idtype)
-        A = T.match_sparse_buffer(a, (I, J), dtype)
-        OUT = T.match_sparse_buffer(out, (I, J), dtype)
-        DEGREE = T.alloc_sparse_buffer((I,), dtype)
-        with T.sp_iter([I, J], "SR", "degree") as [i, j]:
-            with T.init():
-                DEGREE[i] = 1.0
-            DEGREE[i] = DEGREE[i] + A[i, j]
-        with T.sp_iter([I, J], "SS", "divide") as [i, j]:
-            OUT[i, j] = A[i, j] / DEGREE[i]
-
-    return normalized_rows
+# OUT[i, j] = A[i, j] / (1 + sum of row i), two iterations that share buffers.
+make_normalized = making("normalized_rows", """
+DEGREE = T.alloc_sparse_buffer((I,), dtype)
+with T.sp_iter([I, J], "SR", "degree") as [i, j]:
+    with T.init():
+        DEGREE[i] = 1.0
+    DEGREE[i] = DEGREE[i] + A[i, j]
+with T.sp_iter([I, J], "SS", "divide") as [i, j]:
+    OUT[i, j] = A[i, j] / DEGREE[i]
+""", A="I J", OUT="I J")  # fmt: skip
 
 
 def normalized_inputs(rng: np.random.Generator, case: str, dtype: str, idtype: str) -> Arrays:
@@ -193,30 +145,15 @@ def normalized_oracle(args: Arrays) -> dict[str, np.ndarray]:
     return {"out": a / (1 + scatter_sum(args["m"], rows, a))[rows]}
 
 
-def make_spmm_accumulate(dtype: str, idtype: str) -> Any:
-    """C = A B, then C = C + C * C: the second iteration updates what the first one wrote."""
-    Index = getattr(T, idtype)
-
-    @T.prim_func
-    def spmm_accumulate(
-        a: T.handle, b: T.handle, c: T.handle, indptr: T.handle, indices: T.handle,
-        m: Index, n: Index, nnz: Index, feat: Index,
-    ) -> None:  # fmt: skip
-        I = T.dense_fixed(m, idtype)
-        J = T.sparse_variable(I, (n, nnz), (indptr, indices), idtype)
-        J_ = T.dense_fixed(n, idtype)
-        K = T.dense_fixed(feat, idtype)
-        A = T.match_sparse_buffer(a, (I, J), dtype)
-        B = T.match_sparse_buffer(b, (J_, K), dtype)
-        C = T.match_sparse_buffer(c, (I, K), dtype)
-        with T.sp_iter([I, J, K], "SRS", "spmm") as [i, j, k]:
-            with T.init():
-                C[i, k] = 0.0
-            C[i, k] = C[i, k] + A[i, j] * B[j, k]
-        with T.sp_iter([I, K], "SS", "update") as [i, k]:
-            C[i, k] = C[i, k] + C[i, k] * C[i, k]
-
-    return spmm_accumulate
+# C = A B, then C = C + C * C: the second iteration updates what the first one wrote.
+make_spmm_accumulate = making("spmm_accumulate", """
+with T.sp_iter([I, J, K], "SRS", "spmm") as [i, j, k]:
+    with T.init():
+        C[i, k] = 0.0
+    C[i, k] = C[i, k] + A[i, j] * B[j, k]
+with T.sp_iter([I, K], "SS", "update") as [i, k]:
+    C[i, k] = C[i, k] + C[i, k] * C[i, k]
+""", "I\nJ\nJ_ = T.dense_fixed(n)\nK", A="I J", B="J_ K", C="I K")  # fmt: skip
 
 
 def spmm_accumulate_oracle(args: Arrays) -> dict[str, np.ndarray]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from tvm.script import sparse_tir as T
+
+from small import making
 
 from .common import (
     Arrays,
@@ -27,24 +26,13 @@ def longest(lengths: np.ndarray) -> int:
     return int(lengths.max(initial=1))
 
 
-def make_ragged_sum(dtype: str, idtype: str) -> Any:
-    """Y[i] = sum of ragged row i."""
-    Index = getattr(T, idtype)
-
-    @T.prim_func
-    def ragged_sum(
-        a: T.handle, y: T.handle, indptr: T.handle, m: Index, n: Index, nnz: Index
-    ) -> None:
-        I = T.dense_fixed(m, idtype)
-        J = T.dense_variable(I, (n, nnz), indptr, idtype)
-        A = T.match_sparse_buffer(a, (I, J), dtype)
-        Y = T.match_sparse_buffer(y, (I,), dtype)
-        with T.sp_iter([I, J], "SR", "ragged_sum") as [i, j]:
-            with T.init():
-                Y[i] = 0.0
-            Y[i] = Y[i] + A[i, j]
-
-    return ragged_sum
+# Y[i] = sum of ragged row i.
+make_ragged_sum = making("ragged_sum", """
+with T.sp_iter([I, J], "SR", "ragged_sum") as [i, j]:
+    with T.init():
+        Y[i] = 0.0
+    Y[i] = Y[i] + A[i, j]
+""", "J = T.dense_variable(I, (n, nnz), indptr)", A="I J", Y="I")  # fmt: skip
 
 
 def ragged_sum_inputs(rng: np.random.Generator, case: str, dtype: str, idtype: str) -> Arrays:
@@ -55,13 +43,9 @@ def ragged_sum_inputs(rng: np.random.Generator, case: str, dtype: str, idtype: s
     if case == "nonfinite":
         a[0] = np.nan
     return {
-        "a": a,
-        "y": garbage(len(lengths), dtype),
-        "indptr": compress(lengths, idtype),
-        "m": len(lengths),
-        "n": longest(lengths),
-        "nnz": nnz,
-    }
+        "a": a, "y": garbage(len(lengths), dtype), "indptr": compress(lengths, idtype),
+        "m": len(lengths), "n": longest(lengths), "nnz": nnz,
+    }  # fmt: skip
 
 
 def ragged_sum_oracle(args: Arrays) -> dict[str, np.ndarray]:
@@ -69,50 +53,30 @@ def ragged_sum_oracle(args: Arrays) -> dict[str, np.ndarray]:
     return {"y": scatter_sum(args["m"], parents_of(args["indptr"]), args["a"])}
 
 
-def make_ragged_fuse3(dtype: str, idtype: str) -> Any:
-    """B[i, j, k] = sum over l of A[i, j, k, l], with I, J and K fused."""
-    Index = getattr(T, idtype)
-
-    @T.prim_func
-    def ragged_fuse3(
-        a: T.handle, b: T.handle, j_ptr: T.handle, k_ptr: T.handle, l_ptr: T.handle,
-        m: Index, n: Index, p: Index, q: Index, nnz_j: Index, nnz_k: Index, nnz_l: Index,
-    ) -> None:  # fmt: skip
-        I = T.dense_fixed(m, idtype)
-        J = T.dense_variable(I, (n, nnz_j), j_ptr, idtype)
-        K = T.dense_variable(J, (p, nnz_k), k_ptr, idtype)
-        L = T.dense_variable(K, (q, nnz_l), l_ptr, idtype)
-        A = T.match_sparse_buffer(a, (I, J, K, L), dtype)
-        B = T.match_sparse_buffer(b, (I, J, K), dtype)
-        with T.sp_iter([T.fuse(I, J, K), L], "SSSR", "sum") as [i, j, k, l]:
-            with T.init():
-                B[i, j, k] = 0.0
-            B[i, j, k] = B[i, j, k] + A[i, j, k, l]
-
-    return ragged_fuse3
+# B[i, j, k] = sum over l of A[i, j, k, l], with I, J and K fused.
+make_ragged_fuse3 = making("ragged_fuse3", """
+with T.sp_iter([T.fuse(I, J, K), L], "SSSR", "sum") as [i, j, k, l]:
+    with T.init():
+        B[i, j, k] = 0.0
+    B[i, j, k] = B[i, j, k] + A[i, j, k, l]
+""", """
+J = T.dense_variable(I, (n, nnz_j), j_ptr)
+K = T.dense_variable(J, (p, nnz_k), k_ptr)
+L = T.dense_variable(K, (q, nnz_l), l_ptr)
+""", first="m n p q", A="I J K L", B="I J K")  # fmt: skip
 
 
-def make_fuse_reduce(dtype: str, idtype: str) -> Any:
-    """B[i, j] = sum over k and l of A[i, j, k, l], with I and J, and with K and L fused."""
-    Index = getattr(T, idtype)
-
-    @T.prim_func
-    def ragged_fuse_reduce(
-        a: T.handle, b: T.handle, j_ptr: T.handle, k_ptr: T.handle, l_ptr: T.handle,
-        m: Index, n: Index, p: Index, q: Index, nnz_j: Index, nnz_k: Index, nnz_l: Index,
-    ) -> None:  # fmt: skip
-        I = T.dense_fixed(m, idtype)
-        J = T.dense_variable(I, (n, nnz_j), j_ptr, idtype)
-        K = T.dense_variable(J, (p, nnz_k), k_ptr, idtype)
-        L = T.dense_variable(K, (q, nnz_l), l_ptr, idtype)
-        A = T.match_sparse_buffer(a, (I, J, K, L), dtype)
-        B = T.match_sparse_buffer(b, (I, J), dtype)
-        with T.sp_iter([T.fuse(I, J), T.fuse(K, L)], "SSRR", "sum") as [i, j, k, l]:
-            with T.init():
-                B[i, j] = 0.0
-            B[i, j] = B[i, j] + A[i, j, k, l]
-
-    return ragged_fuse_reduce
+# B[i, j] = sum over k and l of A[i, j, k, l], with I and J, and with K and L fused.
+make_fuse_reduce = making("ragged_fuse_reduce", """
+with T.sp_iter([T.fuse(I, J), T.fuse(K, L)], "SSRR", "sum") as [i, j, k, l]:
+    with T.init():
+        B[i, j] = 0.0
+    B[i, j] = B[i, j] + A[i, j, k, l]
+""", """
+J = T.dense_variable(I, (n, nnz_j), j_ptr)
+K = T.dense_variable(J, (p, nnz_k), k_ptr)
+L = T.dense_variable(K, (q, nnz_l), l_ptr)
+""", first="m n p q", A="I J K L", B="I J")  # fmt: skip
 
 
 def ragged4_inputs(rng: np.random.Generator, case: str, dtype: str, idtype: str) -> Arrays:
@@ -150,33 +114,21 @@ def reduce_oracle(args: Arrays) -> dict[str, np.ndarray]:
     return {"b": scatter_sum(args["nnz_j"], where, args["a"])}
 
 
-def make_ragged_matmul(dtype: str, idtype: str) -> Any:
-    """Z[b] = X[b] Y[b], matrices of different sizes in each batch."""
-    Index = getattr(T, idtype)
-
-    @T.prim_func
-    def ragged_matmul(
-        x: T.handle, y: T.handle, z: T.handle, i_ptr: T.handle, j_ptr: T.handle,
-        k_ptr: T.handle, ij_ptr: T.handle, jk_ptr: T.handle, ik_ptr: T.handle, batch: Index,
-        m: Index, n: Index, p: Index, nnz_i: Index, nnz_j: Index, nnz_k: Index,
-        nnz_ij: Index, nnz_jk: Index, nnz_ik: Index,
-    ) -> None:  # fmt: skip
-        BATCH = T.dense_fixed(batch, idtype)
-        I = T.dense_variable(BATCH, (m, nnz_i), i_ptr, idtype)
-        J = T.dense_variable(BATCH, (n, nnz_j), j_ptr, idtype)
-        K = T.dense_variable(BATCH, (p, nnz_k), k_ptr, idtype)
-        IJ = T.dense_variable(I, (n, nnz_ij), ij_ptr, idtype)
-        JK = T.dense_variable(J, (p, nnz_jk), jk_ptr, idtype)
-        IK = T.dense_variable(I, (p, nnz_ik), ik_ptr, idtype)
-        X = T.match_sparse_buffer(x, (BATCH, I, IJ), dtype)
-        Y = T.match_sparse_buffer(y, (BATCH, J, JK), dtype)
-        Z = T.match_sparse_buffer(z, (BATCH, I, IK), dtype)
-        with T.sp_iter([BATCH, I, J, K], "SSRS", "matmul") as [b, i, j, k]:
-            with T.init():
-                Z[b, i, k] = 0.0
-            Z[b, i, k] = Z[b, i, k] + X[b, i, j] * Y[b, j, k]
-
-    return ragged_matmul
+# Z[b] = X[b] Y[b], matrices of different sizes in each batch.
+make_ragged_matmul = making("ragged_matmul", """
+with T.sp_iter([BATCH, I, J, K], "SSRS", "matmul") as [b, i, j, k]:
+    with T.init():
+        Z[b, i, k] = 0.0
+    Z[b, i, k] = Z[b, i, k] + X[b, i, j] * Y[b, j, k]
+""", """
+BATCH = T.dense_fixed(batch)
+I = T.dense_variable(BATCH, (m, nnz_i), i_ptr)
+J = T.dense_variable(BATCH, (n, nnz_j), j_ptr)
+K = T.dense_variable(BATCH, (p, nnz_k), k_ptr)
+IJ = T.dense_variable(I, (n, nnz_ij), ij_ptr)
+JK = T.dense_variable(J, (p, nnz_jk), jk_ptr)
+IK = T.dense_variable(I, (p, nnz_ik), ik_ptr)
+""", first="batch m n p", X="BATCH I IJ", Y="BATCH J JK", Z="BATCH I IK")  # fmt: skip
 
 
 def ragged_matmul_inputs(rng: np.random.Generator, case: str, dtype: str, idtype: str) -> Arrays:

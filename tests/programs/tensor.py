@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from tvm.script import sparse_tir as T
+
+from small import making
 
 from .common import FEATURES, Arrays, Program, csf, csr, fill, garbage, mask3, scatter_sum, values
 
@@ -17,17 +16,10 @@ def csf_inputs(
     mask = mask3(rng, case)
     j_ptr, j_idx, k_ptr, k_idx = csf(mask, idtype)
     return mask, {
-        "a": values(rng, len(k_idx), dtype),
-        "j_ptr": j_ptr,
-        "j_idx": j_idx,
-        "k_ptr": k_ptr,
-        "k_idx": k_idx,
-        "m": mask.shape[0],
-        "n": mask.shape[1],
-        "p": mask.shape[2],
-        "nnz_j": len(j_idx),
-        "nnz_k": len(k_idx),
-    }
+        "a": values(rng, len(k_idx), dtype), "j_ptr": j_ptr, "j_idx": j_idx, "k_ptr": k_ptr,
+        "k_idx": k_idx, "m": mask.shape[0], "n": mask.shape[1], "p": mask.shape[2],
+        "nnz_j": len(j_idx), "nnz_k": len(k_idx),
+    }  # fmt: skip
 
 
 def csf_coordinates(args: Arrays, k_ptr: str = "k_ptr") -> tuple[np.ndarray, np.ndarray]:
@@ -36,26 +28,16 @@ def csf_coordinates(args: Arrays, k_ptr: str = "k_ptr") -> tuple[np.ndarray, np.
     return np.repeat(np.arange(args["m"]), np.diff(args["j_ptr"]))[fiber], fiber
 
 
-def make_csf_sum(dtype: str, idtype: str) -> Any:
-    """Y[i] = sum over j and k of A[i, j, k]."""
-    Index = getattr(T, idtype)
-
-    @T.prim_func
-    def csf_sum(
-        a: T.handle, y: T.handle, j_ptr: T.handle, j_idx: T.handle, k_ptr: T.handle,
-        k_idx: T.handle, m: Index, n: Index, p: Index, nnz_j: Index, nnz_k: Index,
-    ) -> None:  # fmt: skip
-        I = T.dense_fixed(m, idtype)
-        J = T.sparse_variable(I, (n, nnz_j), (j_ptr, j_idx), idtype)
-        K = T.sparse_variable(J, (p, nnz_k), (k_ptr, k_idx), idtype)
-        A = T.match_sparse_buffer(a, (I, J, K), dtype)
-        Y = T.match_sparse_buffer(y, (I,), dtype)
-        with T.sp_iter([I, J, K], "SRR", "csf_sum") as [i, j, k]:
-            with T.init():
-                Y[i] = 0.0
-            Y[i] = Y[i] + A[i, j, k]
-
-    return csf_sum
+# Y[i] = sum over j and k of A[i, j, k].
+make_csf_sum = making("csf_sum", """
+with T.sp_iter([I, J, K], "SRR", "csf_sum") as [i, j, k]:
+    with T.init():
+        Y[i] = 0.0
+    Y[i] = Y[i] + A[i, j, k]
+""", """
+J = T.sparse_variable(I, (n, nnz_j), (j_ptr, j_idx))
+K = T.sparse_variable(J, (p, nnz_k), (k_ptr, k_idx))
+""", first="m n p", A="I J K", Y="I")  # fmt: skip
 
 
 def csf_sum_inputs(rng: np.random.Generator, case: str, dtype: str, idtype: str) -> Arrays:
@@ -71,29 +53,17 @@ def csf_sum_oracle(args: Arrays) -> dict[str, np.ndarray]:
     return {"y": scatter_sum(args["m"], csf_coordinates(args)[0], args["a"])}
 
 
-def make_csf_siblings(dtype: str, idtype: str) -> Any:
-    """Y[i] = sum of A[i, j, k] * B[i, j, k], two leaves of one tree: A is searched."""
-    Index = getattr(T, idtype)
-
-    @T.prim_func
-    def csf_siblings(
-        a: T.handle, b: T.handle, y: T.handle, j_ptr: T.handle, j_idx: T.handle,
-        k_ptr: T.handle, k_idx: T.handle, l_ptr: T.handle, l_idx: T.handle,
-        m: Index, n: Index, p: Index, nnz_j: Index, nnz_k: Index, nnz_l: Index,
-    ) -> None:  # fmt: skip
-        I = T.dense_fixed(m, idtype)
-        J = T.sparse_variable(I, (n, nnz_j), (j_ptr, j_idx), idtype)
-        K0 = T.sparse_variable(J, (p, nnz_k), (k_ptr, k_idx), idtype)
-        K1 = T.sparse_variable(J, (p, nnz_l), (l_ptr, l_idx), idtype)
-        A = T.match_sparse_buffer(a, (I, J, K0), dtype)
-        B = T.match_sparse_buffer(b, (I, J, K1), dtype)
-        Y = T.match_sparse_buffer(y, (I,), dtype)
-        with T.sp_iter([I, J, K1], "SRR", "inner") as [i, j, k]:
-            with T.init():
-                Y[i] = 0.0
-            Y[i] = Y[i] + A[i, j, k] * B[i, j, k]
-
-    return csf_siblings
+# Y[i] = sum of A[i, j, k] * B[i, j, k], two leaves of one tree: A is searched.
+make_csf_siblings = making("csf_siblings", """
+with T.sp_iter([I, J, K1], "SRR", "inner") as [i, j, k]:
+    with T.init():
+        Y[i] = 0.0
+    Y[i] = Y[i] + A[i, j, k] * B[i, j, k]
+""", """
+J = T.sparse_variable(I, (n, nnz_j), (j_ptr, j_idx))
+K0 = T.sparse_variable(J, (p, nnz_k), (k_ptr, k_idx))
+K1 = T.sparse_variable(J, (p, nnz_l), (l_ptr, l_idx))
+""", first="m n p", A="I J K0", B="I J K1", Y="I")  # fmt: skip
 
 
 def csf_siblings_inputs(rng: np.random.Generator, case: str, dtype: str, idtype: str) -> Arrays:
@@ -105,13 +75,9 @@ def csf_siblings_inputs(rng: np.random.Generator, case: str, dtype: str, idtype:
     if case == "nonfinite":
         b[-1], b[len(b) // 2] = np.inf, np.nan
     return {
-        **args,
-        "b": b,
-        "y": garbage(args["m"], dtype),
-        "l_ptr": l_ptr,
-        "l_idx": l_idx,
+        **args, "b": b, "y": garbage(args["m"], dtype), "l_ptr": l_ptr, "l_idx": l_idx,
         "nnz_l": len(l_idx),
-    }
+    }  # fmt: skip
 
 
 def csf_siblings_oracle(args: Arrays) -> dict[str, np.ndarray]:
@@ -124,29 +90,17 @@ def csf_siblings_oracle(args: Arrays) -> dict[str, np.ndarray]:
     return {"y": scatter_sum(args["m"], rows, terms)}
 
 
-def make_ttv(dtype: str, idtype: str) -> Any:
-    """Y[i, j] = sum over k of A[i, j, k] * X[k], on the fibers of A."""
-    Index = getattr(T, idtype)
-
-    @T.prim_func
-    def ttv(
-        a: T.handle, x: T.handle, y: T.handle, j_ptr: T.handle, j_idx: T.handle,
-        k_ptr: T.handle, k_idx: T.handle,
-        m: Index, n: Index, p: Index, nnz_j: Index, nnz_k: Index,
-    ) -> None:  # fmt: skip
-        I = T.dense_fixed(m, idtype)
-        J = T.sparse_variable(I, (n, nnz_j), (j_ptr, j_idx), idtype)
-        K = T.sparse_variable(J, (p, nnz_k), (k_ptr, k_idx), idtype)
-        K_ = T.dense_fixed(p, idtype)
-        A = T.match_sparse_buffer(a, (I, J, K), dtype)
-        X = T.match_sparse_buffer(x, (K_,), dtype)
-        Y = T.match_sparse_buffer(y, (I, J), dtype)
-        with T.sp_iter([I, J, K], "SSR", "ttv") as [i, j, k]:
-            with T.init():
-                Y[i, j] = 0.0
-            Y[i, j] = Y[i, j] + A[i, j, k] * X[k]
-
-    return ttv
+# Y[i, j] = sum over k of A[i, j, k] * X[k], on the fibers of A.
+make_ttv = making("ttv", """
+with T.sp_iter([I, J, K], "SSR", "ttv") as [i, j, k]:
+    with T.init():
+        Y[i, j] = 0.0
+    Y[i, j] = Y[i, j] + A[i, j, k] * X[k]
+""", """
+J = T.sparse_variable(I, (n, nnz_j), (j_ptr, j_idx))
+K = T.sparse_variable(J, (p, nnz_k), (k_ptr, k_idx))
+K_ = T.dense_fixed(p)
+""", first="m n p", A="I J K", X="K_", Y="I J")  # fmt: skip
 
 
 def ttv_inputs(rng: np.random.Generator, case: str, dtype: str, idtype: str) -> Arrays:
@@ -162,30 +116,18 @@ def ttv_oracle(args: Arrays) -> dict[str, np.ndarray]:
     return {"y": scatter_sum(args["nnz_j"], csf_coordinates(args)[1], terms)}
 
 
-def make_ttm(dtype: str, idtype: str) -> Any:
-    """Y[i, j, f] = sum over k of A[i, j, k] * B[k, f], on the fibers of A."""
-    Index = getattr(T, idtype)
-
-    @T.prim_func
-    def ttm(
-        a: T.handle, b: T.handle, y: T.handle, j_ptr: T.handle, j_idx: T.handle,
-        k_ptr: T.handle, k_idx: T.handle,
-        m: Index, n: Index, p: Index, nnz_j: Index, nnz_k: Index, feat: Index,
-    ) -> None:  # fmt: skip
-        I = T.dense_fixed(m, idtype)
-        J = T.sparse_variable(I, (n, nnz_j), (j_ptr, j_idx), idtype)
-        K = T.sparse_variable(J, (p, nnz_k), (k_ptr, k_idx), idtype)
-        K_ = T.dense_fixed(p, idtype)
-        F = T.dense_fixed(feat, idtype)
-        A = T.match_sparse_buffer(a, (I, J, K), dtype)
-        B = T.match_sparse_buffer(b, (K_, F), dtype)
-        Y = T.match_sparse_buffer(y, (I, J, F), dtype)
-        with T.sp_iter([I, J, K, F], "SSRS", "ttm") as [i, j, k, f]:
-            with T.init():
-                Y[i, j, f] = 0.0
-            Y[i, j, f] = Y[i, j, f] + A[i, j, k] * B[k, f]
-
-    return ttm
+# Y[i, j, f] = sum over k of A[i, j, k] * B[k, f], on the fibers of A.
+make_ttm = making("ttm", """
+with T.sp_iter([I, J, K, F], "SSRS", "ttm") as [i, j, k, f]:
+    with T.init():
+        Y[i, j, f] = 0.0
+    Y[i, j, f] = Y[i, j, f] + A[i, j, k] * B[k, f]
+""", """
+J = T.sparse_variable(I, (n, nnz_j), (j_ptr, j_idx))
+K = T.sparse_variable(J, (p, nnz_k), (k_ptr, k_idx))
+K_ = T.dense_fixed(p)
+F = T.dense_fixed(feat)
+""", first="m n p", A="I J K", B="K_ F", Y="I J F")  # fmt: skip
 
 
 def ttm_inputs(rng: np.random.Generator, case: str, dtype: str, idtype: str) -> Arrays:
@@ -206,32 +148,19 @@ def ttm_oracle(args: Arrays) -> dict[str, np.ndarray]:
     return {"y": scatter_sum(args["y"].shape, csf_coordinates(args)[1], terms)}
 
 
-def make_mttkrp(dtype: str, idtype: str) -> Any:
-    """Y[i, f] = sum over j and k of A[i, j, k] * B[j, f] * C[k, f]."""
-    Index = getattr(T, idtype)
-
-    @T.prim_func
-    def mttkrp(
-        a: T.handle, b: T.handle, c: T.handle, y: T.handle, j_ptr: T.handle, j_idx: T.handle,
-        k_ptr: T.handle, k_idx: T.handle,
-        m: Index, n: Index, p: Index, nnz_j: Index, nnz_k: Index, feat: Index,
-    ) -> None:  # fmt: skip
-        I = T.dense_fixed(m, idtype)
-        J = T.sparse_variable(I, (n, nnz_j), (j_ptr, j_idx), idtype)
-        K = T.sparse_variable(J, (p, nnz_k), (k_ptr, k_idx), idtype)
-        J_ = T.dense_fixed(n, idtype)
-        K_ = T.dense_fixed(p, idtype)
-        F = T.dense_fixed(feat, idtype)
-        A = T.match_sparse_buffer(a, (I, J, K), dtype)
-        B = T.match_sparse_buffer(b, (J_, F), dtype)
-        C = T.match_sparse_buffer(c, (K_, F), dtype)
-        Y = T.match_sparse_buffer(y, (I, F), dtype)
-        with T.sp_iter([I, J, K, F], "SRRS", "mttkrp") as [i, j, k, f]:
-            with T.init():
-                Y[i, f] = 0.0
-            Y[i, f] = Y[i, f] + A[i, j, k] * B[j, f] * C[k, f]
-
-    return mttkrp
+# Y[i, f] = sum over j and k of A[i, j, k] * B[j, f] * C[k, f].
+make_mttkrp = making("mttkrp", """
+with T.sp_iter([I, J, K, F], "SRRS", "mttkrp") as [i, j, k, f]:
+    with T.init():
+        Y[i, f] = 0.0
+    Y[i, f] = Y[i, f] + A[i, j, k] * B[j, f] * C[k, f]
+""", """
+J = T.sparse_variable(I, (n, nnz_j), (j_ptr, j_idx))
+K = T.sparse_variable(J, (p, nnz_k), (k_ptr, k_idx))
+J_ = T.dense_fixed(n)
+K_ = T.dense_fixed(p)
+F = T.dense_fixed(feat)
+""", first="m n p", A="I J K", B="J_ F", C="K_ F", Y="I F")  # fmt: skip
 
 
 def mttkrp_inputs(rng: np.random.Generator, case: str, dtype: str, idtype: str) -> Arrays:

@@ -137,29 +137,6 @@ def test_types(problem, dtype):
     check(changed, BlockTiles.for_block(16, 512, changed.accumulator), tolerance)
 
 
-def test_programs_of_another_shape():
-    with pytest.raises(sparsetir.ScheduleError, match="block_attention: argument 'sch': expected"):
-        apply(sparsetir.Schedule(edge_program(EdgeAttention())), BlockTiles())
-    program = sparsetir.from_source("""
-@T.prim_func
-def other(x: T.handle, m: T.int32):
-    I = T.dense_fixed(m)
-    K = T.dense_fixed(16)
-    L = T.dense_fixed(16)
-    X = T.match_sparse_buffer(x, (I, K), "float32")
-    Y = T.alloc_sparse_buffer((K,), "float32", "local")
-    with T.sp_iter([I], "S", "rows") as [i]:
-        with T.sp_iter([L], "S", "inner") as [l]:
-            X[i, l] = X[i, l] + X[i, l]
-        with T.sp_iter([K], "S", "next") as [k]:
-            Y[k] = X[i, k]
-        with T.sp_iter([K], "S", "last") as [k]:
-            X[i, k] = Y[k]
-""")
-    with pytest.raises(sparsetir.ScheduleError, match="'inner' to visit 'K', at most one other"):
-        apply(sparsetir.Schedule(program), BlockTiles(16, 1))
-
-
 def test_attention_of_elements_with_heads_first():
     """The same kernel, with heads before rows and columns."""
     rng, heads = np.random.default_rng(0), 2

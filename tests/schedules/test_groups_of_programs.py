@@ -14,12 +14,10 @@ from cuda_runner import requires_cuda_text
 from cuda_stages import CudaStages
 from pairs import by_default, by_turns
 from programs import CASES, PROGRAMS, Program
-from sparsetir import Schedule, ScheduleError
-from sparsetir.runtime.pipeline import lower
+from sparsetir import Schedule
 from sparsetir.schedules.gpu.features import vector_width
 from sparsetir.schedules.gpu.spmm_groups import Groups, apply
 from sparsetir.schedules.passes.parallel_loops import in_vectors
-from spmm_gpu_common import GPU
 
 
 def check(program: Program, schedule: Any, dtype: str = "float32", idtype: str = "int32") -> None:
@@ -121,16 +119,3 @@ TTM = {
 @pytest.mark.parametrize("name", by_default(TTM, "1/g row"))
 def test_ttm(name: str) -> None:
     check(PROGRAMS["ttm"], of_features(TTM[name], schedule=ttm))
-
-
-def test_refusals() -> None:
-    """Which algorithms are for one level of what rows store."""
-    for config, error in (
-        (
-            Groups(lanes=4, group=4),
-            "strip_mine_rows: expected a reduction over .* under a dense one",
-        ),
-        (Groups("non-zeros", work=4), "Groups: .* expected one loop over what rows store"),
-    ):
-        with pytest.raises(ScheduleError, match=error):
-            lower(PROGRAMS["mttkrp"].make("float32", "int32"), apply, config, GPU)

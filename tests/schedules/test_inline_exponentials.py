@@ -4,16 +4,12 @@ import numpy as np
 import pytest
 
 import sparsetir
+from small import text_of
 
-PROGRAM = """
-@T.prim_func
-def f(x: T.handle, y: T.handle, n: T.int32):
-    I = T.dense_fixed(n)
-    X = T.match_sparse_buffer(x, (I,), "{dtype}")
-    Y = T.match_sparse_buffer(y, (I,), "{dtype}")
-    with T.sp_iter([I], "S", "f") as [i]:
-        Y[i] = T.{name}(X[i])
-"""
+PROGRAM = text_of("f", """
+with T.sp_iter([I], "S", "f") as [i]:
+    Y[i] = T.{name}(X[i])
+""", dtype="{dtype}", X="I", Y="I")  # fmt: skip
 # By function: what it is in float64, the largest error in units in the last place of float32, and
 # what it gives for NaN, infinities, zero, and beyond what float32 has.
 FUNCTIONS = {

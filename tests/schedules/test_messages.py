@@ -22,16 +22,6 @@ RUNNERS = [
     pytest.param(functools.partial(run_cuda, equal=True), marks=requires_cuda_text, id="CUDA"),
 ]
 M, N, HEADS = 6, 5, 2
-STEPS_WITHOUT_ROWS = sparsetir.from_source("""
-@T.prim_func
-def twice(x: T.handle, m: T.int32, n: T.int32):
-    I = T.dense_fixed(m)
-    K = T.dense_fixed(n)
-    X = T.match_sparse_buffer(x, (I, K), "float32")
-    with T.sp_iter([I], "S", "outer") as [i]:
-        with T.sp_iter([K], "S", "inner") as [k]:
-            X[i, k] = X[i, k] + X[i, k]
-""")
 
 
 def pattern(idtype="int32", seed=0):
@@ -225,28 +215,3 @@ def test_messages_with_places_on_threads(run):
     arguments["row"] = np.where(empty, 0, -np.inf).astype("float32")
     outputs = ["out", "arg_out"]
     check_on_threads(messages, problem, Tile(4, gpu=True), arguments, outputs, run)
-
-
-@pytest.mark.parametrize(
-    ("template", "func", "message"),
-    [
-        (messages, edge_messages.program(edge_messages.EdgeMessages()),
-         "messages: argument 'sch': expected 'gsddmm' to be a reduction with an init over plain"),
-        (messages, edge_messages.program(edge_messages.EdgeMessages("dot")),
-         "messages: argument 'sch': expected 'gsddmm' to visit rows, what they store, and"),
-        (edge_messages, messages.program(messages.Messages()),
-         "edge_messages: argument 'sch': expected 'gspmm' to store one value in two or more loops"),
-        (edge_messages, edge_softmax.program(edge_softmax.EdgeSoftmax()),
-         "edge_messages: argument 'sch': expected one iteration, got"),
-        (edge_softmax, messages.program(messages.Messages()),
-         "edge_softmax: argument 'sch': expected one iteration with steps for each of its visits"),
-        (edge_softmax, edge_attention.program(edge_attention.EdgeAttention()),
-         "edge_softmax: argument 'sch': expected a loop of 'rows' to be contiguous in all results"),
-        (edge_attention, STEPS_WITHOUT_ROWS,
-         "edge_attention: argument 'sch': expected 'outer' to visit rows, the steps in it what"),
-    ],
-)  # fmt: skip
-def test_programs_of_another_shape(template, func, message):
-    config = edge_attention.AttentionTiles() if template is edge_attention else Tile()
-    with pytest.raises(sparsetir.ScheduleError, match=message):
-        template.apply(sparsetir.Schedule(func), config)

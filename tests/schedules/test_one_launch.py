@@ -4,22 +4,16 @@ import numpy as np
 import pytest
 
 import sparsetir
+from small import text_of
 from sparsetir.schedules.passes.one_launch import one_launch
 from sparsetir.sparse_ir.errors import ScheduleError
 
-TWO = """
-@T.prim_func
-def two(a: T.handle, b: T.handle, c: T.handle, m: T.int32, n: T.int32):
-    I = T.dense_fixed(m)
-    J = T.dense_fixed(n)
-    A = T.match_sparse_buffer(a, (I,), "float32")
-    B = T.match_sparse_buffer(b, (J,), "float32")
-    C = T.match_sparse_buffer(c, (J,), "float32")
-    with T.sp_iter([I], "S", "first") as [i]:
-        A[i] = 2.0 * A[i]
-    with T.sp_iter([J], "S", "second") as [j]:
-        B[j] = 3.0 * C[j]
-"""
+TWO = text_of("two", """
+with T.sp_iter([I], "S", "first") as [i]:
+    A[i] = 2.0 * A[i]
+with T.sp_iter([J], "S", "second") as [j]:
+    B[j] = 3.0 * C[j]
+""", "J = T.dense_fixed(n)", A="I", B="J", C="J")  # fmt: skip
 
 
 def lowered(program, *parallel):

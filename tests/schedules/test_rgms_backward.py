@@ -7,12 +7,9 @@ import pytest
 
 import sparsetir
 from sparsetir.runtime.pipeline import lower, lower_template
-from sparsetir.schedules.operators.problems import Spmm
 from sparsetir.schedules.operators.rgms_backward import RgmsBackward, program
-from sparsetir.schedules.operators.spmm import program as spmm
 from sparsetir.schedules.template import TEMPLATES
 from sparsetir.schedules.templates.rgms_backward import ChunkTiles
-from sparsetir.schedules.templates.shapes import ShapeError
 
 RELATIONS, M, N, CHUNK = 4, 11, 9, 3
 
@@ -107,10 +104,3 @@ def test_features_in_blocks(edges: bool) -> None:
     problem = RgmsBackward(8, 4, CHUNK, edges, weighted=not edges)
     check(problem, lower(program(problem)), blocks=3)
     check(problem, lower_template(template, problem, ChunkTiles(4, 3, 2)), blocks=3)
-
-
-def test_what_is_refused() -> None:
-    with pytest.raises(
-        ShapeError, match="rgms_backward: argument 'sch': expected one iteration of"
-    ):
-        lower(spmm(Spmm("float32"), None), template.apply, ChunkTiles())

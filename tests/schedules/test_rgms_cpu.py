@@ -12,13 +12,10 @@ import sparsetir
 from pairs import by_turns
 from rgms_common import arguments, exact
 from sparsetir.formats import Pattern
-from sparsetir.schedules.operators.problems import Spmm
 from sparsetir.schedules.operators.relations import RelationPattern
 from sparsetir.schedules.operators.rgms import Rgms, program
-from sparsetir.schedules.operators.spmm import program as spmm
 from sparsetir.schedules.templates.registry import template_of
 from sparsetir.schedules.templates.rgms import TiledRelations, apply
-from sparsetir.schedules.templates.shapes import ShapeError
 
 # relations, m, n, density
 SHAPES = [
@@ -200,13 +197,9 @@ def test_the_registered_template() -> None:
     kernel(problem, config)(**args)
     np.testing.assert_allclose(args["out"], exact(mask, args), rtol=1e-4, atol=1e-4)
     assert config.tiles(32) == 1
-    with pytest.raises(sparsetir.ScheduleError, match="the config serves 32 features, got 64"):
-        config.tiles(64)
 
 
 def test_what_is_refused() -> None:
-    with pytest.raises(ShapeError, match="TiledRelations: argument 'sch'"):
-        apply(sparsetir.Schedule(spmm(Spmm())), TiledRelations.for_sizes(32, 32))
     mask, args = given(Rgms(), (2, 133, 7, 0.6), (16, 48), np.random.default_rng(0))
     with pytest.raises(ValueError, match="as its schedule promises that 'feat' is 32"):
         kernel(Rgms(), TiledRelations.for_sizes(32, 32))(**args)
@@ -235,14 +228,6 @@ def test_patterns_of_triples() -> None:
     nothing = np.zeros(0, "int64")
     empty = RelationPattern.of(nothing, nothing, nothing, (2, 3, 0))
     assert (empty.nnz, [*empty.row_ptr], [*empty.indptr]) == (0, [0, 0, 0], [0])
-    with pytest.raises(
-        ValueError, match="RelationPattern.of: argument 'row': expected 0 to 4, got"
-    ):
-        RelationPattern.of(*triples, (3, 5, 10))
-    with pytest.raises(ValueError, match="argument 'column': expected .100,. integers, got float"):
-        RelationPattern.of(*triples[:2], triples[2] * 0.5, shape)
-    with pytest.raises(ValueError, match="argument 'idtype': expected a type that holds 8589934"):
-        RelationPattern.of(*triples, (3, 2**33, 10), "int32")
 
 
 def _joined(found: RelationPattern, relation: Any, rows: Any) -> Any:

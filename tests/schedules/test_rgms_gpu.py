@@ -21,16 +21,12 @@ from sparsetir.formats import Pattern
 from sparsetir.runtime.build import kernel_of
 from sparsetir.runtime.pipeline import lower_template
 from sparsetir.schedules.gpu import rgms as rgms_gpu
-from sparsetir.schedules.gpu import rgms_tensor_cores
 from sparsetir.schedules.gpu.rgms import RelationalRows
 from sparsetir.schedules.gpu.rgms_tensor_cores import RelationalTensorCores
 from sparsetir.schedules.operators.relations import RelationPattern
 from sparsetir.schedules.operators.rgms import Rgms
-from sparsetir.schedules.operators.rgms import program as operator
 from sparsetir.schedules.passes.launches import count_launches
 from sparsetir.schedules.templates.registry import TEMPLATES
-from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.schedule import Schedule
 from spmm_gpu_common import as_dtype, bfloat16_arrays, compile_cuda, instructions
 
 HALF = Rgms("float16", out="float32")
@@ -235,19 +231,3 @@ def test_cuda(tmp_path: Any) -> None:
     # Two buckets; 4 warps of 32 by 32 sums, over 64 terms.
     assert len(re.findall(r"HMMA\.16816\.F32", code)) == 2 * 2 * 4 * 4
     assert len(re.findall(r"\bLDGSTS\b", code)) >= 2 * 2
-
-
-def test_refusals() -> None:
-    with pytest.raises(ScheduleError, match="'problem': expected a result of float32 or float64"):
-        rgms_gpu.program(Rgms("float16"), RelationalRows())
-    for problem, got in ((Rgms(), "dtype 'float32'"), (Rgms("float16"), "out=None")):
-        with pytest.raises(ScheduleError, match=f"with out='float32', got {got}"):
-            rgms_tensor_cores.program(problem, RelationalTensorCores())
-    func = rgms_gpu.program(Rgms(), RelationalRows(0))
-    with pytest.raises(ScheduleError, match="expected operands of one of float16, bfloat16, int8"):
-        rgms_tensor_cores.apply(Schedule(func), RelationalTensorCores(0))
-    with pytest.raises(ScheduleError, match="RelationalRows: .* an iteration that sets the result"):
-        rgms_gpu.apply(Schedule(operator(Rgms())), RelationalRows())
-    for feat, config in ((30, RelationalRows()), (32, RelationalRows(feat=64))):
-        with pytest.raises(ScheduleError, match=f"RelationalRows.tiles: .* features, got {feat}"):
-            config.tiles(feat)

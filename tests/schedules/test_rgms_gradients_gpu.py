@@ -26,8 +26,6 @@ from sparsetir.schedules.operators.rgms_gradients import RgmsGradient
 from sparsetir.schedules.operators.rgms_gradients import program as operator
 from sparsetir.schedules.passes.launches import count_launches
 from sparsetir.schedules.templates.registry import TEMPLATES
-from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.schedule import Schedule
 from spmm_gpu_common import as_dtype, bfloat16_arrays, compile_cuda, instructions
 
 WEIGHTS, EDGES = RgmsGradient(), RgmsGradient(weighted=False, edges=True)
@@ -259,14 +257,3 @@ def test_cuda(kind: str, tmp_path: Any) -> None:
     products = len(re.findall(r"HMMA\.16816\.F32", code))
     assert products in ((32, 64) if "cores" in kind else (0,))
     assert len(re.findall(r"\bLDGSTS\b", code)) >= 2
-
-
-def test_refusals() -> None:
-    cores = GradientTiles(shape=None, shares=(1, 1))
-    with pytest.raises(ScheduleError, match="'problem': expected operands of float16 or bfloat16"):
-        template.program(WEIGHTS, cores)
-    with pytest.raises(ScheduleError, match="GradientTiles: .* an iteration that sets the result"):
-        template.apply(Schedule(operator(WEIGHTS)), GradientTiles())
-    for feat, config in ((30, GradientTiles()), (32, GradientTiles(feat=64))):
-        with pytest.raises(ScheduleError, match=f"GradientTiles.tiles: .* features, got {feat}"):
-            config.tiles(feat)

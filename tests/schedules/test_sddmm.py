@@ -11,10 +11,8 @@ import torch
 
 import sparsetir
 from csr_zoo import ZOO
-from sparsetir import ScheduleError
 from sparsetir.schedules.operators.problems import CsrPattern, Sddmm
 from sparsetir.schedules.operators.sddmm import program
-from sparsetir.schedules.templates import sddmm
 from sparsetir.schedules.templates.sddmm import SddmmGroups, apply
 
 # Relative to the sum of absolute values of an element.
@@ -155,15 +153,6 @@ def test_copies_that_begin_at_vectors(problem):
     config = replace(SddmmGroups.for_features(problem, 37), pack=True, parts=2)
     for name in ("random", "empty", "no columns"):
         check(PATTERNS[name], 37, problem, config)
-
-
-def test_configs_that_do_not_serve_a_feature_size():
-    from sparsetir.schedules.gpu.sddmm import FusedNonzeros
-
-    for config in (sddmm.SddmmGroups(16, 8, 2), FusedNonzeros(8, 16, 2, 4, 1)):
-        assert config.tiles(64) == 2
-        with pytest.raises(ScheduleError, match="serves multiples of 32 features, got 40"):
-            config.tiles(40)
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,7 @@ import torch
 
 import sparsetir
 from csr_zoo import ZOO, check_spmm, expected
-from sparsetir import ScheduleError
-from sparsetir.schedules.operators.problems import CsrPattern, Spmm
+from sparsetir.schedules.operators.problems import Spmm
 from sparsetir.schedules.operators.spmm import program
 from sparsetir.schedules.templates.spmm import RowBlocks, apply
 
@@ -147,20 +146,6 @@ def test_spmv():
     out = torch.empty(61)
     plan(torch.from_numpy(x), out=out)
     np.testing.assert_allclose(out.numpy(), a @ x, atol=1e-5)
-
-
-def test_parts_of_more_rows_than_the_index_type_counts():
-    rows = 2**20
-    pattern = CsrPattern(np.zeros(rows + 1, "int32"), np.zeros(0, "int32"), (rows, 8))
-    with pytest.raises(ScheduleError, match="at most 2147483647 .*, got 2048 . 1048576"):
-        sparsetir.plan("spmm", pattern, 128, config=RowBlocks(parts=2**11))
-
-
-def test_a_config_that_does_not_serve_the_feature_size():
-    with pytest.raises(ScheduleError, match="serves multiples of 32 features, got 48"):
-        sparsetir.plan("spmm", ZOO["random"], 48, config=RowBlocks(tile=32))
-    with pytest.raises(ScheduleError, match="serves 64 features, got 48"):
-        sparsetir.plan("spmm", ZOO["random"], 48, config=RowBlocks(tile=32, feat=64))
 
 
 def test_the_code_keeps_a_tile_in_registers():

@@ -8,8 +8,7 @@ import sparsetir
 from csr_zoo import check_spmm
 from pairs import by_turns
 from sparsetir.formats import BSR, DBSR
-from sparsetir.schedules.templates.spmm_blocks import BlockRows, apply
-from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.schedules.templates.spmm_blocks import BlockRows
 
 RNG = np.random.default_rng(0)
 
@@ -67,38 +66,3 @@ def test_one_kernel_for_all_patterns_of_full_blocks():
         for blocks in (1, 3):
             check(of_blocks(high, 4, 8, 16), BlockRows(BSR(8, 16), 8, 32, blocks=blocks), 96)
     assert sparsetir.compilations() - before <= 1
-
-
-def test_patterns_that_are_refused():
-    config = BlockRows(BSR(8, 8))
-    with pytest.raises(ScheduleError, match="expected a pattern that fills bsr_8_8"):
-        sparsetir.plan("spmm", sp.csr_array(np.eye(16, dtype="float32")), 64, config=config)
-    with pytest.raises(ScheduleError, match=r"blocks of \(8, 8\) divide, .* got \(12, 16\)"):
-        sparsetir.plan("spmm", sp.csr_array(np.ones((12, 16), "float32")), 64, config=config)
-    with pytest.raises(ScheduleError, match="serves sums of one matrix, got reduce='mean'"):
-        matrix = sp.csr_array(np.ones((8, 8), "float32"))
-        sparsetir.plan("spmm", matrix, 64, reduce="mean", config=config)
-
-
-USERS = """
-@T.prim_func
-def rows(v: T.handle, x: T.handle, y: T.handle, indptr: T.handle, indices: T.handle,
-         m: T.int32, n: T.int32, nnz: T.int32, d: T.int32):
-    R = T.dense_fixed(m)
-    S = T.sparse_variable(R, (n, nnz), (indptr, indices))
-    COL = T.dense_fixed(n)
-    F = T.dense_fixed(d)
-    V = T.match_sparse_buffer(v, (R, S), "float32")
-    X = T.match_sparse_buffer(x, (COL, F), "float32")
-    Y = T.match_sparse_buffer(y, (R, F), "float32")
-    with T.sp_iter([R, S, F], "SRS", "sums") as [r, s, f]:
-        with T.init():
-            Y[r, f] = 0.0
-        Y[r, f] = Y[r, f] + V[r, s] * X[s, f]
-"""
-
-
-def test_a_program_without_blocks_is_refused():
-    func = sparsetir.from_source(USERS)
-    with pytest.raises(ScheduleError, match="BlockRows: .* sum over blocks of rows and columns"):
-        sparsetir.build(func, schedule=apply, config=BlockRows(BSR(8, 8)))

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import re
 from typing import Any
 
@@ -17,7 +16,7 @@ import gpu_runner
 import spmm_gpu_common
 from cuda_runner import KernelError, requires_cuda_text
 from gpu_runner import cuda_source, requires_nvcc, requires_opencl
-from sparsetir import ScheduleError, from_source, lower_sparse_buffer, lower_sparse_iter
+from sparsetir import from_source, lower_sparse_buffer, lower_sparse_iter
 from sparsetir.runtime.pipeline import lower
 from sparsetir.schedules.gpu.passes.row_loops import opaque_row_index
 from sparsetir.schedules.gpu.spmm import RowSplit, apply
@@ -148,32 +147,16 @@ def test_cuda(problem: Spmm, config: RowSplit, width: str, registers: int, tmp_p
     assert found.registers <= registers
 
 
-def test_refusals() -> None:
-    with pytest.raises(ScheduleError, match="vectors of at most 4 float32, got 8"):
-        scheduled(Spmm(), RowSplit(vector=8))
-    with pytest.raises(ScheduleError, match="serves multiples of 128 features, got 96"):
-        RowSplit().tiles(96)
-    with pytest.raises(ScheduleError, match="serves 64 features, got 128"):
-        RowSplit(feat=64).tiles(128)
-
-
 @requires_opencl
 @pytest.mark.parametrize("config", [RowSplit(4, 2, 2), RowSplit(8, 1, 1, row_cache=True)])
 def test_a_program_of_a_user(config: RowSplit) -> None:
-    matrix, rng = of_mask(MASKS["random"], "int32"), np.random.default_rng(0)
-    (m, n), nnz = matrix.shape, len(matrix.indices)
-    a, w = (rng.random(size, "float32") for size in (nnz, 16))
+    args, wanted = spmm_gpu_common.scaled_sums()
     program = from_source(SCALED_SUMS)
     func = lower(program, apply, config, spmm_gpu_common.GPU)["III"]
-    args = {
-        "a": a, "w": w, "out": np.full((m, 16), np.nan, "float32"), "indptr": matrix.indptr,
-        "indices": matrix.indices, "m": m, "n": n, "nnz": nnz, "feat": 16,
-    }  # fmt: skip
     flat = (str(p.name) for p in func.params)
     names = dict(zip(flat, (str(p.name) for p in program.params), strict=True))
     out = run_kernel((gpu_runner.OpenCLFunction(func), names), args)["out"]
-    sums = [a[i:j].sum() for i, j in itertools.pairwise(matrix.indptr)]
-    np.testing.assert_allclose(out, np.outer(sums, w), rtol=1e-5)
+    np.testing.assert_allclose(out, wanted, rtol=1e-5)
 
 
 def test_promises() -> None:

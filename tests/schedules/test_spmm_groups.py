@@ -17,13 +17,12 @@ from cuda_runner import requires_cuda_text
 from cuda_stages import CudaStages
 from gpu_runner import cuda_source, requires_nvcc
 from pairs import by_default, by_turns
-from sparsetir import ScheduleError, from_source, lower_sparse_buffer
+from refusals import refuse
+from sparsetir import from_source, lower_sparse_buffer
 from sparsetir.schedules.gpu.spmm_groups import Groups, apply
 from sparsetir.schedules.operators.problems import Spmm
-from sparsetir.schedules.search.choose import Statistics
-from sparsetir.schedules.search.spaces import space
 from sparsetir.schedules.templates.registry import TEMPLATES
-from spmm_gpu_common import GPU, MASKS, SCALED_SUMS, compile_cuda, instructions, of_mask
+from spmm_gpu_common import MASKS, SCALED_SUMS, check_offsets, compile_cuda, instructions, of_mask
 from spmm_gpu_common import run_spmm as run
 
 TEMPLATE = TEMPLATES[Groups, Spmm]
@@ -85,12 +84,9 @@ def test_configs(config: Groups) -> None:
         run(Spmm(), config, of_mask(PATTERNS[name], "int32"))
 
 
-def of_the_space(problem: Spmm, feat: int) -> list[Groups]:
-    mask = PATTERNS["one dense row"]
-    matrix = of_mask(mask, "int32")
-    given = Statistics(*matrix.shape, matrix.nnz, feat, longest=150)
-    points = space(problem, matrix, given, GPU).points()
-    return [config for _, config in points if isinstance(config, Groups)]
+of_the_space = functools.partial(
+    spmm_gpu_common.of_the_space, Groups, mask="one dense row", longest=150
+)
 
 
 @requires_cuda_text
@@ -209,10 +205,7 @@ def test_cuda(name: str, arch: str, tmp_path: Any) -> None:
 
 @pytest.mark.parametrize("name", by_turns(ALGORITHMS, 3))
 def test_offsets_of_32_bits_do_not_overflow(name: str) -> None:
-    """Rows times features may be more than 32 bits hold, and non-zeros times features as well."""
-    source = cuda_source(lower_sparse_buffer(scheduled(Spmm(), replace(ALGORITHMS[name], feat=64))))
-    places = re.findall(r"\b[BC]_ptr( \+ |\[)([^;=]*)", source)
-    assert len(places) >= 2 and all("(int64_t)" in place for _, place in places)
+    check_offsets(Spmm(), replace(ALGORITHMS[name], feat=64))
 
 
 @requires_cuda_text
@@ -225,16 +218,13 @@ def test_a_program_of_a_user() -> None:
 
 
 def test_refusals() -> None:
-    with pytest.raises(ScheduleError, match="vectors of at most 4 float32, got 8"):
-        scheduled(Spmm(), Groups(vector=8))
-    with pytest.raises(ScheduleError, match="serves multiples of 32 features, got 40"):
-        Groups().tiles(40)
     for config in (Groups(lanes=8, group=4), Groups("non-zeros", 4), Groups("non-zeros", group=8)):
-        message = "expected rows in one group, .* for float16, which atomics do not add, got split="
-        with pytest.raises(ScheduleError, match=f"Groups: argument 'config': {message}"):
-            scheduled(Spmm("float16"), config)
-        with pytest.raises(ScheduleError, match="expects? a sum of .*, got a max of float64"):
+        refuse("""
+            scheduled(Spmm("float16"), config)  # ScheduleError: Groups: argument 'config': expected
+                rows in one group, .. for float16, which atomics do not add, got split=
             scheduled(Spmm("float64", reduce="max"), replace(config, vector=2))
+                # ScheduleError: a sum of .. got a max of float64
+        """, globals(), locals())  # fmt: skip
         assert not config.serves(Spmm("float16"))
         assert not config.serves(Spmm("float64", reduce="max"))
         assert config.serves(Spmm(reduce="max")) == (config.work == 1)

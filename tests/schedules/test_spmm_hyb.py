@@ -14,13 +14,10 @@ import pytest
 import spmm_gpu_common
 from gpu_runner import cuda_source, requires_nvcc, requires_opencl
 from sparsetir import ScheduleError, lower_sparse_buffer
-from sparsetir.schedules.gpu.spmm_hyb import HybRows, apply, arrange, program
+from sparsetir.schedules.gpu.spmm_hyb import HybRows, arrange
 from sparsetir.schedules.operators.problems import Spmm
-from sparsetir.schedules.operators.spmm import program as operator
 from sparsetir.schedules.templates.registry import TEMPLATES
 from sparsetir.sparse_ir.position_space import SIGNATURE
-from sparsetir.sparse_ir.schedule import Schedule
-from sparsetir.sparse_ir.script.parser import from_source
 from spmm_gpu_common import MASKS, RUNNERS, compile_cuda, name_of, of_mask, on_runners
 
 TEMPLATE = TEMPLATES[HybRows, Spmm]
@@ -124,24 +121,3 @@ def test_cuda(problem: Spmm, config: HybRows, atomics: bool, tmp_path: Any) -> N
     assert len(stores) > config.k and all(".v4." in s for s in stores)
     assert ("red." in found.ptx or "atom." in found.ptx) == atomics
     assert found.spills == 0 and found.registers <= 64
-
-
-def test_refusals() -> None:
-    with pytest.raises(ScheduleError, match="'problem': expected no batch, got one"):
-        program(Spmm(batched=True), HybRows())
-    with pytest.raises(ScheduleError, match="vectors of at most 4 float32, got 8"):
-        scheduled(Spmm(), HybRows(vector=8))
-    for text, expected in (
-        (operator(Spmm()).script(), "an iteration that sets the result, and others that add to it"),
-        (two_operators(), r"one operator, got \['max', 'sum'\]"),
-    ):
-        message = f"HybRows: argument 'sch': expected {expected} in 'spmm'"
-        with pytest.raises(ScheduleError, match=message):
-            apply(Schedule(from_source(text)), HybRows())
-
-
-def two_operators() -> str:
-    """A sum with a maximum in one of its parts."""
-    text = program(Spmm(), HybRows(k=1)).script()
-    head, _, term = text.rpartition("C[ib, k] = C[ib, k] + ")
-    return f"{head}C[ib, k] = T.max(C[ib, k], {term.rstrip()})\n"

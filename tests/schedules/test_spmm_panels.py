@@ -11,7 +11,6 @@ import sparsetir
 from csr_zoo import check_spmm
 from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.schedules.templates.spmm_panels import PanelRows
-from sparsetir.sparse_ir.errors import ScheduleError
 
 RNG = np.random.default_rng(0)
 
@@ -97,10 +96,3 @@ def test_sums_stay_in_registers():
         loads = len(re.findall(r"^\tv(?:movu|mova|fmadd\w)\S*\s.*\(", body, flags=re.M))
         assert (loads, body.count("vbroadcastss")) == (4, products // 4)
         assert not re.search(r"vmov\w+\s+%zmm\d+, .*\(", body.split("vfmadd")[-2])
-
-
-def test_refusals():
-    with pytest.raises(ScheduleError, match="PanelRows.tiles: argument 'feat': .* multiples of 64"):
-        PanelRows().tiles(100)
-    with pytest.raises(ScheduleError, match="expected compact=False for float16, which would be"):
-        sparsetir.plan("spmm", pruned(8, 8), 64, dtype="float16", config=PanelRows(4, compact=True))

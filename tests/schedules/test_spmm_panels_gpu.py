@@ -23,11 +23,16 @@ from sparsetir import from_source, lower_sparse_buffer
 from sparsetir.schedules.gpu.spmm import RowSplit
 from sparsetir.schedules.gpu.spmm_panels import PanelThreads, apply
 from sparsetir.schedules.operators.problems import Spmm
-from sparsetir.schedules.search.choose import Statistics
-from sparsetir.schedules.search.spaces import space
 from sparsetir.schedules.templates.registry import TEMPLATES
-from sparsetir.sparse_ir.errors import ScheduleError
-from spmm_gpu_common import GPU, MASKS, SCALED_SUMS, compile_cuda, instructions, of_mask
+from spmm_gpu_common import (
+    MASKS,
+    SCALED_SUMS,
+    check_offsets,
+    compile_cuda,
+    instructions,
+    of_mask,
+    of_the_space,
+)
 from spmm_gpu_common import run_spmm as run
 
 TEMPLATE = TEMPLATES[PanelThreads, Spmm]
@@ -159,32 +164,14 @@ def test_a_program_of_a_user() -> None:
         np.testing.assert_allclose(out, wanted, rtol=1e-5)
 
 
-def of_the_space(problem: Spmm, feat: int) -> list[PanelThreads]:
-    matrix = of_mask(MASKS["random"], "int32")
-    given = Statistics(*matrix.shape, matrix.nnz, feat, longest=16)
-    points = space(problem, matrix, given, GPU).points()
-    return [config for _, config in points if isinstance(config, PanelThreads)]
-
-
 @requires_cuda_text
 @pytest.mark.slow
 @pytest.mark.parametrize("problem", [Spmm(), Spmm("float16", reduce="mean")], ids=str)
 def test_configs_of_the_space(problem: Spmm) -> None:
-    for config in of_the_space(problem, 12)[::23]:
+    for config in of_the_space(PanelThreads, problem, 12, "random", 16)[::23]:
         run(problem, config, of_mask(MASKS["one dense row"], "int32"))
 
 
 def test_offsets_of_32_bits_do_not_overflow() -> None:
-    """Rows times features may be more than 32 bits hold, and columns times features as well."""
     for way in WAYS:
-        func = spmm_gpu_common.scheduled(TEMPLATE, Spmm(), config(way))
-        source = cuda_source(lower_sparse_buffer(func))
-        places = re.findall(r"\b[BC]_ptr( \+ |\[)([^;=]*)", source)
-        assert len(places) >= 2 and all("(int64_t)" in place for _, place in places)
-
-
-def test_refusals() -> None:
-    wrong = "PanelThreads: argument 'config': expected atomics=False and compact=False for float16"
-    for config in (PanelThreads(atomics=True), PanelThreads(compact=True)):
-        with pytest.raises(ScheduleError, match=wrong):
-            spmm_gpu_common.scheduled(TEMPLATE, Spmm("float16"), config)
+        check_offsets(Spmm(), config(way))

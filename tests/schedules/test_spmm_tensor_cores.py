@@ -19,15 +19,13 @@ from sparsetir.planning.matrix_request import matrix_request as request
 from sparsetir.runtime.build import kernel_of
 from sparsetir.runtime.pipeline import lower_template
 from sparsetir.runtime.targets import resolve_target
-from sparsetir.schedules.gpu import spmm_tensor_cores
 from sparsetir.schedules.gpu.spmm import RowSplit
 from sparsetir.schedules.gpu.spmm_tensor_cores import TensorCores
-from sparsetir.schedules.operators.problems import CsrPattern, Spmm
+from sparsetir.schedules.operators.problems import Spmm
 from sparsetir.schedules.search.by_format import by_format
 from sparsetir.schedules.search.choose import choose
 from sparsetir.schedules.templates.decomposed import Decomposed
 from sparsetir.schedules.templates.registry import TEMPLATES
-from sparsetir.sparse_ir.errors import ScheduleError
 from spmm_gpu_common import bfloat16_arrays, compile_cuda, instructions, of_mask, run_kernel
 from tensor_cores_common import arguments, batched_kernel, check, kernel, pattern
 
@@ -243,30 +241,6 @@ def test_instructions(name, tmp_path):
 
 
 # -- refusals -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("problem", "got"),
-    [
-        (Spmm("float16", batched=True), "heads"),
-        (Spmm(), "dtype 'float32'"),
-        (Spmm("float16", reduce="max"), "reduce='max'"),
-    ],
-)
-def test_problems_that_are_not_served(problem, got):
-    config, empty = TensorCores(BSR(32, 32)), np.zeros(1, "int32")
-    message = f"serves sums of one matrix in float16 or bfloat16 or int8, got {got}"
-    with pytest.raises(ScheduleError, match=re.escape(message)):
-        spmm_tensor_cores.program(problem, config)
-    with pytest.raises(ScheduleError, match=re.escape(message)):
-        spmm_tensor_cores.arrange(CsrPattern(empty, empty[:0], (0, 0)), problem, config)
-
-
-def test_too_much_shared_memory():
-    config = TensorCores(BSR(128, 128), warps=(4, 2), stages=8, depth=128)
-    message = r"stages of \d+ bytes each to fit in 166912 bytes of shared memory, got 8"
-    with pytest.raises(ScheduleError, match=message):
-        lower_template(TEMPLATES[TensorCores, Spmm], Spmm("float16"), config, GPU)
 
 
 @requires_cuda_text

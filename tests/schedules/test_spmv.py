@@ -14,9 +14,8 @@ from csr_zoo import CLOSE, ZOO, expected
 from programs import PROGRAMS, copied
 from sparsetir.runtime.build import build
 from sparsetir.schedules.operators.problems import CsrPattern, Spmm
-from sparsetir.schedules.operators.spmv import program, serves
+from sparsetir.schedules.operators.spmv import program
 from sparsetir.schedules.templates.spmv import SlicedRows, apply, arrange
-from sparsetir.sparse_ir.errors import ScheduleError
 
 RNG = np.random.default_rng(0)
 
@@ -141,12 +140,6 @@ def test_a_program_of_ones_own():
             np.testing.assert_allclose(given[output], want[output], rtol=1e-4, atol=1e-5)
 
 
-def test_programs_that_look_otherwise():
-    for name in ("spmm", "elementwise"):
-        with pytest.raises(ScheduleError, match="SlicedRows: argument 'sch': expected 'spmm|elem"):
-            build(PROGRAMS[name].make("float32", "int32"), schedule=apply, config=SlicedRows())
-
-
 def test_the_code_keeps_sums_in_registers():
     """The loop over steps stores nothing, and asks for both of its streams ahead."""
     kernel = kernel_of(Spmm(), SlicedRows())
@@ -155,19 +148,6 @@ def test_the_code_keeps_sums_in_registers():
     assert len(re.findall(r"call void @llvm.prefetch", loop)) == 2
     assert "store" not in loop
     assert "<16 x float>" in loop
-
-
-@pytest.mark.parametrize("problem", [Spmm(reduce="mean"), Spmm(reduce="max"), Spmm(batched=True)])
-def test_problems_that_it_does_not_serve(problem):
-    assert not serves(problem)
-    with pytest.raises(ScheduleError, match="spmv: argument 'config': SlicedRows serves sums of"):
-        program(problem, SlicedRows())
-
-
-def test_feature_sizes_that_it_does_not_serve():
-    assert SlicedRows().tiles(1) == 1
-    with pytest.raises(ScheduleError, match="argument 'feat': the config serves 1 feature, got 20"):
-        SlicedRows().tiles(20)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])

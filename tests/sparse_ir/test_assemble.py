@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm_ffi
-from hypothesis import given, settings
 
 import sparsetir
-from drawing import COMMON
+from drawing import examples
 from merged_programs import Drawn, products, programs
 from programs import PROGRAMS, copied
 from programs.merged import dense_of, stored_of
+from refusals import refuse
+from small import text_of
 from sparsetir.runtime import assembled, pool
 from sparsetir.runtime.assembled import CsrArrays, build_assembled
 from sparsetir.sparse_ir.assemble import assemble
@@ -58,7 +59,8 @@ def check_kernel(func: Any, drawn: Drawn, there: np.ndarray, dense: np.ndarray) 
     np.testing.assert_array_equal(again, found.values, drawn.text)
 
 
-def check_drawn(drawn: Drawn) -> None:
+@examples(6, 200, drawn=DRAWN)
+def test_random_programs(drawn: Drawn) -> None:
     """The sparse result stores what is visited, in order; the rest of the dense one is not."""
     func = sparsetir.from_source(drawn.text)
     dense = copied(drawn.arguments)
@@ -73,38 +75,14 @@ def check_drawn(drawn: Drawn) -> None:
     check_kernel(func, drawn, there, dense["c"])
 
 
-@settings(max_examples=6, **COMMON)
-@given(DRAWN)
-def test_random_programs(drawn: Drawn) -> None:
-    check_drawn(drawn)
-
-
-@pytest.mark.slow
-@settings(max_examples=200, **COMMON)
-@given(DRAWN)
-def test_more_random_programs(drawn: Drawn) -> None:
-    check_drawn(drawn)
-
-
-def check_product(drawn: Drawn, there: np.ndarray) -> None:
+@examples(6, 200, product=products())
+def test_random_products(product: tuple[Drawn, np.ndarray]) -> None:
     """What the interpreter gives, where there is an element; and the same at that pattern."""
+    drawn, there = product
     func = sparsetir.from_source(drawn.text)
     dense = copied(drawn.arguments)
     sparsetir.interpret(func, dense)
     check_kernel(func, drawn, there, dense["c"])
-
-
-@settings(max_examples=6, **COMMON)
-@given(products())
-def test_random_products(drawn: tuple[Drawn, np.ndarray]) -> None:
-    check_product(*drawn)
-
-
-@pytest.mark.slow
-@settings(max_examples=200, **COMMON)
-@given(products())
-def test_more_random_products(drawn: tuple[Drawn, np.ndarray]) -> None:
-    check_product(*drawn)
 
 
 @pytest.mark.parametrize("program", ["add_csr", "spgemm"])
@@ -199,21 +177,6 @@ def test_values_of_another_pattern() -> None:
         np.testing.assert_allclose(found, np.where(there, dense, 0)[mask], rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("pattern", "message"),
-    [
-        (([0], 3), r"argument 'c_indptr': expected"),
-        ((np.arange(14, dtype="int32"), np.full(13, 99, "int32")), r"indices in \[0, 7\), got 99"),
-        ((np.arange(13, dtype="int32"), np.zeros(12, "int32")), r"'c_indptr': expected shape \(14"),
-        ((np.arange(14), np.zeros(13, int)), r"'c_indptr': expected dtype int32, got int64"),
-        ((np.array([0] + [2] * 13, "int32"), np.array([3, 1], "int32")), r"strictly increasing"),
-    ],
-)
-def test_patterns_that_are_refused(pattern: Any, message: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=message):
-        built("spgemm").values_of(*pattern, **given_to("spgemm"))
-
-
 def test_tensors() -> None:
     torch = pytest.importorskip("torch")
     given = given_to("add_csr", dtype="float64", idtype="int64")
@@ -231,30 +194,50 @@ def test_more_elements_than_an_index_numbers() -> None:
         kernel(**given_to("add_csr"))
 
 
-TWICE = """
-@T.prim_func
-def twice(
-    a: T.handle, a_ptr: T.handle, a_idx: T.handle, a2: T.handle, a2_ptr: T.handle,
-    a2_idx: T.handle, x: T.handle, c: T.handle, m: T.int32, n: T.int32, nnz: T.int32,
-    nnz2: T.int32,
-):
-    I = T.dense_fixed(m)
-    I2 = T.dense_fixed(m)
-    N = T.dense_fixed(n)
-    J = T.sparse_variable(I, (n, nnz), (a_ptr, a_idx))
-    J2 = T.sparse_variable(I, (n, nnz2), (a2_ptr, a2_idx))
-    J3 = T.dense_fixed(n)
-    A = T.match_sparse_buffer(a, (I, J), "float32")
-    A2 = T.match_sparse_buffer(a2, (I, J2), "float32")
-    X = T.match_sparse_buffer(x, (I,), "float32")
-    C = T.match_sparse_buffer(c, (I, N), "float32")
-    with T.sp_iter([I, N], "SS", "zero") as [i, j]:
-        C[i, j] = 0.0
-    with T.sp_iter([I, J], "SS", "one") as [i, j]:
-        C[i, j] = C[i, j] + A[i, j] * X[i]
-    with T.sp_iter([I, J2], "SS", "two") as [i, j]:
-        C[i, j] = C[i, j] - A2[i, j]
-"""
+def test_calls_that_are_refused() -> None:
+    kernel, product = built("add_csr"), built("spgemm")
+    all_of_it, given = given_to("add_csr"), given_to("spgemm")
+    without = {k: v for k, v in all_of_it.items() if k not in ("n", "b_idx")}
+    n, b_idx = all_of_it["n"], all_of_it["b_idx"]
+    refuse(
+        """
+        kernel(**all_of_it, d=3)  # TypeError: argument 'd' is none of a, a_ptr
+        kernel(**without, b_idx=b_idx)  # TypeError: argument 'n' is missing
+        kernel(**without, n=n)  # TypeError: argument 'b_idx' is missing
+        kernel(**{**all_of_it, "a_idx": all_of_it["a_idx"][::-1].copy()})
+            # StructureError: strictly increasing
+        product.values_of([0], 3, **given)  # TypeError: argument 'c_indptr': expected
+        product.values_of(np.arange(14, dtype="int32"), np.full(13, 99, "int32"), **given)
+            # StructureError: indices in [0, 7), got 99
+        product.values_of(np.arange(13, dtype="int32"), np.zeros(12, "int32"), **given)
+            # ValueError: 'c_indptr': expected shape (14
+        product.values_of(np.arange(14), np.zeros(13, int), **given)
+            # TypeError: 'c_indptr': expected dtype int32, got int64
+        product.values_of(np.int32([0] + [2] * 13), np.int32([3, 1]), **given)
+            # StructureError: strictly increasing
+        build_assembled(PROGRAMS["add_csr"].make("float32", "int32"), "C", "cuda")
+            # ValueError: argument 'target': expected a CPU, got 'cuda'
+        build_assembled("add_csr", "C")
+            # ValueError: argument 'func': expected a stage-I function, got str
+        """,
+        globals(),
+        locals(),
+    )
+
+
+TWICE = text_of("twice", """
+with T.sp_iter([I, N], "SS", "zero") as [i, j]:
+    C[i, j] = 0.0
+with T.sp_iter([I, J], "SS", "one") as [i, j]:
+    C[i, j] = C[i, j] + A[i, j] * X[i]
+with T.sp_iter([I, J2], "SS", "two") as [i, j]:
+    C[i, j] = C[i, j] - A2[i, j]
+""", """
+I2 = T.dense_fixed(m)
+J = T.sparse_variable(I, (n, nnz), (a_ptr, a_idx))
+J2 = T.sparse_variable(I, (n, nnz2), (a2_ptr, a2_idx))
+J3 = T.dense_fixed(n)
+""", A="I J", A2="I J2", X="I", C="I N")  # fmt: skip
 SPMM = PROGRAMS["intersect_spmm"].make("float32", "int32").script()
 
 
@@ -279,34 +262,12 @@ def test_what_cannot_be_assembled(text: str, result: str, message: str) -> None:
         assemble(func or sparsetir.from_source(text), result)
 
 
-def test_calls_of_assembled_kernels() -> None:
-    program = PROGRAMS["add_csr"]
-    args = program.inputs(np.random.default_rng(1), "small", "float32", "int32")
-    kernel = build_assembled(program.make("float32", "int32"), "C")
-    given_ = {k: v for k, v in args.items() if k != "c"}
-    with pytest.raises(TypeError, match=r"argument 'd' is none of a, a_ptr"):
-        kernel(**given_, d=3)
-    with pytest.raises(TypeError, match=r"argument 'n' is missing"):
-        kernel(**{k: v for k, v in given_.items() if k != "n"})
-    with pytest.raises(TypeError, match=r"argument 'b_idx' is missing"):
-        kernel(**{k: v for k, v in given_.items() if k != "b_idx"})
-    broken = {**given_, "a_idx": given_["a_idx"][::-1].copy()}
-    with pytest.raises(sparsetir.StructureError, match="strictly increasing"):
-        kernel(**broken)
-
-
 def test_patterns_that_filling_alone_reads_are_checked() -> None:
     """B is searched at the elements of A: what is counted does not depend on it."""
     text = PROGRAMS["add_csr"].make("float32", "int32").script()
     kernel = build_assembled(sparsetir.from_source(text.replace("[I, J1_or_J2]", "[I, J1]")), "C")
-    args = PROGRAMS["add_csr"].inputs(np.random.default_rng(1), "small", "float32", "int32")
-    given_ = {k: v for k, v in args.items() if k != "c"}
+    given_ = given_to("add_csr")
     found = kernel(**given_)
-    np.testing.assert_array_equal(found.indices, args["a_idx"])
+    np.testing.assert_array_equal(found.indices, given_["a_idx"])
     with pytest.raises(sparsetir.StructureError, match="argument 'b_idx'.* strictly increasing"):
         kernel(**{**given_, "b_idx": given_["b_idx"][::-1].copy()})
-
-
-def test_assembled_kernels_are_for_cpus() -> None:
-    with pytest.raises(ValueError, match="argument 'target': expected a CPU, got 'cuda'"):
-        build_assembled(PROGRAMS["add_csr"].make("float32", "int32"), "C", "cuda")

@@ -16,26 +16,20 @@ from cuda_runner import requires_cuda_text
 from cuda_stages import CudaStages
 from programs import PROGRAMS
 from schedule_common import program
+from small import text_of
 
-PROGRAM = """
-@T.prim_func
-def extrema(a: T.handle, y: T.handle, rows: T.handle, nnz: T.int32, m: T.int32):
-    E = T.dense_fixed(nnz)
-    I = T.dense_fixed(m)
-    A = T.match_sparse_buffer(a, (E,), "{dtype}")
-    Y = T.match_sparse_buffer(y, (I,), "{dtype}")
-    R = T.match_sparse_buffer(rows, (E,), "int32")
-    with T.sp_iter([E], "S", "extrema") as [e]:
-        Y[R[e]] = {value}
-"""
-TEST = "T.Select({test}, A[e], Y[R[e]])"
+PROGRAM = text_of("extrema", """
+with T.sp_iter([E], "S", "extrema") as [e]:
+    Y[ROWS[e]] = {value}
+""", "E = T.dense_fixed(nnz)", "{dtype}", A="E", Y="I", ROWS="E int32")  # fmt: skip
+TEST = "T.Select({test}, A[e], Y[ROWS[e]])"
 FORMS = {
-    "max": "T.max(Y[R[e]], A[e])",
-    "min": "T.min(Y[R[e]], A[e])",
-    "max without NaN": TEST.format(test="A[e] > Y[R[e]]"),
-    "min without NaN": TEST.format(test="A[e] < Y[R[e]]"),
-    "max or NaN": TEST.format(test="A[e] > Y[R[e]] or T.isnan(A[e])"),
-    "min or NaN": TEST.format(test="A[e] < Y[R[e]] or T.isnan(A[e])"),
+    "max": "T.max(Y[ROWS[e]], A[e])",
+    "min": "T.min(Y[ROWS[e]], A[e])",
+    "max without NaN": TEST.format(test="A[e] > Y[ROWS[e]]"),
+    "min without NaN": TEST.format(test="A[e] < Y[ROWS[e]]"),
+    "max or NaN": TEST.format(test="A[e] > Y[ROWS[e]] or T.isnan(A[e])"),
+    "min or NaN": TEST.format(test="A[e] < Y[ROWS[e]] or T.isnan(A[e])"),
 }
 # What rows hold before, and the least that a float has: of both signs, and NaN of both signs.
 BEFORE = np.array([0.0, -0.0, 1.5, -1.5, np.inf, -np.inf, np.nan, 1e-45, -1e-45, 0.0], "float32")
@@ -110,7 +104,7 @@ def test_rows_in_several_chunks() -> None:
 
 
 def product(sch: Any) -> None:
-    text = sch.func.script().replace("T.max(Y[R[e]], A[e])", "Y[R[e]] * A[e]")
+    text = sch.func.script().replace("T.max(Y[ROWS[e]], A[e])", "Y[ROWS[e]] * A[e]")
     atomically(sparsetir.Schedule(sparsetir.from_source(text)))
 
 

@@ -13,7 +13,7 @@ import sparsetir
 from computed_common import BLOCK_PTR, BLOCKS, COMPUTED, blocked, plain_arguments, sizes
 from kernel_common import check
 from sparsetir.sparse_ir.computed import compute, computed_parameters
-from sparsetir.sparse_ir.errors import IllFormedError, LoweringError, ScheduleError, StructureError
+from sparsetir.sparse_ir.errors import IllFormedError, ScheduleError, StructureError
 from sparsetir.sparse_ir.recipes.general import (
     column_parts,
     equal_parts,
@@ -21,7 +21,6 @@ from sparsetir.sparse_ir.recipes.general import (
     inverse_counts,
     row_of_position,
 )
-from sparsetir.sparse_ir.recipes.registry import RECIPES
 from sparsetir.sparse_ir.structure import check_structure
 from sparsetir.sparse_ir.verify import verify
 
@@ -98,30 +97,12 @@ def test_inverse_counts(lengths):
     np.testing.assert_allclose(inverse_counts(indptr_of(lengths)), wanted, rtol=1e-15)
 
 
-def test_no_parts():
-    none = indptr_of([])
-    for make in (lambda: equal_work(indptr_of([1]), 0, 1), lambda: equal_parts(3, 0),
-                 lambda: column_parts(none, none, 1, 0)):  # fmt: skip
-        with pytest.raises(ScheduleError, match="argument 'parts': expected 1 or more, got 0"):
-            make()
-
-
 # -- compute ----------------------------------------------------------------------------------
 
 
 def given(idtype="int32"):
     args = plain_arguments(idtype=idtype)
     return {**args, **sizes(args)}
-
-
-@pytest.mark.parametrize("idtype", IDTYPES)
-def test_compute(idtype):
-    args = given(idtype)
-    found = compute(blocked(idtype), args)
-    assert list(found) == ["blocks", "block_ptr"]
-    assert found["blocks"] == 4 and type(found["blocks"]) is int
-    assert found["block_ptr"].dtype == idtype
-    np.testing.assert_array_equal(found["block_ptr"], equal_work(args["indptr"], 4, 2))
 
 
 def test_a_given_one_is_followed_by_what_is_made_of_it():
@@ -186,13 +167,6 @@ def test_compute_refuses(computed, change, error, message):
         compute(blocked(computed=computed), {**given(), **change})
 
 
-def test_promises_about_computed_numbers():
-    func = blocked(promises=[{"param": "blocks", "kind": "max", "value": 8}])
-    assert compute(func, given(), {"blocks": 8})["blocks"] == 8
-    with pytest.raises(ValueError, match="argument 'blocks': expected at most 8, .* got 9"):
-        compute(func, given(), {"blocks": 9})
-
-
 # -- the attribute ----------------------------------------------------------------------------
 
 
@@ -248,13 +222,6 @@ def test_verify_refuses_parameters():
             verify(func.replace(params=params).with_attr("computed", computed))
 
 
-def test_compute_refuses_a_recipe_that_is_gone(monkeypatch):
-    func = blocked()
-    monkeypatch.delitem(RECIPES, "equal_work")
-    with pytest.raises(LoweringError, match="spmm: computed parameter 'block_ptr': unknown recipe"):
-        compute(func, given())
-
-
 # -- interpreter and checks of structure -------------------------------------------------------
 
 
@@ -280,14 +247,6 @@ def test_the_interpreter_names_what_callers_give():
     more = {**sizes(args), "block_ptr": np.array([0, 6], "int64"), "blocks": 1}
     with pytest.raises(TypeError, match="'block_ptr': axis 'I': expected dtype int32, got int64"):
         sparsetir.interpret(blocked(), {**args, **more})
-
-
-def test_structure_is_checked_without_what_is_computed():
-    args = given()
-    check_structure(blocked(), args)
-    args["indptr"][2] = 99
-    with pytest.raises(StructureError, match="argument 'indptr': axis 'J': expected non-decreasin"):
-        check_structure(blocked(), args)
 
 
 def test_indices_under_computed_offsets_are_checked_for_their_range():

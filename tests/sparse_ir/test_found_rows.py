@@ -17,6 +17,7 @@ from cuda_runner import requires_cuda_text
 from cuda_stages import CudaStages
 from rows_common import MATRICES, check, fused, operands
 from schedule_common import program, read_back, steps, table
+from small import text_of
 from sparsetir.sparse_ir.recipes.positions import rows_of_blocks, rows_of_positions
 
 # -- on a CPU -------------------------------------------------------------------------------------
@@ -65,24 +66,16 @@ def test_on_a_cpu(n: int, code: str) -> None:
 
 
 # Sums of a tensor of order 3.
-LEVELS = """
-@T.prim_func
-def sums(
-    a: T.handle, x: T.handle, y: T.handle, j_ptr: T.handle, j_idx: T.handle, k_ptr: T.handle,
-    k_idx: T.handle, m: T.int32, n: T.int32, p: T.int32, nnz_j: T.int32, nnz_k: T.int32,
-):
-    I = T.dense_fixed(m)
-    J = T.sparse_variable(I, (n, nnz_j), (j_ptr, j_idx))
-    K = T.sparse_variable(J, (p, nnz_k), (k_ptr, k_idx))
-    J_ = T.dense_fixed(n)
-    A = T.match_sparse_buffer(a, (I, J, K), "float32")
-    X = T.match_sparse_buffer(x, (J_,), "float32")
-    Y = T.match_sparse_buffer(y, (I,), "float32")
-    with T.sp_iter([I, J, K], "SRR", "sums") as [i, j, k]:
-        with T.init():
-            Y[i] = 0.0
-        Y[i] = Y[i] + A[i, j, k] * X[j]
-"""
+LEVELS = text_of("sums", """
+with T.sp_iter([I, J, K], "SRR", "sums") as [i, j, k]:
+    with T.init():
+        Y[i] = 0.0
+    Y[i] = Y[i] + A[i, j, k] * X[j]
+""", """
+J = T.sparse_variable(I, (n, nnz_j), (j_ptr, j_idx))
+K = T.sparse_variable(J, (p, nnz_k), (k_ptr, k_idx))
+J_ = T.dense_fixed(n)
+""", A="I J K", X="J_", Y="I")  # fmt: skip
 # Elements of the fibers of each row, of which some rows and some fibers have none.
 FIBERS = ([], [[]], [[3, 0], [], [0], [0, 0, 4, 0], []], [[], [], [2, 1]], [[9]])
 

@@ -20,6 +20,7 @@ import gradient_common as common
 import sparsetir
 from gradient_common import Case, built, gated, mttkrp, over_edges, rgms, sddmm, spmm, spmv
 from programs import PROGRAMS, copied
+from small import small
 from sparsetir.schedules.operators import messages, rgms_gradients
 from sparsetir.schedules.operators import rgms as rgms_programs
 from sparsetir.schedules.operators import sddmm as sddmm_programs
@@ -59,14 +60,11 @@ def of_mttkrp(ijl, a, u, v):
 
 
 CASES = {
-    "spmm": (spmm, of_spmm),
-    "sddmm": (sddmm, lambda ij, x, y: (x[ij[0]] * y[ij[1]]).sum(1)),
+    "spmm": (spmm, of_spmm), "sddmm": (sddmm, lambda ij, x, y: (x[ij[0]] * y[ij[1]]).sum(1)),
     "spmv": (spmv, lambda ij, a, b: of_spmm(ij, a, b[:, None])[:, 0]),
     "distances": (distances, lambda ij, a, x, y: ((x[ij[0]] - y[ij[1]]) ** 2).sum(1)),
-    "gates": (gated, of_gates),
-    "rgms": (rgms, of_rgms),
-    "mttkrp": (mttkrp, of_mttkrp),
-}
+    "gates": (gated, of_gates), "rgms": (rgms, of_rgms), "mttkrp": (mttkrp, of_mttkrp),
+}  # fmt: skip
 EACH = [
     (name, wrt) for name, (make, _) in CASES.items() for wrt in make().arrays
     if (name, wrt) != ("distances", "a")
@@ -417,49 +415,30 @@ def test_several_places_and_results():
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("way", ["shifted", "condition", "two"])
-def test_elements_that_nothing_is_added_to_are_zero(way):
-    @T.prim_func
-    def points(x: T.handle, y: T.handle, z: T.handle, n: T.int32):
-        I = T.dense_fixed(n)
-        X = T.match_sparse_buffer(x, (I,), "float64")
-        Y = T.match_sparse_buffer(y, (I,), "float64")
-        Z = T.match_sparse_buffer(z, (I,), "float64")
-        with T.sp_iter([I], "S", "first") as [i]:
-            if way == "shifted":
-                Y[i] = X[i + 1] * T.float64(2)
-            elif way == "condition":
-                if X[i] > 0.0:
-                    Y[i] = X[i] * X[i]
-            else:
-                Y[i] = X[i] * X[i]
-        with T.sp_iter([I], "S", "second") as [i]:
-            Z[i] = X[i] * X[i] if way == "two" else T.float64(1)
-
+@pytest.mark.parametrize(("first", "second"), [
+    ("Y[i] = X[i + 1] * T.float64(2)", "T.float64(1)"),
+    ("if X[i] > 0.0:\n        Y[i] = X[i] * X[i]", "T.float64(1)"),
+    ("Y[i] = X[i] * X[i]", "X[i] * X[i]"),
+])  # fmt: skip
+def test_elements_that_nothing_is_added_to_are_zero(first, second):
+    points = small("points", f"""
+with T.sp_iter([I], "S", "first") as [i]:
+    {first}
+with T.sp_iter([I], "S", "second") as [i]:
+    Z[i] = {second}
+""", "I = T.dense_fixed(n)", F64, X="I", Y="I", Z="I")  # fmt: skip
     check(points, {"x": np.array([-1.0, 2.0, 0.5]), "n": 3}, {"y": 3, "z": 3}, "x")
 
 
 def test_dense_axes_as_long_as_columns():
     """N stays where a fact or a buffer over the pattern needs it beside J."""
 
-    @T.prim_func
-    def gathered(
-        a: T.handle, b: T.handle, e: T.handle, t: T.handle, c: T.handle, indptr: T.handle,
-        indices: T.handle, m: T.int32, n: T.int32, nnz: T.int32,
-    ):  # fmt: skip
-        I = T.dense_fixed(m)
-        J = T.sparse_variable(I, (n, nnz), (indptr, indices))
-        N = T.dense_fixed(n)
-        A = T.match_sparse_buffer(a, (I, J, N), "float32")
-        B = T.match_sparse_buffer(b, (N,), "float32")
-        E = T.match_sparse_buffer(e, (N,), "float32")
-        TYPE = T.match_sparse_buffer(t, (I, J), "int32")
-        C = T.match_sparse_buffer(c, (I,), "float32")
-        with T.sp_iter([I, J], "SR", "gathered") as [i, j]:
-            with T.init():
-                C[i] = 0.0
-            C[i] = C[i] + A[i, j, 0] * B[j] * E[TYPE[i, j]]
-
+    gathered = small("gathered", """
+with T.sp_iter([I, J], "SR", "gathered") as [i, j]:
+    with T.init():
+        C[i] = 0.0
+    C[i] = C[i] + A[i, j, 0] * B[j] * E[TYPE[i, j]]
+""", A="I J N", B="N", E="N", TYPE="I J int32", C="I")  # fmt: skip
     known, _ = assume(gathered, "coordinates", buffer="TYPE", axis="N")
     for func in (gathered, known):
         derived = gradient(func, "b")
@@ -470,19 +449,12 @@ def test_dense_axes_as_long_as_columns():
 
 
 def test_a_pattern_in_both_orders_is_taken_as_it_is():
-    @T.prim_func
-    def ends(
-        x: T.handle, out: T.handle, indptr: T.handle, indices: T.handle, m: T.int32, nnz: T.int32,
-    ):  # fmt: skip
-        I = T.dense_fixed(m)
-        J = T.sparse_variable(I, (m, nnz), (indptr, indices))
-        X = T.match_sparse_buffer(x, (I,), "float64")
-        OUT = T.match_sparse_buffer(out, (I,), "float64")
-        with T.sp_iter([I, J], "SR", "ends") as [i, j]:
-            with T.init():
-                OUT[i] = 0.0
-            OUT[i] = OUT[i] + X[i] * X[j]
-
+    ends = small("ends", """
+with T.sp_iter([I, J], "SR", "ends") as [i, j]:
+    with T.init():
+        OUT[i] = 0.0
+    OUT[i] = OUT[i] + X[i] * X[j]
+""", "J = T.sparse_variable(I, (m, nnz), (indptr, indices))", F64, X="I", OUT="I")  # fmt: skip
     with pytest.raises(ValueError, match=r"in the orders \['I', 'J'\] and \['J', 'I'\]"):
         gradient(ends, "x")
     arrays = {
@@ -493,19 +465,13 @@ def test_a_pattern_in_both_orders_is_taken_as_it_is():
 
 
 def test_reductions_come_last():
-    @T.prim_func
-    def dense(x: T.handle, w: T.handle, y: T.handle, n: T.int32):
-        I = T.dense_fixed(n)
-        K = T.dense_fixed(4)
-        L = T.dense_fixed(5)
-        X = T.match_sparse_buffer(x, (I, K), "float64")
-        W = T.match_sparse_buffer(w, (K, L), "float64")
-        Y = T.match_sparse_buffer(y, (I, L), "float64")
-        with T.sp_iter([I, K, L], "SRS", "dense") as [i, k, l]:
-            with T.init():
-                Y[i, l] = 0.0
-            Y[i, l] = Y[i, l] + X[i, k] * W[k, l]
-
+    dense = small("dense", """
+with T.sp_iter([I, K, L], "SRS", "dense") as [i, k, l]:
+    with T.init():
+        Y[i, l] = 0.0
+    Y[i, l] = Y[i, l] + X[i, k] * W[k, l]
+""", "I = T.dense_fixed(n)\nK = T.dense_fixed(4)\nL = T.dense_fixed(5)", F64,
+        X="I K", W="K L", Y="I L")  # fmt: skip
     draw = np.random.default_rng(0)
     arrays = {"x": draw.standard_normal((3, 4)), "w": draw.standard_normal((4, 5)), "n": 3}
     derived = check(dense, arrays, {"y": (3, 5)}, "w")
@@ -602,24 +568,16 @@ def program(value, idtype="int32", dtype="float32"):
 SUM = program(lambda c, a, b, d, j: c + a * b[j])
 
 
-def two(chain):
-    """Two iterations, of which the second reads what the first one writes, or sets it again."""
-
-    @T.prim_func
-    def twice(x: T.handle, y: T.handle, z: T.handle, n: T.int32):
-        I = T.dense_fixed(n)
-        X = T.match_sparse_buffer(x, (I,), "float32")
-        Y = T.match_sparse_buffer(y, (I,), "float32")
-        Z = T.match_sparse_buffer(z, (I,), "float32")
-        with T.sp_iter([I], "S", "first") as [i]:
-            Y[i] = X[i] * T.float32(2)
-        with T.sp_iter([I], "S", "second") as [i]:
-            if chain:
-                Z[i] = X[i] * Y[i]
-            else:
-                Y[i] = X[i]
-
-    return twice
+# Two iterations, of which the second reads what the first one writes, or sets it again.
+CHAIN, AGAIN = (
+    small("twice", f"""
+with T.sp_iter([I], "S", "first") as [i]:
+    Y[i] = X[i] * T.float32(2)
+with T.sp_iter([I], "S", "second") as [i]:
+    {second}
+""", X="I", Y="I", Z="I")
+    for second in ("Z[i] = X[i] * Y[i]", "Y[i] = X[i]")
+)  # fmt: skip
 
 
 def scheduled():
@@ -628,79 +586,34 @@ def scheduled():
     return sch.func
 
 
-def nested():
-    @T.prim_func
-    def rows(x: T.handle, y: T.handle, m: T.int32):
-        I = T.dense_fixed(m)
-        K = T.dense_fixed(4)
-        X = T.match_sparse_buffer(x, (I, K), "float32")
-        Y = T.match_sparse_buffer(y, (I, K), "float32")
-        with T.sp_iter([I], "S", "outer") as [i]:
-            with T.sp_iter([K], "S", "inner") as [k]:
-                Y[i, k] = X[i, k]
-
-    return rows
-
-
-def rows_and_columns():
-    @T.prim_func
-    def diagonal(x: T.handle, y: T.handle, p: T.handle, q: T.handle, m: T.int32, nnz: T.int32):
-        I = T.dense_fixed(m)
-        J = T.sparse_variable(I, (m, nnz), (p, q))
-        N = T.dense_fixed(m)
-        X = T.match_sparse_buffer(x, (N,), "float32")
-        Y = T.match_sparse_buffer(y, (I,), "float32")
-        with T.sp_iter([I, J], "SR", "sums") as [i, j]:
-            with T.init():
-                Y[i] = 0.0
-            Y[i] = Y[i] + X[j]
-        with T.sp_iter([I], "S", "more") as [i]:
-            Y[i] = Y[i] + X[i]
-
-    return diagonal
-
-
-def bands():
-    """A ragged pattern, which its columns have no pattern like."""
-
-    @T.prim_func
-    def ragged(x: T.handle, y: T.handle, p: T.handle, m: T.int32, n: T.int32, nnz: T.int32):
-        I = T.dense_fixed(m)
-        J = T.dense_variable(I, (n, nnz), p)
-        N = T.dense_fixed(n)
-        X = T.match_sparse_buffer(x, (N,), "float32")
-        Y = T.match_sparse_buffer(y, (I,), "float32")
-        with T.sp_iter([I, J], "SR", "ragged") as [i, j]:
-            with T.init():
-                Y[i] = 0.0
-            Y[i] = Y[i] + X[j]
-
-    return ragged
-
-
-def rows_of_a_tensor():
-    """Values over the first two of three levels, of which the last is to come first."""
-
-    @T.prim_func
-    def tensor(
-        a: T.handle, x: T.handle, y: T.handle, p: T.handle, q: T.handle, s: T.handle, t: T.handle,
-        m: T.int32, n: T.int32, nnz_rows: T.int32, nnz: T.int32,
-    ):  # fmt: skip
-        I = T.dense_fixed(m)
-        J = T.sparse_variable(I, (n, nnz_rows), (p, q))
-        L = T.sparse_variable(J, (n, nnz), (s, t))
-        N = T.dense_fixed(n)
-        A = T.match_sparse_buffer(a, (I, J), "float32")
-        X = T.match_sparse_buffer(x, (N,), "float32")
-        Y = T.match_sparse_buffer(y, (I,), "float32")
-        with T.sp_iter([I, J, L], "SRR", "tensor") as [i, j, l]:
-            with T.init():
-                Y[i] = 0.0
-            Y[i] = Y[i] + A[i, j] * X[l]
-
-    return tensor
-
-
+NESTED = small("rows", """
+with T.sp_iter([I], "S", "outer") as [i]:
+    with T.sp_iter([K], "S", "inner") as [k]:
+        Y[i, k] = X[i, k]
+""", "K = T.dense_fixed(4)", X="I K", Y="I K")  # fmt: skip
+SQUARE = "J = T.sparse_variable(I, (m, nnz), (p, q))\nN = T.dense_fixed(m)"
+ROWS_AND_COLUMNS = small("diagonal", """
+with T.sp_iter([I, J], "SR", "sums") as [i, j]:
+    with T.init():
+        Y[i] = 0.0
+    Y[i] = Y[i] + X[j]
+with T.sp_iter([I], "S", "more") as [i]:
+    Y[i] = Y[i] + X[i]
+""", SQUARE, X="N", Y="I")  # fmt: skip
+# A ragged pattern, which its columns have no pattern like.
+BANDS = small("ragged", """
+with T.sp_iter([I, J], "SR", "ragged") as [i, j]:
+    with T.init():
+        Y[i] = 0.0
+    Y[i] = Y[i] + X[j]
+""", "J = T.dense_variable(I, (n, nnz), p)", X="N", Y="I")  # fmt: skip
+# Values over the first two of three levels, of which the last is to come first.
+ROWS_OF_A_TENSOR = small("tensor", """
+with T.sp_iter([I, J, L], "SRR", "tensor") as [i, j, l]:
+    with T.init():
+        Y[i] = 0.0
+    Y[i] = Y[i] + A[i, j] * X[l]
+""", "L = T.sparse_variable(J, (n, nnz_l), (s, t))", A="I J", X="N", Y="I")  # fmt: skip
 SUPPORTED = r"expected X\[..\] = X\[..\] \+ term, or X\[..\] = value in an iteration"
 ROWS = "gradient: function 'refused': "
 REFUSALS = {
@@ -734,13 +647,13 @@ REFUSALS = {
         ROWS + "'sums': expected what the gradient has a rule for, got pow, in "),
     "scheduled": (scheduled(), "a", ROWS + "it has been scheduled; take the gradient of"),
     "nested": (
-        nested(), "x",
+        NESTED, "x",
         f"gradient: function 'rows': 'outer' has a SparseIteration in its body; {SUPPORTED}"),
     "ragged": (
-        bands(), "x",
+        BANDS, "x",
         r"\['I', 'J'\] in the order \['J', 'I'\], but 'J' is dense_variable; expected a "
         "dense_fixed axis with sparse_variable ones in a chain under it, or transpose=False"),
-    "rows and columns": (rows_and_columns(), "x", "but 'more_grad_x' visits them in another way"),
+    "rows and columns": (ROWS_AND_COLUMNS, "x", "but 'more_grad_x' visits them in another way"),
     "rows twice": (
         PROGRAMS["spmm_coo"].make("float32", "int32"), "b", "'I' may store a coordinate twice"),
     "types of axes": (
@@ -749,12 +662,12 @@ REFUSALS = {
         program(lambda c, a, b, d, j: c + T.Cast("int32", a), dtype="int32"), "a",
         ROWS + "its result does not depend on"),
     "values of rows": (
-        rows_of_a_tensor(), "x",
+        ROWS_OF_A_TENSOR, "x",
         r"'A' has values over the levels \['I', 'J'\] of the pattern .* in the order "
         r"\['L', 'I', 'J'\]; expected values over all of them or over 'I' alone"),
     "a chain of iterations": (
-        two(True), "x", "'second' reads 'Y', which 'first' writes; expected iterations that read"),
-    "set twice": (two(False), "x", "'second' sets 'Y' after 'first'"),
+        CHAIN, "x", "'second' reads 'Y', which 'first' writes; expected iterations that read"),
+    "set twice": (AGAIN, "x", "'second' sets 'Y' after 'first'"),
 }  # fmt: skip
 
 

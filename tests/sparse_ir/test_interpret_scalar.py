@@ -106,13 +106,6 @@ def spmm_args():
     return PROGRAMS["spmm"].inputs(np.random.default_rng(0), "small", "float32", "int32")
 
 
-def test_arguments_by_order():
-    func, args = spmm(), spmm_args()
-    expected = PROGRAMS["spmm"].oracle(args)["c"]
-    interpret(func, [args[p.name] for p in func.params])
-    np.testing.assert_allclose(args["c"], expected, **tolerance("float32"))
-
-
 TWISTED = np.zeros((7, 13), "float32").T
 WRONG = [  # (argument, value, error, what is expected of it)
     ("b", None, TypeError, "expected a NumPy array, got NoneType"),

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tvm import s_tir, tirx
 
 from programs import PROGRAMS
+from small import small
 from sparsetir import LoweringError, build, from_source, lower_sparse_buffer, lower_sparse_iter
 from sparsetir.sparse_ir import script as T
 from sparsetir.sparse_ir.nodes import walk
@@ -60,28 +61,15 @@ def test_searches_where_positions_are_not_known(program):
 
 def make_two_operands(shared):
     """C[i, k] = sum over all j of A[i, j] * D[i, j] * B[j, k]; A and D may share their axes."""
-
-    @T.prim_func
-    def two(
-        a: T.handle, d: T.handle, b: T.handle, c: T.handle, p: T.handle, q: T.handle,
-        r: T.handle, s: T.handle, m: T.int32, n: T.int32, nnz: T.int32, nnz2: T.int32,
-        feat: T.int32,
-    ) -> None:  # fmt: skip
-        I = T.dense_fixed(m)
-        J = T.sparse_variable(I, (n, nnz), (p, q))
-        L = T.sparse_variable(I, (n, nnz2), (r, s))
-        N = T.dense_fixed(n)
-        K = T.dense_fixed(feat)
-        A = T.match_sparse_buffer(a, (I, J), "float32")
-        D = T.match_sparse_buffer(d, (I, J if shared else L), "float32")
-        B = T.match_sparse_buffer(b, (N, K), "float32")
-        C = T.match_sparse_buffer(c, (I, K), "float32")
-        with T.sp_iter([I, N, K], "SRS", "two") as [i, j, k]:
-            with T.init():
-                C[i, k] = 0.0
-            C[i, k] = C[i, k] + A[i, j] * D[i, j] * B[j, k]
-
-    return two
+    return small("two", """
+with T.sp_iter([I, N, K], "SRS", "two") as [i, j, k]:
+    with T.init():
+        C[i, k] = 0.0
+    C[i, k] = C[i, k] + A[i, j] * D[i, j] * B[j, k]
+""", """
+J = T.sparse_variable(I, (n, nnz), (p, q))
+L = T.sparse_variable(I, (n, nnz2), (r, s))
+""", A="I J", D="I J" if shared else "I L", B="N K", C="I K")  # fmt: skip
 
 
 @pytest.mark.parametrize("shared, names", [(True, ["J_pos"]), (False, ["J_pos", "L_pos"])])
@@ -106,7 +94,7 @@ def test_searched_operands_compute(shared):
     b = rng.random((7, 5), "float32")
     c = np.full((9, 5), np.nan, "float32")
     index = [x.astype("int32") for m in (a, d) for x in (m.indptr, m.indices)]
-    sizes = (9, 7, a.nnz, d.nnz, 5)
+    sizes = (9, 7, 5, a.nnz, d.nnz)
     build(lower_sparse_iter(make_two_operands(shared)))(a.data, d.data, b, c, *index, *sizes)
     np.testing.assert_allclose(c, a.multiply(d).toarray() @ b, rtol=1e-5, atol=1e-6)
 
@@ -244,21 +232,17 @@ def f(x: T.handle, idx: T.handle, out: T.handle, n: T.int64, m: T.int32) -> None
 def make_attached():
     """Each vertex weighs its hyperedges' vertices; the weights lie over (E, EV)."""
 
-    @T.prim_func
-    def weighted(
-        w: T.handle, y: T.handle, ve_ptr: T.handle, ve_idx: T.handle, ev_ptr: T.handle,
-        ev_idx: T.handle, vertices: T.int32, edges: T.int32, nnz: T.int32,
-    ) -> None:  # fmt: skip
-        V = T.dense_fixed(vertices)
-        VE = T.sparse_variable(V, (edges, nnz), (ve_ptr, ve_idx))
-        E = T.dense_fixed(edges)
-        EV = T.sparse_variable(E, (vertices, nnz), (ev_ptr, ev_idx))
-        W = T.match_sparse_buffer(w, (E, EV), "float32")
-        Y = T.match_sparse_buffer(y, (V,), "float32")
-        with T.sp_iter([V, VE, T.attach(EV, VE)], "SRR", "weighted") as [v, e, u]:
-            with T.init():
-                Y[v] = 0.0
-            Y[v] = Y[v] + W[e, u]
+    weighted = small("weighted", """
+with T.sp_iter([V, VE, T.attach(EV, VE)], "SRR", "weighted") as [v, e, u]:
+    with T.init():
+        Y[v] = 0.0
+    Y[v] = Y[v] + W[e, u]
+""", """
+V = T.dense_fixed(vertices)
+VE = T.sparse_variable(V, (edges, nnz), (ve_ptr, ve_idx))
+E = T.dense_fixed(edges)
+EV = T.sparse_variable(E, (vertices, nnz), (ev_ptr, ev_idx))
+""", W="E EV", Y="V")  # fmt: skip
 
     return weighted
 

@@ -10,15 +10,17 @@ import tvm_ffi
 from hypothesis import given, settings
 
 import sparsetir
-from drawing import COMMON
+from drawing import COMMON, examples
 from merged_programs import Drawn, programs
 from programs import PROGRAMS, copied
 from programs.merged import dense_of, stored_of
+from refusals import refusals
 from sparsetir.sparse_ir.nodes import sparse_iterations
 from stage2 import golden, plain_text
 
 
-def check(drawn: Drawn) -> None:
+@examples(8, 500, drawn=programs())
+def test_kernels(drawn: Drawn) -> None:
     """The text parses back; kernels give what the interpreter gives."""
     func = sparsetir.from_source(drawn.text)
     assert tvm_ffi.structural_equal(sparsetir.from_source(func.script()), func)
@@ -28,19 +30,6 @@ def check(drawn: Drawn) -> None:
         mine = copied(drawn.arguments)
         built(**mine)
         np.testing.assert_array_equal(mine["c"], expected["c"], err_msg=drawn.text)
-
-
-@settings(max_examples=8, **COMMON)
-@given(programs())
-def test_kernels(drawn: Drawn) -> None:
-    check(drawn)
-
-
-@pytest.mark.slow
-@settings(max_examples=500, **COMMON)
-@given(programs())
-def test_more_kernels(drawn: Drawn) -> None:
-    check(drawn)
 
 
 @settings(max_examples=100, **COMMON)
@@ -124,76 +113,51 @@ ITERATION = """
 """
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (
-            HEAD + ITERATION.format("T.union(J1)"),
-            r"union: argument 'axes': expected at least two axes, got 1",
-        ),
-        (
-            HEAD + ITERATION.format("T.union(J1, 3)"),
-            r"union: argument 'axes': expected an axis, got 3",
-        ),
-        (
-            HEAD + "    M = T.union(J1, J1)" + ITERATION.format("M"),
-            r"axis 'M' = union\(J1, J1\): expected two or more axes, each once",
-        ),
-        (
-            HEAD.replace("J2 = T.sparse_variable(I, (n, z)", "J2 = T.sparse_variable(I, (m, z)")
-            + ITERATION.format("T.intersect(J1, J2)"),
-            r"'J1_and_J2' = intersect\(J1, J2\): expected axes of one length and idtype, n and "
-            r"int32, got 'J2' of m and int32",
-        ),
-        (
-            HEAD.replace("(r, s))", "(r, s), unique=False)") + ITERATION.format("T.union(J1, J2)"),
-            r"expected axes whose coordinates increase under each parent, but 'J2' may store one "
-            r"twice \(unique=False\)",
-        ),
-        (
-            HEAD + "    M = T.union(J1, J2)" + ITERATION.format("T.intersect(M, J1)"),
-            r"expected axes that store coordinates, got the union 'M'; list its axes instead",
-        ),
-        (
-            HEAD.replace("J2 = T.sparse_variable(I,", "I2 = T.dense_fixed(m)\n    J2 = "
-                         "T.sparse_variable(I2,") + ITERATION.format("T.union(J1, J2)"),
-            r"expected axes with one parent, or with parents that are merged before them, got the "
-            r"parents \['I', 'I2'\]",
-        ),
-        (
-            HEAD + "    M = T.union(J1, J2)\n    A = T.match_sparse_buffer(a, (I, M))"
-            + ITERATION.format("M"),
-            r"buffer 'A': the union 'M' stores nothing; expected one of its axes \[J1, J2\]",
-        ),
-        (
-            HEAD + ITERATION.replace("[I, {}]", "[T.fuse(I, T.union(J1, J2))]"),
-            r"the union 'J1_or_J2' cannot be fused, attached or visited in parts",
-        ),
-        (
-            HEAD + ITERATION.replace('{}], "SR"', 'T.union(J1, J2), J1], "SRR"').replace(
-                "[i, j]", "[i, j, l]"),
-            r"axis 'J1' is iterated twice",
-        ),
-        (
-            HEAD + ITERATION.replace("[I, {}]", "[T.union(J1, J2), I]").replace('"SR"', '"RS"')
-            .replace("[i, j]", "[j, i]"),
-            r"expected axis 'I', its parent, before 'J1_or_J2'",
-        ),
-    ],
-)  # fmt: skip
-def test_refusals(text: str, message: str) -> None:
-    with pytest.raises(Exception, match=message):
-        sparsetir.from_source(text)
+SAME = HEAD + "    K = T.dense_fixed(m)" + ITERATION.format("T.intersect(J1, T.attach(J2, K))")
+LONGER = HEAD + "    K = T.dense_fixed(n)" + ITERATION.replace('[I, {}], "SR"', '[I, K, {}], "SRR"')
+LONGER = LONGER.replace("[i, j]", "[i, k, j]").format("T.intersect(J1, T.attach(J2, K))")
 
 
-def test_attached_axes_are_visited_after_what_they_are_attached_to() -> None:
-    merged = "T.intersect(J1, T.attach(J2, K))"
-    with pytest.raises(Exception, match=r"expected axis 'K', which it is attached to, before 'J2'"):
-        sparsetir.from_source(HEAD + "    K = T.dense_fixed(m)" + ITERATION.format(merged))
-    inside = ITERATION.replace('[I, {}], "SR"', '[I, K, {}], "SRR"').replace("[i, j]", "[i, k, j]")
-    longer = HEAD + "    K = T.dense_fixed(n)" + inside.format(merged)
-    with pytest.raises(Exception, match=r"attach\('J2', 'K'\): expected 'I', .* to be as long as"):
-        sparsetir.from_source(longer)
+def of(merged: str, before: str = "", old: str = "", new: str = "", more: str = "") -> None:
+    """The iteration over these axes, in a program with a line more and with other text."""
+    text = HEAD.replace(before, more) if before else HEAD + more
+    iteration = ITERATION.replace(old, new) if old else ITERATION
+    sparsetir.from_source(text + iteration.format(merged))
+
+
+test_refusals = refusals(
+    """
+of("T.union(J1)")  # Exception: union: argument 'axes': expected at least two axes, got 1
+of("T.union(J1, 3)")  # Exception: union: argument 'axes': expected an axis, got 3
+of("M", more="    M = T.union(J1, J1)")
+    # Exception: axis 'M' = union(J1, J1): expected two or more axes, each once
+of("T.intersect(J1, J2)", "J2 = T.sparse_variable(I, (n", more="J2 = T.sparse_variable(I, (m")
+    # Exception: 'J1_and_J2' = intersect(J1, J2): expected axes of one length and idtype, n and
+        int32, got 'J2' of m and int32
+of("T.union(J1, J2)", "(r, s))", more="(r, s), unique=False)")
+    # Exception: expected axes whose coordinates increase under each parent, but 'J2' may store one
+        twice (unique=False)
+of("T.intersect(M, J1)", more="    M = T.union(J1, J2)")
+    # Exception: expected axes that store coordinates, got the union 'M'; list its axes instead
+of("T.union(J1, J2)", "J2 = T.sparse_variable(I,",
+   more="I2 = T.dense_fixed(m); J2 = T.sparse_variable(I2,")
+    # Exception: expected axes with one parent, or with parents that are merged before them, got the
+        parents ['I', 'I2']
+of("M", more="    M = T.union(J1, J2); A = T.match_sparse_buffer(a, (I, M))")
+    # Exception: buffer 'A': the union 'M' stores nothing; expected one of its axes [J1, J2]
+of("T.fuse(I, T.union(J1, J2))", old="[I, {}]", new="[{}]")
+    # Exception: the union 'J1_or_J2' cannot be fused, attached or visited in parts
+of("T.union(J1, J2), J1", old='"SR", "it") as [i, j]', new='"SRR", "it") as [i, j, l]')
+    # Exception: axis 'J1' is iterated twice
+of("T.union(J1, J2)", old='[I, {}], "SR", "it") as [i, j]', new='[{}, I], "RS", "it") as [j, i]')
+    # Exception: expected axis 'I', its parent, before 'J1_or_J2'
+sparsetir.from_source(SAME)
+    # Exception: expected axis 'K', which it is attached to, before 'J2'
+sparsetir.from_source(LONGER)
+    # Exception: attach('J2', 'K'): expected 'I', .. to be as long as
+""",
+    globals(),
+)
 
 
 MOVES = {
@@ -244,17 +208,6 @@ def test_gradients(wrt: str) -> None:
         mine = copied({name: given[name] for name in names})
         run(mine)
         np.testing.assert_allclose(mine[f"grad_{wrt}"], expected, rtol=1e-12, atol=1e-12)
-
-
-def test_rows_run_on_all_cores() -> None:
-    func = PROGRAMS["add_csr"].make("float32", "int32")
-    sch = sparsetir.Schedule(func)
-    it = sch.get_sparse_iteration("add")
-    sch.parallelize(sch.get_sp_iters(it)[0], "cpu")
-    assert (
-        "T.parallel(m)"
-        in sparsetir.lower_sparse_buffer(sparsetir.lower_sparse_iter(sch.func)).script()
-    )
 
 
 @pytest.mark.parametrize("name", ["add_csr", "intersect_spmm"])

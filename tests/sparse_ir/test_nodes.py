@@ -122,14 +122,6 @@ def test_lookup():
         func.buffer("X")
 
 
-def test_nodes_are_frozen():
-    func = from_source(SPMM)
-    with pytest.raises(AttributeError):
-        func.axes[0].name = "X"
-    with pytest.raises(AttributeError):
-        func.body = func.body.body
-
-
 @TIR.prim_func
 def flat(a: TIR.handle, m: TIR.int32):
     A = TIR.match_buffer(a, (m,), "float32")

@@ -13,6 +13,7 @@ from tvm.script import sparse_tir as T
 
 import sparsetir
 from schedule_common import program
+from small import small, text_of
 from sparsetir.schedules.passes.parallel_loops import run_in_parallel
 from sparsetir.schedules.templates.spmm_panels import PanelRows
 from sparsetir.schedules.templates.spmm_panels import apply as apply_panels
@@ -20,18 +21,12 @@ from sparsetir.schedules.templates.spmm_panels import apply as apply_panels
 ScheduleError = sparsetir.ScheduleError
 
 
-@T.prim_func
-def product(a: T.handle, b: T.handle, c: T.handle, m: T.int32, n: T.int32, p: T.int32) -> None:
-    I = T.dense_fixed(m)
-    K0 = T.dense_fixed(n)
-    K = T.dense_fixed(p)
-    A = T.match_sparse_buffer(a, (I, K0), "float32")
-    B = T.match_sparse_buffer(b, (K0, K), "float32")
-    C = T.match_sparse_buffer(c, (I, K), "float32")
-    with T.sp_iter([I, K0, K], "SRS", "f") as [i, k0, k]:
-        with T.init():
-            C[i, k] = 0.0
-        C[i, k] = C[i, k] + A[i, k0] * B[k0, k]
+product = small("product", """
+with T.sp_iter([I, K0, K], "SRS", "f") as [i, k0, k]:
+    with T.init():
+        C[i, k] = 0.0
+    C[i, k] = C[i, k] + A[i, k0] * B[k0, k]
+""", "K0 = T.dense_fixed(n)\nK = T.dense_fixed(p)", A="I K0", B="K0 K", C="I K")  # fmt: skip
 
 
 def split_beside_its_name() -> tuple[Any, Any]:
@@ -66,16 +61,10 @@ def test_facts_of_loops_of_one_name() -> None:
         run_in_parallel(stage_two, loop, "parallel")
 
 
-TEXT = """
-@T.prim_func
-def f(a: T.handle, c: T.handle, m: T.int32, n: T.int32):
-    I = T.dense_fixed(m)
-    J = T.dense_fixed(n)
-    A = T.match_sparse_buffer(a, (I, J), "float32")
-    C = T.match_sparse_buffer(c, (I, J), "float32")
-    with T.sp_iter([I, J], "SS", "copy") as [i, j]:
-        HERE
-"""
+TEXT = text_of("f", """
+with T.sp_iter([I, J], "SS", "copy") as [i, j]:
+    HERE
+""", "J = T.dense_fixed(n)", A="I J", C="I J")  # fmt: skip
 
 
 def each(line: str, then: str = "") -> Any:

@@ -11,6 +11,7 @@ import tvm
 from tvm import tirx
 
 import sparsetir
+from small import text_of
 from sparsetir.sparse_ir.nodes import AttachedAxis, Axis, FusedAxis, SparseIteration, buffer_var
 from sparsetir.sparse_ir.parallel import parallel_units
 
@@ -193,19 +194,13 @@ def test_what_is_no_sum() -> None:
         assert parallel_units(other) == []
 
 
-COLUMNS = """
-@T.prim_func
-def columns(a: T.handle, y: T.handle, indices: T.handle, m: T.int32, n: T.int32, w: T.int32):
-    I = T.dense_fixed(m)
-    J = T.sparse_fixed(I, (n, w), indices)
-    J_ = T.dense_fixed(n)
-    A = T.match_sparse_buffer(a, (I, J), "float32")
-    Y = T.match_sparse_buffer(y, (J_,), "float32")
-    with T.sp_iter([I, J], "RS", "columns") as [i, j]:
-        with T.init():
-            Y[j] = 0.0
-        Y[j] = Y[j] + A[i, j]
-"""
+COLUMNS = text_of("columns", """
+with T.sp_iter([I, J], "RS", "columns") as [i, j]:
+    with T.init():
+        Y[j] = 0.0
+    Y[j] = Y[j] + A[i, j]
+""", "J = T.sparse_fixed(I, (n, w), indices)\nJ_ = T.dense_fixed(n)", A="I J",
+    Y="J_")  # fmt: skip
 
 
 def test_slots_of_different_rows_hold_the_same_column() -> None:

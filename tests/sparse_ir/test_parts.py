@@ -15,6 +15,7 @@ import tvm_ffi
 import sparsetir
 from csr_zoo import ZOO
 from schedule_common import table
+from small import small, text_of
 from sparsetir.sparse_ir.nodes import sparse_iterations
 from sparsetir.sparse_ir.parallel import parallel_units
 from stage2 import golden, plain_text
@@ -153,24 +154,15 @@ def test_text_and_json(program: str) -> None:
     assert again.script() == func.script()
 
 
-SCALE = """
-@T.prim_func
-def scale(
-    x: T.handle, y: T.handle, r_ptr: T.handle, r_idx: T.handle, indptr: T.handle,
-    indices: T.handle, q_ptr: T.handle, part_ptr: T.handle, m: T.int32, n: T.int32,
-    rows: T.int32, nnz: T.int32, pieces: T.int32
-):
-    ONE = T.dense_fixed(1)
-    R = T.sparse_variable(ONE, (m, rows), (r_ptr, r_idx))
-    I = T.dense_fixed(m)
-    J = T.sparse_variable(I, (n, nnz), (indptr, indices))
-    Q = T.dense_variable(R, (n, pieces), q_ptr)
-    JQ = T.dense_variable(Q, (n, nnz), part_ptr)
-    X = T.match_sparse_buffer(x, (I, J), "float32")
-    Y = T.match_sparse_buffer(y, (I, J), "float32")
-    with T.sp_iter([ONE, R, Q, T.part(T.attach(J, R), JQ)], "SSSS", "scale") as [o, r, q, j]:
-        Y[r, j] = X[r, j] * 2.0
-"""
+SCALE = text_of("scale", """
+with T.sp_iter([ONE, R, Q, T.part(T.attach(J, R), JQ)], "SSSS", "scale") as [o, r, q, j]:
+    Y[r, j] = X[r, j] * 2.0
+""", """
+ONE = T.dense_fixed(1)
+R = T.sparse_variable(ONE, (m, rows), (r_ptr, r_idx))
+Q = T.dense_variable(R, (n, pieces), q_ptr)
+JQ = T.dense_variable(Q, (n, nnz), part_ptr)
+""", X="I J", Y="I J")  # fmt: skip
 
 
 def test_parts_of_an_attached_axis() -> None:
@@ -192,21 +184,14 @@ def test_parts_of_an_attached_axis() -> None:
 
 def test_slots_below_fused_parts() -> None:
     """A fused chain down to padded slots, whose joint positions are slots."""
-    func = sparsetir.from_source("""
-@T.prim_func
-def scale(
-    x: T.handle, y: T.handle, indices: T.handle, chunk_ptr: T.handle, m: T.int32, n: T.int32,
-    w: T.int32, chunks: T.int32
-):
-    I = T.dense_fixed(m)
-    J = T.sparse_fixed(I, (n, w), indices)
-    O = T.dense_fixed(chunks)
-    E = T.dense_variable(O, (m * w, m * w), chunk_ptr)
-    X = T.match_sparse_buffer(x, (I, J), "float32")
-    Y = T.match_sparse_buffer(y, (I, J), "float32")
-    with T.sp_iter([O, T.part(T.fuse(I, J), E)], "SSS", "scale") as [o, i, j]:
-        Y[i, j] = X[i, j] * 2.0
-""")
+    func = small("scale", """
+with T.sp_iter([O, T.part(T.fuse(I, J), E)], "SSS", "scale") as [o, i, j]:
+    Y[i, j] = X[i, j] * 2.0
+""", """
+J = T.sparse_fixed(I, (n, w), indices)
+O = T.dense_fixed(chunks)
+E = T.dense_variable(O, (m * w, m * w), chunk_ptr)
+""", X="I J", Y="I J")  # fmt: skip
     (it,) = sparse_iterations(func)
     assert parallel_units(it) == [0, 1]
     args = {

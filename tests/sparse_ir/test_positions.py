@@ -16,6 +16,7 @@ from csr_zoo import ZOO
 from programs import PROGRAMS
 from rows_common import operands
 from schedule_common import opened, program, read_back, steps, table
+from small import text_of
 
 # Cuts, and the head of the iteration that they make.
 CUTS = """
@@ -117,20 +118,13 @@ def test_equal_work(pre: str, idtype: str, tail: str, by: str) -> None:
     )
 
 
-OUTPUTS = """
-@T.prim_func
-def total(a: T.handle, y: T.handle, w: T.handle, indptr: T.handle, m: T.int32, nnz: T.int32):
-    I = T.dense_fixed(m)
-    J = T.dense_variable(I, (nnz, nnz), indptr)
-    K = T.dense_fixed(4)
-    A = T.match_sparse_buffer(a, (I, J, K), "float16")
-    W = T.match_sparse_buffer(w, (I, K), "float16")
-    Y = T.match_sparse_buffer(y, (I, K), "float16")
-    with T.sp_iter([I, J, K], "SRS", "total") as [i, j, k]:
-        with T.init():
-            Y[i, k] = W[i, k]
-        Y[i, k] = T.max(Y[i, k], A[i, j, k])
-"""
+OUTPUTS = text_of("total", """
+with T.sp_iter([I, J, K], "SRS", "total") as [i, j, k]:
+    with T.init():
+        Y[i, k] = W[i, k]
+    Y[i, k] = T.max(Y[i, k], A[i, j, k])
+""", "J = T.dense_variable(I, (nnz, nnz), indptr)\nK = T.dense_fixed(4)", "float16",
+    A="I J K", W="I K", Y="I K")  # fmt: skip
 
 
 @pytest.mark.parametrize("precomputed", [False, True])

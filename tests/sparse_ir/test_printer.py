@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import tvm
 import tvm_ffi
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from tvm import tirx
 from tvm.script import tirx as TIR
 
+from drawing import examples
 from programs import PROGRAMS
 from sparsetir.sparse_ir import script as T
 from sparsetir.sparse_ir.errors import IllFormedError
@@ -402,18 +402,13 @@ INT_EXPRS = st.recursive(INTS.map(lambda v: _typed(v, "int32")), _ints, max_leav
 FLOAT_EXPRS = st.recursive(FLOATS.map(lambda v: _typed(v, "float32")), _floats, max_leaves=8)
 
 
-@pytest.mark.parametrize("examples", [40, pytest.param(100, marks=pytest.mark.slow)])
-def test_random_expressions(examples):
-    @settings(max_examples=examples, deadline=None, derandomize=True)
-    @given(INT_EXPRS, FLOAT_EXPRS)
-    def check(index, value):
-        try:
-            body_trip(f"A[i, {index}] = {value}")
-        except tvm.error.DiagnosticError as err:  # TVM refuses to fold a division by zero
-            if "zero" not in str(err):
-                raise
-
-    check()
+@examples(40, 100, index=INT_EXPRS, value=FLOAT_EXPRS)
+def test_random_expressions(index, value):
+    try:
+        body_trip(f"A[i, {index}] = {value}")
+    except tvm.error.DiagnosticError as err:  # TVM refuses to fold a division by zero
+        if "zero" not in str(err):
+            raise
 
 
 def test_operators_on_numbers_beside_other_dialects():

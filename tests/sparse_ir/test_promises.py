@@ -7,6 +7,7 @@ import pytest
 
 import sparsetir
 from computed_common import blocked, plain_arguments, sizes
+from small import text_of
 from sparsetir.sparse_ir.errors import IllFormedError
 from sparsetir.sparse_ir.promises import check_promises, promised_steps, promises_of
 from sparsetir.sparse_ir.verify import verify
@@ -73,25 +74,20 @@ def test_multiples_show_in_offsets():
     assert '(T.Cast("int64", feat) // T.int64(8)) * T.int64(8) + ' in text
 
 
-BLOCKS = """
-@T.prim_func
-def blocks(v: T.handle, x: T.handle, y: T.handle, indptr: T.handle, indices: T.handle,
-           m: T.int32, n: T.int32, nnz: T.int32):
-    {attr}
-    R = T.dense_fixed((m + 3) // 4)
-    S = T.sparse_variable(R, ((n + 7) // 8, nnz), (indptr, indices))
-    Q = T.dense_fixed(8)
-    P = T.dense_fixed(4)
-    ROW = T.dense_fixed(m)
-    COL = T.dense_fixed(n)
-    V = T.match_sparse_buffer(v, (R, S, P, Q), "float32")
-    X = T.match_sparse_buffer(x, (COL,), "float32")
-    Y = T.match_sparse_buffer(y, (ROW,), "float32")
-    with T.sp_iter([R, P, S, Q], "SSRR", "sums") as [r, p, s, q]:
-        with T.init():
-            Y[r * 4 + p] = 0.0
-        Y[r * 4 + p] = Y[r * 4 + p] + V[r, s, p, q] * X[s * 8 + q]
-"""
+BLOCKS = text_of("blocks", """
+{attr}
+with T.sp_iter([R, P, S, Q], "SSRR", "sums") as [r, p, s, q]:
+    with T.init():
+        Y[r * 4 + p] = 0.0
+    Y[r * 4 + p] = Y[r * 4 + p] + V[r, s, p, q] * X[s * 8 + q]
+""", """
+R = T.dense_fixed((m + 3) // 4)
+S = T.sparse_variable(R, ((n + 7) // 8, nnz), (indptr, indices))
+Q = T.dense_fixed(8)
+P = T.dense_fixed(4)
+ROW = T.dense_fixed(m)
+COL = T.dense_fixed(n)
+""", V="R S P Q", X="COL", Y="ROW")  # fmt: skip
 
 
 @pytest.mark.parametrize(

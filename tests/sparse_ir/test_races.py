@@ -14,6 +14,7 @@ from tvm.script import tirx as TIR
 
 import sparsetir
 from programs import PROGRAMS, tolerance
+from small import small, text_of
 from sparsetir import ScheduleError
 from sparsetir.schedules.passes.parallel_loops import (
     is_free,
@@ -74,18 +75,12 @@ def test_facts_live_through_split_reorder_and_fuse() -> None:
 @pytest.mark.parametrize("steps", ["split", "reorder", "both"])
 def test_default_schedule_of_loops_that_moved(steps: str) -> None:
     """The outermost loop runs in parallel, whichever it is by now, and only if it is free."""
-    dense = sparsetir.from_source("""
-@T.prim_func
-def total(a: T.handle, c: T.handle, m: T.int32, n: T.int32):
-    I = T.dense_fixed(m)
-    J = T.dense_fixed(n)
-    A = T.match_sparse_buffer(a, (I, J), "float32")
-    C = T.match_sparse_buffer(c, (I,), "float32")
-    with T.sp_iter([I, J], "SR", "total") as [i, j]:
-        with T.init():
-            C[i] = 0.0
-        C[i] = C[i] + A[i, j]
-""")
+    dense = small("total", """
+with T.sp_iter([I, J], "SR", "total") as [i, j]:
+    with T.init():
+        C[i] = 0.0
+    C[i] = C[i] + A[i, j]
+""", "J = T.dense_fixed(n)", A="I J", C="I")  # fmt: skip
     sch = s_tir.Schedule(s_tir.renew_defs(sparsetir.lower_sparse_iter(dense)))
     i, j = loops(sch, "total0")
     if steps != "reorder":
@@ -119,17 +114,10 @@ def test_a_reduction_is_refused() -> None:
     assert "for j in T.parallel(" in text
 
 
-SCATTER = """
-@T.prim_func
-def scatter(a: T.handle, at: T.handle, y: T.handle, m: T.int32, n: T.int32):
-    I = T.dense_fixed(m)
-    N = T.dense_fixed(n)
-    A = T.match_sparse_buffer(a, (I,), "float32")
-    AT = T.match_sparse_buffer(at, (I,), "int32")
-    Y = T.match_sparse_buffer(y, (N,), "float32")
-    with T.sp_iter([I], "S", "scatter") as [i]:
-        Y[AT[i]] = Y[AT[i]] + A[i]
-"""
+SCATTER = text_of("scatter", """
+with T.sp_iter([I], "S", "scatter") as [i]:
+    Y[AT[i]] = Y[AT[i]] + A[i]
+""", A="I", AT="I int32", Y="N")  # fmt: skip
 
 
 def test_a_scatter_is_refused() -> None:

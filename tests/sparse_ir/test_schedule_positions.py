@@ -80,13 +80,6 @@ def test_positions_as_text_and_in_the_trace() -> None:
     assert tvm_ffi.structural_equal(sch.trace.apply(plain).func, sch.func, map_free_vars=True)
 
 
-def test_no_guard_where_arrays_are_known_to_be_in_range() -> None:
-    for parts in (None, 4):
-        sch, _, (loop, k) = opened(sddmm(), "sddmm")
-        sch.positions(loop, parts=parts)
-        assert "if_then_else" not in sparsetir.lower_sparse_iter(sch.func).script()
-
-
 def test_structure_of_positions_is_checked() -> None:
     sch, _, (loop, k) = opened(sddmm(), "sddmm")
     sch.positions(loop)
@@ -104,16 +97,6 @@ def test_rows_that_reduce_their_own_elements(parts: int | None) -> None:
     sch.positions(sch.sparse_fuse(it, [i, j]), parts=parts)
     assert "C[I_at[ij], k] = C[I_at[ij], k] + A[" in sch.func.script()
     keeps_meaning(sch, "spmm")
-
-
-def test_a_buffer_of_indices_that_an_axis_visits_is_refused() -> None:
-    sch, _, (loop, k) = opened(sddmm(), "sddmm")
-    sch.positions(loop)
-    text = sch.func.script() + "\n"
-    bad = text.replace("with T.sp_iter([I_J, K]", "with T.sp_iter([I, J], 'SS', 'other') as [i, j]:"
-                       "\n        T.evaluate(0)\n    with T.sp_iter([I_J, K]")  # fmt: skip
-    with pytest.raises(Exception, match="handle 'indices' is bound twice"):
-        sparsetir.from_source(bad)
 
 
 # -- peel -----------------------------------------------------------------------------------------

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,82 +12,34 @@ import tvm_ffi
 
 import sparsetir
 from programs import PROGRAMS, tolerance
-from schedule_common import opened, program
+from schedule_common import opened, program, steps
+from small import text_of
 from sparsetir.sparse_ir.promises import promises_of
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
 
-# -- docstrings -----------------------------------------------------------------------------------
-
-
-def shown_split(sch: Any, it: Any, i: Any, j: Any, k: Any) -> None:
-    sch.bound(k, 128, "exact")
-    sch.split(k, [None, 4, 16])
-
-
-def shown_divide(sch: Any, it: Any, i: Any, j: Any, k: Any) -> None:
-    sch.divide(i, 16, by="work")
-
-
-def shown_divide_coordinates(sch: Any, it: Any, i: Any, j: Any, k: Any) -> None:
-    sch.divide(j, 4, by="coordinates")
-
-
-def shown_bound(sch: Any, it: Any, i: Any, j: Any, k: Any) -> None:
-    sch.bound(k, 64, "exact")
-
-
-def tiled(sch: Any, it: Any, i: Any, j: Any, k: Any) -> tuple[Any, Any]:
-    k0, k1 = sch.split(k, [None, 64], tail="exact")
-    sch.sparse_reorder(it, [k0, i, j, k1])
-    return k0, k1
-
-
-def shown_precompute(sch: Any, it: Any, i: Any, j: Any, k: Any) -> None:
-    _, k1 = tiled(sch, it, i, j, k)
-    sch.precompute("C", i, [k1])
-
-
-def shown_precompute_operand(sch: Any, it: Any, i: Any, j: Any, k: Any) -> None:
-    k0, k1 = tiled(sch, it, i, j, k)
-    sch.precompute("C", i, [k1])
-    sch.precompute("B", k0, ["J_", k1], scope="global")
-
-
-def shown_parallelize(sch: Any, it: Any, i: Any, j: Any, k: Any) -> None:
-    k0, _ = tiled(sch, it, i, j, k)
-    sch.parallelize([k0, i], "cpu")
-
-
-# By golden text: what is done, and the module whose n-th "After" says the same.
-SHOWN: dict[str, tuple[Callable[..., None], str, int]] = {
-    "split": (shown_split, "split", 0),
-    "divide_work": (shown_divide, "divide", 0),
-    "divide_coordinates": (shown_divide_coordinates, "divide", 1),
-    "bound": (shown_bound, "facts", 0),
-    "precompute_result": (shown_precompute, "precompute", 0),
-    "precompute_operand": (shown_precompute_operand, "precompute", 1),
-    "steps": (lambda sch, it, i, j, k: sch.strip_mine_rows(j, 32), "strip_mine_rows", 0),
-    "parallelize": (shown_parallelize, "parallelize", 0),
+TILES = """k0, k1 = split(k, [None, 64], tail="exact"); sparse_reorder(it, [k0, i, j, k1])
+"""
+# By golden text, which the docstrings of the primitives show in part.
+SHOWN = {
+    "split": 'bound(k, 128, "exact"); split(k, [None, 4, 16])',
+    "divide_work": 'divide(i, 16, by="work")',
+    "divide_coordinates": 'divide(j, 4, by="coordinates")',
+    "bound": 'bound(k, 64, "exact")',
+    "precompute_result": f'{TILES}precompute("C", i, [k1])',
+    "precompute_operand": f"""{TILES}precompute("C", i, [k1])
+precompute("B", k0, ["J_", k1], scope="global")""",
+    "steps": "strip_mine_rows(j, 32)",
+    "parallelize": f'{TILES}parallelize([k0, i], "cpu")',
 }
 
 
 @pytest.mark.parametrize("name", SHOWN)
-def test_docstrings_show_what_happens(name: str) -> None:
-    apply, module, number = SHOWN[name]
-    sch, it, loops = opened()
-    apply(sch, it, *loops)
-    text = sch.func.script()
-    assert text == (GOLDEN / f"schedule_{name}.txt").read_text()
-    doc = importlib.import_module(f"sparsetir.sparse_ir.schedule.{module}").__doc__ or ""
-    after = re.split(r"\bAfter ", doc)[1 + number].split("::\n\n")[1]
-    block = re.split(r"\n(?=\S)", after)[0]
-    lines = [line.strip() for line in block.splitlines() if line and "..." not in line]
-    plain = text.replace(', idtype="int32"', "")
-    plain = re.sub(r"T\.float32\(([^()]*)\)", r"\1", plain)
-    have = {line.strip() for line in plain.splitlines()}
-    assert lines and [line for line in lines if line not in have] == []
+def test_golden(name: str) -> None:
+    sch, it, _ = opened()
+    steps(SHOWN[name], sch, it)[1]()
+    assert sch.func.script() == (GOLDEN / f"schedule_{name}.txt").read_text()
 
 
 # -- what they make -------------------------------------------------------------------------------
@@ -141,22 +90,12 @@ UPDATES = {
         "T.Select(X[i, k] > OUT[i, j] or T.isnan(X[i, k]), X[i, k], OUT[i, j])",
     ),
 }
-UPDATED = """
-@T.prim_func
-def f(x: T.handle, y: T.handle, out: T.handle, indptr: T.handle, indices: T.handle,
-      m: T.int32, n: T.int32, nnz: T.int32, feat: T.int32):
-    I = T.dense_fixed(m)
-    J = T.sparse_variable(I, (n, nnz), (indptr, indices))
-    J_ = T.dense_fixed(n)
-    K = T.dense_fixed(feat)
-    X = T.match_sparse_buffer(x, (I, K), "{dtype}")
-    Y = T.match_sparse_buffer(y, (J_, K), "{dtype}")
-    OUT = T.match_sparse_buffer(out, (I, J), "{dtype}")
-    with T.sp_iter([I, J, K], "SSR", "it") as [i, j, k]:
-        with T.init():
-            OUT[i, j] = {init}
-        OUT[i, j] = {update}
-"""
+UPDATED = text_of("f", """
+with T.sp_iter([I, J, K], "SSR", "it") as [i, j, k]:
+    with T.init():
+        OUT[i, j] = {init}
+    OUT[i, j] = {update}
+""", dtype="{dtype}", X="I K", Y="N K", OUT="I J")  # fmt: skip
 
 
 def updated(kind: str, dtype: str) -> tuple[Any, dict[str, Any]]:
@@ -311,11 +250,6 @@ def test_the_first_part_of_equal_work_begins_ahead() -> None:
     """By a number that is the plan's; other parts have no work to be ahead by."""
     sch = sparsetir.Schedule(PROGRAMS["spmm"].make("float32", "int32"))
     rows, columns, features = sch.get_sp_iters(sch.get_sparse_iteration("spmm"))
-    for loop, by in ((features, "positions"), (columns, "coordinates")):
-        with pytest.raises(
-            sparsetir.ScheduleError, match="divide: argument 'ahead': expected None"
-        ):
-            sch.divide(loop, 2, by=by, ahead="ahead")
     sch.divide(rows, 2, by="work", cost=0, ahead="more")
     kernel = sparsetir.build(sch)
     given = {"indptr": np.arange(0, 41, 4, "int32"), "m": 10, "n": 4, "feat": 1, "nnz": 40}

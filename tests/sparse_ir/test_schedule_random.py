@@ -11,15 +11,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import pytest
 import tvm_ffi
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sparsetir
 from cuda_runner import requires_cuda_text
 from cuda_stages import CudaStages
-from drawing import COMMON
+from drawing import examples
 from programs import PROGRAMS, copied, tolerance
 from random_schedules import schedule_at_random
 from sparsetir.sparse_ir.schedule.precompute import SCOPES
@@ -114,62 +112,10 @@ def check_threads(data: Any, name: str) -> None:
 
 ON_GPU = [name for name, program in PROGRAMS.items() if program.gpu]
 ANY = st.sampled_from(list(PROGRAMS))
-
-
-@pytest.mark.parametrize("name", PROGRAMS)
-@settings(max_examples=2, **COMMON)
-@given(data=st.data())
-def test_meaning(data: Any, name: str) -> None:
-    check_meaning(data, name)
-
-
-@settings(max_examples=12, **COMMON)
-@given(data=st.data(), name=ANY)
-def test_kernels(data: Any, name: str) -> None:
-    check_kernels(data, name)
-
-
-@settings(max_examples=5, **COMMON)
-@given(data=st.data(), name=st.sampled_from(ON_GPU))
-def test_gpu(data: Any, name: str) -> None:
-    check_gpu(data, name)
-
-
-@requires_cuda_text
-@settings(max_examples=4, **COMMON)
-@given(data=st.data(), name=st.sampled_from(ON_GPU))
-def test_threads(data: Any, name: str) -> None:
-    check_threads(data, name)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", PROGRAMS)
-@settings(max_examples=25, **COMMON)
-@given(data=st.data())
-def test_meaning_often(data: Any, name: str) -> None:
-    check_meaning(data, name)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", PROGRAMS)
-@settings(max_examples=5, **COMMON)
-@given(data=st.data())
-def test_kernels_often(data: Any, name: str) -> None:
-    check_kernels(data, name)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ON_GPU)
-@settings(max_examples=4, **COMMON)
-@given(data=st.data())
-def test_gpu_often(data: Any, name: str) -> None:
-    check_gpu(data, name)
-
-
-@pytest.mark.slow
-@requires_cuda_text
-@pytest.mark.parametrize("name", ON_GPU)
-@settings(max_examples=6, **COMMON)
-@given(data=st.data())
-def test_threads_often(data: Any, name: str) -> None:
-    check_threads(data, name)
+DATA = st.data()
+test_meaning = examples(2, 25, "name", PROGRAMS, data=DATA)(check_meaning)
+test_kernels = examples(12, 120, data=DATA, name=ANY)(check_kernels)
+test_gpu = examples(5, 100, data=DATA, name=st.sampled_from(ON_GPU))(check_gpu)
+test_threads = requires_cuda_text(
+    examples(4, 120, data=DATA, name=st.sampled_from(ON_GPU))(check_threads)
+)

@@ -12,10 +12,8 @@ import sparsetir
 from pairs import by_turns
 from positions_common import positive, relations
 from schedule_common import keeps_meaning, opened, program
-from sparsetir import ScheduleError
 from sparsetir.sparse_ir.computed import compute, compute_of_values, of_values
 from sparsetir.sparse_ir.recipes import slices as recipes
-from sparsetir.sparse_ir.recipes.general import packed
 
 RNG = np.random.default_rng(0)
 # Test programs of one iteration, whose first loops are over rows and what they store.
@@ -107,19 +105,6 @@ def test_long_rows_of_about_one_length_are_in_slices() -> None:
     assert recipes.long_rows(order, 0, 4).tolist() == [32, 33, 34, 35]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"longest": 3}, "sell_slices: argument 'longest': expected 4 or more, got 3"),
-        ({"longest": 4, "window": 0}, "sell_slices: argument 'window': expected 1 or more, got 0"),
-    ],
-)
-def test_numbers_that_cannot_be(options: dict[str, int], message: str) -> None:
-    how = {"lanes": 4, "window": 1, "filled": 90, **options}
-    with pytest.raises(ScheduleError, match=message):
-        recipes.row_order(np.array([0, 1, 2]), **how)
-
-
 def test_no_loop_needs_a_guard_and_all_are_free_of_races() -> None:
     sch, (s, _, lane, p, _, vector, q, _) = sliced(program("spmm"))
     sch.precompute("C", s, [lane, *_features(sch, "spmm")], scope="global")
@@ -205,12 +190,6 @@ def test_a_packed_kernel_is_exported_and_refuses_what_is_no_array(tmp_path: Any)
         loaded(**{**args, "a": args["a"][:-1]}, m=13, n=9, nnz=len(args["a"]), feat=5)
     with pytest.raises(TypeError, match="argument 'a': expected a torch, NumPy or TVM array, got"):
         loaded(**{**args, "a": "values"})
-
-
-@pytest.mark.parametrize("order", [[0, 3], [-1, 0]])
-def test_packed_values_in_an_order_beyond_them_are_refused(order: list[int]) -> None:
-    with pytest.raises(ScheduleError, match="packed: argument 'order': expected positions bel"):
-        packed(np.ones(3), np.array(order))
 
 
 def test_packed_values_that_are_too_few() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from programs import PROGRAMS
-from sparsetir.sparse_ir import script as T
+from small import small
 from stage2 import check, loops, run_cpu, schedule, stage_two_steps, stage_two_table
 
 # A schedule to a line: of the block of the innermost iteration, b, and its loops, in `s`; `rows` is
@@ -98,30 +98,19 @@ def test_cpu(program, names, code):
 # -- more than one iteration --------------------------------------------------------------------
 
 
-@T.prim_func
-def row_scaled(
-    a: T.handle, b: T.handle, d: T.handle, c: T.handle, indptr: T.handle, indices: T.handle,
-    m: T.int32, n: T.int32, nnz: T.int32,
-) -> None:  # fmt: skip
-    """C[i] = 1 / d[i] * sum over j of A[i, j] B[j] + 1, in three iterations."""
-    I = T.dense_fixed(m)
-    J = T.sparse_variable(I, (n, nnz), (indptr, indices))
-    J_ = T.dense_fixed(n)
-    K = T.dense_fixed(6)
-    A = T.match_sparse_buffer(a, (I, J), "float32")
-    B = T.match_sparse_buffer(b, (J_, K), "float32")
-    D = T.match_sparse_buffer(d, (I,), "float32")
-    C = T.match_sparse_buffer(c, (I, K), "float32")
-    S = T.alloc_sparse_buffer((I,), "float32")
-    P = T.alloc_sparse_buffer((I, K), "float32")
-    with T.sp_iter([I], "S", "scale") as [i]:
-        S[i] = T.float32(1) / D[i]
-    with T.sp_iter([I, J, K], "SRS", "spmm") as [i, j, k]:
-        with T.init():
-            P[i, k] = 0.0
-        P[i, k] = P[i, k] + S[i] * A[i, j] * B[j, k]
-    with T.sp_iter([I, K], "SS", "post") as [i, k]:
-        C[i, k] = P[i, k] + T.float32(1)
+# C[i] = 1 / d[i] * sum over j of A[i, j] B[j] + 1, in three iterations.
+row_scaled = small("row_scaled", """
+S = T.alloc_sparse_buffer((I,), "float32")
+P = T.alloc_sparse_buffer((I, K), "float32")
+with T.sp_iter([I], "S", "scale") as [i]:
+    S[i] = T.float32(1) / D[i]
+with T.sp_iter([I, J, K], "SRS", "spmm") as [i, j, k]:
+    with T.init():
+        P[i, k] = 0.0
+    P[i, k] = P[i, k] + S[i] * A[i, j] * B[j, k]
+with T.sp_iter([I, K], "SS", "post") as [i, k]:
+    C[i, k] = P[i, k] + T.float32(1)
+""", "K = T.dense_fixed(6)", A="I J", B="N K", D="I", C="I K")  # fmt: skip
 
 
 def row_scaled_args():

@@ -93,37 +93,11 @@ def test_one_trace_over_both_stages() -> None:
         sch.split(k, [None, 2])
 
 
-def test_a_pass_without_a_name_is_said_to_be_one() -> None:
-    sch, _, _ = opened()
-    sch.rewrite(lambda func: func)
-    assert "    # test_a_pass" in sch.trace.as_python()
-    assert sch.trace.apply(program()).stage_two is not None
-
-
-def test_reorder_and_fuse_print_as_the_paper_shows() -> None:
-    func = program()
-    before = tvm_ffi.structural_hash(func)
-    sch, it, (i, j, k) = opened(func)
-    sch.sparse_reorder(it, [k, i, j])
-    fused = sch.sparse_fuse(it, [i, j])
-    assert fused.name == "I_J"
-    assert 'with T.sp_iter([K, T.fuse(I, J)], "SSR", "spmm") as [k, i, j]:' in sch.func.script()
-    assert tvm_ffi.structural_hash(func) == before
-
-
 def test_trace_of_another_function_is_refused() -> None:
     sch, it, (i, j, k) = opened()
     sch.sparse_fuse(it, [i, j])
     with pytest.raises(ScheduleError, match="no sparse iteration 'spmm'; there are"):
         sch.trace.apply(program("spmv"))
-
-
-def test_annotations_ride_on_blocks() -> None:
-    sch, it, _ = opened()
-    sch.annotate(it, "note", "kept")
-    assert '"note": "kept"' in sch.func.script()
-    text = sparsetir.lower_sparse_iter(sch.func).script()
-    assert '"note": "kept"' in text
 
 
 def test_other_stages_are_refused() -> None:

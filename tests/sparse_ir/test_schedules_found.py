@@ -13,6 +13,7 @@ from cuda_runner import requires_cuda_text
 from cuda_stages import CudaStages
 from programs import PROGRAMS
 from schedule_common import opened, program, steps, table
+from small import text_of
 from sparsetir.schedules.passes.parallel_loops import run_in_parallel
 from sparsetir.schedules.passes.sound_tail_hints import sound_tail_hints
 
@@ -129,18 +130,12 @@ def test_conditions_that_part_loops(inside: int, stays: bool) -> None:
     assert "T.likely" in zeros.script()
 
 
-ROW_SUMS = """
-@T.prim_func
-def row_sums(a: T.handle, b: T.handle, m: T.int32, n: T.int32):
-    I = T.dense_fixed(m)
-    J = T.dense_fixed(n)
-    A = T.match_sparse_buffer(a, (I, J), "float32")
-    B = T.match_sparse_buffer(b, (I,), "float32")
-    with T.sp_iter([I, J], "SR", "sums") as [i, j]:
-        with T.init():
-            B[i] = 0.0
-        B[i] = B[i] + A[i, j]
-"""
+ROW_SUMS = text_of("row_sums", """
+with T.sp_iter([I, J], "SR", "sums") as [i, j]:
+    with T.init():
+        B[i] = 0.0
+    B[i] = B[i] + A[i, j]
+""", "J = T.dense_fixed(n)", A="I J", B="I")  # fmt: skip
 
 
 @pytest.mark.parametrize("tail", ["guard", "repeat"])

@@ -7,12 +7,11 @@ import json
 
 import numpy as np
 import pytest
-import scipy.sparse as sp
-from tvm.script import sparse_tir as T
 
 import sparsetir
 from fake_measurer import install
 from programs import PROGRAMS
+from refusals import refusals
 from sparsetir.records.record import Key
 from sparsetir.records.records import Records
 from sparsetir.records.task import Outcome
@@ -50,10 +49,6 @@ def task(ref=None, **changes):
     return ProgramTask(SPMM, bound_arguments(SPMM, {**arguments(), **changes}), ref)
 
 
-def words(error):
-    return str(error.value)
-
-
 # The space that is made from a program.
 
 
@@ -87,47 +82,6 @@ def test_a_made_space_goes_by_what_the_program_is():
     assert spmm["spmm.lanes"] == (8,) and spmm["spmm.inner"] == ("",)
     assert spmm["spmm.blocks"] == (0, 8, 32) and spmm["spmm.parallel"] == (True, False)
     assert space_of(PROGRAMS["csf_sum"].make("float32", "int32"), {}, 512, 1) == {}
-
-
-@T.prim_func
-def two_products(
-    a: T.handle, x: T.handle, w: T.handle, c: T.handle, indptr: T.handle, indices: T.handle,
-    m: T.int32, n: T.int32, nnz: T.int32, inner: T.int32, feat: T.int32,
-):  # fmt: skip
-    """C = A (X W), where A alone is sparse."""
-    I = T.dense_fixed(m)
-    J = T.sparse_variable(I, (n, nnz), (indptr, indices))
-    J_ = T.dense_fixed(n)
-    R = T.dense_fixed(inner)
-    K = T.dense_fixed(feat)
-    A = T.match_sparse_buffer(a, (I, J), "float32")
-    X = T.match_sparse_buffer(x, (J_, R), "float32")
-    W = T.match_sparse_buffer(w, (R, K), "float32")
-    C = T.match_sparse_buffer(c, (I, K), "float32")
-    H = T.alloc_sparse_buffer((J_, K), "float32")
-    with T.sp_iter([J_, R, K], "SRS", "dense") as [j, r, k]:
-        with T.init():
-            H[j, k] = 0.0
-        H[j, k] = H[j, k] + X[j, r] * W[r, k]
-    with T.sp_iter([I, J, K], "SRS", "sparse") as [i, j, k]:
-        with T.init():
-            C[i, k] = 0.0
-        C[i, k] = C[i, k] + A[i, j] * H[j, k]
-
-
-def test_nothing_is_prefetched_where_nothing_is_gathered():
-    space = space_of(two_products, {"feat": 16}, 128, 2)
-    assert space["dense.ahead"] == (0,) and space["sparse.ahead"] == (0, 4, 16)
-    rng = np.random.default_rng(0)
-    a = sp.random(20, 30, 0.2, "csr", "float32", random_state=0)
-    a.sort_indices()
-    x, w = rng.random((30, 5), dtype="float32"), rng.random((5, 16), dtype="float32")
-    for at in (0, -1):
-        c = np.full((20, 16), np.nan, "float32")
-        config = {name: values[at] for name, values in space.items()}
-        kernel = sparsetir.build(two_products, schedule=program_space.apply, config=config)
-        kernel(a.data, x, w, c, a.indptr, a.indices)
-        np.testing.assert_allclose(c, a @ (x @ w), rtol=1e-5)
 
 
 def test_a_made_schedule_without_choices_changes_nothing():
@@ -269,10 +223,6 @@ def test_a_space_replaces_choices_of_the_made_one(monkeypatch):
 def test_choices_are_data():
     config = Choices({"tile": 4, "order": "rows", "pack": True, "none": None})
     assert from_data(to_data(config)) == config and hash(from_data(to_data(config))) == hash(config)
-    with pytest.raises(ValueError, match="expected Choices with a dict of 'values'"):
-        from_data({"template": "Choices"})
-    with pytest.raises(ValueError, match="'tile': expected a number, text or None, got \\[1\\]"):
-        from_data({"template": "Choices", "values": {"tile": [1]}})
 
 
 # Arguments and refusals.
@@ -284,61 +234,56 @@ def test_sizes_and_outputs_may_be_left_out():
     assert bound_arguments(SPMM, given)["c"].shape == (13, 7)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"z": 1}, "'spmm' has no 'z'; it has a, b, c, indptr, indices, m, n, nnz, feat"),
-        ({"b": None}, "'b': expected an array, got nothing"),
-        ({"b": np.zeros((11, 7))}, "'b': expected dtype float32, got float64"),
-        ({"b": np.zeros((12, 7), "float32")}, "'b': expected shape (11, 7), got (12, 7)"),
-        ({"m": "many"}, "'m': expected a number, got 'many'"),
-    ],
+BIG = {"a": range(1000), "b": range(1000)}
+GPU = {"kind": "cuda", "arch": "sm_90"}
+
+
+def with_argument(**change):
+    run({**arguments(), **change})
+
+
+def mine(**options):
+    run(schedule=user_schedules.apply, **options)
+
+
+test_refusals = refusals(
+    """
+with_argument(z=1)
+    # ValueError: tune: argument 'arguments': 'spmm' has no 'z'; it has a, b, c, indptr, indices, m,
+with_argument(b=None)  # TypeError: 'b': expected an array, got nothing
+with_argument(b=np.zeros((11, 7)))  # TypeError: 'b': expected dtype float32, got float64
+with_argument(b=np.zeros((12, 7), "float32"))
+    # ValueError: tune: argument 'arguments': 'b': expected shape (11, 7), got (12, 7)
+with_argument(m="many")  # TypeError: 'm': expected a number, got 'many'
+run(schedule=lambda sch, config: None, space={"a": [1]})  # ValueError: got a lambda
+run(schedule=user_schedules.Holder.apply, space={"a": [1]})
+    # ValueError: tune: argument ' .. got 'Holder.apply', which is made inside another
+run(schedule=functools.partial(user_schedules.apply), space={"a": [1]})
+    # TypeError: got an object of partial
+run(schedule=3, space={"a": [1]})  # TypeError: got int
+mine()  # ValueError: tune: argument 'space': expected a dict of choices
+mine(space=BIG)  # ValueError: tune: .. at most 100,000 configs, got 1,000,000
+run(space={"what": [1]})  # ValueError: there is no 'what' without a schedule; there are spmm.vec
+run(space={})  # ValueError: argument 'space': expected a dict of choices by name, got {}
+run(space={"a": 3})  # ValueError: 'a': expected a list of choices, got 3
+run(space={"a": [[1]]})  # ValueError: 'a': expected numbers, texts, booleans or None, got [1]
+run(space={"a": [1, 1]})  # ValueError: 'a': expected choices that differ, got [1, 1]
+run(space={1: [1]})  # ValueError: expected texts as names, got 1
+run(heads=2)  # ValueError: tune: argument 'heads': expected none for a function, got 2
+run(threads=0)  # ValueError: tune: argument 'threads': expected 1 or more, got 0
+run(target=GPU)  # ValueError: tune: argument ' .. expected one for a GPU
+tune(PROGRAMS["csf_sum"].make("float32", "int32"), arguments("csf_sum"), records="")
+    # ValueError: 'csf_sum', of which none is made: no iteration sums
+tune("spmm", np.eye(3, dtype="float32"), space={"a": [1]})
+    # ValueError: 'space': expected none for 'spmm', got {'a':
+tune(3, {})  # TypeError: the name of an operator or a stage-I function, got int
+from_data({"template": "Choices"})  # ValueError: expected Choices with a dict of 'values'
+from_data({"template": "Choices", "values": {"tile": [1]}})
+    # ValueError: 'tile': expected a number, text or None, got [1]
+""",
+    globals(),
+    functools,
 )
-def test_arguments_that_do_not_fit_are_refused(change, message):
-    with pytest.raises((ValueError, TypeError)) as error:
-        run({**arguments(), **change})
-    assert words(error) == f"tune: argument 'arguments': {message}"
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"schedule": lambda sch, config: None, "space": {"a": [1]}}, "got a lambda"),
-        ({"schedule": user_schedules.Holder.apply, "space": {"a": [1]}},
-         "got 'Holder.apply', which is made inside another"),
-        ({"schedule": functools.partial(user_schedules.apply), "space": {"a": [1]}},
-         "got an object of partial"),
-        ({"schedule": 3, "space": {"a": [1]}}, "got int"),
-        ({"schedule": user_schedules.apply}, "argument 'space': expected a dict of choices"),
-        ({"space": {"what": [1]}}, "there is no 'what' without a schedule; there are spmm.vec"),
-        ({"space": {}}, "argument 'space': expected a dict of choices by name, got {}"),
-        ({"space": {"a": 3}}, "'a': expected a list of choices, got 3"),
-        ({"space": {"a": [[1]]}}, "'a': expected numbers, texts, booleans or None, got [1]"),
-        ({"space": {"a": [1, 1]}}, "'a': expected choices that differ, got [1, 1]"),
-        ({"space": {1: [1]}}, "expected texts as names, got 1"),
-        ({"schedule": user_schedules.apply,
-          "space": {"a": range(1000), "b": range(1000)}}, "at most 100,000 configs, got 1,000,000"),
-        ({"heads": 2}, "argument 'heads': expected none for a function, got 2"),
-        ({"threads": 0}, "argument 'threads': expected 1 or more, got 0"),
-        ({"target": {"kind": "cuda", "arch": "sm_90"}}, "expected one for a GPU"),
-    ],
-)  # fmt: skip
-def test_options_that_do_not_fit_are_refused(options, message):
-    with pytest.raises((ValueError, TypeError)) as error:
-        run(**options)
-    assert words(error).startswith("tune: argument '") and message in words(error)
-
-
-def test_what_nothing_is_made_from_is_refused():
-    with pytest.raises(ValueError, match="'csf_sum', of which none is made: no iteration sums"):
-        tune(PROGRAMS["csf_sum"].make("float32", "int32"), arguments("csf_sum"), records="")
-
-
-def test_an_operator_takes_no_schedule():
-    with pytest.raises(ValueError, match="'space': expected none for 'spmm', got {'a': "):
-        tune("spmm", np.eye(3, dtype="float32"), space={"a": [1]})
-    with pytest.raises(TypeError, match="the name of an operator or a stage-I function, got int"):
-        tune(3, {})
 
 
 def test_a_file_that_tunes_when_it_is_imported_is_refused(tmp_path):

@@ -6,7 +6,7 @@ import pytest
 
 import tuned_fake
 from sparsetir.tuning import progress
-from sparsetir.tuning.progress import Bar, duration, micros
+from sparsetir.tuning.progress import Bar
 
 
 class Terminal(io.StringIO):
@@ -43,19 +43,6 @@ def test_elsewhere_a_line_for_each_tenth(clock):
     assert lines[-1] == "spmm 32: trial 1000/1000, best 52.0 µs, 1.15x, 249 failed, 0 s left"
 
 
-def test_the_last_line_comes_at_the_end(clock):
-    out = io.StringIO()
-    bar = Bar(stream=out, seconds=20)
-    go(bar, clock, None)
-    assert [line.split(",")[0] for line in out.getvalue().splitlines()] == ["trial 10"]
-    clock[0] += 1
-    bar.step(tuned_fake.trials()[-1], None, 1)
-    bar.end()
-    assert out.getvalue().splitlines()[1] == "trial 11, no result yet, 1 failed, 9 s left"
-    bar.end()
-    assert len(out.getvalue().splitlines()) == 2
-
-
 def test_trials_of_earlier_runs_take_no_time(clock):
     out = io.StringIO()
     bar = Bar(stream=out)
@@ -85,17 +72,3 @@ def test_the_stream_is_stderr(capsys):
     bar.end()
     captured = capsys.readouterr()
     assert not captured.out and captured.err == "trial 1/1, no result yet, 0 s left\n"
-
-
-@pytest.mark.parametrize(
-    "seconds, text",
-    [(1.234e-6, "1.23 µs"), (45.67e-6, "45.7 µs"), (9.5e-3, "9,500 µs"), (0.0123, "12.3 ms"),
-     (1.5, "1,500 ms"), (12.5, "12.5 s")],
-)  # fmt: skip
-def test_micros(seconds, text):
-    assert micros(seconds) == text
-
-
-@pytest.mark.parametrize("seconds, text", [(3.4, "3 s"), (150, "2 min"), (9000, "2.5 h")])
-def test_duration(seconds, text):
-    assert duration(seconds) == text

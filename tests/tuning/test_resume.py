@@ -123,32 +123,6 @@ def test_what_goes_on_goes_on_as_if_it_had_not_stopped(monkeypatch, file):
     assert fake.log[:3] == whole[:3]
 
 
-def test_a_config_is_proposed_at_the_point_that_later_runs_know():
-    several = space(1, 2, 3)
-    make = lambda tile, unused: several.branches[0].make(tile)  # noqa: E731
-    doubled = Space((Branch("RowBlocks", {"tile": (1, 2, 3), "unused": (1, 2, 3)}, make),))
-    for seed in range(20):
-        found = propose.Proposer(doubled, "tpe", seed, []).next([])
-        assert found is not None and found.point == doubled.point(found.config)
-
-
-@pytest.mark.slow  # another process beside is in the test of kill -9, too
-def test_two_at_once_lose_no_record(monkeypatch, file):
-    def measure(config):
-        time.sleep(0.02)
-        return Outcome("ok", seconds=seconds_of(config))
-
-    install(monkeypatch, measure)
-    run(file, trials=1)
-    with another(file) as process:
-        begin(process)
-        run(file)
-        process.communicate()
-    assert process.returncode == 0
-    assert len(Records(file).all()) == 3
-    assert len(set(order(run(file)))) >= TRIALS - 2
-
-
 def space(*tiles):
     make = lambda tile: RowBlocks(tile=tile, lanes=1)  # noqa: E731
     return Space((Branch("RowBlocks", {"tile": tiles}, make),))
@@ -191,15 +165,6 @@ def test_outcomes_come_back(tmp_path):
     study = optuna.load_study(study_name="name", storage=f"sqlite:///{tmp_path / 'db'}")
     assert [t.state.name for t in study.trials] == ["COMPLETE", "PRUNED", "FAIL"]
     assert study.best_value == 0.5
-
-
-def test_a_space_with_other_choices_goes_on(tmp_path):
-    first = store(tmp_path / "db")
-    first.finish(first.claim(tile(1)), Outcome("ok", seconds=1.0), 1.0)
-    later = store(tmp_path / "db", tiles=(1, 2, 3, 4))
-    later.finish(later.claim(tile(4)), Outcome("ok", seconds=2.0), 2.0)
-    found = store(tmp_path / "db").done()
-    assert [trial.config.tile for trial in found] == [1, 4]
 
 
 def test_configs_of_another_version_are_left_out(tmp_path):

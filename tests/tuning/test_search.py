@@ -97,25 +97,6 @@ def test_auto_is_exhaustive_where_there_are_few_configs(monkeypatch):
     assert order(run(sampler="auto", trials=20)) == order(run(sampler="tpe", trials=20))
 
 
-def test_tpe_needs_fewer_trials_than_chance():
-    """A config is good by its tile and its order, independently: what a sampler can learn."""
-    values = {"tile": tuple(range(1, 9)), "prefetch": tuple(range(8)), "parts": tuple(range(1, 9))}
-    space = Space((Branch("RowBlocks", values, lambda **chosen: RowBlocks(lanes=1, **chosen)),))
-
-    def needed(sampler, seed):
-        proposer, tried = Proposer(space, sampler, seed, []), []
-        while True:
-            found = proposer.next(tried)
-            c = found.config
-            seconds = 1.0 + abs(c.tile - 6) + abs(c.prefetch - 2) + abs(c.parts - 3)
-            tried.append(Tried(found.key, found.point, Outcome("ok", seconds=seconds)))
-            if seconds <= 2.0 or len(tried) == 60:
-                return len(tried)
-
-    tpe, chance = (sum(needed(s, seed) for seed in range(3)) for s in ("tpe", "random"))
-    assert tpe < chance
-
-
 def test_failures_teach_the_sampler():
     """Proposals leave a template alone that always fails."""
     values = {"tile": tuple(range(1, 40))}

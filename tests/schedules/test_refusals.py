@@ -1,0 +1,287 @@
+"""What templates refuse: problems, programs, targets, feature sizes and patterns."""
+
+import importlib
+from dataclasses import replace
+
+import numpy as np
+import scipy.sparse as sp
+
+import sparsetir
+from programs import PROGRAMS
+from refusals import refusals
+from small import text_of
+from sparsetir import formats
+from sparsetir.runtime.pipeline import lower, lower_template
+from sparsetir.schedules.operators.problems import CsrPattern
+from sparsetir.schedules.operators.relations import RelationPattern
+from sparsetir.schedules.templates.registry import TEMPLATES
+from spmm_gpu_common import GPU
+
+MODULES = """
+amx=templates.amx block_attention=operators.block_attention decomposed=templates.decomposed
+block_attention_cpu=templates.block_attention edge_attention=operators.edge_attention
+edge_attention_cpu=templates.edge_attention edge_messages=operators.edge_messages
+edge_messages_cpu=templates.edge_messages edge_softmax=operators.edge_softmax
+edge_softmax_cpu=templates.edge_softmax messages=operators.messages messages_cpu=templates.messages
+rgms=operators.rgms rgms_backward=templates.rgms_backward rgms_cpu=templates.rgms rgms_gpu=gpu.rgms
+rgms_gradients=operators.rgms_gradients rgms_gradients_gpu=gpu.rgms_gradients
+rgms_tensor_cores=gpu.rgms_tensor_cores sddmm=operators.sddmm sddmm_gpu=gpu.sddmm
+spmm=operators.spmm spmm_blocks=templates.spmm_blocks spmm_groups=gpu.spmm_groups
+spmm_hyb=gpu.spmm_hyb spmm_tensor_cores=gpu.spmm_tensor_cores spmv=operators.spmv
+spmm_cpu=templates.spmm spmv_cpu=templates.spmv
+"""
+NAMES = {
+    **vars(formats), **{kind.__name__: kind for pair in TEMPLATES for kind in pair},
+    **{n: importlib.import_module(f"sparsetir.schedules.{at}")
+       for n, at in (pair.split("=") for pair in MODULES.split())},
+    "lower": lower, "RelationPattern": RelationPattern, "replace": replace, "GPU": GPU,
+}  # fmt: skip
+TARGET = {"kind": "llvm", "mtriple": "x86_64-unknown-linux-gnu", "mcpu": "sapphirerapids"}
+FULL, EYE = np.ones((8, 8), "float32"), np.eye(16, dtype="float32")
+NOTHING = CsrPattern(np.zeros(1, "int32"), np.zeros(0, "int32"), (0, 0))
+MANY_ROWS = CsrPattern(np.zeros(2**20 + 1, "int32"), np.zeros(0, "int32"), (2**20, 8))
+IDS = [np.random.default_rng(4).integers(0, size, 100) for size in (3, 20, 10)]
+# Blocks whose names are of their own, to be changed in places.
+BLOCKS = text_of("blocks", """
+with T.sp_iter([R, S, P, Q, F], "SRSRS", "sums") as [r, s, p, q, f]:
+    with T.init():
+        Y[r * 4 + p, f] = 0.0
+    Y[r * 4 + p, f] = Y[r * 4 + p, f] + V[r, s, p, q] * X[s * 4 + q, f]
+""", """
+R = T.dense_fixed(m)
+S = T.sparse_variable(R, (n, nnz), (indptr, indices))
+P = T.dense_fixed(4)
+Q = T.dense_fixed(4)
+ROW = T.dense_fixed(m * 4)
+COL = T.dense_fixed(n * 4)
+F = T.dense_fixed(d)
+""", V="R S P Q", X="COL F", Y="ROW F")  # fmt: skip
+SUMS = "Y[r * 4 + p, f] = Y[r * 4 + p, f] +"
+STEPS = """
+@T.prim_func
+def other(x: T.handle, m: T.int32, n: T.int32):
+    I = T.dense_fixed(m)
+    K = T.dense_fixed(16)
+    L = T.dense_fixed(16)
+    X = T.match_sparse_buffer(x, (I, K), "float32")
+    Y = T.alloc_sparse_buffer((K,), "float32", "local")
+    with T.sp_iter([I], "S", "rows") as [i]:
+        with T.sp_iter([L], "S", "inner") as [l]:
+            X[i, l] = X[i, l] + X[i, l]
+        with T.sp_iter([K], "S", "next") as [k]:
+            Y[k] = X[i, k]
+        with T.sp_iter([K], "S", "last") as [k]:
+            X[i, k] = Y[k]
+"""
+NO_ROWS = text_of("twice", """
+with T.sp_iter([I], "S", "outer") as [i]:
+    with T.sp_iter([K], "S", "inner") as [k]:
+        X[i, k] = X[i, k] + X[i, k]
+""", "K = T.dense_fixed(n)", X="I K")  # fmt: skip
+
+
+def given(problem, config, target=GPU):
+    """Lower the template that a config is of."""
+    return lower_template(TEMPLATES[type(config), type(problem)], problem, config, target)
+
+
+def on(program, template, config):
+    """Schedule a program by a template."""
+    program = sparsetir.from_source(program) if isinstance(program, str) else program
+    template.apply(sparsetir.Schedule(program), config)
+
+
+def planned(matrix, config, feat=64, op="spmm", **options):
+    matrix = sp.csr_array(matrix) if isinstance(matrix, np.ndarray) else matrix
+    sparsetir.plan(op, matrix, feat, config=config, **options)
+
+
+def changed(old, new):
+    """The blocks, with another text in a place."""
+    assert old in BLOCKS
+    return BLOCKS.replace(old, new)
+
+
+def of_two():
+    """A sum with a maximum in one of its parts."""
+    text = NAMES["spmm_hyb"].program(NAMES["Spmm"](), NAMES["HybRows"](k=1)).script()
+    head, _, term = text.rpartition("C[ib, k] = C[ib, k] + ")
+    return f"{head}C[ib, k] = T.max(C[ib, k], {term.rstrip()})\n"
+
+
+def usual(name):
+    return PROGRAMS[name].make("float32", "int32")
+
+
+# -- feature sizes
+test_refused_features = refusals(
+    """
+RowBlocks(tile=32).tiles(48)  # ScheduleError: serves multiples of 32 features, got 48
+planned(FULL, RowBlocks(tile=32), 48)  # ScheduleError: serves multiples of 32 features, got 48
+planned(FULL, RowBlocks(tile=32, feat=64), 48)  # ScheduleError: serves 64 features, got 48
+PanelRows().tiles(100)  # ScheduleError: PanelRows.tiles: argument 'feat': .. multiples of 64
+SlicedRows().tiles(20)  # ScheduleError: argument 'feat': the config serves 1 feature, got 20
+SddmmGroups(16, 8, 2).tiles(40)  # ScheduleError: serves multiples of 32 features, got 40
+FusedNonzeros(8, 16, 2, 4, 1).tiles(40)  # ScheduleError: serves multiples of 32 features, got 40
+planned(FULL, Decomposed(CSR(), 16, 8), 24)  # ScheduleError: multiples of 16 features, got 24
+TiledRelations.for_sizes(32, 32).tiles(64)
+    # ScheduleError: the config serves 32 features, got 64
+replace(AmxBlocks(BSR(32, 32)), given=True).tiles(32)
+    # ScheduleError: 'given': plans take B as it is, got a config for B
+RowSplit().tiles(96)  # ScheduleError: serves multiples of 128 features, got 96
+RowSplit(feat=64).tiles(128)  # ScheduleError: serves 64 features, got 128
+Groups().tiles(40)  # ScheduleError: serves multiples of 32 features, got 40
+RelationalRows().tiles(30)  # ScheduleError: RelationalRows.tiles: .. features, got 30
+RelationalRows(feat=64).tiles(32)  # ScheduleError: RelationalRows.tiles: .. features, got 32
+GradientTiles().tiles(30)  # ScheduleError: GradientTiles.tiles: .. features, got 30
+GradientTiles(feat=64).tiles(32)  # ScheduleError: GradientTiles.tiles: .. features, got 32
+""",
+    {**globals(), **NAMES},
+)
+# -- problems
+test_refused_problems = refusals(
+    """
+spmv.program(Spmm(reduce="mean"), SlicedRows())
+    # ScheduleError: spmv: argument 'config': SlicedRows serves sums of
+spmv.program(Spmm(reduce="max"), SlicedRows())  # ScheduleError: SlicedRows serves sums of
+spmv.program(Spmm(batched=True), SlicedRows())  # ScheduleError: SlicedRows serves sums of
+planned(FULL, Decomposed(CSR()), heads=2)  # ScheduleError: got heads
+planned(FULL, Decomposed(CSR()), reduce="max")  # ScheduleError: got reduce='max'
+planned(FULL, Decomposed(CSR()), reduce="mean")  # ScheduleError: got reduce='mean'
+planned(FULL, Decomposed(CSR()), op="sddmm")
+    # TypeError: expected SddmmGroups for this operator
+planned(FULL, BlockRows(BSR(8, 8)), reduce="mean")
+    # ScheduleError: serves sums of one matrix, got reduce='mean'
+planned(FULL, PanelRows(4, compact=True), dtype="float16")
+    # ScheduleError: expected compact=False for float16, which would be
+amx.program(Spmm("float32"), AmxBlocks(BSR(32, 32)))
+    # ScheduleError: amx.program: argument 'config': AmxBlocks serves sums of one matrix in
+    bfloat16 or float16, got dtype 'float32'
+amx.program(Spmm("bfloat16", batched=True), AmxBlocks(BSR(32, 32)))  # ScheduleError: got heads
+amx.program(Spmm("bfloat16", reduce="mean"), AmxBlocks(BSR(32, 32)))
+    # ScheduleError: got reduce='mean'
+amx.arrange(NOTHING, Spmm("float32"), AmxBlocks(BSR(32, 32)))
+    # ScheduleError: amx.arrange: argument 'config': .. got dtype 'float32'
+given(Spmm(), RowSplit(vector=8))  # ScheduleError: vectors of at most 4 float32, got 8
+given(Spmm(), HybRows(vector=8))  # ScheduleError: vectors of at most 4 float32, got 8
+given(Spmm(), Groups(vector=8))  # ScheduleError: vectors of at most 4 float32, got 8
+lower(sddmm.program(Sddmm("float64")), sddmm_gpu.apply, FusedNonzeros(), GPU)
+    # ScheduleError: expected vectors of at most 2 float64, got 4
+spmm_hyb.program(Spmm(batched=True), HybRows())
+    # ScheduleError: 'problem': expected no batch, got one
+given(Spmm("float16"), PanelThreads(atomics=True))  # ScheduleError: PanelThreads: argument
+    'config': expected atomics=False and compact=False for float16
+given(Spmm("float16"), PanelThreads(compact=True))
+    # ScheduleError: expected atomics=False and compact=False for float16
+spmm_tensor_cores.program(Spmm("float16", batched=True), TensorCores(BSR(32, 32)))
+    # ScheduleError: serves sums of one matrix in float16 or bfloat16 or int8, got heads
+spmm_tensor_cores.program(Spmm(), TensorCores(BSR(32, 32)))
+    # ScheduleError: serves sums of one matrix in .. got dtype 'float32'
+spmm_tensor_cores.arrange(NOTHING, Spmm("float16", reduce="max"), TensorCores(BSR(32, 32)))
+    # ScheduleError: serves sums of one matrix in .. got reduce='max'
+given(Spmm("float16"), TensorCores(BSR(128, 128), warps=(4, 2), stages=8, depth=128))
+    # ScheduleError: stages of .. bytes each to fit in 166912 bytes of shared memory, got 8
+rgms_gpu.program(Rgms("float16"), RelationalRows())
+    # ScheduleError: 'problem': expected a result of float32 or float64
+rgms_tensor_cores.program(Rgms(), RelationalTensorCores())
+    # ScheduleError: with out='float32', got dtype 'float32'
+rgms_tensor_cores.program(Rgms("float16"), RelationalTensorCores())
+    # ScheduleError: with out='float32', got out=None
+rgms_gradients_gpu.program(RgmsGradient(), GradientTiles(shape=None, shares=(1, 1)))
+    # ScheduleError: 'problem': expected operands of float16 or bfloat16
+""",
+    {**globals(), **NAMES},
+)
+# -- programs and targets
+test_refused_programs = refusals(
+    """
+on(usual("spmm"), spmv_cpu, SlicedRows())
+    # ScheduleError: SlicedRows: argument 'sch': expected 'spmm' to
+on(usual("elementwise"), spmv_cpu, SlicedRows())
+    # ScheduleError: SlicedRows: argument 'sch': expected 'elementwise' to
+on(usual("elementwise"), spmm_cpu, RowBlocks())
+    # ScheduleError: RowBlocks: argument 'sch': expected 'elementwise' to be a reduction
+on(spmm.program(Spmm()), spmm_blocks, BlockRows(BSR(8, 8)))
+    # ScheduleError: BlockRows: .. sum over blocks of rows and columns
+on(changed(SUMS, f'T.sp_iter_attr({{"ordered": 1}}); {SUMS[:17]}'), decomposed,
+   Decomposed(BSR(4, 4), 16, 8))
+    # ScheduleError: Decomposed: argument 'sch': expected 'sums' to be a reduction
+on(changed("Y[r * 4 + p, f]", "Y[f, r * 4 + p]"), decomposed, Decomposed(BSR(4, 4), 16, 8))
+    # ScheduleError: Decomposed: argument 'sch': expected 'sums' to store features side by side
+on(changed("SRSRS", "SSSSS"), decomposed, Decomposed(BSR(4, 4), 16, 8))
+    # ScheduleError: Decomposed: argument 'sch': expected sums over what rows store
+planned(FULL, Decomposed(CSC(), 16, 8), 16)
+    # ScheduleError: Decomposed: .. rows of 'spmm_csc' to come before
+given(Spmm(), Decomposed(CSR(), 16, 8))  # ScheduleError: scheduled for no threads
+given(Spmm("bfloat16"), AmxBlocks(BSR(32, 32)), {**TARGET, "mcpu": "x86-64-v4"})
+    # ScheduleError: lower: 'spmm' is scheduled for a CPU with amx-tile and amx-bf16, which target
+    .. x86-64 .. has not; choose another schedule, or a target that has
+given(Spmm("float16"), AmxBlocks(BSR(32, 32)), TARGET)
+    # ScheduleError: for a CPU with amx-fp16, which target .. sapphirerapids
+lower(spmm.program(Spmm("bfloat16")), amx.apply, AmxBlocks(BSR(32, 32)), TARGET)
+    # ScheduleError: AmxBlocks: expected one iteration that sums up block
+on(spmm.program(Spmm()), rgms_cpu, TiledRelations.for_sizes(32, 32))
+    # ShapeError: TiledRelations: argument 'sch'
+lower(spmm.program(Spmm(), None), rgms_backward.apply, ChunkTiles())
+    # ShapeError: rgms_backward: argument 'sch': expected one iteration of
+on(edge_attention.program(EdgeAttention()), block_attention_cpu, BlockTiles())
+    # ScheduleError: block_attention: argument 'sch': expected
+on(STEPS, block_attention_cpu, BlockTiles(16, 1))
+    # ScheduleError: 'inner' to visit 'K', at most one other
+on(edge_messages.program(EdgeMessages()), messages_cpu, Tile())
+    # ScheduleError: messages: argument 'sch': expected 'gsddmm' to be a reduction with an init
+    over plain
+on(edge_messages.program(EdgeMessages("dot")), messages_cpu, Tile())
+    # ScheduleError: messages: argument 'sch': expected 'gsddmm' to visit rows, what they store, and
+on(messages.program(Messages()), edge_messages_cpu, Tile())
+    # ScheduleError: edge_messages: argument 'sch': expected 'gspmm' to store one value in two or
+    more loops
+on(edge_softmax.program(EdgeSoftmax()), edge_messages_cpu, Tile())
+    # ScheduleError: edge_messages: argument 'sch': expected one iteration, got
+on(messages.program(Messages()), edge_softmax_cpu, Tile())
+    # ScheduleError: edge_softmax: argument 'sch': expected one iteration with steps for each of
+    its visits
+on(edge_attention.program(EdgeAttention()), edge_softmax_cpu, Tile())
+    # ScheduleError: edge_softmax: argument 'sch': expected a loop of 'rows' to be contiguous in all
+    results
+on(NO_ROWS, edge_attention_cpu, AttentionTiles())
+    # ScheduleError: edge_attention: argument 'sch': expected 'outer' to visit rows, the steps in
+    it what
+lower(sddmm.program(Sddmm()), sddmm_gpu.apply, FusedNonzeros(), "llvm")
+    # ScheduleError: 'sddmm' is scheduled for the threads of a GPU, which
+on(spmm.program(Spmm()), spmm_hyb, HybRows())  # ScheduleError: HybRows: argument 'sch': expected
+    an iteration that sets the result, and others that add to it in 'spmm'
+on(of_two(), spmm_hyb, HybRows())
+    # ScheduleError: HybRows: argument 'sch': expected one operator, got ['max', 'sum'] in 'spmm'
+lower(usual("mttkrp"), spmm_groups.apply, Groups(lanes=4, group=4), GPU)
+    # ScheduleError: strip_mine_rows: expected a reduction over .. under a dense one
+lower(usual("mttkrp"), spmm_groups.apply, Groups("non-zeros", work=4), GPU)
+    # ScheduleError: Groups: .. expected one loop over what rows store
+on(rgms_gpu.program(Rgms(), RelationalRows(0)), rgms_tensor_cores, RelationalTensorCores(0))
+    # ScheduleError: expected operands of one of float16, bfloat16, int8
+on(rgms.program(Rgms()), rgms_gpu, RelationalRows())
+    # ScheduleError: RelationalRows: .. an iteration that sets the result
+on(rgms_gradients.program(RgmsGradient()), rgms_gradients_gpu, GradientTiles())
+    # ScheduleError: GradientTiles: .. an iteration that sets the result
+""",
+    {**globals(), **NAMES},
+)
+# -- patterns
+test_refused_patterns = refusals(
+    """
+planned(MANY_ROWS, RowBlocks(parts=2**11), 128)
+    # ScheduleError: at most 2147483647 .. got 2048 .. 1048576
+planned(EYE, BlockRows(BSR(8, 8)))  # ScheduleError: expected a pattern that fills bsr_8_8
+planned(np.ones((12, 16), "float32"), BlockRows(BSR(8, 8)))
+    # ScheduleError: blocks of (8, 8) divide, .. got (12, 16)
+planned(EYE, Decomposed(BSR(2, 3), 8, 8, filled=True), 16)
+    # ScheduleError: expected a pattern that fills bsr_2_3
+RelationPattern.of(*IDS, (3, 5, 10))
+    # ValueError: RelationPattern.of: argument 'row': expected 0 to 4, got
+RelationPattern.of(*IDS[:2], IDS[2] * 0.5, (3, 20, 10))
+    # ValueError: argument 'column': expected (100,) integers, got float
+RelationPattern.of(*IDS, (3, 2**33, 10), "int32")
+    # ValueError: argument 'idtype': expected a type that holds 8589934
+""",
+    {**globals(), **NAMES},
+)

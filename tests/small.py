@@ -1,0 +1,77 @@
+"""Small programs, of which a test says the body, and which axes its buffers lie over."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Callable
+from typing import Any
+
+import sparsetir
+
+__all__ = ["making", "small", "text_of"]
+
+# Those that a program uses are declared, in this order; behind them what a test gives.
+AXES = {
+    "I": "T.dense_fixed(m)", "J": "T.sparse_variable(I, (n, nnz), (indptr, indices))",
+    "N": "T.dense_fixed(n)", "K": "T.dense_fixed(feat)",
+}  # fmt: skip
+# The index arrays of an axis come behind its sizes.
+HANDLES = re.compile(r"\), \(?(\w+)(?:, (\w+))?[,)]")
+
+
+def text_of(
+    name: str, body: str, axes: str = "", dtype: str = "float32", idtype: str = "",
+    first: str = "", **buffers: str,
+) -> str:  # fmt: skip
+    """The text of a program; its parameters are buffers as they are given, index arrays, and sizes.
+
+    axes : lines of others, behind those of :data:`AXES`; of these, too, which come here then, with
+        their names alone if they are as they are there
+    first : index arrays, buffers and sizes that come before others of them, in this order
+    buffers : for each one its axes, and its type if that is another: "I J int32"
+    """
+    given = (line.partition(" = ") for line in axes.strip().splitlines())
+    others = {axis: made or AXES[axis] for axis, _, made in given}
+    declared = {**{axis: made for axis, made in AXES.items() if axis not in others}, **others}
+    used = {*others}
+    used |= set(re.findall(r"\w+", " ".join([body, *buffers.values()])))
+    for axis in reversed(declared):  # parents come first
+        if axis in used:
+            used |= {*re.findall(r"\w+", declared[axis])}
+    of_type = f', "{idtype}")' if idtype else ")"
+    declared = {axis: f"{made[:-1]}{of_type}" for axis, made in declared.items() if axis in used}
+    names = [w for made in declared.values() for w in re.findall(r"(?<![\w.\"])[a-z]\w*", made)]
+    names = list(dict.fromkeys(names))
+    indices = {n for made in declared.values() for found in HANDLES.findall(made) for n in found}
+    handles = [*map(str.lower, buffers), *(n for n in names if n in indices)]
+    sizes = [n for n in names if n not in indices]
+    lines = [f"{axis} = {made}" for axis, made in declared.items()]
+    for buffer, over in buffers.items():
+        *over, kind = over.split() if over.split()[-1].islower() else [*over.split(), dtype]
+        lines.append(
+            f'{buffer} = T.match_sparse_buffer({buffer.lower()}, ({", ".join(over)},), "{kind}")'
+        )
+    order = {name: at for at, name in enumerate(first.split())}
+    handles, sizes = (sorted(ns, key=lambda n: order.get(n, 99)) for ns in (handles, sizes))
+    params = [*(f"{n}: T.handle" for n in handles), *(f"{n}: T.{idtype or 'int32'}" for n in sizes)]
+    text = "\n".join([*lines, textwrap.dedent(body).strip("\n")])
+    return f"@T.prim_func\ndef {name}({', '.join(params)}):\n{textwrap.indent(text, '    ')}\n"
+
+
+def small(name: str, body: str, axes: str = "", dtype: str = "float32", **buffers: str) -> Any:
+    """The program of :func:`text_of`."""
+    return sparsetir.from_source(text_of(name, body, axes, dtype, **buffers))
+
+
+def making(
+    name: str, body: str, axes: str = "", first: str = "", **buffers: str
+) -> Callable[[str, str], Any]:
+    """What makes a program for types of values and indices, of which the body may speak."""
+
+    def make(dtype: str, idtype: str) -> Any:
+        typed = {name: over.replace("idtype", idtype) for name, over in buffers.items()}
+        text = text_of(name, body, axes, dtype, idtype, first, **typed)
+        return sparsetir.from_source(text, {"dtype": dtype, "idtype": idtype})
+
+    return make
