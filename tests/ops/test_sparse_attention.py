@@ -250,7 +250,7 @@ def test_torch_knows_the_operators(by_small_blocks):
     given = operands(mask, 8, 12)
     arguments = (*given, *mask.rows, *mask.columns, 0.5)
     torch.library.opcheck(torch.ops.sparsetir.block_attention.default, arguments)
-    elements = (*mask.csr, *given, 0.5)
+    elements = (*given, *mask.csr, 0.5)
     torch.library.opcheck(torch.ops.sparsetir.element_attention.default, elements)
 
 

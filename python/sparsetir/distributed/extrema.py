@@ -11,7 +11,7 @@ from torch.profiler import record_function
 
 from sparsetir.distributed.parts import rows_first, split, with_heads
 from sparsetir.ops import library
-from sparsetir.ops.extremum import extremum_and_place, gradients
+from sparsetir.ops.extremum import extremum_and_place, gradients_of_product
 from sparsetir.ops.operands import Operand
 from sparsetir.ops.structure import structure_of
 
@@ -66,9 +66,11 @@ class Extremum(torch.autograd.Function):
         # Of features only the shape counts, but for the gradients of values.
         every = grad.new_empty(()).expand(shape) if x is None else torch.cat([x, halo], -2)
         wide, every = with_heads(values, every, heads)
-        wanted = ctx.needs_input_grad[2], ctx.needs_input_grad[1]
-        of_values, of_x = gradients(graph.edge_index, wide, every, place, grad, wanted)
-        if of_values is not None and of_values.dim() > values.dim():
+        found = gradients_of_product(graph.edge_index, wide, every, place, grad)
+        _, for_x, for_values, *_ = ctx.needs_input_grad
+        of_values = None if values is None or not for_values else found["values"]()
+        of_x = found["b"]() if for_x else None
+        if values is not None and of_values is not None and of_values.dim() > values.dim():
             of_values = of_values.sum(0)
         if of_x is not None:
             of_x = of_x.sum(0) if heads < 0 else of_x

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from sparsetir.ops.message_kernels import gspmm
+from sparsetir.ops.registry import Gradients
 from sparsetir.ops.structure import Structure
 
 
@@ -46,32 +45,78 @@ def _place(structure: Structure, values: Tensor | None, b: Tensor, c: Tensor) ->
     return place[:, 0]
 
 
-def gradients(
-    col: Tensor, values: Tensor | None, b: Tensor, place: Tensor, grad: Tensor, wanted: Any
-) -> tuple[Tensor | None, Tensor | None]:
-    """Gradients of an extremum with respect to values and b, where `wanted`, out of torch's own.
+def gradients_of_product(
+    col: Tensor, values: Tensor | None, b: Tensor, place: Tensor, grad: Tensor
+) -> Gradients:
+    """What computes those of an extremum with respect to values and b, out of torch's own.
 
-    Each comes from the one element that has the extremum; sums of 16-bit numbers are in float32.
+    place, grad : of the results of :func:`extremum_and_place`
+    """
+    heads = b.dim() == 3
+    u, arg, grad = (x.transpose(0, 1) if heads else x[:, None] for x in (b, place, grad))
+    e = None if values is None else (values.t() if heads else values[:, None])[..., None]
+    found = gradients_of_messages(col, u, e, arg, "mul" if e is not None else "copy_u", grad)
+    return {
+        "values": lambda: found["e"]().squeeze(2).t() if heads else found["e"]()[:, 0, 0],
+        "b": lambda: found["u"]().transpose(0, 1) if heads else found["u"]()[:, 0],
+    }
+
+
+def gradients_of_messages(
+    col: Tensor, u: Tensor | None, e: Tensor | None, arg: Tensor, op: str, grad: Tensor
+) -> Gradients:
+    """What computes those of the greatest or least messages with respect to u and e.
+
+    u, e : (n, heads, feat) and (nnz, heads, feat), whose heads and feat may be 1
+    arg : (m, heads, feat) the element whose message each is, -1 without any
+
+    Each comes from that one message; sums of 16-bit numbers are in float32.
     """
     columns = col[0] if col.dim() == 2 else col
-    if not columns.shape[0]:
-        zeros = None if values is None or not wanted[0] else torch.zeros_like(values)
-        return zeros, torch.zeros_like(b) if wanted[1] else None
-    found, place = place >= 0, place.clamp(min=0)
-    flat = place.flatten(-2)
-    column = columns.long()[place]
-    wide = torch.promote_types(b.dtype, torch.float32)
+    nothing = not columns.shape[0]
+    found, edge = arg >= 0, arg.clamp(min=0)
+    column = edge if nothing else columns.long()[edge]
+    with_both = op in ("mul", "div")
 
-    def kept(x: Tensor) -> Tensor:
-        return torch.where(found, x, 0).to(wide)
+    def at(operand: Tensor, place: Tensor) -> Tensor:
+        """Where an operand that is the same for all heads or features has them, (m * .. ,)."""
+        (_, heads, feat), (_, h, k) = operand.shape, place.shape
+        place = place * heads
+        if heads != 1:
+            place = place + torch.arange(h, device=place.device)[:, None]
+        place = place * feat
+        return (place + torch.arange(k, device=place.device) if feat != 1 else place).reshape(-1)
 
-    for_values = for_b = None
-    if wanted[0] and values is not None:
-        terms = kept(grad * b.gather(-2, column)).reshape(flat.shape)
-        zeros = torch.zeros_like(values, dtype=wide)
-        for_values = zeros.scatter_add(-1, flat, terms).to(values.dtype)
-    if wanted[1]:
-        terms = grad if values is None else grad * values.gather(-1, flat).view_as(grad)
-        zeros = torch.zeros_like(b, dtype=wide)
-        for_b = zeros.scatter_add(-2, column, kept(terms)).to(b.dtype)
-    return for_values, for_b
+    def taken(operand: Tensor, place: Tensor) -> Tensor:
+        """The operand's part in each message that was the greatest or least."""
+        return grad if nothing else operand.expand(-1, *place.shape[1:]).gather(0, place)
+
+    def scattered(terms: Tensor, place: Tensor, operand: Tensor) -> Tensor:
+        wide = torch.promote_types(terms.dtype, torch.float32)
+        zeros = terms.new_zeros(operand.shape, dtype=wide)
+        if not nothing:
+            terms = torch.where(found, terms, 0).to(wide)
+            if operand.shape[1:] == place.shape[1:]:
+                zeros = zeros.scatter_add(0, place, terms)
+            else:
+                flat = zeros.reshape(-1).scatter_add(0, at(operand, place), terms.reshape(-1))
+                zeros = flat.view_as(operand)
+        return zeros.to(operand.dtype)
+
+    def for_u() -> Tensor:
+        assert u is not None
+        other = taken(e, edge) if with_both and e is not None else None
+        terms = grad if other is None else grad * other if op == "mul" else grad / other
+        return scattered(terms, column, u)
+
+    def for_e() -> Tensor:
+        assert e is not None
+        terms = -grad if op == "sub" else grad
+        if with_both and u is not None:
+            terms = grad * taken(u, column)
+            if op == "div":
+                other = taken(e, edge)
+                terms = -terms / (other * other)
+        return scattered(terms, edge, e)
+
+    return {"u": for_u, "e": for_e}

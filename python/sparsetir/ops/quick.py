@@ -63,7 +63,7 @@ class _Product(torch.autograd.Function):
         # Torch tells when one of them was written before the backward pass.
         ctx.save_for_backward(rowptr, col, values, b)
         found = structure.again("spmm", (b,), values)
-        return library.spmm_kernel(rowptr, col, values, b, "sum") if found is None else found
+        return library.spmm.kernel(rowptr, col, values, b, "sum") if found is None else found
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
