@@ -18,8 +18,9 @@ from torch import Tensor
 
 from sparsetir.formats import BSR
 from sparsetir.ops.checks import check_tensor
+from sparsetir.ops.launch import DTYPES, launch, target_of, wide_tensor
 from sparsetir.ops.registry import Gradients, Operation, Operator
-from sparsetir.ops.structure import DTYPES, Structure, structure_of, target_of
+from sparsetir.ops.structure import Structure, structure_of
 from sparsetir.planning.request import compiled_by, default_threads
 from sparsetir.runtime.arrays import dtype_name
 from sparsetir.runtime.pool import pays
@@ -29,12 +30,6 @@ from sparsetir.schedules.operators.block_linear import BlockLinear, BlockOuter
 from sparsetir.schedules.operators.block_spmm import BlockSpmm
 from sparsetir.schedules.operators.problems import Spmm
 from sparsetir.schedules.templates.block_linear import BlockTile
-
-
-def _wide(x: Tensor) -> Tensor:
-    """In the type of the sums; kernels take that alone, as blocks are read more than once."""
-    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-    return x.detach().resolve_neg().to(wide).contiguous()
 
 
 def _has_kernels(x: Tensor) -> bool:
@@ -58,13 +53,9 @@ def _product_by_blocks(x: Tensor, w: Tensor, structure: Structure, config: Any) 
     problem, target = BlockSpmm(rows, cols, DTYPES[x.dtype]), target_of(x.device)
     kernel = compiled_by(config, problem, target)
     out = x.new_empty(1, structure.m, rows, tokens)
-    arrays = {
-        "a": w.transpose(1, 2).contiguous(),
-        "b": x.t().contiguous().view(1, structure.n, cols, tokens),
-        "out": out, "indptr": structure.rowptr, "indices": structure.col,
-    }  # fmt: skip
+    given = {"a": w.transpose(1, 2), "b": x.t().reshape(1, structure.n, cols, tokens), "out": out}
     sizes = {"heads": 1, "mb": structure.m, "nb": structure.n, "blocks": blocks, "feat": tokens}
-    structure.call(kernel, arrays, sizes)
+    launch(kernel, {**given, **sizes, "indptr": structure.rowptr, "indices": structure.col})
     return out.view(-1, tokens).t()
 
 
@@ -86,8 +77,7 @@ def _run(structure: Structure, problem: Any, tokens: int, arrays: dict[str, Tens
     config = BlockTile.for_block(problem, vector_bits(target), tokens, parallel)
     kernel = compiled_by(config, problem, target)
     sizes = {"tokens": tokens, "m": structure.m, "n": structure.n, "blocks": structure.nnz}
-    given = {**arrays, **sizes, "indptr": structure.rowptr, "indices": structure.col}
-    kernel.run_unchecked([given[name] for name in kernel.signature.passed])
+    launch(kernel, {**arrays, **sizes, "indptr": structure.rowptr, "indices": structure.col})
 
 
 def _check(who: str, name: str, x: Tensor, features: int, like: Tensor | None = None) -> None:
@@ -124,7 +114,7 @@ class Linear(Operation[Tensor]):
         tokens = math.prod(x.shape[:-1])
         config = _by_blocks(x, self.indices, *((c, r) if transposed else (r, c)), tokens)
         by_blocks = blocks and config is not None
-        wide = values if by_blocks else _wide(values)
+        wide = values if by_blocks else wide_tensor(values)
         if transposed:
             structure = structure.transposed
             wide = wide.transpose(1, 2)
@@ -137,12 +127,12 @@ class Linear(Operation[Tensor]):
         if not blocks or not _has_kernels(x):
             dense = wide.new_zeros(structure.n, structure.m, c, r)
             dense[structure.col.long(), structure.rows.long()] = wide
-            product = _wide(x) @ dense.transpose(1, 2).reshape(in_features, out_features)
+            product = wide_tensor(x) @ dense.transpose(1, 2).reshape(in_features, out_features)
             return (product if bias is None else product + bias.to(product.dtype)).to(x.dtype)
         problem = BlockLinear(r, c, DTYPES[x.dtype], dtype_name(structure.col), bias is not None)
-        arrays = {"x": _wide(_flat(x)), "w": wide, "y": _flat(out)}
+        arrays = {"x": wide_tensor(_flat(x)), "w": wide, "y": _flat(out)}
         if bias is not None:
-            arrays["bias_"] = _wide(bias)
+            arrays["bias_"] = wide_tensor(bias)
         _run(structure, problem, tokens, arrays)
         return out
 
@@ -177,7 +167,7 @@ class Outer(Operation[Tensor]):
     def run(self) -> Tensor:
         x, y, indices, (rows, cols) = self.x, self.y, self.indices, (self.rows, self.cols)
         check_tensor("block_outer", "y", y, x)
-        tokens, wide, other = math.prod(x.shape[:-1]), _wide(_flat(x)), _wide(_flat(y))
+        tokens, wide, other = math.prod(x.shape[:-1]), wide_tensor(_flat(x)), wide_tensor(_flat(y))
         if not len(indices) or not tokens:
             return self.fake().zero_()
         structure = _structure(self.indptr, indices, x.shape[-1] // cols)

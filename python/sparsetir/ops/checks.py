@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsetir.ops.structure import DTYPES, Structure
+from sparsetir.ops.launch import DTYPES
+from sparsetir.ops.structure import Structure
 from sparsetir.runtime.arrays import dtype_name
 
 

@@ -16,10 +16,11 @@ from torch import Tensor
 from sparsetir.data.mask_blocks import BlockMask, BlockRows
 from sparsetir.data.masks import from_elements
 from sparsetir.ops import block_kernels, message_kernels
+from sparsetir.ops.launch import DTYPES
 from sparsetir.ops.messages_library import attention_gradients
 from sparsetir.ops.operands import resolve
 from sparsetir.ops.registry import Gradients, Operation, Operator
-from sparsetir.ops.structure import DTYPES, Structure, structure_of
+from sparsetir.ops.structure import Structure, structure_of
 from sparsetir.runtime.arrays import dtype_name
 
 WHO = "sparse_attention"

@@ -15,9 +15,10 @@ from torch import Tensor
 from sparsetir.ops import functional, messages_library
 from sparsetir.ops.cache import kept, lasting, private
 from sparsetir.ops.feature_shapes import Merged, merged
+from sparsetir.ops.launch import DTYPES
 from sparsetir.ops.operands import Operand, resolve
 from sparsetir.ops.registry import holds_data
-from sparsetir.ops.structure import DTYPES, SeenPattern, Structure, structure_of
+from sparsetir.ops.structure import SeenPattern, Structure, structure_of
 from sparsetir.planning.vocabulary import edge_op, message, reduction
 from sparsetir.runtime.arrays import dtype_name
 

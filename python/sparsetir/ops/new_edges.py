@@ -18,9 +18,10 @@ from torch.nn import Parameter
 from sparsetir.ops import library
 from sparsetir.ops.cache import memory_key
 from sparsetir.ops.check_pattern import check_edges
+from sparsetir.ops.launch import launch, target_of
 from sparsetir.ops.recorded import may_be_recorded
 from sparsetir.ops.registry import is_undisturbed
-from sparsetir.ops.structure import known_edges, plain_tensor, target_of
+from sparsetir.ops.structure import known_edges
 from sparsetir.planning.request import compiled_by
 from sparsetir.runtime.arrays import dtype_name
 from sparsetir.runtime.kernel import Kernel
@@ -131,13 +132,8 @@ def _summed(
         sources, targets = targets, sources
     out, count = b.new_empty(m, b.shape[1]), b.new_empty(m) if mean else None
     kernel = _kernel(dtype_name(b), dtype_name(edges), values is not None, mean, b.shape[1])
-    given = {
-        "source": plain_tensor(sources), "target": plain_tensor(targets),
-        "b": plain_tensor(b.detach()), "c": out, "count": count,
-        "w": None if values is None else plain_tensor(values),
-        "m": m, "n": len(b), "nnz": edges.shape[1], "feat": b.shape[1],
-    }  # fmt: skip
-    kernel.run_unchecked([given[name] for name in kernel.signature.passed])
+    arrays = {"source": sources, "target": targets, "b": b, "c": out, "count": count, "w": values}
+    launch(kernel, {**arrays, "m": m, "n": len(b), "nnz": edges.shape[1], "feat": b.shape[1]})
     return out, count
 
 

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from sparsetir.ops.checks import check_tensor, check_values
 from sparsetir.ops.functional import operand_like
+from sparsetir.ops.launch import call_plan
 from sparsetir.ops.registry import Gradients, Operation, Operator
-from sparsetir.ops.structure import Structure, call_plan, structure_of
+from sparsetir.ops.structure import Structure, structure_of
 from sparsetir.schedules.operators.gradients import gradient_of
 from sparsetir.schedules.operators.operands import Operator as Record
 from sparsetir.schedules.operators.registry import OPERATORS

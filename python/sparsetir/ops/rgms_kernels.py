@@ -12,7 +12,7 @@ beforehand.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
@@ -20,13 +20,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from sparsetir.ops.launch import DTYPES, call_plan, launch, target_of, wide_tensor
 from sparsetir.ops.relation_orders import where_products_first
 from sparsetir.ops.relations import CHUNK, RelationRows, Relations
-from sparsetir.ops.structure import DTYPES, call_plan, target_of
 from sparsetir.planning.plan import plan_of
 from sparsetir.planning.relational_request import of_relations
 from sparsetir.planning.request import compiled_by, default_threads
-from sparsetir.runtime.arrays import is_array
+from sparsetir.runtime.arrays import dtype_name
 from sparsetir.runtime.pool import pays
 from sparsetir.schedules.default import is_gpu, vector_bits
 from sparsetir.schedules.operators.rgms import Rgms
@@ -36,7 +36,6 @@ from sparsetir.schedules.search.choose_rgms import lanes_of, whole_vectors
 from sparsetir.schedules.templates.rgms_backward import ChunkTiles
 
 BLOCKS_PER_THREAD = 4
-IDTYPES = {torch.int32: "int32", torch.int64: "int64"}
 
 
 def of_nodes(
@@ -66,8 +65,8 @@ def of_nodes(
     x = x.unflatten(1, (*blocks, feat_in)) if blocks else x
     if first is None:
         return _sums(rows, m, x, weight, values).flatten(1).to(dtype)
-    x = _padded(_wide(x))
-    weight = _padded(_wide(weight), x.shape[-1])
+    x = _padded(wide_tensor(x))
+    weight = _padded(wide_tensor(weight), x.shape[-1])
     of_sums = of_others = None
     if values is not None:
         of_sums, of_others = first.values(values, relations.lasts(values))
@@ -119,14 +118,14 @@ def _called(
 ) -> Tensor:
     """What a plan gives, or what it adds to."""
     given = [x.detach() for x in operands]
-    values = None if values is None else _wide(values)
+    values = None if values is None else wide_tensor(values)
     if out is None:
         return call_plan(run, given, values)
     return run(*given, values=values, out=out)
 
 
 def _types(rows: RelationRows, x: Tensor) -> tuple[str, str]:
-    return DTYPES[x.dtype], IDTYPES[rows.rows.dtype]
+    return DTYPES[x.dtype], dtype_name(rows.rows)
 
 
 def _wider(dtype: torch.dtype) -> str | None:
@@ -159,7 +158,9 @@ def of_weights(
     shape = len(chunks.relation), *dims, x.shape[-1], grad.shape[-1]
     parts = x.new_empty(shape, dtype=_widened(dtype))
     arrays = {"x": x, "grad": grad, "dw": parts if blocks else parts[:, None]}
-    _run_chunks(relations, False, arrays if values is None else {**arrays, "a": _wide(values)})
+    _run_chunks(
+        relations, False, arrays if values is None else {**arrays, "a": wide_tensor(values)}
+    )
     if not chunks.one_each:
         sums = parts.new_zeros(relations.count, *parts.shape[1:])
         parts = sums.index_add_(0, chunks.relation, parts)
@@ -205,7 +206,7 @@ def _run_chunks(relations: Relations, edges: bool, arrays: dict[str, Tensor]) ->
     (blocks, feat_in), feat = arrays["x"].shape[1:], arrays["grad"].shape[-1]
     dtype = arrays["x"].dtype
     problem = RgmsBackward(
-        feat_in, feat, CHUNK, edges, DTYPES[dtype], IDTYPES[rows.rows.dtype], "a" in arrays
+        feat_in, feat, CHUNK, edges, DTYPES[dtype], dtype_name(rows.rows), "a" in arrays
     )
     threads, target = default_threads(), target_of(relations.device)
     parallel = pays(threads, len(rows.rows) * blocks * feat_in * feat)
@@ -214,32 +215,12 @@ def _run_chunks(relations: Relations, edges: bool, arrays: dict[str, Tensor]) ->
     vectors = 4 if vector_bits(target) >= 512 else 2  # as there are registers for
     parts = threads * BLOCKS_PER_THREAD if parallel else 0
     config = ChunkTiles(lanes, vectors=vectors, blocks=parts)
-    index = {
-        "piece_ptr": chunks.piece_ptr, "chunk_ptr": chunks.chunk_ptr, "rows": rows.rows,
-        "indptr": rows.indptr, "indices": rows.indices, "relation": chunks.relation,
-    }  # fmt: skip
-    sizes = {
-        "pieces": len(chunks.relation), "chunks": len(chunks.chunk_ptr) - 1,
-        "nnz_rows": len(rows.rows), "nnz": relations.edges, "m": relations.m, "n": relations.n,
-        "relations": relations.count, "blocks": blocks,
-    }  # fmt: skip
-    _run(rows, problem, config, target, arrays, index, sizes)
-
-
-def _run(
-    rows: RelationRows, problem: Any, config: Any, target: Any,
-    arrays: Mapping[str, Tensor], index: Mapping[str, Tensor], sizes: Mapping[str, int],
-) -> None:  # fmt: skip
-    """Compile a kernel if it is new, and run it on arrays that fit."""
-    kernel, key = compiled_by(config, problem, target), (problem, config)
-    made = rows.computed.get(key)
-    if made is None:
-        given = {name: x.numpy() for name, x in index.items()}
-        found = kernel.compute({**given, **sizes})
-        made = {n: torch.from_numpy(x) if is_array(x) else x for n, x in found.items()}
-        rows.computed[key] = made
-    named = {**arrays, **index, **sizes, **made}
-    kernel.run_unchecked([named[name] for name in kernel.signature.passed])
+    index = {"piece_ptr": chunks.piece_ptr, "chunk_ptr": chunks.chunk_ptr, "rows": rows.rows}
+    index |= {"indptr": rows.indptr, "indices": rows.indices, "relation": chunks.relation}
+    sizes = {"pieces": len(chunks.relation), "chunks": len(chunks.chunk_ptr) - 1}
+    sizes |= {"nnz_rows": len(rows.rows), "nnz": relations.edges, "m": relations.m}
+    sizes |= {"n": relations.n, "relations": relations.count, "blocks": blocks}
+    launch(compiled_by(config, problem, target), {**arrays, **index, **sizes})
 
 
 def _is_gpu(x: Tensor) -> bool:
@@ -249,11 +230,6 @@ def _is_gpu(x: Tensor) -> bool:
 def _widened(dtype: torch.dtype) -> torch.dtype:
     """The type of the sums."""
     return torch.promote_types(dtype, torch.float32)
-
-
-def _wide(x: Tensor) -> Tensor:
-    """As kernels take it: contiguous, in the type of the sums."""
-    return x.detach().resolve_neg().to(_widened(x.dtype)).contiguous()
 
 
 def _padded(x: Tensor, rows: int | None = None) -> Tensor:

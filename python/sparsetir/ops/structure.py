@@ -4,37 +4,27 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache, cached_property, partial
+from collections.abc import Callable
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import torch
-import tvm_ffi
 from torch import Tensor
 
 from sparsetir.ops.blocks import Blocks
 from sparsetir.ops.cache import hand_out, handed_out, is_private, kept, lasting, private
 from sparsetir.ops.check_pattern import check_csr, check_edges, check_kind, check_pairs, check_size
 from sparsetir.ops.compress import compress, transpose
+from sparsetir.ops.launch import DTYPES, call_plan, target_of
 from sparsetir.ops.recorded import Planned, recorded
 from sparsetir.planning.plan import plan_of_each_run
 from sparsetir.planning.run_plan import Plan
-from sparsetir.runtime.kernel import Kernel
-from sparsetir.runtime.targets import resolve_target
 from sparsetir.schedules.operators.problems import CsrPattern
 from sparsetir.schedules.operators.registry import OPERATORS
 
-DTYPES = {
-    torch.float32: "float32",
-    torch.float16: "float16",
-    torch.bfloat16: "bfloat16",
-    torch.float64: "float64",
-}
 # Of one structure, where one that no record has chosen counts twice.
 MAX_PLANS = 64
 INT32_MAX = 2**31 - 1
-# Vector loads of a GPU want whole vectors.
-GPU_ALIGNMENT = 16
 
 
 class Structure:
@@ -373,25 +363,6 @@ class Structure:
                     self._calls.clear()
             return self._plans[key]
 
-    def call(self, kernel: Kernel, arrays: Mapping[str, Tensor], sizes: Mapping[str, int]) -> None:
-        """Run any kernel on this structure's device and torch's current stream there.
-
-        Parameters
-        ----------
-        kernel : Kernel
-            What is run.
-        arrays : mapping of str to Tensor
-            Its arrays, by name.
-        sizes : mapping of str to int
-            Its scalars, by name.
-        """
-        arrays = {name: plain_tensor(x) for name, x in arrays.items()}
-        if self.device.type == "cpu":
-            kernel(**arrays, **sizes)
-            return
-        with torch.cuda.device(self.device), tvm_ffi.use_torch_stream():
-            kernel(**arrays, **sizes)
-
     def ones(self, dtype: torch.dtype) -> Tensor:
         """(nnz,) ones, made once; not to be written to.
 
@@ -413,16 +384,6 @@ class Structure:
         return f"<sparsetir.ops.Structure {self.shape}, {self.nnz} elements, {self.device}>"
 
 
-def call_plan(run: Plan, operands: Sequence[Tensor], values: Tensor | None) -> Tensor:
-    """A plan on operands that fit it, on their device and torch's current stream there."""
-    plain, device = [plain_tensor(x) for x in operands], operands[0].device
-    values = None if values is None else plain_tensor(values)
-    if device.type == "cpu":
-        return run.run_trusted(plain, values)
-    with torch.cuda.device(device), tvm_ffi.use_torch_stream():
-        return run.run_trusted(plain, values)
-
-
 def _call_key(
     op: str, operands: tuple[Tensor, ...], values: Tensor | None, reduce: str
 ) -> tuple[Any, ...]:
@@ -436,24 +397,6 @@ def _call_key(
 @lasting
 def _ones(nnz: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.ones(nnz, dtype=dtype, device=device)
-
-
-def plain_tensor(x: Tensor) -> Tensor:
-    """As kernels take it, which read memory as it is."""
-    if x.is_neg():
-        x = x.resolve_neg()
-    if x._is_zerotensor():
-        x = x.clone()
-    if not x.is_contiguous():
-        x = x.contiguous()
-    aligned = x.device.type == "cpu" or x.data_ptr() % GPU_ALIGNMENT == 0
-    return x if aligned else x.clone()
-
-
-@cache
-def target_of(device: torch.device) -> Any:
-    """What kernels are compiled for."""
-    return resolve_target("cuda" if device.type == "cuda" else "llvm")
 
 
 # -- structures that were seen -------------------------------------------------------------------
