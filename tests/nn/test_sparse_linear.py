@@ -320,8 +320,10 @@ def as_on_a_gpu(monkeypatch):
     monkeypatch.setattr(sys.modules["sparsetir.planning.request"], "compiled", compiled)
     monkeypatch.setattr(operator, "target_of", lambda _: Target({"kind": "cuda", "arch": "sm_90"}))
     monkeypatch.setattr(operator, "_has_kernels", lambda _: False)
-    plain = lambda x: plain_tensor(x) if torch.is_tensor(x) else x
-    launch = lambda kernel, named: kernel(**{n: plain(x) for n, x in named.items()})
+
+    def launch(kernel, named):
+        kernel(**{n: plain_tensor(x) if torch.is_tensor(x) else x for n, x in named.items()})
+
     monkeypatch.setattr(operator, "launch", launch)
     return made
 

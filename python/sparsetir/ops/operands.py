@@ -16,9 +16,11 @@ from sparsetir.formats.pattern import Pattern
 from sparsetir.ops.blocks import Blocks
 from sparsetir.ops.cache import kept, private
 from sparsetir.ops.check_pattern import check_csr, check_size
+from sparsetir.ops.compress import Order
 from sparsetir.ops.library import row_pointers
 from sparsetir.ops.registry import holds_data
 from sparsetir.ops.structure import (
+    Orders,
     SeenPattern,
     Structure,
     known_edges,
@@ -127,7 +129,8 @@ def resolve(
           matrix has a row for each target and a column for each source, so that A @ X adds up what
           comes in at each node. Or a pair (edges, size), where size is (sources, targets) or one
           number for both
-        - `torch_geometric.EdgeIndex`, likewise
+        - `torch_geometric.EdgeIndex`, likewise; where it is sorted, its orders are used and none is
+          made anew
         - a `torch_sparse.SparseTensor`, a `dgl.sparse.SparseMatrix`
         - an :class:`Operand`, or what :func:`sparsetir.ops.prepare` gives
         - whatever else a :class:`sparsetir.SparseMatrix` takes: scipy's matrices, (2, nnz) integers
@@ -162,7 +165,7 @@ def resolve(
     if isinstance(A, Tensor):
         if A.layout is torch.strided:
             edges, size = plain_edges(who, name, A)
-            return _of_edges(who, name, edges, values, size or shape)
+            return _of_edges(who, name, edges, values, size or shape, A)
         return _of_sparse(who, name, A, values)
     if isinstance(A, Operand):
         _check_operand(who, name, A)
@@ -174,7 +177,8 @@ def resolve(
         return A.operand if values is None else A.operand._replace(values=values)
     if isinstance(A, tuple) and len(A) == 2 and isinstance(A[0], Tensor) and A[0].dim() != 1:
         edges, size = plain_edges(who, name, A[0])
-        return _of_edges(who, name, edges, values, _size(who, name, A[1]) or size or shape)
+        size = _size(who, name, A[1]) or size or shape
+        return _of_edges(who, name, edges, values, size, A[0])
     return _of_foreign(who, name, A, values, shape)
 
 
@@ -280,8 +284,14 @@ def _size(who: str, name: str, size: Any) -> tuple[int, int] | None:
 
 
 def _of_edges(
-    who: str, name: str, edges: Tensor, values: Tensor | None, shape: tuple[int, int] | None
+    who: str,
+    name: str,
+    edges: Tensor,
+    values: Tensor | None,
+    shape: tuple[int, int] | None,
+    given: Any = None,
 ) -> Operand:
+    """Of plain edges; given : what the caller has, which may know how they are sorted."""
     if shape is None and edges.is_meta:
         raise ValueError(
             f"{who}: argument '{name}': expected (edge_index, size) for edges without data"
@@ -289,8 +299,20 @@ def _of_edges(
     m, n = shape or _least_shape(edges)
     if not _is_seen(edges):
         return Operand(row_pointers(edges, m, n), edges, m, n, values)
-    found = pattern_of_edges(edges, m, n, who, name)
+    found = pattern_of_edges(edges, m, n, who, name, lambda: _orders(given))
     return Operand(found.rowptr, found.col, m, n, values)
+
+
+def _orders(A: Any) -> Orders:
+    """By targets and by sources: those that a `torch_geometric.EdgeIndex` has, or makes and keeps.
+
+    They are not taken on trust, as PyG sees no writing to its edges.
+    """
+    if not getattr(A, "is_sorted", False):
+        return None, None
+    if A.is_sorted_by_row:
+        return Order(A.get_csc()[1]), Order(None)
+    return Order(None), None if A._T_perm is None else Order(A.get_csr()[1])
 
 
 def _least_shape(edges: Tensor) -> tuple[int, int]:

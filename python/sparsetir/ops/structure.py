@@ -14,7 +14,7 @@ from torch import Tensor
 from sparsetir.ops.blocks import Blocks
 from sparsetir.ops.cache import hand_out, handed_out, is_private, kept, lasting, private
 from sparsetir.ops.check_pattern import check_csr, check_edges, check_kind, check_pairs, check_size
-from sparsetir.ops.compress import compress, transpose
+from sparsetir.ops.compress import Order, compress, transpose
 from sparsetir.ops.launch import DTYPES, call_plan, target_of
 from sparsetir.ops.recorded import Planned, recorded
 from sparsetir.planning.plan import plan_of_each_run
@@ -25,6 +25,7 @@ from sparsetir.schedules.operators.registry import OPERATORS
 # Of one structure, where one that no record has chosen counts twice.
 MAX_PLANS = 64
 INT32_MAX = 2**31 - 1
+Orders = tuple[Order | None, Order | None]
 
 
 class Structure:
@@ -71,6 +72,8 @@ class Structure:
     ) -> None:
         self.rowptr, self.col, self.shape, self.order = rowptr, col, shape, order
         self.blocks = blocks
+        # Gives the transposed one, where an order by columns is known.
+        self.turned: Callable[[], tuple[Tensor, Tensor, Tensor | None] | None] | None = None
         self.m, self.n = shape
         self.nnz: int = len(col)
         self.device: torch.device = col.device
@@ -122,7 +125,8 @@ class Structure:
 
     @lasting
     def _transpose(self) -> Structure:
-        rowptr, col, order = transpose(self.rowptr, self.col, self.n, self.order)
+        found = None if self.turned is None else self.turned()
+        rowptr, col, order = found or transpose(self.rowptr, self.col, self.n, self.order)
         blocks = self.blocks and self.blocks.transposed(self.n // self.blocks.size[1])
         return Structure(rowptr, col, (self.n, self.m), order, blocks)
 
@@ -431,19 +435,29 @@ class SeenPattern(NamedTuple):
 
     @staticmethod
     def of_edges(
-        who: str, edges: Tensor, m: int, n: int, name: str = "edges", blocks: Blocks | None = None
+        who: str,
+        edges: Tensor,
+        m: int,
+        n: int,
+        name: str = "edges",
+        blocks: Blocks | None = None,
+        orders: Callable[[], Orders] = lambda: (None, None),
     ) -> SeenPattern:
         """Of private edges of an (m, n) matrix, as :func:`pattern_of_edges` takes them.
 
         blocks : that the edges are of, one after the other
         """
         check_pairs(who, edges, name)
-        found = compress(edges, m, n)
+        by_rows, by_columns = orders()
+        found = compress(edges, m, n, by_rows)
         if found is None:
             check_edges(who, edges, m, n, name)  # which says what is out of range
         assert found is not None
         rowptr, col, order = found
-        return SeenPattern.of(Structure(rowptr, col, (m, n), order, blocks), edges)
+        made = Structure(rowptr, col, (m, n), order, blocks)
+        if by_columns is not None:
+            made.turned = lambda: compress(edges.flip(0), n, m, by_columns)
+        return SeenPattern.of(made, edges)
 
 
 def structure_of(rowptr: Tensor, col: Tensor, n: int, who: str = "structure_of") -> Structure:
@@ -495,18 +509,24 @@ def pattern_of(rowptr: Tensor, col: Tensor, n: int, who: str) -> SeenPattern:
 
 
 def pattern_of_edges(
-    edges: Tensor, m: int, n: int, who: str = "structure_of", name: str = "edges"
+    edges: Tensor,
+    m: int,
+    n: int,
+    who: str = "structure_of",
+    name: str = "edges",
+    orders: Callable[[], Orders] = lambda: (None, None),
 ) -> SeenPattern:
     """As :func:`pattern_of` for (2, nnz) edges, columns first, of an (m, n) matrix.
 
     who, name : function and argument, as errors name them
+    orders : gives those by rows and by columns that are known, which then need no sorting
     """
     found = known_edges(edges, m, n, count=True)
     if found is not None:
         return found
     m, n = check_size(who, "m", m), check_size(who, "n", n)
     check_kind(who, name, edges)
-    make = partial(SeenPattern.of_edges, who, m=m, n=n, name=name)
+    make = partial(SeenPattern.of_edges, who, m=m, n=n, name=name, orders=orders)
     return kept.keep(("edges", m, n), make, edges)
 
 
