@@ -24,6 +24,7 @@ from sparsetir.ops.structure import Structure, structure_of
 from sparsetir.planning.request import compiled_by, default_threads
 from sparsetir.runtime.arrays import dtype_name
 from sparsetir.runtime.pool import pays
+from sparsetir.runtime.refusals import wrong
 from sparsetir.schedules.default import vector_bits
 from sparsetir.schedules.gpu.spmm_tensor_cores import for_format
 from sparsetir.schedules.operators.block_linear import BlockLinear, BlockOuter
@@ -83,9 +84,7 @@ def _run(structure: Structure, problem: Any, tokens: int, arrays: dict[str, Tens
 def _check(who: str, name: str, x: Tensor, features: int, like: Tensor | None = None) -> None:
     check_tensor(who, name, x, like)
     if x.dim() < 1 or x.shape[-1] != features:
-        raise ValueError(
-            f"{who}: argument '{name}': expected {features} features, got shape {tuple(x.shape)}"
-        )
+        raise wrong(who, name, f"{features} features", f"shape {tuple(x.shape)}")
 
 
 @dataclass

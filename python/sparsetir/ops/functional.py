@@ -16,6 +16,7 @@ from sparsetir.ops.new_edges import sum_of_new
 from sparsetir.ops.operands import Operand, resolve
 from sparsetir.ops.quick import again
 from sparsetir.planning.vocabulary import reduction
+from sparsetir.runtime.refusals import wrong
 
 
 def spmm(A: Any, B: Tensor, reduce: str = "sum", values: Tensor | None = None) -> Tensor:
@@ -117,9 +118,7 @@ def sddmm(A: Any, X: Tensor, Y: Tensor) -> Tensor:
     heads = {x.shape[1] for x in (X, Y) if x.dim() == 3}
     if X.shape[-1] != Y.shape[-1] or len(heads) > 1:
         expected = (operand.n, *X.shape[1:])
-        raise ValueError(
-            f"sddmm: argument 'Y': expected shape {expected} as 'X', got {tuple(Y.shape)}"
-        )
+        raise wrong("sddmm", "Y", f"shape {expected} as 'X'", tuple(Y.shape))
     X, Y = (_heads_first(x, *heads) for x in (X, Y))
     found = library.sddmm(operand.rowptr, operand.col, X, Y)
     return found.t() if heads else found
@@ -197,9 +196,8 @@ def _check_operand(
 ) -> None:
     check_tensor(who, name, x, like)
     if x.dim() not in dims:
-        raise ValueError(
-            f"{who}: argument '{name}': expected {dims[0]} dimensions, or {dims[1]} with heads, "
-            f"got shape {tuple(x.shape)}"
+        raise wrong(
+            who, name, f"{dims[0]} dimensions, or {dims[1]} with heads", f"shape {tuple(x.shape)}"
         )
 
 
@@ -210,22 +208,16 @@ def _check_values(who: str, values: Any, B: Tensor, nnz: int) -> None:
     if not fits or (dims == 2 and B.dim() == 3 and values.shape[1] != B.shape[1]):
         heads = B.shape[1:-1]
         expected = f"({nnz},) or ({nnz}, {heads[0] if heads else 'heads'})"
-        raise ValueError(
-            f"{who}: argument 'values': expected shape {expected}, got {tuple(values.shape)}"
-        )
+        raise wrong(who, "values", f"shape {expected}", tuple(values.shape))
 
 
 def _check_rows(who: str, name: str, x: Tensor, rows: int, device: torch.device) -> None:
     if x.device != device:
-        raise ValueError(
-            f"{who}: argument '{name}': expected to be on {device} as the sparse matrix, "
-            f"got {x.device}"
-        )
+        raise wrong(who, name, f"to be on {device} as the sparse matrix", x.device)
     if x.shape[0] != rows:
         second = "; heads are the second dimension" if x.dim() == 3 and x.shape[1] == rows else ""
-        raise ValueError(
-            f"{who}: argument '{name}': expected {rows} rows to fit the sparse matrix, got shape "
-            f"{tuple(x.shape)}{second}"
+        raise wrong(
+            who, name, f"{rows} rows to fit the sparse matrix", f"shape {tuple(x.shape)}{second}"
         )
 
 

@@ -16,12 +16,12 @@ from torch import Tensor
 from sparsetir.data.mask_blocks import BlockMask, BlockRows
 from sparsetir.data.masks import from_elements
 from sparsetir.ops import block_kernels, message_kernels
-from sparsetir.ops.launch import DTYPES
+from sparsetir.ops.checks import check_tensor
 from sparsetir.ops.messages_library import attention_gradients
 from sparsetir.ops.operands import resolve
 from sparsetir.ops.registry import Gradients, Operation, Operator
 from sparsetir.ops.structure import Structure, structure_of
-from sparsetir.runtime.arrays import dtype_name
+from sparsetir.runtime.refusals import wrong
 
 WHO = "sparse_attention"
 # What a place in a block of some size costs, and what an element costs by itself.
@@ -269,48 +269,25 @@ def _fitting(structure: Structure) -> BlockMask | None:
 def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
     """Raise unless operands fit each other."""
     for name, x in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(x, Tensor):
-            raise TypeError(f"{WHO}: argument '{name}': expected a tensor, got {type(x).__name__}")
-        if x.layout is not torch.strided or x.dim() != 4:
-            raise ValueError(
-                f"{WHO}: argument '{name}': expected a dense tensor (batch, heads, length, head "
-                f"size), got {x.layout} of shape {tuple(x.shape)}"
-            )
-        if x.dtype not in DTYPES:
-            raise TypeError(
-                f"{WHO}: argument '{name}': expected {', '.join(DTYPES.values())}, got "
-                f"{dtype_name(x)}"
-            )
+        check_tensor(WHO, name, x, q, "'q'")
+        if x.dim() != 4:
+            expected = "a dense tensor (batch, heads, length, head size)"
+            raise wrong(WHO, name, expected, f"shape {tuple(x.shape)}")
         if x.device != q.device:
-            raise ValueError(
-                f"{WHO}: argument '{name}': expected to be on {q.device} as 'q', got {x.device}"
-            )
+            raise wrong(WHO, name, f"to be on {q.device} as 'q'", x.device)
         if x.shape[:2] != q.shape[:2]:
-            raise ValueError(
-                f"{WHO}: argument '{name}': expected batch and heads {tuple(q.shape[:2])} as 'q', "
-                f"got shape {tuple(x.shape)}"
-            )
-        if x.dtype != q.dtype and not torch.is_autocast_enabled(q.device.type):
-            raise TypeError(
-                f"{WHO}: argument '{name}': expected {dtype_name(q)} as 'q', got {dtype_name(x)}"
+            raise wrong(
+                WHO, name, f"batch and heads {tuple(q.shape[:2])} as 'q'", f"shape {tuple(x.shape)}"
             )
     if k.shape[3] != q.shape[3]:
-        raise ValueError(
-            f"{WHO}: argument 'k': expected head size {q.shape[3]} as 'q', got {k.shape[3]}"
-        )
+        raise wrong(WHO, "k", f"head size {q.shape[3]} as 'q'", k.shape[3])
     if v.shape[2] != k.shape[2]:
-        raise ValueError(
-            f"{WHO}: argument 'v': expected length {k.shape[2]} as 'k', got {v.shape[2]}"
-        )
+        raise wrong(WHO, "v", f"length {k.shape[2]} as 'k'", v.shape[2])
 
 
 def _check_mask(shape: Any, device: torch.device, q: Tensor, k: Tensor) -> None:
     if tuple(shape) != (q.shape[2], k.shape[2]):
-        raise ValueError(
-            f"{WHO}: argument 'mask': expected shape {(q.shape[2], k.shape[2])}, the lengths of "
-            f"'q' and 'k', got {tuple(shape)}"
-        )
+        expected = f"shape {(q.shape[2], k.shape[2])}, the lengths of 'q' and 'k'"
+        raise wrong(WHO, "mask", expected, tuple(shape))
     if device != q.device:
-        raise ValueError(
-            f"{WHO}: argument 'mask': expected to be on {q.device} as 'q', got {device}"
-        )
+        raise wrong(WHO, "mask", f"to be on {q.device} as 'q'", device)

@@ -21,6 +21,7 @@ from sparsetir.ops.registry import holds_data
 from sparsetir.ops.structure import SeenPattern, Structure, structure_of
 from sparsetir.planning.vocabulary import edge_op, message, reduction
 from sparsetir.runtime.arrays import dtype_name
+from sparsetir.runtime.refusals import wrong
 
 
 def gspmm(
@@ -109,13 +110,9 @@ def segment_reduce(values: Tensor, rowptr: Tensor, reduce: str = "sum") -> Tenso
     values = _given("segment_reduce", "values", values, "segments")
     reduce = reduction("segment_reduce", reduce)
     if not isinstance(rowptr, Tensor):
-        raise TypeError(
-            f"segment_reduce: argument 'rowptr': expected a tensor, got {type(rowptr).__name__}"
-        )
+        raise wrong("segment_reduce", "rowptr", "a tensor", type(rowptr).__name__, TypeError)
     if rowptr.dim() != 1 or not rowptr.shape[0]:
-        raise ValueError(
-            f"segment_reduce: argument 'rowptr': expected shape (m + 1,), got {tuple(rowptr.shape)}"
-        )
+        raise wrong("segment_reduce", "rowptr", "shape (m + 1,)", tuple(rowptr.shape))
     operand = _segments(rowptr, values.shape[0])
     _check_like("segment_reduce", operand, values=(values, values.shape[0], "elements"))
     shapes = _merged("segment_reduce", "values", values, "values", None)
@@ -209,10 +206,7 @@ def sparse_softmax(A: Any, values: Tensor | None = None) -> Tensor:
     x = _given("sparse_softmax", "values", operand.values, "a matrix without values")
     nnz = _count(operand)
     if x.dim() not in (1, 2) or x.shape[0] != nnz:
-        raise ValueError(
-            f"sparse_softmax: argument 'values': expected shape ({nnz},) or ({nnz}, heads), got "
-            f"{tuple(x.shape)}"
-        )
+        raise wrong("sparse_softmax", "values", f"shape ({nnz},) or ({nnz}, heads)", tuple(x.shape))
     _check_like("sparse_softmax", operand, values=(x, nnz, "elements"))
     return _softmax(operand, x.reshape(1, nnz, x.shape[1:].numel())).reshape(x.shape)
 
@@ -243,9 +237,7 @@ def edge_softmax(A: Any, e: Tensor, norm_by: str = "dst") -> Tensor:
     """
     e = _given("edge_softmax", "e", e, "edges")
     if norm_by not in ("dst", "src"):
-        raise ValueError(
-            f"edge_softmax: argument 'norm_by': expected 'dst' or 'src', got {norm_by!r}"
-        )
+        raise wrong("edge_softmax", "norm_by", "'dst' or 'src'", f"{norm_by!r}")
     operand = resolve(A, None, None, "edge_softmax")
     if norm_by == "src":
         operand = _turned(operand)
@@ -291,9 +283,7 @@ def attention(A: Any, q: Tensor, k: Tensor, v: Tensor, scale: float | None = Non
                 f"'q', got shape {tuple(x.shape)} with 'q' of {tuple(q.shape)}"
             )
     if k.shape[-1] != q.shape[-1]:
-        raise ValueError(
-            f"attention: argument 'k': expected {q.shape[-1]} features as 'q', got {k.shape[-1]}"
-        )
+        raise wrong("attention", "k", f"{q.shape[-1]} features as 'q'", k.shape[-1])
     operand = resolve(A, None, (q.shape[0], k.shape[0]), "attention")
     _check_like(
         "attention", operand, q=(q, operand.m, "rows"), k=(k, operand.n, "columns"),
@@ -302,9 +292,7 @@ def attention(A: Any, q: Tensor, k: Tensor, v: Tensor, scale: float | None = Non
     if scale is None:
         scale = 1 / math.sqrt(max(1, q.shape[-1]))
     elif not isinstance(scale, numbers.Real):
-        raise TypeError(
-            f"attention: argument 'scale': expected a number, got {type(scale).__name__}"
-        )
+        raise wrong("attention", "scale", "a number", type(scale).__name__, TypeError)
     if q.dim() == 2:
         q, k, v = (x.unsqueeze(1) for x in (q, k, v))
     found = messages_library.edge_attention(operand.rowptr, operand.col, q, k, v, float(scale))
@@ -348,10 +336,8 @@ def _dot(operand: Operand, lhs: Tensor, rhs: Any, lhs_target: str, rhs_target: s
             return functional.sddmm(operand, ends["v"], ends["u"]).unsqueeze(-1)
     feats = {lhs.shape[-1], rhs.shape[-1]} - {1}
     if len(feats) > 1:
-        raise ValueError(
-            "gsddmm: argument 'rhs': expected a last dimension to fit that of 'lhs', got shapes "
-            f"{tuple(lhs.shape)} and {tuple(rhs.shape)}"
-        )
+        expected = "a last dimension to fit that of 'lhs'"
+        raise wrong("gsddmm", "rhs", expected, f"shapes {tuple(lhs.shape)} and {tuple(rhs.shape)}")
     # Heads are merged by themselves, as the last dimension is summed over.
     heads = _merged("gsddmm", "lhs", lhs, "rhs", rhs, most=1, keep=1)
     left, right = heads.grouped(lhs, 0, keep=1), heads.grouped(rhs, 1, keep=1)
@@ -372,9 +358,7 @@ def _count(operand: Operand) -> Any:
 
 def _given(who: str, name: str, x: Any, what: str) -> Tensor:
     if not isinstance(x, Tensor):
-        raise TypeError(
-            f"{who}: argument '{name}': expected a tensor for {what}, got {type(x).__name__}"
-        )
+        raise wrong(who, name, f"a tensor for {what}", type(x).__name__, TypeError)
     if x.layout is not torch.strided:
         raise TypeError(f"{who}: argument '{name}': expected a dense tensor, got {x.layout}")
     if x.dim() < 1:
@@ -390,25 +374,16 @@ def _check_like(who: str, operand: Operand, **given: tuple[Tensor | None, Any, s
         if x is None:
             continue
         if x.dtype not in DTYPES:
-            raise TypeError(
-                f"{who}: argument '{name}': expected {', '.join(DTYPES.values())}, "
-                f"got {dtype_name(x)}"
-            )
+            raise wrong(who, name, ", ".join(DTYPES.values()), dtype_name(x), TypeError)
         if x.device != device:
-            raise ValueError(
-                f"{who}: argument '{name}': expected to be on {device} as the sparse matrix, got "
-                f"{x.device}"
-            )
+            raise wrong(who, name, f"to be on {device} as the sparse matrix", x.device)
         if x.shape[0] != rows:
-            raise ValueError(
-                f"{who}: argument '{name}': expected {rows} rows for the {what} of the sparse "
-                f"matrix, got shape {tuple(x.shape)}"
-            )
+            expected = f"{rows} rows for the {what} of the sparse matrix"
+            raise wrong(who, name, expected, f"shape {tuple(x.shape)}")
         first = x if first is None else first
         if x.dtype != first.dtype and not torch.is_autocast_enabled(device.type):
-            raise TypeError(
-                f"{who}: argument '{name}': expected {dtype_name(first)} as the other operand, got "
-                f"{dtype_name(x)}"
+            raise wrong(
+                who, name, f"{dtype_name(first)} as the other operand", dtype_name(x), TypeError
             )
 
 
@@ -421,10 +396,8 @@ def _merged(
     try:
         return merged(*shapes, most=most)
     except RuntimeError:
-        raise ValueError(
-            f"{who}: argument '{second}': expected features to be broadcast with those of "
-            f"'{first}', got shapes {shapes[1]} and {shapes[0]}"
-        ) from None
+        expected = f"features to be broadcast with those of '{first}'"
+        raise wrong(who, second, expected, f"shapes {shapes[1]} and {shapes[0]}") from None
 
 
 def _own_values(operand: Operand, u: Tensor | None) -> Tensor | None:

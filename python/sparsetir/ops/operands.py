@@ -29,6 +29,7 @@ from sparsetir.ops.structure import (
     pattern_of_edges,
 )
 from sparsetir.runtime.arrays import device_name, is_array
+from sparsetir.runtime.refusals import wrong
 
 
 class Operand(NamedTuple):
@@ -216,13 +217,10 @@ def known(A: Any, n: int) -> tuple[SeenPattern, Tensor | None] | None:
 def _check_operand(who: str, name: str, A: Operand) -> None:
     for part, x in (("rowptr", A.rowptr), ("col", A.col)):
         if not isinstance(x, Tensor):
-            raise TypeError(
-                f"{who}: argument '{name}.{part}': expected a tensor, got {type(x).__name__}"
-            )
+            raise wrong(who, f"{name}.{part}", "a tensor", type(x).__name__, TypeError)
     if A.rowptr.shape != (A.m + 1,):
-        raise ValueError(
-            f"{who}: argument '{name}.rowptr': expected shape ({A.m + 1},) for {A.m} rows, got "
-            f"{tuple(A.rowptr.shape)}"
+        raise wrong(
+            who, f"{name}.rowptr", f"shape ({A.m + 1},) for {A.m} rows", tuple(A.rowptr.shape)
         )
 
 
@@ -252,15 +250,11 @@ def plain_edges(who: str, name: str, A: Tensor) -> tuple[Tensor, tuple[int, int]
             size = int(targets), int(sources)
         A = A.as_tensor()  # type: ignore[attr-defined]
     if A.is_nested or A.layout is not torch.strided:
-        raise TypeError(
-            f"{who}: argument '{name}': expected a sparse matrix or an edge_index of shape (2, E), "
-            f"got {'a nested tensor' if A.is_nested else A.layout}"
-        )
+        expected = "a sparse matrix or an edge_index of shape (2, E)"
+        raise wrong(who, name, expected, "a nested tensor" if A.is_nested else A.layout, TypeError)
     if A.dim() != 2 or A.shape[0] != 2:
-        raise ValueError(
-            f"{who}: argument '{name}': expected a sparse matrix or an edge_index of shape (2, E), "
-            f"got a dense tensor of shape {tuple(A.shape)}"
-        )
+        expected = "a sparse matrix or an edge_index of shape (2, E)"
+        raise wrong(who, name, expected, f"a dense tensor of shape {tuple(A.shape)}")
     if A.dtype not in (torch.int32, torch.int64):
         raise TypeError(
             f"{who}: argument '{name}': expected an edge_index of int32 or int64, got "
@@ -276,10 +270,8 @@ def _size(who: str, name: str, size: Any) -> tuple[int, int] | None:
         return None
     ends = size if isinstance(size, tuple | list) else (size, size)
     if len(ends) != 2:
-        raise ValueError(
-            f"{who}: argument '{name}': expected (edge_index, size) with size = (sources, targets) "
-            f"or one number, got {size!r}"
-        )
+        expected = "(edge_index, size) with size = (sources, targets) or one number"
+        raise wrong(who, name, expected, f"{size!r}")
     return check_size(who, name, ends[1]), check_size(who, name, ends[0])
 
 
@@ -325,10 +317,8 @@ def _least_shape(edges: Tensor) -> tuple[int, int]:
 
 def _of_sparse(who: str, name: str, A: Tensor, values: Tensor | None) -> Operand:
     if A.dim() != 2 or A.sparse_dim() != 2:
-        raise ValueError(
-            f"{who}: argument '{name}': expected a sparse matrix without batch and dense "
-            f"dimensions, got shape {tuple(A.shape)}"
-        )
+        expected = "a sparse matrix without batch and dense dimensions"
+        raise wrong(who, name, expected, f"shape {tuple(A.shape)}")
     m, n = A.shape
     if A.layout is torch.sparse_csr:
         own = _own(A) if values is None else values
@@ -351,9 +341,8 @@ def _of_sparse(who: str, name: str, A: Tensor, values: Tensor | None) -> Operand
     )
     blocks = _own(A)
     if blocks.dim() not in (1, 3):
-        raise ValueError(
-            f"{who}: argument '{name}': expected values without dense dimensions, got values of "
-            f"shape {tuple(blocks.shape)}"
+        raise wrong(
+            who, name, "values without dense dimensions", f"values of shape {tuple(blocks.shape)}"
         )
     block = (1, 1) if blocks.dim() == 1 else (blocks.shape[1], blocks.shape[2])
 
@@ -467,9 +456,8 @@ def as_tensor(who: str, name: str, array: Any) -> Tensor:
     try:
         return torch.from_numpy(host.copy() if backwards or not host.flags.writeable else host)
     except TypeError:
-        raise TypeError(
-            f"{who}: argument '{name}': expected an array of numbers that torch knows, got one of "
-            f"{host.dtype}"
+        raise wrong(
+            who, name, "an array of numbers that torch knows", f"one of {host.dtype}", TypeError
         ) from None
 
 

@@ -19,6 +19,7 @@ from sparsetir.ops.functional import operand_like
 from sparsetir.ops.launch import call_plan
 from sparsetir.ops.registry import Gradients, Operation, Operator
 from sparsetir.ops.structure import Structure, structure_of
+from sparsetir.runtime.refusals import wrong
 from sparsetir.schedules.operators.gradients import gradient_of
 from sparsetir.schedules.operators.operands import Operator as Record
 from sparsetir.schedules.operators.registry import OPERATORS
@@ -133,10 +134,7 @@ def _sizes(record: Record, operands: Sequence[Any]) -> dict[str, Any]:
         check_tensor(record.name, name, x, None if x is operands[0] else operands[0])
         dims = record.dims[name]
         if x.dim() != len(dims):
-            raise ValueError(
-                f"{record.name}: argument '{name}': expected {len(dims)} dimensions, got shape "
-                f"{tuple(x.shape)}"
-            )
+            raise wrong(record.name, name, f"{len(dims)} dimensions", f"shape {tuple(x.shape)}")
         for dim, size in zip(dims, x.shape, strict=True):
             sizes.setdefault(dim, size)
     return sizes
@@ -150,15 +148,12 @@ def _checked_sizes(
     sizes = {**_sizes(record, operands), **matrix}
     for name, x in zip(record.names, operands, strict=True):
         if x.device != structure.device:
-            raise ValueError(
-                f"{record.name}: argument '{name}': expected to be on {structure.device} as the "
-                f"sparse matrix, got {x.device}"
+            raise wrong(
+                record.name, name, f"to be on {structure.device} as the sparse matrix", x.device
             )
         expected = tuple(sizes[dim] for dim in record.dims[name])
         if tuple(x.shape) != expected:
-            raise ValueError(
-                f"{record.name}: argument '{name}': expected shape {expected}, got {tuple(x.shape)}"
-            )
+            raise wrong(record.name, name, f"shape {expected}", tuple(x.shape))
     return sizes
 
 

@@ -18,6 +18,7 @@ from sparsetir.formats import ConvertedFormat
 from sparsetir.ops.cache import handed_out, is_private, kept, lasting
 from sparsetir.ops.check_pattern import check_edges, check_kind, check_range, check_size
 from sparsetir.ops.registry import holds_data
+from sparsetir.runtime.refusals import wrong
 from sparsetir.schedules.operators.relations import RelationPattern
 from sparsetir.sparse_ir.errors import StructureError
 
@@ -287,13 +288,9 @@ def check_relations(
 def _check_types(who: str, edge_index: Tensor, edge_type: Tensor, count: int) -> None:
     check_kind(who, "edge_type", edge_type)
     if edge_type.shape != edge_index.shape[1:]:
-        raise StructureError(
-            f"{who}: argument 'edge_type': expected shape {tuple(edge_index.shape[1:])}, "
-            f"got {tuple(edge_type.shape)}"
-        )
+        expected = f"shape {tuple(edge_index.shape[1:])}"
+        raise wrong(who, "edge_type", expected, tuple(edge_type.shape), StructureError)
     if edge_type.device != edge_index.device:
-        raise StructureError(
-            f"{who}: argument 'edge_type': expected to be on {edge_index.device} as 'edge_index', "
-            f"got {edge_type.device}"
-        )
+        expected = f"to be on {edge_index.device} as 'edge_index'"
+        raise wrong(who, "edge_type", expected, edge_type.device, StructureError)
     check_range(who, "edge_type", "relation", edge_type, count)

@@ -21,6 +21,7 @@ from sparsetir.ops.prepared import PreparedRelations
 from sparsetir.ops.registry import Gradients, Operation, Operator
 from sparsetir.ops.relations import Relations, relations_of, seen_edges
 from sparsetir.planning.vocabulary import reduction
+from sparsetir.runtime.refusals import wrong
 
 WHO = "rgms"
 REDUCTIONS = ("sum", "mean")
@@ -110,22 +111,17 @@ def _check(x: Any, weight: Any, edge_index: Any, edge_type: Any, edge_weight: An
             got = given.layout if isinstance(given, Tensor) else type(given).__name__
             raise TypeError(f"{WHO}: argument '{name}': expected a dense tensor, got {got}")
     if edge_index.dim() != 2 or edge_index.shape[0] != 2:
-        raise ValueError(
-            f"{WHO}: argument 'edge_index': expected shape (2, E), got {tuple(edge_index.shape)}"
-        )
+        raise wrong(WHO, "edge_index", "shape (2, E)", tuple(edge_index.shape))
     if edge_weight is not None:
         check_tensor(WHO, "edge_weight", edge_weight, like=x)
         if edge_weight.shape != edge_index.shape[1:]:
-            raise ValueError(
-                f"{WHO}: argument 'edge_weight': expected shape {tuple(edge_index.shape[1:])}, "
-                f"got {tuple(edge_weight.shape)}"
+            raise wrong(
+                WHO, "edge_weight", f"shape {tuple(edge_index.shape[1:])}", tuple(edge_weight.shape)
             )
     others = {"weight": weight, "edge_index": edge_index, "edge_weight": edge_weight}
     for name, given in others.items():
         if given is not None and given.device != x.device:
-            raise ValueError(
-                f"{WHO}: argument '{name}': expected to be on {x.device} as 'x', got {given.device}"
-            )
+            raise wrong(WHO, name, f"to be on {x.device} as 'x'", given.device)
 
 
 def _counts(weight: Tensor) -> tuple[int, int]:
