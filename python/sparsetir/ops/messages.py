@@ -177,9 +177,7 @@ def gsddmm(
     if op == "dot":
         return _dot(operand, lhs, rhs, lhs_target, rhs_target)
     shapes = _merged("gsddmm", "lhs", lhs, "rhs", rhs)
-    found = _on_edges(
-        operand, shapes.first(lhs), shapes.second(rhs), op, lhs_target, rhs_target
-    )  # fmt: skip
+    found = _on_edges(operand, shapes.first(lhs), shapes.second(rhs), op, lhs_target, rhs_target)
     return found.reshape(found.shape[0], *shapes.out)
 
 
@@ -286,9 +284,12 @@ def attention(A: Any, q: Tensor, k: Tensor, v: Tensor, scale: float | None = Non
         raise wrong("attention", "k", f"{q.shape[-1]} features as 'q'", k.shape[-1])
     operand = resolve(A, None, (q.shape[0], k.shape[0]), "attention")
     _check_like(
-        "attention", operand, q=(q, operand.m, "rows"), k=(k, operand.n, "columns"),
+        "attention",
+        operand,
+        q=(q, operand.m, "rows"),
+        k=(k, operand.n, "columns"),
         v=(v, operand.n, "columns"),
-    )  # fmt: skip
+    )
     if scale is None:
         scale = 1 / math.sqrt(max(1, q.shape[-1]))
     elif not isinstance(scale, numbers.Real):
@@ -320,9 +321,13 @@ def _reduced(operand: Operand, u: Tensor | None, e: Tensor | None, op: str, redu
 
 
 def _on_edges(
-    operand: Operand, lhs: Tensor | None, rhs: Tensor | None, op: str, lhs_target: str,
+    operand: Operand,
+    lhs: Tensor | None,
+    rhs: Tensor | None,
+    op: str,
+    lhs_target: str,
     rhs_target: str,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     rowptr, col, _, n, _ = operand
     return messages_library.gsddmm(rowptr, col, lhs, rhs, n, op, lhs_target, rhs_target)
 
@@ -388,9 +393,14 @@ def _check_like(who: str, operand: Operand, **given: tuple[Tensor | None, Any, s
 
 
 def _merged(
-    who: str, first: str, a: Tensor | None, second: str, b: Tensor | None, most: int = 2,
+    who: str,
+    first: str,
+    a: Tensor | None,
+    second: str,
+    b: Tensor | None,
+    most: int = 2,
     keep: int = 0,
-) -> Merged:  # fmt: skip
+) -> Merged:
     """The feature dimensions of operands together, but for the last `keep` ones."""
     shapes = [None if x is None else tuple(x.shape[1 : x.dim() - keep]) for x in (a, b)]
     try:

@@ -421,9 +421,13 @@ def _of_foreign(
 
 
 def _of_ends(
-    who: str, name: str, sources: Tensor, targets: Tensor, values: Tensor | None,
+    who: str,
+    name: str,
+    sources: Tensor,
+    targets: Tensor,
+    values: Tensor | None,
     shape: tuple[int, int] | None,
-) -> Operand:  # fmt: skip
+) -> Operand:
     """Of the ends of edges, (E,) each."""
     if not _is_seen(sources, targets):
         edges, _ = plain_edges(who, name, torch.stack([sources, targets]))

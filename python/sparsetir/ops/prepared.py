@@ -93,9 +93,13 @@ def prepare(
     A: Tensor, size: Any = None, *, edge_type: Tensor, num_relations: int | None = None
 ) -> PreparedRelations: ...
 def prepare(
-    A: Any, size: Any = None, values: Tensor | None = None, *, edge_type: Tensor | None = None,
+    A: Any,
+    size: Any = None,
+    values: Tensor | None = None,
+    *,
+    edge_type: Tensor | None = None,
     num_relations: int | None = None,
-) -> Prepared | PreparedRelations:  # fmt: skip
+) -> Prepared | PreparedRelations:
     """The matrix, ready for all operators and layers: what they find out of a pattern is kept here.
 
     The pattern is copied: whoever writes to A later changes nothing here, so that no call compares

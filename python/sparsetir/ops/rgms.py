@@ -28,10 +28,14 @@ REDUCTIONS = ("sum", "mean")
 
 
 def rgms(
-    x: Tensor, weight: Tensor, edge_index: Tensor | PreparedRelations,
-    edge_type: Tensor | None = None, edge_weight: Tensor | None = None, reduce: str = "sum",
+    x: Tensor,
+    weight: Tensor,
+    edge_index: Tensor | PreparedRelations,
+    edge_type: Tensor | None = None,
+    edge_weight: Tensor | None = None,
+    reduce: str = "sum",
     num_targets: int | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Y[i] = sum over edges e = (j -> i) of relation r of edge_weight[e] * x[j] @ weight[r].
 
     Parameters
@@ -89,9 +93,7 @@ def rgms(
     m = n if num_targets is None else check_size(WHO, "num_targets", num_targets)
     assert edge_type is not None
     edge_index, edge_type = seen_edges(edge_index, edge_type)
-    return rgms_sum(
-        x, weight, edge_index, edge_type, edge_weight, n, m, reduce == "mean", False
-    )  # fmt: skip
+    return rgms_sum(x, weight, edge_index, edge_type, edge_weight, n, m, reduce == "mean", False)
 
 
 def _check(x: Any, weight: Any, edge_index: Any, edge_type: Any, edge_weight: Any) -> None:
@@ -130,9 +132,12 @@ def _counts(weight: Tensor) -> tuple[int, int]:
 
 
 def _values(
-    relations: Relations, edge_weight: Tensor | None, mean: bool, dtype: torch.dtype,
+    relations: Relations,
+    edge_weight: Tensor | None,
+    mean: bool,
+    dtype: torch.dtype,
     transposed: bool,
-) -> Tensor | None:  # fmt: skip
+) -> Tensor | None:
     """(E,) of the elements, in the type that kernels compute in."""
     wide = torch.promote_types(dtype, torch.float32)
     if edge_weight is None:

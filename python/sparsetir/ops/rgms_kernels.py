@@ -79,9 +79,13 @@ def of_nodes(
 
 
 def _sums(
-    rows: RelationRows, m: int, x: Tensor, weight: Tensor, values: Tensor | None,
+    rows: RelationRows,
+    m: int,
+    x: Tensor,
+    weight: Tensor,
+    values: Tensor | None,
     out: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """As :func:`of_nodes`, by the plan of these sizes, which sums up first.
 
     x, weight : with a dimension for blocks of features, if there are any
@@ -90,18 +94,26 @@ def _sums(
     count, *blocks, feat_in, feat = weight.shape
     dtype, idtype, wide = *_types(rows, x), _wider(x.dtype)
     problem = Rgms(
-        dtype, idtype, values is not None, wide, None if values is None else wide,
-        added=out is not None, in_blocks=bool(blocks),
-    )  # fmt: skip
+        dtype,
+        idtype,
+        values is not None,
+        wide,
+        None if values is None else wide,
+        added=out is not None,
+        in_blocks=bool(blocks),
+    )
     shape, sizes = (count, m, len(x)), (feat_in, feat)
     run = _plan(rows, problem, shape, sizes, prod(blocks) if blocks else None)
     return _called(run, (x, weight), values, out)
 
 
 def _plan(
-    rows: RelationRows, problem: Any, shape: tuple[int, int, int], sizes: tuple[int, int],
+    rows: RelationRows,
+    problem: Any,
+    shape: tuple[int, int, int],
+    sizes: tuple[int, int],
     blocks: int | None = None,
-) -> Any:  # fmt: skip
+) -> Any:
     """The plan for a problem on these rows, of relations, rows and columns; kept."""
     key = problem, *sizes
     run = rows.computed.get(key)

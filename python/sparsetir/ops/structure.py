@@ -189,9 +189,12 @@ class Structure:
         return torch.empty_like(values).index_copy_(dim, self.order, values)
 
     def run(
-        self, op: str, operands: tuple[Tensor, ...], values: Tensor | None = None,
+        self,
+        op: str,
+        operands: tuple[Tensor, ...],
+        values: Tensor | None = None,
         reduce: str = "sum",
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """An operator of :func:`sparsetir.plan` on this pattern.
 
         Parameters
@@ -236,9 +239,12 @@ class Structure:
         return call_plan(run, operands, values)
 
     def again(
-        self, op: str, operands: tuple[Tensor, ...], values: Tensor | None = None,
+        self,
+        op: str,
+        operands: tuple[Tensor, ...],
+        values: Tensor | None = None,
         reduce: str = "sum",
-    ) -> Tensor | None:  # fmt: skip
+    ) -> Tensor | None:
         """What :meth:`run` gives, for tensors as it has had before.
 
         Parameters
@@ -270,9 +276,12 @@ class Structure:
         return out if out is None or op != "sddmm" else self.restored(out)
 
     def has_run(
-        self, op: str, operands: tuple[Tensor, ...], values: Tensor | None = None,
+        self,
+        op: str,
+        operands: tuple[Tensor, ...],
+        values: Tensor | None = None,
         reduce: str = "sum",
-    ) -> bool:  # fmt: skip
+    ) -> bool:
         """Whether there was a call with tensors as these.
 
         Parameters
