@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import cast
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ INDEX_DTYPES = (torch.int32, torch.int64)
 SIZES = (int, torch.SymInt, np.integer)
 
 
-def check_size(who: str, name: str, size: Any) -> Any:
+def check_size(who: str, name: str, size: object) -> int:
     """A number of rows or columns; TypeError and ValueError for what is none."""
     if type(size) is int and size >= 0:  # the short way
         return size
@@ -25,7 +25,7 @@ def check_size(who: str, name: str, size: Any) -> Any:
     # Compiled code may not know the size.
     if not torch.compiler.is_compiling() and size < 0:
         raise ValueError(f"{who}: argument '{name}': expected sizes of 0 or more, got {size}")
-    return int(size) if isinstance(size, np.integer) else size
+    return int(size) if isinstance(size, np.integer) else cast(int, size)
 
 
 def check_csr(

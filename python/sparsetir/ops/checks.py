@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -14,9 +12,9 @@ from sparsetir.runtime.refusals import wrong
 
 
 def check_tensor(
-    who: str, name: str, x: Any, like: Tensor | None = None, other: str = "the other operand"
-) -> None:
-    """Raise unless x is a dense tensor of a dtype there are kernels for.
+    who: str, name: str, x: object, like: Tensor | None = None, other: str = "the other operand"
+) -> Tensor:
+    """x; raises unless it is a dense tensor of a dtype there are kernels for.
 
     like : an operand checked before, whose dtype it is to have but where autocast sees to that
     other : that operand, in words
@@ -31,6 +29,7 @@ def check_tensor(
         raise wrong(who, name, ", ".join(DTYPES.values()), dtype_name(x), TypeError)
     if like is not None and x.dtype != like.dtype and not torch.is_autocast_enabled(x.device.type):
         raise wrong(who, name, f"{dtype_name(like)} as {other}", dtype_name(x), TypeError)
+    return x
 
 
 def check_dense(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from os import PathLike
-from typing import Any
 
 import torch
 from scipy.sparse import issparse
@@ -19,7 +18,7 @@ from sparsetir.planning.vocabulary import reduction
 from sparsetir.runtime.refusals import wrong
 
 
-def spmm(A: Any, B: Tensor, reduce: str = "sum", values: Tensor | None = None) -> Tensor:
+def spmm(A: object, B: Tensor, reduce: str = "sum", values: Tensor | None = None) -> Tensor:
     """C[i, k] = reduce over the stored j of A[i, j] * B[j, k].
 
     Parameters
@@ -68,7 +67,7 @@ def spmm(A: Any, B: Tensor, reduce: str = "sum", values: Tensor | None = None) -
     return _product("spmm", _operand("spmm", A, values, B), B, reduce)
 
 
-def spmv(A: Any, x: Tensor, reduce: str = "sum", values: Tensor | None = None) -> Tensor:
+def spmv(A: object, x: Tensor, reduce: str = "sum", values: Tensor | None = None) -> Tensor:
     """y[i] = reduce over the stored j of A[i, j] * x[j]; :func:`spmm` for vectors.
 
     Parameters
@@ -88,7 +87,7 @@ def spmv(A: Any, x: Tensor, reduce: str = "sum", values: Tensor | None = None) -
     return _product("spmv", _operand("spmv", A, values, B), B, reduce).squeeze(-1)
 
 
-def sddmm(A: Any, X: Tensor, Y: Tensor) -> Tensor:
+def sddmm(A: object, X: Tensor, Y: Tensor) -> Tensor:
     """OUT[e] = sum over k of X[i, k] * Y[j, k] for each element e = (i, j) of A.
 
     Parameters
@@ -140,13 +139,13 @@ def spmm_by_heads(A: Operand, x: Tensor, reduce: str, values: Tensor | None = No
     return _multiplied(A._replace(values=values), x, reduce)
 
 
-def _operand(who: str, A: Any, values: Tensor | None, B: Tensor) -> Operand:
+def _operand(who: str, A: object, values: Tensor | None, B: Tensor) -> Operand:
     """A for a product with B; edges without a size are of a square matrix."""
     return operand_like(who, A, values, (B.shape[0], B.shape[0]), B)
 
 
 def operand_like(
-    who: str, A: Any, values: Tensor | None, shape: tuple[int, int] | None, like: Tensor | None
+    who: str, A: object, values: Tensor | None, shape: tuple[int, int] | None, like: Tensor | None
 ) -> Operand:
     """A as :func:`resolve` gives it; values that no tensor holds are as the dense operand is."""
     operand = resolve(A, values, shape, who)
@@ -156,7 +155,7 @@ def operand_like(
     return operand
 
 
-def _is_of_host(A: Any) -> bool:
+def _is_of_host(A: object) -> bool:
     """Whether it is a matrix whose values no tensor holds, and have no gradients."""
     return isinstance(A, SparseMatrix | str | PathLike) or issparse(A)
 
@@ -192,16 +191,16 @@ def _multiplied(operand: Operand, B: Tensor, reduce: str) -> Tensor:
 
 
 def _check_operand(
-    who: str, name: str, x: Any, dims: tuple[int, int], like: Tensor | None = None
+    who: str, name: str, x: object, dims: tuple[int, int], like: Tensor | None = None
 ) -> None:
-    check_tensor(who, name, x, like)
+    x = check_tensor(who, name, x, like)
     if x.dim() not in dims:
         raise wrong(
             who, name, f"{dims[0]} dimensions, or {dims[1]} with heads", f"shape {tuple(x.shape)}"
         )
 
 
-def _check_values(who: str, values: Any, B: Tensor, nnz: int) -> None:
+def _check_values(who: str, values: Tensor, B: Tensor, nnz: int) -> None:
     check_tensor(who, "values", values, like=B)
     dims = values.dim()
     fits = dims in (1, 2) and values.shape[0] == nnz

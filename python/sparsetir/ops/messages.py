@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from typing import Any
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -23,11 +23,20 @@ from sparsetir.planning.vocabulary import edge_op, message, reduction
 from sparsetir.runtime.arrays import dtype_name
 from sparsetir.runtime.refusals import wrong
 
+T = TypeVar("T")
+
 
 def gspmm(
-    A: Any, op: str, reduce: str | None = None, u: Tensor | None = None, e: Tensor | None = None, *,
-    reduce_op: str | None = None, lhs_data: Tensor | None = None, rhs_data: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+    A: object,
+    op: str,
+    reduce: str | None = None,
+    u: Tensor | None = None,
+    e: Tensor | None = None,
+    *,
+    reduce_op: str | None = None,
+    lhs_data: Tensor | None = None,
+    rhs_data: Tensor | None = None,
+) -> Tensor:
     """Out[i] = reduce over the elements (i, j) of op(u[j], e[(i, j)]).
 
     Parameters
@@ -121,7 +130,7 @@ def segment_reduce(values: Tensor, rowptr: Tensor, reduce: str = "sum") -> Tenso
 
 
 def gsddmm(
-    A: Any, op: str, lhs: Tensor | None = None, rhs: Tensor | None = None,
+    A: object, op: str, lhs: Tensor | None = None, rhs: Tensor | None = None,
     lhs_target: str = "u", rhs_target: str = "v", *,
     lhs_data: Tensor | None = None, rhs_data: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
@@ -174,14 +183,14 @@ def gsddmm(
     if rhs is not None:
         sides["rhs"] = rhs, *rows[rhs_target]
     _check_like("gsddmm", operand, **sides)
-    if op == "dot":
+    if op == "dot" and rhs is not None:
         return _dot(operand, lhs, rhs, lhs_target, rhs_target)
     shapes = _merged("gsddmm", "lhs", lhs, "rhs", rhs)
     found = _on_edges(operand, shapes.first(lhs), shapes.second(rhs), op, lhs_target, rhs_target)
     return found.reshape(found.shape[0], *shapes.out)
 
 
-def sparse_softmax(A: Any, values: Tensor | None = None) -> Tensor:
+def sparse_softmax(A: object, values: Tensor | None = None) -> Tensor:
     """Softmax over the elements of each row of A.
 
     Parameters
@@ -214,7 +223,7 @@ def softmax_by_heads(operand: Operand, x: Tensor) -> Tensor:
     return _softmax(operand, x.reshape(x.shape[:-1].numel(), x.shape[-1], 1)).reshape(x.shape)
 
 
-def edge_softmax(A: Any, e: Tensor, norm_by: str = "dst") -> Tensor:
+def edge_softmax(A: object, e: Tensor, norm_by: str = "dst") -> Tensor:
     """Softmax over the edges into each target: over the elements of each row of A.
 
     As :func:`sparse_softmax`, of features of any dimensions.
@@ -245,7 +254,7 @@ def edge_softmax(A: Any, e: Tensor, norm_by: str = "dst") -> Tensor:
     return _softmax(operand, e.reshape(1, nnz, heads)).reshape(e.shape)
 
 
-def attention(A: Any, q: Tensor, k: Tensor, v: Tensor, scale: float | None = None) -> Tensor:
+def attention(A: object, q: Tensor, k: Tensor, v: Tensor, scale: float | None = None) -> Tensor:
     """Out[i] = sum over the stored j of softmax(scale * q[i] . k[j]) * v[j], in one kernel.
 
     Parameters
@@ -300,7 +309,7 @@ def attention(A: Any, q: Tensor, k: Tensor, v: Tensor, scale: float | None = Non
     return found if given["q"].dim() == 3 else found.squeeze(1)
 
 
-def _either(who: str, name: str, given: Any, other: str, value: Any) -> Any:
+def _either(who: str, name: str, given: T | None, other: str, value: T | None) -> T | None:
     """An argument that has two names."""
     if given is not None and value is not None:
         raise TypeError(
@@ -332,7 +341,7 @@ def _on_edges(
     return messages_library.gsddmm(rowptr, col, lhs, rhs, n, op, lhs_target, rhs_target)
 
 
-def _dot(operand: Operand, lhs: Tensor, rhs: Any, lhs_target: str, rhs_target: str) -> Tensor:
+def _dot(operand: Operand, lhs: Tensor, rhs: Tensor, lhs_target: str, rhs_target: str) -> Tensor:
     # An operand without feature dimensions has one.
     lhs, rhs = (x.unsqueeze(-1) if x.dim() == 1 else x for x in (lhs, rhs))
     if lhs.dim() == 2 and rhs.dim() == 2 and lhs.shape[1] == rhs.shape[1]:
@@ -357,11 +366,11 @@ def _softmax(operand: Operand, x: Tensor) -> Tensor:
 # -- arguments ------------------------------------------------------------------------------------
 
 
-def _count(operand: Operand) -> Any:
+def _count(operand: Operand) -> int:
     return operand.col.shape[-1]
 
 
-def _given(who: str, name: str, x: Any, what: str) -> Tensor:
+def _given(who: str, name: str, x: object, what: str) -> Tensor:
     if not isinstance(x, Tensor):
         raise wrong(who, name, f"a tensor for {what}", type(x).__name__, TypeError)
     if x.layout is not torch.strided:
@@ -371,7 +380,7 @@ def _given(who: str, name: str, x: Any, what: str) -> Tensor:
     return x
 
 
-def _check_like(who: str, operand: Operand, **given: tuple[Tensor | None, Any, str]) -> None:
+def _check_like(who: str, operand: Operand, **given: tuple[Tensor | None, int, str]) -> None:
     """Raise unless operands fit the pattern and each other; (tensor, rows, what rows are)."""
     first = None
     device = operand.col.device

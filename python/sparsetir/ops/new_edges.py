@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import Parameter
+from tvm.target import Target
 
 from sparsetir.ops import library
 from sparsetir.ops.cache import memory_key
@@ -144,7 +145,7 @@ def _kernel(dtype: str, idtype: str, weighted: bool, mean: bool, feat: int) -> K
 
 
 @cache
-def _target() -> Any:
+def _target() -> Target:
     return target_of(torch.device("cpu"))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -102,7 +102,7 @@ class Prepared:
         """
         return Prepared(self.operand._replace(values=values), self.structure)
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> NoReturn:
         raise TypeError("Prepared: cannot be pickled; pickle the matrix, and prepare it again")
 
     def __repr__(self) -> str:
@@ -110,7 +110,7 @@ class Prepared:
 
 
 def resolve(
-    A: Any,
+    A: object,
     values: Tensor | None = None,
     shape: tuple[int, int] | None = None,
     who: str = "resolve",
@@ -264,7 +264,7 @@ def plain_edges(who: str, name: str, A: Tensor) -> tuple[Tensor, tuple[int, int]
     return A, size
 
 
-def _size(who: str, name: str, size: Any) -> tuple[int, int] | None:
+def _size(who: str, name: str, size: object) -> tuple[int, int] | None:
     """(m, n) of the size that comes with edges, (sources, targets) or one number."""
     if size is None:
         return None
@@ -281,7 +281,7 @@ def _of_edges(
     edges: Tensor,
     values: Tensor | None,
     shape: tuple[int, int] | None,
-    given: Any = None,
+    given: object = None,
 ) -> Operand:
     """Of plain edges; given : what the caller has, which may know how they are sorted."""
     if shape is None and edges.is_meta:
@@ -400,7 +400,7 @@ def _block_edges(outer: Tensor, inner: Tensor, block: tuple[int, int], by_rows: 
 
 
 def _of_foreign(
-    who: str, name: str, A: Any, values: Tensor | None, shape: tuple[int, int] | None
+    who: str, name: str, A: object, values: Tensor | None, shape: tuple[int, int] | None
 ) -> Operand:
     found = adopted(who, name, A)
     if isinstance(found, Compressed):
@@ -442,7 +442,7 @@ def _of_ends(
     return Operand(found.rowptr, found.col, *found.structure.shape, values)
 
 
-def as_tensor(who: str, name: str, array: Any) -> Tensor:
+def as_tensor(who: str, name: str, array: object) -> Tensor:
     """A tensor of an array of any library, in its memory where it is writable; integers as int64.
 
     who, name : function and argument, as errors name them

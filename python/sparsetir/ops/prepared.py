@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, overload
+from typing import Any, NoReturn, overload
 
 import torch
 from torch import Tensor
@@ -76,7 +76,7 @@ class PreparedRelations:
             raise wrong(who, "edge_index", expected, f"{self.n}, {self.m} and {self.count}")
         return self.edge_index, self.edge_type
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> NoReturn:
         raise TypeError("PreparedRelations: cannot be pickled; prepare the edges again")
 
     def __repr__(self) -> str:
@@ -87,14 +87,14 @@ class PreparedRelations:
 
 
 @overload
-def prepare(A: Any, size: Any = None, values: Tensor | None = None) -> Prepared: ...
+def prepare(A: object, size: object = None, values: Tensor | None = None) -> Prepared: ...
 @overload
 def prepare(
-    A: Tensor, size: Any = None, *, edge_type: Tensor, num_relations: int | None = None
+    A: Tensor, size: object = None, *, edge_type: Tensor, num_relations: int | None = None
 ) -> PreparedRelations: ...
 def prepare(
-    A: Any,
-    size: Any = None,
+    A: object,
+    size: object = None,
     values: Tensor | None = None,
     *,
     edge_type: Tensor | None = None,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -26,6 +26,8 @@ from sparsetir.schedules.operators.registry import OPERATORS
 MAX_PLANS = 64
 INT32_MAX = 2**31 - 1
 Orders = tuple[Order | None, Order | None]
+T = TypeVar("T")
+K = TypeVar("K", Plan, Planned)
 
 
 class Structure:
@@ -78,10 +80,10 @@ class Structure:
         self.nnz: int = len(col)
         self.device: torch.device = col.device
         self._lock = threading.RLock()
-        self._plans: OrderedDict[Any, Any] = OrderedDict()
-        self._calls: dict[Any, tuple[Plan, bool]] = {}
+        self._plans: OrderedDict[Hashable, Plan | Planned] = OrderedDict()
+        self._calls: dict[Hashable, tuple[Plan, bool]] = {}
         self._ones: dict[torch.dtype, Tensor] = {}
-        self._derived: dict[Any, Any] = {}
+        self._derived: dict[Hashable, object] = {}
         self._transposed: Structure | None = None
 
     @cached_property
@@ -135,7 +137,7 @@ class Structure:
         """The same, with the columns of each row in order; made once."""
         return self.transposed.transposed
 
-    def derived(self, kind: Any, make: Callable[[Structure], Any]) -> Any:
+    def derived(self, kind: Hashable, make: Callable[[Structure], T]) -> T:
         """What another module makes of the pattern, made once; may not refer to the structure.
 
         Parameters
@@ -152,7 +154,7 @@ class Structure:
         with self._lock:
             if kind not in self._derived:
                 self._derived[kind] = make(self)
-            return self._derived[kind]
+            return cast(T, self._derived[kind])
 
     def arranged(self, values: Tensor, dim: int = -1) -> Tensor:
         """Values in row order, of values in the caller's order.
@@ -341,7 +343,7 @@ class Structure:
         key = (op, feat, dtype, reduce, heads, ones)
         kept = self._plans.get(key)
         if kept is not None:
-            return kept
+            return cast(Planned, kept)
 
         def make() -> Planned:
             options = self._options(dtype, reduce, heads)
@@ -366,7 +368,7 @@ class Structure:
         target = target_of(self.device)
         return {"dtype": DTYPES[dtype], "reduce": reduce, "heads": heads, "target": target}
 
-    def _kept(self, key: Any, make: Callable[[], Any]) -> Any:
+    def _kept(self, key: Hashable, make: Callable[[], K]) -> K:
         """What was made for a key; the oldest goes first."""
         with self._lock:
             if key not in self._plans:
@@ -374,7 +376,7 @@ class Structure:
                 while len(self._plans) > MAX_PLANS:
                     self._plans.popitem(last=False)
                     self._calls.clear()
-            return self._plans[key]
+            return cast(K, self._plans[key])
 
     def ones(self, dtype: torch.dtype) -> Tensor:
         """(nnz,) ones, made once; not to be written to.
@@ -399,7 +401,7 @@ class Structure:
 
 def _call_key(
     op: str, operands: tuple[Tensor, ...], values: Tensor | None, reduce: str
-) -> tuple[Any, ...]:
+) -> Hashable:
     """What calls have in common that take the same way."""
     shape = None if values is None else values.shape
     first = operands[0]
