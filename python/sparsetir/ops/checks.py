@@ -32,6 +32,22 @@ def check_tensor(
     return x
 
 
+def check_rows(
+    who: str,
+    name: str,
+    x: Tensor,
+    device: torch.device,
+    rows: int,
+    said: str = "to fit the sparse matrix",
+) -> None:
+    """Raise unless x is where a sparse matrix is, and has as many rows; said : why, in words."""
+    if x.device != device:
+        raise wrong(who, name, f"to be on {device} as the sparse matrix", x.device)
+    if x.shape[0] != rows:
+        second = "; heads are the second dimension" if x.dim() == 3 and x.shape[1] == rows else ""
+        raise wrong(who, name, f"{rows} rows {said}", f"shape {tuple(x.shape)}{second}")
+
+
 def check_dense(
     who: str, name: str, x: Tensor, structure: Structure, rows: int, like: Tensor | None = None
 ) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.ops import library
-from sparsetir.ops.checks import check_tensor
+from sparsetir.ops.checks import check_rows, check_tensor
 from sparsetir.ops.new_edges import sum_of_new
 from sparsetir.ops.operands import Operand, resolve
 from sparsetir.ops.quick import again
@@ -112,8 +112,8 @@ def sddmm(A: object, X: Tensor, Y: Tensor) -> Tensor:
     _check_operand("sddmm", "X", X, (2, 3))
     _check_operand("sddmm", "Y", Y, (2, 3), like=X)
     operand = resolve(A, None, (X.shape[0], Y.shape[0]), "sddmm")
-    _check_rows("sddmm", "X", X, operand.m, operand.col.device)
-    _check_rows("sddmm", "Y", Y, operand.n, operand.col.device)
+    check_rows("sddmm", "X", X, operand.col.device, operand.m)
+    check_rows("sddmm", "Y", Y, operand.col.device, operand.n)
     heads = {x.shape[1] for x in (X, Y) if x.dim() == 3}
     if X.shape[-1] != Y.shape[-1] or len(heads) > 1:
         expected = (operand.n, *X.shape[1:])
@@ -162,7 +162,7 @@ def _is_of_host(A: object) -> bool:
 
 def _product(who: str, operand: Operand, B: Tensor, reduce: str) -> Tensor:
     rowptr, col, _, n, values = operand
-    _check_rows(who, "x" if who == "spmv" else "B", B, n, col.device)
+    check_rows(who, "x" if who == "spmv" else "B", B, col.device, n)
     if values is not None:
         _check_values(who, values, B, col.shape[-1])
     if values is not None and values.dim() == 2:
@@ -208,16 +208,6 @@ def _check_values(who: str, values: Tensor, B: Tensor, nnz: int) -> None:
         heads = B.shape[1:-1]
         expected = f"({nnz},) or ({nnz}, {heads[0] if heads else 'heads'})"
         raise wrong(who, "values", f"shape {expected}", tuple(values.shape))
-
-
-def _check_rows(who: str, name: str, x: Tensor, rows: int, device: torch.device) -> None:
-    if x.device != device:
-        raise wrong(who, name, f"to be on {device} as the sparse matrix", x.device)
-    if x.shape[0] != rows:
-        second = "; heads are the second dimension" if x.dim() == 3 and x.shape[1] == rows else ""
-        raise wrong(
-            who, name, f"{rows} rows to fit the sparse matrix", f"shape {tuple(x.shape)}{second}"
-        )
 
 
 def _has_gradient(*tensors: Tensor | None) -> bool:

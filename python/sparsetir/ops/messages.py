@@ -14,13 +14,12 @@ from torch import Tensor
 
 from sparsetir.ops import functional, messages_library
 from sparsetir.ops.cache import kept, lasting, private
+from sparsetir.ops.checks import check_rows, check_tensor
 from sparsetir.ops.feature_shapes import Merged, merged
-from sparsetir.ops.launch import DTYPES
 from sparsetir.ops.operands import Operand, resolve
 from sparsetir.ops.registry import holds_data
 from sparsetir.ops.structure import SeenPattern, Structure, structure_of
 from sparsetir.planning.vocabulary import edge_op, message, reduction
-from sparsetir.runtime.arrays import dtype_name
 from sparsetir.runtime.refusals import wrong
 
 T = TypeVar("T")
@@ -383,22 +382,12 @@ def _given(who: str, name: str, x: object, what: str) -> Tensor:
 def _check_like(who: str, operand: Operand, **given: tuple[Tensor | None, int, str]) -> None:
     """Raise unless operands fit the pattern and each other; (tensor, rows, what rows are)."""
     first = None
-    device = operand.col.device
     for name, (x, rows, what) in given.items():
-        if x is None:
-            continue
-        if x.dtype not in DTYPES:
-            raise wrong(who, name, ", ".join(DTYPES.values()), dtype_name(x), TypeError)
-        if x.device != device:
-            raise wrong(who, name, f"to be on {device} as the sparse matrix", x.device)
-        if x.shape[0] != rows:
-            expected = f"{rows} rows for the {what} of the sparse matrix"
-            raise wrong(who, name, expected, f"shape {tuple(x.shape)}")
-        first = x if first is None else first
-        if x.dtype != first.dtype and not torch.is_autocast_enabled(device.type):
-            raise wrong(
-                who, name, f"{dtype_name(first)} as the other operand", dtype_name(x), TypeError
-            )
+        if x is not None:
+            check_tensor(who, name, x, first)
+            said = f"for the {what} of the sparse matrix"
+            check_rows(who, name, x, operand.col.device, rows, said)
+            first = x if first is None else first
 
 
 def _merged(

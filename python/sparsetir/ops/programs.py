@@ -16,7 +16,6 @@ from torch import Tensor
 
 from sparsetir.ops.checks import check_tensor, check_values
 from sparsetir.ops.functional import operand_like
-from sparsetir.ops.launch import call_plan
 from sparsetir.ops.registry import Gradients, Operation, Operator
 from sparsetir.ops.structure import Structure, structure_of
 from sparsetir.runtime.refusals import wrong
@@ -84,22 +83,7 @@ class OfRecord(Operation[Tensor]):
         if values is not None:
             check_values(record.name, values, first, structure)
         structure = structure.transposed if record.transposed else structure
-        shape = record.shapes(structure.shape, structure.nnz, feat, None)["out"]
-        if 0 in shape or not feat:
-            return first.new_zeros(shape)
-        ones = record.reads_values and values is None
-        run, resorted, _ = structure.planned(record.name, feat, first.dtype, ones=ones)
-        at = structure.with_columns_in_order if resorted else structure
-        arranged = [
-            at.arranged(x, 0) if record.dims[name] == "e" else x
-            for name, x in zip(record.names, operands, strict=True)
-        ]
-        if values is not None:
-            values = at.arranged(values)
-        elif ones and run.needs_values:
-            values = at.ones(first.dtype)
-        out = call_plan(run, arranged, values)
-        return at.restored(out) if record.dims["out"] == "e" else out
+        return structure.run(record.name, operands, values, feat=feat)
 
     def fake(self) -> Tensor:
         sizes = {**_sizes(self.record, self.operands), "m": self.rowptr.shape[0] - 1}

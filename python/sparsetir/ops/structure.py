@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property, partial
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -193,52 +193,63 @@ class Structure:
     def run(
         self,
         op: str,
-        operands: tuple[Tensor, ...],
+        operands: Sequence[Tensor],
         values: Tensor | None = None,
         reduce: str = "sum",
+        feat: int | None = None,
     ) -> Tensor:
         """An operator of :func:`sparsetir.plan` on this pattern.
 
         Parameters
         ----------
-        op : {"spmm", "spmv", "sddmm"}
-            The operator.
-        operands : tuple of Tensor
+        op : str
+            The operator: "spmm", "spmv", "sddmm", or one that is a record alone.
+        operands : sequence of Tensor
             Of one dtype and this structure's device; (n, feat), (n,), or (m, feat) and (n, feat);
             with a first dimension for heads, if any. Shapes are not checked.
         values : (nnz,) or (heads, nnz) Tensor, optional
             In the caller's order; by default all one.
         reduce : {"sum", "mean", "max", "min"}
             Of "spmm" and "spmv".
+        feat : int, optional
+            By default the last size of the first operand.
 
         Returns
         -------
         Tensor
             A new one.
         """
-        first, operator = operands[0], OPERATORS[op]
-        batched = first.dim() > (1 if operator.vectors else 2)
+        operator = OPERATORS[op]
+        first = operands[0] if operands else values
+        assert first is not None
+        batched = operator.takes_heads and first.dim() > (1 if operator.vectors else 2)
         heads = first.shape[0] if batched else None
-        feat = 1 if operator.vectors else first.shape[-1]
-        if not self.nnz or not feat or heads == 0:  # nothing is added up
-            return first.new_zeros(operator.shapes(self.shape, self.nnz, feat, heads)["out"])
-        if batched and values is None and operator.reads_values:
-            return torch.stack([self.run(op, (b,), None, reduce) for b in first.unbind()])
+        if feat is None:
+            feat = 1 if operator.vectors else first.shape[-1]
+        shape = operator.shapes(self.shape, self.nnz, feat, heads)["out"]
+        if 0 in shape or not feat or (not self.nnz and operator.takes_heads):
+            return first.new_zeros(shape)  # nothing is added up
         ones = values is None and operator.reads_values
+        if batched and ones:
+            return torch.stack([self.run(op, (b,), None, reduce) for b in first.unbind()])
         run, resorted, in_blocks = self.planned(op, feat, first.dtype, reduce, heads, ones)
         at = self.with_columns_in_order if resorted else self
-        if not resorted and run.repeats and self.device.type == "cpu":
+        quick = operator.takes_heads and run.repeats and not resorted
+        if quick and self.device.type == "cpu":
             if len(self._calls) >= MAX_PLANS:
                 self._calls.clear()
             self._calls[_call_key(op, operands, values, reduce)] = run, in_blocks
-        if not operator.reads_values:
-            return at.restored(call_plan(run, operands, None))
         if values is not None:
             blocks = self.blocks if in_blocks else None
             values = at.arranged(values) if blocks is None else blocks.arranged(values)
         elif ones and run.needs_values:
             values = self.ones(first.dtype)
-        return call_plan(run, operands, values)
+        given = [
+            at.arranged(x, 0) if operator.dims[name] == "e" else x
+            for name, x in zip(operator.names, operands, strict=True)
+        ]
+        out = call_plan(run, given, values)
+        return at.restored(out) if operator.dims["out"] == "e" else out
 
     def again(
         self,
@@ -399,9 +410,7 @@ class Structure:
         return f"<sparsetir.ops.Structure {self.shape}, {self.nnz} elements, {self.device}>"
 
 
-def _call_key(
-    op: str, operands: tuple[Tensor, ...], values: Tensor | None, reduce: str
-) -> Hashable:
+def _call_key(op: str, operands: Sequence[Tensor], values: Tensor | None, reduce: str) -> Hashable:
     """What calls have in common that take the same way."""
     shape = None if values is None else values.shape
     first = operands[0]
