@@ -15,7 +15,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from functools import cache
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -25,6 +25,7 @@ from sparsetir.ops.measured import measured
 
 P = ParamSpec("P")
 T = TypeVar("T")
+D = TypeVar("D", bound="Deriving")
 # By what an owner is known again: a copy, a function that says it, None of a private tensor.
 Known = Tensor | Callable[[Tensor], bool] | None
 RECENT = 16  # entries after which so many are measured again, as what they hold has grown
@@ -86,6 +87,36 @@ def handed_out(x: Tensor) -> Any:
     except (RuntimeError, NotImplementedError):  # one without memory
         return None
     return None if found is None or not is_private(x) else found.made
+
+
+# -- what is kept with a pattern ------------------------------------------------------------------
+
+
+class Deriving:
+    """A pattern that keeps what is made of it. May be used from several threads at once."""
+
+    def __init__(self) -> None:
+        self.made: dict[Hashable, object] = {}
+        self._lock = threading.RLock()
+
+    def derived(self: D, kind: Hashable, make: Callable[[D], T]) -> T:
+        """What another module makes of the pattern, made once; may not refer to the pattern.
+
+        Parameters
+        ----------
+        kind : hashable
+            What it is kept by.
+        make : callable
+            Makes it of this pattern.
+
+        Returns
+        -------
+        object
+        """
+        with self._lock:
+            if kind not in self.made:
+                self.made[kind] = make(self)
+            return cast(T, self.made[kind])
 
 
 # -- what is kept for tensors ---------------------------------------------------------------------

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,6 +25,7 @@ from sparsetir.ops.relations import CHUNK, RelationRows, Relations
 from sparsetir.planning.plan import plan_of
 from sparsetir.planning.relational_request import of_relations
 from sparsetir.planning.request import compiled_by, default_threads
+from sparsetir.planning.run_plan import Plan
 from sparsetir.runtime.arrays import dtype_name
 from sparsetir.runtime.pool import pays
 from sparsetir.schedules.default import is_gpu, vector_bits
@@ -109,24 +109,22 @@ def _sums(
 
 def _plan(
     rows: RelationRows,
-    problem: Any,
+    problem: Rgms | RgmsGradient,
     shape: tuple[int, int, int],
     sizes: tuple[int, int],
     blocks: int | None = None,
-) -> Any:
+) -> Plan:
     """The plan for a problem on these rows, of relations, rows and columns; kept."""
-    key = problem, *sizes
-    run = rows.computed.get(key)
-    if run is None:
-        target = target_of(rows.rows.device)
-        pattern, threads = rows.pattern(shape), default_threads()
-        wanted = of_relations(pattern, problem, sizes, threads, target, blocks)
-        run = rows.computed[key] = plan_of(wanted)
-    return run
+
+    def made(rows: RelationRows) -> Plan:
+        target, threads = target_of(rows.rows.device), default_threads()
+        return plan_of(of_relations(rows.pattern(shape), problem, sizes, threads, target, blocks))
+
+    return rows.derived((problem, *sizes), made)
 
 
 def _called(
-    run: Any, operands: Sequence[Tensor], values: Tensor | None, out: Tensor | None = None
+    run: Plan, operands: Sequence[Tensor], values: Tensor | None, out: Tensor | None = None
 ) -> Tensor:
     """What a plan gives, or what it adds to."""
     given = [x.detach() for x in operands]

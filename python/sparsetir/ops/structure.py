@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property, partial
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sparsetir.ops.blocks import Blocks
-from sparsetir.ops.cache import hand_out, handed_out, is_private, kept, lasting, private
+from sparsetir.ops.cache import Deriving, hand_out, handed_out, is_private, kept, lasting, private
 from sparsetir.ops.check_pattern import check_csr, check_edges, check_kind, check_pairs, check_size
 from sparsetir.ops.compress import Order, compress, transpose
 from sparsetir.ops.launch import DTYPES, call_plan, target_of
@@ -26,11 +25,10 @@ from sparsetir.schedules.operators.registry import OPERATORS
 MAX_PLANS = 64
 INT32_MAX = 2**31 - 1
 Orders = tuple[Order | None, Order | None]
-T = TypeVar("T")
 K = TypeVar("K", Plan, Planned)
 
 
-class Structure:
+class Structure(Deriving):
     """Where a sparse (m, n) matrix has elements, and the plans that were made for it.
 
     Get one with :func:`structure_of`. Elements are in row order here; those of a row are in any
@@ -72,6 +70,7 @@ class Structure:
         order: Tensor | None = None,
         blocks: Blocks | None = None,
     ) -> None:
+        super().__init__()
         self.rowptr, self.col, self.shape, self.order = rowptr, col, shape, order
         self.blocks = blocks
         # Gives the transposed one, where an order by columns is known.
@@ -79,11 +78,9 @@ class Structure:
         self.m, self.n = shape
         self.nnz: int = len(col)
         self.device: torch.device = col.device
-        self._lock = threading.RLock()
         self._plans: OrderedDict[Hashable, Plan | Planned] = OrderedDict()
         self._calls: dict[Hashable, tuple[Plan, bool]] = {}
         self._ones: dict[torch.dtype, Tensor] = {}
-        self._derived: dict[Hashable, object] = {}
         self._transposed: Structure | None = None
 
     @cached_property
@@ -136,25 +133,6 @@ class Structure:
     def with_columns_in_order(self) -> Structure:
         """The same, with the columns of each row in order; made once."""
         return self.transposed.transposed
-
-    def derived(self, kind: Hashable, make: Callable[[Structure], T]) -> T:
-        """What another module makes of the pattern, made once; may not refer to the structure.
-
-        Parameters
-        ----------
-        kind : hashable
-            What it is kept by.
-        make : callable
-            Makes it of this structure.
-
-        Returns
-        -------
-        object
-        """
-        with self._lock:
-            if kind not in self._derived:
-                self._derived[kind] = make(self)
-            return cast(T, self._derived[kind])
 
     def arranged(self, values: Tensor, dim: int = -1) -> Tensor:
         """Values in row order, of values in the caller's order.
