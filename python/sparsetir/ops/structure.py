@@ -336,22 +336,16 @@ class Structure(Deriving):
 
         def make() -> Planned:
             options = self._options(dtype, reduce, heads)
-            found = recorded(self.pattern, self._pattern_in_order, op, feat, ones, **options)
-            if found is None and self.blocks is not None and op == "spmm":
-                if reduce == "sum" and heads is None and not ones:
-                    found = self._in_blocks(feat, dtype)
+            in_order = lambda: self.with_columns_in_order.pattern  # noqa: E731
+            found = recorded(self.pattern, in_order, op, feat, ones, **options)
+            plain = op == "spmm" and reduce == "sum" and heads is None and not ones
+            if found is None and self.blocks is not None and plain:
+                target = target_of(self.device)
+                by_blocks = self.blocks.plan(self.pattern, feat, DTYPES[dtype], target)
+                found = None if by_blocks is None else Planned(by_blocks, in_blocks=True)
             return found or Planned(self.plan(op, feat, dtype, reduce, heads))
 
         return self._kept(key, make)
-
-    def _in_blocks(self, feat: int, dtype: torch.dtype) -> Planned | None:
-        """The sum by blocks, where these are fast."""
-        assert self.blocks is not None
-        found = self.blocks.plan(self.pattern, feat, DTYPES[dtype], target_of(self.device))
-        return None if found is None else Planned(found, in_blocks=True)
-
-    def _pattern_in_order(self) -> CsrPattern:
-        return self.with_columns_in_order.pattern
 
     def _options(self, dtype: torch.dtype, reduce: str, heads: int | None) -> dict[str, Any]:
         target = target_of(self.device)
