@@ -246,7 +246,7 @@ def test_operators_for_torch_keep_every_stage(monkeypatch):
     message_kernels.gsddmm(at, x, torch.rand(2, 2, 4), "add", ("u", "v"))
     message_kernels.softmax(at, e[None])
     message_kernels.attention(at, torch.rand(2, 2, 4), x, x, 1.0)
-    torch.ops.sparsetir.spmm_arg(rowptr, col, None, torch.rand(3, 4), True)
+    torch.ops.sparsetir.gspmm_arg(rowptr, col, x, None, 3, "copy_u", "max")
     names = {kernel.name for kernel in compiled._kernels.values()}
     assert {"edge_softmax", "edge_attention"} < names and len(names) >= 5
     for kernel in compiled._kernels.values():

@@ -11,7 +11,8 @@ from torch.profiler import record_function
 
 from sparsetir.distributed.parts import rows_first, split, with_heads
 from sparsetir.ops import library
-from sparsetir.ops.extremum import extremum_and_place, gradients_of_product
+from sparsetir.ops.extremum import as_messages, gradients_of_product, heads_first
+from sparsetir.ops.message_kernels import gspmm
 from sparsetir.ops.operands import Operand
 from sparsetir.ops.structure import structure_of
 
@@ -89,7 +90,10 @@ def _extremum(
     values = None if values is None else values.contiguous()
     if not placed:
         return library.spmm(A.rowptr, A.col, values, x, "max" if largest else "min"), None
-    return extremum_and_place(structure_of(A.rowptr, A.col, A.n), values, x, largest)
+    u, e, op = as_messages(values, x)
+    structure = structure_of(A.rowptr, A.col, A.n)
+    out, place = gspmm(structure, u, e, op, "max" if largest else "min", arg=True)
+    return heads_first(out, x), None if place is None else heads_first(place, x)
 
 
 def _empty(A: Operand, first: int, rows: int) -> Tensor:

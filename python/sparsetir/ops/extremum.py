@@ -1,48 +1,40 @@
-"""Maxima and minima of sparse-dense products, where they are, and their gradients."""
+"""Gradients of reductions, and products as the messages that they are."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from sparsetir.ops.message_kernels import gspmm
 from sparsetir.ops.registry import Gradients
-from sparsetir.ops.structure import Structure
 
 
-def extremum_and_place(
-    structure: Structure, values: Tensor | None, b: Tensor, largest: bool
-) -> tuple[Tensor, Tensor]:
-    """C[i, k] = the greatest or least A[i, j] * B[j, k], and which element each is of.
+def mean_gradient(grad: Tensor, elements: Tensor) -> Tensor:
+    """The gradient with respect to sums of rows, of that with respect to their means.
 
-    values : (nnz,) or (heads, nnz) in the caller's order, or None for ones
-    b : (n, feat) or (heads, n, feat)
-
-    The first is zero in rows without elements. The second is int64 and of the same shape: the
-    place, in the caller's order, of the first element there that has the extremum, or is NaN where
-    that is; -1 in rows without elements. Of 16-bit numbers the products are compared
-    before they are rounded.
+    elements : of each row, broadcast with `grad`
     """
-    if b.dtype not in (torch.float32, torch.float64):
-        wide = None if values is None else values.float()
-        c, place = extremum_and_place(structure, wide, b.float(), largest)
-        return c.to(b.dtype), place
-    c = structure.run("spmm", (b,), values, "max" if largest else "min")
-    if b.dim() == 2:
-        return c, _place(structure, values, b, c)
-    if not len(b):
-        return c, torch.full_like(c, -1, dtype=torch.int64)
-    each = values.unbind() if values is not None else [None] * len(b)
-    heads = zip(each, b.unbind(), c.unbind(), strict=True)
-    return c, torch.stack([_place(structure, *head) for head in heads])
+    # In float32 at least: 16 bits end at 65504, and rows may have more elements.
+    wide = torch.promote_types(grad.dtype, torch.float32)
+    return (grad / elements.clamp(min=1).to(wide)).to(grad.dtype)
 
 
-def _place(structure: Structure, values: Tensor | None, b: Tensor, c: Tensor) -> Tensor:
-    """Whose each element of c (m, feat) is, for values (nnz,) and b (n, feat)."""
-    op, e = ("copy_u", None) if values is None else ("mul", values[:, None, None])
-    _, place = gspmm(structure, b[:, None], e, op, "max", arg=True, found=c[:, None])
-    assert place is not None
-    return place[:, 0]
+def as_messages(values: Tensor | None, b: Tensor) -> tuple[Tensor, Tensor | None, str]:
+    """Operands u and e of a product, and what becomes of them: as messages have them.
+
+    values, b : (nnz,) or (heads, nnz), and (n, feat) or (heads, n, feat)
+    """
+    u, e = nodes_first(b), None if values is None else nodes_first(values[..., None])
+    return u, e, "copy_u" if e is None else "mul"
+
+
+def nodes_first(x: Tensor) -> Tensor:
+    """(rows, heads, feat) of (heads, rows, feat), or (rows, 1, feat) of (rows, feat)."""
+    return x.transpose(0, 1) if x.dim() == 3 else x[:, None]
+
+
+def heads_first(x: Tensor, like: Tensor) -> Tensor:
+    """The other way round, as another tensor is."""
+    return x.transpose(0, 1) if like.dim() == 3 else x[:, 0]
 
 
 def gradients_of_product(
@@ -50,15 +42,13 @@ def gradients_of_product(
 ) -> Gradients:
     """What computes those of an extremum with respect to values and b, out of torch's own.
 
-    place, grad : of the results of :func:`extremum_and_place`
+    place, grad : heads first, as b
     """
-    heads = b.dim() == 3
-    u, arg, grad = (x.transpose(0, 1) if heads else x[:, None] for x in (b, place, grad))
-    e = None if values is None else (values.t() if heads else values[:, None])[..., None]
-    found = gradients_of_messages(col, u, e, arg, "mul" if e is not None else "copy_u", grad)
+    u, e, op = as_messages(values, b)
+    found = gradients_of_messages(col, u, e, nodes_first(place), op, nodes_first(grad))
     return {
-        "values": lambda: found["e"]().squeeze(2).t() if heads else found["e"]()[:, 0, 0],
-        "b": lambda: found["u"]().transpose(0, 1) if heads else found["u"]()[:, 0],
+        "values": lambda: heads_first(found["e"](), b)[..., 0],
+        "b": lambda: heads_first(found["u"](), b),
     }
 
 

@@ -11,6 +11,8 @@ from torch import Tensor
 from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.ops import library
 from sparsetir.ops.checks import check_rows, check_tensor
+from sparsetir.ops.extremum import as_messages, heads_first
+from sparsetir.ops.messages_library import gspmm_arg
 from sparsetir.ops.new_edges import sum_of_new
 from sparsetir.ops.operands import Operand, resolve
 from sparsetir.ops.quick import again
@@ -186,7 +188,9 @@ def _multiplied(operand: Operand, B: Tensor, reduce: str) -> Tensor:
     """The product, where heads of values and B, if any, come first."""
     rowptr, col, _, _, values = operand
     if reduce in ("max", "min") and _has_gradient(B, values):
-        return library.spmm_arg(rowptr, col, values, B, reduce == "max")[0]
+        u, e, op = as_messages(values, B)
+        found, _ = gspmm_arg(rowptr, col, u, e, B.shape[-2], op, reduce)
+        return heads_first(found, B)
     return library.spmm(rowptr, col, values, B, reduce)
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from sparsetir.ops.checks import check_dense, check_values
-from sparsetir.ops.extremum import extremum_and_place, gradients_of_product
+from sparsetir.ops.extremum import as_messages, gradients_of_product, heads_first, mean_gradient
+from sparsetir.ops.messages_library import gspmm_arg
 from sparsetir.ops.registry import Gradients, Operation, Operator
 from sparsetir.ops.structure import Structure, pattern_of_edges, structure_of
 
@@ -70,8 +70,9 @@ class Spmm(Operation[Tensor]):
     def gradients(self, grad: Tensor) -> Gradients:
         rowptr, col, values, b, reduce = self.rowptr, self.col, self.values, self.b, self.reduce
         if reduce in ("max", "min"):
-            _, place = spmm_arg(rowptr, col, values, b, reduce == "max")
-            return gradients_of_product(col, values, b, place, grad)
+            u, e, op = as_messages(values, b)
+            _, place = gspmm_arg(rowptr, col, u, e, b.shape[-2], op, reduce)
+            return gradients_of_product(col, values, b, heads_first(place, b), grad)
         if reduce == "mean":
             grad = mean_gradient(grad, (rowptr[1:] - rowptr[:-1])[:, None])
         return {
@@ -81,16 +82,6 @@ class Spmm(Operation[Tensor]):
 
 
 spmm = Operator("spmm", Spmm)
-
-
-def mean_gradient(grad: Tensor, elements: Tensor) -> Tensor:
-    """The gradient with respect to sums of rows, of that with respect to their means.
-
-    elements : of each row, broadcast with `grad`
-    """
-    # In float32 at least: 16 bits end at 65504, and rows may have more elements.
-    wide = torch.promote_types(grad.dtype, torch.float32)
-    return (grad / elements.clamp(min=1).to(wide)).to(grad.dtype)
 
 
 @dataclass
@@ -151,35 +142,3 @@ class Sddmm(Operation[Tensor]):
 
 
 sddmm = Operator("sddmm", Sddmm)
-
-
-@dataclass
-class SpmmArg(Operation[tuple[Tensor, Tensor]]):
-    """Greatest and least products, and where they are."""
-
-    rowptr: Tensor
-    col: Tensor
-    values: Tensor | None
-    b: Tensor
-    largest: bool
-    keeps_results = True
-    unused = ("rowptr",)
-
-    def run(self) -> tuple[Tensor, Tensor]:
-        values, b = self.values, self.b
-        structure = structure_of(self.rowptr, self.col, b.shape[-2], "spmm")
-        check_dense("spmm_arg", "b", b, structure, structure.n)
-        if values is not None:
-            check_values("spmm_arg", values, b, structure)
-        return extremum_and_place(structure, values, b, self.largest)
-
-    def fake(self) -> tuple[Tensor, Tensor]:
-        b = self.b
-        shape = (*b.shape[:-2], self.rowptr.shape[0] - 1, b.shape[-1])
-        return b.new_empty(shape), b.new_empty(shape, dtype=torch.int64)
-
-    def gradients(self, grad: Tensor) -> Gradients:
-        return gradients_of_product(self.col, self.values, self.b, self.results[1], grad)
-
-
-spmm_arg = Operator("spmm_arg", SpmmArg)

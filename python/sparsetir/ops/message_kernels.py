@@ -47,11 +47,15 @@ def gspmm(
     found : the reduced messages, where they are known
     """
     given = [x for x in (u, e) if x is not None]
-    dtype, sizes = given[0].dtype, _sizes(*given)
-    if arg and dtype == torch.bfloat16 and len(given) == 2:  # see Messages
-        wide, winners = gspmm(structure, given[0].float(), given[1].float(), op, reduce, arg)
-        return wide.to(dtype), winners
-    heads, feat = sizes
+    dtype, (heads, feat) = given[0].dtype, _sizes(*given)
+    of_product = arg and u is not None and (e is None or (op == "mul" and e.shape[2] == 1))
+    narrow = dtype == torch.bfloat16 and len(given) == 2  # see Messages
+    if arg and (narrow or (of_product and dtype.itemsize == 2)):
+        wide_u, wide_e = (None if x is None else x.float() for x in (u, e))
+        out, winners = gspmm(structure, wide_u, wide_e, op, reduce, arg)
+        return out.to(dtype), winners
+    if of_product and found is None and u is not None:
+        found, reduce = _product(structure, u, e, reduce), "max"  # of what is given any will do
     out = given[0].new_zeros(structure.m, heads, feat) if found is None else found
     winners = torch.full(out.shape, -1, dtype=torch.int64, device=out.device) if arg else None
     if not out.numel() or not structure.nnz:
@@ -77,6 +81,15 @@ def gspmm(
     nowhere = torch.iinfo(winners.dtype).max
     winners = winners.long()
     return out, winners.masked_fill_(winners == nowhere, -1)
+
+
+def _product(structure: Structure, u: Tensor, e: Tensor | None, reduce: str) -> Tensor:
+    """(m, heads, feat) reduced products with one number for all features, or with ones."""
+    if e is None or e.shape[1] == 1:
+        values = None if e is None else e.reshape(-1)
+        return structure.run("spmm", (u.flatten(1),), values, reduce).unflatten(1, u.shape[1:])
+    b = u.expand(-1, e.shape[1], -1).transpose(0, 1)
+    return structure.run("spmm", (b,), e[..., 0].t(), reduce).transpose(0, 1).contiguous()
 
 
 def gsddmm(

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from sparsetir.ops import message_kernels
-from sparsetir.ops.extremum import gradients_of_messages
-from sparsetir.ops.library import mean_gradient
+from sparsetir.ops.extremum import gradients_of_messages, mean_gradient
 from sparsetir.ops.registry import Gradients, Operation, Operator
 from sparsetir.ops.structure import structure_of
 

@@ -19,6 +19,7 @@ from tvm.target import Target
 from sparsetir.ops import library
 from sparsetir.ops.cache import memory_key
 from sparsetir.ops.check_pattern import check_edges
+from sparsetir.ops.extremum import mean_gradient
 from sparsetir.ops.launch import launch, target_of
 from sparsetir.ops.recorded import may_be_recorded
 from sparsetir.ops.registry import is_undisturbed
@@ -164,7 +165,7 @@ class _Sum(torch.autograd.Function):
         (grad,), (edges, values, count) = grads, ctx.saved_tensors
         m = len(grad)
         if count is not None:
-            grad = library.mean_gradient(grad, count[:, None])
+            grad = mean_gradient(grad, count[:, None])
         if torch.is_grad_enabled() or not is_undisturbed():
             rowptr = library.row_pointers(edges, m, ctx.n)
             of_b = library.spmm_transposed(rowptr, edges, values, grad, ctx.n)
