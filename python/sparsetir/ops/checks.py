@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import numbers
+
 import torch
 from torch import Tensor
 
@@ -83,3 +86,12 @@ def check_values(who: str, values: Tensor, dense: Tensor, structure: Structure) 
         raise wrong(who, "values", f"to be on {structure.device} as the pattern", values.device)
     if tuple(values.shape) != expected:
         raise wrong(who, "values", f"shape {expected}", tuple(values.shape))
+
+
+def scale_of(who: str, scale: object, feat: int) -> float:
+    """What scores of attention are multiplied with; TypeError for what is no number."""
+    if scale is None:
+        return 1 / math.sqrt(max(1, feat))
+    if not isinstance(scale, numbers.Real):
+        raise wrong(who, "scale", "a number", type(scale).__name__, TypeError)
+    return float(scale)

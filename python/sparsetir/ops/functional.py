@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from os import PathLike
 
-import torch
 from scipy.sparse import issparse
 from torch import Tensor
 
@@ -16,6 +15,7 @@ from sparsetir.ops.messages_library import gspmm_arg
 from sparsetir.ops.new_edges import sum_of_new
 from sparsetir.ops.operands import Operand, resolve
 from sparsetir.ops.quick import again
+from sparsetir.ops.registry import wants_gradient
 from sparsetir.planning.vocabulary import reduction
 from sparsetir.runtime.refusals import wrong
 
@@ -187,7 +187,7 @@ def _heads_first(x: Tensor, *heads: int) -> Tensor:
 def _multiplied(operand: Operand, B: Tensor, reduce: str) -> Tensor:
     """The product, where heads of values and B, if any, come first."""
     rowptr, col, _, _, values = operand
-    if reduce in ("max", "min") and _has_gradient(B, values):
+    if reduce in ("max", "min") and wants_gradient(B, values):
         u, e, op = as_messages(values, B)
         found, _ = gspmm_arg(rowptr, col, u, e, B.shape[-2], op, reduce)
         return heads_first(found, B)
@@ -212,7 +212,3 @@ def _check_values(who: str, values: Tensor, B: Tensor, nnz: int) -> None:
         heads = B.shape[1:-1]
         expected = f"({nnz},) or ({nnz}, {heads[0] if heads else 'heads'})"
         raise wrong(who, "values", f"shape {expected}", tuple(values.shape))
-
-
-def _has_gradient(*tensors: Tensor | None) -> bool:
-    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import numbers
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -16,7 +14,7 @@ from torch import Tensor
 from sparsetir.data.mask_blocks import BlockMask, BlockRows
 from sparsetir.data.masks import from_elements
 from sparsetir.ops import block_kernels, message_kernels
-from sparsetir.ops.checks import check_tensor
+from sparsetir.ops.checks import check_tensor, scale_of
 from sparsetir.ops.messages_library import attention_gradients
 from sparsetir.ops.operands import resolve
 from sparsetir.ops.registry import Gradients, Operation, Operator
@@ -74,18 +72,15 @@ def sparse_attention(
     """
     _check(q, k, v)
     m, n = q.shape[2], k.shape[2]
-    if scale is None:
-        scale = 1 / math.sqrt(max(1, q.shape[-1]))
-    elif not isinstance(scale, numbers.Real):
-        raise TypeError(f"{WHO}: argument 'scale': expected a number, got {type(scale).__name__}")
+    scale = scale_of(WHO, scale, q.shape[-1])
     if not isinstance(mask, BlockMask):
         operand = resolve(mask, None, (m, n), WHO, "mask")
         _check_mask((operand.m, operand.n), operand.col.device, q, k)
-        return element_attention(q, k, v, operand.rowptr, operand.col, float(scale))[0]
+        return element_attention(q, k, v, operand.rowptr, operand.col, scale)[0]
     _check_mask(mask.shape, mask.device, q, k)
     if not _in_tiles(q):
-        return element_attention(q, k, v, *mask.csr, float(scale))[0]
-    return block_attention(q, k, v, *mask.rows, *mask.columns, float(scale))[0]
+        return element_attention(q, k, v, *mask.csr, scale)[0]
+    return block_attention(q, k, v, *mask.rows, *mask.columns, scale)[0]
 
 
 def _in_tiles(q: Tensor) -> bool:

@@ -5,8 +5,6 @@ Rows of a matrix are targets ("v" in DGL's names) and its columns are sources ("
 
 from __future__ import annotations
 
-import math
-import numbers
 from typing import TypeVar
 
 import torch
@@ -14,10 +12,10 @@ from torch import Tensor
 
 from sparsetir.ops import functional, messages_library
 from sparsetir.ops.cache import kept, lasting, private
-from sparsetir.ops.checks import check_rows, check_tensor
+from sparsetir.ops.checks import check_rows, check_tensor, scale_of
 from sparsetir.ops.feature_shapes import Merged, merged
 from sparsetir.ops.operands import Operand, resolve
-from sparsetir.ops.registry import holds_data
+from sparsetir.ops.registry import holds_data, wants_gradient
 from sparsetir.ops.structure import SeenPattern, Structure, structure_of
 from sparsetir.planning.vocabulary import edge_op, message, reduction
 from sparsetir.runtime.refusals import wrong
@@ -185,7 +183,9 @@ def gsddmm(
     if op == "dot" and rhs is not None:
         return _dot(operand, lhs, rhs, lhs_target, rhs_target)
     shapes = _merged("gsddmm", "lhs", lhs, "rhs", rhs)
-    found = _on_edges(operand, shapes.first(lhs), shapes.second(rhs), op, lhs_target, rhs_target)
+    sides3 = shapes.first(lhs), shapes.second(rhs)
+    pattern, targets = (operand.rowptr, operand.col), (lhs_target, rhs_target)
+    found = messages_library.gsddmm(*pattern, *sides3, operand.n, op, *targets)
     return found.reshape(found.shape[0], *shapes.out)
 
 
@@ -298,13 +298,10 @@ def attention(A: object, q: Tensor, k: Tensor, v: Tensor, scale: float | None = 
         k=(k, operand.n, "columns"),
         v=(v, operand.n, "columns"),
     )
-    if scale is None:
-        scale = 1 / math.sqrt(max(1, q.shape[-1]))
-    elif not isinstance(scale, numbers.Real):
-        raise wrong("attention", "scale", "a number", type(scale).__name__, TypeError)
+    scale = scale_of("attention", scale, q.shape[-1])
     if q.dim() == 2:
         q, k, v = (x.unsqueeze(1) for x in (q, k, v))
-    found = messages_library.edge_attention(operand.rowptr, operand.col, q, k, v, float(scale))
+    found = messages_library.edge_attention(operand.rowptr, operand.col, q, k, v, scale)
     return found if given["q"].dim() == 3 else found.squeeze(1)
 
 
@@ -322,22 +319,9 @@ def _either(who: str, name: str, given: T | None, other: str, value: T | None) -
 
 def _reduced(operand: Operand, u: Tensor | None, e: Tensor | None, op: str, reduce: str) -> Tensor:
     rowptr, col, _, n, _ = operand
-    wants = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (u, e))
-    if wants and reduce in ("max", "min"):
+    if reduce in ("max", "min") and wants_gradient(u, e):
         return messages_library.gspmm_arg(rowptr, col, u, e, n, op, reduce)[0]
     return messages_library.gspmm(rowptr, col, u, e, n, op, reduce, False)
-
-
-def _on_edges(
-    operand: Operand,
-    lhs: Tensor | None,
-    rhs: Tensor | None,
-    op: str,
-    lhs_target: str,
-    rhs_target: str,
-) -> Tensor:
-    rowptr, col, _, n, _ = operand
-    return messages_library.gsddmm(rowptr, col, lhs, rhs, n, op, lhs_target, rhs_target)
 
 
 def _dot(operand: Operand, lhs: Tensor, rhs: Tensor, lhs_target: str, rhs_target: str) -> Tensor:
@@ -354,7 +338,9 @@ def _dot(operand: Operand, lhs: Tensor, rhs: Tensor, lhs_target: str, rhs_target
     # Heads are merged by themselves, as the last dimension is summed over.
     heads = _merged("gsddmm", "lhs", lhs, "rhs", rhs, most=1, keep=1)
     left, right = heads.grouped(lhs, 0, keep=1), heads.grouped(rhs, 1, keep=1)
-    found = _on_edges(operand, left, right, "dot", lhs_target, rhs_target)
+    found = messages_library.gsddmm(
+        operand.rowptr, operand.col, left, right, operand.n, "dot", lhs_target, rhs_target
+    )
     return found.reshape(found.shape[0], *heads.out, 1)
 
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 from tvm.target import Target
 
 from sparsetir.ops import library
@@ -22,7 +21,7 @@ from sparsetir.ops.check_pattern import check_edges
 from sparsetir.ops.extremum import mean_gradient
 from sparsetir.ops.launch import launch, target_of
 from sparsetir.ops.recorded import may_be_recorded
-from sparsetir.ops.registry import is_undisturbed
+from sparsetir.ops.registry import PLAIN, is_undisturbed
 from sparsetir.ops.structure import known_edges
 from sparsetir.planning.request import compiled_by
 from sparsetir.runtime.arrays import dtype_name
@@ -31,7 +30,6 @@ from sparsetir.schedules.default import l2_bytes, l3_bytes
 from sparsetir.schedules.operators.edge_sums import EdgeSums
 from sparsetir.schedules.templates.edge_sums import SumLoops
 
-PLAIN = (Tensor, Parameter)
 DTYPES = (torch.float32, torch.float64)
 INDICES = (torch.int32, torch.int64)
 MOST = 1 << 20  # edges; where there are more, all threads are worth sorting for

@@ -12,14 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from sparsetir.ops import library
 from sparsetir.ops.operands import known
-from sparsetir.ops.registry import is_undisturbed
+from sparsetir.ops.registry import PLAIN, is_undisturbed
 from sparsetir.ops.structure import Structure
-
-PLAIN = (Tensor, Parameter)
 
 
 def again(A: Any, B: Any, reduce: str, values: Any) -> Tensor | None:

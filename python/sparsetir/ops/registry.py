@@ -18,6 +18,7 @@ from torch.nn import Parameter
 LIBRARY = torch.library.Library("sparsetir", "DEF")
 AUTOCAST = (torch.float32, torch.float16, torch.bfloat16)
 DEVICES = ("cpu", "cuda")
+PLAIN = (Tensor, Parameter)  # and no subclass that has a way of its own
 # Of the annotations of arguments and results.
 TYPES = {
     "Tensor": "Tensor",
@@ -213,6 +214,11 @@ def _casting(op: Any, device: str) -> Callable[..., Any]:
 
 def _cast(x: Any, dtype: torch.dtype) -> Any:
     return x.to(dtype) if isinstance(x, Tensor) and x.dtype in AUTOCAST else x
+
+
+def wants_gradient(*tensors: Tensor | None) -> bool:
+    """Whether a gradient is recorded for one of them."""
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
 
 def is_plain(*args: Any) -> bool:
