@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from sparsetir.ops.registry import Gradients, Operation, Operator
 from sparsetir.ops.structure import Structure, structure_of
 from sparsetir.planning.request import compiled_by, default_threads
 from sparsetir.runtime.arrays import dtype_name
+from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.pool import pays
 from sparsetir.runtime.refusals import wrong
 from sparsetir.schedules.default import vector_bits
@@ -70,13 +72,20 @@ def _structure(indptr: Tensor, indices: Tensor, columns: int) -> Structure:
     return structure_of(indptr, indices, columns, "block_linear")
 
 
-def _run(structure: Structure, problem: Any, tokens: int, arrays: dict[str, Tensor]) -> None:
-    """Run a kernel on arrays that fit."""
-    work = structure.nnz * problem.rows * problem.cols * tokens
-    parallel = pays(default_threads(), work)
-    target = target_of(structure.device)
+@lru_cache(256)
+def _kernel(problem: BlockLinear | BlockOuter, nnz: int, tokens: int, threads: int) -> Kernel:
+    """For so many blocks and tokens, on a CPU."""
+    target = target_of(torch.device("cpu"))
+    parallel = pays(threads, nnz * problem.rows * problem.cols * tokens)
     config = BlockTile.for_block(problem, vector_bits(target), tokens, parallel)
-    kernel = compiled_by(config, problem, target)
+    return compiled_by(config, problem, target)
+
+
+def _run(
+    structure: Structure, problem: BlockLinear | BlockOuter, tokens: int, arrays: dict[str, Tensor]
+) -> None:
+    """Run a kernel on arrays that fit."""
+    kernel = _kernel(problem, structure.nnz, tokens, default_threads())
     sizes = {"tokens": tokens, "m": structure.m, "n": structure.n, "blocks": structure.nnz}
     launch(kernel, {**arrays, **sizes, "indptr": structure.rowptr, "indices": structure.col})
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack
 from functools import cache
 
 import torch
@@ -27,31 +27,44 @@ GPU_ALIGNMENT = 16
 
 def launch(kernel: Kernel, named: Mapping[str, Tensor | float | None]) -> None:
     """Run a kernel on tensors and numbers that fit, by the names of its parameters."""
-    given = {n: plain_tensor(x) if isinstance(x, Tensor) else x for n, x in named.items()}
+    signature = kernel.signature
+    names = signature.names if kernel.computed else signature.passed
+    given = {
+        name: plain_tensor(x) if isinstance(x, Tensor) else x
+        for name in names
+        if (x := named.get(name)) is not None
+    }
     device = next(x.device for x in given.values() if isinstance(x, Tensor))
+    if device.type == "cpu":
+        _run(kernel, given)
+        return
     with _on(device):
-        if kernel.computed:  # of index arrays, for which it is kept
-            names = kernel.signature.names
-            kernel(**{n: x for n, x in given.items() if n in names and x is not None})
-            return
-        args = [given[name] for name in kernel.signature.passed]
-        try:
-            kernel.run_unchecked(args)
-        except (TypeError, ValueError, BufferError, RuntimeError) as error:
-            kernel.run_refused(args, error)
+        _run(kernel, given)
+
+
+def _run(kernel: Kernel, given: Mapping[str, Tensor | float]) -> None:
+    if kernel.computed:  # of index arrays, for which it is kept
+        kernel(**given)
+        return
+    args = [*given.values()]
+    try:
+        kernel.run_unchecked(args)
+    except (TypeError, ValueError, BufferError, RuntimeError) as error:
+        kernel.run_refused(args, error)
 
 
 def call_plan(run: Plan, operands: Sequence[Tensor], values: Tensor | None) -> Tensor:
     """A plan on operands that fit it."""
     plain = [plain_tensor(x) for x in operands]
+    values = None if values is None else plain_tensor(values)
+    if plain[0].is_cpu:
+        return run.run_trusted(plain, values)
     with _on(plain[0].device):
-        return run.run_trusted(plain, None if values is None else plain_tensor(values))
+        return run.run_trusted(plain, values)
 
 
 def _on(device: torch.device) -> AbstractContextManager[object]:
     """Where kernels run: there, on torch's current stream."""
-    if device.type == "cpu":
-        return nullcontext()
     both = ExitStack()
     both.enter_context(torch.cuda.device(device))
     both.enter_context(tvm_ffi.use_torch_stream())
@@ -68,8 +81,7 @@ def plain_tensor(x: Tensor) -> Tensor:
         x = x.clone()
     if not x.is_contiguous():
         x = x.contiguous()
-    aligned = x.device.type == "cpu" or x.data_ptr() % GPU_ALIGNMENT == 0
-    return x if aligned else x.clone()
+    return x if x.is_cpu or x.data_ptr() % GPU_ALIGNMENT == 0 else x.clone()
 
 
 def wide_tensor(x: Tensor) -> Tensor:

@@ -27,6 +27,7 @@ from sparsetir.planning.relational_request import of_relations
 from sparsetir.planning.request import compiled_by, default_threads
 from sparsetir.planning.run_plan import Plan
 from sparsetir.runtime.arrays import dtype_name
+from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.pool import pays
 from sparsetir.schedules.default import is_gpu, vector_bits
 from sparsetir.schedules.operators.rgms import Rgms
@@ -92,18 +93,15 @@ def _sums(
     out : is added to, where it is given
     """
     count, *blocks, feat_in, feat = weight.shape
-    dtype, idtype, wide = *_types(rows, x), _wider(x.dtype)
-    problem = Rgms(
-        dtype,
-        idtype,
-        values is not None,
-        wide,
-        None if values is None else wide,
-        added=out is not None,
-        in_blocks=bool(blocks),
-    )
-    shape, sizes = (count, m, len(x)), (feat_in, feat)
-    run = _plan(rows, problem, shape, sizes, prod(blocks) if blocks else None)
+    shape, sizes, added = (count, m, len(x)), (feat_in, feat), out is not None
+
+    def made(rows: RelationRows) -> Plan:
+        types, wide, weighted = _types(rows, x), _wider(x.dtype), values is not None
+        of_values = wide if weighted else None
+        problem = Rgms(*types, weighted, wide, of_values, added=added, in_blocks=bool(blocks))
+        return _plan(rows, problem, shape, sizes, prod(blocks) if blocks else None)
+
+    run = rows.derived(("sums", x.dtype, values is None, added, *weight.shape[1:]), made)
     return _called(run, (x, weight), values, out)
 
 
@@ -114,13 +112,9 @@ def _plan(
     sizes: tuple[int, int],
     blocks: int | None = None,
 ) -> Plan:
-    """The plan for a problem on these rows, of relations, rows and columns; kept."""
-
-    def made(rows: RelationRows) -> Plan:
-        target, threads = target_of(rows.rows.device), default_threads()
-        return plan_of(of_relations(rows.pattern(shape), problem, sizes, threads, target, blocks))
-
-    return rows.derived((problem, *sizes), made)
+    """The plan for a problem on these rows, of relations, rows and columns."""
+    target, threads = target_of(rows.rows.device), default_threads()
+    return plan_of(of_relations(rows.pattern(shape), problem, sizes, threads, target, blocks))
 
 
 def _called(
@@ -203,34 +197,53 @@ def _gradient(
 ) -> Tensor:
     """One of the gradients on a GPU, by its plan: with W that for the weights of edges."""
     rows, x = relations.by_target, operands[0]
-    wide = None if values is None else _wider(x.dtype)
-    edges = len(operands) == 3
-    problem = RgmsGradient(*_types(rows, x), values is not None, wide, edges)
-    shape = relations.count, relations.m, relations.n
-    return _called(_plan(rows, problem, shape, sizes), operands, values)
+    edges, shape = len(operands) == 3, (relations.count, relations.m, relations.n)
+
+    def made(rows: RelationRows) -> Plan:
+        wide = None if values is None else _wider(x.dtype)
+        problem = RgmsGradient(*_types(rows, x), values is not None, wide, edges)
+        return _plan(rows, problem, shape, sizes)
+
+    run = rows.derived(("gradient", x.dtype, values is None, edges, *sizes), made)
+    return _called(run, operands, values)
 
 
 def _run_chunks(relations: Relations, edges: bool, arrays: dict[str, Tensor]) -> None:
     """Run the kernel for one of the gradients."""
     rows, chunks = relations.by_target, relations.by_target.chunks
     (blocks, feat_in), feat = arrays["x"].shape[1:], arrays["grad"].shape[-1]
-    dtype = arrays["x"].dtype
-    problem = RgmsBackward(
-        feat_in, feat, CHUNK, edges, DTYPES[dtype], dtype_name(rows.rows), "a" in arrays
+    threads, options = default_threads(), (edges, DTYPES[arrays["x"].dtype], "a" in arrays)
+    kernel = rows.derived(
+        ("chunks", threads, blocks, feat_in, feat, *options),
+        lambda of: _kernel_of_chunks(of, threads, blocks, feat_in, feat, *options),
     )
-    threads, target = default_threads(), target_of(relations.device)
-    parallel = pays(threads, len(rows.rows) * blocks * feat_in * feat)
-    # All but whole vectors are powers of two.
-    lanes = min(lanes_of(Rgms(DTYPES[dtype]), target), feat_in, feat)
-    vectors = 4 if vector_bits(target) >= 512 else 2  # as there are registers for
-    parts = threads * BLOCKS_PER_THREAD if parallel else 0
-    config = ChunkTiles(lanes, vectors=vectors, blocks=parts)
     index = {"piece_ptr": chunks.piece_ptr, "chunk_ptr": chunks.chunk_ptr, "rows": rows.rows}
     index |= {"indptr": rows.indptr, "indices": rows.indices, "relation": chunks.relation}
     sizes = {"pieces": len(chunks.relation), "chunks": len(chunks.chunk_ptr) - 1}
     sizes |= {"nnz_rows": len(rows.rows), "nnz": relations.edges, "m": relations.m}
     sizes |= {"n": relations.n, "relations": relations.count, "blocks": blocks}
-    launch(compiled_by(config, problem, target), {**arrays, **index, **sizes})
+    launch(kernel, {**arrays, **index, **sizes})
+
+
+def _kernel_of_chunks(
+    rows: RelationRows,
+    threads: int,
+    blocks: int,
+    feat_in: int,
+    feat: int,
+    edges: bool,
+    dtype: str,
+    weighted: bool,
+) -> Kernel:
+    target = target_of(rows.rows.device)
+    problem = RgmsBackward(feat_in, feat, CHUNK, edges, dtype, dtype_name(rows.rows), weighted)
+    # All but whole vectors are powers of two.
+    lanes = min(lanes_of(Rgms(dtype), target), feat_in, feat)
+    vectors = 4 if vector_bits(target) >= 512 else 2  # as there are registers for
+    parallel = pays(threads, len(rows.rows) * blocks * feat_in * feat)
+    parts = threads * BLOCKS_PER_THREAD if parallel else 0
+    config = ChunkTiles(lanes, vectors=vectors, blocks=parts)
+    return compiled_by(config, problem, target)
 
 
 def _is_gpu(x: Tensor) -> bool:

@@ -204,9 +204,11 @@ class Structure(Deriving):
         heads = first.shape[0] if batched else None
         if feat is None:
             feat = 1 if operator.vectors else first.shape[-1]
-        shape = operator.shapes(self.shape, self.nnz, feat, heads)["out"]
-        if 0 in shape or not feat or (not self.nnz and operator.takes_heads):
-            return first.new_zeros(shape)  # nothing is added up
+        known = operator.takes_heads and self.nnz and feat and heads != 0
+        if not known:
+            shape = operator.shapes(self.shape, self.nnz, feat, heads)["out"]
+            if operator.takes_heads or 0 in shape or not feat:
+                return first.new_zeros(shape)  # nothing is added up
         ones = values is None and operator.reads_values
         if batched and ones:
             return torch.stack([self.run(op, (b,), None, reduce) for b in first.unbind()])
@@ -222,11 +224,11 @@ class Structure(Deriving):
             values = at.arranged(values) if blocks is None else blocks.arranged(values)
         elif ones and run.needs_values:
             values = self.ones(first.dtype)
-        given = [
-            at.arranged(x, 0) if operator.dims[name] == "e" else x
-            for name, x in zip(operator.names, operands, strict=True)
-        ]
-        out = call_plan(run, given, values)
+        if not operator.takes_heads:
+            dims = (operator.dims[name] for name in operator.names)
+            each = zip(operands, dims, strict=True)
+            operands = [at.arranged(x, 0) if own == "e" else x for x, own in each]
+        out = call_plan(run, operands, values)
         return at.restored(out) if operator.dims["out"] == "e" else out
 
     def again(
