@@ -19,6 +19,7 @@ from sparsetir import ScheduleError
 from sparsetir.nn import SparseLinear, prune, sparse_linears
 from sparsetir.ops import block_linear as operator
 from sparsetir.ops.block_linear import block_outer
+from sparsetir.ops.launch import plain_tensor
 from sparsetir.runtime.signature import signature_of
 from sparsetir.schedules.operators.block_linear import BlockLinear, BlockOuter
 from sparsetir.schedules.operators.block_linear import linear as program
@@ -319,6 +320,11 @@ def as_on_a_gpu(monkeypatch):
     monkeypatch.setattr(sys.modules["sparsetir.planning.request"], "compiled", compiled)
     monkeypatch.setattr(operator, "target_of", lambda _: Target({"kind": "cuda", "arch": "sm_90"}))
     monkeypatch.setattr(operator, "_has_kernels", lambda _: False)
+
+    def launch(kernel, named):
+        kernel(**{n: plain_tensor(x) if torch.is_tensor(x) else x for n, x in named.items()})
+
+    monkeypatch.setattr(operator, "launch", launch)
     return made
 
 

@@ -132,13 +132,12 @@ def samples(name):
     return {
         "spmm": [(ROWPTR, COL, values, X, "sum"), (ROWPTR, EDGES, v, b, "max")],
         "spmm_transposed": [(ROWPTR, EDGES, values, Y, 6)],
-        "spmm_arg": [(ROWPTR, COL, None, b, False)],
         "sddmm": [(ROWPTR, COL, Y, X)],
         "row_pointers": [(EDGES, 5, 6)],
     }[name]
 
 
-@pytest.mark.parametrize("name", ["spmm", "spmm_transposed", "spmm_arg", "sddmm", "row_pointers"])
+@pytest.mark.parametrize("name", ["spmm", "spmm_transposed", "sddmm", "row_pointers"])
 def test_opcheck(name):
     """Torch's own tests of an operator: schema, gradients, fake kernels, dynamic shapes."""
     for arguments in samples(name):

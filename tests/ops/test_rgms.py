@@ -326,6 +326,16 @@ def test_weights_in_blocks(dtype, sizes):
             )
 
 
+def test_blocks_of_one_size_but_more_of_them():
+    """On one graph each number of blocks has a plan of its own."""
+    pattern = graph(60)
+    for blocks in (2, 3):
+        weight = in_blocks(blocks, 4, 4)
+        x, _, _ = operands(torch.float64, blocks * 4, 1, 60)
+        found = ops.rgms(x, weight, *pattern, num_targets=M)
+        torch.testing.assert_close(found, expected(x, whole(weight), *pattern))
+
+
 def test_blocks_of_any_number_of_edges(monkeypatch):
     """None, one; twice differentiated; with products first."""
     from sparsetir.ops import relation_orders

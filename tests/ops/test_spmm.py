@@ -23,8 +23,9 @@ def test_extremum_takes_the_first_of_equals_and_keeps_nan():
         (grad,) = torch.autograd.grad(out, B, torch.ones(3, 3))
         assert grad.tolist() == [[1, 0, 1], [0, 1, 0], [0, 0, 0], [1, 1, 1]]
         rowptr, col = ops.resolve((edges, (4, 3)))[:2]
-        _, place = torch.ops.sparsetir.spmm_arg(rowptr, col, None, B, reduce == "max")
-        assert place.tolist() == [[0, 1, 0], [-1, -1, -1], [3, 3, 3]]
+        u = B[:, None]
+        _, place = torch.ops.sparsetir.gspmm_arg(rowptr, col, u, None, 4, "copy_u", reduce)
+        assert place[:, 0].tolist() == [[0, 1, 0], [-1, -1, -1], [3, 3, 3]]
 
 
 def test_gradient_of_an_extremum_by_the_operator_alone():

@@ -109,11 +109,14 @@ def cpu() -> dict[str, Any]:
 
     target, has = host_target(), host_features()
     return {
-        "name": cpu_model(), "llvm": str(target.attrs["mcpu"]),
-        "cores": len(usable_cpus()), "vector_bits": vector_bits(target),
+        "name": cpu_model(),
+        "llvm": str(target.attrs["mcpu"]),
+        "cores": len(usable_cpus()),
+        "vector_bits": vector_bits(target),
         "features": distinctive_features(name for name in has if has[name]),
-        "unlike": [str(name) for name in target.attrs.get("mattr", ())], "caches": _caches(),
-    }  # fmt: skip
+        "unlike": [str(name) for name in target.attrs.get("mattr", ())],
+        "caches": _caches(),
+    }
 
 
 def _caches() -> dict[str, int]:

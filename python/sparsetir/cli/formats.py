@@ -35,9 +35,11 @@ def add(out: Parser) -> None:
     out.add_argument("graph", help="see `sparsetir tune --help`")
     out.add_argument("--format", nargs="+", metavar="NAME", help="only these: names, or NAME(1, 2)")
     out.add_argument(
-        "--picture", type=Path, metavar="FILE",
+        "--picture",
+        type=Path,
+        metavar="FILE",
         help="draw the graph, or the one format that is named, into a .png, .svg or .pdf file",
-    )  # fmt: skip
+    )
     out.add_argument("--json", action="store_true", help="print one JSON document")
 
 
@@ -123,9 +125,10 @@ def _lengths(lengths: np.ndarray) -> dict[str, Any]:
         return {"mean": 0.0, "std": 0.0, "quantiles": {}}
     found = np.quantile(lengths, QUANTILES)
     return {
-        "mean": float(lengths.mean()), "std": float(lengths.std()),
+        "mean": float(lengths.mean()),
+        "std": float(lengths.std()),
         "quantiles": {str(q): float(v) for q, v in zip(QUANTILES, found, strict=True)},
-    }  # fmt: skip
+    }
 
 
 def _symmetric(matrix: Any) -> bool:
@@ -155,8 +158,12 @@ def _defaults(matrix: Any) -> dict[str, Any]:
     from sparsetir.planning.plan import plan_candidates
     from sparsetir.schedules.search.configs import to_data
 
-    wanted = {"spmv": ("spmv", 1), "spmm, 32 features": ("spmm", 32),
-              "spmm, 512 features": ("spmm", 512), "sddmm, 32 features": ("sddmm", 32)}  # fmt: skip
+    wanted = {
+        "spmv": ("spmv", 1),
+        "spmm, 32 features": ("spmm", 32),
+        "spmm, 512 features": ("spmm", 512),
+        "sddmm, 32 features": ("sddmm", 32),
+    }
     return {
         name: to_data(plan_candidates(op, matrix, feat)[0]) for name, (op, feat) in wanted.items()
     }

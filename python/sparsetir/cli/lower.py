@@ -57,9 +57,12 @@ def add(out: Parser) -> None:
     )
     of_op.add_argument("--config", type=arguments.config, metavar="JSON", help="of a template")
     of_op.add_argument(
-        "--template", nargs="?", const="", metavar="NAME",
+        "--template",
+        nargs="?",
+        const="",
+        metavar="NAME",
         help="what a template makes of the program, by default that of a plan",
-    )  # fmt: skip
+    )
     out.add_argument("--json", action="store_true", help="print one JSON document")
 
 
@@ -105,10 +108,14 @@ def _operator(args: argparse.Namespace, target: Any) -> tuple[Mapping[str, Any],
 
     operator = OPERATORS[args.program]
     wanted = matrix_request(
-        args.program, SparseMatrix(arguments.graph(args.graph)[1]),
-        args.feat or (1 if operator.vectors else 32), dtype=args.dtype,
-        reduce=args.reduce, target=target, threads=args.threads,
-    )  # fmt: skip
+        args.program,
+        SparseMatrix(arguments.graph(args.graph)[1]),
+        args.feat or (1 if operator.vectors else 32),
+        dtype=args.dtype,
+        reduce=args.reduce,
+        target=target,
+        threads=args.threads,
+    )
     if args.stage == "1" and args.config is None and args.template is None:
         assert operator.program is not None
         return {"I": operator.program(wanted.problem)}, None

@@ -83,8 +83,9 @@ def _list(args: argparse.Namespace, records: Any) -> int:
         arguments.print_json({"path": str(records.path), "records": data})
         return 0
     best = best_of_each(record for record in found if record.is_current)
-    rows = [["op", "graph", "feat", "dtype", "reduce", "threads", "time", "x default", "trials",
-             "date"]]  # fmt: skip
+    rows = [
+        ["op", "graph", "feat", "dtype", "reduce", "threads", "time", "x default", "trials", "date"]
+    ]
     configs = [""]
     for record in best.values():
         key, default = record.key, record.default_seconds

@@ -68,13 +68,17 @@ def add(out: Parser) -> None:
     of_op.add_argument("--reduce", choices=REDUCTIONS, help="default: sum")
     of_op.add_argument("--heads", type=at_least(1), help="how many matrices share the pattern")
     of_op.add_argument(
-        "--feat-in", type=at_least(1), metavar="N",
+        "--feat-in",
+        type=at_least(1),
+        metavar="N",
         help="of rgms and attention: features of X, of queries and keys (default: as --feat)",
-    )  # fmt: skip
+    )
     of_op.add_argument(
-        "--edge-feat", type=at_least(1), metavar="N",
+        "--edge-feat",
+        type=at_least(1),
+        metavar="N",
         help="of messages: features of each edge, 1 or as --feat (default: values of the graph)",
-    )  # fmt: skip
+    )
     of_op.add_argument(
         "--unweighted", action="store_true", default=None, help="of rgms: all values are one"
     )
@@ -96,9 +100,11 @@ def add(out: Parser) -> None:
         "--seconds", type=at_least(0.001, float, MOST_SECONDS), help="stop after this time"
     )
     search.add_argument(
-        "--sampler", choices=("auto", "tpe", "random", "exhaustive"), default="auto",
+        "--sampler",
+        choices=("auto", "tpe", "random", "exhaustive"),
+        default="auto",
         help="auto: exhaustive where there are no more configs than trials, else tpe",
-    )  # fmt: skip
+    )
     search.add_argument("--seed", type=at_least(0), default=0, help="default: 0")
     search.add_argument(
         "--workers", type=at_least(1), default=1, help="that measure side by side (default: 1)"
@@ -108,9 +114,12 @@ def add(out: Parser) -> None:
     )
     measuring = out.add_argument_group("measuring")
     measuring.add_argument(
-        "--time-limit", type=at_least(0.001, float, MOST_SECONDS), default=60.0, metavar="SECONDS",
+        "--time-limit",
+        type=at_least(0.001, float, MOST_SECONDS),
+        default=60.0,
+        metavar="SECONDS",
         help="of each config (default: 60)",
-    )  # fmt: skip
+    )
     measuring.add_argument(
         "--memory-limit", type=arguments.size, metavar="SIZE", help="of each config, such as 4G"
     )
@@ -123,9 +132,10 @@ def add(out: Parser) -> None:
     kept = out.add_argument_group("results")
     kept.add_argument("--records", metavar="PATH", help='where they are kept; "" keeps none')
     kept.add_argument(
-        "--storage", metavar="URL",
+        "--storage",
+        metavar="URL",
         help="database for the trials of many machines, such as postgresql+psycopg://user@host/name",
-    )  # fmt: skip
+    )
     report = kept.add_mutually_exclusive_group()
     report.add_argument("--report", type=Path, metavar="PATH", help="HTML file, or a folder")
     report.add_argument("--no-report", action="store_true", help="write no HTML file")

@@ -13,6 +13,7 @@ import numpy as np
 
 from sparsetir.data.sources import is_sparse
 from sparsetir.runtime.arrays import is_array
+from sparsetir.runtime.refusals import wrong
 
 EXPECTED = (
     "a sparse matrix of scipy or torch, a SparseMatrix, an edge_index (2, E) or a pair "
@@ -131,9 +132,6 @@ def _of_dgl(who: str, name: str, graph: Any) -> Edges:
     kinds = list(graph.canonical_etypes)
     if len(kinds) != 1:
         one = kinds[0] if kinds else "relation"
-        raise ValueError(
-            f"{who}: argument '{name}': expected a graph with one relation, as graph[{one!r}], got "
-            f"{len(kinds)}"
-        )
+        raise wrong(who, name, f"a graph with one relation, as graph[{one!r}]", len(kinds))
     sources, targets = graph.edges(order="eid")
     return Edges((sources, targets), (int(graph.num_src_nodes()), int(graph.num_dst_nodes())))

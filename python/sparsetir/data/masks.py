@@ -20,6 +20,7 @@ from sparsetir import needs_torch  # noqa: F401  # isort: skip
 from torch import Tensor
 
 from sparsetir.data.mask_blocks import BLOCKS, WORD, BlockMask, Stored, packed
+from sparsetir.runtime.refusals import wrong
 
 __all__ = ["BlockMask", "band", "bigbird", "blocks", "butterfly", "causal", "from_elements"]
 
@@ -175,17 +176,13 @@ def blocks(table: Any, block: int = 64, shape: Sequence[int] | None = None) -> B
     size = _size("blocks", block)
     found = np.asarray(table.cpu() if isinstance(table, Tensor) else table)
     if found.ndim != 2 or found.dtype != bool:
-        raise ValueError(
-            "blocks: argument 'table': expected booleans of 2 dimensions, got "
-            f"{found.dtype} of shape {found.shape}"
+        raise wrong(
+            "blocks", "table", "booleans of 2 dimensions", f"{found.dtype} of shape {found.shape}"
         )
     whole = (found.shape[0] * size, found.shape[1] * size)
     given = whole if shape is None else tuple(shape)
     if len(given) != 2 or tuple(-(-n // size) for n in given) != found.shape:
-        raise ValueError(
-            f"blocks: argument 'shape': expected (m, n) of {found.shape} blocks of {size}, got "
-            f"{given}"
-        )
+        raise wrong("blocks", "shape", f"(m, n) of {found.shape} blocks of {size}", given)
     row, column = np.nonzero(found)
     return _made((int(given[0]), int(given[1])), size, row, column, None)
 
@@ -259,9 +256,7 @@ def _ranges(first: np.ndarray, last: np.ndarray) -> tuple[np.ndarray, np.ndarray
 
 def _count(who: str, name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise TypeError(
-            f"{who}: argument '{name}': expected an integer, got {type(value).__name__}"
-        )
+        raise wrong(who, name, "an integer", type(value).__name__, TypeError)
     if value < 0:
         raise ValueError(f"{who}: argument '{name}': expected 0 or more, got {value}")
     return int(value)
@@ -274,7 +269,5 @@ def _length(who: str, value: Any) -> int:
 def _size(who: str, value: Any) -> int:
     if isinstance(value, bool) or value not in BLOCKS:
         sizes = ", ".join(map(str, BLOCKS[:-1]))
-        raise ValueError(
-            f"{who}: argument 'block': expected {sizes} or {BLOCKS[-1]}, got {value!r}"
-        )
+        raise wrong(who, "block", f"{sizes} or {BLOCKS[-1]}", f"{value!r}")
     return int(value)

@@ -7,6 +7,7 @@ from typing import Any
 from sparsetir.data import sources
 from sparsetir.data.foreign import Compressed, Edges, adopted
 from sparsetir.data.sources import Stored
+from sparsetir.runtime.refusals import wrong
 
 
 def read_matrix(who: str, name: str, data: Any, values: Any = None, shape: Any = None) -> Stored:
@@ -40,10 +41,8 @@ def read_edges(
     """
     index = sources.to_host(who, name, edges)
     if index.ndim != 2 or len(index) != 2:
-        raise ValueError(
-            f"{who}: argument '{name}': expected a sparse matrix or an edge_index of shape "
-            f"(2, E), got shape {index.shape}; see SparseMatrix.from_dense"
-        )
+        expected = "a sparse matrix or an edge_index of shape (2, E)"
+        raise wrong(who, name, expected, f"shape {index.shape}; see SparseMatrix.from_dense")
     if shape is None and index.dtype.kind in "iu":
         shape = (int(index.max()) + 1 if index.size else 0,) * 2
     coords = index if flip else index[::-1]

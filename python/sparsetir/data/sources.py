@@ -17,6 +17,7 @@ from sparsetir.formats.pattern import Pattern
 from sparsetir.runtime.arrays import is_array, is_torch
 from sparsetir.runtime.file_errors import GraphError, as_path, printable, reading
 from sparsetir.runtime.readable import hidden
+from sparsetir.runtime.refusals import wrong
 from sparsetir.sparse_ir.errors import StructureError
 from sparsetir.sparse_ir.index_arrays import check_indptr, check_range, index_type
 
@@ -52,20 +53,15 @@ def read(who: str, argument: str, data: Any, values: Any, shape: Any) -> Stored:
             )
         have = tuple(int(n) for n in data.shape)
         if shape is not None and check_shape(who, shape, len(have)) != have:
-            raise ValueError(
-                f"{who}: argument 'shape': expected {have}, the shape of argument '{argument}', "
-                f"got {tuple(shape)}"
-            )
+            raise wrong(who, "shape", f"{have}, the shape of argument '{argument}'", tuple(shape))
         return (
             _read_torch(who, argument, data) if is_torch(data) else _read_scipy(who, argument, data)
         )
     if is_array(data):
         data = to_host(who, argument, data)
         if data.ndim != 2:
-            raise ValueError(
-                f"{who}: argument '{argument}': expected an (order, nnz) array or an array for "
-                f"each axis, got shape {data.shape}"
-            )
+            expected = "an (order, nnz) array or an array for each axis"
+            raise wrong(who, argument, expected, f"shape {data.shape}")
     elif not isinstance(data, Sequence) or isinstance(data, str | bytes):
         raise TypeError(
             f"{who}: argument '{argument}': expected an array of coordinates for each axis, or a "
@@ -82,10 +78,7 @@ def from_coords(
         raise ValueError(f"{who}: argument '{argument}': expected at least one axis, got none")
     given = [_integers(who, argument, c, f" for axis {n}") for n, c in enumerate(coords)]
     if any(len(c) != len(given[0]) for c in given):
-        raise ValueError(
-            f"{who}: argument '{argument}': expected arrays of one length, got lengths "
-            f"{[len(c) for c in given]}"
-        )
+        raise wrong(who, argument, "arrays of one length", f"lengths {[len(c) for c in given]}")
     if shape is None:
         shape = tuple(int(c.max()) + 1 if len(c) else 0 for c in given)
     shape = check_shape(who, shape, len(given))
@@ -132,10 +125,7 @@ def read_file(who: str, path: Any) -> Stored:
     path = as_path(who, "path", path)
     name = path.name.lower()
     if not name.endswith((".mtx", ".mtx.gz", ".npz")):
-        raise ValueError(
-            f"{who}: argument 'path': expected a name that ends in .mtx, .mtx.gz or .npz, got "
-            f"'{path}'"
-        )
+        raise wrong(who, "path", "a name that ends in .mtx, .mtx.gz or .npz", f"'{path}'")
     shown = f"'{printable(str(path))}'"
     if not os.path.isfile(path):
         raise FileNotFoundError(f"{who}: argument 'path': expected a file, got {shown}")
@@ -167,9 +157,7 @@ def check_values(who: str, values: Any, count: int, features: bool = False) -> n
         return np.ones(count, np.float32)
     out = to_host(who, "values", values)
     if out.dtype.name not in VALUE_DTYPES:
-        raise TypeError(
-            f"{who}: argument 'values': expected one of {', '.join(VALUE_DTYPES)}, got {out.dtype}"
-        )
+        raise wrong(who, "values", f"one of {', '.join(VALUE_DTYPES)}", out.dtype, TypeError)
     if out.shape[:1] != (count,) or (out.ndim > 1 and not features):
         shape = f"({count}, ...)" if features else f"({count},)"
         raise ValueError(f"{who}: argument 'values': expected shape {shape}, got {out.shape}")
@@ -185,9 +173,7 @@ def to_host(who: str, argument: str, array: Any) -> np.ndarray:
         raise TypeError(f"{who}: argument '{argument}': expected {instead}")
     if is_torch(array):
         if is_sparse(array):
-            raise TypeError(
-                f"{who}: argument '{argument}': expected a dense array, got a sparse one"
-            )
+            raise wrong(who, argument, "a dense array", "a sparse one", TypeError)
         try:
             array = array.detach().cpu()
             if str(array.dtype) == "torch.bfloat16":
@@ -207,9 +193,7 @@ def to_host(who: str, argument: str, array: Any) -> np.ndarray:
     try:
         return np.asarray(array)
     except (ValueError, TypeError) as err:
-        raise TypeError(
-            f"{who}: argument '{argument}': expected an array, got {_name(array)}: {err}"
-        ) from err
+        raise wrong(who, argument, "an array", f"{_name(array)}: {err}", TypeError) from err
 
 
 def distinct(coords: list[np.ndarray], shape: tuple[int, ...]) -> tuple[list, np.ndarray]:
@@ -271,9 +255,7 @@ def _ordered(coords: list[np.ndarray], values: np.ndarray, shape: tuple[int, ...
 def _integers(who: str, argument: str, array: Any, where: str = "") -> np.ndarray:
     out = to_host(who, argument, array)
     if out.ndim != 1:
-        raise ValueError(
-            f"{who}: argument '{argument}': expected one dimension{where}, got shape {out.shape}"
-        )
+        raise wrong(who, argument, f"one dimension{where}", f"shape {out.shape}")
     if not len(out):
         return np.zeros(0, np.int32)
     if out.dtype.kind not in "iu":

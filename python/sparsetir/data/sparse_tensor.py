@@ -19,6 +19,7 @@ from sparsetir.formats.make_rules import Operand
 from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.rule import FormatRewriteRule
 from sparsetir.formats.rule_format import RuleFormat
+from sparsetir.runtime.refusals import wrong
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -214,10 +215,8 @@ class SparseTensor:
         if isinstance(format, FormatRewriteRule):
             format = RuleFormat(format)
         if not isinstance(format, Format):
-            raise TypeError(
-                f"{type(self).__name__}.to: argument 'format': expected a Format, such as CSR(), "
-                f"or a rule, got {format!r}"
-            )
+            expected = "a Format, such as CSR(), or a rule"
+            raise wrong(f"{type(self).__name__}.to", "format", expected, f"{format!r}", TypeError)
         if operand is None:
             operand = format.operand if isinstance(format, RuleFormat) else self.operand()
         key = format, operand
@@ -296,9 +295,7 @@ class SparseTensor:
         import torch
 
         if (name := _layout(layout)) != "coo":
-            raise ValueError(
-                f"{type(self).__name__}.to_torch: argument 'layout': expected 'coo', got {name!r}"
-            )
+            raise wrong(f"{type(self).__name__}.to_torch", "layout", "'coo'", f"{name!r}")
         indices = torch.from_numpy(np.stack([c.astype(np.int64) for c in self.pattern.coords]))
         return torch.sparse_coo_tensor(
             indices, _tensor(self._values), self.shape, is_coalesced=True, check_invariants=False
@@ -683,15 +680,11 @@ class SparseMatrix(SparseTensor):
 
         name = _layout(layout)
         if name not in ("coo", "csr", "csc", "bsr", "bsc"):
-            raise ValueError(
-                "SparseMatrix.to_torch: argument 'layout': expected 'csr', 'csc', 'coo', 'bsr' or "
-                f"'bsc', got {name!r}"
-            )
+            expected = "'csr', 'csc', 'coo', 'bsr' or 'bsc'"
+            raise wrong("SparseMatrix.to_torch", "layout", expected, f"{name!r}")
         if (blocksize is None) == (name in ("bsr", "bsc")):
-            raise ValueError(
-                "SparseMatrix.to_torch: argument 'blocksize': expected two integers for 'bsr' and "
-                f"'bsc' and None for others, got {blocksize} for '{name}'"
-            )
+            expected = "two integers for 'bsr' and 'bsc' and None for others"
+            raise wrong("SparseMatrix.to_torch", "blocksize", expected, f"{blocksize} for '{name}'")
         if name == "coo":
             return super().to_torch("coo")
         by = self.T if name == "csc" else self

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sparsetir.distributed.collectives import swap, total
 from sparsetir.distributed.partition import Partition, make_partition
-from sparsetir.ops.structure import DTYPES
+from sparsetir.ops.launch import DTYPES
 from sparsetir.runtime.arrays import dtype_name
 
 WHO = "DistGraph.from_edges"

@@ -11,7 +11,8 @@ from torch.profiler import record_function
 
 from sparsetir.distributed.parts import rows_first, split, with_heads
 from sparsetir.ops import library
-from sparsetir.ops.extremum import extremum_and_place, gradients
+from sparsetir.ops.extremum import as_messages, gradients_of_product, heads_first
+from sparsetir.ops.message_kernels import gspmm
 from sparsetir.ops.operands import Operand
 from sparsetir.ops.structure import structure_of
 
@@ -66,9 +67,11 @@ class Extremum(torch.autograd.Function):
         # Of features only the shape counts, but for the gradients of values.
         every = grad.new_empty(()).expand(shape) if x is None else torch.cat([x, halo], -2)
         wide, every = with_heads(values, every, heads)
-        wanted = ctx.needs_input_grad[2], ctx.needs_input_grad[1]
-        of_values, of_x = gradients(graph.edge_index, wide, every, place, grad, wanted)
-        if of_values is not None and of_values.dim() > values.dim():
+        found = gradients_of_product(graph.edge_index, wide, every, place, grad)
+        _, for_x, for_values, *_ = ctx.needs_input_grad
+        of_values = None if values is None or not for_values else found["values"]()
+        of_x = found["b"]() if for_x else None
+        if values is not None and of_values is not None and of_values.dim() > values.dim():
             of_values = of_values.sum(0)
         if of_x is not None:
             of_x = of_x.sum(0) if heads < 0 else of_x
@@ -87,7 +90,10 @@ def _extremum(
     values = None if values is None else values.contiguous()
     if not placed:
         return library.spmm(A.rowptr, A.col, values, x, "max" if largest else "min"), None
-    return extremum_and_place(structure_of(A.rowptr, A.col, A.n), values, x, largest)
+    u, e, op = as_messages(values, x)
+    structure = structure_of(A.rowptr, A.col, A.n)
+    out, place = gspmm(structure, u, e, op, "max" if largest else "min", arg=True)
+    return heads_first(out, x), None if place is None else heads_first(place, x)
 
 
 def _empty(A: Operand, first: int, rows: int) -> Tensor:

@@ -14,8 +14,8 @@ from torch import Tensor
 from sparsetir.graph.orders import arranged, check, order_of, places_between
 from sparsetir.graph.programs import GIVEN, Program
 from sparsetir.ops.cache import is_private
+from sparsetir.ops.launch import plain_tensor
 from sparsetir.ops.registry import LIBRARY
-from sparsetir.ops.structure import plain_tensor
 from sparsetir.runtime.kernel import Kernel
 
 # Programs by number, as torch's operators take no objects; equal programs have one number.

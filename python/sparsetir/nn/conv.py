@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from sparsetir.nn.graph import FLOWS, check_aggr, one_of
+from sparsetir.runtime.refusals import wrong
 
 
 class Conv(torch.nn.Module):
@@ -34,9 +35,7 @@ class Conv(torch.nn.Module):
             if not any(
                 value is x or (type(value) is type(x) and value == x) for x in accepted[name]
             ):
-                raise ValueError(
-                    f"{who}: argument '{name}': expected {accepted[name][0]!r}, got {value!r}"
-                )
+                raise wrong(who, name, f"{accepted[name][0]!r}", f"{value!r}")
 
     def __repr__(self) -> str:
         channels = f"{self.in_channels}, {self.out_channels}"
@@ -67,9 +66,8 @@ def check_features(who: str, x: Any, dims: tuple[int, ...] = (2, 3)) -> None:
     if not isinstance(x, Tensor):
         raise TypeError(f"{who}: argument 'x': expected a tensor, got {type(x).__name__}")
     if x.dim() not in dims:
-        raise ValueError(
-            f"{who}: argument 'x': expected {' or '.join(map(str, dims))} dimensions, got shape "
-            f"{tuple(x.shape)}"
+        raise wrong(
+            who, "x", f"{' or '.join(map(str, dims))} dimensions", f"shape {tuple(x.shape)}"
         )
 
 
@@ -84,10 +82,7 @@ def sizes(
     given = (None, None) if size is None else tuple(size)
     for at, x in enumerate((sources, targets)):
         if x is not None and given[at] not in (None, x.shape[-2]):
-            raise ValueError(
-                f"{who}: argument 'size': expected {x.shape[-2]} at {at} as the features have, "
-                f"got {given[at]}"
-            )
+            raise wrong(who, "size", f"{x.shape[-2]} at {at} as the features have", given[at])
         found.append(given[at] if x is None else x.shape[-2])
     n, m = found
     return n, n if m is None else m

@@ -12,6 +12,7 @@ from torch.nn import Parameter
 from sparsetir.nn.conv import Conv, pair, sizes
 from sparsetir.nn.graph import FLOWS, Graph, check_count, check_of_edges, has_edges
 from sparsetir.nn.linear import Linear, glorot, zeros
+from sparsetir.runtime.refusals import wrong
 
 FILLS = ("add", "sum", "mean", "max", "min", "mul")
 
@@ -92,10 +93,8 @@ class GATConv(Conv):
         super().__init__(**{"aggr": "add", **kwargs})
         self.sparse_features = sparse_features
         if isinstance(fill_value, str) and fill_value not in FILLS:
-            raise ValueError(
-                f"GATConv: argument 'fill_value': expected a number, a tensor, or one of "
-                f"{', '.join(FILLS)}, got {fill_value!r}"
-            )
+            expected = f"a number, a tensor, or one of {', '.join(FILLS)}"
+            raise wrong("GATConv", "fill_value", expected, f"{fill_value!r}")
         check_count("GATConv", "heads", heads)
         self.in_channels, self.out_channels, self.heads = in_channels, out_channels, heads
         self.concat, self.negative_slope, self.dropout = concat, negative_slope, dropout

@@ -13,6 +13,7 @@ from sparsetir.nn.conv import Conv, check_features, weights_first
 from sparsetir.nn.graph import Graph, check_of_edges, has_edges
 from sparsetir.nn.linear import Linear, zeros
 from sparsetir.ops.registry import is_transformed
+from sparsetir.runtime.refusals import wrong
 
 
 def gcn_norm(
@@ -103,13 +104,9 @@ class GCNConv(Conv):
         self.sparse_features = sparse_features
         add_self_loops = normalize if add_self_loops is None else add_self_loops
         if add_self_loops and not normalize:
-            raise ValueError(
-                "GCNConv: argument 'add_self_loops': expected False where normalize=False, got True"
-            )
+            raise wrong("GCNConv", "add_self_loops", "False where normalize=False", "True")
         if add_self_loops and self.aggr not in ("add", "sum"):
-            raise ValueError(
-                f"GCNConv: argument 'aggr': expected 'add' with self loops, got {self.aggr!r}"
-            )
+            raise wrong("GCNConv", "aggr", "'add' with self loops", f"{self.aggr!r}")
         self.in_channels, self.out_channels = in_channels, out_channels
         self.improved, self.cached = improved, cached
         self.add_self_loops, self.normalize = add_self_loops, normalize
@@ -143,9 +140,7 @@ class GCNConv(Conv):
         (n, out_channels) Tensor
         """
         if isinstance(x, tuple | list):
-            raise ValueError(
-                "GCNConv: argument 'x': expected one tensor, as sources are targets too, got a pair"
-            )
+            raise wrong("GCNConv", "x", "one tensor, as sources are targets too", "a pair")
         check_features("GCNConv", x)
         graph, weight, loop = self._normalized(x, edge_index, edge_weight)
         linear = self.aggr in ("add", "sum", "mean")

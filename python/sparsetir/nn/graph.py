@@ -14,6 +14,7 @@ from sparsetir.ops.functional import spmm_by_heads
 from sparsetir.ops.messages import softmax_by_heads
 from sparsetir.ops.operands import Operand, Prepared, resolve
 from sparsetir.planning.vocabulary import REDUCTION_NAMES
+from sparsetir.runtime.refusals import wrong
 
 T = TypeVar("T")
 FLOWS = ("source_to_target", "target_to_source")
@@ -44,16 +45,13 @@ class Graph:
             edge_index = edge_index if flow == FLOWS[0] else reversed_edges(edge_index)
             return cls(resolve((edge_index, (sources, targets)), who=who, name="edge_index"))
         if flow != FLOWS[0]:
-            raise ValueError(
-                f"{who}: argument 'edge_index': expected edges (2, E) with flow={flow!r}, "
-                f"got {type(edge_index).__name__}"
+            raise wrong(
+                who, "edge_index", f"edges (2, E) with flow={flow!r}", type(edge_index).__name__
             )
         operand = resolve(edge_index, who=who, name="edge_index")
         if (operand.m, operand.n) != (targets, sources):
-            raise ValueError(
-                f"{who}: argument 'edge_index': expected a matrix of {targets} targets x {sources} "
-                f"sources as the features have, got {operand.m} x {operand.n}"
-            )
+            expected = f"a matrix of {targets} targets x {sources} sources as the features have"
+            raise wrong(who, "edge_index", expected, f"{operand.m} x {operand.n}")
         return cls(operand)
 
     @property
@@ -181,7 +179,5 @@ def check_of_edges(who: str, name: str, x: Any, graph: Graph, dims: tuple[int, .
 def one_of(who: str, name: str, value: Any, expected: tuple[str, ...]) -> str:
     """The value, one of those expected; ValueError otherwise."""
     if not isinstance(value, str) or value not in expected:
-        raise ValueError(
-            f"{who}: argument '{name}': expected {', '.join(map(repr, expected))}, got {value!r}"
-        )
+        raise wrong(who, name, f"{', '.join(map(repr, expected))}", f"{value!r}")
     return value

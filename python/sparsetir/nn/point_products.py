@@ -7,14 +7,14 @@ the sum in both directions and one for the weights, and torch.compile sees nothi
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 from torch import Tensor
 
 from sparsetir.nn.kernel_map import Convolution
 from sparsetir.nn.points import KernelMap, Places, places_of, transposed
-from sparsetir.ops.registry import define, save_inputs, saved
+from sparsetir.ops.registry import Gradients, Operation, Operator
 from sparsetir.ops.relations import RelationRows, Relations
 from sparsetir.ops.rgms_kernels import of_nodes, of_weights
 
@@ -32,70 +32,67 @@ def products(
     return points_sum(x, weight, fine.coords, onto, list(conv.numbers), back)
 
 
-# -- sums at points -------------------------------------------------------------------------------
+@dataclass
+class PointsSum(Operation[Tensor]):
+    """Sums at points."""
+
+    x: Tensor
+    weight: Tensor
+    fine: Tensor
+    coarse: Tensor | None
+    conv: list[int]
+    back: bool
+
+    def run(self) -> Tensor:
+        relations = _relations(self.fine, self.coarse, self.conv)
+        return of_nodes(relations, self.x, self.weight, None, self.back)
+
+    def fake(self) -> Tensor:
+        outputs = self.fine if self.coarse is None or self.back else self.coarse
+        return self.x.new_empty((outputs.shape[0], self.weight.shape[2]))
+
+    def gradients(self, grad: Tensor) -> Gradients:
+        where, back = (self.fine, self.coarse, self.conv), self.back
+        ends = (grad, self.x) if back else (self.x, grad)
+
+        def for_weight() -> Tensor:
+            found = points_weight(*ends, *where)
+            return found.mT if back else found
+
+        return {
+            "x": lambda: points_sum(grad, self.weight.mT, *where, not back),
+            "weight": for_weight,
+        }
 
 
-def _sum(
-    x: Tensor, weight: Tensor, fine: Tensor, coarse: Tensor | None, conv: list[int], back: bool
-) -> Tensor:
-    return of_nodes(_relations(fine, coarse, conv), x, weight, None, back)
+points_sum = Operator("points_sum", PointsSum)
 
 
-def _sum_fake(
-    x: Tensor, weight: Tensor, fine: Tensor, coarse: Tensor | None, conv: list[int], back: bool
-) -> Tensor:
-    outputs = fine if coarse is None or back else coarse
-    return x.new_empty((outputs.shape[0], weight.shape[2]))
+@dataclass
+class PointsWeight(Operation[Tensor]):
+    """For the weights."""
+
+    x: Tensor
+    grad: Tensor
+    fine: Tensor
+    coarse: Tensor | None
+    conv: list[int]
+
+    def run(self) -> Tensor:
+        return of_weights(_relations(self.fine, self.coarse, self.conv), self.x, self.grad, None)
+
+    def fake(self) -> Tensor:
+        return self.x.new_empty((prod(self.conv[:3]), self.x.shape[1], self.grad.shape[1]))
+
+    def gradients(self, grad: Tensor) -> Gradients:
+        where = self.fine, self.coarse, self.conv
+        return {
+            "x": lambda: points_sum(self.grad, grad.mT, *where, True),
+            "grad": lambda: points_sum(self.x, grad, *where, False),
+        }
 
 
-def _sum_backward(ctx: Any, grad: Tensor) -> Any:
-    x, weight, fine, coarse, conv, back = saved(ctx)
-    for_x, for_weight, *_ = ctx.needs_input_grad
-    grad_x = grad_weight = None
-    if for_x:
-        grad_x = points_sum(grad, weight.transpose(1, 2), fine, coarse, conv, not back)
-    if for_weight:
-        grad_weight = points_weight(*((grad, x) if back else (x, grad)), fine, coarse, conv)
-        grad_weight = grad_weight.transpose(1, 2) if back else grad_weight
-    return grad_x, grad_weight, None, None, None, None
-
-
-points_sum = define(
-    "points_sum(Tensor x, Tensor weight, Tensor fine, Tensor? coarse, int[] conv, bool back) "
-    "-> Tensor",
-    _sum,
-    _sum_fake,
-    _sum_backward,
-    save_inputs,
-)
-
-
-# -- for the weights ------------------------------------------------------------------------------
-
-
-def _weight(
-    x: Tensor, grad: Tensor, fine: Tensor, coarse: Tensor | None, conv: list[int]
-) -> Tensor:
-    return of_weights(_relations(fine, coarse, conv), x, grad, None)
-
-
-def _weight_backward(ctx: Any, by: Tensor) -> Any:
-    x, grad, *where = saved(ctx)
-    for_x, for_grad, *_ = ctx.needs_input_grad
-    return (
-        points_sum(grad, by.transpose(1, 2), *where, True) if for_x else None,
-        points_sum(x, by, *where, False) if for_grad else None,
-        None, None, None,
-    )  # fmt: skip
-
-
-points_weight = define(
-    "points_weight(Tensor x, Tensor grad, Tensor fine, Tensor? coarse, int[] conv) -> Tensor",
-    _weight,
-    lambda x, grad, fine, coarse, conv: x.new_empty((prod(conv[:3]), x.shape[1], grad.shape[1])),
-    _weight_backward,
-    save_inputs,
-)
+points_weight = Operator("points_weight", PointsWeight)
 
 
 # -- what kernels want of a map -------------------------------------------------------------------

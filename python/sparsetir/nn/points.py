@@ -25,6 +25,7 @@ from sparsetir.nn.memory import remembered
 from sparsetir.ops.cache import hand_out, handed_out, lasting, private
 from sparsetir.ops.checks import check_tensor
 from sparsetir.runtime.arrays import dtype_name
+from sparsetir.runtime.refusals import wrong
 
 INT32_MAX = 2**31 - 1
 INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64)
@@ -406,9 +407,7 @@ def convolution(
         pads = triple(who, "padding", 0 if padding is None else padding, 0)
         return Convolution(kernel, strides, pads, dilations), False
     if padding is not None:
-        raise ValueError(
-            f"{who}: argument 'padding': expected None, as outputs are at inputs, got {padding!r}"
-        )
+        raise wrong(who, "padding", "None, as outputs are at inputs", f"{padding!r}")
     return Convolution.submanifold(kernel, dilations), True
 
 
@@ -442,10 +441,7 @@ def check_batches(who: str, batch_size: Any, places: Places) -> int:
     if isinstance(batch_size, bool) or not isinstance(batch_size, int | np.integer):
         raise TypeError(f"{who}: argument 'batch_size': expected an integer, got {batch_size!r}")
     if batch_size < least:
-        raise ValueError(
-            f"{who}: argument 'batch_size': expected at least {least} as the points have, got "
-            f"{batch_size}"
-        )
+        raise wrong(who, "batch_size", f"at least {least} as the points have", batch_size)
     return int(batch_size)
 
 
@@ -474,21 +470,15 @@ def _check_coords(who: str, coords: Any) -> None:
     if coords.dtype not in INTEGERS:
         raise TypeError(f"{who}: argument 'coords': expected integers, got {dtype_name(coords)}")
     if coords.dim() != 2 or coords.shape[1] != 4:
-        raise ValueError(
-            f"{who}: argument 'coords': expected shape (n, 4) of batch, x, y and z, got "
-            f"{tuple(coords.shape)}"
-        )
+        raise wrong(who, "coords", "shape (n, 4) of batch, x, y and z", tuple(coords.shape))
 
 
 def _check_features(who: str, features: Any, coords: Tensor) -> None:
     check_tensor(who, "features", features)
     if features.dim() != 2 or len(features) != len(coords):
-        raise ValueError(
-            f"{who}: argument 'features': expected shape ({len(coords)}, channels) as there are "
-            f"points, got {tuple(features.shape)}"
-        )
+        expected = f"shape ({len(coords)}, channels) as there are points"
+        raise wrong(who, "features", expected, tuple(features.shape))
     if features.device != coords.device:
-        raise ValueError(
-            f"{who}: argument 'features': expected to be on {coords.device} as the coordinates, "
-            f"got {features.device}"
+        raise wrong(
+            who, "features", f"to be on {coords.device} as the coordinates", features.device
         )

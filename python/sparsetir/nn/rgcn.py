@@ -19,6 +19,7 @@ from sparsetir.ops.prepared import PreparedRelations
 from sparsetir.ops.relations import seen_edges
 from sparsetir.ops.rgms import rgms
 from sparsetir.runtime.arrays import dtype_name
+from sparsetir.runtime.refusals import wrong
 
 # Rows of all relations for each edge from which on an epoch takes less without making them all:
 # as much time with 4 on a Zen 5, with 2 it is 1.4 times as much, with 5 0.7 times.
@@ -129,15 +130,12 @@ class RGCNConv(Conv):
     ) -> None:
         super().__init__(**{"aggr": aggr, **kwargs})
         if num_bases is not None and num_blocks is not None:
-            raise ValueError(
-                f"RGCNConv: argument 'num_blocks': expected None with 'num_bases', got {num_blocks}"
-            )
+            raise wrong("RGCNConv", "num_blocks", "None with 'num_bases'", num_blocks)
         check_count("RGCNConv", "num_relations", num_relations)
         left, right = (in_channels,) * 2 if isinstance(in_channels, int) else in_channels
         if num_blocks is not None and (left % num_blocks or out_channels % num_blocks):
-            raise ValueError(
-                f"RGCNConv: argument 'num_blocks': expected a divisor of {left} and "
-                f"{out_channels}, got {num_blocks}"
+            raise wrong(
+                "RGCNConv", "num_blocks", f"a divisor of {left} and {out_channels}", num_blocks
             )
         self.in_channels, self.out_channels = in_channels, out_channels
         self.num_relations, self.num_bases, self.num_blocks = num_relations, num_bases, num_blocks
@@ -236,16 +234,13 @@ class RGCNConv(Conv):
                     "RGCNConv: argument 'edge_type': expected None beside what was prepared"
                 )
             if self.flow != "source_to_target":
-                raise ValueError(
-                    "RGCNConv: argument 'edge_index': expected edges with "
-                    f"flow={self.flow!r}, got {edge_index!r}"
+                raise wrong(
+                    "RGCNConv", "edge_index", f"edges with flow={self.flow!r}", f"{edge_index!r}"
                 )
             return edge_index.edges_for("RGCNConv", n, m, self.num_relations)
         if not is_edges(edge_index):
-            raise TypeError(
-                "RGCNConv: argument 'edge_index': expected a (2, E) tensor of edges, "
-                f"got {type(edge_index).__name__}"
-            )
+            expected = "a (2, E) tensor of edges"
+            raise wrong("RGCNConv", "edge_index", expected, type(edge_index).__name__, TypeError)
         if edge_type is not None and not _is_integers(edge_type):
             raise TypeError(
                 "RGCNConv: argument 'edge_type': expected a tensor of integers, got "
@@ -253,10 +248,7 @@ class RGCNConv(Conv):
             )
         if edge_type is None or edge_type.shape != edge_index.shape[1:]:
             got = None if edge_type is None else tuple(edge_type.shape)
-            raise ValueError(
-                f"RGCNConv: argument 'edge_type': expected shape {tuple(edge_index.shape[1:])}, "
-                f"got {got}"
-            )
+            raise wrong("RGCNConv", "edge_type", f"shape {tuple(edge_index.shape[1:])}", got)
         edges = edge_index if self.flow == "source_to_target" else reversed_edges(edge_index)
         kind = edge_type
         if kind.dtype not in (torch.int32, torch.int64):
@@ -288,9 +280,7 @@ class RGCNConv(Conv):
     def _of_rows(self, graph: tuple[Tensor, Tensor], index: Tensor, m: int) -> Tensor:
         """Messages are rows of the weights."""
         if self.num_blocks is not None:
-            raise ValueError(
-                "RGCNConv: argument 'x': expected features with 'num_blocks', got integers"
-            )
+            raise wrong("RGCNConv", "x", "features with 'num_blocks'", "integers")
         weight, rows = self.weight, self.in_channels_l
         if rows != len(index) or not _is_range(index):
             _check_rows(index, rows)
@@ -402,15 +392,11 @@ def _is_integers(x: Any) -> bool:
 def _check_rows(index: Tensor, rows: int) -> None:
     """Raise unless they are rows of the weights."""
     if not _is_integers(index) or index.dim() != 1:
-        raise ValueError(
-            "RGCNConv: argument 'x': expected features (nodes, in_channels) or integers (nodes,), "
-            f"got {dtype_name(index)} of shape {tuple(index.shape)}"
-        )
+        expected = "features (nodes, in_channels) or integers (nodes,)"
+        raise wrong("RGCNConv", "x", expected, f"{dtype_name(index)} of shape {tuple(index.shape)}")
     if index.numel() and not 0 <= index.min() <= index.max() < rows:
-        raise ValueError(
-            f"RGCNConv: argument 'x': expected integers from 0 to {rows - 1}, got "
-            f"{int(index.min())} to {int(index.max())}"
-        )
+        expected = f"integers from 0 to {rows - 1}"
+        raise wrong("RGCNConv", "x", expected, f"{int(index.min())} to {int(index.max())}")
 
 
 def _is_range(index: Tensor) -> bool:

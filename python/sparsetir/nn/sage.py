@@ -11,6 +11,7 @@ from torch import Tensor
 from sparsetir.nn.conv import Conv, pair, sizes, weights_first
 from sparsetir.nn.graph import Graph, check_aggr
 from sparsetir.nn.linear import Linear, linear
+from sparsetir.runtime.refusals import wrong
 
 # Where there are that many times more features before than after, one product with the weights of
 # neighbours and of the node itself is faster than two: most of the time goes into reading features.
@@ -67,9 +68,7 @@ class SAGEConv(Conv):
     ) -> None:
         several = isinstance(aggr, tuple | list)
         if several and not aggr:
-            raise ValueError(
-                "SAGEConv: argument 'aggr': expected one aggregation or more, got none"
-            )
+            raise wrong("SAGEConv", "aggr", "one aggregation or more", "none")
         super().__init__(aggr[0] if several else aggr, **kwargs)
         self.sparse_features = sparse_features
         if several:
@@ -78,10 +77,8 @@ class SAGEConv(Conv):
         self.normalize, self.root_weight, self.project = normalize, root_weight, project
         left, right = (in_channels,) * 2 if isinstance(in_channels, int) else in_channels
         if left <= 0 and (project or several):
-            raise ValueError(
-                "SAGEConv: argument 'in_channels': expected a number of features with "
-                f"project=True or several aggregations, got {in_channels}"
-            )
+            expected = "a number of features with project=True or several aggregations"
+            raise wrong("SAGEConv", "in_channels", expected, in_channels)
         if project:
             self.lin: Linear = Linear(left, left)
         width = left * (len(aggr) if several else 1)

@@ -26,6 +26,7 @@ from sparsetir.nn.point_products import products
 from sparsetir.nn.points import Places, SparsePoints, convolution, reached_by
 from sparsetir.ops.check_pattern import check_size
 from sparsetir.runtime.arrays import dtype_name
+from sparsetir.runtime.refusals import wrong
 
 _untraced = _disable_dynamo(reached_by)  # which imports what it takes when it is called
 
@@ -75,15 +76,10 @@ class _Convolution(torch.nn.Module):
             raise TypeError(f"{who}: argument 'x': expected SparsePoints, got {type(x).__name__}")
         features = x.features
         if features.shape[1] != self.in_channels:
-            raise ValueError(
-                f"{who}: argument 'x': expected {self.in_channels} channels, got "
-                f"{features.shape[1]}"
-            )
+            raise wrong(who, "x", f"{self.in_channels} channels", features.shape[1])
         if features.dtype != self.weight.dtype:
-            raise TypeError(
-                f"{who}: argument 'x': expected features of {dtype_name(self.weight)} as the "
-                f"weights, got {dtype_name(features)}"
-            )
+            expected = f"features of {dtype_name(self.weight)} as the weights"
+            raise wrong(who, "x", expected, dtype_name(features), TypeError)
 
     def _sum(self, x: SparsePoints, places: Places, *between: Any) -> SparsePoints:
         """At `places`; `between` : which points a convolution goes from and to."""
@@ -234,9 +230,7 @@ class SparseConvTranspose3d(_Convolution):
         who = type(self).__name__
         self._check(x)
         if onto is not None and not isinstance(onto, SparsePoints):
-            raise TypeError(
-                f"{who}: argument 'onto': expected SparsePoints, got {type(onto).__name__}"
-            )
+            raise wrong(who, "onto", "SparsePoints", type(onto).__name__, TypeError)
         if onto is not None:
             places = onto.places
         elif x.places.before is not None:

@@ -25,6 +25,7 @@ from torch.nn import Linear, Module, Parameter
 from sparsetir.nn.prune import check_block, prune
 from sparsetir.ops.block_linear import block_linear
 from sparsetir.ops.library import spmm
+from sparsetir.runtime.refusals import wrong
 
 
 class SparseLinear(Module):
@@ -124,9 +125,7 @@ class SparseLinear(Module):
         """
         who = "SparseLinear.from_linear"
         if not isinstance(linear, Linear):
-            raise TypeError(
-                f"{who}: argument 'linear': expected a torch.nn.Linear, got {type(linear).__name__}"
-            )
+            raise wrong(who, "linear", "a torch.nn.Linear", type(linear).__name__, TypeError)
         if sum(given is not None for given in (mask, sparsity, threshold)) > 1:
             raise ValueError(
                 f"{who}: expected one of 'mask', 'sparsity' and 'threshold' at most, got several"

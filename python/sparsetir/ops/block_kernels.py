@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from sparsetir.data.mask_blocks import BlockRows
-from sparsetir.ops.message_kernels import is_parallel
-from sparsetir.ops.structure import DTYPES, target_of
-from sparsetir.planning.request import compiled_by
+from sparsetir.ops.launch import DTYPES, launch, target_of
+from sparsetir.planning.request import compiled_by, default_threads
+from sparsetir.runtime.pool import pays
 from sparsetir.schedules.default import is_gpu, vector_bits
 from sparsetir.schedules.gpu.block_attention import WarpTiles
 from sparsetir.schedules.operators.block_attention import BlockAttention
@@ -107,12 +107,11 @@ def _run(problem: Any, rows: BlockRows, scale: float, across: Tensor, **arrays: 
         config = WarpTiles()
     else:
         work = len(rows.indices) * heads * block**2 * (problem.feat + problem.width + EXPONENTIAL)
-        bits, parallel = vector_bits(target), is_parallel(work)
+        bits, parallel = vector_bits(target), pays(default_threads(), work)
         config = BlockTiles.for_block(block, bits, problem.accumulator, parallel)
     kernel = compiled_by(config, problem, target)
-    indptr, indices, kind, bits = rows
+    named = {"indptr": rows.indptr, "indices": rows.indices, "kind": rows.kinds, "bits": rows.bits}
+    sizes = {"blocks": len(rows.indices), "kinds": len(rows.bits), "heads": heads, "scale": scale}
+    sizes |= {"rows": len(rows.indptr) - 1, "cols": across.shape[1] // block}
     arrays = {name: x.unflatten(1, (-1, block)) for name, x in arrays.items()}
-    kernel(
-        **arrays, scale=scale, indptr=indptr, indices=indices, kind=kind, bits=bits, heads=heads,
-        rows=len(indptr) - 1, cols=across.shape[1] // block, blocks=len(indices), kinds=len(bits),
-    )  # fmt: skip
+    launch(kernel, {**arrays, **named, **sizes})

@@ -10,6 +10,8 @@ ones there.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -17,22 +19,20 @@ from torch import Tensor
 
 from sparsetir.formats import BSR
 from sparsetir.ops.checks import check_tensor
-from sparsetir.ops.registry import define, save_inputs, saved
-from sparsetir.ops.structure import DTYPES, Structure, structure_of, target_of
+from sparsetir.ops.launch import DTYPES, launch, target_of, wide_tensor
+from sparsetir.ops.registry import Gradients, Operation, Operator
+from sparsetir.ops.structure import Structure, structure_of
 from sparsetir.planning.request import compiled_by, default_threads
+from sparsetir.runtime.arrays import dtype_name
+from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.pool import pays
+from sparsetir.runtime.refusals import wrong
 from sparsetir.schedules.default import vector_bits
 from sparsetir.schedules.gpu.spmm_tensor_cores import for_format
 from sparsetir.schedules.operators.block_linear import BlockLinear, BlockOuter
 from sparsetir.schedules.operators.block_spmm import BlockSpmm
 from sparsetir.schedules.operators.problems import Spmm
 from sparsetir.schedules.templates.block_linear import BlockTile
-
-
-def _wide(x: Tensor) -> Tensor:
-    """In the type of the sums; kernels take that alone, as blocks are read more than once."""
-    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-    return x.resolve_neg().to(wide).contiguous()
 
 
 def _has_kernels(x: Tensor) -> bool:
@@ -56,13 +56,9 @@ def _product_by_blocks(x: Tensor, w: Tensor, structure: Structure, config: Any) 
     problem, target = BlockSpmm(rows, cols, DTYPES[x.dtype]), target_of(x.device)
     kernel = compiled_by(config, problem, target)
     out = x.new_empty(1, structure.m, rows, tokens)
-    arrays = {
-        "a": w.transpose(1, 2).contiguous(),
-        "b": x.t().contiguous().view(1, structure.n, cols, tokens),
-        "out": out, "indptr": structure.rowptr, "indices": structure.col,
-    }  # fmt: skip
+    given = {"a": w.transpose(1, 2), "b": x.t().reshape(1, structure.n, cols, tokens), "out": out}
     sizes = {"heads": 1, "mb": structure.m, "nb": structure.n, "blocks": blocks, "feat": tokens}
-    structure.call(kernel, arrays, sizes)
+    launch(kernel, {**given, **sizes, "indptr": structure.rowptr, "indices": structure.col})
     return out.view(-1, tokens).t()
 
 
@@ -76,135 +72,131 @@ def _structure(indptr: Tensor, indices: Tensor, columns: int) -> Structure:
     return structure_of(indptr, indices, columns, "block_linear")
 
 
-def _run(structure: Structure, problem: Any, tokens: int, arrays: dict[str, Tensor]) -> None:
-    """Run a kernel on arrays that fit."""
-    work = structure.nnz * problem.rows * problem.cols * tokens
-    parallel = pays(default_threads(), work)
-    target = target_of(structure.device)
+@lru_cache(256)
+def _kernel(problem: BlockLinear | BlockOuter, nnz: int, tokens: int, threads: int) -> Kernel:
+    """For so many blocks and tokens, on a CPU."""
+    target = target_of(torch.device("cpu"))
+    parallel = pays(threads, nnz * problem.rows * problem.cols * tokens)
     config = BlockTile.for_block(problem, vector_bits(target), tokens, parallel)
-    kernel = compiled_by(config, problem, target)
+    return compiled_by(config, problem, target)
+
+
+def _run(
+    structure: Structure, problem: BlockLinear | BlockOuter, tokens: int, arrays: dict[str, Tensor]
+) -> None:
+    """Run a kernel on arrays that fit."""
+    kernel = _kernel(problem, structure.nnz, tokens, default_threads())
     sizes = {"tokens": tokens, "m": structure.m, "n": structure.n, "blocks": structure.nnz}
-    given = {**arrays, **sizes, "indptr": structure.rowptr, "indices": structure.col}
-    kernel.run_unchecked([given[name] for name in kernel.signature.passed])
+    launch(kernel, {**arrays, **sizes, "indptr": structure.rowptr, "indices": structure.col})
 
 
 def _check(who: str, name: str, x: Tensor, features: int, like: Tensor | None = None) -> None:
     check_tensor(who, name, x, like)
     if x.dim() < 1 or x.shape[-1] != features:
-        raise ValueError(
-            f"{who}: argument '{name}': expected {features} features, got shape {tuple(x.shape)}"
-        )
+        raise wrong(who, name, f"{features} features", f"shape {tuple(x.shape)}")
 
 
-# -- y = x W^T + b, or x W ------------------------------------------------------------------------
+@dataclass
+class Linear(Operation[Tensor]):
+    """x W^T + bias; with `transposed` x W."""
 
+    x: Tensor
+    values: Tensor
+    indptr: Tensor
+    indices: Tensor
+    bias: Tensor | None
+    rows: int
+    cols: int
+    transposed: bool
 
-def _linear(
-    x: Tensor, values: Tensor, indptr: Tensor, indices: Tensor, bias: Tensor | None,
-    rows: int, cols: int, transposed: bool,
-) -> Tensor:  # fmt: skip
-    out_features, in_features = (cols, rows) if transposed else (rows, cols)
-    _check("block_linear", "x", x, in_features, values)
-    out = x.new_empty((*x.shape[:-1], out_features))
-    if not out.numel():
+    def run(self) -> Tensor:
+        x, values, bias, transposed = self.x, self.values.detach(), self.bias, self.transposed
+        sizes = self.rows, self.cols
+        out_features, in_features = sizes[::-1] if transposed else sizes
+        _check("block_linear", "x", x, in_features, values)
+        out = x.new_empty((*x.shape[:-1], out_features))
+        if not out.numel():
+            return out
+        blocks, c, r = values.shape
+        structure = _structure(self.indptr, self.indices, self.cols // c)
+        tokens = math.prod(x.shape[:-1])
+        config = _by_blocks(x, self.indices, *((c, r) if transposed else (r, c)), tokens)
+        by_blocks = blocks and config is not None
+        wide = values if by_blocks else wide_tensor(values)
+        if transposed:
+            structure = structure.transposed
+            wide = wide.transpose(1, 2)
+            wide = (wide if structure.order is None else wide[structure.order]).contiguous()
+            r, c = c, r
+        if by_blocks:
+            product = _product_by_blocks(_flat(x).detach(), wide, structure, config)
+            product = product if bias is None else product + bias.detach().to(x.dtype)
+            return product.contiguous().view(out.shape)
+        if not blocks or not _has_kernels(x):
+            dense = wide.new_zeros(structure.n, structure.m, c, r)
+            dense[structure.col.long(), structure.rows.long()] = wide
+            product = wide_tensor(x) @ dense.transpose(1, 2).reshape(in_features, out_features)
+            return (product if bias is None else product + bias.to(product.dtype)).to(x.dtype)
+        problem = BlockLinear(r, c, DTYPES[x.dtype], dtype_name(structure.col), bias is not None)
+        arrays = {"x": wide_tensor(_flat(x)), "w": wide, "y": _flat(out)}
+        if bias is not None:
+            arrays["bias_"] = wide_tensor(bias)
+        _run(structure, problem, tokens, arrays)
         return out
-    blocks, c, r = values.shape
-    structure = _structure(indptr, indices, cols // c)
-    tokens = math.prod(x.shape[:-1])
-    config = _by_blocks(x, indices, *((c, r) if transposed else (r, c)), tokens)
-    wide = values.detach() if blocks and config is not None else _wide(values.detach())
-    if transposed:
-        structure = structure.transposed
-        wide = wide.transpose(1, 2)
-        wide = (wide if structure.order is None else wide[structure.order]).contiguous()
-        r, c = c, r
-    if blocks and config is not None:
-        product = _product_by_blocks(_flat(x).detach(), wide, structure, config)
-        product = product if bias is None else product + bias.detach().to(x.dtype)
-        return product.contiguous().view(out.shape)
-    if not blocks or not _has_kernels(x):
-        dense = wide.new_zeros(structure.n, structure.m, c, r)
-        dense[structure.col.long(), structure.rows.long()] = wide
-        dense = dense.transpose(1, 2).reshape(in_features, out_features)
-        product = _wide(x) @ dense
-        return (product if bias is None else product + bias.to(product.dtype)).to(x.dtype)
-    idtype = "int64" if structure.col.dtype == torch.int64 else "int32"
-    problem = BlockLinear(r, c, DTYPES[x.dtype], idtype, bias is not None)
-    arrays = {"x": _wide(_flat(x)), "w": wide, "y": _flat(out)}
-    if bias is not None:
-        arrays["bias_"] = _wide(bias)
-    _run(structure, problem, tokens, {name: a.detach() for name, a in arrays.items()})
-    return out
+
+    def fake(self) -> Tensor:
+        return self.x.new_empty((*self.x.shape[:-1], self.cols if self.transposed else self.rows))
+
+    def gradients(self, grad: Tensor) -> Gradients:
+        x, values, pattern, back = self.x, self.values, (self.indptr, self.indices), self.transposed
+        ends = (grad, x) if back else (x, grad)
+        sizes = self.rows, self.cols, not back
+        return {
+            "x": lambda: block_linear(grad, values, *pattern, None, *sizes),
+            "values": lambda: block_outer(*ends, *pattern, values.shape[2], values.shape[1]),
+            "bias": lambda: _flat(grad).sum(0),
+        }
 
 
-def _linear_fake(
-    x: Tensor, values: Tensor, indptr: Tensor, indices: Tensor, bias: Tensor | None,
-    rows: int, cols: int, transposed: bool,
-) -> Tensor:  # fmt: skip
-    return x.new_empty((*x.shape[:-1], cols if transposed else rows))
+block_linear = Operator("block_linear", Linear)
 
 
-def _linear_backward(ctx: Any, grad: Tensor) -> Any:
-    x, values, indptr, indices, _, rows, cols, transposed = saved(ctx)
-    for_x, for_values, _, _, for_bias, *_ = ctx.needs_input_grad
-    pattern = indptr, indices
-    for_w = None
-    if for_values:
-        ends = (grad, x) if transposed else (x, grad)
-        for_w = block_outer(*ends, *pattern, values.shape[2], values.shape[1])
-    return (
-        block_linear(grad, values, *pattern, None, rows, cols, not transposed) if for_x else None,
-        for_w, None, None,
-        _flat(grad).sum(0) if for_bias else None,
-        None, None, None,
-    )  # fmt: skip
+@dataclass
+class Outer(Operation[Tensor]):
+    """(blocks, cols, rows) sums of y[.., i] * x[.., j] where W is stored, in blocks of these."""
+
+    x: Tensor
+    y: Tensor
+    indptr: Tensor
+    indices: Tensor
+    rows: int
+    cols: int
+
+    def run(self) -> Tensor:
+        x, y, indices, (rows, cols) = self.x, self.y, self.indices, (self.rows, self.cols)
+        check_tensor("block_outer", "y", y, x)
+        tokens, wide, other = math.prod(x.shape[:-1]), wide_tensor(_flat(x)), wide_tensor(_flat(y))
+        if not len(indices) or not tokens:
+            return self.fake().zero_()
+        structure = _structure(self.indptr, indices, x.shape[-1] // cols)
+        if not _has_kernels(x):
+            full = (wide.T @ other).view(structure.n, cols, structure.m, rows).transpose(1, 2)
+            return full[structure.col.long(), structure.rows.long()].to(x.dtype)
+        out = wide.new_empty(len(indices), cols, rows)
+        problem = BlockOuter(rows, cols, DTYPES[out.dtype], dtype_name(structure.col))
+        _run(structure, problem, tokens, {"x": wide, "y": other, "g": out})
+        return out.to(x.dtype)
+
+    def fake(self) -> Tensor:
+        return self.x.new_empty(self.indices.shape[0], self.cols, self.rows)
+
+    def gradients(self, grad: Tensor) -> Gradients:
+        x, y = self.x, self.y
+        given = grad, self.indptr, self.indices, None, y.shape[-1], x.shape[-1]
+        return {
+            "x": lambda: block_linear(y, *given, True),
+            "y": lambda: block_linear(x, *given, False),
+        }
 
 
-block_linear = define(
-    "block_linear(Tensor x, Tensor values, Tensor indptr, Tensor indices, Tensor? bias, "
-    "SymInt rows, SymInt cols, bool transposed) -> Tensor",
-    _linear, _linear_fake, _linear_backward, save_inputs,
-)  # fmt: skip
-
-
-# -- the gradient of W where it is stored ---------------------------------------------------------
-
-
-def _outer(x: Tensor, y: Tensor, indptr: Tensor, indices: Tensor, rows: int, cols: int) -> Tensor:
-    """(blocks, cols, rows) sums of y[.., i] * x[.., j]; rows, cols : of a block."""
-    check_tensor("block_outer", "y", y, x)
-    tokens, wide = math.prod(x.shape[:-1]), _wide(_flat(x))
-    if not len(indices) or not tokens:
-        return x.new_zeros(len(indices), cols, rows)
-    structure = _structure(indptr, indices, x.shape[-1] // cols)
-    other = _wide(_flat(y))
-    if not _has_kernels(x):
-        full = (wide.T @ other).view(structure.n, cols, structure.m, rows).transpose(1, 2)
-        return full[structure.col.long(), structure.rows.long()].to(x.dtype)
-    idtype = "int64" if structure.col.dtype == torch.int64 else "int32"
-    out = wide.new_empty(len(indices), cols, rows)
-    problem = BlockOuter(rows, cols, DTYPES[out.dtype], idtype)
-    arrays = {"x": wide.detach(), "y": other.detach(), "g": out}
-    _run(structure, problem, tokens, arrays)
-    return out.to(x.dtype)
-
-
-def _outer_backward(ctx: Any, grad: Tensor) -> Any:
-    x, y, indptr, indices, _, _ = saved(ctx)
-    for_x, for_y, *_ = ctx.needs_input_grad
-    sizes = indptr, indices, None, y.shape[-1], x.shape[-1]
-    return (
-        block_linear(y, grad, *sizes, True) if for_x else None,
-        block_linear(x, grad, *sizes, False) if for_y else None,
-        None, None, None, None,
-    )  # fmt: skip
-
-
-block_outer = define(
-    "block_outer(Tensor x, Tensor y, Tensor indptr, Tensor indices, SymInt rows, SymInt cols) "
-    "-> Tensor",
-    _outer,
-    lambda x, y, indptr, indices, rows, cols: x.new_empty(indices.shape[0], cols, rows),
-    _outer_backward,
-    save_inputs,
-)
+block_outer = Operator("block_outer", Outer)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
+from tvm.target import Target
 
 from sparsetir.formats import BSR, Format, Operand
 from sparsetir.formats.converted import ConvertedFormat
@@ -52,7 +53,7 @@ class Blocks:
         indptr, indices, order = transpose(self.indptr, self.indices, columns, self.order)
         return Blocks(indptr, indices, (self.size[1], self.size[0]), order, not self.turned)
 
-    def plan(self, pattern: CsrPattern, feat: int, dtype: str, target: Any) -> Plan | None:
+    def plan(self, pattern: CsrPattern, feat: int, dtype: str, target: Target) -> Plan | None:
         """The sum of products with this matrix, for values as :meth:`arranged` gives them.
 
         pattern : the elements

@@ -13,9 +13,9 @@ import itertools
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import cache
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -25,6 +25,7 @@ from sparsetir.ops.measured import measured
 
 P = ParamSpec("P")
 T = TypeVar("T")
+D = TypeVar("D", bound="Deriving")
 # By what an owner is known again: a copy, a function that says it, None of a private tensor.
 Known = Tensor | Callable[[Tensor], bool] | None
 RECENT = 16  # entries after which so many are measured again, as what they hold has grown
@@ -48,7 +49,8 @@ class _Private:
     __slots__ = ("made", "version")
 
     def __init__(self, version: int) -> None:
-        self.version, self.made = version, None
+        self.version = version
+        self.made: object = None
 
 
 _private: WeakKeyDictionary[torch.UntypedStorage, _Private] = WeakKeyDictionary()
@@ -73,7 +75,7 @@ def is_private(x: Tensor) -> bool:
     return found is not None and not x.is_inference() and found.version == x._version
 
 
-def hand_out(x: Tensor, made: Any) -> None:
+def hand_out(x: Tensor, made: object) -> None:
     """Have a private tensor carry something, which lives as long, and may not refer to it."""
     _private[x.untyped_storage()].made = made
 
@@ -87,6 +89,36 @@ def handed_out(x: Tensor) -> Any:
     return None if found is None or not is_private(x) else found.made
 
 
+# -- what is kept with a pattern ------------------------------------------------------------------
+
+
+class Deriving:
+    """A pattern that keeps what is made of it. May be used from several threads at once."""
+
+    def __init__(self) -> None:
+        self.made: dict[Hashable, object] = {}
+        self._lock = threading.RLock()
+
+    def derived(self: D, kind: Hashable, make: Callable[[D], T]) -> T:
+        """What another module makes of the pattern, made once; may not refer to the pattern.
+
+        Parameters
+        ----------
+        kind : hashable
+            What it is kept by.
+        make : callable
+            Makes it of this pattern.
+
+        Returns
+        -------
+        object
+        """
+        with self._lock:
+            if kind not in self.made:
+                self.made[kind] = make(self)
+            return cast(T, self.made[kind])
+
+
 # -- what is kept for tensors ---------------------------------------------------------------------
 
 
@@ -95,7 +127,7 @@ class _Entry:
 
     __slots__ = ("copies", "made", "owners", "size")
 
-    def __init__(self, made: Any, copies: Sequence[Known], owners: list[Any]) -> None:
+    def __init__(self, made: object, copies: Sequence[Known], owners: Sequence[object]) -> None:
         self.made, self.copies, self.owners = made, copies, owners
         self.size = 2 * sum(x.nbytes for x in copies if isinstance(x, Tensor))
         if not 0 < self.size <= 2 * SMALL:
@@ -119,12 +151,12 @@ class Cache:
         self.bytes = 0
         self.misses = self._added = 0
         self._lock = threading.RLock()
-        self._entries: OrderedDict[Any, _Entry] = OrderedDict()
+        self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def find(self, key: Any, *owners: Tensor, count: bool = False) -> Any:
+    def find(self, key: Hashable, *owners: Tensor, count: bool = False) -> Any:
         """What is kept for a key and tensors, as these are now, or None; `count` if it is None."""
         full = (key, *map(memory_key, owners))
         with self._lock:
@@ -136,12 +168,12 @@ class Cache:
         self.misses += count
         return None
 
-    def get(self, key: Any, make: Callable[..., T], *owners: Tensor) -> T:
+    def get(self, key: Hashable, make: Callable[..., T], *owners: Tensor) -> T:
         """What :meth:`find` finds, else what :meth:`keep` makes."""
         found = self.find(key, *owners)
         return self.keep(key, make, *owners) if found is None else found
 
-    def keep(self, key: Any, make: Callable[..., T], *owners: Tensor) -> T:
+    def keep(self, key: Hashable, make: Callable[..., T], *owners: Tensor) -> T:
         """What `make` gives for private copies of tensors, kept for these, whatever its size."""
         copies = [private(x) for x in owners]
         made = lasting(make)(*copies)
@@ -149,7 +181,7 @@ class Cache:
         self.put(key, made, owners, compared)
         return made
 
-    def remember(self, key: Any, make: Callable[[], T], *owners: Tensor) -> T:
+    def remember(self, key: Hashable, make: Callable[[], T], *owners: Tensor) -> T:
         """As :meth:`keep`, of what looks at the tensors itself."""
         copies = [None if is_private(x) else private(x) for x in owners]
         made = lasting(make)()
@@ -171,7 +203,7 @@ class Cache:
             self.bytes += entry.size
             self._trim()
 
-    def _drop(self, key: Any) -> Any:
+    def _drop(self, key: Hashable) -> object:
         """Forget one thing; any thread may come here whenever a tensor is freed."""
         with self._lock:
             entry = self._entries.pop(key, None)
@@ -192,7 +224,7 @@ class Cache:
         for key in self._keys():
             self._drop(key)
 
-    def _keys(self, count: int | None = None) -> list[Any]:
+    def _keys(self, count: int | None = None) -> list[Hashable]:
         """Of what was used last, so many."""
         while True:
             try:
@@ -206,7 +238,7 @@ class Cache:
             self._measure(self._keys())
             return self.bytes
 
-    def _measure(self, keys: list[Any]) -> None:
+    def _measure(self, keys: list[Hashable]) -> None:
         for key in keys:
             entry = self._entries.get(key)
             if entry is None:  # dropped since, as an owner was freed
@@ -227,7 +259,7 @@ class Cache:
 kept = Cache(max_entries=512, max_bytes=4 << 30)
 
 
-def memory_key(x: Tensor) -> tuple[Any, ...]:
+def memory_key(x: Tensor) -> Hashable:
     """Where a tensor is in memory, and how it lies there."""
     storage = x.untyped_storage()._cdata
     return storage, x.storage_offset(), x.shape, x.stride(), x.dtype
@@ -250,7 +282,7 @@ def same(x: Tensor, y: Tensor) -> bool:
 
 
 @cache
-def _memcmp() -> Any:
+def _memcmp() -> Callable[[int, int, int], int] | None:
     """The function of libc: `torch.equal` takes several times as long for a small graph, and for a
     large one waits for other threads, which may be busy."""
     try:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from sparsetir.runtime.arrays import dtype_name
+from sparsetir.runtime.refusals import wrong
 from sparsetir.sparse_ir.errors import StructureError, StructureIndexError, StructureTypeError
 
 INDEX_DTYPES = (torch.int32, torch.int64)
 SIZES = (int, torch.SymInt, np.integer)
 
 
-def check_size(who: str, name: str, size: Any) -> Any:
+def check_size(who: str, name: str, size: object) -> int:
     """A number of rows or columns; TypeError and ValueError for what is none."""
     if type(size) is int and size >= 0:  # the short way
         return size
@@ -24,7 +25,7 @@ def check_size(who: str, name: str, size: Any) -> Any:
     # Compiled code may not know the size.
     if not torch.compiler.is_compiling() and size < 0:
         raise ValueError(f"{who}: argument '{name}': expected sizes of 0 or more, got {size}")
-    return int(size) if isinstance(size, np.integer) else size
+    return int(size) if isinstance(size, np.integer) else cast(int, size)
 
 
 def check_csr(
@@ -36,19 +37,15 @@ def check_csr(
     check_kind(who, indices, col)
     _check_together(who, rowptr, col, names)
     if rowptr.dim() != 1 or not len(rowptr):
-        raise StructureError(
-            f"{who}: argument '{pointers}': expected shape (m + 1,), got {tuple(rowptr.shape)}"
-        )
+        raise wrong(who, pointers, "shape (m + 1,)", tuple(rowptr.shape), StructureError)
     if col.dim() != 1:
-        raise StructureError(
-            f"{who}: argument '{indices}': expected shape (nnz,), or (2, nnz) for edges, "
-            f"got {tuple(col.shape)}"
+        raise wrong(
+            who, indices, "shape (nnz,), or (2, nnz) for edges", tuple(col.shape), StructureError
         )
     first, last = int(rowptr[0]), int(rowptr[-1])
     if first != 0 or last != len(col):
-        raise StructureError(
-            f"{who}: argument '{pointers}': expected to go from 0 to nnz = {len(col)}, "
-            f"got {first} to {last}"
+        raise wrong(
+            who, pointers, f"to go from 0 to nnz = {len(col)}", f"{first} to {last}", StructureError
         )
     falls = torch.nonzero(rowptr[1:] < rowptr[:-1])
     if len(falls):
@@ -71,9 +68,7 @@ def check_pairs(who: str, edges: Tensor, name: str = "edges") -> None:
     """Raise unless `edges` are (2, nnz) integers."""
     check_kind(who, name, edges)
     if edges.dim() != 2 or len(edges) != 2:
-        raise StructureError(
-            f"{who}: argument '{name}': expected shape (2, nnz), got {tuple(edges.shape)}"
-        )
+        raise wrong(who, name, "shape (2, nnz)", tuple(edges.shape), StructureError)
 
 
 def check_kind(who: str, name: str, x: Tensor) -> None:
@@ -87,23 +82,18 @@ def check_kind(who: str, name: str, x: Tensor) -> None:
             "requires a gradient: a pattern has none, its values may"
         )
     if x.dtype not in INDEX_DTYPES:
-        raise StructureTypeError(
-            f"{who}: argument '{name}': expected int32 or int64, got {dtype_name(x)}"
-        )
+        raise wrong(who, name, "int32 or int64", dtype_name(x), StructureTypeError)
 
 
 def _check_together(who: str, rowptr: Tensor, col: Tensor, names: tuple[str, ...]) -> None:
     pointers, indices = names
     if rowptr.device != col.device:
-        raise StructureError(
-            f"{who}: argument '{indices}': expected to be on {rowptr.device} as '{pointers}', "
-            f"got {col.device}"
+        raise wrong(
+            who, indices, f"to be on {rowptr.device} as '{pointers}'", col.device, StructureError
         )
     if rowptr.dtype != col.dtype:
-        raise StructureTypeError(
-            f"{who}: argument '{indices}': expected {dtype_name(rowptr)} as '{pointers}', "
-            f"got {dtype_name(col)}"
-        )
+        expected = f"{dtype_name(rowptr)} as '{pointers}'"
+        raise wrong(who, indices, expected, dtype_name(col), StructureTypeError)
 
 
 def check_range(who: str, name: str, what: str, x: Tensor, size: int) -> None:
@@ -112,8 +102,6 @@ def check_range(who: str, name: str, what: str, x: Tensor, size: int) -> None:
         return
     low, high = (int(v) for v in torch.aminmax(x))
     if low < 0 or high >= size:
-        wrong = low if low < 0 else high
-        raise StructureIndexError(
-            f"{who}: argument '{name}': expected each {what} to be at least 0 and less than "
-            f"{size}, got {wrong}"
-        )
+        got = low if low < 0 else high
+        expected = f"each {what} to be at least 0 and less than {size}"
+        raise wrong(who, name, expected, got, StructureIndexError)

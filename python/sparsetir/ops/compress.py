@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -44,15 +44,25 @@ def transpose(
     return *found, order if places is None else places[order]
 
 
-def compress(edges: Tensor, m: int, n: int) -> tuple[Tensor, Tensor, Tensor | None] | None:
+class Order(NamedTuple):
+    """An order of keys that somebody else has found; places : None where they are in order."""
+
+    places: Tensor | None
+
+
+def compress(
+    edges: Tensor, m: int, n: int, known: Order | None = None
+) -> tuple[Tensor, Tensor, Tensor | None] | None:
     """Compressed rows of (2, nnz) edges, columns first, then rows; None where one is out of range.
+
+    known : an order of the rows, which need not be sorted where it is one
 
     Gives row pointers (m + 1,), columns (nnz,), both in int32 where it suffices, and the place of
     each element among the edges, None where they are in order already. Those of a row stay in the
     order of the edges.
     """
     col, row = edges.contiguous()
-    rowptr, cols, order, (low, high, first, last, falls) = _sorted(row, col, m, n)
+    rowptr, cols, order, (low, high, first, last, falls) = _sorted(row, col, m, n, known)
     if len(row) and (low < 0 or high >= m or first < 0 or last >= n):
         return None
     return rowptr, cols, order if falls else None
@@ -64,16 +74,18 @@ def sorted_by(keys: Tensor, size: int) -> tuple[Tensor, Tensor]:
     keys : (nnz,) from 0 to size - 1
     """
     starts, _, order, _ = _sorted(keys, keys, size, size)
-    return starts, order
+    return starts, torch.arange(len(keys), device=keys.device) if order is None else order
 
 
-def _sorted(keys: Tensor, others: Tensor, size: int, n: int) -> tuple[Any, ...]:
+def _sorted(
+    keys: Tensor, others: Tensor, size: int, n: int, known: Order | None = None
+) -> tuple[Any, ...]:
     """Where keys begin, others and places in their order, and what is found of both.
 
     That is the least and the greatest key, those of the others, and whether keys ever decrease. The
     arrays hold nothing where keys or others are out of range.
     """
-    if _count(keys):
+    if known is None and _count(keys):
         arrays = _results(size, keys, max(size, n))
         told = torch.empty(FOUND, dtype=torch.int64)
         kernel = _of_pairs(dtype_name(keys), dtype_name(arrays[0]))
@@ -85,9 +97,28 @@ def _sorted(keys: Tensor, others: Tensor, size: int, n: int) -> tuple[Any, ...]:
         numbers = [int(x) for x in found]
     if numbers[0] < 0 or numbers[1] >= size:
         return keys, others, keys, numbers
-    order = torch.argsort(keys, stable=True)
     dtype = _index_type(len(keys), max(size, n), keys.dtype)
-    return _starts(keys, size).to(dtype), others[order].to(dtype), order, numbers
+    starts = _starts(keys, size).to(dtype)
+    if not numbers[4]:
+        return starts, others.to(dtype, copy=True), None, numbers
+    if known is not None and known.places is not None and _sorts(known.places, keys):
+        order = known.places.to(torch.int64, copy=True)
+    else:
+        order = torch.argsort(keys, stable=True)
+    return starts, others[order].to(dtype), order, numbers
+
+
+def _sorts(order: Tensor, keys: Tensor) -> bool:
+    """Whether an order is one, and of these keys."""
+    if order.shape != keys.shape or order.device != keys.device or order.is_floating_point():
+        return False
+    low, high = (int(x) for x in torch.aminmax(order))
+    if low < 0 or high >= len(keys):
+        return False
+    there = torch.zeros(len(keys), dtype=torch.bool, device=keys.device)
+    there[order] = True
+    found = keys[order]
+    return bool(there.all()) and not bool((found[1:] < found[:-1]).any())
 
 
 def _count(keys: Tensor) -> bool:

@@ -1,77 +1,112 @@
-"""Maxima and minima of sparse-dense products, where they are, and their gradients."""
+"""Gradients of reductions, and products as the messages that they are."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from sparsetir.ops.message_kernels import gspmm
-from sparsetir.ops.structure import Structure
+from sparsetir.ops.registry import Gradients
 
 
-def extremum_and_place(
-    structure: Structure, values: Tensor | None, b: Tensor, largest: bool
-) -> tuple[Tensor, Tensor]:
-    """C[i, k] = the greatest or least A[i, j] * B[j, k], and which element each is of.
+def mean_gradient(grad: Tensor, elements: Tensor) -> Tensor:
+    """The gradient with respect to sums of rows, of that with respect to their means.
 
-    values : (nnz,) or (heads, nnz) in the caller's order, or None for ones
-    b : (n, feat) or (heads, n, feat)
-
-    The first is zero in rows without elements. The second is int64 and of the same shape: the
-    place, in the caller's order, of the first element there that has the extremum, or is NaN where
-    that is; -1 in rows without elements. Of 16-bit numbers the products are compared
-    before they are rounded.
+    elements : of each row, broadcast with `grad`
     """
-    if b.dtype not in (torch.float32, torch.float64):
-        wide = None if values is None else values.float()
-        c, place = extremum_and_place(structure, wide, b.float(), largest)
-        return c.to(b.dtype), place
-    c = structure.run("spmm", (b,), values, "max" if largest else "min")
-    if b.dim() == 2:
-        return c, _place(structure, values, b, c)
-    if not len(b):
-        return c, torch.full_like(c, -1, dtype=torch.int64)
-    each = values.unbind() if values is not None else [None] * len(b)
-    heads = zip(each, b.unbind(), c.unbind(), strict=True)
-    return c, torch.stack([_place(structure, *head) for head in heads])
+    # In float32 at least: 16 bits end at 65504, and rows may have more elements.
+    wide = torch.promote_types(grad.dtype, torch.float32)
+    return (grad / elements.clamp(min=1).to(wide)).to(grad.dtype)
 
 
-def _place(structure: Structure, values: Tensor | None, b: Tensor, c: Tensor) -> Tensor:
-    """Whose each element of c (m, feat) is, for values (nnz,) and b (n, feat)."""
-    op, e = ("copy_u", None) if values is None else ("mul", values[:, None, None])
-    _, place = gspmm(structure, b[:, None], e, op, "max", arg=True, found=c[:, None])
-    assert place is not None
-    return place[:, 0]
+def as_messages(values: Tensor | None, b: Tensor) -> tuple[Tensor, Tensor | None, str]:
+    """Operands u and e of a product, and what becomes of them: as messages have them.
+
+    values, b : (nnz,) or (heads, nnz), and (n, feat) or (heads, n, feat)
+    """
+    u, e = nodes_first(b), None if values is None else nodes_first(values[..., None])
+    return u, e, "copy_u" if e is None else "mul"
 
 
-def gradients(
-    col: Tensor, values: Tensor | None, b: Tensor, place: Tensor, grad: Tensor, wanted: Any
-) -> tuple[Tensor | None, Tensor | None]:
-    """Gradients of an extremum with respect to values and b, where `wanted`, out of torch's own.
+def nodes_first(x: Tensor) -> Tensor:
+    """(rows, heads, feat) of (heads, rows, feat), or (rows, 1, feat) of (rows, feat)."""
+    return x.transpose(0, 1) if x.dim() == 3 else x[:, None]
 
-    Each comes from the one element that has the extremum; sums of 16-bit numbers are in float32.
+
+def heads_first(x: Tensor, like: Tensor) -> Tensor:
+    """The other way round, as another tensor is."""
+    return x.transpose(0, 1) if like.dim() == 3 else x[:, 0]
+
+
+def gradients_of_product(
+    col: Tensor, values: Tensor | None, b: Tensor, place: Tensor, grad: Tensor
+) -> Gradients:
+    """What computes those of an extremum with respect to values and b, out of torch's own.
+
+    place, grad : heads first, as b
+    """
+    u, e, op = as_messages(values, b)
+    found = gradients_of_messages(col, u, e, nodes_first(place), op, nodes_first(grad))
+    return {
+        "values": lambda: heads_first(found["e"](), b)[..., 0],
+        "b": lambda: heads_first(found["u"](), b),
+    }
+
+
+def gradients_of_messages(
+    col: Tensor, u: Tensor | None, e: Tensor | None, arg: Tensor, op: str, grad: Tensor
+) -> Gradients:
+    """What computes those of the greatest or least messages with respect to u and e.
+
+    u, e : (n, heads, feat) and (nnz, heads, feat), whose heads and feat may be 1
+    arg : (m, heads, feat) the element whose message each is, -1 without any
+
+    Each comes from that one message; sums of 16-bit numbers are in float32.
     """
     columns = col[0] if col.dim() == 2 else col
-    if not columns.shape[0]:
-        zeros = None if values is None or not wanted[0] else torch.zeros_like(values)
-        return zeros, torch.zeros_like(b) if wanted[1] else None
-    found, place = place >= 0, place.clamp(min=0)
-    flat = place.flatten(-2)
-    column = columns.long()[place]
-    wide = torch.promote_types(b.dtype, torch.float32)
+    nothing = not columns.shape[0]
+    found, edge = arg >= 0, arg.clamp(min=0)
+    column = edge if nothing else columns.long()[edge]
+    with_both = op in ("mul", "div")
 
-    def kept(x: Tensor) -> Tensor:
-        return torch.where(found, x, 0).to(wide)
+    def at(operand: Tensor, place: Tensor) -> Tensor:
+        """Where an operand that is the same for all heads or features has them, (m * .. ,)."""
+        (_, heads, feat), (_, h, k) = operand.shape, place.shape
+        place = place * heads
+        if heads != 1:
+            place = place + torch.arange(h, device=place.device)[:, None]
+        place = place * feat
+        return (place + torch.arange(k, device=place.device) if feat != 1 else place).reshape(-1)
 
-    for_values = for_b = None
-    if wanted[0] and values is not None:
-        terms = kept(grad * b.gather(-2, column)).reshape(flat.shape)
-        zeros = torch.zeros_like(values, dtype=wide)
-        for_values = zeros.scatter_add(-1, flat, terms).to(values.dtype)
-    if wanted[1]:
-        terms = grad if values is None else grad * values.gather(-1, flat).view_as(grad)
-        zeros = torch.zeros_like(b, dtype=wide)
-        for_b = zeros.scatter_add(-2, column, kept(terms)).to(b.dtype)
-    return for_values, for_b
+    def taken(operand: Tensor, place: Tensor) -> Tensor:
+        """The operand's part in each message that was the greatest or least."""
+        return grad if nothing else operand.expand(-1, *place.shape[1:]).gather(0, place)
+
+    def scattered(terms: Tensor, place: Tensor, operand: Tensor) -> Tensor:
+        wide = torch.promote_types(terms.dtype, torch.float32)
+        zeros = terms.new_zeros(operand.shape, dtype=wide)
+        if not nothing:
+            terms = torch.where(found, terms, 0).to(wide)
+            if operand.shape[1:] == place.shape[1:]:
+                zeros = zeros.scatter_add(0, place, terms)
+            else:
+                flat = zeros.reshape(-1).scatter_add(0, at(operand, place), terms.reshape(-1))
+                zeros = flat.view_as(operand)
+        return zeros.to(operand.dtype)
+
+    def for_u() -> Tensor:
+        assert u is not None
+        other = taken(e, edge) if with_both and e is not None else None
+        terms = grad if other is None else grad * other if op == "mul" else grad / other
+        return scattered(terms, column, u)
+
+    def for_e() -> Tensor:
+        assert e is not None
+        terms = -grad if op == "sub" else grad
+        if with_both and u is not None:
+            terms = grad * taken(u, column)
+            if op == "div":
+                other = taken(e, edge)
+                terms = -terms / (other * other)
+        return scattered(terms, edge, e)
+
+    return {"u": for_u, "e": for_e}

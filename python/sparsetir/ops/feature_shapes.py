@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-Shape = Sequence[Any]
+Shape = Sequence[int]
 
 
 class Merged(NamedTuple):
@@ -19,8 +19,8 @@ class Merged(NamedTuple):
     wide : of each operand, whether it must be expanded to `out` first
     """
 
-    out: tuple[Any, ...]
-    groups: tuple[tuple[Any, ...], tuple[Any, ...]]
+    out: tuple[int, ...]
+    groups: tuple[tuple[int, ...], tuple[int, ...]]
     wide: bool
 
     def first(self, x: Tensor | None) -> Tensor | None:
@@ -60,7 +60,7 @@ def merged(first: Shape | None, second: Shape | None, most: int = 2) -> Merged:
     a, b = ((1,) * (len(out) - len(x)) + x for x in (a, b))
     if first is None or second is None:
         a = b = out  # of one operand all dimensions are joined
-    sizes: list[list[Any]] = []
+    sizes: list[list[int]] = []
     last = None
     for one, other, size in zip(a, b, out, strict=True):
         if size == 1:

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from os import PathLike
-from typing import Any
 
-import torch
 from scipy.sparse import issparse
 from torch import Tensor
 
 from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.ops import library
-from sparsetir.ops.checks import check_tensor
+from sparsetir.ops.checks import check_rows, check_tensor
+from sparsetir.ops.extremum import as_messages, heads_first
+from sparsetir.ops.messages_library import gspmm_arg
 from sparsetir.ops.new_edges import sum_of_new
 from sparsetir.ops.operands import Operand, resolve
 from sparsetir.ops.quick import again
+from sparsetir.ops.registry import wants_gradient
 from sparsetir.planning.vocabulary import reduction
+from sparsetir.runtime.refusals import wrong
 
 
-def spmm(A: Any, B: Tensor, reduce: str = "sum", values: Tensor | None = None) -> Tensor:
+def spmm(A: object, B: Tensor, reduce: str = "sum", values: Tensor | None = None) -> Tensor:
     """C[i, k] = reduce over the stored j of A[i, j] * B[j, k].
 
     Parameters
@@ -67,7 +69,7 @@ def spmm(A: Any, B: Tensor, reduce: str = "sum", values: Tensor | None = None) -
     return _product("spmm", _operand("spmm", A, values, B), B, reduce)
 
 
-def spmv(A: Any, x: Tensor, reduce: str = "sum", values: Tensor | None = None) -> Tensor:
+def spmv(A: object, x: Tensor, reduce: str = "sum", values: Tensor | None = None) -> Tensor:
     """y[i] = reduce over the stored j of A[i, j] * x[j]; :func:`spmm` for vectors.
 
     Parameters
@@ -87,7 +89,7 @@ def spmv(A: Any, x: Tensor, reduce: str = "sum", values: Tensor | None = None) -
     return _product("spmv", _operand("spmv", A, values, B), B, reduce).squeeze(-1)
 
 
-def sddmm(A: Any, X: Tensor, Y: Tensor) -> Tensor:
+def sddmm(A: object, X: Tensor, Y: Tensor) -> Tensor:
     """OUT[e] = sum over k of X[i, k] * Y[j, k] for each element e = (i, j) of A.
 
     Parameters
@@ -112,14 +114,12 @@ def sddmm(A: Any, X: Tensor, Y: Tensor) -> Tensor:
     _check_operand("sddmm", "X", X, (2, 3))
     _check_operand("sddmm", "Y", Y, (2, 3), like=X)
     operand = resolve(A, None, (X.shape[0], Y.shape[0]), "sddmm")
-    _check_rows("sddmm", "X", X, operand.m, operand.col.device)
-    _check_rows("sddmm", "Y", Y, operand.n, operand.col.device)
+    check_rows("sddmm", "X", X, operand.col.device, operand.m)
+    check_rows("sddmm", "Y", Y, operand.col.device, operand.n)
     heads = {x.shape[1] for x in (X, Y) if x.dim() == 3}
     if X.shape[-1] != Y.shape[-1] or len(heads) > 1:
         expected = (operand.n, *X.shape[1:])
-        raise ValueError(
-            f"sddmm: argument 'Y': expected shape {expected} as 'X', got {tuple(Y.shape)}"
-        )
+        raise wrong("sddmm", "Y", f"shape {expected} as 'X'", tuple(Y.shape))
     X, Y = (_heads_first(x, *heads) for x in (X, Y))
     found = library.sddmm(operand.rowptr, operand.col, X, Y)
     return found.t() if heads else found
@@ -141,13 +141,13 @@ def spmm_by_heads(A: Operand, x: Tensor, reduce: str, values: Tensor | None = No
     return _multiplied(A._replace(values=values), x, reduce)
 
 
-def _operand(who: str, A: Any, values: Tensor | None, B: Tensor) -> Operand:
+def _operand(who: str, A: object, values: Tensor | None, B: Tensor) -> Operand:
     """A for a product with B; edges without a size are of a square matrix."""
     return operand_like(who, A, values, (B.shape[0], B.shape[0]), B)
 
 
 def operand_like(
-    who: str, A: Any, values: Tensor | None, shape: tuple[int, int] | None, like: Tensor | None
+    who: str, A: object, values: Tensor | None, shape: tuple[int, int] | None, like: Tensor | None
 ) -> Operand:
     """A as :func:`resolve` gives it; values that no tensor holds are as the dense operand is."""
     operand = resolve(A, values, shape, who)
@@ -157,14 +157,14 @@ def operand_like(
     return operand
 
 
-def _is_of_host(A: Any) -> bool:
+def _is_of_host(A: object) -> bool:
     """Whether it is a matrix whose values no tensor holds, and have no gradients."""
     return isinstance(A, SparseMatrix | str | PathLike) or issparse(A)
 
 
 def _product(who: str, operand: Operand, B: Tensor, reduce: str) -> Tensor:
     rowptr, col, _, n, values = operand
-    _check_rows(who, "x" if who == "spmv" else "B", B, n, col.device)
+    check_rows(who, "x" if who == "spmv" else "B", B, col.device, n)
     if values is not None:
         _check_values(who, values, B, col.shape[-1])
     if values is not None and values.dim() == 2:
@@ -187,47 +187,28 @@ def _heads_first(x: Tensor, *heads: int) -> Tensor:
 def _multiplied(operand: Operand, B: Tensor, reduce: str) -> Tensor:
     """The product, where heads of values and B, if any, come first."""
     rowptr, col, _, _, values = operand
-    if reduce in ("max", "min") and _has_gradient(B, values):
-        return library.spmm_arg(rowptr, col, values, B, reduce == "max")[0]
+    if reduce in ("max", "min") and wants_gradient(B, values):
+        u, e, op = as_messages(values, B)
+        found, _ = gspmm_arg(rowptr, col, u, e, B.shape[-2], op, reduce)
+        return heads_first(found, B)
     return library.spmm(rowptr, col, values, B, reduce)
 
 
 def _check_operand(
-    who: str, name: str, x: Any, dims: tuple[int, int], like: Tensor | None = None
+    who: str, name: str, x: object, dims: tuple[int, int], like: Tensor | None = None
 ) -> None:
-    check_tensor(who, name, x, like)
+    x = check_tensor(who, name, x, like)
     if x.dim() not in dims:
-        raise ValueError(
-            f"{who}: argument '{name}': expected {dims[0]} dimensions, or {dims[1]} with heads, "
-            f"got shape {tuple(x.shape)}"
+        raise wrong(
+            who, name, f"{dims[0]} dimensions, or {dims[1]} with heads", f"shape {tuple(x.shape)}"
         )
 
 
-def _check_values(who: str, values: Any, B: Tensor, nnz: int) -> None:
+def _check_values(who: str, values: Tensor, B: Tensor, nnz: int) -> None:
     check_tensor(who, "values", values, like=B)
     dims = values.dim()
     fits = dims in (1, 2) and values.shape[0] == nnz
     if not fits or (dims == 2 and B.dim() == 3 and values.shape[1] != B.shape[1]):
         heads = B.shape[1:-1]
         expected = f"({nnz},) or ({nnz}, {heads[0] if heads else 'heads'})"
-        raise ValueError(
-            f"{who}: argument 'values': expected shape {expected}, got {tuple(values.shape)}"
-        )
-
-
-def _check_rows(who: str, name: str, x: Tensor, rows: int, device: torch.device) -> None:
-    if x.device != device:
-        raise ValueError(
-            f"{who}: argument '{name}': expected to be on {device} as the sparse matrix, "
-            f"got {x.device}"
-        )
-    if x.shape[0] != rows:
-        second = "; heads are the second dimension" if x.dim() == 3 and x.shape[1] == rows else ""
-        raise ValueError(
-            f"{who}: argument '{name}': expected {rows} rows to fit the sparse matrix, got shape "
-            f"{tuple(x.shape)}{second}"
-        )
-
-
-def _has_gradient(*tensors: Tensor | None) -> bool:
-    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+        raise wrong(who, "values", f"shape {expected}", tuple(values.shape))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import math
-import numbers
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,12 @@ from torch import Tensor
 from sparsetir.data.mask_blocks import BlockMask, BlockRows
 from sparsetir.data.masks import from_elements
 from sparsetir.ops import block_kernels, message_kernels
+from sparsetir.ops.checks import check_tensor, scale_of
 from sparsetir.ops.messages_library import attention_gradients
 from sparsetir.ops.operands import resolve
-from sparsetir.ops.registry import define, save, saved
-from sparsetir.ops.structure import DTYPES, Structure, structure_of
-from sparsetir.runtime.arrays import dtype_name
+from sparsetir.ops.registry import Gradients, Operation, Operator
+from sparsetir.ops.structure import Structure, structure_of
+from sparsetir.runtime.refusals import wrong
 
 WHO = "sparse_attention"
 # What a place in a block of some size costs, and what an element costs by itself.
@@ -70,18 +72,15 @@ def sparse_attention(
     """
     _check(q, k, v)
     m, n = q.shape[2], k.shape[2]
-    if scale is None:
-        scale = 1 / math.sqrt(max(1, q.shape[-1]))
-    elif not isinstance(scale, numbers.Real):
-        raise TypeError(f"{WHO}: argument 'scale': expected a number, got {type(scale).__name__}")
+    scale = scale_of(WHO, scale, q.shape[-1])
     if not isinstance(mask, BlockMask):
         operand = resolve(mask, None, (m, n), WHO, "mask")
         _check_mask((operand.m, operand.n), operand.col.device, q, k)
-        return element_attention(operand.rowptr, operand.col, q, k, v, float(scale))[0]
+        return element_attention(q, k, v, operand.rowptr, operand.col, scale)[0]
     _check_mask(mask.shape, mask.device, q, k)
     if not _in_tiles(q):
-        return element_attention(*mask.csr, q, k, v, float(scale))[0]
-    return block_attention(q, k, v, *mask.rows, *mask.columns, float(scale))[0]
+        return element_attention(q, k, v, *mask.csr, scale)[0]
+    return block_attention(q, k, v, *mask.rows, *mask.columns, scale)[0]
 
 
 def _in_tiles(q: Tensor) -> bool:
@@ -89,128 +88,157 @@ def _in_tiles(q: Tensor) -> bool:
     return q.device.type == "cpu" or q.element_size() == 2
 
 
-# -- blocks ---------------------------------------------------------------------------------------
+@dataclass
+class _Attention(Operation[tuple[Tensor, Tensor]]):
+    """(batch, heads, m, width) attention, and (batch, heads, m) logarithms of sums of powers."""
 
-PATTERN = ", ".join(f"Tensor {name}" for name in BlockRows._fields)
-TRANSPOSED = ", ".join(f"Tensor {name}_t" for name in BlockRows._fields)
-FIELDS = len(BlockRows._fields)
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    keeps_results = True
+    aside = 1
 
-
-def _block_kernel(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    return block_kernels.attention(q, k, v, BlockRows(*rest[:FIELDS]), rest[-1])
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    save(ctx, *inputs, *output)
-    ctx.mark_non_differentiable(output[1])
-
-
-def _block_gradients(ctx: Any, grad: Tensor, _: Any) -> Any:
-    q, k, v, *pattern, scale, out, lse = saved(ctx)
-    found = block_attention_backward(q, k, v, out, lse, grad, *pattern, scale)
-    return *found, *(None for _ in pattern), None
+    def fake(self) -> tuple[Tensor, Tensor]:
+        q, wide = self.q, torch.promote_types(self.q.dtype, torch.float32)
+        out = q.new_empty((*q.shape[:-1], self.v.shape[-1]))
+        return out, q.new_empty(q.shape[:-1], dtype=wide)
 
 
-def _block_backward(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
-    q, k, v, out, lse, grad, *pattern, scale = args
-    rows, columns = BlockRows(*pattern[:FIELDS]), BlockRows(*pattern[FIELDS:])
-    return block_kernels.gradients(q, k, v, out, lse, grad, rows, columns, scale)
+@dataclass
+class _Gradients(Operation[tuple[Tensor, Tensor, Tensor]]):
+    """Those for q, k and v, which have none themselves."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    out: Tensor
+    lse: Tensor
+    grad: Tensor
+    autocast = False
+
+    def fake(self) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = (x.new_empty(x.shape) for x in (self.q, self.k, self.v))
+        return q, k, v
+
+    def gradients(self, grad: Tensor) -> Gradients:
+        raise NotImplementedError(f"{WHO}: has no gradients of gradients; ops.attention has")
 
 
-def _fake(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    wide = torch.promote_types(q.dtype, torch.float32)
-    return q.new_empty((*q.shape[:-1], v.shape[-1])), q.new_empty(q.shape[:-1], dtype=wide)
+@dataclass
+class _OfBlocks:
+    """The blocks of a mask, by rows and by columns, as arguments of an operator."""
+
+    indptr: Tensor
+    indices: Tensor
+    kinds: Tensor
+    bits: Tensor
+    indptr_t: Tensor
+    indices_t: Tensor
+    kinds_t: Tensor
+    bits_t: Tensor
+    scale: float
+
+    @property
+    def rows(self) -> BlockRows:
+        return BlockRows(self.indptr, self.indices, self.kinds, self.bits)
+
+    @property
+    def columns(self) -> BlockRows:
+        return BlockRows(self.indptr_t, self.indices_t, self.kinds_t, self.bits_t)
 
 
-def _fake_gradients(*given: Tensor) -> tuple[Tensor, ...]:
-    return tuple(x.new_empty(x.shape) for x in given)
+@dataclass
+class BlockAttentionBackward(_OfBlocks, _Gradients):
+    """See :func:`sparsetir.ops.block_kernels.gradients`."""
+
+    def run(self) -> tuple[Tensor, Tensor, Tensor]:
+        given = self.q, self.k, self.v, self.out, self.lse, self.grad
+        return block_kernels.gradients(*given, self.rows, self.columns, self.scale)
 
 
-def _no_second(ctx: Any, *_: Any) -> Any:
-    raise NotImplementedError(f"{WHO}: has no gradients of gradients; ops.attention has")
+block_attention_backward = Operator("block_attention_backward", BlockAttentionBackward)
 
 
-block_attention_backward = define(
-    "block_attention_backward(Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor grad, "
-    f"{PATTERN}, {TRANSPOSED}, float scale) -> (Tensor, Tensor, Tensor)",
-    _block_backward,
-    lambda q, k, v, *_: _fake_gradients(q, k, v),
-    _no_second,
-    lambda ctx, inputs, output: None,
-    autocast=False,
-)  # fmt: skip
+@dataclass
+class BlockAttention(_OfBlocks, _Attention):
+    """See :func:`sparsetir.ops.block_kernels.attention`."""
 
-block_attention = define(
-    f"block_attention(Tensor q, Tensor k, Tensor v, {PATTERN}, {TRANSPOSED}, float scale) "
-    "-> (Tensor, Tensor)",
-    _block_kernel,
-    lambda q, k, v, *_: _fake(q, v),
-    _block_gradients,
-    _save,
-)
+    def run(self) -> tuple[Tensor, Tensor]:
+        return block_kernels.attention(self.q, self.k, self.v, self.rows, self.scale)
+
+    def gradients(self, grad: Tensor) -> Gradients:
+        given = self.q, self.k, self.v, *self.results, grad
+        mask, scale = (self.rows, self.columns), self.scale
+        return _each(lambda: block_attention_backward(*given, *mask[0], *mask[1], scale))
 
 
-# -- elements -------------------------------------------------------------------------------------
+block_attention = Operator("block_attention", BlockAttention)
 
 
-def _element_kernel(
-    rowptr: Tensor, col: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float
-) -> tuple[Tensor, Tensor]:
-    structure = structure_of(rowptr, col, k.shape[2], WHO)
-    mask = _in_blocks(structure)
-    if mask is not None:
-        return block_kernels.attention(q, k, v, mask.rows, scale)
-    outer, lse = q.shape[:2], _fake(q, v)[1].zero_()  # not used
-    q, k, v = (x.flatten(0, 1) for x in (q, k, v))
-    out = message_kernels.attention(structure, q, k, v, scale, heads_first=True)
-    return out.unflatten(0, outer), lse
+def _each(found: Callable[[], tuple[Tensor, Tensor, Tensor]]) -> Gradients:
+    """Of what gives those for q, k and v together."""
+    found = cache(found)
+    return {name: (lambda at=at: found()[at]) for at, name in enumerate("qkv")}
 
 
-def _element_gradients(ctx: Any, grad: Tensor, _: Any) -> Any:
-    rowptr, col, q, k, v, scale, out, lse = saved(ctx)
-    found = element_attention_backward(rowptr, col, q, k, v, out, lse, grad, scale)
-    return None, None, *found, None
+@dataclass
+class _OfElements:
+    """The elements of a mask, as arguments of an operator."""
+
+    rowptr: Tensor
+    col: Tensor
+    scale: float
+
+    def found(self, n: int) -> tuple[Structure, BlockMask | None]:
+        """The structure, and its elements in blocks where that costs less than one by one; not on
+        GPUs."""
+        structure = structure_of(self.rowptr, self.col, n, WHO)
+        if structure.device.type != "cpu":
+            return structure, None
+        return structure, structure.derived(BlockMask, _fitting)
 
 
-def _element_backward(
-    rowptr: Tensor, col: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
-    grad: Tensor, scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    mask = _in_blocks(structure_of(rowptr, col, k.shape[2], WHO))
-    if mask is not None:
-        return block_kernels.gradients(q, k, v, out, lse, grad, mask.rows, mask.columns, scale)
-    outer = q.shape[:2]
-    q, k, v, grad = (x.permute(2, 0, 1, 3).flatten(1, 2) for x in (q, k, v, grad))
-    found = attention_gradients(rowptr, col, q, k, v, grad, scale, (True, True, True))
-    dq, dk, dv = (x.unflatten(1, outer).permute(1, 2, 0, 3).contiguous() for x in found)
-    return dq, dk, dv
+@dataclass
+class ElementAttentionBackward(_OfElements, _Gradients):
+    """Gradients of attention with a mask of elements."""
+
+    def run(self) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v, grad = self.q, self.k, self.v, self.grad
+        _, mask = self.found(k.shape[2])
+        if mask is not None:
+            given = q, k, v, self.out, self.lse, grad, mask.rows, mask.columns
+            return block_kernels.gradients(*given, self.scale)
+        outer = q.shape[:2]
+        q, k, v, grad = (x.permute(2, 0, 1, 3).flatten(1, 2) for x in (q, k, v, grad))
+        found = attention_gradients(self.rowptr, self.col, q, k, v, grad, self.scale)
+        each = (found[name]().unflatten(1, outer).permute(1, 2, 0, 3) for name in "qkv")
+        dq, dk, dv = (x.contiguous() for x in each)
+        return dq, dk, dv
 
 
-element_attention_backward = define(
-    "element_attention_backward(Tensor rowptr, Tensor col, Tensor q, Tensor k, Tensor v, "
-    "Tensor out, Tensor lse, Tensor grad, float scale) -> (Tensor, Tensor, Tensor)",
-    _element_backward,
-    lambda rowptr, col, q, k, v, *_: _fake_gradients(q, k, v),
-    _no_second,
-    lambda ctx, inputs, output: None,
-    autocast=False,
-)
-
-element_attention = define(
-    "element_attention(Tensor rowptr, Tensor col, Tensor q, Tensor k, Tensor v, float scale) "
-    "-> (Tensor, Tensor)",
-    _element_kernel,
-    lambda rowptr, col, q, k, v, scale: _fake(q, v),
-    _element_gradients,
-    _save,
-)
+element_attention_backward = Operator("element_attention_backward", ElementAttentionBackward)
 
 
-def _in_blocks(structure: Structure) -> BlockMask | None:
-    """The elements in blocks where that costs less than one by one; None elsewhere, on GPUs too."""
-    if structure.device.type != "cpu":
-        return None
-    return structure.derived(BlockMask, _fitting)
+@dataclass
+class ElementAttention(_OfElements, _Attention):
+    """Attention with a mask of elements; logarithms play no part where they are not in blocks."""
+
+    def run(self) -> tuple[Tensor, Tensor]:
+        q, k, v = self.q, self.k, self.v
+        structure, mask = self.found(k.shape[2])
+        if mask is not None:
+            return block_kernels.attention(q, k, v, mask.rows, self.scale)
+        outer = q.shape[:2]
+        q, k, v = (x.flatten(0, 1) for x in (q, k, v))
+        out = message_kernels.attention(structure, q, k, v, self.scale, heads_first=True)
+        return out.unflatten(0, outer), self.fake()[1].zero_()
+
+    def gradients(self, grad: Tensor) -> Gradients:
+        given = self.q, self.k, self.v, *self.results, grad, self.rowptr, self.col, self.scale
+        return _each(lambda: element_attention_backward(*given))
+
+
+element_attention = Operator("element_attention", ElementAttention)
 
 
 def _fitting(structure: Structure) -> BlockMask | None:
@@ -236,48 +264,25 @@ def _fitting(structure: Structure) -> BlockMask | None:
 def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
     """Raise unless operands fit each other."""
     for name, x in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(x, Tensor):
-            raise TypeError(f"{WHO}: argument '{name}': expected a tensor, got {type(x).__name__}")
-        if x.layout is not torch.strided or x.dim() != 4:
-            raise ValueError(
-                f"{WHO}: argument '{name}': expected a dense tensor (batch, heads, length, head "
-                f"size), got {x.layout} of shape {tuple(x.shape)}"
-            )
-        if x.dtype not in DTYPES:
-            raise TypeError(
-                f"{WHO}: argument '{name}': expected {', '.join(DTYPES.values())}, got "
-                f"{dtype_name(x)}"
-            )
+        check_tensor(WHO, name, x, q, "'q'")
+        if x.dim() != 4:
+            expected = "a dense tensor (batch, heads, length, head size)"
+            raise wrong(WHO, name, expected, f"shape {tuple(x.shape)}")
         if x.device != q.device:
-            raise ValueError(
-                f"{WHO}: argument '{name}': expected to be on {q.device} as 'q', got {x.device}"
-            )
+            raise wrong(WHO, name, f"to be on {q.device} as 'q'", x.device)
         if x.shape[:2] != q.shape[:2]:
-            raise ValueError(
-                f"{WHO}: argument '{name}': expected batch and heads {tuple(q.shape[:2])} as 'q', "
-                f"got shape {tuple(x.shape)}"
-            )
-        if x.dtype != q.dtype and not torch.is_autocast_enabled(q.device.type):
-            raise TypeError(
-                f"{WHO}: argument '{name}': expected {dtype_name(q)} as 'q', got {dtype_name(x)}"
+            raise wrong(
+                WHO, name, f"batch and heads {tuple(q.shape[:2])} as 'q'", f"shape {tuple(x.shape)}"
             )
     if k.shape[3] != q.shape[3]:
-        raise ValueError(
-            f"{WHO}: argument 'k': expected head size {q.shape[3]} as 'q', got {k.shape[3]}"
-        )
+        raise wrong(WHO, "k", f"head size {q.shape[3]} as 'q'", k.shape[3])
     if v.shape[2] != k.shape[2]:
-        raise ValueError(
-            f"{WHO}: argument 'v': expected length {k.shape[2]} as 'k', got {v.shape[2]}"
-        )
+        raise wrong(WHO, "v", f"length {k.shape[2]} as 'k'", v.shape[2])
 
 
 def _check_mask(shape: Any, device: torch.device, q: Tensor, k: Tensor) -> None:
     if tuple(shape) != (q.shape[2], k.shape[2]):
-        raise ValueError(
-            f"{WHO}: argument 'mask': expected shape {(q.shape[2], k.shape[2])}, the lengths of "
-            f"'q' and 'k', got {tuple(shape)}"
-        )
+        expected = f"shape {(q.shape[2], k.shape[2])}, the lengths of 'q' and 'k'"
+        raise wrong(WHO, "mask", expected, tuple(shape))
     if device != q.device:
-        raise ValueError(
-            f"{WHO}: argument 'mask': expected to be on {q.device} as 'q', got {device}"
-        )
+        raise wrong(WHO, "mask", f"to be on {q.device} as 'q'", device)

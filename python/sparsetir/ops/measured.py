@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 import numpy as np
 import tvm_ffi
@@ -14,7 +13,7 @@ from sparsetir.runtime.arrays import dtype_name, itemsize
 from sparsetir.runtime.kernel import Kernel
 
 
-def measured(thing: Any, carried: Callable[[Tensor], Any] | None = None) -> int:
+def measured(thing: object, carried: Callable[[Tensor], object] | None = None) -> int:
     """Bytes of all arrays that can be reached from it, each piece of memory once.
 
     Goes through containers and objects of sparsetir; but for kernels, which others share.
@@ -40,7 +39,7 @@ def measured(thing: Any, carried: Callable[[Tensor], Any] | None = None) -> int:
     return sum(sizes.values())
 
 
-def _memory(array: Any) -> tuple[int, int] | None:
+def _memory(array: object) -> tuple[int, int] | None:
     """Where the memory is that an array keeps, and its bytes; None of what is no array."""
     if isinstance(array, Tensor):
         try:
@@ -57,7 +56,7 @@ def _memory(array: Any) -> tuple[int, int] | None:
     return None
 
 
-def _parts(thing: Any) -> Iterator[Any]:
+def _parts(thing: object) -> Iterator[object]:
     """What a container holds, or an object of ours."""
     if isinstance(thing, Plan):  # of what else it knows nothing is an array
         yield from (thing._args, thing._stored, thing._computed)

@@ -6,25 +6,31 @@ values of edges come and go in the caller's order of a structure.
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sparsetir.ops.structure import DTYPES, Structure, target_of
+from sparsetir.ops.launch import DTYPES, launch, target_of
+from sparsetir.ops.structure import Structure
 from sparsetir.planning.edge_request import about_edges
 from sparsetir.planning.request import compiled_by, default_threads
 from sparsetir.records.fingerprint import Sizes
 from sparsetir.records.lookup import by_record
-from sparsetir.records.task import Config, Task
+from sparsetir.records.task import Task
+from sparsetir.runtime.arrays import dtype_name
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.pool import pays
+from sparsetir.schedules.default import is_gpu
 from sparsetir.schedules.operators.edge_attention import EdgeAttention
 from sparsetir.schedules.operators.edge_messages import EdgeMessages
 from sparsetir.schedules.operators.edge_softmax import EdgeSoftmax
 from sparsetir.schedules.operators.messages import Messages
+from sparsetir.schedules.operators.problems import Problem
 from sparsetir.schedules.templates.message_tiles import chosen, config_of, work
+
+Named = dict[str, Tensor | float | None]
 
 
 def gspmm(
@@ -41,40 +47,49 @@ def gspmm(
     found : the reduced messages, where they are known
     """
     given = [x for x in (u, e) if x is not None]
-    dtype, sizes = given[0].dtype, _sizes(*given)
-    if arg and dtype == torch.bfloat16 and len(given) == 2:  # see Messages
-        wide, winners = gspmm(structure, given[0].float(), given[1].float(), op, reduce, arg)
-        return wide.to(dtype), winners
-    heads, feat = sizes
+    dtype, (heads, feat) = given[0].dtype, _sizes(*given)
+    of_product = arg and u is not None and (e is None or (op == "mul" and e.shape[2] == 1))
+    narrow = dtype == torch.bfloat16 and len(given) == 2  # see Messages
+    if arg and (narrow or (of_product and dtype.itemsize == 2)):
+        wide_u, wide_e = (None if x is None else x.float() for x in (u, e))
+        out, winners = gspmm(structure, wide_u, wide_e, op, reduce, arg)
+        return out.to(dtype), winners
+    if of_product and found is None and u is not None:
+        found, reduce = _product(structure, u, e, reduce), "max"  # of what is given any will do
     out = given[0].new_zeros(structure.m, heads, feat) if found is None else found
     winners = torch.full(out.shape, -1, dtype=torch.int64, device=out.device) if arg else None
     if not out.numel() or not structure.nnz:
         return out, winners
     arrays = _arrays_of(structure)
     ordered = arg or (e is not None and arrays.order is not None)
-    problem = Messages(
-        op, reduce, _dims(u), _dims(e), DTYPES[dtype], arrays.idtype, ordered, arg,
-        found is not None,
-    )  # fmt: skip
-    run = _Run(structure, problem, heads, (feat,))
-    named = {"u": _squeezed(u), "e": _squeezed(e), "out": out}
-    if ordered:
-        named["order"] = arrays.places if arrays.order is None else arrays.order
+    types, given_too = (DTYPES[dtype], arrays.idtype), found is not None
+    problem = Messages(op, reduce, _dims(u), _dims(e), *types, ordered, arg, given_too)
+    named: Named = {
+        "u": _squeezed(u),
+        "e": _squeezed(e),
+        "out": out,
+        "order": arrays.places if arrays.order is None else arrays.order,
+        "indptr": arrays.indptr,
+        "indices": arrays.indices,
+    }
     if arg:
-        named["arg_out"] = winners = torch.empty(
-            out.shape, dtype=arrays.indptr.dtype, device=out.device
-        )
-    if u is not None:
-        named["indices"] = arrays.indices
-    numbers = {"heads": heads, "feat": feat, "m": structure.m, "nnz": structure.nnz}
-    if u is not None:
-        numbers["n"] = structure.n
-    run({**named, "indptr": arrays.indptr}, numbers)
+        winners = torch.empty(out.shape, dtype=arrays.indptr.dtype, device=out.device)
+        named["arg_out"] = winners
+    _run(structure, problem, heads, (feat,), named)
     if winners is None:
         return out, None
     nowhere = torch.iinfo(winners.dtype).max
     winners = winners.long()
     return out, winners.masked_fill_(winners == nowhere, -1)
+
+
+def _product(structure: Structure, u: Tensor, e: Tensor | None, reduce: str) -> Tensor:
+    """(m, heads, feat) reduced products with one number for all features, or with ones."""
+    if e is None or e.shape[1] == 1:
+        values = None if e is None else e.reshape(-1)
+        return structure.run("spmm", (u.flatten(1),), values, reduce).unflatten(1, u.shape[1:])
+    b = u.expand(-1, e.shape[1], -1).transpose(0, 1)
+    return structure.run("spmm", (b,), e[..., 0].t(), reduce).transpose(0, 1).contiguous()
 
 
 def gsddmm(
@@ -92,17 +107,14 @@ def gsddmm(
         return out
     arrays = _arrays_of(structure)
     at = ["edge" if target == "e" else "node" for target in targets]
-    problem = EdgeMessages(
-        op, _dims(lhs), _dims(rhs), at[0], at[1], DTYPES[out.dtype], arrays.idtype
-    )
-    run = _Run(structure, problem, heads, (feat,))
-    named = {"lhs": _squeezed(lhs), "rhs": _squeezed(rhs), "out": out.squeeze(-1) if dot else out}
-    numbers = {"heads": heads, "nnz": structure.nnz, "feat": feat}
+    types = DTYPES[out.dtype], arrays.idtype
+    problem = EdgeMessages(op, _dims(lhs), _dims(rhs), at[0], at[1], *types)
+    named: Named = {"out": out.squeeze(-1) if dot else out}
     for side, operand, target in zip(("lhs", "rhs"), (lhs, rhs), targets, strict=True):
+        named[side] = _squeezed(operand)
         if operand is not None and target != "e":
-            named[f"{side}_of"] = arrays.ends[target]
-            numbers[f"{side}_nodes"] = len(operand)
-    run(named, numbers)
+            named |= {f"{side}_of": arrays.ends[target], f"{side}_nodes": len(operand)}
+    _run(structure, problem, heads, (feat,), named)
     return out
 
 
@@ -126,12 +138,10 @@ def _softmax(structure: Structure, given: tuple[Tensor, ...], backward: bool) ->
     out = torch.empty(first.shape, dtype=wide, device=first.device)
     arrays = _arrays_of(structure)
     problem = EdgeSoftmax(DTYPES[wide], arrays.idtype, backward)
-    run = _Run(structure, problem, batch, (heads,))
     names = ("y", "g", "dx") if backward else ("x", "out")
     flat = [x.reshape(-1, heads) for x in (*moved, out)]
-    named = {**dict(zip(names, flat, strict=True)), "indptr": arrays.indptr}
-    numbers = {"batch": batch, "m": structure.m, "nnz": structure.nnz, "heads": heads}
-    run(named, numbers)
+    named: Named = {**dict(zip(names, flat, strict=True)), "indptr": arrays.indptr}
+    _run(structure, problem, batch, (heads,), {**named, "batch": batch, "heads": heads})
     return structure.restored(out, 1).to(first.dtype)
 
 
@@ -152,62 +162,45 @@ def attention(
         feat = 1
     arrays = _arrays_of(structure)
     problem = EdgeAttention(DTYPES[q.dtype], arrays.idtype, heads_first)
-    run = _Run(structure, problem, heads, (feat, width))
     wide = getattr(torch, problem.accumulator)
-    named = {
-        "q": q, "k": k, "v": v, "out": out, "indptr": arrays.indptr, "indices": arrays.indices,
-        "scores": torch.empty(heads * structure.nnz, dtype=wide, device=q.device),
-    }  # fmt: skip
-    numbers = {
-        "m": structure.m, "n": structure.n, "nnz": structure.nnz, "heads": heads, "feat": feat,
-        "width": width, "scale": scale,
-    }  # fmt: skip
-    run(named, numbers)
+    scores = torch.empty(heads * structure.nnz, dtype=wide, device=q.device)
+    named: Named = {"q": q, "k": k, "v": v, "out": out, "scores": scores, "scale": scale}
+    named |= {"indptr": arrays.indptr, "indices": arrays.indices, "width": width}
+    _run(structure, problem, heads, (feat, width), named)
     return out
 
 
 # -- one run of a kernel --------------------------------------------------------------------------
 
 
-class _Run:
-    """A call of a kernel, by the config that is recorded for its pattern, or that sizes choose.
+def _run(
+    structure: Structure, problem: Problem, heads: int, features: tuple[int, ...], named: Named
+) -> None:
+    """Run the kernel with the config that is recorded for a pattern, or that sizes choose.
 
     heads, features : as :func:`sparsetir.planning.edge_request.about_edges` takes them
     """
-
-    def __init__(
-        self, structure: Structure, problem: Any, heads: int, features: tuple[int, ...]
-    ) -> None:
-        self.structure, self.problem = structure, problem
-        self.target = target_of(structure.device)
-        key = "kernel", problem, heads, features
-        self.kernel: Kernel = structure.derived(key, lambda of: self._made(of, heads, features))
-
-    def _made(self, structure: Structure, heads: int, features: tuple[int, ...]) -> Kernel:
-        gpu, threads = structure.device.type == "cuda", default_threads()
-        if not gpu and not isinstance(self.problem, EdgeMessages):
-            sizes: Any = Sizes(structure.shape, structure.nnz)
-            op, reduce, of_task = about_edges(self.problem, features, heads)
-            dtype, feat = self.problem.dtype, features[-1]
-            task = Task(op, sizes, feat, dtype, reduce, of_task, self.target, threads)
-            found = by_record(task, self._of, config_of, lambda: structure.pattern.in_order)
-            if found is not None:
-                return found
-        parallel = is_parallel(work(self.problem, structure.nnz, heads, features))
-        return self._of(chosen(features, threads if parallel else 1, gpu))
-
-    def _of(self, config: Config) -> Kernel:
-        return compiled_by(config, self.problem, self.target)
-
-    def __call__(self, named: dict[str, Any], numbers: dict[str, Any]) -> None:
-        """Run it."""
-        arrays = {name: x for name, x in named.items() if x is not None}
-        self.structure.call(self.kernel, arrays, numbers)
+    key = "kernel", problem, heads, features
+    kernel = structure.derived(key, lambda of: _kernel(of, problem, heads, features))
+    sizes = {"m": structure.m, "n": structure.n, "nnz": structure.nnz}
+    launch(kernel, {**sizes, "heads": heads, "feat": features[0], **named})
 
 
-def is_parallel(work: int) -> bool:
-    """Whether to wake the other threads of a CPU for so many multiplications."""
-    return pays(default_threads(), work)
+def _kernel(
+    structure: Structure, problem: Problem, heads: int, features: tuple[int, ...]
+) -> Kernel:
+    target, threads = target_of(structure.device), default_threads()
+    gpu = is_gpu(target)
+    make = partial(compiled_by, problem=problem, target=target)
+    if not gpu and not isinstance(problem, EdgeMessages):
+        sizes: Any = Sizes(structure.shape, structure.nnz)
+        op, reduce, of_task = about_edges(problem, features, heads)
+        task = Task(op, sizes, features[-1], problem.dtype, reduce, of_task, target, threads)
+        found = by_record(task, make, config_of, lambda: structure.pattern.in_order)
+        if found is not None:
+            return found
+    parallel = pays(threads, work(problem, structure.nnz, heads, features))
+    return make(chosen(features, threads if parallel else 1, gpu))
 
 
 class _Arrays:
@@ -215,7 +208,7 @@ class _Arrays:
 
     def __init__(self, structure: Structure) -> None:
         self.indptr, self.indices, self.places = structure.index_arrays
-        self.idtype = DTYPE_NAMES[self.indptr.dtype]
+        self.idtype = dtype_name(self.indptr)
         self._degrees = self.indptr[1:] - self.indptr[:-1]
         self._order = structure.order
 
@@ -233,9 +226,6 @@ class _Arrays:
         source, target = torch.empty_like(self.indices), torch.empty_like(rows)
         source[self._order], target[self._order] = self.indices, rows
         return {"u": source, "v": target}
-
-
-DTYPE_NAMES = {torch.int32: "int32", torch.int64: "int64"}
 
 
 def _arrays_of(structure: Structure) -> _Arrays:

@@ -5,27 +5,35 @@ Rows of a matrix are targets ("v" in DGL's names) and its columns are sources ("
 
 from __future__ import annotations
 
-import math
-import numbers
-from typing import Any
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from sparsetir.ops import functional, messages_library
 from sparsetir.ops.cache import kept, lasting, private
+from sparsetir.ops.checks import check_rows, check_tensor, scale_of
 from sparsetir.ops.feature_shapes import Merged, merged
 from sparsetir.ops.operands import Operand, resolve
-from sparsetir.ops.registry import holds_data
-from sparsetir.ops.structure import DTYPES, SeenPattern, Structure, structure_of
+from sparsetir.ops.registry import holds_data, wants_gradient
+from sparsetir.ops.structure import SeenPattern, Structure, structure_of
 from sparsetir.planning.vocabulary import edge_op, message, reduction
-from sparsetir.runtime.arrays import dtype_name
+from sparsetir.runtime.refusals import wrong
+
+T = TypeVar("T")
 
 
 def gspmm(
-    A: Any, op: str, reduce: str | None = None, u: Tensor | None = None, e: Tensor | None = None, *,
-    reduce_op: str | None = None, lhs_data: Tensor | None = None, rhs_data: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+    A: object,
+    op: str,
+    reduce: str | None = None,
+    u: Tensor | None = None,
+    e: Tensor | None = None,
+    *,
+    reduce_op: str | None = None,
+    lhs_data: Tensor | None = None,
+    rhs_data: Tensor | None = None,
+) -> Tensor:
     """Out[i] = reduce over the elements (i, j) of op(u[j], e[(i, j)]).
 
     Parameters
@@ -108,13 +116,9 @@ def segment_reduce(values: Tensor, rowptr: Tensor, reduce: str = "sum") -> Tenso
     values = _given("segment_reduce", "values", values, "segments")
     reduce = reduction("segment_reduce", reduce)
     if not isinstance(rowptr, Tensor):
-        raise TypeError(
-            f"segment_reduce: argument 'rowptr': expected a tensor, got {type(rowptr).__name__}"
-        )
+        raise wrong("segment_reduce", "rowptr", "a tensor", type(rowptr).__name__, TypeError)
     if rowptr.dim() != 1 or not rowptr.shape[0]:
-        raise ValueError(
-            f"segment_reduce: argument 'rowptr': expected shape (m + 1,), got {tuple(rowptr.shape)}"
-        )
+        raise wrong("segment_reduce", "rowptr", "shape (m + 1,)", tuple(rowptr.shape))
     operand = _segments(rowptr, values.shape[0])
     _check_like("segment_reduce", operand, values=(values, values.shape[0], "elements"))
     shapes = _merged("segment_reduce", "values", values, "values", None)
@@ -123,7 +127,7 @@ def segment_reduce(values: Tensor, rowptr: Tensor, reduce: str = "sum") -> Tenso
 
 
 def gsddmm(
-    A: Any, op: str, lhs: Tensor | None = None, rhs: Tensor | None = None,
+    A: object, op: str, lhs: Tensor | None = None, rhs: Tensor | None = None,
     lhs_target: str = "u", rhs_target: str = "v", *,
     lhs_data: Tensor | None = None, rhs_data: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
@@ -176,16 +180,16 @@ def gsddmm(
     if rhs is not None:
         sides["rhs"] = rhs, *rows[rhs_target]
     _check_like("gsddmm", operand, **sides)
-    if op == "dot":
+    if op == "dot" and rhs is not None:
         return _dot(operand, lhs, rhs, lhs_target, rhs_target)
     shapes = _merged("gsddmm", "lhs", lhs, "rhs", rhs)
-    found = _on_edges(
-        operand, shapes.first(lhs), shapes.second(rhs), op, lhs_target, rhs_target
-    )  # fmt: skip
+    sides3 = shapes.first(lhs), shapes.second(rhs)
+    pattern, targets = (operand.rowptr, operand.col), (lhs_target, rhs_target)
+    found = messages_library.gsddmm(*pattern, *sides3, operand.n, op, *targets)
     return found.reshape(found.shape[0], *shapes.out)
 
 
-def sparse_softmax(A: Any, values: Tensor | None = None) -> Tensor:
+def sparse_softmax(A: object, values: Tensor | None = None) -> Tensor:
     """Softmax over the elements of each row of A.
 
     Parameters
@@ -208,10 +212,7 @@ def sparse_softmax(A: Any, values: Tensor | None = None) -> Tensor:
     x = _given("sparse_softmax", "values", operand.values, "a matrix without values")
     nnz = _count(operand)
     if x.dim() not in (1, 2) or x.shape[0] != nnz:
-        raise ValueError(
-            f"sparse_softmax: argument 'values': expected shape ({nnz},) or ({nnz}, heads), got "
-            f"{tuple(x.shape)}"
-        )
+        raise wrong("sparse_softmax", "values", f"shape ({nnz},) or ({nnz}, heads)", tuple(x.shape))
     _check_like("sparse_softmax", operand, values=(x, nnz, "elements"))
     return _softmax(operand, x.reshape(1, nnz, x.shape[1:].numel())).reshape(x.shape)
 
@@ -221,7 +222,7 @@ def softmax_by_heads(operand: Operand, x: Tensor) -> Tensor:
     return _softmax(operand, x.reshape(x.shape[:-1].numel(), x.shape[-1], 1)).reshape(x.shape)
 
 
-def edge_softmax(A: Any, e: Tensor, norm_by: str = "dst") -> Tensor:
+def edge_softmax(A: object, e: Tensor, norm_by: str = "dst") -> Tensor:
     """Softmax over the edges into each target: over the elements of each row of A.
 
     As :func:`sparse_softmax`, of features of any dimensions.
@@ -242,9 +243,7 @@ def edge_softmax(A: Any, e: Tensor, norm_by: str = "dst") -> Tensor:
     """
     e = _given("edge_softmax", "e", e, "edges")
     if norm_by not in ("dst", "src"):
-        raise ValueError(
-            f"edge_softmax: argument 'norm_by': expected 'dst' or 'src', got {norm_by!r}"
-        )
+        raise wrong("edge_softmax", "norm_by", "'dst' or 'src'", f"{norm_by!r}")
     operand = resolve(A, None, None, "edge_softmax")
     if norm_by == "src":
         operand = _turned(operand)
@@ -254,7 +253,7 @@ def edge_softmax(A: Any, e: Tensor, norm_by: str = "dst") -> Tensor:
     return _softmax(operand, e.reshape(1, nnz, heads)).reshape(e.shape)
 
 
-def attention(A: Any, q: Tensor, k: Tensor, v: Tensor, scale: float | None = None) -> Tensor:
+def attention(A: object, q: Tensor, k: Tensor, v: Tensor, scale: float | None = None) -> Tensor:
     """Out[i] = sum over the stored j of softmax(scale * q[i] . k[j]) * v[j], in one kernel.
 
     Parameters
@@ -290,27 +289,23 @@ def attention(A: Any, q: Tensor, k: Tensor, v: Tensor, scale: float | None = Non
                 f"'q', got shape {tuple(x.shape)} with 'q' of {tuple(q.shape)}"
             )
     if k.shape[-1] != q.shape[-1]:
-        raise ValueError(
-            f"attention: argument 'k': expected {q.shape[-1]} features as 'q', got {k.shape[-1]}"
-        )
+        raise wrong("attention", "k", f"{q.shape[-1]} features as 'q'", k.shape[-1])
     operand = resolve(A, None, (q.shape[0], k.shape[0]), "attention")
     _check_like(
-        "attention", operand, q=(q, operand.m, "rows"), k=(k, operand.n, "columns"),
+        "attention",
+        operand,
+        q=(q, operand.m, "rows"),
+        k=(k, operand.n, "columns"),
         v=(v, operand.n, "columns"),
-    )  # fmt: skip
-    if scale is None:
-        scale = 1 / math.sqrt(max(1, q.shape[-1]))
-    elif not isinstance(scale, numbers.Real):
-        raise TypeError(
-            f"attention: argument 'scale': expected a number, got {type(scale).__name__}"
-        )
+    )
+    scale = scale_of("attention", scale, q.shape[-1])
     if q.dim() == 2:
         q, k, v = (x.unsqueeze(1) for x in (q, k, v))
-    found = messages_library.edge_attention(operand.rowptr, operand.col, q, k, v, float(scale))
+    found = messages_library.edge_attention(operand.rowptr, operand.col, q, k, v, scale)
     return found if given["q"].dim() == 3 else found.squeeze(1)
 
 
-def _either(who: str, name: str, given: Any, other: str, value: Any) -> Any:
+def _either(who: str, name: str, given: T | None, other: str, value: T | None) -> T | None:
     """An argument that has two names."""
     if given is not None and value is not None:
         raise TypeError(
@@ -324,21 +319,12 @@ def _either(who: str, name: str, given: Any, other: str, value: Any) -> Any:
 
 def _reduced(operand: Operand, u: Tensor | None, e: Tensor | None, op: str, reduce: str) -> Tensor:
     rowptr, col, _, n, _ = operand
-    wants = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (u, e))
-    if wants and reduce in ("max", "min"):
+    if reduce in ("max", "min") and wants_gradient(u, e):
         return messages_library.gspmm_arg(rowptr, col, u, e, n, op, reduce)[0]
     return messages_library.gspmm(rowptr, col, u, e, n, op, reduce, False)
 
 
-def _on_edges(
-    operand: Operand, lhs: Tensor | None, rhs: Tensor | None, op: str, lhs_target: str,
-    rhs_target: str,
-) -> Tensor:  # fmt: skip
-    rowptr, col, _, n, _ = operand
-    return messages_library.gsddmm(rowptr, col, lhs, rhs, n, op, lhs_target, rhs_target)
-
-
-def _dot(operand: Operand, lhs: Tensor, rhs: Any, lhs_target: str, rhs_target: str) -> Tensor:
+def _dot(operand: Operand, lhs: Tensor, rhs: Tensor, lhs_target: str, rhs_target: str) -> Tensor:
     # An operand without feature dimensions has one.
     lhs, rhs = (x.unsqueeze(-1) if x.dim() == 1 else x for x in (lhs, rhs))
     if lhs.dim() == 2 and rhs.dim() == 2 and lhs.shape[1] == rhs.shape[1]:
@@ -347,14 +333,14 @@ def _dot(operand: Operand, lhs: Tensor, rhs: Any, lhs_target: str, rhs_target: s
             return functional.sddmm(operand, ends["v"], ends["u"]).unsqueeze(-1)
     feats = {lhs.shape[-1], rhs.shape[-1]} - {1}
     if len(feats) > 1:
-        raise ValueError(
-            "gsddmm: argument 'rhs': expected a last dimension to fit that of 'lhs', got shapes "
-            f"{tuple(lhs.shape)} and {tuple(rhs.shape)}"
-        )
+        expected = "a last dimension to fit that of 'lhs'"
+        raise wrong("gsddmm", "rhs", expected, f"shapes {tuple(lhs.shape)} and {tuple(rhs.shape)}")
     # Heads are merged by themselves, as the last dimension is summed over.
     heads = _merged("gsddmm", "lhs", lhs, "rhs", rhs, most=1, keep=1)
     left, right = heads.grouped(lhs, 0, keep=1), heads.grouped(rhs, 1, keep=1)
-    found = _on_edges(operand, left, right, "dot", lhs_target, rhs_target)
+    found = messages_library.gsddmm(
+        operand.rowptr, operand.col, left, right, operand.n, "dot", lhs_target, rhs_target
+    )
     return found.reshape(found.shape[0], *heads.out, 1)
 
 
@@ -365,15 +351,13 @@ def _softmax(operand: Operand, x: Tensor) -> Tensor:
 # -- arguments ------------------------------------------------------------------------------------
 
 
-def _count(operand: Operand) -> Any:
+def _count(operand: Operand) -> int:
     return operand.col.shape[-1]
 
 
-def _given(who: str, name: str, x: Any, what: str) -> Tensor:
+def _given(who: str, name: str, x: object, what: str) -> Tensor:
     if not isinstance(x, Tensor):
-        raise TypeError(
-            f"{who}: argument '{name}': expected a tensor for {what}, got {type(x).__name__}"
-        )
+        raise wrong(who, name, f"a tensor for {what}", type(x).__name__, TypeError)
     if x.layout is not torch.strided:
         raise TypeError(f"{who}: argument '{name}': expected a dense tensor, got {x.layout}")
     if x.dim() < 1:
@@ -381,49 +365,33 @@ def _given(who: str, name: str, x: Any, what: str) -> Tensor:
     return x
 
 
-def _check_like(who: str, operand: Operand, **given: tuple[Tensor | None, Any, str]) -> None:
+def _check_like(who: str, operand: Operand, **given: tuple[Tensor | None, int, str]) -> None:
     """Raise unless operands fit the pattern and each other; (tensor, rows, what rows are)."""
     first = None
-    device = operand.col.device
     for name, (x, rows, what) in given.items():
-        if x is None:
-            continue
-        if x.dtype not in DTYPES:
-            raise TypeError(
-                f"{who}: argument '{name}': expected {', '.join(DTYPES.values())}, "
-                f"got {dtype_name(x)}"
-            )
-        if x.device != device:
-            raise ValueError(
-                f"{who}: argument '{name}': expected to be on {device} as the sparse matrix, got "
-                f"{x.device}"
-            )
-        if x.shape[0] != rows:
-            raise ValueError(
-                f"{who}: argument '{name}': expected {rows} rows for the {what} of the sparse "
-                f"matrix, got shape {tuple(x.shape)}"
-            )
-        first = x if first is None else first
-        if x.dtype != first.dtype and not torch.is_autocast_enabled(device.type):
-            raise TypeError(
-                f"{who}: argument '{name}': expected {dtype_name(first)} as the other operand, got "
-                f"{dtype_name(x)}"
-            )
+        if x is not None:
+            check_tensor(who, name, x, first)
+            said = f"for the {what} of the sparse matrix"
+            check_rows(who, name, x, operand.col.device, rows, said)
+            first = x if first is None else first
 
 
 def _merged(
-    who: str, first: str, a: Tensor | None, second: str, b: Tensor | None, most: int = 2,
+    who: str,
+    first: str,
+    a: Tensor | None,
+    second: str,
+    b: Tensor | None,
+    most: int = 2,
     keep: int = 0,
-) -> Merged:  # fmt: skip
+) -> Merged:
     """The feature dimensions of operands together, but for the last `keep` ones."""
     shapes = [None if x is None else tuple(x.shape[1 : x.dim() - keep]) for x in (a, b)]
     try:
         return merged(*shapes, most=most)
     except RuntimeError:
-        raise ValueError(
-            f"{who}: argument '{second}': expected features to be broadcast with those of "
-            f"'{first}', got shapes {shapes[1]} and {shapes[0]}"
-        ) from None
+        expected = f"features to be broadcast with those of '{first}'"
+        raise wrong(who, second, expected, f"shapes {shapes[1]} and {shapes[0]}") from None
 
 
 def _own_values(operand: Operand, u: Tensor | None) -> Tensor | None:

@@ -7,29 +7,24 @@ for all; those of edges come and go in the order of `col`.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
 
 from sparsetir.ops import message_kernels
-from sparsetir.ops.library import mean_gradient
-from sparsetir.ops.registry import define, save, save_inputs, saved
+from sparsetir.ops.extremum import gradients_of_messages, mean_gradient
+from sparsetir.ops.registry import Gradients, Operation, Operator
 from sparsetir.ops.structure import structure_of
 
 
-def _count(col: Tensor) -> Any:
-    """Elements of a pattern."""
-    return col.shape[-1]
-
-
-def _features(*operands: Tensor | None) -> tuple[Any, ...]:
-    """(heads, feat) of operands together."""
-    return tuple(torch.broadcast_shapes(*(x.shape[1:] for x in operands if x is not None)))
-
-
-def _like(*operands: Tensor | None) -> Tensor:
-    return next(x for x in operands if x is not None)
+def _features(*operands: Tensor | None) -> tuple[Tensor, tuple[int, int]]:
+    """An operand, and (heads, feat) of all together."""
+    given = [x for x in operands if x is not None]
+    heads, feat = torch.broadcast_shapes(*(x.shape[1:] for x in given))
+    return given[0], (heads, feat)
 
 
 def _summed_to(x: Tensor, operand: Tensor) -> Tensor:
@@ -38,319 +33,270 @@ def _summed_to(x: Tensor, operand: Tensor) -> Tensor:
     return x.sum(dims, keepdim=True) if dims else x
 
 
-# -- messages reduced at rows ---------------------------------------------------------------------
-
-
-def gspmm_kernel(
-    rowptr: Tensor, col: Tensor, u: Tensor | None, e: Tensor | None, n: int, op: str, reduce: str,
-    transposed: bool,
-) -> Tensor:  # fmt: skip
+@dataclass
+class Gspmm(Operation[Tensor]):
     """(m, heads, feat) reduced messages; with `transposed` (n, ...) of u (m, ...)."""
-    structure = structure_of(rowptr, col, n, "gspmm")
-    structure = structure.transposed if transposed else structure
-    return message_kernels.gspmm(structure, u, e, op, reduce)[0]
 
+    rowptr: Tensor
+    col: Tensor
+    u: Tensor | None
+    e: Tensor | None
+    n: int
+    op: str
+    reduce: str
+    transposed: bool
 
-def _gspmm_fake(
-    rowptr: Tensor, col: Tensor, u: Tensor | None, e: Tensor | None, n: int, op: str, reduce: str,
-    transposed: bool,
-) -> Tensor:  # fmt: skip
-    rows = n if transposed else rowptr.shape[0] - 1
-    return _like(u, e).new_empty((rows, *_features(u, e)))
+    def run(self) -> Tensor:
+        structure = structure_of(self.rowptr, self.col, self.n, "gspmm")
+        structure = structure.transposed if self.transposed else structure
+        return message_kernels.gspmm(structure, self.u, self.e, self.op, self.reduce)[0]
 
+    def fake(self) -> Tensor:
+        like, features = _features(self.u, self.e)
+        rows = self.n if self.transposed else self.rowptr.shape[0] - 1
+        return like.new_empty((rows, *features))
 
-def _gspmm_backward(ctx: Any, grad: Tensor) -> Any:
-    rowptr, col, u, e, n, op, reduce, transposed = saved(ctx)
-    _, _, for_u, for_e, *_ = ctx.needs_input_grad
-    if reduce in ("max", "min"):
-        _, arg = gspmm_arg(rowptr, col, u, e, n, op, reduce)
-        found = _extremum_gradients(col, u, e, arg, op, grad, (for_u, for_e))
-        return None, None, *found, None, None, None, None
-    if reduce == "mean":
-        grad = mean_gradient(grad, (rowptr[1:] - rowptr[:-1])[:, None, None])
-    source, target = ("v", "u") if transposed else ("u", "v")
-    grad_u = grad_e = None
-    if for_u:
+    def gradients(self, grad: Tensor) -> Gradients:
+        rowptr, col, n, u, e, op = self.rowptr, self.col, self.n, self.u, self.e, self.op
+        if self.reduce in ("max", "min"):
+            _, arg = gspmm_arg(rowptr, col, u, e, n, op, self.reduce)
+            return gradients_of_messages(col, u, e, arg, op, grad)
+        if self.reduce == "mean":
+            grad = mean_gradient(grad, (rowptr[1:] - rowptr[:-1])[:, None, None])
+        source, target = ("v", "u") if self.transposed else ("u", "v")
         with_e = op in ("mul", "div")
-        back = op if with_e else "copy_u"
-        grad_u = gspmm(
-            rowptr, col, grad, e if with_e else None, n, back, "sum", not transposed
-        )  # fmt: skip
-        grad_u = _summed_to(grad_u, u)
-    if for_e and op in ("mul", "div"):
-        dot = e.shape[2] == 1 and grad.shape[2] != 1
-        step = "dot" if dot else "mul"
-        grad_e = _summed_to(gsddmm(rowptr, col, u, grad, n, step, source, target), e)
-        grad_e = -grad_e / (e * e) if op == "div" else grad_e
-    elif for_e:
-        grad_e = _summed_to(grad, e)
-        grad_e = gsddmm(rowptr, col, grad_e, None, n, "copy_lhs", target, "e")
-        grad_e = -grad_e if op == "sub" else grad_e
-    return None, None, grad_u, grad_e, None, None, None, None
+
+        def for_u() -> Tensor:
+            assert u is not None
+            back, by = (op, e) if with_e else ("copy_u", None)
+            found = gspmm(rowptr, col, grad, by, n, back, "sum", not self.transposed)
+            return _summed_to(found, u)
+
+        def for_e() -> Tensor:
+            assert e is not None
+            if not with_e:
+                found = _summed_to(grad, e)
+                found = gsddmm(rowptr, col, found, None, n, "copy_lhs", target, "e")
+                return -found if op == "sub" else found
+            step = "dot" if e.shape[2] == 1 and grad.shape[2] != 1 else "mul"
+            found = _summed_to(gsddmm(rowptr, col, u, grad, n, step, source, target), e)
+            return -found / (e * e) if op == "div" else found
+
+        return {"u": for_u, "e": for_e}
 
 
-gspmm = define(
-    "gspmm(Tensor rowptr, Tensor col, Tensor? u, Tensor? e, SymInt n, str op, str reduce, "
-    "bool transposed) -> Tensor",
-    gspmm_kernel, _gspmm_fake, _gspmm_backward, save_inputs,
-)  # fmt: skip
+gspmm = Operator("gspmm", Gspmm)
 
 
-# -- greatest and least messages, and whose they are ----------------------------------------------
+@dataclass
+class GspmmArg(Operation[tuple[Tensor, Tensor]]):
+    """Greatest and least messages, and whose they are."""
+
+    rowptr: Tensor
+    col: Tensor
+    u: Tensor | None
+    e: Tensor | None
+    n: int
+    op: str
+    reduce: str
+    keeps_results = True
+    unused = ("rowptr",)
+    aside = 1
+
+    def run(self) -> tuple[Tensor, Tensor]:
+        structure = structure_of(self.rowptr, self.col, self.n, "gspmm")
+        out, arg = message_kernels.gspmm(structure, self.u, self.e, self.op, self.reduce, True)
+        assert arg is not None
+        return out, arg
+
+    def fake(self) -> tuple[Tensor, Tensor]:
+        like, features = _features(self.u, self.e)
+        out = like.new_empty((self.rowptr.shape[0] - 1, *features))
+        return out, out.new_empty(out.shape, dtype=torch.int64)
+
+    def gradients(self, grad: Tensor) -> Gradients:
+        return gradients_of_messages(self.col, self.u, self.e, self.results[1], self.op, grad)
 
 
-def _gspmm_arg(
-    rowptr: Tensor, col: Tensor, u: Tensor | None, e: Tensor | None, n: int, op: str, reduce: str
-) -> tuple[Tensor, Tensor]:
-    found = message_kernels.gspmm(structure_of(rowptr, col, n, "gspmm"), u, e, op, reduce, True)
-    assert found[1] is not None
-    return found[0], found[1]
+gspmm_arg = Operator("gspmm_arg", GspmmArg)
 
 
-def _gspmm_arg_fake(
-    rowptr: Tensor, col: Tensor, u: Tensor | None, e: Tensor | None, n: int, op: str, reduce: str
-) -> tuple[Tensor, Tensor]:
-    out = _gspmm_fake(rowptr, col, u, e, n, op, reduce, False)
-    return out, out.new_empty(out.shape, dtype=torch.int64)
-
-
-def _gspmm_arg_save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    _, col, u, e, *_, op, _ = inputs
-    save(ctx, col, u, e, output[1])
-    ctx.op = op
-    ctx.mark_non_differentiable(output[1])
-
-
-def _gspmm_arg_backward(ctx: Any, grad: Tensor, _: Any) -> Any:
-    col, u, e, arg = saved(ctx)
-    wanted = ctx.needs_input_grad[2:4]
-    return None, None, *_extremum_gradients(col, u, e, arg, ctx.op, grad, wanted), None, None, None
-
-
-def _extremum_gradients(
-    col: Tensor, u: Tensor | None, e: Tensor | None, arg: Tensor, op: str, grad: Tensor, wanted: Any
-) -> tuple[Tensor | None, Tensor | None]:
-    """For u and e, out of torch's own operators: each from the one message that it is."""
-    columns = col[0] if col.dim() == 2 else col
-    nothing = not _count(col)
-    found, edge = arg >= 0, arg.clamp(min=0)
-    column = edge if nothing else columns.long()[edge]
-
-    def taken(x: Tensor, place: Tensor) -> Tensor:
-        """The operand's part in each message that was the greatest or least."""
-        return grad if nothing else x.expand(-1, *place.shape[1:]).gather(0, place)
-
-    def scattered(terms: Tensor, place: Tensor, operand: Tensor) -> Tensor:
-        # Sums of 16-bit numbers are in float32.
-        wide = torch.promote_types(terms.dtype, torch.float32)
-        zeros = terms.new_zeros((operand.shape[0], *place.shape[1:]), dtype=wide)
-        if not nothing:
-            zeros = zeros.scatter_add(0, place, torch.where(found, terms, 0).to(wide))
-        return _summed_to(zeros, operand).to(operand.dtype)
-
-    grad_u = grad_e = None
-    if wanted[0] and u is not None:
-        terms = grad
-        if op in ("mul", "div") and e is not None:
-            other = taken(e, edge)
-            terms = grad * other if op == "mul" else grad / other
-        grad_u = scattered(terms, column, u)
-    if wanted[1] and e is not None:
-        terms = -grad if op == "sub" else grad
-        if op == "mul" and u is not None:
-            terms = grad * taken(u, column)
-        elif op == "div" and u is not None:
-            other = taken(e, edge)
-            terms = -grad * taken(u, column) / (other * other)
-        grad_e = scattered(terms, edge, e)
-    return grad_u, grad_e
-
-
-gspmm_arg = define(
-    "gspmm_arg(Tensor rowptr, Tensor col, Tensor? u, Tensor? e, SymInt n, str op, str reduce) "
-    "-> (Tensor, Tensor)",
-    _gspmm_arg, _gspmm_arg_fake, _gspmm_arg_backward, _gspmm_arg_save,
-)  # fmt: skip
-
-
-# -- values of edges ------------------------------------------------------------------------------
-
-
-def gsddmm_kernel(
-    rowptr: Tensor, col: Tensor, lhs: Tensor | None, rhs: Tensor | None, n: int, op: str,
-    lhs_target: str, rhs_target: str,
-) -> Tensor:  # fmt: skip
+@dataclass
+class Gsddmm(Operation[Tensor]):
     """(nnz, heads, feat) values of edges, of operands at "u", "v" or "e"; feat is 1 for "dot"."""
-    structure = structure_of(rowptr, col, n, "gsddmm")
-    return message_kernels.gsddmm(structure, lhs, rhs, op, (lhs_target, rhs_target))
+
+    rowptr: Tensor
+    col: Tensor
+    lhs: Tensor | None
+    rhs: Tensor | None
+    n: int
+    op: str
+    lhs_target: str
+    rhs_target: str
+
+    def run(self) -> Tensor:
+        structure = structure_of(self.rowptr, self.col, self.n, "gsddmm")
+        targets = self.lhs_target, self.rhs_target
+        return message_kernels.gsddmm(structure, self.lhs, self.rhs, self.op, targets)
+
+    def fake(self) -> Tensor:
+        like, (heads, feat) = _features(self.lhs, self.rhs)
+        return like.new_empty((self.col.shape[-1], heads, 1 if self.op == "dot" else feat))
+
+    def gradients(self, grad: Tensor) -> Gradients:
+        lhs, rhs, op = self.lhs, self.rhs, self.op
+
+        def for_lhs() -> Tensor:
+            if op not in ("mul", "div", "dot"):
+                return self._collected(grad, lhs, self.lhs_target)
+            other = 1 / rhs if op == "div" and rhs is not None else rhs
+            return self._collected(grad, lhs, self.lhs_target, other, self.rhs_target)
+
+        def for_rhs() -> Tensor:
+            assert rhs is not None
+            if op not in ("mul", "div", "dot"):
+                return self._collected(-grad if op == "sub" else grad, rhs, self.rhs_target)
+            found = self._collected(grad, rhs, self.rhs_target, lhs, self.lhs_target)
+            return -found / (rhs * rhs) if op == "div" else found
+
+        return {"lhs": for_lhs, "rhs": for_rhs}
+
+    def _collected(
+        self,
+        grad: Tensor,
+        operand: Tensor | None,
+        target: str,
+        other: Tensor | None = None,
+        other_target: str = "e",
+    ) -> Tensor:
+        """Sums, at the operand's nodes or edges, of the gradients of edges times another's."""
+        assert operand is not None
+        rowptr, col, n = self.rowptr, self.col, self.n
+        if target != "e" and other is not None and other_target not in ("e", target):
+            found = gspmm(rowptr, col, other, grad, n, "mul", "sum", target == "u")
+            return _summed_to(found, operand).expand_as(operand)
+        if other is not None and other_target == "e":
+            grad = grad * other
+        elif other is not None:
+            grad = gsddmm(rowptr, col, grad, other, n, "mul", "e", other_target)
+        # Of a dot product with the same for all features, the gradient is the same for all of them.
+        grad = _summed_to(grad, operand)
+        if target != "e":
+            grad = gspmm(rowptr, col, None, grad, n, "copy_e", "sum", target == "u")
+        return grad.expand_as(operand)
 
 
-def _gsddmm_fake(
-    rowptr: Tensor, col: Tensor, lhs: Tensor | None, rhs: Tensor | None, n: int, op: str,
-    lhs_target: str, rhs_target: str,
-) -> Tensor:  # fmt: skip
-    heads, feat = _features(lhs, rhs)
-    return _like(lhs, rhs).new_empty((_count(col), heads, 1 if op == "dot" else feat))
+gsddmm = Operator("gsddmm", Gsddmm)
 
 
-def _gsddmm_backward(ctx: Any, grad: Tensor) -> Any:
-    rowptr, col, lhs, rhs, n, op, lhs_target, rhs_target = saved(ctx)
-    _, _, for_lhs, for_rhs, *_ = ctx.needs_input_grad
-    pattern = rowptr, col, n
-    grad_lhs = grad_rhs = None
-    if for_lhs:
-        if op in ("mul", "dot"):
-            grad_lhs = _collected(pattern, grad, lhs, lhs_target, rhs, rhs_target)
-        elif op == "div":
-            grad_lhs = _collected(pattern, grad, lhs, lhs_target, 1 / rhs, rhs_target)
-        else:
-            grad_lhs = _collected(pattern, grad, lhs, lhs_target)
-    if for_rhs:
-        if op in ("mul", "div", "dot"):
-            grad_rhs = _collected(pattern, grad, rhs, rhs_target, lhs, lhs_target)
-            grad_rhs = -grad_rhs / (rhs * rhs) if op == "div" else grad_rhs
-        else:
-            grad_rhs = _collected(pattern, -grad if op == "sub" else grad, rhs, rhs_target)
-    return None, None, grad_lhs, grad_rhs, None, None, None, None
-
-
-def _collected(
-    pattern: tuple[Tensor, Tensor, Any], grad: Tensor, operand: Tensor, target: str,
-    other: Tensor | None = None, other_target: str = "e",
-) -> Tensor:  # fmt: skip
-    """Sums, at the operand's nodes or edges, of the gradients of edges times the other operand."""
-    rowptr, col, n = pattern
-    if target != "e" and other is not None and other_target not in ("e", target):
-        found = gspmm(rowptr, col, other, grad, n, "mul", "sum", target == "u")
-        return _summed_to(found, operand).expand_as(operand)
-    if other is not None:
-        grad = (
-            grad * other
-            if other_target == "e"
-            else gsddmm(rowptr, col, grad, other, n, "mul", "e", other_target)
-        )
-    # Of a dot product with the same for all features, the gradient is the same for all of them.
-    grad = _summed_to(grad, operand)
-    if target != "e":
-        grad = gspmm(rowptr, col, None, grad, n, "copy_e", "sum", target == "u")
-    return grad.expand_as(operand)
-
-
-gsddmm = define(
-    "gsddmm(Tensor rowptr, Tensor col, Tensor? lhs, Tensor? rhs, SymInt n, str op, "
-    "str lhs_target, str rhs_target) -> Tensor",
-    gsddmm_kernel, _gsddmm_fake, _gsddmm_backward, save_inputs,
-)  # fmt: skip
-
-
-# -- softmax of the elements of rows --------------------------------------------------------------
-
-
-def segment_softmax_kernel(rowptr: Tensor, col: Tensor, x: Tensor, n: int) -> Tensor:
+@dataclass
+class SegmentSoftmax(Operation[Tensor]):
     """(batch, nnz, heads) softmax over the elements of each row."""
-    return message_kernels.softmax(structure_of(rowptr, col, n, "sparse_softmax"), x)
+
+    rowptr: Tensor
+    col: Tensor
+    x: Tensor
+    n: int
+    keeps_results = True
+    unused = ("x",)
+
+    def run(self) -> Tensor:
+        structure = structure_of(self.rowptr, self.col, self.n, "sparse_softmax")
+        return message_kernels.softmax(structure, self.x)
+
+    def fake(self) -> Tensor:
+        return self.x.new_empty(self.x.shape)
+
+    def gradients(self, grad: Tensor) -> Gradients:
+        rowptr, col, n = self.rowptr, self.col, self.n
+        return {"x": lambda: segment_softmax_backward(rowptr, col, self.results, grad, n)}
 
 
-def _softmax_save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    rowptr, col, _, n = inputs
-    save(ctx, rowptr, col, output)
-    ctx.n = n
+segment_softmax = Operator("segment_softmax", SegmentSoftmax)
 
 
-def _softmax_gradient(ctx: Any, grad: Tensor) -> Any:
-    rowptr, col, y = saved(ctx)
-    return None, None, segment_softmax_backward(rowptr, col, y, grad, ctx.n), None
+@dataclass
+class SegmentSoftmaxBackward(Operation[Tensor]):
+    """The gradient of a softmax y for what it is of."""
+
+    rowptr: Tensor
+    col: Tensor
+    y: Tensor
+    grad: Tensor
+    n: int
+
+    def run(self) -> Tensor:
+        structure = structure_of(self.rowptr, self.col, self.n)
+        return message_kernels.softmax_backward(structure, self.y, self.grad)
+
+    def fake(self) -> Tensor:
+        return self.y.new_empty(self.y.shape)
+
+    def gradients(self, grad: Tensor) -> Gradients:
+        rowptr, col, y, g, n = self.rowptr, self.col, self.y, self.grad, self.n
+
+        def row_sums(x: Tensor) -> Tensor:
+            """Of each element's row, (batch, nnz, heads)."""
+            sums = gspmm(rowptr, col, None, x.transpose(0, 1), n, "copy_e", "sum", False)
+            return gsddmm(rowptr, col, sums, None, n, "copy_lhs", "v", "e").transpose(0, 1)
+
+        return {
+            "y": lambda: grad * (g - row_sums(y * g)) - g * row_sums(y * grad),
+            "grad": lambda: segment_softmax_backward(rowptr, col, y, grad, n),
+        }
 
 
-segment_softmax = define(
-    "segment_softmax(Tensor rowptr, Tensor col, Tensor x, SymInt n) -> Tensor",
-    segment_softmax_kernel,
-    lambda rowptr, col, x, n: x.new_empty(x.shape),
-    _softmax_gradient,
-    _softmax_save,
-)
+segment_softmax_backward = Operator("segment_softmax_backward", SegmentSoftmaxBackward)
 
 
-def _softmax_backward(rowptr: Tensor, col: Tensor, y: Tensor, grad: Tensor, n: int) -> Tensor:
-    return message_kernels.softmax_backward(structure_of(rowptr, col, n), y, grad)
-
-
-def _softmax_second(ctx: Any, grad: Tensor) -> Any:
-    rowptr, col, y, g, n = saved(ctx)
-    *_, for_y, for_g, _ = ctx.needs_input_grad
-
-    def row_sums(x: Tensor) -> Tensor:
-        """Of each element's row, (batch, nnz, heads)."""
-        sums = gspmm(rowptr, col, None, x.transpose(0, 1), n, "copy_e", "sum", False)
-        return gsddmm(rowptr, col, sums, None, n, "copy_lhs", "v", "e").transpose(0, 1)
-
-    grad_y = grad_g = None
-    if for_y:
-        grad_y = grad * (g - row_sums(y * g)) - g * row_sums(y * grad)
-    if for_g:
-        grad_g = segment_softmax_backward(rowptr, col, y, grad, n)
-    return None, None, grad_y, grad_g, None
-
-
-segment_softmax_backward = define(
-    "segment_softmax_backward(Tensor rowptr, Tensor col, Tensor y, Tensor grad, SymInt n) "
-    "-> Tensor",
-    _softmax_backward,
-    lambda rowptr, col, y, grad, n: y.new_empty(y.shape),
-    _softmax_second,
-    save_inputs,
-)
-
-
-# -- attention ------------------------------------------------------------------------------------
-
-
-def edge_attention_kernel(
-    rowptr: Tensor, col: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float
-) -> Tensor:
+@dataclass
+class EdgeAttention(Operation[Tensor]):
     """(m, heads, width) attention of q (m, heads, feat) to k, of v, along the elements."""
-    structure = structure_of(rowptr, col, k.shape[0], "attention")
-    return message_kernels.attention(structure, q, k, v, scale)
 
+    rowptr: Tensor
+    col: Tensor
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    scale: float
 
-def _attention_backward(ctx: Any, grad: Tensor) -> Any:
-    rowptr, col, q, k, v, scale = saved(ctx)
-    wanted = ctx.needs_input_grad[2:5]
-    return None, None, *attention_gradients(rowptr, col, q, k, v, grad, scale, wanted), None
+    def run(self) -> Tensor:
+        structure = structure_of(self.rowptr, self.col, self.k.shape[0], "attention")
+        return message_kernels.attention(structure, self.q, self.k, self.v, self.scale)
+
+    def fake(self) -> Tensor:
+        return self.q.new_empty((*self.q.shape[:-1], self.v.shape[-1]))
+
+    def gradients(self, grad: Tensor) -> Gradients:
+        operands = self.q, self.k, self.v
+        return attention_gradients(self.rowptr, self.col, *operands, grad, self.scale)
 
 
 def attention_gradients(
-    rowptr: Tensor, col: Tensor, q: Tensor, k: Tensor, v: Tensor, grad: Tensor, scale: float,
-    wanted: Any,
-) -> list[Any]:  # fmt: skip
-    """Those of attention for q, k and v, each None where it is not wanted; differentiable."""
-    for_q, for_k, for_v = wanted
+    rowptr: Tensor, col: Tensor, q: Tensor, k: Tensor, v: Tensor, grad: Tensor, scale: float
+) -> Gradients:
+    """What computes those of attention for q, k and v; differentiable."""
     n, dtype = k.shape[0], q.dtype
     # Weights are made again rather than kept, from scores that 16 bits would not do for.
     wide = torch.promote_types(dtype, torch.float32)
     q, k, v, grad = (x.to(wide) for x in (q, k, v, grad))
     scores = gsddmm(rowptr, col, k, q, n, "dot", "u", "v") * scale
     weights = segment_softmax(rowptr, col, scores.permute(2, 0, 1), n)
-    found: list[Any] = [None, None, None]
-    if for_v:
-        by_edge = weights.permute(1, 2, 0)
-        found[2] = gspmm(rowptr, col, grad, by_edge, n, "mul", "sum", True).to(dtype)
-    if for_q or for_k:
+
+    @cache
+    def of_scores() -> Tensor:
         of_weights = gsddmm(rowptr, col, v, grad, n, "dot", "u", "v").permute(2, 0, 1)
-        of_scores = segment_softmax_backward(rowptr, col, weights, of_weights, n)
-        of_scores = of_scores.permute(1, 2, 0) * scale
-        if for_q:
-            found[0] = gspmm(rowptr, col, k, of_scores, n, "mul", "sum", False).to(dtype)
-        if for_k:
-            found[1] = gspmm(rowptr, col, q, of_scores, n, "mul", "sum", True).to(dtype)
-    return found
+        found = segment_softmax_backward(rowptr, col, weights, of_weights, n)
+        return found.permute(1, 2, 0) * scale
+
+    def summed(x: Tensor, by_edge: Callable[[], Tensor], back: bool) -> Callable[[], Tensor]:
+        return lambda: gspmm(rowptr, col, x, by_edge(), n, "mul", "sum", back).to(dtype)
+
+    return {
+        "v": summed(grad, lambda: weights.permute(1, 2, 0), True),
+        "q": summed(k, of_scores, False),
+        "k": summed(q, of_scores, True),
+    }
 
 
-edge_attention = define(
-    "edge_attention(Tensor rowptr, Tensor col, Tensor q, Tensor k, Tensor v, float scale) "
-    "-> Tensor",
-    edge_attention_kernel,
-    lambda rowptr, col, q, k, v, scale: q.new_empty((*q.shape[:-1], v.shape[-1])),
-    _attention_backward,
-    save_inputs,
-)
+edge_attention = Operator("edge_attention", EdgeAttention)

@@ -13,14 +13,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
+from tvm.target import Target
 
 from sparsetir.ops import library
 from sparsetir.ops.cache import memory_key
 from sparsetir.ops.check_pattern import check_edges
+from sparsetir.ops.extremum import mean_gradient
+from sparsetir.ops.launch import launch, target_of
 from sparsetir.ops.recorded import may_be_recorded
-from sparsetir.ops.registry import is_undisturbed
-from sparsetir.ops.structure import known_edges, plain_tensor, target_of
+from sparsetir.ops.registry import PLAIN, is_undisturbed
+from sparsetir.ops.structure import known_edges
 from sparsetir.planning.request import compiled_by
 from sparsetir.runtime.arrays import dtype_name
 from sparsetir.runtime.kernel import Kernel
@@ -28,7 +30,6 @@ from sparsetir.schedules.default import l2_bytes, l3_bytes
 from sparsetir.schedules.operators.edge_sums import EdgeSums
 from sparsetir.schedules.templates.edge_sums import SumLoops
 
-PLAIN = (Tensor, Parameter)
 DTYPES = (torch.float32, torch.float64)
 INDICES = (torch.int32, torch.int64)
 MOST = 1 << 20  # edges; where there are more, all threads are worth sorting for
@@ -131,13 +132,8 @@ def _summed(
         sources, targets = targets, sources
     out, count = b.new_empty(m, b.shape[1]), b.new_empty(m) if mean else None
     kernel = _kernel(dtype_name(b), dtype_name(edges), values is not None, mean, b.shape[1])
-    given = {
-        "source": plain_tensor(sources), "target": plain_tensor(targets),
-        "b": plain_tensor(b.detach()), "c": out, "count": count,
-        "w": None if values is None else plain_tensor(values),
-        "m": m, "n": len(b), "nnz": edges.shape[1], "feat": b.shape[1],
-    }  # fmt: skip
-    kernel.run_unchecked([given[name] for name in kernel.signature.passed])
+    arrays = {"source": sources, "target": targets, "b": b, "c": out, "count": count, "w": values}
+    launch(kernel, {**arrays, "m": m, "n": len(b), "nnz": edges.shape[1], "feat": b.shape[1]})
     return out, count
 
 
@@ -148,7 +144,7 @@ def _kernel(dtype: str, idtype: str, weighted: bool, mean: bool, feat: int) -> K
 
 
 @cache
-def _target() -> Any:
+def _target() -> Target:
     return target_of(torch.device("cpu"))
 
 
@@ -167,7 +163,7 @@ class _Sum(torch.autograd.Function):
         (grad,), (edges, values, count) = grads, ctx.saved_tensors
         m = len(grad)
         if count is not None:
-            grad = library.mean_gradient(grad, count[:, None])
+            grad = mean_gradient(grad, count[:, None])
         if torch.is_grad_enabled() or not is_undisturbed():
             rowptr = library.row_pointers(edges, m, ctx.n)
             of_b = library.spmm_transposed(rowptr, edges, values, grad, ctx.n)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -16,9 +16,11 @@ from sparsetir.formats.pattern import Pattern
 from sparsetir.ops.blocks import Blocks
 from sparsetir.ops.cache import kept, private
 from sparsetir.ops.check_pattern import check_csr, check_size
+from sparsetir.ops.compress import Order
 from sparsetir.ops.library import row_pointers
 from sparsetir.ops.registry import holds_data
 from sparsetir.ops.structure import (
+    Orders,
     SeenPattern,
     Structure,
     known_edges,
@@ -27,6 +29,7 @@ from sparsetir.ops.structure import (
     pattern_of_edges,
 )
 from sparsetir.runtime.arrays import device_name, is_array
+from sparsetir.runtime.refusals import wrong
 
 
 class Operand(NamedTuple):
@@ -99,7 +102,7 @@ class Prepared:
         """
         return Prepared(self.operand._replace(values=values), self.structure)
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> NoReturn:
         raise TypeError("Prepared: cannot be pickled; pickle the matrix, and prepare it again")
 
     def __repr__(self) -> str:
@@ -107,7 +110,7 @@ class Prepared:
 
 
 def resolve(
-    A: Any,
+    A: object,
     values: Tensor | None = None,
     shape: tuple[int, int] | None = None,
     who: str = "resolve",
@@ -127,7 +130,8 @@ def resolve(
           matrix has a row for each target and a column for each source, so that A @ X adds up what
           comes in at each node. Or a pair (edges, size), where size is (sources, targets) or one
           number for both
-        - `torch_geometric.EdgeIndex`, likewise
+        - `torch_geometric.EdgeIndex`, likewise; where it is sorted, its orders are used and none is
+          made anew
         - a `torch_sparse.SparseTensor`, a `dgl.sparse.SparseMatrix`
         - an :class:`Operand`, or what :func:`sparsetir.ops.prepare` gives
         - whatever else a :class:`sparsetir.SparseMatrix` takes: scipy's matrices, (2, nnz) integers
@@ -162,7 +166,7 @@ def resolve(
     if isinstance(A, Tensor):
         if A.layout is torch.strided:
             edges, size = plain_edges(who, name, A)
-            return _of_edges(who, name, edges, values, size or shape)
+            return _of_edges(who, name, edges, values, size or shape, A)
         return _of_sparse(who, name, A, values)
     if isinstance(A, Operand):
         _check_operand(who, name, A)
@@ -174,7 +178,8 @@ def resolve(
         return A.operand if values is None else A.operand._replace(values=values)
     if isinstance(A, tuple) and len(A) == 2 and isinstance(A[0], Tensor) and A[0].dim() != 1:
         edges, size = plain_edges(who, name, A[0])
-        return _of_edges(who, name, edges, values, _size(who, name, A[1]) or size or shape)
+        size = _size(who, name, A[1]) or size or shape
+        return _of_edges(who, name, edges, values, size, A[0])
     return _of_foreign(who, name, A, values, shape)
 
 
@@ -212,13 +217,10 @@ def known(A: Any, n: int) -> tuple[SeenPattern, Tensor | None] | None:
 def _check_operand(who: str, name: str, A: Operand) -> None:
     for part, x in (("rowptr", A.rowptr), ("col", A.col)):
         if not isinstance(x, Tensor):
-            raise TypeError(
-                f"{who}: argument '{name}.{part}': expected a tensor, got {type(x).__name__}"
-            )
+            raise wrong(who, f"{name}.{part}", "a tensor", type(x).__name__, TypeError)
     if A.rowptr.shape != (A.m + 1,):
-        raise ValueError(
-            f"{who}: argument '{name}.rowptr': expected shape ({A.m + 1},) for {A.m} rows, got "
-            f"{tuple(A.rowptr.shape)}"
+        raise wrong(
+            who, f"{name}.rowptr", f"shape ({A.m + 1},) for {A.m} rows", tuple(A.rowptr.shape)
         )
 
 
@@ -248,15 +250,11 @@ def plain_edges(who: str, name: str, A: Tensor) -> tuple[Tensor, tuple[int, int]
             size = int(targets), int(sources)
         A = A.as_tensor()  # type: ignore[attr-defined]
     if A.is_nested or A.layout is not torch.strided:
-        raise TypeError(
-            f"{who}: argument '{name}': expected a sparse matrix or an edge_index of shape (2, E), "
-            f"got {'a nested tensor' if A.is_nested else A.layout}"
-        )
+        expected = "a sparse matrix or an edge_index of shape (2, E)"
+        raise wrong(who, name, expected, "a nested tensor" if A.is_nested else A.layout, TypeError)
     if A.dim() != 2 or A.shape[0] != 2:
-        raise ValueError(
-            f"{who}: argument '{name}': expected a sparse matrix or an edge_index of shape (2, E), "
-            f"got a dense tensor of shape {tuple(A.shape)}"
-        )
+        expected = "a sparse matrix or an edge_index of shape (2, E)"
+        raise wrong(who, name, expected, f"a dense tensor of shape {tuple(A.shape)}")
     if A.dtype not in (torch.int32, torch.int64):
         raise TypeError(
             f"{who}: argument '{name}': expected an edge_index of int32 or int64, got "
@@ -266,22 +264,26 @@ def plain_edges(who: str, name: str, A: Tensor) -> tuple[Tensor, tuple[int, int]
     return A, size
 
 
-def _size(who: str, name: str, size: Any) -> tuple[int, int] | None:
+def _size(who: str, name: str, size: object) -> tuple[int, int] | None:
     """(m, n) of the size that comes with edges, (sources, targets) or one number."""
     if size is None:
         return None
     ends = size if isinstance(size, tuple | list) else (size, size)
     if len(ends) != 2:
-        raise ValueError(
-            f"{who}: argument '{name}': expected (edge_index, size) with size = (sources, targets) "
-            f"or one number, got {size!r}"
-        )
+        expected = "(edge_index, size) with size = (sources, targets) or one number"
+        raise wrong(who, name, expected, f"{size!r}")
     return check_size(who, name, ends[1]), check_size(who, name, ends[0])
 
 
 def _of_edges(
-    who: str, name: str, edges: Tensor, values: Tensor | None, shape: tuple[int, int] | None
+    who: str,
+    name: str,
+    edges: Tensor,
+    values: Tensor | None,
+    shape: tuple[int, int] | None,
+    given: object = None,
 ) -> Operand:
+    """Of plain edges; given : what the caller has, which may know how they are sorted."""
     if shape is None and edges.is_meta:
         raise ValueError(
             f"{who}: argument '{name}': expected (edge_index, size) for edges without data"
@@ -289,8 +291,20 @@ def _of_edges(
     m, n = shape or _least_shape(edges)
     if not _is_seen(edges):
         return Operand(row_pointers(edges, m, n), edges, m, n, values)
-    found = pattern_of_edges(edges, m, n, who, name)
+    found = pattern_of_edges(edges, m, n, who, name, lambda: _orders(given))
     return Operand(found.rowptr, found.col, m, n, values)
+
+
+def _orders(A: Any) -> Orders:
+    """By targets and by sources: those that a `torch_geometric.EdgeIndex` has, or makes and keeps.
+
+    They are not taken on trust, as PyG sees no writing to its edges.
+    """
+    if not getattr(A, "is_sorted", False):
+        return None, None
+    if A.is_sorted_by_row:
+        return Order(A.get_csc()[1]), Order(None)
+    return Order(None), None if A._T_perm is None else Order(A.get_csr()[1])
 
 
 def _least_shape(edges: Tensor) -> tuple[int, int]:
@@ -303,10 +317,8 @@ def _least_shape(edges: Tensor) -> tuple[int, int]:
 
 def _of_sparse(who: str, name: str, A: Tensor, values: Tensor | None) -> Operand:
     if A.dim() != 2 or A.sparse_dim() != 2:
-        raise ValueError(
-            f"{who}: argument '{name}': expected a sparse matrix without batch and dense "
-            f"dimensions, got shape {tuple(A.shape)}"
-        )
+        expected = "a sparse matrix without batch and dense dimensions"
+        raise wrong(who, name, expected, f"shape {tuple(A.shape)}")
     m, n = A.shape
     if A.layout is torch.sparse_csr:
         own = _own(A) if values is None else values
@@ -329,9 +341,8 @@ def _of_sparse(who: str, name: str, A: Tensor, values: Tensor | None) -> Operand
     )
     blocks = _own(A)
     if blocks.dim() not in (1, 3):
-        raise ValueError(
-            f"{who}: argument '{name}': expected values without dense dimensions, got values of "
-            f"shape {tuple(blocks.shape)}"
+        raise wrong(
+            who, name, "values without dense dimensions", f"values of shape {tuple(blocks.shape)}"
         )
     block = (1, 1) if blocks.dim() == 1 else (blocks.shape[1], blocks.shape[2])
 
@@ -389,7 +400,7 @@ def _block_edges(outer: Tensor, inner: Tensor, block: tuple[int, int], by_rows: 
 
 
 def _of_foreign(
-    who: str, name: str, A: Any, values: Tensor | None, shape: tuple[int, int] | None
+    who: str, name: str, A: object, values: Tensor | None, shape: tuple[int, int] | None
 ) -> Operand:
     found = adopted(who, name, A)
     if isinstance(found, Compressed):
@@ -410,9 +421,13 @@ def _of_foreign(
 
 
 def _of_ends(
-    who: str, name: str, sources: Tensor, targets: Tensor, values: Tensor | None,
+    who: str,
+    name: str,
+    sources: Tensor,
+    targets: Tensor,
+    values: Tensor | None,
     shape: tuple[int, int] | None,
-) -> Operand:  # fmt: skip
+) -> Operand:
     """Of the ends of edges, (E,) each."""
     if not _is_seen(sources, targets):
         edges, _ = plain_edges(who, name, torch.stack([sources, targets]))
@@ -427,7 +442,7 @@ def _of_ends(
     return Operand(found.rowptr, found.col, *found.structure.shape, values)
 
 
-def as_tensor(who: str, name: str, array: Any) -> Tensor:
+def as_tensor(who: str, name: str, array: object) -> Tensor:
     """A tensor of an array of any library, in its memory where it is writable; integers as int64.
 
     who, name : function and argument, as errors name them
@@ -445,9 +460,8 @@ def as_tensor(who: str, name: str, array: Any) -> Tensor:
     try:
         return torch.from_numpy(host.copy() if backwards or not host.flags.writeable else host)
     except TypeError:
-        raise TypeError(
-            f"{who}: argument '{name}': expected an array of numbers that torch knows, got one of "
-            f"{host.dtype}"
+        raise wrong(
+            who, name, "an array of numbers that torch knows", f"one of {host.dtype}", TypeError
         ) from None
 
 

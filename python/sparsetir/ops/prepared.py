@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, overload
+from typing import Any, NoReturn, overload
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from sparsetir.ops.cache import hand_out, lasting, private
 from sparsetir.ops.operands import Operand, Prepared, resolve
 from sparsetir.ops.relations import Relations, check_relations
 from sparsetir.ops.structure import pattern_of
+from sparsetir.runtime.refusals import wrong
 
 
 class PreparedRelations:
@@ -71,13 +72,11 @@ class PreparedRelations:
             Where they were prepared for other sizes.
         """
         if (n, m, count) != (self.n, self.m, self.count):
-            raise ValueError(
-                f"{who}: argument 'edge_index': expected one prepared for {n} sources, {m} targets "
-                f"and {count} relations, got {self.n}, {self.m} and {self.count}"
-            )
+            expected = f"one prepared for {n} sources, {m} targets and {count} relations"
+            raise wrong(who, "edge_index", expected, f"{self.n}, {self.m} and {self.count}")
         return self.edge_index, self.edge_type
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> NoReturn:
         raise TypeError("PreparedRelations: cannot be pickled; prepare the edges again")
 
     def __repr__(self) -> str:
@@ -88,15 +87,19 @@ class PreparedRelations:
 
 
 @overload
-def prepare(A: Any, size: Any = None, values: Tensor | None = None) -> Prepared: ...
+def prepare(A: object, size: object = None, values: Tensor | None = None) -> Prepared: ...
 @overload
 def prepare(
-    A: Tensor, size: Any = None, *, edge_type: Tensor, num_relations: int | None = None
+    A: Tensor, size: object = None, *, edge_type: Tensor, num_relations: int | None = None
 ) -> PreparedRelations: ...
 def prepare(
-    A: Any, size: Any = None, values: Tensor | None = None, *, edge_type: Tensor | None = None,
+    A: object,
+    size: object = None,
+    values: Tensor | None = None,
+    *,
+    edge_type: Tensor | None = None,
     num_relations: int | None = None,
-) -> Prepared | PreparedRelations:  # fmt: skip
+) -> Prepared | PreparedRelations:
     """The matrix, ready for all operators and layers: what they find out of a pattern is kept here.
 
     The pattern is copied: whoever writes to A later changes nothing here, so that no call compares
@@ -135,9 +138,8 @@ def prepare(
     if edge_type is not None:
         return _with_relations(A, size, values, edge_type, num_relations)
     if num_relations is not None:
-        raise TypeError(
-            f"prepare: argument 'num_relations': expected None without 'edge_type', got "
-            f"{num_relations!r}"
+        raise wrong(
+            "prepare", "num_relations", "None without 'edge_type'", f"{num_relations!r}", TypeError
         )
     if isinstance(A, Prepared):
         return A if values is None else A.with_values(values)
@@ -158,10 +160,8 @@ def _with_relations(
 ) -> PreparedRelations:
     for name, x in (("A", edges), ("edge_type", edge_type)):
         if not isinstance(x, Tensor) or x.layout is not torch.strided:
-            raise TypeError(
-                f"prepare: argument '{name}': expected a tensor of integers beside 'edge_type', "
-                f"got {type(x).__name__}"
-            )
+            expected = "a tensor of integers beside 'edge_type'"
+            raise wrong("prepare", name, expected, type(x).__name__, TypeError)
     if values is not None:
         raise TypeError("prepare: argument 'values': expected None beside 'edge_type'")
     if size is None:

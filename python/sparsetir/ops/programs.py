@@ -8,18 +8,19 @@ registered with torch as the operator itself is.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import make_dataclass
 from functools import cache, partial
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from sparsetir.ops.checks import check_tensor, check_values
 from sparsetir.ops.functional import operand_like
-from sparsetir.ops.registry import Operator as Registered
-from sparsetir.ops.registry import define, save_inputs, saved
-from sparsetir.ops.structure import Structure, call_plan, structure_of
+from sparsetir.ops.registry import Gradients, Operation, Operator
+from sparsetir.ops.structure import Structure, structure_of
+from sparsetir.runtime.refusals import wrong
 from sparsetir.schedules.operators.gradients import gradient_of
-from sparsetir.schedules.operators.operands import Operator
+from sparsetir.schedules.operators.operands import Operator as Record
 from sparsetir.schedules.operators.registry import OPERATORS
 
 
@@ -44,69 +45,67 @@ def function_of(name: str) -> Callable[..., Tensor]:
 
 
 @cache
-def registered(name: str) -> Registered:
+def registered(name: str) -> Operator[..., Tensor]:
     """`torch.ops.sparsetir.NAME`, of (rowptr, col, n, values if it reads any, operands)."""
     record = OPERATORS[name]
-    values = ["Tensor? a"] if record.reads_values else []
-    tensors = ", ".join([*values, *(f"Tensor {operand}" for operand in record.names)])
-    return define(
-        f"{name}(Tensor rowptr, Tensor col, SymInt n, {tensors}) -> Tensor",
-        partial(_run, record), partial(_fake, record), partial(_backward, record), save_inputs,
-    )  # fmt: skip
+    own = [("rowptr", "Tensor"), ("col", "Tensor"), ("n", "int")]
+    own += [("a", "Tensor | None")] if record.reads_values else []
+    own += [(operand, "Tensor") for operand in record.names]
+    return Operator(
+        name, make_dataclass(name, own, bases=(OfRecord,), namespace={"record": record})
+    )
 
 
-def _run(record: Operator, rowptr: Tensor, col: Tensor, n: int, *given: Any) -> Tensor:
-    structure = structure_of(rowptr, col, n, record.name)
-    values, operands = (given[0], given[1:]) if record.reads_values else (None, given)
-    first = operands[0] if operands else values
-    assert first is not None
-    feat = _checked_sizes(record, operands, structure).get("k", 1)
-    if values is not None:
-        check_values(record.name, values, first, structure)
-    structure = structure.transposed if record.transposed else structure
-    shape = record.shapes(structure.shape, structure.nnz, feat, None)["out"]
-    if 0 in shape or not feat:
-        return first.new_zeros(shape)
-    ones = record.reads_values and values is None
-    run, resorted, _ = structure.planned(record.name, feat, first.dtype, ones=ones)
-    at = structure.with_columns_in_order if resorted else structure
-    arranged = [
-        at.arranged(x, 0) if record.dims[name] == "e" else x
-        for name, x in zip(record.names, operands, strict=True)
-    ]
-    if values is not None:
-        values = at.arranged(values)
-    elif ones and run.needs_values:
-        values = at.ones(first.dtype)
-    out = call_plan(run, arranged, values)
-    return at.restored(out) if record.dims["out"] == "e" else out
+class OfRecord(Operation[Tensor]):
+    """What a record says."""
+
+    record: ClassVar[Record]
+    rowptr: Tensor
+    col: Tensor
+    n: int
+
+    @property
+    def operands(self) -> list[Tensor]:
+        """In order."""
+        return [getattr(self, name) for name in self.record.names]
+
+    @property
+    def values(self) -> Tensor | None:
+        """Of the matrix."""
+        return getattr(self, "a", None)
+
+    def run(self) -> Tensor:
+        record, values, operands = self.record, self.values, self.operands
+        structure = structure_of(self.rowptr, self.col, self.n, record.name)
+        first = operands[0] if operands else values
+        assert first is not None
+        feat = _checked_sizes(record, operands, structure).get("k", 1)
+        if values is not None:
+            check_values(record.name, values, first, structure)
+        structure = structure.transposed if record.transposed else structure
+        return structure.run(record.name, operands, values, feat=feat)
+
+    def fake(self) -> Tensor:
+        sizes = {**_sizes(self.record, self.operands), "m": self.rowptr.shape[0] - 1}
+        sizes |= {"n": self.n, "e": self.col.shape[-1]}
+        first = next(x for x in (*self.operands, self.values) if x is not None)
+        return first.new_empty([sizes[dim] for dim in self.record.dims["out"]])
+
+    def gradients(self, grad: Tensor) -> Gradients:
+        pattern = self.rowptr, self.col, self.n
+        there = dict(zip(self.record.names, self.operands, strict=True))
+
+        def of(name: str) -> Tensor:
+            back = gradient_of(self.record.name, name)
+            # The one that the operator does not have is the gradient of its result.
+            operands = [there.get(own, grad) for own in back.names]
+            values = (self.values,) if back.reads_values else ()
+            return registered(back.name)(*pattern, *values, *operands)
+
+        return {name: partial(of, name) for name in ("a", *there)}
 
 
-def _fake(record: Operator, rowptr: Tensor, col: Tensor, n: int, *given: Any) -> Tensor:
-    operands = given[1:] if record.reads_values else given
-    sizes = {**_sizes(record, operands), "m": rowptr.shape[0] - 1, "n": n, "e": col.shape[-1]}
-    first = next(x for x in (*operands, *given) if x is not None)
-    return first.new_empty([sizes[dim] for dim in record.dims["out"]])
-
-
-def _backward(record: Operator, ctx: Any, grad: Tensor) -> Any:
-    rowptr, col, n, *given = saved(ctx)
-    names = ("a", *record.names) if record.reads_values else record.names
-    there = dict(zip(names, given, strict=True))
-    found = []
-    for name, wanted in zip(names, ctx.needs_input_grad[3:], strict=True):
-        if not wanted:
-            found.append(None)
-            continue
-        back = gradient_of(record.name, name)
-        # The one that the operator does not have is the gradient of its result.
-        operands = [there.get(own, grad) for own in back.names]
-        values = (there["a"],) if back.reads_values else ()
-        found.append(registered(back.name)(rowptr, col, n, *values, *operands))
-    return None, None, None, *found
-
-
-def _sizes(record: Operator, operands: Sequence[Any]) -> dict[str, Any]:
+def _sizes(record: Record, operands: Sequence[Any]) -> dict[str, Any]:
     """Sizes by the letters of dimensions, of the first operand that has each."""
     names = record.names
     if len(operands) != len(names):
@@ -119,36 +118,30 @@ def _sizes(record: Operator, operands: Sequence[Any]) -> dict[str, Any]:
         check_tensor(record.name, name, x, None if x is operands[0] else operands[0])
         dims = record.dims[name]
         if x.dim() != len(dims):
-            raise ValueError(
-                f"{record.name}: argument '{name}': expected {len(dims)} dimensions, got shape "
-                f"{tuple(x.shape)}"
-            )
+            raise wrong(record.name, name, f"{len(dims)} dimensions", f"shape {tuple(x.shape)}")
         for dim, size in zip(dims, x.shape, strict=True):
             sizes.setdefault(dim, size)
     return sizes
 
 
 def _checked_sizes(
-    record: Operator, operands: Sequence[Tensor], structure: Structure
+    record: Record, operands: Sequence[Tensor], structure: Structure
 ) -> dict[str, Any]:
     """As :func:`_sizes`; raises ValueError where operands do not fit the caller's pattern."""
     matrix = {"m": structure.m, "n": structure.n, "e": structure.nnz}
     sizes = {**_sizes(record, operands), **matrix}
     for name, x in zip(record.names, operands, strict=True):
         if x.device != structure.device:
-            raise ValueError(
-                f"{record.name}: argument '{name}': expected to be on {structure.device} as the "
-                f"sparse matrix, got {x.device}"
+            raise wrong(
+                record.name, name, f"to be on {structure.device} as the sparse matrix", x.device
             )
         expected = tuple(sizes[dim] for dim in record.dims[name])
         if tuple(x.shape) != expected:
-            raise ValueError(
-                f"{record.name}: argument '{name}': expected shape {expected}, got {tuple(x.shape)}"
-            )
+            raise wrong(record.name, name, f"shape {expected}", tuple(x.shape))
     return sizes
 
 
-def _doc(record: Operator) -> str:
+def _doc(record: Record) -> str:
     given = "".join(f"{name} : {record.shape_text(name)} Tensor\n" for name in record.names)
     own = "values : (nnz,) Tensor, optional\n    Instead of those of A.\n"
     return f"""{record.title[0].upper()}{record.title[1:]}.

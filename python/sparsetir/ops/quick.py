@@ -12,14 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from sparsetir.ops import library
 from sparsetir.ops.operands import known
-from sparsetir.ops.registry import is_undisturbed
+from sparsetir.ops.registry import PLAIN, is_undisturbed
 from sparsetir.ops.structure import Structure
-
-PLAIN = (Tensor, Parameter)
 
 
 def again(A: Any, B: Any, reduce: str, values: Any) -> Tensor | None:
@@ -63,7 +60,7 @@ class _Product(torch.autograd.Function):
         # Torch tells when one of them was written before the backward pass.
         ctx.save_for_backward(rowptr, col, values, b)
         found = structure.again("spmm", (b,), values)
-        return library.spmm_kernel(rowptr, col, values, b, "sum") if found is None else found
+        return library.spmm.kernel(rowptr, col, values, b, "sum") if found is None else found
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:

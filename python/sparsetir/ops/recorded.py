@@ -35,9 +35,13 @@ class Planned(NamedTuple):
 
 
 def recorded(
-    pattern: CsrPattern, in_order: Callable[[], CsrPattern], op: str, feat: int, ones: bool,
+    pattern: CsrPattern,
+    in_order: Callable[[], CsrPattern],
+    op: str,
+    feat: int,
+    ones: bool,
     **options: Any,
-) -> Planned | None:  # fmt: skip
+) -> Planned | None:
     """The plan with the config that is recorded for a pattern; None where none applies.
 
     pattern : may have the columns of a row in any order, but each once, as what is tuned has

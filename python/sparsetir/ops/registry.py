@@ -3,8 +3,9 @@ torch.func."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Any, ClassVar, Generic, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,9 +18,55 @@ from torch.nn import Parameter
 LIBRARY = torch.library.Library("sparsetir", "DEF")
 AUTOCAST = (torch.float32, torch.float16, torch.bfloat16)
 DEVICES = ("cpu", "cuda")
+PLAIN = (Tensor, Parameter)  # and no subclass that has a way of its own
+# Of the annotations of arguments and results.
+TYPES = {
+    "Tensor": "Tensor",
+    "Tensor | None": "Tensor?",
+    "int": "SymInt",
+    "list[int]": "int[]",
+    "float": "float",
+    "str": "str",
+    "bool": "bool",
+}
+R = TypeVar("R")
+P = ParamSpec("P")
+Gradients = Mapping[str, Callable[[], Tensor]]
 
 
-class Operator:
+class Operation(Generic[R]):
+    """What an operator is: a dataclass of its arguments, in order, and what follows of them.
+
+    autocast : whether float16, bfloat16 and float32 arguments become of autocast's dtype, where
+        that is on
+    unused : arguments that gradients do not need; they are None there
+    keeps_results : whether gradients need the results, which are there, too
+    aside : how many of the results, the last ones, have no gradients
+    """
+
+    autocast: ClassVar[bool] = True
+    unused: ClassVar[tuple[str, ...]] = ()
+    keeps_results: ClassVar[bool] = False
+    aside: ClassVar[int] = 0
+    results: R
+
+    def run(self) -> R:
+        """The results, which share no memory with the arguments."""
+        raise NotImplementedError
+
+    def fake(self) -> R:
+        """The same of tensors without data: shapes, which may be symbolic, and dtypes."""
+        raise NotImplementedError
+
+    def gradients(self, grad: Tensor) -> Gradients:
+        """By names of arguments what computes their gradients, of that of the first result.
+
+        Made of operators that have gradients themselves, so that there are second ones.
+        """
+        raise NotImplementedError
+
+
+class Operator(Generic[P, R]):
     """An operator `torch.ops.sparsetir.NAME`; call it with all arguments in order.
 
     Calls go to torch's dispatcher where it is needed: under torch.compile and torch.export, for
@@ -27,22 +74,31 @@ class Operator:
     dispatcher's way through Python takes longer than a small kernel.
     """
 
-    def __init__(
-        self,
-        name: str,
-        kernel: Callable[..., Any],
-        backward: Callable[..., Any] | None,
-        save: Callable[..., None] | None,
-    ) -> None:
+    def __init__(self, name: str, kind: Callable[P, Operation[R]]) -> None:
+        """Register `sparsetir::NAME`, as a dataclass says."""
+        of, names, types = _fields_of(kind)
+        returns = of.run.__annotations__["return"].replace("tuple[", "(").replace("]", ")")
+        arguments = ", ".join(f"{t} {n}" for t, n in zip(types, names, strict=True))
+        schema, full = f"{name}({arguments}) -> {returns}", f"sparsetir::{name}"
+        kernel: Callable[..., R] = lambda *args: of(*args).run()  # noqa: E731
+        LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+        LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")
+        torch.library.register_fake(full, lambda *args: of(*args).fake(), lib=LIBRARY)
         self.op = getattr(torch.ops.sparsetir, name).default
-        self._kernel = kernel
+        self.kernel = kernel
         self._function = self._transformed = None
-        if backward is not None and save is not None:
-            self._function = _function(name, kernel, backward, save)
-            self._transformed = _transformed(name, self.op, kernel, backward, save)
+        if of.gradients is not Operation.gradients:
+            save, back = _save_of(of, names), _backward_of(of, names)
+            torch.library.register_autograd(full, back, setup_context=save, lib=LIBRARY)
+            self._function = _function(name, kernel, back, save)
+            self._transformed = _transformed(name, self.op, kernel, back, save)
+        if of.autocast:
+            for device in DEVICES:
+                LIBRARY.impl(name, _casting(self.op, device), f"Autocast{device.upper()}")
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run it, recording what a gradient needs."""
+        assert not kwargs
         if torch.compiler.is_compiling():
             return self.op(*args)
         if not is_plain(*args):
@@ -54,39 +110,7 @@ class Operator:
             for x in args:
                 if isinstance(x, Tensor) and x.requires_grad:
                     return self._function.apply(*args)
-        return self._kernel(*args)
-
-
-def define(
-    schema: str,
-    kernel: Callable[..., Any],
-    fake: Callable[..., Any],
-    backward: Callable[..., Any] | None = None,
-    save: Callable[..., None] | None = None,
-    autocast: bool = True,
-) -> Operator:
-    """Register `sparsetir::<schema>`.
-
-    kernel : computes; its results share no memory with its arguments
-    fake : the same for tensors without data: shapes, which may be symbolic, and dtypes
-    backward : (context, *gradients) -> a gradient or None for each argument. Made of operators
-        that have gradients themselves, so that there are second ones
-    save : (context, inputs, output) -> None, what `backward` wants, such as :func:`save_inputs`
-    autocast : whether float16, bfloat16 and float32 arguments become of autocast's dtype, where
-        that is on
-    """
-    name = schema.split("(")[0]
-    full = f"sparsetir::{name}"
-    LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-    LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")
-    torch.library.register_fake(full, fake, lib=LIBRARY)
-    if backward is not None and save is not None:
-        torch.library.register_autograd(full, backward, setup_context=save, lib=LIBRARY)
-    operator = Operator(name, kernel, backward, save)
-    if autocast:
-        for device in DEVICES:
-            LIBRARY.impl(name, _casting(operator.op, device), f"Autocast{device.upper()}")
-    return operator
+        return self.kernel(*args)
 
 
 def _function(
@@ -131,6 +155,51 @@ def _transformed(
     return type(name, (torch.autograd.Function,), parts)
 
 
+def _fields_of(kind: Any) -> tuple[Any, list[str], list[str]]:
+    """An operation, and names and types of its arguments."""
+    found = fields(kind)
+    return kind, [x.name for x in found], [TYPES[str(x.type)] for x in found]
+
+
+def _save_of(of: type[Operation[Any]], names: list[str]) -> Callable[..., None]:
+    """What keeps what gradients want of a call."""
+    kept = [name not in of.unused for name in names]
+
+    def save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        given = [x if keep else None for x, keep in zip(inputs, kept, strict=True)]
+        results = output if isinstance(output, tuple) else (output,)
+        given += results if of.keeps_results else ()
+        # A pattern that was made in inference mode has no gradient that torch would have to guard.
+        guarded = [
+            isinstance(x, Tensor) and (x.is_floating_point() or not x.is_inference()) for x in given
+        ]
+        ctx.save_for_backward(*(x if g else None for x, g in zip(given, guarded, strict=True)))
+        ctx.others = [None if g else x for x, g in zip(given, guarded, strict=True)]
+        if of.aside:
+            ctx.mark_non_differentiable(*results[-of.aside :])
+
+    return save
+
+
+def _backward_of(of: Any, names: list[str]) -> Callable[..., Any]:
+    """What gives the gradients for all arguments, None where they are not wanted."""
+
+    def backward(ctx: Any, grad: Tensor, *_: Any) -> Any:
+        pairs = zip(ctx.saved_tensors, ctx.others, strict=True)
+        given = [other if tensor is None else tensor for tensor, other in pairs]
+        call = of(*given[: len(names)])
+        if of.keeps_results:
+            first, *more = given[len(names) :]
+            call.results = (first, *more) if more else first
+        found, wanted = call.gradients(grad), ctx.needs_input_grad
+        return tuple(
+            found[name]() if want and name in found else None
+            for name, want in zip(names, wanted, strict=True)
+        )
+
+    return backward
+
+
 def _casting(op: Any, device: str) -> Callable[..., Any]:
     """The operator with arguments of autocast's dtype."""
     keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, f"Autocast{device.upper()}"))
@@ -147,25 +216,9 @@ def _cast(x: Any, dtype: torch.dtype) -> Any:
     return x.to(dtype) if isinstance(x, Tensor) and x.dtype in AUTOCAST else x
 
 
-def save(ctx: Any, *given: Any) -> None:
-    """Keep tensors and other things for :func:`saved`."""
-    # A pattern that was made in inference mode has no gradient that torch would have to guard.
-    guarded = [
-        isinstance(x, Tensor) and (x.is_floating_point() or not x.is_inference()) for x in given
-    ]
-    ctx.save_for_backward(*(x if g else None for x, g in zip(given, guarded, strict=True)))
-    ctx.others = [None if g else x for x, g in zip(given, guarded, strict=True)]
-
-
-def save_inputs(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    """Keep all inputs for :func:`saved`."""
-    save(ctx, *inputs)
-
-
-def saved(ctx: Any) -> list[Any]:
-    """What was kept for a backward function."""
-    pairs = zip(ctx.saved_tensors, ctx.others, strict=True)
-    return [other if tensor is None else tensor for tensor, other in pairs]
+def wants_gradient(*tensors: Tensor | None) -> bool:
+    """Whether a gradient is recorded for one of them."""
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
 
 def is_plain(*args: Any) -> bool:

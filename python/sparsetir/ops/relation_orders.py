@@ -30,19 +30,18 @@ def where_products_first(
     m, n : rows and columns
     feat_in, feat, blocks : features of X and Y, and of how many blocks they are
     """
-    orders = rows.orders
-    if orders is None:
+    if not rows.is_whole:
         return None
     sizes = (feat_in, feat, blocks)
-    if sizes not in orders:
-        if "sizes" not in orders:
-            orders["sizes"] = sizes_of(rows, n)
-        first, found = products_first(orders["sizes"], m, n, *sizes), None
-        if first is not None:
-            found = orders.get(first.tobytes()) or ProductsFirst(rows, first, m, n)
-            orders[first.tobytes()] = found
-        orders[sizes] = found
-    return orders[sizes]
+
+    def made(rows: RelationRows) -> ProductsFirst | None:
+        counts = rows.derived(RelationSizes, lambda of: sizes_of(of, n))
+        first = products_first(counts, m, n, *sizes)
+        if first is None:
+            return None
+        return rows.derived(first.tobytes(), lambda of: ProductsFirst(of, first, m, n))
+
+    return rows.derived(sizes, made)
 
 
 @lasting

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property, partial
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from sparsetir.formats import ConvertedFormat
-from sparsetir.ops.cache import handed_out, is_private, kept, lasting
+from sparsetir.ops.cache import Deriving, handed_out, is_private, kept, lasting
 from sparsetir.ops.check_pattern import check_edges, check_kind, check_range, check_size
 from sparsetir.ops.registry import holds_data
+from sparsetir.runtime.refusals import wrong
 from sparsetir.schedules.operators.relations import RelationPattern
 from sparsetir.sparse_ir.errors import StructureError
 
@@ -64,7 +64,7 @@ def _repeated(counts: Tensor) -> tuple[Tensor, Tensor]:
     return index, place
 
 
-class RelationRows:
+class RelationRows(Deriving):
     """The rows of each relation that are not empty, with what they store.
 
     row_ptr : (relations + 1,) into the rows of relations
@@ -72,9 +72,7 @@ class RelationRows:
     indptr : (nnz_rows + 1,) into the elements
     indices : (E,) columns
     order : (E,) edge of each element; None where that is the same
-    computed : what is made of these arrays for kernels
-    orders : what was found of the order of work, by numbers of features; None where this is a part
-        of a graph already
+    is_whole : whether it is a graph, and no part of one for which an order of work was chosen
     """
 
     row_ptr: Tensor
@@ -82,12 +80,11 @@ class RelationRows:
     indptr: Tensor
     indices: Tensor
     order: Tensor | None
-    orders: dict[Any, Any] | None = None
+    is_whole = True
 
     @lasting
     def __init__(self, pattern: RelationPattern, device: torch.device) -> None:
-        self.computed: dict[Any, Any] = {}
-        self.orders = {}
+        super().__init__()
         arrays = (torch.from_numpy(x).to(device) for x in pattern[:4])
         self.row_ptr, self.rows, self.indptr, self.indices = arrays
         kept = pattern.keeps_order
@@ -105,8 +102,9 @@ class RelationRows:
     def of(row_ptr: Tensor, rows: Tensor, indptr: Tensor, indices: Tensor) -> RelationRows:
         """By its arrays; edges are in the order of the elements, sums come first."""
         made = object.__new__(RelationRows)
+        Deriving.__init__(made)
         made.row_ptr, made.rows, made.indptr, made.indices = row_ptr, rows, indptr, indices
-        made.order, made.computed = None, {}
+        made.order, made.is_whole = None, False
         return made
 
     @cached_property
@@ -171,7 +169,7 @@ class _Gathered:
         }
 
 
-class Relations:
+class Relations(Deriving):
     """Edges of `count` relations from n nodes to m nodes; get one with :func:`relations_of`.
 
     Index arrays are int32 where that suffices. May be used from several threads at once.
@@ -188,10 +186,10 @@ class Relations:
         self, by_target: RelationRows, by_source: Callable[[], RelationRows], n: int, m: int
     ) -> None:
         """Of rows of targets, and of what makes rows of sources of the same edges."""
+        super().__init__()
         self.n, self.m, self.count = n, m, len(by_target.row_ptr) - 1
         self.edges, self.device = len(by_target.indices), by_target.indices.device
         self.by_target, self._by_source = by_target, by_source
-        self._shares: dict[Any, Tensor] = {}
 
     @staticmethod
     def of(edge_index: Tensor, edge_type: Tensor, n: int, m: int, count: int) -> Relations:
@@ -221,17 +219,16 @@ class Relations:
 
     def shares(self, dtype: torch.dtype, transposed: bool) -> Tensor:
         """One in as many edges as the target of an edge has in its relation: (E,) elements."""
-        found = self._shares.get((dtype, transposed))
-        if found is None:
-            found = self.by_target.shares(dtype)
-            if transposed:
-                found = self.by_source.arranged(self.by_target.restored(found))
-            self._shares[dtype, transposed] = found
-        return found
+
+        def made(of: Relations) -> Tensor:
+            found = of.by_target.shares(dtype)
+            return of.by_source.arranged(of.by_target.restored(found)) if transposed else found
+
+        return self.derived((dtype, transposed), made)
 
     def lasts(self, values: Tensor) -> bool:
         """Whether they are shares, which stay the same."""
-        return any(values is kept for kept in self._shares.values())
+        return any(values is kept for kept in self.made.values())
 
 
 def relations_of(
@@ -287,13 +284,9 @@ def check_relations(
 def _check_types(who: str, edge_index: Tensor, edge_type: Tensor, count: int) -> None:
     check_kind(who, "edge_type", edge_type)
     if edge_type.shape != edge_index.shape[1:]:
-        raise StructureError(
-            f"{who}: argument 'edge_type': expected shape {tuple(edge_index.shape[1:])}, "
-            f"got {tuple(edge_type.shape)}"
-        )
+        expected = f"shape {tuple(edge_index.shape[1:])}"
+        raise wrong(who, "edge_type", expected, tuple(edge_type.shape), StructureError)
     if edge_type.device != edge_index.device:
-        raise StructureError(
-            f"{who}: argument 'edge_type': expected to be on {edge_index.device} as 'edge_index', "
-            f"got {edge_type.device}"
-        )
+        expected = f"to be on {edge_index.device} as 'edge_index'"
+        raise wrong(who, "edge_type", expected, edge_type.device, StructureError)
     check_range(who, "edge_type", "relation", edge_type, count)

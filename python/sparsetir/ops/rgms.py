@@ -7,6 +7,7 @@ serve gradients of gradients, too.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -17,19 +18,24 @@ from sparsetir.ops import rgms_kernels
 from sparsetir.ops.check_pattern import check_size
 from sparsetir.ops.checks import check_tensor
 from sparsetir.ops.prepared import PreparedRelations
-from sparsetir.ops.registry import define, save_inputs, saved
+from sparsetir.ops.registry import Gradients, Operation, Operator
 from sparsetir.ops.relations import Relations, relations_of, seen_edges
 from sparsetir.planning.vocabulary import reduction
+from sparsetir.runtime.refusals import wrong
 
 WHO = "rgms"
 REDUCTIONS = ("sum", "mean")
 
 
 def rgms(
-    x: Tensor, weight: Tensor, edge_index: Tensor | PreparedRelations,
-    edge_type: Tensor | None = None, edge_weight: Tensor | None = None, reduce: str = "sum",
+    x: Tensor,
+    weight: Tensor,
+    edge_index: Tensor | PreparedRelations,
+    edge_type: Tensor | None = None,
+    edge_weight: Tensor | None = None,
+    reduce: str = "sum",
     num_targets: int | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Y[i] = sum over edges e = (j -> i) of relation r of edge_weight[e] * x[j] @ weight[r].
 
     Parameters
@@ -87,9 +93,7 @@ def rgms(
     m = n if num_targets is None else check_size(WHO, "num_targets", num_targets)
     assert edge_type is not None
     edge_index, edge_type = seen_edges(edge_index, edge_type)
-    return rgms_sum(
-        x, weight, edge_index, edge_type, edge_weight, n, m, reduce == "mean", False
-    )  # fmt: skip
+    return rgms_sum(x, weight, edge_index, edge_type, edge_weight, n, m, reduce == "mean", False)
 
 
 def _check(x: Any, weight: Any, edge_index: Any, edge_type: Any, edge_weight: Any) -> None:
@@ -109,22 +113,17 @@ def _check(x: Any, weight: Any, edge_index: Any, edge_type: Any, edge_weight: An
             got = given.layout if isinstance(given, Tensor) else type(given).__name__
             raise TypeError(f"{WHO}: argument '{name}': expected a dense tensor, got {got}")
     if edge_index.dim() != 2 or edge_index.shape[0] != 2:
-        raise ValueError(
-            f"{WHO}: argument 'edge_index': expected shape (2, E), got {tuple(edge_index.shape)}"
-        )
+        raise wrong(WHO, "edge_index", "shape (2, E)", tuple(edge_index.shape))
     if edge_weight is not None:
         check_tensor(WHO, "edge_weight", edge_weight, like=x)
         if edge_weight.shape != edge_index.shape[1:]:
-            raise ValueError(
-                f"{WHO}: argument 'edge_weight': expected shape {tuple(edge_index.shape[1:])}, "
-                f"got {tuple(edge_weight.shape)}"
+            raise wrong(
+                WHO, "edge_weight", f"shape {tuple(edge_index.shape[1:])}", tuple(edge_weight.shape)
             )
     others = {"weight": weight, "edge_index": edge_index, "edge_weight": edge_weight}
     for name, given in others.items():
         if given is not None and given.device != x.device:
-            raise ValueError(
-                f"{WHO}: argument '{name}': expected to be on {x.device} as 'x', got {given.device}"
-            )
+            raise wrong(WHO, name, f"to be on {x.device} as 'x'", given.device)
 
 
 def _counts(weight: Tensor) -> tuple[int, int]:
@@ -133,9 +132,12 @@ def _counts(weight: Tensor) -> tuple[int, int]:
 
 
 def _values(
-    relations: Relations, edge_weight: Tensor | None, mean: bool, dtype: torch.dtype,
+    relations: Relations,
+    edge_weight: Tensor | None,
+    mean: bool,
+    dtype: torch.dtype,
     transposed: bool,
-) -> Tensor | None:  # fmt: skip
+) -> Tensor | None:
     """(E,) of the elements, in the type that kernels compute in."""
     wide = torch.promote_types(dtype, torch.float32)
     if edge_weight is None:
@@ -144,119 +146,120 @@ def _values(
     return values * relations.shares(wide, transposed) if mean else values
 
 
-# -- sums at nodes --------------------------------------------------------------------------------
+@dataclass
+class Rgms(Operation[Tensor]):
+    """Sums at targets; with `transposed` at sources, of x (m, feat_in) at targets."""
+
+    x: Tensor
+    weight: Tensor
+    edge_index: Tensor
+    edge_type: Tensor
+    edge_weight: Tensor | None
+    n: int
+    m: int
+    mean: bool
+    transposed: bool
+
+    def run(self) -> Tensor:
+        graph = self.edge_index, self.edge_type, self.n, self.m, self.weight.shape[0]
+        relations = relations_of(*graph, WHO)
+        values = _values(relations, self.edge_weight, self.mean, self.x.dtype, self.transposed)
+        return rgms_kernels.of_nodes(relations, self.x, self.weight, values, self.transposed)
+
+    def fake(self) -> Tensor:
+        feat = prod(self.weight.shape[1:-2]) * self.weight.shape[-1]
+        return self.x.new_empty((self.n if self.transposed else self.m, feat))
+
+    def gradients(self, grad: Tensor) -> Gradients:
+        graph, by, back = (self.edge_index, self.edge_type), self.edge_weight, self.transposed
+        x, weight, turned, mean = self.x, self.weight, self.weight.mT, self.mean
+        # Features of sources, then of targets.
+        ends = (grad, x) if back else (x, grad)
+
+        def for_weight() -> Tensor:
+            found = rgms_weight(*ends, *graph, by, *_counts(weight), mean)
+            return found.mT if back else found
+
+        return {
+            "x": lambda: rgms_sum(grad, turned, *graph, by, self.n, self.m, mean, not back),
+            "weight": for_weight,
+            "edge_weight": lambda: rgms_edge(*ends, turned if back else weight, *graph, mean),
+        }
 
 
-def _sum(
-    x: Tensor, weight: Tensor, edge_index: Tensor, edge_type: Tensor, edge_weight: Tensor | None,
-    n: int, m: int, mean: bool, transposed: bool,
-) -> Tensor:  # fmt: skip
-    relations = relations_of(edge_index, edge_type, n, m, weight.shape[0], WHO)
-    values = _values(relations, edge_weight, mean, x.dtype, transposed)
-    return rgms_kernels.of_nodes(relations, x, weight, values, transposed)
+rgms_sum = Operator("rgms", Rgms)
 
 
-def _sum_backward(ctx: Any, grad: Tensor) -> Any:
-    x, weight, *graph, edge_weight, n, m, mean, transposed = saved(ctx)
-    for_x, for_weight, _, _, for_edges, *_ = ctx.needs_input_grad
-    sizes = (n, m, mean)
-    turned = weight.mT
-    grad_x = grad_weight = grad_edges = None
-    if for_x:
-        grad_x = rgms_sum(grad, turned, *graph, edge_weight, *sizes, not transposed)
-    # Features of sources, then of targets.
-    ends = (grad, x) if transposed else (x, grad)
-    if for_weight:
-        grad_weight = rgms_weight(*ends, *graph, edge_weight, *_counts(weight), mean)
-        grad_weight = grad_weight.mT if transposed else grad_weight
-    if for_edges:
-        grad_edges = rgms_edge(*ends, turned if transposed else weight, *graph, mean)
-    return grad_x, grad_weight, None, None, grad_edges, None, None, None, None
+@dataclass
+class RgmsWeight(Operation[Tensor]):
+    """For the weights of relations: see :func:`sparsetir.ops.rgms_kernels.of_weights`."""
+
+    x: Tensor
+    grad: Tensor
+    edge_index: Tensor
+    edge_type: Tensor
+    edge_weight: Tensor | None
+    count: int
+    blocks: int
+    mean: bool
+
+    def run(self) -> Tensor:
+        x, grad = self.x, self.grad
+        sizes = x.shape[0], grad.shape[0], self.count
+        relations = relations_of(self.edge_index, self.edge_type, *sizes, WHO)
+        values = _values(relations, self.edge_weight, self.mean, x.dtype, False)
+        return rgms_kernels.of_weights(relations, x, grad, values, self.blocks)
+
+    def fake(self) -> Tensor:
+        count, blocks, sizes = self.count, self.blocks, (self.x.shape[1], self.grad.shape[1])
+        each = (blocks, *(size // blocks for size in sizes)) if blocks else sizes
+        return self.x.new_empty((count, *each))
+
+    def gradients(self, grad: Tensor) -> Gradients:
+        graph = self.edge_index, self.edge_type, self.edge_weight
+        sizes = self.x.shape[0], self.grad.shape[0], self.mean
+        edges = self.edge_index, self.edge_type, self.mean
+        return {
+            "x": lambda: rgms_sum(self.grad, grad.mT, *graph, *sizes, True),
+            "grad": lambda: rgms_sum(self.x, grad, *graph, *sizes, False),
+            "edge_weight": lambda: rgms_edge(self.x, self.grad, grad, *edges),
+        }
 
 
-rgms_sum = define(
-    "rgms(Tensor x, Tensor weight, Tensor edge_index, Tensor edge_type, Tensor? edge_weight, "
-    "SymInt n, SymInt m, bool mean, bool transposed) -> Tensor",
-    _sum,
-    lambda x, weight, edge_index, edge_type, edge_weight, n, m, mean, transposed: x.new_empty(
-        (n if transposed else m, prod(weight.shape[1:-2]) * weight.shape[-1])
-    ),
-    _sum_backward,
-    save_inputs,
-)
+rgms_weight = Operator("rgms_weight", RgmsWeight)
 
 
-# -- for the weights of relations -----------------------------------------------------------------
+@dataclass
+class RgmsEdge(Operation[Tensor]):
+    """For the weights of edges: see :func:`sparsetir.ops.rgms_kernels.of_edges`."""
+
+    x: Tensor
+    grad: Tensor
+    weight: Tensor
+    edge_index: Tensor
+    edge_type: Tensor
+    mean: bool
+
+    def run(self) -> Tensor:
+        x, grad, weight = self.x, self.grad, self.weight
+        sizes = x.shape[0], grad.shape[0], weight.shape[0]
+        relations = relations_of(self.edge_index, self.edge_type, *sizes, WHO)
+        found = rgms_kernels.of_edges(relations, x, weight, grad)
+        if self.mean:
+            found = found * relations.shares(found.dtype, False)
+        return relations.by_target.restored(found).to(x.dtype)
+
+    def fake(self) -> Tensor:
+        return self.x.new_empty(self.edge_index.shape[1:])
+
+    def gradients(self, grad: Tensor) -> Gradients:
+        x, ends, weight, mean = self.x, self.grad, self.weight, self.mean
+        graph, sizes = (self.edge_index, self.edge_type, grad), (x.shape[0], ends.shape[0], mean)
+        return {
+            "x": lambda: rgms_sum(ends, weight.mT, *graph, *sizes, True),
+            "grad": lambda: rgms_sum(x, weight, *graph, *sizes, False),
+            "weight": lambda: rgms_weight(x, ends, *graph, *_counts(weight), mean),
+        }
 
 
-def _weight(
-    x: Tensor, grad: Tensor, edge_index: Tensor, edge_type: Tensor, edge_weight: Tensor | None,
-    count: int, blocks: int, mean: bool,
-) -> Tensor:  # fmt: skip
-    relations = relations_of(edge_index, edge_type, x.shape[0], grad.shape[0], count, WHO)
-    values = _values(relations, edge_weight, mean, x.dtype, False)
-    return rgms_kernels.of_weights(relations, x, grad, values, blocks)
-
-
-def _weight_backward(ctx: Any, by: Tensor) -> Any:
-    x, grad, *graph, edge_weight, _, _, mean = saved(ctx)
-    for_x, for_grad, _, _, for_edges, *_ = ctx.needs_input_grad
-    sizes = (x.shape[0], grad.shape[0], mean)
-    turned = by.mT
-    return (
-        rgms_sum(grad, turned, *graph, edge_weight, *sizes, True) if for_x else None,
-        rgms_sum(x, by, *graph, edge_weight, *sizes, False) if for_grad else None,
-        None, None, rgms_edge(x, grad, by, *graph, mean) if for_edges else None, None, None, None,
-    )  # fmt: skip
-
-
-rgms_weight = define(
-    "rgms_weight(Tensor x, Tensor grad, Tensor edge_index, Tensor edge_type, Tensor? edge_weight, "
-    "SymInt count, SymInt blocks, bool mean) -> Tensor",
-    _weight,
-    lambda x, grad, edge_index, edge_type, edge_weight, count, blocks, mean: x.new_empty(
-        (count, blocks, x.shape[1] // blocks, grad.shape[1] // blocks)
-        if blocks
-        else (count, x.shape[1], grad.shape[1])
-    ),
-    _weight_backward,
-    save_inputs,
-)
-
-
-# -- for the weights of edges ---------------------------------------------------------------------
-
-
-def _edge(
-    x: Tensor, grad: Tensor, weight: Tensor, edge_index: Tensor, edge_type: Tensor, mean: bool
-) -> Tensor:
-    count = weight.shape[0]
-    relations = relations_of(edge_index, edge_type, x.shape[0], grad.shape[0], count, WHO)
-    found = rgms_kernels.of_edges(relations, x, weight, grad)
-    if mean:
-        found = found * relations.shares(found.dtype, False)
-    found = relations.by_target.restored(found).to(x.dtype)
-    return found
-
-
-def _edge_backward(ctx: Any, by: Tensor) -> Any:
-    x, grad, weight, *graph, mean = saved(ctx)
-    for_x, for_grad, for_weight, *_ = ctx.needs_input_grad
-    sizes = (x.shape[0], grad.shape[0], mean)
-    turned = weight.mT
-    return (
-        rgms_sum(grad, turned, *graph, by, *sizes, True) if for_x else None,
-        rgms_sum(x, weight, *graph, by, *sizes, False) if for_grad else None,
-        rgms_weight(x, grad, *graph, by, *_counts(weight), mean) if for_weight else None,
-        None, None, None,
-    )  # fmt: skip
-
-
-rgms_edge = define(
-    "rgms_edge(Tensor x, Tensor grad, Tensor weight, Tensor edge_index, Tensor edge_type, "
-    "bool mean) -> Tensor",
-    _edge,
-    lambda x, grad, weight, edge_index, edge_type, mean: x.new_empty(edge_index.shape[1:]),
-    _edge_backward,
-    save_inputs,
-)
+rgms_edge = Operator("rgms_edge", RgmsEdge)

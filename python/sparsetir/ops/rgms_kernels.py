@@ -12,21 +12,22 @@ beforehand.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import prod
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from sparsetir.ops.launch import DTYPES, call_plan, launch, target_of, wide_tensor
 from sparsetir.ops.relation_orders import where_products_first
 from sparsetir.ops.relations import CHUNK, RelationRows, Relations
-from sparsetir.ops.structure import DTYPES, call_plan, target_of
 from sparsetir.planning.plan import plan_of
 from sparsetir.planning.relational_request import of_relations
 from sparsetir.planning.request import compiled_by, default_threads
-from sparsetir.runtime.arrays import is_array
+from sparsetir.planning.run_plan import Plan
+from sparsetir.runtime.arrays import dtype_name
+from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.pool import pays
 from sparsetir.schedules.default import is_gpu, vector_bits
 from sparsetir.schedules.operators.rgms import Rgms
@@ -36,7 +37,6 @@ from sparsetir.schedules.search.choose_rgms import lanes_of, whole_vectors
 from sparsetir.schedules.templates.rgms_backward import ChunkTiles
 
 BLOCKS_PER_THREAD = 4
-IDTYPES = {torch.int32: "int32", torch.int64: "int64"}
 
 
 def of_nodes(
@@ -66,8 +66,8 @@ def of_nodes(
     x = x.unflatten(1, (*blocks, feat_in)) if blocks else x
     if first is None:
         return _sums(rows, m, x, weight, values).flatten(1).to(dtype)
-    x = _padded(_wide(x))
-    weight = _padded(_wide(weight), x.shape[-1])
+    x = _padded(wide_tensor(x))
+    weight = _padded(wide_tensor(weight), x.shape[-1])
     of_sums = of_others = None
     if values is not None:
         of_sums, of_others = first.values(values, relations.lasts(values))
@@ -80,53 +80,56 @@ def of_nodes(
 
 
 def _sums(
-    rows: RelationRows, m: int, x: Tensor, weight: Tensor, values: Tensor | None,
+    rows: RelationRows,
+    m: int,
+    x: Tensor,
+    weight: Tensor,
+    values: Tensor | None,
     out: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """As :func:`of_nodes`, by the plan of these sizes, which sums up first.
 
     x, weight : with a dimension for blocks of features, if there are any
     out : is added to, where it is given
     """
     count, *blocks, feat_in, feat = weight.shape
-    dtype, idtype, wide = *_types(rows, x), _wider(x.dtype)
-    problem = Rgms(
-        dtype, idtype, values is not None, wide, None if values is None else wide,
-        added=out is not None, in_blocks=bool(blocks),
-    )  # fmt: skip
-    shape, sizes = (count, m, len(x)), (feat_in, feat)
-    run = _plan(rows, problem, shape, sizes, prod(blocks) if blocks else None)
+    shape, sizes, added = (count, m, len(x)), (feat_in, feat), out is not None
+
+    def made(rows: RelationRows) -> Plan:
+        types, wide, weighted = _types(rows, x), _wider(x.dtype), values is not None
+        of_values = wide if weighted else None
+        problem = Rgms(*types, weighted, wide, of_values, added=added, in_blocks=bool(blocks))
+        return _plan(rows, problem, shape, sizes, prod(blocks) if blocks else None)
+
+    run = rows.derived(("sums", x.dtype, values is None, added, *weight.shape[1:]), made)
     return _called(run, (x, weight), values, out)
 
 
 def _plan(
-    rows: RelationRows, problem: Any, shape: tuple[int, int, int], sizes: tuple[int, int],
+    rows: RelationRows,
+    problem: Rgms | RgmsGradient,
+    shape: tuple[int, int, int],
+    sizes: tuple[int, int],
     blocks: int | None = None,
-) -> Any:  # fmt: skip
-    """The plan for a problem on these rows, of relations, rows and columns; kept."""
-    key = problem, *sizes
-    run = rows.computed.get(key)
-    if run is None:
-        target = target_of(rows.rows.device)
-        pattern, threads = rows.pattern(shape), default_threads()
-        wanted = of_relations(pattern, problem, sizes, threads, target, blocks)
-        run = rows.computed[key] = plan_of(wanted)
-    return run
+) -> Plan:
+    """The plan for a problem on these rows, of relations, rows and columns."""
+    target, threads = target_of(rows.rows.device), default_threads()
+    return plan_of(of_relations(rows.pattern(shape), problem, sizes, threads, target, blocks))
 
 
 def _called(
-    run: Any, operands: Sequence[Tensor], values: Tensor | None, out: Tensor | None = None
+    run: Plan, operands: Sequence[Tensor], values: Tensor | None, out: Tensor | None = None
 ) -> Tensor:
     """What a plan gives, or what it adds to."""
     given = [x.detach() for x in operands]
-    values = None if values is None else _wide(values)
+    values = None if values is None else wide_tensor(values)
     if out is None:
         return call_plan(run, given, values)
     return run(*given, values=values, out=out)
 
 
 def _types(rows: RelationRows, x: Tensor) -> tuple[str, str]:
-    return DTYPES[x.dtype], IDTYPES[rows.rows.dtype]
+    return DTYPES[x.dtype], dtype_name(rows.rows)
 
 
 def _wider(dtype: torch.dtype) -> str | None:
@@ -159,7 +162,9 @@ def of_weights(
     shape = len(chunks.relation), *dims, x.shape[-1], grad.shape[-1]
     parts = x.new_empty(shape, dtype=_widened(dtype))
     arrays = {"x": x, "grad": grad, "dw": parts if blocks else parts[:, None]}
-    _run_chunks(relations, False, arrays if values is None else {**arrays, "a": _wide(values)})
+    _run_chunks(
+        relations, False, arrays if values is None else {**arrays, "a": wide_tensor(values)}
+    )
     if not chunks.one_each:
         sums = parts.new_zeros(relations.count, *parts.shape[1:])
         parts = sums.index_add_(0, chunks.relation, parts)
@@ -192,54 +197,53 @@ def _gradient(
 ) -> Tensor:
     """One of the gradients on a GPU, by its plan: with W that for the weights of edges."""
     rows, x = relations.by_target, operands[0]
-    wide = None if values is None else _wider(x.dtype)
-    edges = len(operands) == 3
-    problem = RgmsGradient(*_types(rows, x), values is not None, wide, edges)
-    shape = relations.count, relations.m, relations.n
-    return _called(_plan(rows, problem, shape, sizes), operands, values)
+    edges, shape = len(operands) == 3, (relations.count, relations.m, relations.n)
+
+    def made(rows: RelationRows) -> Plan:
+        wide = None if values is None else _wider(x.dtype)
+        problem = RgmsGradient(*_types(rows, x), values is not None, wide, edges)
+        return _plan(rows, problem, shape, sizes)
+
+    run = rows.derived(("gradient", x.dtype, values is None, edges, *sizes), made)
+    return _called(run, operands, values)
 
 
 def _run_chunks(relations: Relations, edges: bool, arrays: dict[str, Tensor]) -> None:
     """Run the kernel for one of the gradients."""
     rows, chunks = relations.by_target, relations.by_target.chunks
     (blocks, feat_in), feat = arrays["x"].shape[1:], arrays["grad"].shape[-1]
-    dtype = arrays["x"].dtype
-    problem = RgmsBackward(
-        feat_in, feat, CHUNK, edges, DTYPES[dtype], IDTYPES[rows.rows.dtype], "a" in arrays
+    threads, options = default_threads(), (edges, DTYPES[arrays["x"].dtype], "a" in arrays)
+    kernel = rows.derived(
+        ("chunks", threads, blocks, feat_in, feat, *options),
+        lambda of: _kernel_of_chunks(of, threads, blocks, feat_in, feat, *options),
     )
-    threads, target = default_threads(), target_of(relations.device)
-    parallel = pays(threads, len(rows.rows) * blocks * feat_in * feat)
+    index = {"piece_ptr": chunks.piece_ptr, "chunk_ptr": chunks.chunk_ptr, "rows": rows.rows}
+    index |= {"indptr": rows.indptr, "indices": rows.indices, "relation": chunks.relation}
+    sizes = {"pieces": len(chunks.relation), "chunks": len(chunks.chunk_ptr) - 1}
+    sizes |= {"nnz_rows": len(rows.rows), "nnz": relations.edges, "m": relations.m}
+    sizes |= {"n": relations.n, "relations": relations.count, "blocks": blocks}
+    launch(kernel, {**arrays, **index, **sizes})
+
+
+def _kernel_of_chunks(
+    rows: RelationRows,
+    threads: int,
+    blocks: int,
+    feat_in: int,
+    feat: int,
+    edges: bool,
+    dtype: str,
+    weighted: bool,
+) -> Kernel:
+    target = target_of(rows.rows.device)
+    problem = RgmsBackward(feat_in, feat, CHUNK, edges, dtype, dtype_name(rows.rows), weighted)
     # All but whole vectors are powers of two.
-    lanes = min(lanes_of(Rgms(DTYPES[dtype]), target), feat_in, feat)
+    lanes = min(lanes_of(Rgms(dtype), target), feat_in, feat)
     vectors = 4 if vector_bits(target) >= 512 else 2  # as there are registers for
+    parallel = pays(threads, len(rows.rows) * blocks * feat_in * feat)
     parts = threads * BLOCKS_PER_THREAD if parallel else 0
     config = ChunkTiles(lanes, vectors=vectors, blocks=parts)
-    index = {
-        "piece_ptr": chunks.piece_ptr, "chunk_ptr": chunks.chunk_ptr, "rows": rows.rows,
-        "indptr": rows.indptr, "indices": rows.indices, "relation": chunks.relation,
-    }  # fmt: skip
-    sizes = {
-        "pieces": len(chunks.relation), "chunks": len(chunks.chunk_ptr) - 1,
-        "nnz_rows": len(rows.rows), "nnz": relations.edges, "m": relations.m, "n": relations.n,
-        "relations": relations.count, "blocks": blocks,
-    }  # fmt: skip
-    _run(rows, problem, config, target, arrays, index, sizes)
-
-
-def _run(
-    rows: RelationRows, problem: Any, config: Any, target: Any,
-    arrays: Mapping[str, Tensor], index: Mapping[str, Tensor], sizes: Mapping[str, int],
-) -> None:  # fmt: skip
-    """Compile a kernel if it is new, and run it on arrays that fit."""
-    kernel, key = compiled_by(config, problem, target), (problem, config)
-    made = rows.computed.get(key)
-    if made is None:
-        given = {name: x.numpy() for name, x in index.items()}
-        found = kernel.compute({**given, **sizes})
-        made = {n: torch.from_numpy(x) if is_array(x) else x for n, x in found.items()}
-        rows.computed[key] = made
-    named = {**arrays, **index, **sizes, **made}
-    kernel.run_unchecked([named[name] for name in kernel.signature.passed])
+    return compiled_by(config, problem, target)
 
 
 def _is_gpu(x: Tensor) -> bool:
@@ -249,11 +253,6 @@ def _is_gpu(x: Tensor) -> bool:
 def _widened(dtype: torch.dtype) -> torch.dtype:
     """The type of the sums."""
     return torch.promote_types(dtype, torch.float32)
-
-
-def _wide(x: Tensor) -> Tensor:
-    """As kernels take it: contiguous, in the type of the sums."""
-    return x.detach().resolve_neg().to(_widened(x.dtype)).contiguous()
 
 
 def _padded(x: Tensor, rows: int | None = None) -> Tensor:

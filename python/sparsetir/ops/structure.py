@@ -2,42 +2,33 @@
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache, cached_property, partial
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Sequence
+from functools import cached_property, partial
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
-import tvm_ffi
 from torch import Tensor
 
 from sparsetir.ops.blocks import Blocks
-from sparsetir.ops.cache import hand_out, handed_out, is_private, kept, lasting, private
+from sparsetir.ops.cache import Deriving, hand_out, handed_out, is_private, kept, lasting, private
 from sparsetir.ops.check_pattern import check_csr, check_edges, check_kind, check_pairs, check_size
-from sparsetir.ops.compress import compress, transpose
+from sparsetir.ops.compress import Order, compress, transpose
+from sparsetir.ops.launch import DTYPES, call_plan, target_of
 from sparsetir.ops.recorded import Planned, recorded
 from sparsetir.planning.plan import plan_of_each_run
 from sparsetir.planning.run_plan import Plan
-from sparsetir.runtime.kernel import Kernel
-from sparsetir.runtime.targets import resolve_target
 from sparsetir.schedules.operators.problems import CsrPattern
 from sparsetir.schedules.operators.registry import OPERATORS
 
-DTYPES = {
-    torch.float32: "float32",
-    torch.float16: "float16",
-    torch.bfloat16: "bfloat16",
-    torch.float64: "float64",
-}
 # Of one structure, where one that no record has chosen counts twice.
 MAX_PLANS = 64
 INT32_MAX = 2**31 - 1
-# Vector loads of a GPU want whole vectors.
-GPU_ALIGNMENT = 16
+Orders = tuple[Order | None, Order | None]
+K = TypeVar("K", Plan, Planned)
 
 
-class Structure:
+class Structure(Deriving):
     """Where a sparse (m, n) matrix has elements, and the plans that were made for it.
 
     Get one with :func:`structure_of`. Elements are in row order here; those of a row are in any
@@ -79,16 +70,17 @@ class Structure:
         order: Tensor | None = None,
         blocks: Blocks | None = None,
     ) -> None:
+        super().__init__()
         self.rowptr, self.col, self.shape, self.order = rowptr, col, shape, order
         self.blocks = blocks
+        # Gives the transposed one, where an order by columns is known.
+        self.turned: Callable[[], tuple[Tensor, Tensor, Tensor | None] | None] | None = None
         self.m, self.n = shape
         self.nnz: int = len(col)
         self.device: torch.device = col.device
-        self._lock = threading.RLock()
-        self._plans: OrderedDict[Any, Any] = OrderedDict()
-        self._calls: dict[Any, tuple[Plan, bool]] = {}
+        self._plans: OrderedDict[Hashable, Plan | Planned] = OrderedDict()
+        self._calls: dict[Hashable, tuple[Plan, bool]] = {}
         self._ones: dict[torch.dtype, Tensor] = {}
-        self._derived: dict[Any, Any] = {}
         self._transposed: Structure | None = None
 
     @cached_property
@@ -132,7 +124,8 @@ class Structure:
 
     @lasting
     def _transpose(self) -> Structure:
-        rowptr, col, order = transpose(self.rowptr, self.col, self.n, self.order)
+        found = None if self.turned is None else self.turned()
+        rowptr, col, order = found or transpose(self.rowptr, self.col, self.n, self.order)
         blocks = self.blocks and self.blocks.transposed(self.n // self.blocks.size[1])
         return Structure(rowptr, col, (self.n, self.m), order, blocks)
 
@@ -140,25 +133,6 @@ class Structure:
     def with_columns_in_order(self) -> Structure:
         """The same, with the columns of each row in order; made once."""
         return self.transposed.transposed
-
-    def derived(self, kind: Any, make: Callable[[Structure], Any]) -> Any:
-        """What another module makes of the pattern, made once; may not refer to the structure.
-
-        Parameters
-        ----------
-        kind : hashable
-            What it is kept by.
-        make : callable
-            Makes it of this structure.
-
-        Returns
-        -------
-        object
-        """
-        with self._lock:
-            if kind not in self._derived:
-                self._derived[kind] = make(self)
-            return self._derived[kind]
 
     def arranged(self, values: Tensor, dim: int = -1) -> Tensor:
         """Values in row order, of values in the caller's order.
@@ -195,56 +169,75 @@ class Structure:
         return torch.empty_like(values).index_copy_(dim, self.order, values)
 
     def run(
-        self, op: str, operands: tuple[Tensor, ...], values: Tensor | None = None,
+        self,
+        op: str,
+        operands: Sequence[Tensor],
+        values: Tensor | None = None,
         reduce: str = "sum",
-    ) -> Tensor:  # fmt: skip
+        feat: int | None = None,
+    ) -> Tensor:
         """An operator of :func:`sparsetir.plan` on this pattern.
 
         Parameters
         ----------
-        op : {"spmm", "spmv", "sddmm"}
-            The operator.
-        operands : tuple of Tensor
+        op : str
+            The operator: "spmm", "spmv", "sddmm", or one that is a record alone.
+        operands : sequence of Tensor
             Of one dtype and this structure's device; (n, feat), (n,), or (m, feat) and (n, feat);
             with a first dimension for heads, if any. Shapes are not checked.
         values : (nnz,) or (heads, nnz) Tensor, optional
             In the caller's order; by default all one.
         reduce : {"sum", "mean", "max", "min"}
             Of "spmm" and "spmv".
+        feat : int, optional
+            By default the last size of the first operand.
 
         Returns
         -------
         Tensor
             A new one.
         """
-        first, operator = operands[0], OPERATORS[op]
-        batched = first.dim() > (1 if operator.vectors else 2)
+        operator = OPERATORS[op]
+        first = operands[0] if operands else values
+        assert first is not None
+        batched = operator.takes_heads and first.dim() > (1 if operator.vectors else 2)
         heads = first.shape[0] if batched else None
-        feat = 1 if operator.vectors else first.shape[-1]
-        if not self.nnz or not feat or heads == 0:  # nothing is added up
-            return first.new_zeros(operator.shapes(self.shape, self.nnz, feat, heads)["out"])
-        if batched and values is None and operator.reads_values:
-            return torch.stack([self.run(op, (b,), None, reduce) for b in first.unbind()])
+        if feat is None:
+            feat = 1 if operator.vectors else first.shape[-1]
+        known = operator.takes_heads and self.nnz and feat and heads != 0
+        if not known:
+            shape = operator.shapes(self.shape, self.nnz, feat, heads)["out"]
+            if operator.takes_heads or 0 in shape or not feat:
+                return first.new_zeros(shape)  # nothing is added up
         ones = values is None and operator.reads_values
+        if batched and ones:
+            return torch.stack([self.run(op, (b,), None, reduce) for b in first.unbind()])
         run, resorted, in_blocks = self.planned(op, feat, first.dtype, reduce, heads, ones)
         at = self.with_columns_in_order if resorted else self
-        if not resorted and run.repeats and self.device.type == "cpu":
+        quick = operator.takes_heads and run.repeats and not resorted
+        if quick and self.device.type == "cpu":
             if len(self._calls) >= MAX_PLANS:
                 self._calls.clear()
             self._calls[_call_key(op, operands, values, reduce)] = run, in_blocks
-        if not operator.reads_values:
-            return at.restored(call_plan(run, operands, None))
         if values is not None:
             blocks = self.blocks if in_blocks else None
             values = at.arranged(values) if blocks is None else blocks.arranged(values)
         elif ones and run.needs_values:
             values = self.ones(first.dtype)
-        return call_plan(run, operands, values)
+        if not operator.takes_heads:
+            dims = (operator.dims[name] for name in operator.names)
+            each = zip(operands, dims, strict=True)
+            operands = [at.arranged(x, 0) if own == "e" else x for x, own in each]
+        out = call_plan(run, operands, values)
+        return at.restored(out) if operator.dims["out"] == "e" else out
 
     def again(
-        self, op: str, operands: tuple[Tensor, ...], values: Tensor | None = None,
+        self,
+        op: str,
+        operands: tuple[Tensor, ...],
+        values: Tensor | None = None,
         reduce: str = "sum",
-    ) -> Tensor | None:  # fmt: skip
+    ) -> Tensor | None:
         """What :meth:`run` gives, for tensors as it has had before.
 
         Parameters
@@ -276,9 +269,12 @@ class Structure:
         return out if out is None or op != "sddmm" else self.restored(out)
 
     def has_run(
-        self, op: str, operands: tuple[Tensor, ...], values: Tensor | None = None,
+        self,
+        op: str,
+        operands: tuple[Tensor, ...],
+        values: Tensor | None = None,
         reduce: str = "sum",
-    ) -> bool:  # fmt: skip
+    ) -> bool:
         """Whether there was a call with tensors as these.
 
         Parameters
@@ -338,32 +334,26 @@ class Structure:
         key = (op, feat, dtype, reduce, heads, ones)
         kept = self._plans.get(key)
         if kept is not None:
-            return kept
+            return cast(Planned, kept)
 
         def make() -> Planned:
             options = self._options(dtype, reduce, heads)
-            found = recorded(self.pattern, self._pattern_in_order, op, feat, ones, **options)
-            if found is None and self.blocks is not None and op == "spmm":
-                if reduce == "sum" and heads is None and not ones:
-                    found = self._in_blocks(feat, dtype)
+            in_order = lambda: self.with_columns_in_order.pattern  # noqa: E731
+            found = recorded(self.pattern, in_order, op, feat, ones, **options)
+            plain = op == "spmm" and reduce == "sum" and heads is None and not ones
+            if found is None and self.blocks is not None and plain:
+                target = target_of(self.device)
+                by_blocks = self.blocks.plan(self.pattern, feat, DTYPES[dtype], target)
+                found = None if by_blocks is None else Planned(by_blocks, in_blocks=True)
             return found or Planned(self.plan(op, feat, dtype, reduce, heads))
 
         return self._kept(key, make)
-
-    def _in_blocks(self, feat: int, dtype: torch.dtype) -> Planned | None:
-        """The sum by blocks, where these are fast."""
-        assert self.blocks is not None
-        found = self.blocks.plan(self.pattern, feat, DTYPES[dtype], target_of(self.device))
-        return None if found is None else Planned(found, in_blocks=True)
-
-    def _pattern_in_order(self) -> CsrPattern:
-        return self.with_columns_in_order.pattern
 
     def _options(self, dtype: torch.dtype, reduce: str, heads: int | None) -> dict[str, Any]:
         target = target_of(self.device)
         return {"dtype": DTYPES[dtype], "reduce": reduce, "heads": heads, "target": target}
 
-    def _kept(self, key: Any, make: Callable[[], Any]) -> Any:
+    def _kept(self, key: Hashable, make: Callable[[], K]) -> K:
         """What was made for a key; the oldest goes first."""
         with self._lock:
             if key not in self._plans:
@@ -371,26 +361,7 @@ class Structure:
                 while len(self._plans) > MAX_PLANS:
                     self._plans.popitem(last=False)
                     self._calls.clear()
-            return self._plans[key]
-
-    def call(self, kernel: Kernel, arrays: Mapping[str, Tensor], sizes: Mapping[str, int]) -> None:
-        """Run any kernel on this structure's device and torch's current stream there.
-
-        Parameters
-        ----------
-        kernel : Kernel
-            What is run.
-        arrays : mapping of str to Tensor
-            Its arrays, by name.
-        sizes : mapping of str to int
-            Its scalars, by name.
-        """
-        arrays = {name: plain_tensor(x) for name, x in arrays.items()}
-        if self.device.type == "cpu":
-            kernel(**arrays, **sizes)
-            return
-        with torch.cuda.device(self.device), tvm_ffi.use_torch_stream():
-            kernel(**arrays, **sizes)
+            return cast(K, self._plans[key])
 
     def ones(self, dtype: torch.dtype) -> Tensor:
         """(nnz,) ones, made once; not to be written to.
@@ -413,19 +384,7 @@ class Structure:
         return f"<sparsetir.ops.Structure {self.shape}, {self.nnz} elements, {self.device}>"
 
 
-def call_plan(run: Plan, operands: Sequence[Tensor], values: Tensor | None) -> Tensor:
-    """A plan on operands that fit it, on their device and torch's current stream there."""
-    plain, device = [plain_tensor(x) for x in operands], operands[0].device
-    values = None if values is None else plain_tensor(values)
-    if device.type == "cpu":
-        return run.run_trusted(plain, values)
-    with torch.cuda.device(device), tvm_ffi.use_torch_stream():
-        return run.run_trusted(plain, values)
-
-
-def _call_key(
-    op: str, operands: tuple[Tensor, ...], values: Tensor | None, reduce: str
-) -> tuple[Any, ...]:
+def _call_key(op: str, operands: Sequence[Tensor], values: Tensor | None, reduce: str) -> Hashable:
     """What calls have in common that take the same way."""
     shape = None if values is None else values.shape
     first = operands[0]
@@ -436,24 +395,6 @@ def _call_key(
 @lasting
 def _ones(nnz: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.ones(nnz, dtype=dtype, device=device)
-
-
-def plain_tensor(x: Tensor) -> Tensor:
-    """As kernels take it, which read memory as it is."""
-    if x.is_neg():
-        x = x.resolve_neg()
-    if x._is_zerotensor():
-        x = x.clone()
-    if not x.is_contiguous():
-        x = x.contiguous()
-    aligned = x.device.type == "cpu" or x.data_ptr() % GPU_ALIGNMENT == 0
-    return x if aligned else x.clone()
-
-
-@cache
-def target_of(device: torch.device) -> Any:
-    """What kernels are compiled for."""
-    return resolve_target("cuda" if device.type == "cuda" else "llvm")
 
 
 # -- structures that were seen -------------------------------------------------------------------
@@ -488,19 +429,29 @@ class SeenPattern(NamedTuple):
 
     @staticmethod
     def of_edges(
-        who: str, edges: Tensor, m: int, n: int, name: str = "edges", blocks: Blocks | None = None
+        who: str,
+        edges: Tensor,
+        m: int,
+        n: int,
+        name: str = "edges",
+        blocks: Blocks | None = None,
+        orders: Callable[[], Orders] = lambda: (None, None),
     ) -> SeenPattern:
         """Of private edges of an (m, n) matrix, as :func:`pattern_of_edges` takes them.
 
         blocks : that the edges are of, one after the other
         """
         check_pairs(who, edges, name)
-        found = compress(edges, m, n)
+        by_rows, by_columns = orders()
+        found = compress(edges, m, n, by_rows)
         if found is None:
             check_edges(who, edges, m, n, name)  # which says what is out of range
         assert found is not None
         rowptr, col, order = found
-        return SeenPattern.of(Structure(rowptr, col, (m, n), order, blocks), edges)
+        made = Structure(rowptr, col, (m, n), order, blocks)
+        if by_columns is not None:
+            made.turned = lambda: compress(edges.flip(0), n, m, by_columns)
+        return SeenPattern.of(made, edges)
 
 
 def structure_of(rowptr: Tensor, col: Tensor, n: int, who: str = "structure_of") -> Structure:
@@ -552,18 +503,24 @@ def pattern_of(rowptr: Tensor, col: Tensor, n: int, who: str) -> SeenPattern:
 
 
 def pattern_of_edges(
-    edges: Tensor, m: int, n: int, who: str = "structure_of", name: str = "edges"
+    edges: Tensor,
+    m: int,
+    n: int,
+    who: str = "structure_of",
+    name: str = "edges",
+    orders: Callable[[], Orders] = lambda: (None, None),
 ) -> SeenPattern:
     """As :func:`pattern_of` for (2, nnz) edges, columns first, of an (m, n) matrix.
 
     who, name : function and argument, as errors name them
+    orders : gives those by rows and by columns that are known, which then need no sorting
     """
     found = known_edges(edges, m, n, count=True)
     if found is not None:
         return found
     m, n = check_size(who, "m", m), check_size(who, "n", n)
     check_kind(who, name, edges)
-    make = partial(SeenPattern.of_edges, who, m=m, n=n, name=name)
+    make = partial(SeenPattern.of_edges, who, m=m, n=n, name=name, orders=orders)
     return kept.keep(("edges", m, n), make, edges)
 
 

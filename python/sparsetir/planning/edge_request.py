@@ -23,6 +23,7 @@ from sparsetir.planning.vocabulary import is_along_edges, message
 from sparsetir.records.task import Config
 from sparsetir.runtime.arrays import dtype_name, is_array
 from sparsetir.runtime.pool import pays
+from sparsetir.runtime.refusals import wrong
 from sparsetir.runtime.targets import TargetLike, resolve_target
 from sparsetir.schedules.operators.edge_attention import EdgeAttention
 from sparsetir.schedules.operators.edge_softmax import EdgeSoftmax
@@ -44,10 +45,7 @@ class AlongEdges(OneByOne):
         first = config.keys if isinstance(config, AttentionTiles) else config
         assert isinstance(first, Tile)  # as the template's
         if first.gpu != wanted.gpu:
-            raise ValueError(
-                f"plan: argument 'config': expected gpu={wanted.gpu} for "
-                f"{wanted.target.kind.name}, got {config}"
-            )
+            raise wrong("plan", "config", f"gpu={wanted.gpu} for {wanted.target.kind.name}", config)
         first.tiles(wanted.feat_in)
 
     def about(self, wanted: Request) -> About:
@@ -142,10 +140,7 @@ def edge_request(
         refuse_heads_first(op, given, 2, (matrix.nnz,))
     dtype = dtype or (str(matrix.dtype) if isinstance(matrix, SparseMatrix) else "float32")
     if dtype not in operator.dtypes:
-        raise ValueError(
-            f"plan: argument 'dtype': expected {' or '.join(operator.dtypes)} for '{op}', got "
-            f"{dtype!r}"
-        )
+        raise wrong("plan", "dtype", f"{' or '.join(operator.dtypes)} for '{op}'", f"{dtype!r}")
     idtype = idtype_for(*matrix.shape, matrix.nnz, feat, one)
     problem: Any = by_sizes.problem
     problem = replace(problem, dtype=dtype, idtype=idtype)
@@ -168,15 +163,11 @@ def _of_messages(
     """Options of messages, as their record takes them."""
     kind, reduce = message("plan", op, None if reduce == "sum" else reduce)
     if edge_feat is not None and kind == "copy_u":
-        raise ValueError(
-            f"plan: argument 'edge_feat': expected none for '{op}', which has no features of "
-            f"edges, got {edge_feat!r}"
-        )
+        expected = f"none for '{op}', which has no features of edges"
+        raise wrong("plan", "edge_feat", expected, f"{edge_feat!r}")
     if edge_feat not in (None, feat) and (kind == "copy_e" or edge_feat != 1):
         expected = f"{feat}" if kind == "copy_e" else f"1 or {feat}"
-        raise ValueError(
-            f"plan: argument 'edge_feat': expected {expected}, as 'feat', got {edge_feat!r}"
-        )
+        raise wrong("plan", "edge_feat", f"{expected}, as 'feat'", f"{edge_feat!r}")
     return {"kind": kind, "reduce": reduce, "edge_feat": edge_feat}
 
 
@@ -188,9 +179,8 @@ def _of_values(
         return 1, dtype, heads
     if not is_array(x) or len(x.shape) not in (1, 2):
         got = tuple(x.shape) if is_array(x) else repr(x)
-        raise ValueError(
-            f"plan: argument 'feat': expected None for '{op}', or its operand of 1 dimension, or 2 "
-            f"with heads, got {got}"
+        raise wrong(
+            "plan", "feat", f"None for '{op}', or its operand of 1 dimension, or 2 with heads", got
         )
     if heads is None and len(x.shape) == 2:
         heads = int(x.shape[1])

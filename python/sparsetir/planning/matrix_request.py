@@ -26,6 +26,7 @@ from sparsetir.records.task import Config
 from sparsetir.runtime import pool
 from sparsetir.runtime.arrays import itemsize
 from sparsetir.runtime.matrix_engine import allowed
+from sparsetir.runtime.refusals import wrong
 from sparsetir.runtime.targets import TargetLike, resolve_target
 from sparsetir.schedules.default import is_gpu
 from sparsetir.schedules.operators.problems import CsrPattern, Spmm
@@ -61,10 +62,8 @@ class OnMatrix(Choosing):
     def of_format(self, wanted: Request, format: Format) -> Config:
         """See :class:`Choosing`."""
         if not isinstance(format, Format) or format.order not in (None, 2):
-            raise TypeError(
-                "plan: argument 'format': expected a format of matrices, such as "
-                f"sparsetir.formats.BSR(32, 32), got {format!r}"
-            )
+            expected = "a format of matrices, such as sparsetir.formats.BSR(32, 32)"
+            raise wrong("plan", "format", expected, f"{format!r}", TypeError)
         if not isinstance(wanted.problem, Spmm):
             return super().of_format(wanted, format)
         found, asked = self.engine(wanted, format), (wanted.given, wanted.target)

@@ -10,6 +10,7 @@ from sparsetir.planning.run_plan import Plan
 from sparsetir.planning.sparse_plan import SparsePlan, ValuesPlan
 from sparsetir.records.task import Config
 from sparsetir.runtime.arrays import empty_like, is_array, leading, swapped, with_zeros
+from sparsetir.runtime.refusals import wrong
 
 
 def plan_with(wanted: Request, config: Config, chosen_by: str = "user") -> Plan:
@@ -42,9 +43,7 @@ def _check_shapes(
         expected = shapes["a" if name == "values" else name]
         got = getattr(array, "shape", type(array).__name__)
         if not is_array(array) or tuple(got) != expected:
-            raise ValueError(
-                f"{op}: argument '{name}': expected an array of shape {expected}{said}, got {got}"
-            )
+            raise wrong(op, name, f"an array of shape {expected}{said}", got)
 
 
 class PaddedPlan(Plan):

@@ -31,6 +31,7 @@ from sparsetir.planning.vocabulary import is_message
 from sparsetir.records.lookup import by_record
 from sparsetir.records.task import Config
 from sparsetir.runtime import pool
+from sparsetir.runtime.refusals import wrong
 from sparsetir.runtime.targets import TargetLike
 from sparsetir.schedules.gpu.spmm_panels import PanelThreads
 from sparsetir.schedules.operators.operands import Operator
@@ -179,9 +180,7 @@ def plan(
     )  # fmt: skip
     if format is not None:
         if config is not None:
-            raise ValueError(
-                f"plan: argument 'format': expected None beside a config, got {format!r}"
-            )
+            raise wrong("plan", "format", "None beside a config", f"{format!r}")
         config = wanted.choosing.of_format(wanted, format)
     made = plan_of(wanted, config)
     return HeadsPlan.of(made) if getattr(wanted.problem, "batched", False) else made

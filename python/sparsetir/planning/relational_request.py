@@ -19,6 +19,7 @@ from sparsetir.planning.request import (
 )
 from sparsetir.records.task import Config
 from sparsetir.runtime import pool
+from sparsetir.runtime.refusals import wrong
 from sparsetir.runtime.targets import TargetLike, resolve_target
 from sparsetir.schedules.operators.relations import RelationPattern
 from sparsetir.schedules.operators.rgms import RGMS, Rgms
@@ -116,9 +117,7 @@ def relational_request(
 ) -> Request:
     """The arguments of `sparsetir.plan("rgms", ...)`, checked; raises as that does."""
     if feat is None:
-        raise TypeError(
-            f"plan: argument 'feat': expected the number of features of Y for '{op}', got None"
-        )
+        raise wrong("plan", "feat", f"the number of features of Y for '{op}'", "None", TypeError)
     check_dtypes(dtype=dtype, out_dtype=out_dtype)
     own_in: Any = feat if feat_in is None else feat_in
     check_counts(feat=feat, feat_in=own_in, threads=threads)
@@ -127,10 +126,8 @@ def relational_request(
     if not isinstance(matrix, SparseTensor | RelationPattern):
         matrix = SparseTensor(matrix)
     if len(matrix.shape) != 3:
-        raise ValueError(
-            "plan: argument 'matrix': expected a SparseTensor by (relation, row, column) for "
-            f"'{op}', got shape {matrix.shape}"
-        )
+        expected = f"a SparseTensor by (relation, row, column) for '{op}'"
+        raise wrong("plan", "matrix", expected, f"shape {matrix.shape}")
     if isinstance(matrix, SparseTensor):
         own, idtype = str(matrix.dtype), idtype_for(*matrix.shape, matrix.nnz, own_in, feat)
     else:

@@ -21,6 +21,7 @@ from sparsetir.runtime import pool
 from sparsetir.runtime.arrays import CACHE_LINE, LEAST_ALIGNED, dtype_name, is_array
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.pipeline import Stages, lower_template
+from sparsetir.runtime.refusals import wrong
 from sparsetir.runtime.signature import Signature
 from sparsetir.schedules.default import is_gpu
 from sparsetir.schedules.operators.operands import Operator, rounded
@@ -250,9 +251,7 @@ class Choosing:
 
     def of_format(self, wanted: Request, format: Format) -> Config:
         """The config for a format; raises ValueError where none is chosen by one."""
-        raise ValueError(
-            f"plan: argument 'format': expected None for '{wanted.name}', got {format!r}"
-        )
+        raise wrong("plan", "format", f"None for '{wanted.name}'", f"{format!r}")
 
     def of_choices(self, **choices: Any) -> Config:
         """A config of the choices by name that older versions recorded."""
@@ -348,18 +347,14 @@ def features_of(
     if feat is None:
         if vectors:
             return 1, dtype, heads
-        raise TypeError(
-            f"plan: argument 'feat': expected the number of features for '{op}', or the dense "
-            "operand, which has it, got None"
-        )
+        expected = f"the number of features for '{op}', or the dense operand, which has it"
+        raise wrong("plan", "feat", expected, "None", TypeError)
     if not is_array(feat) or not len(feat.shape):
         return feat, dtype, heads
     least = 1 if vectors else 2
     if len(feat.shape) not in (least, least + 1):
-        raise ValueError(
-            f"plan: argument 'feat': expected a number, or an operand of {least} dimensions, or "
-            f"{least + 1} with heads, got shape {tuple(feat.shape)}"
-        )
+        expected = f"a number, or an operand of {least} dimensions, or {least + 1} with heads"
+        raise wrong("plan", "feat", expected, f"shape {tuple(feat.shape)}")
     if heads is None and len(feat.shape) > least:
         heads = int(feat.shape[1])
     return 1 if vectors else int(feat.shape[-1]), dtype or dtype_name(feat), heads
@@ -370,10 +365,8 @@ def refuse_heads_first(op: str, given: Any, dims: int, rows: Container[int]) -> 
     if not is_array(given) or len(given.shape) != dims:
         return
     if given.shape[0] not in rows and given.shape[1] in rows:
-        raise ValueError(
-            f"plan: argument 'feat': expected heads as the second dimension of the operand of "
-            f"'{op}', got shape {tuple(given.shape)}"
-        )
+        expected = f"heads as the second dimension of the operand of '{op}'"
+        raise wrong("plan", "feat", expected, f"shape {tuple(given.shape)}")
 
 
 def check_dtypes(**dtypes: object) -> None:
@@ -438,9 +431,7 @@ def refuse_options(op: object, given: Mapping[str, object], takes: Iterable[str]
         default = DEFAULTS.get(name)
         same = value == default if isinstance(value, str) else value is default
         if name not in takes and not same:
-            raise ValueError(
-                f"plan: argument '{name}': expected {default!r} for {op!r}, got {value!r}"
-            )
+            raise wrong("plan", name, f"{default!r} for {op!r}", f"{value!r}")
 
 
 def idtype_for(*sizes: int) -> str:

@@ -34,6 +34,7 @@ from sparsetir.runtime.arrays import (
 from sparsetir.runtime.kernel import WRITTEN, Kernel
 from sparsetir.runtime.large_pages import LEAST_BYTES, in_large_pages
 from sparsetir.runtime.readable import check_memory, count_writes
+from sparsetir.runtime.refusals import wrong
 from sparsetir.schedules.operators.problems import Problem
 from sparsetir.schedules.passes.launches import count_launches
 
@@ -416,9 +417,8 @@ class Plan:
                 f"got {getattr(values, 'shape', type(values).__name__)}"
             )
         if dtype_name(values) != self._values_dtype:
-            raise TypeError(
-                f"{self.op}: argument 'values': expected dtype {self._values_dtype}, got "
-                f"{dtype_name(values)}"
+            raise wrong(
+                self.op, "values", f"dtype {self._values_dtype}", dtype_name(values), TypeError
             )
         arrays = self._arranged(values)
         return {name: self._view(name, self._on_device(x)) for name, x in arrays.items()}

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Any
 
+from sparsetir.runtime.refusals import wrong
 from sparsetir.schedules.operators.names import NAMED, OPS, REDUCTIONS, SOFTMAX
 
 # What libraries call them: PyG "add", torch "amax" and "amin".
@@ -51,10 +52,8 @@ def message(who: str, op: object, reduce: object = None) -> tuple[str, str]:
     """
     kind, named = _parts(op)
     if kind is None:
-        raise ValueError(
-            f"{who}: argument 'op': expected one of {', '.join(MESSAGES)}, or one with a "
-            f"reduction, as 'u_mul_e_sum', got {op!r}"
-        )
+        expected = f"one of {', '.join(MESSAGES)}, or one with a reduction, as 'u_mul_e_sum'"
+        raise wrong(who, "op", expected, f"{op!r}")
     if named is None:
         return kind, reduction(who, "sum" if reduce is None else reduce)
     if reduce is not None and reduction(who, reduce) != named:
@@ -97,15 +96,11 @@ def edge_op(who: str, op: Any, lhs_target: Any, rhs_target: Any) -> tuple[str, s
     if len(parts) == 3 and parts[0] in TARGETS and parts[2] in TARGETS:
         lhs_target, op, rhs_target = parts
     if op not in EDGE_OPS:
-        raise ValueError(
-            f"{who}: argument 'op': expected one of {', '.join(EDGE_OPS)}, or a name such as "
-            f"'u_add_v' or 'copy_u', got {op!r}"
-        )
+        expected = f"one of {', '.join(EDGE_OPS)}, or a name such as 'u_add_v' or 'copy_u'"
+        raise wrong(who, "op", expected, f"{op!r}")
     for name, target in (("lhs_target", lhs_target), ("rhs_target", rhs_target)):
         if target not in TARGETS:
-            raise ValueError(
-                f"{who}: argument '{name}': expected one of {', '.join(TARGETS)}, got {target!r}"
-            )
+            raise wrong(who, name, f"one of {', '.join(TARGETS)}", f"{target!r}")
     return op, lhs_target, rhs_target
 
 
@@ -124,10 +119,8 @@ def operator(
         return "sddmm", reduction(who, reduce), False
     if _parts(op)[0] not in ("mul", "copy_u"):
         known = ", ".join(dict.fromkeys((*OPS, *ops, *NAMED)))
-        raise ValueError(
-            f"{who}: argument 'op': expected one of {known}, a message as u_add_e_max or "
-            f"copy_u_mean, or u_dot_v, got {op!r}"
-        )
+        expected = f"one of {known}, a message as u_add_e_max or copy_u_mean, or u_dot_v"
+        raise wrong(who, "op", expected, f"{op!r}")
     # "sum" is what is asked for where nothing is.
     named = None if reduction(who, reduce) == "sum" and _parts(op)[1] else reduce
     kind, reduce = message(who, op, named)

@@ -18,10 +18,14 @@ from sparsetir.tuning.tuned import Trial, seconds
 # Colours by Okabe and Ito, which stay apart for the colour-blind.
 MEASURED, BEST, DEFAULT, FAILED = "#56b4e9", "#0072b2", "#e69f00", "#d55e00"
 STYLE: dict[Any, Any] = {
-    "svg.fonttype": "none", "axes.spines.top": False, "axes.spines.right": False,
-    "axes.axisbelow": True, "legend.frameon": False, "text.parse_math": False,
+    "svg.fonttype": "none",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "legend.frameon": False,
+    "text.parse_math": False,
     "image.interpolation": "none",  # images stay as small as they are
-}  # fmt: skip
+}
 WIDTH = 10.5  # inches
 PIXELS = 96  # per inch, on a page
 DPI = 130  # of an image that consists of pixels

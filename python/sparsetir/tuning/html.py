@@ -47,14 +47,21 @@ def _page(tuned: Search, graph: str) -> str:
     import jinja2
 
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True,
-        undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
     environment.filters |= {
-        "counts": counts, "duration": duration, "memory": memory, "padding": padding,
-        "short": short, "times": times,
+        "counts": counts,
+        "duration": duration,
+        "memory": memory,
+        "padding": padding,
+        "short": short,
+        "times": times,
         "micros": lambda seconds: micros(seconds) if seconds else "-",
-    }  # fmt: skip
+    }
     found = rows(tuned)
     best = found[0] if found else None
     return environment.get_template(TEMPLATE).render(
@@ -121,9 +128,12 @@ def _storage(tuned: Tuned, best: Row, graph: str) -> Any:
 def _environment(tuned: Search) -> dict[str, Any]:
     key = tuned.key
     return {
-        "device": key.device, "target": key.target,
+        "device": key.device,
+        "target": key.target,
         **({"threads": tuned.task.threads} if key.threads else {}),
-        "data": key.fingerprint, "sparsetir": _versions.VERSION, "TVM": tvm.__version__,
+        "data": key.fingerprint,
+        "sparsetir": _versions.VERSION,
+        "TVM": tvm.__version__,
         "Python": platform.python_version(),
         "written": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
-    }  # fmt: skip
+    }

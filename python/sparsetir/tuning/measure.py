@@ -140,14 +140,19 @@ class Measurer:
         gpu = is_gpu(resolve_target(task.target))
         code = f"{WITHOUT_TORCH if gpu else pool.alike()}; {LAUNCH}"
         self._process = Process(
-            code, environment=self._environment(folder), folder=folder,
-            printed=folder / "printed.txt", cores=self.cores,
-        )  # fmt: skip
+            code,
+            environment=self._environment(folder),
+            folder=folder,
+            printed=folder / "printed.txt",
+            cores=self.cores,
+        )
         remote = None if self.remote is None else dataclasses.asdict(self.remote)
         first = {
-            "task": self._saved_task, "folder": str(folder), "modules": self.modules,
+            "task": self._saved_task,
+            "folder": str(folder),
+            "modules": self.modules,
             "remote": remote,
-        }  # fmt: skip
+        }
         try:
             answer = self._process.answer(START_LIMIT)
             answer = answer or self._process.ask("prepare", START_LIMIT, **first)

@@ -38,7 +38,7 @@ class Prepared:
 def case_of(task: Task) -> Case:
     """A task with random operands and values: ones, as many graphs have, would hide a wrong order
     of them.
-    """  # fmt: skip
+    """
     pattern, rng = task.matrix.pattern, np.random.default_rng(SEED)
     kind = "float64" if task.dtype == "float64" else "float32"
     values = rng.random(task.matrix.nnz, kind) * 2 - 1
@@ -72,9 +72,12 @@ class OperatorCase:
         task = self.task
         made = plan_of(requested(task.op, self.matrix, task.feat, **task.options), config)
         about = {
-            "compile_seconds": made.compile_seconds, "convert_seconds": made.convert_seconds,
-            "padding": made.padding, "launches": made.launches, "bytes": stored_bytes(made),
-        }  # fmt: skip
+            "compile_seconds": made.compile_seconds,
+            "convert_seconds": made.convert_seconds,
+            "padding": made.padding,
+            "launches": made.launches,
+            "bytes": stored_bytes(made),
+        }
         operands = self._on(device)
         out = array(np.full(self.check.shape, np.nan), task.dtype, device)
 

@@ -80,10 +80,14 @@ class ProgramTask:
                 little = value.dtype.newbyteorder("<")
                 data.update(np.ascontiguousarray(value, little).data)
         return {
-            "op": self.program.name, "reduce": f"program-{kind}", "heads": None, "feat": 0,
+            "op": self.program.name,
+            "reduce": f"program-{kind}",
+            "heads": None,
+            "feat": 0,
             "dtype": ",".join(signature.dtypes[i] for i in signature.outputs),
-            "shape_class": self._shape_class(), "fingerprint": data.hexdigest(),
-        }  # fmt: skip
+            "shape_class": self._shape_class(),
+            "fingerprint": data.hexdigest(),
+        }
 
     def _shape_class(self) -> str:
         """Sizes to the nearest power of two."""
@@ -108,11 +112,14 @@ class ProgramTask:
         np.savez(folder / ARRAYS, **plain)
         target = self.target if isinstance(self.target, str) else dict(self.target)
         return {
-            "kind": "program", "program": tvm.ir.save_json(self.program), "target": target,
-            "order": list(self.arguments), "threads": self.threads,
+            "kind": "program",
+            "program": tvm.ir.save_json(self.program),
+            "target": target,
+            "order": list(self.arguments),
+            "threads": self.threads,
             "numbers": {n: x for n, x in self.arguments.items() if n not in arrays},
             "schedule": None if self.schedule is None else self.schedule.data(),
-        }  # fmt: skip
+        }
 
     @staticmethod
     def loaded(data: Mapping[str, Any], folder: Path) -> ProgramTask:
@@ -121,9 +128,12 @@ class ProgramTask:
             given = {**data["numbers"], **{name: arrays[name] for name in arrays.files}}
         ref = data["schedule"]
         return ProgramTask(
-            tvm.ir.load_json(data["program"]), {name: given[name] for name in data["order"]},
-            None if ref is None else ScheduleRef(**ref), data["target"], data["threads"],
-        )  # fmt: skip
+            tvm.ir.load_json(data["program"]),
+            {name: given[name] for name in data["order"]},
+            None if ref is None else ScheduleRef(**ref),
+            data["target"],
+            data["threads"],
+        )
 
 
 def bound_arguments(

@@ -67,9 +67,10 @@ class ProgramCase:
         values = [arguments[name] for name in kernel.signature.names]
         held = [x for x in (*self.task.arguments.values(), *passed) if is_array(x)]
         about = {
-            "compile_seconds": compile_seconds, "convert_seconds": convert_seconds,
+            "compile_seconds": compile_seconds,
+            "convert_seconds": convert_seconds,
             "bytes": sum(int(x.nbytes) for x in held),
-        }  # fmt: skip
+        }
 
         def call() -> None:
             kernel(*values)

@@ -120,9 +120,12 @@ class Proposer:
         if self._sampler == "random":
             return optuna.samplers.RandomSampler(seed=seed)
         return optuna.samplers.TPESampler(
-            seed=seed, multivariate=True, group=True, constant_liar=True,
+            seed=seed,
+            multivariate=True,
+            group=True,
+            constant_liar=True,
             n_startup_trials=STARTUP_TRIALS,
-        )  # fmt: skip
+        )
 
     def _suggest(self, trial: optuna.Trial) -> Point:
         name = trial.suggest_categorical("template", list(self._branches))

@@ -123,9 +123,12 @@ class RemoteDevice:
         """
         case, made = self.case, compiled(self.case, config)
         about = {
-            "compile_seconds": made.compile_seconds, "convert_seconds": made.convert_seconds,
-            "padding": made.padding, "launches": made.launches, "bytes": made.bytes,
-        }  # fmt: skip
+            "compile_seconds": made.compile_seconds,
+            "convert_seconds": made.convert_seconds,
+            "padding": made.padding,
+            "launches": made.launches,
+            "bytes": made.bytes,
+        }
         try:
             module = self._uploaded(made)
             arguments, out = self._arguments(made)

@@ -147,11 +147,15 @@ def _lines(found: list[Row]) -> list[str]:
     cells = [["", "time", "x default", "padding", "memory", "config"]]
     cells += [
         [
-            row.name, micros(row.seconds), times(row.over_default), padding(row.trial),
-            memory(row.trial.outcome.bytes), short(row.config),
+            row.name,
+            micros(row.seconds),
+            times(row.over_default),
+            padding(row.trial),
+            memory(row.trial.outcome.bytes),
+            short(row.config),
         ]
         for row in found
-    ]  # fmt: skip
+    ]
     widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]) - 1)]
     lines = []
     for row in cells:

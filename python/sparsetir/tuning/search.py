@@ -81,14 +81,18 @@ class ProgramOptions(SearchOptions, total=False):
 
 @overload
 def tune(
-    op: Literal["spmm", "spmv", "sddmm", "u_dot_v"], matrix: Any, feat: Any = None,
+    op: Literal["spmm", "spmv", "sddmm", "u_dot_v"],
+    matrix: Any,
+    feat: Any = None,
     **options: Unpack[OperatorOptions],
-) -> Tuned: ...  # fmt: skip
+) -> Tuned: ...
 @overload
 def tune(
-    op: Literal["rgms", "softmax", "sparse_softmax", "edge_softmax", "attention"], matrix: Any,
-    feat: Any = None, **options: Unpack[OperatorOptions],
-) -> TunedPlan: ...  # fmt: skip
+    op: Literal["rgms", "softmax", "sparse_softmax", "edge_softmax", "attention"],
+    matrix: Any,
+    feat: Any = None,
+    **options: Unpack[OperatorOptions],
+) -> TunedPlan: ...
 @overload
 def tune(
     op: Literal["spgemm"], matrix: Any, feat: Any, **options: Unpack[OperatorOptions]

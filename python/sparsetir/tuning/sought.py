@@ -136,9 +136,12 @@ def _checked(choices: Any) -> dict[str, tuple[Any, ...]]:
 
 
 def _made(
-    program: SparseFunc, given: Mapping[str, Any], wanted: Mapping[str, Any], target: TargetLike,
+    program: SparseFunc,
+    given: Mapping[str, Any],
+    wanted: Mapping[str, Any],
+    target: TargetLike,
     threads: int,
-) -> dict[str, tuple[Any, ...]]:  # fmt: skip
+) -> dict[str, tuple[Any, ...]]:
     """The space that is made from a function, with some of its choices replaced."""
     resolved = resolve_target(target)
     if is_gpu(resolved):

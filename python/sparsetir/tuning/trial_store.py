@@ -184,10 +184,12 @@ def _opened(name: str, storage: Path | str) -> optuna.Study:
         storage.parent.mkdir(parents=True, exist_ok=True)
     with quiet():
         return optuna.create_study(
-            storage=_url(storage), study_name=name[-MAX_NAME:], direction="minimize",
+            storage=_url(storage),
+            study_name=name[-MAX_NAME:],
+            direction="minimize",
             sampler=optuna.samplers.RandomSampler(),  # asked for nothing: `Proposer` proposes
             load_if_exists=True,
-        )  # fmt: skip
+        )
 
 
 def _url(storage: Path | str) -> str:

@@ -96,9 +96,12 @@ class Tuner:
         self._reference: Reference | None = None
 
     def prepare(
-        self, task: dict[str, Any], folder: str, modules: Sequence[str],
+        self,
+        task: dict[str, Any],
+        folder: str,
+        modules: Sequence[str],
         remote: dict[str, Any] | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Make the device that candidates are measured on, and the exact result."""
         allow_torch()
         for name in modules:
