@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from sparsetir.graph.expressions import aten, is_float, shape_of
+from sparsetir.graph.expressions import aten, is_float, same, shape_of
 from sparsetir.graph.programs import layout
-from sparsetir.ops.structure import plain_tensor
+from sparsetir.ops.launch import plain_tensor
 from sparsetir.planning.compiled import compiled
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.pipeline import Stages, lower
@@ -173,10 +173,10 @@ def take_products(graph: fx.Graph) -> None:
         outer = shape_of(y)[1]
         if not pays(rows, inner, outer):
             continue
-        if bias and len(shape_of(bias[0])) != 2 and shape_of(bias[0]) != (outer,):
-            continue
-        if bias and len(shape_of(bias[0])) == 2 and shape_of(bias[0]) != shape_of(node):
-            continue
+        if bias:
+            sizes, whole = shape_of(bias[0]), shape_of(node)
+            if not sizes or not all(map(same, sizes, whole[-len(sizes) :])):
+                continue
         into = node.target == aten.addmm_.default
         node.target = Run(gradient is not None)
         node.args = (x if gradient is None else gradient, y, *bias)
