@@ -21,6 +21,7 @@ from schedule_common import opened
 from sparsetir.schedules.template import Choices
 from sparsetir.schedules.templates.amx import AmxBlocks
 from sparsetir.schedules.templates.registry import TEMPLATES
+from sparsetir.schedules.templates.sparse_results import Assembled
 from sparsetir.sparse_ir.recipes.registry import RECIPES
 
 pytestmark = linker
@@ -117,13 +118,13 @@ def test_loaded_and_run(exported: Path, loader: str) -> None:
 
 
 def test_every_template_for_cpus_is_here() -> None:
-    """But for the one of tiles of matrices, which few CPUs have."""
+    """But for that of tiles of matrices, which few CPUs have, and of assembled results."""
     here = {type(make().config) for make in CASES.values()}
     there = {
         kind for (kind, _), t in TEMPLATES.items()
         if not t.gpu and kind.__module__.startswith("sparsetir.")
     }  # fmt: skip
-    assert there - here == {AmxBlocks, Choices}  # the latter: programs as they are
+    assert there - here == {AmxBlocks, Assembled, Choices}  # the last: programs as they are
 
 
 OWN = """
