@@ -138,7 +138,14 @@ def test_refusals(tmp_path):
     with pytest.raises(LoweringError, match=r"operator aten.cumsum.default that gives \(.*, 8\)"):
         model = torch.nn.Sequential(torch.nn.Linear(FEATURES, 8), Sums())
         sparsetir.export(model, args[:1], tmp_path / "m.so")
+    with pytest.raises(LoweringError, match="operator aten.rand.default"):  # no constant
+        sparsetir.export(Noise(), args[:1], tmp_path / "m.so")
     assert [p.name for p in tmp_path.iterdir()] == ["there.so"]
+
+
+class Noise(torch.nn.Module):
+    def forward(self, x):
+        return x * torch.rand(FEATURES)
 
 
 class Sums(torch.nn.Module):

@@ -39,6 +39,7 @@ from sparsetir.graph.expressions import (
     shape_of,
 )  # fmt: skip
 from sparsetir.graph.operator import PROGRAMS, region, restored
+from sparsetir.graph.prelude import acts
 from sparsetir.graph.products import Product
 from sparsetir.graph.programs import GIVEN, Program
 from sparsetir.graph.regions import SUMS, rewrite
@@ -241,7 +242,7 @@ class _Translation:
         for node in self._graph.nodes:
             if node.op == "placeholder" and node.name in named:
                 self._constants[node] = state[named[node.name]].detach()
-            elif node.op == "call_function" and dtype_of(node) is not None:
+            elif node.op == "call_function" and dtype_of(node) is not None and not acts(node):
                 of = node.all_input_nodes
                 if all(n in self._constants for n in of) and all(
                     isinstance(s, int) for s in shape_of(node)

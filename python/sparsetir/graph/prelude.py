@@ -145,7 +145,7 @@ def following(graph: fx.Graph, is_edges: Test) -> tuple[set[fx.Node], set[fx.Nod
         of = set(node.all_input_nodes)
         if node.op == "placeholder":
             (inside if is_edges(node) else alone if _is_size(node) else set()).add(node)
-        elif node.op != "call_function" or _acts(node) or node.target in (region, restored):
+        elif node.op != "call_function" or acts(node) or node.target in (region, restored):
             continue
         elif of <= alone:
             alone.add(node)
@@ -154,7 +154,7 @@ def following(graph: fx.Graph, is_edges: Test) -> tuple[set[fx.Node], set[fx.Nod
     return inside, alone
 
 
-def _acts(node: fx.Node) -> bool:
+def acts(node: fx.Node) -> bool:
     """Whether an operator draws random numbers, or writes to its arguments."""
     tags, schema = getattr(node.target, "tags", ()), getattr(node.target, "_schema", None)
     return torch.Tag.nondeterministic_seeded in tags or bool(schema and schema.is_mutable)
