@@ -141,7 +141,8 @@ class Region:
             if self.program.operands[n].number == GIVEN and is_private(x):
                 x = arranged(x, indices[0])
             else:
-                x = x.index_select(0, prepared.moved[n])
+                # Which takes half the time for one dimension.
+                x = x.reshape(-1).index_select(0, prepared.moved[n]).view(x.shape)
         if x.requires_grad:
             x = x.detach()
         if not x.dim():
