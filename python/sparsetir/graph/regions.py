@@ -41,6 +41,7 @@ UNKNOWN = 64  # taken for the size of a dimension that is not known
 WIDER = 4  # times as many features as a value has: those who read it do not compute it again
 WORTH = 4  # operations of a value of edges that is stored for them
 NARROW = 8  # features of what several reductions read
+FEW = 1 << 20  # numbers of it, if there are known to be no more
 # A kernel is for one number of features where that is a multiple of so many: it is compiled in a
 # seventh of the time, and as fast; what is left over is faster in one for any number.
 LANES = 8
@@ -325,7 +326,9 @@ class _Finder:
                 continue
             wide = any(self._is_pointwise(u) and width_of(u) >= WIDER * width for u in readers)
             several = (len(readers) if costly else reduced.get(node, 0)) > 1
-            if work[node] >= WORTH and (wide or several and width <= NARROW):
+            edges = shape_of(node)[0]
+            small = width <= NARROW or isinstance(edges, int) and edges * width <= FEW
+            if work[node] >= WORTH and (wide or several and small):
                 self.stored[node] = None
 
     def _merge_sums(self) -> None:
