@@ -42,11 +42,13 @@ from sparsetir.graph.operator import PROGRAMS, region, restored
 from sparsetir.graph.prelude import acts
 from sparsetir.graph.products import Product
 from sparsetir.graph.programs import GIVEN, Program
-from sparsetir.graph.regions import SUMS, rewrite
+from sparsetir.graph.regions import LANES, SUMS, rewrite
 from sparsetir.runtime.build import with_natural_shapes
 from sparsetir.runtime.pipeline import lower
 from sparsetir.runtime.signature import signature_of
 from sparsetir.runtime.targets import resolve_target
+from sparsetir.schedules.passes.add_lanes import add_lanes
+from sparsetir.schedules.passes.parallel_loops import in_vectors
 from sparsetir.sparse_ir.errors import LoweringError
 from sparsetir.sparse_ir.nodes import sparse_iterations
 from sparsetir.sparse_ir.schedule import Schedule
@@ -173,7 +175,18 @@ def _graph_of(model: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> Any:
 def _by_rows(sch: Schedule) -> None:
     """Rows on threads; sums for each edge in the order of rows, which needs no other one."""
     (iteration,) = sparse_iterations(sch.func)
-    sch.parallelize(sch.get_sp_iters(sch.get_sparse_iteration(iteration.name))[0])
+    *outer, last = sch.get_sp_iters(sch.get_sparse_iteration(iteration.name))
+    size = iteration.axes[-1].length
+    if iteration.kinds.count("R") > 1 or not isinstance(size, tirx.IntImm) or int(size) % LANES:
+        sch.parallelize(outer[0])
+        return
+    _, lanes = sch.split(last, [None, LANES])
+    start, update, sums, _ = sch.precompute("OUT", outer[-1], [], lanes=[lanes])
+    sch.parallelize(outer[0])
+    second = sch.lower()
+    in_vectors(second, start, 1)
+    in_vectors(second, update, 1)
+    sch.rewrite(add_lanes, f"{sums.name}0")
 
 
 def _mean(x: Any, dims: Any, keepdim: bool = False, *, dtype: Any = None) -> Any:
