@@ -28,7 +28,7 @@ def commit(root: Path = ROOT) -> str:
         run = lambda *args: subprocess.run(  # noqa: E731
             ["git", *args], cwd=root, check=True, capture_output=True, text=True
         ).stdout.strip()
-        changed = run("status", "--porcelain", "--untracked-files=no")
+        changed = run("status", "--porcelain", "--untracked-files=no", ":!bench/results")
         return run("rev-parse", "--short", "HEAD") + ("+" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return ""
