@@ -24,15 +24,22 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 # Column by test.
 STEPS = {
-    "test_parse": "parse", "test_print": "print/parse", "test_json": "print/parse",
-    "test_verify": "verify", "test_program_equals_its_oracle": "interpret",
-    "test_lower_sparse_iter": "lower I-II", "test_lower_sparse_iter_as_a_pass": "lower I-II",
+    "test_parse": "parse",
+    "test_print": "print/parse",
+    "test_json": "print/parse",
+    "test_verify": "verify",
+    "test_program_equals_its_oracle": "interpret",
+    "test_lower_sparse_iter": "lower I-II",
+    "test_lower_sparse_iter_as_a_pass": "lower I-II",
     "test_lower_sparse_buffer": "lower II-III",
     "test_lower_sparse_buffer_as_a_pass": "lower II-III",
-    "test_lower_sparse_buffer_after_the_default_schedule": "lower II-III", "test_llvm": "llvm",
-    "test_llvm_without_a_schedule": "llvm", "test_cuda_text": "CUDA text", "test_opencl": "OpenCL",
+    "test_lower_sparse_buffer_after_the_default_schedule": "lower II-III",
+    "test_llvm": "llvm",
+    "test_llvm_without_a_schedule": "llvm",
+    "test_cuda_text": "CUDA text",
+    "test_opencl": "OpenCL",
     "test_cuda_run": "CUDA run",
-}  # fmt: skip
+}
 # Of several outcomes in a cell, the first of these shows.
 OUTCOMES = {"error": "FAIL", "failed": "FAIL", "skipped": "skip", "passed": "ok"}
 FILES = ("tests/test_programs.py", "tests/sparse_ir/test_interpret.py")

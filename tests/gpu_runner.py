@@ -38,9 +38,12 @@ from gpu_host import HostFunction
 # The limits of a CUDA device, so that a schedule which is legal there is legal here.
 # A warp of one thread makes TVM reduce across threads through shared memory.
 OPENCL_TARGET = {
-    "kind": "opencl", "max_num_threads": 1024, "max_threads_per_block": 1024,
-    "max_shared_memory_per_block": 49152, "thread_warp_size": 1,
-}  # fmt: skip
+    "kind": "opencl",
+    "max_num_threads": 1024,
+    "max_threads_per_block": 1024,
+    "max_shared_memory_per_block": 49152,
+    "thread_warp_size": 1,
+}
 
 # `atomicAdd` of CUDA for OpenCL, in global and in shared memory.
 ATOMIC_ADD_PRELUDE = "\n".join(

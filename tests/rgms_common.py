@@ -27,10 +27,14 @@ def masks() -> dict[str, np.ndarray]:
         rows = np.flatnonzero(rng.random(45) < 0.6)
         one_each[offset, rows, rng.integers(0, 40, len(rows))] = True
     return {
-        "mixed": mixed, "one in each row": one_each, "nothing stored": np.zeros((3, 5, 7), bool),
-        "one relation": rng.random((1, 33, 12)) < 0.3, "one element": np.ones((1, 1, 1), bool),
-        "no relations": np.zeros((0, 4, 5), bool), "no columns": np.zeros((2, 4, 0), bool),
-    }  # fmt: skip
+        "mixed": mixed,
+        "one in each row": one_each,
+        "nothing stored": np.zeros((3, 5, 7), bool),
+        "one relation": rng.random((1, 33, 12)) < 0.3,
+        "one element": np.ones((1, 1, 1), bool),
+        "no relations": np.zeros((0, 4, 5), bool),
+        "no columns": np.zeros((2, 4, 0), bool),
+    }
 
 
 MASKS = masks()

@@ -120,11 +120,15 @@ def masks() -> dict[str, np.ndarray]:
     dense_row = rng.random((9, 150)) < 0.03
     dense_row[4] = True
     return {
-        "random": plain, "empty rows": gaps, "nothing stored": np.zeros((5, 7), bool),
-        "one dense row": dense_row, "one column": rng.random((21, 1)) < 0.5,
-        "one row": rng.random((1, 70)) < 0.9, "no rows": np.zeros((0, 7), bool),
+        "random": plain,
+        "empty rows": gaps,
+        "nothing stored": np.zeros((5, 7), bool),
+        "one dense row": dense_row,
+        "one column": rng.random((21, 1)) < 0.5,
+        "one row": rng.random((1, 70)) < 0.9,
+        "no rows": np.zeros((0, 7), bool),
         "no columns": np.zeros((6, 0), bool),
-    }  # fmt: skip
+    }
 
 
 MASKS = masks()

@@ -243,10 +243,13 @@ def test_ways_that_are_wrong_or_missing_are_not_timed():
         raise ValueError("no such thing\nat all")
 
     ways = {
-        "right": lambda: layer, "off": lambda: lambda x: layer(x) + 1e-2,
-        "nan": lambda: lambda x: layer(x) * torch.nan, "absent": refuse,
-        "inferring": lambda: lambda x: layer(x).detach(), "bad gradients": lambda: Off.apply,
-    }  # fmt: skip
+        "right": lambda: layer,
+        "off": lambda: lambda x: layer(x) + 1e-2,
+        "nan": lambda: lambda x: layer(x) * torch.nan,
+        "absent": refuse,
+        "inferring": lambda: lambda x: layer(x).detach(),
+        "bad gradients": lambda: Off.apply,
+    }
     device = Device(seconds=0.0, least=2)
     found = Comparison([[x]], layer, grads=[grad]).measure(ways, device)
     assert set(found["forward"]) == {"right", "inferring", "bad gradients"}

@@ -53,13 +53,19 @@ def write_layer(path):
 
 
 FILES = {
-    "arrays": write_arrays(np.savez, GRAPH), "compressed": write_arrays(np.savez_compressed, GRAPH),
-    "ones": write_arrays(np.savez, ONES), "csr": scipys("csr"),
-    "csc": scipys("csc", compressed=False), "coo": scipys("coo"), "coordinates": write_coordinates,
-    "layer": write_layer, "text": write_text("{}\t{}", "% a graph\n# of SNAP\n"),
-    "weights": write_text("{} {} {}"), "csv": write_text("{},{},{}", "\ufefffrom,to,weight\n"),
+    "arrays": write_arrays(np.savez, GRAPH),
+    "compressed": write_arrays(np.savez_compressed, GRAPH),
+    "ones": write_arrays(np.savez, ONES),
+    "csr": scipys("csr"),
+    "csc": scipys("csc", compressed=False),
+    "coo": scipys("coo"),
+    "coordinates": write_coordinates,
+    "layer": write_layer,
+    "text": write_text("{}\t{}", "% a graph\n# of SNAP\n"),
+    "weights": write_text("{} {} {}"),
+    "csv": write_text("{},{},{}", "\ufefffrom,to,weight\n"),
     "windows": write_text("{};{}\r", "\r\n"),
-}  # fmt: skip
+}
 
 
 @pytest.fixture

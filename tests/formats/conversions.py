@@ -78,11 +78,16 @@ def spmm_arguments(pattern: Pattern, feat: int, seed: int = 0) -> Arrays:
     b[1::4] = np.nan
     index = pattern.idtype
     return {
-        "a": rng.standard_normal(pattern.nnz).astype("float32"), "b": b,
+        "a": rng.standard_normal(pattern.nnz).astype("float32"),
+        "b": b,
         "c": np.full((pattern.shape[0], feat), 7, "float32"),
-        "indptr": pattern.indptr.astype(index), "indices": pattern.coords[1].astype(index),
-        "m": pattern.shape[0], "n": pattern.shape[1], "nnz": pattern.nnz, "feat": feat,
-    }  # fmt: skip
+        "indptr": pattern.indptr.astype(index),
+        "indices": pattern.coords[1].astype(index),
+        "m": pattern.shape[0],
+        "n": pattern.shape[1],
+        "nnz": pattern.nnz,
+        "feat": feat,
+    }
 
 
 def spmm(fmt: Format, pattern: Pattern, build: bool = False, feat: int = 2) -> Any:

@@ -27,18 +27,23 @@ def _matrices() -> dict[str, Pattern]:
     dense_column = _random((23, 9), 0.1)
     dense_column[:, 3] = True
     return {
-        "random": _of(_random((13, 11), 0.3)), "empty rows": _of(sparse_rows),
-        "nothing stored": _of(np.zeros((5, 7), bool)), "no rows": _of(np.zeros((0, 7), bool)),
-        "no columns": _of(np.zeros((6, 0), bool)), "one dense row": _of(dense_row),
-        "one dense column": _of(dense_column), "one column": _of(_random((21, 1), 0.5)),
-        "one row": _of(_random((1, 33), 0.5)), "all stored": _of(np.ones((8, 12), bool)),
+        "random": _of(_random((13, 11), 0.3)),
+        "empty rows": _of(sparse_rows),
+        "nothing stored": _of(np.zeros((5, 7), bool)),
+        "no rows": _of(np.zeros((0, 7), bool)),
+        "no columns": _of(np.zeros((6, 0), bool)),
+        "one dense row": _of(dense_row),
+        "one dense column": _of(dense_column),
+        "one column": _of(_random((21, 1), 0.5)),
+        "one row": _of(_random((1, 33), 0.5)),
+        "all stored": _of(np.ones((8, 12), bool)),
         "one element": _of(np.arange(15).reshape(3, 5) == 9),
         "last element": _of(np.arange(35).reshape(5, 7) == 34),
         "diagonal": _of(np.eye(10, 14, 2, bool)),
         "band": _of(np.tri(18, 15, 2, bool) & ~np.tri(18, 15, -4, bool)),
         "lower triangle": _of(np.tri(11, 11, dtype=bool)),
         "int64": _of(_random((19, 24), 0.2), np.int64),
-    }  # fmt: skip
+    }
 
 
 def _tensors() -> dict[str, Pattern]:

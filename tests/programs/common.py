@@ -16,12 +16,21 @@ Arrays = dict[str, Any]
 CASES = ("small", "empty", "dense_row", "single_row", "single_column", "nonfinite")
 FINITE = CASES[:-1]
 FEATURES = {
-    "small": 7, "empty": 3, "dense_row": 5, "single_row": 4, "single_column": 1, "nonfinite": 6,
-}  # fmt: skip
+    "small": 7,
+    "empty": 3,
+    "dense_row": 5,
+    "single_row": 4,
+    "single_column": 1,
+    "nonfinite": 6,
+}
 _SHAPES = {
-    "small": (13, 11), "empty": (7, 5), "dense_row": (9, 17), "single_row": (1, 13),
-    "single_column": (11, 1), "nonfinite": (10, 9),
-}  # fmt: skip
+    "small": (13, 11),
+    "empty": (7, 5),
+    "dense_row": (9, 17),
+    "single_row": (1, 13),
+    "single_column": (11, 1),
+    "nonfinite": (10, 9),
+}
 
 
 @dataclass(frozen=True)

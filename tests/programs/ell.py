@@ -49,10 +49,17 @@ def ell_inputs(rng: np.random.Generator, case: str, dtype: str, idtype: str) -> 
     a[indices.reshape(-1) < 0] = np.nan
     m, n = mask.shape
     return {
-        "a": a, "b": fill(rng, case, (n, feat), dtype), "c": garbage((m, feat), dtype),
-        "rowmap": rowmap, "indices": indices.reshape(-1), "m": m, "n": n, "rows": len(rowmap),
-        "cols": indices.shape[1], "feat": feat,
-    }  # fmt: skip
+        "a": a,
+        "b": fill(rng, case, (n, feat), dtype),
+        "c": garbage((m, feat), dtype),
+        "rowmap": rowmap,
+        "indices": indices.reshape(-1),
+        "m": m,
+        "n": n,
+        "rows": len(rowmap),
+        "cols": indices.shape[1],
+        "feat": feat,
+    }
 
 
 def ell_oracle(args: Arrays) -> dict[str, np.ndarray]:
@@ -80,9 +87,13 @@ def row_max_ell_inputs(rng: np.random.Generator, case: str, dtype: str, idtype: 
     a[indices < 0] = 1
     m, n = mask.shape
     return {
-        "a": a, "y": garbage(m, dtype), "indices": indices, "m": m, "n": n,
+        "a": a,
+        "y": garbage(m, dtype),
+        "indices": indices,
+        "m": m,
+        "n": n,
         "cols": len(indices) // m,
-    }  # fmt: skip
+    }
 
 
 def row_max_ell_oracle(args: Arrays) -> dict[str, np.ndarray]:
@@ -124,10 +135,15 @@ def dia_inputs(rng: np.random.Generator, case: str, dtype: str, idtype: str) -> 
     offsets = rng.permutation(np.arange(-m, n + 1))[:count].astype(idtype)
     feat = FEATURES[case]
     return {
-        "a": values(rng, (len(offsets), n), dtype), "b": fill(rng, case, (n, feat), dtype),
-        "c": garbage((m, feat), dtype), "offsets": offsets, "m": m, "n": n,
-        "diagonals": len(offsets), "feat": feat,
-    }  # fmt: skip
+        "a": values(rng, (len(offsets), n), dtype),
+        "b": fill(rng, case, (n, feat), dtype),
+        "c": garbage((m, feat), dtype),
+        "offsets": offsets,
+        "m": m,
+        "n": n,
+        "diagonals": len(offsets),
+        "feat": feat,
+    }
 
 
 def dia_oracle(args: Arrays) -> dict[str, np.ndarray]:

@@ -71,10 +71,14 @@ def csc_inputs(rng: np.random.Generator, case: str, dtype: str, idtype: str) -> 
     mask = mask2(rng, case)
     indptr, indices = csr(mask.T, idtype)
     return {
-        **_operands(rng, case, dtype, mask.shape), "a": values(rng, len(indices), dtype),
-        "indptr": indptr, "indices": indices, "m": mask.shape[0], "n": mask.shape[1],
+        **_operands(rng, case, dtype, mask.shape),
+        "a": values(rng, len(indices), dtype),
+        "indptr": indptr,
+        "indices": indices,
+        "m": mask.shape[0],
+        "n": mask.shape[1],
         "nnz": len(indices),
-    }  # fmt: skip
+    }
 
 
 def csc_oracle(args: Arrays) -> dict[str, np.ndarray]:
@@ -141,10 +145,15 @@ def coo_inputs(rng: np.random.Generator, case: str, dtype: str, idtype: str) -> 
     order = np.sort(np.concatenate([np.arange(len(rows)), np.arange(0, len(rows), 3)]))
     rows, cols = rows[order].astype(idtype), cols[order].astype(idtype)
     return {
-        **_operands(rng, case, dtype, mask.shape), "a": values(rng, len(rows), dtype),
-        "indptr": np.array([0, len(rows)], idtype), "rows": rows, "cols": cols, "m": mask.shape[0],
-        "n": mask.shape[1], "nnz": len(rows),
-    }  # fmt: skip
+        **_operands(rng, case, dtype, mask.shape),
+        "a": values(rng, len(rows), dtype),
+        "indptr": np.array([0, len(rows)], idtype),
+        "rows": rows,
+        "cols": cols,
+        "m": mask.shape[0],
+        "n": mask.shape[1],
+        "nnz": len(rows),
+    }
 
 
 def coo_scatter_inputs(rng: np.random.Generator, case: str, dtype: str, idtype: str) -> Arrays:
@@ -186,9 +195,14 @@ def bsr_inputs(rng: np.random.Generator, case: str, dtype: str, idtype: str) -> 
     mb, nb = mask.shape
     return {
         **_operands(rng, case, dtype, (mb * BLOCK, nb * BLOCK)),
-        "a": values(rng, (len(indices), BLOCK, BLOCK), dtype), "indptr": indptr, "indices": indices,
-        "mb": mb, "nb": nb, "nnzb": len(indices), "block": BLOCK,
-    }  # fmt: skip
+        "a": values(rng, (len(indices), BLOCK, BLOCK), dtype),
+        "indptr": indptr,
+        "indices": indices,
+        "mb": mb,
+        "nb": nb,
+        "nnzb": len(indices),
+        "block": BLOCK,
+    }
 
 
 def bsr_oracle(args: Arrays) -> dict[str, np.ndarray]:
@@ -219,9 +233,12 @@ def _stored_rows(mask: np.ndarray, idtype: str) -> Arrays:
     rows = np.nonzero(mask.any(axis=1))[0].astype(idtype)
     indptr, indices = csr(mask[rows], idtype)
     return {
-        "row_ptr": np.array([0, len(rows)], idtype), "rows": rows, "nnzr": len(rows),
-        "indptr": indptr, "indices": indices,
-    }  # fmt: skip
+        "row_ptr": np.array([0, len(rows)], idtype),
+        "rows": rows,
+        "nnzr": len(rows),
+        "indptr": indptr,
+        "indices": indices,
+    }
 
 
 def dbsr_inputs(rng: np.random.Generator, case: str, dtype: str, idtype: str) -> Arrays:
@@ -229,10 +246,15 @@ def dbsr_inputs(rng: np.random.Generator, case: str, dtype: str, idtype: str) ->
     mask, feat = mask2(rng, case), FEATURES[case]
     (mb, nb), nnzb = mask.shape, int(mask.sum())
     return {
-        **_stored_rows(mask, idtype), "a": values(rng, (nnzb, BLOCK, BLOCK), dtype),
-        "b": fill(rng, case, (nb, BLOCK, feat), dtype), "c": garbage((mb, BLOCK, feat), dtype),
-        "mb": mb, "nb": nb, "nnzb": nnzb, "feat": feat,
-    }  # fmt: skip
+        **_stored_rows(mask, idtype),
+        "a": values(rng, (nnzb, BLOCK, BLOCK), dtype),
+        "b": fill(rng, case, (nb, BLOCK, feat), dtype),
+        "c": garbage((mb, BLOCK, feat), dtype),
+        "mb": mb,
+        "nb": nb,
+        "nnzb": nnzb,
+        "feat": feat,
+    }
 
 
 def dbsr_oracle(args: Arrays) -> dict[str, np.ndarray]:

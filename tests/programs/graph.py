@@ -49,10 +49,17 @@ def hypergraph_inputs(rng: np.random.Generator, case: str, dtype: str, idtype: s
     ve_ptr, ve_idx = csr(mask, idtype)
     ev_ptr, ev_idx = csr(mask.T, idtype)
     return {
-        "x": fill(rng, case, (vertices, feat), dtype), "y": garbage((vertices, feat), dtype),
-        "ve_ptr": ve_ptr, "ve_idx": ve_idx, "ev_ptr": ev_ptr, "ev_idx": ev_idx,
-        "vertices": vertices, "edges": edges, "nnz": len(ve_idx), "feat": feat,
-    }  # fmt: skip
+        "x": fill(rng, case, (vertices, feat), dtype),
+        "y": garbage((vertices, feat), dtype),
+        "ve_ptr": ve_ptr,
+        "ve_idx": ve_idx,
+        "ev_ptr": ev_ptr,
+        "ev_idx": ev_idx,
+        "vertices": vertices,
+        "edges": edges,
+        "nnz": len(ve_idx),
+        "feat": feat,
+    }
 
 
 def hypergraph_oracle(args: Arrays) -> dict[str, np.ndarray]:
@@ -96,11 +103,15 @@ def relational_inputs(rng: np.random.Generator, case: str, dtype: str, idtype: s
     args, feat, feat_in = csr_inputs(rng, case, dtype, idtype), FEATURES[case], 3
     del args["a"]
     return {
-        **args, "etype": rng.integers(0, RELATIONS, args["nnz"]).astype(idtype),
+        **args,
+        "etype": rng.integers(0, RELATIONS, args["nnz"]).astype(idtype),
         "w": values(rng, (RELATIONS, feat, feat_in), dtype),
-        "x": fill(rng, case, (args["n"], feat_in), dtype), "y": garbage((args["m"], feat), dtype),
-        "relations": RELATIONS, "feat": feat, "feat_in": feat_in,
-    }  # fmt: skip
+        "x": fill(rng, case, (args["n"], feat_in), dtype),
+        "y": garbage((args["m"], feat), dtype),
+        "relations": RELATIONS,
+        "feat": feat,
+        "feat_in": feat_in,
+    }
 
 
 def relational_oracle(args: Arrays) -> dict[str, np.ndarray]:
@@ -135,11 +146,22 @@ def relational_csf_inputs(rng: np.random.Generator, case: str, dtype: str, idtyp
     i_ptr, i_idx = csr(mask.any(axis=2), idtype)
     j_ptr, j_idx = csr(mask[mask.any(axis=2)], idtype)
     return {
-        "a": values(rng, len(j_idx), dtype), "x": fill(rng, case, (n, feat_in), dtype),
-        "w": values(rng, (RELATIONS, feat_in, feat), dtype), "y": garbage((m, feat), dtype),
-        "i_ptr": i_ptr, "i_idx": i_idx, "j_ptr": j_ptr, "j_idx": j_idx, "relations": RELATIONS,
-        "m": m, "n": n, "nnz_i": len(i_idx), "nnz_j": len(j_idx), "feat_in": feat_in, "feat": feat,
-    }  # fmt: skip
+        "a": values(rng, len(j_idx), dtype),
+        "x": fill(rng, case, (n, feat_in), dtype),
+        "w": values(rng, (RELATIONS, feat_in, feat), dtype),
+        "y": garbage((m, feat), dtype),
+        "i_ptr": i_ptr,
+        "i_idx": i_idx,
+        "j_ptr": j_ptr,
+        "j_idx": j_idx,
+        "relations": RELATIONS,
+        "m": m,
+        "n": n,
+        "nnz_i": len(i_idx),
+        "nnz_j": len(j_idx),
+        "feat_in": feat_in,
+        "feat": feat,
+    }
 
 
 def relational_csf_oracle(args: Arrays) -> dict[str, np.ndarray]:
@@ -241,10 +263,13 @@ def attention_inputs(rng: np.random.Generator, case: str, dtype: str, idtype: st
     args, feat = csr_inputs(rng, case, dtype, idtype), FEATURES[case]
     del args["a"]
     return {
-        **args, "q": values(rng, (args["m"], feat), dtype),
-        "k": values(rng, (args["n"], feat), dtype), "v": fill(rng, case, (args["n"], feat), dtype),
-        "out": garbage((args["m"], feat), dtype), "feat": feat,
-    }  # fmt: skip
+        **args,
+        "q": values(rng, (args["m"], feat), dtype),
+        "k": values(rng, (args["n"], feat), dtype),
+        "v": fill(rng, case, (args["n"], feat), dtype),
+        "out": garbage((args["m"], feat), dtype),
+        "feat": feat,
+    }
 
 
 def attention_oracle(args: Arrays) -> dict[str, np.ndarray]:

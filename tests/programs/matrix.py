@@ -27,9 +27,13 @@ def csr_inputs(rng: np.random.Generator, case: str, dtype: str, idtype: str) -> 
     indptr, indices = csr(mask, idtype)
     m, n = mask.shape
     return {
-        "a": values(rng, len(indices), dtype), "indptr": indptr, "indices": indices, "m": m, "n": n,
+        "a": values(rng, len(indices), dtype),
+        "indptr": indptr,
+        "indices": indices,
+        "m": m,
+        "n": n,
         "nnz": len(indices),
-    }  # fmt: skip
+    }
 
 
 # y = A x.

@@ -156,12 +156,20 @@ def dcsr_inputs(rng: np.random.Generator, case: str, dtype: str, idtype: str) ->
         places = np.sort(rng.permutation(cols)[: len(found)])
         row[places] = found
     return {
-        "a": values(rng, len(a_idx), dtype), "row_ptr": np.array([0, len(rows)], idtype),
-        "row_idx": rows.astype(idtype), "a_ptr": a_ptr, "a_idx": a_idx,
-        "b": fill(rng, "small", slots.size, dtype), "slots": slots.reshape(-1).astype(idtype),
-        "c": garbage(m, dtype), "m": m, "n": n, "rows": len(rows), "a_nnz": len(a_idx),
+        "a": values(rng, len(a_idx), dtype),
+        "row_ptr": np.array([0, len(rows)], idtype),
+        "row_idx": rows.astype(idtype),
+        "a_ptr": a_ptr,
+        "a_idx": a_idx,
+        "b": fill(rng, "small", slots.size, dtype),
+        "slots": slots.reshape(-1).astype(idtype),
+        "c": garbage(m, dtype),
+        "m": m,
+        "n": n,
+        "rows": len(rows),
+        "a_nnz": len(a_idx),
         "cols": cols,
-    }  # fmt: skip
+    }
 
 
 def dcsr_oracle(args: Arrays) -> dict[str, np.ndarray]:

@@ -42,10 +42,20 @@ def csr_to_bsr_inputs(rng: np.random.Generator, case: str, dtype: str, idtype: s
         blocks[:, 1] = False
     block_ptr, block_idx = csr(blocks, idtype)
     return {
-        "a": values(rng, nnz, dtype), "b": garbage((len(block_idx), BLOCK, BLOCK), dtype),
-        "indptr": indptr, "indices": indices, "block_ptr": block_ptr, "block_idx": block_idx,
-        "m": m, "n": n, "nnz": nnz, "mb": mb, "nb": nb, "nnzb": len(block_idx), "block": BLOCK,
-    }  # fmt: skip
+        "a": values(rng, nnz, dtype),
+        "b": garbage((len(block_idx), BLOCK, BLOCK), dtype),
+        "indptr": indptr,
+        "indices": indices,
+        "block_ptr": block_ptr,
+        "block_idx": block_idx,
+        "m": m,
+        "n": n,
+        "nnz": nnz,
+        "mb": mb,
+        "nb": nb,
+        "nnzb": len(block_idx),
+        "block": BLOCK,
+    }
 
 
 def csr_to_bsr_oracle(args: Arrays) -> dict[str, np.ndarray]:
@@ -84,9 +94,13 @@ def strided_gather_inputs(rng: np.random.Generator, case: str, dtype: str, idtyp
     if case == "nonfinite":
         a[0], a[-1] = np.nan, np.inf
     return {
-        "a": a, "out": garbage((rows, width), dtype), "size": size, "rows": rows, "width": width,
+        "a": a,
+        "out": garbage((rows, width), dtype),
+        "size": size,
+        "rows": rows,
+        "width": width,
         "stride": 2,
-    }  # fmt: skip
+    }
 
 
 def strided_gather_oracle(args: Arrays) -> dict[str, np.ndarray]:

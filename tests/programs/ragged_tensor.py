@@ -43,9 +43,13 @@ def ragged_sum_inputs(rng: np.random.Generator, case: str, dtype: str, idtype: s
     if case == "nonfinite":
         a[0] = np.nan
     return {
-        "a": a, "y": garbage(len(lengths), dtype), "indptr": compress(lengths, idtype),
-        "m": len(lengths), "n": longest(lengths), "nnz": nnz,
-    }  # fmt: skip
+        "a": a,
+        "y": garbage(len(lengths), dtype),
+        "indptr": compress(lengths, idtype),
+        "m": len(lengths),
+        "n": longest(lengths),
+        "nnz": nnz,
+    }
 
 
 def ragged_sum_oracle(args: Arrays) -> dict[str, np.ndarray]:

@@ -16,10 +16,17 @@ def csf_inputs(
     mask = mask3(rng, case)
     j_ptr, j_idx, k_ptr, k_idx = csf(mask, idtype)
     return mask, {
-        "a": values(rng, len(k_idx), dtype), "j_ptr": j_ptr, "j_idx": j_idx, "k_ptr": k_ptr,
-        "k_idx": k_idx, "m": mask.shape[0], "n": mask.shape[1], "p": mask.shape[2],
-        "nnz_j": len(j_idx), "nnz_k": len(k_idx),
-    }  # fmt: skip
+        "a": values(rng, len(k_idx), dtype),
+        "j_ptr": j_ptr,
+        "j_idx": j_idx,
+        "k_ptr": k_ptr,
+        "k_idx": k_idx,
+        "m": mask.shape[0],
+        "n": mask.shape[1],
+        "p": mask.shape[2],
+        "nnz_j": len(j_idx),
+        "nnz_k": len(k_idx),
+    }
 
 
 def csf_coordinates(args: Arrays, k_ptr: str = "k_ptr") -> tuple[np.ndarray, np.ndarray]:
@@ -75,9 +82,13 @@ def csf_siblings_inputs(rng: np.random.Generator, case: str, dtype: str, idtype:
     if case == "nonfinite":
         b[-1], b[len(b) // 2] = np.inf, np.nan
     return {
-        **args, "b": b, "y": garbage(args["m"], dtype), "l_ptr": l_ptr, "l_idx": l_idx,
+        **args,
+        "b": b,
+        "y": garbage(args["m"], dtype),
+        "l_ptr": l_ptr,
+        "l_idx": l_idx,
         "nnz_l": len(l_idx),
-    }  # fmt: skip
+    }
 
 
 def csf_siblings_oracle(args: Arrays) -> dict[str, np.ndarray]:

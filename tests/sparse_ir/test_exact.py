@@ -79,12 +79,15 @@ def check(func: Any, args: dict[str, Any]) -> dict[str, Any]:
 
 
 BODIES = {
-    "write": "C[IDX[i] * 3 - 1] = X[i]", "read": "Y[i] = W[IDX[i] * 3 - 1]",
-    "search": "Y[i] = S[0, IDX[i] * 3 - 1]", "ragged": "Y[i] = R[2, IDX[i] * 3 - 1]",
+    "write": "C[IDX[i] * 3 - 1] = X[i]",
+    "read": "Y[i] = W[IDX[i] * 3 - 1]",
+    "search": "Y[i] = S[0, IDX[i] * 3 - 1]",
+    "ragged": "Y[i] = R[2, IDX[i] * 3 - 1]",
     "bound": "t: T.let[T.int32] = IDX[i] * 3\nC[t - 1] = X[i]",
-    "symbol": "C[IDX[i] * stride - 1] = X[i]", "bits": "C[(IDX[i] << 1) + IDX[i] - 1] = X[i]",
+    "symbol": "C[IDX[i] * stride - 1] = X[i]",
+    "bits": "C[(IDX[i] << 1) + IDX[i] - 1] = X[i]",
     "chosen": "C[T.if_then_else(i >= 0, IDX[i] * 3, i) - 1] = X[i]",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("far", FAR)

@@ -60,11 +60,14 @@ def of_mttkrp(ijl, a, u, v):
 
 
 CASES = {
-    "spmm": (spmm, of_spmm), "sddmm": (sddmm, lambda ij, x, y: (x[ij[0]] * y[ij[1]]).sum(1)),
+    "spmm": (spmm, of_spmm),
+    "sddmm": (sddmm, lambda ij, x, y: (x[ij[0]] * y[ij[1]]).sum(1)),
     "spmv": (spmv, lambda ij, a, b: of_spmm(ij, a, b[:, None])[:, 0]),
     "distances": (distances, lambda ij, a, x, y: ((x[ij[0]] - y[ij[1]]) ** 2).sum(1)),
-    "gates": (gated, of_gates), "rgms": (rgms, of_rgms), "mttkrp": (mttkrp, of_mttkrp),
-}  # fmt: skip
+    "gates": (gated, of_gates),
+    "rgms": (rgms, of_rgms),
+    "mttkrp": (mttkrp, of_mttkrp),
+}
 EACH = [
     (name, wrt) for name, (make, _) in CASES.items() for wrt in make().arrays
     if (name, wrt) != ("distances", "a")

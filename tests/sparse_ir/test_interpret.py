@@ -44,9 +44,14 @@ def test_program_equals_its_oracle(name, dtype, idtype):
 def csr_args(**more):
     """A 3 x 4 matrix with an empty row: [[0, 1, 0, 2], [], [3, 0, 0, 0]]."""
     return {
-        "a": np.array([1, 2, 3], "float32"), "indptr": np.array([0, 2, 2, 3], "int32"),
-        "indices": np.array([1, 3, 0], "int32"), "m": 3, "n": 4, "nnz": 3, **more,
-    }  # fmt: skip
+        "a": np.array([1, 2, 3], "float32"),
+        "indptr": np.array([0, 2, 2, 3], "int32"),
+        "indices": np.array([1, 3, 0], "int32"),
+        "m": 3,
+        "n": 4,
+        "nnz": 3,
+        **more,
+    }
 
 
 def given(more="", check_well_formed=True, **arrays):

@@ -51,10 +51,14 @@ def bsr_args(dtype):
     indices = np.nonzero(mask)[1].astype("int32")
     return {
         "a": rng.random((len(indices), 16, 16)).astype(dtype),
-        "b": rng.random((5, 16, 32)).astype(dtype), "c": np.full((6, 16, 32), np.nan, "float32"),
+        "b": rng.random((5, 16, 32)).astype(dtype),
+        "c": np.full((6, 16, 32), np.nan, "float32"),
         "indptr": np.concatenate([[0], np.cumsum(mask.sum(axis=1))]).astype("int32"),
-        "indices": indices, "mb": 6, "nb": 5, "nnzb": len(indices),
-    }  # fmt: skip
+        "indices": indices,
+        "mb": 6,
+        "nb": 5,
+        "nnzb": len(indices),
+    }
 
 
 def bsr_oracle(args):

@@ -279,9 +279,14 @@ class Hand:
 
     def child(self, **changes):
         fields = {
-            "name": "J", "kind": "sparse_variable", "length": self.n, "parent": self.i_axis,
-            "nnz": self.nnz, "indptr": self.handles[1], "indices": self.handles[2],
-        }  # fmt: skip
+            "name": "J",
+            "kind": "sparse_variable",
+            "length": self.n,
+            "parent": self.i_axis,
+            "nnz": self.nnz,
+            "indptr": self.handles[1],
+            "indices": self.handles[2],
+        }
         return Axis(**{**fields, **changes})
 
     def over(self, axes, name="A", handle=True):
@@ -291,16 +296,25 @@ class Hand:
 
     def iteration(self, **changes):
         fields = {
-            "span": None, "axes": [self.i_axis, self.j_axis], "kinds": "SS", "name": "it",
-            "vars": [self.i, self.j], "init": None, "body": self.body, "annotations": {},
-        }  # fmt: skip
+            "span": None,
+            "axes": [self.i_axis, self.j_axis],
+            "kinds": "SS",
+            "name": "it",
+            "vars": [self.i, self.j],
+            "init": None,
+            "body": self.body,
+            "annotations": {},
+        }
         return SparseIteration(**{**fields, **changes})
 
     def func(self, **changes):
         fields = {
-            "name": "f", "params": self.params, "axes": [self.i_axis, self.j_axis],
-            "buffers": [self.buffer], "body": self.iteration(),
-        }  # fmt: skip
+            "name": "f",
+            "params": self.params,
+            "axes": [self.i_axis, self.j_axis],
+            "buffers": [self.buffer],
+            "body": self.iteration(),
+        }
         return make_func(**{**fields, **changes})
 
 
