@@ -22,6 +22,7 @@ from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.pipeline import Stages, lower
 from sparsetir.runtime.targets import resolve_target
 from sparsetir.schedules.default import pool, vector_bits
+from sparsetir.schedules.registers import sum_vectors
 from sparsetir.schedules.templates.register_tile import greatest_divisor, straight_code, sums_of
 from sparsetir.sparse_ir.schedule import Schedule
 from sparsetir.sparse_ir.script.parser import from_source
@@ -30,7 +31,7 @@ NAME = "product"
 WORK = 1 << 20  # multiplications; fewer are left to torch
 WEIGHTS = 1 << 17  # numbers of a matrix of weights, which is to stay in the second cache
 LEAST, NARROW = 4, 8  # columns: of any number between them, else whole vectors
-VECTORS = {True: (4, 16), False: (2, 12)}  # in a row of a tile and in all of it, of 512 bits or not
+WIDE = 4  # vectors in a row of a tile
 ROWS = 128  # that are summed up at a time
 PERMUTED = {aten.permute.default, aten.t.default, aten.transpose.int}
 
@@ -69,12 +70,11 @@ class Product:
     def schedule(self, target: Any) -> Callable[[Schedule], None]:
         """Tiles of the result in registers."""
         bits = vector_bits(target)
-        most, sums = VECTORS[bits >= 512]
         lanes = 1 << (min(bits // 32, self.outer).bit_length() - 1)
         while self.outer > NARROW and self.outer % lanes and lanes > NARROW:
             lanes //= 2
-        vectors = greatest_divisor(self.outer // lanes, most)
-        rows = max(1, sums // vectors)
+        vectors = greatest_divisor(self.outer // lanes, WIDE)
+        rows = max(1, sum_vectors(bits) // vectors)
 
         def apply(sch: Schedule) -> None:
             iteration = sch.get_sparse_iteration(NAME)
