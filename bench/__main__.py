@@ -112,7 +112,9 @@ COMMANDS: dict[str, tuple[str, tuple[Option, ...], int | None]] = {
         THREADS_OF_ALL, GRAPH, seconds(10, "each layer and graph"),
         some("--layer", None, "default: all: raw GCN SAGE GIN GAT GATv2 Transformer gate .."),
         some("--peers", None, "default: all", nargs="*",
-             choices=("PyG", "Inductor", "backend, rest eager", "accelerate", "sparsetir.nn")),
+             choices=(
+                 "PyG", "Inductor", "backend, rest by Inductor", "accelerate", "sparsetir.nn",
+             )),
         flag("--shuffle", "edges in no order"),
         flag("--memory", "what an epoch takes, by each way in a process of its own"),
         flag("--exported", "inference by libraries that need no torch, in place of epochs"),

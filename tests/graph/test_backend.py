@@ -139,6 +139,17 @@ def test_two_kinds_of_nodes():
     assert backend.graphs[0].found and not backend.graphs[0].left
 
 
+def test_one_index_of_nodes_of_two_kinds():
+    def model(x, y, edge_index):
+        source, target = edge_index
+        few = x.new_zeros(len(x), 8).index_add(0, target, y[source] * y[target])
+        return few + x, y.new_zeros(len(y), 8).index_add(0, target, y[source])
+
+    given = torch.randn(30, 8), torch.randn(40, 8), edges()
+    for a, b in zip(torch.compile(model, backend="sparsetir")(*given), model(*given), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
 def test_two_layers_have_one_prelude():
     class Two(torch.nn.Module):
         def __init__(self):

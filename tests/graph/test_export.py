@@ -92,6 +92,23 @@ def test_what_is_no_message(tmp_path):
     check(model, loaded(path))
 
 
+class TwoSizes(torch.nn.Module):
+    """One index names nodes of two kinds, of which there are not as many."""
+
+    def forward(self, x, y, edge_index):
+        source, target = edge_index
+        few = x.new_zeros(len(x), x.shape[1]).index_add(0, target, y[source] * y[target])
+        return few, y.new_zeros(len(y), y.shape[1]).index_add(0, target, y[source])
+
+
+def test_an_index_of_nodes_of_two_kinds(tmp_path):
+    model, path = TwoSizes(), tmp_path / "model.so"
+    given = torch.randn(30, 8), torch.randn(40, 8), edges(1, 30, 150)
+    sparsetir.export(model, given, path)
+    for a, b in zip(loaded(path)(*given), model(*given), strict=True):
+        torch.testing.assert_close(torch.from_numpy(a.numpy()), b, rtol=1e-4, atol=1e-5)
+
+
 def test_without_torch_and_this_package(tmp_path):
     model, args = made("SAGE")
     path, given, out = (tmp_path / name for name in ("model.so", "given.npz", "out.npy"))
@@ -138,6 +155,8 @@ def test_refusals(tmp_path):
     with pytest.raises(LoweringError, match=r"operator aten.cumsum.default that gives \(.*, 8\)"):
         model = torch.nn.Sequential(torch.nn.Linear(FEATURES, 8), Sums())
         sparsetir.export(model, args[:1], tmp_path / "m.so")
+    with pytest.raises(LoweringError, match=r"of torch.float64 is not supported"):
+        sparsetir.export(model[0].double(), (args[0].double(),), tmp_path / "m.so")
     with pytest.raises(LoweringError, match="operator aten.rand.default"):  # no constant
         sparsetir.export(Noise(), args[:1], tmp_path / "m.so")
     assert [p.name for p in tmp_path.iterdir()] == ["there.so"]

@@ -10,7 +10,7 @@ import re
 from torch import fx
 
 from sparsetir.graph.expressions import Expression
-from sparsetir.graph.programs import REDUCTIONS, layout
+from sparsetir.graph.programs import REDUCTIONS, features, layout
 
 NAME = "dense"
 
@@ -48,8 +48,8 @@ def pointwise(
     for n in read:
         operand = expression.operands[n]
         first = [] if operand.at == "all" else [("I", "i")]
-        operands.append([*first, *_features(operand.axes)] or [("ONE0", "0")])
-    written = [("I", "i"), *_features(result)]
+        operands.append([*first, *features(operand.axes)] or [("ONE0", "0")])
+    written = [("I", "i"), *features(result)]
     places = {
         f"{n}": f"X{at}[{', '.join(i for _, i in operands[at])}]" for at, n in enumerate(read)
     }
@@ -68,7 +68,3 @@ def pointwise(
     over = [("I", "i"), *((f"D{n}", f"k{n}") for n in range(count))]
     text = layout(NAME, operands, written, over, kinds, sizes, lines)
     return Dense(text, [expression.tensors[n] for n in read])
-
-
-def _features(axes: list[int | None] | tuple[int | None, ...]) -> list[tuple[str, str]]:
-    return [(f"ONE{n}", "0") if a is None else (f"D{a}", f"k{a}") for n, a in enumerate(axes)]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -44,6 +43,7 @@ from sparsetir.graph.products import Product
 from sparsetir.graph.programs import GIVEN, Program
 from sparsetir.graph.regions import LANES, SUMS, rewrite
 from sparsetir.runtime.build import with_natural_shapes
+from sparsetir.runtime.kernel_file import write_whole
 from sparsetir.runtime.pipeline import lower
 from sparsetir.runtime.signature import signature_of
 from sparsetir.runtime.targets import resolve_target
@@ -61,6 +61,7 @@ TAKEN_APART = [
     aten.addcmul, aten.silu,
 ]  # fmt: skip
 REDUCED = {**dict.fromkeys(SUMS, "sum"), aten.amax.default: "max", aten.amin.default: "min"}
+COMPUTED = POINTWISE | {aten.clamp.default}
 NAMES = {
     "eq": "equal", "ne": "not_equal", "gt": "greater", "ge": "greater_equal", "lt": "less",
     "le": "less_equal",
@@ -123,11 +124,7 @@ def export(
     if target.kind.name != "llvm":
         raise ValueError(f"{WHO}: argument 'target': expected a CPU, got {target.kind.name}")
     module = _Translation(_graph_of(model, tuple(inputs)), target).module()
-    made = relax.build(module, target=target)
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".sparsetir-") as folder:
-        whole = Path(folder) / path.name
-        made.export_library(str(whole))
-        os.replace(whole, path)  # a library that is loaded stays as it is
+    write_whole(relax.build(module, target=target), path, overwrite)
 
 
 def _check(model: Any, inputs: Any, path: Path, overwrite: bool) -> None:
@@ -294,7 +291,7 @@ class _Translation:
         return [self._size(s) for s in shape_of(node)]
 
     def _type(self, node: fx.Node) -> Any:
-        return relax.TensorType(self._shape(node), str(dtype_of(node)).removeprefix("torch."))
+        return relax.TensorType(self._shape(node), self._dtype(node))
 
     # -- values -----------------------------------------------------------------------------------
 
@@ -315,10 +312,10 @@ class _Translation:
             return self._restored(self._value(args[0]), self._shape(node), args[1])
         if target in REDUCED and is_float(node):
             return self._reduced(node)
-        if target == aten.addmm.default or target == aten.mm.default:
+        if is_float(node) and target in (aten.addmm.default, aten.mm.default):
             return self._product(node)
-        if is_float(node) and target in POINTWISE | {aten.clamp.default}:
-            return self._pointwise(node)
+        if is_float(node) and target in COMPUTED:
+            return self._dense(node, node)
         found = self._other(node)
         if found is None:
             what = f"({', '.join(map(str, shape_of(node)))}) of {dtype_of(node)}"
@@ -327,14 +324,11 @@ class _Translation:
 
     def _is_stored(self, node: fx.Node) -> bool:
         """Whether a value of pointwise operators is read more than once."""
-        if node.target not in POINTWISE | {aten.clamp.default}:
+        if node.target not in COMPUTED:
             return False
         readers = [u for u in node.users if u.target not in VIEWS | SAME]
         through = [u for u in node.users if u not in readers]
         return len(readers) + sum(max(1, len(u.users)) for u in through) > 1
-
-    def _pointwise(self, node: fx.Node) -> Any:
-        return self._dense(node, node)
 
     def _reduced(self, node: fx.Node) -> Any:
         """Along the last dimensions."""
@@ -390,7 +384,7 @@ class _Translation:
         *bias, x, y = args
         inner, outer = shape_of(y)
         fits = not bias or len(shape_of(bias[0])) == 1 and not is_one(shape_of(bias[0])[0])
-        if not (isinstance(inner, int) and isinstance(outer, int) and fits and is_float(node)):
+        if not (isinstance(inner, int) and isinstance(outer, int) and fits):
             raise LoweringError(f"{WHO}: operator {node.target} of open sizes is not supported")
         arrays = {f"x{n}": self._value(v) for n, v in enumerate([x, y, *bias])}
         m = {"m": self._size(shape_of(node)[0])}
@@ -437,14 +431,16 @@ class _Translation:
         return {f"d{a}": self._size(s) for s, a in zip(sizes, axes, strict=True) if a is not None}
 
     def _order(self, rows: fx.Node, m: Any) -> tuple[Any, Any]:
-        """Where the edges of each node begin, and their places, sorted by an index."""
-        key = "order", rows
+        """Where the edges of each of m nodes begin, and their places, sorted by an index."""
+        index, key = self._index(rows), ("starts", rows, str(m))
         if key not in self._values:
-            index = self._index(rows)
-            starts = self._call_given("count_edges", [index], relax.TensorType([m + 1], "int32"))
+            of = relax.TensorType([m + 1], "int32")
+            self._values[key] = self._call_given("count_edges", [index], of)
+        starts = self._values[key]
+        if ("order", rows) not in self._values:
             of = relax.TensorType(self._shape(rows), "int32")
-            self._values[key] = starts, self._call_given("sort_edges", [index, starts], of)
-        return self._values[key]
+            self._values["order", rows] = self._call_given("sort_edges", [index, starts], of)
+        return starts, self._values["order", rows]
 
     def _arranged(self, index: fx.Node, rows: fx.Node, places: Any, size: Any) -> Any:
         """Another index, of so many nodes, in the order by that of the rows."""
@@ -465,13 +461,13 @@ class _Translation:
     def _between(self, by: fx.Node, places: Any) -> Any:
         """Where edges in one order are in that by another index."""
         of = relax.TensorType(self._shape(by), "int32")
-        _, other = self._values["order", by]
+        other = self._values["order", by]
         room = self._builder.emit(relax.op.zeros_like(other))
         return self._call_given("places_between", [other, places, room], of)
 
     def _restored(self, values: Any, shape: list[Any], rows: fx.Node) -> Any:
         """Values of edges in the order in which they were given."""
-        return self._flat("restored", values, shape, self._values["order", rows][1])
+        return self._flat("restored", values, shape, self._values["order", rows])
 
     def _flat(self, name: str, values: Any, shape: list[Any], other: Any) -> Any:
         """A call of a function of values with one dimension of features."""

@@ -198,13 +198,17 @@ class Expression:
 
     rows : the index by which edges are sorted; None while that is open
     stored : values of edges that are read and not computed again, and by which index each is sorted
+    count : nodes that the index of rows names; None for as many as what it reads first has
     """
 
-    def __init__(self, rows: fx.Node | None, stored: dict[fx.Node, fx.Node | None]) -> None:
-        self.rows, self.stored = rows, stored
+    def __init__(
+        self, rows: fx.Node | None, stored: dict[fx.Node, fx.Node | None], count: Any = None
+    ) -> None:
+        self.rows, self.stored, self.count = rows, stored, count
         self.tensors: list[fx.Node] = []
         self.operands: list[Operand] = []
         self.others: list[fx.Node] = []
+        self.counts: list[Any] = []  # of nodes that each of the others names
         self.orders: list[fx.Node] = []  # of stored values, beside the rows
 
     def of(self, node: fx.Node, axes: Sequence[int | None], root: bool = False) -> str:
@@ -213,7 +217,7 @@ class Expression:
             return self._edge(node, axes)
         gathered = gather_of(node)
         if gathered is not None and is_float(node):
-            at = self._node(gathered[1])
+            at = self._node(gathered[1], shape_of(gathered[0])[0])
             return self._read(gathered[0], *at, axes)
         target: Any = node.target
         args: Any = node.args
@@ -295,12 +299,17 @@ class Expression:
         ]
         return self._read(value, "all", 0, inner)
 
-    def _node(self, index: fx.Node) -> tuple[str, int]:
-        if index is self.rows:
+    def _node(self, index: fx.Node, count: Any) -> tuple[str, int]:
+        """Where a node is read that an index names among so many."""
+        if index is self.rows and (self.count is None or same(count, self.count)):
+            self.count = count
             return "row", 0
-        if index not in self.others:
-            self.others.append(index)
-        return "other", self.others.index(index)
+        for n, (other, known) in enumerate(zip(self.others, self.counts, strict=True)):
+            if other is index and same(known, count):
+                return "other", n
+        self.others.append(index)
+        self.counts.append(count)
+        return "other", len(self.others) - 1
 
     def _edge(self, node: fx.Node, axes: Sequence[int | None]) -> str:
         order = self.stored.get(node)
@@ -330,17 +339,15 @@ class Expression:
         assert self.rows is not None
         read = sorted({int(n) for n in re.findall(r"{(\d+)}", text)})
         operands = [self.operands[n] for n in read]
-        others = [i for n, i in enumerate(self.others) if any(
-            x.at == "other" and x.number == n for x in operands
-        )]  # fmt: skip
-        indices = [self.rows, *others]
+        used = sorted({x.number for x in operands if x.at == "other"})
+        indices = [self.rows, *(self.others[n] for n in used)]
         indices += [i for n, i in enumerate(self.orders) if i not in indices and any(
             x.number == -2 - n for x in operands
         )]  # fmt: skip
 
         def numbered(x: Operand) -> Operand:
             if x.at == "other":
-                return replace(x, number=others.index(self.others[x.number]))
+                return replace(x, number=used.index(x.number))
             return (
                 replace(x, number=indices.index(self.orders[-2 - x.number]))
                 if x.number < GIVEN
@@ -350,7 +357,7 @@ class Expression:
         places = {n: f"{{{at}}}" for at, n in enumerate(read)}
         text = re.sub(r"{(\d+)}", lambda found: places[int(found[1])], text)
         tensors = [self.tensors[n] for n in read]
-        return Finished(text, tuple(map(numbered, operands)), tensors, indices, len(others))
+        return Finished(text, tuple(map(numbered, operands)), tensors, indices, len(used))
 
 
 def _filling(node: fx.Node) -> Any:

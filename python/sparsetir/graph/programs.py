@@ -8,6 +8,7 @@ no multiple of a few, else one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tvm.error import DiagnosticError
@@ -104,16 +105,16 @@ class Program:
             axes, at = self._place(n, operand, n in permuted)
             matched.append((f"x{n}", axes, "float32"))
             reads.append(f"{f'x{n}'.upper()}[{', '.join(at)}]")
-        result = [*(["I"] if self.reduce else ["I", "J"]), *_features(self.result)[0]]
-        matched.append(("out", result, "float32"))
+        first = [("I", "i")] if self.reduce else [("I", "i"), ("J", "j")]
+        result, places = zip(*first, *features(self.result), strict=True)
+        matched.append(("out", list(result), "float32"))
         body += [
             f'{name.upper()} = T.match_sparse_buffer({name}, ({", ".join(axes)},), "{dtype}")'
             for name, axes, dtype in matched
         ]
         loops = [f"k{n}" for n in range(count)]
-        at = ", ".join([*(["i"] if self.reduce else ["i", "j"]), *_features(self.result)[1]])
         term = self.expression.format(*reads)
-        body += self._iteration(f"OUT[{at}]", term, loops, fused)
+        body += self._iteration(f"OUT[{', '.join(places)}]", term, loops, fused)
         return "\n".join([*lines, *(f"    {line}" for line in body)]) + "\n"
 
     def _place(self, n: int, operand: Operand, permuted: bool) -> tuple[list[str], list[str]]:
@@ -127,8 +128,9 @@ class Program:
                 [f"INDEX{operand.number}[i, j]" if operand.number else "j"],
             ),
         }[operand.at]
-        behind = _features(operand.axes)
-        axes, at = axes + behind[0], at + behind[1]
+        for axis, place in features(operand.axes):
+            axes.append(axis)
+            at.append(place)
         return (axes, at) if axes else (["ONE0"], ["0"])
 
     def _iteration(self, out: str, term: str, loops: list[str], fused: bool) -> list[str]:
@@ -166,10 +168,9 @@ class Program:
         return compiled((NAME, text), target, lambda: lower(from_source(text), target=target))
 
 
-def _features(axes: tuple[int | None, ...]) -> tuple[list[str], list[str]]:
-    """The axes behind the first one of an array, and where it is read along them."""
-    names = [f"ONE{n}" if a is None else f"D{a}" for n, a in enumerate(axes)]
-    return names, ["0" if a is None else f"k{a}" for a in axes]
+def features(axes: Sequence[int | None]) -> list[tuple[str, str]]:
+    """The axes behind the first one of an array, and where it is read along each."""
+    return [(f"ONE{n}", "0") if a is None else (f"D{a}", f"k{a}") for n, a in enumerate(axes)]
 
 
 def layout(

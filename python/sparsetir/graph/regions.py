@@ -461,7 +461,8 @@ class _Finder:
         self, node: fx.Node, values: fx.Node, rows: fx.Node, reduce: str | None, summed: int = 0
     ) -> tuple[Program, list[fx.Node], list[fx.Node]] | None:
         """The program of a region, what it reads, and indices; None where it cannot be one."""
-        expression, axes = Expression(rows, self.stored), _axes(values)
+        count = shape_of(node)[0] if reduction_of(node) else None
+        expression, axes = Expression(rows, self.stored, count), _axes(values)
         try:
             text = expression.of(values, axes, root=values is node)
         except Stored as why:

@@ -15,6 +15,7 @@ import json
 import os
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,17 +42,34 @@ def write_library(
     Raises OSError, such as FileExistsError unless `overwrite`, and leaves what was there as it was.
     """
     text = json.dumps(description).encode()
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".sparsetir-") as folder:
-        made = Path(folder) / path.name
-        made.write_bytes(bytes(ROOM))
-        made.unlink()
-        module.export_library(str(made), workspace_dir=folder)
+
+    def describe(made: Path) -> None:
         with made.open("ab") as file:
             library = file.tell()
             file.write(text)
         digest = hashlib.sha256(made.read_bytes()).digest()
         with made.open("ab") as file:
             file.write(b"%016d%016d" % (library, len(text)) + digest + MARK)
+
+    write_whole(module, path, overwrite, describe)
+
+
+def write_whole(
+    module: Any, path: Path, overwrite: bool, finish: Callable[[Path], None] | None = None
+) -> None:
+    """Write a compiled module as a shared library, which appears when it is complete.
+
+    finish : adds to the file before
+
+    Raises as :func:`write_library`.
+    """
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".sparsetir-") as folder:
+        made = Path(folder) / path.name
+        made.write_bytes(bytes(ROOM))
+        made.unlink()
+        module.export_library(str(made), workspace_dir=folder)
+        if finish is not None:
+            finish(made)
         if not overwrite:
             try:
                 os.link(made, path)  # of several processes one writes
