@@ -13,6 +13,7 @@ import tvm_ffi
 import sparsetir
 from programs import PROGRAMS, copied, tolerance
 from refusals import in_order
+from small import text_of
 from sparsetir.sparse_ir.nodes import sparse_iterations
 from sparsetir.sparse_ir.schedule.primitives import PRIMITIVES
 
@@ -126,3 +127,20 @@ def keeps_meaning(
                     err_msg=f"{name}: {case}: {output}\n{sch.trace}",
                 )  # fmt: skip
     return kernel
+
+
+# Sums over blocks whose names are of their own.
+BLOCKS = text_of("blocks", """
+with T.sp_iter([R, S, P, Q, F], "SRSRS", "sums") as [r, s, p, q, f]:
+    with T.init():
+        Y[r * 4 + p, f] = 0.0
+    Y[r * 4 + p, f] = Y[r * 4 + p, f] + V[r, s, p, q] * X[s * 4 + q, f]
+""", """
+R = T.dense_fixed(m)
+S = T.sparse_variable(R, (n, nnz), (indptr, indices))
+P = T.dense_fixed(4)
+Q = T.dense_fixed(4)
+ROW = T.dense_fixed(m * 4)
+COL = T.dense_fixed(n * 4)
+F = T.dense_fixed(d)
+""", V="R S P Q", X="COL F", Y="ROW F")  # fmt: skip

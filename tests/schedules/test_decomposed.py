@@ -10,7 +10,7 @@ import torch
 import sparsetir
 from csr_zoo import ZOO, check_spmm
 from pairs import by_turns
-from small import text_of
+from schedule_common import BLOCKS
 from sparsetir.formats import (
     BSR,
     COO,
@@ -148,28 +148,14 @@ def test_tiles_of_doubles_and_long_offsets(fmt, monkeypatch):
     assert check(config, 24, "float64").problem.idtype == "int64"
 
 
-USERS = text_of("blocks", """
-with T.sp_iter([R, S, P, Q, F], "SRSRS", "sums") as [r, s, p, q, f]:
-    with T.init():
-        Y[r * 4 + p, f] = 0.0
-    Y[r * 4 + p, f] = Y[r * 4 + p, f] + V[r, s, p, q] * X[s * 4 + q, f]
-""", """
-R = T.dense_fixed(m)
-S = T.sparse_variable(R, (n, nnz), (indptr, indices))
-P = T.dense_fixed(4)
-Q = T.dense_fixed(4)
-ROW = T.dense_fixed(m * 4)
-COL = T.dense_fixed(n * 4)
-F = T.dense_fixed(d)
-""", V="R S P Q", X="COL F", Y="ROW F")  # fmt: skip
-
-
 def test_a_program_of_ones_own():
     """The template goes by what loops are, whatever they are called."""
     matrix = sp.random_array((8, 6), density=0.4, format="csr", dtype="float32", rng=0)
     blocked = sp.kron(matrix, np.ones((4, 4), "float32"), "bsr")
     kernel = sparsetir.build(
-        sparsetir.from_source(USERS), schedule=decomposed.apply, config=Decomposed(BSR(4, 4), 16, 8)
+        sparsetir.from_source(BLOCKS),
+        schedule=decomposed.apply,
+        config=Decomposed(BSR(4, 4), 16, 8),
     )
     assert 'with T.sp_iter([S, Q, P, F1, F2], "RRSSS"' in kernel.stages["I"].script()
     x = np.random.default_rng(0).random((24, 32), "float32")

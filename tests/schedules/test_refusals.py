@@ -9,6 +9,7 @@ import scipy.sparse as sp
 import sparsetir
 from programs import PROGRAMS
 from refusals import refusals
+from schedule_common import BLOCKS
 from small import text_of
 from sparsetir import formats
 from sparsetir.runtime.pipeline import lower, lower_template
@@ -41,21 +42,6 @@ FULL, EYE = np.ones((8, 8), "float32"), np.eye(16, dtype="float32")
 NOTHING = CsrPattern(np.zeros(1, "int32"), np.zeros(0, "int32"), (0, 0))
 MANY_ROWS = CsrPattern(np.zeros(2**20 + 1, "int32"), np.zeros(0, "int32"), (2**20, 8))
 IDS = [np.random.default_rng(4).integers(0, size, 100) for size in (3, 20, 10)]
-# Blocks whose names are of their own, to be changed in places.
-BLOCKS = text_of("blocks", """
-with T.sp_iter([R, S, P, Q, F], "SRSRS", "sums") as [r, s, p, q, f]:
-    with T.init():
-        Y[r * 4 + p, f] = 0.0
-    Y[r * 4 + p, f] = Y[r * 4 + p, f] + V[r, s, p, q] * X[s * 4 + q, f]
-""", """
-R = T.dense_fixed(m)
-S = T.sparse_variable(R, (n, nnz), (indptr, indices))
-P = T.dense_fixed(4)
-Q = T.dense_fixed(4)
-ROW = T.dense_fixed(m * 4)
-COL = T.dense_fixed(n * 4)
-F = T.dense_fixed(d)
-""", V="R S P Q", X="COL F", Y="ROW F")  # fmt: skip
 SUMS = "Y[r * 4 + p, f] = Y[r * 4 + p, f] +"
 STEPS = """
 @T.prim_func
