@@ -147,7 +147,7 @@ def row_sums(sch: Schedule, rows: RowReduction, config: GpuTiled) -> RowSums:
     order = [tiles, *rows.heads, rows.rows, threads, *rows.columns, *lanes]
     sch.sparse_reorder(rows.iteration, order)
     total = accumulator(rows.dtype)
-    start, reduce, write = sch.precompute(rows.result, threads, lanes, dtype=total, hoist=True)
+    start, reduce, write = sch.precompute(rows.result, threads, lanes, dtype=total)
     copies, rest = gathered_vectors(sch, rows, reduce, sch.get_sp_iters(reduce)[-3])
     return RowSums([start, rest], [*copies, write], reduce, write)
 
@@ -192,10 +192,9 @@ def gathered_vectors(
 
     at : the innermost loop over elements, or `reduce` itself, which has one
     """
-    axes = {
-        b.name: [a.name for a in b.axes or ()] for b in sch.func.buffers if b.name != rows.result
-    }
-    operands = [b for b, (*outer, last) in axes.items() if outer and (last,) == rows.features.axes]
+    axes = {b.name: [a.name for a in b.axes or ()] for b in sch.func.buffers}
+    last = [rows.features.name]
+    operands = [b for b, x in axes.items() if b != rows.result and len(x) > 1 and x[-1:] == last]
     *_, w, lane = sch.get_sp_iters(reduce)
     copies = [copy for name in operands for copy in sch.precompute(name, at, [w, lane])]
     inside = operands and at is not reduce

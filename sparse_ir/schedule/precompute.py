@@ -98,8 +98,9 @@ def precompute(
         Of the workspace; that of the buffer by default. What a result is made of is cast to it when
         it is loaded, the result when it is written.
     hoist : bool
-        Factors of a sum that stand still during a visit are multiplied to it once, at the end.
-        Where the sum has no terms, or an infinite factor, that may give NaN.
+        Factors of a sum that stand still during a visit are multiplied to it once, at the end; a
+        sum without terms is 0 whatever they are. Where one is infinite, infinity may come out for
+        NaN, and the sum without its factors may be out of range.
     name : str, optional
         Of the workspace.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from tvm import ir, tirx
@@ -60,6 +61,7 @@ class _Result:
         self.outer, self.inner, self.held, self.lanes = outer, inner, held, lanes
         self._refuse_loops(scope)
         self._refuse_accesses()
+        self.scope, self.seen = scope, None  # whether there was a term, where that matters
         self.reduction = reduction_of(it.body)
         conditions, self.store = taken_apart(it.body)
         name = fresh_name(func, name or f"{target.name}_ws")
@@ -93,6 +95,10 @@ class _Result:
         factors, term = [], None
         if self.reduction is not None:
             factors, term = self._factors(self.reduction.term) if hoist else ([], None)
+        looks: list[Any] = []
+        if "float" in self.dtype and any(not isinstance(f, tirx.FloatImm) for f in factors):
+            self.seen = workspace(self.func, f"{self.ws.name}_any", [], "bool", self.scope)
+            looks = self._look_for_terms()
         steps: list[Any] = [self._start(once and not factors), self._reduce(term)]
         if self.lanes:
             steps.append(self._add_lanes())
@@ -101,17 +107,20 @@ class _Result:
         axes: list[Axis] = []
         if it.init is not None and not once:
             before, axes = init_apart(self.func, it)
-        return self._around(steps, before, axes)
+        return self._around(steps, before, axes, looks)
 
     def _around(
-        self, steps: list[Any], before: list[Any], axes: list[Axis]
+        self, steps: list[Any], before: list[Any], axes: list[Axis], looks: Sequence[Any] = ()
     ) -> tuple[SparseFunc, list[SparseIterationRef]]:
-        """The function with these steps in the place of what is inside, and their handles."""
+        """The function with these steps in the place of what is inside, and their handles.
+
+        looks : steps before them, which say of themselves what they are
+        """
         it = self.it
-        body = tirx.SeqStmt(steps)
+        body = tirx.SeqStmt([*looks, *steps])
         main = changed(it, self.outer, init=None, body=body) if self.outer else body
         whole = tirx.SeqStmt([*before, main]) if before else main
-        buffers = [self.ws, *([self.sums] if self.lanes else [])]
+        buffers = [self.ws, *([self.sums] if self.lanes else []), *([self.seen] if looks else [])]
         func = replaced(WHO, self.func, it, whole, axes=axes, buffers=buffers)
         return func, [SparseIterationRef(s.name) for s in steps]
 
@@ -129,6 +138,22 @@ class _Result:
         assert value is not None
         body = tirx.BufferStore(self.ws.var, value, [loop.var for loop in over])
         return self._iteration("start", over, "S" * len(over), body)
+
+    def _look_for_terms(self) -> list[Any]:
+        """Whether the sum has a term: factors of none are not multiplied to it, as 0 * NaN is NaN.
+
+        The loop is one that compilers make a comparison of.
+        """
+        assert self.seen is not None
+        loops = [x for x in self.inner if x not in self.held]
+        moving = {v for loop in loops for v in loop.vars}
+        conditions = [c for c in taken_apart(self.it.body)[0] if free_vars(c) & moving]
+        first, then = (tirx.BufferStore(self.seen.var, tirx.const(x, "bool"), []) for x in (0, 1))
+        kinds = "".join(loop.kinds for loop in loops)
+        return [
+            self._iteration("none", [], "", first),
+            self._iteration("any", loops, kinds, under(conditions, then)),
+        ]
 
     def _reduce(self, term: Any, step: str = "reduce") -> Any:
         """The reduction, into the workspace."""
@@ -166,6 +191,10 @@ class _Result:
         value = tirx.BufferLoad(self.sums.var, [loop.var for loop in self.held])
         for factor in factors:
             value = value * self._wide(factor)
+        if self.seen is not None:
+            value = tirx.Select(
+                tirx.BufferLoad(self.seen.var, []), value, tirx.const(0, self.dtype)
+            )
         target, indices = self.target, self.store.indices
         if once and (self.lanes or factors):
             assert self.reduction is not None
@@ -211,6 +240,10 @@ class _Result:
         parts = factors_of(term)
         still = [f for f in parts if not free_vars(f) & moving]
         rest = [f for f in parts if free_vars(f) & moving]
+        held = {v for x in self.held for v in x.vars}
+        conditions = map(free_vars, taken_apart(self.it.body)[0])
+        if any(c & held and c & moving for c in conditions):
+            return [], None  # some of these sums have terms, and others none
         if reduction.operator != "sum" or not still or not rest:
             return [], None
         product = rest[0]

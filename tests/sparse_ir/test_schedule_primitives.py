@@ -139,7 +139,7 @@ def test_factors_that_stand_still_are_multiplied_once(case: str) -> None:
     sch.precompute("Y", j, [f], scope="global", hoist=True)
     text = sch.func.script()
     assert "Y_ws[f] = Y_ws[f] + A[i, j, k] * C[k, f]" in text
-    assert "Y[i, f] = Y[i, f] + Y_ws[f] * B[j, f]" in text
+    assert "Y[i, f] + T.Select(Y_ws_any[()], Y_ws[f] * B[j, f], T.float32(0.0))" in text
     run(sch, "mttkrp", case)
 
 

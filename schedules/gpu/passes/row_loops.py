@@ -55,6 +55,8 @@ def opaque_row_index(func: tirx.PrimFunc, *names: str) -> tirx.PrimFunc:
 
 
 def _store(store: Any) -> Any:
+    if not store.indices:
+        return store
     *outer, last = store.indices
     vectors: Any = last.a if isinstance(last, tirx.Add) and isinstance(last.b, ir.Var) else None
     if not isinstance(vectors, tirx.Mul) or not isinstance(vectors.a, tirx.Add):
