@@ -26,6 +26,7 @@ from sparsetir.schedules.passes.parallel_loops import (
     thread_axis,
 )
 from sparsetir.schedules.passes.vectorize_innermost import vectorize_innermost
+from sparsetir.schedules.passes.vectorize_reductions import vectorize_reductions
 from sparsetir.sparse_ir.nodes import buffer_var, nodes_of, stores_of, substitute
 from sparsetir.sparse_ir.tir import as_one, block_with, is_one, loop_over
 from sparsetir.sparse_ir.workers import KIND
@@ -57,8 +58,9 @@ def default_schedule(func: tirx.PrimFunc, target: Any, vectors: int | None = Non
     func = s_tir.renew_defs(func)
     if is_gpu(target):
         return _wrap_host_code(_gpu(func))
-    scheduled = vectorize_innermost(_cpu(func), vector_bits(target), l2_bytes(), vectors)
-    return inline_exponentials(scheduled)
+    bits = vector_bits(target)
+    scheduled = vectorize_innermost(_cpu(func), bits, l2_bytes(), vectors)
+    return inline_exponentials(vectorize_reductions(scheduled, bits))
 
 
 def is_gpu(target: Any) -> bool:

@@ -16,7 +16,16 @@ from tvm.tirx.buffer import buffer_data
 from sparsetir.schedules.passes.parallel_loops import thread_axis
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import buffer_var, nodes_of, substitute
-from sparsetir.sparse_ir.tir import as_dtype, block_with, dtype_of, loop_over, nest_of, values_of
+from sparsetir.sparse_ir.tir import (
+    as_dtype,
+    block_with,
+    dtype_of,
+    free_vars,
+    is_one,
+    loop_over,
+    nest_of,
+    values_of,
+)
 from sparsetir.sparse_ir.traversal import map_expr
 
 WARP = 32
@@ -124,6 +133,19 @@ def guarded(value: Any) -> tuple[Any, Any]:
     if not name.endswith(".if_then_else") or not is_zero(value.args[2]):
         return None, value
     return value.args[0], value.args[1]
+
+
+def wide_indices(buffer: Any, indices: Any) -> list[Any]:
+    """Indices of the dimensions of a buffer that are not known to be of size 1."""
+    sizes = zip(indices, buffer.ty.shape, strict=True)
+    return [index for index, size in sizes if not is_one(size)]
+
+
+def is_along(index: Any, var: Any) -> bool:
+    """Whether an index is a variable, or some way from it."""
+    parts = [index.a, index.b] if isinstance(index, tirx.Add) else [index]
+    mine = [p for p in parts if var in free_vars(p)]
+    return len(mine) == 1 and mine[0].same_as(var)
 
 
 def is_zero(value: Any) -> bool:

@@ -27,7 +27,7 @@ import tvm
 from tvm import ir, s_tir, tirx
 from tvm.sym import Analyzer
 
-from sparsetir.schedules.passes.nests import is_zero
+from sparsetir.schedules.passes.nests import is_along, is_zero, wide_indices
 from sparsetir.schedules.passes.prefetch import gathering_loads, row_ahead
 from sparsetir.schedules.registers import sum_vectors
 from sparsetir.sparse_ir.nodes import (
@@ -53,6 +53,7 @@ from sparsetir.sparse_ir.traversal import map_expr
 
 PREFETCHING = 4  # vectors of the narrowest tile that asks for rows ahead
 PREFETCH = 8
+SHORTER = 4  # lanes of a vector to one of those for what fills none
 
 
 def vectorize_innermost(
@@ -106,7 +107,10 @@ class _Nest:
         block, store = realize.block, realize.block.body
         if isinstance(store, tirx.IfThenElse) and store.else_case is None:
             store = store.then_case
-        if not isinstance(store, tirx.BufferStore) or not store.indices:
+        if not isinstance(store, tirx.BufferStore):
+            return None
+        indices = wide_indices(store.buffer, store.indices)
+        if not indices:
             return None
         var_of = {
             value: v
@@ -115,11 +119,10 @@ class _Nest:
         }
         if len(var_of) != len(block.iter_vars) or set(var_of) != {lp.loop_var for lp in loops}:
             return None
-        last = store.indices[-1]
-        along = next((lp for lp in loops if _is_along(last, var_of[lp.loop_var].var)), None)
+        along = next((lp for lp in loops if is_along(indices[-1], var_of[lp.loop_var].var)), None)
         if along is None or var_of[along.loop_var].iter_type != tirx.IterVar.DataPar:
             return None
-        if not _contiguous_in(var_of[along.loop_var].var, block.body):
+        if not _contiguous_in(var_of[along.loop_var].var, block.body, gathers=len(loops) == 1):
             return None
         others = [var_of[lp.loop_var] for lp in loops if not lp.same_as(along)]
         if any(v.iter_type != tirx.IterVar.CommReduce for v in others):
@@ -138,7 +141,8 @@ class _Nest:
         lanes = self._at_most_extent(lanes)
         if lanes < 2:
             return self.along
-        return _vectors_and_rest(self.along, lanes)
+        again = not loads_of(self.block.body, self.store.buffer)
+        return _vectors_and_rest(self.along, lanes, again)
 
     def in_registers(self, lanes: int, cache: int, vectors: int) -> tirx.Stmt:
         """Tiles of the contiguous loop outermost, each accumulated in registers."""
@@ -235,7 +239,7 @@ class _Nest:
             gathers = layout.axes[-1].is_sparse and _same(index.indices[-1], reduced)
             if (
                 not gathers
-                or not _is_along(load.indices[-1], along)
+                or not is_along(load.indices[-1], along)
                 or any(axis.kind != "dense_fixed" for axis in source.axes)
             ):
                 continue
@@ -252,39 +256,68 @@ def _same(a: Any, b: Any) -> bool:
     return isinstance(a, ir.Var) and isinstance(b, ir.Var) and a.same_as(b)
 
 
-def _contiguous_in(var: Any, body: Any) -> bool:
-    """Whether every access that depends on `var` goes along it by its last index alone."""
-    accesses = [list(n.indices) for n in [*nodes_of(ir.TensorLoad, body), *stores_of(body)]]
+def _contiguous_in(var: Any, body: Any, gathers: bool) -> bool:
+    """Whether every access that depends on `var` goes along it by its last index alone.
+
+    gathers : loads may go where loads that do so say
+    """
     conditions = [branch.condition for branch in nodes_of(tirx.IfThenElse, body)]
+    stores = [wide_indices(x.buffer, x.indices) for x in stores_of(body)]
+    loads = [
+        wide_indices(x.source, x.indices)
+        for x in nodes_of(ir.TensorLoad, body)
+        if not (gathers and any(isinstance(i, ir.TensorLoad) for i in x.indices))
+    ]
     return not any(_uses(c, var) for c in conditions) and all(
         not any(_uses(i, var) for i in index[:-1])
-        and (not index or _is_along(index[-1], var) or not _uses(index[-1], var))
-        for index in accesses
+        and (not index or is_along(index[-1], var) or not _uses(index[-1], var))
+        for index in [*loads, *stores]
     )
-
-
-def _is_along(index: Any, var: Any) -> bool:
-    """Whether an index is a variable, or some way from it."""
-    if isinstance(index, tirx.Add) and (_same(index.a, var) or _same(index.b, var)):
-        return not (_uses(index.a, var) and _uses(index.b, var))
-    return _same(index, var)
 
 
 def _uses(expr: Any, var: Any) -> bool:
     return any(_same(v, var) for v in nodes_of(ir.Var, expr))
 
 
-def _vectors_and_rest(loop: Any, lanes: int) -> tirx.Stmt:
+def _vectors_and_rest(loop: Any, lanes: int, again: bool) -> tirx.Stmt:
+    """Vectors of so many lanes, and what they leave.
+
+    again : what is stored may be stored a second time: the last vector begins earlier, and shorter
+        loops are in shorter vectors
+    """
     dtype = dtype_of(loop.loop_var)
     width, name = as_dtype(lanes, dtype), loop.loop_var.name
     whole = tirx.floordiv(loop.extent, width)
-    k0, k1, rest = (tirx.Var(f"{name}_{suffix}", dtype) for suffix in (0, 1, "rest"))
-    lane = loop_over(k1, width, _copy(loop, k0 * width + k1, ""), tirx.ForKind.VECTORIZED)
-    vectors = loop_over(k0, whole, lane)
+    k0, rest = (tirx.Var(f"{name}_{suffix}", dtype) for suffix in (0, "rest"))
+
+    def vector(start: Any, suffix: str = "") -> tirx.Stmt:
+        k1 = tirx.Var(f"{name}_1", dtype)
+        return loop_over(k1, width, _copy(loop, start + k1, suffix), tirx.ForKind.VECTORIZED)
+
+    vectors = loop_over(k0, whole, vector(k0 * width))
     if isinstance(loop.extent, tirx.IntImm) and int(loop.extent) % lanes == 0:
         return vectors
-    tail = loop_over(rest, loop.extent - whole * width, _copy(loop, whole * width + rest, "_rest"))
-    return tirx.SeqStmt([vectors, tail])
+    if not again:
+        left = loop.extent - whole * width
+        return tirx.SeqStmt(
+            [vectors, loop_over(rest, left, _copy(loop, whole * width + rest, "_rest"))]
+        )
+    last = vector(loop.extent - width, "_last")
+    part = tirx.IfThenElse(whole * width < loop.extent, last, None)
+    if isinstance(loop.extent, tirx.IntImm):
+        return tirx.SeqStmt([vectors, last])
+    shorter = lanes // SHORTER
+    if shorter > 1:
+        fewer = _vectors_and_rest(_renewed(loop), shorter, again)
+    else:
+        fewer = loop_over(rest, loop.extent, _copy(loop, rest, "_rest"))
+    return tirx.IfThenElse(loop.extent >= width, tirx.SeqStmt([vectors, part]), fewer)
+
+
+def _renewed(loop: Any) -> Any:
+    """The same loop with variables of its own."""
+    var = tirx.Var(loop.loop_var.name, dtype_of(loop.loop_var))
+    return loop_with(loop, loop_var=var, body=_copy(loop, var, ""))
 
 
 def _copy(loop: Any, value: Any, suffix: str) -> tirx.Stmt:

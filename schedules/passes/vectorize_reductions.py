@@ -1,0 +1,146 @@
+"""Reductions over what a row stores as vectors of partial results (CPU).
+
+A reduction to one element waits in each step for the step before, and a division in its term is
+done for one nonzero at a time. Before::
+
+    for j in range(J_indptr[vi + 1] - J_indptr[vi]):
+        with T.sblock("f1"):
+            with T.init():
+                O[vi] = 0.0
+            O[vi] = O[vi] + X[vi, vj] / D[vi]
+
+After, for 8 lanes::
+
+    O[vi] = 0.0
+    if J_indptr[vi + 1] - J_indptr[vi] >= 8:
+        acc[0:8] = 0.0
+        for j_0 in range((J_indptr[vi + 1] - J_indptr[vi]) // 8):
+            acc[0:8] = acc[0:8] + X[vi, j_0 * 8 : j_0 * 8 + 8] / D[vi]
+        acc[0:8] = acc[0:8] + T.Select(.., X[vi, J_indptr[vi + 1] - J_indptr[vi] - 8 + ..], 0.0)
+        acc[0:4] = acc[0:4] + acc[4:8] ...
+        O[vi] = O[vi] + acc[0]
+    else:
+        for j_1 in range(J_indptr[vi + 1] - J_indptr[vi]): ...
+
+The last vector begins earlier, and adds what the others left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tvm
+from tvm import ir, s_tir, tirx
+
+from sparsetir.schedules.passes.nests import is_along, wide_indices
+from sparsetir.sparse_ir.nodes import buffer_var, nodes_of, substitute
+from sparsetir.sparse_ir.reduction import Reduction, reduction_of
+from sparsetir.sparse_ir.tir import as_dtype, dtype_of, free_vars, loop_over
+from sparsetir.sparse_ir.traversal import map_expr
+
+LANES = 8  # at most: shorter rows, as graphs have them, are gone through one by one
+
+
+def vectorize_reductions(func: tirx.PrimFunc, bits: int) -> tirx.PrimFunc:
+    """Rewrite serial loops that reduce to one element, for vectors of `bits` bits.
+
+    Sums, and extrema that say what becomes of NaN, of types of 32 and 64 bits.
+    """
+
+    def visit(loop: Any) -> Any:
+        reduction = _of_row(loop)
+        if reduction is None:
+            return loop
+        lanes = min(LANES, bits // tvm.DataType(dtype_of(reduction.term)).bits)
+        return _in_vectors(loop, reduction, lanes) if lanes > 1 else loop
+
+    return func.with_body(map_expr(func.body, [(tirx.For, visit)]))
+
+
+def _of_row(loop: Any) -> Reduction | None:
+    """The reduction that a loop is, over a block with no other variable; None of other loops."""
+    realize = loop.body
+    if loop.kind != tirx.ForKind.SERIAL or not isinstance(realize, s_tir.SBlockRealize):
+        return None
+    block = realize.block
+    if len(block.iter_vars) != 1 or not realize.iter_values[0].same_as(loop.loop_var):
+        return None
+    if block.iter_vars[0].iter_type != tirx.IterVar.CommReduce or block.alloc_buffers:
+        return None
+    reduction = reduction_of(block.body)
+    if reduction is None or reduction.conditions or reduction.operator == "product":
+        return None
+    bits = tvm.DataType(dtype_of(reduction.term)).bits
+    value, dtype = reduction.store.value, dtype_of(reduction.store.value)
+    ordered = isinstance(value, tirx.Max | tirx.Min) and "float" in dtype
+    if bits not in (32, 64) or ordered or dtype_of(reduction.term) != dtype:
+        return None
+    var = block.iter_vars[0].var
+    moves = any(var in free_vars(i) for i in reduction.store.indices)
+    return None if moves or not _is_contiguous(reduction.term, var) else reduction
+
+
+def _is_contiguous(term: Any, var: Any) -> bool:
+    """Whether a term reads along a variable, or gathers by what it reads along it."""
+    loads = [x for x in nodes_of(ir.TensorLoad, term) if var in free_vars(x)]
+    return bool(loads) and all(_goes_along(x, var) for x in loads)
+
+
+def _goes_along(load: Any, var: Any) -> bool:
+    if any(isinstance(i, ir.TensorLoad) for i in load.indices):
+        return True
+    *outer, last = wide_indices(load.source, load.indices)
+    return is_along(last, var) and not any(var in free_vars(i) for i in outer)
+
+
+def _in_vectors(loop: Any, reduction: Reduction, lanes: int) -> tirx.Stmt:
+    block, extent = loop.body.block, loop.extent
+    var, dtype = block.iter_vars[0].var, dtype_of(loop.loop_var)
+    store, name = reduction.store, loop.loop_var.name
+    acc = buffer_var([lanes], store.buffer.ty.dtype, "acc")
+    width, zero = as_dtype(lanes, dtype), as_dtype(0, dtype)
+    whole = tirx.floordiv(extent, width)
+    held = tirx.BufferLoad(store.buffer, store.indices)
+    steps, fewer = tirx.Var(f"{name}_0", dtype), tirx.Var(f"{name}_1", dtype)
+
+    def term(at: Any) -> Any:
+        return substitute(reduction.term, {var: at})
+
+    def each(count: int, value: Callable[[Any], Any]) -> tirx.Stmt:
+        """Values of so many lanes."""
+        lane = tirx.Var(f"{name}_lane", dtype)
+        kind = tirx.ForKind.VECTORIZED
+        return loop_over(lane, count, tirx.BufferStore(acc, value(lane), [lane]), kind)
+
+    def of(lane: Any) -> Any:
+        return tirx.BufferLoad(acc, [lane])
+
+    def combined(a: Any, b: Any) -> Any:
+        return reduction.combine(a, b)
+
+    identity = reduction.identity(str(store.buffer.ty.dtype))
+    parts = [each(lanes, lambda _: identity)]
+    vectors = each(lanes, lambda lane: combined(of(lane), term(steps * width + lane)))
+    parts.append(loop_over(steps, whole, vectors))
+    new = whole * width - extent + width  # lanes of the last vector from here on
+
+    def last(lane: Any) -> Any:
+        return tirx.Select(lane >= new, term(extent - width + lane), identity)
+
+    parts.append(each(lanes, lambda lane: combined(of(lane), last(lane))))
+    half = lanes // 2
+    while half:
+        far = as_dtype(half, dtype)
+        parts.append(each(half, lambda lane, far=far: combined(of(lane), of(lane + far))))
+        half //= 2
+    parts.append(tirx.BufferStore(store.buffer, combined(held, of(zero)), store.indices))
+    each_one = tirx.BufferStore(store.buffer, combined(held, term(fewer)), store.indices)
+    short = loop_over(fewer, extent, each_one)
+    body = tirx.IfThenElse(extent >= width, tirx.SeqStmt(parts), short)
+    done = body if block.init is None else tirx.SeqStmt([block.init, body])
+    known = {r.source: r.source for r in [*block.reads, *block.writes]}
+    made = s_tir.SBlock([], [], [], block.name_hint, done, alloc_buffers=[acc])
+    reads, writes = s_tir.analysis.get_sblock_read_write_region(made, known)
+    made = s_tir.SBlock([], reads, writes, block.name_hint, done, alloc_buffers=[acc])
+    return s_tir.SBlockRealize([], True, made)
