@@ -198,6 +198,13 @@ def _restored(values: Tensor, rows: Tensor) -> Tensor:
     )
 
 
+def clear(values: Tensor, rows: Tensor) -> Tensor:
+    """Values of nodes, made 0 at those that are no end of an edge."""
+    if not len(rows):
+        return values.zero_()
+    return values.index_fill_(0, order_of(rows).without_edges(len(values)), 0.0)
+
+
 LIBRARY.define(
     "region(int program, Tensor[] operands, Tensor[] indices, SymInt[] shape, SymInt m, bool given)"
     " -> Tensor",
@@ -212,3 +219,10 @@ LIBRARY.define("restored(Tensor values, Tensor rows) -> Tensor")
 LIBRARY.impl("restored", _restored, "CompositeExplicitAutograd")
 torch.library.register_fake("sparsetir::restored", lambda x, _: torch.empty_like(x), lib=LIBRARY)
 restored: Callable[..., Tensor] = torch.ops.sparsetir.restored.default
+
+# Values of nodes, 0 at those that are no end of an edge.
+LIBRARY.define("cleared(Tensor values, Tensor rows) -> Tensor")
+LIBRARY.impl("cleared", lambda x, rows: clear(x.clone(), rows), "CompositeExplicitAutograd")
+torch.library.register_fake("sparsetir::cleared", lambda x, _: torch.empty_like(x), lib=LIBRARY)
+cleared: Callable[..., Tensor] = torch.ops.sparsetir.cleared.default
+INDEXED = {region, restored, cleared}  # operators that take indices of edges

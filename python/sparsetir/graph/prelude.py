@@ -15,7 +15,7 @@ from torch import Tensor, fx
 from torch.fx.node import map_arg
 
 from sparsetir.graph.expressions import SAME, VIEWS, aten, dtype_of, shape_of
-from sparsetir.graph.operator import region, restored
+from sparsetir.graph.operator import INDEXED
 from sparsetir.ops.cache import is_private, kept, private
 
 INDICES = (torch.int32, torch.int64)
@@ -91,7 +91,7 @@ def split(whole: fx.GraphModule, is_edges: Test) -> Prelude | None:
     computed = {n for n in inside if n.op == "call_function"}
     # Arguments that nothing is computed of stay as they are, but for indices of regions.
     for node in inside - computed:
-        is_index = any(u.target in (region, restored) for u in node.users)
+        is_index = any(u.target in INDEXED for u in node.users)
         if not is_index and not node.users.keys() & computed:
             inside.discard(node)
     inside |= _copied(whole.graph, computed, alone)
@@ -145,7 +145,7 @@ def following(graph: fx.Graph, is_edges: Test) -> tuple[set[fx.Node], set[fx.Nod
         of = set(node.all_input_nodes)
         if node.op == "placeholder":
             (inside if is_edges(node) else alone if _is_size(node) else set()).add(node)
-        elif node.op != "call_function" or acts(node) or node.target in (region, restored):
+        elif node.op != "call_function" or acts(node) or node.target in INDEXED:
             continue
         elif of <= alone:
             alone.add(node)

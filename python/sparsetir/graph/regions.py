@@ -34,7 +34,8 @@ from sparsetir.graph.expressions import (
     same,
     shape_of,
 )
-from sparsetir.graph.operator import number_of, region, restored
+from sparsetir.graph.factors import product, scaled, split
+from sparsetir.graph.operator import cleared, number_of, region, restored
 from sparsetir.graph.programs import Program
 
 UNKNOWN = 64  # taken for the size of a dimension that is not known
@@ -79,17 +80,18 @@ class Reduction:
 
 
 def rewrite(
-    module: fx.GraphModule, of_edges: Callable[[fx.Graph], set[fx.Node]]
+    module: fx.GraphModule, of_edges: Callable[[fx.Graph], set[fx.Node]], factors: bool = True
 ) -> tuple[list[Found], list[str]]:
     """Put calls of the operator in the place of regions; what was found, and what was left and why.
 
     of_edges : of a graph what follows from the edges alone, which is left to the prelude
+    factors : of nodes are taken out of sums at them
     """
     _drop_whole_slices(module.graph)
     module.graph = fx_graph_cse(module.graph)
     _name_sizes_once(module.graph)
     _read_sizes_of_indices(module.graph)
-    finder = _Finder(module.graph, of_edges(module.graph))
+    finder = _Finder(module.graph, of_edges(module.graph), factors)
     finder.run()
     module.graph.eliminate_dead_code()
     module.graph.lint()
@@ -212,23 +214,27 @@ def is_reduction(node: fx.Node) -> bool:
 
 def width_of(node: fx.Node) -> int:
     """How many features an edge has."""
-    return math.prod(s if isinstance(s, int) else UNKNOWN for s in shape_of(node)[1:])
+    return _width(shape_of(node))
+
+
+def _width(shape: tuple[Any, ...]) -> int:
+    return math.prod(s if isinstance(s, int) else UNKNOWN for s in shape[1:])
 
 
 class _Finder:
     """Goes through a graph once, and changes it."""
 
-    def __init__(self, graph: fx.Graph, of_edges: set[fx.Node]) -> None:
+    def __init__(self, graph: fx.Graph, of_edges: set[fx.Node], factors: bool) -> None:
         self.graph, self._of_edges_alone = graph, of_edges
         self.found: list[Found] = []
         self._why: dict[str, str] = {}
-        self._counts: dict[fx.Node, Any] = {}  # of nodes, by indices
         self._merge_sums()
         nodes = [n for n in graph.nodes if n not in of_edges]
         reductions = {n: r for n in nodes if (r := reduction_of(n))}
         self.reductions = reductions
         vectors = [r.index for r in reductions.values()]
         self.rows = list(dict.fromkeys(vectors))  # indices at which something is reduced
+        self._counts = {r.index: shape_of(n)[0] for n, r in reductions.items()}  # of nodes
         vectors += [g[1] for n in nodes if (g := gather_of(n)) and is_float(n)]
         self.sizes = {str(shape_of(v)[0]): v for v in vectors}
         # Values of edges that are read, and not computed again; and the index by whose nodes they
@@ -236,6 +242,12 @@ class _Finder:
         self.stored: dict[fx.Node, fx.Node | None] = dict.fromkeys(filter(is_float, of_edges))
         self.stored |= {n: None for n in nodes if self._is_sum(n) and 0 not in self._dims(n)}
         self._store_narrow_values(nodes)
+        # Sums of which factors are taken out: the index at whose nodes, and how many these are;
+        # and sums without these factors.
+        self._apart: dict[fx.Node, tuple[fx.Node, Any]] = {}
+        self._sums: dict[tuple[fx.Node, str, str], fx.Node] = {}
+        if factors:
+            self._take_factors_out(nodes)
 
     def run(self) -> None:
         """Find all regions."""
@@ -364,20 +376,74 @@ class _Finder:
             node.replace_all_uses_with(merged)
             self.graph.eliminate_dead_code()
 
+    def _take_factors_out(self, nodes: list[fx.Node]) -> None:
+        """Where that makes two sums one, or one of fewer features."""
+        groups: dict[tuple[fx.Node, str, str], list[fx.Node]] = {}
+        for node in nodes:
+            values, at = self._summed(node)
+            for rows, count in at.items():
+                found = split(values, rows, count)
+                if found.terms and len(found.factors) + len(found.divisors):
+                    groups.setdefault((rows, str(count), found.key), []).append(node)
+                    narrower = WIDER * _width(found.shape) <= width_of(values)
+                    if len(at) == 1 and narrower:
+                        self._apart[node] = rows, count
+        for (rows, _, _), equal in groups.items():
+            if len(equal) > 1:
+                at = (rows, self._summed(equal[0])[1][rows])
+                self._apart |= dict.fromkeys(equal, at)
+
+    def _summed(self, node: fx.Node) -> tuple[Any, dict[fx.Node, Any]]:
+        """Values that a node adds up; indices at which it may do so first, of how many nodes."""
+        reduction = self.reductions.get(node)
+        if reduction is not None and reduction.reduce == "sum":
+            return reduction.values, {reduction.index: shape_of(node)[0]}
+        over_edges = self._is_sum(node) and 0 in self._dims(node)
+        return (node.args[0], self._counts) if over_edges else (None, {})
+
     # -- regions ----------------------------------------------------------------------------------
 
     def _at_nodes(self, node: fx.Node, reduction: Reduction) -> None:
-        made = self._made(node, reduction.values, reduction.index, reduce=reduction.reduce)
-        if made is None:
-            return
-        program, tensors, indices = made
-        self._counts[reduction.index] = shape_of(node)[0]
+        count = shape_of(node)[0]
         with self.graph.inserting_before(node):
-            out = self._region(node, program, tensors, indices, shape_of(node), shape_of(node)[0])
+            out = self._factored(node, reduction.values)
+            if out is None:
+                of = reduction.values, reduction.index, reduction.reduce
+                out = self._reduced(node, *of, count, shape_of(node))
+            if out is None:
+                return
+            self._counts[reduction.index] = count
             if reduction.base is not None:
                 args = (out, reduction.base)
                 out = self._call(aten.add.Tensor, args, node.meta["val"], node)
         node.replace_all_uses_with(out)
+
+    def _reduced(
+        self, node: fx.Node, values: fx.Node, rows: fx.Node, reduce: str, count: Any, shape: Any
+    ) -> fx.Node | None:
+        made = self._made(node, values, rows, reduce, count=count)
+        return None if made is None else self._region(node, *made, shape, count)
+
+    def _factored(self, node: fx.Node, values: fx.Node) -> fx.Node | None:
+        """Sums at nodes with what is the same for all edges of a node taken out of them."""
+        if node not in self._apart:
+            return None
+        rows, count = self._apart[node]
+
+        def call(target: Any, args: Any, shape: Any) -> fx.Node:
+            return self._call(target, args, node.meta["val"].new_empty(shape), node)
+
+        found = split(values, rows, count)
+        key = rows, str(count), found.key
+        sums = self._sums.get(key)
+        if sums is None:
+            terms, shape = product(found.terms, call), (count, *found.shape[1:])
+            sums = self._reduced(node, terms, rows, "sum", count, shape)
+            if sums is None:
+                return None
+            self._sums[key] = sums
+        out = scaled(sums, found, call)
+        return call(cleared, (out, rows), shape_of(out))
 
     def _of_edges(self, node: fx.Node, given: bool = False) -> None:
         """A value for each edge, in the order of rows, or the given one."""
@@ -408,17 +474,15 @@ class _Finder:
         vectors = self._vectors(values)
         if not vectors or values.op == "placeholder":
             return
-        rows = self._chosen(vectors)
-        made = self._made(node, values, rows, reduce="sum")
-        if made is None:
-            return
-        program, tensors, indices = made
-        m = self._rows_of(rows, program, tensors)
-        if m is None:
-            return
         with self.graph.inserting_before(node):
-            sizes = (m, *shape_of(values)[1:])
-            out = self._region(node, program, tensors, indices, sizes, m)
+            out = self._factored(node, values)
+            if out is None:
+                rows = self._chosen(vectors)
+                made = self._made(node, values, rows, reduce="sum")
+                m = None if made is None else self._rows_of(rows, *made[:2])
+                if made is None or m is None:
+                    return
+                out = self._region(node, *made, (m, *shape_of(values)[1:]), m)
             total = self._call(node.target, (out, *node.args[1:]), node.meta["val"], node)
             total.kwargs = node.kwargs
         node.replace_all_uses_with(total)
@@ -458,10 +522,13 @@ class _Finder:
         return self._counts.get(rows)
 
     def _made(
-        self, node: fx.Node, values: fx.Node, rows: fx.Node, reduce: str | None, summed: int = 0
-    ) -> tuple[Program, list[fx.Node], list[fx.Node]] | None:
-        """The program of a region, what it reads, and indices; None where it cannot be one."""
-        count = shape_of(node)[0] if reduction_of(node) else None
+        self, node: fx.Node, values: fx.Node, rows: fx.Node, reduce: str | None, summed: int = 0,
+        count: Any = None,
+    ) -> tuple[Program, list[fx.Node], list[fx.Node]] | None:  # fmt: skip
+        """The program of a region, what it reads, and indices; None where it cannot be one.
+
+        count : of the nodes that `rows` names, where that is known
+        """
         expression, axes = Expression(rows, self.stored, count), _axes(values)
         try:
             text = expression.of(values, axes, root=values is node)

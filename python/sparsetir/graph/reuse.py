@@ -11,7 +11,7 @@ from typing import Any
 from torch import fx
 
 from sparsetir.graph.expressions import SAME, VIEWS, aten, dtype_of, same, shape_of
-from sparsetir.graph.operator import region
+from sparsetir.graph.operator import clear, cleared, region
 
 # Operators that write to their first argument, by those that give the same in new memory.
 IN_PLACE: dict[Any, Any] = {
@@ -21,7 +21,7 @@ IN_PLACE: dict[Any, Any] = {
     aten.mul.Scalar: aten.mul_.Scalar, aten.mul.Tensor: aten.mul_.Tensor,
     aten.neg.default: aten.neg_.default, aten.relu.default: aten.relu_.default,
     aten.sigmoid.default: aten.sigmoid_.default, aten.sub.Tensor: aten.sub_.Tensor,
-    aten.tanh.default: aten.tanh_.default,
+    aten.tanh.default: aten.tanh_.default, cleared: clear,
 }  # fmt: skip
 COMMUTE = {aten.add.Tensor, aten.mul.Tensor}
 PRODUCTS = {aten.addmm.default, aten.addmm_.default, aten.mm.default}

@@ -1,0 +1,161 @@
+"""Factors of sums at nodes that are the same for all edges of a node, taken out of the sums.
+
+The gradient of `s = sigmoid(a * x_i + x_j)` at a node i is a sum of `g_i * s * (1 - s) * a`, that
+for `a` a sum of `g_i * s * (1 - s) * x_i`: both are factors of nodes times a sum of `s * (1 - s)`,
+which is computed once. Of a node without edges the sum is 0, whatever its factors are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any
+
+from torch import fx
+
+from sparsetir.graph.expressions import SAME, aten, gather_of, is_float, is_one, same, shape_of
+
+PRODUCTS = {aten.mul.Tensor, aten.mul.Scalar}
+QUOTIENTS = {aten.div.Tensor, aten.div.Scalar}
+# Operators that are linear in their first argument.
+LINEAR = {
+    aten.leaky_relu_backward.default, aten.sigmoid_backward.default, aten.tanh_backward.default,
+    aten.threshold_backward.default,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Linear:
+    """An operator that is linear in its first argument, a product of terms.
+
+    name : of the operator
+    """
+
+    name: str
+    of: fx.Node
+    inner: tuple[Any, ...]
+
+    def __str__(self) -> str:
+        return f"{self.name}({', '.join(map(str, self.inner))}; {self.of.args[1:]})"
+
+
+@dataclass(frozen=True)
+class Split:
+    """A value of edges as a product.
+
+    terms : nodes and `Linear` that differ by edge, in an order that equal products share
+    factors : nodes of the graph and numbers that are the same for all edges of a node
+    divisors : the same, by which it is divided
+    """
+
+    terms: tuple[fx.Node | Linear, ...]
+    factors: tuple[Any, ...] = ()
+    divisors: tuple[Any, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """What products of the same terms have in common."""
+        return "*".join(map(str, self.terms))
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        """Of the product of the terms."""
+        return broadcast([_shape_of(term) for term in self.terms])
+
+    def times(self, other: Split) -> Split:
+        """The product of both."""
+        terms = sorted((*self.terms, *other.terms), key=str)
+        divisors = self.divisors + other.divisors
+        return Split(tuple(terms), self.factors + other.factors, divisors)
+
+
+def split(values: fx.Node, rows: fx.Node, count: Any) -> Split:
+    """Values of edges as a product, with what only depends on the node that `rows` names apart.
+
+    count : of nodes; tensors of as many rows alone are taken for values of nodes
+    """
+
+    def of(value: Any, whole: fx.Node) -> Split:
+        if not isinstance(value, fx.Node):
+            return Split((), (float(value),))
+        if not is_float(value):
+            return Split((value,))
+        if _is_for_all(value, whole):
+            return Split((), (value,))
+        gathered = gather_of(value)
+        if gathered is not None and gathered[1] is rows and same(shape_of(gathered[0])[0], count):
+            return Split((), (gathered[0],))
+        args: Any = value.args
+        if value.op != "call_function" or value.kwargs:
+            return Split((value,))
+        if value.target in SAME:
+            return of(args[0], whole)
+        if value.target in PRODUCTS:
+            return of(args[0], value).times(of(args[1], value))
+        if value.target == aten.neg.default:
+            return Split((), (-1.0,)).times(of(args[0], value))
+        if value.target in QUOTIENTS:
+            below = of(args[1], value)
+            if not below.terms and not below.divisors:
+                return of(args[0], value).times(Split((), (), below.factors))
+        if value.target in LINEAR:
+            inner = of(args[0], value)
+            if inner.factors or inner.divisors:
+                term = Linear(str(value.target), value, inner.terms)
+                return Split((term,), inner.factors, inner.divisors)
+        return Split((value,))
+
+    return of(values, values)
+
+
+def _is_for_all(value: fx.Node, whole: fx.Node) -> bool:
+    """Whether a tensor is the same for all edges of values that it is an argument of."""
+    sizes, edges = shape_of(value), shape_of(whole)
+    return len(sizes) < len(edges) or len(sizes) == len(edges) and is_one(sizes[0])
+
+
+def product(terms: Sequence[fx.Node | Linear], call: Callable[..., fx.Node]) -> fx.Node:
+    """Some terms of a split, one or more, as a node of a graph.
+
+    call : makes a node of an operator, arguments and a shape
+    """
+
+    def of(term: fx.Node | Linear) -> fx.Node:
+        if not isinstance(term, Linear):
+            return term
+        inner: Any = product(term.inner, call) if term.inner else 1.0
+        return call(term.of.target, (inner, *term.of.args[1:]), _shape_of(term))
+
+    found, *rest = map(of, terms)
+    for term in rest:
+        shape = broadcast([shape_of(found), shape_of(term)])
+        found = call(aten.mul.Tensor, (found, term), shape)
+    return found
+
+
+def scaled(sums: fx.Node, of: Split, call: Callable[..., fx.Node]) -> fx.Node:
+    """Sums at nodes times the factors of a split."""
+    found = sums
+    parts = [(aten.mul.Tensor, f) for f in of.factors] + [(aten.div.Tensor, d) for d in of.divisors]
+    for target, factor in parts:
+        if isinstance(factor, float) and target == aten.mul.Tensor and factor in (1.0, -1.0):
+            if factor < 0:
+                found = call(aten.neg.default, (found,), shape_of(found))
+            continue
+        shape = broadcast([shape_of(found), shape_of(factor)])
+        found = call(target, (found, factor), shape)
+    return found
+
+
+def _shape_of(term: fx.Node | Linear) -> tuple[Any, ...]:
+    if not isinstance(term, Linear):
+        return shape_of(term)
+    return broadcast([*map(_shape_of, term.inner), *map(shape_of, term.of.args[1:])])
+
+
+def broadcast(shapes: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
+    """Of shapes that fit, dimensions of size 1 give way."""
+    columns = zip_longest(*(reversed(s) for s in shapes), fillvalue=1)
+    found = [next((s for s in column if not is_one(s)), 1) for column in columns]
+    return tuple(reversed(found))

@@ -1,0 +1,72 @@
+"""Factors of nodes are taken out of sums over their edges, and two sums become one."""
+
+import pytest
+import torch
+
+pytest.importorskip("torch_geometric")
+
+from graph_models import FEATURES, NODES, edges, gradients, made
+from sparsetir.graph.backend import Backend
+
+
+class Messages(torch.nn.Module):
+    """Sums at targets of a function of both ends' features, a parameter and weights."""
+
+    def __init__(self, message):
+        super().__init__()
+        self.message, self.a = message, torch.nn.Parameter(torch.rand(FEATURES) + 0.5)
+
+    def forward(self, x, edge_index, w):
+        source, target = edge_index
+        values = self.message(x[target], x[source], self.a, w[:, None])
+        return torch.zeros_like(x).index_add(0, target, values)
+
+
+MESSAGES = {
+    "tanh": lambda i, j, a, w: torch.tanh(i * a - j) * w,
+    "one number for all features": lambda i, j, a, w: w * i,
+    "negative, divided": lambda i, j, a, w: -(w / (i * i)) * 3,
+    "quotients": lambda i, j, a, w: torch.sigmoid(i * a + j) / (i + 2) / 2,
+    "under operators that are linear": lambda i, j, a, w: torch.relu(i * a + j) * w * i,
+    "of weights and nodes": lambda i, j, a, w: torch.nn.functional.leaky_relu(i * j * a) * i * a,
+}
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_both_directions(name):
+    model, (_, given, w) = Messages(MESSAGES[name]), made("raw")[1]
+    x = torch.randn(NODES, FEATURES)
+    # What these nodes are is no factor of any edge: it is not in the sums, not even as NaN.
+    given = given.clone()
+    given[1, given[1] % 7 == 0] = 1
+    x[7], x[14], x[21] = float("nan"), float("inf"), 0
+    given[0, torch.isin(given[0], torch.tensor([7, 14, 21]))] = 1
+    found = gradients(torch.compile(model, backend=Backend()), model, x, given, w)
+    for a, b in zip(found, gradients(model, model, x, given, w), strict=True):
+        torch.testing.assert_close(a, b, rtol=2e-4, atol=2e-5, equal_nan=True)
+
+
+def regions(name):
+    backend, (model, args) = Backend(), made(name)
+    gradients(torch.compile(model, backend=backend), model, *args)
+    return [found for graph in backend.graphs for found in graph.found]
+
+
+def test_the_gradients_of_a_gate_at_its_targets_are_of_one_sum():
+    sums = [found for found in regions("gate") if found.program.reduce == "sum"]
+    assert len(sums) == 3  # of messages, and in the backward one at each end
+
+
+def test_a_sum_of_numbers_for_edges_serves_all_features():
+    backend, model = Backend(), Messages(MESSAGES["one number for all features"])
+    x, given = torch.randn(NODES, FEATURES), edges()
+    torch.compile(model, backend=backend)(x, given, torch.rand(given.shape[1]))
+    (found,) = backend.graphs[0].found
+    assert found.shape == f"({NODES}, 1)"
+
+
+def test_without_edges():
+    model = Messages(MESSAGES["one number for all features"])
+    x = torch.full((NODES, FEATURES), float("nan"))
+    none = torch.empty(2, 0, dtype=torch.int64)
+    assert not torch.compile(model, backend="sparsetir")(x, none, torch.empty(0)).any()
