@@ -1,0 +1,478 @@
+"""Graphs of torch's in Relax: programs in stage I for what computes, and what is around these.
+
+Regions are called as they are; all the rest of float32 becomes programs in stage I, too. Relax has
+memory, sizes, and the order in which they run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import sympy
+import torch
+from torch import fx
+from torch.fx.node import map_arg
+from tvm import relax, tirx
+
+from sparsetir.graph import edges
+from sparsetir.graph.dense import pointwise
+from sparsetir.graph.expressions import (
+    COMPARED,
+    FILLED,
+    POINTWISE,
+    SAME,
+    VIEWS,
+    Stored,
+    aten,
+    dtype_of,
+    gather_of,
+    is_float,
+    is_one,
+    shape_of,
+)  # fmt: skip
+from sparsetir.graph.operator import PROGRAMS, region, restored
+from sparsetir.graph.prelude import acts
+from sparsetir.graph.products import Product
+from sparsetir.graph.programs import GIVEN, Program
+from sparsetir.graph.regions import LANES, SUMS, rewrite
+from sparsetir.runtime.build import with_natural_shapes
+from sparsetir.runtime.pipeline import lower
+from sparsetir.runtime.signature import signature_of
+from sparsetir.schedules.passes.add_lanes import add_lanes
+from sparsetir.schedules.passes.parallel_loops import in_vectors
+from sparsetir.sparse_ir.errors import LoweringError
+from sparsetir.sparse_ir.nodes import sparse_iterations
+from sparsetir.sparse_ir.schedule import Schedule
+from sparsetir.sparse_ir.script.parser import from_source
+
+REDUCED = {**dict.fromkeys(SUMS, "sum"), aten.amax.default: "max", aten.amin.default: "min"}
+COMPUTED = POINTWISE | {aten.clamp.default}
+NAMES = {
+    "eq": "equal", "ne": "not_equal", "gt": "greater", "ge": "greater_equal", "lt": "less",
+    "le": "less_equal",
+}  # fmt: skip
+WHO = "export"
+
+
+class Translation:
+    """Makes Relax of a graph, with programs in stage I for what computes."""
+
+    def __init__(self, exported: Any, target: Any) -> None:
+        self._graph: fx.Graph = exported.graph_module.graph
+        self._target = target
+        self._builder = relax.BlockBuilder()
+        self._functions: dict[str, Any] = {}
+        self._names: dict[str, str] = {}  # by text
+        self._sizes: dict[str, Any] = {}
+        self._values: dict[Any, Any] = {}
+        self._constants: dict[fx.Node, torch.Tensor] = {}
+        rewrite(exported.graph_module, lambda _: set(), factors=False)
+        self._graph = exported.graph_module.graph
+        self._read_constants(exported)
+        self._shared = {n for n in self._graph.nodes if is_float(n) and self._is_stored(n)}
+
+    def module(self) -> Any:
+        """An IRModule whose function `main` is the graph."""
+        places = [
+            n for n in self._graph.nodes if n.op == "placeholder" and n not in self._constants
+        ]
+        params = []
+        for node in places:
+            for size in shape_of(node):
+                self._name_of_size(size)
+            params.append(relax.Var(node.name, self._type(node)))
+            self._values[node] = params[-1]
+        (output,) = self._graph.find_nodes(op="output")
+        builder = self._builder
+        with builder.function("main", params):
+            with builder.dataflow():
+                found = [self._value(n) for n in output.args[0]]
+                results = [builder.emit_output(x) for x in found]
+            builder.emit_func_output(results[0] if len(results) == 1 else relax.Tuple(results))
+        module = builder.get()
+        for name, func in self._functions.items():
+            module[name] = func
+        return module
+
+    # -- constants ------------------------------------------------------------------------------
+
+    def _read_constants(self, exported: Any) -> None:
+        """Parameters, and what follows from them alone."""
+        state = {**exported.state_dict, **exported.constants}
+        signature = exported.graph_signature
+        named = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+        named |= signature.inputs_to_lifted_tensor_constants
+        for node in self._graph.nodes:
+            if node.op == "placeholder" and node.name in named:
+                self._constants[node] = state[named[node.name]].detach()
+            elif node.op == "call_function" and dtype_of(node) is not None and not acts(node):
+                of = node.all_input_nodes
+                if all(n in self._constants for n in of) and all(
+                    isinstance(s, int) for s in shape_of(node)
+                ):
+                    args, kwargs = map_arg((node.args, node.kwargs), self._constants.get)
+                    target: Any = node.target
+                    self._constants[node] = target(*args, **kwargs)
+
+    # -- sizes ------------------------------------------------------------------------------------
+
+    def _name_of_size(self, size: Any) -> None:
+        if not isinstance(size, int) and str(size) not in self._sizes:
+            self._sizes[str(size)] = tirx.Var(f"size{len(self._sizes)}", "int64")
+
+    def _size(self, size: Any) -> Any:
+        """A size of torch's as an expression of Relax."""
+        if isinstance(size, fx.Node):
+            size = size.meta["val"]
+        if isinstance(size, int):
+            return tirx.IntImm("int64", size)
+        return self._expression(size.node.expr)
+
+    def _expression(self, of: Any) -> Any:
+        if str(of) in self._sizes:
+            return self._sizes[str(of)]
+        if isinstance(of, sympy.Integer):
+            return tirx.IntImm("int64", int(of))
+        if isinstance(of, sympy.Add | sympy.Mul):
+            found, *others = map(self._expression, of.args)
+            for other in others:
+                found = found + other if isinstance(of, sympy.Add) else found * other
+            return found
+        raise LoweringError(f"{WHO}: the model has a size {of} that only its data tell")
+
+    def _shape(self, node: fx.Node) -> list[Any]:
+        return [self._size(s) for s in shape_of(node)]
+
+    def _type(self, node: fx.Node) -> Any:
+        return relax.TensorType(self._shape(node), self._dtype(node))
+
+    # -- values -----------------------------------------------------------------------------------
+
+    def _value(self, node: fx.Node) -> Any:
+        """Of a node, in Relax."""
+        if node not in self._values:
+            self._values[node] = self._made(node)
+        return self._values[node]
+
+    def _made(self, node: fx.Node) -> Any:
+        if node in self._constants:
+            return relax.const(self._constants[node].contiguous().numpy())
+        target: Any = node.target
+        args: Any = node.args
+        if target is region:
+            return self._region(*args)
+        if target is restored:
+            return self._restored(self._value(args[0]), self._shape(node), args[1])
+        if target in REDUCED and is_float(node):
+            return self._reduced(node)
+        if is_float(node) and target in (aten.addmm.default, aten.mm.default):
+            return self._product(node)
+        if is_float(node) and target in COMPUTED:
+            return self._dense(node, node)
+        found = self._other(node)
+        if found is None:
+            what = f"({', '.join(map(str, shape_of(node)))}) of {dtype_of(node)}"
+            raise LoweringError(f"{WHO}: operator {target} that gives {what} is not supported")
+        return found if isinstance(found, relax.Var) else self._builder.emit(found)
+
+    def _is_stored(self, node: fx.Node) -> bool:
+        """Whether a value of pointwise operators is read more than once."""
+        if node.target not in COMPUTED:
+            return False
+        readers = [u for u in node.users if u.target not in VIEWS | SAME]
+        through = [u for u in node.users if u not in readers]
+        return len(readers) + sum(max(1, len(u.users)) for u in through) > 1
+
+    def _reduced(self, node: fx.Node) -> Any:
+        """Along the last dimensions."""
+        target: Any = node.target
+        values: Any = node.args[0]
+        rank = len(shape_of(values))
+        given: Any = node.args[1] if len(node.args) > 1 and node.args[1] else range(rank)
+        dims = sorted(d % rank for d in given)
+        if 0 in dims or dims != list(range(rank - len(dims), rank)):
+            raise LoweringError(
+                f"{WHO}: operator {node.target} over the dimensions {dims} of {rank} is not "
+                "supported; it is over the last ones, but for the first"
+            )
+        return self._dense(node, values, REDUCED[target], len(dims))
+
+    def _dense(
+        self, node: fx.Node, values: fx.Node, reduce: str | None = None, dims: int = 0
+    ) -> Any:
+        shape = shape_of(values)
+        axes: list[int | None] = []
+        sizes: list[int | None] = []
+        for size in shape[1:]:
+            axes.append(None if is_one(size) else len(sizes))
+            if not is_one(size):
+                sizes.append(size if isinstance(size, int) else None)
+        kept, lost = axes[: len(axes) - dims], axes[len(axes) - dims :]
+        result = kept + [None] * (len(shape_of(node)) - 1 - len(kept))
+        summed = sum(a is not None for a in lost)
+        try:
+            made = pointwise(values, axes, sizes, self._shared - {node}, result, reduce, summed)
+        except Stored as why:
+            raise LoweringError(
+                f"{WHO}: operator {node.target} reads {why.args[0]}, which is not of float32"
+            ) from None
+        if node in made.tensors:
+            raise LoweringError(f"{WHO}: operator {node.target} is not supported")
+        loops = [s for s in shape[1:] if not is_one(s)]
+        named = {"m": self._size(shape[0])} | {f"d{n}": self._size(s) for n, s in enumerate(loops)}
+        arrays = {f"x{n}": self._operand(x) for n, x in enumerate(made.tensors)}
+        return self._call(made.text, arrays, named, self._type(node))
+
+    def _operand(self, node: fx.Node) -> Any:
+        """What a program reads: an array of float32, which has a dimension."""
+        value = self._value(node)
+        if dtype_of(node) != torch.float32:
+            value = self._builder.emit(relax.op.astype(value, "float32"))
+        if not shape_of(node):
+            value = self._builder.emit(relax.op.reshape(value, [1]))
+        return value
+
+    def _product(self, node: fx.Node) -> Any:
+        args: Any = node.args
+        *bias, x, y = args
+        inner, outer = shape_of(y)
+        fits = not bias or len(shape_of(bias[0])) == 1 and not is_one(shape_of(bias[0])[0])
+        if not (isinstance(inner, int) and isinstance(outer, int) and fits):
+            raise LoweringError(f"{WHO}: operator {node.target} of open sizes is not supported")
+        arrays = {f"x{n}": self._value(v) for n, v in enumerate([x, y, *bias])}
+        m = {"m": self._size(shape_of(node)[0])}
+        made = Product(inner, outer, bias="row" if bias else "none")
+        return self._call(made.text(), arrays, m, self._type(node), made.schedule(self._target))
+
+    # -- regions ----------------------------------------------------------------------------------
+
+    def _region(
+        self, number: int, operands: list[fx.Node], indices: list[fx.Node], shape: list[Any],
+        m: Any, given: bool,
+    ) -> Any:  # fmt: skip
+        program: Program = PROGRAMS[number]
+        rows, others = indices[0], indices[1 : 1 + program.others]
+        m = self._size(m)
+        starts, places = self._order(rows, m)
+        arrays = {"indptr": starts, **{f"x{n}": self._operand(x) for n, x in enumerate(operands)}}
+        named: dict[str, Any] = {"m": m, "edges": self._size(shape_of(rows)[0])}
+        aligned = []
+        for n, operand in enumerate(program.operands):
+            aligned.append(operand.at != "edge" or operand.number == 0)
+            if not aligned[-1]:
+                by = None if operand.number == GIVEN else indices[operand.number]
+                arrays[f"place{n}"] = places if by is None else self._between(by, places)
+        sizes = [self._size(s) for s in shape]
+        for operand, tensor in zip(program.operands, operands, strict=True):
+            behind_first = shape_of(tensor)[operand.at != "all" :]
+            named |= self._loops(behind_first, operand.axes)
+            if operand.at == "other":
+                named[f"n{operand.number}"] = self._size(shape_of(tensor)[0])
+        named |= self._loops(shape[1:], program.result)
+        for n, index in enumerate(others):
+            arrays[f"index{n}"] = self._arranged(index, rows, places, named[f"n{n}"])
+        of = relax.TensorType(sizes, "float32")
+        text = program.text(tuple(aligned), fused=False)
+        found = self._call(text, arrays, named, of, _by_rows if program.summed else None)
+        if program.reduce in ("max", "min"):
+            found = self._flat("zero_of_empty_rows", found, sizes, starts)
+        if given and program.reduce is None:
+            found = self._restored(found, sizes, rows)
+        return found
+
+    def _loops(self, sizes: Sequence[Any], axes: Sequence[int | None]) -> dict[str, Any]:
+        return {f"d{a}": self._size(s) for s, a in zip(sizes, axes, strict=True) if a is not None}
+
+    def _order(self, rows: fx.Node, m: Any) -> tuple[Any, Any]:
+        """Where the edges of each of m nodes begin, and their places, sorted by an index."""
+        index, key = self._index(rows), ("starts", rows, str(m))
+        if key not in self._values:
+            of = relax.TensorType([m + 1], "int32")
+            self._values[key] = self._call_given("count_edges", [index], of)
+        starts = self._values[key]
+        if ("order", rows) not in self._values:
+            of = relax.TensorType(self._shape(rows), "int32")
+            self._values["order", rows] = self._call_given("sort_edges", [index, starts], of)
+        return starts, self._values["order", rows]
+
+    def _arranged(self, index: fx.Node, rows: fx.Node, places: Any, size: Any) -> Any:
+        """Another index, of so many nodes, in the order by that of the rows."""
+        key = "arranged", index, rows, str(size)
+        if key not in self._values:
+            of = relax.TensorType(self._shape(index), "int64")
+            found = self._call_given("in_range", [self._index(index)], of, [size])
+            of = relax.TensorType(self._shape(index), "int32")
+            self._values[key] = self._call_given("arranged", [found, places], of)
+        return self._values[key]
+
+    def _index(self, index: fx.Node) -> Any:
+        """A vector of nodes in int64."""
+        found = self._value(index)
+        wide = dtype_of(index) == torch.int64
+        return found if wide else self._builder.emit(relax.op.astype(found, "int64"))
+
+    def _between(self, by: fx.Node, places: Any) -> Any:
+        """Where edges in one order are in that by another index."""
+        of = relax.TensorType(self._shape(by), "int32")
+        other = self._values["order", by]
+        room = self._builder.emit(relax.op.zeros_like(other))
+        return self._call_given("places_between", [other, places, room], of)
+
+    def _restored(self, values: Any, shape: list[Any], rows: fx.Node) -> Any:
+        """Values of edges in the order in which they were given."""
+        return self._flat("restored", values, shape, self._values["order", rows])
+
+    def _flat(self, name: str, values: Any, shape: list[Any], other: Any) -> Any:
+        """A call of a function of values with one dimension of features."""
+        width: Any = tirx.IntImm("int64", 1)
+        for size in shape[1:]:
+            width = width * size
+        flat = self._builder.emit(relax.op.reshape(values, [shape[0], width]))
+        of = relax.TensorType([shape[0], width], "float32")
+        found = self._call_given(name, [flat, other], of)
+        return self._builder.emit(relax.op.reshape(found, shape))
+
+    # -- calls ------------------------------------------------------------------------------------
+
+    def _call(
+        self, text: str, arrays: dict[str, Any], sizes: dict[str, Any], result: Any,
+        schedule: Any = None,
+    ) -> Any:  # fmt: skip
+        """A call of the kernel of a program, which is compiled once."""
+        name = self._names.get(text)
+        if name is None:
+            name = self._names[text] = f"program{len(self._names)}"
+            stages = lower(from_source(text), schedule, target=self._target)
+            if "II scheduled" in stages and signature_of(stages).computed:
+                raise LoweringError(f"{WHO}: a program needs what is computed for each graph")
+            func = with_natural_shapes(name, stages, check=False)
+            params = {str(p.name): p for p in func.params}
+            out = params.pop("out")
+            func = tirx.PrimFunc([*params.values(), out], func.body, func.ret_type, func.attrs)
+            self._functions[name] = func.with_attr("global_symbol", name)
+        names = [str(p.name) for p in self._functions[name].params[:-1]]
+        given = [arrays[n] for n in names if n in arrays]
+        return self._call_given(name, given, result, [sizes[n] for n in names if n in sizes])
+
+    def _call_given(
+        self, name: str, arrays: list[Any], result: Any, sizes: Sequence[Any] = ()
+    ) -> Any:
+        """A call of a function by its name, which takes arrays, sizes, and what it writes to."""
+        if name not in self._functions:
+            func = getattr(edges, name)
+            self._functions[name] = func.with_attr("global_symbol", name)
+        passed = relax.Tuple([*arrays, *map(relax.prim_value, sizes)])
+        call = relax.op.call_dps_packed(relax.ExternFunc(name), passed, result)
+        return self._builder.emit(call)
+
+    # -- integers, masks and shapes ---------------------------------------------------------------
+
+    def _other(self, node: fx.Node) -> Any:
+        """An operator of integers, or one that only arranges; None of others."""
+        target: Any = node.target
+        args: Any = node.args
+        if target in COMPARED:
+            name = NAMES[target.__name__.split(".")[0]]
+            return getattr(relax.op, name)(self._value(args[0]), self._scalar(args[1], args[0]))
+        gathered = gather_of(node)
+        if gathered is not None:
+            return relax.op.take(self._value(gathered[0]), self._value(gathered[1]), axis=0)
+        if target == aten.index.Tensor:
+            return self._masked(node)
+        if target == aten.index_put.default:
+            return self._put(node)
+        if target == aten.arange.start_step:
+            first, last = (self._size(x) for x in args[:2])
+            return relax.op.arange(first, last, 1, self._dtype(node)) if len(args) < 3 else None
+        if target in FILLED:
+            value = FILLED[target] if FILLED[target] is not None else args[1]
+            return relax.op.full(self._shape(node), relax.const(value, self._dtype(node)))
+        if target == aten.scalar_tensor.default:
+            return relax.const(args[0], self._dtype(node))
+        if target == aten.cat.default:
+            return relax.op.concat([self._value(x) for x in args[0]], args[1] if args[1:] else 0)
+        value = self._value(args[0]) if args and isinstance(args[0], fx.Node) else None
+        if target == aten.expand.default:
+            return relax.op.broadcast_to(value, self._shape(node))
+        if target in VIEWS:
+            return relax.op.reshape(value, self._shape(node))
+        if target in SAME:
+            return value
+        if target == aten.slice.Tensor and len(args) == 4:
+            ends = [self._size(x) for x in args[2:]]
+            size = self._size(shape_of(args[0])[args[1]])
+            last = ends[1] if isinstance(args[3], fx.Node) or args[3] < 2**62 else size
+            return relax.op.strided_slice(value, [args[1]], [ends[0]], [last])
+        if target == aten.bitwise_not.default and dtype_of(node) == torch.bool:
+            return relax.op.logical_not(value)
+        if target == aten.select.int:
+            return relax.op.take(value, relax.const(args[2], "int64"), axis=args[1])
+        if target == aten.permute.default:
+            return relax.op.permute_dims(value, args[1])
+        if target == aten.repeat.default and len(args[1]) == len(shape_of(args[0])):
+            return relax.op.tile(value, args[1])
+        if target == aten._to_copy.default:
+            return relax.op.astype(value, self._dtype(node))
+        return None
+
+    def _dtype(self, node: fx.Node) -> str:
+        return str(dtype_of(node)).removeprefix("torch.")
+
+    def _scalar(self, value: Any, like: fx.Node) -> Any:
+        is_node = isinstance(value, fx.Node)
+        return self._value(value) if is_node else relax.const(value, self._dtype(like))
+
+    def _masked(self, node: fx.Node) -> Any:
+        """Columns of an array of integers at which a mask holds."""
+        args: Any = node.args
+        value, (*rows, at) = args
+        name, dtype = f"kept_{self._dtype(node)}", dtype_of(at)
+        rank = len(shape_of(value))
+        if not hasattr(edges, name) or dtype != torch.bool or any(rows) or rank != len(rows) + 1:
+            return None
+        mask = self._value(at)
+        if ("count", at) not in self._values:
+            mask = self._builder.emit(relax.op.astype(mask, "int32"))
+            count = self._call_given("count_kept", [mask], relax.TensorType([1], "int64"))
+            shape = self._builder.emit(relax.op.tensor_to_shape(count))
+            size = tirx.Var(f"size{len(self._sizes)}", "int64")
+            self._builder.match_cast(shape, relax.ShapeType([size]))
+            self._values["count", at] = mask, size
+        mask, size = self._values["count", at]
+        self._sizes[str(shape_of(node)[-1])] = size
+        shape = self._shape(node)
+        found, edges_of = self._value(value), self._size(shape_of(value)[-1])
+        if rank == 1:
+            found = self._builder.emit(relax.op.reshape(found, [1, edges_of]))
+        of = relax.TensorType([1, size] if rank == 1 else shape, self._dtype(node))
+        found = self._call_given(name, [found, mask], of)
+        return found if rank > 1 else relax.op.reshape(found, shape)
+
+    def _put(self, node: fx.Node) -> Any:
+        """Values in the place of others at some nodes."""
+        args: Any = node.args
+        base, index, values = args[0], args[1], args[2]
+        if len(args) > 3 and args[3] or len(index) != 1 or not is_float(node):
+            return None
+        if len(shape_of(node)) != 1 or len(shape_of(values)) != 1:
+            return None
+        arrays = [self._value(base), self._index(index[0]), self._value(values)]
+        return self._call_given("put", arrays, self._type(node))
+
+
+def _by_rows(sch: Schedule) -> None:
+    """Rows on threads; sums for each edge in the order of rows, which needs no other one."""
+    (iteration,) = sparse_iterations(sch.func)
+    *outer, last = sch.get_sp_iters(sch.get_sparse_iteration(iteration.name))
+    size = iteration.axes[-1].length
+    if iteration.kinds.count("R") > 1 or not isinstance(size, tirx.IntImm) or int(size) % LANES:
+        sch.parallelize(outer[0])
+        return
+    _, lanes = sch.split(last, [None, LANES])
+    start, update, sums, _ = sch.precompute("OUT", outer[-1], [], lanes=[lanes])
+    sch.parallelize(outer[0])
+    second = sch.lower()
+    in_vectors(second, start, 1)
+    in_vectors(second, update, 1)
+    sch.rewrite(add_lanes, f"{sums.name}0")
