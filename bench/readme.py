@@ -92,6 +92,11 @@ def run(args: argparse.Namespace) -> None:
     older = json.loads(path.read_text()) if path.exists() else {}
     # Steps that are measured anew stand beside others of the same commit.
     same = all(older.get(name) == facts[name] for name in ("commit", "quick"))
+    if args.only and older and not same:
+        raise SystemExit(
+            f"readme: argument '--only': expected {path.name} of commit {facts['commit']}, got "
+            f"{older['commit']}: run all steps, or name another folder by --out"
+        )
     found = older["results"]["steps"] if same else {}
     begun, states = time.monotonic(), []
     for number, name in enumerate(args.only or todo):

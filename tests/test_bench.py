@@ -20,7 +20,7 @@ from bench import harness
 from bench.__main__ import COMMANDS as COMMANDS_OF_BENCH
 from bench.__main__ import MASKS as MASKS_OF_BENCH
 from bench.__main__ import parser
-from bench.report import beside
+from bench.report import beside, circumstances, write
 from bench.ways import Comparison, Device
 from sparsetir.extras import WITHOUT_TORCH
 from sparsetir.formats import CSF, CSR
@@ -146,7 +146,12 @@ def test_steps_of_readme_are_commands(tmp_path):
             parser().parse_args(shlex.split(words))
     assert str(tmp_path) in readme.steps(tmp_path)["layers"]
     with pytest.raises(SystemExit, match="--only': expected some of calls, .*, got {'none'}"):
-        args = parser().parse_args(["readme", "--only", "none", "--threads", "1"])
+        readme.run(parser().parse_args(["readme", "--only", "none", "--threads", "1"]))
+    args = parser().parse_args(["readme", "--only", "calls", "--out", str(tmp_path)])
+    args.threads = 1
+    older = {**circumstances(1), "commit": "another", "quick": False}
+    write(tmp_path, "readme", older, {"steps": {}})
+    with pytest.raises(SystemExit, match="--only': expected readme-.* of commit .*, got another"):
         readme.run(args)
 
 
