@@ -125,11 +125,18 @@ COMMANDS: dict[str, tuple[str, tuple[Option, ...], int | None]] = {
         option("--kernels", default="", help="those whose names hold this (default: all)"),
     ), None),
     "convert": ("bring patterns into other formats, beside scipy", (THREADS_OF_ALL, GRAPH), None),
-    "readme": ("a number for each snippet of the README", (
-        THREADS_OF_ALL, seconds(4, "each comparison"),
+    "readme": ("all figures of the README and the pages, in one file", (
+        THREADS_OF_ALL, option("--data", type=Path, help="graphs/, matrices/, pruned/, tensors/"),
+        number("--minutes", 40, "for all of it", float),
+        some("--only", None, "these steps anew", metavar="STEP"),
+    ), None),
+    "products": ("`A @ X` beside scipy and torch, pruned weights beside dense ones", (
+        THREADS_OF_ALL, some("--graph", [], "default: cora", nargs="*"), SYNTHETIC,
+        seconds(1, "each comparison"), flag("--no-pruned", "only `A @ X`"),
     ), None),
     "sparse_results": ("products and sums of sparse matrices, beside scipy and MKL", (
-        THREADS_OF_ALL, GRAPH, seconds(1, "each comparison"),
+        THREADS_OF_ALL, some("--graph", [], "beside cora", nargs="*"),
+        seconds(1, "each comparison"),
     ), None),
     "formats": ("every format: is it right, how large, how fast?", (
         THREADS_OF_ALL, GRAPH, PRUNED, LAYERS,

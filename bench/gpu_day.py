@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -97,11 +98,12 @@ def skipped(step: Step) -> dict[str, Any]:
     return {"step": step.name, "command": list(step.command), "state": "no time", "seconds": 0.0}
 
 
-def outcome(step: Step, limit: float) -> dict[str, Any]:
-    """What became of a step that may take so many seconds."""
+def outcome(step: Step, limit: float, variables: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """What became of a step that may take so many seconds, with some environment variables."""
     begun = time.monotonic()
     piped: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     piped |= {"text": True, "errors": "replace", "start_new_session": True}
+    piped["env"] = {**os.environ, **(variables or {})}
     with subprocess.Popen(step.command, **piped) as process:
         try:
             text, _ = process.communicate(timeout=limit)

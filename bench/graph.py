@@ -23,6 +23,7 @@ from bench import memory
 from bench.harness import each, finish, geomean, in_a_process
 from bench.messages import Distance, Gate, Own, Raw
 from bench.report import MS, Form, beside, table
+from bench.synthetic import LAWS, generate
 from bench.timing import clock_of, interleaved
 from sparsetir import nn
 from sparsetir.graph.backend import backend
@@ -86,7 +87,10 @@ def run(args: argparse.Namespace) -> None:
 
 
 def edges_of(name: str) -> tuple[int, torch.Tensor]:
-    """Nodes and (2, E) edges, in the order of their targets."""
+    """Nodes and (2, E) edges, in the order of their targets; `synthetic:` names a random graph."""
+    law = name.removeprefix("synthetic:")
+    if law != name and law in LAWS:
+        return edges_of_matrix(generate(LAWS[law]))
     return edges_of_matrix(sparsetir.graphs.load_graph(name).tocsr())
 
 

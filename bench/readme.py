@@ -1,108 +1,146 @@
-"""What the README says of speed: one number for each of its snippets, on generated graphs."""
+"""All figures of the README and the pages: one run, one file, one commit.
+
+Each step is a command in a process of its own, with the threads that it names; its file becomes a
+part of one. `python -m docs.speed` writes tables and pictures from that.
+"""
 
 from __future__ import annotations
 
 import argparse
-import os
-from collections.abc import Callable
-from functools import partial
+import json
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
+from bench.gpu_day import Step, outcome
+from bench.report import ROOT, circumstances, path_of, table, write
+from bench.timing import progress
 
-from bench import graph as models
-from bench import rgcn, sparse_results
-from bench.harness import each, finish
-from bench.report import table
-from bench.synthetic import LAWS, generate
-from bench.timing import clock_of, interleaved
-from bench.ways import Device
-from sparsetir import SparseMatrix
+LONGEST = 900  # seconds of a step
+SHIM = ROOT / "bench" / "peers" / "mkl_as_intel.c"
+FORCED = "mkl avx512"
+# Matrices of sparse products, below `matrices/` of the data.
+MATRICES = "bcsstk16 cage10 circuit_basker1 groebner_id2003_aug navier_stokes_nsjac p2p-gnutella31"
+SHARED = ("commit", "cpu", "llvm_cpu", "cpu_features", "cores", "python", "versions", "command")
 
-GRAPH, FEATURES = "ppi", 64  # sizes of this graph, edges at random
-RELATIONAL = (100_000, 100)  # edges and relations
-PRODUCT = "pubmed"
-COMPILED = 'torch.compile(model, backend="sparsetir")'
-# By the name of a layer of `bench graph`.
-LAYERS = {
-    "GCN": "an epoch of a two-layer GCN of PyG",
-    "GAT": "an epoch of a two-layer GAT of PyG",
-    "gate": "an epoch of a user's own gated messages",
-}
+
+def steps(data: Path | None, quick: bool = False) -> dict[str, str]:
+    """Commands by name; those of data only where it is.
+
+    data : folder of graphs/, matrices/, pruned/ and tensors/, as `bench/README.md` says
+    quick : of small graphs alone
+    """
+
+    def files(folder: str, names: str) -> str:
+        paths = [data / folder / f"{n}.npz" for n in names.split()] if data else []
+        return " ".join(shlex.quote(str(p)) for p in paths if p.exists())
+
+    twitch, cornell = files("graphs", "twitch_de"), files("graphs", "fb100_cornell5")
+    amherst = files("graphs", "fb100_amherst41")
+    weights = "dlmc_tf_magnitude_0.7 dlmc_tf_magnitude_0.9 dlmc_tf_magnitude_0.98"
+    pruned = files("pruned", f"{weights} dlmc_rn50_magnitude_0.8 dlmc_rn50_magnitude_0.95")
+    pruned = f"--pruned {pruned}" if pruned else ""
+    tensors = files("tensors", "jf17k_3 kinships")
+    tensors = f"--tensor {tensors}" if tensors else ""
+    large = "--graph cora" if quick else f"--graph synthetic:ppi {cornell}"
+    whole = "--graph cora" if quick else f"--synthetic ppi --graph {cornell}"
+    models = f"graph --layer GCN GAT gate --peers PyG Inductor --seconds 3 {large}"
+    one = f"--threads 1 --graph {twitch or 'cora'}"
+    operators = f"run --rounds 5 --graph cora {twitch} {amherst} {pruned}"
+    sparse = "sparse_results --seconds 0.5 --graph"
+    sparse += "" if quick else f" {files('matrices', MATRICES)} {amherst}"
+    found = {
+        "calls": "calls --seconds 16",
+        "products 1t": f"products --threads 1 {whole}",
+        "products 2t": f"products --threads 2 --no-pruned {whole}",
+        "models 1t": f"{models} --threads 1",
+        "models 2t": f"{models} --threads 2",
+        "relations 1t": "rgcn --edges 10000 100000 --seconds 1 --cpu-time --threads 1",
+        "relations 2t": "rgcn --edges 10000 100000 --seconds 1 --threads 2",
+        "sparse 1t": f"{sparse} --threads 1",
+        "sparse 2t": f"{sparse} --threads 2",
+        "layers": "graph --peers PyG Inductor accelerate sparsetir.nn --seconds 1.5 --threads 1"
+        f" --graph cora {twitch}",
+        "operators": f"{operators} --op spmm sddmm spmv --threads 1 2",
+        FORCED: f"{operators} --op spmm --threads 1 --peers mkl",
+        "new edges": "epochs --seconds 3 --numbers 1",
+        "exported": f"graph --exported --layer GCN GAT gate --seconds 1 {one}",
+        "memory": f"graph --memory --layer GAT --peers PyG Inductor --seconds 0.2 {one}",
+        "attention": "attention --threads 2 --seconds 3",
+        "convolutions": "sparse_conv --threads 1 --peers gather --seconds 0.3",
+        "steps": f"steps --threads 1 --graph cora {twitch}",
+        "tensors": f"mttkrp --rounds 15 {tensors}",
+        "processes": "distributed --graph generated --model sage --epochs 20 --orders 1",
+    }  # fmt: skip
+    return found
 
 
 def run(args: argparse.Namespace) -> None:
-    """The command; status 1 where a result was wrong."""
-    torch.set_num_threads(args.threads)
-    seconds = 0.1 if args.quick else args.seconds
-    law, other = ("cora", "cora") if args.quick else (GRAPH, PRODUCT)
-    todo: list[tuple[str, Callable[[], dict[str, Any]]]] = [
-        (what, partial(epoch, law, layer, what, seconds)) for layer, what in LAYERS.items()
-    ]
-    todo += [
-        ("RGCN", partial(relational, (2000, 6) if args.quick else RELATIONAL, seconds)),
-        ("SpMM", partial(product, law, seconds)),
-        ("SpGEMM", partial(sparse_product, other, seconds)),
-    ]
-    rows = each(iter(todo))
-    head = ["what", "snippet", "beside", "ms", "times as fast"]
-    told = [
-        [
-            row["what"], row["snippet"], peer, f"{1e3 * times[peer]['min']:.1f}",
-            f"{times[peer]['min'] / times['sparsetir']['min']:.2f}",
-        ]
-        for row in rows
-        for times in [row["seconds"]]
-        for peer in times
-    ]  # fmt: skip
-    table(f"{args.threads} threads", head, told)
-    wrong = [row for row in rows if row.get("wrong")]
-    results = {"rows": rows, "clock": _clock().__name__}
-    finish(args, "readme", results, wrong, load=os.getloadavg()[0])
+    """The command; status 1 where a step failed."""
+    todo = steps(args.data, args.quick)
+    facts = {**circumstances(args.threads), "quick": args.quick}
+    if unknown := set(args.only or ()) - set(todo):
+        raise SystemExit(
+            f"readme: argument '--only': expected some of {', '.join(todo)}, got {unknown}"
+        )
+    path = path_of(args.out, "readme", facts)
+    older = json.loads(path.read_text()) if path.exists() else {}
+    # Steps that are measured anew stand beside others of the same commit.
+    same = all(older.get(name) == facts[name] for name in ("commit", "quick"))
+    if args.only and older and not same:
+        raise SystemExit(
+            f"readme: argument '--only': expected {path.name} of commit {facts['commit']}, got "
+            f"{older['commit']}: run all steps, or name another folder by --out"
+        )
+    found = older["results"]["steps"] if same else {}
+    begun, states = time.monotonic(), []
+    for number, name in enumerate(args.only or todo):
+        progress(f"{number + 1} of {len(args.only or todo)}: {name}")
+        left = min(LONGEST, args.minutes * 60 - (time.monotonic() - begun))
+        with tempfile.TemporaryDirectory(prefix="sparsetir-bench-") as folder:
+            state, step = measured(name, todo[name], Path(folder), left, args.quick)
+        states.append([name, state["state"], f"{state['seconds']:.0f}", todo[name].split()[0]])
+        if state["state"] != "done":
+            print(f"{name}: {state['state']}\n{state['printed']}", file=sys.stderr)
+        if step is not None:
+            found[name] = step
+        in_order = {n: found[n] for n in todo if n in found}
+        write(args.out, "readme", facts, {"steps": in_order}, quiet=True)
+    progress("")
+    print(path)
+    table("The steps; seconds", ["step", "state", "s", "command"], states)
+    if any(state != "done" for _, state, *_ in states):
+        raise SystemExit(1)
 
 
-def _clock() -> Callable[[], float]:
-    return clock_of(torch.get_num_threads())
+def measured(
+    name: str, words: str, folder: Path, limit: float, quick: bool
+) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """What became of a step, and its file, less what all files share."""
+    command = (sys.executable, "-m", "bench", *shlex.split(words), "--out", str(folder))
+    shim = forced(folder) if name == FORCED else {}
+    if shim is None or limit < 1:
+        why = "no C compiler" if shim is None else "no time"
+        return {"state": "no time", "seconds": 0, "printed": why}, None
+    state = outcome(Step(name, command + ("--quick",) * quick, 1), limit, shim)
+    (path, *_) = (*folder.glob("*.json"), None)
+    if path is None or state["state"] != "done":
+        return state, None
+    record = {k: v for k, v in json.loads(path.read_text()).items() if k not in SHARED}
+    told = " ".join(Path(word).name for word in shlex.split(words))
+    return state, {"command": told, "took": state["seconds"], **record}
 
 
-def epoch(law: str, layer: str, what: str, seconds: float) -> dict[str, Any]:
-    """Of a model of PyG in torch.compile, beside PyG as it is and Inductor."""
-    nodes, edges = models.edges_of_matrix(generate(LAWS[law]))
-    ways = [models.INDUCTOR, models.OURS, models.PYG]
-    cell = models.measure(law, nodes, edges, layer, ways, seconds)
-    times = {"sparsetir": cell["epoch"].pop(models.OURS), **cell["epoch"]}
-    about = {"what": what, "snippet": COMPILED, "graph": law, "edges": edges.shape[1]}
-    return {**about, "seconds": times, "wrong": cell["wrong"], "missing": cell["missing"]}
-
-
-def relational(sizes: tuple[int, int], seconds: float) -> dict[str, Any]:
-    """A step of training of a relational layer, beside both of PyG."""
-    graph = rgcn.generated(*sizes)
-    cell = rgcn.measure(graph, 32, rgcn.WAYS, Device(seconds=seconds, least=3, clock=_clock()))
-    times = {"sparsetir": cell["training"].pop(rgcn.OURS), **cell["training"]}
-    about = {"what": "a step of training of an RGCN layer", "snippet": "sparsetir.nn.RGCNConv"}
-    return {**about, "edges": graph.edges, "seconds": times, "wrong": cell["wrong"]}
-
-
-def product(law: str, seconds: float) -> dict[str, Any]:
-    """A sparse matrix times features."""
-    matrix = generate(LAWS[law])
-    x = np.random.default_rng(0).random((matrix.shape[1], FEATURES), "float32")
-    A, exact = SparseMatrix(matrix), matrix @ x
-    tensor = A.to_torch()
-    dense = torch.from_numpy(x)
-    wrong = None if np.allclose(A @ x, exact, rtol=1e-4, atol=1e-4) else "A @ x"
-    calls = {"sparsetir": lambda: A @ x, "scipy": lambda: matrix @ x}
-    times = interleaved({**calls, "torch (MKL)": lambda: tensor @ dense}, seconds, clock=_clock())
-    about = {"what": f"a sparse matrix times {FEATURES} features", "snippet": "A @ X"}
-    return {**about, "nnz": matrix.nnz, "seconds": times, "wrong": wrong}
-
-
-def sparse_product(law: str, seconds: float) -> dict[str, Any]:
-    """A sparse matrix times itself."""
-    cell = sparse_results.product(law, generate(LAWS[law]), None, seconds)
-    found = cell["seconds"]
-    times = {n: found[n] for n in ("sparsetir", "scipy")} | {"torch (MKL)": found["torch"]}
-    about = {"what": "a sparse matrix times itself", "snippet": "A @ A"}
-    return {**about, "nnz": cell["nnz"], "seconds": times}
+def forced(folder: Path) -> dict[str, str] | None:
+    """Variables with which MKL takes its code for Intel's CPUs; None without a C compiler."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        return None
+    library = folder / "mkl_as_intel.so"
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, SHIM], check=True)
+    return {"LD_PRELOAD": str(library)}

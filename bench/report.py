@@ -115,15 +115,20 @@ def beside(times: Mapping[str, Any], names: Sequence[str], base: str, form: Form
     return texts
 
 
-def write(
-    folder: Path, command: str, where: dict[str, Any], results: Any, quiet: bool = False
-) -> Path:
-    """Write the JSON file of a command; one for each CPU (or GPU) and number of threads."""
-    folder.mkdir(parents=True, exist_ok=True)
+def path_of(folder: Path, command: str, where: Mapping[str, Any]) -> Path:
+    """The JSON file of a command; one for each CPU (or GPU) and number of threads."""
     device = where.get("gpu") or f"{where['cpu']} {where['llvm_cpu']}"
     name = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
     threads = where["threads"] if isinstance(where["threads"], list) else [where["threads"]]
-    path = folder / f"{command}-{name}-{'-'.join(map(str, threads))}t.json"
+    return folder / f"{command}-{name}-{'-'.join(map(str, threads))}t.json"
+
+
+def write(
+    folder: Path, command: str, where: dict[str, Any], results: Any, quiet: bool = False
+) -> Path:
+    """Write the JSON file of a command."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = path_of(folder, command, where)
     record = {"command": command, **where, "results": results}
     path.write_text(json.dumps(_short(record), indent=1) + "\n")
     if not quiet:

@@ -1,11 +1,10 @@
-"""The measured speed, from bench/results: a table and a picture of all comparisons.
+"""The measured speed in pages: tables and pictures of what `python -m bench readme` wrote.
 
     python -m docs.speed
 
-writes docs/pictures/speed.png; between `<!-- readme -->` and `<!-- end -->` in README.md what
-`python -m bench readme` found; and in docs/performance.md, between other marks, the table of all
-comparisons, what loses, and what a call takes. `tests/test_docs.py` checks that these say what the
-files do.
+fills pages between `<!-- speed NAME -->`, or `<!-- speed ratio KEY -->`, and `<!-- end -->` by
+the function of that name in `TEXTS`, and draws docs/pictures/speed.png and steps.png. Steps that
+are not in the file are said not to be measured; `tests/test_docs.py` checks the pages.
 """
 
 from __future__ import annotations
@@ -13,276 +12,374 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable
 from io import BytesIO
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from bench.peers.mkl import CODES
+from docs.measured import (
+    BACKEND,
+    EVEN,
+    INDUCTOR,
+    OURS,
+    PYG,
+    ROOT,
+    Cell,
+    Missing,
+    cells,
+    comparisons,
+    file,
+    graph,
+    grid,
+    mkl_code,
+    ms,
+    record,
+    step,
+    times,
+)  # fmt: skip
 
-ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "bench" / "results"
-MARKED = {
-    name: re.compile(rf"(?<=<!-- {name} -->\n).*?(?=<!-- end -->)", re.DOTALL)
-    for name in ("readme", "comparisons", "speed", "calls")
-}
-CALLS = "calls-amd-epyc-znver5-1t"
-EVEN = 0.01  # a cell within this share of the other's time is neither won nor lost
+from bench.harness import geomean
 
-
-class Cell(NamedTuple):
-    """One measurement: what of, and how many times as long the other takes."""
-
-    name: str
-    ratio: float
-
-
-class Comparison(NamedTuple):
-    """A line of the table.
-
-    what, beside : in words; file : below bench/results
-    busy : whether more processes ran than there are cores, as far as the file says
-    """
-
-    what: str
-    beside: str
-    file: str
-    cells: list[Cell]
-    busy: bool
-
-    @property
-    def mean(self) -> float:
-        """Geometric mean of the ratios."""
-        return math.exp(sum(math.log(c.ratio) for c in self.cells) / len(self.cells))
-
-    @property
-    def lost(self) -> list[Cell]:
-        """Cells in which the other is faster, the worst first."""
-        return sorted((c for c in self.cells if c.ratio < 1 - EVEN), key=lambda c: c.ratio)
+PICTURES = ROOT / "docs" / "pictures"
+MARK = re.compile(r"(?<=<!-- speed )(\w+)(?: ([^>\n]+))?( -->\n?)(.*?)(?=<!-- end -->)", re.DOTALL)
+OF_DOCS = sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))
+PAGES = ("README.md", "examples/README.md", *OF_DOCS)
+COMPILED = 'torch.compile(model, backend="sparsetir")'
+ABSENT = "Not measured.\n"
+QUICK = " **A quick round, which shows that all runs, and no speed.**"
 
 
-def comparisons() -> list[Comparison]:
-    """All that is shown, in the order of the table."""
-    spmm = "run-spmm-mkl-2026-intel-r-xeon-r-processor-2-50ghz-cascadelake-1t"
-    cascade = "{}-intel-r-xeon-r-processor-2-50ghz-cascadelake-{}t"
-    zen, amd = "run-spmm-mkl-2026-amd-epyc-znver5-2-1t", "{}-amd-epyc-znver5-{}t"
-    graphs = {op: _newest(f"run-{op}", "2-1t") for op in ("spmm", "spmv", "sddmm")}
-    epochs, no_zeros = _newest("epoch", "1t"), _newest("epoch-no-zeros", "1t")
-    mttkrp = _newest("mttkrp", "1t")
-    libraries = "the best of scipy, torch, MKL"
-    forced = "run-spmm-mkl-2026-avx512-amd-epyc-znver5-1t"
-    return [
-        _runs("SpMM", f"{_mkl(spmm)} on Intel", spmm, 1),
-        _runs("SpMM", f"{_mkl(zen)} on AMD", zen, 1),
-        _runs("SpMM", f"{_mkl(zen)} on AMD", zen, 2),
-        _runs("SpMM", f"{_mkl(forced)} on AMD", forced, 1),
-        _runs("SpMM", f"{libraries}{_on(graphs['spmm'])}", graphs["spmm"], 1),
-        _runs("SpMM", f"{libraries}{_on(graphs['spmm'])}", graphs["spmm"], 2),
-        _runs("SpMV", f"{libraries}{_on(graphs['spmv'])}", graphs["spmv"], 1),
-        _runs("SpMV", f"{libraries}{_on(graphs['spmv'])}", graphs["spmv"], 2),
-        _runs("SDDMM", f"torch{_on(graphs['sddmm'])}", graphs["sddmm"], 1),
-        _runs("SDDMM", f"torch{_on(graphs['sddmm'])}", graphs["sddmm"], 2),
-        _made("Pruned weights, 1 thread", "a dense product on Intel, by MKL", _coarsen,
-              cascade.format("study-coarsen", 1)),
-        _made("Pruned weights, 1 thread", "a dense product on AMD, MKL's generic code", _coarsen,
-              amd.format("study-coarsen", 1)),
-        _made("Attention with a mask, 2 threads", "FlexAttention, the better block", _attention,
-              cascade.format("attention", 2)),
-        _made("Sparse convolutions, 1 thread", "torch: gather, mm, scatter", _convolutions,
-              cascade.format("sparse_conv", 1)),
-        _made("RGCN layers, 1 thread", "PyG on AMD, the better layer", _rgcn,
-              amd.format("rgcn", 1)),
-        _made("Epochs of GCN, SAGE, 1 thread", f"PyG, its fastest graph{_on(epochs)}", _epochs,
-              epochs),
-        _made("The same, features without zeros", f"PyG, its fastest graph{_on(no_zeros)}",
-              _epochs, no_zeros),
-        _made("MTTKRP, tuned, 1 thread", f"the best of 3 loop nests in C++{_on(mttkrp)}", _mttkrp,
-              mttkrp),
-    ]  # fmt: skip
-
-
-def _newest(what: str, threads: str) -> str:
-    """Of the files of a measurement, on whatever CPU, the one that was written last."""
-    named = re.compile(rf"{what}-(amd|intel)-.*-{threads}")
-    found = [p for p in RESULTS.glob(f"{what}-*.json") if named.fullmatch(p.stem)]
-    return max(found, key=lambda p: json.loads(p.read_text())["date"]).stem
-
-
-def _on(file: str) -> str:
-    """Whose CPU a file is of."""
-    return " on AMD" if "-amd-" in file else " on Intel"
+# -- texts of pages -------------------------------------------------------------------------------
 
 
 def readme() -> str:
-    """The README's table: of each of its snippets how many times as fast it is as others."""
-    files = {n: _newest("readme", f"{n}t") for n in (1, 2)}
-    records = {n: json.loads((RESULTS / f"{file}.json").read_text()) for n, file in files.items()}
-    rows = {n: {r["what"]: r for r in record["results"]["rows"]} for n, record in records.items()}
-    out = ["| measured | as | times as fast, 1 thread | 2 threads |", "|---|---|---|---|"]
-    for what, row in rows[1].items():
-        told = [f"| {what} | `{row['snippet']}` |"]
-        for n in files:
-            times = {name: t["min"] for name, t in rows[n][what]["seconds"].items()}
-            ours = times.pop("sparsetir")
-            told.append(", ".join(f"{t / ours:.1f} ({o})" for o, t in times.items()) + " |")
-        out.append(" ".join(told))
-    record = records[1]
-    cpu = re.sub(r"\(\w+\)| Processor", "", record["cpu"])
-    where = " and ".join(f"`bench/results/{file}.json`" for file in files.values())
-    out += ["", f"{cpu} ({record['llvm_cpu']}), commit {record['commit']}: {where}."]
-    return "\n".join(out) + "\n"
+    """Of each snippet of the README: milliseconds, and how many times as fast as others."""
+    rows = []
+    for what, snippet, name, wanted, ways in README_ROWS:
+        one, two = ([c for c in cells(f"{name} {n}t") if wanted(c)] for n in (1, 2))
+        for cell in one:
+            same = [c for c in two if _on(c) == _on(cell)]
+            texts = [_beside(ways(c)) for c in (cell, *same)] + ["not measured"] * (not same)
+            count = cell.get("edges") or (0 if "op" in cell else cell["nnz"])  # of a result: no
+            size = f", {count:,} edges" if count else ""
+            rows.append([what, f"`{snippet}`", f"{graph(_on(cell))}{size}", *texts])
+            what = snippet = ""  # the other graphs of a row
+    about = record()
+    head = ["measured", "as", "graph", "1 thread: ms; times as fast", "2 threads"]
+    rows = [[*row[:1], row[1].replace("``", ""), *row[2:]] for row in rows]
+    where = f"`bench/results/{file().name}`"
+    end = f"{_cpu(about)}, commit {about['commit']}: {where}.{QUICK * about.get('quick', False)}"
+    return f"{grid(head, rows)}\n{end}\n"
+
+
+def _on(cell: dict[str, Any]) -> str:
+    """What a cell was measured on."""
+    return cell.get("problem") or cell["graph"]
+
+
+def _beside(took: dict[str, Any]) -> str:
+    """Of ways, the first of which is ours."""
+    (_, ours), *others = took.items()
+    told = (f"{times(t['min'] / ours['min'])} {name}" for name, t in others)
+    return f"{ms(ours['min'])}; {', '.join(told)}"
+
+
+def _layer(name: str) -> Callable[[dict[str, Any]], bool]:
+    return lambda c: c["layer"] == name
+
+
+def _epoch(cell: dict[str, Any]) -> dict[str, Any]:
+    return {n: cell["epoch"][n] for n in (BACKEND, INDUCTOR, PYG) if n in cell["epoch"]}
+
+
+def _squared() -> str:
+    """The graph of the README's product: without data Cora."""
+    there = [c["graph"] for c in cells("sparse 1t")]
+    return "fb100_amherst41" if "fb100_amherst41" in there else "cora"
+
+
+def _square(cell: dict[str, Any]) -> dict[str, Any]:
+    names = {OURS: OURS, "scipy": "scipy", "torch": "torch (MKL)"}
+    return {words: cell["seconds"][name] for name, words in names.items()}
+
+
+README_ROWS: list[tuple[str, str, str, Callable[..., bool], Callable[..., Any]]] = [
+    ("an epoch of a two-layer GCN of PyG", COMPILED, "models", _layer("GCN"), _epoch),
+    ("an epoch of a two-layer GAT of PyG", COMPILED, "models", _layer("GAT"), _epoch),
+    ("an epoch of a user's own gated messages", COMPILED, "models", _layer("gate"), _epoch),
+    ("a step of training of an RGCN layer", "sparsetir.nn.RGCNConv", "relations",
+     lambda c: (c["graph"], c["feat"]) == ("1e5", 32), lambda c: c["training"]),
+    ("a sparse matrix times 64 features", "A @ X", "products", lambda c: c["what"] == "A @ X",
+     lambda c: c["seconds"]),
+    ("a sparse matrix times itself", "A @ A", "sparse",
+     lambda c: c["op"] == "product" and c["graph"] == _squared(), _square),
+]  # fmt: skip
+
+
+def _cpu(about: dict[str, Any]) -> str:
+    cpu = re.sub(r"\(\w+\)| Processor", "", about["cpu"])
+    return f"{cpu} ({about['llvm_cpu']})"
+
+
+def machine() -> str:
+    """On what all was measured: CPU, commit, versions, threads and how they wait."""
+    about = record()
+    libraries = ("torch", "torch_geometric", "scipy", "numpy", "apache-tvm")
+    versions = ", ".join(f"{n} {v}" for n in libraries if (v := about["versions"].get(n)))
+    said = [c["peers"]["mkl"]["about"] for c in cells("operators") if "mkl" in c["peers"]]
+    mkl = f"{said[0]['version']}, which runs its {mkl_code()} here" if said else "no other MKL"
+    counts = [k for k in about["variables"] if k.endswith("_NUM_THREADS")]
+    rest = [f"`{k}={v}`" for k, v in about["variables"].items() if k not in (*counts, "MKL_RT")]
+    loads = (of["load"] for of in about["results"]["steps"].values())
+    load = max(x if isinstance(x, float | int) else x[0] for x in loads)
+    return (
+        f"{_cpu(about)}, {about['cores']} cores; {about['date'][:10]}, commit {about['commit']}, "
+        f"load average at most {load:.1f}: `bench/results/{file().name}`. {versions}; {mkl}. "
+        f"{', '.join(f'`{k}`' for k in counts)} are the number of threads; {', '.join(rest)}; "
+        f"else threads wait as each library has it by default.{QUICK * about.get('quick', False)}\n"
+    )
 
 
 def table() -> str:
-    """The lines of the table of all comparisons."""
-    out = ["| | | beside | faster in | times as fast, mean | worst cell |",
-           "|---|---|---|---|---|---|"]  # fmt: skip
+    """The table of all comparisons."""
+    rows = []
     for n, c in enumerate(comparisons(), 1):
-        worst = min(c.cells, key=lambda cell: cell.ratio)
         won = sum(cell.ratio > 1 + EVEN for cell in c.cells)
-        out.append(
-            f"| {n} | {c.what}{' (busy)' * c.busy} | {c.beside} | {won} of {len(c.cells)} "
-            f"| {c.mean:.2f} | {worst.ratio:.2f}: {worst.name} |"
-        )
-    return "\n".join(out) + "\n"
+        worst = f"{times(c.worst.ratio)}: {c.worst.name}"
+        rows.append([n, c.what, c.beside, f"{won} of {len(c.cells)}", times(c.mean), worst])
+    return grid(["", "", "beside", "faster in", "times as fast, mean", "worst cell"], rows)
 
 
 def losses() -> str:
-    """Every cell that loses, by the numbers of the table, and the file of each comparison."""
+    """Every cell that loses, by the numbers of the table."""
     lost, others = [], []
     for n, c in enumerate(comparisons(), 1):
-        record = json.loads((RESULTS / f"{c.file}.json").read_text())
-        where = f"{n}: `{c.file}`, {record['commit']}"
         if c.lost:
-            lost += [f"**{where}**", "", *_in_lines(c.lost)]
+            lost += [f"**{n}: {c.what}, beside {c.beside}**", "", *_in_lines(c.lost)]
         else:
-            others.append(where)
-    return "\n".join([*lost, f"None lose in {'; '.join(others)}.", ""])
+            others.append(str(n))
+    return "\n".join([*lost, f"None lose in {', '.join(others) or 'any other'}.", ""])
 
 
-def _in_lines(cells: list[Cell]) -> list[str]:
+def _in_lines(found: list[Cell]) -> list[str]:
     """Cells in columns, those that differ in the number of features in one row."""
     rows: dict[str, dict[int, str]] = {}
-    for cell in cells:
+    for cell in found:
         name, _, feat = cell.name.rpartition(", ")
         if not feat.isdigit():
             name, feat = cell.name, "0"
         rows.setdefault(name, {})[int(feat)] = f"{cell.ratio:.2f}"
-    feats = sorted({feat for found in rows.values() for feat in found})
+    feats = sorted({feat for of in rows.values() for feat in of})
     width = max(map(len, rows))
-    table = [["", *(str(feat or "") for feat in feats)]]
-    table += [
-        [name, *(found.get(feat, "") for feat in feats)]
-        for name, found in sorted(rows.items(), key=lambda row: min(row[1].values()))
+    shown = [["", *(str(feat or "") for feat in feats)]]
+    shown += [
+        [name, *(of.get(feat, "") for feat in feats)]
+        for name, of in sorted(rows.items(), key=lambda row: min(row[1].values()))
     ]
-    lines = (f"{row[0]:{width}}" + "".join(f"{x:>6}" for x in row[1:]) for row in table)
+    lines = (f"{row[0]:{width}}" + "".join(f"{x:>6}" for x in row[1:]) for row in shown)
     return ["```none", *(line.rstrip() for line in lines if line.strip()), "```", ""]
 
 
-def _mkl(file: str) -> str:
-    """MKL in words, with what it runs on that CPU where the file says so."""
-    cells = json.loads((RESULTS / f"{file}.json").read_text())["results"]["cells"]
-    code = next((c["peers"]["mkl"]["about"].get("code") for c in cells if "peers" in c), None)
-    return f"MKL 2026's {CODES[code]}" if code else "MKL 2026"
-
-
-def _runs(op: str, beside: str, file: str, threads: int) -> Comparison:
-    """Of `bench run`: beside the fastest library of each cell."""
-
-    def cells(results: Any) -> Iterator[Cell]:
-        for cell in results["cells"]:
-            if cell["threads"] != threads or "sparsetir" not in cell.get("peers", {}):
-                continue
-            times = {n: p["min"] for n, p in cell["peers"].items() if n not in OURS}
-            ratio = min(times.values()) / cell["peers"]["sparsetir"]["min"]
-            problem = re.sub(r"^dlmc_(\w+?)_magnitude_", r"\1 ", cell["problem"]).replace("_", " ")
-            feat = f", {cell['feat']}" if op != "SpMV" else ""
-            yield Cell(f"{problem}{feat}", ratio)
-
-    words = f"{op}, {threads} thread{'s' if threads > 1 else ''}"
-    return _made(words, beside, cells, file)
-
-
-# Of a run: what is measured beside the libraries, and no library.
-OURS = ("sparsetir", "sparsetir float32", "before", "yardstick")
-
-
-def _made(what: str, beside: str, cells: Any, file: str) -> Comparison:
-    record = json.loads((RESULTS / f"{file}.json").read_text())
-    load = record.get("load") or 0
-    busy = (load if isinstance(load, float | int) else load[0]) > record.get("cores", 2) + 0.5
-    return Comparison(what, beside, file, list(cells(record["results"])), busy)
-
-
-def _coarsen(results: Any) -> Iterator[Cell]:
-    for cell in results["cells"]:
-        ways = {name: way["min"] for name, way in cell["ways"].items()}
-        m, n = cell["shape"]
-        name = f"{m} x {n}, {cell['sparsity']:.0%} zeros, {cell['feat']}"
-        yield Cell(name, ways["dense"] / ways[cell["chosen"]])
-
-
-def _attention(results: Any) -> Iterator[Cell]:
-    for cell in results["cells"]:
-        times = {n: t["min"] for n, t in cell["forward"].items()}
-        flex = min(t for n, t in times.items() if n.startswith("flex"))
-        yield Cell(f"{cell['mask']}, {cell['length']}", flex / times["sparsetir"])
-
-
-def _convolutions(results: Any) -> Iterator[Cell]:
-    for cloud in results:
-        for cell in cloud["cells"]:
-            for way in ("forward", "training"):
-                if "gather" in cell.get(way, {}):
-                    here = {n: t["min"] for n, t in cell[way].items()}
-                    channels = " to ".join(map(str, cell["channels"]))
-                    name = f"{cell['layer']}, {channels}, {way}, {cell['dtype']}"
-                    yield Cell(name, here["gather"] / here["sparsetir"])
-
-
-def _rgcn(results: Any) -> Iterator[Cell]:
-    for cell in results["cells"]:
-        for way in ("inference", "training", "epoch"):
-            times = {n: t["min"] for n, t in cell.get(way, {}).items()}
-            pyg = [t for n, t in times.items() if n not in ("sparsetir", "unfused")]
-            if pyg:
-                yield Cell(
-                    f"{cell['graph']} edges, {cell['feat']}, {way}", min(pyg) / times["sparsetir"]
-                )
-
-
-def _epochs(results: Any) -> Iterator[Cell]:
-    for cell in results:
-        times = {n: t["min"] for n, t in cell["peers"].items()}
-        pyg = min(t for n, t in times.items() if n.startswith("pyg"))
-        yield Cell(f"{cell['model']}, {cell['graph'].replace('_', ' ')}", pyg / times["sparsetir"])
-
-
-def _mttkrp(results: Any) -> Iterator[Cell]:
-    for cell in results["cells"]:
-        times = cell["seconds"]
-        nests = min(t for n, t in times.items() if n.startswith("c++"))
-        yield Cell(
-            f"{cell['tensor']}, mode {cell['mode']}, {cell['dtype']}", nests / times["tuned"]
-        )
+def ratio(key: str) -> str:
+    """How many times as fast, of a comparison."""
+    for c in comparisons():
+        if c.key == key:
+            most = max(cell.ratio for cell in c.cells)
+            return f"{times(c.worst.ratio)} to {times(most)}, {times(c.mean)} in the mean"
+    return "not measured"
 
 
 def calls() -> str:
     """What a call takes, with its kernel, in microseconds; the file has its parts, too."""
-    record = json.loads((RESULTS / f"{CALLS}.json").read_text())
-    out = [
-        f"`{CALLS}.json`, {record['cpu']} ({record['llvm_cpu']}), commit {record['commit']}.",
-        "", "| | microseconds |", "|---|---:|",
+    took = step("calls")["seconds"]["now"]
+    found = {"the kernel alone": took["floors"]["kernel, NumPy"], **took["calls"]}
+    rows = [[n, f"{1e6 * t['min']:.2f}", f"{1e6 * t['median']:.2f}"] for n, t in found.items()]
+    return grid(["", "microseconds", "median"], rows, 2)
+
+
+def compiling() -> str:
+    """Seconds that plans and models take to compile."""
+    ours = [c["peers"][OURS]["about"] for c in step("operators")["cells"] if OURS in c["peers"]]
+    plans = sorted(p["compile_seconds"] for of in ours for p in of["plans"].values())
+    models = sorted(c["first"][BACKEND] for c in step("layers")["cells"] if BACKEND in c["first"])
+    return (
+        f"A plan compiles in {plans[-1]:.1f} seconds at most, a model's first step through "
+        f"torch.compile takes {models[0]:.1f} to {models[-1]:.1f}.\n"
+    )
+
+
+def layers() -> str:
+    """Epochs of all layers, and means."""
+    found = step("layers")["cells"] + cells("models 1t")
+    sizes = {c["graph"]: c["edges"] for c in found}
+    took = {(c["layer"], c["graph"]): {w: t["min"] for w, t in c["epoch"].items()} for c in found}
+
+    def told(of: dict[str, float]) -> str:
+        others = (times(of[p] / of[BACKEND]) if p in of else "-" for p in (INDUCTOR, PYG))
+        return f"{ms(of[BACKEND])}; {', '.join(others)}" if BACKEND in of else ""
+
+    names = dict.fromkeys(c["layer"] for c in found)
+    rows = [[name, *(told(took.get((name, g), {})) for g in sizes)] for name in names]
+    text = grid(["layer", *(f"{graph(g)}, {n:,}" for g, n in sizes.items())], rows, len(sizes))
+    rows = []
+    for way in (INDUCTOR, PYG, "accelerate", "sparsetir.nn"):
+        for words, small in (("Cora", True), ("graphs above 50,000 edges", False)):
+            ratios = [
+                c["epoch"][way]["min"] / c["epoch"][BACKEND]["min"]
+                for c in found
+                if way in c["epoch"] and (c["edges"] < 50_000) == small
+            ]
+            if ratios:
+                mean, worst = times(geomean(ratios)), times(min(ratios))
+                rows.append([f"{way}, {words}", len(ratios), mean, worst])
+    head = ["backend, times as fast as", "cells", "geometric mean", "worst"]
+    return text + "\n" + grid(head, rows, 3)
+
+
+def exported() -> str:
+    """Calls of exported models."""
+    ways = {"exported": "exported library", BACKEND: "backend", PYG: PYG}
+    rows = [
+        [f"{c['layer']}, {graph(c['graph'])}", *(ms(c["call"][w]["min"]) for w in ways)]
+        for c in step("exported")["cells"]
+    ]
+    return grid(["a call, ms", *ways.values()], rows, 3)
+
+
+def memory() -> str:
+    """What an epoch takes."""
+    (cell,) = step("memory")["cells"]
+    words = {BACKEND: "through the backend"}
+    told = ", ".join(
+        f"{t['bytes'] / 2**20:.0f} {words.get(way, f'by {way}')}"
+        for way, t in cell["memory"].items()
+    )
+    of = f"{cell['layer']} on {graph(cell['graph'])}"
+    return f"A later epoch of {of} allocates at most, in MiB: {told} (a process each).\n"
+
+
+def new_edges() -> str:
+    """Steps on edges that are new in each."""
+    rows = []
+    for group, took in step("new edges")["seconds"]["now, 1 threads"].items():
+        for layer, prefix in (("SAGE", ""), ("GAT", "GAT, ")):
+            found = [took.get(prefix + w) for w in (PYG, "accelerate", "sparsetir.nn", BACKEND)]
+            if group.startswith("new: ") and any(found):
+                edges = f"{int(group.split()[1]):,}"
+                rows.append([f"{edges}, {layer}", *(ms(t["min"]) if t else "" for t in found)])
+    return grid(["edges, layer", PYG, "`accelerate`", "`sparsetir.nn`", "backend"], rows, 4)
+
+
+def sparse() -> str:
+    """Products and sums of sparse matrices."""
+    count = len({c["graph"] for c in step("sparse 1t")["cells"]})
+    out = [f"Of {count} matrices:\n"]
+    for threads in (1, 2):
+        rows = []
+        for op, way, words in SPARSE_ROWS:
+            took = [c["seconds"] for c in cells(f"sparse {threads}t") if c["op"] == op]
+            mkl = "mkl values" if way == "values alone" else "mkl"
+            peers = ("scipy", mkl, "torch")
+            told = [
+                _spread(t[p]["min"] / t[way]["min"] for t in took if p in t and way in t)
+                for p in peers
+            ]
+            if any(told):
+                rows.append([words, *told])
+        title = f"{threads} thread{'s' * (threads > 1)}"
+        out.append(grid([title, "scipy", "MKL, in order of columns", "torch"], rows))
+    return "\n".join(out)
+
+
+SPARSE_ROWS = [
+    ("product", "sparsetir", "product, A A or A Aᵀ"), ("product", "planned", "planned"),
+    ("product", "values alone", "values alone, MKL's too"),
+    ("triangles", "sparsetir", "triangles, with the mask"),
+    ("triangles", "terms listed", "terms listed"),
+    *((f"sum of {n}", way, words) for n, word in ((2, "two"), (4, "four"), (8, "eight"))
+      for way, words in (("sparsetir", f"sum of {word}"), ("planned", "planned"))),
+]  # fmt: skip
+
+
+def _spread(ratios: Iterable[float]) -> str:
+    found = list(ratios)
+    extremes = f" ({times(min(found))} to {times(max(found))})" if len(found) > 1 else ""
+    return times(geomean(found)) + extremes if found else ""
+
+
+def primitives() -> str:
+    """What each primitive of SpMM's schedule is worth."""
+    found = step("steps")["cells"]
+    first, *names = found[0]["seconds"]
+    rows = []
+    for cell in found:
+        took = cell["seconds"]
+        told = [times(took[first] / took[n]) for n in names]
+        rows.append([f"{graph(cell['problem'])}, {cell['feat']}", ms(took[first]), *told])
+    return grid(["", f"{first}, ms", *names], rows, len(names) + 1)
+
+
+def ranks() -> str:
+    """Training on several processes."""
+    (cell,) = step("processes")["cells"]
+    columns = {
+        "bytes sent / needed": "sent / needed", "bytes that came / needed": "came / needed",
+        "memory / share and halo": "memory over share and halo",
+        "memory as malloc keeps it / share and halo": "the same, as malloc keeps it",
+    }  # fmt: skip
+    rows = [
+        [size, ms(of["epoch"]["min"]), f"{max(of['memory']) / 2**20:.0f}",
+         *(f"{of[k]:.3f}" if k in of else "" for k in columns)]
+        for size, of in cell["runs"].items()
     ]  # fmt: skip
-    for name, found in record["results"]["seconds"]["now"]["calls"].items():
-        out.append(f"| {name} | {1e6 * found['min']:.2f} |")
-    return "\n".join(out) + "\n"
+    text = grid(["ranks", "epoch, ms", "MiB", *columns.values()], rows, 6)
+    checks = cell["model of time"]["check"].values()
+    told = ", ".join(f"{ms(c['model'])} ms where {ms(c['measured'])} were measured" for c in checks)
+    return (
+        f"{text}\nLosses differ by {cell['difference']:.0e} at most, in other orders of nodes by "
+        f"{cell['rounding']:.0e}. The model below says {told}.\n"
+    )
+
+
+def scaling() -> str:
+    """Speedups over one machine, by the model."""
+    large = step("processes")["large"]
+    names = [name for name in large if "bit/s" in name]
+    rows = [
+        [count, *(f"{large['one'] / large[n][count]['epoch']:.0f}" for n in names)]
+        for count in ("16", "64", "256", "1024")
+    ]
+    return grid(["machines", *names], rows, len(names))
+
+
+TEXTS: dict[str, Callable[..., str]] = {
+    "readme": readme, "machine": machine, "comparisons": table, "losses": losses, "calls": calls,
+    "compiling": compiling, "layers": layers, "exported": exported, "memory": memory,
+    "new_edges": new_edges, "sparse": sparse, "primitives": primitives, "ranks": ranks,
+    "scaling": scaling, "ratio": ratio,
+}  # fmt: skip
+
+
+def filled(page: str) -> str:
+    """A page with all that stands between marks as the file says it."""
+
+    def text(found: re.Match[str]) -> str:
+        name, given, mark, _ = found.groups()
+        try:
+            told = TEXTS[name](*filter(None, [given]))
+        except Missing:
+            told = ABSENT
+        return f"{name}{f' {given}' if given else ''}{mark}{told}"
+
+    return MARK.sub(text, page)
+
+
+# -- pictures -------------------------------------------------------------------------------------
 
 
 def draw() -> None:
     """A dot for each cell, on a logarithmic scale; left of the line the other is faster."""
     from matplotlib.figure import Figure
-    from PIL import Image
 
     found = comparisons()
     figure = Figure(figsize=(9, 0.36 * len(found) + 1.1), layout="constrained")
@@ -301,22 +398,38 @@ def draw() -> None:
     ax.set_xlabel("times as fast; orange: slower; bars: geometric means", fontsize=9)
     ax.grid(axis="x", color="0.9", zorder=0)
     ax.spines[["top", "right", "left"]].set_visible(False)
-    file = BytesIO()
-    figure.savefig(file, dpi=120, facecolor="white")
-    picture = ROOT / "docs" / "pictures" / "speed.png"
-    Image.open(file).convert("RGB").quantize(64).save(picture, optimize=True)
+    drawn = BytesIO()
+    figure.savefig(drawn, dpi=120, facecolor="white")
+    _small(drawn, PICTURES / "speed.png")
 
 
-def rewrite(path: Path, text: str, name: str) -> None:
-    """Put a table between the marks of a page."""
-    page = path.read_text()
-    assert MARKED[name].search(page), path
-    path.write_text(MARKED[name].sub(lambda _: text, page, count=1))
+def draw_steps() -> None:
+    """Bars of what each primitive is worth."""
+    from bench import steps
+
+    about = {k: v for k, v in record().items() if k != "results"}
+    path = PICTURES / "steps.json"
+    try:
+        found = step("steps")
+    except Missing:
+        return
+    path.write_text(json.dumps({**about, "threads": 1, "results": found}))
+    try:
+        _small(steps.draw(path), path.with_suffix(".png"))
+    finally:
+        path.unlink()
+
+
+def _small(drawn: Any, path: Path) -> None:
+    """Of 256 colours: with fewer the rare orange ones turn brown."""
+    from PIL import Image
+
+    Image.open(drawn).convert("RGB").quantize(256).save(path, optimize=True)
 
 
 if __name__ == "__main__":
-    rewrite(ROOT / "README.md", readme(), "readme")
-    rewrite(ROOT / "docs" / "performance.md", table(), "comparisons")
-    rewrite(ROOT / "docs" / "performance.md", losses(), "speed")
-    rewrite(ROOT / "docs" / "performance.md", calls(), "calls")
+    for name in PAGES:
+        path = ROOT / name
+        path.write_text(filled(path.read_text()))
     draw()
+    draw_steps()

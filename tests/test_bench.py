@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +20,7 @@ from bench import harness
 from bench.__main__ import COMMANDS as COMMANDS_OF_BENCH
 from bench.__main__ import MASKS as MASKS_OF_BENCH
 from bench.__main__ import parser
-from bench.report import beside
+from bench.report import beside, circumstances, write
 from bench.ways import Comparison, Device
 from sparsetir.extras import WITHOUT_TORCH
 from sparsetir.formats import CSF, CSR
@@ -54,6 +55,7 @@ COMMANDS = {
     ),
     "epochs": ([], lambda r: r["seconds"]["now, 1 threads"]["cora"]["gcn, PyG"]["min"] > 0),
     "graph": (["--peers", "PyG"], lambda r: len(r["cells"][0]["epoch"]) == 2),
+    "products": ([], lambda r: {c["what"] for c in r["cells"]} == {"A @ X", "pruned"}),
     "rgcn": (["--peers", "RGCNConv", "--plot"], lambda r: len(r["cells"][-1]["memory"]) == 2),
     "sparse_conv": (["--peers", "gather", "--plot"], lambda r: len(r[0]["cells"]) == 3),
     "blocks": (
@@ -116,24 +118,52 @@ def test_harness(tmp_path, capsys):
 
 def test_tables(capsys):
     """Of files that are here, by each command's own `show`."""
-    from bench import attention, compiling, mttkrp, rgcn, sparse_conv, steps
+    from docs.measured import step
 
-    def results(pattern):
-        (path,) = (ROOT / "bench" / "results").glob(f"{pattern}.json")
-        return json.loads(path.read_text())["results"]
+    from bench import attention, graph, mttkrp, rgcn, sparse_conv, sparse_results, steps
 
-    found = results("attention-amd*")
-    attention.show(found["cells"], found["memory"], 2)
-    rgcn.show(results("rgcn-amd*"), 1)
-    for cloud in results("sparse_conv-amd*"):
+    attention.show(step("attention")["cells"], step("attention")["memory"], 2)
+    rgcn.show(step("relations 1t"), 1)
+    for cloud in step("convolutions"):
         sparse_conv.show(cloud, 1)
-    mttkrp._show(results("mttkrp-amd*")["cells"])
-    steps.show(results("steps-*")["cells"])
-    compiling.show(results("compile-*"))
+    mttkrp._show(step("tensors")["cells"])
+    steps.show(step("steps")["cells"])
+    graph.show(step("layers")["cells"])
+    sparse_results.show(step("sparse 1t")["cells"])
     said = capsys.readouterr().out
-    assert all(
-        line in said for line in ("band ", "gain: geometric mean", "SpMM by steps", "Import")
-    )
+    expected = ("band ", "gain: geometric mean", "SpMM by steps", "as fast as PyG", "sum of 2")
+    assert all(line in said for line in expected)
+
+
+def test_steps_of_readme_are_commands(tmp_path):
+    """With the data and without; paths of the data are not in the file."""
+    from bench import readme
+
+    (tmp_path / "graphs").mkdir()
+    (tmp_path / "graphs" / "twitch_de.npz").touch()
+    for data in (None, tmp_path):
+        for words in readme.steps(data).values():
+            parser().parse_args(shlex.split(words))
+    assert str(tmp_path) in readme.steps(tmp_path)["layers"]
+    with pytest.raises(SystemExit, match="--only': expected some of calls, .*, got {'none'}"):
+        readme.run(parser().parse_args(["readme", "--only", "none", "--threads", "1"]))
+    args = parser().parse_args(["readme", "--only", "calls", "--out", str(tmp_path)])
+    args.threads = 1
+    older = {**circumstances(1), "commit": "another", "quick": False}
+    write(tmp_path, "readme", older, {"steps": {}})
+    with pytest.raises(SystemExit, match="--only': expected readme-.* of commit .*, got another"):
+        readme.run(args)
+
+
+@pytest.mark.slow
+def test_readme_of_some_steps(tmp_path):
+    """Steps in one file; some anew."""
+    common = ["readme", "--quick", "--out", tmp_path, "--only"]
+    bench(*common, "products 2t", "memory")
+    bench(*common, "products 2t")
+    found = record(tmp_path)["results"]["steps"]
+    assert list(found) == ["products 2t", "memory"]
+    assert found["products 2t"]["results"]["cells"][0]["seconds"]["scipy"]["min"] > 0
 
 
 def test_commands_of_the_readme_are_known():

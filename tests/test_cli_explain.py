@@ -113,6 +113,13 @@ def test_facts_as_json(explain):
     assert 0 < line["seconds"] <= line["median"]
 
 
+def test_an_operator_by_its_name(explain):
+    code, out, _ = explain("sddmm", *ON_CORA, "--json")
+    facts = json.loads(out)
+    assert code == 0 and facts["sizes"]["nnz"] == 10_556 and facts["roofline"]["flops"] > 0
+    assert {x["loop"]: x["parallel"] for x in facts["loops"]} == {"ij": "yes", "k": "no"}
+
+
 def test_without_arguments_nothing_runs(explain, monkeypatch):
     monkeypatch.setattr(explained, "measured", None)
     code, out, _ = explain("spmm.py", "--schedule", "spmm.py:apply", "--stages")
@@ -125,7 +132,8 @@ def test_without_arguments_nothing_runs(explain, monkeypatch):
 @pytest.mark.parametrize(
     "words, message",
     [
-        (["spmm"], "argument FILE: expected file.py[:function], got 'spmm'; `sparsetir lower`"),
+        (["gone"], "argument OP|FILE: expected spmm, spmv, sddmm or a .py file, got 'gone'"),
+        (["spgemm"], "argument OP|FILE: expected spmm, spmv, sddmm or a .py file, got 'spgemm'"),
         (["spmm.py", "--graph", "cora"], "argument --arg: 'feat': expected a number, got nothing"),
         (["spmm.py", "--arg", "k=3"], "argument --arg: 'spmm' has no 'k'; it has a, b, c, indptr"),
         (["spmm.py", "--arg", "a=2"], "argument --arg: 'a': expected an array, got int"),

@@ -235,8 +235,8 @@ def panel_rows(
 def choices(asked: Asked) -> Tried | None:
     """Rows, tile, copy, compaction and blocks of panels; None where these do not serve.
 
-    Compacted are those of as many rows as by pattern are the most
-    and of more: smaller ones compile sooner by pattern (`bench/results/study-coarsen-*.json`).
+    Compacted are panels of at least as many rows as by pattern are the most: smaller ones compile
+    sooner by pattern.
 
     (Enumerate-and-sparse-coarsen, sections 3.4 and 3.5: UFi, WarpTile and compaction.)
     """

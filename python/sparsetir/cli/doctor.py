@@ -1,4 +1,4 @@
-"""`sparsetir doctor`: what is installed, what this machine has, and whether a kernel runs."""
+"""`sparsetir doctor`: installed packages, this machine's features, a kernel's run."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from sparsetir.cli import arguments
 from sparsetir.cli.arguments import Failed, Parser, UsageError
-from sparsetir.cli.functions import function_of, is_file, schedule_of
+from sparsetir.cli.functions import function_of, operator_named, schedule_of
 from sparsetir.cli.text import readable
 
 EPILOG = """\
@@ -20,11 +20,13 @@ bytes, operations, the bound of this machine, and how much of it the kernel reac
 With --graph the first sparse axis (CSR) gets the matrix: indptr, indices, values and sizes. Arrays
 of numbers that are not given are random, outputs zeros; arrays of indices have to be given. On the
 CPU the kernel is then run and timed, which takes a second or two. Without arguments it is compiled
-and not run. The file is run, and has to hold the function at its top level.
+and not run. Of an operator it is its plain program; a file is run, and has to hold the function at
+its top level.
 
 What becomes of a model of torch shows `sparsetir.explain(model, *inputs)` in Python.
 
 examples:
+  sparsetir explain spmm --graph cora --arg feat=64
   sparsetir explain spmm.py --graph cora --arg feat=64
   sparsetir explain spmm.py:spmm --graph cora --arg feat=64 --schedule fast.py:apply --html a.html
   sparsetir explain program.py --arg x=x.npy --arg indptr=a.npz --arg indices=a.npz --stages
@@ -33,7 +35,7 @@ examples:
 
 def add(out: Parser) -> None:
     """Add the arguments."""
-    out.add_argument("program", metavar="FILE", help="file.py[:function], of stage I")
+    out.add_argument("program", metavar="OP|FILE", help="an operator, or file.py[:function]")
     out.add_argument(
         "--arg", action="append", metavar="NAME=VALUE", help="as of `sparsetir tune`; once for each"
     )
@@ -80,16 +82,11 @@ def _found(args: argparse.Namespace) -> tuple[str, dict[str, Any], list[Any]]:
     from sparsetir.runtime.targets import resolve_target
     from sparsetir.sparse_ir.nodes import SparseFunc
 
-    if not is_file(args.program):
-        raise UsageError(
-            f"argument FILE: expected file.py[:function], got {args.program!r}; `sparsetir lower` "
-            "shows the stages of operators"
-        )
     target = resolve_target(args.target)
     schedule = None if args.schedule is None else schedule_of(args.schedule)
-    program = function_of(args.program)
+    program = _plain(args, target) if operator_named(args.program) else function_of(args.program)
     if not isinstance(program, SparseFunc):
-        raise UsageError("argument FILE: expected a function of stage 1, got one of stage 2")
+        raise UsageError("argument OP|FILE: expected a function of stage 1, got one of stage 2")
     given = arguments.named_values(args.arg or [])
     if args.graph is not None:
         given = {**_of_graph(program, arguments.graph(args.graph)[1]), **given}
@@ -111,6 +108,20 @@ def _found(args: argparse.Namespace) -> tuple[str, dict[str, Any], list[Any]]:
     shown = ", ".join(f"{n}={v:,}" for n, v in sizes.items())
     title = f"{program.name}{f' ({shown})' if shown else ''}, by {by}"
     return title, facts, _sections(facts, stages, kernel, f"TVM {tvm.__version__}", program)
+
+
+def _plain(args: argparse.Namespace, target: Any) -> Any:
+    """The program of an operator, for the types of the graph."""
+    from sparsetir.data.sparse_tensor import SparseMatrix
+    from sparsetir.planning.matrix_request import matrix_request
+    from sparsetir.schedules.operators.registry import OPERATORS
+
+    operator = OPERATORS.get(args.program)
+    if operator is None or operator.program is None:
+        raise UsageError(f"argument OP|FILE: {args.program} has no program over one matrix")
+    matrix = SparseMatrix(arguments.graph(args.graph or "cora")[1])
+    feat = 1 if operator.vectors else 32  # in its types alone: the program has any number
+    return operator.program(matrix_request(args.program, matrix, feat, target=target).problem)
 
 
 def _sections(

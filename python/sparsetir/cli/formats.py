@@ -1,4 +1,4 @@
-"""`sparsetir formats`: what a graph is like, and what each format would make of it."""
+"""`sparsetir formats`: statistics of a graph, and its size in each format."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def add(out: Parser) -> None:
         nargs="?",
         const="",
         metavar="NAME",
-        help="what a template makes of the program, by default that of a plan",
+        help="the program by a template (default: the plan's)",
     )
     out.add_argument("--json", action="store_true", help="print one JSON document")
 

@@ -18,6 +18,7 @@ pre,.wide{overflow-x:auto}
 pre{font-size:.85rem;padding:.6rem;border:1px solid #8886;border-radius:6px}
 table{border-collapse:collapse;font-size:.9rem}
 th,td{text-align:left;vertical-align:top;padding:.3rem .8rem .3rem 0;border-bottom:1px solid #8886}
+td:last-child{min-width:16em}
 summary{cursor:pointer}
 """
 

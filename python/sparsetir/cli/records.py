@@ -1,4 +1,4 @@
-"""`sparsetir records`: what tuning has kept."""
+"""`sparsetir records`: the records of tuning."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ def add(out: Parser) -> None:
         "--workers", type=at_least(1), default=1, help="that measure side by side (default: 1)"
     )
     search.add_argument(
-        "--no-transfer", action="store_true", help="do not begin with what suits similar graphs"
+        "--no-transfer", action="store_true", help="do not begin with configs of similar graphs"
     )
     measuring = out.add_argument_group("measuring")
     measuring.add_argument(

@@ -1,4 +1,4 @@
-"""What sparse tensors are made from: objects of scipy and torch, arrays, files."""
+"""Sources of sparse tensors: objects of scipy and torch, arrays, files."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def from_compressed(
 
 
 def from_dense(who: str, array: Any) -> Stored:
-    """Of what is not zero in an array; NaN is not."""
+    """Of the nonzeros of an array; NaN is one."""
     if is_sparse(array):
         raise TypeError(f"{who}: argument 'array': expected a dense array, got {_name(array)}")
     dense = to_host(who, "array", array)
@@ -121,7 +121,7 @@ def from_dense(who: str, array: Any) -> Stored:
 
 
 def read_file(who: str, path: Any) -> Stored:
-    """Of a Matrix Market file, or what `scipy.sparse.save_npz` wrote."""
+    """Of a Matrix Market file, or a file of `scipy.sparse.save_npz`."""
     path = as_path(who, "path", path)
     name = path.name.lower()
     if not name.endswith((".mtx", ".mtx.gz", ".npz")):

@@ -1,4 +1,4 @@
-"""The handle that users make of their sparse data; it keeps what the data was converted to."""
+"""The handle that users make of their sparse data; it keeps conversions."""
 
 from __future__ import annotations
 
@@ -302,7 +302,7 @@ class SparseTensor:
         )
 
     def plot(self, format: Format | None = None, ax: Any = None, **options: Any) -> Any:
-        """Draw the pattern, or what a format makes of it.
+        """Draw the pattern, or its storage in a format.
 
         Parameters
         ----------

@@ -29,7 +29,7 @@ REST = "eager"  # what runs the rest by default
 
 @dataclass
 class Graph:
-    """What became of a graph of torch's.
+    """The regions of a graph of torch's, and the operators left to torch.
 
     found, left : regions, and gathers and reductions that are none, with reasons
     preludes : what follows from the edges alone
@@ -44,7 +44,7 @@ class Graph:
 
 
 class Backend:
-    """A backend of torch.compile that keeps what it did.
+    """A backend of torch.compile that keeps its graphs.
 
     graphs : that were compiled, in order
     """

@@ -1,4 +1,4 @@
-"""What becomes of a model under `torch.compile(model, backend="sparsetir")`."""
+"""Explanations of models under `torch.compile(model, backend="sparsetir")`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sparsetir.graph.backend import Backend, Graph
 
 
 class Explanation:
-    """What :func:`explain` found; its text is what `print` shows.
+    """The result of :func:`explain`; `print` shows it.
 
     Parameters
     ----------

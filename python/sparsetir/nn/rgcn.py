@@ -231,7 +231,7 @@ class RGCNConv(Conv):
         if isinstance(edge_index, PreparedRelations):
             if edge_type is not None:
                 raise TypeError(
-                    "RGCNConv: argument 'edge_type': expected None beside what was prepared"
+                    "RGCNConv: argument 'edge_type': expected None beside prepared relations"
                 )
             if self.flow != "source_to_target":
                 raise wrong(

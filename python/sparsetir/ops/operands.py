@@ -1,4 +1,4 @@
-"""What operators take for a sparse matrix, and what they make of it."""
+"""Sparse operands of operators, and their structure."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Operand(NamedTuple):
 
 
 class Prepared:
-    """What :func:`sparsetir.ops.prepare` gives; taken wherever a sparse matrix is.
+    """The result of :func:`sparsetir.ops.prepare`, taken wherever a sparse matrix is.
 
     Parameters
     ----------

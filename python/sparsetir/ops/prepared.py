@@ -100,7 +100,7 @@ def prepare(
     edge_type: Tensor | None = None,
     num_relations: int | None = None,
 ) -> Prepared | PreparedRelations:
-    """The matrix, ready for all operators and layers: what they find out of a pattern is kept here.
+    """The matrix with the data that operators and layers derive from its pattern.
 
     The pattern is copied: whoever writes to A later changes nothing here, so that no call compares
     it with a copy, as calls with A itself do. Values are not copied: each call reads what they are.

@@ -93,7 +93,7 @@ def sub(A: Any, B: Any) -> Tensor:
 
 
 def mul(*matrices: Any) -> Tensor:
-    """The product by element, which stores what all matrices do; as :func:`add`.
+    """The product by element, stored where all matrices are; as :func:`add`.
 
     Parameters
     ----------
@@ -108,7 +108,7 @@ def mul(*matrices: Any) -> Tensor:
 
 
 def maximum(*matrices: Any) -> Tensor:
-    """The greatest by element, where what is not stored is 0; as :func:`add`.
+    """The greatest by element, missing ones being 0; as :func:`add`.
 
     Parameters
     ----------
@@ -123,7 +123,7 @@ def maximum(*matrices: Any) -> Tensor:
 
 
 def minimum(*matrices: Any) -> Tensor:
-    """The least by element, where what is not stored is 0; as :func:`add`.
+    """The least by element, missing ones being 0; as :func:`add`.
 
     Parameters
     ----------

@@ -545,7 +545,7 @@ def known_edges(edges: Tensor, m: int, n: int, count: bool = False) -> SeenPatte
 
 
 def limit_cache(entries: int | None = None, bytes: int | None = None) -> None:
-    """Limits of the cache of patterns, 512 and 4 GiB at first; what is over them is dropped.
+    """Limits of the cache of patterns, 512 and 4 GiB at first; entries beyond are dropped.
 
     Parameters
     ----------

@@ -42,7 +42,7 @@ INT32 = int(np.iinfo(np.int32).max)
 
 
 class SparsePlan(Plan):
-    """What :func:`plan` makes of products and sums of sparse matrices; call it with values.
+    """A plan of a product or sum of sparse matrices; call it with values.
 
     Parameters
     ----------
@@ -268,7 +268,7 @@ class SparsePlan(Plan):
 
 
 class ValuesPlan(Plan):
-    """What :func:`plan` makes of products and sums of sparse matrices for a GPU.
+    """A plan of a product or sum of sparse matrices for a GPU.
 
     The pattern is found on the CPU, once. Calls take values of all matrices, and give the result's.
 

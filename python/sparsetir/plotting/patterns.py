@@ -1,4 +1,4 @@
-"""Pictures: which coordinates a matrix stores, and what a format makes of them.
+"""Pictures of patterns, and of their storage in formats.
 
 Needs matplotlib, which is imported when a function is called. Figures are made without pyplot: no
 window opens and no backend is chosen. A notebook shows them after `%matplotlib inline`;
@@ -114,7 +114,7 @@ def plot_pattern(pattern: Any, ax: Any = None, name: str | None = None) -> Any:
 
 
 def plot_format(converted: ConvertedFormat, ax: Any = None, name: str | None = None) -> Any:
-    """A picture of what each rule of a format stores: a colour per part, lighter where padded.
+    """A picture of a format's storage: a colour per part, lighter where padded.
 
     Parameters
     ----------

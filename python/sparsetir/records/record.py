@@ -74,7 +74,7 @@ def _now() -> str:
 
 @dataclass(frozen=True)
 class Record:
-    """A config and what it was measured at.
+    """A config and its measurement.
 
     config : data of :func:`sparsetir.schedules.search.configs.to_data`
     seconds, default_seconds : of a call with this config and the default one, measured in turns

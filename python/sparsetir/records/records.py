@@ -37,7 +37,7 @@ FORMAT_VERSION = 1  # of exported files
 
 
 class RecordError(Exception):
-    """Records cannot be read or written; the message names the file and what to do."""
+    """Records cannot be read or written; the message names the file and a remedy."""
 
 
 def default_path() -> Path | None:

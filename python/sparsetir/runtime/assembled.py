@@ -99,7 +99,7 @@ class Numeric:
 
 
 class AssembledKernel:
-    """What :func:`build_assembled` gives: called with all parameters but the result.
+    """A kernel with a sparse result, called with all parameters but that.
 
     Parameters
     ----------
@@ -345,7 +345,7 @@ class AssembledKernel:
 
 
 def build_assembled(func: SparseFunc, result: str, target: Any = "llvm") -> AssembledKernel:
-    """Compile a program to a kernel with a sparse result, whose pattern is what it visits.
+    """Compile a program to a kernel with a sparse result, whose pattern are its visits.
 
     Parameters
     ----------

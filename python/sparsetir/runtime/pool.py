@@ -51,7 +51,7 @@ LIBRARIES = ("libiomp5.so", "libomp.so", "libgomp.so.1")
 
 
 class Threads(NamedTuple):
-    """What runs the parallel loops of kernels.
+    """The threads that run parallel loops of kernels.
 
     pool : "openmp", "tvm" or "serial"
     count : threads, the calling one among them

@@ -83,7 +83,7 @@ def distinctive_features(features: Iterable[str]) -> list[str]:
 
 
 def resolve_target(target: TargetLike) -> tvm.target.Target:
-    """A `tvm.target.Target`; "cpu" or "llvm", and "cuda", mean what this machine has."""
+    """A `tvm.target.Target`; "cpu" or "llvm", and "cuda", are of this machine."""
     if isinstance(target, tvm.target.Target):
         return target
     if target in ("cpu", "llvm"):

@@ -23,7 +23,6 @@ STYLE: dict[Any, Any] = {
     "axes.spines.right": False,
     "axes.axisbelow": True,
     "legend.frameon": False,
-    "text.parse_math": False,
     "image.interpolation": "none",  # images stay as small as they are
 }
 WIDTH = 10.5  # inches

@@ -1,4 +1,4 @@
-"""What a search found."""
+"""The results of searches."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ class TunedPlan(TunedProgram):
 
 @dataclass(repr=False)
 class TunedSparse(Search):
-    """What :func:`sparsetir.tune` found for an operator whose result is sparse.
+    """The result of :func:`sparsetir.tune` for an operator with a sparse result.
 
     Parameters
     ----------
