@@ -23,7 +23,7 @@ from sparsetir.ops.launch import launch, target_of
 from sparsetir.ops.recorded import may_be_recorded
 from sparsetir.ops.registry import PLAIN, is_undisturbed
 from sparsetir.ops.structure import known_edges
-from sparsetir.planning.request import compiled_by
+from sparsetir.planning.compiled import compiled_by
 from sparsetir.runtime.arrays import dtype_name
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.schedules.default import l2_bytes, l3_bytes

@@ -10,10 +10,10 @@ True
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import replace
-from functools import lru_cache
-from typing import Any
+from functools import lru_cache, partial
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -49,6 +49,7 @@ OPTIONS = {
     name for each in (OPERATORS, ALONG, OF_MATRICES) for x in each.values() for name in x.options
 }
 MOST_LIKES = 256
+T = TypeVar("T")
 EIGHTHS = 4  # bits of sizes that are about the same
 
 
@@ -195,14 +196,26 @@ def plan_of(wanted: Request, config: Config | None = None) -> Plan:
         return plan_with(wanted, config)
     if wanted.is_trusted:
         return _settled(wanted, wanted.pattern).on(wanted)
+    return made_for(wanted, partial(plan_with, wanted))
+
+
+def made_for(
+    wanted: Request,
+    make: Callable[[Config, str], T],
+    pattern: Callable[[], CsrPattern] | None = None,
+) -> T:
+    """What is made of the config recorded for a request, else of the one that sizes choose.
+
+    make : gives it, of a config and "record" or "default"
+    pattern : gives that of a matrix without values, with columns in order, which no record is
+        looked for by without it
+    """
     default = wanted.whole.chosen()
     found = None
-    if wanted.is_recorded:  # what is wrong beside the record shows with the default
-        found = by_record(
-            wanted.task(), lambda config: plan_with(wanted, config, "record"),
-            wanted.choosing.of_choices,
-        )  # fmt: skip
-    return found or plan_with(wanted, default, "default")
+    if wanted.is_recorded or pattern is not None:  # what is wrong beside shows with the default
+        of_choices = wanted.choosing.of_choices
+        found = by_record(wanted.task(), lambda c: make(c, "record"), of_choices, pattern)
+    return found or make(default, "default")
 
 
 def requested(op: object, matrix: Any, feat: Any = None, *more: Any, **options: Any) -> Request:

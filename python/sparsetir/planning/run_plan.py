@@ -13,7 +13,7 @@ import numpy as np
 import tvm
 import tvm_ffi
 
-from sparsetir.planning.compiled import compiled
+from sparsetir.planning.compiled import compiled_by
 from sparsetir.planning.request import Request
 from sparsetir.records.task import Config
 from sparsetir.runtime.arrays import (
@@ -128,8 +128,7 @@ class Plan:
         self._template = wanted.template(config)
         self._tiles = config.tiles(wanted.feat)
         start = time.perf_counter()
-        key = problem, config.compiled
-        self.kernel: Kernel = compiled(key, target, lambda: wanted.stages(config))
+        self.kernel: Kernel = compiled_by(config, problem, target)
         self.compile_seconds: float = time.perf_counter() - start
         self.launches: int = count_launches(self.kernel.stages["II scheduled"]) if gpu else 1
         self._operands = tuple(name for name in wanted.shapes if name not in ("a", "out"))
