@@ -16,6 +16,7 @@ from sparsetir.distributed.parts import add_times, rows_first, sampled, split, t
 from sparsetir.ops import messages_library
 from sparsetir.ops.checks import check_tensor
 from sparsetir.runtime.arrays import dtype_name
+from sparsetir.runtime.refusals import wrong
 
 if TYPE_CHECKING:
     from sparsetir.distributed.graph import DistGraph
@@ -58,19 +59,12 @@ def attention(
         for name, x in (("q", q), ("k", k), ("v", v)):
             check_tensor("attention", name, x, q)
             if x.dim() not in (2, 3) or x.shape[1:-1] != q.shape[1:-1] or len(x) != graph.own:
-                raise ValueError(
-                    f"attention: argument '{name}': expected shape ({graph.own}, features) or "
-                    f"({graph.own}, heads, features) as 'q', got {tuple(x.shape)}"
-                )
+                expected = f"shape ({graph.own}, features) or ({graph.own}, heads, features) as 'q'"
+                raise wrong("attention", name, expected, tuple(x.shape))
         if k.shape != q.shape:
-            raise ValueError(
-                f"attention: argument 'k': expected shape {tuple(q.shape)} as 'q', got "
-                f"{tuple(k.shape)}"
-            )
+            raise wrong("attention", "k", f"shape {tuple(q.shape)} as 'q'", tuple(k.shape))
         if scale is not None and not isinstance(scale, numbers.Real):
-            raise TypeError(
-                f"attention: argument 'scale': expected a number, got {type(scale).__name__}"
-            )
+            raise wrong("attention", "scale", "a number", type(scale).__name__, TypeError)
         return scale, dtype_name(q), tuple(q.shape[1:]), tuple(v.shape[1:])
 
     compared(graph, "attention", check)

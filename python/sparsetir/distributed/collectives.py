@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sparsetir.runtime.file_errors import first_line
+from sparsetir.runtime.refusals import wrong
 
 T = TypeVar("T")
 
@@ -34,10 +35,7 @@ def check_device(who: str, name: str, group: Any, x: Tensor) -> None:
     engine = str(dist.get_backend(group))
     wanted = {"nccl": "cuda", "gloo": "cpu", "mpi": "cpu"}.get(engine, x.device.type)
     if x.device.type != wanted:
-        raise ValueError(
-            f"{who}: argument '{name}': expected to be on {wanted}, as processes are joined by "
-            f"{engine}, got {x.device}"
-        )
+        raise wrong(who, name, f"to be on {wanted}, as processes are joined by {engine}", x.device)
 
 
 @contextmanager

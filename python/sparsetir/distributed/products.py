@@ -37,6 +37,7 @@ from sparsetir.ops import messages
 from sparsetir.ops.checks import check_tensor
 from sparsetir.planning.vocabulary import reduction
 from sparsetir.runtime.arrays import dtype_name
+from sparsetir.runtime.refusals import wrong
 
 if TYPE_CHECKING:
     from sparsetir.distributed.graph import DistGraph
@@ -141,9 +142,7 @@ def _sampled(graph: DistGraph, X: Tensor, Y: Tensor) -> Tensor:
         check_rows("sddmm", "X", X, graph.own, (2, 3))
         check_rows("sddmm", "Y", Y, graph.own, (2, 3), X)
         if X.shape != Y.shape:
-            raise ValueError(
-                f"sddmm: argument 'Y': expected shape {shown(X)} as 'X', got {shown(Y)}"
-            )
+            raise wrong("sddmm", "Y", f"shape {shown(X)} as 'X'", shown(Y))
         return likeness(X)
 
     compared(graph, "sddmm", check)
@@ -196,10 +195,8 @@ def with_halo(graph: DistGraph, x: Tensor) -> Tensor:
     def check() -> Any:
         check_tensor("with_halo", "x", x)
         if x.dim() < 1 or len(x) != graph.own:
-            raise ValueError(
-                f"with_halo: argument 'x': expected {graph.own} rows, one for each own node, got "
-                f"shape {tuple(x.shape)}"
-            )
+            expected = f"{graph.own} rows, one for each own node"
+            raise wrong("with_halo", "x", expected, f"shape {tuple(x.shape)}")
         return dtype_name(x), tuple(x.shape[1:])
 
     compared(graph, "with_halo", check)

@@ -36,6 +36,7 @@ from sparsetir.plotting.layout import (
     storage_layout,
 )
 from sparsetir.plotting.marks import COLOURS, matrix_labels, rgb, squares, tint
+from sparsetir.runtime.refusals import wrong
 
 __all__ = ["plot_format", "plot_pattern"]
 
@@ -79,10 +80,8 @@ def plot_pattern(pattern: Any, ax: Any = None, name: str | None = None) -> Any:
     need("plot_pattern", "matplotlib", "plot")
     pattern = getattr(pattern, "pattern", pattern)
     if not isinstance(pattern, Pattern) and not issparse(pattern):
-        raise TypeError(
-            "plot_pattern: argument 'pattern': expected a Pattern, a SparseMatrix or a scipy "
-            f"sparse matrix, got {type(pattern).__name__}"
-        )
+        expected = "a Pattern, a SparseMatrix or a scipy sparse matrix"
+        raise wrong("plot_pattern", "pattern", expected, type(pattern).__name__, TypeError)
     _check_order("plot_pattern", "pattern", pattern)
     shape = pattern.shape
     if isinstance(pattern, Pattern):
@@ -309,6 +308,4 @@ def _set_size(figure: Any, axes: list[Any], in_squares: bool = True, lines: int 
 
 def _check_order(who: str, argument: str, pattern: Any) -> None:
     if len(pattern.shape) != 2:
-        raise ValueError(
-            f"{who}: argument '{argument}': expected 2 axes, got shape {tuple(pattern.shape)}"
-        )
+        raise wrong(who, argument, "2 axes", f"shape {tuple(pattern.shape)}")

@@ -21,6 +21,7 @@ from tvm import ir, s_tir, tirx
 
 from sparsetir.runtime.matrix_engine import features_needed, missing_of
 from sparsetir.runtime.pool import work_of_threads
+from sparsetir.runtime.refusals import wrong
 from sparsetir.runtime.signature import natural_shapes
 from sparsetir.runtime.targets import resolve_target
 from sparsetir.schedules.default import default_schedule, is_gpu
@@ -231,15 +232,12 @@ def without_unread(func: tirx.PrimFunc, scheduled: tirx.PrimFunc) -> tirx.PrimFu
 
 def _check(func: Any, schedule: Any, config: Any) -> None:
     if not isinstance(func, SparseFunc | Schedule | tirx.PrimFunc | s_tir.Schedule):
-        raise TypeError(
-            "lower: argument 'func': expected a stage-I function, a PrimFunc, a Schedule or an "
-            f"s_tir.Schedule, got {type(func).__name__}"
-        )
+        expected = "a stage-I function, a PrimFunc, a Schedule or an s_tir.Schedule"
+        raise wrong("lower", "func", expected, type(func).__name__, TypeError)
     if schedule is None:
         if config is not None:
-            raise ValueError(
-                "lower: argument 'config': expected None without a schedule, which it is for, got "
-                f"{config!r}"
+            raise wrong(
+                "lower", "config", "None without a schedule, which it is for", f"{config!r}"
             )
         return
     if not callable(schedule):
@@ -258,8 +256,5 @@ def _only(sch: s_tir.Schedule) -> Any:
     """The function of a schedule of stage II."""
     functions = list(sch.mod.functions.values())
     if len(functions) != 1:
-        raise ValueError(
-            "lower: argument 'func': expected a schedule of one function, got one of "
-            f"{len(functions)}"
-        )
+        raise wrong("lower", "func", "a schedule of one function", f"one of {len(functions)}")
     return functions[0]

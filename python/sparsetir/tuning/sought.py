@@ -12,6 +12,7 @@ from sparsetir.planning.request import default_threads
 from sparsetir.records.fingerprint import Matrices
 from sparsetir.records.record import Key
 from sparsetir.records.task import Config
+from sparsetir.runtime.refusals import wrong
 from sparsetir.runtime.targets import TargetLike, resolve_target
 from sparsetir.schedules.default import is_gpu, vector_bits
 from sparsetir.schedules.search.choose import candidates
@@ -54,9 +55,7 @@ def of_operator(
         configs = candidates(wanted.problem, wanted.given, wanted.target)
         return Sought(Tuned(task, Key.of(task, device), [], configs[0]), wanted.space(), configs)
     if wanted.gpu:
-        raise ValueError(
-            f"tune: argument 'target': expected a CPU for '{op}', got {wanted.target.kind.name}"
-        )
+        raise wrong("tune", "target", f"a CPU for '{op}'", wanted.target.kind.name)
     if isinstance(wanted.matrix, Matrices):
         task, default = SparseTask(asked, plain), wanted.chosen()
         return Sought(TunedSparse(task, Key.of(task), [], default), wanted.space(), [default])
@@ -88,10 +87,8 @@ def of_program(
             "if __name__ == '__main__'"
         )
     if not isinstance(program, SparseFunc):
-        raise TypeError(
-            "tune: argument 'op': expected the name of an operator or a stage-I function, got "
-            f"{type(program).__name__}"
-        )
+        expected = "the name of an operator or a stage-I function"
+        raise wrong("tune", "op", expected, type(program).__name__, TypeError)
     if threads is not None and (isinstance(threads, bool) or not threads >= 1):
         raise ValueError(f"tune: argument 'threads': expected 1 or more, got {threads!r}")
     threads = int(threads or default_threads())
@@ -104,9 +101,7 @@ def of_program(
         wanted = _made(program, given, wanted, target, threads)
     count = math.prod(len(values) for values in wanted.values())
     if count > MOST_CONFIGS:
-        raise ValueError(
-            f"tune: argument 'space': expected at most {MOST_CONFIGS:,} configs, got {count:,}"
-        )
+        raise wrong("tune", "space", f"at most {MOST_CONFIGS:,} configs", f"{count:,}")
     task = ProgramTask(program, given, ref, _plain_target(target), threads)
     branch = Branch("schedule", wanted, lambda **chosen: Choices(chosen))
     default = Choices()
