@@ -165,7 +165,7 @@ def __dir__() -> list[str]:
 
 
 def _product(matrix: Any, x: Any, plans: dict[Any, Any]) -> Any:
-    from sparsetir.planning.products import product
+    from sparsetir.planning.plan import product
 
     return product(matrix, x, plans, lambda: import_module("sparsetir.ops"))
 

@@ -50,8 +50,8 @@ def add(out: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command; its exit code."""
-    from sparsetir.cli.page import as_html, as_markdown, as_text
-    from sparsetir.records.files import write_whole
+    from sparsetir.cli.text import as_html, as_markdown, as_text
+    from sparsetir.runtime.file_errors import write_whole
 
     title, facts, sections = _found(args)
     for path, text in ((args.html, as_html), (args.markdown, as_markdown)):
@@ -118,7 +118,7 @@ def _sections(
 ) -> list[Any]:
     from sparsetir._versions import VERSION
     from sparsetir.cli.explained import roofline_rows
-    from sparsetir.cli.page import Section
+    from sparsetir.cli.text import Section
 
     heads = ("iteration", "loop", "axis", "kind", "parallel", "why")
     rows = [tuple(loop[h] for h in heads) for loop in facts["loops"]]

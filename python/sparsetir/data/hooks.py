@@ -12,5 +12,5 @@ def _none(*_: Any, **__: Any) -> Any:
 
 # Operators of sparse matrices; see :func:`sparsetir.planning.sparse_results.of_matrices`.
 of_matrices: Callable[..., Any] = _none
-# `A @ x`; see :func:`sparsetir.planning.products.product`.
+# `A @ x`; see :func:`sparsetir.planning.plan.product`.
 product: Callable[[Any, Any, dict[Any, Any]], Any] = _none

@@ -11,8 +11,8 @@ from torch.profiler import record_function
 
 from sparsetir.distributed.parts import rows_first, split, with_heads
 from sparsetir.ops import library
-from sparsetir.ops.extremum import as_messages, gradients_of_product, heads_first
 from sparsetir.ops.message_kernels import gspmm
+from sparsetir.ops.messages_library import as_messages, gradients_of_product, heads_first
 from sparsetir.ops.operands import Operand
 from sparsetir.ops.structure import structure_of
 

@@ -26,7 +26,7 @@ from sparsetir.distributed.files import Share, read_share
 from sparsetir.distributed.partition import Partition, check_partition
 from sparsetir.distributed.parts import Block, blocks_of
 from sparsetir.ops.cache import lasting
-from sparsetir.ops.check_pattern import check_size
+from sparsetir.ops.checks import check_size
 from sparsetir.ops.compress import sorted_by
 from sparsetir.ops.operands import Operand, resolve
 from sparsetir.runtime.arrays import dtype_name

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from sparsetir.nn.memory import remembered
-from sparsetir.ops.check_pattern import check_size
+from sparsetir.ops.cache import kept, private, same
+from sparsetir.ops.checks import check_size
 from sparsetir.ops.functional import spmm_by_heads
 from sparsetir.ops.messages import softmax_by_heads
 from sparsetir.ops.operands import Operand, Prepared, resolve
+from sparsetir.ops.registry import is_transformed
 from sparsetir.planning.vocabulary import REDUCTION_NAMES
 from sparsetir.runtime.refusals import wrong
 
@@ -181,3 +182,32 @@ def one_of(who: str, name: str, value: Any, expected: tuple[str, ...]) -> str:
     if not isinstance(value, str) or value not in expected:
         raise wrong(who, name, f"{', '.join(map(repr, expected))}", f"{value!r}")
     return value
+
+
+T = TypeVar("T")
+
+
+def remembered(
+    tensors: tuple[Tensor, ...],
+    key: Hashable,
+    make: Callable[[], T],
+    compared: tuple[Tensor, ...] = (),
+) -> T:
+    """`make()`, or what it gave before for the same tensors with the same contents.
+
+    key : tells uses apart
+    compared : what `make` uses besides. Results for the numbers that it had last are remembered,
+        whatever tensors have them
+
+    While calls are traced (torch.compile) or transformed (torch.func) nothing is remembered.
+    """
+    if torch.compiler.is_compiling() or is_transformed():
+        return make()
+    full = (__name__, key, *((x.dtype, x.device, x.shape) for x in compared))
+    found = kept.find(full, *tensors)
+    if found is not None:
+        made, copies = found
+        if all(map(same, compared, copies)):
+            return made
+    copies = [private(x) for x in compared]
+    return kept.remember(full, lambda: (make(), copies), *tensors)[0]

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sparsetir.nn.graph import remembered
 from sparsetir.nn.kernel_map import (
     Convolution,
     Pairs,
@@ -21,7 +22,6 @@ from sparsetir.nn.kernel_map import (
     reached,
     submanifold,
 )
-from sparsetir.nn.memory import remembered
 from sparsetir.ops.cache import hand_out, handed_out, lasting, private
 from sparsetir.ops.checks import check_tensor
 from sparsetir.runtime.arrays import dtype_name

@@ -10,10 +10,17 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from sparsetir.nn.conv import Conv, pair
-from sparsetir.nn.graph import Graph, check_count, is_edges, is_spread, reversed_edges, with_others
+from sparsetir.nn.graph import (
+    Graph,
+    check_count,
+    is_edges,
+    is_spread,
+    remembered,
+    reversed_edges,
+    with_others,
+)
 from sparsetir.nn.linear import glorot, zeros
-from sparsetir.nn.memory import remembered
-from sparsetir.ops.check_pattern import check_edges
+from sparsetir.ops.checks import check_edges
 from sparsetir.ops.operands import plain_edges
 from sparsetir.ops.prepared import PreparedRelations
 from sparsetir.ops.relations import seen_edges

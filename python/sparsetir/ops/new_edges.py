@@ -17,10 +17,9 @@ from tvm.target import Target
 
 from sparsetir.ops import library
 from sparsetir.ops.cache import memory_key
-from sparsetir.ops.check_pattern import check_edges
-from sparsetir.ops.extremum import mean_gradient
-from sparsetir.ops.launch import launch, target_of
-from sparsetir.ops.recorded import may_be_recorded
+from sparsetir.ops.checks import check_edges
+from sparsetir.ops.launch import launch, may_be_recorded, target_of
+from sparsetir.ops.messages_library import mean_gradient
 from sparsetir.ops.registry import PLAIN, is_undisturbed
 from sparsetir.ops.structure import known_edges
 from sparsetir.planning.compiled import compiled_by

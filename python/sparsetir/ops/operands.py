@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsetir.data.foreign import Compressed, Edges, adopted
+from sparsetir.data.read_matrix import Compressed, Edges, adopted
 from sparsetir.data.sources import to_host
 from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.formats.pattern import Pattern
 from sparsetir.ops.blocks import Blocks
 from sparsetir.ops.cache import kept, private
-from sparsetir.ops.check_pattern import check_csr, check_size
+from sparsetir.ops.checks import check_csr, check_size
 from sparsetir.ops.compress import Order
 from sparsetir.ops.library import row_pointers
 from sparsetir.ops.registry import holds_data

@@ -12,10 +12,9 @@ from torch import Tensor
 
 from sparsetir.ops.blocks import Blocks
 from sparsetir.ops.cache import Deriving, hand_out, handed_out, is_private, kept, lasting, private
-from sparsetir.ops.check_pattern import check_csr, check_edges, check_kind, check_pairs, check_size
+from sparsetir.ops.checks import check_csr, check_edges, check_kind, check_pairs, check_size
 from sparsetir.ops.compress import Order, compress, transpose
-from sparsetir.ops.launch import DTYPES, call_plan, target_of
-from sparsetir.ops.recorded import Planned, recorded
+from sparsetir.ops.launch import DTYPES, Planned, call_plan, recorded, target_of
 from sparsetir.planning.plan import plan_of_each_run
 from sparsetir.planning.run_plan import Plan
 from sparsetir.schedules.operators.problems import CsrPattern

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable
 
 from tvm.target import Target
 
-from sparsetir.records.task import Config
+from sparsetir.records.task import Compiled
 from sparsetir.runtime.build import kernel_of
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.pipeline import Stages, lower_template
@@ -30,7 +30,7 @@ def compilations() -> int:
     return _count
 
 
-def compiled_by(config: Config, problem: Problem, target: Target) -> Kernel:
+def compiled_by(config: Compiled, problem: Problem, target: Target) -> Kernel:
     """The kernel that the template of a config makes for a problem, of plans and operators alike.
 
     Raises TypeError for what is no config for this.

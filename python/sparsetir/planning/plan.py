@@ -31,6 +31,7 @@ from sparsetir.planning.vocabulary import is_message
 from sparsetir.records.lookup import by_record
 from sparsetir.records.task import Config
 from sparsetir.runtime import pool
+from sparsetir.runtime.arrays import is_array, is_torch
 from sparsetir.runtime.refusals import wrong
 from sparsetir.runtime.targets import TargetLike
 from sparsetir.schedules.gpu.spmm_panels import PanelThreads
@@ -308,3 +309,34 @@ def plan_candidates(
         Each to be `config` of :func:`plan`.
     """
     return requested(op, matrix, feat, *more, **options).whole.candidates()
+
+
+MOST_PLANS = 16  # of one matrix
+
+
+def product(matrix: Any, x: Any, plans: dict[Any, Any], ops: Callable[[], Any]) -> Any:
+    """See :meth:`sparsetir.SparseMatrix.__matmul__`.
+
+    plans : those of this matrix, by their kind
+    ops : gives `sparsetir.ops`, which multiplies tensors of torch
+    """
+    if not is_array(x):
+        return NotImplemented
+    if len(x.shape) not in (1, 2) or x.shape[0] != matrix.shape[1]:
+        n = matrix.shape[1]
+        raise ValueError(
+            f"SparseMatrix: argument 'x' of A @ x: expected shape ({n},) or ({n}, feat), got "
+            f"{tuple(x.shape)}"
+        )
+    if is_torch(x):
+        return ops().spmv(matrix, x) if x.dim() == 1 else ops().spmm(matrix, x)
+    x = np.asarray(x)
+    dtype = x.dtype if x.dtype == matrix.dtype else np.result_type(x.dtype, matrix.dtype)
+    x = np.ascontiguousarray(x, dtype)
+    op = "spmv" if x.ndim == 1 else "spmm"
+    key = op, x.shape[1:], dtype
+    if key not in plans:
+        while len(plans) >= MOST_PLANS:
+            plans.pop(next(iter(plans)))
+        plans[key] = plan(op, matrix, x)
+    return plans[key](x)

@@ -17,11 +17,13 @@ from sparsetir.planning.compiled import compiled_by
 from sparsetir.planning.request import Request
 from sparsetir.records.task import Config
 from sparsetir.runtime.arrays import (
+    LEAST_BYTES,
     at_cache_line,
     check_alignment,
     dtype_name,
     empty,
     empty_like,
+    in_large_pages,
     is_array,
     is_contiguous,
     is_torch,
@@ -32,7 +34,6 @@ from sparsetir.runtime.arrays import (
     to_numpy,
 )
 from sparsetir.runtime.kernel import WRITTEN, Kernel
-from sparsetir.runtime.large_pages import LEAST_BYTES, in_large_pages
 from sparsetir.runtime.readable import check_memory, count_writes
 from sparsetir.runtime.refusals import wrong
 from sparsetir.schedules.operators.problems import Problem

@@ -19,13 +19,17 @@ PRUNED = "pruned"  # right, but hopelessly slow: not measured to the end
 STATES = (OK, PRUNED, "wrong", "failed", "crashed", "hung", "out of memory")
 
 
-class Config(Protocol):
-    """Interface of a template's configs for plans."""
+class Compiled(Protocol):
+    """Interface of all templates' configs."""
 
     @property
     def compiled(self) -> Hashable:
         """The fields that a kernel depends on."""
         ...
+
+
+class Config(Compiled, Protocol):
+    """Interface of a template's configs for plans."""
 
     def tiles(self, feat: int, /) -> int:
         """Of so many features; raises ScheduleError for those that it does not serve."""

@@ -6,6 +6,7 @@ import gzip
 import lzma
 import os
 import struct
+import uuid
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -133,3 +134,20 @@ def check_unpacked(path: Path) -> None:
     if path.suffix.lower() == ".gz":
         for _ in pieces(path):
             pass
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a text as UTF-8; the file appears, or is replaced, when it is complete.
+
+    Raises OSError, and then leaves what was there as it was.
+    """
+    unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        with open(unfinished, "x", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(unfinished, path)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise

@@ -15,9 +15,9 @@ from sparsetir.runtime.arguments import PENDING, Arguments
 from sparsetir.runtime.arrays import is_array, is_read_only, placed, plain_view, reference, to_numpy
 from sparsetir.runtime.file_errors import as_path
 from sparsetir.runtime.kernel_file import write_library
-from sparsetir.runtime.matrix_engine import allowed, features_needed, refusing
 from sparsetir.runtime.readable import check_memory, count_writes
 from sparsetir.runtime.signature import Signature
+from sparsetir.runtime.targets import allowed, features_needed, refusing
 from sparsetir.schedules.default import assumed_machine
 from sparsetir.sparse_ir.computed import compute, compute_of_values, reads
 from sparsetir.sparse_ir.promises import promised_range

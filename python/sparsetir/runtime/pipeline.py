@@ -19,11 +19,10 @@ from typing import Any
 
 from tvm import ir, s_tir, tirx
 
-from sparsetir.runtime.matrix_engine import features_needed, missing_of
 from sparsetir.runtime.pool import work_of_threads
 from sparsetir.runtime.refusals import wrong
 from sparsetir.runtime.signature import natural_shapes
-from sparsetir.runtime.targets import resolve_target
+from sparsetir.runtime.targets import features_needed, missing_of, resolve_target
 from sparsetir.schedules.default import default_schedule, is_gpu
 from sparsetir.schedules.multiversion import multiversion
 from sparsetir.schedules.passes.bounded_shifts import bounded_shifts

@@ -15,7 +15,7 @@ import tvm
 from sparsetir import _versions
 from sparsetir.extras import need
 from sparsetir.formats import Format
-from sparsetir.records.files import write_whole
+from sparsetir.runtime.file_errors import write_whole
 from sparsetir.sparse_ir.schedule import Schedule
 from sparsetir.tuning import charts
 from sparsetir.tuning.progress import duration, micros
