@@ -164,7 +164,7 @@ def __dir__() -> list[str]:
     return sorted([*__all__, *_PACKAGES, "__version__"])
 
 
-def _product(matrix: Any, x: Any, plans: dict[Any, Any]) -> Any:
+def _product(matrix: object, x: object, plans: dict[object, object]) -> Any:
     from sparsetir.planning.plan import product
 
     return product(matrix, x, plans, lambda: import_module("sparsetir.ops"))

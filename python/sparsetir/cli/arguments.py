@@ -185,7 +185,7 @@ def _object(text: str) -> dict[str, Any]:
     return value
 
 
-def print_json(data: Any) -> None:
+def print_json(data: object) -> None:
     """The one document of `--json`."""
     json.dump(data, sys.stdout, indent=1, allow_nan=False)
     print()

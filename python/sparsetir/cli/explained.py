@@ -120,7 +120,7 @@ def _constants(func: Any, values: Mapping[str, Any]) -> dict[Any, Any]:
     return {p: as_dtype(x, dtype_of(p)) for p, x in found.items() if isinstance(x, int)}
 
 
-def work_of(func: SparseFunc, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def work_of(func: SparseFunc, arguments: Mapping[str, object]) -> dict[str, Any]:
     """Floating-point operations of a stage-I function as it is written, visits and bytes.
 
     A branch counts as taken. "flops" and "visits" are None where they are not known from sizes and
@@ -163,7 +163,7 @@ def _visits(func: SparseFunc, its: list[SparseIteration], arguments: Mapping[str
              for n, a in axes.items()}  # fmt: skip
     sizes = _constants(func, arguments)
 
-    def number(expr: Any) -> int:
+    def number(expr: object) -> int:
         return int(Analyzer().simplify(substitute(expr, sizes)))
 
     def positions(axis: Axis) -> int:

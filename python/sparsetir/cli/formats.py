@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def format_of(text: str, known: Mapping[str, Any]) -> Any:
+def format_of(text: str, known: Mapping[str, object]) -> Any:
     """The format of a name: of a known one, or of a class with parameters behind it.
 
     text : such as "csr", "BSR(8, 8)" or "bsr_8_8"
@@ -153,7 +153,7 @@ def _cell(fmt: Any, pattern: Any) -> dict[str, Any]:
     return {**out, "parts": len(made.parts), "bytes": made.nbytes}
 
 
-def _defaults(matrix: Any) -> dict[str, Any]:
+def _defaults(matrix: object) -> dict[str, Any]:
     """The configs that plans of this graph have by default on this machine's CPU."""
     from sparsetir.planning.plan import plan_candidates
     from sparsetir.schedules.search.configs import to_data

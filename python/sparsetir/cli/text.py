@@ -177,5 +177,5 @@ def as_html(title: str, sections: Sequence[Section]) -> str:
     return "\n".join([*out, "</body></html>\n"])
 
 
-def _row(tag: str, cells: Sequence[Any]) -> str:
+def _row(tag: str, cells: Sequence[object]) -> str:
     return "<tr>" + "".join(f"<{tag}>{escape(str(x))}</{tag}>" for x in cells) + "</tr>"

@@ -261,7 +261,7 @@ def run_program(args: argparse.Namespace) -> int:
 
 
 def _search(
-    args: argparse.Namespace, name: str, matrix: Any, feat: int | None, where: Path | None
+    args: argparse.Namespace, name: str, matrix: object, feat: int | None, where: Path | None
 ) -> tuple[dict[str, Any], int]:
     """Search for one feature size and tell what was found; data for JSON and the exit code."""
     from sparsetir.data.sparse_tensor import SparseMatrix

@@ -25,7 +25,12 @@ EXPECTED = "expected row, column and maybe weight"
 
 
 def from_edges(
-    path: Path, rows: Any, columns: Any, weights: Any = None, shape: Any = None, least: int = 0
+    path: Path,
+    rows: object,
+    columns: object,
+    weights: object = None,
+    shape: object = None,
+    least: int = 0,
 ) -> sp.coo_array:
     """The matrix of edges, of which some may be equal.
 
@@ -62,7 +67,7 @@ def from_edges(
     return sp.coo_array((weights, (rows, columns)), shape=limits)
 
 
-def two_lengths(who: str, shape: Any) -> tuple[int, int]:
+def two_lengths(who: str, shape: object) -> tuple[int, int]:
     """The lengths of a matrix, from what a file says."""
     found = np.asarray(shape)
     sound = found.shape == (2,) and found.dtype.kind in "iu"

@@ -157,7 +157,7 @@ def bigbird(
     return _made((length, length), size, row, np.concatenate([*rows, row[:0]]), None)
 
 
-def blocks(table: Any, block: int = 64, shape: Sequence[int] | None = None) -> BlockMask:
+def blocks(table: object, block: int = 64, shape: Sequence[int] | None = None) -> BlockMask:
     """All elements of the blocks that a table names.
 
     Parameters
@@ -254,7 +254,7 @@ def _ranges(first: np.ndarray, last: np.ndarray) -> tuple[np.ndarray, np.ndarray
 # -- arguments ------------------------------------------------------------------------------------
 
 
-def _count(who: str, name: str, value: Any) -> int:
+def _count(who: str, name: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise wrong(who, name, "an integer", type(value).__name__, TypeError)
     if value < 0:
@@ -262,7 +262,7 @@ def _count(who: str, name: str, value: Any) -> int:
     return int(value)
 
 
-def _length(who: str, value: Any) -> int:
+def _length(who: str, value: object) -> int:
     return _count(who, "length", value)
 
 

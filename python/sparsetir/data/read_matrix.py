@@ -16,7 +16,9 @@ from sparsetir.runtime.arrays import is_array
 from sparsetir.runtime.refusals import wrong
 
 
-def read_matrix(who: str, name: str, data: Any, values: Any = None, shape: Any = None) -> Stored:
+def read_matrix(
+    who: str, name: str, data: object, values: object = None, shape: object = None
+) -> Stored:
     """Of anything that :func:`sparsetir.data.read_matrix.adopted` takes.
 
     values, shape : of edges and of pairs; others have their own
@@ -38,7 +40,12 @@ def read_matrix(who: str, name: str, data: Any, values: Any = None, shape: Any =
 
 
 def read_edges(
-    who: str, name: str, edges: Any, values: Any = None, shape: Any = None, flip: bool = False
+    who: str,
+    name: str,
+    edges: object,
+    values: object = None,
+    shape: object = None,
+    flip: bool = False,
 ) -> Stored:
     """Of (2, E) edges, sources first.
 
@@ -55,7 +62,7 @@ def read_edges(
     return sources.from_coords(who, name, list(coords), values, shape)
 
 
-def _of_edges(who: str, name: str, edges: Edges, values: Any, shape: Any) -> Stored:
+def _of_edges(who: str, name: str, edges: Edges, values: object, shape: object) -> Stored:
     if values is None:
         values = edges.values
     elif edges.values is not None:

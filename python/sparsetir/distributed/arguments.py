@@ -37,7 +37,7 @@ def untraced(call: Callable[P, T]) -> Callable[P, T]:
     return either
 
 
-def compared(graph: DistGraph, who: str, check: Callable[[], Any]) -> None:
+def compared(graph: DistGraph, who: str, check: Callable[[], object]) -> None:
     """Look at arguments; those of the first calls, and new ones, on all processes together."""
     if graph.compared < COMPARED_CALLS:
         graph.compared += 1

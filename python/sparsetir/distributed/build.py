@@ -35,7 +35,7 @@ def sent_home(
 
 
 def coalesced(
-    group: Any, sources: Tensor, targets: Tensor, values: Tensor | None
+    group: object, sources: Tensor, targets: Tensor, values: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Each edge once, by targets and sources, with the sum of values; None where all are one."""
     order = torch.argsort(sources, stable=True)
@@ -53,7 +53,7 @@ def coalesced(
     return sources[first], targets[first], summed
 
 
-def least_nodes(group: Any, ends: Tensor) -> int:
+def least_nodes(group: object, ends: Tensor) -> int:
     """So many that each node with an edge is one of them; collective."""
     most = ends.max() if ends.numel() else torch.tensor(-1, device=ends.device)
     return int(total(group, WHO, most.view(1).clone(), dist.ReduceOp.MAX)) + 1
@@ -81,7 +81,7 @@ def check_edges(edge_index: Any, values: Any, edge_data: Mapping[str, Any]) -> N
         raise wrong(WHO, "values", ", ".join(DTYPES.values()), dtype_name(values), TypeError)
 
 
-def check_exchange_dtype(dtype: Any) -> None:
+def check_exchange_dtype(dtype: object) -> None:
     """Raise unless rows can be rounded to it on their way."""
     if dtype not in (None, torch.float16, torch.bfloat16):
         expected = "torch.float16, torch.bfloat16 or None"

@@ -20,7 +20,7 @@ class DistributedError(RuntimeError):
     """Another process of the group ended, hangs, or got wrong input."""
 
 
-def group_of(who: str, group: Any) -> Any:
+def group_of(who: str, group: object) -> Any:
     """The group, by default all processes; RuntimeError where there is none."""
     if not dist.is_available() or not dist.is_initialized():
         raise RuntimeError(
@@ -91,7 +91,7 @@ def total(group: Any, who: str, x: Tensor, op: Any = dist.ReduceOp.SUM) -> Tenso
     return x
 
 
-def split_sizes(group: Any, who: str, send: Sequence[int], device: torch.device) -> list[int]:
+def split_sizes(group: object, who: str, send: Sequence[int], device: torch.device) -> list[int]:
     """How many rows come from each process, of how many go to each."""
     sent = torch.tensor(send, dtype=torch.int64, device=device)
     received = torch.empty_like(sent)
@@ -101,7 +101,7 @@ def split_sizes(group: Any, who: str, send: Sequence[int], device: torch.device)
 
 
 def swap(
-    group: Any, who: str, x: Tensor, send: Sequence[int], receive: Sequence[int] | None = None
+    group: object, who: str, x: Tensor, send: Sequence[int], receive: Sequence[int] | None = None
 ) -> tuple[Tensor, list[int]]:
     """Send rows of x, in order: `send[p]` of them to process p.
 

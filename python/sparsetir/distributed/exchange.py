@@ -112,7 +112,7 @@ class Arriving:
     """Rows of a halo under way."""
 
     def __init__(
-        self, exchange: Exchange, who: str, work: Any, packed: Tensor, into: Tensor, out: Tensor
+        self, exchange: Exchange, who: str, work: object, packed: Tensor, into: Tensor, out: Tensor
     ) -> None:
         self._exchange, self._who, self._work = exchange, who, work
         self._packed, self._into, self._out = packed, into, out  # alive until they have gone
@@ -129,7 +129,7 @@ class Returning:
     """Gradients of halos on their way to whose rows they are."""
 
     def __init__(
-        self, exchange: Exchange, who: str, work: Any, packed: Tensor, into: Tensor
+        self, exchange: Exchange, who: str, work: object, packed: Tensor, into: Tensor
     ) -> None:
         self._exchange, self._who, self._work = exchange, who, work
         self._packed, self._into = packed, into

@@ -88,7 +88,7 @@ class DistGraph:
     degrees: Tensor
 
     def __init__(
-        self, group: Any, partition: Partition, sources: Tensor, targets: Tensor,
+        self, group: object, partition: Partition, sources: Tensor, targets: Tensor,
         values: Tensor | None, edge_data: Mapping[str, Tensor], num_edges: int,
     ) -> None:  # fmt: skip
         """Of own edges: new numbers of sources, own ones of targets; collective."""
@@ -339,7 +339,7 @@ class DistGraph:
         size = self.own + self.halo, self.own
         return self.kept("whole", lambda: resolve((self.edge_index, size)))
 
-    def kept(self, key: Any, make: Callable[[], T]) -> T:
+    def kept(self, key: object, make: Callable[[], T]) -> T:
         """Data made once per key and kept as long as the graph.
 
         Collective if `make` is: nothing is ever dropped, as processes might drop different things.
@@ -448,7 +448,7 @@ class DistGraph:
         """
         return rows.to_dtensor(self, x)
 
-    def from_dtensor(self, x: Any) -> Tensor:
+    def from_dtensor(self, x: object) -> Tensor:
         """Rows of own nodes, of a DTensor as :meth:`to_dtensor` gives it; collective.
 
         Parameters

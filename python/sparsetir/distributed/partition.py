@@ -201,7 +201,7 @@ def _of_shares(who: str, blocks: Blocks, nodes: Tensor, parts: Tensor) -> Tensor
     return torch.empty_like(found).index_copy_(0, ids - blocks.start, found)
 
 
-def check_each_once(who: str, name: str, group: Any, places: Tensor, nodes: Tensor) -> None:
+def check_each_once(who: str, name: str, group: object, places: Tensor, nodes: Tensor) -> None:
     """Raise unless each of `nodes`, of this process, is named by one of `places`; collective."""
 
     def check() -> None:

@@ -150,7 +150,7 @@ def _sampled(graph: DistGraph, X: Tensor, Y: Tensor) -> Tensor:
     return _Sddmm.apply(graph, X, Y)
 
 
-def _swapped(x: Any, least: int = 3) -> Any:
+def _swapped(x: object, least: int = 3) -> Any:
     """Heads first, of an operand whose second dimension they are; `least` dimensions with them."""
     return x.transpose(0, 1) if isinstance(x, Tensor) and x.dim() == least else x
 

@@ -154,14 +154,14 @@ def _at(
     return swap(graph.group, who, x, send, receive)
 
 
-def _is_here(graph: DistGraph, who: str, name: str, process: Any) -> bool:
+def _is_here(graph: DistGraph, who: str, name: str, process: object) -> bool:
     count = dist.get_world_size(graph.group)
     if isinstance(process, bool) or not isinstance(process, int) or not 0 <= process < count:
         raise wrong(who, name, f"a process from 0 to {count - 1}", f"{process!r}")
     return dist.get_rank(graph.group) == process
 
 
-def _check_rows(who: str, x: Any, rows: int, what: str) -> None:
+def _check_rows(who: str, x: object, rows: int, what: str) -> None:
     if not isinstance(x, Tensor) or x.layout is not torch.strided:
         got = x.layout if isinstance(x, Tensor) else type(x).__name__
         raise TypeError(f"{who}: argument 'x': expected a dense tensor, got {got}")

@@ -13,7 +13,7 @@ from sparsetir.distributed.collectives import group_of, total
 
 
 @untraced
-def mean(losses: Tensor, group: Any = None) -> Tensor:
+def mean(losses: Tensor, group: object = None) -> Tensor:
     """The mean of the losses of all processes, for DistributedDataParallel; collective.
 
     Parameters

@@ -88,7 +88,7 @@ class GATConv(Conv):
         bias: bool = True,
         residual: bool = False,
         sparse_features: bool = False,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         super().__init__(**{"aggr": "add", **kwargs})
         self.sparse_features = sparse_features
@@ -139,7 +139,7 @@ class GATConv(Conv):
     def forward(
         self,
         x: Tensor | tuple[Tensor, Tensor | None],
-        edge_index: Any,
+        edge_index: object,
         edge_attr: Tensor | None = None,
         size: tuple[int, int] | None = None,
         return_attention_weights: bool | None = None,

@@ -3,8 +3,6 @@ networks", 2017)."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.nn import Parameter
@@ -98,7 +96,7 @@ class GCNConv(Conv):
         normalize: bool = True,
         bias: bool = True,
         sparse_features: bool = False,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         super().__init__(**{"aggr": "add", **kwargs})
         self.sparse_features = sparse_features
@@ -123,7 +121,7 @@ class GCNConv(Conv):
         zeros(self.bias)
         self._cached: tuple[Graph, Tensor | None, Tensor | None] | None = None
 
-    def forward(self, x: Tensor, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, edge_index: object, edge_weight: Tensor | None = None) -> Tensor:
         """Run the layer.
 
         Parameters
@@ -159,7 +157,7 @@ class GCNConv(Conv):
         return out if self.bias is None else out + self.bias
 
     def _normalized(
-        self, x: Tensor, edge_index: Any, edge_weight: Tensor | None
+        self, x: Tensor, edge_index: object, edge_weight: Tensor | None
     ) -> tuple[Graph, Tensor | None, Tensor | None]:
         """The graph, and weights of edges and of loops."""
         if self.normalize and self._cached is not None:

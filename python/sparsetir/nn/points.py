@@ -170,7 +170,7 @@ class Places:
         onto = outputs.coords
         return KernelMap(row_ptr, rows, indices, len(onto), len(self.coords), onto)
 
-    def _remembered(self, key: Any, make: Callable[[], Any], *more: Tensor) -> Any:
+    def _remembered(self, key: object, make: Callable[[], object], *more: Tensor) -> Any:
         return remembered((self.coords, *more), key, make)
 
 
@@ -395,7 +395,12 @@ def kernel_map(
 
 
 def convolution(
-    who: str, kernel_size: Any, stride: Any, padding: Any, dilation: Any, submanifold: bool
+    who: str,
+    kernel_size: object,
+    stride: object,
+    padding: object,
+    dilation: object,
+    submanifold: bool,
 ) -> tuple[Convolution, bool]:
     """Of arguments as :class:`SparseConv3d` takes them, and whether outputs are at inputs."""
     kernel, strides, dilations = (
@@ -433,7 +438,7 @@ def triple(who: str, name: str, value: Any, least: int) -> Triple:
     return x, y, z
 
 
-def check_batches(who: str, batch_size: Any, places: Places) -> int:
+def check_batches(who: str, batch_size: object, places: Places) -> int:
     """The number of clouds; TypeError and ValueError where it is none, or fewer than there are."""
     least = places.batch_size
     if batch_size is None:
@@ -464,7 +469,7 @@ def _places(who: str, coords: Tensor) -> Places:
         raise ValueError(f"{who}: argument 'coords': {error}") from None
 
 
-def _check_coords(who: str, coords: Any) -> None:
+def _check_coords(who: str, coords: object) -> None:
     if not isinstance(coords, Tensor):
         raise TypeError(f"{who}: argument 'coords': expected a tensor, got {type(coords).__name__}")
     if coords.dtype not in INTEGERS:

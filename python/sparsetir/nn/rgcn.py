@@ -133,7 +133,7 @@ class RGCNConv(Conv):
         root_weight: bool = True,
         is_sorted: bool = False,
         bias: bool = True,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         super().__init__(**{"aggr": aggr, **kwargs})
         if num_bases is not None and num_blocks is not None:
@@ -171,7 +171,7 @@ class RGCNConv(Conv):
     def forward(
         self,
         x: Tensor | None | tuple[Tensor | None, Tensor],
-        edge_index: Any,
+        edge_index: object,
         edge_type: Tensor | None = None,
     ) -> Tensor:
         """Run the layer.
@@ -390,7 +390,7 @@ def _added(out: Tensor, term: Tensor) -> Tensor:
     return out.add_(term) if _owned(out, term) else out + term
 
 
-def _is_integers(x: Any) -> bool:
+def _is_integers(x: object) -> bool:
     if not isinstance(x, Tensor) or x.dtype is torch.bool:
         return False
     return not x.is_floating_point() and not x.is_complex()

@@ -100,7 +100,7 @@ class SAGEConv(Conv):
     def forward(
         self,
         x: Tensor | tuple[Tensor, Tensor | None],
-        edge_index: Any,
+        edge_index: object,
         size: tuple[int, int] | None = None,
     ) -> Tensor:
         """Run the layer.

@@ -59,8 +59,8 @@ class _Convolution(torch.nn.Module):
     bias: Parameter | None
 
     def __init__(
-        self, in_channels: int, out_channels: int, kernel_size: Any, stride: Any, padding: Any,
-        dilation: Any, submanifold: bool, bias: bool,
+        self, in_channels: int, out_channels: int, kernel_size: object, stride: object,
+        padding: object, dilation: object, submanifold: bool, bias: bool,
     ) -> None:  # fmt: skip
         super().__init__()
         who = type(self).__name__
@@ -83,7 +83,7 @@ class _Convolution(torch.nn.Module):
         if self.bias is not None:
             torch.nn.init.uniform_(self.bias, -bound, bound)
 
-    def _check(self, x: Any) -> None:
+    def _check(self, x: object) -> None:
         who = type(self).__name__
         if not isinstance(x, SparsePoints):
             raise TypeError(f"{who}: argument 'x': expected SparsePoints, got {type(x).__name__}")

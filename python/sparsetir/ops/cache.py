@@ -192,7 +192,9 @@ class Cache:
         self.put(key, made, owners, copies)
         return made
 
-    def put(self, key: Any, made: Any, owners: Sequence[Tensor], copies: Sequence[Known]) -> None:
+    def put(
+        self, key: object, made: object, owners: Sequence[Tensor], copies: Sequence[Known]
+    ) -> None:
         """Keep something for tensors, in the place of what was kept; copies : to know them by."""
         full = (key, *map(memory_key, owners))
         freed = lambda _: self._drop(full)  # noqa: E731

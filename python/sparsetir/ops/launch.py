@@ -129,7 +129,7 @@ def recorded(
     op: str,
     feat: int,
     ones: bool,
-    **options: Any,
+    **options: object,
 ) -> Planned | None:
     """The plan with the config that is recorded for a pattern; None where none applies.
 
@@ -163,7 +163,9 @@ def recorded(
     return Planned(found, resorted)
 
 
-def may_be_recorded(op: str, shape: tuple[int, int], nnz: int, feat: int, **options: Any) -> bool:
+def may_be_recorded(
+    op: str, shape: tuple[int, int], nnz: int, feat: int, **options: object
+) -> bool:
     """Whether there are records for patterns of about these sizes; options as of `recorded`."""
     return there_are_records() and bool(recorded_configs(_task(op, shape, nnz, feat, **options)))
 

@@ -160,7 +160,7 @@ def edge_request(
     )  # fmt: skip
 
 
-def _counts(options: dict[str, Any]) -> dict[str, Any]:
+def _counts(options: dict[str, object]) -> dict[str, Any]:
     """Options that are numbers of features, where they are given."""
     names = ("edge_feat", "feat_in")
     return {n: options[n] for n in names if options.get(n) is not None}

@@ -56,9 +56,9 @@ EIGHTHS = 4  # bits of sizes that are about the same
 
 def plan(
     op: str,
-    matrix: Any,
-    feat: Any = None,
-    *more: Any,
+    matrix: object,
+    feat: object = None,
+    *more: object,
     dtype: str | None = None,
     reduce: str = "sum",
     heads: int | None = None,
@@ -72,7 +72,7 @@ def plan(
     edge_feat: int | None = None,
     scale: float | None = None,
     semiring: str = "plus_times",
-    mask: Any = None,
+    mask: object = None,
 ) -> Plan:
     """Compile an operator and arrange a pattern for it.
 
@@ -219,7 +219,9 @@ def made_for(
     return found or make(default, "default")
 
 
-def requested(op: object, matrix: Any, feat: Any = None, *more: Any, **options: Any) -> Request:
+def requested(
+    op: object, matrix: object, feat: object = None, *more: object, **options: object
+) -> Request:
     """The arguments of :func:`plan` but `config`, checked; raises as it does.
 
     Whatever plans, searches or lowers an operator by its name begins here.
@@ -294,7 +296,7 @@ def _of_each_run(config: Config, pattern: CsrPattern) -> Config:
 
 
 def plan_candidates(
-    op: str, matrix: Any, feat: Any = None, *more: Any, **options: Any
+    op: str, matrix: object, feat: object = None, *more: object, **options: object
 ) -> list[Config]:
     """Configs worth measuring, the default of :func:`plan` first.
 

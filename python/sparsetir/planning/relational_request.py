@@ -68,7 +68,7 @@ class OfRelations(OneByOne):
         found = (t.configs(*asked) for t in templates_for(wanted.problem, True) if t.configs)
         return [config for each in found for config in each]
 
-    def of_choices(self, **choices: Any) -> Config:
+    def of_choices(self, **choices: object) -> Config:
         """See :class:`Choosing`."""
         return config_of(**choices)
 

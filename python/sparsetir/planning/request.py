@@ -251,7 +251,7 @@ class Choosing:
         """The config for a format; raises ValueError where none is chosen by one."""
         raise wrong("plan", "format", f"None for '{wanted.name}'", f"{format!r}")
 
-    def of_choices(self, **choices: Any) -> Config:
+    def of_choices(self, **choices: object) -> Config:
         """A config of the choices by name that older versions recorded."""
         return Choices(choices)
 
@@ -293,7 +293,7 @@ class OneByOne(Choosing):
 
 
 def adopted_matrix(
-    op: str, matrix: Any, each_once: bool = False, in_order: bool = False
+    op: str, matrix: object, each_once: bool = False, in_order: bool = False
 ) -> SparseMatrix | CsrPattern:
     """What a plan takes for a matrix, as one of these.
 

@@ -112,7 +112,7 @@ def plot_pattern(pattern: Any, ax: Any = None, name: str | None = None) -> Any:
     return figure
 
 
-def plot_format(converted: ConvertedFormat, ax: Any = None, name: str | None = None) -> Any:
+def plot_format(converted: ConvertedFormat, ax: object = None, name: str | None = None) -> Any:
     """A picture of what each rule of a format stores: a colour per part, lighter where padded.
 
     Parameters
@@ -168,7 +168,7 @@ def plot_format(converted: ConvertedFormat, ax: Any = None, name: str | None = N
 
 
 def _plot_small(
-    parts: list[Part], entries: list[Entry], shape: tuple[int, ...], title: str, ax: Any
+    parts: list[Part], entries: list[Entry], shape: tuple[int, ...], title: str, ax: object
 ) -> Any:
     layout = storage_layout([p.arrays for p in parts], shape[0])
     figure, axes = (None, [ax]) if ax is not None else _new_figure(2)
@@ -199,7 +199,7 @@ def _parts(converted: ConvertedFormat) -> list[Part]:
     return [Part(labels[p.rule.name], c, p) for p, c in zip(found, colours, strict=False)]
 
 
-def _matrix_squares(ax: Any, parts: list[Part], shape: tuple[int, ...]) -> None:
+def _matrix_squares(ax: object, parts: list[Part], shape: tuple[int, ...]) -> None:
     over, wide = OVERHANG, shape[1] + 2 * OVERHANG
     low, high = np.zeros(2, int), np.array(shape)
     for part in parts:

@@ -26,7 +26,7 @@ def is_array(value: Any) -> bool:
     return all(hasattr(value, name) for name in ("shape", "dtype", "__dlpack__"))
 
 
-def is_torch(array: Any) -> bool:
+def is_torch(array: object) -> bool:
     """Whether it is torch's; does not import torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(array, torch.Tensor)
@@ -43,13 +43,13 @@ def itemsize(dtype: str) -> int:
     return (kind.bits * kind.lanes + 7) // 8
 
 
-def device_name(array: Any) -> str:
+def device_name(array: object) -> str:
     """Such as "cpu", "cuda" or "meta"."""
     device = getattr(array, "device", None)
     return getattr(device, "type", None) or str(device or "cpu").split(":")[0].split("(")[0]
 
 
-def is_contiguous(array: Any) -> bool:
+def is_contiguous(array: object) -> bool:
     """In C order, without gaps."""
     if isinstance(array, np.ndarray):
         return array.flags.c_contiguous
@@ -65,7 +65,7 @@ def strides(array: Any) -> tuple[int, ...]:
     return tuple(int(s) for s in found)
 
 
-def is_read_only(array: Any) -> bool:
+def is_read_only(array: object) -> bool:
     """Whether writing is forbidden."""
     return isinstance(array, np.ndarray) and not array.flags.writeable
 
@@ -88,7 +88,7 @@ def memory(array: Any, itemsize: int) -> tuple[int, int]:
 
 
 def check_alignment(
-    who: str, names: Sequence[str], arrays: Sequence[Any], itemsize: int, alignment: int
+    who: str, names: Sequence[str], arrays: Sequence[object], itemsize: int, alignment: int
 ) -> None:
     """Raise where vector loads of a GPU would fail, such as for a part of a tensor."""
     for name, array in zip(names, arrays, strict=True):
@@ -99,7 +99,7 @@ def check_alignment(
             )
 
 
-def overlap(a: Any, b: Any, itemsize: int, other: int | None = None) -> bool:
+def overlap(a: object, b: object, itemsize: int, other: int | None = None) -> bool:
     """Whether two contiguous arrays have memory in common, as far as that is known.
 
     itemsize : of their dtype; other : of that of b, where it has another
@@ -208,7 +208,7 @@ def swapped(array: Any, out: Any = None) -> Any:
     return turned.contiguous() if is_torch(turned) else np.ascontiguousarray(turned)
 
 
-def placed(array: np.ndarray, kind: str, beside: Iterable[Any]) -> Any:
+def placed(array: np.ndarray, kind: str, beside: Iterable[object]) -> Any:
     """A TVM tensor of these numbers on a device; on the CPU without a copy.
 
     kind : such as "cpu" or "cuda"
@@ -221,7 +221,7 @@ def placed(array: np.ndarray, kind: str, beside: Iterable[Any]) -> Any:
     return tvm.runtime.tensor(array, tvm.runtime.device(kind, index))
 
 
-def reference(array: Any, callback: Callable[[Any], None] | None = None) -> Callable[[], Any]:
+def reference(array: object, callback: Callable[[object], None] | None = None) -> Callable[[], Any]:
     """A weak reference; a strong one to TVM's tensors, which take no other.
 
     callback : is called when the array is gone
@@ -274,7 +274,7 @@ def _plain_tvm(tensor: Any) -> Any:
 class _Memory:
     """What `np.asarray` makes an array of; keeps the owner of the memory alive."""
 
-    def __init__(self, owner: np.ndarray, interface: dict[str, Any]) -> None:
+    def __init__(self, owner: np.ndarray, interface: dict[str, object]) -> None:
         self.owner = owner
         self.__array_interface__ = interface
 

@@ -105,14 +105,14 @@ def build(
     return next(iter(kernels.values())) if len(kernels) == 1 else kernels
 
 
-def kernel_of(stages: Stages, target: Any, *, check: bool = True) -> Kernel:
+def kernel_of(stages: Stages, target: object, *, check: bool = True) -> Kernel:
     """The kernel of what :func:`sparsetir.lower` gave for a `tvm.target.Target`."""
     name = name_of(stages["III"])
     executable = compile_stages({name: stages}, target)
     return Kernel(executable, name, signature_of(stages), stages, target, check=check)
 
 
-def compile_stages(stages: Mapping[str, Stages], target: Any) -> Any:
+def compile_stages(stages: Mapping[str, Stages], target: object) -> Any:
     """TVM's executable of functions by the name that each is to have in it.
 
     Their parameters are named, ordered and shaped as the author's are, whatever stage III has.

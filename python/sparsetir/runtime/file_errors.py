@@ -12,7 +12,6 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 # What readers raise for files that are damaged or cut off.
 DAMAGE = (
@@ -35,7 +34,7 @@ class GraphError(ValueError):
         super().__init__(printable(text))
 
 
-def as_path(who: str, argument: str, value: Any) -> Path:
+def as_path(who: str, argument: str, value: object) -> Path:
     """A path that a user gave, with "~" resolved.
 
     Raises TypeError for what is none, ValueError for an empty one.

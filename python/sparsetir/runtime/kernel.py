@@ -171,7 +171,7 @@ class Kernel:
         if not numpy:
             count_writes([values[i] for i in self._outputs])
 
-    def shape_of(self, name: str, given: Mapping[str, Any]) -> tuple[int, ...]:
+    def shape_of(self, name: str, given: Mapping[str, object]) -> tuple[int, ...]:
         """The shape that an array has to have beside the other arguments.
 
         Parameters
@@ -203,7 +203,7 @@ class Kernel:
         """
         return assumed_machine(self.target) if self._assumes is None else self._assumes
 
-    def run_unchecked(self, values: Sequence[Any]) -> None:
+    def run_unchecked(self, values: Sequence[object]) -> None:
         """Run on the arguments that `signature.passed` names; only TVM checks them.
 
         Parameters
@@ -213,7 +213,7 @@ class Kernel:
         """
         self._run(*values)
 
-    def run_refused(self, values: Sequence[Any], error: Exception) -> None:
+    def run_refused(self, values: Sequence[object], error: Exception) -> None:
         """Run with other descriptions of arrays that TVM refused, or raise.
 
         Parameters
@@ -241,7 +241,7 @@ class Kernel:
             self._given.refuse(values)
             raise other from None
 
-    def takes(self, values: Sequence[Any]) -> bool:
+    def takes(self, values: Sequence[object]) -> bool:
         """Whether arguments fit; an error is then the kernel's own.
 
         Parameters
@@ -260,7 +260,7 @@ class Kernel:
         return self._plain_views(values) is None
 
     def compute(
-        self, arguments: Mapping[str, Any], overrides: Mapping[str, Any] | None = None
+        self, arguments: Mapping[str, object], overrides: Mapping[str, object] | None = None
     ) -> dict[str, Any]:
         """The computed parameters, by name.
 
@@ -287,7 +287,7 @@ class Kernel:
         return compute(self.signature.func, numbers, overrides)
 
     def of_values(
-        self, arguments: Mapping[str, Any], computed: Mapping[str, Any]
+        self, arguments: Mapping[str, object], computed: Mapping[str, object]
     ) -> dict[str, Any]:
         """The computed arguments that follow from values, by name.
 
@@ -387,7 +387,7 @@ class Kernel:
     def __repr__(self) -> str:
         return f"<sparsetir.Kernel {self.name}({', '.join(self.signature.names)})>"
 
-    def _plain_views(self, values: Sequence[Any]) -> list[Any] | None:
+    def _plain_views(self, values: Sequence[object]) -> list[Any] | None:
         """The arguments with arrays as TVM wants them described; None where they are so."""
         views = list(values)
         for i in self._arrays:
@@ -398,7 +398,7 @@ class Kernel:
     # -- index arrays, and what is computed of them --------------------------------------------
 
     def _meet(
-        self, values: list[Any], key: tuple[Any, ...]
+        self, values: list[object], key: tuple[object, ...]
     ) -> tuple[Any, list[Any], dict[str, Any]]:
         """Check index arrays that were not seen together with these sizes, and compute of them."""
         self._given.refuse(values)
@@ -449,11 +449,11 @@ class Kernel:
         return [made[name] if name in made else next(rest) for name in self._made]
 
 
-def _forgetting(kernel: Kernel, key: tuple[Any, ...]) -> Callable[[Any], None]:
+def _forgetting(kernel: Kernel, key: tuple[object, ...]) -> Callable[[Any], None]:
     """What frees a kernel's computed arguments when an array that they are made of is gone."""
     referred = weakref.ref(kernel)
 
-    def forget(_: Any) -> None:
+    def forget(_: object) -> None:
         kernel = referred()
         if kernel is not None:
             kernel._passed = {k: seen for k, seen in kernel._passed.items() if k != key}

@@ -35,7 +35,7 @@ ELF, MACHINE = b"\x7fELF", slice(18, 20)
 
 
 def write_library(
-    module: Any, path: Path, description: dict[str, Any], overwrite: bool = False
+    module: object, path: Path, description: dict[str, object], overwrite: bool = False
 ) -> None:
     """Write a compiled module and its description; the file appears when it is complete.
 

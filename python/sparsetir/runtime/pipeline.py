@@ -229,7 +229,7 @@ def without_unread(func: tirx.PrimFunc, scheduled: tirx.PrimFunc) -> tirx.PrimFu
     return tirx.PrimFunc(params, func.body, func.ret_type, func.attrs, func.span)
 
 
-def _check(func: Any, schedule: Any, config: Any) -> None:
+def _check(func: object, schedule: object, config: object) -> None:
     if not isinstance(func, SparseFunc | Schedule | tirx.PrimFunc | s_tir.Schedule):
         expected = "a stage-I function, a PrimFunc, a Schedule or an s_tir.Schedule"
         raise wrong("lower", "func", expected, type(func).__name__, TypeError)

@@ -106,7 +106,7 @@ class _Launcher:
             if int(probe["given"]()) != self._own:
                 raise RuntimeError("TVM gives modules another launcher than the last registered")
 
-    def use(self, kind: int, library: Any = None, most: int = MANY, late: int = LATE) -> None:
+    def use(self, kind: int, library: object = None, most: int = MANY, late: int = LATE) -> None:
         """Run all loops from now on there."""
         fields = {"kind": kind, "threads": most, "limit": late, "rest": REST, **self._addresses}
         if library is not None:
@@ -270,7 +270,7 @@ class _Symbol(ctypes.Structure):
     ]  # fmt: skip
 
 
-def _file_of(function: Any) -> str:
+def _file_of(function: object) -> str:
     found = _Symbol()
     ctypes.CDLL(None).dladdr(ctypes.c_void_p(_address(function)), ctypes.byref(found))
     return (found.file or b"").decode()

@@ -44,7 +44,7 @@ def host_features() -> Mapping[str, bool]:
 
 
 @lru_cache(maxsize=16)
-def cpu_features(target: Any) -> frozenset[str]:
+def cpu_features(target: object) -> frozenset[str]:
     """What code for a CPU target may use, by the names that LLVM gives; of a name alone, all of it.
 
     target : tvm.target.Target of kind "llvm"
@@ -75,7 +75,7 @@ def _named_and_different(name: str, has: Mapping[str, bool]) -> Any:
     return tvm.target.Target({**named, "mattr": mattr})
 
 
-def missing_features(target: Any) -> list[str]:
+def missing_features(target: object) -> list[str]:
     """What code for a CPU target may use and this machine's CPU lacks; in order of the alphabet."""
     has = host_features()
     return sorted(f for f in cpu_features(target) if f not in _UNUSED and has.get(f) is False)
@@ -118,13 +118,13 @@ ARCH_PRCTL = 158  # of x86-64
 REQUEST_PERMISSION, TILE_DATA = 0x1023, 18
 
 
-def features_needed(func: Any) -> list[str]:
+def features_needed(func: object) -> list[str]:
     """The features that a function of stage II asks for by intrinsics, as LLVM names them."""
     attrs = getattr(func, "attrs", None) or {}
     return [str(name) for name in attrs.get(NEEDS, [])]
 
 
-def missing_of(needed: Sequence[str], target: Any) -> list[str]:
+def missing_of(needed: Sequence[str], target: object) -> list[str]:
     """Those of some features that a CPU target has not."""
     return [name for name in needed if name not in cpu_features(target)] if needed else []
 
@@ -160,7 +160,7 @@ def allowed(needed: Sequence[str]) -> str:
 def refusing(name: str, reason: str) -> Callable[..., None]:
     """A function that raises, in place of one that cannot run here."""
 
-    def run(*_: Any) -> None:
+    def run(*_: object) -> None:
         raise RuntimeError(f"{name}: {reason}")
 
     return run

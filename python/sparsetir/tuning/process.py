@@ -104,7 +104,7 @@ class Process:
         """Whether it can be asked."""
         return self._popen.poll() is None
 
-    def ask(self, op: str, seconds: float | None = None, /, **request: Any) -> dict[str, Any]:
+    def ask(self, op: str, seconds: float | None = None, /, **request: object) -> dict[str, Any]:
         """What the method `op` of its server gives; raises as `answer`."""
         if self._printed is not None:  # what it printed before is not of this
             os.truncate(self._printed, 0)

@@ -42,7 +42,7 @@ class Sought:
 
 
 def of_operator(
-    op: str, *matrices: Any, target: TargetLike, device: str | None, **options: Any
+    op: str, *matrices: object, target: TargetLike, device: str | None, **options: object
 ) -> Sought:
     """An operator on a matrix, over the configs of the templates that serve it.
 
@@ -72,10 +72,10 @@ def of_operator(
 
 
 def of_program(
-    program: Any,
-    arguments: Any,
-    schedule: Callable[..., Any] | None,
-    choices: Mapping[str, Sequence[Any]] | None,
+    program: object,
+    arguments: object,
+    schedule: Callable[..., object] | None,
+    choices: Mapping[str, Sequence[object]] | None,
     *,
     target: TargetLike,
     threads: int | None,
@@ -108,7 +108,7 @@ def of_program(
     return Sought(TunedProgram(task, Key.of(task), [], default), Space((branch,)), [default])
 
 
-def _checked(choices: Any) -> dict[str, tuple[Any, ...]]:
+def _checked(choices: object) -> dict[str, tuple[Any, ...]]:
     """A space that a user gave."""
     who = "tune: argument 'space'"
     if not isinstance(choices, Mapping) or not choices:
@@ -160,7 +160,7 @@ def _made(
     return {**made, **wanted}
 
 
-def refuse_options(what: str, given: Mapping[str, Any]) -> None:
+def refuse_options(what: str, given: Mapping[str, object]) -> None:
     """Raise for an option that is not for what is tuned."""
     for name, value in given.items():
         if value is not None:

@@ -100,7 +100,7 @@ class SparseCase:
         first = Assembled(kept=False, parallel=False)
         self.expected = SparsePlan(task.request, first)()
 
-    def prepared(self, config: Config, device: Any = None) -> Prepared:
+    def prepared(self, config: Config, device: object = None) -> Prepared:
         """A config as a plan, whose first call was made."""
         del device
         made = plan_of(self.task.request, config)
