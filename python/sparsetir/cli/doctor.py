@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     return int(bool(problems))
 
 
-def _threads() -> dict[str, Any]:
+def _threads() -> dict[str, object]:
     """As :func:`sparsetir.threads`, in a process without torch."""
     from sparsetir.runtime.pool import threads
 
@@ -153,7 +153,7 @@ def gpu() -> dict[str, Any]:
     return {"name": None, "reason": "the driver shows no device to CUDA"}
 
 
-def nvcc() -> dict[str, Any]:
+def nvcc() -> dict[str, object]:
     """CUDA's compiler, which is only wanted with TVM_CUDA_COMPILE_MODE=nvcc."""
     path = shutil.which("nvcc")
     if path is None:

@@ -95,7 +95,7 @@ def scheduled_loops(func: Any, sizes: Mapping[str, Any]) -> str:
             return branch
         return branch.then_case if int(test) else branch.else_case or tirx.Evaluate(0)
 
-    def inlined(realize: Any) -> Any:
+    def inlined(realize: Any) -> object:
         block, values = realize.block, values_of(realize)
         init = None if block.init is None else substitute(block.init, values)
         block = block_with(block, body=substitute(block.body, values), init=init)
@@ -114,7 +114,7 @@ def scheduled_loops(func: Any, sizes: Mapping[str, Any]) -> str:
     return "\n".join(out)
 
 
-def _constants(func: Any, values: Mapping[str, Any]) -> dict[Any, Any]:
+def _constants(func: Any, values: Mapping[str, Any]) -> dict[object, object]:
     """The integers among arguments, by parameter."""
     found = {p: values.get(p.name) for p in func.params}
     return {p: as_dtype(x, dtype_of(p)) for p, x in found.items() if isinstance(x, int)}

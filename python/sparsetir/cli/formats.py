@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def format_of(text: str, known: Mapping[str, object]) -> Any:
+def format_of(text: str, known: Mapping[str, object]) -> object:
     """The format of a name: of a known one, or of a class with parameters behind it.
 
     text : such as "csr", "BSR(8, 8)" or "bsr_8_8"
@@ -98,7 +98,7 @@ def format_of(text: str, known: Mapping[str, object]) -> Any:
         raise UsageError(f"argument --format: {text}: {error}") from error
 
 
-def describe(matrix: Any) -> dict[str, Any]:
+def describe(matrix: Any) -> dict[str, object]:
     """Statistics of a CSR matrix, for JSON.
 
     bandwidth : the largest |row - column| of an element
@@ -120,7 +120,7 @@ def describe(matrix: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _lengths(lengths: np.ndarray) -> dict[str, Any]:
+def _lengths(lengths: np.ndarray) -> dict[str, object]:
     if not len(lengths):
         return {"mean": 0.0, "std": 0.0, "quantiles": {}}
     found = np.quantile(lengths, QUANTILES)
@@ -139,7 +139,7 @@ def _symmetric(matrix: Any) -> bool:
     )
 
 
-def _cell(fmt: Any, pattern: Any) -> dict[str, Any]:
+def _cell(fmt: Any, pattern: Any) -> dict[str, object]:
     """Places, padding and bytes of a format; "skipped" says why it was not made."""
     from sparsetir.formats.library import refusal
 
@@ -153,7 +153,7 @@ def _cell(fmt: Any, pattern: Any) -> dict[str, Any]:
     return {**out, "parts": len(made.parts), "bytes": made.nbytes}
 
 
-def _defaults(matrix: object) -> dict[str, Any]:
+def _defaults(matrix: object) -> dict[str, object]:
     """The configs that plans of this graph have by default on this machine's CPU."""
     from sparsetir.planning.plan import plan_candidates
     from sparsetir.schedules.search.configs import to_data

@@ -144,7 +144,7 @@ def _config(args: argparse.Namespace, wanted: Any) -> Any:
         raise UsageError(f"argument --template: {error}") from error
 
 
-def _stages_of(func: object, stage: str, target: object) -> Mapping[str, Any]:
+def _stages_of(func: object, stage: str, target: object) -> Mapping[str, object]:
     """The stages of a function of a file, as far as they are wanted.
 
     What cannot be lowered can be printed; of a function of stage II its own is as lowered, too.

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-def _none(*_: object, **__: object) -> Any:
+def _none(*_: object, **__: object) -> object:
     raise RuntimeError("import sparsetir first")
 
 

@@ -107,7 +107,7 @@ class Compressed(NamedTuple):
     values: Any = None
 
 
-def adopted(who: str, name: str, data: Any) -> Any:
+def adopted(who: str, name: str, data: Any) -> object:
     """Data of any library as Edges, Compressed, or a sparse matrix of scipy or torch.
 
     data : one of
@@ -158,7 +158,7 @@ def adopted(who: str, name: str, data: Any) -> Any:
     raise TypeError(f"{who}: argument '{name}': expected {EXPECTED}; got {type(data).__name__}")
 
 
-def _loaded(who: str, name: str, path: Any) -> Any:
+def _loaded(who: str, name: str, path: Any) -> object:
     from sparsetir.data.graphs import GraphError, load_graph
 
     try:

@@ -49,7 +49,7 @@ def compared(graph: DistGraph, who: str, check: Callable[[], object]) -> None:
         graph.seen.add(said)
 
 
-def likeness(x: Tensor | None, rows: int = -2) -> tuple[Any, ...]:
+def likeness(x: Tensor | None, rows: int = -2) -> tuple[object, ...]:
     """What a tensor is to have in common with those of other processes; rows : their dimension."""
     if x is None:
         return (None,)

@@ -107,7 +107,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> Any:
+    def backward(ctx: Any, *grads: Tensor) -> object:
         graph = ctx.graph
         Q, K, V, K2, V2, weights = ctx.saved_tensors
         grad = rows_first(grads[0].to(Q.dtype)).contiguous()

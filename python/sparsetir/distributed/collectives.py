@@ -20,7 +20,7 @@ class DistributedError(RuntimeError):
     """Another process of the group ended, hangs, or got wrong input."""
 
 
-def group_of(who: str, group: object) -> Any:
+def group_of(who: str, group: object) -> object:
     """The group, by default all processes; RuntimeError where there is none."""
     if not dist.is_available() or not dist.is_initialized():
         raise RuntimeError(

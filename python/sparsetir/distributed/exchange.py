@@ -73,7 +73,7 @@ class Exchange:
 
     def _start(
         self, who: str, into: Tensor, packed: Tensor, receive: list[int], send: list[int]
-    ) -> Any:
+    ) -> object:
         if not self._any or not packed.shape[1:].numel():
             return None
         self.bytes_sent += packed.nbytes  # rows go to other processes alone

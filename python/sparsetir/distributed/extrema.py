@@ -59,7 +59,7 @@ class Extremum(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> Any:
+    def backward(ctx: Any, *grads: Tensor) -> object:
         graph, heads = ctx.graph, ctx.heads
         values, place, x, halo = ctx.saved_tensors
         (grad,) = grads

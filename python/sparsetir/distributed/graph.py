@@ -185,7 +185,7 @@ class DistGraph:
         ends = edge_index.long()
         n = int(num_nodes) if num_nodes is not None else least_nodes(group, ends)
 
-        def check_more() -> Any:
+        def check_more() -> object:
             if ends.numel() and not (0 <= int(ends.min()) and int(ends.max()) < n):
                 wrong = int(ends.min()) if int(ends.min()) < 0 else int(ends.max())
                 raise ValueError(
@@ -250,7 +250,7 @@ class DistGraph:
         rank, count = dist.get_rank(group), dist.get_world_size(group)
         read: list[Share] = []
 
-        def check_file() -> Any:
+        def check_file() -> object:
             read.append(read_share(path, rank, count))
             return read[0].nodes if read[0].told else None
 

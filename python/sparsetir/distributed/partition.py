@@ -97,7 +97,7 @@ class Partition:
         return torch.bucketize(new, ends, right=True)
 
 
-def check_partition(who: str, how: Any, n: int, processes: int) -> Any:
+def check_partition(who: str, how: Any, n: int, processes: int) -> object:
     """Raise unless it says how to divide n nodes; gives what is to be equal on all processes."""
     if isinstance(how, str):
         if how not in NAMED:

@@ -234,7 +234,7 @@ class _Spmm(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> Any:
+    def backward(ctx: Any, *grads: Tensor) -> object:
         graph, heads = ctx.graph, ctx.heads
         values, x, halo = ctx.saved_tensors
         inner, outer = split(graph, values)
@@ -277,7 +277,7 @@ class _Sddmm(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> Any:
+    def backward(ctx: Any, *grads: Tensor) -> object:
         graph = ctx.graph
         X, Y, halo = ctx.saved_tensors
         inner, outer = split(graph, grads[0])
@@ -314,7 +314,7 @@ class _WithHalo(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> Any:
+    def backward(ctx: Any, *grads: Tensor) -> object:
         graph, (grad,) = ctx.graph, grads
         returning = graph.exchange.begin_back("with_halo", grad[graph.own :], graph.exchange_dtype)
         return None, returning.add_to(

@@ -50,5 +50,5 @@ class _Mean(torch.autograd.Function):
         return (found[0] / found[1]).to(losses.dtype)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
+    def backward(ctx: Any, *grads: Tensor) -> object:
         return (grads[0] * ctx.scale).expand(ctx.shape), None

@@ -132,7 +132,7 @@ def is_edges(edge_index: object) -> bool:
 
 def with_others(
     who: str, x: Tensor, edge_index: object, targets: int, flow: str
-) -> tuple[Tensor, Any]:
+) -> tuple[Tensor, object]:
     """Features of all sources and edges that count them: where nodes are spread over processes,
     with those of others; collective then."""
     if not is_spread(edge_index):

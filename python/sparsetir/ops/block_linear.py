@@ -41,7 +41,7 @@ def _has_kernels(x: Tensor) -> bool:
     return x.device.type == "cpu"
 
 
-def _by_blocks(x: Tensor, indices: Tensor, rows: int, cols: int, tokens: int) -> Any:
+def _by_blocks(x: Tensor, indices: Tensor, rows: int, cols: int, tokens: int) -> object:
     """The config of tensor cores for blocks of a weight, where a GPU has them; else None."""
     if _has_kernels(x) or indices.dtype != torch.int32:
         return None

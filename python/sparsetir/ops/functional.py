@@ -263,7 +263,7 @@ class _Product(torch.autograd.Function):
         return library.spmm.kernel(rowptr, col, values, b, "sum") if found is None else found
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
+    def backward(ctx: Any, *grads: Tensor) -> object:
         rowptr, col, values, b = ctx.saved_tensors
         for_values, for_b = ctx.needs_input_grad[3:]
         (grad,), structure = grads, ctx.structure

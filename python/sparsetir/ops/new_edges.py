@@ -50,7 +50,7 @@ class _Met:
         self.storage, self.version, self.count = storage, version, 0
 
 
-_met: dict[Any, _Met] = {}
+_met: dict[object, _Met] = {}
 _sorted = 0
 
 
@@ -158,7 +158,7 @@ class _Sum(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
+    def backward(ctx: Any, *grads: Tensor) -> object:
         (grad,), (edges, values, count) = grads, ctx.saved_tensors
         m = len(grad)
         if count is not None:

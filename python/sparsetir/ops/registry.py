@@ -121,7 +121,7 @@ def _function(
 ) -> Any:
     """The same for autograd alone."""
 
-    def forward(ctx: Any, *args: object) -> Any:
+    def forward(ctx: Any, *args: object) -> object:
         out = kernel(*args)
         save(ctx, args, out)
         return out
@@ -139,10 +139,10 @@ def _transformed(
 ) -> Any:
     """The same for transforms of torch.func, but for derivatives taken forward."""
 
-    def forward(*args: Any) -> Any:
+    def forward(*args: Any) -> object:
         return kernel(*args) if is_plain(*args) else op(*args)
 
-    def jvp(*_: object) -> Any:
+    def jvp(*_: object) -> object:
         raise NotImplementedError(
             f"sparsetir.{name}: has no derivatives taken forward, as by torch.func.jvp, jacfwd and "
             "hessian; use vjp, grad or jacrev"
@@ -187,7 +187,7 @@ def _save_of(of: type[Operation[object]], names: list[str]) -> Callable[..., Non
 def _backward_of(of: Any, names: list[str]) -> Callable[..., Any]:
     """What gives the gradients for all arguments, None where they are not wanted."""
 
-    def backward(ctx: Any, grad: Tensor, *_: Any) -> Any:
+    def backward(ctx: Any, grad: Tensor, *_: Any) -> object:
         pairs = zip(ctx.saved_tensors, ctx.others, strict=True)
         given = [other if tensor is None else tensor for tensor, other in pairs]
         call = of(*given[: len(names)])
@@ -215,7 +215,7 @@ def _casting(op: Any, device: str) -> Callable[..., Any]:
     return run
 
 
-def _cast(x: object, dtype: torch.dtype) -> Any:
+def _cast(x: object, dtype: torch.dtype) -> object:
     return x.to(dtype) if isinstance(x, Tensor) and x.dtype in AUTOCAST else x
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property, partial
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -348,7 +348,7 @@ class Structure(Deriving):
 
         return self._kept(key, make)
 
-    def _options(self, dtype: torch.dtype, reduce: str, heads: int | None) -> dict[str, Any]:
+    def _options(self, dtype: torch.dtype, reduce: str, heads: int | None) -> dict[str, object]:
         target = target_of(self.device)
         return {"dtype": DTYPES[dtype], "reduce": reduce, "heads": heads, "target": target}
 

@@ -160,7 +160,7 @@ def edge_request(
     )  # fmt: skip
 
 
-def _counts(options: dict[str, object]) -> dict[str, Any]:
+def _counts(options: dict[str, object]) -> dict[str, object]:
     """Options that are numbers of features, where they are given."""
     names = ("edge_feat", "feat_in")
     return {n: options[n] for n in names if options.get(n) is not None}
@@ -168,7 +168,7 @@ def _counts(options: dict[str, object]) -> dict[str, Any]:
 
 def _of_messages(
     op: str, feat: int, reduce: str = "sum", edge_feat: int | None = None
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Options of messages, as their record takes them."""
     kind, reduce = message("plan", op, None if reduce == "sum" else reduce)
     if edge_feat is not None and kind == "copy_u":

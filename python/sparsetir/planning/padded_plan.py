@@ -78,7 +78,7 @@ class PaddedPlan(Plan):
         plain = [x.detach() for x in operands]
         return super().__call__(*plain, values=None if values is None else values.detach())
 
-    def _padded(self, operands: Sequence[object]) -> list[Any]:
+    def _padded(self, operands: Sequence[object]) -> list[object]:
         named = zip(self._operands, operands, strict=True)
         return [with_zeros(array, self._shapes[name]) for name, array in named]
 

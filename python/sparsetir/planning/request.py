@@ -326,7 +326,7 @@ def adopted_matrix(
 
 def features_of(
     op: str, feat: Any, dtype: str | None, heads: int | None, vectors: bool = False
-) -> tuple[Any, str | None, int | None]:
+) -> tuple[object, str | None, int | None]:
     """The number of features, and what else the dense operand says where it is given for that.
 
     feat : a number; or the operand, whose dtype and heads are taken where none are given

@@ -205,7 +205,7 @@ class Plan:
             array = self._on_device(value) if is_array(value) else value
             self._args[self._place[name]] = self._view(name, array)
 
-    def _on_device(self, array: object) -> Any:
+    def _on_device(self, array: object) -> object:
         if not isinstance(array, np.ndarray):
             return array
         if not self._gpu:
@@ -439,7 +439,7 @@ class Plan:
         stored = self._stored.values(A=probe)
         return self._place["a"] if set(stored) == {"a"} and stored["a"] is probe else -1
 
-    def _arranged(self, values: object) -> dict[str, Any]:
+    def _arranged(self, values: object) -> dict[str, object]:
         """The kernel's arrays of values, those that its schedule makes of them too."""
         stored = self._stored.values(A=values if self._stored.keeps_order else to_numpy(values))
         return {**stored, **self.kernel.of_values(stored, self._computed)}

@@ -169,7 +169,7 @@ def plot_format(converted: ConvertedFormat, ax: object = None, name: str | None 
 
 def _plot_small(
     parts: list[Part], entries: list[Entry], shape: tuple[int, ...], title: str, ax: object
-) -> Any:
+) -> object:
     layout = storage_layout([p.arrays for p in parts], shape[0])
     figure, axes = (None, [ax]) if ax is not None else _new_figure(2)
     _matrix_squares(axes[0], parts, shape)
@@ -261,7 +261,7 @@ def _legend(figure: Any, ax: Any, entries: list[Entry], hollow: bool) -> None:
     if hollow:
         handles.append((Patch(facecolor="white", edgecolor="0.4", hatch="////"),))
         texts.append("slots without a coordinate")
-    style: dict[str, Any] = {
+    style: dict[str, object] = {
         "handler_map": {tuple: HandlerTuple(ndivide=None)}, "fontsize": "small", "frameon": False,
         "title": "elements and padding of each part", "title_fontsize": "small",
     }  # fmt: skip
@@ -272,7 +272,7 @@ def _legend(figure: Any, ax: Any, entries: list[Entry], hollow: bool) -> None:
         figure.legend(handles, texts, loc="outside lower center", ncols=columns, **style)
 
 
-def _new_figure(panels: int) -> tuple[Any, list[Any]]:
+def _new_figure(panels: int) -> tuple[object, list[object]]:
     from matplotlib.figure import Figure
 
     figure = Figure()

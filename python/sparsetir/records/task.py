@@ -161,4 +161,4 @@ class Outcome:
     padding: float | None = None
     bytes: int | None = None
     launches: int | None = None
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    extra: Mapping[str, object] = field(default_factory=dict)

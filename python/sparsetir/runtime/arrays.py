@@ -178,7 +178,7 @@ def with_zeros(array: Any, shape: tuple[int, ...]) -> Any:
     return out
 
 
-def leading(array: Any, shape: tuple[int, ...], out: Any = None) -> Any:
+def leading(array: Any, shape: tuple[int, ...], out: Any = None) -> object:
     """What a smaller shape has of an array, as a contiguous array; of TVM's through the host.
 
     out : of the same kind, where it is written
@@ -193,7 +193,7 @@ def leading(array: Any, shape: tuple[int, ...], out: Any = None) -> Any:
     return part.contiguous() if is_torch(part) else np.ascontiguousarray(part)
 
 
-def swapped(array: Any, out: Any = None) -> Any:
+def swapped(array: Any, out: Any = None) -> object:
     """A contiguous array with the first two dimensions in turn; of TVM's through the host.
 
     out : of the same kind, where it is written
@@ -208,7 +208,7 @@ def swapped(array: Any, out: Any = None) -> Any:
     return turned.contiguous() if is_torch(turned) else np.ascontiguousarray(turned)
 
 
-def placed(array: np.ndarray, kind: str, beside: Iterable[object]) -> Any:
+def placed(array: np.ndarray, kind: str, beside: Iterable[object]) -> object:
     """A TVM tensor of these numbers on a device; on the CPU without a copy.
 
     kind : such as "cpu" or "cuda"
@@ -245,7 +245,7 @@ def to_numpy(array: Any) -> np.ndarray:
     return array.numpy()
 
 
-def plain_view(value: Any) -> Any:
+def plain_view(value: Any) -> object:
     """A view that DLPack and TVM take of a contiguous array which they refuse as it is.
 
     They refuse read-only NumPy arrays (do not give ones that are written), NumPy arrays of
@@ -264,7 +264,7 @@ def plain_view(value: Any) -> Any:
     return value
 
 
-def _plain_tvm(tensor: Any) -> Any:
+def _plain_tvm(tensor: Any) -> object:
     steps = _plain_strides(tensor.shape)
     if tuple(tensor.strides) == steps or not tensor.is_contiguous():
         return tensor

@@ -112,7 +112,7 @@ def kernel_of(stages: Stages, target: object, *, check: bool = True) -> Kernel:
     return Kernel(executable, name, signature_of(stages), stages, target, check=check)
 
 
-def compile_stages(stages: Mapping[str, Stages], target: object) -> Any:
+def compile_stages(stages: Mapping[str, Stages], target: object) -> object:
     """TVM's executable of functions by the name that each is to have in it.
 
     Their parameters are named, ordered and shaped as the author's are, whatever stage III has.

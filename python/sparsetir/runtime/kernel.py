@@ -288,7 +288,7 @@ class Kernel:
 
     def of_values(
         self, arguments: Mapping[str, object], computed: Mapping[str, object]
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """The computed arguments that follow from values, by name.
 
         Parameters
@@ -381,13 +381,13 @@ class Kernel:
             text = f"{who}: '{path}' cannot be written: {error.strerror}"
             raise OSError(error.errno, text) from error
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> object:
         raise TypeError("Kernel: cannot be pickled or copied; export it, and load the file")
 
     def __repr__(self) -> str:
         return f"<sparsetir.Kernel {self.name}({', '.join(self.signature.names)})>"
 
-    def _plain_views(self, values: Sequence[object]) -> list[Any] | None:
+    def _plain_views(self, values: Sequence[object]) -> list[object] | None:
         """The arguments with arrays as TVM wants them described; None where they are so."""
         views = list(values)
         for i in self._arrays:
@@ -449,7 +449,7 @@ class Kernel:
         return [made[name] if name in made else next(rest) for name in self._made]
 
 
-def _forgetting(kernel: Kernel, key: tuple[object, ...]) -> Callable[[Any], None]:
+def _forgetting(kernel: Kernel, key: tuple[object, ...]) -> Callable[[object], None]:
     """What frees a kernel's computed arguments when an array that they are made of is gone."""
     referred = weakref.ref(kernel)
 

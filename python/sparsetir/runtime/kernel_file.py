@@ -136,7 +136,7 @@ def open_library(library: bytes) -> Any:
             return _loaded(name)
 
 
-def _loaded(name: Path) -> Any:
+def _loaded(name: Path) -> object:
     """TVM's module of a file; its own way to load one would resolve the link."""
     with pool.serving():
         return tvm_ffi.load_module(str(name))

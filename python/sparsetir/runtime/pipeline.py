@@ -251,7 +251,7 @@ def _check(func: object, schedule: object, config: object) -> None:
         )
 
 
-def _only(sch: s_tir.Schedule) -> Any:
+def _only(sch: s_tir.Schedule) -> object:
     """The function of a schedule of stage II."""
     functions = list(sch.mod.functions.values())
     if len(functions) != 1:

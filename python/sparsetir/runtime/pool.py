@@ -236,7 +236,7 @@ def _why_none(wanted: str) -> str:
     return "the process has no OpenMP" if wanted else "torch is not loaded"
 
 
-def _openmp(others: bool) -> Any:
+def _openmp(others: bool) -> object:
     """The library that torch's calls of OpenMP go to; None where there is none.
 
     others : whether another one that is loaded would do; none is ever loaded here

@@ -59,7 +59,7 @@ class Signature:
     """
 
     scalars: list[int]
-    constants: dict[int, Any]
+    constants: dict[int, object]
     inferences: list[Inference]
 
     def __init__(self, func: SparseFunc) -> None:

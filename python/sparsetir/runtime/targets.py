@@ -64,7 +64,7 @@ def host_target() -> Any:
     return _named_and_different(name, host_features())
 
 
-def _named_and_different(name: str, has: Mapping[str, bool]) -> Any:
+def _named_and_different(name: str, has: Mapping[str, bool]) -> object:
     """The target of a CPU of a name, with (and without) the features that it has (or lacks)."""
     named = {"kind": "llvm", "mcpu": name}
     implied = cpu_features(tvm.target.Target(named))

@@ -8,7 +8,6 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from sparsetir.extras import WITHOUT_TORCH
 from sparsetir.records.task import Config, Outcome, Reference, Tunable
@@ -66,7 +65,7 @@ class Measurer:
         self.environment = dict(environment)
         self.remote, self.modules = remote, tuple(modules)
         self._folder: tempfile.TemporaryDirectory[str] | None = None
-        self._saved_task: dict[str, Any] = {}
+        self._saved_task: dict[str, object] = {}
         self._process: Process | None = None
         self._interrupted = False
 

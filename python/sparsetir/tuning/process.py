@@ -112,7 +112,7 @@ class Process:
             self._requests.write(json.dumps({"op": op, **request}).encode() + b"\n")
         return self.answer(seconds)
 
-    def answer(self, seconds: float | None = None) -> dict[str, Any]:
+    def answer(self, seconds: float | None = None) -> dict[str, object]:
         """The next answer, the first of which is of its start; None: however long it takes.
 
         Raises Ended where there is none in time; the process is of no use then.

@@ -49,7 +49,7 @@ def one_line(error: BaseException) -> str:
     return ": ".join([type(error).__name__, *lines[:1]])
 
 
-def _answer(action: Callable[[], dict[str, object] | None]) -> dict[str, Any]:
+def _answer(action: Callable[[], dict[str, object] | None]) -> dict[str, object]:
     try:
         return action() or {}
     except (Missing, NotImplementedError) as error:

@@ -108,7 +108,7 @@ def of_program(
     return Sought(TunedProgram(task, Key.of(task), [], default), Space((branch,)), [default])
 
 
-def _checked(choices: object) -> dict[str, tuple[Any, ...]]:
+def _checked(choices: object) -> dict[str, tuple[object, ...]]:
     """A space that a user gave."""
     who = "tune: argument 'space'"
     if not isinstance(choices, Mapping) or not choices:
@@ -167,7 +167,7 @@ def refuse_options(what: str, given: Mapping[str, object]) -> None:
             raise ValueError(f"tune: argument '{name}': expected none for {what}, got {value!r}")
 
 
-def _plain_target(target: TargetLike) -> str | Mapping[str, Any]:
+def _plain_target(target: TargetLike) -> str | Mapping[str, object]:
     """A target as other processes take it."""
     if isinstance(target, str | dict):
         return target
