@@ -55,7 +55,7 @@ def attention(
     16-bit operands are multiplied in float32.
     """
 
-    def check() -> Any:
+    def check() -> object:
         for name, x in (("q", q), ("k", k), ("v", v)):
             check_tensor("attention", name, x, q)
             if x.dim() not in (2, 3) or x.shape[1:-1] != q.shape[1:-1] or len(x) != graph.own:

@@ -19,7 +19,7 @@ WHO = "DistGraph.from_edges"
 
 
 def sent_home(
-    group: Any, n: int, ends: Tensor, given: list[Tensor], how: Any
+    group: dist.ProcessGroup, n: int, ends: Tensor, given: list[Tensor], how: Any
 ) -> tuple[Partition, Tensor, list[Tensor]]:
     """The partition, and (2, nnz) new numbers of the edges into own nodes, with what they have."""
     partition = make_partition(WHO, group, n, ends[0], ends[1], how)
@@ -35,7 +35,7 @@ def sent_home(
 
 
 def coalesced(
-    group: object, sources: Tensor, targets: Tensor, values: Tensor | None
+    group: dist.ProcessGroup, sources: Tensor, targets: Tensor, values: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Each edge once, by targets and sources, with the sum of values; None where all are one."""
     order = torch.argsort(sources, stable=True)
@@ -53,7 +53,7 @@ def coalesced(
     return sources[first], targets[first], summed
 
 
-def least_nodes(group: object, ends: Tensor) -> int:
+def least_nodes(group: dist.ProcessGroup, ends: Tensor) -> int:
     """So many that each node with an edge is one of them; collective."""
     most = ends.max() if ends.numel() else torch.tensor(-1, device=ends.device)
     return int(total(group, WHO, most.view(1).clone(), dist.ReduceOp.MAX)) + 1

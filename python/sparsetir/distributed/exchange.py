@@ -25,13 +25,13 @@ class Exchange:
     bytes_sent : to other processes so far, but for what the engine adds
     """
 
-    group: Any
+    group: dist.ProcessGroup
     own: int
     halo: int
     bytes_sent: int
 
     def __init__(
-        self, group: Any, who: str, own: int, start: int, halo: Tensor, owners: Tensor
+        self, group: dist.ProcessGroup, who: str, own: int, start: int, halo: Tensor, owners: Tensor
     ) -> None:
         """Ask for rows; collective.
 

@@ -77,7 +77,7 @@ class DistGraph:
         Which rows are sent where.
     """
 
-    group: Any
+    group: dist.ProcessGroup
     partition: Partition
     num_nodes: int
     num_edges: int
@@ -88,7 +88,7 @@ class DistGraph:
     degrees: Tensor
 
     def __init__(
-        self, group: object, partition: Partition, sources: Tensor, targets: Tensor,
+        self, group: dist.ProcessGroup, partition: Partition, sources: Tensor, targets: Tensor,
         values: Tensor | None, edge_data: Mapping[str, Tensor], num_edges: int,
     ) -> None:  # fmt: skip
         """Of own edges: new numbers of sources, own ones of targets; collective."""
@@ -116,7 +116,7 @@ class DistGraph:
         partition: Any = "rows",
         coalesce: bool = False,
         exchange_dtype: torch.dtype | None = None,
-        group: Any = None,
+        group: dist.ProcessGroup | None = None,
     ) -> DistGraph:
         """A graph of the edges that all processes give together, each some of them; collective.
 
@@ -167,7 +167,7 @@ class DistGraph:
         group = group_of(WHO, group)
         edge_data = dict(edge_data or {})
 
-        def check() -> Any:
+        def check() -> object:
             check_edges(edge_index, values, edge_data)
             check_device(WHO, "edge_index", group, edge_index)
             if num_nodes is not None:
@@ -216,7 +216,7 @@ class DistGraph:
         num_nodes: int | None = None,
         partition: Any = "rows",
         exchange_dtype: torch.dtype | None = None,
-        group: Any = None,
+        group: dist.ProcessGroup | None = None,
         device: Any = "cpu",
     ) -> DistGraph:
         """A graph from a file that all processes can read, of which each reads a part; collective.

@@ -27,14 +27,14 @@ class Blocks:
     start, stop : those of this process
     """
 
-    group: Any
+    group: dist.ProcessGroup
     n: int
     rank: int
     count: int
     start: int
     stop: int
 
-    def __init__(self, group: Any, n: int) -> None:
+    def __init__(self, group: dist.ProcessGroup, n: int) -> None:
         self.group, self.n = group, n
         self.rank, self.count = dist.get_rank(group), dist.get_world_size(group)
         self.size: int = max(1, -(-n // self.count))
@@ -143,7 +143,7 @@ def check_partition(who: str, how: Any, n: int, processes: int) -> object:
 
 
 def make_partition(
-    who: str, group: Any, n: int, sources: Tensor, targets: Tensor, how: Any
+    who: str, group: dist.ProcessGroup, n: int, sources: Tensor, targets: Tensor, how: Any
 ) -> Partition:
     """Divide nodes; collective. Arguments as of :meth:`DistGraph.from_edges`, checked."""
     blocks = Blocks(group, n)
@@ -201,7 +201,9 @@ def _of_shares(who: str, blocks: Blocks, nodes: Tensor, parts: Tensor) -> Tensor
     return torch.empty_like(found).index_copy_(0, ids - blocks.start, found)
 
 
-def check_each_once(who: str, name: str, group: object, places: Tensor, nodes: Tensor) -> None:
+def check_each_once(
+    who: str, name: str, group: dist.ProcessGroup, places: Tensor, nodes: Tensor
+) -> None:
     """Raise unless each of `nodes`, of this process, is named by one of `places`; collective."""
 
     def check() -> None:

@@ -87,7 +87,7 @@ def spmm_by_heads(
 ) -> Tensor:
     """:func:`spmm` where heads come first: x (heads, own, feat), values (heads, nnz)."""
 
-    def check() -> Any:
+    def check() -> object:
         kind = reduction("spmm", reduce)
         check_rows("spmm", "x", x, graph.own, (2, 3))
         v = graph.values if values is None else values
@@ -138,7 +138,7 @@ def sddmm(graph: DistGraph, X: Tensor, Y: Tensor) -> Tensor:
 def _sampled(graph: DistGraph, X: Tensor, Y: Tensor) -> Tensor:
     """:func:`sddmm` where heads come first."""
 
-    def check() -> Any:
+    def check() -> object:
         check_rows("sddmm", "X", X, graph.own, (2, 3))
         check_rows("sddmm", "Y", Y, graph.own, (2, 3), X)
         if X.shape != Y.shape:
@@ -192,7 +192,7 @@ def with_halo(graph: DistGraph, x: Tensor) -> Tensor:
         nodes are added to those on their processes.
     """
 
-    def check() -> Any:
+    def check() -> object:
         check_tensor("with_halo", "x", x)
         if x.dim() < 1 or len(x) != graph.own:
             expected = f"{graph.own} rows, one for each own node"

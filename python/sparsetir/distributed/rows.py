@@ -22,7 +22,7 @@ def scatter(graph: DistGraph, x: Tensor | None, source: int = 0) -> Tensor:
     who, group = "DistGraph.scatter", graph.group
     here = _is_here(graph, who, "source", source)
 
-    def check() -> Any:
+    def check() -> object:
         if here:
             _check_rows(who, x, graph.num_nodes, "node of the graph")
         elif x is not None:
@@ -49,7 +49,7 @@ def gather(graph: DistGraph, x: Tensor, to: int | None = 0) -> Tensor | None:
     place = 0 if to is None else to
     here = _is_here(graph, who, "to", place)
 
-    def check() -> Any:
+    def check() -> object:
         _check_rows(who, x, graph.own, "own node")
         return dtype_name(x), tuple(x.shape[1:]), to
 
@@ -72,7 +72,7 @@ def arrange(graph: DistGraph, nodes: Tensor, x: Tensor, who: str = "DistGraph.ar
     """See :meth:`DistGraph.arrange`."""
     group, partition = graph.group, graph.partition
 
-    def check() -> Any:
+    def check() -> object:
         if not isinstance(nodes, Tensor) or nodes.dtype not in (torch.int32, torch.int64):
             got = nodes.dtype if isinstance(nodes, Tensor) else type(nodes).__name__
             raise TypeError(f"{who}: argument 'nodes': expected int32 or int64, got {got}")
@@ -103,7 +103,7 @@ def to_dtensor(graph: DistGraph, x: Tensor) -> Any:
 
     who, group, blocks = "DistGraph.to_dtensor", graph.group, graph.partition.blocks
 
-    def check() -> Any:
+    def check() -> object:
         _check_rows(who, x, graph.own, "own node")
         return dtype_name(x), tuple(x.shape[1:])
 
@@ -125,7 +125,7 @@ def from_dtensor(graph: DistGraph, x: Any) -> Tensor:
 
     who, blocks = "DistGraph.from_dtensor", graph.partition.blocks
 
-    def check() -> Any:
+    def check() -> object:
         if not isinstance(x, DTensor):
             raise TypeError(f"{who}: argument 'x': expected a DTensor, got {type(x).__name__}")
         if tuple(x.placements) != (Shard(0),) or x.dim() < 1 or x.shape[0] != graph.num_nodes:

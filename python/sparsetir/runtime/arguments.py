@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from tvm.target import Target
 
 from sparsetir.runtime.arrays import (
     device_name,
@@ -36,7 +37,7 @@ class Arguments:
     Messages name the function and the argument. Values are a list, in the parameters' order.
     """
 
-    def __init__(self, name: str, signature: Signature, target: Any) -> None:
+    def __init__(self, name: str, signature: Signature, target: Target) -> None:
         self.name = name
         self.signature = signature
         self.count = len(signature.names)

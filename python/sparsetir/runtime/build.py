@@ -14,7 +14,7 @@ from sparsetir.runtime.arrays import itemsize
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.pipeline import Stages, lower, name_of
 from sparsetir.runtime.signature import natural_shapes, signature_of
-from sparsetir.runtime.targets import resolve_target
+from sparsetir.runtime.targets import TargetLike, resolve_target
 from sparsetir.schedules.passes.whole_workspaces import WHOLE, without_compaction
 from sparsetir.sparse_ir.nodes import SparseFunc, buffer_var, substitute
 from sparsetir.sparse_ir.schedule import Schedule
@@ -27,21 +27,21 @@ ADDRESS = "labs"
 
 @overload
 def build(
-    obj: SparseFunc | Schedule, target: Any = "llvm", *,
+    obj: SparseFunc | Schedule, target: TargetLike = "llvm", *,
     schedule: Callable[..., Any] | None = None, config: Any = None, check: bool = True,
 ) -> Kernel: ...  # fmt: skip
 
 
 @overload
 def build(
-    obj: Any, target: Any = "llvm", *,
+    obj: Any, target: TargetLike = "llvm", *,
     schedule: Callable[..., Any] | None = None, config: Any = None, check: bool = True,
 ) -> Any: ...  # fmt: skip
 
 
 def build(
     obj: Any,
-    target: Any = "llvm",
+    target: TargetLike = "llvm",
     *,
     schedule: Callable[..., Any] | None = None,
     config: Any = None,

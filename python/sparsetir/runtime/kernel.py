@@ -93,7 +93,7 @@ class Kernel:
         name: str,
         signature: Signature,
         stages: Mapping[str, Any],
-        target: Any,
+        target: tvm.target.Target,
         *,
         check: bool = True,
         needs: Sequence[str] | None = None,

@@ -18,11 +18,12 @@ from collections.abc import Callable
 from typing import Any
 
 from tvm import ir, s_tir, tirx
+from tvm.target import Target
 
 from sparsetir.runtime.pool import work_of_threads
 from sparsetir.runtime.refusals import wrong
 from sparsetir.runtime.signature import natural_shapes
-from sparsetir.runtime.targets import features_needed, missing_of, resolve_target
+from sparsetir.runtime.targets import TargetLike, features_needed, missing_of, resolve_target
 from sparsetir.schedules.default import default_schedule, is_gpu
 from sparsetir.schedules.multiversion import multiversion
 from sparsetir.schedules.passes.bounded_shifts import bounded_shifts
@@ -66,7 +67,10 @@ Stages = dict[str, Any]
 
 
 def lower(
-    func: Any, schedule: Callable[..., Any] | None = None, config: Any = None, target: Any = "llvm"
+    func: Any,
+    schedule: Callable[..., Any] | None = None,
+    config: Any = None,
+    target: TargetLike = "llvm",
 ) -> Stages:
     """Lower a function through all stages, up to the compiled one.
 
@@ -112,7 +116,7 @@ def lower(
     return _of_schedule(sch, target)
 
 
-def lower_template(template: Any, problem: Any, config: Any, target: Any = "llvm") -> Stages:
+def lower_template(template: Any, problem: Any, config: Any, target: TargetLike = "llvm") -> Stages:
     """All stages of the kernel that a template makes of a problem and a config.
 
     template : a :class:`sparsetir.schedules.template.Template`
@@ -134,7 +138,7 @@ def name_of(func: Any) -> str:
     return str(func.attrs["global_symbol"]) if "global_symbol" in func.attrs else "main"
 
 
-def _of_schedule(sch: Schedule, target: Any) -> Stages:
+def _of_schedule(sch: Schedule, target: Target) -> Stages:
     """The stages of what a schedule has come to."""
     atomic = [it.name for it in sparse_iterations(sch.func) if ATOMIC in it.annotations]
     if atomic and not is_gpu(target):
@@ -156,7 +160,7 @@ def _of_schedule(sch: Schedule, target: Any) -> Stages:
     return _finished(stages, stages["II scheduled"], target)
 
 
-def _finished(stages: dict[str, Any], scheduled: Any, target: Any) -> Stages:
+def _finished(stages: dict[str, Any], scheduled: Any, target: Target) -> Stages:
     """With stage III, through the passes that come last."""
     gpu, marked = is_gpu(target), materialize_loop_kinds(scheduled)
     threads = binds_threads(marked.body)
