@@ -105,9 +105,14 @@ def _found(args: argparse.Namespace) -> tuple[str, dict[str, Any], list[Any]]:
     roofline = explained.roofline(explained.work_of(program, values), measured) if values else {}
     by = "the default schedule" if schedule is None else f"the schedule {args.schedule}"
     facts = {
-        "target": str(target), "sizes": sizes, "schedule": args.schedule, "loops": loops,
-        "order": orders, "scheduled": nest, "roofline": roofline,
-    }  # fmt: skip
+        "target": str(target),
+        "sizes": sizes,
+        "schedule": args.schedule,
+        "loops": loops,
+        "order": orders,
+        "scheduled": nest,
+        "roofline": roofline,
+    }
     shown = ", ".join(f"{n}={v:,}" for n, v in sizes.items())
     title = f"{program.name}{f' ({shown})' if shown else ''}, by {by}"
     return title, facts, _sections(facts, stages, kernel, f"TVM {tvm.__version__}", program)

@@ -60,10 +60,15 @@ def run(args: argparse.Namespace) -> int:
         _draw(args.picture, name, pattern, chosen if args.format else [])
     if args.json:
         picture = None if args.picture is None else str(args.picture)
-        arguments.print_json({
-            "graph": name, "statistics": about, "formats": cells, "defaults": defaults,
-            "picture": picture,
-        })  # fmt: skip
+        arguments.print_json(
+            {
+                "graph": name,
+                "statistics": about,
+                "formats": cells,
+                "defaults": defaults,
+                "picture": picture,
+            }
+        )
         return 0
     _show(name, about, cells, defaults)
     if args.picture is not None:
@@ -111,13 +116,18 @@ def describe(matrix: Any) -> dict[str, object]:
     at = np.repeat(np.arange(m, dtype=matrix.indices.dtype), rows)
     distance = np.abs(at.astype(np.int64) - matrix.indices)
     return {
-        "shape": [m, n], "nnz": int(matrix.nnz), "density": matrix.nnz / max(1, m * n),
+        "shape": [m, n],
+        "nnz": int(matrix.nnz),
+        "density": matrix.nnz / max(1, m * n),
         "dtype": str(matrix.dtype),
-        "row_length": _lengths(rows), "column_length": _lengths(columns),
-        "empty_rows": int((rows == 0).sum()), "empty_columns": int((columns == 0).sum()),
-        "bandwidth": int(distance.max(initial=0)), "diagonal": int((distance == 0).sum()),
+        "row_length": _lengths(rows),
+        "column_length": _lengths(columns),
+        "empty_rows": int((rows == 0).sum()),
+        "empty_columns": int((columns == 0).sum()),
+        "bandwidth": int(distance.max(initial=0)),
+        "diagonal": int((distance == 0).sum()),
         "symmetric": m == n and _symmetric(matrix),
-    }  # fmt: skip
+    }
 
 
 def _lengths(lengths: np.ndarray) -> dict[str, object]:

@@ -90,9 +90,12 @@ def read_edges(path: Path) -> sp.coo_array:
 
 
 def edge_table(
-    path: Path, source: Any, begin: int, first: str,
+    path: Path,
+    source: Any,
+    begin: int,
+    first: str,
     labelled: Callable[[], Iterator[tuple[str, str]]],
-) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:  # fmt: skip
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
     """Rows, columns and weights, if any, of an edge list or of lines of it.
 
     source : lines of text
@@ -107,9 +110,14 @@ def edge_table(
         raise GraphError(f"{path}: {label}: {EXPECTED}, got {first[:60]!r}")
     try:
         table = np.loadtxt(
-            source, "float64", comments=COMMENTS, delimiter=delimiter, skiprows=begin - 1, ndmin=2,
+            source,
+            "float64",
+            comments=COMMENTS,
+            delimiter=delimiter,
+            skiprows=begin - 1,
+            ndmin=2,
             encoding="utf-8",
-        )  # fmt: skip
+        )
     except ValueError as error:
         raise _bad_line(path, labelled(), delimiter, columns) or error from error
     table = table if table.size else table.reshape(0, columns)

@@ -227,9 +227,12 @@ def from_elements(
 
 
 def _made(
-    shape: tuple[int, int], size: int, row: np.ndarray, column: np.ndarray,
+    shape: tuple[int, int],
+    size: int,
+    row: np.ndarray,
+    column: np.ndarray,
     holds: Callable[[Any, Any], Any] | None,
-) -> BlockMask:  # fmt: skip
+) -> BlockMask:
     """The mask of the elements (i, j) of some blocks for which `holds(i, j)`; None: of all."""
     at = np.arange(size)
     words = np.empty((len(row), size, size // WORD), np.uint16)

@@ -26,9 +26,14 @@ class Extremum(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, graph: DistGraph, x: Tensor, values: Tensor | None, reduce: str, heads: int,
+        ctx: Any,
+        graph: DistGraph,
+        x: Tensor,
+        values: Tensor | None,
+        reduce: str,
+        heads: int,
         sent: torch.dtype,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """See :func:`sparsetir.distributed.parts.with_heads` for heads; sent : on their way."""
         largest, placed = reduce == "max", any(ctx.needs_input_grad)
         inner, outer = split(graph, values)

@@ -109,9 +109,8 @@ class GCNConv(Conv):
         self.improved, self.cached = improved, cached
         self.add_self_loops, self.normalize = add_self_loops, normalize
         self.lin: Linear = Linear(
-            in_channels, out_channels, bias=False, glorot=True,
-            sparse_features=self.sparse_features,
-        )  # fmt: skip
+            in_channels, out_channels, bias=False, glorot=True, sparse_features=self.sparse_features
+        )
         self.bias: Parameter | None = Parameter(torch.empty(out_channels)) if bias else None
         self.reset_parameters()
 

@@ -30,9 +30,13 @@ class Linear(torch.nn.Module):
     weight: UninitializedParameter | Parameter
 
     def __init__(
-        self, in_channels: int, out_channels: int, bias: bool = True, glorot: bool = False,
+        self,
+        in_channels: int,
+        out_channels: int,
+        bias: bool = True,
+        glorot: bool = False,
         sparse_features: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         self.sparse_features = sparse_features
         self.in_channels, self.out_channels, self.glorot = in_channels, out_channels, glorot

@@ -109,9 +109,12 @@ class Places:
     before: tuple[Places, Convolution] | None
 
     def __init__(
-        self, coords: Tensor, stride: Triple = (1, 1, 1),
-        before: tuple[Places, Convolution] | None = None, sorted_: Sorted | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        coords: Tensor,
+        stride: Triple = (1, 1, 1),
+        before: tuple[Places, Convolution] | None = None,
+        sorted_: Sorted | None = None,
+    ) -> None:
         self.coords, self.stride, self.before = coords, stride, before
         if sorted_ is not None:
             self.sorted = sorted_

@@ -198,9 +198,7 @@ class RGCNConv(Conv):
             x = (self._all_rows(edge_index), x[1])
         sources, targets = pair("RGCNConv", x, self.flow, (1, 2))
         targets = sources if targets is None else targets
-        sources, edge_index = with_others(
-            "RGCNConv", sources, edge_index, len(targets), self.flow
-        )  # fmt: skip
+        sources, edge_index = with_others("RGCNConv", sources, edge_index, len(targets), self.flow)
         graph = self._graph(edge_index, edge_type, len(sources), len(targets))
         if not sources.is_floating_point():
             out = self._of_rows(graph, sources, len(targets))

@@ -256,9 +256,13 @@ class SparseConvTranspose3d(_Convolution):
 
 
 def products(
-    x: Tensor, weight: Tensor, conv: Convolution, fine: Places, coarse: Places | None = None,
+    x: Tensor,
+    weight: Tensor,
+    conv: Convolution,
+    fine: Places,
+    coarse: Places | None = None,
     back: bool = False,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """(outputs, feat), of x (inputs, feat_in) and weight (offsets, feat_in, feat), with gradients.
 
     fine, coarse : inputs and outputs; by default both are the same points

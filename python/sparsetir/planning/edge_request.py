@@ -89,9 +89,12 @@ def _heads(wanted: Request) -> int:
 
 
 def of_edges(
-    matrix: CsrPattern, problem: Problem, features: tuple[int, ...],
-    sizes: Mapping[str, int | float], target: Target,
-) -> Request:  # fmt: skip
+    matrix: CsrPattern,
+    problem: Problem,
+    features: tuple[int, ...],
+    sizes: Mapping[str, int | float],
+    target: Target,
+) -> Request:
     """The request for a kernel whose caller has arrays of its own, which are known to fit.
 
     features, sizes : see :class:`Request`

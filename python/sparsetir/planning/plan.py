@@ -42,9 +42,11 @@ from sparsetir.schedules.search.choose import choose
 from sparsetir.schedules.templates.spmm_panels import PanelRows
 
 MAKERS = {
-    "matrix": matrix_request, "edges": edge_request, "relations": relational_request,
+    "matrix": matrix_request,
+    "edges": edge_request,
+    "relations": relational_request,
     "matrices": sparse_request,
-}  # fmt: skip
+}
 # All options of operators; each has some.
 OPTIONS = {
     name for each in (OPERATORS, ALONG, OF_MATRICES) for x in each.values() for name in x.options

@@ -77,9 +77,13 @@ OF_RELATIONS = OfRelations()
 
 
 def of_relations(
-    matrix: SparseTensor | RelationPattern, problem: Rgms | RgmsGradient,
-    features: tuple[int, int], threads: int, target: Target, blocks: int | None = None,
-) -> Request:  # fmt: skip
+    matrix: SparseTensor | RelationPattern,
+    problem: Rgms | RgmsGradient,
+    features: tuple[int, int],
+    threads: int,
+    target: Target,
+    blocks: int | None = None,
+) -> Request:
     """The request for what is known to fit.
 
     matrix : by (relation, row, column); a RelationPattern where there are no values

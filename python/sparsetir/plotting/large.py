@@ -114,10 +114,14 @@ def crop(axes: list[Any], window: Window) -> None:
     (top, bottom), (left, right) = window.rows, window.cols
     axes[0].add_patch(
         Rectangle(
-            (left - 0.5, top - 0.5), right - left, bottom - top, fill=False, edgecolor="black",
+            (left - 0.5, top - 0.5),
+            right - left,
+            bottom - top,
+            fill=False,
+            edgecolor="black",
             linewidth=1.2,
         )
-    )  # fmt: skip
+    )
     matrix_labels(axes[1], f"rows from {top:,}, columns from {left:,}")
     axes[1].set_xlim(left - 0.8, right - 0.2)
     axes[1].set_ylim(bottom - 0.2, top - 0.8)

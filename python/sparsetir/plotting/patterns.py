@@ -262,9 +262,12 @@ def _legend(figure: Any, ax: Any, entries: list[Entry], hollow: bool) -> None:
         handles.append((Patch(facecolor="white", edgecolor="0.4", hatch="////"),))
         texts.append("slots without a coordinate")
     style: dict[str, object] = {
-        "handler_map": {tuple: HandlerTuple(ndivide=None)}, "fontsize": "small", "frameon": False,
-        "title": "elements and padding of each part", "title_fontsize": "small",
-    }  # fmt: skip
+        "handler_map": {tuple: HandlerTuple(ndivide=None)},
+        "fontsize": "small",
+        "frameon": False,
+        "title": "elements and padding of each part",
+        "title_fontsize": "small",
+    }
     if figure is None:
         ax.legend(handles, texts, loc="upper left", bbox_to_anchor=(1.02, 1), **style)
     else:

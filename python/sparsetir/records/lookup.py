@@ -63,9 +63,11 @@ def recorded_config(task: Task, pattern: Callable[[], CsrPattern] | None = None)
 
 
 def by_record(
-    task: Task, make: Callable[[Config], T], of_choices: Callable[..., Config] | None = None,
+    task: Task,
+    make: Callable[[Config], T],
+    of_choices: Callable[..., Config] | None = None,
     pattern: Callable[[], CsrPattern] | None = None,
-) -> T | None:  # fmt: skip
+) -> T | None:
     """What is made of the config recorded for a task; None where there is none, or it fails.
 
     A failure is warned of: the template may have changed since.

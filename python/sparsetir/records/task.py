@@ -89,17 +89,24 @@ class Task:
     def options(self) -> dict[str, Any]:
         """What `plan` and `plan_candidates` take beside op, matrix and feat."""
         return {
-            "dtype": self.dtype, "reduce": self.reduce, "heads": self.heads,
-            "target": self.target, "threads": self.threads,
-        }  # fmt: skip
+            "dtype": self.dtype,
+            "reduce": self.reduce,
+            "heads": self.heads,
+            "target": self.target,
+            "threads": self.threads,
+        }
 
     def identity(self) -> dict[str, Any]:
         """See :class:`Tunable`."""
         return {
-            "op": self.op, "dtype": self.dtype, "reduce": self.reduce,
-            "heads": None if self.heads is None else int(self.heads), "feat": int(self.feat),
-            "shape_class": shape_class(self), "fingerprint": fingerprint(self.matrix),
-        }  # fmt: skip
+            "op": self.op,
+            "dtype": self.dtype,
+            "reduce": self.reduce,
+            "heads": None if self.heads is None else int(self.heads),
+            "feat": int(self.feat),
+            "shape_class": shape_class(self),
+            "fingerprint": fingerprint(self.matrix),
+        }
 
     def statistics(self) -> dict[str, float]:
         """See :class:`Tunable`."""

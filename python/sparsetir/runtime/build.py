@@ -27,16 +27,24 @@ ADDRESS = "labs"
 
 @overload
 def build(
-    obj: SparseFunc | Schedule, target: TargetLike = "llvm", *,
-    schedule: Callable[..., Any] | None = None, config: Any = None, check: bool = True,
-) -> Kernel: ...  # fmt: skip
+    obj: SparseFunc | Schedule,
+    target: TargetLike = "llvm",
+    *,
+    schedule: Callable[..., Any] | None = None,
+    config: Any = None,
+    check: bool = True,
+) -> Kernel: ...
 
 
 @overload
 def build(
-    obj: Any, target: TargetLike = "llvm", *,
-    schedule: Callable[..., Any] | None = None, config: Any = None, check: bool = True,
-) -> Any: ...  # fmt: skip
+    obj: Any,
+    target: TargetLike = "llvm",
+    *,
+    schedule: Callable[..., Any] | None = None,
+    config: Any = None,
+    check: bool = True,
+) -> Any: ...
 
 
 def build(

@@ -42,8 +42,11 @@ SYMBOL = b"__TVMBackendParallelLaunch"
 LATE, REST, NEVER = 1_000_000, 32, 1 << 62
 MANY, MOST_DIGITS = 1 << 30, 7
 OPENMP_FUNCTIONS = (
-    "GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads", "omp_get_max_threads",
-)  # fmt: skip
+    "GOMP_parallel",
+    "omp_get_thread_num",
+    "omp_get_num_threads",
+    "omp_get_max_threads",
+)
 # Multiplications from which on more threads than one are faster: TVM's sleep between loops.
 WORK_OF_THREADS = {"tvm": 1 << 20, "openmp": 1 << 17, "serial": NEVER}
 # Of others than torch, which the process may have loaded.
@@ -265,9 +268,11 @@ class _Symbol(ctypes.Structure):
     """Dl_info of dlfcn.h."""
 
     _fields_ = [
-        ("file", ctypes.c_char_p), ("base", ctypes.c_void_p),
-        ("name", ctypes.c_char_p), ("address", ctypes.c_void_p),
-    ]  # fmt: skip
+        ("file", ctypes.c_char_p),
+        ("base", ctypes.c_void_p),
+        ("name", ctypes.c_char_p),
+        ("address", ctypes.c_void_p),
+    ]
 
 
 def _file_of(function: object) -> str:

@@ -163,10 +163,11 @@ def bound_arguments(
             raise ValueError(f"{who}: '{program.name}' has no '{name}'; it has {', '.join(names)}")
     values: list[Any] = [arguments.get(name) for name in names]
     missing = [
-        i for i in signature.arrays
+        i
+        for i in signature.arrays
         if values[i] is None
         and (i in signature.outputs or rng is not None and signature.dtypes[i] in FILLED)
-    ]  # fmt: skip
+    ]
     given = [i for i in signature.arrays if i not in missing]
     for i in given:
         values[i] = _array(f"{who}: '{names[i]}'", values[i], signature.dtypes[i])

@@ -110,10 +110,12 @@ class SparseCase:
             found[0] = made()
 
         about = {
-            "compile_seconds": made.compile_seconds, "convert_seconds": made.convert_seconds,
-            "padding": made.padding, "launches": made.launches,
+            "compile_seconds": made.compile_seconds,
+            "convert_seconds": made.convert_seconds,
+            "padding": made.padding,
+            "launches": made.launches,
             "bytes": sum(x.nnz * (x.values.itemsize + 4) for x in self.task.request.matrices.each),
-        }  # fmt: skip
+        }
         return Prepared(call, lambda: self.error(found[0]), made.kernel, about)
 
     def error(self, found: SparseMatrix) -> str | None:
