@@ -203,9 +203,14 @@ class DistGraph:
         count = torch.tensor([len(targets)], device=targets.device)
         edges = int(total(group, WHO, count))
         found = cls(
-            group, made, sources, targets - made.start, weights,
-            dict(zip(edge_data, given, strict=True)), edges,
-        )  # fmt: skip
+            group,
+            made,
+            sources,
+            targets - made.start,
+            weights,
+            dict(zip(edge_data, given, strict=True)),
+            edges,
+        )
         found.exchange_dtype = exchange_dtype
         return found
 
@@ -279,9 +284,14 @@ class DistGraph:
         together(group, who, check)
         del found
         return cls.from_edges(
-            ends.to(device), n, values, partition=partition, coalesce=True,
-            exchange_dtype=exchange_dtype, group=group,
-        )  # fmt: skip
+            ends.to(device),
+            n,
+            values,
+            partition=partition,
+            coalesce=True,
+            exchange_dtype=exchange_dtype,
+            group=group,
+        )
 
     def _split(self, sources: Tensor, targets: Tensor) -> None:
         """Edges between own nodes and from others, by rows."""

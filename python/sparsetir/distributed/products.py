@@ -211,9 +211,14 @@ class _Spmm(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, graph: DistGraph, x: Tensor, values: Tensor | None, reduce: str, heads: int,
+        ctx: Any,
+        graph: DistGraph,
+        x: Tensor,
+        values: Tensor | None,
+        reduce: str,
+        heads: int,
         sent: torch.dtype,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """See :func:`sparsetir.distributed.parts.with_heads` for heads; sent : on their way."""
         ctx.graph = graph
         inner, outer = split(graph, values)
