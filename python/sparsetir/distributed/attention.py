@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import numbers
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,7 +12,7 @@ from torch.profiler import record_function
 from sparsetir.distributed.arguments import cast, compared, untraced
 from sparsetir.distributed.parts import add_times, rows_first, sampled, split, times, transposed
 from sparsetir.ops import messages_library
-from sparsetir.ops.checks import check_tensor
+from sparsetir.ops.checks import check_tensor, scale_of
 from sparsetir.runtime.arrays import dtype_name
 from sparsetir.runtime.refusals import wrong
 
@@ -63,17 +61,15 @@ def attention(
                 raise wrong("attention", name, expected, tuple(x.shape))
         if k.shape != q.shape:
             raise wrong("attention", "k", f"shape {tuple(q.shape)} as 'q'", tuple(k.shape))
-        if scale is not None and not isinstance(scale, numbers.Real):
-            raise wrong("attention", "scale", "a number", type(scale).__name__, TypeError)
-        return scale, dtype_name(q), tuple(q.shape[1:]), tuple(v.shape[1:])
+        number = scale_of("attention", scale, q.shape[-1])
+        return number, dtype_name(q), tuple(q.shape[1:]), tuple(v.shape[1:])
 
     compared(graph, "attention", check)
-    if scale is None:
-        scale = 1 / math.sqrt(max(1, q.shape[-1]))
+    scale = scale_of("attention", scale, q.shape[-1])
     q, k, v = cast(q, k, v)
     if q.dim() == 2:
-        return _Attention.apply(graph, *(x[:, None] for x in (q, k, v)), float(scale))[:, 0]
-    return _Attention.apply(graph, q, k, v, float(scale))
+        return _Attention.apply(graph, *(x[:, None] for x in (q, k, v)), scale)[:, 0]
+    return _Attention.apply(graph, q, k, v, scale)
 
 
 class _Attention(torch.autograd.Function):

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from sparsetir.distributed.collectives import swap, total
 from sparsetir.distributed.partition import Partition, make_partition
+from sparsetir.ops.checks import check_kind
 from sparsetir.ops.launch import DTYPES
 from sparsetir.runtime.arrays import dtype_name
 from sparsetir.runtime.refusals import wrong
@@ -61,11 +62,7 @@ def least_nodes(group: dist.ProcessGroup, ends: Tensor) -> int:
 
 def check_edges(edge_index: Any, values: Any, edge_data: Mapping[str, Any]) -> None:
     """Raise for what cannot be the edges of a process, and what goes with them."""
-    if not isinstance(edge_index, Tensor) or edge_index.layout is not torch.strided:
-        got = edge_index.layout if isinstance(edge_index, Tensor) else type(edge_index).__name__
-        raise TypeError(f"{WHO}: argument 'edge_index': expected a dense tensor, got {got}")
-    if edge_index.dtype not in (torch.int32, torch.int64):
-        raise wrong(WHO, "edge_index", "int32 or int64", dtype_name(edge_index), TypeError)
+    check_kind(WHO, "edge_index", edge_index)
     if edge_index.dim() != 2 or len(edge_index) != 2:
         raise wrong(WHO, "edge_index", "shape (2, E)", tuple(edge_index.shape))
     edges = edge_index.shape[1]

@@ -27,12 +27,11 @@ from sparsetir.distributed.partition import Partition, check_partition
 from sparsetir.distributed.parts import Block, blocks_of
 from sparsetir.ops.cache import lasting
 from sparsetir.ops.checks import check_size
-from sparsetir.ops.compress import sorted_by
+from sparsetir.ops.compress import INT32_MAX, sorted_by
 from sparsetir.ops.operands import Operand, resolve
 from sparsetir.runtime.arrays import dtype_name
 
 T = TypeVar("T")
-INT32_MAX = 2**31 - 1
 
 
 class DistGraph:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from sparsetir.distributed.collectives import swap, together, total
 from sparsetir.extras import need
+from sparsetir.ops.checks import INDEX_DTYPES
 
 NAMED = ("rows", "metis")
 
@@ -111,7 +112,7 @@ def check_partition(who: str, how: Any, n: int, processes: int) -> object:
     shares = isinstance(how, tuple | list)
     parts = how[-1] if shares else how
     for x in how if shares else (how,):
-        if not isinstance(x, Tensor) or x.dtype not in (torch.int32, torch.int64) or x.dim() != 1:
+        if not isinstance(x, Tensor) or x.dtype not in INDEX_DTYPES or x.dim() != 1:
             got = f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
             raise TypeError(
                 f"{who}: argument 'partition': expected int32 or int64 of one dimension, got {got}"

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from sparsetir.distributed.collectives import in_time, swap, together
 from sparsetir.distributed.partition import check_each_once
+from sparsetir.ops.checks import INDEX_DTYPES
 from sparsetir.runtime.arrays import dtype_name
 from sparsetir.runtime.refusals import wrong
 
@@ -73,7 +74,7 @@ def arrange(graph: DistGraph, nodes: Tensor, x: Tensor, who: str = "DistGraph.ar
     group, partition = graph.group, graph.partition
 
     def check() -> object:
-        if not isinstance(nodes, Tensor) or nodes.dtype not in (torch.int32, torch.int64):
+        if not isinstance(nodes, Tensor) or nodes.dtype not in INDEX_DTYPES:
             got = nodes.dtype if isinstance(nodes, Tensor) else type(nodes).__name__
             raise TypeError(f"{who}: argument 'nodes': expected int32 or int64, got {got}")
         if nodes.dim() != 1:

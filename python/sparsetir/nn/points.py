@@ -24,10 +24,10 @@ from sparsetir.nn.kernel_map import (
 )
 from sparsetir.ops.cache import hand_out, handed_out, lasting, private
 from sparsetir.ops.checks import check_tensor
+from sparsetir.ops.compress import INT32_MAX
 from sparsetir.runtime.arrays import dtype_name
 from sparsetir.runtime.refusals import wrong
 
-INT32_MAX = 2**31 - 1
 INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64)
 Triple = tuple[int, int, int]
 T = TypeVar("T")

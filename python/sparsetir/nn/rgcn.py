@@ -20,7 +20,7 @@ from sparsetir.nn.graph import (
     with_others,
 )
 from sparsetir.nn.linear import glorot, zeros
-from sparsetir.ops.checks import check_edges
+from sparsetir.ops.checks import INDEX_DTYPES, check_edges
 from sparsetir.ops.operands import plain_edges
 from sparsetir.ops.prepared import PreparedRelations
 from sparsetir.ops.relations import seen_edges
@@ -256,7 +256,7 @@ class RGCNConv(Conv):
             raise wrong("RGCNConv", "edge_type", f"shape {tuple(edge_index.shape[1:])}", got)
         edges = edge_index if self.flow == "source_to_target" else reversed_edges(edge_index)
         kind = edge_type
-        if kind.dtype not in (torch.int32, torch.int64):
+        if kind.dtype not in INDEX_DTYPES:
             kind = remembered((edge_type,), "long", edge_type.long)
         if torch.compiler.is_compiling():  # the operator looks at the numbers
             return edges, kind

@@ -15,7 +15,7 @@ from tvm.target import Target
 from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.planning.plan import plan_of, requested
 from sparsetir.planning.request import default_threads
-from sparsetir.planning.run_plan import Plan
+from sparsetir.planning.run_plan import GPU_ALIGNMENT, Plan
 from sparsetir.records.fingerprint import Sizes
 from sparsetir.records.lookup import (
     recorded_config,
@@ -34,8 +34,6 @@ DTYPES = {
     torch.bfloat16: "bfloat16",
     torch.float64: "float64",
 }
-# Vector loads of a GPU want whole vectors.
-GPU_ALIGNMENT = 16
 
 
 def launch(kernel: Kernel, named: Mapping[str, Tensor | float | None]) -> None:

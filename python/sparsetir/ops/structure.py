@@ -13,7 +13,7 @@ from torch import Tensor
 from sparsetir.ops.blocks import Blocks
 from sparsetir.ops.cache import Deriving, hand_out, handed_out, is_private, kept, lasting, private
 from sparsetir.ops.checks import check_csr, check_edges, check_kind, check_pairs, check_size
-from sparsetir.ops.compress import Order, compress, transpose
+from sparsetir.ops.compress import INT32_MAX, Order, compress, transpose
 from sparsetir.ops.launch import DTYPES, Planned, call_plan, recorded, target_of
 from sparsetir.planning.plan import plan_of_each_run
 from sparsetir.planning.run_plan import Plan
@@ -22,7 +22,6 @@ from sparsetir.schedules.operators.registry import OPERATORS
 
 # Of one structure, where one that no record has chosen counts twice.
 MAX_PLANS = 64
-INT32_MAX = 2**31 - 1
 Orders = tuple[Order | None, Order | None]
 K = TypeVar("K", Plan, Planned)
 

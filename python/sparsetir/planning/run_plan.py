@@ -39,7 +39,7 @@ from sparsetir.runtime.refusals import wrong
 from sparsetir.schedules.operators.problems import Problem
 from sparsetir.schedules.passes.launches import count_launches
 
-GPU_ALIGNMENT = 16
+GPU_ALIGNMENT = 16  # of arrays, whose vector loads want whole vectors
 NO_GRADIENT = (
     "it requires a gradient, which results of plans do not have; use sparsetir.ops.{}, or call "
     "under torch.no_grad()"
