@@ -16,7 +16,7 @@ from refusals import refusals, refuse
 from sparsetir import SparseMatrix, SparseTensor
 from sparsetir.formats import BSR, CSC, CSF, CSR, DBSR, ELL, SRBCRS, Hyb, RowELL
 from sparsetir.planning import run_plan
-from sparsetir.runtime.large_pages import in_large_pages
+from sparsetir.runtime.arrays import in_large_pages
 from sparsetir.schedules.gpu.spmm import RowSplit
 from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.schedules.templates.spmm_panels import PanelRows

@@ -150,7 +150,7 @@ _PACKAGES = (
 )  # fmt: skip
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name in _WHERE:
         found = getattr(import_module(_WHERE[name]), name)
         globals()[name] = found
@@ -164,13 +164,13 @@ def __dir__() -> list[str]:
     return sorted([*__all__, *_PACKAGES, "__version__"])
 
 
-def _product(matrix: Any, x: Any, plans: dict[Any, Any]) -> Any:
-    from sparsetir.planning.products import product
+def _product(matrix: object, x: object, plans: dict[object, object]) -> object:
+    from sparsetir.planning.plan import product
 
     return product(matrix, x, plans, lambda: import_module("sparsetir.ops"))
 
 
-def _of_matrices(op: str, *matrices: Any, **options: Any) -> Any:
+def _of_matrices(op: str, *matrices: Any, **options: Any) -> object:
     from sparsetir.planning.sparse_results import of_matrices
 
     return of_matrices(op, *matrices, **options)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sparsetir.schedules.arguments import expect, expect_at_least
+from sparsetir.schedules.arguments import Config, number
 from sparsetir.schedules.gpu.passes.warp_mma_program import warp_mma_program
 from sparsetir.schedules.operators.block_attention import BlockAttention, program
 from sparsetir.schedules.operators.block_attention_backward import BlockAttentionBackward
@@ -27,19 +27,15 @@ WHO = "block_attention_gpu"
 
 
 @dataclass(frozen=True)
-class WarpTiles:
+class WarpTiles(Config):
     """How a GPU kernel is made.
 
     warps : of a block of threads, at most; each has 16 rows of a block, or a multiple
     stages : blocks in shared memory at a time, 2 to 4
     """
 
-    warps: int = 4
-    stages: int = 2
-
-    def __post_init__(self) -> None:
-        expect_at_least(self, warps=1)
-        expect(self, "stages", self.stages in (2, 3, 4), "2, 3 or 4")
+    warps: int = number(4)
+    stages: int = number(2, least=2, most=4)
 
 
 def apply(sch: Schedule, config: WarpTiles) -> None:

@@ -8,7 +8,7 @@ import torch
 
 from sparsetir import ops
 from sparsetir.nn import GATConv, GCNConv, RGCNConv, SAGEConv, linear
-from sparsetir.nn.features import as_sparse
+from sparsetir.nn.linear import as_sparse
 from sparsetir.ops import Operand, spmm
 
 NODES, FEATURES = 512, 128

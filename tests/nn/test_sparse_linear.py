@@ -106,9 +106,8 @@ def test_state_dictionaries(block):
 
 
 def test_examples_in_docstrings():
-    for name in ("sparse_linear", "prune"):
-        found = doctest.testmod(importlib.import_module(f"sparsetir.nn.{name}"))
-        assert found.attempted and not found.failed
+    found = doctest.testmod(importlib.import_module("sparsetir.nn.sparse_linear"))
+    assert found.attempted and not found.failed
 
 
 def test_under_autocast():
@@ -317,7 +316,7 @@ def as_on_a_gpu(monkeypatch):
 
         return run
 
-    monkeypatch.setattr(sys.modules["sparsetir.planning.request"], "compiled", compiled)
+    monkeypatch.setattr(sys.modules["sparsetir.planning.compiled"], "compiled", compiled)
     monkeypatch.setattr(operator, "target_of", lambda _: Target({"kind": "cuda", "arch": "sm_90"}))
     monkeypatch.setattr(operator, "_has_kernels", lambda _: False)
 

@@ -308,7 +308,7 @@ def test_what_kernels_of_gpus_are_given(monkeypatch):
         assert target is cuda and "mma" in text and "ldmatrix" in text
         return lambda **given: made.append(given)
 
-    monkeypatch.setattr(sys.modules["sparsetir.planning.request"], "compiled", compiled)
+    monkeypatch.setattr(sys.modules["sparsetir.planning.compiled"], "compiled", compiled)
     monkeypatch.setattr(block_kernels, "target_of", lambda device: cuda)
     monkeypatch.setattr(block_kernels, "launch", lambda kernel, named: kernel(**named))
     mask = masks.band(40, 8, block=16)

@@ -11,7 +11,7 @@ import torch
 import sparsetir
 from sparsetir import ops
 from sparsetir.ops import compress
-from sparsetir.ops.measured import measured
+from sparsetir.ops.cache import measured
 from sparsetir.ops.structure import Structure, pattern_of_edges
 
 ROWPTR, COL = torch.tensor([0, 2, 2, 5]), torch.tensor([3, 0, 1, 1, 0])  # in no order, one twice

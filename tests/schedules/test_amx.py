@@ -25,9 +25,8 @@ from sparsetir.formats import BSR, CSR
 from sparsetir.planning import matrix_request
 from sparsetir.runtime.build import kernel_of
 from sparsetir.runtime.kernel_file import read_library
-from sparsetir.runtime.matrix_engine import allowed
 from sparsetir.runtime.pipeline import lower_template
-from sparsetir.runtime.targets import host_target
+from sparsetir.runtime.targets import allowed, host_target
 from sparsetir.schedules.operators.problems import CsrPattern, Spmm
 from sparsetir.schedules.passes.amx_tiles import PRODUCTS
 from sparsetir.schedules.templates import amx

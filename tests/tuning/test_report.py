@@ -7,7 +7,7 @@ import pytest
 
 import tuned_fake
 from sparsetir.formats import Hyb
-from sparsetir.records import files
+from sparsetir.runtime import file_errors
 from sparsetir.schedules.templates.decomposed import Decomposed
 from sparsetir.tuning.html import write_report
 from sparsetir.tuning.report import ranked, table
@@ -125,7 +125,7 @@ def test_a_page_is_replaced_as_a_whole(tmp_path, monkeypatch):
     def full(descriptor, *args, **more):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(files.os, "replace", full)
+    monkeypatch.setattr(file_errors.os, "replace", full)
     with pytest.raises(OSError, match="No space"):
         write_report(tuned_fake.tuned(), path)
     assert path.read_text() == "before" and len(list(tmp_path.iterdir())) == 1

@@ -85,7 +85,7 @@ def relations(text: str, argument: str = "--graph") -> tuple[str, Any]:
         raise UsageError(f"argument {argument}: {error}") from error
 
 
-def at_least(least: float, kind: type = int, most: float = MOST) -> Callable[[str], Any]:
+def at_least(least: float, kind: type = int, most: float = MOST) -> Callable[[str], object]:
     """Numbers from `least` to `most`, which is larger than anybody means."""
 
     def convert(text: str) -> Any:
@@ -147,7 +147,7 @@ def named_values(texts: Sequence[str], argument: str = "--arg") -> dict[str, Any
     return out
 
 
-def _value(who: str, name: str, text: str) -> Any:
+def _value(who: str, name: str, text: str) -> object:
     import numpy as np
 
     from sparsetir.runtime.file_errors import check_npz, reading
@@ -174,7 +174,7 @@ def _value(who: str, name: str, text: str) -> Any:
             return found[key or name]
 
 
-def _object(text: str) -> dict[str, Any]:
+def _object(text: str) -> dict[str, object]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -185,7 +185,7 @@ def _object(text: str) -> dict[str, Any]:
     return value
 
 
-def print_json(data: Any) -> None:
+def print_json(data: object) -> None:
     """The one document of `--json`."""
     json.dump(data, sys.stdout, indent=1, allow_nan=False)
     print()

@@ -115,7 +115,7 @@ def _build() -> sparsetir.Kernel:
     return kernel
 
 
-def _timed(step: Callable[[], Any]) -> tuple[float, Any]:
+def _timed(step: Callable[[], object]) -> tuple[float, Any]:
     """(milliseconds, result) of one call."""
     start = time.perf_counter()
     result = step()

@@ -49,11 +49,16 @@ def add(out: Parser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the command; 1 where something that is needed is broken."""
     found = {
-        "versions": versions(), "targets": targets(), "cpu": cpu(), "threads": _threads(),
-        "gpu": gpu(), "nvcc": nvcc(), "records": records(),
+        "versions": versions(),
+        "targets": targets(),
+        "cpu": cpu(),
+        "threads": _threads(),
+        "gpu": gpu(),
+        "nvcc": nvcc(),
+        "records": records(),
         "environment": {n: os.environ[n] for n in VARIABLES if n in os.environ},
         "kernel": kernel(),
-    }  # fmt: skip
+    }
     problems = [f"{n}: {found[n]['error']}" for n in ("records", "kernel") if found[n].get("error")]
     problems += [f"{name} is not installed" for name in NEEDED if not found["versions"][name]]
     problems += [] if "llvm" in found["targets"] else ["TVM was built without LLVM"]
@@ -65,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     return int(bool(problems))
 
 
-def _threads() -> dict[str, Any]:
+def _threads() -> dict[str, object]:
     """As :func:`sparsetir.threads`, in a process without torch."""
     from sparsetir.runtime.pool import threads
 
@@ -153,7 +158,7 @@ def gpu() -> dict[str, Any]:
     return {"name": None, "reason": "the driver shows no device to CUDA"}
 
 
-def nvcc() -> dict[str, Any]:
+def nvcc() -> dict[str, object]:
     """CUDA's compiler, which is only wanted with TVM_CUDA_COMPILE_MODE=nvcc."""
     path = shutil.which("nvcc")
     if path is None:

@@ -52,8 +52,8 @@ def add(out: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command; its exit code."""
-    from sparsetir.cli.page import as_html, as_markdown, as_text
-    from sparsetir.records.files import write_whole
+    from sparsetir.cli.text import as_html, as_markdown, as_text
+    from sparsetir.runtime.file_errors import write_whole
 
     title, facts, sections = _found(args)
     for path, text in ((args.html, as_html), (args.markdown, as_markdown)):
@@ -102,9 +102,14 @@ def _found(args: argparse.Namespace) -> tuple[str, dict[str, Any], list[Any]]:
     roofline = explained.roofline(explained.work_of(program, values), measured) if values else {}
     by = "the default schedule" if schedule is None else f"the schedule {args.schedule}"
     facts = {
-        "target": str(target), "sizes": sizes, "schedule": args.schedule, "loops": loops,
-        "order": orders, "scheduled": nest, "roofline": roofline,
-    }  # fmt: skip
+        "target": str(target),
+        "sizes": sizes,
+        "schedule": args.schedule,
+        "loops": loops,
+        "order": orders,
+        "scheduled": nest,
+        "roofline": roofline,
+    }
     shown = ", ".join(f"{n}={v:,}" for n, v in sizes.items())
     title = f"{program.name}{f' ({shown})' if shown else ''}, by {by}"
     return title, facts, _sections(facts, stages, kernel, f"TVM {tvm.__version__}", program)
@@ -129,7 +134,7 @@ def _sections(
 ) -> list[Any]:
     from sparsetir._versions import VERSION
     from sparsetir.cli.explained import roofline_rows
-    from sparsetir.cli.page import Section
+    from sparsetir.cli.text import Section
 
     heads = ("iteration", "loop", "axis", "kind", "parallel", "why")
     rows = [tuple(loop[h] for h in heads) for loop in facts["loops"]]

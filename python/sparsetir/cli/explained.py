@@ -31,9 +31,7 @@ from sparsetir.sparse_ir.traversal import map_expr
 
 SECONDS = 0.5  # of measuring
 WARM_UP = 3
-ARITHMETIC = (
-    tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Max, tirx.Min, ir.Call,
-)  # fmt: skip
+ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Max, tirx.Min, ir.Call)
 LEFT_OUT = ("T.reads(", "T.writes(", "T.sblock_attr(", "T.func_attr(", "# with", "T.evaluate(0)")
 NO_ARITHMETIC = ("tirx.if_then_else", "tirx.likely", "tirx.reinterpret")
 
@@ -46,12 +44,16 @@ def loops_of(func: SparseFunc) -> list[dict[str, str]]:
         for place, (node, at, end) in enumerate(it.entries()):
             coords = ", ".join(v.name for v in it.vars[at:end])
             kinds = set(it.kinds[at:end])
-            out.append({
-                "iteration": it.name, "loop": coords, "axis": entry_name(node),
-                "kind": "spatial" if kinds == {"S"} else "reduction",
-                "parallel": "yes" if facts[place] == FREE else "no",
-                "why": _why(func, it, place, facts[place], coords),
-            })  # fmt: skip
+            out.append(
+                {
+                    "iteration": it.name,
+                    "loop": coords,
+                    "axis": entry_name(node),
+                    "kind": "spatial" if kinds == {"S"} else "reduction",
+                    "parallel": "yes" if facts[place] == FREE else "no",
+                    "why": _why(func, it, place, facts[place], coords),
+                }
+            )
     return out
 
 
@@ -95,7 +97,7 @@ def scheduled_loops(func: Any, sizes: Mapping[str, Any]) -> str:
             return branch
         return branch.then_case if int(test) else branch.else_case or tirx.Evaluate(0)
 
-    def inlined(realize: Any) -> Any:
+    def inlined(realize: Any) -> object:
         block, values = realize.block, values_of(realize)
         init = None if block.init is None else substitute(block.init, values)
         block = block_with(block, body=substitute(block.body, values), init=init)
@@ -114,13 +116,13 @@ def scheduled_loops(func: Any, sizes: Mapping[str, Any]) -> str:
     return "\n".join(out)
 
 
-def _constants(func: Any, values: Mapping[str, Any]) -> dict[Any, Any]:
+def _constants(func: Any, values: Mapping[str, Any]) -> dict[object, object]:
     """The integers among arguments, by parameter."""
     found = {p: values.get(p.name) for p in func.params}
     return {p: as_dtype(x, dtype_of(p)) for p, x in found.items() if isinstance(x, int)}
 
 
-def work_of(func: SparseFunc, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def work_of(func: SparseFunc, arguments: Mapping[str, object]) -> dict[str, Any]:
     """Floating-point operations of a stage-I function as it is written, visits and bytes.
 
     A branch counts as taken. "flops" and "visits" are None where they are not known from sizes and
@@ -159,11 +161,13 @@ def _visits(func: SparseFunc, its: list[SparseIteration], arguments: Mapping[str
     loops = nodes_of(tirx.For, *(it.body for it in its))
     if loops or any(a.is_merged for a in axes.values()):
         return None
-    above = {n: attached.get(n) or (a.parent.name if a.parent is not None else "")
-             for n, a in axes.items()}  # fmt: skip
+    above = {
+        n: attached.get(n) or (a.parent.name if a.parent is not None else "")
+        for n, a in axes.items()
+    }
     sizes = _constants(func, arguments)
 
-    def number(expr: Any) -> int:
+    def number(expr: object) -> int:
         return int(Analyzer().simplify(substitute(expr, sizes)))
 
     def positions(axis: Axis) -> int:
@@ -214,11 +218,13 @@ def measured(kernel: Any, arguments: Mapping[str, Any], threads: int) -> dict[st
         times.append(time.perf_counter() - start)
     times = times[WARM_UP:]
     return {
-        "threads": threads, "calls": len(times), "seconds": min(times),
+        "threads": threads,
+        "calls": len(times),
+        "seconds": min(times),
         "median": statistics.median(times),
         "copy_bytes_per_second": copy_bandwidth(size, threads, SECONDS / 2),
         "dense_flops_per_second": dense_rate(SECONDS / 2),
-    }  # fmt: skip
+    }
 
 
 def roofline(work: Mapping[str, Any], run: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -230,10 +236,13 @@ def roofline(work: Mapping[str, Any], run: Mapping[str, Any] | None) -> dict[str
     compute = (work["flops"] or 0) / run["dense_flops_per_second"]
     least = max(memory, compute)
     return {
-        **out, "memory_seconds": memory, "compute_seconds": compute,
-        "bound": "memory" if memory >= compute else "compute", "bound_seconds": least,
+        **out,
+        "memory_seconds": memory,
+        "compute_seconds": compute,
+        "bound": "memory" if memory >= compute else "compute",
+        "bound_seconds": least,
         "reached": least / run["seconds"],
-    }  # fmt: skip
+    }
 
 
 def roofline_rows(found: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -60,10 +60,15 @@ def run(args: argparse.Namespace) -> int:
         _draw(args.picture, name, pattern, chosen if args.format else [])
     if args.json:
         picture = None if args.picture is None else str(args.picture)
-        arguments.print_json({
-            "graph": name, "statistics": about, "formats": cells, "defaults": defaults,
-            "picture": picture,
-        })  # fmt: skip
+        arguments.print_json(
+            {
+                "graph": name,
+                "statistics": about,
+                "formats": cells,
+                "defaults": defaults,
+                "picture": picture,
+            }
+        )
         return 0
     _show(name, about, cells, defaults)
     if args.picture is not None:
@@ -71,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def format_of(text: str, known: Mapping[str, Any]) -> Any:
+def format_of(text: str, known: Mapping[str, object]) -> object:
     """The format of a name: of a known one, or of a class with parameters behind it.
 
     text : such as "csr", "BSR(8, 8)" or "bsr_8_8"
@@ -98,7 +103,7 @@ def format_of(text: str, known: Mapping[str, Any]) -> Any:
         raise UsageError(f"argument --format: {text}: {error}") from error
 
 
-def describe(matrix: Any) -> dict[str, Any]:
+def describe(matrix: Any) -> dict[str, object]:
     """Statistics of a CSR matrix, for JSON.
 
     bandwidth : the largest |row - column| of an element
@@ -111,16 +116,21 @@ def describe(matrix: Any) -> dict[str, Any]:
     at = np.repeat(np.arange(m, dtype=matrix.indices.dtype), rows)
     distance = np.abs(at.astype(np.int64) - matrix.indices)
     return {
-        "shape": [m, n], "nnz": int(matrix.nnz), "density": matrix.nnz / max(1, m * n),
+        "shape": [m, n],
+        "nnz": int(matrix.nnz),
+        "density": matrix.nnz / max(1, m * n),
         "dtype": str(matrix.dtype),
-        "row_length": _lengths(rows), "column_length": _lengths(columns),
-        "empty_rows": int((rows == 0).sum()), "empty_columns": int((columns == 0).sum()),
-        "bandwidth": int(distance.max(initial=0)), "diagonal": int((distance == 0).sum()),
+        "row_length": _lengths(rows),
+        "column_length": _lengths(columns),
+        "empty_rows": int((rows == 0).sum()),
+        "empty_columns": int((columns == 0).sum()),
+        "bandwidth": int(distance.max(initial=0)),
+        "diagonal": int((distance == 0).sum()),
         "symmetric": m == n and _symmetric(matrix),
-    }  # fmt: skip
+    }
 
 
-def _lengths(lengths: np.ndarray) -> dict[str, Any]:
+def _lengths(lengths: np.ndarray) -> dict[str, object]:
     if not len(lengths):
         return {"mean": 0.0, "std": 0.0, "quantiles": {}}
     found = np.quantile(lengths, QUANTILES)
@@ -139,7 +149,7 @@ def _symmetric(matrix: Any) -> bool:
     )
 
 
-def _cell(fmt: Any, pattern: Any) -> dict[str, Any]:
+def _cell(fmt: Any, pattern: Any) -> dict[str, object]:
     """Places, padding and bytes of a format; "skipped" says why it was not made."""
     from sparsetir.formats.library import refusal
 
@@ -153,7 +163,7 @@ def _cell(fmt: Any, pattern: Any) -> dict[str, Any]:
     return {**out, "parts": len(made.parts), "bytes": made.nbytes}
 
 
-def _defaults(matrix: Any) -> dict[str, Any]:
+def _defaults(matrix: object) -> dict[str, object]:
     """The configs that plans of this graph have by default on this machine's CPU."""
     from sparsetir.planning.plan import plan_candidates
     from sparsetir.schedules.search.configs import to_data

@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _text(stages: Mapping[str, Any], stage: str, target: Any) -> str:
+def _text(stages: Mapping[str, object], stage: str, target: object) -> str:
     from sparsetir.runtime.build import kernel_of
 
     if stage in NAMES:
@@ -99,7 +99,7 @@ def _text(stages: Mapping[str, Any], stage: str, target: Any) -> str:
     return kernel_of(dict(stages), target).source("asm" if stage == "asm" else None)
 
 
-def _operator(args: argparse.Namespace, target: Any) -> tuple[Mapping[str, Any], Any]:
+def _operator(args: argparse.Namespace, target: object) -> tuple[Mapping[str, Any], Any]:
     """The plain program; or the stages that a config makes of it, and that as data."""
     from sparsetir.data.sparse_tensor import SparseMatrix
     from sparsetir.planning.matrix_request import matrix_request
@@ -144,7 +144,7 @@ def _config(args: argparse.Namespace, wanted: Any) -> Any:
         raise UsageError(f"argument --template: {error}") from error
 
 
-def _stages_of(func: Any, stage: str, target: Any) -> Mapping[str, Any]:
+def _stages_of(func: object, stage: str, target: object) -> Mapping[str, object]:
     """The stages of a function of a file, as far as they are wanted.
 
     What cannot be lowered can be printed; of a function of stage II its own is as lowered, too.

@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sparsetir.cli import arguments
 from sparsetir.cli.arguments import Failed, Parser, UsageError
 from sparsetir.cli.text import fitted, many
 from sparsetir.runtime.file_errors import printable
+
+if TYPE_CHECKING:
+    from sparsetir.records.records import Records
 
 EPILOG = """\
 Records are in one file: --records PATH, else SPARSETIR_RECORDS, else sparsetir/records.sqlite in
@@ -62,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
         raise Failed(str(error)) from error
 
 
-def _chosen(args: argparse.Namespace, records: Any) -> list[Any]:
+def _chosen(args: argparse.Namespace, records: Records) -> list[Any]:
     """The records that the options name."""
 
     def fits(record: Any) -> bool:
@@ -73,7 +76,7 @@ def _chosen(args: argparse.Namespace, records: Any) -> list[Any]:
     return [record for record in records.all() if fits(record)]
 
 
-def _list(args: argparse.Namespace, records: Any) -> int:
+def _list(args: argparse.Namespace, records: Records) -> int:
     from sparsetir.records.record import best_of_each, record_to_data
     from sparsetir.tuning.progress import micros
 
@@ -121,17 +124,17 @@ def _words(config: Any) -> str:
         return str(config.get("template", config))
 
 
-def _export(args: argparse.Namespace, records: Any) -> int:
+def _export(args: argparse.Namespace, records: Records) -> int:
     count = records.export(args.file, replace=args.replace)
     return _told(args, f"{many(count, 'record')} written to {args.file}", count)
 
 
-def _import(args: argparse.Namespace, records: Any) -> int:
+def _import(args: argparse.Namespace, records: Records) -> int:
     count = records.load(args.file)
     return _told(args, f"{many(count, 'new record')}, now in {records.path}", count)
 
 
-def _forget(args: argparse.Namespace, records: Any) -> int:
+def _forget(args: argparse.Namespace, records: Records) -> int:
     if not args.all and args.op is None and args.graph is None and args.feat is None:
         raise UsageError("forget: expected --op, --graph, --feat or --all")
     keys = {record.key for record in _chosen(args, records)}

@@ -261,8 +261,8 @@ def run_program(args: argparse.Namespace) -> int:
 
 
 def _search(
-    args: argparse.Namespace, name: str, matrix: Any, feat: int | None, where: Path | None
-) -> tuple[dict[str, Any], int]:
+    args: argparse.Namespace, name: str, matrix: object, feat: int | None, where: Path | None
+) -> tuple[dict[str, object], int]:
     """Search for one feature size and tell what was found; data for JSON and the exit code."""
     from sparsetir.data.sparse_tensor import SparseMatrix
     from sparsetir.tuning.progress import Bar
@@ -346,7 +346,7 @@ def _data(tuned: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _remote(text: str) -> Any:
+def _remote(text: str) -> object:
     from sparsetir.tuning.remote import Remote
 
     host, _, rest = text.partition(":")

@@ -25,7 +25,12 @@ EXPECTED = "expected row, column and maybe weight"
 
 
 def from_edges(
-    path: Path, rows: Any, columns: Any, weights: Any = None, shape: Any = None, least: int = 0
+    path: Path,
+    rows: object,
+    columns: object,
+    weights: object = None,
+    shape: object = None,
+    least: int = 0,
 ) -> sp.coo_array:
     """The matrix of edges, of which some may be equal.
 
@@ -62,7 +67,7 @@ def from_edges(
     return sp.coo_array((weights, (rows, columns)), shape=limits)
 
 
-def two_lengths(who: str, shape: Any) -> tuple[int, int]:
+def two_lengths(who: str, shape: object) -> tuple[int, int]:
     """The lengths of a matrix, from what a file says."""
     found = np.asarray(shape)
     sound = found.shape == (2,) and found.dtype.kind in "iu"
@@ -85,9 +90,12 @@ def read_edges(path: Path) -> sp.coo_array:
 
 
 def edge_table(
-    path: Path, source: Any, begin: int, first: str,
+    path: Path,
+    source: Any,
+    begin: int,
+    first: str,
     labelled: Callable[[], Iterator[tuple[str, str]]],
-) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:  # fmt: skip
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
     """Rows, columns and weights, if any, of an edge list or of lines of it.
 
     source : lines of text
@@ -102,9 +110,14 @@ def edge_table(
         raise GraphError(f"{path}: {label}: {EXPECTED}, got {first[:60]!r}")
     try:
         table = np.loadtxt(
-            source, "float64", comments=COMMENTS, delimiter=delimiter, skiprows=begin - 1, ndmin=2,
+            source,
+            "float64",
+            comments=COMMENTS,
+            delimiter=delimiter,
+            skiprows=begin - 1,
+            ndmin=2,
             encoding="utf-8",
-        )  # fmt: skip
+        )
     except ValueError as error:
         raise _bad_line(path, labelled(), delimiter, columns) or error from error
     table = table if table.size else table.reshape(0, columns)

@@ -84,7 +84,7 @@ def _read_torch(path: Path) -> sp.coo_array:
     return from_edges(path, targets, sources, weights, least=_nodes(data))
 
 
-def _with_edges(found: Any) -> dict[Any, Any]:
+def _with_edges(found: object) -> dict[object, object]:
     """The first mapping, however deep, with edges in it; objects may refer to each other."""
     waiting, seen = [found], set()
     for item in waiting:

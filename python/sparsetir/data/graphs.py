@@ -172,7 +172,7 @@ def _layers(names: list[str]) -> list[str]:
     return [n.removesuffix(".indptr") for n in names if n.endswith(".indptr")]
 
 
-def _read(text: str) -> Any:
+def _read(text: str) -> object:
     if text in SHIPPED:
         return SHIPPED[text]()
     path, layer = _split_layer(text)

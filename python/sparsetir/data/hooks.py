@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 
-def _none(*_: Any, **__: Any) -> Any:
+def _none(*_: object, **__: object) -> object:
     raise RuntimeError("import sparsetir first")
 
 
 # Operators of sparse matrices; see :func:`sparsetir.planning.sparse_results.of_matrices`.
 of_matrices: Callable[..., Any] = _none
-# `A @ x`; see :func:`sparsetir.planning.products.product`.
+# `A @ x`; see :func:`sparsetir.planning.plan.product`.
 product: Callable[[Any, Any, dict[Any, Any]], Any] = _none

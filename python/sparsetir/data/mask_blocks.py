@@ -121,10 +121,10 @@ class BlockMask:
         m, n = self.shape
         return -(-m // self.block), -(-n // self.block)
 
-    def __and__(self, other: Any) -> BlockMask:
+    def __and__(self, other: object) -> BlockMask:
         return _combined(self, other, "&") if isinstance(other, BlockMask) else NotImplemented
 
-    def __or__(self, other: Any) -> BlockMask:
+    def __or__(self, other: object) -> BlockMask:
         return _combined(self, other, "|") if isinstance(other, BlockMask) else NotImplemented
 
     def __repr__(self) -> str:

@@ -157,7 +157,7 @@ def bigbird(
     return _made((length, length), size, row, np.concatenate([*rows, row[:0]]), None)
 
 
-def blocks(table: Any, block: int = 64, shape: Sequence[int] | None = None) -> BlockMask:
+def blocks(table: object, block: int = 64, shape: Sequence[int] | None = None) -> BlockMask:
     """All elements of the blocks that a table names.
 
     Parameters
@@ -227,9 +227,12 @@ def from_elements(
 
 
 def _made(
-    shape: tuple[int, int], size: int, row: np.ndarray, column: np.ndarray,
+    shape: tuple[int, int],
+    size: int,
+    row: np.ndarray,
+    column: np.ndarray,
     holds: Callable[[Any, Any], Any] | None,
-) -> BlockMask:  # fmt: skip
+) -> BlockMask:
     """The mask of the elements (i, j) of some blocks for which `holds(i, j)`; None: of all."""
     at = np.arange(size)
     words = np.empty((len(row), size, size // WORD), np.uint16)
@@ -254,7 +257,7 @@ def _ranges(first: np.ndarray, last: np.ndarray) -> tuple[np.ndarray, np.ndarray
 # -- arguments ------------------------------------------------------------------------------------
 
 
-def _count(who: str, name: str, value: Any) -> int:
+def _count(who: str, name: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise wrong(who, name, "an integer", type(value).__name__, TypeError)
     if value < 0:
@@ -262,7 +265,7 @@ def _count(who: str, name: str, value: Any) -> int:
     return int(value)
 
 
-def _length(who: str, value: Any) -> int:
+def _length(who: str, value: object) -> int:
     return _count(who, "length", value)
 
 

@@ -71,7 +71,7 @@ def read(who: str, argument: str, data: Any, values: Any, shape: Any) -> Stored:
 
 
 def from_coords(
-    who: str, argument: str, coords: Sequence[Any], values: Any, shape: Any = None
+    who: str, argument: str, coords: Sequence[object], values: object, shape: object = None
 ) -> Stored:
     """Of coordinates in any order; values of those given more than once are added."""
     if not len(coords):
@@ -88,7 +88,12 @@ def from_coords(
 
 
 def from_compressed(
-    who: str, indptr: Any, indices: Any, values: Any, shape: Any, by_columns: bool = False
+    who: str,
+    indptr: object,
+    indices: object,
+    values: object,
+    shape: object,
+    by_columns: bool = False,
 ) -> Stored:
     """Of CSR, or CSC; shares the memory of canonical CSR whose indices have the right type."""
     major, minor = (1, 0) if by_columns else (0, 1)
@@ -109,7 +114,7 @@ def from_compressed(
     return _ordered([indices, lines] if by_columns else [lines, indices], stored, shape)
 
 
-def from_dense(who: str, array: Any) -> Stored:
+def from_dense(who: str, array: object) -> Stored:
     """Of the nonzeros of an array; NaN is one."""
     if is_sparse(array):
         raise TypeError(f"{who}: argument 'array': expected a dense array, got {_name(array)}")
@@ -120,7 +125,7 @@ def from_dense(who: str, array: Any) -> Stored:
     return from_coords(who, "array", at, dense[at], dense.shape)
 
 
-def read_file(who: str, path: Any) -> Stored:
+def read_file(who: str, path: object) -> Stored:
     """Of a Matrix Market file, or a file of `scipy.sparse.save_npz`."""
     path = as_path(who, "path", path)
     name = path.name.lower()
@@ -148,7 +153,7 @@ def check_shape(who: str, shape: Any, order: int) -> tuple[int, ...]:
     return out
 
 
-def check_values(who: str, values: Any, count: int, features: bool = False) -> np.ndarray:
+def check_values(who: str, values: object, count: int, features: bool = False) -> np.ndarray:
     """(count,) values as an array in C order; float32 ones for None.
 
     features : whether there may be more dimensions
@@ -252,7 +257,7 @@ def _ordered(coords: list[np.ndarray], values: np.ndarray, shape: tuple[int, ...
         return Stored(Pattern(found, shape), summed(values, places, len(found[0])), places)
 
 
-def _integers(who: str, argument: str, array: Any, where: str = "") -> np.ndarray:
+def _integers(who: str, argument: str, array: object, where: str = "") -> np.ndarray:
     out = to_host(who, argument, array)
     if out.ndim != 1:
         raise wrong(who, argument, f"one dimension{where}", f"shape {out.shape}")
@@ -329,5 +334,5 @@ def _from_blocks(
     return from_coords(who, argument, coords, values.reshape(-1), shape)
 
 
-def _name(value: Any) -> str:
+def _name(value: object) -> str:
     return f"{type(value).__module__.split('.')[0]}.{type(value).__name__}"

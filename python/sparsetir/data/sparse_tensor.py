@@ -81,7 +81,7 @@ class SparseTensor:
     to the host; those that require a gradient are detached.
     """
 
-    def __init__(self, coords: Any, values: Any = None, shape: Any = None) -> None:
+    def __init__(self, coords: object, values: object = None, shape: object = None) -> None:
         who = type(self).__name__
         if isinstance(coords, SparseTensor):
             self._share(who, coords, values, shape)
@@ -89,7 +89,7 @@ class SparseTensor:
             self._set(sources.read(who, "coords", coords, values, shape))
 
     @classmethod
-    def from_dense(cls, array: Any) -> Self:
+    def from_dense(cls, array: object) -> Self:
         """Make a tensor of the nonzeros of a dense array; NaN counts as one.
 
         Parameters
@@ -137,7 +137,7 @@ class SparseTensor:
         """
         return self._places
 
-    def arrange(self, values: Any) -> np.ndarray:
+    def arrange(self, values: object) -> np.ndarray:
         """Reorder values from the order of the given data to that of the pattern.
 
         So for edge weights in the order of the edges: `A.with_values(A.arrange(weights))`.
@@ -156,7 +156,7 @@ class SparseTensor:
         found = sources.check_values(f"{type(self).__name__}.arrange", values, given, True)
         return found if self._places is None else sources.summed(found, self._places, self.nnz)
 
-    def with_values(self, values: Any) -> Self:
+    def with_values(self, values: object) -> Self:
         """A tensor with the same coordinates and other values.
 
         Conversions are shared: what either of the two converts to, the other need not.
@@ -280,7 +280,7 @@ class SparseTensor:
         """A copy as scipy takes it: a `csr_array` for a SparseMatrix, else (values, coords)."""
         return self._values.copy(), tuple(c.copy() for c in self.pattern.coords)
 
-    def to_torch(self, layout: Any = "coo") -> Any:
+    def to_torch(self, layout: object = "coo") -> Any:
         """A copy as a sparse tensor of torch on the CPU, coalesced.
 
         Parameters
@@ -362,7 +362,7 @@ class SparseTensor:
         self._values, self._places = stored.values, stored.places
         self._arguments: dict[ConvertedFormat, dict[str, Any]] = {}
 
-    def _share(self, who: str, other: SparseTensor, values: Any, shape: Any) -> None:
+    def _share(self, who: str, other: SparseTensor, values: object, shape: object) -> None:
         """Become another tensor, with its conversions."""
         self._check_order(other.pattern)
         if values is not None:
@@ -409,14 +409,14 @@ class SparseMatrix(SparseTensor):
     stored.
     """
 
-    def __init__(self, data: Any, shape: Any = None, values: Any = None) -> None:
+    def __init__(self, data: object, shape: object = None, values: object = None) -> None:
         if isinstance(data, SparseTensor):
             self._share("SparseMatrix", data, values, shape)
             return
         self._set(read_matrix("SparseMatrix", "data", data, values, shape))
 
     @classmethod
-    def adopt(cls, who: str, name: str, data: Any) -> SparseMatrix:
+    def adopt(cls, who: str, name: str, data: object) -> SparseMatrix:
         """Convert any accepted input; a SparseMatrix is returned as it is.
 
         Parameters
@@ -437,7 +437,9 @@ class SparseMatrix(SparseTensor):
         return cls.of_stored(read_matrix(who, name, data))
 
     @classmethod
-    def from_csr(cls, indptr: Any, indices: Any, values: Any = None, shape: Any = None) -> Self:
+    def from_csr(
+        cls, indptr: object, indices: object, values: object = None, shape: object = None
+    ) -> Self:
         """Make a matrix of compressed sparse rows.
 
         Parameters
@@ -460,7 +462,7 @@ class SparseMatrix(SparseTensor):
 
     @classmethod
     def from_edge_index(
-        cls, edge_index: Any, values: Any = None, shape: Any = None, rows: str = "target"
+        cls, edge_index: object, values: object = None, shape: object = None, rows: str = "target"
     ) -> Self:
         """Make a matrix of the edges of a graph.
 
@@ -488,7 +490,7 @@ class SparseMatrix(SparseTensor):
         )
 
     @classmethod
-    def from_file(cls, path: Any) -> Self:
+    def from_file(cls, path: object) -> Self:
         """Read a Matrix Market file of coordinates, or a file of `scipy.sparse.save_npz`.
 
         Parameters
@@ -526,7 +528,7 @@ class SparseMatrix(SparseTensor):
         """Alias of :meth:`to_scipy`, by scipy's name."""
         return self.to_scipy()
 
-    def __matmul__(self, x: Any) -> Any:
+    def __matmul__(self, x: object) -> Any:
         """A @ x, for a vector (n,) or matrix (n, feat) of NumPy or torch; gives one of its kind.
 
         A tensor's type is that of the result; of NumPy's types and that of the values it is the one
@@ -539,7 +541,7 @@ class SparseMatrix(SparseTensor):
             return self.matmul(x)
         return hooks.product(self, x, self._products)
 
-    def matmul(self, other: Any, *, semiring: str = "plus_times", mask: Any = None) -> Self:
+    def matmul(self, other: object, *, semiring: str = "plus_times", mask: object = None) -> Self:
         """The product with a sparse matrix, which is sparse.
 
         Parameters
@@ -572,7 +574,7 @@ class SparseMatrix(SparseTensor):
         """
         return self._with_others("matmul", other, semiring=semiring, mask=mask)
 
-    def add(self, *others: Any) -> Self:
+    def add(self, *others: object) -> Self:
         """The sum with up to seven sparse matrices of this shape, in one pass.
 
         Parameters
@@ -587,7 +589,7 @@ class SparseMatrix(SparseTensor):
         """
         return self._with_others("add", *others)
 
-    def multiply(self, *others: Any) -> Self:
+    def multiply(self, *others: object) -> Self:
         """Elementwise product, stored where all matrices store; as :meth:`add`.
 
         Parameters
@@ -601,7 +603,7 @@ class SparseMatrix(SparseTensor):
         """
         return self._with_others("multiply", *others)
 
-    def maximum(self, *others: Any) -> Self:
+    def maximum(self, *others: object) -> Self:
         """Elementwise maximum, with zeros where nothing is stored; as :meth:`add`.
 
         Parameters
@@ -616,7 +618,7 @@ class SparseMatrix(SparseTensor):
         """
         return self._with_others("maximum", *others)
 
-    def minimum(self, *others: Any) -> Self:
+    def minimum(self, *others: object) -> Self:
         """Elementwise minimum, with zeros where nothing is stored; as :meth:`add`.
 
         Parameters
@@ -631,21 +633,21 @@ class SparseMatrix(SparseTensor):
         """
         return self._with_others("minimum", *others)
 
-    def __add__(self, other: Any) -> Self:
+    def __add__(self, other: object) -> Self:
         """A + B; see :meth:`add`."""
         return self._combined("add", other)
 
-    def __sub__(self, other: Any) -> Self:
+    def __sub__(self, other: object) -> Self:
         """A - B."""
         return self._combined("subtract", other)
 
-    def __mul__(self, other: Any) -> Self:
+    def __mul__(self, other: object) -> Self:
         """A * B by element, see :meth:`multiply`; or the values times a number, typed as NumPy."""
         if np.isscalar(other) and not isinstance(other, str):
             return self.with_values(self._values * other)
         return self._combined("multiply", other)
 
-    def __rmul__(self, other: Any) -> Any:
+    def __rmul__(self, other: object) -> Any:
         """A number times the values."""
         return self * other if np.isscalar(other) and not isinstance(other, str) else NotImplemented
 
@@ -653,16 +655,16 @@ class SparseMatrix(SparseTensor):
         """-A."""
         return self.with_values(-self._values)
 
-    def _with_others(self, op: str, *others: Any, **options: Any) -> Any:
+    def _with_others(self, op: str, *others: object, **options: object) -> Any:
         who = f"SparseMatrix.{op}"
         known = [SparseMatrix.adopt(who, "other", x) for x in others]
         return self._combined(op, *known, **options)
 
-    def _combined(self, op: str, *others: Any, **options: Any) -> Any:
+    def _combined(self, op: str, *others: object, **options: object) -> Any:
         found = hooks.of_matrices(op, self, *others, **options)
         return found if found is NotImplemented else self.of_stored(found)
 
-    def to_torch(self, layout: Any = "csr", blocksize: tuple[int, int] | None = None) -> Any:
+    def to_torch(self, layout: object = "csr", blocksize: tuple[int, int] | None = None) -> Any:
         """A copy as a sparse tensor of torch on the CPU.
 
         Parameters
@@ -717,7 +719,7 @@ class SparseMatrix(SparseTensor):
             )
 
 
-def _layout(layout: Any) -> str:
+def _layout(layout: object) -> str:
     """ "csr" of "csr" and of `torch.sparse_csr`."""
     return str(layout).removeprefix("torch.").removeprefix("sparse_")
 

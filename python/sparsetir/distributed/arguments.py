@@ -13,6 +13,7 @@ from torch._compile import _disable_dynamo
 from sparsetir.distributed.collectives import together
 from sparsetir.ops.checks import check_tensor
 from sparsetir.runtime.arrays import dtype_name
+from sparsetir.runtime.refusals import wrong
 
 if TYPE_CHECKING:
     from sparsetir.distributed.graph import DistGraph
@@ -36,7 +37,7 @@ def untraced(call: Callable[P, T]) -> Callable[P, T]:
     return either
 
 
-def compared(graph: DistGraph, who: str, check: Callable[[], Any]) -> None:
+def compared(graph: DistGraph, who: str, check: Callable[[], object]) -> None:
     """Look at arguments; those of the first calls, and new ones, on all processes together."""
     if graph.compared < COMPARED_CALLS:
         graph.compared += 1
@@ -48,7 +49,7 @@ def compared(graph: DistGraph, who: str, check: Callable[[], Any]) -> None:
         graph.seen.add(said)
 
 
-def likeness(x: Tensor | None, rows: int = -2) -> tuple[Any, ...]:
+def likeness(x: Tensor | None, rows: int = -2) -> tuple[object, ...]:
     """What a tensor is to have in common with those of other processes; rows : their dimension."""
     if x is None:
         return (None,)
@@ -66,10 +67,8 @@ def check_rows(
     """
     check_tensor(who, name, x, like)
     if x.dim() not in dims or x.shape[-2] != rows:
-        raise ValueError(
-            f"{who}: argument '{name}': expected shape ({rows}, feat) or ({rows}, heads, feat), a "
-            f"row for each own node, got {shown(x)}"
-        )
+        expected = f"shape ({rows}, feat) or ({rows}, heads, feat), a row for each own node"
+        raise wrong(who, name, expected, shown(x))
 
 
 def shown(x: Tensor) -> tuple[int, ...]:
@@ -82,10 +81,8 @@ def check_values(who: str, values: Any, x: Tensor, nnz: int) -> None:
     check_tensor(who, "values", values, x)
     fits = values.dim() in (1, 2) and values.shape[-1] == nnz
     if not fits or (values.dim() == 2 and x.dim() == 3 and len(values) != len(x)):
-        raise ValueError(
-            f"{who}: argument 'values': expected shape ({nnz},) or ({nnz}, heads), a number for "
-            f"each own edge, got {tuple(values.shape[::-1])}"
-        )
+        expected = f"shape ({nnz},) or ({nnz}, heads), a number for each own edge"
+        raise wrong(who, "values", expected, tuple(values.shape[::-1]))
 
 
 def cast(*given: Any) -> tuple[Any, ...]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import numbers
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,8 +12,9 @@ from torch.profiler import record_function
 from sparsetir.distributed.arguments import cast, compared, untraced
 from sparsetir.distributed.parts import add_times, rows_first, sampled, split, times, transposed
 from sparsetir.ops import messages_library
-from sparsetir.ops.checks import check_tensor
+from sparsetir.ops.checks import check_tensor, scale_of
 from sparsetir.runtime.arrays import dtype_name
+from sparsetir.runtime.refusals import wrong
 
 if TYPE_CHECKING:
     from sparsetir.distributed.graph import DistGraph
@@ -54,32 +53,23 @@ def attention(
     16-bit operands are multiplied in float32.
     """
 
-    def check() -> Any:
+    def check() -> object:
         for name, x in (("q", q), ("k", k), ("v", v)):
             check_tensor("attention", name, x, q)
             if x.dim() not in (2, 3) or x.shape[1:-1] != q.shape[1:-1] or len(x) != graph.own:
-                raise ValueError(
-                    f"attention: argument '{name}': expected shape ({graph.own}, features) or "
-                    f"({graph.own}, heads, features) as 'q', got {tuple(x.shape)}"
-                )
+                expected = f"shape ({graph.own}, features) or ({graph.own}, heads, features) as 'q'"
+                raise wrong("attention", name, expected, tuple(x.shape))
         if k.shape != q.shape:
-            raise ValueError(
-                f"attention: argument 'k': expected shape {tuple(q.shape)} as 'q', got "
-                f"{tuple(k.shape)}"
-            )
-        if scale is not None and not isinstance(scale, numbers.Real):
-            raise TypeError(
-                f"attention: argument 'scale': expected a number, got {type(scale).__name__}"
-            )
-        return scale, dtype_name(q), tuple(q.shape[1:]), tuple(v.shape[1:])
+            raise wrong("attention", "k", f"shape {tuple(q.shape)} as 'q'", tuple(k.shape))
+        number = scale_of("attention", scale, q.shape[-1])
+        return number, dtype_name(q), tuple(q.shape[1:]), tuple(v.shape[1:])
 
     compared(graph, "attention", check)
-    if scale is None:
-        scale = 1 / math.sqrt(max(1, q.shape[-1]))
+    scale = scale_of("attention", scale, q.shape[-1])
     q, k, v = cast(q, k, v)
     if q.dim() == 2:
-        return _Attention.apply(graph, *(x[:, None] for x in (q, k, v)), float(scale))[:, 0]
-    return _Attention.apply(graph, q, k, v, float(scale))
+        return _Attention.apply(graph, *(x[:, None] for x in (q, k, v)), scale)[:, 0]
+    return _Attention.apply(graph, q, k, v, scale)
 
 
 class _Attention(torch.autograd.Function):
@@ -113,7 +103,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> Any:
+    def backward(ctx: Any, *grads: Tensor) -> object:
         graph = ctx.graph
         Q, K, V, K2, V2, weights = ctx.saved_tensors
         grad = rows_first(grads[0].to(Q.dtype)).contiguous()

@@ -11,14 +11,16 @@ from torch import Tensor
 
 from sparsetir.distributed.collectives import swap, total
 from sparsetir.distributed.partition import Partition, make_partition
+from sparsetir.ops.checks import check_kind
 from sparsetir.ops.launch import DTYPES
 from sparsetir.runtime.arrays import dtype_name
+from sparsetir.runtime.refusals import wrong
 
 WHO = "DistGraph.from_edges"
 
 
 def sent_home(
-    group: Any, n: int, ends: Tensor, given: list[Tensor], how: Any
+    group: dist.ProcessGroup, n: int, ends: Tensor, given: list[Tensor], how: Any
 ) -> tuple[Partition, Tensor, list[Tensor]]:
     """The partition, and (2, nnz) new numbers of the edges into own nodes, with what they have."""
     partition = make_partition(WHO, group, n, ends[0], ends[1], how)
@@ -34,7 +36,7 @@ def sent_home(
 
 
 def coalesced(
-    group: Any, sources: Tensor, targets: Tensor, values: Tensor | None
+    group: dist.ProcessGroup, sources: Tensor, targets: Tensor, values: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Each edge once, by targets and sources, with the sum of values; None where all are one."""
     order = torch.argsort(sources, stable=True)
@@ -52,7 +54,7 @@ def coalesced(
     return sources[first], targets[first], summed
 
 
-def least_nodes(group: Any, ends: Tensor) -> int:
+def least_nodes(group: dist.ProcessGroup, ends: Tensor) -> int:
     """So many that each node with an edge is one of them; collective."""
     most = ends.max() if ends.numel() else torch.tensor(-1, device=ends.device)
     return int(total(group, WHO, most.view(1).clone(), dist.ReduceOp.MAX)) + 1
@@ -60,44 +62,24 @@ def least_nodes(group: Any, ends: Tensor) -> int:
 
 def check_edges(edge_index: Any, values: Any, edge_data: Mapping[str, Any]) -> None:
     """Raise for what cannot be the edges of a process, and what goes with them."""
-    if not isinstance(edge_index, Tensor) or edge_index.layout is not torch.strided:
-        got = edge_index.layout if isinstance(edge_index, Tensor) else type(edge_index).__name__
-        raise TypeError(f"{WHO}: argument 'edge_index': expected a dense tensor, got {got}")
-    if edge_index.dtype not in (torch.int32, torch.int64):
-        raise TypeError(
-            f"{WHO}: argument 'edge_index': expected int32 or int64, got {dtype_name(edge_index)}"
-        )
+    check_kind(WHO, "edge_index", edge_index)
     if edge_index.dim() != 2 or len(edge_index) != 2:
-        raise ValueError(
-            f"{WHO}: argument 'edge_index': expected shape (2, E), got {tuple(edge_index.shape)}"
-        )
+        raise wrong(WHO, "edge_index", "shape (2, E)", tuple(edge_index.shape))
     edges = edge_index.shape[1]
     for name, x in (*([("values", values)] * (values is not None)), *edge_data.items()):
         if not isinstance(x, Tensor) or x.layout is not torch.strided:
-            raise TypeError(
-                f"{WHO}: argument '{name}': expected a dense tensor, got {type(x).__name__}"
-            )
+            raise wrong(WHO, name, "a dense tensor", type(x).__name__, TypeError)
         if x.dim() < 1 or len(x) != edges or (x is values and x.dim() != 1):
             more = "" if x is values else " ..."
-            raise ValueError(
-                f"{WHO}: argument '{name}': expected shape ({edges},{more}), got {tuple(x.shape)}"
-            )
+            raise wrong(WHO, name, f"shape ({edges},{more})", tuple(x.shape))
         if x.device != edge_index.device:
-            raise ValueError(
-                f"{WHO}: argument '{name}': expected to be on {edge_index.device} as the edges, "
-                f"got {x.device}"
-            )
+            raise wrong(WHO, name, f"to be on {edge_index.device} as the edges", x.device)
     if values is not None and values.dtype not in DTYPES:
-        raise TypeError(
-            f"{WHO}: argument 'values': expected {', '.join(DTYPES.values())}, got "
-            f"{dtype_name(values)}"
-        )
+        raise wrong(WHO, "values", ", ".join(DTYPES.values()), dtype_name(values), TypeError)
 
 
-def check_exchange_dtype(dtype: Any) -> None:
+def check_exchange_dtype(dtype: object) -> None:
     """Raise unless rows can be rounded to it on their way."""
     if dtype not in (None, torch.float16, torch.bfloat16):
-        raise ValueError(
-            "DistGraph: argument 'exchange_dtype': expected torch.float16, torch.bfloat16 or None, "
-            f"got {dtype!r}"
-        )
+        expected = "torch.float16, torch.bfloat16 or None"
+        raise wrong("DistGraph", "exchange_dtype", expected, f"{dtype!r}")

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sparsetir.runtime.file_errors import first_line
+from sparsetir.runtime.refusals import wrong
 
 T = TypeVar("T")
 
@@ -19,29 +20,28 @@ class DistributedError(RuntimeError):
     """Another process of the group ended, hangs, or got wrong input."""
 
 
-def group_of(who: str, group: Any) -> Any:
+def group_of(who: str, group: dist.ProcessGroup | None) -> dist.ProcessGroup:
     """The group, by default all processes; RuntimeError where there is none."""
     if not dist.is_available() or not dist.is_initialized():
         raise RuntimeError(
             f"{who}: expected a group of processes: run under torchrun and call "
             "torch.distributed.init_process_group first"
         )
-    return dist.group.WORLD if group is None else group
+    found = dist.group.WORLD if group is None else group
+    assert found is not None
+    return found
 
 
-def check_device(who: str, name: str, group: Any, x: Tensor) -> None:
+def check_device(who: str, name: str, group: dist.ProcessGroup, x: Tensor) -> None:
     """Raise unless the group's engine sends tensors from where x is."""
     engine = str(dist.get_backend(group))
     wanted = {"nccl": "cuda", "gloo": "cpu", "mpi": "cpu"}.get(engine, x.device.type)
     if x.device.type != wanted:
-        raise ValueError(
-            f"{who}: argument '{name}': expected to be on {wanted}, as processes are joined by "
-            f"{engine}, got {x.device}"
-        )
+        raise wrong(who, name, f"to be on {wanted}, as processes are joined by {engine}", x.device)
 
 
 @contextmanager
-def in_time(group: Any, who: str) -> Iterator[None]:
+def in_time(group: dist.ProcessGroup, who: str) -> Iterator[None]:
     """What the engine raises when a process has ended, or its time is over, as DistributedError."""
     try:
         yield
@@ -55,7 +55,7 @@ def in_time(group: Any, who: str) -> Iterator[None]:
         ) from error
 
 
-def together(group: Any, who: str, check: Callable[[], T]) -> T:
+def together(group: dist.ProcessGroup, who: str, check: Callable[[], T]) -> T:
     """What `check` gives, on all processes or on none; collective, as is all below.
 
     check : raises ValueError, TypeError, OSError or ImportError for what is wrong on this process,
@@ -86,14 +86,16 @@ def together(group: Any, who: str, check: Callable[[], T]) -> T:
     return said  # type: ignore[return-value]
 
 
-def total(group: Any, who: str, x: Tensor, op: Any = dist.ReduceOp.SUM) -> Tensor:
+def total(group: dist.ProcessGroup, who: str, x: Tensor, op: Any = dist.ReduceOp.SUM) -> Tensor:
     """Sums, or what `op` makes, of a small tensor over the processes; x is written to."""
     with in_time(group, who):
         dist.all_reduce(x, op, group=group)
     return x
 
 
-def split_sizes(group: Any, who: str, send: Sequence[int], device: torch.device) -> list[int]:
+def split_sizes(
+    group: dist.ProcessGroup, who: str, send: Sequence[int], device: torch.device
+) -> list[int]:
     """How many rows come from each process, of how many go to each."""
     sent = torch.tensor(send, dtype=torch.int64, device=device)
     received = torch.empty_like(sent)
@@ -103,7 +105,11 @@ def split_sizes(group: Any, who: str, send: Sequence[int], device: torch.device)
 
 
 def swap(
-    group: Any, who: str, x: Tensor, send: Sequence[int], receive: Sequence[int] | None = None
+    group: dist.ProcessGroup,
+    who: str,
+    x: Tensor,
+    send: Sequence[int],
+    receive: Sequence[int] | None = None,
 ) -> tuple[Tensor, list[int]]:
     """Send rows of x, in order: `send[p]` of them to process p.
 

@@ -25,13 +25,13 @@ class Exchange:
     bytes_sent : to other processes so far, but for what the engine adds
     """
 
-    group: Any
+    group: dist.ProcessGroup
     own: int
     halo: int
     bytes_sent: int
 
     def __init__(
-        self, group: Any, who: str, own: int, start: int, halo: Tensor, owners: Tensor
+        self, group: dist.ProcessGroup, who: str, own: int, start: int, halo: Tensor, owners: Tensor
     ) -> None:
         """Ask for rows; collective.
 
@@ -73,7 +73,7 @@ class Exchange:
 
     def _start(
         self, who: str, into: Tensor, packed: Tensor, receive: list[int], send: list[int]
-    ) -> Any:
+    ) -> object:
         if not self._any or not packed.shape[1:].numel():
             return None
         self.bytes_sent += packed.nbytes  # rows go to other processes alone
@@ -112,7 +112,7 @@ class Arriving:
     """Rows of a halo under way."""
 
     def __init__(
-        self, exchange: Exchange, who: str, work: Any, packed: Tensor, into: Tensor, out: Tensor
+        self, exchange: Exchange, who: str, work: object, packed: Tensor, into: Tensor, out: Tensor
     ) -> None:
         self._exchange, self._who, self._work = exchange, who, work
         self._packed, self._into, self._out = packed, into, out  # alive until they have gone
@@ -129,7 +129,7 @@ class Returning:
     """Gradients of halos on their way to whose rows they are."""
 
     def __init__(
-        self, exchange: Exchange, who: str, work: Any, packed: Tensor, into: Tensor
+        self, exchange: Exchange, who: str, work: object, packed: Tensor, into: Tensor
     ) -> None:
         self._exchange, self._who, self._work = exchange, who, work
         self._packed, self._into = packed, into

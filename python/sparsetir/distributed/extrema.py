@@ -11,8 +11,8 @@ from torch.profiler import record_function
 
 from sparsetir.distributed.parts import rows_first, split, with_heads
 from sparsetir.ops import library
-from sparsetir.ops.extremum import as_messages, gradients_of_product, heads_first
 from sparsetir.ops.message_kernels import gspmm
+from sparsetir.ops.messages_library import as_messages, gradients_of_product, heads_first
 from sparsetir.ops.operands import Operand
 from sparsetir.ops.structure import structure_of
 
@@ -26,9 +26,14 @@ class Extremum(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, graph: DistGraph, x: Tensor, values: Tensor | None, reduce: str, heads: int,
+        ctx: Any,
+        graph: DistGraph,
+        x: Tensor,
+        values: Tensor | None,
+        reduce: str,
+        heads: int,
         sent: torch.dtype,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """See :func:`sparsetir.distributed.parts.with_heads` for heads; sent : on their way."""
         largest, placed = reduce == "max", any(ctx.needs_input_grad)
         inner, outer = split(graph, values)
@@ -59,7 +64,7 @@ class Extremum(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> Any:
+    def backward(ctx: Any, *grads: Tensor) -> object:
         graph, heads = ctx.graph, ctx.heads
         values, place, x, halo = ctx.saved_tensors
         (grad,) = grads

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from importlib import resources
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -157,7 +157,7 @@ class _Array:
     def __enter__(self) -> _Array:
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stack.close()
 
     def read(self, begin: int, end: int) -> np.ndarray:

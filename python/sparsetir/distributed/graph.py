@@ -26,13 +26,12 @@ from sparsetir.distributed.files import Share, read_share
 from sparsetir.distributed.partition import Partition, check_partition
 from sparsetir.distributed.parts import Block, blocks_of
 from sparsetir.ops.cache import lasting
-from sparsetir.ops.check_pattern import check_size
-from sparsetir.ops.compress import sorted_by
+from sparsetir.ops.checks import check_size
+from sparsetir.ops.compress import INT32_MAX, sorted_by
 from sparsetir.ops.operands import Operand, resolve
 from sparsetir.runtime.arrays import dtype_name
 
 T = TypeVar("T")
-INT32_MAX = 2**31 - 1
 
 
 class DistGraph:
@@ -77,7 +76,7 @@ class DistGraph:
         Which rows are sent where.
     """
 
-    group: Any
+    group: dist.ProcessGroup
     partition: Partition
     num_nodes: int
     num_edges: int
@@ -88,7 +87,7 @@ class DistGraph:
     degrees: Tensor
 
     def __init__(
-        self, group: Any, partition: Partition, sources: Tensor, targets: Tensor,
+        self, group: dist.ProcessGroup, partition: Partition, sources: Tensor, targets: Tensor,
         values: Tensor | None, edge_data: Mapping[str, Tensor], num_edges: int,
     ) -> None:  # fmt: skip
         """Of own edges: new numbers of sources, own ones of targets; collective."""
@@ -116,7 +115,7 @@ class DistGraph:
         partition: Any = "rows",
         coalesce: bool = False,
         exchange_dtype: torch.dtype | None = None,
-        group: Any = None,
+        group: dist.ProcessGroup | None = None,
     ) -> DistGraph:
         """A graph of the edges that all processes give together, each some of them; collective.
 
@@ -167,7 +166,7 @@ class DistGraph:
         group = group_of(WHO, group)
         edge_data = dict(edge_data or {})
 
-        def check() -> Any:
+        def check() -> object:
             check_edges(edge_index, values, edge_data)
             check_device(WHO, "edge_index", group, edge_index)
             if num_nodes is not None:
@@ -185,7 +184,7 @@ class DistGraph:
         ends = edge_index.long()
         n = int(num_nodes) if num_nodes is not None else least_nodes(group, ends)
 
-        def check_more() -> Any:
+        def check_more() -> object:
             if ends.numel() and not (0 <= int(ends.min()) and int(ends.max()) < n):
                 wrong = int(ends.min()) if int(ends.min()) < 0 else int(ends.max())
                 raise ValueError(
@@ -203,9 +202,14 @@ class DistGraph:
         count = torch.tensor([len(targets)], device=targets.device)
         edges = int(total(group, WHO, count))
         found = cls(
-            group, made, sources, targets - made.start, weights,
-            dict(zip(edge_data, given, strict=True)), edges,
-        )  # fmt: skip
+            group,
+            made,
+            sources,
+            targets - made.start,
+            weights,
+            dict(zip(edge_data, given, strict=True)),
+            edges,
+        )
         found.exchange_dtype = exchange_dtype
         return found
 
@@ -216,7 +220,7 @@ class DistGraph:
         num_nodes: int | None = None,
         partition: Any = "rows",
         exchange_dtype: torch.dtype | None = None,
-        group: Any = None,
+        group: dist.ProcessGroup | None = None,
         device: Any = "cpu",
     ) -> DistGraph:
         """A graph from a file that all processes can read, of which each reads a part; collective.
@@ -250,7 +254,7 @@ class DistGraph:
         rank, count = dist.get_rank(group), dist.get_world_size(group)
         read: list[Share] = []
 
-        def check_file() -> Any:
+        def check_file() -> object:
             read.append(read_share(path, rank, count))
             return read[0].nodes if read[0].told else None
 
@@ -279,9 +283,14 @@ class DistGraph:
         together(group, who, check)
         del found
         return cls.from_edges(
-            ends.to(device), n, values, partition=partition, coalesce=True,
-            exchange_dtype=exchange_dtype, group=group,
-        )  # fmt: skip
+            ends.to(device),
+            n,
+            values,
+            partition=partition,
+            coalesce=True,
+            exchange_dtype=exchange_dtype,
+            group=group,
+        )
 
     def _split(self, sources: Tensor, targets: Tensor) -> None:
         """Edges between own nodes and from others, by rows."""
@@ -339,7 +348,7 @@ class DistGraph:
         size = self.own + self.halo, self.own
         return self.kept("whole", lambda: resolve((self.edge_index, size)))
 
-    def kept(self, key: Any, make: Callable[[], T]) -> T:
+    def kept(self, key: object, make: Callable[[], T]) -> T:
         """Data made once per key and kept as long as the graph.
 
         Collective if `make` is: nothing is ever dropped, as processes might drop different things.
@@ -448,7 +457,7 @@ class DistGraph:
         """
         return rows.to_dtensor(self, x)
 
-    def from_dtensor(self, x: Any) -> Tensor:
+    def from_dtensor(self, x: object) -> Tensor:
         """Rows of own nodes, of a DTensor as :meth:`to_dtensor` gives it; collective.
 
         Parameters

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
@@ -77,7 +77,9 @@ class SpreadGraph(Graph):
             weight = torch.ones(self.graph.nnz, dtype=x.dtype, device=x.device)
         return products.spmm_by_heads(self.graph, x, aggr, weight)
 
-    def remembered(self, key: Any, make: Callable[[], T], compared: tuple[Tensor, ...] = ()) -> T:
+    def remembered(
+        self, key: object, make: Callable[[], T], compared: tuple[Tensor, ...] = ()
+    ) -> T:
         """`make()`, kept by the graph; anew in each call where it depends on `compared`."""
         return make() if compared else self.graph.kept(key, make)
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from sparsetir.distributed.collectives import swap, together, total
 from sparsetir.extras import need
+from sparsetir.ops.checks import INDEX_DTYPES
 
 NAMED = ("rows", "metis")
 
@@ -27,14 +28,14 @@ class Blocks:
     start, stop : those of this process
     """
 
-    group: Any
+    group: dist.ProcessGroup
     n: int
     rank: int
     count: int
     start: int
     stop: int
 
-    def __init__(self, group: Any, n: int) -> None:
+    def __init__(self, group: dist.ProcessGroup, n: int) -> None:
         self.group, self.n = group, n
         self.rank, self.count = dist.get_rank(group), dist.get_world_size(group)
         self.size: int = max(1, -(-n // self.count))
@@ -97,7 +98,7 @@ class Partition:
         return torch.bucketize(new, ends, right=True)
 
 
-def check_partition(who: str, how: Any, n: int, processes: int) -> Any:
+def check_partition(who: str, how: Any, n: int, processes: int) -> object:
     """Raise unless it says how to divide n nodes; gives what is to be equal on all processes."""
     if isinstance(how, str):
         if how not in NAMED:
@@ -111,7 +112,7 @@ def check_partition(who: str, how: Any, n: int, processes: int) -> Any:
     shares = isinstance(how, tuple | list)
     parts = how[-1] if shares else how
     for x in how if shares else (how,):
-        if not isinstance(x, Tensor) or x.dtype not in (torch.int32, torch.int64) or x.dim() != 1:
+        if not isinstance(x, Tensor) or x.dtype not in INDEX_DTYPES or x.dim() != 1:
             got = f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
             raise TypeError(
                 f"{who}: argument 'partition': expected int32 or int64 of one dimension, got {got}"
@@ -143,7 +144,7 @@ def check_partition(who: str, how: Any, n: int, processes: int) -> Any:
 
 
 def make_partition(
-    who: str, group: Any, n: int, sources: Tensor, targets: Tensor, how: Any
+    who: str, group: dist.ProcessGroup, n: int, sources: Tensor, targets: Tensor, how: Any
 ) -> Partition:
     """Divide nodes; collective. Arguments as of :meth:`DistGraph.from_edges`, checked."""
     blocks = Blocks(group, n)
@@ -201,7 +202,9 @@ def _of_shares(who: str, blocks: Blocks, nodes: Tensor, parts: Tensor) -> Tensor
     return torch.empty_like(found).index_copy_(0, ids - blocks.start, found)
 
 
-def check_each_once(who: str, name: str, group: Any, places: Tensor, nodes: Tensor) -> None:
+def check_each_once(
+    who: str, name: str, group: dist.ProcessGroup, places: Tensor, nodes: Tensor
+) -> None:
     """Raise unless each of `nodes`, of this process, is named by one of `places`; collective."""
 
     def check() -> None:

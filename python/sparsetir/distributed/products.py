@@ -37,6 +37,7 @@ from sparsetir.ops import messages
 from sparsetir.ops.checks import check_tensor
 from sparsetir.planning.vocabulary import reduction
 from sparsetir.runtime.arrays import dtype_name
+from sparsetir.runtime.refusals import wrong
 
 if TYPE_CHECKING:
     from sparsetir.distributed.graph import DistGraph
@@ -86,7 +87,7 @@ def spmm_by_heads(
 ) -> Tensor:
     """:func:`spmm` where heads come first: x (heads, own, feat), values (heads, nnz)."""
 
-    def check() -> Any:
+    def check() -> object:
         kind = reduction("spmm", reduce)
         check_rows("spmm", "x", x, graph.own, (2, 3))
         v = graph.values if values is None else values
@@ -137,13 +138,11 @@ def sddmm(graph: DistGraph, X: Tensor, Y: Tensor) -> Tensor:
 def _sampled(graph: DistGraph, X: Tensor, Y: Tensor) -> Tensor:
     """:func:`sddmm` where heads come first."""
 
-    def check() -> Any:
+    def check() -> object:
         check_rows("sddmm", "X", X, graph.own, (2, 3))
         check_rows("sddmm", "Y", Y, graph.own, (2, 3), X)
         if X.shape != Y.shape:
-            raise ValueError(
-                f"sddmm: argument 'Y': expected shape {shown(X)} as 'X', got {shown(Y)}"
-            )
+            raise wrong("sddmm", "Y", f"shape {shown(X)} as 'X'", shown(Y))
         return likeness(X)
 
     compared(graph, "sddmm", check)
@@ -151,7 +150,7 @@ def _sampled(graph: DistGraph, X: Tensor, Y: Tensor) -> Tensor:
     return _Sddmm.apply(graph, X, Y)
 
 
-def _swapped(x: Any, least: int = 3) -> Any:
+def _swapped(x: object, least: int = 3) -> Any:
     """Heads first, of an operand whose second dimension they are; `least` dimensions with them."""
     return x.transpose(0, 1) if isinstance(x, Tensor) and x.dim() == least else x
 
@@ -193,13 +192,11 @@ def with_halo(graph: DistGraph, x: Tensor) -> Tensor:
         nodes are added to those on their processes.
     """
 
-    def check() -> Any:
+    def check() -> object:
         check_tensor("with_halo", "x", x)
         if x.dim() < 1 or len(x) != graph.own:
-            raise ValueError(
-                f"with_halo: argument 'x': expected {graph.own} rows, one for each own node, got "
-                f"shape {tuple(x.shape)}"
-            )
+            expected = f"{graph.own} rows, one for each own node"
+            raise wrong("with_halo", "x", expected, f"shape {tuple(x.shape)}")
         return dtype_name(x), tuple(x.shape[1:])
 
     compared(graph, "with_halo", check)
@@ -214,9 +211,14 @@ class _Spmm(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, graph: DistGraph, x: Tensor, values: Tensor | None, reduce: str, heads: int,
+        ctx: Any,
+        graph: DistGraph,
+        x: Tensor,
+        values: Tensor | None,
+        reduce: str,
+        heads: int,
         sent: torch.dtype,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """See :func:`sparsetir.distributed.parts.with_heads` for heads; sent : on their way."""
         ctx.graph = graph
         inner, outer = split(graph, values)
@@ -237,7 +239,7 @@ class _Spmm(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> Any:
+    def backward(ctx: Any, *grads: Tensor) -> object:
         graph, heads = ctx.graph, ctx.heads
         values, x, halo = ctx.saved_tensors
         inner, outer = split(graph, values)
@@ -280,7 +282,7 @@ class _Sddmm(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> Any:
+    def backward(ctx: Any, *grads: Tensor) -> object:
         graph = ctx.graph
         X, Y, halo = ctx.saved_tensors
         inner, outer = split(graph, grads[0])
@@ -317,7 +319,7 @@ class _WithHalo(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> Any:
+    def backward(ctx: Any, *grads: Tensor) -> object:
         graph, (grad,) = ctx.graph, grads
         returning = graph.exchange.begin_back("with_halo", grad[graph.own :], graph.exchange_dtype)
         return None, returning.add_to(

@@ -10,7 +10,9 @@ from torch import Tensor
 
 from sparsetir.distributed.collectives import in_time, swap, together
 from sparsetir.distributed.partition import check_each_once
+from sparsetir.ops.checks import INDEX_DTYPES
 from sparsetir.runtime.arrays import dtype_name
+from sparsetir.runtime.refusals import wrong
 
 if TYPE_CHECKING:
     from sparsetir.distributed.graph import DistGraph
@@ -21,14 +23,11 @@ def scatter(graph: DistGraph, x: Tensor | None, source: int = 0) -> Tensor:
     who, group = "DistGraph.scatter", graph.group
     here = _is_here(graph, who, "source", source)
 
-    def check() -> Any:
+    def check() -> object:
         if here:
             _check_rows(who, x, graph.num_nodes, "node of the graph")
         elif x is not None:
-            raise ValueError(
-                f"{who}: argument 'x': expected None but on process {source}, got "
-                f"{type(x).__name__}"
-            )
+            raise wrong(who, "x", f"None but on process {source}", type(x).__name__)
         return source
 
     together(group, who, check)
@@ -51,7 +50,7 @@ def gather(graph: DistGraph, x: Tensor, to: int | None = 0) -> Tensor | None:
     place = 0 if to is None else to
     here = _is_here(graph, who, "to", place)
 
-    def check() -> Any:
+    def check() -> object:
         _check_rows(who, x, graph.own, "own node")
         return dtype_name(x), tuple(x.shape[1:]), to
 
@@ -74,19 +73,15 @@ def arrange(graph: DistGraph, nodes: Tensor, x: Tensor, who: str = "DistGraph.ar
     """See :meth:`DistGraph.arrange`."""
     group, partition = graph.group, graph.partition
 
-    def check() -> Any:
-        if not isinstance(nodes, Tensor) or nodes.dtype not in (torch.int32, torch.int64):
+    def check() -> object:
+        if not isinstance(nodes, Tensor) or nodes.dtype not in INDEX_DTYPES:
             got = nodes.dtype if isinstance(nodes, Tensor) else type(nodes).__name__
             raise TypeError(f"{who}: argument 'nodes': expected int32 or int64, got {got}")
         if nodes.dim() != 1:
-            raise ValueError(
-                f"{who}: argument 'nodes': expected one dimension, got {tuple(nodes.shape)}"
-            )
+            raise wrong(who, "nodes", "one dimension", tuple(nodes.shape))
         if len(nodes) and not (0 <= int(nodes.min()) and int(nodes.max()) < graph.num_nodes):
-            raise ValueError(
-                f"{who}: argument 'nodes': expected 0 to {graph.num_nodes - 1}, got "
-                f"{int(nodes.min())} to {int(nodes.max())}"
-            )
+            expected = f"0 to {graph.num_nodes - 1}"
+            raise wrong(who, "nodes", expected, f"{int(nodes.min())} to {int(nodes.max())}")
         _check_rows(who, x, len(nodes), "node of 'nodes'")
         return dtype_name(x), tuple(x.shape[1:])
 
@@ -109,7 +104,7 @@ def to_dtensor(graph: DistGraph, x: Tensor) -> Any:
 
     who, group, blocks = "DistGraph.to_dtensor", graph.group, graph.partition.blocks
 
-    def check() -> Any:
+    def check() -> object:
         _check_rows(who, x, graph.own, "own node")
         return dtype_name(x), tuple(x.shape[1:])
 
@@ -131,14 +126,12 @@ def from_dtensor(graph: DistGraph, x: Any) -> Tensor:
 
     who, blocks = "DistGraph.from_dtensor", graph.partition.blocks
 
-    def check() -> Any:
+    def check() -> object:
         if not isinstance(x, DTensor):
             raise TypeError(f"{who}: argument 'x': expected a DTensor, got {type(x).__name__}")
         if tuple(x.placements) != (Shard(0),) or x.dim() < 1 or x.shape[0] != graph.num_nodes:
-            raise ValueError(
-                f"{who}: argument 'x': expected {graph.num_nodes} rows in shards of rows, got "
-                f"{tuple(x.shape)} placed as {tuple(x.placements)}"
-            )
+            expected = f"{graph.num_nodes} rows in shards of rows"
+            raise wrong(who, "x", expected, f"{tuple(x.shape)} placed as {tuple(x.placements)}")
         return tuple(x.shape)
 
     together(graph.group, who, check)
@@ -162,21 +155,16 @@ def _at(
     return swap(graph.group, who, x, send, receive)
 
 
-def _is_here(graph: DistGraph, who: str, name: str, process: Any) -> bool:
+def _is_here(graph: DistGraph, who: str, name: str, process: object) -> bool:
     count = dist.get_world_size(graph.group)
     if isinstance(process, bool) or not isinstance(process, int) or not 0 <= process < count:
-        raise ValueError(
-            f"{who}: argument '{name}': expected a process from 0 to {count - 1}, got {process!r}"
-        )
+        raise wrong(who, name, f"a process from 0 to {count - 1}", f"{process!r}")
     return dist.get_rank(graph.group) == process
 
 
-def _check_rows(who: str, x: Any, rows: int, what: str) -> None:
+def _check_rows(who: str, x: object, rows: int, what: str) -> None:
     if not isinstance(x, Tensor) or x.layout is not torch.strided:
         got = x.layout if isinstance(x, Tensor) else type(x).__name__
         raise TypeError(f"{who}: argument 'x': expected a dense tensor, got {got}")
     if x.dim() < 1 or len(x) != rows:
-        raise ValueError(
-            f"{who}: argument 'x': expected {rows} rows, one for each {what}, got shape "
-            f"{tuple(x.shape)}"
-        )
+        raise wrong(who, "x", f"{rows} rows, one for each {what}", f"shape {tuple(x.shape)}")

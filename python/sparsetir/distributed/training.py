@@ -13,7 +13,7 @@ from sparsetir.distributed.collectives import group_of, total
 
 
 @untraced
-def mean(losses: Tensor, group: Any = None) -> Tensor:
+def mean(losses: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
     """The mean of the losses of all processes, for DistributedDataParallel; collective.
 
     Parameters
@@ -40,7 +40,7 @@ def mean(losses: Tensor, group: Any = None) -> Tensor:
 
 class _Mean(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, losses: Tensor, group: Any) -> Tensor:
+    def forward(ctx: Any, losses: Tensor, group: dist.ProcessGroup) -> Tensor:
         wide = torch.promote_types(losses.dtype, torch.float32)
         both = torch.stack(
             [losses.sum(dtype=wide).double(), losses.new_tensor(losses.numel()).double()]
@@ -50,5 +50,5 @@ class _Mean(torch.autograd.Function):
         return (found[0] / found[1]).to(losses.dtype)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
+    def backward(ctx: Any, *grads: Tensor) -> object:
         return (grads[0] * ctx.scale).expand(ctx.shape), None

@@ -24,12 +24,11 @@ from sparsetir import needs_torch  # noqa: F401
 from sparsetir.nn.gat import GATConv
 from sparsetir.nn.gcn import GCNConv
 from sparsetir.nn.points import KernelMap, OnFeatures, SparsePoints, kernel_map
-from sparsetir.nn.prune import prune
 from sparsetir.nn.pyg import accelerate
 from sparsetir.nn.rgcn import RGCNConv
 from sparsetir.nn.sage import SAGEConv
 from sparsetir.nn.sparse_conv import SparseConv3d, SparseConvTranspose3d
-from sparsetir.nn.sparse_linear import SparseLinear, sparse_linears
+from sparsetir.nn.sparse_linear import SparseLinear, prune, sparse_linears
 
 __all__ = [
     "GATConv", "GCNConv", "KernelMap", "OnFeatures", "RGCNConv", "SAGEConv", "SparseConv3d",

@@ -51,7 +51,7 @@ class GATConv(Conv):
         Add a linear map of the targets' features.
     sparse_features : bool
         Whether dense features are nearly all zero, such as words of papers; they are multiplied as
-        sparse ones then (:mod:`sparsetir.nn.features`). Not in PyG.
+        sparse ones then (:mod:`sparsetir.nn.linear`). Not in PyG.
     **kwargs
         Of PyG's `MessagePassing`.
 
@@ -88,7 +88,7 @@ class GATConv(Conv):
         bias: bool = True,
         residual: bool = False,
         sparse_features: bool = False,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         super().__init__(**{"aggr": "add", **kwargs})
         self.sparse_features = sparse_features
@@ -139,7 +139,7 @@ class GATConv(Conv):
     def forward(
         self,
         x: Tensor | tuple[Tensor, Tensor | None],
-        edge_index: Any,
+        edge_index: object,
         edge_attr: Tensor | None = None,
         size: tuple[int, int] | None = None,
         return_attention_weights: bool | None = None,

@@ -3,8 +3,6 @@ networks", 2017)."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.nn import Parameter
@@ -76,7 +74,7 @@ class GCNConv(Conv):
         With b.
     sparse_features : bool
         Whether dense features are nearly all zero, such as words of papers; they are multiplied as
-        sparse ones then (:mod:`sparsetir.nn.features`). Not in PyG.
+        sparse ones then (:mod:`sparsetir.nn.linear`). Not in PyG.
     **kwargs
         Of PyG's `MessagePassing`.
     """
@@ -98,7 +96,7 @@ class GCNConv(Conv):
         normalize: bool = True,
         bias: bool = True,
         sparse_features: bool = False,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         super().__init__(**{"aggr": "add", **kwargs})
         self.sparse_features = sparse_features
@@ -111,9 +109,8 @@ class GCNConv(Conv):
         self.improved, self.cached = improved, cached
         self.add_self_loops, self.normalize = add_self_loops, normalize
         self.lin: Linear = Linear(
-            in_channels, out_channels, bias=False, glorot=True,
-            sparse_features=self.sparse_features,
-        )  # fmt: skip
+            in_channels, out_channels, bias=False, glorot=True, sparse_features=self.sparse_features
+        )
         self.bias: Parameter | None = Parameter(torch.empty(out_channels)) if bias else None
         self.reset_parameters()
 
@@ -123,7 +120,7 @@ class GCNConv(Conv):
         zeros(self.bias)
         self._cached: tuple[Graph, Tensor | None, Tensor | None] | None = None
 
-    def forward(self, x: Tensor, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, edge_index: object, edge_weight: Tensor | None = None) -> Tensor:
         """Run the layer.
 
         Parameters
@@ -159,7 +156,7 @@ class GCNConv(Conv):
         return out if self.bias is None else out + self.bias
 
     def _normalized(
-        self, x: Tensor, edge_index: Any, edge_weight: Tensor | None
+        self, x: Tensor, edge_index: object, edge_weight: Tensor | None
     ) -> tuple[Graph, Tensor | None, Tensor | None]:
         """The graph, and weights of edges and of loops."""
         if self.normalize and self._cached is not None:

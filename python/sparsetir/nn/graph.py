@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from sparsetir.nn.memory import remembered
-from sparsetir.ops.check_pattern import check_size
+from sparsetir.ops.cache import kept, private, same
+from sparsetir.ops.checks import check_size
 from sparsetir.ops.functional import spmm_by_heads
 from sparsetir.ops.messages import softmax_by_heads
 from sparsetir.ops.operands import Operand, Prepared, resolve
+from sparsetir.ops.registry import is_transformed
 from sparsetir.planning.vocabulary import REDUCTION_NAMES
 from sparsetir.runtime.refusals import wrong
 
@@ -93,7 +94,9 @@ class Graph:
         weight = None if weight is None else weight.to(x.dtype)
         return spmm_by_heads(self.operand, x, REDUCTION_NAMES[aggr], weight)
 
-    def remembered(self, key: Any, make: Callable[[], T], compared: tuple[Tensor, ...] = ()) -> T:
+    def remembered(
+        self, key: object, make: Callable[[], T], compared: tuple[Tensor, ...] = ()
+    ) -> T:
         """:func:`remembered` for this graph's pattern."""
         return remembered((self.operand.rowptr, self.col), key, make, compared)
 
@@ -121,15 +124,15 @@ class Graph:
         return softmax_by_heads(self.operand, x)
 
 
-def is_edges(edge_index: Any) -> bool:
+def is_edges(edge_index: object) -> bool:
     """Whether it is a dense tensor of edges, or edges spread over processes, and no matrix."""
     dense = isinstance(edge_index, Tensor) and edge_index.layout is torch.strided
     return dense or is_spread(edge_index)
 
 
 def with_others(
-    who: str, x: Tensor, edge_index: Any, targets: int, flow: str
-) -> tuple[Tensor, Any]:
+    who: str, x: Tensor, edge_index: object, targets: int, flow: str
+) -> tuple[Tensor, object]:
     """Features of all sources and edges that count them: where nodes are spread over processes,
     with those of others; collective then."""
     if not is_spread(edge_index):
@@ -138,12 +141,12 @@ def with_others(
     return graph.of_sources(x), graph.edges()
 
 
-def is_spread(edge_index: Any) -> bool:
+def is_spread(edge_index: object) -> bool:
     """Whether it is a :class:`sparsetir.distributed.DistGraph`, which is not imported for that."""
     return hasattr(edge_index, "graph_of_layer")
 
 
-def has_edges(edge_index: Any) -> bool:
+def has_edges(edge_index: object) -> bool:
     """Whether it is edges, or was prepared from them: in an order of the caller's own."""
     prepared = isinstance(edge_index, Prepared)
     return edge_index.col.dim() == 2 if prepared else is_edges(edge_index)
@@ -154,18 +157,20 @@ def reversed_edges(edge_index: Tensor) -> Tensor:
     return remembered((edge_index,), "reversed", lambda: edge_index.flip(0))
 
 
-def check_aggr(who: str, aggr: Any) -> str:
+def check_aggr(who: str, aggr: object) -> str:
     """The name of an aggregation; ValueError if it is none of those there are kernels for."""
     return one_of(who, "aggr", aggr, tuple(REDUCTION_NAMES))
 
 
-def check_count(who: str, name: str, value: Any) -> None:
+def check_count(who: str, name: str, value: object) -> None:
     """Raise unless it is 1 or more."""
     if check_size(who, name, value) < 1:
         raise ValueError(f"{who}: argument '{name}': expected 1 or more, got {value}")
 
 
-def check_of_edges(who: str, name: str, x: Any, graph: Graph, dims: tuple[int, ...] = (1,)) -> None:
+def check_of_edges(
+    who: str, name: str, x: object, graph: Graph, dims: tuple[int, ...] = (1,)
+) -> None:
     """Raise unless x is a dense tensor of as many rows as there are edges, of `dims` dimensions."""
     if not isinstance(x, Tensor) or x.layout is not torch.strided:
         got = x.layout if isinstance(x, Tensor) else type(x).__name__
@@ -176,8 +181,37 @@ def check_of_edges(who: str, name: str, x: Any, graph: Graph, dims: tuple[int, .
         raise ValueError(f"{who}: argument '{name}': expected shape {shape}, got {tuple(x.shape)}")
 
 
-def one_of(who: str, name: str, value: Any, expected: tuple[str, ...]) -> str:
+def one_of(who: str, name: str, value: object, expected: tuple[str, ...]) -> str:
     """The value, one of those expected; ValueError otherwise."""
     if not isinstance(value, str) or value not in expected:
         raise wrong(who, name, f"{', '.join(map(repr, expected))}", f"{value!r}")
     return value
+
+
+T = TypeVar("T")
+
+
+def remembered(
+    tensors: tuple[Tensor, ...],
+    key: Hashable,
+    make: Callable[[], T],
+    compared: tuple[Tensor, ...] = (),
+) -> T:
+    """`make()`, or what it gave before for the same tensors with the same contents.
+
+    key : tells uses apart
+    compared : what `make` uses besides. Results for the numbers that it had last are remembered,
+        whatever tensors have them
+
+    While calls are traced (torch.compile) or transformed (torch.func) nothing is remembered.
+    """
+    if torch.compiler.is_compiling() or is_transformed():
+        return make()
+    full = (__name__, key, *((x.dtype, x.device, x.shape) for x in compared))
+    found = kept.find(full, *tensors)
+    if found is not None:
+        made, copies = found
+        if all(map(same, compared, copies)):
+            return made
+    copies = [private(x) for x in compared]
+    return kept.remember(full, lambda: (make(), copies), *tensors)[0]

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sparsetir.nn.graph import remembered
 from sparsetir.nn.kernel_map import (
     Convolution,
     Pairs,
@@ -21,13 +22,12 @@ from sparsetir.nn.kernel_map import (
     reached,
     submanifold,
 )
-from sparsetir.nn.memory import remembered
 from sparsetir.ops.cache import hand_out, handed_out, lasting, private
 from sparsetir.ops.checks import check_tensor
+from sparsetir.ops.compress import INT32_MAX
 from sparsetir.runtime.arrays import dtype_name
 from sparsetir.runtime.refusals import wrong
 
-INT32_MAX = 2**31 - 1
 INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64)
 Triple = tuple[int, int, int]
 T = TypeVar("T")
@@ -109,9 +109,12 @@ class Places:
     before: tuple[Places, Convolution] | None
 
     def __init__(
-        self, coords: Tensor, stride: Triple = (1, 1, 1),
-        before: tuple[Places, Convolution] | None = None, sorted_: Sorted | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        coords: Tensor,
+        stride: Triple = (1, 1, 1),
+        before: tuple[Places, Convolution] | None = None,
+        sorted_: Sorted | None = None,
+    ) -> None:
         self.coords, self.stride, self.before = coords, stride, before
         if sorted_ is not None:
             self.sorted = sorted_
@@ -170,7 +173,7 @@ class Places:
         onto = outputs.coords
         return KernelMap(row_ptr, rows, indices, len(onto), len(self.coords), onto)
 
-    def _remembered(self, key: Any, make: Callable[[], Any], *more: Tensor) -> Any:
+    def _remembered(self, key: object, make: Callable[[], object], *more: Tensor) -> Any:
         return remembered((self.coords, *more), key, make)
 
 
@@ -395,7 +398,12 @@ def kernel_map(
 
 
 def convolution(
-    who: str, kernel_size: Any, stride: Any, padding: Any, dilation: Any, submanifold: bool
+    who: str,
+    kernel_size: object,
+    stride: object,
+    padding: object,
+    dilation: object,
+    submanifold: bool,
 ) -> tuple[Convolution, bool]:
     """Of arguments as :class:`SparseConv3d` takes them, and whether outputs are at inputs."""
     kernel, strides, dilations = (
@@ -433,7 +441,7 @@ def triple(who: str, name: str, value: Any, least: int) -> Triple:
     return x, y, z
 
 
-def check_batches(who: str, batch_size: Any, places: Places) -> int:
+def check_batches(who: str, batch_size: object, places: Places) -> int:
     """The number of clouds; TypeError and ValueError where it is none, or fewer than there are."""
     least = places.batch_size
     if batch_size is None:
@@ -464,7 +472,7 @@ def _places(who: str, coords: Tensor) -> Places:
         raise ValueError(f"{who}: argument 'coords': {error}") from None
 
 
-def _check_coords(who: str, coords: Any) -> None:
+def _check_coords(who: str, coords: object) -> None:
     if not isinstance(coords, Tensor):
         raise TypeError(f"{who}: argument 'coords': expected a tensor, got {type(coords).__name__}")
     if coords.dtype not in INTEGERS:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsetir.nn.memory import remembered
+from sparsetir.nn.graph import remembered
 from sparsetir.ops.cache import is_private, private
 from sparsetir.ops.functional import spmm
 from sparsetir.ops.registry import is_transformed

@@ -10,10 +10,17 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from sparsetir.nn.conv import Conv, pair
-from sparsetir.nn.graph import Graph, check_count, is_edges, is_spread, reversed_edges, with_others
+from sparsetir.nn.graph import (
+    Graph,
+    check_count,
+    is_edges,
+    is_spread,
+    remembered,
+    reversed_edges,
+    with_others,
+)
 from sparsetir.nn.linear import glorot, zeros
-from sparsetir.nn.memory import remembered
-from sparsetir.ops.check_pattern import check_edges
+from sparsetir.ops.checks import INDEX_DTYPES, check_edges
 from sparsetir.ops.operands import plain_edges
 from sparsetir.ops.prepared import PreparedRelations
 from sparsetir.ops.relations import seen_edges
@@ -126,7 +133,7 @@ class RGCNConv(Conv):
         root_weight: bool = True,
         is_sorted: bool = False,
         bias: bool = True,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         super().__init__(**{"aggr": aggr, **kwargs})
         if num_bases is not None and num_blocks is not None:
@@ -164,7 +171,7 @@ class RGCNConv(Conv):
     def forward(
         self,
         x: Tensor | None | tuple[Tensor | None, Tensor],
-        edge_index: Any,
+        edge_index: object,
         edge_type: Tensor | None = None,
     ) -> Tensor:
         """Run the layer.
@@ -191,9 +198,7 @@ class RGCNConv(Conv):
             x = (self._all_rows(edge_index), x[1])
         sources, targets = pair("RGCNConv", x, self.flow, (1, 2))
         targets = sources if targets is None else targets
-        sources, edge_index = with_others(
-            "RGCNConv", sources, edge_index, len(targets), self.flow
-        )  # fmt: skip
+        sources, edge_index = with_others("RGCNConv", sources, edge_index, len(targets), self.flow)
         graph = self._graph(edge_index, edge_type, len(sources), len(targets))
         if not sources.is_floating_point():
             out = self._of_rows(graph, sources, len(targets))
@@ -251,7 +256,7 @@ class RGCNConv(Conv):
             raise wrong("RGCNConv", "edge_type", f"shape {tuple(edge_index.shape[1:])}", got)
         edges = edge_index if self.flow == "source_to_target" else reversed_edges(edge_index)
         kind = edge_type
-        if kind.dtype not in (torch.int32, torch.int64):
+        if kind.dtype not in INDEX_DTYPES:
             kind = remembered((edge_type,), "long", edge_type.long)
         if torch.compiler.is_compiling():  # the operator looks at the numbers
             return edges, kind
@@ -383,7 +388,7 @@ def _added(out: Tensor, term: Tensor) -> Tensor:
     return out.add_(term) if _owned(out, term) else out + term
 
 
-def _is_integers(x: Any) -> bool:
+def _is_integers(x: object) -> bool:
     if not isinstance(x, Tensor) or x.dtype is torch.bool:
         return False
     return not x.is_floating_point() and not x.is_complex()

@@ -42,7 +42,7 @@ class SAGEConv(Conv):
         With b.
     sparse_features : bool
         Whether dense features are nearly all zero, such as words of papers; they are multiplied as
-        sparse ones then (:mod:`sparsetir.nn.features`). Not in PyG.
+        sparse ones then (:mod:`sparsetir.nn.linear`). Not in PyG.
     **kwargs
         Of PyG's `MessagePassing`.
     """
@@ -100,7 +100,7 @@ class SAGEConv(Conv):
     def forward(
         self,
         x: Tensor | tuple[Tensor, Tensor | None],
-        edge_index: Any,
+        edge_index: object,
         size: tuple[int, int] | None = None,
     ) -> Tensor:
         """Run the layer.

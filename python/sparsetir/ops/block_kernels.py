@@ -6,15 +6,19 @@ On a CPU kernels work in float32 or float64; on a GPU on tensor cores, which tak
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+from tvm.target import Target
 
 from sparsetir.data.mask_blocks import BlockRows
 from sparsetir.ops.launch import DTYPES, launch, target_of
-from sparsetir.planning.request import compiled_by, default_threads
+from sparsetir.planning.compiled import compiled_by
+from sparsetir.planning.request import default_threads
+from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.pool import pays
 from sparsetir.schedules.default import is_gpu, vector_bits
 from sparsetir.schedules.gpu.block_attention import WarpTiles
@@ -102,16 +106,18 @@ def _run(problem: Any, rows: BlockRows, scale: float, across: Tensor, **arrays: 
     across : an operand that the columns of blocks belong to
     """
     block, heads = problem.block, len(across)
-    target = target_of(across.device)
-    if is_gpu(target):
-        config = WarpTiles()
-    else:
-        work = len(rows.indices) * heads * block**2 * (problem.feat + problem.width + EXPONENTIAL)
-        bits, parallel = vector_bits(target), pays(default_threads(), work)
-        config = BlockTiles.for_block(block, bits, problem.accumulator, parallel)
-    kernel = compiled_by(config, problem, target)
+    work = len(rows.indices) * heads * block**2 * (problem.feat + problem.width + EXPONENTIAL)
+    kernel = _kernel(problem, target_of(across.device), pays(default_threads(), work))
     named = {"indptr": rows.indptr, "indices": rows.indices, "kind": rows.kinds, "bits": rows.bits}
     sizes = {"blocks": len(rows.indices), "kinds": len(rows.bits), "heads": heads, "scale": scale}
     sizes |= {"rows": len(rows.indptr) - 1, "cols": across.shape[1] // block}
     arrays = {name: x.unflatten(1, (-1, block)) for name, x in arrays.items()}
     launch(kernel, {**arrays, **named, **sizes})
+
+
+@lru_cache(256)
+def _kernel(problem: Any, target: Target, parallel: bool) -> Kernel:
+    if is_gpu(target):
+        return compiled_by(WarpTiles(), problem, target)
+    bits, acc = vector_bits(target), problem.accumulator
+    return compiled_by(BlockTiles.for_block(problem.block, bits, acc, parallel), problem, target)

@@ -22,7 +22,8 @@ from sparsetir.ops.checks import check_tensor
 from sparsetir.ops.launch import DTYPES, launch, target_of, wide_tensor
 from sparsetir.ops.registry import Gradients, Operation, Operator
 from sparsetir.ops.structure import Structure, structure_of
-from sparsetir.planning.request import compiled_by, default_threads
+from sparsetir.planning.compiled import compiled_by
+from sparsetir.planning.request import default_threads
 from sparsetir.runtime.arrays import dtype_name
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.pool import pays
@@ -40,7 +41,7 @@ def _has_kernels(x: Tensor) -> bool:
     return x.device.type == "cpu"
 
 
-def _by_blocks(x: Tensor, indices: Tensor, rows: int, cols: int, tokens: int) -> Any:
+def _by_blocks(x: Tensor, indices: Tensor, rows: int, cols: int, tokens: int) -> object:
     """The config of tensor cores for blocks of a weight, where a GPU has them; else None."""
     if _has_kernels(x) or indices.dtype != torch.int32:
         return None

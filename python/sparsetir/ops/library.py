@@ -11,8 +11,13 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from sparsetir.ops.checks import check_dense, check_values
-from sparsetir.ops.extremum import as_messages, gradients_of_product, heads_first, mean_gradient
-from sparsetir.ops.messages_library import gspmm_arg
+from sparsetir.ops.messages_library import (
+    as_messages,
+    gradients_of_product,
+    gspmm_arg,
+    heads_first,
+    mean_gradient,
+)
 from sparsetir.ops.registry import Gradients, Operation, Operator
 from sparsetir.ops.structure import Structure, pattern_of_edges, structure_of
 

@@ -27,7 +27,7 @@ PLACE, ELEMENT = {64: 1.0, 32: 1.1, 16: 1.7}, 16.0
 
 
 def sparse_attention(
-    q: Tensor, k: Tensor, v: Tensor, mask: Any, scale: float | None = None
+    q: Tensor, k: Tensor, v: Tensor, mask: object, scale: float | None = None
 ) -> Tensor:
     """Out[i] = sum over the j of row i of the mask of softmax(scale * q[i] . k[j]) * v[j].
 

@@ -6,29 +6,23 @@ values of edges come and go in the caller's order of a structure.
 
 from __future__ import annotations
 
-from functools import cached_property, partial
-from typing import Any
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from sparsetir.ops.launch import DTYPES, launch, target_of
 from sparsetir.ops.structure import Structure
-from sparsetir.planning.edge_request import about_edges
-from sparsetir.planning.request import compiled_by, default_threads
-from sparsetir.records.fingerprint import Sizes
-from sparsetir.records.lookup import by_record
-from sparsetir.records.task import Task
+from sparsetir.planning.compiled import compiled_by
+from sparsetir.planning.edge_request import of_edges
+from sparsetir.planning.plan import made_for
 from sparsetir.runtime.arrays import dtype_name
 from sparsetir.runtime.kernel import Kernel
-from sparsetir.runtime.pool import pays
-from sparsetir.schedules.default import is_gpu
 from sparsetir.schedules.operators.edge_attention import EdgeAttention
 from sparsetir.schedules.operators.edge_messages import EdgeMessages
 from sparsetir.schedules.operators.edge_softmax import EdgeSoftmax
 from sparsetir.schedules.operators.messages import Messages
 from sparsetir.schedules.operators.problems import Problem
-from sparsetir.schedules.templates.message_tiles import chosen, config_of, work
 
 Named = dict[str, Tensor | float | None]
 
@@ -75,7 +69,7 @@ def gspmm(
     if arg:
         winners = torch.empty(out.shape, dtype=arrays.indptr.dtype, device=out.device)
         named["arg_out"] = winners
-    _run(structure, problem, heads, (feat,), named)
+    _run(structure, problem, (feat,), {"heads": heads, "feat": feat}, named)
     if winners is None:
         return out, None
     nowhere = torch.iinfo(winners.dtype).max
@@ -114,7 +108,7 @@ def gsddmm(
         named[side] = _squeezed(operand)
         if operand is not None and target != "e":
             named |= {f"{side}_of": arrays.ends[target], f"{side}_nodes": len(operand)}
-    _run(structure, problem, heads, (feat,), named)
+    _run(structure, problem, (feat,), {"heads": heads, "feat": feat}, named)
     return out
 
 
@@ -141,7 +135,7 @@ def _softmax(structure: Structure, given: tuple[Tensor, ...], backward: bool) ->
     names = ("y", "g", "dx") if backward else ("x", "out")
     flat = [x.reshape(-1, heads) for x in (*moved, out)]
     named: Named = {**dict(zip(names, flat, strict=True)), "indptr": arrays.indptr}
-    _run(structure, problem, batch, (heads,), {**named, "batch": batch, "heads": heads})
+    _run(structure, problem, (heads,), {"batch": batch, "heads": heads}, named)
     return structure.restored(out, 1).to(first.dtype)
 
 
@@ -165,8 +159,9 @@ def attention(
     wide = getattr(torch, problem.accumulator)
     scores = torch.empty(heads * structure.nnz, dtype=wide, device=q.device)
     named: Named = {"q": q, "k": k, "v": v, "out": out, "scores": scores, "scale": scale}
-    named |= {"indptr": arrays.indptr, "indices": arrays.indices, "width": width}
-    _run(structure, problem, heads, (feat, width), named)
+    named |= {"indptr": arrays.indptr, "indices": arrays.indices}
+    sizes = {"heads": heads, "feat": feat, "width": width}
+    _run(structure, problem, (feat, width), sizes, named)
     return out
 
 
@@ -174,33 +169,28 @@ def attention(
 
 
 def _run(
-    structure: Structure, problem: Problem, heads: int, features: tuple[int, ...], named: Named
+    structure: Structure,
+    problem: Problem,
+    features: tuple[int, ...],
+    sizes: dict[str, int],
+    named: Named,
 ) -> None:
     """Run the kernel with the config that is recorded for a pattern, or that sizes choose.
 
-    heads, features : as :func:`sparsetir.planning.edge_request.about_edges` takes them
+    features, sizes : as :func:`sparsetir.planning.edge_request.of_edges` takes them
     """
-    key = "kernel", problem, heads, features
-    kernel = structure.derived(key, lambda of: _kernel(of, problem, heads, features))
-    sizes = {"m": structure.m, "n": structure.n, "nnz": structure.nnz}
-    launch(kernel, {**sizes, "heads": heads, "feat": features[0], **named})
+    key = problem, features, *sizes.values()
+    kernel = structure.derived(key, lambda of: _kernel(of, problem, features, sizes))
+    launch(kernel, {"m": structure.m, "n": structure.n, "nnz": structure.nnz, **sizes, **named})
 
 
 def _kernel(
-    structure: Structure, problem: Problem, heads: int, features: tuple[int, ...]
+    structure: Structure, problem: Problem, features: tuple[int, ...], sizes: dict[str, int]
 ) -> Kernel:
-    target, threads = target_of(structure.device), default_threads()
-    gpu = is_gpu(target)
-    make = partial(compiled_by, problem=problem, target=target)
-    if not gpu and not isinstance(problem, EdgeMessages):
-        sizes: Any = Sizes(structure.shape, structure.nnz)
-        op, reduce, of_task = about_edges(problem, features, heads)
-        task = Task(op, sizes, features[-1], problem.dtype, reduce, of_task, target, threads)
-        found = by_record(task, make, config_of, lambda: structure.pattern.in_order)
-        if found is not None:
-            return found
-    parallel = pays(threads, work(problem, structure.nnz, heads, features))
-    return make(chosen(features, threads if parallel else 1, gpu))
+    wanted = of_edges(structure.pattern, problem, features, sizes, target_of(structure.device))
+    tuned = not wanted.gpu and not isinstance(problem, EdgeMessages)
+    in_order = (lambda: structure.pattern.in_order) if tuned else None
+    return made_for(wanted, lambda config, _: compiled_by(config, problem, wanted.target), in_order)
 
 
 class _Arrays:

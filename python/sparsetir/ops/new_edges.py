@@ -17,13 +17,12 @@ from tvm.target import Target
 
 from sparsetir.ops import library
 from sparsetir.ops.cache import memory_key
-from sparsetir.ops.check_pattern import check_edges
-from sparsetir.ops.extremum import mean_gradient
-from sparsetir.ops.launch import launch, target_of
-from sparsetir.ops.recorded import may_be_recorded
+from sparsetir.ops.checks import INDEX_DTYPES, check_edges
+from sparsetir.ops.launch import launch, may_be_recorded, target_of
+from sparsetir.ops.messages_library import mean_gradient
 from sparsetir.ops.registry import PLAIN, is_undisturbed
 from sparsetir.ops.structure import known_edges
-from sparsetir.planning.request import compiled_by
+from sparsetir.planning.compiled import compiled_by
 from sparsetir.runtime.arrays import dtype_name
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.schedules.default import l2_bytes, l3_bytes
@@ -31,7 +30,6 @@ from sparsetir.schedules.operators.edge_sums import EdgeSums
 from sparsetir.schedules.templates.edge_sums import SumLoops
 
 DTYPES = (torch.float32, torch.float64)
-INDICES = (torch.int32, torch.int64)
 MOST = 1 << 20  # edges; where there are more, all threads are worth sorting for
 # Patterns that a process sorts all the same, until a kernel that does not is worth compiling.
 SORTED = 16
@@ -51,7 +49,7 @@ class _Met:
         self.storage, self.version, self.count = storage, version, 0
 
 
-_met: dict[Any, _Met] = {}
+_met: dict[object, _Met] = {}
 _sorted = 0
 
 
@@ -73,7 +71,7 @@ def sum_of_new(A: Any, B: Any, reduce: str, values: Any) -> Tensor | None:
         return None
     if not 0 < nnz <= MOST or not feat or not is_undisturbed():
         return None
-    if not _is_plain(B, DTYPES) or not _is_plain(edges, INDICES):
+    if not _is_plain(B, DTYPES) or not _is_plain(edges, INDEX_DTYPES):
         return None
     if values is not None:
         fits = type(values) in PLAIN and values.shape == (nnz,) and not values.requires_grad
@@ -159,7 +157,7 @@ class _Sum(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
+    def backward(ctx: Any, *grads: Tensor) -> object:
         (grad,), (edges, values, count) = grads, ctx.saved_tensors
         m = len(grad)
         if count is not None:

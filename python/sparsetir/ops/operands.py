@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsetir.data.foreign import Compressed, Edges, adopted
+from sparsetir.data.read_matrix import Compressed, Edges, adopted
 from sparsetir.data.sources import to_host
 from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.formats.pattern import Pattern
 from sparsetir.ops.blocks import Blocks
 from sparsetir.ops.cache import kept, private
-from sparsetir.ops.check_pattern import check_csr, check_size
+from sparsetir.ops.checks import INDEX_DTYPES, check_csr, check_size
 from sparsetir.ops.compress import Order
 from sparsetir.ops.library import row_pointers
 from sparsetir.ops.registry import holds_data
@@ -255,7 +255,7 @@ def plain_edges(who: str, name: str, A: Tensor) -> tuple[Tensor, tuple[int, int]
     if A.dim() != 2 or A.shape[0] != 2:
         expected = "a sparse matrix or an edge_index of shape (2, E)"
         raise wrong(who, name, expected, f"a dense tensor of shape {tuple(A.shape)}")
-    if A.dtype not in (torch.int32, torch.int64):
+    if A.dtype not in INDEX_DTYPES:
         raise TypeError(
             f"{who}: argument '{name}': expected an edge_index of int32 or int64, got "
             f"{str(A.dtype).removeprefix('torch.')}"

@@ -29,7 +29,7 @@ def function_of(name: str) -> Callable[..., Tensor]:
     """The function of `sparsetir.ops` for a record; what it takes is said in its docstring."""
     record, known = OPERATORS[name], registered(name)
 
-    def run(A: Any, *operands: Tensor, values: Tensor | None = None) -> Tensor:
+    def run(A: object, *operands: Tensor, values: Tensor | None = None) -> Tensor:
         sizes = _sizes(record, operands)
         m, n = sizes.get("m"), sizes.get("n")
         shape = None if m is None or n is None else (m, n)

@@ -114,11 +114,14 @@ class Operator(Generic[P, R]):
 
 
 def _function(
-    name: str, kernel: Callable[..., Any], backward: Callable[..., Any], save: Callable[..., None]
+    name: str,
+    kernel: Callable[..., object],
+    backward: Callable[..., object],
+    save: Callable[..., None],
 ) -> Any:
     """The same for autograd alone."""
 
-    def forward(ctx: Any, *args: Any) -> Any:
+    def forward(ctx: Any, *args: object) -> object:
         out = kernel(*args)
         save(ctx, args, out)
         return out
@@ -136,10 +139,10 @@ def _transformed(
 ) -> Any:
     """The same for transforms of torch.func, but for derivatives taken forward."""
 
-    def forward(*args: Any) -> Any:
+    def forward(*args: Any) -> object:
         return kernel(*args) if is_plain(*args) else op(*args)
 
-    def jvp(*_: Any) -> Any:
+    def jvp(*_: object) -> object:
         raise NotImplementedError(
             f"sparsetir.{name}: has no derivatives taken forward, as by torch.func.jvp, jacfwd and "
             "hessian; use vjp, grad or jacrev"
@@ -161,11 +164,11 @@ def _fields_of(kind: Any) -> tuple[Any, list[str], list[str]]:
     return kind, [x.name for x in found], [TYPES[str(x.type)] for x in found]
 
 
-def _save_of(of: type[Operation[Any]], names: list[str]) -> Callable[..., None]:
+def _save_of(of: type[Operation[object]], names: list[str]) -> Callable[..., None]:
     """What keeps what gradients want of a call."""
     kept = [name not in of.unused for name in names]
 
-    def save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    def save(ctx: Any, inputs: tuple[object, ...], output: object) -> None:
         given = [x if keep else None for x, keep in zip(inputs, kept, strict=True)]
         results = output if isinstance(output, tuple) else (output,)
         given += results if of.keeps_results else ()
@@ -184,7 +187,7 @@ def _save_of(of: type[Operation[Any]], names: list[str]) -> Callable[..., None]:
 def _backward_of(of: Any, names: list[str]) -> Callable[..., Any]:
     """What gives the gradients for all arguments, None where they are not wanted."""
 
-    def backward(ctx: Any, grad: Tensor, *_: Any) -> Any:
+    def backward(ctx: Any, grad: Tensor, *_: Any) -> object:
         pairs = zip(ctx.saved_tensors, ctx.others, strict=True)
         given = [other if tensor is None else tensor for tensor, other in pairs]
         call = of(*given[: len(names)])
@@ -212,7 +215,7 @@ def _casting(op: Any, device: str) -> Callable[..., Any]:
     return run
 
 
-def _cast(x: Any, dtype: torch.dtype) -> Any:
+def _cast(x: object, dtype: torch.dtype) -> object:
     return x.to(dtype) if isinstance(x, Tensor) and x.dtype in AUTOCAST else x
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sparsetir.formats import ConvertedFormat
 from sparsetir.ops.cache import Deriving, handed_out, is_private, kept, lasting
-from sparsetir.ops.check_pattern import check_edges, check_kind, check_range, check_size
+from sparsetir.ops.checks import check_edges, check_kind, check_range, check_size
 from sparsetir.ops.registry import holds_data
 from sparsetir.runtime.refusals import wrong
 from sparsetir.schedules.operators.relations import RelationPattern

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from sparsetir.ops import rgms_kernels
-from sparsetir.ops.check_pattern import check_size
-from sparsetir.ops.checks import check_tensor
+from sparsetir.ops.checks import check_size, check_tensor
 from sparsetir.ops.prepared import PreparedRelations
 from sparsetir.ops.registry import Gradients, Operation, Operator
 from sparsetir.ops.relations import Relations, relations_of, seen_edges

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property, partial
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from sparsetir.ops.blocks import Blocks
 from sparsetir.ops.cache import Deriving, hand_out, handed_out, is_private, kept, lasting, private
-from sparsetir.ops.check_pattern import check_csr, check_edges, check_kind, check_pairs, check_size
-from sparsetir.ops.compress import Order, compress, transpose
-from sparsetir.ops.launch import DTYPES, call_plan, target_of
-from sparsetir.ops.recorded import Planned, recorded
+from sparsetir.ops.checks import check_csr, check_edges, check_kind, check_pairs, check_size
+from sparsetir.ops.compress import INT32_MAX, Order, compress, transpose
+from sparsetir.ops.launch import DTYPES, Planned, call_plan, recorded, target_of
 from sparsetir.planning.plan import plan_of_each_run
 from sparsetir.planning.run_plan import Plan
 from sparsetir.schedules.operators.problems import CsrPattern
@@ -23,7 +22,6 @@ from sparsetir.schedules.operators.registry import OPERATORS
 
 # Of one structure, where one that no record has chosen counts twice.
 MAX_PLANS = 64
-INT32_MAX = 2**31 - 1
 Orders = tuple[Order | None, Order | None]
 K = TypeVar("K", Plan, Planned)
 
@@ -349,7 +347,7 @@ class Structure(Deriving):
 
         return self._kept(key, make)
 
-    def _options(self, dtype: torch.dtype, reduce: str, heads: int | None) -> dict[str, Any]:
+    def _options(self, dtype: torch.dtype, reduce: str, heads: int | None) -> dict[str, object]:
         target = target_of(self.device)
         return {"dtype": DTYPES[dtype], "reduce": reduce, "heads": heads, "target": target}
 

@@ -8,9 +8,13 @@ from collections.abc import Callable, Hashable
 
 from tvm.target import Target
 
+from sparsetir.records.task import Compiled
 from sparsetir.runtime.build import kernel_of
 from sparsetir.runtime.kernel import Kernel
-from sparsetir.runtime.pipeline import Stages
+from sparsetir.runtime.pipeline import Stages, lower_template
+from sparsetir.schedules.default import is_gpu
+from sparsetir.schedules.operators.problems import Problem
+from sparsetir.schedules.templates.registry import template_of
 
 # Kernels that are kept, with all of their stages; those of plans that are in use live on without.
 MOST_KERNELS = 512
@@ -24,6 +28,19 @@ _compiling = threading.Lock()
 def compilations() -> int:
     """How many kernels plans and operators have compiled in this process."""
     return _count
+
+
+def compiled_by(config: Compiled, problem: Problem, target: Target) -> Kernel:
+    """The kernel that the template of a config makes for a problem, of plans and operators alike.
+
+    Raises TypeError for what is no config for this.
+    """
+
+    def stages() -> Stages:
+        template = template_of(config, problem, is_gpu(target))
+        return lower_template(template, problem, config, target)
+
+    return compiled((problem, config.compiled), target, stages)
 
 
 def compiled(key: Hashable, target: Target, stages: Callable[[], Stages]) -> Kernel:

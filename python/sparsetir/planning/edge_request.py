@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import numbers
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
+
+from tvm.target import Target
 
 from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.planning.request import (
@@ -30,7 +33,7 @@ from sparsetir.schedules.operators.edge_softmax import EdgeSoftmax
 from sparsetir.schedules.operators.messages import Messages
 from sparsetir.schedules.operators.names import SOFTMAX
 from sparsetir.schedules.operators.operands import Operator
-from sparsetir.schedules.operators.problems import Problem
+from sparsetir.schedules.operators.problems import CsrPattern, Problem
 from sparsetir.schedules.operators.registry import ALONG
 from sparsetir.schedules.template import Branch
 from sparsetir.schedules.templates import message_tiles
@@ -50,7 +53,17 @@ class AlongEdges(OneByOne):
 
     def about(self, wanted: Request) -> About:
         """See :class:`Choosing`."""
-        return about_edges(wanted.problem, wanted.features, _heads(wanted))
+        problem, heads = wanted.problem, _heads(wanted)
+        if isinstance(problem, Messages):
+            kind = problem.op if problem.op.startswith("copy") else f"u_{problem.op}_e"
+            op = f"{kind}_{problem.reduce}"
+            about = f"{problem.reduce}-of-{problem.u or 1}-{problem.e or 1}"
+        elif isinstance(problem, EdgeSoftmax):
+            op, about = "softmax", "backward" if problem.backward else "forward"
+        else:
+            assert isinstance(problem, EdgeAttention)
+            op, about = "attention", f"of-{wanted.feat_in}" + "-heads-first" * problem.heads_first
+        return About(op, about, heads if heads > 1 else None)
 
     def tried(self, wanted: Request) -> Branch:
         """See :class:`OneByOne`."""
@@ -72,25 +85,24 @@ ALONG_EDGES = AlongEdges()
 
 def _heads(wanted: Request) -> int:
     """That are gone through by themselves."""
-    return 1 if "batch" in wanted.sizes else int(wanted.sizes["heads"])
+    return int(wanted.sizes.get("batch", wanted.sizes["heads"]))
 
 
-def about_edges(problem: Problem, features: tuple[int, ...], heads: int) -> About:
-    """What records of an operator along edges are looked up by, in plans and in `sparsetir.ops`.
+def of_edges(
+    matrix: CsrPattern,
+    problem: Problem,
+    features: tuple[int, ...],
+    sizes: Mapping[str, int | float],
+    target: Target,
+) -> Request:
+    """The request for a kernel whose caller has arrays of its own, which are known to fit.
 
-    features : see :class:`Request`
-    heads : that are gone through by themselves
+    features, sizes : see :class:`Request`
     """
-    if isinstance(problem, Messages):
-        kind = problem.op if problem.op.startswith("copy") else f"u_{problem.op}_e"
-        op = f"{kind}_{problem.reduce}"
-        about = f"{problem.reduce}-of-{problem.u or 1}-{problem.e or 1}"
-    elif isinstance(problem, EdgeSoftmax):
-        op, about = "softmax", "backward" if problem.backward else "forward"
-    else:
-        assert isinstance(problem, EdgeAttention)
-        op, about = "attention", f"of-{features[0]}" + "-heads-first" * problem.heads_first
-    return About(op, about, heads if heads > 1 else None)
+    return Request(
+        ALONG["messages"], "messages", matrix, problem, features, sizes, {}, (), default_threads(),
+        target, ALONG_EDGES,
+    )  # fmt: skip
 
 
 def record_along_edges(
@@ -151,7 +163,7 @@ def edge_request(
     )  # fmt: skip
 
 
-def _counts(options: dict[str, Any]) -> dict[str, Any]:
+def _counts(options: dict[str, object]) -> dict[str, object]:
     """Options that are numbers of features, where they are given."""
     names = ("edge_feat", "feat_in")
     return {n: options[n] for n in names if options.get(n) is not None}
@@ -159,7 +171,7 @@ def _counts(options: dict[str, Any]) -> dict[str, Any]:
 
 def _of_messages(
     op: str, feat: int, reduce: str = "sum", edge_feat: int | None = None
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Options of messages, as their record takes them."""
     kind, reduce = message("plan", op, None if reduce == "sum" else reduce)
     if edge_feat is not None and kind == "copy_u":

@@ -25,9 +25,8 @@ from sparsetir.planning.vocabulary import operator as named_operator
 from sparsetir.records.task import Config
 from sparsetir.runtime import pool
 from sparsetir.runtime.arrays import itemsize
-from sparsetir.runtime.matrix_engine import allowed
 from sparsetir.runtime.refusals import wrong
-from sparsetir.runtime.targets import TargetLike, resolve_target
+from sparsetir.runtime.targets import TargetLike, allowed, resolve_target
 from sparsetir.schedules.default import is_gpu
 from sparsetir.schedules.operators.problems import CsrPattern, Spmm
 from sparsetir.schedules.operators.registry import OPERATORS

@@ -31,7 +31,7 @@ def _sizes_of(config: Config) -> dict[str, int]:
 
 
 def _check_shapes(
-    op: str, shapes: Mapping[str, tuple[int, ...]], arrays: Mapping[str, Any], said: str = ""
+    op: str, shapes: Mapping[str, tuple[int, ...]], arrays: Mapping[str, object], said: str = ""
 ) -> None:
     """Raise for arrays, by name, of other shapes; a result and values may be None.
 
@@ -56,7 +56,7 @@ class PaddedPlan(Plan):
         super().__init__(whole, config, chosen_by)
         self.feat, self._given = wanted.feat, wanted.shapes
 
-    def __call__(self, *operands: Any, out: Any = None, values: Any = None) -> Any:
+    def __call__(self, *operands: object, out: object = None, values: object = None) -> Any:
         """As of :class:`Plan`."""
         if len(operands) != len(self._operands):
             return super().__call__(*operands)  # which says what is wrong
@@ -70,7 +70,7 @@ class PaddedPlan(Plan):
         found = super().__call__(*self._padded(operands), out=whole, values=values)
         return leading(found, self._given["out"], out)
 
-    def run_trusted(self, operands: Sequence[Any], values: Any = None) -> Any:
+    def run_trusted(self, operands: Sequence[object], values: object = None) -> Any:
         """As of :class:`Plan`."""
         return leading(super().run_trusted(self._padded(operands), values), self._given["out"])
 
@@ -78,7 +78,7 @@ class PaddedPlan(Plan):
         plain = [x.detach() for x in operands]
         return super().__call__(*plain, values=None if values is None else values.detach())
 
-    def _padded(self, operands: Sequence[Any]) -> list[Any]:
+    def _padded(self, operands: Sequence[object]) -> list[object]:
         named = zip(self._operands, operands, strict=True)
         return [with_zeros(array, self._shapes[name]) for name, array in named]
 
@@ -97,7 +97,7 @@ class HeadsPlan(Plan):
         found.__dict__.update(made.__dict__)
         return found
 
-    def __call__(self, *operands: Any, out: Any = None, values: Any = None) -> Any:
+    def __call__(self, *operands: object, out: object = None, values: object = None) -> Any:
         """As of :class:`Plan`."""
         if len(operands) != self._count or (values is not None and "a" not in self._shapes):
             return super().__call__(*operands, values=values)  # which says what is wrong

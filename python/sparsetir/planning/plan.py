@@ -10,10 +10,10 @@ True
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import replace
-from functools import lru_cache
-from typing import Any
+from functools import lru_cache, partial
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -31,6 +31,7 @@ from sparsetir.planning.vocabulary import is_message
 from sparsetir.records.lookup import by_record
 from sparsetir.records.task import Config
 from sparsetir.runtime import pool
+from sparsetir.runtime.arrays import is_array, is_torch
 from sparsetir.runtime.refusals import wrong
 from sparsetir.runtime.targets import TargetLike
 from sparsetir.schedules.gpu.spmm_panels import PanelThreads
@@ -41,22 +42,25 @@ from sparsetir.schedules.search.choose import choose
 from sparsetir.schedules.templates.spmm_panels import PanelRows
 
 MAKERS = {
-    "matrix": matrix_request, "edges": edge_request, "relations": relational_request,
+    "matrix": matrix_request,
+    "edges": edge_request,
+    "relations": relational_request,
     "matrices": sparse_request,
-}  # fmt: skip
+}
 # All options of operators; each has some.
 OPTIONS = {
     name for each in (OPERATORS, ALONG, OF_MATRICES) for x in each.values() for name in x.options
 }
 MOST_LIKES = 256
+T = TypeVar("T")
 EIGHTHS = 4  # bits of sizes that are about the same
 
 
 def plan(
     op: str,
-    matrix: Any,
-    feat: Any = None,
-    *more: Any,
+    matrix: object,
+    feat: object = None,
+    *more: object,
     dtype: str | None = None,
     reduce: str = "sum",
     heads: int | None = None,
@@ -70,7 +74,7 @@ def plan(
     edge_feat: int | None = None,
     scale: float | None = None,
     semiring: str = "plus_times",
-    mask: Any = None,
+    mask: object = None,
 ) -> Plan:
     """Compile an operator and arrange a pattern for it.
 
@@ -195,17 +199,31 @@ def plan_of(wanted: Request, config: Config | None = None) -> Plan:
         return plan_with(wanted, config)
     if wanted.is_trusted:
         return _settled(wanted, wanted.pattern).on(wanted)
+    return made_for(wanted, partial(plan_with, wanted))
+
+
+def made_for(
+    wanted: Request,
+    make: Callable[[Config, str], T],
+    pattern: Callable[[], CsrPattern] | None = None,
+) -> T:
+    """What is made of the config recorded for a request, else of the one that sizes choose.
+
+    make : gives it, of a config and "record" or "default"
+    pattern : gives that of a matrix without values, with columns in order, which no record is
+        looked for by without it
+    """
     default = wanted.whole.chosen()
     found = None
-    if wanted.is_recorded:  # what is wrong beside the record shows with the default
-        found = by_record(
-            wanted.task(), lambda config: plan_with(wanted, config, "record"),
-            wanted.choosing.of_choices,
-        )  # fmt: skip
-    return found or plan_with(wanted, default, "default")
+    if wanted.is_recorded or pattern is not None:  # what is wrong beside shows with the default
+        of_choices = wanted.choosing.of_choices
+        found = by_record(wanted.task(), lambda c: make(c, "record"), of_choices, pattern)
+    return found or make(default, "default")
 
 
-def requested(op: object, matrix: Any, feat: Any = None, *more: Any, **options: Any) -> Request:
+def requested(
+    op: object, matrix: object, feat: object = None, *more: object, **options: object
+) -> Request:
     """The arguments of :func:`plan` but `config`, checked; raises as it does.
 
     Whatever plans, searches or lowers an operator by its name begins here.
@@ -280,7 +298,7 @@ def _of_each_run(config: Config, pattern: CsrPattern) -> Config:
 
 
 def plan_candidates(
-    op: str, matrix: Any, feat: Any = None, *more: Any, **options: Any
+    op: str, matrix: object, feat: object = None, *more: object, **options: object
 ) -> list[Config]:
     """Configs worth measuring, the default of :func:`plan` first.
 
@@ -295,3 +313,34 @@ def plan_candidates(
         Each to be `config` of :func:`plan`.
     """
     return requested(op, matrix, feat, *more, **options).whole.candidates()
+
+
+MOST_PLANS = 16  # of one matrix
+
+
+def product(matrix: Any, x: Any, plans: dict[Any, Any], ops: Callable[[], Any]) -> Any:
+    """See :meth:`sparsetir.SparseMatrix.__matmul__`.
+
+    plans : those of this matrix, by their kind
+    ops : gives `sparsetir.ops`, which multiplies tensors of torch
+    """
+    if not is_array(x):
+        return NotImplemented
+    if len(x.shape) not in (1, 2) or x.shape[0] != matrix.shape[1]:
+        n = matrix.shape[1]
+        raise ValueError(
+            f"SparseMatrix: argument 'x' of A @ x: expected shape ({n},) or ({n}, feat), got "
+            f"{tuple(x.shape)}"
+        )
+    if is_torch(x):
+        return ops().spmv(matrix, x) if x.dim() == 1 else ops().spmm(matrix, x)
+    x = np.asarray(x)
+    dtype = x.dtype if x.dtype == matrix.dtype else np.result_type(x.dtype, matrix.dtype)
+    x = np.ascontiguousarray(x, dtype)
+    op = "spmv" if x.ndim == 1 else "spmm"
+    key = op, x.shape[1:], dtype
+    if key not in plans:
+        while len(plans) >= MOST_PLANS:
+            plans.pop(next(iter(plans)))
+        plans[key] = plan(op, matrix, x)
+    return plans[key](x)

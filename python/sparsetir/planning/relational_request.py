@@ -68,7 +68,7 @@ class OfRelations(OneByOne):
         found = (t.configs(*asked) for t in templates_for(wanted.problem, True) if t.configs)
         return [config for each in found for config in each]
 
-    def of_choices(self, **choices: Any) -> Config:
+    def of_choices(self, **choices: object) -> Config:
         """See :class:`Choosing`."""
         return config_of(**choices)
 
@@ -77,9 +77,13 @@ OF_RELATIONS = OfRelations()
 
 
 def of_relations(
-    matrix: SparseTensor | RelationPattern, problem: Rgms | RgmsGradient,
-    features: tuple[int, int], threads: int, target: Target, blocks: int | None = None,
-) -> Request:  # fmt: skip
+    matrix: SparseTensor | RelationPattern,
+    problem: Rgms | RgmsGradient,
+    features: tuple[int, int],
+    threads: int,
+    target: Target,
+    blocks: int | None = None,
+) -> Request:
     """The request for what is known to fit.
 
     matrix : by (relation, row, column); a RelationPattern where there are no values

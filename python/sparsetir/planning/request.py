@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Hashable, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -14,18 +14,16 @@ from tvm.target import Target
 from sparsetir.data.sparse_tensor import SparseMatrix, SparseTensor
 from sparsetir.formats import Format, Operand, Pattern
 from sparsetir.formats.converted import ConvertedFormat
-from sparsetir.planning.compiled import compiled
 from sparsetir.records.fingerprint import Matrices
 from sparsetir.records.task import Config, Task
 from sparsetir.runtime import pool
 from sparsetir.runtime.arrays import CACHE_LINE, LEAST_ALIGNED, dtype_name, is_array
-from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.pipeline import Stages, lower_template
 from sparsetir.runtime.refusals import wrong
 from sparsetir.runtime.signature import Signature
 from sparsetir.schedules.default import is_gpu
 from sparsetir.schedules.operators.operands import Operator, rounded
-from sparsetir.schedules.operators.problems import CsrPattern, Problem, Spmm
+from sparsetir.schedules.operators.problems import CsrPattern, Spmm
 from sparsetir.schedules.operators.relations import RelationPattern
 from sparsetir.schedules.search.choose import Statistics
 from sparsetir.schedules.search.spaces import Space
@@ -253,7 +251,7 @@ class Choosing:
         """The config for a format; raises ValueError where none is chosen by one."""
         raise wrong("plan", "format", f"None for '{wanted.name}'", f"{format!r}")
 
-    def of_choices(self, **choices: Any) -> Config:
+    def of_choices(self, **choices: object) -> Config:
         """A config of the choices by name that older versions recorded."""
         return Choices(choices)
 
@@ -294,18 +292,8 @@ class OneByOne(Choosing):
         return Space((self.tried(wanted),))
 
 
-def compiled_by(config: Hashable, problem: Problem, target: Target) -> Kernel:
-    """The kernel that the template of a config makes for a problem."""
-
-    def stages() -> Stages:
-        template = template_of(config, problem, is_gpu(target))
-        return lower_template(template, problem, config, target)
-
-    return compiled((problem, config), target, stages)
-
-
 def adopted_matrix(
-    op: str, matrix: Any, each_once: bool = False, in_order: bool = False
+    op: str, matrix: object, each_once: bool = False, in_order: bool = False
 ) -> SparseMatrix | CsrPattern:
     """What a plan takes for a matrix, as one of these.
 
@@ -338,7 +326,7 @@ def adopted_matrix(
 
 def features_of(
     op: str, feat: Any, dtype: str | None, heads: int | None, vectors: bool = False
-) -> tuple[Any, str | None, int | None]:
+) -> tuple[object, str | None, int | None]:
     """The number of features, and what else the dense operand says where it is given for that.
 
     feat : a number; or the operand, whose dtype and heads are taken where none are given

@@ -13,15 +13,17 @@ import numpy as np
 import tvm
 import tvm_ffi
 
-from sparsetir.planning.compiled import compiled
+from sparsetir.planning.compiled import compiled_by
 from sparsetir.planning.request import Request
 from sparsetir.records.task import Config
 from sparsetir.runtime.arrays import (
+    LEAST_BYTES,
     at_cache_line,
     check_alignment,
     dtype_name,
     empty,
     empty_like,
+    in_large_pages,
     is_array,
     is_contiguous,
     is_torch,
@@ -32,13 +34,12 @@ from sparsetir.runtime.arrays import (
     to_numpy,
 )
 from sparsetir.runtime.kernel import WRITTEN, Kernel
-from sparsetir.runtime.large_pages import LEAST_BYTES, in_large_pages
 from sparsetir.runtime.readable import check_memory, count_writes
 from sparsetir.runtime.refusals import wrong
 from sparsetir.schedules.operators.problems import Problem
 from sparsetir.schedules.passes.launches import count_launches
 
-GPU_ALIGNMENT = 16
+GPU_ALIGNMENT = 16  # of arrays, whose vector loads want whole vectors
 NO_GRADIENT = (
     "it requires a gradient, which results of plans do not have; use sparsetir.ops.{}, or call "
     "under torch.no_grad()"
@@ -128,8 +129,7 @@ class Plan:
         self._template = wanted.template(config)
         self._tiles = config.tiles(wanted.feat)
         start = time.perf_counter()
-        key = problem, config.compiled
-        self.kernel: Kernel = compiled(key, target, lambda: wanted.stages(config))
+        self.kernel: Kernel = compiled_by(config, problem, target)
         self.compile_seconds: float = time.perf_counter() - start
         self.launches: int = count_launches(self.kernel.stages["II scheduled"]) if gpu else 1
         self._operands = tuple(name for name in wanted.shapes if name not in ("a", "out"))
@@ -199,13 +199,13 @@ class Plan:
         """Share of the slots that are padding."""
         return self._stored.padding
 
-    def _put(self, arguments: Mapping[str, Any]) -> None:
+    def _put(self, arguments: Mapping[str, object]) -> None:
         """Keep arguments for all runs, arrays where the kernel runs."""
         for name, value in arguments.items():
             array = self._on_device(value) if is_array(value) else value
             self._args[self._place[name]] = self._view(name, array)
 
-    def _on_device(self, array: Any) -> Any:
+    def _on_device(self, array: object) -> object:
         if not isinstance(array, np.ndarray):
             return array
         if not self._gpu:
@@ -291,13 +291,15 @@ class Plan:
             count_writes((given,))
         return out
 
-    def _check_memory(self, operands: tuple[Any, ...], values: Any, out: Any) -> None:
+    def _check_memory(self, operands: tuple[object, ...], values: object, out: object) -> None:
         """Raise for arrays whose memory does not hold their numbers."""
         names, gradients = self._checked[values is not None, out is not None]
         arrays = operands if values is None else (*operands, values)
         check_memory(self.op, names, arrays if out is None else (*arrays, out), gradients)
 
-    def _fill(self, args: list[Any], operands: tuple[Any, ...], values: Any, out: Any) -> None:
+    def _fill(
+        self, args: list[object], operands: tuple[object, ...], values: object, out: object
+    ) -> None:
         """Put arrays where the kernel takes them, as it takes them."""
         for name, array in zip(self._operands, operands, strict=True):
             args[self._place[name]] = self._view(name, array)
@@ -310,7 +312,12 @@ class Plan:
             args[self._place[name]] = np.empty(count, dtype) if made is None else made
 
     def _run_refused(
-        self, args: list[Any], operands: tuple[Any, ...], values: Any, out: Any, error: Exception
+        self,
+        args: list[object],
+        operands: tuple[object, ...],
+        values: object,
+        out: object,
+        error: Exception,
     ) -> None:
         """Say what is wrong with arguments that TVM refused, or run with other views of them.
 
@@ -359,7 +366,7 @@ class Plan:
             return self._run_detached(operands, values)  # takes other views, or says what is wrong
         return out
 
-    def _new_result(self, operand: Any) -> Any:
+    def _new_result(self, operand: object) -> Any:
         """An array like an operand that is none of NumPy's."""
         out = empty_like(operand, self._out_shape, self._first, self._out_dtype)
         if self._large and is_torch(out):
@@ -432,7 +439,7 @@ class Plan:
         stored = self._stored.values(A=probe)
         return self._place["a"] if set(stored) == {"a"} and stored["a"] is probe else -1
 
-    def _arranged(self, values: Any) -> dict[str, Any]:
+    def _arranged(self, values: object) -> dict[str, object]:
         """The kernel's arrays of values, those that its schedule makes of them too."""
         stored = self._stored.values(A=values if self._stored.keeps_order else to_numpy(values))
         return {**stored, **self.kernel.of_values(stored, self._computed)}
@@ -450,7 +457,7 @@ class Plan:
         view: Any = getattr(array, "_create_view", None)  # of TVM's tensors
         return array.reshape(shape) if view is None else view(shape, array.dtype)
 
-    def _refuse_overlap(self, out: Any, operands: tuple[Any, ...], values: Any) -> None:
+    def _refuse_overlap(self, out: object, operands: tuple[object, ...], values: object) -> None:
         """Raise where the result shares memory with what is read."""
         for name, array in zip(self._operands, operands, strict=True):
             if self._overlaps(out, array):
@@ -458,7 +465,7 @@ class Plan:
         if values is not None and self._overlaps(out, values):
             raise ValueError(f"{self.op}: argument 'out' shares memory with the values")
 
-    def _overlaps(self, out: Any, array: Any) -> bool:
+    def _overlaps(self, out: object, array: object) -> bool:
         return overlap(out, array, self._out_bytes, self._bytes)
 
     def __reduce__(self) -> NoReturn:

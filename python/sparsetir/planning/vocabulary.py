@@ -21,9 +21,13 @@ BINARY = ("add", "sub", "mul", "div")
 TARGETS = ("u", "v", "e")
 # Of an edge from a source "u"; also as DGL's `gspmm` and its operators call them.
 MESSAGES = {
-    "copy_u": "copy_u", "copy_lhs": "copy_u", "copy_e": "copy_e", "copy_rhs": "copy_e",
-    **{name: name for name in BINARY}, **{f"u_{name}_e": name for name in BINARY},
-}  # fmt: skip
+    "copy_u": "copy_u",
+    "copy_lhs": "copy_u",
+    "copy_e": "copy_e",
+    "copy_rhs": "copy_e",
+    **{name: name for name in BINARY},
+    **{f"u_{name}_e": name for name in BINARY},
+}
 EDGE_OPS = ("copy_lhs", "copy_rhs", *BINARY, "dot")
 
 

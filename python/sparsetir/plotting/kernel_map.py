@@ -13,7 +13,7 @@ OUTPUTS = 512  # that have a column of pixels each
 COLOUR = "#0072B2"
 
 
-def plot_kernel_map(found: Any, ax: Any = None, name: str | None = None) -> Any:
+def plot_kernel_map(found: Any, ax: Any = None, name: str | None = None) -> object:
     """A picture of a sparse convolution's kernel map: offsets going down, outputs to the right.
 
     Parameters

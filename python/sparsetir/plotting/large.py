@@ -57,7 +57,7 @@ def density(ax: Any, rows: Any, cols: Any, shape: tuple[int, ...]) -> None:
     ax.figure.colorbar(shown, ax=ax, label=label, shrink=0.85)
 
 
-def matrix_image(ax: Any, converted: ConvertedFormat, parts: list[Part]) -> None:
+def matrix_image(ax: object, converted: ConvertedFormat, parts: list[Part]) -> None:
     """Each pixel in the colour of the part that has most elements, or else padding, there."""
     shape = converted.pattern.shape
     pixels = Pixels.of(shape)
@@ -114,17 +114,21 @@ def crop(axes: list[Any], window: Window) -> None:
     (top, bottom), (left, right) = window.rows, window.cols
     axes[0].add_patch(
         Rectangle(
-            (left - 0.5, top - 0.5), right - left, bottom - top, fill=False, edgecolor="black",
+            (left - 0.5, top - 0.5),
+            right - left,
+            bottom - top,
+            fill=False,
+            edgecolor="black",
             linewidth=1.2,
         )
-    )  # fmt: skip
+    )
     matrix_labels(axes[1], f"rows from {top:,}, columns from {left:,}")
     axes[1].set_xlim(left - 0.8, right - 0.2)
     axes[1].set_ylim(bottom - 0.2, top - 0.8)
     axes[1].set_aspect("equal")
 
 
-def crop_squares(ax: Any, converted: ConvertedFormat, parts: list[Part], window: Window) -> None:
+def crop_squares(ax: object, converted: ConvertedFormat, parts: list[Part], window: Window) -> None:
     """Elements of each part in a window, and padding where all of its places are looked at."""
     for part in parts:
         if part.arrays.full or part.arrays.size > SAMPLE:

@@ -255,7 +255,9 @@ def entries_of(parts: list[Part]) -> list[Entry]:
     largest = set(np.argsort([-e.places for e in found], kind="stable")[: SHOWN - 1].tolist())
     rest = [e for n, e in enumerate(found) if n not in largest]
     together = Entry(
-        f"{len(rest)} smaller parts", np.full(3, 0.5),
-        sum(e.stored for e in rest), sum(e.places for e in rest),
-    )  # fmt: skip
+        f"{len(rest)} smaller parts",
+        np.full(3, 0.5),
+        sum(e.stored for e in rest),
+        sum(e.places for e in rest),
+    )
     return [e for n, e in enumerate(found) if n in largest] + [together]

@@ -35,10 +35,13 @@ def squares(ax: Any, x: Any, y: Any, face: Any, edge: Any = "none", hatch: str =
     centres = np.stack([x, y], axis=1)[:, None, :]
     ax.add_collection(
         PolyCollection(
-            list(centres + corners), facecolors=[face], edgecolors=[edge],
-            linewidths=0.6, hatch=hatch or None,
+            list(centres + corners),
+            facecolors=[face],
+            edgecolors=[edge],
+            linewidths=0.6,
+            hatch=hatch or None,
         )
-    )  # fmt: skip
+    )
 
 
 def matrix_labels(ax: Any, title: str) -> None:

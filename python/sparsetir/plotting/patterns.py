@@ -36,6 +36,7 @@ from sparsetir.plotting.layout import (
     storage_layout,
 )
 from sparsetir.plotting.marks import COLOURS, matrix_labels, rgb, squares, tint
+from sparsetir.runtime.refusals import wrong
 
 __all__ = ["plot_format", "plot_pattern"]
 
@@ -79,10 +80,8 @@ def plot_pattern(pattern: Any, ax: Any = None, name: str | None = None) -> Any:
     need("plot_pattern", "matplotlib", "plot")
     pattern = getattr(pattern, "pattern", pattern)
     if not isinstance(pattern, Pattern) and not issparse(pattern):
-        raise TypeError(
-            "plot_pattern: argument 'pattern': expected a Pattern, a SparseMatrix or a scipy "
-            f"sparse matrix, got {type(pattern).__name__}"
-        )
+        expected = "a Pattern, a SparseMatrix or a scipy sparse matrix"
+        raise wrong("plot_pattern", "pattern", expected, type(pattern).__name__, TypeError)
     _check_order("plot_pattern", "pattern", pattern)
     shape = pattern.shape
     if isinstance(pattern, Pattern):
@@ -113,7 +112,7 @@ def plot_pattern(pattern: Any, ax: Any = None, name: str | None = None) -> Any:
     return figure
 
 
-def plot_format(converted: ConvertedFormat, ax: Any = None, name: str | None = None) -> Any:
+def plot_format(converted: ConvertedFormat, ax: object = None, name: str | None = None) -> Any:
     """A picture of a format's storage: a colour per part, lighter where padded.
 
     Parameters
@@ -169,8 +168,8 @@ def plot_format(converted: ConvertedFormat, ax: Any = None, name: str | None = N
 
 
 def _plot_small(
-    parts: list[Part], entries: list[Entry], shape: tuple[int, ...], title: str, ax: Any
-) -> Any:
+    parts: list[Part], entries: list[Entry], shape: tuple[int, ...], title: str, ax: object
+) -> object:
     layout = storage_layout([p.arrays for p in parts], shape[0])
     figure, axes = (None, [ax]) if ax is not None else _new_figure(2)
     _matrix_squares(axes[0], parts, shape)
@@ -200,7 +199,7 @@ def _parts(converted: ConvertedFormat) -> list[Part]:
     return [Part(labels[p.rule.name], c, p) for p, c in zip(found, colours, strict=False)]
 
 
-def _matrix_squares(ax: Any, parts: list[Part], shape: tuple[int, ...]) -> None:
+def _matrix_squares(ax: object, parts: list[Part], shape: tuple[int, ...]) -> None:
     over, wide = OVERHANG, shape[1] + 2 * OVERHANG
     low, high = np.zeros(2, int), np.array(shape)
     for part in parts:
@@ -262,10 +261,13 @@ def _legend(figure: Any, ax: Any, entries: list[Entry], hollow: bool) -> None:
     if hollow:
         handles.append((Patch(facecolor="white", edgecolor="0.4", hatch="////"),))
         texts.append("slots without a coordinate")
-    style: dict[str, Any] = {
-        "handler_map": {tuple: HandlerTuple(ndivide=None)}, "fontsize": "small", "frameon": False,
-        "title": "elements and padding of each part", "title_fontsize": "small",
-    }  # fmt: skip
+    style: dict[str, object] = {
+        "handler_map": {tuple: HandlerTuple(ndivide=None)},
+        "fontsize": "small",
+        "frameon": False,
+        "title": "elements and padding of each part",
+        "title_fontsize": "small",
+    }
     if figure is None:
         ax.legend(handles, texts, loc="upper left", bbox_to_anchor=(1.02, 1), **style)
     else:
@@ -273,7 +275,7 @@ def _legend(figure: Any, ax: Any, entries: list[Entry], hollow: bool) -> None:
         figure.legend(handles, texts, loc="outside lower center", ncols=columns, **style)
 
 
-def _new_figure(panels: int) -> tuple[Any, list[Any]]:
+def _new_figure(panels: int) -> tuple[object, list[object]]:
     from matplotlib.figure import Figure
 
     figure = Figure()
@@ -309,6 +311,4 @@ def _set_size(figure: Any, axes: list[Any], in_squares: bool = True, lines: int 
 
 def _check_order(who: str, argument: str, pattern: Any) -> None:
     if len(pattern.shape) != 2:
-        raise ValueError(
-            f"{who}: argument '{argument}': expected 2 axes, got shape {tuple(pattern.shape)}"
-        )
+        raise wrong(who, argument, "2 axes", f"shape {tuple(pattern.shape)}")

@@ -6,7 +6,7 @@ import hashlib
 import platform
 from functools import cache
 from math import log2
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -120,7 +120,7 @@ def shape_class(task: Task) -> str:
     return "-".join(f"{name}{round(log2(max(1, size)))}" for name, size in sizes.items())
 
 
-def device_name(target: Any) -> str:
+def device_name(target: tvm.target.Target) -> str:
     """What runs the target on this machine: the model of the CPU, or the name of the GPU.
 
     target : tvm.target.Target; for a GPU that is not there, its architecture

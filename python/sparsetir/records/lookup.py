@@ -32,7 +32,7 @@ ALIKE = {"spmm": "spmv", "spmv": "spmm"}
 # What was found in the file as it was last seen: by all that a key says but the fingerprint, the
 # data of the best config by fingerprint. Text and numbers of the file alone, for so many keys.
 MOST_KEYS = 1024
-_seen: tuple[Any, dict[Any, Mapping[str, Any]]] = (None, {})
+_seen: tuple[object, dict[object, Mapping[str, object]]] = (None, {})
 _warned: set[str] = set()
 
 
@@ -63,9 +63,11 @@ def recorded_config(task: Task, pattern: Callable[[], CsrPattern] | None = None)
 
 
 def by_record(
-    task: Task, make: Callable[[Config], T], of_choices: Callable[..., Config] | None = None,
+    task: Task,
+    make: Callable[[Config], T],
+    of_choices: Callable[..., Config] | None = None,
     pattern: Callable[[], CsrPattern] | None = None,
-) -> T | None:  # fmt: skip
+) -> T | None:
     """What is made of the config recorded for a task; None where there is none, or it fails.
 
     A failure is warned of: the template may have changed since.
@@ -129,7 +131,7 @@ def recorded_configs(task: Task) -> Mapping[str, Any]:
     return found[like]
 
 
-def _read(records: Records, task: Task) -> Mapping[str, Any]:
+def _read(records: Records, task: Task) -> Mapping[str, object]:
     """As :func:`recorded_configs`, from the file."""
     sizes = Sizes(task.matrix.shape, task.matrix.nnz)
     key = Key.of(replace(task, matrix=cast(Any, sizes)))

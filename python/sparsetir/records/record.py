@@ -132,7 +132,7 @@ def record_to_data(record: Record) -> dict[str, Any]:
     return {**data.pop("key"), **data}
 
 
-def record_from_data(data: Any) -> Record:
+def record_from_data(data: object) -> Record:
     """A record of what :func:`record_to_data` gave.
 
     Raises ValueError that names a field which is unknown, missing or of the wrong type.
@@ -172,5 +172,5 @@ def _fits(value: Any, hint: Any) -> bool:
     return isinstance(value, hint) and not (hint is int and isinstance(value, bool))
 
 
-def _words(hint: Any) -> str:
+def _words(hint: object) -> str:
     return getattr(hint, "__name__", None) or str(hint).replace("collections.abc.", "")

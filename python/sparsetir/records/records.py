@@ -17,9 +17,8 @@ from math import inf, log2
 from pathlib import Path
 from typing import Any
 
-from sparsetir.records.files import write_whole
 from sparsetir.records.record import Key, Record, best_of_each, record_from_data, record_to_data
-from sparsetir.runtime.file_errors import as_path
+from sparsetir.runtime.file_errors import as_path, write_whole
 
 BUSY_SECONDS = 60.0  # that a call waits for other processes
 DAMAGED = (

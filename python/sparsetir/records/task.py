@@ -19,13 +19,17 @@ PRUNED = "pruned"  # right, but hopelessly slow: not measured to the end
 STATES = (OK, PRUNED, "wrong", "failed", "crashed", "hung", "out of memory")
 
 
-class Config(Protocol):
-    """Interface of a template's configs for plans."""
+class Compiled(Protocol):
+    """Interface of all templates' configs."""
 
     @property
     def compiled(self) -> Hashable:
         """The fields that a kernel depends on."""
         ...
+
+
+class Config(Compiled, Protocol):
+    """Interface of a template's configs for plans."""
 
     def tiles(self, feat: int, /) -> int:
         """Of so many features; raises ScheduleError for those that it does not serve."""
@@ -85,17 +89,24 @@ class Task:
     def options(self) -> dict[str, Any]:
         """What `plan` and `plan_candidates` take beside op, matrix and feat."""
         return {
-            "dtype": self.dtype, "reduce": self.reduce, "heads": self.heads,
-            "target": self.target, "threads": self.threads,
-        }  # fmt: skip
+            "dtype": self.dtype,
+            "reduce": self.reduce,
+            "heads": self.heads,
+            "target": self.target,
+            "threads": self.threads,
+        }
 
     def identity(self) -> dict[str, Any]:
         """See :class:`Tunable`."""
         return {
-            "op": self.op, "dtype": self.dtype, "reduce": self.reduce,
-            "heads": None if self.heads is None else int(self.heads), "feat": int(self.feat),
-            "shape_class": shape_class(self), "fingerprint": fingerprint(self.matrix),
-        }  # fmt: skip
+            "op": self.op,
+            "dtype": self.dtype,
+            "reduce": self.reduce,
+            "heads": None if self.heads is None else int(self.heads),
+            "feat": int(self.feat),
+            "shape_class": shape_class(self),
+            "fingerprint": fingerprint(self.matrix),
+        }
 
     def statistics(self) -> dict[str, float]:
         """See :class:`Tunable`."""
@@ -157,4 +168,4 @@ class Outcome:
     padding: float | None = None
     bytes: int | None = None
     launches: int | None = None
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    extra: Mapping[str, object] = field(default_factory=dict)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from tvm.target import Target
 
 from sparsetir.runtime.arrays import (
     device_name,
@@ -36,7 +37,7 @@ class Arguments:
     Messages name the function and the argument. Values are a list, in the parameters' order.
     """
 
-    def __init__(self, name: str, signature: Signature, target: Any) -> None:
+    def __init__(self, name: str, signature: Signature, target: Target) -> None:
         self.name = name
         self.signature = signature
         self.count = len(signature.names)
@@ -48,7 +49,7 @@ class Arguments:
         limits = [(i, _limits(signature.dtypes[i])) for i in self.scalars]
         self.limits = tuple((i, *limit) for i, limit in limits if limit is not None)
 
-    def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    def bind(self, args: Sequence[object], kwargs: Mapping[str, object]) -> list[Any]:
         """Values in order, None for scalars that were left out."""
         names = self.signature.names
         if len(args) > self.count:
@@ -114,7 +115,7 @@ class Arguments:
             f"({', '.join(map(str, expected))}), got {len(shape)}: {shape}"
         )
 
-    def refuse_broken_promise(self, values: list[Any]) -> None:
+    def refuse_broken_promise(self, values: list[object]) -> None:
         """Raise for a scalar that is not what the schedule promised of it."""
         named = {self.signature.names[i]: values[i] for i in self.scalars}
         check_promises(self.name, self.signature.promises, named)
@@ -140,7 +141,7 @@ class Arguments:
                 raise ValueError(f"{who}: it is written, but the array is read-only")
         self._refuse_shared(values)
 
-    def _refuse_shared(self, values: list[Any]) -> None:
+    def _refuse_shared(self, values: list[object]) -> None:
         """Raise where an array that is written has memory in common with another one."""
         sizes = self._itemsizes
         spans = {i: memory(values[i], size) for i, size in zip(self.arrays, sizes, strict=True)}
@@ -154,7 +155,7 @@ class Arguments:
         """How messages begin."""
         return f"{self.name}: argument '{self.signature.names[at]}'"
 
-    def _number(self, at: int, value: Any) -> Any:
+    def _number(self, at: int, value: object) -> Any:
         """A scalar argument as a Python number; raises for what is none or does not fit."""
         dtype = self.signature.dtypes[at]
         if dtype == "bool":
@@ -174,7 +175,7 @@ class Arguments:
             raise ValueError(f"{self.named(at)}: expected a number that {dtype} holds, got {value}")
         return int(value)
 
-    def _refuse_kind(self, at: int, array: Any) -> None:
+    def _refuse_kind(self, at: int, array: object) -> None:
         """Raise for what is no array, or one of another dtype or on another device."""
         who, dtype = self.named(at), self.signature.dtypes[at]
         instead = hidden(array)
@@ -197,7 +198,7 @@ class Arguments:
             raise TypeError(f"{who}: expected dtype {dtype}, got {dtype_name(array)}")
 
 
-def _describe(value: Any) -> str:
+def _describe(value: object) -> str:
     return f"{type(value).__name__} {value!r}"
 
 

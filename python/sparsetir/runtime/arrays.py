@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -24,7 +26,7 @@ def is_array(value: Any) -> bool:
     return all(hasattr(value, name) for name in ("shape", "dtype", "__dlpack__"))
 
 
-def is_torch(array: Any) -> bool:
+def is_torch(array: object) -> bool:
     """Whether it is torch's; does not import torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(array, torch.Tensor)
@@ -41,13 +43,13 @@ def itemsize(dtype: str) -> int:
     return (kind.bits * kind.lanes + 7) // 8
 
 
-def device_name(array: Any) -> str:
+def device_name(array: object) -> str:
     """Such as "cpu", "cuda" or "meta"."""
     device = getattr(array, "device", None)
     return getattr(device, "type", None) or str(device or "cpu").split(":")[0].split("(")[0]
 
 
-def is_contiguous(array: Any) -> bool:
+def is_contiguous(array: object) -> bool:
     """In C order, without gaps."""
     if isinstance(array, np.ndarray):
         return array.flags.c_contiguous
@@ -63,7 +65,7 @@ def strides(array: Any) -> tuple[int, ...]:
     return tuple(int(s) for s in found)
 
 
-def is_read_only(array: Any) -> bool:
+def is_read_only(array: object) -> bool:
     """Whether writing is forbidden."""
     return isinstance(array, np.ndarray) and not array.flags.writeable
 
@@ -86,7 +88,7 @@ def memory(array: Any, itemsize: int) -> tuple[int, int]:
 
 
 def check_alignment(
-    who: str, names: Sequence[str], arrays: Sequence[Any], itemsize: int, alignment: int
+    who: str, names: Sequence[str], arrays: Sequence[object], itemsize: int, alignment: int
 ) -> None:
     """Raise where vector loads of a GPU would fail, such as for a part of a tensor."""
     for name, array in zip(names, arrays, strict=True):
@@ -97,7 +99,7 @@ def check_alignment(
             )
 
 
-def overlap(a: Any, b: Any, itemsize: int, other: int | None = None) -> bool:
+def overlap(a: object, b: object, itemsize: int, other: int | None = None) -> bool:
     """Whether two contiguous arrays have memory in common, as far as that is known.
 
     itemsize : of their dtype; other : of that of b, where it has another
@@ -176,7 +178,7 @@ def with_zeros(array: Any, shape: tuple[int, ...]) -> Any:
     return out
 
 
-def leading(array: Any, shape: tuple[int, ...], out: Any = None) -> Any:
+def leading(array: Any, shape: tuple[int, ...], out: Any = None) -> object:
     """What a smaller shape has of an array, as a contiguous array; of TVM's through the host.
 
     out : of the same kind, where it is written
@@ -191,7 +193,7 @@ def leading(array: Any, shape: tuple[int, ...], out: Any = None) -> Any:
     return part.contiguous() if is_torch(part) else np.ascontiguousarray(part)
 
 
-def swapped(array: Any, out: Any = None) -> Any:
+def swapped(array: Any, out: Any = None) -> object:
     """A contiguous array with the first two dimensions in turn; of TVM's through the host.
 
     out : of the same kind, where it is written
@@ -206,7 +208,7 @@ def swapped(array: Any, out: Any = None) -> Any:
     return turned.contiguous() if is_torch(turned) else np.ascontiguousarray(turned)
 
 
-def placed(array: np.ndarray, kind: str, beside: Iterable[Any]) -> Any:
+def placed(array: np.ndarray, kind: str, beside: Iterable[object]) -> object:
     """A TVM tensor of these numbers on a device; on the CPU without a copy.
 
     kind : such as "cpu" or "cuda"
@@ -219,7 +221,7 @@ def placed(array: np.ndarray, kind: str, beside: Iterable[Any]) -> Any:
     return tvm.runtime.tensor(array, tvm.runtime.device(kind, index))
 
 
-def reference(array: Any, callback: Callable[[Any], None] | None = None) -> Callable[[], Any]:
+def reference(array: object, callback: Callable[[object], None] | None = None) -> Callable[[], Any]:
     """A weak reference; a strong one to TVM's tensors, which take no other.
 
     callback : is called when the array is gone
@@ -243,7 +245,7 @@ def to_numpy(array: Any) -> np.ndarray:
     return array.numpy()
 
 
-def plain_view(value: Any) -> Any:
+def plain_view(value: Any) -> object:
     """A view that DLPack and TVM take of a contiguous array which they refuse as it is.
 
     They refuse read-only NumPy arrays (do not give ones that are written), NumPy arrays of
@@ -262,7 +264,7 @@ def plain_view(value: Any) -> Any:
     return value
 
 
-def _plain_tvm(tensor: Any) -> Any:
+def _plain_tvm(tensor: Any) -> object:
     steps = _plain_strides(tensor.shape)
     if tuple(tensor.strides) == steps or not tensor.is_contiguous():
         return tensor
@@ -272,7 +274,7 @@ def _plain_tvm(tensor: Any) -> Any:
 class _Memory:
     """What `np.asarray` makes an array of; keeps the owner of the memory alive."""
 
-    def __init__(self, owner: np.ndarray, interface: dict[str, Any]) -> None:
+    def __init__(self, owner: np.ndarray, interface: dict[str, object]) -> None:
         self.owner = owner
         self.__array_interface__ = interface
 
@@ -301,3 +303,34 @@ def _plain_strides(shape: Any) -> tuple[int, ...]:
         steps.insert(0, step)
         step *= size
     return tuple(steps)
+
+
+LEAST_BYTES = 1 << 22  # from which on NumPy asks
+PAGE = 1 << 21
+ADVICE = 14  # MADV_HUGEPAGE
+
+
+@cache
+def _madvise() -> Any:
+    """The function of libc; None where there is none."""
+    if sys.platform != "linux":
+        return None
+    found: Any = getattr(ctypes.CDLL(None), "madvise", None)
+    if found is not None:
+        found.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    return found
+
+
+def in_large_pages(tensor: Any) -> None:
+    """Ask for large pages for a new tensor of torch on the CPU that has not been written yet.
+
+    The system gives memory page by page when it is first written, and fills each with zeros: of 4
+    KiB each that takes as long as a product does, of 2 MiB half of it.
+
+    Does nothing where the system has none: it is advice.
+    """
+    advise, begin = _madvise(), tensor.data_ptr()
+    first = -(-begin // PAGE) * PAGE
+    size = (begin + tensor.nbytes - first) // PAGE * PAGE
+    if advise is not None and size > 0:
+        advise(first, size, ADVICE)

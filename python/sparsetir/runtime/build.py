@@ -14,7 +14,7 @@ from sparsetir.runtime.arrays import itemsize
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.pipeline import Stages, lower, name_of
 from sparsetir.runtime.signature import natural_shapes, signature_of
-from sparsetir.runtime.targets import resolve_target
+from sparsetir.runtime.targets import TargetLike, resolve_target
 from sparsetir.schedules.passes.whole_workspaces import WHOLE, without_compaction
 from sparsetir.sparse_ir.nodes import SparseFunc, buffer_var, substitute
 from sparsetir.sparse_ir.schedule import Schedule
@@ -27,21 +27,29 @@ ADDRESS = "labs"
 
 @overload
 def build(
-    obj: SparseFunc | Schedule, target: Any = "llvm", *,
-    schedule: Callable[..., Any] | None = None, config: Any = None, check: bool = True,
-) -> Kernel: ...  # fmt: skip
+    obj: SparseFunc | Schedule,
+    target: TargetLike = "llvm",
+    *,
+    schedule: Callable[..., Any] | None = None,
+    config: Any = None,
+    check: bool = True,
+) -> Kernel: ...
 
 
 @overload
 def build(
-    obj: Any, target: Any = "llvm", *,
-    schedule: Callable[..., Any] | None = None, config: Any = None, check: bool = True,
-) -> Any: ...  # fmt: skip
+    obj: Any,
+    target: TargetLike = "llvm",
+    *,
+    schedule: Callable[..., Any] | None = None,
+    config: Any = None,
+    check: bool = True,
+) -> Any: ...
 
 
 def build(
     obj: Any,
-    target: Any = "llvm",
+    target: TargetLike = "llvm",
     *,
     schedule: Callable[..., Any] | None = None,
     config: Any = None,
@@ -105,14 +113,14 @@ def build(
     return next(iter(kernels.values())) if len(kernels) == 1 else kernels
 
 
-def kernel_of(stages: Stages, target: Any, *, check: bool = True) -> Kernel:
+def kernel_of(stages: Stages, target: object, *, check: bool = True) -> Kernel:
     """The kernel of what :func:`sparsetir.lower` gave for a `tvm.target.Target`."""
     name = name_of(stages["III"])
     executable = compile_stages({name: stages}, target)
     return Kernel(executable, name, signature_of(stages), stages, target, check=check)
 
 
-def compile_stages(stages: Mapping[str, Stages], target: Any) -> Any:
+def compile_stages(stages: Mapping[str, Stages], target: object) -> object:
     """TVM's executable of functions by the name that each is to have in it.
 
     Their parameters are named, ordered and shaped as the author's are, whatever stage III has.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
 
 ADDRESS = "sparse_tir", "sparsetir.sparse_ir.script"  # which is imported when it is used
 
@@ -25,7 +24,7 @@ class _Watch:
     """Finds no module. TVM imports its own dialects behind `tvm.script`, and then ours is added."""
 
     @staticmethod
-    def find_spec(name: str, path: Any = None, target: Any = None) -> None:
+    def find_spec(name: str, path: object = None, target: object = None) -> None:
         """See `sys.meta_path`."""
         if name.startswith("tvm.") and _Watch in sys.meta_path and _registered():
             # A new list: the import that asks goes through the one there was.

@@ -6,12 +6,12 @@ import gzip
 import lzma
 import os
 import struct
+import uuid
 import zipfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 # What readers raise for files that are damaged or cut off.
 DAMAGE = (
@@ -34,7 +34,7 @@ class GraphError(ValueError):
         super().__init__(printable(text))
 
 
-def as_path(who: str, argument: str, value: Any) -> Path:
+def as_path(who: str, argument: str, value: object) -> Path:
     """A path that a user gave, with "~" resolved.
 
     Raises TypeError for what is none, ValueError for an empty one.
@@ -133,3 +133,20 @@ def check_unpacked(path: Path) -> None:
     if path.suffix.lower() == ".gz":
         for _ in pieces(path):
             pass
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a text as UTF-8; the file appears, or is replaced, when it is complete.
+
+    Raises OSError, and then leaves what was there as it was.
+    """
+    unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        with open(unfinished, "x", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(unfinished, path)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise

@@ -15,9 +15,9 @@ from sparsetir.runtime.arguments import PENDING, Arguments
 from sparsetir.runtime.arrays import is_array, is_read_only, placed, plain_view, reference, to_numpy
 from sparsetir.runtime.file_errors import as_path
 from sparsetir.runtime.kernel_file import write_library
-from sparsetir.runtime.matrix_engine import allowed, features_needed, refusing
 from sparsetir.runtime.readable import check_memory, count_writes
 from sparsetir.runtime.signature import Signature
+from sparsetir.runtime.targets import allowed, features_needed, refusing
 from sparsetir.schedules.default import assumed_machine
 from sparsetir.sparse_ir.computed import compute, compute_of_values, reads
 from sparsetir.sparse_ir.promises import promised_range
@@ -93,7 +93,7 @@ class Kernel:
         name: str,
         signature: Signature,
         stages: Mapping[str, Any],
-        target: Any,
+        target: tvm.target.Target,
         *,
         check: bool = True,
         needs: Sequence[str] | None = None,
@@ -171,7 +171,7 @@ class Kernel:
         if not numpy:
             count_writes([values[i] for i in self._outputs])
 
-    def shape_of(self, name: str, given: Mapping[str, Any]) -> tuple[int, ...]:
+    def shape_of(self, name: str, given: Mapping[str, object]) -> tuple[int, ...]:
         """The shape that an array has to have beside the other arguments.
 
         Parameters
@@ -203,7 +203,7 @@ class Kernel:
         """
         return assumed_machine(self.target) if self._assumes is None else self._assumes
 
-    def run_unchecked(self, values: Sequence[Any]) -> None:
+    def run_unchecked(self, values: Sequence[object]) -> None:
         """Run on the arguments that `signature.passed` names; only TVM checks them.
 
         Parameters
@@ -213,7 +213,7 @@ class Kernel:
         """
         self._run(*values)
 
-    def run_refused(self, values: Sequence[Any], error: Exception) -> None:
+    def run_refused(self, values: Sequence[object], error: Exception) -> None:
         """Run with other descriptions of arrays that TVM refused, or raise.
 
         Parameters
@@ -241,7 +241,7 @@ class Kernel:
             self._given.refuse(values)
             raise other from None
 
-    def takes(self, values: Sequence[Any]) -> bool:
+    def takes(self, values: Sequence[object]) -> bool:
         """Whether arguments fit; an error is then the kernel's own.
 
         Parameters
@@ -260,7 +260,7 @@ class Kernel:
         return self._plain_views(values) is None
 
     def compute(
-        self, arguments: Mapping[str, Any], overrides: Mapping[str, Any] | None = None
+        self, arguments: Mapping[str, object], overrides: Mapping[str, object] | None = None
     ) -> dict[str, Any]:
         """The computed parameters, by name.
 
@@ -287,8 +287,8 @@ class Kernel:
         return compute(self.signature.func, numbers, overrides)
 
     def of_values(
-        self, arguments: Mapping[str, Any], computed: Mapping[str, Any]
-    ) -> dict[str, Any]:
+        self, arguments: Mapping[str, object], computed: Mapping[str, object]
+    ) -> dict[str, object]:
         """The computed arguments that follow from values, by name.
 
         Parameters
@@ -381,13 +381,13 @@ class Kernel:
             text = f"{who}: '{path}' cannot be written: {error.strerror}"
             raise OSError(error.errno, text) from error
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> object:
         raise TypeError("Kernel: cannot be pickled or copied; export it, and load the file")
 
     def __repr__(self) -> str:
         return f"<sparsetir.Kernel {self.name}({', '.join(self.signature.names)})>"
 
-    def _plain_views(self, values: Sequence[Any]) -> list[Any] | None:
+    def _plain_views(self, values: Sequence[object]) -> list[object] | None:
         """The arguments with arrays as TVM wants them described; None where they are so."""
         views = list(values)
         for i in self._arrays:
@@ -398,7 +398,7 @@ class Kernel:
     # -- index arrays, and what is computed of them --------------------------------------------
 
     def _meet(
-        self, values: list[Any], key: tuple[Any, ...]
+        self, values: list[object], key: tuple[object, ...]
     ) -> tuple[Any, list[Any], dict[str, Any]]:
         """Check index arrays that were not seen together with these sizes, and compute of them."""
         self._given.refuse(values)
@@ -449,11 +449,11 @@ class Kernel:
         return [made[name] if name in made else next(rest) for name in self._made]
 
 
-def _forgetting(kernel: Kernel, key: tuple[Any, ...]) -> Callable[[Any], None]:
+def _forgetting(kernel: Kernel, key: tuple[object, ...]) -> Callable[[object], None]:
     """What frees a kernel's computed arguments when an array that they are made of is gone."""
     referred = weakref.ref(kernel)
 
-    def forget(_: Any) -> None:
+    def forget(_: object) -> None:
         kernel = referred()
         if kernel is not None:
             kernel._passed = {k: seen for k, seen in kernel._passed.items() if k != key}

@@ -35,7 +35,7 @@ ELF, MACHINE = b"\x7fELF", slice(18, 20)
 
 
 def write_library(
-    module: Any, path: Path, description: dict[str, Any], overwrite: bool = False
+    module: object, path: Path, description: dict[str, object], overwrite: bool = False
 ) -> None:
     """Write a compiled module and its description; the file appears when it is complete.
 
@@ -136,7 +136,7 @@ def open_library(library: bytes) -> Any:
             return _loaded(name)
 
 
-def _loaded(name: Path) -> Any:
+def _loaded(name: Path) -> object:
     """TVM's module of a file; its own way to load one would resolve the link."""
     with pool.serving():
         return tvm_ffi.load_module(str(name))

@@ -18,11 +18,12 @@ from collections.abc import Callable
 from typing import Any
 
 from tvm import ir, s_tir, tirx
+from tvm.target import Target
 
-from sparsetir.runtime.matrix_engine import features_needed, missing_of
 from sparsetir.runtime.pool import work_of_threads
+from sparsetir.runtime.refusals import wrong
 from sparsetir.runtime.signature import natural_shapes
-from sparsetir.runtime.targets import resolve_target
+from sparsetir.runtime.targets import TargetLike, features_needed, missing_of, resolve_target
 from sparsetir.schedules.default import default_schedule, is_gpu
 from sparsetir.schedules.multiversion import multiversion
 from sparsetir.schedules.passes.bounded_shifts import bounded_shifts
@@ -66,7 +67,10 @@ Stages = dict[str, Any]
 
 
 def lower(
-    func: Any, schedule: Callable[..., Any] | None = None, config: Any = None, target: Any = "llvm"
+    func: Any,
+    schedule: Callable[..., Any] | None = None,
+    config: Any = None,
+    target: TargetLike = "llvm",
 ) -> Stages:
     """Lower a function through all stages, up to the compiled one.
 
@@ -112,7 +116,7 @@ def lower(
     return _of_schedule(sch, target)
 
 
-def lower_template(template: Any, problem: Any, config: Any, target: Any = "llvm") -> Stages:
+def lower_template(template: Any, problem: Any, config: Any, target: TargetLike = "llvm") -> Stages:
     """All stages of the kernel that a template makes of a problem and a config.
 
     template : a :class:`sparsetir.schedules.template.Template`
@@ -134,7 +138,7 @@ def name_of(func: Any) -> str:
     return str(func.attrs["global_symbol"]) if "global_symbol" in func.attrs else "main"
 
 
-def _of_schedule(sch: Schedule, target: Any) -> Stages:
+def _of_schedule(sch: Schedule, target: Target) -> Stages:
     """The stages of what a schedule has come to."""
     atomic = [it.name for it in sparse_iterations(sch.func) if ATOMIC in it.annotations]
     if atomic and not is_gpu(target):
@@ -156,7 +160,7 @@ def _of_schedule(sch: Schedule, target: Any) -> Stages:
     return _finished(stages, stages["II scheduled"], target)
 
 
-def _finished(stages: dict[str, Any], scheduled: Any, target: Any) -> Stages:
+def _finished(stages: dict[str, Any], scheduled: Any, target: Target) -> Stages:
     """With stage III, through the passes that come last."""
     gpu, marked = is_gpu(target), materialize_loop_kinds(scheduled)
     threads = binds_threads(marked.body)
@@ -229,17 +233,14 @@ def without_unread(func: tirx.PrimFunc, scheduled: tirx.PrimFunc) -> tirx.PrimFu
     return tirx.PrimFunc(params, func.body, func.ret_type, func.attrs, func.span)
 
 
-def _check(func: Any, schedule: Any, config: Any) -> None:
+def _check(func: object, schedule: object, config: object) -> None:
     if not isinstance(func, SparseFunc | Schedule | tirx.PrimFunc | s_tir.Schedule):
-        raise TypeError(
-            "lower: argument 'func': expected a stage-I function, a PrimFunc, a Schedule or an "
-            f"s_tir.Schedule, got {type(func).__name__}"
-        )
+        expected = "a stage-I function, a PrimFunc, a Schedule or an s_tir.Schedule"
+        raise wrong("lower", "func", expected, type(func).__name__, TypeError)
     if schedule is None:
         if config is not None:
-            raise ValueError(
-                "lower: argument 'config': expected None without a schedule, which it is for, got "
-                f"{config!r}"
+            raise wrong(
+                "lower", "config", "None without a schedule, which it is for", f"{config!r}"
             )
         return
     if not callable(schedule):
@@ -254,12 +255,9 @@ def _check(func: Any, schedule: Any, config: Any) -> None:
         )
 
 
-def _only(sch: s_tir.Schedule) -> Any:
+def _only(sch: s_tir.Schedule) -> object:
     """The function of a schedule of stage II."""
     functions = list(sch.mod.functions.values())
     if len(functions) != 1:
-        raise ValueError(
-            "lower: argument 'func': expected a schedule of one function, got one of "
-            f"{len(functions)}"
-        )
+        raise wrong("lower", "func", "a schedule of one function", f"one of {len(functions)}")
     return functions[0]

@@ -42,8 +42,11 @@ SYMBOL = b"__TVMBackendParallelLaunch"
 LATE, REST, NEVER = 1_000_000, 32, 1 << 62
 MANY, MOST_DIGITS = 1 << 30, 7
 OPENMP_FUNCTIONS = (
-    "GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads", "omp_get_max_threads",
-)  # fmt: skip
+    "GOMP_parallel",
+    "omp_get_thread_num",
+    "omp_get_num_threads",
+    "omp_get_max_threads",
+)
 # Multiplications from which on more threads than one are faster: TVM's sleep between loops.
 WORK_OF_THREADS = {"tvm": 1 << 20, "openmp": 1 << 17, "serial": NEVER}
 # Of others than torch, which the process may have loaded.
@@ -106,7 +109,7 @@ class _Launcher:
             if int(probe["given"]()) != self._own:
                 raise RuntimeError("TVM gives modules another launcher than the last registered")
 
-    def use(self, kind: int, library: Any = None, most: int = MANY, late: int = LATE) -> None:
+    def use(self, kind: int, library: object = None, most: int = MANY, late: int = LATE) -> None:
         """Run all loops from now on there."""
         fields = {"kind": kind, "threads": most, "limit": late, "rest": REST, **self._addresses}
         if library is not None:
@@ -236,7 +239,7 @@ def _why_none(wanted: str) -> str:
     return "the process has no OpenMP" if wanted else "torch is not loaded"
 
 
-def _openmp(others: bool) -> Any:
+def _openmp(others: bool) -> object:
     """The library that torch's calls of OpenMP go to; None where there is none.
 
     others : whether another one that is loaded would do; none is ever loaded here
@@ -265,12 +268,14 @@ class _Symbol(ctypes.Structure):
     """Dl_info of dlfcn.h."""
 
     _fields_ = [
-        ("file", ctypes.c_char_p), ("base", ctypes.c_void_p),
-        ("name", ctypes.c_char_p), ("address", ctypes.c_void_p),
-    ]  # fmt: skip
+        ("file", ctypes.c_char_p),
+        ("base", ctypes.c_void_p),
+        ("name", ctypes.c_char_p),
+        ("address", ctypes.c_void_p),
+    ]
 
 
-def _file_of(function: Any) -> str:
+def _file_of(function: object) -> str:
     found = _Symbol()
     ctypes.CDLL(None).dladdr(ctypes.c_void_p(_address(function)), ctypes.byref(found))
     return (found.file or b"").decode()

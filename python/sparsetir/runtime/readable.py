@@ -136,7 +136,7 @@ def hidden(array: Any) -> str:
     return ""
 
 
-def count_writes(arrays: Iterable[Any]) -> None:
+def count_writes(arrays: Iterable[object]) -> None:
     """Let torch know that tensors were written, as its own operators do.
 
     A backward pass that needs what was there before then fails, instead of using what is there now.

@@ -59,7 +59,7 @@ class Signature:
     """
 
     scalars: list[int]
-    constants: dict[int, Any]
+    constants: dict[int, object]
     inferences: list[Inference]
 
     def __init__(self, func: SparseFunc) -> None:
@@ -192,7 +192,7 @@ class Signature:
         sizes = self.shapes[array] or []
         return [known(size, at) for size, at in zip(sizes, self._named[array], strict=True)]
 
-    def why_exactly(self, expected: list[Any], got: list[int]) -> str:
+    def why_exactly(self, expected: list[object], got: list[int]) -> str:
         """Which promises ask for the lengths of a shape that it has not; "" for none."""
         exact = {p["value"]: p["param"] for p in self.promises if _is_exact(p)}
         other = [e for e, g in zip(expected, got, strict=False) if e != g and e in exact]
@@ -200,11 +200,11 @@ class Signature:
         return f", as its schedule promises that {said}" if said else ""
 
 
-def _is_exact(promise: dict[str, Any]) -> bool:
+def _is_exact(promise: dict[str, object]) -> bool:
     return promise["kind"] == "exact"
 
 
-def _variables(expr: Any) -> list[Any]:
+def _variables(expr: object) -> list[Any]:
     found: list[Any] = []
     if expr is not None:
         walk(expr, lambda n: found.append(n) if isinstance(n, ir.Var) else None)
@@ -273,7 +273,7 @@ class PlainSignature(Signature):
         self._infer()
 
 
-def _is_store(node: Any) -> bool:
+def _is_store(node: object) -> bool:
     return isinstance(node, tirx.BufferStore)
 
 
@@ -283,7 +283,7 @@ def natural_shapes(func: tirx.PrimFunc) -> dict[str, tuple[str, list[Any]]]:
     argument = {v.name: p.name for v, p in zip(func.params, signature.params, strict=True)}
     by_name = {p.name: p for p in func.params}
 
-    def rename(expr: Any) -> Any:
+    def rename(expr: object) -> Any:
         return substitute(expr, {v: by_name[v.name] for v in _variables(expr) if v.name in by_name})
 
     layouts = {str(k): v for k, v in func.attrs[LAYOUTS].items()}

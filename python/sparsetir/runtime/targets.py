@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
-from collections.abc import Iterable, Mapping
+import platform
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, lru_cache
 from typing import Any
 
 import tvm
+
+from sparsetir.schedules.passes.amx_nests import NEEDS
 
 # As users give one.
 TargetLike = str | Mapping[str, Any] | tvm.target.Target
@@ -40,7 +44,7 @@ def host_features() -> Mapping[str, bool]:
 
 
 @lru_cache(maxsize=16)
-def cpu_features(target: Any) -> frozenset[str]:
+def cpu_features(target: object) -> frozenset[str]:
     """What code for a CPU target may use, by the names that LLVM gives; of a name alone, all of it.
 
     target : tvm.target.Target of kind "llvm"
@@ -60,7 +64,7 @@ def host_target() -> Any:
     return _named_and_different(name, host_features())
 
 
-def _named_and_different(name: str, has: Mapping[str, bool]) -> Any:
+def _named_and_different(name: str, has: Mapping[str, bool]) -> object:
     """The target of a CPU of a name, with (and without) the features that it has (or lacks)."""
     named = {"kind": "llvm", "mcpu": name}
     implied = cpu_features(tvm.target.Target(named))
@@ -71,7 +75,7 @@ def _named_and_different(name: str, has: Mapping[str, bool]) -> Any:
     return tvm.target.Target({**named, "mattr": mattr})
 
 
-def missing_features(target: Any) -> list[str]:
+def missing_features(target: object) -> list[str]:
     """What code for a CPU target may use and this machine's CPU lacks; in order of the alphabet."""
     has = host_features()
     return sorted(f for f in cpu_features(target) if f not in _UNUSED and has.get(f) is False)
@@ -108,3 +112,55 @@ def usable_cpus() -> list[int]:
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
+
+
+ARCH_PRCTL = 158  # of x86-64
+REQUEST_PERMISSION, TILE_DATA = 0x1023, 18
+
+
+def features_needed(func: object) -> list[str]:
+    """The features that a function of stage II asks for by intrinsics, as LLVM names them."""
+    attrs = getattr(func, "attrs", None) or {}
+    return [str(name) for name in attrs.get(NEEDS, [])]
+
+
+def missing_of(needed: Sequence[str], target: object) -> list[str]:
+    """Those of some features that a CPU target has not."""
+    return [name for name in needed if name not in cpu_features(target)] if needed else []
+
+
+@cache
+def _tiles_refused() -> str:
+    """Ask the system, once for this process and the threads it will have; why not, or nothing.
+
+    A process that uses tiles without leave is ended. Asking enlarges what signal handlers are
+    given, so it is done when the first kernel that needs it is made.
+    """
+    if platform.system() != "Linux" or platform.machine() != "x86_64":
+        return "this is not Linux on x86-64, where it is known how to ask"
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.syscall(ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA) == 0:
+        return ""
+    return os.strerror(ctypes.get_errno())
+
+
+def allowed(needed: Sequence[str]) -> str:
+    """Why this process cannot run a kernel that needs some features; nothing where it can.
+
+    Asks the system for tiles where they are needed and there.
+    """
+    has = host_features()
+    lacks = [name for name in needed if not has.get(name, False)]
+    if lacks:
+        return f"it needs a CPU with {' and '.join(lacks)}, which this one has not"
+    refused = _tiles_refused() if "amx-tile" in needed else ""
+    return f"the system gives this process no tiles: {refused}" if refused else ""
+
+
+def refusing(name: str, reason: str) -> Callable[..., None]:
+    """A function that raises, in place of one that cannot run here."""
+
+    def run(*_: object) -> None:
+        raise RuntimeError(f"{name}: {reason}")
+
+    return run

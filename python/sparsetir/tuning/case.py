@@ -72,7 +72,7 @@ def aligned(array: np.ndarray) -> np.ndarray:
     return out
 
 
-def array(values: np.ndarray, dtype: str, device: Any = None) -> Any:
+def array(values: np.ndarray, dtype: str, device: object = None) -> Any:
     """Values in a dtype on a device: an array of NumPy's on this CPU (None), else one of TVM's."""
     if device is None and dtype != "bfloat16":  # which NumPy's arrays cannot hand over
         return aligned(values.astype(dtype))

@@ -15,7 +15,7 @@ import tvm
 from sparsetir import _versions
 from sparsetir.extras import need
 from sparsetir.formats import Format
-from sparsetir.records.files import write_whole
+from sparsetir.runtime.file_errors import write_whole
 from sparsetir.sparse_ir.schedule import Schedule
 from sparsetir.tuning import charts
 from sparsetir.tuning.progress import duration, micros
@@ -71,26 +71,26 @@ def _page(tuned: Search, graph: str) -> str:
     )  # fmt: skip
 
 
-def _drawn(image: str) -> Any:
+def _drawn(image: str) -> object:
     """A chart, which is not to be escaped."""
     from markupsafe import Markup
 
     return Markup(image)
 
 
-def _history(tuned: Search) -> Any:
+def _history(tuned: Search) -> object:
     if not tuned.trials:
         return ""
     default = next((t for t in tuned.trials if t.config == tuned.default), None)
     return _drawn(charts.history(tuned.trials, default.outcome.seconds if default else None))
 
 
-def _importances(tuned: Search) -> Any:
+def _importances(tuned: Search) -> object:
     found = {n: v for n, v in tuned.importances.items() if v > 0}
     return _drawn(charts.importances(found)) if found else ""
 
 
-def _subject(tuned: Search, best: Row | None, graph: str) -> dict[str, Any]:
+def _subject(tuned: Search, best: Row | None, graph: str) -> dict[str, object]:
     """What was tuned, by titles: the function and its schedule, or the matrix and its storage."""
     if isinstance(tuned, TunedProgram):
         schedule = "" if best is None else _schedule(tuned, best.config)
@@ -111,13 +111,13 @@ def _schedule(tuned: TunedProgram, config: Any) -> Any:
     return _code(sch.func.script())
 
 
-def _code(text: str) -> Any:
+def _code(text: str) -> object:
     from markupsafe import Markup
 
     return Markup("<pre>{}</pre>").format(text)
 
 
-def _storage(tuned: Tuned, best: Row, graph: str) -> Any:
+def _storage(tuned: Tuned, best: Row, graph: str) -> object:
     stored = getattr(best.config, "format", None)
     if isinstance(stored, Format):
         return _drawn(charts.picture_of_format(tuned.task.matrix, stored, graph))
@@ -125,7 +125,7 @@ def _storage(tuned: Tuned, best: Row, graph: str) -> Any:
     return f"In the layout of {type(best.config).__name__}: {size}, {padding(best.trial)} padding."
 
 
-def _environment(tuned: Search) -> dict[str, Any]:
+def _environment(tuned: Search) -> dict[str, object]:
     key = tuned.key
     return {
         "device": key.device,

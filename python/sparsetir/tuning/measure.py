@@ -8,11 +8,11 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from sparsetir.extras import WITHOUT_TORCH
 from sparsetir.records.task import Config, Outcome, Reference, Tunable
 from sparsetir.runtime import pool
+from sparsetir.runtime.refusals import wrong
 from sparsetir.runtime.targets import resolve_target, usable_cpus
 from sparsetir.schedules.default import is_gpu
 from sparsetir.schedules.search import configs
@@ -56,20 +56,16 @@ class Measurer:
         modules: Sequence[str] = (),
     ) -> None:
         if not time_limit > 0:
-            raise ValueError(
-                f"Measurer: argument 'time_limit': expected seconds above 0, got {time_limit!r}"
-            )
+            raise wrong("Measurer", "time_limit", "seconds above 0", f"{time_limit!r}")
         if memory_limit is not None and sys.platform != "linux":
-            raise ValueError(
-                "Measurer: argument 'memory_limit': expected None, as only Linux counts what it "
-                f"limits, got {memory_limit!r}"
-            )
+            expected = "None, as only Linux counts what it limits"
+            raise wrong("Measurer", "memory_limit", expected, f"{memory_limit!r}")
         self.task, self.time_limit, self.memory_limit = task, time_limit, memory_limit
         self.cores = None if cores is None else tuple(cores)
         self.environment = dict(environment)
         self.remote, self.modules = remote, tuple(modules)
         self._folder: tempfile.TemporaryDirectory[str] | None = None
-        self._saved_task: dict[str, Any] = {}
+        self._saved_task: dict[str, object] = {}
         self._process: Process | None = None
         self._interrupted = False
 
@@ -196,10 +192,7 @@ def cores_for(workers: int, threads: int) -> list[tuple[int, ...]]:
             raise ValueError(f"cores_for: argument '{name}': expected 1 or more, got {value!r}")
     there = usable_cpus()
     if workers > 1 and not hasattr(os, "sched_setaffinity"):
-        raise ValueError(
-            "cores_for: argument 'workers': expected 1 on a system that binds no process to cores, "
-            f"got {workers}"
-        )
+        raise wrong("cores_for", "workers", "1 on a system that binds no process to cores", workers)
     if workers * threads > len(there):
         raise ValueError(
             f"cores_for: argument 'workers': {workers} workers of {threads} threads need "

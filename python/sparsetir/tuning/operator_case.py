@@ -67,7 +67,7 @@ class OperatorCase:
             part.write_bytes(pickle.dumps(self.check))
             part.rename(kept)
 
-    def prepared(self, config: Config, device: Any = None) -> Prepared:
+    def prepared(self, config: Config, device: object = None) -> Prepared:
         """A config as a plan, with the operands on a device (None: this CPU)."""
         task = self.task
         made = plan_of(requested(task.op, self.matrix, task.feat, **task.options), config)
@@ -86,7 +86,7 @@ class OperatorCase:
 
         return Prepared(call, lambda: self.check.error(numbers(out)), made.kernel, about)
 
-    def _on(self, device: Any) -> list[Any]:
+    def _on(self, device: object) -> list[Any]:
         """The operands on a device, once for all configs."""
         if self._placed is None:
             self._placed = [array(x, self.task.dtype, device) for x in self.case.operands]

@@ -104,7 +104,7 @@ class Process:
         """Whether it can be asked."""
         return self._popen.poll() is None
 
-    def ask(self, op: str, seconds: float | None = None, /, **request: Any) -> dict[str, Any]:
+    def ask(self, op: str, seconds: float | None = None, /, **request: object) -> dict[str, Any]:
         """What the method `op` of its server gives; raises as `answer`."""
         if self._printed is not None:  # what it printed before is not of this
             os.truncate(self._printed, 0)
@@ -112,7 +112,7 @@ class Process:
             self._requests.write(json.dumps({"op": op, **request}).encode() + b"\n")
         return self.answer(seconds)
 
-    def answer(self, seconds: float | None = None) -> dict[str, Any]:
+    def answer(self, seconds: float | None = None) -> dict[str, object]:
         """The next answer, the first of which is of its start; None: however long it takes.
 
         Raises Ended where there is none in time; the process is of no use then.

@@ -138,7 +138,7 @@ class ProgramTask:
 
 def bound_arguments(
     program: SparseFunc,
-    arguments: Any,
+    arguments: object,
     who: str = "tune: argument 'arguments'",
     rng: np.random.Generator | None = None,
 ) -> dict[str, Any]:
@@ -163,10 +163,11 @@ def bound_arguments(
             raise ValueError(f"{who}: '{program.name}' has no '{name}'; it has {', '.join(names)}")
     values: list[Any] = [arguments.get(name) for name in names]
     missing = [
-        i for i in signature.arrays
+        i
+        for i in signature.arrays
         if values[i] is None
         and (i in signature.outputs or rng is not None and signature.dtypes[i] in FILLED)
-    ]  # fmt: skip
+    ]
     given = [i for i in signature.arrays if i not in missing]
     for i in given:
         values[i] = _array(f"{who}: '{names[i]}'", values[i], signature.dtypes[i])
@@ -192,7 +193,7 @@ def bound_arguments(
     return dict(zip(names, values, strict=True))
 
 
-def _array(who: str, value: Any, dtype: str) -> np.ndarray:
+def _array(who: str, value: object, dtype: str) -> np.ndarray:
     if not is_array(value):
         got = "nothing" if value is None else type(value).__name__
         raise TypeError(f"{who}: expected an array, got {got}")
@@ -202,7 +203,7 @@ def _array(who: str, value: Any, dtype: str) -> np.ndarray:
     return found
 
 
-def _number(who: str, value: Any) -> Any:
+def _number(who: str, value: object) -> Any:
     if isinstance(value, np.generic):
         value = value.item()
     if not isinstance(value, bool | int | float):

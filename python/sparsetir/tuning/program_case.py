@@ -52,7 +52,7 @@ class ProgramCase:
         else:
             self.expected = self._run(given)
 
-    def prepared(self, config: Config, device: Any = None) -> Prepared:
+    def prepared(self, config: Config, device: object = None) -> Prepared:
         """A config as a kernel, with the arguments on a device (None: this CPU)."""
         if config not in self._kernels:
             begin = time.perf_counter()
@@ -96,7 +96,7 @@ class ProgramCase:
     def release(self) -> None:
         """Nothing is kept for a candidate alone."""
 
-    def _on(self, device: Any) -> dict[str, Any]:
+    def _on(self, device: object) -> dict[str, Any]:
         """The arguments but the outputs on a device, once for all configs."""
         if not self._placed:
             for name, value in self.task.arguments.items():
@@ -105,7 +105,7 @@ class ProgramCase:
                     self._placed[name] = array(value, dtype, device) if is_array(value) else value
         return self._placed
 
-    def _outputs(self, device: Any) -> dict[str, Any]:
+    def _outputs(self, device: object) -> dict[str, Any]:
         return {name: array(x, self.dtypes[name], device) for name, x in self.start.items()}
 
     def _is_small(self) -> bool:

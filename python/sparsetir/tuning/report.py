@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import textwrap
 from dataclasses import MISSING, dataclass, fields, is_dataclass
-from typing import Any
 
 from sparsetir.formats import Format
 from sparsetir.records.task import OK, PRUNED, STATES, Config
@@ -107,7 +106,7 @@ def padding(trial: Trial) -> str:
     return "-" if share is None else f"{100 * share:.1f} %"
 
 
-def table(tuned: Search, *, graph: str = "", records: Any = None) -> str:
+def table(tuned: Search, *, graph: str = "", records: object = None) -> str:
     """The best five configs and the default; counts of trials; troubles.
 
     graph : its name; records : where the record is kept, for the last line

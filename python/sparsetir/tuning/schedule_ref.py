@@ -32,7 +32,7 @@ class ScheduleRef:
     name: str
 
     @staticmethod
-    def of(schedule: Callable[..., Any]) -> ScheduleRef:
+    def of(schedule: Callable[..., object]) -> ScheduleRef:
         """Where a function is; ValueError, TypeError where workers could not import it."""
         who = "tune: argument 'schedule'"
         if not callable(schedule):

@@ -17,6 +17,7 @@ from sparsetir.extras import need
 from sparsetir.records.record import Key, Record
 from sparsetir.records.records import RecordError, Records
 from sparsetir.records.task import Config
+from sparsetir.runtime.refusals import wrong
 from sparsetir.runtime.targets import TargetLike, resolve_target
 from sparsetir.schedules.default import is_gpu
 from sparsetir.schedules.search.configs import from_data, to_data
@@ -383,10 +384,7 @@ def _places(workers: int, threads: int, target: tvm.target.Target) -> list[dict[
         kind = target.kind.name
         there = [str(i) for i in range(workers) if tvm.runtime.device(kind, i).exist]
     if len(there) < workers:
-        raise ValueError(
-            f"tune: argument 'workers': expected at most one for each GPU, got {workers} for "
-            f"{len(there)}"
-        )
+        raise wrong("tune", "workers", "at most one for each GPU", f"{workers} for {len(there)}")
     return [{"environment": {"CUDA_VISIBLE_DEVICES": name}} for name in there[:workers]]
 
 

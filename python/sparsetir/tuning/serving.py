@@ -21,7 +21,7 @@ class Missing(Exception):
     """What is asked for does not exist here, which is no fault."""
 
 
-def serve(answers: int, parent: int, make: Callable[[], Any]) -> None:
+def serve(answers: int, parent: int, make: Callable[[], object]) -> None:
     """Answer until stdin ends: one line when `make` has made what is asked, then one a request.
 
     A request is {"op": the name of a method, ...its arguments}, an answer the dict it gives:
@@ -49,7 +49,7 @@ def one_line(error: BaseException) -> str:
     return ": ".join([type(error).__name__, *lines[:1]])
 
 
-def _answer(action: Callable[[], dict[str, Any] | None]) -> dict[str, Any]:
+def _answer(action: Callable[[], dict[str, object] | None]) -> dict[str, object]:
     try:
         return action() or {}
     except (Missing, NotImplementedError) as error:

@@ -12,6 +12,7 @@ from sparsetir.planning.request import default_threads
 from sparsetir.records.fingerprint import Matrices
 from sparsetir.records.record import Key
 from sparsetir.records.task import Config
+from sparsetir.runtime.refusals import wrong
 from sparsetir.runtime.targets import TargetLike, resolve_target
 from sparsetir.schedules.default import is_gpu, vector_bits
 from sparsetir.schedules.search.choose import candidates
@@ -41,7 +42,7 @@ class Sought:
 
 
 def of_operator(
-    op: str, *matrices: Any, target: TargetLike, device: str | None, **options: Any
+    op: str, *matrices: object, target: TargetLike, device: str | None, **options: object
 ) -> Sought:
     """An operator on a matrix, over the configs of the templates that serve it.
 
@@ -54,9 +55,7 @@ def of_operator(
         configs = candidates(wanted.problem, wanted.given, wanted.target)
         return Sought(Tuned(task, Key.of(task, device), [], configs[0]), wanted.space(), configs)
     if wanted.gpu:
-        raise ValueError(
-            f"tune: argument 'target': expected a CPU for '{op}', got {wanted.target.kind.name}"
-        )
+        raise wrong("tune", "target", f"a CPU for '{op}'", wanted.target.kind.name)
     if isinstance(wanted.matrix, Matrices):
         task, default = SparseTask(asked, plain), wanted.chosen()
         return Sought(TunedSparse(task, Key.of(task), [], default), wanted.space(), [default])
@@ -73,10 +72,10 @@ def of_operator(
 
 
 def of_program(
-    program: Any,
-    arguments: Any,
-    schedule: Callable[..., Any] | None,
-    choices: Mapping[str, Sequence[Any]] | None,
+    program: object,
+    arguments: object,
+    schedule: Callable[..., object] | None,
+    choices: Mapping[str, Sequence[object]] | None,
     *,
     target: TargetLike,
     threads: int | None,
@@ -88,10 +87,8 @@ def of_program(
             "if __name__ == '__main__'"
         )
     if not isinstance(program, SparseFunc):
-        raise TypeError(
-            "tune: argument 'op': expected the name of an operator or a stage-I function, got "
-            f"{type(program).__name__}"
-        )
+        expected = "the name of an operator or a stage-I function"
+        raise wrong("tune", "op", expected, type(program).__name__, TypeError)
     if threads is not None and (isinstance(threads, bool) or not threads >= 1):
         raise ValueError(f"tune: argument 'threads': expected 1 or more, got {threads!r}")
     threads = int(threads or default_threads())
@@ -104,16 +101,14 @@ def of_program(
         wanted = _made(program, given, wanted, target, threads)
     count = math.prod(len(values) for values in wanted.values())
     if count > MOST_CONFIGS:
-        raise ValueError(
-            f"tune: argument 'space': expected at most {MOST_CONFIGS:,} configs, got {count:,}"
-        )
+        raise wrong("tune", "space", f"at most {MOST_CONFIGS:,} configs", f"{count:,}")
     task = ProgramTask(program, given, ref, _plain_target(target), threads)
     branch = Branch("schedule", wanted, lambda **chosen: Choices(chosen))
     default = Choices()
     return Sought(TunedProgram(task, Key.of(task), [], default), Space((branch,)), [default])
 
 
-def _checked(choices: Any) -> dict[str, tuple[Any, ...]]:
+def _checked(choices: object) -> dict[str, tuple[object, ...]]:
     """A space that a user gave."""
     who = "tune: argument 'space'"
     if not isinstance(choices, Mapping) or not choices:
@@ -165,14 +160,14 @@ def _made(
     return {**made, **wanted}
 
 
-def refuse_options(what: str, given: Mapping[str, Any]) -> None:
+def refuse_options(what: str, given: Mapping[str, object]) -> None:
     """Raise for an option that is not for what is tuned."""
     for name, value in given.items():
         if value is not None:
             raise ValueError(f"tune: argument '{name}': expected none for {what}, got {value!r}")
 
 
-def _plain_target(target: TargetLike) -> str | Mapping[str, Any]:
+def _plain_target(target: TargetLike) -> str | Mapping[str, object]:
     """A target as other processes take it."""
     if isinstance(target, str | dict):
         return target

@@ -100,7 +100,7 @@ class SparseCase:
         first = Assembled(kept=False, parallel=False)
         self.expected = SparsePlan(task.request, first)()
 
-    def prepared(self, config: Config, device: Any = None) -> Prepared:
+    def prepared(self, config: Config, device: object = None) -> Prepared:
         """A config as a plan, whose first call was made."""
         del device
         made = plan_of(self.task.request, config)
@@ -110,10 +110,12 @@ class SparseCase:
             found[0] = made()
 
         about = {
-            "compile_seconds": made.compile_seconds, "convert_seconds": made.convert_seconds,
-            "padding": made.padding, "launches": made.launches,
+            "compile_seconds": made.compile_seconds,
+            "convert_seconds": made.convert_seconds,
+            "padding": made.padding,
+            "launches": made.launches,
             "bytes": sum(x.nnz * (x.values.itemsize + 4) for x in self.task.request.matrices.each),
-        }  # fmt: skip
+        }
         return Prepared(call, lambda: self.error(found[0]), made.kernel, about)
 
     def error(self, found: SparseMatrix) -> str | None:

@@ -115,14 +115,14 @@ def hopeless(turn: Turn, best: float | None, seconds: float | None = None) -> bo
     return best is not None and _least([turn], seconds) > HOPELESS * best
 
 
-def summary(state: str, turns: Sequence[Turn], seconds: float | None = None) -> dict[str, Any]:
+def summary(state: str, turns: Sequence[Turn], seconds: float | None = None) -> dict[str, object]:
     """Fields of an Outcome.
 
     seconds : of the yardstick; the median over the turns is what counts then, since each turn may
         have seen another machine
     """
     every = [x for times, _ in turns for x in times]
-    extra: dict[str, Any] = {"times": len(every), "measured": min(every)}
+    extra: dict[str, object] = {"times": len(every), "measured": min(every)}
     if seconds is not None:
         extra["yardstick"] = min(x for _, others in turns for x in others)
     least = _least(turns, seconds)

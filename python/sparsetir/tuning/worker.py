@@ -135,7 +135,7 @@ class Tuner:
         return {}
 
     def measure(
-        self, config: dict[str, Any], best: float | None, memory_limit: int | None
+        self, config: dict[str, object], best: float | None, memory_limit: int | None
     ) -> dict[str, Any]:
         """The fields of the Outcome of a config."""
         try:
