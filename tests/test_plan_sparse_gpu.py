@@ -19,7 +19,7 @@ from sparsetir.runtime.pipeline import lower
 from sparsetir.schedules.gpu.sparse_results import ElementThreads, TermLanes, apply, share_terms
 from sparsetir.schedules.operators.registry import OF_MATRICES
 from sparsetir.schedules.operators.sparse_results import SEMIRINGS, SparseResult
-from test_plan_sparse import by_method, matrix
+from test_plan_sparse import by_method, matrix, pair
 
 CUDA = {"kind": "cuda", "arch": "sm_90"}
 
@@ -42,8 +42,7 @@ def check(monkeypatch: pytest.MonkeyPatch, op: str, *each: SparseMatrix, **optio
 @requires_cuda_text
 @pytest.mark.parametrize("op", OF_MATRICES)
 def test_operators(monkeypatch: pytest.MonkeyPatch, op: str) -> None:
-    shapes = ((23, 9), (9, 40)) if op == "spgemm" else ((23, 9), (23, 9))
-    check(monkeypatch, op, *(matrix(s, n, "float32") for n, s in enumerate(shapes)))
+    check(monkeypatch, op, *pair(op, 23, 9, 40, "float32"))
 
 
 @requires_cuda_text
@@ -62,6 +61,7 @@ def test_listed_terms(monkeypatch: pytest.MonkeyPatch, lanes: int) -> None:
     for semiring in ("plus_times", "max_plus"):
         check(monkeypatch, "spgemm", a, b, mask=m, semiring=semiring, config=config)
     check(monkeypatch, "spgemm", a, b, config=config)
+    check(monkeypatch, "inner", a, b.T, mask=m, config=config)
 
 
 @requires_cuda_text

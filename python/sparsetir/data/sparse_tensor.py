@@ -572,6 +572,53 @@ class SparseMatrix(SparseTensor):
         """
         return self._with_others("matmul", other, semiring=semiring, mask=mask)
 
+    def inner(self, other: Any, *, semiring: str = "plus_times", mask: Any = None) -> Self:
+        """The inner products of its rows with those of another sparse matrix, A @ B.T.
+
+        Parameters
+        ----------
+        other : (p, n) sparse matrix
+            As the class takes it.
+        semiring, mask
+            As of :meth:`matmul`; a mask, (m, p), says of which pairs of rows.
+
+        Returns
+        -------
+        (m, p) SparseMatrix
+            As of :meth:`matmul`.
+
+        Raises
+        ------
+        TypeError, ValueError
+            Naming the argument.
+
+        Notes
+        -----
+        Of few pairs each goes through its two rows, and searches the longer one where it is 16
+        times as long, or longer.
+        """
+        return self._with_others("inner", other, semiring=semiring, mask=mask)
+
+    def vecdot(self, other: Any) -> np.ndarray:
+        """The inner product of each row with that of another sparse matrix.
+
+        Parameters
+        ----------
+        other : (m, n) sparse matrix
+            As the class takes it.
+
+        Returns
+        -------
+        (m,) ndarray
+            `A.multiply(B)` summed up by rows.
+
+        Raises
+        ------
+        TypeError, ValueError
+            Naming the argument.
+        """
+        return self._with_others("vecdot", other).values
+
     def add(self, *others: Any) -> Self:
         """The sum with up to seven sparse matrices of this shape, in one pass.
 

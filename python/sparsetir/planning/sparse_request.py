@@ -15,7 +15,14 @@ from sparsetir.planning.request import (
     check_dtypes,
     default_threads,
 )
-from sparsetir.planning.sparse_results import WIDER, check_shapes, how_computed
+from sparsetir.planning.sparse_results import (
+    PRODUCTS,
+    WIDER,
+    check_shapes,
+    csr,
+    elements_pay,
+    how_computed,
+)
 from sparsetir.records.fingerprint import Matrices
 from sparsetir.records.task import Config
 from sparsetir.runtime.targets import TargetLike, resolve_target
@@ -37,9 +44,10 @@ class OnMatrices(OneByOne):
         expected, product = "", wanted.problem.is_product
         if isinstance(config, TermLanes) and not product:
             expected = "ElementThreads"
-        if isinstance(config, Assembled) and config.listed:
+        if isinstance(config, Assembled) and (config.listed or config.dotted):
             masked = wanted.matrices.mask is not None
-            expected = "" if product and masked else "listed=False without a mask"
+            name = "listed" if config.listed else "dotted"
+            expected = "" if product and masked else f"{name}=False without a mask"
         if expected:
             raise ValueError(
                 f"plan: argument 'config': expected {expected} for '{wanted.name}', got {config}"
@@ -57,10 +65,13 @@ class OnMatrices(OneByOne):
 
     def tried(self, wanted: Request) -> Branch:
         """See :class:`OneByOne`."""
+        (*each, mask), by_rows = wanted.matrices, wanted.name == "inner"
+        masked = mask is not None
         first = Assembled(
-            gathered=wanted.problem.how in ("add", "subtract"), parallel=wanted.threads > 1
-        )
-        masked = wanted.matrices.mask is not None
+            gathered=wanted.problem.how in ("add", "subtract"), parallel=wanted.threads > 1,
+            dotted=masked and wanted.problem.is_product
+            and elements_pay(*map(csr, (*each[0], mask)), by_rows),
+        )  # fmt: skip
         return branch(wanted.problem, first, wanted.threads, masked)
 
 
@@ -81,10 +92,11 @@ def sparse_request(
 ) -> Request:
     """The arguments of :func:`sparsetir.plan`, checked; raises as it does."""
     del heads  # which are refused before
-    operator, sums = OF_MATRICES[op], ELEMENTWISE.get(op, "matmul")
+    operator = OF_MATRICES[op]
+    sums = {"spgemm": "matmul", **ELEMENTWISE}.get(op, op)
     if feat is None:
         raise TypeError(f"plan: argument 'feat': expected the second matrix for '{op}', got None")
-    if more and sums in ("matmul", "subtract"):
+    if more and sums in (*PRODUCTS, "subtract"):
         raise TypeError(f"plan: expected two matrices for '{op}', got {2 + len(more)}")
     check_dtypes(dtype=dtype)
     check_counts(feat=1, threads=threads)
