@@ -27,6 +27,7 @@ from sparsetir.records.fingerprint import Matrices
 from sparsetir.records.task import Config
 from sparsetir.runtime.targets import TargetLike, resolve_target
 from sparsetir.schedules.default import is_gpu
+from sparsetir.schedules.gpu.row_tables import DTYPES, RowTables
 from sparsetir.schedules.gpu.sparse_results import ElementThreads, TermLanes
 from sparsetir.schedules.operators.registry import OF_MATRICES
 from sparsetir.schedules.operators.sparse_results import ELEMENTWISE, SparseResult
@@ -44,6 +45,8 @@ class OnMatrices(OneByOne):
         expected, product = "", wanted.problem.is_product
         if isinstance(config, TermLanes) and not product:
             expected = "ElementThreads"
+        if isinstance(config, RowTables):
+            expected = self._without_tables(wanted)
         if isinstance(config, Assembled) and (config.listed or config.dotted):
             masked = wanted.matrices.mask is not None
             name = "listed" if config.listed else "dotted"
@@ -52,6 +55,16 @@ class OnMatrices(OneByOne):
             raise ValueError(
                 f"plan: argument 'config': expected {expected} for '{wanted.name}', got {config}"
             )
+
+    @staticmethod
+    def _without_tables(wanted: Request) -> str:
+        """What a request that hash tables do not serve is to have; "" for others."""
+        problem = wanted.problem
+        if wanted.name != "spgemm" or problem.how != "plus_times" or wanted.matrices.mask:
+            return "ElementThreads or TermLanes beside a mask, another semiring or operator"
+        if problem.dtype not in DTYPES or problem.idtype != "int32":
+            return f"ElementThreads or TermLanes but for {', '.join(DTYPES)} and int32 indices"
+        return ""
 
     def about(self, wanted: Request) -> About:
         """See :class:`Choosing`."""
