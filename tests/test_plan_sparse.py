@@ -21,6 +21,7 @@ from sparsetir.schedules.operators.sparse_results import ELEMENTWISE, SEMIRINGS
 from sparsetir.schedules.search.configs import from_data, to_data
 from sparsetir.schedules.templates.sparse_results import Assembled
 from sparsetir.tuning.sparse_case import SparseCase, SparseTask
+from sparsetir.tuning.sparse_reference import exact_result
 
 PRODUCTS = {"spgemm": "matmul", "inner": "inner"}
 
@@ -282,6 +283,19 @@ def test_workers_know_what_is_right(tmp_path: Path) -> None:
         wrong[3] += 1
         assert "1 of" in str(case.error(right.with_values(wrong)))
         assert "other elements are stored" in str(case.error(a.T.add(a, mask)))
+
+
+@pytest.mark.parametrize("semiring", ["", *SEMIRINGS])
+@pytest.mark.parametrize("masked", [False, True])
+def test_what_is_right_is_found_without_kernels(semiring: str, masked: bool) -> None:
+    """In float64, of all operators: which elements there are, also of a mask, and their values."""
+    a, b, mask = (matrix((20, 20), n) for n in range(3))
+    ops = [op for op in OF_MATRICES if (op in PRODUCTS) == bool(semiring)]
+    more = {"semiring": semiring} if semiring else {}
+    more |= {"mask": mask} if masked else {}
+    for op in ops:
+        asked = sparsetir.planning.plan.requested(op, a, b, threads=1, **more)
+        same(exact_result(asked)[0], plan(op, a, b, threads=1, **more)())
 
 
 @pytest.mark.slow
