@@ -33,8 +33,8 @@ Several iterations may add to the result, after one that says what it begins wit
     with T.sp_iter([I, N], "SS", "zero") as [i, k]:
         C[i, k] = 0.0
 
-Going through two levels of bits costs nothing like sorting, and what a row did not touch is not
-looked at. Where the columns of a row are visited once and in order, as of a union, elements are
+Going through two levels of bits, or three, costs nothing like sorting, and what a row did not touch
+is not looked at. Where the columns of a row are visited once and in order, as of a union, elements are
 appended as they come, and there is no workspace. What is left is to close the gaps between the
 parts. `numeric` computes the values of a pattern that is given, through the same workspace.
 
@@ -92,6 +92,7 @@ class Assembly(NamedTuple):
         (parts + 1,) of int64, where its room of the arrays begins. Writes `counts`, (rows,) of the
         idtype, how many elements each row has; `indices` and `values`, (room,) and more dimensions
     narrow_fill : `fill` with a bitmap of one level, all words of which are looked at in each row
+    wide_fill : `fill` with one of three levels, for so many columns that groups are many, too
     masked_bound : `bound` that takes a pattern besides: `indptr`, (rows + 1,), `indices`, (nnz,)
     numeric : takes `rows_ptr` and a pattern; writes `values`, those of visits that the pattern does
         not have are dropped
@@ -102,6 +103,7 @@ class Assembly(NamedTuple):
     bound: SparseFunc
     fill: SparseFunc
     narrow_fill: SparseFunc
+    wide_fill: SparseFunc
     masked_bound: SparseFunc
     numeric: SparseFunc
     bounds: str
@@ -356,8 +358,9 @@ class _Assembler:
         self.parted = isinstance(rows, Axis) and rows.kind == "dense_fixed"
         fill = self._fill("fill", 2)
         narrow = fill if self.appended else self._fill("narrow_fill", 1)
+        wide = fill if self.appended else self._fill("wide_fill", 3)
         masked = self._bound("masked_bound"), self._numeric()
-        programs = self._bound("bound"), fill, narrow, *masked
+        programs = self._bound("bound"), fill, narrow, wide, *masked
         for program in programs:
             verify(program)
         types = {"idtype": self.idtype, "dtype": self.out.dtype}
@@ -616,7 +619,7 @@ class _Workspace:
         self.first = zero(self.of.out.dtype) if self.of.first is None else self.of.first
         program.fact(self.values, axes[0])
         self.levels, size = [], 1
-        for wish, bit in (("words", "col"), ("groups", "word"))[:levels]:
+        for wish, bit in (("words", "col"), ("groups", "word"), ("heaps", "group"))[:levels]:
             size *= WORD
             most = as_dtype(size, self.of.idtype)
             count = Analyzer().simplify(tirx.floordiv(axes[0].length + most - 1, most))

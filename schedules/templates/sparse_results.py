@@ -37,7 +37,7 @@ class Assembled(Config):
     parallel: bool = choice(True, False)
     listed: bool = choice(False, True)
     dotted: bool = choice(False, True)
-    levels: int | None = number(None, most=2, optional=True, tries=(1, 2))
+    levels: int | None = number(None, most=3, optional=True, tries=(1, 2, 3))
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -568,7 +568,7 @@ class SparseMatrix(SparseTensor):
         Notes
         -----
         Gustavson's algorithm: each row in a dense workspace, whose columns are bits of a bitmap of
-        two levels, on all threads, and in one pass. See :func:`sparsetir.build_assembled`.
+        one to three levels, on all threads, and in one pass. See :func:`sparsetir.build_assembled`.
         """
         return self._with_others("matmul", other, semiring=semiring, mask=mask)
 

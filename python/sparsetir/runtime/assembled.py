@@ -22,6 +22,7 @@ from sparsetir.sparse_ir.nodes import SparseFunc
 # system does not promise any amount of it.
 ROOM = 1 << 30
 COPIED = 1 << 20  # bytes of a result that does not keep a room for itself
+FEW = 4  # groups of a row for each element, from which on these have a level of their own
 WORK_OF_A_PART = 1 << 15  # elements, at most, that are not worth another thread
 
 
@@ -49,9 +50,12 @@ class Bounds(NamedTuple):
 
     @property
     def levels(self) -> int:
-        """Of a bitmap of a row: with many elements all of its words are looked at."""
-        many = WORD * self.ends[-1] >= self.columns * (len(self.ends) - 1)
-        return 1 if many else 2
+        """Of a bitmap of a row: with many elements all of its words are looked at, with few none of
+        its groups that has nothing."""
+        words, elements = self.columns * (len(self.ends) - 1) / WORD, self.ends[-1]
+        if elements >= words:
+            return 1
+        return 2 if words <= WORD * FEW * elements else 3
 
 
 class Numeric:
@@ -139,13 +143,15 @@ class AssembledKernel:
         Parameters
         ----------
         levels : int
-            Of the bitmap: 1 for rows with an element in each 64 columns or so, else 2.
+            Of the bitmap: 1 for rows with an element in each 64 columns or so, 3 for those with one
+            in each 16,384 or less, else 2.
 
         Returns
         -------
         Kernel
         """
-        program = self.programs.narrow_fill if levels == 1 else self.programs.fill
+        made = self.programs
+        program = {1: made.narrow_fill, 2: made.fill, 3: made.wide_fill}[levels]
         if program not in self._fills:
             self._fills[program] = build(program, self.target, check=False)
         return self._fills[program]
