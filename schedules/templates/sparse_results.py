@@ -28,8 +28,9 @@ class Assembled(Config):
         hundred calls
     dotted : of a product with a mask, each element goes through a row of A and a column of B by
         itself, for masks with few elements; `listed` is not for it
-    levels : of the bitmap of a row's columns, where calls assemble: 1 looks at all of its words; by
-        default by how many elements rows have
+    levels : of the bitmap of a row's columns, where calls assemble: 1 looks at all of its words, 0
+        puts elements of short rows into order as they come; by default by how many elements rows
+        have
     """
 
     kept: bool = choice(True, False)
@@ -37,7 +38,7 @@ class Assembled(Config):
     parallel: bool = choice(True, False)
     listed: bool = choice(False, True)
     dotted: bool = choice(False, True)
-    levels: int | None = number(None, most=3, optional=True, tries=(1, 2, 3))
+    levels: int | None = number(None, least=0, most=3, optional=True, tries=(0, 1, 2, 3))
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -50,11 +51,13 @@ def check(found: CsrArrays, there: np.ndarray, dense: np.ndarray, text: str = ""
 
 
 def check_kernel(func: Any, drawn: Drawn, there: np.ndarray, dense: np.ndarray) -> None:
-    """The result, and the values of its pattern once more."""
-    kernel = build_assembled(func, "C")
+    """The result, with short rows in another way, too; and the values of its pattern once more."""
+    with mock.patch.object(sparsetir.sparse_ir.assemble, "SHORT", 3):
+        kernel = build_assembled(func, "C")
     given = {k: v for k, v in drawn.arguments.items() if k != "c"}
     found = kernel(**given)
-    check(found, there, dense, drawn.text)
+    for made in (found, kernel.assembled(given, kernel.bounds(given), levels=0)):
+        check(made, there, dense, drawn.text)
     again = kernel.values_of(found.indptr, found.indices, **given)
     np.testing.assert_array_equal(again, found.values, drawn.text)
 
@@ -89,7 +92,7 @@ def test_random_products(product: tuple[Drawn, np.ndarray]) -> None:
 def test_the_programs_are_of_the_language(program: str) -> None:
     """They print and parse back; the interpreter fills as the kernels do; their text is known."""
     made = assemble(PROGRAMS[program].make("float32", "int32"), "C")
-    for func in made[:6]:
+    for func in made[:7]:
         assert tvm_ffi.structural_equal(sparsetir.from_source(func.script()), func)
     assert made.fill.script() == golden(f"{program}_fill")
     given = given_to(program)
@@ -148,7 +151,7 @@ def test_several_iterations() -> None:
     )
 
 
-@pytest.mark.parametrize("levels", [1, 2, 3])
+@pytest.mark.parametrize("levels", [0, 1, 2, 3])
 def test_wide_rows(levels: int, monkeypatch: Any) -> None:
     """Columns beyond one group of words, at both ends of each; nothing is left from row to row."""
     columns = [0, 63, 64, 4095, 4096, 4159, 8191, 12287, 12345, 262143, 262144, 600000]
@@ -168,9 +171,10 @@ def test_wide_rows(levels: int, monkeypatch: Any) -> None:
 
 
 def test_levels_by_how_many_elements_rows_have() -> None:
-    ends, few = np.array([0, 6, 10]), 4 * 64 * 64
-    found = [Bounds(ends, n).levels for n in (5 * 64, 5 * 64 + 1, 5 * few, 5 * few + 64)]
+    ends, few = np.array([0, 60, 60, 60, 160]), 40 * 4 * 64 * 64
+    found = [Bounds(ends, n).levels for n in (40 * 64, 40 * 64 + 2, few, few + 64)]
     assert found == [1, 2, 2, 3]
+    assert [Bounds(np.array([0, 16, n, 60]), few).levels for n in (32, 33)] == [0, 3]
 
 
 def test_values_of_another_pattern() -> None:

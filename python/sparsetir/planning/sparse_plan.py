@@ -114,7 +114,8 @@ class SparsePlan(Plan):
         self.convert_seconds = time.perf_counter() - start - self.compile_seconds
         if mask is None:
             start = time.perf_counter()
-            fill = self._assembling.fill(config.levels or self._bounds.levels)
+            levels = self._bounds.levels if config.levels is None else config.levels
+            fill = self._assembling.fill(levels)
             self.kernel = self.kernel if self._repeated else fill
             self.compile_seconds += time.perf_counter() - start
 
