@@ -214,7 +214,7 @@ class MergeLoop(PositionLoop):
         def at(*there: Pointer) -> Any:
             """What is done where these have an element, and the others none."""
             if not union and len(there) < len(self.pointers):
-                return self._nearer(*there, other if there[0] is first else one, space)
+                return self._nearer(there[0], other if there[0] is first else one, space)
             moves = [s for p in there for s in p.move(space, as_dtype(1, self.node.idtype))]
             known = {p.name: p in there for p in self.pointers}
             found = self._known(body, known) if union else body

@@ -50,17 +50,17 @@ class RowTablesPlan(Plan):
     def _bind(self, wanted: Request) -> None:
         start, each = time.perf_counter(), [csr(x) for x in wanted.matrices.each]
         m, n = wanted.matrices.result_shape(wanted.name)
-        (a, b, _), columns, _ = factors(wanted.name, *each, None, False)
+        (left, right, _), columns, _ = factors(wanted.name, each, None, False)
         self._target, self._dtype = wanted.target, wanted.problem.dtype
-        sizes = {"m": m, "l": a.shape[1]}
-        given = arguments({"a": a, "b": b}, sizes, "int32")
+        sizes = {"m": m, "l": left.shape[1]}
+        given = arguments({"a": left, "b": right}, sizes, "int32")
         values = [given.pop(x) for x in "ab"]
         self._shapes = {"values[0]": values[0].shape, "values[1]": values[1].shape}
         self._given = {k: self._there(x) for k, x in given.items()}
-        ends = np.concatenate([[0], np.cumsum(np.diff(b.indptr)[a.indices], dtype=np.int64)])
+        ends = np.concatenate([[0], np.cumsum(np.diff(right.indptr)[left.indices], dtype=np.int64)])
         self._bins = [
             (size, {"rows": self._there(rows), "count": len(rows), "ranges": r, "width": w})
-            for size, rows, r, w in binned(np.diff(ends[a.indptr]), b.shape[1])
+            for size, rows, r, w in binned(np.diff(ends[left.indptr]), right.shape[1])
         ]
         self.launches, counts = len(self._bins), self._there(np.zeros(m, np.int32))
         self._launch(None, {"counts": counts})
@@ -73,8 +73,8 @@ class RowTablesPlan(Plan):
             "c_indices": self._there(np.zeros(nnz, np.int32)),
         }  # fmt: skip
         self._nnz = nnz
-        first = [self._there(x.astype(self._dtype)) for x in values]
-        self._launch(self._dtype, self._filled(*first, self._there(np.zeros(nnz, self._dtype))))
+        a, b, c = (self._there(x.astype(self._dtype)) for x in (*values, np.zeros(nnz)))
+        self._launch(self._dtype, {**self._found, "a": a, "b": b, "c": c})
         found = to_numpy(self._found["c_indices"])
         found = found if columns is None else columns[found]
         self.pattern = Pattern.from_csr(indptr, found, (m, n), check=False)
@@ -86,9 +86,6 @@ class RowTablesPlan(Plan):
             return array
         whole = array.astype(np.int32, copy=False) if array.dtype.kind == "i" else array
         return self._on_device(whole)
-
-    def _filled(self, a: Any, b: Any, c: Any) -> dict[str, Any]:
-        return {**self._found, "a": a, "b": b, "c": c}
 
     def _launch(self, dtype: str | None, more: Mapping[str, Any]) -> None:
         """Launch a kernel for each bin: of values, or what counts."""
@@ -139,7 +136,8 @@ class RowTablesPlan(Plan):
                     f"{self.op}: argument '{name}': expected {self._dtype} of shape {shape}, got "
                     f"{got[1]} of {got[0]}"
                 )
-        self._launch(self._dtype, self._filled(*values, made))
+        a, b = values
+        self._launch(self._dtype, {**self._found, "a": a, "b": b, "c": made})
         return made
 
     def run_trusted(self, operands: Any, values: Any = None) -> Any:

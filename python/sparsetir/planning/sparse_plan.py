@@ -83,7 +83,7 @@ class SparsePlan(Plan):
         self._names = [f"a{q}" for q in range(len(each))]
         sizes = {"m": m, "n": n}
         if problem.is_product:
-            found = factors(wanted.name, *each, mask, config.dotted)
+            found = factors(wanted.name, each, mask, config.dotted)
             (*each, mask), self._columns, self._places = found
             self._names = ["a", "b"]
             sizes = {"m": m, "l": each[0].shape[1], "n": each[1].shape[1]}
@@ -146,7 +146,7 @@ class SparsePlan(Plan):
 
         kernel = compiled((problem, parallel, "elements"), target, stages)
         self._names = _numbered(each)
-        given = of_elements(*each, mask, problem.idtype)
+        given = of_elements(each[0], each[1], mask, problem.idtype)
         self._given = {name: given[name] for name in self._names}
         return Numeric(kernel, given, "out")
 
@@ -331,7 +331,8 @@ def _at_pattern(wanted: Request, pattern: Pattern, listed: bool) -> Request:
     out = _copy(Csr(pattern.indptr, pattern.columns, None, (m, n)), problem.idtype)
     sizes: dict[str, Any] = {}
     if wanted.problem.is_product:
-        (*matrices, out), _, places = factors(wanted.name, *matrices, out, not listed)
+        (*matrices, narrow), _, places = factors(wanted.name, matrices, out, not listed)
+        out = narrow or out
         if places is None:
             places = np.arange(each[1].nnz, dtype=problem.idtype)
         if listed:

@@ -78,13 +78,15 @@ class OnMatrices(OneByOne):
 
     def tried(self, wanted: Request) -> Branch:
         """See :class:`OneByOne`."""
-        (*each, mask), by_rows = wanted.matrices, wanted.name == "inner"
-        masked = mask is not None
+        (each, mask), product = wanted.matrices, wanted.problem.is_product
+        dotted = False
+        if product and mask is not None:
+            dotted = elements_pay(csr(each[0]), csr(each[1]), csr(mask), wanted.name == "inner")
         first = Assembled(
             gathered=wanted.problem.how in ("add", "subtract"), parallel=wanted.threads > 1,
-            dotted=masked and wanted.problem.is_product
-            and elements_pay(*map(csr, (*each[0], mask)), by_rows),
+            dotted=dotted,
         )  # fmt: skip
+        masked = mask is not None
         return branch(wanted.problem, first, wanted.threads, masked)
 
 

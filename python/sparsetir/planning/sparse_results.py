@@ -63,10 +63,11 @@ def product(A: Csr, B: Csr, semiring: str = "plus_times", mask: Csr | None = Non
 def inner(A: Csr, B: Csr, semiring: str = "plus_times", mask: Csr | None = None) -> Csr:
     """A times the transposed B: inner products of their rows; as :func:`product`."""
     dotted = mask is not None and elements_pay(A, B, mask, by_rows=True)
-    (a, b, given), columns, _ = factors("inner", A, B, mask, dotted)
-    found = _by_elements(a, b, semiring, given) if dotted else product(a, b, semiring, given)
-    if mask is not None:
-        return mask._replace(values=found.values)
+    (a, b, given), columns, _ = factors("inner", (A, B), mask, dotted)
+    if given is not None and mask is not None:
+        how = _by_elements if dotted else product
+        return mask._replace(values=how(a, b, semiring, given).values)
+    found = product(a, b, semiring)
     there = found.indices if columns is None else columns[found.indices]
     return found._replace(indices=there, shape=(A.shape[0], B.shape[0]))
 
@@ -126,7 +127,7 @@ def elements_pay(A: Csr, B: Csr, mask: Csr, by_rows: bool = False) -> bool:
 
 
 def factors(
-    op: str, A: Csr, B: Csr, mask: Csr | None, dotted: bool
+    op: str, each: Sequence[Csr], mask: Csr | None, dotted: bool
 ) -> tuple[tuple[Csr, Csr, Csr | None], np.ndarray | None, np.ndarray | None]:
     """The operands of "spgemm" or "inner", and the mask, as kernels take them.
 
@@ -135,7 +136,7 @@ def factors(
     Without columns that nothing is in, where rows of all would be long. And the result's columns,
     None for all; where the values of B were, None where they are.
     """
-    columns = places = None
+    (A, B), columns, places = each, None, None
     if op == "inner" and is_wide(B):
         B, narrow, _ = without_empty_columns(B, A)
         A = narrow or A
