@@ -60,7 +60,6 @@ from sparsetir.sparse_ir.lower_sparse_iter import lower_sparse_iter
 from sparsetir.sparse_ir.nodes import SparseFunc, sparse_iterations, substitute
 from sparsetir.sparse_ir.position_space import LAYOUTS
 from sparsetir.sparse_ir.schedule import Schedule
-from sparsetir.sparse_ir.schedule.gallop import gallop_in_long_rows
 from sparsetir.sparse_ir.tir import as_dtype, block_with, dtype_of, free_vars, loop_with
 from sparsetir.sparse_ir.traversal import map_expr
 from sparsetir.sparse_ir.value_domains import permutations
@@ -98,7 +97,6 @@ def multiversion(func: SparseFunc, target: Any, work: int = WORK_OF_THREADS) -> 
         stages = _by_elements(func, target)
         if stages is not None:
             return _inlined(stages)
-    func = gallop_in_long_rows(func)
     lowered = lower_sparse_iter(func)
     scheduled = default_schedule(lowered, target)
     if not begun:

@@ -49,6 +49,7 @@ Yao, "An almost optimal algorithm for unbounded searching")::
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
@@ -195,18 +196,34 @@ class MergeLoop(PositionLoop):
         step = tirx.IfThenElse(met, as_one([body, *moves]), as_one(leaps))
         return [tirx.While(conjunction([at < end for at in ats]), as_one([last, step]))]
 
+    def _is_long(self, pointer: Pointer) -> Any:
+        """Whether a pointer is to gallop."""
+        shortest = reduce(tirx.min, [p.extent for p in self.pointers if p is not pointer])
+        return tirx.floordiv(pointer.extent, as_dtype(self.ratio, self.node.idtype)) >= shortest
+
     def _nearer(self, pointer: Pointer, to: Any, space: PositionSpace) -> Any:
         """A step towards a coordinate that the pointer stands before, or all of the way to it."""
         step = as_one(pointer.move(space, as_dtype(1, self.node.idtype)))
         if not self.ratio:
             return step
-        shortest = reduce(tirx.min, [p.extent for p in self.pointers if p is not pointer])
-        ratio = as_dtype(self.ratio, self.node.idtype)
-        long = tirx.floordiv(pointer.extent, ratio) >= shortest
-        return tirx.IfThenElse(long, as_one(pointer.gallop(space, to)), step)
+        leap = as_one(pointer.gallop(space, to))
+        return tirx.IfThenElse(self._is_long(pointer), leap, step)
 
     def _points(self, body: Any, space: PositionSpace) -> list[Any]:
         """The loops of two: over what either has; of a union, then over the rest of each."""
+        if not self.ratio or nodes_of(BLOCKS, body):
+            return self._loops(body, space, lambda p, to: self._nearer(p, to, space))
+        # Asked once, of both: where neither is long, steps take no longer than without galloping.
+        long = tirx.any(*map(self._is_long, self.pointers))
+        one = as_dtype(1, self.node.idtype)
+        leaps = self._loops(body, space, lambda p, to: as_one(p.gallop(space, to)))
+        steps = self._loops(body, space, lambda p, _: as_one(p.move(space, one)))
+        return [tirx.IfThenElse(long, as_one(leaps), as_one(steps))]
+
+    def _loops(
+        self, body: Any, space: PositionSpace, nearer: Callable[[Pointer, Any], Any]
+    ) -> list[Any]:
+        """The same; `nearer` : moves a pointer of an intersection towards a coordinate."""
         union = self.node.kind == "union"
         end = as_dtype(self.node.length, self.node.idtype)
         (one, first), (other, second) = self._standing()
@@ -214,7 +231,7 @@ class MergeLoop(PositionLoop):
         def at(*there: Pointer) -> Any:
             """What is done where these have an element, and the others none."""
             if not union and len(there) < len(self.pointers):
-                return self._nearer(there[0], other if there[0] is first else one, space)
+                return nearer(there[0], other if there[0] is first else one)
             moves = [s for p in there for s in p.move(space, as_dtype(1, self.node.idtype))]
             known = {p.name: p in there for p in self.pointers}
             found = self._known(body, known) if union else body

@@ -162,6 +162,19 @@ def test_hash_tables_of_patterns(tables: list[Any]) -> None:
     check_tables(a.with_values(np.array([0, np.nan, 1], "float32")), far * np.float32(np.inf))
 
 
+@requires_cuda_text
+@pytest.mark.parametrize("count", [3, pytest.param(100, marks=pytest.mark.slow)])
+def test_hash_tables_of_random_matrices(
+    tables: list[Any], monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    monkeypatch.setattr(row_tables_plan, "BINS", (Bin(8, 16), Bin(32, 64), Bin(128, 128)))
+    for seed in range(count):
+        rng = np.random.default_rng(seed)
+        m, l, n = rng.choice([1, 5, 40, 300], 3)
+        each = zip(((m, l), (l, n)), rng.choice([0.0, 0.01, 0.1, 0.6], 2), strict=True)
+        check_tables(*(matrix(shape, seed + q, "float32", d) for q, (shape, d) in enumerate(each)))
+
+
 @requires_nvcc
 @pytest.mark.parametrize("arch", [pytest.param("sm_80", marks=pytest.mark.slow), "sm_90"])
 @pytest.mark.parametrize("dtype", by_default([None, *DTYPES], "float32"))

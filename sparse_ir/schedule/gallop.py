@@ -17,12 +17,9 @@ Munro, "Adaptive set intersections, unions, and differences".)
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from sparsetir.sparse_ir.annotations import GALLOP, intersected
+from sparsetir.sparse_ir.annotations import GALLOP
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.nodes import Axis, SparseFunc, SparseIteration
+from sparsetir.sparse_ir.nodes import Axis, SparseFunc
 from sparsetir.sparse_ir.schedule.loops import (
     SpIter,
     changed,
@@ -33,7 +30,6 @@ from sparsetir.sparse_ir.schedule.loops import (
     show,
 )
 from sparsetir.sparse_ir.schedule.primitives import primitive
-from sparsetir.sparse_ir.traversal import map_expr
 
 RATIO = 16  # from which on a search takes less time than steps
 
@@ -61,20 +57,6 @@ def gallop(func: SparseFunc, loop: SpIter, ratio: int = RATIO) -> tuple[SparseFu
         raise ScheduleError(
             f"gallop: argument 'ratio': expected 0 or more, got {ratio}\n{show(it)}"
         )
-    return replaced("gallop", func, it, _marked(it, {loop.name: ratio})), None
-
-
-def gallop_in_long_rows(func: SparseFunc, ratio: int = RATIO) -> SparseFunc:
-    """The function with :func:`gallop` of all intersections that no schedule has said it of."""
-
-    def marked(it: Any) -> Any:
-        plain = {name: ratio for name, padded in intersected(it).items() if not padded}
-        return _marked(it, {**plain, **it.annotations.get(GALLOP, {})}) if plain else it
-
-    body = map_expr(func.body, [(SparseIteration, marked)])
-    return func if body.same_as(func.body) else func.replace(body=body)
-
-
-def _marked(it: SparseIteration, ratios: Mapping[str, int]) -> Any:
     notes = dict(it.annotations.items())
-    return changed(it, annotations={**notes, GALLOP: {**notes.get(GALLOP, {}), **ratios}})
+    notes[GALLOP] = {**notes.get(GALLOP, {}), loop.name: ratio}
+    return replaced("gallop", func, it, changed(it, annotations=notes)), None

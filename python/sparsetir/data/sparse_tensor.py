@@ -594,8 +594,8 @@ class SparseMatrix(SparseTensor):
 
         Notes
         -----
-        Of few pairs each goes through its two rows, and searches the longer one where it is 16
-        times as long, or longer.
+        Of few pairs each goes through its two rows; where their lengths differ much, long rows are
+        searched for what is in short ones.
         """
         return self._with_others("inner", other, semiring=semiring, mask=mask)
 

@@ -20,9 +20,11 @@ from sparsetir.planning.sparse_results import (
     arguments,
     csr,
     factors,
+    in_ratio,
     is_gathered,
     kernel_of,
     of_elements,
+    ratio_of,
 )
 from sparsetir.planning.term_pairs import term_pairs
 from sparsetir.runtime.assembled import AssembledKernel, CsrArrays, Numeric
@@ -139,12 +141,17 @@ class SparsePlan(Plan):
     def _of_elements(self, each: Sequence[Csr], mask: Csr) -> Numeric:
         """What computes values of elements one by one."""
         problem, target, parallel = self.problem, self._wanted.target, self._threads > 1
+        ratio = ratio_of(each[0], each[1], mask)
+
+        def schedule(sch: Schedule) -> None:
+            in_ratio(sch, ratio)
+            if not parallel:
+                sch.lower()
 
         def stages() -> Any:
-            program = problem.elements_program()
-            return lower(program, None if parallel else _elements_as_they_are, target=target)
+            return lower(problem.elements_program(), schedule, target=target)
 
-        kernel = compiled((problem, parallel, "elements"), target, stages)
+        kernel = compiled((problem, parallel, ratio, "elements"), target, stages)
         self._names = _numbered(each)
         given = of_elements(each[0], each[1], mask, problem.idtype)
         self._given = {name: given[name] for name in self._names}
@@ -373,12 +380,6 @@ def _numbered(each: Sequence[Any]) -> list[str]:
 
 def _as_it_is(sch: Schedule) -> None:
     """On one thread."""
-    sch.lower()
-
-
-def _elements_as_they_are(sch: Schedule) -> None:
-    """On one thread, with long rows that are searched, as the default schedule does it."""
-    sch.gallop(sch.get_sp_iters(sch.get_sparse_iteration("elements"))[-1])
     sch.lower()
 
 

@@ -23,6 +23,7 @@ from sparsetir.schedules.operators.sparse_results import (
     product_program,
 )
 from sparsetir.sparse_ir.assemble import WORD
+from sparsetir.sparse_ir.schedule import Schedule
 from sparsetir.sparse_ir.schedule.gallop import RATIO
 
 WIDER = {"float16": "float32", "bfloat16": "float32"}  # what sums are in
@@ -34,6 +35,7 @@ NARROW, NARROW_COLUMNS = 4, 1 << 20
 # Sums of so many operands are gathered, where there are so many of their elements for each group of
 # columns that a row looks at.
 GATHERED, WORTH, GROUP = 3, 3, WORD**2
+SEARCHED = 2  # as many times the steps make searches worth their code
 STEP = 4  # terms that take as long as a step through a row and a column
 
 
@@ -82,7 +84,7 @@ def vecdot(A: Csr, B: Csr, semiring: str = "plus_times", mask: None = None) -> C
 def _by_elements(A: Csr, B: Csr, semiring: str, mask: Csr) -> Csr:
     dtype = dtype_name(A.values)
     problem = SparseResult(semiring, dtype, WIDER.get(dtype, dtype), dtype, idtype_of(A, B, mask))
-    kernel = _elements_kernel(problem)
+    kernel = _elements_kernel(problem, ratio_of(A, B, mask))
     found = Numeric(kernel, of_elements(A, B, mask, problem.idtype), "out")()
     if problem.sums != dtype:
         found = found.to(A.values.dtype) if is_torch(found) else found.astype(A.values.dtype)
@@ -90,8 +92,10 @@ def _by_elements(A: Csr, B: Csr, semiring: str, mask: Csr) -> Csr:
 
 
 @cache
-def _elements_kernel(problem: SparseResult) -> Kernel:
-    return build(problem.elements_program())
+def _elements_kernel(problem: SparseResult, ratio: int) -> Kernel:
+    sch = Schedule(problem.elements_program())
+    in_ratio(sch, ratio)
+    return build(sch)
 
 
 def of_elements(A: Csr, B: Csr, mask: Csr, idtype: str) -> dict[str, Any]:
@@ -119,11 +123,31 @@ def elements_pay(A: Csr, B: Csr, mask: Csr, by_rows: bool = False) -> bool:
         mask = narrow or mask
     along, across = np.diff(B.indptr), np.bincount(B.indices, minlength=B.shape[1])
     of_terms, columns = (across, along) if by_rows else (along, across)
+    steps = min(_steps(A, columns, mask)) + len(mask.indices)
+    return bool(STEP * steps < of_terms[A.indices].sum() + len(B.indices))
+
+
+def _steps(A: Csr, columns: np.ndarray, mask: Csr) -> tuple[float, float]:
+    """Of all elements of a mask through rows of A and columns of these lengths: one by one, and
+    where long ones are searched."""
     a, b = np.repeat(np.diff(A.indptr), np.diff(mask.indptr)), columns[mask.indices]
     short, long = np.minimum(a, b), np.maximum(a, b)
     searched = 2 * short * np.log2(np.maximum(long, 1) / np.maximum(short, 1) + 1)
-    steps = np.where(long >= RATIO * short, searched, a + b).sum() + len(a)
-    return bool(STEP * steps < of_terms[A.indices].sum() + len(B.indices))
+    return float((a + b).sum()), float(np.where(long >= RATIO * short, searched, a + b).sum())
+
+
+def ratio_of(A: Csr, B: Csr, mask: Csr) -> int:
+    """From which ratio of lengths on rows are searched, 0 for none; B by columns.
+
+    Code that may search takes longer for a step, too.
+    """
+    steps, searched = _steps(A, np.diff(B.indptr), mask)
+    return RATIO if searched * SEARCHED < steps else 0
+
+
+def in_ratio(sch: Schedule, ratio: int) -> None:
+    """Schedule `elements_program` so."""
+    sch.gallop(sch.get_sp_iters(sch.get_sparse_iteration("elements"))[-1], ratio)
 
 
 def factors(
