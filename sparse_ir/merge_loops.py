@@ -35,7 +35,8 @@ visit after the other: the loop is a `while`, around blocks that cannot know it.
 Where the schedule says so (:mod:`sparsetir.sparse_ir.schedule.gallop`), the pointer of an axis that
 has so many times the elements of another one gallops: it moves to the first element that is not
 before the other one's, looked for in steps of 1, 2, 4, ... elements and then by halves (Bentley and
-Yao, "An almost optimal algorithm for unbounded searching")::
+Yao, "An almost optimal algorithm for unbounded searching"). Of two axes, and a body without blocks,
+there is another loop for where neither is so long::
 
     J2_far[0] = 1
     while J2_far[0] < size - J2_ptr[0] and J2_indices[vi, J2_ptr[0] + J2_far[0]] < J1_at[0]:

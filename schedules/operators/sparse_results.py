@@ -338,7 +338,7 @@ for _name in ELEMENTWISE:
     )  # fmt: skip
 register(
     _of_matrices(
-        "inner", title="inner products of rows of sparse matrices, to a sparse one",
+        "inner", title="inner products of sparse rows",
         reductions=tuple(SEMIRINGS), dims={"b": "ln", "out": "ml"}, options=("semiring", "mask"),
     )
 )  # fmt: skip
