@@ -35,7 +35,7 @@ NARROW, NARROW_COLUMNS = 4, 1 << 20
 # Sums of so many operands are gathered, where there are so many of their elements for each group of
 # columns that a row looks at.
 GATHERED, WORTH, GROUP = 3, 3, WORD**2
-SEARCHED = 2  # as many times the steps make searches worth their code
+SEARCHED = 3  # as many times the steps make searches worth their code
 STEP = 4  # terms that take as long as a step through a row and a column
 
 
