@@ -18,10 +18,15 @@ from bench.peers import mkl
 from bench.problems import graphs
 from bench.report import ms, table
 from bench.timing import clock_of, interleaved
-from sparsetir import SparseMatrix, plan
+from sparsetir import Schedule, SparseMatrix, build, plan
+from sparsetir.planning.sparse_results import csr, of_elements
+from sparsetir.runtime.assembled import Numeric
+from sparsetir.schedules.operators.sparse_results import SparseResult
 from sparsetir.schedules.templates.sparse_results import Assembled
 
 SUMMANDS = (2, 4, 8)
+FEW = ((1_000_000, 1_000_000, 2), (100_000, 100_000, 3), (200_000, 200_000, 4))
+INNER = {"sparsetir": Assembled(dotted=True), "all terms": Assembled()}
 TARGETS = {
     "product": "1.3 times MKL, 3 times scipy; values alone, of plans too, 1.5 times MKL's",
     "sum": "3 times scipy, 1.2 times MKL",
@@ -39,9 +44,16 @@ def run(args: argparse.Namespace) -> None:
     todo = [
         (f"{name}: {kind.__name__}", partial(kind, name, matrix, library, args.seconds, *more))
         for name, matrix in graphs(args.graph).items()
-        for kind, more in ((product, ()), (triangles, ()), *((total, (n,)) for n in SUMMANDS))
+        for kind, more in (
+            (product, ()),
+            (triangles, ()),
+            (pairs, ()),
+            *((total, (n,)) for n in SUMMANDS),
+        )
         if kind is product or matrix.shape[0] == matrix.shape[1]
     ]
+    for name, matrix in few().items():
+        todo.append((name, partial(product, name, matrix, library, args.seconds, "few a row")))
     cells = each(iter(todo))
     show(cells)
     finish(args, "sparse_results", {"cells": cells, "targets": TARGETS}, load=os.getloadavg()[0])
@@ -54,7 +66,47 @@ def _mkl() -> Any:
         return None
 
 
-def product(name: str, a: Any, library: Any, seconds: float) -> dict[str, Any]:
+def few() -> dict[str, Any]:
+    """Random matrices with few elements in each row, by name."""
+    rng, found = np.random.default_rng(0), {}
+    for m, n, count in FEW:
+        columns = np.sort(rng.integers(0, n, (m, count))).ravel()
+        ones, ends = np.ones(m * count, "float32"), np.arange(0, m * count + 1, count)
+        a = sp.csr_matrix((ones, columns, ends), shape=(m, n))
+        a.sum_duplicates()
+        found[f"{m:,} x {n:,}, {count} a row"] = a
+    return found
+
+
+def pairs(name: str, a: Any, library: Any, seconds: float) -> dict[str, Any]:
+    """Inner products of each row with four of the longest 64 rows."""
+    rng, m = np.random.default_rng(0), a.shape[0]
+    hubs = np.sort(np.argsort(np.diff(a.indptr))[-64:])
+    columns = np.sort(hubs[rng.integers(0, len(hubs), (m, 4))]).ravel()
+    chosen = sp.csr_matrix((np.ones(4 * m, "float32"), columns, np.arange(0, 4 * m + 1, 4)), (m, m))
+    chosen.sum_duplicates()
+    rows, columns = chosen.nonzero()
+    ours, mask = SparseMatrix(a), SparseMatrix(chosen)
+    first, second = (a[x] for x in (rows, columns))
+    exact = sp.csr_matrix(
+        (np.ravel(first.multiply(second).sum(axis=1)), columns, chosen.indptr), (m, m)
+    )
+    ways = {way: plan("inner", ours, ours, mask=mask, config=c) for way, c in INNER.items()}
+    problem = SparseResult("plus_times", "float32", "float32", "float32")
+    merged = Schedule(problem.elements_program())
+    merged.gallop(merged.get_sp_iters(merged.get_sparse_iteration("elements"))[-1], 0)
+    given = of_elements(csr(ours), csr(ours), csr(mask), "int32")
+    steps = Numeric(build(merged, check=False), given, "out")
+    for found in (*(run() for run in ways.values()), mask.with_values(steps())):
+        _check(name, found, exact)
+    calls: Calls = {
+        **ways, "step by step": steps,
+        "scipy": lambda: a[rows].multiply(a[columns]).sum(axis=1),
+    }  # fmt: skip
+    return {"op": "pairs", "graph": name, "nnz": mask.nnz, "seconds": _timed(calls, seconds)}
+
+
+def product(name: str, a: Any, library: Any, seconds: float, op: str = "product") -> dict[str, Any]:
     """A A, or A times its transpose where it is no square; and the values of a known pattern."""
     b = a if a.shape[0] == a.shape[1] else sp.csr_matrix(a.T)
     b.sort_indices()
@@ -74,7 +126,7 @@ def product(name: str, a: Any, library: Any, seconds: float) -> dict[str, Any]:
     if library is not None:
         left, right = (mkl.Handle(library, x, 1, inspect=False) for x in (a, b))
         calls |= {"mkl": left.sparse_product(right), "mkl values": left.numeric_phase(right)}
-    about = {"op": "product", "graph": name, "terms": terms, "nnz": found.nnz}
+    about = {"op": op, "graph": name, "terms": terms, "nnz": found.nnz}
     return {**about, "seconds": _timed(calls, seconds)}
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from tvm import ir
 
 from sparsetir.sparse_ir.computed import computed_parameters
-from sparsetir.sparse_ir.nodes import SparseFunc, nodes_of, sparse_iterations
+from sparsetir.sparse_ir.nodes import Axis, SparseFunc, flat_axes, nodes_of, sparse_iterations
 from sparsetir.sparse_ir.recipes.ranges import range_tile_ptr, range_tile_starts
 from sparsetir.sparse_ir.tile_marks import is_bound, is_tail
 from sparsetir.sparse_ir.verify_sites import Broken, Found, Site
@@ -30,6 +30,8 @@ GROUP = "group"
 # The axes whose loops are over ranges of coordinates of an axis, which are the same for all of its
 # parents.
 RANGES = "ranges"
+# {name of an intersection: how many times the elements of another axis one has that gallops}
+GALLOP = "gallop"
 # Units of :data:`WORKERS`, beside "cpu" and "vector".
 THREAD_UNITS = ("warp", "thread")
 GPU_UNITS = ("block", *THREAD_UNITS)
@@ -43,6 +45,7 @@ SET_BY = {
     ATOMIC: 'race="atomics" of parallelize or meet',
     GROUP: 'race="group(r)" of parallelize',
     RANGES: "ranges",
+    GALLOP: "gallop",
 }
 OURS = "sparsetir."
 
@@ -72,6 +75,26 @@ def range_problems(site: Site) -> Found:
                 it.span,
                 f"sp_iter '{it.name}': annotation '{RANGES}': expected an axis whose tiles "
                 f"recipes range_tile_ptr and range_tile_starts make, got '{name}'",
+            )
+
+
+def intersected(it: Any) -> dict[str, list[str]]:
+    """The intersections that an iteration goes through, and those of their axes with padding."""
+    loops = [a for a in it.axes if isinstance(a, Axis) and a.kind == "intersect"]
+    return {a.name: [x.name for x in flat_axes(a.of) if x.kind == "sparse_fixed"] for a in loops}
+
+
+def gallop_problems(site: Site) -> Found:
+    """The verifier's rule: what gallops are intersections of axes without padding."""
+    it = site.stmt
+    loops = intersected(it)
+    for name, ratio in it.annotations.get(GALLOP, {}).items():
+        if name not in loops or loops[name] or int(ratio) < 0:
+            yield Broken(
+                it.span,
+                f"sp_iter '{it.name}': annotation '{GALLOP}': expected one of the intersections "
+                f"and its axes with padding, of which there are to be none, {loops}, and a ratio "
+                f"of 0 or more, got '{name}' and {ratio}",
             )
 
 

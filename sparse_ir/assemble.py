@@ -33,9 +33,10 @@ Several iterations may add to the result, after one that says what it begins wit
     with T.sp_iter([I, N], "SS", "zero") as [i, k]:
         C[i, k] = 0.0
 
-Going through two levels of bits costs nothing like sorting, and what a row did not touch is not
-looked at. Where the columns of a row are visited once and in order, as of a union, elements are
-appended as they come, and there is no workspace. What is left is to close the gaps between the
+Going through two levels of bits, or three, costs nothing like sorting, and what a row did not touch
+is not looked at. Rows of a few visits have no need of it: `short_fill` keeps them in order where
+they are stored. Where the columns of a row are visited once and in order, as of a union, elements
+are appended as they come, and there is no workspace. What is left is to close the gaps between the
 parts. `numeric` computes the values of a pattern that is given, through the same workspace.
 
 (Kjolstad et al., "Tensor algebra compilation with workspaces", sections 4 and 5; Gustavson, "Two
@@ -81,6 +82,7 @@ from sparsetir.sparse_ir.traversal import map_expr
 from sparsetir.sparse_ir.verify import verify
 
 WORD = 64  # bits, of as many columns
+SHORT = 16  # visits of a row that are put into order one by one
 
 
 class Assembly(NamedTuple):
@@ -92,6 +94,9 @@ class Assembly(NamedTuple):
         (parts + 1,) of int64, where its room of the arrays begins. Writes `counts`, (rows,) of the
         idtype, how many elements each row has; `indices` and `values`, (room,) and more dimensions
     narrow_fill : `fill` with a bitmap of one level, all words of which are looked at in each row
+    wide_fill : `fill` with one of three levels, for so many columns that groups are many, too
+    short_fill : of a matrix of numbers, `wide_fill` that takes `bounds`, too, and where a row has
+        few visits puts each into its place among those before it, without a workspace
     masked_bound : `bound` that takes a pattern besides: `indptr`, (rows + 1,), `indices`, (nnz,)
     numeric : takes `rows_ptr` and a pattern; writes `values`, those of visits that the pattern does
         not have are dropped
@@ -102,6 +107,8 @@ class Assembly(NamedTuple):
     bound: SparseFunc
     fill: SparseFunc
     narrow_fill: SparseFunc
+    wide_fill: SparseFunc
+    short_fill: SparseFunc
     masked_bound: SparseFunc
     numeric: SparseFunc
     bounds: str
@@ -356,8 +363,11 @@ class _Assembler:
         self.parted = isinstance(rows, Axis) and rows.kind == "dense_fixed"
         fill = self._fill("fill", 2)
         narrow = fill if self.appended else self._fill("narrow_fill", 1)
+        wide = fill if self.appended else self._fill("wide_fill", 3)
+        plain = self.appended or self.rest
+        short = wide if plain else self._fill("short_fill", 3, short=True)
         masked = self._bound("masked_bound"), self._numeric()
-        programs = self._bound("bound"), fill, narrow, *masked
+        programs = self._bound("bound"), fill, narrow, wide, short, *masked
         for program in programs:
             verify(program)
         types = {"idtype": self.idtype, "dtype": self.out.dtype}
@@ -382,7 +392,7 @@ class _Assembler:
         said = partial(width.store, as_dtype(self.column_axis.length, "int64"))
         return program.made(as_one([rows, program.over([one], "width", said)]))
 
-    def _fill(self, name: str, levels: int) -> SparseFunc:
+    def _fill(self, name: str, levels: int, short: bool = False) -> SparseFunc:
         program = _Program(self, name)
         parts, index = program.parts()
         room = program.axis("ROOM", "dense_variable", program.scalar("room", "int64"), parts,
@@ -423,6 +433,12 @@ class _Assembler:
 
             visits = [*(program.visit(v, space) for v in self.visits)]
             visits.append(space.gone_through(emitted))
+            if short:
+                known = program.output("bounds", "int64", [self.row_axis]).load(self.index[:1])
+                row = _ShortRow(program, index, columns, values, at, begin)
+                each = [*(program.visit(v, row) for v in self.visits)]
+                few = known <= as_dtype(SHORT, "int64")
+                visits = [tirx.IfThenElse(few, as_one(each), as_one(visits))]
         count = as_dtype(load_one(at) - load_one(begin), self.idtype)
         visits = [store_one(begin, load_one(at)), *visits, counts.store(count, self.index[:1])]
         return program.made(program.in_parts(parts, index, begins, visits))
@@ -547,10 +563,14 @@ class _Program:
             init=init, body=body, annotations={ORDERED: 1} if ordered and plain else {},
         )  # fmt: skip
 
-    def visit(self, visits: _Visits, space: _Workspace) -> Any:
-        """What an iteration does in a row, with the result in a workspace."""
-        body = as_one([visits.rewritten(space.moved)[0], *space.noted(visits.index[1])])
+    def visit(self, visits: _Visits, space: _Workspace | _ShortRow) -> Any:
+        """What an iteration does in a row, with the result elsewhere."""
+        body = as_one(space.around(visits.rewritten(space.moved)[0], visits.index[1]))
         loops = [*visits.to_columns, *visits.inside]
+        if isinstance(space, _ShortRow):  # beside the same visits in a workspace
+            own = {x.var: _variable_like(x.node) for x in loops}
+            body = substitute(body, own)
+            loops = [Loop(x.node, [own[x.var]], x.kinds) for x in loops]
         return self.iterate("visit", loops, body)
 
     def over(self, axes: Sequence[Axis], name: str, made: Callable[[list[Any]], Any]) -> Any:
@@ -616,7 +636,7 @@ class _Workspace:
         self.first = zero(self.of.out.dtype) if self.of.first is None else self.of.first
         program.fact(self.values, axes[0])
         self.levels, size = [], 1
-        for wish, bit in (("words", "col"), ("groups", "word"))[:levels]:
+        for wish, bit in (("words", "col"), ("groups", "word"), ("heaps", "group"))[:levels]:
             size *= WORD
             most = as_dtype(size, self.of.idtype)
             count = Analyzer().simplify(tirx.floordiv(axes[0].length + most - 1, most))
@@ -656,6 +676,10 @@ class _Workspace:
             bit = word
         return out
 
+    def around(self, body: Any, column: Any) -> list[Any]:
+        """The statements of a visit of a column."""
+        return [body, *self.noted(column)]
+
     def gone_through(self, emitted: Callable[[Any], list[Any]]) -> Any:
         """All that was noted, in increasing order; nothing is noted afterwards."""
         last = tirx.Var("w", self.of.idtype)
@@ -668,6 +692,54 @@ class _Workspace:
                 _each_bit(level.left, level.place, word, inside),
             ]
         return self.program.iterate("noted", [Loop(level.axis, [last], "S")], as_one(inside))
+
+
+class _ShortRow:
+    """A row that is kept in order where it is stored; `place` is behind the element of a visit."""
+
+    def __init__(
+        self, program: _Program, part: Any, columns: _Output, values: _Output, at: Any, begin: Any
+    ) -> None:
+        self.program, self.part, self.columns, self.values = program, part, columns, values
+        self.at, self.begin = at, begin
+        self.place, self.move = (program.local(x, "uint64") for x in ("place", "move"))
+        self.first = zero(program.of.out.dtype) if program.of.first is None else program.of.first
+
+    def before(self, place: Any) -> list[Any]:
+        """Where the element in front of a place is."""
+        return [self.part, as_dtype(load_one(place) - as_dtype(1, "uint64"), "int64")]
+
+    def moved(self, indices: Sequence[Any]) -> tuple[Any, list[Any]]:
+        """Where an element of the result is."""
+        del indices
+        return self.values.var, self.before(self.place)
+
+    def around(self, body: Any, column: Any) -> list[Any]:
+        """The statements of a visit of a column: search for it from the end, and make room."""
+        one, no = as_dtype(1, "uint64"), tirx.const(False, "bool")
+        place, move, program = load_one(self.place), load_one(self.move), self.program
+        some, last = load_one(self.begin) < place, self.columns.load(self.before(self.place))
+        back = store_one(self.place, place - one)
+        here, there = (self.part, as_dtype(move, "int64")), self.before(self.move)
+        shift = [
+            self.columns.store(self.columns.load(there), here),
+            self.values.store(self.values.load(there), here),
+            store_one(self.move, move - one),
+        ]  # fmt: skip
+        insert = [
+            store_one(self.move, load_one(self.at)),
+            tirx.While(place < move, as_one(shift)),
+            program.step(self.at), program.step(self.place),
+            self.columns.store(column, self.before(self.place)),
+            self.values.store(self.first, self.before(self.place)),
+        ]  # fmt: skip
+        found = tirx.if_then_else(some, tirx.EQ(last, column), no)
+        return [
+            store_one(self.place, load_one(self.at)),
+            tirx.While(tirx.if_then_else(some, last > column, no), back),
+            tirx.IfThenElse(tirx.Not(found), as_one(insert), None),
+            body,
+        ]
 
 
 def _each_bit(bits: Any, found: Any, word: Any, body: list[Any]) -> Any:

@@ -30,7 +30,7 @@ import tvm
 from tvm import ir, s_tir, tirx
 
 from sparsetir.sparse_ir.allocations import allocate_in_visits
-from sparsetir.sparse_ir.annotations import ATOMIC, CUT, GROUP, ORDERED, RANGES, WORKERS
+from sparsetir.sparse_ir.annotations import ATOMIC, CUT, GALLOP, GROUP, ORDERED, RANGES, WORKERS
 from sparsetir.sparse_ir.atomics import as_call, with_atomic_calls
 from sparsetir.sparse_ir.computed import COMPUTED
 from sparsetir.sparse_ir.errors import LoweringError
@@ -69,7 +69,7 @@ from sparsetir.sparse_ir.workers import (
 # Attributes that go with the signature.
 SAID = (COMPUTED, PROMISES, ASSUMED)
 # Annotations of iterations that blocks do not carry on.
-STAGE_ONE = (WORKERS, CUT, ATOMIC, GROUP, RANGES, ORDERED)
+STAGE_ONE = (WORKERS, CUT, ATOMIC, GROUP, RANGES, GALLOP, ORDERED)
 
 
 def lower_sparse_iter(func_or_mod: Any) -> Any:

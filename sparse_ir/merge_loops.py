@@ -31,10 +31,26 @@ guessed right, and none waits for the one before it::
 An intersection ends with the shortest of its axes, and visits where all pointers stand on the
 coordinate; one of two axes has the first of these loops, and a body for both alone. There is one
 visit after the other: the loop is a `while`, around blocks that cannot know it.
+
+Where the schedule says so (:mod:`sparsetir.sparse_ir.schedule.gallop`), the pointer of an axis that
+has so many times the elements of another one gallops: it moves to the first element that is not
+before the other one's, looked for in steps of 1, 2, 4, ... elements and then by halves (Bentley and
+Yao, "An almost optimal algorithm for unbounded searching"). Of two axes, and a body without blocks,
+there is another loop for where neither is so long::
+
+    J2_far[0] = 1
+    while J2_far[0] < size - J2_ptr[0] and J2_indices[vi, J2_ptr[0] + J2_far[0]] < J1_at[0]:
+        J2_ptr[0] += J2_far[0]
+        J2_far[0] *= 2
+    J2_far[0] = min(J2_far[0], size - J2_ptr[0]) + J2_ptr[0]
+    J2_ptr[0] += 1
+    while J2_ptr[0] < J2_far[0]:  # half of what is between them
+        ...
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
@@ -60,6 +76,7 @@ class Pointer:
 
     place, at : one-element buffers, of its position under the parents and of the coordinate there
     extent : how many positions it has there, 0 under what is absent
+    far : a buffer of one element, of the position up to which it is searched, where it gallops
     """
 
     axis: Axis
@@ -67,6 +84,7 @@ class Pointer:
     at: Any
     parents: list[Any]
     extent: Any
+    far: Any = None
 
     @property
     def name(self) -> str:
@@ -90,6 +108,32 @@ class Pointer:
         """Statements that move the pointer on by 0 or 1."""
         return [store_one(self.place, load_one(self.place) + step), *self._read(space)]
 
+    def gallop(self, space: PositionSpace, to: Any) -> list[Any]:
+        """Statements that move the pointer, which stands before `to`, to the first element not
+        before it."""
+        place, far = load_one(self.place), load_one(self.far)
+        one = as_dtype(1, self.axis.idtype)
+
+        def before(there: Any) -> Any:
+            return space.coordinate(self.axis, [*self.parents, there]) < to
+
+        no, left = tirx.const(False, "bool"), self.extent - place
+        farther = tirx.if_then_else(far < left, before(place + far), no)
+        step = tirx.min(far, as_dtype(1 << 29, self.axis.idtype))  # twice as much is an index, too
+        grown = [store_one(self.place, place + far), store_one(self.far, step + step)]
+        middle = place + ((far - place) >> one)
+        halved = tirx.IfThenElse(
+            before(middle), store_one(self.place, middle + one), store_one(self.far, middle)
+        )
+        return [
+            store_one(self.far, one),
+            tirx.While(farther, as_one(grown)),
+            store_one(self.far, place + tirx.min(far, left)),
+            store_one(self.place, place + one),
+            tirx.While(place < far, halved),
+            *self._read(space),
+        ]
+
     def _read(self, space: PositionSpace) -> list[Any]:
         out: list[Any] = []
         if space.has_padding(self.axis):
@@ -102,14 +146,19 @@ class Pointer:
 
 @dataclass
 class MergeLoop(PositionLoop):
-    """The loop of a merged axis; `var` is the buffer that holds the coordinate."""
+    """The loop of a merged axis; `var` is the buffer that holds the coordinate.
+
+    ratio : how many times the elements of another axis one has whose pointer gallops; 0 for none
+    """
 
     pointers: list[Pointer] = field(default_factory=list)
+    ratio: int = 0
 
     @property
     def locals(self) -> list[Any]:
         """The buffers that the loop keeps."""
-        return [self.var, *(b for p in self.pointers for b in (p.place, p.at))]
+        each = (b for p in self.pointers for b in (p.place, p.at, p.far) if b is not None)
+        return [self.var, *each]
 
     def around(self, body: Any, space: PositionSpace) -> Any:
         """The whole loop, with what stands in front of it."""
@@ -119,6 +168,8 @@ class MergeLoop(PositionLoop):
         if len(self.pointers) == 2 and once:
             return as_one([*begin, *self._points(body, space)])
         ats = [at for at, _ in self._standing()]
+        if self.ratio:
+            return as_one([*begin, *self._leaps(ats, body, space)])
         least = store_one(self.var, reduce(tirx.min, ats))
         end = as_dtype(axis.length, axis.idtype)
         going = [coord < end]
@@ -135,17 +186,54 @@ class MergeLoop(PositionLoop):
         """The coordinate of each pointer."""
         return [(load_one(p.at), p) for p in self.pointers]
 
+    def _leaps(self, ats: list[Any], body: Any, space: PositionSpace) -> list[Any]:
+        """The loop of an intersection of several whose pointers gallop, to the last of them."""
+        end, coord = as_dtype(self.node.length, self.node.idtype), load_one(self.var)
+        one, last = as_dtype(1, self.node.idtype), store_one(self.var, reduce(tirx.max, ats))
+        moves = [s for p in self.pointers for s in p.move(space, one)]
+        each = zip(ats, self.pointers, strict=True)
+        leaps = [tirx.IfThenElse(at < coord, self._nearer(p, coord, space), None) for at, p in each]
+        met = conjunction([tirx.EQ(at, coord) for at in ats])
+        step = tirx.IfThenElse(met, as_one([body, *moves]), as_one(leaps))
+        return [tirx.While(conjunction([at < end for at in ats]), as_one([last, step]))]
+
+    def _is_long(self, pointer: Pointer) -> Any:
+        """Whether a pointer is to gallop."""
+        shortest = reduce(tirx.min, [p.extent for p in self.pointers if p is not pointer])
+        return tirx.floordiv(pointer.extent, as_dtype(self.ratio, self.node.idtype)) >= shortest
+
+    def _nearer(self, pointer: Pointer, to: Any, space: PositionSpace) -> Any:
+        """A step towards a coordinate that the pointer stands before, or all of the way to it."""
+        step = as_one(pointer.move(space, as_dtype(1, self.node.idtype)))
+        if not self.ratio:
+            return step
+        leap = as_one(pointer.gallop(space, to))
+        return tirx.IfThenElse(self._is_long(pointer), leap, step)
+
     def _points(self, body: Any, space: PositionSpace) -> list[Any]:
         """The loops of two: over what either has; of a union, then over the rest of each."""
+        if not self.ratio or nodes_of(BLOCKS, body):
+            return self._loops(body, space, lambda p, to: self._nearer(p, to, space))
+        # Asked once, of both: where neither is long, steps take no longer than without galloping.
+        long = tirx.any(*map(self._is_long, self.pointers))
+        one = as_dtype(1, self.node.idtype)
+        leaps = self._loops(body, space, lambda p, to: as_one(p.gallop(space, to)))
+        steps = self._loops(body, space, lambda p, _: as_one(p.move(space, one)))
+        return [tirx.IfThenElse(long, as_one(leaps), as_one(steps))]
+
+    def _loops(
+        self, body: Any, space: PositionSpace, nearer: Callable[[Pointer, Any], Any]
+    ) -> list[Any]:
+        """The same; `nearer` : moves a pointer of an intersection towards a coordinate."""
         union = self.node.kind == "union"
         end = as_dtype(self.node.length, self.node.idtype)
         (one, first), (other, second) = self._standing()
 
         def at(*there: Pointer) -> Any:
             """What is done where these have an element, and the others none."""
-            moves = [s for p in there for s in p.move(space, as_dtype(1, self.node.idtype))]
             if not union and len(there) < len(self.pointers):
-                return as_one(moves)
+                return nearer(there[0], other if there[0] is first else one)
+            moves = [s for p in there for s in p.move(space, as_dtype(1, self.node.idtype))]
             known = {p.name: p in there for p in self.pointers}
             found = self._known(body, known) if union else body
             return as_one([store_one(self.var, load_one(there[0].at)), found, *moves])
@@ -196,17 +284,22 @@ def merge_loop(
     scope: Scope,
     space: PositionSpace,
     translate: Translator,
+    ratio: int = 0,
 ) -> MergeLoop:
-    """The loop of a merged axis; `scope` learns where it and its axes stand."""
-    coord = translate.local(name, axis.idtype)
-    unit = MergeLoop(axis, [coord_var], kind, coord, coord, as_dtype(axis.length, axis.idtype))
+    """The loop of a merged axis; `scope` learns where it and its axes stand.
+
+    ratio : see :class:`MergeLoop`
+    """
+    coord, length = translate.local(name, axis.idtype), as_dtype(axis.length, axis.idtype)
+    unit = MergeLoop(axis, [coord_var], kind, coord, coord, length, ratio=ratio)
     value = load_one(coord)
     for member in axis.of:
         one = member.axis if isinstance(member, AttachedAxis) else member
         parents, present = parents_of(member, scope), present_above(member, scope, space)
         extent = extent_under(member, parents, scope, space)
-        place, at = (translate.local(f"{one.name}_{what}", one.idtype) for what in ("ptr", "at"))
-        unit.pointers.append(Pointer(one, place, at, parents, extent))
+        kept = ("ptr", "at", "far") if ratio else ("ptr", "at")
+        place, at, *far = (translate.local(f"{one.name}_{what}", one.idtype) for what in kept)
+        unit.pointers.append(Pointer(one, place, at, parents, extent, *far))
         here = [*present, tirx.EQ(load_one(at), value)] if axis.kind == "union" else list(present)
         scope.visits[one.name] = Visit(one, load_one(place), value, parents, here)
     translate.locals.extend(unit.locals)

@@ -11,6 +11,7 @@ from typing import Any
 
 from tvm import tirx
 
+from sparsetir.sparse_ir.annotations import GALLOP
 from sparsetir.sparse_ir.merge_loops import merge_loop
 from sparsetir.sparse_ir.names import numbered
 from sparsetir.sparse_ir.nodes import (
@@ -47,9 +48,9 @@ class PositionLoops:
             at += count
             if isinstance(node, Axis) and node.is_merged:
                 wish = self._variables(coords[0].name, node.idtype)[0].name
-                units.append(
-                    merge_loop(node, coords[0], kinds, wish, scope, self.space, self.translate)
-                )
+                ratio = int(it.annotations.get(GALLOP, {}).get(node.name, 0))
+                more = scope, self.space, self.translate, ratio
+                units.append(merge_loop(node, coords[0], kinds, wish, *more))
             elif isinstance(node, FusedAxis):
                 units.append(self._fused_unit(node, coords, kinds, scope, by))
             else:

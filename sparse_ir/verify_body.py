@@ -8,7 +8,7 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, tirx
 
-from sparsetir.sparse_ir.annotations import range_problems
+from sparsetir.sparse_ir.annotations import gallop_problems, range_problems
 from sparsetir.sparse_ir.nodes import (
     Axis,
     FusedAxis,
@@ -316,6 +316,7 @@ ITERATION: tuple[Rule, ...] = (
     _fused,
     parts_problems,
     range_problems,
+    gallop_problems,
     _init_stores,
 )
 STATEMENT: tuple[Rule, ...] = (

@@ -117,11 +117,14 @@ def products(draw: Any) -> tuple[Drawn, np.ndarray]:
 
 
 @st.composite
-def programs(draw: Any) -> Drawn:
-    """Two or three operands, rows stored or not, columns of each kind; merged once or twice."""
+def programs(draw: Any, most: int = 7) -> Drawn:
+    """Two or three operands, rows stored or not, columns of each kind; merged once or twice.
+
+    most : columns
+    """
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     idtype = draw(st.sampled_from(["int32", "int64"]))
-    m, n = draw(st.integers(1, 6)), draw(st.integers(1, 7))
+    m, n = draw(st.integers(1, 6)), draw(st.integers(1, most))
     operands = "abd"[: draw(st.sampled_from([2, 2, 3]))]
     how = {level: draw(st.sampled_from(["union", "intersect"])) for level in "IJ"}
     own_rows = draw(st.booleans())

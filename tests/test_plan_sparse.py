@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,9 @@ from sparsetir.schedules.operators.sparse_results import ELEMENTWISE, SEMIRINGS
 from sparsetir.schedules.search.configs import from_data, to_data
 from sparsetir.schedules.templates.sparse_results import Assembled
 from sparsetir.tuning.sparse_case import SparseCase, SparseTask
+from sparsetir.tuning.sparse_reference import exact_result
+
+PRODUCTS = {"spgemm": "matmul", "inner": "inner"}
 
 
 def matrix(shape: Any, seed: int, dtype: str = "float64", density: float = 0.3) -> SparseMatrix:
@@ -36,6 +40,12 @@ def plan(op: str, *matrices: Any, **options: Any) -> SparsePlan:
     return found
 
 
+def pair(op: str, m: int, n: int, more: int, *types: Any) -> list[SparseMatrix]:
+    """Two operands of an operator, the first (m, n), the second with more columns or rows."""
+    second = {"spgemm": (n, more), "inner": (more, n)}.get(op, (m, n))
+    return [matrix(s, q, *types) for q, s in enumerate(((m, n), second))]
+
+
 def same(found: SparseMatrix, expected: SparseMatrix, rtol: float = 0) -> None:
     np.testing.assert_array_equal(found.pattern.indptr, expected.pattern.indptr)
     np.testing.assert_array_equal(found.pattern.columns, expected.pattern.columns)
@@ -46,8 +56,8 @@ def same(found: SparseMatrix, expected: SparseMatrix, rtol: float = 0) -> None:
 
 def by_method(op: str, *matrices: SparseMatrix, **options: Any) -> SparseMatrix:
     """The same by what assembles each time."""
-    if op == "spgemm":
-        return matrices[0].matmul(matrices[1], **options)
+    if op in ("spgemm", "inner"):
+        return getattr(matrices[0], PRODUCTS[op])(matrices[1], **options)
     if op == "sub":
         return matrices[0] - matrices[1]
     return getattr(matrices[0], ELEMENTWISE[op])(*matrices[1:], **options)
@@ -56,8 +66,7 @@ def by_method(op: str, *matrices: SparseMatrix, **options: Any) -> SparseMatrix:
 @pytest.mark.parametrize("op", OF_MATRICES)
 def test_values_that_change(op: str) -> None:
     """The first call, the values planned with again, and others, of all or of some operands."""
-    shapes = ((23, 9), (9, 70)) if op == "spgemm" else ((23, 9), (23, 9))
-    a, b = (matrix(s, n) for n, s in enumerate(shapes))
+    a, b = pair(op, 23, 9, 70)
     others = a * 3, b.with_values(b.values[::-1].copy())
     run = plan(op, a, b)
     for _ in range(2):
@@ -92,12 +101,15 @@ def test_configs(op: str) -> None:
 @pytest.mark.parametrize("semiring", SEMIRINGS)
 def test_semirings_and_masks(semiring: str) -> None:
     a, b, m = matrix((13, 9), 0), matrix((9, 11), 1), matrix((13, 11), 2)
-    for mask, listed in ((None, False), (m, False), (m, True)):
-        config = Assembled(listed=listed)
-        run = plan("spgemm", a, b, semiring=semiring, mask=mask, config=config)
+    ways = [(None, {}), (m, {}), (m, {"listed": True}), (m, {"dotted": True})]
+    for (mask, how), op in product(ways, PRODUCTS):
+        right = b if op == "spgemm" else b.T
+        run = plan(op, a, right, semiring=semiring, mask=mask, config=Assembled(**how))
         for factor in (1, 1, 3):
             expected = by_method("spgemm", factor * a, b, semiring=semiring, mask=mask)
             same(run((factor * a).values), expected)
+        changed = 2 * right, by_method("spgemm", a, 2 * b, semiring=semiring, mask=mask)
+        same(run(a.values, changed[0].values), changed[1])
     same(plan("add", a, a, mask=a)(), 2 * a)
 
 
@@ -113,6 +125,17 @@ def test_types(dtype: str) -> None:
         same(run(), by_method(op, a, b))
     whole = matrix((9, 9), 0, "int64")
     same(plan("mul", whole, b, dtype="float64")(), whole.astype("float64") * b.astype("float64"))
+
+
+def test_elements_by_themselves_where_there_are_few() -> None:
+    """Two long rows for each of few elements; products of all terms where there are many."""
+    a, b = matrix((40, 300), 0, "float64", 0.5), matrix((50, 300), 1, "float64", 0.5)
+    for density, dotted in ((0.02, True), (1.0, False)):
+        mask = matrix((40, 50), 2, "float64", density)
+        for op, right in (("inner", b), ("spgemm", b.T)):
+            run = plan(op, a, right, mask=mask)
+            assert run.config.dotted is dotted
+            same(run(), by_method(op, a, right, mask=mask))
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -182,6 +205,9 @@ REFUSED = [
     ("two", "spgemm", {"config": 3}, TypeError, "argument 'config': expected Assembled"),
     ("two", "spgemm", {"config": Assembled(listed=True)}, ValueError, "expected listed=False"),
     ("two", "add", {"config": Assembled(listed=True)}, ValueError, "expected listed=False"),
+    ("two", "inner", {"config": Assembled(dotted=True)}, ValueError, "expected dotted=False"),
+    ("shape", "inner", {"mask": matrix((9, 9), 0)}, ValueError, "argument 'mask': expected shape"),
+    ("more", "inner", {}, TypeError, "expected two matrices for 'inner', got 3"),
     ("more", "spmm", {}, TypeError, "expected one matrix for 'spmm'"),
 ]  # fmt: skip
 
@@ -258,6 +284,19 @@ def test_workers_know_what_is_right(tmp_path: Path) -> None:
         wrong[3] += 1
         assert "1 of" in str(case.error(right.with_values(wrong)))
         assert "other elements are stored" in str(case.error(a.T.add(a, mask)))
+
+
+@pytest.mark.parametrize("semiring", ["", *SEMIRINGS])
+@pytest.mark.parametrize("masked", [False, True])
+def test_what_is_right_is_found_without_kernels(semiring: str, masked: bool) -> None:
+    """In float64, of all operators: which elements there are, also of a mask, and their values."""
+    a, b, mask = (matrix((20, 20), n) for n in range(3))
+    ops = [op for op in OF_MATRICES if (op in PRODUCTS) == bool(semiring)]
+    more = {"semiring": semiring} if semiring else {}
+    more |= {"mask": mask} if masked else {}
+    for op in ops:
+        asked = sparsetir.planning.plan.requested(op, a, b, threads=1, **more)
+        same(exact_result(asked)[0], plan(op, a, b, threads=1, **more)())
 
 
 @pytest.mark.slow

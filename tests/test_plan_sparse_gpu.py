@@ -9,17 +9,22 @@ import pytest
 import torch
 
 import sparsetir
+from csr_zoo import ZOO
 from cuda_plans import run_plans
-from cuda_runner import requires_cuda_text
+from cuda_runner import CudaFunction, requires_cuda_text
 from gpu_runner import cuda_source, nvcc_compile, requires_nvcc
 from pairs import by_default
 from sparsetir import SparseMatrix
+from sparsetir.planning import row_tables_plan
+from sparsetir.planning.row_tables_plan import RowTablesPlan
 from sparsetir.planning.sparse_plan import ValuesPlan
+from sparsetir.runtime.arrays import to_numpy
 from sparsetir.runtime.pipeline import lower
+from sparsetir.schedules.gpu.row_tables import BINS, DTYPES, Bin, RowTables, rows_program
 from sparsetir.schedules.gpu.sparse_results import ElementThreads, TermLanes, apply, share_terms
 from sparsetir.schedules.operators.registry import OF_MATRICES
 from sparsetir.schedules.operators.sparse_results import SEMIRINGS, SparseResult
-from test_plan_sparse import by_method, matrix
+from test_plan_sparse import by_method, matrix, pair
 
 CUDA = {"kind": "cuda", "arch": "sm_90"}
 
@@ -42,8 +47,7 @@ def check(monkeypatch: pytest.MonkeyPatch, op: str, *each: SparseMatrix, **optio
 @requires_cuda_text
 @pytest.mark.parametrize("op", OF_MATRICES)
 def test_operators(monkeypatch: pytest.MonkeyPatch, op: str) -> None:
-    shapes = ((23, 9), (9, 40)) if op == "spgemm" else ((23, 9), (23, 9))
-    check(monkeypatch, op, *(matrix(s, n, "float32") for n, s in enumerate(shapes)))
+    check(monkeypatch, op, *pair(op, 23, 9, 40, "float32"))
 
 
 @requires_cuda_text
@@ -62,6 +66,7 @@ def test_listed_terms(monkeypatch: pytest.MonkeyPatch, lanes: int) -> None:
     for semiring in ("plus_times", "max_plus"):
         check(monkeypatch, "spgemm", a, b, mask=m, semiring=semiring, config=config)
     check(monkeypatch, "spgemm", a, b, config=config)
+    check(monkeypatch, "inner", a, b.T, mask=m, config=config)
 
 
 @requires_cuda_text
@@ -81,6 +86,120 @@ def test_what_is_not_stored_is_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     b = SparseMatrix(([0, 1], [0, 1]), values=np.array([np.inf, np.nan]), shape=(2, 3))
     check(monkeypatch, "spgemm", a, b)
     check(monkeypatch, "spgemm", a, matrix((2, 3), 0, density=0.0))
+
+
+class Emulated:
+    """What :class:`RowTablesPlan` asks of a kernel: called by name, it writes to its arguments."""
+
+    def __init__(self, stages: Any) -> None:
+        self.function = CudaFunction(stages["III"])
+        self.names = [str(p.name) for p in stages["III"].params]
+
+    def __call__(self, **given: Any) -> None:
+        arrays = {x: to_numpy(y) if hasattr(y, "shape") else y for x, y in given.items()}
+        made = self.function({x: arrays[x.lower()] for x in self.names})
+        for x in self.names:
+            if x.lower() in ("counts", "c_indices", "c"):
+                arrays[x.lower()][...] = made[x]
+
+
+@pytest.fixture
+def tables(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Let hash tables run; the bins that kernels were made for."""
+    run_plans(monkeypatch)
+    kernels: dict[Any, Emulated] = {}
+    made: list[Any] = []
+
+    def compiled(key: Any, target: Any, stages: Any) -> Emulated:
+        made.append(key[1])
+        if key not in kernels:
+            kernels[key] = Emulated(stages())
+        return kernels[key]
+
+    monkeypatch.setattr(row_tables_plan, "compiled", compiled)
+    return made
+
+
+def check_tables(A: SparseMatrix, B: SparseMatrix) -> RowTablesPlan:
+    """The pattern and values, and other values, are what the CPU assembles."""
+    run = sparsetir.plan("spgemm", A, B, target=CUDA, config=RowTables())
+    assert isinstance(run, RowTablesPlan)
+    for factor in (1, 3):
+        expected = (factor * A) @ B
+        found = run(torch.from_numpy((factor * A).values), torch.from_numpy(B.values))
+        np.testing.assert_array_equal(run.pattern.indptr, expected.pattern.indptr)
+        np.testing.assert_array_equal(run.pattern.columns, expected.pattern.columns)
+        np.testing.assert_array_equal(found.numpy(), expected.values)
+    return run
+
+
+@requires_cuda_text
+@pytest.mark.parametrize("dtype", by_default(["float32", "float64", "int32"], "float32"))
+def test_hash_tables(tables: list[Any], monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
+    """Rows without terms, of each bin's threads, and of so many that they go through ranges."""
+    bins = (Bin(8, 16), Bin(32, 64), Bin(128, 128))
+    monkeypatch.setattr(row_tables_plan, "BINS", bins)
+    rng = np.random.default_rng(0)
+    lengths, eight = [0, 1, 3, 7, 40, 0, 2, 8, 1], np.full(40, 8)  # times 8 terms
+    columns = [np.sort(rng.permutation(40)[:n]) for n in lengths]
+    A = SparseMatrix((np.repeat(np.arange(9), lengths), np.concatenate(columns)), shape=(9, 40))
+    columns = [np.sort(rng.permutation(400)[:n]) for n in eight]
+    B = SparseMatrix((np.repeat(np.arange(40), eight), np.concatenate(columns)), shape=(40, 400))
+    run = check_tables(A.astype(dtype), B.astype(dtype))
+    assert [size for size, _ in run._bins] == [*bins, bins[-1]] and set(tables) == set(bins)
+    assert run.launches == 4 and run._bins[-1][1]["ranges"] == 4
+
+
+@requires_cuda_text
+def test_hash_tables_of_patterns(tables: list[Any]) -> None:
+    """Of the zoo, NaN and infinity within, columns far apart, and of results that are empty."""
+    for x in map(SparseMatrix, ZOO.values()):
+        a = x.astype("float32").with_values(np.arange(x.nnz, dtype="float32") % 5)
+        check_tables(a, a.T)
+    far = SparseMatrix(([0, 0, 1], [3, 2**31 - 9, 1]), shape=(2, 2**31 - 5)).astype("float32")
+    a = SparseMatrix(([0, 0, 2], [0, 1, 0]), shape=(3, 2)).astype("float32")
+    check_tables(a, far)
+    check_tables(a.with_values(np.array([0, np.nan, 1], "float32")), far * np.float32(np.inf))
+
+
+@requires_cuda_text
+@pytest.mark.parametrize("count", [3, pytest.param(100, marks=pytest.mark.slow)])
+def test_hash_tables_of_random_matrices(
+    tables: list[Any], monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    monkeypatch.setattr(row_tables_plan, "BINS", (Bin(8, 16), Bin(32, 64), Bin(128, 128)))
+    for seed in range(count):
+        rng = np.random.default_rng(seed)
+        m, l, n = rng.choice([1, 5, 40, 300], 3)
+        each = zip(((m, l), (l, n)), rng.choice([0.0, 0.01, 0.1, 0.6], 2), strict=True)
+        check_tables(*(matrix(shape, seed + q, "float32", d) for q, (shape, d) in enumerate(each)))
+
+
+@requires_nvcc
+@pytest.mark.parametrize("arch", [pytest.param("sm_80", marks=pytest.mark.slow), "sm_90"])
+@pytest.mark.parametrize("dtype", by_default([None, *DTYPES], "float32"))
+def test_hash_tables_compile(dtype: str | None, arch: str) -> None:
+    for size in BINS[-1:] if dtype else BINS:
+        stages = lower(rows_program(size, dtype), target={"kind": "cuda", "arch": arch})
+        assert nvcc_compile(cuda_source(stages["III"], arch), arch)
+
+
+def test_refused_hash_tables(tables: list[Any]) -> None:
+    a, wide = matrix((9, 9), 0, "float32"), matrix((9, 9), 0, "int64")
+    for given_, op, options, message in (
+        ((a, a), "spgemm", {"mask": a}, "expected ElementThreads or TermLanes beside a mask"),
+        ((a, a), "spgemm", {"semiring": "min_plus"}, "beside a mask, another semiring or oper"),
+        ((a, a), "inner", {}, "beside a mask, another semiring or operator for 'inner'"),
+        ((wide, wide), "spgemm", {}, "TermLanes but for float32, float64, int32 and int32 indices"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=message):
+            sparsetir.plan(op, *given_, target=CUDA, config=RowTables(), **options)
+    nothing = matrix((9, 9), 1, "float32", 0.0)
+    run = sparsetir.plan("spgemm", a, nothing, target=CUDA, config=RowTables())
+    with pytest.raises(TypeError, match="spgemm: expected values of 2 matrices, got 1"):
+        run(a.values)
+    with pytest.raises(ValueError, match=r"'values\[0\]': expected float32 of shape"):
+        run(torch.zeros(3), torch.zeros(0))
 
 
 def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:

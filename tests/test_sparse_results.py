@@ -88,6 +88,34 @@ def check_all(given_: tuple[Any, ...]) -> None:
 test_random_matrices = examples(15, 4000, given_=matrices())(check_all)
 
 
+@st.composite
+def rows(draw: Any) -> tuple[Any, ...]:
+    """Two matrices of as many columns, of rows of any lengths, and pairs of rows."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    m, p = (draw(st.sampled_from([1, 3, 40])) for _ in range(2))
+    n = draw(st.sampled_from([1, 7, 200, 3000]))
+    densities = [0.0, 0.002, 0.05, 0.9]
+    A, B = (
+        sp.csr_array(sp.vstack([matrix(rng, (1, n), rng.choice(densities)) for _ in range(k)]))
+        for k in (m, p)
+    )
+    return A, B, matrix(rng, (m, p), rng.choice([0.0, 0.02, 0.4, 1.0]))
+
+
+def check_inner(drawn: tuple[Any, ...]) -> None:
+    A, B, M = drawn
+    a, b, m = map(SparseMatrix, drawn)
+    there, dense = product_of(A, B.T.tocsr())
+    check(a.inner(b), there, dense)
+    for found in (a.inner(b, mask=m), a.matmul(b.T, mask=m)):
+        check(found, stored(M), dense)
+    if A.shape == B.shape:
+        np.testing.assert_array_equal(a.vecdot(b), A.multiply(B).sum(axis=1))
+
+
+test_random_inner_products = examples(10, 3000, drawn=rows())(check_inner)
+
+
 TERMS = {
     "plus_times": (np.multiply, np.add, 0.0),
     "min_plus": (np.add, np.minimum, np.inf),
@@ -146,6 +174,8 @@ def test_int64_indices() -> None:
     far = 2**31 + 5
     a = SparseMatrix(([0, 2], [1, 0]), shape=(3, 2))
     b = SparseMatrix(([0, 0, 1], [3, far - 1, 1]), shape=(2, far))
+    inner = SparseMatrix(([0, 1], [far - 1, 3]), shape=(2, far)).inner(b)
+    assert inner.values.tolist() == [1, 1] and inner.pattern.columns.tolist() == [0, 0]
     found = a @ b
     assert found.shape == (3, far) and found.pattern.columns.dtype == np.int64
     np.testing.assert_array_equal(found.pattern.columns, [1, 3, far - 1])
@@ -162,6 +192,9 @@ def test_infinities_and_nan_stay_where_they_are() -> None:
     found = a @ b
     np.testing.assert_array_equal(found.values, [np.nan, np.nan, np.nan])
     np.testing.assert_array_equal(found.pattern.columns, [0, 1, 1])
+    pairs = a.inner(b.T, mask=SparseMatrix.from_dense(np.ones((3, 3))))
+    np.testing.assert_array_equal(pairs.values, [np.nan, np.nan, 0, 0, np.nan, 0, 0, 0, 0])
+    np.testing.assert_array_equal(a.vecdot(b.T), [np.nan, np.nan, 0])
     for semiring in ("min_plus", "max_times"):
         assert np.isnan(a.matmul(b, semiring=semiring).values[1])
 
@@ -205,6 +238,8 @@ A @ A  # ValueError: argument 'other': expected 3 rows, .. got shape (2, 3
 A + B  # ValueError: argument 'other': expected shape (2, 3), got (3, 4
 A.matmul(B, semiring="x")  # ValueError: 'semiring': expected one of [
 A.matmul(B, mask=A)  # ValueError: 'mask': expected shape (2, 4), got
+A.inner(B)  # ValueError: argument 'other': expected 3 columns, .. got shape (3, 4
+A.vecdot(B)  # ValueError: SparseMatrix.vecdot: argument 'other': expected shape (2, 3), got
 A.add(*[A] * 8)  # ValueError: expected at most 8 matrices, got 9
 A + 3  # TypeError: unsupported operand
 A * "x"  # TypeError: type

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from sparsetir.planning.compiled import compilations as compilations
     from sparsetir.planning.plan import plan
     from sparsetir.planning.plan import plan_candidates as plan_candidates
+    from sparsetir.planning.row_tables_plan import RowTablesPlan as RowTablesPlan
     from sparsetir.planning.run_plan import Plan
     from sparsetir.planning.sparse_plan import SparsePlan as SparsePlan
     from sparsetir.planning.sparse_plan import ValuesPlan as ValuesPlan
@@ -118,6 +119,7 @@ _MODULES = {
     "graph.export": "export",
     "planning.compiled": "compilations",
     "planning.plan": "plan plan_candidates",
+    "planning.row_tables_plan": "RowTablesPlan",
     "planning.run_plan": "Plan",
     "planning.sparse_plan": "SparsePlan ValuesPlan",
     "runtime.assembled": "build_assembled",

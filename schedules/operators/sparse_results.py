@@ -86,6 +86,10 @@ class SparseResult(Problem):
         types = self.dtype, self.sums, idtype or self.idtype
         return product_terms_program(self.how, *types)
 
+    def elements_program(self) -> SparseFunc:
+        """The values of a product at a pattern that is given, by a row and a column for each."""
+        return product_elements_program(self.how, self.dtype, self.sums, self.idtype)
+
     def values_program(self) -> SparseFunc:
         """The values at a pattern that is given, of which none depends on another."""
         if self.is_product:
@@ -227,6 +231,42 @@ def product_values_program(semiring: str, dtype: str, idtype: str) -> Any:
 
 
 @cache
+def product_elements_program(semiring: str, dtype: str, sums: str, idtype: str) -> Any:
+    """The values of C = A B over a semiring at a pattern that is given, where B is by columns.
+
+    x0 : (x0_nnz,) of A ; x1 : (x1_nnz,) of B ; out : (nnz,) of C, in the type `sums`
+    indptr, indices, x0_indptr, x0_indices : patterns of C, (m, n), and A, (m, l), in CSR
+    x1_indptr, x1_indices : that of the transposed B, (n, l), in CSR
+    """
+    how, _ = SEMIRINGS[semiring]
+    size, first = getattr(T, idtype), first_value(semiring, sums)
+    term = partial(term_of, semiring, sums)
+
+    @T.prim_func
+    def spgemm_elements(
+        x0: T.handle, x1: T.handle, out: T.handle, indptr: T.handle, indices: T.handle,
+        x0_indptr: T.handle, x0_indices: T.handle, x1_indptr: T.handle, x1_indices: T.handle,
+        m: size, l: size, n: size, nnz: size, x0_nnz: size, x1_nnz: size,
+    ) -> None:  # fmt: skip
+        I = T.dense_fixed(m, idtype)
+        K = T.sparse_variable(I, (n, nnz), (indptr, indices), idtype)
+        J = T.sparse_variable(I, (l, x0_nnz), (x0_indptr, x0_indices), idtype)
+        N = T.dense_fixed(n, idtype)
+        L = T.sparse_variable(N, (l, x1_nnz), (x1_indptr, x1_indices), idtype)
+        A = T.match_sparse_buffer(x0, (I, J), dtype)
+        B = T.match_sparse_buffer(x1, (N, L), dtype)
+        C = T.match_sparse_buffer(out, (I, K), sums)
+        with T.sp_iter(
+            [I, K, T.intersect(J, T.attach(L, K))], "SSR", "elements"
+        ) as [i, k, j]:  # fmt: skip
+            with T.init():
+                C[i, k] = first
+            C[i, k] = reduced(how, C[i, k], term(A[i, j], B[k, j]))
+
+    return spgemm_elements
+
+
+@cache
 def product_terms_program(semiring: str, dtype: str, sums: str, idtype: str) -> Any:
     """The values of C = A B over a semiring where it is known which elements their terms are of.
 
@@ -296,6 +336,12 @@ for _name in ELEMENTWISE:
             dims={"b": "mn", "out": "mn"}, options=("mask",),
         )
     )  # fmt: skip
+register(
+    _of_matrices(
+        "inner", title="inner products of sparse rows",
+        reductions=tuple(SEMIRINGS), dims={"b": "ln", "out": "ml"}, options=("semiring", "mask"),
+    )
+)  # fmt: skip
 register(
     _of_matrices(
         "spgemm", title="sparse times sparse, to a sparse one", reductions=tuple(SEMIRINGS),

@@ -26,18 +26,23 @@ class Assembled(Config):
     listed : of a product with a mask, the terms that the mask keeps are found when it is planned,
         and calls go through these: two places of memory for each, and as long to find as some
         hundred calls
-    levels : of the bitmap of a row's columns, where calls assemble: 1 looks at all of its words; by
-        default by how many elements rows have
+    dotted : of a product with a mask, each element goes through a row of A and a column of B by
+        itself, for masks with few elements; `listed` is not for it
+    levels : of the bitmap of a row's columns, where calls assemble: 1 looks at all of its words, 0
+        puts elements of short rows into order as they come; by default by how many elements rows
+        have
     """
 
     kept: bool = choice(True, False)
     gathered: bool = choice(False, True)
     parallel: bool = choice(True, False)
     listed: bool = choice(False, True)
-    levels: int | None = number(None, most=2, optional=True, tries=(1, 2))
+    dotted: bool = choice(False, True)
+    levels: int | None = number(None, least=0, most=3, optional=True, tries=(0, 1, 2, 3))
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        expect(self, "dotted", not (self.dotted and self.listed), "False with 'listed'")
         expect(self, "levels", not self.kept or self.levels is None, "None with 'kept'")
 
     def tiles(self, feat: int) -> int:
@@ -67,13 +72,15 @@ def branch(problem: SparseResult, first: Assembled, threads: int, masked: bool) 
     if masked:
         del choices["kept"], choices["levels"]
     if not (masked and problem.is_product):
-        del choices["listed"]
+        del choices["listed"], choices["dotted"]
     if problem.how not in ("add", "subtract"):
         del choices["gathered"]
     if threads == 1:
         del choices["parallel"]
 
     def make(**chosen: Any) -> Assembled | None:
+        if chosen.get("listed") and chosen.get("dotted"):
+            return None
         found = Assembled(**chosen)
         bitmap = problem.is_product or found.gathered
         return found if bitmap or found.levels is None else None

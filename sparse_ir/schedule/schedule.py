@@ -26,6 +26,7 @@ from sparsetir.sparse_ir.schedule import (  # noqa: F401, each has its primitive
     distribute,
     divide,
     facts,
+    gallop,
     group_columns_by_pattern,
     pack,
     parallelize,

@@ -48,6 +48,26 @@ def test_gradients_of_products(mask: Any) -> None:
     np.testing.assert_allclose(found.to_dense().numpy(), kept, rtol=1e-12)
 
 
+@pytest.mark.parametrize("mask", [None, matrix(3, (6, 5))])
+def test_gradients_of_inner_products(mask: Any) -> None:
+    """Of all pairs, of some, and of rows of the same number."""
+    values = [torch.from_numpy(x.data).requires_grad_() for x in (A, B.T.tocsr(), D)]
+    given = None if mask is None else tensor(mask)
+
+    def run(a: Tensor, b: Tensor) -> Tensor:
+        return ops.inner(tensor(A, a), tensor(B.T.tocsr(), b), mask=given).values()
+
+    def dots(a: Tensor, d: Tensor) -> Tensor:
+        return ops.vecdot(tensor(A, a), tensor(D, d))
+
+    torch.autograd.gradcheck(run, values[:2])
+    torch.autograd.gradcheck(dots, values[::2])
+    expected = ops.spgemm(tensor(A), tensor(B), mask=given)
+    torch.testing.assert_close(ops.inner(tensor(A), tensor(B.T.tocsr()), mask=given), expected)
+    dense = torch.linalg.vecdot(*(torch.from_numpy(x.toarray()) for x in (A, D)))
+    torch.testing.assert_close(dots(*values[::2]).detach(), dense)
+
+
 @pytest.mark.parametrize("name", OPS)
 def test_elements(name: str) -> None:
     values = [torch.from_numpy(x.data).requires_grad_() for x in (A, D)]
@@ -81,9 +101,11 @@ def test_types(dtype: torch.dtype) -> None:
     dense = torch.tensor([[0, 2, 0], [1, 0, 3], [0, 0, 0]], dtype=dtype)
     a = dense.to_sparse_csr()
     wide = dense.double()
-    for found, exact in ((ops.spgemm(a, a), wide @ wide), (ops.mul(a, a), wide**2)):
+    each = ((ops.spgemm(a, a), wide @ wide), (ops.mul(a, a), wide**2))
+    for found, exact in (*each, (ops.inner(a, a, mask=a), wide @ wide.T * (wide != 0))):
         assert found.dtype is dtype and found.layout is torch.sparse_csr
         torch.testing.assert_close(found.to_dense().double(), exact)
+    assert ops.vecdot(a, a).tolist() == [4, 10, 0] and ops.vecdot(a, a).dtype is dtype
 
 
 def test_bools() -> None:
@@ -131,6 +153,8 @@ def test_between_other_operators() -> None:
             TypeError,
             r"'matrices\[1\]': expected va",
         ),
+        (lambda a, b: ops.inner(a, b), ValueError, r"inner: argument 'B': expected 7 columns"),
+        (lambda a, b: ops.vecdot(a, b), ValueError, r"vecdot: argument 'B': expected shape"),
         (lambda a, b: ops.add(a), TypeError, r"add: expected two sparse matrices or more, got 1"),
         (lambda a, b: ops.sub(a, b), ValueError, r"sub: argument 'matrices': expected shape"),
         (lambda a, b: ops.add(a, torch.rand(6, 7)), ValueError, r"add: argument 'matrices\[1\]'"),

@@ -66,6 +66,7 @@ ChunkTiles(8, 3, blocks=2)
 Assembled(False, True, parallel=False, levels=2)
 ElementThreads(64)
 TermLanes(4, 64)
+RowTables()
 GradientTiles(3, 64, (32, 32), vectors=(8, 2), shape=None, shares=(1, 2), feat=64)
 Choices({"sddmm.lanes": 8})
 """)]  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from programs.merged import dense_of, stored_of
 from refusals import refuse
 from small import text_of
 from sparsetir.runtime import assembled, pool
-from sparsetir.runtime.assembled import CsrArrays, build_assembled
+from sparsetir.runtime.assembled import Bounds, CsrArrays, build_assembled
 from sparsetir.sparse_ir.assemble import assemble
 from stage2 import golden
 
@@ -50,11 +51,13 @@ def check(found: CsrArrays, there: np.ndarray, dense: np.ndarray, text: str = ""
 
 
 def check_kernel(func: Any, drawn: Drawn, there: np.ndarray, dense: np.ndarray) -> None:
-    """The result, and the values of its pattern once more."""
-    kernel = build_assembled(func, "C")
+    """The result, with short rows in another way, too; and the values of its pattern once more."""
+    with mock.patch.object(sparsetir.sparse_ir.assemble, "SHORT", 3):
+        kernel = build_assembled(func, "C")
     given = {k: v for k, v in drawn.arguments.items() if k != "c"}
     found = kernel(**given)
-    check(found, there, dense, drawn.text)
+    for made in (found, kernel.assembled(given, kernel.bounds(given), levels=0)):
+        check(made, there, dense, drawn.text)
     again = kernel.values_of(found.indptr, found.indices, **given)
     np.testing.assert_array_equal(again, found.values, drawn.text)
 
@@ -89,7 +92,7 @@ def test_random_products(product: tuple[Drawn, np.ndarray]) -> None:
 def test_the_programs_are_of_the_language(program: str) -> None:
     """They print and parse back; the interpreter fills as the kernels do; their text is known."""
     made = assemble(PROGRAMS[program].make("float32", "int32"), "C")
-    for func in made[:5]:
+    for func in made[:7]:
         assert tvm_ffi.structural_equal(sparsetir.from_source(func.script()), func)
     assert made.fill.script() == golden(f"{program}_fill")
     given = given_to(program)
@@ -148,22 +151,30 @@ def test_several_iterations() -> None:
     )
 
 
-@pytest.mark.parametrize("narrow", [False, True])
-def test_wide_rows(narrow: bool, monkeypatch: Any) -> None:
+@pytest.mark.parametrize("levels", [0, 1, 2, 3])
+def test_wide_rows(levels: int, monkeypatch: Any) -> None:
     """Columns beyond one group of words, at both ends of each; nothing is left from row to row."""
-    columns = np.array([0, 63, 64, 4095, 4096, 4159, 8191, 12287, 12345], "int32")
+    columns = [0, 63, 64, 4095, 4096, 4159, 8191, 12287, 12345, 262143, 262144, 600000]
+    columns = np.array(columns, "int32")
     rows = [columns, columns[::2], columns[:0], columns[-1:], columns]
     a_ptr, a_idx = np.arange(6, dtype="int32"), np.array([0, 1, 2, 3, 4], "int32")
     b_ptr = np.cumsum([0, *map(len, rows)]).astype("int32")
-    given = {"m": 5, "l": 5, "n": 12346, "a": np.ones(5, "float32"), "a_ptr": a_ptr}
+    given = {"m": 5, "l": 5, "n": 600001, "a": np.ones(5, "float32"), "a_ptr": a_ptr}
     given |= {"a_idx": a_idx, "b": np.arange(b_ptr[-1], dtype="float32"), "b_ptr": b_ptr}
     given |= {"b_idx": np.concatenate(rows), "a_nnz": 5, "b_nnz": int(b_ptr[-1])}
     kernel = built("spgemm")
-    chosen = kernel.fill(1 if narrow else 2)
+    chosen = kernel.fill(levels)
     monkeypatch.setattr(kernel, "fill", lambda levels: chosen)
     found = kernel(**given)
     for mine, name in zip(found, ("b_ptr", "b_idx", "b"), strict=True):
         np.testing.assert_array_equal(mine, given[name])
+
+
+def test_levels_by_how_many_elements_rows_have() -> None:
+    ends, few = np.array([0, 60, 60, 60, 160]), 40 * 4 * 64 * 64
+    found = [Bounds(ends, n).levels for n in (40 * 64, 40 * 64 + 2, few, few + 64)]
+    assert found == [1, 2, 2, 3]
+    assert [Bounds(np.array([0, 16, n, 60]), few).levels for n in (32, 33)] == [0, 3]
 
 
 def test_values_of_another_pattern() -> None:

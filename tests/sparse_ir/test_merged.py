@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tvm_ffi
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import sparsetir
 from drawing import COMMON, examples
@@ -15,8 +16,21 @@ from merged_programs import Drawn, programs
 from programs import PROGRAMS, copied
 from programs.merged import dense_of, stored_of
 from refusals import refusals
+from small import making
+from sparsetir.sparse_ir.annotations import intersected
 from sparsetir.sparse_ir.nodes import sparse_iterations
 from stage2 import golden, plain_text
+
+# c[i] = sum over what both rows store.
+make_dots = making("dots", """
+with T.sp_iter([I, T.intersect(J1, J2)], "SR", "dots") as [i, j]:
+    with T.init():
+        C[i] = 0.0
+    C[i] = C[i] + A[i, j] * B[i, j]
+""", """
+J1 = T.sparse_variable(I, (n, a_nnz), (a_ptr, a_idx))
+J2 = T.sparse_variable(I, (n, b_nnz), (b_ptr, b_idx))
+""", first="a a_ptr a_idx b b_ptr b_idx", A="I J1", B="I J2", C="I")  # fmt: skip
 
 
 @examples(8, 500, drawn=programs())
@@ -30,6 +44,41 @@ def test_kernels(drawn: Drawn) -> None:
         mine = copied(drawn.arguments)
         built(**mine)
         np.testing.assert_array_equal(mine["c"], expected["c"], err_msg=drawn.text)
+
+
+@examples(6, 500, drawn=programs(most=70), ratio=st.sampled_from([1, 2]))
+def test_galloping(drawn: Drawn, ratio: int) -> None:
+    """Pointers that gallop meet where others do, of any number of axes without padding."""
+    sch = sparsetir.Schedule(sparsetir.from_source(drawn.text))
+    it = sch.get_sparse_iteration("it")
+    merged = {x.name: x for x in sch.get_sp_iters(it)}
+    for name, padded in intersected(sparse_iterations(sch.func)[0]).items():
+        if not padded:
+            sch.gallop(merged[name], ratio)
+    assert tvm_ffi.structural_equal(sparsetir.from_source(sch.func.script()), sch.func)
+    expected, mine = copied(drawn.arguments), copied(drawn.arguments)
+    sparsetir.interpret(sch.func, expected)
+    sparsetir.build(sch)(**mine)
+    np.testing.assert_array_equal(mine["c"], expected["c"], err_msg=drawn.text)
+
+
+@pytest.mark.parametrize("idtype", ["int32", "int64"])
+@pytest.mark.parametrize("ratio", [0, 1, 16])
+def test_long_rows(ratio: int, idtype: str) -> None:
+    """Of each length beside each: elements before, between and behind those of the other one."""
+    lengths = [0, 1, 2, 3, 5, 40, 257, 999]
+    rng, rows = np.random.default_rng(0), [(x, y) for x in lengths for y in lengths]
+    args = {"m": len(rows), "n": 1000, "c": np.full(len(rows), np.nan, "float32")}
+    for q, name in enumerate("ab"):
+        found = [np.sort(rng.permutation(1000)[: pair[q]]) for pair in rows]
+        args[f"{name}_ptr"] = np.cumsum([0, *map(len, found)]).astype(idtype)
+        args[f"{name}_idx"] = np.concatenate(found).astype(idtype)
+        args[f"{name}_nnz"] = len(args[f"{name}_idx"])
+        args[name] = rng.integers(-4, 5, args[f"{name}_nnz"]).astype("float32")
+    sch = sparsetir.Schedule(make_dots("float32", idtype))
+    sch.gallop(sch.get_sp_iters(sch.get_sparse_iteration("dots"))[1], ratio)
+    sparsetir.build(sch)(**args)
+    np.testing.assert_array_equal(args["c"], (dense_of(args, "a") * dense_of(args, "b")).sum(1))
 
 
 @settings(max_examples=100, **COMMON)
@@ -160,6 +209,31 @@ sparsetir.from_source(LONGER)
 )
 
 
+def gallop(merged: str, ratio: int = 1, slots: bool = False) -> None:
+    """Let pointers of an iteration's last loop gallop."""
+    text = HEAD.replace(
+        "J2 = T.sparse_variable(I, (n, z), (r, s))", "J2 = T.sparse_fixed(I, (n, z), r)"
+    )
+    sch = sparsetir.Schedule(
+        sparsetir.from_source((text if slots else HEAD) + ITERATION.format(merged))
+    )
+    sch.gallop(sch.get_sp_iters(sch.get_sparse_iteration("it"))[-1], ratio)
+
+
+test_refused_gallops = refusals(
+    """
+gallop("T.union(J1, J2)")
+    # ScheduleError: gallop: argument 'loop': expected one over an intersection, got 'J1_or_J2'
+gallop("J1")  # ScheduleError: expected one over an intersection, got 'J1'
+gallop("T.intersect(J1, J2)", -1)  # ScheduleError: argument 'ratio': expected 0 or more, got -1
+gallop("T.intersect(J1, J2)", slots=True)
+    # ScheduleError: gallop: annotation 'gallop': expected one of the intersections and its axes
+        with padding, of which there are to be none, {'J1_and_J2': ['J2']}, and a ratio of 0 or more
+""",
+    globals(),
+)
+
+
 MOVES = {
     "split": lambda sch, loop: sch.split(loop, [None, 4]),
     "fuse": lambda sch, loop: sch.sparse_fuse(
@@ -217,3 +291,9 @@ def test_golden(name: str) -> None:
     stage_two = sparsetir.lower_sparse_iter(func)
     assert plain_text(stage_two) == golden(f"{name}_stage2")
     assert plain_text(sparsetir.lower_sparse_buffer(stage_two)) == golden(f"{name}_stage3")
+
+
+def test_golden_galloping() -> None:
+    sch = sparsetir.Schedule(make_dots("float32", "int32"))
+    sch.gallop(sch.get_sp_iters(sch.get_sparse_iteration("dots"))[1])
+    assert plain_text(sparsetir.lower_sparse_iter(sch.func)) == golden("gallop_stage2")

@@ -570,9 +570,56 @@ class SparseMatrix(SparseTensor):
         Notes
         -----
         Gustavson's algorithm: each row in a dense workspace, whose columns are bits of a bitmap of
-        two levels, on all threads, and in one pass. See :func:`sparsetir.build_assembled`.
+        one to three levels, on all threads, and in one pass. See :func:`sparsetir.build_assembled`.
         """
         return self._with_others("matmul", other, semiring=semiring, mask=mask)
+
+    def inner(self, other: object, *, semiring: str = "plus_times", mask: object = None) -> Self:
+        """The inner products of its rows with those of another sparse matrix, A @ B.T.
+
+        Parameters
+        ----------
+        other : (p, n) sparse matrix
+            As the class takes it.
+        semiring, mask
+            As of :meth:`matmul`; a mask, (m, p), says of which pairs of rows.
+
+        Returns
+        -------
+        (m, p) SparseMatrix
+            As of :meth:`matmul`.
+
+        Raises
+        ------
+        TypeError, ValueError
+            Naming the argument.
+
+        Notes
+        -----
+        Of few pairs each goes through its two rows; where their lengths differ much, long rows are
+        searched for what is in short ones.
+        """
+        return self._with_others("inner", other, semiring=semiring, mask=mask)
+
+    def vecdot(self, other: object) -> np.ndarray:
+        """The inner product of each row with that of another sparse matrix.
+
+        Parameters
+        ----------
+        other : (m, n) sparse matrix
+            As the class takes it.
+
+        Returns
+        -------
+        (m,) ndarray
+            `A.multiply(B)` summed up by rows.
+
+        Raises
+        ------
+        TypeError, ValueError
+            Naming the argument.
+        """
+        return self._with_others("vecdot", other).values
 
     def add(self, *others: object) -> Self:
         """The sum with up to seven sparse matrices of this shape, in one pass.

@@ -29,7 +29,7 @@ from sparsetir.ops.messages import (
 from sparsetir.ops.operands import Operand, Prepared, resolve
 from sparsetir.ops.prepared import PreparedRelations, prepare
 from sparsetir.ops.rgms import rgms
-from sparsetir.ops.sparse_results import add, maximum, minimum, mul, spgemm, sub
+from sparsetir.ops.sparse_results import add, inner, maximum, minimum, mul, spgemm, sub, vecdot
 from sparsetir.ops.structure import Structure, cache_info, clear_cache, limit_cache, structure_of
 
 __all__ = [
@@ -45,6 +45,7 @@ __all__ = [
     "gsddmm",
     "gspmm",
     "limit_cache",
+    "inner",
     "maximum",
     "minimum",
     "mul",
@@ -60,6 +61,7 @@ __all__ = [
     "spmv",
     "structure_of",
     "sub",
+    "vecdot",
 ]
 
 

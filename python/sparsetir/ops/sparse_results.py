@@ -13,6 +13,7 @@ from sparsetir.ops.operands import resolve
 from sparsetir.ops.structure import Structure, structure_of
 from sparsetir.planning.sparse_results import (
     OF_BOOLS,
+    PRODUCTS,
     Csr,
     check_semiring,
     check_shapes,
@@ -54,6 +55,54 @@ def spgemm(A: Any, B: Any, semiring: str = "plus_times", mask: Any = None) -> Te
     numeric phase alone.
     """
     return _spgemm(A, B, semiring, mask)
+
+
+def inner(A: Any, B: Any, semiring: str = "plus_times", mask: Any = None) -> Tensor:
+    """The inner products of rows of two sparse matrices, A @ B.T, which is sparse.
+
+    Parameters
+    ----------
+    A, B : sparse (m, n) and (p, n) matrices
+        As of :func:`spgemm`.
+    semiring : str
+        As of :meth:`sparsetir.SparseMatrix.matmul`.
+    mask : sparse (m, p) matrix, optional
+        Of which pairs of rows, as of :func:`spgemm`.
+
+    Returns
+    -------
+    (m, p) Tensor
+        As of :func:`spgemm`, with its gradients.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Naming the argument.
+    NotImplementedError
+        For gradients of another semiring.
+    """
+    return _spgemm(A, B, semiring, mask, "inner")
+
+
+def vecdot(A: Any, B: Any) -> Tensor:
+    """The inner product of each row of a sparse matrix with that of another one.
+
+    Parameters
+    ----------
+    A, B : sparse (m, n) matrices
+        As of :func:`spgemm`.
+
+    Returns
+    -------
+    (m,) Tensor
+        Dense, as of `torch.linalg.vecdot`. Differentiable with respect to values of A and B, once.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Naming the argument.
+    """
+    return _spgemm(A, B, "plus_times", None, "vecdot")
 
 
 def add(*matrices: Any) -> Tensor:
@@ -229,30 +278,31 @@ def _tensor(structure: Structure, values: Tensor) -> Tensor:
 
 
 @_eager
-def _spgemm(A: Any, B: Any, semiring: str, mask: Any) -> Tensor:
-    who = "spgemm"
+def _spgemm(A: Any, B: Any, semiring: str, mask: Any, who: str = "spgemm") -> Tensor:
     check_semiring(who, semiring)
     a, b = _Matrix(who, "A", A), _Matrix(who, "B", B)
     known = None if mask is None else _Matrix(who, "mask", mask)
-    check_shapes(who, "matmul", [a.shape, b.shape], known and known.shape, "B")
+    op = "matmul" if who == "spgemm" else who
+    check_shapes(who, op, [a.shape, b.shape], known and known.shape, "B")
     dtype = torch.promote_types(a.values.dtype, b.values.dtype)
     bools = dtype is torch.bool
     semiring = OF_BOOLS.get(semiring, semiring) if bools else semiring
     values = [x.values.to(torch.int8 if bools else dtype) for x in (a, b)]
     wanted = torch.is_grad_enabled() and any(x.requires_grad for x in values)
     if wanted and semiring != "plus_times":
-        raise NotImplementedError(f"spgemm: gradients of semiring '{semiring}' are not there")
-    if known is not None:
-        out = known.structure
-        found = _MaskedProduct.apply(*values, a.structure, b.structure, out, semiring, None)
-    else:
-        made = product(_csr(a.structure, values[0]), _csr(b.structure, values[1]), semiring)
-        out = _result(made)
-        found = made.values
-        if wanted:
-            sides = a.structure, b.structure, out
-            found = _MaskedProduct.apply(*values, *sides, semiring, made.values)
-    return _tensor(out, found.to(dtype))
+        raise NotImplementedError(f"{who}: gradients of semiring '{semiring}' are not there")
+    each = [_csr(x.structure, v) for x, v in zip((a, b), values, strict=True)]
+    given = None if known is None else _csr(known.structure, values[0].new_empty(0))
+    made = PRODUCTS[op](*each, semiring, given)
+    out = _result(made) if known is None else known.structure
+    found = made.values
+    if wanted:
+        right = b.structure
+        if op != "matmul":
+            right, order = _transposed(right)
+            values[1] = values[1].index_select(0, order)
+        found = _MaskedProduct.apply(*values, a.structure, right, out, semiring, found)
+    return found.to(dtype) if op == "vecdot" else _tensor(out, found.to(dtype))
 
 
 class _MaskedProduct(torch.autograd.Function):

@@ -91,8 +91,8 @@ def plan(
         "u_dot_v" is "sddmm". "softmax" (or "sparse_softmax") and "edge_softmax" over the elements
         of each row; "attention", OUT[i] = sum over the stored j of softmax(scale * q[i] . k[j]) *
         v[j].
-        Of sparse matrices, with a sparse result: "spgemm", "add", "sub", "mul", "maximum" and
-        "minimum", the last ones by element, see :meth:`sparsetir.SparseMatrix.add`.
+        Of sparse matrices, with a sparse result: "spgemm", "inner", and "add", "sub", "mul",
+        "maximum" and "minimum" by element, see :meth:`sparsetir.SparseMatrix.add`.
     matrix : SparseMatrix, or what that takes (an edge_index, a file, ...)
         Its values are the default of a run. Or a
         :class:`sparsetir.schedules.operators.problems.CsrPattern`, which is trusted: columns of a
@@ -144,7 +144,7 @@ def plan(
     scale : float, optional
         Of "attention", by default 1 / sqrt(feat_in).
     semiring : str
-        Of "spgemm", see :meth:`sparsetir.SparseMatrix.matmul`.
+        Of "spgemm" and "inner", see :meth:`sparsetir.SparseMatrix.matmul`.
     mask : sparse matrix, optional
         Of operators of sparse matrices: the result has its pattern.
 
@@ -152,7 +152,7 @@ def plan(
     -------
     Plan
         With a sparse result a :class:`SparsePlan`, which is called with values and keeps the
-        result's pattern, or a :class:`ValuesPlan` on a GPU.
+        result's pattern, or a :class:`ValuesPlan` or :class:`RowTablesPlan` on a GPU.
 
     Raises
     ------

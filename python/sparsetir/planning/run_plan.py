@@ -117,15 +117,19 @@ class Plan:
         found._bind(wanted)
         return found
 
+    def _set_device(self, wanted: Request) -> None:
+        """Where kernels run."""
+        kind, self._gpu = wanted.target.kind.name, wanted.gpu
+        self._device = tvm.runtime.device(kind if self._gpu else "cpu", 0)
+        if not self._device.exist:
+            raise RuntimeError(f"plan: argument 'target': there is no {kind} device")
+
     def _settle(self, wanted: Request, config: Config, chosen_by: str) -> None:
         """What follows of the problem, the config and the numbers of features and heads."""
         self.op, self.problem, self.feat = wanted.name, wanted.problem, wanted.feat
         self.config, self.chosen_by = config, chosen_by
-        problem, target = wanted.problem, wanted.target
-        gpu = self._gpu = wanted.gpu
-        self._device = tvm.runtime.device(target.kind.name if gpu else "cpu", 0)
-        if not self._device.exist:
-            raise RuntimeError(f"plan: argument 'target': there is no {target.kind.name} device")
+        problem, target, gpu = wanted.problem, wanted.target, wanted.gpu
+        self._set_device(wanted)
         self._template = wanted.template(config)
         self._tiles = config.tiles(wanted.feat)
         start = time.perf_counter()

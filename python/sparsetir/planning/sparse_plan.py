@@ -19,10 +19,12 @@ from sparsetir.planning.sparse_results import (
     Csr,
     arguments,
     csr,
+    factors,
+    in_ratio,
     is_gathered,
-    is_wide,
     kernel_of,
-    without_empty_columns,
+    of_elements,
+    ratio_of,
 )
 from sparsetir.planning.term_pairs import term_pairs
 from sparsetir.runtime.assembled import AssembledKernel, CsrArrays, Numeric
@@ -77,25 +79,27 @@ class SparsePlan(Plan):
         self._dtype, self._result = np.dtype(problem.dtype), np.dtype(problem.result)
         each = [_copy(csr(x), problem.idtype, self._dtype) for x in matrices.each]
         mask = None if matrices.mask is None else _copy(csr(matrices.mask), problem.idtype)
-        (m, inner), (_, n) = each[0].shape, each[-1].shape
-        self._shape, self._columns = (m, n), None
-        if problem.is_product and is_wide(each[1]):
-            each[1], mask, self._columns = without_empty_columns(each[1], mask)
+        m, n = self._shape = matrices.result_shape(wanted.name)
+        self._columns: np.ndarray | None = None
+        self._places: np.ndarray | None = None  # of the second one's values, in its other order
         self._names = [f"a{q}" for q in range(len(each))]
         sizes = {"m": m, "n": n}
         if problem.is_product:
-            self._names, sizes = ["a", "b"], {"m": m, "l": inner, "n": each[1].shape[1]}
+            found = factors(wanted.name, each, mask, config.dotted)
+            (*each, mask), self._columns, self._places = found
+            self._names = ["a", "b"]
+            sizes = {"m": m, "l": each[0].shape[1], "n": each[1].shape[1]}
         self._given = arguments(dict(zip(self._names, each, strict=True)), sizes, problem.idtype)
         self._known = mask and CsrArrays(mask.indptr, mask.indices, None)
         self._pattern = None if matrices.mask is None else matrices.mask.pattern
         self._threads = wanted.threads if config.parallel else 1
         self._repeat: Numeric | None = None
         self._repeated = config.kept or mask is not None
-        if config.listed:
+        if config.listed or config.dotted:
             assert mask is not None
-            listed = term_pairs(each[0], each[1], mask)
+            terms = term_pairs(each[0], each[1], mask) if config.listed else None
             self.convert_seconds = time.perf_counter() - start
-            self._repeat = self._of_terms(each, *listed)
+            self._repeat = self._of_terms(each, *terms) if terms else self._of_elements(each, mask)
             self.kernel = self._repeat.kernel
             self.compile_seconds = time.perf_counter() - start - self.convert_seconds
             return
@@ -112,7 +116,8 @@ class SparsePlan(Plan):
         self.convert_seconds = time.perf_counter() - start - self.compile_seconds
         if mask is None:
             start = time.perf_counter()
-            fill = self._assembling.fill(config.levels or self._bounds.levels)
+            levels = self._bounds.levels if config.levels is None else config.levels
+            fill = self._assembling.fill(levels)
             self.kernel = self.kernel if self._repeated else fill
             self.compile_seconds += time.perf_counter() - start
 
@@ -132,6 +137,25 @@ class SparsePlan(Plan):
         self._names = _numbered(each)
         self._given = {name: x.values for name, x in zip(self._names, each, strict=True)}
         return Numeric(kernel, {**given, **self._given}, "out")
+
+    def _of_elements(self, each: Sequence[Csr], mask: Csr) -> Numeric:
+        """What computes values of elements one by one."""
+        problem, target, parallel = self.problem, self._wanted.target, self._threads > 1
+        ratio = ratio_of(each[0], each[1], mask)
+
+        def schedule(sch: Schedule) -> None:
+            in_ratio(sch, ratio)
+            if not parallel:
+                sch.lower()
+
+        def stages() -> Any:
+            return lower(problem.elements_program(), schedule, target=target)
+
+        kernel = compiled((problem, parallel, ratio, "elements"), target, stages)
+        self._names = _numbered(each)
+        given = of_elements(each[0], each[1], mask, problem.idtype)
+        self._given = {name: given[name] for name in self._names}
+        return Numeric(kernel, given, "out")
 
     def _kernel_of(self, gathered: bool) -> AssembledKernel:
         problem, target = self.problem, self._wanted.target
@@ -234,6 +258,7 @@ class SparsePlan(Plan):
             name = self._names[at]
             who = f"{self.op}: argument 'values[{at}]'"
             _check_array(who, array, self._given[name].shape, self._result)
+            array = array if at == 0 or self._places is None else array[self._places]
             found[name] = np.ascontiguousarray(array).astype(self._dtype, copy=False)
         return found
 
@@ -309,21 +334,22 @@ def _at_pattern(wanted: Request, pattern: Pattern, listed: bool) -> Request:
     if pattern.nnz > INT32:
         problem = replace(problem, idtype="int64")
     matrices = [_copy(csr(x), problem.idtype) for x in each]
-    (m, _), (_, n) = each[0].shape, each[-1].shape
+    m, n = wanted.matrices.result_shape(wanted.name)
     out = _copy(Csr(pattern.indptr, pattern.columns, None, (m, n)), problem.idtype)
     sizes: dict[str, Any] = {}
     if wanted.problem.is_product:
-        if is_wide(matrices[1]):
-            matrices[1], narrow, _ = without_empty_columns(matrices[1], out)
-            out = narrow or out
+        (*matrices, narrow), _, places = factors(wanted.name, matrices, out, not listed)
+        out = narrow or out
+        if places is None:
+            places = np.arange(each[1].nnz, dtype=problem.idtype)
         if listed:
-            lists = term_pairs(matrices[0], matrices[1], out)
-            if len(lists[1]) > INT32:
+            begins, of_a, of_b = term_pairs(matrices[0], matrices[1], out)
+            if len(of_a) > INT32:
                 problem = replace(problem, idtype="int64")
-            sizes = _listed(matrices, *(x.astype(problem.idtype) for x in lists))
+            lists = (x.astype(problem.idtype) for x in (begins, of_a, places[of_b]))
+            sizes = _listed(matrices, *lists)
         else:
-            matrices[1], places = _by_columns(matrices[1])
-            sizes = {"l": each[0].shape[1], "x1_places": places}
+            sizes = {"l": matrices[0].shape[1], "x1_places": places}
     for name, x in zip(_numbered(each), matrices, strict=True):
         arrays = {"indptr": x.indptr, "indices": x.indices, "nnz": len(x.indices)}
         sizes |= {f"{name}_{what}": given for what, given in arrays.items()}
@@ -350,17 +376,6 @@ def _listed(
 def _numbered(each: Sequence[Any]) -> list[str]:
     """Names of operands."""
     return [f"x{q}" for q in range(len(each))]
-
-
-def _by_columns(matrix: Csr) -> tuple[Csr, np.ndarray]:
-    """The transposed pattern, and for its elements where they are in the matrix."""
-    m, n = matrix.shape
-    idtype = matrix.indices.dtype
-    rows = np.repeat(np.arange(m, dtype=idtype), np.diff(matrix.indptr))
-    places = np.argsort(matrix.indices, kind="stable")
-    indptr = np.zeros(n + 1, idtype)
-    np.cumsum(np.bincount(matrix.indices, minlength=n), out=indptr[1:])
-    return Csr(indptr, rows[places], None, (n, m)), places.astype(idtype)
 
 
 def _as_it_is(sch: Schedule) -> None:

@@ -15,11 +15,19 @@ from sparsetir.planning.request import (
     check_dtypes,
     default_threads,
 )
-from sparsetir.planning.sparse_results import WIDER, check_shapes, how_computed
+from sparsetir.planning.sparse_results import (
+    PRODUCTS,
+    WIDER,
+    check_shapes,
+    csr,
+    elements_pay,
+    how_computed,
+)
 from sparsetir.records.fingerprint import Matrices
 from sparsetir.records.task import Config
 from sparsetir.runtime.targets import TargetLike, resolve_target
 from sparsetir.schedules.default import is_gpu
+from sparsetir.schedules.gpu.row_tables import DTYPES, RowTables
 from sparsetir.schedules.gpu.sparse_results import ElementThreads, TermLanes
 from sparsetir.schedules.operators.registry import OF_MATRICES
 from sparsetir.schedules.operators.sparse_results import ELEMENTWISE, SparseResult
@@ -37,13 +45,26 @@ class OnMatrices(OneByOne):
         expected, product = "", wanted.problem.is_product
         if isinstance(config, TermLanes) and not product:
             expected = "ElementThreads"
-        if isinstance(config, Assembled) and config.listed:
+        if isinstance(config, RowTables):
+            expected = self._without_tables(wanted)
+        if isinstance(config, Assembled) and (config.listed or config.dotted):
             masked = wanted.matrices.mask is not None
-            expected = "" if product and masked else "listed=False without a mask"
+            name = "listed" if config.listed else "dotted"
+            expected = "" if product and masked else f"{name}=False without a mask"
         if expected:
             raise ValueError(
                 f"plan: argument 'config': expected {expected} for '{wanted.name}', got {config}"
             )
+
+    @staticmethod
+    def _without_tables(wanted: Request) -> str:
+        """What a request that hash tables do not serve is to have; "" for others."""
+        problem = wanted.problem
+        if wanted.name != "spgemm" or problem.how != "plus_times" or wanted.matrices.mask:
+            return "ElementThreads or TermLanes beside a mask, another semiring or operator"
+        if problem.dtype not in DTYPES or problem.idtype != "int32":
+            return f"ElementThreads or TermLanes but for {', '.join(DTYPES)} and int32 indices"
+        return ""
 
     def about(self, wanted: Request) -> About:
         """See :class:`Choosing`."""
@@ -57,10 +78,15 @@ class OnMatrices(OneByOne):
 
     def tried(self, wanted: Request) -> Branch:
         """See :class:`OneByOne`."""
+        (each, mask), product = wanted.matrices, wanted.problem.is_product
+        dotted = False
+        if product and mask is not None:
+            dotted = elements_pay(csr(each[0]), csr(each[1]), csr(mask), wanted.name == "inner")
         first = Assembled(
-            gathered=wanted.problem.how in ("add", "subtract"), parallel=wanted.threads > 1
-        )
-        masked = wanted.matrices.mask is not None
+            gathered=wanted.problem.how in ("add", "subtract"), parallel=wanted.threads > 1,
+            dotted=dotted,
+        )  # fmt: skip
+        masked = mask is not None
         return branch(wanted.problem, first, wanted.threads, masked)
 
 
@@ -81,10 +107,11 @@ def sparse_request(
 ) -> Request:
     """The arguments of :func:`sparsetir.plan`, checked; raises as it does."""
     del heads  # which are refused before
-    operator, sums = OF_MATRICES[op], ELEMENTWISE.get(op, "matmul")
+    operator = OF_MATRICES[op]
+    sums = {"spgemm": "matmul", **ELEMENTWISE}.get(op, op)
     if feat is None:
         raise TypeError(f"plan: argument 'feat': expected the second matrix for '{op}', got None")
-    if more and sums in ("matmul", "subtract"):
+    if more and sums in (*PRODUCTS, "subtract"):
         raise TypeError(f"plan: expected two matrices for '{op}', got {2 + len(more)}")
     check_dtypes(dtype=dtype)
     check_counts(feat=1, threads=threads)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,14 +12,19 @@ from sparsetir.data.sources import Stored, is_sparse
 from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.formats.pattern import Pattern
 from sparsetir.runtime.arrays import dtype_name, is_torch
-from sparsetir.runtime.assembled import AssembledKernel, CsrArrays, build_assembled
+from sparsetir.runtime.assembled import AssembledKernel, CsrArrays, Numeric, build_assembled
+from sparsetir.runtime.build import build
+from sparsetir.runtime.kernel import Kernel
 from sparsetir.schedules.operators.sparse_results import (
     MOST,
     SEMIRINGS,
+    SparseResult,
     combined_program,
     product_program,
 )
 from sparsetir.sparse_ir.assemble import WORD
+from sparsetir.sparse_ir.schedule import Schedule
+from sparsetir.sparse_ir.schedule.gallop import RATIO
 
 WIDER = {"float16": "float32", "bfloat16": "float32"}  # what sums are in
 # What arithmetic of bools is, as scipy has it.
@@ -30,6 +35,8 @@ NARROW, NARROW_COLUMNS = 4, 1 << 20
 # Sums of so many operands are gathered, where there are so many of their elements for each group of
 # columns that a row looks at.
 GATHERED, WORTH, GROUP = 3, 3, WORD**2
+SEARCHED = 3  # as many times the steps make searches worth their code
+STEP = 4  # terms that take as long as a step through a row and a column
 
 
 class Csr(NamedTuple):
@@ -55,6 +62,134 @@ def product(A: Csr, B: Csr, semiring: str = "plus_times", mask: Csr | None = Non
     return _run(make, {"a": A, "b": B}, sizes, (A.shape[0], B.shape[1]), mask)
 
 
+def inner(A: Csr, B: Csr, semiring: str = "plus_times", mask: Csr | None = None) -> Csr:
+    """A times the transposed B: inner products of their rows; as :func:`product`."""
+    dotted = mask is not None and elements_pay(A, B, mask, by_rows=True)
+    (a, b, given), columns, _ = factors("inner", (A, B), mask, dotted)
+    if given is not None and mask is not None:
+        how = _by_elements if dotted else product
+        return mask._replace(values=how(a, b, semiring, given).values)
+    found = product(a, b, semiring)
+    there = found.indices if columns is None else columns[found.indices]
+    return found._replace(indices=there, shape=(A.shape[0], B.shape[0]))
+
+
+def vecdot(A: Csr, B: Csr, semiring: str = "plus_times", mask: None = None) -> Csr:
+    """Inner products of rows of the same number, as a diagonal matrix."""
+    del mask
+    m, at = A.shape[0], np.arange(A.shape[0] + 1, dtype=idtype_of(A, B))
+    return _by_elements(A, B, semiring, Csr(at, at[:-1], None, (m, m)))
+
+
+def _by_elements(A: Csr, B: Csr, semiring: str, mask: Csr) -> Csr:
+    dtype = dtype_name(A.values)
+    problem = SparseResult(semiring, dtype, WIDER.get(dtype, dtype), dtype, idtype_of(A, B, mask))
+    kernel = _elements_kernel(problem, ratio_of(A, B, mask))
+    found = Numeric(kernel, of_elements(A, B, mask, problem.idtype), "out")()
+    if problem.sums != dtype:
+        found = found.to(A.values.dtype) if is_torch(found) else found.astype(A.values.dtype)
+    return mask._replace(values=found)
+
+
+@cache
+def _elements_kernel(problem: SparseResult, ratio: int) -> Kernel:
+    sch = Schedule(problem.elements_program())
+    in_ratio(sch, ratio)
+    return build(sch)
+
+
+def of_elements(A: Csr, B: Csr, mask: Csr, idtype: str) -> dict[str, Any]:
+    """What kernels of `elements_program` are given but `out`; B by columns."""
+    given = arguments(
+        {"x0": A, "x1": B}, dict(zip("mln", (*A.shape, B.shape[0]), strict=True)), idtype
+    )
+    return given | {
+        "indptr": mask.indptr.astype(idtype, copy=False), "nnz": len(mask.indices),
+        "indices": mask.indices.astype(idtype, copy=False),
+    }  # fmt: skip
+
+
+def elements_pay(A: Csr, B: Csr, mask: Csr, by_rows: bool = False) -> bool:
+    """Whether to go through a row of A and a column of B for each element of the mask takes less
+    time than through all terms.
+
+    by_rows : whether the columns are the rows of B
+    """
+    if is_wide(B) and by_rows:
+        B, narrow, _ = without_empty_columns(B, A)
+        A = narrow or A
+    elif is_wide(B):
+        B, narrow, _ = without_empty_columns(B, mask)
+        mask = narrow or mask
+    along, across = np.diff(B.indptr), np.bincount(B.indices, minlength=B.shape[1])
+    of_terms, columns = (across, along) if by_rows else (along, across)
+    steps = min(_steps(A, columns, mask)) + len(mask.indices)
+    return bool(STEP * steps < of_terms[A.indices].sum() + len(B.indices))
+
+
+def _steps(A: Csr, columns: np.ndarray, mask: Csr) -> tuple[float, float]:
+    """Of all elements of a mask through rows of A and columns of these lengths: one by one, and
+    where long ones are searched."""
+    a, b = np.repeat(np.diff(A.indptr), np.diff(mask.indptr)), columns[mask.indices]
+    short, long = np.minimum(a, b), np.maximum(a, b)
+    searched = 2 * short * np.log2(np.maximum(long, 1) / np.maximum(short, 1) + 1)
+    return float((a + b).sum()), float(np.where(long >= RATIO * short, searched, a + b).sum())
+
+
+def ratio_of(A: Csr, B: Csr, mask: Csr) -> int:
+    """From which ratio of lengths on rows are searched, 0 for none; B by columns.
+
+    Code that may search takes longer for a step, too.
+    """
+    steps, searched = _steps(A, np.diff(B.indptr), mask)
+    return RATIO if searched * SEARCHED < steps else 0
+
+
+def in_ratio(sch: Schedule, ratio: int) -> None:
+    """Schedule `elements_program` so."""
+    sch.gallop(sch.get_sp_iters(sch.get_sparse_iteration("elements"))[-1], ratio)
+
+
+def factors(
+    op: str, each: Sequence[Csr], mask: Csr | None, dotted: bool
+) -> tuple[tuple[Csr, Csr, Csr | None], np.ndarray | None, np.ndarray | None]:
+    """The operands of "spgemm" or "inner", and the mask, as kernels take them.
+
+    dotted : whether B is to be by columns
+
+    Without columns that nothing is in, where rows of all would be long. And the result's columns,
+    None for all; where the values of B were, None where they are.
+    """
+    (A, B), columns, places = each, None, None
+    if op == "inner" and is_wide(B):
+        B, narrow, _ = without_empty_columns(B, A)
+        A = narrow or A
+    elif op != "inner" and is_wide(B):
+        B, mask, columns = without_empty_columns(B, mask)
+    if (op == "inner") != dotted:
+        turned, places = by_columns(B)
+        B = turned._replace(values=None if B.values is None else B.values[places])
+        if op == "inner" and is_wide(B):
+            B, mask, columns = without_empty_columns(B, mask)
+    return (A, B, mask), columns, places
+
+
+def by_columns(matrix: Csr) -> tuple[Csr, np.ndarray]:
+    """The transposed pattern, and for its elements where they are in the matrix."""
+    m, n = matrix.shape
+    idtype = matrix.indices.dtype
+    rows = np.repeat(np.arange(m, dtype=idtype), np.diff(matrix.indptr))
+    places = np.argsort(matrix.indices, kind="stable")
+    indptr = np.zeros(n + 1, idtype)
+    np.cumsum(np.bincount(matrix.indices, minlength=n), out=indptr[1:])
+    return Csr(indptr, rows[places], None, (n, m)), places.astype(idtype)
+
+
+def idtype_of(*matrices: Csr) -> str:
+    """The type of indices that holds those of all."""
+    return "int64" if any(x.indices.dtype == np.int64 for x in matrices) else "int32"
+
+
 def combined(op: str, matrices: Sequence[Csr], mask: Csr | None = None) -> Csr:
     """The sum of matrices, or another of `COMBINED`, element by element; as :func:`product`."""
     named = {f"a{q}": x for q, x in enumerate(matrices)}
@@ -76,7 +211,7 @@ def is_gathered(op: str, matrices: Sequence[Csr], known: bool = False) -> bool:
 
 
 def of_matrices(op: str, *matrices: Any, semiring: str = "plus_times", mask: Any = None) -> Any:
-    """What :class:`SparseMatrix` does with others: "matmul", or one of `COMBINED`.
+    """What :class:`SparseMatrix` does with others: one of `PRODUCTS` or `COMBINED`.
 
     The pattern and values of the result; NotImplemented where one is no sparse matrix.
     """
@@ -90,8 +225,8 @@ def of_matrices(op: str, *matrices: Any, semiring: str = "plus_times", mask: Any
     how, computed = how_computed(who, op, semiring, dtype)
     operands = [csr(x if x.dtype == computed else x.astype(computed)) for x in known]
     masked = None if mask is None else csr(mask)
-    if op == "matmul":
-        found = product(operands[0], operands[1], how, masked)
+    if op in PRODUCTS:
+        found = PRODUCTS[op](*operands, how, masked)
     else:
         found = combined(how, operands, masked)
     values = found.values.astype(dtype, copy=False)
@@ -106,7 +241,7 @@ def how_computed(who: str, op: str, semiring: Any, dtype: np.dtype[Any]) -> tupl
     bools = dtype == np.bool_
     if bools and op == "subtract":
         raise TypeError(f"{who}: expected numbers, got matrices of bool")
-    how = semiring if op == "matmul" else op
+    how = semiring if op in PRODUCTS else op
     return (OF_BOOLS.get(how, how), np.dtype(np.int8)) if bools else (how, dtype)
 
 
@@ -131,6 +266,14 @@ def check_shapes(
                 f"{first} has columns, got shape {other}"
             )
         first = first[0], other[1]
+    elif op == "inner":
+        (other,) = others
+        if other[1] != first[1]:
+            raise ValueError(
+                f"{who}: argument '{name}': expected {first[1]} columns, as the first matrix of "
+                f"shape {first} has, got shape {other}"
+            )
+        first = first[0], other[0]
     elif len(shapes) > MOST:
         raise ValueError(f"{who}: expected at most {MOST} matrices, got {len(shapes)}")
     else:
@@ -161,6 +304,8 @@ def without_empty_columns(B: Csr, mask: Csr | None) -> tuple[Csr, Csr | None, np
     return B, mask and mask._replace(indices=of_mask, shape=(mask.shape[0], len(columns))), columns
 
 
+# Two operands, over a semiring.
+PRODUCTS = {"matmul": product, "inner": inner, "vecdot": vecdot}
 _kernels: dict[Any, AssembledKernel] = {}
 
 
@@ -204,11 +349,11 @@ def _run(
         return CsrArrays(indptr, indices, kernel.values_of(indptr, indices, **given))
 
     operands = [*named.values(), *([mask] if mask is not None else [])]
-    wide = any(x.indices.dtype == np.int64 for x in operands)
+    idtype = idtype_of(*operands)
     try:
-        indptr, indices, values = call("int64" if wide else "int32")
+        indptr, indices, values = call(idtype)
     except OverflowError:
-        if wide:
+        if idtype == "int64":
             raise
         indptr, indices, values = call("int64")
     if out != dtype:

@@ -47,6 +47,10 @@ class Matrices(NamedTuple):
         """Of the first."""
         return self.each[0].shape
 
+    def result_shape(self, op: str) -> tuple[int, int]:
+        """Of the result of an operator."""
+        return self.shape[0], self.each[-1].shape[0 if op == "inner" else 1]
+
     @property
     def nnz(self) -> int:
         """Elements of all but the mask."""

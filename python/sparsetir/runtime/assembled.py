@@ -15,13 +15,15 @@ from sparsetir.runtime.arrays import is_torch
 from sparsetir.runtime.build import build
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.targets import resolve_target
-from sparsetir.sparse_ir.assemble import WORD, assemble
+from sparsetir.sparse_ir.assemble import SHORT, WORD, assemble
 from sparsetir.sparse_ir.nodes import SparseFunc
 
 # Elements that a call has room for at once: memory that nothing is written to is not taken, but a
 # system does not promise any amount of it.
 ROOM = 1 << 30
 COPIED = 1 << 20  # bytes of a result that does not keep a room for itself
+MOSTLY = 2 / 3  # rows, that are short
+FEW = 4  # groups of a row for each element, from which on these have a level of their own
 WORK_OF_A_PART = 1 << 15  # elements, at most, that are not worth another thread
 
 
@@ -49,9 +51,15 @@ class Bounds(NamedTuple):
 
     @property
     def levels(self) -> int:
-        """Of a bitmap of a row: with many elements all of its words are looked at."""
-        many = WORD * self.ends[-1] >= self.columns * (len(self.ends) - 1)
-        return 1 if many else 2
+        """Of a bitmap of a row: with many elements all of its words are looked at, with few none of
+        its groups that has nothing; 0 where most rows are so short that they need none."""
+        rows, elements = len(self.ends) - 1, self.ends[-1]
+        words = self.columns * rows / WORD
+        if elements >= words:
+            return 1
+        if np.count_nonzero(np.diff(self.ends) <= SHORT) >= MOSTLY * rows:
+            return 0
+        return 2 if words <= WORD * FEW * elements else 3
 
 
 class Numeric:
@@ -139,13 +147,16 @@ class AssembledKernel:
         Parameters
         ----------
         levels : int
-            Of the bitmap: 1 for rows with an element in each 64 columns or so, else 2.
+            Of the bitmap: 1 for rows with an element in each 64 columns or so, 3 for those with one
+            in each 16,384 or less, else 2; 0 keeps rows of up to 16 visits in order as they come,
+            and has three for others.
 
         Returns
         -------
         Kernel
         """
-        program = self.programs.narrow_fill if levels == 1 else self.programs.fill
+        made = self.programs
+        program = (made.short_fill, made.narrow_fill, made.fill, made.wide_fill)[levels]
         if program not in self._fills:
             self._fills[program] = build(program, self.target, check=False)
         return self._fills[program]
@@ -250,7 +261,7 @@ class AssembledKernel:
         CsrArrays
         """
         names, ends = self.programs, bounds.ends
-        fill = self.fill(levels or bounds.levels)
+        fill = self.fill(bounds.levels if levels is None else levels)
         rows, made = len(ends) - 1, []
         first = 0
         while first < rows or not made:
@@ -338,6 +349,8 @@ class AssembledKernel:
         indices = rooms.room((room,), self._idtype)
         made = {**self._in_parts(rows_ptr), names.room: room, names.rooms: begins}
         made |= {names.counts: counts, names.indices: indices}
+        if names.bounds in fill.signature.position:
+            made[names.bounds] = np.diff(ends)
         values = rooms.room(fill.shape_of(names.values, {**given, **made}), self._dtype)
         fill(**given, **made, **{names.values: _like(given.values(), values, self._dtype)})
         sizes = [int(counts[a:b].sum(dtype=np.int64)) for a, b in pairwise(rows_ptr)]

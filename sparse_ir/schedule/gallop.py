@@ -1,0 +1,62 @@
+"""Intersections of short rows with long ones: the pointer of the long one gallops.
+
+Before::
+
+    with T.sp_iter([I, T.intersect(J1, J2)], "SR", "dot") as [i, j]:
+
+After `gallop(j, 8)`, which lowering takes up (:mod:`sparsetir.sparse_ir.merge_loops`)::
+
+    with T.sp_iter([I, T.intersect(J1, J2)], "SR", "dot") as [i, j]:
+        T.sp_annotate({"gallop": {"J1_and_J2": 8}})
+
+Each time that the axes are gone through together, one of them that has eight times the elements of
+another, or more, is searched for what comes next on that one; others go on by one element. A row of
+s elements with one of l takes s log(l / s) steps in place of s + l. (Demaine, Lopez-Ortiz and
+Munro, "Adaptive set intersections, unions, and differences".)
+"""
+
+from __future__ import annotations
+
+from sparsetir.sparse_ir.annotations import GALLOP
+from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.nodes import Axis, SparseFunc
+from sparsetir.sparse_ir.schedule.loops import (
+    SpIter,
+    changed,
+    find_iteration,
+    loops_of,
+    place_of,
+    replaced,
+    show,
+)
+from sparsetir.sparse_ir.schedule.primitives import primitive
+
+RATIO = 16  # from which on a search takes less time than steps
+
+
+@primitive
+def gallop(func: SparseFunc, loop: SpIter, ratio: int = RATIO) -> tuple[SparseFunc, None]:
+    """Search the longer of the intersected axes for the elements of the shorter one.
+
+    Parameters
+    ----------
+    loop : SpIter
+        Over an intersection of axes without padding.
+    ratio : int
+        From how many times the elements of another axis on one is searched: 1 for all that are
+        longer, 0 for none, so that all are gone through element by element.
+    """
+    it = find_iteration(func, loop.iteration, "gallop")
+    found = loops_of(it)[place_of("gallop", func, it, loop)]
+    if not isinstance(found.node, Axis) or found.node.kind != "intersect":
+        raise ScheduleError(
+            f"gallop: argument 'loop': expected one over an intersection, got '{loop.name}'\n"
+            f"{show(it)}"
+        )
+    if ratio < 0:
+        raise ScheduleError(
+            f"gallop: argument 'ratio': expected 0 or more, got {ratio}\n{show(it)}"
+        )
+    notes = dict(it.annotations.items())
+    notes[GALLOP] = {**notes.get(GALLOP, {}), loop.name: ratio}
+    return replaced("gallop", func, it, changed(it, annotations=notes)), None
