@@ -28,16 +28,6 @@ def operands(heads, feat, width, dtype=torch.float64):
     return [x.to(dtype).requires_grad_() for x in made]
 
 
-def dense(mask, q, k, v, scale=None):
-    """In float64; zeros for rows without elements."""
-    q, k, v = (x.double() if x.dim() == 3 else x.double().unsqueeze(1) for x in (q, k, v))
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-    weights = torch.einsum("mhd,nhd->hmn", q, k) * scale
-    some = mask.any(1)[:, None]
-    weights = weights.masked_fill(~mask & some, -torch.inf).softmax(-1) * some
-    return torch.einsum("hmn,nhw->mhw", weights, v)
-
-
 def test_large_scores_infinities_and_nan():
     edges = torch.tensor([[0, 1, 0, 1, 0, 1, 2], [0, 0, 1, 1, 2, 2, 2]])
     q = torch.tensor([[1e20], [-1.0], [0.0]])
@@ -45,21 +35,6 @@ def test_large_scores_infinities_and_nan():
     v = torch.tensor([[1.0], [float("inf")], [5.0]])
     found = ops.attention((edges, (3, 3)), q, k, v, scale=1.0)
     assert found[0].isinf() and found[1].isinf() and found[2].isnan()
-
-
-def test_nothing():
-    empty = torch.zeros(2, 0, dtype=torch.int64)
-    given = operands(2, 3, 4)
-    out = ops.attention((empty, (N, M)), *given)
-    assert out.shape == (M, 2, 4) and not out.any()
-    out.sum().backward()
-    assert all(not x.grad.any() for x in given)
-    edges, mask = graph()
-    assert ops.attention((edges, (N, M)), *operands(2, 3, 0)).shape == (M, 2, 0)
-    mean = ops.attention((edges, (N, M)), *operands(None, 0, 4)[:2], operands(None, 3, 4)[2])
-    v = operands(None, 3, 4)[2]
-    degrees = mask.sum(1, keepdim=True).clamp(min=1)
-    torch.testing.assert_close(mean, mask.double() @ v / degrees)
 
 
 def test_many_edges_over_threads():
@@ -74,13 +49,6 @@ def test_many_edges_over_threads():
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
     assert torch.equal(found, ops.attention((edges.clone(), (300, 500)), q, k, v))
     assert sparsetir.compilations() <= before + 1  # the softmax alone
-
-
-def test_torch_knows_the_operator():
-    edges, _ = graph()
-    rowptr, col, *_ = ops.resolve((edges, (N, M)))
-    arguments = (rowptr, col, *operands(2, 4, 4), 0.5)
-    torch.library.opcheck(torch.ops.sparsetir.edge_attention.default, arguments)
 
 
 @pytest.mark.parametrize(

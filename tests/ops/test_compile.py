@@ -1,6 +1,5 @@
 """torch.compile, torch.export, fake tensors, opcheck and autocast."""
 
-import copy
 import shutil
 
 import pytest
@@ -123,25 +122,6 @@ def test_export():
     torch.testing.assert_close(exported(X, edges), layer(X, edges))
     X, edges = torch.randn(20, F), torch.randint(0, 20, (2, 50))
     torch.testing.assert_close(exported(X, edges), layer(X, edges))
-
-
-def samples(name):
-    """Arguments of each operator, in both forms of a pattern and with heads."""
-    X, Y, values = (rounded(s, "float64", 3)[0] for s in ((6, F), (5, F), (7,)))
-    b, v = (rounded(s, "float64", 4)[0] for s in ((2, 6, F), (2, 7)))
-    return {
-        "spmm": [(ROWPTR, COL, values, X, "sum"), (ROWPTR, EDGES, v, b, "max")],
-        "spmm_transposed": [(ROWPTR, EDGES, values, Y, 6)],
-        "sddmm": [(ROWPTR, COL, Y, X)],
-        "row_pointers": [(EDGES, 5, 6)],
-    }[name]
-
-
-@pytest.mark.parametrize("name", ["spmm", "spmm_transposed", "sddmm", "row_pointers"])
-def test_opcheck(name):
-    """Torch's own tests of an operator: schema, gradients, fake kernels, dynamic shapes."""
-    for arguments in samples(name):
-        torch.library.opcheck(getattr(torch.ops.sparsetir, name).default, copy.copy(arguments))
 
 
 def test_fake_tensors_have_symbolic_shapes():

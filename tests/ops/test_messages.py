@@ -74,34 +74,6 @@ def test_nan_inf_and_whose_the_maximum_is():
     assert e.grad.flatten().tolist() == [0, 0, 1, 0]
 
 
-def test_nothing():
-    """No edges, no features, no rows."""
-    edges = torch.zeros(2, 0, dtype=torch.int64)
-    u, e = randn(N, 3, 2, grad=True), randn(0, 3, 1, grad=True)
-    for reduce in REDUCTIONS:
-        out = ops.gspmm((edges, (N, M)), "u_mul_e", reduce, u, e)
-        assert out.shape == (M, 3, 2) and not out.any()
-        out.sum().backward()
-    assert not u.grad.any()
-    assert ops.gsddmm((edges, (N, M)), "u_dot_v", u, randn(M, 3, 2)).shape == (0, 3, 1)
-    edges = graph()
-    assert ops.gspmm((edges, (N, M)), "u_add_e", "sum", randn(N, 0), randn(NNZ, 1)).shape == (M, 0)
-    dots = ops.gsddmm((edges, (N, M)), "u_dot_v", randn(N, 2, 0), randn(M, 2, 0))
-    assert dots.shape == (NNZ, 2, 1) and not dots.any()
-
-
-@pytest.mark.parametrize("size", [0, (0, 3)])
-def test_no_nodes(size):
-    A = torch.zeros(2, 0, dtype=torch.int64), size
-    rows = 3 if size else 0
-    for op, e in (("copy_u", None), ("u_mul_e", randn(0)), ("u_add_e", randn(0))):
-        u = randn(0, 4, grad=True)
-        out = ops.gspmm(A, op, "mean", u, e)
-        assert out.shape == (rows, 4) and not out.any()
-        out.sum().backward()
-        assert u.grad.shape == (0, 4)
-
-
 def test_gradient_of_the_mean_of_a_row_longer_than_float16_counts():
     count = 70_000
     e = torch.ones(count, 1, dtype=torch.float16, requires_grad=True)
@@ -147,18 +119,6 @@ def test_a_new_pattern_compiles_nothing():
     for seed in range(1, 4):
         once(seed)
     assert sparsetir.compilations() == before
-
-
-def test_torch_knows_the_operators():
-    edges, u, e = graph(), randn(N, 3, 4, grad=True), randn(NNZ, 3, 1, grad=True)
-    rowptr, col, _, n, _ = ops.resolve((edges, (N, M)))
-    calls = {
-        "gspmm": (rowptr, col, u, e, n, "mul", "sum", False),
-        "gspmm_arg": (rowptr, col, u, e, n, "mul", "max"),
-        "gsddmm": (rowptr, col, u, randn(M, 3, 4, grad=True), n, "dot", "u", "v"),
-    }
-    for name, arguments in calls.items():
-        torch.library.opcheck(getattr(torch.ops.sparsetir, name).default, arguments)
 
 
 @pytest.mark.parametrize(
