@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import math
+import re
 import struct
 from typing import Any
 
@@ -252,17 +253,5 @@ def test_constants_that_need_all_digits(value: float) -> None:
 
     text = sparsetir.build(scale, {"kind": "cuda", "arch": "sm_80"}).source()
     (bits,) = struct.unpack("<q", struct.pack("<d", value))
-    exact = any(float(word) == value for word in _numbers(text))
+    exact = any(float(x) == value for x in re.findall(r"-?\d+\.?\d*(?:e[+-]?\d+)?", text))
     assert exact or str(bits) in text
-
-
-def _numbers(text: str) -> list[str]:
-    words = text.replace("(", " ").replace(")", " ").replace(";", " ").split()
-    out = []
-    for word in words:
-        try:
-            float(word)
-        except ValueError:
-            continue
-        out.append(word)
-    return out
