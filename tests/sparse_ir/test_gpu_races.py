@@ -60,6 +60,14 @@ def by_elements(race: str, threads: int = 64, tail: str = "repeat") -> Apply:
     return apply
 
 
+def in_pairs_of_columns(sch: Any, rest: list[Any]) -> tuple[list[Any], list[Any]]:
+    """The last of some loops in tiles of two: those around them, and what is in them."""
+    if not rest:
+        return [], []
+    tiles, last = sch.split(rest[-1], [None, 2])
+    return [*rest[:-1], tiles], [last]
+
+
 def by_rows(race: str, lanes: int, rows: int = 4) -> Apply:
     """Lanes that share a row: Sgap's {1/lanes row, all columns, r}."""
 
@@ -67,10 +75,7 @@ def by_rows(race: str, lanes: int, rows: int = 4) -> Apply:
         it, (i, j, *rest) = loops(sch)
         into = result(sch)
         steps, lane = sch.strip_mine_rows(j, lanes)
-        columns = []
-        if rest:
-            tiles, last = sch.split(rest[-1], [None, 2])
-            rest, columns = [*rest[:-1], tiles], [last]
+        rest, columns = in_pairs_of_columns(sch, rest)
         sch.sparse_reorder(it, [*rest, i, lane, steps, *columns])
         sch.precompute(into, lane, columns)
         for outer in rest:
@@ -88,10 +93,7 @@ def by_chunks(size: int, threads: int = 32, race: str = "atomics") -> Apply:
         it, (i, j, *rest) = loops(sch)
         into = result(sch)
         chunks, pieces, elements = sch.split(sch.sparse_fuse(it, [i, j]), [None, size])
-        columns = []
-        if rest:
-            tiles, last = sch.split(rest[-1], [None, 2])
-            rest, columns = [*rest[:-1], tiles], [last]
+        rest, columns = in_pairs_of_columns(sch, rest)
         sch.sparse_reorder(it, [*rest, chunks, pieces, elements, *columns])
         sch.precompute(into, pieces, columns)
         for outer in rest:
