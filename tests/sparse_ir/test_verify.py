@@ -209,6 +209,9 @@ def test_what_is_allowed():
         'with T.sp_iter([I], "S", "b") as [i]:\n    B[i] = 0',
     ]:
         from_source(source(body))
+    for length in ("m + 1", "1 + m"):  # offsets of rows, read as a buffer
+        offsets = f"P = T.dense_fixed({length})\nPTR = T.match_sparse_buffer(p, (P,), 'int32')"
+        from_source(source("T.evaluate(PTR[m])", indent(offsets, "    ") + "\n"))
     shared = "    M = T.sparse_variable(I, (n, nnz), (p, a))\n"  # same parent, other indices
     from_source(source("T.evaluate(0)", shared))
 
