@@ -49,7 +49,7 @@ def test_older_names_warn_and_do_the_same(was, name):
 def test_a_primitive_of_a_user_is_a_method(monkeypatch):
     def twice(func, loop: SpIter, times: int = 2, *, how: str = "so"):
         """Do nothing."""
-        return func, [loop] * times
+        return func, {"so": lambda: [loop] * times}[how]()
 
     primitive(twice)
     try:
@@ -60,6 +60,8 @@ def test_a_primitive_of_a_user_is_a_method(monkeypatch):
             sch.twice(i, "two")
         with pytest.raises(TypeError, match="hwo"):
             sch.twice(i, hwo="so")
+        with pytest.raises(KeyError):  # a mistake of its own, whatever it was given
+            sch.twice(i, "two", how="other")
         primitive(twice)  # as a module that is read again
     finally:
         delattr(Primitives, "twice")
