@@ -6,7 +6,7 @@ import inspect
 import math
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -47,8 +47,8 @@ def test_older_names_warn_and_do_the_same(was, name):
 
 
 def test_a_primitive_of_a_user_is_a_method(monkeypatch):
-    def twice(func, loop: SpIter, times: int = 2, *, how: str = "so"):
-        """Do nothing."""
+    def twice(func, loop: SpIter, times: int = 2, *, how: Literal["so"] = "so", by: float = 0.5):
+        """Do nothing; types that no primitive here has are left to it."""
         return func, {"so": lambda: [loop] * times}[how]()
 
     primitive(twice)
@@ -56,6 +56,7 @@ def test_a_primitive_of_a_user_is_a_method(monkeypatch):
         sch, _, (i, *_) = opened()
         assert sch.twice(i, how="so") == [i, i]
         assert sch.trace.as_python().splitlines()[-1].strip().endswith("= sch.twice(v1, 2)")
+        assert sch.twice(i, by=1) == [i, i]
         with pytest.raises(sparsetir.ScheduleError, match="twice: argument 'times': expected an"):
             sch.twice(i, "two")
         with pytest.raises(TypeError, match="hwo"):
