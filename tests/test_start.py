@@ -53,10 +53,16 @@ DIALECT = "from tvm.script import sparse_tir as T; assert T.sp_iter; import tvm,
     ids=["TVM first", "in use", "sparsetir first"],
 )
 def test_the_dialect_is_known_whatever_comes_first(code):
-    python(
-        "import sys; sys.modules['torch'] = None  # which TVM would import, in seconds\n"
-        f"{code}; assert sparsetir.dialect._Watch not in sys.meta_path"
-    )
+    python(f"""
+import sys; sys.modules['torch'] = None  # which TVM would import, in seconds
+class Behind:  # which is asked for all modules
+    asked = set()
+    find_spec = lambda name, *_: Behind.asked.add(name)
+sys.meta_path.insert(0, Behind)
+{code}; assert sparsetir.dialect._Watch not in sys.meta_path
+found = {{m.__spec__.name for m in sys.modules.values() if getattr(m, '__spec__', None)}}
+assert {{n for n in found if n.startswith('tvm.')}} <= Behind.asked
+""")
 
 
 def test_a_worker_comes_without_torch():
