@@ -5,6 +5,7 @@ All of them know the whole graph, which is drawn from one seed, and give a part 
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from typing import Any
@@ -179,9 +180,28 @@ def test_a_graph_of_a_file(group: Any, path: str) -> None:
 # -- products -------------------------------------------------------------------------------------
 
 
-def graded(out: torch.Tensor, leaves: list[torch.Tensor], weights: torch.Tensor) -> list[Any]:
-    """Gradients of a sum with weights."""
-    return list(torch.autograd.grad((out * weights).sum(), leaves))
+def alike(
+    spread_out: Any, on_graph: Any, on_edges: Any, operands: list[tuple[Any, str]],
+    result: str = "n", dtype: torch.dtype = torch.float64, near: Any = None,
+) -> None:  # fmt: skip
+    """A call gives on own rows what another gives on the whole graph, and the same gradients.
+
+    spread_out : of :func:`spread`
+    operands : whole tensors, each with "n" or "e" for rows of nodes or of edges, as of the result
+    near : compares two tensors; by default within the dtype's tolerance
+    """
+    graph, edges, nodes = spread_out
+    at = {"n": graph.nodes, "e": graph.edge_data["number"]}
+    rows = [at[result], *(at[kind] for _, kind in operands)]
+    mine = [x[own].requires_grad_() for (x, _), own in zip(operands, rows[1:], strict=True)]
+    whole = [x.requires_grad_() for x, _ in operands]
+    found, wanted = on_graph(graph, *mine), on_edges((edges, nodes), *whole)
+    weights = torch.randn_like(wanted)
+    found = [found, *torch.autograd.grad((found * weights[at[result]]).sum(), mine)]
+    wanted = [wanted, *torch.autograd.grad((wanted * weights).sum(), whole)]
+    for one, other, own in zip(found, wanted, rows, strict=True):
+        assert one.dtype == dtype
+        (near or functools.partial(close, dtype=dtype))(one, other[own])
 
 
 def test_spmm(
@@ -190,72 +210,43 @@ def test_spmm(
     """heads : which operands have them"""
     partition = partition or ("rows", "given", "shares", "last")[len(kind + reduce + heads) % 4]
     graph, edges, nodes = spread(group, kind, partition)
-    number, count = graph.edge_data["number"], edges.shape[1]
     torch.manual_seed(4)
-    valued = "no values" not in heads
-    some = "x" in heads, valued and "values" in heads
-    whole_x = torch.randn((nodes, *[HEADS] * some[0], FEAT), dtype=dtype)
-    whole_v = torch.randn((count, *[HEADS] * some[1]), dtype=dtype) if valued else None
-    weights = torch.randn((nodes, *[HEADS] * any(some), FEAT), dtype=dtype)
-    x = whole_x[graph.nodes].requires_grad_()
-    v = None if whole_v is None else whole_v[number].requires_grad_()
-    out = distributed.spmm(graph, x, reduce, v)
-    leaves = [x] + ([v] if v is not None else [])
-    found = [out, *graded(out, leaves, weights[graph.nodes])]
-    x, v = whole_x.requires_grad_(), None if whole_v is None else whole_v.requires_grad_()
-    out = ops.spmm((edges, nodes), x, reduce, v)
-    wanted = [out, *graded(out, [x] + ([v] if v is not None else []), weights)]
-    for at, (one, other) in enumerate(zip(found, wanted, strict=True)):
-        assert one.dtype == dtype
-        part = other[number] if at == 2 else other[graph.nodes]
-        close(one, part, dtype)
+    operands = [(torch.randn((nodes, *[HEADS] * ("x" in heads), FEAT), dtype=dtype), "n")]
+    if "no values" not in heads:
+        shape = edges.shape[1], *[HEADS] * ("values" in heads)
+        operands.append((torch.randn(shape, dtype=dtype), "e"))
+    alike(
+        (graph, edges, nodes), lambda A, x, v=None: distributed.spmm(A, x, reduce, v),
+        lambda A, x, v=None: ops.spmm(A, x, reduce, v), operands, dtype=dtype,
+    )  # fmt: skip
 
 
 def test_sddmm(group: Any, kind: str, partition: str, dtype: torch.dtype, heads: bool) -> None:
     graph, edges, nodes = spread(group, kind, partition)
-    number = graph.edge_data["number"]
     torch.manual_seed(4)
-    X, Y = torch.randn(2, nodes, *[HEADS] * heads, FEAT, dtype=dtype).unbind()
-    weights = torch.randn(edges.shape[1], *[HEADS] * heads, dtype=dtype)
-    x, y = (t[graph.nodes].requires_grad_() for t in (X, Y))
-    out = distributed.sddmm(graph, x, y)
-    found = [out, *graded(out, [x, y], weights[number])]
-    X.requires_grad_(), Y.requires_grad_()
-    out = ops.sddmm((edges, nodes), X, Y)
-    wanted = [out, *graded(out, [X, Y], weights)]
-    close(found[0], wanted[0][number], dtype)
-    for one, other in zip(found[1:], wanted[1:], strict=True):
-        close(one, other[graph.nodes], dtype)
+    both = torch.randn(2, nodes, *[HEADS] * heads, FEAT, dtype=dtype).unbind()
+    operands = [(x, "n") for x in both]
+    alike((graph, edges, nodes), distributed.sddmm, ops.sddmm, operands, "e", dtype)
 
 
 def test_softmax(group: Any, kind: str) -> None:
     graph, edges, nodes = spread(group, kind, "given")
-    number = graph.edge_data["number"]
     values = torch.randn(edges.shape[1], HEADS, dtype=torch.float64)
-    weights = torch.randn_like(values)
-    mine = values[number].requires_grad_()
-    out = distributed.softmax(graph, mine)
-    found = [out, *graded(out, [mine], weights[number])]
-    values.requires_grad_()
-    out = ops.sparse_softmax((edges, nodes), values)
-    for one, other in zip(found, [out, *graded(out, [values], weights)], strict=True):
-        close(one, other[number])
+    given = graph, edges, nodes
+    alike(given, distributed.softmax, ops.sparse_softmax, [(values, "e")], "e")
 
 
 def test_attention(group: Any, kind: str, partition: str, dtype: torch.dtype, heads: bool) -> None:
     graph, edges, nodes = spread(group, kind, partition)
     torch.manual_seed(4)
-    middle = [HEADS] * heads
-    q, k = torch.randn(2, nodes, *middle, FEAT, dtype=dtype).unbind()
-    v, weights = torch.randn(2, nodes, *middle, 3, dtype=dtype).unbind()
-    mine = [x[graph.nodes].requires_grad_() for x in (q, k, v)]
+    operands = [
+        (torch.randn(nodes, *[HEADS] * heads, feat, dtype=dtype), "n") for feat in (FEAT, FEAT, 3)
+    ]
     scale = None if heads else 0.3
-    out = distributed.attention(graph, *mine, scale)
-    found = [out, *graded(out, mine, weights[graph.nodes])]
-    given = [x.requires_grad_() for x in (q, k, v)]
-    out = ops.attention((edges, nodes), *given, scale)
-    for one, other in zip(found, [out, *graded(out, given, weights)], strict=True):
-        close(one, other[graph.nodes], dtype)
+    alike(
+        (graph, edges, nodes), lambda A, *x: distributed.attention(A, *x, scale),
+        lambda A, *x: ops.attention(A, *x, scale), operands, dtype=dtype,
+    )  # fmt: skip
 
 
 def test_infinities_and_nan(group: Any) -> None:
@@ -309,27 +300,22 @@ def test_exchange_in_16_bits(group: Any, dtype: torch.dtype) -> None:
     graph, edges, nodes = spread(group, "random", "given")
     half = graph.exchanging(dtype)
     assert graph.exchange_dtype is None and half.exchange_dtype == dtype
-    whole = torch.randn(nodes, FEAT)
-    whole.requires_grad_()
-    x = whole.detach()[graph.nodes].requires_grad_()
-    weights = torch.randn(nodes, FEAT)
-    calls = {
-        "spmm": (lambda g, x: distributed.spmm(g, x), lambda A, x: ops.spmm(A, x)),
-        "sddmm": (lambda g, x: distributed.spmm(g, x, values=distributed.sddmm(g, x, x)),
-                  lambda A, x: ops.spmm(A, x, values=ops.sddmm(A, x, x))),
-        "attention": (lambda g, x: distributed.attention(g, x, x, x),
-                      lambda A, x: ops.attention(A, x, x, x)),
-        "max": (lambda g, x: distributed.spmm(g, x, "max"), lambda A, x: ops.spmm(A, x, "max")),
-    }  # fmt: skip
-    for name, (spread_call, call) in calls.items():
-        out = spread_call(half, x)
-        found = [out, *graded(out, [x], weights[graph.nodes])]
-        out = call((edges, nodes), whole)
-        for one, other in zip(found, [out, *graded(out, [whole], weights)], strict=True):
-            other = other[graph.nodes]
-            assert one.dtype == torch.float32
-            bound = {torch.float16: 2e-3, torch.bfloat16: 2e-2}[dtype] * other.abs().max()
-            assert (one - other).abs().max() <= 8 * bound, name
+
+    def near(one: torch.Tensor, other: torch.Tensor) -> None:
+        bound = {torch.float16: 2e-3, torch.bfloat16: 2e-2}[dtype] * other.abs().max()
+        assert (one - other).abs().max() <= 8 * bound
+
+    for call in (
+        lambda by, A, x: by.spmm(A, x),
+        lambda by, A, x: by.spmm(A, x, values=by.sddmm(A, x, x)),
+        lambda by, A, x: by.attention(A, x, x, x),
+        lambda by, A, x: by.spmm(A, x, "max"),
+    ):
+        alike(
+            (half, edges, nodes), functools.partial(call, distributed),
+            functools.partial(call, ops), [(torch.randn(nodes, FEAT), "n")],
+            dtype=torch.float32, near=near,
+        )  # fmt: skip
 
 
 def test_autocast(group: Any) -> None:
@@ -360,19 +346,23 @@ class Model(torch.nn.Module):
         return self.second(F.elu(self.first(x, graph)), graph)
 
 
-def losses_alone(kind: str, edges: Any, x: Any, y: Any, train: Any, epochs: int) -> list[float]:
-    """Of one process, which has the whole graph."""
-    torch.manual_seed(0)
-    model = Model(kind, x.shape[1], int(y.max()) + 1).to(x.dtype)
+def trained(model: Any, x: Any, graph: Any, train: Any, loss_of: Any, epochs: int) -> list[float]:
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     found = []
     for _ in range(epochs):
         optimizer.zero_grad()
-        loss = F.cross_entropy(model(x, edges)[train], y[train])
+        loss = loss_of(model(x, graph)[train])
         loss.backward()
         optimizer.step()
         found.append(loss.item())
     return found
+
+
+def losses_alone(kind: str, edges: Any, x: Any, y: Any, train: Any, epochs: int) -> list[float]:
+    """Of one process, which has the whole graph."""
+    torch.manual_seed(0)
+    model = Model(kind, x.shape[1], int(y.max()) + 1).to(x.dtype)
+    return trained(model, x, edges, train, lambda out: F.cross_entropy(out, y[train]), epochs)
 
 
 def losses_together(
@@ -382,19 +372,13 @@ def losses_together(
     torch.manual_seed(0)
     classes = torch.tensor([int(y.max()) if len(y) else 0])
     dist.all_reduce(classes, dist.ReduceOp.MAX, group=group)
-    model = DistributedDataParallel(
-        Model(kind, x.shape[1], int(classes) + 1).to(x.dtype), process_group=group
-    )
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    found = []
-    for _ in range(epochs):
-        optimizer.zero_grad()
-        out = model(x, graph)[train]
-        loss = distributed.mean(F.cross_entropy(out, y[train], reduction="none"), group)
-        loss.backward()
-        optimizer.step()
-        found.append(loss.item())
-    return found
+    model = Model(kind, x.shape[1], int(classes) + 1).to(x.dtype)
+
+    def loss_of(out: torch.Tensor) -> torch.Tensor:
+        return distributed.mean(F.cross_entropy(out, y[train], reduction="none"), group)
+
+    spread_model = DistributedDataParallel(model, process_group=group)
+    return trained(spread_model, x, graph, train, loss_of, epochs)
 
 
 def test_losses(

@@ -97,19 +97,6 @@ class Case:
             found = found[np.argsort(back)]
         return found
 
-    def differences(self, wrt, given, step=1e-5):
-        """The gradient by central differences."""
-        array = self.arrays[wrt]
-        found = np.empty_like(array)
-        for at in np.ndindex(array.shape):
-            ends = []
-            for sign in (1, -1):
-                changed = array.copy()
-                changed[at] += sign * step
-                ends.append((given * self.forward(**{wrt: changed})).sum())
-            found[at] = (ends[0] - ends[1]) / (2 * step)
-        return found
-
 
 def built(func, arguments):
     """Run a program as a kernel, by the default schedule."""
@@ -129,24 +116,27 @@ def rows_of(pattern):
     return np.array(PATTERNS[pattern], "int64").reshape(-1, 2)
 
 
-def spmm(dtype="float64", idtype="int32", pattern="mixed", seed=0):
+def drawn(seed, dtype="float64", **shapes):
+    """Normal numbers of these shapes."""
+    draw = np.random.default_rng(seed)
+    return {k: draw.standard_normal(shape).astype(dtype) for k, shape in shapes.items()}
+
+
+def spmm(dtype="float64", idtype="int32", pattern="mixed"):
     from sparsetir.schedules.operators.problems import Spmm
     from sparsetir.schedules.operators.spmm import program
 
-    draw, coords = np.random.default_rng(seed), rows_of(pattern)
-    arrays = {"a": draw.standard_normal(len(coords)), "b": draw.standard_normal((5, 3))}
-    arrays = {k: v.astype(dtype) for k, v in arrays.items()}
+    coords = rows_of(pattern)
+    arrays = drawn(0, dtype, a=len(coords), b=(5, 3))
     func = program(Spmm(dtype=dtype, idtype=idtype))
     return Case(func, arrays, ("out", (4, 3)), coords, ("a",), idtype=idtype)
 
 
-def sddmm(dtype="float64", idtype="int32", pattern="mixed", seed=0):
+def sddmm(dtype="float64", idtype="int32", pattern="mixed"):
     from sparsetir.schedules.operators.problems import Sddmm
     from sparsetir.schedules.operators.sddmm import program
 
-    draw, coords = np.random.default_rng(seed), rows_of(pattern)
-    arrays = {"x": draw.standard_normal((4, 3)), "y": draw.standard_normal((5, 3))}
-    arrays = {k: v.astype(dtype) for k, v in arrays.items()}
+    coords, arrays = rows_of(pattern), drawn(0, dtype, x=(4, 3), y=(5, 3))
     func = program(Sddmm(dtype=dtype, idtype=idtype))
     return Case(func, arrays, ("out", (len(coords),)), coords, ("out",), idtype=idtype)
 
@@ -155,8 +145,8 @@ def spmv(pattern="mixed"):
     from sparsetir.schedules.operators.problems import Spmm
     from sparsetir.schedules.operators.spmv import program
 
-    draw, coords = np.random.default_rng(0), rows_of(pattern)
-    arrays = {"a": draw.standard_normal(len(coords)), "b": draw.standard_normal(5)}
+    coords = rows_of(pattern)
+    arrays = drawn(0, a=len(coords), b=5)
     return Case(program(Spmm(dtype="float64")), arrays, ("out", (4,)), coords, ("a",))
 
 
@@ -202,12 +192,8 @@ with T.sp_iter([I, J, K], "SRS", "messages") as [i, j, k]:
     C[i, k] = C[i, k] + gate * T.tanh(Y[j, k]) * T.exp(A[i, j])
 """, dtype="float64", A="I J", X="I K", Y="N K", C="I K")  # fmt: skip
 
-    draw, coords = np.random.default_rng(1), rows_of(pattern)
-    arrays = {
-        "a": draw.standard_normal(len(coords)),
-        "x": draw.standard_normal((4, 3)),
-        "y": draw.standard_normal((5, 3)),
-    }
+    coords = rows_of(pattern)
+    arrays = drawn(1, a=len(coords), x=(4, 3), y=(5, 3))
     return Case(messages, arrays, ("c", (4, 3)), coords, ("a",))
 
 
@@ -218,17 +204,10 @@ LEVELS = (("row_ptr", "rows", "nnz_rows"), ("indptr", "indices", "nnz"))
 def rgms(dtype="float64"):
     from sparsetir.schedules.operators.rgms import Rgms, program
 
-    draw, coords = np.random.default_rng(0), np.array(TRIPLES)
-    arrays = {
-        "a": draw.standard_normal(len(coords)),
-        "x": draw.standard_normal((5, 3)),
-        "w": draw.standard_normal((2, 3, 2)),
-    }
+    arrays = drawn(0, dtype, a=len(TRIPLES), x=(5, 3), w=(2, 3, 2))
     sizes = {**SIZES, "relations": 2, "feat_in": 3, "feat": 2}
-    return Case(
-        program(Rgms(dtype=dtype)), {k: v.astype(dtype) for k, v in arrays.items()},
-        ("out", (4, 2)), coords, ("a",), ("R", "I", "J"), LEVELS, sizes, (2, 4, 5),
-    )  # fmt: skip
+    of = ("out", (4, 2)), np.array(TRIPLES), ("a",), ("R", "I", "J"), LEVELS, sizes, (2, 4, 5)
+    return Case(program(Rgms(dtype=dtype)), arrays, *of)
 
 
 def mttkrp():
@@ -247,16 +226,9 @@ M = T.dense_fixed(m)
 F = T.dense_fixed(feat)
 """, "float64", A="I J L", U="M F", V="N F", C="I F")  # fmt: skip
 
-    draw, coords = np.random.default_rng(0), np.array(TRIPLES)
-    arrays = {
-        "a": draw.standard_normal(len(coords)),
-        "u": draw.standard_normal((4, 3)),
-        "v": draw.standard_normal((5, 3)),
-    }
-    chain = ("I", "J", "L")
-    return Case(
-        mttkrp, arrays, ("c", (2, 3)), coords, ("a",), chain, LEVELS, lengths=(2, 4, 5)
-    )  # fmt: skip
+    arrays = drawn(0, a=len(TRIPLES), u=(4, 3), v=(5, 3))
+    of = ("c", (2, 3)), np.array(TRIPLES), ("a",), ("I", "J", "L"), LEVELS
+    return Case(mttkrp, arrays, *of, lengths=(2, 4, 5))
 
 
 def accesses(tree):

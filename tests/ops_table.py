@@ -14,7 +14,7 @@ from ops_common import Case, cases, reduced
 from sparsetir import ops
 
 F = 3  # features of all, so that kernels are shared
-SIZES = {"k": F, "h": 2, "w": 2, "1": 1}
+SIZES = {"k": F, "h": 2, "w": 2, "r": 4, "q": 6, "1": 1}
 BINARY = {"add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div}
 
 
@@ -28,6 +28,7 @@ class Op:
     exact : (case, *float64 operands) -> Tensor, by torch's own operators
     ones : whether elements count once: for patterns without values
     close : by how much more its results may differ than sums
+    counted : whether the pattern says how many rows its operands have
     """
 
     call: Callable[..., torch.Tensor]
@@ -35,6 +36,7 @@ class Op:
     exact: Callable[..., torch.Tensor]
     ones: bool = False
     close: float = 1
+    counted: bool = True
 
     def shapes(self, case: Case) -> list[tuple[int, ...]]:
         m, n = case.shape
@@ -114,7 +116,7 @@ def copied(end: str, side: str, dims: str) -> Op:
 
 def attention(*dims: str, scale: float | None = None) -> Op:
     def exact(case, q, k, v):
-        by = q.shape[-1] ** -0.5 if scale is None else scale
+        by = max(q.shape[-1], 1) ** -0.5 if scale is None else scale
         weights = softmax(case, (q[case.rows] * k[case.cols]).sum(-1) * by)
         return reduced(case, weights[..., None] * v[case.cols])
 
@@ -128,6 +130,37 @@ def attention(*dims: str, scale: float | None = None) -> Op:
 
 def flipped(case: Case) -> Case:
     return Case(None, case.cols, case.rows, case.shape[::-1])
+
+
+RELATIONS = torch.tensor([0, 1, 3])
+
+
+def rgms(reduce: str, *dims: str) -> Op:
+    """By turns of three relations; of a fourth there are no edges."""
+
+    def call(A, x, weight, a):
+        edges, (n, m) = A if len(A) == 2 else (A.col, (A.n, A.m))
+        kind = RELATIONS[torch.arange(edges.shape[1]) % 3].to(edges.dtype)
+        return ops.rgms(x, weight, edges, kind, a, reduce, num_targets=m)
+
+    def exact(case, x, weight, a):
+        kind = RELATIONS[torch.arange(len(case.rows)) % 3]
+        if reduce == "mean":
+            same = (kind[:, None] == kind) & (case.rows[:, None] == case.rows)
+            a = a / same.sum(1)
+        weight = (
+            torch.stack([torch.block_diag(*w) for w in weight]) if weight.dim() == 4 else weight
+        )
+        return reduced(case, a[:, None] * torch.einsum("ek,ekw->ew", x[case.cols], weight[kind]))
+
+    return Op(
+        call,
+        dict(zip(("x", "weight", "edge_weight"), dims, strict=True)),
+        exact,
+        ones=True,
+        close=4,
+        counted=False,
+    )
 
 
 VB = {"values": "e", "B": "nk"}
@@ -186,6 +219,9 @@ OPS = {
     "sparse_softmax": Op(lambda A, e: ops.sparse_softmax(A, e), {"values": "eh"}, softmax),
     "attention": attention("mk", "nk", "nw"),
     "attention of heads": attention("mhk", "nhk", "nhw", scale=0.3),
+    "rgms": rgms("sum", "nk", "rkw", "e"),
+    "rgms mean": rgms("mean", "nk", "rkw", "e"),
+    "rgms in blocks": rgms("sum", "nq", "rhkw", "e"),
 }  # fmt: skip
 
 
@@ -217,6 +253,7 @@ def edges(sources: list[int], targets: list[int], m: int, n: int, dtype=torch.in
 PATTERNS = {
     **cases(),
     "empty": edges([], [], 4, 3),
+    "nothing": edges([], [], 0, 0),
     "no rows": edges([], [], 0, 3),
     "no columns": edges([], [], 3, 0),
     "one dense row": edges([*range(9), 4], [2] * 10, 4, 9),  # one of them twice

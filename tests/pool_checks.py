@@ -255,10 +255,9 @@ class Items:
         return int(all(call() for call in self.calls) and pool.threads().count == 1)
 
 
-def others() -> None:
-    """Modules that somebody else loads keep TVM's launcher."""
+def on_two_threads() -> tuple[Any, Any, Any]:
+    """A kernel, the launcher on OpenMP's threads, and what it knows of the pool."""
     import torch
-    import tvm
 
     torch.set_num_threads(2)
     kernel = sparsetir.build(doubled)
@@ -266,7 +265,14 @@ def others() -> None:
     launcher, _ = pool._launcher()
     assert launcher is not None
     launcher._resume.value = 0  # of other programs
-    fields = pool._Pool.from_address(launcher._slot.value)
+    return kernel, launcher, pool._Pool.from_address(launcher._slot.value)
+
+
+def others() -> None:
+    """Modules that somebody else loads keep TVM's launcher."""
+    import tvm
+
+    kernel, launcher, fields = on_two_threads()
     launches = [0]
     real = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
 
@@ -296,15 +302,7 @@ def others() -> None:
 
 def late_starts() -> None:
     """A thread that starts late makes loops run on one for a while; uneven work does not."""
-    import torch
-
-    torch.set_num_threads(2)
-    kernel = sparsetir.build(doubled)
-    use(pool.OPENMP)
-    launcher, _ = pool._launcher()
-    assert launcher is not None
-    launcher._resume.value = 0  # of other programs
-    fields = pool._Pool.from_address(launcher._slot.value)
+    kernel, launcher, fields = on_two_threads()
     number = ctypes.CFUNCTYPE(ctypes.c_int)
     me = number(fields.thread_num)
 

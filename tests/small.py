@@ -16,6 +16,7 @@ AXES = {
     "I": "T.dense_fixed(m)", "J": "T.sparse_variable(I, (n, nnz), (indptr, indices))",
     "N": "T.dense_fixed(n)", "K": "T.dense_fixed(feat)",
 }  # fmt: skip
+NAMES = re.compile(r"(?<![\w.\"])[a-z]\w*(?![\w=])")
 # The index arrays of an axis come behind its sizes.
 HANDLES = re.compile(r"\), \(?(\w+)(?:, (\w+))?[,)]")
 
@@ -28,24 +29,25 @@ def text_of(
 
     axes : lines of others, behind those of :data:`AXES`; of these, too, which come here then, with
         their names alone if they are as they are there
-    first : index arrays, buffers and sizes that come before others of them, in this order
+    first : index arrays, buffers and sizes that come before others of them, in this order; sizes
+        that no axis has, too
     buffers : for each one its axes, and its type if that is another: "I J int32"
     """
     given = (line.partition(" = ") for line in axes.strip().splitlines())
     others = {axis: made or AXES[axis] for axis, _, made in given}
     declared = {**{axis: made for axis, made in AXES.items() if axis not in others}, **others}
     used = {*others}
-    used |= set(re.findall(r"\w+", " ".join([body, *buffers.values()])))
+    used |= set(re.findall(r"\w+", " ".join([body, *buffers.values()]))) - {*buffers}
     for axis in reversed(declared):  # parents come first
         if axis in used:
             used |= {*re.findall(r"\w+", declared[axis])}
-    of_type = f', "{idtype}")' if idtype else ")"
+    of_type = f', idtype="{idtype}")' if idtype else ")"
     declared = {axis: f"{made[:-1]}{of_type}" for axis, made in declared.items() if axis in used}
-    names = [w for made in declared.values() for w in re.findall(r"(?<![\w.\"])[a-z]\w*", made)]
-    names = list(dict.fromkeys(names))
+    names = [w for made in declared.values() for w in NAMES.findall(made)]
+    names = list(dict.fromkeys([*names, *first.split()]))
     indices = {n for made in declared.values() for found in HANDLES.findall(made) for n in found}
     handles = [*map(str.lower, buffers), *(n for n in names if n in indices)]
-    sizes = [n for n in names if n not in indices]
+    sizes = [n for n in names if n not in handles]
     lines = [f"{axis} = {made}" for axis, made in declared.items()]
     for buffer, over in buffers.items():
         *over, kind = over.split() if over.split()[-1].islower() else [*over.split(), dtype]

@@ -344,3 +344,9 @@ def test_memory_that_begins_within_a_cache_line(dtype, offset):
     for found in (result, out, plan(tensor), plan.run_trusted([tensor]), plan.repeat([tensor])):
         np.testing.assert_allclose(found, a @ b, rtol=1e-4)
     np.testing.assert_array_equal(given, b)
+
+
+def test_candidates_of_operators_of_further_matrices():
+    other = A.T.tocsr()
+    first, *_ = sparsetir.plan_candidates("spgemm", A, other)
+    assert first == sparsetir.plan("spgemm", A, other).config

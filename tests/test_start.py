@@ -1,14 +1,17 @@
-"""What `import sparsetir` and the command line load, and when TVM and torch come."""
+"""What is loaded when, the TVM pair that is checked first, and who may import whom."""
 
 import ast
 import os
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
+import grimp
 import pytest
 
 import sparsetir
+from sparsetir import _versions
 from sparsetir.extras import WITHOUT_TORCH, install_hint
 
 FOLDER = str(Path(sparsetir.__file__).parents[1])
@@ -50,10 +53,16 @@ DIALECT = "from tvm.script import sparse_tir as T; assert T.sp_iter; import tvm,
     ids=["TVM first", "in use", "sparsetir first"],
 )
 def test_the_dialect_is_known_whatever_comes_first(code):
-    python(
-        "import sys; sys.modules['torch'] = None  # which TVM would import, in seconds\n"
-        f"{code}; assert sparsetir.dialect._Watch not in sys.meta_path"
-    )
+    python(f"""
+import sys; sys.modules['torch'] = None  # which TVM would import, in seconds
+class Behind:  # which is asked for all modules
+    asked = set()
+    find_spec = lambda name, *_: Behind.asked.add(name)
+sys.meta_path.insert(0, Behind)
+{code}; assert sparsetir.dialect._Watch not in sys.meta_path
+found = {{m.__spec__.name for m in sys.modules.values() if getattr(m, '__spec__', None)}}
+assert {{n for n in found if n.startswith('tvm.')}} <= Behind.asked
+""")
 
 
 def test_a_worker_comes_without_torch():
@@ -98,3 +107,146 @@ for name in ("ops", "nn", "masks", "distributed", "graph"):
         f"needs PyTorch, which is not installed: run `{install_hint('torch', 'torch')}`\n"
     )
     assert out == 5 * message
+
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).resolve().parents[1]
+TVM = "0.27.0.post1"
+NEEDS = "sparsetir 0.2.0 needs apache-tvm==0.27.0.post1 and apache-tvm-ffi==0.1.14.post1"
+RUN = "run `pip install apache-tvm==0.27.0.post1 apache-tvm-ffi==0.1.14.post1`"
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, **installed: str) -> None:
+    """Make the metadata say that these distributions, and no others, are installed."""
+    versions = {name.replace("_", "-"): version for name, version in installed.items()}
+
+    def version(name: str) -> str:
+        if name not in versions:
+            raise metadata.PackageNotFoundError(name)
+        return versions[name]
+
+    monkeypatch.setattr(metadata, "version", version)
+
+
+def test_installed_pair_passes():
+    _versions.check()
+
+
+@pytest.mark.parametrize(
+    ("installed", "found"),
+    [
+        ({"apache_tvm": TVM, "apache_tvm_ffi": "0.1.15.post2"}, "apache-tvm-ffi 0.1.15.post2"),
+        ({"apache_tvm": "0.26.0", "apache_tvm_ffi": "0.1.14.post1"}, "apache-tvm 0.26.0"),
+        ({"apache_tvm": "0.26", "apache_tvm_ffi": "0.1"}, "apache-tvm 0.26 and apache-tvm-ffi 0.1"),
+        ({"apache_tvm": TVM}, "no apache-tvm-ffi"),
+        ({"apache_tvm_ffi": "0.1.14.post1"}, "no apache-tvm"),
+        ({}, "no apache-tvm and no apache-tvm-ffi"),
+    ],
+)
+def test_wrong_pair_is_refused(monkeypatch, installed, found):
+    pretend(monkeypatch, **installed)
+    with pytest.raises(ImportError) as error:
+        _versions.check()
+    assert str(error.value) == f"{NEEDS}, found {found}: {RUN}"
+
+
+def test_thread_defaults(monkeypatch):
+    monkeypatch.delenv("TVM_BIND_THREADS", raising=False)
+    monkeypatch.setenv("TVM_THREAD_POOL_SPIN_COUNT", "7")
+    _versions.check()
+    assert os.environ["TVM_BIND_THREADS"] == "0"
+    assert os.environ["TVM_THREAD_POOL_SPIN_COUNT"] == "7"
+    monkeypatch.delenv("TVM_BIND_THREADS")
+
+
+def test_check_loads_no_tvm():
+    """The check runs from its own file, without the package and without TVM."""
+    code = (
+        "import runpy, sys\n"
+        f"runpy.run_path({_versions.__file__!r})['check']()\n"
+        "assert not {'tvm', 'tvm_ffi', 'numpy'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_import_checks_first(tmp_path):
+    """A package whose pair is wrong says so before it loads TVM."""
+    code = (
+        "import sys\n"
+        "from importlib import metadata\n"
+        "metadata.version = lambda name: '0.0.1'\n"
+        "try:\n"
+        "    import sparsetir\n"
+        "except ImportError as error:\n"
+        "    print(error)\n"
+        "assert not {'tvm', 'tvm_ffi'} & set(sys.modules)\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True, text=True
+    )
+    assert run.stdout.startswith(f"{NEEDS}, found apache-tvm 0.0.1 and apache-tvm-ffi 0.0.1")
+
+
+def test_pins_agree():
+    """pyproject.toml, constraints.txt and the check name the same versions."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["version"] == _versions.VERSION
+    constraints = (ROOT / "constraints.txt").read_text().splitlines()
+    for name, version in _versions.REQUIRED.items():
+        assert f"{name}=={version}" in project["dependencies"]
+        assert f"{name}=={version}" in constraints
+
+
+# The outside packages each room may import, beside the standard library.
+ROOMS = {
+    "sparsetir.sparse_ir": {"tvm", "tvm_ffi", "numpy"},
+    "sparsetir.formats": {"tvm", "tvm_ffi", "numpy", "scipy"},
+    "sparsetir.schedules": {"tvm", "tvm_ffi", "numpy", "scipy"},
+}
+
+
+@pytest.fixture(scope="module")
+def graph():
+    return grimp.build_graph("sparsetir", include_external_packages=True, cache_dir=None)
+
+
+def imports(graph, room):
+    """Every import made in a room, as (importer, imported)."""
+    modules = {room} | graph.find_descendants(room)
+    return {(m, n) for m in modules for n in graph.find_modules_directly_imported_by(m)}
+
+
+def within(module, package):
+    return module == package or module.startswith(package + ".")
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_room_does_not_import_the_roof(graph, room):
+    """The roof is whatever is in the package and in no room: a new module of it is covered too."""
+    roof = {
+        (importer, imported)
+        for importer, imported in imports(graph, room)
+        if within(imported, "sparsetir") and not any(within(imported, r) for r in ROOMS)
+    }
+    assert not roof
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_room_imports_only_what_it_may(graph, room):
+    outside = {
+        (importer, imported)
+        for importer, imported in imports(graph, room)
+        if not within(imported, "sparsetir")
+        and imported.split(".")[0] not in sys.stdlib_module_names | ROOMS[room]
+    }
+    assert not outside
+
+
+def test_graph_holds_the_rooms(graph):
+    """The checks above see the rooms, which are symbolic links in a source tree."""
+    assert set(ROOMS) <= graph.modules
+    assert sparsetir.__name__ in graph.modules

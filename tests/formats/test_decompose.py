@@ -260,7 +260,7 @@ def test_relational(rules: list[Any], how: str) -> None:
 
 
 def test_relational_with_the_relation_in_a_buffer() -> None:
-    rules = [matrix(n, "int32", buffers=["E"]) for n in ("bsr2", "ell")]
+    rules = [matrix(n, "int32", buffers=["ETYPE"]) for n in ("bsr2", "ell")]
     program = PROGRAMS["relational"]
     kernel = sparsetir.build(decompose_format(program.make("float32", "int32"), rules))
     for case in program.cases:
@@ -274,7 +274,7 @@ def test_relational_with_the_relation_in_a_buffer() -> None:
         kernel(**copied(args))  # padded slots hold relations that there are not
         mine = copied(args)
         for part, fmt in zip(parts, formats):
-            mine[f"e_{fmt.rule.name}"] = fmt.values(args["etype"][part])
+            mine[f"etype_{fmt.rule.name}"] = fmt.values(args["etype"][part])
         kernel(**mine)
         np.testing.assert_allclose(mine["y"], expected, **tolerance("float32"))
 

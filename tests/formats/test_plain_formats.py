@@ -1,15 +1,32 @@
-"""CSR, CSC, COO, DCSR, ELL, RowELL, CSF, Ragged and DIA: their arrays, and what they refuse.
-
-What all formats have in common is in `test_library.py`.
-"""
+"""Formats against scipy and plain Python: their arrays, products, what they refuse."""
 
 from __future__ import annotations
 
+from itertools import groupby
+from typing import Any
+
 import numpy as np
+import pytest
 import scipy.sparse as sp
+from conversions import as_inferred, patterns, round_trip, spmm
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from zoo import MATRICES, values
 
-from sparsetir.formats import CSC, CSF, CSR, DIA, Operand, Pattern
+from sparsetir.formats import (
+    BSR,
+    CSC,
+    CSF,
+    CSR,
+    DBSR,
+    DIA,
+    SELL,
+    SRBCRS,
+    EnumeratedPatterns,
+    Operand,
+    Pattern,
+)
+from sparsetir.formats.partition import check_partition
 
 
 def test_csr_and_csc_are_scipys() -> None:
@@ -40,3 +57,251 @@ def test_all_diagonals_have_a_number() -> None:
     assert rule.to_new((last, 0)) == (0, length - 1, last)
     assert rule.to_old((0, length - 1, last)) == (last, 0)
     assert length == np.iinfo(np.int32).max
+
+
+def random_pattern(shape: tuple[int, int], nnz: int, dtype: Any = np.int32) -> Pattern:
+    flat = np.unique(np.random.default_rng(nnz).integers(0, shape[0] * shape[1], nnz))
+    return Pattern([c.astype(dtype) for c in (flat // shape[1], flat % shape[1])], shape)
+
+
+# -- conversion -----------------------------------------------------------------------------------
+
+
+@given(
+    pattern=patterns(),
+    size=st.tuples(st.integers(1, 7), st.integers(1, 7)),
+    kind=st.sampled_from([BSR, DBSR, SRBCRS]),
+)
+@settings(max_examples=100, deadline=None, derandomize=True)
+def test_random_patterns(pattern: Pattern, size: tuple[int, int], kind: Any) -> None:
+    as_inferred(kind(*size), pattern)
+    round_trip(kind(*size), pattern, ("float32",))
+
+
+@pytest.mark.parametrize("size", [(1, 1), (2, 3), (7, 4)])
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        random_pattern((1500, 1201), 60_000),  # several tables, with few and with many blocks
+        random_pattern((300, 900), 200_000, np.int64),
+        random_pattern((3000, 2999), 700),  # sorted
+        random_pattern((100_000, 99_999), 900),  # more blocks than int32 counts
+    ],
+    ids=["tables", "full table", "sorted", "int64 keys"],
+)
+def test_large_grids(pattern: Pattern, size: tuple[int, int]) -> None:
+    as_inferred(BSR(*size), pattern)
+    as_inferred(SRBCRS(*size), pattern)
+
+
+@pytest.mark.parametrize("size", [(2, 2), (4, 3), (1, 5), (5, 1)])
+def test_bsr_of_scipy(size: tuple[int, int]) -> None:
+    """Shapes, which scipy's blocks have to divide, are padded for it."""
+    rows, cols = size
+    for pattern in MATRICES.values():
+        m, n = pattern.shape
+        high, wide = -(-m // rows), -(-n // cols)
+        if not high or not wide:
+            continue
+        data = np.arange(1, pattern.nnz + 1, dtype="float32")
+        matrix = sp.coo_array((data, pattern.coords), (high * rows, wide * cols)).tocsr()
+        want = matrix.tobsr(size)
+        want.sort_indices()
+        args = BSR(rows, cols).convert(pattern).arguments(False, A=data)
+        tail = f"bsr_{rows}_{cols}"
+        np.testing.assert_array_equal(args[f"indptr_jo_{tail}"], want.indptr)
+        np.testing.assert_array_equal(args[f"indices_jo_{tail}"], want.indices)
+        np.testing.assert_array_equal(args[f"a_{tail}"], want.data)
+        np.testing.assert_array_equal(args[f"mask_{tail}"], want.data != 0)
+
+
+def slow_sr_bcrs(pattern: Pattern, data: np.ndarray, t: int, g: int) -> tuple[Any, Any, Any]:
+    """indptr of the groups, columns of the tiles, and tiles, element by element."""
+    stored = {(int(i), int(j)): v for i, j, v in zip(*pattern.coords, data, strict=True)}
+    indptr, columns, tiles = [0], [], []
+    for top in range(0, pattern.shape[0], t):
+        for j in range(pattern.shape[1]):
+            tile = [stored.get((top + ii, j)) for ii in range(t)]
+            if any(v is not None for v in tile):
+                columns.append(j)
+                tiles.append([0 if v is None else v for v in tile])
+        while len(columns) % g:
+            columns.append(-1)
+            tiles.append([0] * t)
+        indptr.append(len(columns) // g)
+    return indptr, columns, np.reshape(np.array(tiles, data.dtype), (-1, t))
+
+
+@pytest.mark.parametrize(("t", "g"), [(1, 1), (2, 3), (4, 2), (8, 32)])
+def test_sr_bcrs_of_loops(t: int, g: int) -> None:
+    for pattern in MATRICES.values():
+        data = np.arange(1, pattern.nnz + 1, dtype="float32")
+        conv = SRBCRS(t, g).convert(pattern)
+        args, tail = conv.arguments(False, A=data), f"sr_bcrs_{t}_{g}"
+        indptr, columns, tiles = slow_sr_bcrs(pattern, data, t, g)
+        np.testing.assert_array_equal(args[f"indptr_g_{tail}"], indptr)
+        np.testing.assert_array_equal(args[f"indices_g_{tail}"], np.zeros(indptr[-1]))
+        np.testing.assert_array_equal(args[f"indices_jt_{tail}"], columns)
+        np.testing.assert_array_equal(args[f"a_{tail}"], tiles)
+        assert conv.places == indptr[-1] * g * t
+        # Each tile holds an element, so one of its t places (SparseTIR, section 4.3.2).
+        assert pattern.nnz >= np.count_nonzero(np.array(columns) >= 0)
+
+
+# -- full blocks ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 6, 8, 16, 64, 128])
+def test_full_blocks_are_found(size: int) -> None:
+    """The largest power of two, whatever blocks were meant."""
+    mask = np.random.default_rng(size).random((5, 7)) < 0.4
+    mask[:, 0], mask[2] = True, False
+    mask[0, :2] = True, False
+    full = np.kron(mask, np.ones((size, size), bool))
+    wanted = min(64, size & -size)
+    assert Pattern(list(np.nonzero(full)), full.shape).full_block == wanted
+
+
+def test_blocks_that_are_not_full() -> None:
+    full = np.kron(np.eye(6, dtype=bool), np.ones((4, 4), bool))
+    assert Pattern(list(np.nonzero(full)), full.shape).full_block == 4
+    for change in (
+        lambda a: a.__setitem__((5, 5), False),
+        lambda a: a.__setitem__((0, slice(8, 12)), True),  # a row is longer
+        lambda a: a.__setitem__(slice(0, 4), np.roll(a[:4], 1, axis=1)),  # not where blocks begin
+        lambda a: a.__setitem__(1, np.roll(a[1], 4)),  # rows as long, of other columns
+    ):
+        other = full.copy()
+        change(other)
+        assert Pattern(list(np.nonzero(other)), other.shape).full_block == 1
+    assert Pattern(list(np.nonzero(full)), (24, 25)).full_block == 1
+    for shape in ((0, 8), (8, 8)):
+        assert Pattern([np.zeros(0, int)] * 2, shape).full_block == 1
+
+
+Column = tuple[int, int, int, list[int]]
+
+
+def slow_columns(pattern: Pattern, rows: int) -> list[Column]:
+    """(panel, bit mask, column, rows in the panel) of all columns of panels, sorted."""
+    stored: dict[tuple[int, int], list[int]] = {}
+    for i, j in zip(*(c.tolist() for c in pattern.coords), strict=True):
+        stored.setdefault((i // rows, j), []).append(i % rows)
+    return sorted((p, sum(1 << r for r in at), j, at) for (p, j), at in stored.items())
+
+
+def columns_of(part: Any) -> list[tuple[int, int, list[int]]]:
+    """(panel, column, rows) that the index arrays of a part say."""
+    names = ("indptr_jc", "indices_jc", "indices_ii")
+    indptr, columns, rows = (part.indices[part.rule.renamed(n)] for n in names)
+    panel = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
+    rows = rows.reshape(len(columns), int(part.rule.axis("II").nnz_cols)).tolist()
+    return list(zip(panel.tolist(), columns.tolist(), rows, strict=True))
+
+
+@pytest.mark.parametrize("name", MATRICES)
+def test_statistics_are_those_of_plain_python(name: str) -> None:
+    pattern = MATRICES[name]
+    found = EnumeratedPatterns(4).patterns(pattern)
+    grouped = groupby(slow_columns(pattern, 4), key=lambda c: c[:2])
+    want = [(panel, mask, len(list(columns))) for (panel, mask), columns in grouped]
+    assert list(zip(*(f.tolist() for f in found), strict=True)) == want
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(patterns(), st.integers(1, 16))
+def test_random_groups(pattern: Pattern, rows: int) -> None:
+    fmt = EnumeratedPatterns(rows)
+    check_partition(pattern.coords, fmt.split(pattern))
+    as_inferred(fmt, pattern, places=False)
+    conv = round_trip(fmt, pattern, ("float32",))
+    want = [(p, j, at) for p, _, j, at in slow_columns(pattern, rows)]
+    have = [c for part in conv.parts for c in columns_of(part)]
+    assert sorted(have) == sorted(want)
+    found = fmt.patterns(pattern)
+    bits = np.array([int(m).bit_count() for m in found.mask], int)
+    stored = [(found.columns * bits)[bits == q].sum() for q in range(1, rows + 1)]
+    assert stored == [p.stored for p in conv.parts]
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(patterns(longest=12), st.integers(1, 5))
+def test_by_pattern(pattern: Pattern, rows: int) -> None:
+    """A rule for each pattern, whose columns are its own and whose places are all filled."""
+    fmt = EnumeratedPatterns(rows, "pattern")
+    check_partition(pattern.coords, fmt.split(pattern))
+    as_inferred(fmt, pattern)
+    conv = round_trip(fmt, pattern, ("float32",))
+    columns = slow_columns(pattern, rows)
+    for mask, part in enumerate(conv.parts, 1):
+        indptr, indices = (
+            part.indices[part.rule.renamed(f"{n}_jc")] for n in ("indptr", "indices")
+        )
+        panel = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
+        want = [(p, j) for p, m, j, _ in columns if m == mask]
+        assert list(zip(panel.tolist(), indices.tolist(), strict=True)) == want
+        assert part.full and part.rule.name == f"enum_{rows}_p{mask}"
+    assert conv.padding == 0
+
+
+def test_spmm_by_pattern() -> None:
+    spmm(EnumeratedPatterns(2, "pattern"), MATRICES["random"])
+    spmm(EnumeratedPatterns(2, "pattern"), MATRICES["one dense column"], build=True, feat=6)
+
+
+def test_more_groups_than_16_bits_count() -> None:
+    rows = np.arange(70_000, dtype=np.int32)
+    pattern = Pattern([rows, rows % 3], (70_000, 3))
+    as_inferred(EnumeratedPatterns(1), pattern)
+
+
+SIZES = [(1, 1), (2, 1), (4, 4), (3, 6), (4, 1000)]
+
+
+def slow_sell(pattern: Pattern, data: np.ndarray, c: int, sigma: int) -> tuple[Any, ...]:
+    """step_ptr, and row, column and value of each lane of each step, row by row."""
+    rows = [[] for _ in range(pattern.shape[0])]
+    for i, j, v in zip(*pattern.coords, data, strict=True):
+        rows[i].append((int(j), v))
+    order: list[int] = []
+    for top in range(0, len(rows), sigma):
+        order += sorted(range(top, min(top + sigma, len(rows))), key=lambda i: -len(rows[i]))
+    step_ptr, of_lane, columns, values = [0], [], [], []
+    for first in range(0, len(order), c):
+        lanes = order[first : first + c]
+        steps = max(len(rows[i]) for i in lanes)
+        for t in range(steps):
+            for lane in range(c):
+                row = lanes[lane] if lane < len(lanes) else -1
+                stored = row >= 0 and t < len(rows[row])
+                of_lane.append(row)
+                columns.append(rows[row][t][0] if stored else -1)
+                values.append(rows[row][t][1] if stored else 0)
+        step_ptr.append(step_ptr[-1] + steps)
+    return step_ptr, of_lane, columns, values
+
+
+def check_layout(pattern: Pattern, c: int, sigma: int) -> None:
+    fmt = SELL(c, sigma)
+    conv, data = fmt.convert(pattern), np.arange(1, pattern.nnz + 1, dtype="float32")
+    args = conv.arguments(A=data)
+    step_ptr, rows, columns, stored = slow_sell(pattern, data, c, sigma)
+    np.testing.assert_array_equal(args[f"indptr_jw_{fmt.name}"], step_ptr)
+    np.testing.assert_array_equal(args[f"indices_ir_{fmt.name}"], rows)
+    np.testing.assert_array_equal(args[f"indices_jc_{fmt.name}"], columns)
+    np.testing.assert_array_equal(args[f"a_{fmt.name}"], stored)
+    assert args[f"n_s_{fmt.name}"] == len(step_ptr) - 1 == -(-pattern.shape[0] // c)
+    assert args[f"n_jw_{fmt.name}"] == max(np.diff(step_ptr), default=0)
+    assert conv.places == len(columns) == fmt.places(pattern)
+
+
+@pytest.mark.parametrize(("c", "sigma"), SIZES)
+def test_layout(c: int, sigma: int) -> None:
+    for pattern in MATRICES.values():
+        check_layout(pattern, c, sigma)
+
+
+@given(pattern=patterns(), c=st.integers(1, 5), windows=st.integers(0, 5))
+@settings(max_examples=40, deadline=None, derandomize=True)
+def test_layout_of_random_matrices(pattern: Pattern, c: int, windows: int) -> None:
+    check_layout(pattern, c, windows * c or 1)

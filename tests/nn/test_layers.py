@@ -86,10 +86,49 @@ def test_gcn(options, weighted, out, dtype):
     same("GCNConv", {"in_channels": FEATURES, "out_channels": out, **options}, given, dtype)
 
 
-@pytest.mark.parametrize("aggr", ["mean", "max", "min"])
-def test_gcn_of_other_reductions(aggr):
-    options = {"in_channels": FEATURES, "out_channels": 3, "normalize": False, "aggr": aggr}
-    same("GCNConv", options, (features(), graph()))
+def two_sides():
+    return torch.stack([torch.randint(0, NODES, (EDGES,)), torch.randint(0, 7, (EDGES,))])
+
+
+def cora():
+    target, source = load_cora().nonzero()
+    return torch.stack([torch.from_numpy(source), torch.from_numpy(target)]).long()
+
+
+PLAIN = ("GCNConv", "SAGEConv", "GATConv")
+NONE = torch.empty(2, 0, dtype=torch.int64)
+# Layer, options beside features and results, what it is given.
+ALSO = [
+    *(
+        ("GCNConv", {"normalize": False, "aggr": aggr}, lambda: (features(), graph()))
+        for aggr in ("mean", "max", "min")
+    ),
+    *((name, {}, lambda: (torch.stack([features()] * 2), graph())) for name in PLAIN[:2]),
+    *((name, {}, lambda: (features(), NONE)) for name in PLAIN),
+    *(
+        (name, {"in_channels": 32}, lambda: (torch.rand(2708, 32).double(), cora()))
+        for name in PLAIN
+    ),
+    *(
+        (
+            "GATConv",
+            {"heads": 2, "edge_dim": 3, "fill_value": fill, "flow": flow},
+            lambda: (features(), graph(), torch.randn(EDGES, 3, dtype=torch.float64)),
+        )
+        for fill in ("mean", "add", "max", 0.5)
+        for flow in ("source_to_target", "target_to_source")
+    ),
+    (
+        "RGCNConv",
+        {"in_channels": (FEATURES, 5), "num_relations": 4},
+        lambda: ((features(), features(7)[:, :5]), two_sides(), torch.randint(0, 4, (EDGES,))),
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "given"), ALSO)
+def test_other_options_and_graphs(name, options, given):
+    same(name, {"in_channels": FEATURES, "out_channels": 3, **options}, given())
 
 
 @pytest.mark.parametrize("out", [3, 9])
@@ -102,12 +141,6 @@ def test_gcn_weights_of_a_wider_type(normalize, out):
     found = mine(x, edges, weight)
     assert found.dtype == torch.float64
     torch.testing.assert_close(found, theirs(x, edges, weight), rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("name", ["GCNConv", "SAGEConv"])
-def test_features_of_several_graphs_at_once(name):
-    x = torch.randn(2, NODES, FEATURES, dtype=torch.float64)
-    same(name, {"in_channels": FEATURES, "out_channels": 3}, (x, graph()))
 
 
 def test_gcn_cached_keeps_the_first_graph():
@@ -165,8 +198,7 @@ def test_sage(options, out, dtype):
 @pytest.mark.parametrize("name", ["SAGEConv", "GATConv"])
 @pytest.mark.parametrize("with_targets", [True, False])
 def test_bipartite(name, with_targets):
-    edges = torch.stack([torch.randint(0, NODES, (EDGES,)), torch.randint(0, 7, (EDGES,))])
-    x = (features(), torch.randn(7, 5, dtype=torch.float64) if with_targets else None)
+    edges, x = two_sides(), (features(), features(7)[:, :5] if with_targets else None)
     options = {"in_channels": (FEATURES, 5), "out_channels": 4}
     size = (NODES, 7)
     given = (x, edges, size) if name == "SAGEConv" else (x, edges, None, size)
@@ -177,28 +209,12 @@ def test_bipartite(name, with_targets):
 @pytest.mark.parametrize(
     "options",
     [{}, {"heads": 3}, {"heads": 3, "concat": False, "residual": True, "bias": False},
-     {"heads": 2, "add_self_loops": False, "negative_slope": 0.5}, {"in_channels": -1}],
+     {"heads": 2, "add_self_loops": False, "negative_slope": 0.5}],
     ids=str,
 )  # fmt: skip
 def test_gat(options, dtype):
-    x = features(dtype=dtype)
-    if options.get("in_channels") == -1:
-        mine, theirs = ours.GATConv(-1, 4).to(dtype), pyg.GATConv(-1, 4).to(dtype)
-        theirs(x, graph())
-        mine.load_state_dict(theirs.state_dict())
-        edges = graph()
-        torch.testing.assert_close(mine(x, edges), theirs(x, edges))
-        return
-    same("GATConv", {"in_channels": FEATURES, "out_channels": 4, **options}, (x, graph()), dtype)
-
-
-@pytest.mark.parametrize("fill", ["mean", "add", "max", 0.5])
-def test_gat_of_edge_features(fill):
-    options = {"in_channels": FEATURES, "out_channels": 4, "heads": 2, "edge_dim": 3}
-    edge_attr = torch.randn(EDGES, 3, dtype=torch.float64)
-    same("GATConv", {**options, "fill_value": fill}, (features(), graph(), edge_attr))
-    options |= {"fill_value": fill, "flow": "target_to_source"}
-    same("GATConv", options, (features(), graph(), edge_attr))
+    given = (features(dtype=dtype), graph())
+    same("GATConv", {"in_channels": FEATURES, "out_channels": 4, **options}, given, dtype)
 
 
 def test_gat_attention_weights():
@@ -258,13 +274,6 @@ def test_rgcn_without_features_of_few_edges(index, aggr):
     same("RGCNConv", options, (x, graph(), torch.randint(0, MANY_RELATIONS, (EDGES,))))
 
 
-def test_rgcn_bipartite():
-    edges = torch.stack([torch.randint(0, NODES, (EDGES,)), torch.randint(0, 7, (EDGES,))])
-    x = (features(), torch.randn(7, 5, dtype=torch.float64))
-    options = {"in_channels": (FEATURES, 5), "out_channels": 4, "num_relations": RELATIONS}
-    same("RGCNConv", options, (x, edges, torch.randint(0, RELATIONS, (EDGES,))))
-
-
 @pytest.mark.parametrize("blocks", [None, 2])
 def test_rgcn_keeps_a_graph_once(blocks):
     """One structure of the graph, and the same result where sums are in place."""
@@ -276,14 +285,6 @@ def test_rgcn_keeps_a_graph_once(blocks):
         torch.testing.assert_close(layer(*given), out)
     assert sum(key[0][0] == "relations" for key in kept._entries) == 1
     ops.clear_cache()
-
-
-@pytest.mark.parametrize("name", ["GCNConv", "SAGEConv", "GATConv"])
-def test_cora(name):
-    target, source = load_cora().nonzero()
-    edges = torch.stack([torch.from_numpy(source), torch.from_numpy(target)]).long()
-    x = torch.rand(2708, 32)
-    same(name, {"in_channels": 32, "out_channels": 7}, (x, edges), torch.float32)
 
 
 @pytest.mark.parametrize("name", ["GCNConv", "SAGEConv", "GATConv", "RGCNConv"])
@@ -335,12 +336,6 @@ def test_sparse_features(name, out):
         y.square().sum().backward()
         found.append([y, *(p.grad.clone() for p in layer.parameters())])
     torch.testing.assert_close(*found)
-
-
-def test_layers_of_empty_graphs():
-    edges, x = torch.empty(2, 0, dtype=torch.int64), features()
-    for name in ("GCNConv", "SAGEConv", "GATConv"):
-        same(name, {"in_channels": FEATURES, "out_channels": 3}, (x, edges))
 
 
 def test_layers_can_be_copied_and_pickled(tmp_path):

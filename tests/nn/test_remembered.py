@@ -1,9 +1,12 @@
-"""What layers remember of graphs: not used for other ones, and fit for gradients later."""
+"""Layers on graphs: what they remember of them, without edges, compiled and exported."""
+
+import shutil
 
 import pytest
 import torch
 
 from sparsetir import nn, ops
+from sparsetir.nn import GCNConv, RGCNConv, SAGEConv
 
 N, E, F = 20, 90, 6
 LAYERS = {
@@ -91,3 +94,73 @@ def test_two_weights_by_turns():
     want = [layer(x, edges.clone(), weight) for weight in weights]
     for i in (0, 1, 1, 0):
         assert torch.equal(layer(x, edges, weights[i]), want[i])
+
+
+NONE = torch.zeros(2, 0, dtype=torch.int64)
+
+
+@pytest.mark.parametrize("nodes, loops", [(3, False), (0, False), (0, True)])
+def test_gat(nodes, loops):
+    layer = nn.GATConv(4, 2, heads=3, add_self_loops=loops)
+    out = layer(torch.randn(nodes, 4), NONE)
+    assert out.shape == (nodes, 6) and not out.any()
+    out.sum().backward()
+
+
+@pytest.mark.parametrize("options", [{}, {"num_bases": 2}, {"num_blocks": 2}, {"aggr": "max"}])
+@pytest.mark.parametrize("features", [4, 64])  # sums first, and weights first
+def test_gradients_of_rgcn_are_zeros(features, options):
+    layer = nn.RGCNConv(features, 2, 3, root_weight=False, bias=False, **options)
+    out = layer(torch.randn(3, features), NONE, NONE[0])
+    assert out.shape == (3, 2) and not out.any()
+    out.sum().backward()
+    assert layer.weight.grad.shape == layer.weight.shape and not layer.weight.grad.any()
+
+
+NODES, FEATURES = 20, 6
+
+
+def features():
+    torch.manual_seed(0)
+    return torch.randn(NODES, FEATURES)
+
+
+def graph():
+    return torch.randint(0, NODES, (2, 90))
+
+
+class Model(torch.nn.Module):
+    """Two layers."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.first, self.second = layer(FEATURES, 8), layer(8, 3)
+
+    def forward(self, x, edges):
+        return self.second(self.first(x, edges).relu(), edges)
+
+
+@pytest.mark.parametrize("layer", [GCNConv, SAGEConv, RGCNConv])
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_compiled_without_graph_breaks(backend, layer):
+    if backend == "inductor" and shutil.which("g++") is None:
+        pytest.skip("no C++ compiler")
+    torch.compiler.reset()
+    relational = layer is RGCNConv
+    model = RGCNConv(FEATURES, 8, 3, num_bases=2) if relational else Model(layer)
+    given = (features(), graph(), *[torch.arange(90) % 3] * relational)
+    compiled, parameters = (
+        torch.compile(model, fullgraph=True, backend=backend),
+        list(model.parameters()),
+    )
+    for _ in range(2):
+        both = compiled(*given), model(*given)
+        torch.testing.assert_close(*both)
+        gradients = [torch.autograd.grad(out.square().sum(), parameters) for out in both]
+        torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
+
+
+def test_exported():
+    model, x, edges = Model(GCNConv), features(), graph()
+    exported = torch.export.export(model, (x, edges)).module()
+    torch.testing.assert_close(exported(x, edges), model(x, edges))

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import conv3d, conv_transpose3d
 
+from refusals import refusals
 from sparsetir.nn import (
     OnFeatures,
     SparseConv3d,
@@ -164,46 +165,34 @@ def test_gradients_of_gradients() -> None:
     torch.autograd.gradgradcheck(net, given, fast_mode=True)
 
 
-def test_compile() -> None:
+@pytest.mark.parametrize("strides", [False, True])
+def test_compile(strides: bool) -> None:
+    """Where outputs with strides are is found outside of the graphs; all products are in them."""
     torch.compiler.reset()
-    x = cloud(6, 30, 2)
+    x, act, graphs = cloud(6, 30, 2), OnFeatures(torch.nn.ReLU()), []
     first, second = SparseConv3d(2, 2, 3).double(), SparseConv3d(2, 2, (1, 3, 1)).double()
-    act = OnFeatures(torch.nn.ReLU())
-
-    def model(features: Tensor) -> Tensor:
-        return second(act(first(x.with_features(features)))).features.square().sum()
-
-    found = []
-    for f in (model, torch.compile(model, fullgraph=True, backend="aot_eager")):
-        features = x.features.clone().requires_grad_()
-        result = f(features)
-        found.append([result, *torch.autograd.grad(result, [features, first.weight])])
-    torch.testing.assert_close(*found)
-
-
-def test_compile_with_strides() -> None:
-    """Where outputs are is found outside of the graphs; down and up again are in them."""
-    torch.compiler.reset()
-    x = cloud(9, 30, 2)
-    down = SparseConv3d(2, 3, 2, stride=2).double()
-    up = SparseConvTranspose3d(3, 2, 2, stride=2).double()
-    graphs: list[list[str]] = []
+    if strides:
+        first = SparseConv3d(2, 2, 2, stride=2).double()
+        second = SparseConvTranspose3d(2, 2, 2, stride=2).double()
 
     def backend(graph: torch.fx.GraphModule, _: object) -> torch.fx.GraphModule:
         graphs.append([str(node.target) for node in graph.graph.nodes])
         return graph
 
     def model(features: Tensor) -> Tensor:
-        return up(down(x.with_features(features))).features.square().sum()
+        return second(act(first(x.with_features(features)))).features.square().sum()
 
     found = []
-    for f in (model, torch.compile(model, backend=backend)):
+    for f in (model, torch.compile(model, fullgraph=not strides, backend=backend)):
         features = x.features.clone().requires_grad_()
         result = f(features)
-        found.append([result, *torch.autograd.grad(result, [features, down.weight, up.weight])])
+        found.append(
+            [result, *torch.autograd.grad(result, [features, first.weight, second.weight])]
+        )
     torch.testing.assert_close(*found)
-    operators = [target for graph in graphs for target in graph if "points_sum" in target]
-    assert len(operators) == 2
+    assert sum("points_sum" in target for graph in graphs for target in graph) == 2
+    found = torch.compile(model, fullgraph=not strides, backend="aot_eager")(x.features)
+    torch.testing.assert_close(found, model(x.features))
 
 
 def test_checks_of_torch() -> None:
@@ -274,63 +263,72 @@ def of_ones(*rows: Any, **how: Any) -> Any:
 
 
 X = cloud(0, 9, 2, dtype=torch.float32)
-REFUSED = [
-    (lambda: SparsePoints([[0, 1, 2, 3]], X.features), TypeError,
-     "SparsePoints: argument 'coords': expected a tensor, got list"),
-    (lambda: of_ones([0.0, 1, 2, 3]), TypeError,
-     "SparsePoints: argument 'coords': expected integers, got float32"),
-    (lambda: of_ones([0, 1, 2]), ValueError,
-     r"SparsePoints: argument 'coords': expected shape \(n, 4\) of batch, x, y and z, got"),
-    (lambda: of_ones([0, 1, 2, 3], [0, 1, 2, 4], [0, 1, 2, 3]), ValueError,
-     r"SparsePoints: argument 'coords': expected each point once, got \[0, 1, 2, 3\] again"),
-    (lambda: of_ones([-1, 1, 2, 3]), ValueError,
-     "SparsePoints: argument 'coords': expected batches from 0 on, got -1"),
-    (lambda: of_ones([0, 1, 2**31, 3]), ValueError,
-     "SparsePoints: argument 'coords': expected coordinates within 2\\^31, got 2147483648"),
-    (lambda: of_ones([0, 2**31 - 1, 2**31 - 1, 0], [0, -(2**31), -(2**31), 9]), ValueError,
-     "SparsePoints: argument 'coords': expected a box of at most 2\\^62 places, got "),
-    (lambda: SparsePoints(X.coords, X.features[1:]), ValueError,
-     r"SparsePoints: argument 'features': expected shape \(\d+, channels\) as there are points"),
-    (lambda: X.with_features(X.features.int()), TypeError,
-     "SparsePoints: argument 'features': expected float32, float16, bfloat16, float64, got int32"),
-    (lambda: X.with_features(X.features.to("meta")), ValueError,
-     "SparsePoints: argument 'features': expected to be on cpu as the coordinates, got meta"),
-    (lambda: SparsePoints(X.coords + 4, X.features, 0), ValueError,
-     "SparsePoints: argument 'batch_size': expected at least 5 as the points have, got 0"),
-    (lambda: SparsePoints(X.coords, X.features, 1.5), TypeError,
-     "SparsePoints: argument 'batch_size': expected an integer, got 1.5"),
-    (lambda: X.dense((0, 0, 0), (2, 2, 2)), ValueError,
-     r"SparsePoints.dense: argument 'size': expected a box with all points, got \(2, 2, 2\) from"),
-    (lambda: SparseConv3d(0, 2, 3), ValueError,
-     "SparseConv3d: argument 'in_channels': expected 1 or more, got 0"),
-    (lambda: SparseConv3d(2, 2, (3, 3)), ValueError,
-     r"SparseConv3d: argument 'kernel_size': expected one number or three, got \(3, 3\)"),
-    (lambda: SparseConv3d(2, 2, 0), ValueError,
-     "SparseConv3d: argument 'kernel_size': expected at least 1, got 0"),
-    (lambda: SparseConv3d(2, 2, 3, stride=1.0), TypeError,
-     "SparseConv3d: argument 'stride': expected integers, got 1.0"),
-    (lambda: SparseConv3d(2, 2, 3, padding=1), ValueError,
-     "SparseConv3d: argument 'padding': expected None, as outputs are at inputs, got 1"),
-    (lambda: SparseConvTranspose3d(2, 2, 3, padding=-1), ValueError,
-     "SparseConvTranspose3d: argument 'padding': expected at least 0, got -1"),
-    (lambda: SparseConv3d(2, 2, 3)(X.features), TypeError,
-     "SparseConv3d: argument 'x': expected SparsePoints, got Tensor"),
-    (lambda: SparseConv3d(3, 2, 3)(X), ValueError,
-     "SparseConv3d: argument 'x': expected 3 channels, got 2"),
-    (lambda: SparseConv3d(2, 2, 3).half()(X), TypeError,
-     "SparseConv3d: argument 'x': expected features of float16 as the weights, got float32"),
-    (lambda: SparseConvTranspose3d(2, 2, 2)(X), ValueError,
-     "SparseConvTranspose3d: argument 'onto': expected points, as x came from no strided"),
-    (lambda: SparseConvTranspose3d(2, 2, 2)(X, X.coords), TypeError,
-     "SparseConvTranspose3d: argument 'onto': expected SparsePoints, got Tensor"),
-    (lambda: kernel_map(X.coords.float(), 3), TypeError,
-     "kernel_map: argument 'coords': expected integers, got float32"),
-    (lambda: kernel_map(torch.tensor([[0, 0, 0, 2**31 - 1]]), 1, 1, 1, 1, False), ValueError,
-     "kernel_map: argument 'coords': expected outputs within 2\\^31, got one at 2147483648"),
-]  # fmt: skip
 
 
-@pytest.mark.parametrize("call, error, message", REFUSED)
-def test_what_is_refused(call: Any, error: Any, message: str) -> None:
-    with pytest.raises(error, match=message):
-        call()
+test_refusals = refusals(
+    r"""
+SparsePoints([[0, 1, 2, 3]], X.features)
+    # TypeError: SparsePoints: argument 'coords': expected a tensor, got list
+of_ones([0.0, 1, 2, 3])
+    # TypeError: SparsePoints: argument 'coords': expected integers, got float32
+of_ones([0, 1, 2])
+    # ValueError: SparsePoints: argument 'coords': expected shape (n, 4) of batch, x, y and z,
+        got
+of_ones([0, 1, 2, 3], [0, 1, 2, 4], [0, 1, 2, 3])
+    # ValueError: SparsePoints: argument 'coords': expected each point once, got [0, 1, 2, 3]
+        again
+of_ones([-1, 1, 2, 3])
+    # ValueError: SparsePoints: argument 'coords': expected batches from 0 on, got -1
+of_ones([0, 1, 2**31, 3])
+    # ValueError: SparsePoints: argument 'coords': expected coordinates within 2^31, got
+        2147483648
+of_ones([0, 2**31 - 1, 2**31 - 1, 0], [0, -(2**31), -(2**31), 9])
+    # ValueError: SparsePoints: argument 'coords': expected a box of at most 2^62 places, got
+SparsePoints(X.coords, X.features[1:])
+    # ValueError: SparsePoints: argument 'features': expected shape ( .. , channels) as there are
+        points
+X.with_features(X.features.int())
+    # TypeError: SparsePoints: argument 'features': expected float32, float16, bfloat16,
+        float64, got int32
+X.with_features(X.features.to("meta"))
+    # ValueError: SparsePoints: argument 'features': expected to be on cpu as the coordinates,
+        got meta
+SparsePoints(X.coords + 4, X.features, 0)
+    # ValueError: SparsePoints: argument 'batch_size': expected at least 5 as the points have,
+        got 0
+SparsePoints(X.coords, X.features, 1.5)
+    # TypeError: SparsePoints: argument 'batch_size': expected an integer, got 1.5
+X.dense((0, 0, 0), (2, 2, 2))
+    # ValueError: SparsePoints.dense: argument 'size': expected a box with all points, got (2,
+        2, 2) from
+SparseConv3d(0, 2, 3)  # ValueError: SparseConv3d: argument 'in_channels': expected 1 or more, got 0
+SparseConv3d(2, 2, (3, 3))
+    # ValueError: SparseConv3d: argument 'kernel_size': expected one number or three, got (3, 3)
+SparseConv3d(2, 2, 0)
+    # ValueError: SparseConv3d: argument 'kernel_size': expected at least 1, got 0
+SparseConv3d(2, 2, 3, stride=1.0)
+    # TypeError: SparseConv3d: argument 'stride': expected integers, got 1.0
+SparseConv3d(2, 2, 3, padding=1)
+    # ValueError: SparseConv3d: argument 'padding': expected None, as outputs are at inputs, got
+        1
+SparseConvTranspose3d(2, 2, 3, padding=-1)
+    # ValueError: SparseConvTranspose3d: argument 'padding': expected at least 0, got -1
+SparseConv3d(2, 2, 3)(X.features)
+    # TypeError: SparseConv3d: argument 'x': expected SparsePoints, got Tensor
+SparseConv3d(3, 2, 3)(X)  # ValueError: SparseConv3d: argument 'x': expected 3 channels, got 2
+SparseConv3d(2, 2, 3).half()(X)
+    # TypeError: SparseConv3d: argument 'x': expected features of float16 as the weights, got
+        float32
+SparseConvTranspose3d(2, 2, 2)(X)
+    # ValueError: SparseConvTranspose3d: argument 'onto': expected points, as x came from no
+        strided
+SparseConvTranspose3d(2, 2, 2)(X, X.coords)
+    # TypeError: SparseConvTranspose3d: argument 'onto': expected SparsePoints, got Tensor
+kernel_map(X.coords.float(), 3)
+    # TypeError: kernel_map: argument 'coords': expected integers, got float32
+kernel_map(torch.tensor([[0, 0, 0, 2**31 - 1]]), 1, 1, 1, 1, False)
+    # ValueError: kernel_map: argument 'coords': expected outputs within 2^31, got one at
+        2147483648
+    """,
+    globals(),
+)

@@ -15,10 +15,10 @@ from tvm.target import Target
 import sparsetir
 from cuda_runner import CudaFunction, requires_cuda_text
 from pairs import by_turns
+from refusals import refusals
 from sparsetir import ScheduleError
 from sparsetir.nn import SparseLinear, prune, sparse_linears
 from sparsetir.ops import block_linear as operator
-from sparsetir.ops.block_linear import block_outer
 from sparsetir.ops.launch import plain_tensor
 from sparsetir.runtime.signature import signature_of
 from sparsetir.schedules.operators.block_linear import BlockLinear, BlockOuter
@@ -196,43 +196,33 @@ def test_layers_of_a_model():
 
 
 DENSE = torch.nn.Linear(6, 4)
-REFUSED = [
-    (lambda: prune(torch.ones(3), 0.5), ValueError, "prune: argument 'weight': expected two"),
-    (lambda: prune(torch.ones(2, 2), 1.5), ValueError, "'sparsity': expected 0 to 1, got 1.5"),
-    (lambda: prune(torch.ones(4, 6), 0.5, (4, 4)), ValueError, "prune: argument 'block': expected"),
-    (lambda: SparseLinear.from_linear(DENSE, block=(3, 2)), ValueError, r"divide .* got \(3, 2\)"),
-    (lambda: SparseLinear.from_linear(DENSE, block=4), ValueError, "'block': .* got 4"),
-    (lambda: SparseLinear.from_linear(torch.nn.ReLU()), TypeError, "expected a torch.nn.Linear"),
-    (
-        lambda: SparseLinear.from_linear(DENSE, torch.ones(4, 6)),
-        ValueError,
-        r"'mask': expected bool of shape \(4, 6\), got float32 of \(4, 6\)",
-    ),
-    (
-        lambda: SparseLinear.from_linear(DENSE, sparsity=0.5, threshold=0.1),
-        ValueError,
-        "expected one of 'mask', 'sparsity' and 'threshold'",
-    ),
-    (lambda: sparse_linears(DENSE, mask=None), TypeError, "argument 'mask': expected none"),
-    (lambda: LAYER(torch.ones(2, 5)), ValueError, r"'x': expected 16 features, got shape \(2, 5\)"),
-    (lambda: LAYER(torch.ones(2, 16).double()), TypeError, "'x': expected float32 as the other"),
-    (lambda: BlockTile(lanes=3), ValueError, "'lanes': expected a power of two, got 3"),
-    (lambda: BlockTile(tile=0), ValueError, "BlockTile: argument 'tile'"),
-    (lambda: BlockLinear(0, 4), ValueError, "BlockLinear: argument 'rows'"),
-    (lambda: BlockOuter(4, 4, "float16"), ValueError, "BlockOuter: argument 'dtype'"),
-    (
-        lambda: block_outer(torch.ones(2, 4), 3, *[torch.zeros(1, dtype=torch.int32)] * 2, 4, 4),
-        TypeError,
-        "block_outer: argument 'y': expected a tensor, got int",
-    ),
-]
 LAYER = made(32, 16, (8, 8))
 
 
-@pytest.mark.parametrize(("call", "error", "message"), REFUSED)
-def test_refusals(call, error, message):
-    with pytest.raises(error, match=message):
-        call()
+test_refusals = refusals(
+    """
+prune(torch.ones(3), 0.5)  # ValueError: prune: argument 'weight': expected two
+prune(torch.ones(2, 2), 1.5)  # ValueError: 'sparsity': expected 0 to 1, got 1.5
+prune(torch.ones(4, 6), 0.5, (4, 4))  # ValueError: prune: argument 'block': expected
+SparseLinear.from_linear(DENSE, block=(3, 2))  # ValueError: divide .. got (3, 2)
+SparseLinear.from_linear(DENSE, block=4)  # ValueError: 'block': .. got 4
+SparseLinear.from_linear(torch.nn.ReLU())  # TypeError: expected a torch.nn.Linear
+SparseLinear.from_linear(DENSE, torch.ones(4, 6))
+    # ValueError: 'mask': expected bool of shape (4, 6), got float32 of (4, 6)
+SparseLinear.from_linear(DENSE, sparsity=0.5, threshold=0.1)
+    # ValueError: expected one of 'mask', 'sparsity' and 'threshold'
+sparse_linears(DENSE, mask=None)  # TypeError: argument 'mask': expected none
+LAYER(torch.ones(2, 5))  # ValueError: 'x': expected 16 features, got shape (2, 5)
+LAYER(torch.ones(2, 16).double())  # TypeError: 'x': expected float32 as the other
+BlockTile(lanes=3)  # ValueError: 'lanes': expected a power of two, got 3
+BlockTile(tile=0)  # ValueError: BlockTile: argument 'tile'
+BlockLinear(0, 4)  # ValueError: BlockLinear: argument 'rows'
+BlockOuter(4, 4, "float16")  # ValueError: BlockOuter: argument 'dtype'
+operator.block_outer(torch.ones(2, 4), 3, *[torch.zeros(1, dtype=torch.int32)] * 2, 4, 4)
+    # TypeError: block_outer: argument 'y': expected a tensor, got int
+    """,
+    globals(),
+)
 
 
 USERS = """

@@ -7,6 +7,7 @@ import itertools
 import pytest
 import torch
 from torch.func import grad, vjp, vmap
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ops_common import DTYPES, assert_close
 from ops_table import MORE, OPS, PATTERNS, SMALL
@@ -15,7 +16,10 @@ from sparsetir import ops
 
 EDGES = PATTERNS["edges"]
 EACH = pytest.mark.parametrize("name", OPS)
-SOME = pytest.mark.parametrize("name", by_turns(OPS, 3))
+COUNTED = [name for name, op in OPS.items() if op.counted]
+SOME = pytest.mark.parametrize(
+    "name", by_turns(COUNTED, 3) + by_turns([name for name in OPS if name not in COUNTED], 2)
+)
 TURNS = ["float32", "bfloat16", "float32", "float16"]  # float64 is what most tests here take
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
 
@@ -104,6 +108,60 @@ def test_operands_that_are_not_contiguous(name):
 
 
 @EACH
+def test_nothing_to_compute_with(name):
+    """No features, no heads, no width, with gradients."""
+    op = OPS[name]
+    letters = "".join(op.dims.values())
+    for letter in set("khw") & set(letters) if "q" not in letters else ():
+        given = [
+            x[(slice(None),) * dims.index(letter) + (slice(0),)] if letter in dims else x
+            for x, dims in zip(op.operands(SMALL, torch.float64), op.dims.values())
+        ]
+        given = [x.detach().requires_grad_() for x in given]
+        found, want = op.call(SMALL.A, *given), op.exact(SMALL, *given)
+        torch.testing.assert_close(found, want)
+        found.sum().backward()
+        assert all(x.grad is not None and x.grad.isfinite().all() for x in given)
+
+
+CHECKS = ("test_schema", "test_faketensor", "test_autograd_registration")
+
+
+class Calls(TorchDispatchMode):
+    """The calls of our operators, by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace == "sparsetir":
+            self.seen[func] = args
+        return func(*args, **(kwargs or {}))
+
+
+def test_torch_checks_the_operators():
+    """Schemas, gradients, fake kernels and dynamic shapes, by torch's own tests."""
+    seen = {}
+    for op in OPS.values():
+        with Calls() as calls:
+            op.call(SMALL.A, *op.operands(SMALL, torch.float64)).sum().backward()
+        seen |= calls.seen
+    names = {str(func).split(".")[1] for func in seen}
+    assert names >= {
+        "spmm", "spmm_transposed", "sddmm", "row_pointers", "gspmm", "gspmm_arg", "gsddmm", "rgms",
+        "rgms_weight", "segment_softmax", "segment_softmax_backward", "edge_attention",
+    }  # fmt: skip
+    for operator, arguments in seen.items():
+        again = [x.detach().clone() if torch.is_tensor(x) else x for x in arguments]
+        for x in again:
+            if torch.is_tensor(x) and x.is_floating_point():
+                x.requires_grad_()
+        few = {"test_utils": CHECKS} if "rgms" in str(operator) else {}
+        torch.library.opcheck(operator, tuple(again), **few)
+
+
+@pytest.mark.parametrize("name", COUNTED)  # relations sum up or multiply first
 def test_nan_and_infinities(name):
     """They come where they would by torch's operators, and nowhere else."""
     op = OPS[name]
@@ -168,6 +226,12 @@ def test_autocast(name):
         assert all(x.dtype == torch.float32 for x in grads)
 
 
+OF_ROWS = [
+    (lambda x: x[1:], ValueError), (lambda x: torch.cat([x, x]), ValueError),
+    (lambda x: x.to("meta"), ValueError),
+]  # fmt: skip
+
+
 @EACH
 def test_refusals(name):
     """Each operand in turn: of another kind, type, device or number of rows."""
@@ -176,8 +240,7 @@ def test_refusals(name):
         for change, error in (
             (lambda x: 3, TypeError), (lambda x: x.tolist(), TypeError),
             (lambda x: x.to(torch.int32), TypeError), (lambda x: x > 0, TypeError),
-            (lambda x: x[1:], ValueError), (lambda x: torch.cat([x, x]), ValueError),
-            (lambda x: x.to("meta"), ValueError), (lambda x: x.to_sparse(), TypeError),
+            (lambda x: x.to_sparse(), TypeError), *OF_ROWS * op.counted,
         ):  # fmt: skip
             given = [x.detach() for x in op.operands(case, torch.float32)]
             given[at] = change(given[at])

@@ -1,15 +1,16 @@
-"""torch.compile, torch.export, fake tensors, opcheck and autocast."""
+"""torch.compile, torch.export, fake tensors, autocast, torch.func and torch.jit.trace."""
 
-import copy
 import shutil
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
+from torch.func import functional_call, grad, hessian, jacrev, jvp, vmap
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from ops_common import rounded
-from sparsetir import ops
+from sparsetir import nn, ops
 from sparsetir.ops import library
 
 SIZE = (6, 5)  # sources, targets
@@ -125,25 +126,6 @@ def test_export():
     torch.testing.assert_close(exported(X, edges), layer(X, edges))
 
 
-def samples(name):
-    """Arguments of each operator, in both forms of a pattern and with heads."""
-    X, Y, values = (rounded(s, "float64", 3)[0] for s in ((6, F), (5, F), (7,)))
-    b, v = (rounded(s, "float64", 4)[0] for s in ((2, 6, F), (2, 7)))
-    return {
-        "spmm": [(ROWPTR, COL, values, X, "sum"), (ROWPTR, EDGES, v, b, "max")],
-        "spmm_transposed": [(ROWPTR, EDGES, values, Y, 6)],
-        "sddmm": [(ROWPTR, COL, Y, X)],
-        "row_pointers": [(EDGES, 5, 6)],
-    }[name]
-
-
-@pytest.mark.parametrize("name", ["spmm", "spmm_transposed", "sddmm", "row_pointers"])
-def test_opcheck(name):
-    """Torch's own tests of an operator: schema, gradients, fake kernels, dynamic shapes."""
-    for arguments in samples(name):
-        torch.library.opcheck(getattr(torch.ops.sparsetir, name).default, copy.copy(arguments))
-
-
 def test_fake_tensors_have_symbolic_shapes():
     env = ShapeEnv()
     with FakeTensorMode(shape_env=env) as mode:
@@ -192,3 +174,86 @@ def test_memory_of_a_pattern_is_used_again_by_compiled_code():
         csr[1].numpy()[:] = (COL + step) % 6
         other = [x.clone() for x in csr]
         torch.testing.assert_close(call(*csr, None, X, "max"), call(*other, None, X, "max"))
+
+
+N, NNZ, FEAT = 12, 30, 5
+torch.manual_seed(0)
+SQUARE = torch.randint(0, N, (2, NNZ))
+A = (SQUARE, N)
+X = torch.randn(N, FEAT, dtype=torch.float64)
+VALUES = torch.rand(NNZ, dtype=torch.float64)
+
+
+def by_autograd(loss, *arguments):
+    leaves = [x.clone().requires_grad_() for x in arguments]
+    return torch.autograd.grad(loss(*leaves), leaves)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_vmap_inside_and_outside_of_grad():
+    def loss(x):
+        return ops.spmm(A, x, values=VALUES).sin().sum()
+
+    many = torch.stack([X, 2 * X, X.cos()])
+    expected = torch.stack([by_autograd(loss, x)[0] for x in many])
+    torch.testing.assert_close(vmap(grad(loss))(many), expected)
+    torch.testing.assert_close(grad(lambda many: vmap(loss)(many).sum())(many), expected)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_second_derivatives():
+    def loss(x):
+        return ops.spmm(A, x, values=VALUES).sin().sum()
+
+    expected = torch.autograd.functional.hessian(loss, X)
+    torch.testing.assert_close(jacrev(jacrev(loss))(X), expected)
+
+
+def dual():
+    with forward_ad.dual_level():
+        ops.spmm(A, forward_ad.make_dual(X, X))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [dual, lambda: jvp(lambda x: ops.spmm(A, x), (X,), (X,)),
+     lambda: hessian(lambda x: ops.spmm(A, x).sin().sum())(X)],
+    ids=["dual", "jvp", "hessian"],
+)  # fmt: skip
+def test_derivatives_taken_forward_are_refused(call):
+    with pytest.raises(NotImplementedError, match="sparsetir.spmm: has no derivatives taken forw"):
+        call()
+
+
+LAYERS = pytest.mark.parametrize(
+    "layer",
+    [
+        lambda: nn.GCNConv(FEAT, 3, cached=True),
+        lambda: nn.SAGEConv(FEAT, 3),
+        lambda: nn.GATConv(FEAT, 3),
+    ],
+    ids=["gcn", "sage", "gat"],
+)
+
+
+@LAYERS
+def test_layers(layer):
+    """Transformed first, so that what they keep must be fit for what comes after."""
+    layer, edges = layer().double(), SQUARE.clone()
+    parameters = dict(layer.named_parameters())
+
+    def loss(parameters):
+        return functional_call(layer, parameters, (X, edges)).sin().sum()
+
+    found = grad(loss)(parameters)
+    layer(X, edges).sin().sum().backward()
+    for name, parameter in parameters.items():
+        torch.testing.assert_close(found[name], parameter.grad)
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
+def test_traced():
+    """What is traced is the operator, and not its result as a constant."""
+    operand = ops.resolve(A, VALUES)
+    traced = torch.jit.trace(lambda x: ops.spmm(operand, x), X, check_trace=False)
+    torch.testing.assert_close(traced(X.cos()), ops.spmm(operand, X.cos()))

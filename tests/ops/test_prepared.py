@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import sparsetir
+from refusals import refuse
 from sparsetir import nn, ops
 from sparsetir.ops import structure
 from sparsetir.planning.run_plan import Plan
@@ -123,15 +124,17 @@ def test_made_in_inference_mode():
 
 
 def test_what_is_refused():
-    with pytest.raises(TypeError, match="prepare: argument 'size': expected None beside Sparse"):
-        ops.prepare(sparsetir.SparseMatrix(DENSE.to_sparse()), N)
-    with pytest.raises(ValueError, match="prepare: "):
-        ops.prepare(torch.tensor([[0], [5]]), 3)
-    g = ops.prepare(torch.stack([COLUMNS, ROWS]), N)
-    with pytest.raises(TypeError, match="Prepared: cannot be pickled"):
-        pickle.dumps(g)
-    with pytest.raises(ValueError, match=f"argument 'B': expected {N} rows"):
-        ops.spmm(g, torch.rand(N + 1, F))
+    g, matrix = ops.prepare(torch.stack([COLUMNS, ROWS]), N), KINDS["matrix"]()
+    refuse(
+        """
+        ops.prepare(matrix, N)  # TypeError: prepare: argument 'size': expected None beside Sparse
+        ops.prepare(torch.tensor([[0], [5]]), 3)  # ValueError: prepare:
+        pickle.dumps(g)  # TypeError: Prepared: cannot be pickled
+        ops.spmm(g, torch.rand(N + 1, F))  # ValueError: argument 'B': expected 12 rows
+        """,
+        locals(),
+        globals(),
+    )
 
 
 # -- relations ------------------------------------------------------------------------------------
@@ -193,23 +196,26 @@ def test_rgcn_takes_prepared_relations(options):
 def test_relations_that_are_refused():
     edges, types, g = related()
     x, w = torch.rand(N, F), torch.rand(4, F, 3)
-    for call, kind, message in (
-        (lambda: ops.rgms(x, w, g, types), TypeError, "rgms: argument 'edge_type': expected None"),
-        (lambda: ops.rgms(x, w[:3], g), ValueError, f"prepared for {N} sources, {N} targets and 3"),
-        (lambda: ops.rgms(x[:5], w, g), ValueError, "prepared for 5 sources"),
-        (lambda: ops.rgms(x, w, edges), TypeError, "'edge_type': expected a dense tensor"),
-        (lambda: nn.RGCNConv(F, 3, 4)(x, g, types), TypeError, "RGCNConv: argument 'edge_type'"),
-        (lambda: nn.RGCNConv(F, 3, 5)(x, g), ValueError, "RGCNConv: .*prepared for 12 .* 5"),
-        (lambda: nn.RGCNConv(F, 3, 4, flow="target_to_source")(x, g), ValueError, "with flow="),
-        (lambda: ops.prepare(edges, N, edge_type=types[1:]), ValueError, "'edge_type': expected"),
-        (lambda: ops.prepare(edges, N, edge_type=types, num_relations=2), ValueError, "relation"),
-        (lambda: ops.prepare(edges, 3, edge_type=types), ValueError, "edge_index"),
-        (lambda: ops.prepare(edges, N, num_relations=2), TypeError, "None without 'edge_type'"),
-        (lambda: ops.prepare(DENSE.to_sparse_csr(), edge_type=types), TypeError, "a tensor of"),
-        (lambda: ops.prepare(edges, N, TYPES, edge_type=types), TypeError, "'values': expected"),
-    ):
-        with pytest.raises(kind, match=message):
-            call()
+    csr = DENSE.to_sparse_csr()
+    refuse(
+        """
+        ops.rgms(x, w, g, types)  # TypeError: rgms: argument 'edge_type': expected None
+        ops.rgms(x, w[:3], g)  # ValueError: prepared for 12 sources, 12 targets and 3
+        ops.rgms(x[:5], w, g)  # ValueError: prepared for 5 sources
+        ops.rgms(x, w, edges)  # TypeError: 'edge_type': expected a dense tensor
+        nn.RGCNConv(F, 3, 4)(x, g, types)  # TypeError: RGCNConv: argument 'edge_type'
+        nn.RGCNConv(F, 3, 5)(x, g)  # ValueError: RGCNConv: .. prepared for 12 .. 5
+        nn.RGCNConv(F, 3, 4, flow="target_to_source")(x, g)  # ValueError: with flow=
+        ops.prepare(edges, N, edge_type=types[1:])  # ValueError: 'edge_type': expected
+        ops.prepare(edges, N, edge_type=types, num_relations=2)  # ValueError: relation
+        ops.prepare(edges, 3, edge_type=types)  # ValueError: edge_index
+        ops.prepare(edges, N, num_relations=2)  # TypeError: None without 'edge_type'
+        ops.prepare(csr, edge_type=types)  # TypeError: a tensor of
+        ops.prepare(edges, N, TYPES, edge_type=types)  # TypeError: 'values': expected
+        """,
+        locals(),
+        globals(),
+    )
 
 
 # -- compiled code --------------------------------------------------------------------------------

@@ -1,10 +1,12 @@
-"""Softmax over the elements of rows, against torch's of the dense matrix."""
+"""Softmax and attention over the elements of rows, against torch's of dense matrices."""
 
 # pyright: reportAttributeAccessIssue=false
 
 import pytest
 import torch
 
+import sparsetir
+from refusals import refuse
 from sparsetir import ops
 from sparsetir.schedules.passes.inline_exponentials import inline_exponentials
 
@@ -69,17 +71,6 @@ def test_exponential():
     assert ((found - expected) / expected).abs().max() < 5e-7
 
 
-def test_nothing():
-    empty = torch.zeros(2, 0, dtype=torch.int64)
-    assert ops.edge_softmax((empty, (N, M)), torch.zeros(0, 3)).shape == (0, 3)
-    for shape in ((0,), (0, 2)):
-        x = torch.zeros(shape, requires_grad=True)
-        ops.sparse_softmax((empty, (N, M)), x).sum().backward()
-        assert x.grad.shape == shape
-    edges = graph()
-    assert ops.edge_softmax((edges, (N, M)), torch.zeros(edges.shape[1], 0)).numel() == 0
-
-
 def test_many_edges_over_threads():
     rng = torch.Generator().manual_seed(0)
     edges = torch.stack([torch.randint(0, n, (40000,), generator=rng) for n in (500, 900)])
@@ -88,27 +79,21 @@ def test_many_edges_over_threads():
     torch.testing.assert_close(total, torch.ones(900, 4) * (total > 0))
 
 
-def test_torch_knows_the_operators():
-    edges = graph()
-    rowptr, col, _, n, _ = ops.resolve((edges, (N, M)))
-    x = scores(edges, 2).detach()[None].requires_grad_()
-    torch.library.opcheck(torch.ops.sparsetir.segment_softmax.default, (rowptr, col, x, n))
-    y = ops.edge_softmax((edges, (N, M)), x[0]).detach()[None].requires_grad_()
-    arguments = (rowptr, col, y, x.detach(), n)
-    torch.library.opcheck(torch.ops.sparsetir.segment_softmax_backward.default, arguments)
-
-
-@pytest.mark.parametrize(
-    ("call", "error", "text"),
-    [
-        (lambda A, x: ops.sparse_softmax(A), TypeError, "'values'.*without values"),
-        (lambda A, x: ops.edge_softmax((A[0].float(), A[1]), x), TypeError, "float32"),
-    ],
-)
-def test_refusals(call, error, text):
-    edges = graph()
-    with pytest.raises(error, match=text):
-        call((edges, (N, M)), scores(edges).detach())
+def test_refusals():
+    A, (q, k, v) = (graph(), (N, M)), operands(2, 4, 4)
+    x = scores(A[0]).detach()
+    refuse(
+        """
+        ops.sparse_softmax(A)  # TypeError: 'values' .. without values
+        ops.edge_softmax((A[0].float(), A[1]), x)  # TypeError: float32
+        ops.edge_softmax(A, x, norm_by="both")
+            # ValueError: 'norm_by': expected 'dst' or 'src', got 'both'
+        ops.attention(A, q, k[..., :2], v)  # ValueError: 'k' .. 4 features
+        ops.attention(A, q, k[:, :1], v)  # ValueError: 'k' .. heads
+        """,
+        locals(),
+        globals(),
+    )
 
 
 def test_edge_softmax_by_sources():
@@ -132,5 +117,34 @@ def test_edge_softmax_by_sources():
     g = ops.prepare(edges, 3)
     run = torch.compile(lambda x: ops.edge_softmax(g, x, "src"), fullgraph=True, backend="eager")
     torch.testing.assert_close(run(x), wanted)
-    with pytest.raises(ValueError, match="'norm_by': expected 'dst' or 'src', got 'both'"):
-        ops.edge_softmax((edges, 3), x, norm_by="both")
+
+
+def operands(heads, feat, width, dtype=torch.float64):
+    rng = torch.Generator().manual_seed(1)
+    before = () if heads is None else (heads,)
+    shapes = ((M, *before, feat), (N, *before, feat), (N, *before, width))
+    made = (torch.randn(s, dtype=torch.float64, generator=rng) for s in shapes)
+    return [x.to(dtype).requires_grad_() for x in made]
+
+
+def test_large_scores_infinities_and_nan():
+    edges = torch.tensor([[0, 1, 0, 1, 0, 1, 2], [0, 0, 1, 1, 2, 2, 2]])
+    q = torch.tensor([[1e20], [-1.0], [0.0]])
+    k = torch.tensor([[1.0], [2.0], [float("nan")]])
+    v = torch.tensor([[1.0], [float("inf")], [5.0]])
+    found = ops.attention((edges, (3, 3)), q, k, v, scale=1.0)
+    assert found[0].isinf() and found[1].isinf() and found[2].isnan()
+
+
+def test_attention_over_threads():
+    rng = torch.Generator().manual_seed(0)
+    edges = torch.stack([torch.randint(0, n, (20000,), generator=rng) for n in (300, 500)])
+    q, k, v = (torch.randn(n, 2, 32, generator=rng) for n in (500, 300, 300))
+    A = (edges, (300, 500))
+    found, before = ops.attention(A, q, k, v), sparsetir.compilations()
+    scores = (q[edges[1]] * k[edges[0]]).sum(-1) * 32**-0.5
+    weighted = ops.edge_softmax(A, scores)[..., None] * v[edges[0]]
+    expected = torch.zeros(500, 2, 32).index_add(0, edges[1], weighted)
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+    assert torch.equal(found, ops.attention((edges.clone(), (300, 500)), q, k, v))
+    assert sparsetir.compilations() <= before + 1  # the softmax alone

@@ -10,6 +10,7 @@ import torch
 import tvm
 
 from pairs import by_default
+from refusals import refuse
 from sparsetir import masks, ops
 from sparsetir.data.mask_blocks import BLOCKS
 from sparsetir.ops import block_kernels
@@ -267,27 +268,29 @@ def test_no_second_gradients(by_small_blocks):
 MASK = masks.band(20, 4, 16)
 
 
-@pytest.mark.parametrize(
-    ("change", "error", "text"),
-    [
-        (lambda q, k, v: (None, k, v, MASK), TypeError, "'q': expected a tensor, got NoneType"),
-        (lambda q, k, v: (q[0], k, v, MASK), ValueError, r"'q': expected a dense tensor \(batch"),
-        (lambda q, k, v: (q, k[:1], v, MASK), ValueError, "'k': expected batch and heads"),
-        (lambda q, k, v: (q, k[..., :2], v, MASK), ValueError, "'k': expected head size 8"),
-        (lambda q, k, v: (q, k, v[:, :, :9], MASK), ValueError, "'v': expected length 20 as 'k'"),
-        (lambda q, k, v: (q, k, v.double(), MASK), TypeError, "'v': expected float32 as 'q'"),
-        (lambda q, k, v: (q.int(), k, v, MASK), TypeError, "'q': expected .*, got int32"),
-        (lambda q, k, v: (q, k.to("meta"), v, MASK), ValueError, "'k': expected to be on cpu"),
-        (lambda q, k, v: (q, k, v, masks.band(21, 4)), ValueError, r"'mask': .*\(20, 20\)"),
-        (lambda q, k, v: (q, k, v, as_elements(masks.band(9, 4))), ValueError, r"got \(9, 9\)"),
-        (lambda q, k, v: (q, k, v, MASK.to("meta")), ValueError, "'mask': expected to be on cpu"),
-        (lambda q, k, v: (q, k, v, torch.ones(20, 20)), ValueError, "'mask': expected a sparse"),
-        (lambda q, k, v: (q, k, v, MASK, "1"), TypeError, "'scale': expected a number, got str"),
-    ],
-)  # fmt: skip
-def test_refusals(change, error, text):
-    with pytest.raises(error, match=text):
-        ops.sparse_attention(*change(*(x.detach() for x in operands(MASK, 8, 12))))
+def test_refusals():
+    q, k, v = (x.detach() for x in operands(MASK, 8, 12))
+    refuse(
+        """
+        ops.sparse_attention(None, k, v, MASK)  # TypeError: 'q': expected a tensor, got NoneType
+        ops.sparse_attention(q[0], k, v, MASK)  # ValueError: 'q': expected a dense tensor (batch
+        ops.sparse_attention(q, k[:1], v, MASK)  # ValueError: 'k': expected batch and heads
+        ops.sparse_attention(q, k[..., :2], v, MASK)  # ValueError: 'k': expected head size 8
+        ops.sparse_attention(q, k, v[:, :, :9], MASK)
+            # ValueError: 'v': expected length 20 as 'k'
+        ops.sparse_attention(q, k, v.double(), MASK)  # TypeError: 'v': expected float32 as 'q'
+        ops.sparse_attention(q.int(), k, v, MASK)  # TypeError: 'q': expected .. , got int32
+        ops.sparse_attention(q, k.to("meta"), v, MASK)  # ValueError: 'k': expected to be on cpu
+        ops.sparse_attention(q, k, v, masks.band(21, 4))  # ValueError: 'mask': .. (20, 20)
+        ops.sparse_attention(q, k, v, as_elements(masks.band(9, 4)))  # ValueError: got (9, 9)
+        ops.sparse_attention(q, k, v, MASK.to("meta"))
+            # ValueError: 'mask': expected to be on cpu
+        ops.sparse_attention(q, k, v, torch.ones(20, 20))  # ValueError: 'mask': expected a sparse
+        ops.sparse_attention(q, k, v, MASK, "1")  # TypeError: 'scale': expected a number, got str
+        """,
+        locals(),
+        globals(),
+    )
 
 
 def test_what_tiles_do_not_take_goes_by_elements(monkeypatch, by_elements):

@@ -41,25 +41,6 @@ def test_gradient_of_an_extremum_by_the_operator_alone():
         assert_close(*grads, "float64")
 
 
-@pytest.mark.parametrize(
-    "m, n, nnz, feat", [(0, 3, 0, 4), (3, 0, 0, 4), (3, 4, 0, 2), (3, 4, 5, 0)]
-)
-def test_nothing(m, n, nnz, feat):
-    edges = torch.zeros(2, nnz, dtype=torch.int64)
-    A = (edges, (n, m))
-    for reduce in REDUCTIONS:
-        for heads in ((), (2,), (0,)):
-            B = torch.ones(n, *heads, feat, requires_grad=True)
-            values = torch.ones(nnz, *heads, requires_grad=True)
-            out = ops.spmm(A, B, reduce, values=values)
-            assert out.shape == (m, *heads, feat) and not out.any()
-            out.sum().backward()
-            assert not B.grad.any() and not values.grad.any()
-    found = ops.sddmm(A, torch.ones(m, feat), torch.ones(n, feat))
-    assert found.shape == (nnz,) and not found.any()
-    assert ops.spmv(A, torch.ones(n)).shape == (m,)
-
-
 def test_bfloat16_on_a_sparse_tensor_of_its_own():
     D = dense()
     A = D.bfloat16().to_sparse_csr()

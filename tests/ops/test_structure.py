@@ -174,13 +174,6 @@ def test_limits():
         ops.limit_cache(entries=0)
 
 
-def test_inference_mode():
-    with torch.inference_mode():
-        edges = EDGES.clone()
-        assert ops.spmm((edges, (4, 3)), torch.eye(4)).sum() == 5
-    assert ops.spmm((edges, (4, 3)), torch.eye(4)).sum() == 5
-
-
 def step(rng, B):
     """An operator and its gradient on a new pattern."""
     edges = torch.from_numpy(rng.integers(0, 200, (2, 500)))

@@ -12,25 +12,14 @@ from typing import Any
 
 import numpy as np
 
+from small import making
+
 Arrays = dict[str, Any]
+Inputs = Callable[[np.random.Generator, str, str, str], Arrays]
 CASES = ("small", "empty", "dense_row", "single_row", "single_column", "nonfinite")
 FINITE = CASES[:-1]
-FEATURES = {
-    "small": 7,
-    "empty": 3,
-    "dense_row": 5,
-    "single_row": 4,
-    "single_column": 1,
-    "nonfinite": 6,
-}
-_SHAPES = {
-    "small": (13, 11),
-    "empty": (7, 5),
-    "dense_row": (9, 17),
-    "single_row": (1, 13),
-    "single_column": (11, 1),
-    "nonfinite": (10, 9),
-}
+FEATURES = dict(zip(CASES, (7, 3, 5, 4, 1, 6), strict=True))
+_SHAPES = dict(zip(CASES, ((13, 11), (7, 5), (9, 17), (1, 13), (11, 1), (10, 9)), strict=True))
 
 
 @dataclass(frozen=True)
@@ -50,7 +39,7 @@ class Program:
 
     name: str
     make: Callable[[str, str], Any]
-    inputs: Callable[[np.random.Generator, str, str, str], Arrays]
+    inputs: Inputs
     oracle: Callable[[Arrays], dict[str, np.ndarray]]
     outputs: tuple[str, ...]
     gpu: bool = True
@@ -59,10 +48,6 @@ class Program:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "make", functools.cache(self.make))
-
-
-# Whose oracle does not say where infinities go.
-finite = functools.partial(Program, cases=FINITE)
 
 
 def tolerance(value_dtype: str) -> dict[str, float]:
@@ -159,3 +144,62 @@ def scatter_sum(shape: Any, where: Any, terms: np.ndarray) -> np.ndarray:
     out = np.zeros(shape)
     np.add.at(out, where, terms.astype(np.float64))
     return out
+
+
+def program(
+    name: str, body: str, axes: str, base: Inputs, oracle: Callable[[Arrays], np.ndarray],
+    first: str = "", gpu: bool = True, scatter: bool = False, cases: tuple[str, ...] = CASES,
+    **given: str,
+) -> Program:  # fmt: skip
+    """A program of :func:`small.making`, and its inputs: what it takes of `base`, and more.
+
+    oracle : the output, of arguments whose arrays of floats are float64
+    given : by names in capitals, the axes of buffers; by others, how arguments are filled, and
+        their sizes: "fill n feat", "values m", "below relations nnz" for integers, "out m feat"
+    """
+    make = making(name, body, axes, first, **{k: v for k, v in given.items() if k.isupper()})
+    filled = {k: v.split() for k, v in given.items() if not k.isupper()}
+    (output,) = (k for k, (how, *_) in filled.items() if how == "out")
+
+    def inputs(rng: np.random.Generator, case: str, dtype: str, idtype: str) -> Arrays:
+        args = {"feat": FEATURES[case], "feat_in": 3, "relations": 3}
+        args |= base(rng, case, dtype, idtype)
+        for one, (how, *sizes) in filled.items():
+            shape = tuple(int(x) if x.isdigit() else args[x] for x in sizes)
+            if how == "below":
+                args[one] = rng.integers(0, shape[0], shape[1:]).astype(idtype)
+            else:
+                args[one] = {
+                    "fill": lambda: fill(rng, case, shape, dtype),
+                    "values": lambda: values(rng, shape, dtype),
+                    "out": lambda: garbage(shape, dtype),
+                }[how]()
+        return {str(p.name): args[str(p.name)] for p in make(dtype, idtype).params}
+
+    def outputs(args: Arrays) -> dict[str, np.ndarray]:
+        wide = {k: v.astype("f8") if _is_float(v) else v for k, v in args.items()}
+        return {output: oracle({**wide, "dtype": args[output].dtype})}
+
+    return Program(name, make, inputs, outputs, (output,), gpu, scatter, cases)
+
+
+def _is_float(x: Any) -> bool:
+    return isinstance(x, np.ndarray) and x.dtype.kind in "fV"
+
+
+def csr_arrays(
+    mask: np.ndarray, idtype: str, ptr: str = "indptr", idx: str = "indices", nnz: str = "nnz",
+    m: str = "m", n: str = "n",
+) -> Arrays:  # fmt: skip
+    """A pattern in CSR, by these names."""
+    indptr, indices = csr(mask, idtype)
+    return {ptr: indptr, idx: indices, nnz: len(indices), m: mask.shape[0], n: mask.shape[1]}
+
+
+def rows_of(args: Arrays, ptr: str = "indptr") -> np.ndarray:
+    return parents_of(args[ptr])
+
+
+def product(args: Arrays, rows: np.ndarray, cols: np.ndarray) -> np.ndarray:
+    """A B from the stored elements of A."""
+    return scatter_sum(args["c"].shape, rows, args["a"][:, None] * args["b"][cols])

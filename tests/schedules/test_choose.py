@@ -1,17 +1,27 @@
-"""What problems get when their users name no config."""
+"""What problems get by default: configs, register tiles, how near to each other rows are used."""
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
+import scipy.sparse as sp
 import tvm
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+import sparsetir
 from sparsetir.formats import BSR
 from sparsetir.schedules.default import vector_bits
 from sparsetir.schedules.gpu.spmm import RowSplit
 from sparsetir.schedules.gpu.spmm_groups import Groups
 from sparsetir.schedules.gpu.spmm_hyb import HybRows
 from sparsetir.schedules.operators.problems import Spmm
+from sparsetir.schedules.operators.spmm import program
+from sparsetir.schedules.registers import feature_tile, served, tasks
 from sparsetir.schedules.search.choose import Statistics, candidates, choose
+from sparsetir.schedules.search.locality import STEPS, Locality
+from sparsetir.schedules.templates import register_tile
+from sparsetir.schedules.templates.shapes import row_reduction
 from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.schedules.templates.spmm_blocks import BlockRows
 from sparsetir.schedules.templates.spmm_panels import PanelRows
@@ -116,3 +126,101 @@ def test_full_blocks():
     for problem in (Spmm(reduce="mean"), Spmm(batched=True)):
         assert isinstance(choose(problem, BLOCKED, CPU), RowBlocks)
     assert isinstance(choose(Spmm(), BLOCKED, GPU), RowSplit)
+
+
+@pytest.mark.parametrize(("tiles_at", "pack"), [(None, False), (0, False), (0, True)])
+@pytest.mark.parametrize("config", [
+    RowBlocks(8, 4, parallel=False), RowBlocks(8, 4), RowBlocks(7, 4, 10), RowBlocks(8, 8, 12),
+], ids=str)  # fmt: skip
+def test_a_tile_gives_what_the_program_does(config, tiles_at, pack):
+    """Interpreted before stage II, and run; threads share heads, tiles and blocks of rows."""
+    feat = config.feat or 16
+    matrix = sp.random_array((9, 7), density=0.4, format="csr", dtype="float32", rng=1)
+    b = np.random.default_rng(2).standard_normal((7, feat)).astype("float32")
+
+    def schedule(sch):
+        found = row_reduction(sch, "test")
+        blocks, rows = register_tile.in_blocks(sch, found.rows, config, 3)
+        steps = register_tile.in_registers(
+            sch, found, config, [rows], found.columns, shared=blocks, tiles_at=tiles_at, pack=pack,
+            dtype="float32",
+        )  # fmt: skip
+        staged.append(sch.func)
+        register_tile.straight_code(sch, steps)
+
+    staged = []
+    kernel = sparsetir.build(program(Spmm()), schedule=schedule)
+    args = {
+        "a": matrix.data, "b": b, "indptr": matrix.indptr.astype("int32"),
+        "indices": matrix.indices.astype("int32"), "m": 9, "n": 7, "nnz": matrix.nnz, "feat": feat,
+    }  # fmt: skip
+    for run in (lambda **all: sparsetir.interpret(staged[0], all), kernel):
+        out = np.full((9, feat), np.nan, "float32")
+        run(**args, out=out)
+        np.testing.assert_allclose(out, matrix @ b, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("lanes", [8, 16])
+@pytest.mark.parametrize("vectors", [1, 4, 16])
+def test_tiles_of_features_are_about_as_wide_and_serve_their_number(lanes, vectors):
+    for feat in range(1, 600):
+        tile = feature_tile(feat, lanes, vectors)
+        config = RowBlocks(*tile)
+        assert config.tile <= lanes * vectors and config.tiles(feat) * config.tile >= feat
+        assert tile.feat is None or tile.feat == served(feat, tile.tile, tile.lanes)
+    assert tasks(8, 4) == 2 and tasks(8, 16) == 1 and tasks(8, 3, 4) == 32
+
+
+RNG = np.random.default_rng(0)
+ROUNDED = 1 / STEPS
+
+
+def exact(columns, rows):
+    """Share of the nonzeros of the second half that a cache of so many rows misses, LRU."""
+    held, misses, half = [], 0, len(columns) // 2
+    for at, column in enumerate(columns.tolist()):
+        if column in held:
+            held.remove(column)
+        elif at >= half:
+            misses += 1
+        held = [*held[-(rows - 1) :], column]
+    return misses / (len(columns) - half)
+
+
+@pytest.mark.parametrize("rows", [8, 64, 256])
+@pytest.mark.parametrize("name", ["random", "band", "one column", "a cycle", "skewed"])
+def test_as_a_cache_that_forgets_what_was_used_longest_ago(name, rows):
+    size = 4096
+    columns = {
+        "random": RNG.integers(0, 300, size),
+        "band": np.arange(size) // 16 + RNG.integers(0, 40, size),
+        "one column": np.zeros(size, int),
+        "a cycle": np.arange(size) % 100,
+        "skewed": np.minimum(RNG.geometric(0.02, size), 4000),
+    }[name].astype("int32")
+    found = Locality.of(columns).missed(rows)
+    assert abs(found - exact(columns, rows)) < ROUNDED + 0.05
+
+
+def test_a_sample_of_a_large_pattern():
+    large = RNG.integers(0, 50_000, 2_000_000, dtype="int32")
+    assert Locality.of(large).missed(1024) > 0.9
+    near = (np.arange(2_000_000) // 20 + RNG.integers(0, 50, 2_000_000)).astype("int64")
+    assert Locality.of(near).missed(1024) < 0.15 < 0.8 < Locality.of(near).missed(8)
+    assert Locality.of(near) == Locality.of(near) and hash(Locality.of(near))
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=60), st.integers(0, 1 << 20))
+def test_any_pattern_has_a_share(columns, rows):
+    found = Locality.of(np.array(columns, "int32"))
+    assert 0 <= found.missed(rows) <= 1
+    assert list(found.misses) == sorted(found.misses, reverse=True)
+
+
+def test_what_fits_is_not_missed():
+    fits = Statistics(m=100, n=100, nnz=5000, feat=32)
+    assert fits.missed(128, 1 << 20) == 0 and fits.missed(128, 1 << 10) == 1
+    near = Statistics(m=100, n=100, nnz=5000, feat=32, locality=Locality((0.5, 0.25)))
+    assert near.missed(128, 1 << 10) == 0.5 and near.missed(128, 1 << 11) == 0.25
+    assert not Statistics(m=100, n=10**6, nnz=0, feat=32).asks_for_locality

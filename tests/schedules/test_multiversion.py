@@ -12,6 +12,7 @@ import sparsetir
 from csr_zoo import ZOO
 from programs import PROGRAMS
 from sparsetir.schedules.multiversion import PACK_DEGREE, WORK_OF_THREADS
+from sparsetir.schedules.templates.shapes import ShapeError
 from sparsetir.sparse_ir.recipes.registry import RECIPES
 
 VERSIONS = ("panels", "rows", "narrow", "wide")
@@ -63,6 +64,19 @@ def test_results_where_the_work_is_for_threads(feat):
 def test_results_where_rows_are_asked_for_ahead():
     """What is gathered from is larger than any L2 cache; the last rows have no rows ahead."""
     check(kernel(), 40, 40_000, 300, 200)
+
+
+@pytest.mark.parametrize("name", ["spmm", "sddmm"])
+def test_a_mistake_of_a_version_is_not_hidden(name, monkeypatch):
+    """The plain default is for programs of another shape, not for what is refused on the way."""
+
+    def refuse(*_):
+        raise ShapeError("refused")
+
+    for module in ("register_tile", "sddmm"):
+        monkeypatch.setattr(f"sparsetir.schedules.templates.{module}.in_vectors", refuse)
+    with pytest.raises(ShapeError, match="refused"):
+        sparsetir.lower(PROGRAMS[name].make("float32", "int32"))
 
 
 def test_known_sizes_choose_when_it_is_built():

@@ -3,6 +3,7 @@
 # pyright: reportAttributeAccessIssue=false
 
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,9 +12,14 @@ import torch
 
 import sparsetir
 from csr_zoo import ZOO, check_spmm, expected
+from pairs import by_turns
+from sparsetir.formats import BSR, DBSR
 from sparsetir.schedules.operators.problems import Spmm
 from sparsetir.schedules.operators.spmm import program
 from sparsetir.schedules.templates.spmm import RowBlocks, apply
+from sparsetir.schedules.templates.spmm_blocks import BlockRows
+from sparsetir.schedules.templates.spmm_panels import PanelRows
+from sparsetir.schedules.templates.spmm_sorted import SortedRows
 
 RNG = np.random.default_rng(0)
 
@@ -157,3 +163,184 @@ def test_the_code_keeps_a_tile_in_registers():
     loop = next(part for part in re.split(r"\n(?=\S+:)", code) if "llvm.prefetch" in part)
     assert len(re.findall(r"call void @llvm.prefetch", loop)) == 8
     assert "store" not in loop
+
+
+def graph(m: int, n: int, mean: int = 3) -> Any:
+    """A pattern with empty rows, a full one, and an empty column."""
+    mask = RNG.random((m, n)) < mean / max(1, n)
+    mask[1:3], mask[4:5], mask[:, 3:4] = False, True, False
+    return sp.csr_array(mask.astype("float32"))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "config", "feat", "idtype", "reduce"),
+    [
+        ("float32", SortedRows(32, 16, 32, window=7), 32, np.int32, "sum"),
+        ("float32", SortedRows(16, 8, blocks=3, ahead=9), 48, np.int32, "mean"),
+        ("float64", SortedRows(9, 4, 9, parallel=False), 9, np.int64, "sum"),
+        ("float16", SortedRows(8, 8, 11), 11, np.int32, "sum"),
+        ("bfloat16", SortedRows(4, 4, blocks=2), 4, np.int32, "max"),
+    ],
+    ids=str,
+)
+def test_types_and_tails(dtype, config, feat, idtype, reduce):
+    """Values that are planned with, and those of a run; infinities and NaN as sums say."""
+    nothing: Any = sp.csr_array((6, 9), dtype="float32")
+    for matrix in (graph(41, 23), nothing, graph(0, 5), graph(5, 1)):
+        check_spmm(matrix, config, feat, dtype, reduce, 2, reduce != "max", idtype)
+
+
+def test_edges_of_torch_take_values_by_their_places():
+    """In any order, and more than once; with heads, too."""
+    config = SortedRows(16, 16, 16)
+    assert config.unpacked == SortedRows(16, 16, 16, packed=False)
+    pattern = sparsetir.schedules.operators.problems.CsrPattern(
+        np.array([0, 3, 3, 4], "int32"), np.array([2, 0, 2, 1], "int32"), (3, 4)
+    )
+    plan = sparsetir.plan("spmm", pattern, 16, dtype="float32", heads=2, config=config.unpacked)
+    values, b = RNG.random((4, 2), "float32"), RNG.random((4, 2, 16), "float32")
+    wanted = np.zeros((3, 2, 16))
+    for head, row, column, e in ((h, r, c, e) for h in (0, 1) for e, (r, c) in enumerate(
+        [(0, 2), (0, 0), (0, 2), (2, 1)]
+    )):  # fmt: skip
+        wanted[row, head] += values[e, head] * b[column, head].astype("float64")
+    np.testing.assert_allclose(plan(b, values=values), wanted, rtol=1e-5)
+    assert not plan.arranges_values
+
+
+def pruned(m, n, density=0.4):
+    """A pattern with an empty row, a full one, and an empty column."""
+    mask = RNG.random((m, n)) < density
+    mask[1:2], mask[4:5], mask[:, 3:4] = False, True, False
+    return sp.csr_array(mask.astype("float32"))
+
+
+def check_panels(matrix, config, feat, dtype="float32", threads=1, idtype=np.int32):
+    return check_spmm(matrix, config, feat, dtype, "sum", threads, True, idtype)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "config", "feat", "shape"),
+    [
+        ("float32", PanelRows(4, 64, pack=True), 128, (37, 41)),
+        ("float32", PanelRows(3, 40, 16, 100), 100, (8, 9)),
+        ("float64", PanelRows(5, 16, 8, 24, pack=True, blocks=3), 24, (26, 30)),
+        ("float16", PanelRows(2, 32, 16), 32, (13, 20)),
+        ("bfloat16", PanelRows(4, 7, 4, 7, pack=True), 7, (9, 12)),
+        ("float32", PanelRows(4, 32, 16, compact=True, parallel=False), 64, (37, 41)),
+        ("float64", PanelRows(7, 8, 8, 16, pack=True, blocks=3, compact=True), 16, (26, 30)),
+    ],
+    ids=str,
+)
+def test_panels_types_and_tails(dtype, config, feat, shape):
+    check_panels(pruned(*shape), config, feat, dtype, threads=2)
+    check_panels(pruned(0, 5), config, feat, dtype)
+    check_panels(sp.csr_array((6, 9), dtype="float32"), config, feat, dtype)
+
+
+def test_int64():
+    check_panels(pruned(11, 16), PanelRows(4, 16, parallel=False), 16, idtype=np.int64)
+
+
+def test_values_of_a_run_are_read_by_their_places():
+    """In panels of four rows and more; of fewer, rows by themselves take less time."""
+    config = PanelRows(4, 32, pack=True, blocks=2)
+    assert config.unpacked == PanelRows(4, 32, pack=True, blocks=2, packed=False)
+    few = PanelRows(3, 32, pack=True, blocks=2)
+    assert few.unpacked == few.by_rows == RowBlocks(32, 16, None, True, True, 0, 1, 2)
+    assert config.compiled == PanelRows(4, 32, pack=True)
+    plan = check_panels(pruned(21, 30), config.unpacked, 64, threads=2)
+    assert not plan.arranges_values and plan.repeats
+
+
+def test_edges_in_any_order():
+    """Operators on torch's tensors take panels where columns increase, and each is there once."""
+    a = pruned(48, 200, 0.45)
+    rows = np.repeat(np.arange(48), np.diff(a.indptr))
+    edges = torch.from_numpy(np.stack([a.indices, rows])).long()
+    b, values = torch.from_numpy(RNG.random((200, 32))), torch.from_numpy(RNG.random(a.nnz))
+    twice = torch.cat([edges, edges[:, -9:]], dim=1), torch.cat([values, values[-9:]])
+    turned = edges.flip(1), values.flip(0)
+    for (given, weights), kind in (
+        ((edges, values), PanelRows), (turned, RowBlocks), (twice, RowBlocks)
+    ):  # fmt: skip
+        found = sparsetir.ops.spmm((given, (200, 48)), b, values=weights)
+        exact = sp.coo_array((weights, tuple(given.flip(0))), (48, 200)) @ b.numpy()
+        np.testing.assert_allclose(found, exact, rtol=1e-12)
+        structure = sparsetir.ops.structure_of(torch.zeros(49), given, 200)
+        made = structure.plan("spmm", 32, torch.float64)
+        assert type(made.config) is kind
+
+
+def test_sums_stay_in_registers():
+    """Each pattern has one loop; a row of B is loaded once in it for all of the pattern's rows."""
+    config = PanelRows(4, 64, 16, 64, pack=True, parallel=False)
+    plan = sparsetir.plan(
+        "spmm", pruned(16, 16), 64, config=config, target={"kind": "llvm", "mcpu": "cascadelake"}
+    )
+    text = plan.kernel.source("asm")
+    assert text.count("vfmadd") == 4 * 32  # 15 patterns of 32 rows in all, by 4 vectors
+    loops = re.split(r"^\.LBB\S+:", re.sub(r"^\.Ltmp.*\n", "", text, flags=re.M), flags=re.M)
+    found = [body for body in loops if "vfmadd" in body]
+    # Two registers of a vector hold one feature of a row of B each; nothing is stored between.
+    assert len(found) == 15
+    for body in found:
+        products = body.count("vfmadd")
+        loads = len(re.findall(r"^\tv(?:movu|mova|fmadd\w)\S*\s.*\(", body, flags=re.M))
+        assert (loads, body.count("vbroadcastss")) == (4, products // 4)
+        assert not re.search(r"vmov\w+\s+%zmm\d+, .*\(", body.split("vfmadd")[-2])
+
+
+def of_blocks(high, wide, rows, cols, fill=0.4):
+    """Whole blocks, some rows of blocks empty, one full."""
+    mask = RNG.random((high, wide)) < fill
+    mask[:1], mask[1:2] = False, True
+    return np.kron(mask, np.ones((rows, cols), bool))
+
+
+def scattered(shape, density=0.1):
+    """Blocks that are not full, the last ones sticking out."""
+    mask = RNG.random(shape) < density
+    mask[3:7] = False
+    return mask
+
+
+def check_blocks(mask, config, feat, dtype="float32", threads=2, special=False):
+    matrix = sp.csr_array(mask.astype("float32"))
+    return check_spmm(matrix, config, feat, dtype, "sum", threads, special)
+
+
+CASES = [
+    (fmt(r, c), rows, tile, feat, dtype)
+    for fmt in (BSR, DBSR)
+    for r, c, rows in ((8, 8, 4), (16, 8, 8), (4, 6, 2), (32, 32, 4), (3, 5, 3))
+    for tile, feat in ((32, 64), (64, 100), (24, 24), (7, 7))
+    for dtype in ("float32", "bfloat16", "float16", "float64")
+]
+
+
+@pytest.mark.parametrize("fmt, rows, tile, feat, dtype", by_turns(CASES, 41), ids=str)
+def test_blocks(fmt, rows, tile, feat, dtype):
+    """Full blocks without masks, others with them, in one thread and in several."""
+    lanes = min(16, 1 << (tile.bit_length() - 1))
+    size = None if feat % tile == 0 and tile % lanes == 0 else feat
+    for pack, parallel in ((True, False), (False, True)):
+        blocks = 2 if parallel and isinstance(fmt, BSR) else 1
+        config = BlockRows(fmt, rows, tile, lanes, size, True, pack, blocks, parallel)
+        for shape in ((5, 4), (2, 1)):
+            check_blocks(of_blocks(*shape, fmt.rows, fmt.cols), config, feat, dtype)
+    config = BlockRows(fmt, rows, tile, lanes, size, False)
+    check_blocks(scattered((37, 41)), config, feat, dtype, special=True)
+    check_blocks(np.zeros((6, 9), bool), config, feat, dtype)
+
+
+def test_no_rows():
+    check_blocks(np.zeros((0, 8), bool), BlockRows(BSR(8, 8)), 64)
+
+
+def test_one_kernel_for_all_patterns_of_full_blocks():
+    before = sparsetir.compilations()
+    for high in (1, 3, 6):
+        for blocks in (1, 3):
+            check_blocks(of_blocks(high, 4, 8, 16), BlockRows(BSR(8, 16), 8, 32, blocks=blocks), 96)
+    assert sparsetir.compilations() - before <= 1

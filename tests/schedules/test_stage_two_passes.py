@@ -11,6 +11,7 @@ import scipy.sparse as sp
 import sparsetir
 from programs import PROGRAMS
 from schedule_common import opened, program, says, table
+from small import small
 from sparsetir.schedules.passes.drop_identity_order import drop_identity_order  # noqa: F401
 from sparsetir.schedules.passes.opaque_step_loop import opaque_step_loop
 from sparsetir.schedules.passes.parallel_loops import in_vectors, run_in_parallel
@@ -163,3 +164,14 @@ def test_an_init_in_the_loop_is_refused():
     sch.lower()
     with pytest.raises(sparsetir.ScheduleError, match="'spmv1', whose init is in the loop"):
         sch.rewrite(opaque_step_loop, "spmv")
+
+
+def test_loops_of_no_visits_are_not_tiled() -> None:
+    """Whose extent nothing may be divided by."""
+    sums = small("sums", """
+with T.sp_iter([I, J, K], "SRS", "sums") as [i, j, k]:
+    with T.init():
+        Y[i, k] = 0.0
+    Y[i, k] = Y[i, k] + A[i, j] * X[j, k]
+""", "K = T.dense_fixed(0)", A="I J", X="N K", Y="I K")  # fmt: skip
+    assert "T.vectorized" not in sparsetir.build(sums).stages["III"].script()

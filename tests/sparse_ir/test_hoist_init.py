@@ -1,16 +1,24 @@
-"""The init of a reduction moves in front of its outermost reduction loop."""
+"""The init of a reduction: in front of its loops, once for each element that a row stores."""
 
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false
 # pyright: reportMissingModuleSource=false
 
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
 import pytest
 from tvm import s_tir, tirx
 
+import sparsetir
 from gpu_runner import requires_opencl
 from programs import PROGRAMS
 from sparsetir import LoweringError
 from sparsetir.sparse_ir.hoist_init import hoist_init
-from sparsetir.sparse_ir.nodes import walk
+from sparsetir.sparse_ir.nodes import sparse_iterations, walk
+from sparsetir.sparse_ir.script.parser import from_source
+from sparsetir.sparse_ir.separate_init import init_runs_in_place
 from stage2 import check, golden, loops, only, plain_text, run_cpu, run_gpu, schedule
 
 
@@ -154,3 +162,147 @@ def test_a_race_is_refused():
         LoweringError, match="'spmm1_update': its reduction is bound to threadIdx.x"
     ):
         hoist_init(only(sch))
+
+
+HEAD = """
+@T.prim_func
+def sums(
+    a: T.handle, c: T.handle, indptr: T.handle, indices: T.handle, m: T.{i}, n: T.{i},
+    nnz: T.{i}, times: T.{i}, size: T.{i}
+):
+    O = T.dense_fixed(times, idtype="{i}")
+    TWO = T.dense_fixed(2, idtype="{i}")
+    ONE = T.dense_fixed(1, idtype="{i}")
+    I = T.dense_fixed(m, idtype="{i}")
+    J = T.sparse_variable(I, (n, nnz), (indptr, indices), idtype="{i}")
+    S = T.dense_fixed(size, idtype="{i}")
+    A = T.match_sparse_buffer(a, (I, J), "float32")
+    C = T.match_sparse_buffer(c, (S,), "float32")
+"""
+# The statement, and whether its init may stay in the reduction's block.
+BODIES = {
+    "outer axis not stored": ('[O, I, J], "SSR"', "o, i, j", "i", False),
+    "inner axis not stored": ('[I, O, J], "SSR"', "i, o, j", "i", False),
+    "innermost axis not stored": ('[I, J, O], "SRS"', "i, j, o", "i", False),
+    "constant axis not stored": ('[TWO, I, J], "SSR"', "o, i, j", "i", False),
+    "axis of one coordinate": ('[ONE, I, J], "SSR"', "o, i, j", "i", True),
+    "sums that meet": ('[I, O, J], "SSR"', "i, o, j", "i + o", False),
+    "sums that differ": ('[I, TWO, J], "SSR"', "i, o, j", "i * 2 + o", True),
+    "sums that differ by a parameter": ('[I, O, J], "SSR"', "i, o, j", "i * times + o", True),
+    "multiples of another parameter": ('[I, O, J], "SSR"', "i, o, j", "i * n + o", False),
+    "stored": ('[I, J], "SR"', "i, j", "i", True),
+}
+
+
+def arguments(idtype: str) -> dict[str, Any]:
+    """Rows of 2, 0 and 3 elements, an output longer than them."""
+    return {
+        "a": np.arange(1, 6, dtype="float32"),
+        "c": np.full(40, np.nan, "float32"),
+        "indptr": np.array([0, 2, 2, 5], idtype),
+        "indices": np.array([0, 3, 1, 2, 3], idtype),
+        "m": 3, "n": 4, "nnz": 5, "times": 2, "size": 40,
+    }  # fmt: skip
+
+
+def as_interpreted(func: Any, args: dict[str, Any]) -> np.ndarray:
+    """What the interpreter makes of `c`, and kernels with a schedule and without one as well."""
+    want = args | {"c": args["c"].copy()}
+    sparsetir.interpret(func, want)
+    for scheduled in (func, sparsetir.lower_sparse_iter(func)):
+        have = args | {"c": args["c"].copy()}
+        sparsetir.build(scheduled, "llvm")(**have)
+        np.testing.assert_array_equal(have["c"], want["c"])
+    return want["c"]
+
+
+@pytest.mark.parametrize("idtype", ["int32", "int64"])
+@pytest.mark.parametrize("case", BODIES)
+def test_each_element_is_initialised_once(case: str, idtype: str) -> None:
+    axes, coords, index, in_place = BODIES[case]
+    text = HEAD.format(i=idtype) + (
+        f"    with T.sp_iter([{axes.split('], ')[0][1:]}], {axes.split('], ')[1]}, 'sums') "
+        f"as [{coords}]:\n"
+        f"        with T.init():\n            C[{index}] = 0.0\n"
+        f"        C[{index}] = C[{index}] + A[i, j]\n"
+    )
+    func = sparsetir.from_source(text)
+    (it,) = sparse_iterations(func)
+    assert init_runs_in_place(it, func) == in_place
+    c = as_interpreted(func, arguments(idtype))
+    if index == "i":
+        times = 1 if in_place else 2
+        np.testing.assert_array_equal(c[:3], np.array([3, 0, 12]) * times)
+    else:
+        assert not np.isnan(c[0])
+
+
+def test_updates_elsewhere_than_the_init() -> None:
+    """The init of a later visit would wipe out what an earlier one has added."""
+    text = HEAD.format(i="int32") + (
+        "    with T.sp_iter([I, J], 'SR', 'sums') as [i, j]:\n"
+        "        with T.init():\n            C[i] = 0.0\n"
+        "        C[i + 1] = C[i + 1] + A[i, j]\n"
+    )
+    func = sparsetir.from_source(text)
+    args = arguments("int32") | {"c": np.ones(40, "float32")}
+    np.testing.assert_array_equal(as_interpreted(func, args)[:5], [0, 3, 0, 13, 1])
+
+
+@pytest.mark.parametrize("index", ["i", "i * 2 + o", "i + o"])
+def test_nested_reductions(index: str) -> None:
+    """The init of a nested iteration runs at each visit of the one around it."""
+    text = HEAD.format(i="int32") + (
+        "    with T.sp_iter([I], 'S', 'rows') as [i]:\n"
+        "        T.sp_iter_attr({'ordered': 1})\n"
+        "        with T.sp_iter([O, J], 'SR', 'sums') as [o, j]:\n"
+        f"            with T.init():\n                C[{index}] = 0.0\n"
+        f"            C[{index}] = C[{index}] + A[i, j]\n"
+    )
+    func = sparsetir.from_source(text)
+    nested = next(it for it in sparse_iterations(func) if it.name == "sums")
+    assert init_runs_in_place(nested, func) == (index != "i")
+    c = as_interpreted(func, arguments("int32"))
+    want = {"i": [6, 0, 24], "i * 2 + o": [3, 3, 0, 0, 12, 12], "i + o": [3, 0, 12, 12]}[index]
+    np.testing.assert_array_equal(c[: len(want)], want)
+
+
+PROGRAM = """
+@T.prim_func
+def sums(a: T.handle, out: T.handle, indptr: T.handle, indices: T.handle, m: T.int32, n: T.int32,
+         nnz: T.int32):
+    I = T.dense_fixed(m)
+    J = T.sparse_variable(I, (n, nnz), (indptr, indices), unique=False)
+    K = T.dense_fixed(5)
+    P = T.dense_fixed(2)
+    A = T.match_sparse_buffer(a, (I, J, K), "float32")
+    OUT = T.match_sparse_buffer(out, (I, J, P), "float32")
+    with T.sp_iter([{axes}], "{kinds}", "sums") as [{names}]:
+        with T.init():
+            OUT[i, j, {at}] = T.float32(0)
+        OUT[i, j, {at}] = OUT[i, j, {at}] + A[i, j, k]
+"""
+
+
+@pytest.mark.parametrize("at", ["0", "1", "i % 2"])
+@pytest.mark.parametrize(
+    ("axes", "kinds", "names"),
+    [("I, J, K", "SSR", "i, j, k"), ("T.fuse(I, J), K", "SSR", "i, j, k"),
+     ("I, K, J", "SRS", "i, k, j")],
+)  # fmt: skip
+def test_each_of_them_is_initialised(axes, kinds, names, at):
+    program = from_source(PROGRAM.format(axes=axes, kinds=kinds, names=names, at=at))
+    indptr = np.array([0, 4, 4, 7], np.int32)
+    indices = np.array([1, 1, 3, 1, 2, 0, 2], np.int32)
+    given = {"a": np.random.default_rng(0).random((7, 5), np.float32), "indptr": indptr}
+    given |= {"indices": indices, "m": 3, "n": 4, "nnz": 7}
+    expected, out = (np.full((7, 2), np.nan, np.float32) for _ in range(2))
+    sparsetir.interpret(program, given | {"out": expected})
+    rows = np.repeat(np.arange(3), np.diff(indptr))
+    where = rows % 2 if at == "i % 2" else np.full(7, int(at))
+    np.testing.assert_allclose(expected[np.arange(7), where], given["a"].sum(1), rtol=1e-6)
+    assert np.isnan(expected[np.arange(7), 1 - where]).all()
+    for scheduled in (program, sparsetir.Schedule(program)):
+        out[:] = np.nan
+        sparsetir.build(scheduled)(**given, out=out)
+        np.testing.assert_allclose(out, expected, rtol=1e-6)

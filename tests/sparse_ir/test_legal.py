@@ -1,14 +1,30 @@
-"""Visits have no order: programs that need one are refused, and primitives ask."""
+"""Visits have no order; which loops are free of races, against all pairs of visits."""
 
 from __future__ import annotations
 
+from itertools import product
+from typing import Any
+
+import numpy as np
 import pytest
+import tvm
+from tvm import tirx
 from tvm.error import DiagnosticError
 
+import sparsetir
 from schedule_common import opened
+from small import text_of
 from sparsetir import IllFormedError, ScheduleError, from_source
 from sparsetir.sparse_ir.legal import parallelizable, raced, races, reorderable, writes_disjoint
-from sparsetir.sparse_ir.nodes import sparse_iterations
+from sparsetir.sparse_ir.nodes import (
+    AttachedAxis,
+    Axis,
+    FusedAxis,
+    SparseIteration,
+    buffer_var,
+    sparse_iterations,
+)
+from sparsetir.sparse_ir.parallel import parallel_units
 from sparsetir.sparse_ir.schedule.group_columns_by_pattern import group_columns_by_pattern
 from sparsetir.sparse_ir.schedule.loops import SparseIterationRef, SpIter, find_iteration
 from sparsetir.sparse_ir.schedule.peel import peel
@@ -172,3 +188,202 @@ def test_what_follows_each_other_is_left_in_order() -> None:
     ref = sch.get_sparse_iteration("spmm_each")
     with pytest.raises(ScheduleError, match="its visits follow each other"):
         sch.sparse_reorder(ref, sch.get_sp_iters(ref))
+
+
+Sums = list[list[int]]  # a coefficient per coordinate and a constant, per dimension
+
+
+def dense(name: str, length: Any) -> Axis:
+    return Axis(name=name, kind="dense_fixed", length=_int(length))
+
+
+def slots(name: str, parent: Axis, length: Any) -> Axis:
+    """As many coordinates under each parent."""
+    indices = tirx.Var("idx", "handle")
+    return Axis(
+        name=name, kind="sparse_fixed", length=_int(length), parent=parent, nnz_cols=_int("w"),
+        indices=indices,
+    )  # fmt: skip
+
+
+def compressed(name: str, parent: Axis, length: Any, unique: bool = True) -> Axis:
+    indptr, indices = tirx.Var("ptr", "handle"), tirx.Var("idx", "handle")
+    return Axis(
+        name=name, kind="sparse_variable", length=_int(length), parent=parent, nnz=_int("nnz"),
+        indptr=indptr, indices=indices, unique=unique,
+    )  # fmt: skip
+
+
+def _int(value: Any) -> Any:
+    return tirx.Var(value, "int32") if isinstance(value, str) else tirx.IntImm("int32", value)
+
+
+def iteration(axes: list[Any], kinds: str, *accesses: Sums, wide: bool = False) -> Any:
+    """`Y[accesses[0]] = Y[accesses[0]] + Y[accesses[1]] + ...`"""
+    coords = [tirx.Var(c, "int32") for c in "ijklm"[: len(kinds)]]
+    y = buffer_var([1000] * len(accesses[0]), "float32", "Y")
+
+    def index(coefficients: list[int]) -> Any:
+        terms = [tirx.Cast("int64", c) if wide else c for c in coords]
+        total: Any = None
+        for term, c in zip(terms, coefficients, strict=False):
+            if c:
+                term = term if c == 1 else term * c
+                total = term if total is None else total + term
+        last = coefficients[-1]
+        if total is None:
+            return _int(last)
+        return total if last == 0 else total + last
+
+    places = [[index(c) for c in sums] for sums in accesses]
+    value = tirx.BufferLoad(y, places[0])
+    for place in places[1:]:
+        value = value + tirx.BufferLoad(y, place)
+    return SparseIteration(
+        span=None, axes=axes, kinds=kinds, name="it", vars=coords, init=None,
+        body=tirx.BufferStore(y, value, places[0]), annotations={},
+    )  # fmt: skip
+
+
+def random_axes(rng: np.random.Generator) -> tuple[list[Axis], list[Any], list[int]]:
+    """Axes; for each the coordinates stored (by parent position if it has one); its level."""
+    lengths = [int(n) for n in rng.integers(1, 5, 3)]
+    shown = [n if rng.random() < 0.8 else f"n{at}" for at, n in enumerate(lengths)]
+    axes: list[Axis] = [dense("I", shown[0])]
+    stored: list[Any] = [list(range(lengths[0]))]
+    levels = [0]
+    how = rng.choice(["dense", "slots", "compressed", "coo"])
+    n = lengths[1]
+    if how == "dense":
+        axes.append(dense("J", shown[1]))
+        stored.append([list(range(n))] * lengths[0])
+    else:
+        make = {"slots": slots, "compressed": compressed}.get(how)
+        axes.append(make("J", axes[0], shown[1]) if make else compressed("J", axes[0], n, False))
+        width = int(rng.integers(0, n + 1))
+        sizes = [width if how == "slots" else int(rng.integers(0, n + 1))] * lengths[0]
+        repeat = how == "coo"
+        stored.append([sorted(rng.choice(n, size=s, replace=repeat)) for s in sizes])
+    levels.append(0 if how in ("dense", "slots") else 1)
+    axes.append(dense("K", shown[2]))
+    stored.append(list(range(lengths[2])))
+    levels.append(levels[-1])
+    return axes, stored, levels
+
+
+def random_sums(rng: np.random.Generator, lengths: list[int]) -> Sums:
+    """Dimensions that often are numbers in a mixed base."""
+    out: Sums = []
+    for _ in range(rng.integers(1, 3)):
+        chosen = [int(a) for a in rng.permutation(3)[: rng.integers(1, 4)]]
+        coefficients, step = [0] * 4, 1
+        for at in chosen:
+            coefficients[at] = step if rng.random() < 0.85 else int(rng.integers(-2, 5))
+            step *= lengths[at]
+        coefficients[3] = int(rng.integers(0, 3))
+        out.append(coefficients)
+    return out
+
+
+def test_free_loops_are_free() -> None:
+    """No two visits at different positions of a free loop meet, whatever loops of its level do."""
+    rng = np.random.default_rng(0)
+    found = {"free": 0, "not": 0, "sums": 0}
+    for _ in range(1500):
+        axes, stored, levels = random_axes(rng)
+        lengths = [int(getattr(a.length, "value", 4)) for a in axes]
+        sums = random_sums(rng, lengths)
+        accesses = [sums]
+        if rng.random() < 0.3:
+            other = random_sums(rng, lengths)
+            accesses.append([*other, *sums][: len(sums)])
+        kinds = "".join("SSSR"[n] for n in rng.integers(0, 4, 3))
+        it = iteration(axes, kinds, *accesses, wide=bool(rng.random() < 0.5))
+        visits = [
+            ((i, p, k), (stored[0][i], coordinate, stored[2][k]))
+            for i in range(len(stored[0]))
+            for p, coordinate in enumerate(stored[1][i])
+            for k in range(len(stored[2]))
+        ]
+        touched = [
+            {tuple(int(np.dot(s, (*c, 1))) for s in place) for place in accesses} for _, c in visits
+        ]
+        free = parallel_units(it)
+        for x in free:
+            assert kinds[x] == "S"
+            found["sums"] += all(sum(c != 0 for c in s[:3]) > 1 for s in sums)
+            fixed = [n for n in range(3) if levels[n] < levels[x]]
+            for ((a, _), ta), ((b, _), tb) in product(zip(visits, touched, strict=True), repeat=2):
+                if a[x] != b[x] and all(a[n] == b[n] for n in fixed):
+                    assert not ta & tb, (it, x, a, b)
+        found["free"] += len(free)
+        found["not"] += 3 - len(free)
+    assert min(found.values()) > 200, found
+
+
+I, K = dense("I", "m"), dense("K", "n")
+II, ONE = dense("II", 16), dense("O", 1)
+
+
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize(
+    ("axes", "kinds", "accesses", "free"),
+    [
+        ([I, II, K], "SSS", [[[16, 1, 0, 0], [0, 0, 1, 0]]], [0, 1, 2]),
+        ([I, II, K], "SRS", [[[16, 0, 0, 0], [0, 0, 1, 0]]], [0, 2]),
+        ([I, II, K], "SRS", [[[16, 1, 0, 0], [0, 0, 1, 0]]], [2]),  # a reduction in the sum
+        ([I, II, K], "SSS", [[[15, 1, 0, 0], [0, 0, 1, 0]]], [2]),  # blocks overlap
+        ([I, II, K], "SSS", [[[1, 16, 0, 0], [0, 0, 1, 0]]], [2]),  # how many I is not known
+        ([I, II], "SS", [[[-16, 1, 5]]], [0, 1]),
+        ([I, ONE], "SS", [[[1, 1, 0]]], [0, 1]),
+        ([I, II], "SS", [[[16, 1, 0]], [[16, 1, 1]]], []),  # the next element
+        ([I, II], "SS", [[[16, 1, 1]], [[16, 1, 1]]], [0, 1]),
+        ([I, II], "SS", [[[16, 1, 0], [1, 0, 0]], [[16, 1, 1], [1, 0, 0]]], [0]),
+        ([I, II], "SS", [[[0, 0, 3]]], []),
+        ([I, slots("J", I, "n")], "SS", [[[1, 0, 0], [0, 1, 0]]], [0, 1]),
+        ([I, slots("J", I, "n")], "RS", [[[0, 1, 0]]], []),  # differ in a row only
+        ([ONE, slots("J", ONE, "n")], "RS", [[[0, 1, 0]]], [1]),
+        ([I, compressed("J", I, "n")], "RS", [[[0, 1, 0]]], [1]),
+        ([I, compressed("J", I, "n", False)], "SS", [[[1, 0, 0], [0, 1, 0]]], [0]),
+        ([I, K, AttachedAxis(slots("J", I, "n"), K)], "SRS", [[[0, 0, 1, 0]]], []),
+        ([FusedAxis([I, II]), K], "SSR", [[[16, 1, 0, 0]]], [0]),
+        ([FusedAxis([I, II]), K], "SRS", [[[1, 0, 0, 0], [0, 0, 1, 0]]], [1]),
+    ],
+)
+def test_which_loops_are_free(
+    axes: list[Any], kinds: str, accesses: list[Sums], free: list[int], wide: bool
+) -> None:
+    assert parallel_units(iteration(axes, kinds, *accesses, wide=wide)) == free
+
+
+def test_what_is_no_sum() -> None:
+    it = iteration([I, II], "SS", [[16, 1, 0]])
+    i, ii = it.vars
+    narrow = tirx.Cast("int32", tirx.Cast("int64", i) * 16 + tirx.Cast("int64", ii))
+    for index in (i * ii, tirx.floordiv(i * 16, 2) + ii, narrow, tirx.Var("m", "int32") * i):
+        body = tirx.BufferStore(it.body.buffer, tirx.const(1.0, "float32"), [index])
+        other = SparseIteration(
+            span=None, axes=list(it.axes), kinds="SS", name="it", vars=list(it.vars), init=None,
+            body=body, annotations={},
+        )  # fmt: skip
+        assert parallel_units(other) == []
+
+
+COLUMNS = text_of("columns", """
+with T.sp_iter([I, J], "RS", "columns") as [i, j]:
+    with T.init():
+        Y[j] = 0.0
+    Y[j] = Y[j] + A[i, j]
+""", "J = T.sparse_fixed(I, (n, w), indices)\nJ_ = T.dense_fixed(n)", A="I J",
+    Y="J_")  # fmt: skip
+
+
+def test_slots_of_different_rows_hold_the_same_column() -> None:
+    """The schedule would put their loop outside that over rows: it is not free."""
+    func = sparsetir.from_source(COLUMNS)
+    scheduled = sparsetir.default_schedule(
+        sparsetir.lower_sparse_iter(func), tvm.target.Target({"kind": "cuda", "arch": "sm_90"})
+    )
+    text = scheduled.script()
+    loops = text[text.index('T.sblock("columns_init0")') : text.index('T.sblock("columns0")')]
+    assert loops.count("T.thread_binding(1, ") == 2

@@ -7,11 +7,10 @@ import re
 import numpy as np
 import pytest
 import tvm_ffi
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sparsetir
-from drawing import COMMON, examples
+from drawing import examples
 from merged_programs import Drawn, programs
 from programs import PROGRAMS, copied
 from programs.merged import dense_of, stored_of
@@ -81,8 +80,7 @@ def test_long_rows(ratio: int, idtype: str) -> None:
     np.testing.assert_array_equal(args["c"], (dense_of(args, "a") * dense_of(args, "b")).sum(1))
 
 
-@settings(max_examples=100, **COMMON)
-@given(programs())
+@examples(30, 200, drawn=programs())
 def test_interpreter_against_arrays(drawn: Drawn) -> None:
     """The interpreter is the oracle: its results, from arrays with zeros for what is not stored."""
     func = sparsetir.from_source(drawn.text)

@@ -1,5 +1,7 @@
 """Stage-I nodes as TVM objects: equality, hash, JSON, modules and passes."""
 
+import re
+
 import pytest
 import tvm
 import tvm_ffi
@@ -25,22 +27,11 @@ def spmm(a: T.handle, b: T.handle, c: T.handle, p: T.handle, q: T.handle,
             C[i, k] = T.float32(0.0)
         C[i, k] = C[i, k] + A[i, j] * B[j, k]
 """
-RENAMED = """@T.prim_func
-def spmm(x: T.handle, y: T.handle, z: T.handle, ptr: T.handle, idx: T.handle,
-         rows: T.int32, cols: T.int32, size: T.int32, d: T.int32):
-    R = T.dense_fixed(rows)
-    S = T.sparse_variable(R, (cols, size), (ptr, idx))
-    D = T.dense_fixed(cols)
-    F = T.dense_fixed(d)
-    X = T.match_sparse_buffer(x, (R, S), "float32")
-    Y = T.match_sparse_buffer(y, (D, F), "float32")
-    Z = T.match_sparse_buffer(z, (R, F), "float32")
-    with T.sp_iter([R, S, F], "SRS", "it") as [r, s, f]:
-        T.sp_iter_attr({"tile": 4})
-        with T.init():
-            Z[r, f] = T.float32(0.0)
-        Z[r, f] = Z[r, f] + X[r, s] * Y[s, f]
-"""
+NAMES = dict(zip(
+    "a b c p q m n nnz feat I J J_ K A B C i j k".split(),
+    "x y z ptr idx rows cols size d R S D F X Y Z r s f".split(), strict=True,
+))  # fmt: skip
+RENAMED = re.sub(r"\w+", lambda word: NAMES.get(word[0], word[0]), SPMM)
 
 
 def changed(*pairs: tuple[str, str]) -> SparseFunc:

@@ -1,15 +1,21 @@
-"""Promises about sizes: kept, broken, refused by the verifier."""
+"""Promises about sizes and assumptions: which guards go, what is checked and refused."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
+import tvm_ffi
 
 import sparsetir
 from computed_common import blocked, plain_arguments, sizes
+from positions_common import relations
 from small import text_of
+from sparsetir import ScheduleError
 from sparsetir.sparse_ir.errors import IllFormedError
 from sparsetir.sparse_ir.promises import check_promises, promised_steps, promises_of
+from sparsetir.sparse_ir.recipes.registry import RECIPES
 from sparsetir.sparse_ir.verify import verify
 
 CASES = [
@@ -102,3 +108,148 @@ def test_multiples_save_what_blocks_would_ask(promised, asked):
     func = sparsetir.from_source(BLOCKS.format(attr=attr).replace("    pass\n", ""))
     text = sparsetir.lower_sparse_iter(func).script()
     assert ("< m" in text, "< n" in text) == asked
+
+
+def text(sch: Any) -> str:
+    return sparsetir.lower_sparse_iter(sch.func).script()
+
+
+def test_guards_go_with_what_is_assumed() -> None:
+    sch = sparsetir.Schedule(relations)
+    assert "if_then_else" in text(sch) and "if J_indices[vi, vj] >= 0" in text(sch)
+    sch.assume("coordinates", buffer="ETYPE", axis="R")
+    assert "if_then_else" not in text(sch) and "if J_indices[vi, vj] >= 0" in text(sch)
+    sch.assume("filled", axis="J")
+    assert "J_indices[vi, vj] >= 0" not in text(sch)
+    before = sch.func
+    sch.assume("filled", axis="J")
+    assert tvm_ffi.structural_equal(sch.func, before)
+    assert tvm_ffi.structural_equal(sparsetir.from_source(before.script()), before)
+    assert tvm_ffi.structural_equal(sch.trace.apply(relations).func, before, map_free_vars=True)
+
+
+def test_results_stay_and_padding_is_refused_where_there_is_none() -> None:
+    sch = sparsetir.Schedule(relations)
+    sch.assume("coordinates", buffer="ETYPE", axis="R")
+    sch.assume("filled", axis="J")
+    kernel = sparsetir.build(sch)
+    out = np.empty(2, "float32")
+    args: dict[str, Any] = {
+        "w": np.array([1, 10, 100], "float32"), "etype": np.array([0, 1, 2, 1], "int32"),
+        "out": out, "indices": np.array([0, 2, 1, 3], "int32"),
+        "m": 2, "n": 4, "slots": 2, "r": 3,
+    }  # fmt: skip
+    kernel(**args)
+    assert out.tolist() == [11, 110]
+    out[:] = np.nan
+    sparsetir.interpret(sch.func, args)
+    assert out.tolist() == [11, 110]
+    args["indices"] = np.array([0, -1, 1, 3], "int32")
+    with pytest.raises(sparsetir.StructureError, match=r"indices in \[0, 4\), got -1 at position"):
+        kernel(**args)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("J", "attribute 'assumed': expected a list, got 'J'"),
+        (
+            [{"fact": "filled"}],
+            "expected a fact among ..coordinates., .filled., .inside.. and what",
+        ),
+    ],
+)
+def test_attributes_that_are_no_assumptions(value: Any, message: str) -> None:
+    with pytest.raises(sparsetir.IllFormedError, match=message):
+        verify(relations.with_attr("assumed", value))
+
+
+def test_orders_hold_each_position_once_part_by_part() -> None:
+    indices = np.array([5, 0, 3, 4, 1, 1, 2, 0], "int32")
+    order = RECIPES["order_by_column_parts"](indices, 6, 3)
+    assert sorted(order) == list(range(8))
+    assert (indices[order] // 2).tolist() == sorted(indices // 2)
+    assert order.tolist() == [1, 4, 5, 7, 2, 6, 0, 3]
+    indptr = np.array([0, 3, 3, 8], "int32")
+    rows = RECIPES["row_of_position"](indptr)
+    assert rows.tolist() == [0, 0, 0, 2, 2, 2, 2, 2]
+    assert (RECIPES["row_of_position"](indptr, order) == rows[order]).all()
+    assert (RECIPES["in_order"](indices, order) == indices[order]).all()
+    with pytest.raises(ScheduleError, match="order_by_column_parts: argument 'parts': expected 1"):
+        RECIPES["order_by_column_parts"](indices, 6, 0)
+
+
+SCATTERED = """
+@T.prim_func
+def scatter(x: T.handle, out: T.handle, order: T.handle, indptr: T.handle, m: T.int32,
+            nnz: T.int32, sorted: T.handle, rows: T.handle):
+    T.func_attr({{"computed": {{
+        "sorted": {{"recipe": "rows_by_length", "indptr": "$indptr", "window": 4}},
+        "rows": {{"recipe": "left_rows", "order": "${of}", "left": "$m"}},
+    }}}})
+    I = T.dense_fixed(m)
+    J = T.dense_variable(I, (nnz, nnz), indptr)
+    X = T.match_sparse_buffer(x, (I,), "float32")
+    OUT = T.match_sparse_buffer(out, (I,), "float32")
+    ORDER = T.match_sparse_buffer(order, (I,), "int32")
+    SORTED = T.match_sparse_buffer(sorted, (I,), "int32")
+    ROWS = T.match_sparse_buffer(rows, (I,), "int32")
+    with T.sp_iter([I], "S", "scatter") as [i]:
+        OUT[ROWS[i]] = OUT[ROWS[i]] + X[i]
+"""
+
+
+def test_what_is_taken_of_an_order_is_distinct_where_that_is() -> None:
+    """A recipe's, not a caller's, of which nobody knows it."""
+    for of in ("sorted", "order"):
+        sch = sparsetir.Schedule(sparsetir.from_source(SCATTERED.format(of=of)))
+        (i,) = sch.get_sp_iters(sch.get_sparse_iteration("scatter"))
+        if of == "sorted":
+            sch.parallelize(i)
+            continue
+        with pytest.raises(ScheduleError, match="parallelize: loop 'I' is not proven free of race"):
+            sch.parallelize(i)
+
+
+GATHERED = """
+@T.prim_func
+def gather(x: T.handle, out: T.handle, indptr: T.handle, rows: T.handle, offsets: T.handle,
+           m: T.int32, nnz: T.int32, few: T.int32, some: T.int32, slots: T.handle):
+    T.func_attr({"computed": {"slots": {
+        "recipe": "positions_of_rows", "indptr": "$indptr", "rows": "$rows", "offsets": "$offsets"
+    }}})
+    I = T.dense_fixed(m)
+    J = T.dense_variable(I, (nnz, nnz), indptr)
+    ROW = T.dense_fixed(few)
+    SLOT = T.dense_variable(ROW, (some, some), offsets)
+    NNZ = T.dense_fixed(nnz)
+    X = T.match_sparse_buffer(x, (NNZ,), "float32")
+    OUT = T.match_sparse_buffer(out, (ROW, SLOT), "float32")
+    ROWS = T.match_sparse_buffer(rows, (ROW,), "int32")
+    SLOTS = T.match_sparse_buffer(slots, (ROW, SLOT), "int32")
+    with T.sp_iter([ROW, SLOT], "SS", "gather") as [r, s]:
+        OUT[r, s] = X[SLOTS[r, s]]
+"""
+
+
+def test_positions_of_what_callers_give_are_checked() -> None:
+    """Nothing guards the load, as the recipe's results are positions of nonzeros."""
+    func = sparsetir.from_source(GATHERED)
+    assert "if_then_else" not in sparsetir.lower_sparse_iter(func).script()
+    kernel = sparsetir.build(func)
+    x, indptr = np.arange(5, dtype="float32"), np.array([0, 2, 5], "int32")
+    for rows, offsets, wanted in (([1, 0], [0, 3, 5], [2, 3, 4, 0, 1]), ([1], [0, 2**20], None)):
+        args: dict[str, Any] = {
+            "x": x, "out": np.zeros(offsets[-1], "float32"), "indptr": indptr,
+            "rows": np.array(rows, "int32"), "offsets": np.array(offsets, "int32"), "m": 2,
+        }  # fmt: skip
+        if wanted is not None:
+            kernel(**args)
+            assert args["out"].tolist() == wanted
+            continue
+        with pytest.raises(
+            ScheduleError,
+            match=r"gather: computed parameter 'slots': expected recipe 'positions_of_rows' to "
+            r"make numbers in \[0, 5\), which guards are proven from, got 2 to 1048577",
+        ):
+            kernel(**args)

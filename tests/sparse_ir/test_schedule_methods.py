@@ -1,21 +1,20 @@
-"""The methods of `Schedule` are made of the primitives, and so is what is said of them.
+"""Methods of `Schedule` are made of the primitives; their arguments given something odd."""
 
-`primitives.pyi` is written anew by::
-
-    python -c "import sparsetir.sparse_ir.schedule as s; print(s.primitives.stub(), end='')" \
-        > sparse_ir/schedule/primitives.pyi
-"""
+from __future__ import annotations
 
 import inspect
+import math
 import re
 from pathlib import Path
+from typing import Any, Literal
 
+import numpy as np
 import pytest
 
 import sparsetir
-from schedule_common import opened
+from schedule_common import opened, program, steps
 from sparsetir.sparse_ir.schedule import primitives
-from sparsetir.sparse_ir.schedule.loops import SpIter
+from sparsetir.sparse_ir.schedule.loops import SparseIterationRef, SpIter
 from sparsetir.sparse_ir.schedule.primitives import PRIMITIVES, Primitives, primitive
 
 ROOT = Path(__file__).parents[2]
@@ -48,19 +47,22 @@ def test_older_names_warn_and_do_the_same(was, name):
 
 
 def test_a_primitive_of_a_user_is_a_method(monkeypatch):
-    def twice(func, loop: SpIter, times: int = 2, *, how: str = "so"):
-        """Do nothing."""
-        return func, [loop] * times
+    def twice(func, loop: SpIter, times: int = 2, *, how: Literal["so"] = "so", by: float = 0.5):
+        """Do nothing; types that no primitive here has are left to it."""
+        return func, {"so": lambda: [loop] * times}[how]()
 
     primitive(twice)
     try:
         sch, _, (i, *_) = opened()
         assert sch.twice(i, how="so") == [i, i]
         assert sch.trace.as_python().splitlines()[-1].strip().endswith("= sch.twice(v1, 2)")
+        assert sch.twice(i, by=1) == [i, i]
         with pytest.raises(sparsetir.ScheduleError, match="twice: argument 'times': expected an"):
             sch.twice(i, "two")
         with pytest.raises(TypeError, match="hwo"):
             sch.twice(i, hwo="so")
+        with pytest.raises(KeyError):  # a mistake of its own, whatever it was given
+            sch.twice(i, "two", how="other")
         primitive(twice)  # as a module that is read again
     finally:
         delattr(Primitives, "twice")
@@ -74,3 +76,88 @@ def test_no_other_method_is_overwritten():
     with pytest.raises(ValueError, match="primitive: argument 'function': .* another 'lower'"):
         primitive(lower)
     assert "lower" not in PRIMITIVES
+
+
+Call = tuple[Any, str, tuple[Any, ...], dict[str, Any]]
+ODD: tuple[Any, ...] = (
+    None, "", "Ä b", -1, 2**31, 2**70, True, math.nan, np.array([2]), [], {"a": 1}, [None],
+    object(), SpIter("spmm", ("Z",)), SparseIterationRef("nope"),
+)  # fmt: skip
+
+
+# Calls that are fine, a row to a line; the last is the one that is given odd arguments.
+CALLS = """
+[spmm]
+get_sp_iters(it)
+get_sparse_iteration("spmm")
+sparse_reorder(it, [k, i, j])
+sparse_fuse(it, [i, j])
+split(k, [None, 4], tail="guard")
+pos(j)
+coord(j)
+divide(i, "parts", by="work", cost=2, default=4, ahead="ahead")
+positions(sparse_fuse(it, [i, j]), parts="parts", default=2, rows="table")
+peel(k, 4)
+distribute([i])
+parallelize(i, "thread", race="none", per_block=32)
+bound(k, 4, "multiple")
+combine_row_pieces([it], race="atomics")
+atomic(it)
+annotate(it, "key", 3)
+sell_slices(i, j, 4, longest="longest", window=8, filled=90)
+sort_rows_by_length(i, j, 8)
+group_columns_by_pattern(i, j, 3, by="count")
+strip_mine_rows(j, 4)
+outer, inner = split(k, [None, 4]); sparse_reorder(it, [i, outer, j, inner])\
+; precompute("C", outer, [inner], lanes=[], scope="local", dtype="float64", hoist=False, name="w")
+sell_slices(i, j, 2); pack("A", it)
+_, reduce, _ = precompute("C", it, [i, k], scope="global")\
+; tiles("B", reduce, {"K": [4]}, order=["K0", "J_", "K1"])
+p = positions(sparse_fuse(it, [i, j])); assume("coordinates", axis="I", buffer="I_at")
+outer, inner = split(k, [None, 4]); p = positions(sparse_fuse(it, [i, j]))\
+; sparse_reorder(it, [outer, p, inner]); segment_accumulate(p, dtype="float64", name="w")
+[relational_csf]
+ranges(i, "ranges", 4, cost=8, default=1)
+_, tile, row = ranges(i, 2, 4)\
+; aggregate("Y", tile, row, [sch.get_sp_iters(it)[4]], dtype="float32")
+"""
+
+
+def calls() -> list[tuple[str, str]]:
+    name, rows = "", []
+    for line in CALLS.strip().splitlines():
+        if line.startswith("["):
+            name = line.strip("[]")
+        else:
+            rows.append((name, line))
+    return rows
+
+
+@pytest.mark.parametrize(("name", "code"), calls())
+def test_odd_arguments(name: str, code: str) -> None:
+    """Refusals name the primitive; what is taken prints, parses back, and is in the trace."""
+
+    def call() -> tuple[Any, str, Any]:
+        sch, it, _ = opened(program(name))
+        return (sch, *steps(code, sch, it))
+
+    sch, primitive, act = call()
+    for slot in [*range(len(act.args)), *act.keywords]:
+        for odd in ODD:
+            given, named = list(act.args), dict(act.keywords)
+            if isinstance(slot, int):
+                given[slot] = odd
+            else:
+                named[slot] = odd
+            before = sch.func
+            try:
+                act.func(*given, **named)
+            except sparsetir.ScheduleError as error:
+                says = primitive in str(error) or "no sparse iteration" in str(error)
+                assert says, f"{primitive} of {odd!r} as {slot}: {error}"
+                assert sch.func is before
+            else:
+                assert primitive in sch.trace.as_python()
+                if sch.func is not before:
+                    sparsetir.from_source(sch.func.script())
+                    sch, primitive, act = call()

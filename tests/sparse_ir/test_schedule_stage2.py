@@ -1,18 +1,33 @@
-"""Stage II takes TVM's own schedule primitives: loops, caches and reductions on the CPU.
-
-Each schedule is applied to a lowered program, lowered to stage III, run, and compared: see
-`stage2.py`.
-"""
+"""Stage II takes TVM's schedule primitives, threads and tensor intrinsics."""
 
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false
 # pyright: reportMissingModuleSource=false
 
 import numpy as np
 import pytest
+from tvm import s_tir
+from tvm.s_tir import TensorIntrin
+from tvm.script import tirx as TIR
 
+from cuda_runner import requires_cuda_text
+from gpu_runner import requires_opencl
+from pairs import by_turns
 from programs import PROGRAMS
 from small import small
-from stage2 import check, loops, run_cpu, schedule, stage_two_steps, stage_two_table
+from sparsetir import LoweringError, lower_sparse_buffer, lower_sparse_iter
+from sparsetir.sparse_ir import script as T
+from sparsetir.sparse_ir.nodes import buffer_var
+from sparsetir.sparse_ir.traversal import map_expr
+from stage2 import (
+    check,
+    loops,
+    run_cpu,
+    run_gpu,
+    run_gpu_as_cuda,
+    schedule,
+    stage_two_steps,
+    stage_two_table,
+)
 
 # A schedule to a line: of the block of the innermost iteration, b, and its loops, in `s`; `rows` is
 # the loop over rows around it, and `block(name)` another block.
@@ -151,3 +166,203 @@ def test_several_iterations(steps):
     out = run_cpu(schedule(row_scaled, steps), args)
     expected = PROGRAMS["spmm"].oracle(args)["c"] / args["d"][:, None] + 1
     np.testing.assert_allclose(out["c"], expected, rtol=1e-5)
+
+
+ROW = 's.bind(rows, "blockIdx.x"); s.reorder(k, j); _, x = s.split(k, [None, 4])'
+BLOCKS = 's.bind(rows, "blockIdx.x"); s.reorder(k, j); s.bind(k, "blockIdx.y")'
+LOCAL = f'{ROW}; s.reverse_compute_at(s.cache_write(b, 0, "local"), x); s.bind(x, "threadIdx.x")'
+REDUCED = f'{BLOCKS}; s.bind(s.split(j, [None, 8])[1], "threadIdx.x")'
+# As in test_schedule_stage2.py. TVM's compute_at of what rfactor makes drops the bound of a partial
+# tile, which the lowering puts back; and the last block of nonzeros is partial: a bound that
+# differs between threads of a block must not lie around a reduction over threads.
+GPU = f"""
+[spmm: j k]
+{ROW}; s.bind(x, "threadIdx.x")
+outer, inner = s.split(rows, [None, 4]); s.bind(outer, "blockIdx.x"); s.bind(inner, "threadIdx.y")\
+; s.reorder(k, j); x, y = s.split(k, [None, 4]); s.bind(x, "blockIdx.y"); s.bind(y, "threadIdx.x")
+s.bind(rows, "blockIdx.x"); s.bind(s.split(k, [None, 4])[1], "threadIdx.x")
+{ROW}; s.bind(x, "threadIdx.x"); s.decompose_reduction(b, j)
+{LOCAL}
+{LOCAL}; s.decompose_reduction(b, j)
+{LOCAL}; s.compute_at(s.cache_read(b, "B", "local"), j)
+{ROW}; s.bind(x, "threadIdx.x"); s.compute_at(s.cache_read(b, "J_indices", "local"), j)
+{REDUCED}
+{ROW}; s.bind(x, "threadIdx.y"); s.bind(s.split(j, [None, 8])[1], "threadIdx.x")
+{BLOCKS}; _, x = s.split(j, [None, 8]); s.reverse_compute_at(s.cache_write(b, 0, "local"), k)\
+; s.bind(x, "threadIdx.x")
+s.bind(rows, "blockIdx.x"); s.reorder(k, j); f = s.rfactor(s.split(j, [None, 8])[1], 0)\
+; k, x = s.get_loops(b); s.bind(x, "threadIdx.x"); s.compute_at(f, k)\
+; s.bind(s.get_loops(f)[-2], "threadIdx.x"); s.set_scope(f, 0, "local")
+[sddmm: j k]
+s.bind(rows, "blockIdx.x"); s.bind(s.split(k, [None, 4])[1], "threadIdx.x")
+[sddmm_fused: k]
+s.bind(s.split(rows, [None, 8])[0], "blockIdx.x"); s.bind(s.split(k, [None, 4])[1], "threadIdx.x")
+x, y = s.split(rows, [None, 8]); s.bind(x, "blockIdx.x"); s.bind(y, "threadIdx.x")
+[row_softmax: i]
+x, y = s.split(i, [None, 8]); s.bind(x, "blockIdx.x"); s.bind(y, "threadIdx.x")\
+; [s.set_scope(block(x), 0, "local") for x in ("top0", "total0")]
+x, y = s.split(i, [None, 8]); s.bind(x, "blockIdx.x"); s.bind(y, "threadIdx.x")
+"""
+TABLE = stage_two_table(GPU)
+
+
+@requires_opencl
+@pytest.mark.parametrize(("program", "names", "code"), by_turns(TABLE, 2))
+def test_gpu(program, names, code):
+    steps = stage_two_steps(program, names, code)
+    check(program, schedule(PROGRAMS[program].make("float32", "int32"), steps), run_gpu)
+
+
+@pytest.mark.slow
+@requires_cuda_text
+@pytest.mark.parametrize(("program", "names", "code"), TABLE)
+def test_gpu_as_cuda(program, names, code):
+    steps = stage_two_steps(program, names, code)
+    check(program, schedule(PROGRAMS[program].make("float32", "int32"), steps), run_gpu_as_cuda)
+
+
+def test_decomposed_reduction_over_threads_is_refused():
+    """TVM would let the threads race for the output."""
+    code = f"{REDUCED}; s.decompose_reduction(b, s.get_loops(b)[1])"
+    steps = stage_two_steps("spmm", ["j", "k"], code)
+    sch = schedule(PROGRAMS["spmm"].make("float32", "int32"), steps)
+    with pytest.raises(
+        LoweringError, match="'spmm1_update': its reduction is bound to threadIdx.x"
+    ):
+        lower_sparse_buffer(sch)
+
+
+def make_bsr(dtype):
+    """Blocks of 16 x 16 times 32 features; both known at compile time."""
+
+    @T.prim_func
+    def bsr(
+        a: T.handle, b: T.handle, c: T.handle, indptr: T.handle, indices: T.handle,
+        mb: T.int32, nb: T.int32, nnzb: T.int32,
+    ) -> None:  # fmt: skip
+        IO = T.dense_fixed(mb)
+        JO = T.sparse_variable(IO, (nb, nnzb), (indptr, indices))
+        II = T.dense_fixed(16)
+        JI = T.dense_fixed(16)
+        JO_ = T.dense_fixed(nb)
+        K = T.dense_fixed(32)
+        A = T.match_sparse_buffer(a, (IO, JO, II, JI), dtype)
+        B = T.match_sparse_buffer(b, (JO_, JI, K), dtype)
+        C = T.match_sparse_buffer(c, (IO, II, K), "float32")
+        with T.sp_iter([IO, JO, II, K, JI], "SRSSR", "bsr") as [io, jo, ii, k, ji]:
+            with T.init():
+                C[io, ii, k] = T.float32(0)
+            C[io, ii, k] = C[io, ii, k] + T.cast(A[io, jo, ii, ji], "float32") * T.cast(
+                B[jo, ji, k], "float32"
+            )
+
+    return bsr
+
+
+def bsr_args(dtype):
+    rng = np.random.default_rng(0)
+    mask = rng.random((6, 5)) < 0.5
+    mask[[0, 3, 5]] = False
+    indices = np.nonzero(mask)[1].astype("int32")
+    return {
+        "a": rng.random((len(indices), 16, 16)).astype(dtype),
+        "b": rng.random((5, 16, 32)).astype(dtype),
+        "c": np.full((6, 16, 32), np.nan, "float32"),
+        "indptr": np.concatenate([[0], np.cumsum(mask.sum(axis=1))]).astype("int32"),
+        "indices": indices,
+        "mb": 6,
+        "nb": 5,
+        "nnzb": len(indices),
+    }
+
+
+def bsr_oracle(args):
+    out = np.zeros(args["c"].shape)
+    rows = np.repeat(np.arange(args["mb"]), np.diff(args["indptr"]))
+    np.add.at(out, rows, args["a"].astype("float64") @ args["b"][args["indices"]])
+    return out
+
+
+@TIR.prim_func(s_tir=True)
+def matmul_desc(a: TIR.handle, b: TIR.handle, c: TIR.handle) -> None:
+    A = TIR.match_buffer(a, (16, 16), "float32", offset_factor=1)
+    B = TIR.match_buffer(b, (16, 16), "float32", offset_factor=1)
+    C = TIR.match_buffer(c, (16, 16), "float32", offset_factor=1)
+    with TIR.sblock("root"):
+        TIR.reads(C[0:16, 0:16], A[0:16, 0:16], B[0:16, 0:16])
+        TIR.writes(C[0:16, 0:16])
+        for i, j, k in TIR.grid(16, 16, 16):
+            with TIR.sblock("update"):
+                vi, vj, vk = TIR.axis.remap("SSR", [i, j, k])
+                C[vi, vj] = C[vi, vj] + A[vi, vk] * B[vk, vj]
+
+
+@TIR.prim_func(s_tir=True)
+def matmul_loops(a: TIR.handle, b: TIR.handle, c: TIR.handle) -> None:
+    sa, sb, sc = TIR.int32(), TIR.int32(), TIR.int32()
+    ta, tb, tc = TIR.int32(), TIR.int32(), TIR.int32()
+    A = TIR.match_buffer(a, (16, 16), "float32", strides=[sa, ta], offset_factor=1)
+    B = TIR.match_buffer(b, (16, 16), "float32", strides=[sb, tb], offset_factor=1)
+    C = TIR.match_buffer(c, (16, 16), "float32", strides=[sc, tc], offset_factor=1)
+    with TIR.sblock("root"):
+        TIR.reads(C[0:16, 0:16], A[0:16, 0:16], B[0:16, 0:16])
+        TIR.writes(C[0:16, 0:16])
+        for k, i in TIR.grid(16, 16):
+            for j in TIR.vectorized(16):
+                with TIR.sblock("fma"):
+                    TIR.reads(C[i, j], A[i, k], B[k, j])
+                    TIR.writes(C[i, j])
+                    C[i, j] = C[i, j] + A[i, k] * B[k, j]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def intrinsics():
+    TensorIntrin.register("sparsetir.test.loops", matmul_desc, matmul_loops, override=True)
+
+
+def blocks_of_features(sch):
+    """Loops over 16 features around the reduction; the outer and the inner block."""
+    block = sch.get_sblock("bsr1")
+    jo, ii, k, ji = sch.get_loops(block)
+    k0, k1 = sch.split(k, [None, 16])
+    sch.reorder(k0, jo, ii, k1, ji)
+    return sch.blockize(ii), k0, jo
+
+
+def hide_index_arrays(sch, block):
+    """An intrinsic's description reads nothing but operands."""
+    names = [r.source.name for r in sch.get(block).reads]
+    hidden = [n for n, name in enumerate(names) if name.startswith("JO_")]
+    sch.unsafe_hide_buffer_access(block, "read", hidden)
+
+
+@pytest.mark.parametrize("decompose", [True, False])
+def test_tensorize_on_cpu(decompose):
+    def steps(sch):
+        outer, _, jo = blocks_of_features(sch)
+        if decompose:
+            sch.decompose_reduction(outer, jo)
+        inner = sch.get_sblock("bsr1")
+        hide_index_arrays(sch, inner)
+        sch.tensorize(sch.get_loops(inner)[-3], "sparsetir.test.loops")
+
+    args = bsr_args("float32")
+    out = run_cpu(schedule(make_bsr("float32"), steps), args)
+    np.testing.assert_allclose(out["c"], bsr_oracle(args), rtol=1e-5)
+
+
+def test_match_across_rows_is_refused():
+    """A matched region must lie in the regular dimensions of a buffer."""
+    lowered = lower_sparse_iter(PROGRAMS["elementwise"].make("float32", "int32"))
+
+    def match(block):
+        regions = [r for r in block.reads if r.source.name == "A"]
+        if not any(iv.var.name == "vj" for iv in block.iter_vars):
+            return block
+        matched = s_tir.MatchBufferRegion(buffer_var([1, 1], "float32", "A_matched"), regions[0])
+        fields = (block.body, block.init, block.alloc_buffers, [matched])
+        return s_tir.SBlock(block.iter_vars, block.reads, block.writes, block.name_hint, *fields)
+
+    func = lowered.with_body(map_expr(lowered.body, [(s_tir.SBlock, match)]))
+    with pytest.raises(LoweringError, match="'A' is matched across a ragged dimension"):
+        lower_sparse_buffer(func)

@@ -32,17 +32,22 @@ def all_of_them() -> Any:
     return sch
 
 
+def replayed(sch: Any) -> tuple[Any, Any]:
+    """The same schedule of the plain program, by its text and by its trace."""
+    names: dict[str, Any] = {}
+    exec(sch.trace.as_python(), names)
+    other = sparsetir.Schedule(program())
+    names["apply"](other)
+    return other, sch.trace.apply(program())
+
+
 def test_the_trace_prints_and_replays() -> None:
     sch = all_of_them()
     text = sch.trace.as_python()
     assert "v8, v9, v10 = sch.precompute('C', v5, [v7], dtype='float64')" in text
     assert "(v11,) = sch.precompute('B', v6, ['J_', v7], scope='global')" in text
     assert "None" not in text.replace("[None, 2]", "")
-    names: dict[str, Any] = {}
-    exec(text, names)
-    other = sparsetir.Schedule(program())
-    names["apply"](other)
-    for again in (other, sch.trace.apply(program())):
+    for again in replayed(sch):
         assert tvm_ffi.structural_equal(again.func, sch.func, map_free_vars=True)
         assert again.trace.as_python() == text
     wider = sch.trace.apply(program(dtype="float64"))
@@ -82,11 +87,7 @@ def test_one_trace_over_both_stages() -> None:
         "    l1, = sch2.get_loops(block=b0)",
         "    sch2.vectorize(loop=l1)",
     ]
-    names: dict[str, Any] = {}
-    exec(text, names)
-    other = sparsetir.Schedule(program())
-    names["apply"](other)
-    for again in (other, sch.trace.apply(program())):
+    for again in replayed(sch):
         assert tvm_ffi.structural_equal(again.stage_two.mod, sch.stage_two.mod)
         assert again.trace.as_python() == text
     with pytest.raises(ScheduleError, match="split: the schedule has gone on to stage II, which"):

@@ -7,6 +7,7 @@ import pytest
 from tvm import tirx
 from tvm.error import DiagnosticError
 
+from refusals import refusals
 from sparsetir.sparse_ir import script as T
 from sparsetir.sparse_ir.errors import IllFormedError
 from sparsetir.sparse_ir.nodes import (
@@ -208,6 +209,9 @@ def test_what_is_allowed():
         'with T.sp_iter([I], "S", "b") as [i]:\n    B[i] = 0',
     ]:
         from_source(source(body))
+    for length in ("m + 1", "1 + m"):  # offsets of rows, read as a buffer
+        offsets = f"P = T.dense_fixed({length})\nPTR = T.match_sparse_buffer(p, (P,), 'int32')"
+        from_source(source("T.evaluate(PTR[m])", indent(offsets, "    ") + "\n"))
     shared = "    M = T.sparse_variable(I, (n, nnz), (p, a))\n"  # same parent, other indices
     from_source(source("T.evaluate(0)", shared))
 
@@ -270,171 +274,141 @@ class Hand:
         self.handles = [tirx.Var(n, T.handle().ty) for n in ("a", "p", "q")]
         self.m, self.n, self.nnz = (tirx.Var(n, "int32") for n in ("m", "n", "nnz"))
         self.params = [*self.handles, self.m, self.n, self.nnz]
-        a, p, q = self.handles
-        self.i_axis = Axis(name="I", kind="dense_fixed", length=self.m)
+        self.i_axis = dense("I", self.m)
         self.j_axis = self.child()
         self.buffer = self.over([self.i_axis, self.j_axis])
         self.i, self.j = tirx.Var("i", "int32"), tirx.Var("j", "int32")
-        self.body = tirx.BufferStore(self.buffer.var, tirx.const(0.0, "float32"), [self.i, self.j])
+        self.body = tirx.BufferStore(self.buffer.var, ZERO, [self.i, self.j])
 
     def child(self, **changes):
-        fields = {
-            "name": "J",
-            "kind": "sparse_variable",
-            "length": self.n,
-            "parent": self.i_axis,
-            "nnz": self.nnz,
-            "indptr": self.handles[1],
-            "indices": self.handles[2],
-        }
+        _, indptr, indices = self.handles
+        fields = {"name": "J", "kind": "sparse_variable", "length": self.n, "nnz": self.nnz}
+        fields |= {"parent": self.i_axis, "indptr": indptr, "indices": indices}
         return Axis(**{**fields, **changes})
 
-    def over(self, axes, name="A", handle=True):
-        var = buffer_var([a.length for a in axes], "float32", name)
+    def over(self, axes, name="A", handle=True, shape=None):
+        var = buffer_var(shape or [a.length for a in axes], "float32", name)
         handle = self.handles[0] if handle is True else handle
         return SparseBuffer(var=var, axes=axes, handle=handle)
 
-    def iteration(self, **changes):
-        fields = {
-            "span": None,
-            "axes": [self.i_axis, self.j_axis],
-            "kinds": "SS",
-            "name": "it",
-            "vars": [self.i, self.j],
-            "init": None,
-            "body": self.body,
-            "annotations": {},
-        }
-        return SparseIteration(**{**fields, **changes})
-
     def func(self, **changes):
-        fields = {
-            "name": "f",
-            "params": self.params,
-            "axes": [self.i_axis, self.j_axis],
-            "buffers": [self.buffer],
-            "body": self.iteration(),
-        }
+        """With other parts, or with the iteration's: its body is `store`."""
+        part = {"axes": [self.i_axis, self.j_axis], "kinds": "SS", "vars": [self.i, self.j]}
+        part |= {"span": None, "name": "it", "init": None, "body": self.body, "annotations": {}}
+        own = {"over": "axes", "kinds": "kinds", "vars": "vars", "store": "body"}
+        part |= {own[k]: changes.pop(k) for k in [*changes] if k in own}
+        fields = {"name": "f", "params": self.params, "axes": [self.i_axis, self.j_axis]}
+        fields |= {"buffers": [self.buffer], "body": SparseIteration(**part)}
         return make_func(**{**fields, **changes})
 
 
-def rows_by_hand():
-    """Functions with one thing wrong, and the message without its prefix."""
-    h, it = Hand(), Hand.iteration
-    m32, x64 = tirx.Var("m", "int32"), tirx.Var("j", "int64")
-    k, r, s = (Axis(name="K", kind="dense_fixed", length=h.m), tirx.Var("r", "int32"),
-               tirx.Var("s", T.handle().ty))  # fmt: skip
-    v = Axis(name="V", kind="dense_fixed", length=h.m)
-    i_of_n = Axis(name="I", kind="dense_fixed", length=h.n)
-    twin, zero, stray = h.child(length=h.m), tirx.const(0.0, "float32"), tirx.Var("stray", "int32")
-    differs = "differs from the axis of that name in 'f'"
-    not_defined = "is used but not defined: it is no parameter, coordinate or loop variable here"
+def dense(name, length):
+    return Axis(name=name, kind="dense_fixed", length=length)
 
-    label = "sp_iter 'it': "
 
-    def of(**changes):
-        return h.func(body=it(h, **changes))
+ZERO = tirx.const(0.0, "float32")
+h = Hand()
+x64, r, stray = tirx.Var("j", "int64"), tirx.Var("r", "int32"), tirx.Var("stray", "int32")
+s, k, v, twin = tirx.Var("s", T.handle().ty), dense("K", h.m), dense("V", h.m), h.child(length=h.m)
 
-    def buffer(shape, axes=None):
-        var = buffer_var(shape, "float32", "A")
-        return h.func(buffers=[SparseBuffer(var=var, axes=axes, handle=h.handles[0])])
 
-    for kinds in ("S", "SX", "SSS"):
-        message = f"{label}expected 2 kinds S or R, one for each of [I, J], got '{kinds}'"
-        yield of(kinds=kinds), message
-    yield of(vars=[h.i]), f"{label}expected 2 coordinate variables, one for each of [I, J], got 1"
-    yield (
-        of(vars=[h.i, x64]),
-        f"{label}expected variable 'j' of type int32, the idtype of axis 'J', got int64",
-    )
-    yield of(vars=[h.i, h.i]), f"{label}variable 'i' is bound twice"
-    loop = tirx.For(h.i, 0, 4, tirx.ForKind.SERIAL, h.body)
-    yield of(body=loop), "variable 'i' is bound twice"
-    yield of(axes=[h.i_axis, k]), f"{label}'K' is not an axis of 'f'"
-    yield (of(axes=[h.i_axis, twin]), f"{label}its axis 'J' {differs}")
-    yield (
-        of(axes=[h.i_axis, AttachedAxis(axis=h.j_axis, to=k)]),
-        f"{label}'K' is not an axis of 'f'",
-    )
-    yield (
-        of(axes=[FusedAxis(axes=[h.j_axis, h.i_axis])]),
-        f"{label}expected axis 'I', its parent, before 'J' in [J, I] or around it, but 'I' comes "
-        "after it",
-    )
-    attached = it(h, axes=[AttachedAxis(axis=h.j_axis, to=v), v])
-    yield (
-        h.func(axes=[h.i_axis, h.j_axis, v], body=attached),
-        f"{label}expected axis 'V', which it is attached to, before 'J' in [J, V] or around it, "
-        "but 'V' comes after it",
-    )
-    belongs = "belongs to another function or its"
-    for changes, message in [
-        (
-            {"kind": "dense"},
-            ": expected a kind among dense_fixed, dense_variable, sparse_fixed, "
-            "sparse_variable, union, intersect, got 'dense'",
-        ),
-        ({"idtype": "int8"}, ": expected idtype 'int32' or 'int64', got 'int8'"),
-        ({"nnz": None}, ": a sparse_variable axis needs a value for 'nnz'"),
-        ({"parent": None}, ": a sparse_variable axis needs a value for 'parent'"),
-        ({"nnz_cols": tirx.const(4)}, ": a sparse_variable axis has no 'nnz_cols'"),
-        ({"kind": "dense_variable"}, ": a dense_variable axis has no 'indices'"),
-        ({"nnz": tirx.const(1.0)}, ": expected 'nnz' of type int32 or int64, got float32"),
-        ({"length": tirx.const(1, "int8")}, ": expected 'length' of type int32 or int64, got int8"),
-        ({"indptr": h.n}, ": expected a T.handle parameter for 'indptr', got int32"),
-        ({"indptr": s}, f" {belongs} 'indptr' is not a parameter of 'f': 's' is none"),
-        ({"nnz": h.nnz + r}, f" {belongs} 'nnz' is not a parameter of 'f': 'r' is none"),
-    ]:
-        yield h.func(axes=[h.i_axis, h.child(**changes)]), f"axis 'J'{message}"
-    yield (
-        h.func(axes=[h.j_axis, h.i_axis]),
-        "axis 'J': its parent 'I' is not an axis of 'f' listed before it",
-    )
-    yield h.func(axes=[i_of_n, h.j_axis]), "axis 'J': its parent differs from the axis 'I'"
-    yield h.func(params=[*h.params, m32]), "two parameters are named 'm'"
-    yield (
-        h.func(axes=[h.i_axis, h.j_axis, h.i_axis]),
-        "two axes are named 'I'; axes are told apart by name",
-    )
-    yield h.func(buffers=[h.buffer, h.over([h.i_axis], handle=None)]), "two buffers are named 'A'"
-    for made, message in [
-        (h.over([h.i_axis], handle=s), ": its handle 's' is not a parameter of 'f'"),
-        (h.over([h.i_axis], handle=h.m), ": expected a T.handle parameter, got 'm' of type int32"),
-        (SparseBuffer(var=h.buffer.var, axes=None, handle=None), " has neither axes nor a handle"),
-        (h.over([k]), ": 'K' is not an axis of 'f'"),
-        (h.over([h.i_axis, twin]), f": its axis 'J' {differs}"),
-    ]:
-        yield h.func(buffers=[made]), f"buffer 'A'{message}"
-    yield buffer([h.n], [h.i_axis]), "buffer 'A': expected the shape [m] of its axes, got [n]"
-    yield buffer([r]), "buffer 'A': 'r' in its shape is not a parameter of 'f'"
-    yield (
-        of(body=tirx.BufferStore(h.buffer.var, zero, [h.i, stray])),
-        f"variable 'stray' {not_defined}",
-    )
-    yield (
-        of(body=tirx.BufferStore(buffer_var([h.m], "float32", "X"), zero, [h.i])),
-        "buffer 'X' is used but not declared",
-    )
-    yield (
-        h.func(body=tirx.SeqStmt([h.iteration(), tirx.Evaluate(h.i)])),
-        f"variable 'i' {not_defined}",
-    )
-    for node in (
-        tirx.AttrStmt(tirx.const(0), "key", tirx.const(0), tirx.Evaluate(0)),
-        tirx.stmt.Return(tirx.const(0)),
-    ):
-        yield (
-            h.func(body=node),
-            f"a statement of type {type(node).__name__} cannot occur in stage I",
-        )
+def made(**changes):
+    verify(h.func(**changes))
+
+
+def axis(**changes):
+    made(axes=[h.i_axis, h.child(**changes)])
+
+
+def stored(to, *at):
+    made(store=tirx.BufferStore(to, ZERO, [*at]))
+
+
+BY_HAND = """
+made(kinds="S")
+    # IllFormedError: sp_iter 'it': expected 2 kinds S or R, one for each of [I, J], got 'S'
+made(kinds="SX")  # IllFormedError: one for each of [I, J], got 'SX'
+made(kinds="SSS")  # IllFormedError: one for each of [I, J], got 'SSS'
+made(vars=[h.i])
+    # IllFormedError: sp_iter 'it': expected 2 coordinate variables, one for each of [I, J], got 1
+made(vars=[h.i, x64])
+    # IllFormedError: sp_iter 'it': expected variable 'j' of type int32, the idtype of axis 'J', got
+        int64
+made(vars=[h.i, h.i])  # IllFormedError: sp_iter 'it': variable 'i' is bound twice
+made(store=tirx.For(h.i, 0, 4, tirx.ForKind.SERIAL, h.body))
+    # IllFormedError: variable 'i' is bound twice
+made(over=[h.i_axis, k])  # IllFormedError: sp_iter 'it': 'K' is not an axis of 'f'
+made(over=[h.i_axis, twin])
+    # IllFormedError: sp_iter 'it': its axis 'J' differs from the axis of that name in 'f'
+made(over=[h.i_axis, AttachedAxis(axis=h.j_axis, to=k)])
+    # IllFormedError: sp_iter 'it': 'K' is not an axis of 'f'
+made(over=[FusedAxis(axes=[h.j_axis, h.i_axis])])
+    # IllFormedError: sp_iter 'it': expected axis 'I', its parent, before 'J' in [J, I] or around
+        it, but 'I' comes after it
+made(axes=[h.i_axis, h.j_axis, v], over=[AttachedAxis(axis=h.j_axis, to=v), v])
+    # IllFormedError: sp_iter 'it': expected axis 'V', which it is attached to, before 'J' in [J, V]
+        or around it, but 'V' comes after it
+axis(kind="dense")
+    # IllFormedError: axis 'J': expected a kind among dense_fixed, dense_variable, sparse_fixed,
+        sparse_variable, union, intersect, got 'dense'
+axis(idtype="int8")  # IllFormedError: axis 'J': expected idtype 'int32' or 'int64', got 'int8'
+axis(nnz=None)  # IllFormedError: axis 'J': a sparse_variable axis needs a value for 'nnz'
+axis(parent=None)  # IllFormedError: axis 'J': a sparse_variable axis needs a value for 'parent'
+axis(nnz_cols=tirx.const(4))  # IllFormedError: axis 'J': a sparse_variable axis has no 'nnz_cols'
+axis(kind="dense_variable")  # IllFormedError: axis 'J': a dense_variable axis has no 'indices'
+axis(nnz=tirx.const(1.0))
+    # IllFormedError: axis 'J': expected 'nnz' of type int32 or int64, got float32
+axis(length=tirx.const(1, "int8"))
+    # IllFormedError: axis 'J': expected 'length' of type int32 or int64, got int8
+axis(indptr=h.n)
+    # IllFormedError: axis 'J': expected a T.handle parameter for 'indptr', got int32
+axis(indptr=s)
+    # IllFormedError: axis 'J' belongs to another function or its 'indptr' is not a parameter of
+        'f': 's' is none
+axis(nnz=h.nnz + r)
+    # IllFormedError: axis 'J' belongs to another function or its 'nnz' is not a parameter of 'f':
+        'r' is none
+made(axes=[h.j_axis, h.i_axis])
+    # IllFormedError: axis 'J': its parent 'I' is not an axis of 'f' listed before it
+made(axes=[dense("I", h.n), h.j_axis])
+    # IllFormedError: axis 'J': its parent differs from the axis 'I'
+made(params=[*h.params, tirx.Var("m", "int32")])
+    # IllFormedError: two parameters are named 'm'
+made(axes=[h.i_axis, h.j_axis, h.i_axis])
+    # IllFormedError: two axes are named 'I'; axes are told apart by name
+made(buffers=[h.buffer, h.over([h.i_axis], handle=None)])
+    # IllFormedError: two buffers are named 'A'
+made(buffers=[h.over([h.i_axis], handle=s)])
+    # IllFormedError: buffer 'A': its handle 's' is not a parameter of 'f'
+made(buffers=[h.over([h.i_axis], handle=h.m)])
+    # IllFormedError: buffer 'A': expected a T.handle parameter, got 'm' of type int32
+made(buffers=[SparseBuffer(var=h.buffer.var, axes=None, handle=None)])
+    # IllFormedError: buffer 'A' has neither axes nor a handle
+made(buffers=[h.over([k])])  # IllFormedError: buffer 'A': 'K' is not an axis of 'f'
+made(buffers=[h.over([h.i_axis, twin])])
+    # IllFormedError: buffer 'A': its axis 'J' differs from the axis of that name in 'f'
+made(buffers=[h.over([h.i_axis], shape=[h.n])])
+    # IllFormedError: buffer 'A': expected the shape [m] of its axes, got [n]
+made(buffers=[h.over(None, shape=[r])])
+    # IllFormedError: buffer 'A': 'r' in its shape is not a parameter of 'f'
+stored(h.buffer.var, h.i, stray)
+    # IllFormedError: variable 'stray' is used but not defined: it is no parameter, coordinate or
+        loop variable here
+stored(buffer_var([h.m], "float32", "X"), h.i)
+    # IllFormedError: buffer 'X' is used but not declared
+made(body=tirx.SeqStmt([h.func().body, tirx.Evaluate(h.i)]))
+    # IllFormedError: variable 'i' is used but not defined
+made(body=tirx.AttrStmt(tirx.const(0), "key", tirx.const(0), tirx.Evaluate(0)))
+    # IllFormedError: a statement of type AttrStmt cannot occur in stage I
+made(body=tirx.stmt.Return(tirx.const(0)))
+    # IllFormedError: a statement of type Return cannot occur in stage I
+"""
+IN_F = BY_HAND.replace("IllFormedError: ", "IllFormedError: in function 'f': .. ")
+test_refused_by_hand = refusals(IN_F, globals(), AttachedAxis, FusedAxis)
 
 
 def test_by_hand():
-    assert verify(Hand().func()) is None
-    for func, message in rows_by_hand():
-        with pytest.raises(IllFormedError) as err:
-            verify(func)
-        assert str(err.value) == f"in function 'f': {message}"
+    made()
 
 
 def test_source_that_nobody_keeps():

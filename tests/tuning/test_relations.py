@@ -6,6 +6,7 @@ import torch
 
 import sparsetir
 from fake_measurer import install
+from refusals import refusals
 from rgms_common import exact
 from sparsetir import ops
 from sparsetir.ops.relations import relations_of, seen_edges
@@ -119,24 +120,19 @@ def test_a_real_search(dtype):
     np.testing.assert_allclose(made(x, w), exact(MASK, {"x": x, "w": w}), rtol=1e-2, atol=2e-2)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"target": {"kind": "cuda", "arch": "sm_90"}}, "tune: argument 'target': expected a CPU"),
-        ({"space": {"rows": [1]}}, "tune: argument 'space': expected none for 'rgms'"),
-        ({"modules": ["json"]}, "tune: argument 'modules': expected none for 'rgms'"),
-        ({"heads": 2}, "plan: argument 'heads': expected None for 'rgms'"),
-        ({"feat_in": 0}, "plan: argument 'feat_in': expected 1 or more, got 0"),
-    ],
+GPU = {"kind": "cuda", "arch": "sm_90"}
+FIRST = sparsetir.SparseMatrix(MASK[0].nonzero())
+test_refusals = refusals(
+    """
+tune(target=GPU)  # ValueError: tune: argument 'target': expected a CPU
+tune(space={"rows": [1]})  # ValueError: tune: argument 'space': expected none for 'rgms'
+tune(modules=["json"])  # ValueError: tune: argument 'modules': expected none for 'rgms'
+tune(heads=2)  # ValueError: plan: argument 'heads': expected None for 'rgms'
+tune(feat_in=0)  # ValueError: plan: argument 'feat_in': expected 1 or more, got 0
+sparsetir.tune("spmm", FIRST, 8, feat_in=8)
+    # ValueError: argument 'feat_in': expected None for 'spmm', got 8
+sparsetir.tune(lambda: None, {}, feat_in=8)
+    # ValueError: argument 'feat_in': expected none for a function
+""",
+    globals(),
 )
-def test_what_is_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        tune(**options)
-
-
-def test_features_of_x_are_refused_elsewhere():
-    matrix = sparsetir.SparseMatrix(MASK[0].nonzero())
-    with pytest.raises(ValueError, match="argument 'feat_in': expected None for 'spmm', got 8"):
-        sparsetir.tune("spmm", matrix, 8, feat_in=8)
-    with pytest.raises(ValueError, match="argument 'feat_in': expected none for a function"):
-        sparsetir.tune(lambda: None, {}, feat_in=8)

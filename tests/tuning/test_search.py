@@ -15,6 +15,7 @@ import scipy.sparse as sp
 
 import sparsetir
 from fake_measurer import install, seconds_of, text
+from refusals import refuse
 from sparsetir.planning import matrix_request
 from sparsetir.records.records import Records
 from sparsetir.records.task import Outcome
@@ -120,6 +121,14 @@ def test_what_is_being_measured_is_not_proposed():
     tried = [Tried(running.key, running.point, None)]
     found = proposer.next(tried)
     assert found is not None and found.config != config
+
+
+def test_a_config_of_several_points_is_kept_at_the_one_that_later_runs_know():
+    make = lambda tile, more: RowBlocks(tile=tile, lanes=1)  # noqa: E731
+    space = Space((Branch("RowBlocks", {"tile": tuple(range(1, 9)), "more": (0, 1, 2)}, make),))
+    proposer = Proposer(space, "random", 0, [])
+    for found in (proposer.next([]) for _ in range(8)):
+        assert found.point == space.point(found.config)
 
 
 # When it ends.
@@ -353,24 +362,23 @@ def test_what_is_measured_by(monkeypatch):
 # Refusals, and what must not show.
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"trials": 0}, "tune: argument 'trials': expected 1 or more, got 0"),
-        ({"trials": 2.5}, "tune: argument 'trials': expected 1 or more, got 2.5"),
-        ({"seconds": 0}, "tune: argument 'seconds': expected more than 0, got 0"),
-        ({"workers": 0}, "tune: argument 'workers': expected 1 or more, got 0"),
-        ({"workers": 4096}, "cores_for: argument 'workers'"),
-        ({"seed": -1}, "tune: argument 'seed': expected 0 or more, got -1"),
-        ({"sampler": "best"}, "expected one of auto, tpe, random, exhaustive, got 'best'"),
-        ({"reduce": "median"}, "argument 'reduce'"),
-        ({"records": "."}, "argument 'records': expected a file, got the folder"),
-    ],
-)
-def test_refusals(monkeypatch, options, message):
+def test_refusals(monkeypatch):
     install(monkeypatch)
-    with pytest.raises(ValueError, match=message):
-        run(**options)
+    refuse(
+        """
+        run(trials=0)  # ValueError: tune: argument 'trials': expected 1 or more, got 0
+        run(trials=2.5)  # ValueError: tune: argument 'trials': expected 1 or more, got 2.5
+        run(seconds=0)  # ValueError: tune: argument 'seconds': expected more than 0, got 0
+        run(workers=0)  # ValueError: tune: argument 'workers': expected 1 or more, got 0
+        run(workers=4096)  # ValueError: cores_for: argument 'workers'
+        run(seed=-1)  # ValueError: tune: argument 'seed': expected 0 or more, got -1
+        run(sampler="best")
+            # ValueError: expected one of auto, tpe, random, exhaustive, got 'best'
+        run(reduce="median")  # ValueError: argument 'reduce'
+        run(records=".")  # ValueError: argument 'records': expected a file, got the folder
+        """,
+        globals(),
+    )
 
 
 def test_without_optuna(monkeypatch):
