@@ -53,7 +53,7 @@ class Part:
 
     def _made(self, given: list[Any]) -> list[Any]:
         self.runs += 1
-        return [private(x) if isinstance(x, Tensor) else x for x in self._module(*given)]
+        return [private(x) if isinstance(x, Tensor) else x for x in self._module.forward(*given)]
 
 
 class Prelude:
