@@ -53,6 +53,7 @@ COMMANDS = {
         lambda r: set(r["cells"][0]["backward"]) == {"sparsetir", "dense"} and r["memory"],
     ),
     "epochs": ([], lambda r: r["seconds"]["now, 1 threads"]["cora"]["gcn, PyG"]["min"] > 0),
+    "examples": (["--peers"], lambda r: len(r["cells"][0]["epoch"]) == 2),
     "graph": (["--peers", "PyG"], lambda r: len(r["cells"][0]["epoch"]) == 2),
     "rgcn": (["--peers", "RGCNConv", "--plot"], lambda r: len(r["cells"][-1]["memory"]) == 2),
     "sparse_conv": (["--peers", "gather", "--plot"], lambda r: len(r[0]["cells"]) == 3),
