@@ -119,6 +119,11 @@ COMMANDS: dict[str, tuple[str, tuple[Option, ...], int | None]] = {
         flag("--memory", "what an epoch takes, by each way in a process of its own"),
         flag("--exported", "inference by libraries that need no torch, in place of epochs"),
     ), None),
+    "examples": ("models of PyG's examples, trained through torch.compile and without", (
+        THREADS_OF_ALL, seconds(2, "epochs of each model"), number("--seeds", 3, "of each model"),
+        some("--model", None, "default: all: GCN ChebNet GraphSAGE GAT .."),
+        some("--peers", None, "default: Inductor", nargs="*", choices=("Inductor",)),
+    ), None),
     "compile": ("import, parsing, each lowering, build", (THREADS_OF_ALL,), None),
     "gpucode": ("GPU templates by nvcc: registers, spills, widths of loads", (
         THREADS_OF_ALL, option("--arch", default="sm_90", help="default: sm_90"),

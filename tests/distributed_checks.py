@@ -644,6 +644,48 @@ def test_compiled(group: Any, kind: str) -> str:
     return said
 
 
+class Own(torch.nn.Module):
+    """Three layers of gated sums in raw torch."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        sizes = [FEAT, width, width, 3]
+        self.layers = torch.nn.ModuleList(map(torch.nn.Linear, sizes, sizes[1:]))
+
+    def forward(self, x: torch.Tensor, edges: torch.Tensor) -> torch.Tensor:
+        source, target = edges
+        for layer in self.layers:
+            h = layer(x).tanh()
+            weight = torch.sigmoid((h[source] * h[target]).mean(-1, keepdim=True))
+            x = torch.zeros_like(h).index_add(0, target, weight * h[source])
+        return x
+
+
+def test_data_parallel(group: Any, width: int) -> list[int]:
+    """A compiled model under DDP, each process with its own edges; gives the regions of graphs."""
+    from sparsetir.graph.backend import Backend
+
+    edges, nodes = edges_of("random")
+    mine = edges[:, dist.get_rank(group) :: 2]
+    x, backend, results = torch.randn(nodes, FEAT), Backend(), []
+    for compiles in (False, True):
+        torch.manual_seed(1)
+        model = DistributedDataParallel(Own(width), process_group=group, bucket_cap_mb=1)
+        call = torch.compile(model, backend=backend) if compiles else model
+        adam = torch.optim.SGD(model.parameters(), 0.01)
+        for _ in range(3):
+            adam.zero_grad()
+            out = call(x, mine)
+            out.square().mean().backward()
+            results.append([out, *(p.grad.clone() for p in model.parameters())])
+            adam.step()
+    for found, wanted in zip(results[3:], results[:3], strict=True):
+        for one, other in zip(found, wanted, strict=True):
+            close(one, other, torch.float32)
+    torch._dynamo.reset()
+    return [len(graph.found) for graph in backend.graphs]
+
+
 def test_wrong_later(group: Any) -> str:
     """New arguments are compared after any number of calls."""
     graph, *_ = spread(group)

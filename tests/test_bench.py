@@ -54,6 +54,7 @@ COMMANDS = {
         lambda r: set(r["cells"][0]["backward"]) == {"sparsetir", "dense"} and r["memory"],
     ),
     "epochs": ([], lambda r: r["seconds"]["now, 1 threads"]["cora"]["gcn, PyG"]["min"] > 0),
+    "examples": (["--peers"], lambda r: len(r["cells"][0]["epoch"]) == 2),
     "graph": (["--peers", "PyG"], lambda r: len(r["cells"][0]["epoch"]) == 2),
     "products": ([], lambda r: {c["what"] for c in r["cells"]} == {"A @ X", "pruned"}),
     "rgcn": (["--peers", "RGCNConv", "--plot"], lambda r: len(r["cells"][-1]["memory"]) == 2),

@@ -175,6 +175,15 @@ def test_compiled(team, kind):
         assert "should not be traced" in text and ("spmm" in text or "with_halo" in text), text
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "width, graphs", [(8, 1), (600, 2)]
+)  # of more than 1 MiB: dynamo splits it
+def test_data_parallel(team, width, graphs):
+    for regions in team(checks.test_data_parallel, width, size=2):
+        assert len(regions) == graphs and all(regions)
+
+
 def test_wrong_later(team):
     for text in team(checks.test_wrong_later, size=3):
         assert "expected the same on all processes" in text and "process 1" in text

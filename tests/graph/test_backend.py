@@ -226,6 +226,17 @@ def test_who_gets_what_a_prelude_keeps_may_write_to_it():
     assert [p.runs for p in preludes(backend)] == [1]
 
 
+def test_a_truth_about_edges_that_a_model_asks_for():
+    def model(x, given):
+        source, target = given[:, given[0] != given[1]]
+        if source.numel() > 3:  # which breaks it into two graphs
+            torch._dynamo.graph_break()
+        return x.new_zeros(x.shape).index_add(0, target, x[source])
+
+    x, given = torch.randn(NODES, FEATURES, requires_grad=True), edges()
+    assert_close([compiled(model)[0](x, given)], [model(x, given)])
+
+
 def test_buffers_that_a_model_writes_to():
     class Counts(torch.nn.Module):
         def __init__(self):

@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from sparsetir.graph.orders import arranged, check, order_of, places_between
+from sparsetir.graph.orders import arranged, check, order_of, places_between, range_of
 from sparsetir.graph.programs import GIVEN, Program
 from sparsetir.ops.cache import is_private
 from sparsetir.ops.launch import plain_tensor
@@ -45,6 +45,7 @@ class _Prepared(NamedTuple):
     """What a kernel takes of indices.
 
     kernel : and the arrays and sizes that it takes of them, by name
+    ranges : of the other indices
     moved : operands of edges that are brought in the order of the rows before, and how
     passed : all that it takes, in order, by the shapes of operands, which are None
     places : of the result among the given edges, None where these have the same order
@@ -53,19 +54,25 @@ class _Prepared(NamedTuple):
 
     kernel: Kernel
     arrays: dict[str, Any]
+    ranges: list[tuple[int, int]]
     moved: dict[int, Tensor]
     passed: dict[Any, list[Any]]
     places: Tensor | None
     alone: Tensor | None
 
 
-def _prepare(program: Program, indices: list[Tensor], m: int) -> _Prepared:
+def _prepare(
+    program: Program, kernels: dict[Any, Kernel], indices: list[Tensor], m: int
+) -> _Prepared:
     rows, others = indices[0], indices[1 : 1 + program.others]
-    check(rows, m)
-    order = order_of(rows)
+    order = order_of(rows, m, others[0] if others else None)
+    check((0, order.high), m)
     arrays: dict[str, Any] = {"indptr": order.starts(m), "m": m, "edges": len(rows)}
+    ranges = []
     for n, index in enumerate(others):
-        arrays[f"index{n}"] = arranged(index, rows)
+        found = order.taken_along(index) or (arranged(index, rows), range_of(index))
+        arrays[f"index{n}"] = found[0]
+        ranges.append(found[1])
     aligned, moved = [], {}
     for n, operand in enumerate(program.operands):
         places = None
@@ -79,10 +86,12 @@ def _prepare(program: Program, indices: list[Tensor], m: int) -> _Prepared:
             moved[n] = places
         elif places is not None:
             arrays[f"place{n}"] = places
-    kernel = program.kernel(tuple(aligned))
+    kernel = kernels.get(key := tuple(aligned))
+    if kernel is None:
+        kernel = kernels[key] = program.kernel(key)
     extremum = program.reduce in ("max", "min")
     alone = order.without_edges(m) if extremum else None
-    return _Prepared(kernel, arrays, moved, {}, order.places, alone)
+    return _Prepared(kernel, arrays, ranges, moved, {}, order.places, alone)
 
 
 class Region:
@@ -92,6 +101,7 @@ class Region:
         self.program = program
         self.__name__ = "region"  # which graphs of torch want of functions
         self._last: tuple[Any, int, _Prepared] | None = None
+        self._kernels: dict[Any, Kernel] = {}
 
     def _prepared(self, indices: list[Tensor], m: int) -> _Prepared:
         if self._last is not None:
@@ -101,7 +111,7 @@ class Region:
                 for (ref, version), x in zip(last, indices, strict=True)
             ):
                 return found
-        found = _prepare(self.program, indices, m)
+        found = _prepare(self.program, self._kernels, indices, m)
         if all(map(is_private, indices)):
             self._last = [(weakref.ref(x), x._version) for x in indices], m, found
         else:
@@ -164,7 +174,7 @@ class Region:
             }
             if operand.at == "other":
                 named[f"n{operand.number}"] = len(x)
-                check(indices[1 + operand.number], len(x))
+                check(prepared.ranges[operand.number], len(x))
         named |= {
             f"d{a}": s for s, a in zip(shape[1:], program.result, strict=True) if a is not None
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from functools import cached_property
 from typing import TypeVar
@@ -9,25 +10,25 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from sparsetir.ops.cache import kept, lasting
-from sparsetir.ops.compress import sorted_by
+from sparsetir.ops.cache import is_private, kept, lasting, memory_key
+from sparsetir.ops.compress import sorted_pairs
 from sparsetir.sparse_ir.errors import StructureIndexError
 
 INT32_MAX = 2**31 - 1
 T = TypeVar("T")
 
 
-def check(index: Tensor, size: int) -> None:
-    """Raise StructureIndexError unless all nodes of a vector are among so many."""
-    low, high = _range(index)
-    if low < 0 or high >= size or max(size, len(index)) > INT32_MAX:
+def check(nodes: tuple[int, int], size: int, edges: int = 0) -> None:
+    """Raise StructureIndexError unless the least and the greatest node are among so many."""
+    low, high = nodes
+    if low < 0 or high >= size or max(size, edges) > INT32_MAX:
         raise StructureIndexError(
             "sparsetir, as backend of torch.compile: an index of edges: expected each node to be "
             f"at least 0 and less than {size}, got {low if low < 0 else high}"
         )
 
 
-def _range(index: Tensor) -> tuple[int, int]:
+def range_of(index: Tensor) -> tuple[int, int]:
     """The least node and the greatest one."""
 
     def make() -> tuple[int, int]:
@@ -38,25 +39,42 @@ def _range(index: Tensor) -> tuple[int, int]:
 
 
 class Order:
-    """Edges sorted by their nodes, which are not negative; those of a node stay in order.
+    """Edges sorted by their nodes, of which there are so many; those of a node stay in order.
 
+    other : another index, which is brought in this order in the same pass
     places : (edges,) int64, of each edge in this order among the given ones; None if that is the
         same
     """
 
     places: Tensor | None
 
-    def __init__(self, index: Tensor) -> None:
-        self.edges, self.high = len(index), _range(index)[1]
+    def __init__(self, index: Tensor, size: int, other: Tensor | None) -> None:
+        self.edges, most = len(index), INT32_MAX - 1
         self._starts: dict[int, Tensor] = {}
         self._alone: dict[int, Tensor] = {}
-        starts, places = sorted_by(index, self.high + 1)
-        self._first = starts.to(torch.int32)
-        self.places = None if bool((index[1:] >= index[:-1]).all()) else places
+        along = other is not None and (other.dtype, other.shape) == (index.dtype, index.shape)
+        for taken in [other, index] if along else [index]:
+            found = sorted_pairs(index, taken, size, most)
+            self._first, arranged, places, (low, self.high, least, greatest, falls) = found
+            check((low, self.high), size, self.edges)
+            if 0 <= least and greatest < most:  # else nothing was sorted
+                break
+        self.places = places if falls else None
+        # Of an index that nobody writes to, known again by its memory.
+        storage = weakref.ref(taken.untyped_storage()) if is_private(taken) else lambda: None
+        self._other = storage, memory_key(taken), (arranged, (least, greatest))
+
+    def taken_along(self, index: Tensor) -> tuple[Tensor, tuple[int, int]] | None:
+        """An index in this order, and its range, if it was sorted with it."""
+        storage, key, found = self._other
+        known = storage() is index.untyped_storage() and key == memory_key(index)
+        return found if known and is_private(index) else None
 
     @lasting
     def starts(self, size: int) -> Tensor:
         """(size + 1,) int32 where the edges of each of so many nodes begin."""
+        if len(self._first) == size + 1:
+            return self._first
         if size not in self._starts:
             more = self._first.new_full((size - self.high,), self.edges)
             self._starts[size] = torch.cat([self._first[: self.high + 1], more])
@@ -87,9 +105,17 @@ class Order:
         return found
 
 
-def order_of(index: Tensor) -> Order:
-    """The order by a vector of nodes."""
-    return _kept("order", lambda: Order(index), index)
+def order_of(index: Tensor, size: int | None = None, other: Tensor | None = None) -> Order:
+    """The order by a vector of nodes.
+
+    size : more than each of them
+    other : an index that will be wanted in this order
+    """
+
+    def make() -> Order:
+        return Order(index, range_of(index)[1] + 1 if size is None else size, other)
+
+    return _kept("order", make, index)
 
 
 def arranged(values: Tensor, rows: Tensor) -> Tensor:

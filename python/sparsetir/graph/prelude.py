@@ -53,7 +53,7 @@ class Part:
 
     def _made(self, given: list[Any]) -> list[Any]:
         self.runs += 1
-        return [private(x) if isinstance(x, Tensor) else x for x in self._module(*given)]
+        return [private(x) if isinstance(x, Tensor) else x for x in self._module.forward(*given)]
 
 
 class Prelude:
@@ -115,7 +115,9 @@ def copy_results(graph: fx.Graph, count: int, is_edges: Test) -> None:
     (output,) = graph.find_nodes(op="output")
     results = list(output.args[0])
     for n, node in enumerate(results[:count]):
-        if isinstance(node, fx.Node) and node in inside and node.op == "call_function":
+        if not isinstance(node, fx.Node) or dtype_of(node) is None:  # or it is a number
+            continue
+        if node in inside and node.op == "call_function":
             with graph.inserting_after(node):  # forward, too
                 results[n] = graph.call_function(aten.clone.default, (node,))
                 results[n].meta = dict(node.meta)

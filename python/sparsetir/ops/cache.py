@@ -14,7 +14,7 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, wraps
 from typing import Any, ParamSpec, TypeVar, cast
 from weakref import WeakKeyDictionary
 
@@ -41,7 +41,15 @@ def lasting(make: Callable[P, T]) -> Callable[P, T]:
 
     What is made in inference mode could not be used for gradients later.
     """
-    return torch.inference_mode(False)(torch.no_grad()(make))
+
+    @wraps(make)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        if not torch.is_grad_enabled() and not torch.is_inference_mode_enabled():
+            return make(*args, **kwargs)
+        with torch.inference_mode(False), torch.no_grad():
+            return make(*args, **kwargs)
+
+    return call
 
 
 # -- tensors that the project has alone -----------------------------------------------------------
@@ -131,11 +139,11 @@ class _Entry:
 
     __slots__ = ("copies", "made", "owners", "size")
 
-    def __init__(self, made: object, copies: Sequence[Known], owners: Sequence[object]) -> None:
+    def __init__(
+        self, made: object, copies: Sequence[Known], owners: Sequence[object], size: int
+    ) -> None:
         self.made, self.copies, self.owners = made, copies, owners
-        self.size = 2 * sum(x.nbytes for x in copies if isinstance(x, Tensor))
-        if not 0 < self.size <= 2 * SMALL:
-            self.size = self.measured()
+        self.size = 2 * size if size <= SMALL else self.measured()
 
     def measured(self) -> int:
         """Its bytes as of now, copies and what tensors carry included."""
@@ -199,7 +207,7 @@ class Cache:
         full = (key, *map(memory_key, owners))
         freed = lambda _: self._drop(full)  # noqa: E731
         storages = [weakref.ref(x.untyped_storage(), freed) for x in owners]
-        entry = _Entry(made, copies, storages)
+        entry = _Entry(made, copies, storages, sum(x.nbytes for x in owners))
         with self._lock:
             self._drop(full)
             self._added += 1

@@ -62,7 +62,7 @@ def compress(
     order of the edges.
     """
     col, row = edges.contiguous()
-    rowptr, cols, order, (low, high, first, last, falls) = _sorted(row, col, m, n, known)
+    rowptr, cols, order, (low, high, first, last, falls) = sorted_pairs(row, col, m, n, known)
     if len(row) and (low < 0 or high >= m or first < 0 or last >= n):
         return None
     return rowptr, cols, order if falls else None
@@ -73,11 +73,11 @@ def sorted_by(keys: Tensor, size: int) -> tuple[Tensor, Tensor]:
 
     keys : (nnz,) from 0 to size - 1
     """
-    starts, _, order, _ = _sorted(keys, keys, size, size)
+    starts, _, order, _ = sorted_pairs(keys, keys, size, size)
     return starts, torch.arange(len(keys), device=keys.device) if order is None else order
 
 
-def _sorted(
+def sorted_pairs(
     keys: Tensor, others: Tensor, size: int, n: int, known: Order | None = None
 ) -> tuple[Any, ...]:
     """Where keys begin, others and places in their order, and what is found of both.

@@ -1,0 +1,400 @@
+"""Models of PyG's list of examples, from the papers, with what they learn: data, loss, score.
+
+Nodes of Cora are classified on the Planetoid split, or its edges found again; relations and batches
+of graphs are made here. A task is run by `call`, its module or what torch.compile made of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import torch_geometric.nn as pyg
+from scipy.stats import rankdata
+from torch import Tensor
+from torch.nn import Module
+from torch_geometric.utils import negative_sampling
+
+from sparsetir.datasets import load_cora_dataset
+
+Call = Callable[..., Any]
+WORDS, CLASSES = 1433, 7  # of Cora
+
+
+@dataclass
+class Cora:
+    """Words of each paper, divided by their sum, its class, and the edges."""
+
+    x: Tensor
+    y: Tensor
+    edges: Tensor
+    train: Tensor
+    test: Tensor
+
+
+@cache
+def cora() -> Cora:
+    given = load_cora_dataset()
+    x, ends = torch.from_numpy(given.features.toarray()), given.graph.tocoo()
+    edges = torch.stack([torch.from_numpy(a).long() for a in (ends.col, ends.row)])
+    y, train, test = (torch.from_numpy(a) for a in (given.labels, given.train, given.test))
+    return Cora(x / x.sum(1, keepdim=True).clamp(min=1), y, edges, train, test)
+
+
+# -- models ---------------------------------------------------------------------------------------
+
+
+class Layers(Module):
+    """Layers with dropout before each, an activation behind all but the last, and classes."""
+
+    def __init__(self, *layers: Module, dropout: float = 0.5, act: Any = F.relu) -> None:
+        super().__init__()
+        self.layers, self.dropout, self.act = torch.nn.ModuleList(layers), dropout, act
+
+    def forward(self, x: Tensor, *edges: Tensor) -> Tensor:
+        for n, layer in enumerate(self.layers):
+            x = F.dropout(x, self.dropout, self.training)
+            x = layer(x) if isinstance(layer, torch.nn.Linear) else layer(x, *edges)
+            x = x if n + 1 == len(self.layers) else self.act(x)
+        return F.log_softmax(x, -1)
+
+
+class Appnp(Layers):
+    """A network of nodes, whose classes are then propagated."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.nn.Linear(WORDS, 64), torch.nn.Linear(64, CLASSES))
+        self.propagation = pyg.APPNP(K=10, alpha=0.1)
+
+    def forward(self, x: Tensor, *edges: Tensor) -> Tensor:
+        for n, layer in enumerate(self.layers):
+            x = layer(F.dropout(x, self.dropout, self.training))
+            x = x if n else x.relu()
+        return F.log_softmax(self.propagation(x, *edges), -1)
+
+
+class Agnn(Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(WORDS, 16), torch.nn.Linear(16, CLASSES)
+        self.one, self.two = pyg.AGNNConv(requires_grad=False), pyg.AGNNConv()
+
+    def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+        x = self.first(F.dropout(x, training=self.training)).relu()
+        x = F.dropout(self.two(self.one(x, edges), edges), training=self.training)
+        return F.log_softmax(self.last(x), -1)
+
+
+class Gcn2(Module):
+    """GCNII, whose layers see the first features again."""
+
+    def __init__(self, width: int, depth: int) -> None:
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(WORDS, width), torch.nn.Linear(width, CLASSES)
+        make = lambda n: pyg.GCN2Conv(width, 0.1, 0.5, n + 1)  # noqa: E731
+        self.layers = torch.nn.ModuleList(map(make, range(depth)))
+
+    def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+        x = given = self.first(F.dropout(x, 0.6, self.training)).relu()
+        for layer in self.layers:
+            x = layer(F.dropout(x, 0.6, self.training), given, edges).relu()
+        return F.log_softmax(self.last(F.dropout(x, 0.6, self.training)), -1)
+
+
+class Dna(Module):
+    """Layers that attend to what all layers before gave."""
+
+    def __init__(self, width: int = 128, depth: int = 4) -> None:
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(WORDS, width), torch.nn.Linear(width, CLASSES)
+        make = lambda _: pyg.DNAConv(width, 8, dropout=0.8)  # noqa: E731
+        self.layers = torch.nn.ModuleList(map(make, range(depth)))
+
+    def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+        x = F.dropout(self.first(x).relu(), training=self.training)
+        every = x[:, None]
+        for layer in self.layers:
+            every = torch.cat([every, layer(every, edges).relu()[:, None]], 1)
+        x = F.dropout(every[:, -1], training=self.training)
+        return F.log_softmax(self.last(x), -1)
+
+
+class SuperGat(Layers):
+    """Two layers, and what they lose by the edges that attention does not tell from others."""
+
+    def __init__(self) -> None:
+        more = {"attention_type": "MX", "edge_sample_ratio": 0.8, "is_undirected": True}
+        first = pyg.SuperGATConv(WORDS, 8, 8, dropout=0.6, **more)
+        last = pyg.SuperGATConv(64, CLASSES, 8, concat=False, dropout=0.6, **more)
+        super().__init__(first, last, dropout=0.6, act=F.elu)
+
+    def forward(self, x: Tensor, *edges: Tensor) -> Any:
+        found = super().forward(x, *edges)
+        if not self.training:
+            return found
+        layers: Any = self.layers
+        return found, sum(layer.get_attention_loss() for layer in layers)
+
+
+class Jumping(Module):
+    """Layers of GCN, all of whose results are read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = pyg.GCN(WORDS, 16, 3, CLASSES, dropout=0.5, jk="cat")
+
+    def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+        return F.log_softmax(self.net(x, edges), -1)
+
+
+class Encoder(Module):
+    def __init__(self, width: int, out: int) -> None:
+        super().__init__()
+        self.first, self.second = pyg.GCNConv(WORDS, width), pyg.GCNConv(width, out)
+
+    def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+        return self.second(self.first(x, edges).relu(), edges)
+
+
+class Infomax(Module):
+    """Deep Graph Infomax: nodes of the graph beside those with each other's words."""
+
+    def __init__(self, width: int = 512) -> None:
+        super().__init__()
+        self.layer, self.act = pyg.GCNConv(WORDS, width), torch.nn.PReLU(width)
+        self.tells = torch.nn.Parameter(
+            torch.empty(width, width).uniform_(-(width**-0.5), width**-0.5)
+        )
+
+    def encoded(self, x: Tensor, edges: Tensor) -> Tensor:
+        return self.act(self.layer(x, edges))
+
+    def forward(self, x: Tensor, edges: Tensor) -> Any:
+        real = self.encoded(x, edges)
+        if not self.training:
+            return real
+        other = self.encoded(x[torch.randperm(len(x))], edges)
+        summary = self.tells @ real.mean(0).sigmoid()
+        return F.softplus(-(real @ summary)).mean() + F.softplus(other @ summary).mean()
+
+
+class Relations(Module):
+    """RGCN without features."""
+
+    def __init__(self, nodes: int, relations: int, classes: int) -> None:
+        super().__init__()
+        self.first = pyg.RGCNConv(nodes, 16, relations, num_bases=4)
+        self.second = pyg.RGCNConv(16, classes, relations, num_bases=4)
+
+    def forward(self, edges: Tensor, kinds: Tensor) -> Tensor:
+        return F.log_softmax(self.second(self.first(None, edges, kinds).relu(), edges, kinds), -1)
+
+
+class Graphs(Module):
+    """GIN, of graphs in a batch."""
+
+    def __init__(self, inputs: int, width: int, classes: int) -> None:
+        super().__init__()
+        self.net = pyg.GIN(inputs, width, 3)
+        self.last = pyg.MLP([width, width, classes], norm=None, dropout=0.5)
+
+    def forward(self, x: Tensor, edges: Tensor, batch: Tensor, size: int) -> Tensor:
+        return self.last(pyg.global_add_pool(self.net(x, edges), batch, size))
+
+
+# -- tasks ----------------------------------------------------------------------------------------
+
+
+class Task:
+    """A model and what it learns: the loss of a step, and a score of the model as it is."""
+
+    def __init__(self, net: Module) -> None:
+        self.net = net
+
+    def loss(self, call: Call) -> Tensor:
+        found = call(cora().x, cora().edges)
+        loss = 0.0
+        if isinstance(found, tuple):
+            found, loss = found[0], 4 * found[1]  # of SuperGAT's attention
+        return loss + F.nll_loss(found[cora().train], cora().y[cora().train])
+
+    def score(self, call: Call) -> float:
+        found = call(cora().x, cora().edges).argmax(-1) == cora().y
+        return float(found[cora().test].float().mean())
+
+
+class Links(Task):
+    """Edges of Cora that are told from others: those of a graph of 85 % of them, and the others."""
+
+    def __init__(self, net: Module) -> None:
+        super().__init__(net)
+        ends = cora().edges[:, cora().edges[0] < cora().edges[1]]
+        order = torch.randperm(ends.shape[1], generator=torch.Generator().manual_seed(0))
+        known, self.hidden = ends[:, order].tensor_split([ends.shape[1] * 85 // 100], 1)
+        self.edges = torch.cat([known, known.flip(0)], 1)
+
+    def scores(self, call: Call, edges: Tensor) -> list[Tensor]:
+        z, n = call(cora().x, self.edges), edges.shape[1]
+        others = negative_sampling(cora().edges, len(z), n)
+        return [(z[a] * z[b]).sum(-1) for a, b in (edges, others)]
+
+    def loss(self, call: Call) -> Tensor:
+        known, others = self.scores(call, self.edges)
+        return F.softplus(-known).mean() + F.softplus(others).mean()
+
+    def score(self, call: Call) -> float:
+        """The area under the curve."""
+        known, others = self.scores(call, self.hidden)
+        ranks, n = rankdata(torch.cat([known, others]).numpy())[: len(known)], len(known)
+        return float(ranks.mean() - (n + 1) / 2) / len(others)
+
+
+class Unsupervised(Task):
+    """What is learnt without classes is judged by a linear model of it."""
+
+    def loss(self, call: Call) -> Tensor:
+        return call(cora().x, cora().edges)
+
+    def score(self, call: Call) -> float:
+        z = call(cora().x, cora().edges).detach()
+        with torch.enable_grad():
+            linear = torch.nn.Linear(z.shape[1], CLASSES)
+            adam = torch.optim.Adam(linear.parameters(), 0.01)
+            for _ in range(100):
+                adam.zero_grad()
+                F.cross_entropy(linear(z)[cora().train], cora().y[cora().train]).backward()
+                adam.step()
+        return super().score(lambda *_: linear(z))
+
+
+class Kinds(Task):
+    """Classes of nodes that only the relations of their edges tell: from c, relation r leads to
+    c + r, four times out of five."""
+
+    nodes, count, classes, known = 2_000, 12_000, 4, 400
+
+    def __init__(self, net: Callable[[int, int, int], Module]) -> None:
+        super().__init__(net(self.nodes, self.classes, self.classes))
+        at = torch.Generator().manual_seed(0)
+        draw = lambda high, *n: torch.randint(0, high, n, generator=at)  # noqa: E731
+        self.y = torch.arange(self.nodes) % self.classes
+        source, self.kinds = draw(self.nodes, self.count), draw(self.classes, self.count)
+        other = torch.rand(self.count, generator=at) < 0.2
+        to = self.y[source] + self.kinds + other * draw(self.classes, self.count)
+        target = draw(self.nodes // self.classes, self.count) * self.classes + to % self.classes
+        self.edges = torch.stack([source, target])
+
+    def loss(self, call: Call) -> Tensor:
+        return F.nll_loss(call(self.edges, self.kinds)[: self.known], self.y[: self.known])
+
+    def score(self, call: Call) -> float:
+        found = call(self.edges, self.kinds).argmax(-1) == self.y
+        return float(found[self.known :].float().mean())
+
+
+class Batches(Task):
+    """Graphs, new in each step: random ones, rings with chords, and stars that are joined."""
+
+    inputs, classes, size = 8, 3, 64
+
+    def __init__(self, net: Callable[[int, int, int], Module]) -> None:
+        super().__init__(net(self.inputs, 32, self.classes))
+
+    def drawn(self, at: torch.Generator | None = None) -> tuple[list[Any], Tensor]:
+        kinds, edges, batch, first = torch.randint(0, 3, (self.size,), generator=at), [], [], 0
+        for number, kind in enumerate(kinds.tolist()):
+            n = int(torch.randint(12, 25, (), generator=at))
+            nodes, more = torch.arange(n), torch.randint(0, n, (2, n // 2), generator=at)
+            some = torch.randint(0, n, (2, n), generator=at)
+            ring = torch.stack([nodes, (nodes + 1) % n])
+            star = torch.stack([nodes, nodes % 3])
+            edges.append(torch.cat([(some, ring, star)[kind], more], 1) + first)
+            batch.append(torch.full((n,), number))
+            first += n
+        both = torch.cat(edges, 1)
+        both = torch.cat([both, both.flip(0)], 1)
+        degrees = torch.bincount(both[1], minlength=first).clamp(max=self.inputs - 1)
+        x = F.one_hot(degrees, self.inputs).float()
+        return [x, both, torch.cat(batch), self.size], kinds
+
+    def loss(self, call: Call) -> Tensor:
+        given, kinds = self.drawn()
+        return F.cross_entropy(call(*given), kinds)
+
+    def score(self, call: Call) -> float:
+        at, found = torch.Generator().manual_seed(0), []
+        for _ in range(4):
+            given, kinds = self.drawn(at)
+            found.append((call(*given).argmax(-1) == kinds).float().mean())
+        return float(torch.stack(found).mean())
+
+
+@dataclass(frozen=True)
+class Example:
+    """How a task is made and trained; least : the score that it has to reach."""
+
+    make: Callable[[], Task]
+    rate: float = 0.01
+    decay: float = 5e-4
+    epochs: int = 100
+    least: float = 0.78
+
+
+def _two(layer: Any, *args: Any, width: int = 16, **more: Any) -> Callable[[], Task]:
+    """Two layers from words to classes."""
+    return lambda: Task(
+        Layers(layer(WORDS, width, *args, **more), layer(width, CLASSES, *args, **more))
+    )
+
+
+def _heads(layer: Any, last: int = 1) -> Callable[[], Task]:
+    def make() -> Task:
+        layers = (
+            layer(WORDS, 8, 8, dropout=0.6),
+            layer(64, CLASSES, last, concat=False, dropout=0.6),
+        )
+        return Task(Layers(*layers, dropout=0.6, act=F.elu))
+
+    return make
+
+
+def _arma() -> Task:
+    layer = lambda a, b, act: pyg.ARMAConv(a, b, 3, 2, True, act, dropout=0.25)  # noqa: E731
+    return Task(Layers(layer(WORDS, 16, F.relu), layer(16, CLASSES, None)))
+
+
+EXAMPLES: dict[str, Example] = {
+    "GCN": Example(_two(pyg.GCNConv)),
+    "ChebNet": Example(_two(pyg.ChebConv, 2)),
+    "GraphSAGE": Example(_two(pyg.SAGEConv, width=64)),
+    "GAT": Example(_heads(pyg.GATConv), rate=0.005),
+    "GATv2": Example(_heads(pyg.GATv2Conv), rate=0.005),
+    "SuperGAT": Example(lambda: Task(SuperGat()), rate=0.005),
+    "SGC": Example(
+        lambda: Task(Layers(pyg.SGConv(WORDS, CLASSES, 2), dropout=0.0)), 0.2, 5e-3, least=0.75
+    ),
+    "APPNP": Example(lambda: Task(Appnp())),
+    "ARMA": Example(_arma),
+    "TAGCN": Example(_two(pyg.TAGConv)),
+    "AGNN": Example(lambda: Task(Agnn())),
+    "GCNII": Example(lambda: Task(Gcn2(64, 16))),
+    "DNA": Example(lambda: Task(Dna()), rate=0.005, least=0.7),
+    "jumping knowledge": Example(lambda: Task(Jumping())),
+    "MixHop": Example(
+        lambda: Task(
+            Layers(
+                pyg.MixHopConv(WORDS, 60),
+                pyg.MixHopConv(180, CLASSES),
+                torch.nn.Linear(3 * CLASSES, CLASSES),
+            )
+        )
+    ),
+    "autoencoder": Example(lambda: Links(Encoder(32, 16)), decay=0.0, least=0.85),
+    "infomax": Example(lambda: Unsupervised(Infomax()), 0.001, 0.0),
+    "RGCN": Example(lambda: Kinds(Relations), epochs=50, least=0.6),
+    "GIN, batches": Example(lambda: Batches(Graphs), 0.005, 0.0, least=0.9),
+}

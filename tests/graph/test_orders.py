@@ -1,0 +1,45 @@
+"""Edges sorted by a vector of nodes, and another one with them."""
+
+import numpy as np
+import pytest
+import torch
+
+from sparsetir.graph.orders import Order, arranged, order_of, range_of
+from sparsetir.ops import compress
+from sparsetir.ops.cache import private
+from sparsetir.sparse_ir.errors import StructureIndexError
+
+
+@pytest.fixture(params=[0, 1 << 21], ids=["counting", "torch's sort"], autouse=True)
+def left(request, monkeypatch):
+    monkeypatch.setattr(compress, "_left", request.param)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("ordered", [False, True])
+def test_both_are_in_one_order(dtype, ordered):
+    rows, others = (private(torch.randint(0, n, (200,)).to(dtype)) for n in (9, 50))
+    if ordered:
+        rows = private(rows.sort().values)
+    order = order_of(rows, 12, others)
+    places = np.argsort(rows.numpy(), kind="stable")
+    assert (order.places is None) == ordered
+    np.testing.assert_array_equal(np.arange(200) if ordered else order.places, places)
+    for size in (12, 15, 9):
+        starts = np.searchsorted(rows.numpy()[places], np.arange(size + 1))
+        np.testing.assert_array_equal(order.starts(size), starts)
+    found, nodes = order.taken_along(others)
+    np.testing.assert_array_equal(found, others.numpy()[places])
+    assert torch.equal(found, arranged(others, rows)) and found.dtype == torch.int32
+    assert nodes == range_of(others) == (others.min(), others.max())
+    others[3] = 7  # which ends that it is known
+    assert order.taken_along(others) is None
+
+
+def test_what_cannot_be_taken_along_is_not():
+    rows = private(torch.tensor([3, 1, 2]))
+    for other in (rows.int(), rows[:2], rows - 5, rows + 2**31, rows.clone()):
+        order = Order(rows, 4, other)
+        assert order.places.tolist() == [1, 2, 0] and order.taken_along(other) is None
+    with pytest.raises(StructureIndexError, match="less than 3, got 3"):
+        Order(rows, 3, private(rows))
