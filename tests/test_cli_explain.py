@@ -178,7 +178,7 @@ def test_visits_are_counted():
 
 def test_races_name_their_accesses():
     loops = {x["loop"]: x["why"] for x in explained.loops_of(program("spmm_coo_scatter")[0])}
-    assert loops["e"] == "a race: visits that differ in e may meet at C[ROW[e], k]"
+    assert loops["e"] == "a race: visits that differ in e may meet at C[ROWS[e], k]"
     loops = [x for x in explained.loops_of(program("spmm_coo")[0]) if x["loop"] == "i"]
     assert loops[0]["why"] == "a race: i may be the same under another parent"
 

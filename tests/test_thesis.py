@@ -98,12 +98,14 @@ def test_workspaces_hold_partial_products():
     thesis.a7_mttkrp5(sch)
     lines = [line.strip() for line in sch.func.script().splitlines() if "_workspace[" in line]
     place = "j0 * 16 + j1"
-    for line in (
-        f"BF_workspace[j0, j1] = BF_workspace[j0, j1] + B[i, k, l, m, n] * F[n, {place}]",
-        f"BEF_workspace[j0, j1] = BEF_workspace[j0, j1] + BF_workspace[j0, j1] * E[m, {place}]",
-        f"BDEF_workspace[j0, j1] = BDEF_workspace[j0, j1] + BEF_workspace[j0, j1] * D[l, {place}]",
-        f"A[i, {place}] = A[i, {place}] + BDEF_workspace[j0, j1] * C[k, {place}]",
-    ):
+    name = "B[i, k, l, m, n]"
+    for ws, factor in (("BF", "F[n"), ("BEF", "E[m"), ("BDEF", "D[l"), ("A", "C[k")):
+        to = f"{ws}_workspace[j0, j1]" if ws != "A" else f"A[i, {place}]"
+        term = f"{name} * {factor}, {place}]"
+        # What is without terms stays 0, whatever it would be multiplied with.
+        seen = f"{name.partition('[')[0]}_any[()]"
+        term = term if ws == "BF" else f"T.Select({seen}, {term}, T.float32(0.0))"
+        name, line = to, f"{to} = {to} + {term}"
         assert line in lines
 
 
