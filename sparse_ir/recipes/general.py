@@ -134,7 +134,7 @@ def part_numbers(rows: int, parts: int) -> np.ndarray:
     return np.tile(np.arange(parts, dtype="int64"), rows)
 
 
-@recipe
+@recipe(finite=True)
 def inverse_counts(indptr: np.ndarray) -> np.ndarray:
     """(m,) float64, 1 / max(length of the row, 1): what turns sums into means."""
     return 1.0 / np.maximum(np.diff(indptr), 1)

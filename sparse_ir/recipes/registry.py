@@ -104,6 +104,7 @@ class Facts:
     pieces : the first piece of each chunk of nonzeros; a row's first piece is its owner
     of_values : made of values, in every call: the keyword "values" at those of "order"
     found_in : how kernels find one of them without the array
+    finite : none is NaN or infinite
     """
 
     open: bool = False
@@ -115,6 +116,7 @@ class Facts:
     pieces: bool = False
     of_values: bool = False
     found_in: FoundIn | None = None
+    finite: bool = False
 
 
 _FACTS: dict[str, Facts] = {}

@@ -8,6 +8,7 @@ from typing import Any
 from tvm import ir, tirx
 from tvm_ffi import structural_equal
 
+from sparsetir.sparse_ir.computed import computed_parameters
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.legal import for_dependences
 from sparsetir.sparse_ir.names import fresh_name
@@ -24,6 +25,7 @@ from sparsetir.sparse_ir.nodes import (
     stores_of,
     substitute,
 )
+from sparsetir.sparse_ir.recipes.registry import facts_of
 from sparsetir.sparse_ir.reduction import factors_of, reduction_of, taken_apart, under, widened
 from sparsetir.sparse_ir.schedule.init_elimination import with_init_before
 from sparsetir.sparse_ir.schedule.loops import Loop, SparseIterationRef, changed, replaced, show
@@ -96,7 +98,7 @@ class _Result:
         if self.reduction is not None:
             factors, term = self._factors(self.reduction.term) if hoist else ([], None)
         looks: list[Any] = []
-        if "float" in self.dtype and any(not isinstance(f, tirx.FloatImm) for f in factors):
+        if "float" in self.dtype and not all(map(self._is_finite, factors)):
             self.seen = workspace(self.func, f"{self.ws.name}_any", [], "bool", self.scope)
             looks = self._look_for_terms()
         steps: list[Any] = [self._start(once and not factors), self._reduce(term)]
@@ -250,6 +252,15 @@ class _Result:
         for factor in rest[1:]:
             product = product * factor
         return still, product
+
+    def _is_finite(self, factor: Any) -> bool:
+        """Whether a factor is known to be no NaN, and not infinite."""
+        made = computed_parameters(self.func)
+        read = [b.handle for b in self.func.buffers if loads_of(factor, b.var)]
+        names = [None if handle is None else str(handle.name) for handle in read]
+        known = all(n in made and facts_of(made[n]["recipe"]).finite for n in names)
+        is_load = isinstance(factor, ir.TensorLoad) and bool(names)
+        return isinstance(factor, tirx.FloatImm) or is_load and known
 
     def _wide(self, expr: Any) -> Any:
         """An expression of the body with the workspace for the result, in the workspace's type."""

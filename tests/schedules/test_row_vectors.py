@@ -5,6 +5,8 @@ import pytest
 
 import sparsetir
 from small import small
+from sparsetir.schedules.operators import spmm
+from sparsetir.schedules.operators.problems import Spmm
 
 LENGTHS = [0, 1, 3, 4, 7, 8, 9, 15, 16, 17, 31, 32, 33, 100, 0]
 M, N, NNZ = len(LENGTHS), 120, sum(LENGTHS)
@@ -118,3 +120,11 @@ def test_a_sum_without_terms_is_not_multiplied():
             y[0], y[-1], out = np.nan, np.inf, np.full((M, feat), 7, "float32")
             run(y=y, x=x, out=out, indptr=INDPTR, indices=INDICES, m=M, n=N, nnz=NNZ, feat=feat)
             np.testing.assert_array_equal(out, np.tile(np.float32(LENGTHS)[:, None], feat))
+
+
+def test_what_is_finite_needs_no_look_for_terms():
+    """A mean's factors are: its sums are multiplied as they are."""
+    sch = sparsetir.Schedule(spmm.program(Spmm(reduce="mean")))
+    i, _, k = sch.get_sp_iters(sch.get_sparse_iteration("spmm"))
+    sch.precompute("C", i, [k], scope="global", hoist=True)
+    assert "C_ws[k] * ROW[i]" in sch.func.script() and "_any" not in sch.func.script()
