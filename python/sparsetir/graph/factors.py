@@ -20,9 +20,11 @@ PRODUCTS = {aten.mul.Tensor, aten.mul.Scalar}
 QUOTIENTS = {aten.div.Tensor, aten.div.Scalar}
 # Operators that are linear in their first argument.
 LINEAR = {
-    aten.leaky_relu_backward.default, aten.sigmoid_backward.default, aten.tanh_backward.default,
+    aten.leaky_relu_backward.default,
+    aten.sigmoid_backward.default,
+    aten.tanh_backward.default,
     aten.threshold_backward.default,
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)

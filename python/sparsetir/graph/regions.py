@@ -48,9 +48,11 @@ FEW = 1 << 20  # numbers of it, if there are known to be no more
 LANES = 8
 SHORT = 4  # features up to which edges are gone through for each
 REDUCTIONS = {
-    aten.index_add.default, aten.scatter_add.default, aten.scatter_reduce.two,
+    aten.index_add.default,
+    aten.scatter_add.default,
+    aten.scatter_reduce.two,
     aten.index_reduce.default,
-}  # fmt: skip
+}
 EQUAL = {aten.eq.Tensor, aten.ne.Tensor}
 SUMS = {aten.sum.dim_IntList, aten.sum.default}
 

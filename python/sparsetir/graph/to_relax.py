@@ -30,7 +30,7 @@ from sparsetir.graph.expressions import (
     is_float,
     is_one,
     shape_of,
-)  # fmt: skip
+)
 from sparsetir.graph.operator import PROGRAMS, region, restored
 from sparsetir.graph.prelude import acts
 from sparsetir.graph.products import Product
