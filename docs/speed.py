@@ -65,7 +65,7 @@ def readme() -> str:
             rows.append([what, f"`{snippet}`", f"{graph(_on(cell))}{size}", *texts])
             what = snippet = ""  # the other graphs of a row
     about = record()
-    head = ["measured", "as", "graph", "1 thread: ms; times as fast", "2 threads"]
+    head = ["measured", "as", "graph", "1 thread; times as fast as", "2 threads"]
     rows = [[*row[:1], row[1].replace("``", ""), *row[2:]] for row in rows]
     where = f"`bench/results/{file().name}`"
     end = f"{_cpu(about)}, commit {about['commit']}: {where}.{QUICK * about.get('quick', False)}"
@@ -80,8 +80,8 @@ def _on(cell: dict[str, Any]) -> str:
 def _beside(took: dict[str, Any]) -> str:
     """Of ways, the first of which is ours."""
     (_, ours), *others = took.items()
-    told = (f"{times(t['min'] / ours['min'])} {name}" for name, t in others)
-    return f"{ms(ours['min'])}; {', '.join(told)}"
+    told = (f"{times(t['min'] / ours['min'])}x {name}" for name, t in others)
+    return f"{ms(ours['min'])} ms; {', '.join(told)}"
 
 
 def _layer(name: str) -> Callable[[dict[str, Any]], bool]:
