@@ -7,7 +7,7 @@ pytest.importorskip("torch_geometric")
 from bench.examples import OFF, OURS, PYG, Training
 from bench.tasks import EXAMPLES
 
-EPOCHS = {"DNA": 15, "infomax": 15, "MixHop": 15, "TAGCN": 15, "ARMA": 15}  # others: 40
+EPOCHS, NEAR = 12, 0.06  # scores of so few differ by what is rounded
 
 
 @pytest.mark.slow
@@ -20,6 +20,8 @@ def test_an_example(name):
     ours.begin(1)
     assert [ours.epoch() for _ in range(4)] == pytest.approx(expected, rel=OFF)
     assert any(g.found or g.left for g in ours.backend.graphs)
-    for _ in range(EPOCHS.get(name, 40)):
-        ours.epoch()
-    assert ours.score() > 0.85 * EXAMPLES[name].least
+    for training in (theirs, ours):
+        training.begin(2)
+        for _ in range(EPOCHS):
+            training.epoch()
+    assert ours.score() == pytest.approx(theirs.score(), abs=NEAR)
