@@ -303,9 +303,9 @@ def _vectors_and_rest(loop: Any, lanes: int, again: bool) -> tirx.Stmt:
             [vectors, loop_over(rest, left, _copy(loop, whole * width + rest, "_rest"))]
         )
     last = vector(loop.extent - width, "_last")
-    part = tirx.IfThenElse(whole * width < loop.extent, last, None)
     if isinstance(loop.extent, tirx.IntImm):
         return tirx.SeqStmt([vectors, last])
+    part = tirx.IfThenElse(whole * width < loop.extent, last, None)
     shorter = lanes // SHORTER
     if shorter > 1:
         fewer = _vectors_and_rest(_renewed(loop), shorter, again)

@@ -36,7 +36,7 @@ from tvm import ir, s_tir, tirx
 from sparsetir.schedules.passes.nests import is_along, wide_indices
 from sparsetir.sparse_ir.nodes import buffer_var, nodes_of, substitute
 from sparsetir.sparse_ir.reduction import Reduction, reduction_of
-from sparsetir.sparse_ir.tir import as_dtype, dtype_of, free_vars, loop_over
+from sparsetir.sparse_ir.tir import as_dtype, dtype_of, free_vars, is_one, loop_over
 from sparsetir.sparse_ir.traversal import map_expr
 
 LANES = 8  # at most: shorter rows, as graphs have them, are gone through one by one
@@ -65,6 +65,8 @@ def _of_row(loop: Any) -> Reduction | None:
         return None
     block = realize.block
     if len(block.iter_vars) != 1 or not realize.iter_values[0].same_as(loop.loop_var):
+        return None
+    if not is_one(realize.predicate):
         return None
     if block.iter_vars[0].iter_type != tirx.IterVar.CommReduce or block.alloc_buffers:
         return None
@@ -116,9 +118,7 @@ def _in_vectors(loop: Any, reduction: Reduction, lanes: int) -> tirx.Stmt:
     def of(lane: Any) -> Any:
         return tirx.BufferLoad(acc, [lane])
 
-    def combined(a: Any, b: Any) -> Any:
-        return reduction.combine(a, b)
-
+    combined = reduction.combine
     identity = reduction.identity(str(store.buffer.ty.dtype))
     parts = [each(lanes, lambda _: identity)]
     vectors = each(lanes, lambda lane: combined(of(lane), term(steps * width + lane)))

@@ -19,7 +19,7 @@ class Messages(torch.nn.Module):
     def forward(self, x, edge_index, w):
         source, target = edge_index
         values = self.message(x[target], x[source], self.a, w[:, None])
-        return torch.zeros_like(x).index_add(0, target, values)
+        return torch.zeros_like(x).scatter_add(0, target[:, None].expand_as(values), values)
 
 
 MESSAGES = {
@@ -28,6 +28,7 @@ MESSAGES = {
     "negative, divided": lambda i, j, a, w: -(w / (i * i)) * 3,
     "quotients": lambda i, j, a, w: torch.sigmoid(i * a + j) / (i + 2) / 2,
     "under operators that are linear": lambda i, j, a, w: torch.relu(i * a + j) * w * i,
+    "true or false for all edges": lambda i, j, a, w: i * (a > 1),
     "of weights and nodes": lambda i, j, a, w: torch.nn.functional.leaky_relu(i * j * a) * i * a,
 }
 
@@ -70,3 +71,18 @@ def test_without_edges():
     x = torch.full((NODES, FEATURES), float("nan"))
     none = torch.empty(2, 0, dtype=torch.int64)
     assert not torch.compile(model, backend="sparsetir")(x, none, torch.empty(0)).any()
+
+
+def test_a_gradient_that_is_not_selected_is_none_of_the_sum():
+    """Where relu is 0 for all edges of a node, NaN does not come back through it."""
+    model = Messages(lambda i, j, a, w: torch.relu(i * a + j) * w)
+    x, given = torch.randn(NODES, FEATURES), edges()
+    x[given[0, given[1] == 5]], x[5] = -9.0, -9.0
+    w, gradient = torch.rand(given.shape[1]), torch.ones(NODES, FEATURES)
+    gradient[5] = float("nan")
+    found = []
+    for call in (torch.compile(model, backend="sparsetir"), model):
+        leaf = x.clone().requires_grad_()
+        found.append(torch.autograd.grad(call(leaf, given, w), [leaf, model.a], gradient))
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=2e-4, atol=2e-5, equal_nan=True)

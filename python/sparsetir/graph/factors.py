@@ -18,28 +18,24 @@ from sparsetir.graph.expressions import SAME, aten, gather_of, is_float, is_one,
 
 PRODUCTS = {aten.mul.Tensor, aten.mul.Scalar}
 QUOTIENTS = {aten.div.Tensor, aten.div.Scalar}
-# Operators that are linear in their first argument.
+# Operators that are a product of their first argument and others: of those that select, such as
+# threshold_backward, a NaN that is not selected is none of the result.
 LINEAR = {
     aten.leaky_relu_backward.default,
     aten.sigmoid_backward.default,
     aten.tanh_backward.default,
-    aten.threshold_backward.default,
 }
 
 
 @dataclass(frozen=True)
 class Linear:
-    """An operator that is linear in its first argument, a product of terms.
+    """A node whose operator is linear in its first argument, with a product of terms for that."""
 
-    name : of the operator
-    """
-
-    name: str
     of: fx.Node
     inner: tuple[Any, ...]
 
     def __str__(self) -> str:
-        return f"{self.name}({', '.join(map(str, self.inner))}; {self.of.args[1:]})"
+        return f"{self.of.target}({', '.join(map(str, self.inner))}; {self.of.args[1:]})"
 
 
 @dataclass(frozen=True)
@@ -81,10 +77,10 @@ def split(values: fx.Node, rows: fx.Node, count: Any) -> Split:
     def of(value: Any, whole: fx.Node) -> Split:
         if not isinstance(value, fx.Node):
             return Split((), (float(value),))
-        if not is_float(value):
-            return Split((value,))
         if _is_for_all(value, whole):
             return Split((), (value,))
+        if not is_float(value):
+            return Split((value,))
         gathered = gather_of(value)
         if gathered is not None and gathered[1] is rows and same(shape_of(gathered[0])[0], count):
             return Split((), (gathered[0],))
@@ -104,8 +100,7 @@ def split(values: fx.Node, rows: fx.Node, count: Any) -> Split:
         if value.target in LINEAR:
             inner = of(args[0], value)
             if inner.factors or inner.divisors:
-                term = Linear(str(value.target), value, inner.terms)
-                return Split((term,), inner.factors, inner.divisors)
+                return Split((Linear(value, inner.terms),), inner.factors, inner.divisors)
         return Split((value,))
 
     return of(values, values)
