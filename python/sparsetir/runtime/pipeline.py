@@ -28,6 +28,7 @@ from sparsetir.schedules.default import default_schedule, is_gpu
 from sparsetir.schedules.multiversion import multiversion
 from sparsetir.schedules.passes.bounded_shifts import bounded_shifts
 from sparsetir.schedules.passes.exact_constants import exact_constants
+from sparsetir.schedules.passes.ieee_floats import ieee_floats
 from sparsetir.schedules.passes.launches import accessed_by_host, binds_threads
 from sparsetir.schedules.passes.locals_apart import locals_apart
 from sparsetir.schedules.passes.locals_on_stack import locals_on_stack
@@ -53,11 +54,13 @@ LAST: dict[bool, tuple[Callable[[Any, Any], Any], ...]] = {
         lambda func, _: sound_tail_hints(func),
         lambda func, _: bounded_shifts(func),
         lambda func, marked: whole_workspaces(func, {*map(str, marked.attrs.get(LAYOUTS, {}))}),
+        lambda func, _: ieee_floats(func),
     ),
     True: (
         lambda func, _: exact_constants(func),
         lambda func, _: sound_tail_hints(func),
         lambda func, _: bounded_shifts(func),
+        lambda func, _: ieee_floats(func),
     ),
 }
 
