@@ -29,6 +29,15 @@ from sparsetir.sparse_ir.script.parser_expr import QuickParser
 from sparsetir.sparse_ir.verify import find_problem
 
 TOKEN = "sparse_tir"
+
+
+class ParseError(IllFormedError, DiagnosticError):
+    """The text of a program breaks a rule of the language; the message shows file and line.
+
+    Where TVM's own `DiagnosticError` ends a program, TVM's hook leaves the message out.
+    """
+
+
 _TIR_ASSIGN = dispatch.ParseVTable["tirx", "Assign"]
 
 
@@ -37,7 +46,7 @@ def prim_func(func: Any = None, private: bool = False, check_well_formed: bool =
 
     private : leave out the global symbol
     check_well_formed : run :func:`sparsetir.verify` after parsing
-    Returns a :class:`SparseFunc`. Raises tvm.error.DiagnosticError with file and line.
+    Returns a :class:`SparseFunc`. Raises IllFormedError with file and line.
     """
     outer_stack = outer_frames()
 
@@ -147,7 +156,7 @@ def _parse(
         try:
             parser.parse(extra_vars=names)
         except DiagnosticError as err:
-            raise err.with_traceback(None) from None
+            raise ParseError(*err.args) from None
     if None in parser.sparse_functions:
         return parser.sparse_functions[None]
     result = irb.get()
