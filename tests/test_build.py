@@ -179,3 +179,23 @@ sparsetir.build(scale)(X[:4], Y, 1)
 """,
     globals(),
 )
+
+
+@pytest.mark.parametrize(
+    ("init", "update", "expected"),
+    [(0.0, "Y[i] + X[i, j] - X[i, j] * 2.0 + 1.0", "(1 - x).sum(1)"),
+     (1.0, "Y[i] * X[i, j] * X[i, j]", "(x * x).prod(1)")],
+)  # fmt: skip
+def test_update_of_several_terms(init: float, update: str, expected: str) -> None:
+    """What stands behind the total is one term, in any number of parts."""
+    func = sparsetir.from_source(
+        "@T.prim_func\ndef f(x: T.handle, y: T.handle, m: T.int32, n: T.int32):\n"
+        "    I = T.dense_fixed(m)\n    J = T.dense_fixed(n)\n"
+        "    X = T.match_sparse_buffer(x, (I, J), 'float32')\n"
+        "    Y = T.match_sparse_buffer(y, (I,), 'float32')\n"
+        "    with T.sp_iter([I, J], 'SR', 'sum') as [i, j]:\n"
+        f"        with T.init():\n            Y[i] = {init}\n        Y[i] = {update}\n"
+    )
+    x, y = np.random.default_rng(0).random((3, 4), "float32"), np.empty(3, "float32")
+    sparsetir.build(func)(x, y)
+    np.testing.assert_allclose(y, eval(expected, {"x": x}), rtol=1e-5)

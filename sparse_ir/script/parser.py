@@ -6,6 +6,7 @@ and buffers, and the check after parsing.
 
 from __future__ import annotations
 
+import ast
 import inspect
 import linecache
 import sys
@@ -264,7 +265,35 @@ def _visit_assign(self: Any, node: doc.Assign) -> None:
     if isinstance(target, doc.Subscript) and isinstance(node.value, doc.Call):
         _store_result(self, node)
         return
+    if isinstance(target, doc.Subscript):
+        node.value = _as_update(target, node.value)
     _TIR_ASSIGN(self, node)
+
+
+def _as_update(target: doc.Subscript, value: Any) -> Any:
+    """`X[i] + a - b`, which is stored to X[i], as the update X[i] + (a - b); products alike."""
+    for first, *more in ((doc.Add, doc.Sub), (doc.Mult,)):
+        terms: list[Any] = []
+        rest = value
+        while isinstance(rest, doc.BinOp) and isinstance(rest.op, (first, *more)):
+            terms.append(rest)
+            rest = rest.left
+        if len(terms) < 2 or not isinstance(terms[-1].op, first) or _text(rest) != _text(target):
+            continue
+        *later, update = terms
+        total = update.right
+        for term in reversed(later):
+            total = doc.BinOp(total, term.op, term.right, *_span(term))
+        return doc.BinOp(rest, update.op, total, *_span(value))
+    return value
+
+
+def _text(node: Any) -> str:
+    return ast.unparse(doc.from_doc(node))
+
+
+def _span(node: Any) -> tuple[int, int, int, int]:
+    return node.lineno, node.col_offset, node.end_lineno, node.end_col_offset
 
 
 def _store_result(self: Any, node: doc.Assign) -> None:
@@ -275,8 +304,7 @@ def _store_result(self: Any, node: doc.Assign) -> None:
         self.report_error(call, "expected a value to store, got None")
     with self.var_table.with_frame():
         self.var_table.add("__value", value)
-        place = (call.lineno, call.col_offset, call.end_lineno, call.end_col_offset)
-        node.value = doc.Name("__value", doc.Load(), *place)
+        node.value = doc.Name("__value", doc.Load(), *_span(call))
         _TIR_ASSIGN(self, node)
 
 
