@@ -8,13 +8,11 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from bench import plots
 from bench.harness import each, finish, keep
 from bench.report import Form, table
 from bench.timing import progress
@@ -67,7 +65,7 @@ def run(args: argparse.Namespace) -> None:
         return
     length, heads = (256, 2) if args.quick else (args.length or LENGTH, HEADS)
     peers = PEERS[device.name] if args.peers is None else tuple(args.peers)
-    every = ((name, dtype) for name in args.mask for dtype in DTYPES[device.name])
+    every = ((name, dtype) for name in args.mask or MASKS for dtype in DTYPES[device.name])
     cells = each(
         ((", ".join(one), partial(measure, *one, length, heads, peers, device)) for one in every),
         keep(args, "attention"),
@@ -81,7 +79,7 @@ def run(args: argparse.Namespace) -> None:
     show(cells, memories, args.threads)
     results = {"heads": heads, "head_size": HEAD_SIZE, "cells": cells, "memory": memories}
     bad = {c["mask"]: c["wrong"] for c in cells if c["wrong"] or OURS in c["missing"]}
-    finish(args, "attention", results, bad, draw)
+    finish(args, "attention", results, bad)
 
 
 def measure(
@@ -183,7 +181,7 @@ def show(cells: list[dict[str, Any]], memories: list[dict[str, Any]], threads: i
     for step, what in (("forward", "result"), ("backward", "result and gradients")):
         title = f"Attention, {what}: {where}, and times what sparsetir takes"
         Table(about, OURS, form).show(title, cells, step)
-    show_others([{"missing": {}, **c} for c in cells], lambda c: c["mask"])
+    show_others(cells, lambda c: c["mask"])
     mb = []
     for m in memories:
         sizes = f"{m['bytes'] / 2**20:.1f}", f"{m['bytes'] / m['operand_bytes']:.2f}"
@@ -191,18 +189,3 @@ def show(cells: list[dict[str, Any]], memories: list[dict[str, Any]], threads: i
     if mb:
         head = ["way", "length", "blocks", "MiB", "times q"]
         table("Most memory of a band's result and gradients, beside operands", head, mb)
-
-
-def draw(path: Path) -> Path:
-    """A picture of a JSON file of this command, beside it: bars of milliseconds."""
-    record, results = plots.read(path)
-    rows = []
-    for step, what in (("forward", ""), ("backward", " and gradients")):
-        rows.append([])
-        for cell in results["cells"]:
-            times = {"": [1e3 * t["min"] for t in cell[step].values()]}
-            title = f"{cell['mask']}{what}"
-            rows[-1].append(plots.Panel(title, [*cell[step]], times, marked=OURS, form="{:.0f}"))
-    heads = f"{results['heads']} heads of {results['head_size']}"
-    label = f"ms, length {results['cells'][0]['length']}, {heads}, {plots.place(record)}"
-    return plots.grid(path, rows, label, lying=True)

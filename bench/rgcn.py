@@ -6,19 +6,19 @@ import argparse
 import math
 import os
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from bench import plots
 from bench.harness import finish, geomean
 from bench.report import table
 from bench.timing import progress
+from bench.training import Trained
 from bench.ways import Call, Comparison, Device, Table, inference, peaks, training
 from sparsetir import nn, ops
 
@@ -118,7 +118,7 @@ def run(args: argparse.Namespace) -> None:
     results = {"cells": cells, "summary": summary(cells), "clock": clock.__name__}
     show(results, args.threads)
     wrong = {(c["graph"], c["feat"]): c["wrong"] for c in cells if c["wrong"]}
-    finish(args, "rgcn", results, wrong, draw, load=os.getloadavg()[0])
+    finish(args, "rgcn", results, wrong, load=os.getloadavg()[0])
 
 
 def too_large(way: str, edges: int, feat: int) -> bool:
@@ -174,21 +174,11 @@ def epochs(graph: Graph, ways: tuple[str, ...], device: Device) -> dict[str, Any
     calls = {}
     for way in (w for w in ways if not too_large(w, graph.edges, HIDDEN)):
         torch.manual_seed(0)
-        calls[way] = [epoch(Model(way, graph), graph, labels)]
+        model = Trained(
+            way, Model(way, graph), lambda call: F.cross_entropy(call(*graph[2:]), labels)
+        )
+        calls[way] = [model.epoch]
     return device.times(calls)
-
-
-def epoch(model: Model, graph: Graph, labels: Tensor) -> Callable[[], None]:
-    """A step of the optimizer."""
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-
-    def call() -> None:
-        optimizer.zero_grad()
-        out = model(*graph[2:])
-        torch.nn.functional.cross_entropy(out, labels).backward()
-        optimizer.step()
-
-    return call
 
 
 def summary(cells: list[dict[str, Any]]) -> dict[str, Any]:
@@ -229,22 +219,3 @@ def show(results: dict[str, Any], threads: int) -> None:
     table(title, ["graph", "step", *names], rows)
     rows = [[name, f"{value:.2f}"] for name, value in results["summary"].items()]
     table("Geometric means: times what sparsetir takes", ["", ""], rows)
-
-
-def draw(path: Path) -> Path:
-    """A picture of a JSON file of this command, beside it: times as fast as PyG's RGCNConv."""
-    record, results = plots.read(path)
-    cells = results["cells"]
-    there = {way for cell in cells for way in cell[STEPS[0]]}
-    base = next(way for way in (PYG, FAST, OURS) if way in there)
-
-    def panel(step: str, feat: int) -> plots.Panel:
-        mine = [c for c in cells if c["feat"] == feat and base in c[step]]
-        speed = {
-            way: [plots.ratio(c[step], base, way) for c in mine] for way in WAYS if way in there
-        }
-        return plots.Panel(f"{step}, d = {feat}", [c["graph"] for c in mine], speed)
-
-    rows = [[panel(step, feat) for feat in FEATURES] for step in STEPS]
-    label = f"graphs by edges, float32, {plots.place(record)}"
-    return plots.grid(path, rows, label, f"times as fast as {base}")
