@@ -189,12 +189,3 @@ def print_json(data: object) -> None:
     """The one document of `--json`."""
     json.dump(data, sys.stdout, indent=1, allow_nan=False)
     print()
-
-
-def memory(count: float) -> str:
-    """Bytes for people."""
-    for unit in ("B", "KB", "MB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} GB"

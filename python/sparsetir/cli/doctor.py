@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from sparsetir.cli import arguments
-from sparsetir.cli.arguments import Parser, memory
-from sparsetir.cli.text import many
+from sparsetir.cli.arguments import Parser
+from sparsetir.runtime.texts import many, memory
 
 EPILOG = """\
 Compiles, runs and checks a small kernel. Exit code 1 where something that is needed is broken; what
@@ -224,7 +224,7 @@ def _show(found: dict[str, Any]) -> None:
     _part("missing", ", ".join(absent))
     _part("targets", ", ".join(found["targets"]))
     chip = found["cpu"]
-    caches = ", ".join(f"{name} {_kib(size)}" for name, size in chip["caches"].items())
+    caches = ", ".join(f"{name} {memory(size)}" for name, size in chip["caches"].items())
     _part(
         "CPU",
         f"{chip['name']} ({chip['llvm']}), {many(chip['cores'], 'core')}, "
@@ -266,7 +266,3 @@ def _part(name: str, *lines: str) -> None:
     """Lines behind a name, those that say something."""
     for number, line in enumerate(filter(None, lines)):
         print(f"{name if number == 0 else '':10} {line}")
-
-
-def _kib(size: int) -> str:
-    return f"{size // 2**20} MiB" if size >= 2**20 else f"{size // 2**10} KiB"

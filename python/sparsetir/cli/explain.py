@@ -10,7 +10,8 @@ from typing import Any
 from sparsetir.cli import arguments
 from sparsetir.cli.arguments import Failed, Parser, UsageError
 from sparsetir.cli.functions import function_of, operator_named, schedule_of
-from sparsetir.cli.text import readable
+from sparsetir.cli.text import as_text, readable
+from sparsetir.runtime.texts import Section, as_html, as_markdown
 
 EPILOG = """\
 Shows the program; of each loop whether it may run in parallel, with the accesses that prove it or
@@ -52,7 +53,6 @@ def add(out: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command; its exit code."""
-    from sparsetir.cli.text import as_html, as_markdown, as_text
     from sparsetir.runtime.file_errors import write_whole
 
     title, facts, sections = _found(args)
@@ -134,7 +134,6 @@ def _sections(
 ) -> list[Any]:
     from sparsetir._versions import VERSION
     from sparsetir.cli.explained import roofline_rows
-    from sparsetir.cli.text import Section
 
     heads = ("iteration", "loop", "axis", "kind", "parallel", "why")
     rows = [tuple(loop[h] for h in heads) for loop in facts["loops"]]

@@ -11,7 +11,8 @@ import numpy as np
 from tvm import ir, s_tir, tirx
 from tvm.sym import Analyzer
 
-from sparsetir.cli.text import many, readable
+from sparsetir.cli.text import readable
+from sparsetir.runtime.texts import many
 from sparsetir.sparse_ir import legal
 from sparsetir.sparse_ir.nodes import (
     Axis,

@@ -94,3 +94,12 @@ class Reference(Check):
         pattern = CsrPattern(a.indptr, a.indices, a.shape)
         operator = OPERATORS[case.op]
         super().__init__(operator, case.problem, pattern, a.data, case.operands, most_exact)
+
+
+def first_wrong(right: np.ndarray, got: np.ndarray, want: np.ndarray) -> str | None:
+    """How many elements of a result are wrong, and the first of them; None where all are right."""
+    if right.all():
+        return None
+    at = tuple(int(n) for n in np.unravel_index(int(right.argmin()), right.shape))
+    text = f"{got[at]:.6g}, not {want[at]:.6g}"
+    return f"{(~right).sum()} of {right.size} wrong, the first at {list(at)}: {text}"

@@ -15,7 +15,7 @@ from sparsetir.runtime.build import build
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.schedules.operators.operands import LEAST_SCALE, TOLERANCES
 from sparsetir.sparse_ir.interpret import interpret
-from sparsetir.tuning.case import array, numbers
+from sparsetir.tuning.case import array, first_wrong, numbers
 from sparsetir.tuning.operator_case import Prepared
 from sparsetir.tuning.program import ProgramTask
 
@@ -83,14 +83,10 @@ class ProgramCase:
     def error(self, results: Mapping[str, np.ndarray]) -> str | None:
         """What is wrong with results, or None."""
         for name, result in results.items():
-            right = _right(result, self.expected[name], self.dtypes[name])
-            if not right.all():
-                at = [int(n) for n in np.unravel_index(int(right.argmin()), right.shape)]
-                got, want = result[tuple(at)], self.expected[name][tuple(at)]
-                return (
-                    f"'{name}': {(~right).sum()} of {right.size} wrong, the first at {at}: "
-                    f"{got:.6g}, not {want:.6g}"
-                )
+            expected = self.expected[name]
+            wrong = first_wrong(_right(result, expected, self.dtypes[name]), result, expected)
+            if wrong:
+                return f"'{name}': {wrong}"
         return None
 
     def release(self) -> None:
