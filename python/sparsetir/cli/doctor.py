@@ -43,7 +43,7 @@ POOLS = {"openmp": "torch's pool", "tvm": "TVM's pool", "serial": "no pool"}
 
 def add(out: Parser) -> None:
     """Add the arguments."""
-    out.add_argument("--json", action="store_true", help="print one JSON document")
+    arguments.add_json(out)
 
 
 def run(args: argparse.Namespace) -> int:

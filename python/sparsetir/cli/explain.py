@@ -42,13 +42,11 @@ def add(out: Parser) -> None:
     )
     out.add_argument("--graph", help="for the first sparse axis; see `sparsetir tune --help`")
     out.add_argument("--schedule", metavar="FILE:NAME", help="function (sch) in a file")
-    out.add_argument(
-        "--target", type=arguments.target, default="cpu", help="cpu (default), cuda or JSON"
-    )
+    arguments.add_target(out)
     out.add_argument("--stages", action="store_true", help="print the text of all stages, too")
     out.add_argument("--html", type=Path, metavar="FILE", help="write a page that needs no other")
     out.add_argument("--markdown", type=Path, metavar="FILE", help="write the page as Markdown")
-    out.add_argument("--json", action="store_true", help="print one JSON document")
+    arguments.add_json(out)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -40,7 +40,7 @@ def add(out: Parser) -> None:
         metavar="FILE",
         help="draw the graph, or the one format that is named, into a .png, .svg or .pdf file",
     )
-    out.add_argument("--json", action="store_true", help="print one JSON document")
+    arguments.add_json(out)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -32,7 +32,7 @@ def add(out: Parser) -> None:
     actions = out.add_subparsers(dest="action", metavar="ACTION", required=True)
     common = arguments.Parser(add_help=False)
     common.add_argument("--records", metavar="PATH", help="the file of records")
-    common.add_argument("--json", action="store_true", help="print one JSON document")
+    arguments.add_json(common)
     common.add_argument("--debug", action="store_true", help=argparse.SUPPRESS)
     chosen = arguments.Parser(add_help=False)
     chosen.add_argument("--op", metavar="NAME", help="as in the list")

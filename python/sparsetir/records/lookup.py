@@ -20,7 +20,6 @@ from sparsetir.records.task import Config, Task
 from sparsetir.runtime.file_errors import first_line
 from sparsetir.schedules.operators.problems import CsrPattern
 from sparsetir.schedules.search.configs import from_data
-from sparsetir.schedules.template import Choices
 
 T = TypeVar("T")
 
@@ -63,25 +62,19 @@ def recorded_config(task: Task, pattern: Callable[[], CsrPattern] | None = None)
 
 
 def by_record(
-    task: Task,
-    make: Callable[[Config], T],
-    of_choices: Callable[..., Config] | None = None,
-    pattern: Callable[[], CsrPattern] | None = None,
+    task: Task, make: Callable[[Config], T], pattern: Callable[[], CsrPattern] | None = None
 ) -> T | None:
     """What is made of the config recorded for a task; None where there is none, or it fails.
 
     A failure is warned of: the template may have changed since.
 
     make : gives it, of a config
-    of_choices : a config of the choices by name that older versions recorded
     pattern : as for :func:`recorded_config`
     """
     config = recorded_config(task, pattern)
     if config is None:
         return None
     try:
-        if of_choices is not None and isinstance(config, Choices):
-            config = of_choices(**config)
         return make(config)
     except Exception as error:
         warn_of_record(config, error, stacklevel=4)
