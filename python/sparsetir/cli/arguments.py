@@ -1,4 +1,4 @@
-"""What the commands share: errors, the parser, kinds of arguments."""
+"""Parts that commands share: errors, the parser, kinds of arguments."""
 
 from __future__ import annotations
 

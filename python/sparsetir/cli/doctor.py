@@ -71,14 +71,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _threads() -> dict[str, object]:
-    """As :func:`sparsetir.threads`, in a process without torch."""
+    """The result of :func:`sparsetir.threads`, in a process without torch."""
     from sparsetir.runtime.pool import threads
 
     return threads()._asdict()
 
 
 def versions() -> dict[str, str | None]:
-    """Of Python, this package and the others; None where one is not installed."""
+    """Versions of Python, this package and others; None where one is not installed."""
     from sparsetir import __version__
 
     out: dict[str, str | None] = {"python": platform.python_version(), "sparsetir": __version__}
@@ -91,7 +91,7 @@ def versions() -> dict[str, str | None]:
 
 
 def targets() -> list[str]:
-    """What this TVM generates code for."""
+    """Targets that this TVM generates code for."""
     import tvm
 
     return [t for t in TARGETS if tvm.get_global_func(f"target.build.{t}", allow_missing=True)]

@@ -1,4 +1,4 @@
-"""What plans are made by when their user names no config: the records of this machine.
+"""The records of this machine, by which plans are made when their user names no config.
 
 To know a pattern again takes a hash of all its indices, which costs as much as small kernels do. So
 it is computed only where there is a record of the same problem for a pattern of about these sizes.
@@ -64,7 +64,7 @@ def recorded_config(task: Task, pattern: Callable[[], CsrPattern] | None = None)
 def by_record(
     task: Task, make: Callable[[Config], T], pattern: Callable[[], CsrPattern] | None = None
 ) -> T | None:
-    """What is made of the config recorded for a task; None where there is none, or it fails.
+    """Make something of the config recorded for a task; None where there is none, or it fails.
 
     A failure is warned of: the template may have changed since.
 
@@ -125,7 +125,7 @@ def recorded_configs(task: Task) -> Mapping[str, Any]:
 
 
 def _read(records: Records, task: Task) -> Mapping[str, object]:
-    """As :func:`recorded_configs`, from the file."""
+    """Read what :func:`recorded_configs` gives from the file."""
     sizes = Sizes(task.matrix.shape, task.matrix.nnz)
     key = Key.of(replace(task, matrix=cast(Any, sizes)))
     found = records.best_by_fingerprint(key)

@@ -45,7 +45,7 @@ class Case:
 
     @property
     def problem(self) -> Any:
-        """What a kernel is compiled for."""
+        """The problem that a kernel is compiled for."""
         return OPERATORS[self.op].compiled_for(self.dtype, self.reduce, self.heads is not None)
 
 
@@ -81,7 +81,7 @@ def array(values: np.ndarray, dtype: str, device: object = None) -> Any:
 
 
 def numbers(result: Any) -> np.ndarray:
-    """What :func:`array` made or a kernel wrote to it, in float32 or float64."""
+    """An array as :func:`array` makes it, in float32 or float64 of NumPy."""
     found = result if isinstance(result, np.ndarray) else result.numpy()
     return found if found.dtype == np.float64 else found.astype("float32")
 

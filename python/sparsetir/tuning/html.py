@@ -1,4 +1,4 @@
-"""What a search found, as a page: one file that needs nothing else, with charts and pictures."""
+"""The report of a search: a page in one file, with charts and pictures."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _history(tuned: Search) -> str:
 
 
 def _subject(tuned: Search, best: Row | None, graph: str) -> list[Section]:
-    """What was tuned: the function and its schedule, or the matrix and its storage."""
+    """Sections on the function and its schedule, or the matrix and its storage."""
     if isinstance(tuned, TunedProgram):
         found = [Section("The function", code=tuned.task.program.script())]
         if best is not None and not best.config:

@@ -98,7 +98,7 @@ def costs(made: Any) -> dict[str, Any]:
 
 
 def stored_bytes(made: Plan) -> int:
-    """Of the arrays that hold the matrix as a plan arranged it, each memory once."""
+    """Bytes of the arrays that hold the matrix of a plan, each memory once."""
     signature = made.kernel.signature
     dtypes = [signature.dtypes[signature.position[name]] for name in signature.passed]
     pairs = zip(made._args, dtypes, strict=True)

@@ -190,7 +190,7 @@ class RemoteDevice:
         return self._session.load_module(name)
 
     def _arguments(self, made: Compiled) -> tuple[list[Any], Any]:
-        """What the kernel takes, arrays being on the device; and the one that it writes."""
+        """The kernel's arguments, arrays being on the device; and the array that it writes."""
         signature, device = made.signature, self._device()
         names = _request_of(self.case).operator.names
         operands = dict(zip(names, self.case.case.operands, strict=True))

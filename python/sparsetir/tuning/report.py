@@ -1,4 +1,4 @@
-"""What a search found, as text: the best configs beside the default."""
+"""The results of a search as text: the best configs beside the default."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Row:
 
     @property
     def config(self) -> Config:
-        """That of the trial."""
+        """The trial's config."""
         return self.trial.config
 
 
@@ -114,7 +114,7 @@ def table(tuned: Search, *, graph: str = "", records: object = None) -> str:
 
 
 def note(tuned: Search) -> str | None:
-    """What a reader of the rows should know."""
+    """A remark for a reader of the rows, if any."""
     if tuned.configs == 1 and tuned.trials:
         return "There is one config for this problem, the default: nothing to choose."
     return None

@@ -70,7 +70,7 @@ class SparseTask:
 
     @staticmethod
     def loaded(data: Mapping[str, Any], folder: Path) -> SparseTask:
-        """What :meth:`saved` gave, with random values."""
+        """Load what :meth:`saved` wrote, with random values."""
         rng, found = np.random.default_rng(SEED), []
         with np.load(folder / ARRAYS) as arrays:
             for n, shape in enumerate(data["shapes"]):
@@ -106,7 +106,7 @@ class SparseCase:
         return Prepared(call, lambda: self.error(found[0]), made.kernel, about)
 
     def error(self, found: SparseMatrix) -> str | None:
-        """What is wrong with a result, or None."""
+        """The first fault of a result, or None."""
         expected = self.expected
         for name in ("indptr", "columns"):
             if not np.array_equal(getattr(found.pattern, name), getattr(expected.pattern, name)):
