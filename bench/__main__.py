@@ -156,14 +156,11 @@ COMMANDS: dict[str, tuple[str, tuple[Option, ...], int | None]] = {
     ), None),
     "sparse_conv": ("convolutions of points, beside torch's gathering", (
         THREADS_OF_ALL,
-        some("--points", None, "npz files with 'points' (default: generated)", type=Path),
-        number("--voxel", 0.05, "of these points", float),
         some("--dtype", ["float32"], choices=DTYPES),
         seconds(2, "each comparison"),
     ), None),
-    "rgcn": ("relational layers: times and memory, beside PyG's", (
+    "rgcn": ("relational layers, beside PyG's", (
         THREADS_OF_ALL,
-        some("--graph", None, "npz files of graphs with relations; default: random"),
         some("--edges", None, "of random graphs: 10000 30000 .. (default: all)", type=int),
         some("--peers", None, "default: all", nargs="*",
              choices=("RGCNConv", "FastRGCNConv")),

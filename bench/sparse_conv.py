@@ -8,19 +8,15 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from bench.clouds import Layer, layers, read, scene
+from bench.clouds import Layer, layers, scene
 from bench.harness import each, finish
-from bench.report import table
-from bench.timing import progress
-from bench.ways import Call, Comparison, Device, Table, Way, peaks, show_others, training
+from bench.ways import Comparison, Device, Table, Way, show_others
 from sparsetir.nn import KernelMap, SparseConv3d
 
 OURS, GATHER = "sparsetir", "gather"
-MEASURED_MEMORY = (1, 2)  # layers: the first of 32 channels, and the widest on all points
 STEPS = ("forward", "training")
 
 
@@ -28,31 +24,17 @@ def run(args: argparse.Namespace) -> None:
     """The command; status 1 if a result was wrong."""
     device = Device.of(args, least=2)
     assert device is not None
-    clouds: dict[str, np.ndarray] = {}
-    if args.points is None:
-        clouds["generated"] = scene(beams=8, turns=200) if args.quick else scene()
-    else:
-        clouds.update({path.stem: read(path, args.voxel) for path in args.points})
-    found: list[dict[str, Any]] = []
-    for name, places in clouds.items():
-        todo = (
-            (f"{name}, {d}, {at.name}, {at.channels}", partial(measure, at, d, device))
-            for d in args.dtype
-            for at in islice(layers(places, getattr(torch, d)), 3 if args.quick else None)
-        )
-        cells = each(todo)
-        progress(f"{name}: memory")
-        measured = MEASURED_MEMORY[: 1 if args.quick else 2]
-        memory = [peak(places, at, way) for at in measured for way in (OURS, GATHER)]
-        about = {"cloud": name, "points": len(places)}
-        found.append({**about, "cells": cells, "memory": memory})
-        progress("")
-        show(found[-1], args.threads)
-    wrong = [c["wrong"] for cloud in found for c in cloud["cells"] if c["wrong"]]
+    places = scene(beams=8, turns=200) if args.quick else scene()
+    todo = (
+        (f"{d}, {at.name}, {at.channels}", partial(measure, at, d, device))
+        for d in args.dtype
+        for at in islice(layers(places, getattr(torch, d)), 3 if args.quick else None)
+    )
+    cells = each(todo)
+    found = [{"cloud": "generated", "points": len(places), "cells": cells}]
+    show(found[0], args.threads)
+    wrong = [c["wrong"] for c in cells if c["wrong"]]
     finish(args, "sparse_conv", found, wrong)
-
-
-# -- ways -----------------------------------------------------------------------------------------
 
 
 def map_of(layer: Layer) -> KernelMap:
@@ -99,9 +81,6 @@ def makers(layer: Layer) -> dict[str, Callable[[], Way]]:
     return {OURS: lambda: ours(layer), GATHER: lambda: gather if dtype == torch.float32 else wide}
 
 
-# -- times and memory -----------------------------------------------------------------------------
-
-
 def measure(layer: Layer, dtype: str, device: Device) -> dict[str, Any]:
     """Times of results, and of results with gradients."""
     x, weight, pairs = layer.points.features, layer.made.weight.detach(), map_of(layer)
@@ -113,34 +92,8 @@ def measure(layer: Layer, dtype: str, device: Device) -> dict[str, Any]:
     return {**about, "inputs": pairs.n, "outputs": pairs.m, "pairs": len(pairs.rows), **found}
 
 
-def peak(places: np.ndarray, at: int, way: str) -> dict[str, Any]:
-    """Bytes that a layer with gradients takes at most, beside its operands."""
-    layer = layer_at(places, at)
-    pairs, channels = map_of(layer), layer.channels
-    operands = 4 * (pairs.n * channels[0] + pairs.m * channels[1])
-    about = {"way": way, "layer": layer.name, "channels": channels, "operand_bytes": operands}
-    taken = peaks(_training, places, at, way)
-    return {**about, "pairs_bytes": 4 * len(pairs.rows) * sum(channels), **taken}
-
-
-def layer_at(places: np.ndarray, at: int) -> Layer:
-    """One of the net's, in float32."""
-    return next(islice(layers(places, torch.float32), at, None))
-
-
-def _training(small: bool, places: np.ndarray, at: int, way: str) -> dict[str, Call]:
-    layer = layer_at(places[:: len(places) // 500 + 1] if small else places, at)
-    weight = layer.made.weight.detach()
-    grad = torch.randn(map_of(layer).m, weight.shape[-1])
-    made = makers(layer)[way]()
-    return {"bytes": training(made, (layer.points.features, weight), grad)}
-
-
-# -- what is shown --------------------------------------------------------------------------------
-
-
 def show(found: dict[str, Any], threads: int) -> None:
-    """Print tables of times and memory."""
+    """Print tables of times."""
     about = {"layer": name_of, "outputs": lambda c: c["outputs"]}
     about["pairs each"] = lambda c: f"{c['pairs'] / max(1, c['outputs']):.1f}"
     for dtype in dict.fromkeys(c["dtype"] for c in found["cells"]):
@@ -148,11 +101,6 @@ def show(found: dict[str, Any], threads: int) -> None:
         for step, what in zip(STEPS, ("result", "result and gradients"), strict=True):
             title = f"{found['cloud']}, {dtype}, {what}: ms, and times ours; threads: {threads}"
             Table(about, OURS).show(title, cells, step)
-    rows = []
-    for m in found["memory"]:
-        sizes = f"{m['bytes'] / 2**20:.1f}", f"{m['bytes'] / m['operand_bytes']:.2f}"
-        rows.append([name_of(m), m["way"], *sizes])
-    table("Most memory of a result and gradients", ["layer", "way", "MiB", "times x and y"], rows)
     show_others(found["cells"], name_of)
 
 

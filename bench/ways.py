@@ -14,8 +14,6 @@ from typing import Any
 
 import torch
 
-from bench import memory
-from bench.harness import in_a_process
 from bench.peers.gpu_clock import Clock, take_turns
 from bench.report import MS, Form, beside, table
 from bench.timing import interleaved
@@ -168,33 +166,6 @@ def training(way: Way, operands: Sequence[Any], grad: Any) -> Call:
     parameters: Iterable[Any] = way.parameters() if isinstance(way, torch.nn.Module) else ()
     wanted = [*own, *parameters]
     return lambda: torch.autograd.grad(way(*own), wanted, grad)
-
-
-# -- memory ---------------------------------------------------------------------------------------
-
-
-def peaks(make: Callable[..., Mapping[str, Call]], *given: Any, turns: int = 1) -> dict[str, int]:
-    """The most bytes that calls take, and keep, by name; in a process of their own.
-
-    make : of a module; gives calls, of small operands where its first argument says so, which
-        compile what the others need
-    turns : how often each is called; later ones are "NAME, later"
-    """
-    return in_a_process(_peaks, make, given, turns, torch.get_num_threads())
-
-
-def _peaks(make: Any, given: Any, turns: int, threads: int) -> dict[str, int]:
-    torch.set_num_threads(threads)
-    found: dict[str, int] = {}
-    for small in (True, False):
-        calls = make(small, *given)
-        before = memory.held()
-        for name, call in calls.items():
-            for turn in ("first", "later")[:turns]:
-                memory.begin_peak()
-                call()
-                found[f"{name}, {turn}" if turns > 1 else name] = max(memory.peak() - before, 0)
-    return found
 
 
 # -- what is shown --------------------------------------------------------------------------------

@@ -129,6 +129,14 @@ def test_page_of_a_sparse_result(tmp_path):
     assert words.startswith("spgemm on g (30 x 30") and "Stored elements" in images
 
 
+def test_page_of_an_operator_along_edges(tmp_path):
+    """Its best schedule is that of a config, and not of a user's choices."""
+    found = of_operator("softmax", tuned_fake.matrix(30, 30), target="llvm", device=None).tuned
+    found.trials = [Trial(0, found.default, tuned_fake.outcome(1.0), 0.1)]
+    words, _, _ = written(tmp_path, found, graph="g")
+    assert "Its best schedule" in words and "The default one." not in words
+
+
 def test_a_page_is_replaced_as_a_whole(tmp_path, monkeypatch):
     path = tmp_path / "report.html"
     path.write_text("before")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 import tvm
 
@@ -13,6 +14,7 @@ from sparsetir.extras import need
 from sparsetir.formats import Format
 from sparsetir.runtime.file_errors import write_whole
 from sparsetir.runtime.texts import Section, aligned, as_html, duration, memory, micros
+from sparsetir.schedules.template import Choices
 from sparsetir.sparse_ir.schedule import Schedule
 from sparsetir.tuning import charts
 from sparsetir.tuning.report import Row, counts, note, padding, rows, short, times
@@ -105,12 +107,13 @@ def _subject(tuned: Search, best: Row | None, graph: str) -> list[Section]:
     """Sections on the function and its schedule, or the matrix and its storage."""
     if isinstance(tuned, TunedProgram):
         found = [Section("The function", code=tuned.task.program.script())]
-        if best is not None and not best.config:
-            found.append(Section("Its best schedule", ["The default one."]))
-        elif best is not None:  # what it makes of the function, over coordinates
+        config: Any = None if best is None else best.config
+        if config:  # what it makes of the function, over coordinates
             sch = Schedule(tuned.task.program)
-            tuned.task.apply()(sch, dict(best.config))
+            tuned.task.apply()(sch, dict(config) if isinstance(config, Choices) else config)
             found.append(Section("Its best schedule", code=sch.func.script()))
+        elif best is not None:
+            found.append(Section("Its best schedule", ["The default one."]))
         return found
     assert isinstance(tuned, Tuned | TunedSparse)
     several = isinstance(tuned, TunedSparse)
