@@ -12,7 +12,6 @@ TURNS = 4  # of processes
 TITLES = {
     "floors": "What no layer of Python goes below: us as min/median",
     "calls": "Calls: us as min/median",
-    "cold": "Single calls after 64 MiB were written: us as min/median",
 }
 
 

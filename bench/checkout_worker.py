@@ -61,9 +61,6 @@ def timed(step: Callable[[], Any], around: Any = None) -> Step:
 Calls = dict[str, Callable[[], Any]]
 SIZE, FEAT, DENSITY = 64, 32, 0.05
 BATCH = 100e-6  # seconds of calls that are timed together: short, as others may use the machine
-EVICTED = 64 << 20  # bytes that are written before a call with cold caches
-COLD = ("kernel, NumPy", "plan, NumPy", "plan, NumPy, out=", "plan, torch, values=")
-COLD += ("ops.spmm, Operand", "ops.spmm, CSR tensor")
 
 
 class _NoOp(torch.autograd.Function):
@@ -158,29 +155,15 @@ def warm(call: Callable[[], Any]) -> Step:
     return run
 
 
-def cold(call: Callable[[], Any], evicted: Any) -> Step:
-    """Seconds of a single call after all caches have been written over."""
-
-    def run() -> float:
-        evicted[:] += 1
-        return timed(call)()
-
-    return run
-
-
 def of_calls(seconds: float) -> dict[str, Found]:
-    """All calls by group, in turns; those of `COLD` once more with nothing in the caches."""
+    """All calls by group, in turns."""
     warnings.filterwarnings("ignore", message="Sparse", category=UserWarning)
     torch.set_num_threads(1)
     groups = calls()
     gc.disable()
     flat = {(g, n): warm(call) for g, group in groups.items() for n, call in group.items()}
-    times = in_turns(flat, 0.8 * seconds)  # pyright: ignore[reportArgumentType]
-    evicted = np.zeros(EVICTED, np.uint8)
-    every = {n: call for group in groups.values() for n, call in group.items()}
-    single = {n: cold(every[n], evicted) for n in every if n in COLD}
-    found = {g: {n: times[g, n] for n in group} for g, group in groups.items()}  # pyright: ignore
-    return {**found, "cold": in_turns(single, 0.2 * seconds)}
+    times = in_turns(flat, seconds)  # pyright: ignore[reportArgumentType]
+    return {g: {n: times[g, n] for n in group} for g, group in groups.items()}  # pyright: ignore
 
 
 # -- new edges ------------------------------------------------------------------------------------

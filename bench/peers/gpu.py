@@ -69,7 +69,7 @@ class Gpu:
 
     def measured(self, case: Case) -> list[dict[str, Any]]:
         """One cell."""
-        how = {"dtype": case.dtype, "target": TARGET}
+        how: dict[str, Any] = {"dtype": case.dtype, "target": TARGET}
         plan = lambda: sparsetir.plan(case.op, case.matrix, case.feat, **how)  # noqa: E731
         return [{"threads": TARGET, **self.compare(case, {"default": plan})}]
 
