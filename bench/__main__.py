@@ -9,6 +9,7 @@ import argparse
 import importlib
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,7 @@ from sparsetir.tuning.process import THREADS
 
 RESULTS = Path("bench/results")
 GRAPHS = f"A graph is {KINDS}; ':T' behind it transposes."
-# What the command line has to know before NumPy and others may be loaded.
 DTYPES = ("float32", "float16", "bfloat16")
-MASKS = ("band", "causal band", "butterfly", "bigbird")  # of sparse attention
-CONVOLUTIONS = ("gather", "torch.sparse", "dense", "mm")
 Option = tuple[tuple[str, ...], dict[str, Any]]
 
 
@@ -44,25 +42,28 @@ def some(name: str, default: Any = None, text: str = "", **more: Any) -> Option:
     return option(name, nargs=more.pop("nargs", "+"), default=default, help=text, **more)
 
 
-def operator(text: str) -> str:
-    """The name of an operator with a record."""
-    from sparsetir.schedules.operators.registry import OPERATORS
+def one_of(module: str, table: str) -> Callable[[str], str]:
+    """A check of a word: a key of a module's table, which is imported where there is a word."""
 
-    if text not in OPERATORS:
-        raise argparse.ArgumentTypeError(f"expected {', '.join(OPERATORS)}, got {text!r}")
-    return text
+    def check(text: str) -> str:
+        known = getattr(importlib.import_module(module), table)
+        if text not in known:
+            raise argparse.ArgumentTypeError(f"expected {', '.join(known)}, got {text!r}")
+        return text
+
+    return check
 
 
 THREADS_OF_ALL = number("--threads", None, "CPU threads of all libraries (default: all)")
-PLOT = flag("--plot", "draw a picture beside the JSON file")
+PLOT = flag("--plot", "draw pictures beside the JSON file")
 GRAPH = some("--graph", [], "default: cora")
 BEFORE = option("--before", type=Path, help="another checkout, to take turns with")
 TARGET = option("--target", choices=("cpu", "cuda"), default="cpu")
 PRUNED = some("--pruned", [], "npz files of weights by layer; or file.npz:layer")
 LAYERS = number("--layers", 1, "how many of a file")
-OP = some("--op", ["spmm"], "default: spmm", type=operator, metavar="OP")
-SYNTHETIC = some("--synthetic", [], "random graphs by size: cora, ogbn-arxiv, all..")
-PROBLEMS = (OP, GRAPH, PRUNED, LAYERS, SYNTHETIC)
+OPERATORS = one_of("sparsetir.schedules.operators.registry", "OPERATORS")
+LAWS = one_of("bench.synthetic", "LAWS")
+SYNTHETIC = some("--synthetic", [], "random graphs by size: cora, ppi, ogbn-arxiv ..", type=LAWS)
 
 
 def features(default: str) -> Option:
@@ -76,16 +77,13 @@ def seconds(default: float, of: str) -> Option:
 # By name: what it is, its own options, and the threads of this process (None: an option).
 COMMANDS: dict[str, tuple[str, tuple[Option, ...], int | None]] = {
     "run": ("operators, beside their peers", (
-        *PROBLEMS, features("32 128 512"), TARGET, PLOT,
+        some("--op", ["spmm"], "default: spmm", type=OPERATORS, metavar="OP"),
+        GRAPH, PRUNED, LAYERS, SYNTHETIC, features("32 128 512"), TARGET, PLOT,
         some("--dtype", ["float32"], choices=DTYPES),
         some("--threads", None, 'all, one or numbers (default: "all and one")'),
         number("--rounds", None, "turns of each peer and cell (default: 9)"),
         some("--peers", None, "only these, by their names in the tables"),
-        flag("--tune", "also the fastest of all configurations"), BEFORE,
-    ), 1),
-    "tune": ("the tuner against a sweep of all configs: trials, gain", (
-        *PROBLEMS, features("32"),
-        some("--threads", None, 'all, one or a number (default: "all")', nargs=1),
+        BEFORE,
     ), 1),
     "judge": ("what got slower from one run to another", (
         option("before", type=Path, help="JSON file of `run`"),
@@ -93,24 +91,17 @@ COMMANDS: dict[str, tuple[str, tuple[Option, ...], int | None]] = {
                "with --before, which compares itself"),
         number("--least", 0.05, "smallest change that counts", float),
     ), None),
-    "plot": ("draw the speed-ups of a run, as PNG files beside it", (
-        option("file", type=Path, help="JSON file of `run`"),
-    ), None),
     "steps": ("what each primitive of SpMM's schedule is worth", (
         THREADS_OF_ALL, GRAPH, features("128 512"), PLOT,
     ), None),
-    "pools": ("pools of threads, beside MKL, between torch's operators", (
-        seconds(4, "each size"), number("--busy", 0, "processes that keep cores meanwhile"),
-    ), 2),
-    "calls": ("what a call costs beside the kernel, part by part", (
-        BEFORE, seconds(60, "each version"), PLOT,
-    ), 1),
-    "epochs": ("training GCN, SAGE, GAT, and on new edges, beside PyG", (
-        GRAPH, BEFORE, seconds(10, "a graph"), some("--numbers", [1, 2], "of threads", type=int),
+    "calls": ("what a call costs beside the kernel", (BEFORE, seconds(60, "each version")), 1),
+    "new_edges": ("layers on edges that are new in each step, beside PyG", (
+        BEFORE, seconds(10, "each size"), some("--numbers", [1, 2], "of threads", type=int),
     ), 2),
     "graph": ("models through torch.compile, beside PyG and Inductor", (
         THREADS_OF_ALL, GRAPH, seconds(10, "each layer and graph"),
-        some("--layer", None, "default: all: raw GCN SAGE GIN GAT GATv2 Transformer gate .."),
+        some("--layer", None, "default: all: raw GCN SAGE GIN GAT GATv2 Transformer gate ..",
+             type=one_of("bench.graph", "LAYERS")),
         some("--peers", None, "default: all", nargs="*",
              choices=(
                  "PyG", "Inductor", "backend, rest by Inductor", "accelerate", "sparsetir.nn",
@@ -121,7 +112,8 @@ COMMANDS: dict[str, tuple[str, tuple[Option, ...], int | None]] = {
     ), None),
     "examples": ("models of PyG's examples, trained through torch.compile and without", (
         THREADS_OF_ALL, seconds(2, "epochs of each model"), number("--seeds", 3, "of each model"),
-        some("--model", None, "default: all: GCN ChebNet GraphSAGE GAT .."),
+        some("--model", None, "default: all: GCN ChebNet GraphSAGE GAT ..",
+             type=one_of("bench.tasks", "EXAMPLES")),
         some("--peers", None, "default: Inductor", nargs="*", choices=("Inductor",)),
     ), None),
     "compile": ("import, parsing, each lowering, build", (THREADS_OF_ALL,), None),
@@ -129,7 +121,6 @@ COMMANDS: dict[str, tuple[str, tuple[Option, ...], int | None]] = {
         THREADS_OF_ALL, option("--arch", default="sm_90", help="default: sm_90"),
         option("--kernels", default="", help="those whose names hold this (default: all)"),
     ), None),
-    "convert": ("bring patterns into other formats, beside scipy", (THREADS_OF_ALL, GRAPH), None),
     "readme": ("all figures of the README and the pages, in one file", (
         THREADS_OF_ALL, option("--data", type=Path, help="graphs/, matrices/, pruned/, tensors/"),
         number("--minutes", 40, "for all of it", float),
@@ -143,9 +134,8 @@ COMMANDS: dict[str, tuple[str, tuple[Option, ...], int | None]] = {
         THREADS_OF_ALL, some("--graph", [], "beside cora", nargs="*"),
         seconds(1, "each comparison"),
     ), None),
-    "formats": ("every format: is it right, how large, how fast?", (
+    "formats": ("every format: how large, how fast?", (
         THREADS_OF_ALL, GRAPH, PRUNED, LAYERS,
-        some("--hetero", [], "npz files of graphs with relations", type=Path),
         some("--format", None, "only these, by their names in the tables"),
     ), None),
     "blocks": ("pruned weights in blocks, beside torch; on a GPU all peers", (
@@ -157,37 +147,31 @@ COMMANDS: dict[str, tuple[str, tuple[Option, ...], int | None]] = {
         some("--only", None, "only these steps", metavar="STEP"),
     ), None),
     "attention": ("sparse attention, beside torch's dense one and Flex", (
-        THREADS_OF_ALL, some("--mask", MASKS, "default: all", choices=MASKS),
+        THREADS_OF_ALL,
+        some("--mask", None, "default: all: band butterfly ..",
+             type=one_of("bench.attention", "MASKS")),
         some("--peers", None, "default: all there are", nargs="*",
              choices=("dense", "flex", "torch bsr")),
-        number("--length", None, "default: 4096"), seconds(20, "each comparison"), TARGET, PLOT,
+        number("--length", None, "default: 4096"), seconds(20, "each comparison"), TARGET,
     ), None),
     "sparse_conv": ("convolutions of points, beside torch's gathering", (
         THREADS_OF_ALL,
-        some("--points", None, "npz files with 'points' (default: generated)", type=Path),
-        number("--voxel", 0.05, "of these points", float),
         some("--dtype", ["float32"], choices=DTYPES),
-        some("--peers", None, "default: all", nargs="*", choices=CONVOLUTIONS),
-        seconds(2, "each comparison"), PLOT,
+        seconds(2, "each comparison"),
     ), None),
-    "rgcn": ("relational layers: times and memory, beside PyG's", (
+    "rgcn": ("relational layers, beside PyG's", (
         THREADS_OF_ALL,
-        some("--graph", None, "npz files of graphs with relations; default: random"),
         some("--edges", None, "of random graphs: 10000 30000 .. (default: all)", type=int),
         some("--peers", None, "default: all", nargs="*",
              choices=("RGCNConv", "FastRGCNConv")),
         flag("--cpu-time", "of the processor, where others use it; one thread"),
-        seconds(5, "each comparison"), PLOT,
+        seconds(5, "each comparison"),
     ), None),
     "distributed": ("training on several processes: bytes, memory, time", (
         some("--graph", None, "files, cora or 'generated' (default: cora)"),
         some("--model", ["sage", "gat"], choices=("sage", "gat")),
-        some("--processes", [1, 2, 4], type=int),
-        some("--partition", ["rows"], choices=("rows", "metis")), number("--epochs", 50, "of each"),
-        number("--hidden", 64, "features"),
-        number("--most-difference", 1e-5, "of losses, relative, beside what rounding does", float),
+        some("--processes", [1, 2, 4], type=int), number("--epochs", 50, "of each"),
         number("--orders", 2, "of the nodes, to see what rounding does"),
-        option("--dtype", choices=("float32", "float64"), default="float32"),
     ), 1),
     "mttkrp": ("MTTKRP by schedules of a thesis, beside loops in C++", (
         some("--tensor", [], "npz: shape, coords", type=Path),
@@ -195,7 +179,6 @@ COMMANDS: dict[str, tuple[str, tuple[Option, ...], int | None]] = {
         number("--rounds", 60, "turns of each"),
     ), 1),
 }  # fmt: skip
-READERS = ("judge", "plot")  # of files of others, which measure nothing
 
 
 def parser(prog: str = "python -m bench") -> argparse.ArgumentParser:
@@ -205,11 +188,11 @@ def parser(prog: str = "python -m bench") -> argparse.ArgumentParser:
     common.add_argument("--quick", action="store_true", help="one small round, to see that it runs")
     common.add_argument("--out", type=Path, default=RESULTS, help="folder of the JSON file")
     for name, (text, options, threads) in COMMANDS.items():
-        parents = [] if name in READERS else [common]
+        parents = [] if name == "judge" else [common]  # which measures nothing
         command = commands.add_parser(name, parents=parents, help=text)
         for names, given in options:
             command.add_argument(*names, **given)
-        if threads is not None and name not in ("run", "tune"):
+        if threads is not None and name != "run":
             command.set_defaults(threads=threads)
     return out
 

@@ -8,17 +8,14 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from bench import plots
 from bench.harness import each, finish, keep
-from bench.report import Form, table
-from bench.timing import progress
-from bench.ways import Call, Comparison, Device, Makers, Table, Way, peaks, show_others, training
+from bench.report import Form
+from bench.ways import Comparison, Device, Makers, Table, Way, show_others
 from sparsetir import masks, ops
 
 OURS, DENSE, FLEX, BSR = "sparsetir", "dense", "flex", "torch bsr"
@@ -67,21 +64,15 @@ def run(args: argparse.Namespace) -> None:
         return
     length, heads = (256, 2) if args.quick else (args.length or LENGTH, HEADS)
     peers = PEERS[device.name] if args.peers is None else tuple(args.peers)
-    every = ((name, dtype) for name in args.mask for dtype in DTYPES[device.name])
+    every = ((name, dtype) for name in args.mask or MASKS for dtype in DTYPES[device.name])
     cells = each(
         ((", ".join(one), partial(measure, *one, length, heads, peers, device)) for one in every),
         keep(args, "attention"),
     )
-    memories = []
-    if device.turns is None:
-        progress("memory")
-        memories = [peak(OURS, n, heads) for n in (length, 2 * length, 4 * length)]
-        memories += [peak(DENSE, length, heads)] if DENSE in peers else []
-        progress("")
-    show(cells, memories, args.threads)
-    results = {"heads": heads, "head_size": HEAD_SIZE, "cells": cells, "memory": memories}
+    show(cells, args.threads)
+    results = {"heads": heads, "head_size": HEAD_SIZE, "cells": cells}
     bad = {c["mask"]: c["wrong"] for c in cells if c["wrong"] or OURS in c["missing"]}
-    finish(args, "attention", results, bad, draw)
+    finish(args, "attention", results, bad)
 
 
 def measure(
@@ -152,30 +143,8 @@ def torch_bsr(mask: Any, dtype: str) -> Way:
     return lambda q, k, v: function(q[0], k[0], v[0], stored)[None]
 
 
-def peak(way: str, length: int, heads: int) -> dict[str, Any]:
-    """Bytes that a call with gradients takes at most, beside its operands."""
-    about = {"way": way, "mask": "band", "length": length}
-    about["blocks"] = len(MASKS["band"](length).rows.indices)
-    return {
-        **about,
-        **peaks(_training, way, length, heads),
-        "operand_bytes": heads * length * HEAD_SIZE * 4,
-    }
-
-
-def _training(small: bool, way: str, length: int, heads: int) -> dict[str, Call]:
-    size = 128 if small else length
-    mask = MASKS["band"](size)
-    *operands, grad = (torch.randn(1, heads, size, HEAD_SIZE) for _ in range(4))
-
-    def attend(*given: Any) -> Any:
-        return (ours if way == OURS else dense)(mask)(*given)
-
-    return {"bytes": training(attend, operands, grad)}
-
-
-def show(cells: list[dict[str, Any]], memories: list[dict[str, Any]], threads: int) -> None:
-    """Tables of times and memory."""
+def show(cells: list[dict[str, Any]], threads: int) -> None:
+    """Print tables of times."""
     gpu = bool(cells) and cells[0].get("dtype", "float32") != "float32"
     form = Form(1e6, 0, "median") if gpu else Form(digits=1)
     where = "median us" if gpu else f"threads: {threads}; ms"
@@ -183,26 +152,4 @@ def show(cells: list[dict[str, Any]], memories: list[dict[str, Any]], threads: i
     for step, what in (("forward", "result"), ("backward", "result and gradients")):
         title = f"Attention, {what}: {where}, and times what sparsetir takes"
         Table(about, OURS, form).show(title, cells, step)
-    show_others([{"missing": {}, **c} for c in cells], lambda c: c["mask"])
-    mb = []
-    for m in memories:
-        sizes = f"{m['bytes'] / 2**20:.1f}", f"{m['bytes'] / m['operand_bytes']:.2f}"
-        mb.append([m["way"], m["length"], m["blocks"], *sizes])
-    if mb:
-        head = ["way", "length", "blocks", "MiB", "times q"]
-        table("Most memory of a band's result and gradients, beside operands", head, mb)
-
-
-def draw(path: Path) -> Path:
-    """A picture of a JSON file of this command, beside it: bars of milliseconds."""
-    record, results = plots.read(path)
-    rows = []
-    for step, what in (("forward", ""), ("backward", " and gradients")):
-        rows.append([])
-        for cell in results["cells"]:
-            times = {"": [1e3 * t["min"] for t in cell[step].values()]}
-            title = f"{cell['mask']}{what}"
-            rows[-1].append(plots.Panel(title, [*cell[step]], times, marked=OURS, form="{:.0f}"))
-    heads = f"{results['heads']} heads of {results['head_size']}"
-    label = f"ms, length {results['cells'][0]['length']}, {heads}, {plots.place(record)}"
-    return plots.grid(path, rows, label, lying=True)
+    show_others(cells, lambda c: c["mask"])

@@ -184,7 +184,7 @@ def show(cells: list[dict[str, Any]], threads: int) -> None:
             ratios = [t[name][form.of] / best(t, form.of) for t in mine if name in t]
             rows.append([kind, f"{sparsity:.0%}", name, f"{geomean(ratios):.2f}"])
     table("Times of others over our best, geometric means", ["weight", "zeros", "", ""], rows)
-    show_others([{"no_gradient": {}, **c} for c in cells], lambda c: f"{c['kind']}, {c['size']}")
+    show_others(cells, lambda c: f"{c['kind']}, {c['size']}")
 
 
 def best(times: dict[str, Any], of: str) -> float:

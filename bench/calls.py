@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import math
-from pathlib import Path
 
-from bench import checkouts, plots
+from bench import checkouts
 from bench.harness import finish
 from bench.report import table
 
@@ -14,8 +12,6 @@ TURNS = 4  # of processes
 TITLES = {
     "floors": "What no layer of Python goes below: us as min/median",
     "calls": "Calls: us as min/median",
-    "parts": "Of a call of ops.spmm: us as min/median",
-    "cold": "Single calls after 64 MiB were written: us as min/median",
 }
 
 
@@ -32,22 +28,8 @@ def run(args: argparse.Namespace) -> None:
             ]
             table(title, ["", *found], rows)
     results = {"commits": checkouts.commits(trees), "seconds": found}
-    finish(args, "calls", results, draw=draw)
+    finish(args, "calls", results)
 
 
 def _text(times: dict[str, float] | None) -> str:
     return f"{times['min'] * 1e6:.2f}/{times['median'] * 1e6:.2f}" if times else "-"
-
-
-def draw(path: Path) -> Path:
-    """A picture of a JSON file of this command, beside it: minima as bars."""
-    record, results = plots.read(path)
-    found, rows = results["seconds"], []
-    for group in (g for g in TITLES if g in found["now"]):
-        names = [*found["now"][group]]
-        ways = {
-            tree: [1e6 * of.get(group, {}).get(n, {}).get("min", math.nan) for n in names]
-            for tree, of in found.items()
-        }
-        rows.append([plots.Panel(TITLES[group].split(":")[0], names, ways, form="{:.1f}")])
-    return plots.grid(path, rows, f"microseconds (least), {plots.place(record)}", lying=True)

@@ -1,8 +1,8 @@
-"""A process that times calls or epochs: `calls SECONDS`, or `epochs SECONDS THREADS GRAPHS`.
+"""A process that times calls or steps: `calls SECONDS`, or `new_edges SECONDS THREADS`.
 
 It runs with any version of the package that is first on the path, so it imports nothing of `bench`;
 parts that a version does not have are left out. It prints JSON. Calls are of products of a 64 x 64
-matrix with 5 % of its places and 32 features, on one thread; epochs of layers of PyG's and ours.
+matrix with 5 % of its places and 32 features, on one thread; steps of layers of PyG's and ours.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 import tvm_ffi
-from torch import Tensor
 
 import sparsetir
 
@@ -62,9 +61,6 @@ def timed(step: Callable[[], Any], around: Any = None) -> Step:
 Calls = dict[str, Callable[[], Any]]
 SIZE, FEAT, DENSITY = 64, 32, 0.05
 BATCH = 100e-6  # seconds of calls that are timed together: short, as others may use the machine
-EVICTED = 64 << 20  # bytes that are written before a call with cold caches
-COLD = ("kernel, NumPy", "plan, NumPy", "plan, NumPy, out=", "plan, torch, values=")
-COLD += ("ops.spmm, Operand", "ops.spmm, CSR tensor")
 
 
 class _NoOp(torch.autograd.Function):
@@ -141,37 +137,7 @@ def calls() -> dict[str, Calls]:
     }
     for call in found["calls"].values():
         call()
-    parts_of_call = _parts(operand, csr, x, values)
-    return {**found, "parts": parts_of_call} if parts_of_call else found
-
-
-def _parts(operand: Any, csr: Any, x: Any, values: Any) -> Calls:
-    """What a call of `ops.spmm` consists of, where this version has such parts."""
-    try:
-        from sparsetir.ops.cache import memory_key
-        from sparsetir.ops.operands import known
-        from sparsetir.ops.registry import is_undisturbed
-        from sparsetir.ops.structure import known_pattern
-    except ImportError:
-        return {}
-    found = known(operand, SIZE)
-    assert found is not None
-    (rowptr, col, structure), own = found
-    run = next(run for run, _ in structure._calls.values() if run.op == "spmm")
-    return {
-        "is anything watching": is_undisturbed,
-        "memory of the pattern": lambda: (memory_key(operand.col), memory_key(operand.rowptr)),
-        "its structure, compared with copies": lambda: known_pattern(
-            operand.rowptr, operand.col, SIZE
-        ),
-        "its structure, prepared": lambda: known_pattern(rowptr, col, SIZE),
-        "the same, of a CSR tensor": lambda: known(csr, SIZE),
-        "a call like it": lambda: structure.has_run("spmm", (x,), own, "sum"),
-        "the plan, unchecked, with a new tensor": lambda: run.repeat((x,), own),
-        "all after the structure": lambda: structure.again("spmm", (x,), own),
-        "negative bit": x.is_neg,
-        "requires a gradient": lambda: x.requires_grad,
-    }
+    return found
 
 
 def warm(call: Callable[[], Any]) -> Step:
@@ -189,89 +155,23 @@ def warm(call: Callable[[], Any]) -> Step:
     return run
 
 
-def cold(call: Callable[[], Any], evicted: Any) -> Step:
-    """Seconds of a single call after all caches have been written over."""
-
-    def run() -> float:
-        evicted[:] += 1
-        return timed(call)()
-
-    return run
-
-
 def of_calls(seconds: float) -> dict[str, Found]:
-    """All calls by group, in turns; those of `COLD` once more with nothing in the caches."""
+    """All calls by group, in turns."""
     warnings.filterwarnings("ignore", message="Sparse", category=UserWarning)
     torch.set_num_threads(1)
     groups = calls()
     gc.disable()
     flat = {(g, n): warm(call) for g, group in groups.items() for n, call in group.items()}
-    times = in_turns(flat, 0.8 * seconds)  # pyright: ignore[reportArgumentType]
-    evicted = np.zeros(EVICTED, np.uint8)
-    every = {n: call for group in groups.values() for n, call in group.items()}
-    single = {n: cold(every[n], evicted) for n in every if n in COLD}
-    found = {g: {n: times[g, n] for n in group} for g, group in groups.items()}  # pyright: ignore
-    return {**found, "cold": in_turns(single, 0.2 * seconds)}
+    times = in_turns(flat, seconds)  # pyright: ignore[reportArgumentType]
+    return {g: {n: times[g, n] for n in group} for g, group in groups.items()}  # pyright: ignore
 
 
-# -- epochs ---------------------------------------------------------------------------------------
+# -- new edges ------------------------------------------------------------------------------------
 
-FEATURES, HIDDEN, CLASSES, HEADS = 128, 64, 8, 4
 NEW = ((2_000, 10_000), (2_000, 100_000))  # nodes and edges that are new in each step
 NEW_FEATURES, GROWTH = 32, 1_000
 MANY = 200  # steps after which no kernel is new
 BRIEF = 1.0  # seconds below which it is only shown that all runs
-
-
-def graph(text: str) -> tuple[int, Tensor]:
-    """Nodes and edges."""
-    from sparsetir.data.graphs import load_graph
-
-    matrix: Any = load_graph(text)
-    ends = matrix.tocoo()
-    edges = np.stack([ends.col, ends.row]).astype("int64")
-    return matrix.shape[0], torch.from_numpy(edges)
-
-
-def models(nodes: int, edges: Tensor) -> Iterator[tuple[str, Step]]:
-    """Epochs by model and the way it is made."""
-    import torch_geometric.nn as pyg
-
-    from sparsetir import nn
-    from sparsetir.nn import accelerate
-
-    x, labels = torch.randn(nodes, FEATURES), torch.randint(0, CLASSES, (nodes,))
-    kinds: dict[str, tuple[Any, Any, dict[str, Any]]] = {
-        "gcn": (pyg.GCNConv, nn.GCNConv, {"cached": True}),
-        "sage": (pyg.SAGEConv, nn.SAGEConv, {}),
-        "gat": (pyg.GATConv, nn.GATConv, {"heads": HEADS}),
-    }
-    for name, (theirs, own, options) in kinds.items():
-        for way, kind in (("PyG", theirs), ("sparsetir.nn", own)):
-            some = {k: v for k, v in options.items() if kind is theirs or k == "heads"}
-            step = epochs(kind, some, x, labels, edges)
-            yield f"{name}, {way}", timed(step)
-            if kind is theirs and name != "gat":
-                yield f"{name}, accelerate", timed(step, accelerate)
-
-
-def epochs(
-    kind: Any, options: dict[str, Any], x: Tensor, labels: Tensor, edges: Any
-) -> Callable[[], Any]:
-    """An epoch of two layers."""
-    torch.manual_seed(0)
-    wide = HIDDEN // options.get("heads", 1)
-    last = {k: v for k, v in options.items() if k != "heads"}
-    layers = torch.nn.ModuleList([kind(FEATURES, wide, **options), kind(HIDDEN, CLASSES, **last)])
-    optimizer = torch.optim.SGD(layers.parameters(), lr=0.01)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        out = layers[1](torch.relu(layers[0](x, edges)), edges)
-        torch.nn.functional.cross_entropy(out, labels).backward()
-        optimizer.step()
-
-    return step
 
 
 def new_edges(nodes: int, nnz: int, kinds: Sequence[str] = ("SAGE",)) -> Iterator[tuple[str, Step]]:
@@ -322,7 +222,7 @@ def growth(count: int) -> Found:
     return {"MiB": {"min": grown, "median": grown, "rows": count}}
 
 
-def warmed(steps: Mapping[str, Step], seconds: float, warm_up: int = 3) -> Found:
+def warmed(steps: Mapping[str, Step], seconds: float, warm_up: int) -> Found:
     """Of steps each of which comes after another way, with its threads and caches."""
     for step in steps.values():
         for _ in range(warm_up):
@@ -330,11 +230,11 @@ def warmed(steps: Mapping[str, Step], seconds: float, warm_up: int = 3) -> Found
     return in_turns({n: lambda s=s: (s(), s())[1] for n, s in steps.items()}, seconds)
 
 
-def of_epochs(seconds: float, threads: int, graphs: list[str]) -> dict[str, Found]:
-    """Epochs on graphs, steps on new edges, and how memory grows in these."""
+def of_new_edges(seconds: float, threads: int) -> dict[str, Found]:
+    """Steps on new edges, and how memory grows in them."""
     torch.set_num_threads(threads)
     many, steps = (5, 20) if seconds < BRIEF else (MANY, GROWTH)
-    found = {name: warmed(dict(models(*graph(name))), seconds) for name in graphs}
+    found = {}
     for nodes, nnz in NEW:
         kinds = ("SAGE",) if seconds < BRIEF else ("SAGE", "GAT")
         found[f"new: {nnz} edges"] = warmed(dict(new_edges(nodes, nnz, kinds)), seconds, many)
@@ -347,7 +247,7 @@ def main() -> None:
     if what == "calls":
         print(json.dumps(of_calls(float(seconds))))
     else:
-        print(json.dumps(of_epochs(float(seconds), int(words[0]), words[1:])))
+        print(json.dumps(of_new_edges(float(seconds), int(words[0]))))
 
 
 if __name__ == "__main__":

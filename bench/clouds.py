@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from sparsetir.data.graphs import GraphError
 from sparsetir.nn import SparseConv3d, SparseConvTranspose3d, SparsePoints
 
 VOXEL = 0.05  # metres, as MinkowskiNet on SemanticKITTI has it
@@ -75,18 +72,6 @@ def voxels(points: np.ndarray, size: float) -> np.ndarray:
     """(n, 3) cells that have points (.., 3 or more numbers) in them, in order."""
     cells = np.floor(points[:, :3] / size).astype(np.int64)
     return np.unique(cells - cells.min(0), axis=0)
-
-
-def read(path: Path, voxel: float) -> np.ndarray:
-    """(n, 3) voxels of the `points` (n, 3 or more) of an npz file; GraphError if it has none."""
-    try:
-        with np.load(path) as file:
-            points = file["points"]
-    except (OSError, KeyError, ValueError, zipfile.BadZipFile) as problem:
-        raise GraphError(f"{path}: expected an npz file with 'points': {problem}") from None
-    if points.ndim != 2 or points.shape[1] < 3 or points.dtype.kind not in "fiu":
-        raise GraphError(f"{path}: expected 'points' (n, 3 or more), got {points.shape}")
-    return voxels(points, voxel)
 
 
 def layers(places: np.ndarray, dtype: torch.dtype, seed: int = 0) -> Iterator[Layer]:

@@ -15,18 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from bench.distributed_model import (
-    NETWORKS,
-    Local,
-    Network,
-    Share,
-    counted_halos,
-    epoch,
-    expected_share,
-)
+from bench.distributed_model import NETWORKS, Local, Network, Share, epoch, expected_share
 from bench.report import circumstances, table, write
 from bench.timing import progress
-from sparsetir.data.graphs import graph_name, load_graph
+from sparsetir.data.graphs import graph_name
 from sparsetir.tuning.process import THREADS
 
 GENERATED = {"nodes": 100_000, "degree": 10, "far": 0.1}
@@ -36,46 +28,43 @@ SECONDS = 600  # for a run
 # How many times as much losses may differ as they do in one process between orders of the nodes,
 # which add up the same numbers and round them otherwise: of a few orders, not the worst there is.
 TIMES = 4
-# What is resident at most: with blocks that are free given back to the system, and as malloc keeps
-# them; and over that of one process, by its part, and the rows that come.
-MEMORY = {
-    "memory": "memory / share and halo",
-    "memory as malloc keeps it": "memory as malloc keeps it / share and halo",
-}
+HIDDEN = 64  # features
+DIFFERENT = 1e-5  # by how much losses may differ, relative, beside what rounding does
+# The peak resident size over that of one process, by this one's part, and the rows that come.
+RATIO = "memory / share and halo"
 # Of what processes say: what they have together, the most of one, and each of them.
 TOTAL = ("bytes needed", "bytes sent", "bytes that came")
 MOST = ("epoch", "split")
-EACH = ("own", "nnz", "halo", *MEMORY, "memory of kernels", "memory of graph and features")
-EACH += ("memory to build",)
+EACH = ("own", "nnz", "halo", "memory")
 
 
 def run(args: argparse.Namespace) -> None:
-    """`python -m bench distributed`"""
+    """Write the file; status 1 where losses differ."""
     cells: list[dict[str, Any]] = []
     results: dict[str, Any] = {"cells": cells, "stated": {k: list(v) for k, v in NETWORKS.items()}}
     where = circumstances(1)
-    for graph, model, partition in product(args.graph or ["cora"], args.model, args.partition):
-        cells.append(cell_of(graph, model, partition, args))
+    for graph, model in product(args.graph or ["cora"], args.model):
+        cells.append(cell_of(graph, model, args))
         results["large"] = large(cells)
         write(args.out, "distributed", where, results, quiet=True)  # as far as it is
     show(results, where["cores"])
     write(args.out, "distributed", where, results)
-    wrong = [c for c in cells if c["difference"] > args.most_difference + TIMES * c["rounding"]]
+    wrong = [c for c in cells if c["difference"] > DIFFERENT + TIMES * c["rounding"]]
     if wrong:
         raise SystemExit("distributed: losses differ: " + ", ".join(c["graph"] for c in wrong))
 
 
-def cell_of(graph: str, model: str, partition: str, args: argparse.Namespace) -> dict[str, Any]:
+def cell_of(graph: str, model: str, args: argparse.Namespace) -> dict[str, Any]:
     """Runs of one problem by each number of processes, and what follows from them."""
     made = graph == "generated"
-    spec: dict[str, Any] = {"graph": graph, "model": model, "partition": partition, "order": 0}
-    spec |= {"hidden": args.hidden, "dtype": args.dtype, "nodes": 0, **(GENERATED if made else {})}
+    spec: dict[str, Any] = {"graph": graph, "model": model, "order": 0, "hidden": HIDDEN}
+    spec |= {"nodes": 0, **(GENERATED if made else {})}
     spec |= {"epochs": 5 if args.quick else args.epochs, "profiled": 2 if args.quick else 10}
     if made and args.quick:
         spec["nodes"] = 5000
     runs = {}
     for size in args.processes:
-        progress(f"{graph}, {model}, {partition}, {size} processes")
+        progress(f"{graph}, {model}, {size} processes")
         runs[size] = launch(spec, size)
     orders = []
     for order in range(1, args.orders + 1):
@@ -90,14 +79,14 @@ def cell_of(graph: str, model: str, partition: str, args: argparse.Namespace) ->
         return max((float(np.max(np.abs(np.array(x) / base - 1))) for x in others), default=0.0)
 
     cell: dict[str, Any] = {"graph": "generated" if made else graph_name(graph)}
-    cell |= {k: spec[k] for k in ("model", "partition", "hidden", "dtype")}
+    cell |= {k: spec[k] for k in ("model", "hidden")}
     cell |= {k: first[k] for k in ("nodes", "edges", "features", "weights")}
     cell |= {"losses": losses, "difference": most(losses.values())}
     others = [x["losses"] for x in orders]
     cell |= {"losses in other orders": others, "rounding": most(others)}
     cell["runs"] = {size: summary(found, runs.get(1)) for size, found in runs.items()}
     if 1 in runs and len(runs) > 1:
-        cell["model of time"] = modelled(cell, graph if not made else None, spec)
+        cell["model of time"] = modelled(cell)
     return cell
 
 
@@ -123,28 +112,24 @@ def summary(found: list[dict[str, Any]], one: list[dict[str, Any]] | None) -> di
     out: dict[str, Any] = {k: {n: max(p[k][n] for p in found) for n in found[0][k]} for k in MOST}
     out |= {k: sum(p[k] for p in found) for k in TOTAL} | {k: [p[k] for p in found] for k in EACH}
     out |= {k: found[0][k] for k in ("network", "epoch of a small graph")}
-    out["seconds to build"] = max(p["seconds to build"] for p in found)
     needed = out["bytes needed"]
     if needed:
         out["bytes sent / needed"] = out["bytes sent"] / needed
         out["bytes that came / needed"] = out["bytes that came"] / needed
     if one is not None:
-        for key, ratio in MEMORY.items():
-            shares = [share_and_halo(p, one[0], key) for p in found]
-            out[f"{key}, share and halo"] = shares
-            out[ratio] = max(p[key] / share for p, share in zip(found, shares, strict=True))
+        shares = [share_and_halo(p, one[0]) for p in found]
+        out["memory, share and halo"] = shares
+        out[RATIO] = max(p["memory"] / share for p, share in zip(found, shares, strict=True))
     return out
 
 
-def share_and_halo(process: dict[str, Any], one: dict[str, Any], key: str) -> float:
+def share_and_halo(process: dict[str, Any], one: dict[str, Any]) -> float:
     """What one process takes, by this one's part of nodes and edges, and the rows that come once.
 
     By parts: of features by nodes, of the rest by edges.
-
-    key : of MEMORY
     """
     by_nodes = one["bytes"] * one["nodes"] * one["features"]
-    rest = max(0, one[key] - by_nodes)
+    rest = max(0, one["memory"] - by_nodes)
     share = by_nodes * process["own"] / one["nodes"] + rest * (
         (process["nnz"] + process["own"]) / (one["edges"] + one["nodes"])
     )
@@ -175,8 +160,8 @@ def numbers_of(cell: dict[str, Any]) -> int:
     return exchanged(cell["model"], cell["features"], cell["hidden"])
 
 
-def modelled(cell: dict[str, Any], graph: str | None, spec: dict[str, Any]) -> dict[str, Any]:
-    """The check against what was measured here, and epochs on 2 to 1024 machines."""
+def modelled(cell: dict[str, Any]) -> dict[str, Any]:
+    """Compare the model with what was measured here."""
     local, numbers, weights = local_speeds(cell), numbers_of(cell), cell["weights"]
     cores = len(os.sched_getaffinity(0))
     check = {}
@@ -193,18 +178,7 @@ def modelled(cell: dict[str, Any], graph: str | None, spec: dict[str, Any]) -> d
         measured = found["epoch"]["min"]
         check[size] = {"model": said["epoch"], "measured": measured, "parts": said}
         check[size] |= {"model / measured": said["epoch"] / measured, "edges": sum(found["nnz"])}
-    machines: dict[str, dict[int, Any]] = {name: {} for name in NETWORKS}
-    ends = None
-    if graph is not None:
-        ends = load_graph(graph).nonzero()
-    for count in MACHINES:
-        if ends is not None:
-            share = counted_halos(ends[1], ends[0], cell["nodes"], count)
-        else:
-            share = expected_share({**spec, "near": LARGE["near"]}, count)
-        for name, stated in NETWORKS.items():
-            machines[name][count] = epoch(local, share, stated, count, numbers, weights)
-    return {"local": local._asdict(), "check": check, "machines": machines}
+    return {"local": local._asdict(), "check": check}
 
 
 def large(cells: list[dict[str, Any]]) -> dict[str, Any] | None:
@@ -231,9 +205,9 @@ def large(cells: list[dict[str, Any]]) -> dict[str, Any] | None:
 def show(results: dict[str, Any], cores: int) -> None:
     """Tables of epochs, of their steps, and of the model."""
     rows, splits, checks = [], [], []
-    names = ("bytes sent / needed", "bytes that came / needed", *MEMORY.values())
+    names = ("bytes sent / needed", "bytes that came / needed", RATIO)
     for cell in results["cells"]:
-        name = f"{cell['model']}, {cell['graph']}, {cell['partition']}"
+        name = f"{cell['model']}, {cell['graph']}"
         for size, found in cell["runs"].items():
             row = [name, size, *(f"{1e3 * found['epoch'][k]:.1f}" for k in ("min", "median"))]
             row.append(f"{found['bytes needed'] / 1e6:.2f}")
@@ -244,11 +218,11 @@ def show(results: dict[str, Any], cores: int) -> None:
         for size, said in cell.get("model of time", {}).get("check", {}).items():
             times = [f"{1e3 * said[k]:.1f}" for k in ("model", "measured")]
             checks.append([name, size, *times, f"{said['model / measured']:.2f}"])
-    head = ["", "processes", "ms", "median", "MB", "sent", "came", "memory", "kept", "MiB"]
+    head = ["", "processes", "ms", "median", "MB", "sent", "came", "memory", "MiB"]
     title = (
         f"Epochs on this machine of {cores} cores, a thread for each process; MB that other "
-        "processes' rows need, what was sent and came over that; memory over share and halo, with "
-        "free blocks given back and kept; losses by processes and by the order of nodes"
+        "processes' rows need, what was sent and came over that; memory over share and halo; "
+        "losses by processes and by the order of nodes"
     )
     table(title, [*head, "losses differ", "by order"], rows)
     head = ["", "processes", *next(iter(results["cells"][0]["runs"].values()))["split"]]

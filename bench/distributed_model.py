@@ -6,8 +6,6 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
-
 
 class Network(NamedTuple):
     """Seconds that a message takes at least, and bytes a second into a machine."""
@@ -77,23 +75,6 @@ def epoch(
     compute = edges + others + local.per_epoch * crowding
     parts = {"compute": compute, "exchange": exchange, "hidden": hidden, "reduce": reduce}
     return {**parts, "epoch": total}
-
-
-def counted_halos(sources: np.ndarray, targets: np.ndarray, nodes: int, processes: int) -> Share:
-    """The largest share of parts of equal work, rows in their order, by counting."""
-    work = np.bincount(targets, minlength=nodes) + 1
-    until = work.cumsum()
-    goals = until[-1] * np.arange(1, processes) // processes
-    ends = np.searchsorted(until, goals, side="right")
-    owner_of_target = np.searchsorted(ends, targets, side="right")
-    owner_of_source = np.searchsorted(ends, sources, side="right")
-    far = owner_of_source != owner_of_target
-    pairs = np.unique(owner_of_target[far].astype(np.int64) * nodes + sources[far])
-    halos = np.bincount(pairs // nodes, minlength=processes)
-    nnz = np.bincount(owner_of_target, minlength=processes)
-    own = np.diff([0, *ends, nodes])
-    share = far.sum() / max(1, len(far))
-    return Share(float(nnz.max()), float(own.max()), float(halos.max()), float(share))
 
 
 def expected_share(graph: Mapping[str, Any], processes: int) -> Share:

@@ -38,10 +38,8 @@ BLOCK = 4096  # targets of generated graphs that are drawn together
 # Of struct tcp_info, linux/tcp.h: bytes that came.
 TCP_INFO_SIZE, BYTES_RECEIVED = 232, 128
 LIBC = ctypes.CDLL(None)
-M_MMAP_THRESHOLD = -3
 # From how many bytes on malloc asks the system for each block and gives it back when it is freed.
-# glibc begins with the first and raises it as blocks are freed, up to the second; it keeps others.
-GIVEN_BACK, KEPT = 128 << 10, 32 << 20
+M_MMAP_THRESHOLD, GIVEN_BACK = -3, 128 << 10
 
 
 class Model(torch.nn.Module):
@@ -94,13 +92,12 @@ def generated(nodes: int, degree: int, far: float, part: int, parts: int) -> Ten
 
 def graph_of(spec: dict[str, Any]) -> DistGraph:
     rank, size = dist.get_rank(), dist.get_world_size()
-    partition = spec["partition"]
     if spec["order"]:
         return renumbered(spec)
     if spec["nodes"]:
         edges = generated(spec["nodes"], spec["degree"], spec["far"], rank, size)
-        return DistGraph.from_edges(edges, spec["nodes"], partition=partition)
-    return DistGraph.from_file(spec["graph"], partition=partition)
+        return DistGraph.from_edges(edges, spec["nodes"])
+    return DistGraph.from_file(spec["graph"])
 
 
 def order_of(spec: dict[str, Any], nodes: int) -> np.ndarray:
@@ -127,15 +124,14 @@ def renumbered(spec: dict[str, Any]) -> DistGraph:
 def rows_of(spec: dict[str, Any], graph: DistGraph) -> tuple[Tensor, Tensor, Tensor]:
     """Features, classes and whether to train on them, of own nodes."""
     nodes = torch.from_numpy(order_of(spec, graph.num_nodes))[graph.nodes]
-    dtype = getattr(torch, spec["dtype"])
     if spec["graph"] == "cora":
         cora = load_cora_dataset()
         own = nodes.numpy()
         x = torch.from_numpy(cora.features[own].toarray())
         x = x / x.sum(1, keepdim=True).clamp(min=1)
-        return x.to(dtype), torch.from_numpy(cora.labels[own]), torch.from_numpy(cora.train[own])
+        return x, torch.from_numpy(cora.labels[own]), torch.from_numpy(cora.train[own])
     # Of a node's number alone, so that no process needs those of others.
-    x = (nodes[:, None] * torch.arange(1, FEATURES + 1)).double().mul_(0.7310585).sin_().to(dtype)
+    x = (nodes[:, None] * torch.arange(1, FEATURES + 1)).double().mul_(0.7310585).sin_().float()
     return x, (nodes * 40503 // 64) % CLASSES, nodes % 3 != 0
 
 
@@ -143,13 +139,6 @@ def give_back() -> None:
     """What is free goes back to the system: what was used on the way to a graph is not its own."""
     gc.collect()
     LIBC.malloc_trim(0)
-
-
-def peak(run: Callable[[], Any]) -> int:
-    """The highest resident size while it runs."""
-    memory.begin_peak()
-    run()
-    return memory.peak()
 
 
 def came() -> int:
@@ -241,20 +230,17 @@ class Training(NamedTuple):
 def begun(spec: dict[str, Any], graph: DistGraph) -> Training:
     x, y, train = rows_of(spec, graph)
     torch.manual_seed(0)
-    model = DistributedDataParallel(Model(spec["model"], x.shape[1], spec["hidden"]).to(x.dtype))
+    model = DistributedDataParallel(Model(spec["model"], x.shape[1], spec["hidden"]))
     return Training(graph, x, y, train, model, epoch_of(model, x, graph, y, train))
 
 
-def compile_kernels(spec: dict[str, Any]) -> int:
-    """Bytes that kernels of the graph take, of which nothing else stays."""
-    give_back()
-    before = memory.held()
+def compile_kernels(spec: dict[str, Any]) -> None:
+    """Have the kernels of the graph, and nothing else of it."""
     training = begun(spec, graph_of(spec))
     training.epoch()
     del training
     clear_cache()
     give_back()
-    return memory.held() - before
 
 
 def measure(spec: dict[str, Any]) -> dict[str, Any]:
@@ -276,35 +262,28 @@ def measure(spec: dict[str, Any]) -> dict[str, Any]:
     split_times(warm, 1)
     found: dict[str, Any] = {"network": network(), "epoch of a small graph": min(least)}
     del small, warm, model, y
-    found["memory of kernels"] = compile_kernels(spec)
+    compile_kernels(spec)
     base = memory.held()
-    dist.barrier()
-    start = time.perf_counter()
-    built: list[DistGraph] = []
-    found["memory to build"] = peak(lambda: built.append(graph_of(spec))) - base
-    found["seconds to build"] = time.perf_counter() - start
-    training = begun(spec, built.pop())
-    graph, x, y, train, model, epoch = training
+    graph, x, y, train, model, epoch = begun(spec, graph_of(spec))
     found |= {k: getattr(graph, k) for k in ("own", "halo", "nnz")}
     found |= {"nodes": graph.num_nodes, "edges": graph.num_edges, "features": x.shape[1]}
     found |= {"bytes": x.itemsize, "weights": sum(p.numel() for p in model.parameters())}
     losses = [epoch(), epoch()]
     give_back()
-    found["memory of graph and features"] = memory.held() - base
-    found["memory"] = peak(lambda: losses.extend([epoch(), epoch()])) - base
-    LIBC.mallopt(M_MMAP_THRESHOLD, KEPT)
+    memory.begin_peak()
+    losses += [epoch(), epoch()]
+    found["memory"] = memory.peak() - base
     times = []
     for _ in range(max(1, epochs - 4)):
         dist.barrier()
         start = time.perf_counter()
         losses.append(epoch())
         times.append(time.perf_counter() - start)
-    found["memory as malloc keeps it"] = peak(lambda: (epoch(), epoch())) - base
     found["losses"] = losses
     found["epoch"] = {"min": min(times), "median": statistics.median(times)}
     found["split"] = split_times(epoch, spec["profiled"])
     # Without reductions of weights' gradients, which would count too.
-    alone = epoch_of(Model(kind, x.shape[1], hidden).to(x.dtype), x, graph, y, train)
+    alone = epoch_of(Model(kind, x.shape[1], hidden), x, graph, y, train)
     alone()
     dist.barrier()
     counted, wire = graph.exchange.bytes_sent, came()

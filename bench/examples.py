@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import copy
 import random
 import statistics
-import time
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -14,13 +13,12 @@ import numpy as np
 import torch
 
 from bench.harness import each, finish
-from bench.report import MS, beside, circumstances, table, write
-from bench.tasks import EXAMPLES, Call, Example, Task
-from bench.timing import clock_of, interleaved
-from sparsetir.graph.backend import Backend
+from bench.report import circumstances, write
+from bench.tasks import EXAMPLES, Example
+from bench.timing import clock_of
+from bench.training import INDUCTOR, OFF, OURS, PYG, Trained, begun, epoch_times
+from bench.ways import Table, show_others
 
-OURS, PYG, INDUCTOR = "backend sparsetir", "PyG", "Inductor"
-FIRST, OFF = 3, 1e-3  # epochs whose losses are compared, and by how much they may differ
 NOISE = 0.015  # by which the mean scores may differ
 
 
@@ -48,37 +46,30 @@ def seed(number: int) -> None:
     np.random.seed(number)
 
 
-class Training:
+class Training(Trained):
     """A task that is trained in a way."""
 
     def __init__(self, example: Example, way: str) -> None:
-        self.example, self.backend = example, Backend()
-        self.task: Task = example.make()
-        self.call: Call = self.task.net
-        if way != PYG:
-            self.call = torch.compile(
-                self.call, backend=self.backend if way == OURS else "inductor"
-            )
+        self.example, self.task = example, example.make()
+        adam = {"lr": example.rate, "weight_decay": example.decay}
+        super().__init__(way, self.task.net, self.task.loss, **adam)
+        self._new = copy.deepcopy(self.adam.state_dict())  # of Adam before any step
         self.begin(0)
 
     def begin(self, number: int) -> None:
         """Have the parameters of a seed."""
         seed(number)
-        self.task.net.load_state_dict(self.example.make().net.state_dict())
-        rate, decay = self.example.rate, self.example.decay
-        self._adam = torch.optim.Adam(self.task.net.parameters(), rate, weight_decay=decay)
+        self.net.load_state_dict(self.example.make().net.state_dict())
+        self.adam.load_state_dict(self._new)
 
     def epoch(self) -> float:
-        """The loss before a step."""
-        self.task.net.train()
-        self._adam.zero_grad()
-        loss = self.task.loss(self.call)
-        loss.backward()
-        self._adam.step()
-        return loss.item()
+        """Take a step; gives the loss before it."""
+        self.net.train()
+        return super().epoch()
 
     def score(self) -> float:
-        self.task.net.eval()
+        """The score of the task."""
+        self.net.eval()
         seed(0)
         with torch.no_grad():
             return self.task.score(self.call)
@@ -91,61 +82,38 @@ def measure(
     torch._dynamo.reset()
     example = EXAMPLES[name]
     epochs = epochs or example.epochs
-    cell: dict[str, Any] = {
-        "model": name, "epochs": epochs, "first": {}, "losses": {}, "scores": {}, "missing": {},
-        "wrong": {},
-    }  # fmt: skip
-    steps: dict[str, Callable[[], float]] = {}
-    for way in ways:
-        try:
-            training = Training(example, way)
-            start = time.perf_counter()
-            first = training.epoch()
-            cell["first"][way] = time.perf_counter() - start
-            cell["losses"][way] = [first, *(training.epoch() for _ in range(FIRST - 1))]
-        except Exception as problem:  # of a peer that does not take this
-            if way == OURS:
-                raise
-            cell["missing"][way] = str(problem).splitlines()[0][:200]
-            continue
-        steps[way] = training.epoch
-        if way == INDUCTOR:
-            continue
+    cell: dict[str, Any] = {"model": name, "epochs": epochs, "scores": {}}
+    found = begun(ways, lambda way: Training(example, way), cell)
+    for way in (w for w in found if w != INDUCTOR):
         cell["scores"][way] = []
         for number in range(seeds):
-            training.begin(number)
+            found[way].begin(number)
             for _ in range(epochs):
-                training.epoch()
-            cell["scores"][way].append(training.score())
-        if way == OURS:
-            graphs = training.backend.graphs
-            cell["regions"] = sum(len(g.found) for g in graphs)
-            cell["left"] = [x for g in graphs for x in g.left]
-    found, exact = (cell["losses"][way] for way in (OURS, PYG))  # Inductor draws other numbers
-    if not np.allclose(found, exact, rtol=OFF):
-        cell["wrong"]["losses"] = f"{found}, not {exact}"
-    means = {way: statistics.mean(found) for way, found in cell["scores"].items()}
+                found[way].epoch()
+            cell["scores"][way].append(found[way].score())
+    graphs = found[OURS].backend.graphs
+    cell["regions"] = sum(len(g.found) for g in graphs)
+    cell["left"] = [x for g in graphs for x in g.left]
+    losses, exact = (cell["losses"][way] for way in (OURS, PYG))  # Inductor draws other numbers
+    if not np.allclose(losses, exact, rtol=OFF):
+        cell["wrong"]["losses"] = f"{losses}, not {exact}"
+    means = {way: statistics.mean(scores) for way, scores in cell["scores"].items()}
     if seeds > 1 and abs(means[OURS] - means[PYG]) > NOISE:
         cell["wrong"]["scores"] = f"{means}"
-    clock = clock_of(torch.get_num_threads())
-    cell["epoch"] = interleaved(steps, seconds, least=4, warm_up=1, clock=clock)
-    return cell
+    return {**cell, "epoch": epoch_times(found, seconds)}
 
 
 def show(cells: list[dict[str, Any]]) -> None:
-    """Scores, and a table of epochs."""
-    ways = [OURS, PYG, INDUCTOR]
-    rows = []
+    """Print scores, a table of epochs, and what is left to torch."""
+
+    def score(cell: dict[str, Any], way: str) -> str:
+        found = [100 * x for x in cell["scores"][way]]
+        return f"{statistics.mean(found):.1f} +- {statistics.pstdev(found):.1f}"
+
+    about = {"model": lambda c: c["model"], "score, PyG": lambda c: score(c, PYG)}
+    about["score, ours"] = lambda c: score(c, OURS)
+    Table(about, OURS).show("models", cells, "epoch")
+    show_others(cells, lambda c: c["model"])
     for c in cells:
-        scores = [
-            f"{100 * statistics.mean(c['scores'][w]):.1f} +- "
-            f"{100 * statistics.pstdev(c['scores'][w]):.1f}"
-            for w in (PYG, OURS)
-        ]
-        rows.append([c["model"], *scores, *beside(c["epoch"], ways, OURS, MS)])
-    table("models", ["model", "score, PyG", "score, ours", *ways], rows)
-    for c in cells:
-        for what, why in {**c["missing"], **c["wrong"]}.items():
-            print(f"{c['model']}: {what}: {why}")
         for line in c["left"]:
             print(f"{c['model']}: left: {line}")

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from bench.harness import chosen
 from bench.report import circumstances, table, write
 from bench.timing import progress
 
@@ -70,17 +71,14 @@ def steps(target: str, quick: bool, out: Path) -> list[Step]:
 def run(args: argparse.Namespace) -> None:
     """The command."""
     args.out.mkdir(parents=True, exist_ok=True)
-    chosen = steps(args.target, args.quick, args.out)
-    unknown = sorted(set(args.only or ()) - {s.name for s in chosen})
-    if unknown:
-        names = ", ".join(s.name for s in chosen)
-        raise SystemExit(f"gpu_day: argument '--only': expected some of {names}, got {unknown}")
-    chosen = [s for s in chosen if not args.only or s.name in args.only]
+    found = steps(args.target, args.quick, args.out)
+    names = chosen("gpu_day", args.only, (s.name for s in found))
+    found = [s for s in found if s.name in names]
     facts = circumstances(args.threads)
     begun, cells = time.monotonic(), []
-    for number, step in enumerate(chosen):
+    for number, step in enumerate(found):
         left = args.minutes * 60 - (time.monotonic() - begun)
-        progress(f"{number + 1} of {len(chosen)}: {step.name}, {left / 60:.0f} minutes left")
+        progress(f"{number + 1} of {len(found)}: {step.name}, {left / 60:.0f} minutes left")
         limit = min(left, step.share * args.minutes * 60)
         cells.append(outcome(step, limit) if limit > 1 else skipped(step))
         write(args.out, "gpu_day", facts, {"target": args.target, "steps": cells})

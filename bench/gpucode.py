@@ -10,13 +10,14 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from bench.harness import finish
 from bench.report import table
 from bench.timing import progress
-from sparsetir.formats import BSR, DBSR, SRBCRS, Format
+from sparsetir.formats import BSR, DBSR, SRBCRS
 from sparsetir.runtime.build import kernel_of
 from sparsetir.runtime.pipeline import lower_template
 from sparsetir.runtime.targets import resolve_target
@@ -84,106 +85,86 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-def cases(quick: bool) -> dict[str, tuple[Any, Any]]:
+HALVES = ("float16", "bfloat16")
+Cases = dict[str, tuple[Any, Any]]
+
+
+def cases(quick: bool) -> Cases:
     """(problem, config) by name."""
-    found: dict[str, tuple[Any, Any]] = {"spmm csr 128": (Spmm(), RowSplit.for_features(128))}
+    found: Cases = {f"spmm csr {f}": (Spmm(), RowSplit.for_features(f)) for f in (128, 32, 512)}
     if quick:
-        return found
-    for feat in (32, 512):
-        found[f"spmm csr {feat}"] = (Spmm(), RowSplit.for_features(feat))
-    for dtype in ("float16", "bfloat16"):
-        found[f"spmm csr 128 {dtype}"] = (Spmm(dtype), RowSplit.for_features(128, dtype))
+        return dict(list(found.items())[:1])
+    found |= {f"spmm csr 128 {d}": (Spmm(d), RowSplit.for_features(128, d)) for d in HALVES}
     found["spmm csr 128 max"] = (Spmm(reduce="max"), RowSplit.for_features(128))
     found["spmm csr 128 row cache"] = (Spmm(), RowSplit(32, 1, feat=128, row_cache=True))
-    for feat in (32, 128):
-        found[f"spmm hyb(1, 5) {feat}"] = (Spmm(), HybRows.for_features(feat))
+    found |= {f"spmm hyb(1, 5) {f}": (Spmm(), HybRows.for_features(f)) for f in (32, 128)}
     found["spmm hyb(2, 4) 128"] = (Spmm(), HybRows.for_features(128, c=2, k=4))
-    for name, how in GROUPS.items():
-        found[f"spmm {name} 64"] = (Spmm(), Groups.for_features(64, **how))
+    found |= {f"spmm {n} 64": (Spmm(), Groups.for_features(64, **h)) for n, h in GROUPS.items()}
     found |= panels()
-    for feat in (32, 128, 512):
-        found[f"sddmm {feat}"] = (Sddmm(), FusedNonzeros.for_features(feat))
-    for fmt in (BSR(8, 8), BSR(16, 16), BSR(32, 32), BSR(64, 64), DBSR(32, 32)):
-        found |= tensor_cores(fmt, "float16")
-    for t, g in ((8, 16), (8, 32), (16, 16), (16, 32)):
-        found |= tensor_cores(SRBCRS(t, g), "float16")
-    for fmt in (BSR(32, 32), SRBCRS(8, 16), SRBCRS(16, 32)):
-        found |= tensor_cores(fmt, "bfloat16") | tensor_cores(fmt, "int8")
+    found |= {f"sddmm {f}": (Sddmm(), FusedNonzeros.for_features(f)) for f in (32, 128, 512)}
+    formats = [BSR(8, 8), BSR(16, 16), BSR(32, 32), BSR(64, 64), DBSR(32, 32)]
+    formats += [SRBCRS(t, g) for t in (8, 16) for g in (16, 32)]
+    given = [(fmt, "float16") for fmt in formats]
+    several = (BSR(32, 32), SRBCRS(8, 16), SRBCRS(16, 32))
+    given += [(fmt, dtype) for fmt in several for dtype in ("bfloat16", "int8")]
+    for fmt, dtype in given:  # on tensor cores, sums as they are
+        problem = Spmm(dtype, out="int32" if dtype == "int8" else "float32")
+        found[f"spmm {fmt.name} 128 {dtype}"] = problem, TensorCores.for_features(fmt, 128, dtype)
     found["sddmm 128 float16"] = (Sddmm("float16"), FusedNonzeros.for_features(128, "float16"))
     for feat, dtype in ((64, "float16"), (64, "bfloat16"), (128, "bfloat16")):
-        shape = (64, feat, feat, dtype)
-        found[f"attention {feat} {dtype}"] = (BlockAttention(*shape), WarpTiles())
+        shape, of = (64, feat, feat, dtype), f"{feat} {dtype}"
+        found[f"attention {of}"] = (BlockAttention(*shape), WarpTiles())
         for keys, what in ((False, "q"), (True, "k, v")):
             problem = BlockAttentionBackward(*shape, keys)
-            found[f"attention gradient of {what} {feat} {dtype}"] = (problem, WarpTiles())
-        problem = BlockSddmm(64, 64, feat, dtype)
-        found[f"sddmm of blocks {feat} {dtype}"] = (problem, WarpTiles())
+            found[f"attention gradient of {what} {of}"] = (problem, WarpTiles())
+        found[f"sddmm of blocks {of}"] = (BlockSddmm(64, 64, feat, dtype), WarpTiles())
         config = TensorCores.for_features(BSR(64, 64), feat, dtype)
-        found[f"spmm of blocks {feat} {dtype}"] = (BlockSpmm(64, 64, dtype), config)
+        found[f"spmm of blocks {of}"] = (BlockSpmm(64, 64, dtype), config)
     return found | relational()
 
 
-def panels() -> dict[str, tuple[Any, Any]]:
+def panels() -> Cases:
     """Panels of rows by pattern: the paper's best schedules, and each way with larger panels."""
-    found: dict[str, tuple[Any, Any]] = {}
-    for feat, how in PANELS.items():
-        name = "-".join(map(str, how))
-        found[f"spmm panels {name} {feat}"] = (Spmm(), of_schedule(feat, *how, atomics=True))
-    for rows in (4, 6):
-        for way, fields in WAYS.items():
-            config = PanelThreads.for_features(128, rows=rows, **fields)
-            found[f"spmm panels of {rows} 128{way}"] = (Spmm(), config)
-    compact = PanelThreads.for_features(128, rows=8, compact=True)
-    found["spmm panels of 8 128 compact"] = (Spmm(), compact)
-    for dtype in ("float16", "bfloat16"):
+    found: Cases = {}
+    for feat, (rows, unroll, warp_tile, block) in PANELS.items():
+        # A thread's columns of B are a warp's, or a block's, apart.
+        how = {"threads": block, "coarsen": warp_tile, "atomics": True}
+        config = PanelThreads(rows, unroll, feat=feat, **how)
+        found[f"spmm panels {rows}-{unroll}-{warp_tile}-{block} {feat}"] = Spmm(), config
+    ways = [(rows, way, fields) for rows in (4, 6) for way, fields in WAYS.items()]
+    for rows, way, fields in [*ways, (8, " compact", WAYS[" compact"])]:
+        config = PanelThreads.for_features(128, rows=rows, **fields)
+        found[f"spmm panels of {rows} 128{way}"] = (Spmm(), config)
+    for dtype in HALVES:
         config = PanelThreads.for_features(128, dtype)
         found[f"spmm panels of 4 128 {dtype}"] = (Spmm(dtype), config)
     return found
 
 
-def of_schedule(
-    feat: int, rows: int, unroll: int, warp_tile: int, block: int, **fields: Any
-) -> PanelThreads:
-    """The config of a schedule as table 2 writes it, UFi-UFk-WarpTile-ThreadBlockSize.
-
-    A thread's columns of B are a warp's, or a block's, apart.
-    """
-    return PanelThreads(rows, unroll, threads=block, coarsen=warp_tile, feat=feat, **fields)
-
-
-def relational() -> dict[str, tuple[Any, Any]]:
+def relational() -> Cases:
     """Relational gather-matmul-scatter, and a convolution: bucket 0 without weights; gradients."""
-    found: dict[str, tuple[Any, Any]] = {}
-    for edges, what in ((False, "relations"), (True, "edges")):
-        for dtype in ("float32", "float16", "bfloat16"):
-            values = None if edges or dtype == "float32" else "float32"
-            problem = RgmsGradient(dtype, weighted=not edges, values=values, edges=edges)
-            for feat in (32, 128):
-                how = {"rows": 64, "cores": dtype != "float32"}
-                tiles = GradientTiles.for_features(problem, feat, feat, **how)
-                found[f"rgms gradient of {what} {feat} {dtype}"] = (problem, tiles)
-    for what, k, weighted in (("rgms", 5, True), ("convolution", 0, False)):
-        for feat in (32, 128):
-            config = RelationalRows.for_features(feat, feat, k=k)
-            found[f"{what} {feat}"] = (Rgms(weighted=weighted), config)
-            for dtype in ("float16", "bfloat16"):
-                cores = RelationalTensorCores.for_features(feat, feat, dtype, k)
-                problem = Rgms(dtype, weighted=weighted, out="float32")
-                found[f"{what} {feat} {dtype}"] = (problem, cores)
+    found: Cases = {}
+    for edges, dtype, feat in product((False, True), ("float32", *HALVES), (32, 128)):
+        values = None if edges or dtype == "float32" else "float32"
+        problem = RgmsGradient(dtype, weighted=not edges, values=values, edges=edges)
+        how = {"rows": 64, "cores": dtype != "float32"}
+        tiles = GradientTiles.for_features(problem, feat, feat, **how)
+        what = "edges" if edges else "relations"
+        found[f"rgms gradient of {what} {feat} {dtype}"] = (problem, tiles)
+    for (what, k, weighted), feat in product(
+        (("rgms", 5, True), ("convolution", 0, False)), (32, 128)
+    ):
+        config = RelationalRows.for_features(feat, feat, k=k)
+        found[f"{what} {feat}"] = (Rgms(weighted=weighted), config)
+        for dtype in HALVES:
+            cores = RelationalTensorCores.for_features(feat, feat, dtype, k)
+            found[f"{what} {feat} {dtype}"] = (Rgms(dtype, weighted=weighted, out="float32"), cores)
     return found
 
 
 def scheduled(problem: Any, config: Any, target: Any) -> Any:
     """All stages of a kernel."""
     return lower_template(template_of(config, problem, gpu=True), problem, config, target)
-
-
-def tensor_cores(fmt: Format, dtype: str, feat: int = 128) -> dict[str, tuple[Any, Any]]:
-    """The product with a format on tensor cores, sums as they are."""
-    problem = Spmm(dtype, out="int32" if dtype == "int8" else "float32")
-    return {
-        f"spmm {fmt.name} {feat} {dtype}": (problem, TensorCores.for_features(fmt, feat, dtype))
-    }
 
 
 def run(args: argparse.Namespace) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +22,28 @@ import sparsetir
 from bench import memory
 from bench.harness import each, finish, geomean, in_a_process
 from bench.messages import Distance, Gate, Own, Raw
-from bench.report import MS, Form, beside, table
+from bench.report import Form
 from bench.synthetic import LAWS, generate
 from bench.timing import clock_of, interleaved
+from bench.training import (
+    ACCELERATE,
+    COMPILED,
+    INDUCTOR,
+    OFF,
+    OURS,
+    PYG,
+    Trained,
+    begun,
+    epoch_times,
+)
+from bench.training import LAYERS as OWN
+from bench.ways import Table, show_others
 from sparsetir import nn
 from sparsetir.graph.backend import backend
 
 EXPORTED = "exported"
-OURS, PYG, INDUCTOR = "backend sparsetir", "PyG", "Inductor"
-COMPILED = "backend, rest by Inductor"
-WAYS = (OURS, PYG, INDUCTOR, COMPILED, "accelerate", "sparsetir.nn")
-ORDER = (INDUCTOR, OURS, COMPILED, PYG, "accelerate", "sparsetir.nn")  # see `epoch_of`
+WAYS = (OURS, PYG, INDUCTOR, COMPILED, ACCELERATE, OWN)
+ORDER = (INDUCTOR, OURS, COMPILED, PYG, ACCELERATE, OWN)  # see `begun`
 WEIGHTED = ("raw", "gate", "distance", "own")  # of layers: those with a number for each edge
 LAYERS: dict[str, Callable[[int, int], Any]] = {
     "raw": Raw, "GCN": pyg.GCNConv, "SAGE": pyg.SAGEConv,
@@ -42,8 +53,8 @@ LAYERS: dict[str, Callable[[int, int], Any]] = {
 }  # fmt: skip
 INPUTS, HIDDEN, CLASSES = 128, 64, 8
 SHUFFLED = ", shuffled"  # behind the names of graphs
+ABOUT = {k: itemgetter(k) for k in ("graph", "edges", "layer")}
 MIB = Form(2.0**-20, 0, "bytes")
-OFF = 1e-3  # relative, of losses
 
 
 class Net(torch.nn.Module):
@@ -73,7 +84,7 @@ def run(args: argparse.Namespace) -> None:
     measured = measure_exported if args.exported else measure
     cells = each((f"{of[0]}, {layer}", partial(measured, *of, layer, *rest)) for of, layer in todo)
     if args.exported:
-        show_exported(cells)
+        Table(ABOUT, EXPORTED).show("calls of a model", cells, "call")
         results = {"cells": cells, "clock": clock_of(args.threads).__name__}
         return finish(args, "graph-exported", results, [c for c in cells if c["wrong"]])
     if args.memory:
@@ -106,26 +117,14 @@ def measure(
     """Epochs by way: loss, forward, backward, step of Adam; and seconds of the first one."""
     torch._dynamo.reset()
     given, y = inputs(nodes, edges, layer)
-    cell: dict[str, Any] = {
-        "graph": name, "nodes": nodes, "edges": edges.shape[1], "layer": layer,
-        "first": {}, "losses": {}, "missing": {}, "wrong": {},
-    }  # fmt: skip
-    epochs = {}
-    for way in ways:
-        try:
-            epochs[way] = epoch = epoch_of(way, layer, given, y, cell)
-        except Exception as problem:  # of a peer that does not take this
-            cell["missing"][way] = str(problem).splitlines()[0][:200]
-            continue
-        cell["losses"][way] = [epoch() for _ in range(3)]
+    cell = {"graph": name, "nodes": nodes, "edges": edges.shape[1], "layer": layer}
+    found = begun(ways, lambda way: trained(way, layer, given, y), cell)
     exact = cell["losses"].get(PYG) or next(iter(cell["losses"].values()))
-    for way, found in cell["losses"].items():
-        if not np.allclose(found, exact, rtol=OFF):
-            cell["wrong"][way] = f"losses {found}, not {exact}"
-            del epochs[way]
-    clock = clock_of(torch.get_num_threads())
-    cell["epoch"] = interleaved(epochs, seconds, least=4, warm_up=1, clock=clock)
-    return cell
+    for way, losses in cell["losses"].items():
+        if not np.allclose(losses, exact, rtol=OFF):
+            cell["wrong"][way] = f"losses {losses}, not {exact}"
+            del found[way]
+    return {**cell, "epoch": epoch_times(found, seconds)}
 
 
 def measure_exported(
@@ -157,15 +156,6 @@ def measure_exported(
     }  # fmt: skip
 
 
-def show_exported(cells: list[dict[str, Any]]) -> None:
-    """Calls, and how they compare."""
-    ways = [EXPORTED, OURS, PYG]
-    rows = [
-        [c["graph"], c["edges"], c["layer"], *beside(c["call"], ways, EXPORTED, MS)] for c in cells
-    ]
-    table("calls of a model", ["graph", "edges", "layer", *ways], rows)
-
-
 def inputs(nodes: int, edges: torch.Tensor, layer: str) -> tuple[tuple[Any, ...], torch.Tensor]:
     """Arguments of a model, and classes."""
     torch.manual_seed(0)
@@ -177,80 +167,31 @@ def _peak(way: str, layer: str, name: str, threads: int) -> dict[str, int]:
     """The most bytes that a later epoch takes, beside what is held between epochs."""
     torch.set_num_threads(threads)
     given, y = inputs(*edges_of(name), layer)
-    epoch = epoch_of(way, layer, given, y, {"first": {}})
-    epoch()
+    epoch = begun([way], lambda way: trained(way, layer, given, y), {})[way].epoch
     memory.begin_peak()
     before = memory.held()
     epoch()
     return {"bytes": memory.peak() - before}
 
 
-def epoch_of(way: str, layer: str, given: Any, y: Any, cell: dict[str, Any]) -> Callable[[], float]:
-    """What runs an epoch of a way, which has run once."""
+def trained(way: str, layer: str, given: Any, y: Any) -> Trained:
+    """A model of a layer, in a way."""
     ours = {"GCN": nn.GCNConv, "SAGE": nn.SAGEConv, "GAT": nn.GATConv}
-    if way == "sparsetir.nn" and layer not in ours:
+    if way == OWN and layer not in ours:
         raise ValueError("has no such layer")
-    # Whole graphs where Inductor takes them, else with breaks.
-    tries: list[Any] = [None]
-    if way == OURS:
-        tries = [lambda net: torch.compile(net, backend=backend)]
-    elif way == COMPILED:
-        tries = [lambda net: torch.compile(net, backend=backend, options={"rest": "inductor"})]
-    elif way == INDUCTOR:
-        tries = [lambda net: torch.compile(net, fullgraph=True), torch.compile]
-    for number, compiled in enumerate(tries):
-        torch.manual_seed(1)
-        net = Net(ours[layer] if way == "sparsetir.nn" else LAYERS[layer])
-        call = net if compiled is None else compiled(net)
-        optimizer = torch.optim.Adam(net.parameters())
-        context = nn.accelerate if way == "accelerate" else contextlib.nullcontext
-
-        def epoch(call: Any = call, optimizer: Any = optimizer, context: Any = context) -> float:
-            with context():
-                optimizer.zero_grad()
-                loss = F.cross_entropy(call(*given), y)
-                loss.backward()
-                optimizer.step()
-            return loss.item()
-
-        start = time.perf_counter()
-        capture = way != INDUCTOR or number == 0
-        try:
-            with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=capture):
-                epoch()
-        except Exception:
-            if number + 1 == len(tries):
-                raise
-            torch._dynamo.reset()  # Inductor is the first: nothing else is compiled yet
-            continue
-        cell["first"][way] = time.perf_counter() - start
-        break
-    return epoch
+    torch.manual_seed(1)
+    net = Net(ours[layer] if way == OWN else LAYERS[layer])
+    return Trained(way, net, lambda call: F.cross_entropy(call(*given), y))
 
 
 def show(cells: list[dict[str, Any]]) -> None:
-    """A table of epochs, beside Inductor, and the means."""
-    rows = [
-        [c["graph"], c["edges"], c["layer"], *beside(c["epoch"], list(WAYS), OURS, MS)]
-        for c in cells
-    ]
-    table("epochs", ["graph", "edges", "layer", *WAYS], rows)
-    rows = [
-        [c["graph"], c["edges"], c["layer"], *beside(c["memory"], list(WAYS), OURS, MIB)]
-        for c in cells
-        if "memory" in c
-    ]
-    if rows:
-        table("memory of an epoch, MiB", ["graph", "edges", "layer", *WAYS], rows)
+    """Print tables of epochs and memory, the means, and who is missing or wrong."""
+    Table(ABOUT, OURS).show("epochs", cells, "epoch")
+    Table(ABOUT, OURS, MIB).show("memory of an epoch, MiB", cells, "memory")
     for peer in WAYS[1:]:
-        ratios = [
-            c["epoch"][peer]["min"] / c["epoch"][OURS]["min"]
-            for c in cells
-            if peer in c["epoch"] and OURS in c["epoch"]
-        ]
+        both = [c["epoch"] for c in cells if peer in c["epoch"] and OURS in c["epoch"]]
+        ratios = [times[peer]["min"] / times[OURS]["min"] for times in both]
         if ratios:
             mean, worst, count = geomean(ratios), min(ratios), len(ratios)
             print(f"as fast as {peer}: geometric mean {mean:.2f}, worst {worst:.2f}, {count} cells")
-    for cell in cells:
-        for way, why in {**cell["missing"], **cell["wrong"]}.items():
-            print(f"{cell['graph']}, {cell['layer']}: {way}: {why}")
+    show_others(cells, lambda c: f"{c['graph']}, {c['layer']}")

@@ -83,6 +83,15 @@ def refuse_bad(cells: Sequence[Any], bad: Sequence[Any]) -> None:
         raise SystemExit(f"{len(bad)} of {len(cells)} cells hold wrong results or failures")
 
 
+def chosen(command: str, only: Sequence[str] | None, known: Iterable[str]) -> list[str]:
+    """The steps of a command that `--only` names, or all; SystemExit for an unknown one."""
+    known = list(known)
+    if unknown := sorted(set(only or ()) - set(known)):
+        expected = f"expected some of {', '.join(known)}, got {', '.join(unknown)}"
+        raise SystemExit(f"{command}: argument '--only': {expected}")
+    return list(only or known)
+
+
 def geomean(values: Iterable[float]) -> float:
     """Geometric mean of some positive numbers; not a number of none."""
     logs = [math.log(v) for v in values]

@@ -66,7 +66,7 @@ def judge(
     (`drift`: the median of theirs, by number of threads). A change counts when it is larger than
     `least` and than three times the noise of both runs.
     """
-    old, new = ({_name(c): c for c in cells if "skipped" not in c} for cells in (before, after))
+    old, new = ({_name(c): c for c in cells} for cells in (before, after))
     drift = _drift(old, new)
     out: dict[str, Any] = {"slower": [], "faster": [], "same": [], "drift": drift}
     out["missing"] = [n for n in old if _ours(old[n]) and not _ours(new.get(n))]

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
@@ -21,10 +20,11 @@ import tvm_ffi
 import sparsetir
 from bench.harness import finish, geomean, refuse_bad
 from bench.report import ROOT, table
-from bench.timing import progress
+from bench.timing import progress, timed
 from sparsetir import Schedule
 from sparsetir.data.graphs import GraphError
 from sparsetir.tuning.process import go_ahead
+from sparsetir.tuning.turn import turn
 
 COMPILER = ("g++", "-O3", "-march=native", "-std=c++17", "-shared", "-fPIC")
 SOURCE = Path(__file__).with_name("mttkrp.cpp")
@@ -113,17 +113,10 @@ def in_turns(calls: dict[Any, Callable[[], Any]], rounds: int) -> dict[Any, floa
     for number in range(rounds):
         first = number % len(names)
         for name in names[first:] + names[:first]:
-            if number >= TRIALS and found[name] > LATER * min(found.values()):
-                continue
-            call, count = calls[name], -1  # the first call finds other data in the caches
-            end = time.perf_counter() + TURN
-            while count < 3 or time.perf_counter() < end:
-                start = time.perf_counter()
-                call()
-                taken = time.perf_counter() - start
-                if count >= 0:
-                    found[name] = min(found[name], taken)
-                count += 1
+            if number < TRIALS or found[name] <= LATER * min(found.values()):
+                once = timed(calls[name])
+                once()  # finds other data in the caches
+                found[name] = min(found[name], *turn(once, TURN, least=3))
     return found
 
 

@@ -6,6 +6,7 @@ import argparse
 import os
 from collections.abc import Callable
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,9 @@ import torch
 
 import sparsetir
 from bench.harness import check, each, finish
-from bench.problems import chosen, problems
-from bench.report import MS, beside, table
+from bench.problems import problems
 from bench.timing import clock_of, interleaved
+from bench.ways import Table
 from sparsetir import SparseMatrix
 
 FEATURES = 64
@@ -29,7 +30,7 @@ def run(args: argparse.Namespace) -> None:
     """The command; status 1 if a result was wrong."""
     torch.set_num_threads(args.threads)
     seconds = 0.05 if args.quick else args.seconds
-    given = problems(args.graph, [], 1, chosen(args.synthetic))
+    given = problems(args.graph, names=args.synthetic)
     todo: list[tuple[str, Callable[[], dict[str, Any]]]] = [
         (p.name, partial(product, p.name, p.load, seconds)) for p in given
     ]
@@ -39,9 +40,8 @@ def run(args: argparse.Namespace) -> None:
             made = partial(pruned, shape, zeros, feat, seconds)
             todo.append((f"{shape[0]} x {shape[1]}, {zeros:.0%} zeros, {feat}", made))
     cells = each(iter(todo))
-    ways = [OURS, SCIPY, TORCH, DENSE]
-    rows = [[c["problem"], c["feat"], *beside(c["seconds"], ways, OURS, MS)] for c in cells]
-    table(f"products, {args.threads} threads: ms", ["", "features", *ways], rows)
+    about = {"": itemgetter("problem"), "features": itemgetter("feat")}
+    Table(about, OURS).show(f"products, {args.threads} threads: ms", cells, "seconds")
     results = {"cells": cells, "clock": clock_of(args.threads).__name__}
     finish(args, "products", results, load=os.getloadavg()[0])
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.gpu_day import Step, outcome
+from bench.harness import chosen
 from bench.report import ROOT, circumstances, path_of, table, write
 from bench.timing import progress
 
@@ -68,11 +69,11 @@ def steps(data: Path | None, quick: bool = False) -> dict[str, str]:
         f" --graph cora {twitch}",
         "operators": f"{operators} --op spmm sddmm spmv --threads 1 2",
         FORCED: f"{operators} --op spmm --threads 1 --peers mkl",
-        "new edges": "epochs --seconds 3 --numbers 1",
+        "new edges": "new_edges --seconds 3 --numbers 1",
         "exported": f"graph --exported --layer GCN GAT gate --seconds 1 {one}",
         "memory": f"graph --memory --layer GAT --peers PyG Inductor --seconds 0.2 {one}",
         "attention": "attention --threads 2 --seconds 3",
-        "convolutions": "sparse_conv --threads 1 --peers gather --seconds 0.3",
+        "convolutions": "sparse_conv --threads 1 --seconds 0.3",
         "steps": f"steps --threads 1 --graph cora {twitch}",
         "tensors": f"mttkrp --rounds 15 {tensors}",
         "processes": "distributed --graph generated --model sage --epochs 20 --orders 1",
@@ -84,10 +85,7 @@ def run(args: argparse.Namespace) -> None:
     """The command; status 1 where a step failed."""
     todo = steps(args.data, args.quick)
     facts = {**circumstances(args.threads), "quick": args.quick}
-    if unknown := set(args.only or ()) - set(todo):
-        raise SystemExit(
-            f"readme: argument '--only': expected some of {', '.join(todo)}, got {unknown}"
-        )
+    names = chosen("readme", args.only, todo)
     path = path_of(args.out, "readme", facts)
     older = json.loads(path.read_text()) if path.exists() else {}
     # Steps that are measured anew stand beside others of the same commit.
@@ -99,8 +97,8 @@ def run(args: argparse.Namespace) -> None:
         )
     found = older["results"]["steps"] if same else {}
     begun, states = time.monotonic(), []
-    for number, name in enumerate(args.only or todo):
-        progress(f"{number + 1} of {len(args.only or todo)}: {name}")
+    for number, name in enumerate(names):
+        progress(f"{number + 1} of {len(names)}: {name}")
         left = min(LONGEST, args.minutes * 60 - (time.monotonic() - begun))
         with tempfile.TemporaryDirectory(prefix="sparsetir-bench-") as folder:
             state, step = measured(name, todo[name], Path(folder), left, args.quick)

@@ -1,25 +1,22 @@
-"""Relational graph convolution: a layer, a training step, an epoch and memory, beside PyG's."""
+"""Relational graph convolution: a layer, a training step and an epoch, beside PyG's."""
 
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import time
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from bench import plots
-from bench.harness import finish, geomean
-from bench.report import table
+from bench.harness import finish
 from bench.timing import progress
-from bench.ways import Call, Comparison, Device, Table, inference, peaks, training
+from bench.training import Trained
+from bench.ways import Comparison, Device, Table
 from sparsetir import nn, ops
 
 OURS, PYG, FAST = "sparsetir", "RGCNConv", "FastRGCNConv"
@@ -61,19 +58,6 @@ def generated(edges: int, relations: int, seed: int = SEED) -> Graph:
     return Graph(f"{edges:.0e}".replace("e+0", "e"), nodes, *map(torch.from_numpy, (ends, kind)))
 
 
-def load(path: str) -> Graph:
-    """Of an npz file: `num_nodes`, `src`, `dst` and `etype`."""
-    with np.load(path) as arrays:
-        ends = np.stack([arrays["src"], arrays["dst"]]).astype(np.int64)
-        kind, nodes = arrays["etype"].astype(np.int64), int(arrays["num_nodes"])
-    return Graph(Path(path).stem, nodes, torch.from_numpy(ends), torch.from_numpy(kind))
-
-
-def graph_of(what: Any) -> Graph:
-    """By sizes, or from a file."""
-    return load(what) if isinstance(what, str) else generated(*what)
-
-
 def layer_of(way: str, *given: Any, **options: Any) -> Any:
     """A layer of PyG or of ours."""
     if way in (PYG, FAST):
@@ -98,27 +82,24 @@ class OnGraph(torch.nn.Module):
 def run(args: argparse.Namespace) -> None:
     """The command; status 1 if a result was wrong."""
     sizes = [s for s in SIZES if not args.edges or s[0] in args.edges]
-    graphs: list[Any] = args.graph or ([(2000, 6)] if args.quick else sizes)
     ways = WAYS if args.peers is None else (OURS, *(w for w in WAYS if w in args.peers))
     clock = time.process_time if args.cpu_time else time.perf_counter
     device = Device.of(args, clock=clock, least=3)
     assert device is not None
     cells = []
-    for what in graphs:
-        graph = graph_of(what)
+    for size in [(2000, 6)] if args.quick else sizes:
+        graph = generated(*size)
         for feat in FEATURES:
             progress(f"{graph.name}, d = {feat}")
             cells.append(measure(graph, feat, ways, device))
         progress(f"{graph.name}, epoch")
         cells[-1]["epoch"] = epochs(graph, ways, device)
-        tried = [w for w in ways if not too_large(w, graph.edges, FEATURES[0])]
-        cells[-1]["memory"] = {w: peaks(_steps, w, what, FEATURES[0], turns=2) for w in tried}
         ops.clear_cache()
     progress("")
-    results = {"cells": cells, "summary": summary(cells), "clock": clock.__name__}
-    show(results, args.threads)
+    show(cells, args.threads)
     wrong = {(c["graph"], c["feat"]): c["wrong"] for c in cells if c["wrong"]}
-    finish(args, "rgcn", results, wrong, draw, load=os.getloadavg()[0])
+    results = {"cells": cells, "clock": clock.__name__}
+    finish(args, "rgcn", results, wrong, load=os.getloadavg()[0])
 
 
 def too_large(way: str, edges: int, feat: int) -> bool:
@@ -146,13 +127,6 @@ def measure(graph: Graph, feat: int, ways: tuple[str, ...], device: Device) -> d
     return {**about, "relations": graph.relations, "feat": feat, **found}
 
 
-def _steps(small: bool, way: str, what: Any, feat: int) -> dict[str, Call]:
-    graph = generated(2000, 2) if small else graph_of(what)
-    x, grad = torch.randn(2, graph.nodes, feat)
-    layer = OnGraph(way, graph, feat)
-    return {"inference": inference(layer, [x]), "training": training(layer, [x], grad)}
-
-
 class Model(torch.nn.Module):
     """Two layers, the first of which has rows of weights for nodes."""
 
@@ -174,77 +148,17 @@ def epochs(graph: Graph, ways: tuple[str, ...], device: Device) -> dict[str, Any
     calls = {}
     for way in (w for w in ways if not too_large(w, graph.edges, HIDDEN)):
         torch.manual_seed(0)
-        calls[way] = [epoch(Model(way, graph), graph, labels)]
+        model = Trained(
+            way, Model(way, graph), lambda call: F.cross_entropy(call(*graph[2:]), labels)
+        )
+        calls[way] = [model.epoch]
     return device.times(calls)
 
 
-def epoch(model: Model, graph: Graph, labels: Tensor) -> Callable[[], None]:
-    """A step of the optimizer."""
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-
-    def call() -> None:
-        optimizer.zero_grad()
-        out = model(*graph[2:])
-        torch.nn.functional.cross_entropy(out, labels).backward()
-        optimizer.step()
-
-    return call
-
-
-def summary(cells: list[dict[str, Any]]) -> dict[str, Any]:
-    """Geometric means of how many times as long PyG's better layer takes."""
-    found: dict[str, Any] = {}
-    for step in STEPS:
-        for feat in FEATURES:
-            mine = [c[step] for c in cells if c["feat"] == feat and len(c[step]) > 1]
-            ratios = [
-                min(t["min"] for n, t in times.items() if n in (PYG, FAST)) / times[OURS]["min"]
-                for times in mine
-            ]
-            if ratios:
-                found[f"{step}, d = {feat}, PyG"] = geomean(ratios)
-    return found
-
-
-def show(results: dict[str, Any], threads: int) -> None:
-    """Tables of times, memory and means."""
-    cells = results["cells"]
+def show(cells: list[dict[str, Any]], threads: int) -> None:
+    """Print tables of times."""
     about: dict[str, Any] = {k: lambda c, k=k: c[k] for k in ("graph", "edges", "relations")}
     for step in (*STEPS, "epoch"):
         of_step = about | {"d": lambda c, s=step: c["feat"] if s != "epoch" else HIDDEN}
         title = f"RGCN, {step}: ms, and times what sparsetir takes; threads: {threads}"
         Table(of_step, OURS).show(title, cells, step)
-    measured = [c for c in cells if c.get("memory")]
-    names = list(dict.fromkeys(n for c in measured for n in c["memory"]))
-    rows = [
-        [
-            c["graph"],
-            what,
-            *(f"{c['memory'].get(n, {}).get(what, math.nan) / 2**20:.1f}" for n in names),
-        ]
-        for c in measured
-        for what in next(iter(c["memory"].values()))
-    ]
-    title = f"Most memory of a layer, d = {FEATURES[0]}, beside operands: MiB"
-    table(title, ["graph", "step", *names], rows)
-    rows = [[name, f"{value:.2f}"] for name, value in results["summary"].items()]
-    table("Geometric means: times what sparsetir takes", ["", ""], rows)
-
-
-def draw(path: Path) -> Path:
-    """A picture of a JSON file of this command, beside it: times as fast as PyG's RGCNConv."""
-    record, results = plots.read(path)
-    cells = results["cells"]
-    there = {way for cell in cells for way in cell[STEPS[0]]}
-    base = next(way for way in (PYG, FAST, OURS) if way in there)
-
-    def panel(step: str, feat: int) -> plots.Panel:
-        mine = [c for c in cells if c["feat"] == feat and base in c[step]]
-        speed = {
-            way: [plots.ratio(c[step], base, way) for c in mine] for way in WAYS if way in there
-        }
-        return plots.Panel(f"{step}, d = {feat}", [c["graph"] for c in mine], speed)
-
-    rows = [[panel(step, feat) for feat in FEATURES] for step in STEPS]
-    label = f"graphs by edges, float32, {plots.place(record)}"
-    return plots.grid(path, rows, label, f"times as fast as {base}")

@@ -10,13 +10,13 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from bench.gpu import OnGpu
+from bench import plots
 from bench.harness import finish, refuse_bad
-from bench.machine import Machine
 from bench.peers.cases import features
+from bench.peers.gpu import Gpu
 from bench.peers.libraries import BEFORE, FLOAT32, OURS, PEERS
 from bench.peers.turns import Worker, compare, shared
-from bench.problems import Problem, chosen, problems, too_large
+from bench.problems import Problem, problems
 from bench.report import commit
 from bench.summary import show, summarise
 from bench.timing import progress
@@ -31,21 +31,15 @@ QUICK_ROUNDS, QUICK_SECONDS = 2, 0.002
 def run(args: argparse.Namespace) -> None:
     """The command; status 1 if a result was wrong or a peer failed."""
     with ExitStack() as stack:
-        measuring = OnGpu.of(args) if args.target == "cuda" else Processes.of(args, stack)
+        measuring = Gpu.of(args) if args.target == "cuda" else Processes.of(args, stack)
         if measuring is None:
             return
-        stack.callback(measuring.close)
-        given = problems(args.graph, args.pruned, args.layers, chosen(args.synthetic))
+        given = problems(args.graph, args.pruned, args.layers, args.synthetic)
         cells = list(measured(given, args, measuring))
-        about = measuring.about()
     progress("")
-    results = {**about, "cells": cells, "summary": summarise(cells)}
+    results = {"settings": measuring.settings, "cells": cells, "summary": summarise(cells)}
     show(results)
-    path = finish(args, "-".join(["run", *args.op]), results)
-    if args.plot:
-        from bench.plot import draw
-
-        draw(path)
+    finish(args, "-".join(["run", *args.op]), results, draw=plots.speed_ups)
     refuse_bad(cells, [c for c in cells if c.get("wrong") or c.get("failed")])
 
 
@@ -56,10 +50,6 @@ def measured(
     sizes = args.feat or ([32] if args.quick else list(FEATURES))
     for problem in given:
         about = {"problem": problem.name, "class": problem.kind}
-        if reason := too_large(problem, max(sizes), measuring.many):
-            print(f"skipped: {problem.name}: {reason}")
-            yield {**about, "skipped": reason}
-            continue
         progress(f"{problem.name}: loading")
         matrix = problem.load()
         about |= {"m": matrix.shape[0], "n": matrix.shape[1], "nnz": int(matrix.nnz)}
@@ -86,39 +76,33 @@ def thread_counts(words: list[str] | None) -> list[int]:
 
 
 class Processes:
-    """Workers for each peer and number of threads, which are measured in turns.
+    """Workers for each peer and number of threads, which are measured in turns."""
 
-    options : of the workers
-    """
-
-    def __init__(
-        self, args: argparse.Namespace, threads: list[int], options: dict[str, str], folder: Path
-    ) -> None:
-        self.rounds, self.seconds = (ROUNDS, SECONDS)
-        if args.quick:
-            self.rounds, self.seconds = QUICK_ROUNDS, QUICK_SECONDS
-        self.rounds = args.rounds or self.rounds
+    def __init__(self, args: argparse.Namespace, folder: Path, stack: ExitStack) -> None:
+        quick = (QUICK_ROUNDS, QUICK_SECONDS)
+        rounds, self.seconds = quick if args.quick else (ROUNDS, SECONDS)
+        self.rounds, self.folder = args.rounds or rounds, folder
+        self.settings = {"rounds": self.rounds, "turn_seconds": self.seconds}
         before = [BEFORE] if args.before else []
+        if args.before:
+            self.settings["before"] = commit(args.before)
         others = (p for p in args.peers or PEERS if p not in (OURS, FLOAT32))
         names = [OURS, *before, FLOAT32, *others]
-        self.workers = {
-            t: [Worker(n, t, options, args.before, ahead=True) for n in names] for t in threads
-        }
-        self.machines = {t: Machine(t, 0.02 if args.quick else 0.2) for t in threads}
-        self.args, self.folder, self.many = args, folder, len(names)
+        self.workers = {t: [Worker(n, t, args.before) for n in names] for t in args.threads}
+        for worker in (w for workers in self.workers.values() for w in workers):
+            stack.callback(worker.close)
 
     @classmethod
     def of(cls, args: argparse.Namespace, stack: ExitStack) -> Processes:
-        """By the command line, whose faults raise SystemExit."""
+        """Make them by the command line, whose faults raise SystemExit."""
         args.threads = thread_counts(args.threads)
         unknown = set(args.peers or ()) - set(PEERS)
         if unknown:
             raise SystemExit(f"--peers: expected {', '.join(PEERS)}, got {', '.join(unknown)}")
         if args.before and not (args.before / "python" / "sparsetir").is_dir():
             raise SystemExit(f"--before: {args.before} is no checkout of this project")
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sparsetir-bench-")))
-        options = {"tune": "1"} if args.tune else {}
-        return cls(args, args.threads, options, folder)
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="sparsetir-bench-"))
+        return cls(args, Path(folder), stack)
 
     def measured(self, case: Case) -> Iterator[dict[str, Any]]:
         """A cell for each number of threads."""
@@ -127,22 +111,4 @@ class Processes:
             # Beside kernels of half precision, the same in float32.
             workers = [w for w in workers if w.name != FLOAT32 or case.dtype != "float32"]
             found = compare(case, workers, self.folder, self.rounds, self.seconds, reference)
-            yield {"threads": threads, "limit": self.machines[threads].limit(case), **found}
-
-    def about(self) -> dict[str, Any]:
-        """Settings, and what processes have used: largest memory in bytes, kernels compiled."""
-        settings = {"rounds": self.rounds, "turn_seconds": self.seconds, "tune": self.args.tune}
-        settings["peak_flops_per_second"] = {t: m.peak for t, m in self.machines.items()}
-        if self.args.before:
-            settings["before"] = commit(self.args.before)
-        alive = [w for workers in self.workers.values() for w in workers if w.alive]
-        used = [{"peer": w.name, "threads": w.threads, **w.ask("totals")} for w in alive]
-        compilations = sum(w["compilations"] for w in used)
-        return {"settings": settings, "workers": used, "compilations": compilations}
-
-    def close(self) -> None:
-        """End all processes."""
-        for worker in [w for ws in self.workers.values() for w in ws]:
-            worker.close()
-        for machine in self.machines.values():
-            machine.worker.close()
+            yield {"threads": threads, **found}

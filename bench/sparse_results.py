@@ -15,7 +15,7 @@ import torch
 
 from bench.harness import each, finish, geomean
 from bench.peers import mkl
-from bench.problems import graphs
+from bench.problems import problems
 from bench.report import ms, table
 from bench.timing import clock_of, interleaved
 from sparsetir import Schedule, SparseMatrix, build, plan
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> None:
         library.MKL_Set_Num_Threads(args.threads)
     todo = [
         (f"{name}: {kind.__name__}", partial(kind, name, matrix, library, args.seconds, *more))
-        for name, matrix in graphs(args.graph).items()
+        for name, matrix in ((p.name, p.load()) for p in problems(["cora", *args.graph]))
         for kind, more in (
             (product, ()),
             (triangles, ()),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import sparsetir
 from bench import plots
 from bench.harness import check, each, finish
-from bench.problems import chosen, problems
+from bench.problems import problems
 from bench.report import table
 from bench.timing import interleaved
 from sparsetir.schedules.operators.problems import Spmm
@@ -44,7 +45,7 @@ def run(args: argparse.Namespace) -> None:
 
     cells = each(
         (f"{problem.name}, {feat} features", lambda p=problem, f=feat: measure(p, f))
-        for problem in problems(args.graph, [], 1, chosen([]))
+        for problem in problems(args.graph)
         for feat in args.feat or FEATURES
     )
     show(cells)
@@ -83,12 +84,12 @@ def show(cells: list[dict[str, Any]]) -> None:
 
 def draw(path: Path) -> Path:
     """A picture of a JSON file of this command, beside it: bars of how many times as fast."""
-    record, results = plots.read(path)
+    record = json.loads(path.read_text())
     rows: dict[str, list[plots.Panel]] = {}
-    for cell in results["cells"]:
+    for cell in record["results"]["cells"]:
         speed = [cell["seconds"][FIRST] / taken for taken in cell["seconds"].values()]
         title = f"{cell['problem']}, d = {cell['feat']}"
         panel = plots.Panel(title, [*cell["seconds"]], {"": speed}, marked="plan")
         rows.setdefault(cell["problem"], []).append(panel)
     label = f"times as fast as the loops as written, {plots.place(record)}"
-    return plots.grid(path, list(rows.values()), label, lying=True)
+    return plots.grid(path, list(rows.values()), label)

@@ -11,8 +11,7 @@ from bench.peers.libraries import BEFORE, FLOAT32, OURS
 from bench.peers.mkl import CODES
 from bench.report import table
 
-# What nobody would call instead: sparsetir itself, and the yardstick of older files.
-NO_PEERS = ("yardstick", FLOAT32, BEFORE)
+NO_PEERS = (FLOAT32, BEFORE)  # what nobody would call instead
 BEST = "best peer"
 
 
@@ -74,13 +73,12 @@ def ratio(cell: dict[str, Any], peer: str, of: str = "min") -> float:
 
 def show(results: dict[str, Any]) -> None:
     """Times, what they cost beforehand, speed-ups, and all that is not in the tables."""
-    cells = [c for c in results["cells"] if "skipped" not in c]
+    cells = results["cells"]
     for key in dict.fromkeys(map(group, cells)):
         _show_times(key, [c for c in cells if group(c) == key])
     if measured(cells):
         _show_costs(measured(cells))
         _show_summary(results["summary"])
-    print(f"\nkernels compiled by sparsetir in this run: {results['compilations']}")
     _show_versions(cells)
     _show_missing(cells)
     _show_disturbed(cells)
@@ -94,7 +92,7 @@ def show(results: dict[str, Any]) -> None:
 def _show_times(key: tuple[str, str, int | str], cells: list[dict[str, Any]]) -> None:
     op, dtype, threads = key
     peers = list(dict.fromkeys(n for c in cells for n in c["peers"]))
-    head = ["", "nnz", "d", "fastest", *peers, "limit", "reached"]
+    head = ["", "nnz", "d", "fastest", *peers]
     rows = []
     for cell in cells:
         row = [cell["problem"], cell["nnz"], cell["feat"], fastest(cell) or "-"]
@@ -105,13 +103,9 @@ def _show_times(key: tuple[str, str, int | str], cells: list[dict[str, Any]]) ->
             if found and ours and name != OURS:
                 text += f" x{found['min'] / ours['min']:.2f}"
             row.append(text)
-        limit = cell["limit"]["seconds"]
-        row += [f"{limit * 1e3:.3f}", f"{limit / ours['min']:.0%}" if ours else "-"]
         rows.append(row)
     table(f"{op}, {dtype}, {device(threads)}: ms as min/median", head, rows)
-    print(f"x: time of the peer over {OURS}'s, of minima. limit: all arrays once at the speed of a")
-    print("copy, or all operations at the speed of a dense product, the longer one; reached: part")
-    print(f"of it, by {OURS}'s minimum.")
+    print(f"x: time of the peer over {OURS}'s, of minima.")
     _show_lost(cells)
 
 
@@ -145,10 +139,6 @@ def _show_costs(cells: list[dict[str, Any]]) -> None:
         rows.append([*row, f"{plan['template']}({config})"])
     head = ["", "op", "d", "dtype", "threads", "convert (ms)", "compile (ms)", "launches"]
     table(f"Before the first call of {OURS}", [*head, "padding", "plan", "config"], rows)
-    both = [c["peers"][OURS]["variants"] for c in cells]
-    gains = [v["default"]["min"] / v["tuned"]["min"] for v in both if len(v) == 2]
-    if gains:
-        print(f"tuned: {geomean(gains):.2f} times as fast as default, geometric mean")
 
 
 def _show_summary(lines: list[dict[str, Any]]) -> None:

@@ -24,6 +24,19 @@ def clock_of(threads: int) -> Callable[[], float]:
     return time.process_time if threads == 1 else time.perf_counter
 
 
+def timed(
+    call: Callable[[], Any], clock: Callable[[], float] = time.perf_counter
+) -> Callable[[], float]:
+    """Seconds of each call."""
+
+    def once() -> float:
+        start = clock()
+        call()
+        return clock() - start
+
+    return once
+
+
 def interleaved(
     calls: Mapping[str, Callable[[], Any]],
     seconds: float,
@@ -41,13 +54,12 @@ def interleaved(
     warm_up : rounds that do not count
     """
     found: dict[str, list[float]] = {name: [] for name in calls}
+    steps = {name: timed(call, clock) for name, call in calls.items()}
     end = clock() + seconds
     rounds = 0
     while rounds < least + warm_up or (rounds < most and clock() < end):
         for name in list(calls)[:: -1 if rounds % 2 else 1]:
-            start = clock()
-            calls[name]()
-            found[name].append(clock() - start)
+            found[name].append(steps[name]())
         rounds += 1
     return {name: shortest(t[warm_up:], rounds=rounds) for name, t in found.items()}
 

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from bench import memory
-from bench.harness import in_a_process
 from bench.peers.gpu_clock import Clock, take_turns
 from bench.report import MS, Form, beside, table
 from bench.timing import interleaved
@@ -83,7 +81,6 @@ class Comparison:
     written : how many of the operands, the last ones, ways write into; they hold NaN before
     grads : of the result, for each copy; without them no gradients are measured
     steps : what times without gradients and with them are called
-    unchecked, inferring : ways whose result is another one; ways that have no gradients
     """
 
     copies: Sequence[Sequence[Any]]
@@ -92,8 +89,6 @@ class Comparison:
     grads: Sequence[Any] = ()
     steps: tuple[str, str] = ("forward", "backward")
     written: int = 0
-    unchecked: Collection[str] = ()
-    inferring: Collection[str] = ()
     found: dict[str, Any] = field(default_factory=dict)
 
     def measure(self, makers: Makers, device: Device) -> dict[str, Any]:
@@ -115,11 +110,11 @@ class Comparison:
             for operands in self.copies:
                 for out in operands[len(operands) - self.written :]:
                     out.fill_(torch.nan)
-            found = getattr(way, "check", way)(*self.copies[0])
+            found = way(*self.copies[0])
         except Exception as problem:  # of a peer that is not there, or does not take this
             self.found["missing"][name] = one_line(problem)
             return None
-        if name not in self.unchecked and (error := off(found, wanted, self.limit)):
+        if error := off(found, wanted, self.limit):
             self.found["wrong"][name] = error
             return None
         return way
@@ -128,8 +123,6 @@ class Comparison:
         operands, calls = list(map(_wide, self.copies[0])), {}
         wanted = training(self.exact, operands, self.grads[0].float())()
         for name, way in ways.items():
-            if name in self.inferring:
-                continue
             both = zip(self.copies, self.grads, strict=True)
             each = [training(way, x, grad) for x, grad in both]
             try:
@@ -175,33 +168,6 @@ def training(way: Way, operands: Sequence[Any], grad: Any) -> Call:
     return lambda: torch.autograd.grad(way(*own), wanted, grad)
 
 
-# -- memory ---------------------------------------------------------------------------------------
-
-
-def peaks(make: Callable[..., Mapping[str, Call]], *given: Any, turns: int = 1) -> dict[str, int]:
-    """The most bytes that calls take, and keep, by name; in a process of their own.
-
-    make : of a module; gives calls, of small operands where its first argument says so, which
-        compile what the others need
-    turns : how often each is called; later ones are "NAME, later"
-    """
-    return in_a_process(_peaks, make, given, turns, torch.get_num_threads())
-
-
-def _peaks(make: Any, given: Any, turns: int, threads: int) -> dict[str, int]:
-    torch.set_num_threads(threads)
-    found: dict[str, int] = {}
-    for small in (True, False):
-        calls = make(small, *given)
-        before = memory.held()
-        for name, call in calls.items():
-            for turn in ("first", "later")[:turns]:
-                memory.begin_peak()
-                call()
-                found[f"{name}, {turn}" if turns > 1 else name] = max(memory.peak() - before, 0)
-    return found
-
-
 # -- what is shown --------------------------------------------------------------------------------
 
 
@@ -231,8 +197,8 @@ class Table:
 def show_others(cells: Sequence[Mapping[str, Any]], name: Callable[[Any], str]) -> None:
     """Who is missing or has no gradients, once, and all that is wrong."""
     for what, text in (("missing", "is missing"), ("no_gradient", "has no gradient here")):
-        for who, why in {n: w for c in cells for n, w in dict(c[what]).items()}.items():
+        for who, why in {n: w for c in cells for n, w in c.get(what, {}).items()}.items():
             print(f"{who} {text}: {why}")
     for cell in cells:
-        for who, error in dict(cell["wrong"]).items():
+        for who, error in cell["wrong"].items():
             print(f"wrong: {who}, {name(cell)}: {error}")

@@ -190,7 +190,7 @@ def ratio(key: str) -> str:
 
 
 def calls() -> str:
-    """What a call takes, with its kernel, in microseconds; the file has its parts, too."""
+    """What a call takes, with its kernel, in microseconds."""
     took = step("calls")["seconds"]["now"]
     found = {"the kernel alone": took["floors"]["kernel, NumPy"], **took["calls"]}
     rows = [[n, f"{1e6 * t['min']:.2f}", f"{1e6 * t['median']:.2f}"] for n, t in found.items()]
@@ -325,14 +325,13 @@ def ranks() -> str:
     columns = {
         "bytes sent / needed": "sent / needed", "bytes that came / needed": "came / needed",
         "memory / share and halo": "memory over share and halo",
-        "memory as malloc keeps it / share and halo": "the same, as malloc keeps it",
     }  # fmt: skip
     rows = [
         [size, ms(of["epoch"]["min"]), f"{max(of['memory']) / 2**20:.0f}",
          *(f"{of[k]:.3f}" if k in of else "" for k in columns)]
         for size, of in cell["runs"].items()
     ]  # fmt: skip
-    text = grid(["ranks", "epoch, ms", "MiB", *columns.values()], rows, 6)
+    text = grid(["ranks", "epoch, ms", "MiB", *columns.values()], rows, 5)
     checks = cell["model of time"]["check"].values()
     told = ", ".join(f"{ms(c['model'])} ms where {ms(c['measured'])} were measured" for c in checks)
     return (

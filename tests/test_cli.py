@@ -24,7 +24,7 @@ from fake_measurer import install
 from machines import REAL
 from refusals import in_order
 from sparsetir.cli import arguments, doctor, main
-from sparsetir.cli.text import WIDTH, readable
+from sparsetir.cli.text import readable
 from sparsetir.cli.tune import report_path
 from sparsetir.data.graphs import load_relations
 from sparsetir.data.sparse_tensor import SparseMatrix
@@ -32,6 +32,7 @@ from sparsetir.records import fingerprint
 from sparsetir.records.record import Key, Record
 from sparsetir.records.records import Records
 from sparsetir.records.task import Outcome, Task
+from sparsetir.runtime.texts import WIDTH
 from sparsetir.schedules.search.configs import to_data
 from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.tuning import html, search

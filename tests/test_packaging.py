@@ -102,7 +102,7 @@ def test_wheel_holds_every_file(wheel):
         Path(folder, name).relative_to(ROOT / "python").as_posix()
         for folder, _, names in os.walk(package, followlinks=True)
         for name in names
-        if name.endswith((".py", ".npz", ".jinja"))
+        if name.endswith((".py", ".npz"))
     }
     assert files <= set(zipfile.ZipFile(wheel).namelist())
     others = {"sparsetir/data/README.md", "sparsetir/py.typed"}

@@ -1,9 +1,8 @@
-"""Cases of the tuner's as the processes of peers get them; what they move and compute at least."""
+"""Cases of the tuner, as the processes of peers get them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -13,26 +12,10 @@ import scipy.sparse as sp
 from sparsetir.schedules.operators.registry import OPERATORS
 from sparsetir.tuning.case import Case, aligned
 
-BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
-
 
 def features(op: str, sizes: Sequence[int]) -> Sequence[int]:
     """The feature sizes to measure an operator at: those, or 1 where operands are vectors."""
     return [1] if OPERATORS[op].vectors else sizes
-
-
-def flops_of(case: Case) -> int:
-    """Multiplications and additions."""
-    return 2 * case.matrix.nnz * case.feat * (case.heads or 1)
-
-
-def bytes_of(case: Case) -> int:
-    """Each array once: indices, values that are read, dense operands and the result."""
-    a, each, operator = case.matrix, BYTES[case.dtype], OPERATORS[case.op]
-    dense = sum(x.size for x in case.operands)
-    out = prod(operator.shapes(a.shape, a.nnz, case.feat, case.heads)["out"])
-    values = a.nnz if operator.reads_values else 0
-    return a.indptr.nbytes + a.indices.nbytes + each * (dense + out + values)
 
 
 def save(case: Case, folder: Path) -> None:

@@ -6,12 +6,16 @@ take turns with copies of their operands.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import argparse
+import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+import sparsetir
+from bench.harness import cuda
 from bench.peers.cases import rows_of
 from bench.peers.cusparse import CuSparse
 from bench.peers.gpu_clock import Clock, take_turns
@@ -22,7 +26,8 @@ from sparsetir.schedules.operators.registry import OPERATORS
 from sparsetir.tuning.case import Case, Reference
 from sparsetir.tuning.serving import one_line
 
-COPIES = 3
+COPIES, ROUNDS, CALLS = 3, 5, 20
+TARGET = "cuda"  # in place of a number of threads
 MOST_DENSE = 2 * 10**9  # bytes of a dense matrix that is multiplied for comparison
 
 Call = Callable[[int], Any]
@@ -40,31 +45,45 @@ class Tensors:
 
 
 class Gpu:
-    """The device, and the libraries that are measured on it.
+    """An NVIDIA GPU in place of the processes of peers; see :class:`bench.run.Processes`.
 
     torch : with a CUDA device
     rounds, calls : in each round every way has a turn of so many calls
     """
 
-    def __init__(self, torch: Any, rounds: int, calls: int) -> None:
-        self.torch, self.rounds, self.calls = torch, rounds, calls
+    def __init__(self, torch: Any, args: argparse.Namespace) -> None:
+        warnings.filterwarnings("ignore", message="Sparse", category=UserWarning)
+        torch.set_grad_enabled(False)
+        torch.backends.cuda.matmul.allow_tf32 = False
+        self.torch, self.peers = torch, args.peers
+        self.rounds, self.calls = (2, 3) if args.quick else (ROUNDS, CALLS)
+        self.settings = {"rounds": self.rounds, "calls": self.calls, "copies": COPIES}
         self.clock = Clock(torch)
         self.library: CuSparse | None = None
 
-    def compare(
-        self, case: Case, plans: Mapping[str, Callable[[], Any]], peers: Sequence[str] | None = None
-    ) -> dict[str, Any]:
+    @classmethod
+    def of(cls, args: argparse.Namespace) -> Gpu | None:
+        """Make it; None, which is told, where there is no device."""
+        torch = cuda()
+        return None if torch is None else cls(torch, args)
+
+    def measured(self, case: Case) -> list[dict[str, Any]]:
+        """One cell."""
+        how: dict[str, Any] = {"dtype": case.dtype, "target": TARGET}
+        plan = lambda: sparsetir.plan(case.op, case.matrix, case.feat, **how)  # noqa: E731
+        return [{"threads": TARGET, **self.compare(case, {"default": plan})}]
+
+    def compare(self, case: Case, plans: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
         """As :func:`bench.peers.turns.compare`, on the GPU.
 
         plans : make plans of ours for the case, by the name of the way
-        peers : some of "cusparse", "torch" and "dense"; None: all
         """
         reference, tensors = Reference(case), self._tensors(case)
         out: dict[str, dict[str, Any]] = {"peers": {}, "missing": {}, "wrong": {}, "failed": {}}
         ways: dict[tuple[str, str], Call] = {}
         makers = {"cusparse": self._cusparse, "torch": self._torch, "dense": self._dense}
         about: dict[str, Any] = {}
-        for name in (OURS, *(peer for peer in makers if peers is None or peer in peers)):
+        for name in (OURS, *(peer for peer in makers if self.peers is None or peer in self.peers)):
             refused: dict[str, str] = {}
             try:
                 if name == OURS:

@@ -31,11 +31,10 @@ class Peer:
     """One library. A subclass says how it computes a case, in one or more ways.
 
     threads : how many it may use; environment variables say so too
-    options : of the command line
     """
 
-    def __init__(self, threads: int, options: dict[str, str]) -> None:
-        self.threads, self.options = threads, options
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
 
     def prepare(self, case: Case) -> Calls:
         """Calls that compute the case, by the name of the way.
@@ -50,10 +49,6 @@ class Peer:
 
     def release(self) -> None:
         """Give back what the case holds."""
-
-    def compilations(self) -> int:
-        """Kernels that were compiled in this process."""
-        return 0
 
     def to_numpy(self, result: Any) -> np.ndarray:
         """A result as float32, or float64 where it is that."""
@@ -102,8 +97,8 @@ class Scipy(Peer):
 class Torch(Peer):
     """torch's CSR tensors; torch.mm and torch.mv write into a given result, `@` makes one."""
 
-    def __init__(self, threads: int, options: dict[str, str]) -> None:
-        super().__init__(threads, options)
+    def __init__(self, threads: int) -> None:
+        super().__init__(threads)
         import torch
 
         warnings.filterwarnings("ignore", message="Sparse", category=UserWarning)
@@ -156,40 +151,11 @@ class Torch(Peer):
         return (dense if dense.dtype == self.torch.float64 else dense.float()).numpy()
 
 
-class TorchSparse(Peer):
-    """The kernels of PyG: torch_sparse, which allocates its result."""
-
-    def __init__(self, threads: int, options: dict[str, str]) -> None:
-        super().__init__(threads, options)
-        import torch
-        import torch_sparse  # pyright: ignore[reportMissingImports]
-
-        torch.set_num_threads(threads)
-        torch.set_grad_enabled(False)
-        self.torch, self.library = torch, torch_sparse
-
-    def prepare(self, case: Case) -> Calls:
-        """Products."""
-        if case.op == "sddmm":
-            raise Missing("has no SDDMM")
-        needs(case, ("float32", "float64"), ("sum", "mean", "max"))
-        torch, a = self.torch, case.matrix
-        rowptr, col = (torch.from_numpy(x.astype("int64")) for x in (a.indptr, a.indices))
-        stored = {"rowptr": rowptr, "col": col, "value": torch.from_numpy(a.data)}
-        matrix = self.library.SparseTensor(**stored, sparse_sizes=a.shape, is_sorted=True)
-        dense = torch.from_numpy(case.operands[0]).reshape(-1, case.feat)
-        return {"matmul": lambda: self.library.matmul(matrix, dense, reduce=case.reduce)}
-
-    def to_numpy(self, result: Any) -> np.ndarray:
-        """A vector where there is one column."""
-        return result.numpy() if result.shape[1] > 1 else result.numpy()[:, 0]
-
-
 class MKL(Peer):
-    """MKL by its own handles, with and without its inspection of the matrix, and sparse_dot_mkl."""
+    """MKL by its own handles, with and without its inspection of the matrix."""
 
-    def __init__(self, threads: int, options: dict[str, str]) -> None:
-        super().__init__(threads, options)
+    def __init__(self, threads: int) -> None:
+        super().__init__(threads)
         try:
             self.library = mkl.load()
         except OSError as error:
@@ -201,25 +167,13 @@ class MKL(Peer):
         if case.op == "sddmm":
             raise Missing("has no SDDMM")
         needs(case, ("float32", "float64"))
-        a, b, out = case.matrix, case.operands[0], output(case)
+        a, b = case.matrix, case.operands[0]
         ways = {"inspected": True, "plain": False}
         self._handles = [mkl.Handle(self.library, a, case.feat, i) for i in ways.values()]
-        calls: Calls = {
+        return {
             name: handle.product(b, output(case))
             for name, handle in zip(ways, self._handles, strict=True)
         }
-        try:
-            from sparse_dot_mkl import dot_product_mkl  # pyright: ignore[reportMissingImports]
-
-            calls["sparse_dot_mkl"] = lambda: dot_product_mkl(
-                a,
-                b,
-                out=out,
-                out_scalar=0.0,  # else it adds to what is there
-            )
-        except ImportError:
-            pass
-        return calls
 
     def about(self) -> dict[str, Any]:
         """Its version, as MKL may be from outside of this environment, whose packages are known.
@@ -238,22 +192,21 @@ class MKL(Peer):
         self._handles = []
 
 
-def _ours(kind: str) -> Callable[[int, dict[str, str]], Peer]:
-    def make(threads: int, options: dict[str, str]) -> Peer:
+def _ours(kind: str) -> Callable[[int], Peer]:
+    def make(threads: int) -> Peer:
         from bench.peers import ours
 
-        return getattr(ours, kind)(threads, options)
+        return getattr(ours, kind)(threads)
 
     return make
 
 
 OURS, FLOAT32 = "sparsetir", "sparsetir float32"
 BEFORE = "before"  # another version of this project
-PEERS: dict[str, Callable[[int, dict[str, str]], Peer]] = {
+PEERS: dict[str, Callable[[int], Peer]] = {
     OURS: _ours("Ours"),
     FLOAT32: _ours("OursFloat32"),
     "scipy": Scipy,
     "torch": Torch,
-    "torch_sparse": TorchSparse,
     "mkl": MKL,
 }

@@ -37,7 +37,6 @@ def load() -> Any:
     path = next((p for p in found if p), None)
     if path is None:
         raise OSError("is not installed: `pip install mkl`, or set MKL_RT to libmkl_rt.so")
-    os.environ["MKL_RT"] = path  # for sparse_dot_mkl
     return ctypes.CDLL(path)
 
 

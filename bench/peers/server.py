@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gc
 import resource
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import numpy as np
 
 from bench.peers import cases
 from bench.peers.libraries import PEERS, Peer
+from bench.timing import timed
 from sparsetir.tuning.serving import Missing, serve
 from sparsetir.tuning.turn import alone, turn, warm_up
 
@@ -54,13 +54,7 @@ class Server:
 
         `switches` : how often another process took a processor away meanwhile
         """
-        call, clock = self.calls[variant], time.perf_counter
-
-        def once() -> float:
-            start = clock()
-            call()
-            return clock() - start
-
+        once = timed(self.calls[variant])
         with alone():
             slow = once() > SLOW
             if not slow:
@@ -77,22 +71,17 @@ class Server:
         gc.collect()
         return {}
 
-    def totals(self) -> dict[str, Any]:
-        """What the process has used up to now."""
-        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        return {"bytes": most, "compilations": self.peer.compilations()}
-
 
 def serve_peer(answers: int, parent: int, words: Sequence[str]) -> None:
     """Answer until stdin ends.
 
-    words : name of the peer, threads, and options as KEY=VALUE
+    words : name of the peer, threads
     """
-    name, threads, *options = words
+    name, threads = words
 
     def make() -> Server:
         try:
-            return Server(PEERS[name](int(threads), dict(w.split("=", 1) for w in options)))
+            return Server(PEERS[name](int(threads)))
         except ImportError as error:
             raise Missing(str(error)) from error
 

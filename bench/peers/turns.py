@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ QUIET = 4  # turns without disturbance that are wanted, and then count alone
 LONGEST = 2  # times as many rounds, at most, until there are so many
 TRIALS = 3  # turns after which a way of a peer that takes LATER times its best has no more
 LATER = 1.5
-WITH_TORCH = ("torch", "torch_sparse")  # peers; to import it takes the others half of their start
+WITH_TORCH = ("torch",)  # peers; to import it takes the others half of their start
 LAUNCH = "from {module} import serve_peer; serve_peer(answers, parent, sys.argv[1:])"
 SERVER = "bench.peers.server"
 OLDER_SERVER = "sparsetir.measuring.peer_server"  # of checkouts that had peers in the package
@@ -42,30 +41,18 @@ class Worker:
     Libraries let threads spin for a while after a call; those of a stopped process do not.
 
     checkout : folder of another version of this project, which `BEFORE` loads
-    module : has `serve_peer`
-    ahead : as of :class:`Process`
     """
 
-    def __init__(
-        self,
-        name: str,
-        threads: int,
-        options: Mapping[str, str],
-        checkout: Path | None = None,
-        module: str = SERVER,
-        ahead: bool = False,
-    ) -> None:
-        self.ahead = ahead
-        self.name, self.threads, self.options = name, threads, dict(options)
+    def __init__(self, name: str, threads: int, checkout: Path | None = None) -> None:
+        self.name, self.threads = name, threads
         self.checkout = checkout if name == BEFORE else None
-        self._module = module
         self._process: Process | None = None
         self._ready = False
         self.missing: str | None = None
 
     def start(self) -> None:
         """Begin to load the peer; several workers may do so at the same time."""
-        first, module = [], self._module
+        first, module = [], SERVER
         if self.checkout is not None:
             first = [str(self.checkout / "python"), str(self.checkout)]
             module = SERVER if (self.checkout / "bench" / "peers").is_dir() else OLDER_SERVER
@@ -80,10 +67,8 @@ class Worker:
         if self.name not in WITH_TORCH:
             code = f"{WITHOUT_TORCH}; {code}"
         name = OURS if self.name == BEFORE else self.name
-        words = [f"{k}={v}" for k, v in self.options.items()]
-        self._process = Process(
-            code, [name, str(self.threads), *words], environment=env, ahead=self.ahead
-        )
+        words = [name, str(self.threads)]
+        self._process = Process(code, words, environment=env, ahead=True)
         self._ready = False
 
     def ask(self, op: str, **request: Any) -> dict[str, Any]:
@@ -116,11 +101,6 @@ class Worker:
         except Ended as error:
             self.close()
             raise Failed(str(error)) from error
-
-    @property
-    def alive(self) -> bool:
-        """Whether there is a process that can be asked."""
-        return self._process is not None
 
     def close(self) -> None:
         """End the process."""
@@ -172,13 +152,12 @@ def compare(
     rounds: int,
     seconds: float,
     reference: Reference,
-    drop: bool = True,
 ) -> dict[str, Any]:
     """Times of all workers on a case.
 
     folder : for arrays; `seconds` : of a turn
-    drop : whether ways of a worker that are much slower than its best get only a few turns
 
+    Ways of a worker that are much slower than its best get only a few turns.
     Gives `peers` (name to its best way: times, `variant`, and those of each way in `variants`;
     `about`), `missing`, `wrong` and `failed` (name to reason). What is wrong is not timed.
     """
@@ -207,7 +186,7 @@ def compare(
         order = list(times)
         for worker in order[turn % len(order) :] + order[: turn % len(order)] if order else []:
             try:
-                _take_turns(worker, times[worker], seconds, drop)
+                _take_turns(worker, times[worker], seconds)
             except Failed as error:
                 out["failed"][worker.name] = str(error)
                 times.pop(worker)
@@ -232,13 +211,13 @@ def _prepare(case: Case, worker: Worker, folder: Path) -> dict[str, Any]:
     return worker.ask("prepare", folder=str(folder), case=described)
 
 
-def _take_turns(worker: Worker, times: dict[str, Times], seconds: float, drop: bool) -> None:
+def _take_turns(worker: Worker, times: dict[str, Times], seconds: float) -> None:
     """One turn for each way that can still be the fastest of its peer."""
     for variant, found in times.items():
         if not found.dropped:
             answer = worker.ask("turn", variant=variant, seconds=seconds, least=LEAST)
             found.add(answer["times"], answer["switches"])
-    for found in times.values() if drop else ():
+    for found in times.values():
         fastest = min(t.least for t in times.values())
         found.dropped |= len(found.turns) >= TRIALS and found.least > LATER * fastest
 

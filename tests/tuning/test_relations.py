@@ -83,12 +83,13 @@ def test_a_record_of_a_config_that_is_no_more(monkeypatch, tmp_path):
         return kept.chosen_by
 
     wanted = relational_request("rgms", A, 32, feat_in=8)
-    first = {name: values[0] for name, values in wanted.space().branches[0].choices.items()}
+    (branch,) = wanted.space().branches
+    first = {name: values[0] for name, values in branch.choices.items()}
     key = Key.of(wanted.task())
     assert planned() == "default"
-    Records().add(Record(key, to_data(Choices({**first, "prefetch": 3})), 1e-3))
+    Records().add(Record(key, to_data(branch.make(**{**first, "prefetch": 3})), 1e-3))
     assert planned() == "record"
-    Records().add(Record(key, to_data(Choices({**first, "gone": 3})), 1e-4))
+    Records().add(Record(key, to_data(Choices({"gone": 3})), 1e-4))
     with pytest.warns(RuntimeWarning, match="plan: the record with the config .* is not used"):
         assert planned() == "default"
     ops.clear_cache()

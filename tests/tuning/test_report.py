@@ -14,6 +14,7 @@ from sparsetir.tuning import progress
 from sparsetir.tuning.html import write_report
 from sparsetir.tuning.progress import Bar
 from sparsetir.tuning.report import ranked, table
+from sparsetir.tuning.sought import of_operator
 from sparsetir.tuning.tuned import Trial
 
 VOID = {"meta", "img", "br"}
@@ -119,6 +120,21 @@ def test_pages_of_nothing(tmp_path):
     words, images, _ = written(tmp_path, tuned_fake.tuned(tuned_fake.trials()[-3:]))
     assert "no answer for 60 s" in words and "Best configs" not in words
     assert "Time of each trial" in images
+
+
+def test_page_of_a_sparse_result(tmp_path):
+    matrix = tuned_fake.matrix(30, 30)
+    sought = of_operator("spgemm", matrix, matrix, target="llvm", device=None)
+    words, images, _ = written(tmp_path, sought.tuned, graph="g")
+    assert words.startswith("spgemm on g (30 x 30") and "Stored elements" in images
+
+
+def test_page_of_an_operator_along_edges(tmp_path):
+    """Its best schedule is that of a config, and not of a user's choices."""
+    found = of_operator("softmax", tuned_fake.matrix(30, 30), target="llvm", device=None).tuned
+    found.trials = [Trial(0, found.default, tuned_fake.outcome(1.0), 0.1)]
+    words, _, _ = written(tmp_path, found, graph="g")
+    assert "Its best schedule" in words and "The default one." not in words
 
 
 def test_a_page_is_replaced_as_a_whole(tmp_path, monkeypatch):

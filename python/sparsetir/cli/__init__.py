@@ -48,7 +48,7 @@ UNEXPECTED = (ArithmeticError, AssertionError, AttributeError, LookupError, Name
 
 
 def parser(words: Sequence[str] = ()) -> Parser:
-    """Of all commands, with the arguments of the one that is among the words, if any."""
+    """The parser of all commands, with the arguments of the one among the words, if any."""
     out = Parser(
         prog="sparsetir", description="Compile and tune sparse operators for graphs.", epilog=EPILOG
     )
@@ -145,7 +145,7 @@ def _refused(error: Exception) -> bool:
 
 
 def _line(error: Exception) -> str:
-    """What went wrong, in one line."""
+    """An error in one line."""
     first = (str(error).strip() or type(error).__name__).splitlines()[0]
     text = NAMES.sub("", printable(first))
     if isinstance(error, UNEXPECTED) and not _refused(error):

@@ -1,4 +1,4 @@
-"""What the commands share: errors, the parser, kinds of arguments."""
+"""Parts that commands share: errors, the parser, kinds of arguments."""
 
 from __future__ import annotations
 
@@ -52,6 +52,16 @@ def _meant(message: str) -> str:
     return f"; did you mean {near[0]}?" if near else ""
 
 
+def add_target(out: Any) -> None:
+    """Add the option of what is compiled for."""
+    out.add_argument("--target", type=target, default="cpu", help="cpu (default), cuda or JSON")
+
+
+def add_json(out: Any) -> None:
+    """Add the option of an output for programs."""
+    out.add_argument("--json", action="store_true", help="print one JSON document")
+
+
 def add_command(commands: Any, module: Any, name: str, title: str) -> Parser:
     """The parser of a command, with what all of them have.
 
@@ -100,6 +110,14 @@ def at_least(least: float, kind: type = int, most: float = MOST) -> Callable[[st
         return value
 
     return convert
+
+
+def number(
+    out: Any, name: str, least: float, text: str, kind: type = int, most: float = MOST, **more: Any
+) -> None:
+    """Add an option for a number; text : its help, with the default where there is one."""
+    told = f"{text} (default: {more['default']})" if "default" in more else text
+    out.add_argument(name, type=at_least(least, kind, most), help=told, **more)
 
 
 def size(text: str) -> int:
@@ -189,12 +207,3 @@ def print_json(data: object) -> None:
     """The one document of `--json`."""
     json.dump(data, sys.stdout, indent=1, allow_nan=False)
     print()
-
-
-def memory(count: float) -> str:
-    """Bytes for people."""
-    for unit in ("B", "KB", "MB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} GB"

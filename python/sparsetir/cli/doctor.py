@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from sparsetir.cli import arguments
-from sparsetir.cli.arguments import Parser, memory
-from sparsetir.cli.text import many
+from sparsetir.cli.arguments import Parser
+from sparsetir.runtime.texts import many, memory
 
 EPILOG = """\
 Compiles, runs and checks a small kernel. Exit code 1 where something that is needed is broken; what
@@ -43,7 +43,7 @@ POOLS = {"openmp": "torch's pool", "tvm": "TVM's pool", "serial": "no pool"}
 
 def add(out: Parser) -> None:
     """Add the arguments."""
-    out.add_argument("--json", action="store_true", help="print one JSON document")
+    arguments.add_json(out)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -71,14 +71,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _threads() -> dict[str, object]:
-    """As :func:`sparsetir.threads`, in a process without torch."""
+    """The result of :func:`sparsetir.threads`, in a process without torch."""
     from sparsetir.runtime.pool import threads
 
     return threads()._asdict()
 
 
 def versions() -> dict[str, str | None]:
-    """Of Python, this package and the others; None where one is not installed."""
+    """Versions of Python, this package and others; None where one is not installed."""
     from sparsetir import __version__
 
     out: dict[str, str | None] = {"python": platform.python_version(), "sparsetir": __version__}
@@ -91,7 +91,7 @@ def versions() -> dict[str, str | None]:
 
 
 def targets() -> list[str]:
-    """What this TVM generates code for."""
+    """Targets that this TVM generates code for."""
     import tvm
 
     return [t for t in TARGETS if tvm.get_global_func(f"target.build.{t}", allow_missing=True)]
@@ -224,7 +224,7 @@ def _show(found: dict[str, Any]) -> None:
     _part("missing", ", ".join(absent))
     _part("targets", ", ".join(found["targets"]))
     chip = found["cpu"]
-    caches = ", ".join(f"{name} {_kib(size)}" for name, size in chip["caches"].items())
+    caches = ", ".join(f"{name} {memory(size)}" for name, size in chip["caches"].items())
     _part(
         "CPU",
         f"{chip['name']} ({chip['llvm']}), {many(chip['cores'], 'core')}, "
@@ -266,7 +266,3 @@ def _part(name: str, *lines: str) -> None:
     """Lines behind a name, those that say something."""
     for number, line in enumerate(filter(None, lines)):
         print(f"{name if number == 0 else '':10} {line}")
-
-
-def _kib(size: int) -> str:
-    return f"{size // 2**20} MiB" if size >= 2**20 else f"{size // 2**10} KiB"

@@ -10,7 +10,8 @@ from typing import Any
 from sparsetir.cli import arguments
 from sparsetir.cli.arguments import Failed, Parser, UsageError
 from sparsetir.cli.functions import function_of, operator_named, schedule_of
-from sparsetir.cli.text import readable
+from sparsetir.cli.text import as_text, readable
+from sparsetir.runtime.texts import Section, as_html, as_markdown
 
 EPILOG = """\
 Shows the program; of each loop whether it may run in parallel, with the accesses that prove it or
@@ -41,18 +42,15 @@ def add(out: Parser) -> None:
     )
     out.add_argument("--graph", help="for the first sparse axis; see `sparsetir tune --help`")
     out.add_argument("--schedule", metavar="FILE:NAME", help="function (sch) in a file")
-    out.add_argument(
-        "--target", type=arguments.target, default="cpu", help="cpu (default), cuda or JSON"
-    )
+    arguments.add_target(out)
     out.add_argument("--stages", action="store_true", help="print the text of all stages, too")
     out.add_argument("--html", type=Path, metavar="FILE", help="write a page that needs no other")
     out.add_argument("--markdown", type=Path, metavar="FILE", help="write the page as Markdown")
-    out.add_argument("--json", action="store_true", help="print one JSON document")
+    arguments.add_json(out)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the command; its exit code."""
-    from sparsetir.cli.text import as_html, as_markdown, as_text
     from sparsetir.runtime.file_errors import write_whole
 
     title, facts, sections = _found(args)
@@ -134,7 +132,6 @@ def _sections(
 ) -> list[Any]:
     from sparsetir._versions import VERSION
     from sparsetir.cli.explained import roofline_rows
-    from sparsetir.cli.text import Section
 
     heads = ("iteration", "loop", "axis", "kind", "parallel", "why")
     rows = [tuple(loop[h] for h in heads) for loop in facts["loops"]]

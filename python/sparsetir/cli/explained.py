@@ -1,4 +1,4 @@
-"""What the compiler did with a program: facts of its loops, its schedule and its roofline."""
+"""Facts of a program: its loops, its schedule and its roofline."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import numpy as np
 from tvm import ir, s_tir, tirx
 from tvm.sym import Analyzer
 
-from sparsetir.cli.text import many, readable
+from sparsetir.cli.text import readable
+from sparsetir.runtime.texts import many
 from sparsetir.sparse_ir import legal
 from sparsetir.sparse_ir.nodes import (
     Axis,
@@ -76,7 +77,7 @@ def _access(buffer: Any, indices: list[Any]) -> str:
 
 
 def orders_of(func: SparseFunc) -> dict[str, str]:
-    """By iteration whether its loops may be reordered, or the dependence that stands against it."""
+    """For each iteration, whether its loops may be reordered, or the dependence against it."""
     return {
         it.name: str(legal.reorderable(func, it) or "its visits may come in any order")
         for it in sparse_iterations(func)
@@ -144,7 +145,7 @@ def work_of(func: SparseFunc, arguments: Mapping[str, object]) -> dict[str, Any]
 
 
 def _operations(stores: list[Any]) -> int:
-    """Of floating-point numbers, in the values of stores."""
+    """Floating-point operations in the values of stores."""
     return sum(
         dtype_of(node).startswith(("float", "bfloat"))
         and not (isinstance(node, ir.Call) and str(node.op.name) in NO_ARITHMETIC)
@@ -154,7 +155,7 @@ def _operations(stores: list[Any]) -> int:
 
 
 def _visits(func: SparseFunc, its: list[SparseIteration], arguments: Mapping[str, Any]) -> Any:
-    """Of the innermost of nested iterations; None where it is not known."""
+    """Visits of the innermost of nested iterations; None where they are not known."""
     nodes = [node for it in its for node in it.axes]
     axes = {a.name: a for a in flat_axes(nodes)}
     attached = {a.axis.name: a.to.name for a in attached_axes(nodes)}

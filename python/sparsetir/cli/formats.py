@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from sparsetir.cli import arguments
-from sparsetir.cli.arguments import Failed, Parser, UsageError, memory
-from sparsetir.cli.text import fitted, many
+from sparsetir.cli.arguments import Failed, Parser, UsageError
+from sparsetir.runtime.texts import fitted, many, memory
 
 QUANTILES = (0, 0.25, 0.5, 0.75, 0.9, 0.99, 1)
 EPILOG = """\
@@ -40,7 +40,7 @@ def add(out: Parser) -> None:
         metavar="FILE",
         help="draw the graph, or the one format that is named, into a .png, .svg or .pdf file",
     )
-    out.add_argument("--json", action="store_true", help="print one JSON document")
+    arguments.add_json(out)
 
 
 def run(args: argparse.Namespace) -> int:

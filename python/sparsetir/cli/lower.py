@@ -44,26 +44,17 @@ def add(out: Parser) -> None:
     """Add the arguments."""
     out.add_argument("program", metavar="OP|FILE", help=f"{', '.join(OPS)}, or file.py[:function]")
     out.add_argument("--stage", choices=STAGES, default="1", help="default: 1")
-    out.add_argument(
-        "--target", type=arguments.target, default="cpu", help="cpu (default), cuda or JSON"
-    )
+    arguments.add_target(out)
     of_op = out.add_argument_group("of an operator")
     of_op.add_argument("--graph", default="cora", help="default: cora; see `sparsetir tune --help`")
-    of_op.add_argument("--feat", type=arguments.at_least(1), help="features (default: 32)")
+    arguments.number(of_op, "--feat", 1, "features (default: 32)")
     of_op.add_argument("--dtype", choices=DTYPES, help="default: that of the graph")
     of_op.add_argument("--reduce", choices=REDUCTIONS, default="sum")
-    of_op.add_argument(
-        "--threads", type=arguments.at_least(1, most=2**16), help="of the CPU (default: all)"
-    )
+    arguments.number(of_op, "--threads", 1, "of the CPU (default: all)", most=2**16)
     of_op.add_argument("--config", type=arguments.config, metavar="JSON", help="of a template")
-    of_op.add_argument(
-        "--template",
-        nargs="?",
-        const="",
-        metavar="NAME",
-        help="the program by a template (default: the plan's)",
-    )
-    out.add_argument("--json", action="store_true", help="print one JSON document")
+    given = "the program by a template (default: the plan's)"
+    of_op.add_argument("--template", nargs="?", const="", metavar="NAME", help=given)
+    arguments.add_json(out)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from sparsetir.cli import arguments
 from sparsetir.cli.arguments import Failed, Parser, UsageError
-from sparsetir.cli.text import fitted, many
 from sparsetir.runtime.file_errors import printable
+from sparsetir.runtime.texts import aligned, fitted, many, micros
 
 if TYPE_CHECKING:
     from sparsetir.records.records import Records
@@ -32,7 +32,7 @@ def add(out: Parser) -> None:
     actions = out.add_subparsers(dest="action", metavar="ACTION", required=True)
     common = arguments.Parser(add_help=False)
     common.add_argument("--records", metavar="PATH", help="the file of records")
-    common.add_argument("--json", action="store_true", help="print one JSON document")
+    arguments.add_json(common)
     common.add_argument("--debug", action="store_true", help=argparse.SUPPRESS)
     chosen = arguments.Parser(add_help=False)
     chosen.add_argument("--op", metavar="NAME", help="as in the list")
@@ -78,7 +78,6 @@ def _chosen(args: argparse.Namespace, records: Records) -> list[Any]:
 
 def _list(args: argparse.Namespace, records: Records) -> int:
     from sparsetir.records.record import best_of_each, record_to_data
-    from sparsetir.tuning.progress import micros
 
     found = _chosen(args, records)
     if args.json:
@@ -100,13 +99,10 @@ def _list(args: argparse.Namespace, records: Records) -> int:
         ]  # fmt: skip
         rows.append([printable(cell) for cell in cells])  # of a file that others may have written
         configs.append(printable(_words(record.config)))
-    if best:
-        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        for row, config in zip(rows, configs, strict=True):
-            cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
-            print("  ".join(cells).rstrip())
-            if config:
-                print(fitted(f"    {config}", 6))
+    for line, config in zip(aligned(rows), configs, strict=True) if best else ():
+        print(line)
+        if config:
+            print(fitted(f"    {config}", 6))
     others = sum(not record.is_current for record in found)
     unused = f", {others} of other versions, which no plan takes" if others else ""
     print(f"{many(len(best), 'problem')}, {many(len(found), 'record')} in {records.path}{unused}")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sparsetir.cli import arguments
-from sparsetir.cli.arguments import REDUCTIONS, Failed, Parser, UsageError, at_least
+from sparsetir.cli.arguments import REDUCTIONS, Failed, Parser, UsageError, number
 from sparsetir.cli.functions import function_of, is_file, operator_named, schedule_of
 from sparsetir.planning.vocabulary import is_message
 from sparsetir.schedules.operators.names import DTYPES, NAMED, SOFTMAX
@@ -56,90 +56,55 @@ How long other libraries take, a checkout tells: python -m bench run --op spmm -
 
 def add(out: Parser) -> None:
     """Add the arguments."""
-    out.add_argument(
-        "op", metavar="OP|FILE", help=f"{', '.join(NAMED)}, a message, or file.py[:function]"
-    )
+    what = f"{', '.join(NAMED)}, a message, or file.py[:function]"
+    out.add_argument("op", metavar="OP|FILE", help=what)
     of_op = out.add_argument_group("of an operator")
     of_op.add_argument("--graph", help="see below")
-    of_op.add_argument(
-        "--feat", nargs="+", type=at_least(1), metavar="N", help="feature sizes (default: 32)"
-    )
+    number(of_op, "--feat", 1, "feature sizes (default: 32)", nargs="+", metavar="N")
     of_op.add_argument("--dtype", choices=DTYPES, help="default: that of the graph, float32")
     of_op.add_argument("--reduce", choices=REDUCTIONS, help="default: sum")
-    of_op.add_argument("--heads", type=at_least(1), help="how many matrices share the pattern")
-    of_op.add_argument(
-        "--feat-in",
-        type=at_least(1),
-        metavar="N",
-        help="of rgms and attention: features of X, of queries and keys (default: as --feat)",
-    )
-    of_op.add_argument(
-        "--edge-feat",
-        type=at_least(1),
-        metavar="N",
-        help="of messages: features of each edge, 1 or as --feat (default: values of the graph)",
-    )
-    of_op.add_argument(
-        "--unweighted", action="store_true", default=None, help="of rgms: all values are one"
-    )
+    number(of_op, "--heads", 1, "how many matrices share the pattern")
+    given = "of rgms and attention: features of X, of queries and keys (default: as --feat)"
+    number(of_op, "--feat-in", 1, given, metavar="N")
+    given = "of messages: features of each edge, 1 or as --feat (default: values of the graph)"
+    number(of_op, "--edge-feat", 1, given, metavar="N")
+    given = "of rgms: all values are one"
+    of_op.add_argument("--unweighted", action="store_true", default=None, help=given)
     of_file = out.add_argument_group("of a function in a file")
-    of_file.add_argument(
-        "--arg", action="append", metavar="NAME=VALUE", help="of a parameter; once for each"
-    )
+    given = "of a parameter; once for each"
+    of_file.add_argument("--arg", action="append", metavar="NAME=VALUE", help=given)
     of_file.add_argument("--schedule", metavar="FILE:NAME", help="function (sch, config) in a file")
-    of_file.add_argument(
-        "--space", type=arguments.mapping, metavar="JSON", help="lists of choices by name"
-    )
-    out.add_argument(
-        "--target", type=arguments.target, default="cpu", help="cpu (default), cuda or JSON"
-    )
-    out.add_argument("--threads", type=at_least(1, most=2**16), help="of the CPU (default: all)")
+    given = "lists of choices by name"
+    of_file.add_argument("--space", type=arguments.mapping, metavar="JSON", help=given)
+    arguments.add_target(out)
+    number(out, "--threads", 1, "of the CPU (default: all)", most=2**16)
     search = out.add_argument_group("search")
-    search.add_argument("--trials", type=at_least(1), default=64, help="default: 64")
-    search.add_argument(
-        "--seconds", type=at_least(0.001, float, MOST_SECONDS), help="stop after this time"
-    )
-    search.add_argument(
-        "--sampler",
-        choices=("auto", "tpe", "random", "exhaustive"),
-        default="auto",
-        help="auto: exhaustive where there are no more configs than trials, else tpe",
-    )
-    search.add_argument("--seed", type=at_least(0), default=0, help="default: 0")
-    search.add_argument(
-        "--workers", type=at_least(1), default=1, help="that measure side by side (default: 1)"
-    )
-    search.add_argument(
-        "--no-transfer", action="store_true", help="do not begin with configs of similar graphs"
-    )
+    number(search, "--trials", 1, "configs to measure", default=64)
+    number(search, "--seconds", 0.001, "stop after this time", float, MOST_SECONDS)
+    given = "auto: exhaustive where there are no more configs than trials, else tpe"
+    samplers = ("auto", "tpe", "random", "exhaustive")
+    search.add_argument("--sampler", choices=samplers, default="auto", help=given)
+    number(search, "--seed", 0, "of the sampler", default=0)
+    number(search, "--workers", 1, "that measure side by side", default=1)
+    given = "do not begin with configs of similar graphs"
+    search.add_argument("--no-transfer", action="store_true", help=given)
+    given = "with templates of your own"
+    search.add_argument("--modules", nargs="+", default=[], metavar="NAME", help=given)
     measuring = out.add_argument_group("measuring")
-    measuring.add_argument(
-        "--time-limit",
-        type=at_least(0.001, float, MOST_SECONDS),
-        default=60.0,
-        metavar="SECONDS",
-        help="of each config (default: 60)",
-    )
-    measuring.add_argument(
-        "--memory-limit", type=arguments.size, metavar="SIZE", help="of each config, such as 4G"
-    )
-    measuring.add_argument(
-        "--remote", type=_remote, metavar="HOST:PORT:KEY", help="a device, by TVM's RPC tracker"
-    )
-    search.add_argument(
-        "--modules", nargs="+", default=[], metavar="NAME", help="with templates of your own"
-    )
+    limit: dict[str, Any] = {"default": 60.0, "metavar": "SECONDS"}
+    number(measuring, "--time-limit", 0.001, "of each config", float, MOST_SECONDS, **limit)
+    given = "of each config, such as 4G"
+    measuring.add_argument("--memory-limit", type=arguments.size, metavar="SIZE", help=given)
+    given = "a device, by TVM's RPC tracker"
+    measuring.add_argument("--remote", type=_remote, metavar="HOST:PORT:KEY", help=given)
     kept = out.add_argument_group("results")
     kept.add_argument("--records", metavar="PATH", help='where they are kept; "" keeps none')
-    kept.add_argument(
-        "--storage",
-        metavar="URL",
-        help="database for the trials of many machines, such as postgresql+psycopg://user@host/name",
-    )
+    given = "database for the trials of many machines, as postgresql+psycopg://user@host/name"
+    kept.add_argument("--storage", metavar="URL", help=given)
     report = kept.add_mutually_exclusive_group()
     report.add_argument("--report", type=Path, metavar="PATH", help="HTML file, or a folder")
     report.add_argument("--no-report", action="store_true", help="write no HTML file")
-    kept.add_argument("--json", action="store_true", help="print one JSON document")
+    arguments.add_json(kept)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -230,7 +195,6 @@ def free_path(folder: Path | None, what: str) -> Path:
 def run_program(args: argparse.Namespace) -> int:
     """Tune a function of a file; the exit code."""
     from sparsetir.records.records import Records
-    from sparsetir.tuning.progress import Bar
     from sparsetir.tuning.search import tune
 
     names = "graph", "feat", "feat_in", "edge_feat", "unweighted", "dtype", "reduce", "heads"
@@ -244,12 +208,8 @@ def run_program(args: argparse.Namespace) -> int:
     schedule = None if args.schedule is None else schedule_of(args.schedule)
     program = function_of(args.op)
     tuned = tune(
-        program, given, schedule=schedule, space=args.space, target=args.target,
-        threads=args.threads, trials=args.trials, seconds=args.seconds, sampler=args.sampler,
-        seed=args.seed, workers=args.workers, records=args.records, storage=args.storage,
-        time_limit=args.time_limit, memory_limit=args.memory_limit, transfer=not args.no_transfer,
-        progress=Bar(program.name, seconds=args.seconds),
-    )  # fmt: skip
+        program, given, schedule=schedule, space=args.space, **_searching(args, program.name)
+    )
     path = args.report
     if path is None or path.is_dir():
         path = free_path(path, program.name)
@@ -260,12 +220,21 @@ def run_program(args: argparse.Namespace) -> int:
     return code
 
 
+def _searching(args: argparse.Namespace, title: str) -> dict[str, Any]:
+    """Options of `tune`, whatever is tuned."""
+    from sparsetir.tuning.progress import Bar
+
+    names = ("target", "threads", "trials", "seconds", "sampler", "seed", "workers", "records")
+    found = {n: getattr(args, n) for n in (*names, "storage", "time_limit", "memory_limit")}
+    bar = Bar(title, seconds=args.seconds)
+    return {**found, "transfer": not args.no_transfer, "progress": bar}
+
+
 def _search(
     args: argparse.Namespace, name: str, matrix: object, feat: int | None, where: Path | None
 ) -> tuple[dict[str, object], int]:
     """Search for one feature size and tell what was found; data for JSON and the exit code."""
     from sparsetir.data.sparse_tensor import SparseMatrix
-    from sparsetir.tuning.progress import Bar
     from sparsetir.tuning.search import tune
 
     if args.modules:
@@ -277,13 +246,9 @@ def _search(
         second = matrix if matrix.shape[0] == matrix.shape[1] else matrix.T
     tuned = tune(
         args.op, matrix, second, dtype=args.dtype, reduce=args.reduce or "sum",
-        heads=args.heads, target=args.target, threads=args.threads, trials=args.trials,
-        seconds=args.seconds,
-        sampler=args.sampler, seed=args.seed, workers=args.workers, records=args.records,
-        storage=args.storage, time_limit=args.time_limit, memory_limit=args.memory_limit,
-        transfer=not args.no_transfer, graph=name, remote=args.remote,
-        modules=args.modules, feat_in=args.feat_in, weighted=not args.unweighted,
-        edge_feat=args.edge_feat, progress=Bar(title, seconds=args.seconds),
+        heads=args.heads, graph=name, remote=args.remote, modules=args.modules,
+        feat_in=args.feat_in, weighted=not args.unweighted, edge_feat=args.edge_feat,
+        **_searching(args, title),
     )  # fmt: skip
     several = len(args.feat or [feat]) > 1
     path = report_path(args.report, args.op, name, feat or 1, several)

@@ -178,7 +178,7 @@ def first_edge(path: Path) -> tuple[int, str]:
 def _bad_line(
     path: Path, labelled: Iterator[tuple[str, str]], delimiter: str | None, columns: int
 ) -> GraphError | None:
-    """What is wrong with the first line that is not like the first one."""
+    """The error of the first line that is not like the first one."""
     for label, line in labelled:
         words = line.split(delimiter)
         if len(words) != columns or not all(map(_is_number, words)):

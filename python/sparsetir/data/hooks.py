@@ -1,4 +1,4 @@
-"""What matrices do by means of rooms above this one, which the package puts here."""
+"""Operations of matrices that rooms above this one define; the package puts them here."""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ class Stored(NamedTuple):
 
     @staticmethod
     def sorted(size: int, row: np.ndarray, column: np.ndarray, words: np.ndarray) -> Stored:
-        """Of blocks with words each, of which those without elements are left out."""
+        """Sort blocks with words each; those without elements are left out."""
         some = words.any(axis=(1, 2))
         row, column, words = row[some], column[some], words[some]
         ones = np.full((1, *words.shape[1:]), -1 % (1 << WORD), np.uint16)

@@ -81,7 +81,7 @@ def _count_words(path: Path, field: str) -> int:
 
 
 def read_saved(path: Path) -> Any:
-    """What `scipy.sparse.save_npz` wrote, in the format that it was saved in."""
+    """Read a file of `scipy.sparse.save_npz`, in the format that it was saved in."""
     check_npz(path)
     with zipfile.ZipFile(path) as archive:
         for name in INTEGER_ARRAYS & set(archive.namelist()):  # SciPy would round them

@@ -19,7 +19,7 @@ from sparsetir.runtime.refusals import wrong
 def read_matrix(
     who: str, name: str, data: object, values: object = None, shape: object = None
 ) -> Stored:
-    """Of anything that :func:`sparsetir.data.read_matrix.adopted` takes.
+    """Read anything that :func:`sparsetir.data.read_matrix.adopted` takes.
 
     values, shape : of edges and of pairs; others have their own
     who, name : function and argument, as errors name them
@@ -47,7 +47,7 @@ def read_edges(
     shape: object = None,
     flip: bool = False,
 ) -> Stored:
-    """Of (2, E) edges, sources first.
+    """Read (2, E) edges, sources first.
 
     shape : of the matrix; by default square, for the largest node
     flip : a row for each source, where it is one for each target

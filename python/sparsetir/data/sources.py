@@ -45,7 +45,7 @@ def is_sparse(data: Any) -> bool:
 
 
 def read(who: str, argument: str, data: Any, values: Any, shape: Any) -> Stored:
-    """Of a sparse object of scipy or torch, which brings values and shape, or of coordinates."""
+    """Read a sparse object of scipy or torch, with values and shape, or coordinates."""
     if is_sparse(data):
         if values is not None:
             raise ValueError(
@@ -73,7 +73,7 @@ def read(who: str, argument: str, data: Any, values: Any, shape: Any) -> Stored:
 def from_coords(
     who: str, argument: str, coords: Sequence[object], values: object, shape: object = None
 ) -> Stored:
-    """Of coordinates in any order; values of those given more than once are added."""
+    """Sort coordinates; values of those given more than once are added."""
     if not len(coords):
         raise ValueError(f"{who}: argument '{argument}': expected at least one axis, got none")
     given = [_integers(who, argument, c, f" for axis {n}") for n, c in enumerate(coords)]
@@ -95,7 +95,7 @@ def from_compressed(
     shape: object,
     by_columns: bool = False,
 ) -> Stored:
-    """Of CSR, or CSC; shares the memory of canonical CSR whose indices have the right type."""
+    """Read CSR or CSC; shares the memory of canonical CSR whose indices have the right type."""
     major, minor = (1, 0) if by_columns else (0, 1)
     indptr = _integers(who, "indptr", indptr)
     indices = _integers(who, "indices", indices)
@@ -115,7 +115,7 @@ def from_compressed(
 
 
 def from_dense(who: str, array: object) -> Stored:
-    """Of the nonzeros of an array; NaN is one."""
+    """Take the nonzeros of an array; NaN is one."""
     if is_sparse(array):
         raise TypeError(f"{who}: argument 'array': expected a dense array, got {_name(array)}")
     dense = to_host(who, "array", array)
@@ -126,7 +126,7 @@ def from_dense(who: str, array: object) -> Stored:
 
 
 def read_file(who: str, path: object) -> Stored:
-    """Of a Matrix Market file, or a file of `scipy.sparse.save_npz`."""
+    """Read a Matrix Market file, or a file of `scipy.sparse.save_npz`."""
     path = as_path(who, "path", path)
     name = path.name.lower()
     if not name.endswith((".mtx", ".mtx.gz", ".npz")):
@@ -247,7 +247,7 @@ def summed(values: np.ndarray, places: np.ndarray, count: int) -> np.ndarray:
 
 
 def _ordered(coords: list[np.ndarray], values: np.ndarray, shape: tuple[int, ...]) -> Stored:
-    """Of coordinates that are in range."""
+    """Sort coordinates that are in range."""
     idtype = index_type(max(*shape, len(values)))
     coords = [c.astype(idtype, copy=False) for c in coords]
     try:
@@ -321,7 +321,7 @@ def _read_torch(who: str, argument: str, data: Any) -> Stored:
 def _from_blocks(
     who: str, argument: str, indptr: Any, indices: Any, values: Any, shape: Any, by_columns: bool
 ) -> Stored:
-    """Of BSR or BSC; values are (blocks, rows, columns), and zeros in blocks are stored."""
+    """Read BSR or BSC; values are (blocks, rows, columns), and zeros in blocks are stored."""
     indptr, indices = _integers(who, "indptr", indptr), _integers(who, "indices", indices)
     values = to_host(who, "values", values)
     size = values.shape[1:]

@@ -340,7 +340,7 @@ class SparseTensor:
 
     @classmethod
     def of_stored(cls, stored: sources.Stored) -> Self:
-        """Of a pattern and values that are known to fit; nothing is copied.
+        """Make a tensor of a pattern and values that are known to fit; nothing is copied.
 
         Parameters
         ----------

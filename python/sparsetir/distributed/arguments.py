@@ -50,7 +50,7 @@ def compared(graph: DistGraph, who: str, check: Callable[[], object]) -> None:
 
 
 def likeness(x: Tensor | None, rows: int = -2) -> tuple[object, ...]:
-    """What a tensor is to have in common with those of other processes; rows : their dimension."""
+    """The dtype and shape that tensors of all processes share; rows : the dimension left out."""
     if x is None:
         return (None,)
     shape = list(x.shape)
@@ -86,7 +86,7 @@ def check_values(who: str, values: Any, x: Tensor, nnz: int) -> None:
 
 
 def cast(*given: Any) -> tuple[Any, ...]:
-    """Of autocast's dtype, where that is on."""
+    """Convert to autocast's dtype, where that is on."""
     device = next(x for x in given if x is not None).device.type
     if not torch.is_autocast_enabled(device):
         return given

@@ -1,4 +1,4 @@
-"""What processes of a group do together, by `torch.distributed`: send rows, agree, fail."""
+"""Collective steps by `torch.distributed`: send rows, agree, fail together."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def check_device(who: str, name: str, group: dist.ProcessGroup, x: Tensor) -> No
 
 @contextmanager
 def in_time(group: dist.ProcessGroup, who: str) -> Iterator[None]:
-    """What the engine raises when a process has ended, or its time is over, as DistributedError."""
+    """Turn errors of the engine, of processes that ended or hang, into DistributedError."""
     try:
         yield
     except DistributedError:
@@ -56,7 +56,7 @@ def in_time(group: dist.ProcessGroup, who: str) -> Iterator[None]:
 
 
 def together(group: dist.ProcessGroup, who: str, check: Callable[[], T]) -> T:
-    """What `check` gives, on all processes or on none; collective, as is all below.
+    """Run `check` on all processes, or fail on all; collective, as is all below.
 
     check : raises ValueError, TypeError, OSError or ImportError for what is wrong on this process,
         and gives what is to be equal on all

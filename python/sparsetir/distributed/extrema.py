@@ -90,7 +90,7 @@ class Extremum(torch.autograd.Function):
 def _extremum(
     A: Operand, values: Tensor | None, x: Tensor, largest: bool, heads: int, placed: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Of A's elements, and, if wanted, which element each is of."""
+    """The extrema over A's elements, and, if wanted, which element each is of."""
     values, x = with_heads(values, x, heads)
     values = None if values is None else values.contiguous()
     if not placed:

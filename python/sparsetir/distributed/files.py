@@ -201,7 +201,7 @@ def _rows(path: Path, array: _Array, begin: int, end: int, count: int) -> np.nda
 
 
 def _weights(path: Path, data: np.ndarray) -> np.ndarray | None:
-    """As `load_graph` has them; None where all are one."""
+    """Weights as `load_graph` has them; None where all are one."""
     if data.dtype.kind not in "biuf":
         raise GraphError(f"{path}: data: expected real numbers, got {data.dtype}")
     if (data == 1).all():
@@ -218,7 +218,7 @@ def _same_count(path: Path, name: str, found: int, count: int) -> None:
 
 
 def _of_text(path: Path, part: int, parts: int) -> Share:
-    """Of the lines that begin in a part of the file's bytes."""
+    """Read the lines that begin in a part of the file's bytes."""
     number, first = first_edge(path)
     size = path.stat().st_size
     begin, end = _bounds(size, part, parts)

@@ -90,7 +90,7 @@ class DistGraph:
         self, group: dist.ProcessGroup, partition: Partition, sources: Tensor, targets: Tensor,
         values: Tensor | None, edge_data: Mapping[str, Tensor], num_edges: int,
     ) -> None:  # fmt: skip
-        """Of own edges: new numbers of sources, own ones of targets; collective."""
+        """Take own edges: new numbers of sources, own ones of targets; collective."""
         self.group, self.partition = group, partition
         self.num_nodes, self.num_edges = partition.blocks.n, num_edges
         self.nodes, self.nnz = partition.nodes, len(targets)

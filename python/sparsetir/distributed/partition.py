@@ -175,7 +175,7 @@ def _balanced(who: str, blocks: Blocks, targets: Tensor) -> Partition:
 
 
 def _by_parts(who: str, blocks: Blocks, parts: Tensor) -> Partition:
-    """By the process of each node in this process's block."""
+    """The partition by the process of each node in this process's block."""
     counts = torch.bincount(parts, minlength=blocks.count)
     table = torch.zeros(blocks.count, blocks.count, dtype=torch.int64, device=parts.device)
     table[blocks.rank] = counts

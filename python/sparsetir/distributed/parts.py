@@ -91,7 +91,7 @@ def with_heads(values: Tensor | None, x: Tensor, heads: int) -> tuple[Tensor | N
 
 
 def split(graph: DistGraph, values: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """Of edges between own nodes, and of those from others."""
+    """The values of edges between own nodes, and of those from others."""
     if values is None:
         return None, None
     inner = graph.local.col.shape[0]

@@ -1,4 +1,4 @@
-"""What training on several processes takes beside torch's DistributedDataParallel."""
+"""The mean loss of several processes, for torch's DistributedDataParallel."""
 
 from __future__ import annotations
 

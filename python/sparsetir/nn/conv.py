@@ -1,4 +1,4 @@
-"""What all layers have in common."""
+"""The base of all layers, and checks of their inputs."""
 
 from __future__ import annotations
 

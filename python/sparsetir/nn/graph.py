@@ -90,7 +90,7 @@ class Graph:
         return x
 
     def reduce(self, x: Tensor, aggr: str, weight: Tensor | None = None) -> Tensor:
-        """As :meth:`aggregate`, of features that are as :meth:`of_sources` gives them."""
+        """Reduce as :meth:`aggregate` does features that are as :meth:`of_sources` gives them."""
         weight = None if weight is None else weight.to(x.dtype)
         return spmm_by_heads(self.operand, x, REDUCTION_NAMES[aggr], weight)
 

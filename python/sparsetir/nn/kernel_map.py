@@ -19,8 +19,7 @@ Triple = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Convolution:
-    """What of a convolution its pairs depend on: output o reads o * stride - padding +
-    k * dilation.
+    """The geometry of a convolution: output o reads o * stride - padding + k * dilation.
 
     k goes from 0 to kernel_size - 1 in each of x, y and z; offsets count z fastest.
     """
@@ -42,7 +41,7 @@ class Convolution:
 
     @staticmethod
     def of_numbers(numbers: Sequence[int]) -> Convolution:
-        """That of :attr:`numbers`."""
+        """The convolution of :attr:`numbers`."""
         a, b, c, d, e, f, g, h, i, j, k, m = numbers
         return Convolution((a, b, c), (d, e, f), (g, h, i), (j, k, m))
 
@@ -69,7 +68,7 @@ class Sorted:
 
     @staticmethod
     def of(coords: np.ndarray) -> Sorted:
-        """Of points (n, 4) in any order.
+        """Sort points (n, 4).
 
         Raises ValueError, to be completed by "who: argument 'coords': ", where points occur twice
         or lie too far apart.
@@ -104,7 +103,7 @@ class Pairs:
 
     @staticmethod
     def of(found: list[tuple[np.ndarray, np.ndarray]]) -> Pairs:
-        """Of outputs and inputs for each offset."""
+        """Join outputs and inputs of each offset."""
         row_ptr = np.append(0, np.cumsum([len(rows) for rows, _ in found])).astype(np.int64)
         rows, indices = (np.concatenate(x) for x in zip(*found, strict=True))
         return Pairs(row_ptr, rows, indices)
@@ -130,7 +129,7 @@ class _Box:
 
     @staticmethod
     def around(*points: np.ndarray, margin: tuple[int, ...] = (0, 0, 0, 0)) -> _Box:
-        """Of points, not all empty, and as many places in each dimension beside them."""
+        """The box of points, not all empty, and as many places in each dimension beside them."""
         given = [x for x in points if x.shape[1]]
         low = np.min([x.min(1) for x in given], axis=0)
         high = np.max([x.max(1) for x in given], axis=0)

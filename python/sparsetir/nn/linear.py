@@ -122,7 +122,7 @@ DTYPES = (torch.float32, torch.float64)
 
 
 class _Seen(NamedTuple):
-    """What features were as of a version.
+    """Features as they were at a version.
 
     sums : (n,) a number for each row, which others hardly have
     matrix : the same as a sparse matrix; None of features that are not finite

@@ -131,13 +131,13 @@ class Places:
         return int(self.coords[:, 0].max()) + 1 if len(self.coords) else 0
 
     def submanifold(self, conv: Convolution) -> KernelMap:
-        """That of a convolution whose outputs are here too."""
+        """The map of a convolution whose outputs are here too."""
         return self._remembered(
             (conv, "submanifold"), lambda: self._map(submanifold(self.sorted, conv), self)
         )
 
     def reached(self, conv: Convolution) -> tuple[KernelMap, Places]:
-        """That of a convolution with all outputs it reaches, and these."""
+        """The map of a convolution with all outputs it reaches, and these."""
 
         def make() -> tuple[KernelMap, Places]:
             pairs, outputs = reached(self.sorted, conv)
@@ -153,7 +153,7 @@ class Places:
         return self._remembered((conv, "reached"), make)
 
     def onto(self, coarse: Places, conv: Convolution) -> KernelMap:
-        """That of a convolution whose inputs are here, and whose outputs there."""
+        """The map of a convolution whose inputs are here, and whose outputs there."""
         if coarse.before == (self, conv):
             return self.reached(conv)[0]
 
@@ -163,7 +163,7 @@ class Places:
         return self._remembered((conv, "onto"), make, coarse.coords)
 
     def back_from(self, coarse: Places, conv: Convolution) -> KernelMap:
-        """That of the transposed convolution whose inputs are there, and whose outputs here."""
+        """The map of the transposed convolution whose inputs are there, and whose outputs here."""
         return transposed(self.onto(coarse, conv), self)
 
     def _map(self, pairs: Pairs, outputs: Places) -> KernelMap:
@@ -178,7 +178,7 @@ class Places:
 
 
 def places_of(coords: Tensor) -> Places:
-    """Those that have these coordinates, as operators take them; others where they are no more."""
+    """The places that have these coordinates, as operators take them; new ones if they are gone."""
     carried = handed_out(coords)
     found = None if carried is None else carried()
     if found is None:
@@ -405,7 +405,7 @@ def convolution(
     dilation: object,
     submanifold: bool,
 ) -> tuple[Convolution, bool]:
-    """Of arguments as :class:`SparseConv3d` takes them, and whether outputs are at inputs."""
+    """The convolution of :class:`SparseConv3d`'s arguments, and whether outputs are at inputs."""
     kernel, strides, dilations = (
         triple(who, name, x, 1)
         for name, x in (("kernel_size", kernel_size), ("stride", stride), ("dilation", dilation))
@@ -420,7 +420,7 @@ def convolution(
 
 
 def reached_by(who: str, places: Places, conv: Convolution) -> tuple[KernelMap, Places]:
-    """As :meth:`Places.reached`, with errors that say who was called."""
+    """Call :meth:`Places.reached`, with errors that say who was called."""
     try:
         return places.reached(conv)
     except ValueError as error:
@@ -454,7 +454,7 @@ def check_batches(who: str, batch_size: object, places: Places) -> int:
 
 
 def _places(who: str, coords: Tensor) -> Places:
-    """Of coordinates that have been checked by themselves."""
+    """The places of coordinates that have been checked by themselves."""
 
     def make() -> Places:
         limits = (int(coords.min()), int(coords.max())) if len(coords) else (0, 0)

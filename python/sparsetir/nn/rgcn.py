@@ -55,7 +55,7 @@ class Ends(NamedTuple):
 
 
 class Relations(NamedTuple):
-    """What extrema in relations go by; patterns are (2, k) edges.
+    """Patterns for extrema in relations, as (2, k) edges.
 
     targets : ends of the edges
     to_targets : of the graph from nodes to `targets`
@@ -367,7 +367,7 @@ class RGCNConv(Conv):
         return torch.einsum("abc,bcd->abd", blocks, weight).reshape(len(x), self.out_channels)
 
     def _full_weight(self) -> Tensor:
-        """Of each relation: (in, out), or (blocks, in / blocks, out / blocks)."""
+        """The weight of each relation: (in, out), or (blocks, in / blocks, out / blocks)."""
         if self.comp is None:
             return self.weight
         return (self.comp @ self.weight.flatten(1)).unflatten(1, self.weight.shape[1:])

@@ -45,7 +45,7 @@ _untraced = _disable_dynamo(reached_by)  # which imports what it takes when it i
 
 
 class _Convolution(torch.nn.Module):
-    """What both have in common: parameters, checks and the sum.
+    """The base of both convolutions: parameters, checks and the sum.
 
     weight : (kernel x, kernel y, kernel z, in_channels, out_channels)
     bias : (out_channels,), or None

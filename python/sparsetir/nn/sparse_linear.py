@@ -67,7 +67,7 @@ class SparseLinear(Module):
     indices: Tensor
 
     def __init__(self, weight: Tensor, mask: Tensor, bias: Tensor | None, block: Any) -> None:
-        """Of a dense weight, where a mask holds; see :meth:`from_linear`."""
+        """Store a dense weight where a mask holds; see :meth:`from_linear`."""
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self.block: tuple[int, int] | None = None

@@ -75,10 +75,6 @@ class AlongEdges(OneByOne):
         """See :class:`OneByOne`."""
         return [message_tiles.chosen(wanted.features, gpu=True)]
 
-    def of_choices(self, **choices: Any) -> Config:
-        """See :class:`Choosing`."""
-        return message_tiles.config_of(**choices)
-
 
 ALONG_EDGES = AlongEdges()
 

@@ -216,8 +216,7 @@ def made_for(
     default = wanted.whole.chosen()
     found = None
     if wanted.is_recorded or pattern is not None:  # what is wrong beside shows with the default
-        of_choices = wanted.choosing.of_choices
-        found = by_record(wanted.task(), lambda c: make(c, "record"), of_choices, pattern)
+        found = by_record(wanted.task(), lambda c: make(c, "record"), pattern)
     return found or make(default, "default")
 
 

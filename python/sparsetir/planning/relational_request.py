@@ -24,7 +24,7 @@ from sparsetir.runtime.targets import TargetLike, resolve_target
 from sparsetir.schedules.operators.relations import RelationPattern
 from sparsetir.schedules.operators.rgms import RGMS, Rgms
 from sparsetir.schedules.operators.rgms_gradients import RGMS_EDGE, RGMS_WEIGHT, RgmsGradient
-from sparsetir.schedules.search.choose_rgms import config_of, tried, whole_vectors
+from sparsetir.schedules.search.choose_rgms import tried, whole_vectors
 from sparsetir.schedules.template import Branch
 from sparsetir.schedules.templates.registry import templates_for
 from sparsetir.sparse_ir.errors import ScheduleError
@@ -67,10 +67,6 @@ class OfRelations(OneByOne):
         asked = wanted.problem, wanted.pattern, wanted, wanted.target
         found = (t.configs(*asked) for t in templates_for(wanted.problem, True) if t.configs)
         return [config for each in found for config in each]
-
-    def of_choices(self, **choices: object) -> Config:
-        """See :class:`Choosing`."""
-        return config_of(**choices)
 
 
 OF_RELATIONS = OfRelations()

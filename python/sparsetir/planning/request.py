@@ -27,7 +27,7 @@ from sparsetir.schedules.operators.problems import CsrPattern, Spmm
 from sparsetir.schedules.operators.relations import RelationPattern
 from sparsetir.schedules.search.choose import Statistics
 from sparsetir.schedules.search.spaces import Space
-from sparsetir.schedules.template import Branch, Choices, Template
+from sparsetir.schedules.template import Branch, Template
 from sparsetir.schedules.templates.registry import template_of
 from sparsetir.sparse_ir.lower_sparse_iter import lower_sparse_iter
 from sparsetir.sparse_ir.position_space import SIGNATURE
@@ -250,10 +250,6 @@ class Choosing:
     def of_format(self, wanted: Request, format: Format) -> Config:
         """The config for a format; raises ValueError where none is chosen by one."""
         raise wrong("plan", "format", f"None for '{wanted.name}'", f"{format!r}")
-
-    def of_choices(self, **choices: object) -> Config:
-        """A config of the choices by name that older versions recorded."""
-        return Choices(choices)
 
     def check(self, wanted: Request, config: Config) -> None:
         """Raise for a config, of a template that serves the problem, that does not serve sizes."""

@@ -128,20 +128,29 @@ def crop(axes: list[Any], window: Window) -> None:
     axes[1].set_aspect("equal")
 
 
-def crop_squares(ax: object, converted: ConvertedFormat, parts: list[Part], window: Window) -> None:
-    """Elements of each part in a window, and padding where all of its places are looked at."""
+def part_squares(
+    ax: object, converted: ConvertedFormat, parts: list[Part], window: Window
+) -> tuple[np.ndarray, np.ndarray]:
+    """Draw what each part stores in a window, and padding where all of its places are looked at.
+
+    Gives the least coordinates of padding, and the greatest plus one, within the matrix and around.
+    """
+    low, high = np.zeros(2, int), np.array(converted.pattern.shape)
     for part in parts:
         if part.arrays.full or part.arrays.size > SAMPLE:
             continue
-        places = np.flatnonzero(part.arrays.mask.reshape(-1) == 0)
-        where = locate(part.arrays, places)
+        where = locate(part.arrays, np.flatnonzero(part.arrays.mask.reshape(-1) == 0))
         at = where.valid & window.holds(where.rows, where.cols)
-        squares(ax, where.cols[at], where.rows[at], tint(part.colour), part.colour)
+        found = np.unique(np.stack([where.rows[at], where.cols[at]]), axis=1)
+        if found.size:
+            low, high = np.minimum(low, found.min(1)), np.maximum(high, found.max(1) + 1)
+        squares(ax, found[1], found[0], tint(part.colour), part.colour)
     rows, cols = converted.pattern.coords
     inside = window.holds(rows, cols)
     for part in parts:
         at = inside & (part.arrays.places >= 0)
         squares(ax, cols[at], rows[at], part.colour, part.colour)
+    return low, high
 
 
 def storage_bars(ax: Any, entries: list[Entry]) -> None:

@@ -201,7 +201,7 @@ class Window(NamedTuple):
 
     @classmethod
     def of(cls, rows: np.ndarray, cols: np.ndarray, shape: tuple[int, ...]) -> Window:
-        """Of the windows side by side, the first of those that store most."""
+        """The first window, of those side by side, that stores most."""
         across = max(1, -(-shape[1] // WINDOW))
         number = (rows // WINDOW).astype(np.int64) * across + cols // WINDOW
         found, counts = np.unique(number, return_counts=True)
@@ -220,7 +220,7 @@ class Window(NamedTuple):
 
 
 def count_elements(count: int) -> str:
-    """Such a number in words."""
+    """A number of elements in words."""
     return f"{count:,} element{'s' * (count != 1)}"
 
 

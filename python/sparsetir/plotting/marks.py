@@ -1,4 +1,4 @@
-"""What pictures are drawn with: colours, squares, titles and axes of a matrix."""
+"""Parts of pictures: colours, squares, titles and axes of a matrix."""
 
 from __future__ import annotations
 

@@ -16,12 +16,11 @@ from sparsetir.extras import need
 from sparsetir.formats.converted import ConvertedFormat
 from sparsetir.formats.pattern import Pattern
 from sparsetir.plotting.large import (
-    SAMPLE,
     crop,
-    crop_squares,
     density,
     large_figure,
     matrix_image,
+    part_squares,
     storage_bars,
 )
 from sparsetir.plotting.layout import (
@@ -31,8 +30,6 @@ from sparsetir.plotting.layout import (
     Window,
     count_elements,
     entries_of,
-    locate,
-    sample,
     storage_layout,
 )
 from sparsetir.plotting.marks import COLOURS, matrix_labels, rgb, squares, tint
@@ -152,7 +149,7 @@ def plot_format(converted: ConvertedFormat, ax: object = None, name: str | None 
     entries, size = entries_of(parts), f"{shape[0]:,} x {shape[1]:,}"
     title = f"{converted.name}: matrix" if name is None else f"{name} as {converted.name}"
     if max(shape) <= SMALL:
-        return _plot_small(parts, entries, shape, f"{title}, {size}", ax)
+        return _plot_small(converted, parts, entries, f"{title}, {size}", ax)
     figure, axes = (None, [ax]) if ax is not None else large_figure(shape, max(1, len(entries)))
     matrix_image(axes[0], converted, parts)
     matrix_labels(axes[0], f"{title}, {size}")
@@ -161,18 +158,21 @@ def plot_format(converted: ConvertedFormat, ax: object = None, name: str | None 
         return ax
     row, column = converted.pattern.coords
     window = Window.of(row, column, shape)
-    crop_squares(axes[1], converted, parts, window)
+    part_squares(axes[1], converted, parts, window)
     crop(axes, window)
     storage_bars(axes[2], entries)
     return figure
 
 
 def _plot_small(
-    parts: list[Part], entries: list[Entry], shape: tuple[int, ...], title: str, ax: object
+    converted: ConvertedFormat, parts: list[Part], entries: list[Entry], title: str, ax: object
 ) -> object:
+    shape = converted.pattern.shape
     layout = storage_layout([p.arrays for p in parts], shape[0])
     figure, axes = (None, [ax]) if ax is not None else _new_figure(2)
-    _matrix_squares(axes[0], parts, shape)
+    m, n = shape
+    around = Window((-OVERHANG, m + OVERHANG), (-OVERHANG, n + OVERHANG))
+    _frame(axes[0], shape, *part_squares(axes[0], converted, parts, around))
     matrix_labels(axes[0], title)
     if figure is None:
         _legend(None, ax, entries, False)
@@ -197,26 +197,6 @@ def _parts(converted: ConvertedFormat) -> list[Part]:
         colours = colormaps["viridis"](np.linspace(0, DARK, len(found)))[:, :3]
     labels = converted.labels
     return [Part(labels[p.rule.name], c, p) for p, c in zip(found, colours, strict=False)]
-
-
-def _matrix_squares(ax: object, parts: list[Part], shape: tuple[int, ...]) -> None:
-    over, wide = OVERHANG, shape[1] + 2 * OVERHANG
-    low, high = np.zeros(2, int), np.array(shape)
-    for part in parts:
-        places = sample(part.arrays, SAMPLE)
-        where = locate(part.arrays, places)
-        padded = where.valid & (part.arrays.mask.reshape(-1)[places] == 0)
-        for c, length in ((where.rows, shape[0]), (where.cols, shape[1])):
-            padded &= (c >= -over) & (c < length + over)
-        key = np.unique((where.rows[padded] + over) * wide + where.cols[padded] + over)
-        if len(key):
-            at = np.stack(np.divmod(key, wide)) - over
-            low, high = np.minimum(low, at.min(1)), np.maximum(high, at.max(1) + 1)
-            squares(ax, at[1], at[0], tint(part.colour), part.colour)
-    for part in parts:
-        where = locate(part.arrays, np.flatnonzero(part.arrays.mask))
-        squares(ax, where.cols, where.rows, part.colour, part.colour)
-    _frame(ax, shape, low, high)
 
 
 def _frame(ax: Any, shape: tuple[int, ...], low: Any = (0, 0), high: Any = None) -> None:

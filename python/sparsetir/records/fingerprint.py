@@ -1,4 +1,4 @@
-"""What tells matrices and machines apart, and what likens them: the parts of a record's key."""
+"""The parts of a record's key, which tell matrices and machines apart or liken them."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ class Matrices(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the first."""
+        """The shape of the first."""
         return self.each[0].shape
 
     def result_shape(self, op: str) -> tuple[int, int]:
-        """Of the result of an operator."""
+        """The shape of an operator's result."""
         return self.shape[0], self.each[-1].shape[0 if op == "inner" else 1]
 
     @property
@@ -125,7 +125,7 @@ def shape_class(task: Task) -> str:
 
 
 def device_name(target: tvm.target.Target) -> str:
-    """What runs the target on this machine: the model of the CPU, or the name of the GPU.
+    """The device that runs the target on this machine: a CPU's model, or a GPU's name.
 
     target : tvm.target.Target; for a GPU that is not there, its architecture
 

@@ -1,4 +1,4 @@
-"""What plans are made by when their user names no config: the records of this machine.
+"""The records of this machine, by which plans are made when their user names no config.
 
 To know a pattern again takes a hash of all its indices, which costs as much as small kernels do. So
 it is computed only where there is a record of the same problem for a pattern of about these sizes.
@@ -20,7 +20,6 @@ from sparsetir.records.task import Config, Task
 from sparsetir.runtime.file_errors import first_line
 from sparsetir.schedules.operators.problems import CsrPattern
 from sparsetir.schedules.search.configs import from_data
-from sparsetir.schedules.template import Choices
 
 T = TypeVar("T")
 
@@ -63,25 +62,19 @@ def recorded_config(task: Task, pattern: Callable[[], CsrPattern] | None = None)
 
 
 def by_record(
-    task: Task,
-    make: Callable[[Config], T],
-    of_choices: Callable[..., Config] | None = None,
-    pattern: Callable[[], CsrPattern] | None = None,
+    task: Task, make: Callable[[Config], T], pattern: Callable[[], CsrPattern] | None = None
 ) -> T | None:
-    """What is made of the config recorded for a task; None where there is none, or it fails.
+    """Make something of the config recorded for a task; None where there is none, or it fails.
 
     A failure is warned of: the template may have changed since.
 
     make : gives it, of a config
-    of_choices : a config of the choices by name that older versions recorded
     pattern : as for :func:`recorded_config`
     """
     config = recorded_config(task, pattern)
     if config is None:
         return None
     try:
-        if of_choices is not None and isinstance(config, Choices):
-            config = of_choices(**config)
         return make(config)
     except Exception as error:
         warn_of_record(config, error, stacklevel=4)
@@ -132,7 +125,7 @@ def recorded_configs(task: Task) -> Mapping[str, Any]:
 
 
 def _read(records: Records, task: Task) -> Mapping[str, object]:
-    """As :func:`recorded_configs`, from the file."""
+    """Read what :func:`recorded_configs` gives from the file."""
     sizes = Sizes(task.matrix.shape, task.matrix.nnz)
     key = Key.of(replace(task, matrix=cast(Any, sizes)))
     found = records.best_by_fingerprint(key)

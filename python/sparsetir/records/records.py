@@ -76,7 +76,7 @@ class Records:
         return self.best_by_fingerprint(key).get(key.fingerprint)
 
     def best_by_fingerprint(self, key: Key) -> dict[str, Record]:
-        """As :meth:`best` of each pattern, for what is like `key` in all but the fingerprint."""
+        """The best record of each pattern, for keys like `key` in all but the fingerprint."""
         found = self._found("WHERE alike = ?", _alike(key))
         best = best_of_each(record for record in found if record.is_current)
         return {other.fingerprint: record for other, record in best.items()}
@@ -207,7 +207,7 @@ def _has_table(connection: sqlite3.Connection) -> bool:
 
 
 def _advice(error: Exception) -> str:
-    """What an error of SQLite means for the user of the file."""
+    """A remedy for an error of SQLite."""
     text = str(error).lower()
     if "locked" in text or "busy" in text:
         return "other processes keep it locked; try again, or use another file"

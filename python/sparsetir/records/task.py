@@ -1,4 +1,4 @@
-"""What is tuned, and what became of a config that was tried."""
+"""The tasks that are tuned, and the outcomes of configs that were tried."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Config(Compiled, Protocol):
     """Interface of a template's configs for plans."""
 
     def tiles(self, feat: int, /) -> int:
-        """Of so many features; raises ScheduleError for those that it does not serve."""
+        """Tiles of so many features; raises ScheduleError for those that it does not serve."""
         ...
 
 
@@ -49,7 +49,7 @@ class Tunable(Protocol):
 
     @property
     def threads(self) -> int:
-        """Of the CPU."""
+        """The CPU's threads."""
         ...
 
     def identity(self) -> dict[str, Any]:
@@ -65,7 +65,7 @@ class Tunable(Protocol):
         ...
 
     def saved(self, folder: Path) -> dict[str, Any]:
-        """What a worker makes it again from: JSON, with a "kind", and files in a folder."""
+        """Save it for a worker: JSON, with a "kind", and files in a folder."""
         ...
 
 
@@ -87,7 +87,7 @@ class Task:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What `plan` and `plan_candidates` take beside op, matrix and feat."""
+        """Options of `plan` and `plan_candidates` beside op, matrix and feat."""
         return {
             "dtype": self.dtype,
             "reduce": self.reduce,

@@ -45,7 +45,7 @@ class Case:
 
     @property
     def problem(self) -> Any:
-        """What a kernel is compiled for."""
+        """The problem that a kernel is compiled for."""
         return OPERATORS[self.op].compiled_for(self.dtype, self.reduce, self.heads is not None)
 
 
@@ -81,7 +81,7 @@ def array(values: np.ndarray, dtype: str, device: object = None) -> Any:
 
 
 def numbers(result: Any) -> np.ndarray:
-    """What :func:`array` made or a kernel wrote to it, in float32 or float64."""
+    """An array as :func:`array` makes it, in float32 or float64 of NumPy."""
     found = result if isinstance(result, np.ndarray) else result.numpy()
     return found if found.dtype == np.float64 else found.astype("float32")
 
@@ -94,3 +94,12 @@ class Reference(Check):
         pattern = CsrPattern(a.indptr, a.indices, a.shape)
         operator = OPERATORS[case.op]
         super().__init__(operator, case.problem, pattern, a.data, case.operands, most_exact)
+
+
+def first_wrong(right: np.ndarray, got: np.ndarray, want: np.ndarray) -> str | None:
+    """How many elements of a result are wrong, and the first of them; None where all are right."""
+    if right.all():
+        return None
+    at = tuple(int(n) for n in np.unravel_index(int(right.argmin()), right.shape))
+    text = f"{got[at]:.6g}, not {want[at]:.6g}"
+    return f"{(~right).sum()} of {right.size} wrong, the first at {list(at)}: {text}"

@@ -85,7 +85,7 @@ def picture_of_pattern(matrix: SparseMatrix, name: str) -> str:
 
 
 def picture_of_format(matrix: SparseMatrix, fmt: Format, name: str) -> str:
-    """What a format makes of the matrix; the title names it, where it has a name."""
+    """The matrix in a format; the title names it, where it has a name."""
     return _image(f"Storage in {fmt}", lambda: plot_format(matrix.to(fmt), name=name or None))
 
 

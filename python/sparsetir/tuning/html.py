@@ -1,7 +1,4 @@
-"""What a search found, as a page: one file that needs nothing else, with charts and pictures.
-
-`report.html.jinja` is the page; here are its charts and pictures.
-"""
+"""The report of a search: a page in one file, with charts and pictures."""
 
 from __future__ import annotations
 
@@ -16,26 +13,27 @@ from sparsetir import _versions
 from sparsetir.extras import need
 from sparsetir.formats import Format
 from sparsetir.runtime.file_errors import write_whole
+from sparsetir.runtime.texts import Section, aligned, as_html, duration, memory, micros
+from sparsetir.schedules.template import Choices
 from sparsetir.sparse_ir.schedule import Schedule
 from sparsetir.tuning import charts
-from sparsetir.tuning.progress import duration, micros
-from sparsetir.tuning.report import Row, counts, memory, note, padding, rows, short, times
-from sparsetir.tuning.tuned import Search, Tuned, TunedProgram
+from sparsetir.tuning.report import Row, counts, note, padding, rows, short, times
+from sparsetir.tuning.tuned import Search, Trial, Tuned, TunedProgram, TunedSparse
 
 MOST_FAILURES = 50  # that are shown in full
-TEMPLATE = "report.html.jinja"
+HEADS = ("", "time", "x default", "padding", "memory", "convert", "compile", "config")
+MEMORY = "Memory is that of the arranged matrix, padding the share of slots that hold no nonzero."
 
 
 def write_report(tuned: Search, path: Path | str, *, graph: str = "") -> Path:
-    """Write a page about a search; needs matplotlib and Jinja2.
+    """Write a page about a search; needs matplotlib.
 
     path : replaced by the whole page or, where that fails, left as it was
     graph : the name of what was tuned for
 
-    Raises ImportError without these packages, OSError where the file cannot be written.
+    Raises ImportError without it, OSError where the file cannot be written.
     """
     need("write_report", "matplotlib", "tune")
-    need("write_report", "jinja2", "tune", title="Jinja2")
     path = Path(path)
     text = _page(tuned, graph)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -44,85 +42,92 @@ def write_report(tuned: Search, path: Path | str, *, graph: str = "") -> Path:
 
 
 def _page(tuned: Search, graph: str) -> str:
-    import jinja2
-
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {
-        "counts": counts,
-        "duration": duration,
-        "memory": memory,
-        "padding": padding,
-        "short": short,
-        "times": times,
-        "micros": lambda seconds: micros(seconds) if seconds else "-",
-    }
     found = rows(tuned)
     best = found[0] if found else None
-    return environment.get_template(TEMPLATE).render(
-        title=tuned.task.title(graph), tuned=tuned, rows=found, best=best, note=note(tuned),
-        most_failures=MOST_FAILURES, history=_history(tuned), importances=_importances(tuned),
-        subject=_subject(tuned, best, graph), environment=_environment(tuned),
-    )  # fmt: skip
+    text = ["No config worked."] if best is None else [_headline(best), short(best.config)]
+    sections = [Section("Result", [*text, counts(tuned), *tuned.warnings])]
+    if found:
+        table = [
+            [r.name, micros(r.seconds), times(r.over_default), *_costs(r.trial), short(r.config)]
+            for r in found
+        ]
+        told = [x for x in (note(tuned), MEMORY) if x]
+        sections.append(Section("Best configs", told, HEADS, table))
+    history = _history(tuned)
+    text = [] if history else ["There were no trials."]
+    sections.append(Section("Search history", text, picture=history))
+    importances = {n: v for n, v in tuned.importances.items() if v > 0}
+    drawn = charts.importances(importances) if importances else ""
+    text = [] if drawn else ["Too few trials worked to tell."]
+    sections.append(Section("Parameter importance", text, picture=drawn))
+    sections += _subject(tuned, best, graph)
+    failed = [
+        (t.number, t.outcome.state, short(t.config), t.outcome.message) for t in tuned.failures
+    ]
+    text = [] if failed else ["There were none."]
+    if len(failed) > MOST_FAILURES:
+        text = [f"The first {MOST_FAILURES} of {len(failed)}."]
+    heads = ("trial", "state", "config", "message")
+    sections.append(Section("Failures", text, heads, failed[:MOST_FAILURES]))
+    if tuned.trials:
+        shown = f"show {len(tuned.trials)}", "\n".join(aligned(_all_trials(tuned)))
+        sections.append(Section("All trials", folded=[shown]))
+    sections.append(Section("Environment", rows=list(_environment(tuned).items())))
+    return as_html(tuned.task.title(graph), sections)
 
 
-def _drawn(image: str) -> object:
-    """A chart, which is not to be escaped."""
-    from markupsafe import Markup
+def _headline(best: Row) -> str:
+    over = best.over_default
+    beside = "" if over is None else f", {times(over)}x speed of the default"
+    return f"best: {micros(best.seconds)}{beside}"
 
-    return Markup(image)
+
+def _costs(trial: Trial) -> list[str]:
+    outcome = trial.outcome
+    seconds = map(micros, (outcome.convert_seconds, outcome.compile_seconds))
+    return [padding(trial), memory(outcome.bytes), *seconds]
 
 
-def _history(tuned: Search) -> object:
+def _all_trials(tuned: Search) -> list[list[str]]:
+    found = [["trial", "state", "time", "padding", "after", "config", "message"]]
+    for t in tuned.trials:
+        told = [t.outcome.state, micros(t.outcome.seconds), padding(t), duration(t.when)]
+        found.append([str(t.number), *told, short(t.config), t.outcome.message])
+    return found
+
+
+def _history(tuned: Search) -> str:
     if not tuned.trials:
         return ""
     default = next((t for t in tuned.trials if t.config == tuned.default), None)
-    return _drawn(charts.history(tuned.trials, default.outcome.seconds if default else None))
+    return charts.history(tuned.trials, default.outcome.seconds if default else None)
 
 
-def _importances(tuned: Search) -> object:
-    found = {n: v for n, v in tuned.importances.items() if v > 0}
-    return _drawn(charts.importances(found)) if found else ""
-
-
-def _subject(tuned: Search, best: Row | None, graph: str) -> dict[str, object]:
-    """What was tuned, by titles: the function and its schedule, or the matrix and its storage."""
+def _subject(tuned: Search, best: Row | None, graph: str) -> list[Section]:
+    """Sections on the function and its schedule, or the matrix and its storage."""
     if isinstance(tuned, TunedProgram):
-        schedule = "" if best is None else _schedule(tuned, best.config)
-        return {"The function": _code(tuned.task.program.script()), "Its best schedule": schedule}
-    assert isinstance(tuned, Tuned)
-    return {
-        "The matrix": _drawn(charts.picture_of_pattern(tuned.task.matrix, graph)),
-        "How it is stored": "" if best is None else _storage(tuned, best, graph),
-    }
-
-
-def _schedule(tuned: TunedProgram, config: Any) -> Any:
-    """What the best config makes of the function, over coordinates."""
-    if not config:
-        return "The default one."
-    sch = Schedule(tuned.task.program)
-    tuned.task.apply()(sch, dict(config))
-    return _code(sch.func.script())
-
-
-def _code(text: str) -> object:
-    from markupsafe import Markup
-
-    return Markup("<pre>{}</pre>").format(text)
-
-
-def _storage(tuned: Tuned, best: Row, graph: str) -> object:
+        found = [Section("The function", code=tuned.task.program.script())]
+        config: Any = None if best is None else best.config
+        if config:  # what it makes of the function, over coordinates
+            sch = Schedule(tuned.task.program)
+            tuned.task.apply()(sch, dict(config) if isinstance(config, Choices) else config)
+            found.append(Section("Its best schedule", code=sch.func.script()))
+        elif best is not None:
+            found.append(Section("Its best schedule", ["The default one."]))
+        return found
+    assert isinstance(tuned, Tuned | TunedSparse)
+    several = isinstance(tuned, TunedSparse)
+    matrix = tuned.task.request.matrices.each[0] if several else tuned.task.matrix
+    title = "How it is stored"
+    found = [Section("The matrix", picture=charts.picture_of_pattern(matrix, graph))]
+    if best is None:
+        return found
     stored = getattr(best.config, "format", None)
     if isinstance(stored, Format):
-        return _drawn(charts.picture_of_format(tuned.task.matrix, stored, graph))
-    size = memory(best.trial.outcome.bytes)
-    return f"In the layout of {type(best.config).__name__}: {size}, {padding(best.trial)} padding."
+        return [*found, Section(title, picture=charts.picture_of_format(matrix, stored, graph))]
+    size, share = memory(best.trial.outcome.bytes), padding(best.trial)
+    text = f"In the layout of {type(best.config).__name__}: {size}, {share} padding."
+    return [*found, Section(title, [text])]
 
 
 def _environment(tuned: Search) -> dict[str, object]:

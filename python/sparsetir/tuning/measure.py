@@ -72,7 +72,7 @@ class Measurer:
     def measure(
         self, config: Config, best: float | None = None, reference: Reference | None = None
     ) -> Outcome:
-        """What becomes of a config; see :class:`Outcome`.
+        """Compile, check and time a config; see :class:`Outcome`.
 
         best : seconds of the best config so far; "pruned" is one whose first calls take more than
             three times as long

@@ -71,13 +71,7 @@ class OperatorCase:
         """A config as a plan, with the operands on a device (None: this CPU)."""
         task = self.task
         made = plan_of(requested(task.op, self.matrix, task.feat, **task.options), config)
-        about = {
-            "compile_seconds": made.compile_seconds,
-            "convert_seconds": made.convert_seconds,
-            "padding": made.padding,
-            "launches": made.launches,
-            "bytes": stored_bytes(made),
-        }
+        about = {**costs(made), "bytes": stored_bytes(made)}
         operands = self._on(device)
         out = array(np.full(self.check.shape, np.nan), task.dtype, device)
 
@@ -97,8 +91,14 @@ class OperatorCase:
         self.matrix.clear_cache()
 
 
+def costs(made: Any) -> dict[str, Any]:
+    """Fields of an Outcome that a plan, or a :class:`sparsetir.tuning.remote.Compiled`, tells."""
+    names = ("compile_seconds", "convert_seconds", "padding", "launches")
+    return {name: getattr(made, name) for name in names}
+
+
 def stored_bytes(made: Plan) -> int:
-    """Of the arrays that hold the matrix as a plan arranged it, each memory once."""
+    """Bytes of the arrays that hold the matrix of a plan, each memory once."""
     signature = made.kernel.signature
     dtypes = [signature.dtypes[signature.position[name]] for name in signature.passed]
     pairs = zip(made._args, dtypes, strict=True)

@@ -105,7 +105,7 @@ class Process:
         return self._popen.poll() is None
 
     def ask(self, op: str, seconds: float | None = None, /, **request: object) -> dict[str, Any]:
-        """What the method `op` of its server gives; raises as `answer`."""
+        """Ask for the method `op` of its server; raises as `answer`."""
         if self._printed is not None:  # what it printed before is not of this
             os.truncate(self._printed, 0)
         with suppress(BrokenPipeError):  # told by the missing answer

@@ -99,13 +99,11 @@ class ProgramTask:
         return {n: float(x) for n, x in self.arguments.items() if not is_array(x)}
 
     def title(self, name: str = "") -> str:
-        """See :class:`sparsetir.records.task.Tunable`."""
         sizes = ", ".join(f"{n}={x:,g}" for n, x in self.statistics().items())
         on = f" on {name}" if name else ""
         return ", ".join([f"{self.program.name}{on} ({sizes})", *of_threads(self)])
 
     def saved(self, folder: Path) -> dict[str, Any]:
-        """See :class:`sparsetir.records.task.Tunable`."""
         arrays = {n: x for n, x in self.arguments.items() if is_array(x)}
         # NumPy's files know no bfloat16.
         plain = {n: x.astype("float32") if x.dtype.kind == "V" else x for n, x in arrays.items()}

@@ -15,7 +15,7 @@ from sparsetir.runtime.build import build
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.schedules.operators.operands import LEAST_SCALE, TOLERANCES
 from sparsetir.sparse_ir.interpret import interpret
-from sparsetir.tuning.case import array, numbers
+from sparsetir.tuning.case import array, first_wrong, numbers
 from sparsetir.tuning.operator_case import Prepared
 from sparsetir.tuning.program import ProgramTask
 
@@ -81,16 +81,12 @@ class ProgramCase:
         return Prepared(call, wrong, kernel, about)
 
     def error(self, results: Mapping[str, np.ndarray]) -> str | None:
-        """What is wrong with results, or None."""
+        """The first fault of results, or None."""
         for name, result in results.items():
-            right = _right(result, self.expected[name], self.dtypes[name])
-            if not right.all():
-                at = [int(n) for n in np.unravel_index(int(right.argmin()), right.shape)]
-                got, want = result[tuple(at)], self.expected[name][tuple(at)]
-                return (
-                    f"'{name}': {(~right).sum()} of {right.size} wrong, the first at {at}: "
-                    f"{got:.6g}, not {want:.6g}"
-                )
+            expected = self.expected[name]
+            wrong = first_wrong(_right(result, expected, self.dtypes[name]), result, expected)
+            if wrong:
+                return f"'{name}': {wrong}"
         return None
 
     def release(self) -> None:
@@ -113,7 +109,7 @@ class ProgramCase:
         return sum(sizes) <= INTERPRETED and "bfloat16" not in self.dtypes.values()
 
     def _run(self, start: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """What the outputs hold after a call that begins with these, on a CPU."""
+        """The outputs after a call on a CPU that begins with these."""
         if self._reference is None:
             results = {name: np.array(x) for name, x in start.items()}
             interpret(self.task.program, {**self.task.arguments, **results})
@@ -132,7 +128,7 @@ def _numbers(result: Any) -> np.ndarray:
 
 
 def _garbage(output: np.ndarray) -> np.ndarray:
-    """What no result is."""
+    """An output of numbers that no result has."""
     if output.dtype.kind in "iu":
         return np.full_like(output, np.iinfo(output.dtype).max)
     return np.full_like(output, True if output.dtype.kind == "b" else np.nan)

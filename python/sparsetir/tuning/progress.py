@@ -8,6 +8,7 @@ from typing import Any, TextIO
 
 from sparsetir.extras import need
 from sparsetir.records.task import OK
+from sparsetir.runtime.texts import duration, many, micros
 from sparsetir.tuning.tuned import Trial
 
 EVERY = 10.0  # seconds between lines where there is no terminal
@@ -50,7 +51,7 @@ class Bar:
                 dynamic_ncols=True, mininterval=0,
             )  # fmt: skip
         elif done:
-            self._say(f"{done} trial{'s' * (done != 1)} of earlier runs")
+            self._say(f"{many(done, 'trial')} of earlier runs")
 
     def step(
         self, trial: Trial, best: Trial | None, failures: int, default: float | None = None
@@ -127,23 +128,3 @@ def _line() -> Any:
         monitor_interval = 0  # no thread of its own
 
     return Line
-
-
-def micros(seconds: float) -> str:
-    """A time of a call for people, three digits: µs below 10 ms, then ms, then s."""
-    if seconds < 10e-3:
-        value, unit = seconds * 1e6, "µs"
-    elif seconds < 10:
-        value, unit = seconds * 1e3, "ms"
-    else:
-        value, unit = seconds, "s"
-    return f"{value:,.{0 if value >= 100 else 1 if value >= 10 else 2}f} {unit}"
-
-
-def duration(seconds: float) -> str:
-    """A span of time for people, in s, min or h."""
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    if seconds < 100 * 60:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h"

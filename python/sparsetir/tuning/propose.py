@@ -42,7 +42,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Tried:
-    """What a sampler learns from: a point, and what became of it (None: is being measured)."""
+    """A point that a sampler learns from, and its outcome (None: is being measured)."""
 
     key: str
     point: Point | None
@@ -97,7 +97,7 @@ class Proposer:
         return (self._seed * 100_003 + len(tried)) % 2**32
 
     def _sampled(self, tried: Sequence[Tried], taken: set[str]) -> Candidate | None:
-        """Of a study made for this question alone: what it is asked in vain leaves no trace."""
+        """A config from a study made for this question alone: vain questions leave no trace."""
         with quiet():
             study = _study(self._optuna_sampler(self._seed_after(tried)))
             study.add_trials(self._learned(tried))
@@ -178,7 +178,7 @@ def importances(space: Space, tried: Sequence[Tried]) -> dict[str, float]:
 
 
 def _value(outcome: Outcome) -> float:
-    """What the sampler minimises. Of failures it learns that they are worse than all the others."""
+    """The number that the sampler minimises; failures are worse than all others."""
     if outcome.state in (OK, PRUNED) and outcome.seconds is not None:
         return outcome.seconds
     return float("inf")

@@ -1,4 +1,4 @@
-"""What a CPU reaches by NumPy: the bandwidth of copies, the rate of dense products."""
+"""Rates of a CPU by NumPy: the bandwidth of copies, the rate of dense products."""
 
 from __future__ import annotations
 

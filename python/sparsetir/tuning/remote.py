@@ -33,7 +33,7 @@ from sparsetir.runtime.build import compile_stages
 from sparsetir.runtime.signature import Signature, signature_of
 from sparsetir.schedules.passes.launches import count_launches
 from sparsetir.tuning.case import array, numbers
-from sparsetir.tuning.operator_case import OperatorCase
+from sparsetir.tuning.operator_case import OperatorCase, costs
 from sparsetir.tuning.timing import GROUP, PROBES, SLOW, TURN, TURNS, Turn, hopeless, summary
 
 KERNEL = "kernel"  # the name of the function in the library
@@ -122,13 +122,7 @@ class RemoteDevice:
         reference : as `begin` was given
         """
         case, made = self.case, compiled(self.case, config)
-        about = {
-            "compile_seconds": made.compile_seconds,
-            "convert_seconds": made.convert_seconds,
-            "padding": made.padding,
-            "launches": made.launches,
-            "bytes": made.bytes,
-        }
+        about = {**costs(made), "bytes": made.bytes}
         try:
             module = self._uploaded(made)
             arguments, out = self._arguments(made)
@@ -196,7 +190,7 @@ class RemoteDevice:
         return self._session.load_module(name)
 
     def _arguments(self, made: Compiled) -> tuple[list[Any], Any]:
-        """What the kernel takes, arrays being on the device; and the one that it writes."""
+        """The kernel's arguments, arrays being on the device; and the array that it writes."""
         signature, device = made.signature, self._device()
         names = _request_of(self.case).operator.names
         operands = dict(zip(names, self.case.case.operands, strict=True))

@@ -1,4 +1,4 @@
-"""What a search found, as text: the best configs beside the default."""
+"""The results of a search as text: the best configs beside the default."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from dataclasses import MISSING, dataclass, fields, is_dataclass
 
 from sparsetir.formats import Format
 from sparsetir.records.task import OK, PRUNED, STATES, Config
+from sparsetir.runtime.texts import WIDTH, aligned, many, memory, micros
 from sparsetir.schedules.template import Choices
-from sparsetir.tuning.progress import micros
 from sparsetir.tuning.tuned import Search, Trial, seconds
 
 DEFAULT = "default"
 COUNT = 5
-WIDTH = 100  # of the table, in characters
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ class Row:
 
     @property
     def config(self) -> Config:
-        """That of the trial."""
+        """The trial's config."""
         return self.trial.config
 
 
@@ -89,17 +88,6 @@ def short(config: Config) -> str:
     return " ".join(words)
 
 
-def memory(size: float | None) -> str:
-    """Bytes for people."""
-    if size is None:
-        return "-"
-    for unit in ("B", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if size >= 10 or unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} GiB"
-
-
 def padding(trial: Trial) -> str:
     """The share of padding for people."""
     share = trial.outcome.padding
@@ -126,7 +114,7 @@ def table(tuned: Search, *, graph: str = "", records: object = None) -> str:
 
 
 def note(tuned: Search) -> str | None:
-    """What a reader of the rows should know."""
+    """A remark for a reader of the rows, if any."""
     if tuned.configs == 1 and tuned.trials:
         return "There is one config for this problem, the default: nothing to choose."
     return None
@@ -143,28 +131,11 @@ def _headline(best: Row) -> str:
 
 
 def _lines(found: list[Row]) -> list[str]:
-    cells = [["", "time", "x default", "padding", "memory", "config"]]
-    cells += [
-        [
-            row.name,
-            micros(row.seconds),
-            times(row.over_default),
-            padding(row.trial),
-            memory(row.trial.outcome.bytes),
-            short(row.config),
-        ]
-        for row in found
-    ]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]) - 1)]
-    lines = []
-    for row in cells:
-        first = [row[0].ljust(widths[0])]
-        first += [c.rjust(w) for c, w in zip(row[1:-1], widths[1:], strict=True)]
-        start = "  ".join(first) + "  "
-        config = textwrap.wrap(row[-1], max(24, WIDTH - len(start)))
-        lines.append((start + config[0]).rstrip())
-        lines += [" " * len(start) + more for more in config[1:]]
-    return lines
+    rows = [["", "time", "x default", "padding", "memory", "config"]]
+    for row in found:
+        told = [micros(row.seconds), times(row.over_default), padding(row.trial)]
+        rows.append([row.name, *told, memory(row.trial.outcome.bytes), short(row.config)])
+    return aligned(rows, right=True)
 
 
 def times(factor: float | None) -> str:
@@ -176,8 +147,7 @@ def counts(tuned: Search) -> str:
     """How many trials there were and what became of them."""
     found = {s: tuned.counts[s] for s in STATES if s in tuned.counts}
     failures = {s: n for s, n in found.items() if s not in (OK, PRUNED)}
-    count = len(tuned.trials)
-    text = f"{count} trial{'s' * (count != 1)}: {found.get(OK, 0)} measured"
+    text = f"{many(len(tuned.trials), 'trial')}: {found.get(OK, 0)} measured"
     if found.get(PRUNED):
         text += f", {found[PRUNED]} given up as slow"
     if failures:

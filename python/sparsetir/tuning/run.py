@@ -71,7 +71,7 @@ class Run:
 
     @property
     def warnings(self) -> list[str]:
-        """What went wrong with the database."""
+        """Failures of the database."""
         return list(self._store.warnings)
 
     def importances(self) -> dict[str, float]:

@@ -58,7 +58,7 @@ class SearchOptions(TypedDict, total=False):
 
 
 class OperatorOptions(SearchOptions, total=False):
-    """Of an operator."""
+    """Arguments for an operator."""
 
     dtype: str | None
     reduce: str
@@ -74,7 +74,7 @@ class OperatorOptions(SearchOptions, total=False):
 
 
 class ProgramOptions(SearchOptions, total=False):
-    """Of a function."""
+    """Arguments for a function."""
 
     schedule: Callable[..., Any] | None
     space: Mapping[str, Sequence[Any]] | None
@@ -358,7 +358,7 @@ def _trials_file(records: Records | None) -> Path | None:
 
 
 def _from_neighbours(records: Records, tuned: Search, found: Space) -> list[Config]:
-    """What was best for similar data, as far as it serves this."""
+    """The best configs for similar data, as far as they serve this."""
     configs = []
     for record in records.neighbours(tuned.key, tuned.task.statistics(), NEIGHBOURS):
         try:

@@ -18,7 +18,7 @@ EVERY = 1.0  # seconds between looks for the parent, where the system does not e
 
 
 class Missing(Exception):
-    """What is asked for does not exist here, which is no fault."""
+    """The thing asked for does not exist here, which is no fault."""
 
 
 def serve(answers: int, parent: int, make: Callable[[], object]) -> None:

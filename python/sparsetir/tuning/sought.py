@@ -1,4 +1,4 @@
-"""What a search looks for: a task with its space, and the configs that it begins with."""
+"""The target of a search: a task with its space, and the configs that it begins with."""
 
 from __future__ import annotations
 

@@ -17,7 +17,8 @@ from sparsetir.records.fingerprint import statistics
 from sparsetir.records.task import Config, of_threads
 from sparsetir.schedules.operators.operands import TOLERANCES
 from sparsetir.schedules.operators.sparse_results import SEMIRINGS
-from sparsetir.tuning.operator_case import SEED, Prepared
+from sparsetir.tuning.case import first_wrong
+from sparsetir.tuning.operator_case import SEED, Prepared, costs
 from sparsetir.tuning.sparse_reference import exact_result
 
 ARRAYS = "matrices.npz"
@@ -36,19 +37,15 @@ class SparseTask:
 
     @property
     def threads(self) -> int:
-        """See :class:`sparsetir.records.task.Tunable`."""
         return self.request.threads
 
     def identity(self) -> dict[str, Any]:
-        """See :class:`sparsetir.records.task.Tunable`."""
         return self.request.task().identity()
 
     def statistics(self) -> dict[str, float]:
-        """See :class:`sparsetir.records.task.Tunable`."""
         return statistics(self.request.matrices.each[0])
 
     def title(self, name: str = "") -> str:
-        """See :class:`sparsetir.records.task.Tunable`."""
         asked, on = self.request, f" on {name}" if name else ""
         sizes = [
             f"{x.shape[0]:,} x {x.shape[1]:,}, {x.nnz:,} elements" for x in asked.matrices.each
@@ -58,25 +55,22 @@ class SparseTask:
         return f"{asked.name}{on} ({'; '.join(sizes)}), {', '.join(words)}"
 
     def saved(self, folder: Path) -> dict[str, Any]:
-        """See :class:`sparsetir.records.task.Tunable`."""
         asked, arrays = self.request, {}
-        each = [
-            *asked.matrices.each,
-            *([] if asked.matrices.mask is None else [asked.matrices.mask]),
-        ]
-        for n, x in enumerate(each):
+        masks = [] if asked.matrices.mask is None else [asked.matrices.mask]
+        for n, x in enumerate([*asked.matrices.each, *masks]):
             arrays |= {f"indptr{n}": x.pattern.indptr, f"indices{n}": x.pattern.columns}
         np.savez(folder / ARRAYS, **arrays)
         target = self.target if isinstance(self.target, str) else dict(self.target)
         return {
-            "kind": "sparse result", "op": asked.name, "shapes": [x.shape for x in each],
-            "masked": asked.matrices.mask is not None, "target": target, "threads": self.threads,
+            "kind": "sparse result", "op": asked.name,
+            "shapes": [x.shape for x in (*asked.matrices.each, *masks)],
+            "masked": bool(masks), "target": target, "threads": self.threads,
             "how": asked.problem.how, "dtype": asked.problem.result,
         }  # fmt: skip
 
     @staticmethod
     def loaded(data: Mapping[str, Any], folder: Path) -> SparseTask:
-        """What :meth:`saved` gave, with random values."""
+        """Load what :meth:`saved` wrote, with random values."""
         rng, found = np.random.default_rng(SEED), []
         with np.load(folder / ARRAYS) as arrays:
             for n, shape in enumerate(data["shapes"]):
@@ -107,29 +101,19 @@ class SparseCase:
         def call() -> None:
             found[0] = made()
 
-        about = {
-            "compile_seconds": made.compile_seconds,
-            "convert_seconds": made.convert_seconds,
-            "padding": made.padding,
-            "launches": made.launches,
-            "bytes": sum(x.nnz * (x.values.itemsize + 4) for x in self.task.request.matrices.each),
-        }
+        size = sum(x.nnz * (x.values.itemsize + 4) for x in self.task.request.matrices.each)
+        about = {**costs(made), "bytes": size}
         return Prepared(call, lambda: self.error(found[0]), made.kernel, about)
 
     def error(self, found: SparseMatrix) -> str | None:
-        """What is wrong with a result, or None."""
+        """The first fault of a result, or None."""
         expected = self.expected
         for name in ("indptr", "columns"):
             if not np.array_equal(getattr(found.pattern, name), getattr(expected.pattern, name)):
                 return f"other elements are stored: {found.nnz}, not {expected.nnz}"
         got, want = (np.asarray(x.values, "float64") for x in (found, expected))
         tolerance = TOLERANCES.get(str(found.dtype), 0.0) * self.scale
-        right = np.isclose(got, want, 0, tolerance, equal_nan=True)
-        if right.all():
-            return None
-        at = int(right.argmin())
-        text = f"{got[at]:.6g}, not {want[at]:.6g}"
-        return f"{(~right).sum()} of {right.size} wrong, the first at {at}: {text}"
+        return first_wrong(np.isclose(got, want, 0, tolerance, equal_nan=True), got, want)
 
     def release(self) -> None:
         """Nothing is kept for a candidate alone."""

@@ -1,4 +1,4 @@
-"""What products and sums of sparse matrices are, in float64, by scipy and NumPy alone."""
+"""Exact products and sums of sparse matrices, in float64, by scipy and NumPy alone."""
 
 from __future__ import annotations
 

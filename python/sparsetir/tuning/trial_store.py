@@ -74,7 +74,7 @@ class TrialStore:
         return next((t for _, (key, t) in sorted(self._done.items()) if key == self._default), None)
 
     def taken(self) -> list[Tried]:
-        """What is finished, by number, and what is being measured."""
+        """Finished trials by number, and those being measured."""
         done = [
             Tried(key, self._space.point(trial.config), trial.outcome)
             for _, (key, trial) in sorted(self._done.items())
@@ -150,7 +150,7 @@ class TrialStore:
         self._mine = {}
 
     def _candidate(self, trial: FrozenTrial) -> Candidate | None:
-        """What a stored trial is of; None for what this version or space does not know."""
+        """The config of a stored trial; None if this version or space does not know it."""
         try:
             config = from_data(trial.user_attrs[CONFIG])
         except (KeyError, ValueError):
@@ -158,7 +158,7 @@ class TrialStore:
         return candidate(config, self._space.point(config))
 
     def _asked(self, action: Callable[[optuna.Study], T]) -> T | None:
-        """What `action` gives of the study; None where there is none, or its database fails."""
+        """The result of `action` on the study; None where there is none, or its database fails."""
         try:
             with quiet():
                 return None if self._study is None else action(self._study)

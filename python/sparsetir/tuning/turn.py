@@ -28,7 +28,7 @@ def warm_up(once: Callable[[], float], seconds: float = 0.0) -> None:
 
 
 def turn(once: Callable[[], float], seconds: float, least: int = 1) -> list[float]:
-    """What each of some calls in a row took.
+    """Seconds of each of some calls in a row.
 
     once : makes a call, or some of them together, and gives the seconds of one
     seconds : of the turn; least : calls

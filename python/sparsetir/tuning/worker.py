@@ -89,7 +89,7 @@ class Local:
 
 
 class Tuner:
-    """What the process can be asked for."""
+    """The requests that the process answers."""
 
     def __init__(self) -> None:
         self._device: Any = None

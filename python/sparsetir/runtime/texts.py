@@ -1,0 +1,155 @@
+"""Texts for people: amounts, tables, and pages as Markdown and HTML."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from html import escape
+
+WIDTH = 100  # of tables and signatures, in characters
+LEAST = 24  # of the last column of a table
+STYLE = """
+:root{color-scheme:light dark}
+body{max-width:1060px;margin:0 auto;padding:1rem;line-height:1.5;
+font-family:system-ui,-apple-system,"Segoe UI",Roboto,"DejaVu Sans",sans-serif}
+h1{font-size:1.35rem;overflow-wrap:anywhere}h2{font-size:1.05rem;margin-top:2rem}
+pre,.wide{overflow-x:auto}
+pre{font-size:.85rem;padding:.6rem;border:1px solid #8886;border-radius:6px}
+img{display:block;width:100%;height:auto;background:#fff;border-radius:6px}
+table{border-collapse:collapse;font-size:.9rem}
+th,td{text-align:left;vertical-align:top;padding:.3rem .8rem .3rem 0;border-bottom:1px solid #8886}
+td:last-child{min-width:16em}
+summary{cursor:pointer}
+"""
+
+
+def many(count: int, one: str, several: str = "") -> str:
+    """ "1 record", "2 records"; several : where that is not made by an s."""
+    return f"{count:,} {one if count == 1 else several or one + 's'}"
+
+
+def memory(size: float | None) -> str:
+    """Bytes in three digits or so."""
+    if size is None:
+        return "-"
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if size >= 10 or unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GiB"
+
+
+def micros(seconds: float | None) -> str:
+    """A time of a call in three digits: µs below 10 ms, then ms, then s."""
+    if not seconds:
+        return "-"
+    value, unit = seconds, "s"
+    if seconds < 10e-3:
+        value, unit = seconds * 1e6, "µs"
+    elif seconds < 10:
+        value, unit = seconds * 1e3, "ms"
+    return f"{value:,.{0 if value >= 100 else 1 if value >= 10 else 2}f} {unit}"
+
+
+def duration(seconds: float) -> str:
+    """A span of time, in s, min or h."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    if seconds < 100 * 60:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
+
+
+def fitted(line: str, indent: int) -> str:
+    """A line of a table, gone on in the next ones where it is too long."""
+    return textwrap.fill(
+        line, WIDTH, drop_whitespace=True, subsequent_indent=" " * indent, break_long_words=False
+    )
+
+
+def aligned(rows: Sequence[Sequence[str]], *, right: bool = False) -> list[str]:
+    """Lines of a table, whose last column goes on below itself where it is too long.
+
+    right : columns between the first and the last are set to the right
+    """
+    widths = [max(map(len, column)) for column in list(zip(*rows, strict=True))[:-1]]
+    lines = []
+    for row in rows:
+        cells = [
+            x.rjust(w) if right and n else x.ljust(w)
+            for n, (x, w) in enumerate(zip(row, widths, strict=False))
+        ]
+        start = "".join(f"{cell}  " for cell in cells)
+        parts = textwrap.wrap(row[-1], max(LEAST, WIDTH - len(start)), break_long_words=False)
+        lines.append((start + "".join(parts[:1])).rstrip())
+        lines += [" " * len(start) + part for part in parts[1:]]
+    return lines
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading with paragraphs, a table, code and a picture, each where there is some.
+
+    rows : of the table, its heads first where `heads`
+    folded : (title, code) that an HTML page shows on demand, and a terminal only if asked
+    picture : an element of HTML
+    """
+
+    title: str
+    text: Sequence[str] = ()
+    heads: Sequence[str] = ()
+    rows: Sequence[Sequence[object]] = ()
+    code: str = ""
+    folded: Sequence[tuple[str, str]] = field(default=())
+    picture: str = ""
+
+    @property
+    def table(self) -> list[list[str]]:
+        """The rows as texts, with their heads."""
+        return [[str(x) for x in row] for row in ([self.heads] * bool(self.heads) + [*self.rows])]
+
+
+def as_markdown(title: str, sections: Sequence[Section]) -> str:
+    """A page with tables of pipes and fenced code."""
+    out = [f"# {title}", ""]
+    for section in sections:
+        out += [f"## {section.title}", ""]
+        out += [part for line in section.text for part in (line, "")]
+        if section.rows:
+            rows = section.table if section.heads else [[""] * len(section.rows[0]), *section.table]
+            rows.insert(1, ["---"] * len(rows[0]))
+            out += ["| " + " | ".join(x.replace("|", "\\|") for x in row) + " |" for row in rows]
+            out.append("")
+        code = [("", section.code)] * bool(section.code) + list(section.folded)
+        for name, text in code:
+            out += [*([f"### {name}", ""] if name else []), "```python", text, "```", ""]
+    return "\n".join(out)
+
+
+def as_html(title: str, sections: Sequence[Section]) -> str:
+    """A page in one file that needs no other."""
+    out = [
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<title>{escape(title)}</title><style>{STYLE}</style></head><body>",
+        f"<h1>{escape(title)}</h1>",
+    ]
+    for section in sections:
+        out.append(f"<h2>{escape(section.title)}</h2>")
+        out += [f"<p>{escape(line)}</p>" for line in section.text]
+        if section.rows:
+            tags = ["th"] * bool(section.heads) + ["td"] * len(section.rows)
+            rows = map(_row, tags, section.table)
+            out.append('<div class="wide"><table>' + "\n".join(rows) + "</table></div>")
+        out.append(section.picture)
+        if section.code:
+            out.append(f"<pre>{escape(section.code)}</pre>")
+        for name, code in section.folded:
+            shown = f"<pre>{escape(code)}</pre>"
+            out.append(f"<details><summary>{escape(name)}</summary>{shown}</details>")
+    return "\n".join([*filter(None, out), "</body></html>\n"])
+
+
+def _row(tag: str, cells: Sequence[str]) -> str:
+    return "<tr>" + "".join(f"<{tag}>{escape(x)}</{tag}>" for x in cells) + "</tr>"
