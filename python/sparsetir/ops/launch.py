@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import cache
 from typing import Any, NamedTuple, cast
 
@@ -46,10 +46,7 @@ def launch(kernel: Kernel, named: Mapping[str, Tensor | float | None]) -> None:
         if (x := named.get(name)) is not None
     }
     device = next(x.device for x in given.values() if isinstance(x, Tensor))
-    if device.type == "cpu":
-        _run(kernel, given)
-        return
-    with _on(device):
+    with nullcontext() if device.type == "cpu" else _on(device):
         _run(kernel, given)
 
 
@@ -68,10 +65,9 @@ def call_plan(run: Plan, operands: Sequence[Tensor], values: Tensor | None) -> T
     """A plan on operands that fit it."""
     plain = [plain_tensor(x) for x in operands]
     values = None if values is None else plain_tensor(values)
-    if plain[0].is_cpu:
-        return run.run_trusted(plain, values)
-    with _on(plain[0].device):
-        return run.run_trusted(plain, values)
+    with nullcontext() if plain[0].is_cpu else _on(plain[0].device):
+        out = run.repeat(plain, values) if run.repeats else None
+        return run(*plain, values=values) if out is None else out
 
 
 def _on(device: torch.device) -> AbstractContextManager[object]:

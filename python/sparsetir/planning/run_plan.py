@@ -189,7 +189,7 @@ class Plan:
         direct = direct and self._count <= 2
         self._direct = [self._place[n] for n in self._operands] if direct else []
         self._values_at = self._place_of_values() if direct else -1
-        fixed = "a" not in self._shapes or not self.needs_values or self._values_at >= 0
+        fixed = "a" not in self._shapes or self._values_at >= 0
         self.repeats: bool = direct and not self._nothing and fixed and not self._arranged_each
         if "a" in self._shapes and values is not None:
             values = np.broadcast_to(values, self._shapes["a"])
@@ -334,42 +334,6 @@ class Plan:
             self._refuse_overlap(out, operands, values)
         self.kernel.run_refused(args, error)
 
-    def run_trusted(self, operands: Sequence[Any], values: Any = None) -> Any:
-        """Run unchecked on contiguous torch tensors that fit.
-
-        Parameters
-        ----------
-        operands, values
-            As for a call.
-
-        Returns
-        -------
-        Tensor
-            A new one.
-        """
-        if self._nothing or (values is not None and self._arranged_each):
-            return self._run_detached(operands, values)
-        if self._direct:
-            out = self.repeat(operands, values)
-            return self._run_detached(operands, values) if out is None else out
-        args = self._args.copy()
-        out = self._new_result(operands[0])
-        given = dict(zip(self._operands, operands, strict=True), out=out)
-        if values is not None:
-            given |= self._stored.values(A=values)
-        viewed = self._kernel_shapes
-        for name, array in given.items():
-            args[self._place[name]] = array.view(viewed[name]) if name in viewed else array
-        if self._gathered >= 0:
-            args[self._gathered] = at_cache_line(args[self._gathered])
-        try:
-            self._run(*args)
-        except (TypeError, ValueError, BufferError, RuntimeError):
-            if self.kernel.takes(args):
-                raise
-            return self._run_detached(operands, values)  # takes other views, or says what is wrong
-        return out
-
     def _new_result(self, operand: object) -> Any:
         """An array like an operand that is none of NumPy's."""
         out = empty_like(operand, self._out_shape, self._first, self._out_dtype)
@@ -412,11 +376,6 @@ class Plan:
                 raise
             return None
         return out
-
-    def _run_detached(self, operands: Sequence[Any], values: Any) -> Any:
-        """A call whose caller sees to gradients."""
-        plain = [x.detach() for x in operands]
-        return self(*plain, values=None if values is None else values.detach())
 
     def _values(self, values: Any) -> Mapping[str, Any]:
         """The kernel's arrays of values."""
