@@ -255,11 +255,11 @@ def requested(
     if more and record.on != "matrices":
         raise TypeError(f"plan: expected one matrix for {op!r}, got {1 + len(more)} more operands")
     refuse_options(op, {n: x for n, x in options.items() if n in OPTIONS}, record.options)
-    dtype, heads, target, threads = (options.get(name) for name in Common._fields)
+    dtype, heads, threads = (options.get(name) for name in ("dtype", "heads", "threads"))
     check_dtypes(dtype=dtype, out_dtype=options.get("out_dtype"))
     check_counts(heads=heads, threads=threads)
-    threads = int(threads or default_threads())
-    common = Common(dtype, heads, resolve_target("llvm" if target is None else target), threads)
+    target = resolve_target(options.get("target", "llvm"))
+    common = Common(dtype, heads, target, int(threads or default_threads()))
     taken = {"format", *Common._fields, *OPTIONS.difference(record.options)}
     own = {name: x for name, x in options.items() if name not in taken}
     return MAKERS[record.on](op, matrix, feat, *more, common=common, **own)
