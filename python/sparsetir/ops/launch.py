@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import cache
 from typing import Any, NamedTuple, cast
 
@@ -17,12 +17,7 @@ from sparsetir.planning.plan import plan_of, requested
 from sparsetir.planning.request import default_threads
 from sparsetir.planning.run_plan import GPU_ALIGNMENT, Plan
 from sparsetir.records.fingerprint import Sizes
-from sparsetir.records.lookup import (
-    recorded_config,
-    recorded_configs,
-    there_are_records,
-    warn_of_record,
-)
+from sparsetir.records.lookup import by_record, recorded_configs, there_are_records
 from sparsetir.records.task import Task
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.targets import resolve_target
@@ -46,32 +41,24 @@ def launch(kernel: Kernel, named: Mapping[str, Tensor | float | None]) -> None:
         if (x := named.get(name)) is not None
     }
     device = next(x.device for x in given.values() if isinstance(x, Tensor))
-    if device.type == "cpu":
-        _run(kernel, given)
-        return
-    with _on(device):
-        _run(kernel, given)
-
-
-def _run(kernel: Kernel, given: Mapping[str, Tensor | float]) -> None:
-    if kernel.computed:  # of index arrays, for which it is kept
-        kernel(**given)
-        return
-    args = [*given.values()]
-    try:
-        kernel.run_unchecked(args)
-    except (TypeError, ValueError, BufferError, RuntimeError) as error:
-        kernel.run_refused(args, error)
+    with nullcontext() if device.type == "cpu" else _on(device):
+        if kernel.computed:  # of index arrays, for which it is kept
+            kernel(**given)
+            return
+        args = [*given.values()]
+        try:
+            kernel.run_unchecked(args)
+        except (TypeError, ValueError, BufferError, RuntimeError) as error:
+            kernel.run_refused(args, error)
 
 
 def call_plan(run: Plan, operands: Sequence[Tensor], values: Tensor | None) -> Tensor:
     """A plan on operands that fit it."""
     plain = [plain_tensor(x) for x in operands]
     values = None if values is None else plain_tensor(values)
-    if plain[0].is_cpu:
-        return run.run_trusted(plain, values)
-    with _on(plain[0].device):
-        return run.run_trusted(plain, values)
+    with nullcontext() if plain[0].is_cpu else _on(plain[0].device):
+        out = run.repeat(plain, values)
+        return run(*plain, values=values) if out is None else out
 
 
 def _on(device: torch.device) -> AbstractContextManager[object]:
@@ -141,24 +128,20 @@ def recorded(
     if not there_are_records():
         return None
     task = _task(op, pattern.shape, pattern.nnz, feat, **options)
-    config = recorded_config(task, lambda: pattern.in_order)
-    if config is None:
-        return None
-    resorted = not pattern.increases
-    matrix: Any = in_order() if resorted else pattern
-    if ones:
-        matrix = SparseMatrix.from_csr(matrix.indptr, matrix.indices, shape=matrix.shape)
-    else:
-        config = getattr(config, "unpacked", config)
-    try:
+
+    def made(config: Any) -> Planned | None:
+        resorted = not pattern.increases
+        matrix: Any = in_order() if resorted else pattern
+        if ones:
+            matrix = SparseMatrix.from_csr(matrix.indptr, matrix.indices, shape=matrix.shape)
+        else:
+            config = getattr(config, "unpacked", config)
         found = plan_of(requested(op, matrix, feat, **task.options), config)
-    except Exception as error:  # such as of a template that has changed since, as in `plan`
-        warn_of_record(config, error)
-        return None
-    if found.needs_values and found.arranges_values:
-        return None
-    found.chosen_by = "record"
-    return Planned(found, resorted)
+        found.chosen_by = "record"
+        arranged = found.needs_values and found.arranges_values
+        return None if arranged else Planned(found, resorted)
+
+    return by_record(task, made, pattern=lambda: pattern.in_order)
 
 
 def may_be_recorded(

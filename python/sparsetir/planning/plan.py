@@ -20,20 +20,29 @@ import numpy as np
 from sparsetir.data.sources import is_sparse
 from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.formats import Format
-from sparsetir.planning.edge_request import edge_request, record_along_edges
+from sparsetir.planning.along_request import edge_request, relational_request
 from sparsetir.planning.matrix_request import matrix_request
-from sparsetir.planning.padded_plan import HeadsPlan, plan_with
-from sparsetir.planning.relational_request import relational_request
-from sparsetir.planning.request import Request, refuse_options
+from sparsetir.planning.padded_plan import HeadsPlan, PaddedPlan
+from sparsetir.planning.request import (
+    Common,
+    Request,
+    check_counts,
+    check_dtypes,
+    default_threads,
+    refuse_options,
+)
+from sparsetir.planning.row_tables_plan import RowTablesPlan
 from sparsetir.planning.run_plan import Plan
+from sparsetir.planning.sparse_plan import SparsePlan, ValuesPlan
 from sparsetir.planning.sparse_request import sparse_request
-from sparsetir.planning.vocabulary import is_message
+from sparsetir.planning.vocabulary import is_along_edges, is_message
 from sparsetir.records.lookup import by_record
 from sparsetir.records.task import Config
 from sparsetir.runtime import pool
 from sparsetir.runtime.arrays import is_array, is_torch
 from sparsetir.runtime.refusals import wrong
-from sparsetir.runtime.targets import TargetLike
+from sparsetir.runtime.targets import TargetLike, resolve_target
+from sparsetir.schedules.gpu.row_tables import RowTables
 from sparsetir.schedules.gpu.spmm_panels import PanelThreads
 from sparsetir.schedules.operators.operands import Operator
 from sparsetir.schedules.operators.problems import CsrPattern
@@ -51,6 +60,8 @@ MAKERS = {
 OPTIONS = {
     name for each in (OPERATORS, ALONG, OF_MATRICES) for x in each.values() for name in x.options
 }
+# That the config of a padded plan is for; None where it serves any.
+SIZES = ("feat_in", "feat")
 MOST_LIKES = 256
 T = TypeVar("T")
 EIGHTHS = 4  # bits of sizes that are about the same
@@ -202,6 +213,18 @@ def plan_of(wanted: Request, config: Config | None = None) -> Plan:
     return made_for(wanted, partial(plan_with, wanted))
 
 
+def plan_with(wanted: Request, config: Config, chosen_by: str = "user") -> Plan:
+    """The plan of a request with a config, for the sizes that this is for."""
+    if wanted.operator.on == "matrices":
+        on_gpu = RowTablesPlan if isinstance(config, RowTables) else ValuesPlan
+        return (on_gpu if wanted.gpu else SparsePlan)(wanted, config, chosen_by)
+    whole = wanted.whole
+    padded = whole is not wanted and whole.sizes != wanted.sizes
+    if padded and whole.sizes == {**whole.sizes, **{n: getattr(config, n) for n in SIZES}}:
+        return PaddedPlan(wanted, whole, config, chosen_by)
+    return Plan(wanted, config, chosen_by)
+
+
 def made_for(
     wanted: Request,
     make: Callable[[Config, str], T],
@@ -221,7 +244,7 @@ def made_for(
 
 
 def requested(
-    op: object, matrix: object, feat: object = None, *more: object, **options: object
+    op: object, matrix: object, feat: object = None, *more: object, **options: Any
 ) -> Request:
     """The arguments of :func:`plan` but `config`, checked; raises as it does.
 
@@ -230,14 +253,19 @@ def requested(
     record = record_of(op, feat, options.get("heads"), options.get("edge_feat"))
     if more and record.on != "matrices":
         raise TypeError(f"plan: expected one matrix for {op!r}, got {1 + len(more)} more operands")
-    of_plan = {name: options.pop(name) for name in (*options,) if name not in OPTIONS}
-    refuse_options(op, options, record.options)
-    own = {n: x for n, x in options.items() if n in record.options and n != "format"}
-    return MAKERS[record.on](op, matrix, feat, *more, **of_plan, **own)
+    refuse_options(op, {n: x for n, x in options.items() if n in OPTIONS}, record.options)
+    dtype, heads, threads = (options.get(name) for name in ("dtype", "heads", "threads"))
+    check_dtypes(dtype=dtype, out_dtype=options.get("out_dtype"))
+    check_counts(heads=heads, threads=threads)
+    target = resolve_target(options.get("target", "llvm"))
+    common = Common(dtype, heads, target, int(threads or default_threads()))
+    taken = {"format", *Common._fields, *OPTIONS.difference(record.options)}
+    own = {name: x for name, x in options.items() if name not in taken}
+    return MAKERS[record.on](op, matrix, feat, *more, common=common, **own)
 
 
 def record_of(
-    op: object, feat: object = None, heads: object = None, edge_feat: object = None
+    op: object, feat: Any = None, heads: object = None, edge_feat: object = None
 ) -> Operator:
     """The record that says which options a name has, with these arguments of :func:`plan`."""
     if op == "rgms":
@@ -246,8 +274,11 @@ def record_of(
         not is_message(op) or isinstance(feat, SparseMatrix) or is_sparse(feat)
     ):
         return OF_MATRICES[str(op)]
-    known = OPERATORS.get(op) if isinstance(op, str) else None
-    return record_along_edges(op, feat, heads, edge_feat) or known or OPERATORS["spmm"]
+    # A product that is a message is "spmm", unless it has heads or features of edges.
+    batched = heads is not None or (is_array(feat) and len(feat.shape) > 2)
+    if is_along_edges(op, more=batched or edge_feat is not None):
+        return ALONG.get(str(op), ALONG["messages"])
+    return OPERATORS.get(str(op), OPERATORS["spmm"])
 
 
 # Patterns that are new in each step are of about the same sizes, and have the same kernels.
@@ -271,7 +302,7 @@ def plan_of_each_run(op: str, pattern: CsrPattern, feat: int, **options: Any) ->
     if found is not None:
         like, settled = found
         return settled.on(replace(like, matrix=pattern))
-    wanted = matrix_request(op, pattern, feat, **options)
+    wanted = requested(op, pattern, feat, **options)
     settled, given = _settled(wanted, pattern), wanted.given
     ordered = isinstance(settled.config, PanelRows | PanelThreads)
     if not ordered and not given.asks_for_locality and max(sizes) < 1 << 30:

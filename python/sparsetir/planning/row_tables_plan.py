@@ -140,23 +140,6 @@ class RowTablesPlan(Plan):
         self._launch(self._dtype, {**self._found, "a": a, "b": b, "c": made})
         return made
 
-    def run_trusted(self, operands: Any, values: Any = None) -> Any:
-        """A call.
-
-        Parameters
-        ----------
-        operands
-            Values, as for a call.
-        values : None
-            There are no others.
-
-        Returns
-        -------
-        array
-        """
-        del values
-        return self(*operands)
-
     def __repr__(self) -> str:
         return f"<sparsetir.RowTablesPlan {self.op} {self.config}>"
 

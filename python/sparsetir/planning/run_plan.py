@@ -20,6 +20,8 @@ from sparsetir.runtime.arrays import (
     LEAST_BYTES,
     at_cache_line,
     check_alignment,
+    check_memory,
+    count_writes,
     dtype_name,
     empty,
     empty_like,
@@ -34,7 +36,6 @@ from sparsetir.runtime.arrays import (
     to_numpy,
 )
 from sparsetir.runtime.kernel import WRITTEN, Kernel
-from sparsetir.runtime.readable import check_memory, count_writes
 from sparsetir.runtime.refusals import wrong
 from sparsetir.schedules.operators.problems import Problem
 from sparsetir.schedules.passes.launches import count_launches
@@ -168,7 +169,6 @@ class Plan:
         self._gathered = self._place["b"] if often else -1
         self._args: list[Any] = [None] * len(signature.passed)
         self._for_values: Any = None
-        self._arranged_each = self.arranges_values or self._unpacked != config
         if self._unpacked != config:  # made when it is first wanted
             self._for_values = cache(lambda: Plan(wanted, self._unpacked, self.chosen_by))
         self.needs_values: bool = "a" in self._shapes and values is None
@@ -189,8 +189,9 @@ class Plan:
         direct = direct and self._count <= 2
         self._direct = [self._place[n] for n in self._operands] if direct else []
         self._values_at = self._place_of_values() if direct else -1
-        fixed = "a" not in self._shapes or not self.needs_values or self._values_at >= 0
-        self.repeats: bool = direct and not self._nothing and fixed and not self._arranged_each
+        fixed = "a" not in self._shapes or self._values_at >= 0
+        # Values that are arranged have no place.
+        self.repeats: bool = direct and not self._nothing and fixed and self._for_values is None
         if "a" in self._shapes and values is not None:
             values = np.broadcast_to(values, self._shapes["a"])
             own = empty(self._shapes["a"], self._values_dtype)  # a copy, as the pattern is
@@ -334,42 +335,6 @@ class Plan:
             self._refuse_overlap(out, operands, values)
         self.kernel.run_refused(args, error)
 
-    def run_trusted(self, operands: Sequence[Any], values: Any = None) -> Any:
-        """Run unchecked on contiguous torch tensors that fit.
-
-        Parameters
-        ----------
-        operands, values
-            As for a call.
-
-        Returns
-        -------
-        Tensor
-            A new one.
-        """
-        if self._nothing or (values is not None and self._arranged_each):
-            return self._run_detached(operands, values)
-        if self._direct:
-            out = self.repeat(operands, values)
-            return self._run_detached(operands, values) if out is None else out
-        args = self._args.copy()
-        out = self._new_result(operands[0])
-        given = dict(zip(self._operands, operands, strict=True), out=out)
-        if values is not None:
-            given |= self._stored.values(A=values)
-        viewed = self._kernel_shapes
-        for name, array in given.items():
-            args[self._place[name]] = array.view(viewed[name]) if name in viewed else array
-        if self._gathered >= 0:
-            args[self._gathered] = at_cache_line(args[self._gathered])
-        try:
-            self._run(*args)
-        except (TypeError, ValueError, BufferError, RuntimeError):
-            if self.kernel.takes(args):
-                raise
-            return self._run_detached(operands, values)  # takes other views, or says what is wrong
-        return out
-
     def _new_result(self, operand: object) -> Any:
         """An array like an operand that is none of NumPy's."""
         out = empty_like(operand, self._out_shape, self._first, self._out_dtype)
@@ -378,31 +343,33 @@ class Plan:
         return out
 
     def repeat(self, operands: Sequence[Any], values: Any = None) -> Any:
-        """Run on torch tensors, into a new result.
-
-        Of a plan that `repeats`: its kernel takes arrays as they are given.
+        """Run unchecked on torch tensors that fit, into a new result.
 
         Parameters
         ----------
         operands, values
-            As for a call.
+            As for a call; contiguous, unless the plan `repeats`.
 
         Returns
         -------
         Tensor or None
-            None where TVM refuses the tensors; a kernel that fails raises.
+            None where TVM refuses the tensors, or they must be arranged; a kernel that fails
+            raises.
         """
         args, first = self._args.copy(), operands[0]
-        args[self._direct[0]] = first
-        if self._count > 1:
-            args[self._direct[1]] = operands[1]
-        if values is not None:
-            args[self._values_at] = values
         if self._out_dtype is None and not self._large:
             out = first.new_empty(*self._out_shape)
         else:
             out = self._new_result(first)
-        args[self._out_at] = out
+        if self.repeats:
+            args[self._direct[0]] = first
+            if self._count > 1:
+                args[self._direct[1]] = operands[1]
+            if values is not None:
+                args[self._values_at] = values
+            args[self._out_at] = out
+        elif not self._view_all(args, operands, values, out):
+            return None
         if self._gathered >= 0:
             args[self._gathered] = at_cache_line(args[self._gathered])
         try:
@@ -413,10 +380,20 @@ class Plan:
             return None
         return out
 
-    def _run_detached(self, operands: Sequence[Any], values: Any) -> Any:
-        """A call whose caller sees to gradients."""
-        plain = [x.detach() for x in operands]
-        return self(*plain, values=None if values is None else values.detach())
+    def _view_all(
+        self, args: list[object], operands: Sequence[Any], values: Any, out: object
+    ) -> bool:
+        """Put tensors that fit where the kernel takes them; False where that takes more."""
+        arranged = self.arranges_values or self._for_values is not None
+        if self._nothing or self._scratch or (values is not None and arranged):
+            return False
+        given = dict(zip(self._operands, operands, strict=True), out=out)
+        if values is not None:
+            given |= self._stored.values(A=values)
+        shapes = self._kernel_shapes
+        for name, array in given.items():
+            args[self._place[name]] = array.view(shapes[name]) if name in shapes else array
+        return True
 
     def _values(self, values: Any) -> Mapping[str, Any]:
         """The kernel's arrays of values."""
@@ -463,14 +440,10 @@ class Plan:
 
     def _refuse_overlap(self, out: object, operands: tuple[object, ...], values: object) -> None:
         """Raise where the result shares memory with what is read."""
-        for name, array in zip(self._operands, operands, strict=True):
-            if self._overlaps(out, array):
-                raise ValueError(f"{self.op}: argument 'out' shares memory with '{name}'")
-        if values is not None and self._overlaps(out, values):
-            raise ValueError(f"{self.op}: argument 'out' shares memory with the values")
-
-    def _overlaps(self, out: object, array: object) -> bool:
-        return overlap(out, array, self._out_bytes, self._bytes)
+        arrays = {f"'{name}'": x for name, x in zip(self._operands, operands, strict=True)}
+        for said, array in {**arrays, "the values": values}.items():
+            if array is not None and overlap(out, array, self._out_bytes, self._bytes):
+                raise ValueError(f"{self.op}: argument 'out' shares memory with {said}")
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("Plan: cannot be pickled; pickle the matrix and plan again")

@@ -271,23 +271,6 @@ class SparsePlan(Plan):
             if array is not None and np.may_share_memory(out, array):
                 raise ValueError(f"{who} shares memory with 'values[{at}]'")
 
-    def run_trusted(self, operands: Sequence[Any], values: Any = None) -> Any:
-        """A call.
-
-        Parameters
-        ----------
-        operands
-            Values, as for a call.
-        values : None
-            There are no others.
-
-        Returns
-        -------
-        SparseMatrix
-        """
-        del values
-        return self(*operands)
-
     def __repr__(self) -> str:
         return f"<sparsetir.SparsePlan {self.op} {self._shape} {self.config}>"
 

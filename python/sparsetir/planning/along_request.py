@@ -1,0 +1,263 @@
+"""What plans of operators along edges are asked for, checked: of messages, softmax and attention,
+and of relational gather-matmul-scatter."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from tvm.target import Target
+
+from sparsetir.data.sparse_tensor import SparseMatrix, SparseTensor
+from sparsetir.planning.request import (
+    About,
+    Common,
+    OneByOne,
+    Request,
+    adopted_matrix,
+    check_counts,
+    default_threads,
+    features_of,
+    idtype_for,
+    refuse_heads_first,
+)
+from sparsetir.planning.vocabulary import message
+from sparsetir.records.task import Config
+from sparsetir.runtime import pool
+from sparsetir.runtime.arrays import is_array
+from sparsetir.runtime.refusals import wrong
+from sparsetir.schedules.operators.edge_attention import EdgeAttention
+from sparsetir.schedules.operators.edge_softmax import EdgeSoftmax
+from sparsetir.schedules.operators.messages import Messages
+from sparsetir.schedules.operators.names import SOFTMAX
+from sparsetir.schedules.operators.problems import CsrPattern, Problem
+from sparsetir.schedules.operators.registry import ALONG
+from sparsetir.schedules.operators.relations import RelationPattern
+from sparsetir.schedules.operators.rgms import RGMS, Rgms
+from sparsetir.schedules.operators.rgms_gradients import RGMS_EDGE, RGMS_WEIGHT, RgmsGradient
+from sparsetir.schedules.search.choose_rgms import tried, whole_vectors
+from sparsetir.schedules.template import Branch
+from sparsetir.schedules.templates import message_tiles
+from sparsetir.schedules.templates.message_tiles import AttentionTiles, Tile
+from sparsetir.schedules.templates.registry import templates_for
+from sparsetir.sparse_ir.errors import ScheduleError
+
+
+class AlongEdges(OneByOne):
+    """Configs by numbers of features."""
+
+    def check(self, wanted: Request, config: Config) -> None:
+        """See :class:`Choosing`."""
+        first = config.keys if isinstance(config, AttentionTiles) else config
+        assert isinstance(first, Tile)  # as the template's
+        if first.gpu != wanted.gpu:
+            raise wrong("plan", "config", f"gpu={wanted.gpu} for {wanted.target.kind.name}", config)
+        first.tiles(wanted.feat_in)
+
+    def about(self, wanted: Request) -> About:
+        """See :class:`Choosing`."""
+        problem, heads = wanted.problem, _heads(wanted)
+        if isinstance(problem, Messages):
+            kind = problem.op if problem.op.startswith("copy") else f"u_{problem.op}_e"
+            op = f"{kind}_{problem.reduce}"
+            about = f"{problem.reduce}-of-{problem.u or 1}-{problem.e or 1}"
+        elif isinstance(problem, EdgeSoftmax):
+            op, about = "softmax", "backward" if problem.backward else "forward"
+        else:
+            assert isinstance(problem, EdgeAttention)
+            op, about = "attention", f"of-{wanted.feat_in}" + "-heads-first" * problem.heads_first
+        return About(op, about, heads if heads > 1 else None)
+
+    def tried(self, wanted: Request) -> Branch:
+        """See :class:`OneByOne`."""
+        heads, features = _heads(wanted), wanted.features
+        work = message_tiles.work(wanted.problem, wanted.matrix.nnz, heads, features)
+        return message_tiles.tried(features, wanted.threads, pool.pays(wanted.threads, work))
+
+    def on_gpu(self, wanted: Request) -> list[Config]:
+        """See :class:`OneByOne`."""
+        return [message_tiles.chosen(wanted.features, gpu=True)]
+
+
+ALONG_EDGES = AlongEdges()
+
+
+def _heads(wanted: Request) -> int:
+    """That are gone through by themselves."""
+    return int(wanted.sizes.get("batch", wanted.sizes["heads"]))
+
+
+def of_edges(
+    matrix: CsrPattern,
+    problem: Problem,
+    features: tuple[int, ...],
+    sizes: Mapping[str, int | float],
+    target: Target,
+) -> Request:
+    """The request for a kernel whose caller has arrays of its own, which are known to fit.
+
+    features, sizes : see :class:`Request`
+    """
+    return Request(
+        ALONG["messages"], "messages", matrix, problem, features, sizes, {}, (), default_threads(),
+        target, ALONG_EDGES,
+    )  # fmt: skip
+
+
+def edge_request(
+    op: str, matrix: Any, feat: Any = None, *, common: Common, **options: Any
+) -> Request:
+    """See :func:`sparsetir.planning.plan.requested`."""
+    operator, given = ALONG.get(op, ALONG["messages"]), feat
+    if op in SOFTMAX and not (feat is None or is_array(feat) and len(feat.shape) in (1, 2)):
+        got = tuple(feat.shape) if is_array(feat) else repr(feat)
+        expected = f"None for '{op}', or its operand of 1 dimension, or 2 with heads"
+        raise wrong("plan", "feat", expected, got)
+    feat, dtype, heads = features_of(op, feat, common, vectors=op in SOFTMAX)
+    check_counts(**{name: options.get(name) for name in ("edge_feat", "feat_in")})
+    if operator.name == "messages":
+        options = _of_messages(op, feat, **options)
+    scale = options.get("scale")
+    if scale is not None and not isinstance(scale, numbers.Real):
+        raise TypeError(f"plan: argument 'scale': expected a number, got {scale!r}")
+    one, fit = heads or 1, operator.fit
+    assert fit is not None
+    by_sizes = fit("float32", "int32", one, feat, **options)  # the types follow
+    each = any("e" in operator.dims[name] for name in by_sizes.there if name != "a")
+    matrix = adopted_matrix(op, matrix, each_once=True, in_order=each)
+    if op in SOFTMAX:
+        refuse_heads_first(op, given, 2, (matrix.nnz,))
+    dtype = dtype or (str(matrix.dtype) if isinstance(matrix, SparseMatrix) else "float32")
+    if dtype not in operator.dtypes:
+        raise wrong("plan", "dtype", f"{' or '.join(operator.dtypes)} for '{op}'", f"{dtype!r}")
+    idtype = idtype_for(*matrix.shape, matrix.nnz, feat, one)
+    problem: Any = by_sizes.problem
+    problem = replace(problem, dtype=dtype, idtype=idtype)
+    callers = {"heads": heads, "feat": feat, **by_sizes.sizes}
+    return Request(
+        operator, op, matrix, problem, by_sizes.features, by_sizes.numbers, callers,
+        by_sizes.there, common.threads, common.target, ALONG_EDGES,
+    )  # fmt: skip
+
+
+def _of_messages(
+    op: str, feat: int, reduce: str = "sum", edge_feat: int | None = None
+) -> dict[str, object]:
+    """Options of messages, as their record takes them."""
+    kind, reduce = message("plan", op, None if reduce == "sum" else reduce)
+    if edge_feat is not None and kind == "copy_u":
+        expected = f"none for '{op}', which has no features of edges"
+        raise wrong("plan", "edge_feat", expected, f"{edge_feat!r}")
+    if edge_feat not in (None, feat) and (kind == "copy_e" or edge_feat != 1):
+        expected = f"{feat}" if kind == "copy_e" else f"1 or {feat}"
+        raise wrong("plan", "edge_feat", f"{expected}, as 'feat'", f"{edge_feat!r}")
+    return {"kind": kind, "reduce": reduce, "edge_feat": edge_feat}
+
+
+# -- relations ------------------------------------------------------------------------------------
+
+
+class OfRelations(OneByOne):
+    """Configs by the rows of relations."""
+
+    def check(self, wanted: Request, config: Config) -> None:
+        """See :class:`Choosing`."""
+        serves = getattr(config, "feat_in", None)
+        if serves not in (None, wanted.feat_in):
+            raise ScheduleError(
+                f"plan: argument 'feat_in': the config serves {serves} features, got "
+                f"{wanted.feat_in}"
+            )
+
+    def whole(self, wanted: Request) -> Request:
+        """See :class:`Choosing`."""
+        target, problem = wanted.target, wanted.problem
+        feat_in, feat = (whole_vectors(problem, size, target) for size in wanted.features)
+        return replace(wanted, **_sized(feat_in, feat, wanted.callers["b"]))
+
+    def about(self, wanted: Request) -> About:
+        """See :class:`Choosing`."""
+        weighted = "" if wanted.problem.weighted else "-unweighted"
+        return About(wanted.name, f"sum-of-{wanted.feat_in}{weighted}", None)
+
+    def tried(self, wanted: Request) -> Branch:
+        """See :class:`OneByOne`."""
+        pattern, (feat_in, feat) = wanted.pattern, wanted.features
+        return tried(
+            wanted.problem, len(pattern.rows), feat_in, feat, target=wanted.target,
+            threads=wanted.threads, relations=pattern.shape[0], blocks=wanted.callers["b"] or 1,
+            work_of_threads=pool.work_of_threads(),
+        )  # fmt: skip
+
+    def on_gpu(self, wanted: Request) -> list[Config]:
+        """See :class:`OneByOne`."""
+        asked = wanted.problem, wanted.pattern, wanted, wanted.target
+        found = (t.configs(*asked) for t in templates_for(wanted.problem, True) if t.configs)
+        return [config for each in found for config in each]
+
+
+OF_RELATIONS = OfRelations()
+
+
+def of_relations(
+    matrix: SparseTensor | RelationPattern,
+    problem: Rgms | RgmsGradient,
+    features: tuple[int, int],
+    threads: int,
+    target: Target,
+    blocks: int | None = None,
+) -> Request:
+    """The request for what is known to fit.
+
+    matrix : by (relation, row, column); a RelationPattern where there are no values
+    features : of X and of Y, of each block
+    blocks : of features, where the problem has them in blocks
+    """
+    operator = RGMS
+    if isinstance(problem, RgmsGradient):
+        operator = RGMS_EDGE if problem.edges else RGMS_WEIGHT
+    there = (*operator.dims, *["a"] * problem.weighted)
+    return Request(
+        operator, operator.name, matrix, problem, there=there, threads=threads, target=target,
+        choosing=OF_RELATIONS, **_sized(*features, blocks),
+    )  # fmt: skip
+
+
+def _sized(feat_in: int, feat: int, blocks: int | None) -> dict[str, Any]:
+    """Fields of a request that say sizes."""
+    sizes = {"feat_in": feat_in, "feat": feat, **({"blocks": blocks} if blocks else {})}
+    callers = {"heads": None, "feat": feat, "i": feat_in, "b": blocks}
+    return {"features": (feat_in, feat), "sizes": sizes, "callers": callers}
+
+
+def relational_request(
+    op: str,
+    matrix: Any,
+    feat: Any = None,
+    *,
+    common: Common,
+    feat_in: int | None = None,
+    weighted: bool = True,
+    out_dtype: str | None = None,
+) -> Request:
+    """See :func:`sparsetir.planning.plan.requested`."""
+    if feat is None:
+        raise wrong("plan", "feat", f"the number of features of Y for '{op}'", "None", TypeError)
+    own_in: Any = feat if feat_in is None else feat_in
+    check_counts(feat=feat, feat_in=own_in)
+    if not isinstance(weighted, bool):
+        raise TypeError(f"plan: argument 'weighted': expected True or False, got {weighted!r}")
+    if not isinstance(matrix, SparseTensor | RelationPattern):
+        matrix = SparseTensor(matrix)
+    if len(matrix.shape) != 3:
+        expected = f"a SparseTensor by (relation, row, column) for '{op}'"
+        raise wrong("plan", "matrix", expected, f"shape {matrix.shape}")
+    if isinstance(matrix, SparseTensor):
+        own, idtype = str(matrix.dtype), idtype_for(*matrix.shape, matrix.nnz, own_in, feat)
+    else:
+        own, idtype = "float32", str(matrix.rows.dtype)
+    dtype = common.dtype or (own if weighted else "float32")
+    problem, features = Rgms(dtype, idtype, weighted, out_dtype), (int(own_in), int(feat))
+    return of_relations(matrix, problem, features, common.threads, common.target)
