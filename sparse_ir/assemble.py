@@ -73,6 +73,7 @@ from sparsetir.sparse_ir.nodes import (
     stores_of,
     substitute,
 )
+from sparsetir.sparse_ir.open_axes import as_dense, open_axis
 from sparsetir.sparse_ir.parallel import constant_length
 from sparsetir.sparse_ir.promises import with_fact
 from sparsetir.sparse_ir.schedule.loops import Loop, loops_of
@@ -127,7 +128,7 @@ class Assembly(NamedTuple):
     dtype: str
 
 
-def assemble(func: SparseFunc, result: str) -> Assembly:
+def assemble(func: SparseFunc, result: str | None = None) -> Assembly:
     """The programs that make a dense result of a program as a sparse one, in CSR.
 
     Parameters
@@ -136,9 +137,10 @@ def assemble(func: SparseFunc, result: str) -> Assembly:
         Of stage I, as written: iterations over rows first, then over columns in any way, once and
         in order, or several times. What the result begins with is a constant, of the `init` of the
         only iteration or of one before all others over dense rows and columns.
-    result : str
+    result : str, optional
         The name of the result's buffer, or of its parameter: over a dense axis of rows, one of
-        columns, and any dense ones of the elements.
+        columns, `T.sparse_variable(I, (n, None), ..)` or dense as well, and any dense ones of the
+        elements. By default the only result.
 
     Returns
     -------
@@ -238,7 +240,8 @@ class _Visits:
 
 
 class _Assembler:
-    def __init__(self, func: SparseFunc, result: str) -> None:
+    def __init__(self, func: SparseFunc, result: str | None) -> None:
+        self.open, func = open_axis(func), as_dense(func)
         self.func = func
         iterations = list(sparse_iterations(func))
         steps = list(func.body.seq) if isinstance(func.body, tirx.SeqStmt) else [func.body]
@@ -267,10 +270,10 @@ class _Assembler:
 
     # -- what the program is ------------------------------------------------------------------
 
-    def _result(self, iterations: list[SparseIteration], name: str) -> SparseBuffer:
+    def _result(self, iterations: list[SparseIteration], name: str | None) -> SparseBuffer:
         written = {s.buffer for it in iterations for s in stores_of(it.body, it.init)}
         outputs = [b for b in self.func.buffers if b.var in written and b.handle is not None]
-        found = [b for b in outputs if name in (b.name, str(b.handle.name))]
+        found = [b for b in outputs if name in (None, b.name, str(b.handle.name))]
         if len(outputs) != 1 or not found:
             self.refuse(
                 f"argument 'result': expected the one result of the program, "
@@ -359,6 +362,8 @@ class _Assembler:
             "room",
         )
         self.names = names = {w: fresh_name(func, f"{name}_{w}") for w in (*wishes, "nnz")}
+        if self.open is not None:
+            names |= {w: str(getattr(self.open, w).name) for w in ("indptr", "indices")}
         rows = self.rows[-1].node
         self.parted = isinstance(rows, Axis) and rows.kind == "dense_fixed"
         fill = self._fill("fill", 2)

@@ -44,6 +44,13 @@ def expected_of(program: str, given: dict[str, Any]) -> tuple[np.ndarray, np.nda
     return there, dense_of(left, "a") @ dense_of(right, "b")
 
 
+def open_text(program: str, dtype: str = "float32", idtype: str = "int32") -> str:
+    """The same with an axis that is assembled."""
+    text = PROGRAMS[program].make(dtype, idtype).script()
+    text = re.sub(r"dense_fixed\(n,", "sparse_variable(I, (n, None), (c_ptr, c_idx),", text)
+    return text.replace("c: T.handle,", "c: T.handle, c_ptr: T.handle, c_idx: T.handle,")
+
+
 def check(found: CsrArrays, there: np.ndarray, dense: np.ndarray, text: str = "") -> None:
     np.testing.assert_array_equal(np.diff(found.indptr), there.sum(axis=1), text)
     np.testing.assert_array_equal(found.indices, np.nonzero(there)[1], text)
@@ -111,6 +118,49 @@ def test_the_programs_are_of_the_language(program: str) -> None:
     places = [*range(first), *range(begin, begin + counts[2:].sum())]
     np.testing.assert_array_equal(indices[places], np.nonzero(there)[1])
     np.testing.assert_allclose(values[places], dense[there], rtol=1e-6)
+
+
+@pytest.mark.parametrize(("program", "idtype"), [("add_csr", "int32"), ("spgemm", "int64")])
+def test_axes_that_are_assembled(program: str, idtype: str) -> None:
+    """They print and parse back; the result is that of the program which has a dense axis there."""
+    func = sparsetir.from_source(open_text(program, "float64", idtype))
+    assert "(n, None), (c_ptr, c_idx)" in func.script()
+    assert tvm_ffi.structural_equal(sparsetir.from_source(func.script()), func)
+    kernel, given = build_assembled(func), given_to(program, "small", "float64", idtype)
+    assert "c_ptr" not in kernel.params and kernel.programs.indptr == "c_ptr"
+    found, same = kernel(**given), built(program, "float64", idtype)(**given)
+    for one, other in zip(found, same, strict=True):
+        np.testing.assert_array_equal(one, other)
+    again = kernel.values_of(found.indptr, found.indices, **given)
+    np.testing.assert_array_equal(again, found.values)
+
+
+@pytest.mark.parametrize("program", ["add_csr", "spgemm"])
+def test_gradients_of_axes_that_are_assembled(program: str) -> None:
+    """They take the pattern as it is given, and its nnz."""
+    func, given = sparsetir.from_source(open_text(program, "float64")), given_to(program)
+    given = {k: v.astype("float64") if k in "ab" else v for k, v in given.items()}
+    there, _ = expected_of(program, given)
+    grad = np.where(there, np.random.default_rng(0).random(there.shape), 0)
+    left, right = dense_of({**given, "n": given.get("l", given["n"])}, "a"), given
+    for name in "ab":
+        made = sparsetir.gradient(func, name, transpose=False)
+        assert "c_nnz" in [str(p.name) for p in made.params]
+        indptr = np.concatenate([[0], np.cumsum(there.sum(axis=1))]).astype("int32")
+        more = {
+            "c_ptr": indptr,
+            "c_idx": np.nonzero(there)[1].astype("int32"),
+            "grad_c": grad[there],
+        }
+        more |= {"c_nnz": there.sum(), f"grad_{name}": np.full(len(given[name]), np.nan)}
+        call = {str(p.name): {**given, **more}[str(p.name)] for p in made.params}
+        sparsetir.interpret(made, call)
+        exact = grad
+        if program == "spgemm":
+            right = dense_of({**given, "m": given["l"]}, "b")
+            exact = grad @ right.T if name == "a" else left.T @ grad
+        rows = np.repeat(np.arange(len(exact)), np.diff(given[f"{name}_ptr"]))
+        np.testing.assert_allclose(call[f"grad_{name}"], exact[rows, given[f"{name}_idx"]])
 
 
 @pytest.mark.parametrize("idtype", ["int32", "int64"])
@@ -207,6 +257,7 @@ def test_more_elements_than_an_index_numbers() -> None:
 
 def test_calls_that_are_refused() -> None:
     kernel, product = built("add_csr"), built("spgemm")
+    assembled = sparsetir.from_source(open_text("add_csr"))
     all_of_it, given = given_to("add_csr"), given_to("spgemm")
     without = {k: v for k, v in all_of_it.items() if k not in ("n", "b_idx")}
     n, b_idx = all_of_it["n"], all_of_it["b_idx"]
@@ -228,6 +279,11 @@ def test_calls_that_are_refused() -> None:
             # StructureError: strictly increasing
         build_assembled(PROGRAMS["add_csr"].make("float32", "int32"), "C", "cuda")
             # ValueError: argument 'target': expected a CPU, got 'cuda'
+        sparsetir.build(assembled)  # ValueError: function 'add_csr': .. None for 'J', which the
+        sparsetir.interpret(assembled, {})  # ValueError: interpret: .. see build_assembled
+        sparsetir.lower_sparse_iter(assembled)  # ValueError: lower_sparse_iter: .. whose nnz is gi
+        sparsetir.Schedule(assembled)  # ValueError: Schedule: .. got None for 'J'
+        build_assembled(assembled, "A")  # ValueError: argument 'result': expected the one result
         build_assembled("add_csr", "C")
             # ValueError: argument 'func': expected a stage-I function, got str
         """,

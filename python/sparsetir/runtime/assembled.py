@@ -113,7 +113,7 @@ class AssembledKernel:
     ----------
     func : SparseFunc
         Of stage I.
-    result : str
+    result : str, optional
         Its result, see :func:`sparsetir.sparse_ir.assemble.assemble`.
     target : optional
         A CPU, as of :func:`sparsetir.build`.
@@ -126,7 +126,7 @@ class AssembledKernel:
     taken.
     """
 
-    def __init__(self, func: SparseFunc, result: str, target: Any = "llvm") -> None:
+    def __init__(self, func: SparseFunc, result: str | None = None, target: Any = "llvm") -> None:
         target = resolve_target(target)
         if "cpu" not in target.keys:
             raise ValueError(
@@ -135,7 +135,8 @@ class AssembledKernel:
         self.programs, self.target = assemble(func, result), target
         self.name = func.name
         params = [str(p.name) for p in func.params]
-        self.params = [n for n in params if n != self.programs.values]
+        made = self.programs
+        self.params = [n for n in params if n not in (made.values, made.indptr, made.indices)]
         self.bound = build(self.programs.bound, target)
         self._fills: dict[Any, Kernel] = {}
         self._idtype, self._dtype = self.programs.idtype, self.programs.dtype
@@ -357,17 +358,19 @@ class AssembledKernel:
         return counts[first:last], *(_closed(x, begins, sizes) for x in (indices, values))
 
 
-def build_assembled(func: SparseFunc, result: str, target: Any = "llvm") -> AssembledKernel:
+def build_assembled(
+    func: SparseFunc, result: str | None = None, target: Any = "llvm"
+) -> AssembledKernel:
     """Compile a program to a kernel with a sparse result, whose pattern are its visits.
 
     Parameters
     ----------
     func : SparseFunc
         Of stage I: one iteration, over rows, then over what is in a row; its result over dense rows
-        and columns. A row's columns may be visited once and in order, as those of a union, or
-        several times, as in a product of sparse matrices.
-    result : str
-        The name of the result, or of its parameter.
+        and columns of an axis whose nnz is None, or dense ones. A row's columns may be visited once
+        and in order, as those of a union, or several times, as in a product of sparse matrices.
+    result : str, optional
+        The name of the result, or of its parameter; by default the only one.
     target : optional
         A CPU, as of :func:`sparsetir.build`.
 
