@@ -201,6 +201,60 @@ def test_several_iterations() -> None:
     )
 
 
+def drawn_pair(seed: int = 0) -> tuple[dict[str, Any], np.ndarray, np.ndarray]:
+    """Two small matrices as arguments of `PAIR`, and dense; values are of +-1 to 4."""
+    rng, given = np.random.default_rng(seed), {}
+    found = [rng.integers(-4, 5, s) * (rng.random(s) < 0.4) for s in ((5, 6), (4, 7))]
+    for name, dense in zip(("a", "b"), found, strict=True):
+        ptr = np.concatenate([[0], np.cumsum((dense != 0).sum(axis=1))]).astype("int32")
+        given |= {name: dense[dense != 0].astype("float32"), f"{name}_ptr": ptr}
+        given |= {f"{name}_idx": np.nonzero(dense)[1].astype("int32")}
+    return {**given, "n": 6, "p": 4, "q": 7}, *found
+
+
+def test_rows_of_several_loops(monkeypatch: Any) -> None:
+    """A Kronecker product: its rows in parts, too, that begin with those of the outer loop."""
+    given, a, b = drawn_pair()
+    kernel, exact = build_assembled(sparsetir.from_source(KRON)), np.kron(a, b)
+    monkeypatch.setattr(assembled, "WORK_OF_A_PART", 1)
+    for threads, room in ((1, 1 << 30), (3, 1 << 30), (3, 7), (2, 0)):
+        monkeypatch.setattr(assembled, "ROOM", room)
+        monkeypatch.setattr(pool, "count", lambda threads=threads: threads)
+        check(kernel(**given), exact != 0, exact)
+    nothing = {
+        **given,
+        "b": given["b"][:0],
+        "b_ptr": np.zeros(1, "int32"),
+        "p": 0,
+        "b_idx": given["b_idx"][:0],
+    }
+    assert kernel(**nothing).indptr.tolist() == [0]
+    with pytest.raises(
+        ValueError, match="kron: expected a result whose rows one loop goes through"
+    ):
+        kernel.values_of(np.zeros(21, "int32"), np.zeros(0, "int32"), **given)
+
+
+@pytest.mark.parametrize("column", ["j1 + j2", "2 * j2 - j1", "j2 + 3", "j1 * 7 + (6 - j2)"])
+def test_columns_that_are_computed(column: str) -> None:
+    """In any order, of several visits, and where there are no such columns."""
+    given, a, b = drawn_pair(1)
+    given, b = {**given, "b_ptr": given["b_ptr"][[0, 1, 2, 3, 4, 4]]}, np.vstack([b, 0 * b[:1]])
+    text = ROWS.replace("COLUMN", column)
+    expected, there = np.zeros((5, 9)), np.zeros((5, 9), bool)
+    for i, j1, j2 in zip(*np.nonzero(a[:, :, None] * b[:, None, :] != 0), strict=True):
+        at = eval(column, {"j1": j1, "j2": j2})
+        if 0 <= at < 9:
+            expected[i, at] += a[i, j1] * b[i, j2]
+            there[i, at] = True
+    kernel = build_assembled(sparsetir.from_source(text))
+    for levels in (None, 0, 1, 2, 3):
+        found = kernel.assembled(given, kernel.bounds(given), levels)
+        check(found, there, expected)
+    again = kernel.values_of(found.indptr, found.indices, **given)
+    np.testing.assert_array_equal(again, found.values)
+
+
 @pytest.mark.parametrize("levels", [0, 1, 2, 3])
 def test_wide_rows(levels: int, monkeypatch: Any) -> None:
     """Columns beyond one group of words, at both ends of each; nothing is left from row to row."""
@@ -305,6 +359,39 @@ J = T.sparse_variable(I, (n, nnz), (a_ptr, a_idx))
 J2 = T.sparse_variable(I, (n, nnz2), (a2_ptr, a2_idx))
 J3 = T.dense_fixed(n)
 """, A="I J", A2="I J2", X="I", C="I N")  # fmt: skip
+PAIR = """@T.prim_func
+def kron(
+    a: T.handle, a_ptr: T.handle, a_idx: T.handle, b: T.handle, b_ptr: T.handle, b_idx: T.handle,
+    c: T.handle, c_ptr: T.handle, c_idx: T.handle, m: T.int32, n: T.int32, p: T.int32, q: T.int32,
+    a_nnz: T.int32, b_nnz: T.int32,
+):
+    I1 = T.dense_fixed(m)
+    J1 = T.sparse_variable(I1, (n, a_nnz), (a_ptr, a_idx))
+    I2 = T.dense_fixed(p)
+    J2 = T.sparse_variable(I2, (q, b_nnz), (b_ptr, b_idx))
+    A = T.match_sparse_buffer(a, (I1, J1), "float32")
+    B = T.match_sparse_buffer(b, (I2, J2), "float32")
+"""
+KRON = f"""{PAIR}
+    I = T.dense_fixed(m * p)
+    J = T.sparse_variable(I, (n * q, None), (c_ptr, c_idx))
+    C = T.match_sparse_buffer(c, (I, J), "float32")
+    with T.sp_iter([I1, I2, J1, J2], "SSSS", "kron") as [i1, i2, j1, j2]:
+        C[i1 * p + i2, j1 * q + j2] = A[i1, j1] * B[i2, j2]
+"""
+ROWS = (
+    PAIR.replace("B = T.match_sparse_buffer(b, (I2", "B = T.match_sparse_buffer(b, (I1").replace(
+        "J2 = T.sparse_variable(I2", "J2 = T.sparse_variable(I1"
+    )
+    + """
+    J = T.sparse_variable(I1, (9, None), (c_ptr, c_idx))
+    C = T.match_sparse_buffer(c, (I1, J), "float32")
+    with T.sp_iter([I1, J1, J2], "SSS", "rows") as [i, j1, j2]:
+        with T.init():
+            C[i, COLUMN] = 0.0
+        C[i, COLUMN] = C[i, COLUMN] + A[i, j1] * B[i, j2]
+"""
+)
 SPMM = PROGRAMS["intersect_spmm"].make("float32", "int32").script()
 
 
@@ -320,6 +407,10 @@ SPMM = PROGRAMS["intersect_spmm"].make("float32", "int32").script()
         (SPMM.replace("(I, K)", "(J, K)"), "C", r"to be of its length"),
         (TWICE.replace("A2[i, j]", "1.0").replace("[I, J2]", "[I2, J3]"), "C", r"the same rows"),
         (TWICE.replace("C[i, j] = 0.0", "C[i, j] = X[i]"), "C", r"expected one constant"),
+        (KRON.replace("i1 * p + i2", "i2 * m + i1"), "C", r"as in i1 \* m2 \+ i2 of m1 \* m2 row"),
+        (KRON.replace("dense_fixed(m * p)", "dense_fixed(m)"), "C", r"i1 \* p \+ i2 of m$"),
+        (KRON.replace("I1, I2, J1, J2]", "I1, J1, I2, J2]"), "C", r"a spatial loop over its rows"),
+        (KRON.replace("i1 * p + i2", "T.Cast(\"int64\", i1)"), "C", r"of int32, got"),
         (re.sub(r" +with T.sp_iter\(\[I, N.*\n.*\n", "", TWICE), "C", r"'one': expected the first"),
     ],
 )  # fmt: skip

@@ -16,6 +16,7 @@ from sparsetir.planning.compiled import compiled
 from sparsetir.planning.request import Request
 from sparsetir.planning.run_plan import Plan
 from sparsetir.planning.sparse_results import (
+    INT32,
     Csr,
     arguments,
     csr,
@@ -33,14 +34,14 @@ from sparsetir.runtime.targets import host_target
 from sparsetir.schedules.gpu.sparse_results import TermLanes
 from sparsetir.schedules.operators.problems import CsrPattern
 from sparsetir.schedules.operators.sparse_results import (
+    KRON,
     SparseResult,
     combined_program,
+    kron_program,
     product_program,
 )
 from sparsetir.schedules.templates.sparse_results import Assembled
 from sparsetir.sparse_ir.schedule import Schedule
-
-INT32 = int(np.iinfo(np.int32).max)
 
 
 class SparsePlan(Plan):
@@ -89,12 +90,16 @@ class SparsePlan(Plan):
             (*each, mask), self._columns, self._places = found
             self._names = ["a", "b"]
             sizes = {"m": m, "l": each[0].shape[1], "n": each[1].shape[1]}
+        elif problem.how == KRON:
+            self._names = ["a", "b"]
+            sizes = dict(zip("mnpq", (*each[0].shape, *each[1].shape), strict=True))
         self._given = arguments(dict(zip(self._names, each, strict=True)), sizes, problem.idtype)
         self._known = mask and CsrArrays(mask.indptr, mask.indices, None)
         self._pattern = None if matrices.mask is None else matrices.mask.pattern
         self._threads = wanted.threads if config.parallel else 1
         self._repeat: Numeric | None = None
-        self._repeated = config.kept or mask is not None
+        # The values of a Kronecker product take as long as the product.
+        self._repeated = (config.kept and problem.how != KRON) or mask is not None
         if config.listed or config.dotted:
             assert mask is not None
             terms = term_pairs(each[0], each[1], mask) if config.listed else None
@@ -161,6 +166,8 @@ class SparsePlan(Plan):
         problem, target = self.problem, self._wanted.target
         target = None if target is host_target() else target
         types = problem.dtype, problem.sums, problem.idtype
+        if problem.how == KRON:
+            return kernel_of(kron_program, *types, target=target)
         if problem.is_product:
             return kernel_of(product_program, problem.how, *types, target=target)
         how = problem.how, problem.count, gathered
@@ -237,6 +244,8 @@ class SparsePlan(Plan):
             wide = replace(self.problem, idtype="int64")
             self._bind(replace(self._wanted, problem=wide))
             return None
+        if self._known is not None and config.kept:
+            return made.values
         columns = made.indices if self._columns is None else self._columns[made.indices]
         self._pattern = Pattern.from_csr(made.indptr, columns, self._shape, check=False)
         if self._repeated:  # trusted from here on, while the user may write to the pattern
@@ -350,6 +359,8 @@ def _at_pattern(wanted: Request, pattern: Pattern, listed: bool) -> Request:
             sizes = _listed(matrices, *lists)
         else:
             sizes = {"l": matrices[0].shape[1], "x1_places": places}
+    elif wanted.problem.how == KRON:
+        sizes = dict(zip(("x0_m", "x0_n", "p", "q"), (*each[0].shape, *each[1].shape), strict=True))
     for name, x in zip(_numbered(each), matrices, strict=True):
         arrays = {"indptr": x.indptr, "indices": x.indices, "nnz": len(x.indices)}
         sizes |= {f"{name}_{what}": given for what, given in arrays.items()}

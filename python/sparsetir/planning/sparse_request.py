@@ -16,6 +16,7 @@ from sparsetir.planning.request import (
     default_threads,
 )
 from sparsetir.planning.sparse_results import (
+    INT32,
     PRODUCTS,
     WIDER,
     check_shapes,
@@ -30,7 +31,7 @@ from sparsetir.schedules.default import is_gpu
 from sparsetir.schedules.gpu.row_tables import DTYPES, RowTables
 from sparsetir.schedules.gpu.sparse_results import ElementThreads, TermLanes
 from sparsetir.schedules.operators.registry import OF_MATRICES
-from sparsetir.schedules.operators.sparse_results import ELEMENTWISE, SparseResult
+from sparsetir.schedules.operators.sparse_results import ELEMENTWISE, KRON, SparseResult
 from sparsetir.schedules.template import Branch
 from sparsetir.schedules.templates.sparse_results import Assembled, branch
 
@@ -111,7 +112,7 @@ def sparse_request(
     sums = {"spgemm": "matmul", **ELEMENTWISE}.get(op, op)
     if feat is None:
         raise TypeError(f"plan: argument 'feat': expected the second matrix for '{op}', got None")
-    if more and sums in (*PRODUCTS, "subtract"):
+    if more and sums in (*PRODUCTS, KRON, "subtract"):
         raise TypeError(f"plan: expected two matrices for '{op}', got {2 + len(more)}")
     check_dtypes(dtype=dtype)
     check_counts(feat=1, threads=threads)
@@ -134,10 +135,12 @@ def sparse_request(
         if how == "multiply" and known is not None:
             raise ValueError("plan: argument 'mask': expected None for 'mul' on a GPU")
     wide = any(x.pattern.idtype == "int64" for x in (*each, known) if x is not None)
+    matrices = Matrices(each, known)
+    wide = wide or (op == KRON and max(matrices.result_shape(op)) > INT32)
     problem = SparseResult(
         how, name, WIDER.get(name, name), str(own), "int64" if wide else "int32", len(each)
     )
     return Request(
-        operator, op, Matrices(each, known), problem, (len(each),), {}, {"feat": None}, ("out",),
+        operator, op, matrices, problem, (len(each),), {}, {"feat": None}, ("out",),
         int(threads or default_threads()), resolved, ON_MATRICES,
     )  # fmt: skip

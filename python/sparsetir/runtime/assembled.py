@@ -44,10 +44,13 @@ class Bounds(NamedTuple):
         (rows + 1,) of int64, where rows begin if all have as many as they can have.
     columns : int
         How many there are.
+    step : int
+        So many rows follow each other in one part.
     """
 
     ends: np.ndarray
     columns: int
+    step: int = 1
 
     @property
     def levels(self) -> int:
@@ -170,6 +173,11 @@ class AssembledKernel:
     @cached_property
     def numeric(self) -> Kernel:
         """What computes the values of a given pattern."""
+        if self.programs.numeric is None:
+            raise ValueError(
+                f"{self.name}: expected a result whose rows one loop goes through for values of a "
+                "given pattern; its rows are those of several loops"
+            )
         return build(self.programs.numeric, self.target, check=False)
 
     def __call__(self, *args: Any, **kwargs: Any) -> CsrArrays:
@@ -216,7 +224,7 @@ class AssembledKernel:
         TypeError, ValueError, StructureError
             As in a call.
         """
-        names, given = self.programs, self._given(args, kwargs)
+        names, given, _ = self.programs, self._given(args, kwargs), self.numeric
         given |= {names.indptr: indptr, names.indices: indices}
         bounds = self.bounds(given, self.masked_bound)  # which checks the pattern
         return self.at(indptr, indices, given, bounds)()
@@ -236,11 +244,12 @@ class AssembledKernel:
         Bounds
         """
         bound = self.bound if bound is None else bound
-        names, width = self.programs, np.zeros(1, np.int64)
+        names, width = self.programs, np.zeros(2, np.int64)
         (rows,) = bound.shape_of(names.bounds, {**given, names.width: width})
         ends = np.zeros(rows + 1, np.int64)
         bound(**given, **{names.bounds: ends[1:], names.width: width})
-        return Bounds(np.cumsum(ends, out=ends), int(width[0]))
+        columns, step = width.tolist()
+        return Bounds(np.cumsum(ends, out=ends), columns, max(step, 1))
 
     def assembled(
         self, given: Mapping[str, Any], bounds: Bounds, levels: int | None = None,
@@ -263,12 +272,15 @@ class AssembledKernel:
         """
         names, ends = self.programs, bounds.ends
         fill = self.fill(bounds.levels if levels is None else levels)
-        rows, made = len(ends) - 1, []
+        rows, step, made = len(ends) - 1, bounds.step, []
         first = 0
         while first < rows or not made:
             last = int(np.searchsorted(ends, ends[first] + ROOM, side="right")) - 1
-            last = max(min(last, rows), min(first + 1, rows)) if names.parted else rows
-            made.append(self._filled(fill, given, ends, self._parts(ends, first, last, threads)))
+            last = max(min(last // step * step, rows), min(first + step, rows))
+            last = last if names.parted else rows
+            made.append(
+                self._filled(fill, given, bounds, self._parts(bounds, first, last, threads))
+            )
             first = last
         counts = np.concatenate([m[0] for m in made])
         indptr = np.zeros(rows + 1, np.int64)
@@ -302,7 +314,7 @@ class AssembledKernel:
         Numeric
         """
         names, ends = self.programs, bounds.ends
-        rows_ptr = self._parts(ends, 0, len(ends) - 1, threads)
+        rows_ptr = self._parts(bounds, 0, len(ends) - 1, threads)
         known = {names.indptr: indptr, names.indices: indices, names.nnz: len(indices)}
         return Numeric(self.numeric, {**given, **known, **self._in_parts(rows_ptr)}, names.values)
 
@@ -324,13 +336,14 @@ class AssembledKernel:
             given[name] = value
         return given
 
-    def _parts(self, ends: np.ndarray, first: int, last: int, threads: int | None) -> np.ndarray:
+    def _parts(self, bounds: Bounds, first: int, last: int, threads: int | None) -> np.ndarray:
         """Where the parts of some rows begin, and the last one ends."""
+        ends, step = bounds.ends, bounds.step
         total = int(ends[last] - ends[first])
         most = threads or pool.count()
         parts = 1 if not self.programs.parted else min(most, 1 + total // WORK_OF_A_PART)
         cuts = ends[first] + np.arange(1, parts) * (total / parts)
-        inside = np.clip(np.searchsorted(ends, cuts), first, last)
+        inside = np.clip(np.searchsorted(ends[::step], cuts) * step, first, last)
         return np.array([first, *inside, last], self._idtype)
 
     def _in_parts(self, rows_ptr: np.ndarray) -> dict[str, Any]:
@@ -340,15 +353,15 @@ class AssembledKernel:
         return {**found, names.rows_ptr: rows_ptr} if names.parted else found
 
     def _filled(
-        self, fill: Kernel, given: Mapping[str, Any], ends: np.ndarray, rows_ptr: np.ndarray
+        self, fill: Kernel, given: Mapping[str, Any], bounds: Bounds, rows_ptr: np.ndarray
     ) -> tuple[Any, ...]:
         """Counts, indices and values of some rows, in parts."""
-        names, first, last = self.programs, rows_ptr[0], rows_ptr[-1]
+        names, first, last, ends = self.programs, rows_ptr[0], rows_ptr[-1], bounds.ends
         begins = ends[rows_ptr] - ends[first]
         room = int(begins[-1])
         counts = np.zeros(len(ends) - 1, self._idtype)
         indices = rooms.room((room,), self._idtype)
-        made = {**self._in_parts(rows_ptr), names.room: room, names.rooms: begins}
+        made = {**self._in_parts(rows_ptr // bounds.step), names.room: room, names.rooms: begins}
         made |= {names.counts: counts, names.indices: indices}
         if names.bounds in fill.signature.position:
             made[names.bounds] = np.diff(ends)
