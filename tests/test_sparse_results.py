@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from csr_zoo import ZOO
 from drawing import examples
 from refusals import refusals
-from sparsetir import SparseMatrix, StructureError
+from sparsetir import SparseMatrix, StructureError, plan
 from sparsetir.planning import sparse_results
 
 IN_ROWS = {"add": np.add, "maximum": np.maximum, "minimum": np.minimum, "multiply": np.multiply}
@@ -92,7 +92,8 @@ test_random_matrices = examples(15, 4000, given_=matrices())(check_all)
 
 @st.composite
 def rows(draw: Any) -> tuple[Any, ...]:
-    """Two matrices of as many columns, of rows of any lengths, and pairs of rows."""
+    """Two matrices of as many columns, of rows of any lengths, long ones beside short ones among
+    them; and pairs of rows."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     m, p = (draw(st.sampled_from([1, 3, 40])) for _ in range(2))
     n = draw(st.sampled_from([1, 7, 200, 3000]))
@@ -112,6 +113,10 @@ def check_inner(drawn: tuple[Any, ...]) -> None:
     for found in (a.inner(b, mask=m), a.matmul(b.T, mask=m)):
         check(found, stored(M), dense)
     if A.shape == B.shape:
+        check(a * b, stored(A) & stored(B), A.toarray() * B.toarray())
+        planned = plan("mul", a, b)
+        for _ in range(2):
+            check(planned(), stored(A) & stored(B), A.toarray() * B.toarray())
         np.testing.assert_array_equal(a.vecdot(b), A.multiply(B).sum(axis=1))
 
 

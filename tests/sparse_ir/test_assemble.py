@@ -292,6 +292,34 @@ def test_values_of_another_pattern() -> None:
         np.testing.assert_allclose(found, np.where(there, dense, 0)[mask], rtol=1e-6)
 
 
+def test_intersections_search_long_rows() -> None:
+    """Where one is so much longer; not those with padding, which cannot be searched."""
+    given = given_to("add_csr")
+    text = PROGRAMS["add_csr"].make("float32", "int32").script().replace("union", "intersect")
+    there = stored_of(given, "a") & stored_of(given, "b")
+    with mock.patch.object(assembled, "LONGER", 1):
+        kernel = build_assembled(sparsetir.from_source(text))
+        found = kernel(**given)
+        assert "J1_far" in kernel.fill(1).stages["III"].script()
+    check(found, there, (dense_of(given, "a") + dense_of(given, "b")).astype("float32"))
+    padded = """
+    I = T.dense_fixed(m)
+    J1 = T.sparse_fixed(I, (n, 2), p)
+    J2 = T.sparse_fixed(I, (n, 2), q)
+    N = T.sparse_variable(I, (n, None), (c_ptr, c_idx))
+    A = T.match_sparse_buffer(a, (I, J1), "float32")
+    C = T.match_sparse_buffer(c, (I, N), "float32")
+    with T.sp_iter([I, T.intersect(J1, J2)], "SS", "it") as [i, j]:
+        C[i, j] = A[i, j]
+"""
+    names = ("a", "p", "q", "c", "c_ptr", "c_idx")
+    handles = ", ".join([*(f"{x}: T.handle" for x in names), "m: T.int32", "n: T.int32"])
+    kernel = build_assembled(sparsetir.from_source(f"@T.prim_func\ndef f({handles}):{padded}"))
+    p, q = np.int32([0, 2, 1, -1]), np.int32([2, 3, 0, 1])
+    found = kernel(a=np.arange(4, dtype="float32"), p=p, q=q, m=2, n=4)
+    assert found.indices.tolist() == [2, 1] and found.values.tolist() == [1, 2]
+
+
 def test_tensors() -> None:
     torch = pytest.importorskip("torch")
     given = given_to("add_csr", dtype="float64", idtype="int64")

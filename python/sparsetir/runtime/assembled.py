@@ -16,7 +16,8 @@ from sparsetir.runtime.build import build
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.targets import resolve_target
 from sparsetir.sparse_ir.assemble import SHORT, WORD, assemble
-from sparsetir.sparse_ir.nodes import SparseFunc
+from sparsetir.sparse_ir.nodes import SparseFunc, sparse_iterations
+from sparsetir.sparse_ir.schedule import Schedule
 
 # Elements that a call has room for at once: memory that nothing is written to is not taken, but a
 # system does not promise any amount of it.
@@ -24,6 +25,7 @@ ROOM = 1 << 30
 COPIED = 1 << 20  # bytes of a result that does not keep a room for itself
 MOSTLY = 2 / 3  # rows, that are short
 FEW = 4  # groups of a row for each element, from which on these have a level of their own
+LONGER = 32  # times as many elements as the other row, from which on one is searched
 WORK_OF_A_PART = 1 << 15  # elements, at most, that are not worth another thread
 
 
@@ -162,8 +164,21 @@ class AssembledKernel:
         made = self.programs
         program = (made.short_fill, made.narrow_fill, made.fill, made.wide_fill)[levels]
         if program not in self._fills:
-            self._fills[program] = build(program, self.target, check=False)
+            self._fills[program] = self._built(program)
         return self._fills[program]
+
+    def _built(self, program: SparseFunc) -> Kernel:
+        """A kernel that searches the longer one of two rows that intersect."""
+        sch = Schedule(program)
+        pairs = [
+            a.name for a in program.axes
+            if a.kind == "intersect" and ["sparse_variable"] * 2 == [x.kind for x in a.members]
+        ]  # fmt: skip
+        for it in sparse_iterations(program):
+            for loop in sch.get_sp_iters(sch.get_sparse_iteration(it.name)):
+                if loop.name in pairs:
+                    sch.gallop(loop, LONGER)
+        return build(sch, self.target, check=False)
 
     @cached_property
     def masked_bound(self) -> Kernel:
@@ -178,7 +193,7 @@ class AssembledKernel:
                 f"{self.name}: expected a result whose rows one loop goes through for values of a "
                 "given pattern; its rows are those of several loops"
             )
-        return build(self.programs.numeric, self.target, check=False)
+        return self._built(self.programs.numeric)
 
     def __call__(self, *args: Any, **kwargs: Any) -> CsrArrays:
         """The result, of the kind of arrays that the operands are.
