@@ -28,7 +28,7 @@ from sparsetir.records.fingerprint import Matrices
 from sparsetir.records.task import Config
 from sparsetir.runtime.targets import TargetLike, resolve_target
 from sparsetir.schedules.default import is_gpu
-from sparsetir.schedules.gpu.row_tables import DTYPES, RowTables
+from sparsetir.schedules.gpu.row_tables import RowTables, dtypes_of
 from sparsetir.schedules.gpu.sparse_results import ElementThreads, TermLanes
 from sparsetir.schedules.operators.registry import OF_MATRICES
 from sparsetir.schedules.operators.sparse_results import ELEMENTWISE, KRON, SparseResult
@@ -61,10 +61,11 @@ class OnMatrices(OneByOne):
     def _without_tables(wanted: Request) -> str:
         """What a request that hash tables do not serve is to have; "" for others."""
         problem = wanted.problem
-        if wanted.name != "spgemm" or problem.how != "plus_times" or wanted.matrices.mask:
-            return "ElementThreads or TermLanes beside a mask, another semiring or operator"
-        if problem.dtype not in DTYPES or problem.idtype != "int32":
-            return f"ElementThreads or TermLanes but for {', '.join(DTYPES)} and int32 indices"
+        if wanted.name != "spgemm":
+            return "ElementThreads" + " or TermLanes" * problem.is_product
+        dtypes = dtypes_of(problem.how)
+        if problem.dtype not in dtypes:
+            return f"ElementThreads or TermLanes but for {', '.join(dtypes)} with '{problem.how}'"
         return ""
 
     def about(self, wanted: Request) -> About:
