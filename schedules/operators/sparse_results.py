@@ -20,6 +20,7 @@ from sparsetir.schedules.operators.names import IDTYPES
 from sparsetir.schedules.operators.operands import Operator, register
 from sparsetir.schedules.operators.problems import Problem, reduced
 from sparsetir.sparse_ir.nodes import SparseFunc
+from sparsetir.sparse_ir.promises import with_fact
 from sparsetir.sparse_ir.script.parser import from_source
 
 # What terms are summed with, and what they are made with.
@@ -84,10 +85,18 @@ class SparseResult(Problem):
             return product_program(self.how, *types)
         return combined_program(self.how, self.count, gathered, *types)
 
-    def terms_program(self, idtype: str | None = None) -> SparseFunc:
-        """The values of a product whose terms are listed; `idtype` : of the lists."""
+    def terms_program(self, idtype: str | None = None, visited: bool = False) -> SparseFunc:
+        """The values of a product whose terms are listed, which is trusted.
+
+        idtype : of the lists
+        visited : they are in the order of a product's visits, not of the result's elements
+        """
         types = self.dtype, self.sums, idtype or self.idtype
-        return product_terms_program(self.how, *types)
+        made = (product_visits_program if visited else product_terms_program)(self.how, *types)
+        inside = (("A", "J"), ("B", "L"), ("C", "E")) if visited else (("B", "L"),)
+        for buffer, axis in inside:
+            made = with_fact(made, "inside", buffer=buffer, axis=axis)
+        return made
 
     def elements_program(self) -> SparseFunc:
         """The values of a product at a pattern that is given, by a row and a column for each."""
@@ -363,6 +372,43 @@ def product_terms_program(semiring: str, dtype: str, sums: str, idtype: str) -> 
             C[e] = reduced(how, C[e], term(A[s], B[P[e, s]]))
 
     return spgemm_terms
+
+
+@cache
+def product_visits_program(semiring: str, dtype: str, sums: str, idtype: str) -> Any:
+    """The values of C = A B over a semiring, of terms in the order of A's elements.
+
+    x0 : (x0_nnz,) of A ; x1 : (x1_nnz,) of B ; out : (nnz,) of C, in the type `sums`
+    begins : (parts + 1,), terms of parts that have no element of C in common
+    places, x0_places, x1_places : (terms,) elements of C, of A and of B
+    """
+    how, _ = SEMIRINGS[semiring]
+    size, first = getattr(T, idtype), first_value(semiring, sums)
+    term = partial(term_of, semiring, sums)
+
+    @T.prim_func
+    def spgemm_visits(
+        x0: T.handle, x1: T.handle, out: T.handle, begins: T.handle, places: T.handle,
+        x0_places: T.handle, x1_places: T.handle, nnz: size, parts: size, terms: size, x0_nnz: size,
+        x1_nnz: size,
+    ) -> None:  # fmt: skip
+        P = T.dense_fixed(parts, idtype)
+        S = T.dense_variable(P, (terms, terms), begins, idtype)
+        E = T.dense_fixed(nnz, idtype)
+        J = T.dense_fixed(x0_nnz, idtype)
+        L = T.dense_fixed(x1_nnz, idtype)
+        A = T.match_sparse_buffer(x0, (J,), dtype)
+        B = T.match_sparse_buffer(x1, (L,), dtype)
+        X = T.match_sparse_buffer(places, (P, S), idtype)
+        X0 = T.match_sparse_buffer(x0_places, (P, S), idtype)
+        X1 = T.match_sparse_buffer(x1_places, (P, S), idtype)
+        C = T.match_sparse_buffer(out, (E,), sums)
+        with T.sp_iter([E], "S", "begun") as [e]:
+            C[e] = first
+        with T.sp_iter([P, S], "SS", "visits") as [p, s]:
+            C[X[p, s]] = reduced(how, C[X[p, s]], term(A[X0[p, s]], B[X1[p, s]]))
+
+    return spgemm_visits
 
 
 @cache

@@ -27,7 +27,7 @@ from sparsetir.planning.sparse_results import (
     of_elements,
     ratio_of,
 )
-from sparsetir.planning.term_pairs import term_pairs
+from sparsetir.planning.term_pairs import term_pairs, term_visits
 from sparsetir.runtime.assembled import AssembledKernel, CsrArrays, Numeric
 from sparsetir.runtime.pipeline import lower
 from sparsetir.runtime.targets import host_target
@@ -42,6 +42,8 @@ from sparsetir.schedules.operators.sparse_results import (
 )
 from sparsetir.schedules.templates.sparse_results import Assembled
 from sparsetir.sparse_ir.schedule import Schedule
+
+FEW = 6  # terms of an element, below which they take less time in the order of visits
 
 
 class SparsePlan(Plan):
@@ -100,11 +102,10 @@ class SparsePlan(Plan):
         self._repeat: Numeric | None = None
         # The values of a Kronecker product take as long as the product.
         self._repeated = (config.kept and problem.how != KRON) or mask is not None
-        if config.listed or config.dotted:
-            assert mask is not None
-            terms = term_pairs(each[0], each[1], mask) if config.listed else None
+        self._each = each
+        if mask is not None and (config.listed or config.dotted):
             self.convert_seconds = time.perf_counter() - start
-            self._repeat = self._of_terms(each, *terms) if terms else self._of_elements(each, mask)
+            self._repeat = self._of_terms(mask) if config.listed else self._of_elements(each, mask)
             self.kernel = self._repeat.kernel
             self.compile_seconds = time.perf_counter() - start - self.convert_seconds
             return
@@ -126,19 +127,37 @@ class SparsePlan(Plan):
             self.kernel = self.kernel if self._repeated else fill
             self.compile_seconds += time.perf_counter() - start
 
-    def _of_terms(
-        self, each: Sequence[Csr], begins: np.ndarray, a: np.ndarray, b: np.ndarray
-    ) -> Numeric:
-        """What computes values of terms that are known."""
+    def _terms(self) -> int:
+        """Of a product, all."""
+        A, B = self._each
+        return int(np.diff(B.indptr)[A.indices].sum(dtype=np.int64))
+
+    def _of_terms(self, mask: Csr) -> Numeric:
+        """What computes values of terms that are known: of few for an element in the order of the
+        product's visits, else element by element."""
         problem, target, parallel = self.problem, self._wanted.target, self._threads > 1
-        idtype = str(begins.dtype)
+        start, each = time.perf_counter(), self._each
+        lists = term_visits(each[0], each[1], mask)
+        visited = len(lists[0]) < FEW * len(mask.indices)
+        if visited:
+            lists = _in_parts(*lists, mask.indptr, self._threads)
+        else:
+            lists = term_pairs(each[0], each[1], mask)
+        self.convert_seconds += time.perf_counter() - start
+        idtype = str(lists[0].dtype)
+
+        def schedule(sch: Schedule) -> None:
+            if visited and parallel:
+                parts, _ = sch.get_sp_iters(sch.get_sparse_iteration("visits"))
+                sch.parallelize(parts, race="ignore")  # their elements differ
+            elif not parallel:
+                sch.lower()
 
         def stages() -> Any:
-            program = problem.terms_program(idtype)
-            return lower(program, None if parallel else _as_it_is, target=target)
+            return lower(problem.terms_program(idtype, visited), schedule, target=target)
 
-        kernel = compiled((problem, idtype, parallel, "terms"), target, stages)
-        given = _listed(each, begins, a, b)
+        kernel = compiled((problem, idtype, parallel, visited, "terms"), target, stages)
+        given = _listed(each, *lists) | {"nnz": len(mask.indices)}
         self._names = _numbered(each)
         self._given = {name: x.values for name, x in zip(self._names, each, strict=True)}
         return Numeric(kernel, {**given, **self._given}, "out")
@@ -252,6 +271,12 @@ class SparsePlan(Plan):
             self._known = CsrArrays(made.indptr.copy(), made.indices.copy(), None)
         else:
             self._known = made._replace(values=None)
+        if config.listed and self._terms() < FEW * len(made.indices):
+            start, before = time.perf_counter(), self.convert_seconds
+            known = self._known.indptr, self._known.indices, None
+            self._repeat = self._of_terms(Csr(*known, (len(made.indptr) - 1, bounds.columns)))
+            self.kernel, listed = self._repeat.kernel, self.convert_seconds - before
+            self.compile_seconds += time.perf_counter() - start - listed
         return made.values
 
     def _checked(self, values: Sequence[Any]) -> dict[str, np.ndarray]:
@@ -376,22 +401,34 @@ def _at_pattern(wanted: Request, pattern: Pattern, listed: bool) -> Request:
 
 
 def _listed(
-    each: Sequence[Csr], begins: np.ndarray, a: np.ndarray, b: np.ndarray
-) -> dict[str, Any]:
+    each: Sequence[Csr], begins: np.ndarray, a: np.ndarray, b: np.ndarray,
+    places: np.ndarray | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """What kernels of listed terms are given, but values."""
     found = {f"{name}_nnz": len(x.indices) for name, x in zip(_numbered(each), each, strict=True)}
-    sizes = {"nnz": len(begins) - 1, "terms": len(a)}
-    return {**found, **sizes, "begins": begins, "x0_places": a, "x1_places": b}
+    sizes = {"nnz" if places is None else "parts": len(begins) - 1, "terms": len(a)}
+    found |= {**sizes, "begins": begins, "x0_places": a, "x1_places": b}
+    return found if places is None else {**found, "places": places}
+
+
+def _in_parts(
+    element: np.ndarray, a: np.ndarray, b: np.ndarray, indptr: np.ndarray, threads: int
+) -> tuple[np.ndarray, ...]:
+    """Terms in as many parts as there are threads, of whole rows: where parts begin, the places of
+    terms in A and B, and their elements.
+
+    indptr : of the result, whose elements increase from row to row
+    """
+    cuts = len(a) * np.arange(1, threads) // threads
+    rows = np.searchsorted(indptr, element[cuts], side="right") - 1 if len(a) else cuts
+    inside = np.searchsorted(np.maximum.accumulate(element), indptr[rows]) if len(a) else cuts
+    begins = np.array([0, *inside, len(a)], a.dtype)
+    return begins, a, b, element
 
 
 def _numbered(each: Sequence[Any]) -> list[str]:
     """Names of operands."""
     return [f"x{q}" for q in range(len(each))]
-
-
-def _as_it_is(sch: Schedule) -> None:
-    """On one thread."""
-    sch.lower()
 
 
 def _copy(matrix: Csr, idtype: str, dtype: Any = None) -> Csr:

@@ -51,7 +51,8 @@ class OnMatrices(OneByOne):
         if isinstance(config, Assembled) and (config.listed or config.dotted):
             masked = wanted.matrices.mask is not None
             name = "listed" if config.listed else "dotted"
-            expected = "" if product and masked else f"{name}=False without a mask"
+            known = masked or (config.listed and config.kept)
+            expected = "" if product and known else f"{name}=False without a mask"
         if expected:
             raise ValueError(
                 f"plan: argument 'config': expected {expected} for '{wanted.name}', got {config}"
