@@ -451,7 +451,7 @@ for _name in ELEMENTWISE:
 register(
     _of_matrices(
         KRON, title="Kronecker product of sparse matrices", reductions=(),
-        dims={"b": "pq", "out": "rs"}, options=(),
+        dims={"b": "pq", "out": "uv"}, options=(),
     )
 )  # fmt: skip
 register(
