@@ -24,7 +24,7 @@ def table() -> str:
     records = [OPERATORS[name] for name in dict.fromkeys((*OPS, *sorted(OPERATORS)))]
     records = [record for record in records if record.reference is not None]  # no gradients
     several = sorted((*ALONG.values(), *OF_MATRICES.values()), key=lambda x: (x.on, x.name))
-    lines += [_row(x) for x in (*records, *several) if x.options]
+    lines += [_row(x) for x in (*records, *several) if x.options or x.on == "matrices"]
     return "\n".join([*lines, ""])
 
 

@@ -46,8 +46,9 @@ fast algorithms for sparse matrices"; Senanayake et al., section 6.1.)
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import partial, reduce
 from itertools import product
+from operator import mul
 from typing import Any, NamedTuple
 
 import tvm_ffi
@@ -72,12 +73,14 @@ from sparsetir.sparse_ir.nodes import (
     sparse_iterations,
     stores_of,
     substitute,
+    variables_of,
 )
+from sparsetir.sparse_ir.open_axes import as_dense, open_axis
 from sparsetir.sparse_ir.parallel import constant_length
 from sparsetir.sparse_ir.promises import with_fact
 from sparsetir.sparse_ir.schedule.loops import Loop, loops_of
 from sparsetir.sparse_ir.search import load_one, store_one
-from sparsetir.sparse_ir.tir import as_dtype, as_one, free_vars, zero
+from sparsetir.sparse_ir.tir import as_dtype, as_one, dtype_of, free_vars, zero
 from sparsetir.sparse_ir.traversal import map_expr
 from sparsetir.sparse_ir.verify import verify
 
@@ -89,8 +92,9 @@ class Assembly(NamedTuple):
     """The programs of a sparse result, and the names of their parameters for it.
 
     bound : writes `bounds`, (rows,) of int64: how many elements each row has at most, and `width`,
-        (1,) of int64, the number of columns
-    fill : takes `rows_ptr`, (parts + 1,) of the idtype, the rows of each part; and `rooms`,
+        (2,) of int64, the number of columns, and that of the rows which are always together
+    fill : takes `rows_ptr`, (parts + 1,) of the idtype, the rows of each part, or where several
+        loops go through the rows, those of the outer one; and `rooms`,
         (parts + 1,) of int64, where its room of the arrays begins. Writes `counts`, (rows,) of the
         idtype, how many elements each row has; `indices` and `values`, (room,) and more dimensions
     narrow_fill : `fill` with a bitmap of one level, all words of which are looked at in each row
@@ -99,7 +103,7 @@ class Assembly(NamedTuple):
         few visits puts each into its place among those before it, without a workspace
     masked_bound : `bound` that takes a pattern besides: `indptr`, (rows + 1,), `indices`, (nnz,)
     numeric : takes `rows_ptr` and a pattern; writes `values`, those of visits that the pattern does
-        not have are dropped
+        not have are dropped. None where several loops go through the rows
     parted : whether rows can be in several parts; else there is one part, and no `rows_ptr`
     idtype, dtype : of the result's indices and values
     """
@@ -110,7 +114,7 @@ class Assembly(NamedTuple):
     wide_fill: SparseFunc
     short_fill: SparseFunc
     masked_bound: SparseFunc
-    numeric: SparseFunc
+    numeric: SparseFunc | None
     bounds: str
     width: str
     rows_ptr: str
@@ -127,7 +131,7 @@ class Assembly(NamedTuple):
     dtype: str
 
 
-def assemble(func: SparseFunc, result: str) -> Assembly:
+def assemble(func: SparseFunc, result: str | None = None) -> Assembly:
     """The programs that make a dense result of a program as a sparse one, in CSR.
 
     Parameters
@@ -136,9 +140,10 @@ def assemble(func: SparseFunc, result: str) -> Assembly:
         Of stage I, as written: iterations over rows first, then over columns in any way, once and
         in order, or several times. What the result begins with is a constant, of the `init` of the
         only iteration or of one before all others over dense rows and columns.
-    result : str
+    result : str, optional
         The name of the result's buffer, or of its parameter: over a dense axis of rows, one of
-        columns, and any dense ones of the elements.
+        columns, `T.sparse_variable(I, (n, None), ..)` or dense as well, and any dense ones of the
+        elements. By default the only result.
 
     Returns
     -------
@@ -160,22 +165,28 @@ class _Visits:
     """One iteration of the program: its loops over rows, over columns, and inside of them."""
 
     def __init__(self, of: _Assembler, it: SparseIteration) -> None:
-        self.it, self.out = it, of.out
+        self.it, self.out, self.out_columns = it, of.out, of.axes[1]
         out, index = of.out, of.index_of(it)
         self.loops = loops_of(it)
         accessed = f"{out.name}[{', '.join(map(str, index))}]"
         if any(len(loop.vars) > 1 or isinstance(loop.node, PartAxis) for loop in self.loops):
             of.refuse("expected plain, attached and merged axes, none fused or in parts")
         at = {loop.var: n for n, loop in enumerate(self.loops)}
-        self.row, self.column = row, column = at[index[0]], at[index[1]]
-        others = [constant_length(loop.node) for loop in self.loops[:row]]
-        if row > column or any(n != 1 for n in others) or self.loops[row].kinds != "S":
+        row, column = ([at[v] for v in variables_of(i) if v in at] for i in index[:2])
+        self.row, self.column = max(row, default=-1), max(column, default=-1)
+        others = [constant_length(x.node) for n, x in enumerate(self.rows) if n not in row]
+        spatial = {x.kinds for n, x in enumerate(self.rows) if n in row} == {"S"}
+        if self.row > self.column or any(n != 1 for n in others) or not spatial:
             of.refuse(
                 f"result '{out.name}': expected a spatial loop over its rows around all others, "
                 f'got {[x.name for x in self.loops]} as "{it.kinds}" for {accessed}'
             )
-        for axis, place in zip(of.axes[:2], (row, column), strict=True):
-            (gone,) = flat_axes([self.loops[place].node])
+        for axis, i in zip(of.axes[:2], index, strict=False):
+            if not isinstance(i, ir.Var):
+                if dtype_of(i) != axis.idtype:
+                    of.refuse(f"result '{out.name}': expected {i} of {axis.idtype}, got {i.ty}")
+                continue
+            (gone,) = flat_axes([self.loops[at[i]].node])
             same = tvm_ffi.structural_equal(gone.length, axis.length)
             if not same or gone.idtype != axis.idtype:
                 of.refuse(
@@ -183,13 +194,23 @@ class _Visits:
                     f"through by, to be of its length and type, {axis.length} {axis.idtype}, got "
                     f"{gone.length} {gone.idtype}"
                 )
+        rows = [x.node for x in self.rows]
+        whole = all(isinstance(x, Axis) and x.kind == "dense_fixed" for x in rows)
+        if not isinstance(index[0], ir.Var) and not (
+            whole and _counts_up(index[0], self.rows, of.axes[0])
+        ):
+            of.refuse(
+                f"result '{out.name}': expected its rows to be a coordinate, or those of dense "
+                f"axes in the order of their loops, as in i1 * m2 + i2 of m1 * m2 rows, got "
+                f"{index[0]} of {of.axes[0].length}"
+            )
         self.index, self.known = index, {}
 
     def under(self, rows: list[Loop]) -> bool:
         """Be inside of other rows, if they are the same ones."""
         own, others = (flat_axes([x.node for x in loops]) for loops in (self.rows, rows))
         self.known = {x.var: y.var for x, y in zip(self.rows, rows, strict=False)}
-        self.index = [self.known.get(i, i) for i in self.index]
+        self.index = [substitute(i, self.known) for i in self.index]
         pairs = zip(own, others, strict=False)
         return len(own) == len(others) and all(a.same_as(b) for a, b in pairs)
 
@@ -211,11 +232,13 @@ class _Visits:
     @property
     def in_order(self) -> bool:
         """Whether the columns of each row are visited once, in order, each with all there is."""
-        *between, loop = self.to_columns
-        (axis,) = flat_axes([loop.node])
+        *between, last = self.to_columns or [None]
+        loops = [*(x for x in between if constant_length(x.node) != 1), *([last] if last else [])]
         inner = {x.var for x in self.inside}
-        once = loop.kinds == "S" and axis.unique and inner >= set(self.index[2:])
-        return once and all(constant_length(x.node) == 1 for x in between)
+        once = all(x.kinds == "S" and flat_axes([x.node])[0].unique for x in loops)
+        plain = len(loops) == 1 and self.index[1].same_as(loops[0].var)
+        ordered = plain or _counts_up(self.index[1], loops, self.out_columns)
+        return once and ordered and inner >= set(self.index[2:])
 
     def rewritten(self, moved: Callable[[Sequence[Any]], tuple[Any, list[Any]]]) -> Any:
         """Body and init, with the result's accesses elsewhere."""
@@ -238,7 +261,8 @@ class _Visits:
 
 
 class _Assembler:
-    def __init__(self, func: SparseFunc, result: str) -> None:
+    def __init__(self, func: SparseFunc, result: str | None) -> None:
+        self.open, func = open_axis(func), as_dense(func)
         self.func = func
         iterations = list(sparse_iterations(func))
         steps = list(func.body.seq) if isinstance(func.body, tirx.SeqStmt) else [func.body]
@@ -267,10 +291,10 @@ class _Assembler:
 
     # -- what the program is ------------------------------------------------------------------
 
-    def _result(self, iterations: list[SparseIteration], name: str) -> SparseBuffer:
+    def _result(self, iterations: list[SparseIteration], name: str | None) -> SparseBuffer:
         written = {s.buffer for it in iterations for s in stores_of(it.body, it.init)}
         outputs = [b for b in self.func.buffers if b.var in written and b.handle is not None]
-        found = [b for b in outputs if name in (b.name, str(b.handle.name))]
+        found = [b for b in outputs if name in (None, b.name, str(b.handle.name))]
         if len(outputs) != 1 or not found:
             self.refuse(
                 f"argument 'result': expected the one result of the program, "
@@ -295,8 +319,10 @@ class _Assembler:
         first = list(stores[0].indices)
         accesses = [*stores, *loads_of(it.body, out.var)]
         same = all(same_indices(list(s.indices), first) for s in accesses)
-        variables = all(isinstance(i, ir.Var) and i in set(it.vars) for i in first)
-        if not same or not variables or len(set(first)) < len(first):
+        variables = [i for i in first if isinstance(i, ir.Var)]
+        known, used = {*it.vars}, variables_of(*first)
+        plain = {*variables, *first[2:]} <= known and len({*variables}) == len(variables)
+        if not same or not plain or not {*used} <= known | {*self.func.params}:
             self.refuse(
                 f"result '{out.name}': expected it to be accessed at different coordinates of the "
                 f"iteration, the same in all places, got {out.name}[{', '.join(map(str, first))}]"
@@ -359,16 +385,20 @@ class _Assembler:
             "room",
         )
         self.names = names = {w: fresh_name(func, f"{name}_{w}") for w in (*wishes, "nnz")}
-        rows = self.rows[-1].node
+        if self.open is not None:
+            names |= {w: str(getattr(self.open, w).name) for w in ("indptr", "indices")}
+        self.whole = isinstance(self.index[0], ir.Var)
+        self.divided = -1 if self.whole else 0
+        rows = self.rows[self.divided].node
         self.parted = isinstance(rows, Axis) and rows.kind == "dense_fixed"
         fill = self._fill("fill", 2)
         narrow = fill if self.appended else self._fill("narrow_fill", 1)
         wide = fill if self.appended else self._fill("wide_fill", 3)
         plain = self.appended or self.rest
         short = wide if plain else self._fill("short_fill", 3, short=True)
-        masked = self._bound("masked_bound"), self._numeric()
+        masked = self._bound("masked_bound"), self._numeric() if self.whole else None
         programs = self._bound("bound"), fill, narrow, wide, short, *masked
-        for program in programs:
+        for program in filter(None, programs):
             verify(program)
         types = {"idtype": self.idtype, "dtype": self.out.dtype}
         return Assembly(*programs, **names, values=name, parted=self.parted, **types)
@@ -387,10 +417,16 @@ class _Assembler:
         most = tirx.min(load_one(at), as_dtype(self.column_axis.length, "int64"))
         body = [store_one(at, zero("int64")), *counted, out.store(most, self.index[:1])]
         rows = program.iterate("rows", self.rows, as_one(body), ordered=False)
-        one = program.axis("WIDTH", "dense_fixed", as_dtype(1, "int64"))
-        width = program.output("width", "int64", [one])
-        said = partial(width.store, as_dtype(self.column_axis.length, "int64"))
-        return program.made(as_one([rows, program.over([one], "width", said)]))
+        two = program.axis("WIDTH", "dense_fixed", as_dtype(2, "int64"))
+        width = program.output("width", "int64", [two])
+        inner = [] if self.whole else [x.node.length for x in self.rows[1:]]
+        step = reduce(mul, (as_dtype(n, "int64") for n in inner), as_dtype(1, "int64"))
+        columns = as_dtype(self.column_axis.length, "int64")
+
+        def said(index: list[Any]) -> Any:
+            return width.store(tirx.Select(index[0] < 1, columns, step), index)
+
+        return program.made(as_one([rows, program.over([two], "width", said)]))
 
     def _fill(self, name: str, levels: int, short: bool = False) -> SparseFunc:
         program = _Program(self, name)
@@ -565,7 +601,11 @@ class _Program:
 
     def visit(self, visits: _Visits, space: _Workspace | _ShortRow) -> Any:
         """What an iteration does in a row, with the result elsewhere."""
-        body = as_one(space.around(visits.rewritten(space.moved)[0], visits.index[1]))
+        column = visits.index[1]
+        body = as_one(space.around(visits.rewritten(space.moved)[0], column))
+        if not isinstance(column, ir.Var):
+            there = tirx.all(column >= 0, column < self.of.column_axis.length)
+            body = tirx.IfThenElse(there, body, None)
         loops = [*visits.to_columns, *visits.inside]
         if isinstance(space, _ShortRow):  # beside the same visits in a workspace
             own = {x.var: _variable_like(x.node) for x in loops}
@@ -593,10 +633,10 @@ class _Program:
         """The rows of each part."""
         rows = self.of.rows
         if self.of.parted:
-            *outer, last = rows
-            length = last.node.length
+            rows, at = [*rows], self.of.divided
+            length = rows[at].node.length
             by = self.axis("ROWS", "dense_variable", length, parts, indptr="rows_ptr")
-            rows = [*outer, Loop(PartAxis(last.node, by), last.vars, "S")]
+            rows[at] = Loop(PartAxis(rows[at].node, by), rows[at].vars, "S")
         inside = self.iterate("rows", rows, as_one(visits))
         loop = Loop(parts, [index], "S")
         return self.iterate("parts", [loop], as_one([*begins, inside]), ordered=False)
@@ -750,6 +790,17 @@ def _each_bit(bits: Any, found: Any, word: Any, body: list[Any]) -> Any:
     number = word * as_dtype(WORD, dtype) + as_dtype(below, dtype)
     step = [store_one(found, number), store_one(bits, value & (value - one))]
     return tirx.While(value != zero("uint64"), as_one([*step, *body]))
+
+
+def _counts_up(index: Any, loops: Sequence[Loop], axis: Axis) -> bool:
+    """Whether an index numbers what loops visit as they follow each other, as in `i1 * m2 + i2`;
+    the axis has as many coordinates as theirs together."""
+    place, size = tirx.const(0, axis.idtype), tirx.const(1, axis.idtype)
+    for loop in loops:
+        (one,) = flat_axes([loop.node])
+        place, size = place * one.length + loop.var, size * one.length
+    equal = Analyzer().can_prove_equal
+    return bool(loops) and equal(place, index) and equal(size, axis.length)
 
 
 def _members(node: Any) -> list[Any]:

@@ -105,17 +105,20 @@ def as_call(stmt: Any) -> Any:
     if not name:
         return stmt
     place = tirx.BufferLoad(store.buffer, store.indices)
-    dtype = str(place.ty.dtype)
-    given = [tirx.address_of(place), value.args[1]]
     operator = name.removeprefix(PREFIX).removesuffix(NAN)
-    if operator == "sum":
-        call = tirx.call_extern(dtype, "atomicAdd", *given)
-    elif dtype == "int32":
-        call = tirx.call_extern(dtype, _on_integers(operator), *given)
-    else:
-        source = _source(name, operator)
-        call = tirx.call_intrin("void", "tirx.cuda.func_call", name, *given, source)
+    call = atomic_call(operator, place, value.args[1], name.endswith(NAN))
     return under(conditions, tirx.Evaluate(call))
+
+
+def atomic_call(operator: str, place: Any, term: Any, keeps_nan: bool = True) -> Any:
+    """The call that takes a term into an element, a load of which is `place`."""
+    dtype, given = str(place.ty.dtype), [tirx.address_of(place), term]
+    if operator == "sum":
+        return tirx.call_extern(dtype, "atomicAdd", *given)
+    if dtype == "int32":
+        return tirx.call_extern(dtype, _on_integers(operator), *given)
+    name = f"{PREFIX}{operator}{NAN if keeps_nan else ''}"
+    return tirx.call_intrin("void", "tirx.cuda.func_call", name, *given, _source(name, operator))
 
 
 def _on_integers(operator: str) -> str:

@@ -58,6 +58,7 @@ from sparsetir.sparse_ir.nodes import (
     substitute,
     variables_of,
 )
+from sparsetir.sparse_ir.open_axes import closed
 from sparsetir.sparse_ir.promises import ASSUMED, PROMISES, promises_of
 from sparsetir.sparse_ir.reduction import under
 from sparsetir.sparse_ir.rows import ROWS
@@ -92,7 +93,8 @@ def gradient(func: SparseFunc, wrt: str, *, transpose: bool = True) -> SparseFun
     -------
     SparseFunc
         Named `<func>_grad_<operand>`, of the parameters of `func`, in their order, that it needs:
-        its `params` say which. In the place of a result `out` it takes `grad_out`, and behind the
+        its `params` say which. (A result that the program assembles has a pattern that is given
+        there, with its nnz.) In the place of a result `out` it takes `grad_out`, and behind the
         last of these it writes `grad_` and the operand's parameter, all of it. Their buffers have
         `GRAD_` before their names. A name that is taken has a number behind it. Sums are in the
         types that `func` sums in, at least float32.
@@ -116,6 +118,7 @@ def gradient(func: SparseFunc, wrt: str, *, transpose: bool = True) -> SparseFun
         raise TypeError(
             f"gradient: argument 'func': expected a stage-I function, got {type(func).__name__}"
         )
+    func = closed(func)
     operand = _operand(func, wrt)
     if ROWS in func.attrs or is_scheduled(func.replace(attrs=ir.make_node("ir.DictAttrs"))):
         raise refused(func, "it has been scheduled; take the gradient of the program as written")

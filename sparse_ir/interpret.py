@@ -28,6 +28,7 @@ from sparsetir.sparse_ir.nodes import (
     nodes_of,
     visited_node,
 )
+from sparsetir.sparse_ir.open_axes import refuse_open
 from sparsetir.sparse_ir.promises import check_promises, promises_of
 
 
@@ -63,6 +64,7 @@ def interpret(func: SparseFunc, arguments: Mapping[str, Any] | Sequence[Any]) ->
     every coordinate of the spatial axes that it uses. Buffers allocated in the function start as
     NaN, or as the largest integer. Which operand max and min return for NaN is not specified.
     """
+    refuse_open("interpret", func)
     with np.errstate(all="ignore"):
         _Interpreter(func, _by_name(func, arguments)).run()
 

@@ -46,6 +46,7 @@ from sparsetir.sparse_ir.nodes import (
     stores_of,
     variables_of,
 )
+from sparsetir.sparse_ir.open_axes import refuse_open
 from sparsetir.sparse_ir.position_loop import PositionLoop
 from sparsetir.sparse_ir.position_loops import PositionLoops
 from sparsetir.sparse_ir.position_space import LAYOUTS, SIGNATURE, PositionSpace
@@ -99,6 +100,7 @@ def lower_sparse_iter(func_or_mod: Any) -> Any:
             "lower_sparse_iter: argument 'func_or_mod': expected a stage-I function or an "
             f"IRModule, got {type(func_or_mod).__name__}"
         )
+    refuse_open("lower_sparse_iter", func_or_mod)
     return _Lowering(func_or_mod).run()
 
 

@@ -27,6 +27,7 @@ from sparsetir.sparse_ir.nodes import (
     SparseIteration,
     buffer_var,
 )
+from sparsetir.sparse_ir.open_axes import is_open
 from sparsetir.sparse_ir.printer_expr import ExprPrinter, Names, dtype_of, is_int32, quote, unknown
 
 HEADER = "# from tvm.script import sparse_tir as T\n"
@@ -171,6 +172,7 @@ class _FunctionPrinter:
         args = [self._axis(axis.parent)] if axis.parent is not None else []
         count = axis.nnz if axis.is_variable else axis.nnz_cols
         pair = f"({size(axis.length)}, {size(count)})" if count is not None else size(axis.length)
+        pair = f"({size(axis.length)}, None)" if is_open(axis) else pair
         arrays = [self.names.get(h) for h in (axis.indptr, axis.indices) if h is not None]
         args.append(pair)
         if arrays:

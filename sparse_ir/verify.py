@@ -30,6 +30,7 @@ from sparsetir.sparse_ir.nodes import (
     sparse_iterations,
     stores_of,
 )
+from sparsetir.sparse_ir.open_axes import is_open, open_axis_problems
 from sparsetir.sparse_ir.promises import assumption_problems, promise_problems
 from sparsetir.sparse_ir.rows import row_problems
 from sparsetir.sparse_ir.verify_body import body_problems, index_dtype, names
@@ -176,7 +177,7 @@ def _axis_fields(new: Declarations) -> Found:
     for axis in new.axes:
         for field in OPTIONAL:
             there = getattr(axis, field) is not None
-            if field == "parent" and axis.is_merged:
+            if (field == "parent" and axis.is_merged) or (field == "nnz" and is_open(axis)):
                 continue
             if there != (field in FIELDS[axis.kind]):
                 has = "has no" if there else "needs a value for"
@@ -240,6 +241,10 @@ def _axis_merged(new: Declarations) -> Found:
             )
         elif (None if parent is None else parent.name) != getattr(axis.parent, "name", None):
             yield Broken(axis, f"{label}: its parent is not that of its axes")
+
+
+def _axis_open(new: Declarations) -> Found:
+    return open_axis_problems(new.func, new.axes)
 
 
 def _axis_sizes(new: Declarations) -> Found:
@@ -496,6 +501,7 @@ DECLARATIONS: tuple[Callable[[Declarations], Found], ...] = (
     _axis_sizes,
     _axis_parameters,
     _axis_handles,
+    _axis_open,
     _shared_indptr,
     _buffer_handle,
     _handle_once,

@@ -14,7 +14,7 @@ import sparsetir
 from csr_zoo import ZOO
 from fake_measurer import install
 from sparsetir import SparseMatrix
-from sparsetir.planning import term_pairs
+from sparsetir.planning import sparse_plan, term_pairs
 from sparsetir.planning.sparse_plan import SparsePlan
 from sparsetir.schedules.operators.registry import OF_MATRICES
 from sparsetir.schedules.operators.sparse_results import ELEMENTWISE, SEMIRINGS
@@ -60,7 +60,7 @@ def by_method(op: str, *matrices: SparseMatrix, **options: Any) -> SparseMatrix:
         return getattr(matrices[0], PRODUCTS[op])(matrices[1], **options)
     if op == "sub":
         return matrices[0] - matrices[1]
-    return getattr(matrices[0], ELEMENTWISE[op])(*matrices[1:], **options)
+    return getattr(matrices[0], ELEMENTWISE.get(op, op))(*matrices[1:], **options)
 
 
 @pytest.mark.parametrize("op", OF_MATRICES)
@@ -138,20 +138,27 @@ def test_elements_by_themselves_where_there_are_few() -> None:
             same(run(), by_method(op, a, right, mask=mask))
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_listed_terms(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
-    """Of all patterns, a few terms at a time, of all types; also where a mask keeps none."""
+@pytest.mark.parametrize(("threads", "few"), [(1, 0), (1, 99), (3, 0), (3, 99)])
+def test_listed_terms(monkeypatch: pytest.MonkeyPatch, threads: int, few: int) -> None:
+    """By the elements of the result, or as they come; of all patterns, a few terms at a time, of
+    all types; with a mask, also one that keeps none, and without."""
     monkeypatch.setattr(term_pairs, "TERMS", 7)
+    monkeypatch.setattr(sparse_plan, "FEW", few)
     config = Assembled(listed=True)
     for a in map(SparseMatrix, ZOO.values()):
-        mask = matrix((a.shape[0], a.shape[0]), 5)
-        run = plan("spgemm", a, a.T, mask=mask, config=config, threads=threads)
-        same(run(), a.matmul(a.T, mask=mask), 1e-5)
-    for dtype in ("float32", "float16", "bool"):
+        for mask in (matrix((a.shape[0], a.shape[0]), 5), None):
+            run = plan("spgemm", a, a.T, mask=mask, config=config, threads=threads)
+            for factor in (1, 2, 3):
+                same(run((factor * a).values), (factor * a).matmul(a.T, mask=mask), 1e-5)
+    for dtype, semiring in (("float32", "plus_times"), ("float16", "max_plus"), ("bool", "or_and")):
         a, b, nothing = (matrix((9, 9), n, dtype, d) for n, d in enumerate((0.3, 0.3, 0)))
-        for mask in (a, nothing):
-            run = plan("spgemm", a, b, mask=mask, config=config, threads=threads)
-            same(run(a.values), a.matmul(b, mask=mask), 2e-3)
+        how: Any = {"semiring": semiring, "config": config, "threads": threads}
+        for mask in (a, nothing, None):
+            expected = a.matmul(b, mask=mask, semiring=semiring)
+            for op, right in (("spgemm", b), ("inner", b.T)):
+                run = plan(op, a, right, mask=mask, **how)
+                for _ in range(2):
+                    same(run(None, right.values), expected, 2e-3)
 
 
 def test_many_operands_empty_ones_and_the_zoo() -> None:
@@ -203,11 +210,13 @@ REFUSED = [
     ("two", "spgemm", {"threads": 0}, ValueError, "argument 'threads': expected 1 or more"),
     ("two", "maximum", {"semiring": "or_and"}, ValueError, "'semiring': expected 'plus_times'"),
     ("two", "spgemm", {"config": 3}, TypeError, "argument 'config': expected Assembled"),
-    ("two", "spgemm", {"config": Assembled(listed=True)}, ValueError, "expected listed=False"),
+    ("two", "spgemm", {"config": Assembled(listed=True, kept=False)}, ValueError, "listed=False"),
     ("two", "add", {"config": Assembled(listed=True)}, ValueError, "expected listed=False"),
     ("two", "inner", {"config": Assembled(dotted=True)}, ValueError, "expected dotted=False"),
     ("shape", "inner", {"mask": matrix((9, 9), 0)}, ValueError, "argument 'mask': expected shape"),
     ("more", "inner", {}, TypeError, "expected two matrices for 'inner', got 3"),
+    ("more", "kron", {}, TypeError, "expected two matrices for 'kron', got 3"),
+    ("two", "kron", {"mask": matrix((9, 9), 0)}, ValueError, "'mask': expected None for 'kron'"),
     ("more", "spmm", {}, TypeError, "expected one matrix for 'spmm'"),
 ]  # fmt: skip
 
@@ -294,7 +303,7 @@ def test_what_is_right_is_found_without_kernels(semiring: str, masked: bool) -> 
     ops = [op for op in OF_MATRICES if (op in PRODUCTS) == bool(semiring)]
     more = {"semiring": semiring} if semiring else {}
     more |= {"mask": mask} if masked else {}
-    for op in ops:
+    for op in [x for x in ops if not masked or "mask" in OF_MATRICES[x].options]:
         asked = sparsetir.planning.plan.requested(op, a, b, threads=1, **more)
         same(exact_result(asked)[0], plan(op, a, b, threads=1, **more)())
 

@@ -20,7 +20,7 @@ from sparsetir.planning.row_tables_plan import RowTablesPlan
 from sparsetir.planning.sparse_plan import ValuesPlan
 from sparsetir.runtime.arrays import to_numpy
 from sparsetir.runtime.pipeline import lower
-from sparsetir.schedules.gpu.row_tables import BINS, DTYPES, Bin, RowTables, rows_program
+from sparsetir.schedules.gpu.row_tables import BINS, Bin, RowTables, dtypes_of, rows_program
 from sparsetir.schedules.gpu.sparse_results import ElementThreads, TermLanes, apply, share_terms
 from sparsetir.schedules.operators.registry import OF_MATRICES
 from sparsetir.schedules.operators.sparse_results import SEMIRINGS, SparseResult
@@ -120,12 +120,12 @@ def tables(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return made
 
 
-def check_tables(A: SparseMatrix, B: SparseMatrix) -> RowTablesPlan:
+def check_tables(A: SparseMatrix, B: SparseMatrix, **options: Any) -> RowTablesPlan:
     """The pattern and values, and other values, are what the CPU assembles."""
-    run = sparsetir.plan("spgemm", A, B, target=CUDA, config=RowTables())
+    run = sparsetir.plan("spgemm", A, B, target=CUDA, config=RowTables(), **options)
     assert isinstance(run, RowTablesPlan)
     for factor in (1, 3):
-        expected = (factor * A) @ B
+        expected = (factor * A).matmul(B, **options)
         found = run(torch.from_numpy((factor * A).values), torch.from_numpy(B.values))
         np.testing.assert_array_equal(run.pattern.indptr, expected.pattern.indptr)
         np.testing.assert_array_equal(run.pattern.columns, expected.pattern.columns)
@@ -146,8 +146,43 @@ def test_hash_tables(tables: list[Any], monkeypatch: pytest.MonkeyPatch, dtype: 
     columns = [np.sort(rng.permutation(400)[:n]) for n in eight]
     B = SparseMatrix((np.repeat(np.arange(40), eight), np.concatenate(columns)), shape=(40, 400))
     run = check_tables(A.astype(dtype), B.astype(dtype))
+    M = matrix((9, 400), 3, density=0.2)
+    check_tables(A.astype(dtype), B.astype(dtype), mask=M)
     assert [size for size, _ in run._bins] == [*bins, bins[-1]] and set(tables) == set(bins)
     assert run.launches == 4 and run._bins[-1][1]["ranges"] == 4
+
+
+SMALL = (Bin(8, 16), Bin(32, 64), Bin(128, 128))
+
+
+@requires_cuda_text
+@pytest.mark.parametrize("semiring", by_default(SEMIRINGS, "min_plus", "max_times"))
+def test_hash_tables_of_semirings(
+    tables: list[Any], monkeypatch: pytest.MonkeyPatch, semiring: str
+) -> None:
+    """With masks, too, of which some rows are empty, and some long; negative values and zeros."""
+    monkeypatch.setattr(row_tables_plan, "BINS", SMALL)
+    masks = [matrix((14, 150), 3, density=d) for d in (0.0, 0.05, 1.0)]
+    masks.append(SparseMatrix.from_dense(np.tril(np.ones((14, 150)), 60)))
+    for dtype in dtypes_of(semiring)[:: 1 if semiring == "min_plus" else 2]:
+        a, b = matrix((14, 30), 0, dtype, 0.2), matrix((30, 150), 1, dtype, 0.1)
+        for mask in (None, *masks):
+            check_tables(a, b, semiring=semiring, **({} if mask is None else {"mask": mask}))
+
+
+@requires_cuda_text
+def test_hash_tables_of_int64(tables: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results with more elements than int32 numbers, as if; operands with more are refused."""
+    a, b = matrix((14, 30), 0, "float32", 0.2), matrix((30, 150), 1, "float32", 0.02)
+    mask = matrix((14, 150), 3, "float32", 0.2)
+    monkeypatch.setattr(row_tables_plan, "INT32", 160)
+    for options in ({}, {"mask": mask}):
+        assert check_tables(a, b, **options)._how[-1]
+    monkeypatch.setattr(row_tables_plan, "INT32", 140)
+    with pytest.raises(
+        OverflowError, match="spgemm: expected rows, columns and elements of the op"
+    ):
+        check_tables(a, b)
 
 
 @requires_cuda_text
@@ -156,7 +191,7 @@ def test_hash_tables_of_patterns(tables: list[Any]) -> None:
     for x in map(SparseMatrix, ZOO.values()):
         a = x.astype("float32").with_values(np.arange(x.nnz, dtype="float32") % 5)
         check_tables(a, a.T)
-    far = SparseMatrix(([0, 0, 1], [3, 2**31 - 9, 1]), shape=(2, 2**31 - 5)).astype("float32")
+    far = SparseMatrix(([0, 0, 1], [3, 2**31 + 4, 1]), shape=(2, 2**31 + 5)).astype("float32")
     a = SparseMatrix(([0, 0, 2], [0, 1, 0]), shape=(3, 2)).astype("float32")
     check_tables(a, far)
     check_tables(a.with_values(np.array([0, np.nan, 1], "float32")), far * np.float32(np.inf))
@@ -167,30 +202,39 @@ def test_hash_tables_of_patterns(tables: list[Any]) -> None:
 def test_hash_tables_of_random_matrices(
     tables: list[Any], monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
-    monkeypatch.setattr(row_tables_plan, "BINS", (Bin(8, 16), Bin(32, 64), Bin(128, 128)))
+    monkeypatch.setattr(row_tables_plan, "BINS", SMALL)
     for seed in range(count):
         rng = np.random.default_rng(seed)
         m, l, n = rng.choice([1, 5, 40, 300], 3)
-        each = zip(((m, l), (l, n)), rng.choice([0.0, 0.01, 0.1, 0.6], 2), strict=True)
-        check_tables(*(matrix(shape, seed + q, "float32", d) for q, (shape, d) in enumerate(each)))
+        each = zip(((m, l), (l, n), (m, n)), rng.choice([0.0, 0.01, 0.1, 0.6], 3), strict=True)
+        a, b, mask = (matrix(x, seed + q, "float32", d) for q, (x, d) in enumerate(each))
+        check_tables(a, b)
+        check_tables(a, b, mask=mask, semiring=str(rng.choice([*SEMIRINGS])))
+
+
+KINDS: list[tuple[Any, ...]] = [
+    (None,), *((x,) for x in dtypes_of("plus_times")), ("float64", "plus_times", False, True),
+    ("int32", "max_times"), ("float32", "max_plus", True), ("float32", "min_plus", True, True),
+]  # fmt: skip
 
 
 @requires_nvcc
 @pytest.mark.parametrize("arch", [pytest.param("sm_80", marks=pytest.mark.slow), "sm_90"])
-@pytest.mark.parametrize("dtype", by_default([None, *DTYPES], "float32"))
-def test_hash_tables_compile(dtype: str | None, arch: str) -> None:
-    for size in BINS[-1:] if dtype else BINS:
-        stages = lower(rows_program(size, dtype), target={"kind": "cuda", "arch": arch})
+@pytest.mark.parametrize("how", by_default(KINDS, KINDS[1], KINDS[-1]))
+def test_hash_tables_compile(how: tuple[Any, ...], arch: str) -> None:
+    for size in BINS[-1:] if how[0] else BINS:
+        stages = lower(rows_program(size, *how), target={"kind": "cuda", "arch": arch})
         assert nvcc_compile(cuda_source(stages["III"], arch), arch)
 
 
 def test_refused_hash_tables(tables: list[Any]) -> None:
-    a, wide = matrix((9, 9), 0, "float32"), matrix((9, 9), 0, "int64")
+    a, wide, double = (matrix((9, 9), 0, x) for x in ("float32", "int64", "float64"))
     for given_, op, options, message in (
-        ((a, a), "spgemm", {"mask": a}, "expected ElementThreads or TermLanes beside a mask"),
-        ((a, a), "spgemm", {"semiring": "min_plus"}, "beside a mask, another semiring or oper"),
-        ((a, a), "inner", {}, "beside a mask, another semiring or operator for 'inner'"),
-        ((wide, wide), "spgemm", {}, "TermLanes but for float32, float64, int32 and int32 indices"),
+        ((a, a), "inner", {}, "expected ElementThreads or TermLanes for 'inner'"),
+        ((a, a), "add", {}, "expected ElementThreads for 'add'"),
+        ((a, a), "kron", {}, "expected ElementThreads for 'kron'"),
+        ((wide, wide), "spgemm", {}, "TermLanes but for float32, float64, int32 with 'plus_times'"),
+        ((double, double), "spgemm", {"semiring": "min_plus"}, "float32, int32 with 'min_plus'"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=message):
             sparsetir.plan(op, *given_, target=CUDA, config=RowTables(), **options)

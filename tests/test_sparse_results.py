@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from csr_zoo import ZOO
 from drawing import examples
 from refusals import refusals
-from sparsetir import SparseMatrix, StructureError
+from sparsetir import SparseMatrix, StructureError, plan
 from sparsetir.planning import sparse_results
 
 IN_ROWS = {"add": np.add, "maximum": np.maximum, "minimum": np.minimum, "multiply": np.multiply}
@@ -76,6 +76,8 @@ def matrices(draw: Any) -> tuple[Any, ...]:
 
 def check_all(given_: tuple[Any, ...]) -> None:
     (A, B), terms = given_
+    exact = sp.csr_array(sp.kron(A, B[:9, :70]))
+    check(SparseMatrix(A).kron(sp.csr_array(B[:9, :70])), stored(exact), exact.toarray())
     check(SparseMatrix(A) @ SparseMatrix(B), *product_of(A, B))
     known = [SparseMatrix(x) for x in terms]
     anywhere = np.logical_or.reduce([stored(x) for x in terms])
@@ -90,7 +92,8 @@ test_random_matrices = examples(15, 4000, given_=matrices())(check_all)
 
 @st.composite
 def rows(draw: Any) -> tuple[Any, ...]:
-    """Two matrices of as many columns, of rows of any lengths, and pairs of rows."""
+    """Two matrices of as many columns, of rows of any lengths, long ones beside short ones among
+    them; and pairs of rows."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     m, p = (draw(st.sampled_from([1, 3, 40])) for _ in range(2))
     n = draw(st.sampled_from([1, 7, 200, 3000]))
@@ -110,6 +113,10 @@ def check_inner(drawn: tuple[Any, ...]) -> None:
     for found in (a.inner(b, mask=m), a.matmul(b.T, mask=m)):
         check(found, stored(M), dense)
     if A.shape == B.shape:
+        check(a * b, stored(A) & stored(B), A.toarray() * B.toarray())
+        planned = plan("mul", a, b)
+        for _ in range(2):
+            check(planned(), stored(A) & stored(B), A.toarray() * B.toarray())
         np.testing.assert_array_equal(a.vecdot(b), A.multiply(B).sum(axis=1))
 
 
@@ -182,6 +189,9 @@ def test_int64_indices() -> None:
     np.testing.assert_array_equal(found.pattern.indptr, [0, 1, 1, 3])
     mask = SparseMatrix(([0, 2, 2], [1, 7, far - 1]), shape=(3, far))
     np.testing.assert_array_equal(a.matmul(b, mask=mask).values, [1, 0, 1])
+    blocks = a.kron(b)
+    assert blocks.shape == (6, 2 * far) and blocks.pattern.columns.dtype == np.int64
+    np.testing.assert_array_equal(blocks.pattern.columns[:3], [far + 3, 2 * far - 1, far + 1])
     assert (b + b).nnz == 3 and ((b + b).values == 2).all()
 
 
@@ -202,6 +212,7 @@ def test_infinities_and_nan_stay_where_they_are() -> None:
 def test_zeros_that_come_out_are_stored() -> None:
     a = SparseMatrix.from_dense(np.array([[1.0, 2.0]]))
     assert (a - a).nnz == 2 and not (a - a).values.any()
+    assert (a - a).kron(a).nnz == 4
 
 
 def test_numbers_and_signs() -> None:
@@ -243,6 +254,7 @@ A.vecdot(B)  # ValueError: SparseMatrix.vecdot: argument 'other': expected shape
 A.add(*[A] * 8)  # ValueError: expected at most 8 matrices, got 9
 A + 3  # TypeError: unsupported operand
 A * "x"  # TypeError: type
+A.kron(3)  # TypeError: SparseMatrix.kron: argument 'other'
 A.add(3)  # TypeError: SparseMatrix.add: argument 'other'
 """,
     globals(),

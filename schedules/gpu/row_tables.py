@@ -7,6 +7,9 @@ place is the number of lesser columns. How many threads a row has, and how large
 by how many terms it has (:data:`BINS`). A row of more terms than fit goes through ranges of as many
 columns as the table has slots, one after the other.
 
+With a mask a row's table has the mask's columns, and nothing is counted: terms of other columns are
+left out, and each element of the mask takes what its slot has.
+
 A table that several threads insert into is no axis of stage I, so this is a function of TIR.
 
 (Nagasaka, Nukada and Matsuoka, "High-performance and memory-saving sparse general matrix-matrix
@@ -16,24 +19,30 @@ multiplication for NVIDIA Pascal GPU", sections III and IV.)
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 from tvm.script import from_source
+from tvm.script import tirx as tirx_script
 
 from sparsetir.schedules.arguments import Config
 from sparsetir.schedules.gpu.sparse_results import program
-from sparsetir.schedules.operators.sparse_results import SparseResult
+from sparsetir.schedules.operators.sparse_results import (
+    SEMIRINGS,
+    SparseResult,
+    first_value,
+    term_of,
+)
 from sparsetir.schedules.template import Template, register
 from sparsetir.schedules.templates.sparse_results import refuse
+from sparsetir.sparse_ir.atomics import ATOMIC_DTYPES, atomic_call
 
 BLOCK = 128  # threads
-DTYPES = ("float32", "float64", "int32")  # that are added up atomically
 
 
 @dataclass(frozen=True)
 class RowTables(Config):
-    """A product whose pattern the GPU finds, by a hash table for each row."""
+    """A product whose pattern the GPU finds, or a mask has, by a hash table for each row."""
 
     def tiles(self, feat: int) -> int:
         """None: there are no features."""
@@ -42,6 +51,11 @@ class RowTables(Config):
 
 
 register(Template(RowTables, SparseResult, program, refuse, gpu=True))
+
+
+def dtypes_of(semiring: str) -> tuple[str, ...]:
+    """The dtypes that terms of a semiring are taken together in atomically."""
+    return ATOMIC_DTYPES[SEMIRINGS[semiring][0]]
 
 
 class Bin(NamedTuple):
@@ -60,12 +74,17 @@ BINS = (Bin(8, 64), Bin(32, 512), Bin(BLOCK, 2048))
 
 
 @cache
-def rows_program(size: Bin, dtype: str | None) -> Any:
+def rows_program(
+    size: Bin, dtype: str | None, semiring: str = "plus_times", masked: bool = False,
+    wide: bool = False,
+) -> Any:  # fmt: skip
     """The kernel of a bin, as a function of TIR.
 
     dtype : of the values, which it adds up; None where it counts
+    masked : whether `c_indices` is given, and not written
+    wide : whether elements of the result are numbered by int64
 
-    rows : (count,) the rows of the bin; all arrays of indices are of int32
+    rows : (count,) the rows of the bin; all arrays of indices but `c_indptr` are of int32
     a_indptr, a_indices, b_indptr, b_indices : patterns, (m, l) and (l, n), in CSR
     ranges, width : how many ranges of columns a row goes through, and the columns of each
     counts : (m,) how many columns each row has
@@ -73,27 +92,59 @@ def rows_program(size: Bin, dtype: str | None) -> Any:
         columns and values
     """
     lanes, slots = size
-    sizes = {"groups": BLOCK // lanes, "lanes": lanes, "slots": slots, "dtype": dtype}
+    number = "int64" if wide else "int32"
     counting = dtype is None
     shapes = {"counts": ("m", "int32")} if counting else {
-        "a": ("a_nnz", dtype), "b": ("b_nnz", dtype), "c_indptr": ("m + 1", "int32"),
+        "a": ("a_nnz", dtype), "b": ("b_nnz", dtype), "c_indptr": ("m + 1", number),
         "c_indices": ("c_nnz", "int32"), "c": ("c_nnz", dtype),
     }  # fmt: skip
     shapes = {**PATTERNS, **shapes}
-    numbers = [*NUMBERS, *([] if counting else ["c_nnz"])]
-    params = [*(f"{x}: T.handle" for x in shapes), *(f"{x}: T.int32" for x in numbers)]
-    lines = [f'{x.upper()} = T.match_buffer({x}, ({n},), "{of}")' for x, (n, of) in shapes.items()]
-    text = TEXT.format(
-        params=", ".join(params), buffers="\n    ".join(lines),
-        tables="" if counting else TABLES, cleared="" if counting else CLEARED,
-        added="" if counting else ADDED, written=COUNTED if counting else WRITTEN, swap=SWAP,
-        locals="\n                    ".join(
-            f'{x} = T.sblock_alloc_buffer((1,), "int32", scope="local")' for x in LOCALS
+    numbers = [f"{x}: T.int32" for x in NUMBERS] + ([] if counting else [f"c_nnz: T.{number}"])
+    params = [*(f"{x}: T.handle" for x in shapes), *numbers]
+    buffers = [
+        f'{x.upper()} = T.match_buffer({x}, ({n},), "{of}")' for x, (n, of) in shapes.items()
+    ]
+    shared = {"keys": ("SLOTS", "int32")} | ({} if counting else {"sums": ("SLOTS", dtype)})
+    shared |= {} if masked else {"found": (2, "int32")}
+    shared |= {} if masked or counting else {"taken": ("SLOTS", "int32")}
+    made = [
+        f'{x} = T.sblock_alloc_buffer((GROUPS, {n}), "{of}", scope="shared")'
+        for x, (n, of) in shared.items()
+    ]
+    for x in LOCALS:
+        of = number if x in ("place", "stop") else "int32"
+        made.append(f'{x} = T.sblock_alloc_buffer((1,), "{of}", scope="local")')
+    steps = MASKED if masked else COUNTED if counting else WRITTEN
+    added = "" if counting else ADDED
+    text = _filled(
+        TEXT, params=", ".join(params), buffers="\n".join(buffers), made="\n".join(made),
+        steps=_filled(
+            steps, insert=_filled(SEARCH, read=SWAP), find=_filled(SEARCH, read=READ), added=added,
+            clear=CLEAR if counting else CLEAR + CLEARED,
         ),
     )  # fmt: skip
-    for name, value in sizes.items():
-        text = text.replace(name.upper(), str(value))
-    return from_source(text)
+    for name, value in {"GROUPS": BLOCK // lanes, "LANES": lanes, "SLOTS": slots}.items():
+        text = text.replace(name, str(value))
+    how = {} if counting else {
+        "first": first_value(semiring, str(dtype)), "term": partial(term_of, semiring, dtype),
+        "taken_in": partial(atomic_call, SEMIRINGS[semiring][0]), "number": number,
+    }  # fmt: skip
+    return from_source(text, {"T": tirx_script, **how})
+
+
+def _filled(text: str, **pieces: str) -> str:
+    """With other lines, as far to the right, in the place of a line that is the name of a piece."""
+    lines = []
+    for line in text.strip("\n").split("\n"):
+        name = line.strip().removeprefix("$")
+        if line.strip() == f"${name}" and name in pieces:
+            indent = line[: -len(name) - 1]
+            lines += [indent + x for x in pieces[name].strip("\n").split("\n") if x]
+        else:
+            for name, piece in pieces.items():
+                line = line.replace(f"${name}", piece)
+            lines.append(line)
+    return "\n".join(lines)
 
 
 NUMBERS = ("count", "ranges", "width", "m", "l", "a_nnz", "b_nnz")
@@ -101,55 +152,36 @@ PATTERNS = {
     "rows": ("count", "int32"), "a_indptr": ("m + 1", "int32"), "a_indices": ("a_nnz", "int32"),
     "b_indptr": ("l + 1", "int32"), "b_indices": ("b_nnz", "int32"),
 }  # fmt: skip
-LOCALS = ("row", "begin", "end", "done", "q", "last", "column", "slot", "seen", "at")
+LOCALS = (
+    "row",
+    "begin",
+    "end",
+    "done",
+    "q",
+    "last",
+    "column",
+    "slot",
+    "seen",
+    "at",
+    "place",
+    "stop",
+)
 SWAP = 'T.call_extern("int32", "atomicCAS", T.address_of(keys[group, slot[0]]), -1, column[0])'
-TABLES = """
-                    sums = T.sblock_alloc_buffer((GROUPS, SLOTS), "DTYPE", scope="shared")
-                    taken = T.sblock_alloc_buffer((GROUPS, SLOTS), "int32", scope="shared")"""
-CLEARED = """
-                            sums[group, s * LANES + lane] = T.cast(0, "DTYPE")"""
-ADDED = """
-                                    T.evaluate(T.call_extern(
-                                        "DTYPE", "atomicAdd", T.address_of(sums[group, slot[0]]),
-                                        A[begin[0] + p] * B[q[0]]))"""
-COUNTED = """
-                        if lane == 0 and begin[0] < end[0]:
-                            COUNTS[row[0]] = done[0] + last[0]"""
-WRITTEN = """
-                        for s in T.serial(0, SLOTS // LANES):
-                            seen[0] = keys[group, s * LANES + lane]
-                            if seen[0] != -1:
-                                slot[0] = T.call_extern(
-                                    "int32", "atomicAdd", T.address_of(found[group, 1]), 1
-                                )
-                                taken[group, slot[0]] = s * LANES + lane
-                        T.tvm_storage_sync("shared")
-                        q[0] = lane
-                        while q[0] < last[0]:
-                            slot[0] = taken[group, q[0]]
-                            column[0] = keys[group, slot[0]]
-                            at[0] = C_INDPTR[row[0]] + done[0]
-                            for s in T.serial(0, last[0]):
-                                seen[0] = taken[group, s]
-                                at[0] = at[0] + T.cast(keys[group, seen[0]] < column[0], "int32")
-                            C_INDICES[at[0]] = column[0]
-                            C[at[0]] = sums[group, slot[0]]
-                            q[0] = q[0] + LANES"""
+READ = "keys[group, slot[0]]"
 # Conditions and indices read locals alone: TVM's search for missing barriers asks for that.
-TEXT = """# from tvm.script import tirx as T
+TEXT = """
+# from tvm.script import tirx as T
 @T.prim_func(s_tir=True)
-def row_tables({params}):
-    T.func_attr({{"tirx.noalias": True}})
-    {buffers}
+def row_tables($params):
+    T.func_attr({"tirx.noalias": True})
+    $buffers
     for block in T.thread_binding(T.max((count + GROUPS - 1) // GROUPS, 1), thread="blockIdx.x"):
         for group in T.thread_binding(GROUPS, thread="threadIdx.y"):
             for lane in T.thread_binding(LANES, thread="threadIdx.x"):
                 with T.sblock("row"):
                     T.reads()
                     T.writes()
-                    keys = T.sblock_alloc_buffer((GROUPS, SLOTS), "int32", scope="shared")
-                    found = T.sblock_alloc_buffer((GROUPS, 2), "int32", scope="shared"){tables}
-                    {locals}
+                    $made
                     row[0] = ROWS[T.min(block * GROUPS + group, count - 1)]
                     begin[0] = A_INDPTR[row[0]]
                     end[0] = begin[0]
@@ -157,30 +189,95 @@ def row_tables({params}):
                         end[0] = A_INDPTR[row[0] + 1]
                     done[0] = 0
                     for r in T.serial(0, ranges):
-                        for s in T.serial(0, SLOTS // LANES):
-                            keys[group, s * LANES + lane] = -1{cleared}
-                        if lane < 2:
-                            found[group, lane] = 0
-                        T.tvm_storage_sync("shared")
-                        for p in T.serial(0, end[0] - begin[0]):
-                            q[0] = B_INDPTR[A_INDICES[begin[0] + p]] + lane
-                            last[0] = B_INDPTR[A_INDICES[begin[0] + p] + 1]
-                            while q[0] < last[0]:
-                                column[0] = B_INDICES[q[0]]
-                                if T.truncdiv(column[0], width) == r:
-                                    slot[0] = T.bitwise_and(column[0], SLOTS - 1) * 107
-                                    slot[0] = T.bitwise_and(slot[0], SLOTS - 1)
-                                    seen[0] = {swap}
-                                    while seen[0] != -1 and seen[0] != column[0]:
-                                        slot[0] = T.bitwise_and(slot[0] + 1, SLOTS - 1)
-                                        seen[0] = {swap}
-                                    if seen[0] == -1:
-                                        at[0] = T.call_extern(
-                                            "int32", "atomicAdd", T.address_of(found[group, 0]), 1
-                                        ){added}
-                                q[0] = q[0] + LANES
-                        T.tvm_storage_sync("shared")
-                        last[0] = found[group, 0]{written}
-                        done[0] = done[0] + last[0]
+                        $steps
                         T.tvm_storage_sync("shared")
 """
+CLEAR = """
+for s in T.serial(0, SLOTS // LANES):
+    keys[group, s * LANES + lane] = -1
+"""
+CLEARED = "    sums[group, s * LANES + lane] = first"
+# From the place of a column on to the slot that has it, or to a free one.
+SEARCH = """
+slot[0] = T.bitwise_and(T.bitwise_and(column[0], SLOTS - 1) * 107, SLOTS - 1)
+seen[0] = $read
+while seen[0] != -1 and seen[0] != column[0]:
+    slot[0] = T.bitwise_and(slot[0] + 1, SLOTS - 1)
+    seen[0] = $read
+"""
+ADDED = "T.evaluate(taken_in(sums[group, slot[0]], term(A[begin[0] + p], B[q[0]])))"
+TERMS = """
+for p in T.serial(0, end[0] - begin[0]):
+    q[0] = B_INDPTR[A_INDICES[begin[0] + p]] + lane
+    last[0] = B_INDPTR[A_INDICES[begin[0] + p] + 1]
+    while q[0] < last[0]:
+        column[0] = B_INDICES[q[0]]
+        if T.truncdiv(column[0], width) == r:
+            $each
+        q[0] = q[0] + LANES
+"""
+INSERT = """
+$insert
+if seen[0] == -1:
+    at[0] = T.call_extern("int32", "atomicAdd", T.address_of(found[group, 0]), 1)
+$added
+"""
+FIND = """
+$find
+if seen[0] == column[0]:
+    $added
+"""
+COUNTED = _filled("""
+$clear
+if lane < 2:
+    found[group, lane] = 0
+T.tvm_storage_sync("shared")
+$terms
+T.tvm_storage_sync("shared")
+last[0] = found[group, 0]
+if lane == 0 and begin[0] < end[0]:
+    COUNTS[row[0]] = done[0] + last[0]
+done[0] = done[0] + last[0]
+""", terms=_filled(TERMS, each=INSERT))  # fmt: skip
+WRITTEN = COUNTED.replace("""if lane == 0 and begin[0] < end[0]:
+    COUNTS[row[0]] = done[0] + last[0]
+""", """for s in T.serial(0, SLOTS // LANES):
+    seen[0] = keys[group, s * LANES + lane]
+    if seen[0] != -1:
+        slot[0] = T.call_extern("int32", "atomicAdd", T.address_of(found[group, 1]), 1)
+        taken[group, slot[0]] = s * LANES + lane
+T.tvm_storage_sync("shared")
+q[0] = lane
+while q[0] < last[0]:
+    slot[0] = taken[group, q[0]]
+    column[0] = keys[group, slot[0]]
+    place[0] = C_INDPTR[row[0]] + T.cast(done[0], number)
+    for s in T.serial(0, last[0]):
+        seen[0] = taken[group, s]
+        place[0] = place[0] + T.cast(keys[group, seen[0]] < column[0], number)
+    C_INDICES[place[0]] = column[0]
+    C[place[0]] = sums[group, slot[0]]
+    q[0] = q[0] + LANES
+""")  # fmt: skip
+IN_MASK = """
+place[0] = C_INDPTR[row[0]]
+stop[0] = place[0]
+if block * GROUPS + group < count:
+    stop[0] = C_INDPTR[row[0] + 1]
+place[0] = place[0] + T.cast(lane, number)
+while place[0] < stop[0]:
+    column[0] = C_INDICES[place[0]]
+    if T.truncdiv(column[0], width) == r:
+        $each
+    place[0] = place[0] + T.cast(LANES, number)
+"""
+MASKED = _filled("""
+$clear
+T.tvm_storage_sync("shared")
+$listed
+T.tvm_storage_sync("shared")
+$terms
+T.tvm_storage_sync("shared")
+$taken
+""", listed=_filled(IN_MASK, each="$insert"), terms=_filled(TERMS, each=FIND),
+    taken=_filled(IN_MASK, each="$find\nC[place[0]] = sums[group, slot[0]]"))  # fmt: skip

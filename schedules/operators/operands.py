@@ -28,6 +28,7 @@ CHUNK = 2**22  # products that are made at a time
 # Letters of dimensions for people, where these say more.
 WORDS = {
     "e": "nnz", "k": "feat", "h": "heads", "i": "feat_in", "f": "edge_feat", "r": "relations",
+    "u": "m p", "v": "n q",
 }  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from sparsetir.schedules.operators.names import IDTYPES
 from sparsetir.schedules.operators.operands import Operator, register
 from sparsetir.schedules.operators.problems import Problem, reduced
 from sparsetir.sparse_ir.nodes import SparseFunc
+from sparsetir.sparse_ir.promises import with_fact
 from sparsetir.sparse_ir.script.parser import from_source
 
 # What terms are summed with, and what they are made with.
@@ -38,6 +39,7 @@ COMBINED = {
     "maximum": ("union", lambda a, b: f"T.max({a}, {b})"),
     "minimum": ("union", lambda a, b: f"T.min({a}, {b})"),
 }
+KRON = "kron"
 MOST = 8  # operands
 # By the names of operators, and of `COMBINED`.
 ELEMENTWISE = {
@@ -49,7 +51,7 @@ ELEMENTWISE = {
 class SparseResult(Problem):
     """Products and sums of sparse matrices, whose result is sparse.
 
-    how : a semiring, or one of `COMBINED`
+    how : a semiring, one of `COMBINED`, or `KRON`
     dtype, sums : of values, and of what they are summed in, which kernels write
     result : dtype of the result's values
     idtype : of indptr and indices
@@ -64,7 +66,7 @@ class SparseResult(Problem):
     count: int = 2
 
     def __post_init__(self) -> None:
-        expect_one_of(self, how=(*SEMIRINGS, *COMBINED), idtype=IDTYPES)
+        expect_one_of(self, how=(*SEMIRINGS, *COMBINED, KRON), idtype=IDTYPES)
 
     @property
     def is_product(self) -> bool:
@@ -77,14 +79,24 @@ class SparseResult(Problem):
         gathered : see :func:`combined_program`
         """
         types = self.dtype, self.sums, self.idtype
+        if self.how == KRON:
+            return kron_program(*types)
         if self.is_product:
             return product_program(self.how, *types)
         return combined_program(self.how, self.count, gathered, *types)
 
-    def terms_program(self, idtype: str | None = None) -> SparseFunc:
-        """The values of a product whose terms are listed; `idtype` : of the lists."""
+    def terms_program(self, idtype: str | None = None, visited: bool = False) -> SparseFunc:
+        """The values of a product whose terms are listed, which is trusted.
+
+        idtype : of the lists
+        visited : they are in the order of a product's visits, not of the result's elements
+        """
         types = self.dtype, self.sums, idtype or self.idtype
-        return product_terms_program(self.how, *types)
+        made = (product_visits_program if visited else product_terms_program)(self.how, *types)
+        inside = (("A", "J"), ("B", "L"), ("C", "E")) if visited else (("B", "L"),)
+        for buffer, axis in inside:
+            made = with_fact(made, "inside", buffer=buffer, axis=axis)
+        return made
 
     def elements_program(self) -> SparseFunc:
         """The values of a product at a pattern that is given, by a row and a column for each."""
@@ -92,6 +104,8 @@ class SparseResult(Problem):
 
     def values_program(self) -> SparseFunc:
         """The values at a pattern that is given, of which none depends on another."""
+        if self.how == KRON:
+            return kron_values_program(self.dtype, self.idtype)
         if self.is_product:
             return product_values_program(self.how, self.dtype, self.idtype)
         return combined_values_program(self.how, self.count, self.dtype, self.idtype)
@@ -189,6 +203,67 @@ def combined_program(
         lines += iteration(axes, op, reduce(join, terms))
     head = f"@T.prim_func\ndef {op}({', '.join(params)}, c: T.handle, {sizes}):"
     return from_source("\n    ".join([head, *lines]))
+
+
+@cache
+def kron_program(dtype: str, out: str, idtype: str) -> Any:
+    """The Kronecker product: blocks of B, each times an element of A.
+
+    a : (a_nnz,) ; b : (b_nnz,) ; c : the values of C, whose pattern is assembled
+    a_indptr, a_indices, b_indptr, b_indices : patterns, (m, n) and (p, q), in CSR
+    """
+    size = getattr(T, idtype)
+
+    @T.prim_func
+    def kron(
+        a: T.handle, a_indptr: T.handle, a_indices: T.handle, b: T.handle, b_indptr: T.handle,
+        b_indices: T.handle, c: T.handle, c_indptr: T.handle, c_indices: T.handle, m: size, n: size,
+        p: size, q: size, a_nnz: size, b_nnz: size,
+    ) -> None:  # fmt: skip
+        I1 = T.dense_fixed(m, idtype)
+        J1 = T.sparse_variable(I1, (n, a_nnz), (a_indptr, a_indices), idtype)
+        I2 = T.dense_fixed(p, idtype)
+        J2 = T.sparse_variable(I2, (q, b_nnz), (b_indptr, b_indices), idtype)
+        I = T.dense_fixed(m * p, idtype)
+        J = T.sparse_variable(I, (n * q, None), (c_indptr, c_indices), idtype)
+        A = T.match_sparse_buffer(a, (I1, J1), dtype)
+        B = T.match_sparse_buffer(b, (I2, J2), dtype)
+        C = T.match_sparse_buffer(c, (I, J), out)
+        with T.sp_iter([I1, I2, J1, J2], "SSSS", "kron") as [i1, i2, j1, j2]:
+            C[i1 * p + i2, j1 * q + j2] = T.cast(A[i1, j1], out) * T.cast(B[i2, j2], out)
+
+    return kron
+
+
+@cache
+def kron_values_program(dtype: str, idtype: str) -> Any:
+    """The values of a Kronecker product at a pattern that is given, an element at a time.
+
+    x0 : (x0_nnz,) of A ; x1 : (x1_nnz,) of B ; out : (nnz,)
+    indptr, indices, x0_indptr, ... : patterns, (m, n), (x0_m, x0_n) and (p, q), in CSR
+    """
+    size = getattr(T, idtype)
+
+    @T.prim_func
+    def kron_values(
+        x0: T.handle, x1: T.handle, out: T.handle, indptr: T.handle, indices: T.handle,
+        x0_indptr: T.handle, x0_indices: T.handle, x1_indptr: T.handle, x1_indices: T.handle,
+        m: size, n: size, nnz: size, x0_m: size, x0_n: size, p: size, q: size, x0_nnz: size,
+        x1_nnz: size,
+    ) -> None:  # fmt: skip
+        I = T.dense_fixed(m, idtype)
+        K = T.sparse_variable(I, (n, nnz), (indptr, indices), idtype)
+        I1 = T.dense_fixed(x0_m, idtype)
+        J1 = T.sparse_variable(I1, (x0_n, x0_nnz), (x0_indptr, x0_indices), idtype)
+        I2 = T.dense_fixed(p, idtype)
+        J2 = T.sparse_variable(I2, (q, x1_nnz), (x1_indptr, x1_indices), idtype)
+        A = T.match_sparse_buffer(x0, (I1, J1), dtype)
+        B = T.match_sparse_buffer(x1, (I2, J2), dtype)
+        C = T.match_sparse_buffer(out, (I, K), dtype)
+        with T.sp_iter([T.fuse(I, K)], "SS", "values") as [i, k]:
+            C[i, k] = A[i // p, k // q] * B[i % p, k % q]
+
+    return kron_values
 
 
 @cache
@@ -300,6 +375,43 @@ def product_terms_program(semiring: str, dtype: str, sums: str, idtype: str) -> 
 
 
 @cache
+def product_visits_program(semiring: str, dtype: str, sums: str, idtype: str) -> Any:
+    """The values of C = A B over a semiring, of terms in the order of A's elements.
+
+    x0 : (x0_nnz,) of A ; x1 : (x1_nnz,) of B ; out : (nnz,) of C, in the type `sums`
+    begins : (parts + 1,), terms of parts that have no element of C in common
+    places, x0_places, x1_places : (terms,) elements of C, of A and of B
+    """
+    how, _ = SEMIRINGS[semiring]
+    size, first = getattr(T, idtype), first_value(semiring, sums)
+    term = partial(term_of, semiring, sums)
+
+    @T.prim_func
+    def spgemm_visits(
+        x0: T.handle, x1: T.handle, out: T.handle, begins: T.handle, places: T.handle,
+        x0_places: T.handle, x1_places: T.handle, nnz: size, parts: size, terms: size, x0_nnz: size,
+        x1_nnz: size,
+    ) -> None:  # fmt: skip
+        P = T.dense_fixed(parts, idtype)
+        S = T.dense_variable(P, (terms, terms), begins, idtype)
+        E = T.dense_fixed(nnz, idtype)
+        J = T.dense_fixed(x0_nnz, idtype)
+        L = T.dense_fixed(x1_nnz, idtype)
+        A = T.match_sparse_buffer(x0, (J,), dtype)
+        B = T.match_sparse_buffer(x1, (L,), dtype)
+        X = T.match_sparse_buffer(places, (P, S), idtype)
+        X0 = T.match_sparse_buffer(x0_places, (P, S), idtype)
+        X1 = T.match_sparse_buffer(x1_places, (P, S), idtype)
+        C = T.match_sparse_buffer(out, (E,), sums)
+        with T.sp_iter([E], "S", "begun") as [e]:
+            C[e] = first
+        with T.sp_iter([P, S], "SS", "visits") as [p, s]:
+            C[X[p, s]] = reduced(how, C[X[p, s]], term(A[X0[p, s]], B[X1[p, s]]))
+
+    return spgemm_visits
+
+
+@cache
 def combined_values_program(op: str, count: int, dtype: str, idtype: str) -> SparseFunc:
     """The values of C = A0 + A1 + ..., or another of `COMBINED`, at a pattern that is given.
 
@@ -336,6 +448,12 @@ for _name in ELEMENTWISE:
             dims={"b": "mn", "out": "mn"}, options=("mask",),
         )
     )  # fmt: skip
+register(
+    _of_matrices(
+        KRON, title="Kronecker product of sparse matrices", reductions=(),
+        dims={"b": "pq", "out": "uv"}, options=(),
+    )
+)  # fmt: skip
 register(
     _of_matrices(
         "inner", title="inner products of sparse rows",

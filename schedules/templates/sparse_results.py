@@ -23,9 +23,9 @@ class Assembled(Config):
     gathered : a sum goes through one operand after the other and adds to a workspace; else through
         all of them at once
     parallel : rows are divided among threads
-    listed : of a product with a mask, the terms that the mask keeps are found when it is planned,
-        and calls go through these: two places of memory for each, and as long to find as some
-        hundred calls
+    listed : of a product with a mask, or one that is kept and has few terms for each element, the
+        terms are found beforehand, and calls go through these: two or three places of memory for
+        each, and as long to find as some hundred calls
     dotted : of a product with a mask, each element goes through a row of A and a column of B by
         itself, for masks with few elements; `listed` is not for it
     levels : of the bitmap of a row's columns, where calls assemble: 1 looks at all of its words, 0
@@ -71,15 +71,17 @@ def branch(problem: SparseResult, first: Assembled, threads: int, masked: bool) 
     choices = first.tries()
     if masked:
         del choices["kept"], choices["levels"]
+    if not problem.is_product:
+        del choices["listed"]
     if not (masked and problem.is_product):
-        del choices["listed"], choices["dotted"]
+        del choices["dotted"]
     if problem.how not in ("add", "subtract"):
         del choices["gathered"]
     if threads == 1:
         del choices["parallel"]
 
     def make(**chosen: Any) -> Assembled | None:
-        if chosen.get("listed") and chosen.get("dotted"):
+        if chosen.get("listed") and (chosen.get("dotted") or not chosen.get("kept", True)):
             return None
         found = Assembled(**chosen)
         bitmap = problem.is_product or found.gathered

@@ -19,6 +19,7 @@ from tvm import s_tir
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.lower_sparse_iter import lower_sparse_iter
 from sparsetir.sparse_ir.nodes import SparseFunc
+from sparsetir.sparse_ir.open_axes import refuse_open
 from sparsetir.sparse_ir.schedule import (  # noqa: F401, each has its primitives
     aggregate,
     combine_row_pieces,
@@ -82,6 +83,7 @@ class Schedule(Primitives):
                 "Schedule: argument 'func': expected a stage-I function, got "
                 f"{type(func).__name__} (stage II is scheduled with tvm.s_tir.Schedule)"
             )
+        refuse_open("Schedule", func)
         self._func = func
         self._verified = False
         self._stage_two: Any = None

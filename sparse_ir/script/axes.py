@@ -190,7 +190,8 @@ def sparse_variable(
 ) -> AxisRef:
     """Compressed axis: parent p stores indices[indptr[p] : indptr[p + 1]] (CSR, CSF).
 
-    shape : (length, nnz)
+    shape : (length, nnz); nnz is None of a result that the program assembles, see
+        :mod:`sparsetir.sparse_ir.open_axes`
     indptr_indices : handles of (parents + 1,) and (nnz,) `idtype`
     unique : False when one parent may store a coordinate twice (the rows of COO)
     """
@@ -202,7 +203,7 @@ def sparse_variable(
         kind=func,
         parent=axis_arg(func, "parent", parent),
         length=_int_arg(func, "length", length, idtype),
-        nnz=_int_arg(func, "nnz", nnz, idtype),
+        nnz=None if nnz is None else _int_arg(func, "nnz", nnz, idtype),
         indptr=handle_arg(func, "indptr", indptr),
         indices=handle_arg(func, "indices", indices),
         idtype=idtype,

@@ -68,6 +68,18 @@ def test_gradients_of_inner_products(mask: Any) -> None:
     torch.testing.assert_close(dots(*values[::2]).detach(), dense)
 
 
+def test_gradients_of_kronecker_products() -> None:
+    values = [torch.from_numpy(x.data).requires_grad_() for x in (A, B)]
+    torch.autograd.gradcheck(lambda a, b: ops.kron(tensor(A, a), tensor(B, b)).values(), values)
+    found = ops.kron(tensor(A, values[0]), tensor(B))
+    np.testing.assert_array_equal(found.detach().to_dense().numpy(), sp.kron(A, B).toarray())
+    half = [torch.ones(x.nnz, dtype=torch.float16, requires_grad=True) for x in (A, B)]
+    made = ops.kron(tensor(A, half[0]), tensor(B, half[1])).values()
+    made.sum().backward()
+    assert half[0].grad.dtype is made.dtype is torch.float16
+    assert (half[0].grad == B.nnz).all() and (half[1].grad == A.nnz).all()
+
+
 @pytest.mark.parametrize("name", OPS)
 def test_elements(name: str) -> None:
     values = [torch.from_numpy(x.data).requires_grad_() for x in (A, D)]
@@ -111,7 +123,7 @@ def test_types(dtype: torch.dtype) -> None:
 def test_bools() -> None:
     dense = torch.tensor([[False, True], [True, True]])
     a = dense.to_sparse_csr()
-    for found in (ops.spgemm(a, a), ops.add(a, a), ops.mul(a, a)):
+    for found in (ops.spgemm(a, a), ops.add(a, a), ops.mul(a, a), ops.kron(a, a)):
         assert found.dtype is torch.bool and (found.values() == True).all()  # noqa: E712
 
 

@@ -44,6 +44,13 @@ def expected_of(program: str, given: dict[str, Any]) -> tuple[np.ndarray, np.nda
     return there, dense_of(left, "a") @ dense_of(right, "b")
 
 
+def open_text(program: str, dtype: str = "float32", idtype: str = "int32") -> str:
+    """The same with an axis that is assembled."""
+    text = PROGRAMS[program].make(dtype, idtype).script()
+    text = re.sub(r"dense_fixed\(n,", "sparse_variable(I, (n, None), (c_ptr, c_idx),", text)
+    return text.replace("c: T.handle,", "c: T.handle, c_ptr: T.handle, c_idx: T.handle,")
+
+
 def check(found: CsrArrays, there: np.ndarray, dense: np.ndarray, text: str = "") -> None:
     np.testing.assert_array_equal(np.diff(found.indptr), there.sum(axis=1), text)
     np.testing.assert_array_equal(found.indices, np.nonzero(there)[1], text)
@@ -113,6 +120,49 @@ def test_the_programs_are_of_the_language(program: str) -> None:
     np.testing.assert_allclose(values[places], dense[there], rtol=1e-6)
 
 
+@pytest.mark.parametrize(("program", "idtype"), [("add_csr", "int32"), ("spgemm", "int64")])
+def test_axes_that_are_assembled(program: str, idtype: str) -> None:
+    """They print and parse back; the result is that of the program which has a dense axis there."""
+    func = sparsetir.from_source(open_text(program, "float64", idtype))
+    assert "(n, None), (c_ptr, c_idx)" in func.script()
+    assert tvm_ffi.structural_equal(sparsetir.from_source(func.script()), func)
+    kernel, given = build_assembled(func), given_to(program, "small", "float64", idtype)
+    assert "c_ptr" not in kernel.params and kernel.programs.indptr == "c_ptr"
+    found, same = kernel(**given), built(program, "float64", idtype)(**given)
+    for one, other in zip(found, same, strict=True):
+        np.testing.assert_array_equal(one, other)
+    again = kernel.values_of(found.indptr, found.indices, **given)
+    np.testing.assert_array_equal(again, found.values)
+
+
+@pytest.mark.parametrize("program", ["add_csr", "spgemm"])
+def test_gradients_of_axes_that_are_assembled(program: str) -> None:
+    """They take the pattern as it is given, and its nnz."""
+    func, given = sparsetir.from_source(open_text(program, "float64")), given_to(program)
+    given = {k: v.astype("float64") if k in "ab" else v for k, v in given.items()}
+    there, _ = expected_of(program, given)
+    grad = np.where(there, np.random.default_rng(0).random(there.shape), 0)
+    left, right = dense_of({**given, "n": given.get("l", given["n"])}, "a"), given
+    for name in "ab":
+        made = sparsetir.gradient(func, name, transpose=False)
+        assert "c_nnz" in [str(p.name) for p in made.params]
+        indptr = np.concatenate([[0], np.cumsum(there.sum(axis=1))]).astype("int32")
+        more = {
+            "c_ptr": indptr,
+            "c_idx": np.nonzero(there)[1].astype("int32"),
+            "grad_c": grad[there],
+        }
+        more |= {"c_nnz": there.sum(), f"grad_{name}": np.full(len(given[name]), np.nan)}
+        call = {str(p.name): {**given, **more}[str(p.name)] for p in made.params}
+        sparsetir.interpret(made, call)
+        exact = grad
+        if program == "spgemm":
+            right = dense_of({**given, "m": given["l"]}, "b")
+            exact = grad @ right.T if name == "a" else left.T @ grad
+        rows = np.repeat(np.arange(len(exact)), np.diff(given[f"{name}_ptr"]))
+        np.testing.assert_allclose(call[f"grad_{name}"], exact[rows, given[f"{name}_idx"]])
+
+
 @pytest.mark.parametrize("idtype", ["int32", "int64"])
 @pytest.mark.parametrize("program", ["add_csr", "spgemm"])
 def test_rows_in_parts_and_in_rounds(program: str, idtype: str, monkeypatch: Any) -> None:
@@ -149,6 +199,60 @@ def test_several_iterations() -> None:
     np.testing.assert_array_equal(
         kernel.values_of(found.indptr, found.indices, **given), found.values
     )
+
+
+def drawn_pair(seed: int = 0) -> tuple[dict[str, Any], np.ndarray, np.ndarray]:
+    """Two small matrices as arguments of `PAIR`, and dense; values are of +-1 to 4."""
+    rng, given = np.random.default_rng(seed), {}
+    found = [rng.integers(-4, 5, s) * (rng.random(s) < 0.4) for s in ((5, 6), (4, 7))]
+    for name, dense in zip(("a", "b"), found, strict=True):
+        ptr = np.concatenate([[0], np.cumsum((dense != 0).sum(axis=1))]).astype("int32")
+        given |= {name: dense[dense != 0].astype("float32"), f"{name}_ptr": ptr}
+        given |= {f"{name}_idx": np.nonzero(dense)[1].astype("int32")}
+    return {**given, "n": 6, "p": 4, "q": 7}, *found
+
+
+def test_rows_of_several_loops(monkeypatch: Any) -> None:
+    """A Kronecker product: its rows in parts, too, that begin with those of the outer loop."""
+    given, a, b = drawn_pair()
+    kernel, exact = build_assembled(sparsetir.from_source(KRON)), np.kron(a, b)
+    monkeypatch.setattr(assembled, "WORK_OF_A_PART", 1)
+    for threads, room in ((1, 1 << 30), (3, 1 << 30), (3, 7), (2, 0)):
+        monkeypatch.setattr(assembled, "ROOM", room)
+        monkeypatch.setattr(pool, "count", lambda threads=threads: threads)
+        check(kernel(**given), exact != 0, exact)
+    nothing = {
+        **given,
+        "b": given["b"][:0],
+        "b_ptr": np.zeros(1, "int32"),
+        "p": 0,
+        "b_idx": given["b_idx"][:0],
+    }
+    assert kernel(**nothing).indptr.tolist() == [0]
+    with pytest.raises(
+        ValueError, match="kron: expected a result whose rows one loop goes through"
+    ):
+        kernel.values_of(np.zeros(21, "int32"), np.zeros(0, "int32"), **given)
+
+
+@pytest.mark.parametrize("column", ["j1 + j2", "2 * j2 - j1", "j2 + 3", "j1 * 7 + (6 - j2)"])
+def test_columns_that_are_computed(column: str) -> None:
+    """In any order, of several visits, and where there are no such columns."""
+    given, a, b = drawn_pair(1)
+    given, b = {**given, "b_ptr": given["b_ptr"][[0, 1, 2, 3, 4, 4]]}, np.vstack([b, 0 * b[:1]])
+    text = ROWS.replace("COLUMN", column)
+    expected, there = np.zeros((5, 9)), np.zeros((5, 9), bool)
+    for i, j1, j2 in zip(*np.nonzero(a[:, :, None] * b[:, None, :] != 0), strict=True):
+        at = eval(column, {"j1": j1, "j2": j2})
+        if 0 <= at < 9:
+            expected[i, at] += a[i, j1] * b[i, j2]
+            there[i, at] = True
+    kernel = build_assembled(sparsetir.from_source(text))
+    for levels in (None, 0, 1, 2, 3):
+        found = kernel.assembled(given, kernel.bounds(given), levels)
+        check(found, there, expected)
+    again = kernel.values_of(found.indptr, found.indices, **given)
+    np.testing.assert_array_equal(again, found.values)
 
 
 @pytest.mark.parametrize("levels", [0, 1, 2, 3])
@@ -188,6 +292,34 @@ def test_values_of_another_pattern() -> None:
         np.testing.assert_allclose(found, np.where(there, dense, 0)[mask], rtol=1e-6)
 
 
+def test_intersections_search_long_rows() -> None:
+    """Where one is so much longer; not those with padding, which cannot be searched."""
+    given = given_to("add_csr")
+    text = PROGRAMS["add_csr"].make("float32", "int32").script().replace("union", "intersect")
+    there = stored_of(given, "a") & stored_of(given, "b")
+    with mock.patch.object(assembled, "LONGER", 1):
+        kernel = build_assembled(sparsetir.from_source(text))
+        found = kernel(**given)
+        assert "J1_far" in kernel.fill(1).stages["III"].script()
+    check(found, there, (dense_of(given, "a") + dense_of(given, "b")).astype("float32"))
+    padded = """
+    I = T.dense_fixed(m)
+    J1 = T.sparse_fixed(I, (n, 2), p)
+    J2 = T.sparse_fixed(I, (n, 2), q)
+    N = T.sparse_variable(I, (n, None), (c_ptr, c_idx))
+    A = T.match_sparse_buffer(a, (I, J1), "float32")
+    C = T.match_sparse_buffer(c, (I, N), "float32")
+    with T.sp_iter([I, T.intersect(J1, J2)], "SS", "it") as [i, j]:
+        C[i, j] = A[i, j]
+"""
+    names = ("a", "p", "q", "c", "c_ptr", "c_idx")
+    handles = ", ".join([*(f"{x}: T.handle" for x in names), "m: T.int32", "n: T.int32"])
+    kernel = build_assembled(sparsetir.from_source(f"@T.prim_func\ndef f({handles}):{padded}"))
+    p, q = np.int32([0, 2, 1, -1]), np.int32([2, 3, 0, 1])
+    found = kernel(a=np.arange(4, dtype="float32"), p=p, q=q, m=2, n=4)
+    assert found.indices.tolist() == [2, 1] and found.values.tolist() == [1, 2]
+
+
 def test_tensors() -> None:
     torch = pytest.importorskip("torch")
     given = given_to("add_csr", dtype="float64", idtype="int64")
@@ -207,6 +339,7 @@ def test_more_elements_than_an_index_numbers() -> None:
 
 def test_calls_that_are_refused() -> None:
     kernel, product = built("add_csr"), built("spgemm")
+    assembled = sparsetir.from_source(open_text("add_csr"))
     all_of_it, given = given_to("add_csr"), given_to("spgemm")
     without = {k: v for k, v in all_of_it.items() if k not in ("n", "b_idx")}
     n, b_idx = all_of_it["n"], all_of_it["b_idx"]
@@ -228,6 +361,11 @@ def test_calls_that_are_refused() -> None:
             # StructureError: strictly increasing
         build_assembled(PROGRAMS["add_csr"].make("float32", "int32"), "C", "cuda")
             # ValueError: argument 'target': expected a CPU, got 'cuda'
+        sparsetir.build(assembled)  # ValueError: function 'add_csr': .. None for 'J', which the
+        sparsetir.interpret(assembled, {})  # ValueError: interpret: .. see build_assembled
+        sparsetir.lower_sparse_iter(assembled)  # ValueError: lower_sparse_iter: .. whose nnz is gi
+        sparsetir.Schedule(assembled)  # ValueError: Schedule: .. got None for 'J'
+        build_assembled(assembled, "A")  # ValueError: argument 'result': expected the one result
         build_assembled("add_csr", "C")
             # ValueError: argument 'func': expected a stage-I function, got str
         """,
@@ -249,6 +387,39 @@ J = T.sparse_variable(I, (n, nnz), (a_ptr, a_idx))
 J2 = T.sparse_variable(I, (n, nnz2), (a2_ptr, a2_idx))
 J3 = T.dense_fixed(n)
 """, A="I J", A2="I J2", X="I", C="I N")  # fmt: skip
+PAIR = """@T.prim_func
+def kron(
+    a: T.handle, a_ptr: T.handle, a_idx: T.handle, b: T.handle, b_ptr: T.handle, b_idx: T.handle,
+    c: T.handle, c_ptr: T.handle, c_idx: T.handle, m: T.int32, n: T.int32, p: T.int32, q: T.int32,
+    a_nnz: T.int32, b_nnz: T.int32,
+):
+    I1 = T.dense_fixed(m)
+    J1 = T.sparse_variable(I1, (n, a_nnz), (a_ptr, a_idx))
+    I2 = T.dense_fixed(p)
+    J2 = T.sparse_variable(I2, (q, b_nnz), (b_ptr, b_idx))
+    A = T.match_sparse_buffer(a, (I1, J1), "float32")
+    B = T.match_sparse_buffer(b, (I2, J2), "float32")
+"""
+KRON = f"""{PAIR}
+    I = T.dense_fixed(m * p)
+    J = T.sparse_variable(I, (n * q, None), (c_ptr, c_idx))
+    C = T.match_sparse_buffer(c, (I, J), "float32")
+    with T.sp_iter([I1, I2, J1, J2], "SSSS", "kron") as [i1, i2, j1, j2]:
+        C[i1 * p + i2, j1 * q + j2] = A[i1, j1] * B[i2, j2]
+"""
+ROWS = (
+    PAIR.replace("B = T.match_sparse_buffer(b, (I2", "B = T.match_sparse_buffer(b, (I1").replace(
+        "J2 = T.sparse_variable(I2", "J2 = T.sparse_variable(I1"
+    )
+    + """
+    J = T.sparse_variable(I1, (9, None), (c_ptr, c_idx))
+    C = T.match_sparse_buffer(c, (I1, J), "float32")
+    with T.sp_iter([I1, J1, J2], "SSS", "rows") as [i, j1, j2]:
+        with T.init():
+            C[i, COLUMN] = 0.0
+        C[i, COLUMN] = C[i, COLUMN] + A[i, j1] * B[i, j2]
+"""
+)
 SPMM = PROGRAMS["intersect_spmm"].make("float32", "int32").script()
 
 
@@ -264,6 +435,10 @@ SPMM = PROGRAMS["intersect_spmm"].make("float32", "int32").script()
         (SPMM.replace("(I, K)", "(J, K)"), "C", r"to be of its length"),
         (TWICE.replace("A2[i, j]", "1.0").replace("[I, J2]", "[I2, J3]"), "C", r"the same rows"),
         (TWICE.replace("C[i, j] = 0.0", "C[i, j] = X[i]"), "C", r"expected one constant"),
+        (KRON.replace("i1 * p + i2", "i2 * m + i1"), "C", r"as in i1 \* m2 \+ i2 of m1 \* m2 row"),
+        (KRON.replace("dense_fixed(m * p)", "dense_fixed(m)"), "C", r"i1 \* p \+ i2 of m$"),
+        (KRON.replace("I1, I2, J1, J2]", "I1, J1, I2, J2]"), "C", r"a spatial loop over its rows"),
+        (KRON.replace("i1 * p + i2", "T.Cast(\"int64\", i1)"), "C", r"of int32, got"),
         (re.sub(r" +with T.sp_iter\(\[I, N.*\n.*\n", "", TWICE), "C", r"'one': expected the first"),
     ],
 )  # fmt: skip

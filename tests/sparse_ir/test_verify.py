@@ -142,6 +142,20 @@ A = T.match_buffer(p, (n,), "int32")  #! handle 'p' is bound twice: to the indpt
 
 M = T.sparse_variable(K, (n, nnz), (p, a))  #! share the indptr 'p', but their parents differ: 'I'
 
+M = T.sparse_variable(K, (m, None), (a, b), unique=False)  #! expected it under a dense_fixed axis
+
+M = T.sparse_variable(J, (m, None), (a, b))  #! axis 'M': nnz None .. expected it under a dense_fi
+
+M = T.sparse_variable(K, (m, None), (a, b))  #! axis 'M': .. one buffer over it, a result, got []
+
+M = T.sparse_variable(K, (m, None), (p, b))  #! axis 'M': .. expected 'p' to be of nothing else
+
+M = T.sparse_variable(K, (m, None), (a, b))  #! expected one such axis in a function
+O = T.sparse_variable(I, (m, None), (a, b))
+
+M = T.sparse_variable(K, (m, None), (a, b))  #! expected no iteration over it, and no axis under it
+O = T.sparse_variable(M, (m, nnz), (p, q))
+
 M = T.sparse_variable(I, (n, nnz), (p, a), idtype="int64")  #! but their idtypes differ: int32 and
 """
 # Refused where the text is parsed, whose message has no place in it.
@@ -354,7 +368,10 @@ axis(kind="dense")
     # IllFormedError: axis 'J': expected a kind among dense_fixed, dense_variable, sparse_fixed,
         sparse_variable, union, intersect, got 'dense'
 axis(idtype="int8")  # IllFormedError: axis 'J': expected idtype 'int32' or 'int64', got 'int8'
-axis(nnz=None)  # IllFormedError: axis 'J': a sparse_variable axis needs a value for 'nnz'
+axis(nnz=None)
+    # IllFormedError: axis 'J': nnz None says that the program assembles it; expected no iteration
+axis(kind="dense_variable", nnz=None, indices=None)
+    # IllFormedError: axis 'J': a dense_variable axis needs a value for 'nnz'
 axis(parent=None)  # IllFormedError: axis 'J': a sparse_variable axis needs a value for 'parent'
 axis(nnz_cols=tirx.const(4))  # IllFormedError: axis 'J': a sparse_variable axis has no 'nnz_cols'
 axis(kind="dense_variable")  # IllFormedError: axis 'J': a dense_variable axis has no 'indices'

@@ -621,6 +621,25 @@ class SparseMatrix(SparseTensor):
         """
         return self._with_others("vecdot", other).values
 
+    def kron(self, other: object) -> Self:
+        """The Kronecker product with another sparse matrix: its blocks, each times an element.
+
+        Parameters
+        ----------
+        other : (p, q) sparse matrix
+            As the class takes it.
+
+        Returns
+        -------
+        (m * p, n * q) SparseMatrix
+
+        Raises
+        ------
+        TypeError, ValueError
+            Naming the argument.
+        """
+        return self._with_others("kron", other)
+
     def add(self, *others: object) -> Self:
         """The sum with up to seven sparse matrices of this shape, in one pass.
 

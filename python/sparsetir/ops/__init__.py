@@ -29,7 +29,17 @@ from sparsetir.ops.messages import (
 from sparsetir.ops.operands import Operand, Prepared, resolve
 from sparsetir.ops.prepared import PreparedRelations, prepare
 from sparsetir.ops.rgms import rgms
-from sparsetir.ops.sparse_results import add, inner, maximum, minimum, mul, spgemm, sub, vecdot
+from sparsetir.ops.sparse_results import (
+    add,
+    inner,
+    kron,
+    maximum,
+    minimum,
+    mul,
+    spgemm,
+    sub,
+    vecdot,
+)
 from sparsetir.ops.structure import Structure, cache_info, clear_cache, limit_cache, structure_of
 
 __all__ = [
@@ -46,6 +56,7 @@ __all__ = [
     "gspmm",
     "limit_cache",
     "inner",
+    "kron",
     "maximum",
     "minimum",
     "mul",

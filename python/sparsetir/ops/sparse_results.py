@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from sparsetir.ops.operands import resolve
 from sparsetir.ops.structure import Structure, structure_of
@@ -18,8 +19,10 @@ from sparsetir.planning.sparse_results import (
     check_semiring,
     check_shapes,
     combined,
+    kron_gradient,
     product,
 )
+from sparsetir.planning.sparse_results import kron as kron_of
 
 
 def spgemm(A: Any, B: Any, semiring: str = "plus_times", mask: Any = None) -> Tensor:
@@ -103,6 +106,27 @@ def vecdot(A: Any, B: Any) -> Tensor:
         Naming the argument.
     """
     return _spgemm(A, B, "plus_times", None, "vecdot")
+
+
+def kron(A: Any, B: Any) -> Tensor:
+    """The Kronecker product of two sparse matrices: blocks of B, each times an element of A.
+
+    Parameters
+    ----------
+    A, B : sparse (m, n) and (p, q) matrices
+        As of :func:`spgemm`.
+
+    Returns
+    -------
+    (m * p, n * q) Tensor
+        As of :func:`spgemm`. Differentiable with respect to values of A and B, once.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Naming the argument.
+    """
+    return _kron(A, B)
 
 
 def add(*matrices: Any) -> Tensor:
@@ -335,6 +359,42 @@ class _MaskedProduct(torch.autograd.Function):
             there = a.index_select(0, order)
             for_b = _MaskedProduct.apply(there, grad, turned, C, B, "plus_times", None)
         return for_a, for_b, None, None, None, None, None
+
+
+@_eager
+def _kron(A: Any, B: Any) -> Tensor:
+    each = [_Matrix("kron", name, x) for name, x in (("A", A), ("B", B))]
+    dtype = reduce(torch.promote_types, (x.values.dtype for x in each))
+    values = [x.values.to(torch.int8 if dtype is torch.bool else dtype) for x in each]
+    made = kron_of(*(_csr(x.structure, v) for x, v in zip(each, values, strict=True)))
+    out, found = _result(made), made.values
+    if torch.is_grad_enabled() and any(x.requires_grad for x in values):
+        found = _Kron.apply(*values, *(x.structure for x in each), out, found)
+    return _tensor(out, found.to(dtype))
+
+
+class _Kron(torch.autograd.Function):
+    """Values of a Kronecker product, which are known; its program has derived gradients."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, a: Tensor, b: Tensor, A: Structure, B: Structure, C: Structure, known: Tensor
+    ) -> Tensor:
+        ctx.save_for_backward(a, b)
+        ctx.sides = A, B, C
+        return known
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Any) -> Any:
+        wide = torch.promote_types(grads[0].dtype, torch.float32)
+        values = (*ctx.saved_tensors, *grads)
+        each = [_csr(x, v.to(wide)) for x, v in zip(ctx.sides, values, strict=True)]
+        found = [
+            kron_gradient(name, *each).to(values[n].dtype) if ctx.needs_input_grad[n] else None
+            for n, name in enumerate("ab")
+        ]
+        return *found, None, None, None, None
 
 
 @_eager

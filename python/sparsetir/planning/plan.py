@@ -102,8 +102,8 @@ def plan(
         "u_dot_v" is "sddmm". "softmax" (or "sparse_softmax") and "edge_softmax" over the elements
         of each row; "attention", OUT[i] = sum over the stored j of softmax(scale * q[i] . k[j]) *
         v[j].
-        Of sparse matrices, with a sparse result: "spgemm", "inner", and "add", "sub", "mul",
-        "maximum" and "minimum" by element, see :meth:`sparsetir.SparseMatrix.add`.
+        Of sparse matrices, with a sparse result: "spgemm", "inner", "kron", and "add", "sub",
+        "mul", "maximum" and "minimum" by element, see :meth:`sparsetir.SparseMatrix.add`.
     matrix : SparseMatrix, or what that takes (an edge_index, a file, ...)
         Its values are the default of a run. Or a
         :class:`sparsetir.schedules.operators.problems.CsrPattern`, which is trusted: columns of a

@@ -16,6 +16,7 @@ from sparsetir.planning.compiled import compiled
 from sparsetir.planning.request import Request
 from sparsetir.planning.run_plan import Plan
 from sparsetir.planning.sparse_results import (
+    INT32,
     Csr,
     arguments,
     csr,
@@ -26,21 +27,23 @@ from sparsetir.planning.sparse_results import (
     of_elements,
     ratio_of,
 )
-from sparsetir.planning.term_pairs import term_pairs
+from sparsetir.planning.term_pairs import term_pairs, term_visits
 from sparsetir.runtime.assembled import AssembledKernel, CsrArrays, Numeric
 from sparsetir.runtime.pipeline import lower
 from sparsetir.runtime.targets import host_target
 from sparsetir.schedules.gpu.sparse_results import TermLanes
 from sparsetir.schedules.operators.problems import CsrPattern
 from sparsetir.schedules.operators.sparse_results import (
+    KRON,
     SparseResult,
     combined_program,
+    kron_program,
     product_program,
 )
 from sparsetir.schedules.templates.sparse_results import Assembled
 from sparsetir.sparse_ir.schedule import Schedule
 
-INT32 = int(np.iinfo(np.int32).max)
+FEW = 6  # terms of an element, below which they take less time in the order of visits
 
 
 class SparsePlan(Plan):
@@ -89,17 +92,20 @@ class SparsePlan(Plan):
             (*each, mask), self._columns, self._places = found
             self._names = ["a", "b"]
             sizes = {"m": m, "l": each[0].shape[1], "n": each[1].shape[1]}
+        elif problem.how == KRON:
+            self._names = ["a", "b"]
+            sizes = dict(zip("mnpq", (*each[0].shape, *each[1].shape), strict=True))
         self._given = arguments(dict(zip(self._names, each, strict=True)), sizes, problem.idtype)
         self._known = mask and CsrArrays(mask.indptr, mask.indices, None)
         self._pattern = None if matrices.mask is None else matrices.mask.pattern
         self._threads = wanted.threads if config.parallel else 1
         self._repeat: Numeric | None = None
-        self._repeated = config.kept or mask is not None
-        if config.listed or config.dotted:
-            assert mask is not None
-            terms = term_pairs(each[0], each[1], mask) if config.listed else None
+        # The values of a Kronecker product take as long as the product.
+        self._repeated = (config.kept and problem.how != KRON) or mask is not None
+        self._each = each
+        if mask is not None and (config.listed or config.dotted):
             self.convert_seconds = time.perf_counter() - start
-            self._repeat = self._of_terms(each, *terms) if terms else self._of_elements(each, mask)
+            self._repeat = self._of_terms(mask) if config.listed else self._of_elements(each, mask)
             self.kernel = self._repeat.kernel
             self.compile_seconds = time.perf_counter() - start - self.convert_seconds
             return
@@ -121,19 +127,37 @@ class SparsePlan(Plan):
             self.kernel = self.kernel if self._repeated else fill
             self.compile_seconds += time.perf_counter() - start
 
-    def _of_terms(
-        self, each: Sequence[Csr], begins: np.ndarray, a: np.ndarray, b: np.ndarray
-    ) -> Numeric:
-        """What computes values of terms that are known."""
+    def _terms(self) -> int:
+        """Of a product, all."""
+        A, B = self._each
+        return int(np.diff(B.indptr)[A.indices].sum(dtype=np.int64))
+
+    def _of_terms(self, mask: Csr) -> Numeric:
+        """What computes values of terms that are known: of few for an element in the order of the
+        product's visits, else element by element."""
         problem, target, parallel = self.problem, self._wanted.target, self._threads > 1
-        idtype = str(begins.dtype)
+        start, each = time.perf_counter(), self._each
+        lists = term_visits(each[0], each[1], mask)
+        visited = len(lists[0]) < FEW * len(mask.indices)
+        if visited:
+            lists = _in_parts(*lists, mask.indptr, self._threads)
+        else:
+            lists = term_pairs(each[0], each[1], mask)
+        self.convert_seconds += time.perf_counter() - start
+        idtype = str(lists[0].dtype)
+
+        def schedule(sch: Schedule) -> None:
+            if visited and parallel:
+                parts, _ = sch.get_sp_iters(sch.get_sparse_iteration("visits"))
+                sch.parallelize(parts, race="ignore")  # their elements differ
+            elif not parallel:
+                sch.lower()
 
         def stages() -> Any:
-            program = problem.terms_program(idtype)
-            return lower(program, None if parallel else _as_it_is, target=target)
+            return lower(problem.terms_program(idtype, visited), schedule, target=target)
 
-        kernel = compiled((problem, idtype, parallel, "terms"), target, stages)
-        given = _listed(each, begins, a, b)
+        kernel = compiled((problem, idtype, parallel, visited, "terms"), target, stages)
+        given = _listed(each, *lists) | {"nnz": len(mask.indices)}
         self._names = _numbered(each)
         self._given = {name: x.values for name, x in zip(self._names, each, strict=True)}
         return Numeric(kernel, {**given, **self._given}, "out")
@@ -161,6 +185,8 @@ class SparsePlan(Plan):
         problem, target = self.problem, self._wanted.target
         target = None if target is host_target() else target
         types = problem.dtype, problem.sums, problem.idtype
+        if problem.how == KRON:
+            return kernel_of(kron_program, *types, target=target)
         if problem.is_product:
             return kernel_of(product_program, problem.how, *types, target=target)
         how = problem.how, problem.count, gathered
@@ -237,12 +263,20 @@ class SparsePlan(Plan):
             wide = replace(self.problem, idtype="int64")
             self._bind(replace(self._wanted, problem=wide))
             return None
+        if self._known is not None and config.kept:
+            return made.values
         columns = made.indices if self._columns is None else self._columns[made.indices]
         self._pattern = Pattern.from_csr(made.indptr, columns, self._shape, check=False)
         if self._repeated:  # trusted from here on, while the user may write to the pattern
             self._known = CsrArrays(made.indptr.copy(), made.indices.copy(), None)
         else:
             self._known = made._replace(values=None)
+        if config.listed and self._terms() < FEW * len(made.indices):
+            start, before = time.perf_counter(), self.convert_seconds
+            known = self._known.indptr, self._known.indices, None
+            self._repeat = self._of_terms(Csr(*known, (len(made.indptr) - 1, bounds.columns)))
+            self.kernel, listed = self._repeat.kernel, self.convert_seconds - before
+            self.compile_seconds += time.perf_counter() - start - listed
         return made.values
 
     def _checked(self, values: Sequence[Any]) -> dict[str, np.ndarray]:
@@ -333,6 +367,8 @@ def _at_pattern(wanted: Request, pattern: Pattern, listed: bool) -> Request:
             sizes = _listed(matrices, *lists)
         else:
             sizes = {"l": matrices[0].shape[1], "x1_places": places}
+    elif wanted.problem.how == KRON:
+        sizes = dict(zip(("x0_m", "x0_n", "p", "q"), (*each[0].shape, *each[1].shape), strict=True))
     for name, x in zip(_numbered(each), matrices, strict=True):
         arrays = {"indptr": x.indptr, "indices": x.indices, "nnz": len(x.indices)}
         sizes |= {f"{name}_{what}": given for what, given in arrays.items()}
@@ -348,22 +384,34 @@ def _at_pattern(wanted: Request, pattern: Pattern, listed: bool) -> Request:
 
 
 def _listed(
-    each: Sequence[Csr], begins: np.ndarray, a: np.ndarray, b: np.ndarray
-) -> dict[str, Any]:
+    each: Sequence[Csr], begins: np.ndarray, a: np.ndarray, b: np.ndarray,
+    places: np.ndarray | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """What kernels of listed terms are given, but values."""
     found = {f"{name}_nnz": len(x.indices) for name, x in zip(_numbered(each), each, strict=True)}
-    sizes = {"nnz": len(begins) - 1, "terms": len(a)}
-    return {**found, **sizes, "begins": begins, "x0_places": a, "x1_places": b}
+    sizes = {"nnz" if places is None else "parts": len(begins) - 1, "terms": len(a)}
+    found |= {**sizes, "begins": begins, "x0_places": a, "x1_places": b}
+    return found if places is None else {**found, "places": places}
+
+
+def _in_parts(
+    element: np.ndarray, a: np.ndarray, b: np.ndarray, indptr: np.ndarray, threads: int
+) -> tuple[np.ndarray, ...]:
+    """Terms in as many parts as there are threads, of whole rows: where parts begin, the places of
+    terms in A and B, and their elements.
+
+    indptr : of the result, whose elements increase from row to row
+    """
+    cuts = len(a) * np.arange(1, threads) // threads
+    rows = np.searchsorted(indptr, element[cuts], side="right") - 1 if len(a) else cuts
+    inside = np.searchsorted(np.maximum.accumulate(element), indptr[rows]) if len(a) else cuts
+    begins = np.array([0, *inside, len(a)], a.dtype)
+    return begins, a, b, element
 
 
 def _numbered(each: Sequence[Any]) -> list[str]:
     """Names of operands."""
     return [f"x{q}" for q in range(len(each))]
-
-
-def _as_it_is(sch: Schedule) -> None:
-    """On one thread."""
-    sch.lower()
 
 
 def _copy(matrix: Csr, idtype: str, dtype: Any = None) -> Csr:

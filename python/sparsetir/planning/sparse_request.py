@@ -9,6 +9,7 @@ import numpy as np
 from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.planning.request import About, Common, OneByOne, Request
 from sparsetir.planning.sparse_results import (
+    INT32,
     PRODUCTS,
     WIDER,
     check_shapes,
@@ -19,10 +20,10 @@ from sparsetir.planning.sparse_results import (
 from sparsetir.records.fingerprint import Matrices
 from sparsetir.records.task import Config
 from sparsetir.schedules.default import is_gpu
-from sparsetir.schedules.gpu.row_tables import DTYPES, RowTables
+from sparsetir.schedules.gpu.row_tables import RowTables, dtypes_of
 from sparsetir.schedules.gpu.sparse_results import ElementThreads, TermLanes
 from sparsetir.schedules.operators.registry import OF_MATRICES
-from sparsetir.schedules.operators.sparse_results import ELEMENTWISE, SparseResult
+from sparsetir.schedules.operators.sparse_results import ELEMENTWISE, KRON, SparseResult
 from sparsetir.schedules.template import Branch
 from sparsetir.schedules.templates.sparse_results import Assembled, branch
 
@@ -42,7 +43,8 @@ class OnMatrices(OneByOne):
         if isinstance(config, Assembled) and (config.listed or config.dotted):
             masked = wanted.matrices.mask is not None
             name = "listed" if config.listed else "dotted"
-            expected = "" if product and masked else f"{name}=False without a mask"
+            known = masked or (config.listed and config.kept)
+            expected = "" if product and known else f"{name}=False without a mask"
         if expected:
             raise ValueError(
                 f"plan: argument 'config': expected {expected} for '{wanted.name}', got {config}"
@@ -52,10 +54,11 @@ class OnMatrices(OneByOne):
     def _without_tables(wanted: Request) -> str:
         """What a request that hash tables do not serve is to have; "" for others."""
         problem = wanted.problem
-        if wanted.name != "spgemm" or problem.how != "plus_times" or wanted.matrices.mask:
-            return "ElementThreads or TermLanes beside a mask, another semiring or operator"
-        if problem.dtype not in DTYPES or problem.idtype != "int32":
-            return f"ElementThreads or TermLanes but for {', '.join(DTYPES)} and int32 indices"
+        if wanted.name != "spgemm":
+            return "ElementThreads" + " or TermLanes" * problem.is_product
+        dtypes = dtypes_of(problem.how)
+        if problem.dtype not in dtypes:
+            return f"ElementThreads or TermLanes but for {', '.join(dtypes)} with '{problem.how}'"
         return ""
 
     def about(self, wanted: Request) -> About:
@@ -100,7 +103,7 @@ def sparse_request(
     sums = {"spgemm": "matmul", **ELEMENTWISE}.get(op, op)
     if feat is None:
         raise TypeError(f"plan: argument 'feat': expected the second matrix for '{op}', got None")
-    if more and sums in (*PRODUCTS, "subtract"):
+    if more and sums in (*PRODUCTS, KRON, "subtract"):
         raise TypeError(f"plan: expected two matrices for '{op}', got {2 + len(more)}")
     names = ("matrix", "feat", *(f"more[{n}]" for n in range(len(more))))
     pairs = zip(names, (matrix, feat, *more), strict=True)
@@ -120,10 +123,12 @@ def sparse_request(
         if how == "multiply" and known is not None:
             raise ValueError("plan: argument 'mask': expected None for 'mul' on a GPU")
     wide = any(x.pattern.idtype == "int64" for x in (*each, known) if x is not None)
+    matrices = Matrices(each, known)
+    wide = wide or (op == KRON and max(matrices.result_shape(op)) > INT32)
     problem = SparseResult(
         how, name, WIDER.get(name, name), str(own), "int64" if wide else "int32", len(each)
     )
     return Request(
-        operator, op, Matrices(each, known), problem, (len(each),), {}, {"feat": None}, ("out",),
+        operator, op, matrices, problem, (len(each),), {}, {"feat": None}, ("out",),
         threads, target, ON_MATRICES,
     )  # fmt: skip

@@ -16,13 +16,16 @@ from sparsetir.runtime.assembled import AssembledKernel, CsrArrays, Numeric, bui
 from sparsetir.runtime.build import build
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.schedules.operators.sparse_results import (
+    KRON,
     MOST,
     SEMIRINGS,
     SparseResult,
     combined_program,
+    kron_program,
     product_program,
 )
 from sparsetir.sparse_ir.assemble import WORD
+from sparsetir.sparse_ir.gradient import gradient
 from sparsetir.sparse_ir.schedule import Schedule
 from sparsetir.sparse_ir.schedule.gallop import RATIO
 
@@ -36,6 +39,7 @@ NARROW, NARROW_COLUMNS = 4, 1 << 20
 # columns that a row looks at.
 GATHERED, WORTH, GROUP = 3, 3, WORD**2
 SEARCHED = 3  # as many times the steps make searches worth their code
+INT32 = int(np.iinfo(np.int32).max)
 STEP = 4  # terms that take as long as a step through a row and a column
 
 
@@ -79,6 +83,31 @@ def vecdot(A: Csr, B: Csr, semiring: str = "plus_times", mask: None = None) -> C
     del mask
     m, at = A.shape[0], np.arange(A.shape[0] + 1, dtype=idtype_of(A, B))
     return _by_elements(A, B, semiring, Csr(at, at[:-1], None, (m, m)))
+
+
+def kron(A: Csr, B: Csr) -> Csr:
+    """The Kronecker product; as :func:`product`."""
+    shape = A.shape[0] * B.shape[0], A.shape[1] * B.shape[1]
+    given = {"a": A, "b": B}, dict(zip("mnpq", (*A.shape, *B.shape), strict=True)), shape
+    return _run(partial(kernel_of, kron_program), *given, None, max(shape) > INT32)
+
+
+def kron_gradient(wrt: str, A: Csr, B: Csr, C: Csr) -> Any:
+    """The gradient of a Kronecker product for the values of A or B, of which the other has some;
+    those of C are the result's gradient. float32 or float64."""
+    ours, other = (A, B) if wrt == "a" else (B, A)
+    idtype, dtype = idtype_of(A, B, C), dtype_name(C.values)
+    sizes = dict(zip("mnpq", (*A.shape, *B.shape), strict=True))
+    given = arguments({"a": A, "b": B, "c": C}, sizes, idtype)
+    kernel = _kron_gradient(wrt, dtype, idtype)
+    given |= {"grad_c": C.values, "a" if ours is B else "b": other.values}
+    known = {x: given[x] for x in kernel.signature.names if x in given}
+    return Numeric(kernel, known, f"grad_{wrt}")()
+
+
+@cache
+def _kron_gradient(wrt: str, dtype: str, idtype: str) -> Kernel:
+    return build(gradient(kron_program(dtype, dtype, idtype), wrt, transpose=False), check=False)
 
 
 def _by_elements(A: Csr, B: Csr, semiring: str, mask: Csr) -> Csr:
@@ -225,7 +254,9 @@ def of_matrices(op: str, *matrices: Any, semiring: str = "plus_times", mask: Any
     how, computed = how_computed(who, op, semiring, dtype)
     operands = [csr(x if x.dtype == computed else x.astype(computed)) for x in known]
     masked = None if mask is None else csr(mask)
-    if op in PRODUCTS:
+    if op == KRON:
+        found = kron(*operands)
+    elif op in PRODUCTS:
         found = PRODUCTS[op](*operands, how, masked)
     else:
         found = combined(how, operands, masked)
@@ -258,6 +289,8 @@ def check_shapes(
 ) -> None:
     """Refuse operands, and a mask, that do not fit together; `name` is what others are given as."""
     first, *others = shapes
+    if op == KRON:
+        return
     if op == "matmul":
         (other,) = others
         if other[0] != first[1]:
@@ -333,9 +366,12 @@ def arguments(named: Mapping[str, Csr], sizes: Mapping[str, int], idtype: str) -
 
 def _run(
     make: Callable[..., AssembledKernel], named: dict[str, Csr], sizes: dict[str, int],
-    shape: Shape, mask: Csr | None,
+    shape: Shape, mask: Csr | None, wide: bool = False,
 ) -> Csr:  # fmt: skip
-    """The result, in the type of the operands' values."""
+    """The result, in the type of the operands' values.
+
+    wide : whether int32 does not number its rows and columns
+    """
     like = next(iter(named.values())).values
     dtype = dtype_name(like)
     out = WIDER.get(dtype, dtype)
@@ -349,7 +385,7 @@ def _run(
         return CsrArrays(indptr, indices, kernel.values_of(indptr, indices, **given))
 
     operands = [*named.values(), *([mask] if mask is not None else [])]
-    idtype = idtype_of(*operands)
+    idtype = "int64" if wide else idtype_of(*operands)
     try:
         indptr, indices, values = call(idtype)
     except OverflowError:

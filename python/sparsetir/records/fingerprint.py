@@ -49,7 +49,8 @@ class Matrices(NamedTuple):
 
     def result_shape(self, op: str) -> tuple[int, int]:
         """The shape of an operator's result."""
-        return self.shape[0], self.each[-1].shape[0 if op == "inner" else 1]
+        (m, n), (p, q) = self.shape, self.each[-1].shape
+        return (m * p, n * q) if op == "kron" else (m, p if op == "inner" else q)
 
     @property
     def nnz(self) -> int:

@@ -16,7 +16,8 @@ from sparsetir.runtime.build import build
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.targets import resolve_target
 from sparsetir.sparse_ir.assemble import SHORT, WORD, assemble
-from sparsetir.sparse_ir.nodes import SparseFunc
+from sparsetir.sparse_ir.nodes import SparseFunc, sparse_iterations
+from sparsetir.sparse_ir.schedule import Schedule
 
 # Elements that a call has room for at once: memory that nothing is written to is not taken, but a
 # system does not promise any amount of it.
@@ -24,6 +25,7 @@ ROOM = 1 << 30
 COPIED = 1 << 20  # bytes of a result that does not keep a room for itself
 MOSTLY = 2 / 3  # rows, that are short
 FEW = 4  # groups of a row for each element, from which on these have a level of their own
+LONGER = 32  # times as many elements as the other row, from which on one is searched
 WORK_OF_A_PART = 1 << 15  # elements, at most, that are not worth another thread
 
 
@@ -44,10 +46,13 @@ class Bounds(NamedTuple):
         (rows + 1,) of int64, where rows begin if all have as many as they can have.
     columns : int
         How many there are.
+    step : int
+        So many rows follow each other in one part.
     """
 
     ends: np.ndarray
     columns: int
+    step: int = 1
 
     @property
     def levels(self) -> int:
@@ -113,7 +118,7 @@ class AssembledKernel:
     ----------
     func : SparseFunc
         Of stage I.
-    result : str
+    result : str, optional
         Its result, see :func:`sparsetir.sparse_ir.assemble.assemble`.
     target : optional
         A CPU, as of :func:`sparsetir.build`.
@@ -126,7 +131,7 @@ class AssembledKernel:
     taken.
     """
 
-    def __init__(self, func: SparseFunc, result: str, target: Any = "llvm") -> None:
+    def __init__(self, func: SparseFunc, result: str | None = None, target: Any = "llvm") -> None:
         target = resolve_target(target)
         if "cpu" not in target.keys:
             raise ValueError(
@@ -135,7 +140,8 @@ class AssembledKernel:
         self.programs, self.target = assemble(func, result), target
         self.name = func.name
         params = [str(p.name) for p in func.params]
-        self.params = [n for n in params if n != self.programs.values]
+        made = self.programs
+        self.params = [n for n in params if n not in (made.values, made.indptr, made.indices)]
         self.bound = build(self.programs.bound, target)
         self._fills: dict[Any, Kernel] = {}
         self._idtype, self._dtype = self.programs.idtype, self.programs.dtype
@@ -158,8 +164,21 @@ class AssembledKernel:
         made = self.programs
         program = (made.short_fill, made.narrow_fill, made.fill, made.wide_fill)[levels]
         if program not in self._fills:
-            self._fills[program] = build(program, self.target, check=False)
+            self._fills[program] = self._built(program)
         return self._fills[program]
+
+    def _built(self, program: SparseFunc) -> Kernel:
+        """A kernel that searches the longer one of two rows that intersect."""
+        sch = Schedule(program)
+        pairs = [
+            a.name for a in program.axes
+            if a.kind == "intersect" and ["sparse_variable"] * 2 == [x.kind for x in a.members]
+        ]  # fmt: skip
+        for it in sparse_iterations(program):
+            for loop in sch.get_sp_iters(sch.get_sparse_iteration(it.name)):
+                if loop.name in pairs:
+                    sch.gallop(loop, LONGER)
+        return build(sch, self.target, check=False)
 
     @cached_property
     def masked_bound(self) -> Kernel:
@@ -169,7 +188,12 @@ class AssembledKernel:
     @cached_property
     def numeric(self) -> Kernel:
         """What computes the values of a given pattern."""
-        return build(self.programs.numeric, self.target, check=False)
+        if self.programs.numeric is None:
+            raise ValueError(
+                f"{self.name}: expected a result whose rows one loop goes through for values of a "
+                "given pattern; its rows are those of several loops"
+            )
+        return self._built(self.programs.numeric)
 
     def __call__(self, *args: Any, **kwargs: Any) -> CsrArrays:
         """The result, of the kind of arrays that the operands are.
@@ -215,7 +239,7 @@ class AssembledKernel:
         TypeError, ValueError, StructureError
             As in a call.
         """
-        names, given = self.programs, self._given(args, kwargs)
+        names, given, _ = self.programs, self._given(args, kwargs), self.numeric
         given |= {names.indptr: indptr, names.indices: indices}
         bounds = self.bounds(given, self.masked_bound)  # which checks the pattern
         return self.at(indptr, indices, given, bounds)()
@@ -235,11 +259,12 @@ class AssembledKernel:
         Bounds
         """
         bound = self.bound if bound is None else bound
-        names, width = self.programs, np.zeros(1, np.int64)
+        names, width = self.programs, np.zeros(2, np.int64)
         (rows,) = bound.shape_of(names.bounds, {**given, names.width: width})
         ends = np.zeros(rows + 1, np.int64)
         bound(**given, **{names.bounds: ends[1:], names.width: width})
-        return Bounds(np.cumsum(ends, out=ends), int(width[0]))
+        columns, step = width.tolist()
+        return Bounds(np.cumsum(ends, out=ends), columns, max(step, 1))
 
     def assembled(
         self, given: Mapping[str, Any], bounds: Bounds, levels: int | None = None,
@@ -262,12 +287,15 @@ class AssembledKernel:
         """
         names, ends = self.programs, bounds.ends
         fill = self.fill(bounds.levels if levels is None else levels)
-        rows, made = len(ends) - 1, []
+        rows, step, made = len(ends) - 1, bounds.step, []
         first = 0
         while first < rows or not made:
             last = int(np.searchsorted(ends, ends[first] + ROOM, side="right")) - 1
-            last = max(min(last, rows), min(first + 1, rows)) if names.parted else rows
-            made.append(self._filled(fill, given, ends, self._parts(ends, first, last, threads)))
+            last = max(min(last // step * step, rows), min(first + step, rows))
+            last = last if names.parted else rows
+            made.append(
+                self._filled(fill, given, bounds, self._parts(bounds, first, last, threads))
+            )
             first = last
         counts = np.concatenate([m[0] for m in made])
         indptr = np.zeros(rows + 1, np.int64)
@@ -301,7 +329,7 @@ class AssembledKernel:
         Numeric
         """
         names, ends = self.programs, bounds.ends
-        rows_ptr = self._parts(ends, 0, len(ends) - 1, threads)
+        rows_ptr = self._parts(bounds, 0, len(ends) - 1, threads)
         known = {names.indptr: indptr, names.indices: indices, names.nnz: len(indices)}
         return Numeric(self.numeric, {**given, **known, **self._in_parts(rows_ptr)}, names.values)
 
@@ -323,13 +351,14 @@ class AssembledKernel:
             given[name] = value
         return given
 
-    def _parts(self, ends: np.ndarray, first: int, last: int, threads: int | None) -> np.ndarray:
+    def _parts(self, bounds: Bounds, first: int, last: int, threads: int | None) -> np.ndarray:
         """Where the parts of some rows begin, and the last one ends."""
+        ends, step = bounds.ends, bounds.step
         total = int(ends[last] - ends[first])
         most = threads or pool.count()
         parts = 1 if not self.programs.parted else min(most, 1 + total // WORK_OF_A_PART)
         cuts = ends[first] + np.arange(1, parts) * (total / parts)
-        inside = np.clip(np.searchsorted(ends, cuts), first, last)
+        inside = np.clip(np.searchsorted(ends[::step], cuts) * step, first, last)
         return np.array([first, *inside, last], self._idtype)
 
     def _in_parts(self, rows_ptr: np.ndarray) -> dict[str, Any]:
@@ -339,15 +368,15 @@ class AssembledKernel:
         return {**found, names.rows_ptr: rows_ptr} if names.parted else found
 
     def _filled(
-        self, fill: Kernel, given: Mapping[str, Any], ends: np.ndarray, rows_ptr: np.ndarray
+        self, fill: Kernel, given: Mapping[str, Any], bounds: Bounds, rows_ptr: np.ndarray
     ) -> tuple[Any, ...]:
         """Counts, indices and values of some rows, in parts."""
-        names, first, last = self.programs, rows_ptr[0], rows_ptr[-1]
+        names, first, last, ends = self.programs, rows_ptr[0], rows_ptr[-1], bounds.ends
         begins = ends[rows_ptr] - ends[first]
         room = int(begins[-1])
         counts = np.zeros(len(ends) - 1, self._idtype)
         indices = rooms.room((room,), self._idtype)
-        made = {**self._in_parts(rows_ptr), names.room: room, names.rooms: begins}
+        made = {**self._in_parts(rows_ptr // bounds.step), names.room: room, names.rooms: begins}
         made |= {names.counts: counts, names.indices: indices}
         if names.bounds in fill.signature.position:
             made[names.bounds] = np.diff(ends)
@@ -357,17 +386,19 @@ class AssembledKernel:
         return counts[first:last], *(_closed(x, begins, sizes) for x in (indices, values))
 
 
-def build_assembled(func: SparseFunc, result: str, target: Any = "llvm") -> AssembledKernel:
+def build_assembled(
+    func: SparseFunc, result: str | None = None, target: Any = "llvm"
+) -> AssembledKernel:
     """Compile a program to a kernel with a sparse result, whose pattern are its visits.
 
     Parameters
     ----------
     func : SparseFunc
         Of stage I: one iteration, over rows, then over what is in a row; its result over dense rows
-        and columns. A row's columns may be visited once and in order, as those of a union, or
-        several times, as in a product of sparse matrices.
-    result : str
-        The name of the result, or of its parameter.
+        and columns of an axis whose nnz is None, or dense ones. A row's columns may be visited once
+        and in order, as those of a union, or several times, as in a product of sparse matrices.
+    result : str, optional
+        The name of the result, or of its parameter; by default the only one.
     target : optional
         A CPU, as of :func:`sparsetir.build`.
 

@@ -12,7 +12,7 @@ from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.planning.request import Request
 from sparsetir.planning.sparse_results import csr
 from sparsetir.planning.term_pairs import term_pairs
-from sparsetir.schedules.operators.sparse_results import SEMIRINGS, first_value
+from sparsetir.schedules.operators.sparse_results import KRON, SEMIRINGS, first_value
 
 HOW = {"sum": np.add, "min": np.minimum, "max": np.maximum}
 TIMES = {"times": np.multiply, "plus": np.add, "and": np.logical_and}
@@ -27,6 +27,10 @@ def exact_result(wanted: Request) -> tuple[SparseMatrix, float]:
     each, how = [_plain(x) for x in wanted.matrices.each], wanted.problem.how
     if wanted.name == "inner":
         each[1] = each[1].T.tocsr()
+    if how == KRON:
+        found = sp.csr_array(sp.kron(*each))
+        found.sort_indices()
+        return SparseMatrix(found), float(np.abs(found.data).max(initial=1.0))
     marks = [_with(x, np.ones(x.nnz)) for x in each]
     product = wanted.problem.is_product
     if wanted.matrices.mask is not None:

@@ -1,0 +1,134 @@
+"""Axes that a program assembles: results whose number of elements is not known beforehand.
+
+`nnz` is None, and the axis stores what the program writes::
+
+    K = T.sparse_variable(I, (n, None), (c_indptr, c_indices))
+    C = T.match_sparse_buffer(c, (I, K), "float32")
+    with T.sp_iter([I, T.union(J1, J2)], "SS", "add") as [i, j]:
+        C[i, j] = A[i, j] + B[i, j]
+
+:func:`as_dense` is the program that :mod:`sparsetir.sparse_ir.assemble` takes; :func:`closed` has a
+pattern that is given, as the numeric phase and gradients do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tvm import tirx
+
+from sparsetir.sparse_ir.names import fresh_name
+from sparsetir.sparse_ir.nodes import (
+    Axis,
+    SparseBuffer,
+    SparseFunc,
+    attached_axes,
+    flat_axes,
+    make_func,
+    sparse_iterations,
+    stores_of,
+)
+from sparsetir.sparse_ir.verify_sites import Broken, Found
+
+
+def open_axis(func: SparseFunc) -> Axis | None:
+    """The axis that a program assembles, if it has one."""
+    return next((a for a in func.axes if is_open(a)), None)
+
+
+def is_open(axis: Axis) -> bool:
+    """Whether it is left to the program how many elements an axis stores."""
+    return axis.kind == "sparse_variable" and axis.nnz is None
+
+
+def refuse_open(who: str, func: SparseFunc) -> None:
+    """Raise ValueError for a program that assembles its result."""
+    axis = open_axis(func)
+    if axis is not None:
+        raise ValueError(
+            f"{who}: function '{func.name}': expected axes whose nnz is given, got None for "
+            f"'{axis.name}', which the program assembles; see build_assembled"
+        )
+
+
+def as_dense(func: SparseFunc) -> SparseFunc:
+    """The same with a dense axis for the one that is assembled, whose arrays are left out."""
+
+    def dense(axis: Axis) -> Axis:
+        return Axis(axis.name, "dense_fixed", axis.length, idtype=axis.idtype)
+
+    return _with(func, dense, lambda axis: {axis.indptr: [], axis.indices: []})
+
+
+def closed(func: SparseFunc) -> SparseFunc:
+    """The same at a pattern that is given: nnz is a parameter, behind the indices."""
+    axis = open_axis(func)
+    if axis is None:
+        return func
+    wish = next(str(b.handle.name) for b in func.buffers if axis.name in _names(b))
+    nnz = tirx.Var(fresh_name(func, f"{wish}_nnz"), axis.idtype)
+
+    def given(axis: Axis) -> Axis:
+        fields = (axis.kind, axis.length, axis.parent, nnz, None, axis.indptr, axis.indices)
+        return Axis(axis.name, *fields, idtype=axis.idtype)
+
+    return _with(func, given, lambda axis: {axis.indices: [axis.indices, nnz]})
+
+
+def _with(
+    func: SparseFunc, made: Callable[[Axis], Axis], params: Callable[[Axis], dict[Any, list[Any]]]
+) -> SparseFunc:
+    """With another axis in place of the one that is open, and other parameters."""
+    axis = open_axis(func)
+    if axis is None:
+        return func
+    other, changed = made(axis), params(axis)
+
+    def put(axes: Any) -> list[Axis]:
+        return [other if a.name == axis.name else a for a in axes]
+
+    buffers = [
+        SparseBuffer(b.var, put(b.axes), b.handle) if axis.name in _names(b) else b
+        for b in func.buffers
+    ]
+    attrs = {k: v for k, v in func.attrs.items() if k != "global_symbol"}
+    name = func.name if "global_symbol" in func.attrs else None
+    kept = [q for p in func.params for q in changed.get(p, [p])]
+    return make_func(name, kept, put(func.axes), buffers, func.body, attrs, func.span)
+
+
+def _names(buffer: SparseBuffer) -> list[str]:
+    return [a.name for a in buffer.axes or ()]
+
+
+def open_axis_problems(func: SparseFunc, new: list[Axis]) -> Found:
+    """What stands against axes that are to be assembled, for the verifier."""
+    for axis in filter(is_open, new):
+        label = f"axis '{axis.name}': nnz None says that the program assembles it; expected"
+        others = [a for a in func.axes if a.name != axis.name]
+        visited = [
+            a.name
+            for it in sparse_iterations(func)
+            for a in (*flat_axes(it.axes), *(x.to for x in attached_axes(it.axes)))
+        ]
+        over = [b for b in func.buffers if axis.name in _names(b)]
+        written = {s.buffer for s in stores_of(func.body)}
+        arrays = [x for a in others for x in (a.indptr, a.indices) if x is not None]
+        arrays += [b.handle for b in func.buffers if b.handle is not None]
+        shared = [h for h in (axis.indptr, axis.indices) if h in arrays]
+        if any(map(is_open, others)):
+            yield Broken(axis, f"{label} one such axis in a function")
+        elif axis.parent.kind != "dense_fixed" or not axis.unique:
+            yield Broken(axis, f"{label} it under a dense_fixed axis, of rows, with unique=True")
+        elif axis.name in visited or any(
+            a.parent is not None and a.parent.name == axis.name or axis.name in
+            [m.name for m in a.members] for a in others
+        ):  # fmt: skip
+            yield Broken(axis, f"{label} no iteration over it, and no axis under it or of it")
+        elif shared:
+            yield Broken(axis, f"{label} '{shared[0].name}' to be of nothing else")
+        elif len(over) != 1 or over[0].handle is None or over[0].var not in written:
+            yield Broken(
+                axis, f"{label} one buffer over it, a result, got {[b.name for b in over]}"
+            )
