@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 from tvm import s_tir
 from tvm.script import tirx as T
 
-from cuda_runner import requires_cuda_text, run_cuda
+from cuda_runner import requires_cuda_text
 from cuda_stages import CudaStages
 from schedule_common import says, table
-from sparsetir import Schedule, lower_sparse_buffer
+from sparsetir import Schedule
 from sparsetir.formats import BSR, SRBCRS, Operand
 from sparsetir.formats.decompose import decompose_format
 from sparsetir.formats.preprocess import extract_preprocess
@@ -235,20 +234,6 @@ def test_sum_golden() -> None:
     assert plain_text(on_threads()) == golden("sum_then_matmul_on_threads")
 
 
-@requires_cuda_text
-def test_a_program_without_a_template() -> None:
-    rng = np.random.default_rng(0)
-    i, j = rng.integers(-1, 20, (3, 16)), rng.integers(-1, 9, (3, 16, 2))
-    a, x, w = (rng.standard_normal(s).astype("f4") for s in ((3, 16, 2), (9, 8), (3, 8, 32)))
-    args = {"I": i.astype("int32"), "J": j.astype("int32"), "A": a, "X": x, "W": w}
-    zeros = np.zeros((20, 32), "float32")
-    found = run_cuda(lower_sparse_buffer(on_threads()), {**args, "Y": zeros})["Y"]
-    inner = (np.where(j[..., None] >= 0, x[j], 0) * a[..., None]).sum(axis=2) @ w
-    expected = np.zeros((20, 32))
-    np.add.at(expected, i[i >= 0], inner[i >= 0])
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
-
-
 @T.prim_func(s_tir=True)
 def dots(
     I: T.Buffer((3, 16), "int32"), J: T.Buffer((3, 16, 2), "int32"),
@@ -288,22 +273,6 @@ def dots_on_threads() -> Any:
 def test_golden_of_products_first() -> None:
     assert plain_text(dots_apart()) == golden("matmul_then_dot")
     assert plain_text(dots_on_threads()) == golden("matmul_then_dot_on_threads")
-
-
-@requires_cuda_text
-def test_dots_without_a_template() -> None:
-    rng = np.random.default_rng(0)
-    i, j = rng.integers(-1, 20, (3, 16)), rng.integers(-1, 9, (3, 16, 2))
-    x, w, g = (rng.standard_normal(s).astype("f4") for s in ((9, 32), (3, 32, 8), (20, 8)))
-    index = {"I": i, "J": j, "E": rng.permutation(96).reshape(3, 16, 2)}
-    args = {name: array.astype("int32") for name, array in index.items()}
-    zeros = np.zeros(96, "float32")
-    given = {**args, "X": x, "W": w, "G": g, "Y": zeros}
-    found = run_cuda(lower_sparse_buffer(dots_on_threads()), given)["Y"]
-    there = (i[..., None] >= 0) & (j >= 0)
-    expected = np.zeros(96)
-    expected[index["E"]] = np.where(there, np.einsum("tijk,tkl,til->tij", x[j], w, g[i]), 0)
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
 def edited(*changes: tuple[str, str], of: Any = products) -> Any:

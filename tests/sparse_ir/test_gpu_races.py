@@ -17,7 +17,7 @@ from cuda_runner import KernelError, requires_cuda_text
 from cuda_stages import CudaStages
 from pairs import by_turns
 from programs import PROGRAMS, copied
-from schedule_common import opened, program
+from schedule_common import program
 from sparsetir.sparse_ir.nodes import sparse_iterations, stores_of
 from spmm_gpu_common import bfloat16_arrays
 
@@ -213,23 +213,6 @@ def test_infinities_and_nan_stay_in_their_rows() -> None:
 
 
 # -- refusals --------------------------------------------------------------------------------------
-
-
-def test_vectors_are_loops_of_stage_one_too() -> None:
-    """On a CPU: steps of a workspace in vectors, beside what the default schedule does."""
-    sch, it, (i, j, k) = opened()
-    k0, k1 = sch.split(k, [None, 4], tail="shift")
-    sch.sparse_reorder(it, [k0, i, j, k1])
-    for step in sch.precompute("C", i, [k1]):
-        sch.parallelize(sch.get_sp_iters(step)[-1], "vector")
-    kernel = sparsetir.build(sch)
-    assert kernel.stages["III"].script().count("T.vectorized(4)") == 3
-    program = PROGRAMS["spmm"]
-    given = program.inputs(np.random.default_rng(1), "small", "float32", "int32")
-    want = copied(given)
-    sparsetir.interpret(sch.func, want)
-    kernel(**given)
-    np.testing.assert_allclose(given["c"], want["c"], rtol=1e-5, atol=1e-5)
 
 
 BARRIER = "__syncthreads();"

@@ -83,22 +83,6 @@ def test_equal_searches_are_shared_and_hoisted(shared, names):
     assert isinstance(features, tirx.For) and str(features.loop_var) == "k"
 
 
-@pytest.mark.parametrize("shared", [True, False])
-def test_searched_operands_compute(shared):
-    rng = np.random.default_rng(0)
-    a, d = (scipy.sparse.random(9, 7, 0.4, "csr", "float32", rng) for _ in range(2))
-    if shared:
-        d = a * 2
-    for matrix in (a, d):
-        matrix.sort_indices()
-    b = rng.random((7, 5), "float32")
-    c = np.full((9, 5), np.nan, "float32")
-    index = [x.astype("int32") for m in (a, d) for x in (m.indptr, m.indices)]
-    sizes = (9, 7, 5, a.nnz, d.nnz)
-    build(lower_sparse_iter(make_two_operands(shared)))(a.data, d.data, b, c, *index, *sizes)
-    np.testing.assert_allclose(c, a.multiply(d).toarray() @ b, rtol=1e-5, atol=1e-6)
-
-
 # -- regions, domains, types ----------------------------------------------------------------------
 
 

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse as sp
-import torch
 
 import sparsetir
 from pairs import by_turns
@@ -160,21 +159,6 @@ def test_packed_values_follow_those_that_are_given() -> None:
         sizes = {"m": 13, "n": 9, "nnz": len(args["a"]), "feat": 5}
         sparsetir.interpret(sch.func, {**args, **sizes})
         np.testing.assert_allclose(args["c"], exact(args), rtol=1e-5)
-
-
-def test_packed_values_of_torch_in_all_types() -> None:
-    for dtype in ("float16", "bfloat16", "float64"):
-        sch, (s, _, lane, *_) = sliced(program("spmm", dtype), longest=5)
-        steps = sch.precompute("C", s, [lane, *_features(sch, "spmm")], scope="global")
-        sch.pack("A", steps[1])
-        args = {k: torch.from_numpy(v) for k, v in matrix().items()}
-        kind = getattr(torch, dtype)
-        args |= {k: args[k].to(kind) for k in ("a", "b", "c")}
-        sparsetir.build(sch)(**args)
-        numbers = {k: v.double().numpy() if v.is_floating_point() else v.numpy()
-                   for k, v in args.items()}  # fmt: skip
-        close = 1e-10 if dtype == "float64" else 0.05
-        np.testing.assert_allclose(numbers["c"], exact(numbers), rtol=close, atol=close)
 
 
 def test_a_packed_kernel_is_exported_and_refuses_what_is_no_array(tmp_path: Any) -> None:
