@@ -232,28 +232,20 @@ rewritten(unroll_with_remainder, "spmm_rest", 2)
     unroll_with_remainder: expected a sparse iteration among
 rewritten(unroll_with_remainder, "spmm_reduce", 0)
     unroll_with_remainder: argument 'count': expected a positive integer, got 0
-rewritten(skip_if_empty, "spmm0", "spmm_rest")
-    skip_if_empty: expected a sparse iteration among
+rewritten(skip_if_empty, "spmm0", "spmm_rest")  # skip_if_empty: expected a sparse iteration among
 rewritten(skip_if_empty, "spmm_init0", "spmm_reduce")
     skip_if_empty: argument 'block': expected one around 'spmm_reduce' in which
 summed().rewrite(opaque_step_loop, "spmv_reduce", "steps")
     'step': expected a parameter, got 'steps'
-summed().rewrite(opaque_step_loop, "spmv_start")
-    expected a block in a loop, got 'spmv_st
-summed().rewrite(opaque_step_loop, "spmm")
-    expected a sparse iteration among
-summed(False).rewrite(opaque_step_loop, "spmv")
-    'spmv1', whose init is in the loop
-lowered(MEETS).rewrite(one_launch, BOTH)
-    'second' reads or writes 'A', which 'first' writes
+summed().rewrite(opaque_step_loop, "spmv_start")  # expected a block in a loop, got 'spmv_st
+summed().rewrite(opaque_step_loop, "spmm")  # expected a sparse iteration among
+summed(False).rewrite(opaque_step_loop, "spmv")  # 'spmv1', whose init is in the loop
+lowered(MEETS).rewrite(one_launch, BOTH)  # 'second' reads or writes 'A', which 'first' writes
 lowered(TWO.replace("A[i] = 2.0 * A[i]", "A[i] = 2.0 * B[i]")).rewrite(one_launch, BOTH)
     'second' writes 'B', which 'first' reads
-lowered(TWO, BOTH[:1]).rewrite(one_launch, BOTH)
-    expected some that follow each other, outermost
-lowered(TWO).rewrite(one_launch, BOTH[::-1])
-    expected some that follow each other, outermost
-lowered(TWO).rewrite(one_launch, BOTH[:1])
-    expected some that follow each other, outermost
+lowered(TWO, BOTH[:1]).rewrite(one_launch, BOTH)  # expected some that follow each other, outermost
+lowered(TWO).rewrite(one_launch, BOTH[::-1])  # expected some that follow each other, outermost
+lowered(TWO).rewrite(one_launch, BOTH[:1])  # expected some that follow each other, outermost
 lowered(TWO).rewrite(one_launch, ["first", "third"])
     expected some that follow each other, outermost
 """
