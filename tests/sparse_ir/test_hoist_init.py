@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from tvm import s_tir
 
 import sparsetir
 from programs import PROGRAMS
+from small import text_of
 from sparsetir.sparse_ir.hoist_init import hoist_init
 from sparsetir.sparse_ir.nodes import sparse_iterations, walk
 from sparsetir.sparse_ir.script.parser import from_source
@@ -60,21 +62,23 @@ def test_no_init_is_left_without_threads(program):
     assert all(realize.block.init is None for realize in blocks(func).values())
 
 
-HEAD = """
-@T.prim_func
-def sums(
-    a: T.handle, c: T.handle, indptr: T.handle, indices: T.handle, m: T.{i}, n: T.{i},
-    nnz: T.{i}, times: T.{i}, size: T.{i}
-):
-    O = T.dense_fixed(times, idtype="{i}")
-    TWO = T.dense_fixed(2, idtype="{i}")
-    ONE = T.dense_fixed(1, idtype="{i}")
-    I = T.dense_fixed(m, idtype="{i}")
-    J = T.sparse_variable(I, (n, nnz), (indptr, indices), idtype="{i}")
-    S = T.dense_fixed(size, idtype="{i}")
-    A = T.match_sparse_buffer(a, (I, J), "float32")
-    C = T.match_sparse_buffer(c, (S,), "float32")
+def sums(body: str, idtype: str = "int32") -> Any:
+    """A program that adds A[i, j] to C; O visits rows several times."""
+    axes = "O = T.dense_fixed(times)\nTWO = T.dense_fixed(2)\nONE = T.dense_fixed(1)\n"
+    axes += "S = T.dense_fixed(size)"
+    return from_source(text_of("sums", body, axes, idtype=idtype, A="I J", C="S"))
+
+
+def adding(over: str, coords: str, index: str, name: str = "sums", at: str = "") -> str:
+    """Sums that begin at an index."""
+    return f"""
+with T.sp_iter({over}, "{name}") as [{coords}]:
+    with T.init():
+        C[{index}] = 0.0
+    C[{at or index}] = C[{at or index}] + A[i, j]
 """
+
+
 # The statement, and whether its init may stay in the reduction's block.
 BODIES = {
     "outer axis not stored": ('[O, I, J], "SSR"', "o, i, j", "i", False),
@@ -116,13 +120,7 @@ def as_interpreted(func: Any, args: dict[str, Any]) -> np.ndarray:
 @pytest.mark.parametrize("case", BODIES)
 def test_each_element_is_initialised_once(case: str, idtype: str) -> None:
     axes, coords, index, in_place = BODIES[case]
-    text = HEAD.format(i=idtype) + (
-        f"    with T.sp_iter([{axes.split('], ')[0][1:]}], {axes.split('], ')[1]}, 'sums') "
-        f"as [{coords}]:\n"
-        f"        with T.init():\n            C[{index}] = 0.0\n"
-        f"        C[{index}] = C[{index}] + A[i, j]\n"
-    )
-    func = sparsetir.from_source(text)
+    func = sums(adding(axes, coords, index), idtype)
     (it,) = sparse_iterations(func)
     assert init_runs_in_place(it, func) == in_place
     c = as_interpreted(func, arguments(idtype))
@@ -135,12 +133,7 @@ def test_each_element_is_initialised_once(case: str, idtype: str) -> None:
 
 def test_updates_elsewhere_than_the_init() -> None:
     """The init of a later visit would wipe out what an earlier one has added."""
-    text = HEAD.format(i="int32") + (
-        "    with T.sp_iter([I, J], 'SR', 'sums') as [i, j]:\n"
-        "        with T.init():\n            C[i] = 0.0\n"
-        "        C[i + 1] = C[i + 1] + A[i, j]\n"
-    )
-    func = sparsetir.from_source(text)
+    func = sums(adding('[I, J], "SR"', "i, j", "i", at="i + 1"))
     args = arguments("int32") | {"c": np.ones(40, "float32")}
     np.testing.assert_array_equal(as_interpreted(func, args)[:5], [0, 3, 0, 13, 1])
 
@@ -148,14 +141,11 @@ def test_updates_elsewhere_than_the_init() -> None:
 @pytest.mark.parametrize("index", ["i", "i * 2 + o", "i + o"])
 def test_nested_reductions(index: str) -> None:
     """The init of a nested iteration runs at each visit of the one around it."""
-    text = HEAD.format(i="int32") + (
-        "    with T.sp_iter([I], 'S', 'rows') as [i]:\n"
-        "        T.sp_iter_attr({'ordered': 1})\n"
-        "        with T.sp_iter([O, J], 'SR', 'sums') as [o, j]:\n"
-        f"            with T.init():\n                C[{index}] = 0.0\n"
-        f"            C[{index}] = C[{index}] + A[i, j]\n"
-    )
-    func = sparsetir.from_source(text)
+    inner = textwrap.indent(adding('[O, J], "SR"', "o, j", index), "    ")
+    rows = f"""
+with T.sp_iter([I], "S", "rows") as [i]:
+    T.sp_iter_attr({{"ordered": 1}}){inner}"""
+    func = sums(rows)
     nested = next(it for it in sparse_iterations(func) if it.name == "sums")
     assert init_runs_in_place(nested, func) == (index != "i")
     c = as_interpreted(func, arguments("int32"))
@@ -163,21 +153,16 @@ def test_nested_reductions(index: str) -> None:
     np.testing.assert_array_equal(c[: len(want)], want)
 
 
-PROGRAM = """
-@T.prim_func
-def sums(a: T.handle, out: T.handle, indptr: T.handle, indices: T.handle, m: T.int32, n: T.int32,
-         nnz: T.int32):
-    I = T.dense_fixed(m)
-    J = T.sparse_variable(I, (n, nnz), (indptr, indices), unique=False)
-    K = T.dense_fixed(5)
-    P = T.dense_fixed(2)
-    A = T.match_sparse_buffer(a, (I, J, K), "float32")
-    OUT = T.match_sparse_buffer(out, (I, J, P), "float32")
-    with T.sp_iter([{axes}], "{kinds}", "sums") as [{names}]:
-        with T.init():
-            OUT[i, j, {at}] = T.float32(0)
-        OUT[i, j, {at}] = OUT[i, j, {at}] + A[i, j, k]
-"""
+PROGRAM = text_of("sums", """
+with T.sp_iter([{axes}], "{kinds}", "sums") as [{names}]:
+    with T.init():
+        OUT[i, j, {at}] = T.float32(0)
+    OUT[i, j, {at}] = OUT[i, j, {at}] + A[i, j, k]
+""", """
+J = T.sparse_variable(I, (n, nnz), (indptr, indices), unique=False)
+K = T.dense_fixed(5)
+P = T.dense_fixed(2)
+""", A="I J K", OUT="I J P")  # fmt: skip
 
 
 @pytest.mark.parametrize("at", ["0", "1", "i % 2"])
