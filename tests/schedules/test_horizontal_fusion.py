@@ -262,12 +262,9 @@ def two(**options: str) -> str:
 
 
 REFUSED = """
-ONE, HOST
-    nest 'two': expected loops bound to blocks and threads, got none (host code)
-ONE, HOST_LOOP
-    nest 'two': expected one launch, got one for each step of the host's loop 's'
-ONE, two(threads="m")
-    nest 'two': expected a constant number of threads (threadIdx.x), got m
+ONE, HOST  # nest 'two': expected loops bound to blocks and threads, got none (host code)
+ONE, HOST_LOOP  # nest 'two': expected one launch, got one for each step of the host's loop 's'
+ONE, two(threads="m")  # nest 'two': expected a constant number of threads (threadIdx.x), got m
 ONE, two(blocks="N[0]")
     nest 'two': expected a number of blocks (blockIdx.x) that follows from the param
 ONE, REDUCTION_OVER_BLOCKS
@@ -278,20 +275,14 @@ MANY, two(tag="threadIdx.y")
     nest 'two': expected at most 1024 threads, got 4096 as {'threadIdx.x': 512, .. together with
 WIDE, SHARED
     nest 'two': expected 32 threads along threadIdx.x .. work together ('S' in shared memory), got 8
-WIDE, REDUCTION
-    nest 'two': expected 32 threads .. (a reduction over threadIdx.x), got 8
-WIDE, CALL
-    nest 'two': expected 32 threads .. (a call of wait_for_all), got 8
+WIDE, REDUCTION  # nest 'two': expected 32 threads .. (a reduction over threadIdx.x), got 8
+WIDE, CALL  # nest 'two': expected 32 threads .. (a call of wait_for_all), got 8
 ONE, nest("two", "Y[vi, vk] = X[vi, 0]")
     nests 'one' and 'two': expected no order between them, but one writes 'X' .. name it in
-ONE, TWO_OF_X
-    nests 'one' and 'two': .. writes 'X'
-ADDING, TWO_OF_X
-    nests 'one' and 'two': .. writes 'X'
-ADDING, READING
-    nests 'one' and 'two': .. writes 'X'
-FIRST_READS, POINTER
-    nests 'one' and 'two': .. writes 'X'
+ONE, TWO_OF_X  # nests 'one' and 'two': .. writes 'X'
+ADDING, TWO_OF_X  # nests 'one' and 'two': .. writes 'X'
+ADDING, READING  # nests 'one' and 'two': .. writes 'X'
+FIRST_READS, POINTER  # nests 'one' and 'two': .. writes 'X'
 """
 
 
