@@ -166,40 +166,6 @@ def test_rgms_on_relational_hyb(k: int, build: bool) -> None:
         np.testing.assert_allclose(args["y"], want, err_msg=case, **tolerance("float32"))
 
 
-MIXTURES = [
-    F.Mixture("blocks_and_rows", (F.BSR(2, 2), F.RowELL(2)), F.by_block_fill(2, 2, 0.75)),
-    F.Mixture("band_and_hyb", (F.DIA(), F.Hyb(2, 1)), F.by_band(-1, 2)),
-    F.Mixture("blocks_and_hyb", (F.BSR(3, 2), F.Hyb(1, 2)), F.by_block_fill(3, 2, 0.5)),
-    F.Mixture("even_and_long_rows", (F.ELL(), F.DCSR()), F.by_row_length(6)),
-    F.Mixture("patterns_and_coo", (F.EnumeratedPatterns(4), F.COO()), F.by_block_fill(4, 1, 0.5)),
-]
-each = pytest.mark.parametrize("mixture", MIXTURES, ids=lambda m: m.label)
-
-
-@each
-@settings(max_examples=25, deadline=None, derandomize=True)
-@given(pattern=patterns())
-def test_random_patterns(mixture: F.Mixture, pattern: F.Pattern) -> None:
-    split = mixture.split(pattern)
-    check_partition(pattern.coords, split)
-    conv = round_trip(mixture, pattern, ("float32",))
-    for part, taken in zip(conv.parts, split, strict=True):
-        np.testing.assert_array_equal(np.flatnonzero(part.places >= 0), taken)
-
-
-@each
-@pytest.mark.parametrize("name", ["random", "one dense row", "nothing stored"])
-def test_spmm_interpreted(mixture: F.Mixture, name: str) -> None:
-    spmm(mixture, MATRICES[name])
-
-
-@each
-def test_both_formats_of_a_mixture_have_work(mixture: F.Mixture) -> None:
-    # Otherwise the tests above would say nothing about mixing.
-    chosen = mixture.choose(MATRICES["one dense row"])
-    assert set(chosen.tolist()) == {0, 1}
-
-
 def test_parts_are_those_of_the_formats_on_their_elements() -> None:
     pattern = MATRICES["random"]
     mixture = F.Mixture("m", (F.Hyb(2, 1), F.CSR()), F.by_band(-3, 3))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -20,41 +21,18 @@ from sparsetir import formats as F
 from sparsetir.formats.format import REGISTRY
 from sparsetir.formats.library import refusal
 
-FORMATS: list[F.Format] = [
-    F.CSR(),
-    F.CSC(),
-    F.COO(),
-    F.DCSR(),
-    F.ELL(),
-    F.RowELL(1),
-    F.RowELL(3),
-    F.Ragged(),
-    F.DIA(),
-    F.CSF((0, 1)),
-    F.CSF((1, 0)),
-    F.BSR(1, 1),
-    F.BSR(2, 3),
-    F.BSR(16, 16),
-    F.DBSR(3, 2),
-    F.SRBCRS(2, 3),
-    F.SELL(2),
-    F.SELL(4, 8),
-    F.Hyb(1, 2),
-    F.Hyb(2, 1),
-    F.EnumeratedPatterns(3),
-    F.Mixture("lengths", (F.ELL(), F.COO()), F.by_row_length(3)),
+MIXTURES: list[F.Format] = [
+    F.Mixture("blocks_and_rows", (F.BSR(2, 2), F.RowELL(2)), F.by_block_fill(2, 2, 0.75)),
+    F.Mixture("band_and_hyb", (F.DIA(), F.Hyb(2, 1)), F.by_band(-1, 2)),
+    F.Mixture("blocks_and_hyb", (F.BSR(3, 2), F.Hyb(1, 2)), F.by_block_fill(3, 2, 0.5)),
+    F.Mixture("patterns_and_coo", (F.EnumeratedPatterns(4), F.COO()), F.by_block_fill(4, 1, 0.5)),
+    F.Mixture("even_and_long_rows", (F.ELL(), F.DCSR()), F.by_row_length(6)),
 ]
-FORMATS += [e.small for e in REGISTRY.values() if e.small is not None and e.small not in FORMATS]
-TENSOR_FORMATS: list[F.Format] = [
-    F.CSF((0, 1, 2)),
-    F.CSF((0, 2, 1)),
-    F.CSF((1, 0, 2)),
-    F.CSF((1, 2, 0)),
-    F.CSF((2, 0, 1)),
-    F.CSF((2, 1, 0)),
-    F.RelationalHyb(2),
-    F.RelationalHyb(1, 3),
-]
+FORMATS = MIXTURES + [F.CSF((0, 1)), F.CSF((1, 0)), F.BSR(1, 1), F.BSR(2, 3), F.BSR(16, 16)]
+FORMATS += [F.DBSR(3, 2), F.SRBCRS(2, 3), F.SELL(2), F.Hyb(2, 1), F.RowELL(1)]
+FORMATS += [e.small for e in REGISTRY.values() if e.small is not None]
+TENSOR_FORMATS: list[F.Format] = [*map(F.CSF, permutations(range(3)))]
+TENSOR_FORMATS += [F.RelationalHyb(2), F.RelationalHyb(1, 3)]
 
 
 def has_own_order(fmt: F.Format) -> bool:
@@ -247,6 +225,13 @@ def test_what_takes_too_much_room(operand: F.Operand | None, size: int) -> None:
     most = 2**31 // size
     assert refusal(pattern, most, operand, most_places=np.inf) is None
     assert "2,147 MB" in str(refusal(pattern, most + 1, operand, most_places=np.inf))
+
+
+@pytest.mark.parametrize("mixture", MIXTURES, ids=lambda m: m.label)
+def test_both_formats_of_a_mixture_have_work(mixture: F.Mixture) -> None:
+    # Otherwise the other tests would say nothing about mixing.
+    chosen = mixture.choose(MATRICES["one dense row"])
+    assert set(chosen.tolist()) == {0, 1}
 
 
 # -- what is computed -----------------------------------------------------------------------------
