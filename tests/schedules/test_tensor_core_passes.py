@@ -91,8 +91,7 @@ def transposed(A: T.Buffer((16, 8), "float16")):
 REFUSED = """
 cooperative_copy(tiles(), "none", warps=1, vector=8)
     cooperative_copy: expected a block in loops, among [
-on_tensor_cores(tiles(), "none", STEPS, warps=(1, 1))
-    got 'none'
+on_tensor_cores(tiles(), "none", STEPS, warps=(1, 1))  # got 'none'
 cooperative_copy(tiles(), START, warps=1, vector=8)
     argument 'copy': expected a block that copies to shared memory
 cooperative_copy(tiles(), "B_ws_copy0", warps=1, vector=3)
@@ -292,12 +291,9 @@ ATOMIC, SUMMED, TERMS = ("atomicAdd", "atomicMax"), (" * W[vt, vk0 * 4 + vk1, vl
 REFUSED_SUMS = """
 sum_then_matmul(products, "none", outer=1, dtype="float32")
     sum_then_matmul: expected a block in loops, among ['sums'], got 'none'
-apart(edited(ATOMIC))
-    argument 'block': expected an element to be added to atomically, got
-apart(edited(SUMMED))
-    expected products of what is gathered for a row with a matrix over columns
-apart(edited(TERMS))
-    expected a matrix over steps, terms and columns alone, in tiles of constant
+apart(edited(ATOMIC))  # argument 'block': expected an element to be added to atomically, got
+apart(edited(SUMMED))  # expected products of what is gathered for a row with a matrix over columns
+apart(edited(TERMS))  # expected a matrix over steps, terms and columns alone, in tiles of constant
 apart(edited(("J[vt, vi, vj] >= 0", "J[vt, vi, vj] >= vl")))
     expected conditions of what is gathered, of the matrix or of the result alone
 dots_apart(edited(ATOMIC, of=dots))
