@@ -16,10 +16,13 @@ from hypothesis import strategies as st
 from zoo import DTYPES, MATRICES, TENSORS, values
 
 import sparsetir
+from cuda_runner import CudaFunction, requires_cuda_text
+from gpu_runner import OpenCLFunction, requires_opencl
 from programs import PROGRAMS
 from sparsetir import formats as F
 from sparsetir.formats.format import REGISTRY
 from sparsetir.formats.library import refusal
+from stage2 import on_threads
 
 MIXTURES: list[F.Format] = [
     F.Mixture("blocks_and_rows", (F.BSR(2, 2), F.RowELL(2)), F.by_block_fill(2, 2, 0.75)),
@@ -292,6 +295,30 @@ def test_built(fmt: F.Format) -> None:
             for kernel in kernels if copied else kernels[1:]:
                 kernel(**{n: mine[n] for n in kernel.signature.names})
             np.testing.assert_allclose(mine["c"], want, rtol=1e-5, atol=1e-5, err_msg=name)
+
+
+ON_THREADS = [
+    F.CSR(), F.COO(), F.BSR(4, 2), F.SRBCRS(4, 4), F.SELL(4, 8), F.DIA(), F.Hyb(2, 2),
+    F.EnumeratedPatterns(3),
+    F.Mixture("halves", (F.BSR(2, 2), F.Hyb(1, 1)), lambda pattern: np.arange(pattern.nnz) % 2),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("made", [
+    pytest.param(OpenCLFunction, marks=requires_opencl, id="OpenCL"),
+    pytest.param(CudaFunction, marks=[requires_cuda_text, pytest.mark.slow], id="CUDA"),
+])  # fmt: skip
+@pytest.mark.parametrize("fmt", ON_THREADS, ids=lambda f: f.name)
+@pytest.mark.parametrize("name", ["random", "one dense row"])
+def test_on_threads(fmt: F.Format, name: str, made: Any) -> None:
+    """By the default schedule of GPUs, as OpenCL and as CUDA on a CPU."""
+    args, want = spmm_case(MATRICES[name])
+    conv = converted(fmt, MATRICES[name])
+    _, compute = sparsetir.extract_preprocess(conv.decompose(program(2)))
+    run = on_threads(compute, sparsetir.lower_sparse_iter(compute), "opencl", made)
+    given = {**args, **conv.arguments(A=args["a"])}
+    found = run({str(p.name): given[str(p.name)] for p in compute.params})["c"]
+    np.testing.assert_allclose(found.reshape(want.shape), want, rtol=1e-4, atol=1e-5)
 
 
 def test_places_of_a_format_of_a_users_own() -> None:
