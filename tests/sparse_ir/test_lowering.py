@@ -14,7 +14,6 @@ from tvm import s_tir, tirx
 from programs import PROGRAMS
 from small import small
 from sparsetir import LoweringError, build, from_source, lower_sparse_buffer, lower_sparse_iter
-from sparsetir.sparse_ir import script as T
 from sparsetir.sparse_ir.nodes import walk
 from stage2 import golden, plain_text
 
@@ -115,15 +114,10 @@ def test_not_a_function(lowering):
 
 
 def test_a_cache_with_the_name_of_a_sparse_buffer():
-    @T.prim_func
-    def f(a: T.handle, g: T.handle, p: T.handle, q: T.handle, m: T.int32, nnz: T.int32):
-        I = T.dense_fixed(m)
-        J = T.sparse_variable(I, (m, nnz), (p, q))
-        A = T.match_sparse_buffer(a, (I, J), "float32")
-        A_global = T.match_sparse_buffer(g, (I, J), "float32")
-        with T.sp_iter([I, J], "SS", "copy") as [i, j]:
-            A_global[i, j] = A[i, j]
-
+    f = small("f", """
+with T.sp_iter([I, J], "SS", "copy") as [i, j]:
+    A_global[i, j] = A[i, j]
+""", A="I J", A_global="I J")  # fmt: skip
     sch = s_tir.Schedule(s_tir.renew_defs(lower_sparse_iter(f)))
     sch.cache_read(sch.get_sblock("copy1"), "A", "global")
     with pytest.raises(LoweringError, match="two buffers are called 'A_global'"):
