@@ -128,41 +128,25 @@ with T.sp_iter([I, K], "SS", "post") as [i, k]:
 """, "K = T.dense_fixed(6)", A="I J", B="N K", D="I", C="I K")  # fmt: skip
 
 
-def row_scaled_args():
+AT_ROW = """
+s.compute_at(block("scale0"), i)
+s.reverse_compute_at(block("post0"), i)
+s.compute_inline(block("scale0"))
+s.compute_at(block("scale0"), i); s.reverse_compute_at(block("post0"), i); s.parallel(i)\
+; s.set_scope(block("scale0"), 0, "local"); s.set_scope(block("spmm1"), 0, "local")
+"""
+
+
+@pytest.mark.parametrize("code", AT_ROW.strip().split("\n"))
+def test_several_iterations(code):
+    def steps(sch):
+        exec(code, {"s": sch, "block": sch.get_sblock, "i": loops(sch, "spmm0")[0]})
+
     args = PROGRAMS["spmm"].inputs(np.random.default_rng(0), "small", "float32", "int32")
     del args["feat"]
-    rng = np.random.default_rng(1)
-    args["b"] = rng.random((args["n"], 6), "float32")
-    args["c"] = np.full((args["m"], 6), np.nan, "float32")
-    return {**args, "d": rng.random(args["m"], "float32") + 1}
-
-
-def compute_at_the_row(sch):
-    sch.compute_at(sch.get_sblock("scale0"), *loops(sch, "spmm0"))
-
-
-def reverse_compute_at_the_row(sch):
-    sch.reverse_compute_at(sch.get_sblock("post0"), *loops(sch, "spmm0"))
-
-
-def all_in_one_row(sch):
-    (i,) = loops(sch, "spmm0")
-    sch.compute_at(sch.get_sblock("scale0"), i)
-    sch.reverse_compute_at(sch.get_sblock("post0"), i)
-    sch.set_scope(sch.get_sblock("scale0"), 0, "local")
-    sch.set_scope(sch.get_sblock("spmm1"), 0, "local")
-    sch.parallel(i)
-
-
-def inline(sch):
-    sch.compute_inline(sch.get_sblock("scale0"))
-
-
-@pytest.mark.parametrize(
-    "steps", [compute_at_the_row, reverse_compute_at_the_row, all_in_one_row, inline]
-)
-def test_several_iterations(steps):
-    args = row_scaled_args()
+    rng, m = np.random.default_rng(1), args["m"]
+    args |= {"b": rng.random((args["n"], 6), "float32"), "c": np.full((m, 6), np.nan, "float32")}
+    args["d"] = rng.random(m, "float32") + 1
     out = run_cpu(schedule(row_scaled, steps), args)
     expected = PROGRAMS["spmm"].oracle(args)["c"] / args["d"][:, None] + 1
     np.testing.assert_allclose(out["c"], expected, rtol=1e-5)
