@@ -37,19 +37,21 @@ def opened(func: Any = None, name: str = "") -> tuple[Any, Any, list[Any]]:
 
 
 def table(text: str) -> list[Any]:
-    """Parameters (section, code, words) of a table: lines of code, and indented what is said.
+    """Parameters (section, code, words) of a table: `code  # words .. words`, in order.
 
-    A line in brackets begins a section; the words of a row are separated by " .. ".
+    A line in brackets begins a section. Code may go on from line to line; words that do not fit
+    behind it are indented, on a line of their own.
     """
     section, code, rows = "", "", []
     for line in filter(str.strip, text.splitlines()):
         if line.startswith("["):
             section = line.strip("[]")
-        elif line.startswith(" "):
-            rows.append(pytest.param(section, code, line.strip().split(" .. "), id=code))
+            continue
+        more, _, words = ("", "", line) if line.startswith(" ") else line.partition("  # ")
+        code = "\n".join(filter(None, [code, more]))
+        if words:
+            rows.append(pytest.param(section, code, words.strip().split(" .. "), id=code))
             code = ""
-        else:
-            code = f"{code}\n{line}" if code else line
     return rows
 
 

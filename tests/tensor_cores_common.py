@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from tvm.script import sparse_tir as T
 
+import sparsetir
 from cuda_stages import CudaStages
+from small import text_of
 from sparsetir.formats import SRBCRS, Format, Operand
 from sparsetir.formats.decompose import decompose_format
 from sparsetir.formats.preprocess import extract_preprocess
 from sparsetir.schedules.gpu import spmm_tensor_cores
 from sparsetir.schedules.gpu.spmm_tensor_cores import TensorCores
-from sparsetir.sparse_ir.nodes import SparseFunc
 from spmm_gpu_common import as_dtype, bfloat16_arrays, of_mask
 
 # pyright: reportInvalidTypeForm=false, reportAttributeAccessIssue=false
@@ -25,30 +25,23 @@ SEEDS = (0, 1, 2)  # orders of warps
 SUMS = {"float16": "float32", "bfloat16": "float32", "int8": "int32"}
 
 
-def spmm(dtype: str, out: str, idtype: str = "int32") -> SparseFunc:
-    """The plain product, as a user writes it, with a result of another type than the operands."""
-    sums, size = SUMS[dtype], getattr(T, idtype)
+def spmm(dtype: str, out: str, idtype: str = "int32", heads: bool = False) -> Any:
+    """The plain product, as a user writes it, with a result of another type than the operands.
 
-    @T.prim_func
-    def spmm(
-        a: T.handle, b: T.handle, out_: T.handle, indptr: T.handle, indices: T.handle,
-        m: size, n: size, nnz: size, feat: size,
-    ) -> None:  # fmt: skip
-        I = T.dense_fixed(m, idtype)
-        J = T.sparse_variable(I, (n, nnz), (indptr, indices), idtype)
-        N = T.dense_fixed(n, idtype)
-        K = T.dense_fixed(feat, idtype)
-        A = T.match_sparse_buffer(a, (I, J), dtype)
-        B = T.match_sparse_buffer(b, (N, K), dtype)
-        C = T.match_sparse_buffer(out_, (I, K), out)
-        with T.sp_iter([I, J, K], "SRS", "spmm") as [i, j, k]:
-            with T.init():
-                C[i, k] = T.cast(0, out)
-            C[i, k] = T.cast(
-                T.cast(C[i, k], sums) + T.cast(A[i, j], sums) * T.cast(B[j, k], sums), out
-            )
-
-    return spmm
+    heads : of one matrix with many dense operands
+    """
+    h, i, s = ("H, ", "h, ", "S") if heads else ("", "", "")
+    wide = SUMS[dtype]
+    body = f"""
+with T.sp_iter([{h}I, J, K], "{s}SRS", "spmm") as [{i}i, j, k]:
+    with T.init():
+        C[{i}i, k] = T.cast(0, "{out}")
+    C[{i}i, k] = T.cast(T.cast(C[{i}i, k], "{wide}")
+        + T.cast(A[i, j], "{wide}") * T.cast(B[{i}j, k], "{wide}"), "{out}")
+"""
+    over = {"A": f"I J {dtype}", "B": f"{h[:1]} N K {dtype}", "C": f"{h[:1]} I K {out}"}
+    axes = "H = T.dense_fixed(heads)" if heads else ""
+    return sparsetir.from_source(text_of("spmm", body, axes, idtype=idtype, **over))
 
 
 class Kernel(NamedTuple):
@@ -78,37 +71,14 @@ def kernel(
     return Kernel(run, config.format, dtype, out, idtype)
 
 
-def batched_spmm() -> Any:
-    """The product of one matrix with many dense operands."""
-
-    @T.prim_func
-    def spmm(
-        a: T.handle, b: T.handle, out_: T.handle, indptr: T.handle, indices: T.handle,
-        heads: T.int32, m: T.int32, n: T.int32, nnz: T.int32, feat: T.int32,
-    ) -> None:  # fmt: skip
-        H = T.dense_fixed(heads)
-        I = T.dense_fixed(m)
-        J = T.sparse_variable(I, (n, nnz), (indptr, indices))
-        N = T.dense_fixed(n)
-        K = T.dense_fixed(feat)
-        A = T.match_sparse_buffer(a, (I, J), "float16")
-        B = T.match_sparse_buffer(b, (H, N, K), "float16")
-        C = T.match_sparse_buffer(out_, (H, I, K), "float32")
-        with T.sp_iter([H, I, J, K], "SSRS", "spmm") as [h, i, j, k]:
-            with T.init():
-                C[h, i, k] = T.float32(0)
-            C[h, i, k] = C[h, i, k] + T.cast(A[i, j], "float32") * T.cast(B[h, j, k], "float32")
-
-    return spmm
-
-
 def batched_kernel(
     config: TensorCores, heads: int, shape: tuple[int, int], counts: Sequence[int], feat: int
 ) -> None:
-    """Schedule, run and compare :func:`batched_spmm`."""
+    """Schedule, run and compare the product with many dense operands."""
     rules = config.format.rules(Operand({"A": "float16"}, ("I", "J"), "int32"))
     unmasked = [rule.name for rule in rules if rule.masked]
-    _, func = extract_preprocess(decompose_format(batched_spmm(), rules, unmasked))
+    func = spmm("float16", "float32", heads=True)
+    _, func = extract_preprocess(decompose_format(func, rules, unmasked))
     run = CudaStages(func, spmm_tensor_cores.apply, config, arch="sm_80")
     rng, mask = np.random.default_rng(1), pattern(config.format, shape, counts)
     matrix, values = of_mask(mask, "int32"), numbers(rng, int(mask.sum()), "float16")
@@ -116,8 +86,8 @@ def batched_kernel(
     stored = matrix.stored_in(config.format, Operand({"A": "float16"}, ("I", "J"), "int32"))
     args = {**stored.arguments(True), **stored.values(A=values), "b": b, "heads": heads}
     out = np.full((heads, shape[0], feat), 7, "float32")
-    args |= {"out_": out, "m": shape[0], "n": shape[1], "feat": feat}
-    found = run(args, seeds=SEEDS)["out_"]
+    args |= {"c": out, "m": shape[0], "n": shape[1], "feat": feat}
+    found = run(args, seeds=SEEDS)["c"]
     dense = np.zeros(shape)
     dense[mask] = values
     for c, x in zip(found, b.astype("float64"), strict=True):
@@ -165,7 +135,7 @@ def arguments(
     stored = matrix.stored_in(made.format, Operand({"A": made.dtype}, ("I", "J"), made.idtype))
     out = np.full((m, feat), 7, as_dtype(made.out))
     args = {**stored.arguments(True), **stored.values(A=values)}
-    return args | {"b": b, "out_": out, "m": m, "n": n, "feat": feat}, values
+    return args | {"b": b, "c": out, "m": m, "n": n, "feat": feat}, values
 
 
 def check(
@@ -177,7 +147,7 @@ def check(
     """
     args, values = arguments(made, mask, feat, b)
     with bfloat16_arrays():
-        found = made.run(args, seeds=seeds)["out_"]
+        found = made.run(args, seeds=seeds)["c"]
     dense = np.zeros(mask.shape)
     dense[mask] = values.astype("float64")
     wide = args["b"].astype("float64")

@@ -39,20 +39,6 @@ def relational_coordinates(args: dict[str, Any]) -> tuple[list[np.ndarray], tupl
     return [relation, args["i_idx"][fiber], args["j_idx"]], shape
 
 
-def by_turns(*cases: Any) -> list[Any]:
-    """Each case in one function or in two, by turns; what is not its turn is slow.
-
-    case : arguments of a test, or one with marks; `how`, "whole" or "parts", goes behind them
-    """
-    params = []
-    for i, case in enumerate(cases):
-        values, marks = (case.values, case.marks) if hasattr(case, "values") else (case, ())
-        for how in ("whole", "parts"):
-            slow = [] if how == ("whole", "parts")[i % 2] else [pytest.mark.slow]
-            params.append(pytest.param(*values, how, marks=[*marks, *slow]))
-    return params
-
-
 def ways(func: Any) -> list[Any]:
     """To run: interpreted, by generated code in one function, and in those of copies and the rest.
 
@@ -170,27 +156,22 @@ def test_golden() -> None:
 
 # -- programs and formats -------------------------------------------------------------------------
 
-# Those of the library are in test_library.py as well.
-SPMM_FORMATS = by_turns(*([names] for names in (
-    ["ell_slots"], ["ell_rows"], ["dense"], ["bsr3"], ["interleaved"], ["bell"], ["bsr2", "ell"],
-    ["coo", "ragged", "dbsr", "csr"],
-)), *(pytest.param(names, marks=pytest.mark.slow) for names in (
-    ["csr"], ["csc"], ["dcsr"], ["coo"], ["ell"], ["ragged"], ["bsr2"], ["dbsr"],
-    ["diagonals"], ["bsr3", "csc", "dcsr"],
-)))  # fmt: skip
+# Others of the library are in test_library.py.
+SPMM_FORMATS = [names.split() for names in (
+    "ell_slots", "ell_rows", "dense", "bsr3", "interleaved", "bell", "bsr2 ell",
+    "coo ragged dbsr csr",
+)]  # fmt: skip
+HOWS = pytest.mark.parametrize("how", ["whole", "parts"])
 
 
-@pytest.mark.parametrize(("names", "how"), SPMM_FORMATS)
+@HOWS
+@pytest.mark.parametrize("names", SPMM_FORMATS)
 def test_spmm(names: list[str], how: str) -> None:
     check("spmm", [matrix(n) for n in names], csr_coordinates, how=how)
 
 
-@pytest.mark.parametrize(("dtype", "idtype"), [
-    ("float16", "int64"), ("float64", "int32"),
-    *(pytest.param(*types, marks=pytest.mark.slow) for types in (
-        ("float16", "int32"), ("float32", "int32"), ("float32", "int64"), ("float64", "int64"),
-    )),
-])  # fmt: skip
+@pytest.mark.parametrize("idtype", ["int32", "int64"])
+@pytest.mark.parametrize("dtype", ["float16", "float64"])
 def test_spmm_types(dtype: str, idtype: str) -> None:
     rules = [matrix(n, dtype, idtype) for n in ("bsr3", "ell")]
     check("spmm", rules, csr_coordinates, dtype, idtype)
@@ -203,32 +184,21 @@ def test_formats_of_another_index_type(program_type: str) -> None:
     check("spmm", rules, csr_coordinates, idtype=program_type)
 
 
-@pytest.mark.parametrize(("program", "names", "how"), [
-    ("spmv", ["bsr2"], "whole"), ("row_sum", ["ell", "csc"], "whole"),
-    ("spmm_accumulate", ["ell", "csc"], "whole"),
-    *by_turns(("row_max", ["bsr2"]), ("row_max", ["ell", "csc"])),
-    *(pytest.param(*case, "whole", marks=pytest.mark.slow) for case in (
-        ("spmv", ["ell", "csc"]), ("row_sum", ["bsr2"]), ("spmm_accumulate", ["bsr2"]),
-    )),
-])  # fmt: skip
+@HOWS
+@pytest.mark.parametrize("names", [["bsr2"], ["ell", "csc"]])
+@pytest.mark.parametrize("program", ["spmv", "row_sum", "row_max", "spmm_accumulate"])
 def test_reductions(program: str, names: list[str], how: str) -> None:
     check(program, [matrix(n) for n in names], csr_coordinates, how=how)
 
 
-@pytest.mark.parametrize(("program", "names", "buffers", "how"), [
-    *by_turns(*((program, ["bsr2"], "A OUT") for program in ("sddmm", "elementwise"))),
-    *((program, ["dcsr", "csc", "ell"], "OUT", "whole") for program in ("sddmm", "elementwise")),
-    *(pytest.param(program, names, buffers, how, marks=pytest.mark.slow)
-      for program in ("sddmm", "elementwise") for names, buffers, hows in (
-        (["bsr2"], "A", ("whole", "parts")), (["bsr2"], "OUT", ("whole",)),
-        (["dcsr", "csc", "ell"], "A", ("whole", "parts")),
-        (["dcsr", "csc", "ell"], "A OUT", ("whole", "parts")),
-        (["csr", "bsr3"], "A OUT", ("whole", "parts")),
-    ) for how in hows),
-])  # fmt: skip
+@HOWS
+@pytest.mark.parametrize("buffers", ["A", "OUT", "A OUT"])
+@pytest.mark.parametrize("names", [["bsr2"], ["dcsr", "csc", "ell"], ["csr", "bsr3"]])
+@pytest.mark.parametrize("program", ["sddmm", "elementwise"])
 def test_sparse_outputs(program: str, names: list[str], buffers: str, how: str) -> None:
     rules = [matrix(n, buffers=buffers.split()) for n in names]
-    func = check(program, rules, csr_coordinates, how=how)
+    # Nothing is taken out where the output alone is in a format.
+    func = check(program, rules, csr_coordinates, how="whole" if buffers == "OUT" else how)
     found = [it.name for it in sparse_iterations(func) if RESTORE in it.annotations]
     assert found == ([f"restore_OUT_{n}" for n in names] if "OUT" in buffers else [])
     # An output that is set before it is read is not copied in.
@@ -236,25 +206,22 @@ def test_sparse_outputs(program: str, names: list[str], buffers: str, how: str) 
     assert not copies
 
 
-@pytest.mark.parametrize(("program", "fmt", "how"), by_turns(
-    ("mttkrp", "blocked"), ("csf_sum", "blocked"),
-    *(pytest.param(program, fmt, marks=pytest.mark.slow)
-      for program in ("mttkrp", "csf_sum") for fmt in ("three", "kij", "csf")),
-))  # fmt: skip
+@HOWS
+@pytest.mark.parametrize("fmt", ["blocked", "three", "kij"])
+@pytest.mark.parametrize("program", ["mttkrp", "csf_sum"])
 def test_order_three(program: str, fmt: str, how: str) -> None:
     rules = {
         "blocked": [blocked_csf("IJK", 2)],
         "kij": [csf("IJK", (2, 0, 1))],
-        "csf": [csf("IJK")],
         "three": [blocked_csf("IJK", 3), csf("IJK", (1, 2, 0)), csf("IJK", name="more")],
     }[fmt]
     check(program, rules, csf_coordinates, how=how)
 
 
-@pytest.mark.parametrize(("rules", "how"), by_turns(
-    ([csf("RIJ", (1, 0, 2))],),
-    pytest.param([blocked_csf("RIJ", 2), csf("RIJ")], marks=pytest.mark.slow),
-))  # fmt: skip
+@HOWS
+@pytest.mark.parametrize(
+    "rules", [[csf("RIJ", (1, 0, 2))], [blocked_csf("RIJ", 2), csf("RIJ")]], ids=len
+)
 def test_relational(rules: list[Any], how: str) -> None:
     check("relational_csf", rules, relational_coordinates, how=how)
 
@@ -297,10 +264,8 @@ def block_rows(b: int, *, mask: bool) -> Any:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("program", "mask"), [
-    ("spmm", False), ("row_max", True),
-    *(pytest.param(*case, marks=pytest.mark.slow) for case in (("spmm", True), ("row_max", False))),
-])  # fmt: skip
+@pytest.mark.parametrize("mask", [False, True])
+@pytest.mark.parametrize("program", ["spmm", "row_max"])
 def test_rules_on_what_rules_produced(program: str, mask: bool) -> None:
     first, then, other = matrix("bsr2"), block_rows(2, mask=mask), matrix("csr")
     record = PROGRAMS[program]
@@ -339,18 +304,10 @@ def test_rules_on_what_rules_produced(program: str, mask: bool) -> None:
                 )  # fmt: skip
 
 
-ATTENTION_FORMATS = [
-    *(([n], "S P") for n in ("csc", "ell", "bsr2")), (["csr", "bsr3", "ell"], "S P"),
-    *(pytest.param(*case, marks=pytest.mark.slow) for case in (
-        *(([n], "S P") for n in ("csr", "dcsr")),
-        *((names, "S P") for names in (["bsr2", "ell"], ["csc", "dcsr"])),
-        *(([n], "P") for n in ("csr", "csc", "dcsr", "ell", "bsr2")),
-        *((names, "P") for names in (["bsr2", "ell"], ["csc", "dcsr"], ["csr", "bsr3", "ell"])),
-    )),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("names", "buffers"), ATTENTION_FORMATS)
+@pytest.mark.parametrize("buffers", ["S P", "P"])
+@pytest.mark.parametrize("names", [
+    ["csc"], ["ell"], ["bsr2"], ["csr", "bsr3", "ell"],
+])  # fmt: skip
 def test_attention(names: list[str], buffers: str) -> None:
     """Scores, softmax and product on other formats, the rows' maxima and sums over all of them."""
     rules = [matrix(n, buffers=buffers.split()) for n in names]
@@ -360,12 +317,9 @@ def test_attention(names: list[str], buffers: str) -> None:
     assert all(f"divide_{n}" in text for n in names)
 
 
-@pytest.mark.parametrize(("names", "buffers", "how"), by_turns(
-    (["bsr2"], "A"), (["csc"], "A OUT"), (["bsr3", "ell"], "A OUT"),
-    *(pytest.param(*case, marks=pytest.mark.slow) for case in (
-        (["bsr2"], "A OUT"), (["csc"], "A"), (["bsr3", "ell"], "A"),
-    )),
-))  # fmt: skip
+@HOWS
+@pytest.mark.parametrize("buffers", ["A", "A OUT"])
+@pytest.mark.parametrize("names", [["bsr2"], ["csc"], ["bsr3", "ell"]])
 def test_softmax_of_rows(names: list[str], buffers: str, how: str) -> None:
     """Copies in and back of what nested iterations read and write."""
     rules = [matrix(n, buffers=buffers.split()) for n in names]

@@ -15,6 +15,7 @@ import sparsetir
 from format_rules import describe, inferred, matrix, split
 from programs import PROGRAMS, copied
 from programs.common import parents_of
+from refusals import refusals
 from small import small, text_of
 from sparsetir import formats as F
 from sparsetir.formats.decompose import decompose_format
@@ -137,91 +138,77 @@ def test_iterations_that_use_no_target_stay() -> None:
 
 # -- refusals -------------------------------------------------------------------------------------
 
-SUM = (
-    'with T.sp_iter([I, J], "SR", "sum") as [i, j]:\n'
-    "    with T.init():\n        Y[i] = 0.0\n    Y[i] = Y[i] + A[i, j]"
-)
-ONLY = 'with T.sp_iter([I], "S", "rows") as [i]:\n    Y[i] = A[i, 0]'
-FUSED = 'with T.sp_iter([T.fuse(I, J)], "SS", "fused") as [i, j]:\n    A[i, j] = 0.0'
-NEXT = 'with T.sp_iter([I, J], "SS", "next") as [i, j]:\n    Y[i] = A[i, j + 1]'
-SET_NEXT = 'with T.sp_iter([I, J], "SS", "shift") as [i, j]:\n    A[i, j + 1] = X[j]'
-MIXED = (
-    'with T.sp_iter([I, J], "SS", "mixed") as [i, j]:\n'
-    "    with T.init():\n        Y[i] = 0.0\n        A[i, j] = 0.0\n    A[i, j] = A[i, j] + X[j]"
-)
-DEPENDS = (
-    'with T.sp_iter([I, J, K], "SSS", "deep") as [i, j, k]:\n    D[i, j, k] = A[i, j]',
-    "K = T.sparse_variable(J, (n, nnz2), (ptr2, idx2))",
-    "I J K",
-)
-ATTACHED = (
-    'with T.sp_iter([I, J, T.attach(L, J)], "SRR", "hop") as [i, j, l]:\n'
-    "    Y[i] = Y[i] + A[i, j] * X[l]",
-    "E = T.dense_fixed(n)\nL = T.sparse_variable(E, (n, nnz2), (ptr2, idx2))",
-)
+
+def loop(axes: str, kinds: str, name: str, *lines: str) -> str:
+    """An iteration over axes I, J, K or L, by the names of these in small letters."""
+    coords = re.sub(r"T.attach\((\w), \w\)|T.fuse\((.*)\)", r"\1\2", axes).lower()
+    return "\n    ".join([f'with T.sp_iter([{axes}], "{kinds}", "{name}") as [{coords}]:', *lines])
 
 
-@pytest.mark.parametrize(
-    ("program", "names", "message"),
-    [
-        ((ONLY,), ["bsr2"], "iteration 'rows' of 'f' does not iterate 'J'; rule 'bsr2' needs plain "
-         "iterations over ['I', 'J']"),
-        ((FUSED,), ["bsr2"], "iteration 'fused' of 'f' has fused axes; decompose before fusing"),
-        ((NEXT,), ["bsr2", "csr"], "iteration 'next' of 'f' accesses ['A'] at [i, j + 1], which "
-         "may be the element of another of the rules ['bsr2', 'csr']; decompose with one rule"),
-        ((SET_NEXT,), ["bsr2", "csr"], "iteration 'shift' of 'f' accesses ['A'] at [i, j + 1], "
-         "which may"),
-        ((MIXED,), ["bsr2"], "the init of iteration 'mixed' writes rewritten buffers and others; "
-         "give each an iteration of its own"),
-        (DEPENDS, ["bsr2"], "iteration 'deep' of 'f': axis 'K' depends on 'J', which rule 'bsr2' "
-         "replaces; rewrite a buffer over both"),
-        (ATTACHED, ["bsr2"], "iteration 'hop' of 'f': axis 'L' depends on 'J', which rule 'bsr2' "
-         "replaces; rewrite a buffer over both"),
-        (("if m > 3:\n" + "\n".join(f"    {x}" for x in SUM.splitlines()),), ["bsr2"],
-         "'f' uses ['A'] inside a IfThenElse; only sparse iterations are decomposed"),
-    ],
-    ids=["rows", "fused", "read", "write", "init", "child", "attached", "if"],
-)  # fmt: skip
-def test_refused_bodies(program: Any, names: list[str], message: str) -> None:
-    func = over_csr(*program)
-    with pytest.raises(sparsetir.LoweringError, match=re.escape(f"decompose_format: {message}")):
-        decompose_format(func, [matrix(n) for n in names])
+INIT_Y = "with T.init():", "    Y[i] = 0.0"
+SUM = loop("I, J", "SR", "sum", *INIT_Y, "Y[i] = Y[i] + A[i, j]")
+DEEP = "K = T.sparse_variable(J, (n, nnz2), (ptr2, idx2))", "I J K"
+HOP = "E = T.dense_fixed(n)\nL = T.sparse_variable(E, (n, nnz2), (ptr2, idx2))"
+OTHER = "Q = T.dense_fixed(n)\n" + HOP
 
 
-def test_parts_of_an_axis_are_refused() -> None:
+def refuse(body: str, *more: str, names: str = "bsr2") -> None:
+    decompose_format(over_csr(body, *more), [matrix(n) for n in names.split()])
+
+
+def parts_of_an_axis() -> None:
     sch = sparsetir.Schedule(over_csr(SUM))
     sch.divide(sch.get_sp_iters(sch.get_sparse_iteration("sum"))[0], 4)
-    with pytest.raises(sparsetir.LoweringError, match="'sum' of 'f' visits parts of 'I'; decomp"):
-        decompose_format(sch.func, [matrix("bsr2")])
+    decompose_format(sch.func, [matrix("bsr2")])
+
+
+test_refusals = refusals(
+    """
+refuse(loop("I", "S", "rows", "Y[i] = A[i, 0]"))
+    # LoweringError: decompose_format: iteration 'rows' of 'f' does not iterate 'J'; rule 'bsr2'
+        needs plain iterations over ['I', 'J']
+refuse(loop("T.fuse(I, J)", "SS", "fused", "A[i, j] = 0.0"))
+    # LoweringError: iteration 'fused' of 'f' has fused axes; decompose before fusing
+refuse(loop("I, J", "SS", "next", "Y[i] = A[i, j + 1]"), names="bsr2 csr")
+    # LoweringError: iteration 'next' of 'f' accesses ['A'] at [i, j + 1], which may be the element
+        of another of the rules ['bsr2', 'csr']; decompose with one rule
+refuse(loop("I, J", "SS", "shift", "A[i, j + 1] = X[j]"), names="bsr2 csr")
+    # LoweringError: iteration 'shift' of 'f' accesses ['A'] at [i, j + 1], which may
+refuse(loop("I, J", "SS", "mixed", *INIT_Y, "    A[i, j] = 0.0", "A[i, j] = A[i, j] + X[j]"))
+    # LoweringError: the init of iteration 'mixed' writes rewritten buffers and others; give each an
+        iteration of its own
+refuse(loop("I, J, K", "SSS", "deep", "D[i, j, k] = A[i, j]"), *DEEP)
+    # LoweringError: iteration 'deep' of 'f': axis 'K' depends on 'J', which rule 'bsr2' replaces;
+        rewrite a buffer over both
+refuse(loop("I, J, T.attach(L, J)", "SRR", "hop", "Y[i] = Y[i] + A[i, j] * X[l]"), HOP)
+    # LoweringError: iteration 'hop' of 'f': axis 'L' depends on 'J', which rule 'bsr2' replaces;
+        rewrite a buffer over both
+refuse("if m > 3:\\n    " + SUM.replace("\\n", "\\n    "))
+    # LoweringError: 'f' uses ['A'] inside a IfThenElse; only sparse iterations are decomposed
+parts_of_an_axis()  # LoweringError: 'sum' of 'f' visits parts of 'I'; decomp
+decompose_format(over_csr(SUM), [])
+    # ValueError: argument 'rules': expected at least one rule, got none
+decompose_format(over_csr(SUM), [matrix("bsr2")] * 2)
+    # ValueError: expected different names, got ['bsr2', 'bsr2']
+decompose_format(over_csr(SUM), [matrix("bsr2", buffers=["Q"])])
+    # ValueError: rule 'bsr2' rewrites 'Q'; the function has the buffers ['A', 'X', 'Y']
+decompose_format(over_csr(SUM), [matrix("bsr2", buffers=["X"])])
+    # ValueError: rule 'bsr2': argument 'axes_before_rewrite': expected the axes ['J_'] of buffer
+        'X', got ['I', 'J']
+decompose_format(over_csr(SUM), [matrix("bsr2", "float64")])
+    # ValueError: buffer 'A' has dtype float32, the description says float64
+decompose_format(sparsetir.lower_sparse_iter(over_csr(SUM)), [matrix("bsr2")])
+    # ValueError: 'func': expected a stage-I function, got PrimFunc
+""",
+    globals(),
+)
 
 
 def test_attached_axes_elsewhere_stay_attached() -> None:
-    func = over_csr(
-        'with T.sp_iter([I, J, Q, T.attach(L, Q)], "SRRR", "hop") as [i, j, q, l]:\n'
-        "    with T.init():\n        Y[i] = 0.0\n    Y[i] = Y[i] + A[i, j] * X[l]",
-        "Q = T.dense_fixed(n)\nE = T.dense_fixed(n)\n"
-        "L = T.sparse_variable(E, (n, nnz2), (ptr2, idx2))",
-    )
-    assert "T.attach(L, Q)" in decompose_format(func, [matrix("bsr2")]).script()
-
-
-@pytest.mark.parametrize(
-    ("rules", "message"),
-    [
-        ([], "argument 'rules': expected at least one rule, got none"),
-        ([matrix("bsr2")] * 2, r"expected different names, got \['bsr2', 'bsr2'\]"),
-        ([matrix("bsr2", buffers=["Q"])],
-         r"rule 'bsr2' rewrites 'Q'; the function has the buffers \['A', 'X', 'Y'\]"),
-        ([matrix("bsr2", buffers=["X"])], r"rule 'bsr2': argument 'axes_before_rewrite': expected "
-         r"the axes \['J_'\] of buffer 'X', got \['I', 'J'\]"),
-        ([matrix("bsr2", "float64")], "buffer 'A' has dtype float32, the description says float64"),
-    ],
-)  # fmt: skip
-def test_rules_that_do_not_fit(rules: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        decompose_format(over_csr(SUM), rules)
-    with pytest.raises(ValueError, match="'func': expected a stage-I function, got PrimFunc"):
-        decompose_format(sparsetir.lower_sparse_iter(over_csr(SUM)), [matrix("bsr2")])
+    update = "Y[i] = Y[i] + A[i, j] * X[l]"
+    hop = loop("I, J, Q, T.attach(L, Q)", "SRRR", "hop", *INIT_Y, update)
+    decomposed = decompose_format(over_csr(hop, OTHER), [matrix("bsr2")])
+    assert "T.attach(L, Q)" in decomposed.script()
 
 
 def test_what_cannot_be_extracted() -> None:

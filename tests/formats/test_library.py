@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -15,46 +16,26 @@ from hypothesis import strategies as st
 from zoo import DTYPES, MATRICES, TENSORS, values
 
 import sparsetir
+from cuda_runner import CudaFunction, requires_cuda_text
+from gpu_runner import OpenCLFunction, requires_opencl
 from programs import PROGRAMS
 from sparsetir import formats as F
 from sparsetir.formats.format import REGISTRY
 from sparsetir.formats.library import refusal
+from stage2 import on_threads
 
-FORMATS: list[F.Format] = [
-    F.CSR(),
-    F.CSC(),
-    F.COO(),
-    F.DCSR(),
-    F.ELL(),
-    F.RowELL(1),
-    F.RowELL(3),
-    F.Ragged(),
-    F.DIA(),
-    F.CSF((0, 1)),
-    F.CSF((1, 0)),
-    F.BSR(1, 1),
-    F.BSR(2, 3),
-    F.BSR(16, 16),
-    F.DBSR(3, 2),
-    F.SRBCRS(2, 3),
-    F.SELL(2),
-    F.SELL(4, 8),
-    F.Hyb(1, 2),
-    F.Hyb(2, 1),
-    F.EnumeratedPatterns(3),
-    F.Mixture("lengths", (F.ELL(), F.COO()), F.by_row_length(3)),
+MIXTURES: list[F.Format] = [
+    F.Mixture("blocks_and_rows", (F.BSR(2, 2), F.RowELL(2)), F.by_block_fill(2, 2, 0.75)),
+    F.Mixture("band_and_hyb", (F.DIA(), F.Hyb(2, 1)), F.by_band(-1, 2)),
+    F.Mixture("blocks_and_hyb", (F.BSR(3, 2), F.Hyb(1, 2)), F.by_block_fill(3, 2, 0.5)),
+    F.Mixture("patterns_and_coo", (F.EnumeratedPatterns(4), F.COO()), F.by_block_fill(4, 1, 0.5)),
+    F.Mixture("even_and_long_rows", (F.ELL(), F.DCSR()), F.by_row_length(6)),
 ]
-FORMATS += [e.small for e in REGISTRY.values() if e.small is not None and e.small not in FORMATS]
-TENSOR_FORMATS: list[F.Format] = [
-    F.CSF((0, 1, 2)),
-    F.CSF((0, 2, 1)),
-    F.CSF((1, 0, 2)),
-    F.CSF((1, 2, 0)),
-    F.CSF((2, 0, 1)),
-    F.CSF((2, 1, 0)),
-    F.RelationalHyb(2),
-    F.RelationalHyb(1, 3),
-]
+FORMATS = MIXTURES + [F.CSF((0, 1)), F.CSF((1, 0)), F.BSR(1, 1), F.BSR(2, 3), F.BSR(16, 16)]
+FORMATS += [F.DBSR(3, 2), F.SRBCRS(2, 3), F.SELL(2), F.Hyb(2, 1), F.RowELL(1)]
+FORMATS += [e.small for e in REGISTRY.values() if e.small is not None]
+TENSOR_FORMATS: list[F.Format] = [*map(F.CSF, permutations(range(3)))]
+TENSOR_FORMATS += [F.RelationalHyb(2), F.RelationalHyb(1, 3)]
 
 
 def has_own_order(fmt: F.Format) -> bool:
@@ -249,6 +230,13 @@ def test_what_takes_too_much_room(operand: F.Operand | None, size: int) -> None:
     assert "2,147 MB" in str(refusal(pattern, most + 1, operand, most_places=np.inf))
 
 
+@pytest.mark.parametrize("mixture", MIXTURES, ids=lambda m: m.label)
+def test_both_formats_of_a_mixture_have_work(mixture: F.Mixture) -> None:
+    # Otherwise the other tests would say nothing about mixing.
+    chosen = mixture.choose(MATRICES["one dense row"])
+    assert set(chosen.tolist()) == {0, 1}
+
+
 # -- what is computed -----------------------------------------------------------------------------
 
 
@@ -307,6 +295,30 @@ def test_built(fmt: F.Format) -> None:
             for kernel in kernels if copied else kernels[1:]:
                 kernel(**{n: mine[n] for n in kernel.signature.names})
             np.testing.assert_allclose(mine["c"], want, rtol=1e-5, atol=1e-5, err_msg=name)
+
+
+ON_THREADS = [
+    F.CSR(), F.COO(), F.BSR(4, 2), F.SRBCRS(4, 4), F.SELL(4, 8), F.DIA(), F.Hyb(2, 2),
+    F.EnumeratedPatterns(3),
+    F.Mixture("halves", (F.BSR(2, 2), F.Hyb(1, 1)), lambda pattern: np.arange(pattern.nnz) % 2),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("made", [
+    pytest.param(OpenCLFunction, marks=requires_opencl, id="OpenCL"),
+    pytest.param(CudaFunction, marks=[requires_cuda_text, pytest.mark.slow], id="CUDA"),
+])  # fmt: skip
+@pytest.mark.parametrize("fmt", ON_THREADS, ids=lambda f: f.name)
+@pytest.mark.parametrize("name", ["random", "one dense row"])
+def test_on_threads(fmt: F.Format, name: str, made: Any) -> None:
+    """By the default schedule of GPUs, as OpenCL and as CUDA on a CPU."""
+    args, want = spmm_case(MATRICES[name])
+    conv = converted(fmt, MATRICES[name])
+    _, compute = sparsetir.extract_preprocess(conv.decompose(program(2)))
+    run = on_threads(compute, sparsetir.lower_sparse_iter(compute), "opencl", made)
+    given = {**args, **conv.arguments(A=args["a"])}
+    found = run({str(p.name): given[str(p.name)] for p in compute.params})["c"]
+    np.testing.assert_allclose(found.reshape(want.shape), want, rtol=1e-4, atol=1e-5)
 
 
 def test_places_of_a_format_of_a_users_own() -> None:

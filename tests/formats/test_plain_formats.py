@@ -115,39 +115,6 @@ def test_bsr_of_scipy(size: tuple[int, int]) -> None:
         np.testing.assert_array_equal(args[f"mask_{tail}"], want.data != 0)
 
 
-def slow_sr_bcrs(pattern: Pattern, data: np.ndarray, t: int, g: int) -> tuple[Any, Any, Any]:
-    """indptr of the groups, columns of the tiles, and tiles, element by element."""
-    stored = {(int(i), int(j)): v for i, j, v in zip(*pattern.coords, data, strict=True)}
-    indptr, columns, tiles = [0], [], []
-    for top in range(0, pattern.shape[0], t):
-        for j in range(pattern.shape[1]):
-            tile = [stored.get((top + ii, j)) for ii in range(t)]
-            if any(v is not None for v in tile):
-                columns.append(j)
-                tiles.append([0 if v is None else v for v in tile])
-        while len(columns) % g:
-            columns.append(-1)
-            tiles.append([0] * t)
-        indptr.append(len(columns) // g)
-    return indptr, columns, np.reshape(np.array(tiles, data.dtype), (-1, t))
-
-
-@pytest.mark.parametrize(("t", "g"), [(1, 1), (2, 3), (4, 2), (8, 32)])
-def test_sr_bcrs_of_loops(t: int, g: int) -> None:
-    for pattern in MATRICES.values():
-        data = np.arange(1, pattern.nnz + 1, dtype="float32")
-        conv = SRBCRS(t, g).convert(pattern)
-        args, tail = conv.arguments(False, A=data), f"sr_bcrs_{t}_{g}"
-        indptr, columns, tiles = slow_sr_bcrs(pattern, data, t, g)
-        np.testing.assert_array_equal(args[f"indptr_g_{tail}"], indptr)
-        np.testing.assert_array_equal(args[f"indices_g_{tail}"], np.zeros(indptr[-1]))
-        np.testing.assert_array_equal(args[f"indices_jt_{tail}"], columns)
-        np.testing.assert_array_equal(args[f"a_{tail}"], tiles)
-        assert conv.places == indptr[-1] * g * t
-        # Each tile holds an element, so one of its t places (SparseTIR, section 4.3.2).
-        assert pattern.nnz >= np.count_nonzero(np.array(columns) >= 0)
-
-
 # -- full blocks ----------------------------------------------------------------------------------
 
 

@@ -21,6 +21,7 @@ import sparsetir
 from amx_runner import EmulatedKernel
 from cuda_runner import requires_cuda_text
 from pairs import by_default
+from small import small
 from sparsetir.formats import BSR, CSR
 from sparsetir.planning import matrix_request
 from sparsetir.planning.plan import requested
@@ -32,7 +33,6 @@ from sparsetir.schedules.operators.problems import CsrPattern, Spmm
 from sparsetir.schedules.passes.amx_tiles import PRODUCTS
 from sparsetir.schedules.templates import amx
 from sparsetir.schedules.templates.amx import AmxBlocks
-from sparsetir.sparse_ir import script as T
 from sparsetir.sparse_ir.errors import ScheduleError
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
@@ -213,29 +213,21 @@ def test_b_that_the_caller_brings_in_tiles():
 def blocks_of(dtype, sums, apart=1, size=32):
     """Blocks in an array of their own, and a result of another type, of which some rows are set."""
 
-    @T.prim_func
-    def bsr(
-        a: T.handle, b: T.handle, c: T.handle, indptr: T.handle, indices: T.handle,
-        mb: T.int32, nb: T.int32, nnzb: T.int32, feat: T.int32,
-    ) -> None:  # fmt: skip
-        IO = T.dense_fixed(mb)
-        JO = T.sparse_variable(IO, (nb, nnzb), (indptr, indices))
-        II = T.dense_fixed(size)
-        JI = T.dense_fixed(size)
-        N = T.dense_fixed(nb * size)
-        M = T.dense_fixed(mb * size * apart)
-        K = T.dense_fixed(feat)
-        A = T.match_sparse_buffer(a, (IO, JO, II, JI), dtype)
-        B = T.match_sparse_buffer(b, (N, K), dtype)
-        C = T.match_sparse_buffer(c, (M, K), sums)
-        with T.sp_iter([IO, JO, II, JI, K], "SRSRS", "bsr") as [io, jo, ii, ji, k]:
-            with T.init():
-                C[(io * size + ii) * apart, k] = T.cast(0, sums)
-            C[(io * size + ii) * apart, k] = C[(io * size + ii) * apart, k] + T.cast(
-                A[io, jo, ii, ji], sums
-            ) * T.cast(B[jo * size + ji, k], sums)
-
-    return bsr
+    place = f"(io * {size} + ii) * {apart}"
+    return small("bsr", f"""
+with T.sp_iter([IO, JO, II, JI, K], "SRSRS", "bsr") as [io, jo, ii, ji, k]:
+    with T.init():
+        C[{place}, k] = T.cast(0, "{sums}")
+    C[{place}, k] = C[{place}, k] + T.cast(
+        A[io, jo, ii, ji], "{sums}") * T.cast(B[jo * {size} + ji, k], "{sums}")
+""", f"""
+IO = T.dense_fixed(mb)
+JO = T.sparse_variable(IO, (nb, nnzb), (indptr, indices))
+II = T.dense_fixed({size})
+JI = T.dense_fixed({size})
+N = T.dense_fixed(nb * {size})
+M = T.dense_fixed(mb * {size * apart})
+""", dtype, A="IO JO II JI", B="N K", C=f"M K {sums}")  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -1,140 +1,249 @@
-"""Attention over blocks and its gradients: programs against the interpreter, and definitions."""
+"""Attention over blocks and its gradients: on CPUs, as CUDA on a CPU, and compiled by nvcc."""
 
-# pyright: reportAttributeAccessIssue=false
+from __future__ import annotations
+
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import torch
 
-import sparsetir
+from cuda_runner import requires_cuda_text
+from cuda_stages import CudaStages
+from gpu_runner import cuda_source, requires_nvcc
+from pairs import by_default, covering
 from programs import copied
+from sparsetir import ScheduleError, build, interpret, lower, masks
+from sparsetir.schedules.gpu.block_attention import WarpTiles, apply
+from sparsetir.schedules.gpu.passes import tile_parts
 from sparsetir.schedules.operators import block_attention, block_attention_backward
-from sparsetir.schedules.operators.block_attention import BlockAttention
-from sparsetir.schedules.operators.block_attention_backward import BlockAttentionBackward
 from sparsetir.schedules.operators.edge_attention import EdgeAttention
 from sparsetir.schedules.operators.edge_attention import program as edge_program
+from sparsetir.schedules.templates import block_attention as on_cpus
 from sparsetir.schedules.templates import edge_attention
-from sparsetir.schedules.templates.block_attention import BlockTiles, apply
+from sparsetir.schedules.templates.block_attention import BlockTiles
 from sparsetir.schedules.templates.message_tiles import Tile
+from spmm_gpu_common import as_dtype, bfloat16_arrays, compile_cuda, instructions
 
-HEADS, SCALE = 2, 0.3
-# Blocks of 4 rows of 3, the second of which is empty.
-TABLE = np.array([[1, 0, 1], [0, 0, 0], [0, 1, 0], [1, 1, 1]], bool)
-
-
-def structure(block, transposed=False):
-    """Index arrays and elements; of the third kind of blocks some rows are empty."""
-    rng = np.random.default_rng(0)
-    bits = rng.random((3, block, block)) < 0.5
-    bits[0], bits[2, : block // 2] = True, False
-    kinds = np.array([0, 1, 2, 1, 0, 2], "int32")
-    row, column = TABLE.nonzero()
-    whole = np.zeros((*TABLE.shape, block, block), bool)
-    whole[row, column] = bits[kinds]
-    mask = whole.transpose(0, 2, 1, 3).reshape(len(TABLE) * block, -1)
-    if transposed:
-        order = np.lexsort((row, column))
-        row, column, kinds, bits = column[order], row[order], kinds[order], bits.swapaxes(1, 2)
-    sizes = TABLE.shape[::-1] if transposed else TABLE.shape
-    words = np.packbits(bits.swapaxes(1, 2), axis=-1, bitorder="little").view("int16")
-    indptr = np.searchsorted(row, np.arange(sizes[0] + 1)).astype("int32")
-    return mask, {
-        "indptr": indptr, "indices": column.astype("int32"), "kind": kinds, "bits": words,
-        "heads": HEADS, "rows": sizes[0], "cols": sizes[1], "blocks": len(row), "kinds": len(bits),
-    }  # fmt: skip
+CUDA = {"kind": "cuda", "arch": "sm_90"}
+CORES = ("float16", "bfloat16")
+# Of products: operands and weights are rounded, by half a unit of the last bit; sums by more.
+ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-22, "float64": 2.0**-50}
+HEADS = 2
+DEFAULT = WarpTiles()
 
 
-def operands(problem):
-    rng, block = np.random.default_rng(1), problem.block
-    rows, cols = TABLE.shape
-    shapes = {
-        "q": (rows, problem.feat), "k": (cols, problem.feat), "v": (cols, problem.width),
-        "grad": (rows, problem.width),
-    }  # fmt: skip
+class Shape(NamedTuple):
+    block: int = 16
+    feat: int = 16
+    width: int = 16
+    dtype: str = "float16"
+
+
+def rows_of_blocks(block: int) -> dict[str, masks.BlockMask]:
+    """Masks whose rows have no block, one and several, and blocks that are not full."""
+    table = np.zeros((4, 3), bool)
+    table[[0, 2, 2, 2, 3, 3], [1, 0, 1, 2, 0, 2]] = True
+    scattered = masks.blocks(table, block)
     return {
-        name: rng.standard_normal((HEADS, blocks, block, size)).astype(problem.dtype)
-        for name, (blocks, size) in shapes.items()
+        "scattered": scattered,
+        "partial": scattered & masks.from_elements(*elements(4 * block, 3 * block), block),
+        "band": masks.band(4 * block, block, block=block),
+        "none": masks.blocks(np.zeros((2, 2), bool), block),
     }
 
 
-def exact(problem, mask):
-    """Result, logarithms and gradients in float64, by their definitions."""
+def elements(m: int, n: int) -> tuple[np.ndarray, np.ndarray, tuple[int, int]]:
+    here = np.random.default_rng(1).random((m, n)) < 0.5
+    here[3] = False
+    indptr = np.concatenate([[0], np.cumsum(here.sum(axis=1))])
+    return indptr, np.nonzero(here)[1], (m, n)
+
+
+def arrays(mask: masks.BlockMask, shape: Shape, seed: int = 0) -> dict[str, Any]:
+    """The arguments of the forward kernel."""
+    rng, (m, n) = np.random.default_rng(seed), mask.shape
+    sizes = {"q": (m, shape.feat), "k": (n, shape.feat), "v": (n, shape.width)}
+    given: dict[str, Any] = {
+        name: rng.standard_normal((HEADS, *size)).astype(as_dtype(shape.dtype))
+        for name, size in sizes.items()
+    }
+    return {**given, "scale": float(np.float32(shape.feat**-0.5))}
+
+
+def pattern(rows: Any) -> dict[str, Any]:
+    indptr, indices, kind, bits = (x.numpy() for x in rows)
+    sizes = {"rows": len(indptr) - 1, "blocks": len(indices), "kinds": len(bits)}
+    return {"indptr": indptr, "indices": indices, "kind": kind, "bits": bits, **sizes}
+
+
+def exact(given: dict[str, Any], mask: masks.BlockMask) -> dict[str, torch.Tensor]:
+    """Attention and its gradients in float64."""
     q, k, v, grad = (
-        x.astype("float64").reshape(HEADS, -1, x.shape[-1]) for x in operands(problem).values()
+        torch.from_numpy(given[x].astype("float64")).requires_grad_()
+        for x in ("q", "k", "v", "grad")
     )
-    scores = np.where(mask, SCALE * q @ k.swapaxes(1, 2), -np.inf)
-    with np.errstate(divide="ignore"):
-        lse = np.log(np.exp(scores).sum(-1))
-    weights = np.exp(scores - np.where(np.isinf(lse), 0, lse)[..., None])
+    here = mask.to_dense()
+    scores = (q @ k.transpose(1, 2) * float(given["scale"])).masked_fill(~here, -torch.inf)
+    some = here.any(1, keepdim=True)
+    weights = torch.where(some, scores, 0.0).softmax(-1) * some
     out = weights @ v
-    delta = (out * grad).sum(-1)
-    dscores = weights * (grad @ v.swapaxes(1, 2) - delta[..., None])
-    return {
-        "out": out, "lse": lse, "delta": delta, "dq": SCALE * dscores @ k,
-        "dk": SCALE * dscores.swapaxes(1, 2) @ q, "dv": weights.swapaxes(1, 2) @ grad,
-    }  # fmt: skip
+    out.backward(grad.detach())
+    lse = torch.where(some[:, 0], scores.logsumexp(-1), -torch.inf)
+    found = {"out": out, "lse": lse, "dq": q.grad, "dk": k.grad, "dv": v.grad}
+    return {name: x.detach() for name, x in found.items()}
 
 
-def arguments(problem):
-    """Those of a problem's kernel, its results by name, and what they should be."""
-    backward = isinstance(problem, BlockAttentionBackward)
-    keys = backward and problem.keys
-    mask, stored = structure(problem.block, keys)
-    wanted, given = exact(problem, mask), operands(problem)
-    like = {"out": "grad", "dq": "q", "dk": "k", "dv": "v"}
-    results = (["dk", "dv"] if keys else ["dq"]) if backward else ["out", "lse"]
-    made = {}
-    for name in ("lse", "delta"):
-        made[name] = wanted[name].reshape(HEADS, -1, problem.block).astype(problem.accumulator)
-    if not backward:
-        del given["grad"], made["delta"]
-    made |= {
-        n: np.empty(operands(problem)[like[n]].shape, problem.dtype) for n in results if n != "lse"
+def by_block(x: np.ndarray, block: int) -> np.ndarray:
+    return np.ascontiguousarray(x.reshape(len(x), -1, block, *x.shape[2:]))
+
+
+def run(
+    template: Any, problem: Any, given: dict[str, Any], out: Any, config: Any
+) -> list[dict[str, np.ndarray]]:
+    """What a kernel writes to arrays like these, in two orders of its warps.
+
+    On a CPU also what the interpreter gives.
+    """
+    args = {
+        name: by_block(x, problem.block) if np.ndim(x) > 1 and name != "bits" else x
+        for name, x in {**given, **out}.items()
     }
-    for name in results:
-        made[name] = np.full_like(made[name], np.nan)
-    return {**given, **made, **stored, "scale": SCALE}, results, wanted
+    program = template.program(problem)
+    if isinstance(config, BlockTiles):
+        results = [copied(args), args]
+        interpret(program, results[0])
+        build(program, schedule=on_cpus.apply, config=config, check=False)(**args)
+    else:
+        with bfloat16_arrays():
+            results = [CudaStages(program, apply, config)(args)]
+    return [{name: found[name].reshape(x.shape) for name, x in out.items()} for found in results]
 
 
-def check(problem, config, tolerance):
-    backward = isinstance(problem, BlockAttentionBackward)
-    template = block_attention_backward if backward else block_attention
-    program = template.program(problem, config)
-    found, results, wanted = arguments(problem)
-    expected = copied(found)
-    sparsetir.interpret(program, expected)
-    sparsetir.build(program, schedule=apply, config=config, check=False)(**found)
-    for name in results:
-        shape = found[name].shape
-        for got in (found, expected):
-            np.testing.assert_allclose(
-                got[name].astype("float64"), wanted[name].reshape(shape), atol=tolerance, rtol=0
-            )
+def nothing(rows: int, width: int, dtype: Any) -> np.ndarray:
+    return np.full((HEADS, rows, width) if width else (HEADS, rows), np.nan, dtype)
 
 
-PROBLEMS = [
-    BlockAttention(16, 4, 6), BlockAttentionBackward(16, 4, 6),
-    BlockAttentionBackward(16, 4, 6, keys=True),
-]  # fmt: skip
+def check(found: np.ndarray, expected: torch.Tensor, dtype: str, terms: int) -> None:
+    """Each of the terms is rounded a few times, and the result."""
+    exact = expected.numpy()
+    size = 1 + np.abs(exact[np.isfinite(exact)]).max(initial=0)
+    error = 4 * ROUNDING[dtype] * terms**0.5 * size
+    np.testing.assert_allclose(found.astype("float64"), exact, atol=error, rtol=0)
 
 
-@pytest.mark.parametrize(
-    "problem",
-    [PROBLEMS[0], pytest.param(PROBLEMS[1], marks=pytest.mark.slow), PROBLEMS[2]],
-    ids=["result", "queries", "keys"],
-)
-def test_programs(problem):
-    check(problem, BlockTiles(8, 2, 3, parallel=False), 3e-6)
+def forward(mask: masks.BlockMask, shape: Shape, config: Any = DEFAULT) -> None:
+    given, (m, n), problem = arrays(mask, shape), mask.shape, block_attention.BlockAttention(*shape)
+    expected = exact({**given, "grad": np.zeros((HEADS, m, shape.width))}, mask)
+    args = {**given, **pattern(mask.rows), "heads": HEADS, "cols": n // shape.block}
+    out = {"out": nothing(m, shape.width, as_dtype(shape.dtype))}
+    out["lse"] = nothing(m, 0, problem.accumulator)
+    for found in run(block_attention, problem, args, out, config):
+        check(found["out"], expected["out"], shape.dtype, shape.feat)
+        close = 0.05 if shape.dtype in CORES else 1e-5
+        np.testing.assert_allclose(found["lse"], expected["lse"], atol=close)
+
+
+def backward(
+    mask: masks.BlockMask, shape: Shape, config: Any = DEFAULT, which: Any = (False, True)
+) -> None:
+    given, dtype, (m, n) = arrays(mask, shape), as_dtype(shape.dtype), mask.shape
+    grad = np.random.default_rng(5).standard_normal((HEADS, m, shape.width)).astype(dtype)
+    expected = exact({**given, "grad": grad}, mask)
+    for keys in which:
+        problem = block_attention_backward.BlockAttentionBackward(*shape, keys)
+        delta = (expected["out"].numpy() * grad.astype("float64")).sum(-1)
+        made = {"lse": expected["lse"].numpy(), "delta": delta}
+        made = {name: x.astype(problem.accumulator) for name, x in made.items()}
+        rows, cols = (mask.columns, m) if keys else (mask.rows, n)
+        out = {"dq": nothing(m, shape.feat, dtype)}
+        if keys:
+            out = {"dk": nothing(n, shape.feat, dtype), "dv": nothing(n, shape.width, dtype)}
+        args = {**given, **made, "grad": grad, "heads": HEADS, **pattern(rows)}
+        args["cols"] = cols // shape.block
+        for found in run(block_attention_backward, problem, args, out, config):
+            for name in out:
+                check(found[name], expected[name], shape.dtype, 8 * shape.block)
+
+
+def test_on_a_cpu():
+    mask, shape = rows_of_blocks(16)["partial"], Shape(16, 4, 6, "float32")
+    config = BlockTiles(8, 2, 3, parallel=False)
+    forward(mask, shape, config)
+    backward(mask, shape, config)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("problem", PROBLEMS, ids=["result", "queries", "keys"])
 @pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
-def test_types(problem, dtype):
-    tolerance = {"float64": 1e-14, "float16": 4e-3, "bfloat16": 4e-2}[dtype]
-    changed = type(problem)(**{**vars(problem), "dtype": dtype})
-    if dtype == "bfloat16":
-        pytest.importorskip("ml_dtypes")
-    check(changed, BlockTiles.for_block(16, 512, changed.accumulator), tolerance)
+def test_types_on_a_cpu(dtype):
+    mask, shape = rows_of_blocks(16)["partial"], Shape(16, 4, 6, dtype)
+    config = BlockTiles.for_block(16, 512, block_attention.BlockAttention(*shape).accumulator)
+    forward(mask, shape, config)
+    backward(mask, shape, config)
+
+
+@requires_cuda_text
+@pytest.mark.parametrize("name", by_default(["scattered", "partial"], "partial"))
+def test_attention_and_gradients(name):
+    shape = Shape(dtype="float16" if name == "partial" else "bfloat16", width=32)
+    mask = rows_of_blocks(16)[name]
+    forward(mask, shape)
+    backward(mask, shape)
+
+
+SIZES = {
+    "block": [16, 32, 64], "feat": [16, 48, 64, 128], "width": [16, 64, 128],
+    "dtype": [*CORES], "name": ["scattered", "partial", "band", "none"],
+    "config": [WarpTiles(), WarpTiles(1, 3), WarpTiles(2, 4)],
+}  # fmt: skip
+
+
+@requires_cuda_text
+@pytest.mark.slow
+@pytest.mark.parametrize("places", covering([len(v) for v in SIZES.values()]), ids=str)
+def test_sizes(places):
+    chosen = [values[at] for values, at in zip(SIZES.values(), places, strict=True)]
+    block, feat, width, dtype, name, config = chosen
+    mask, shape = rows_of_blocks(block)[name], Shape(block, feat, width, dtype)
+    forward(mask, shape, config)
+    if block < 64:
+        backward(mask, shape, config)
+
+
+def scheduled(problem: block_attention.BlockAttention, target: Any = CUDA) -> Any:
+    return lower(block_attention.program(problem), apply, WarpTiles(), target)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"dtype": "float32"}, "expected factors that are loaded in float16 or bfloat16"),
+        ({"feat": 24}, "multiple of 16 columns, got 24 of .QUERY."),
+        ({"width": 40}, "expected tiles of a multiple of 16 columns, got 40 of 'TOTAL'"),
+    ],
+)
+def test_refusals(change, message):
+    problem = block_attention.BlockAttention(**Shape()._replace(**change)._asdict())
+    with pytest.raises(ScheduleError, match=message):
+        scheduled(problem)
+
+
+@requires_nvcc
+@pytest.mark.parametrize("arch", by_default(["sm_80", "sm_90"], "sm_90"))
+def test_instructions(arch, tmp_path):
+    problem = block_attention.BlockAttention(64, 64, 64, "bfloat16")
+    stages = scheduled(problem, {"kind": "cuda", "arch": arch})
+    made = compile_cuda(cuda_source(stages["III"], arch), tmp_path, arch)
+    assert made.spills <= 16
+    text = instructions(made.cubin)
+    for name in ("HMMA.16816.F32.BF16", "LDSM.16.M88.4", "LDSM.16.MT88.4", "LDGSTS.E.BYPASS.128"):
+        assert name in text
+
+
+@requires_cuda_text
+def test_in_parts(monkeypatch):
+    monkeypatch.setattr(tile_parts, "REGISTERS", 64)
+    backward(rows_of_blocks(32)["partial"], Shape(32), WarpTiles(1), which=[True])
 
 
 def test_attention_of_elements_with_heads_first():
@@ -153,9 +262,9 @@ def test_attention_of_elements_with_heads_first():
         program = edge_program(EdgeAttention(heads_first=first))
         turned = {n: x if first else x.swapaxes(0, 1).copy() for n, x in given.items()}
         interpreted = {n: x.copy() for n, x in turned.items()}
-        sparsetir.interpret(program, {**interpreted, **rest})
+        interpret(program, {**interpreted, **rest})
         config = edge_attention.AttentionTiles(Tile(4), Tile(4))
-        kernel = sparsetir.build(program, schedule=edge_attention.apply, config=config, check=False)
+        kernel = build(program, schedule=edge_attention.apply, config=config, check=False)
         kernel(**turned, **rest)
         np.testing.assert_allclose(turned["out"], interpreted["out"], atol=1e-6)
         found.append(turned["out"] if first else turned["out"].swapaxes(0, 1))

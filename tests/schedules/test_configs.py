@@ -132,262 +132,140 @@ def test_formats_that_are_no_data_are_refused_by_name():
 
 # Of configs of all templates and problems of operators, the words of what is refused.
 REFUSED = """
-RowBlocks(tile=0)
-    'tile': expected 1 to 256, got 0
-RowBlocks(lanes=12)
-    'lanes': expected a power of two up to tile = 128
-RowBlocks(tile=40, lanes=16)
-    expected a multiple of lanes = 16 where 'feat' is not given, got 40
-RowBlocks(feat=100)
-    'feat': expected at least tile = 128, got 100
-RowBlocks(parts=0)
-    'parts': expected 1 or more, got 0
+RowBlocks(tile=0)  # 'tile': expected 1 to 256, got 0
+RowBlocks(lanes=12)  # 'lanes': expected a power of two up to tile = 128
+RowBlocks(tile=40, lanes=16)  # expected a multiple of lanes = 16 where 'feat' is not given, got 40
+RowBlocks(feat=100)  # 'feat': expected at least tile = 128, got 100
+RowBlocks(parts=0)  # 'parts': expected 1 or more, got 0
 RowBlocks(feat=200, parts=2)
     'parts': expected 1 where tiles of 128 features overlap, as 200 is no multiple
-BlockRows(CSR())
-    'format': expected BSR or DBSR, got CSR
-BlockRows(BSR(8, 8), rows=3)
-    'rows': expected a divisor of the 8 rows of a block, got 3
-BlockRows(BSR(8, 8), rows=0)
-    'rows'
-BlockRows(DBSR(8, 8), blocks=2)
-    'blocks': expected 1 for DBSR
-BlockRows(BSR(8, 8), tile=40)
-    'tile': expected a multiple of lanes = 16
-PanelRows(rows=1)
-    'rows': expected 2 to 6, or with compact=True 8, got 1
-PanelRows(rows=7)
-    'rows': expected 2 to 6, or with compact=True 8, got 7
-PanelRows(rows=9, compact=True)
-    'rows': expected 2 to 8, got 9
-PanelRows(feat=100, compact=True)
-    'tile': expected a divisor of feat = 100, as results of
-PanelRows(blocks=0)
-    'blocks': expected 1 or more, got 0
-PanelRows(lanes=3)
-    'lanes': expected a power of two
-SortedRows(window=0)
-    'window': expected 1 or more, got 0
-SortedRows(ahead=-1)
-    'ahead': expected 0 or more, got -1
-SortedRows(blocks=1.5)
-    'blocks': expected an integer
-SortedRows(lanes=3)
-    'lanes': expected a power of two
-SlicedRows(lanes=12)
-    'lanes': expected a power of two, got 12
-SlicedRows(long=8)
-    'long': expected 16 or more, got 8
-SlicedRows(window=0)
-    'window': expected 1 or more, got 0
-SlicedRows(blocks=0)
-    'blocks': expected 1 or more, got 0
-SlicedRows(ahead=-1)
-    'ahead': expected 0 or more, got -1
-SlicedRows(prefetch=-1)
-    'prefetch': expected 0 or more, got -1
-SddmmGroups(lanes=12)
-    'lanes': expected a power of two
-SddmmGroups(group=32)
-    'group': expected a power of two up to lanes = 16
-SddmmGroups(vectors=0)
-    'vectors': expected 1 or more, got 0
-SddmmGroups(feat=8)
-    'feat': expected 113 or more features, got 8
-Decomposed(CSR(), feat=3)
-    'tile': expected a number beside
-Decomposed(CSR(), tile=8, lanes=3)
-    'lanes'
-AmxBlocks(CSR())
-    'format': expected BSR
-AmxBlocks(BSR(32, 32), features=8)
-    'features': expected 16
-AmxBlocks(BSR(32, 32), blocks=0)
-    'blocks': expected 1 or more
-TiledRelations(32, 32, tile=24)
-    'tile': expected a divisor of
-TiledRelations(24, 32, depth=24)
-    'lanes_in': expected a power of two that
-TiledRelations(32, 32, ranges=0)
-    'ranges': expected None, or 1 or more
-ChunkTiles(3)
-    'lanes': expected a power of two
-BlockTiles(lanes=3)
-    'lanes': expected a power of two
-BlockTiles(tile=0)
-    'tile': expected 1 or more
-Tile(3)
-    'tile'
-Tile(blocks=0)
-    'blocks'
-Tile(parallel=True, gpu=True)
-    'gpu'
-RowSplit(threads=0)
-    'threads': expected .. positive integer, got 0
-RowSplit(occupancy=4096)
-    'occupancy': expected .. at most 2048, got 4096
-RowSplit(threads=512, rows_per_block=4)
-    'rows_per_block': expected .. at most 1024, got 2048
-RowSplit(vector=3)
-    'vector': expected .. 1, 2, 4 or 8, got 3
-RowSplit(coarsen=32)
-    'coarsen': expected .. at most 64, got 128
-RowSplit(feat=30)
-    'feat': expected .. a multiple of vector = 4, got 30
-RowSplit(row_cache=True)
-    'row_cache': expected .. rows_per_block = 1
-HybRows(c=100)
-    'c': expected c * (k + 1) to be at most 120, got 600
-HybRows(unroll=3)
-    'unroll': expected a power of two, got 3
-HybRows(work=0)
-    'work': expected a power of two, got 0
-HybRows(vector=3)
-    'vector'
-Groups(split="columns")
-    'split': expected one of rows, non-zeros, got 'columns'
-Groups(work=0)
-    'work': expected a positive integer, got 0
-Groups("non-zeros", rows="x")
-    'rows': expected one of table, search, blocks, got 'x'
-Groups(lanes=6)
-    'lanes': expected a power of two, got 6
-Groups(lanes=64, group=64)
-    'group': expected a power of two up to 32, got 64
-Groups(block=2048)
-    'block': expected a multiple of 8 threads .. at most 1024, got 2048
-Groups(coarsen=32)
-    'coarsen': expected .. at most 64, got 128
-Groups(occupancy=4096)
-    'occupancy': expected .. at most 2048, got 4096
-Groups(vector=3)
-    'vector': expected 1, 2, 4 or 8, got 3
-Groups(feat=30)
-    'feat': expected a multiple of vector = 4, got 30
-Groups(lanes=4, group=8)
-    'group': expected at most lanes = 4, .. got 8
-Groups("non-zeros", lanes=4)
-    'lanes': expected 1 for split = .. got 4
-Groups("non-zeros", work=4, group=8)
-    'group': expected 1 for work = 4, .. got 8
-Groups(rows="search")
-    'rows': expected "table" for split = 'rows', got 'search'
-Groups(lanes=32, group=32, block=384)
-    'block': expected a multiple of 256 threads .. got 384
-PanelThreads(rows=7)
-    'rows': expected 2 to 6, or with compact=True to 8, got 7
-PanelThreads(rows=9, compact=True)
-    'rows': expected 2 to 8, got 9
-PanelThreads(unroll=17)
-    'unroll': expected at most 16, got 17
-PanelThreads(threads=8, panels=2, atomics=True)
-    'panels': expected 1 for threads = 8
-PanelThreads(panels=64)
-    expected threads * panels to be at most 1024, got 2048
-PanelThreads(rows=6, coarsen=4, vector=4)
-    rows * coarsen * vector to be at most 64, got 96
-FusedNonzeros(threads=3)
-    'threads': expected a power of two up to 32, got 3
-FusedNonzeros(threads=64)
-    'threads': expected a power of two up to 32, got 64
-FusedNonzeros(groups=512)
-    'groups': expected at most 128, got 512
-FusedNonzeros(work=0)
-    'work': expected a positive integer, got 0
-FusedNonzeros(vector=3)
-    'vector': expected 1, 2, 4 or 8, got 3
-FusedNonzeros(feat=30)
-    'feat': expected a multiple of vector = 4, got 30
-TensorCores(ELL())
-    'format': expected BSR, DBSR or SRBCRS of multiples of 8
-TensorCores(BSR(4, 8))
-    'format': expected BSR, DBSR or SRBCRS of multiples of 8
-TensorCores(BSR(32, 32), vector=3)
-    'vector': expected 1, 2, 4, 8 or 16, got 3
-TensorCores(BSR(32, 32), tile=36)
-    'tile': expected a multiple of vector = 8, got 36
-TensorCores(BSR(32, 32), stages=9)
-    'stages': expected at most 8, got 9
-TensorCores(BSR(32, 32), stages=0)
-    'stages': expected a positive integer, got 0
+BlockRows(CSR())  # 'format': expected BSR or DBSR, got CSR
+BlockRows(BSR(8, 8), rows=3)  # 'rows': expected a divisor of the 8 rows of a block, got 3
+BlockRows(BSR(8, 8), rows=0)  # 'rows'
+BlockRows(DBSR(8, 8), blocks=2)  # 'blocks': expected 1 for DBSR
+BlockRows(BSR(8, 8), tile=40)  # 'tile': expected a multiple of lanes = 16
+PanelRows(rows=1)  # 'rows': expected 2 to 6, or with compact=True 8, got 1
+PanelRows(rows=7)  # 'rows': expected 2 to 6, or with compact=True 8, got 7
+PanelRows(rows=9, compact=True)  # 'rows': expected 2 to 8, got 9
+PanelRows(feat=100, compact=True)  # 'tile': expected a divisor of feat = 100, as results of
+PanelRows(blocks=0)  # 'blocks': expected 1 or more, got 0
+PanelRows(lanes=3)  # 'lanes': expected a power of two
+SortedRows(window=0)  # 'window': expected 1 or more, got 0
+SortedRows(ahead=-1)  # 'ahead': expected 0 or more, got -1
+SortedRows(blocks=1.5)  # 'blocks': expected an integer
+SortedRows(lanes=3)  # 'lanes': expected a power of two
+SlicedRows(lanes=12)  # 'lanes': expected a power of two, got 12
+SlicedRows(long=8)  # 'long': expected 16 or more, got 8
+SlicedRows(window=0)  # 'window': expected 1 or more, got 0
+SlicedRows(blocks=0)  # 'blocks': expected 1 or more, got 0
+SlicedRows(ahead=-1)  # 'ahead': expected 0 or more, got -1
+SlicedRows(prefetch=-1)  # 'prefetch': expected 0 or more, got -1
+SddmmGroups(lanes=12)  # 'lanes': expected a power of two
+SddmmGroups(group=32)  # 'group': expected a power of two up to lanes = 16
+SddmmGroups(vectors=0)  # 'vectors': expected 1 or more, got 0
+SddmmGroups(feat=8)  # 'feat': expected 113 or more features, got 8
+Decomposed(CSR(), feat=3)  # 'tile': expected a number beside
+Decomposed(CSR(), tile=8, lanes=3)  # 'lanes'
+AmxBlocks(CSR())  # 'format': expected BSR
+AmxBlocks(BSR(32, 32), features=8)  # 'features': expected 16
+AmxBlocks(BSR(32, 32), blocks=0)  # 'blocks': expected 1 or more
+TiledRelations(32, 32, tile=24)  # 'tile': expected a divisor of
+TiledRelations(24, 32, depth=24)  # 'lanes_in': expected a power of two that
+TiledRelations(32, 32, ranges=0)  # 'ranges': expected None, or 1 or more
+ChunkTiles(3)  # 'lanes': expected a power of two
+BlockTiles(lanes=3)  # 'lanes': expected a power of two
+BlockTiles(tile=0)  # 'tile': expected 1 or more
+Tile(3)  # 'tile'
+Tile(blocks=0)  # 'blocks'
+Tile(parallel=True, gpu=True)  # 'gpu'
+RowSplit(threads=0)  # 'threads': expected .. positive integer, got 0
+RowSplit(occupancy=4096)  # 'occupancy': expected .. at most 2048, got 4096
+RowSplit(threads=512, rows_per_block=4)  # 'rows_per_block': expected .. at most 1024, got 2048
+RowSplit(vector=3)  # 'vector': expected .. 1, 2, 4 or 8, got 3
+RowSplit(coarsen=32)  # 'coarsen': expected .. at most 64, got 128
+RowSplit(feat=30)  # 'feat': expected .. a multiple of vector = 4, got 30
+RowSplit(row_cache=True)  # 'row_cache': expected .. rows_per_block = 1
+HybRows(c=100)  # 'c': expected c * (k + 1) to be at most 120, got 600
+HybRows(unroll=3)  # 'unroll': expected a power of two, got 3
+HybRows(work=0)  # 'work': expected a power of two, got 0
+HybRows(vector=3)  # 'vector'
+Groups(split="columns")  # 'split': expected one of rows, non-zeros, got 'columns'
+Groups(work=0)  # 'work': expected a positive integer, got 0
+Groups("non-zeros", rows="x")  # 'rows': expected one of table, search, blocks, got 'x'
+Groups(lanes=6)  # 'lanes': expected a power of two, got 6
+Groups(lanes=64, group=64)  # 'group': expected a power of two up to 32, got 64
+Groups(block=2048)  # 'block': expected a multiple of 8 threads .. at most 1024, got 2048
+Groups(coarsen=32)  # 'coarsen': expected .. at most 64, got 128
+Groups(occupancy=4096)  # 'occupancy': expected .. at most 2048, got 4096
+Groups(vector=3)  # 'vector': expected 1, 2, 4 or 8, got 3
+Groups(feat=30)  # 'feat': expected a multiple of vector = 4, got 30
+Groups(lanes=4, group=8)  # 'group': expected at most lanes = 4, .. got 8
+Groups("non-zeros", lanes=4)  # 'lanes': expected 1 for split = .. got 4
+Groups("non-zeros", work=4, group=8)  # 'group': expected 1 for work = 4, .. got 8
+Groups(rows="search")  # 'rows': expected "table" for split = 'rows', got 'search'
+Groups(lanes=32, group=32, block=384)  # 'block': expected a multiple of 256 threads .. got 384
+PanelThreads(rows=7)  # 'rows': expected 2 to 6, or with compact=True to 8, got 7
+PanelThreads(rows=9, compact=True)  # 'rows': expected 2 to 8, got 9
+PanelThreads(unroll=17)  # 'unroll': expected at most 16, got 17
+PanelThreads(threads=8, panels=2, atomics=True)  # 'panels': expected 1 for threads = 8
+PanelThreads(panels=64)  # expected threads * panels to be at most 1024, got 2048
+PanelThreads(rows=6, coarsen=4, vector=4)  # rows * coarsen * vector to be at most 64, got 96
+FusedNonzeros(threads=3)  # 'threads': expected a power of two up to 32, got 3
+FusedNonzeros(threads=64)  # 'threads': expected a power of two up to 32, got 64
+FusedNonzeros(groups=512)  # 'groups': expected at most 128, got 512
+FusedNonzeros(work=0)  # 'work': expected a positive integer, got 0
+FusedNonzeros(vector=3)  # 'vector': expected 1, 2, 4 or 8, got 3
+FusedNonzeros(feat=30)  # 'feat': expected a multiple of vector = 4, got 30
+TensorCores(ELL())  # 'format': expected BSR, DBSR or SRBCRS of multiples of 8
+TensorCores(BSR(4, 8))  # 'format': expected BSR, DBSR or SRBCRS of multiples of 8
+TensorCores(BSR(32, 32), vector=3)  # 'vector': expected 1, 2, 4, 8 or 16, got 3
+TensorCores(BSR(32, 32), tile=36)  # 'tile': expected a multiple of vector = 8, got 36
+TensorCores(BSR(32, 32), stages=9)  # 'stages': expected at most 8, got 9
+TensorCores(BSR(32, 32), stages=0)  # 'stages': expected a positive integer, got 0
 TensorCores(BSR(32, 32), depth=24)
     'depth': expected None or a multiple of 8 that divides 32, got 24
 TensorCores(BSR(32, 32), warps=(3, 1))
     'warps': expected a multiple of 16 of rows or features for each
-TensorCores(BSR(32, 32), warps=(1, 32))
-    'warps': expected two, 16 together, got (1, 32)
-TensorCores(BSR(32, 32), warps=4)
-    'warps': expected two, 16 together, got 4
-RelationalRows(vectors=(3, 4))
-    'vectors': expected two of 1, 2, 4 and 8, got (3, 4)
-RelationalTensorCores(depth=24)
-    'depth': expected a multiple of 16, got 24
-RelationalRows(shape=(3, 4))
-    'shape': expected two numbers that make 32 by 64 sums with
-RelationalTensorCores(shares=(4, 1))
-    'shares': expected two numbers, 16 together, that leave
-RelationalRows(stages=5)
-    'stages': expected at most 4, got 5
-RelationalRows(feat=30)
-    'feat': expected a multiple of vectors = (4, 4), got 30
-RelationalRows(rows=0)
-    'rows': expected a positive integer, got 0
-GradientTiles(vectors=(3, 4))
-    'vectors': expected two of 1, 2, 4 and 8, got (3, 4)
+TensorCores(BSR(32, 32), warps=(1, 32))  # 'warps': expected two, 16 together, got (1, 32)
+TensorCores(BSR(32, 32), warps=4)  # 'warps': expected two, 16 together, got 4
+RelationalRows(vectors=(3, 4))  # 'vectors': expected two of 1, 2, 4 and 8, got (3, 4)
+RelationalTensorCores(depth=24)  # 'depth': expected a multiple of 16, got 24
+RelationalRows(shape=(3, 4))  # 'shape': expected two numbers that make 32 by 64 sums with
+RelationalTensorCores(shares=(4, 1))  # 'shares': expected two numbers, 16 together, that leave
+RelationalRows(stages=5)  # 'stages': expected at most 4, got 5
+RelationalRows(feat=30)  # 'feat': expected a multiple of vectors = (4, 4), got 30
+RelationalRows(rows=0)  # 'rows': expected a positive integer, got 0
+GradientTiles(vectors=(3, 4))  # 'vectors': expected two of 1, 2, 4 and 8, got (3, 4)
 GradientTiles(depth=24, shape=None, shares=(1, 1))
     'depth': expected a multiple of 16 on tensor cores
 GradientTiles(shape=(3, 4))
     'shape': expected two numbers that make 32 by 64 sums with a multiple of 32
 GradientTiles(shape=None, shares=(4, 1))
     'shares': expected two numbers, 16 together, that leave each
-GradientTiles(stages=5)
-    'stages': expected at most 4, got 5
-GradientTiles(tile=(0, 16))
-    'tile': expected two numbers from 1 on, got (0, 16)
-GradientTiles(feat=30)
-    'feat': expected a multiple of vectors = (4, 4), got 30
-GradientTiles(rows=0)
-    'rows': expected a positive integer, got 0
-Spmm("float16", out="float64")
-    'out': expected None, 'float16' or 'flo
-Spmm("int8")
-    'dtype'
-Rgms("int8")
-    'dtype'
-Rgms("float16", out="float64")
-    'out': expected None, 'float16' or
-Rgms("float16", added=True)
-    'added': expected False where the result is not float32
-Rgms("float32", values="float16")
-    'values': expected None, 'float32' or
-RgmsGradient(edges=True)
-    'weighted': expected False with
-RgmsBackward(4, 4, dtype="int8")
-    'dtype': expected one of float32
-RgmsBackward(4, 4, 0)
-    'chunk': expected 1 or more
-BlockAttention(block=24)
-    'block': expected a multiple of 16, got 24
-BlockAttention(feat=0)
-    'feat': expected 1 or more, got 0
-BlockAttention(dtype="int8")
-    'dtype'
-Messages("pow")
-    'op'
-Messages(reduce="prod")
-    'reduce'
-Messages(u="x")
-    'u'
-Messages(arg=True)
-    'arg'
-Messages(given=True)
-    'given'
-Messages("mul", "max", dtype="bfloat16", ordered=True, arg=True)
-    'dtype'
-EdgeMessages(lhs_at="v")
-    'lhs_at'
-EdgeSoftmax("float16")
-    'dtype'
+GradientTiles(stages=5)  # 'stages': expected at most 4, got 5
+GradientTiles(tile=(0, 16))  # 'tile': expected two numbers from 1 on, got (0, 16)
+GradientTiles(feat=30)  # 'feat': expected a multiple of vectors = (4, 4), got 30
+GradientTiles(rows=0)  # 'rows': expected a positive integer, got 0
+Spmm("float16", out="float64")  # 'out': expected None, 'float16' or 'flo
+Spmm("int8")  # 'dtype'
+Rgms("int8")  # 'dtype'
+Rgms("float16", out="float64")  # 'out': expected None, 'float16' or
+Rgms("float16", added=True)  # 'added': expected False where the result is not float32
+Rgms("float32", values="float16")  # 'values': expected None, 'float32' or
+RgmsGradient(edges=True)  # 'weighted': expected False with
+RgmsBackward(4, 4, dtype="int8")  # 'dtype': expected one of float32
+RgmsBackward(4, 4, 0)  # 'chunk': expected 1 or more
+BlockAttention(block=24)  # 'block': expected a multiple of 16, got 24
+BlockAttention(feat=0)  # 'feat': expected 1 or more, got 0
+BlockAttention(dtype="int8")  # 'dtype'
+Messages("pow")  # 'op'
+Messages(reduce="prod")  # 'reduce'
+Messages(u="x")  # 'u'
+Messages(arg=True)  # 'arg'
+Messages(given=True)  # 'given'
+Messages("mul", "max", dtype="bfloat16", ordered=True, arg=True)  # 'dtype'
+EdgeMessages(lhs_at="v")  # 'lhs_at'
+EdgeSoftmax("float16")  # 'dtype'
 """
 BASES = {"HybRows", "PanelRows", "BlockRows", "SortedRows"}  # which have fields of others
 

@@ -1,41 +1,30 @@
-"""Many nests on one grid: the text, runs as OpenCL on a CPU, and CUDA text."""
+"""Many nests on one grid: the text, runs as OpenCL and as CUDA on a CPU, and what is refused."""
 
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false
 # pyright: reportMissingModuleSource=false
 
 from __future__ import annotations
 
-import functools
 import re
 from typing import Any
 
 import numpy as np
 import pytest
-import scipy.sparse as sp
 import tvm
 import tvm_ffi
-from tvm import ir, s_tir, tirx
+from tvm import s_tir, tirx
 from tvm.script import tirx as TIR
 
 import sparsetir
 from cuda_runner import CudaFunction, requires_cuda_text
-from gpu_runner import (
-    ATOMIC_ADD_PRELUDE,
-    OpenCLFunction,
-    cuda_source,
-    nvcc_compile,
-    requires_nvcc,
-    requires_opencl,
-)
-from programs import PROGRAMS
-from sparsetir.formats import Hyb, Operand, Pattern
+from gpu_runner import OpenCLFunction, cuda_source, nvcc_compile, requires_nvcc, requires_opencl
+from schedule_common import says, table
+from small import small
 from sparsetir.schedules.gpu.passes.horizontal_fuse import horizontal_fuse
 from sparsetir.schedules.passes.launches import count_launches
-from sparsetir.schedules.passes.parallel_loops import materialize_loop_kinds, run_in_parallel
-from sparsetir.sparse_ir.traversal import map_expr
+from sparsetir.sparse_ir.errors import ScheduleError
 from stage2 import golden, plain_text
 
-GPU = tvm.target.Target("opencl")
 RUNNERS = [
     pytest.param(OpenCLFunction, marks=requires_opencl, id="OpenCL"),
     pytest.param(CudaFunction, marks=requires_cuda_text, id="CUDA"),
@@ -184,156 +173,219 @@ def test_compiles_for_a_gpu(func: tirx.PrimFunc) -> None:
     assert nvcc_compile(text, "sm_90")
 
 
-# --- two products in one program ----------------------------------------------------------------
+# --- which nests are fused -----------------------------------------------------------------------
 
 
-# --- composable formats -------------------------------------------------------------------------
-
-SPMM = PROGRAMS["spmm"].make("float32", "int32")
-
-
-@functools.cache
-def decomposed(fmt: Hyb) -> tuple[Any, Any]:
-    """The stage-I function that computes in the format, and its stage II."""
-    rules = fmt.rules(Operand.of(SPMM, "A"))
-    _, compute = sparsetir.extract_preprocess(sparsetir.decompose_format(SPMM, rules))
-    return compute, sparsetir.lower_sparse_iter(compute)
-
-
-def buckets(fmt: Hyb) -> list[str]:
-    return [f"spmm_{rule.name}0" for rule in fmt.rules(Operand.of(SPMM, "A"))]
-
-
-def of_rows(lengths: Any, columns: int = 14) -> Pattern:
-    """A matrix with rows of these lengths."""
-    rng = np.random.default_rng(1)
-    rows = np.repeat(np.arange(len(lengths)), lengths)
-    cols = [np.sort(rng.permutation(columns)[:n]) for n in lengths]
-    coords = [rows, np.concatenate([*cols, np.zeros(0, int)])]
-    return Pattern([c.astype("int32") for c in coords], (len(lengths), columns))
+def nests(*bodies: str, allocate: str = "pass", params: str = "") -> tirx.PrimFunc:
+    """A function with these top-level nests over the buffers X, Y, Z and N."""
+    lines = [
+        "@T.prim_func(s_tir=True)",
+        "def f(x: T.handle, y: T.handle, z: T.handle, c: T.handle, m: T.int32):",
+        "    X = T.match_buffer(x, (m, 8), 'float32')",
+        "    Y = T.match_buffer(y, (m, 8), 'float32')",
+        "    Z = T.match_buffer(z, (m, 8), 'float32')",
+        "    N = T.match_buffer(c, (m,), 'int32')",
+        "    with T.sblock('root'):",
+        f"        {allocate}",
+        *(f"        {line}" for body in bodies for line in body.strip().splitlines()),
+    ]
+    return tvm.script.from_source("\n".join(lines))
 
 
-def check_spmm(function: OpenCLFunction, fmt: Hyb, pattern: Pattern) -> None:
-    """Run SpMM in a format, and compare with scipy."""
-    compute, _ = decomposed(fmt)
-    rng = np.random.default_rng(2)
-    stored = rng.standard_normal(pattern.nnz).astype("float32")
-    (m, n), feat = pattern.shape, 35
-    b = rng.standard_normal((n, feat)).astype("float32")
-    converted = fmt.convert(pattern, Operand.of(SPMM, "A"))
-    arguments = converted.arguments(A=stored) | {"b": b, "m": m, "n": n, "feat": feat}
-    arguments["c"] = np.full((m, feat), np.nan, "float32")
-    names = [str(p.name) for p in compute.params]
-    out = run(function, [arguments[name] for name in names])[names.index("c")]
-    a = sp.coo_array((stored, tuple(pattern.coords)), pattern.shape)
-    np.testing.assert_allclose(out.reshape(m, feat), a @ b, rtol=1e-4, atol=1e-5)
+def nest(
+    name: str, store: str, blocks: str = "m", threads: str = "8", tag: str = "threadIdx.x"
+) -> str:
+    """A nest over rows in blocks and columns in threads."""
+    return f"""
+for i in T.thread_binding({blocks}, thread="blockIdx.x"):
+    for k in T.thread_binding({threads}, thread="{tag}"):
+        with T.sblock("{name}"):
+            vi, vk = T.axis.remap("SS", [i, k])
+            {store}
+"""
+
+
+ATOMIC = 'T.evaluate(T.call_extern("float32", "atomicAdd", T.address_of({}), T.float32(1)))'
+ONE = nest("one", "X[vi, vk] = T.float32(1)")
+TWO = nest("two", "Y[vi, vk] = T.float32(2)")
+HOST = """
+for i, k in T.grid(m, 8):
+    with T.sblock("two"):
+        vi, vk = T.axis.remap("SS", [i, k])
+        Y[vi, vk] = T.float32(2)
+"""
+HOST_LOOP = "for s in range(m):\n" + "\n".join(f"    {n}" for n in TWO.strip().splitlines())
+SHARED = """
+for i in T.thread_binding(m, thread="blockIdx.x"):
+    for k in T.thread_binding(8, thread="threadIdx.x"):
+        with T.sblock("two"):
+            vi, vk = T.axis.remap("SS", [i, k])
+            S[vk] = Y[vi, vk]
+    for k in T.thread_binding(8, thread="threadIdx.x"):
+        with T.sblock("three"):
+            vi, vk = T.axis.remap("SS", [i, k])
+            Y[vi, vk] = S[7 - vk]
+"""
+REDUCTION = """
+for i in T.thread_binding(m, thread="blockIdx.x"):
+    for k in T.thread_binding(8, thread="threadIdx.x"):
+        with T.sblock("two"):
+            vi, vk = T.axis.remap("SR", [i, k])
+            with T.init():
+                Y[vi, 0] = T.float32(0)
+            Y[vi, 0] = Y[vi, 0] + Z[vi, vk]
+"""
+REDUCTION_OVER_BLOCKS = """
+for i in T.thread_binding(8, thread="threadIdx.x"):
+    for k in T.thread_binding(m, thread="blockIdx.x"):
+        with T.sblock("two"):
+            vi, vk = T.axis.remap("SR", [i, k])
+            with T.init():
+                Y[0, vi] = T.float32(0)
+            Y[0, vi] = Y[0, vi] + Z[vk, vi]
+"""
+CALL = nest("two", 'T.evaluate(T.call_extern("float32", "wait_for_all", Y[vi, vk]))')
+SHARED_ALLOC = 'S = T.sblock_alloc_buffer((8,), "float32", scope="shared")'
+WIDE = nest("one", "X[vi, vk % 8] = T.float32(1)", threads="32")
+
+POINTER = nest("two", 'T.evaluate(T.call_extern("int32", "f", T.address_of(X[vi, vk])))')
+MANY = nest("one", "X[vi, vk % 8] = T.float32(1)", threads="512")
+ADDING, READING = nest("one", ATOMIC.format("X[vi, vk]")), nest("two", "Y[vi, vk] = X[vi, vk]")
+FIRST_READS, TWO_OF_X = (
+    nest("one", "Z[vi, vk] = X[vi, vk]"),
+    nest("two", "X[vi, vk] = T.float32(2)"),
+)
+
+
+def two(**options: str) -> str:
+    return nest("two", "Y[vi, vk] = T.float32(2)", **options)
+
+
+REFUSED = """
+ONE, HOST  # nest 'two': expected loops bound to blocks and threads, got none (host code)
+ONE, HOST_LOOP  # nest 'two': expected one launch, got one for each step of the host's loop 's'
+ONE, two(threads="m")  # nest 'two': expected a constant number of threads (threadIdx.x), got m
+ONE, two(blocks="N[0]")
+    nest 'two': expected a number of blocks (blockIdx.x) that follows from the param
+ONE, REDUCTION_OVER_BLOCKS
+    nest 'two': expected blocks that write for themselves, got a reduction over blockIdx.x
+ONE, two(tag="vthread.x")
+    nest 'two': expected loops over blocks and threads, got one over vthread.x
+MANY, two(tag="threadIdx.y")
+    nest 'two': expected at most 1024 threads, got 4096 as {'threadIdx.x': 512, .. together with
+WIDE, SHARED
+    nest 'two': expected 32 threads along threadIdx.x .. work together ('S' in shared memory), got 8
+WIDE, REDUCTION  # nest 'two': expected 32 threads .. (a reduction over threadIdx.x), got 8
+WIDE, CALL  # nest 'two': expected 32 threads .. (a call of wait_for_all), got 8
+ONE, nest("two", "Y[vi, vk] = X[vi, 0]")
+    nests 'one' and 'two': expected no order between them, but one writes 'X' .. name it in
+ONE, TWO_OF_X  # nests 'one' and 'two': .. writes 'X'
+ADDING, TWO_OF_X  # nests 'one' and 'two': .. writes 'X'
+ADDING, READING  # nests 'one' and 'two': .. writes 'X'
+FIRST_READS, POINTER  # nests 'one' and 'two': .. writes 'X'
+"""
+
+
+@pytest.mark.parametrize(("_", "code", "words"), table(REFUSED))
+def test_refused(_: str, code: str, words: list[str]) -> None:
+    func = nests(*eval(code, globals()), allocate=SHARED_ALLOC)
+    call = "horizontal_fuse(func, ['one', 'two'])"
+    message = says(call, words, {**globals(), "func": func}, ScheduleError)
+    assert message.startswith("horizontal_fuse: ")
+    # Without names there is no refusal, and nothing changes.
+    assert tvm_ffi.structural_equal(horizontal_fuse(func), func)
+
+
+def test_refusal_to_move_a_nest_over_another() -> None:
+    func = nests(
+        ONE, nest("between", "Z[vi, vk] = Y[vi, vk]"), nest("two", "Y[vi, vk] = T.float32(2)")
+    )
+    message = "nest 'two': expected to move before 'between', .* writes 'Y' and the other uses it"
+    with pytest.raises(ScheduleError, match=message):
+        horizontal_fuse(func, ["one", "two"])
+    assert count_launches(horizontal_fuse(func)) == 2  # the first two
+
+
+def test_refusal_of_unknown_names() -> None:
+    with pytest.raises(ScheduleError, match="'names'.*got 'three', which 0 nests have.*'one'"):
+        horizontal_fuse(nests(ONE, TWO), ["one", "three"])
+    with pytest.raises(ScheduleError, match="'names'.*got 'one', which 2 nests have"):
+        horizontal_fuse(nests(ONE, ONE, TWO), ["one", "two"])
+    with pytest.raises(ScheduleError, match=r"'independent': .* \['X', 'Y'\], got 'W'"):
+        horizontal_fuse(nests(ONE, TWO), independent=["W"])
+
+
+def test_what_the_caller_vouches_for() -> None:
+    """Buffers of which nests use different elements, given by name."""
+    update = "X[vi, vk] = X[vi, vk] + T.float32({})"
+    init, one, two = ONE.replace("one", "init"), nest("one", update.format(1)), nest("two", update)
+    two = nest("two", update.format(2))
+    func = nests(init, one, two)
+    assert count_launches(horizontal_fuse(func)) == 3
+    assert count_launches(horizontal_fuse(func, independent=["X"])) == 2
+    assert count_launches(horizontal_fuse(func, ["init", "one", "two"], independent=["X"])) == 1
+
+
+def test_launches() -> None:
+    assert count_launches(nests(ONE, HOST, TWO)) == 2
+    assert count_launches(nests(HOST)) == 0
+    assert count_launches(nests(HOST_LOOP)) == 1
+
+
+def test_memory_under_two_names_keeps_nests_apart() -> None:
+    func = nests(
+        nest("one", "Y[vi, vk] = X[vi, vk]"), nest("two", "Z[vi, vk] = V[(m - 1 - vi) * 8 + vk]"),
+        allocate="V = T.decl_buffer((m * 8,), 'float32', data=Y.data)",
+    )  # fmt: skip
+    assert count_launches(horizontal_fuse(func)) == 2
+
+
+def test_atomic_additions_have_no_order_but_their_init_comes_before() -> None:
+    adding = [nest(name, ATOMIC.format("X[vi, vk]")) for name in ("two", "three")]
+    func = nests(ONE, *adding)
+    assert count_launches(horizontal_fuse(func)) == 2
+    assert count_launches(horizontal_fuse(func, independent=["X"])) == 2
+
+
+def test_a_limit_of_threads() -> None:
+    func = nests(ONE, nest("two", "Y[vi, vk % 8] = T.float32(2)", threads="64"))
+    assert count_launches(horizontal_fuse(func, max_threads=64)) == 1
+    assert count_launches(horizontal_fuse(func, max_threads=32)) == 2
 
 
 @requires_opencl
-@pytest.mark.parametrize("stage", ["II", "III"])
-def test_buckets_of_hyb(stage: str) -> None:
-    """Rows fit their buckets, so that each is written by one nest."""
-    fmt = Hyb(1, 2)
-    func = sparsetir.default_schedule(decomposed(fmt)[1], GPU)
-    assert count_launches(func) == 4
-    if stage == "II":
-        fused = sparsetir.lower_sparse_buffer(
-            horizontal_fuse(func, buckets(fmt), independent=["C"])
-        )
-    else:  # all runs: the init, which writes what the others read, stays on its own
-        fused = horizontal_fuse(sparsetir.lower_sparse_buffer(func), independent=["C"])
-    assert (count_launches(fused), kernels(cuda_source(fused))) == (2, 2)
-    function = OpenCLFunction(fused)
-    lengths = np.random.default_rng(0).integers(0, 5, 40)
-    for pattern in (of_rows(lengths), of_rows([1, 0, 1]), of_rows([4] * 9), of_rows([0, 0])):
-        check_spmm(function, fmt, pattern)
-        assert len(function.launches) == 2
-
-
-def rows_over_threads(func: tirx.PrimFunc, names: list[str]) -> tirx.PrimFunc:
-    """Each bucket its own shape: 2, 4, 8, ... rows per block, 32, 16, 8, ... threads each."""
-    sch = s_tir.Schedule(s_tir.renew_defs(func))
-    i, k = sch.get_loops(sch.get_sblock("spmm_init0"))
-    run_in_parallel(sch, i, "blockIdx.x")
-    run_in_parallel(sch, sch.split(k, [None, 32])[1], "threadIdx.x")
-    for n, name in enumerate(names):
-        io, ib, jb, k = sch.get_loops(sch.get_sblock(name))
-        outer, inner = sch.split(ib, [None, 2 << n])
-        tiles, lanes = sch.split(k, [None, 32 >> n])
-        sch.reorder(io, outer, inner, lanes, tiles, jb)
-        for loop, kind in ((outer, "blockIdx.x"), (inner, "threadIdx.y"), (lanes, "threadIdx.x")):
-            run_in_parallel(sch, loop, kind, "ignore")  # as the fusion does
-    (scheduled,) = sch.mod.functions.values()
-    return materialize_loop_kinds(scheduled)
-
-
-def adding_by_atomics(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """C[...] = C[...] + x as an atomic addition of x."""
-
-    def visit(store: Any) -> Any:
-        if store.buffer.name != "C" or not isinstance(store.value, tirx.Add):
-            return store
-        target, value = store.value.a, store.value.b
-        assert isinstance(target, ir.TensorLoad)
-        address = tirx.address_of(target)
-        return tirx.Evaluate(tirx.call_extern("float32", "atomicAdd", address, value))
-
-    return func.with_body(map_expr(func.body, [(tirx.BufferStore, visit)]))
+def test_loops_of_different_types() -> None:
+    """64-bit loops in one nest, 32-bit loops in another."""
+    wide = nest(
+        "two", "Y[vi, vk] = T.float32(2)", blocks="T.Cast('int64', m)", threads="T.int64(4)"
+    )
+    for bodies in ([ONE, wide], [wide, ONE]):
+        function = OpenCLFunction(horizontal_fuse(nests(*bodies)))
+        x, y, z = (np.zeros((5, 8), "float32") for _ in range(3))
+        values = dict(zip([p.name for p in function._params], [x, y, z, np.zeros(5, "int32"), 5]))
+        out = function(values)
+        x, y = out["X"], out["Y"]
+        assert (x == 1).all() and (y[:, :4] == 2).all() and (y[:, 4:] == 0).all()
+        assert len(function.launches) == 1
 
 
 @requires_opencl
-def test_buckets_that_add_by_atomics() -> None:
-    """Column parts and pieces of long rows add to the same elements; nothing has to be stated."""
-    fmt = Hyb(2, 1)
-    func = adding_by_atomics(rows_over_threads(decomposed(fmt)[1], buckets(fmt)))
-    fused = horizontal_fuse(func)
-    assert (count_launches(func), count_launches(fused)) == (5, 2)
-    function = OpenCLFunction(sparsetir.lower_sparse_buffer(fused), ATOMIC_ADD_PRELUDE)
-    lengths = np.random.default_rng(0).integers(0, 14, 30)
-    for pattern in (of_rows(lengths), of_rows([14, 0, 1]), of_rows([0])):
-        check_spmm(function, fmt, pattern)
-        assert function.launches[1][2] == (32, 16, 1)
-
-
-@TIR.prim_func(s_tir=True)
-def alias(x: TIR.handle, y: TIR.handle, w: TIR.handle, m: TIR.int32):
-    X = TIR.match_buffer(x, (m, 32), "float32")
-    Y = TIR.match_buffer(y, (m, 32), "float32")
-    W = TIR.match_buffer(w, (m, 32), "float32")
-    Z = TIR.decl_buffer((m * 32,), "float32", data=Y.data)
-    for i in TIR.thread_binding(m, thread="blockIdx.x"):
-        for k in TIR.thread_binding(32, thread="threadIdx.x"):
-            with TIR.sblock("one"):
-                vi, vk = TIR.axis.remap("SS", [i, k])
-                Y[vi, vk] = X[vi, vk] + TIR.float32(1)
-    for i in TIR.thread_binding(m, thread="blockIdx.x"):
-        for k in TIR.thread_binding(32, thread="threadIdx.x"):
-            with TIR.sblock("two"):
-                vi, vk = TIR.axis.remap("SS", [i, k])
-                W[vi, vk] = Z[(m - 1 - vi) * 32 + vk]
-
-
-@TIR.prim_func(s_tir=True)
-def init_add(x: TIR.handle, c: TIR.handle, m: TIR.int32):
-    X = TIR.match_buffer(x, (m, 32), "float32")
-    C = TIR.match_buffer(c, (m, 32), "float32")
-    for i in TIR.thread_binding(m, thread="blockIdx.x"):
-        for k in TIR.thread_binding(32, thread="threadIdx.x"):
-            with TIR.sblock("init"):
-                vi, vk = TIR.axis.remap("SS", [i, k])
-                C[vi, vk] = TIR.float32(0)
-    for i in TIR.thread_binding(m, thread="blockIdx.x"):
-        for k in TIR.thread_binding(32, thread="threadIdx.x"):
-            with TIR.sblock("add"):
-                vi, vk = TIR.axis.remap("SS", [i, k])
-                TIR.evaluate(
-                    TIR.call_extern("float32", "atomicAdd", TIR.address_of(C[vi, vk]), X[vi, vk])
-                )
-
-
-def test_memory_under_two_names_keeps_nests_apart():
-    assert count_launches(horizontal_fuse(alias)) == 2
-
-
-def test_an_init_stays_before_atomic_additions():
-    assert count_launches(horizontal_fuse(init_add, independent=["C"])) == 2
+def test_nests_without_blocks() -> None:
+    """In stage III."""
+    func = small("two", """
+with T.sp_iter([I], "S", "first") as [i]:
+    A[i] = 2.0 * C[i]
+with T.sp_iter([I, K], "SS", "second") as [i, k]:
+    B[i, k] = 3.0 * C[i]
+""", A="I", B="I K", C="I")  # fmt: skip
+    scheduled = sparsetir.default_schedule(
+        sparsetir.lower_sparse_iter(func), tvm.target.Target("opencl")
+    )
+    function = OpenCLFunction(horizontal_fuse(sparsetir.lower_sparse_buffer(scheduled)))
+    for m, feat in ((5, 7), (3, 40), (0, 3)):
+        c = np.arange(m, dtype="float32")
+        given = [np.zeros(m, "float32"), np.zeros(m * feat, "float32"), c, m, feat]
+        a, b, *_ = run(function, given)
+        np.testing.assert_array_equal(a, 2 * c)
+        np.testing.assert_array_equal(b.reshape(m, feat), np.tile(3 * c[:, None], feat))
+        assert len(function.launches) == 1

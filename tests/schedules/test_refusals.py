@@ -43,22 +43,16 @@ NOTHING = CsrPattern(np.zeros(1, "int32"), np.zeros(0, "int32"), (0, 0))
 MANY_ROWS = CsrPattern(np.zeros(2**20 + 1, "int32"), np.zeros(0, "int32"), (2**20, 8))
 IDS = [np.random.default_rng(4).integers(0, size, 100) for size in (3, 20, 10)]
 SUMS = "Y[r * 4 + p, f] = Y[r * 4 + p, f] +"
-STEPS = """
-@T.prim_func
-def other(x: T.handle, m: T.int32, n: T.int32):
-    I = T.dense_fixed(m)
-    K = T.dense_fixed(16)
-    L = T.dense_fixed(16)
-    X = T.match_sparse_buffer(x, (I, K), "float32")
-    Y = T.alloc_sparse_buffer((K,), "float32", "local")
-    with T.sp_iter([I], "S", "rows") as [i]:
-        with T.sp_iter([L], "S", "inner") as [l]:
-            X[i, l] = X[i, l] + X[i, l]
-        with T.sp_iter([K], "S", "next") as [k]:
-            Y[k] = X[i, k]
-        with T.sp_iter([K], "S", "last") as [k]:
-            X[i, k] = Y[k]
-"""
+STEPS = text_of("other", """
+Y = T.alloc_sparse_buffer((K,), "float32", "local")
+with T.sp_iter([I], "S", "rows") as [i]:
+    with T.sp_iter([L], "S", "inner") as [l]:
+        X[i, l] = X[i, l] + X[i, l]
+    with T.sp_iter([K], "S", "next") as [k]:
+        Y[k] = X[i, k]
+    with T.sp_iter([K], "S", "last") as [k]:
+        X[i, k] = Y[k]
+""", "K = T.dense_fixed(16)\nL = T.dense_fixed(16)", X="I K")  # fmt: skip
 NO_ROWS = text_of("twice", """
 with T.sp_iter([I], "S", "outer") as [i]:
     with T.sp_iter([K], "S", "inner") as [k]:

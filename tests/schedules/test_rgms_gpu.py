@@ -1,4 +1,4 @@
-"""Fused relational gather-matmul-scatter on GPUs: its CUDA text under several orders of warps."""
+"""Relational products and their gradients on GPUs: CUDA text under several orders of warps."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import rgms_common
-from cuda_runner import requires_cuda_text
+from cuda_runner import KernelError, requires_cuda_text
 from cuda_stages import CudaStages
 from gpu_runner import requires_nvcc
 from pairs import by_default, by_turns
@@ -20,214 +19,314 @@ from sparsetir import interpret
 from sparsetir.formats import Pattern
 from sparsetir.runtime.build import kernel_of
 from sparsetir.runtime.pipeline import lower_template
-from sparsetir.schedules.gpu import rgms as rgms_gpu
 from sparsetir.schedules.gpu.rgms import RelationalRows
+from sparsetir.schedules.gpu.rgms_gradients import GradientTiles
 from sparsetir.schedules.gpu.rgms_tensor_cores import RelationalTensorCores
 from sparsetir.schedules.operators.relations import RelationPattern
 from sparsetir.schedules.operators.rgms import Rgms
+from sparsetir.schedules.operators.rgms_gradients import RgmsGradient, program
 from sparsetir.schedules.passes.launches import count_launches
 from sparsetir.schedules.templates.registry import TEMPLATES
 from spmm_gpu_common import as_dtype, bfloat16_arrays, compile_cuda, instructions
 
-HALF = Rgms("float16", out="float32")
+PLAIN, HALF = Rgms(), Rgms("float16", out="float32")
+WEIGHTS, EDGES = RgmsGradient(), RgmsGradient(weighted=False, edges=True)
+HALF_WEIGHTS = RgmsGradient("float16", values="float32")
+HALF_EDGES = RgmsGradient("float16", weighted=False, edges=True)
+
+
+def config_of(problem: Any, feat_in: int, feat: int, k: int = 1, rows: int = 32) -> Any:
+    """On tensor cores, of 16 bits; a kernel for features of any number."""
+    cores = problem.dtype in UNITS
+    if isinstance(problem, RgmsGradient):
+        return GradientTiles.for_features(problem, feat_in, feat, k, rows, cores)
+    template = RelationalTensorCores if cores else RelationalRows
+    return template.for_features(feat_in, feat, problem.dtype, k)
+
+
+def of_any_size(problem: RgmsGradient) -> GradientTiles:
+    given = config_of(problem, 20, 36)
+    changes = {"feat_in": None, "feat": None, "tile": (32, 32), "shape": given.shape and (4, 2)}
+    return GradientTiles(**{**vars(given), **changes})
+
+
+# A kernel of each, for all patterns and sizes.
+KINDS = {
+    "rows": (PLAIN, RelationalRows(k=1, tile=32, shape=(2, 4))),
+    "cores": (HALF, RelationalTensorCores(k=1, tile=32, vectors=(4, 4))),
+    "weights": (WEIGHTS, of_any_size(WEIGHTS)),
+    "edges": (EDGES, of_any_size(EDGES)),
+    "weights on cores": (HALF_WEIGHTS, of_any_size(HALF_WEIGHTS)),
+    "edges on cores": (HALF_EDGES, of_any_size(HALF_EDGES)),
+}
+each_kind = pytest.mark.parametrize("kind", KINDS)
 
 
 @functools.cache
-def kernel(problem: Rgms, config: Any, **options: Any) -> CudaStages:
+def kernel(problem: Any, config: Any, **options: Any) -> CudaStages:
     """A kernel for each config; options as of `CudaFunction`."""
-    template = TEMPLATES[type(config), Rgms]
+    template = TEMPLATES[type(config), type(problem)]
     func = template.program(problem, config)
     return CudaStages(func, template.apply, config, arch="sm_80", **options)
 
 
-def arguments(
-    problem: Rgms, config: Any, mask: np.ndarray, feat_in: int, feat: int, special: bool = False
-) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Of a kernel, and the operands as they are; `special` puts NaN and infinities into them."""
-    rng, dtype = np.random.default_rng(0), as_dtype(problem.dtype)
-    relations, m, n = mask.shape
-    a = rng.standard_normal(int(mask.sum()))
-    x = rng.standard_normal((n, feat_in))
-    w = rng.standard_normal((relations, feat_in, feat))
-    if special:
-        x[1], x[2, 0], x[3, -1] = np.nan, np.inf, -np.inf
-        w[0, 0, 0], w[-1, -1, -1] = np.inf, np.nan
-        a[::11] = 0
-    operands = {k: v.astype(dtype) for k, v in {"a": a, "x": x, "w": w}.items()}
+def operands(problem: Any, shape: Any, nnz: int, feat_in: int, feat: int) -> dict[str, Any]:
+    """x, w, grad and a, in the types that kernels take; shape: relations, rows and columns."""
+    rng, (relations, m, n) = np.random.default_rng(0), shape
+    shapes = {"x": (n, feat_in), "grad": (m, feat), "w": (relations, feat_in, feat)}
+    made = {k: rng.standard_normal(s).astype(as_dtype(problem.dtype)) for k, s in shapes.items()}
+    made["a"] = rng.standard_normal(nnz).astype(as_dtype(problem.values or problem.dtype))
     if not problem.weighted:
-        operands["a"][:] = 1
-    given = rgms_gpu.arrange(Pattern(mask.nonzero(), mask.shape), problem, config)
-    args = {**given.arguments, "x": operands["x"], "w": operands["w"]}
+        made["a"][:] = 1
+    return made
+
+
+def arguments(problem: Any, config: Any, pattern: Any, given: dict[str, Any]) -> dict[str, Any]:
+    """Of a kernel."""
+    arranged = TEMPLATES[type(config), type(problem)].arrange(pattern, problem, config)
+    (relations, m, _), (_, feat_in, feat) = pattern.shape, given["w"].shape
+    if isinstance(problem, Rgms):
+        names, shape = "xw", (m, feat)
+    elif problem.edges:
+        names, shape = ("x", "grad", "w"), (pattern.nnz,)
+    else:
+        names, shape = ("x", "grad"), (relations, feat_in, feat)
+    args = {**arranged.arguments, **{name: given[name] for name in names}}
     if problem.weighted:
-        args |= given.stored.values(A=operands["a"])
-    out = np.full((m, feat), 7, as_dtype(problem.out or problem.dtype))
-    return {**args, "out": out, "feat_in": feat_in, "feat": feat}, operands
+        args |= arranged.stored.values(A=given["a"])
+    out = np.full(shape, 7, as_dtype(problem.out or problem.dtype))
+    return {**args, "out": out, "feat_in": feat_in, "feat": feat}
 
 
-def exact(mask: np.ndarray, a: Any, x: Any, w: Any) -> np.ndarray:
-    """Of stored elements alone, in float64."""
-    out = np.zeros((mask.shape[1], w.shape[2]))
-    places = zip(*mask.nonzero(), strict=True)
+def exact(problem: Any, places: Any, given: dict[str, Any]) -> np.ndarray:
+    """Of elements at these places alone, in float64."""
+    r, i, j = places
+    a, x, grad, w = (given[n].astype(float) for n in ("a", "x", "grad", "w"))
     with np.errstate(invalid="ignore", over="ignore"):
-        for (r, i, j), value in zip(places, a.astype(float), strict=True):
-            out[i] += (value * x[j].astype(float)) @ w[r].astype(float)
+        if isinstance(problem, Rgms):
+            out, at = np.zeros(grad.shape), i
+            terms = np.einsum("e,ek,ekl->el", a, x[j], w[r])
+        elif problem.edges:
+            return np.einsum("ek,ekl,el->e", x[j], w[r], grad[i])
+        else:
+            out, at = np.zeros(w.shape), r
+            terms = np.einsum("e,ek,el->ekl", a, x[j], grad[i])
+        np.add.at(out, at, terms)
     return out
 
 
-def check(
-    problem: Rgms, config: Any, mask: np.ndarray, feat_in: int, feat: int, special: bool = False
-) -> CudaStages:
+def check(problem: Any, config: Any, mask: np.ndarray, feat_in: int, feat: int) -> CudaStages:
     """Run a kernel and compare: float32 sums of so many terms, and inner sums that are rounded."""
-    run = kernel(problem, config)
-    args, operands = arguments(problem, config, mask, feat_in, feat, special)
+    run, places = kernel(problem, config), mask.nonzero()
+    given = operands(problem, mask.shape, len(places[0]), feat_in, feat)
     with bfloat16_arrays():
+        args = arguments(problem, config, Pattern(places, mask.shape), given)
         found = run(args, seeds=SEEDS)["out"]
-    expected = exact(mask, **operands)
-    if special:
-        np.testing.assert_array_equal(np.isfinite(found), np.isfinite(expected))
-        # An infinity of W, which is in the first column, meets sums, not each of their terms.
-        np.testing.assert_array_equal(np.isnan(found[:, 1:]), np.isnan(expected[:, 1:]))
-    scale = exact(mask, **{k: np.abs(np.nan_to_num(v, posinf=0)) for k, v in operands.items()})
-    terms = feat_in * int(mask.sum(axis=(0, 2)).max(initial=0)) + 2
+    expected = exact(problem, places, given)
+    scale = exact(problem, places, {k: np.abs(v) for k, v in given.items()})
+    cores = getattr(config, "shares", None) is not None
+    if isinstance(problem, Rgms):
+        terms = feat_in * int(mask.sum(axis=(0, 2)).max(initial=0))
+        rounded = cores and (config.k or problem.weighted)
+    else:
+        terms = feat_in * feat if problem.edges else int(mask.sum(axis=(1, 2)).max(initial=0))
+        rounded = cores and not problem.edges
     unit = 2.0**-53 if problem.dtype == "float64" else 2.0**-24
-    rounded = isinstance(config, RelationalTensorCores) and (config.k or problem.weighted)
-    allowed = (2 * terms * unit + (UNITS[problem.dtype] if rounded else 0)) * scale + 1e-6
-    fine = np.isfinite(expected)
-    wrong = np.abs(found[fine] - expected[fine]) > allowed[fine]
+    allowed = (2 * (terms + 2) * unit + (UNITS[problem.dtype] if rounded else 0)) * scale + 1e-6
+    wrong = np.abs(found - expected) > allowed
     assert not wrong.any(), f"{wrong.sum()} of {wrong.size} are wrong"
     return run
 
 
-PLAIN = RelationalRows(k=1, tile=32, shape=(2, 4))
-CORES = RelationalTensorCores(k=1, tile=32, vectors=(4, 4))
-
-
 @requires_cuda_text
-@pytest.mark.parametrize("name", by_default(MASKS, *(n for n in MASKS if n != "mixed")))
-@pytest.mark.parametrize("problem, config", [(Rgms(), PLAIN), (HALF, CORES)], ids=["rows", "cores"])
-def test_patterns(name: str, problem: Rgms, config: Any) -> None:
+@each_kind
+def test_patterns(kind: str) -> None:
     """Empty relations, those of one element, rows in pieces; a kernel for all of them."""
+    problem, config = KINDS[kind]
     sizes = {"mixed": (20, 36), "one in each row": (48, 16), "one relation": (32, 20)}
-    run = check(problem, config, MASKS[name], *sizes.get(name, (16, 48)))
+    for name, mask in MASKS.items():
+        run = check(problem, config, mask, *sizes.get(name, (16, 48)))
     assert count_launches(run.stages["II scheduled"]) == 2
-    if name == "one relation":
-        check(problem, config, MASKS[name], 0, 4)  # no features to sum over
+    if problem is not WEIGHTS and problem is not HALF_WEIGHTS:
+        check(problem, config, MASKS["one relation"], 0, 4)  # no features to sum over
+    if kind.startswith("edges"):
+        check(problem, config, MASKS["one relation"], 4, 0)
 
 
 @requires_cuda_text
-@pytest.mark.parametrize("problem, config", [(Rgms(), PLAIN), (HALF, CORES)], ids=["rows", "cores"])
-def test_numbers_that_are_not_finite(problem: Rgms, config: Any) -> None:
-    """They are where the sums of stored elements have them, and nowhere else."""
-    check(problem, config, MASKS["mixed"], 20, 36, special=True)
+@each_kind
+def test_padding_meets_no_number(kind: str) -> None:
+    """What is not finite is where stored elements have it, and nowhere else."""
+    problem, config = KINDS[kind]
+    mask = MASKS["mixed"].copy()
+    mask[:, 0] = mask[:, :, 0] = False  # where padding would point to
+    places, pattern = mask.nonzero(), Pattern(mask.nonzero(), mask.shape)
+    given = operands(problem, mask.shape, pattern.nnz, 20, 36)
+    given["x"][0], given["grad"][0] = np.nan, np.inf
+
+    def found() -> np.ndarray:
+        args = arguments(problem, config, pattern, given)
+        return kernel(problem, config)(args, seeds=SEEDS)["out"]
+
+    assert np.isfinite(found()).all()
+    given["x"][1, 0] = np.inf
+    if isinstance(problem, Rgms):
+        given["x"][2], given["x"][3, -1], given["a"][::11] = np.nan, -np.inf, 0
+        given["w"][0, 0, 0], given["w"][-1, -1, -1] = np.inf, np.nan
+    want, have = exact(problem, places, given), found()
+    np.testing.assert_array_equal(np.isfinite(have), np.isfinite(want))
+    assert not np.isfinite(have).all() and np.isfinite(have).any()
 
 
 @requires_cuda_text
-@pytest.mark.parametrize("problem, config", [(Rgms(), PLAIN), (HALF, CORES)], ids=["rows", "cores"])
-def test_values_of_padding_are_not_read(problem: Rgms, config: Any) -> None:
-    args, operands = arguments(problem, config, MASKS["mixed"], 20, 36)
-    padded = args
+@pytest.mark.parametrize("kind", ["rows", "cores"])
+def test_values_of_padding_are_not_read(kind: str) -> None:
+    problem, config = KINDS[kind]
+    pattern = Pattern(MASKS["mixed"].nonzero(), MASKS["mixed"].shape)
+    given = operands(problem, pattern.shape, pattern.nnz, 20, 36)
+    args = padded = arguments(problem, config, pattern, given)
     for name in [n for n in args if n.startswith("a_")]:
         columns = args[name.replace("a_", "indices_jb_", 1)].reshape(args[name].shape)
-        padded = {**padded, name: np.where(columns < 0, as_dtype(problem.dtype).type("nan"),
-                                           args[name])}  # fmt: skip
+        nan = as_dtype(problem.dtype).type("nan")
+        padded = {**padded, name: np.where(columns < 0, nan, args[name])}
         assert np.isnan(padded[name]).any()
     run = kernel(problem, config)
     found = [run(x, seeds=(0,))["out"] for x in (args, padded)]
     np.testing.assert_array_equal(*found)
-    assert not np.isnan(found[0]).any() and exact(MASKS["mixed"], **operands).any()
+    assert not np.isnan(found[0]).any() and found[0].any()
 
 
 @requires_cuda_text
-def test_elements_that_are_there_several_times() -> None:
-    """As edges of a graph are; columns in any order."""
+@pytest.mark.parametrize("kind", ["rows", "weights", "edges"])
+def test_elements_that_are_there_several_times(kind: str) -> None:
+    """As triples of a graph are, in any order; results for them are in theirs."""
+    problem, config = KINDS[kind]
     rng, mask = np.random.default_rng(2), MASKS["mixed"]
-    given = rgms_common.arguments(rng, mask, 20, 36)
-    given["indices"] = rng.integers(0, mask.shape[2], len(given["indices"])).astype("int32")
-    arrays = [given[n] for n in ("row_ptr", "rows", "indptr", "indices")]
-    order = np.arange(len(given["indices"]))
-    pattern = RelationPattern(*arrays, mask.shape, order).coordinates
-    relation, row, column = pattern.coords
-    np.testing.assert_array_equal(np.stack([relation, row]), np.stack(mask.nonzero()[:2]))
-    made = rgms_gpu.arrange(pattern, Rgms(), PLAIN)
-    shuffled = rng.permutation(len(row))  # as triples in any order, with their values
-    triples = RelationPattern.of(*(c[shuffled] for c in pattern.coords), mask.shape)
-    other = rgms_gpu.arrange(triples, Rgms(), PLAIN)
-    for name, array in other.arguments.items():
-        if "indices_jb" not in name:  # columns are in order here
-            np.testing.assert_array_equal(array, made.arguments[name])
-    args = {**other.arguments, **other.stored.values(A=given["a"][shuffled])}
-    args |= {n: given[n] for n in ("x", "w", "out")} | {"feat_in": 20, "feat": 36}
-    found = kernel(Rgms(), PLAIN)(args, seeds=SEEDS)["out"]
-    expected = np.zeros(found.shape)
-    terms = given["x"].astype(float)[column] * given["a"][:, None]
-    np.add.at(expected, row, np.einsum("ek,ekl->el", terms, given["w"].astype(float)[relation]))
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+    r, i, _ = mask.nonzero()
+    order = rng.permutation(len(r))
+    places = r[order], i[order], rng.integers(0, mask.shape[2], len(r))
+    given = operands(problem, mask.shape, len(r), 20, 36)
+    pattern = RelationPattern.of(*places, mask.shape)
+    assert not pattern.keeps_order
+    args = arguments(problem, config, pattern, given)
+    found = kernel(problem, config)(args, seeds=SEEDS)["out"]
+    np.testing.assert_allclose(found, exact(problem, places, given), rtol=1e-4, atol=1e-3)
 
 
-SIZES = ((16, 16), (32, 32), (48, 20), (20, 48), (33, 7), (64, 100), (1, 1), (24, 200))
-KINDS = (
-    (Rgms(weighted=False), RelationalRows),
-    (Rgms("bfloat16", "int64", out="float32"), RelationalTensorCores),
-    (Rgms("float16", weighted=False, out="float32"), RelationalTensorCores),
-    (Rgms("float64", "int64"), RelationalRows),
-    (Rgms("bfloat16", weighted=False, out="float32"), RelationalTensorCores),
-    (Rgms("float16", "int64", out="float32"), RelationalRows),
-    (HALF, RelationalTensorCores),
+SIZES = ((16, 16), (32, 32), (48, 20), (20, 48), (33, 7), (64, 100), (1, 1), (24, 200), (130, 8))
+PROBLEMS = (
+    Rgms(weighted=False),
+    Rgms("bfloat16", "int64", out="float32"),
+    Rgms("float16", weighted=False, out="float32"),
+    Rgms("float64", "int64"),
+    Rgms("bfloat16", weighted=False, out="float32"),
+    HALF,
+    RgmsGradient(weighted=False),
+    RgmsGradient("bfloat16", "int64", weighted=False, edges=True),
+    RgmsGradient("float64", "int64"),
+    RgmsGradient("float64", weighted=False, edges=True),
+    RgmsGradient("bfloat16", "int64", values="float32"),
+    RgmsGradient("float16", weighted=False),
+    RgmsGradient("float32", "int64", weighted=False, edges=True),
 )
-KS = (("one in each row", 0), ("mixed", 0), ("mixed", 2), ("one in each row", 3), ("mixed", 5))
+KS = (
+    ("one in each row", 0, 16), ("mixed", 0, 64), ("mixed", 2, 32), ("one in each row", 3, 32),
+    ("mixed", 5, 16),
+)  # fmt: skip
 
 
 @requires_cuda_text
 @pytest.mark.parametrize(
-    ("sizes", "kind", "case"), by_turns(itertools.product(SIZES, KINDS, KS), 167), ids=str
+    ("sizes", "problem", "case"), by_turns(itertools.product(SIZES, PROBLEMS, KS), 167), ids=str
 )
-def test_types_and_sizes(sizes: Any, kind: Any, case: Any) -> None:
+def test_types_and_sizes(sizes: Any, problem: Any, case: Any) -> None:
     """Each type with any numbers of features, in buckets up to any size."""
-    (problem, template), (name, k) = kind, case
-    config = template.for_features(*sizes, problem.dtype, k)
-    check(problem, config, MASKS[name], *sizes)
+    name, k, rows = case
+    check(problem, config_of(problem, *sizes, k, rows), MASKS[name], *sizes)
 
 
 SHAPES = {
-    "wide": RelationalRows(1, 16, 128, 32, (4, 4), 1, shape=(2, 8)),
-    "many threads": RelationalRows(1, 64, 64, 8, (2, 1), 3, shape=(4, 4)),
-    "a column each": RelationalRows(1, 32, 16, 16, (1, 1), 4, shape=(4, 1)),
-    "one warp": RelationalTensorCores(1, 16, 16, 16, (4, 4), 1, shares=(1, 1)),
-    "eight warps": RelationalTensorCores(1, 64, 64, 48, (2, 2), 3, shares=(2, 4)),
-    "rows": RelationalTensorCores(1, 128, 32, 64, (1, 1), 2, shares=(8, 1)),
-}
+    "wide": (PLAIN, RelationalRows(1, 16, 128, 32, (4, 4), 1, shape=(2, 8))),
+    "many threads": (PLAIN, RelationalRows(1, 64, 64, 8, (2, 1), 3, shape=(4, 4))),
+    "a column each": (PLAIN, RelationalRows(1, 32, 16, 16, (1, 1), 4, shape=(4, 1))),
+    "16 bits by rows": (HALF, RelationalRows.for_features(36, 68, "float16", 2)),
+    "one warp": (HALF, RelationalTensorCores(1, 16, 16, 16, (4, 4), 1, shares=(1, 1))),
+    "eight warps": (HALF, RelationalTensorCores(1, 64, 64, 48, (2, 2), 3, shares=(2, 4))),
+    "warps of rows": (HALF, RelationalTensorCores(1, 128, 32, 64, (1, 1), 2, shares=(8, 1))),
+    "one stage": (WEIGHTS, GradientTiles(1, 32, (64, 32), 32, stages=1, shape=(8, 2))),
+    "three stages": (EDGES, GradientTiles(1, 32, (32, 16), 8, (2, 4), 3, shape=(4, 1))),
+    "half of the type": (HALF_WEIGHTS, GradientTiles(1, 32, (32, 32), shape=(4, 2))),
+    "one warp of weights": (
+        HALF_WEIGHTS, GradientTiles(1, 16, (16, 16), shape=None, shares=(1, 1))),
+    "eight warps of edges": (
+        HALF_EDGES, GradientTiles(1, 64, (64, 32), 48, shape=None, shares=(2, 4))),
+}  # fmt: skip
 
 
 @requires_cuda_text
-@pytest.mark.parametrize("name", by_turns(SHAPES, 6))
+@pytest.mark.parametrize("name", by_turns(SHAPES, 4))
 def test_shapes_of_tiles(name: str) -> None:
-    config = SHAPES[name]
-    problem = Rgms() if isinstance(config, RelationalRows) else HALF
+    problem, config = SHAPES[name]
     check(problem, config, MASKS["mixed"], 36, 68)
 
 
-def test_the_program_means_the_same() -> None:
-    """In stage I, tiles of rows and all."""
-    rng = np.random.default_rng(0)
-    mask = rng.random((2, 5, 4)) < 0.5
-    for problem in (Rgms(), Rgms(weighted=False)):
-        config = RelationalRows(1, 4, 64, shape=(4, 2))
-        func = rgms_gpu.program(problem, config)
-        args, operands = arguments(problem, config, mask, 3, 2)
+# The first one waits for the copies of a step, the last one for products that others have made.
+PLAIN_HALF = RgmsGradient("float16", weighted=False)
+BARRIERS = ((PLAIN_HALF, "first"), (EDGES, "last"), (HALF_EDGES, "first"), (HALF_EDGES, "last"))
+
+
+@requires_cuda_text
+@pytest.mark.parametrize(("problem", "which"), by_turns(BARRIERS, 3), ids=str)
+def test_a_barrier_that_is_missing_is_found(problem: RgmsGradient, which: str) -> None:
+    def without(source: str) -> str:
+        found = [*re.finditer(r"__syncthreads\(\);", source)]
+        before = source.find("+ __shfl_xor_sync(")
+        gone = found[0] if which == "first" else [x for x in found if x.start() < before][-1]
+        return source[: gone.start()] + source[gone.end() :]
+
+    config = config_of(problem, 68, 36, 0)
+    run = kernel(problem, config, edit=without)
+    pattern = Pattern(MASKS["mixed"].nonzero(), MASKS["mixed"].shape)
+    given = operands(problem, pattern.shape, pattern.nnz, 68, 36)
+    with pytest.raises(KernelError, match="race"):
+        run(arguments(problem, config, pattern, given), seeds=SEEDS)
+
+
+@pytest.mark.parametrize(("problem", "config"), [
+    (PLAIN, RelationalRows(1, 4, 64, shape=(4, 2))),
+    (Rgms(weighted=False), RelationalRows(1, 4, 64, shape=(4, 2))),
+    (WEIGHTS, GradientTiles(1, 4, (16, 16), 4, (1, 1), shape=(2, 2))),
+    (EDGES, GradientTiles(1, 4, (16, 16), 4, (1, 1), shape=(2, 2))),
+], ids=["rows", "sums", "weights", "edges"])  # fmt: skip
+def test_the_program_means_the_same(problem: Any, config: Any) -> None:
+    """In stage I, tiles of rows and all; and the gradients' own programs."""
+    mask = np.random.default_rng(0).random((2, 5, 4)) < 0.5
+    places, pattern = mask.nonzero(), Pattern(mask.nonzero(), mask.shape)
+    given = operands(problem, mask.shape, pattern.nnz, 3, 2)
+    args = arguments(problem, config, pattern, given) | {"relations": 2, "m": 5, "n": 4}
+    runs = [(TEMPLATES[type(config), type(problem)].program(problem, config), args)]
+    if isinstance(problem, RgmsGradient):
+        of = RelationPattern.of(*places, mask.shape)
+        plain = {**args, **of.arguments(), "a": given["a"], "out": args["out"].copy()}
+        runs.append((program(problem), plain | {"edge": np.arange(of.nnz, dtype="int32")}))
+    for func, own in runs:
         names = {str(p.name) for p in func.params}
-        args |= {"relations": 2, "m": 5, "n": 4}
-        interpret(func, {k: v for k, v in args.items() if k in names})
-        np.testing.assert_allclose(args["out"], exact(mask, **operands), rtol=1e-5, atol=1e-5)
+        interpret(func, {k: v for k, v in own.items() if k in names})
+        want = exact(problem, places, given)
+        np.testing.assert_allclose(own["out"], want, rtol=1e-5, atol=1e-5)
 
 
 @requires_nvcc
-def test_cuda(tmp_path: Any) -> None:
-    """Products on tensor cores, asynchronous copies; nothing is spilled."""
-    config = RelationalTensorCores.for_features(64, 64, k=1)
-    stages = lower_template(TEMPLATES[RelationalTensorCores, Rgms], HALF, config, GPU)
+@pytest.mark.parametrize("kind", by_default(KINDS, "cores", "weights", "edges"))
+def test_cuda(kind: str, tmp_path: Any) -> None:
+    """Asynchronous copies, products on tensor cores of 16 bits; nothing is spilled."""
+    problem, _ = KINDS[kind]
+    config = config_of(problem, 64, 64, 1, 64)
+    stages = lower_template(TEMPLATES[type(config), type(problem)], problem, config, GPU)
     found = compile_cuda(kernel_of(stages, GPU).source("cuda"), tmp_path, "sm_80")
     assert found.spills == 0 and found.registers <= 128
     code = instructions(found.cubin)
-    # Two buckets; 4 warps of 32 by 32 sums, over 64 terms.
-    assert len(re.findall(r"HMMA\.16816\.F32", code)) == 2 * 2 * 4 * 4
-    assert len(re.findall(r"\bLDGSTS\b", code)) >= 2 * 2
+    # Two buckets; 4 warps of 32 by 32 sums, over 64 terms, in 2 visits that may be written out.
+    products = len(re.findall(r"HMMA\.16816\.F32", code))
+    assert products in ((64,) if kind == "cores" else (32, 64) if "cores" in kind else (0,))
+    assert len(re.findall(r"\bLDGSTS\b", code)) >= (4 if kind == "cores" else 2)

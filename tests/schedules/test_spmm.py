@@ -3,7 +3,6 @@
 # pyright: reportAttributeAccessIssue=false
 
 import re
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ import scipy.sparse as sp
 import torch
 
 import sparsetir
-from csr_zoo import ZOO, check_spmm, expected
+from csr_zoo import ZOO, check_spmm, expected, random
 from pairs import by_turns
 from sparsetir.formats import BSR, DBSR
 from sparsetir.schedules.operators.problems import Spmm
@@ -165,29 +164,41 @@ def test_the_code_keeps_a_tile_in_registers():
     assert "store" not in loop
 
 
-def graph(m: int, n: int, mean: int = 3) -> Any:
-    """A pattern with empty rows, a full one, and an empty column."""
-    mask = RNG.random((m, n)) < mean / max(1, n)
-    mask[1:3], mask[4:5], mask[:, 3:4] = False, True, False
-    return sp.csr_array(mask.astype("float32"))
+FEW = ("random", "empty rows", "one dense row", "empty", "no rows", "one column")
 
 
-@pytest.mark.parametrize(
-    ("dtype", "config", "feat", "idtype", "reduce"),
-    [
-        ("float32", SortedRows(32, 16, 32, window=7), 32, np.int32, "sum"),
-        ("float32", SortedRows(16, 8, blocks=3, ahead=9), 48, np.int32, "mean"),
-        ("float64", SortedRows(9, 4, 9, parallel=False), 9, np.int64, "sum"),
-        ("float16", SortedRows(8, 8, 11), 11, np.int32, "sum"),
-        ("bfloat16", SortedRows(4, 4, blocks=2), 4, np.int32, "max"),
-    ],
-    ids=str,
-)
-def test_types_and_tails(dtype, config, feat, idtype, reduce):
+SORTED = [
+    (SortedRows(32, 16, 32, window=7), "float32", 32, "int32", "sum"),
+    (SortedRows(16, 8, blocks=3, ahead=9), "float32", 48, "int32", "mean"),
+    (SortedRows(9, 4, 9, parallel=False), "float64", 9, "int64", "sum"),
+    (SortedRows(8, 8, 11), "float16", 11, "int32", "sum"),
+    (SortedRows(4, 4, blocks=2), "bfloat16", 4, "int32", "max"),
+]
+PANELS = [
+    (PanelRows(4, 64, pack=True), "float32", 128, "int32"),
+    (PanelRows(3, 40, 16, 100), "float32", 100, "int32"),
+    (PanelRows(5, 16, 8, 24, pack=True, blocks=3), "float64", 24, "int32"),
+    (PanelRows(2, 32, 16), "float16", 32, "int32"),
+    (PanelRows(4, 7, 4, 7, pack=True), "bfloat16", 7, "int32"),
+    (PanelRows(4, 16, parallel=False), "float32", 16, "int64"),
+    (PanelRows(7, 8, 8, 16, True, blocks=3, compact=True), "float64", 16, "int32"),
+    (PanelRows(4, 32, 16, compact=True, parallel=False), "float32", 64, "int32"),
+]
+
+
+@pytest.mark.parametrize("case", SORTED, ids=str)
+def test_types_and_tails(case):
     """Values that are planned with, and those of a run; infinities and NaN as sums say."""
-    nothing: Any = sp.csr_array((6, 9), dtype="float32")
-    for matrix in (graph(41, 23), nothing, graph(0, 5), graph(5, 1)):
-        check_spmm(matrix, config, feat, dtype, reduce, 2, reduce != "max", idtype)
+    config, dtype, feat, idtype, reduce = case
+    for name in FEW:
+        check_spmm(ZOO[name], config, feat, dtype, reduce, 2, reduce != "max", idtype)
+
+
+@pytest.mark.parametrize("case", PANELS, ids=str)
+def test_types_and_tails_of_panels(case):
+    config, dtype, feat, idtype = case
+    for name in FEW:
+        check_spmm(ZOO[name], config, feat, dtype, special=True, idtype=idtype)
 
 
 def test_edges_of_torch_take_values_by_their_places():
@@ -208,40 +219,6 @@ def test_edges_of_torch_take_values_by_their_places():
     assert not plan.arranges_values
 
 
-def pruned(m, n, density=0.4):
-    """A pattern with an empty row, a full one, and an empty column."""
-    mask = RNG.random((m, n)) < density
-    mask[1:2], mask[4:5], mask[:, 3:4] = False, True, False
-    return sp.csr_array(mask.astype("float32"))
-
-
-def check_panels(matrix, config, feat, dtype="float32", threads=1, idtype=np.int32):
-    return check_spmm(matrix, config, feat, dtype, "sum", threads, True, idtype)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "config", "feat", "shape"),
-    [
-        ("float32", PanelRows(4, 64, pack=True), 128, (37, 41)),
-        ("float32", PanelRows(3, 40, 16, 100), 100, (8, 9)),
-        ("float64", PanelRows(5, 16, 8, 24, pack=True, blocks=3), 24, (26, 30)),
-        ("float16", PanelRows(2, 32, 16), 32, (13, 20)),
-        ("bfloat16", PanelRows(4, 7, 4, 7, pack=True), 7, (9, 12)),
-        ("float32", PanelRows(4, 32, 16, compact=True, parallel=False), 64, (37, 41)),
-        ("float64", PanelRows(7, 8, 8, 16, pack=True, blocks=3, compact=True), 16, (26, 30)),
-    ],
-    ids=str,
-)
-def test_panels_types_and_tails(dtype, config, feat, shape):
-    check_panels(pruned(*shape), config, feat, dtype, threads=2)
-    check_panels(pruned(0, 5), config, feat, dtype)
-    check_panels(sp.csr_array((6, 9), dtype="float32"), config, feat, dtype)
-
-
-def test_int64():
-    check_panels(pruned(11, 16), PanelRows(4, 16, parallel=False), 16, idtype=np.int64)
-
-
 def test_values_of_a_run_are_read_by_their_places():
     """In panels of four rows and more; of fewer, rows by themselves take less time."""
     config = PanelRows(4, 32, pack=True, blocks=2)
@@ -249,13 +226,13 @@ def test_values_of_a_run_are_read_by_their_places():
     few = PanelRows(3, 32, pack=True, blocks=2)
     assert few.unpacked == few.by_rows == RowBlocks(32, 16, None, True, True, 0, 1, 2)
     assert config.compiled == PanelRows(4, 32, pack=True)
-    plan = check_panels(pruned(21, 30), config.unpacked, 64, threads=2)
+    plan = check_spmm(ZOO["random"], config.unpacked, 64, special=True)
     assert not plan.arranges_values and plan.repeats
 
 
 def test_edges_in_any_order():
     """Operators on torch's tensors take panels where columns increase, and each is there once."""
-    a = pruned(48, 200, 0.45)
+    a = random(48, 200, 0.45)
     rows = np.repeat(np.arange(48), np.diff(a.indptr))
     edges = torch.from_numpy(np.stack([a.indices, rows])).long()
     b, values = torch.from_numpy(RNG.random((200, 32))), torch.from_numpy(RNG.random(a.nnz))
@@ -276,7 +253,11 @@ def test_sums_stay_in_registers():
     """Each pattern has one loop; a row of B is loaded once in it for all of the pattern's rows."""
     config = PanelRows(4, 64, 16, 64, pack=True, parallel=False)
     plan = sparsetir.plan(
-        "spmm", pruned(16, 16), 64, config=config, target={"kind": "llvm", "mcpu": "cascadelake"}
+        "spmm",
+        random(16, 16, 0.4),
+        64,
+        config=config,
+        target={"kind": "llvm", "mcpu": "cascadelake"},
     )
     text = plan.kernel.source("asm")
     assert text.count("vfmadd") == 4 * 32  # 15 patterns of 32 rows in all, by 4 vectors

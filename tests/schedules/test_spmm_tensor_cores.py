@@ -103,7 +103,7 @@ def test_stage_one_means_the_same(fmt):
     interpret(first, {p.name: args[p.name] for p in first.params})
     dense = np.zeros(mask.shape)
     dense[mask] = values
-    np.testing.assert_allclose(args["out_"], dense @ args["b"].astype("float64"), atol=1e-5)
+    np.testing.assert_allclose(args["c"], dense @ args["b"].astype("float64"), atol=1e-5)
 
 
 @requires_cuda_text

@@ -1,7 +1,8 @@
-"""Passes over what a schedule has lowered: vectors and prefetching, and what they refuse."""
+"""Passes over what a schedule has lowered: what they make, and what they refuse."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -11,13 +12,116 @@ import scipy.sparse as sp
 import sparsetir
 from programs import PROGRAMS
 from schedule_common import opened, program, says, table
-from small import small
+from small import small, text_of
+from sparsetir.schedules.gpu.passes.row_loops import skip_if_empty, unroll_with_remainder
 from sparsetir.schedules.passes.drop_identity_order import drop_identity_order  # noqa: F401
+from sparsetir.schedules.passes.one_launch import one_launch
 from sparsetir.schedules.passes.opaque_step_loop import opaque_step_loop
 from sparsetir.schedules.passes.parallel_loops import in_vectors, run_in_parallel
 from sparsetir.schedules.passes.prefetch import prefetch_gathered
+from sparsetir.schedules.passes.specialize_on_value import specialize_on_value
 from sparsetir.schedules.passes.unroll_known_tiles import unroll_known_tiles  # noqa: F401
 from sparsetir.sparse_ir.errors import ScheduleError
+
+TWO = text_of("two", """
+with T.sp_iter([I], "S", "first") as [i]:
+    A[i] = 2.0 * A[i]
+with T.sp_iter([J], "S", "second") as [j]:
+    B[j] = 3.0 * C[j]
+""", "J = T.dense_fixed(n)", A="I", B="J", C="J")  # fmt: skip
+
+
+MEETS, BOTH = TWO.replace("3.0 * C[j]", "3.0 * A[j]"), ["first", "second"]
+
+
+def lowered(text, parallel=BOTH):
+    sch = sparsetir.Schedule(sparsetir.from_source(text))
+    for name in parallel:
+        sch.parallelize(sch.get_sp_iters(sch.get_sparse_iteration(name)))
+    sch.lower()
+    return sch
+
+
+@pytest.mark.parametrize("m, n", [(0, 0), (3, 0), (0, 4), (5, 2), (7, 7), (2, 30)])
+def test_loops_of_any_lengths(m, n):
+    sch = lowered(TWO)
+    sch.rewrite(one_launch, ["first", "second"])
+    kernel = sparsetir.build(sch)
+    assert kernel.stages["III"].script().count("T.parallel(") == 1
+    a, b, c = np.ones(m, "float32"), np.full(n, np.nan, "float32"), np.arange(n, dtype="float32")
+    kernel(a, b, c)
+    assert (a == 2).all() and (b == 3 * c).all()
+
+
+def test_what_meets_where_the_caller_vouches_for_it():
+    sch = lowered(MEETS)
+    sch.rewrite(one_launch, BOTH, race="ignore")
+    with pytest.raises(ValueError, match="argument 'race': expected 'none' or 'ignore', got 'no'"):
+        sch.rewrite(one_launch, BOTH, race="no")
+
+
+def in_panels(by: str) -> tuple[Any, Any, Any]:
+    """A schedule of spmm with sums of a pattern in a workspace, gone on to stage II; its reduce."""
+    sch, it, (i, j, k) = opened()
+    sch.bound(k, 4, "exact")
+    panels, patterns, entries, rows = sch.group_columns_by_pattern(i, j, 3, by=by)
+    k = sch.get_sp_iters(it)[-1]
+    sch.sparse_reorder(it, [panels, patterns, entries, rows, k])
+    _, reduce, _ = sch.precompute("C", patterns, [rows, k])
+    return sch, sch.lower(), reduce
+
+
+def spmm_of(sch: Any) -> tuple[np.ndarray, np.ndarray]:
+    """What the kernel of a schedule gives, and what it should."""
+    a = sp.random_array((20, 17), density=0.4, format="csr", dtype="float32", rng=0)
+    a = sp.csr_array(a.toarray() * (np.arange(20) // 3 != 2)[:, None])  # a panel without any
+    b = np.random.default_rng(0).random((17, 4), "float32")
+    c = np.full((20, 4), np.nan, "float32")
+    indptr, indices = a.indptr.astype("int32"), a.indices.astype("int32")
+    sparsetir.build(sch)(a=a.data, b=b, c=c, indptr=indptr, indices=indices, m=20, n=17, nnz=a.nnz,
+                         feat=4)  # fmt: skip
+    return c, a @ b
+
+
+def with_cases(sch: Any, loops: Any, by: str) -> None:
+    if by == "count":
+        sch.rewrite(specialize_on_value, "spmm0", "I_counts", range(1, 4))
+    else:
+        coordinate = loops.get(loops.get_sblock("spmm0")).iter_vars[-1].var.name
+        sch.rewrite(specialize_on_value, "spmm0", str(coordinate), range(7))
+
+
+@pytest.mark.parametrize("by", ["pattern", "count"])
+@pytest.mark.parametrize("count", [1, 3])
+def test_what_is_written_out_means_the_same(by: str, count: int) -> None:
+    sch, loops, reduce = in_panels(by)
+    sch.rewrite(skip_if_empty, "spmm0", reduce)
+    sch.rewrite(unroll_with_remainder, reduce, count)
+    with_cases(sch, loops, by)
+    found, wanted = spmm_of(sch)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+
+
+def test_text_of_what_is_written_out() -> None:
+    sch, loops, reduce = in_panels("count")
+    before = loops.mod.script()
+    assert before.count('T.sblock("spmm_reduce0")') == 1
+    sch.rewrite(skip_if_empty, "spmm0", reduce)
+    sch.rewrite(unroll_with_remainder, reduce, 4)
+    with_cases(sch, loops, "count")
+    text = loops.mod.script()
+    # Three cases, each in steps and by itself, chosen by two questions for what there is.
+    assert text.count('T.sblock("spmm_reduce0")') == 3 * 2
+    asked = re.findall(r"if (I_counts\[\S+\]) < (\d):", text)
+    assert [n for _, n in asked] == ["2", "3"]
+    assert len(re.findall(r"in T.unroll\(4\)", text)) == 3
+    loops = re.findall(r"for \w+ in T.serial\((.*), unroll=False\)", text)
+    assert [x.replace(" ", "")[-2:] for x in loops] == ["/4", "%4"] * 3
+    assert len(re.findall(r"if I_entries_indptr.* - I_entries_indptr.* > 0:", text)) == 3
+
+
+def rewritten(*args: Any) -> Any:
+    return in_panels("count")[0].rewrite(*args)
 
 
 def tiled(vectors: int | None = 2) -> tuple[Any, Any]:
@@ -114,12 +218,51 @@ drop_identity_order(fused_products()[0], "I_J_order")
     drop_identity_order: argument 'order': expected an array that is loaded from, got
 unroll_known_tiles(*fused_products(), 16, 3)
     unroll_known_tiles: argument 'tile': expected a loop over tiles of 16 of feat, got none
+rewritten(specialize_on_value, "spmm1", "I_counts", range(1, 4))
+    specialize_on_value: argument 'block': expected the name of one block, got 'spmm1'
+rewritten(specialize_on_value, "spmm0", "I_rows", range(1, 4))
+    specialize_on_value: argument 'what': expected a coordinate of block 'spmm0',
+rewritten(specialize_on_value, "spmm0", "I_members", range(3))
+    or a buffer that it loads at one place known there, got 'I_members'
+rewritten(specialize_on_value, "spmm0", "I_counts", [])
+    specialize_on_value: argument 'values': expected increasing integers, got []
+rewritten(specialize_on_value, "spmm0", "I_counts", [2, 1])
+    specialize_on_value: argument 'values': expected increasing integers, got [2, 1]
+rewritten(unroll_with_remainder, "spmm_rest", 2)
+    unroll_with_remainder: expected a sparse iteration among
+rewritten(unroll_with_remainder, "spmm_reduce", 0)
+    unroll_with_remainder: argument 'count': expected a positive integer, got 0
+rewritten(skip_if_empty, "spmm0", "spmm_rest")  # skip_if_empty: expected a sparse iteration among
+rewritten(skip_if_empty, "spmm_init0", "spmm_reduce")
+    skip_if_empty: argument 'block': expected one around 'spmm_reduce' in which
+summed().rewrite(opaque_step_loop, "spmv_reduce", "steps")
+    'step': expected a parameter, got 'steps'
+summed().rewrite(opaque_step_loop, "spmv_start")  # expected a block in a loop, got 'spmv_st
+summed().rewrite(opaque_step_loop, "spmm")  # expected a sparse iteration among
+summed(False).rewrite(opaque_step_loop, "spmv")  # 'spmv1', whose init is in the loop
+lowered(MEETS).rewrite(one_launch, BOTH)  # 'second' reads or writes 'A', which 'first' writes
+lowered(TWO.replace("A[i] = 2.0 * A[i]", "A[i] = 2.0 * B[i]")).rewrite(one_launch, BOTH)
+    'second' writes 'B', which 'first' reads
+lowered(TWO, BOTH[:1]).rewrite(one_launch, BOTH)  # expected some that follow each other, outermost
+lowered(TWO).rewrite(one_launch, BOTH[::-1])  # expected some that follow each other, outermost
+lowered(TWO).rewrite(one_launch, BOTH[:1])  # expected some that follow each other, outermost
+lowered(TWO).rewrite(one_launch, ["first", "third"])
+    expected some that follow each other, outermost
 """
 
 
 @pytest.mark.parametrize(("_", "code", "words"), table(REFUSED))
 def test_refused(_: str, code: str, words: list[str]) -> None:
     says(code, words, globals(), ScheduleError)
+
+
+def summed(apart: bool = True) -> Any:
+    """A schedule of spmv in stage II, with sums in a workspace or in the result."""
+    sch, _, (i, _) = opened(program("spmv"), "spmv")
+    if apart:
+        sch.precompute("Y", i, [])
+    sch.lower()
+    return sch
 
 
 def one_at_a_time(sch):
@@ -131,8 +274,8 @@ def one_at_a_time(sch):
 
 @pytest.mark.parametrize("idtype", ["int32", "int64"])
 def test_rows_of_any_length(idtype):
-    program = PROGRAMS["spmv"].make("float64", idtype)
-    kernel = sparsetir.build(program, schedule=one_at_a_time)
+    func = PROGRAMS["spmv"].make("float64", idtype)
+    kernel = sparsetir.build(func, schedule=one_at_a_time)
     text = kernel.stages["III"].script()
     assert "while j_at[0] < J_indptr[vi + 1]" in text.replace("T.int64(1)", "1"), text
     for counts in ([], [0], [3], [0, 1, 0, 7, 40, 0, 2], [0, 0, 0]):
@@ -146,26 +289,6 @@ def test_rows_of_any_length(idtype):
         np.testing.assert_allclose(y, sp.csr_array((a, indices, indptr), (len(counts), 50)) @ x)
 
 
-def test_refused_step_loops():
-    sch = sparsetir.Schedule(PROGRAMS["spmv"].make("float32", "int32"))
-    i, _ = sch.get_sp_iters(sch.get_sparse_iteration("spmv"))
-    sch.precompute("Y", i, [])
-    sch.lower()
-    with pytest.raises(sparsetir.ScheduleError, match="'step': expected a parameter, got 'steps'"):
-        sch.rewrite(opaque_step_loop, "spmv_reduce", "steps")
-    with pytest.raises(sparsetir.ScheduleError, match="expected a block in a loop, got 'spmv_st"):
-        sch.rewrite(opaque_step_loop, "spmv_start")
-    with pytest.raises(sparsetir.ScheduleError, match="expected a sparse iteration among"):
-        sch.rewrite(opaque_step_loop, "spmm")
-
-
-def test_an_init_in_the_loop_is_refused():
-    sch = sparsetir.Schedule(PROGRAMS["spmv"].make("float32", "int32"))
-    sch.lower()
-    with pytest.raises(sparsetir.ScheduleError, match="'spmv1', whose init is in the loop"):
-        sch.rewrite(opaque_step_loop, "spmv")
-
-
 def test_loops_of_no_visits_are_not_tiled() -> None:
     """Whose extent nothing may be divided by."""
     sums = small("sums", """
@@ -175,3 +298,49 @@ with T.sp_iter([I, J, K], "SRS", "sums") as [i, j, k]:
     Y[i, k] = Y[i, k] + A[i, j] * X[j, k]
 """, "K = T.dense_fixed(0)", A="I J", X="N K", Y="I K")  # fmt: skip
     assert "T.vectorized" not in sparsetir.build(sums).stages["III"].script()
+
+
+PROGRAM = text_of("f", """
+with T.sp_iter([I], "S", "f") as [i]:
+    Y[i] = T.{name}(X[i])
+""", dtype="{dtype}", X="I", Y="I")  # fmt: skip
+# By function: what it is in float64, the largest error in units in the last place of float32, and
+# what it gives for NaN, infinities, zero, and beyond what float32 has.
+FUNCTIONS = {
+    "exp": (np.exp, 1.1, [np.nan, np.inf, 0, 1, np.inf, 0]),
+    "tanh": (np.tanh, 1.4, [np.nan, 1, -1, 0, 1, -1]),
+    "sigmoid": (lambda x: 1 / (1 + np.exp(-x)), 2.5, [np.nan, 1, 0, 0.5, 1, 0]),
+}
+SPECIAL = np.array([np.nan, np.inf, -np.inf, 0, 200, -200], "float32")
+
+
+def built(name, dtype="float32"):
+    return sparsetir.build(sparsetir.from_source(PROGRAM.format(name=name, dtype=dtype)))
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_errors(name):
+    exact, most, special = FUNCTIONS[name]
+    kernel, random = built(name), np.random.default_rng(0)
+    assert f"T.{name}" not in kernel.stages["II scheduled"].script()
+    small = 10.0 ** random.uniform(-30, 0, 50_000)
+    x = np.concatenate(
+        [random.uniform(-87, 88, 200_000), random.uniform(-2, 2, 200_000), small, -small]
+    )
+    x = x.astype("float32")
+    y = np.empty_like(x)
+    kernel(x, y)
+    right = exact(x.astype("float64"))
+    units = np.abs(y - right) / np.spacing(np.abs(right).astype("float32"))
+    assert units.max() <= most
+    found = np.empty_like(SPECIAL)
+    kernel(SPECIAL, found)
+    np.testing.assert_array_equal(found, np.array(special, "float32"))
+
+
+def test_other_types_stay():
+    kernel, x = built("tanh", "float64"), np.linspace(-3, 3, 33)
+    assert "T.tanh" in kernel.stages["II scheduled"].script()
+    y = np.empty_like(x)
+    kernel(x, y)
+    np.testing.assert_allclose(y, np.tanh(x), rtol=1e-12)

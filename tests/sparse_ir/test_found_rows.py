@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -26,14 +27,10 @@ from sparsetir.sparse_ir.recipes.positions import rows_of_blocks, rows_of_positi
 
 # Cuts of the loop `ij` over positions; an empty one goes through all elements, and carries the row.
 CUTS = """
-pos(ij)
-    all elements
-split(ij, [None, 2, 3], tail="repeat")
-    two cuts
-split(ij, [None, 7])
-    the last tile goes to positions that there are not
-pos(ij); divide(ij, 3)
-    parts
+pos(ij)  # all elements
+split(ij, [None, 2, 3], tail="repeat")  # two cuts
+split(ij, [None, 7])  # the last tile goes to positions that there are not
+pos(ij); divide(ij, 3)  # parts
 tiles, each = split(ij, [None, 4], tail="repeat"); sparse_reorder(it, [tiles, k, each])
     each feature begins a tile anew
 tiles, each = split(ij, [None, 4], tail="repeat"); sparse_reorder(it, [each, tiles, k])
@@ -171,26 +168,20 @@ def by_lanes(rows: str) -> Callable[[Any], None]:
     return apply
 
 
-WAYS = [
-    (by_threads("blocks"), "int32"),
-    (by_threads("search", "guard"), "int64"),
-    (by_chunks("blocks"), "int64"),
-    (by_lanes("blocks"), "int32"),
-]
-MORE = [
-    (by_threads("search"), "int32"),
-    (by_threads("blocks", "guard"), "int64"),
-    (by_chunks("search"), "int32"),
-    (by_lanes("search"), "int64"),
-]
+WAYS = {
+    "threads": by_threads,
+    "guarded threads": functools.partial(by_threads, tail="guard"),
+    "chunks": by_chunks,
+    "lanes": by_lanes,
+}
 
 
 @requires_cuda_text
-@pytest.mark.parametrize(
-    ("apply", "idtype"), [*WAYS, *(pytest.param(*way, marks=pytest.mark.slow) for way in MORE)]
-)
-def test_on_a_gpu(apply: Callable[[Any], None], idtype: str) -> None:
-    kernel = CudaStages(program(idtype=idtype), apply)
+@pytest.mark.parametrize("idtype", ["int32", "int64"])
+@pytest.mark.parametrize("rows", ["blocks", "search"])
+@pytest.mark.parametrize("way", WAYS)
+def test_on_a_gpu(way: str, rows: str, idtype: str) -> None:
+    kernel = CudaStages(program(idtype=idtype), WAYS[way](rows))
     assert "i_at" not in kernel.called.values()
     check(lambda args: kernel(args)["c"], idtype)
 
@@ -269,19 +260,10 @@ def test_visits_that_go_in_strides(rows: str, tail: str) -> None:
         np.testing.assert_allclose(args["c"], expected, rtol=1e-5, atol=1e-5)
 
 
-RUNS = [("table", "repeat", "int64"), ("search", "guard", "int32"), ("blocks", "repeat", "int32")]
-MORE_RUNS = [
-    ("table", "guard", "int32"),
-    ("search", "repeat", "int64"),
-    ("blocks", "guard", "int64"),
-]
-
-
 @requires_cuda_text
-@pytest.mark.parametrize(
-    ("rows", "tail", "idtype"),
-    [*RUNS, *(pytest.param(*way, marks=pytest.mark.slow) for way in MORE_RUNS)],
-)
+@pytest.mark.parametrize("idtype", ["int32", "int64"])
+@pytest.mark.parametrize("tail", ["repeat", "guard"])
+@pytest.mark.parametrize("rows", ["table", "search", "blocks"])
 def test_runs_on_a_gpu(rows: str, tail: str, idtype: str) -> None:
     kernel = CudaStages(program(idtype=idtype), by_threads(rows, tail, runs=True))
     check(lambda args: kernel(args)["c"], idtype)

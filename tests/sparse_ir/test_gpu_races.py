@@ -10,14 +10,13 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-import tvm_ffi
 
 import sparsetir
 from cuda_runner import KernelError, requires_cuda_text
 from cuda_stages import CudaStages
 from pairs import by_turns
 from programs import PROGRAMS, copied
-from schedule_common import opened, program
+from schedule_common import keeps_meaning, program
 from sparsetir.sparse_ir.nodes import sparse_iterations, stores_of
 from spmm_gpu_common import bfloat16_arrays
 
@@ -104,27 +103,11 @@ def by_chunks(size: int, threads: int = 32, race: str = "atomics") -> Apply:
 
 
 def check(name: str, apply: Apply, dtype: str = "float32", idtype: str = "int32") -> Any:
-    """A program of the table with a schedule, on all its inputs, against the interpreter."""
-    program = PROGRAMS[name]
-    func = program.make(dtype, idtype)
-    sch = sparsetir.Schedule(func)
+    """A program of the table with a schedule keeps its meaning; the kernel."""
+    sch = sparsetir.Schedule(program(name, dtype, idtype))
     apply(sch)
-    assert tvm_ffi.structural_equal(sparsetir.from_source(sch.func.script()), sch.func)
-    again = sch.trace.apply(func).func
-    assert tvm_ffi.structural_equal(again, sch.func, map_free_vars=True)
-    kernel = CudaStages(func, apply)
-    tolerance = 1e-4 if dtype == "float32" else 1e-11
-    for case in program.cases:
-        given = program.inputs(np.random.default_rng(1), case, dtype, idtype)
-        want, same = copied(given), copied(given)
-        sparsetir.interpret(func, want)
-        sparsetir.interpret(sch.func, same)
-        got = kernel(given)
-        arrays = [key for key in want if isinstance(want[key], np.ndarray)]
-        for key in arrays:
-            for found in (same[key], got[key]):
-                np.testing.assert_allclose(found, want[key], rtol=tolerance, atol=tolerance)
-    return kernel
+    kernel = CudaStages(program(name, dtype, idtype), apply)
+    return keeps_meaning(sch, name, dtype, idtype, run=kernel)
 
 
 SUMS = ["spmv", "spmm", "row_sum"]
@@ -213,23 +196,6 @@ def test_infinities_and_nan_stay_in_their_rows() -> None:
 
 
 # -- refusals --------------------------------------------------------------------------------------
-
-
-def test_vectors_are_loops_of_stage_one_too() -> None:
-    """On a CPU: steps of a workspace in vectors, beside what the default schedule does."""
-    sch, it, (i, j, k) = opened()
-    k0, k1 = sch.split(k, [None, 4], tail="shift")
-    sch.sparse_reorder(it, [k0, i, j, k1])
-    for step in sch.precompute("C", i, [k1]):
-        sch.parallelize(sch.get_sp_iters(step)[-1], "vector")
-    kernel = sparsetir.build(sch)
-    assert kernel.stages["III"].script().count("T.vectorized(4)") == 3
-    program = PROGRAMS["spmm"]
-    given = program.inputs(np.random.default_rng(1), "small", "float32", "int32")
-    want = copied(given)
-    sparsetir.interpret(sch.func, want)
-    kernel(**given)
-    np.testing.assert_allclose(given["c"], want["c"], rtol=1e-5, atol=1e-5)
 
 
 BARRIER = "__syncthreads();"

@@ -20,6 +20,7 @@ import gradient_common as common
 import sparsetir
 from gradient_common import Case, built, gated, mttkrp, over_edges, rgms, sddmm, spmm, spmv
 from programs import PROGRAMS, copied
+from refusals import refusals
 from small import small
 from sparsetir.schedules.operators import messages, rgms_gradients
 from sparsetir.schedules.operators import rgms as rgms_programs
@@ -608,74 +609,56 @@ with T.sp_iter([I, J, L], "SRR", "tensor") as [i, j, l]:
         Y[i] = 0.0
     Y[i] = Y[i] + A[i, j] * X[l]
 """, "L = T.sparse_variable(J, (n, nnz_l), (s, t))", A="I J", X="N", Y="I")  # fmt: skip
-SUPPORTED = r"expected X\[..\] = X\[..\] \+ term, or X\[..\] = value in an iteration"
-ROWS = "gradient: function 'refused': "
-REFUSALS = {
-    "no such operand": (
-        SUM, "E",
-        r"gradient: argument 'wrt': expected one of \['a', 'A', 'b', 'B', 'd', 'D'\], got 'E'"),
-    "a result": (SUM, "c", "gradient: argument 'wrt': expected one of .*, got 'c'"),
-    "integers": (SUM, "TYPE", "gradient: argument 'wrt': expected one of .*, got 'TYPE'"),
-    "the init": (SUM, "d", ROWS + "the init of 'sums' reads 'D'; expected zero"),
-    "a maximum": (
-        program(lambda c, a, b, d, j: T.max(c, a)), "a",
-        f"{ROWS}'sums' reduces by max; {SUPPORTED}"),
-    "a product": (
-        program(lambda c, a, b, d, j: c * a), "a", f"{ROWS}'sums' reduces by product; {SUPPORTED}"),
-    "no sum": (
-        program(lambda c, a, b, d, j: c - a), "a",
-        f"{ROWS}'sums' updates 'C' by no sum; {SUPPORTED}"),
-    "set in a reduction": (
-        program(lambda c, a, b, d, j: b[0]), "b",
-        f"{ROWS}'sums' sets 'C' in visits of a reduction; {SUPPORTED}"),
-    "no dependence": (
-        program(lambda c, a, b, d, j: c + a), "b",
-        ROWS + "its result does not depend on the values of 'B'"),
-    "no small steps": (
-        program(lambda c, a, b, d, j: c + T.floor(a)), "a", ROWS + "its result does not depend on"),
-    "no rule": (
-        program(lambda c, a, b, d, j: c + T.atan2(a, d)), "a",
-        ROWS + "'sums': expected what the gradient has a rule for, got atan2, in "),
-    "an exponent": (
-        program(lambda c, a, b, d, j: c + T.pow(b[j], a)), "a",
-        ROWS + "'sums': expected what the gradient has a rule for, got pow, in "),
-    "scheduled": (scheduled(), "a", ROWS + "it has been scheduled; take the gradient of"),
-    "nested": (
-        NESTED, "x",
-        f"gradient: function 'rows': 'outer' has a SparseIteration in its body; {SUPPORTED}"),
-    "ragged": (
-        BANDS, "x",
-        r"\['I', 'J'\] in the order \['J', 'I'\], but 'J' is dense_variable; expected a "
-        "dense_fixed axis with sparse_variable ones in a chain under it, or transpose=False"),
-    "rows and columns": (ROWS_AND_COLUMNS, "x", "but 'more_grad_x' visits them in another way"),
-    "rows twice": (
-        PROGRAMS["spmm_coo"].make("float32", "int32"), "b", "'I' may store a coordinate twice"),
-    "types of axes": (
-        program(lambda c, a, b, d, j: c + a * b[j], "int64"), "b", "'J' is of int64, 'I' of int32"),
-    "an integer result": (
-        program(lambda c, a, b, d, j: c + T.Cast("int32", a), dtype="int32"), "a",
-        ROWS + "its result does not depend on"),
-    "values of rows": (
-        ROWS_OF_A_TENSOR, "x",
-        r"'A' has values over the levels \['I', 'J'\] of the pattern .* in the order "
-        r"\['L', 'I', 'J'\]; expected values over all of them or over 'I' alone"),
-    "a chain of iterations": (
-        CHAIN, "x", "'second' reads 'Y', which 'first' writes; expected iterations that read"),
-    "set twice": (AGAIN, "x", "'second' sets 'Y' after 'first'"),
-}  # fmt: skip
+COO = PROGRAMS["spmm_coo"].make("float32", "int32")
 
 
-@pytest.mark.parametrize("name", REFUSALS)
-def test_refusals(name):
-    func, wrt, message = REFUSALS[name]
-    with pytest.raises(ValueError, match=message):
-        gradient(func, wrt)
+def of(value, wrt, **types):
+    """The gradient of a program that stores a value of c, a, b, d and j."""
+    gradient(program(eval(f"lambda c, a, b, d, j: {value}"), **types), wrt)
 
 
-def test_what_is_no_program():
-    with pytest.raises(TypeError, match="argument 'func': expected a stage-I function, got Sch"):
-        gradient(sparsetir.Schedule(SUM), "a")
-
+test_refusals = refusals(
+    """
+gradient(SUM, "E")
+    # ValueError: gradient: argument 'wrt': expected one of ['a', 'A', 'b', 'B', 'd', 'D'], got 'E'
+gradient(SUM, "c")  # ValueError: gradient: argument 'wrt': expected one of .. , got 'c'
+gradient(SUM, "TYPE")  # ValueError: gradient: argument 'wrt': expected one of .. , got 'TYPE'
+gradient(SUM, "d")
+    # ValueError: gradient: function 'refused': the init of 'sums' reads 'D'; expected zero
+of("T.max(c, a)", "a")
+    # ValueError: gradient: function 'refused': 'sums' reduces by max; expected X[..] = X[..] +
+        term, or X[..] = value in an iteration
+of("c * a", "a")  # ValueError: 'sums' reduces by product; expected X[..] = X[..] + term
+of("c - a", "a")  # ValueError: 'sums' updates 'C' by no sum; expected X[..] = X[..] + term
+of("b[0]", "b")  # ValueError: 'sums' sets 'C' in visits of a reduction; expected X[..] = X[..] +
+of("c + a", "b")
+    # ValueError: function 'refused': its result does not depend on the values of 'B'
+of("c + T.floor(a)", "a")  # ValueError: function 'refused': its result does not depend on
+of("c + T.atan2(a, d)", "a")
+    # ValueError: 'sums': expected what the gradient has a rule for, got atan2, in
+of("c + T.pow(b[j], a)", "a")
+    # ValueError: 'sums': expected what the gradient has a rule for, got pow, in
+gradient(scheduled(), "a")  # ValueError: it has been scheduled; take the gradient of
+gradient(NESTED, "x")
+    # ValueError: function 'rows': 'outer' has a SparseIteration in its body; expected X[..] = X[..]
+gradient(BANDS, "x")
+    # ValueError: ['I', 'J'] in the order ['J', 'I'], but 'J' is dense_variable; expected a
+        dense_fixed axis with sparse_variable ones in a chain under it, or transpose=False
+gradient(ROWS_AND_COLUMNS, "x")  # ValueError: but 'more_grad_x' visits them in another way
+gradient(COO, "b")  # ValueError: 'I' may store a coordinate twice
+of("c + a * b[j]", "b", idtype="int64")  # ValueError: 'J' is of int64, 'I' of int32
+of("c + T.Cast('int32', a)", "a", dtype="int32")  # ValueError: its result does not depend on
+gradient(ROWS_OF_A_TENSOR, "x")
+    # ValueError: 'A' has values over the levels ['I', 'J'] of the pattern .. in the order ['L',
+        'I', 'J']; expected values over all of them or over 'I' alone
+gradient(CHAIN, "x")
+    # ValueError: 'second' reads 'Y', which 'first' writes; expected iterations that read
+gradient(AGAIN, "x")  # ValueError: 'second' sets 'Y' after 'first'
+gradient(sparsetir.Schedule(SUM), "a")
+    # TypeError: argument 'func': expected a stage-I function, got Sch
+""",
+    globals(),
+)
 
 LEAVES = ["a", "x", "y", "k"]
 

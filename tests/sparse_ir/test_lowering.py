@@ -14,7 +14,6 @@ from tvm import s_tir, tirx
 from programs import PROGRAMS
 from small import small
 from sparsetir import LoweringError, build, from_source, lower_sparse_buffer, lower_sparse_iter
-from sparsetir.sparse_ir import script as T
 from sparsetir.sparse_ir.nodes import walk
 from stage2 import golden, plain_text
 
@@ -83,22 +82,6 @@ def test_equal_searches_are_shared_and_hoisted(shared, names):
     assert isinstance(features, tirx.For) and str(features.loop_var) == "k"
 
 
-@pytest.mark.parametrize("shared", [True, False])
-def test_searched_operands_compute(shared):
-    rng = np.random.default_rng(0)
-    a, d = (scipy.sparse.random(9, 7, 0.4, "csr", "float32", rng) for _ in range(2))
-    if shared:
-        d = a * 2
-    for matrix in (a, d):
-        matrix.sort_indices()
-    b = rng.random((7, 5), "float32")
-    c = np.full((9, 5), np.nan, "float32")
-    index = [x.astype("int32") for m in (a, d) for x in (m.indptr, m.indices)]
-    sizes = (9, 7, 5, a.nnz, d.nnz)
-    build(lower_sparse_iter(make_two_operands(shared)))(a.data, d.data, b, c, *index, *sizes)
-    np.testing.assert_allclose(c, a.multiply(d).toarray() @ b, rtol=1e-5, atol=1e-6)
-
-
 # -- regions, domains, types ----------------------------------------------------------------------
 
 
@@ -131,15 +114,10 @@ def test_not_a_function(lowering):
 
 
 def test_a_cache_with_the_name_of_a_sparse_buffer():
-    @T.prim_func
-    def f(a: T.handle, g: T.handle, p: T.handle, q: T.handle, m: T.int32, nnz: T.int32):
-        I = T.dense_fixed(m)
-        J = T.sparse_variable(I, (m, nnz), (p, q))
-        A = T.match_sparse_buffer(a, (I, J), "float32")
-        A_global = T.match_sparse_buffer(g, (I, J), "float32")
-        with T.sp_iter([I, J], "SS", "copy") as [i, j]:
-            A_global[i, j] = A[i, j]
-
+    f = small("f", """
+with T.sp_iter([I, J], "SS", "copy") as [i, j]:
+    A_global[i, j] = A[i, j]
+""", A="I J", A_global="I J")  # fmt: skip
     sch = s_tir.Schedule(s_tir.renew_defs(lower_sparse_iter(f)))
     sch.cache_read(sch.get_sblock("copy1"), "A", "global")
     with pytest.raises(LoweringError, match="two buffers are called 'A_global'"):

@@ -141,20 +141,14 @@ def written(old: str, new: str, reduce: str = "sum") -> None:
 REFUSED = """
 written("float32", "float64", "max")
     race="atomics" expects a sum of float32, .. , got a max of float64; legal
-meeting(slice(1, None))
-    'C' is accessed outside of [ .. ] and 'spmm_init'
-of_reductions()
-    expected spatial loops around X[..] = X[..] + term
-meeting(slice(0))
-    argument 'iterations': expected one or more, got none
-meeting(race="temporary")
-    argument 'race': expected one of atomics, ignore, got 'temporary'
-meeting(init=False)
-    expected an iteration that sets 'C' before it is added to
+meeting(slice(1, None))  # 'C' is accessed outside of [ .. ] and 'spmm_init'
+of_reductions()  # expected spatial loops around X[..] = X[..] + term
+meeting(slice(0))  # argument 'iterations': expected one or more, got none
+meeting(race="temporary")  # argument 'race': expected one of atomics, ignore, got 'temporary'
+meeting(init=False)  # expected an iteration that sets 'C' before it is added to
 written("= T.float32(0.0)", "= T.float32(1.0)")
     expected 'C' to be set to T.float32(0.0) before, got
-written("C[ib, k]", "C[0, k]")
-    expected one coordinate of a sparse axis among
+written("C[ib, k]", "C[0, k]")  # expected one coordinate of a sparse axis among
 """
 
 

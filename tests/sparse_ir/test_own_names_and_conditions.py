@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import scipy.sparse
 from tvm.error import DiagnosticError
-from tvm.script import sparse_tir as T
 
 import sparsetir
 from schedule_common import program
@@ -139,26 +138,15 @@ def test_a_minimum_of_the_program_stays(tail: str | None, n: int) -> None:
     np.testing.assert_array_equal(C, A[i, np.minimum(k, 7)] + A[np.minimum(i, n - 16), k])
 
 
-@T.prim_func
-def named_like_inits(
-    a: T.handle, b: T.handle, c: T.handle, d: T.handle, indptr: T.handle, indices: T.handle,
-    m: T.int32, n: T.int32, nnz: T.int32,
-) -> None:  # fmt: skip
-    """Column sums, whose init is an iteration of its own, beside names that it would have."""
-    I = T.dense_fixed(m)
-    J = T.sparse_variable(I, (n, nnz), (indptr, indices))
-    J_all = T.dense_fixed(m)
-    A = T.match_sparse_buffer(a, (I, J), "float32")
-    B = T.match_sparse_buffer(b, (J_all,), "float32")
-    N = T.dense_fixed(n)
-    C = T.match_sparse_buffer(c, (N,), "float32")
-    D = T.match_sparse_buffer(d, (J_all,), "float32")
-    with T.sp_iter([I, J], "RS", "sums") as [i, j]:
-        with T.init():
-            C[j] = 0.0
-        C[j] = C[j] + A[i, j]
-    with T.sp_iter([J_all], "S", "sums_init") as [x]:
-        D[x] = B[x] * 2.0
+# Column sums, whose init is an iteration of its own, beside names that it would have.
+named_like_inits = small("named_like_inits", """
+with T.sp_iter([I, J], "RS", "sums") as [i, j]:
+    with T.init():
+        C[j] = 0.0
+    C[j] = C[j] + A[i, j]
+with T.sp_iter([J_all], "S", "sums_init") as [x]:
+    D[x] = B[x] * 2.0
+""", "J_all = T.dense_fixed(m)", A="I J", B="J_all", C="N", D="J_all")  # fmt: skip
 
 
 def test_names_that_a_separate_init_would_have() -> None:

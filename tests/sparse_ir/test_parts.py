@@ -20,63 +20,35 @@ from sparsetir.sparse_ir.nodes import sparse_iterations
 from sparsetir.sparse_ir.parallel import parallel_units
 from stage2 import golden, plain_text
 
-SPMM = """
-@T.prim_func
-def spmm(
-    a: T.handle, b: T.handle, c: T.handle, indptr: T.handle, indices: T.handle, m: T.{i},
-    n: T.{i}, nnz: T.{i}, feat: T.{i}, {params}
-):
-    I = T.dense_fixed(m, idtype="{i}")
-    J = T.sparse_variable(I, (n, nnz), (indptr, indices), idtype="{i}")
-    N = T.dense_fixed(n, idtype="{i}")
-    K = T.dense_fixed(feat, idtype="{i}")
-{axes}
-    A = T.match_sparse_buffer(a, (I, J), "float32")
-    B = T.match_sparse_buffer(b, (N, K), "float32")
-    C = T.match_sparse_buffer(c, (I, K), "float32")
-    with T.sp_iter({iteration}, "spmm") as [{coords}]:
-        with T.init():
-            C[i, k] = 0.0
-        C[i, k] = C[i, k] + A[i, j] * B[j, k]
+BODY = """
+with T.sp_iter({}, "spmm") as [{}]:
+    with T.init():
+        C[i, k] = 0.0
+    C[i, k] = C[i, k] + A[i, j] * B[j, k]
 """
-BLOCKS = (
-    "row_ptr: T.handle, blocks: T.{i}",
-    ["O = T.dense_fixed(blocks)", "IB = T.dense_variable(O, (m, m), row_ptr)"],
-)
-PIECES = (
-    "part_ptr: T.handle, part_of: T.handle, parts: T.{i}, most: T.{i}",
-    [
-        "Q = T.sparse_fixed(I, (parts, parts), part_of)",
-        "JQ = T.dense_variable(Q, (n, nnz), part_ptr)",
-    ],
-)
-RAGGED_PIECES = (
-    "part_ptr: T.handle, q_ptr: T.handle, parts: T.{i}, most: T.{i}",
-    [
-        "Q = T.dense_variable(I, (parts, most), q_ptr)",
-        "JQ = T.dense_variable(Q, (n, nnz), part_ptr)",
-    ],
-)
-CHUNKS = (
-    "chunk_ptr: T.handle, chunks: T.{i}",
-    ["O = T.dense_fixed(chunks)", "E = T.dense_variable(O, (nnz, nnz), chunk_ptr)"],
-)
-# Declarations, the iteration, its coordinates, whether the init stays in place
+# Declarations, the iteration, and its coordinates.
 PROGRAM = {
-    "row blocks": (BLOCKS, '[O, T.part(I, IB), J, K], "SSRS"', "o, i, j, k", True),
-    "column parts": (PIECES, '[I, Q, T.part(J, JQ), K], "SRRS"', "i, q, j, k", True),
-    "ragged parts": (RAGGED_PIECES, '[I, Q, T.part(J, JQ), K], "SRRS"', "i, q, j, k", True),
-    "chunks": (CHUNKS, '[O, T.part(T.fuse(I, J), E), K], "RSRS"', "o, i, j, k", False),
-}
+    "row blocks": (
+        "O = T.dense_fixed(blocks)\nIB = T.dense_variable(O, (m, m), row_ptr)",
+        '[O, T.part(I, IB), J, K], "SSRS"', "o, i, j, k"),
+    "column parts": (
+        "Q = T.sparse_fixed(I, (parts, parts), part_of)\n"
+        "JQ = T.dense_variable(Q, (n, nnz), part_ptr)",
+        '[I, Q, T.part(J, JQ), K], "SRRS"', "i, q, j, k"),
+    "ragged parts": (
+        "Q = T.dense_variable(I, (parts, most), q_ptr)\n"
+        "JQ = T.dense_variable(Q, (n, nnz), part_ptr)",
+        '[I, Q, T.part(J, JQ), K], "SRRS"', "i, q, j, k"),
+    "chunks": (
+        "O = T.dense_fixed(chunks)\nE = T.dense_variable(O, (nnz, nnz), chunk_ptr)",
+        '[O, T.part(T.fuse(I, J), E), K], "RSRS"', "o, i, j, k"),
+}  # fmt: skip
 
 
 def make(program: str, idtype: str = "int32") -> Any:
-    (params, axes), iteration, coords, _ = PROGRAM[program]
-    lines = [f'    {a[:-1]}, idtype="{idtype}")' for a in axes]
-    text = SPMM.format(
-        i=idtype, params=params.format(i=idtype), axes="\n".join(lines), iteration=iteration,
-        coords=coords,
-    )  # fmt: skip
+    axes, *over = PROGRAM[program]
+    body = BODY.format(*over)
+    text = text_of("spmm", body, axes, idtype=idtype, A="I J", B="N K", C="I K")
     return sparsetir.from_source(text)
 
 
@@ -106,10 +78,10 @@ def arguments(program: str, matrix: Any, parts: int, idtype: str) -> dict[str, A
         first + np.searchsorted(row, columns) for first, row in zip(csr.indptr, rows, strict=False)
     ]
     ptr = np.concatenate([*starts, [csr.nnz]]).astype(idtype)
-    args |= {"part_ptr": ptr, "parts": parts, "most": m * parts}
+    args |= {"part_ptr": ptr, "parts": parts}
     if program == "column parts":
         return args | {"part_of": np.tile(np.arange(parts, dtype=idtype), m)}
-    return args | {"q_ptr": np.arange(m + 1, dtype=idtype) * parts}
+    return args | {"q_ptr": np.arange(m + 1, dtype=idtype) * parts, "most": m * parts}
 
 
 @pytest.mark.parametrize("idtype", ["int32", "int64"])
@@ -207,10 +179,8 @@ E = T.dense_variable(O, (m * w, m * w), chunk_ptr)
 
 # What is written instead of what in the text of "row blocks", and what the verifier says.
 REFUSED = """
-T.part(I, IB) => T.part(I, O)
-    expected 'O' to be a dense_variable axis, got a dense_
-T.part(I, IB), J => T.part(I, IB), I
-    axis 'I' is iterated twice
+T.part(I, IB) => T.part(I, O)  # expected 'O' to be a dense_variable axis, got a dense_
+T.part(I, IB), J => T.part(I, IB), I  # axis 'I' is iterated twice
 ([O, T.part(I, IB) => ([N, T.part(I, IB)
     part('I', 'IB'): expected axis 'O', the parent of 'IB', to be iterated outside
 (O, (m, m), row_ptr => (O, (m, n), row_ptr
@@ -219,10 +189,8 @@ T.part(I, IB), J => T.part(I, IB), I
     expected 'IB' of the idtype of 'I', int32, got int64
 I, IB), J, K], "SSRS", "spmm") as [o, => T.fuse(I, N), IB), J, K], "SSSRS", "spmm") as [o, x,
     expected fused axes from a root down, ['N'], got ['I', 'N']
-T.part(I, IB) => T.part(7, IB)
-    part: argument 'axis': expected an axis, got 7
-T.part(I, IB) => T.part(T.part(I, IB), IB)
-    part: argument 'axis': expected an axis, got GroupRef
+T.part(I, IB) => T.part(7, IB)  # part: argument 'axis': expected an axis, got 7
+T.part(I, IB) => T.part(T.part(I, IB), IB)  # part: argument 'axis': expected an axis, got GroupRef
 """
 
 

@@ -20,20 +20,13 @@ from small import text_of
 
 # Cuts, and the head of the iteration that they make.
 CUTS = """
-split(j, [None, 3])
-    [I, J_tiles0, T.part(J, J_part), K], "SRRS"
-split(j, [None, 2, 3])
-    [I, J_tiles0, J_tiles1, T.part(J, J_part), K], "SRRRS"
-coord(j); split(j, [None, 2, 3])
-    [I, J_tiles0, J_tiles1, T.part(J, J_part), K], "SRRRS"
-coord(j); pos(j); split(j, [None, 3])
-    [I, J_tiles0, T.part(J, J_part), K], "SRRS"
-pos(i); split(i, [None, 3])
-    [I_tiles, T.part(I, I_part), J, K], "SSRS"
-divide(j, 3)
-    [I, J_parts, T.part(J, J_part), K], "SRRS"
-coord(j); divide(j, 3)
-    [I, J_parts, T.part(J, J_part), K], "SRRS"
+split(j, [None, 3])  # [I, J_tiles0, T.part(J, J_part), K], "SRRS"
+split(j, [None, 2, 3])  # [I, J_tiles0, J_tiles1, T.part(J, J_part), K], "SRRRS"
+coord(j); split(j, [None, 2, 3])  # [I, J_tiles0, J_tiles1, T.part(J, J_part), K], "SRRRS"
+coord(j); pos(j); split(j, [None, 3])  # [I, J_tiles0, T.part(J, J_part), K], "SRRS"
+pos(i); split(i, [None, 3])  # [I_tiles, T.part(I, I_part), J, K], "SSRS"
+divide(j, 3)  # [I, J_parts, T.part(J, J_part), K], "SRRS"
+coord(j); divide(j, 3)  # [I, J_parts, T.part(J, J_part), K], "SRRS"
 split(sparse_fuse(it, [i, j]), [None, 5])
     [I_J_parts, I_J_piece, T.part(T.attach(J, I_J_piece), I_J_part), K], "SSRS"
 divide(sparse_fuse(it, [i, j]), 500)

@@ -61,35 +61,12 @@ def f(a: T.handle, b: T.handle, h: T.handle, w: T.handle, z: T.handle, q: T.hand
     return "".join(f"{line[8:]}\n" for line in printed.splitlines()).rstrip()
 
 
-@T.prim_func
-def spmm(
-    a: T.handle,
-    b: T.handle,
-    c: T.handle,
-    indptr: T.handle,
-    indices: T.handle,
-    m: T.int32,
-    n: T.int32,
-    nnz: T.int32,
-    feat_size: T.int32,
-):
-    T.func_attr({"global_symbol": "spmm", "tirx.noalias": True})
-    I = T.dense_fixed(m, idtype="int32")
-    J = T.sparse_variable(I, (n, nnz), (indptr, indices), idtype="int32")
-    J_ = T.dense_fixed(n, idtype="int32")
-    K = T.dense_fixed(feat_size, idtype="int32")
-    A = T.match_sparse_buffer(a, (I, J), "float32")
-    B = T.match_sparse_buffer(b, (J_, K), "float32")
-    C = T.match_sparse_buffer(c, (I, K), "float32")
-    with T.sp_iter([I, J, K], "SRS", "spmm") as [i, j, k]:
-        with T.init():
-            C[i, k] = 0.0
-        C[i, k] = C[i, k] + A[i, j] * B[j, k]
+SPMM = (GOLDEN / "spmm_stage1.txt").read_text()
+spmm = from_source(SPMM)
 
 
 def test_golden_spmm():
-    assert script(spmm) == (GOLDEN / "spmm_stage1.txt").read_text()
-    assert str(spmm) == spmm.script() == script(spmm)
+    assert str(spmm) == spmm.script() == script(spmm) == SPMM
 
 
 def test_closures_over_sizes_and_types():

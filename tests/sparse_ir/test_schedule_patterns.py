@@ -15,7 +15,6 @@ from positions_common import SOFTMAX, positive
 from schedule_common import keeps_meaning, opened, program
 from sparsetir.sparse_ir.promises import accessed_inside
 from sparsetir.sparse_ir.recipes import patterns as recipes
-from sparsetir.sparse_ir.schedule import distribute as documented
 
 NAMES = ["spmv", "spmm", "row_sum", "row_max"]
 
@@ -139,21 +138,6 @@ def check(sch: Any) -> str:
     for found in (y, given["y"]):
         np.testing.assert_allclose(found, expected(), rtol=1e-5)
     return str(kernel.stages["III"].script())
-
-
-def test_the_docstring_shows_what_happens() -> None:
-    sch, _, (_, h) = opened(softmax, "rows")
-    _, lanes = sch.split(h, [None, 16], tail="exact")
-    steps = sch.distribute([lanes])
-    assert [s.name for s in steps] == ["top", "powers", "total", "rows_step", "divide"]
-    doc = (documented.__doc__ or "").split("After ")[1]
-    lines = [line.strip() for line in doc.split("\n\n")[1].splitlines()]
-    text = sch.func.script().replace("T.exp", "exp").replace("T.max(", "max(")
-    have = {line.strip() for line in text.splitlines()}
-    assert len(lines) == 8
-    assert [line for line in lines if line not in have and "-inf" not in line] == [
-        'TOP_each = T.alloc_sparse_buffer((H1,), "float32", "local")'
-    ]
 
 
 @pytest.mark.parametrize("tail", ["guard", "shift"])

@@ -126,14 +126,12 @@ test_threads = requires_cuda_text(
 # By program: a schedule, and what was wrong of it.
 FOUND = """
 [spmm_bsr]
-sparse_fuse(it, [jo, ii])
-    loops over spatial and reduction axes at once cannot be brought inside
+sparse_fuse(it, [jo, ii])  # loops over spatial and reduction axes at once cannot be brought inside
 [spmm_csc]
 sparse_reorder(it, [k, j, i])
     threads over what columns store would add to rows that others add to for other columns
 [spmm_coo]
-positions(sparse_fuse(it, [o, i]))
-    rows that store nothing are set, too
+positions(sparse_fuse(it, [o, i]))  # rows that store nothing are set, too
 [row_sum]
 _, lane = strip_mine_rows(j, 32); start, *_ = precompute("Y", i, [], lanes=[lane])
 split(sch.get_sp_iters(start)[0], [None, 3], tail="shift")
@@ -145,8 +143,7 @@ precompute("Y", j, [], scope="global")
 _, lanes = split(k, [None, 4]); parallelize(lanes, "vector")
     loops of which it was said what they become are not cut for threads
 k0, k1 = split(k, [None, 2], tail="repeat"); k2, k3 = split(k1, [4, 2], tail="repeat")
-sparse_reorder(it, [i, k0, j, k2, k3])
-    TVM parted the loop over `k0` at a place before its begin
+sparse_reorder(it, [i, k0, j, k2, k3])  # TVM parted the loop over `k0` at a place before its begin
 precompute("C", i, [k], scope="global")
     of a size that is not known, in loops over blocks and threads
 precompute("C", i, [k], scope="global"); parallelize(sch.get_sp_iters(it)[0], "thread", per_block=3)

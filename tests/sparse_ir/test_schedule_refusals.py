@@ -106,38 +106,26 @@ SECTIONS: dict[str, tuple[Any, str, str]] = {
 
 REFUSED = """
 [spmm]
-sparse_reorder(it, [j, i, k])
-    expected axis 'I', its parent, before 'J'
-sparse_reorder(it, [i, i, j])
-    expected each of ['I', 'J', 'K'] once, got ['I', 'I', 'J']
-sparse_reorder(it, ["Q", j, k])
-    'Q' is not an axis of this iteration
-sparse_reorder(it, 3)
-    - argument 'order': expected a list of which each is .. , got 3
+sparse_reorder(it, [j, i, k])  # expected axis 'I', its parent, before 'J'
+sparse_reorder(it, [i, i, j])  # expected each of ['I', 'J', 'K'] once, got ['I', 'I', 'J']
+sparse_reorder(it, ["Q", j, k])  # 'Q' is not an axis of this iteration
+sparse_reorder(it, 3)  # - argument 'order': expected a list of which each is .. , got 3
 sparse_fuse(it, [i, j]); sparse_reorder(it, [i, k])
     'I' is not an axis of this iteration, but ['I_J', 'K'] are: what cuts or fuses loops returns
-sparse_fuse(it, [i, k])
-    expected neighbours .. 'I', 'K'
-sparse_fuse(it, [i])
-    at least two axes, got 1
-sparse_fuse("spmm", [i, j])
-    - expected a handle of get_sparse_iteration, got 'spmm'
-annotate(it, 3, "x")
-    - argument 'key': expected a name, got 3
-annotate(it, "x", 2**70)
-    - argument 'value': .. 64 bits
+sparse_fuse(it, [i, k])  # expected neighbours .. 'I', 'K'
+sparse_fuse(it, [i])  # at least two axes, got 1
+sparse_fuse("spmm", [i, j])  # - expected a handle of get_sparse_iteration, got 'spmm'
+annotate(it, 3, "x")  # - argument 'key': expected a name, got 3
+annotate(it, "x", 2**70)  # - argument 'value': .. 64 bits
 split(k, [4])
     argument 'factors': expected two or more positive integers, the first of which may be None
 split(k, [None, None])
     argument 'factors': expected two or more positive integers .. got [None, None]
-split(k, [None, 0])
-    argument 'factors': expected two or more positive integers .. got [None, 0]
+split(k, [None, 0])  # argument 'factors': expected two or more positive integers .. got [None, 0]
 split(k, [None, True])
     argument 'factors': expected two or more positive integers .. got [None, True]
-split(k, [2, -1])
-    argument 'factors': expected two or more positive integers .. got [2, -1]
-split(k, 16)
-    argument 'factors': expected two or more positive integers .. got 16
+split(k, [2, -1])  # argument 'factors': expected two or more positive integers .. got [2, -1]
+split(k, 16)  # argument 'factors': expected two or more positive integers .. got 16
 split(k, [None, 2**12, 2**12])
     argument 'factors': expected tiles of less than 16777216 visits .. got
 split(k, [None, 4], tail="cut")
@@ -150,8 +138,7 @@ bound(k, 100, "exact"); split(k, [None, 16], tail="exact")
     argument 'tail': "exact" expects axis 'K' to be a multiple of 16 long, got 100; "guard", "shift"
 bound(k, 15, "exact"); split(k, [None, 16], tail="shift")
     argument 'tail': "shift" expects axis 'K' to hold a tile of 16, got 15 coordinates; "guard" and
-split(i, [None, 4])
-    axis 'J' would be parted from its parent 'I'; divide keeps it under it
+split(i, [None, 4])  # axis 'J' would be parted from its parent 'I'; divide keeps it under it
 split(j, [2, 8])
     argument 'factors': expected None as the first, as rows store more or less than others, got 2;
 split(j, [None, 8], tail="shift")
@@ -164,56 +151,41 @@ split(split(j, [None, 4])[1], [None, 4])
     'J' is in parts already; tiles of tiles are made at once, as by [None, 8, 4]
 parallelize(k); split(k, [None, 4])
     ['K'] is divided among workers and has to stay as it is; expected split before parallelize
-coord(sparse_fuse(it, [i, j]))
-    'I_J' has positions alone; expected a loop over one axis
-divide(j, 2); coord(sch.get_sp_iters(it)[1])
-    the coordinates of 'J_parts' are in no order
-divide(i, 4, by="rows")
-    argument 'by': expected one of positions, work, coordinates, got 'rows'
-divide(i, 0)
-    argument 'parts': expected a positive integer or a name, got 0
-divide(i, True)
-    argument 'parts': expected a positive integer or a name, got True
-divide(i, 1.5)
-    argument 'parts': expected a positive integer or a name, got 1.5
-divide(i, "4 x")
-    argument 'parts': expected a positive integer or a name, got '4 x'
+coord(sparse_fuse(it, [i, j]))  # 'I_J' has positions alone; expected a loop over one axis
+divide(j, 2); coord(sch.get_sp_iters(it)[1])  # the coordinates of 'J_parts' are in no order
+divide(i, 4, by="rows")  # argument 'by': expected one of positions, work, coordinates, got 'rows'
+divide(i, 0)  # argument 'parts': expected a positive integer or a name, got 0
+divide(i, True)  # argument 'parts': expected a positive integer or a name, got True
+divide(i, 1.5)  # argument 'parts': expected a positive integer or a name, got 1.5
+divide(i, "4 x")  # argument 'parts': expected a positive integer or a name, got '4 x'
 divide(i, "feat")
     argument 'parts': expected a number or a new name, got 'feat', which the function has already
 divide(k, 4, by="work")
     by="work" expects a variable axis under 'K' in the iteration; by="positions" makes parts of
 divide(i, 4, by="coordinates")
     by="coordinates" expects a sparse_variable axis whose coordinates differ, got 'I'
-divide(divide(i, 4)[1], 4)
-    'I' is in parts already; divide a part's children, or split
-divide(i, 4, by="work", cost=-1)
-    argument 'cost': expected an integer of 0 or more, got -1
+divide(divide(i, 4)[1], 4)  # 'I' is in parts already; divide a part's children, or split
+divide(i, 4, by="work", cost=-1)  # argument 'cost': expected an integer of 0 or more, got -1
 divide(i, "n_parts", default=2**31)
     argument 'default': expected a positive integer below 16777216, got 2147483648
-divide(i, 4, by="work", ahead="")
-    argument 'ahead': expected a name or None, got ''
-divide(k, 2, ahead="ahead")
-    argument 'ahead': expected None
-divide(j, 2, by="coordinates", ahead="ahead")
-    argument 'ahead': expected None
+divide(i, 4, by="work", ahead="")  # argument 'ahead': expected a name or None, got ''
+divide(k, 2, ahead="ahead")  # argument 'ahead': expected None
+divide(j, 2, by="coordinates", ahead="ahead")  # argument 'ahead': expected None
 parallelize(i); divide(i, 4)
     ['I'] is divided among workers and has to stay as it is; expected divide before parallelize
 parallelize(i); sparse_fuse(it, [i, j])
     ['I'] is divided among workers and has to stay as it is; expected sparse_fuse before parallelize
 sparse_reorder(it, [i, k, j]); parallelize([i, k]); sparse_reorder(it, [i, j, k])
     ['I', 'K'] is divided among workers and has to stay as it is; expected sparse_reorder before
-bound(k, 64, "about")
-    argument 'kind': expected one of exact, max, min, multiple, got 'about'
-bound(k, 0, "exact")
-    argument 'n': expected a positive integer, got 0
+bound(k, 64, "about")  # argument 'kind': expected one of exact, max, min, multiple, got 'about'
+bound(k, 0, "exact")  # argument 'n': expected a positive integer, got 0
 bound(sparse_fuse(it, [i, j]), 4, "max")
     expected a loop over one axis, got 'I_J', whose extent is no length
 bound(k, 64, "exact"); bound(k, 48, "multiple")
     axis 'K' has 64 coordinates, which is not a multiple of 48
 k0, k1 = split(k, [None, 4]); bound(k0, 4, "max")
     expected the length of the axis to be a parameter of 'spmm' or a number .. got (feat + 3) // 4
-precompute("D", i, [k])
-    argument 'buffer': expected one of ['A', 'B', 'C'], got 'D'
+precompute("D", i, [k])  # argument 'buffer': expected one of ['A', 'B', 'C'], got 'D'
 precompute("C", i, [k], scope="registers")
     argument 'scope': expected one of local, global, shared, got 'registers'
 precompute("C", it, [i, k], scope="global", dtype="float99x")
@@ -230,14 +202,12 @@ precompute("C", i, [k])
     expected loops of constant extent for a workspace in scope "local", got 'K' of feat; split it
 precompute("C", it, [i, k], lanes=[k], scope="global")
     argument 'lanes': expected reduction loops, got 'K'
-precompute("C", i, [j], scope="global")
-    expected loops over dense axes for the workspace, got 'J'
+precompute("C", i, [j], scope="global")  # expected loops over dense axes for the workspace, got 'J'
 precompute("C", i, [], scope="global")
     the spatial loop 'K' inside would change what the workspace stands for; expected it among the
 precompute("B", i, ["J_", k])
     a copy of 'B' would part the iteration from its init; expected its result to be precomputed
-precompute("B", i, ["J_"], hoist=True)
-    argument 'hoist': expected none, as 'B' is only read here
+precompute("B", i, ["J_"], hoist=True)  # argument 'hoist': expected none, as 'B' is only read here
 precompute("B", i, ["J__", k])
     argument 'axes': expected handles of loops inside of the place of the copy, among ['K'], or
 parallelize(k); precompute("C", i, [k], scope="global")
@@ -253,8 +223,7 @@ parallelize(i, race="maybe")
     argument 'race': expected "none" or "ignore" or "temporary" for unit "cpu", got 'maybe'
 parallelize(i, "gpu")
     argument 'unit': expected "cpu" or "block" or "warp" or "thread" or "vector", got 'gpu'
-parallelize([])
-    - argument 'loop': expected one or more loops, got
+parallelize([])  # - argument 'loop': expected one or more loops, got
 parallelize([i, k])
     argument 'loop': expected neighbours in the order of the iteration, got ['I', 'K'];
 parallelize(i); parallelize(k)
@@ -282,8 +251,7 @@ parallelize(split(k, [None, 8])[1], "thread", race="group(8)")
 step, lane = strip_mine_rows(j, 8); sparse_reorder(it, [i, k, lane, step])
 parallelize(lane, "thread", race="group(8)")
     expected the sum over ['J_steps'] in a workspace, which precompute makes
-positions(k)
-    expected a loop over a dense axis fused with sparse_variable axes
+positions(k)  # expected a loop over a dense axis fused with sparse_variable axes
 positions(sparse_fuse(it, [i, j]), rows="x")
     argument 'rows': expected "table" or "search" or "blocks", got 'x'
 positions(sparse_fuse(it, [i, j]), rows="search", parts=2)
@@ -294,56 +262,31 @@ parallelize(inner, "block", race="atomics")
     rows by blocks: expected a block to have positions in a row .. got 'I_J1' at .. legal is
 peel(split(k, [None, 300])[0], 2**24 - 1)
     - expected sizes that the axis's type, int32, holds, got 5033164500; give smaller
-peel(i, 2)
-    the iteration visits axes under
-sell_slices(i, j, 0)
-    argument 'lanes': expected a positive integer
-sell_slices(i, j, 4, longest=0)
-    argument 'longest': expected a positive
-sell_slices(i, j, 4, window="a b")
-    argument 'window': expected a positive
-sell_slices(i, k, 4)
-    expected a spatial loop over a dense axis and a reduct
-sell_slices(j, i, 4)
-    got 'J' and 'I'
-annotate(it, "note", "kept"); sell_slices(i, j, 4)
-    without nested ones and annotations
-parts, i = divide(i, 2); sell_slices(parts, j, 4)
-    got 'I_parts' and 'J'
-sort_rows_by_length(i, j, 0)
-    argument 'window': expected a positive
-sort_rows_by_length(i, j, True)
-    argument 'window': expected a positive
-sort_rows_by_length(i, k)
-    expected a spatial loop over
-group_columns_by_pattern(i, j, 1)
-    'size': expected 2 to 8 rows, got 1
-group_columns_by_pattern(i, j, 9)
-    'size': expected 2 to 8 rows, got 9
-group_columns_by_pattern(i, j, True)
-    'size': expected 2 to 8 rows, got True
-group_columns_by_pattern(i, j, 4, by="rows")
-    'by': expected 'pattern' or 'count', got 'rows'
-group_columns_by_pattern(i, j, 4); pack("C", it)
-    argument 'buffer': expected a parameter
-sell_slices(i, j, 4); pack("Z", it)
-    argument 'buffer': expected a parameter over one
-sell_slices(i, j, 4); pack("B", it)
-    argument 'buffer': expected a parameter over one
-sell_slices(i, j, 4); pack("I_left_rows", it)
-    expected 'I_left_rows' to be read here, and
-sell_slices(i, j, 4); pack("A", of("spmm_long"))
-    expected all reads of 'A' at one table, got
-sell_slices(i, j, 4); pack("I_lengths", it)
-    expected all reads of 'I_lengths' at one table
-segment_accumulate(i)
-    expected spatial loops of constant extent inside of 'I', got 'J'; split
-segment_accumulate(j)
-    expected a loop over a dense axis, got 'J'
-segment_accumulate(k)
-    expected visits of 'K' to add to the rows that a table gives, got
-distribute(k)
-    expected an iteration without
+peel(i, 2)  # the iteration visits axes under
+sell_slices(i, j, 0)  # argument 'lanes': expected a positive integer
+sell_slices(i, j, 4, longest=0)  # argument 'longest': expected a positive
+sell_slices(i, j, 4, window="a b")  # argument 'window': expected a positive
+sell_slices(i, k, 4)  # expected a spatial loop over a dense axis and a reduct
+sell_slices(j, i, 4)  # got 'J' and 'I'
+annotate(it, "note", "kept"); sell_slices(i, j, 4)  # without nested ones and annotations
+parts, i = divide(i, 2); sell_slices(parts, j, 4)  # got 'I_parts' and 'J'
+sort_rows_by_length(i, j, 0)  # argument 'window': expected a positive
+sort_rows_by_length(i, j, True)  # argument 'window': expected a positive
+sort_rows_by_length(i, k)  # expected a spatial loop over
+group_columns_by_pattern(i, j, 1)  # 'size': expected 2 to 8 rows, got 1
+group_columns_by_pattern(i, j, 9)  # 'size': expected 2 to 8 rows, got 9
+group_columns_by_pattern(i, j, True)  # 'size': expected 2 to 8 rows, got True
+group_columns_by_pattern(i, j, 4, by="rows")  # 'by': expected 'pattern' or 'count', got 'rows'
+group_columns_by_pattern(i, j, 4); pack("C", it)  # argument 'buffer': expected a parameter
+sell_slices(i, j, 4); pack("Z", it)  # argument 'buffer': expected a parameter over one
+sell_slices(i, j, 4); pack("B", it)  # argument 'buffer': expected a parameter over one
+sell_slices(i, j, 4); pack("I_left_rows", it)  # expected 'I_left_rows' to be read here, and
+sell_slices(i, j, 4); pack("A", of("spmm_long"))  # expected all reads of 'A' at one table, got
+sell_slices(i, j, 4); pack("I_lengths", it)  # expected all reads of 'I_lengths' at one table
+segment_accumulate(i)  # expected spatial loops of constant extent inside of 'I', got 'J'; split
+segment_accumulate(j)  # expected a loop over a dense axis, got 'J'
+segment_accumulate(k)  # expected visits of 'K' to add to the rows that a table gives, got
+distribute(k)  # expected an iteration without
 tiles("Z", it, {"K": [4]}, order=["K0", "J_", "K1"])
     argument 'buffer': expected .. over dense axes, of ['B', 'C'], got 'Z'
 tiles("A", it, {"K": [4]}, order=["K0", "J_", "K1"])
@@ -352,8 +295,7 @@ tiles("C", it, {"K": [4]}, order=["K0", "J_", "K1"])
     argument 'buffer': expected 'C' to be read here, a
 tiles("B", it, {"K": [4]}, order=["K0", "J_", "K1"])
     expected an iteration without an init, which a c
-combine_row_pieces([it], race=[])
-    - argument 'race': expected .. got []
+combine_row_pieces([it], race=[])  # - argument 'race': expected .. got []
 [spmm, the result first]
 precompute("B", i, ["J_"])
     the index k of axis 'K' depends on ['k'], which the copy does not go over; expected 'K' or these
@@ -361,23 +303,17 @@ precompute("B", i, ["J"])
     argument 'axes': expected handles of loops .. names of axes of 'B', among ['J_', 'K'], got the
 precompute("B", i, [j, k])
     argument 'axes': expected dense axes to copy over, got 'J' (sparse_variable)
-tiles("B", it, {}, order=["K0", "J_", "K1"])
-    argument 'sizes': expected positive extents
-tiles("B", it, {"J": [2]}, order=["K0", "J_", "K1"])
-    argument 'sizes': expected positive extents
-tiles("B", it, {"K": [0]}, order=["K0", "J_", "K1"])
-    argument 'sizes': expected positive extents
-tiles("B", it, {"K": [4]}, order=["K0", "K1"])
-    argument 'order': expected .. in some order
+tiles("B", it, {}, order=["K0", "J_", "K1"])  # argument 'sizes': expected positive extents
+tiles("B", it, {"J": [2]}, order=["K0", "J_", "K1"])  # argument 'sizes': expected positive extents
+tiles("B", it, {"K": [0]}, order=["K0", "J_", "K1"])  # argument 'sizes': expected positive extents
+tiles("B", it, {"K": [4]}, order=["K0", "K1"])  # argument 'order': expected .. in some order
 inner = sch.get_sp_iters(of("spmm_reduce")); sparse_reorder(of("spmm_reduce"), inner[::-1])
-distribute(inner[0])
-    expected loops over dense axes, got 'J'
+distribute(inner[0])  # expected loops over dense axes, got 'J'
 [spmm in blocks of B]
 tiles("B", it, {"K": [4]}, order=["K0", "J_", "K1"])
     argument 'buffer': expected 'B' to be read here
 [spmm over positions]
-segment_accumulate(p)
-    expected spatial loops of constant extent inside of 'I_J', got 'K'
+segment_accumulate(p)  # expected spatial loops of constant extent inside of 'I_J', got 'K'
 precompute("C", p, [k], scope="global"); segment_accumulate(p)
     expected an iteration without nested ones, before parallelize
 [spmm in runs]
@@ -413,98 +349,66 @@ precompute("C", i, [k], scope="global")
 precompute("C", j, [k], scope="global")
     where a visit does not see all terms of an element expects a body of the form X[..] = X[..] +
 [of maxima]
-segment_accumulate(p)
-    expected a body of the form X[..] = X[..]
+segment_accumulate(p)  # expected a body of the form X[..] = X[..]
 [scatter]
-parallelize(e)
-    loop 'E' is not proven free of races (scatter: C)
+parallelize(e)  # loop 'E' is not proven free of races (scatter: C)
 [elementwise]
 parallelize([i, j])
     argument 'loop': the extent of 'J' depends on ['I'], so that they are not one loop; legal is one
 [sddmm]
 parallelize(split(k, [None, 4], tail="exact")[1], race="temporary")
     loop 'K1': precompute(.., lanes=[loop]) gives
-group_columns_by_pattern(i, j, 4)
-    expected a spatial loop over a dense axis and a reduction over
+group_columns_by_pattern(i, j, 4)  # expected a spatial loop over a dense axis and a reduction over
 [row_softmax]
 (j,) = sch.get_sp_iters(of("divide")); parallelize(j); parallelize(i)
     ['J'] of 'divide' is divided among threads already, which do not nest; legal are neighbouring
 [hypergraph]
-sparse_fuse(it, sch.get_sp_iters(it)[1:3])
-    axis 'EV' is attached and cannot be fused
+sparse_fuse(it, sch.get_sp_iters(it)[1:3])  # axis 'EV' is attached and cannot be fused
 [sddmm_fused]
-positions(ij, parts=0)
-    'parts': expected a positive integer or a name, got
-positions(ij, parts="feat")
-    'parts': expected a number or a new name, got
-peel(ij, 8)
-    expected a loop over one dense_fixed axis, got 'I_J'
-p = positions(ij); annotate(it, "note", 1); peel(p, 8)
-    the iteration has annotations
+positions(ij, parts=0)  # 'parts': expected a positive integer or a name, got
+positions(ij, parts="feat")  # 'parts': expected a number or a new name, got
+peel(ij, 8)  # expected a loop over one dense_fixed axis, got 'I_J'
+p = positions(ij); annotate(it, "note", 1); peel(p, 8)  # the iteration has annotations
 p, group = split(positions(ij), [None, 4]); precompute("OUT", p, [group]); peel(p, 8)
     without nested ones, got 'sddmm_start' inside
 [total]
-parallelize(positions(ij, parts=3))
-    loop 'I_J' is not proven free of races (reduction
+parallelize(positions(ij, parts=3))  # loop 'I_J' is not proven free of races (reduction
 [scaled]
-sell_slices(k, k, 4)
-    got 'K' and 'K'
+sell_slices(k, k, 4)  # got 'K' and 'K'
 [twice]
-positions(ij)
-    sp_iter 'second' visits 'J' too
+positions(ij)  # sp_iter 'second' visits 'J' too
 [twice, the second]
-sell_slices(i, j, 4)
-    got 'I' and 'J'
+sell_slices(i, j, 4)  # got 'I' and 'J'
 [two reads]
 tiles("B", it, {"K": [4]}, order=["K0", "I", "K1"])
     'B' is read at more than one place, so that no t
 tiles("B", of("second"), {"K": [4]}, order=["K0", "I", "K1"], given=True)
     'B' is read elsewhere, too, which needs it as it is
 [neighbours]
-positions(ij)
-    buffer 'A' is accessed at [i, j + 1], which is not the
+positions(ij)  # buffer 'A' is accessed at [i, j + 1], which is not the
 [again]
-peel(i, 1)
-    'multiple': expected an integer of 2 or more, below 16777216, got 1
-peel(o, 3)
-    axis 'O' of 3 coordinates is a multiple of 3; there is nothing
-peel(o, 2)
-    loop 'O' is not proven to write elements of its own
+peel(i, 1)  # 'multiple': expected an integer of 2 or more, below 16777216, got 1
+peel(o, 3)  # axis 'O' of 3 coordinates is a multiple of 3; there is nothing
+peel(o, 2)  # loop 'O' is not proven to write elements of its own
 [rows_reduced]
-positions(sparse_fuse(it, [i, j]))
-    expected axes of one kind, or a reduction below
+positions(sparse_fuse(it, [i, j]))  # expected axes of one kind, or a reduction below
 [relations]
-pack("W", it)
-    expected 'ETYPE' to be known to hold positions of 'W'
-assume("valid", axis="J")
-    - 'fact': expected one of coordinates, filled, inside, got 'valid'
-assume("coordinates", axis="R")
-    - 'buffer': expected a name for 'coordinates', got None
-assume("filled", axis="J", buffer="W")
-    - 'buffer': expected None for 'filled', got 'W'
-assume("filled", axis="R")
-    - axis 'R': expected a sparse_fixed axis .. got a dense_fixed
-assume("filled", axis="Q")
-    - 'Q': no such axis; there are ['I', 'J', 'R']
-assume("coordinates", axis="R", buffer="V")
-    - 'V': no such buffer; there are ['W'
-assume("coordinates", axis="R", buffer="W")
-    - 'W': expected a buffer of integers, got fl
-assume("inside", axis="J", buffer="W")
-    - 'W': expected one of its axes .. got 'J'
+pack("W", it)  # expected 'ETYPE' to be known to hold positions of 'W'
+assume("valid", axis="J")  # - 'fact': expected one of coordinates, filled, inside, got 'valid'
+assume("coordinates", axis="R")  # - 'buffer': expected a name for 'coordinates', got None
+assume("filled", axis="J", buffer="W")  # - 'buffer': expected None for 'filled', got 'W'
+assume("filled", axis="R")  # - axis 'R': expected a sparse_fixed axis .. got a dense_fixed
+assume("filled", axis="Q")  # - 'Q': no such axis; there are ['I', 'J', 'R']
+assume("coordinates", axis="R", buffer="V")  # - 'V': no such buffer; there are ['W'
+assume("coordinates", axis="R", buffer="W")  # - 'W': expected a buffer of integers, got fl
+assume("inside", axis="J", buffer="W")  # - 'W': expected one of its axes .. got 'J'
 [rgms]
-ranges(r, 2, 4)
-    expected a loop over a sparse_variable
-ranges(j, 2, 4)
-    expected a loop over a sparse_variable
-ranges(i, 2, 0)
-    argument 'tile': expected a positive integer, got 0
-ranges(i, 2, 4, cost=True)
-    argument 'cost': expected a positive integer
-ranges(i, 0, 4)
-    argument 'parts': expected a positive integer or a
-aggregate("Y", r, i, [j])
-    argument 'rows': expected a spatial loop over the rows
+ranges(r, 2, 4)  # expected a loop over a sparse_variable
+ranges(j, 2, 4)  # expected a loop over a sparse_variable
+ranges(i, 2, 0)  # argument 'tile': expected a positive integer, got 0
+ranges(i, 2, 4, cost=True)  # argument 'cost': expected a positive integer
+ranges(i, 0, 4)  # argument 'parts': expected a positive integer or a
+aggregate("Y", r, i, [j])  # argument 'rows': expected a spatial loop over the rows
 _, tile, row = ranges(i, 2, 4); aggregate("Y", tile, row, [])
     argument 'columns': expected one or more reduction
 _, tile, row = ranges(i, 2, 4); aggregate("Y", tile, row, [l])
@@ -517,19 +421,15 @@ _, tile, row = ranges(i, 2, 4); aggregate("Y", tile, row, [j, k])
     expected factors that vary over the columns, and
 _, tile, row = ranges(i, 2, 4); split(k, [None, 2]); aggregate("Y", tile, row, [j])
     expected a body of the form .. without conditions
-parallelize(r)
-    is not proven free of races
-parallelize(divide(i, 4, by="coordinates")[0])
-    is not proven free of races
+parallelize(r)  # is not proven free of races
+parallelize(divide(i, 4, by="coordinates")[0])  # is not proven free of races
 [rgms of any sizes]
-aggregate("Y", tile, row, [j])
-    expected other loops of constant extent inside
+aggregate("Y", tile, row, [j])  # expected other loops of constant extent inside
 [ttm]
 positions(sparse_fuse(it, sch.get_sp_iters(it)[:2]), parts=2)
     buffer 'A' .. does not lie over the .. alone
 [softmax]
-distribute([])
-    - argument 'loop': expected one or more loops, got none
+distribute([])  # - argument 'loop': expected one or more loops, got none
 distribute([i])
     'loop': expected the innermost of several loops, in their order, got ['I']; sparse_reorder can
 distribute([i, h])
@@ -537,29 +437,22 @@ distribute([i, h])
 distribute(h)
     expected loops of constant extent, as 'TOP' in scope "local" gets a place .. got 'H' of heads;
 [softmax that is ordered]
-distribute(h)
-    'H' is not proven free of races (scatter
+distribute(h)  # 'H' is not proven free of races (scatter
 [softmax in a loop]
-distribute(lanes)
-    expected stores and iterations in 'rows'
+distribute(lanes)  # expected stores and iterations in 'rows'
 [fibers]
-positions(sparse_fuse(it, [k, l]), parts=2)
-    argument 'parts': expected None below 'J'
-positions(sparse_fuse(it, [k, l]), rows="search")
-    argument 'rows': expected "table" below 'J'
-positions(sparse_fuse(it, [j, k]))
-    expected axes of one kind .. got 'SR' for 'J_K'
+positions(sparse_fuse(it, [k, l]), parts=2)  # argument 'parts': expected None below 'J'
+positions(sparse_fuse(it, [k, l]), rows="search")  # argument 'rows': expected "table" below 'J'
+positions(sparse_fuse(it, [j, k]))  # expected axes of one kind .. got 'SR' for 'J_K'
 sparse_fuse(it, [k, l]); positions(sparse_fuse(it, [i, j]))
     'K_L' hangs under 'J'; expected a loop
 [layer of rows]
-aggregate("Y", tile, row, [j], dtype="float64")
-    expected the other factors not to vary over 'I'
+aggregate("Y", tile, row, [j], dtype="float64")  # expected the other factors not to vary over 'I'
 [layer of spatial sums]
 aggregate("Y", tile, row, [j], dtype="float64")
     expected 'K' to be a reduction, as sums vary over it
 [layer of one]
-aggregate("Y", tile, row, [j], dtype="float64")
-    expected 'L' to be spatial
+aggregate("Y", tile, row, [j], dtype="float64")  # expected 'L' to be spatial
 [layer without an init]
 aggregate("Y", tile, row, [j], dtype="float64")
     argument 'dtype': expected an init for sums in another type

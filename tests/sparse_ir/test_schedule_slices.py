@@ -1,4 +1,6 @@
-"""slices, pack and schedule_by_length: what they make, that it means the same, refusals."""
+"""Slices, pack, rows by length, and operands in tiles: what they make, and the same meaning."""
+
+from __future__ import annotations
 
 import itertools
 from typing import Any
@@ -6,12 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse as sp
-import torch
 
 import sparsetir
 from pairs import by_turns
 from positions_common import positive, relations
+from rows_common import operands
 from schedule_common import keeps_meaning, opened, program
+from sparsetir.formats import BSR, Operand
+from sparsetir.formats.decompose import decompose_format
+from sparsetir.formats.preprocess import extract_preprocess
 from sparsetir.sparse_ir.computed import compute, compute_of_values, of_values
 from sparsetir.sparse_ir.recipes import slices as recipes
 
@@ -129,19 +134,14 @@ def packed_spmm(longest: int = 5) -> tuple[Any, str]:
     return sch, sch.pack("A", steps[1])
 
 
-def matrix(seed: int = 0) -> dict[str, Any]:
-    a = sp.random_array((13, 9), density=0.4, format="csr", rng=seed)
-    a.sort_indices()
-    return {
-        "a": np.random.default_rng(seed).random(a.nnz, dtype="float32"),
-        "b": np.random.default_rng(seed).random((9, 5), dtype="float32"),
-        "c": np.full((13, 5), np.nan, "float32"),
-        "indptr": a.indptr.astype("int32"), "indices": a.indices.astype("int32"),
-    }  # fmt: skip
+def matrix(seed: int = 0, m: int = 13, n: int = 9, feat: int = 5) -> dict[str, Any]:
+    a = sp.random_array((m, n), density=0.4, format="csr", rng=seed)
+    return operands(a, "int32", feat)
 
 
 def exact(args: dict[str, Any]) -> np.ndarray:
-    return sp.csr_array((args["a"], args["indices"], args["indptr"]), shape=(13, 9)) @ args["b"]
+    shape = args["m"], args["n"]
+    return sp.csr_array((args["a"], args["indices"], args["indptr"]), shape=shape) @ args["b"]
 
 
 def test_packed_values_follow_those_that_are_given() -> None:
@@ -155,26 +155,10 @@ def test_packed_values_follow_those_that_are_given() -> None:
         for change in (0.0, 1.0):
             args["a"] += change
             kernel(**args)
-            np.testing.assert_allclose(args["c"], exact(args), rtol=1e-5)
+            np.testing.assert_allclose(args["c"], exact(args), rtol=1e-5, atol=1e-5)
             args["c"][:] = np.nan
-        sizes = {"m": 13, "n": 9, "nnz": len(args["a"]), "feat": 5}
-        sparsetir.interpret(sch.func, {**args, **sizes})
-        np.testing.assert_allclose(args["c"], exact(args), rtol=1e-5)
-
-
-def test_packed_values_of_torch_in_all_types() -> None:
-    for dtype in ("float16", "bfloat16", "float64"):
-        sch, (s, _, lane, *_) = sliced(program("spmm", dtype), longest=5)
-        steps = sch.precompute("C", s, [lane, *_features(sch, "spmm")], scope="global")
-        sch.pack("A", steps[1])
-        args = {k: torch.from_numpy(v) for k, v in matrix().items()}
-        kind = getattr(torch, dtype)
-        args |= {k: args[k].to(kind) for k in ("a", "b", "c")}
-        sparsetir.build(sch)(**args)
-        numbers = {k: v.double().numpy() if v.is_floating_point() else v.numpy()
-                   for k, v in args.items()}  # fmt: skip
-        close = 1e-10 if dtype == "float64" else 0.05
-        np.testing.assert_allclose(numbers["c"], exact(numbers), rtol=close, atol=close)
+        sparsetir.interpret(sch.func, args)
+        np.testing.assert_allclose(args["c"], exact(args), rtol=1e-5, atol=1e-5)
 
 
 def test_a_packed_kernel_is_exported_and_refuses_what_is_no_array(tmp_path: Any) -> None:
@@ -183,11 +167,11 @@ def test_a_packed_kernel_is_exported_and_refuses_what_is_no_array(tmp_path: Any)
     loaded = sparsetir.load(tmp_path / "k.so")
     args = matrix(4)
     loaded(**args)
-    np.testing.assert_allclose(args["c"], exact(args), rtol=1e-5)
+    np.testing.assert_allclose(args["c"], exact(args), rtol=1e-5, atol=1e-5)
     with pytest.raises(ValueError, match=r"spmm: argument 'b': expected shape \(9, 5\), got \(8,"):
-        loaded(**{**args, "b": args["b"][:8]}, n=9)
+        loaded(**{**args, "b": args["b"][:8]})
     with pytest.raises(ValueError, match="spmm: argument 'a': expected shape"):
-        loaded(**{**args, "a": args["a"][:-1]}, m=13, n=9, nnz=len(args["a"]), feat=5)
+        loaded(**{**args, "a": args["a"][:-1]})
     with pytest.raises(TypeError, match="argument 'a': expected a torch, NumPy or TVM array, got"):
         loaded(**{**args, "a": "values"})
 
@@ -211,8 +195,7 @@ def test_packed_values_that_are_too_few() -> None:
 
 def test_what_is_made_of_values_is_left_out_without_them() -> None:
     sch, _ = packed_spmm()
-    args = {k: v for k, v in matrix().items() if k in ("indptr", "indices")}
-    args |= {"m": 13, "n": 9, "nnz": len(args["indices"]), "feat": 5}
+    args = {k: v for k, v in matrix().items() if k not in "abc"}
     made = compute(sch.func, args)
     assert "a_packed" not in made
     values = {"a": np.arange(args["nnz"], dtype="float32")}
@@ -256,3 +239,79 @@ def test_elements_lie_in_the_order_of_visits():
     sch.parallelize(rows)  # which asks for the proof
     sch.pack("A", ref)
     assert "A_packed[i_sorted, i_element]" in sch.func.script()
+
+
+ORDER = ["K0", "J_0", "J_1", "K1", "J_2"]
+
+
+def in_tiles(sizes: Any = None, order: Any = None, **options: Any) -> tuple[Any, Any]:
+    """SpMM in a workspace, with B in tiles."""
+    sch, it, (i, j, k) = opened()
+    k0, k1 = sch.split(k, [None, 4])
+    sch.sparse_reorder(it, [i, k0, j, k1])
+    sch.precompute("C", k0, [k1])
+    sizes = {"J_": [2, 2], "K": [4]} if sizes is None else sizes
+    return sch, sch.tiles("B", it, sizes, order=ORDER if order is None else order, **options)
+
+
+@pytest.mark.parametrize("sizes, order", [
+    (None, None), ({"K": [4]}, ["K0", "J_", "K1"]), ({"J_": [3]}, ["J_0", "K", "J_1"]),
+    ({"J_": [1, 8], "K": [2, 2]}, ["J_2", "K2", "J_1", "K1", "J_0", "K0"]),
+])  # fmt: skip
+@pytest.mark.parametrize("feat", [1, 5, 8])
+def test_it_means_the_same(sizes: Any, order: Any, feat: int) -> None:
+    """Sizes that tiles divide and others; interpreted and compiled."""
+    sch, copy = in_tiles(sizes, order)
+    assert copy.name == "B_tiles_copy"
+    for n in (1, 10, 16):
+        given = matrix(0, 7, n, feat)
+        wanted = exact(given)
+        sparsetir.interpret(sch.func, given)
+        np.testing.assert_allclose(given["c"], wanted, rtol=1e-5, atol=1e-5)
+        given["c"][:] = np.nan
+        sparsetir.build(sch)(**given)
+        np.testing.assert_allclose(given["c"], wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_places_beyond_the_operand_are_zero() -> None:
+    """So infinities beside it do not show."""
+    sch, _ = in_tiles()
+    given = matrix(0, 7)
+    wanted = exact(given)
+    with np.errstate(all="raise"):
+        sparsetir.interpret(sch.func, given)
+    np.testing.assert_allclose(given["c"], wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_what_the_docstring_shows() -> None:
+    """Of blocks the coordinates are those of the loops alone, without a condition."""
+    spmm = program()
+    rules = BSR(32, 32).rules(Operand({"A": "float32"}, ("I", "J"), "int32"))
+    _, func = extract_preprocess(decompose_format(spmm, rules, [r.name for r in rules]))
+    sch, it, (io, jo, ii, ji, k) = opened(func, "spmm_bsr_32_32")
+    k0, k1 = sch.split(k, [None, 32])
+    p, q = sch.split(ji, [None, 2])
+    sch.sparse_reorder(it, [io, k0, jo, ii, k1, p, q])
+    sch.precompute("C", k0, [ii, k1])
+    whole = sch.get_sparse_iteration("spmm_bsr_32_32")
+    sch.tiles("B", whole, {"J_": [16, 2], "K": [32]}, order=ORDER)
+    text = sch.func.script()
+    assert "B_tiles[k0, j_0, j_1, k1, j_2] = B[j_0 * 32 + j_1 * 2 + j_2, k0 * 32 + k1]" in text
+    assert "B_tiles[k0, jo, ji0, k1, ji1]" in text
+    reduce = sch.lower().get(sch.lower().get_sblock("spmm_bsr_32_32_reduce0"))
+    assert "if_then_else" not in str(reduce.body)
+
+
+def test_tiles_that_the_caller_gives() -> None:
+    sch, copy = in_tiles(given=True)
+    assert copy is None
+    given = matrix(0, 7, 10)
+    wanted, b = exact(given), given.pop("b")
+    whole = np.zeros((12, 8), "float32")
+    whole[:10, :5] = b
+    given["b"] = np.ascontiguousarray(whole.reshape(3, 2, 2, 2, 4).transpose(3, 0, 1, 4, 2))
+    kernel = sparsetir.build(sch)
+    kernel(**given)
+    np.testing.assert_allclose(given["c"], wanted, rtol=1e-5, atol=1e-5)
+    with pytest.raises(ValueError, match=r"argument 'b': expected shape \(2, 3, 2, 4, 2\), got"):
+        kernel(**{**given, "b": given["b"][:1]})

@@ -5,6 +5,7 @@
 
 import numpy as np
 import pytest
+import scipy.sparse as sp
 from tvm import s_tir
 from tvm.s_tir import TensorIntrin
 from tvm.script import tirx as TIR
@@ -15,7 +16,6 @@ from pairs import by_turns
 from programs import PROGRAMS
 from small import small
 from sparsetir import LoweringError, lower_sparse_buffer, lower_sparse_iter
-from sparsetir.sparse_ir import script as T
 from sparsetir.sparse_ir.nodes import buffer_var
 from sparsetir.sparse_ir.traversal import map_expr
 from stage2 import (
@@ -128,41 +128,25 @@ with T.sp_iter([I, K], "SS", "post") as [i, k]:
 """, "K = T.dense_fixed(6)", A="I J", B="N K", D="I", C="I K")  # fmt: skip
 
 
-def row_scaled_args():
+AT_ROW = """
+s.compute_at(block("scale0"), i)
+s.reverse_compute_at(block("post0"), i)
+s.compute_inline(block("scale0"))
+s.compute_at(block("scale0"), i); s.reverse_compute_at(block("post0"), i); s.parallel(i)\
+; s.set_scope(block("scale0"), 0, "local"); s.set_scope(block("spmm1"), 0, "local")
+"""
+
+
+@pytest.mark.parametrize("code", AT_ROW.strip().split("\n"))
+def test_several_iterations(code):
+    def steps(sch):
+        exec(code, {"s": sch, "block": sch.get_sblock, "i": loops(sch, "spmm0")[0]})
+
     args = PROGRAMS["spmm"].inputs(np.random.default_rng(0), "small", "float32", "int32")
     del args["feat"]
-    rng = np.random.default_rng(1)
-    args["b"] = rng.random((args["n"], 6), "float32")
-    args["c"] = np.full((args["m"], 6), np.nan, "float32")
-    return {**args, "d": rng.random(args["m"], "float32") + 1}
-
-
-def compute_at_the_row(sch):
-    sch.compute_at(sch.get_sblock("scale0"), *loops(sch, "spmm0"))
-
-
-def reverse_compute_at_the_row(sch):
-    sch.reverse_compute_at(sch.get_sblock("post0"), *loops(sch, "spmm0"))
-
-
-def all_in_one_row(sch):
-    (i,) = loops(sch, "spmm0")
-    sch.compute_at(sch.get_sblock("scale0"), i)
-    sch.reverse_compute_at(sch.get_sblock("post0"), i)
-    sch.set_scope(sch.get_sblock("scale0"), 0, "local")
-    sch.set_scope(sch.get_sblock("spmm1"), 0, "local")
-    sch.parallel(i)
-
-
-def inline(sch):
-    sch.compute_inline(sch.get_sblock("scale0"))
-
-
-@pytest.mark.parametrize(
-    "steps", [compute_at_the_row, reverse_compute_at_the_row, all_in_one_row, inline]
-)
-def test_several_iterations(steps):
-    args = row_scaled_args()
+    rng, m = np.random.default_rng(1), args["m"]
+    args |= {"b": rng.random((args["n"], 6), "float32"), "c": np.full((m, 6), np.nan, "float32")}
+    args["d"] = rng.random(m, "float32") + 1
     out = run_cpu(schedule(row_scaled, steps), args)
     expected = PROGRAMS["spmm"].oracle(args)["c"] / args["d"][:, None] + 1
     np.testing.assert_allclose(out["c"], expected, rtol=1e-5)
@@ -232,55 +216,20 @@ def test_decomposed_reduction_over_threads_is_refused():
         lower_sparse_buffer(sch)
 
 
-def make_bsr(dtype):
-    """Blocks of 16 x 16 times 32 features; both known at compile time."""
-
-    @T.prim_func
-    def bsr(
-        a: T.handle, b: T.handle, c: T.handle, indptr: T.handle, indices: T.handle,
-        mb: T.int32, nb: T.int32, nnzb: T.int32,
-    ) -> None:  # fmt: skip
-        IO = T.dense_fixed(mb)
-        JO = T.sparse_variable(IO, (nb, nnzb), (indptr, indices))
-        II = T.dense_fixed(16)
-        JI = T.dense_fixed(16)
-        JO_ = T.dense_fixed(nb)
-        K = T.dense_fixed(32)
-        A = T.match_sparse_buffer(a, (IO, JO, II, JI), dtype)
-        B = T.match_sparse_buffer(b, (JO_, JI, K), dtype)
-        C = T.match_sparse_buffer(c, (IO, II, K), "float32")
-        with T.sp_iter([IO, JO, II, K, JI], "SRSSR", "bsr") as [io, jo, ii, k, ji]:
-            with T.init():
-                C[io, ii, k] = T.float32(0)
-            C[io, ii, k] = C[io, ii, k] + T.cast(A[io, jo, ii, ji], "float32") * T.cast(
-                B[jo, ji, k], "float32"
-            )
-
-    return bsr
-
-
-def bsr_args(dtype):
-    rng = np.random.default_rng(0)
-    mask = rng.random((6, 5)) < 0.5
-    mask[[0, 3, 5]] = False
-    indices = np.nonzero(mask)[1].astype("int32")
-    return {
-        "a": rng.random((len(indices), 16, 16)).astype(dtype),
-        "b": rng.random((5, 16, 32)).astype(dtype),
-        "c": np.full((6, 16, 32), np.nan, "float32"),
-        "indptr": np.concatenate([[0], np.cumsum(mask.sum(axis=1))]).astype("int32"),
-        "indices": indices,
-        "mb": 6,
-        "nb": 5,
-        "nnzb": len(indices),
-    }
-
-
-def bsr_oracle(args):
-    out = np.zeros(args["c"].shape)
-    rows = np.repeat(np.arange(args["mb"]), np.diff(args["indptr"]))
-    np.add.at(out, rows, args["a"].astype("float64") @ args["b"][args["indices"]])
-    return out
+# Blocks of 16 x 16 times 32 features.
+bsr = small("bsr", """
+with T.sp_iter([IO, JO, II, K, JI], "SRSSR", "bsr") as [io, jo, ii, k, ji]:
+    with T.init():
+        C[io, ii, k] = T.float32(0)
+    C[io, ii, k] = C[io, ii, k] + A[io, jo, ii, ji] * B[jo, ji, k]
+""", """
+IO = T.dense_fixed(m)
+JO = T.sparse_variable(IO, (n, nnz), (indptr, indices))
+II = T.dense_fixed(16)
+JI = T.dense_fixed(16)
+JO_ = T.dense_fixed(n)
+K = T.dense_fixed(32)
+""", A="IO JO II JI", B="JO_ JI K", C="IO II K")  # fmt: skip
 
 
 @TIR.prim_func(s_tir=True)
@@ -346,9 +295,16 @@ def test_tensorize_on_cpu(decompose):
         hide_index_arrays(sch, inner)
         sch.tensorize(sch.get_loops(inner)[-3], "sparsetir.test.loops")
 
-    args = bsr_args("float32")
-    out = run_cpu(schedule(make_bsr("float32"), steps), args)
-    np.testing.assert_allclose(out["c"], bsr_oracle(args), rtol=1e-5)
+    rng = np.random.default_rng(0)
+    indptr, indices = (
+        np.array([0, 0, 3, 4, 4, 6, 6], "int32"),
+        np.array([0, 2, 4, 1, 0, 3], "int32"),
+    )
+    a, b = rng.random((6, 16, 16), "float32"), rng.random((5, 16, 32), "float32")
+    args = {"a": a, "b": b, "c": np.full((6, 16, 32), np.nan, "float32"), "indptr": indptr}
+    out = run_cpu(schedule(bsr, steps), {**args, "indices": indices, "m": 6, "n": 5, "nnz": 6})
+    want = sp.bsr_array((a, indices, indptr), shape=(96, 80)) @ b.reshape(80, 32)
+    np.testing.assert_allclose(out["c"].reshape(96, 32), want, rtol=1e-5)
 
 
 def test_match_across_rows_is_refused():
