@@ -72,15 +72,12 @@ def test_what_a_loaded_kernel_refuses(saved, tmp_path):
     wrong = {**args, "indices": np.append(99, args["indices"][1:]).astype("int32")}
     refuse(
         """
-        loaded(**{**args, "b": args["b"].astype("float64")})
-            # TypeError: spmm: argument 'b': expected dtype float32
+        loaded(**{**args, "b": args["b"].astype("float64")})  # TypeError: 'b': expected dtype
         loaded(**wrong)  # StructureIndexError: argument 'indices'
         loaded.export(path / "a.so")  # ValueError: spmm: a loaded kernel cannot be exported again
         loaded.source()  # ValueError: spmm: a loaded kernel has no source
-        kernel().export(path / "a")
-            # ValueError: argument 'path': expected a name that ends in '.so'
-        kernel().export(path / "none" / "a.so")
-            # FileNotFoundError: argument 'path': there is no folder ' .. none'
+        kernel().export(path / "a")  # ValueError: 'path': expected a name that ends in '.so'
+        kernel().export(path / "none" / "a.so")  # FileNotFoundError: 'path': there is no folder '
         """,
         globals(),
         {**locals(), "path": tmp_path},

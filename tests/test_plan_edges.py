@@ -242,8 +242,7 @@ E = drawn(A.nnz, 8)
 ONE = np.ones((1, 8), "float32")
 test_refusals = refusals(
     """
-sparsetir.plan("u_pow_e_sum", A, 8)
-    # ValueError: 'op': expected one of spmm, .. got 'u_pow_e_sum'
+sparsetir.plan("u_pow_e_sum", A, 8)  # ValueError: 'op': expected one of spmm, .. got 'u_pow_e_sum'
 sparsetir.plan("u_add_e_prod", A, 8)  # ValueError: 'op': expected one of spmm
 sparsetir.plan("u_add_e_max", A, 8, reduce="min")  # ValueError: 'reduce': expected none beside
 sparsetir.plan("u_add_e_max", A)  # TypeError: 'feat': expected the number of features for 'u_add_e
@@ -270,8 +269,7 @@ sparsetir.plan("softmax", A, 8)  # ValueError: 'feat': expected None for 'softma
 sparsetir.plan("softmax", A, dtype="float16")  # ValueError: 'dtype': expected float32 or float64
 sparsetir.plan("softmax", A, heads=0)  # ValueError: 'heads': expected 1 or more, got 0
 sparsetir.plan("softmax", A, heads=3)(drawn(3, A.nnz))  # ValueError: 'x': expected shape ( .. , 3),
-sparsetir.plan("sparse_softmax", A, drawn(3, A.nnz))
-    # ValueError: 'feat': expected heads as the second .. (3,
+sparsetir.plan("sparse_softmax", A, drawn(3, A.nnz))  # ValueError: 'feat': expected heads as the
 sparsetir.plan("softmax", A)(torch.ones(A.nnz, requires_grad=True))
     # ValueError: use sparsetir.ops.sparse_softmax
 sparsetir.plan("spmm", A, 8, edge_feat=8)  # ValueError: 'edge_feat': expected None for 'spmm'

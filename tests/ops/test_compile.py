@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
-from torch.func import functional_call, grad, hessian, jacrev, jvp, vmap
+from torch.func import functional_call, grad, hessian, jacrev, jvp
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from ops_common import rounded
@@ -187,17 +187,6 @@ VALUES = torch.rand(NNZ, dtype=torch.float64)
 def by_autograd(loss, *arguments):
     leaves = [x.clone().requires_grad_() for x in arguments]
     return torch.autograd.grad(loss(*leaves), leaves)
-
-
-@pytest.mark.filterwarnings("ignore:There is a performance drop")
-def test_vmap_inside_and_outside_of_grad():
-    def loss(x):
-        return ops.spmm(A, x, values=VALUES).sin().sum()
-
-    many = torch.stack([X, 2 * X, X.cos()])
-    expected = torch.stack([by_autograd(loss, x)[0] for x in many])
-    torch.testing.assert_close(vmap(grad(loss))(many), expected)
-    torch.testing.assert_close(grad(lambda many: vmap(loss)(many).sum())(many), expected)
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")

@@ -276,15 +276,13 @@ def test_refusals():
         ops.sparse_attention(q[0], k, v, MASK)  # ValueError: 'q': expected a dense tensor (batch
         ops.sparse_attention(q, k[:1], v, MASK)  # ValueError: 'k': expected batch and heads
         ops.sparse_attention(q, k[..., :2], v, MASK)  # ValueError: 'k': expected head size 8
-        ops.sparse_attention(q, k, v[:, :, :9], MASK)
-            # ValueError: 'v': expected length 20 as 'k'
+        ops.sparse_attention(q, k, v[:, :, :9], MASK)  # ValueError: 'v': expected length 20 as 'k'
         ops.sparse_attention(q, k, v.double(), MASK)  # TypeError: 'v': expected float32 as 'q'
         ops.sparse_attention(q.int(), k, v, MASK)  # TypeError: 'q': expected .. , got int32
         ops.sparse_attention(q, k.to("meta"), v, MASK)  # ValueError: 'k': expected to be on cpu
         ops.sparse_attention(q, k, v, masks.band(21, 4))  # ValueError: 'mask': .. (20, 20)
         ops.sparse_attention(q, k, v, as_elements(masks.band(9, 4)))  # ValueError: got (9, 9)
-        ops.sparse_attention(q, k, v, MASK.to("meta"))
-            # ValueError: 'mask': expected to be on cpu
+        ops.sparse_attention(q, k, v, MASK.to("meta"))  # ValueError: 'mask': expected to be on cpu
         ops.sparse_attention(q, k, v, torch.ones(20, 20))  # ValueError: 'mask': expected a sparse
         ops.sparse_attention(q, k, v, MASK, "1")  # TypeError: 'scale': expected a number, got str
         """,

@@ -372,8 +372,7 @@ def test_refusals(monkeypatch):
         run(workers=0)  # ValueError: tune: argument 'workers': expected 1 or more, got 0
         run(workers=4096)  # ValueError: cores_for: argument 'workers'
         run(seed=-1)  # ValueError: tune: argument 'seed': expected 0 or more, got -1
-        run(sampler="best")
-            # ValueError: expected one of auto, tpe, random, exhaustive, got 'best'
+        run(sampler="best")  # ValueError: expected one of auto, tpe, random, exhaustive, got 'best'
         run(reduce="median")  # ValueError: argument 'reduce'
         run(records=".")  # ValueError: argument 'records': expected a file, got the folder
         """,
