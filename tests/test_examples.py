@@ -245,13 +245,3 @@ def test_what_is_shown(shown):
     assert f"\n{TRIALS} trials: " in shown
     (error,) = re.findall(r"^largest error.*: (\S+) \(ok\)$", shown, re.MULTILINE)
     assert float(error) <= 1e-5
-
-
-def test_cora_of_the_demo():
-    graph = load_cora()
-    assert graph.shape == (2708, 2708)
-    assert graph.nnz == 10556
-    assert graph.dtype == np.float32
-    assert graph.indices.dtype == graph.indptr.dtype == np.int32
-    assert graph.has_canonical_format
-    assert (graph != graph.T).nnz == 0

@@ -134,15 +134,6 @@ def test_gradients_that_are_asked_for_later(repeats):
     ops.spmm(A, b, values=values).sum().backward()  # a gradient without memory of its own
 
 
-def test_second_gradients():
-    A, b = operand(), torch.randn(N, F, dtype=torch.float64, requires_grad=True)
-    values = A.values.double().requires_grad_()
-    run = lambda v, x: ops.spmm(A, x, values=v)  # noqa: E731
-    run(values, b).sum().backward()
-    assert torch.autograd.gradcheck(run, (values, b))
-    assert torch.autograd.gradgradcheck(run, (values, b))
-
-
 def test_negative_bits(repeats):
     A, b = operand(), torch.randn(N, F)
     warm(A, b)

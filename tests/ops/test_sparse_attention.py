@@ -97,24 +97,6 @@ def test_blocks(name, block, sizes, dtype):
     check(mask, operands(mask, *sizes, dtype))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("size", [16, 32, 80, 96, 128])
-@pytest.mark.parametrize("length", [1, 64, 65, 200])
-@pytest.mark.parametrize(("batch", "heads"), [(1, 1), (3, 5)])
-def test_head_sizes(size, length, batch, heads):
-    mask = masks.band(length, 40) & masks.causal(length)
-    check(mask, operands(mask, size, size, batch=batch, heads=heads))
-
-
-@pytest.mark.slow  # beside dense attention in all others
-def test_gradients_by_differences():
-    mask = masks.band(20, 6, 16) & masks.causal(20, 16)
-    given = operands(mask, 8, 12, torch.float64, 1, 2)
-    assert torch.autograd.gradcheck(
-        lambda *x: ops.sparse_attention(*x, mask, 0.7), given, fast_mode=True
-    )
-
-
 # -- masks of elements ----------------------------------------------------------------------------
 
 

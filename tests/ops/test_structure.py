@@ -61,24 +61,6 @@ def test_what_is_measured():
     assert measured(held) == 48
 
 
-def test_a_pattern_that_torch_writes_to_is_another():
-    edges = EDGES.clone()
-    B = torch.eye(4)
-    before = ops.spmm((edges, (4, 3)), B)
-    edges[0, 0] = 2
-    after = ops.spmm((edges, (4, 3)), B)
-    assert before[0].tolist() == [1, 0, 0, 1] and after[0].tolist() == [1, 0, 1, 0]
-
-
-def test_memory_that_is_used_again():
-    """Patterns made and dropped one after the other come to lie in the same place."""
-    B = torch.eye(50)
-    for i in range(100):
-        edges = torch.full((2, 3), i % 50)
-        out = ops.spmm((edges, 50), B)
-        assert out[i % 50, i % 50] == 3 and out.sum() == 3
-
-
 @pytest.fixture
 def compiled_kernels(monkeypatch):
     """Those that steps take are there: TVM's parser keeps the frames that call it, with the edges
@@ -154,11 +136,6 @@ def test_transposed(dtype):
     assert arranged.tolist() == [other.rows.tolist(), other.col.tolist()]
     again = other.transposed
     assert torch.equal(dense(again), dense(found))
-
-
-def test_edges_in_order_have_none():
-    found = structure_of_edges(torch.tensor([[3, 0, 1], [0, 0, 2]]), 3, 4)
-    assert found.order is None
 
 
 def test_limits():
