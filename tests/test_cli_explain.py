@@ -12,27 +12,10 @@ from programs import PROGRAMS
 from sparsetir.cli import explained, main
 from sparsetir.runtime.pipeline import lower
 
-SPMM = """
+SPMM = f"""
 import sparsetir
 from tvm.script import sparse_tir as T
-
-@T.prim_func
-def spmm(
-    a: T.handle, b: T.handle, c: T.handle, indptr: T.handle, indices: T.handle,
-    m: T.int32, n: T.int32, nnz: T.int32, feat: T.int32,
-):
-    I = T.dense_fixed(m)
-    J = T.sparse_variable(I, (n, nnz), (indptr, indices))
-    J_ = T.dense_fixed(n)
-    K = T.dense_fixed(feat)
-    A = T.match_sparse_buffer(a, (I, J), "float32")
-    B = T.match_sparse_buffer(b, (J_, K), "float32")
-    C = T.match_sparse_buffer(c, (I, K), "float32")
-    with T.sp_iter([I, J, K], "SRS", "spmm") as [i, j, k]:
-        with T.init():
-            C[i, k] = 0.0
-        C[i, k] = C[i, k] + A[i, j] * B[j, k]
-
+{PROGRAMS["spmm"].make("float32", "int32").script()}
 def apply(sch):
     i, j, k = sch.get_sp_iters(sch.get_sparse_iteration("spmm"))
     sch.split(k, [None, 8])
