@@ -23,6 +23,7 @@ import sparsetir
 from fake_measurer import install
 from machines import REAL
 from refusals import in_order
+from small import text_of
 from sparsetir.cli import arguments, doctor, main
 from sparsetir.cli.text import WIDTH, readable
 from sparsetir.cli.tune import report_path
@@ -38,18 +39,11 @@ from sparsetir.tuning import html, search
 from sparsetir.tuning.tuned import Trial, Tuned
 
 COMMANDS = ("tune", "bench", "lower", "explain", "formats", "records", "doctor")
-PROGRAM = """
-import sparsetir
-from tvm.script import sparse_tir as T
-
-@T.prim_func
-def scale(a: T.handle, indptr: T.handle, indices: T.handle, m: T.int32, n: T.int32, nnz: T.int32):
-    I = T.dense_fixed(m)
-    J = T.sparse_variable(I, (n, nnz), (indptr, indices))
-    A = T.match_sparse_buffer(a, (I, J), "float32")
-    with T.sp_iter([I, J], "SS", "scale") as [i, j]:
-        A[i, j] = A[i, j] * T.float32(2)
-"""
+HEAD = "import sparsetir\nfrom tvm.script import sparse_tir as T\n"
+PROGRAM = HEAD + text_of("scale", """
+with T.sp_iter([I, J], "SS", "scale") as [i, j]:
+    A[i, j] = A[i, j] * T.float32(2)
+""", A="I J")  # fmt: skip
 
 
 @pytest.fixture
@@ -222,28 +216,18 @@ def test_tune_prints_a_table_and_writes_a_report(run, records, reports, monkeypa
     assert "report: sparsetir-tune-spmm-cora-32-2.html" in out
 
 
-MINE = """
-from tvm.script import sparse_tir as T
-
-@T.prim_func
-def sums(a: T.handle, y: T.handle, indptr: T.handle, indices: T.handle,
-         m: T.int32, n: T.int32, nnz: T.int32, feat: T.int32):
-    I = T.dense_fixed(m)
-    J = T.sparse_variable(I, (n, nnz), (indptr, indices))
-    F = T.dense_fixed(feat)
-    A = T.match_sparse_buffer(a, (I, J, F), "float32")
-    Y = T.match_sparse_buffer(y, (I, F), "float32")
-    with T.sp_iter([I, J, F], "SRS", "sums") as [i, j, f]:
-        with T.init():
-            Y[i, f] = 0.0
-        Y[i, f] = Y[i, f] + A[i, j, f]
-
+MINE = HEAD + text_of("sums", """
+with T.sp_iter([I, J, K], "SRS", "sums") as [i, j, f]:
+    with T.init():
+        Y[i, f] = 0.0
+    Y[i, f] = Y[i, f] + A[i, j, f]
+""", A="I J K", Y="I K") + """
 def apply(sch, config):
     iteration = sch.get_sparse_iteration("sums")
     i, j, f = sch.get_sp_iters(iteration)
     outer, inner = sch.split(f, [None, config["tile"]])
     sch.sparse_reorder(iteration, [i, outer, j, inner])
-"""
+"""  # fmt: skip
 
 
 def test_tune_takes_a_function_in_a_file(run, records, monkeypatch):
