@@ -122,14 +122,6 @@ def test_module_with_several_functions_of_all_stages():
     np.testing.assert_allclose(args["out"], PROGRAMS["sddmm"].oracle(args)["out"], rtol=1e-5)
 
 
-def test_plain_prim_func():
-    built = sparsetir.build(scale)
-    assert list(built.stages) == ["III"]
-    x, y = np.arange(1024, dtype="float32"), np.zeros(1024, "float32")
-    built(x=x, y=y, s=np.float32(3))
-    np.testing.assert_array_equal(y, 3 * x)
-
-
 def test_plain_prim_func_takes_arrays_of_any_alignment():
     """Its buffers are 64-byte aligned by default; vector code then ends the process."""
     schedule = s_tir.Schedule(scale)

@@ -93,30 +93,6 @@ def test_what_lanes_that_ended_give_is_nan():
     assert (out[0, :12] == 1).all() and np.isnan(out[0, 12:20]).all()
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype"), [("half", "float16"), ("nv_bfloat16", ml_dtypes.bfloat16)], ids=str
-)
-def test_small_floats(name, dtype):
-    """All 65536 of them, and their sums, products and quotients with others, are NumPy's."""
-    a = np.arange(1 << 16, dtype="uint16").view(dtype)
-    b = np.random.default_rng(0).permutation(a)
-    out, wide = np.zeros((4, 1 << 16), dtype), np.zeros(1 << 16, "float32")
-    body = """
-  for (int i = t; i < n; i += 32) {
-    wide[i] = (float)a[i];
-    out[i] = (T)(float)a[i];
-    out[n + i] = a[i] + b[i]; out[2 * n + i] = a[i] * b[i]; out[3 * n + i] = a[i] / b[i];
-  }"""
-    text = kernel("T* a, T* b, T* out, float* wide, int n", body)
-    bits = [x.view("uint16") for x in (a, b, out)]
-    launch(f"using T = {name};\n{text}", *bits, wide, 1 << 16)
-    with np.errstate(all="ignore"):
-        x, y = a.astype("float32"), b.astype("float32")
-        expected = [x, x + y, x * y, x / y]
-        for found, value in zip([wide, *out], [x, *(e.astype(dtype) for e in expected)]):
-            np.testing.assert_array_equal(found.astype("float32"), value.astype("float32"))
-
-
 ADDED = ["int", "unsigned", "unsigned long long", "float", "double", "half", "nv_bfloat16"]
 NUMPY = ["int32", "uint32", "uint64", "float32", "float64", "float16", ml_dtypes.bfloat16]
 

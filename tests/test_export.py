@@ -47,17 +47,6 @@ def test_a_file_says_for_which_machine_it_was_scheduled(tmp_path, monkeypatch):
     assert sparsetir.load(tmp_path / "scale.so").assumes == machine
 
 
-def test_plain_prim_func(tmp_path):
-    built = sparsetir.build(scale)
-    built.export(tmp_path / "scale.so")
-    loaded = sparsetir.load(tmp_path / "scale.so")
-    x, y = np.ones(1024, "float32"), np.zeros(1024, "float32")
-    loaded(x, y, 2)
-    assert (y == 2).all()
-    with pytest.raises(ValueError, match=r"argument 'y' is written and shares memory with 'x'"):
-        loaded(x, x, 2)
-
-
 def test_one_function_of_a_module(tmp_path):
     functions = {n: PROGRAMS[n].make("float32", "int32") for n in ("spmm", "spmv")}
     kernels = sparsetir.build(tvm.IRModule(functions))

@@ -156,6 +156,7 @@ def step(rng, B):
     edges = torch.from_numpy(rng.integers(0, 200, (2, 500)))
     x, values = B.clone().requires_grad_(), torch.ones(500, requires_grad=True)
     ops.spmm((edges, 200), x, values=values).sum().backward()
+    ops.gspmm((edges, 200), "u_mul_e", "sum", B, values[:, None]).sum().backward()
     degrees = torch.bincount(edges[0], minlength=200).float()
     assert torch.equal(x.grad[:, 0], degrees)
 
