@@ -28,16 +28,16 @@ def python(code):
     return run.stdout
 
 
-@pytest.mark.parametrize("words", [["--help"], ["--version"], [], ["tune", "--help"]])
-def test_help_loads_nothing_that_takes_time(words):
-    code = (
-        f"import sys; sys.argv = ['sparsetir', *{words!r}]\n"
-        "from sparsetir.cli import main\n"
-        "try: main()\n"
-        "except SystemExit as stop: assert not stop.code\n"
-        f"print(sorted({HEAVY!r} & set(sys.modules)))"
-    )
-    assert python(code).splitlines()[-1] == "[]"
+def test_help_loads_nothing_that_takes_time():
+    python(f"""
+import sys
+from sparsetir.cli import main
+for words in (["--help"], ["--version"], [], ["tune", "--help"]):
+    sys.argv = ["sparsetir", *words]
+    try: main()
+    except SystemExit as stop: assert not stop.code
+assert not {HEAVY!r} & set(sys.modules)
+""")
 
 
 DIALECT = "from tvm.script import sparse_tir as T; assert T.sp_iter; import tvm, tvm.script.parser"
@@ -163,32 +163,21 @@ def test_thread_defaults(monkeypatch):
     monkeypatch.delenv("TVM_BIND_THREADS")
 
 
-def test_check_loads_no_tvm():
-    """The check runs from its own file, without the package and without TVM."""
-    code = (
-        "import runpy, sys\n"
-        f"runpy.run_path({_versions.__file__!r})['check']()\n"
-        "assert not {'tvm', 'tvm_ffi', 'numpy'} & set(sys.modules)\n"
+def test_check_comes_first():
+    """From its own file, without the package and TVM; a wrong pair is told before TVM is loaded."""
+    python(
+        f"import runpy, sys; runpy.run_path({_versions.__file__!r})['check']()\n"
+        "assert not {'tvm', 'tvm_ffi', 'numpy'} & set(sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_import_checks_first(tmp_path):
-    """A package whose pair is wrong says so before it loads TVM."""
-    code = (
-        "import sys\n"
-        "from importlib import metadata\n"
-        "metadata.version = lambda name: '0.0.1'\n"
-        "try:\n"
-        "    import sparsetir\n"
-        "except ImportError as error:\n"
-        "    print(error)\n"
-        "assert not {'tvm', 'tvm_ffi'} & set(sys.modules)\n"
-    )
-    run = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True, text=True
-    )
-    assert run.stdout.startswith(f"{NEEDS}, found apache-tvm 0.0.1 and apache-tvm-ffi 0.0.1")
+    told = python("""
+import sys
+from importlib import metadata
+metadata.version = lambda name: '0.0.1'
+try: import sparsetir
+except ImportError as error: print(error)
+assert not {'tvm', 'tvm_ffi'} & set(sys.modules)
+""")
+    assert told.startswith(f"{NEEDS}, found apache-tvm 0.0.1 and apache-tvm-ffi 0.0.1")
 
 
 def test_pins_agree():
