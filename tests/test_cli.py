@@ -171,6 +171,18 @@ tun spmm  # argument COMMAND: invalid choice: 'tun' .. ; did you mean tune?
 format cora  # ; did you mean formats?
 records lst  # ; did you mean list?
 tune spmm --graph cora --sampler randm  # ; did you mean random?
+tune softmax --graph cora --feat 8  # --feat: expected none for softmax
+tune spgemm --graph cora --feat 8  # --feat: expected none for spgemm
+tune attention --graph cora --feat 8 --edge-feat 8  # --edge-feat: expected none
+tune u_add_e_max --graph cora --feat-in 8  # --feat-in: expected none for u_add_e_max
+tune u_add_e_max --graph cora --reduce min  # 'reduce': expected none beside 'u_add_e_max'
+lower spmm --template Frog  # unknown template 'Frog'; expected one of AmxBlocks
+lower spmm --template Frog --config {"template":"Groups"}  # --template: expected the one of
+lower one.py --template  # --template: expected none for a function in a file
+formats cora --format bsr(8  # with parameters, as BSR(8, 8); got bsr(8
+formats cora --format bsr_0_1  # bsr_0_1: BSR: argument 'rows': expected a positive integer, got 0
+formats cora --format bsr(1,2,3,4,5,6)  # bsr(1,2,3,4,5,6):
+formats cora --format bsr(__import__('os'))  # bsr(__import__('os')): malformed node or string
 """
 HUGE = {"{NINES}": "9" * 400, "{TENS}": "10" * 9, "{DEEP}": '{"a":' * 3000}
 
@@ -297,16 +309,8 @@ def test_tune_takes_messages_softmax_and_attention(run, records, monkeypatch):
         assert code == 0 and ("There is one config for this problem" in out) == one
         assert max(map(len, out.splitlines())) <= WIDTH
         assert (records.all()[-1].key.op, records.all()[-1].key.reduce) == (op, reduce)
-    for words, message in (
-        (("softmax", "--feat", 8), "argument --feat: expected none for softmax"),
-        (("spgemm", "--feat", 8), "argument --feat: expected none for spgemm"),
-        (("attention", "--feat", 8, "--edge-feat", 8), "argument --edge-feat: expected none"),
-        (("u_add_e_max", "--feat-in", 8), "argument --feat-in: expected none for u_add_e_max"),
-        (("u_add_e_max", "--reduce", "min"), "'reduce': expected none beside 'u_add_e_max'"),
-        (("u_add_e_max", "--target", "cuda"), "argument --target: there is no cuda device here"),
-    ):
-        code, out, err = run("tune", *words, *common)
-        assert code in (1, 2) and message in err and err.count("\n") == 1
+    code, _, err = run("tune", "u_add_e_max", "--target", "cuda", *common)
+    assert code == 1 and "argument --target: there is no cuda device here" in err
 
 
 def test_tune_prints_one_json_document(run, records, monkeypatch):
@@ -378,12 +382,6 @@ def test_lower_prints_the_plain_program_of_an_operator(run):
     assert (code, err) == (0, "") and out == spmm.program(Spmm(reduce="min")).script()
     code, out, err = run("lower", "spmm", "--template", "PanelRows", "--feat", 64)
     assert code == 0 and "PanelRows" in err and out.count("T.sp_iter(") > 2
-    code, out, err = run("lower", "spmm", "--template", "Frog")
-    assert (code, out) == (2, "") and "unknown template 'Frog'; expected one of AmxBlocks" in err
-    code, _, err = run("lower", "spmm", "--template", "Frog", "--config", '{"template": "Groups"}')
-    assert code == 2 and "argument --template: expected the one of --config, or none" in err
-    code, _, err = run("lower", "one.py", "--template")
-    assert code == 2 and "argument --template: expected none for a function in a file" in err
 
 
 def test_lower_prints_a_program_that_cannot_be_lowered(run, monkeypatch):
@@ -470,14 +468,6 @@ def test_formats_take_parameters(run):
     names = [cell["format"] for cell in json.loads(out)["formats"]]
     assert code == 0
     assert names == ["bsr_8_8", "hyb_2_4", "row_ell_16", "sr_bcrs_4_16", "enum_2", "csr"]
-    for text, message in (
-        ("bsr(8", "with parameters, as BSR(8, 8); got bsr(8"),
-        ("bsr_0_1", "bsr_0_1: BSR: argument 'rows': expected a positive integer, got 0"),
-        ("bsr(1, 2, 3, 4, 5, 6)", "bsr(1, 2, 3, 4, 5, 6): "),
-        ("bsr(__import__('os'))", "bsr(__import__('os')): malformed node or string"),
-    ):
-        code, out, err = run("formats", "cora", "--format", text)
-        assert (code, out, err.count("\n")) == (2, "", 1) and message in err
 
 
 def record(op="spmm", graph="cora", feat=32, seconds=1e-5):

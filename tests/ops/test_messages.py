@@ -5,6 +5,7 @@
 import pytest
 import torch
 
+from ops_common import Case, reduced
 from refusals import refusals
 from sparsetir import ops
 
@@ -23,14 +24,6 @@ def graph(seed=0, m=M, n=N, nnz=NNZ, dtype=torch.int64):
 def randn(*shape, dtype=torch.float64, seed=1, grad=False):
     x = torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     return x.to(dtype).requires_grad_(grad)
-
-
-def scattered(messages, target, m, reduce):
-    """Messages (nnz, ...) reduced by torch; zero where there are none."""
-    kind = {"max": "amax", "min": "amin"}.get(reduce, reduce)
-    index = target.long().view(-1, *[1] * (messages.dim() - 1)).expand_as(messages)
-    zeros = messages.new_zeros(m, *messages.shape[1:])
-    return zeros.scatter_reduce(0, index, messages, kind, include_self=False)
 
 
 def test_names():
@@ -67,7 +60,8 @@ def test_segment_reduce(reduce):
     rowptr = torch.tensor([0, 0, 3, 4, 9, 9])
     values = randn(9, 3, grad=True)
     found = ops.segment_reduce(values, rowptr, reduce)
-    expected = scattered(values, torch.tensor([1, 1, 1, 2, 3, 3, 3, 3, 3]), 5, reduce)
+    rows = torch.tensor([1, 1, 1, 2, 3, 3, 3, 3, 3])
+    expected = reduced(Case(None, rows, rows, (5, 9)), values, reduce)
     torch.testing.assert_close(found, expected)
     for one, other in zip(
         *(torch.autograd.grad(x.pow(2).sum(), values) for x in (found, expected)), strict=True
@@ -80,7 +74,8 @@ def test_threads():
     """Many edges, over all threads."""
     edges = graph(m=300, n=200, nnz=9000)
     u, e = randn(200, 2, 64, dtype=torch.float32), randn(9000, 2, 1, dtype=torch.float32)
-    expected = scattered((u[edges[0]] * e).double(), edges[1], 300, "sum")
+    case = Case(None, edges[1], edges[0], (300, 200))
+    expected = reduced(case, (u[edges[0]] * e).double())
     found = ops.gspmm((edges, (200, 300)), "u_mul_e", "sum", u, e)
     assert (found - expected).abs().max() < 1e-4
     assert torch.equal(found, ops.gspmm((edges, (200, 300)), "u_mul_e", "sum", u, e))

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from ops_common import Case, reduced
 from sparsetir import ops
 from sparsetir.ops import compress, new_edges, structure
 from sparsetir.sparse_ir.errors import StructureError
@@ -23,13 +24,9 @@ def graph(m, n, nnz, seed=0, dtype=torch.int64):
 
 
 def expected(edges, m, b, values=None, reduce="sum"):
-    messages = b.double()[edges[0].long()]
-    if values is not None:
-        messages = messages * values.double()[:, None]
-    out = torch.zeros(m, b.shape[1], dtype=torch.float64).index_add_(0, edges[1].long(), messages)
-    if reduce == "mean":
-        out = out / torch.bincount(edges[1].long(), minlength=m).clamp(min=1)[:, None]
-    return out
+    source, target = edges.long()
+    messages = b.double()[source] * (1 if values is None else values.double()[:, None])
+    return reduced(Case(None, target, source, (m, len(b))), messages, reduce)
 
 
 @pytest.fixture
