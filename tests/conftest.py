@@ -36,7 +36,6 @@ STEPS = {
     "test_lower_sparse_buffer_after_the_default_schedule": "lower II-III",
     "test_llvm": "llvm",
     "test_llvm_without_a_schedule": "llvm",
-    "test_cuda_text": "CUDA text",
     "test_opencl": "OpenCL",
     "test_cuda_run": "CUDA run",
 }

@@ -143,10 +143,3 @@ def test_torch_knows_of_what_is_written():
     assert read._version == 0
     with torch.inference_mode():  # whose tensors have no versions
         called(B, torch.zeros(20, 16))
-
-
-def test_structured_arrays_and_lists_are_named():
-    with pytest.raises(TypeError, match="argument 'b': expected dtype float32, got "):
-        kernel()(**{**arguments(), "b": np.zeros((30, 16), [("x", "f4")])})
-    with pytest.raises(TypeError, match="spmm: argument 'b': expected a torch, NumPy or TVM array"):
-        planned()(B.tolist())

@@ -162,13 +162,6 @@ def test_spmv(records, runs, tuned):
     assert runs == [("spmm", config, "record"), ("spmm", config.unpacked, "record")]
 
 
-def test_of_spmv_and_spmm_with_one_feature_its_own_record_counts(records, runs):
-    add(records, "spmv", SlicedRows(lanes=8))
-    add(records, "spmm", RowBlocks(tile=1, lanes=1), feat=1)
-    ops.spmv(MATRIX, torch.randn(N))
-    assert runs == [("spmm", RowBlocks(tile=1, lanes=1), "record")]
-
-
 def test_heads(records, runs):
     add(records, "spmm", ROW_BLOCKS, heads=2)
     case = CASES["edges in any order"]
@@ -197,11 +190,9 @@ def test_other_records_cost_no_fingerprint(records, runs, monkeypatch):
     counted = []
     digest = fingerprint._digest
     monkeypatch.setattr(fingerprint, "_digest", lambda p: counted.append(1) or digest(p))
-    add(records, "spmm", ROW_BLOCKS, feat=2 * FEAT)
-    add(records, "spmm", ROW_BLOCKS, threads=default_threads() + 1)
-    add(records, "spmm", ROW_BLOCKS, dtype="float64")
-    add(records, "spmm", ROW_BLOCKS, reduce="mean")
-    add(records, "spmm", ROW_BLOCKS, heads=1)
+    others = [{"feat": 2 * FEAT}, {"threads": default_threads() + 1}, {"dtype": "float64"}]
+    for options in (*others, {"reduce": "mean"}, {"heads": 1}):
+        add(records, "spmm", ROW_BLOCKS, **options)
     add(records, "sddmm", GROUPS)
     large = sparsetir.SparseMatrix(dense((8 * M, 8 * N)).to_sparse())
     add(records, "spmm", ROW_BLOCKS, matrix=large)

@@ -235,17 +235,3 @@ def test_many_threads_and_one_structure():
         thread.join()
     assert not wrong
     assert ops.cache_info()["entries"] == 1
-    plan = ops.structure_of(*ops.resolve(A)[:2], 300).plan("spmm", 16, torch.float32)
-    expected = [plan(B, values=v) for B, v in given]
-    found = [None] * 8
-
-    def call(i):
-        for _ in range(25):
-            found[i] = plan(given[i][0], values=given[i][1])
-
-    threads = [threading.Thread(target=call, args=(i,)) for i in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert all(map(torch.equal, found, expected))
