@@ -112,23 +112,21 @@ def test_without_arguments_nothing_runs(explain, monkeypatch):
     assert "C[i, k0 * 8 + k1]" in out and "as it was written:\n" in out
 
 
-@pytest.mark.parametrize(
-    "words, message",
-    [
-        (["gone"], "argument OP|FILE: expected spmm, spmv, sddmm or a .py file, got 'gone'"),
-        (["spgemm"], "argument OP|FILE: expected spmm, spmv, sddmm or a .py file, got 'spgemm'"),
-        (["spmm.py", "--graph", "cora"], "argument --arg: 'feat': expected a number, got nothing"),
-        (["spmm.py", "--arg", "k=3"], "argument --arg: 'spmm' has no 'k'; it has a, b, c, indptr"),
-        (["spmm.py", "--arg", "a=2"], "argument --arg: 'a': expected an array, got int"),
-        (
-            ["spmm.py", "--arg", "feat=2"],
-            "argument --arg: 'indptr': expected an array, got nothing",
-        ),
-        (["spmm.py", "--graph", "gone"], "argument --graph: gone: no such file"),
-    ],
-)
-def test_refusals(explain, words, message):
-    code, out, err = explain(*words)
+REFUSED = """
+gone  # argument OP|FILE: expected spmm, spmv, sddmm or a .py file, got 'gone'
+spgemm  # argument OP|FILE: expected spmm, spmv, sddmm or a .py file, got 'spgemm'
+spmm.py --graph cora  # argument --arg: 'feat': expected a number, got nothing
+spmm.py --arg k=3  # argument --arg: 'spmm' has no 'k'; it has a, b, c, indptr
+spmm.py --arg a=2  # argument --arg: 'a': expected an array, got int
+spmm.py --arg feat=2  # argument --arg: 'indptr': expected an array, got nothing
+spmm.py --graph gone  # argument --graph: gone: no such file
+"""
+
+
+@pytest.mark.parametrize("row", REFUSED.strip().splitlines())
+def test_refusals(explain, row):
+    words, message = row.split("  # ")
+    code, out, err = explain(*words.split())
     assert (code, out) == (2, "")
     assert err.startswith(f"sparsetir explain: {message}") and err.count("\n") == 1
 
