@@ -11,6 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -162,6 +163,18 @@ def gradients() -> Iterator[None]:
     yield
     if "torch" in sys.modules:
         sys.modules["torch"].set_grad_enabled(True)
+
+
+@pytest.fixture
+def records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """An empty file of records, which plans consult, and no pattern that was seen."""
+    from sparsetir.records import lookup
+    from sparsetir.records.records import Records
+
+    monkeypatch.setenv("SPARSETIR_RECORDS", str(tmp_path / "records.sqlite"))
+    monkeypatch.setattr(lookup, "_seen", (None, {}))
+    monkeypatch.setattr(lookup, "_warned", set())
+    return Records()
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

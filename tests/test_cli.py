@@ -31,7 +31,6 @@ from sparsetir.data.graphs import load_relations
 from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.records import fingerprint
 from sparsetir.records.record import Key, Record
-from sparsetir.records.records import Records
 from sparsetir.records.task import Outcome, Task
 from sparsetir.schedules.search.configs import to_data
 from sparsetir.schedules.templates.spmm import RowBlocks
@@ -57,13 +56,6 @@ def run(capsys, tmp_path, monkeypatch):
         return code, out, err
 
     return run
-
-
-@pytest.fixture
-def records(tmp_path, monkeypatch):
-    path = tmp_path / "records.sqlite"
-    monkeypatch.setenv("SPARSETIR_RECORDS", str(path))
-    return Records(path)
 
 
 @pytest.fixture

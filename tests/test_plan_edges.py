@@ -18,7 +18,6 @@ from sparsetir import SparseMatrix, ops, plan_candidates
 from sparsetir.ops import message_kernels
 from sparsetir.planning.edge_request import edge_request
 from sparsetir.records.record import Key, Record
-from sparsetir.records.records import Records
 from sparsetir.records.task import Outcome
 from sparsetir.schedules.operators.problems import CsrPattern
 from sparsetir.schedules.search.configs import to_data
@@ -301,14 +300,6 @@ TUNED = [
 ]
 
 
-@pytest.fixture
-def records(tmp_path, monkeypatch):
-    monkeypatch.setenv("SPARSETIR_RECORDS", str(tmp_path / "records.sqlite"))
-    ops.clear_cache()
-    yield Records()
-    ops.clear_cache()
-
-
 @pytest.mark.parametrize(("op", "options", "best"), TUNED)
 def test_a_search_ends_with_a_plan_and_a_record(op, options, best, records, monkeypatch, tmp_path):
     """With seconds that are pretended; what is tried is right."""
@@ -393,3 +384,4 @@ def test_operators_of_torch_take_records(records, monkeypatch):
     with pytest.warns(RuntimeWarning, match=re.escape("is not used, it failed")):
         last, _ = all_of_them()
     assert last[1] in before
+    ops.clear_cache()

@@ -16,12 +16,6 @@ DENSE = (torch.rand(M, N, generator=torch.Generator().manual_seed(0)) < 0.4).flo
 OTHER = DENSE.roll(1, 1)
 
 
-@pytest.fixture(autouse=True)
-def _empty_cache():
-    torch.manual_seed(0)
-    ops.clear_cache()
-
-
 @pytest.fixture
 def repeats(monkeypatch):
     """How often a call took the short way."""

@@ -23,11 +23,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:Sparse")
 CLOSE = {torch.float32: 1e-5, torch.float64: 1e-12, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 
 
-@pytest.fixture(autouse=True)
-def no_cache():
-    ops.clear_cache()
-
-
 def blocked(shape, size, dtype=torch.float32, idtype=torch.int64, seed=0):
     """A BSR tensor, its values with a gradient, and the same dense."""
     rng = np.random.default_rng(seed)

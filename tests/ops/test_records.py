@@ -9,9 +9,8 @@ from sparsetir import ops
 from sparsetir.formats import CSR, Hyb
 from sparsetir.planning.request import default_threads
 from sparsetir.planning.run_plan import Plan
-from sparsetir.records import fingerprint, lookup
+from sparsetir.records import fingerprint
 from sparsetir.records.record import Key, Record
-from sparsetir.records.records import Records
 from sparsetir.records.task import Task
 from sparsetir.schedules.search.configs import to_data
 from sparsetir.schedules.templates.decomposed import Decomposed
@@ -50,17 +49,7 @@ def cases():
 
 
 CASES = cases()
-
-
-@pytest.fixture(autouse=True)
-def records(tmp_path, monkeypatch):
-    """An empty file of records, and no pattern that was seen."""
-    monkeypatch.setenv("SPARSETIR_RECORDS", str(tmp_path / "records.sqlite"))
-    monkeypatch.setattr(lookup, "_seen", (None, {}))
-    monkeypatch.setattr(lookup, "_warned", set())
-    ops.clear_cache()
-    yield Records()
-    ops.clear_cache()
+pytestmark = pytest.mark.usefixtures("records")
 
 
 @pytest.fixture

@@ -95,11 +95,9 @@ def test_features_of_any_number_and_threads(monkeypatch):
     monkeypatch.setattr(rgms_kernels, "pays", lambda *_: True)
     monkeypatch.setattr(rgms_kernels, "default_threads", lambda: 2)
     monkeypatch.setattr(relations, "CHUNKS_OF_PIECE", 2)
-    ops.clear_cache()  # which may hold pieces of another size
     for sizes in ((32, 48), (19, 36)):
         given = operands(torch.float32, *sizes, 3000, n=300)
         agree(graph(3000, n=300, m=200), *given, m=200, scale=100)
-    ops.clear_cache()
 
 
 def test_what_is_not_finite_stays_where_it_belongs():
@@ -136,7 +134,6 @@ def test_as_many_targets_as_sources():
 
 
 def test_memory_is_counted():
-    ops.clear_cache()
     (x, weight, _), pattern = operands(), graph()
     ops.rgms(x, weight, *pattern, num_targets=M)
     # Copies of the edges; a column and a place of each.
@@ -195,13 +192,11 @@ def test_products_before_sums(dtype, first, monkeypatch):
         return found
 
     monkeypatch.setattr(relation_orders, "products_first", chosen)
-    ops.clear_cache()
     idtype = torch.int32 if dtype == "float32" else torch.int64
     pattern, (x, weight, a) = graph(60, idtype, seed=5), operands(getattr(torch, dtype), edges=60)
     for reduce, extra in (("mean", None), ("sum", a), ("sum", None)):
         agree(pattern, x, weight, extra, reduce)
     assert len(made) >= 2
-    ops.clear_cache()
 
 
 def test_products_are_no_more_than_nodes():
@@ -247,9 +242,7 @@ def test_blocks_with_products_first(monkeypatch):
     want = expected(x, whole(weight), *pattern, edge_weight)
     with monkeypatch.context() as patched:
         patched.setattr(relation_orders, "products_first", lambda s, *_: s.columns > 4)
-        ops.clear_cache()
         torch.testing.assert_close(ops.rgms(x, weight, *pattern, edge_weight, num_targets=M), want)
-        ops.clear_cache()
 
 
 # -- on a GPU -------------------------------------------------------------------------------------
@@ -284,9 +277,7 @@ def test_on_a_gpu(dtype, weighted, reduce, template, monkeypatch):
     kernels = run_plans(monkeypatch)
     target = resolve_target({"kind": "cuda", "arch": "sm_90"})
     monkeypatch.setattr(rgms_kernels, "target_of", lambda _: target)
-    ops.clear_cache()
     x, weight, a = operands(dtype, 15, 16, 57, 3, 24)
     agree(sparse_graph(), x, weight, a if weighted else None, reduce, 24)
     gradients = [GradientTiles] * (1 + weighted)
     assert [type(config) for _, config in kernels] == [template, *gradients]
-    ops.clear_cache()

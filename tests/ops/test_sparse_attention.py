@@ -74,18 +74,12 @@ def check(mask, given, given_mask=None):
 def by_elements(monkeypatch):
     """Masks of elements are not put in blocks."""
     monkeypatch.setattr(module, "ELEMENT", 0)
-    ops.clear_cache()  # with what was made of patterns before, and meanwhile
-    yield
-    ops.clear_cache()
 
 
 @pytest.fixture
 def by_small_blocks(monkeypatch):
     """Masks of elements are put in blocks of 16 alone."""
     monkeypatch.setattr(module, "PLACE", {16: 1})
-    ops.clear_cache()  # with what was made of patterns before, and meanwhile
-    yield
-    ops.clear_cache()
 
 
 @pytest.mark.parametrize("dtype", by_default(TYPES, torch.float32, torch.bfloat16))

@@ -9,14 +9,6 @@ from sparsetir import nn, ops
 N, NNZ, F = 40, 200, 4
 
 
-@pytest.fixture(autouse=True)
-def _empty_cache():
-    torch.manual_seed(0)
-    ops.clear_cache()
-    yield
-    ops.clear_cache()
-
-
 def edges_of(seed):
     return torch.randint(0, N, (2, NNZ), generator=torch.Generator().manual_seed(seed))
 

@@ -18,14 +18,6 @@ ROWPTR, COL = torch.tensor([0, 2, 2, 5]), torch.tensor([3, 0, 1, 1, 0])  # in no
 EDGES = torch.tensor([[3, 1, 0, 1, 0], [0, 2, 0, 2, 2]])
 
 
-@pytest.fixture(autouse=True)
-def _empty_cache():
-    ops.clear_cache()
-    yield
-    ops.clear_cache()
-    ops.limit_cache(entries=256, bytes=4 << 30)
-
-
 def structure_of_edges(edges, m, n):
     return pattern_of_edges(edges, m, n).structure
 

@@ -41,15 +41,6 @@ def record(config, key=KEY, seconds=1.0):
     return Record(key, data, seconds)
 
 
-@pytest.fixture
-def records(tmp_path, monkeypatch):
-    """An empty file of records, which plans consult."""
-    monkeypatch.setenv("SPARSETIR_RECORDS", str(tmp_path / "records.sqlite"))
-    monkeypatch.setattr(lookup, "_seen", (None, {}))
-    monkeypatch.setattr(lookup, "_warned", set())
-    return Records()
-
-
 def refuse(*_, **__):
     raise AssertionError("not to be called")
 
