@@ -2,7 +2,7 @@
 
     python docs/operator_table.py
 
-writes it between `<!-- operators -->` and `<!-- end -->`; `tests/test_docs.py` holds both equal.
+writes it between `<!-- operators -->` and `<!-- end -->`; `tests/test_readme.py` holds both equal.
 """
 
 from __future__ import annotations

@@ -10,13 +10,15 @@ what is asked of a kernel's text is compiled with all of them.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import functools
 import hashlib
 import os
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -67,17 +69,25 @@ class Cache:
 
         used = _without_optimisations(target) if self.quick else target
         library = self.folder / f"{key(mod, used)}.so"
-        if library.exists():
-            os.utime(library)
-            return Kept(library, again)
-        made = self._real(mod, target=used)
-        if not self._write(made.mod, library):
-            return made
-        return Kept(library, again if self.quick else lambda: made)
+        with self._alone(library):
+            if library.exists():
+                os.utime(library)
+                return Kept(library, again)
+            made = self._real(mod, target=used)
+            if not self._write(made.mod, library):
+                return made
+            return Kept(library, again if self.quick else lambda: made)
+
+    @contextlib.contextmanager
+    def _alone(self, library: Path) -> Iterator[None]:
+        """Processes that want one kernel at a time, as ranks do, wait for the first's."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with open(self.folder / f"{library.name[:2]}.lock", "w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
 
     def _write(self, module: Any, library: Path) -> bool:
         """Link a shared library; other processes see all of it or nothing."""
-        self.folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=self.folder) as made:
             linked = _linked(module, made)
             if linked is not None:

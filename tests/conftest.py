@@ -11,6 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -36,7 +37,6 @@ STEPS = {
     "test_lower_sparse_buffer_after_the_default_schedule": "lower II-III",
     "test_llvm": "llvm",
     "test_llvm_without_a_schedule": "llvm",
-    "test_cuda_text": "CUDA text",
     "test_opencl": "OpenCL",
     "test_cuda_run": "CUDA run",
 }
@@ -163,6 +163,18 @@ def gradients() -> Iterator[None]:
     yield
     if "torch" in sys.modules:
         sys.modules["torch"].set_grad_enabled(True)
+
+
+@pytest.fixture
+def records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """An empty file of records, which plans consult, and no pattern that was seen."""
+    from sparsetir.records import lookup
+    from sparsetir.records.records import Records
+
+    monkeypatch.setenv("SPARSETIR_RECORDS", str(tmp_path / "records.sqlite"))
+    monkeypatch.setattr(lookup, "_seen", (None, {}))
+    monkeypatch.setattr(lookup, "_warned", set())
+    return Records()
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -209,44 +209,38 @@ def test_spmm(
 ) -> None:
     """heads : which operands have them"""
     partition = partition or ("rows", "given", "shares", "last")[len(kind + reduce + heads) % 4]
-    graph, edges, nodes = spread(group, kind, partition)
+    given = spread(group, kind, partition)
     torch.manual_seed(4)
-    operands = [(torch.randn((nodes, *[HEADS] * ("x" in heads), FEAT), dtype=dtype), "n")]
+    operands = [(torch.randn((given[2], *[HEADS] * ("x" in heads), FEAT), dtype=dtype), "n")]
     if "no values" not in heads:
-        shape = edges.shape[1], *[HEADS] * ("values" in heads)
+        shape = given[1].shape[1], *[HEADS] * ("values" in heads)
         operands.append((torch.randn(shape, dtype=dtype), "e"))
-    alike(
-        (graph, edges, nodes), lambda A, x, v=None: distributed.spmm(A, x, reduce, v),
-        lambda A, x, v=None: ops.spmm(A, x, reduce, v), operands, dtype=dtype,
-    )  # fmt: skip
+    calls = (lambda A, x, v=None, by=by: by.spmm(A, x, reduce, v) for by in (distributed, ops))
+    alike(given, *calls, operands, dtype=dtype)
 
 
-def test_sddmm(group: Any, kind: str, partition: str, dtype: torch.dtype, heads: bool) -> None:
-    graph, edges, nodes = spread(group, kind, partition)
+def test_sddmm(
+    group: Any, kind: str, partition: str, dtype: torch.dtype, heads: bool, attention: bool = False
+) -> None:
+    """Or attention, whose values have fewer features than its keys."""
+    given = spread(group, kind, partition)
     torch.manual_seed(4)
-    both = torch.randn(2, nodes, *[HEADS] * heads, FEAT, dtype=dtype).unbind()
-    operands = [(x, "n") for x in both]
-    alike((graph, edges, nodes), distributed.sddmm, ops.sddmm, operands, "e", dtype)
+    operands = [
+        (torch.randn(given[2], *[HEADS] * heads, feat, dtype=dtype), "n")
+        for feat in (FEAT, FEAT, 3)[: 2 + attention]
+    ]
+    if attention:
+        scale = None if heads else 0.3
+        calls = (lambda A, *x, by=by: by.attention(A, *x, scale) for by in (distributed, ops))
+        alike(given, *calls, operands, dtype=dtype)
+    else:
+        alike(given, distributed.sddmm, ops.sddmm, operands, "e", dtype)
 
 
 def test_softmax(group: Any, kind: str) -> None:
-    graph, edges, nodes = spread(group, kind, "given")
-    values = torch.randn(edges.shape[1], HEADS, dtype=torch.float64)
-    given = graph, edges, nodes
+    given = spread(group, kind, "given")
+    values = torch.randn(given[1].shape[1], HEADS, dtype=torch.float64)
     alike(given, distributed.softmax, ops.sparse_softmax, [(values, "e")], "e")
-
-
-def test_attention(group: Any, kind: str, partition: str, dtype: torch.dtype, heads: bool) -> None:
-    graph, edges, nodes = spread(group, kind, partition)
-    torch.manual_seed(4)
-    operands = [
-        (torch.randn(nodes, *[HEADS] * heads, feat, dtype=dtype), "n") for feat in (FEAT, FEAT, 3)
-    ]
-    scale = None if heads else 0.3
-    alike(
-        (graph, edges, nodes), lambda A, *x: distributed.attention(A, *x, scale),
-        lambda A, *x: ops.attention(A, *x, scale), operands, dtype=dtype,
-    )  # fmt: skip
 
 
 def test_infinities_and_nan(group: Any) -> None:
@@ -260,6 +254,13 @@ def test_infinities_and_nan(group: Any) -> None:
         torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
+# Each reduction with values and without, each kind of heads.
+IN_PIECES = [
+    *zip(("sum", "mean", "max", "min"), ("none", "x and values", "values", "no values")),
+    ("max", "x and values"), ("min", "none"),
+]  # fmt: skip
+
+
 def test_in_pieces(group: Any, most: int) -> None:
     """Rows of other processes' edges a few at a time; some pieces have none of them."""
     sizes = parts.BLOCK_ROWS, parts.MAX_BLOCKS
@@ -268,11 +269,10 @@ def test_in_pieces(group: Any, most: int) -> None:
         graph, _, _ = spread(group, "random", "given")
         rows = sum(piece.A.m for piece in graph.remote_blocks)
         assert 1 < len(graph.remote_blocks) <= most and rows <= graph.own
-        for reduce in ("sum", "mean", "max", "min"):
-            for heads in ("none", "x and values", "values", "no values"):
-                test_spmm(group, "random", reduce, torch.float64, heads, "given")
-        test_sddmm(group, "random", "given", torch.float32, True)
-        test_attention(group, "random", "given", torch.float32, True)
+        for reduce, heads in IN_PIECES:
+            test_spmm(group, "random", reduce, torch.float64, heads, "given")
+        for attention in (False, True):
+            test_sddmm(group, "random", "given", torch.float32, True, attention)
     finally:
         parts.BLOCK_ROWS, parts.MAX_BLOCKS = sizes
 
@@ -305,6 +305,11 @@ def test_exchange_in_16_bits(group: Any, dtype: torch.dtype) -> None:
         bound = {torch.float16: 2e-3, torch.bfloat16: 2e-2}[dtype] * other.abs().max()
         assert (one - other).abs().max() <= 8 * bound
 
+    x = torch.randn(nodes, FEAT)
+    with torch.autocast("cpu", dtype):
+        found = distributed.spmm(graph, x[graph.nodes])
+    assert found.dtype == dtype
+    close(found, ops.spmm((edges, nodes), x).to(dtype)[graph.nodes], torch.bfloat16)
     for call in (
         lambda by, A, x: by.spmm(A, x),
         lambda by, A, x: by.spmm(A, x, values=by.sddmm(A, x, x)),
@@ -313,18 +318,8 @@ def test_exchange_in_16_bits(group: Any, dtype: torch.dtype) -> None:
     ):
         alike(
             (half, edges, nodes), functools.partial(call, distributed),
-            functools.partial(call, ops), [(torch.randn(nodes, FEAT), "n")],
-            dtype=torch.float32, near=near,
+            functools.partial(call, ops), [(x, "n")], dtype=torch.float32, near=near,
         )  # fmt: skip
-
-
-def test_autocast(group: Any) -> None:
-    graph, edges, nodes = spread(group)
-    x = torch.randn(nodes, FEAT)
-    with torch.autocast("cpu", torch.bfloat16):
-        found = distributed.spmm(graph, x[graph.nodes])
-    assert found.dtype == torch.bfloat16
-    close(found, ops.spmm((edges, nodes), x).bfloat16()[graph.nodes], torch.bfloat16)
 
 
 # -- layers and training --------------------------------------------------------------------------
@@ -358,62 +353,45 @@ def trained(model: Any, x: Any, graph: Any, train: Any, loss_of: Any, epochs: in
     return found
 
 
-def losses_alone(kind: str, edges: Any, x: Any, y: Any, train: Any, epochs: int) -> list[float]:
-    """Of one process, which has the whole graph."""
-    torch.manual_seed(0)
-    model = Model(kind, x.shape[1], int(y.max()) + 1).to(x.dtype)
-    return trained(model, x, edges, train, lambda out: F.cross_entropy(out, y[train]), epochs)
-
-
-def losses_together(
-    group: Any, kind: str, graph: DistGraph, x: Any, y: Any, train: Any, epochs: int
-) -> list[float]:
-    """Of processes, of their own rows, with torch's DistributedDataParallel."""
-    torch.manual_seed(0)
-    classes = torch.tensor([int(y.max()) if len(y) else 0])
-    dist.all_reduce(classes, dist.ReduceOp.MAX, group=group)
-    model = Model(kind, x.shape[1], int(classes) + 1).to(x.dtype)
-
-    def loss_of(out: torch.Tensor) -> torch.Tensor:
-        return distributed.mean(F.cross_entropy(out, y[train], reduction="none"), group)
-
-    spread_model = DistributedDataParallel(model, process_group=group)
-    return trained(spread_model, x, graph, train, loss_of, epochs)
-
-
 def test_losses(
     group: Any, kind: str, partition: str, edges_kind: str = "random", epochs: int = 50
 ) -> list[float]:
-    """On a small graph, of which processes may have nothing."""
-    graph, edges, nodes = spread(group, edges_kind, partition)
+    """Of processes, of their own rows, with torch's DistributedDataParallel, and of one alone.
+
+    On a small graph, of which processes may have nothing, or on one of a file; the latter in
+    float64, as rounding grows while weights change.
+    """
+    small = edges_kind != "cora"
+    if small:
+        graph, edges, nodes = spread(group, edges_kind, partition)
+    else:
+        whole = load_graph(edges_kind)
+        nodes, (target, source) = whole.shape[0], whole.nonzero()
+        edges = torch.from_numpy(np.stack([source, target]).astype(np.int64))
+        graph = DistGraph.from_file(edges_kind, group=group)
     torch.manual_seed(6)
-    x, y = torch.randn(nodes, 8), torch.randint(0, 3, (nodes,))
-    train = torch.rand(nodes) < 0.5
+    dtype, features = (torch.float32, 8) if small else (torch.float64, 32)
+    x, y = torch.randn(nodes, features, dtype=dtype), torch.randint(0, 3, (nodes,))
+    train, mine = torch.rand(nodes) < 0.5, graph.nodes
     train[-1] = True  # one at least
-    mine = graph.nodes
-    found = losses_together(group, kind, graph, x[mine], y[mine], train[mine], epochs)
+
+    def model() -> Model:
+        torch.manual_seed(0)
+        return Model(kind, features, int(y.max()) + 1).to(dtype)
+
+    def loss_of(out: torch.Tensor) -> torch.Tensor:
+        own = y[mine][train[mine]]
+        return distributed.mean(F.cross_entropy(out, own, reduction="none"), group)
+
+    together = DistributedDataParallel(model(), process_group=group)
+    found = trained(together, x[mine], graph, train[mine], loss_of, epochs)
     if dist.get_rank(group) == 0:  # all processes find the same, as their caller sees
-        wanted = losses_alone(kind, edges, x, y, train, epochs)
-        np.testing.assert_allclose(found, wanted, rtol=2e-4)
-    assert found[-1] < (0.7 if epochs == 50 else 1) * found[0]
-    return found
-
-
-def test_losses_on_a_file(group: Any, kind: str, path: str) -> None:
-    """50 epochs on a larger graph; in float64, as rounding grows while weights change."""
-    whole = load_graph(path)
-    nodes = whole.shape[0]
-    target, source = whole.nonzero()
-    edges = torch.from_numpy(np.stack([source, target]).astype(np.int64))
-    x, y = torch.randn(nodes, 32, dtype=torch.float64), torch.randint(0, 5, (nodes,))
-    train = torch.rand(nodes) < 0.3
-    graph = DistGraph.from_file(path, group=group)
-    mine = graph.nodes
-    found = losses_together(group, kind, graph, x[mine], y[mine], train[mine], 50)
-    if dist.get_rank(group) == 0:
-        wanted = losses_alone(kind, edges, x, y, train, 50)
-        np.testing.assert_allclose(found, wanted, rtol=1e-7)
+        alone = lambda out: F.cross_entropy(out, y[train])  # noqa: E731
+        wanted = trained(model(), x, edges, train, alone, epochs)
+        np.testing.assert_allclose(found, wanted, rtol=2e-4 if small else 1e-7)
+    assert found[-1] < (0.7 if epochs == 50 and small else 1) * found[0]
     dist.barrier(group)
+    return found
 
 
 LAYERS = {
@@ -491,11 +469,9 @@ def test_what_layers_give(group: Any) -> None:
     sums = torch.zeros(graph.own, 2, dtype=torch.float64).index_add(0, found[1].long(), alpha)
     close(sums, torch.ones_like(sums))
     with_values, *_ = spread(group, "random", "given", values=weight)
-    sage = nn.SAGEConv(FEAT, 3).double()
     A = torch.sparse_coo_tensor(edges.flip(0), weight, (nodes, nodes))
-    close(
-        distributed.spmm(with_values, whole[mine]), ops.spmm(A, whole)[mine]
-    )  # the graph's own weights
+    close(distributed.spmm(with_values, whole[mine]), ops.spmm(A, whole)[mine])
+    sage = nn.SAGEConv(FEAT, 3).double()
     assert sage(whole[mine], with_values).shape == (graph.own, 3)
 
 
@@ -538,54 +514,66 @@ def message(error: type[Exception], call: Any) -> str:
     raise AssertionError(f"expected {error.__name__}")
 
 
-def test_wrong_on_one_process(group: Any) -> list[str]:
-    """All processes get an error, and go on together afterwards."""
-    rank, wrong = dist.get_rank(group), dist.get_world_size(group) - 1
+def test_wrong_on_one_process(group: Any) -> list[tuple[str, str]]:
+    """All processes get an error, and go on together afterwards: what was to be said, and is."""
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    here = rank == size - 1
     edges, nodes = edges_of("random")
     graph, *_ = spread(group)
-    x = torch.ones(graph.own, 3)
+    x, ones = torch.ones(graph.own, 3), torch.ones(150)
+    short = graph.nodes[: -1 if here else None]
+    same, ints = "expected the same on all processes", torch.arange(30)
 
     def build(edge_index: Any = edges, **options: Any) -> Any:
         return lambda: DistGraph.from_edges(edge_index, group=group, **options)
 
-    here = rank == wrong
-    calls = [
-        build(edges.float() if here else edges),
-        build(edges[0] if here else edges),
-        build(edges - (1 if here else 0)),
-        build(num_nodes=29 if here else 30),
-        build(num_nodes=-1 if here else 30),
-        build(values=torch.ones(3) if here else torch.ones(150)),
-        build(values=torch.ones(150).double() if here else torch.ones(150)),
-        build(partition="columns" if here else "rows"),
-        build(partition=torch.zeros(30 if not here else 29, dtype=torch.int64), num_nodes=30),
-        build(partition=torch.full((30,), 99 if here else 0), num_nodes=30),
-        build(partition=torch.arange(30) // 15 * int(here), num_nodes=30),
-        build(partition=(torch.arange(30), torch.zeros(30, dtype=torch.int64)), num_nodes=30),
-        build(exchange_dtype=torch.int8 if here else None),
-        build(edge_data={"a": torch.ones(2)} if here else {"a": torch.ones(150)}),
-        lambda: DistGraph.from_file("missing.npz" if here else "cora", group=group),
-        lambda: distributed.spmm(graph, x[:-1] if here else x),
-        lambda: distributed.spmm(graph, torch.ones(graph.own, 4) if here else x),
-        lambda: distributed.spmm(graph, x.double() if here else x),
-        lambda: distributed.spmm(graph, x, "mean" if here else "sum"),
-        lambda: distributed.spmm(graph, x, values=torch.ones(1 if here else graph.nnz)),
-        lambda: distributed.sddmm(graph, x, x[:, :2] if here else x),
-        lambda: distributed.attention(graph, x, x.int() if here else x, x),
-        lambda: distributed.with_halo(graph, x.tolist() if here else x),
-        lambda: graph.scatter(torch.ones(30 if rank == 0 else 3) if here or rank == 0 else None),
-        lambda: graph.gather(x[:1] if here else x),
-        lambda: graph.arrange(graph.nodes[: -1 if here else None], x[: -1 if here else None]),
-        build(partition=(graph.nodes, graph.nodes[: -1 if here else None] * 0), num_nodes=30),
-    ]
+    def by(partition: Any) -> Any:
+        return build(partition=partition, num_nodes=30)
+
+    def spmm(x: Any, *more: Any, **options: Any) -> Any:
+        return lambda: distributed.spmm(graph, x, *more, **options)
+
+    calls = {
+        build(edges.float() if here else edges): "expected int32 or int64, got float32",
+        build(edges[0] if here else edges): "expected shape (2, E), got (150,)",
+        build(edges - (1 if here else 0)): "expected nodes from 0 to",
+        build(num_nodes=29 if here else 30): same,
+        build(num_nodes=-1 if here else 30): "expected sizes of 0 or more",
+        build(values=ones[: 3 if here else None]): "expected shape (150,), got (3,)",
+        build(values=ones.double() if here else ones): same,
+        build(partition="columns" if here else "rows"): "expected 'rows', 'metis', a tensor",
+        by(0 * ints[: 29 if here else 30]): "expected shape (30,), a process for each node",
+        by(0 * ints + (99 if here else 0)): "expected processes from 0 to 3, got 99 to 99",
+        by(ints // 15 * int(here)): same,
+        by((ints, 0 * ints)): "expected each node once",
+        build(exchange_dtype=torch.int8 if here else None): "expected torch.float16, torch.bfloat1",
+        build(edge_data={"a": ones[: 2 if here else None]}): "expected shape (150, ...), got (2,)",
+        lambda: DistGraph.from_file("missing.npz" if here else "cora", group=group):
+            "missing.npz: no such file",
+        spmm(x[:-1] if here else x): "a row for each own node, got",
+        spmm(torch.ones(graph.own, 4) if here else x): "expected the same on all",
+        spmm(x.double() if here else x): "expected the same on all",
+        spmm(x, "mean" if here else "sum"): "expected the same on all",
+        spmm(x, values=torch.ones(1 if here else graph.nnz)): "a number for each own edge",
+        lambda: distributed.sddmm(graph, x, x[:, :2] if here else x): "as 'X', got",
+        lambda: distributed.attention(graph, x, x.int() if here else x, x):
+            "argument 'k': expected float32",
+        lambda: distributed.with_halo(graph, x.tolist() if here else x):
+            "argument 'x': expected a tensor",
+        lambda: graph.scatter(torch.ones(30 if rank == 0 else 3) if here or rank == 0 else None):
+            "argument 'x': expected",
+        lambda: graph.gather(x[:1] if here else x): "argument 'x': expected",
+        lambda: graph.arrange(short, x[: len(short)]): "expected each node once",
+        by((graph.nodes, short * 0)): "expected a pair of nodes and their processes, of one length",
+    }  # fmt: skip
     found = []
-    for at, call in enumerate(calls):
+    for call, said in calls.items():
         try:
             call()
         except (TypeError, ValueError, DistributedError) as error:
-            found.append(f"{type(error).__name__}: {error}")
+            found.append((said, f"{type(error).__name__}: {error}"))
         else:
-            found.append(f"call {at} has gone well")
+            found.append((said, "it has gone well"))
     assert distributed.spmm(graph, x).shape == x.shape  # all are where they were
     return found
 

@@ -122,14 +122,6 @@ def test_module_with_several_functions_of_all_stages():
     np.testing.assert_allclose(args["out"], PROGRAMS["sddmm"].oracle(args)["out"], rtol=1e-5)
 
 
-def test_plain_prim_func():
-    built = sparsetir.build(scale)
-    assert list(built.stages) == ["III"]
-    x, y = np.arange(1024, dtype="float32"), np.zeros(1024, "float32")
-    built(x=x, y=y, s=np.float32(3))
-    np.testing.assert_array_equal(y, 3 * x)
-
-
 def test_plain_prim_func_takes_arrays_of_any_alignment():
     """Its buffers are 64-byte aligned by default; vector code then ends the process."""
     schedule = s_tir.Schedule(scale)
@@ -156,26 +148,19 @@ X, Y = np.arange(1024, dtype="float32"), np.zeros(1024, "float32")
 OBJECT = "expected a stage-I function, a PrimFunc, a Schedule, an s_tir.Schedule or an IRModule"
 test_refusals = refusals(
     f"""
-sparsetir.build(spmm(), None)
-    # TypeError: build: argument 'target': expected 'cpu', 'cuda', a
-sparsetir.build(spmm(), ["llvm"])
-    # TypeError: build: argument 'target': expected 'cpu', 'cuda', a
+sparsetir.build(spmm(), None)  # TypeError: build: argument 'target': expected 'cpu', 'cuda', a
+sparsetir.build(spmm(), ["llvm"])  # TypeError: build: argument 'target': expected 'cpu', 'cuda', a
 sparsetir.build(spmm(), "nonsense")  # ValueError: build: argument 'target': .. nonsense
-sparsetir.build(spmm(), {{"kind": "llvm", "nonsense": 1}})
-    # ValueError: build: argument 'target': .. nonsense
-sparsetir.build(sparsetir.lower_sparse_iter(spmm()), "cuda")
-    # ScheduleError: lower: 'spmm' is scheduled for no threads, as target cuda needs; bind its loops
-sparsetir.build(tvm.IRModule({{}}))
-    # ValueError: build: argument 'obj': the module has no functions
+sparsetir.build(spmm(), {{"kind": "llvm", "nonsense": 1}})  # ValueError: 'target': .. nonsense
+sparsetir.build(sparsetir.lower_sparse_iter(spmm()), "cuda")  # ScheduleError: lower: 'spmm' is
+sparsetir.build(tvm.IRModule({{}}))  # ValueError: 'obj': the module has no functions
 sparsetir.build(3)  # TypeError: build: argument 'obj': {OBJECT}, got int
 sparsetir.build("spmm")  # TypeError: build: argument 'obj': {OBJECT}, got str
-sparsetir.build(spmm()).source("cuda")
-    # ValueError: spmm: source: argument 'kind': expected one of ['ll', 'asm'], got 'cuda'
+sparsetir.build(spmm()).source("cuda")  # ValueError: spmm: source: argument 'kind': expected one of
 sparsetir.build(scale)(X, Y)  # TypeError: argument 's' is missing, and no array's shape implies
 sparsetir.build(scale)(X, Y, "a")  # TypeError: argument 's': expected a number, got str 'a'
 sparsetir.build(scale)(X, X, 1)  # ValueError: argument 'y' is written and shares memory with 'x'
-sparsetir.build(scale)(X[:4], Y, 1)
-    # ValueError: argument 'x': expected shape (1024,), got (4,)
+sparsetir.build(scale)(X[:4], Y, 1)  # ValueError: argument 'x': expected shape (1024,), got (4,)
 """,
     globals(),
 )

@@ -23,6 +23,7 @@ import sparsetir
 from fake_measurer import install
 from machines import REAL
 from refusals import in_order
+from small import text_of
 from sparsetir.cli import arguments, doctor, main
 from sparsetir.cli.text import readable
 from sparsetir.cli.tune import report_path
@@ -30,7 +31,6 @@ from sparsetir.data.graphs import load_relations
 from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.records import fingerprint
 from sparsetir.records.record import Key, Record
-from sparsetir.records.records import Records
 from sparsetir.records.task import Outcome, Task
 from sparsetir.runtime.texts import WIDTH
 from sparsetir.schedules.search.configs import to_data
@@ -39,18 +39,11 @@ from sparsetir.tuning import html, search
 from sparsetir.tuning.tuned import Trial, Tuned
 
 COMMANDS = ("tune", "bench", "lower", "explain", "formats", "records", "doctor")
-PROGRAM = """
-import sparsetir
-from tvm.script import sparse_tir as T
-
-@T.prim_func
-def scale(a: T.handle, indptr: T.handle, indices: T.handle, m: T.int32, n: T.int32, nnz: T.int32):
-    I = T.dense_fixed(m)
-    J = T.sparse_variable(I, (n, nnz), (indptr, indices))
-    A = T.match_sparse_buffer(a, (I, J), "float32")
-    with T.sp_iter([I, J], "SS", "scale") as [i, j]:
-        A[i, j] = A[i, j] * T.float32(2)
-"""
+HEAD = "import sparsetir\nfrom tvm.script import sparse_tir as T\n"
+PROGRAM = HEAD + text_of("scale", """
+with T.sp_iter([I, J], "SS", "scale") as [i, j]:
+    A[i, j] = A[i, j] * T.float32(2)
+""", A="I J")  # fmt: skip
 
 
 @pytest.fixture
@@ -64,13 +57,6 @@ def run(capsys, tmp_path, monkeypatch):
         return code, out, err
 
     return run
-
-
-@pytest.fixture
-def records(tmp_path, monkeypatch):
-    path = tmp_path / "records.sqlite"
-    monkeypatch.setenv("SPARSETIR_RECORDS", str(path))
-    return Records(path)
 
 
 @pytest.fixture
@@ -178,6 +164,18 @@ tun spmm  # argument COMMAND: invalid choice: 'tun' .. ; did you mean tune?
 format cora  # ; did you mean formats?
 records lst  # ; did you mean list?
 tune spmm --graph cora --sampler randm  # ; did you mean random?
+tune softmax --graph cora --feat 8  # --feat: expected none for softmax
+tune spgemm --graph cora --feat 8  # --feat: expected none for spgemm
+tune attention --graph cora --feat 8 --edge-feat 8  # --edge-feat: expected none
+tune u_add_e_max --graph cora --feat-in 8  # --feat-in: expected none for u_add_e_max
+tune u_add_e_max --graph cora --reduce min  # 'reduce': expected none beside 'u_add_e_max'
+lower spmm --template Frog  # unknown template 'Frog'; expected one of AmxBlocks
+lower spmm --template Frog --config {"template":"Groups"}  # --template: expected the one of
+lower one.py --template  # --template: expected none for a function in a file
+formats cora --format bsr(8  # with parameters, as BSR(8, 8); got bsr(8
+formats cora --format bsr_0_1  # bsr_0_1: BSR: argument 'rows': expected a positive integer, got 0
+formats cora --format bsr(1,2,3,4,5,6)  # bsr(1,2,3,4,5,6):
+formats cora --format bsr(__import__('os'))  # bsr(__import__('os')): malformed node or string
 """
 HUGE = {"{NINES}": "9" * 400, "{TENS}": "10" * 9, "{DEEP}": '{"a":' * 3000}
 
@@ -223,28 +221,18 @@ def test_tune_prints_a_table_and_writes_a_report(run, records, reports, monkeypa
     assert "report: sparsetir-tune-spmm-cora-32-2.html" in out
 
 
-MINE = """
-from tvm.script import sparse_tir as T
-
-@T.prim_func
-def sums(a: T.handle, y: T.handle, indptr: T.handle, indices: T.handle,
-         m: T.int32, n: T.int32, nnz: T.int32, feat: T.int32):
-    I = T.dense_fixed(m)
-    J = T.sparse_variable(I, (n, nnz), (indptr, indices))
-    F = T.dense_fixed(feat)
-    A = T.match_sparse_buffer(a, (I, J, F), "float32")
-    Y = T.match_sparse_buffer(y, (I, F), "float32")
-    with T.sp_iter([I, J, F], "SRS", "sums") as [i, j, f]:
-        with T.init():
-            Y[i, f] = 0.0
-        Y[i, f] = Y[i, f] + A[i, j, f]
-
+MINE = HEAD + text_of("sums", """
+with T.sp_iter([I, J, K], "SRS", "sums") as [i, j, f]:
+    with T.init():
+        Y[i, f] = 0.0
+    Y[i, f] = Y[i, f] + A[i, j, f]
+""", A="I J K", Y="I K") + """
 def apply(sch, config):
     iteration = sch.get_sparse_iteration("sums")
     i, j, f = sch.get_sp_iters(iteration)
     outer, inner = sch.split(f, [None, config["tile"]])
     sch.sparse_reorder(iteration, [i, outer, j, inner])
-"""
+"""  # fmt: skip
 
 
 def test_tune_takes_a_function_in_a_file(run, records, monkeypatch):
@@ -314,16 +302,8 @@ def test_tune_takes_messages_softmax_and_attention(run, records, monkeypatch):
         assert code == 0 and ("There is one config for this problem" in out) == one
         assert max(map(len, out.splitlines())) <= WIDTH
         assert (records.all()[-1].key.op, records.all()[-1].key.reduce) == (op, reduce)
-    for words, message in (
-        (("softmax", "--feat", 8), "argument --feat: expected none for softmax"),
-        (("spgemm", "--feat", 8), "argument --feat: expected none for spgemm"),
-        (("attention", "--feat", 8, "--edge-feat", 8), "argument --edge-feat: expected none"),
-        (("u_add_e_max", "--feat-in", 8), "argument --feat-in: expected none for u_add_e_max"),
-        (("u_add_e_max", "--reduce", "min"), "'reduce': expected none beside 'u_add_e_max'"),
-        (("u_add_e_max", "--target", "cuda"), "argument --target: there is no cuda device here"),
-    ):
-        code, out, err = run("tune", *words, *common)
-        assert code in (1, 2) and message in err and err.count("\n") == 1
+    code, _, err = run("tune", "u_add_e_max", "--target", "cuda", *common)
+    assert code == 1 and "argument --target: there is no cuda device here" in err
 
 
 def test_tune_prints_one_json_document(run, records, monkeypatch):
@@ -395,12 +375,6 @@ def test_lower_prints_the_plain_program_of_an_operator(run):
     assert (code, err) == (0, "") and out == spmm.program(Spmm(reduce="min")).script()
     code, out, err = run("lower", "spmm", "--template", "PanelRows", "--feat", 64)
     assert code == 0 and "PanelRows" in err and out.count("T.sp_iter(") > 2
-    code, out, err = run("lower", "spmm", "--template", "Frog")
-    assert (code, out) == (2, "") and "unknown template 'Frog'; expected one of AmxBlocks" in err
-    code, _, err = run("lower", "spmm", "--template", "Frog", "--config", '{"template": "Groups"}')
-    assert code == 2 and "argument --template: expected the one of --config, or none" in err
-    code, _, err = run("lower", "one.py", "--template")
-    assert code == 2 and "argument --template: expected none for a function in a file" in err
 
 
 def test_lower_prints_a_program_that_cannot_be_lowered(run, monkeypatch):
@@ -487,14 +461,6 @@ def test_formats_take_parameters(run):
     names = [cell["format"] for cell in json.loads(out)["formats"]]
     assert code == 0
     assert names == ["bsr_8_8", "hyb_2_4", "row_ell_16", "sr_bcrs_4_16", "enum_2", "csr"]
-    for text, message in (
-        ("bsr(8", "with parameters, as BSR(8, 8); got bsr(8"),
-        ("bsr_0_1", "bsr_0_1: BSR: argument 'rows': expected a positive integer, got 0"),
-        ("bsr(1, 2, 3, 4, 5, 6)", "bsr(1, 2, 3, 4, 5, 6): "),
-        ("bsr(__import__('os'))", "bsr(__import__('os')): malformed node or string"),
-    ):
-        code, out, err = run("formats", "cora", "--format", text)
-        assert (code, out, err.count("\n")) == (2, "", 1) and message in err
 
 
 def record(op="spmm", graph="cora", feat=32, seconds=1e-5):

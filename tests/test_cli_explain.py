@@ -12,27 +12,10 @@ from programs import PROGRAMS
 from sparsetir.cli import explained, main
 from sparsetir.runtime.pipeline import lower
 
-SPMM = """
+SPMM = f"""
 import sparsetir
 from tvm.script import sparse_tir as T
-
-@T.prim_func
-def spmm(
-    a: T.handle, b: T.handle, c: T.handle, indptr: T.handle, indices: T.handle,
-    m: T.int32, n: T.int32, nnz: T.int32, feat: T.int32,
-):
-    I = T.dense_fixed(m)
-    J = T.sparse_variable(I, (n, nnz), (indptr, indices))
-    J_ = T.dense_fixed(n)
-    K = T.dense_fixed(feat)
-    A = T.match_sparse_buffer(a, (I, J), "float32")
-    B = T.match_sparse_buffer(b, (J_, K), "float32")
-    C = T.match_sparse_buffer(c, (I, K), "float32")
-    with T.sp_iter([I, J, K], "SRS", "spmm") as [i, j, k]:
-        with T.init():
-            C[i, k] = 0.0
-        C[i, k] = C[i, k] + A[i, j] * B[j, k]
-
+{PROGRAMS["spmm"].make("float32", "int32").script()}
 def apply(sch):
     i, j, k = sch.get_sp_iters(sch.get_sparse_iteration("spmm"))
     sch.split(k, [None, 8])
@@ -129,23 +112,21 @@ def test_without_arguments_nothing_runs(explain, monkeypatch):
     assert "C[i, k0 * 8 + k1]" in out and "as it was written:\n" in out
 
 
-@pytest.mark.parametrize(
-    "words, message",
-    [
-        (["gone"], "argument OP|FILE: expected spmm, spmv, sddmm or a .py file, got 'gone'"),
-        (["spgemm"], "argument OP|FILE: expected spmm, spmv, sddmm or a .py file, got 'spgemm'"),
-        (["spmm.py", "--graph", "cora"], "argument --arg: 'feat': expected a number, got nothing"),
-        (["spmm.py", "--arg", "k=3"], "argument --arg: 'spmm' has no 'k'; it has a, b, c, indptr"),
-        (["spmm.py", "--arg", "a=2"], "argument --arg: 'a': expected an array, got int"),
-        (
-            ["spmm.py", "--arg", "feat=2"],
-            "argument --arg: 'indptr': expected an array, got nothing",
-        ),
-        (["spmm.py", "--graph", "gone"], "argument --graph: gone: no such file"),
-    ],
-)
-def test_refusals(explain, words, message):
-    code, out, err = explain(*words)
+REFUSED = """
+gone  # argument OP|FILE: expected spmm, spmv, sddmm or a .py file, got 'gone'
+spgemm  # argument OP|FILE: expected spmm, spmv, sddmm or a .py file, got 'spgemm'
+spmm.py --graph cora  # argument --arg: 'feat': expected a number, got nothing
+spmm.py --arg k=3  # argument --arg: 'spmm' has no 'k'; it has a, b, c, indptr
+spmm.py --arg a=2  # argument --arg: 'a': expected an array, got int
+spmm.py --arg feat=2  # argument --arg: 'indptr': expected an array, got nothing
+spmm.py --graph gone  # argument --graph: gone: no such file
+"""
+
+
+@pytest.mark.parametrize("row", REFUSED.strip().splitlines())
+def test_refusals(explain, row):
+    words, message = row.split("  # ")
+    code, out, err = explain(*words.split())
     assert (code, out) == (2, "")
     assert err.startswith(f"sparsetir explain: {message}") and err.count("\n") == 1
 

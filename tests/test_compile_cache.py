@@ -22,8 +22,7 @@ class Counting:
     """`tvm.compile` without the memory that all tests have, counting."""
 
     def __init__(self) -> None:
-        self.count = 0
-        self.instruments: list[list[str]] = []  # of TVM's passes, in each call
+        self.count, self.instruments = 0, []  # of TVM's passes, in each call
 
     def __call__(self, mod: Any, target: Any = None, **options: Any) -> Any:
         self.count += 1
@@ -56,16 +55,27 @@ def check(kernel: Any) -> None:
     np.testing.assert_array_equal(x, 2 * np.arange(64))
 
 
-def test_the_second_is_not_compiled_and_computes_the_same(cache):
-    for _ in range(2):
-        kernel = doubling()
-        assert isinstance(kernel._module, Kept) and cache._real.count == 1
-        check(kernel)
+def test_what_is_compiled_anew(cache, tmp_path, monkeypatch):
+    """The first kernel of its kind, its text once and its export; never a kernel for another."""
 
+    def made(count, *of):
+        kernel = doubling(*of)
+        assert isinstance(kernel._module, Kept) and cache._real.count == count
+        return kernel
 
-def test_another_dtype_and_another_target_are_other_kernels(cache):
-    doubling(), doubling("float64"), doubling(target={"kind": "llvm", "mcpu": "x86-64"})
-    assert cache._real.count == 3
+    made(1), check(made(1))
+    made(2, "float64"), made(3, "float32", {"kind": "llvm", "mcpu": "x86-64"})
+    kernel = made(3)
+    text = kernel.source("asm")
+    assert "define" in kernel.source("ll")
+    kernel.export(tmp_path / "double.so")
+    check(sparsetir.load(tmp_path / "double.so"))
+    assert cache._real.count == 4
+    cache.quick = True
+    check(made(5)), check(made(5))
+    assert made(5).source("asm") == text and cache._real.count == 6
+    monkeypatch.setattr(tvm, "__version__", "0")
+    made(7)
 
 
 def adding(names: str = "xyi", constant: float = 1.0, bound: int = 8, index: int = 0) -> Any:
@@ -78,45 +88,12 @@ def adding(names: str = "xyi", constant: float = 1.0, bound: int = 8, index: int
     return tvm.IRModule({"main": tirx.PrimFunc([x, y], body)})
 
 
-def test_a_kernel_of_other_names_inside_is_the_same():
-    assert compile_cache.key(adding(), "llvm") == compile_cache.key(adding("xyj"), "llvm")
-
-
-@pytest.mark.parametrize(
-    "other",
-    [{"names": "zyi"}, {"constant": 1.5}, {"bound": 7}, {"index": 1}, {"names": "yxi"}],
-    ids=str,
-)
-def test_a_kernel_that_computes_or_says_something_else_is_another(other):
-    assert compile_cache.key(adding(), "llvm") != compile_cache.key(adding(**other), "llvm")
-
-
-def test_another_version_of_tvm_compiles_anew(cache, monkeypatch):
-    doubling()
-    monkeypatch.setattr(tvm, "__version__", "0")
-    doubling()
-    assert cache._real.count == 2
-
-
-def test_text_and_export_compile_once(cache, tmp_path):
-    doubling()
-    kernel = doubling()
-    assert cache._real.count == 1
-    assert "define" in kernel.source("ll") and kernel.source("asm")
-    kernel.export(tmp_path / "double.so")
-    assert cache._real.count == 2
-    check(sparsetir.load(tmp_path / "double.so"))
-
-
-def test_a_quick_kernel_is_another_and_its_text_the_same(cache):
-    text = doubling().source("asm")
-    assert cache._real.count == 1
-    cache.quick = True
-    for _ in range(2):
-        kernel = doubling()
-        check(kernel)
-        assert cache._real.count == 2
-    assert kernel.source("asm") == text and cache._real.count == 3
+def test_a_kernel_that_computes_or_says_something_else_is_another():
+    """But for the names of what is inside."""
+    changes = [{"names": "zyi"}, {"constant": 1.5}, {"bound": 7}, {"index": 1}, {"names": "yxi"}]
+    made = [adding(), *(adding(**change) for change in changes)]
+    assert len({compile_cache.key(mod, "llvm") for mod in made}) == len(made)
+    assert compile_cache.key(adding("xyj"), "llvm") == compile_cache.key(made[0], "llvm")
 
 
 def test_a_kernel_with_workspaces_of_open_sizes_is_kept(cache):

@@ -15,6 +15,7 @@ from tvm.script import tirx as T
 
 import cuda_runner
 from cuda_runner import CudaFunction, CudaText, KernelError, requires_cuda_text, run_cuda
+from refusals import refusals
 
 pytestmark = requires_cuda_text
 
@@ -31,7 +32,7 @@ def launch(text: str, *args: Any, block: Any = (32, 1, 1), grid: Any = (1, 1, 1)
                 values.append((None, at))
             else:
                 values.append((np.dtype("int32"), arg))
-        CudaText(text).launch("k", grid, block, values, dynamic, seed)
+        CudaText(text, "sm_80").launch("k", grid, block, values, dynamic, seed)
 
 
 def kernel(parameters: str, body: str) -> str:
@@ -90,30 +91,6 @@ def test_what_lanes_that_ended_give_is_nan():
     body = "  if (t >= 20) return;\n  out[t] = __shfl_down_sync(0xffffffffu, 1.0f, 8, 32);"
     launch(kernel("float* out", body), out)
     assert (out[0, :12] == 1).all() and np.isnan(out[0, 12:20]).all()
-
-
-@pytest.mark.parametrize(
-    ("name", "dtype"), [("half", "float16"), ("nv_bfloat16", ml_dtypes.bfloat16)], ids=str
-)
-def test_small_floats(name, dtype):
-    """All 65536 of them, and their sums, products and quotients with others, are NumPy's."""
-    a = np.arange(1 << 16, dtype="uint16").view(dtype)
-    b = np.random.default_rng(0).permutation(a)
-    out, wide = np.zeros((4, 1 << 16), dtype), np.zeros(1 << 16, "float32")
-    body = """
-  for (int i = t; i < n; i += 32) {
-    wide[i] = (float)a[i];
-    out[i] = (T)(float)a[i];
-    out[n + i] = a[i] + b[i]; out[2 * n + i] = a[i] * b[i]; out[3 * n + i] = a[i] / b[i];
-  }"""
-    text = kernel("T* a, T* b, T* out, float* wide, int n", body)
-    bits = [x.view("uint16") for x in (a, b, out)]
-    launch(f"using T = {name};\n{text}", *bits, wide, 1 << 16)
-    with np.errstate(all="ignore"):
-        x, y = a.astype("float32"), b.astype("float32")
-        expected = [x, x + y, x * y, x / y]
-        for found, value in zip([wide, *out], [x, *(e.astype(dtype) for e in expected)]):
-            np.testing.assert_array_equal(found.astype("float32"), value.astype("float32"))
 
 
 ADDED = ["int", "unsigned", "unsigned long long", "float", "double", "half", "nv_bfloat16"]
@@ -200,53 +177,36 @@ def test_equal_values_may_be_allowed():
         launch(text, x, 1, grid=(3, 1, 1), equal=True)
 
 
-@pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        (
-            "  x[t + n] = 1;",
-            r"out of bounds: block 0, thread \(31, 0, 0\) writes 4 bytes at \+128 ",
-        ),
-        ("  x[t - n] = 1;", r"writes 4 bytes at -4 from the begin of arg0"),
-        ("  x[0] = x[32 + 7];", "reads 4 bytes .* of arg0, in no buffer"),
-        (
-            "  if (t == 0) *(float4*)(x + 2 * n) = make_float4(1, 2, 3, 4);",
-            "misaligned: .* 16 bytes at 8 of arg0",
-        ),
-        ("  if (t == 7) *(float2*)(x + 31 + n) = float2();", "out of bounds: .* in no buffer"),
-        ("  __shared__ float S[32]; S[t + n] = 1;", "out of bounds: .* index 32 of an array"),
-        ("  __shared__ float S[32]; *(S + t + n) = 1;", "in no buffer"),
-        ("  float y[4]; y[t] = t; x[t] = y[0] + y[3];", "uses index 4 of an array"),
-        ("  atomicAdd(x + 40, 1);", "changes by an atomic 4 bytes"),
-    ],
-)
-def test_bounds(body, message):
-    with pytest.raises(KernelError, match=message):
-        launch(kernel("float* x, int n", body), np.zeros(32, "float32"), 1)
+def wrong(body: str, threads: int = 32) -> None:
+    x = np.zeros(32, "float32")
+    launch(kernel("float* x, int n", f"  {body}"), x, 1, block=(threads, 1, 1))
 
 
-@pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        ("  if (t < 40) __syncthreads();", "a __syncthreads that thread 40 ended without"),
-        (
-            "  if (t < 40) __syncthreads();\n  else __syncthreads();",
-            "thread 0 waits at the __syncthreads of line 5, thread 40 at that of line 6",
-        ),
-        (
-            "  if (t % 2) __shfl_sync(~0u, t, 0); else __syncthreads();",
-            "warp 0: lane 1 is at __shfl_sync .*, which names lane 0, but that one waits at __sync",
-        ),
-        (
-            "  if (t % 2) __shfl_sync(~0u, t, 0); else __syncwarp();",
-            "lane 0 is at __syncwarp with mask 0xffffffff, which names lane 1, but that one waits",
-        ),
-        ("  __syncwarp(2);", "__syncwarp: lane 0 is not in its own mask 0x00000002"),
-    ],
+test_bounds_and_divergence = refusals(
+    r"""
+wrong("x[t + n] = 1;")
+    # KernelError: out of bounds: block 0, thread (31, 0, 0) writes 4 bytes at +128
+wrong("x[t - n] = 1;")  # KernelError: writes 4 bytes at -4 from the begin of arg0
+wrong("x[0] = x[32 + 7];")  # KernelError: reads 4 bytes .. of arg0, in no buffer
+wrong("if (t == 0) *(float4*)(x + 2 * n) = make_float4(1, 2, 3, 4);")
+    # KernelError: misaligned: .. 16 bytes at 8 of arg0
+wrong("if (t == 7) *(float2*)(x + 31 + n) = float2();")  # KernelError: out of bounds .. no buffer
+wrong("__shared__ float S[32]; S[t + n] = 1;")  # KernelError: out of bounds .. index 32 of an array
+wrong("__shared__ float S[32]; *(S + t + n) = 1;")  # KernelError: in no buffer
+wrong("float y[4]; y[t] = t; x[t] = y[0] + y[3];")  # KernelError: uses index 4 of an array
+wrong("atomicAdd(x + 40, 1);")  # KernelError: changes by an atomic 4 bytes
+wrong("if (t < 40) __syncthreads();", 64)
+    # KernelError: a __syncthreads that thread 40 ended without
+wrong("if (t < 40) __syncthreads();\n  else __syncthreads();", 64)
+    # KernelError: thread 0 waits at the __syncthreads of line 5, thread 40 at that of line 6
+wrong("if (t % 2) __shfl_sync(~0u, t, 0); else __syncthreads();", 64)
+    # KernelError: warp 0: lane 1 is at __shfl_sync .. , which names lane 0, but that one waits at
+wrong("if (t % 2) __shfl_sync(~0u, t, 0); else __syncwarp();", 64)
+    # KernelError: lane 0 is at __syncwarp with mask 0xffffffff, which names lane 1, but that one
+wrong("__syncwarp(2);")  # KernelError: __syncwarp: lane 0 is not in its own mask 0x00000002
+""",
+    globals(),
 )
-def test_divergence(body, message):
-    with pytest.raises(KernelError, match=f"(?s)^k: .*{message}"):
-        launch(kernel("", body), block=(64, 1, 1))
 
 
 def test_what_holds_nothing_is_nan():
@@ -376,3 +336,140 @@ def test_offsets_beyond_31_bits():
     rows += 32
     with pytest.raises(KernelError, match="out of bounds: .* reads 1 bytes .* of B"):
         run_cuda(gather, args)
+
+
+# --- counts, tensor cores, asynchronous copies ---------------------------------------------------
+
+
+def counts(body: str, lanes: int = 32, blocks: int = 1) -> dict[str, int]:
+    """Of a kernel over 4096 float32, whose address is a multiple of 64."""
+    memory = np.zeros(4096 + 16, "float32")
+    at = -(-memory.ctypes.data // 64) * 64
+    text = f'extern "C" __global__ void k(float* x) {{ int t = threadIdx.x; {body} }}'
+    with cuda_runner.watched(races=False, count=True):
+        cuda_runner.add_buffer("x", at, 4096 * 4, 4)
+        CudaText(text).launch("k", (blocks, 1, 1), (lanes, 1, 1), [(None, at)])
+        found = cuda_runner._runtime().cuda_counts().contents
+        return {name: getattr(found, name) for name, _ in found._fields_}
+
+
+@pytest.mark.parametrize(
+    ("body", "sectors"),
+    [
+        ("x[t] = 1;", 4),  # neighbours: 128 bytes
+        ("x[t + 1] = 1;", 5),  # not from the begin of a sector
+        ("x[8 * t] = 1;", 32),  # a sector for each lane
+        ("x[0] = 1;", 1),
+        ("*(float4*)(x + 4 * t) = *(float4*)(x + 512 + 4 * t);", 32),
+        ("for (int i = 0; i < 3; ++i) x[32 * i + t] = 1;", 12),
+    ],
+)
+def test_sectors(body, sectors):
+    assert counts(body)["sectors"] == sectors
+
+
+def test_instructions_and_lanes():
+    """A branch of 8 lanes is an instruction as one of 32 is; two warps have twice as many."""
+    found = counts("x[t] = 1; if (t < 8) x[t] = 2;")
+    assert (found["instructions"], found["lanes"]) == (2, 40)
+    found = counts("x[t] = 1; if (blockIdx.x) x[t] = 2;", lanes=64, blocks=3)
+    assert (found["instructions"], found["lanes"]) == (2 + 4 + 4, 320)
+    assert (found["longest_block"], found["blocks"], found["longest_warp"]) == (4, 3, 2)
+
+
+def test_atomics_and_shuffles():
+    """Lanes that change one address of one instruction come one after the other."""
+    for body, conflicts in (("atomicAdd(x, 1);", 31), ("atomicAdd(x + t / 2, 1);", 16)):
+        found = counts(body)
+        assert (found["atomics"], found["conflicts"]) == (32, conflicts)
+    found = counts("__shfl_sync(~0u, t, 0); __syncthreads();")
+    assert (found["shuffles"], found["barriers"], found["sectors"]) == (32, 1, 0)
+
+
+# Lane l's registers, as the PTX manual has it: `.row` of A, `.col` of B, two of C.
+MMA = """
+extern "C" __global__ void k(%(T)s* A, %(T)s* B, %(S)s* C) {
+  int g = threadIdx.x / 4, t = threadIdx.x %% 4;
+  unsigned a[4], b[2];
+  %(S)s c[4];
+  for (int i = 0; i < 4; ++i) {
+    a[i] = *(unsigned*)(A + (g + i %% 2 * 8) * %(K)d + i / 2 * %(K)d / 2 + t * %(K)d / 8);
+    c[i] = C[(g + i / 2 * 8) * 8 + 2 * t + i %% 2];
+  }
+  for (int i = 0; i < 2; ++i) b[i] = *(unsigned*)(B + g * %(K)d + i * %(K)d / 2 + t * %(K)d / 8);
+  asm volatile(
+    "mma.sync.aligned.m16n8k%(K)d.row.col.%(name)s "
+    "{%%0, %%1, %%2, %%3}, {%%4, %%5, %%6, %%7}, {%%8, %%9}, {%%10, %%11, %%12, %%13};\\n"
+    : "=f"(c[0]), "=f"(c[1]), "=f"(c[2]), "=f"(c[3])
+    : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]),
+      "f"(c[0]), "f"(c[1]), "f"(c[2]), "f"(c[3]));
+  for (int i = 0; i < 4; ++i) C[(g + i / 2 * 8) * 8 + 2 * t + i %% 2] = c[i];
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "name", "k"),
+    [
+        ("half", "float16", "f32.f16.f16.f32", 16),
+        ("nv_bfloat16", ml_dtypes.bfloat16, "f32.bf16.bf16.f32", 16),
+        ("signed char", "int8", "s32.s8.s8.s32", 32),
+    ],
+    ids=["half", "bfloat16", "int8"],
+)
+def test_mma(kind, dtype, name, k):
+    rng, sums = np.random.default_rng(0), "int" if kind == "signed char" else "float"
+    a, b = (rng.integers(-9, 9, (n, k)).astype(dtype) for n in (16, 8))
+    c = rng.integers(-9, 9, (16, 8)).astype("int32" if sums == "int" else "float32")
+    expected = c + a.astype("int64") @ b.astype("int64").T
+    bits = [x.view("uint16") if x.itemsize == 2 else x for x in (a, b)]
+    text = MMA % {"T": kind, "S": sums, "K": k, "name": name}
+    launch(text, *bits, c)
+    np.testing.assert_array_equal(c, expected)
+
+
+# Two stages of copies to shared memory; lane l names row l % 16 of the tile, its half l / 16.
+LDMATRIX = """
+extern "C" __global__ void k(half* A, half* out) {
+  __shared__ alignas(64) half S[256];
+  for (int stage = 0; stage < 2; ++stage) {
+    unsigned to = __cvta_generic_to_shared(S + stage * 128 + threadIdx.x * 4);
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;"
+      :: "r"(to), "l"((uint8_t*)(A + stage * 128 + threadIdx.x * 4)), "n"(8));
+    asm volatile("cp.async.commit_group;" : : );
+  }
+  asm volatile("cp.async.wait_group WAIT;" : : : "memory");
+  __syncwarp();
+  unsigned r[4];
+  unsigned from = __cvta_generic_to_shared(S + threadIdx.x % 16 * 16 + threadIdx.x / 16 * 8);
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4TRANS.shared.b16" "{%0, %1, %2, %3}, [%4];\\n"
+    : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(from));
+  for (int i = 0; i < 4; ++i) *(unsigned*)(out + i * 64 + threadIdx.x * 2) = r[i];
+}
+"""
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_ldmatrix_and_copies(transposed):
+    text = LDMATRIX.replace("TRANS", ".trans" if transposed else "").replace("WAIT", "0")
+    a, out = np.arange(256).astype("float16").reshape(16, 16), np.zeros((4, 8, 8), "float16")
+    for seed in range(2):
+        launch(text, a, out, seed=seed)
+    for number, tile in enumerate((a[:8, :8], a[8:, :8], a[:8, 8:], a[8:, 8:])):
+        np.testing.assert_array_equal(out[number], tile.T if transposed else tile)
+
+
+def test_a_wait_for_too_few_copies_shows():
+    """What the second stage copies is not there: the matrix holds NaN."""
+    text = LDMATRIX.replace("TRANS", "").replace("WAIT", "1")
+    a, out = np.zeros((16, 16), "float16"), np.zeros((4, 8, 8), "float16")
+    launch(text, a, out)
+    assert np.isnan(out[[1, 3]]).all() and (out[[0, 2]] == 0).all()
+
+
+def test_a_warp_of_fewer_lanes_is_refused():
+    text = MMA % {"T": "half", "S": "float", "K": 16, "name": "f32.f16.f16.f32"}
+    text = text.replace("  asm", "  if (g == 7) return;\n  asm", 1)
+    arrays = np.zeros((16, 16), "float16"), np.zeros((8, 16), "float16"), np.zeros((16, 8), "f4")
+    with pytest.raises(KernelError, match="mma.sync: lanes 0x0fffffff alone are there"):
+        launch(text, *arrays)

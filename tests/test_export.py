@@ -1,6 +1,18 @@
-"""Kernels in files: written, loaded where nothing can be compiled, refused."""
+"""Kernels in files: written, loaded, refused; damaged, forged, changed while in use; full disks.
+
+What would end a process is run in one of its own.
+"""
 
 from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import re
+import resource
+import sys
 
 import numpy as np
 import pytest
@@ -10,7 +22,8 @@ import sparsetir
 from kernel_common import arguments, check, kernel, linker
 from programs import PROGRAMS
 from refusals import refuse
-from sparsetir.runtime.kernel_file import MARK
+from sparsetir.runtime import kernel_file
+from sparsetir.runtime.kernel_file import MARK, TRAILER, read_library
 from test_build import scale
 
 pytestmark = linker
@@ -23,11 +36,15 @@ def saved(tmp_path_factory):
     return path
 
 
-def test_loaded_kernel_runs_and_knows_its_parameters(saved):
-    loaded = sparsetir.load(str(saved))
+def right(loaded):
     args = arguments()
     loaded(**args)
     check(args)
+
+
+def test_loaded_kernel_runs_and_knows_its_parameters(saved):
+    loaded = sparsetir.load(str(saved))
+    right(loaded)
     built = kernel()
     assert loaded.name == built.name == "spmm"
     assert str(loaded.target) == str(built.target)
@@ -47,24 +64,11 @@ def test_a_file_says_for_which_machine_it_was_scheduled(tmp_path, monkeypatch):
     assert sparsetir.load(tmp_path / "scale.so").assumes == machine
 
 
-def test_plain_prim_func(tmp_path):
-    built = sparsetir.build(scale)
-    built.export(tmp_path / "scale.so")
-    loaded = sparsetir.load(tmp_path / "scale.so")
-    x, y = np.ones(1024, "float32"), np.zeros(1024, "float32")
-    loaded(x, y, 2)
-    assert (y == 2).all()
-    with pytest.raises(ValueError, match=r"argument 'y' is written and shares memory with 'x'"):
-        loaded(x, x, 2)
-
-
 def test_one_function_of_a_module(tmp_path):
     functions = {n: PROGRAMS[n].make("float32", "int32") for n in ("spmm", "spmv")}
     kernels = sparsetir.build(tvm.IRModule(functions))
     kernels["spmm"].export(tmp_path / "one.so")
-    args = arguments()
-    sparsetir.load(tmp_path / "one.so")(**args)
-    check(args)
+    right(sparsetir.load(tmp_path / "one.so"))
 
 
 def test_what_a_loaded_kernel_refuses(saved, tmp_path):
@@ -72,15 +76,12 @@ def test_what_a_loaded_kernel_refuses(saved, tmp_path):
     wrong = {**args, "indices": np.append(99, args["indices"][1:]).astype("int32")}
     refuse(
         """
-        loaded(**{**args, "b": args["b"].astype("float64")})
-            # TypeError: spmm: argument 'b': expected dtype float32
+        loaded(**{**args, "b": args["b"].astype("float64")})  # TypeError: 'b': expected dtype
         loaded(**wrong)  # StructureIndexError: argument 'indices'
         loaded.export(path / "a.so")  # ValueError: spmm: a loaded kernel cannot be exported again
         loaded.source()  # ValueError: spmm: a loaded kernel has no source
-        kernel().export(path / "a")
-            # ValueError: argument 'path': expected a name that ends in '.so'
-        kernel().export(path / "none" / "a.so")
-            # FileNotFoundError: argument 'path': there is no folder ' .. none'
+        kernel().export(path / "a")  # ValueError: 'path': expected a name that ends in '.so'
+        kernel().export(path / "none" / "a.so")  # FileNotFoundError: 'path': there is no folder '
         """,
         globals(),
         {**locals(), "path": tmp_path},
@@ -108,9 +109,7 @@ def test_overwriting_leaves_loaded_kernels_as_they_are(tmp_path):
     kernel().export(path, overwrite=True)
     new = sparsetir.load(path)
     assert (old.name, new.name) == ("spmv", "spmm")
-    args = arguments()
-    new(**args)
-    check(args)
+    right(new)
     program = PROGRAMS["spmv"]
     args = program.inputs(np.random.default_rng(0), "small", "float32", "int32")
     old(**args)
@@ -152,3 +151,153 @@ def test_loading_a_gpu_kernel(tmp_path):
     else:
         with pytest.raises(RuntimeError, match=r"compiled for cuda, cannot be loaded here: "):
             sparsetir.load(tmp_path / "gpu.so")
+
+
+# -- damage and malice ----------------------------------------------------------------------------
+
+
+def test_no_bit_may_differ(saved, tmp_path):
+    """In the first bytes, in the last ones and anywhere; and no byte may be missing."""
+    whole, path = saved.read_bytes(), tmp_path / "a.so"
+    rng = np.random.default_rng(0)
+    places = [*range(0, 64, 7), *range(len(whole) - TRAILER, len(whole))]
+    for at in (*places, *rng.integers(0, len(whole), 30)):
+        data = bytearray(whole)
+        data[at] ^= 1 << rng.integers(8)
+        path.write_bytes(data)
+        with pytest.raises(ValueError, match=r"a.so' is not a kernel exported by sparsetir: "):
+            sparsetir.load(path)
+    # Also where the tail is there: a loader that maps a library that is cut off ends the process.
+    tail = whole[int(whole[-TRAILER:][:16]) :]
+    for size in (*range(9), *rng.integers(0, len(whole) - len(tail), 20)):
+        for data in (whole[:size], whole[:size] + tail):
+            path.write_bytes(data)
+            with pytest.raises(ValueError, match=r"a.so' is not a kernel exported by sparsetir: "):
+                sparsetir.load(path)
+
+
+def forge(path, library, description):
+    """A file whose hash is right."""
+    body = library + description
+    sizes = b"%016d%016d" % (len(library), len(description))
+    path.write_bytes(body + sizes + hashlib.sha256(body).digest() + MARK)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        *(({"needs": x}, "no list of texts 'needs'") for x in ("avx2", [1, 2], {"x": 1}, 7)),
+        *(({"assumes": x}, "no numbers by name in 'assumes'")
+          for x in (None, 7, ["threads"], {"threads": "2"})),
+        ({"name": None}, "its description has no text 'name'"),
+        ({"name": "other"}, "a.so': its library has no function 'other'"),
+        ({"signature": "[]"}, "is not a kernel exported by sparsetir: ."),
+        ({"signature": tvm.ir.save_json(tvm.tirx.const(1, "int32"))}, "its signature is no functi"),
+        ({"target": "no such"}, "is not a kernel exported by sparsetir: ."),
+        (None, "is not a kernel exported by sparsetir: maximum recurs"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_forged_descriptions(saved, tmp_path, changes, message):
+    """Without changes one of many brackets."""
+    library, found = read_library(saved)
+    text = b"[" * 10**5 if changes is None else json.dumps({**found, **changes}).encode()
+    forge(tmp_path / "a.so", library, text)
+    with pytest.raises(ValueError, match=message):
+        sparsetir.load(tmp_path / "a.so")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="libraries of ELF")
+def test_libraries_of_another_processor(saved, tmp_path):
+    library, found = read_library(saved)
+    other = bytearray(library)
+    other[18] ^= 0xFF
+    forge(tmp_path / "a.so", bytes(other), json.dumps(found).encode())
+    with pytest.raises(RuntimeError, match="cannot be loaded here: it is for another kind of proc"):
+        sparsetir.load(tmp_path / "a.so")
+    # Of another name: a library that is mapped may not be cut off.
+    forge(tmp_path / "b.so", b"no library", json.dumps(found).encode())
+    with pytest.raises(RuntimeError, match=r"load: argument 'path': .* cannot be loaded here"):
+        sparsetir.load(tmp_path / "b.so")
+
+
+def test_files_that_are_written_into_while_loaded(saved, tmp_path):
+    """As `cp` does: it would end the process, a fork here, or change what the kernel computes."""
+    path, whole = tmp_path / "a.so", saved.read_bytes()
+    path.write_bytes(whole)
+    loaded = sparsetir.load(path)
+    child = os.fork()
+    if not child:
+        with contextlib.suppress(BaseException):
+            for change in (b"\xcc" * len(whole), b"", whole):
+                with open(path, "wb") as file:  # not another file of the same name
+                    file.write(change)
+                right(loaded)
+            os._exit(0)
+        os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_deleted_and_loaded_again(saved, tmp_path):
+    path = tmp_path / "a.so"
+    path.write_bytes(saved.read_bytes())
+    first, second = sparsetir.load(path), sparsetir.load(path)
+    path.unlink()
+    right(first)
+    del first
+    right(second)
+
+
+def test_what_is_no_file(tmp_path, monkeypatch):
+    (tmp_path / "a.so").mkdir()
+    os.mkfifo(tmp_path / "b.so")
+    (tmp_path / "c.so").symlink_to("/dev/zero")
+    (tmp_path / "d.so").symlink_to(tmp_path / "d.so")
+    for name in "abcd":
+        text = re.escape(f"load: argument 'path': expected a file, got '{tmp_path / name}.so'")
+        with pytest.raises(FileNotFoundError, match=text):
+            sparsetir.load(tmp_path / f"{name}.so")
+    for wrong in (None, 5, b"a.so"):
+        with pytest.raises(TypeError, match="^load: argument 'path': expected a path, got "):
+            sparsetir.load(wrong)
+        with pytest.raises(TypeError, match="^spmm: export: argument 'path': expected a path"):
+            kernel().export(wrong)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(FileNotFoundError, match=re.escape(f"{tmp_path}/none.so")):
+        sparsetir.load("~/none.so")
+
+
+def test_no_room_for_a_file(tmp_path):
+    """LLVM would end the process; nothing is left behind."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
+    try:
+        with pytest.raises(OSError, match="a.so' cannot be written: File too large") as raised:
+            kernel().export(tmp_path / "a.so")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert raised.value.errno == errno.EFBIG
+    assert not list(tmp_path.iterdir())
+
+
+def test_folders_that_are_not_ours(tmp_path, monkeypatch):
+    def refuse(*args, **options):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(kernel_file.tempfile, "TemporaryDirectory", refuse)
+    text = "spmm: export: argument 'path': '.*a.so' cannot be written: Permission denied"
+    with pytest.raises(PermissionError, match=text):
+        kernel().export(tmp_path / "a.so")
+
+
+def test_two_that_write_at_once(tmp_path, monkeypatch):
+    """Without `overwrite` the second does not replace what the first has written meanwhile."""
+    path = tmp_path / "a.so"
+    exported = kernel_file.hashlib.sha256
+    monkeypatch.setattr(
+        kernel_file.hashlib, "sha256", lambda data: path.write_bytes(b"first") and exported(data)
+    )
+    with pytest.raises(FileExistsError, match="a.so' cannot be written: File exists"):
+        kernel().export(path)
+    assert path.read_bytes() == b"first"
+    assert [p.name for p in tmp_path.iterdir()] == ["a.so"]

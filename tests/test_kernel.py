@@ -12,7 +12,6 @@ import tvm_ffi
 
 import sparsetir
 from kernel_common import arguments, check, expected, kernel
-from pairs import by_turns
 from programs import PROGRAMS
 
 ORDER = ("a", "b", "c", "indptr", "indices")
@@ -72,33 +71,6 @@ def test_scalars_are_inferred_where_left_out(scalars):
     check(args)
 
 
-@pytest.mark.parametrize("name", by_turns(sorted(PROGRAMS), 3))
-def test_scalars_of_every_program(name):
-    """With every scalar left out the result is that with every scalar given, or it is asked for."""
-    program = PROGRAMS[name]
-    args = program.inputs(np.random.default_rng(0), "small", "float32", "int32")
-    built = kernel(name)
-    arrays = {k: v for k, v in args.items() if isinstance(v, np.ndarray)}
-    implied = {built.signature.names[s.scalar] for s in built.signature.inferences}
-    rest = {k: v for k, v in args.items() if k not in arrays and k not in implied}
-    built(**arrays, **rest)
-    for output, value in program.oracle(args).items():
-        np.testing.assert_allclose(args[output], value, rtol=1e-5, atol=1e-5)
-    if rest:
-        with pytest.raises(TypeError, match="is missing, and no array's shape implies it"):
-            built(**arrays)
-
-
-def test_blocks_have_three_dimensions():
-    program = PROGRAMS["spmm_bsr"]
-    args = program.inputs(np.random.default_rng(0), "small", "float32", "int32")
-    assert args["a"].ndim == 3
-    torch_args = {k: torch.from_numpy(v) if hasattr(v, "ndim") else v for k, v in args.items()}
-    kernel("spmm_bsr")(**torch_args)
-    (name,) = program.outputs
-    np.testing.assert_allclose(args[name], program.oracle(args)[name], rtol=1e-5, atol=1e-5)
-
-
 # -- alignment --------------------------------------------------------------------------------
 
 
@@ -122,17 +94,6 @@ def test_every_feature_size(kind):
         moved = {name: at_offset(value, feat % 5) for name, value in args.items()}
         kernel()(**{name: KINDS[kind](value) for name, value in moved.items()})
         check(moved)
-
-
-def test_torch_slices():
-    args = arguments()
-    given = {}
-    for name, value in args.items():
-        room = torch.empty(value.size + 1, dtype=torch.from_numpy(value).dtype)
-        given[name] = room[1:].view(value.shape)
-        given[name].copy_(torch.from_numpy(value))
-    kernel()(**given)
-    check({**args, "c": given["c"].numpy()})
 
 
 def test_numpy_slices_of_rows():

@@ -137,15 +137,11 @@ def test_callers_do_not_see_computed_parameters(built, counted):
     none = {"blocks": {**BLOCKS, "value": 0}, "block_ptr": BLOCK_PTR}
     refuse(
         """
-        built(**args, block_ptr=np.zeros(5, "int32"))
-            # TypeError: spmm: no argument 'block_ptr'; there are a, .. feat
-        built(*args.values(), *sizes(args).values(), 4)
-            # TypeError: expected at most 9 arguments (a, .. , feat), got 10
-        built(**{**args, "indptr": None})
-            # TypeError: spmm: argument 'indptr' is missing: expected an array
+        built(**args, block_ptr=np.zeros(5, "int32"))  # TypeError: spmm: no argument 'block_ptr';
+        built(*args.values(), *sizes(args).values(), 4)  # TypeError: expected at most 9 arguments
+        built(**{**args, "indptr": None})  # TypeError: 'indptr' is missing: expected an array
         built(**bad)  # StructureError: spmm: argument 'indptr': axis 'J': expected
-        sparsetir.build(blocked(computed=none))(**args)
-            # ScheduleError: equal_work: argument 'parts': expected 1 or more
+        sparsetir.build(blocked(computed=none))(**args)  # ScheduleError: 'parts': expected 1 or
         """,
         globals(),
         locals(),
@@ -207,11 +203,8 @@ def test_an_exact_number_that_no_shape_implies_may_be_left_out():
     kernel(**args, feat=16)
     refuse(
         """
-        kernel(**args, feat=8)
-            # ValueError: argument 'feat': expected 16, as its schedule promises,
-        kernel(**plain_arguments(feat=24))
-            # ValueError: argument 'b': expected shape (30, 16), as its schedule promises that
-                'feat' is 16, got (30, 24)
+        kernel(**args, feat=8)  # ValueError: 'feat': expected 16, as its schedule promises,
+        kernel(**plain_arguments(feat=24))  # ValueError: 'b': expected shape (30, 16), as its
         """,
         globals(),
         locals(),

@@ -140,14 +140,11 @@ def test_other_arguments(call):
     a, b, c, indptr, indices = args.values()
     refuse(
         """
-        call(b=b, c=c, indptr=indptr, indices=indices)
-            # TypeError: spmm: argument 'a' is missing: expected an array
+        call(b=b, c=c, indptr=indptr, indices=indices)  # TypeError: 'a' is missing: expected an
         call(a=a, b=b, indptr=indptr, indices=indices)  # TypeError: spmm: argument 'c' is missing
         call(a=a, b=b, c=c, indices=indices)  # TypeError: spmm: argument 'indptr' is missing
-        call(**args, foo=3)
-            # TypeError: spmm: no argument 'foo'; there are a, b, c, indptr, indices, m, n
-        call(*args.values(), 20, 30, 10, 16, 7)
-            # TypeError: spmm: expected at most 9 arguments (a, b, c, .. ), got 10
+        call(**args, foo=3)  # TypeError: spmm: no argument 'foo'; there are a, b, c, indptr
+        call(*args.values(), 20, 30, 10, 16, 7)  # TypeError: spmm: expected at most 9 arguments (a
         call(a, b, b=b, c=c, indptr=indptr)  # TypeError: spmm: argument 'b' is given twice
         """,
         locals(),

@@ -203,22 +203,15 @@ SECOND = sparsetir.lower_sparse_iter(spmm())
 BOTH = tvm.IRModule({"one": spmm(), "two": spmm()})
 test_refusals = refusals(
     """
-sparsetir.lower("spmm")
-    # TypeError: lower: argument 'func': expected a stage-I function, a PrimFunc, a Schedule or an
-        s_tir.Schedule, got str
+sparsetir.lower("spmm")  # TypeError: 'func': expected a stage-I function, a PrimFunc, a Schedule or
 sparsetir.lower(BOTH)  # TypeError: lower: argument 'func': .. , got IRModule
-sparsetir.lower(SECOND, features_first)
-    # ValueError: lower: argument 'schedule': expected None beside a function that is scheduled, got
-        one beside a PrimFunc; give the stage-I function
+sparsetir.lower(SECOND, features_first)  # ValueError: 'schedule': expected None beside a function
 sparsetir.build(sparsetir.Schedule(spmm()), schedule=features_first)
     # ValueError: lower: argument 'schedule': expected None beside .. got one beside a Schedule
-sparsetir.lower(spmm(), {"tile": 8})
-    # TypeError: lower: argument 'schedule': expected a function (sch, config) or None, got dict
-sparsetir.lower(spmm(), config=3)
-    # ValueError: lower: argument 'config': expected None without a schedule, which it is for, got 3
+sparsetir.lower(spmm(), {"tile": 8})  # TypeError: 'schedule': expected a function (sch, config) or
+sparsetir.lower(spmm(), config=3)  # ValueError: 'config': expected None without a schedule, which
 sparsetir.build(spmm(), config=3)  # ValueError: argument 'config': expected None without a schedule
-sparsetir.build(BOTH, schedule=features_first)
-    # ValueError: build: argument 'schedule': expected None beside a module of several functions
+sparsetir.build(BOTH, schedule=features_first)  # ValueError: 'schedule': expected None beside a
 sparsetir.lower(s_tir.Schedule(tvm.IRModule({"one": plain, "two": plain})))
     # ValueError: lower: argument 'func': expected a schedule of one function, got one of 2
 sparsetir.lower(spmm(), target="nonsense")  # ValueError: argument 'target': .. nonsense

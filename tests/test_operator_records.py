@@ -12,6 +12,7 @@ import scipy.sparse as sp
 import torch
 
 import sparsetir
+from ops_table import PATTERNS as ALL
 from refusals import refuse
 from sparsetir import ops
 from sparsetir.schedules.operators.registry import OPERATORS
@@ -28,20 +29,17 @@ def records():
     OPERATORS.update(before)
 
 
-def edges(m, n, count, seed=0, dtype=torch.int64):
+def edges(m, n, count, seed=0):
     rng = np.random.default_rng(seed)
     ends = np.stack([rng.integers(0, n, count), rng.integers(0, m, count)])
-    return torch.from_numpy(ends).to(dtype)
+    return torch.from_numpy(ends)
 
 
 PATTERNS = {
-    "plain": (7, 5, edges(7, 5, 20)),
-    "empty": (4, 3, edges(4, 3, 0)),
-    "empty rows": (9, 4, torch.tensor([[0, 1, 3], [2, 2, 8]])),
-    "one row": (1, 6, torch.tensor([[0, 2, 5, 5], [0, 0, 0, 0]])),
-    "one column": (5, 1, torch.tensor([[0, 0, 0], [4, 1, 1]])),
-    "int32": (6, 6, edges(6, 6, 30, dtype=torch.int32)),
-}
+    name: (*case.shape, case.A[0]) for name, case in ALL.items()
+    if isinstance(case.A, tuple) and name not in ("nothing", "no rows", "no columns")
+}  # fmt: skip
+PATTERNS["plain"] = (7, 5, edges(7, 5, 20))
 
 
 @cache

@@ -10,12 +10,14 @@ import torch
 import sparsetir
 from csr_zoo import ZOO
 from fake_measurer import install
+from ops_common import Case
+from ops_table import attention, gspmm
+from ops_table import softmax as row_softmax
 from refusals import refusals
 from sparsetir import SparseMatrix, ops, plan_candidates
 from sparsetir.ops import message_kernels
 from sparsetir.planning.plan import requested
 from sparsetir.records.record import Key, Record
-from sparsetir.records.records import Records
 from sparsetir.records.task import Outcome
 from sparsetir.schedules.operators.problems import CsrPattern
 from sparsetir.schedules.search.configs import to_data
@@ -25,15 +27,15 @@ from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.tuning.program_case import ProgramCase
 from sparsetir.tuning.sought import of_operator
 
-BINARY = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide}
 CLOSE = {"float32": 1e-5, "float64": 1e-12, "float16": 1e-2, "bfloat16": 8e-2}
 A = SparseMatrix(ZOO["random"])
 M, N = A.shape
 U = np.random.default_rng(1).normal(size=(N, 8)).astype("float32")
 
 
-def rows_of(matrix):
-    return np.repeat(np.arange(matrix.shape[0]), np.diff(matrix.pattern.indptr))
+def case_of(matrix):
+    rows, columns = (torch.from_numpy(x).long() for x in matrix.pattern.coords)
+    return Case(None, rows, columns, matrix.shape)
 
 
 def drawn(*shape, seed=2, dtype="float32"):
@@ -42,31 +44,15 @@ def drawn(*shape, seed=2, dtype="float32"):
     return (np.sign(x) * (np.abs(x) + 0.5)).astype(ml_dtypes.bfloat16 if dtype[0] == "b" else dtype)
 
 
-def reduced(matrix, messages, reduce):
-    """(nnz, ...) messages at their rows; zero in rows without elements, NaN where one is."""
-    indptr = matrix.pattern.indptr
-    out = np.zeros((matrix.shape[0], *messages.shape[1:]))
-    for i in np.flatnonzero(np.diff(indptr)):
-        out[i] = getattr(np, reduce)(messages[indptr[i] : indptr[i + 1]], axis=0)
-    return out
-
-
 def exact(matrix, op, reduce, u, e):
-    u, e = (None if x is None else np.asarray(x, "float64") for x in (u, e))
-    at = None if u is None else u[matrix.pattern.coords[1]]
-    if op.startswith("copy"):
-        return reduced(matrix, at if op == "copy_u" else e, reduce)
-    e = e.reshape(len(e), *[1] * (at.ndim - 1)) if e.ndim == 1 else e
-    return reduced(matrix, BINARY[op[2:5]](at, e), reduce)
+    """By torch's operators in float64: zero in rows without elements, NaN where one is."""
+    given = {"copy_u": {"u": u}, "copy_e": {"e": e}}.get(op, {"u": u, "e": e})
+    wide = [torch.from_numpy(np.asarray(x, "float64")) for x in given.values()]
+    return gspmm(op, reduce, given).exact(case_of(matrix), *wide).numpy()
 
 
-def softmax(matrix, x, axis):
-    """Of the elements of each row, along an axis."""
-    x = np.moveaxis(np.asarray(x, "float64"), axis, 0)
-    rows = rows_of(matrix)
-    with np.errstate(invalid="ignore"):
-        powers = np.exp(x - reduced(matrix, x, "max")[rows])
-    return np.moveaxis(powers / reduced(matrix, powers, "sum")[rows], 0, axis)
+def softmax(matrix, x):
+    return row_softmax(case_of(matrix), torch.from_numpy(np.asarray(x, "float64"))).numpy()
 
 
 def is_close(found, want, dtype="float32"):
@@ -91,12 +77,11 @@ def test_zoo(name):
     is_close(own(u), exact(matrix, "u_add_e", "mean", u, matrix.values))
     x = drawn(nnz, 3) * 9
     found = sparsetir.plan("softmax", matrix, x, threads=1)(x)
-    is_close(found, softmax(matrix, x, 0))
+    is_close(found, softmax(matrix, x))
     q, k, v = drawn(m, 2, 4), drawn(n, 2, 4, seed=5), drawn(n, 2, 6, seed=6)
     found = sparsetir.plan("attention", matrix, v, feat_in=4, threads=1)(q, k, v)
-    rows, columns = rows_of(matrix), matrix.pattern.coords[1]
-    weights = softmax(matrix, (q[rows] * k[columns]).sum(2) / 2, 0)
-    is_close(found, reduced(matrix, weights[..., None] * v[columns], "sum"))
+    wide = [torch.from_numpy(x.astype("float64")) for x in (q, k, v)]
+    is_close(found, attention("mhk", "nhk", "nhw").exact(case_of(matrix), *wide).numpy())
 
 
 @pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min"])
@@ -242,8 +227,7 @@ E = drawn(A.nnz, 8)
 ONE = np.ones((1, 8), "float32")
 test_refusals = refusals(
     """
-sparsetir.plan("u_pow_e_sum", A, 8)
-    # ValueError: 'op': expected one of spmm, .. got 'u_pow_e_sum'
+sparsetir.plan("u_pow_e_sum", A, 8)  # ValueError: 'op': expected one of spmm, .. got 'u_pow_e_sum'
 sparsetir.plan("u_add_e_prod", A, 8)  # ValueError: 'op': expected one of spmm
 sparsetir.plan("u_add_e_max", A, 8, reduce="min")  # ValueError: 'reduce': expected none beside
 sparsetir.plan("u_add_e_max", A)  # TypeError: 'feat': expected the number of features for 'u_add_e
@@ -270,8 +254,7 @@ sparsetir.plan("softmax", A, 8)  # ValueError: 'feat': expected None for 'softma
 sparsetir.plan("softmax", A, dtype="float16")  # ValueError: 'dtype': expected float32 or float64
 sparsetir.plan("softmax", A, heads=0)  # ValueError: 'heads': expected 1 or more, got 0
 sparsetir.plan("softmax", A, heads=3)(drawn(3, A.nnz))  # ValueError: 'x': expected shape ( .. , 3),
-sparsetir.plan("sparse_softmax", A, drawn(3, A.nnz))
-    # ValueError: 'feat': expected heads as the second .. (3,
+sparsetir.plan("sparse_softmax", A, drawn(3, A.nnz))  # ValueError: 'feat': expected heads as the
 sparsetir.plan("softmax", A)(torch.ones(A.nnz, requires_grad=True))
     # ValueError: use sparsetir.ops.sparse_softmax
 sparsetir.plan("spmm", A, 8, edge_feat=8)  # ValueError: 'edge_feat': expected None for 'spmm'
@@ -315,14 +298,6 @@ TUNED = [
     ("edge_softmax", {"heads": 4}, {"tile": 4, "blocks": 2}),
     ("attention", {"feat": 8, "heads": 2}, {"tile": 4, "values": 8, "blocks": 2}),
 ]
-
-
-@pytest.fixture
-def records(tmp_path, monkeypatch):
-    monkeypatch.setenv("SPARSETIR_RECORDS", str(tmp_path / "records.sqlite"))
-    ops.clear_cache()
-    yield Records()
-    ops.clear_cache()
 
 
 @pytest.mark.parametrize(("op", "options", "best"), TUNED)
@@ -409,3 +384,4 @@ def test_operators_of_torch_take_records(records, monkeypatch):
     with pytest.warns(RuntimeWarning, match=re.escape("is not used, it failed")):
         last, _ = all_of_them()
     assert last[1] in before
+    ops.clear_cache()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -13,6 +11,7 @@ import tvm
 import sparsetir
 from cuda_runner import requires_cuda_text
 from pairs import by_turns
+from refusals import refusals
 from sparsetir.formats import BSR, CSC, SRBCRS, Hyb
 from sparsetir.planning.plan import requested as request
 from sparsetir.runtime.signature import signature_of
@@ -93,17 +92,17 @@ def test_on_gpus(feat):
         np.testing.assert_array_equal(out, a.toarray() @ b.astype("float32"))
 
 
-@pytest.mark.parametrize("op, options, error, message", [
-    ("sddmm", {"out_dtype": "float32"}, ValueError, "'out_dtype': expected None for 'sddmm'"),
-    ("spmm", {"out_dtype": 4}, TypeError, "'out_dtype': expected a name as 'float32', got 4"),
-    ("spmm", {"out_dtype": "float64"}, ValueError, "expected None, 'float16' or 'float32'"),
-    ("spmm", {"dtype": "int8"}, ValueError, "Spmm: argument 'dtype': expected"),
-    (
-        "spmm", {"dtype": "int8", "out_dtype": "int32", "target": GPU}, ValueError,
-        "argument 'format': expected one that tensor cores take, for 'int8' on a GPU",
-    ),
-])  # fmt: skip
-def test_refusals(op, options, error, message):
-    given = {"dtype": "float16", **options}
-    with pytest.raises(error, match=re.escape(message)):
-        sparsetir.plan(op, matrix("float16"), 8, **given)
+HALF = matrix("float16")
+test_refusals = refusals(
+    """
+sparsetir.plan("sddmm", HALF, 8, dtype="float16", out_dtype="float32")
+    # ValueError: 'out_dtype': expected None for 'sddmm'
+sparsetir.plan("spmm", HALF, 8, out_dtype=4)  # TypeError: 'out_dtype': expected a .. got 4
+sparsetir.plan("spmm", HALF, 8, dtype="float16", out_dtype="float64")
+    # ValueError: expected None, 'float16' or 'float32'
+sparsetir.plan("spmm", HALF, 8, dtype="int8")  # ValueError: Spmm: argument 'dtype': expected
+sparsetir.plan("spmm", HALF, 8, dtype="int8", out_dtype="int32", target=GPU)
+    # ValueError: argument 'format': expected one that tensor cores take, for 'int8' on a GPU
+""",
+    globals(),
+)

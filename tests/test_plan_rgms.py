@@ -160,37 +160,28 @@ PLAN(X.astype("float64"), W)  # TypeError: 'x': expected dtype float32, got floa
 PLAN(X, W.astype("float16"))  # TypeError: 'w': expected dtype float32, got float16
 PLAN(X[:, ::-1], W)  # ValueError: 'x': expected a contiguous array
 PLAN(X, W, values=VALUES[:3])  # ValueError: 'values': expected an array of shape
-PLAN(torch.from_numpy(X), torch.from_numpy(W).requires_grad_())
-    # ValueError: 'w': it requires a gradient, .. use sparsetir.ops.rgms
+PLAN(torch.from_numpy(X), torch.from_numpy(W).requires_grad_())  # ValueError: 'w': it requires a
 PLAIN(X, W)  # TypeError: rgms: argument 'values': expected an array, got None
 UNWEIGHTED(X, W, values=VALUES)  # TypeError: rgms: argument 'values': the operator takes none
 ODD(X2[:, 1:], W2)  # ValueError: rgms: argument 'x': expected an array of shape (40, 19)
 ODD(X2.astype("float64"), W2)  # TypeError: rgms: argument 'x': expected dtype float32
 ODD(X2)  # TypeError: rgms: expected 2 operands (x, w), got 1
-ODD(torch.from_numpy(X2).requires_grad_(), torch.from_numpy(W2))
-    # ValueError: 'x': it requires a gradient
-ODD(X2, W2, out=np.empty((50, 48), "float32"))
-    # ValueError: rgms: argument 'out': expected an array of shape
-sparsetir.plan("rgms", MASK[0].nonzero(), 8)
-    # ValueError: 'matrix': expected a SparseTensor by (relation, row, column) for 'rgms', got shape
+ODD(torch.from_numpy(X2).requires_grad_(), torch.from_numpy(W2))  # ValueError: 'x': it requires a
+ODD(X2, W2, out=np.empty((50, 48), "float32"))  # ValueError: 'out': expected an array of shape
+sparsetir.plan("rgms", MASK[0].nonzero(), 8)  # ValueError: 'matrix': expected a SparseTensor by
 sparsetir.plan("rgms", A, 0)  # ValueError: 'feat': expected 1 or more, got 0
 sparsetir.plan("rgms", A, 8, feat_in=-1)  # ValueError: 'feat_in': expected 1 or more, got -1
 sparsetir.plan("rgms", A, 8, heads=2)  # ValueError: 'heads': expected None for 'rgms
 sparsetir.plan("rgms", A, 8, reduce="mean")  # ValueError: 'reduce': expected 'sum' for 'rgms'
-sparsetir.plan("rgms", A, 8, format=sparsetir.formats.CSR())
-    # ValueError: 'format': expected None for 'rgms', got CSR
+sparsetir.plan("rgms", A, 8, format=sparsetir.formats.CSR())  # ValueError: 'format': expected None
 sparsetir.plan("rgms", A, 8, weighted=0)  # TypeError: 'weighted': expected True or
 sparsetir.plan("rgms", A, 8, dtype=8)  # TypeError: 'dtype': expected a name as
 sparsetir.plan("rgms", A, 8, dtype="int8")  # ValueError: 'dtype': expected one of float
-sparsetir.plan("rgms", A, 16, feat_in=8, config=RelationalRows())
-    # TypeError: 'config': expected TiledRelations for this operator and target, got RelationalRows
-sparsetir.plan("rgms", A, 16, config=PLAN.config)
-    # ScheduleError: 'feat_in': the config serves 8 features, got 16
-sparsetir.plan("rgms", A, 8, config=PLAN.config, feat_in=8)
-    # ScheduleError: 'feat': the config serves 16 features, got 8
+sparsetir.plan("rgms", A, 16, feat_in=8, config=RelationalRows())  # TypeError: 'config': expected
+sparsetir.plan("rgms", A, 16, config=PLAN.config)  # ScheduleError: 'feat_in': the config serves 8
+sparsetir.plan("rgms", A, 8, config=PLAN.config, feat_in=8)  # ScheduleError: 'feat': the config
 sparsetir.plan("spmm", A, 8, feat_in=8)  # ValueError: 'feat_in': expected None for 'spmm', got 8
-sparsetir.plan("spmm", A, 8, weighted=False)
-    # ValueError: 'weighted': expected True for 'spmm', got False
+sparsetir.plan("spmm", A, 8, weighted=False)  # ValueError: 'weighted': expected True for 'spmm'
 """,
     globals(),
 )

@@ -118,6 +118,10 @@ def drawn(ax):
     return {c: sorted(v) for c, v in out.items()}
 
 
+def legend(figure):
+    return [text.get_text() for text in figure.legends[0].get_texts()]
+
+
 def key(colour):
     return tuple(np.round(colour, 4))
 
@@ -167,8 +171,7 @@ def test_slots_without_a_coordinate_are_hatched():
     assert drawn(matrix) == {key(BLUE): [(1, 0), (2, 1), (3, 0)]}
     assert drawn(storage) == {key(BLUE): [(0, 0), (0, 1), (1, 0)], (1.0, 1.0, 1.0): [(1, 1)]}
     assert [c.get_hatch() for c in storage.collections] == ["////", None]
-    texts = [t.get_text() for t in figure.legends[0].get_texts()]
-    assert texts == ["ell: 3 elements, 25.0 % padding", "slots without a coordinate"]
+    assert legend(figure) == ["ell: 3 elements, 25.0 % padding", "slots without a coordinate"]
 
 
 def test_storage_layout_keeps_places_apart():
@@ -191,8 +194,7 @@ def test_legend_says_what_is_stored():
     # Rows of 1, 2 and 3 elements, one to each bucket.
     pattern = pattern_of([0, 1, 1, 2, 2, 2], [3, 0, 4, 1, 2, 5], (3, 6))
     figure = plot_format(Hyb(1, 2).convert(pattern))
-    texts = [t.get_text() for t in figure.legends[0].get_texts()]
-    assert texts == [
+    assert legend(figure) == [
         "rows of 1: 1 element, 0.0 % padding",
         "rows of 2: 2 elements, 0.0 % padding",
         "rows of 3 to 4, and pieces: 3 elements, 25.0 % padding",
@@ -224,7 +226,7 @@ def test_legend_joins_small_parts():
 def test_nothing_stored():
     for name in ("nothing stored", "no rows", "no columns"):
         figure = plot_format(CSR().convert(MATRICES[name]))
-        assert [t.get_text() for t in figure.legends[0].get_texts()] == ["nothing stored"]
+        assert legend(figure) == ["nothing stored"]
         assert not figure.axes[0].collections
     figure = plot_format(Hyb(1, 2).convert(pattern_of([], [], (1000, 900))))
     assert (figure.axes[0].images[0].get_array() == 1).all()

@@ -268,11 +268,6 @@ def test_llvm_without_a_schedule(name):
     check_run(name, "float32", "int32", PROGRAMS[name].cases, run_flat)
 
 
-@some_programs(4)
-def test_cuda_text(name):
-    assert "__global__" in cuda_text(name, "float32", "sm_90")
-
-
 @requires_nvcc
 @pytest.mark.parametrize(("name", "dtype"), by_turns(
     itertools.product(["spmm", "sddmm", "row_softmax", "attention"], ["float32", "float16"]), 3

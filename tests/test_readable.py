@@ -143,24 +143,3 @@ def test_torch_knows_of_what_is_written():
     assert read._version == 0
     with torch.inference_mode():  # whose tensors have no versions
         called(B, torch.zeros(20, 16))
-
-
-@pytest.mark.parametrize(
-    "b, message",
-    [
-        (np.zeros((1, 30, 16), "float32"), r"2 dimensions \(n, feat\), got 3: \(1, 30, 16\)"),
-        (np.zeros(30, "float32"), r"2 dimensions \(n, feat\), got 1: \(30,\)"),
-        (np.zeros((), "float32"), r"2 dimensions \(n, feat\), got 0: \(\)"),
-    ],
-)
-def test_another_rank_is_not_a_missing_size(b, message):
-    args = {**arguments(), "b": b}
-    with pytest.raises(ValueError, match=f"spmm: argument 'b': expected {message}"):
-        kernel()(**args)
-
-
-def test_structured_arrays_and_lists_are_named():
-    with pytest.raises(TypeError, match="argument 'b': expected dtype float32, got "):
-        kernel()(**{**arguments(), "b": np.zeros((30, 16), [("x", "f4")])})
-    with pytest.raises(TypeError, match="spmm: argument 'b': expected a torch, NumPy or TVM array"):
-        planned()(B.tolist())

@@ -12,8 +12,7 @@ from tvm import ir, tirx
 
 import sparsetir
 from programs import PROGRAMS, tolerance
-from small import small
-from sparsetir.sparse_ir import script as T
+from small import making, small
 from sparsetir.sparse_ir.nodes import walk
 
 CUDA = {"kind": "cuda", "arch": "sm_80"}
@@ -118,27 +117,28 @@ with T.sp_iter([I, J], "SS", "double") as [i, j]:
     assert not products_of_sizes(sparsetir.lower_sparse_buffer(func))
 
 
-def make_gather(idtype):
-    """Y[i] = sum over j of B[j]."""
-    Index = getattr(T, idtype)
-
-    @T.prim_func
-    def gather(
-        b: T.handle, y: T.handle, indptr: T.handle, indices: T.handle,
-        m: Index, n: Index, nnz: Index, feat: Index,
-    ):  # fmt: skip
-        I = T.dense_fixed(m, idtype)
-        J = T.sparse_variable(I, (n, nnz), (indptr, indices), idtype)
-        J_ = T.dense_fixed(n, idtype)
-        K = T.dense_fixed(feat, idtype)
-        B = T.match_sparse_buffer(b, (J_, K), "int8")
-        Y = T.match_sparse_buffer(y, (I, K), "int8")
-        with T.sp_iter([I, J, K], "SRS", "gather") as [i, j, k]:
-            with T.init():
-                Y[i, k] = T.int8(0)
-            Y[i, k] = Y[i, k] + B[j, k]
-
-    return gather
+make_gather = making("gather", """
+with T.sp_iter([I, J, K], "SRS", "gather") as [i, j, k]:
+    with T.init():
+        Y[i, k] = T.int8(0)
+    Y[i, k] = Y[i, k] + B[j, k]
+""", B="N K int8", Y="I K int8")  # fmt: skip
+make_scatter = making("scatter", """
+with T.sp_iter([O, I, K], "SSS", "scatter") as [o, i, k]:
+    Y[i, k] = X[o, i, k]
+""", """
+O = T.dense_fixed(1)
+I = T.sparse_variable(O, (m, stored), (indptr, rows))
+M = T.dense_fixed(m)
+""", X="O I K int8", Y="M K int8")  # fmt: skip
+# The first four elements of each ragged row.
+make_heads = making("heads", """
+with T.sp_iter([I, K], "SS", "heads") as [i, k]:
+    Y[i, k] = A[i, k]
+""", """
+J = T.dense_variable(I, (n, nnz), indptr)
+K = T.dense_fixed(4)
+""", A="I J int8", Y="I K int8")  # fmt: skip
 
 
 @requires_sparse_memory
@@ -151,7 +151,7 @@ def test_reads_past_two_to_the_31(idtype):
     b[rows] = np.random.default_rng(0).integers(-30, 30, (4, feat), "int8")
     indptr, indices = np.array([0, 2, 2, 4], idtype), rows.astype(idtype)
     y = np.full((3, feat), 77, "int8")
-    sparsetir.build(make_gather(idtype))(b=b, y=y, indptr=indptr, indices=indices)
+    sparsetir.build(make_gather("int8", idtype))(b=b, y=y, indptr=indptr, indices=indices)
     none = np.zeros(feat, "int8")
     np.testing.assert_array_equal(y, [b[rows[0]] + b[rows[1]], none, b[rows[2]] + b[rows[3]]])
 
@@ -159,46 +159,15 @@ def test_reads_past_two_to_the_31(idtype):
 @requires_sparse_memory
 @pytest.mark.parametrize("idtype", ["int32", "int64"])
 def test_writes_past_two_to_the_31(idtype):
-    Index = getattr(T, idtype)
-
-    @T.prim_func
-    def scatter(
-        x: T.handle, y: T.handle, indptr: T.handle, rows: T.handle,
-        m: Index, stored: Index, feat: Index,
-    ):  # fmt: skip
-        O = T.dense_fixed(1, idtype)
-        I = T.sparse_variable(O, (m, stored), (indptr, rows), idtype)
-        I_ = T.dense_fixed(m, idtype)
-        K = T.dense_fixed(feat, idtype)
-        X = T.match_sparse_buffer(x, (O, I, K), "int8")
-        Y = T.match_sparse_buffer(y, (I_, K), "int8")
-        with T.sp_iter([O, I, K], "SSS", "scatter") as [o, i, k]:
-            Y[i, k] = X[o, i, k]
-
     m, feat = 2**21 + 7, 1024
     y = virtual((m, feat), "int8")
     rows = np.array([0, 5, 2**21, m - 1], idtype)
     x = np.random.default_rng(1).integers(-99, 99, (4, feat), "int8")
-    sparsetir.build(scatter)(x=x, y=y, indptr=np.array([0, 4], idtype), rows=rows)
+    sparsetir.build(make_scatter("int8", idtype))(
+        x=x, y=y, indptr=np.array([0, 4], idtype), rows=rows
+    )
     np.testing.assert_array_equal(y[rows], x)
     assert not y[[1, 4, 6, 2**21 - 1, 2**21 + 1, m - 2]].any()
-
-
-def make_heads(idtype):
-    """The first four elements of each ragged row."""
-    Index = getattr(T, idtype)
-
-    @T.prim_func
-    def heads(a: T.handle, y: T.handle, indptr: T.handle, m: Index, n: Index, nnz: Index):
-        I = T.dense_fixed(m, idtype)
-        J = T.dense_variable(I, (n, nnz), indptr, idtype)
-        K = T.dense_fixed(4, idtype)
-        A = T.match_sparse_buffer(a, (I, J), "int8")
-        Y = T.match_sparse_buffer(y, (I, K), "int8")
-        with T.sp_iter([I, K], "SS", "heads") as [i, k]:
-            Y[i, k] = A[i, k]
-
-    return heads
 
 
 @requires_sparse_memory
@@ -207,13 +176,13 @@ def test_more_stored_elements_than_32_bits_count():
     a = virtual(FAR + 5, "int8")
     a[:7], a[FAR:] = np.arange(1, 8), np.arange(11, 16)
     y = np.full((4, 4), 77, "int8")
-    sparsetir.build(make_heads("int64"))(a=a, y=y, indptr=indptr, n=FAR)
+    sparsetir.build(make_heads("int8", "int64"))(a=a, y=y, indptr=indptr, n=FAR)
     np.testing.assert_array_equal(y, [[1, 2, 3, 0], [4, 5, 6, 7], [0] * 4, [11, 12, 13, 14]])
 
 
 @requires_sparse_memory
 def test_a_size_that_its_type_cannot_hold_is_refused():
-    kernel = sparsetir.build(make_heads("int32"))
+    kernel = sparsetir.build(make_heads("int8", "int32"))
     args = {"y": np.zeros((1, 4), "int8"), "indptr": np.array([0, 5], "int32"), "n": 5}
     with pytest.raises(ValueError, match="heads: argument 'nnz': expected a number that int32 "):
         kernel(a=virtual(FAR, "int8"), **args)

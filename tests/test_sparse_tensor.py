@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import gzip
 from typing import Any
 
 import numpy as np
 import pytest
-import scipy.io
 import scipy.sparse as sp
 import torch
 import tvm
@@ -204,18 +202,6 @@ def test_dense(dtype):
 
 
 # Files.
-
-
-@pytest.mark.parametrize("suffix", [".mtx", ".mtx.gz"])
-@pytest.mark.parametrize("dtype", ["float64", "int64"])
-def test_matrix_market(tmp_path, dtype, suffix):
-    want = dense(dtype=dtype)
-    path = tmp_path / f"matrix{suffix}"
-    scipy.io.mmwrite(tmp_path / "matrix.mtx", sp.coo_array(want))
-    if suffix == ".mtx.gz":
-        path.write_bytes(gzip.compress((tmp_path / "matrix.mtx").read_bytes()))
-    same(SparseMatrix.from_file(path), want)
-    same(SparseMatrix.from_file(str(path)).astype("float32"), want.astype("float32"))
 
 
 # Canonical form.

@@ -1,4 +1,6 @@
-"""The schedules of Senanayake's thesis for CPUs (appendix A), as `examples/` writes them."""
+"""The schedules of Senanayake's thesis (appendix A), as `examples/` writes them."""
+
+# pyright: reportAttributeAccessIssue=false
 
 from __future__ import annotations
 
@@ -10,6 +12,9 @@ import numpy as np
 import pytest
 
 import sparsetir
+from cuda_runner import requires_cuda_text
+from cuda_stages import CudaStages
+from pairs import by_turns
 from sparsetir import Schedule
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -118,3 +123,27 @@ def test_a_bound_is_checked():
     promised = r"expected shape \(53, 32\), as its schedule promises that 'columns' is 32, got"
     with pytest.raises(ValueError, match=rf"{promised} \(53, 20\)"):
         kernel(**args)
+
+
+# -- for GPUs, as CUDA text on the CPU -------------------------------------------------------------
+
+gpu = imported("thesis_gpu_schedules")
+COLUMNS = {"spmm": 128}
+ON_GPUS = {name: (program, schedule) for name, program, schedule in gpu.GPU_SCHEDULES}
+
+
+@requires_cuda_text
+@pytest.mark.parametrize(
+    ("name", "dtype", "idtype"),
+    by_turns([(n, *kind) for at, n in enumerate(ON_GPUS) for kind in TYPES[:: 1 - at % 2 * 2]], 2),
+)
+def test_on_gpus(name, dtype, idtype):
+    """Against exact results, with empty rows and sizes that divide nothing."""
+    program, schedule = ON_GPUS[name]
+    args, result, exact, _ = inputs.problem(
+        program.__name__, 0.01, dtype, idtype, columns=COLUMNS.get(program.__name__, 37)
+    )
+    kernel = CudaStages(program(dtype, idtype), schedule)
+    found = kernel({**args, **sizes(args)})[result]
+    tolerance = 1e-4 if dtype == "float32" else 1e-12
+    np.testing.assert_allclose(found, exact, rtol=tolerance, atol=tolerance)

@@ -1,7 +1,6 @@
 """Dense features that are nearly all zero: multiplied as sparse ones, and when they are not."""
 
 import gc
-import weakref
 
 import pytest
 import torch
@@ -109,15 +108,6 @@ def of_inference():
 def test_what_stays_dense(make):
     x = make()
     assert as_sparse(x) is x and as_sparse(x) is x
-
-
-def test_nothing_is_kept_for_tensors_that_are_gone():
-    x = words()
-    matrix = weakref.ref(as_sparse(x).values)
-    assert matrix() is not None
-    del x
-    gc.collect()
-    assert matrix() is None
 
 
 def test_compiled_code_does_not_ask():

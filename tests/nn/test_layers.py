@@ -72,18 +72,43 @@ def same(name, options, arguments, dtype=torch.float64, others=None):
 # More and fewer features after than before: both orders of computation.
 OUT = [3, 9]
 DTYPES = [torch.float32, torch.float64]
-each_dtype = pytest.mark.parametrize("dtype", DTYPES)
 
 
-@pytest.mark.parametrize(*in_pairs(
-    options=[{}, {"improved": True, "bias": False}, {"add_self_loops": False},
-             {"normalize": False}, {"flow": "target_to_source"}],
-    weighted=[False, True], out=OUT, dtype=DTYPES,
-))  # fmt: skip
-def test_gcn(options, weighted, out, dtype):
-    weight = torch.rand(EDGES, dtype=dtype) if weighted else None
-    given = (features(dtype=dtype), graph(), weight)
-    same("GCNConv", {"in_channels": FEATURES, "out_channels": out, **options}, given, dtype)
+def each(name, options, out=OUT, weighted=(False,)):
+    """Cases of a layer, every pair of choices."""
+    _, params = in_pairs(options=options, weighted=weighted, out=out, dtype=DTYPES)
+    return [pytest.param(name, *p.values, marks=p.marks, id=f"{name}-{p.id}") for p in params]
+
+
+RELATIONS = 4
+BACK = {"flow": "target_to_source"}
+NEITHER = {"root_weight": False, "bias": False}
+GCN = [{}, {"improved": True, "bias": False}, {"add_self_loops": False}, {"normalize": False}, BACK]
+SAGE = [
+    {}, {"aggr": "sum", "normalize": True}, {"aggr": "max", "project": True}, {"aggr": "min"},
+    {"aggr": ["mean", "max"]}, NEITHER, BACK, {"bias": False},
+]  # fmt: skip
+GAT = [
+    {}, {"heads": 3}, {"heads": 3, "concat": False, "residual": True, "bias": False},
+    {"heads": 2, "add_self_loops": False, "negative_slope": 0.5},
+]  # fmt: skip
+RGCN = [
+    {"num_relations": RELATIONS, "aggr": aggr, **more} for aggr in ("mean", "sum", "max")
+    for more in ({}, {"num_bases": 3}, {"num_blocks": 2, "root_weight": False})
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "options", "weighted", "out", "dtype"), [
+    *each("GCNConv", GCN, weighted=[False, True]), *each("GATConv", GAT, [4]),
+    *each("SAGEConv", SAGE, [1, *OUT]),  # both weights in one product, if there is little after
+    *each("RGCNConv", RGCN, [4, 12]),
+])  # fmt: skip
+def test_layers(name, options, weighted, out, dtype):
+    given = [features(dtype=dtype), graph()]
+    if name == "RGCNConv":
+        given.append(torch.randint(0, RELATIONS - 1, (EDGES,)))  # one has no edges
+    given += [torch.rand(EDGES, dtype=dtype)] * weighted
+    same(name, {"in_channels": FEATURES, "out_channels": out, **options}, given, dtype)
 
 
 def two_sides():
@@ -153,16 +178,6 @@ def test_gcn_cached_keeps_the_first_graph():
     assert not torch.allclose(layer_of_second(x, second), before)
 
 
-def test_gcn_sees_that_edges_were_written_to():
-    x, edges = features(), graph()
-    layer = ours.GCNConv(FEATURES, 4).double()
-    before = layer(x, edges)
-    edges.copy_(graph())
-    after = layer(x, edges)
-    assert not torch.allclose(after, before)
-    torch.testing.assert_close(after, layer(x, edges.clone()))
-
-
 def matrices():
     """One graph as edges and as matrices of targets x sources, without parallel edges."""
     edges = torch.unique(graph(), dim=1)
@@ -184,17 +199,6 @@ def test_sparse_adjacency(name, layout):
     same(name, options, (features(), matrices()[layout]))
 
 
-@pytest.mark.parametrize(*in_pairs(
-    out=OUT, dtype=DTYPES,
-    options=[{}, {"aggr": "sum", "normalize": True}, {"aggr": "max", "project": True},
-             {"aggr": "min"}, {"aggr": ["mean", "max"]}, {"root_weight": False, "bias": False},
-             {"flow": "target_to_source"}],
-))  # fmt: skip
-def test_sage(options, out, dtype):
-    given = (features(dtype=dtype), graph())
-    same("SAGEConv", {"in_channels": FEATURES, "out_channels": out, **options}, given, dtype)
-
-
 @pytest.mark.parametrize("name", ["SAGEConv", "GATConv"])
 @pytest.mark.parametrize("with_targets", [True, False])
 def test_bipartite(name, with_targets):
@@ -203,18 +207,6 @@ def test_bipartite(name, with_targets):
     size = (NODES, 7)
     given = (x, edges, size) if name == "SAGEConv" else (x, edges, None, size)
     same(name, options, given)
-
-
-@each_dtype
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"heads": 3}, {"heads": 3, "concat": False, "residual": True, "bias": False},
-     {"heads": 2, "add_self_loops": False, "negative_slope": 0.5}],
-    ids=str,
-)  # fmt: skip
-def test_gat(options, dtype):
-    given = (features(dtype=dtype), graph())
-    same("GATConv", {"in_channels": FEATURES, "out_channels": 4, **options}, given, dtype)
 
 
 def test_gat_attention_weights():
@@ -235,43 +227,21 @@ def test_gat_drops_attention_in_training_only():
     assert torch.equal(layer(x, edges), layer(x, edges))
 
 
-RELATIONS = 4
 MANY_RELATIONS = 18  # more rows of all relations than a layer makes for its edges
 
 
-@pytest.mark.parametrize(*in_pairs(
-    options=[{}, {"num_bases": 3}, {"num_blocks": 2, "root_weight": False}],
-    aggr=["mean", "sum", "max"], out=[4, 12], dtype=DTYPES,
-))  # fmt: skip
-def test_rgcn(options, aggr, out, dtype):
-    relation = torch.randint(0, RELATIONS - 1, (EDGES,))  # one has no edges
-    options = {"in_channels": FEATURES, "out_channels": out, "num_relations": RELATIONS,
-               "aggr": aggr, **options}  # fmt: skip
-    same("RGCNConv", options, (features(dtype=dtype), graph(), relation), dtype)
-
-
-@pytest.mark.parametrize("aggr", ["mean", "max"])
-@pytest.mark.parametrize("bases", [None, 3])
+@pytest.mark.parametrize("few", [False, True])
+@pytest.mark.parametrize(("aggr", "bases"), [("mean", None), ("mean", 3), ("sum", 3), ("max", 3)])
 @pytest.mark.parametrize("index", ["none", "all", "some"])
-def test_rgcn_without_features(index, bases, aggr):
-    """With more edges than nodes have rows of weights."""
-    assert NODES * RELATIONS < EDGES
-    relation = torch.randint(0, RELATIONS, (EDGES,))
+def test_rgcn_without_features(index, aggr, bases, few):
+    """With more edges than nodes have rows of weights; or few: rows that no edge asks for are not
+    made of bases."""
+    relations = MANY_RELATIONS if few else RELATIONS
+    assert NODES * RELATIONS < EDGES and NODES * MANY_RELATIONS >= ROWS_FOR_AN_EDGE * EDGES
     x = {"none": None, "all": torch.arange(NODES), "some": torch.randint(0, 50, (NODES,))}[index]
     options = {"in_channels": 50 if index == "some" else NODES, "out_channels": 4,
-               "num_relations": RELATIONS, "num_bases": bases, "aggr": aggr}  # fmt: skip
-    same("RGCNConv", options, (x, graph(), relation))
-
-
-@pytest.mark.parametrize("aggr", ["mean", "sum"])
-@pytest.mark.parametrize("index", ["none", "some"])
-def test_rgcn_without_features_of_few_edges(index, aggr):
-    """Rows that no edge asks for are not made of bases."""
-    x = {"none": None, "some": torch.randint(0, 50, (NODES,))}[index]
-    options = {"in_channels": 50 if index == "some" else NODES, "out_channels": 4,
-               "num_relations": MANY_RELATIONS, "num_bases": 3, "aggr": aggr}  # fmt: skip
-    assert NODES * MANY_RELATIONS >= ROWS_FOR_AN_EDGE * EDGES
-    same("RGCNConv", options, (x, graph(), torch.randint(0, MANY_RELATIONS, (EDGES,))))
+               "num_relations": relations, "num_bases": bases, "aggr": aggr}  # fmt: skip
+    same("RGCNConv", options, (x, graph(), torch.randint(0, relations, (EDGES,))))
 
 
 @pytest.mark.parametrize("blocks", [None, 2])
@@ -308,19 +278,6 @@ def test_features_counted_by_the_first_input(name):
     out = layer(x, edges)
     empty.load_state_dict(layer.state_dict())
     torch.testing.assert_close(empty(x, edges), out)
-
-
-@each_dtype
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"bias": False}, {"root_weight": False}, {"project": True}, {"normalize": True},
-     {"aggr": "sum"}, {"aggr": "max"}],
-    ids=str,
-)  # fmt: skip
-def test_sage_of_many_more_features_than_results(options, dtype):
-    """Both weights are multiplied by in one product."""
-    given = (features(dtype=dtype), graph())
-    same("SAGEConv", {"in_channels": FEATURES, "out_channels": 1, **options}, given, dtype)
 
 
 @pytest.mark.parametrize("out", [1, 9])

@@ -1,10 +1,20 @@
-"""Each test begins as a new process does: edges are sorted, as long as not many were new."""
+"""Each test begins as a new process does.
+
+Nothing is kept of patterns; edges are sorted, as long as not many were new.
+"""
 
 import pytest
+import torch
 
+from sparsetir import ops
 from sparsetir.ops import new_edges
 
 
 @pytest.fixture(autouse=True)
 def first_patterns(monkeypatch):
     monkeypatch.setattr(new_edges, "_sorted", 0)
+    torch.manual_seed(0)
+    ops.clear_cache()
+    yield
+    ops.clear_cache()
+    ops.limit_cache(entries=256, bytes=4 << 30)

@@ -189,12 +189,14 @@ def test_transforms(name):
     torch.testing.assert_close(pullback(torch.ones_like(out)), want)
     weights = torch.tensor([1.0, 2.0], dtype=torch.float64)
     found = torch.autograd.grad(loss(*given), given, weights, is_grads_batched=True)
-    many = vmap(grad(loss, each))(*(torch.stack([x, 2 * x]) for x in plain))
-    double = [2 * x.detach() for x in given]
-    second = grad(loss, each)(*double)
-    for both, one, mapped, other in zip(found, want, many, second, strict=True):
+    stacked = [torch.stack([x, 2 * x]) for x in plain]
+    inside = grad(lambda *x: vmap(loss)(*x).sum(), each)(*stacked)
+    second = grad(loss, each)(*(2 * x for x in plain))
+    many = vmap(grad(loss, each))(*stacked)
+    for both, one, other, *mapped in zip(found, want, second, many, inside, strict=True):
         torch.testing.assert_close(both, torch.stack([one, 2 * one]))
-        torch.testing.assert_close(mapped, torch.stack([one, other]))
+        for each_of in mapped:
+            torch.testing.assert_close(each_of, torch.stack([one, other]))
 
 
 @SOME

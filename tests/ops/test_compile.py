@@ -4,10 +4,8 @@ import shutil
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
-from torch.func import functional_call, grad, hessian, jacrev, jvp, vmap
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.func import functional_call, grad, hessian, jacrev, jvp
 
 from ops_common import rounded
 from sparsetir import nn, ops
@@ -65,19 +63,6 @@ def test_compile_once_for_patterns_of_all_sizes():
     assert len(graphs) == 1
 
 
-def test_compile_of_an_operand():
-    """Made once outside of the compiled function, which then knows no edges."""
-    torch.compiler.reset()
-    X = torch.randn(6, F)
-
-    def layer(A, X):
-        return ops.spmm(A, X).relu()
-
-    A = CSR._replace(values=torch.randn(7))
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(A, X), layer(A, X))
-
-
 @pytest.mark.parametrize(
     "layout", ["csr", "coo", *(pytest.param(x, marks=pytest.mark.slow) for x in ("csc", "bsr"))]
 )
@@ -124,15 +109,6 @@ def test_export():
     torch.testing.assert_close(exported(X, edges), layer(X, edges))
     X, edges = torch.randn(20, F), torch.randint(0, 20, (2, 50))
     torch.testing.assert_close(exported(X, edges), layer(X, edges))
-
-
-def test_fake_tensors_have_symbolic_shapes():
-    env = ShapeEnv()
-    with FakeTensorMode(shape_env=env) as mode:
-        from_real = mode.from_tensor
-        rowptr, col, X = (from_real(x) for x in (ROWPTR, COL, torch.ones(6, F)))
-        assert ops.spmm(ops.Operand(rowptr, col, 5, 6), X).shape == (5, F)
-        assert ops.sddmm(ops.Operand(rowptr, col, 5, 6), torch.ones(5, F), X).shape == (7,)
 
 
 def test_autocast_in_a_compiled_function():
@@ -187,17 +163,6 @@ VALUES = torch.rand(NNZ, dtype=torch.float64)
 def by_autograd(loss, *arguments):
     leaves = [x.clone().requires_grad_() for x in arguments]
     return torch.autograd.grad(loss(*leaves), leaves)
-
-
-@pytest.mark.filterwarnings("ignore:There is a performance drop")
-def test_vmap_inside_and_outside_of_grad():
-    def loss(x):
-        return ops.spmm(A, x, values=VALUES).sin().sum()
-
-    many = torch.stack([X, 2 * X, X.cos()])
-    expected = torch.stack([by_autograd(loss, x)[0] for x in many])
-    torch.testing.assert_close(vmap(grad(loss))(many), expected)
-    torch.testing.assert_close(grad(lambda many: vmap(loss)(many).sum())(many), expected)
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")

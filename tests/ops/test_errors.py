@@ -25,83 +25,52 @@ def csc(ccol, row):
 
 test_refusals = refusals(
     """
-ops.spmm(A, torch.ones(3))
-    # ValueError: spmm: argument 'B': expected 2 dimensions, or 3 with heads, got shape
-ops.spmm(A, B, values=torch.ones(4))
-    # ValueError: spmm: argument 'values': expected shape (3,) or (3, heads), got (4,)
-ops.spmm(A, torch.ones(3, 2, 4), values=torch.ones(3, 5))
-    # ValueError: argument 'values': expected shape (3,) or (3, 2), got (3, 5)
-ops.spmm(A, B, "prod")
-    # ValueError: spmm: argument 'reduce': expected sum, add, mean, max, amax, min, amin, got
-        'prod'
+ops.spmm(A, torch.ones(3))  # ValueError: 'B': expected 2 dimensions, or 3 with heads, got shape
+ops.spmm(A, B, values=torch.ones(4))  # ValueError: 'values': expected shape (3,) or (3, heads), got
+ops.spmm(A, torch.ones(3, 2, 4), values=torch.ones(3, 5))  # ValueError: 'values': expected shape
+ops.spmm(A, B, "prod")  # ValueError: 'reduce': expected sum, add, mean, max, amax, min, amin, got
 ops.spmm([1, 2], B)  # TypeError: spmm: argument 'A': expected a sparse matrix of scipy or torch, a
-ops.spmm(torch.ones(3, 3), B)
-    # ValueError: spmm: argument 'A': expected a sparse matrix or an edge_index of shape (2
-ops.spmm(EDGES.float(), B)
-    # TypeError: spmm: argument 'A': expected an edge_index of int32 or int64, got float32
+ops.spmm(torch.ones(3, 3), B)  # ValueError: 'A': expected a sparse matrix or an edge_index of shape
+ops.spmm(EDGES.float(), B)  # TypeError: 'A': expected an edge_index of int32 or int64, got float32
 ops.spmm(EDGES.to(torch.int8), B)  # TypeError: expected an edge_index of int32 or int64, got int8
-ops.spmm(EDGES.float().requires_grad_(), B)
-    # TypeError: got float32 that requires a gradient: a pattern has none
+ops.spmm(EDGES.float().requires_grad_(), B)  # TypeError: got float32 that requires a gradient: a
 ops.spmm((EDGES, "3"), B)  # TypeError: spmm: argument 'A': expected integers as sizes, got '3'
-ops.spmm((EDGES, (2, 2)), torch.ones(2, 4))
-    # IndexError: spmm: argument 'A': expected each source to be at least 0 and less than 2
-ops.spmm((EDGES, (3, 1)), B)
-    # IndexError: spmm: argument 'A': expected each target to be at least 0 and less than 1
+ops.spmm((EDGES, (2, 2)), torch.ones(2, 4))  # IndexError: 'A': expected each source to be at least
+ops.spmm((EDGES, (3, 1)), B)  # IndexError: 'A': expected each target to be at least 0 and less than
 ops.spmm((EDGES - 1, (3, 2)), B)  # IndexError: each source .. less than 3, got -1
-ops.spmm(csr(col=COL + 1), B)
-    # IndexError: spmm: argument 'col': expected each index to be at least 0 and less than 3
-ops.spmm(csr(rowptr=torch.tensor([0, 4, 3])), B)
-    # StructureError: 'rowptr': expected not to decrease, got 4 at 1 and 3 at 2
-ops.spmm(csr(rowptr=ROWPTR + 1), B)
-    # StructureError: 'rowptr': expected to go from 0 to nnz = 3, got 1 to 4
+ops.spmm(csr(col=COL + 1), B)  # IndexError: 'col': expected each index to be at least 0 and less
+ops.spmm(csr(rowptr=torch.tensor([0, 4, 3])), B)  # StructureError: 'rowptr': expected not to
+ops.spmm(csr(rowptr=ROWPTR + 1), B)  # StructureError: 'rowptr': expected to go from 0 to nnz = 3
 ops.spmm(csr(col=COL.float()), B)  # TypeError: 'col': expected int32 or int64, got float32
-ops.spmm(csr(col=COL.float().requires_grad_()), B)
-    # TypeError: 'col': expected int32 or int64, got float32 that requires a gradient
+ops.spmm(csr(col=COL.float().requires_grad_()), B)  # TypeError: 'col': expected int32 or int64, got
 ops.spmm(csr(col=COL.int()), B)  # TypeError: 'col': expected int64 as 'rowptr', got int32
-ops.structure_of(ROWPTR.to("meta"), COL, 3)
-    # StructureError: 'col': expected to be on meta as 'rowptr', got cpu
-ops.structure_of(torch.tensor(0), COL, 3)
-    # StructureError: 'rowptr': expected shape (m + 1,), got ()
+ops.structure_of(ROWPTR.to("meta"), COL, 3)  # StructureError: 'col': expected to be on meta as
+ops.structure_of(torch.tensor(0), COL, 3)  # StructureError: 'rowptr': expected shape (m + 1,), got
 ops.structure_of(ROWPTR, torch.zeros(3, 2, dtype=torch.int64), 3)
     # StructureError: 'edges': expected shape (2, nnz), got (3, 2)
-ops.sddmm(A, torch.ones(2, 4), torch.ones(3, 5))
-    # ValueError: sddmm: argument 'Y': expected shape (3, 4) as 'X', got (3, 5)
-ops.spmm(torch.ones(2, 3, 3).to_sparse_csr(), B)
-    # ValueError: expected a sparse matrix without batch and dense dimensions
-ops.spmm(csr(rowptr=[0, 1, 3]), B)
-    # TypeError: spmm: argument 'A.rowptr': expected a tensor, got list
-ops.spmm(csr()._replace(m=3), B)
-    # ValueError: spmm: argument 'A.rowptr': expected shape (4,) for 3 rows, got (3,)
-ops.spmm((EDGES, (None, 3)), B)
-    # TypeError: spmm: argument 'A': expected integers as sizes, got None
-ops.spmm((EDGES, (3, 3, 3)), B)
-    # ValueError: expected (edge_index, size) with size = (sources, targets) or one number
+ops.sddmm(A, torch.ones(2, 4), torch.ones(3, 5))  # ValueError: 'Y': expected shape (3, 4) as 'X'
+ops.spmm(torch.ones(2, 3, 3).to_sparse_csr(), B)  # ValueError: expected a sparse matrix without
+ops.spmm(csr(rowptr=[0, 1, 3]), B)  # TypeError: 'A.rowptr': expected a tensor, got list
+ops.spmm(csr()._replace(m=3), B)  # ValueError: 'A.rowptr': expected shape (4,) for 3 rows, got (3,)
+ops.spmm((EDGES, (None, 3)), B)  # TypeError: 'A': expected integers as sizes, got None
+ops.spmm((EDGES, (3, 3, 3)), B)  # ValueError: expected (edge_index, size) with size = (sources
 ops.spmm((EDGES, (3.0, 3.0)), B)  # TypeError: integers as sizes, got 3.0
 ops.spmm((EDGES, True), B)  # TypeError: integers as sizes, got True
 ops.spmm((EDGES, (3, -1)), B)  # ValueError: spmm: argument 'A': expected sizes of 0 or more, got -1
 ops.edge_softmax(EDGES.to("meta"), torch.ones(3, device="meta"))
     # ValueError: edge_softmax: argument 'A': expected (edge_index, size) for edges without
-ops.structure_of(ROWPTR, COL, -1)
-    # ValueError: structure_of: argument 'n': expected sizes of 0 or more, got -1
-ops.structure_of(ROWPTR, COL, "3")
-    # TypeError: structure_of: argument 'n': expected integers as sizes, got '3'
-ops.limit_cache(1.5)
-    # TypeError: limit_cache: argument 'entries': expected integers as sizes, got 1.5
+ops.structure_of(ROWPTR, COL, -1)  # ValueError: 'n': expected sizes of 0 or more, got -1
+ops.structure_of(ROWPTR, COL, "3")  # TypeError: 'n': expected integers as sizes, got '3'
+ops.limit_cache(1.5)  # TypeError: 'entries': expected integers as sizes, got 1.5
 ops.spmm(csc(ROWPTR + 1, torch.tensor([1, 0, 1])), torch.ones(2, 4))
     # StructureError: spmm: argument 'A.ccol_indices()': expected to go from 0 to nnz = 3
-ops.spmm(csc(ROWPTR, COL + 1), torch.ones(2, 4))
-    # IndexError: 'A.row_indices()': expected each index to be at least 0 and less than 3
-ops.edge_softmax((EDGES, 2), torch.ones(3))
-    # IndexError: edge_softmax: argument 'A': expected each source
+ops.spmm(csc(ROWPTR, COL + 1), torch.ones(2, 4))  # IndexError: 'A.row_indices()': expected each
+ops.edge_softmax((EDGES, 2), torch.ones(3))  # IndexError: 'A': expected each source
 ops.gspmm(A, ["copy_u"], u=B)  # ValueError: gspmm: argument 'op': expected one of
-ops.segment_reduce(B, [0, 3])
-    # TypeError: segment_reduce: argument 'rowptr': expected a tensor, got list
-ops.segment_reduce(B, torch.tensor(3))
-    # ValueError: segment_reduce: argument 'rowptr': expected shape (m + 1,), got ()
-ops.segment_reduce(B, ROWPTR + 1)
-    # StructureError: segment_reduce: argument 'rowptr': expected to go from 0 to nnz = 3
-ops.attention((EDGES, 3), B, B, B, scale="2")
-    # TypeError: attention: argument 'scale': expected a number, got str
+ops.segment_reduce(B, [0, 3])  # TypeError: 'rowptr': expected a tensor, got list
+ops.segment_reduce(B, torch.tensor(3))  # ValueError: 'rowptr': expected shape (m + 1,), got ()
+ops.segment_reduce(B, ROWPTR + 1)  # StructureError: 'rowptr': expected to go from 0 to nnz = 3
+ops.attention((EDGES, 3), B, B, B, scale="2")  # TypeError: 'scale': expected a number, got str
 ops.attention((EDGES, 3), B, B, B, scale=torch.ones((), requires_grad=True))
     # TypeError: attention: argument 'scale': expected a number, got Tensor
     """,

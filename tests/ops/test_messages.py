@@ -5,7 +5,7 @@
 import pytest
 import torch
 
-import sparsetir
+from ops_common import Case, reduced
 from refusals import refusals
 from sparsetir import ops
 
@@ -26,43 +26,15 @@ def randn(*shape, dtype=torch.float64, seed=1, grad=False):
     return x.to(dtype).requires_grad_(grad)
 
 
-def in_rows(edges, m):
-    """The same edges as CSR, and the place of each of its elements among the edges."""
-    order = torch.argsort(edges[1], stable=True)
-    rowptr = torch.cumsum(torch.bincount(edges[1], minlength=m), 0)
-    rowptr = torch.nn.functional.pad(rowptr, (1, 0)).to(edges.dtype)
-    return ops.Operand(rowptr, edges[0][order].contiguous(), m, N), order
-
-
-def scattered(messages, target, m, reduce):
-    """Messages (nnz, ...) reduced by torch; zero where there are none."""
-    kind = {"max": "amax", "min": "amin"}.get(reduce, reduce)
-    index = target.long().view(-1, *[1] * (messages.dim() - 1)).expand_as(messages)
-    zeros = messages.new_zeros(m, *messages.shape[1:])
-    return zeros.scatter_reduce(0, index, messages, kind, include_self=False)
-
-
 def test_names():
     edges, u, v = graph(), randn(N, 3), randn(M, 3)
     A = (edges, (N, M))
     assert torch.equal(ops.gsddmm(A, "v_sub_u", v, u), ops.gsddmm(A, "sub", v, u, "v", "u"))
     assert torch.equal(ops.gsddmm(A, "copy_v", v), v[edges[1]])
     assert torch.equal(ops.gspmm(A, "add", "sum", u, u[edges[0]]), ops.gspmm(A, "copy_u", u=2 * u))
-
-
-def test_rows_in_order_and_values():
-    """CSR gives what the edges give; a matrix's own values are the features of edges."""
-    edges, u, e = graph(), randn(N, 3, 2), randn(NNZ, 3, 1)
-    A, order = in_rows(edges, M)
-    for reduce in ("sum", "max"):
-        expected = ops.gspmm((edges, (N, M)), "u_mul_e", reduce, u, e)
-        assert torch.equal(ops.gspmm(A, "u_mul_e", reduce, u, e[order]), expected)
-    v = randn(M, 3, 2)
-    expected = ops.gsddmm((edges, (N, M)), "u_dot_v", u, v)
-    assert torch.equal(ops.gsddmm(A, "u_dot_v", u, v), expected[order])
-    values = randn(NNZ)
-    found = ops.gspmm(A._replace(values=values), "u_add_e", "sum", u)
-    assert torch.equal(found, ops.gspmm(A, "u_add_e", "sum", u, values.view(-1, 1, 1)))
+    values, own = randn(NNZ), ops.resolve(A, randn(NNZ))  # a matrix's own values are the edges'
+    expected = ops.gspmm(A, "u_add_e", "sum", u, values[:, None])
+    assert torch.equal(ops.gspmm(own, "u_add_e", "sum", u), expected)
 
 
 def test_nan_inf_and_whose_the_maximum_is():
@@ -88,7 +60,8 @@ def test_segment_reduce(reduce):
     rowptr = torch.tensor([0, 0, 3, 4, 9, 9])
     values = randn(9, 3, grad=True)
     found = ops.segment_reduce(values, rowptr, reduce)
-    expected = scattered(values, torch.tensor([1, 1, 1, 2, 3, 3, 3, 3, 3]), 5, reduce)
+    rows = torch.tensor([1, 1, 1, 2, 3, 3, 3, 3, 3])
+    expected = reduced(Case(None, rows, rows, (5, 9)), values, reduce)
     torch.testing.assert_close(found, expected)
     for one, other in zip(
         *(torch.autograd.grad(x.pow(2).sum(), values) for x in (found, expected)), strict=True
@@ -101,25 +74,13 @@ def test_threads():
     """Many edges, over all threads."""
     edges = graph(m=300, n=200, nnz=9000)
     u, e = randn(200, 2, 64, dtype=torch.float32), randn(9000, 2, 1, dtype=torch.float32)
-    expected = scattered((u[edges[0]] * e).double(), edges[1], 300, "sum")
+    case = Case(None, edges[1], edges[0], (300, 200))
+    expected = reduced(case, (u[edges[0]] * e).double())
     found = ops.gspmm((edges, (200, 300)), "u_mul_e", "sum", u, e)
     assert (found - expected).abs().max() < 1e-4
     assert torch.equal(found, ops.gspmm((edges, (200, 300)), "u_mul_e", "sum", u, e))
     found = ops.gsddmm((edges, (200, 300)), "u_add_v", u, found)
     assert found.shape == (9000, 2, 64)
-
-
-def test_a_new_pattern_compiles_nothing():
-    def once(seed):
-        edges = graph(seed)
-        u = randn(N, 3, 4, seed=seed, grad=True)
-        ops.gspmm((edges, (N, M)), "u_mul_e", "sum", u, randn(NNZ, 3, 1)).sum().backward()
-
-    once(0)
-    before = sparsetir.compilations()
-    for seed in range(1, 4):
-        once(seed)
-    assert sparsetir.compilations() == before
 
 
 A, U, E = (graph(), (N, M)), randn(N, 3, 4), randn(NNZ, 3, 4)
@@ -134,14 +95,10 @@ ops.gsddmm(A, "pow", U, E)  # ValueError: 'op' .. 'pow'
 ops.gsddmm(A, "add", U, E, "u", "x")  # ValueError: 'rhs_target' .. 'x'
 ops.gsddmm(A, "u_dot_e", U, E[:, :, :2])  # ValueError: 'rhs' .. last
 ops.segment_reduce(U, torch.tensor([0, 2]))  # ValueError: rowptr
-ops.gspmm(A, "copy_u_sum", "max", U)
-    # ValueError: 'reduce': expected none beside 'copy_u_sum', got 'max'
-ops.gspmm(A, "copy_u", u=U, lhs_data=U)
-    # TypeError: 'lhs_data': expected none beside 'u', which is the same
-ops.gspmm(A, "copy_u", "sum", U, reduce_op="sum")
-    # TypeError: 'reduce_op': expected none beside 'reduce'
-ops.gspmm(A, "u_mul_e_x", u=U)
-    # ValueError: copy_u, copy_lhs, .. as 'u_mul_e_sum', got 'u_mul_e_x'
+ops.gspmm(A, "copy_u_sum", "max", U)  # ValueError: 'reduce': expected none beside 'copy_u_sum', got
+ops.gspmm(A, "copy_u", u=U, lhs_data=U)  # TypeError: 'lhs_data': expected none beside 'u', which is
+ops.gspmm(A, "copy_u", "sum", U, reduce_op="sum")  # TypeError: 'reduce_op': expected none beside
+ops.gspmm(A, "u_mul_e_x", u=U)  # ValueError: copy_u, copy_lhs, .. as 'u_mul_e_sum', got 'u_mul_e_x'
 """,
     globals(),
 )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ import torch
 import sparsetir
 from ops_common import SHAPE, cases, compressed, dense, expected_sddmm
 from programs import PROGRAMS
+from refusals import refusals
 from sparsetir import ops
 
 CASES = cases()
@@ -107,20 +107,6 @@ def test_edges():
     assert ops.sddmm(edges, rows, B).shape == (70,)  # shape of the operands
 
 
-def test_edge_index_of_pyg():
-    EdgeIndex = pytest.importorskip("torch_geometric").EdgeIndex
-    edges = CASES["edges"].A[0]
-    own = EdgeIndex(edges, sparse_size=(N, M))
-    torch.testing.assert_close(ops.spmm(own, B), ops.spmm((edges, (N, M)), B))
-    by_source, order = own.sort_by("row")
-    values = torch.randn(70)
-    torch.testing.assert_close(
-        ops.spmm(by_source, B, values=values[order]), ops.spmm(own, B, values=values)
-    )
-    sizeless = EdgeIndex(edges)
-    torch.testing.assert_close(ops.spmm(sizeless, B), ops.spmm(edges, B))
-
-
 def test_matrix():
     matrix = sparsetir.SparseMatrix(D.to_sparse())
     assert ops.spmm(matrix, B.double()).dtype == torch.float64  # of values that have no gradients
@@ -129,20 +115,6 @@ def test_matrix():
     assert first.rowptr is other.rowptr and first.col is other.col
     ones = torch.ones(matrix.nnz)
     torch.testing.assert_close(ops.spmm(matrix, B, values=ones), (D != 0).float() @ B)
-
-
-def test_matrices_of_other_libraries():
-    """By what they offer: torch_sparse's and DGL's are not installed here."""
-    csr = CASES["csr"].A
-    values = csr.values()
-    torch_sparse = SimpleNamespace(
-        csr=lambda: (csr.crow_indices(), csr.col_indices(), values), sparse_sizes=lambda: SHAPE
-    )
-    torch.testing.assert_close(ops.spmm(torch_sparse, B), D @ B)
-    rows, cols = torch.nonzero(D).T.flip(1)  # in no order
-    dgl = SimpleNamespace(coo=lambda: (rows, cols), val=D[rows, cols], shape=SHAPE)
-    torch.testing.assert_close(ops.spmm(dgl, B), D @ B)
-    assert ops.resolve(dgl).col is ops.resolve(dgl).col
 
 
 def test_an_operand_is_taken_as_it_is():
@@ -187,27 +159,20 @@ def plan_of(matrix: Any) -> Any:
     return sparsetir.plan("spmm", matrix, 4)
 
 
-@pytest.mark.parametrize(("call", "error", "message"), [
-    (lambda: ops.spmm((EDGES.numpy().astype(object), SIZE), FEATURES), TypeError,
-     "spmm: argument 'A': expected an array of numbers that torch knows, got one of object"),
-    (lambda: ops.spmm((EDGES.to_sparse(), SIZE), FEATURES), TypeError,
-     r"spmm: argument 'A': expected a sparse matrix or an edge_index .* got torch.sparse_coo"),
-    (lambda: ops.spmm((torch.nested.nested_tensor([*EDGES]), SIZE), FEATURES), TypeError,
-     "spmm: argument 'A': expected .*, got a nested tensor"),
-    (lambda: ops.spmm(out_of_order(), FEATURES), ValueError,
-     r"spmm: argument 'A': expected elements in order of rows, as its is_coalesced\(\) says"),
-    (lambda: plan_of((EDGES.to("meta"), SIZE)), TypeError,
-     "plan: argument 'matrix': expected a tensor of plain numbers, got one of torch.int64 on meta"),
-    (lambda: plan_of((torch.nested.nested_tensor([*EDGES]), SIZE)), TypeError,
-     "plan: argument 'matrix': expected a sparse matrix .* got a pair of .*Tensor and tuple"),
-    (lambda: plan_of(A)(freed(FEATURES)), TypeError,
-     "spmm: argument 'b': expected a tensor with memory, got one whose storage was let go of"),
-    (lambda: plan_of(A)(FEATURES, out=freed(torch.empty(6, 4))), TypeError,
-     "spmm: argument 'out': expected a tensor with memory, got one whose storage"),
-])  # fmt: skip
-def test_refused(call: Callable[[], Any], error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=f"^{message}"):
-        call()
+NESTED, OBJECTS = torch.nested.nested_tensor([*EDGES]), EDGES.numpy().astype(object)
+test_refusals = refusals(
+    """
+ops.spmm((OBJECTS, SIZE), FEATURES)  # TypeError: 'A': expected an array of numbers that torch knows
+ops.spmm((EDGES.to_sparse(), SIZE), FEATURES)  # TypeError: 'A': expected a sparse .. sparse_coo
+ops.spmm((NESTED, SIZE), FEATURES)  # TypeError: spmm: argument 'A': expected .. got a nested tensor
+ops.spmm(out_of_order(), FEATURES)  # ValueError: 'A': expected elements in order .. is_coalesced()
+plan_of((EDGES.to("meta"), SIZE))  # TypeError: 'matrix': .. of plain numbers, got .. on meta
+plan_of((NESTED, SIZE))  # TypeError: 'matrix': expected a sparse .. a pair of .. Tensor and tuple
+plan_of(A)(freed(FEATURES))  # TypeError: 'b': expected .. memory, got .. storage was let go of
+plan_of(A)(FEATURES, out=freed(torch.empty(6, 4)))  # TypeError: 'out': expected a .. with memory
+""",
+    globals(),
+)
 
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])

@@ -29,12 +29,6 @@ KINDS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _empty_cache():
-    torch.manual_seed(0)
-    ops.clear_cache()
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_operators_take_it(kind):
     A, x = KINDS[kind](), torch.rand(N, F, requires_grad=True)

@@ -86,37 +86,13 @@ def test_refusals():
         """
         ops.sparse_softmax(A)  # TypeError: 'values' .. without values
         ops.edge_softmax((A[0].float(), A[1]), x)  # TypeError: float32
-        ops.edge_softmax(A, x, norm_by="both")
-            # ValueError: 'norm_by': expected 'dst' or 'src', got 'both'
+        ops.edge_softmax(A, x, norm_by="both")  # ValueError: 'norm_by': expected 'dst' or 'src'
         ops.attention(A, q, k[..., :2], v)  # ValueError: 'k' .. 4 features
         ops.attention(A, q, k[:, :1], v)  # ValueError: 'k' .. heads
         """,
         locals(),
         globals(),
     )
-
-
-def test_edge_softmax_by_sources():
-    """The elements of each column, for each kind of pattern; with gradients, and compiled."""
-    edges = torch.tensor([[0, 2, 1, 0, 0], [1, 0, 1, 1, 2]])  # two edges that are alike
-    x = torch.randn(5, 2, dtype=torch.float64, requires_grad=True)
-    flipped = edges.flip(0)
-    found, wanted = (
-        ops.edge_softmax((edges, 3), x, norm_by="src"),
-        ops.edge_softmax((flipped, 3), x),
-    )
-    torch.testing.assert_close(found, wanted)
-    sums = torch.zeros(3, 2, dtype=torch.float64).index_add_(0, edges[0], found.detach())
-    torch.testing.assert_close(sums, torch.ones_like(sums))
-    weights = torch.randn_like(found)
-    got, want = (torch.autograd.grad((y * weights).sum(), x)[0] for y in (found, wanted))
-    torch.testing.assert_close(got, want)
-    matrix = torch.tensor([[0.0, 1, 1], [1, 0, 0]]).to_sparse_csr()
-    e = torch.tensor([1.0, 2, 3])
-    torch.testing.assert_close(ops.edge_softmax(matrix, e, "src"), torch.ones(3))
-    g = ops.prepare(edges, 3)
-    run = torch.compile(lambda x: ops.edge_softmax(g, x, "src"), fullgraph=True, backend="eager")
-    torch.testing.assert_close(run(x), wanted)
 
 
 def operands(heads, feat, width, dtype=torch.float64):

@@ -103,14 +103,3 @@ def test_written_to_since(order):
     expected, *of_expected = gradients((new, (N, M)), values, x)
     for a, b in zip([found, *of_found], [expected, *of_expected]):
         torch.testing.assert_close(a, b)
-
-
-@pytest.mark.parametrize(
-    "places",
-    [torch.tensor([0, 0, 2]), torch.tensor([0, 1, 3]), torch.tensor([-1, 0, 1]),
-     torch.tensor([0, 1]), torch.tensor([0.0, 1.0, 2.0]), torch.tensor([0, 1, 2])],
-)  # fmt: skip
-def test_orders_that_are_none(places):
-    keys = torch.tensor([2, 0, 1])
-    assert not compress._sorts(places, keys)
-    assert compress._sorts(torch.tensor([1, 2, 0]), keys)

@@ -73,18 +73,12 @@ def check(mask, given, given_mask=None):
 def by_elements(monkeypatch):
     """Masks of elements are not put in blocks."""
     monkeypatch.setattr(module, "ELEMENT", 0)
-    ops.clear_cache()  # with what was made of patterns before, and meanwhile
-    yield
-    ops.clear_cache()
 
 
 @pytest.fixture
 def by_small_blocks(monkeypatch):
     """Masks of elements are put in blocks of 16 alone."""
     monkeypatch.setattr(module, "PLACE", {16: 1})
-    ops.clear_cache()  # with what was made of patterns before, and meanwhile
-    yield
-    ops.clear_cache()
 
 
 @pytest.mark.parametrize("dtype", by_default(TYPES, torch.float32, torch.bfloat16))
@@ -94,24 +88,6 @@ def by_small_blocks(monkeypatch):
 def test_blocks(name, block, sizes, dtype):
     mask = MASKS[name](100, block)
     check(mask, operands(mask, *sizes, dtype))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("size", [16, 32, 80, 96, 128])
-@pytest.mark.parametrize("length", [1, 64, 65, 200])
-@pytest.mark.parametrize(("batch", "heads"), [(1, 1), (3, 5)])
-def test_head_sizes(size, length, batch, heads):
-    mask = masks.band(length, 40) & masks.causal(length)
-    check(mask, operands(mask, size, size, batch=batch, heads=heads))
-
-
-@pytest.mark.slow  # beside dense attention in all others
-def test_gradients_by_differences():
-    mask = masks.band(20, 6, 16) & masks.causal(20, 16)
-    given = operands(mask, 8, 12, torch.float64, 1, 2)
-    assert torch.autograd.gradcheck(
-        lambda *x: ops.sparse_attention(*x, mask, 0.7), given, fast_mode=True
-    )
 
 
 # -- masks of elements ----------------------------------------------------------------------------
@@ -275,15 +251,13 @@ def test_refusals():
         ops.sparse_attention(q[0], k, v, MASK)  # ValueError: 'q': expected a dense tensor (batch
         ops.sparse_attention(q, k[:1], v, MASK)  # ValueError: 'k': expected batch and heads
         ops.sparse_attention(q, k[..., :2], v, MASK)  # ValueError: 'k': expected head size 8
-        ops.sparse_attention(q, k, v[:, :, :9], MASK)
-            # ValueError: 'v': expected length 20 as 'k'
+        ops.sparse_attention(q, k, v[:, :, :9], MASK)  # ValueError: 'v': expected length 20 as 'k'
         ops.sparse_attention(q, k, v.double(), MASK)  # TypeError: 'v': expected float32 as 'q'
         ops.sparse_attention(q.int(), k, v, MASK)  # TypeError: 'q': expected .. , got int32
         ops.sparse_attention(q, k.to("meta"), v, MASK)  # ValueError: 'k': expected to be on cpu
         ops.sparse_attention(q, k, v, masks.band(21, 4))  # ValueError: 'mask': .. (20, 20)
         ops.sparse_attention(q, k, v, as_elements(masks.band(9, 4)))  # ValueError: got (9, 9)
-        ops.sparse_attention(q, k, v, MASK.to("meta"))
-            # ValueError: 'mask': expected to be on cpu
+        ops.sparse_attention(q, k, v, MASK.to("meta"))  # ValueError: 'mask': expected to be on cpu
         ops.sparse_attention(q, k, v, torch.ones(20, 20))  # ValueError: 'mask': expected a sparse
         ops.sparse_attention(q, k, v, MASK, "1")  # TypeError: 'scale': expected a number, got str
         """,

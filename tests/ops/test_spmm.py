@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ops_common import SHAPE, Case, assert_close, cases, dense, expected_spmm, rounded
+from ops_common import SHAPE, Case, assert_close, cases, expected_spmm, rounded
 from sparsetir import ops
 
 CASES = cases()
@@ -39,13 +39,6 @@ def test_gradient_of_an_extremum_by_the_operator_alone():
         assert_close(got, want, "float64")
         grads = [torch.autograd.grad(c.sin().sum(), x)[0] for c, x in ((got, b), (want, B))]
         assert_close(*grads, "float64")
-
-
-def test_bfloat16_on_a_sparse_tensor_of_its_own():
-    D = dense()
-    A = D.bfloat16().to_sparse_csr()
-    B = torch.randn(N, F).bfloat16()
-    assert_close(ops.spmm(A, B), D.bfloat16().double() @ B.double(), "bfloat16")
 
 
 def test_results_are_the_same_in_each_run():

@@ -18,14 +18,6 @@ ROWPTR, COL = torch.tensor([0, 2, 2, 5]), torch.tensor([3, 0, 1, 1, 0])  # in no
 EDGES = torch.tensor([[3, 1, 0, 1, 0], [0, 2, 0, 2, 2]])
 
 
-@pytest.fixture(autouse=True)
-def _empty_cache():
-    ops.clear_cache()
-    yield
-    ops.clear_cache()
-    ops.limit_cache(entries=256, bytes=4 << 30)
-
-
 def structure_of_edges(edges, m, n):
     return pattern_of_edges(edges, m, n).structure
 
@@ -59,24 +51,6 @@ def test_what_is_measured():
     assert 65 * 4 + 2 * 64 * 4 <= measured(made) < 4096
     held["a"] = held  # which holds itself
     assert measured(held) == 48
-
-
-def test_a_pattern_that_torch_writes_to_is_another():
-    edges = EDGES.clone()
-    B = torch.eye(4)
-    before = ops.spmm((edges, (4, 3)), B)
-    edges[0, 0] = 2
-    after = ops.spmm((edges, (4, 3)), B)
-    assert before[0].tolist() == [1, 0, 0, 1] and after[0].tolist() == [1, 0, 1, 0]
-
-
-def test_memory_that_is_used_again():
-    """Patterns made and dropped one after the other come to lie in the same place."""
-    B = torch.eye(50)
-    for i in range(100):
-        edges = torch.full((2, 3), i % 50)
-        out = ops.spmm((edges, 50), B)
-        assert out[i % 50, i % 50] == 3 and out.sum() == 3
 
 
 @pytest.fixture
@@ -156,11 +130,6 @@ def test_transposed(dtype):
     assert torch.equal(dense(again), dense(found))
 
 
-def test_edges_in_order_have_none():
-    found = structure_of_edges(torch.tensor([[3, 0, 1], [0, 0, 2]]), 3, 4)
-    assert found.order is None
-
-
 def test_limits():
     ops.limit_cache(entries=3)
     edges = [torch.tensor([[i], [0]]) for i in range(6)]
@@ -179,6 +148,7 @@ def step(rng, B):
     edges = torch.from_numpy(rng.integers(0, 200, (2, 500)))
     x, values = B.clone().requires_grad_(), torch.ones(500, requires_grad=True)
     ops.spmm((edges, 200), x, values=values).sum().backward()
+    ops.gspmm((edges, 200), "u_mul_e", "sum", B, values[:, None]).sum().backward()
     degrees = torch.bincount(edges[0], minlength=200).float()
     assert torch.equal(x.grad[:, 0], degrees)
 
@@ -257,17 +227,3 @@ def test_many_threads_and_one_structure():
         thread.join()
     assert not wrong
     assert ops.cache_info()["entries"] == 1
-    plan = ops.structure_of(*ops.resolve(A)[:2], 300).plan("spmm", 16, torch.float32)
-    expected = [plan(B, values=v) for B, v in given]
-    found = [None] * 8
-
-    def call(i):
-        for _ in range(25):
-            found[i] = plan(given[i][0], values=given[i][1])
-
-    threads = [threading.Thread(target=call, args=(i,)) for i in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert all(map(torch.equal, found, expected))

@@ -224,12 +224,3 @@ def test_no_file_where_there_is_to_be_none(monkeypatch, tmp_path):
     monkeypatch.setenv("SPARSETIR_RECORDS", "")
     run(None, 1)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_default_file(monkeypatch, tmp_path):
-    install(monkeypatch)
-    monkeypatch.delenv("SPARSETIR_RECORDS")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    run(None, 1, trials=2)
-    (record,) = Records(tmp_path / "sparsetir" / "records.sqlite").all()
-    assert record.trials == 2

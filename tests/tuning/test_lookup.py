@@ -41,15 +41,6 @@ def record(config, key=KEY, seconds=1.0):
     return Record(key, data, seconds)
 
 
-@pytest.fixture
-def records(tmp_path, monkeypatch):
-    """An empty file of records, which plans consult."""
-    monkeypatch.setenv("SPARSETIR_RECORDS", str(tmp_path / "records.sqlite"))
-    monkeypatch.setattr(lookup, "_seen", (None, {}))
-    monkeypatch.setattr(lookup, "_warned", set())
-    return Records()
-
-
 def refuse(*_, **__):
     raise AssertionError("not to be called")
 
@@ -84,26 +75,16 @@ def test_the_same_pattern_by_another_way(records):
         assert plan.chosen_by == "record"
 
 
-@pytest.mark.parametrize(
-    "change", [{"device": "another CPU"}, {"feat": 32}, {"threads": 2}, {"fingerprint": "0" * 32}]
-)
-def test_what_is_recorded_for_something_else_does_not_apply(records, change):
-    records.add(record(OTHER, replace(KEY, **change)))
-    assert make().chosen_by == "default"
+# For something else, or by another version.
+OTHERS = [{"device": "another CPU"}, {"feat": 32}, {"threads": 2}, {"fingerprint": "0" * 32}]
+GONE = [{"template": "OfTomorrow"}, {"colour": "red"}, {"tile": -3}, {"lanes": "many"}]
 
 
 @pytest.mark.parametrize(
-    "config",
-    [
-        {"template": "OfTomorrow", "tile": 16},
-        to_data(DEFAULT) | {"colour": "red"},
-        to_data(DEFAULT) | {"tile": -3},
-        to_data(DEFAULT) | {"lanes": "many"},
-    ],
-    ids=["template", "field", "number", "type"],
+    "key, config", [*((x, OTHER) for x in OTHERS), *(({}, to_data(DEFAULT) | x) for x in GONE)]
 )
-def test_configs_of_other_versions_are_passed_over(records, config):
-    records.add(record(config))
+def test_what_does_not_apply_is_passed_over(records, key, config):
+    records.add(record(config, replace(KEY, **key)))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         plan = make()

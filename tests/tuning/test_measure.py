@@ -16,6 +16,7 @@ import pytest
 import scipy.sparse as sp
 
 import sparsetir
+from refusals import refuse
 from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.extras import WITHOUT_TORCH
 from sparsetir.records.task import Outcome, Reference, Task
@@ -258,11 +259,6 @@ def test_a_process_goes_before_others_only_when_asked(monkeypatch, options, rais
     assert [pid for _, pid, _ in asked] == [made.pid] * raised
 
 
-def test_arguments() -> None:
-    with pytest.raises(ValueError, match="argument 'time_limit': expected seconds above 0, got 0"):
-        Measurer(task(), time_limit=0)
-
-
 def test_what_only_linux_has_is_refused_elsewhere(monkeypatch) -> None:
     monkeypatch.delattr(os, "sched_setaffinity")
     with pytest.raises(ValueError, match="'workers': expected 1 on a system that binds no process"):
@@ -290,10 +286,14 @@ def test_cores_for(monkeypatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {9, 2, 3, 7, 5})
     assert cores_for(2, 2) == [(2, 3), (5, 7)]
     assert cores_for(5, 1) == [(2,), (3,), (5,), (7,), (9,)]
-    with pytest.raises(ValueError, match="argument 'workers': 3 workers of 2 threads need 6"):
-        cores_for(3, 2)
-    with pytest.raises(ValueError, match="argument 'threads': expected 1 or more, got 0"):
-        cores_for(1, 0)
+    refuse(
+        """
+        cores_for(3, 2)  # ValueError: argument 'workers': 3 workers of 2 threads need 6
+        cores_for(1, 0)  # ValueError: argument 'threads': expected 1 or more, got 0
+        Measurer(task(), time_limit=0)  # ValueError: 'time_limit': expected seconds above 0, got 0
+        """,
+        globals(),
+    )
 
 
 class Clocked:

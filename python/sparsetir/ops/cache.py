@@ -74,9 +74,11 @@ def private(x: Tensor, is_new: bool = False) -> Tensor:
 
     It may be shown to users, who are told not to write to it; what torch sees them write ends it.
 
-    is_new : nobody else has x itself, which is contiguous: it becomes private
+    is_new : nobody else has x itself, which is contiguous: it becomes private, unless it was made
+        in inference mode
     """
-    copy = x if is_new else x.detach().clone(memory_format=torch.contiguous_format)
+    as_it_is = is_new and not x.is_inference()
+    copy = x if as_it_is else x.detach().clone(memory_format=torch.contiguous_format)
     _private[copy.untyped_storage()] = _Private(copy._version)
     return copy
 
