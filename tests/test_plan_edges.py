@@ -21,7 +21,6 @@ from sparsetir.records.record import Key, Record
 from sparsetir.records.task import Outcome
 from sparsetir.schedules.operators.problems import CsrPattern
 from sparsetir.schedules.search.configs import to_data
-from sparsetir.schedules.template import Choices
 from sparsetir.schedules.templates.message_tiles import AttentionTiles, Tile, config_of
 from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.tuning.program_case import ProgramCase
@@ -361,7 +360,7 @@ def test_operators_of_torch_take_records(records, monkeypatch):
 
     def record(op, config, seconds=1e-3, **options):
         key = Key.of(requested(op, A, **options).task())
-        records.add(Record(key, to_data(Choices(config)), seconds))
+        records.add(Record(key, to_data(config_of(**config)), seconds))
 
     before, plain = all_of_them()
     messages = {"feat": 8, "heads": 2, "edge_feat": 8}
@@ -380,7 +379,7 @@ def test_operators_of_torch_take_records(records, monkeypatch):
     assert [made.chosen_by for made in plans] == ["record"] * 3
     # They share kernels, but for that of messages in another order.
     assert [made.kernel in after for made in plans] == [False, True, True]
-    record("attention", {"tile": 3, "values": 4, "blocks": 6}, 1e-4, feat=8, heads=2)
+    record("attention", {"tile": 4, "blocks": 6}, 1e-4, feat=8, heads=2)  # of messages
     with pytest.warns(RuntimeWarning, match=re.escape("is not used, it failed")):
         last, _ = all_of_them()
     assert last[1] in before
