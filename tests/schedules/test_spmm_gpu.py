@@ -1,7 +1,5 @@
 """SpMM by rows, hyb and panels: run as OpenCL and as CUDA on a CPU, and compiled by nvcc."""
 
-# pyright: reportAttributeAccessIssue=false, reportArgumentType=false
-
 from __future__ import annotations
 
 import re
