@@ -4,9 +4,6 @@ A pass over stage III calls the emulator's functions in place of the instruction
 compiled for this machine's CPU.
 """
 
-# pyright: reportAttributeAccessIssue=false
-# pyright: reportPrivateUsage=false
-
 from __future__ import annotations
 
 import ctypes

@@ -1,8 +1,5 @@
 """SpMM over blocks of rows, whose blocks are computed parameters: called as the plain one is."""
 
-# pyright: reportInvalidTypeForm=false, reportAttributeAccessIssue=false
-# (TVMScript is Python in form only.)
-
 from __future__ import annotations
 
 from typing import Any

@@ -15,10 +15,6 @@ copies that nobody waited for; locals hold huge numbers. A function runs once fo
 decides the order of blocks, warps and lanes; what differs then is an error.
 """
 
-# TVM's classes declare their fields at run time, where pyright does not see them.
-# pyright: reportAttributeAccessIssue=false, reportArgumentType=false
-# pyright: reportGeneralTypeIssues=false
-
 from __future__ import annotations
 
 import contextlib

@@ -1,7 +1,5 @@
 """Run what `sparsetir.lower` makes for a GPU as CUDA text on the CPU."""
 
-# pyright: reportAttributeAccessIssue=false, reportArgumentType=false
-
 from __future__ import annotations
 
 from collections.abc import Mapping

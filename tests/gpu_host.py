@@ -6,10 +6,6 @@ functions, so a Python function under that name is all the "driver" it takes.  W
 from host memory, because the host part is lowered for the CPU.
 """
 
-# TVM's classes declare their fields at run time, where pyright does not see them.
-# pyright: reportAttributeAccessIssue=false, reportArgumentType=false
-# pyright: reportGeneralTypeIssues=false
-
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping

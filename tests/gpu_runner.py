@@ -9,10 +9,6 @@ the same with CUDA text, warps included.
 neither needs a GPU.
 """
 
-# TVM's classes declare their fields at run time, where pyright does not see them.
-# pyright: reportAttributeAccessIssue=false, reportArgumentType=false
-# pyright: reportGeneralTypeIssues=false
-
 from __future__ import annotations
 
 import atexit

@@ -1,7 +1,5 @@
 """Programs whose gradients are tested, on patterns given by their coordinates."""
 
-# pyright: reportInvalidTypeForm=false, reportAttributeAccessIssue=false
-
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Matrices and SpMM over positions, for the tests of how rows are found."""
 
-# pyright: reportAttributeAccessIssue=false, reportArgumentType=false
-
 from __future__ import annotations
 
 from collections.abc import Callable

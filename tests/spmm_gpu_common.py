@@ -64,31 +64,23 @@ def scheduled(template: Any, problem: Any, config: Any) -> Any:
 
 @functools.cache
 def kernel(
-    template: Any, problem: Any, config: Any, prelude: str = "", as_cuda: bool = False
+    template: Any,
+    problem: Any,
+    config: Any,
+    prelude: str = "",
+    as_cuda: bool = False,
+    edit: Any = str,
 ) -> tuple[gpu_runner.OpenCLFunction | CudaFunction, dict[str, str]]:
-    """The kernel, as OpenCL or CUDA, and what its flat parameters are called in the program."""
+    """The kernel, as OpenCL or CUDA, and what its flat parameters are called in the program.
+
+    edit : of CUDA text before it is compiled
+    """
     func = scheduled(template, problem, config)
     flat = lower_sparse_buffer(func)
     names = [str(p.name) for p in func.attrs[SIGNATURE].params]
     by_flat = dict(zip((str(p.name) for p in flat.params), names, strict=True))
-    made = CudaFunction(flat) if as_cuda else gpu_runner.OpenCLFunction(flat, prelude)
+    made = CudaFunction(flat, edit=edit) if as_cuda else gpu_runner.OpenCLFunction(flat, prelude)
     return made, by_flat
-
-
-@contextlib.contextmanager
-def edited(what: str, instead: str) -> Iterator[None]:
-    """Kernels that are made as CUDA have one text in place of another."""
-
-    def edit(source: str) -> str:
-        assert what in source
-        return source.replace(what, instead)
-
-    kernel.cache_clear()
-    with pytest.MonkeyPatch.context() as patch:
-        made = functools.partial(CudaFunction, edit=edit)
-        patch.setitem(kernel.__wrapped__.__globals__, "CudaFunction", made)
-        yield
-    kernel.cache_clear()
 
 
 def run_kernel(
@@ -183,7 +175,7 @@ def check(found: np.ndarray, expected: np.ndarray, dtype: str) -> None:
 
 def run_spmm(
     problem: Spmm, config: Any, matrix: CsrPattern, feat: int = 0, special: bool = False,
-    as_cuda: bool = True, template: Any = None, **options: Any,
+    as_cuda: bool = True, template: Any = None, edit: Any = str, **options: Any,
 ) -> Any:  # fmt: skip
     """Run a template's kernel, compare with the oracle, and give what was counted.
 
@@ -199,7 +191,7 @@ def run_spmm(
     before = (heads,) if problem.batched else ()
     kind = as_dtype(problem.out or problem.dtype)
     args["out"] = np.full((*before, matrix.shape[0], feat), np.nan, kind)
-    made = kernel(template, problem, config, gpu_runner.ATOMIC_ADD_PRELUDE, as_cuda)
+    made = kernel(template, problem, config, gpu_runner.ATOMIC_ADD_PRELUDE, as_cuda, edit)
     found = run_kernel(made, args, **options)["out"]
     check(found, oracle(matrix, problem, **stored), problem.dtype)
     return getattr(made[0], "counts", None)

@@ -5,9 +5,6 @@ NaN before, so that an init that does not run shows. The function that was sched
 was, and the map from buffers to axes survives.
 """
 
-# pyright: reportAttributeAccessIssue=false, reportArgumentType=false
-# pyright: reportMissingModuleSource=false
-
 from pathlib import Path
 
 import numpy as np

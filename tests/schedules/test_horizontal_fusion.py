@@ -1,8 +1,5 @@
 """Many nests on one grid: the text, runs as OpenCL and as CUDA on a CPU, and what is refused."""
 
-# pyright: reportAttributeAccessIssue=false, reportArgumentType=false
-# pyright: reportMissingModuleSource=false
-
 from __future__ import annotations
 
 import re

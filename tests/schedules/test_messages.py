@@ -1,7 +1,5 @@
 """Kernels of messages, edge values, softmax and attention: programs against the interpreter."""
 
-# pyright: reportAttributeAccessIssue=false
-
 import functools
 from dataclasses import replace
 

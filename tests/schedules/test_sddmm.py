@@ -1,7 +1,5 @@
 """SDDMM on the CPU: every feature size class, type and pattern against float64 sums."""
 
-# pyright: reportAttributeAccessIssue=false
-
 import functools
 from dataclasses import replace
 

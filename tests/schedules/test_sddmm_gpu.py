@@ -1,7 +1,5 @@
 """SDDMM on a GPU: run as OpenCL and as CUDA on a CPU, and compiled by nvcc."""
 
-# pyright: reportAttributeAccessIssue=false, reportArgumentType=false
-
 from __future__ import annotations
 
 import functools

@@ -1,7 +1,5 @@
 """SpMM and SpMV on the CPU: every config against float64 sums, on the zoo of patterns."""
 
-# pyright: reportAttributeAccessIssue=false
-
 import re
 
 import numpy as np

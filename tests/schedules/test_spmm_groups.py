@@ -1,7 +1,5 @@
 """Sgap's algorithms for SpMM, SDDMM, MTTKRP and TTM: as CUDA on a CPU, and compiled by nvcc."""
 
-# pyright: reportAttributeAccessIssue=false, reportArgumentType=false
-
 from __future__ import annotations
 
 import functools

@@ -28,9 +28,6 @@ from sparsetir.sparse_ir.errors import ScheduleError
 from stage2 import golden, plain_text
 from tensor_cores_common import check, kernel, pattern, spmm
 
-# pyright: reportInvalidTypeForm=false, reportAttributeAccessIssue=false
-# pyright: reportArgumentType=false
-
 REST, START, WRITE = "spmm_reduce_rest0", "spmm_start0", "spmm_write0"
 STEPS = [START, WRITE]
 
@@ -191,9 +188,6 @@ def test_a_product_of_a_user_by_tensorize():
             > 0
         )
 
-
-# pyright: reportInvalidTypeForm=false, reportAttributeAccessIssue=false
-# pyright: reportArgumentType=false, reportGeneralTypeIssues=false
 
 SUM_STEPS = ["sums_start", "sums_write"]
 

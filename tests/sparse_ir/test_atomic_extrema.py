@@ -1,7 +1,5 @@
 """Maxima and minima that threads take atomically, on the CUDA runner, against the interpreter."""
 
-# pyright: reportAttributeAccessIssue=false
-
 from __future__ import annotations
 
 import re

@@ -1,7 +1,5 @@
 """Coordinates are integers: no guard sees another number than the access, whatever the types."""
 
-# pyright: reportAttributeAccessIssue=false
-
 from __future__ import annotations
 
 import math

@@ -1,7 +1,5 @@
 """Rows of positions that kernels search for, and runs of a row: on CPUs, on the CUDA runner."""
 
-# pyright: reportAttributeAccessIssue=false, reportArgumentType=false
-
 from __future__ import annotations
 
 import functools

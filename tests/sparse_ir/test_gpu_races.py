@@ -1,7 +1,5 @@
 """Loops over blocks and threads whose visits add to the same elements, on the CUDA runner."""
 
-# pyright: reportAttributeAccessIssue=false
-
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Derived gradients against differences, torch's autograd, and programs that people wrote."""
 
-# pyright: reportInvalidTypeForm=false, reportAttributeAccessIssue=false
-
 from __future__ import annotations
 
 import dataclasses

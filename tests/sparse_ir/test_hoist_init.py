@@ -1,8 +1,5 @@
 """The init of a reduction: in front of its loops, once for each element that a row stores."""
 
-# pyright: reportAttributeAccessIssue=false, reportArgumentType=false
-# pyright: reportMissingModuleSource=false
-
 from __future__ import annotations
 
 import textwrap

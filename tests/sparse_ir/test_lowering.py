@@ -1,8 +1,5 @@
 """What stages II and III look like, and that any legal schedule of stage II computes the same."""
 
-# pyright: reportAttributeAccessIssue=false, reportArgumentType=false
-# pyright: reportMissingModuleSource=false
-
 import numpy as np
 import pytest
 import scipy.sparse

@@ -1,7 +1,5 @@
 """`T.part`: an axis visited part by part, at the storage positions of another one."""
 
-# pyright: reportAttributeAccessIssue=false, reportArgumentType=false
-
 from __future__ import annotations
 
 from typing import Any

@@ -1,7 +1,5 @@
 """Position space: `pos`, `coord`, and cuts of loops over stored elements."""
 
-# pyright: reportAttributeAccessIssue=false, reportArgumentType=false
-
 from __future__ import annotations
 
 from typing import Any

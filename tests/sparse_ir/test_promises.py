@@ -11,9 +11,9 @@ import tvm_ffi
 import sparsetir
 from computed_common import blocked, plain_arguments, sizes
 from positions_common import relations
+from refusals import refusals
 from small import text_of
 from sparsetir import ScheduleError
-from sparsetir.sparse_ir.errors import IllFormedError
 from sparsetir.sparse_ir.promises import check_promises, promised_steps, promises_of
 from sparsetir.sparse_ir.recipes.registry import RECIPES
 from sparsetir.sparse_ir.verify import verify
@@ -53,22 +53,32 @@ def test_they_survive_text():
     assert promises_of(func) == promises
 
 
-@pytest.mark.parametrize(
-    ("promise", "message"),
-    [
-        ({"kind": "max", "value": 3}, "expected a dict of 'param', 'kind' and 'value'"),
-        ({"param": "q", "kind": "max", "value": 3}, r"promise about 'q': no such parameter; there"),
-        ({"param": "a", "kind": "max", "value": 3}, "'a': expected a parameter of an integer type"),
-        ({"param": "m", "kind": "near", "value": 3},
-         r"'m': expected a kind among \['exact', 'max', 'min', 'multiple'\], got 'near'"),
-        ({"param": "m", "kind": "max", "value": 1.5}, "expected an integer of 0 or more, got 1.5"),
-        ({"param": "m", "kind": "max", "value": -1}, "expected an integer of 0 or more, got -1"),
-        ({"param": "m", "kind": "multiple", "value": 0}, "expected an integer of 1 or more, got 0"),
-    ],
-)  # fmt: skip
-def test_verify_refuses(promise, message):
-    with pytest.raises(IllFormedError, match=message):
-        verify(blocked(promises=[promise]))
+def promised(**promise):
+    verify(blocked(promises=[promise]))
+
+
+test_refusals = refusals(
+    """
+promised(kind="max", value=3)  # IllFormedError: expected a dict of 'param', 'kind' and 'value'
+promised(param="q", kind="max", value=3)
+    # IllFormedError: promise about 'q': no such parameter; there
+promised(param="a", kind="max", value=3)
+    # IllFormedError: 'a': expected a parameter of an integer type
+promised(param="m", kind="near", value=3)
+    # IllFormedError: 'm': expected a kind among ['exact', 'max', 'min', 'multiple'], got 'near'
+promised(param="m", kind="max", value=1.5)
+    # IllFormedError: expected an integer of 0 or more, got 1.5
+promised(param="m", kind="max", value=-1)
+    # IllFormedError: expected an integer of 0 or more, got -1
+promised(param="m", kind="multiple", value=0)
+    # IllFormedError: expected an integer of 1 or more, got 0
+verify(relations.with_attr("assumed", "J"))
+    # IllFormedError: attribute 'assumed': expected a list, got 'J'
+verify(relations.with_attr("assumed", [{"fact": "filled"}]))
+    # IllFormedError: expected a fact among .. 'coordinates', 'filled', 'inside' .. and what
+""",
+    globals(),
+)
 
 
 def test_multiples_show_in_offsets():
@@ -147,21 +157,6 @@ def test_results_stay_and_padding_is_refused_where_there_is_none() -> None:
     args["indices"] = np.array([0, -1, 1, 3], "int32")
     with pytest.raises(sparsetir.StructureError, match=r"indices in \[0, 4\), got -1 at position"):
         kernel(**args)
-
-
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        ("J", "attribute 'assumed': expected a list, got 'J'"),
-        (
-            [{"fact": "filled"}],
-            "expected a fact among ..coordinates., .filled., .inside.. and what",
-        ),
-    ],
-)
-def test_attributes_that_are_no_assumptions(value: Any, message: str) -> None:
-    with pytest.raises(sparsetir.IllFormedError, match=message):
-        verify(relations.with_attr("assumed", value))
 
 
 def test_orders_hold_each_position_once_part_by_part() -> None:

@@ -1,7 +1,5 @@
 """Race facts ride on blocks, and loops run in parallel by them alone."""
 
-# pyright: reportAttributeAccessIssue=false, reportArgumentType=false
-
 from __future__ import annotations
 
 from typing import Any

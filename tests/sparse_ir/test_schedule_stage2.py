@@ -1,8 +1,5 @@
 """Stage II takes TVM's schedule primitives, threads and tensor intrinsics."""
 
-# pyright: reportAttributeAccessIssue=false, reportArgumentType=false
-# pyright: reportMissingModuleSource=false
-
 import numpy as np
 import pytest
 import scipy.sparse as sp
