@@ -188,9 +188,6 @@ def one_of(who: str, name: str, value: object, expected: tuple[str, ...]) -> str
     return value
 
 
-T = TypeVar("T")
-
-
 def remembered(
     tensors: tuple[Tensor, ...],
     key: Hashable,

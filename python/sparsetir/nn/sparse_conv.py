@@ -24,6 +24,7 @@ from torch import Tensor
 from torch._compile import _disable_dynamo
 from torch.nn import Parameter
 
+from sparsetir.nn.graph import check_count
 from sparsetir.nn.kernel_map import Convolution
 from sparsetir.nn.points import (
     KernelMap,
@@ -34,7 +35,6 @@ from sparsetir.nn.points import (
     reached_by,
     transposed,
 )
-from sparsetir.ops.checks import check_size
 from sparsetir.ops.registry import Gradients, Operation, Operator
 from sparsetir.ops.relations import RelationRows, Relations
 from sparsetir.ops.rgms_kernels import of_nodes, of_weights
@@ -65,8 +65,7 @@ class _Convolution(torch.nn.Module):
         super().__init__()
         who = type(self).__name__
         for name, value in (("in_channels", in_channels), ("out_channels", out_channels)):
-            if check_size(who, name, value) < 1:
-                raise ValueError(f"{who}: argument '{name}': expected 1 or more, got {value}")
+            check_count(who, name, value)
         self.in_channels, self.out_channels = in_channels, out_channels
         self.conv, self.submanifold = convolution(
             who, kernel_size, stride, padding, dilation, submanifold
