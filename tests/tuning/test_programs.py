@@ -322,7 +322,7 @@ def test_a_schedules_own_error_is_the_trials(tmp_path):
 LIMIT = 3  # seconds, for the one that hangs
 
 
-@pytest.mark.slow  # each fault alone in test_measure.py, a search with workers in test_search.py
+@pytest.mark.slow  # each fault alone in test_measure.py, searches with workers in docs/
 def test_faulty_templates_are_three_failures_of_a_search_that_ends(tmp_path):
     matrix = sp.random_array((60, 50), density=0.1, rng=np.random.default_rng(0), dtype="float32")
     scipy.io.mmwrite(tmp_path / "small.mtx", matrix)
