@@ -36,21 +36,17 @@ HEADS, FEAT = 2, 5
 def edges_of(kind: str) -> tuple[torch.Tensor, int]:
     """(2, E) edges and the number of nodes."""
     torch.manual_seed(1)
-    if kind == "random":  # loops, parallel edges, and a node without any
-        found = torch.randint(0, 29, (2, 150))
-        found[:, :3] = torch.tensor([[0, 1, 1], [0, 1, 1]])
-        found[:, 3:5] = torch.tensor([[2, 2], [3, 3]])
-        return found, 30
-    if kind == "no edges":
-        return torch.empty(2, 0, dtype=torch.int64), 6
-    if kind == "three nodes":  # fewer than processes
-        return torch.tensor([[0, 1, 2, 2], [1, 2, 0, 2]]), 3
-    if kind == "one target":
-        return torch.stack([torch.arange(20), torch.zeros(20, dtype=torch.int64)]), 20
-    if kind == "one source":
-        return torch.stack([torch.full((20,), 7), torch.arange(20)]), 20
-    assert kind == "no nodes"
-    return torch.empty(2, 0, dtype=torch.int64), 0
+    random = torch.randint(0, 29, (2, 150))  # loops, parallel edges, and a node without any
+    random[:, :5] = torch.tensor([[0, 1, 1, 2, 2], [0, 1, 1, 3, 3]])
+    none, many = torch.empty(2, 0, dtype=torch.int64), torch.arange(20)
+    return {
+        "random": (random, 30),
+        "no edges": (none, 6),
+        "three nodes": (torch.tensor([[0, 1, 2, 2], [1, 2, 0, 2]]), 3),  # fewer than processes
+        "one target": (torch.stack([many, 0 * many]), 20),
+        "one source": (torch.stack([0 * many + 7, many]), 20),
+        "no nodes": (none, 0),
+    }[kind]
 
 
 def share(group: Any, edges: int) -> torch.Tensor:
@@ -66,14 +62,9 @@ def partition_of(kind: str, nodes: int, group: Any) -> Any:
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     torch.manual_seed(3)
     parts = torch.randint(0, size, (nodes,))
-    if kind == "given":
-        return parts
-    if kind == "shares":
-        own = torch.randperm(nodes)[rank::size]
-        return own, parts[own]
-    if kind == "last":  # all nodes on one process
-        return torch.full((nodes,), size - 1, dtype=torch.int32)
-    return kind
+    own = torch.randperm(nodes)[rank::size]
+    last = torch.full((nodes,), size - 1, dtype=torch.int32)  # all nodes on one process
+    return {"given": parts, "shares": (own, parts[own]), "last": last}.get(kind, kind)
 
 
 def spread(
@@ -587,12 +578,9 @@ def test_layers_refuse(group: Any) -> tuple[str, str]:
 
 def test_metis(group: Any) -> None:
     """Two rings, of nodes in any order: each on two of four processes, with few edges between."""
-    random = torch.randperm(64)
-    ring = torch.arange(32)
-    both = torch.cat(
-        [torch.stack([ring, (ring + 1) % 32]), torch.stack([ring, (ring + 1) % 32]) + 32], 1
-    )
-    edges = random[torch.cat([both, both.flip(0)], 1)]
+    ring = torch.stack([torch.arange(32), torch.arange(1, 33) % 32])
+    both = torch.cat([ring, ring + 32], 1)
+    edges = torch.randperm(64)[torch.cat([both, both.flip(0)], 1)]
     mine = share(group, edges.shape[1])
     graph = DistGraph.from_edges(edges[:, mine], 64, partition="metis", group=group)
     assert 12 <= graph.own <= 20 and graph.halo <= 4

@@ -203,13 +203,13 @@ SECOND = sparsetir.lower_sparse_iter(spmm())
 BOTH = tvm.IRModule({"one": spmm(), "two": spmm()})
 test_refusals = refusals(
     """
-sparsetir.lower("spmm")  # TypeError: 'func': expected a stage-I function, a PrimFunc, a Schedule or
+sparsetir.lower("spmm")  # TypeError: 'func': expected a stage-I function, a PrimFunc, a .. got str
 sparsetir.lower(BOTH)  # TypeError: lower: argument 'func': .. , got IRModule
 sparsetir.lower(SECOND, features_first)  # ValueError: 'schedule': expected None beside a function
 sparsetir.build(sparsetir.Schedule(spmm()), schedule=features_first)
     # ValueError: lower: argument 'schedule': expected None beside .. got one beside a Schedule
-sparsetir.lower(spmm(), {"tile": 8})  # TypeError: 'schedule': expected a function (sch, config) or
-sparsetir.lower(spmm(), config=3)  # ValueError: 'config': expected None without a schedule, which
+sparsetir.lower(spmm(), {"tile": 8})  # TypeError: 'schedule': expected a function (sch .. got dict
+sparsetir.lower(spmm(), config=3)  # ValueError: 'config': expected None without a schedule .. got 3
 sparsetir.build(spmm(), config=3)  # ValueError: argument 'config': expected None without a schedule
 sparsetir.build(BOTH, schedule=features_first)  # ValueError: 'schedule': expected None beside a
 sparsetir.lower(s_tir.Schedule(tvm.IRModule({"one": plain, "two": plain})))

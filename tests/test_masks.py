@@ -109,7 +109,7 @@ masks.bigbird(9, window=2)  # ValueError: 'window': expected an odd number, got 
 masks.bigbird(9, random=None)  # TypeError: 'random': expected an integer, got
 masks.blocks(np.ones((2, 2)))  # ValueError: 'table': expected booleans
 masks.blocks([True])  # ValueError: 'table': expected booleans of 2 dimensions
-masks.blocks(np.ones((2, 2), bool), 16, (32, 33))  # ValueError: 'shape': expected (m, n) of (2, 2)
+masks.blocks(np.ones((2, 2), bool), 16, (32, 33))  # ValueError: 'shape': expected .. got (32, 33)
 masks.band(32, 2, 16) & masks.band(32, 2, 32)  # ValueError: mask & mask: expected masks of one
 masks.band(32, 2) | masks.band(33, 2)  # ValueError: mask | mask: expected
 masks.band(32, 2) & True  # TypeError: unsupported operand

@@ -105,7 +105,7 @@ sparsetir.plan("spmm", A, 16, format=CSC(), config=RowBlocks(tile=16))
 sparsetir.plan("spmm", A, 4, format="bsr")  # TypeError: 'format': expected a format of
 sparsetir.plan("spmm", A, 4, format=CSF((0, 1, 2)))  # TypeError: a format of matrices
 sparsetir.plan("sddmm", A, 8, format=CSR())  # ValueError: expected None for 'sddmm'
-sparsetir.plan("spmm", A, 8, format=CSR(), heads=2)  # ScheduleError: 'format': formats are for sums
+sparsetir.plan("spmm", A, 8, format=CSR(), heads=2)  # ScheduleError: 'format': formats .. got heads
 pickle.dumps(PLAN)  # TypeError: Plan: cannot be pickled
 RowBlocks(parts=2.5)  # ValueError: RowBlocks: argument 'parts': expected an integer
 PLAN(BOTH[:20], out=BOTH[10:40])  # ValueError: spmm: argument 'out' shares memory with 'b'
@@ -113,7 +113,7 @@ EMPTY(B[:3].copy())  # ValueError: 'b': expected shape
 sparsetir.plan("sddmm", A, 48)(X, Y, values=OUT)  # TypeError: 'values': the operator takes none
 sparsetir.plan("sddmm", A, 48, reduce="mean")  # ValueError: 'reduce': expected 'sum' for 'sddmm'
 sparsetir.plan("spmm", A, np.ones((3, 20, 5), "float32"))  # ValueError: 'feat': expected heads as
-sparsetir.plan("u_mul_e_sum", A, 4, reduce="max")  # ValueError: 'reduce': expected none beside
+sparsetir.plan("u_mul_e_sum", A, 4, reduce="max")  # ValueError: 'reduce': expected .. got 'max'
 sparsetir.plan("u_sub_v", A, 4)  # ValueError: expected one of spmm, .. or u_dot_v, got 'u_sub_v'
 """,
     globals(),

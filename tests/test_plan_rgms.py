@@ -168,20 +168,20 @@ ODD(X2.astype("float64"), W2)  # TypeError: rgms: argument 'x': expected dtype f
 ODD(X2)  # TypeError: rgms: expected 2 operands (x, w), got 1
 ODD(torch.from_numpy(X2).requires_grad_(), torch.from_numpy(W2))  # ValueError: 'x': it requires a
 ODD(X2, W2, out=np.empty((50, 48), "float32"))  # ValueError: 'out': expected an array of shape
-sparsetir.plan("rgms", MASK[0].nonzero(), 8)  # ValueError: 'matrix': expected a SparseTensor by
+sparsetir.plan("rgms", MASK[0].nonzero(), 8)  # ValueError: 'matrix': expected a .. got shape
 sparsetir.plan("rgms", A, 0)  # ValueError: 'feat': expected 1 or more, got 0
 sparsetir.plan("rgms", A, 8, feat_in=-1)  # ValueError: 'feat_in': expected 1 or more, got -1
 sparsetir.plan("rgms", A, 8, heads=2)  # ValueError: 'heads': expected None for 'rgms
 sparsetir.plan("rgms", A, 8, reduce="mean")  # ValueError: 'reduce': expected 'sum' for 'rgms'
-sparsetir.plan("rgms", A, 8, format=sparsetir.formats.CSR())  # ValueError: 'format': expected None
+sparsetir.plan("rgms", A, 8, format=sparsetir.formats.CSR())  # ValueError: 'format': .. got CSR
 sparsetir.plan("rgms", A, 8, weighted=0)  # TypeError: 'weighted': expected True or
 sparsetir.plan("rgms", A, 8, dtype=8)  # TypeError: 'dtype': expected a name as
 sparsetir.plan("rgms", A, 8, dtype="int8")  # ValueError: 'dtype': expected one of float
 sparsetir.plan("rgms", A, 16, feat_in=8, config=RelationalRows())  # TypeError: 'config': expected
-sparsetir.plan("rgms", A, 16, config=PLAN.config)  # ScheduleError: 'feat_in': the config serves 8
-sparsetir.plan("rgms", A, 8, config=PLAN.config, feat_in=8)  # ScheduleError: 'feat': the config
+sparsetir.plan("rgms", A, 16, config=PLAN.config)  # ScheduleError: 'feat_in': the config .. got 16
+sparsetir.plan("rgms", A, 8, config=PLAN.config, feat_in=8)  # ScheduleError: 'feat': the .. got 8
 sparsetir.plan("spmm", A, 8, feat_in=8)  # ValueError: 'feat_in': expected None for 'spmm', got 8
-sparsetir.plan("spmm", A, 8, weighted=False)  # ValueError: 'weighted': expected True for 'spmm'
+sparsetir.plan("spmm", A, 8, weighted=False)  # ValueError: 'weighted': expected True .. got False
 """,
     globals(),
 )

@@ -163,24 +163,24 @@ with T.sp_iter([I, J], "SR", "row_sums") as [i, j]:
 PAIR = ([0, 1], [0, 2])
 test_refusals = refusals(
     """
-SparseMatrix(PAIR, (2, 2))  # StructureError: 'data': axis 1: expected integers in [0, 2), got 2 at
+SparseMatrix(PAIR, (2, 2))  # StructureError: 'data': axis 1: expected integers .. got 2 at position
 SparseTensor([[0, -1]])  # StructureError: 'coords': axis 0: expected integers in [0, 1), got -1
 SparseTensor([np.array([2**64 - 1], "uint64")], None, (3,))  # StructureError: in [0, 3), got
-SparseMatrix(([0.0, np.nan], [0, 1]))  # TypeError: 'data': expected integers for axis 0, got
+SparseMatrix(([0.0, np.nan], [0, 1]))  # TypeError: 'data': expected integers for .. got float64
 SparseTensor([[True]])  # TypeError: expected integers for axis 0, got bool
 SparseMatrix(([0], [0, 1]))  # ValueError: 'data': expected arrays of one length, got lengths [1, 2]
-SparseTensor([[[0]], [[1]]])  # ValueError: 'coords': expected one dimension for axis 0, got shape
+SparseTensor([[[0]], [[1]]])  # ValueError: 'coords': expected one dimension for .. got shape (1, 1)
 SparseTensor([])  # ValueError: expected at least one axis, got none
 SparseTensor(np.arange(3))  # ValueError: expected an (order, nnz) array .. (3,)
 SparseTensor([[0, [1]]])  # TypeError: 'coords': expected an array, got
 SparseMatrix(PAIR, values=[1.0])  # ValueError: 'values': expected shape (2,), got (1,)
 SparseMatrix(sp.csr_array(np.eye(2) * 1j))  # TypeError: 'values': expected one of float16, .. , got
-SparseTensor([[0]], torch.ones(1).to_sparse())  # TypeError: 'values': expected a dense array, got a
+SparseTensor([[0]], torch.ones(1).to_sparse())  # TypeError: 'values': expected .. got a sparse one
 SparseTensor(PAIR, shape=(2, 3, 4))  # ValueError: 'shape': expected 2 integers >= 0, got (2, 3, 4)
 SparseTensor([[]], shape=(-1,))  # ValueError: 1 integers >= 0
 SparseTensor([[]], shape=(1.5,))  # ValueError: 1 integers >= 0
 SparseMatrix(PAIR, 3)  # ValueError: expected 2 integers >= 0, got 3
-SparseMatrix(sp.eye_array(3), (3, 4))  # ValueError: 'shape': expected (3, 3), the shape of argument
+SparseMatrix(sp.eye_array(3), (3, 4))  # ValueError: 'shape': expected (3, 3), the .. got (3, 4)
 SparseMatrix(sp.eye_array(3), values=[1, 2, 3])  # ValueError: 'values': expected none beside scipy
 SparseMatrix(SparseMatrix(PAIR), values=[1, 2])  # ValueError: with_values
 SparseMatrix(SparseMatrix(PAIR), (9, 9))  # ValueError: expected (2, 3), got
@@ -188,16 +188,16 @@ SparseMatrix(sp.coo_array(np.ones((2, 2, 2))))  # ValueError: SparseMatrix: expe
 SparseMatrix(SparseTensor(np.zeros((3, 1), int)))  # ValueError: expected 2 axes
 SparseMatrix(np.eye(3))  # ValueError: expected a sparse matrix or an edge_index .. , got shape (3
 SparseMatrix(torch.eye(3))  # ValueError: see .. from_dense
-SparseMatrix.from_dense(sp.eye_array(3))  # TypeError: 'array': expected a dense array, got
+SparseMatrix.from_dense(sp.eye_array(3))  # TypeError: 'array': expected a .. got scipy.dia_array
 SparseTensor.from_dense(3)  # ValueError: at least one axis
 SparseMatrix("a.mtx")  # ValueError: 'data': a.mtx: no such file; a graph is cora,
 SparseTensor(3)  # TypeError: SparseTensor: argument 'coords': .. , got builtins.int
 SparseMatrix.from_edge_index(np.zeros((3, 2), int))  # ValueError: 'edge_index': .. of shape (2, E)
-SparseMatrix.from_edge_index(np.ones((2, 2)))  # TypeError: 'edge_index': expected integers for axis
-SparseMatrix.from_edge_index([[0], [0]], rows="x")  # ValueError: 'rows': expected 'target' or
+SparseMatrix.from_edge_index(np.ones((2, 2)))  # TypeError: 'edge_index': expected .. got float64
+SparseMatrix.from_edge_index([[0], [0]], rows="x")  # ValueError: 'rows': expected .. got 'x'
 SparseMatrix.from_csr([0, 2, 1, 2], [0, 1], shape=(3, 3))  # StructureError: 'indptr': expected to
 SparseMatrix.from_csr([0, 1], [0, 1])  # StructureError: end at 2, got 0 to 1
-SparseMatrix.from_csr([0, 2], [0, 1], shape=(3, 3))  # StructureError: 'indptr': expected shape (4,)
+SparseMatrix.from_csr([0, 2], [0, 1], shape=(3, 3))  # StructureError: 'indptr': .. got (2,)
 SparseMatrix.from_csr([0, 2], [0, 3], shape=(1, 3))  # StructureError: 'indices': expected integers
 SparseMatrix.from_csr([0, 1], [0.5])  # TypeError: 'indices': expected integers, got float64
 SparseTensor(torch.ones(2, 3, 4).to_sparse(2))  # ValueError: without batch or dense dimensions, got

@@ -270,25 +270,25 @@ test_refusals = refusals(
 SparsePoints([[0, 1, 2, 3]], X.features)  # TypeError: 'coords': expected a tensor, got list
 of_ones([0.0, 1, 2, 3])  # TypeError: 'coords': expected integers, got float32
 of_ones([0, 1, 2])  # ValueError: 'coords': expected shape (n, 4) of batch, x, y and z, got
-of_ones([0, 1, 2, 3], [0, 1, 2, 4], [0, 1, 2, 3])  # ValueError: 'coords': expected each point once
+of_ones([0, 1, 2, 3], [0, 1, 2, 4], [0, 1, 2, 3])  # ValueError: 'coords': .. got [0, 1, 2, 3] again
 of_ones([-1, 1, 2, 3])  # ValueError: 'coords': expected batches from 0 on, got -1
 of_ones([0, 1, 2**31, 3])  # ValueError: 'coords': expected coordinates within 2^31, got 2147483648
 of_ones([0, 2**31 - 1, 2**31 - 1, 0], [0, -(2**31), -(2**31), 9])  # ValueError: 'coords': expected
 SparsePoints(X.coords, X.features[1:])  # ValueError: 'features': expected shape ( .. , channels) as
-X.with_features(X.features.int())  # TypeError: 'features': expected float32, float16, bfloat16
-X.with_features(X.features.to("meta"))  # ValueError: 'features': expected to be on cpu as the
-SparsePoints(X.coords + 4, X.features, 0)  # ValueError: 'batch_size': expected at least 5 as the
+X.with_features(X.features.int())  # TypeError: 'features': expected float32, float16 .. got int32
+X.with_features(X.features.to("meta"))  # ValueError: 'features': expected to be on cpu .. got meta
+SparsePoints(X.coords + 4, X.features, 0)  # ValueError: 'batch_size': expected at least 5 .. got 0
 SparsePoints(X.coords, X.features, 1.5)  # TypeError: 'batch_size': expected an integer, got 1.5
-X.dense((0, 0, 0), (2, 2, 2))  # ValueError: 'size': expected a box with all points, got (2, 2, 2)
+X.dense((0, 0, 0), (2, 2, 2))  # ValueError: 'size': expected a box with all .. got (2, 2, 2) from
 SparseConv3d(0, 2, 3)  # ValueError: SparseConv3d: argument 'in_channels': expected 1 or more, got 0
 SparseConv3d(2, 2, (3, 3))  # ValueError: 'kernel_size': expected one number or three, got (3, 3)
 SparseConv3d(2, 2, 0)  # ValueError: 'kernel_size': expected at least 1, got 0
 SparseConv3d(2, 2, 3, stride=1.0)  # TypeError: 'stride': expected integers, got 1.0
-SparseConv3d(2, 2, 3, padding=1)  # ValueError: 'padding': expected None, as outputs are at inputs
+SparseConv3d(2, 2, 3, padding=1)  # ValueError: 'padding': expected None, as outputs are at .. got 1
 SparseConvTranspose3d(2, 2, 3, padding=-1)  # ValueError: 'padding': expected at least 0, got -1
 SparseConv3d(2, 2, 3)(X.features)  # TypeError: 'x': expected SparsePoints, got Tensor
 SparseConv3d(3, 2, 3)(X)  # ValueError: SparseConv3d: argument 'x': expected 3 channels, got 2
-SparseConv3d(2, 2, 3).half()(X)  # TypeError: 'x': expected features of float16 as the weights, got
+SparseConv3d(2, 2, 3).half()(X)  # TypeError: 'x': expected features of float16 as .. got float32
 SparseConvTranspose3d(2, 2, 2)(X)  # ValueError: 'onto': expected points, as x came from no strided
 SparseConvTranspose3d(2, 2, 2)(X, X.coords)  # TypeError: 'onto': expected SparsePoints, got Tensor
 kernel_map(X.coords.float(), 3)  # TypeError: 'coords': expected integers, got float32

@@ -86,7 +86,7 @@ def test_refusals():
         """
         ops.sparse_softmax(A)  # TypeError: 'values' .. without values
         ops.edge_softmax((A[0].float(), A[1]), x)  # TypeError: float32
-        ops.edge_softmax(A, x, norm_by="both")  # ValueError: 'norm_by': expected 'dst' or 'src'
+        ops.edge_softmax(A, x, norm_by="both")  # ValueError: 'norm_by': expected .. got 'both'
         ops.attention(A, q, k[..., :2], v)  # ValueError: 'k' .. 4 features
         ops.attention(A, q, k[:, :1], v)  # ValueError: 'k' .. heads
         """,

@@ -177,25 +177,18 @@ def test_the_best_of_a_neighbour_comes_right_after_the_default(monkeypatch, file
     assert [trial.config for trial in alone.trials[: len(known)]] == known
 
 
-def test_a_config_that_does_not_serve_is_left_out(monkeypatch, file):
-    install(monkeypatch)
-    tuned = run(file, 1, trials=1)
-    (record,) = Records(file).all()
-    other = RowBlocks(tile=24, lanes=8, feat=24)  # one feature size, another one
-    Records(file).add(replace(record, id="1" * 32, seconds=1e-9, config=to_data(other)))
-    tuned = run(file, 2)
-    assert other not in [trial.config for trial in tuned.trials] and not tuned.warnings
-
-
-def test_a_record_of_another_version_is_left_out(monkeypatch, file):
+@pytest.mark.parametrize("gone", [False, True])
+def test_configs_that_do_not_serve_are_left_out(monkeypatch, file, gone):
+    """For another feature size; and of another version, which is told."""
     install(monkeypatch)
     run(file, 1, trials=1)
     (record,) = Records(file).all()
-    Records(file).add(replace(record, id="1" * 32, seconds=1e-9, config={"template": "Gone"}))
+    other = RowBlocks(tile=24, lanes=8, feat=24)
+    config = {"template": "Gone"} if gone else to_data(other)
+    Records(file).add(replace(record, id="1" * 32, seconds=1e-9, config=config))
     tuned = run(file, 2)
-    assert len(tuned.trials) == 8
-    (warning,) = tuned.warnings
-    assert "Gone" in warning
+    assert len(tuned.trials) == 8 and other not in [trial.config for trial in tuned.trials]
+    assert ["Gone" in warning for warning in tuned.warnings] == [True] * gone
 
 
 def test_what_is_recorded(monkeypatch, file):

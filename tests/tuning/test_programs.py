@@ -257,7 +257,7 @@ test_refusals = refusals(
 with_argument(z=1)  # ValueError: 'arguments': 'spmm' has no 'z'; it has a, b, c, indptr, indices
 with_argument(b=None)  # TypeError: 'b': expected an array, got nothing
 with_argument(b=np.zeros((11, 7)))  # TypeError: 'b': expected dtype float32, got float64
-with_argument(b=np.zeros((12, 7), "float32"))  # ValueError: 'arguments': 'b': expected shape (11
+with_argument(b=np.zeros((12, 7), "float32"))  # ValueError: 'arguments': 'b': .. got (12, 7)
 with_argument(m="many")  # TypeError: 'm': expected a number, got 'many'
 run(schedule=lambda sch, config: None, space={"a": [1]})  # ValueError: got a lambda
 run(schedule=user_schedules.Holder.apply, space={"a": [1]})  # ValueError: ' .. got 'Holder.apply'
@@ -322,7 +322,7 @@ def test_a_schedules_own_error_is_the_trials(tmp_path):
 LIMIT = 3  # seconds, for the one that hangs
 
 
-@pytest.mark.slow  # each fault alone in test_measure.py, a search with workers in test_search.py
+@pytest.mark.slow  # each fault alone in test_measure.py, searches with workers in docs/
 def test_faulty_templates_are_three_failures_of_a_search_that_ends(tmp_path):
     matrix = sp.random_array((60, 50), density=0.1, rng=np.random.default_rng(0), dtype="float32")
     scipy.io.mmwrite(tmp_path / "small.mtx", matrix)

@@ -130,7 +130,7 @@ tune(space={"rows": [1]})  # ValueError: tune: argument 'space': expected none f
 tune(modules=["json"])  # ValueError: tune: argument 'modules': expected none for 'rgms'
 tune(heads=2)  # ValueError: plan: argument 'heads': expected None for 'rgms'
 tune(feat_in=0)  # ValueError: plan: argument 'feat_in': expected 1 or more, got 0
-sparsetir.tune("spmm", FIRST, 8, feat_in=8)  # ValueError: 'feat_in': expected None for 'spmm', got
+sparsetir.tune("spmm", FIRST, 8, feat_in=8)  # ValueError: 'feat_in': expected None for .. got 8
 sparsetir.tune(lambda: None, {}, feat_in=8)  # ValueError: 'feat_in': expected none for a function
 """,
     globals(),
