@@ -232,8 +232,8 @@ class _Visits:
     @property
     def in_order(self) -> bool:
         """Whether the columns of each row are visited once, in order, each with all there is."""
-        between, last = self.to_columns[:-1], self.to_columns[-1:]
-        loops = [*(x for x in between if constant_length(x.node) != 1), *last]
+        last = self.to_columns[-1:]
+        loops = [*(x for x in self.to_columns[:-1] if constant_length(x.node) != 1), *last]
         inner = {x.var for x in self.inside}
         once = all(x.kinds == "S" and flat_axes([x.node])[0].unique for x in loops)
         plain = len(loops) == 1 and self.index[1].same_as(loops[0].var)

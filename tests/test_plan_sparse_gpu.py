@@ -156,23 +156,25 @@ SMALL = (Bin(8, 16), Bin(32, 64), Bin(128, 128))
 
 
 @requires_cuda_text
-@pytest.mark.parametrize("semiring", by_default(SEMIRINGS, "min_plus", "max_times"))
+@pytest.mark.parametrize("semiring", by_default(SEMIRINGS, "min_plus"))
+@pytest.mark.parametrize("dtype", by_default(["float32", "int32", "float64"], "float32"))
 def test_hash_tables_of_semirings(
-    tables: list[Any], monkeypatch: pytest.MonkeyPatch, semiring: str
+    tables: list[Any], monkeypatch: pytest.MonkeyPatch, semiring: str, dtype: str
 ) -> None:
     """With masks, too, of which some rows are empty, and some long; negative values and zeros."""
-    monkeypatch.setattr(row_tables_plan, "BINS", SMALL)
-    masks = [matrix((14, 150), 3, density=d) for d in (0.0, 0.05, 1.0)]
-    masks.append(SparseMatrix.from_dense(np.tril(np.ones((14, 150)), 60)))
-    for dtype in dtypes_of(semiring)[:: 1 if semiring == "min_plus" else 2]:
-        a, b = matrix((14, 30), 0, dtype, 0.2), matrix((30, 150), 1, dtype, 0.1)
-        for mask in (None, *masks):
-            check_tables(a, b, semiring=semiring, **({} if mask is None else {"mask": mask}))
+    monkeypatch.setattr(row_tables_plan, "BINS", SMALL[:1])
+    if dtype not in dtypes_of(semiring):
+        return
+    long = SparseMatrix.from_dense(np.tril(np.ones((14, 150)), 60))
+    a, b = matrix((14, 30), 0, dtype, 0.2), matrix((30, 150), 1, dtype, 0.1)
+    for mask in (None, matrix((14, 150), 3, density=0.05), long, long * 0):
+        check_tables(a, b, semiring=semiring, **({} if mask is None else {"mask": mask}))
 
 
 @requires_cuda_text
 def test_hash_tables_of_int64(tables: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Results with more elements than int32 numbers, as if; operands with more are refused."""
+    monkeypatch.setattr(row_tables_plan, "BINS", SMALL[1:2])
     a, b = matrix((14, 30), 0, "float32", 0.2), matrix((30, 150), 1, "float32", 0.02)
     mask = matrix((14, 150), 3, "float32", 0.2)
     monkeypatch.setattr(row_tables_plan, "INT32", 160)

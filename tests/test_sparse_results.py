@@ -14,6 +14,7 @@ from drawing import examples
 from refusals import refusals
 from sparsetir import SparseMatrix, StructureError, plan
 from sparsetir.planning import sparse_results
+from sparsetir.schedules.templates.sparse_results import Assembled
 
 IN_ROWS = {"add": np.add, "maximum": np.maximum, "minimum": np.minimum, "multiply": np.multiply}
 TYPES = ["float32", "float16", "int64"]
@@ -130,6 +131,99 @@ TERMS = {
     "max_times": (np.multiply, np.maximum, -np.inf),
     "or_and": (np.logical_and, np.maximum, 0.0),
 }
+
+
+BY_ELEMENT = {"add": np.add, "sub": np.subtract, "mul": np.multiply, **{
+    x: getattr(np, x) for x in ("maximum", "minimum")}}  # fmt: skip
+KINDS = ("csr", "csc", "coo", "int64", "matrix")
+CONFIGS = (None, Assembled(kept=False), Assembled(listed=True), Assembled(parallel=False))
+
+
+@st.composite
+def calls(draw: Any) -> tuple[Any, ...]:
+    """An operator with its options, two matrices as any kind of input, and how it is planned."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    op = draw(st.sampled_from(["spgemm", "inner", "kron", *BY_ELEMENT]))
+    semiring = draw(st.sampled_from([*TERMS])) if op in ("spgemm", "inner") else "plus_times"
+    dtype = draw(st.sampled_from(["float32", "float64", "int32", "bool"]))
+    if dtype == "bool" and op == "sub":
+        dtype = "int8"
+    m, n, p = (draw(st.sampled_from([0, 1, 3, 9, 70])) for _ in range(3))
+    second = {"spgemm": (n, p), "inner": (p, n), "kron": (p % 8, 4)}.get(op, (m, n))
+    each = []
+    for shape in ((m, n), second):
+        x = matrix(rng, shape, rng.choice([0.0, 0.05, 0.4, 1.0])).astype("int8").astype(dtype)
+        if "float" in dtype and draw(st.booleans()):
+            # What a maximum makes of NaN is not said, as of 0 * inf and inf - inf.
+            odd = [np.inf] if op == "sub" or semiring != "plus_times" or "imum" in op else [np.nan]
+            hit = rng.random(x.nnz) < 0.1
+            x.data[hit] = odd[0] if semiring in ("plus_times", "min_plus", "max_plus") else 3
+        each.append(x)
+    mask = None
+    if op in ("spgemm", "inner", "add", "mul") and draw(st.booleans()):
+        last = {"spgemm": 1, "inner": 0}.get(op, 1)
+        mask = matrix(rng, (m, second[last]), rng.choice([0.0, 0.1, 0.6]))
+    return op, semiring, each, mask, draw(st.sampled_from(KINDS)), draw(st.sampled_from(CONFIGS))
+
+
+def expected_of(op: str, semiring: str, A: Any, B: Any) -> dict[tuple[int, int], float]:
+    """The elements of a result, by what is stored alone."""
+    left, right = ({(int(i), int(j)): x.data[q] for q, (i, j) in enumerate(zip(*at, strict=True))}
+                   for x, at in ((y, (y.row, y.col)) for y in (A.tocoo(), B.tocoo())))  # fmt: skip
+    if op == "kron":
+        p, q = B.shape
+        pairs = ((i, j) for i in left.items() for j in right.items())
+        return {(a * p + c, b * q + d): x * y for ((a, b), x), ((c, d), y) in pairs}
+    if op in BY_ELEMENT:
+        where = left.keys() & right.keys() if op == "mul" else left.keys() | right.keys()
+        of = A.dtype.type
+        return {x: BY_ELEMENT[op](left.get(x, of(0)), right.get(x, of(0))) for x in where}
+    make, add, first = TERMS[semiring]
+    right = {(j, i): x for (i, j), x in right.items()} if op == "inner" else right
+    rows: dict[int, list[Any]] = {}
+    for (j, k), y in right.items():
+        rows.setdefault(j, []).append((k, y))
+    found: dict[tuple[int, int], float] = {}
+    for (i, j), x in left.items():
+        for k, y in rows.get(j, ()):
+            found[i, k] = add(found.get((i, k), first), np.float64(make(x, y)))
+    return found
+
+
+@np.errstate(all="ignore")
+def check_call(drawn: tuple[Any, ...]) -> None:
+    """As it comes from a plan, twice, and from the method; in the matrices' dtype."""
+    op, semiring, (A, B), mask, kind, config = drawn
+    if A.dtype == np.bool_:
+        exact = expected_of(op, "or_and" if semiring == "plus_times" else semiring, A, B)
+    else:
+        exact = expected_of(op, semiring, A, B)
+    given = [x.asformat(kind) if kind in ("csr", "csc", "coo") else SparseMatrix(x) for x in (A, B)]
+    if kind == "int64":
+        far = [x.indptr.astype("int64") for x in (A, B)]
+        given = [sp.csr_array((x.data, x.indices.astype("int64"), y), shape=x.shape)
+                 for x, y in zip((A, B), far, strict=True)]  # fmt: skip
+    options = {"mask": mask} if mask is not None else {}
+    options |= {"semiring": semiring} if op in ("spgemm", "inner") else {}
+    fits = config is None or not config.listed or op in ("spgemm", "inner")
+    run = plan(op, *given, threads=2, config=config if fits else None, **options)
+    found = [run(), run()]
+    if op in ("spgemm", "inner", "kron"):
+        method = {"spgemm": "matmul"}.get(op, op)
+        found.append(getattr(SparseMatrix(A), method)(given[1], **options))
+    for x in found:
+        assert x.dtype == A.dtype
+        first = TERMS[semiring][2] if op in ("spgemm", "inner") else 0.0
+        rows, columns = (y.tolist() for y in x.pattern.coords)
+        there = set(exact) if mask is None else set(zip(*mask.tocoo().coords, strict=True))
+        assert x.nnz == len(there) and set(zip(rows, columns, strict=True)) == there
+        wanted = [exact.get(at, first) for at in zip(rows, columns, strict=True)]
+        finite = np.isfinite(np.array(wanted, "float64")) | np.array("float" in str(A.dtype))
+        got, wanted = np.float64(x.values), np.array(wanted, "float64")
+        np.testing.assert_array_equal(got[finite], wanted[finite])
+
+
+test_random_calls = examples(6, 3000, drawn=calls())(check_call)
 
 
 @pytest.mark.parametrize("semiring", TERMS)
