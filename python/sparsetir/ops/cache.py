@@ -125,10 +125,13 @@ class Deriving:
         -------
         object
         """
-        with self._lock:
-            if kind not in self.made:
-                self.made[kind] = make(self)
-            return cast(T, self.made[kind])
+        found = self.made.get(kind)
+        if found is None:
+            with self._lock:
+                if kind not in self.made:
+                    self.made[kind] = make(self)
+                found = self.made[kind]
+        return cast(T, found)
 
 
 # -- what is kept for tensors ---------------------------------------------------------------------

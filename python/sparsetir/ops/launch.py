@@ -17,12 +17,7 @@ from sparsetir.planning.plan import plan_of, requested
 from sparsetir.planning.request import default_threads
 from sparsetir.planning.run_plan import GPU_ALIGNMENT, Plan
 from sparsetir.records.fingerprint import Sizes
-from sparsetir.records.lookup import (
-    recorded_config,
-    recorded_configs,
-    there_are_records,
-    warn_of_record,
-)
+from sparsetir.records.lookup import by_record, recorded_configs, there_are_records
 from sparsetir.records.task import Task
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.targets import resolve_target
@@ -137,24 +132,20 @@ def recorded(
     if not there_are_records():
         return None
     task = _task(op, pattern.shape, pattern.nnz, feat, **options)
-    config = recorded_config(task, lambda: pattern.in_order)
-    if config is None:
-        return None
-    resorted = not pattern.increases
-    matrix: Any = in_order() if resorted else pattern
-    if ones:
-        matrix = SparseMatrix.from_csr(matrix.indptr, matrix.indices, shape=matrix.shape)
-    else:
-        config = getattr(config, "unpacked", config)
-    try:
+
+    def made(config: Any) -> Planned | None:
+        resorted = not pattern.increases
+        matrix: Any = in_order() if resorted else pattern
+        if ones:
+            matrix = SparseMatrix.from_csr(matrix.indptr, matrix.indices, shape=matrix.shape)
+        else:
+            config = getattr(config, "unpacked", config)
         found = plan_of(requested(op, matrix, feat, **task.options), config)
-    except Exception as error:  # such as of a template that has changed since, as in `plan`
-        warn_of_record(config, error)
-        return None
-    if found.needs_values and found.arranges_values:
-        return None
-    found.chosen_by = "record"
-    return Planned(found, resorted)
+        found.chosen_by = "record"
+        arranged = found.needs_values and found.arranges_values
+        return None if arranged else Planned(found, resorted)
+
+    return by_record(task, made, pattern=lambda: pattern.in_order)
 
 
 def may_be_recorded(

@@ -11,6 +11,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from sparsetir.ops.cache import lasting
 from sparsetir.ops.launch import DTYPES, launch, target_of
 from sparsetir.ops.structure import Structure
 from sparsetir.planning.compiled import compiled_by
@@ -55,14 +56,14 @@ def gspmm(
     if not out.numel() or not structure.nnz:
         return out, winners
     arrays = _arrays_of(structure)
-    ordered = arg or (e is not None and arrays.order is not None)
+    ordered = arg or (e is not None and structure.order is not None)
     types, given_too = (DTYPES[dtype], arrays.idtype), found is not None
     problem = Messages(op, reduce, _dims(u), _dims(e), *types, ordered, arg, given_too)
     named: Named = {
         "u": _squeezed(u),
         "e": _squeezed(e),
         "out": out,
-        "order": arrays.places if arrays.order is None else arrays.order,
+        "order": arrays.order,
         "indptr": arrays.indptr,
         "indices": arrays.indices,
     }
@@ -196,21 +197,26 @@ def _kernel(
 class _Arrays:
     """What kernels take of a structure, made when it is first wanted."""
 
+    @lasting
     def __init__(self, structure: Structure) -> None:
-        self.indptr, self.indices, self.places = structure.index_arrays
+        arrays = (torch.from_numpy(x).to(structure.device) for x in structure.pattern[:2])
+        self.indptr, self.indices = arrays
         self.idtype = dtype_name(self.indptr)
-        self._degrees = self.indptr[1:] - self.indptr[:-1]
         self._order = structure.order
 
     @cached_property
-    def order(self) -> Tensor | None:
-        """(nnz,) place in the caller's order of each element, None where it is the same."""
-        return None if self._order is None else self._order.to(self.indptr.dtype)
+    @lasting
+    def order(self) -> Tensor:
+        """(nnz,) place in the caller's order of each element."""
+        if self._order is None:
+            count, like = len(self.indices), self.indices
+            return torch.arange(count, dtype=like.dtype, device=like.device)
+        return self._order.to(self.indptr.dtype)
 
     @cached_property
     def ends(self) -> dict[str, Tensor]:
         """(nnz,) source "u" and target "v" of each element in the caller's order."""
-        rows = torch.repeat_interleave(self._degrees).to(self.indptr.dtype)
+        rows = torch.repeat_interleave(self.indptr.diff()).to(self.indptr.dtype)
         if self._order is None:
             return {"u": self.indices, "v": rows}
         source, target = torch.empty_like(self.indices), torch.empty_like(rows)

@@ -78,8 +78,6 @@ class Structure(Deriving):
         self.device: torch.device = col.device
         self._plans: OrderedDict[Hashable, Plan | Planned] = OrderedDict()
         self._calls: dict[Hashable, tuple[Plan, bool]] = {}
-        self._ones: dict[torch.dtype, Tensor] = {}
-        self._transposed: Structure | None = None
 
     @cached_property
     @lasting
@@ -103,22 +101,10 @@ class Structure(Deriving):
         rowptr, col = (x.to("cpu", dtype).numpy() for x in (self.rowptr, self.col))
         return CsrPattern(rowptr, col, self.shape)
 
-    @cached_property
-    @lasting
-    def index_arrays(self) -> tuple[Tensor, Tensor, Tensor]:
-        """:attr:`pattern`, and the place of each element in row order, on the device."""
-        rowptr, col, _ = self.pattern
-        arrays = (torch.from_numpy(x).to(self.device) for x in (rowptr, col))
-        rowptr, col = arrays
-        return rowptr, col, torch.arange(self.nnz, dtype=rowptr.dtype, device=self.device)
-
     @property
     def transposed(self) -> Structure:
         """Of the transposed matrix, for a caller that has the same elements in the same order."""
-        with self._lock:
-            if self._transposed is None:
-                self._transposed = self._transpose()
-            return self._transposed
+        return self.derived("transposed", Structure._transpose)
 
     @lasting
     def _transpose(self) -> Structure:
@@ -373,10 +359,7 @@ class Structure(Deriving):
         -------
         Tensor
         """
-        found = self._ones.get(dtype)
-        if found is None:
-            found = self._ones[dtype] = _ones(self.nnz, dtype, self.device)
-        return found
+        return self.derived(dtype, lambda of: _ones(of.nnz, dtype, of.device))
 
     def __repr__(self) -> str:
         return f"<sparsetir.ops.Structure {self.shape}, {self.nnz} elements, {self.device}>"
