@@ -13,7 +13,7 @@ from fake_measurer import install
 from refusals import refusals
 from sparsetir import SparseMatrix, ops, plan_candidates
 from sparsetir.ops import message_kernels
-from sparsetir.planning.edge_request import edge_request
+from sparsetir.planning.along_request import edge_request
 from sparsetir.records.record import Key, Record
 from sparsetir.records.records import Records
 from sparsetir.records.task import Outcome

@@ -10,7 +10,7 @@ from cuda_plans import run_plans
 from cuda_runner import requires_cuda_text
 from refusals import refusals
 from rgms_common import exact
-from sparsetir.planning.relational_request import relational_request
+from sparsetir.planning.along_request import relational_request
 from sparsetir.runtime import pool
 from sparsetir.schedules.gpu.rgms import RelationalRows
 from sparsetir.schedules.gpu.rgms_tensor_cores import RelationalTensorCores

@@ -10,7 +10,7 @@ from refusals import refusals
 from rgms_common import exact
 from sparsetir import ops
 from sparsetir.ops.relations import relations_of, seen_edges
-from sparsetir.planning.relational_request import relational_request
+from sparsetir.planning.along_request import relational_request
 from sparsetir.records.record import Key, Record
 from sparsetir.records.records import Records
 from sparsetir.records.task import Outcome

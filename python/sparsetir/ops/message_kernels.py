@@ -14,8 +14,8 @@ from torch import Tensor
 from sparsetir.ops.cache import lasting
 from sparsetir.ops.launch import DTYPES, launch, target_of
 from sparsetir.ops.structure import Structure
+from sparsetir.planning.along_request import of_edges
 from sparsetir.planning.compiled import compiled_by
-from sparsetir.planning.edge_request import of_edges
 from sparsetir.planning.plan import made_for
 from sparsetir.runtime.arrays import dtype_name
 from sparsetir.runtime.kernel import Kernel
@@ -178,7 +178,7 @@ def _run(
 ) -> None:
     """Run the kernel with the config that is recorded for a pattern, or that sizes choose.
 
-    features, sizes : as :func:`sparsetir.planning.edge_request.of_edges` takes them
+    features, sizes : as :func:`sparsetir.planning.along_request.of_edges` takes them
     """
     key = problem, features, *sizes.values()
     kernel = structure.derived(key, lambda of: _kernel(of, problem, features, sizes))

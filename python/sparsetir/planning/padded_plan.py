@@ -6,30 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from sparsetir.planning.request import Request
-from sparsetir.planning.row_tables_plan import RowTablesPlan
 from sparsetir.planning.run_plan import Plan
-from sparsetir.planning.sparse_plan import SparsePlan, ValuesPlan
 from sparsetir.records.task import Config
 from sparsetir.runtime.arrays import empty_like, is_array, leading, swapped, with_zeros
 from sparsetir.runtime.refusals import wrong
-from sparsetir.schedules.gpu.row_tables import RowTables
-
-
-def plan_with(wanted: Request, config: Config, chosen_by: str = "user") -> Plan:
-    """The plan of a request with a config, for the sizes that this is for."""
-    if wanted.operator.on == "matrices":
-        on_gpu = RowTablesPlan if isinstance(config, RowTables) else ValuesPlan
-        return (on_gpu if wanted.gpu else SparsePlan)(wanted, config, chosen_by)
-    whole = wanted.whole
-    padded = whole is not wanted and whole.sizes != wanted.sizes
-    if padded and whole.sizes == {**whole.sizes, **_sizes_of(config)}:
-        return PaddedPlan(wanted, whole, config, chosen_by)
-    return Plan(wanted, config, chosen_by)
-
-
-def _sizes_of(config: Config) -> dict[str, int]:
-    """The feature sizes that a config is for, None where it serves any."""
-    return {name: getattr(config, name) for name in ("feat_in", "feat")}
 
 
 class _Copying(Plan):

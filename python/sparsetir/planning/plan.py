@@ -20,20 +20,22 @@ import numpy as np
 from sparsetir.data.sources import is_sparse
 from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.formats import Format
-from sparsetir.planning.edge_request import edge_request, record_along_edges
+from sparsetir.planning.along_request import edge_request, relational_request
 from sparsetir.planning.matrix_request import matrix_request
-from sparsetir.planning.padded_plan import HeadsPlan, plan_with
-from sparsetir.planning.relational_request import relational_request
+from sparsetir.planning.padded_plan import HeadsPlan, PaddedPlan
 from sparsetir.planning.request import Request, refuse_options
+from sparsetir.planning.row_tables_plan import RowTablesPlan
 from sparsetir.planning.run_plan import Plan
+from sparsetir.planning.sparse_plan import SparsePlan, ValuesPlan
 from sparsetir.planning.sparse_request import sparse_request
-from sparsetir.planning.vocabulary import is_message
+from sparsetir.planning.vocabulary import is_along_edges, is_message
 from sparsetir.records.lookup import by_record
 from sparsetir.records.task import Config
 from sparsetir.runtime import pool
 from sparsetir.runtime.arrays import is_array, is_torch
 from sparsetir.runtime.refusals import wrong
 from sparsetir.runtime.targets import TargetLike
+from sparsetir.schedules.gpu.row_tables import RowTables
 from sparsetir.schedules.gpu.spmm_panels import PanelThreads
 from sparsetir.schedules.operators.operands import Operator
 from sparsetir.schedules.operators.problems import CsrPattern
@@ -51,6 +53,8 @@ MAKERS = {
 OPTIONS = {
     name for each in (OPERATORS, ALONG, OF_MATRICES) for x in each.values() for name in x.options
 }
+# That the config of a padded plan is for; None where it serves any.
+SIZES = ("feat_in", "feat")
 MOST_LIKES = 256
 T = TypeVar("T")
 EIGHTHS = 4  # bits of sizes that are about the same
@@ -202,6 +206,18 @@ def plan_of(wanted: Request, config: Config | None = None) -> Plan:
     return made_for(wanted, partial(plan_with, wanted))
 
 
+def plan_with(wanted: Request, config: Config, chosen_by: str = "user") -> Plan:
+    """The plan of a request with a config, for the sizes that this is for."""
+    if wanted.operator.on == "matrices":
+        on_gpu = RowTablesPlan if isinstance(config, RowTables) else ValuesPlan
+        return (on_gpu if wanted.gpu else SparsePlan)(wanted, config, chosen_by)
+    whole = wanted.whole
+    padded = whole is not wanted and whole.sizes != wanted.sizes
+    if padded and whole.sizes == {**whole.sizes, **{n: getattr(config, n) for n in SIZES}}:
+        return PaddedPlan(wanted, whole, config, chosen_by)
+    return Plan(wanted, config, chosen_by)
+
+
 def made_for(
     wanted: Request,
     make: Callable[[Config, str], T],
@@ -238,7 +254,7 @@ def requested(
 
 
 def record_of(
-    op: object, feat: object = None, heads: object = None, edge_feat: object = None
+    op: object, feat: Any = None, heads: object = None, edge_feat: object = None
 ) -> Operator:
     """The record that says which options a name has, with these arguments of :func:`plan`."""
     if op == "rgms":
@@ -247,8 +263,11 @@ def record_of(
         not is_message(op) or isinstance(feat, SparseMatrix) or is_sparse(feat)
     ):
         return OF_MATRICES[str(op)]
-    known = OPERATORS.get(op) if isinstance(op, str) else None
-    return record_along_edges(op, feat, heads, edge_feat) or known or OPERATORS["spmm"]
+    # A product that is a message is "spmm", unless it has heads or features of edges.
+    batched = heads is not None or (is_array(feat) and len(feat.shape) > 2)
+    if is_along_edges(op, more=batched or edge_feat is not None):
+        return ALONG.get(str(op), ALONG["messages"])
+    return OPERATORS.get(str(op), OPERATORS["spmm"])
 
 
 # Patterns that are new in each step are of about the same sizes, and have the same kernels.
