@@ -189,7 +189,7 @@ def test_refused(given, options, error, message):
 @pytest.mark.parametrize("first", [[1, 3], [2, RELATIONS - 1], range(1, RELATIONS)], ids=str)
 def test_products_before_sums(dtype, first, monkeypatch):
     """Of some relations, and of all that have edges, in all directions."""
-    from sparsetir.ops import relation_orders
+    from sparsetir.ops import relations
 
     made = []
 
@@ -199,7 +199,7 @@ def test_products_before_sums(dtype, first, monkeypatch):
         made.append(features)
         return found
 
-    monkeypatch.setattr(relation_orders, "products_first", chosen)
+    monkeypatch.setattr(relations, "products_first", chosen)
     ops.clear_cache()
     idtype = torch.int32 if dtype == "float32" else torch.int64
     for reduce, weighted in (("mean", False), ("sum", True), ("sum", False)):
@@ -210,8 +210,7 @@ def test_products_before_sums(dtype, first, monkeypatch):
 
 def test_products_are_no_more_than_nodes():
     """A relation of two columns and many rows is multiplied twice, of which each row takes one."""
-    from sparsetir.ops.relation_orders import where_products_first
-    from sparsetir.ops.relations import relations_of, seen_edges
+    from sparsetir.ops.relations import relations_of, seen_edges, where_products_first
 
     rng = torch.Generator().manual_seed(3)
     target = torch.randperm(20000, generator=rng)
@@ -277,12 +276,12 @@ def test_blocks_of_one_size_but_more_of_them():
 
 
 def test_blocks_with_products_first(monkeypatch):
-    from sparsetir.ops import relation_orders
+    from sparsetir.ops import relations
 
     x, weight, pattern, edge_weight = operands()[0], in_blocks(2, 3, 2), graph(), operands()[2]
     want = expected(x, whole(weight), *pattern, edge_weight)
     with monkeypatch.context() as patched:
-        patched.setattr(relation_orders, "products_first", lambda s, *_: s.columns > 4)
+        patched.setattr(relations, "products_first", lambda s, *_: s.columns > 4)
         ops.clear_cache()
         torch.testing.assert_close(ops.rgms(x, weight, *pattern, edge_weight, num_targets=M), want)
         ops.clear_cache()

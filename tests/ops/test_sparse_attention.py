@@ -13,7 +13,6 @@ from pairs import by_default
 from refusals import refuse
 from sparsetir import masks, ops
 from sparsetir.data.mask_blocks import BLOCKS
-from sparsetir.ops import block_kernels
 from sparsetir.ops import masked_attention as module
 
 CLOSE = {torch.float64: 1e-13, torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 4e-2}
@@ -296,7 +295,7 @@ def test_refusals():
 def test_what_tiles_do_not_take_goes_by_elements(monkeypatch, by_elements):
     """As float32 on a GPU, whose tensor cores take 16 bits."""
     monkeypatch.setattr(module, "_in_tiles", lambda q: False)
-    monkeypatch.setattr(block_kernels, "_run", None)
+    monkeypatch.setattr(module, "_run", None)
     mask = masks.band(70, 9, 16) & masks.causal(70, 16)
     check(mask, operands(mask, 8, 12))
     assert mask.csr is mask.csr  # one pattern for all calls
@@ -312,15 +311,15 @@ def test_what_kernels_of_gpus_are_given(monkeypatch):
         return lambda **given: made.append(given)
 
     monkeypatch.setattr(sys.modules["sparsetir.planning.compiled"], "compiled", compiled)
-    monkeypatch.setattr(block_kernels, "target_of", lambda device: cuda)
-    monkeypatch.setattr(block_kernels, "launch", lambda kernel, named: kernel(**named))
+    monkeypatch.setattr(module, "target_of", lambda device: cuda)
+    monkeypatch.setattr(module, "launch", lambda kernel, named: kernel(**named))
     mask = masks.band(40, 8, block=16)
     q, k = (torch.empty(1, 2, 40, 24, dtype=torch.bfloat16, device="meta") for _ in "qk")
     v = torch.empty(1, 2, 40, 20, dtype=torch.bfloat16, device="meta")
-    out, lse = block_kernels.attention(q, k, v, mask.rows, 0.5)
+    out, lse = module.attention_over_blocks(q, k, v, mask.rows, 0.5)
     assert (out.shape, lse.shape) == ((1, 2, 40, 20), (1, 2, 40))
     assert (out.dtype, lse.dtype) == (torch.bfloat16, torch.float32)
-    found = block_kernels.gradients(q, k, v, out, lse, out, mask.rows, mask.columns, 0.5)
+    found = module.gradients_over_blocks(q, k, v, out, lse, out, mask.rows, mask.columns, 0.5)
     assert [x.shape for x in found] == [x.shape for x in (q, k, v)]
     for given in made:
         wide = {n: x for n, x in given.items() if torch.is_tensor(x) and x.dim() == 4}

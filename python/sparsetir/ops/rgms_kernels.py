@@ -20,8 +20,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from sparsetir.ops.launch import DTYPES, call_plan, launch, target_of, wide_tensor
-from sparsetir.ops.relation_orders import where_products_first
-from sparsetir.ops.relations import CHUNK, RelationRows, Relations
+from sparsetir.ops.relations import CHUNK, RelationRows, Relations, where_products_first
 from sparsetir.planning.along_request import of_relations
 from sparsetir.planning.compiled import compiled_by
 from sparsetir.planning.plan import plan_of

@@ -8,7 +8,7 @@ from typing import Any
 from sparsetir.planning.request import Request
 from sparsetir.planning.run_plan import Plan
 from sparsetir.records.task import Config
-from sparsetir.runtime.arrays import empty_like, is_array, leading, swapped, with_zeros
+from sparsetir.runtime.arrays import changed, empty_like, is_array, with_zeros
 from sparsetir.runtime.refusals import wrong
 
 
@@ -59,7 +59,8 @@ class PaddedPlan(_Copying):
         return with_zeros(array, self._shapes[name])
 
     def _gave(self, found: Any, out: Any) -> object:
-        return leading(found, self._given["out"], out)
+        part = tuple(slice(size) for size in self._given["out"])
+        return changed(found, lambda x: x[part], out)
 
 
 class HeadsPlan(_Copying):
@@ -80,7 +81,11 @@ class HeadsPlan(_Copying):
         return found
 
     def _taken(self, name: str, array: Any) -> object:
-        return swapped(array)
+        return changed(array, _swapped)
 
     def _gave(self, found: Any, out: Any) -> object:
-        return swapped(found, out)
+        return changed(found, _swapped, out)
+
+
+def _swapped(array: Any) -> object:
+    return array.swapaxes(0, 1)

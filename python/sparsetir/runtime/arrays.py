@@ -178,34 +178,20 @@ def with_zeros(array: Any, shape: tuple[int, ...]) -> Any:
     return out
 
 
-def leading(array: Any, shape: tuple[int, ...], out: Any = None) -> object:
-    """What a smaller shape has of an array, as a contiguous array; of TVM's through the host.
+def changed(array: Any, change: Callable[[Any], Any], out: Any = None) -> object:
+    """A contiguous array of what is made of one; of TVM's through the host.
 
+    change : gives it of an array of NumPy's or torch's, such as a part
     out : of the same kind, where it is written
     """
     if isinstance(array, tvm_ffi.Tensor):
-        found = np.ascontiguousarray(leading(to_numpy(array), shape))
+        found = np.ascontiguousarray(change(to_numpy(array)))
         return tvm.runtime.tensor(found, array.device) if out is None else out.copyfrom(found)
-    part = array[tuple(slice(size) for size in shape)]
+    found = change(array)
     if out is not None:
-        out[...] = part
+        out[...] = found
         return out
-    return part.contiguous() if is_torch(part) else np.ascontiguousarray(part)
-
-
-def swapped(array: Any, out: Any = None) -> object:
-    """A contiguous array with the first two dimensions in turn; of TVM's through the host.
-
-    out : of the same kind, where it is written
-    """
-    if isinstance(array, tvm_ffi.Tensor):
-        found = np.ascontiguousarray(to_numpy(array).swapaxes(0, 1))
-        return tvm.runtime.tensor(found, array.device) if out is None else out.copyfrom(found)
-    turned = array.swapaxes(0, 1)
-    if out is not None:
-        out[...] = turned
-        return out
-    return turned.contiguous() if is_torch(turned) else np.ascontiguousarray(turned)
+    return found.contiguous() if is_torch(found) else np.ascontiguousarray(found)
 
 
 def placed(array: np.ndarray, kind: str, beside: Iterable[object]) -> object:
