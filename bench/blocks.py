@@ -22,7 +22,7 @@ from bench.harness import each, finish, geomean, keep
 from bench.report import Form, table
 from bench.ways import Comparison, Device, Table, Way, show_others
 from sparsetir.formats import BSR, DBSR, SRBCRS, Format
-from sparsetir.planning.matrix_request import matrix_request as request
+from sparsetir.planning.plan import requested as request
 from sparsetir.schedules.gpu.spmm_panels import PanelThreads
 from sparsetir.schedules.search.choose import choose
 

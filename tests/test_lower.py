@@ -17,7 +17,7 @@ from programs import PROGRAMS
 from refusals import refusals
 from sparsetir.formats import BSR
 from sparsetir.formats.pattern import Pattern
-from sparsetir.planning.matrix_request import matrix_request as request
+from sparsetir.planning.plan import requested as request
 from sparsetir.runtime.pipeline import lower_template
 from sparsetir.runtime.targets import resolve_target
 from sparsetir.schedules.gpu.spmm import RowSplit

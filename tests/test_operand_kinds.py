@@ -9,7 +9,7 @@ import torch
 
 import sparsetir
 from sparsetir import SparseMatrix, ops
-from sparsetir.planning.matrix_request import matrix_request
+from sparsetir.planning.plan import requested
 from sparsetir.tuning.sought import of_operator
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse .*:UserWarning")
@@ -106,7 +106,7 @@ def test_all_entrances_take_it(kind, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     sp.save_npz("graph.npz", sp.csr_array(MATRIX))
     make, expected = KINDS[kind]
-    matrix, wanted = SparseMatrix(make()), matrix_request("spmm", make(), 5, dtype="float32")
+    matrix, wanted = SparseMatrix(make()), requested("spmm", make(), 5, dtype="float32")
     np.testing.assert_array_equal(matrix.to_scipy().toarray(), expected)
     np.testing.assert_array_equal(wanted.matrix.to_scipy().toarray(), expected)
     task = of_operator("spmm", make(), 5, target="llvm", device=None, dtype="float32").tuned.task

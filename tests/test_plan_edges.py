@@ -13,7 +13,7 @@ from fake_measurer import install
 from refusals import refusals
 from sparsetir import SparseMatrix, ops, plan_candidates
 from sparsetir.ops import message_kernels
-from sparsetir.planning.along_request import edge_request
+from sparsetir.planning.plan import requested
 from sparsetir.records.record import Key, Record
 from sparsetir.records.records import Records
 from sparsetir.records.task import Outcome
@@ -301,7 +301,7 @@ def test_results_of_the_caller():
 def test_gpu():
     """A kernel for one is made; there is no device to run it."""
     target = {"kind": "cuda", "arch": "sm_90"}
-    wanted = edge_request("attention", A, 8, target=target)
+    wanted = requested("attention", A, 8, target=target)
     assert wanted.chosen() == AttentionTiles(Tile(4, gpu=True), Tile(4, gpu=True))
     assert "III" in wanted.stages(wanted.chosen())
     assert wanted.candidates() == [wanted.chosen()]
@@ -385,7 +385,7 @@ def test_operators_of_torch_take_records(records, monkeypatch):
         return list(kernels), found
 
     def record(op, config, seconds=1e-3, **options):
-        key = Key.of(edge_request(op, A, **options).task())
+        key = Key.of(requested(op, A, **options).task())
         records.add(Record(key, to_data(Choices(config)), seconds))
 
     before, plain = all_of_them()

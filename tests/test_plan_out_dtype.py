@@ -14,7 +14,7 @@ import sparsetir
 from cuda_runner import requires_cuda_text
 from pairs import by_turns
 from sparsetir.formats import BSR, CSC, SRBCRS, Hyb
-from sparsetir.planning.matrix_request import matrix_request as request
+from sparsetir.planning.plan import requested as request
 from sparsetir.runtime.signature import signature_of
 from sparsetir.schedules.search.choose import candidates
 from spmm_gpu_common import kernel, run_kernel

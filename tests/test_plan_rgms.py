@@ -10,7 +10,7 @@ from cuda_plans import run_plans
 from cuda_runner import requires_cuda_text
 from refusals import refusals
 from rgms_common import exact
-from sparsetir.planning.along_request import relational_request
+from sparsetir.planning.plan import requested
 from sparsetir.runtime import pool
 from sparsetir.schedules.gpu.rgms import RelationalRows
 from sparsetir.schedules.gpu.rgms_tensor_cores import RelationalTensorCores
@@ -49,7 +49,7 @@ def test_threads_start_where_there_is_work_for_them(monkeypatch):
     work = int(MASK.any(axis=2).sum()) * 8 * 16
     for least in (work, work + 1):
         monkeypatch.setattr(pool, "work_of_threads", lambda least=least: least)
-        chosen = relational_request("rgms", A, 16, feat_in=8, threads=2).chosen()
+        chosen = requested("rgms", A, 16, feat_in=8, threads=2).chosen()
         assert chosen.parallel == (least == work)
 
 
@@ -114,11 +114,9 @@ def test_candidates_begin_with_the_chosen_config():
 
 
 def test_what_is_chosen_for_a_gpu():
-    made = relational_request("rgms", A, 16, feat_in=8, target=CUDA)
+    made = requested("rgms", A, 16, feat_in=8, target=CUDA)
     assert isinstance(made.chosen(), RelationalRows) and made.pattern is A.pattern
-    half = relational_request(
-        "rgms", A, 16, feat_in=8, target=CUDA, dtype="float16", out_dtype="float32"
-    )
+    half = requested("rgms", A, 16, feat_in=8, target=CUDA, dtype="float16", out_dtype="float32")
     kinds = [type(config) for config in half.candidates()]
     assert kinds[0] is RelationalTensorCores and kinds[-1] is RelationalRows
 

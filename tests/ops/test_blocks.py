@@ -11,7 +11,7 @@ from cuda_runner import requires_cuda_text
 from pairs import by_turns
 from sparsetir import ops
 from sparsetir.ops import blocks
-from sparsetir.planning.matrix_request import matrix_request as request
+from sparsetir.planning.plan import requested as request
 from sparsetir.runtime.targets import resolve_target
 from sparsetir.schedules.gpu.spmm_tensor_cores import TensorCores
 from sparsetir.schedules.search.by_format import by_format

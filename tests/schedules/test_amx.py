@@ -23,6 +23,7 @@ from cuda_runner import requires_cuda_text
 from pairs import by_default
 from sparsetir.formats import BSR, CSR
 from sparsetir.planning import matrix_request
+from sparsetir.planning.plan import requested
 from sparsetir.runtime.build import kernel_of
 from sparsetir.runtime.kernel_file import read_library
 from sparsetir.runtime.pipeline import lower_template
@@ -342,9 +343,7 @@ def test_plans_take_tiles_where_the_cpu_has_them_and_blocks_are_full(monkeypatch
         candidates(pattern_of(np.ones((32, 32)))[0]),
     ):  # fmt: skip
         assert not any(isinstance(c, AmxBlocks) for c in found)
-    wanted = matrix_request.matrix_request(
-        "spmm", whole_blocks(32), 64, dtype="bfloat16", target=SPR
-    )
+    wanted = requested("spmm", whole_blocks(32), 64, dtype="bfloat16", target=SPR)
     for fmt, served in (
         (BSR(8, 16), True),
         (BSR(64, 64), False),

@@ -15,7 +15,7 @@ from gpu_runner import requires_nvcc
 from pairs import by_default, by_turns
 from sparsetir import interpret
 from sparsetir.formats import BSR, DBSR, ELL, SRBCRS
-from sparsetir.planning.matrix_request import matrix_request as request
+from sparsetir.planning.plan import requested as request
 from sparsetir.runtime.build import kernel_of
 from sparsetir.runtime.pipeline import lower_template
 from sparsetir.runtime.targets import resolve_target

@@ -16,8 +16,8 @@ import scipy.sparse as sp
 from records_common import KEY, RECORD, query, record, run_sql
 from sparsetir import SparseMatrix, plan
 from sparsetir.cli import main
-from sparsetir.planning.matrix_request import matrix_request as request
 from sparsetir.planning.plan import plan_candidates
+from sparsetir.planning.plan import requested as request
 from sparsetir.records.record import Key, Record, record_to_data
 from sparsetir.records.records import RecordError, Records
 from sparsetir.schedules.search.configs import to_data

@@ -10,7 +10,7 @@ from refusals import refusals
 from rgms_common import exact
 from sparsetir import ops
 from sparsetir.ops.relations import relations_of, seen_edges
-from sparsetir.planning.along_request import relational_request
+from sparsetir.planning.plan import requested
 from sparsetir.records.record import Key, Record
 from sparsetir.records.records import Records
 from sparsetir.records.task import Outcome
@@ -82,7 +82,7 @@ def test_a_record_of_a_config_that_is_no_more(monkeypatch, tmp_path):
         (kept,) = (x for x in made if isinstance(x, sparsetir.Plan))
         return kept.chosen_by
 
-    wanted = relational_request("rgms", A, 32, feat_in=8)
+    wanted = requested("rgms", A, 32, feat_in=8)
     first = {name: values[0] for name, values in wanted.space().branches[0].choices.items()}
     key = Key.of(wanted.task())
     assert planned() == "default"
@@ -96,7 +96,7 @@ def test_a_record_of_a_config_that_is_no_more(monkeypatch, tmp_path):
 
 def test_what_is_tried_is_right(tmp_path):
     """The plain program with the arguments of a search, by the ends of the space."""
-    branch = relational_request("rgms", A, 32, feat_in=8, threads=2).space().branches[0]
+    branch = requested("rgms", A, 32, feat_in=8, threads=2).space().branches[0]
     assert {n for n, values in branch.choices.items() if len(values) > 1} == {
         "rows", "tile", "cost", "cache", "prefetch", "threads", "packed", "ahead",
     }  # fmt: skip

@@ -118,7 +118,7 @@ def _found(args: argparse.Namespace) -> tuple[str, dict[str, Any], list[Any]]:
 def _plain(args: argparse.Namespace, target: Any) -> Any:
     """The program of an operator, for the types of the graph."""
     from sparsetir.data.sparse_tensor import SparseMatrix
-    from sparsetir.planning.matrix_request import matrix_request
+    from sparsetir.planning.plan import requested
     from sparsetir.schedules.operators.registry import OPERATORS
 
     operator = OPERATORS.get(args.program)
@@ -126,7 +126,7 @@ def _plain(args: argparse.Namespace, target: Any) -> Any:
         raise UsageError(f"argument OP|FILE: {args.program} has no program over one matrix")
     matrix = SparseMatrix(arguments.graph(args.graph or "cora")[1])
     feat = 1 if operator.vectors else 32  # in its types alone: the program has any number
-    return operator.program(matrix_request(args.program, matrix, feat, target=target).problem)
+    return operator.program(requested(args.program, matrix, feat, target=target).problem)
 
 
 def _sections(

@@ -102,12 +102,12 @@ def _text(stages: Mapping[str, object], stage: str, target: object) -> str:
 def _operator(args: argparse.Namespace, target: object) -> tuple[Mapping[str, Any], Any]:
     """The plain program; or the stages that a config makes of it, and that as data."""
     from sparsetir.data.sparse_tensor import SparseMatrix
-    from sparsetir.planning.matrix_request import matrix_request
+    from sparsetir.planning.plan import requested
     from sparsetir.schedules.operators.registry import OPERATORS
     from sparsetir.schedules.search.configs import to_data
 
     operator = OPERATORS[args.program]
-    wanted = matrix_request(
+    wanted = requested(
         args.program,
         SparseMatrix(arguments.graph(args.graph)[1]),
         args.feat or (1 if operator.vectors else 32),

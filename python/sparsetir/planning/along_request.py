@@ -13,11 +13,11 @@ from tvm.target import Target
 from sparsetir.data.sparse_tensor import SparseMatrix, SparseTensor
 from sparsetir.planning.request import (
     About,
+    Common,
     OneByOne,
     Request,
     adopted_matrix,
     check_counts,
-    check_dtypes,
     default_threads,
     features_of,
     idtype_for,
@@ -28,7 +28,6 @@ from sparsetir.records.task import Config
 from sparsetir.runtime import pool
 from sparsetir.runtime.arrays import dtype_name, is_array
 from sparsetir.runtime.refusals import wrong
-from sparsetir.runtime.targets import TargetLike, resolve_target
 from sparsetir.schedules.operators.edge_attention import EdgeAttention
 from sparsetir.schedules.operators.edge_softmax import EdgeSoftmax
 from sparsetir.schedules.operators.messages import Messages
@@ -112,31 +111,21 @@ def of_edges(
 
 
 def edge_request(
-    op: str,
-    matrix: Any,
-    feat: Any = None,
-    *,
-    dtype: str | None = None,
-    heads: int | None = None,
-    target: TargetLike = "llvm",
-    threads: int | None = None,
-    **options: Any,
+    op: str, matrix: Any, feat: Any = None, *, common: Common, **options: Any
 ) -> Request:
-    """The arguments of `sparsetir.plan("u_add_e_max", ...)` and the like, checked; raises as that
-    does."""
+    """See :func:`sparsetir.planning.plan.requested`."""
     operator, given = ALONG.get(op, ALONG["messages"]), feat
     if op in SOFTMAX:
-        feat, dtype, heads = _of_values(op, feat, dtype, heads)
+        feat, dtype, heads = _of_values(op, feat, common)
     else:
-        feat, dtype, heads = features_of(op, feat, dtype, heads)
-    check_dtypes(dtype=dtype)
-    check_counts(feat=feat, heads=heads, threads=threads, **_counts(options))
+        feat, dtype, heads = features_of(op, feat, common)
+    check_counts(feat=feat, heads=heads, **_counts(options))
     if operator.name == "messages":
         options = _of_messages(op, feat, **options)
     scale = options.get("scale")
     if scale is not None and not isinstance(scale, numbers.Real):
         raise TypeError(f"plan: argument 'scale': expected a number, got {scale!r}")
-    one, fit, threads = heads or 1, operator.fit, int(threads or default_threads())
+    one, fit = heads or 1, operator.fit
     assert fit is not None
     by_sizes = fit("float32", "int32", one, feat, **options)  # the types follow
     each = any("e" in operator.dims[name] for name in by_sizes.there if name != "a")
@@ -152,7 +141,7 @@ def edge_request(
     callers = {"heads": heads, "feat": feat, **by_sizes.sizes}
     return Request(
         operator, op, matrix, problem, by_sizes.features, by_sizes.numbers, callers,
-        by_sizes.there, threads, resolve_target(target), ALONG_EDGES,
+        by_sizes.there, common.threads, common.target, ALONG_EDGES,
     )  # fmt: skip
 
 
@@ -176,10 +165,9 @@ def _of_messages(
     return {"kind": kind, "reduce": reduce, "edge_feat": edge_feat}
 
 
-def _of_values(
-    op: str, x: Any, dtype: str | None, heads: int | None
-) -> tuple[int, str | None, int | None]:
+def _of_values(op: str, x: Any, common: Common) -> tuple[int, str | None, int | None]:
     """What the values of a softmax say, where they are given for their number of features."""
+    dtype, heads, _, _ = common
     if x is None:
         return 1, dtype, heads
     if not is_array(x) or len(x.shape) not in (1, 2):
@@ -277,19 +265,16 @@ def relational_request(
     matrix: Any,
     feat: Any = None,
     *,
+    common: Common,
     feat_in: int | None = None,
     weighted: bool = True,
-    dtype: str | None = None,
-    target: TargetLike = "llvm",
-    threads: int | None = None,
     out_dtype: str | None = None,
 ) -> Request:
-    """The arguments of `sparsetir.plan("rgms", ...)`, checked; raises as that does."""
+    """See :func:`sparsetir.planning.plan.requested`."""
     if feat is None:
         raise wrong("plan", "feat", f"the number of features of Y for '{op}'", "None", TypeError)
-    check_dtypes(dtype=dtype, out_dtype=out_dtype)
     own_in: Any = feat if feat_in is None else feat_in
-    check_counts(feat=feat, feat_in=own_in, threads=threads)
+    check_counts(feat=feat, feat_in=own_in)
     if not isinstance(weighted, bool):
         raise TypeError(f"plan: argument 'weighted': expected True or False, got {weighted!r}")
     if not isinstance(matrix, SparseTensor | RelationPattern):
@@ -301,6 +286,6 @@ def relational_request(
         own, idtype = str(matrix.dtype), idtype_for(*matrix.shape, matrix.nnz, own_in, feat)
     else:
         own, idtype = "float32", str(matrix.rows.dtype)
-    problem = Rgms(dtype or (own if weighted else "float32"), idtype, weighted, out_dtype)
-    threads, features = int(threads or default_threads()), (int(own_in), int(feat))
-    return of_relations(matrix, problem, features, threads, resolve_target(target))
+    dtype = common.dtype or (own if weighted else "float32")
+    problem, features = Rgms(dtype, idtype, weighted, out_dtype), (int(own_in), int(feat))
+    return of_relations(matrix, problem, features, common.threads, common.target)

@@ -12,11 +12,10 @@ from sparsetir.formats import Format
 from sparsetir.planning.request import (
     About,
     Choosing,
+    Common,
     Request,
     adopted_matrix,
     check_counts,
-    check_dtypes,
-    default_threads,
     features_of,
     idtype_for,
     refuse_heads_first,
@@ -26,7 +25,7 @@ from sparsetir.records.task import Config
 from sparsetir.runtime import pool
 from sparsetir.runtime.arrays import itemsize
 from sparsetir.runtime.refusals import wrong
-from sparsetir.runtime.targets import TargetLike, allowed, resolve_target
+from sparsetir.runtime.targets import allowed
 from sparsetir.schedules.default import is_gpu
 from sparsetir.schedules.operators.problems import CsrPattern, Spmm
 from sparsetir.schedules.operators.registry import OPERATORS
@@ -102,22 +101,18 @@ def matrix_request(
     matrix: Any,
     feat: Any = None,
     *,
-    dtype: str | None = None,
+    common: Common,
     reduce: str = "sum",
-    heads: int | None = None,
-    target: TargetLike = "llvm",
-    threads: int | None = None,
     out_dtype: str | None = None,
 ) -> Request:
-    """The arguments of :func:`sparsetir.plan`, checked; raises as it does."""
+    """See :func:`sparsetir.planning.plan.requested`."""
     given, (op, reduce, ones) = op, named_operator("plan", op, reduce, OPERATORS)
     operator = OPERATORS[op]
     operand = feat
-    feat, dtype, heads = features_of(op, feat, dtype, heads, operator.vectors)
-    check_dtypes(dtype=dtype, out_dtype=out_dtype)
+    feat, dtype, heads = features_of(op, feat, common, operator.vectors)
     if out_dtype is not None and not hasattr(operator.problem, "out"):
         raise ValueError(f"plan: argument 'out_dtype': expected None for '{op}', got {out_dtype!r}")
-    check_counts(feat=feat, heads=heads, threads=threads)
+    check_counts(feat=feat)
     if operator.vectors and feat != 1:
         raise ValueError(f"plan: argument 'feat': expected 1 for '{op}', got {feat}")
     if heads is not None and not operator.takes_heads:
@@ -139,8 +134,7 @@ def matrix_request(
     m, n, feat = *matrix.shape, int(feat)
     idtype = idtype_for(m, n, matrix.nnz, feat)
     problem = operator.compiled_for(dtype or own, reduce, heads is not None, idtype, out_dtype)
-    threads = int(threads or default_threads())
-    target = resolve_target(target)
+    threads, target = common.threads, common.target
     longest = 0  # as if no row stood out: hyb is for coordinates in order, each once
     if is_gpu(target) and isinstance(matrix, SparseMatrix):
         longest = int(np.diff(matrix.pattern.indptr).max(initial=0))

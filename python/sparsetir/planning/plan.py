@@ -23,7 +23,14 @@ from sparsetir.formats import Format
 from sparsetir.planning.along_request import edge_request, relational_request
 from sparsetir.planning.matrix_request import matrix_request
 from sparsetir.planning.padded_plan import HeadsPlan, PaddedPlan
-from sparsetir.planning.request import Request, refuse_options
+from sparsetir.planning.request import (
+    Common,
+    Request,
+    check_counts,
+    check_dtypes,
+    default_threads,
+    refuse_options,
+)
 from sparsetir.planning.row_tables_plan import RowTablesPlan
 from sparsetir.planning.run_plan import Plan
 from sparsetir.planning.sparse_plan import SparsePlan, ValuesPlan
@@ -34,7 +41,7 @@ from sparsetir.records.task import Config
 from sparsetir.runtime import pool
 from sparsetir.runtime.arrays import is_array, is_torch
 from sparsetir.runtime.refusals import wrong
-from sparsetir.runtime.targets import TargetLike
+from sparsetir.runtime.targets import TargetLike, resolve_target
 from sparsetir.schedules.gpu.row_tables import RowTables
 from sparsetir.schedules.gpu.spmm_panels import PanelThreads
 from sparsetir.schedules.operators.operands import Operator
@@ -238,7 +245,7 @@ def made_for(
 
 
 def requested(
-    op: object, matrix: object, feat: object = None, *more: object, **options: object
+    op: object, matrix: object, feat: object = None, *more: object, **options: Any
 ) -> Request:
     """The arguments of :func:`plan` but `config`, checked; raises as it does.
 
@@ -247,10 +254,15 @@ def requested(
     record = record_of(op, feat, options.get("heads"), options.get("edge_feat"))
     if more and record.on != "matrices":
         raise TypeError(f"plan: expected one matrix for {op!r}, got {1 + len(more)} more operands")
-    of_plan = {name: options.pop(name) for name in (*options,) if name not in OPTIONS}
-    refuse_options(op, options, record.options)
-    own = {n: x for n, x in options.items() if n in record.options and n != "format"}
-    return MAKERS[record.on](op, matrix, feat, *more, **of_plan, **own)
+    refuse_options(op, {n: x for n, x in options.items() if n in OPTIONS}, record.options)
+    dtype, heads, threads = (options.get(name) for name in ("dtype", "heads", "threads"))
+    check_dtypes(dtype=dtype, out_dtype=options.get("out_dtype"))
+    check_counts(heads=heads, threads=threads)
+    target = resolve_target(options.get("target", "llvm"))
+    common = Common(dtype, heads, target, int(threads or default_threads()))
+    taken = {"format", *Common._fields, *OPTIONS.difference(record.options)}
+    own = {name: x for name, x in options.items() if name not in taken}
+    return MAKERS[record.on](op, matrix, feat, *more, common=common, **own)
 
 
 def record_of(
@@ -291,7 +303,7 @@ def plan_of_each_run(op: str, pattern: CsrPattern, feat: int, **options: Any) ->
     if found is not None:
         like, settled = found
         return settled.on(replace(like, matrix=pattern))
-    wanted = matrix_request(op, pattern, feat, **options)
+    wanted = requested(op, pattern, feat, **options)
     settled, given = _settled(wanted, pattern), wanted.given
     ordered = isinstance(settled.config, PanelRows | PanelThreads)
     if not ordered and not given.asks_for_locality and max(sizes) < 1 << 30:

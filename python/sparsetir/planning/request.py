@@ -40,6 +40,19 @@ ALIGNED_DEGREE = 24
 UNUSUAL = ("out", "values", "added", "in_blocks")
 
 
+class Common(NamedTuple):
+    """Checked arguments that plans of all operators have.
+
+    dtype, heads : None where they are not given
+    threads : of the CPU
+    """
+
+    dtype: str | None
+    heads: int | None
+    target: Target
+    threads: int
+
+
 class About(NamedTuple):
     """Fields of a :class:`sparsetir.records.task.Task`."""
 
@@ -325,13 +338,14 @@ def adopted_matrix(
 
 
 def features_of(
-    op: str, feat: Any, dtype: str | None, heads: int | None, vectors: bool = False
-) -> tuple[object, str | None, int | None]:
-    """The number of features, and what else the dense operand says where it is given for that.
+    op: str, feat: Any, common: Common, vectors: bool = False
+) -> tuple[Any, str | None, int | None]:
+    """The number of features, dtype and heads, of the dense operand where it is given for that.
 
     feat : a number; or the operand, whose dtype and heads are taken where none are given
     vectors : whether operands have no dimension of features, and need no number
     """
+    dtype, heads, _, _ = common
     if feat is None:
         if vectors:
             return 1, dtype, heads
@@ -345,6 +359,7 @@ def features_of(
         raise wrong("plan", "feat", expected, f"shape {tuple(feat.shape)}")
     if heads is None and len(feat.shape) > least:
         heads = int(feat.shape[1])
+    check_counts(heads=heads)
     return 1 if vectors else int(feat.shape[-1]), dtype or dtype_name(feat), heads
 
 

@@ -7,14 +7,7 @@ from typing import Any
 import numpy as np
 
 from sparsetir.data.sparse_tensor import SparseMatrix
-from sparsetir.planning.request import (
-    About,
-    OneByOne,
-    Request,
-    check_counts,
-    check_dtypes,
-    default_threads,
-)
+from sparsetir.planning.request import About, Common, OneByOne, Request
 from sparsetir.planning.sparse_results import (
     PRODUCTS,
     WIDER,
@@ -25,7 +18,6 @@ from sparsetir.planning.sparse_results import (
 )
 from sparsetir.records.fingerprint import Matrices
 from sparsetir.records.task import Config
-from sparsetir.runtime.targets import TargetLike, resolve_target
 from sparsetir.schedules.default import is_gpu
 from sparsetir.schedules.gpu.row_tables import DTYPES, RowTables
 from sparsetir.schedules.gpu.sparse_results import ElementThreads, TermLanes
@@ -98,23 +90,18 @@ def sparse_request(
     matrix: Any,
     feat: Any = None,
     *more: Any,
-    dtype: str | None = None,
-    heads: None = None,
-    target: TargetLike = "llvm",
-    threads: int | None = None,
+    common: Common,
     semiring: str = "plus_times",
     mask: Any = None,
 ) -> Request:
-    """The arguments of :func:`sparsetir.plan`, checked; raises as it does."""
-    del heads  # which are refused before
+    """See :func:`sparsetir.planning.plan.requested`."""
+    dtype, _, target, threads = common
     operator = OF_MATRICES[op]
     sums = {"spgemm": "matmul", **ELEMENTWISE}.get(op, op)
     if feat is None:
         raise TypeError(f"plan: argument 'feat': expected the second matrix for '{op}', got None")
     if more and sums in (*PRODUCTS, "subtract"):
         raise TypeError(f"plan: expected two matrices for '{op}', got {2 + len(more)}")
-    check_dtypes(dtype=dtype)
-    check_counts(feat=1, threads=threads)
     names = ("matrix", "feat", *(f"more[{n}]" for n in range(len(more))))
     pairs = zip(names, (matrix, feat, *more), strict=True)
     each = tuple(SparseMatrix.adopt("plan", name, x) for name, x in pairs)
@@ -123,9 +110,8 @@ def sparse_request(
     check_shapes("plan", sums, shapes, None if known is None else known.shape, "feat")
     own = np.result_type(*(x.dtype for x in each)) if dtype is None else np.dtype(dtype)
     how, computed = how_computed("plan", sums, semiring, own)
-    resolved = resolve_target(target)
     name = str(computed)
-    if is_gpu(resolved):
+    if is_gpu(target):
         if name not in GPU_DTYPES or own != computed:
             raise ValueError(
                 f"plan: argument 'dtype': expected one of {', '.join(GPU_DTYPES)} for '{op}' on a "
@@ -139,5 +125,5 @@ def sparse_request(
     )
     return Request(
         operator, op, Matrices(each, known), problem, (len(each),), {}, {"feat": None}, ("out",),
-        int(threads or default_threads()), resolved, ON_MATRICES,
+        threads, target, ON_MATRICES,
     )  # fmt: skip

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from sparsetir.planning.matrix_request import matrix_request
+from sparsetir.planning.plan import requested
 from sparsetir.planning.request import Request
 from sparsetir.records.task import OK, PRUNED, Config, Reference
 from sparsetir.runtime.arrays import is_array, itemsize
@@ -242,7 +242,7 @@ def _timed(timers: list[Timer], best: float | None, seconds: float | None) -> di
 
 
 def _request_of(case: OperatorCase) -> Request:
-    return matrix_request(case.task.op, case.matrix, case.task.feat, **case.task.options)
+    return requested(case.task.op, case.matrix, case.task.feat, **case.task.options)
 
 
 def compiled(case: OperatorCase, config: Config) -> Compiled:
