@@ -42,18 +42,14 @@ def launch(kernel: Kernel, named: Mapping[str, Tensor | float | None]) -> None:
     }
     device = next(x.device for x in given.values() if isinstance(x, Tensor))
     with nullcontext() if device.type == "cpu" else _on(device):
-        _run(kernel, given)
-
-
-def _run(kernel: Kernel, given: Mapping[str, Tensor | float]) -> None:
-    if kernel.computed:  # of index arrays, for which it is kept
-        kernel(**given)
-        return
-    args = [*given.values()]
-    try:
-        kernel.run_unchecked(args)
-    except (TypeError, ValueError, BufferError, RuntimeError) as error:
-        kernel.run_refused(args, error)
+        if kernel.computed:  # of index arrays, for which it is kept
+            kernel(**given)
+            return
+        args = [*given.values()]
+        try:
+            kernel.run_unchecked(args)
+        except (TypeError, ValueError, BufferError, RuntimeError) as error:
+            kernel.run_refused(args, error)
 
 
 def call_plan(run: Plan, operands: Sequence[Tensor], values: Tensor | None) -> Tensor:

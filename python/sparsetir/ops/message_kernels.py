@@ -180,18 +180,16 @@ def _run(
 
     features, sizes : as :func:`sparsetir.planning.along_request.of_edges` takes them
     """
-    key = problem, features, *sizes.values()
-    kernel = structure.derived(key, lambda of: _kernel(of, problem, features, sizes))
+
+    def made(of: Structure) -> Kernel:
+        wanted = of_edges(of.pattern, problem, features, sizes, target_of(of.device))
+        tuned = not wanted.gpu and not isinstance(problem, EdgeMessages)
+        in_order = (lambda: of.pattern.in_order) if tuned else None
+        make = lambda config, _: compiled_by(config, problem, wanted.target)  # noqa: E731
+        return made_for(wanted, make, in_order)
+
+    kernel = structure.derived((problem, features, *sizes.values()), made)
     launch(kernel, {"m": structure.m, "n": structure.n, "nnz": structure.nnz, **sizes, **named})
-
-
-def _kernel(
-    structure: Structure, problem: Problem, features: tuple[int, ...], sizes: dict[str, int]
-) -> Kernel:
-    wanted = of_edges(structure.pattern, problem, features, sizes, target_of(structure.device))
-    tuned = not wanted.gpu and not isinstance(problem, EdgeMessages)
-    in_order = (lambda: structure.pattern.in_order) if tuned else None
-    return made_for(wanted, lambda config, _: compiled_by(config, problem, wanted.target), in_order)
 
 
 class _Arrays:

@@ -8,12 +8,11 @@ more is what sorting would have taken; :mod:`sparsetir.ops.structure` has the la
 from __future__ import annotations
 
 import weakref
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
-from tvm.target import Target
 
 from sparsetir.ops import library
 from sparsetir.ops.cache import memory_key
@@ -30,6 +29,7 @@ from sparsetir.schedules.operators.edge_sums import EdgeSums
 from sparsetir.schedules.templates.edge_sums import SumLoops
 
 DTYPES = (torch.float32, torch.float64)
+CPU = torch.device("cpu")
 MOST = 1 << 20  # edges; where there are more, all threads are worth sorting for
 # Patterns that a process sorts all the same, until a kernel that does not is worth compiling.
 SORTED = 16
@@ -81,7 +81,7 @@ def sum_of_new(A: Any, B: Any, reduce: str, values: Any) -> Tensor | None:
         return None
     if not _is_new(edges, m, n, feat * B.itemsize):
         return None
-    options = {"dtype": dtype_name(B), "reduce": reduce, "heads": None, "target": _target()}
+    options = {"dtype": dtype_name(B), "reduce": reduce, "heads": None, "target": target_of(CPU)}
     if may_be_recorded("spmm", (m, n), nnz, feat, **options):
         return None
     check_edges("spmm", edges, m, n, "A")
@@ -138,12 +138,7 @@ def _summed(
 @lru_cache(256)
 def _kernel(dtype: str, idtype: str, weighted: bool, mean: bool, feat: int) -> Kernel:
     problem = EdgeSums(dtype, idtype, weighted, mean)
-    return compiled_by(SumLoops(feat), problem, _target())
-
-
-@cache
-def _target() -> Target:
-    return target_of(torch.device("cpu"))
+    return compiled_by(SumLoops(feat), problem, target_of(CPU))
 
 
 class _Sum(torch.autograd.Function):

@@ -212,38 +212,25 @@ def _run_chunks(relations: Relations, edges: bool, arrays: dict[str, Tensor]) ->
     """Run the kernel for one of the gradients."""
     rows, chunks = relations.by_target, relations.by_target.chunks
     (blocks, feat_in), feat = arrays["x"].shape[1:], arrays["grad"].shape[-1]
-    threads, options = default_threads(), (edges, DTYPES[arrays["x"].dtype], "a" in arrays)
-    kernel = rows.derived(
-        ("chunks", threads, blocks, feat_in, feat, *options),
-        lambda of: _kernel_of_chunks(of, threads, blocks, feat_in, feat, *options),
-    )
+    dtype, weighted, threads = DTYPES[arrays["x"].dtype], "a" in arrays, default_threads()
+
+    def made(rows: RelationRows) -> Kernel:
+        target = target_of(rows.rows.device)
+        problem = RgmsBackward(feat_in, feat, CHUNK, edges, dtype, dtype_name(rows.rows), weighted)
+        # All but whole vectors are powers of two.
+        lanes = min(lanes_of(Rgms(dtype), target), feat_in, feat)
+        vectors = 4 if vector_bits(target) >= 512 else 2  # as there are registers for
+        parallel = pays(threads, len(rows.rows) * blocks * feat_in * feat)
+        parts = threads * BLOCKS_PER_THREAD if parallel else 0
+        return compiled_by(ChunkTiles(lanes, vectors=vectors, blocks=parts), problem, target)
+
+    key = "chunks", threads, blocks, feat_in, feat, edges, dtype, weighted
     index = {"piece_ptr": chunks.piece_ptr, "chunk_ptr": chunks.chunk_ptr, "rows": rows.rows}
     index |= {"indptr": rows.indptr, "indices": rows.indices, "relation": chunks.relation}
     sizes = {"pieces": len(chunks.relation), "chunks": len(chunks.chunk_ptr) - 1}
     sizes |= {"nnz_rows": len(rows.rows), "nnz": relations.edges, "m": relations.m}
     sizes |= {"n": relations.n, "relations": relations.count, "blocks": blocks}
-    launch(kernel, {**arrays, **index, **sizes})
-
-
-def _kernel_of_chunks(
-    rows: RelationRows,
-    threads: int,
-    blocks: int,
-    feat_in: int,
-    feat: int,
-    edges: bool,
-    dtype: str,
-    weighted: bool,
-) -> Kernel:
-    target = target_of(rows.rows.device)
-    problem = RgmsBackward(feat_in, feat, CHUNK, edges, dtype, dtype_name(rows.rows), weighted)
-    # All but whole vectors are powers of two.
-    lanes = min(lanes_of(Rgms(dtype), target), feat_in, feat)
-    vectors = 4 if vector_bits(target) >= 512 else 2  # as there are registers for
-    parallel = pays(threads, len(rows.rows) * blocks * feat_in * feat)
-    parts = threads * BLOCKS_PER_THREAD if parallel else 0
-    config = ChunkTiles(lanes, vectors=vectors, blocks=parts)
-    return compiled_by(config, problem, target)
+    launch(rows.derived(key, made), {**arrays, **index, **sizes})
 
 
 def _is_gpu(x: Tensor) -> bool:
