@@ -14,9 +14,8 @@ import scipy.sparse
 
 from sparsetir.data.matrix_files import read_market, read_saved
 from sparsetir.formats.pattern import Pattern
-from sparsetir.runtime.arrays import is_array, is_torch
+from sparsetir.runtime.arrays import hidden, is_array, is_torch
 from sparsetir.runtime.file_errors import GraphError, as_path, printable, reading
-from sparsetir.runtime.readable import hidden
 from sparsetir.runtime.refusals import wrong
 from sparsetir.sparse_ir.errors import StructureError
 from sparsetir.sparse_ir.index_arrays import check_indptr, check_range, index_type

@@ -20,6 +20,8 @@ from sparsetir.runtime.arrays import (
     LEAST_BYTES,
     at_cache_line,
     check_alignment,
+    check_memory,
+    count_writes,
     dtype_name,
     empty,
     empty_like,
@@ -34,7 +36,6 @@ from sparsetir.runtime.arrays import (
     to_numpy,
 )
 from sparsetir.runtime.kernel import WRITTEN, Kernel
-from sparsetir.runtime.readable import check_memory, count_writes
 from sparsetir.runtime.refusals import wrong
 from sparsetir.schedules.operators.problems import Problem
 from sparsetir.schedules.passes.launches import count_launches
@@ -168,7 +169,6 @@ class Plan:
         self._gathered = self._place["b"] if often else -1
         self._args: list[Any] = [None] * len(signature.passed)
         self._for_values: Any = None
-        self._arranged_each = self.arranges_values or self._unpacked != config
         if self._unpacked != config:  # made when it is first wanted
             self._for_values = cache(lambda: Plan(wanted, self._unpacked, self.chosen_by))
         self.needs_values: bool = "a" in self._shapes and values is None
@@ -190,7 +190,8 @@ class Plan:
         self._direct = [self._place[n] for n in self._operands] if direct else []
         self._values_at = self._place_of_values() if direct else -1
         fixed = "a" not in self._shapes or self._values_at >= 0
-        self.repeats: bool = direct and not self._nothing and fixed and not self._arranged_each
+        # Values that are arranged have no place.
+        self.repeats: bool = direct and not self._nothing and fixed and self._for_values is None
         if "a" in self._shapes and values is not None:
             values = np.broadcast_to(values, self._shapes["a"])
             own = empty(self._shapes["a"], self._values_dtype)  # a copy, as the pattern is
@@ -422,14 +423,10 @@ class Plan:
 
     def _refuse_overlap(self, out: object, operands: tuple[object, ...], values: object) -> None:
         """Raise where the result shares memory with what is read."""
-        for name, array in zip(self._operands, operands, strict=True):
-            if self._overlaps(out, array):
-                raise ValueError(f"{self.op}: argument 'out' shares memory with '{name}'")
-        if values is not None and self._overlaps(out, values):
-            raise ValueError(f"{self.op}: argument 'out' shares memory with the values")
-
-    def _overlaps(self, out: object, array: object) -> bool:
-        return overlap(out, array, self._out_bytes, self._bytes)
+        arrays = {f"'{name}'": x for name, x in zip(self._operands, operands, strict=True)}
+        for said, array in {**arrays, "the values": values}.items():
+            if array is not None and overlap(out, array, self._out_bytes, self._bytes):
+                raise ValueError(f"{self.op}: argument 'out' shares memory with {said}")
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("Plan: cannot be pickled; pickle the matrix and plan again")

@@ -12,6 +12,7 @@ from tvm.target import Target
 from sparsetir.runtime.arrays import (
     device_name,
     dtype_name,
+    hidden,
     is_array,
     is_contiguous,
     is_read_only,
@@ -20,7 +21,6 @@ from sparsetir.runtime.arrays import (
     spans_meet,
     strides,
 )
-from sparsetir.runtime.readable import hidden
 from sparsetir.runtime.signature import Signature
 from sparsetir.sparse_ir.promises import check_promises
 

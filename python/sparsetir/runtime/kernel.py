@@ -12,10 +12,18 @@ import tvm
 
 from sparsetir.runtime import pool
 from sparsetir.runtime.arguments import PENDING, Arguments
-from sparsetir.runtime.arrays import is_array, is_read_only, placed, plain_view, reference, to_numpy
+from sparsetir.runtime.arrays import (
+    check_memory,
+    count_writes,
+    is_array,
+    is_read_only,
+    placed,
+    plain_view,
+    reference,
+    to_numpy,
+)
 from sparsetir.runtime.file_errors import as_path
 from sparsetir.runtime.kernel_file import write_library
-from sparsetir.runtime.readable import check_memory, count_writes
 from sparsetir.runtime.signature import Signature
 from sparsetir.runtime.targets import allowed, features_needed, refusing
 from sparsetir.schedules.default import assumed_machine
