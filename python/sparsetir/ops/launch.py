@@ -57,7 +57,7 @@ def call_plan(run: Plan, operands: Sequence[Tensor], values: Tensor | None) -> T
     plain = [plain_tensor(x) for x in operands]
     values = None if values is None else plain_tensor(values)
     with nullcontext() if plain[0].is_cpu else _on(plain[0].device):
-        out = run.repeat(plain, values) if run.repeats else None
+        out = run.repeat(plain, values)
         return run(*plain, values=values) if out is None else out
 
 

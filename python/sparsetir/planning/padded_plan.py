@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sparsetir.planning.request import Request
@@ -39,6 +39,12 @@ class _Copying(Plan):
         values = None if values is None else self._taken("a", values)
         return self._gave(super().__call__(*taken, out=own, values=values), out)
 
+    def repeat(self, operands: Sequence[object], values: object = None) -> Any:
+        """As of :class:`Plan`."""
+        taken = [self._taken(n, x) for n, x in zip(self._operands, operands, strict=True)]
+        found = super().repeat(taken, None if values is None else self._taken("a", values))
+        return None if found is None else self._gave(found, None)
+
     def _taken(self, name: str, array: Any) -> object:
         """An array as the kernel takes it."""
         raise NotImplementedError
@@ -53,7 +59,7 @@ class PaddedPlan(_Copying):
 
     def __init__(self, wanted: Request, whole: Request, config: Config, chosen_by: str) -> None:
         super().__init__(whole, config, chosen_by)
-        self.feat, self._given, self.repeats = wanted.feat, wanted.shapes, False
+        self.feat, self._given = wanted.feat, wanted.shapes
 
     def _taken(self, name: str, array: Any) -> object:
         return with_zeros(array, self._shapes[name])

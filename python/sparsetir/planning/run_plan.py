@@ -343,31 +343,33 @@ class Plan:
         return out
 
     def repeat(self, operands: Sequence[Any], values: Any = None) -> Any:
-        """Run on torch tensors, into a new result.
-
-        Of a plan that `repeats`: its kernel takes arrays as they are given.
+        """Run unchecked on torch tensors that fit, into a new result.
 
         Parameters
         ----------
         operands, values
-            As for a call.
+            As for a call; contiguous, unless the plan `repeats`.
 
         Returns
         -------
         Tensor or None
-            None where TVM refuses the tensors; a kernel that fails raises.
+            None where TVM refuses the tensors, or they must be arranged; a kernel that fails
+            raises.
         """
         args, first = self._args.copy(), operands[0]
-        args[self._direct[0]] = first
-        if self._count > 1:
-            args[self._direct[1]] = operands[1]
-        if values is not None:
-            args[self._values_at] = values
         if self._out_dtype is None and not self._large:
             out = first.new_empty(*self._out_shape)
         else:
             out = self._new_result(first)
-        args[self._out_at] = out
+        if self.repeats:
+            args[self._direct[0]] = first
+            if self._count > 1:
+                args[self._direct[1]] = operands[1]
+            if values is not None:
+                args[self._values_at] = values
+            args[self._out_at] = out
+        elif not self._view_all(args, operands, values, out):
+            return None
         if self._gathered >= 0:
             args[self._gathered] = at_cache_line(args[self._gathered])
         try:
@@ -377,6 +379,21 @@ class Plan:
                 raise
             return None
         return out
+
+    def _view_all(
+        self, args: list[object], operands: Sequence[Any], values: Any, out: object
+    ) -> bool:
+        """Put tensors that fit where the kernel takes them; False where that takes more."""
+        arranged = self.arranges_values or self._for_values is not None
+        if self._nothing or self._scratch or (values is not None and arranged):
+            return False
+        given = dict(zip(self._operands, operands, strict=True), out=out)
+        if values is not None:
+            given |= self._stored.values(A=values)
+        shapes = self._kernel_shapes
+        for name, array in given.items():
+            args[self._place[name]] = array.view(shapes[name]) if name in shapes else array
+        return True
 
     def _values(self, values: Any) -> Mapping[str, Any]:
         """The kernel's arrays of values."""
