@@ -26,7 +26,7 @@ from sparsetir.planning.request import (
 from sparsetir.planning.vocabulary import message
 from sparsetir.records.task import Config
 from sparsetir.runtime import pool
-from sparsetir.runtime.arrays import dtype_name, is_array
+from sparsetir.runtime.arrays import is_array
 from sparsetir.runtime.refusals import wrong
 from sparsetir.schedules.operators.edge_attention import EdgeAttention
 from sparsetir.schedules.operators.edge_softmax import EdgeSoftmax
@@ -115,10 +115,11 @@ def edge_request(
 ) -> Request:
     """See :func:`sparsetir.planning.plan.requested`."""
     operator, given = ALONG.get(op, ALONG["messages"]), feat
-    if op in SOFTMAX:
-        feat, dtype, heads = _of_values(op, feat, common)
-    else:
-        feat, dtype, heads = features_of(op, feat, common)
+    if op in SOFTMAX and not (feat is None or is_array(feat) and len(feat.shape) in (1, 2)):
+        got = tuple(feat.shape) if is_array(feat) else repr(feat)
+        expected = f"None for '{op}', or its operand of 1 dimension, or 2 with heads"
+        raise wrong("plan", "feat", expected, got)
+    feat, dtype, heads = features_of(op, feat, common, vectors=op in SOFTMAX)
     check_counts(feat=feat, heads=heads, **_counts(options))
     if operator.name == "messages":
         options = _of_messages(op, feat, **options)
@@ -163,21 +164,6 @@ def _of_messages(
         expected = f"{feat}" if kind == "copy_e" else f"1 or {feat}"
         raise wrong("plan", "edge_feat", f"{expected}, as 'feat'", f"{edge_feat!r}")
     return {"kind": kind, "reduce": reduce, "edge_feat": edge_feat}
-
-
-def _of_values(op: str, x: Any, common: Common) -> tuple[int, str | None, int | None]:
-    """What the values of a softmax say, where they are given for their number of features."""
-    dtype, heads, _, _ = common
-    if x is None:
-        return 1, dtype, heads
-    if not is_array(x) or len(x.shape) not in (1, 2):
-        got = tuple(x.shape) if is_array(x) else repr(x)
-        raise wrong(
-            "plan", "feat", f"None for '{op}', or its operand of 1 dimension, or 2 with heads", got
-        )
-    if heads is None and len(x.shape) == 2:
-        heads = int(x.shape[1])
-    return 1, dtype or dtype_name(x), heads
 
 
 # -- relations ------------------------------------------------------------------------------------
