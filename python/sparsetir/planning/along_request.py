@@ -120,7 +120,7 @@ def edge_request(
         expected = f"None for '{op}', or its operand of 1 dimension, or 2 with heads"
         raise wrong("plan", "feat", expected, got)
     feat, dtype, heads = features_of(op, feat, common, vectors=op in SOFTMAX)
-    check_counts(feat=feat, heads=heads, **_counts(options))
+    check_counts(**{name: options.get(name) for name in ("edge_feat", "feat_in")})
     if operator.name == "messages":
         options = _of_messages(op, feat, **options)
     scale = options.get("scale")
@@ -144,12 +144,6 @@ def edge_request(
         operator, op, matrix, problem, by_sizes.features, by_sizes.numbers, callers,
         by_sizes.there, common.threads, common.target, ALONG_EDGES,
     )  # fmt: skip
-
-
-def _counts(options: dict[str, object]) -> dict[str, object]:
-    """Options that are numbers of features, where they are given."""
-    names = ("edge_feat", "feat_in")
-    return {n: options[n] for n in names if options.get(n) is not None}
 
 
 def _of_messages(

@@ -15,7 +15,6 @@ from sparsetir.planning.request import (
     Common,
     Request,
     adopted_matrix,
-    check_counts,
     features_of,
     idtype_for,
     refuse_heads_first,
@@ -112,7 +111,6 @@ def matrix_request(
     feat, dtype, heads = features_of(op, feat, common, operator.vectors)
     if out_dtype is not None and not hasattr(operator.problem, "out"):
         raise ValueError(f"plan: argument 'out_dtype': expected None for '{op}', got {out_dtype!r}")
-    check_counts(feat=feat)
     if operator.vectors and feat != 1:
         raise ValueError(f"plan: argument 'feat': expected 1 for '{op}', got {feat}")
     if heads is not None and not operator.takes_heads:
@@ -131,7 +129,7 @@ def matrix_request(
     matrix = found
     refuse_heads_first(op, operand, 2 if operator.vectors else 3, matrix.shape)
     own = str(matrix.dtype) if isinstance(matrix, SparseMatrix) else "float32"
-    m, n, feat = *matrix.shape, int(feat)
+    m, n = matrix.shape
     idtype = idtype_for(m, n, matrix.nnz, feat)
     problem = operator.compiled_for(dtype or own, reduce, heads is not None, idtype, out_dtype)
     threads, target = common.threads, common.target

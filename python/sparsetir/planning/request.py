@@ -339,28 +339,28 @@ def adopted_matrix(
 
 def features_of(
     op: str, feat: Any, common: Common, vectors: bool = False
-) -> tuple[Any, str | None, int | None]:
+) -> tuple[int, str | None, int | None]:
     """The number of features, dtype and heads, of the dense operand where it is given for that.
 
     feat : a number; or the operand, whose dtype and heads are taken where none are given
     vectors : whether operands have no dimension of features, and need no number
     """
     dtype, heads, _, _ = common
-    if feat is None:
-        if vectors:
-            return 1, dtype, heads
+    if feat is None and not vectors:
         expected = f"the number of features for '{op}', or the dense operand, which has it"
         raise wrong("plan", "feat", expected, "None", TypeError)
-    if not is_array(feat) or not len(feat.shape):
-        return feat, dtype, heads
-    least = 1 if vectors else 2
-    if len(feat.shape) not in (least, least + 1):
-        expected = f"a number, or an operand of {least} dimensions, or {least + 1} with heads"
-        raise wrong("plan", "feat", expected, f"shape {tuple(feat.shape)}")
-    if heads is None and len(feat.shape) > least:
-        heads = int(feat.shape[1])
-    check_counts(heads=heads)
-    return 1 if vectors else int(feat.shape[-1]), dtype or dtype_name(feat), heads
+    feat = 1 if feat is None else feat
+    if is_array(feat) and len(feat.shape):
+        least = 1 if vectors else 2
+        if len(feat.shape) not in (least, least + 1):
+            expected = f"a number, or an operand of {least} dimensions, or {least + 1} with heads"
+            raise wrong("plan", "feat", expected, f"shape {tuple(feat.shape)}")
+        dtype = dtype or dtype_name(feat)
+        if heads is None and len(feat.shape) > least:
+            heads = int(feat.shape[1])
+        feat = 1 if vectors else int(feat.shape[-1])
+    check_counts(feat=feat, heads=heads)
+    return int(feat), dtype, heads
 
 
 def refuse_heads_first(op: str, given: Any, dims: int, rows: Container[int]) -> None:
@@ -380,9 +380,9 @@ def check_dtypes(**dtypes: object) -> None:
 
 
 def check_counts(**counts: object) -> None:
-    """Raise for what is no number from 1 on; None is fine for all but features."""
+    """Raise for what is no number from 1 on; None is fine for all but 'feat'."""
     for name, value in counts.items():
-        if value is None and not name.startswith("feat"):
+        if value is None and name != "feat":
             continue
         if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
             raise ValueError(f"plan: argument '{name}': expected 1 or more, got {value!r}")
