@@ -31,20 +31,18 @@ MESSAGES = {
 EDGE_OPS = ("copy_lhs", "copy_rhs", *BINARY, "dot")
 
 
-def reduction(
-    who: str, name: object, among: Iterable[str] = REDUCTIONS, argument: str = "reduce"
-) -> str:
+def reduction(who: str, name: object, among: Iterable[str] = REDUCTIONS) -> str:
     """The one of `REDUCTIONS` that a name means.
 
-    who, argument : the function and its argument, as errors name them
+    who : the function, as errors name it
     among : those that it has
 
     Raises ValueError for other names.
     """
     found = REDUCTION_NAMES.get(name) if isinstance(name, str) else None
     if found is None or found not in among:
-        known = [name for name, kind in REDUCTION_NAMES.items() if kind in among]
-        raise ValueError(f"{who}: argument '{argument}': expected {', '.join(known)}, got {name!r}")
+        known = ", ".join(name for name, kind in REDUCTION_NAMES.items() if kind in among)
+        raise wrong(who, "reduce", known, f"{name!r}")
     return found
 
 
