@@ -47,7 +47,7 @@ def plans(A):
     """The configs that products with a tensor have had."""
     operand = ops.resolve(A)
     structure = ops.structure_of(*operand[:2], operand.n)
-    kept = [structure, *([structure._transposed] if structure._transposed else [])]
+    kept = [structure, *(x for x in (structure.made.get("transposed"),) if x is not None)]
     return [p.plan.config for s in kept for key, p in s._plans.items() if len(key) == 6]
 
 
