@@ -13,6 +13,7 @@ import torch
 from functorch.compile import default_partition, make_boxed_func
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
+from torch._functorch import config as functorch_config
 
 from sparsetir.graph.operator import PROGRAMS, Region, region
 from sparsetir.graph.prelude import Prelude, Test, copy_results, following, is_of_edges, split
@@ -73,6 +74,18 @@ def backend(
         which takes some per cent less in an epoch and several times as long to compile
     """
     return Backend()(module, inputs, options)
+
+
+def at_once(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    """:func:`backend` for who may do without it: what cannot be compiled fails in the first call,
+    not in a backward pass later, and so does what has no region."""
+    about, lowering = Graph(), {"force_non_lazy_backward_lowering": True}
+    known = hasattr(functorch_config, *lowering)
+    with functorch_config.patch(lowering if known else {}):
+        run = compile_graph(module, inputs, about, REST)
+    if not about.found:
+        raise ValueError("no region is found")
+    return run
 
 
 def _rest_of(options: Mapping[str, Any]) -> str:
