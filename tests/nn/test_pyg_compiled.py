@@ -202,8 +202,14 @@ def test_what_has_no_region_is_left(graphs):
     assert set(graphs) == {0}
 
 
-def test_autocast_and_transforms_are_left(graphs):
-    layer, (x, edge_index) = Own(FEATURES, 8), given()
+def test_autocast_transforms_and_global_hooks_are_left(graphs):
+    layer, (x, edge_index), seen = Own(FEATURES, 8), given(), []
+    hook = torch.nn.modules.module.register_module_forward_hook(lambda *args: seen.append(args[0]))
+    try:
+        check_values(layer, x, edge_index, W)
+    finally:
+        hook.remove()
+    assert seen.count(layer) == 2
     with accelerate(compile_from=0):
         with torch.autocast("cpu", torch.bfloat16):
             layer(x, edge_index, W)

@@ -130,6 +130,7 @@ class _Patches:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._users: list[int | None] = []  # of each, from how many edges on layers are compiled
+        self._compile_from: int | None = None  # of the last one
         self._replaced: list[tuple[Any, str, Any, Any]] = []
 
     def begin(self, compile_from: int | None) -> None:
@@ -143,11 +144,13 @@ class _Patches:
                     self._restore()
                     raise
             self._users.append(compile_from)
+            self._compile_from = compile_from
 
     def end(self, compile_from: int | None) -> None:
         """One user less; after the last one PyG is as it was."""
         with self._lock:
             self._users.remove(compile_from)
+            self._compile_from = self._users[-1] if self._users else None
             if not self._users:
                 self._restore()
 
@@ -204,8 +207,7 @@ class _Patches:
         def new(layer: Any, *args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling():
                 return old(layer, *args, **kwargs)
-            users = self._users
-            least = users[-1] if users else None
+            least = self._compile_from
             if least is None or most_edges((*args, kwargs)) < least or _is_product(layer):
                 return old(layer, *args, **kwargs)
             return run_layer(layer, old, args, kwargs)

@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.lazy import is_lazy
+from torch.nn.modules.module import _has_any_global_hook
 
 from sparsetir.ops.registry import is_transformed
 
@@ -80,6 +81,7 @@ def _is_usual(layer: Any) -> bool:
     """Whether a layer and torch are in a state in which graphs are what PyG would do."""
     return (
         not any(getattr(layer, name) for name in (*HOOKS, *OF_MODULES))
+        and not _has_any_global_hook()
         and not layer.explain
         and layer._compiled_call_impl is None
         and vars(layer).keys().isdisjoint(OWN)
