@@ -14,8 +14,8 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.lazy import is_lazy
 from torch.nn.modules.module import _has_any_global_hook
+from torch.nn.parameter import is_lazy
 
 from sparsetir.ops.registry import is_transformed
 
