@@ -5,6 +5,7 @@ import threading
 
 import pytest
 import torch
+import torch.utils.checkpoint
 
 from sparsetir.graph import backend
 from sparsetir.nn import accelerate, pyg_compiled
@@ -241,6 +242,37 @@ def test_a_backend_that_fails_is_left(monkeypatch):
         calls = len(tried)
         check(layer, *args)  # which is not tried again
     assert len(tried) == calls == 3
+
+
+def test_backward_twice_and_writes_to_results(graphs):
+    layer, args = Own(FEATURES, 8), (*given(), W)
+    found = []
+    for least in (None, 0):
+        with accelerate(compile_from=least):
+            layer.zero_grad()
+            out = layer(*args)
+            out.relu_()
+            for _ in range(2):
+                out.sum().backward(retain_graph=True)
+            layer(*args).zero_()
+            found.append([layer(*args), *(p.grad.clone() for p in layer.parameters())])
+    assert len(graphs) == 1
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+
+
+def test_checkpoints(graphs):
+    layer, (x, edge_index) = Own(FEATURES, 8), given()
+
+    def call(x):
+        out = torch.utils.checkpoint.checkpoint(layer, x, edge_index, W, use_reentrant=False)
+        return out.relu()
+
+    expected = gradients(call, layer, x)
+    with accelerate(compile_from=0):
+        for _ in range(2):
+            found = gradients(call, layer, x)
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert len(graphs) == 1
 
 
 def test_errors_are_those_of_pyg(graphs):

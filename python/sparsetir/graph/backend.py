@@ -14,6 +14,7 @@ from functorch.compile import default_partition, make_boxed_func
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import config as functorch_config
+from torch._guards import TracingContext
 
 from sparsetir.graph.calls import Call
 from sparsetir.graph.operator import PROGRAMS, Region, region
@@ -147,6 +148,10 @@ def compile_graph(
         return run
 
     def forward(graph: fx.GraphModule, _: Any) -> Any:
+        context = TracingContext.try_get()
+        if context is not None and context.fw_metadata is not None:
+            # Backward writes to nothing that it is given, so it may run twice.
+            context.fw_metadata.bw_donated_idxs = []
         return _runner(graph, about, lambda node: node.name in of_edges, direct("forward"))
 
     def backward(graph: fx.GraphModule, _: Any) -> Any:

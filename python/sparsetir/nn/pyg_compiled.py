@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch._dynamo import exc
 from torch.nn.modules.module import _has_any_global_hook
 from torch.nn.parameter import is_lazy
 
@@ -33,8 +34,15 @@ OF_MODULES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backw
 _number = itertools.count()
 # Of a class by what its layers' graphs depend on. Layers that are alike have one function.
 _functions: WeakKeyDictionary[type, dict[Hashable, Run]] = WeakKeyDictionary()
-# Of a layer by mode; None where that is left to PyG.
-_of_layers: WeakKeyDictionary[nn.Module, dict[Hashable, Run | None]] = WeakKeyDictionary()
+# What torch raises for what it does not trace or compile. Once a layer has run, others are for the
+# caller: checkpoints end calls by one.
+NOT_COMPILED = (
+    exc.TorchDynamoException, getattr(exc, "FailOnRecompileLimitHit", exc.TorchDynamoException),
+)  # fmt: skip
+Failures = type[Exception] | tuple[type[Exception], ...]
+# Of a layer by mode, and what it may raise; None where it is left to PyG.
+_of_layers: WeakKeyDictionary[nn.Module, dict[Hashable, tuple[Run, Failures] | None]]
+_of_layers = WeakKeyDictionary()
 
 
 def most_edges(args: Iterable[Any]) -> int:
@@ -65,12 +73,15 @@ def run_layer(
     if mode not in of_layer:
         if any(map(is_lazy, layer.parameters())):  # which its first call makes
             return old(layer, *args, **kwargs)
-        of_layer[mode] = _function(layer, mode) if _is_alone(layer) else None
-    run = of_layer[mode]
-    if run is not None:
+        of_layer[mode] = (_function(layer, mode), Exception) if _is_alone(layer) else None
+    known = of_layer[mode]
+    if known is not None:
+        run, failures = known
         try:
-            return run(layer, args, kwargs)
-        except Exception:  # torch does not trace or compile it, or these arguments are wrong
+            found = run(layer, args, kwargs)
+            of_layer[mode] = run, NOT_COMPILED
+            return found
+        except failures:  # or these arguments are wrong
             pass
     found = old(layer, *args, **kwargs)  # which says what is wrong
     of_layer[mode] = None
