@@ -13,7 +13,10 @@ import torch
 from functorch.compile import default_partition, make_boxed_func
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
+from torch._functorch import config as functorch_config
+from torch._guards import TracingContext
 
+from sparsetir.graph.calls import Call
 from sparsetir.graph.operator import PROGRAMS, Region, region
 from sparsetir.graph.prelude import Prelude, Test, copy_results, following, is_of_edges, split
 from sparsetir.graph.products import take_products
@@ -33,6 +36,7 @@ class Graph:
 
     found, left : regions, and gathers and reductions that are none, with reasons
     preludes : what follows from the edges alone
+    calls : of its regions, which are noted where it is not None
     rest : of each direction that has run, why Inductor does not run what is no region, "" if it
         does
     """
@@ -40,17 +44,33 @@ class Graph:
     found: list[Found] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
     preludes: list[Prelude] = field(default_factory=list)
+    calls: list[Call] | None = None
     rest: dict[str, str] = field(default_factory=dict)
+
+    def call(self, number: int) -> Call:
+        """The call of a region, by its number in :attr:`found`, as `sparsetir.tune` takes it.
+
+        Raises ValueError for one that was not run.
+        """
+        programs = [found.program for found in self.found]
+        # Of regions that have one program the first runs first.
+        before = programs[:number].count(programs[number])
+        same = [call for call in self.calls or () if call.program == programs[number]]
+        if len(same) <= before:
+            raise ValueError(f"call: argument 'number': expected a region that ran, got {number}")
+        return same[before]
 
 
 class Backend:
     """A backend of torch.compile that keeps its graphs.
 
+    noted : whether calls of regions are noted
     graphs : that were compiled, in order
     """
 
-    def __init__(self) -> None:
+    def __init__(self, noted: bool = False) -> None:
         self.graphs: list[Graph] = []
+        self._noted = noted
         self.__name__ = "sparsetir"
 
     def __call__(
@@ -59,7 +79,7 @@ class Backend:
         inputs: Sequence[Any],
         options: Mapping[str, Any] = MappingProxyType({}),
     ) -> Callable[..., Any]:
-        about = Graph()
+        about = Graph(calls=[] if self._noted else None)
         self.graphs.append(about)
         return compile_graph(module, inputs, about, _rest_of(options))
 
@@ -73,6 +93,18 @@ def backend(
         which takes some per cent less in an epoch and several times as long to compile
     """
     return Backend()(module, inputs, options)
+
+
+def at_once(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    """:func:`backend` for who may do without it: what cannot be compiled fails in the first call,
+    not in a backward pass later, and so does what has no region."""
+    about, lowering = Graph(), {"force_non_lazy_backward_lowering": True}
+    known = hasattr(functorch_config, *lowering)
+    with functorch_config.patch(lowering if known else {}):
+        run = compile_graph(module, inputs, about, REST)
+    if not about.found:
+        raise ValueError("no region is found")
+    return run
 
 
 def _rest_of(options: Mapping[str, Any]) -> str:
@@ -108,14 +140,18 @@ def compile_graph(
     def direct(direction: str) -> Callable[[fx.GraphModule], Run]:
         def run(graph: fx.GraphModule) -> Run:
             if rest == "eager":
-                return make_boxed_func(_direct(graph).forward)
+                return make_boxed_func(_direct(graph, about.calls).forward)
             whole = copy.deepcopy(graph)
-            other = make_boxed_func(_direct(graph).forward)
+            other = make_boxed_func(_direct(graph, about.calls).forward)
             return Rest(whole, other, partial(about.rest.__setitem__, direction))
 
         return run
 
     def forward(graph: fx.GraphModule, _: Any) -> Any:
+        context = TracingContext.try_get()
+        if context is not None and context.fw_metadata is not None:
+            # Backward writes to nothing that it is given, so it may run twice.
+            context.fw_metadata.bw_donated_idxs = []
         return _runner(graph, about, lambda node: node.name in of_edges, direct("forward"))
 
     def backward(graph: fx.GraphModule, _: Any) -> Any:
@@ -174,13 +210,16 @@ def _boxed(run: Run) -> Run:
     return run
 
 
-def _direct(graph: fx.GraphModule) -> fx.GraphModule:
-    """The graph with calls of regions that torch's dispatcher does not see."""
+def _direct(graph: fx.GraphModule, calls: list[Call] | None) -> fx.GraphModule:
+    """The graph with calls of regions that torch's dispatcher does not see.
+
+    calls : are noted there
+    """
     reuse_memory(graph.graph)
     take_products(graph.graph)
     for node in graph.graph.nodes:
         if node.target is region:
             number, *rest = node.args
-            node.target, node.args = Region(PROGRAMS[number]), tuple(rest)
+            node.target, node.args = Region(PROGRAMS[number], calls), tuple(rest)
     graph.recompile()
     return graph

@@ -20,6 +20,8 @@ class Explanation:
     ----------
     graphs : list of Graph
         Of torch's, in the order in which they were compiled; more than one where the model breaks.
+        `call(number)` of one is a region with its arguments: `sparsetir.tune(call.function,
+        call.arguments)` records a schedule for models that are compiled later, on the same edges.
     """
 
     def __init__(self, graphs: list[Graph]) -> None:
@@ -74,7 +76,7 @@ def explain(model: Any, *inputs: Any, **options: Any) -> Explanation:
     --------
     >>> print(sparsetir.explain(model, x, edge_index))  # doctest: +SKIP
     """
-    backend = Backend()
+    backend = Backend(noted=True)
     run = copy.deepcopy(model) if isinstance(model, torch.nn.Module) else model
     out = torch.compile(run, backend=backend)(*inputs, **options)
     results = [x for x in tree_leaves(out) if isinstance(x, Tensor)]

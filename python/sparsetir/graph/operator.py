@@ -11,6 +11,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
+from sparsetir.graph.calls import Call, recorded_kernel
 from sparsetir.graph.orders import arranged, check, order_of, places_between, range_of
 from sparsetir.graph.programs import GIVEN, Program
 from sparsetir.ops.cache import is_private
@@ -44,10 +45,11 @@ def called(program: int) -> tuple[int, Region]:
 class _Prepared(NamedTuple):
     """What a kernel takes of indices.
 
-    kernel : and the arrays and sizes that it takes of them, by name
+    kernel : the default one, and the arrays and sizes that it takes of them, by name
     ranges : of the other indices
     moved : operands of edges that are brought in the order of the rows before, and how
-    passed : all that it takes, in order, by the shapes of operands, which are None
+    passed : by the shapes of operands the kernel, and all that it takes, in order
+    aligned : of each operand whether it has the edges in the order of the rows
     places : of the result among the given edges, None where these have the same order
     alone : nodes without edges, of extrema
     """
@@ -56,7 +58,8 @@ class _Prepared(NamedTuple):
     arrays: dict[str, Any]
     ranges: list[tuple[int, int]]
     moved: dict[int, Tensor]
-    passed: dict[Any, list[Any]]
+    passed: dict[Any, tuple[Kernel, list[Any]]]
+    aligned: tuple[bool, ...]
     places: Tensor | None
     alone: Tensor | None
 
@@ -91,14 +94,17 @@ def _prepare(
         kernel = kernels[key] = program.kernel(key)
     extremum = program.reduce in ("max", "min")
     alone = order.without_edges(m) if extremum else None
-    return _Prepared(kernel, arrays, ranges, moved, {}, order.places, alone)
+    return _Prepared(kernel, arrays, ranges, moved, {}, key, order.places, alone)
 
 
 class Region:
-    """A region, with what was prepared for the indices that it was last called with."""
+    """A region, with what was prepared for the indices that it was last called with.
 
-    def __init__(self, program: Program) -> None:
-        self.program = program
+    calls : where it is told of calls, whose shapes or indices are new
+    """
+
+    def __init__(self, program: Program, calls: list[Call] | None = None) -> None:
+        self.program, self.calls = program, calls
         self.__name__ = "region"  # which graphs of torch want of functions
         self._last: tuple[Any, int, _Prepared] | None = None
         self._kernels: dict[Any, Kernel] = {}
@@ -131,12 +137,13 @@ class Region:
             return out.zero_()
         prepared = self._prepared(indices, m)
         key = tuple(shape), *(x.shape for x in operands)
-        passed = prepared.passed.get(key)
-        if passed is None:
-            passed = prepared.passed[key] = self._passed(prepared, operands, indices, shape)
+        found = prepared.passed.get(key)
         arrays = [self._plain(prepared, n, x, indices) for n, x in enumerate(operands)]
         arrays.append(out)
-        prepared.kernel.run_unchecked([arrays[x.of] if type(x) is _Of else x for x in passed])
+        if found is None:
+            found = prepared.passed[key] = self._passed(prepared, operands, arrays)
+        kernel, passed = found
+        kernel.run_unchecked([arrays[x.of] if type(x) is _Of else x for x in passed])
         if prepared.alone is not None:
             out.index_fill_(0, prepared.alone, 0.0)
         if given and prepared.places is not None and self.program.reduce is None:
@@ -162,9 +169,12 @@ class Region:
         return x
 
     def _passed(
-        self, prepared: _Prepared, operands: list[Tensor], indices: list[Tensor], shape: list[int]
-    ) -> list[Any]:
-        """All that the kernel takes, in order; :class:`_Of` for operands and the result."""
+        self, prepared: _Prepared, operands: list[Tensor], arrays: list[Tensor]
+    ) -> tuple[Kernel, list[Any]]:
+        """The kernel, by a record if there is one, and all that it takes, in order.
+
+        arrays : the operands as it takes them, and the result; :class:`_Of` in what it takes
+        """
         named = dict(prepared.arrays)
         program = self.program
         for x, operand in zip(operands, program.operands, strict=True):
@@ -176,13 +186,21 @@ class Region:
                 named[f"n{operand.number}"] = len(x)
                 check(prepared.ranges[operand.number], len(x))
         named |= {
-            f"d{a}": s for s, a in zip(shape[1:], program.result, strict=True) if a is not None
+            f"d{a}": s
+            for s, a in zip(arrays[-1].shape[1:], program.result, strict=True)
+            if a is not None
         }
-        kernel = prepared.kernel
+        names = [*(f"x{n}" for n in range(len(operands))), "out"]
+        shapes = {name: tuple(x.shape) for name, x in zip(names, arrays, strict=True)}
+        taken = prepared.kernel.signature.names
+        call = Call(program, prepared.aligned, taken, dict(named), shapes)
+        if self.calls is not None:
+            self.calls.append(call)
+        kernel = recorded_kernel(call) or prepared.kernel
         if kernel.computed:
             named |= kernel.compute(named)
-        named |= {f"x{n}": _Of(n) for n in range(len(operands))} | {"out": _Of(len(operands))}
-        return [named[name] for name in kernel.signature.passed]
+        named |= {name: _Of(n) for n, name in enumerate(names)}
+        return kernel, [named[name] for name in kernel.signature.passed]
 
 
 class _Of(NamedTuple):

@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from tvm.error import DiagnosticError
 
 from sparsetir.planning.compiled import compiled
+from sparsetir.records.task import Config
 from sparsetir.runtime.file_errors import first_line
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.pipeline import lower
 from sparsetir.runtime.targets import resolve_target
+from sparsetir.schedules.search import program_space
 from sparsetir.sparse_ir.script.parser import from_source
 
 NAME = "region"
@@ -162,10 +164,17 @@ class Program:
             return first_line(error)
         return ""
 
-    def kernel(self, aligned: tuple[bool, ...]) -> Kernel:
-        """Of :meth:`text`, compiled when it is first wanted; trusts its index arrays."""
+    def kernel(self, aligned: tuple[bool, ...], config: Config | None = None) -> Kernel:
+        """Of :meth:`text`, compiled when it is first wanted; trusts its index arrays.
+
+        config : choices that a search found, by default those of the default schedule
+        """
         text, target = self.text(aligned), resolve_target("llvm")
-        return compiled((NAME, text), target, lambda: lower(from_source(text), target=target))
+        schedule = program_space.apply if config else None
+        return compiled(
+            (NAME, text, config or None), target,
+            lambda: lower(from_source(text), schedule, config or None, target),
+        )  # fmt: skip
 
 
 def features(axes: Sequence[int | None]) -> list[tuple[str, str]]:

@@ -15,16 +15,20 @@ import torch
 from torch import Tensor
 
 from sparsetir.nn.graph import remembered
+from sparsetir.nn.pyg_compiled import HOOKS, most_edges, run_layer
 from sparsetir.ops.cache import is_private, private
 from sparsetir.ops.functional import spmm
 from sparsetir.ops.registry import is_transformed
+from sparsetir.runtime.refusals import wrong
 
 SIMPLE_MESSAGE = {"x_j", "edge_weight"}
-HOOKS = ("propagate", "message", "aggregate", "message_and_aggregate")
+# Of a call, from which on a layer is compiled: a hundred epochs make up for some seconds.
+EDGES = 50_000
+MISSING = object()
 METHODS = ("message", "aggregate", "message_and_aggregate", "update")
 # What is asked of a layer, part of it private: another PyG may have it under other names.
 NEEDED = (
-    *METHODS, *(f"_{name}_forward{pre}_hooks" for name in HOOKS for pre in ("", "_pre")),
+    *METHODS, *HOOKS,
     "_set_jittable_templates", "propagate", "fuse", "flow", "decomposed_layers", "explain",
     "inspector.get_param_names",
 )  # fmt: skip
@@ -47,15 +51,21 @@ class EdgeAdjacency:
 
 
 class accelerate(AbstractContextManager["accelerate"]):
-    """Make layers of PyG use our sparse products, from now on until `undo()` or the end of `with`.
+    """Make layers of PyG run on our kernels, from now on until `undo()` or the end of `with`.
 
     Taken over are `torch_geometric.utils.spmm`, which layers with a sparse adjacency matrix come
     to; and for edges as a (2, E) tensor the layers whose messages are features of neighbours, with
     or without a weight, and which know how to be a sparse product themselves: `GCNConv`,
     `SAGEConv`, `GINConv`, `GraphConv`, `APPNP`, `SGConv`, `TAGConv`, `LGConv` and others. The
     normalised edges of GCN and its kin (`gcn_norm`) are kept for edges and weights that are as they
-    were; not for weights that need gradients. What else there is stays as it is: other messages,
-    layers with hooks or under explanation.
+    were; not for weights that need gradients.
+
+    Other layers (`GATConv`, `TransformerConv`, `RGCNConv`, a `MessagePassing` of one's own) are
+    compiled as by `torch.compile(backend="sparsetir")`, one by one, in their first call with many
+    edges, which takes seconds; again in evaluation, and for the second graph of another size. They
+    have no second derivatives. What torch cannot trace as one graph without reductions of edges
+    stays as it is, and so do layers with hooks or under explanation, sparse matrices, `EdgeIndex`,
+    types other than float32, autocast, and what is in a compiled model already.
 
     It applies to all threads, may be nested, and may be entered again after its end::
 
@@ -66,6 +76,12 @@ class accelerate(AbstractContextManager["accelerate"]):
         ...
         patch.undo()
 
+    Parameters
+    ----------
+    compile_from : int, optional
+        Edges of a call from which on a layer is compiled; None for never. What is small gains
+        little, or loses. Of nested ones the innermost counts.
+
     Raises
     ------
     ImportError
@@ -74,14 +90,19 @@ class accelerate(AbstractContextManager["accelerate"]):
         For a torch_geometric whose layers lack what is needed; nothing is changed then.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, compile_from: int | None = EDGES) -> None:
+        if compile_from is not None and (
+            isinstance(compile_from, bool) or not isinstance(compile_from, int) or compile_from < 0
+        ):
+            raise wrong("accelerate", "compile_from", "0 or more, or None", f"{compile_from!r}")
+        self._compile_from = compile_from
         self._undone = False
         self._depth = 0
-        _patches.begin()
+        _patches.begin(compile_from)
 
     def __enter__(self) -> accelerate:
         if self._undone:
-            _patches.begin()
+            _patches.begin(self._compile_from)
             self._undone = False
         self._depth += 1
         return self
@@ -90,7 +111,7 @@ class accelerate(AbstractContextManager["accelerate"]):
         """Restore PyG, unless another `accelerate` is still active."""
         if not self._undone:
             self._undone = True
-            _patches.end()
+            _patches.end(self._compile_from)
 
     def __exit__(
         self,
@@ -108,10 +129,11 @@ class _Patches:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._users = 0
+        self._users: list[int | None] = []  # of each, from how many edges on layers are compiled
+        self._compile_from: int | None = None  # of the last one
         self._replaced: list[tuple[Any, str, Any, Any]] = []
 
-    def begin(self) -> None:
+    def begin(self, compile_from: int | None) -> None:
         """One more user; nothing is changed and nobody counted where that fails."""
         with self._lock:
             if not self._users:
@@ -121,29 +143,37 @@ class _Patches:
                 except BaseException:
                     self._restore()
                     raise
-            self._users += 1
+            self._users.append(compile_from)
+            self._compile_from = compile_from
 
-    def end(self) -> None:
+    def end(self, compile_from: int | None) -> None:
         """One user less; after the last one PyG is as it was."""
         with self._lock:
-            self._users -= 1
+            self._users.remove(compile_from)
+            self._compile_from = self._users[-1] if self._users else None
             if not self._users:
                 self._restore()
 
     def _restore(self) -> None:
         for owner, name, old, new in reversed(self._replaced):
             # What somebody else has put there since is theirs to take away.
-            if vars(owner).get(name) is new:
+            if vars(owner).get(name) is not new:
+                continue
+            if old is MISSING:
+                delattr(owner, name)
+            else:
                 setattr(owner, name, old)
         self._replaced.clear()
 
     def _replace(self, owner: Any, name: str, new: Any) -> None:
-        self._replaced.append((owner, name, vars(owner)[name], new))
+        self._replaced.append((owner, name, vars(owner).get(name, MISSING), new))
         setattr(owner, name, new)
 
     def _install(self) -> None:
+        from torch_geometric import backend
         from torch_geometric.nn import MessagePassing
         from torch_geometric.nn.conv.gcn_conv import gcn_norm
+        from torch_geometric.typing import WITH_SEGMM
         from torch_geometric.utils import spmm
 
         # Copies, as another thread may import meanwhile.
@@ -165,6 +195,24 @@ class _Patches:
                     self._wrap_propagate(type(layer))
 
         self._replace(MessagePassing, "_set_jittable_templates", make_and_wrap)
+        self._replace(MessagePassing, "__call__", self._call_of(MessagePassing.__call__))
+        if not WITH_SEGMM and backend.use_segment_matmul is None:
+            # `RGCNConv` asks in each call whether it pays, by numbers that break graphs.
+            self._replace(backend, "use_segment_matmul", False)
+
+    def _call_of(self, old: Callable[..., Any]) -> Callable[..., Any]:
+        """A call of layers, which compiles those that are no product."""
+
+        @functools.wraps(old)
+        def new(layer: Any, *args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return old(layer, *args, **kwargs)
+            least = self._compile_from
+            if least is None or most_edges((*args, kwargs)) < least or _is_product(layer):
+                return old(layer, *args, **kwargs)
+            return run_layer(layer, old, args, kwargs)
+
+        return new
 
     def _wrap_propagate(self, layer: type) -> None:
         own = vars(layer).get("propagate")
@@ -263,14 +311,8 @@ def _propagate_of(old: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 def _is_simple(layer: Any, edge_index: Any, kwargs: dict[str, Any]) -> bool:
     """Whether the layer's messages over these edges are a product with a sparse matrix."""
-    from torch_geometric.nn import MessagePassing
-
-    kind, x = type(layer), kwargs.get("x")
+    x = kwargs.get("x")
     source = x[0] if isinstance(x, tuple) else x
-    names = layer.inspector.get_param_names
-    hooks = (
-        getattr(layer, f"_{name}_forward{pre}_hooks") for name in HOOKS for pre in ("", "_pre")
-    )
     return (
         type(edge_index) is Tensor
         and edge_index.layout is torch.strided
@@ -278,11 +320,22 @@ def _is_simple(layer: Any, edge_index: Any, kwargs: dict[str, Any]) -> bool:
         and source.dim() == 2
         and source.is_floating_point()
         and kwargs.keys() <= {"x", "edge_weight", "size"}
-        and layer.fuse
+        and _is_product(layer)
+        and set(layer.inspector.get_param_names("message_and_aggregate")) <= kwargs.keys()
+    )
+
+
+def _is_product(layer: Any) -> bool:
+    """Whether a layer's messages are features of neighbours, which it knows how to add up."""
+    from torch_geometric.nn import MessagePassing
+
+    kind = type(layer)
+    return (
+        layer.fuse
         and layer.flow == "source_to_target"
         and layer.decomposed_layers == 1
         and not layer.explain
-        and not any(hooks)
+        and not any(getattr(layer, name) for name in HOOKS)
         and vars(layer).keys().isdisjoint(METHODS)
         # Of PyG itself, where the one is known to be the other.
         and all(
@@ -291,6 +344,5 @@ def _is_simple(layer: Any, edge_index: Any, kwargs: dict[str, Any]) -> bool:
         )
         and kind.aggregate is MessagePassing.aggregate
         and kind.update is MessagePassing.update
-        and set(names("message")) <= SIMPLE_MESSAGE
-        and set(names("message_and_aggregate")) <= kwargs.keys()
+        and set(layer.inspector.get_param_names("message")) <= SIMPLE_MESSAGE
     )

@@ -9,14 +9,14 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 from sparsetir.records.fingerprint import Sizes, fingerprint, shape_class
-from sparsetir.records.record import Key
+from sparsetir.records.record import Key, Record
 from sparsetir.records.records import RecordError, Records, default_path
-from sparsetir.records.task import Config, Task
+from sparsetir.records.task import Config, Task, Tunable
 from sparsetir.runtime.file_errors import first_line
 from sparsetir.schedules.operators.problems import CsrPattern
 from sparsetir.schedules.search.configs import from_data
@@ -52,9 +52,12 @@ def recorded_config(task: Task, pattern: Callable[[], CsrPattern] | None = None)
     other way round, where it has none of its own.
     """
     found = recorded_configs(task)
-    if not found:
-        return None
-    data = found.get(fingerprint(task.matrix if pattern is None else pattern()))
+    return _known(found, lambda: fingerprint(task.matrix if pattern is None else pattern()))
+
+
+def _known(found: Mapping[str, Any], fingerprint: Callable[[], str]) -> Config | None:
+    """The config of a pattern, if this version knows it; `fingerprint` is called where any is."""
+    data = found.get(fingerprint()) if found else None
     try:
         return None if data is None else from_data(data)
     except ValueError:
@@ -71,13 +74,34 @@ def by_record(
     make : gives it, of a config
     pattern : as for :func:`recorded_config`
     """
-    config = recorded_config(task, pattern)
+    return _made(recorded_config(task, pattern), make, of_choices)
+
+
+def program_by_record(task: Tunable, like: Hashable, make: Callable[[Config], T]) -> T | None:
+    """As :func:`by_record`, of a program with its arguments.
+
+    like : tells it from all that it is not like, but for the fingerprint; quicker than the key
+    """
+
+    def read(records: Records) -> Mapping[str, object]:
+        return _data(records.best_by_fingerprint(Key.of(task)))
+
+    found = _configs(("program", like), read)
+    return _made(_known(found, lambda: task.identity()["fingerprint"]), make)
+
+
+def _made(
+    config: Config | None,
+    make: Callable[[Config], T],
+    of_choices: Callable[..., Config] | None = None,
+) -> T | None:
+    """See :func:`by_record`."""
     if config is None:
         return None
     try:
         return make(config)
     except Exception as error:
-        warn_of_record(config, error, stacklevel=4)
+        warn_of_record(config, error, stacklevel=5)
         return None
 
 
@@ -94,6 +118,13 @@ def warn_of_record(config: Config, error: Exception, stacklevel: int = 3) -> Non
 
 def recorded_configs(task: Task) -> Mapping[str, Any]:
     """Data of the best configs for what is like the task in all but the fingerprint, by that."""
+    options = (task.reduce, task.heads, task.threads, str(task.target))
+    like = (task.op, task.dtype, task.feat, *options, shape_class(task))
+    return _configs(like, lambda records: _read(records, task))
+
+
+def _configs(like: Hashable, read: Callable[[Records], Mapping[str, object]]) -> Mapping[str, Any]:
+    """Of the file as it is what `read` gave for it, which is called again when that has changed."""
     global _seen
     path = default_path()
     if path is None:
@@ -104,8 +135,6 @@ def recorded_configs(task: Task) -> Mapping[str, Any]:
         return {}
     stamp = (str(path), stat.st_ino, stat.st_mtime_ns, stat.st_size)
     settled = time.time() - stat.st_mtime > SETTLED_SECONDS
-    options = (task.reduce, task.heads, task.threads, str(task.target))
-    like = (task.op, task.dtype, task.feat, *options, shape_class(task))
     known, found = _seen
     if known != stamp:
         found = {}
@@ -113,11 +142,11 @@ def recorded_configs(task: Task) -> Mapping[str, Any]:
         if len(found) >= MOST_KEYS:
             found = {}
         try:
-            found[like] = _read(Records(path, busy_seconds=BUSY_SECONDS), task)
+            found[like] = read(Records(path, busy_seconds=BUSY_SECONDS))
         except RecordError as error:
             if str(path) not in _warned:
                 _warned.add(str(path))
-                warnings.warn(f"plan: records are not used: {error}", RuntimeWarning, stacklevel=4)
+                warnings.warn(f"plan: records are not used: {error}", RuntimeWarning, stacklevel=5)
             return {}
     if settled:
         _seen = stamp, found
@@ -131,4 +160,9 @@ def _read(records: Records, task: Task) -> Mapping[str, object]:
     found = records.best_by_fingerprint(key)
     if task.feat == 1 and task.op in ALIKE:
         found = {**records.best_by_fingerprint(replace(key, op=ALIKE[task.op])), **found}
-    return {name: dict(record.config) for name, record in found.items()}
+    return _data(found)
+
+
+def _data(records: Mapping[str, Record]) -> Mapping[str, object]:
+    """Their configs."""
+    return {name: dict(record.config) for name, record in records.items()}

@@ -85,11 +85,11 @@ class ProgramTask:
             "heads": None,
             "feat": 0,
             "dtype": ",".join(signature.dtypes[i] for i in signature.outputs),
-            "shape_class": self._shape_class(),
+            "shape_class": self.shape_class(),
             "fingerprint": data.hexdigest(),
         }
 
-    def _shape_class(self) -> str:
+    def shape_class(self) -> str:
         """Sizes to the nearest power of two."""
         sizes = self.statistics().items()
         return "-".join(f"{name}{round(log2(max(1.0, abs(x))))}" for name, x in sizes)

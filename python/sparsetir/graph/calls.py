@@ -1,0 +1,79 @@
+"""Regions as they were called: programs with arguments that the tuner takes, and records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from sparsetir.graph.programs import Program
+from sparsetir.planning.request import default_threads
+from sparsetir.records.lookup import program_by_record, there_are_records
+from sparsetir.runtime.kernel import Kernel
+from sparsetir.sparse_ir.nodes import SparseFunc
+from sparsetir.sparse_ir.script.parser import from_source
+from sparsetir.tuning.program import ProgramTask
+
+TARGET = "llvm"
+_function = lru_cache(512)(from_source)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a region: what `sparsetir.tune(call.function, call.arguments)` takes.
+
+    program : of the region
+    aligned : of each operand whether it has the edges in the order of the rows
+    names : of the program's parameters, in order
+    known : indices and sizes by name, which records are found by
+    shapes : of the arrays of float32, whose values play no part
+    """
+
+    program: Program
+    aligned: tuple[bool, ...]
+    names: Sequence[str]
+    known: Mapping[str, Any]
+    shapes: Mapping[str, tuple[int, ...]]
+
+    @property
+    def text(self) -> str:
+        """The program."""
+        return self.program.text(self.aligned)
+
+    @property
+    def function(self) -> SparseFunc:
+        """The program as a stage-I function."""
+        return _function(self.text)
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Of the function: indices and sizes of the call, random numbers, no result."""
+        rng = np.random.default_rng(0)
+        found = self._with(lambda shape: rng.standard_normal(shape, "float32"))
+        del found["out"]
+        return found
+
+    @property
+    def task(self) -> ProgramTask:
+        """What records are looked up by."""
+        given = self._with(lambda shape: np.broadcast_to(np.float32(0), shape))
+        return ProgramTask(self.function, given, None, TARGET, default_threads())
+
+    def _with(self, make: Callable[[tuple[int, ...]], np.ndarray]) -> dict[str, Any]:
+        """All arguments, in order; `make` gives arrays of float32."""
+        arrays = {name: make(shape) for name, shape in self.shapes.items()}
+        given = {n: x.numpy() if isinstance(x, Tensor) else int(x) for n, x in self.known.items()}
+        return {name: {**given, **arrays}[name] for name in self.names}
+
+
+def recorded_kernel(call: Call) -> Kernel | None:
+    """The kernel by what tuning recorded for a call; None where that is nothing."""
+    if not there_are_records():
+        return None
+    task = call.task
+    like = call.text, task.shape_class(), task.threads
+    return program_by_record(task, like, lambda c: call.program.kernel(call.aligned, c))

@@ -1,0 +1,92 @@
+"""Regions are tuned as programs, and models use what was recorded for them."""
+
+import pytest
+import torch
+
+pytest.importorskip("torch_geometric")
+pytest.importorskip("optuna")
+
+import sparsetir
+from fake_measurer import install
+from graph_models import FEATURES, NODES, Own, edges, gradients
+from sparsetir.graph.programs import Program
+from sparsetir.records import lookup
+from sparsetir.records.records import Records
+from sparsetir.records.task import Outcome
+from sparsetir.tuning.program_case import ProgramCase
+
+W = torch.rand(150)
+
+
+@pytest.fixture
+def configs(tmp_path, monkeypatch):
+    """Of kernels that regions took; records are in a file of their own."""
+    monkeypatch.setenv("SPARSETIR_RECORDS", str(tmp_path / "records.sqlite"))
+    monkeypatch.setattr(lookup, "_seen", (None, {}))
+    monkeypatch.setattr(lookup, "_warned", set())
+    taken, kernel = [], Program.kernel
+
+    def noted(self, aligned, config=None):
+        taken.append(config)
+        return kernel(self, aligned, config)
+
+    monkeypatch.setattr(Program, "kernel", noted)
+    return taken
+
+
+def tuned(monkeypatch, told, folder):
+    """A search of a sum at nodes, in which the default is the slowest; what it finds is right."""
+    (graph,) = told.graphs
+    call = graph.call([found.node for found in graph.found].index("index_add"))
+    install(monkeypatch, lambda config: Outcome("ok", seconds=0.5 if config else 1.0))
+    found = sparsetir.tune(call.function, call.arguments, trials=3, sampler="random")
+    prepared = ProgramCase(found.task, folder).prepared(found.best.config)
+    prepared.call()
+    assert found.config and prepared.wrong() is None
+    return found
+
+
+def test_a_record_is_used(configs, monkeypatch, tmp_path):
+    model, args = Own(FEATURES, 32), (torch.randn(NODES, FEATURES), edges(), W)
+    expected = gradients(model, model, *args)
+    told = sparsetir.explain(model, *args)
+    found = tuned(monkeypatch, told, tmp_path)
+    assert [r.key for r in Records().all()] == [found.key] and not any(configs)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="sparsetir")
+    torch.testing.assert_close(gradients(compiled, model, *args), expected, rtol=1e-4, atol=1e-5)
+    assert [dict(c) for c in configs if c] == [found.config]
+
+    configs.clear()
+    other = edges(seed=2)  # of the same sizes, for which there is no record
+    expected = gradients(model, model, args[0], other, W)
+    found = gradients(compiled, model, args[0], other, W)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert not any(configs)
+
+
+def test_a_record_that_fails_is_warned_of(configs, monkeypatch, tmp_path):
+    model, args = Own(FEATURES, 32), (torch.randn(NODES, FEATURES), edges(), W)
+    told = sparsetir.explain(model, *args)
+    tuned(monkeypatch, told, tmp_path)
+    kernel = Program.kernel
+
+    def fail(self, aligned, config=None):
+        if config:
+            raise ValueError("gone")
+        return kernel(self, aligned, config)
+
+    monkeypatch.setattr(Program, "kernel", fail)
+    expected = gradients(model, model, *args)
+    torch._dynamo.reset()
+    with pytest.warns(RuntimeWarning, match="with the config .* failed: ValueError: gone"):
+        found = gradients(torch.compile(model, backend="sparsetir"), model, *args)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_region_that_did_not_run(configs):
+    model = Own(FEATURES, 32)
+    told = sparsetir.explain(model, torch.randn(NODES, FEATURES), edges(count=0), W[:0])
+    with pytest.raises(ValueError, match="call: argument 'number': expected a region that ran"):
+        told.graphs[0].call(0)
