@@ -74,7 +74,7 @@ def by_record(
     make : gives it, of a config
     pattern : as for :func:`recorded_config`
     """
-    return _made(recorded_config(task, pattern), make, of_choices)
+    return _made(recorded_config(task, pattern), make)
 
 
 def program_by_record(task: Tunable, like: Hashable, make: Callable[[Config], T]) -> T | None:
@@ -90,11 +90,7 @@ def program_by_record(task: Tunable, like: Hashable, make: Callable[[Config], T]
     return _made(_known(found, lambda: task.identity()["fingerprint"]), make)
 
 
-def _made(
-    config: Config | None,
-    make: Callable[[Config], T],
-    of_choices: Callable[..., Config] | None = None,
-) -> T | None:
+def _made(config: Config | None, make: Callable[[Config], T]) -> T | None:
     """See :func:`by_record`."""
     if config is None:
         return None
