@@ -142,9 +142,10 @@ def _argument_of(node: fx.Node) -> fx.Node | None:
 
 
 def _is_view(node: fx.Node) -> bool:
-    schema = getattr(node.target, "_schema", None)
-    is_alias = bool(schema and schema.returns and schema.returns[0].alias_info)
-    return node.target is operator.getitem or is_alias and not schema.is_mutable
+    schema: Any = getattr(node.target, "_schema", None)
+    if schema is None:
+        return node.target is operator.getitem
+    return bool(schema.returns and schema.returns[0].alias_info) and not schema.is_mutable
 
 
 def _viewed(graph: fx.Graph, node: fx.Node) -> fx.Node:
