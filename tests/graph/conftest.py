@@ -3,7 +3,11 @@
 import pytest
 import torch
 
+from sparsetir.graph import programs
 from sparsetir.graph.rest import has_compiler
+from sparsetir.runtime.pipeline import lower
+from sparsetir.runtime.targets import resolve_target
+from sparsetir.sparse_ir.script.parser import from_source
 
 
 @pytest.fixture(autouse=True)
@@ -18,3 +22,15 @@ def rest(request, monkeypatch):
     if name == "inductor" and not has_compiler():
         pytest.skip("needs a C++ compiler")
     monkeypatch.setattr("sparsetir.graph.backend.REST", name)
+
+
+@pytest.fixture
+def plain(monkeypatch):
+    """Kernels as their programs say, without a schedule: it takes a tenth of the time."""
+
+    def kernel(program, aligned):
+        text, target = program.text(aligned), resolve_target({"kind": "llvm", "opt-level": 0})
+        stages = lambda: lower(from_source(text), lambda sch: sch.lower(), target=target)  # noqa: E731
+        return programs.compiled(("plain", text), target, stages)
+
+    monkeypatch.setattr(programs.Program, "kernel", kernel)

@@ -237,6 +237,20 @@ def test_a_truth_about_edges_that_a_model_asks_for():
     assert_close([compiled(model)[0](x, given)], [model(x, given)])
 
 
+@pytest.mark.parametrize("dynamic", [True, None])
+def test_views_of_edges_that_a_model_gives_are_of_these_edges(dynamic):
+    """As those are that a graph hands to the next, where a model breaks."""
+
+    def model(x, given):
+        source, target = given
+        return x.new_zeros(x.shape).index_add(0, target, x[source]), target.view_as(target)
+
+    x, given = torch.randn(NODES, FEATURES, requires_grad=True), edges()
+    out, target = compiled(model, dynamic=dynamic)[0](x, given)
+    assert_close([out], [model(x, given)[0]])
+    assert torch.equal(target, given[1]) and target.data_ptr() == given[1].data_ptr()
+
+
 def test_buffers_that_a_model_writes_to():
     class Counts(torch.nn.Module):
         def __init__(self):

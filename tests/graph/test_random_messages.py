@@ -5,11 +5,7 @@ import random
 import pytest
 import torch
 
-from sparsetir.graph import programs
 from sparsetir.graph.backend import Backend
-from sparsetir.runtime.pipeline import lower
-from sparsetir.runtime.targets import resolve_target
-from sparsetir.sparse_ir.script.parser import from_source
 
 FEW, ALL, CHUNK = 4, 2000, 100
 NODES, OTHERS, EDGES = 9, 7, 40
@@ -134,18 +130,6 @@ def check(seed):
                 a, b, rtol=1e-4, atol=2e-5 * scale, msg=lambda m, n=n: f"seed {seed}, {n}: {m}"
             )
     return backend
-
-
-@pytest.fixture
-def plain(monkeypatch):
-    """Kernels as their programs say, without a schedule: it takes a tenth of the time."""
-
-    def kernel(program, aligned):
-        text, target = program.text(aligned), resolve_target({"kind": "llvm", "opt-level": 0})
-        stages = lambda: lower(from_source(text), lambda sch: sch.lower(), target=target)  # noqa: E731
-        return programs.compiled(("plain", text), target, stages)
-
-    monkeypatch.setattr(programs.Program, "kernel", kernel)
 
 
 def test_messages():

@@ -7,6 +7,7 @@ writes to memory, so that a part of it may be computed at another time.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from sparsetir.graph.operator import INDEXED
 from sparsetir.ops.cache import is_private, kept, private
 
 INDICES = (torch.int32, torch.int64)
+OF_MAIN = "sparsetir.of_main"  # of nodes that no prelude takes
 Test = Callable[[fx.Node], bool]
 
 
@@ -110,7 +112,11 @@ def _groups(nodes: list[fx.Node]) -> list[set[fx.Node]]:
 
 
 def copy_results(graph: fx.Graph, count: int, is_edges: Test) -> None:
-    """Copy those of the first results that a prelude keeps: who gets them may write to them."""
+    """Copy those of the first results that a prelude keeps: who gets them may write to them.
+
+    Views of arguments are made again by the main graph: torch takes them out of the argument, at
+    the place in its memory that they tell.
+    """
     inside, _ = following(graph, is_edges)
     (output,) = graph.find_nodes(op="output")
     results = list(output.args[0])
@@ -118,10 +124,40 @@ def copy_results(graph: fx.Graph, count: int, is_edges: Test) -> None:
         if not isinstance(node, fx.Node) or dtype_of(node) is None:  # or it is a number
             continue
         if node in inside and node.op == "call_function":
+            if _argument_of(node) is not None:
+                results[n] = _viewed(graph, node)
+                continue
             with graph.inserting_after(node):  # forward, too
                 results[n] = graph.call_function(aten.clone.default, (node,))
                 results[n].meta = dict(node.meta)
     output.args = (type(output.args[0])(results),)
+
+
+def _argument_of(node: fx.Node) -> fx.Node | None:
+    """The argument that a node is a view of, None where it has memory of its own."""
+    while node.op == "call_function" and _is_view(node):
+        before: Any = node.args[0]
+        node = before
+    return node if node.op == "placeholder" else None
+
+
+def _is_view(node: fx.Node) -> bool:
+    schema: Any = getattr(node.target, "_schema", None)
+    if schema is None:
+        return node.target is operator.getitem
+    return bool(schema.returns and schema.returns[0].alias_info) and not schema.is_mutable
+
+
+def _viewed(graph: fx.Graph, node: fx.Node) -> fx.Node:
+    """A view of an argument once more, which no prelude keeps."""
+    if node.op == "placeholder":
+        return node
+    before: Any = node.args[0]
+    found = _viewed(graph, before)
+    with graph.inserting_after(node):
+        again = graph.node_copy(node, lambda a: found if a is before else a)
+    again.meta[OF_MAIN] = True
+    return again
 
 
 def is_of_edges(places: Sequence[fx.Node]) -> Test:
@@ -147,7 +183,9 @@ def following(graph: fx.Graph, is_edges: Test) -> tuple[set[fx.Node], set[fx.Nod
         of = set(node.all_input_nodes)
         if node.op == "placeholder":
             (inside if is_edges(node) else alone if _is_size(node) else set()).add(node)
-        elif node.op != "call_function" or acts(node) or node.target in INDEXED:
+        elif node.op != "call_function" or acts(node):
+            continue
+        elif node.target in INDEXED or OF_MAIN in node.meta:
             continue
         elif of <= alone:
             alone.add(node)
