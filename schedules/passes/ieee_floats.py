@@ -8,7 +8,7 @@ it gives LLVM, `x != y` is false for NaN. Before::
 
 After, where no rule of it applies, and what LLVM and nvcc make the same instructions of::
 
-    C[i] = T.if_then_else(not T.Select(A[i] <= A[i] and A[i] <= A[i], 1, 0) != 0, 0.0,
+    C[i] = T.if_then_else(not T.bool(T.int8(A[i] <= A[i] and A[i] <= A[i])), 0.0,
                           A[i] + A[0] * -1.0)
 
 A difference stays as it is where its operands read nothing in common, and so does a comparison
@@ -62,9 +62,8 @@ def ieee_floats(func: tirx.PrimFunc) -> tirx.PrimFunc:
         test = tirx.EQ(x.a, x.b) if isinstance(x, tirx.NE) else x
         if equal:
             test = tirx.And(tirx.LE(x.a, x.b), tirx.LE(x.b, x.a))
-        number = dtype_of(test).replace("bool", "int32")  # of as many lanes as the operands
-        yes, no = tirx.const(1, number), tirx.const(0, number)
-        opaque = tirx.NE(tirx.Select(test, yes, no), no)
+        truth = dtype_of(test)  # of as many lanes as the operands
+        opaque = tirx.Cast(truth, tirx.Cast(truth.replace("bool", "int8"), test))
         return tirx.Not(opaque) if isinstance(x, tirx.NE) else opaque
 
     rules = [(tirx.Sub, difference), (tirx.Mul, of_zero), (tirx.Div, of_zero)]

@@ -166,7 +166,7 @@ def compile_graph(
 
     compiler = aot_autograd(
         fw_compiler=forward, bw_compiler=backward, inference_compiler=inference,
-        partition_fn=partition,
+        partition_fn=partition, keep_inference_input_mutations=True,
     )  # fmt: skip
     return compiler(module, inputs)
 
