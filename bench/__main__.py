@@ -104,7 +104,8 @@ COMMANDS: dict[str, tuple[str, tuple[Option, ...], int | None]] = {
              type=one_of("bench.graph", "LAYERS")),
         some("--peers", None, "default: all", nargs="*",
              choices=(
-                 "PyG", "Inductor", "backend, rest by Inductor", "accelerate", "sparsetir.nn",
+                 "PyG", "PyG, CSR", "Inductor", "backend, rest by Inductor", "accelerate",
+                 "sparsetir.nn",
              )),
         flag("--shuffle", "edges in no order"),
         flag("--memory", "what an epoch takes, by each way in a process of its own"),

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 import torch_geometric.nn as pyg
 import tvm
+from torch_geometric.utils import to_torch_csr_tensor
 
 import sparsetir
 from bench import memory
@@ -42,8 +43,10 @@ from sparsetir import nn
 from sparsetir.graph.backend import backend
 
 EXPORTED = "exported"
-WAYS = (OURS, PYG, INDUCTOR, COMPILED, ACCELERATE, OWN)
-ORDER = (INDUCTOR, OURS, COMPILED, PYG, ACCELERATE, OWN)  # see `begun`
+CSR = "PyG, CSR"
+WAYS = (OURS, PYG, CSR, INDUCTOR, COMPILED, ACCELERATE, OWN)
+ORDER = (INDUCTOR, OURS, COMPILED, PYG, CSR, ACCELERATE, OWN)  # see `begun`
+ADJACENCY = ("GCN", "SAGE", "GIN")  # that take a sparse matrix of torch's
 WEIGHTED = ("raw", "gate", "distance", "own")  # of layers: those with a number for each edge
 LAYERS: dict[str, Callable[[int, int], Any]] = {
     "raw": Raw, "GCN": pyg.GCNConv, "SAGE": pyg.SAGEConv,
@@ -179,6 +182,11 @@ def trained(way: str, layer: str, given: Any, y: Any) -> Trained:
     ours = {"GCN": nn.GCNConv, "SAGE": nn.SAGEConv, "GAT": nn.GATConv}
     if way == OWN and layer not in ours:
         raise ValueError("has no such layer")
+    if way == CSR:
+        if layer not in ADJACENCY:
+            raise ValueError("takes no sparse adjacency matrix")
+        x, edges = given
+        given = x, to_torch_csr_tensor(edges.flip(0), size=(len(x), len(x)))
     torch.manual_seed(1)
     net = Net(ours[layer] if way == OWN else LAYERS[layer])
     return Trained(way, net, lambda call: F.cross_entropy(call(*given), y))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from functorch.compile import default_partition, make_boxed_func
@@ -17,6 +17,7 @@ from torch._functorch import config as functorch_config
 from torch._guards import TracingContext
 
 from sparsetir.graph.calls import Call
+from sparsetir.graph.checked import Checked
 from sparsetir.graph.operator import PROGRAMS, Region, region
 from sparsetir.graph.prelude import Prelude, Test, copy_results, following, is_of_edges, split
 from sparsetir.graph.products import take_products
@@ -27,7 +28,16 @@ from sparsetir.graph.reuse import reuse_memory
 # As under torch.compile(fullgraph=True): self loops that are taken out of edges, whose number only
 # their contents tell, would break a model into several graphs.
 torch._dynamo.config.capture_dynamic_output_shape_ops = True
+
+
 REST = "eager"  # what runs the rest by default
+
+
+class Options(NamedTuple):
+    """See :func:`backend`."""
+
+    rest: str
+    check: bool = False
 
 
 @dataclass
@@ -81,7 +91,7 @@ class Backend:
     ) -> Callable[..., Any]:
         about = Graph(calls=[] if self._noted else None)
         self.graphs.append(about)
-        return compile_graph(module, inputs, about, _rest_of(options))
+        return compile_graph(module, inputs, about, _chosen(options))
 
 
 def backend(
@@ -90,7 +100,9 @@ def backend(
     """The backend, which torch finds by the name "sparsetir".
 
     options : "rest", what runs all that is no region: "eager", torch's own kernels, or "inductor",
-        which takes some per cent less in an epoch and several times as long to compile
+        which takes some per cent less in an epoch and several times as long to compile; "check",
+        True to compare the first results of each graph with those of torch's operators, and to
+        raise RuntimeError where they differ
     """
     return Backend()(module, inputs, options)
 
@@ -101,30 +113,33 @@ def at_once(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]
     about, lowering = Graph(), {"force_non_lazy_backward_lowering": True}
     known = hasattr(functorch_config, *lowering)
     with functorch_config.patch(lowering if known else {}):
-        run = compile_graph(module, inputs, about, REST)
+        run = compile_graph(module, inputs, about, Options(REST))
     if not about.found:
         raise ValueError("no region is found")
     return run
 
 
-def _rest_of(options: Mapping[str, Any]) -> str:
-    """The option "rest"."""
+def _chosen(options: Mapping[str, Any]) -> Options:
+    """The options of a user."""
     for name in options:
-        if name != "rest":
-            raise ValueError(f'options: sparsetir takes "rest" alone, got {name!r}')
-    rest = options.get("rest", REST)
-    if rest not in ("inductor", "eager"):
-        raise ValueError(f'options["rest"]: expected "inductor" or "eager", got {rest!r}')
-    if rest == "inductor" and not has_compiler():
+        if name not in Options._fields:
+            raise ValueError(f'options: sparsetir takes "rest" and "check" alone, got {name!r}')
+    chosen = Options(**{"rest": REST, **options})
+    if chosen.rest not in ("inductor", "eager"):
+        raise ValueError(f'options["rest"]: expected "inductor" or "eager", got {chosen.rest!r}')
+    if not isinstance(chosen.check, bool):
+        raise TypeError(f'options["check"]: expected True or False, got {chosen.check!r}')
+    if chosen.rest == "inductor" and not has_compiler():
         raise ValueError('options["rest"]: "inductor" needs a C++ compiler, and none is found')
-    return rest
+    return chosen
 
 
 def compile_graph(
-    module: fx.GraphModule, inputs: Sequence[Any], about: Graph, rest: str
+    module: fx.GraphModule, inputs: Sequence[Any], about: Graph, options: Options
 ) -> Callable[..., Any]:
     """What runs a graph of dynamo's; `about` is told what became of it."""
     of_edges: list[str] = []  # names of arguments
+    checked = Checked(lambda: [f.node for f in about.found]) if options.check else None
 
     def partition(joint: fx.GraphModule, given: Any, *, num_fwd_outputs: int, **more: Any) -> Any:
         places = [n for n in joint.graph.nodes if n.op == "placeholder"]
@@ -134,12 +149,21 @@ def compile_graph(
         known = [n for n, g in zip(arguments, gradients, strict=True) if g is None]
         test = is_of_edges(known)
         of_edges.extend(n.name for n in known if test(n))
+        if checked is not None:
+            plain = copy.deepcopy(joint)
+            there, back = default_partition(plain, given, num_fwd_outputs=num_fwd_outputs, **more)
+            checked.keep("forward", there, num_fwd_outputs)
+            checked.keep("backward", back)
         _rewritten(joint, about, num_fwd_outputs, test)
         return default_partition(joint, given, num_fwd_outputs=num_fwd_outputs, **more)
 
+    def runner(graph: fx.GraphModule, is_edges: Test | None, direction: str) -> Run:
+        run = _runner(graph, about, is_edges, direct(direction))
+        return run if checked is None else _boxed(checked.around(direction, run))
+
     def direct(direction: str) -> Callable[[fx.GraphModule], Run]:
         def run(graph: fx.GraphModule) -> Run:
-            if rest == "eager":
+            if options.rest == "eager":
                 return make_boxed_func(_direct(graph, about.calls).forward)
             whole = copy.deepcopy(graph)
             other = make_boxed_func(_direct(graph, about.calls).forward)
@@ -152,17 +176,19 @@ def compile_graph(
         if context is not None and context.fw_metadata is not None:
             # Backward writes to nothing that it is given, so it may run twice.
             context.fw_metadata.bw_donated_idxs = []
-        return _runner(graph, about, lambda node: node.name in of_edges, direct("forward"))
+        return runner(graph, lambda node: node.name in of_edges, "forward")
 
     def backward(graph: fx.GraphModule, _: Any) -> Any:
-        return _runner(graph, about, None, direct("backward"))
+        return runner(graph, None, "backward")
 
     def inference(graph: fx.GraphModule, _: Any) -> Any:
         test = is_of_edges([n for n in graph.graph.nodes if n.op == "placeholder"])
         (output,) = graph.graph.find_nodes(op="output")
+        if checked is not None:
+            checked.keep("inference", copy.deepcopy(graph))
         _rewritten(graph, about, len(output.args[0]), test)
         test = is_of_edges([n for n in graph.graph.nodes if n.op == "placeholder"])
-        return _runner(graph, about, test, direct("inference"))
+        return runner(graph, test, "inference")
 
     compiler = aot_autograd(
         fw_compiler=forward, bw_compiler=backward, inference_compiler=inference,
@@ -188,7 +214,7 @@ def _runner(
     about: Graph,
     is_edges: Test | None,
     direct: Callable[[fx.GraphModule], Run],
-) -> Callable[..., Any]:
+) -> Run:
     """What runs a graph, with what follows from edges alone apart."""
     prelude = None if is_edges is None else split(graph, is_edges)
     if prelude is None:

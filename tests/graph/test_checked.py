@@ -1,0 +1,56 @@
+"""`options={"check": True}`: the first run of each graph beside torch's operators."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from graph_models import EDGES, FEATURES, NODES, edges
+from sparsetir.graph import expressions
+from sparsetir.graph.expressions import aten
+
+
+class Gate(torch.nn.Module):
+    """A message with dropout, in both directions of which there is a function to be wrong."""
+
+    def forward(self, x, index):
+        source, target = index
+        message = torch.nn.functional.dropout(torch.tanh(x[source] - x[target]), 0.3, self.training)
+        return torch.zeros_like(x).index_add(0, target, message)
+
+
+def trained(model, check):
+    """A result and its gradient."""
+    torch._dynamo.reset()
+    call = torch.compile(model, backend="sparsetir", options={"check": check})
+    torch.manual_seed(0)
+    x = torch.randn(NODES, FEATURES, requires_grad=True)
+    out = call(x, edges(1, NODES, EDGES))
+    out.square().sum().backward()
+    return out.detach(), x.grad
+
+
+def test_what_is_right_passes_and_stays_as_it_is():
+    for a, b in zip(trained(Gate(), True), trained(Gate(), False), strict=True):
+        assert torch.equal(a, b)
+    with torch.no_grad():
+        trained_once = torch.compile(Gate().eval(), backend="sparsetir", options={"check": True})
+        trained_once(torch.randn(NODES, FEATURES), edges(1, NODES, EDGES))
+
+
+@pytest.mark.parametrize(
+    ("operator", "formula", "direction"),
+    [(aten.tanh.default, "({0} * {0})", "forward"),
+     (aten.tanh_backward.default, "({0} * {1})", "backward")],
+)  # fmt: skip
+def test_what_is_wrong_is_told(operator, formula, direction, monkeypatch):
+    monkeypatch.setitem(expressions.FORMULAS, operator, formula)
+    with pytest.raises(RuntimeError, match=f"of a {direction} graph is not that .* it is off by"):
+        trained(Gate(), True)
+
+
+def test_options():
+    for options, message in (({"check": 1}, "True or False, got 1"), ({"test": True}, "'test'")):
+        call = torch.compile(Gate(), backend="sparsetir", options=options)
+        with pytest.raises(Exception, match=message):
+            call(torch.randn(NODES, FEATURES), edges(1, NODES, EDGES))
