@@ -191,9 +191,12 @@ def compile_graph(
         return runner(graph, test, "inference")
 
     compiler = aot_autograd(
-        fw_compiler=forward, bw_compiler=backward, inference_compiler=inference,
-        partition_fn=partition, keep_inference_input_mutations=True,
-    )  # fmt: skip
+        fw_compiler=forward,
+        bw_compiler=backward,
+        inference_compiler=inference,
+        partition_fn=partition,
+        keep_inference_input_mutations=True,
+    )
     return compiler(module, inputs)
 
 

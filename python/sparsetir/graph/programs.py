@@ -17,7 +17,7 @@ from sparsetir.planning.compiled import compiled
 from sparsetir.records.task import Config
 from sparsetir.runtime.file_errors import first_line
 from sparsetir.runtime.kernel import Kernel
-from sparsetir.runtime.pipeline import lower
+from sparsetir.runtime.pipeline import Stages, lower
 from sparsetir.runtime.targets import resolve_target
 from sparsetir.schedules.search import program_space
 from sparsetir.sparse_ir.script.parser import from_source
@@ -171,10 +171,11 @@ class Program:
         """
         text, target = self.text(aligned), resolve_target("llvm")
         schedule = program_space.apply if config else None
-        return compiled(
-            (NAME, text, config or None), target,
-            lambda: lower(from_source(text), schedule, config or None, target),
-        )  # fmt: skip
+
+        def stages() -> Stages:
+            return lower(from_source(text), schedule, config or None, target)
+
+        return compiled((NAME, text, config or None), target, stages)
 
 
 def features(axes: Sequence[int | None]) -> list[tuple[str, str]]:

@@ -37,8 +37,9 @@ _functions: WeakKeyDictionary[type, dict[Hashable, Run]] = WeakKeyDictionary()
 # What torch raises for what it does not trace or compile. Once a layer has run, others are for the
 # caller: checkpoints end calls by one.
 NOT_COMPILED = (
-    exc.TorchDynamoException, getattr(exc, "FailOnRecompileLimitHit", exc.TorchDynamoException),
-)  # fmt: skip
+    exc.TorchDynamoException,
+    getattr(exc, "FailOnRecompileLimitHit", exc.TorchDynamoException),
+)
 Failures = type[Exception] | tuple[type[Exception], ...]
 # Of a layer by mode, and what it may raise; None where it is left to PyG.
 _of_layers: WeakKeyDictionary[nn.Module, dict[Hashable, tuple[Run, Failures] | None]]
