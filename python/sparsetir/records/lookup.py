@@ -41,6 +41,15 @@ def there_are_records() -> bool:
     return path is not None and os.path.exists(path)
 
 
+def there_are_records_of(op: str) -> bool:
+    """Whether the file has any of an operator or function; quick where the file is as it was."""
+
+    def read(records: Records) -> Mapping[str, object]:
+        return {"": {}} if any(record.key.op == op for record in records.all()) else {}
+
+    return bool(_configs(("op", op), read))
+
+
 def recorded_config(task: Task, pattern: Callable[[], CsrPattern] | None = None) -> Config | None:
     """The config that was found best for a task on this machine; None where there is none.
 

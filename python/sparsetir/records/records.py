@@ -7,6 +7,7 @@ millisecond.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sqlite3
@@ -45,11 +46,16 @@ def default_path() -> Path | None:
     `SPARSETIR_RECORDS` names the file, or is empty to keep none; by default it is
     `sparsetir/records.sqlite` in `XDG_CACHE_HOME` or `~/.cache`.
     """
-    named = os.environ.get("SPARSETIR_RECORDS")
+    get = os.environ.get
+    return _path(get("SPARSETIR_RECORDS"), get("XDG_CACHE_HOME"), get("HOME"))
+
+
+@functools.lru_cache(8)
+def _path(named: str | None, caches: str | None, home: str | None) -> Path | None:
+    """By the variables; `home` is that of `~`."""
     if named is not None:
         return Path(os.path.expanduser(named)) if named else None
-    caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(caches, "sparsetir", "records.sqlite")
+    return Path(caches or os.path.expanduser("~/.cache"), "sparsetir", "records.sqlite")
 
 
 class Records:
