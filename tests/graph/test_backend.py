@@ -323,3 +323,24 @@ def test_extrema_keep_nan():
     with torch.no_grad():
         found, expected = call(x, given), model(x, given)
     assert torch.equal(found.isnan(), expected.isnan()) and found.isnan().any()
+
+
+def test_running_means_under_reentrant_checkpoints():
+    """What a layer writes without gradients is written before backward runs it again."""
+    source, target = edges()
+    norm = torch.nn.BatchNorm1d(FEATURES)
+
+    def block(x):
+        return norm(torch.zeros_like(x).index_add(0, target, x[source]))
+
+    def model(x):
+        return torch.utils.checkpoint.checkpoint(block, x, use_reentrant=True)
+
+    means = []
+    for through in ("aot_eager", "sparsetir"):
+        torch._dynamo.reset()
+        norm.reset_running_stats()
+        x = torch.ones(NODES, FEATURES, requires_grad=True)
+        torch.compile(model, backend=through)(x * torch.arange(FEATURES)).sum().backward()
+        means.append(norm.running_mean.clone())
+    assert_close(*means)
