@@ -70,10 +70,13 @@ class Call:
         return {name: {**given, **arrays}[name] for name in self.names}
 
 
+def may_be_recorded() -> bool:
+    """Whether any region is: to ask for a call takes longer than small kernels."""
+    return there_are_records_of(NAME)
+
+
 def recorded_kernel(call: Call) -> Kernel | None:
     """The kernel by what tuning recorded for a call; None where that is nothing."""
-    if not there_are_records_of(NAME):  # tasks take longer than small kernels
-        return None
     task = call.task
     like = call.text, task.shape_class(), task.threads
     return program_by_record(task, like, lambda c: call.program.kernel(call.aligned, c))

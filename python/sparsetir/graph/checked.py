@@ -3,17 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
 
-Run = Callable[[list[Any]], Any]
+from sparsetir.graph.rest import Run
+
 OFF = 1e-3  # of the largest number of a result
 
 
+class _Saved(NamedTuple):
+    """What a forward run saves for backward.
+
+    plain : by torch's operators, as their backward graph takes it
+    addresses : of the tensors that ours saves, which tell the run
+    """
+
+    plain: list[Any]
+    addresses: list[int]
+
+    @staticmethod
+    def by(plain: Sequence[Any], found: Sequence[Any]) -> _Saved:
+        """Of the last results of both graphs: tensors, then numbers, which backward takes first."""
+        ordered = sorted(plain, key=lambda x: isinstance(x, Tensor))
+        return _Saved(ordered, _addresses(found))
+
+    def are_of(self, given: Sequence[Any]) -> bool:
+        """Whether what our backward graph is given begins with what this run saved."""
+        tensors = [x for x in given if isinstance(x, Tensor)]
+        return _addresses(tensors[: len(self.addresses)]) == self.addresses
+
+
+def _addresses(values: Sequence[Any]) -> list[int]:
+    return sorted(x.data_ptr() for x in values if isinstance(x, Tensor))
+
+
 class Checked:
-    """Graphs as torch traced them, by direction, each until it has run once.
+    """Graphs as torch traced them, by direction, beside ours until backward was compared.
+
+    Backward is compared for the last forward run alone, whose saved values are at hand.
 
     regions : names them, for a message
     """
@@ -21,7 +50,7 @@ class Checked:
     def __init__(self, regions: Callable[[], Sequence[str]]) -> None:
         self._regions = regions
         self._plain: dict[str, tuple[fx.GraphModule, int | None]] = {}
-        self._saved: list[Any] = []  # by the forward graph, for the backward one
+        self._saved: _Saved | None = None  # by the last forward run, for the backward graph
 
     def keep(self, direction: str, graph: fx.GraphModule, results: int | None = None) -> None:
         """A graph of torch's operators; the first results are compared, by default all."""
@@ -31,23 +60,25 @@ class Checked:
         """`run`, whose first results are compared with those of the graph that was kept."""
 
         def checked(args: list[Any]) -> Any:
-            plain, count = self._plain.pop(direction, (None, None))
+            plain, count = self._plain.get(direction, (None, None))
             if plain is None:
                 return run(args)
             given = list(args)
-            if direction == "backward":  # what the forward graphs save is not the same
+            if direction == "backward":
+                if self._saved is None or not self._saved.are_of(given):
+                    return run(args)  # of a forward run before the last one
+                kept = self._saved.plain  # what the forward graphs save is not the same
                 places = plain.graph.find_nodes(op="placeholder")
-                given = self._saved + given[len(given) - len(places) + len(self._saved) :]
-                self._saved = []
-            state = torch.get_rng_state()
+                given = kept + given[len(given) - len(places) + len(kept) :]
             copies = [x.clone() if isinstance(x, Tensor) else x for x in given]
-            expected = plain(*copies)
-            torch.set_rng_state(state)  # dropout draws the same numbers
+            with torch.random.fork_rng(devices=[]):  # dropout draws the same numbers
+                expected = plain(*copies)
             found = run(args)
             if direction == "forward":
-                kept = expected[count:]
-                self._saved = [x for x in kept if not isinstance(x, Tensor)]
-                self._saved += [x for x in kept if isinstance(x, Tensor)]
+                self._saved = _Saved.by(expected[count:], found[count:])
+            else:
+                self._plain.clear()
+                self._saved = None
             self._compare(direction, expected[:count], found)
             return found
 

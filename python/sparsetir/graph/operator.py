@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from sparsetir.graph.calls import Call, recorded_kernel
+from sparsetir.graph.calls import Call, may_be_recorded, recorded_kernel
 from sparsetir.graph.orders import arranged, check, order_of, places_between, range_of
 from sparsetir.graph.programs import GIVEN, Program
 from sparsetir.ops.cache import is_private
@@ -191,12 +191,13 @@ class Region:
             if a is not None
         }
         names = [*(f"x{n}" for n in range(len(operands))), "out"]
-        shapes = {name: tuple(x.shape) for name, x in zip(names, arrays, strict=True)}
-        taken = prepared.kernel.signature.names
-        call = Call(program, prepared.aligned, taken, dict(named), shapes)
-        if self.calls is not None:
-            self.calls.append(call)
-        kernel = recorded_kernel(call) or prepared.kernel
+        kernel = prepared.kernel
+        if self.calls is not None or may_be_recorded():
+            shapes = {name: tuple(x.shape) for name, x in zip(names, arrays, strict=True)}
+            call = Call(program, prepared.aligned, kernel.signature.names, dict(named), shapes)
+            kernel = recorded_kernel(call) or kernel
+            if self.calls is not None:
+                self.calls.append(call)
         if kernel.computed:
             named |= kernel.compute(named)
         named |= {name: _Of(n) for n, name in enumerate(names)}

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sparsetir.nn.graph import remembered
-from sparsetir.nn.pyg_compiled import HOOKS, most_edges, run_layer
+from sparsetir.nn.pyg_compiled import HOOKS, METHODS, most_edges, run_layer
 from sparsetir.ops.cache import is_private, private
 from sparsetir.ops.functional import spmm
 from sparsetir.ops.registry import is_transformed
@@ -25,7 +25,6 @@ SIMPLE_MESSAGE = {"x_j", "edge_weight"}
 # Of a call, from which on a layer is compiled: a hundred epochs make up for some seconds.
 EDGES = 50_000
 MISSING = object()
-METHODS = ("message", "aggregate", "message_and_aggregate", "update")
 # What is asked of a layer, part of it private: another PyG may have it under other names.
 NEEDED = (
     *METHODS, *HOOKS,
@@ -130,7 +129,6 @@ class _Patches:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._users: list[int | None] = []  # of each, from how many edges on layers are compiled
-        self._compile_from: int | None = None  # of the last one
         self._replaced: list[tuple[Any, str, Any, Any]] = []
 
     def begin(self, compile_from: int | None) -> None:
@@ -144,13 +142,11 @@ class _Patches:
                     self._restore()
                     raise
             self._users.append(compile_from)
-            self._compile_from = compile_from
 
     def end(self, compile_from: int | None) -> None:
         """One user less; after the last one PyG is as it was."""
         with self._lock:
             self._users.remove(compile_from)
-            self._compile_from = self._users[-1] if self._users else None
             if not self._users:
                 self._restore()
 
@@ -207,7 +203,7 @@ class _Patches:
         def new(layer: Any, *args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling():
                 return old(layer, *args, **kwargs)
-            least = self._compile_from
+            least = next(reversed(self._users), None)  # another thread may end
             if least is None or most_edges((*args, kwargs)) < least or _is_product(layer):
                 return old(layer, *args, **kwargs)
             return run_layer(layer, old, args, kwargs)

@@ -25,8 +25,8 @@ Run = Callable[[Any, Any, Any], Any]
 INDICES = (torch.int32, torch.int64)
 PLAIN = (int, float, str, bool, type(None))  # constants of graphs
 # Functions of a layer that are its user's where an instance has them.
-OWN = ("forward", "propagate", "message", "aggregate", "message_and_aggregate", "update",
-       "edge_update", "edge_updater")  # fmt: skip
+METHODS = ("message", "aggregate", "message_and_aggregate", "update")
+OWN = ("forward", "propagate", *METHODS, "edge_update", "edge_updater")
 HOOKED = ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update")
 HOOKS = tuple(f"_{name}_forward{pre}_hooks" for name in HOOKED for pre in ("", "_pre"))
 OF_MODULES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
