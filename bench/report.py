@@ -47,7 +47,7 @@ def _versions() -> dict[str, str]:
 def circumstances(threads: int | list[int]) -> dict[str, Any]:
     """What a figure depends on beside what is measured; versions of what is installed."""
     import sparsetir
-    from sparsetir.records.fingerprint import cpu_model
+    from sparsetir.records.task import cpu_model
     from sparsetir.runtime.targets import (
         distinctive_features,
         host_features,

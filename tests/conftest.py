@@ -168,12 +168,12 @@ def gradients() -> Iterator[None]:
 @pytest.fixture
 def records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """An empty file of records, which plans consult, and no pattern that was seen."""
-    from sparsetir.records import lookup
+    from sparsetir.records import records as module
     from sparsetir.records.records import Records
 
     monkeypatch.setenv("SPARSETIR_RECORDS", str(tmp_path / "records.sqlite"))
-    monkeypatch.setattr(lookup, "_seen", (None, {}))
-    monkeypatch.setattr(lookup, "_warned", set())
+    monkeypatch.setattr(module, "_seen", (None, {}))
+    monkeypatch.setattr(module, "_warned", set())
     return Records()
 
 

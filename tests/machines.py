@@ -63,7 +63,7 @@ def _facts(machine: Machine) -> dict[str, dict[str, Any]]:
     bits = partial(_of_host, "vector_bits", lambda: machine.vector_bits)
     name = partial(_of_host, "cpu_name", lambda: "")
     return {
-        "sparsetir.records.fingerprint": {"cpu_model": lambda: machine.cpu or "x86_64 generic"},
+        "sparsetir.records.task": {"cpu_model": lambda: machine.cpu or "x86_64 generic"},
         "sparsetir.runtime.pool": {"work_of_threads": lambda: 1 << 20},
         "sparsetir.schedules.default": {
             "l2_bytes": lambda: l2, "pool": lambda: machine.cores, "vector_bits": bits,

@@ -29,7 +29,6 @@ from sparsetir.cli.text import readable
 from sparsetir.cli.tune import report_path
 from sparsetir.data.graphs import load_relations
 from sparsetir.data.sparse_tensor import SparseMatrix
-from sparsetir.records import fingerprint
 from sparsetir.records.record import Key, Record
 from sparsetir.records.task import Outcome, Task
 from sparsetir.runtime.texts import WIDTH
@@ -541,7 +540,7 @@ def test_doctor_where_there_is_no_linux(run, monkeypatch):
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setattr(doctor, "CACHES", Path("/sys/there/is/no/such/folder"))
     cpu_model = REAL["cpu_model"]
-    monkeypatch.setattr(fingerprint, "cpu_model", cpu_model)
+    monkeypatch.setattr("sparsetir.records.task.cpu_model", cpu_model)
     cpu_model.cache_clear()
     try:
         code, out, err = run("doctor")

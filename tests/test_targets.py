@@ -14,7 +14,7 @@ import sparsetir
 from kernel_common import arguments, check
 from machines import MACHINES, on
 from programs import PROGRAMS
-from sparsetir.records.fingerprint import cpu_model, device_name
+from sparsetir.records.task import cpu_model, device_name
 from sparsetir.runtime import targets
 from sparsetir.runtime.targets import (
     cpu_features,

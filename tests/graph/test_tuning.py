@@ -10,7 +10,7 @@ import sparsetir
 from fake_measurer import install
 from graph_models import FEATURES, NODES, Own, edges, gradients
 from sparsetir.graph.programs import Program
-from sparsetir.records import lookup
+from sparsetir.records import records as module
 from sparsetir.records.records import Records
 from sparsetir.records.task import Outcome
 from sparsetir.tuning.program_case import ProgramCase
@@ -22,8 +22,8 @@ W = torch.rand(150)
 def configs(tmp_path, monkeypatch):
     """Of kernels that regions took; records are in a file of their own."""
     monkeypatch.setenv("SPARSETIR_RECORDS", str(tmp_path / "records.sqlite"))
-    monkeypatch.setattr(lookup, "_seen", (None, {}))
-    monkeypatch.setattr(lookup, "_warned", set())
+    monkeypatch.setattr(module, "_seen", (None, {}))
+    monkeypatch.setattr(module, "_warned", set())
     taken, kernel = [], Program.kernel
 
     def noted(self, aligned, config=None):

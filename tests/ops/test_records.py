@@ -9,7 +9,7 @@ from sparsetir import ops
 from sparsetir.formats import CSR, Hyb
 from sparsetir.planning.request import default_threads
 from sparsetir.planning.run_plan import Plan
-from sparsetir.records import fingerprint
+from sparsetir.records import task as problem
 from sparsetir.records.record import Key, Record
 from sparsetir.records.task import Task
 from sparsetir.schedules.search.configs import to_data
@@ -177,8 +177,8 @@ def test_parallel_edges(records, runs, config):
 
 def test_other_records_cost_no_fingerprint(records, runs, monkeypatch):
     counted = []
-    digest = fingerprint._digest
-    monkeypatch.setattr(fingerprint, "_digest", lambda p: counted.append(1) or digest(p))
+    digest = problem._digest
+    monkeypatch.setattr(problem, "_digest", lambda p: counted.append(1) or digest(p))
     others = [{"feat": 2 * FEAT}, {"threads": default_threads() + 1}, {"dtype": "float64"}]
     for options in (*others, {"reduce": "mean"}, {"heads": 1}):
         add(records, "spmm", ROW_BLOCKS, **options)

@@ -16,17 +16,18 @@ from machines import REAL
 from sparsetir import SparseMatrix
 from sparsetir.formats.pattern import Pattern
 from sparsetir.planning import matrix_request
-from sparsetir.records import fingerprint as module
-from sparsetir.records.fingerprint import (
+from sparsetir.records import task as module
+from sparsetir.records.record import Key
+from sparsetir.records.records import Records
+from sparsetir.records.task import (
+    Outcome,
+    Task,
     cpu_model,
     device_name,
     fingerprint,
     shape_class,
     statistics,
 )
-from sparsetir.records.record import Key
-from sparsetir.records.records import Records
-from sparsetir.records.task import Outcome, Task
 from sparsetir.runtime.targets import resolve_target
 from sparsetir.schedules.search.configs import to_data
 from sparsetir.schedules.search.spaces import Branch, Space

@@ -12,12 +12,10 @@ import scipy.sparse as sp
 
 import sparsetir
 from sparsetir._versions import VERSIONS
-from sparsetir.records import lookup
-from sparsetir.records.fingerprint import Sizes
-from sparsetir.records.lookup import recorded_config
+from sparsetir.records import records as module
 from sparsetir.records.record import Key, Record
-from sparsetir.records.records import Records
-from sparsetir.records.task import Task
+from sparsetir.records.records import Records, recorded_config
+from sparsetir.records.task import Sizes, Task
 from sparsetir.runtime.targets import resolve_target
 from sparsetir.schedules.gpu.spmm import RowSplit
 from sparsetir.schedules.operators.problems import CsrPattern
@@ -198,7 +196,7 @@ def test_records_for_other_sizes_cost_no_fingerprint(records, monkeypatch):
     wide = sparsetir.SparseMatrix(A.to_scipy()[:10])
     records.add(record(OTHER, Key.of(replace(TASK, matrix=wide))))
     with monkeypatch.context() as patched:
-        patched.setattr(lookup, "fingerprint", refuse)
+        patched.setattr(module, "fingerprint", refuse)
         assert recorded_config(TASK) is None
         assert recorded_config(replace(TASK, matrix=Sizes(A.shape, A.nnz)), refuse) is None
     records.add(record(OTHER, replace(KEY, fingerprint="0" * 32)))

@@ -103,7 +103,7 @@ def cpu() -> dict[str, Any]:
     features : by which tuning tells CPUs apart
     unlike : in which it is not what LLVM calls it, as "+amx-bf16" or "-gfni"
     """
-    from sparsetir.records.fingerprint import cpu_model
+    from sparsetir.records.task import cpu_model
     from sparsetir.runtime.targets import (
         distinctive_features,
         host_features,

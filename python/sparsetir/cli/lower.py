@@ -117,7 +117,7 @@ def _operator(args: argparse.Namespace, target: object) -> tuple[Mapping[str, An
 
 def _config(args: argparse.Namespace, wanted: Any) -> Any:
     """The one that is given; of the template that is named; of a plan."""
-    from sparsetir.records.lookup import recorded_config
+    from sparsetir.records.records import recorded_config
     from sparsetir.schedules.search.configs import from_data
 
     if args.config is not None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sparsetir.graph.programs import NAME, Program
 from sparsetir.planning.request import default_threads
-from sparsetir.records.lookup import program_by_record, there_are_records_of
+from sparsetir.records.records import program_by_record, there_are_records_of
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.script.parser import from_source

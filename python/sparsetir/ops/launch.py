@@ -16,9 +16,8 @@ from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.planning.plan import plan_of, requested
 from sparsetir.planning.request import default_threads
 from sparsetir.planning.run_plan import GPU_ALIGNMENT, Plan
-from sparsetir.records.fingerprint import Sizes
-from sparsetir.records.lookup import by_record, recorded_configs, there_are_records
-from sparsetir.records.task import Task
+from sparsetir.records.records import by_record, recorded_configs, there_are_records
+from sparsetir.records.task import Sizes, Task
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.targets import resolve_target
 from sparsetir.schedules.operators.problems import CsrPattern

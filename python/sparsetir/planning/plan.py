@@ -36,7 +36,7 @@ from sparsetir.planning.run_plan import Plan
 from sparsetir.planning.sparse_plan import SparsePlan, ValuesPlan
 from sparsetir.planning.sparse_request import sparse_request
 from sparsetir.planning.vocabulary import is_along_edges, is_message
-from sparsetir.records.lookup import by_record
+from sparsetir.records.records import by_record
 from sparsetir.records.task import Config
 from sparsetir.runtime import pool
 from sparsetir.runtime.arrays import is_array, is_torch

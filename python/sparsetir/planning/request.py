@@ -14,8 +14,7 @@ from tvm.target import Target
 from sparsetir.data.sparse_tensor import SparseMatrix, SparseTensor
 from sparsetir.formats import Format, Operand, Pattern
 from sparsetir.formats.converted import ConvertedFormat
-from sparsetir.records.fingerprint import Matrices
-from sparsetir.records.task import Config, Task
+from sparsetir.records.task import Config, Matrices, Task
 from sparsetir.runtime import pool
 from sparsetir.runtime.arrays import CACHE_LINE, LEAST_ALIGNED, dtype_name, is_array
 from sparsetir.runtime.pipeline import Stages, lower_template

@@ -17,8 +17,7 @@ from sparsetir.planning.sparse_results import (
     elements_pay,
     how_computed,
 )
-from sparsetir.records.fingerprint import Matrices
-from sparsetir.records.task import Config
+from sparsetir.records.task import Config, Matrices
 from sparsetir.schedules.default import is_gpu
 from sparsetir.schedules.gpu.row_tables import RowTables, dtypes_of
 from sparsetir.schedules.gpu.sparse_results import ElementThreads, TermLanes

@@ -13,8 +13,7 @@ from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from sparsetir._versions import VERSIONS
-from sparsetir.records.fingerprint import device_name
-from sparsetir.records.task import Tunable
+from sparsetir.records.task import Tunable, device_name
 from sparsetir.runtime.targets import resolve_target
 from sparsetir.schedules.default import is_gpu
 
@@ -29,7 +28,7 @@ class Key:
     threads : of the CPU; 0 for a GPU, where they play no part
     target : the text of the resolved target, with the CPU or architecture it compiles for, and the
         features in which this machine's CPU differs from its name
-    device : see :func:`sparsetir.records.fingerprint.device_name`
+    device : see :func:`sparsetir.records.task.device_name`
     """
 
     op: str
@@ -79,7 +78,7 @@ class Record:
     config : data of :func:`sparsetir.schedules.search.configs.to_data`
     seconds, default_seconds : of a call with this config and the default one, measured in turns
     compile_seconds, convert_seconds, padding, bytes : as in :class:`Outcome`
-    statistics : of the matrix, see :func:`sparsetir.records.fingerprint.statistics`
+    statistics : of the matrix, see :func:`sparsetir.records.task.statistics`
     trials : how many configs were tried to find this one
     versions : of this package and of TVM, by the name of the package
     date : ISO 8601, UTC

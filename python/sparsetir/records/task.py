@@ -1,17 +1,29 @@
-"""The tasks that are tuned, and the outcomes of configs that were tried."""
+"""Tasks that are tuned, outcomes of configs that were tried, and the parts of a record's key, which
+tell matrices and machines apart or liken them."""
 
 from __future__ import annotations
 
+import hashlib
+import platform
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from math import log2
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
+from weakref import WeakKeyDictionary
 
 import numpy as np
+import tvm
 
 from sparsetir.data.sparse_tensor import SparseMatrix
-from sparsetir.records.fingerprint import fingerprint, shape_class, statistics
+from sparsetir.formats.pattern import Pattern
+from sparsetir.runtime.targets import distinctive_features, host_features
+from sparsetir.schedules.default import is_gpu
+from sparsetir.schedules.operators.problems import CsrPattern
 from sparsetir.schedules.operators.registry import OPERATORS
+from sparsetir.schedules.operators.relations import RelationPattern
+from sparsetir.sparse_ir.index_arrays import index_type
 
 OK = "ok"
 PRUNED = "pruned"  # right, but hopelessly slow: not measured to the end
@@ -169,3 +181,140 @@ class Outcome:
     bytes: int | None = None
     launches: int | None = None
     extra: Mapping[str, object] = field(default_factory=dict)
+
+
+# -- parts of a record's key -----------------------------------------------------------------------
+
+
+QUANTILES = (0.25, 0.5, 0.75, 0.9, 0.99)
+# 32 characters for each pattern that is alive; it keeps none alive.
+_known: WeakKeyDictionary[Pattern, str] = WeakKeyDictionary()
+
+
+class Sizes(NamedTuple):
+    """All that a record's key says of a matrix beside its fingerprint; stands for one in a task."""
+
+    shape: tuple[int, ...]
+    nnz: int
+
+
+class Matrices(NamedTuple):
+    """Operands of an operator on several, in place of its matrix."""
+
+    each: tuple[SparseMatrix, ...]
+    mask: SparseMatrix | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the first."""
+        return self.each[0].shape
+
+    def result_shape(self, op: str) -> tuple[int, int]:
+        """The shape of an operator's result."""
+        (m, n), (p, q) = self.shape, self.each[-1].shape
+        return (m * p, n * q) if op == "kron" else (m, p if op == "inner" else q)
+
+    @property
+    def nnz(self) -> int:
+        """Elements of all but the mask."""
+        return sum(x.nnz for x in self.each)
+
+
+def fingerprint(matrix: SparseMatrix | CsrPattern | RelationPattern | Matrices | Sizes) -> str:
+    """32 hex digits of the shape and the stored places; values play no part. Empty for sizes alone.
+
+    The same for int32 and int64 indices, and on machines of either byte order. Computed once for
+    each pattern of a SparseMatrix, which those with other values share. The columns of a CsrPattern
+    must be in order in each row; one that has an element twice is like no SparseMatrix.
+    """
+    if isinstance(matrix, Sizes):
+        return ""
+    if isinstance(matrix, Matrices):
+        there = [fingerprint(x) for x in (*matrix.each, matrix.mask) if x is not None]
+        return hashlib.blake2b("-".join(there).encode(), digest_size=16).hexdigest()
+    if isinstance(matrix, CsrPattern | RelationPattern):
+        return _digest(matrix)
+    pattern = matrix.pattern
+    found = _known.get(pattern)
+    if found is None:
+        found = _known[pattern] = _digest(pattern)
+    return found
+
+
+def _digest(pattern: Pattern | CsrPattern | RelationPattern) -> str:
+    """Hash of the shape and of index arrays."""
+    if isinstance(pattern, RelationPattern):
+        arrays = pattern[:4]
+    elif isinstance(pattern, CsrPattern):
+        arrays = pattern.indptr, pattern.indices
+    else:
+        arrays = pattern.indptr, pattern.columns
+    # The type depends on the sizes alone: the one that patterns mostly have, so nothing is copied.
+    idtype = "<i4" if index_type(max(*pattern.shape, pattern.nnz)) is np.int32 else "<i8"
+    out = hashlib.blake2b(np.array([*pattern.shape, pattern.nnz], "<i8").data, digest_size=16)
+    for array in arrays:
+        out.update(np.ascontiguousarray(array, idtype).data)
+    return out.hexdigest()
+
+
+def statistics(matrix: SparseMatrix) -> dict[str, float]:
+    """Numbers that say how alike two matrices are.
+
+    m, n, nnz; of the lengths of rows their mean, standard deviation ("row_std"), largest,
+    quantiles ("row_q50") and the part of them that is empty; of columns the mean and the largest.
+    """
+    m, n = matrix.shape
+    rows = np.diff(matrix.pattern.indptr)
+    cols = np.bincount(matrix.pattern.columns, minlength=n)
+    out = {"m": m, "n": n, "nnz": matrix.nnz}
+    out |= {"row_mean": matrix.nnz / max(1, m), "row_max": rows.max(initial=0)}
+    out |= {"col_mean": matrix.nnz / max(1, n), "col_max": cols.max(initial=0)}
+    out["row_std"] = rows.std() if m else 0
+    out["row_empty"] = np.count_nonzero(rows == 0) / max(1, m)
+    quantiles = np.quantile(rows, QUANTILES) if m else np.zeros(len(QUANTILES))
+    out |= {f"row_q{100 * q:.0f}": x for q, x in zip(QUANTILES, quantiles, strict=True)}
+    return {name: float(x) for name, x in out.items()}
+
+
+def shape_class(task: Task) -> str:
+    """Sizes to the nearest power of two: "m12-n12-z15-f7" for about 4096 rows and columns.
+
+    z is the number of stored elements, f that of features; r comes first, that of relations.
+    """
+    shape: tuple[int, ...] = task.matrix.shape
+    sizes = dict(zip("rmn"[-len(shape) :], shape, strict=True))
+    sizes |= {"z": task.matrix.nnz, "f": task.feat}
+    return "-".join(f"{name}{round(log2(max(1, size)))}" for name, size in sizes.items())
+
+
+def device_name(target: tvm.target.Target) -> str:
+    """The device that runs the target on this machine: a CPU's model, or a GPU's name.
+
+    target : tvm.target.Target; for a GPU that is not there, its architecture
+
+    Models of CPUs come with the features that decide which schedules are fast, as in "Intel(R)
+    Xeon(R) Processor @ 2.50GHz (avx2 avx512f avx512vnni)": virtual machines hide features, and give
+    several generations the same name.
+    """
+    if not is_gpu(target):
+        features = distinctive_features(name for name, has in host_features().items() if has)
+        return f"{cpu_model()} ({' '.join(features)})" if features else cpu_model()
+    device = tvm.runtime.device(target.kind.name, 0)
+    if device.exist:
+        return str(device.device_name)
+    return str(target.attrs.get("arch", target.kind.name))
+
+
+@cache
+def cpu_model() -> str:
+    """The CPU as the system names it, else as LLVM does."""
+    try:
+        with open("/proc/cpuinfo") as file:
+            for line in file:
+                name, _, value = line.partition(":")
+                if name.strip() == "model name" and value.strip():
+                    return value.strip()
+    except OSError:
+        pass
+    cpu = tvm.get_global_func("tvm.codegen.llvm.GetHostCPUName")()
+    return f"{platform.machine()} {cpu}"

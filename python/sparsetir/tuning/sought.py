@@ -9,9 +9,8 @@ from typing import Any
 
 from sparsetir.planning.plan import requested
 from sparsetir.planning.request import default_threads
-from sparsetir.records.fingerprint import Matrices
 from sparsetir.records.record import Key
-from sparsetir.records.task import Config
+from sparsetir.records.task import Config, Matrices
 from sparsetir.runtime.refusals import wrong
 from sparsetir.runtime.targets import TargetLike, resolve_target
 from sparsetir.schedules.default import is_gpu, vector_bits

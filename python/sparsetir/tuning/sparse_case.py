@@ -13,8 +13,7 @@ import scipy.sparse as sp
 from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.planning.plan import plan_of, requested
 from sparsetir.planning.request import Request
-from sparsetir.records.fingerprint import statistics
-from sparsetir.records.task import Config, of_threads
+from sparsetir.records.task import Config, of_threads, statistics
 from sparsetir.schedules.operators.operands import TOLERANCES
 from sparsetir.schedules.operators.sparse_results import SEMIRINGS
 from sparsetir.tuning.case import first_wrong
