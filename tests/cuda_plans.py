@@ -61,7 +61,7 @@ def run_plans(monkeypatch: pytest.MonkeyPatch) -> dict[Any, EmulatedKernel]:
         return kernels[key]
 
     device = SimpleNamespace(device=lambda *_: SimpleNamespace(exist=True))
-    monkeypatch.setattr("sparsetir.planning.compiled.compiled", compiled)
+    monkeypatch.setattr("sparsetir.planning.run_plan.compiled", compiled)
     monkeypatch.setattr(plans, "tvm", SimpleNamespace(runtime=device))
     monkeypatch.setattr(plans.Plan, "_on_device", lambda _, array: to_numpy(array))
     return kernels

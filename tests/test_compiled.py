@@ -6,26 +6,26 @@ from collections import OrderedDict
 import pytest
 
 import sparsetir
-from sparsetir.planning import compiled
+from sparsetir.planning import run_plan
 
 
 @pytest.fixture
 def made(monkeypatch):
     """What was compiled; a kernel is its stages here."""
     found = []
-    monkeypatch.setattr(compiled, "_kernels", OrderedDict())
+    monkeypatch.setattr(run_plan, "_kernels", OrderedDict())
     monkeypatch.setattr(
-        compiled, "kernel_of", lambda stages, *_, **__: found.append(stages) or stages
+        run_plan, "kernel_of", lambda stages, *_, **__: found.append(stages) or stages
     )
     return found
 
 
 def wanted(key):
-    return compiled.compiled(key, "llvm", lambda: key)
+    return run_plan.compiled(key, "llvm", lambda: key)
 
 
 def test_what_was_not_wanted_for_longest_goes(made, monkeypatch):
-    monkeypatch.setattr(compiled, "MOST_KERNELS", 2)
+    monkeypatch.setattr(run_plan, "MOST_KERNELS", 2)
     before = sparsetir.compilations()
     for key in "abab":
         assert wanted(key) == key
@@ -47,7 +47,7 @@ def test_what_is_there_is_not_waited_for(made):
         return "slow"
 
     threads = [
-        threading.Thread(target=compiled.compiled, args=("slow", "llvm", slow)) for _ in range(2)
+        threading.Thread(target=run_plan.compiled, args=("slow", "llvm", slow)) for _ in range(2)
     ]
     for thread in threads:
         thread.start()

@@ -14,7 +14,7 @@ import sparsetir
 from csr_zoo import ZOO
 from fake_measurer import install
 from sparsetir import SparseMatrix
-from sparsetir.planning import sparse_plan, term_pairs
+from sparsetir.planning import sparse_plan, sparse_results
 from sparsetir.planning.sparse_plan import SparsePlan
 from sparsetir.schedules.operators.registry import OF_MATRICES
 from sparsetir.schedules.operators.sparse_results import ELEMENTWISE, SEMIRINGS
@@ -142,7 +142,7 @@ def test_elements_by_themselves_where_there_are_few() -> None:
 def test_listed_terms(monkeypatch: pytest.MonkeyPatch, threads: int, few: int) -> None:
     """By the elements of the result, or as they come; of all patterns, a few terms at a time, of
     all types; with a mask, also one that keeps none, and without."""
-    monkeypatch.setattr(term_pairs, "TERMS", 7)
+    monkeypatch.setattr(sparse_results, "TERMS", 7)
     monkeypatch.setattr(sparse_plan, "FEW", few)
     config = Assembled(listed=True)
     for a in map(SparseMatrix, ZOO.values()):

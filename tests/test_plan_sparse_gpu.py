@@ -15,9 +15,8 @@ from cuda_runner import CudaFunction, requires_cuda_text
 from gpu_runner import cuda_source, nvcc_compile, requires_nvcc
 from pairs import by_default
 from sparsetir import SparseMatrix
-from sparsetir.planning import row_tables_plan
-from sparsetir.planning.row_tables_plan import RowTablesPlan
-from sparsetir.planning.sparse_plan import ValuesPlan
+from sparsetir.planning import sparse_plan
+from sparsetir.planning.sparse_plan import RowTablesPlan, ValuesPlan
 from sparsetir.runtime.arrays import to_numpy
 from sparsetir.runtime.pipeline import lower
 from sparsetir.schedules.gpu.row_tables import BINS, Bin, RowTables, dtypes_of, rows_program
@@ -116,7 +115,7 @@ def tables(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
             kernels[key] = Emulated(stages())
         return kernels[key]
 
-    monkeypatch.setattr(row_tables_plan, "compiled", compiled)
+    monkeypatch.setattr(sparse_plan, "compiled", compiled)
     return made
 
 
@@ -138,7 +137,7 @@ def check_tables(A: SparseMatrix, B: SparseMatrix, **options: Any) -> RowTablesP
 def test_hash_tables(tables: list[Any], monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
     """Rows without terms, of each bin's threads, and of so many that they go through ranges."""
     bins = (Bin(8, 16), Bin(32, 64), Bin(128, 128))
-    monkeypatch.setattr(row_tables_plan, "BINS", bins)
+    monkeypatch.setattr(sparse_plan, "BINS", bins)
     rng = np.random.default_rng(0)
     lengths, eight = [0, 1, 3, 7, 40, 0, 2, 8, 1], np.full(40, 8)  # times 8 terms
     columns = [np.sort(rng.permutation(40)[:n]) for n in lengths]
@@ -162,7 +161,7 @@ def test_hash_tables_of_semirings(
     tables: list[Any], monkeypatch: pytest.MonkeyPatch, semiring: str, dtype: str
 ) -> None:
     """With masks, too, of which some rows are empty, and some long; negative values and zeros."""
-    monkeypatch.setattr(row_tables_plan, "BINS", SMALL[:1])
+    monkeypatch.setattr(sparse_plan, "BINS", SMALL[:1])
     if dtype not in dtypes_of(semiring):
         return
     long = SparseMatrix.from_dense(np.tril(np.ones((14, 150)), 60))
@@ -174,13 +173,13 @@ def test_hash_tables_of_semirings(
 @requires_cuda_text
 def test_hash_tables_of_int64(tables: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Results with more elements than int32 numbers, as if; operands with more are refused."""
-    monkeypatch.setattr(row_tables_plan, "BINS", SMALL[1:2])
+    monkeypatch.setattr(sparse_plan, "BINS", SMALL[1:2])
     a, b = matrix((14, 30), 0, "float32", 0.2), matrix((30, 150), 1, "float32", 0.02)
     mask = matrix((14, 150), 3, "float32", 0.2)
-    monkeypatch.setattr(row_tables_plan, "INT32", 160)
+    monkeypatch.setattr(sparse_plan, "INT32", 160)
     for options in ({}, {"mask": mask}):
         assert check_tables(a, b, **options)._how[-1]
-    monkeypatch.setattr(row_tables_plan, "INT32", 140)
+    monkeypatch.setattr(sparse_plan, "INT32", 140)
     with pytest.raises(
         OverflowError, match="spgemm: expected rows, columns and elements of the op"
     ):
@@ -204,7 +203,7 @@ def test_hash_tables_of_patterns(tables: list[Any]) -> None:
 def test_hash_tables_of_random_matrices(
     tables: list[Any], monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
-    monkeypatch.setattr(row_tables_plan, "BINS", SMALL)
+    monkeypatch.setattr(sparse_plan, "BINS", SMALL)
     for seed in range(count):
         rng = np.random.default_rng(seed)
         m, l, n = rng.choice([1, 5, 40, 300], 3)

@@ -38,11 +38,11 @@ if TYPE_CHECKING:
     from sparsetir.formats.rule import FormatRewriteRule
     from sparsetir.graph.explain import explain
     from sparsetir.graph.export import export
-    from sparsetir.planning.compiled import compilations as compilations
     from sparsetir.planning.plan import plan
     from sparsetir.planning.plan import plan_candidates as plan_candidates
-    from sparsetir.planning.row_tables_plan import RowTablesPlan as RowTablesPlan
     from sparsetir.planning.run_plan import Plan
+    from sparsetir.planning.run_plan import compilations as compilations
+    from sparsetir.planning.sparse_plan import RowTablesPlan as RowTablesPlan
     from sparsetir.planning.sparse_plan import SparsePlan as SparsePlan
     from sparsetir.planning.sparse_plan import ValuesPlan as ValuesPlan
     from sparsetir.runtime.assembled import build_assembled
@@ -117,11 +117,9 @@ _MODULES = {
     "formats.rule": "FormatRewriteRule",
     "graph.explain": "explain",
     "graph.export": "export",
-    "planning.compiled": "compilations",
     "planning.plan": "plan plan_candidates",
-    "planning.row_tables_plan": "RowTablesPlan",
-    "planning.run_plan": "Plan",
-    "planning.sparse_plan": "SparsePlan ValuesPlan",
+    "planning.run_plan": "Plan compilations",
+    "planning.sparse_plan": "RowTablesPlan SparsePlan ValuesPlan",
     "runtime.assembled": "build_assembled",
     "runtime.build": "build",
     "runtime.kernel": "Kernel",

@@ -296,7 +296,7 @@ def as_on_a_gpu(monkeypatch):
 
         return run
 
-    monkeypatch.setattr(sys.modules["sparsetir.planning.compiled"], "compiled", compiled)
+    monkeypatch.setattr(sys.modules["sparsetir.planning.run_plan"], "compiled", compiled)
     monkeypatch.setattr(operator, "target_of", lambda _: Target({"kind": "cuda", "arch": "sm_90"}))
     monkeypatch.setattr(operator, "_has_kernels", lambda _: False)
 

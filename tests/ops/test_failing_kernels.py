@@ -9,7 +9,7 @@ import torch
 
 import sparsetir
 from sparsetir import ops
-from sparsetir.planning import compiled
+from sparsetir.planning import run_plan
 from sparsetir.runtime.kernel import Kernel
 
 A = sp.random_array((30, 20), density=0.2, format="csr", dtype="float32", rng=0)
@@ -34,7 +34,7 @@ class Counted:
 @pytest.fixture
 def kernels(monkeypatch):
     """All that is compiled."""
-    made, real = [], compiled.kernel_of
+    made, real = [], run_plan.kernel_of
 
     def counted(stages, target, *, check):
         kernel = real(stages, target, check=check)
@@ -42,8 +42,8 @@ def kernels(monkeypatch):
         parts = kernel.name, kernel.signature, kernel.stages, target
         return Kernel({kernel.name: made[-1]}, *parts, check=check)
 
-    monkeypatch.setattr(compiled, "kernel_of", counted)
-    monkeypatch.setattr(compiled, "_kernels", type(compiled._kernels)())
+    monkeypatch.setattr(run_plan, "kernel_of", counted)
+    monkeypatch.setattr(run_plan, "_kernels", type(run_plan._kernels)())
     monkeypatch.setattr(sys.modules["sparsetir.planning.plan"], "_likes", {})
     return made
 

@@ -284,7 +284,7 @@ def test_what_kernels_of_gpus_are_given(monkeypatch):
         assert target is cuda and "mma" in text and "ldmatrix" in text
         return lambda **given: made.append(given)
 
-    monkeypatch.setattr(sys.modules["sparsetir.planning.compiled"], "compiled", compiled)
+    monkeypatch.setattr(sys.modules["sparsetir.planning.run_plan"], "compiled", compiled)
     monkeypatch.setattr(module, "target_of", lambda device: cuda)
     monkeypatch.setattr(module, "launch", lambda kernel, named: kernel(**named))
     mask = masks.band(40, 8, block=16)

@@ -140,9 +140,7 @@ def test_the_default_schedule_of_gpus(fmt, dtype, as_cuda):
 @pytest.mark.parametrize("fmt", IN_TILES, ids=lambda f: f.name)
 def test_tiles_of_doubles_and_long_offsets(fmt, monkeypatch):
     monkeypatch.setattr(
-        importlib.import_module("sparsetir.planning.matrix_request"),
-        "idtype_for",
-        lambda *_: "int64",
+        importlib.import_module("sparsetir.planning.request"), "idtype_for", lambda *_: "int64"
     )
     config = Decomposed(fmt, tile=12, lanes=8, feat=24)
     assert check(config, 24, "float64").problem.idtype == "int64"

@@ -81,7 +81,7 @@ def test_dtypes(dtype):
 
 
 def test_int64_indices(monkeypatch):
-    module = importlib.import_module("sparsetir.planning.matrix_request")
+    module = importlib.import_module("sparsetir.planning.request")
     monkeypatch.setattr(module, "idtype_for", lambda *_: "int64")
     config = SlicedRows(long=30, blocks=2)
     assert sparsetir.plan("spmv", ZOO["uneven"], config=config).problem.idtype == "int64"

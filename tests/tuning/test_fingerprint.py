@@ -15,7 +15,7 @@ from fake_measurer import install, seconds_of
 from machines import REAL
 from sparsetir import SparseMatrix
 from sparsetir.formats.pattern import Pattern
-from sparsetir.planning import matrix_request
+from sparsetir.planning import request
 from sparsetir.records import task as module
 from sparsetir.records.record import Key
 from sparsetir.records.records import Records
@@ -169,7 +169,7 @@ def test_the_best_of_a_neighbour_comes_right_after_the_default(monkeypatch, file
     assert rare not in known
     chosen = {"tile": (16,), "prefetch": (16,), "parts": (1, 4)}
     space = Space((Branch("RowBlocks", chosen, lambda **c: RowBlocks(lanes=16, **c)),))
-    monkeypatch.setattr(matrix_request, "space", lambda *given: space)
+    monkeypatch.setattr(request, "space", lambda *given: space)
     install(monkeypatch, lambda c: Outcome("ok", seconds=1e-6 if c == rare else seconds_of(c)))
     assert run(file, 1).config == rare
     second = run(file, 2)

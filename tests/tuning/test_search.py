@@ -16,7 +16,7 @@ import scipy.sparse as sp
 import sparsetir
 from fake_measurer import install, seconds_of, text
 from refusals import refuse
-from sparsetir.planning import matrix_request
+from sparsetir.planning import request
 from sparsetir.records.records import Records
 from sparsetir.records.task import Outcome
 from sparsetir.schedules.search.spaces import Branch, Space
@@ -74,7 +74,7 @@ def test_exhaustive_measures_every_config_once(monkeypatch):
 
 @pytest.mark.parametrize("sampler", ["tpe", "random", "exhaustive"])
 def test_a_search_ends_with_the_space_and_measures_nothing_twice(monkeypatch, sampler):
-    monkeypatch.setattr(matrix_request, "space", lambda *given: small_space(6))
+    monkeypatch.setattr(request, "space", lambda *given: small_space(6))
     fake = install(monkeypatch)
     default = [text(c) for c in sparsetir.plan_candidates("spmm", MATRIX, 32, threads=1)]
     tuned = run(sampler=sampler, trials=100)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from tvm.error import DiagnosticError
 
-from sparsetir.planning.compiled import compiled
+from sparsetir.planning.run_plan import compiled
 from sparsetir.records.task import Config
 from sparsetir.runtime.file_errors import first_line
 from sparsetir.runtime.kernel import Kernel

@@ -22,8 +22,8 @@ from sparsetir.ops.checks import check_tensor
 from sparsetir.ops.launch import DTYPES, launch, target_of, wide_tensor
 from sparsetir.ops.registry import Gradients, Operation, Operator
 from sparsetir.ops.structure import Structure, structure_of
-from sparsetir.planning.compiled import compiled_by
 from sparsetir.planning.request import default_threads
+from sparsetir.planning.run_plan import compiled_by
 from sparsetir.runtime.arrays import dtype_name
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.pool import pays

@@ -26,8 +26,8 @@ from sparsetir.ops.messages_library import attention_gradients
 from sparsetir.ops.operands import resolve
 from sparsetir.ops.registry import Gradients, Operation, Operator
 from sparsetir.ops.structure import Structure, structure_of
-from sparsetir.planning.compiled import compiled_by
 from sparsetir.planning.request import default_threads
+from sparsetir.planning.run_plan import compiled_by
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.pool import pays
 from sparsetir.runtime.refusals import wrong

@@ -15,8 +15,8 @@ from sparsetir.ops.cache import lasting
 from sparsetir.ops.launch import DTYPES, launch, target_of
 from sparsetir.ops.structure import Structure
 from sparsetir.planning.along_request import of_edges
-from sparsetir.planning.compiled import compiled_by
 from sparsetir.planning.plan import made_for
+from sparsetir.planning.run_plan import compiled_by
 from sparsetir.runtime.arrays import dtype_name
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.schedules.operators.edge_attention import EdgeAttention

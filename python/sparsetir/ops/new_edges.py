@@ -21,7 +21,7 @@ from sparsetir.ops.launch import launch, may_be_recorded, target_of
 from sparsetir.ops.messages_library import mean_gradient
 from sparsetir.ops.registry import PLAIN, is_undisturbed
 from sparsetir.ops.structure import known_edges
-from sparsetir.planning.compiled import compiled_by
+from sparsetir.planning.run_plan import compiled_by
 from sparsetir.runtime.arrays import dtype_name
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.schedules.default import l2_bytes, l3_bytes

@@ -22,10 +22,9 @@ from torch.nn.functional import pad
 from sparsetir.ops.launch import DTYPES, call_plan, launch, target_of, wide_tensor
 from sparsetir.ops.relations import CHUNK, RelationRows, Relations, where_products_first
 from sparsetir.planning.along_request import of_relations
-from sparsetir.planning.compiled import compiled_by
 from sparsetir.planning.plan import plan_of
 from sparsetir.planning.request import default_threads
-from sparsetir.planning.run_plan import Plan
+from sparsetir.planning.run_plan import Plan, compiled_by
 from sparsetir.runtime.arrays import dtype_name
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.pool import pays

@@ -21,7 +21,6 @@ from sparsetir.data.sources import is_sparse
 from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.formats import Format
 from sparsetir.planning.along_request import edge_request, relational_request
-from sparsetir.planning.matrix_request import matrix_request
 from sparsetir.planning.padded_plan import HeadsPlan, PaddedPlan
 from sparsetir.planning.request import (
     Common,
@@ -29,11 +28,11 @@ from sparsetir.planning.request import (
     check_counts,
     check_dtypes,
     default_threads,
+    matrix_request,
     refuse_options,
 )
-from sparsetir.planning.row_tables_plan import RowTablesPlan
 from sparsetir.planning.run_plan import Plan
-from sparsetir.planning.sparse_plan import SparsePlan, ValuesPlan
+from sparsetir.planning.sparse_plan import RowTablesPlan, SparsePlan, ValuesPlan
 from sparsetir.planning.sparse_request import sparse_request
 from sparsetir.planning.vocabulary import is_along_edges, is_message
 from sparsetir.records.records import by_record

@@ -10,8 +10,7 @@ import scipy.sparse as sp
 
 from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.planning.request import Request
-from sparsetir.planning.sparse_results import csr
-from sparsetir.planning.term_pairs import term_pairs
+from sparsetir.planning.sparse_results import csr, term_pairs
 from sparsetir.schedules.operators.sparse_results import KRON, SEMIRINGS, first_value
 
 HOW = {"sum": np.add, "min": np.minimum, "max": np.maximum}
