@@ -20,7 +20,7 @@ from small import small
 from sparsetir import ScheduleError
 from sparsetir.nn import SparseLinear, prune, sparse_linears
 from sparsetir.ops import block_linear as operator
-from sparsetir.ops.launch import plain_tensor
+from sparsetir.ops.tensors import plain_tensor
 from sparsetir.runtime.signature import signature_of
 from sparsetir.schedules.operators.block_linear import BlockLinear, BlockOuter
 from sparsetir.schedules.operators.block_linear import linear as program

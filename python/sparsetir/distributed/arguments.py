@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._compile import _disable_dynamo
 
 from sparsetir.distributed.collectives import together
-from sparsetir.ops.checks import check_tensor
+from sparsetir.ops.tensors import check_tensor
 from sparsetir.runtime.arrays import dtype_name
 from sparsetir.runtime.refusals import wrong
 

@@ -12,7 +12,7 @@ from torch.profiler import record_function
 from sparsetir.distributed.arguments import cast, compared, untraced
 from sparsetir.distributed.parts import add_times, rows_first, sampled, split, times, transposed
 from sparsetir.ops import messages_library
-from sparsetir.ops.checks import check_tensor, scale_of
+from sparsetir.ops.tensors import check_tensor, scale_of
 from sparsetir.runtime.arrays import dtype_name
 from sparsetir.runtime.refusals import wrong
 

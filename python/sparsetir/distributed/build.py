@@ -11,8 +11,7 @@ from torch import Tensor
 
 from sparsetir.distributed.collectives import swap, total
 from sparsetir.distributed.partition import Partition, make_partition
-from sparsetir.ops.checks import check_kind
-from sparsetir.ops.launch import DTYPES
+from sparsetir.ops.tensors import DTYPES, check_kind
 from sparsetir.runtime.arrays import dtype_name
 from sparsetir.runtime.refusals import wrong
 

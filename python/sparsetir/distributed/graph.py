@@ -26,9 +26,9 @@ from sparsetir.distributed.files import Share, read_share
 from sparsetir.distributed.partition import Partition, check_partition
 from sparsetir.distributed.parts import Block, blocks_of
 from sparsetir.ops.cache import lasting
-from sparsetir.ops.checks import check_size
 from sparsetir.ops.compress import INT32_MAX, sorted_by
 from sparsetir.ops.operands import Operand, resolve
+from sparsetir.ops.tensors import check_size
 from sparsetir.runtime.arrays import dtype_name
 
 T = TypeVar("T")

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sparsetir.distributed.collectives import swap, together, total
 from sparsetir.extras import need
-from sparsetir.ops.checks import INDEX_DTYPES
+from sparsetir.ops.tensors import INDEX_DTYPES
 
 NAMED = ("rows", "metis")
 

@@ -34,7 +34,7 @@ from sparsetir.distributed.parts import (
     transposed,
 )
 from sparsetir.ops import messages
-from sparsetir.ops.checks import check_tensor
+from sparsetir.ops.tensors import check_tensor
 from sparsetir.planning.vocabulary import reduction
 from sparsetir.runtime.arrays import dtype_name
 from sparsetir.runtime.refusals import wrong

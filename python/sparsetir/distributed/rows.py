@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sparsetir.distributed.collectives import in_time, swap, together
 from sparsetir.distributed.partition import check_each_once
-from sparsetir.ops.checks import INDEX_DTYPES
+from sparsetir.ops.tensors import INDEX_DTYPES
 from sparsetir.runtime.arrays import dtype_name
 from sparsetir.runtime.refusals import wrong
 

@@ -15,8 +15,8 @@ from sparsetir.graph.calls import Call, may_be_recorded, recorded_kernel
 from sparsetir.graph.orders import arranged, check, order_of, places_between, range_of
 from sparsetir.graph.programs import GIVEN, Program
 from sparsetir.ops.cache import is_private
-from sparsetir.ops.launch import plain_tensor
 from sparsetir.ops.registry import LIBRARY
+from sparsetir.ops.tensors import plain_tensor
 from sparsetir.runtime.kernel import Kernel
 
 # Programs by number, as torch's operators take no objects; equal programs have one number.

@@ -16,7 +16,7 @@ from torch import Tensor, fx
 
 from sparsetir.graph.expressions import aten, is_float, same, shape_of
 from sparsetir.graph.programs import layout
-from sparsetir.ops.launch import plain_tensor
+from sparsetir.ops.tensors import plain_tensor
 from sparsetir.planning.run_plan import compiled
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.pipeline import Stages, lower

@@ -23,8 +23,8 @@ from sparsetir.nn.kernel_map import (
     submanifold,
 )
 from sparsetir.ops.cache import hand_out, handed_out, lasting, private
-from sparsetir.ops.checks import check_tensor
 from sparsetir.ops.compress import INT32_MAX
+from sparsetir.ops.tensors import check_tensor
 from sparsetir.runtime.arrays import dtype_name
 from sparsetir.runtime.refusals import wrong
 

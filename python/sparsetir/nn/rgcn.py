@@ -20,11 +20,11 @@ from sparsetir.nn.graph import (
     with_others,
 )
 from sparsetir.nn.linear import glorot, zeros
-from sparsetir.ops.checks import INDEX_DTYPES, check_edges
 from sparsetir.ops.operands import plain_edges
 from sparsetir.ops.prepared import PreparedRelations
 from sparsetir.ops.relations import seen_edges
 from sparsetir.ops.rgms import rgms
+from sparsetir.ops.tensors import INDEX_DTYPES, check_edges
 from sparsetir.runtime.arrays import dtype_name
 from sparsetir.runtime.refusals import wrong
 

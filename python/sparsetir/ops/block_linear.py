@@ -18,10 +18,9 @@ import torch
 from torch import Tensor
 
 from sparsetir.formats import BSR
-from sparsetir.ops.checks import check_tensor
-from sparsetir.ops.launch import DTYPES, launch, target_of, wide_tensor
 from sparsetir.ops.registry import Gradients, Operation, Operator
 from sparsetir.ops.structure import Structure, structure_of
+from sparsetir.ops.tensors import DTYPES, check_tensor, launch, target_of, wide_tensor
 from sparsetir.planning.request import default_threads
 from sparsetir.planning.run_plan import compiled_by
 from sparsetir.runtime.arrays import dtype_name

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.ops import library
-from sparsetir.ops.checks import check_rows, check_tensor
+from sparsetir.ops.library import sum_of_new
 from sparsetir.ops.messages_library import as_messages, gspmm_arg, heads_first
-from sparsetir.ops.new_edges import sum_of_new
 from sparsetir.ops.operands import Operand, known, resolve
 from sparsetir.ops.registry import PLAIN, is_undisturbed, wants_gradient
 from sparsetir.ops.structure import Structure
+from sparsetir.ops.tensors import check_rows, check_tensor
 from sparsetir.planning.vocabulary import reduction
 from sparsetir.runtime.refusals import wrong
 

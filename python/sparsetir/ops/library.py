@@ -6,11 +6,15 @@ and values of elements come and go in the order of `col`. Heads are a first dime
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
+import torch
 from torch import Tensor
 
-from sparsetir.ops.checks import check_dense, check_values
+from sparsetir.ops.cache import memory_key
 from sparsetir.ops.messages_library import (
     as_messages,
     gradients_of_product,
@@ -18,8 +22,23 @@ from sparsetir.ops.messages_library import (
     heads_first,
     mean_gradient,
 )
-from sparsetir.ops.registry import Gradients, Operation, Operator
-from sparsetir.ops.structure import Structure, pattern_of_edges, structure_of
+from sparsetir.ops.registry import PLAIN, Gradients, Operation, Operator, is_undisturbed
+from sparsetir.ops.structure import Structure, known_edges, pattern_of_edges, structure_of
+from sparsetir.ops.tensors import (
+    INDEX_DTYPES,
+    check_dense,
+    check_edges,
+    check_values,
+    launch,
+    may_be_recorded,
+    target_of,
+)
+from sparsetir.planning.run_plan import compiled_by
+from sparsetir.runtime.arrays import dtype_name
+from sparsetir.runtime.kernel import Kernel
+from sparsetir.schedules.default import l2_bytes, l3_bytes
+from sparsetir.schedules.operators.edge_sums import EdgeSums
+from sparsetir.schedules.templates.edge_sums import SumLoops
 
 
 @dataclass
@@ -147,3 +166,146 @@ class Sddmm(Operation[Tensor]):
 
 
 sddmm = Operator("sddmm", Sddmm)
+
+
+# -- sums over edges that are new ------------------------------------------------------------------
+#
+# As those of mini-batches are in each step. To sort edges, and to keep what is made of them, takes
+# as long as some sums over them take without. So the first products with a tensor of edges go
+# through them as they come, until what that took more is what sorting would have taken.
+
+SUMMED = (torch.float32, torch.float64)
+CPU = torch.device("cpu")
+MOST = 1 << 20  # edges; where there are more, all threads are worth sorting for
+# Patterns that a process sorts all the same, until a kernel that does not is worth compiling.
+SORTED = 16
+# What sorting takes, and what a sum without it takes more, forward and backward: nanoseconds, those
+# of an edge, and those of each of its features while B and C are in the L2 cache. (Zen 3.)
+SORT, SORT_EDGE, FEATURE = 500_000, 25, 0.2
+MOST_SUMS = 8  # with the same edges
+MOST_MET = 256
+
+
+class _Met:
+    """Edges that were met, by their memory, and how often; at their version."""
+
+    __slots__ = ("count", "storage", "version")
+
+    def __init__(self, storage: Any, version: int) -> None:
+        self.storage, self.version, self.count = storage, version, 0
+
+
+_met: dict[object, _Met] = {}
+_sorted = 0
+
+
+def sum_of_new(A: Any, B: Any, reduce: str, values: Any) -> Tensor | None:
+    """What :func:`sparsetir.ops.spmm` gives, for edges that are not worth sorting.
+
+    None for all else, and where anything might be wrong: the other way then says what it is.
+    """
+    if reduce not in ("sum", "mean") or type(B) not in PLAIN or B.dim() != 2:
+        return None
+    edges, size = A if type(A) is tuple and len(A) == 2 else (A, len(B))
+    n, m = size if type(size) is tuple and len(size) == 2 else (size, size)
+    if type(edges) is not Tensor or edges.layout is not torch.strided or edges.dim() != 2:
+        return None
+    if edges.is_nested:  # which has no shape
+        return None
+    (ends, nnz), (rows, feat) = edges.shape, B.shape
+    if type(m) is not int or type(n) is not int or m < 1 or n != rows or ends != 2:
+        return None
+    if not 0 < nnz <= MOST or not feat or not is_undisturbed():
+        return None
+    if not _is_plain(B, SUMMED) or not _is_plain(edges, INDEX_DTYPES):
+        return None
+    if values is not None:
+        fits = type(values) in PLAIN and values.shape == (nnz,) and not values.requires_grad
+        if not fits or not _is_plain(values, (B.dtype,)):
+            return None
+    if torch.are_deterministic_algorithms_enabled():
+        return None
+    if not _is_new(edges, m, n, feat * B.itemsize):
+        return None
+    options = {"dtype": dtype_name(B), "reduce": reduce, "heads": None, "target": target_of(CPU)}
+    if may_be_recorded("spmm", (m, n), nnz, feat, **options):
+        return None
+    check_edges("spmm", edges, m, n, "A")
+    if B.requires_grad and torch.is_grad_enabled():
+        # The gradient is of what was computed, whoever writes to the edges meanwhile.
+        return _Sum.apply(edges.clone(), values, B, m, reduce)
+    return _summed(edges, values, B, m, reduce == "mean")[0]
+
+
+def _is_plain(x: Tensor, dtypes: tuple[torch.dtype, ...]) -> bool:
+    """Whether its memory on the host holds its numbers, of one of the types."""
+    return x.is_cpu and x.dtype in dtypes and not x.is_neg() and not x._is_zerotensor()
+
+
+def _is_new(edges: Tensor, m: int, n: int, row: int) -> bool:
+    """Whether edges have been met so seldom that sorting them would have taken longer.
+
+    row : bytes of a row of B
+    """
+    global _sorted
+    key = memory_key(edges)
+    found = _met.get(key)
+    version = -1 if edges.is_inference() else edges._version
+    if found is None or found.storage() is None or found.version != version:
+        if known_edges(edges, m, n) is not None:
+            return False
+        if _sorted < SORTED:
+            _sorted += 1
+            return False
+        if len(_met) >= MOST_MET:
+            _met.clear()
+        forget = lambda _: _met.pop(key, None)  # noqa: E731
+        found = _met[key] = _Met(weakref.ref(edges.untyped_storage(), forget), version)
+    found.count += 1
+    nnz, both = edges.shape[1], (m + n) * row
+    more = FEATURE / 4 * row * (1 + (both > l2_bytes()) + 2 * (both > l3_bytes()))
+    return found.count <= min(MOST_SUMS, (SORT + SORT_EDGE * nnz) / (more * nnz))
+
+
+def _summed(
+    edges: Tensor, values: Tensor | None, b: Tensor, m: int, mean: bool, back: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """The sums at targets, (m, feat), and how many edges each has; back : at sources."""
+    sources, targets = edges.unbind()
+    if back:
+        sources, targets = targets, sources
+    out, count = b.new_empty(m, b.shape[1]), b.new_empty(m) if mean else None
+    kernel = _kernel(dtype_name(b), dtype_name(edges), values is not None, mean, b.shape[1])
+    arrays = {"source": sources, "target": targets, "b": b, "c": out, "count": count, "w": values}
+    launch(kernel, {**arrays, "m": m, "n": len(b), "nnz": edges.shape[1], "feat": b.shape[1]})
+    return out, count
+
+
+@lru_cache(256)
+def _kernel(dtype: str, idtype: str, weighted: bool, mean: bool, feat: int) -> Kernel:
+    problem = EdgeSums(dtype, idtype, weighted, mean)
+    return compiled_by(SumLoops(feat), problem, target_of(CPU))
+
+
+class _Sum(torch.autograd.Function):
+    """The sums, and their gradient with respect to B."""
+
+    @staticmethod
+    def forward(ctx: Any, edges: Tensor, values: Any, b: Tensor, m: int, reduce: str) -> Tensor:
+        out, count = _summed(edges, values, b, m, reduce == "mean")
+        ctx.save_for_backward(edges, values, count)
+        ctx.n = len(b)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> object:
+        (grad,), (edges, values, count) = grads, ctx.saved_tensors
+        m = len(grad)
+        if count is not None:
+            grad = mean_gradient(grad, count[:, None])
+        if torch.is_grad_enabled() or not is_undisturbed():
+            rowptr = row_pointers(edges, m, ctx.n)
+            of_b = spmm_transposed(rowptr, edges, values, grad, ctx.n)
+        else:
+            of_b, _ = _summed(edges, values, grad, ctx.n, False, back=True)
+        return None, None, of_b, None, None

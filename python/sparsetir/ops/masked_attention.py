@@ -20,12 +20,11 @@ from tvm.target import Target
 from sparsetir.data.mask_blocks import BlockMask, BlockRows
 from sparsetir.data.masks import from_elements
 from sparsetir.ops import message_kernels
-from sparsetir.ops.checks import check_tensor, scale_of
-from sparsetir.ops.launch import DTYPES, launch, target_of
 from sparsetir.ops.messages_library import attention_gradients
 from sparsetir.ops.operands import resolve
 from sparsetir.ops.registry import Gradients, Operation, Operator
 from sparsetir.ops.structure import Structure, structure_of
+from sparsetir.ops.tensors import DTYPES, check_tensor, launch, scale_of, target_of
 from sparsetir.planning.request import default_threads
 from sparsetir.planning.run_plan import compiled_by
 from sparsetir.runtime.kernel import Kernel

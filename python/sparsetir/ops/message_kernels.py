@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from sparsetir.ops.cache import lasting
-from sparsetir.ops.launch import DTYPES, launch, target_of
 from sparsetir.ops.structure import Structure
+from sparsetir.ops.tensors import DTYPES, launch, target_of
 from sparsetir.planning.along_request import of_edges
 from sparsetir.planning.plan import made_for
 from sparsetir.planning.run_plan import compiled_by

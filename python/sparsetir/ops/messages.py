@@ -12,11 +12,11 @@ from torch import Tensor
 
 from sparsetir.ops import functional, messages_library
 from sparsetir.ops.cache import kept, lasting, private
-from sparsetir.ops.checks import check_rows, check_tensor, scale_of
 from sparsetir.ops.feature_shapes import Merged, merged
 from sparsetir.ops.operands import Operand, resolve
 from sparsetir.ops.registry import holds_data, wants_gradient
 from sparsetir.ops.structure import SeenPattern, Structure, structure_of
+from sparsetir.ops.tensors import check_rows, check_tensor, scale_of
 from sparsetir.planning.vocabulary import edge_op, message, reduction
 from sparsetir.runtime.refusals import wrong
 

@@ -15,7 +15,6 @@ from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.formats.pattern import Pattern
 from sparsetir.ops.blocks import Blocks
 from sparsetir.ops.cache import kept, private
-from sparsetir.ops.checks import INDEX_DTYPES, check_csr, check_size
 from sparsetir.ops.compress import Order
 from sparsetir.ops.library import row_pointers
 from sparsetir.ops.registry import holds_data
@@ -28,6 +27,7 @@ from sparsetir.ops.structure import (
     pattern_of,
     pattern_of_edges,
 )
+from sparsetir.ops.tensors import INDEX_DTYPES, check_csr, check_size
 from sparsetir.runtime.arrays import device_name, is_array
 from sparsetir.runtime.refusals import wrong
 

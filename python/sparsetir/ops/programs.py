@@ -14,10 +14,10 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from sparsetir.ops.checks import check_tensor, check_values
 from sparsetir.ops.functional import operand_like
 from sparsetir.ops.registry import Gradients, Operation, Operator
 from sparsetir.ops.structure import Structure, structure_of
+from sparsetir.ops.tensors import check_tensor, check_values
 from sparsetir.runtime.refusals import wrong
 from sparsetir.schedules.operators.gradients import gradient_of
 from sparsetir.schedules.operators.operands import Operator as Record

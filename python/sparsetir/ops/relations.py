@@ -22,10 +22,10 @@ from torch import Tensor
 
 from sparsetir.formats import ConvertedFormat
 from sparsetir.ops.cache import Deriving, handed_out, is_private, kept, lasting
-from sparsetir.ops.checks import check_edges, check_kind, check_range, check_size
 from sparsetir.ops.compress import compress
 from sparsetir.ops.registry import holds_data
 from sparsetir.ops.structure import Structure
+from sparsetir.ops.tensors import check_edges, check_kind, check_range, check_size
 from sparsetir.runtime.refusals import wrong
 from sparsetir.schedules.operators.relations import RelationPattern
 from sparsetir.schedules.search.choose_rgms import RelationSizes, products_first

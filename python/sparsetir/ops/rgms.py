@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from sparsetir.ops import rgms_kernels
-from sparsetir.ops.checks import check_size, check_tensor
 from sparsetir.ops.prepared import PreparedRelations
 from sparsetir.ops.registry import Gradients, Operation, Operator
 from sparsetir.ops.relations import Relations, relations_of, seen_edges
+from sparsetir.ops.tensors import check_size, check_tensor
 from sparsetir.planning.vocabulary import reduction
 from sparsetir.runtime.refusals import wrong
 

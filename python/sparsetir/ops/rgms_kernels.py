@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from sparsetir.ops.launch import DTYPES, call_plan, launch, target_of, wide_tensor
 from sparsetir.ops.relations import CHUNK, RelationRows, Relations, where_products_first
+from sparsetir.ops.tensors import DTYPES, call_plan, launch, target_of, wide_tensor
 from sparsetir.planning.along_request import of_relations
 from sparsetir.planning.plan import plan_of
 from sparsetir.planning.request import default_threads

@@ -12,9 +12,19 @@ from torch import Tensor
 
 from sparsetir.ops.blocks import Blocks
 from sparsetir.ops.cache import Deriving, hand_out, handed_out, is_private, kept, lasting, private
-from sparsetir.ops.checks import check_csr, check_edges, check_kind, check_pairs, check_size
 from sparsetir.ops.compress import INT32_MAX, Order, compress, transpose
-from sparsetir.ops.launch import DTYPES, Planned, call_plan, recorded, target_of
+from sparsetir.ops.tensors import (
+    DTYPES,
+    Planned,
+    call_plan,
+    check_csr,
+    check_edges,
+    check_kind,
+    check_pairs,
+    check_size,
+    recorded,
+    target_of,
+)
 from sparsetir.planning.plan import plan_of_each_run
 from sparsetir.planning.run_plan import Plan
 from sparsetir.schedules.operators.problems import CsrPattern
