@@ -342,7 +342,7 @@ def test_plans_take_tiles_where_the_cpu_has_them_and_blocks_are_full(monkeypatch
         (BSR(5, 5), False),
         (CSR(), False),
     ):
-        assert [c.format for c in wanted.choosing.engine(wanted, fmt)] == [fmt] * served
+        assert [c.format for c in wanted.engine(fmt)] == [fmt] * served
     plan = sparsetir.plan("spmm", whole_blocks(32), 64, dtype="bfloat16", target=SPR)
     assert isinstance(plan.config, AmxBlocks) and plan.kernel.needs == ["amx-tile", "amx-bf16"]
 

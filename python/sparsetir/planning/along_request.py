@@ -46,19 +46,22 @@ from sparsetir.sparse_ir.errors import ScheduleError
 
 
 class AlongEdges(OneByOne):
-    """Configs by numbers of features."""
+    """Whose configs are chosen by numbers of features."""
 
-    def check(self, wanted: Request, config: Config) -> None:
-        """See :class:`Choosing`."""
+    @property
+    def _heads(self) -> int:
+        """That are gone through by themselves."""
+        return int(self.sizes.get("batch", self.sizes["heads"]))
+
+    def check(self, config: Config) -> None:
         first = config.keys if isinstance(config, AttentionTiles) else config
         assert isinstance(first, Tile)  # as the template's
-        if first.gpu != wanted.gpu:
-            raise wrong("plan", "config", f"gpu={wanted.gpu} for {wanted.target.kind.name}", config)
-        first.tiles(wanted.feat_in)
+        if first.gpu != self.gpu:
+            raise wrong("plan", "config", f"gpu={self.gpu} for {self.target.kind.name}", config)
+        first.tiles(self.feat_in)
 
-    def about(self, wanted: Request) -> About:
-        """See :class:`Choosing`."""
-        problem, heads = wanted.problem, _heads(wanted)
+    def about(self) -> About:
+        problem, heads = self.problem, self._heads
         if isinstance(problem, Messages):
             kind = problem.op if problem.op.startswith("copy") else f"u_{problem.op}_e"
             op = f"{kind}_{problem.reduce}"
@@ -67,26 +70,15 @@ class AlongEdges(OneByOne):
             op, about = "softmax", "backward" if problem.backward else "forward"
         else:
             assert isinstance(problem, EdgeAttention)
-            op, about = "attention", f"of-{wanted.feat_in}" + "-heads-first" * problem.heads_first
+            op, about = "attention", f"of-{self.feat_in}" + "-heads-first" * problem.heads_first
         return About(op, about, heads if heads > 1 else None)
 
-    def tried(self, wanted: Request) -> Branch:
-        """See :class:`OneByOne`."""
-        heads, features = _heads(wanted), wanted.features
-        work = message_tiles.work(wanted.problem, wanted.matrix.nnz, heads, features)
-        return message_tiles.tried(features, wanted.threads, pool.pays(wanted.threads, work))
+    def tried(self) -> Branch:
+        work = message_tiles.work(self.problem, self.matrix.nnz, self._heads, self.features)
+        return message_tiles.tried(self.features, self.threads, pool.pays(self.threads, work))
 
-    def on_gpu(self, wanted: Request) -> list[Config]:
-        """See :class:`OneByOne`."""
-        return [message_tiles.chosen(wanted.features, gpu=True)]
-
-
-ALONG_EDGES = AlongEdges()
-
-
-def _heads(wanted: Request) -> int:
-    """That are gone through by themselves."""
-    return int(wanted.sizes.get("batch", wanted.sizes["heads"]))
+    def on_gpu(self) -> list[Config]:
+        return [message_tiles.chosen(self.features, gpu=True)]
 
 
 def of_edges(
@@ -100,10 +92,8 @@ def of_edges(
 
     features, sizes : see :class:`Request`
     """
-    return Request(
-        ALONG["messages"], "messages", matrix, problem, features, sizes, {}, (), default_threads(),
-        target, ALONG_EDGES,
-    )  # fmt: skip
+    named = ALONG["messages"], "messages"
+    return AlongEdges(*named, matrix, problem, features, sizes, {}, (), default_threads(), target)
 
 
 def edge_request(
@@ -136,10 +126,8 @@ def edge_request(
     problem: Any = by_sizes.problem
     problem = replace(problem, dtype=dtype, idtype=idtype)
     callers = {"heads": heads, "feat": feat, **by_sizes.sizes}
-    return Request(
-        operator, op, matrix, problem, by_sizes.features, by_sizes.numbers, callers,
-        by_sizes.there, common.threads, common.target, ALONG_EDGES,
-    )  # fmt: skip
+    given = problem, by_sizes.features, by_sizes.numbers, callers, by_sizes.there
+    return AlongEdges(operator, op, matrix, *given, common.threads, common.target)
 
 
 def _of_messages(
@@ -160,45 +148,36 @@ def _of_messages(
 
 
 class OfRelations(OneByOne):
-    """Configs by the rows of relations."""
+    """Whose configs are chosen by the rows of relations."""
 
-    def check(self, wanted: Request, config: Config) -> None:
-        """See :class:`Choosing`."""
+    def check(self, config: Config) -> None:
         serves = getattr(config, "feat_in", None)
-        if serves not in (None, wanted.feat_in):
+        if serves not in (None, self.feat_in):
             raise ScheduleError(
-                f"plan: argument 'feat_in': the config serves {serves} features, got "
-                f"{wanted.feat_in}"
+                f"plan: argument 'feat_in': the config serves {serves} features, got {self.feat_in}"
             )
 
-    def whole(self, wanted: Request) -> Request:
-        """See :class:`Choosing`."""
-        target, problem = wanted.target, wanted.problem
-        feat_in, feat = (whole_vectors(problem, size, target) for size in wanted.features)
-        return replace(wanted, **_sized(feat_in, feat, wanted.callers["b"]))
+    @property
+    def whole(self) -> Request:
+        feat_in, feat = (whole_vectors(self.problem, size, self.target) for size in self.features)
+        return replace(self, **_sized(feat_in, feat, self.callers["b"]))
 
-    def about(self, wanted: Request) -> About:
-        """See :class:`Choosing`."""
-        weighted = "" if wanted.problem.weighted else "-unweighted"
-        return About(wanted.name, f"sum-of-{wanted.feat_in}{weighted}", None)
+    def about(self) -> About:
+        weighted = "" if self.problem.weighted else "-unweighted"
+        return About(self.name, f"sum-of-{self.feat_in}{weighted}", None)
 
-    def tried(self, wanted: Request) -> Branch:
-        """See :class:`OneByOne`."""
-        pattern, (feat_in, feat) = wanted.pattern, wanted.features
+    def tried(self) -> Branch:
+        pattern, (feat_in, feat) = self.pattern, self.features
         return tried(
-            wanted.problem, len(pattern.rows), feat_in, feat, target=wanted.target,
-            threads=wanted.threads, relations=pattern.shape[0], blocks=wanted.callers["b"] or 1,
+            self.problem, len(pattern.rows), feat_in, feat, target=self.target,
+            threads=self.threads, relations=pattern.shape[0], blocks=self.callers["b"] or 1,
             work_of_threads=pool.work_of_threads(),
         )  # fmt: skip
 
-    def on_gpu(self, wanted: Request) -> list[Config]:
-        """See :class:`OneByOne`."""
-        asked = wanted.problem, wanted.pattern, wanted, wanted.target
-        found = (t.configs(*asked) for t in templates_for(wanted.problem, True) if t.configs)
+    def on_gpu(self) -> list[Config]:
+        asked = self.problem, self.pattern, self, self.target
+        found = (t.configs(*asked) for t in templates_for(self.problem, True) if t.configs)
         return [config for each in found for config in each]
-
-
-OF_RELATIONS = OfRelations()
 
 
 def of_relations(
@@ -219,9 +198,9 @@ def of_relations(
     if isinstance(problem, RgmsGradient):
         operator = RGMS_EDGE if problem.edges else RGMS_WEIGHT
     there = (*operator.dims, *["a"] * problem.weighted)
-    return Request(
+    return OfRelations(
         operator, operator.name, matrix, problem, there=there, threads=threads, target=target,
-        choosing=OF_RELATIONS, **_sized(*features, blocks),
+        **_sized(*features, blocks),
     )  # fmt: skip
 
 

@@ -195,7 +195,7 @@ def plan(
     if format is not None:
         if config is not None:
             raise wrong("plan", "format", "None beside a config", f"{format!r}")
-        config = wanted.choosing.of_format(wanted, format)
+        config = wanted.of_format(format)
     made = plan_of(wanted, config)
     return HeadsPlan.of(made) if getattr(wanted.problem, "batched", False) else made
 

@@ -74,6 +74,8 @@ class About(NamedTuple):
 class Request:
     """Checked arguments of a plan, of any operator, and what follows from them.
 
+    Operators on different things have classes of their own, which choose configs.
+
     name : of the operator, as it was asked for
     matrix : a SparseTensor, several matrices, or a pattern where there are no values
     problem : what kernels are compiled for
@@ -95,7 +97,6 @@ class Request:
     there: tuple[str, ...]
     threads: int
     target: Target
-    choosing: Choosing
     statistics: Statistics | None = None
 
     @property
@@ -181,14 +182,14 @@ class Request:
     def task(self) -> Task:
         """What records of tuning are looked up by."""
         matrix: Any = self.pattern if self.operator.on == "relations" else self.matrix
-        op, reduce, heads = self.choosing.about(self)
+        op, reduce, heads = self.about()
         dtype, target, threads = self.problem.dtype, self.target, self.threads
         return Task(op, matrix, self.feat, dtype, reduce, heads, target, threads)
 
     @property
     def whole(self) -> Request:
         """The same for features that fill vectors, with zeros behind those that are given."""
-        return self.choosing.whole(self)
+        return self
 
     def gathers_often(self, config: Config) -> bool:
         """Whether rows of B are gathered as they are, so often that to align them pays first.
@@ -208,23 +209,34 @@ class Request:
         """Whether it is for a GPU."""
         return is_gpu(self.target)
 
-    def chosen(self) -> Config:
-        """The config of a plan whose user names none."""
-        return self.choosing.chosen(self)
+    def about(self) -> About:
+        """What records of tuning are looked up by."""
+        raise NotImplementedError
 
     def candidates(self) -> list[Config]:
         """Configs worth measuring, that of :meth:`chosen` first."""
-        return self.choosing.candidates(self)
+        raise NotImplementedError
 
     def space(self) -> Space:
-        """The configs that a search goes through."""
-        return self.choosing.space(self)
+        """The configs that a search goes through, on a CPU."""
+        raise NotImplementedError
+
+    def chosen(self) -> Config:
+        """The config of a plan whose user names none."""
+        return self.candidates()[0]
+
+    def of_format(self, format: Format) -> Config:
+        """The config for a format; raises ValueError where none is chosen by one."""
+        raise wrong("plan", "format", f"None for '{self.name}'", f"{format!r}")
+
+    def check(self, config: Config) -> None:
+        """Raise for a config, of a template that serves the problem, that does not serve sizes."""
 
     def template(self, config: Config) -> Template:
         """The template of a config; raises TypeError for what is no config for this, and
         ScheduleError where it does not serve the sizes."""
         found = template_of(config, self.problem, self.gpu)
-        self.choosing.check(self, config)
+        self.check(config)
         return found
 
     def stages(self, config: Config) -> Stages:
@@ -250,64 +262,30 @@ class Request:
         return found
 
 
-class Choosing:
-    """What configs of an operator are chosen by, and what a plan asks of them."""
+class OneByOne(Request):
+    """Whose configs are what a search on a CPU tries, the first values being the default's."""
 
-    def candidates(self, wanted: Request) -> list[Config]:
-        """Configs worth measuring, the default first."""
-        raise NotImplementedError
-
-    def space(self, wanted: Request) -> Space:
-        """The configs that a search goes through, on a CPU."""
-        raise NotImplementedError
-
-    def about(self, wanted: Request) -> About:
-        """What records of tuning are looked up by."""
-        raise NotImplementedError
-
-    def chosen(self, wanted: Request) -> Config:
-        """The config of a plan whose user names none."""
-        return self.candidates(wanted)[0]
-
-    def of_format(self, wanted: Request, format: Format) -> Config:
-        """The config for a format; raises ValueError where none is chosen by one."""
-        raise wrong("plan", "format", f"None for '{wanted.name}'", f"{format!r}")
-
-    def check(self, wanted: Request, config: Config) -> None:
-        """Raise for a config, of a template that serves the problem, that does not serve sizes."""
-
-    def whole(self, wanted: Request) -> Request:
-        """The same for features that fill vectors, with zeros behind those that are given."""
-        return wanted
-
-
-class OneByOne(Choosing):
-    """Configs by what a search on a CPU tries, whose first values are the default's."""
-
-    def tried(self, wanted: Request) -> Branch:
+    def tried(self) -> Branch:
         """What a search on a CPU tries."""
         raise NotImplementedError
 
-    def on_gpu(self, wanted: Request) -> list[Config]:
+    def on_gpu(self) -> list[Config]:
         """Configs for a GPU, the default first."""
         raise NotImplementedError
 
-    def chosen(self, wanted: Request) -> Config:
-        """See :class:`Choosing`."""
-        if wanted.gpu:
-            return self.on_gpu(wanted)[0]
-        branch = self.tried(wanted)
+    def chosen(self) -> Config:
+        if self.gpu:
+            return self.on_gpu()[0]
+        branch = self.tried()
         found = branch.make(**{name: values[0] for name, values in branch.choices.items()})
         assert found is not None
         return found
 
-    def candidates(self, wanted: Request) -> list[Config]:
-        """See :class:`Choosing`."""
-        return self.on_gpu(wanted) if wanted.gpu else self.tried(wanted).one_by_one()
+    def candidates(self) -> list[Config]:
+        return self.on_gpu() if self.gpu else self.tried().one_by_one()
 
-    def space(self, wanted: Request) -> Space:
-        """See :class:`Choosing`."""
-        return Space((self.tried(wanted),))
+    def space(self) -> Space:
+        return Space((self.tried(),))
 
 
 def adopted_matrix(
@@ -450,10 +428,10 @@ def idtype_for(*sizes: int) -> str:
 # -- operators on a matrix ------------------------------------------------------------------------
 
 
-class OnMatrix(Choosing):
-    """Configs by the statistics of a matrix."""
+class OnMatrix(Request):
+    """Whose configs are chosen by the statistics of the matrix."""
 
-    def engine(self, wanted: Request, format: Format | None = None) -> list[Config]:
+    def engine(self, format: Format | None = None) -> list[Config]:
         """Configs for the CPU's matrix engine, where there is one that suits the pattern.
 
         format : the one that stores the matrix; by default blocks that fill tiles
@@ -461,52 +439,43 @@ class OnMatrix(Choosing):
         Of a SparseMatrix alone: a CsrPattern has no values, and to bring them into blocks in each
         run would take longer than is won.
         """
-        problem, target = wanted.problem, wanted.target
-        spmm = isinstance(problem, Spmm) and isinstance(wanted.matrix, SparseMatrix)
+        problem, target = self.problem, self.target
+        spmm = isinstance(problem, Spmm) and isinstance(self.matrix, SparseMatrix)
         if not spmm or not has_product(target, problem.dtype):
             return []
         if allowed(PRODUCTS[problem.dtype].features):
             return []
         formats = BLOCKS if format is None else (format,)
-        return [*configs(problem, wanted.pattern, wanted.given, target, formats)]
+        return [*configs(problem, self.pattern, self.given, target, formats)]
 
-    def of_format(self, wanted: Request, format: Format) -> Config:
-        """See :class:`Choosing`."""
+    def of_format(self, format: Format) -> Config:
         if not isinstance(format, Format) or format.order not in (None, 2):
             expected = "a format of matrices, such as sparsetir.formats.BSR(32, 32)"
             raise wrong("plan", "format", expected, f"{format!r}", TypeError)
-        if not isinstance(wanted.problem, Spmm):
-            return super().of_format(wanted, format)
-        found, asked = self.engine(wanted, format), (wanted.given, wanted.target)
+        if not isinstance(self.problem, Spmm):
+            return super().of_format(format)
+        found, asked = self.engine(format), (self.given, self.target)
         if found:
             return found[0]
-        return by_format(format, wanted.problem, wanted.pattern.coordinates, *asked)
+        return by_format(format, self.problem, self.pattern.coordinates, *asked)
 
-    def about(self, wanted: Request) -> About:
-        """See :class:`Choosing`."""
-        reduce = getattr(wanted.problem, "reduce", "sum")
-        return About(wanted.operator.name, reduce, wanted.callers["heads"])
+    def about(self) -> About:
+        reduce = getattr(self.problem, "reduce", "sum")
+        return About(self.operator.name, reduce, self.callers["heads"])
 
-    def chosen(self, wanted: Request) -> Config:
-        """See :class:`Choosing`."""
-        if wanted.gpu and wanted.problem.dtype == "int8":
+    def chosen(self) -> Config:
+        if self.gpu and self.problem.dtype == "int8":
             raise ValueError(
                 "plan: argument 'format': expected one that tensor cores take, for 'int8' on a "
                 "GPU, such as sparsetir.formats.BSR(32, 32), got None"
             )
-        return super().chosen(wanted)
+        return super().chosen()
 
-    def candidates(self, wanted: Request) -> list[Config]:
-        """See :class:`Choosing`."""
-        by_sizes = candidates(wanted.problem, wanted.given, wanted.target)
-        return [*self.engine(wanted), *by_sizes]
+    def candidates(self) -> list[Config]:
+        return [*self.engine(), *candidates(self.problem, self.given, self.target)]
 
-    def space(self, wanted: Request) -> Space:
-        """See :class:`Choosing`."""
-        return space(wanted.problem, wanted.pattern, wanted.given, wanted.target)
-
-
-ON_MATRIX = OnMatrix()
+    def space(self) -> Space:
+        return space(self.problem, self.pattern, self.given, self.target)
 
 
 def matrix_request(
@@ -561,7 +530,6 @@ def matrix_request(
         statistics = replace(statistics, locality=Locality.of(columns))
     there = (*operator.dims, *["a"] * operator.reads_values)
     sizes, callers = {"heads": heads or 1, "feat": feat}, {"heads": heads, "feat": feat}
-    return Request(
-        operator, op, matrix, problem, (feat,), sizes, callers, there, threads, target, ON_MATRIX,
-        statistics,
-    )  # fmt: skip
+    return OnMatrix(
+        operator, op, matrix, problem, (feat,), sizes, callers, there, threads, target, statistics
+    )

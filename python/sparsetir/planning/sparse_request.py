@@ -30,61 +30,49 @@ GPU_DTYPES = ("float32", "float64", "int32", "int64")  # sums in memory are in n
 
 
 class OnMatrices(OneByOne):
-    """Configs by how much there is to do."""
+    """Whose configs are chosen by how much there is to do."""
 
-    def check(self, wanted: Request, config: Config) -> None:
-        """See :class:`Choosing`."""
-        expected, product = "", wanted.problem.is_product
+    def check(self, config: Config) -> None:
+        expected, product = "", self.problem.is_product
         if isinstance(config, TermLanes) and not product:
             expected = "ElementThreads"
         if isinstance(config, RowTables):
-            expected = self._without_tables(wanted)
+            expected = self._without_tables()
         if isinstance(config, Assembled) and (config.listed or config.dotted):
-            masked = wanted.matrices.mask is not None
+            masked = self.matrices.mask is not None
             name = "listed" if config.listed else "dotted"
             known = masked or (config.listed and config.kept)
             expected = "" if product and known else f"{name}=False without a mask"
         if expected:
             raise ValueError(
-                f"plan: argument 'config': expected {expected} for '{wanted.name}', got {config}"
+                f"plan: argument 'config': expected {expected} for '{self.name}', got {config}"
             )
 
-    @staticmethod
-    def _without_tables(wanted: Request) -> str:
-        """What a request that hash tables do not serve is to have; "" for others."""
-        problem = wanted.problem
-        if wanted.name != "spgemm":
+    def _without_tables(self) -> str:
+        """What it is to have if hash tables do not serve it; "" for others."""
+        problem = self.problem
+        if self.name != "spgemm":
             return "ElementThreads" + " or TermLanes" * problem.is_product
         dtypes = dtypes_of(problem.how)
         if problem.dtype not in dtypes:
             return f"ElementThreads or TermLanes but for {', '.join(dtypes)} with '{problem.how}'"
         return ""
 
-    def about(self, wanted: Request) -> About:
-        """See :class:`Choosing`."""
-        masked = "-masked" * (wanted.matrices.mask is not None)
-        return About(wanted.operator.name, f"{wanted.problem.how}{masked}", None)
+    def about(self) -> About:
+        masked = "-masked" * (self.matrices.mask is not None)
+        return About(self.operator.name, f"{self.problem.how}{masked}", None)
 
-    def on_gpu(self, wanted: Request) -> list[Config]:
-        """See :class:`OneByOne`."""
+    def on_gpu(self) -> list[Config]:
         found: list[Config] = [ElementThreads(), ElementThreads(64), ElementThreads(256)]
-        return [*found, *map(TermLanes, (1, 4, 8, 32))] if wanted.problem.is_product else found
+        return [*found, *map(TermLanes, (1, 4, 8, 32))] if self.problem.is_product else found
 
-    def tried(self, wanted: Request) -> Branch:
-        """See :class:`OneByOne`."""
-        (each, mask), product = wanted.matrices, wanted.problem.is_product
-        dotted = False
-        if product and mask is not None:
-            dotted = elements_pay(csr(each[0]), csr(each[1]), csr(mask), wanted.name == "inner")
-        first = Assembled(
-            gathered=wanted.problem.how in ("add", "subtract"), parallel=wanted.threads > 1,
-            dotted=dotted,
-        )  # fmt: skip
-        masked = mask is not None
-        return branch(wanted.problem, first, wanted.threads, masked)
-
-
-ON_MATRICES = OnMatrices()
+    def tried(self) -> Branch:
+        (each, mask), how, dotted = self.matrices, self.problem.how, False
+        if self.problem.is_product and mask is not None:
+            dotted = elements_pay(csr(each[0]), csr(each[1]), csr(mask), self.name == "inner")
+        sums, parallel = how in ("add", "subtract"), self.threads > 1
+        first = Assembled(gathered=sums, parallel=parallel, dotted=dotted)
+        return branch(self.problem, first, self.threads, mask is not None)
 
 
 def sparse_request(
@@ -127,7 +115,5 @@ def sparse_request(
     problem = SparseResult(
         how, name, WIDER.get(name, name), str(own), "int64" if wide else "int32", len(each)
     )
-    return Request(
-        operator, op, matrices, problem, (len(each),), {}, {"feat": None}, ("out",),
-        threads, target, ON_MATRICES,
-    )  # fmt: skip
+    fixed = (len(each),), {}, {"feat": None}, ("out",)
+    return OnMatrices(operator, op, matrices, problem, *fixed, threads, target)
