@@ -11,20 +11,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
+from tvm.target import Target
 
 from sparsetir.formats import BSR
 from sparsetir.ops.registry import Gradients, Operation, Operator
 from sparsetir.ops.structure import Structure, structure_of
-from sparsetir.ops.tensors import DTYPES, check_tensor, launch, target_of, wide_tensor
+from sparsetir.ops.tensors import DTYPES, check_tensor, kernel_by, launch, target_of, wide_tensor
 from sparsetir.planning.request import default_threads
 from sparsetir.planning.run_plan import compiled_by
 from sparsetir.runtime.arrays import dtype_name
-from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.pool import pays
 from sparsetir.runtime.refusals import wrong
 from sparsetir.schedules.default import vector_bits
@@ -53,8 +52,7 @@ def _product_by_blocks(x: Tensor, w: Tensor, structure: Structure, config: Any) 
     Kernels have tokens side by side, so that x is transposed before, and the result after.
     """
     (tokens, _), (blocks, cols, rows) = x.shape, w.shape
-    problem, target = BlockSpmm(rows, cols, DTYPES[x.dtype]), target_of(x.device)
-    kernel = compiled_by(config, problem, target)
+    kernel = compiled_by(config, BlockSpmm(rows, cols, DTYPES[x.dtype]), target_of(x.device))
     out = x.new_empty(1, structure.m, rows, tokens)
     given = {"a": w.transpose(1, 2), "b": x.t().reshape(1, structure.n, cols, tokens), "out": out}
     sizes = {"heads": 1, "mb": structure.m, "nb": structure.n, "blocks": blocks, "feat": tokens}
@@ -72,20 +70,20 @@ def _structure(indptr: Tensor, indices: Tensor, columns: int) -> Structure:
     return structure_of(indptr, indices, columns, "block_linear")
 
 
-@lru_cache(256)
-def _kernel(problem: BlockLinear | BlockOuter, nnz: int, tokens: int, threads: int) -> Kernel:
+def _tile(
+    problem: BlockLinear | BlockOuter, target: Target, nnz: int, tokens: int, threads: int
+) -> BlockTile:
     """For so many blocks and tokens, on a CPU."""
-    target = target_of(torch.device("cpu"))
     parallel = pays(threads, nnz * problem.rows * problem.cols * tokens)
-    config = BlockTile.for_block(problem, vector_bits(target), tokens, parallel)
-    return compiled_by(config, problem, target)
+    return BlockTile.for_block(problem, vector_bits(target), tokens, parallel)
 
 
 def _run(
     structure: Structure, problem: BlockLinear | BlockOuter, tokens: int, arrays: dict[str, Tensor]
 ) -> None:
     """Run a kernel on arrays that fit."""
-    kernel = _kernel(problem, structure.nnz, tokens, default_threads())
+    given = target_of(structure.device), structure.nnz, tokens, default_threads()
+    kernel = kernel_by(_tile, problem, *given)
     sizes = {"tokens": tokens, "m": structure.m, "n": structure.n, "blocks": structure.nnz}
     launch(kernel, {**arrays, **sizes, "indptr": structure.rowptr, "indices": structure.col})
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -24,10 +24,8 @@ from sparsetir.ops.messages_library import attention_gradients
 from sparsetir.ops.operands import resolve
 from sparsetir.ops.registry import Gradients, Operation, Operator
 from sparsetir.ops.structure import Structure, structure_of
-from sparsetir.ops.tensors import DTYPES, check_tensor, launch, scale_of, target_of
+from sparsetir.ops.tensors import DTYPES, check_tensor, kernel_by, launch, scale_of, target_of
 from sparsetir.planning.request import default_threads
-from sparsetir.planning.run_plan import compiled_by
-from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.pool import pays
 from sparsetir.runtime.refusals import wrong
 from sparsetir.schedules.default import is_gpu, vector_bits
@@ -350,14 +348,21 @@ def _cut(x: Tensor, outer: Any, rows: int) -> Tensor:
     return x[:, :rows].unflatten(0, tuple(outer)).contiguous()
 
 
-def _run(problem: Any, rows: BlockRows, scale: float, across: Tensor, **arrays: Tensor) -> None:
-    """Compile a kernel if it is new, and run it.
+def _run(
+    problem: OfBlocks | OfBlocksBackward,
+    rows: BlockRows,
+    scale: float,
+    across: Tensor,
+    **arrays: Tensor,
+) -> None:
+    """Run the kernel for a problem on arrays that fit.
 
     across : an operand that the columns of blocks belong to
     """
     block, heads = problem.block, len(across)
     work = len(rows.indices) * heads * block**2 * (problem.feat + problem.width + EXPONENTIAL)
-    kernel = _kernel(problem, target_of(across.device), pays(default_threads(), work))
+    parallel = pays(default_threads(), work)
+    kernel = kernel_by(_tiles, problem, target_of(across.device), parallel)
     named = {"indptr": rows.indptr, "indices": rows.indices, "kind": rows.kinds, "bits": rows.bits}
     sizes = {"blocks": len(rows.indices), "kinds": len(rows.bits), "heads": heads, "scale": scale}
     sizes |= {"rows": len(rows.indptr) - 1, "cols": across.shape[1] // block}
@@ -365,12 +370,13 @@ def _run(problem: Any, rows: BlockRows, scale: float, across: Tensor, **arrays: 
     launch(kernel, {**arrays, **named, **sizes})
 
 
-@lru_cache(256)
-def _kernel(problem: Any, target: Target, parallel: bool) -> Kernel:
+def _tiles(
+    problem: OfBlocks | OfBlocksBackward, target: Target, parallel: bool
+) -> WarpTiles | BlockTiles:
     if is_gpu(target):
-        return compiled_by(WarpTiles(), problem, target)
+        return WarpTiles()
     bits, acc = vector_bits(target), problem.accumulator
-    return compiled_by(BlockTiles.for_block(problem.block, bits, acc, parallel), problem, target)
+    return BlockTiles.for_block(problem.block, bits, acc, parallel)
 
 
 # -- arguments ------------------------------------------------------------------------------------

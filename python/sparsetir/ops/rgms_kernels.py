@@ -18,15 +18,15 @@ from math import prod
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+from tvm.target import Target
 
 from sparsetir.ops.relations import CHUNK, RelationRows, Relations, where_products_first
-from sparsetir.ops.tensors import DTYPES, call_plan, launch, target_of, wide_tensor
+from sparsetir.ops.tensors import DTYPES, call_plan, kernel_by, launch, target_of, wide_tensor
 from sparsetir.planning.along_request import of_relations
 from sparsetir.planning.plan import plan_of
 from sparsetir.planning.request import default_threads
-from sparsetir.planning.run_plan import Plan, compiled_by
+from sparsetir.planning.run_plan import Plan
 from sparsetir.runtime.arrays import dtype_name
-from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.pool import pays
 from sparsetir.schedules.default import is_gpu, vector_bits
 from sparsetir.schedules.operators.rgms import Rgms
@@ -211,25 +211,24 @@ def _run_chunks(relations: Relations, edges: bool, arrays: dict[str, Tensor]) ->
     """Run the kernel for one of the gradients."""
     rows, chunks = relations.by_target, relations.by_target.chunks
     (blocks, feat_in), feat = arrays["x"].shape[1:], arrays["grad"].shape[-1]
-    dtype, weighted, threads = DTYPES[arrays["x"].dtype], "a" in arrays, default_threads()
-
-    def made(rows: RelationRows) -> Kernel:
-        target = target_of(rows.rows.device)
-        problem = RgmsBackward(feat_in, feat, CHUNK, edges, dtype, dtype_name(rows.rows), weighted)
-        # All but whole vectors are powers of two.
-        lanes = min(lanes_of(Rgms(dtype), target), feat_in, feat)
-        vectors = 4 if vector_bits(target) >= 512 else 2  # as there are registers for
-        parallel = pays(threads, len(rows.rows) * blocks * feat_in * feat)
-        parts = threads * BLOCKS_PER_THREAD if parallel else 0
-        return compiled_by(ChunkTiles(lanes, vectors=vectors, blocks=parts), problem, target)
-
-    key = "chunks", threads, blocks, feat_in, feat, edges, dtype, weighted
+    types, threads = (DTYPES[arrays["x"].dtype], dtype_name(rows.rows)), default_threads()
+    problem = RgmsBackward(feat_in, feat, CHUNK, edges, *types, "a" in arrays)
+    parallel = pays(threads, len(rows.rows) * blocks * feat_in * feat)
+    parts = threads * BLOCKS_PER_THREAD if parallel else 0
+    kernel = kernel_by(_tiles, problem, target_of(relations.device), parts)
     index = {"piece_ptr": chunks.piece_ptr, "chunk_ptr": chunks.chunk_ptr, "rows": rows.rows}
     index |= {"indptr": rows.indptr, "indices": rows.indices, "relation": chunks.relation}
     sizes = {"pieces": len(chunks.relation), "chunks": len(chunks.chunk_ptr) - 1}
     sizes |= {"nnz_rows": len(rows.rows), "nnz": relations.edges, "m": relations.m}
     sizes |= {"n": relations.n, "relations": relations.count, "blocks": blocks}
-    launch(rows.derived(key, made), {**arrays, **index, **sizes})
+    launch(kernel, {**arrays, **index, **sizes})
+
+
+def _tiles(problem: RgmsBackward, target: Target, parts: int) -> ChunkTiles:
+    # All but whole vectors are powers of two.
+    lanes = min(lanes_of(Rgms(problem.dtype), target), problem.feat_in, problem.feat)
+    vectors = 4 if vector_bits(target) >= 512 else 2  # as there are registers for
+    return ChunkTiles(lanes, vectors=vectors, blocks=parts)
 
 
 def _is_gpu(x: Tensor) -> bool:

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
@@ -19,14 +19,14 @@ from tvm.target import Target
 from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.planning.plan import plan_of, requested
 from sparsetir.planning.request import default_threads
-from sparsetir.planning.run_plan import GPU_ALIGNMENT, Plan
+from sparsetir.planning.run_plan import GPU_ALIGNMENT, Plan, compiled_by
 from sparsetir.records.records import by_record, recorded_configs, there_are_records
-from sparsetir.records.task import Sizes, Task
+from sparsetir.records.task import Compiled, Sizes, Task
 from sparsetir.runtime.arrays import dtype_name
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.refusals import wrong
 from sparsetir.runtime.targets import resolve_target
-from sparsetir.schedules.operators.problems import CsrPattern
+from sparsetir.schedules.operators.problems import CsrPattern, Problem
 from sparsetir.sparse_ir.errors import StructureError, StructureIndexError, StructureTypeError
 
 DTYPES = {
@@ -58,6 +58,14 @@ def launch(kernel: Kernel, named: Mapping[str, Tensor | float | None]) -> None:
             kernel.run_unchecked(args)
         except (TypeError, ValueError, BufferError, RuntimeError) as error:
             kernel.run_refused(args, error)
+
+
+@lru_cache(1024)
+def kernel_by(
+    choose: Callable[..., Compiled], problem: Problem, target: Target, *given: Hashable
+) -> Kernel:
+    """The kernel of the config that is chosen of a problem, a target and what else is given."""
+    return compiled_by(choose(problem, target, *given), problem, target)
 
 
 def call_plan(run: Plan, operands: Sequence[Tensor], values: Tensor | None) -> Tensor:
