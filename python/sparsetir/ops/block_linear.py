@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,6 +22,7 @@ from sparsetir.ops.structure import Structure, structure_of
 from sparsetir.ops.tensors import DTYPES, check_tensor, kernel_by, launch, target_of, wide_tensor
 from sparsetir.planning.request import default_threads
 from sparsetir.planning.run_plan import compiled_by
+from sparsetir.records.task import Compiled
 from sparsetir.runtime.arrays import dtype_name
 from sparsetir.runtime.pool import pays
 from sparsetir.runtime.refusals import wrong
@@ -39,14 +39,14 @@ def _has_kernels(x: Tensor) -> bool:
     return x.device.type == "cpu"
 
 
-def _by_blocks(x: Tensor, indices: Tensor, rows: int, cols: int, tokens: int) -> object:
+def _by_blocks(x: Tensor, indices: Tensor, rows: int, cols: int, tokens: int) -> Compiled | None:
     """The config of tensor cores for blocks of a weight, where a GPU has them; else None."""
     if _has_kernels(x) or indices.dtype != torch.int32:
         return None
     return for_format(BSR(rows, cols), Spmm(DTYPES[x.dtype]), tokens, target_of(x.device))
 
 
-def _product_by_blocks(x: Tensor, w: Tensor, structure: Structure, config: Any) -> Tensor:
+def _product_by_blocks(x: Tensor, w: Tensor, structure: Structure, config: Compiled) -> Tensor:
     """(tokens, rows) of x (tokens, columns) and w (blocks, columns, rows of a block).
 
     Kernels have tokens side by side, so that x is transposed before, and the result after.
@@ -119,15 +119,15 @@ class Linear(Operation[Tensor]):
         structure = _structure(self.indptr, self.indices, self.cols // c)
         tokens = math.prod(x.shape[:-1])
         config = _by_blocks(x, self.indices, *((c, r) if transposed else (r, c)), tokens)
-        by_blocks = blocks and config is not None
-        wide = values if by_blocks else wide_tensor(values)
+        by_blocks = config if blocks else None
+        wide = values if by_blocks is not None else wide_tensor(values)
         if transposed:
             structure = structure.transposed
             wide = wide.transpose(1, 2)
             wide = (wide if structure.order is None else wide[structure.order]).contiguous()
             r, c = c, r
-        if by_blocks:
-            product = _product_by_blocks(_flat(x).detach(), wide, structure, config)
+        if by_blocks is not None:
+            product = _product_by_blocks(_flat(x).detach(), wide, structure, by_blocks)
             product = product if bias is None else product + bias.detach().to(x.dtype)
             return product.contiguous().view(out.shape)
         if not blocks or not _has_kernels(x):

@@ -6,7 +6,6 @@ Products take the values as they are, where CSR would bring them into another or
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 from tvm.target import Target
@@ -69,9 +68,8 @@ class Blocks:
                 return None
         elif fmt.rows == 1 or feat < vector_lanes(problem, vector_bits(target)):
             return None
-        options: Any = {"dtype": dtype, "target": target, "format": fmt}
         try:
-            return plan("spmm", _OfBlocks(*pattern), feat, **options)
+            return plan("spmm", _OfBlocks(*pattern), feat, dtype=dtype, target=target, format=fmt)
         except StructureError:
             return None
 
@@ -89,7 +87,7 @@ class _AsGiven(ConvertedFormat):
 
     keeps_order = True
 
-    def values(self, /, **stored: Any) -> dict[str, Any]:
+    def values(self, /, **stored: Tensor) -> dict[str, Tensor]:
         return {
             self.parameter(name, part): values.reshape(part.shape)
             for name, values in stored.items()

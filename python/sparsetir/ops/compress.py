@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from tvm.script import tirx as T
 
 from sparsetir.runtime.arrays import dtype_name
 from sparsetir.runtime.build import build
+from sparsetir.runtime.kernel import Kernel
 
 LARGE, INT32_MAX = 2**62, 2**31 - 1
 FOUND = 5  # numbers that are told of pairs
@@ -79,7 +80,7 @@ def sorted_by(keys: Tensor, size: int) -> tuple[Tensor, Tensor]:
 
 def sorted_pairs(
     keys: Tensor, others: Tensor, size: int, n: int, known: Order | None = None
-) -> tuple[Any, ...]:
+) -> tuple[Tensor, Tensor, Tensor | None, list[int]]:
     """Where keys begin, others and places in their order, and what is found of both.
 
     That is the least and the greatest key, those of the others, and whether keys ever decrease. The
@@ -153,7 +154,7 @@ def _starts(rows: Tensor, m: int) -> Tensor:
 
 
 @cache
-def _of_pairs(dtype: str, out: str) -> Any:
+def _of_pairs(dtype: str, out: str) -> Kernel:
     """The kernel for keys and others, which tells their ranges."""
 
     @T.prim_func(s_tir=True)
@@ -196,7 +197,7 @@ def _of_pairs(dtype: str, out: str) -> Any:
 
 
 @cache
-def _of_rows(dtype: str, out: str, in_order: bool) -> Any:
+def _of_rows(dtype: str, out: str, in_order: bool) -> Kernel:
     """The kernel for compressed rows: their columns are the keys, and known to be in range."""
 
     @T.prim_func(s_tir=True)

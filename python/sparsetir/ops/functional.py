@@ -14,7 +14,7 @@ from sparsetir.ops import library
 from sparsetir.ops.library import sum_of_new
 from sparsetir.ops.messages_library import as_messages, gspmm_arg, heads_first
 from sparsetir.ops.operands import Operand, known, resolve
-from sparsetir.ops.registry import PLAIN, is_undisturbed, wants_gradient
+from sparsetir.ops.registry import PLAIN, Context, is_undisturbed, wants_gradient
 from sparsetir.ops.structure import Structure
 from sparsetir.ops.tensors import check_rows, check_tensor
 from sparsetir.planning.vocabulary import reduction
@@ -215,7 +215,7 @@ def _check_values(who: str, values: Tensor, B: Tensor, nnz: int) -> None:
         raise wrong(who, "values", f"shape {expected}", tuple(values.shape))
 
 
-def again(A: Any, B: Any, reduce: str, values: Any) -> Tensor | None:
+def again(A: object, B: Any, reduce: str, values: Any) -> Tensor | None:
     """What :func:`sparsetir.ops.spmm` gives, where one like it was made before.
 
     All checks of a first call go by sizes, types and the pattern: where they are those of an
@@ -254,19 +254,24 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, structure: Structure, rowptr: Tensor, col: Tensor, values: Any, b: Tensor
+        ctx: Context,
+        structure: Structure,
+        rowptr: Tensor,
+        col: Tensor,
+        values: Tensor | None,
+        b: Tensor,
     ) -> Tensor:
-        ctx.structure = structure
+        ctx.others = (structure,)
         # Torch tells when one of them was written before the backward pass.
         ctx.save_for_backward(rowptr, col, values, b)
         found = structure.again("spmm", (b,), values)
         return library.spmm.kernel(rowptr, col, values, b, "sum") if found is None else found
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> object:
+    def backward(ctx: Context, *grads: Tensor) -> object:
         rowptr, col, values, b = ctx.saved_tensors
         for_values, for_b = ctx.needs_input_grad[3:]
-        (grad,), structure = grads, ctx.structure
+        (grad,), (structure,) = grads, ctx.others
         of_values = of_b = None
         if not torch.is_grad_enabled() and is_undisturbed():
             grad = grad if grad.is_contiguous() else grad.contiguous()

@@ -7,6 +7,7 @@ and values of elements come and go in the order of `col`. Heads are a first dime
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +23,7 @@ from sparsetir.ops.messages_library import (
     heads_first,
     mean_gradient,
 )
-from sparsetir.ops.registry import PLAIN, Gradients, Operation, Operator, is_undisturbed
+from sparsetir.ops.registry import PLAIN, Context, Gradients, Operation, Operator, is_undisturbed
 from sparsetir.ops.structure import Structure, known_edges, pattern_of_edges, structure_of
 from sparsetir.ops.tensors import (
     INDEX_DTYPES,
@@ -190,7 +191,7 @@ class _Met:
 
     __slots__ = ("count", "storage", "version")
 
-    def __init__(self, storage: Any, version: int) -> None:
+    def __init__(self, storage: Callable[[], object], version: int) -> None:
         self.storage, self.version, self.count = storage, version, 0
 
 
@@ -289,21 +290,23 @@ class _Sum(torch.autograd.Function):
     """The sums, and their gradient with respect to B."""
 
     @staticmethod
-    def forward(ctx: Any, edges: Tensor, values: Any, b: Tensor, m: int, reduce: str) -> Tensor:
+    def forward(
+        ctx: Context, edges: Tensor, values: Tensor | None, b: Tensor, m: int, reduce: str
+    ) -> Tensor:
         out, count = _summed(edges, values, b, m, reduce == "mean")
         ctx.save_for_backward(edges, values, count)
-        ctx.n = len(b)
+        ctx.others = (len(b),)
         return out
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> object:
+    def backward(ctx: Context, *grads: Tensor) -> object:
         (grad,), (edges, values, count) = grads, ctx.saved_tensors
-        m = len(grad)
+        m, (n,) = len(grad), ctx.others
         if count is not None:
             grad = mean_gradient(grad, count[:, None])
         if torch.is_grad_enabled() or not is_undisturbed():
-            rowptr = row_pointers(edges, m, ctx.n)
-            of_b = spmm_transposed(rowptr, edges, values, grad, ctx.n)
+            rowptr = row_pointers(edges, m, n)
+            of_b = spmm_transposed(rowptr, edges, values, grad, n)
         else:
-            of_b, _ = _summed(edges, values, grad, ctx.n, False, back=True)
+            of_b, _ = _summed(edges, values, grad, n, False, back=True)
         return None, None, of_b, None, None

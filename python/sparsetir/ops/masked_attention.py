@@ -6,10 +6,9 @@ On a CPU kernels work in float32 or float64; on a GPU on tensor cores, which tak
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import numpy as np
 import torch
@@ -343,7 +342,7 @@ def _in_rows(x: Tensor, block: int, features: int) -> Tensor:
     return (pad(x, (0, features, 0, rows)) if rows or features else x).contiguous()
 
 
-def _cut(x: Tensor, outer: Any, rows: int) -> Tensor:
+def _cut(x: Tensor, outer: Sequence[int], rows: int) -> Tensor:
     """What was asked for, of what belongs to whole blocks; (batch, heads, rows, ..)."""
     return x[:, :rows].unflatten(0, tuple(outer)).contiguous()
 
@@ -401,7 +400,7 @@ def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise wrong(WHO, "v", f"length {k.shape[2]} as 'k'", v.shape[2])
 
 
-def _check_mask(shape: Any, device: torch.device, q: Tensor, k: Tensor) -> None:
+def _check_mask(shape: tuple[int, ...], device: torch.device, q: Tensor, k: Tensor) -> None:
     if tuple(shape) != (q.shape[2], k.shape[2]):
         expected = f"shape {(q.shape[2], k.shape[2])}, the lengths of 'q' and 'k'"
         raise wrong(WHO, "mask", expected, tuple(shape))

@@ -156,7 +156,7 @@ def prepare(
 
 @lasting
 def _with_relations(
-    edges: Any, size: Any, values: Any, edge_type: Any, count: int | None
+    edges: Any, size: Any, values: Tensor | None, edge_type: Tensor, count: int | None
 ) -> PreparedRelations:
     for name, x in (("A", edges), ("edge_type", edge_type)):
         if not isinstance(x, Tensor) or x.layout is not torch.strided:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import make_dataclass
 from functools import cache, partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -105,7 +105,7 @@ class OfRecord(Operation[Tensor]):
         return {name: partial(of, name) for name in ("a", *there)}
 
 
-def _sizes(record: Record, operands: Sequence[Any]) -> dict[str, Any]:
+def _sizes(record: Record, operands: Sequence[Tensor]) -> dict[str, int]:
     """Sizes by the letters of dimensions, of the first operand that has each."""
     names = record.names
     if len(operands) != len(names):
@@ -113,7 +113,7 @@ def _sizes(record: Record, operands: Sequence[Any]) -> dict[str, Any]:
             f"{record.name}: expected {len(names)} operands ({', '.join(names)}), got "
             f"{len(operands)}"
         )
-    sizes: dict[str, Any] = {}
+    sizes: dict[str, int] = {}
     for name, x in zip(names, operands, strict=True):
         check_tensor(record.name, name, x, None if x is operands[0] else operands[0])
         dims = record.dims[name]
@@ -126,7 +126,7 @@ def _sizes(record: Record, operands: Sequence[Any]) -> dict[str, Any]:
 
 def _checked_sizes(
     record: Record, operands: Sequence[Tensor], structure: Structure
-) -> dict[str, Any]:
+) -> dict[str, int]:
     """As :func:`_sizes`; raises ValueError where operands do not fit the caller's pattern."""
     matrix = {"m": structure.m, "n": structure.n, "e": structure.nnz}
     sizes = {**_sizes(record, operands), **matrix}

@@ -3,9 +3,9 @@ torch.func."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
-from typing import Any, ClassVar, Generic, ParamSpec, TypeVar
+from typing import Any, ClassVar, Generic, ParamSpec, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -32,6 +32,18 @@ TYPES = {
 R = TypeVar("R")
 P = ParamSpec("P")
 Gradients = Mapping[str, Callable[[], Tensor]]
+
+
+class Context(Protocol):
+    """What autograd keeps of a call for its gradient; `others` is what is no tensor."""
+
+    saved_tensors: tuple[Tensor, ...]
+    needs_input_grad: tuple[bool, ...]
+    others: Sequence[Any]
+
+    def save_for_backward(self, *tensors: object) -> None: ...
+
+    def mark_non_differentiable(self, *tensors: object) -> None: ...
 
 
 class Operation(Generic[R]):
@@ -121,7 +133,7 @@ def _function(
 ) -> Any:
     """The same for autograd alone."""
 
-    def forward(ctx: Any, *args: object) -> object:
+    def forward(ctx: Context, *args: object) -> object:
         out = kernel(*args)
         save(ctx, args, out)
         return out
@@ -132,14 +144,14 @@ def _function(
 
 def _transformed(
     name: str,
-    op: Any,
-    kernel: Callable[..., Any],
-    backward: Callable[..., Any],
+    op: Callable[..., object],
+    kernel: Callable[..., object],
+    backward: Callable[..., object],
     save: Callable[..., None],
 ) -> Any:
     """The same for transforms of torch.func, but for derivatives taken forward."""
 
-    def forward(*args: Any) -> object:
+    def forward(*args: object) -> object:
         return kernel(*args) if is_plain(*args) else op(*args)
 
     def jvp(*_: object) -> object:
@@ -158,7 +170,7 @@ def _transformed(
     return type(name, (torch.autograd.Function,), parts)
 
 
-def _fields_of(kind: Any) -> tuple[Any, list[str], list[str]]:
+def _fields_of(kind: Any) -> tuple[type[Operation[Any]], list[str], list[str]]:
     """An operation, and names and types of its arguments."""
     found = fields(kind)
     return kind, [x.name for x in found], [TYPES[str(x.type)] for x in found]
@@ -168,7 +180,7 @@ def _save_of(of: type[Operation[object]], names: list[str]) -> Callable[..., Non
     """What keeps what gradients want of a call."""
     kept = [name not in of.unused for name in names]
 
-    def save(ctx: Any, inputs: tuple[object, ...], output: object) -> None:
+    def save(ctx: Context, inputs: tuple[object, ...], output: object) -> None:
         given = [x if keep else None for x, keep in zip(inputs, kept, strict=True)]
         results = output if isinstance(output, tuple) else (output,)
         given += results if of.keeps_results else ()
@@ -184,10 +196,10 @@ def _save_of(of: type[Operation[object]], names: list[str]) -> Callable[..., Non
     return save
 
 
-def _backward_of(of: Any, names: list[str]) -> Callable[..., Any]:
+def _backward_of(of: Any, names: list[str]) -> Callable[..., object]:
     """What gives the gradients for all arguments, None where they are not wanted."""
 
-    def backward(ctx: Any, grad: Tensor, *_: Any) -> object:
+    def backward(ctx: Context, grad: Tensor, *_: object) -> object:
         pairs = zip(ctx.saved_tensors, ctx.others, strict=True)
         given = [other if tensor is None else tensor for tensor, other in pairs]
         call = of(*given[: len(names)])
@@ -203,11 +215,11 @@ def _backward_of(of: Any, names: list[str]) -> Callable[..., Any]:
     return backward
 
 
-def _casting(op: Any, device: str) -> Callable[..., Any]:
+def _casting(op: Callable[..., R], device: str) -> Callable[..., R]:
     """The operator with arguments of autocast's dtype."""
     keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, f"Autocast{device.upper()}"))
 
-    def run(*args: Any) -> Any:
+    def run(*args: object) -> R:
         dtype = torch.get_autocast_dtype(device)
         with torch._C._ExcludeDispatchKeyGuard(keys):
             return op(*(_cast(x, dtype) for x in args))

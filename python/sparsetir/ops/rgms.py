@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -95,7 +94,13 @@ def rgms(
     return rgms_sum(x, weight, edge_index, edge_type, edge_weight, n, m, reduce == "mean", False)
 
 
-def _check(x: Any, weight: Any, edge_index: Any, edge_type: Any, edge_weight: Any) -> None:
+def _check(
+    x: Tensor,
+    weight: Tensor,
+    edge_index: Tensor,
+    edge_type: Tensor | None,
+    edge_weight: Tensor | None,
+) -> None:
     """Raise unless operands fit each other; what graphs are is checked when they are first seen."""
     check_tensor(WHO, "x", x)
     check_tensor(WHO, "weight", weight, like=x)

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from sparsetir.ops.operands import resolve
+from sparsetir.ops.registry import Context
 from sparsetir.ops.structure import Structure, structure_of
 from sparsetir.planning.sparse_results import (
     OF_BOOLS,
@@ -25,7 +26,7 @@ from sparsetir.planning.sparse_results import (
 from sparsetir.planning.sparse_results import kron as kron_of
 
 
-def spgemm(A: Any, B: Any, semiring: str = "plus_times", mask: Any = None) -> Tensor:
+def spgemm(A: object, B: object, semiring: str = "plus_times", mask: object = None) -> Tensor:
     """The product of two sparse matrices, which is sparse.
 
     Parameters
@@ -60,7 +61,7 @@ def spgemm(A: Any, B: Any, semiring: str = "plus_times", mask: Any = None) -> Te
     return _spgemm(A, B, semiring, mask)
 
 
-def inner(A: Any, B: Any, semiring: str = "plus_times", mask: Any = None) -> Tensor:
+def inner(A: object, B: object, semiring: str = "plus_times", mask: object = None) -> Tensor:
     """The inner products of rows of two sparse matrices, A @ B.T, which is sparse.
 
     Parameters
@@ -87,7 +88,7 @@ def inner(A: Any, B: Any, semiring: str = "plus_times", mask: Any = None) -> Ten
     return _spgemm(A, B, semiring, mask, "inner")
 
 
-def vecdot(A: Any, B: Any) -> Tensor:
+def vecdot(A: object, B: object) -> Tensor:
     """The inner product of each row of a sparse matrix with that of another one.
 
     Parameters
@@ -108,7 +109,7 @@ def vecdot(A: Any, B: Any) -> Tensor:
     return _spgemm(A, B, "plus_times", None, "vecdot")
 
 
-def kron(A: Any, B: Any) -> Tensor:
+def kron(A: object, B: object) -> Tensor:
     """The Kronecker product of two sparse matrices: blocks of B, each times an element of A.
 
     Parameters
@@ -129,7 +130,7 @@ def kron(A: Any, B: Any) -> Tensor:
     return _kron(A, B)
 
 
-def add(*matrices: Any) -> Tensor:
+def add(*matrices: object) -> Tensor:
     """The sum of two to eight sparse matrices, in one pass.
 
     Parameters
@@ -150,7 +151,7 @@ def add(*matrices: Any) -> Tensor:
     return _elementwise("add", matrices)
 
 
-def sub(A: Any, B: Any) -> Tensor:
+def sub(A: object, B: object) -> Tensor:
     """The difference of sparse matrices; as :func:`add`.
 
     Parameters
@@ -165,7 +166,7 @@ def sub(A: Any, B: Any) -> Tensor:
     return _elementwise("subtract", (A, B))
 
 
-def mul(*matrices: Any) -> Tensor:
+def mul(*matrices: object) -> Tensor:
     """The product by element, stored where all matrices are; as :func:`add`.
 
     Parameters
@@ -180,7 +181,7 @@ def mul(*matrices: Any) -> Tensor:
     return _elementwise("multiply", matrices)
 
 
-def maximum(*matrices: Any) -> Tensor:
+def maximum(*matrices: object) -> Tensor:
     """The greatest by element, missing ones being 0; as :func:`add`.
 
     Parameters
@@ -195,7 +196,7 @@ def maximum(*matrices: Any) -> Tensor:
     return _elementwise("maximum", matrices)
 
 
-def minimum(*matrices: Any) -> Tensor:
+def minimum(*matrices: object) -> Tensor:
     """The least by element, missing ones being 0; as :func:`add`.
 
     Parameters
@@ -224,7 +225,7 @@ OF_VALUES = {
 class _Matrix:
     """A matrix with its columns in order; `structure` has no order of its own."""
 
-    def __init__(self, who: str, name: str, A: Any) -> None:
+    def __init__(self, who: str, name: str, A: object) -> None:
         rowptr, col, _, n, values = resolve(A, None, None, who, name)
         if col.device.type != "cpu":
             raise ValueError(f"{who}: argument '{name}': expected a CPU tensor, got {col.device}")
@@ -302,7 +303,7 @@ def _tensor(structure: Structure, values: Tensor) -> Tensor:
 
 
 @_eager
-def _spgemm(A: Any, B: Any, semiring: str, mask: Any, who: str = "spgemm") -> Tensor:
+def _spgemm(A: object, B: object, semiring: str, mask: object, who: str = "spgemm") -> Tensor:
     check_semiring(who, semiring)
     a, b = _Matrix(who, "A", A), _Matrix(who, "B", B)
     known = None if mask is None else _Matrix(who, "mask", mask)
@@ -334,21 +335,21 @@ class _MaskedProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, a: Tensor, b: Tensor, A: Structure, B: Structure, C: Structure, semiring: str,
+        ctx: Context, a: Tensor, b: Tensor, A: Structure, B: Structure, C: Structure, semiring: str,
         known: Tensor | None,
     ) -> Tensor:  # fmt: skip
         ctx.save_for_backward(a, b)
-        ctx.sides = A, B, C
+        ctx.others = A, B, C
         if known is not None:
             return known
         mask = _csr(C, a.new_empty(0))
         return product(_csr(A, a), _csr(B, b), semiring, mask).values
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
+    def backward(ctx: Context, *grads: Tensor) -> object:
         (grad,) = grads
         a, b = ctx.saved_tensors
-        A, B, C = ctx.sides
+        A, B, C = ctx.others
         for_a = for_b = None
         if ctx.needs_input_grad[0]:
             turned, order = _transposed(B)
@@ -362,7 +363,7 @@ class _MaskedProduct(torch.autograd.Function):
 
 
 @_eager
-def _kron(A: Any, B: Any) -> Tensor:
+def _kron(A: object, B: object) -> Tensor:
     each = [_Matrix("kron", name, x) for name, x in (("A", A), ("B", B))]
     dtype = reduce(torch.promote_types, (x.values.dtype for x in each))
     values = [x.values.to(torch.int8 if dtype is torch.bool else dtype) for x in each]
@@ -378,18 +379,18 @@ class _Kron(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, a: Tensor, b: Tensor, A: Structure, B: Structure, C: Structure, known: Tensor
+        ctx: Context, a: Tensor, b: Tensor, A: Structure, B: Structure, C: Structure, known: Tensor
     ) -> Tensor:
         ctx.save_for_backward(a, b)
-        ctx.sides = A, B, C
+        ctx.others = A, B, C
         return known
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Any) -> Any:
+    def backward(ctx: Context, *grads: Tensor) -> object:
         wide = torch.promote_types(grads[0].dtype, torch.float32)
         values = (*ctx.saved_tensors, *grads)
-        each = [_csr(x, v.to(wide)) for x, v in zip(ctx.sides, values, strict=True)]
+        each = [_csr(x, v.to(wide)) for x, v in zip(ctx.others, values, strict=True)]
         found = [
             kron_gradient(name, *each).to(values[n].dtype) if ctx.needs_input_grad[n] else None
             for n, name in enumerate("ab")
@@ -398,7 +399,7 @@ class _Kron(torch.autograd.Function):
 
 
 @_eager
-def _elementwise(op: str, matrices: tuple[Any, ...]) -> Tensor:
+def _elementwise(op: str, matrices: tuple[object, ...]) -> Tensor:
     who = {"subtract": "sub", "multiply": "mul"}.get(op, op)
     if len(matrices) < 2:
         raise TypeError(f"{who}: expected two sparse matrices or more, got {len(matrices)}")
@@ -420,11 +421,11 @@ class _Sampled(torch.autograd.Function):
     """Values of a matrix at another pattern, 0 where it stores nothing."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, X: Structure, out: Structure) -> Tensor:
-        ctx.sides = X, out
+    def forward(ctx: Context, x: Tensor, X: Structure, out: Structure) -> Tensor:
+        ctx.others = X, out
         return combined("add", [_csr(X, x)], _csr(out, x.new_empty(0))).values
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        X, out = ctx.sides
+    def backward(ctx: Context, *grads: Tensor) -> object:
+        X, out = ctx.others
         return _Sampled.apply(grads[0], out, X), None, None

@@ -21,7 +21,7 @@ from sparsetir.planning.plan import plan_of, requested
 from sparsetir.planning.request import default_threads
 from sparsetir.planning.run_plan import GPU_ALIGNMENT, Plan, compiled_by
 from sparsetir.records.records import by_record, recorded_configs, there_are_records
-from sparsetir.records.task import Compiled, Sizes, Task
+from sparsetir.records.task import Compiled, Config, Sizes, Task
 from sparsetir.runtime.arrays import dtype_name
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.refusals import wrong
@@ -145,7 +145,7 @@ def recorded(
         return None
     task = _task(op, pattern.shape, pattern.nnz, feat, **options)
 
-    def made(config: Any) -> Planned | None:
+    def made(config: Config) -> Planned | None:
         resorted = not pattern.increases
         matrix: Any = in_order() if resorted else pattern
         if ones:

@@ -18,7 +18,7 @@ class _Copying(Plan):
     _given: Mapping[str, tuple[int, ...]]  # shapes of callers, as of a request
     _said = ""  # behind the shape that is expected
 
-    def __call__(self, *operands: object, out: object = None, values: object = None) -> Any:
+    def __call__(self, *operands: object, out: object = None, values: object = None) -> object:
         """As of :class:`Plan`."""
         if len(operands) != self._count or (values is not None and "a" not in self._given):
             return super().__call__(*operands, values=values)  # which says what is wrong
@@ -39,17 +39,17 @@ class _Copying(Plan):
         values = None if values is None else self._taken("a", values)
         return self._gave(super().__call__(*taken, out=own, values=values), out)
 
-    def repeat(self, operands: Sequence[object], values: object = None) -> Any:
+    def repeat(self, operands: Sequence[object], values: object = None) -> object:
         """As of :class:`Plan`."""
         taken = [self._taken(n, x) for n, x in zip(self._operands, operands, strict=True)]
         found = super().repeat(taken, None if values is None else self._taken("a", values))
         return None if found is None else self._gave(found, None)
 
-    def _taken(self, name: str, array: Any) -> object:
+    def _taken(self, name: str, array: object) -> object:
         """An array as the kernel takes it."""
         raise NotImplementedError
 
-    def _gave(self, found: Any, out: Any) -> object:
+    def _gave(self, found: object, out: object) -> object:
         """The kernel's result as callers have it, in `out` if that is there."""
         raise NotImplementedError
 
@@ -61,10 +61,10 @@ class PaddedPlan(_Copying):
         super().__init__(whole, config, chosen_by)
         self.feat, self._given = wanted.feat, wanted.shapes
 
-    def _taken(self, name: str, array: Any) -> object:
+    def _taken(self, name: str, array: object) -> object:
         return with_zeros(array, self._shapes[name])
 
-    def _gave(self, found: Any, out: Any) -> object:
+    def _gave(self, found: object, out: object) -> object:
         part = tuple(slice(size) for size in self._given["out"])
         return changed(found, lambda x: x[part], out)
 
@@ -86,10 +86,10 @@ class HeadsPlan(_Copying):
         found._given = {name: (s[1], s[0], *s[2:]) for name, s in made._shapes.items()}
         return found
 
-    def _taken(self, name: str, array: Any) -> object:
+    def _taken(self, name: str, array: object) -> object:
         return changed(array, _swapped)
 
-    def _gave(self, found: Any, out: Any) -> object:
+    def _gave(self, found: object, out: object) -> object:
         return changed(found, _swapped, out)
 
 

@@ -286,7 +286,7 @@ _likes: dict[Hashable, tuple[Request, Plan]] = {}
 NO_PATTERN = CsrPattern(np.zeros(1, np.int32), np.zeros(0, np.int32), (0, 0))
 
 
-def plan_of_each_run(op: str, pattern: CsrPattern, feat: int, **options: Any) -> Plan:
+def plan_of_each_run(op: str, pattern: CsrPattern, feat: int, **options: object) -> Plan:
     """:func:`plan` of a trusted pattern, for operands that are known to fit.
 
     Quick where one of about these sizes was planned before, and where each row of B is expected to

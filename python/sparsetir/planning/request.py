@@ -480,8 +480,8 @@ class OnMatrix(Request):
 
 def matrix_request(
     op: str,
-    matrix: Any,
-    feat: Any = None,
+    matrix: object,
+    feat: object = None,
     *,
     common: Common,
     reduce: str = "sum",

@@ -176,8 +176,8 @@ class Plan:
         self._large = not self._gpu and result >= LEAST_BYTES
         often = not self._gpu and wanted.gathers_often(config)
         self._gathered = self._place["b"] if often else -1
-        self._args: list[Any] = [None] * len(signature.passed)
-        self._for_values: Any = None
+        self._args: list[object] = [None] * len(signature.passed)
+        self._for_values: Callable[[], Plan] | None = None
         if self._unpacked != config:  # made when it is first wanted
             self._for_values = cache(lambda: Plan(wanted, self._unpacked, self.chosen_by))
         self.needs_values: bool = "a" in self._shapes and values is None
@@ -344,7 +344,7 @@ class Plan:
             self._refuse_overlap(out, operands, values)
         self.kernel.run_refused(args, error)
 
-    def _new_result(self, operand: object) -> Any:
+    def _new_result(self, operand: object) -> object:
         """An array like an operand that is none of NumPy's."""
         out = empty_like(operand, self._out_shape, self._first, self._out_dtype)
         if self._large and is_torch(out):

@@ -31,7 +31,7 @@ from sparsetir.planning.sparse_results import (
 from sparsetir.runtime.arrays import dtype_name, empty_like, to_numpy
 from sparsetir.runtime.assembled import AssembledKernel, CsrArrays, Numeric
 from sparsetir.runtime.kernel import Kernel
-from sparsetir.runtime.pipeline import lower
+from sparsetir.runtime.pipeline import Stages, lower
 from sparsetir.runtime.targets import host_target
 from sparsetir.schedules.gpu.row_tables import BINS, Bin, RowTables, rows_program
 from sparsetir.schedules.gpu.sparse_results import TermLanes
@@ -156,7 +156,7 @@ class SparsePlan(Plan):
             elif not parallel:
                 sch.lower()
 
-        def stages() -> Any:
+        def stages() -> Stages:
             return lower(problem.terms_program(idtype, visited), schedule, target=target)
 
         kernel = compiled((problem, idtype, parallel, visited, "terms"), target, stages)
@@ -175,7 +175,7 @@ class SparsePlan(Plan):
             if not parallel:
                 sch.lower()
 
-        def stages() -> Any:
+        def stages() -> Stages:
             return lower(problem.elements_program(), schedule, target=target)
 
         kernel = compiled((problem, parallel, ratio, "elements"), target, stages)
@@ -254,7 +254,7 @@ class SparsePlan(Plan):
         made = found.astype(self._result, copy=False) if out is None else out
         return SparseMatrix.of_stored(Stored(self._pattern, made))
 
-    def _assembled(self, given: Mapping[str, Any]) -> np.ndarray | None:
+    def _assembled(self, given: Mapping[str, object]) -> np.ndarray | None:
         """Values of a result that is assembled, whose pattern is kept; None for one that int32 does
         not number, of a plan that is then for int64."""
         kernel, bounds, config = self._assembling, self._bounds, self.config
@@ -412,7 +412,7 @@ def _in_parts(
     return begins, a, b, element
 
 
-def _numbered(each: Sequence[Any]) -> list[str]:
+def _numbered(each: Sequence[object]) -> list[str]:
     """Names of operands."""
     return [f"x{q}" for q in range(len(each))]
 
@@ -424,7 +424,7 @@ def _copy(matrix: Csr, idtype: str, dtype: Any = None) -> Csr:
     return matrix._replace(indptr=indptr, indices=indices, values=values)
 
 
-def _check_array(who: str, array: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+def _check_array(who: str, array: Any, shape: tuple[int, ...], dtype: np.dtype) -> None:
     if not isinstance(array, np.ndarray):
         raise TypeError(f"{who}: expected an array of NumPy, got {type(array).__name__}")
     if array.dtype != dtype:
@@ -526,13 +526,15 @@ class RowTablesPlan(Plan):
         whole = array.astype(np.int32, copy=False) if array.dtype.kind == "i" else array
         return self._on_device(whole)
 
-    def _launch(self, dtype: str | None, more: Mapping[str, Any], how: tuple[Any, ...]) -> None:
+    def _launch(
+        self, dtype: str | None, more: Mapping[str, object], how: tuple[object, ...]
+    ) -> None:
         """Launch a kernel for each bin: of values, or what counts."""
         for size, rows in self._bins:
             self.kernel = self._kernel(size, dtype, *how)
             self.kernel(**rows, **self._given, **more)
 
-    def _kernel(self, size: Bin, *how: Any) -> Kernel:
+    def _kernel(self, size: Bin, *how: object) -> Kernel:
         start = time.perf_counter()
         made = lambda: lower(rows_program(size, *how), target=self._target)  # noqa: E731
         found = compiled((RowTables, size, *how), self._target, made)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from sparsetir.data.sparse_tensor import SparseMatrix
@@ -77,12 +75,12 @@ class OnMatrices(OneByOne):
 
 def sparse_request(
     op: str,
-    matrix: Any,
-    feat: Any = None,
-    *more: Any,
+    matrix: object,
+    feat: object = None,
+    *more: object,
     common: Common,
     semiring: str = "plus_times",
-    mask: Any = None,
+    mask: object = None,
 ) -> Request:
     """See :func:`sparsetir.planning.plan.requested`."""
     dtype, _, target, threads = common

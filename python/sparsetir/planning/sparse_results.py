@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
+from tvm.target import Target
 
 from sparsetir.data.sources import Stored, is_sparse
 from sparsetir.data.sparse_tensor import SparseMatrix
@@ -26,6 +27,7 @@ from sparsetir.schedules.operators.sparse_results import (
 )
 from sparsetir.sparse_ir.assemble import WORD
 from sparsetir.sparse_ir.gradient import gradient
+from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.schedule import Schedule
 from sparsetir.sparse_ir.schedule.gallop import RATIO
 
@@ -239,7 +241,9 @@ def is_gathered(op: str, matrices: Sequence[Csr], known: bool = False) -> bool:
     return op in ("add", "subtract") and len(matrices) >= GATHERED and narrow
 
 
-def of_matrices(op: str, *matrices: Any, semiring: str = "plus_times", mask: Any = None) -> Any:
+def of_matrices(
+    op: str, *matrices: object, semiring: str = "plus_times", mask: object = None
+) -> Any:
     """What :class:`SparseMatrix` does with others: one of `PRODUCTS` or `COMBINED`.
 
     The pattern and values of the result; NotImplemented where one is no sparse matrix.
@@ -248,12 +252,12 @@ def of_matrices(op: str, *matrices: Any, semiring: str = "plus_times", mask: Any
         return NotImplemented
     who = f"SparseMatrix.{op}"
     known = [SparseMatrix.adopt(who, "other", x) for x in matrices]
-    mask = mask if mask is None else SparseMatrix.adopt(who, "mask", mask)
-    check_shapes(who, op, [x.shape for x in known], None if mask is None else mask.shape)
+    given = None if mask is None else SparseMatrix.adopt(who, "mask", mask)
+    check_shapes(who, op, [x.shape for x in known], None if given is None else given.shape)
     dtype = np.result_type(*(x.dtype for x in known))
     how, computed = how_computed(who, op, semiring, dtype)
     operands = [csr(x if x.dtype == computed else x.astype(computed)) for x in known]
-    masked = None if mask is None else csr(mask)
+    masked = None if given is None else csr(given)
     if op == KRON:
         found = kron(*operands)
     elif op in PRODUCTS:
@@ -261,12 +265,12 @@ def of_matrices(op: str, *matrices: Any, semiring: str = "plus_times", mask: Any
     else:
         found = combined(how, operands, masked)
     values = found.values.astype(dtype, copy=False)
-    if mask is not None:
-        return Stored(mask.pattern, values)
+    if given is not None:
+        return Stored(given.pattern, values)
     return Stored(Pattern.from_csr(found.indptr, found.indices, found.shape, check=False), values)
 
 
-def how_computed(who: str, op: str, semiring: Any, dtype: np.dtype[Any]) -> tuple[str, Any]:
+def how_computed(who: str, op: str, semiring: str, dtype: np.dtype) -> tuple[str, np.dtype]:
     """The semiring or one of `COMBINED`, and the dtype that values are computed in."""
     check_semiring(who, semiring)
     bools = dtype == np.bool_
@@ -276,7 +280,7 @@ def how_computed(who: str, op: str, semiring: Any, dtype: np.dtype[Any]) -> tupl
     return (OF_BOOLS.get(how, how), np.dtype(np.int8)) if bools else (how, dtype)
 
 
-def check_semiring(who: str, semiring: Any) -> None:
+def check_semiring(who: str, semiring: object) -> None:
     """Refuse what is none."""
     if semiring not in SEMIRINGS:
         raise ValueError(
@@ -339,10 +343,12 @@ def without_empty_columns(B: Csr, mask: Csr | None) -> tuple[Csr, Csr | None, np
 
 # Two operands, over a semiring.
 PRODUCTS = {"matmul": product, "inner": inner, "vecdot": vecdot}
-_kernels: dict[Any, AssembledKernel] = {}
+_kernels: dict[object, AssembledKernel] = {}
 
 
-def kernel_of(program: Callable[..., Any], *how: Any, target: Any = None) -> AssembledKernel:
+def kernel_of(
+    program: Callable[..., SparseFunc], *how: Hashable, target: Target | None = None
+) -> AssembledKernel:
     """Of a program, by its options, the types of its values and its idtype.
 
     target : a `tvm.target.Target`; None for this machine

@@ -6,7 +6,6 @@ Imports nothing that takes time, as `sparsetir --help` needs it.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from typing import Any
 
 from sparsetir.runtime.refusals import wrong
 from sparsetir.schedules.operators.names import NAMED, OPS, REDUCTIONS, SOFTMAX
@@ -90,7 +89,7 @@ def is_along_edges(op: object, more: bool = False) -> bool:
     return more or kind not in ("copy_u", "mul")
 
 
-def edge_op(who: str, op: Any, lhs_target: Any, rhs_target: Any) -> tuple[str, str, str]:
+def edge_op(who: str, op: str, lhs_target: str, rhs_target: str) -> tuple[str, str, str]:
     """One of `EDGE_OPS`, and the targets of both sides, of a name that may hold them."""
     parts = op.split("_") if isinstance(op, str) else []
     if len(parts) == 2 and parts[0] == "copy" and parts[1] in TARGETS:

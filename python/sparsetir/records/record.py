@@ -87,7 +87,7 @@ class Record:
     """
 
     key: Key
-    config: Mapping[str, Any]
+    config: Mapping[str, object]
     seconds: float
     default_seconds: float | None = None
     compile_seconds: float | None = None
@@ -125,7 +125,7 @@ def best_of_each(records: Iterable[Record]) -> dict[Key, Record]:
     return best
 
 
-def record_to_data(record: Record) -> dict[str, Any]:
+def record_to_data(record: Record) -> dict[str, object]:
     """The record as JSON holds it, the fields of the key among the others."""
     data = asdict(record)
     return {**data.pop("key"), **data}
@@ -158,7 +158,7 @@ def record_from_data(data: object) -> Record:
     return record
 
 
-def _fits(value: Any, hint: Any) -> bool:
+def _fits(value: object, hint: Any) -> bool:
     """Whether a value of JSON is of an annotation of a record's fields."""
     if get_origin(hint) is UnionType:
         return any(_fits(value, one) for one in get_args(hint))

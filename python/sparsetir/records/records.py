@@ -127,7 +127,7 @@ class Records:
         statistics, features and threads. Those of other versions too: searches measure them anew.
         """
 
-        def kind(of: Key) -> tuple[Any, ...]:
+        def kind(of: Key) -> tuple[object, ...]:
             return of.op, of.dtype, of.reduce, of.target, of.device, of.heads is None
 
         best = best_of_each(record for record in self._found() if kind(record.key) == kind(key))

@@ -55,7 +55,7 @@ class Tunable(Protocol):
     """
 
     @property
-    def target(self) -> str | Mapping[str, Any]:
+    def target(self) -> str | Mapping[str, str]:
         """A text or a dict of texts, which JSON can hold."""
         ...
 
@@ -76,7 +76,7 @@ class Tunable(Protocol):
         """One line for people; name : what they call the data."""
         ...
 
-    def saved(self, folder: Path) -> dict[str, Any]:
+    def saved(self, folder: Path) -> dict[str, object]:
         """Save it for a worker: JSON, with a "kind", and files in a folder."""
         ...
 
@@ -94,7 +94,7 @@ class Task:
     dtype: str
     reduce: str = "sum"
     heads: int | None = None
-    target: str | Mapping[str, Any] = "llvm"
+    target: str | Mapping[str, str] = "llvm"
     threads: int = 1
 
     @property
@@ -134,7 +134,7 @@ class Task:
         words += [self.dtype, *of_threads(self)]
         return f"{self.op}{on} ({m:,} x {n:,}, {self.matrix.nnz:,} elements), {', '.join(words)}"
 
-    def saved(self, folder: Path) -> dict[str, Any]:
+    def saved(self, folder: Path) -> dict[str, object]:
         """See :class:`Tunable`."""
         pattern = self.matrix.pattern
         np.save(folder / "indptr.npy", pattern.indptr)
