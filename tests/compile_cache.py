@@ -26,6 +26,8 @@ import tvm
 import tvm_ffi
 from tvm.tirx.build import codegen_build
 
+# Whether tests compile all kernels as users do: with LLVM's optimisations, and all versions.
+AS_USERS = bool(os.environ.get("TESTS_AS_USERS"))
 UNUSED = 14 * 24 * 3600  # seconds after which a library that no test asked for is removed
 LINKER = ("ld", "-shared")  # a compiler driver takes four times as long to call it
 

@@ -46,7 +46,7 @@ FILES = ("tests/test_programs.py", "tests/sparse_ir/test_interpret.py")
 
 
 # Folders and files whose tests are of many kernels each: these are compiled without LLVM's
-# optimisations, unless slow tests run too. tests/README.md says what is compiled with them.
+# optimisations, unless slow tests run too, or compile_cache.AS_USERS.
 QUICK = {
     "formats", "graph", "nn", "ops", "schedules", "sparse_ir", "test_bench_gpu.py", "test_build.py",
     "test_kernel.py", "test_kernel_refusals.py", "test_lower.py", "test_operator_records.py",
@@ -71,7 +71,7 @@ WHOLE = {
     *["test_programs.py", "test_interpret.py", "test_all_operators.py", "test_readme.py"],
     "test_distributed.py",
 }
-REFUSALS = re.compile(r"test_\w*(refus|wrong|bad_)")
+REFUSALS = re.compile(r"test_\w*(refus|wrong|bad_|cannot)")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -147,10 +147,12 @@ def pytest_collection_finish() -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """How kernels are compiled, also those of fixtures for several tests."""
-    places = {item.path.parent.name, item.path.name}
-    quick = item.config.option.markexpr == "not slow" and bool(places & QUICK)
-    item.config.stash[CACHE].quick = quick
+    from compile_cache import AS_USERS
     from sparsetir.schedules import multiversion
+
+    places = {item.path.parent.name, item.path.name}
+    quick = item.config.option.markexpr == "not slow" and bool(places & QUICK) and not AS_USERS
+    item.config.stash[CACHE].quick = quick
 
     values = FEW if quick and not places & ALL_VERSIONS else item.config.stash[EVERY]
     for name, value in values.items():

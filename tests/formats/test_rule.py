@@ -125,7 +125,7 @@ NOT_AFFINE = [
 
 
 @pytest.mark.parametrize("idx_map", NOT_AFFINE, ids=range(len(NOT_AFFINE)))
-def test_maps_that_are_not_affine(idx_map: Any) -> None:
+def test_maps_that_cannot_be_inverted(idx_map: Any) -> None:
     message = (
         "FormatRewriteRule 'bsr_2': argument 'idx_map': expected affine expressions, with floor "
         "division and remainder by positive constants, got "
@@ -251,7 +251,7 @@ def test_sizes_may_be_given() -> None:
 
 
 @pytest.mark.parametrize("name", MATRIX)
-def test_a_repeated_coordinate_is_named(name: str) -> None:
+def test_a_repeated_coordinate_is_refused(name: str) -> None:
     rows, cols = np.array([4, 0, 2, 0, 4]), np.array([1, 3, 2, 3, 1])
     with pytest.raises(StructureError, match=r"coordinate \(0, 3\) is stored twice, or rule"):
         infer_format(matrix(name), [rows, cols], (5, 5))

@@ -92,6 +92,24 @@ def test_what_is_kept_goes_with_the_memory_of_the_edges(compiled_kernels):
         gc.enable()
 
 
+def test_garbage_is_collected_while_entries_are_measured():
+    """An owner in a cycle goes at one of the allocations, and its entry with it."""
+    limits = gc.get_threshold()
+    gc.collect()
+    try:
+        for allocations in range(60):
+            gc.disable()
+            owner = [EDGES.clone()]
+            structure_of_edges(owner[0], 3, 4)
+            owner.append(owner)
+            del owner
+            gc.set_threshold(gc.get_count()[0] + allocations, *limits[1:])
+            gc.enable()
+            ops.cache_info()
+    finally:
+        gc.set_threshold(*limits)
+
+
 def test_all_that_is_kept_is_counted():
     """Copies of the edges, too: 16 bytes for an edge beside columns of 4 and places of 8."""
     edges = torch.randint(0, 50, (2, 5000))

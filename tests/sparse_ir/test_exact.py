@@ -134,6 +134,13 @@ def test_products_of_64_bits() -> None:
                 assert np.flatnonzero(want["c"]).tolist() == [2, 5]
 
 
+def test_a_product_next_to_the_limit_is_itself() -> None:
+    """2^62 - 2, of which float64 makes 2^62, beyond the limit of 2^62 - 1."""
+    func = program(f"C[IDX[i] * J[i] - {2**62 - 5}] = X[i]", "int64", "int64", "int64")
+    numbers = [np.array(n, "int64") for n in ([2**61 - 1, 0], [2, 1])]
+    assert np.flatnonzero(check(func, arguments(*numbers, "int64"))["c"]).tolist() == [3]
+
+
 def test_the_access_is_of_the_number_that_the_guard_sees() -> None:
     """TVM's simplifier took clamps off in accesses, of numbers that it took not to be so large."""
     body = "Y[i] = W[T.if_then_else(IDX[i] > 0, J[i] * IDX[i], IDX[i] + i) + J[i] * 5]"

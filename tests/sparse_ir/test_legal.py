@@ -152,7 +152,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_primitives_ask(name: str) -> None:
+def test_primitives_ask_and_refuse(name: str) -> None:
     func = from_source(FUSED if name == "positions" else RECURRENCE)
     loops = [SpIter("it", (axis,)) for axis in "IJK"]
     with pytest.raises(

@@ -13,7 +13,7 @@ import tvm_ffi
 import sparsetir
 from programs import PROGRAMS
 from schedule_common import keeps_meaning, opened, program, steps
-from small import text_of
+from small import small, text_of
 from sparsetir.sparse_ir.promises import promises_of
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -176,6 +176,16 @@ def test_a_reduction_over_tiles_that_begin_earlier_keeps_its_terms_once() -> Non
     f0, f1 = sch.split(f, [None, 4], tail="shift")
     sch.precompute("OUT", j, [])  # begins anew around all tiles, not for each
     assert "T.Select(" in run(sch, "sddmm")
+
+
+def test_what_is_the_same_in_all_tiles_is_computed_again_without_a_guard() -> None:
+    """As a size of the program, which coordinates of the tile are beside."""
+    sch, _, (i, k) = opened(small("scaled", """
+with T.sp_iter([I, K], "SS", "scaled") as [i, k]:
+    C[i, k] = B[i, k] / T.Cast("float32", feat)
+""", B="I K", C="I K"))  # fmt: skip
+    sch.split(k, [None, 4], tail="shift")
+    assert "T.likely" not in sparsetir.lower_sparse_iter(sch.func).script()
 
 
 @pytest.mark.parametrize("tail", ["guard", "shift", "repeat"])

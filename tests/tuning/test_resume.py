@@ -224,6 +224,22 @@ def test_files_that_hold_something_else(monkeypatch, file):
     assert file.read_text() == trials.read_text() == "my notes\n" * 100
 
 
+def test_another_search_makes_the_tables_of_the_file_first(monkeypatch, file):
+    """The one that was second, and failed, opens the file once more."""
+    install(monkeypatch)
+    made, create = [], optuna.create_study
+
+    def second(**options):
+        made.append(create(**options))
+        if len(made) == 1:
+            raise RuntimeError("table studies already exists")
+        return made[-1]
+
+    monkeypatch.setattr(optuna, "create_study", second)
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    assert not run(file, trials=2).warnings and len(made[0].get_trials()) == 2
+
+
 @pytest.mark.parametrize("url", ["nonsense", "sqlite:////proc/no/such/folder.db"])
 def test_a_database_that_is_not_there(monkeypatch, url):
     """Whatever Optuna says."""

@@ -366,9 +366,10 @@ def test_refusals(monkeypatch):
     )
 
 
-def test_without_optuna(monkeypatch):
-    monkeypatch.setitem(sys.modules, "optuna", None)
-    with pytest.raises(ImportError, match="tune: needs Optuna, .* run `pip install 'optuna"):
+@pytest.mark.parametrize(("package", "title"), [("optuna", "Optuna"), ("psutil", "psutil")])
+def test_without_a_package(monkeypatch, package, title):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ImportError, match=f"tune: needs {title}, .* run `pip install 'optuna"):
         run()
 
 
