@@ -79,7 +79,7 @@ def _by_shuffles(loops: list[Any], realize: Any) -> tirx.Stmt:
     reduction = reduction_of(store)
     if reduction is None or not isinstance(reduction.term, ir.TensorLoad):
         raise ScheduleError(
-            f"add_lanes: argument 'block': expected lanes combined by an operator in '{block}', got "
+            f"add_lanes: argument 'block': expected '{block}' to combine lanes by an operator, got "
             f"{store}"
         )
     if isinstance(store.value, tirx.Select):
