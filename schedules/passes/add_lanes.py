@@ -1,4 +1,4 @@
-"""Sums of several vectors at once by a tree of shuffles (CPU).
+"""Reductions of several vectors at once by a tree of shuffles (CPU).
 
 Adding up the lanes of one vector takes a shuffle and an addition for each halving, on ever fewer
 useful lanes. Several vectors share them: a step takes neighbouring lanes of two vectors apart and
@@ -23,11 +23,14 @@ After::
 
     sums[0:8] = T.Shuffle(...) + T.Shuffle(...)
 
-A block in one loop, over the lanes alone, adds up one vector.
+A block in one loop, over the lanes alone, adds up one vector. Products, `T.max` and `T.min` go the
+same way. Extrema that a select says stay loops: it repeats its operands, over which TVM's passes
+take seconds.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import tvm
@@ -35,6 +38,7 @@ from tvm import ir, s_tir, tirx
 
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import substitute
+from sparsetir.sparse_ir.reduction import reduction_of
 from sparsetir.sparse_ir.tir import values_of
 from sparsetir.sparse_ir.traversal import map_expr
 
@@ -45,9 +49,9 @@ def add_lanes(func: tirx.PrimFunc, block: str) -> tirx.PrimFunc:
     """Replace the loops around a block that adds up lanes by a tree of shuffles.
 
     func : a stage-II function; the one given is left as it is
-    block : sums[..., g] = sums[..., g] + parts[..., g, l] with an init of zero, in loops over g and
-        l of constant powers of two, g at most l, and nothing else, or without g; `parts` of any
-        scope but one that :func:`lower_sparse_buffer` flattens
+    block : sums[..., g] = sums[..., g] + parts[..., g, l] with an init of zero, or another operator
+        and its identity, in loops over g and l of constant powers of two, g at most l, and nothing
+        else, or without g; `parts` of any scope but one that :func:`lower_sparse_buffer` flattens
 
     Raises ScheduleError where there is no such nest.
     """
@@ -71,15 +75,23 @@ def add_lanes(func: tirx.PrimFunc, block: str) -> tirx.PrimFunc:
 
 
 def _by_shuffles(loops: list[Any], realize: Any) -> tirx.Stmt:
-    store = realize.block.body
-    parts = next(x for x in (store.value.a, store.value.b) if not x.source.same_as(store.buffer))
+    store, block = realize.block.body, realize.block.name_hint
+    reduction = reduction_of(store)
+    if reduction is None or not isinstance(reduction.term, ir.TensorLoad):
+        raise ScheduleError(
+            f"add_lanes: argument 'block': expected '{block}' to combine lanes by an operator, got "
+            f"{store}"
+        )
+    if isinstance(store.value, tirx.Select):
+        return loops[0]
+    parts = reduction.term
     *groups, lanes = (int(loop.extent) for loop in loops)
     at = values_of(realize)
     kept = len(store.indices) - len(groups)
     outer = [substitute(i, at) for i in store.indices[:kept]]
     each = [[g] for g in range(groups[0])] if groups else [[]]
     rows = [tirx.BufferLoad(parts.source, [*outer, *g, _ramp(lanes)]) for g in each]
-    total = _tree(rows, lanes, str(store.buffer.ty.dtype))
+    total = _tree(rows, lanes, str(store.buffer.ty.dtype), reduction.combine)
     body = tirx.BufferStore(store.buffer, total, [*outer, *map(_ramp, groups)])
 
     def region(buffer: Any, *sizes: int) -> Any:
@@ -87,7 +99,7 @@ def _by_shuffles(loops: list[Any], realize: Any) -> tirx.Stmt:
         return tirx.BufferRegion(buffer, [*ranges, *(ir.Range(0, s) for s in sizes)])
 
     reads, writes = [region(parts.source, *groups, lanes)], [region(store.buffer, *groups)]
-    done = s_tir.SBlock([], reads, writes, realize.block.name_hint, body)
+    done = s_tir.SBlock([], reads, writes, block, body)
     return s_tir.SBlockRealize([], True, done)
 
 
@@ -95,8 +107,8 @@ def _ramp(lanes: int) -> Any:
     return tirx.Ramp(0, 1, lanes) if lanes > 1 else tirx.IntImm("int32", 0)
 
 
-def _tree(rows: list[Any], lanes: int, dtype: str) -> Any:
-    """The sums of the lanes of `rows`, in one vector in their order.
+def _tree(rows: list[Any], lanes: int, dtype: str, combine: Callable[[Any, Any], Any]) -> Any:
+    """The lanes of each of `rows` combined, in one vector in their order.
 
     What is shuffled twice has a name: as an expression in two places, of which each holds two of
     the step before, it would double with each step for all passes to come.
@@ -123,7 +135,9 @@ def _tree(rows: list[Any], lanes: int, dtype: str) -> Any:
             ]
         else:
             places = [i for i in range(width * len(pairs[0])) if i // unit % 2 == 0]
-        rows = [_shuffle(p, places) + _shuffle(p, [i + unit for i in places]) for p in pairs]
+        rows = [
+            combine(_shuffle(p, places), _shuffle(p, [i + unit for i in places])) for p in pairs
+        ]
         if step < within and len(pairs[0]) == 1:
             segment //= 2
     total = rows[0]

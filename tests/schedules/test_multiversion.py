@@ -11,6 +11,7 @@ import scipy.sparse as sp
 import sparsetir
 from csr_zoo import ZOO
 from programs import PROGRAMS
+from small import small
 from sparsetir.schedules.multiversion import PACK_DEGREE, WORK_OF_THREADS
 from sparsetir.schedules.templates.shapes import ShapeError
 from sparsetir.sparse_ir.recipes.registry import RECIPES
@@ -200,3 +201,34 @@ def test_sampled_products_of_a_known_size_have_one_version():
     rows, columns = matrix.nonzero()
     expected = matrix.data * (x[rows] * y[columns]).sum(axis=1)
     np.testing.assert_allclose(out, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("update", "init", "combine"),
+    [
+        ("T.max(OUT[i, j], X[i, k] * Y[j, k])", "T.float32(-9)", lambda x: x.max(axis=1)),
+        (
+            "T.Select(X[i, k] * Y[j, k] < OUT[i, j] or T.isnan(X[i, k] * Y[j, k]), "
+            "X[i, k] * Y[j, k], OUT[i, j])", "T.float32(9)", lambda x: x.min(axis=1),
+        ),
+        ("OUT[i, j] * (X[i, k] * Y[j, k])", "T.float32(1)", lambda x: x.prod(axis=1)),
+    ],
+    ids=["max", "min", "product"],
+)  # fmt: skip
+def test_other_operators_than_sums_over_features(update, init, combine):
+    """What becomes of the lanes follows the operator."""
+    func = small("pairs", f"""
+with T.sp_iter([T.fuse(I, J), K], "SSR", "pairs") as [i, j, k]:
+    with T.init():
+        OUT[i, j] = {init}
+    OUT[i, j] = {update}
+""", "K = T.dense_fixed(20)", X="I K", Y="N K", OUT="I J")  # fmt: skip
+    matrix, rng = ZOO["random"], np.random.default_rng(0)
+    x, y = (1 - rng.random((size, 20), dtype="float32") for size in matrix.shape)
+    out = np.empty(matrix.nnz, "float32")
+    built = sparsetir.build(func)
+    shuffled = "T.Shuffle" in built.stages["II scheduled"].script()
+    assert shuffled == (not update.startswith("T.Select"))
+    built(x, y, out, matrix.indptr.astype("int32"), matrix.indices.astype("int32"))
+    rows, columns = matrix.nonzero()
+    np.testing.assert_allclose(out, combine(x[rows] * y[columns]), rtol=1e-5)
