@@ -253,3 +253,17 @@ def test_refusals(name):
             given[at] = given[at].double()
             with pytest.raises(TypeError, match=r"^\w+: argument '\w+': expected .* as .*, got "):
                 op.call(case.A, *given)
+
+
+@EACH
+def test_results_are_written_to(name):
+    """In place, as by torch.relu_, but what a softmax is of: its gradient is made of it."""
+    op = OPS[name]
+    given = op.operands(SMALL, torch.float64)
+    want = torch.autograd.grad((op.call(SMALL.A, *given) * 3).sum(), given)
+    loss = op.call(SMALL.A, *given).mul_(3).sum()
+    if "softmax" in name:
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+    else:
+        torch.testing.assert_close(torch.autograd.grad(loss, given), want)

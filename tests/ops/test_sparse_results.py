@@ -62,6 +62,7 @@ def test_gradients_of_inner_products(mask: Any) -> None:
 
     torch.autograd.gradcheck(run, values[:2])
     torch.autograd.gradcheck(dots, values[::2])
+    dots(values[0], values[2]).mul_(2).sum().backward()  # a result may be written to
     expected = ops.spgemm(tensor(A), tensor(B), mask=given)
     torch.testing.assert_close(ops.inner(tensor(A), tensor(B.T.tocsr()), mask=given), expected)
     dense = torch.linalg.vecdot(*(torch.from_numpy(x.toarray()) for x in (A, D)))

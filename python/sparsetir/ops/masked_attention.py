@@ -111,7 +111,7 @@ class _Attention(Operation[tuple[Tensor, Tensor]]):
     q: Tensor
     k: Tensor
     v: Tensor
-    keeps_results = True
+    keeps = (0, 1)
     aside = 1
 
     def fake(self) -> tuple[Tensor, Tensor]:

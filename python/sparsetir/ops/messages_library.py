@@ -98,7 +98,7 @@ class GspmmArg(Operation[tuple[Tensor, Tensor]]):
     n: int
     op: str
     reduce: str
-    keeps_results = True
+    keeps = (1,)
     unused = ("rowptr",)
     aside = 1
 
@@ -196,7 +196,7 @@ class SegmentSoftmax(Operation[Tensor]):
     col: Tensor
     x: Tensor
     n: int
-    keeps_results = True
+    keeps = (0,)
     unused = ("x",)
 
     def run(self) -> Tensor:

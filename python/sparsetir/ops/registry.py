@@ -52,13 +52,13 @@ class Operation(Generic[R]):
     autocast : whether float16, bfloat16 and float32 arguments become of autocast's dtype, where
         that is on
     unused : arguments that gradients do not need; they are None there
-    keeps_results : whether gradients need the results, which are there, too
+    keeps : numbers of the results that gradients need; the others are None there
     aside : how many of the results, the last ones, have no gradients
     """
 
     autocast: ClassVar[bool] = True
     unused: ClassVar[tuple[str, ...]] = ()
-    keeps_results: ClassVar[bool] = False
+    keeps: ClassVar[tuple[int, ...]] = ()
     aside: ClassVar[int] = 0
     results: R
 
@@ -135,6 +135,7 @@ def _function(
 
     def forward(ctx: Context, *args: object) -> object:
         out = kernel(*args)
+        out = tuple(map(_unviewed, out)) if isinstance(out, tuple) else _unviewed(out)
         save(ctx, args, out)
         return out
 
@@ -183,7 +184,7 @@ def _save_of(of: type[Operation[object]], names: list[str]) -> Callable[..., Non
     def save(ctx: Context, inputs: tuple[object, ...], output: object) -> None:
         given = [x if keep else None for x, keep in zip(inputs, kept, strict=True)]
         results = output if isinstance(output, tuple) else (output,)
-        given += results if of.keeps_results else ()
+        given += [x if i in of.keeps else None for i, x in enumerate(results) if of.keeps]
         # A pattern that was made in inference mode has no gradient that torch would have to guard.
         guarded = [
             isinstance(x, Tensor) and (x.is_floating_point() or not x.is_inference()) for x in given
@@ -203,7 +204,7 @@ def _backward_of(of: Any, names: list[str]) -> Callable[..., object]:
         pairs = zip(ctx.saved_tensors, ctx.others, strict=True)
         given = [other if tensor is None else tensor for tensor, other in pairs]
         call = of(*given[: len(names)])
-        if of.keeps_results:
+        if of.keeps:
             first, *more = given[len(names) :]
             call.results = (first, *more) if more else first
         found, wanted = call.gradients(grad), ctx.needs_input_grad
@@ -229,6 +230,11 @@ def _casting(op: Callable[..., R], device: str) -> Callable[..., R]:
 
 def _cast(x: object, dtype: torch.dtype) -> object:
     return x.to(dtype) if isinstance(x, Tensor) and x.dtype in AUTOCAST else x
+
+
+def _unviewed(x: Any) -> Any:
+    """The same memory: torch refuses writes to a view that an autograd function gives."""
+    return x.detach() if x._is_view() else x
 
 
 def wants_gradient(*tensors: Tensor | None) -> bool:

@@ -341,7 +341,7 @@ class _MaskedProduct(torch.autograd.Function):
         ctx.save_for_backward(a, b)
         ctx.others = A, B, C
         if known is not None:
-            return known
+            return known.detach()  # as a given tensor it would be a view
         mask = _csr(C, a.new_empty(0))
         return product(_csr(A, a), _csr(B, b), semiring, mask).values
 
