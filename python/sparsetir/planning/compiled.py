@@ -9,9 +9,8 @@ from collections.abc import Callable, Hashable
 from tvm.target import Target
 
 from sparsetir.records.task import Compiled
-from sparsetir.runtime.build import kernel_of
 from sparsetir.runtime.kernel import Kernel
-from sparsetir.runtime.pipeline import Stages, lower_template
+from sparsetir.runtime.pipeline import Stages, kernel_of, lower_template
 from sparsetir.schedules.default import is_gpu
 from sparsetir.schedules.operators.problems import Problem
 from sparsetir.schedules.templates.registry import template_of

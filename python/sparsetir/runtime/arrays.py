@@ -110,13 +110,8 @@ def overlap(a: object, b: object, itemsize: int, other: int | None = None) -> bo
     """
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
         return np.may_share_memory(a, b)
-    return spans_meet(memory(a, itemsize), memory(b, other or itemsize))
-
-
-def spans_meet(a: tuple[int, int], b: tuple[int, int]) -> bool:
-    """Whether two of what :func:`memory` gives have bytes in common."""
-    (first, size), (other, length) = a, b
-    return bool(size and length) and first < other + length and other < first + size
+    (first, size), (start, length) = memory(a, itemsize), memory(b, other or itemsize)
+    return bool(size and length) and first < start + length and start < first + size
 
 
 def empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -14,6 +14,7 @@ from sparsetir.runtime import pool, rooms
 from sparsetir.runtime.arrays import is_torch
 from sparsetir.runtime.build import build
 from sparsetir.runtime.kernel import Kernel
+from sparsetir.runtime.signature import bound
 from sparsetir.runtime.targets import resolve_target
 from sparsetir.sparse_ir.assemble import SHORT, WORD, assemble
 from sparsetir.sparse_ir.nodes import SparseFunc, sparse_iterations
@@ -336,20 +337,9 @@ class AssembledKernel:
     def __repr__(self) -> str:
         return f"AssembledKernel({self.name!r})"
 
-    def _given(self, args: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        order = self.params
-        if len(args) > len(order):
-            raise TypeError(
-                f"{self.name}: expected at most {len(order)} arguments "
-                f"({', '.join(order)}), got {len(args)}"
-            )
-        given = dict(zip(order, args, strict=False))
-        for name, value in kwargs.items():
-            if name not in order or name in given:
-                what = "is given twice" if name in given else f"is none of {', '.join(order)}"
-                raise TypeError(f"{self.name}: argument '{name}' {what}")
-            given[name] = value
-        return given
+    def _given(self, args: Sequence[object], kwargs: Mapping[str, object]) -> dict[str, Any]:
+        values = bound(self.name, {name: i for i, name in enumerate(self.params)}, args, kwargs)
+        return {n: x for n, x in zip(self.params, values, strict=True) if x is not None}
 
     def _parts(self, bounds: Bounds, first: int, last: int, threads: int | None) -> np.ndarray:
         """Where the parts of some rows begin, and the last one ends."""

@@ -11,7 +11,6 @@ import numpy as np
 import tvm
 
 from sparsetir.runtime import pool
-from sparsetir.runtime.arguments import PENDING, Arguments
 from sparsetir.runtime.arrays import (
     check_memory,
     count_writes,
@@ -24,7 +23,7 @@ from sparsetir.runtime.arrays import (
 )
 from sparsetir.runtime.file_errors import as_path
 from sparsetir.runtime.kernel_file import write_library
-from sparsetir.runtime.signature import Signature
+from sparsetir.runtime.signature import PENDING, Arguments, Signature
 from sparsetir.runtime.targets import allowed, features_needed, refusing
 from sparsetir.schedules.default import assumed_machine
 from sparsetir.sparse_ir.computed import compute, compute_of_values, reads
