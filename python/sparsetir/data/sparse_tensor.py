@@ -12,7 +12,6 @@ import scipy.sparse
 
 from sparsetir.data import hooks, sources
 from sparsetir.data.notebook import html_of
-from sparsetir.data.read_matrix import read_edges, read_matrix
 from sparsetir.formats.converted import ConvertedFormat
 from sparsetir.formats.format import Format
 from sparsetir.formats.make_rules import Operand
@@ -413,7 +412,7 @@ class SparseMatrix(SparseTensor):
         if isinstance(data, SparseTensor):
             self._share("SparseMatrix", data, values, shape)
             return
-        self._set(read_matrix("SparseMatrix", "data", data, values, shape))
+        self._set(sources.read_matrix("SparseMatrix", "data", data, values, shape))
 
     @classmethod
     def adopt(cls, who: str, name: str, data: object) -> SparseMatrix:
@@ -434,7 +433,7 @@ class SparseMatrix(SparseTensor):
             return data
         if isinstance(data, SparseTensor):
             return cls(data)
-        return cls.of_stored(read_matrix(who, name, data))
+        return cls.of_stored(sources.read_matrix(who, name, data))
 
     @classmethod
     def from_csr(
@@ -486,7 +485,7 @@ class SparseMatrix(SparseTensor):
         if rows not in ("target", "source"):
             raise ValueError(f"{who}: argument 'rows': expected 'target' or 'source', got {rows!r}")
         return cls.of_stored(
-            read_edges(who, "edge_index", edge_index, values, shape, rows == "source")
+            sources.read_edges(who, "edge_index", edge_index, values, shape, rows == "source")
         )
 
     @classmethod

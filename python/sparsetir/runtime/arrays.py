@@ -224,10 +224,11 @@ def to_numpy(array: Any) -> np.ndarray:
     if is_torch(array):
         array = array.detach().resolve_neg().cpu()
     if dtype_name(array) == "bfloat16" and device_name(array) == "cpu":  # none of DLPack's to NumPy
-        plain: Any = tvm_ffi.from_dlpack(array)
+        solid = array.contiguous() if is_torch(array) else array
+        plain: Any = tvm_ffi.from_dlpack(plain_view(solid))
         bits = np.from_dlpack(plain._create_view(plain.shape, "uint16"))
         return bits.view(np.dtype("bfloat16"))
-    return array.numpy()
+    return array.numpy() if hasattr(array, "numpy") else np.from_dlpack(array)
 
 
 def plain_view(value: Any) -> object:
