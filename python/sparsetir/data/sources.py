@@ -10,7 +10,7 @@ import operator
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import scipy.sparse
@@ -22,6 +22,9 @@ from sparsetir.runtime.file_errors import GraphError, as_path, printable, readin
 from sparsetir.runtime.refusals import wrong
 from sparsetir.sparse_ir.errors import StructureError
 from sparsetir.sparse_ir.index_arrays import check_indptr, check_range, index_type
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 VALUE_DTYPES = (
     "float16", "bfloat16", "float32", "float64", "bool",
@@ -41,12 +44,12 @@ class Stored:
     places: np.ndarray | None = None
 
 
-def is_sparse(data: Any) -> bool:
+def is_sparse(data: object) -> bool:
     """Whether it is scipy's, or a sparse tensor of torch."""
     return scipy.sparse.issparse(data) or (is_torch(data) and "sparse" in str(data.layout))
 
 
-def read(who: str, argument: str, data: Any, values: Any, shape: Any) -> Stored:
+def read(who: str, argument: str, data: object, values: object, shape: object) -> Stored:
     """Read a sparse object of scipy or torch, or coordinates, values and shape of any order."""
     if is_sparse(data):
         return _of_sparse(who, argument, data, values, shape)
@@ -294,7 +297,7 @@ def diagonals(data: Any) -> scipy.sparse.coo_array:
     return scipy.sparse.coo_array((data.data[:, : len(columns)][inside], coords), shape=data.shape)
 
 
-def _read_torch(who: str, argument: str, data: Any) -> Stored:
+def _read_torch(who: str, argument: str, data: Tensor) -> Stored:
     data, layout = data.detach().cpu(), str(data.layout).removeprefix("torch.sparse_")
     shape = tuple(int(n) for n in data.shape)
     indptr = indices = None
@@ -315,7 +318,11 @@ def _read_torch(who: str, argument: str, data: Any) -> Stored:
 
 
 def _from_lines(
-    who: str, argument: str, kind: str, arrays: tuple[Any, Any, Any], shape: tuple[int, int]
+    who: str,
+    argument: str,
+    kind: str,
+    arrays: tuple[object, object, object],
+    shape: tuple[int, ...],
 ) -> Stored:
     """Read CSR, CSC, BSR or BSC; of these two all places of blocks are stored.
 
@@ -416,7 +423,7 @@ class Edges(NamedTuple):
     """
 
     index: Any
-    size: Any = None
+    size: object = None
     values: Any = None
     square: bool = True
 
@@ -490,7 +497,7 @@ def _loaded(who: str, name: str, path: Any) -> object:
         raise GraphError(f"{who}: argument '{name}': {error}") from error
 
 
-def _pair(who: str, name: str, first: Any, second: Any) -> Edges:
+def _pair(who: str, name: str, first: Any, second: object) -> Edges:
     """Edges with a size, or rows and columns."""
     kinds = f"{type(first).__name__} and {type(second).__name__}"
     if not is_array(first):

@@ -86,7 +86,7 @@ def load(path: str | Path, *, check: bool = True) -> Kernel:
         raise ValueError(f"{who}: its library has no function '{name}'") from error
 
 
-def _described(meta: dict[str, Any]) -> tuple[str, Signature, Any]:
+def _described(meta: dict[str, Any]) -> tuple[str, Signature, tvm.target.Target]:
     """Name, signature and target of a description; raises for what is none."""
     for field in ("name", "signature", "target"):
         if not isinstance(meta.get(field), str):
@@ -99,7 +99,7 @@ def _described(meta: dict[str, Any]) -> tuple[str, Signature, Any]:
     assumes = meta.get("assumes", {})  # of no file from before
     if not isinstance(assumes, dict) or not all(type(n) is int for n in assumes.values()):
         raise ValueError("its description has no numbers by name in 'assumes'")
-    source: Any = tvm.ir.load_json(meta["signature"])
+    source = tvm.ir.load_json(meta["signature"])
     if not isinstance(source, SparseFunc | tvm.tirx.PrimFunc):
         raise ValueError(f"its signature is no function, but {type(source).__name__}")
     return meta["name"], Signature(source), tvm.target.Target(meta["target"])

@@ -59,7 +59,7 @@ from sparsetir.sparse_ir.workers import units_of
 
 # The last passes by whether the target is a GPU; each takes the function, and the one of stage II
 # that it was made of.
-LAST: dict[bool, tuple[Callable[[Any, Any], Any], ...]] = {
+LAST: dict[bool, tuple[Callable[..., tirx.PrimFunc], ...]] = {
     False: (
         lambda func, _: locals_apart(func),
         lambda func, _: locals_on_stack(func),
@@ -152,7 +152,7 @@ def _binds_in_stage_one(func: SparseFunc) -> bool:
     return any(units_of(it) & set(GPU_UNITS) for it in sparse_iterations(func))
 
 
-def name_of(func: Any) -> str:
+def name_of(func: SparseFunc | tirx.PrimFunc) -> str:
     """The name that a function has by itself."""
     return str(func.attrs["global_symbol"]) if "global_symbol" in func.attrs else "main"
 
@@ -179,7 +179,7 @@ def _of_schedule(sch: Schedule, target: Target) -> Stages:
     return _finished(stages, stages["II scheduled"], target)
 
 
-def _finished(stages: dict[str, Any], scheduled: Any, target: Target) -> Stages:
+def _finished(stages: Stages, scheduled: tirx.PrimFunc, target: Target) -> Stages:
     """With stage III, through the passes that come last."""
     gpu, marked = is_gpu(target), materialize_loop_kinds(scheduled)
     threads = binds_threads(marked.body)
@@ -239,7 +239,7 @@ def without_unread(func: tirx.PrimFunc, scheduled: tirx.PrimFunc) -> tirx.PrimFu
     argument = {v.name: str(p.name) for v, p in zip(scheduled.params, given.params, strict=True)}
     made = {p for p in func.params if argument[p.name] in computed}
     needed, shapes = set(variables_of(func.body)), natural_shapes(scheduled)
-    lengths = set[Any]()
+    lengths = set[tirx.Var]()
     for array in filter(tirx.is_buffer_var, func.params):
         flat, natural = array.ty.shape, shapes[array.name][1]
         if array in needed or array not in made:
@@ -320,7 +320,7 @@ def with_natural_shapes(name: str, stages: Stages, check: bool = True) -> tirx.P
     if "II scheduled" not in stages:
         return _of_any_alignment(name, func, stages)
     shapes = natural_shapes(stages["II scheduled"])
-    params: list[Any] = []
+    params: list[tirx.Var] = []
     views: list[tirx.Stmt] = []
     for flat in func.params:
         if not tirx.is_buffer_var(flat):
@@ -356,7 +356,7 @@ def _of_any_alignment(name: str, func: tirx.PrimFunc, stages: Stages) -> tirx.Pr
     return tirx.PrimFunc(params, body, ret_type=func.ret_type, attrs=func.attrs)
 
 
-def _disjoint(who: str, params: list[Any], signature: Signature) -> list[tirx.Stmt]:
+def _disjoint(who: str, params: list[tirx.Var], signature: Signature) -> list[tirx.Stmt]:
     """Assertions that no array which is written has bytes in common with another one.
 
     Here they take a nanosecond each; to ask NumPy and torch for the memory of two arrays takes half
@@ -385,9 +385,9 @@ def _disjoint(who: str, params: list[Any], signature: Signature) -> list[tirx.St
     return found
 
 
-def _bytes(array: Any) -> Any:
+def _bytes(array: tirx.Var) -> ir.Expr:
     """That a contiguous array takes."""
-    size: Any = tirx.IntImm("int64", itemsize(str(array.ty.dtype)))
+    size = tirx.IntImm("int64", itemsize(str(array.ty.dtype)))
     for extent in array.ty.shape:
         size = size * tirx.Cast("int64", extent)
     return size

@@ -28,7 +28,7 @@ from sparsetir.runtime.arrays import (
 )
 from sparsetir.sparse_ir.computed import computed_parameters, of_values, reads
 from sparsetir.sparse_ir.nodes import SparseFunc, make_func, substitute, walk
-from sparsetir.sparse_ir.position_space import LAYOUTS, SIGNATURE, PositionSpace
+from sparsetir.sparse_ir.position_space import LAYOUTS, SIGNATURE, Layout, PositionSpace
 from sparsetir.sparse_ir.promises import check_promises, promises_of
 from sparsetir.sparse_ir.storage import Storage
 from sparsetir.sparse_ir.tir import dtype_of
@@ -75,10 +75,10 @@ class Signature:
 
     def __init__(self, source: SparseFunc | tirx.PrimFunc) -> None:
         plain = isinstance(source, tirx.PrimFunc)
-        self.source: Any = source
+        self.source = source
         self.func = func = _without_structure(source) if plain else source
         self.name: str = func.name
-        self.params: list[Any] = list(source.params)
+        self.params: list[tirx.Var] = list(source.params)
         self.computed: dict[str, dict[str, Any]] = computed_parameters(func)
         self.promises: list[dict[str, Any]] = promises_of(func)
         self.position: dict[str, int] = {str(p.name): i for i, p in enumerate(self.params)}
@@ -90,7 +90,7 @@ class Signature:
         space = None if plain else PositionSpace(func)
         arrays = self.params if space is None else space.params
         shaped = [_shape(p, {} if space is None else space.layouts) for p in arrays]
-        self.shapes: list[list[Any] | None] = shaped
+        self.shapes = shaped
         self.dtypes: list[str] = [_dtype(p) for p in arrays]
         given = range(len(self.names))
         self.outputs: list[int] = [i for i in given if self.names[i] in [*func.attrs["outputs"]]]
@@ -107,7 +107,7 @@ class Signature:
         None of others."""
         place = {self.params[i]: i for i in self.scalars}
 
-        def named(size: Any) -> int | None:
+        def named(size: ir.Expr) -> int | None:
             if isinstance(size, tirx.IntImm):
                 return ~int(size)
             return place.get(size) if isinstance(size, ir.Var) else None
@@ -164,7 +164,7 @@ class Signature:
                         progress = True
         return steps
 
-    def _solve(self, size: Any, array: int, dim: int, known: set[int]) -> Inference | None:
+    def _solve(self, size: ir.Expr, array: int, dim: int, known: set[int]) -> Inference | None:
         minus = 0
         if isinstance(size, tirx.Add) and isinstance(size.b, tirx.IntImm):
             size, minus = size.a, int(size.b)
@@ -177,10 +177,10 @@ class Signature:
             return None
         return Inference(unknown[0], array, dim, minus, tuple(p for p in places if p in known))
 
-    def expected_shape(self, array: int, values: list[Any]) -> list[Any]:
+    def expected_shape(self, array: int, values: Sequence[Any]) -> list[Any]:
         """Natural shape of an array argument with the scalars filled in, as ints or text."""
 
-        def known(size: Any, at: int | None) -> int | str:
+        def known(size: ir.Expr, at: int | None) -> int | str:
             if at is not None and at < 0:
                 return ~at
             if at is not None and values[at] is not None:
@@ -208,14 +208,14 @@ def _is_exact(promise: dict[str, object]) -> bool:
     return promise["kind"] == "exact"
 
 
-def _variables(expr: object) -> list[Any]:
-    found: list[Any] = []
+def _variables(expr: ir.Expr | None) -> list[ir.Var]:
+    found: list[ir.Var] = []
     if expr is not None:
         walk(expr, lambda n: found.append(n) if isinstance(n, ir.Var) else None)
     return found
 
 
-def _factors(expr: Any) -> list[Any] | None:
+def _factors(expr: ir.Expr) -> list[ir.Var] | None:
     """The variables of a product; None when there is anything else in it."""
     if isinstance(expr, tirx.Cast):
         return _factors(expr.value)
@@ -227,13 +227,13 @@ def _factors(expr: Any) -> list[Any] | None:
     return None
 
 
-def _dtype(param: Any) -> str:
+def _dtype(param: tirx.Var) -> str:
     return "handle" if isinstance(param.ty, ir.PointerType) else str(param.ty.dtype)
 
 
 def _shape(
-    param: Any, layouts: Mapping[str, Any], rename: Callable[[Any], Any] = lambda e: e
-) -> list[Any] | None:
+    param: tirx.Var, layouts: Mapping[str, Layout], rename: Callable[..., ir.Expr] = lambda e: e
+) -> list[ir.Expr] | None:
     """The natural shape of a parameter; None for a scalar."""
     if not tirx.is_buffer_var(param):
         return None
@@ -250,7 +250,7 @@ def _without_structure(prim: tirx.PrimFunc) -> SparseFunc:
     return make_func(name, [], [], [], tirx.Evaluate(0), {"outputs": sorted(written)})
 
 
-def signature_of(stages: dict[str, Any]) -> Signature:
+def signature_of(stages: Mapping[str, tirx.PrimFunc]) -> Signature:
     """The signature of a lowered function, or of a plain PrimFunc that never was a stage-I one."""
     scheduled = stages.get("II scheduled")
     if scheduled is None:
@@ -262,13 +262,13 @@ def signature_of(stages: dict[str, Any]) -> Signature:
     return Signature(func.with_attr(NOT_PASSED, absent))
 
 
-def natural_shapes(func: tirx.PrimFunc) -> dict[str, tuple[str, list[Any]]]:
+def natural_shapes(func: tirx.PrimFunc) -> dict[str, tuple[str, list[ir.Expr]]]:
     """(argument name, natural shape) of each array parameter of a stage-II function, by buffer."""
     signature = func.attrs[SIGNATURE]
     argument = {v.name: p.name for v, p in zip(func.params, signature.params, strict=True)}
     by_name = {p.name: p for p in func.params}
 
-    def rename(expr: object) -> Any:
+    def rename(expr: ir.Expr) -> ir.Expr:
         return substitute(expr, {v: by_name[v.name] for v in _variables(expr) if v.name in by_name})
 
     layouts = {str(k): v for k, v in func.attrs[LAYOUTS].items()}
@@ -399,7 +399,7 @@ class Arguments:
         """How messages begin."""
         return f"{self.name}: argument '{self.signature.names[at]}'"
 
-    def _number(self, at: int, value: object) -> Any:
+    def _number(self, at: int, value: object) -> object:
         """A scalar argument as a Python number; raises for what is none or does not fit."""
         dtype = self.signature.dtypes[at]
         if dtype == "bool":
@@ -446,7 +446,7 @@ def _describe(value: object) -> str:
     return f"{type(value).__name__} {value!r}"
 
 
-def _limits(dtype: str) -> tuple[type, Any, Any] | None:
+def _limits(dtype: str) -> tuple[type, float, float] | None:
     """Type, minimum and maximum of a scalar argument that is handed over as it is."""
     if dtype == "bool":
         return bool, False, True
