@@ -18,8 +18,7 @@ from bench.harness import finish
 from bench.report import table
 from bench.timing import progress
 from sparsetir.formats import BSR, DBSR, SRBCRS
-from sparsetir.runtime.build import kernel_of
-from sparsetir.runtime.pipeline import lower_template
+from sparsetir.runtime.pipeline import kernel_of, lower_template
 from sparsetir.runtime.targets import resolve_target
 from sparsetir.schedules.gpu.block_attention import WarpTiles
 from sparsetir.schedules.gpu.rgms import RelationalRows

@@ -16,8 +16,7 @@ import tvm
 from tvm import ir, tirx
 
 from cuda_runner import _build
-from sparsetir.runtime.build import kernel_of
-from sparsetir.runtime.pipeline import Stages
+from sparsetir.runtime.pipeline import Stages, kernel_of
 from sparsetir.runtime.targets import host_target
 from sparsetir.schedules.passes.amx_nests import NEEDS
 from sparsetir.sparse_ir.traversal import map_expr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import shutil
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -55,3 +56,11 @@ def check(args: dict[str, Any], bound: float = 1e-5) -> None:
     np.testing.assert_allclose(
         np.asarray(args["c"], np.float64), expected(args), rtol=bound, atol=bound
     )
+
+
+def right(call: Callable[..., object], args: dict[str, Any] | None = None, **more: object) -> None:
+    """A call with these arguments, or those of the small SpMM, computes what it must."""
+    args = arguments() if args is None else args
+    args["c"][:] = np.nan
+    call(**args, **more)
+    check(args)

@@ -12,7 +12,7 @@ from tvm import s_tir
 from tvm.script import tirx as T
 
 import sparsetir
-from kernel_common import arguments, check
+from kernel_common import right
 from programs import PROGRAMS
 from refusals import refusals
 from sparsetir.runtime.targets import DEFAULT_CUDA_ARCH, host_target, resolve_target
@@ -67,9 +67,7 @@ def test_generic_llvm_target_is_left_as_it_is():
     built = sparsetir.build(spmm(), {"kind": "llvm"})
     assert "mcpu" not in built.target.attrs
     assert "%zmm" not in built.source("asm")
-    args = arguments()
-    built(**args)
-    check(args)
+    right(built)
 
 
 @pytest.mark.parametrize("target", ["cuda", {"kind": "cuda", "arch": "sm_90"}])
@@ -94,12 +92,6 @@ def test_cuda_without_a_gpu_is_the_default_arch():
 # -- what is built ----------------------------------------------------------------------------
 
 
-def run(built):
-    args = arguments()
-    built(**args)
-    check(args)
-
-
 def test_stage_two_with_threads_for_a_gpu():
     target = resolve_target("cuda")
     scheduled = default_schedule(sparsetir.lower_sparse_iter(spmm()), target)
@@ -112,7 +104,7 @@ def test_module_with_several_functions_of_all_stages():
     kernels = sparsetir.build(tvm.IRModule({"spmm": spmm(), "sddmm": sddmm, "scale": scale}))
     assert set(kernels) == {"spmm", "sddmm", "scale"}
     assert all(kernels[name].name == name for name in kernels)
-    run(kernels["spmm"])
+    right(kernels["spmm"])
     x, y = np.ones(1024, "float32"), np.zeros(1024, "float32")
     kernels["scale"](x, y, 2)
     assert (y == 2).all()

@@ -19,10 +19,10 @@ import pytest
 import tvm
 
 import sparsetir
-from kernel_common import arguments, check, kernel, linker
+from kernel_common import arguments, kernel, linker, right
 from programs import PROGRAMS
 from refusals import refuse
-from sparsetir.runtime import kernel_file
+from sparsetir.runtime import file_errors, kernel_file
 from sparsetir.runtime.kernel_file import MARK, TRAILER, read_library
 from test_build import scale
 
@@ -34,12 +34,6 @@ def saved(tmp_path_factory):
     path = tmp_path_factory.mktemp("kernels") / "spmm.so"
     kernel().export(path)
     return path
-
-
-def right(loaded):
-    args = arguments()
-    loaded(**args)
-    check(args)
 
 
 def test_loaded_kernel_runs_and_knows_its_parameters(saved):
@@ -284,7 +278,7 @@ def test_folders_that_are_not_ours(tmp_path, monkeypatch):
     def refuse(*args, **options):
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr(kernel_file.tempfile, "TemporaryDirectory", refuse)
+    monkeypatch.setattr(file_errors.tempfile, "TemporaryDirectory", refuse)
     text = "spmm: export: argument 'path': '.*a.so' cannot be written: Permission denied"
     with pytest.raises(PermissionError, match=text):
         kernel().export(tmp_path / "a.so")

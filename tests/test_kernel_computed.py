@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ import tvm_ffi
 
 import sparsetir
 from computed_common import BLOCK_PTR, BLOCKS, COMPUTED, PROMISES, blocked, plain_arguments, sizes
-from kernel_common import check
+from kernel_common import check, right
 from refusals import refuse
 from sparsetir.runtime import kernel as kernel_module
 from sparsetir.sparse_ir.computed import compute
@@ -51,9 +51,7 @@ def test_it_is_called_as_the_plain_one(built, idtype, shape):
         args = plain_arguments(*shape, idtype=idtype, seed=seed)
         kernel(*args.values())
         check(args)
-        args["c"][:] = np.nan
-        kernel(**args)
-        check(args)
+        right(kernel, args)
         args["c"][:] = np.nan
         kernel(*args.values(), *sizes(args).values())
         check(args)
@@ -74,13 +72,10 @@ def test_another_matrix_is_computed_anew_and_the_same_is_not(counted):
     graphs = [plain_arguments(seed=seed) for seed in range(3)]
     for _ in range(3):
         for args in graphs:
-            args["c"][:] = np.nan
-            kernel(**args)
-            check(args)
+            right(kernel, args)
     assert len(counted) == len(graphs)
     args = plain_arguments(7, 9)  # other sizes too
-    kernel(**args)
-    check(args)
+    right(kernel, args)
     assert len(counted) == len(graphs) + 1
 
 
@@ -88,9 +83,7 @@ def test_unchecked_kernels_compute_too(counted):
     kernel = sparsetir.build(blocked(), check=False)
     args = plain_arguments()
     for _ in range(2):
-        args["c"][:] = np.nan
-        kernel(**args)
-        check(args)
+        right(kernel, args)
     assert len(counted) == 1
     args["indices"][0] = args["indices"][1]  # twice in a row: refused where it is checked
     kernel(**args)
@@ -108,24 +101,14 @@ def test_what_is_kept_goes_with_the_matrix():
 
 def test_threads(built):
     graphs = [plain_arguments(seed=seed) for seed in range(12)]
-    errors = []
 
     def work(first):
-        try:
-            for turn in range(40):
-                args = graphs[(first + turn) % len(graphs)]
-                mine = {**args, "c": np.full_like(args["c"], np.nan)}
-                built(**mine)
-                check(mine)
-        except Exception as error:
-            errors.append(error)
+        for turn in range(40):
+            args = graphs[(first + turn) % len(graphs)]
+            right(built, {**args, "c": args["c"].copy()})
 
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(work, range(4)))
 
 
 def test_callers_do_not_see_computed_parameters(built, counted):
@@ -164,8 +147,7 @@ def test_numbers_alone(counted):
     parts = {"recipe": "equal_parts", "length": "$m", "parts": "$blocks"}
     kernel = sparsetir.build(blocked(computed={"blocks": BLOCKS, "block_ptr": parts}))
     args = plain_arguments()
-    kernel(**args)
-    check(args)
+    right(kernel, args)
     np.testing.assert_array_equal(kept(kernel)[1], [0, 5, 10, 15, 20])
     kernel(**args)
     assert len(counted) == 1
@@ -184,8 +166,7 @@ def test_a_broken_promise_is_refused_in_every_call(built):
         with pytest.raises(ValueError, match=message):
             built(*wrong.values(), *sizes(wrong).values())
     assert np.isnan(wrong["c"]).all()
-    built(**args)
-    check(args)
+    right(built, args)
 
 
 def exactly(feat):
@@ -222,8 +203,7 @@ def test_export_and_load(built, tmp_path):
     assert loaded.signature.names == built.signature.names
     for seed in range(2):
         args = plain_arguments(seed=seed)
-        loaded(**args)
-        check(args)
+        right(loaded, args)
         np.testing.assert_array_equal(kept(loaded)[1], equal_work(args["indptr"], 4, 2))
     with pytest.raises(ValueError, match="expected a multiple of 8, as its schedule promises, got"):
         loaded(**plain_arguments(feat=9))

@@ -11,7 +11,7 @@ import torch
 import tvm_ffi
 
 import sparsetir
-from kernel_common import arguments, check, kernel
+from kernel_common import arguments, check, kernel, right
 from programs import PROGRAMS
 from refusals import refuse
 from sparsetir import StructureError, StructureIndexError
@@ -181,8 +181,7 @@ def test_empty_arrays_do_not_overlap():
     args["a"] = args["c"].reshape(-1)[5:5]
     args["indices"] = args["c"].view("int32").reshape(-1)[7:7]
     args["indptr"] = np.zeros(21, "int32")
-    kernel()(**args)
-    check(args)
+    right(kernel(), args)
     args["c"][:] = np.nan
     kernel()(**{k: torch.from_numpy(v) for k, v in args.items()})
     check(args)
@@ -250,8 +249,7 @@ def test_wrong_structure(name, make, error, message, kind):
         with pytest.raises(error, match=rf"spmm: argument '{name}': axis 'J': {message}"):
             built(**{k: kind(v) for k, v in wrong.items()})
     assert (wrong["c"] == 7).all()
-    built(**args)
-    check(args)
+    right(built, args)
 
 
 @pytest.mark.parametrize("make", [lambda x: x[:-1], lambda x: np.append(x, x[-1])])
@@ -297,8 +295,7 @@ def test_other_sizes_are_checked_again():
     built(**args)
     largest = int(args["indices"].max())
     args["b"] = args["b"][: largest + 1].copy()
-    built(**args)
-    check(args)
+    right(built, args)
     with pytest.raises(StructureIndexError, match=rf"expected indices in \[0, {largest}\)"):
         built(**{**args, "b": args["b"][:largest].copy()})
 
@@ -311,9 +308,7 @@ def test_check_can_be_turned_off(monkeypatch, tmp_path):
     built.export(tmp_path / "spmm.so")
     monkeypatch.setattr(kernel_module, "check_structure", refuse)
     for quiet in (fresh(check=False), sparsetir.load(tmp_path / "spmm.so", check=False)):
-        args = arguments()
-        quiet(**args)
-        check(args)
+        right(quiet)
     for loud in (built, sparsetir.load(tmp_path / "spmm.so")):
         with pytest.raises(AssertionError, match="checked"):
             loud(**arguments())

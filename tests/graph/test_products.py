@@ -52,7 +52,7 @@ def test_on_threads(monkeypatch):
 
 
 def compiled_anew(product):
-    from sparsetir.runtime.build import kernel_of
+    from sparsetir.runtime.pipeline import kernel_of
 
     target = products.resolve_target("llvm")
     return kernel_of(product.stages(target), target, check=False)

@@ -25,9 +25,8 @@ from small import small
 from sparsetir.formats import BSR, CSR
 from sparsetir.planning import request
 from sparsetir.planning.plan import requested
-from sparsetir.runtime.build import kernel_of
 from sparsetir.runtime.kernel_file import read_library
-from sparsetir.runtime.pipeline import lower_template
+from sparsetir.runtime.pipeline import kernel_of, lower_template
 from sparsetir.runtime.targets import allowed, host_target
 from sparsetir.schedules.operators.problems import CsrPattern, Spmm
 from sparsetir.schedules.passes.amx_tiles import PRODUCTS

@@ -17,8 +17,7 @@ from pairs import by_default, by_turns
 from rgms_common import GPU, MASKS, SEEDS, UNITS
 from sparsetir import interpret
 from sparsetir.formats import Pattern
-from sparsetir.runtime.build import kernel_of
-from sparsetir.runtime.pipeline import lower_template
+from sparsetir.runtime.pipeline import kernel_of, lower_template
 from sparsetir.schedules.gpu.rgms import RelationalRows
 from sparsetir.schedules.gpu.rgms_gradients import GradientTiles
 from sparsetir.schedules.gpu.rgms_tensor_cores import RelationalTensorCores

@@ -16,8 +16,7 @@ from pairs import by_default, by_turns
 from sparsetir import interpret
 from sparsetir.formats import BSR, DBSR, ELL, SRBCRS
 from sparsetir.planning.plan import requested as request
-from sparsetir.runtime.build import kernel_of
-from sparsetir.runtime.pipeline import lower_template
+from sparsetir.runtime.pipeline import kernel_of, lower_template
 from sparsetir.runtime.targets import resolve_target
 from sparsetir.schedules.gpu.spmm import RowSplit
 from sparsetir.schedules.gpu.spmm_tensor_cores import TensorCores

@@ -74,8 +74,7 @@ def _found(args: argparse.Namespace) -> tuple[str, dict[str, Any], list[Any]]:
     import tvm
 
     from sparsetir.cli import explained
-    from sparsetir.runtime.build import kernel_of
-    from sparsetir.runtime.pipeline import lower
+    from sparsetir.runtime.pipeline import kernel_of, lower
     from sparsetir.runtime.pool import count
     from sparsetir.runtime.targets import resolve_target
     from sparsetir.sparse_ir.nodes import SparseFunc

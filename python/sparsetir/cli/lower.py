@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _text(stages: Mapping[str, object], stage: str, target: object) -> str:
-    from sparsetir.runtime.build import kernel_of
+    from sparsetir.runtime.pipeline import kernel_of
 
     if stage in NAMES:
         return readable(stages[NAMES[stage]])

@@ -6,7 +6,7 @@ import codecs
 import gzip
 import io
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +91,7 @@ def read_edges(path: Path) -> sp.coo_array:
 
 def edge_table(
     path: Path,
-    source: Any,
+    source: Iterable[str],
     begin: int,
     first: str,
     labelled: Callable[[], Iterator[tuple[str, str]]],

@@ -7,6 +7,7 @@ import pickle
 import re
 import warnings
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,7 @@ def _with_edges(found: object) -> dict[object, object]:
     return {}
 
 
-def _nodes(data: dict[Any, Any]) -> int:
+def _nodes(data: Mapping[Any, Any]) -> int:
     """How many nodes a graph tells of, or has features or labels for; 0 where it does not."""
     if data.get("num_nodes") is not None:
         return int(np.ravel(data["num_nodes"])[0])

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
+from numpy.lib.npyio import NpzFile
 
 from sparsetir.data import graph_files
 from sparsetir.data.datasets import SHIPPED
@@ -208,7 +209,7 @@ def _split_layer(text: str) -> tuple[Path, str]:
     return Path(text), ""
 
 
-def _read_npz(path: Path, layer: str) -> Any:
+def _read_npz(path: Path, layer: str) -> object:
     check_npz(path)
     with np.load(path) as arrays:
         names = arrays.files
@@ -235,7 +236,7 @@ def _read_npz(path: Path, layer: str) -> Any:
         return _compressed(path, arrays, "")
 
 
-def _compressed(path: Path, arrays: Any, prefix: str) -> sp.csr_array:
+def _compressed(path: Path, arrays: NpzFile, prefix: str) -> sp.csr_array:
     """CSR from `shape`, `indptr`, `indices` and maybe `data`, checked."""
     missing = [n for n in ("shape", "indptr", "indices") if prefix + n not in arrays.files]
     if missing:

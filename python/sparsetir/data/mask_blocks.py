@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -80,7 +80,7 @@ class BlockMask:
         m, n = self.shape
         return BlockMask((n, m), self.block, self.columns, self.rows, self.nnz)
 
-    def to(self, device: Any) -> BlockMask:
+    def to(self, device: torch.device | str) -> BlockMask:
         """The mask on another device.
 
         Parameters

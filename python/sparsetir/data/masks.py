@@ -48,7 +48,7 @@ def band(length: int, width: int, block: int = 64) -> BlockMask:
     -----
     The sliding window of Longformer (Beltagy, Peters and Cohan, 2020, section 3.1).
     """
-    length, size = _length("band", length), _size("band", block)
+    length, size = _count("band", "length", length), _size("band", block)
     reach = _count("band", "width", width) // 2
     count = -(-length // size)
     io = np.arange(count)
@@ -74,7 +74,7 @@ def causal(length: int, block: int = 64) -> BlockMask:
     -------
     BlockMask
     """
-    length, size = _length("causal", length), _size("causal", block)
+    length, size = _count("causal", "length", length), _size("causal", block)
     io = np.arange(-(-length // size))
     row, column = _ranges(0 * io, io)
     return _made((length, length), size, row, column, lambda i, j: j <= i)
@@ -100,7 +100,7 @@ def butterfly(length: int, block: int = 64) -> BlockMask:
     3.2: the sum of the factors of a block butterfly matrix, instead of their product, with the
     largest stride.) Where the number of blocks is no power of two, those beyond it are left out.
     """
-    length, size = _length("butterfly", length), _size("butterfly", block)
+    length, size = _count("butterfly", "length", length), _size("butterfly", block)
     count = -(-length // size)
     io = np.arange(count)
     strides = [0, *(1 << s for s in range(max(count - 1, 0).bit_length()))]
@@ -138,13 +138,13 @@ def bigbird(
     Zaheer et al., Big Bird, 2020, section 2 and appendix D.
     """
     who = "bigbird"
-    length, size = _length(who, length), _size(who, block)
+    length, size = _count(who, "length", length), _size(who, block)
     window, ends = _count(who, "window", window), _count(who, "ends", ends)
     random = _count(who, "random", random)
     if window % 2 == 0:
         raise ValueError(f"{who}: argument 'window': expected an odd number, got {window}")
     rng, count = np.random.default_rng(_count(who, "seed", seed)), -(-length // size)
-    rows: list[Any] = []
+    rows: list[np.ndarray] = []
     for io in range(count):
         here = np.zeros(count, bool)
         here[max(0, io - window // 2) : io + window // 2 + 1] = True
@@ -231,7 +231,7 @@ def _made(
     size: int,
     row: np.ndarray,
     column: np.ndarray,
-    holds: Callable[[Any, Any], Any] | None,
+    holds: Callable[[np.ndarray, np.ndarray], np.ndarray] | None,
 ) -> BlockMask:
     """The mask of the elements (i, j) of some blocks for which `holds(i, j)`; None: of all."""
     at = np.arange(size)
@@ -263,10 +263,6 @@ def _count(who: str, name: str, value: object) -> int:
     if value < 0:
         raise ValueError(f"{who}: argument '{name}': expected 0 or more, got {value}")
     return int(value)
-
-
-def _length(who: str, value: object) -> int:
-    return _count(who, "length", value)
 
 
 def _size(who: str, value: Any) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import scipy.sparse as sp
@@ -100,7 +100,7 @@ def read_saved(path: Path) -> Any:
     return found
 
 
-def read_header(file: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
+def read_header(file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """Shape and dtype of an .npy file, which is left at its first number."""
     version = npy.read_magic(file)
     header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+from sparsetir.formats.pattern import Pattern
+
+if TYPE_CHECKING:
+    from sparsetir.data.sparse_tensor import SparseTensor
 
 CELLS = 48  # along the longer side of a picture
 PIXELS = 192
 FAINTEST = 0.25  # opacity of a cell with one element
 
 
-def html_of(tensor: Any) -> str:
+def html_of(tensor: SparseTensor) -> str:
     """Shape, elements and type, and for a matrix how densely its parts are filled."""
     shape = " x ".join(f"{n:,}" for n in tensor.shape)
     places = np.prod([float(n) for n in tensor.shape])
@@ -21,7 +26,7 @@ def html_of(tensor: Any) -> str:
     return f"<div><code>{text}</code>{picture}</div>"
 
 
-def _picture(pattern: Any, text: str) -> str:
+def _picture(pattern: Pattern, text: str) -> str:
     """An SVG in the colour of the text around it: the fuller a cell is, the darker.
 
     text : what is drawn, for who points at it or cannot see it

@@ -1,4 +1,7 @@
-"""Sources of sparse tensors: objects of scipy and torch, arrays, files."""
+"""Sources of sparse tensors: objects of scipy, torch and other libraries, arrays, files.
+
+Objects are told apart by what they have: no library is imported for that.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +10,21 @@ import operator
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import scipy.sparse
 
 from sparsetir.data.matrix_files import read_market, read_saved
 from sparsetir.formats.pattern import Pattern
-from sparsetir.runtime.arrays import hidden, is_array, is_torch
+from sparsetir.runtime.arrays import hidden, is_array, is_torch, to_numpy
 from sparsetir.runtime.file_errors import GraphError, as_path, printable, reading
 from sparsetir.runtime.refusals import wrong
 from sparsetir.sparse_ir.errors import StructureError
 from sparsetir.sparse_ir.index_arrays import check_indptr, check_range, index_type
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 VALUE_DTYPES = (
     "float16", "bfloat16", "float32", "float64", "bool",
@@ -38,24 +44,15 @@ class Stored:
     places: np.ndarray | None = None
 
 
-def is_sparse(data: Any) -> bool:
+def is_sparse(data: object) -> bool:
     """Whether it is scipy's, or a sparse tensor of torch."""
     return scipy.sparse.issparse(data) or (is_torch(data) and "sparse" in str(data.layout))
 
 
-def read(who: str, argument: str, data: Any, values: Any, shape: Any) -> Stored:
-    """Read a sparse object of scipy or torch, with values and shape, or coordinates."""
+def read(who: str, argument: str, data: object, values: object, shape: object) -> Stored:
+    """Read a sparse object of scipy or torch, or coordinates, values and shape of any order."""
     if is_sparse(data):
-        if values is not None:
-            raise ValueError(
-                f"{who}: argument 'values': expected none beside {_name(data)}, which has its own"
-            )
-        have = tuple(int(n) for n in data.shape)
-        if shape is not None and check_shape(who, shape, len(have)) != have:
-            raise wrong(who, "shape", f"{have}, the shape of argument '{argument}'", tuple(shape))
-        return (
-            _read_torch(who, argument, data) if is_torch(data) else _read_scipy(who, argument, data)
-        )
+        return _of_sparse(who, argument, data, values, shape)
     if is_array(data):
         data = to_host(who, argument, data)
         if data.ndim != 2:
@@ -175,25 +172,16 @@ def to_host(who: str, argument: str, array: Any) -> np.ndarray:
     instead = hidden(array)
     if instead:
         raise TypeError(f"{who}: argument '{argument}': expected {instead}")
-    if is_torch(array):
-        if is_sparse(array):
-            raise wrong(who, argument, "a dense array", "a sparse one", TypeError)
+    if is_torch(array) and is_sparse(array):
+        raise wrong(who, argument, "a dense array", "a sparse one", TypeError)
+    if is_array(array):
         try:
-            array = array.detach().cpu()
-            if str(array.dtype) == "torch.bfloat16":
-                import torch
-
-                return array.contiguous().view(torch.int16).numpy().view(np.dtype("bfloat16"))
-            return array.numpy()
+            return to_numpy(array)
         except (NotImplementedError, RuntimeError, TypeError) as err:  # on meta, quantized
             raise TypeError(
                 f"{who}: argument '{argument}': expected a tensor of plain numbers, got one of "
                 f"{array.dtype} on {array.device}: {err}"
             ) from err
-    if is_array(array) and not isinstance(array, np.ndarray):
-        if hasattr(array, "numpy"):  # TVM's, which knows more types than DLPack
-            return array.numpy()
-        return np.from_dlpack(array)
     try:
         return np.asarray(array)
     except (ValueError, TypeError) as err:
@@ -275,13 +263,27 @@ def _in_order(indptr: np.ndarray, indices: np.ndarray) -> bool:
     return bool(later.all())
 
 
+# -- sparse objects of scipy and torch ------------------------------------------------------------
+
+
+def _of_sparse(who: str, argument: str, data: Any, values: object, shape: Any) -> Stored:
+    _none_beside(who, values, f"{_name(data)}, which has its own")
+    have = tuple(int(n) for n in data.shape)
+    if shape is not None and check_shape(who, shape, len(have)) != have:
+        raise wrong(who, "shape", f"{have}, the shape of argument '{argument}'", tuple(shape))
+    return _read_torch(who, argument, data) if is_torch(data) else _read_scipy(who, argument, data)
+
+
+def _none_beside(who: str, values: object, what: str) -> None:
+    if values is not None:
+        raise ValueError(f"{who}: argument 'values': expected none beside {what}")
+
+
 def _read_scipy(who: str, argument: str, data: Any) -> Stored:
     if data.ndim == 2 and data.format in ("csr", "csc", "bsr"):
         nnz = data.indptr[-1] if len(data.indptr) else 0  # there may be room behind
-        indptr, indices, values = data.indptr, data.indices[:nnz], data.data[:nnz]
-        if data.format == "bsr":
-            return _from_blocks(who, argument, indptr, indices, values, data.shape, False)
-        return from_compressed(who, indptr, indices, values, data.shape, data.format == "csc")
+        arrays = data.indptr, data.indices[:nnz], data.data[:nnz]
+        return _from_lines(who, argument, data.format, arrays, data.shape)
     found = diagonals(data) if data.format == "dia" else data.tocoo(copy=False)
     return from_coords(who, argument, found.coords, found.data, found.shape)
 
@@ -295,7 +297,7 @@ def diagonals(data: Any) -> scipy.sparse.coo_array:
     return scipy.sparse.coo_array((data.data[:, : len(columns)][inside], coords), shape=data.shape)
 
 
-def _read_torch(who: str, argument: str, data: Any) -> Stored:
+def _read_torch(who: str, argument: str, data: Tensor) -> Stored:
     data, layout = data.detach().cpu(), str(data.layout).removeprefix("torch.sparse_")
     shape = tuple(int(n) for n in data.shape)
     indptr = indices = None
@@ -312,17 +314,26 @@ def _read_torch(who: str, argument: str, data: Any) -> Stored:
         )
     if indptr is None:  # indices() and values() want a coalesced tensor
         return from_coords(who, argument, list(data._indices()), data._values(), shape)
-    if layout in ("bsr", "bsc"):
-        return _from_blocks(who, argument, indptr, indices, data.values(), shape, layout == "bsc")
-    return from_compressed(who, indptr, indices, data.values(), shape, layout == "csc")
+    return _from_lines(who, argument, layout, (indptr, indices, data.values()), shape)
 
 
-def _from_blocks(
-    who: str, argument: str, indptr: Any, indices: Any, values: Any, shape: Any, by_columns: bool
+def _from_lines(
+    who: str,
+    argument: str,
+    kind: str,
+    arrays: tuple[object, object, object],
+    shape: tuple[int, ...],
 ) -> Stored:
-    """Read BSR or BSC; values are (blocks, rows, columns), and zeros in blocks are stored."""
-    indptr, indices = _integers(who, "indptr", indptr), _integers(who, "indices", indices)
-    values = to_host(who, "values", values)
+    """Read CSR, CSC, BSR or BSC; of these two all places of blocks are stored.
+
+    arrays : where rows or columns (of blocks) begin; the other coordinates; values, in blocks
+        (blocks, rows, columns)
+    """
+    by_columns = kind in ("csc", "bsc")
+    if kind in ("csr", "csc"):
+        return from_compressed(who, *arrays, shape, by_columns)
+    indptr, indices = _integers(who, "indptr", arrays[0]), _integers(who, "indices", arrays[1])
+    values = to_host(who, "values", arrays[2])
     size = values.shape[1:]
     check_indptr(who, indptr, len(indices), shape[by_columns] // size[by_columns])
     lines = np.arange(len(indptr) - 1).repeat(np.diff(indptr))
@@ -335,3 +346,184 @@ def _from_blocks(
 
 def _name(value: object) -> str:
     return f"{type(value).__module__.split('.')[0]}.{type(value).__name__}"
+
+
+# -- matrices of any library ----------------------------------------------------------------------
+
+
+def read_matrix(
+    who: str, name: str, data: object, values: object = None, shape: object = None
+) -> Stored:
+    """Read anything that :func:`adopted` takes.
+
+    values, shape : of edges and of pairs; others have their own
+    who, name : function and argument, as errors name them
+    """
+    found = adopted(who, name, data)
+    if isinstance(found, Edges):
+        return _of_edges(who, name, found, values, shape)
+    if isinstance(found, Compressed):
+        _none_beside(who, values, f"{_name(data)}, which has its own")
+        return from_compressed(
+            who, found.rowptr, found.col, found.values, found.shape if shape is None else shape
+        )
+    return _of_sparse(who, name, found, values, shape)
+
+
+def read_edges(
+    who: str,
+    name: str,
+    edges: object,
+    values: object = None,
+    shape: object = None,
+    flip: bool = False,
+) -> Stored:
+    """Read (2, E) edges, sources first.
+
+    shape : of the matrix; by default square, for the largest node
+    flip : a row for each source, where it is one for each target
+    """
+    index = to_host(who, name, edges)
+    if index.ndim != 2 or len(index) != 2:
+        expected = "a sparse matrix or an edge_index of shape (2, E)"
+        raise wrong(who, name, expected, f"shape {index.shape}; see SparseMatrix.from_dense")
+    if shape is None and index.dtype.kind in "iu":
+        shape = (int(index.max()) + 1 if index.size else 0,) * 2
+    coords = index if flip else index[::-1]
+    return from_coords(who, name, list(coords), values, shape)
+
+
+def _of_edges(who: str, name: str, edges: Edges, values: object, shape: object) -> Stored:
+    if edges.values is not None:
+        _none_beside(who, values, "a graph with weights")
+        values = edges.values
+    if shape is None and edges.size is not None:
+        size = edges.size
+        ends = tuple(size) if isinstance(size, tuple | list) else (size, size)
+        shape = check_shape(who, ends[::-1], 2)
+    if isinstance(edges.index, tuple):
+        columns, rows = edges.index
+        return from_coords(who, name, [rows, columns], values, shape)
+    return read_edges(who, name, edges.index, values, shape)
+
+
+EXPECTED = (
+    "a sparse matrix of scipy or torch, a SparseMatrix, an edge_index (2, E) or a pair "
+    "(edge_index, size), a pair (rows, columns), a graph of PyG or DGL, or the name of a file"
+)
+
+
+class Edges(NamedTuple):
+    """Elements of a matrix with a row for each target and a column for each source.
+
+    index : (2, E) integers, sources first; or a pair of (E,) arrays
+    size : (sources, targets), one number for both, or None
+    values : (E,), or None for ones
+    square : whether without a size there are as many sources as targets
+    """
+
+    index: Any
+    size: object = None
+    values: Any = None
+    square: bool = True
+
+
+class Compressed(NamedTuple):
+    """CSR: (m + 1,) row pointers, (nnz,) columns in row order, and (nnz,) values or None."""
+
+    rowptr: Any
+    col: Any
+    shape: tuple[int, int]
+    values: Any = None
+
+
+def adopted(who: str, name: str, data: Any) -> object:
+    """Data of any library as Edges, Compressed, or a sparse matrix of scipy or torch.
+
+    data : one of
+
+        - a sparse matrix of scipy or torch
+        - (2, E) integers of any library with DLPack, or a pair of them and a size; a pair of (E,)
+          integers, rows and columns
+        - a file or a name, as :func:`sparsetir.graphs.load_graph` takes it
+        - `Data` of PyG, or one relation of its `HeteroData`, with its `edge_weight` if there is one
+        - a graph of DGL with one relation, without weights; a `dgl.sparse.SparseMatrix`
+        - a `torch_sparse.SparseTensor`
+
+    who, name : function and argument, as errors name them
+
+    Raises TypeError and ValueError for what is none of these.
+    """
+    if isinstance(data, str | os.PathLike):
+        return _loaded(who, name, data)
+    if hasattr(data, "sparse_size") and hasattr(data, "as_tensor"):  # torch_geometric.EdgeIndex
+        size = tuple(data.sparse_size())
+        return Edges(data.as_tensor(), None if None in size else size)
+    if is_sparse(data):
+        return data
+    if is_array(data):
+        return Edges(data)
+    if isinstance(data, tuple | list):
+        if len(data) == 2:
+            return _pair(who, name, *data)
+        raise TypeError(
+            f"{who}: argument '{name}': expected {EXPECTED}; got {len(data)} values in a "
+            f"{type(data).__name__}"
+        )
+    if hasattr(data, "edge_index"):  # torch_geometric.data.Data, or one of its EdgeStorages
+        return _of_pyg(data)
+    if hasattr(data, "edge_types") and hasattr(data, "edge_items"):
+        kinds = ", ".join(map(str, data.edge_types))
+        raise ValueError(f"{who}: argument '{name}': expected one relation, as data[{kinds}]")
+    if hasattr(data, "sparse_sizes") and hasattr(data, "csr"):  # torch_sparse.SparseTensor
+        rowptr, col, values = data.csr()
+        m, n = data.sparse_sizes()
+        return Compressed(rowptr, col, (int(m), int(n)), values)
+    if hasattr(data, "coo") and hasattr(data, "val") and hasattr(data, "shape"):  # dgl.sparse's
+        rows, columns = data.coo()
+        m, n = data.shape
+        return Edges((columns, rows), (int(n), int(m)), data.val)
+    if hasattr(data, "canonical_etypes") and callable(getattr(data, "edges", None)):  # DGL's graphs
+        return _of_dgl(who, name, data)
+    raise TypeError(f"{who}: argument '{name}': expected {EXPECTED}; got {type(data).__name__}")
+
+
+def _loaded(who: str, name: str, path: Any) -> object:
+    from sparsetir.data.graphs import GraphError, load_graph
+
+    try:
+        return load_graph(path)
+    except GraphError as error:
+        raise GraphError(f"{who}: argument '{name}': {error}") from error
+
+
+def _pair(who: str, name: str, first: Any, second: object) -> Edges:
+    """Edges with a size, or rows and columns."""
+    kinds = f"{type(first).__name__} and {type(second).__name__}"
+    if not is_array(first):
+        try:
+            first = np.asarray(first)
+        except (ValueError, RuntimeError):  # rows of many lengths, nested tensors
+            first = np.zeros(())
+    dims = len(first.shape)
+    if dims == 2:
+        return Edges(first, second)
+    if dims != 1 or (not is_array(second) and not isinstance(second, tuple | list)):
+        raise TypeError(f"{who}: argument '{name}': expected {EXPECTED}; got a pair of {kinds}")
+    return Edges((second, first), square=False)
+
+
+def _of_pyg(data: Any) -> Edges:
+    size = getattr(data, "num_nodes", None)
+    if callable(getattr(data, "size", None)) and getattr(data, "_key", None) is not None:
+        size = data.size()  # of an EdgeStorage: those of sources and of targets
+    return Edges(data.edge_index, size, getattr(data, "edge_weight", None))
+
+
+def _of_dgl(who: str, name: str, graph: Any) -> Edges:
+    kinds = list(graph.canonical_etypes)
+    if len(kinds) != 1:
+        one = kinds[0] if kinds else "relation"
+        raise wrong(who, name, f"a graph with one relation, as graph[{one!r}]", len(kinds))
+    sources, targets = graph.edges(order="eid")
+    return Edges((sources, targets), (int(graph.num_src_nodes()), int(graph.num_dst_nodes())))

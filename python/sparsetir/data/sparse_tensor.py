@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import scipy.sparse
+from numpy.typing import DTypeLike
 
 from sparsetir.data import hooks, sources
 from sparsetir.data.notebook import html_of
-from sparsetir.data.read_matrix import read_edges, read_matrix
 from sparsetir.formats.converted import ConvertedFormat
 from sparsetir.formats.format import Format
 from sparsetir.formats.make_rules import Operand
@@ -22,6 +22,7 @@ from sparsetir.formats.rule_format import RuleFormat
 from sparsetir.runtime.refusals import wrong
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from typing_extensions import Self
 
 
@@ -177,7 +178,7 @@ class SparseTensor:
         out._arguments = {}
         return out
 
-    def astype(self, dtype: Any) -> Self:
+    def astype(self, dtype: DTypeLike) -> Self:
         """A tensor with values of another type; shares conversions.
 
         Parameters
@@ -280,7 +281,7 @@ class SparseTensor:
         """A copy as scipy takes it: a `csr_array` for a SparseMatrix, else (values, coords)."""
         return self._values.copy(), tuple(c.copy() for c in self.pattern.coords)
 
-    def to_torch(self, layout: object = "coo") -> Any:
+    def to_torch(self, layout: object = "coo") -> Tensor:
         """A copy as a sparse tensor of torch on the CPU, coalesced.
 
         Parameters
@@ -360,7 +361,7 @@ class SparseTensor:
         self._check_order(stored.pattern)
         self._structure = _Structure(stored.pattern)
         self._values, self._places = stored.values, stored.places
-        self._arguments: dict[ConvertedFormat, dict[str, Any]] = {}
+        self._arguments: dict[ConvertedFormat, dict[str, np.ndarray]] = {}
 
     def _share(self, who: str, other: SparseTensor, values: object, shape: object) -> None:
         """Become another tensor, with its conversions."""
@@ -413,7 +414,7 @@ class SparseMatrix(SparseTensor):
         if isinstance(data, SparseTensor):
             self._share("SparseMatrix", data, values, shape)
             return
-        self._set(read_matrix("SparseMatrix", "data", data, values, shape))
+        self._set(sources.read_matrix("SparseMatrix", "data", data, values, shape))
 
     @classmethod
     def adopt(cls, who: str, name: str, data: object) -> SparseMatrix:
@@ -434,7 +435,7 @@ class SparseMatrix(SparseTensor):
             return data
         if isinstance(data, SparseTensor):
             return cls(data)
-        return cls.of_stored(read_matrix(who, name, data))
+        return cls.of_stored(sources.read_matrix(who, name, data))
 
     @classmethod
     def from_csr(
@@ -486,7 +487,7 @@ class SparseMatrix(SparseTensor):
         if rows not in ("target", "source"):
             raise ValueError(f"{who}: argument 'rows': expected 'target' or 'source', got {rows!r}")
         return cls.of_stored(
-            read_edges(who, "edge_index", edge_index, values, shape, rows == "source")
+            sources.read_edges(who, "edge_index", edge_index, values, shape, rows == "source")
         )
 
     @classmethod
@@ -730,7 +731,7 @@ class SparseMatrix(SparseTensor):
         found = hooks.of_matrices(op, self, *others, **options)
         return found if found is NotImplemented else self.of_stored(found)
 
-    def to_torch(self, layout: object = "csr", blocksize: tuple[int, int] | None = None) -> Any:
+    def to_torch(self, layout: object = "csr", blocksize: tuple[int, int] | None = None) -> Tensor:
         """A copy as a sparse tensor of torch on the CPU.
 
         Parameters
@@ -755,15 +756,10 @@ class SparseMatrix(SparseTensor):
             raise wrong("SparseMatrix.to_torch", "blocksize", expected, f"{blocksize} for '{name}'")
         if name == "coo":
             return super().to_torch("coo")
-        by = self.T if name == "csc" else self
-        make = torch.sparse_csc_tensor if name == "csc" else torch.sparse_csr_tensor
-        indices = by.pattern.columns
-        indptr = by.pattern.indptr.astype(indices.dtype)
-        given = _tensor(indptr), _tensor(indices), _tensor(by.values)
-        out = make(*given, self.shape, check_invariants=False)
-        if blocksize is not None:
-            return out.to_sparse_bsr(blocksize) if name == "bsr" else out.to_sparse_bsc(blocksize)
-        return out
+        indptr = _tensor(self.pattern.indptr.astype(self.pattern.idtype))
+        arrays = indptr, _tensor(self.pattern.columns), _tensor(self._values)
+        out = torch.sparse_csr_tensor(*arrays, self.shape, check_invariants=False)
+        return out.to_sparse(layout=getattr(torch, f"sparse_{name}"), blocksize=blocksize)
 
     _transposed: Self | None = None
     __array_ufunc__ = None  # NumPy leaves `x @ A` to us, who have none
@@ -790,7 +786,7 @@ def _layout(layout: object) -> str:
     return str(layout).removeprefix("torch.").removeprefix("sparse_")
 
 
-def _tensor(array: np.ndarray) -> Any:
+def _tensor(array: np.ndarray) -> Tensor:
     """A copy as a tensor of torch."""
     import torch
 

@@ -36,8 +36,7 @@ from sparsetir.graph.prelude import acts
 from sparsetir.graph.products import Product
 from sparsetir.graph.programs import GIVEN, Program
 from sparsetir.graph.regions import LANES, SUMS, rewrite
-from sparsetir.runtime.build import with_natural_shapes
-from sparsetir.runtime.pipeline import lower
+from sparsetir.runtime.pipeline import lower, with_natural_shapes
 from sparsetir.runtime.signature import signature_of
 from sparsetir.schedules.passes.add_lanes import add_lanes
 from sparsetir.schedules.passes.parallel_loops import in_vectors

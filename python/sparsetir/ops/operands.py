@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsetir.data.read_matrix import Compressed, Edges, adopted
-from sparsetir.data.sources import to_host
+from sparsetir.data.sources import Compressed, Edges, adopted, to_host
 from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.formats.pattern import Pattern
 from sparsetir.ops.blocks import Blocks

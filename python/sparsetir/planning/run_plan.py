@@ -40,9 +40,8 @@ from sparsetir.runtime.arrays import (
     strides,
     to_numpy,
 )
-from sparsetir.runtime.build import kernel_of
 from sparsetir.runtime.kernel import WRITTEN, Kernel
-from sparsetir.runtime.pipeline import Stages, lower_template
+from sparsetir.runtime.pipeline import Stages, kernel_of, lower_template
 from sparsetir.runtime.refusals import wrong
 from sparsetir.schedules.default import is_gpu
 from sparsetir.schedules.operators.problems import Problem

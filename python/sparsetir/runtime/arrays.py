@@ -11,26 +11,30 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 import tvm
 import tvm_ffi
+from numpy.typing import DTypeLike
 
 from sparsetir.runtime import pool
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 CACHE_LINE = 64
 LEAST_ALIGNED = 1 << 16  # bytes; below, to align takes a good part of a product's time
 
 
-def is_array(value: Any) -> bool:
+def is_array(value: object) -> bool:
     """Whether it has a shape and a dtype and can hand out its memory."""
     if is_torch(value) and value.is_nested:  # which raises where it is asked for its shape
         return False
     return all(hasattr(value, name) for name in ("shape", "dtype", "__dlpack__"))
 
 
-def is_torch(array: object) -> bool:
+def is_torch(array: object) -> TypeGuard[Tensor]:
     """Whether it is torch's; does not import torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(array, torch.Tensor)
@@ -74,7 +78,7 @@ def is_read_only(array: object) -> bool:
     return isinstance(array, np.ndarray) and not array.flags.writeable
 
 
-def memory(array: Any, itemsize: int) -> tuple[int, int]:
+def memory(array: object, itemsize: int) -> tuple[int, int]:
     """Address and bytes of a contiguous array; no bytes where that is not known.
 
     itemsize : of the dtype, which takes long to ask a TVM tensor for
@@ -110,16 +114,11 @@ def overlap(a: object, b: object, itemsize: int, other: int | None = None) -> bo
     """
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
         return np.may_share_memory(a, b)
-    return spans_meet(memory(a, itemsize), memory(b, other or itemsize))
+    (first, size), (start, length) = memory(a, itemsize), memory(b, other or itemsize)
+    return bool(size and length) and first < start + length and start < first + size
 
 
-def spans_meet(a: tuple[int, int], b: tuple[int, int]) -> bool:
-    """Whether two of what :func:`memory` gives have bytes in common."""
-    (first, size), (other, length) = a, b
-    return bool(size and length) and first < other + length and other < first + size
-
-
-def empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+def empty(shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
     """A new array of NumPy's that begins at a cache line, as torch's do, unless it is small.
 
     Those of `np.empty` begin 16 bytes behind one where they are large, so that every other vector
@@ -198,7 +197,7 @@ def changed(array: Any, change: Callable[[Any], Any], out: Any = None) -> object
     return found.contiguous() if is_torch(found) else np.ascontiguousarray(found)
 
 
-def placed(array: np.ndarray, kind: str, beside: Iterable[object]) -> object:
+def placed(array: Any, kind: str, beside: Iterable[object]) -> object:
     """A TVM tensor of these numbers on a device; on the CPU without a copy.
 
     kind : such as "cpu" or "cuda"
@@ -229,13 +228,14 @@ def to_numpy(array: Any) -> np.ndarray:
     if is_torch(array):
         array = array.detach().resolve_neg().cpu()
     if dtype_name(array) == "bfloat16" and device_name(array) == "cpu":  # none of DLPack's to NumPy
-        plain: Any = tvm_ffi.from_dlpack(array)
+        solid = array.contiguous() if is_torch(array) else array
+        plain: Any = tvm_ffi.from_dlpack(plain_view(solid))
         bits = np.from_dlpack(plain._create_view(plain.shape, "uint16"))
         return bits.view(np.dtype("bfloat16"))
-    return array.numpy()
+    return array.numpy() if hasattr(array, "numpy") else np.from_dlpack(array)
 
 
-def plain_view(value: Any) -> object:
+def plain_view(value: object) -> object:
     """A view that DLPack and TVM take of a contiguous array which they refuse as it is.
 
     They refuse read-only NumPy arrays (do not give ones that are written), NumPy arrays of
@@ -269,7 +269,7 @@ class _Memory:
         self.__array_interface__ = interface
 
 
-def _plain_numpy(array: np.ndarray) -> Any:
+def _plain_numpy(array: np.ndarray) -> object:
     steps = tuple(s * array.itemsize for s in _plain_strides(array.shape))
     foreign = array.dtype.kind == "V"  # what NumPy calls the dtypes of ml_dtypes
     if array.flags.writeable and array.strides == steps and not foreign:
@@ -286,7 +286,7 @@ def _plain_numpy(array: np.ndarray) -> Any:
     return tensor._create_view(array.shape, dtype_name(array))
 
 
-def _plain_strides(shape: Any) -> tuple[int, ...]:
+def _plain_strides(shape: Sequence[int]) -> tuple[int, ...]:
     """In elements, as TVM expects them: 0 before a dimension of size 0."""
     steps, step = [], 1
     for size in reversed(shape):
@@ -301,7 +301,7 @@ ADVICE = 14  # MADV_HUGEPAGE
 
 
 @cache
-def _madvise() -> Any:
+def _madvise() -> Callable[[int, int, int], int] | None:
     """The function of libc; None where there is none."""
     if sys.platform != "linux":
         return None
@@ -311,7 +311,7 @@ def _madvise() -> Any:
     return found
 
 
-def in_large_pages(tensor: Any) -> None:
+def in_large_pages(tensor: Tensor) -> None:
     """Ask for large pages for a new tensor of torch on the CPU that has not been written yet.
 
     The system gives memory page by page when it is first written, and fills each with zeros: of 4
@@ -411,7 +411,7 @@ def _check_each(
             raise ValueError(f"{who}: argument '{name}': {without_gradient[at]}")
 
 
-def _has_gradient(torch: _Torch, tensor: Any) -> bool:
+def _has_gradient(torch: _Torch, tensor: Tensor) -> bool:
     """Whether derivatives of what is made of a tensor are recorded, backward or forward."""
     if tensor.requires_grad and torch.recording():
         return True

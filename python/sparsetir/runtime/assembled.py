@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -14,7 +14,8 @@ from sparsetir.runtime import pool, rooms
 from sparsetir.runtime.arrays import is_torch
 from sparsetir.runtime.build import build
 from sparsetir.runtime.kernel import Kernel
-from sparsetir.runtime.targets import resolve_target
+from sparsetir.runtime.signature import bound
+from sparsetir.runtime.targets import TargetLike, resolve_target
 from sparsetir.sparse_ir.assemble import SHORT, WORD, assemble
 from sparsetir.sparse_ir.nodes import SparseFunc, sparse_iterations
 from sparsetir.sparse_ir.schedule import Schedule
@@ -131,19 +132,21 @@ class AssembledKernel:
     taken.
     """
 
-    def __init__(self, func: SparseFunc, result: str | None = None, target: Any = "llvm") -> None:
-        target = resolve_target(target)
-        if "cpu" not in target.keys:
+    def __init__(
+        self, func: SparseFunc, result: str | None = None, target: TargetLike = "llvm"
+    ) -> None:
+        machine = resolve_target(target)
+        if "cpu" not in machine.keys:
             raise ValueError(
-                f"build_assembled: argument 'target': expected a CPU, got {target.kind.name!r}"
+                f"build_assembled: argument 'target': expected a CPU, got {machine.kind.name!r}"
             )
-        self.programs, self.target = assemble(func, result), target
+        self.programs, self.target = assemble(func, result), machine
         self.name = func.name
         params = [str(p.name) for p in func.params]
         made = self.programs
         self.params = [n for n in params if n not in (made.values, made.indptr, made.indices)]
-        self.bound = build(self.programs.bound, target)
-        self._fills: dict[Any, Kernel] = {}
+        self.bound = build(self.programs.bound, machine)
+        self._fills: dict[SparseFunc, Kernel] = {}
         self._idtype, self._dtype = self.programs.idtype, self.programs.dtype
         self.most = int(np.iinfo(self._idtype).max)  # elements
 
@@ -336,20 +339,9 @@ class AssembledKernel:
     def __repr__(self) -> str:
         return f"AssembledKernel({self.name!r})"
 
-    def _given(self, args: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        order = self.params
-        if len(args) > len(order):
-            raise TypeError(
-                f"{self.name}: expected at most {len(order)} arguments "
-                f"({', '.join(order)}), got {len(args)}"
-            )
-        given = dict(zip(order, args, strict=False))
-        for name, value in kwargs.items():
-            if name not in order or name in given:
-                what = "is given twice" if name in given else f"is none of {', '.join(order)}"
-                raise TypeError(f"{self.name}: argument '{name}' {what}")
-            given[name] = value
-        return given
+    def _given(self, args: Sequence[object], kwargs: Mapping[str, object]) -> dict[str, Any]:
+        values = bound(self.name, {name: i for i, name in enumerate(self.params)}, args, kwargs)
+        return {n: x for n, x in zip(self.params, values, strict=True) if x is not None}
 
     def _parts(self, bounds: Bounds, first: int, last: int, threads: int | None) -> np.ndarray:
         """Where the parts of some rows begin, and the last one ends."""
@@ -369,7 +361,7 @@ class AssembledKernel:
 
     def _filled(
         self, fill: Kernel, given: Mapping[str, Any], bounds: Bounds, rows_ptr: np.ndarray
-    ) -> tuple[Any, ...]:
+    ) -> tuple[np.ndarray, ...]:
         """Counts, indices and values of some rows, in parts."""
         names, first, last, ends = self.programs, rows_ptr[0], rows_ptr[-1], bounds.ends
         begins = ends[rows_ptr] - ends[first]
@@ -387,7 +379,7 @@ class AssembledKernel:
 
 
 def build_assembled(
-    func: SparseFunc, result: str | None = None, target: Any = "llvm"
+    func: SparseFunc, result: str | None = None, target: TargetLike = "llvm"
 ) -> AssembledKernel:
     """Compile a program to a kernel with a sparse result, whose pattern are its visits.
 
@@ -428,7 +420,7 @@ def _closed(array: np.ndarray, begins: np.ndarray, sizes: list[int]) -> np.ndarr
     return found.copy() if found.nbytes < COPIED else found
 
 
-def _like(given: Iterable[Any], array: np.ndarray, dtype: str) -> Any:
+def _like(given: Iterable[object], array: np.ndarray, dtype: str) -> Any:
     """The array, as torch's where arguments are; numpy's own types do not have all of torch's."""
     if not any(map(is_torch, given)):
         return array

@@ -6,7 +6,7 @@ import gzip
 import lzma
 import os
 import struct
-import uuid
+import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -135,18 +135,29 @@ def check_unpacked(path: Path) -> None:
             pass
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a text as UTF-8; the file appears, or is replaced, when it is complete.
+@contextmanager
+def whole(path: Path, overwrite: bool = True) -> Iterator[Path]:
+    """Where to write a file that appears, or replaces one, when it is complete.
 
-    Raises OSError, and then leaves what was there as it was.
+    Raises OSError, such as FileExistsError unless `overwrite`, and leaves what was there as it was.
     """
-    unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    try:
-        with open(unfinished, "x", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(unfinished, path)
-    except BaseException:
-        unfinished.unlink(missing_ok=True)
-        raise
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".sparsetir-") as folder:
+        made = Path(folder) / path.name
+        yield made
+        if not overwrite:
+            try:
+                os.link(made, path)  # of several processes one writes
+                return
+            except FileExistsError:
+                raise
+            except OSError:
+                pass  # a file system without links
+        os.replace(made, path)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a text as UTF-8 to a file that appears when it is complete; see :func:`whole`."""
+    with whole(path) as made, open(made, "x", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())

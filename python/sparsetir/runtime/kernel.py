@@ -11,7 +11,6 @@ import numpy as np
 import tvm
 
 from sparsetir.runtime import pool
-from sparsetir.runtime.arguments import PENDING, Arguments
 from sparsetir.runtime.arrays import (
     check_memory,
     count_writes,
@@ -24,7 +23,7 @@ from sparsetir.runtime.arrays import (
 )
 from sparsetir.runtime.file_errors import as_path
 from sparsetir.runtime.kernel_file import write_library
-from sparsetir.runtime.signature import Signature
+from sparsetir.runtime.signature import PENDING, Arguments, Signature
 from sparsetir.runtime.targets import allowed, features_needed, refusing
 from sparsetir.schedules.default import assumed_machine
 from sparsetir.sparse_ir.computed import compute, compute_of_values, reads
@@ -33,6 +32,9 @@ from sparsetir.sparse_ir.structure import check_structure
 
 # How many sets of index arrays a kernel knows to be valid, with what it computed of them.
 REMEMBERED = 8
+# Places of index arrays with references to them, what was computed of them, and in what order
+# values are taken, by parameter.
+Seen = tuple[tuple[tuple[int, Callable[[], object]], ...], list[object], dict[str, np.ndarray]]
 WRITTEN = (
     "it is written, and requires a gradient, which would not be that of what is written; give "
     "another tensor, or call under torch.no_grad()"
@@ -93,11 +95,11 @@ class Kernel:
     checked in every call. A kernel may be called from several threads at once.
     """
 
-    entry: Any
+    entry: Callable[..., object]
 
     def __init__(
         self,
-        module: Any,
+        module: tvm.runtime.Executable | tvm.runtime.Module,
         name: str,
         signature: Signature,
         stages: Mapping[str, Any],
@@ -109,7 +111,7 @@ class Kernel:
     ) -> None:
         self.name = name
         self.signature = signature
-        self.stages: dict[str, Any] = dict(stages)
+        self.stages = dict(stages)
         self.target = target
         self.check = check
         self._assumes = assumes
@@ -130,12 +132,12 @@ class Kernel:
         self._promised = tuple((i, *promised_range(p)) for i, p in places if i < self._count)
         self._index = (*signature.index_arrays,)
         self._index_sizes = tuple(signature.index_sizes)
-        self.computed: dict[str, dict[str, Any]] = signature.computed
+        self.computed = signature.computed
         self._made = signature.passed[self._count :]
         self._steady = [name for name in self._made if name not in signature.of_values]
         # By ids of index arrays that passed, and the sizes they were checked for: places of these
         # arrays with references to them, and the computed arguments.
-        self._passed: dict[tuple[Any, ...], tuple[Any, list[Any], dict[str, Any]]] = {}
+        self._passed: dict[tuple[object, ...], Seen] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         """Run the kernel; see the class.
@@ -405,9 +407,7 @@ class Kernel:
 
     # -- index arrays, and what is computed of them --------------------------------------------
 
-    def _meet(
-        self, values: list[object], key: tuple[object, ...]
-    ) -> tuple[Any, list[Any], dict[str, Any]]:
+    def _meet(self, values: list[object], key: tuple[object, ...]) -> Seen:
         """Check index arrays that were not seen together with these sizes, and compute of them."""
         self._given.refuse(values)
         names = self.signature.names
@@ -418,7 +418,7 @@ class Kernel:
         made = compute(self.signature.func, arguments) if self.computed else {}
         forget = _forgetting(self, key) if self.computed else None
         references = tuple((i, reference(values[i], forget)) for i in self._index)
-        orders: dict[str, Any] = {}
+        orders: dict[str, np.ndarray] = {}
         if self.signature.of_values:
             # Once with all checks; then NumPy's own integers, which it takes in half the time.
             self.of_values({names[i]: values[i] for i in self._arrays}, made)
@@ -429,17 +429,17 @@ class Kernel:
         self._passed = {**dict(list(self._passed.items())[1 - REMEMBERED :]), key: seen}
         return seen
 
-    def _placed(self, values: list[Any], made: Iterable[Any]) -> list[Any]:
+    def _placed(self, values: list[Any], made: Iterable[object]) -> list[object]:
         """What was computed, where the arguments are."""
         arrays = [values[i] for i in self._arrays]
         kind = "cpu" if "cpu" in self.target.keys else self.target.kind.name
         return [placed(v, kind, arrays) if is_array(v) else v for v in made]
 
     def _with_values(
-        self, values: list[Any], steady: list[Any], orders: dict[str, Any]
-    ) -> list[Any]:
+        self, values: list[Any], steady: list[object], orders: dict[str, np.ndarray]
+    ) -> list[object]:
         """All computed arguments, in order: the steady ones, and those made of these values."""
-        found: list[Any] = []
+        found: list[np.ndarray] = []
         for name, order in orders.items():
             at = self.signature.position[str(self.computed[name]["values"])[1:]]
             try:

@@ -15,13 +15,14 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import tvm_ffi
+from tvm.runtime import Module
 
 from sparsetir.runtime import pool
+from sparsetir.runtime.file_errors import whole
 
 MARK = b"SPARSETIR2"
 MARK_OF_ANY_VERSION = MARK[:-1]
@@ -35,15 +36,15 @@ ELF, MACHINE = b"\x7fELF", slice(18, 20)
 
 
 def write_library(
-    module: object, path: Path, description: dict[str, object], overwrite: bool = False
+    module: Module, path: Path, description: dict[str, object], overwrite: bool = False
 ) -> None:
     """Write a compiled module and its description; the file appears when it is complete.
 
     Raises OSError, such as FileExistsError unless `overwrite`, and leaves what was there as it was.
     """
     text = json.dumps(description).encode()
-
-    def describe(made: Path) -> None:
+    with whole(path, overwrite) as made:
+        _export(module, made)
         with made.open("ab") as file:
             library = file.tell()
             file.write(text)
@@ -51,34 +52,17 @@ def write_library(
         with made.open("ab") as file:
             file.write(b"%016d%016d" % (library, len(text)) + digest + MARK)
 
-    write_whole(module, path, overwrite, describe)
+
+def write_whole(module: Module, path: Path, overwrite: bool) -> None:
+    """Write a compiled module as a shared library alone; as :func:`write_library`."""
+    with whole(path, overwrite) as made:
+        _export(module, made)
 
 
-def write_whole(
-    module: Any, path: Path, overwrite: bool, finish: Callable[[Path], None] | None = None
-) -> None:
-    """Write a compiled module as a shared library, which appears when it is complete.
-
-    finish : adds to the file before
-
-    Raises as :func:`write_library`.
-    """
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".sparsetir-") as folder:
-        made = Path(folder) / path.name
-        made.write_bytes(bytes(ROOM))
-        made.unlink()
-        module.export_library(str(made), workspace_dir=folder)
-        if finish is not None:
-            finish(made)
-        if not overwrite:
-            try:
-                os.link(made, path)  # of several processes one writes
-                return
-            except FileExistsError:
-                raise
-            except OSError:
-                pass  # a file system without links
-        os.replace(made, path)
+def _export(module: Module, made: Path) -> None:
+    made.write_bytes(bytes(ROOM))
+    made.unlink()
+    module.export_library(str(made), workspace_dir=str(made.parent))
 
 
 def read_library(path: Path) -> tuple[bytes, dict[str, Any]]:
@@ -114,7 +98,7 @@ def read_library(path: Path) -> tuple[bytes, dict[str, Any]]:
     return body[:library], found
 
 
-def open_library(library: bytes) -> Any:
+def open_library(library: bytes) -> object:
     """Load a shared library under a name that no other had, from bytes that nobody else writes.
 
     The loader takes a library that it has open under the same name for the same one. The copy is in

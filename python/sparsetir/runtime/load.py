@@ -10,7 +10,7 @@ import tvm
 from sparsetir.runtime.file_errors import as_path, first_line
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.kernel_file import open_library, read_library
-from sparsetir.runtime.signature import PlainSignature, Signature
+from sparsetir.runtime.signature import Signature
 from sparsetir.runtime.targets import missing_features
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.recipes.registry import RECIPES
@@ -86,7 +86,7 @@ def load(path: str | Path, *, check: bool = True) -> Kernel:
         raise ValueError(f"{who}: its library has no function '{name}'") from error
 
 
-def _described(meta: dict[str, Any]) -> tuple[str, Signature, Any]:
+def _described(meta: dict[str, Any]) -> tuple[str, Signature, tvm.target.Target]:
     """Name, signature and target of a description; raises for what is none."""
     for field in ("name", "signature", "target"):
         if not isinstance(meta.get(field), str):
@@ -99,8 +99,7 @@ def _described(meta: dict[str, Any]) -> tuple[str, Signature, Any]:
     assumes = meta.get("assumes", {})  # of no file from before
     if not isinstance(assumes, dict) or not all(type(n) is int for n in assumes.values()):
         raise ValueError("its description has no numbers by name in 'assumes'")
-    source: Any = tvm.ir.load_json(meta["signature"])
+    source = tvm.ir.load_json(meta["signature"])
     if not isinstance(source, SparseFunc | tvm.tirx.PrimFunc):
         raise ValueError(f"its signature is no function, but {type(source).__name__}")
-    signature = Signature(source) if isinstance(source, SparseFunc) else PlainSignature(source)
-    return meta["name"], signature, tvm.target.Target(meta["target"])
+    return meta["name"], Signature(source), tvm.target.Target(meta["target"])

@@ -14,15 +14,20 @@ here, so that what one of them shows is what the others compile. TVM compiles st
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import tvm
 from tvm import ir, s_tir, tirx
 from tvm.target import Target
+from tvm.tirx.buffer import buffer_data
 
+from sparsetir.runtime.arrays import itemsize
+from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.pool import work_of_threads
 from sparsetir.runtime.refusals import wrong
-from sparsetir.runtime.signature import natural_shapes
+from sparsetir.runtime.signature import Signature, natural_shapes, signature_of
 from sparsetir.runtime.targets import TargetLike, features_needed, missing_of, resolve_target
 from sparsetir.schedules.default import default_schedule, is_gpu
 from sparsetir.schedules.multiversion import multiversion
@@ -34,20 +39,27 @@ from sparsetir.schedules.passes.locals_apart import locals_apart
 from sparsetir.schedules.passes.locals_on_stack import locals_on_stack
 from sparsetir.schedules.passes.parallel_loops import materialize_loop_kinds
 from sparsetir.schedules.passes.sound_tail_hints import sound_tail_hints
-from sparsetir.schedules.passes.whole_workspaces import whole_workspaces
+from sparsetir.schedules.passes.whole_workspaces import WHOLE, whole_workspaces, without_compaction
 from sparsetir.sparse_ir.annotations import ATOMIC, GPU_UNITS
 from sparsetir.sparse_ir.computed import computed_parameters
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.lower_sparse_buffer import lower_sparse_buffer
 from sparsetir.sparse_ir.lower_sparse_iter import lower_sparse_iter
-from sparsetir.sparse_ir.nodes import SparseFunc, sparse_iterations, variables_of
+from sparsetir.sparse_ir.nodes import (
+    SparseFunc,
+    buffer_var,
+    sparse_iterations,
+    substitute,
+    variables_of,
+)
 from sparsetir.sparse_ir.position_space import LAYOUTS, SIGNATURE
 from sparsetir.sparse_ir.schedule import Schedule
+from sparsetir.sparse_ir.tir import block_with
 from sparsetir.sparse_ir.workers import units_of
 
 # The last passes by whether the target is a GPU; each takes the function, and the one of stage II
 # that it was made of.
-LAST: dict[bool, tuple[Callable[[Any, Any], Any], ...]] = {
+LAST: dict[bool, tuple[Callable[..., tirx.PrimFunc], ...]] = {
     False: (
         lambda func, _: locals_apart(func),
         lambda func, _: locals_on_stack(func),
@@ -63,6 +75,10 @@ LAST: dict[bool, tuple[Callable[[Any, Any], Any], ...]] = {
         lambda func, _: ieee_floats(func),
     ),
 }
+
+# Of libc: the absolute value of a 64-bit integer, which for an address is itself. TVM's own ways to
+# make an integer of a pointer fail in its passes for types of few bits.
+ADDRESS = "labs"
 
 # The function at "I", "II" (as lowered), "II scheduled" and "III" (what is compiled), in this
 # order. There are no stages before that of the function which was given.
@@ -136,7 +152,7 @@ def _binds_in_stage_one(func: SparseFunc) -> bool:
     return any(units_of(it) & set(GPU_UNITS) for it in sparse_iterations(func))
 
 
-def name_of(func: Any) -> str:
+def name_of(func: SparseFunc | tirx.PrimFunc) -> str:
     """The name that a function has by itself."""
     return str(func.attrs["global_symbol"]) if "global_symbol" in func.attrs else "main"
 
@@ -163,7 +179,7 @@ def _of_schedule(sch: Schedule, target: Target) -> Stages:
     return _finished(stages, stages["II scheduled"], target)
 
 
-def _finished(stages: dict[str, Any], scheduled: Any, target: Target) -> Stages:
+def _finished(stages: Stages, scheduled: tirx.PrimFunc, target: Target) -> Stages:
     """With stage III, through the passes that come last."""
     gpu, marked = is_gpu(target), materialize_loop_kinds(scheduled)
     threads = binds_threads(marked.body)
@@ -223,7 +239,7 @@ def without_unread(func: tirx.PrimFunc, scheduled: tirx.PrimFunc) -> tirx.PrimFu
     argument = {v.name: str(p.name) for v, p in zip(scheduled.params, given.params, strict=True)}
     made = {p for p in func.params if argument[p.name] in computed}
     needed, shapes = set(variables_of(func.body)), natural_shapes(scheduled)
-    lengths = set[Any]()
+    lengths = set[tirx.Var]()
     for array in filter(tirx.is_buffer_var, func.params):
         flat, natural = array.ty.shape, shapes[array.name][1]
         if array in needed or array not in made:
@@ -264,3 +280,114 @@ def _only(sch: s_tir.Schedule) -> object:
     if len(functions) != 1:
         raise wrong("lower", "func", "a schedule of one function", f"one of {len(functions)}")
     return functions[0]
+
+
+# -- from stage III to a kernel ------------------------------------------------------------------
+
+
+def kernel_of(stages: Stages, target: Target, *, check: bool = True) -> Kernel:
+    """The kernel of what :func:`sparsetir.lower` gave for a target."""
+    name = name_of(stages["III"])
+    return kernels_of({name: stages}, target, check)[name]
+
+
+def kernels_of(stages: Mapping[str, Stages], target: Target, check: bool) -> dict[str, Kernel]:
+    """Kernels of functions by the name that each is to have in one module."""
+    module = compile_stages(stages, target)
+    return {
+        name: Kernel(module, name, signature_of(s), s, target, check=check)
+        for name, s in stages.items()
+    }
+
+
+def compile_stages(stages: Mapping[str, Stages], target: Target) -> object:
+    """TVM's executable of functions by the name that each is to have in it.
+
+    Their parameters are named, ordered and shaped as the author's are, whatever stage III has.
+    """
+    functions = {name: with_natural_shapes(name, s) for name, s in stages.items()}
+    whole = any(WHOLE in f.attrs for f in functions.values())
+    with without_compaction() if whole else contextlib.nullcontext():
+        return tvm.compile(tvm.IRModule(functions), target=target)
+
+
+def with_natural_shapes(name: str, stages: Stages, check: bool = True) -> tirx.PrimFunc:
+    """Stage III behind parameters that are named, ordered and shaped as the author's are.
+
+    check : that no array which is written shares memory with another one
+    """
+    func = stages["III"].with_attr("global_symbol", name)
+    if "II scheduled" not in stages:
+        return _of_any_alignment(name, func, stages)
+    shapes = natural_shapes(stages["II scheduled"])
+    params: list[tirx.Var] = []
+    views: list[tirx.Stmt] = []
+    for flat in func.params:
+        if not tirx.is_buffer_var(flat):
+            params.append(flat)
+            continue
+        argument, shape = shapes[flat.name]
+        ty = flat.ty
+        param = buffer_var(shape, ty.dtype, argument, ty.storage_scope, ty.data_alignment)
+        views.append(tirx.DeclBuffer(flat, data=buffer_data(param)))
+        params.append(param)
+    root = func.body.block
+    checks = _disjoint(name, params, signature_of(stages)) if check else []
+    body = tirx.SeqStmt([*checks, *views, root.body])
+    block = s_tir.SBlock([], [], [], root.name_hint, body, alloc_buffers=root.alloc_buffers)
+    return tirx.PrimFunc(params, s_tir.SBlockRealize([], True, block), attrs=func.attrs)
+
+
+def _of_any_alignment(name: str, func: tirx.PrimFunc, stages: Stages) -> tirx.PrimFunc:
+    """A plain PrimFunc whose arrays need no more alignment than their elements."""
+    relaxed = {
+        v: buffer_var(v.ty.shape, v.ty.dtype, v.name, v.ty.storage_scope, itemsize(str(v.ty.dtype)))
+        for v in func.params
+        if tirx.is_buffer_var(v)
+    }
+    params = [relaxed.get(p, p) for p in func.params]
+    body = substitute(func.body, relaxed)
+    checks = _disjoint(name, params, signature_of(stages))
+    if isinstance(body, s_tir.SBlockRealize):
+        inside = tirx.SeqStmt([*checks, body.block.body])
+        body = s_tir.SBlockRealize([], True, block_with(body.block, body=inside))
+    elif checks:
+        body = tirx.SeqStmt([*checks, body])
+    return tirx.PrimFunc(params, body, ret_type=func.ret_type, attrs=func.attrs)
+
+
+def _disjoint(who: str, params: list[tirx.Var], signature: Signature) -> list[tirx.Stmt]:
+    """Assertions that no array which is written has bytes in common with another one.
+
+    Here they take a nanosecond each; to ask NumPy and torch for the memory of two arrays takes half
+    a microsecond.
+    """
+    arrays = {p.name: p for p in params if tirx.is_buffer_var(p)}
+    written = [signature.names[i] for i in signature.outputs]
+    found: list[tirx.Stmt] = []
+    spans = {}
+    for name, array in arrays.items() if written else ():
+        begin = tirx.Var(f"{name}_begin", "int64")
+        first = tirx.address_of(array[(0,) * len(array.ty.shape)])
+        found.append(tirx.Bind(begin, tirx.call_pure_extern("int64", ADDRESS, first)))
+        spans[name] = begin, _bytes(array)
+    names = list(arrays)
+    for name in written:
+        begin, size = spans[name]
+        for other in names:
+            if other == name or (other in written and names.index(other) < names.index(name)):
+                continue
+            start, length = spans[other]
+            ends = begin + size <= start, start + length <= begin
+            apart = tirx.any(size == 0, length == 0, *ends)
+            said = f"{who}: argument '{name}' is written and shares memory with '{other}'"
+            found.append(tirx.AssertStmt(apart, ir.StringImm("ValueError"), [ir.StringImm(said)]))
+    return found
+
+
+def _bytes(array: tirx.Var) -> ir.Expr:
+    """That a contiguous array takes."""
+    size = tirx.IntImm("int64", itemsize(str(array.ty.dtype)))
+    for extent in array.ty.shape:
+        size = size * tirx.Cast("int64", extent)
+    return size

@@ -102,7 +102,7 @@ class _Launcher:
         self._addresses["tvm_launch"] = self._tvm
         self._slot = ctypes.c_uint64.from_address(int(self._module["pool"]()))
         self._resume = ctypes.c_int64.from_address(int(self._module["resume"]()))
-        self._kept: list[Any] = []  # what a loop may still read
+        self._kept: list[object] = []  # what a loop may still read
         self._lock = threading.RLock()
         self.use(TVM)
         with self.serving():
@@ -213,7 +213,7 @@ def meet_torch() -> None:
         _settle()
 
 
-def _note(kind: int, library: Any, why: str, settled: bool = True) -> None:
+def _note(kind: int, library: ctypes.CDLL | None, why: str, settled: bool = True) -> None:
     _state.kind, _state.library, _state.why = kind, library, why
     _state.path = "" if library is None else _file_of(library.GOMP_parallel)
     _state.settled = settled
@@ -239,7 +239,7 @@ def _why_none(wanted: str) -> str:
     return "the process has no OpenMP" if wanted else "torch is not loaded"
 
 
-def _openmp(others: bool) -> object:
+def _openmp(others: bool) -> ctypes.CDLL | None:
     """The library that torch's calls of OpenMP go to; None where there is none.
 
     others : whether another one that is loaded would do; none is ever loaded here

@@ -12,9 +12,9 @@ back to the system, and the result has no more than it needs.
 from __future__ import annotations
 
 from math import prod
-from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 LEAST = 1 << 25  # bytes, up to which malloc keeps memory that is freed
 MOST = 1 << 28  # bytes of rooms that nothing is in, in all
@@ -40,7 +40,7 @@ class _Lease:
             _free.pop(0)
 
 
-def room(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+def room(shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
     """An array of any contents, whose memory may have been another result's.
 
     Parameters

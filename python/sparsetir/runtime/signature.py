@@ -1,4 +1,4 @@
-"""What a kernel's callers see: parameters, the natural shapes of arrays, sizes that shapes imply.
+"""What a kernel's callers see: its parameters, and their arguments.
 
 The natural shape of a buffer over dense axes is their lengths. A buffer with sparse or ragged axes
 is its values: one dimension for everything up to the last such axis, then the dense axes after it;
@@ -7,21 +7,35 @@ so (nnz,) for CSR and (blocks, b, b) for BSR.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from tvm import ir, tirx
 from tvm.sym import Analyzer
+from tvm.target import Target
 
+from sparsetir.runtime.arrays import (
+    device_name,
+    dtype_name,
+    hidden,
+    is_array,
+    is_contiguous,
+    is_read_only,
+    strides,
+)
 from sparsetir.sparse_ir.computed import computed_parameters, of_values, reads
 from sparsetir.sparse_ir.nodes import SparseFunc, make_func, substitute, walk
-from sparsetir.sparse_ir.position_space import LAYOUTS, SIGNATURE, PositionSpace
-from sparsetir.sparse_ir.promises import promises_of
+from sparsetir.sparse_ir.position_space import LAYOUTS, SIGNATURE, Layout, PositionSpace
+from sparsetir.sparse_ir.promises import check_promises, promises_of
 from sparsetir.sparse_ir.storage import Storage
 from sparsetir.sparse_ir.tir import dtype_of
 
 # Attribute of a signature's function: computed parameters that the compiled function does not have.
 NOT_PASSED = "not_passed"
+PENDING = object()  # stands for an array that is yet to be made
 
 
 @dataclass(frozen=True)
@@ -38,7 +52,8 @@ class Inference:
 class Signature:
     """Parameters of a kernel: first those that callers give, then the computed ones.
 
-    func : the stage-I function without its body (its axes say how index arrays are checked)
+    source : a stage-I function, whose body is not looked at, or a PrimFunc, without structure
+    func : the stage-I function (its axes say how index arrays are checked)
     names : the parameters that callers give, in order
     computed : recipe and keywords of each computed parameter, by name, in the order in which they
         are made
@@ -58,32 +73,32 @@ class Signature:
     constants : by position, scalars that no shape implies, and whose only value is promised
     """
 
-    scalars: list[int]
-    constants: dict[int, object]
-    inferences: list[Inference]
-
-    def __init__(self, func: SparseFunc) -> None:
-        self.func = func
-        self.source: Any = func
-        self.params: list[Any] = list(func.params)
+    def __init__(self, source: SparseFunc | tirx.PrimFunc) -> None:
+        plain = isinstance(source, tirx.PrimFunc)
+        self.source = source
+        self.func = func = _without_structure(source) if plain else source
         self.name: str = func.name
+        self.params: list[tirx.Var] = list(source.params)
         self.computed: dict[str, dict[str, Any]] = computed_parameters(func)
         self.promises: list[dict[str, Any]] = promises_of(func)
-        self.position: dict[str, int] = {str(p.name): i for i, p in enumerate(func.params)}
+        self.position: dict[str, int] = {str(p.name): i for i, p in enumerate(self.params)}
         self.names: list[str] = [n for n in self.position if n not in self.computed]
-        absent = (
-            {str(n) for n in func.attrs[NOT_PASSED]} if NOT_PASSED in func.attrs else set[str]()
-        )
+        absent = {str(n) for n in func.attrs.get(NOT_PASSED, [])}
         self.passed: list[str] = [n for n in self.position if n not in absent]
-        self.of_values: list[str] = [n for n in of_values(func) if n not in absent]
-        self.shapes: list[list[Any] | None] = [None] * len(self.params)
-        self.dtypes: list[str] = ["handle"] * len(self.params)
-        self._fill()
-        written = {str(n) for n in func.attrs["outputs"]}
-        self.outputs: list[int] = [i for i, n in enumerate(self.names) if n in written]
+        follow_values = of_values(func)
+        self.of_values: list[str] = [n for n in follow_values if n not in absent]
+        space = None if plain else PositionSpace(func)
+        arrays = self.params if space is None else space.params
+        shaped = [_shape(p, {} if space is None else space.layouts) for p in arrays]
+        self.shapes = shaped
+        self.dtypes: list[str] = [_dtype(p) for p in arrays]
         given = range(len(self.names))
+        self.outputs: list[int] = [i for i in given if self.names[i] in [*func.attrs["outputs"]]]
         self.arrays: list[int] = [i for i in given if self.shapes[i] is not None]
-        self.scalars = [i for i in given if not isinstance(self.params[i].ty, ir.PointerType)]
+        self.scalars: list[int] = [
+            i for i in given if self.shapes[i] is None and (plain or self.dtypes[i] != "handle")
+        ]
+        self._find_structure(set(follow_values))
         self._name_sizes()
         self._infer()
 
@@ -92,26 +107,15 @@ class Signature:
         None of others."""
         place = {self.params[i]: i for i in self.scalars}
 
-        def named(size: Any) -> int | None:
+        def named(size: ir.Expr) -> int | None:
             if isinstance(size, tirx.IntImm):
                 return ~int(size)
             return place.get(size) if isinstance(size, ir.Var) else None
 
         self._named = [[named(size) for size in shape or []] for shape in self.shapes]
 
-    def _fill(self) -> None:
-        space = PositionSpace(self.func)
-        by_buffer = {v.name: i for i, v in enumerate(space.params) if tirx.is_buffer_var(v)}
-        for i, param in enumerate(self.func.params):
-            if not isinstance(param.ty, ir.PointerType):
-                self.dtypes[i] = dtype_of(param)
-        for name, i in by_buffer.items():
-            var = space.params[i]
-            layout = space.layouts.get(name)
-            shape = list(var.ty.shape) if layout is None else _storage(layout).natural_shape()
-            self.shapes[i] = shape
-            self.dtypes[i] = str(var.ty.dtype)
-        follow_values = of_values(self.func)
+    def _find_structure(self, follow_values: set[str]) -> None:
+        """Notes which of what callers give says what is stored."""
         structure = [
             {**how, "values": None} if name in follow_values else how
             for name, how in self.computed.items()
@@ -160,7 +164,7 @@ class Signature:
                         progress = True
         return steps
 
-    def _solve(self, size: Any, array: int, dim: int, known: set[int]) -> Inference | None:
+    def _solve(self, size: ir.Expr, array: int, dim: int, known: set[int]) -> Inference | None:
         minus = 0
         if isinstance(size, tirx.Add) and isinstance(size.b, tirx.IntImm):
             size, minus = size.a, int(size.b)
@@ -173,10 +177,10 @@ class Signature:
             return None
         return Inference(unknown[0], array, dim, minus, tuple(p for p in places if p in known))
 
-    def expected_shape(self, array: int, values: list[Any]) -> list[Any]:
+    def expected_shape(self, array: int, values: Sequence[Any]) -> list[Any]:
         """Natural shape of an array argument with the scalars filled in, as ints or text."""
 
-        def known(size: Any, at: int | None) -> int | str:
+        def known(size: ir.Expr, at: int | None) -> int | str:
             if at is not None and at < 0:
                 return ~at
             if at is not None and values[at] is not None:
@@ -204,14 +208,14 @@ def _is_exact(promise: dict[str, object]) -> bool:
     return promise["kind"] == "exact"
 
 
-def _variables(expr: object) -> list[Any]:
-    found: list[Any] = []
+def _variables(expr: ir.Expr | None) -> list[ir.Var]:
+    found: list[ir.Var] = []
     if expr is not None:
         walk(expr, lambda n: found.append(n) if isinstance(n, ir.Var) else None)
     return found
 
 
-def _factors(expr: Any) -> list[Any] | None:
+def _factors(expr: ir.Expr) -> list[ir.Var] | None:
     """The variables of a product; None when there is anything else in it."""
     if isinstance(expr, tirx.Cast):
         return _factors(expr.value)
@@ -223,15 +227,34 @@ def _factors(expr: Any) -> list[Any] | None:
     return None
 
 
-def _storage(layout: Any, rename: Any = lambda e: e) -> Storage:
-    return Storage(layout, {}, rename)
+def _dtype(param: tirx.Var) -> str:
+    return "handle" if isinstance(param.ty, ir.PointerType) else str(param.ty.dtype)
 
 
-def signature_of(stages: dict[str, Any]) -> Signature:
+def _shape(
+    param: tirx.Var, layouts: Mapping[str, Layout], rename: Callable[..., ir.Expr] = lambda e: e
+) -> list[ir.Expr] | None:
+    """The natural shape of a parameter; None for a scalar."""
+    if not tirx.is_buffer_var(param):
+        return None
+    layout = layouts.get(param.name)
+    return list(param.ty.shape) if layout is None else Storage(layout, {}, rename).natural_shape()
+
+
+def _without_structure(prim: tirx.PrimFunc) -> SparseFunc:
+    """What is known of a PrimFunc that never was a stage-I function: what it writes."""
+    name = str(prim.attrs["global_symbol"]) if "global_symbol" in prim.attrs else "main"
+    written = set[str]()
+    stores = tirx.BufferStore
+    walk(prim.body, lambda n: written.add(n.buffer.name) if isinstance(n, stores) else None)
+    return make_func(name, [], [], [], tirx.Evaluate(0), {"outputs": sorted(written)})
+
+
+def signature_of(stages: Mapping[str, tirx.PrimFunc]) -> Signature:
     """The signature of a lowered function, or of a plain PrimFunc that never was a stage-I one."""
     scheduled = stages.get("II scheduled")
     if scheduled is None:
-        return PlainSignature(stages["III"])
+        return Signature(stages["III"])
     func = scheduled.attrs[SIGNATURE]
     there = {p.name for p in stages["III"].params}
     pairs = zip(scheduled.params, func.params, strict=True)
@@ -239,60 +262,197 @@ def signature_of(stages: dict[str, Any]) -> Signature:
     return Signature(func.with_attr(NOT_PASSED, absent))
 
 
-class PlainSignature(Signature):
-    """Parameters of a PrimFunc without sparse structure."""
-
-    def __init__(self, prim: tirx.PrimFunc) -> None:
-        name = str(prim.attrs["global_symbol"]) if "global_symbol" in prim.attrs else "main"
-        self.func: SparseFunc = make_func(name, [], [], [], tirx.Evaluate(0), {"outputs": []})
-        self.source = prim
-        self.params: list[Any] = list(prim.params)
-        self.name = name
-        self.names: list[str] = [str(p.name) for p in prim.params]
-        self.passed: list[str] = self.names
-        self.computed = {}
-        self.of_values = []
-        self.promises = []
-        self.position: dict[str, int] = {n: i for i, n in enumerate(self.names)}
-        is_array = [tirx.is_buffer_var(p) for p in prim.params]
-        self.shapes = [
-            list(p.ty.shape) if a else None for p, a in zip(prim.params, is_array, strict=True)
-        ]
-        self.dtypes: list[str] = [
-            str(p.ty.dtype) if not isinstance(p.ty, ir.PointerType) else "handle"
-            for p in prim.params
-        ]
-        self.index_arrays = []
-        self.index_sizes = []
-        written: set[str] = set()
-        walk(prim.body, lambda n: written.add(n.buffer.name) if _is_store(n) else None)
-        self.outputs: list[int] = [i for i, n in enumerate(self.names) if n in written]
-        self.arrays: list[int] = [i for i, a in enumerate(is_array) if a]
-        self.scalars = [i for i, a in enumerate(is_array) if not a]
-        self._name_sizes()
-        self._infer()
-
-
-def _is_store(node: object) -> bool:
-    return isinstance(node, tirx.BufferStore)
-
-
-def natural_shapes(func: tirx.PrimFunc) -> dict[str, tuple[str, list[Any]]]:
+def natural_shapes(func: tirx.PrimFunc) -> dict[str, tuple[str, list[ir.Expr]]]:
     """(argument name, natural shape) of each array parameter of a stage-II function, by buffer."""
     signature = func.attrs[SIGNATURE]
     argument = {v.name: p.name for v, p in zip(func.params, signature.params, strict=True)}
     by_name = {p.name: p for p in func.params}
 
-    def rename(expr: object) -> Any:
+    def rename(expr: ir.Expr) -> ir.Expr:
         return substitute(expr, {v: by_name[v.name] for v in _variables(expr) if v.name in by_name})
 
     layouts = {str(k): v for k, v in func.attrs[LAYOUTS].items()}
-    out: dict[str, tuple[str, list[Any]]] = {}
-    for var in func.params:
-        if tirx.is_buffer_var(var):
-            layout = layouts.get(var.name)
-            shape = (
-                list(var.ty.shape) if layout is None else _storage(layout, rename).natural_shape()
+    shapes = {var.name: _shape(var, layouts, rename) for var in func.params}
+    return {n: (str(argument[n]), shape) for n, shape in shapes.items() if shape is not None}
+
+
+def bound(
+    who: str, place: Mapping[str, int], args: Sequence[object], kwargs: Mapping[str, object]
+) -> list[Any]:
+    """Arguments in the order of their names' places; None for those that were left out."""
+    if len(args) > len(place):
+        raise TypeError(
+            f"{who}: expected at most {len(place)} arguments ({', '.join(place)}), got {len(args)}"
+        )
+    values = [*args, *([None] * (len(place) - len(args)))]
+    for key, value in kwargs.items():
+        at = place.get(key)
+        if at is None:
+            raise TypeError(f"{who}: no argument '{key}'; there are {', '.join(place)}")
+        if at < len(args):
+            raise TypeError(f"{who}: argument '{key}' is given twice")
+        values[at] = value
+    return values
+
+
+class Arguments:
+    """The parameters of a kernel that its caller gives.
+
+    count : how many
+    arrays, scalars : their places; outputs : of arrays that are written
+    limits : of scalars that are handed over as they are: place, type, minimum and maximum
+
+    Messages name the function and the argument. Values are a list, in the parameters' order.
+    """
+
+    def __init__(self, name: str, signature: Signature, target: Target) -> None:
+        self.name = name
+        self.signature = signature
+        self.count = len(signature.names)
+        self._place = {name: i for i, name in enumerate(signature.names)}
+        self.arrays = tuple(signature.arrays)
+        self.scalars = tuple(signature.scalars)
+        self.outputs = frozenset(signature.outputs)
+        self._kind = "cpu" if "cpu" in target.keys else target.kind.name
+        limits = [(i, _limits(signature.dtypes[i])) for i in self.scalars]
+        self.limits = tuple((i, *limit) for i, limit in limits if limit is not None)
+
+    def bind(self, args: Sequence[object], kwargs: Mapping[str, object]) -> list[Any]:
+        """Values in order, None for scalars that were left out."""
+        values = bound(self.name, self._place, args, kwargs)
+        for i in self.arrays:
+            if values[i] is None:
+                raise TypeError(f"{self.named(i)} is missing: expected an array")
+        return values
+
+    def complete(self, values: list[Any]) -> None:
+        """Fill in the scalars that the shapes of arrays imply; make the others Python numbers."""
+        for i in self.scalars:
+            if values[i] is not None:
+                values[i] = self._number(i, values[i])
+        for i, value in self.signature.constants.items():
+            if values[i] is None:
+                values[i] = value
+        for step in self.signature.inferences:
+            if values[step.scalar] is not None:
+                continue
+            shape = self._shape(step.array, values)
+            if shape is None:
+                continue
+            size = int(shape[step.dim]) - step.minus
+            for at in step.divide:
+                if values[at]:
+                    size //= values[at]
+            values[step.scalar] = size
+        for i in self.scalars:
+            if values[i] is None:
+                for at in (at for at in self.arrays if values[at] is not PENDING):
+                    self._refuse_kind(at, values[at])
+                    if self._shape(at, values) is None:
+                        self._refuse_rank(at, values)
+                raise TypeError(
+                    f"{self.named(i)} is missing, and no array's shape implies it: expected a "
+                    "number"
+                )
+
+    def _shape(self, at: int, values: list[Any]) -> Sequence[int] | None:
+        """The shape of an array; None where it has not as many dimensions as are expected."""
+        try:
+            shape = values[at].shape
+        except (AttributeError, RuntimeError):  # no array, or a nested tensor
+            return None
+        return shape if len(shape) == len(self.signature.shapes[at] or []) else None
+
+    def _refuse_rank(self, at: int, values: list[Any]) -> None:
+        expected, shape = self.signature.expected_shape(at, values), tuple(values[at].shape)
+        raise ValueError(
+            f"{self.named(at)}: expected {len(expected)} dimensions "
+            f"({', '.join(map(str, expected))}), got {len(shape)}: {shape}"
+        )
+
+    def refuse_broken_promise(self, values: list[object]) -> None:
+        """Raise for a scalar that is not what the schedule promised of it."""
+        named = {self.signature.names[i]: values[i] for i in self.scalars}
+        check_promises(self.name, self.signature.promises, named)
+
+    def refuse(self, values: list[Any]) -> None:
+        """Raise for what is wrong with the arguments, if anything is."""
+        for i in self.scalars:
+            values[i] = self._number(i, values[i])
+        for i in self.arrays:
+            self._refuse_kind(i, values[i])
+        for i in self.arrays:
+            array, who = values[i], self.named(i)
+            expected = self.signature.expected_shape(i, values)
+            shape = [int(s) for s in array.shape]
+            if shape != expected:
+                why = self.signature.why_exactly(expected, shape)
+                raise ValueError(f"{who}: expected shape {tuple(expected)}{why}, got {(*shape,)}")
+            if not is_contiguous(array):
+                raise ValueError(
+                    f"{who}: expected a contiguous array, got strides {strides(array)}"
+                )
+            if i in self.outputs and is_read_only(array):
+                raise ValueError(f"{who}: it is written, but the array is read-only")
+
+    def named(self, at: int) -> str:
+        """How messages begin."""
+        return f"{self.name}: argument '{self.signature.names[at]}'"
+
+    def _number(self, at: int, value: object) -> object:
+        """A scalar argument as a Python number; raises for what is none or does not fit."""
+        dtype = self.signature.dtypes[at]
+        if dtype == "bool":
+            if not isinstance(value, bool | np.bool_):
+                raise TypeError(f"{self.named(at)}: expected a bool, got {_describe(value)}")
+            return bool(value)
+        if dtype.startswith("float"):
+            if isinstance(value, bool) or not isinstance(value, int | float | np.number):
+                raise TypeError(f"{self.named(at)}: expected a number, got {_describe(value)}")
+            return float(value)
+        if not dtype.startswith(("int", "uint")):
+            return value
+        if isinstance(value, bool) or not isinstance(value, int | np.integer):
+            raise TypeError(f"{self.named(at)}: expected an integer, got {_describe(value)}")
+        info = np.iinfo(dtype)
+        if not info.min <= value <= info.max:
+            raise ValueError(f"{self.named(at)}: expected a number that {dtype} holds, got {value}")
+        return int(value)
+
+    def _refuse_kind(self, at: int, array: object) -> None:
+        """Raise for what is no array, or one of another dtype or on another device."""
+        who, dtype = self.named(at), self.signature.dtypes[at]
+        instead = hidden(array)
+        if instead:
+            raise TypeError(f"{who}: expected {instead}")
+        layout = getattr(array, "layout", None)
+        if layout is not None and "strided" not in str(layout):
+            raise TypeError(f"{who}: expected a dense array of values or indices, got {layout}")
+        if not is_array(array):
+            raise TypeError(
+                f"{who}: expected a torch, NumPy or TVM array, got {type(array).__name__}"
             )
-            out[var.name] = (str(argument[var.name]), shape)
-    return out
+        kind = self._kind
+        device = device_name(array)
+        if kind == "cpu" and device != "cpu":
+            raise ValueError(f"{who}: expected an array on the CPU, got one on {device}")
+        if kind == "cuda" and device != "cuda":
+            raise ValueError(f"{who}: expected an array on a CUDA device, got one on {device}")
+        if dtype_name(array) != dtype:
+            raise TypeError(f"{who}: expected dtype {dtype}, got {dtype_name(array)}")
+
+
+def _describe(value: object) -> str:
+    return f"{type(value).__name__} {value!r}"
+
+
+def _limits(dtype: str) -> tuple[type, float, float] | None:
+    """Type, minimum and maximum of a scalar argument that is handed over as it is."""
+    if dtype == "bool":
+        return bool, False, True
+    if dtype.startswith("float"):
+        return float, -math.inf, math.inf
+    if dtype.startswith(("int", "uint")):
+        info = np.iinfo(dtype)
+        return int, int(info.min), int(info.max)
+    return None

@@ -7,14 +7,13 @@ import os
 import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, lru_cache
-from typing import Any
 
 import tvm
 
 from sparsetir.schedules.passes.amx_nests import NEEDS
 
 # As users give one.
-TargetLike = str | Mapping[str, Any] | tvm.target.Target
+TargetLike = str | Mapping[str, object] | tvm.target.Target
 DEFAULT_CUDA_ARCH = "sm_80"
 # Of x86: what neither compilers use of their own accord nor kernels ask for. Virtual machines often
 # lack some of these.
@@ -54,7 +53,7 @@ def cpu_features(target: object) -> frozenset[str]:
 
 
 @cache
-def host_target() -> Any:
+def host_target() -> tvm.target.Target:
     """This machine's CPU: the name that LLVM gives it, and in which features it differs from that.
 
     Virtual machines hide features, and LLVM takes some for an older CPU than they are, so code for
@@ -64,7 +63,7 @@ def host_target() -> Any:
     return _named_and_different(name, host_features())
 
 
-def _named_and_different(name: str, has: Mapping[str, bool]) -> object:
+def _named_and_different(name: str, has: Mapping[str, bool]) -> tvm.target.Target:
     """The target of a CPU of a name, with (and without) the features that it has (or lacks)."""
     named = {"kind": "llvm", "mcpu": name}
     implied = cpu_features(tvm.target.Target(named))

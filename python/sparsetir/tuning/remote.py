@@ -29,7 +29,7 @@ from sparsetir.planning.plan import requested
 from sparsetir.planning.request import Request
 from sparsetir.records.task import OK, PRUNED, Config, Reference
 from sparsetir.runtime.arrays import is_array, itemsize
-from sparsetir.runtime.build import compile_stages
+from sparsetir.runtime.pipeline import compile_stages
 from sparsetir.runtime.signature import Signature, signature_of
 from sparsetir.schedules.passes.launches import count_launches
 from sparsetir.tuning.case import array, numbers
