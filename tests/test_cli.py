@@ -35,7 +35,7 @@ from sparsetir.records.task import Outcome, Task
 from sparsetir.runtime.texts import WIDTH
 from sparsetir.schedules.search.configs import to_data
 from sparsetir.schedules.templates.spmm import RowBlocks
-from sparsetir.tuning import html, search
+from sparsetir.tuning import report, search
 from sparsetir.tuning.tuned import Trial, Tuned
 
 COMMANDS = ("tune", "bench", "lower", "explain", "formats", "records", "doctor")
@@ -69,7 +69,7 @@ def reports(monkeypatch):
         written[str(path)] = tuned.task.feat
         return path
 
-    monkeypatch.setattr(html, "write_report", write_report)
+    monkeypatch.setattr(report, "write_report", write_report)
     return written
 
 

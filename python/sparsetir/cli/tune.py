@@ -145,7 +145,7 @@ def run(args: argparse.Namespace) -> int:
     for title, given, own, report in searches:
         if runs and not args.json:
             print()
-        tuned = tune(*given, **own, **options, progress=Bar(title, seconds=args.seconds))
+        tuned = tune(*given, **own, **options, progress=Bar(title, args.seconds))
         found, code = _tell(args, tuned, own.get("graph", ""), where, report)
         runs.append(found)
         codes.append(code)
@@ -271,7 +271,7 @@ def _tell(
 def _report(tuned: Search, path: Path, name: str) -> str | None:
     """The report that was written; without matplotlib there is none."""
     try:
-        from sparsetir.tuning.html import write_report
+        from sparsetir.tuning.report import write_report
 
         return str(write_report(tuned, path, graph=name))
     except (ImportError, OSError) as error:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol
-
-import numpy as np
 
 from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.records.fingerprint import fingerprint, shape_class, statistics
@@ -37,7 +34,7 @@ class Config(Compiled, Protocol):
 
 
 class Tunable(Protocol):
-    """Interface of a search's subject for measurers, records and reports.
+    """Interface of a search's subject for measurers, records and reports; workers get it by pickle.
 
     :class:`Task` is an operator, :class:`sparsetir.tuning.program.ProgramTask` a user's function.
     """
@@ -62,10 +59,6 @@ class Tunable(Protocol):
 
     def title(self, name: str = "") -> str:
         """One line for people; name : what they call the data."""
-        ...
-
-    def saved(self, folder: Path) -> dict[str, Any]:
-        """Save it for a worker: JSON, with a "kind", and files in a folder."""
         ...
 
 
@@ -121,15 +114,6 @@ class Task:
         words += [f"{self.heads} heads"] if self.heads is not None else []
         words += [self.dtype, *of_threads(self)]
         return f"{self.op}{on} ({m:,} x {n:,}, {self.matrix.nnz:,} elements), {', '.join(words)}"
-
-    def saved(self, folder: Path) -> dict[str, Any]:
-        """See :class:`Tunable`."""
-        pattern = self.matrix.pattern
-        np.save(folder / "indptr.npy", pattern.indptr)
-        np.save(folder / "indices.npy", pattern.columns)
-        target = self.target if isinstance(self.target, str) else dict(self.target)
-        about = {"op": self.op, "feat": self.feat, **self.options, "target": target}
-        return {"kind": "operator", **about, "shape": self.matrix.shape}
 
 
 def of_threads(task: Tunable) -> list[str]:

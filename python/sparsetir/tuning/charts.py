@@ -13,7 +13,7 @@ from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.formats import Format
 from sparsetir.plotting.patterns import plot_format, plot_pattern
 from sparsetir.records.task import OK, PRUNED
-from sparsetir.tuning.tuned import Trial, seconds
+from sparsetir.tuning.tuned import Search, Trial, seconds
 
 # Colours by Okabe and Ito, which stay apart for the colour-blind.
 MEASURED, BEST, DEFAULT, FAILED = "#56b4e9", "#0072b2", "#e69f00", "#d55e00"
@@ -32,14 +32,14 @@ MOST_TEXT = 150_000  # characters of an SVG; what takes more becomes pixels
 MOST_BARS = 15
 
 
-def history(trials: Sequence[Trial], default: float | None) -> str:
+def history(tuned: Search) -> str:
     """Time of each trial by its number, the best so far as a line, failures at the upper edge.
 
-    default : seconds of the default config, a line across
+    The default's time, where it was tried, is a line across.
     """
-    right = [t for t in trials if t.outcome.state == OK]
-    slow = [t for t in trials if t.outcome.state == PRUNED]
-    failed = [t for t in trials if t.outcome.state not in (OK, PRUNED)]
+    first = next((t for t in tuned.trials if t.config == tuned.default), None)
+    default = None if first is None else first.outcome.seconds
+    right, slow = ([t for t in tuned.trials if t.outcome.state == state] for state in (OK, PRUNED))
 
     def draw() -> Any:
         figure, ax = _axes(3.6)
@@ -50,9 +50,10 @@ def history(trials: Sequence[Trial], default: float | None) -> str:
         ax.step(numbers, list(accumulate(times, min)), where="post", c=BEST, label="best so far")
         if default:
             ax.axhline(1e6 * default, c=DEFAULT, linestyle="--", label="default")
+        failed = [t.number for t in tuned.failures]
         if failed:  # above all times, in units of the axes
-            numbers, across = [t.number for t in failed], ax.get_xaxis_transform()
-            ax.scatter(numbers, [1.03] * len(failed), c=FAILED, marker="x", label="failed",
+            across = ax.get_xaxis_transform()
+            ax.scatter(failed, [1.03] * len(failed), c=FAILED, marker="x", label="failed",
                        transform=across, clip_on=False)  # fmt: skip
         ax.set_xlabel("trial")
         ax.set_ylabel("time of a call (µs)")

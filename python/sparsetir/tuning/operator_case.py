@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -49,23 +47,14 @@ def case_of(task: Task) -> Case:
 class OperatorCase:
     """A task as a case, and what is known of the result.
 
-    folder : keeps the exact result, which is so computed once for several processes
-
     matrix : the pattern of the task's, with the values of the case
     """
 
-    def __init__(self, task: Task, folder: Path) -> None:
+    def __init__(self, task: Task) -> None:
         self.task, self.case = task, case_of(task)
         self._placed: list[Any] | None = None
         self.matrix: SparseMatrix = task.matrix.with_values(self.case.matrix.data)
-        kept = folder / "check.pickle"
-        if kept.exists():
-            self.check: Reference = pickle.loads(kept.read_bytes())
-        else:
-            self.check = Reference(self.case)
-            part = kept.with_suffix(".part")
-            part.write_bytes(pickle.dumps(self.check))
-            part.rename(kept)
+        self.check = Reference(self.case)
 
     def prepared(self, config: Config, device: object = None) -> Prepared:
         """A config as a plan, with the operands on a device (None: this CPU)."""

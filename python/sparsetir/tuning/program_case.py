@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,7 +35,7 @@ class ProgramCase:
     expected : outputs by name
     """
 
-    def __init__(self, task: ProgramTask, folder: Path) -> None:
+    def __init__(self, task: ProgramTask) -> None:
         self.task = task
         self._kernels: dict[Config, tuple[Kernel, float]] = {}
         signature = task.signature()
