@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import ast
 import re
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import numpy as np
 
 from sparsetir.cli import arguments
 from sparsetir.cli.arguments import Failed, Parser, UsageError
-from sparsetir.runtime.texts import fitted, many, memory
+from sparsetir.runtime.texts import aligned, many, memory
 
 QUANTILES = (0, 0.25, 0.5, 0.75, 0.9, 0.99, 1)
 EPILOG = """\
@@ -206,30 +205,24 @@ def _show(
         f"pattern {'' if about['symmetric'] else 'not '}symmetric, {about['diagonal']:,} on the "
         f"diagonal, bandwidth {about['bandwidth']:,}"
     )
-    empty = {"rows": about["empty_rows"], "columns": about["empty_columns"]}
-    heads = ["min", "25 %", "median", "75 %", "90 %", "99 %", "max", "mean", "std", "empty"]
-    print(f"\n{'lengths of':10}" + "".join(f"{head:>9}" for head in heads))
-    for what, key in (("rows", "row_length"), ("columns", "column_length")):
-        length = about[key]
+    rows = [["lengths of", "min", "25 %", "median", "75 %", "90 %", "99 %", "max"]]
+    rows[0] += ["mean", "std", "empty", ""]
+    for what in ("row", "column"):
+        length = about[f"{what}_length"]
         values = [f"{v:,.0f}" for v in length["quantiles"].values()] or ["-"] * len(QUANTILES)
-        values += [f"{length['mean']:,.1f}", f"{length['std']:,.1f}", f"{empty[what]:,}"]
-        print(f"{what:10}" + "".join(f"{value:>9}" for value in values))
+        values += [f"{length['mean']:,.1f}", f"{length['std']:,.1f}"]
+        rows.append([f"{what}s", *values, f"{about[f'empty_{what}s']:,}", ""])
+    print("", *aligned(rows, right=True), "", sep="\n")
     least = min((c["bytes"] for c in cells if c["bytes"] is not None), default=None)
-    print(f"\n{'format':20}{'parts':>6}{'places':>15}{'padding':>9}{'memory':>10}")
+    rows = [["format", "parts", "places", "padding", "memory", ""]]
     for cell in cells:
-        start = f"{cell['format']:20}{_count(cell['parts']):>6}{cell['places']:>15,}"
-        start += f"{cell['padding']:>8.1%} "
-        if cell["bytes"] is None:
-            print(fitted(f"{start}{'not made':>10}: {cell['skipped']}", 4))
-        else:
-            mark = "  least memory" if cell["bytes"] == least else ""
-            print(f"{start}{memory(cell['bytes']):>10}{mark}")
-    print("\ndefault on this CPU")
+        note = "least memory" if cell["bytes"] == least else ""
+        parts = "-" if cell["parts"] is None else f"{cell['parts']:,}"
+        size = memory(cell["bytes"]), f"not made: {cell['skipped']}" if "skipped" in cell else note
+        rows.append([cell["format"], parts, f"{cell['places']:,}", f"{cell['padding']:.1%}", *size])
+    print(*aligned(rows, right=True), "\ndefault on this CPU", sep="\n")
+    rows = []
     for problem, config in defaults.items():
-        fields = [f"{k}={v}" for k, v in config.items() if k != "template"]
-        print(fitted(f"  {problem:20}{config['template']}: {', '.join(fields)}", 22))
-    sys.stdout.flush()
-
-
-def _count(value: int | None) -> str:
-    return "-" if value is None else f"{value:,}"
+        fields = ", ".join(f"{k}={v}" for k, v in config.items() if k != "template")
+        rows.append([f"  {problem}", f"{config['template']}: {fields}"])
+    print(*aligned(rows), sep="\n", flush=True)
