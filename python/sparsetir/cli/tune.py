@@ -126,7 +126,7 @@ class Wanted(NamedTuple):
     """A search: a title for its progress, arguments of `tune`, and where its report goes."""
 
     title: str
-    given: tuple[object, ...]
+    given: tuple[Any, ...]
     options: dict[str, Any]
     report: Path
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 import warnings
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import inf
 
 import optuna
-from optuna.distributions import CategoricalDistribution
+from optuna.distributions import BaseDistribution, CategoricalChoiceType, CategoricalDistribution
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from sparsetir.records.task import Config, Outcome
@@ -91,7 +91,7 @@ class Proposer:
         return point
 
 
-def _choices(space: Space, point: Point) -> dict[str, Sequence[object]]:
+def _choices(space: Space, point: Point) -> Mapping[str, Sequence[CategoricalChoiceType]]:
     """The values of the parameters that the branch of a point has."""
     branch = next(b for b in space.branches if b.name == point[BRANCH])
     return {f"{branch.name}.{name}": values for name, values in branch.choices.items()}
@@ -108,7 +108,7 @@ def _trials(space: Space, tried: Sequence[Tried]) -> Iterator[FrozenTrial]:
         if point is None:
             continue
         values = {BRANCH: names, **_choices(space, point)}
-        known = {name: CategoricalDistribution(values[name]) for name in values}
+        known: dict[str, BaseDistribution] = {n: CategoricalDistribution(values[n]) for n in values}
         state, value = TrialState.RUNNING, None
         if outcome is not None:
             state, value = TrialState.COMPLETE, outcome.seconds or inf
