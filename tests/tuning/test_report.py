@@ -106,7 +106,7 @@ def test_page(tmp_path):
 
 def test_page_shows_the_format(tmp_path):
     trials = [t for t in tuned_fake.trials() if t.config == Decomposed(Hyb(1, 3))]
-    for given in (tuned_fake.matrix(20, 30), tuned_fake.matrix(1200, 800)):
+    for given in (tuned_fake.matrix(20, 30), tuned_fake.matrix(400, 300)):
         found = tuned_fake.tuned(trials, of=tuned_fake.task(given=given))
         _, images, length = written(tmp_path, found, graph=r"$\cora$")
         assert "Storage in Hyb(c=1, k=3)" in images and length < 700_000

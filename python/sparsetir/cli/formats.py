@@ -7,13 +7,18 @@ import ast
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from sparsetir.cli import arguments
-from sparsetir.cli.arguments import Failed, Parser, UsageError
+from sparsetir.cli.arguments import Facts, Failed, Parser, UsageError
 from sparsetir.runtime.texts import aligned, many, memory
+
+if TYPE_CHECKING:
+    import scipy.sparse as sp
+
+    from sparsetir.formats import Format, Pattern
 
 QUANTILES = (0, 0.25, 0.5, 0.75, 0.9, 0.99, 1)
 EPILOG = """\
@@ -75,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def format_of(text: str, known: Mapping[str, object]) -> object:
+def format_of(text: str, known: Mapping[str, Format]) -> Format:
     """The format of a name: of a known one, or of a class with parameters behind it.
 
     text : such as "csr", "BSR(8, 8)" or "bsr_8_8"
@@ -102,7 +107,7 @@ def format_of(text: str, known: Mapping[str, object]) -> object:
         raise UsageError(f"argument --format: {text}: {error}") from error
 
 
-def describe(matrix: Any) -> dict[str, object]:
+def describe(matrix: sp.csr_array) -> Facts:
     """Statistics of a CSR matrix, for JSON.
 
     bandwidth : the largest |row - column| of an element
@@ -140,7 +145,7 @@ def _lengths(lengths: np.ndarray) -> dict[str, object]:
     }
 
 
-def _symmetric(matrix: Any) -> bool:
+def _symmetric(matrix: sp.csr_array) -> bool:
     other = matrix.T.tocsr()
     other.sort_indices()
     return np.array_equal(other.indptr, matrix.indptr) and np.array_equal(
@@ -148,7 +153,7 @@ def _symmetric(matrix: Any) -> bool:
     )
 
 
-def _cell(fmt: Any, pattern: Any) -> dict[str, object]:
+def _cell(fmt: Format, pattern: Pattern) -> Facts:
     """Places, padding and bytes of a format; "skipped" says why it was not made."""
     from sparsetir.formats.library import refusal
 
@@ -178,7 +183,7 @@ def _defaults(matrix: object) -> dict[str, object]:
     }
 
 
-def _draw(path: Path, name: str, pattern: Any, chosen: list[Any]) -> None:
+def _draw(path: Path, name: str, pattern: Pattern, chosen: list[Format]) -> None:
     from sparsetir.plotting.patterns import plot_format, plot_pattern
 
     if len(chosen) > 1:
@@ -193,9 +198,7 @@ def _draw(path: Path, name: str, pattern: Any, chosen: list[Any]) -> None:
         raise Failed(f"{path}: cannot be written: {error}") from error
 
 
-def _show(
-    name: str, about: dict[str, Any], cells: list[dict[str, Any]], defaults: dict[str, Any]
-) -> None:
+def _show(name: str, about: Facts, cells: list[Facts], defaults: Facts) -> None:
     m, n = about["shape"]
     print(
         f"{name}: {m:,} x {n:,}, {many(about['nnz'], 'element')}, {about['density']:.3g} of all "

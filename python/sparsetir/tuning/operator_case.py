@@ -14,7 +14,8 @@ from sparsetir.planning.plan import plan_of, requested
 from sparsetir.planning.run_plan import Plan
 from sparsetir.records.task import Config, Task
 from sparsetir.runtime.arrays import is_array, itemsize, memory
-from sparsetir.tuning.case import Case, Reference, array, make, numbers
+from sparsetir.runtime.kernel import Kernel
+from sparsetir.tuning.case import Array, Case, Reference, array, make, numbers
 
 SEED = 0
 
@@ -29,7 +30,7 @@ class Prepared:
 
     call: Callable[[], None]
     wrong: Callable[[], str | None]
-    kernel: Any
+    kernel: Kernel
     about: dict[str, Any]
 
 
@@ -52,7 +53,7 @@ class OperatorCase:
 
     def __init__(self, task: Task) -> None:
         self.task, self.case = task, case_of(task)
-        self._placed: list[Any] | None = None
+        self._placed: list[Array] | None = None
         self.matrix: SparseMatrix = task.matrix.with_values(self.case.matrix.data)
         self.check = Reference(self.case)
 
@@ -69,7 +70,7 @@ class OperatorCase:
 
         return Prepared(call, lambda: self.check.error(numbers(out)), made.kernel, about)
 
-    def _on(self, device: object) -> list[Any]:
+    def _on(self, device: object) -> list[Array]:
         """The operands on a device, once for all configs."""
         if self._placed is None:
             self._placed = [array(x, self.task.dtype, device) for x in self.case.operands]

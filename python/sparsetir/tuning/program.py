@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import log2
 from typing import Any
@@ -39,14 +39,14 @@ class ProgramTask:
     program: SparseFunc
     arguments: Mapping[str, Any]
     schedule: ScheduleRef | None = None
-    target: str | Mapping[str, Any] = "llvm"
+    target: str | Mapping[str, object] = "llvm"
     threads: int = 1
 
     def signature(self) -> Signature:
         """The signature of the function's kernels."""
         return Signature(lower_sparse_iter(self.program).attrs[SIGNATURE])
 
-    def apply(self) -> Any:
+    def apply(self) -> Callable[..., object]:
         """The schedule as a function."""
         return program_space.apply if self.schedule is None else self.schedule.load()
 

@@ -28,7 +28,7 @@ class SparseTask:
     """
 
     request: Request
-    target: str | Mapping[str, Any] = "llvm"
+    target: str | Mapping[str, object] = "llvm"
 
     @property
     def threads(self) -> int:
