@@ -34,7 +34,7 @@ from sparsetir.records.task import Outcome, Task
 from sparsetir.runtime.texts import WIDTH
 from sparsetir.schedules.search.configs import to_data
 from sparsetir.schedules.templates.spmm import RowBlocks
-from sparsetir.tuning import html, search
+from sparsetir.tuning import report, search
 from sparsetir.tuning.tuned import Trial, Tuned
 
 COMMANDS = ("tune", "bench", "lower", "explain", "formats", "records", "doctor")
@@ -68,7 +68,7 @@ def reports(monkeypatch):
         written[str(path)] = tuned.task.feat
         return path
 
-    monkeypatch.setattr(html, "write_report", write_report)
+    monkeypatch.setattr(report, "write_report", write_report)
     return written
 
 
@@ -336,14 +336,14 @@ def test_tune_where_nothing_worked(run, records, monkeypatch):
 
 def test_names_of_reports(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    name = Path("sparsetir-tune-spmm-weights-conv1-32.html")
-    assert report_path(None, "spmm", "weights:conv1", 32, True) == name
+    name = Path("sparsetir-tune-spmm-cora-32.html")
+    assert report_path(None, "spmm-cora-32", 32) == name
     name.touch()
     second = name.with_stem(f"{name.stem}-2")
-    assert report_path(None, "spmm", "weights:conv1", 32, True) == second
-    assert report_path(tmp_path, "spmm", "weights:conv1", 32, True) == tmp_path / second
-    assert report_path(Path("a.html"), "spmm", "cora", 32, True) == Path("a-32.html")
-    assert report_path(Path("a.html"), "spmm", "cora", 32, False) == Path("a.html")
+    assert report_path(None, "spmm-cora-32", 32) == second
+    assert report_path(tmp_path, "spmm-cora-32", 32) == tmp_path / second
+    assert report_path(Path("a.html"), "spmm-cora-32", 32) == Path("a-32.html")
+    assert report_path(Path("a.html"), "spmm-cora-32") == Path("a.html")
 
 
 def test_lower_prints_each_stage_of_an_operator(run):

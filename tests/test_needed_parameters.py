@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -168,9 +167,9 @@ def test_a_kernel_for_gpus(built: Any) -> None:
     check({**args, "out": found["OUT"]})
 
 
-def test_a_tuned_program(tmp_path: Path) -> None:
+def test_a_tuned_program() -> None:
     args, func = arguments(), program()
-    case = ProgramCase(ProgramTask(func, bound_arguments(func, args)), tmp_path)
+    case = ProgramCase(ProgramTask(func, bound_arguments(func, args)))
     made = case.prepared(Choices())
     made.call()
     assert made.wrong() is None

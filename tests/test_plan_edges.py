@@ -300,7 +300,7 @@ TUNED = [
 
 
 @pytest.mark.parametrize(("op", "options", "best"), TUNED)
-def test_a_search_ends_with_a_plan_and_a_record(op, options, best, records, monkeypatch, tmp_path):
+def test_a_search_ends_with_a_plan_and_a_record(op, options, best, records, monkeypatch):
     """With seconds that are pretended; what is tried is right."""
     best = config_of(**best)
 
@@ -318,7 +318,7 @@ def test_a_search_ends_with_a_plan_and_a_record(op, options, best, records, monk
     task = of_operator(
         op, A, options.pop("feat", None), threads=2, target="llvm", device=None, **options
     ).tuned.task
-    prepared = ProgramCase(task, tmp_path).prepared(best)
+    prepared = ProgramCase(task).prepared(best)
     prepared.call()
     assert prepared.wrong() is None
 

@@ -34,13 +34,13 @@ def configs(tmp_path, monkeypatch):
     return taken
 
 
-def tuned(monkeypatch, told, folder):
+def tuned(monkeypatch, told):
     """A search of a sum at nodes, in which the default is the slowest; what it finds is right."""
     (graph,) = told.graphs
     call = graph.call([found.node for found in graph.found].index("index_add"))
     install(monkeypatch, lambda config: Outcome("ok", seconds=0.5 if config else 1.0))
     found = sparsetir.tune(call.function, call.arguments, trials=3, sampler="random")
-    prepared = ProgramCase(found.task, folder).prepared(found.best.config)
+    prepared = ProgramCase(found.task).prepared(found.best.config)
     prepared.call()
     assert found.config and prepared.wrong() is None
     return found
@@ -50,7 +50,7 @@ def test_a_record_is_used(configs, monkeypatch, tmp_path):
     model, args = Own(FEATURES, 32), (torch.randn(NODES, FEATURES), edges(), W)
     expected = gradients(model, model, *args)
     told = sparsetir.explain(model, *args)
-    found = tuned(monkeypatch, told, tmp_path)
+    found = tuned(monkeypatch, told)
     assert [r.key for r in Records().all()] == [found.key] and not any(configs)
 
     torch._dynamo.reset()
@@ -69,7 +69,7 @@ def test_a_record_is_used(configs, monkeypatch, tmp_path):
 def test_a_record_that_fails_is_warned_of(configs, monkeypatch, tmp_path):
     model, args = Own(FEATURES, 32), (torch.randn(NODES, FEATURES), edges(), W)
     told = sparsetir.explain(model, *args)
-    tuned(monkeypatch, told, tmp_path)
+    tuned(monkeypatch, told)
     kernel = Program.kernel
 
     def fail(self, aligned, config=None):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import pickle
 import subprocess
 import sys
 
@@ -28,10 +29,9 @@ from sparsetir.schedules.template import Choices
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.schedule import Schedule
 from sparsetir.tuning import search
-from sparsetir.tuning.html import write_report
 from sparsetir.tuning.program import ProgramTask, bound_arguments
 from sparsetir.tuning.program_case import ProgramCase
-from sparsetir.tuning.report import short, table
+from sparsetir.tuning.report import short, table, write_report
 from sparsetir.tuning.schedule_ref import ScheduleRef, load_file
 from sparsetir.tuning.search import tune
 from tuning import user_schedules
@@ -132,8 +132,8 @@ def test_a_search_measures_a_users_schedule(monkeypatch, tmp_path):
     assert set(fake.log) == {json.dumps(to_data(Choices({"how": "tiled"})), sort_keys=True)}
 
 
-def test_a_wrong_kernel_is_seen(tmp_path):
-    case = ProgramCase(task(), tmp_path)
+def test_a_wrong_kernel_is_seen():
+    case = ProgramCase(task())
     made = case.prepared(Choices())
     made.call()
     assert made.wrong() is None
@@ -141,36 +141,34 @@ def test_a_wrong_kernel_is_seen(tmp_path):
     assert made.wrong().startswith("'c': 1 of 91 wrong, the first at [2, 1]: ")
 
 
-def test_an_output_that_is_not_written_is_wrong(tmp_path):
-    case = ProgramCase(task(), tmp_path)
+def test_an_output_that_is_not_written_is_wrong():
+    case = ProgramCase(task())
     assert np.isnan(case.start["c"]).all()
     assert "91 of 91 wrong" in case.error({"c": case.start["c"]})
 
 
 @pytest.mark.parametrize("limit", [0, 10**6])
-def test_the_interpreter_and_the_default_kernel_say_the_same(monkeypatch, tmp_path, limit):
+def test_the_interpreter_and_the_default_kernel_say_the_same(monkeypatch, limit):
     monkeypatch.setattr("sparsetir.tuning.program_case.INTERPRETED", limit)
-    case = ProgramCase(task(), tmp_path)
+    case = ProgramCase(task())
     assert (case._reference is None) == (limit > 0)
     want = PROGRAMS["spmm"].oracle(dict(task().arguments))["c"]
     np.testing.assert_allclose(case.expected["c"], want, rtol=1e-4, atol=1e-4)
 
 
-def test_nan_and_infinity_are_right_where_they_are_expected(tmp_path):
+def test_nan_and_infinity_are_right_where_they_are_expected():
     given = arguments(case="nonfinite")
-    case = ProgramCase(ProgramTask(SPMM, bound_arguments(SPMM, given)), tmp_path)
+    case = ProgramCase(ProgramTask(SPMM, bound_arguments(SPMM, given)))
     assert not np.isfinite(case.expected["c"]).all()
     assert case.error(case.expected) is None
     other = {"c": np.where(np.isfinite(case.expected["c"]), case.expected["c"], 0)}
     assert case.error(other) is not None
 
 
-def test_a_worker_gets_what_the_task_is(tmp_path):
+def test_a_worker_gets_what_the_task_is():
     ref = ScheduleRef.of(user_schedules.apply)
     given = task(ref)
-    data = given.saved(tmp_path)
-    assert data.pop("kind") == "program"
-    again = ProgramTask.loaded(data, tmp_path)
+    again = pickle.loads(pickle.dumps(given))
     assert again.identity() == given.identity() and again.schedule == ref
     assert list(again.arguments) == list(given.arguments)
 
@@ -308,13 +306,13 @@ def test_a_schedule_of_a_script_is_found_by_its_file(tmp_path):
 
 
 def test_a_schedule_whose_file_is_gone_is_the_trials_failure(tmp_path):
-    case = ProgramCase(task(ScheduleRef("", str(tmp_path / "gone.py"), "apply")), tmp_path)
+    case = ProgramCase(task(ScheduleRef("", str(tmp_path / "gone.py"), "apply")))
     with pytest.raises(FileNotFoundError, match="gone.py"):
         case.prepared(Choices({"how": "fast"}))
 
 
-def test_a_schedules_own_error_is_the_trials(tmp_path):
-    case = ProgramCase(task(ScheduleRef.of(user_schedules.apply)), tmp_path)
+def test_a_schedules_own_error_is_the_trials():
+    case = ProgramCase(task(ScheduleRef.of(user_schedules.apply)))
     with pytest.raises(ScheduleError, match="made of {'how': 'broken'}"):
         case.prepared(Choices({"how": "broken"}))
 

@@ -95,7 +95,7 @@ def test_a_record_of_a_config_that_is_no_more(monkeypatch, tmp_path):
     ops.clear_cache()
 
 
-def test_what_is_tried_is_right(tmp_path):
+def test_what_is_tried_is_right():
     """The plain program with the arguments of a search, by the ends of the space."""
     branch = requested("rgms", A, 32, feat_in=8, threads=2).space().branches[0]
     assert {n for n, values in branch.choices.items() if len(values) > 1} == {
@@ -103,7 +103,7 @@ def test_what_is_tried_is_right(tmp_path):
     }  # fmt: skip
     task = of_operator("rgms", A, 32, feat_in=8, threads=2, target="llvm", device=None).tuned.task
     assert isinstance(task, ProgramTask)
-    case = ProgramCase(task, tmp_path)
+    case = ProgramCase(task)
     for at in (0, -1):
         chosen = {name: values[at] for name, values in branch.choices.items()}
         prepared = case.prepared(branch.config(chosen))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import time
-from pathlib import Path
 
 import pytest
 import scipy.sparse as sp
@@ -75,12 +74,12 @@ def remote(tmp_path_factory):
         ("spmv", "float32", {}, SlicedRows(packed=True)),
     ],
 )
-def test_every_operator_on_a_device(remote, tmp_path: Path, op, dtype, options, config) -> None:
+def test_every_operator_on_a_device(remote, op, dtype, options, config) -> None:
     """The last kernel takes only a part of what is computed."""
     given = task(op, 1 if op == "spmv" else 32, dtype, **options)
     first = sparsetir.plan_candidates(op, given.matrix, given.feat, **given.options)[0]
     config = config or first
-    device = RemoteDevice(remote, OperatorCase(given, tmp_path))
+    device = RemoteDevice(remote, OperatorCase(given))
     device.begin(60.0)
     outcome = device.measure(config, None)
     assert outcome["state"] == "ok" and 0 < outcome["seconds"] <= outcome["median"] < 0.1

@@ -19,9 +19,8 @@ from fake_measurer import install, seconds_of, text
 from sparsetir.extras import WITHOUT_TORCH
 from sparsetir.records.records import RecordError, Records
 from sparsetir.records.task import Outcome
-from sparsetir.schedules.search.spaces import Branch, Space
 from sparsetir.schedules.templates.spmm import RowBlocks
-from sparsetir.tuning import propose
+from sparsetir.tuning import trial_store
 from sparsetir.tuning.search import forget_trials, tune
 from sparsetir.tuning.trial_store import TrialStore
 
@@ -123,33 +122,27 @@ def test_what_goes_on_goes_on_as_if_it_had_not_stopped(monkeypatch, file):
     assert fake.log[:3] == whole[:3]
 
 
-def space(*tiles):
-    make = lambda tile: RowBlocks(tile=tile, lanes=1)  # noqa: E731
-    return Space((Branch("RowBlocks", {"tile": tiles}, make),))
-
-
 def tile(number):
-    config = RowBlocks(tile=number, lanes=1)
-    return propose.candidate(config, {"template": "RowBlocks", "RowBlocks.tile": number})
+    return RowBlocks(tile=number, lanes=1)
 
 
-def store(file, patience=60.0, tiles=(1, 2, 3)):
-    return TrialStore("name", file, space(*tiles), tile(1).key, patience)
+def store(file, patience=60.0):
+    return TrialStore("name", file, tile(1), patience)
 
 
-def keys(store):
-    return [tried.key for tried in store.taken()]
+def tried(store):
+    return [config for config, _ in store.tried()]
 
 
 def test_a_trial_that_runs_is_taken_for_as_long_as_it_may_take(tmp_path):
     first = store(tmp_path / "db")
     first.claim(tile(2))
-    assert keys(first) == [tile(2).key] == keys(store(tmp_path / "db"))
-    assert keys(store(tmp_path / "db", patience=0.0)) == []
+    assert tried(first) == [tile(2)] == tried(store(tmp_path / "db"))
+    assert tried(store(tmp_path / "db", patience=0.0)) == []
     first.claim(tile(1))  # the default, which each process measures itself
-    assert keys(store(tmp_path / "db")) == [tile(2).key]
+    assert tried(store(tmp_path / "db")) == [tile(2)]
     first.close()
-    assert keys(store(tmp_path / "db")) == []
+    assert tried(store(tmp_path / "db")) == []
 
 
 def test_outcomes_come_back(tmp_path):
@@ -167,13 +160,11 @@ def test_outcomes_come_back(tmp_path):
     assert study.best_value == 0.5
 
 
-def test_configs_of_another_version_are_left_out(tmp_path):
-    from dataclasses import replace
-
+def test_configs_of_another_version_are_left_out(tmp_path, monkeypatch):
     mine = store(tmp_path / "db")
-    gone = replace(tile(1), data={**tile(1).data, "template": "Gone"})
-    mine.finish(mine.claim(gone), Outcome("ok", seconds=1.0), 1.0)
-    assert store(tmp_path / "db").done() == []
+    monkeypatch.setattr(trial_store, "to_data", lambda config: {"template": "Gone"})
+    mine.finish(mine.claim(tile(1)), Outcome("ok", seconds=1.0), 1.0)
+    assert mine.done() and store(tmp_path / "db").done() == []
 
 
 def test_a_database_in_place_of_the_file(monkeypatch, tmp_path, file):

@@ -23,7 +23,7 @@ from sparsetir.schedules.search.spaces import Branch, Space
 from sparsetir.schedules.templates.decomposed import Decomposed
 from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.tuning import search
-from sparsetir.tuning.propose import Proposer, Tried, candidate, importances
+from sparsetir.tuning.propose import Proposer, importances
 from sparsetir.tuning.report import ranked
 from sparsetir.tuning.search import tune
 from sparsetir.tuning.tuned import MARGIN
@@ -92,28 +92,16 @@ def test_failures_teach_the_sampler():
     proposer, tried = Proposer(space, "tpe", 0, []), []
     for _ in range(40):
         found = proposer.next(tried)
-        bad = found.point["template"] == "bad"
-        outcome = Outcome("crashed") if bad else Outcome("ok", seconds=found.config.tile)
-        tried.append(Tried(found.key, found.point, outcome))
-    late = Counter(trial.point["template"] for trial in tried[20:])
-    assert late["good"] > 2 * late["bad"]
+        good = found.prefetch == 1
+        tried.append((found, Outcome("ok", seconds=found.tile) if good else Outcome("crashed")))
+    late = Counter(config.prefetch for config, _ in tried[20:])
+    assert late[1] > 2 * late[0]
 
 
 def test_what_is_being_measured_is_not_proposed():
     proposer = Proposer(small_space(), "tpe", 0, [])
     config = RowBlocks(tile=2, lanes=1)
-    running = candidate(config, small_space().point(config))
-    tried = [Tried(running.key, running.point, None)]
-    found = proposer.next(tried)
-    assert found is not None and found.config != config
-
-
-def test_a_config_of_several_points_is_kept_at_the_one_that_later_runs_know():
-    make = lambda tile, more: RowBlocks(tile=tile, lanes=1)  # noqa: E731
-    space = Space((Branch("RowBlocks", {"tile": tuple(range(1, 9)), "more": (0, 1, 2)}, make),))
-    proposer = Proposer(space, "random", 0, [])
-    for found in (proposer.next([]) for _ in range(8)):
-        assert found.point == space.point(found.config)
+    assert proposer.next([(config, None)]) not in (None, config)
 
 
 # When it ends.
@@ -294,10 +282,10 @@ def test_importances():
     values = {"tile": tuple(range(1, 9)), "prefetch": tuple(range(8))}
     space = Space((Branch("RowBlocks", values, lambda **chosen: RowBlocks(lanes=1, **chosen)),))
     tried = [
-        Tried(str(config), point, Outcome("ok", seconds=config.tile + config.prefetch / 100))
-        for point, config in space.points()
+        (config, Outcome("ok", seconds=config.tile + config.prefetch / 100))
+        for _, config in space.points()
     ]
-    tried.append(Tried("", space.points()[0][0], Outcome("crashed")))
+    tried.append((tried[0][0], Outcome("crashed")))
     found = importances(space, tried)
     assert found["RowBlocks.tile"] > 0.8 and sum(found.values()) == pytest.approx(1)
     assert importances(space, tried[:1]) == {}

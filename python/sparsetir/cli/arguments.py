@@ -9,10 +9,19 @@ import sys
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, NoReturn
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
 from sparsetir.planning.vocabulary import REDUCTION_NAMES
 
+if TYPE_CHECKING:
+    import scipy.sparse as sp
+
+    from sparsetir.data.sparse_tensor import SparseTensor
+    from sparsetir.records.task import Config
+
+T = TypeVar("T")
+Facts: TypeAlias = dict[str, Any]  # for JSON
 REDUCTIONS = tuple(REDUCTION_NAMES)
 MOST = 2**31 - 1
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -52,17 +61,19 @@ def _meant(message: str) -> str:
     return f"; did you mean {near[0]}?" if near else ""
 
 
-def add_target(out: Any) -> None:
+def add_target(out: argparse._ActionsContainer) -> None:
     """Add the option of what is compiled for."""
     out.add_argument("--target", type=target, default="cpu", help="cpu (default), cuda or JSON")
 
 
-def add_json(out: Any) -> None:
+def add_json(out: argparse._ActionsContainer) -> None:
     """Add the option of an output for programs."""
     out.add_argument("--json", action="store_true", help="print one JSON document")
 
 
-def add_command(commands: Any, module: Any, name: str, title: str) -> Parser:
+def add_command(
+    commands: argparse._SubParsersAction[Parser], module: ModuleType, name: str, title: str
+) -> Parser:
     """The parser of a command, with what all of them have.
 
     module : has the function `run`, the text `EPILOG` and a function `add`, that adds arguments
@@ -75,22 +86,25 @@ def add_command(commands: Any, module: Any, name: str, title: str) -> Parser:
     return out
 
 
-def graph(text: str, argument: str = "--graph") -> tuple[str, Any]:
+def graph(text: str, argument: str = "--graph") -> tuple[str, sp.csr_array]:
     """Name and matrix of an argument; UsageError for what is no graph."""
-    from sparsetir.data.graphs import GraphError, graph_name, load_graph
+    from sparsetir.data.graphs import load_graph
+
+    return _loaded(load_graph, text, argument)
+
+
+def relations(text: str) -> tuple[str, SparseTensor]:
+    """Name and tensor of --graph, by (relation, target, source); as :func:`graph`."""
+    from sparsetir.data.graphs import load_relations
+
+    return _loaded(load_relations, text, "--graph")
+
+
+def _loaded(load: Callable[[str], T], text: str, argument: str) -> tuple[str, T]:
+    from sparsetir.data.graphs import GraphError, graph_name
 
     try:
-        return graph_name(text), load_graph(text)
-    except GraphError as error:
-        raise UsageError(f"argument {argument}: {error}") from error
-
-
-def relations(text: str, argument: str = "--graph") -> tuple[str, Any]:
-    """Name and tensor of an argument, by (relation, target, source); as :func:`graph`."""
-    from sparsetir.data.graphs import GraphError, graph_name, load_relations
-
-    try:
-        return graph_name(text), load_relations(text)
+        return graph_name(text), load(text)
     except GraphError as error:
         raise UsageError(f"argument {argument}: {error}") from error
 
@@ -98,7 +112,7 @@ def relations(text: str, argument: str = "--graph") -> tuple[str, Any]:
 def at_least(least: float, kind: type = int, most: float = MOST) -> Callable[[str], object]:
     """Numbers from `least` to `most`, which is larger than anybody means."""
 
-    def convert(text: str) -> Any:
+    def convert(text: str) -> float:
         try:
             value = kind(text)
         except ValueError:
@@ -113,7 +127,13 @@ def at_least(least: float, kind: type = int, most: float = MOST) -> Callable[[st
 
 
 def number(
-    out: Any, name: str, least: float, text: str, kind: type = int, most: float = MOST, **more: Any
+    out: argparse._ActionsContainer,
+    name: str,
+    least: float,
+    text: str,
+    kind: type = int,
+    most: float = MOST,
+    **more: Any,
 ) -> None:
     """Add an option for a number; text : its help, with the default where there is one."""
     told = f"{text} (default: {more['default']})" if "default" in more else text
@@ -129,12 +149,12 @@ def size(text: str) -> int:
     return int(value)
 
 
-def target(text: str) -> Any:
+def target(text: str) -> str | dict[str, object]:
     """`llvm`, `cuda`, or JSON such as `{"kind": "cuda", "arch": "sm_90"}`."""
     return _object(text) if text.lstrip().startswith("{") else text
 
 
-def config(text: str) -> Any:
+def config(text: str) -> Config:
     """A config of a template, from JSON."""
     from sparsetir.schedules.search.configs import from_data
 
@@ -144,17 +164,17 @@ def config(text: str) -> Any:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
-def mapping(text: str) -> dict[str, Any]:
+def mapping(text: str) -> dict[str, object]:
     """A JSON object."""
     return _object(text)
 
 
-def named_values(texts: Sequence[str], argument: str = "--arg") -> dict[str, Any]:
+def named_values(texts: Sequence[str], argument: str = "--arg") -> dict[str, object]:
     """Numbers and arrays of texts `name=value`; UsageError for what is neither.
 
     A value is a number, a .npy file, `file.npz:key`, or `file.npz` with the name as key.
     """
-    out: dict[str, Any] = {}
+    out: dict[str, object] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name or not value:

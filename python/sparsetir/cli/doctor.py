@@ -10,12 +10,11 @@ import shutil
 import subprocess
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from sparsetir.cli import arguments
-from sparsetir.cli.arguments import Parser
+from sparsetir.cli.arguments import Facts, Parser
 from sparsetir.runtime.texts import many, memory
 
 EPILOG = """\
@@ -97,7 +96,7 @@ def targets() -> list[str]:
     return [t for t in TARGETS if tvm.get_global_func(f"target.build.{t}", allow_missing=True)]
 
 
-def cpu() -> dict[str, Any]:
+def cpu() -> Facts:
     """Name, cores that this process may use, vector registers, features and caches.
 
     features : by which tuning tells CPUs apart
@@ -139,7 +138,7 @@ def _caches() -> dict[str, int]:
     return found
 
 
-def gpu() -> dict[str, Any]:
+def gpu() -> Facts:
     """The first CUDA device, or why there is none."""
     import tvm
 
@@ -175,14 +174,14 @@ def nvcc() -> dict[str, object]:
     return {"path": path, "version": version}
 
 
-def records() -> dict[str, Any]:
+def records() -> Facts:
     """The file of records, without changing it; "error" where it cannot be read or written."""
     from sparsetir.records.records import RecordError, Records
 
     kept = Records()
     if kept.path is None:
         return {"path": None, "reason": "switched off: SPARSETIR_RECORDS is empty"}
-    out: dict[str, Any] = {"path": str(kept.path), "bytes": None, "records": 0}
+    out: Facts = {"path": str(kept.path), "bytes": None, "records": 0}
     at = kept.path
     while not at.exists() and at != at.parent:
         at = at.parent
@@ -195,7 +194,7 @@ def records() -> dict[str, Any]:
     return out if out["writable"] else {**out, "error": f"{at} cannot be written to"}
 
 
-def kernel() -> dict[str, Any]:
+def kernel() -> Facts:
     """Compile, run and check SpMM on a small matrix."""
     import scipy.sparse as sp
 
@@ -215,7 +214,7 @@ def kernel() -> dict[str, Any]:
     return out if error < TOLERANCE else {**out, "error": f"the result is wrong by {error:.2g}"}
 
 
-def _show(found: dict[str, Any]) -> None:
+def _show(found: Facts) -> None:
     there = {name: version for name, version in found["versions"].items() if version}
     optional = [f"{name} {there[name]}" for name in OPTIONAL if name in there]
     absent = [f"{name} (for {why})" for name, why in OPTIONAL.items() if name not in there]

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from sparsetir.cli import arguments
-from sparsetir.cli.arguments import Failed, Parser, UsageError
+from sparsetir.cli.arguments import Facts, Failed, Parser, UsageError
 from sparsetir.cli.functions import function_of, operator_named, schedule_of
 from sparsetir.cli.text import as_text, readable
 from sparsetir.runtime.texts import Section, as_html, as_markdown
+
+if TYPE_CHECKING:
+    import scipy.sparse as sp
+    from tvm.target import Target
+
+    from sparsetir.runtime.kernel import Kernel
+    from sparsetir.runtime.pipeline import Stages
+    from sparsetir.sparse_ir.nodes import SparseFunc
 
 EPILOG = """\
 Shows the program; of each loop whether it may run in parallel, with the accesses that prove it or
@@ -69,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _found(args: argparse.Namespace) -> tuple[str, dict[str, Any], list[Any]]:
+def _found(args: argparse.Namespace) -> tuple[str, Facts, list[Section]]:
     """Title, facts for JSON, and sections of the page."""
     import tvm
 
@@ -112,7 +119,7 @@ def _found(args: argparse.Namespace) -> tuple[str, dict[str, Any], list[Any]]:
     return title, facts, _sections(facts, stages, kernel, f"TVM {tvm.__version__}", program)
 
 
-def _plain(args: argparse.Namespace, target: Any) -> Any:
+def _plain(args: argparse.Namespace, target: Target) -> SparseFunc:
     """The program of an operator, for the types of the graph."""
     from sparsetir.data.sparse_tensor import SparseMatrix
     from sparsetir.planning.plan import requested
@@ -127,8 +134,8 @@ def _plain(args: argparse.Namespace, target: Any) -> Any:
 
 
 def _sections(
-    facts: Mapping[str, Any], stages: Mapping[str, Any], kernel: Any, versions: str, program: Any
-) -> list[Any]:
+    facts: Facts, stages: Stages, kernel: Kernel, versions: str, program: SparseFunc
+) -> list[Section]:
     from sparsetir._versions import VERSION
     from sparsetir.cli.explained import roofline_rows
 
@@ -151,7 +158,7 @@ def _sections(
     ]  # fmt: skip
 
 
-def _of_graph(program: Any, matrix: Any) -> dict[str, Any]:
+def _of_graph(program: SparseFunc, matrix: sp.csr_array) -> Facts:
     """Arguments of the first CSR axis: its arrays, its sizes, and the first values over it."""
     for axis in program.axes:
         if axis.kind == "sparse_variable" and axis.parent.kind == "dense_fixed":
@@ -173,7 +180,7 @@ def _of_graph(program: Any, matrix: Any) -> dict[str, Any]:
     return {str(name): value for name, value in found.items()}
 
 
-def _all_arguments(program: Any, given: dict[str, Any]) -> dict[str, Any]:
+def _all_arguments(program: SparseFunc, given: Facts) -> Facts:
     """With random numbers for the arrays of numbers that are missing, but for outputs."""
     import numpy as np
 

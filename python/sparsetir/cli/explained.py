@@ -11,11 +11,14 @@ import numpy as np
 from tvm import ir, s_tir, tirx
 from tvm.sym import Analyzer
 
+from sparsetir.cli.arguments import Facts
 from sparsetir.cli.text import readable
+from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.texts import many
 from sparsetir.sparse_ir import legal
 from sparsetir.sparse_ir.nodes import (
     Axis,
+    SparseBuffer,
     SparseFunc,
     SparseIteration,
     attached_axes,
@@ -72,7 +75,7 @@ def _why(func: SparseFunc, it: SparseIteration, place: int, fact: str, coords: s
     return f"a race: visits that differ in {coords} may meet at {pair}"
 
 
-def _access(buffer: Any, indices: list[Any]) -> str:
+def _access(buffer: SparseBuffer, indices: list[tirx.PrimExpr]) -> str:
     return f"{buffer.name}[{', '.join(map(str, indices))}]"
 
 
@@ -84,7 +87,7 @@ def orders_of(func: SparseFunc) -> dict[str, str]:
     }
 
 
-def scheduled_loops(func: Any, sizes: Mapping[str, Any]) -> str:
+def scheduled_loops(func: tirx.PrimFunc, sizes: Mapping[str, object]) -> str:
     """Loops, branches and stores of a function of stage II, without what blocks say of themselves.
 
     sizes : numbers by parameter; of branches that they decide only the one taken is shown
@@ -92,13 +95,13 @@ def scheduled_loops(func: Any, sizes: Mapping[str, Any]) -> str:
     known = _constants(func, sizes)
     analyzer = Analyzer()
 
-    def taken(branch: Any) -> Any:
+    def taken(branch: tirx.IfThenElse) -> tirx.Stmt:
         test = analyzer.simplify(substitute(branch.condition, known))
         if not isinstance(test, tirx.IntImm):
             return branch
         return branch.then_case if int(test) else branch.else_case or tirx.Evaluate(0)
 
-    def inlined(realize: Any) -> object:
+    def inlined(realize: s_tir.SBlockRealize) -> tirx.Stmt:
         block, values = realize.block, values_of(realize)
         init = None if block.init is None else substitute(block.init, values)
         block = block_with(block, body=substitute(block.body, values), init=init)
@@ -117,13 +120,15 @@ def scheduled_loops(func: Any, sizes: Mapping[str, Any]) -> str:
     return "\n".join(out)
 
 
-def _constants(func: Any, values: Mapping[str, Any]) -> dict[object, object]:
+def _constants(
+    func: tirx.PrimFunc | SparseFunc, values: Mapping[str, object]
+) -> dict[object, object]:
     """The integers among arguments, by parameter."""
     found = {p: values.get(p.name) for p in func.params}
     return {p: as_dtype(x, dtype_of(p)) for p, x in found.items() if isinstance(x, int)}
 
 
-def work_of(func: SparseFunc, arguments: Mapping[str, object]) -> dict[str, Any]:
+def work_of(func: SparseFunc, arguments: Mapping[str, object]) -> Facts:
     """Floating-point operations of a stage-I function as it is written, visits and bytes.
 
     A branch counts as taken. "flops" and "visits" are None where they are not known from sizes and
@@ -135,16 +140,17 @@ def work_of(func: SparseFunc, arguments: Mapping[str, object]) -> dict[str, Any]
         for it in sparse_iterations(func)
         if (own := legal.own_stores(it))
     ]
-    known = counts and all(visits is not None for visits, _ in counts)
+    known = [(visits, each) for visits, each in counts if visits is not None]
+    every = bool(counts) and len(known) == len(counts)
     arrays = [x for x in arguments.values() if isinstance(x, np.ndarray)]
     return {
-        "visits": sum(v for v, _ in counts) if known else None,
-        "flops": sum(v * n for v, n in counts) if known else None,
+        "visits": sum(v for v, _ in known) if every else None,
+        "flops": sum(v * n for v, n in known) if every else None,
         "bytes": sum(int(x.nbytes) for x in arrays),
     }
 
 
-def _operations(stores: list[Any]) -> int:
+def _operations(stores: list[tirx.Stmt]) -> int:
     """Floating-point operations in the values of stores."""
     return sum(
         dtype_of(node).startswith(("float", "bfloat"))
@@ -154,7 +160,9 @@ def _operations(stores: list[Any]) -> int:
     )
 
 
-def _visits(func: SparseFunc, its: list[SparseIteration], arguments: Mapping[str, Any]) -> Any:
+def _visits(
+    func: SparseFunc, its: list[SparseIteration], arguments: Mapping[str, Any]
+) -> int | None:
     """Visits of the innermost of nested iterations; None where they are not known."""
     nodes = [node for it in its for node in it.axes]
     axes = {a.name: a for a in flat_axes(nodes)}
@@ -206,7 +214,7 @@ def _visits(func: SparseFunc, its: list[SparseIteration], arguments: Mapping[str
     return int(out)
 
 
-def measured(kernel: Any, arguments: Mapping[str, Any], threads: int) -> dict[str, Any]:
+def measured(kernel: Kernel, arguments: Mapping[str, object], threads: int) -> Facts:
     """Seconds of a kernel's calls, and what the machine reaches: rates of copies and products."""
     from sparsetir.tuning.rates import copy_bandwidth, dense_rate
 
@@ -228,7 +236,7 @@ def measured(kernel: Any, arguments: Mapping[str, Any], threads: int) -> dict[st
     }
 
 
-def roofline(work: Mapping[str, Any], run: Mapping[str, Any] | None) -> dict[str, Any]:
+def roofline(work: Facts, run: Facts | None) -> Facts:
     """Bytes, operations and, where it ran, the bound and how much of it was reached."""
     out = {**work, **(run or {})}
     if run is None:
@@ -246,7 +254,7 @@ def roofline(work: Mapping[str, Any], run: Mapping[str, Any] | None) -> dict[str
     }
 
 
-def roofline_rows(found: Mapping[str, Any]) -> list[tuple[str, str]]:
+def roofline_rows(found: Facts) -> list[tuple[str, str]]:
     """The roofline for people."""
     flops, size = found["flops"], found["bytes"]
     out = [("bytes", f"{size:,}, each array once: the least that memory moves")]

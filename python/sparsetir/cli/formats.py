@@ -5,16 +5,20 @@ from __future__ import annotations
 import argparse
 import ast
 import re
-import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from sparsetir.cli import arguments
-from sparsetir.cli.arguments import Failed, Parser, UsageError
-from sparsetir.runtime.texts import fitted, many, memory
+from sparsetir.cli.arguments import Facts, Failed, Parser, UsageError
+from sparsetir.runtime.texts import aligned, many, memory
+
+if TYPE_CHECKING:
+    import scipy.sparse as sp
+
+    from sparsetir.formats import Format, Pattern
 
 QUANTILES = (0, 0.25, 0.5, 0.75, 0.9, 0.99, 1)
 EPILOG = """\
@@ -76,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def format_of(text: str, known: Mapping[str, object]) -> object:
+def format_of(text: str, known: Mapping[str, Format]) -> Format:
     """The format of a name: of a known one, or of a class with parameters behind it.
 
     text : such as "csr", "BSR(8, 8)" or "bsr_8_8"
@@ -103,7 +107,7 @@ def format_of(text: str, known: Mapping[str, object]) -> object:
         raise UsageError(f"argument --format: {text}: {error}") from error
 
 
-def describe(matrix: Any) -> dict[str, object]:
+def describe(matrix: sp.csr_array) -> Facts:
     """Statistics of a CSR matrix, for JSON.
 
     bandwidth : the largest |row - column| of an element
@@ -141,7 +145,7 @@ def _lengths(lengths: np.ndarray) -> dict[str, object]:
     }
 
 
-def _symmetric(matrix: Any) -> bool:
+def _symmetric(matrix: sp.csr_array) -> bool:
     other = matrix.T.tocsr()
     other.sort_indices()
     return np.array_equal(other.indptr, matrix.indptr) and np.array_equal(
@@ -149,7 +153,7 @@ def _symmetric(matrix: Any) -> bool:
     )
 
 
-def _cell(fmt: Any, pattern: Any) -> dict[str, object]:
+def _cell(fmt: Format, pattern: Pattern) -> Facts:
     """Places, padding and bytes of a format; "skipped" says why it was not made."""
     from sparsetir.formats.library import refusal
 
@@ -179,7 +183,7 @@ def _defaults(matrix: object) -> dict[str, object]:
     }
 
 
-def _draw(path: Path, name: str, pattern: Any, chosen: list[Any]) -> None:
+def _draw(path: Path, name: str, pattern: Pattern, chosen: list[Format]) -> None:
     from sparsetir.plotting.patterns import plot_format, plot_pattern
 
     if len(chosen) > 1:
@@ -194,9 +198,7 @@ def _draw(path: Path, name: str, pattern: Any, chosen: list[Any]) -> None:
         raise Failed(f"{path}: cannot be written: {error}") from error
 
 
-def _show(
-    name: str, about: dict[str, Any], cells: list[dict[str, Any]], defaults: dict[str, Any]
-) -> None:
+def _show(name: str, about: Facts, cells: list[Facts], defaults: Facts) -> None:
     m, n = about["shape"]
     print(
         f"{name}: {m:,} x {n:,}, {many(about['nnz'], 'element')}, {about['density']:.3g} of all "
@@ -206,30 +208,24 @@ def _show(
         f"pattern {'' if about['symmetric'] else 'not '}symmetric, {about['diagonal']:,} on the "
         f"diagonal, bandwidth {about['bandwidth']:,}"
     )
-    empty = {"rows": about["empty_rows"], "columns": about["empty_columns"]}
-    heads = ["min", "25 %", "median", "75 %", "90 %", "99 %", "max", "mean", "std", "empty"]
-    print(f"\n{'lengths of':10}" + "".join(f"{head:>9}" for head in heads))
-    for what, key in (("rows", "row_length"), ("columns", "column_length")):
-        length = about[key]
+    rows = [["lengths of", "min", "25 %", "median", "75 %", "90 %", "99 %", "max"]]
+    rows[0] += ["mean", "std", "empty", ""]
+    for what in ("row", "column"):
+        length = about[f"{what}_length"]
         values = [f"{v:,.0f}" for v in length["quantiles"].values()] or ["-"] * len(QUANTILES)
-        values += [f"{length['mean']:,.1f}", f"{length['std']:,.1f}", f"{empty[what]:,}"]
-        print(f"{what:10}" + "".join(f"{value:>9}" for value in values))
+        values += [f"{length['mean']:,.1f}", f"{length['std']:,.1f}"]
+        rows.append([f"{what}s", *values, f"{about[f'empty_{what}s']:,}", ""])
+    print("", *aligned(rows, right=True), "", sep="\n")
     least = min((c["bytes"] for c in cells if c["bytes"] is not None), default=None)
-    print(f"\n{'format':20}{'parts':>6}{'places':>15}{'padding':>9}{'memory':>10}")
+    rows = [["format", "parts", "places", "padding", "memory", ""]]
     for cell in cells:
-        start = f"{cell['format']:20}{_count(cell['parts']):>6}{cell['places']:>15,}"
-        start += f"{cell['padding']:>8.1%} "
-        if cell["bytes"] is None:
-            print(fitted(f"{start}{'not made':>10}: {cell['skipped']}", 4))
-        else:
-            mark = "  least memory" if cell["bytes"] == least else ""
-            print(f"{start}{memory(cell['bytes']):>10}{mark}")
-    print("\ndefault on this CPU")
+        note = "least memory" if cell["bytes"] == least else ""
+        parts = "-" if cell["parts"] is None else f"{cell['parts']:,}"
+        size = memory(cell["bytes"]), f"not made: {cell['skipped']}" if "skipped" in cell else note
+        rows.append([cell["format"], parts, f"{cell['places']:,}", f"{cell['padding']:.1%}", *size])
+    print(*aligned(rows, right=True), "\ndefault on this CPU", sep="\n")
+    rows = []
     for problem, config in defaults.items():
-        fields = [f"{k}={v}" for k, v in config.items() if k != "template"]
-        print(fitted(f"  {problem:20}{config['template']}: {', '.join(fields)}", 22))
-    sys.stdout.flush()
-
-
-def _count(value: int | None) -> str:
-    return "-" if value is None else f"{value:,}"
+        fields = ", ".join(f"{k}={v}" for k, v in config.items() if k != "template")
+        rows.append([f"  {problem}", f"{config['template']}: {fields}"])
+    print(*aligned(rows), sep="\n", flush=True)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING
 
 from sparsetir.cli.arguments import Failed, UsageError
 from sparsetir.schedules.operators.names import OPS
 from sparsetir.tuning.schedule_ref import load_file
+
+if TYPE_CHECKING:
+    from tvm import tirx
+
+    from sparsetir.sparse_ir.nodes import SparseFunc
 
 
 def is_file(text: str) -> bool:
@@ -25,7 +31,7 @@ def operator_named(text: str) -> bool:
     return text in OPS or text in OPERATORS
 
 
-def function_of(text: str) -> Any:
+def function_of(text: str) -> SparseFunc | tirx.PrimFunc:
     """The decorated function that `file.py` or `file.py:function` names; the file is run."""
     from tvm import tirx
 
@@ -48,7 +54,7 @@ def function_of(text: str) -> Any:
     return func
 
 
-def schedule_of(text: str) -> Any:
+def schedule_of(text: str) -> Callable[..., object]:
     """The function that `file.py:function` names for --schedule; the file is run."""
     file, name = _parts(text)
     if not is_file(text) or not name:

@@ -6,13 +6,18 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from sparsetir.cli import arguments
-from sparsetir.cli.arguments import REDUCTIONS, Parser, UsageError
+from sparsetir.cli.arguments import REDUCTIONS, Facts, Parser, UsageError
 from sparsetir.cli.functions import function_of, operator_named
 from sparsetir.cli.text import coloured, readable
 from sparsetir.schedules.operators.names import DTYPES, OPS
+
+if TYPE_CHECKING:
+    from sparsetir.planning.request import Request
+    from sparsetir.records.task import Config
+    from sparsetir.runtime.pipeline import Stages
 
 STAGES = ("1", "2", "scheduled", "3", "source", "asm")
 EPILOG = f"""\
@@ -90,7 +95,7 @@ def _text(stages: Mapping[str, object], stage: str, target: object) -> str:
     return kernel_of(dict(stages), target).source("asm" if stage == "asm" else None)
 
 
-def _operator(args: argparse.Namespace, target: object) -> tuple[Mapping[str, Any], Any]:
+def _operator(args: argparse.Namespace, target: object) -> tuple[Stages, Facts | None]:
     """The plain program; or the stages that a config makes of it, and that as data."""
     from sparsetir.data.sparse_tensor import SparseMatrix
     from sparsetir.planning.plan import requested
@@ -115,7 +120,7 @@ def _operator(args: argparse.Namespace, target: object) -> tuple[Mapping[str, An
     return wanted.stages(config), to_data(config)
 
 
-def _config(args: argparse.Namespace, wanted: Any) -> Any:
+def _config(args: argparse.Namespace, wanted: Request) -> Config:
     """The one that is given; of the template that is named; of a plan."""
     from sparsetir.records.records import recorded_config
     from sparsetir.schedules.search.configs import from_data

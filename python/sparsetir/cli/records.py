@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sparsetir.cli import arguments
 from sparsetir.cli.arguments import Failed, Parser, UsageError
@@ -13,6 +14,7 @@ from sparsetir.runtime.file_errors import printable
 from sparsetir.runtime.texts import aligned, fitted, many, micros
 
 if TYPE_CHECKING:
+    from sparsetir.records.record import Record
     from sparsetir.records.records import Records
 
 EPILOG = """\
@@ -65,10 +67,10 @@ def run(args: argparse.Namespace) -> int:
         raise Failed(str(error)) from error
 
 
-def _chosen(args: argparse.Namespace, records: Records) -> list[Any]:
+def _chosen(args: argparse.Namespace, records: Records) -> list[Record]:
     """The records that the options name."""
 
-    def fits(record: Any) -> bool:
+    def fits(record: Record) -> bool:
         key = record.key
         wanted = ((args.op, key.op), (args.graph, record.graph), (args.feat, key.feat))
         return all(want in (None, has) for want, has in wanted)
@@ -109,7 +111,7 @@ def _list(args: argparse.Namespace, records: Records) -> int:
     return 0
 
 
-def _words(config: Any) -> str:
+def _words(config: Mapping[str, object]) -> str:
     """A config in short."""
     try:
         from sparsetir.schedules.search.configs import from_data

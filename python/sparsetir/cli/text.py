@@ -7,15 +7,20 @@ import re
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING
 
 from sparsetir.runtime.texts import WIDTH, Section, aligned, fitted
+
+if TYPE_CHECKING:
+    from tvm import tirx
+
+    from sparsetir.sparse_ir.nodes import SparseFunc
 
 # Of pygments, by what a stage is.
 LEXERS = {"source": "LlvmLexer", "cuda": "CudaLexer", "asm": "GasLexer"}
 
 
-def readable(func: Any) -> str:
+def readable(func: tirx.PrimFunc | SparseFunc) -> str:
     """The text of a function of any stage.
 
     Of a PrimFunc without what only our passes read, with a parameter to a line where they do not

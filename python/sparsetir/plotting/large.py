@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sparsetir.formats.converted import ConvertedFormat
-from sparsetir.plotting.layout import Entry, Part, Pixels, Window, locate, sample
-from sparsetir.plotting.marks import COLOURS, matrix_labels, rgb, squares, tint
+from sparsetir.plotting.layout import Part, Pixels, Window, locate, sample
+from sparsetir.plotting.marks import COLOURS, in_squares, matrix_labels, outline, rgb, squares, tint
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
 
 SAMPLE = 2**21  # places looked at to see where padding lies; all of them up to this number
 FAINTEST = 0.65  # share of a part's colour in that of pixels with the fewest elements
@@ -16,7 +21,7 @@ FROM = 0.3  # of the colour map of shares; below it is too light for white paper
 HEIGHT = 4.2  # of the picture of a matrix, in inches
 
 
-def large_figure(shape: tuple[int, ...], bars: int = 0) -> tuple[Any, list[Any]]:
+def large_figure(shape: tuple[int, ...], bars: int = 0) -> tuple[Figure, list[Axes]]:
     """A figure, and its axes: of the whole, of a part, and below them of so many bars, if any."""
     from matplotlib.figure import Figure
 
@@ -33,7 +38,7 @@ def large_figure(shape: tuple[int, ...], bars: int = 0) -> tuple[Any, list[Any]]
     return figure, axes if bottom is None else [*axes, bottom.subplots()]
 
 
-def density(ax: Any, rows: Any, cols: Any, shape: tuple[int, ...]) -> None:
+def density(ax: Axes, rows: np.ndarray, cols: np.ndarray, shape: tuple[int, ...]) -> None:
     """Which share of the coordinates of each pixel is stored."""
     from matplotlib import colormaps
     from matplotlib.colors import ListedColormap, LogNorm
@@ -57,7 +62,7 @@ def density(ax: Any, rows: Any, cols: Any, shape: tuple[int, ...]) -> None:
     ax.figure.colorbar(shown, ax=ax, label=label, shrink=0.85)
 
 
-def matrix_image(ax: object, converted: ConvertedFormat, parts: list[Part]) -> None:
+def matrix_image(ax: Axes, converted: ConvertedFormat, parts: list[Part]) -> None:
     """Each pixel in the colour of the part that has most elements, or else padding, there."""
     shape = converted.pattern.shape
     pixels = Pixels.of(shape)
@@ -93,7 +98,9 @@ def matrix_image(ax: object, converted: ConvertedFormat, parts: list[Part]) -> N
     _show(ax, colour.reshape(*pixels.count, 3), pixels.each, shape)
 
 
-def _show(ax: Any, image: Any, each: tuple[int, int], shape: tuple[int, ...], **style: Any) -> Any:
+def _show(
+    ax: Axes, image: np.ndarray, each: tuple[int, int], shape: tuple[int, ...], **style: Any
+) -> AxesImage:
     """An image of pixels of `each` coordinates, cut at the edge of the matrix."""
     right, bottom = image.shape[1] * each[1] - 0.5, image.shape[0] * each[0] - 0.5
     shown = ax.imshow(image, extent=(-0.5, right, bottom, -0.5), **style)
@@ -104,32 +111,19 @@ def _show(ax: Any, image: Any, each: tuple[int, int], shape: tuple[int, ...], **
     return shown
 
 
-def crop(axes: list[Any], window: Window) -> None:
+def crop(axes: list[Axes], window: Window) -> None:
     """Title and axes of a part of the matrix, and where it lies in the whole.
 
     axes : of the whole, and of the part, whose squares are drawn
     """
-    from matplotlib.patches import Rectangle
-
-    (top, bottom), (left, right) = window.rows, window.cols
-    axes[0].add_patch(
-        Rectangle(
-            (left - 0.5, top - 0.5),
-            right - left,
-            bottom - top,
-            fill=False,
-            edgecolor="black",
-            linewidth=1.2,
-        )
-    )
-    matrix_labels(axes[1], f"rows from {top:,}, columns from {left:,}")
-    axes[1].set_xlim(left - 0.8, right - 0.2)
-    axes[1].set_ylim(bottom - 0.2, top - 0.8)
-    axes[1].set_aspect("equal")
+    low, high = zip(window.rows, window.cols, strict=True)
+    outline(axes[0], low, high, edgecolor="black", linewidth=1.2)
+    matrix_labels(axes[1], "rows from {:,}, columns from {:,}".format(*low))
+    in_squares(axes[1], low, high)
 
 
 def part_squares(
-    ax: object, converted: ConvertedFormat, parts: list[Part], window: Window
+    ax: Axes, converted: ConvertedFormat, parts: list[Part], window: Window
 ) -> tuple[np.ndarray, np.ndarray]:
     """Draw what each part stores in a window, and padding where all of its places are looked at.
 
@@ -153,18 +147,18 @@ def part_squares(
     return low, high
 
 
-def storage_bars(ax: Any, entries: list[Entry]) -> None:
+def storage_bars(ax: Axes, parts: list[Part]) -> None:
     """A bar for each part, of elements and, lighter, of padding."""
     from matplotlib.ticker import EngFormatter
 
-    for n, entry in enumerate(entries):
-        ax.barh(n, entry.stored, color=entry.colour, edgecolor=entry.colour)
-        padding = entry.places - entry.stored
-        ax.barh(n, padding, left=entry.stored, color=tint(entry.colour), edgecolor=entry.colour)
-    ax.set_yticks(range(len(entries)), [e.text for e in entries], fontsize="small")
-    room = max(0, 5 - len(entries)) / 2 + 0.5
-    ax.set_ylim(len(entries) - 1 + room, -room)
-    ax.set_xlim(0, 1.04 * max((e.places for e in entries), default=1))
+    for n, part in enumerate(parts):
+        ax.barh(n, part.stored, color=part.colour, edgecolor=part.colour)
+        padding = part.places - part.stored
+        ax.barh(n, padding, left=part.stored, color=tint(part.colour), edgecolor=part.colour)
+    ax.set_yticks(range(len(parts)), [e.text for e in parts], fontsize="small")
+    room = max(0, 5 - len(parts)) / 2 + 0.5
+    ax.set_ylim(len(parts) - 1 + room, -room)
+    ax.set_xlim(0, 1.04 * max((e.places for e in parts), default=1))
     ax.xaxis.set_major_formatter(EngFormatter(sep=""))
     ax.set_xlabel("places: elements, and lighter padding")
     ax.spines[["top", "right"]].set_visible(False)

@@ -9,6 +9,7 @@ from tvm import ir, tirx
 from tvm.sym import Analyzer
 
 from sparsetir.formats.format_part import FormatPart
+from sparsetir.plotting.marks import Colour
 from sparsetir.sparse_ir.nodes import substitute
 
 SHOWN = 20  # parts that have a line of their own in the legend
@@ -225,20 +226,17 @@ def count_elements(count: int) -> str:
 
 
 class Part(NamedTuple):
-    """A part that has places: what it holds in words, and its colour as RGB in [0, 1]."""
+    """A line of the legend: a part that has places, or several small ones together.
+
+    name : what it holds in words
+    arrays : of one part
+    """
 
     name: str
-    colour: Any
-    arrays: FormatPart
-
-
-class Entry(NamedTuple):
-    """A line of the legend: a part, or several small ones together."""
-
-    name: str
-    colour: Any
+    colour: Colour
     stored: int
     places: int
+    arrays: FormatPart
 
     @property
     def text(self) -> str:
@@ -247,17 +245,12 @@ class Entry(NamedTuple):
         return f"{self.name}: {count_elements(self.stored)}, {padding:.1f} % padding"
 
 
-def entries_of(parts: list[Part]) -> list[Entry]:
+def joined(parts: list[Part]) -> list[Part]:
     """A line for each part, or for the largest and one for the rest."""
-    found = [Entry(p.name, p.colour, p.arrays.stored, p.arrays.size) for p in parts]
-    if len(found) <= SHOWN:
-        return found
-    largest = set(np.argsort([-e.places for e in found], kind="stable")[: SHOWN - 1].tolist())
-    rest = [e for n, e in enumerate(found) if n not in largest]
-    together = Entry(
-        f"{len(rest)} smaller parts",
-        np.full(3, 0.5),
-        sum(e.stored for e in rest),
-        sum(e.places for e in rest),
-    )
-    return [e for n, e in enumerate(found) if n in largest] + [together]
+    if len(parts) <= SHOWN:
+        return parts
+    largest = set(np.argsort([-p.places for p in parts], kind="stable")[: SHOWN - 1].tolist())
+    rest = [p for n, p in enumerate(parts) if n not in largest]
+    stored, places = sum(p.stored for p in rest), sum(p.places for p in rest)
+    together = Part(f"{len(rest)} smaller parts", np.full(3, 0.5), stored, places, rest[0].arrays)
+    return [p for n, p in enumerate(parts) if n in largest] + [together]

@@ -7,10 +7,10 @@ window opens and no backend is chosen. A notebook shows them after `%matplotlib 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy.sparse import issparse
+import scipy.sparse as sp
 
 from sparsetir.extras import need
 from sparsetir.formats.converted import ConvertedFormat
@@ -23,17 +23,13 @@ from sparsetir.plotting.large import (
     part_squares,
     storage_bars,
 )
-from sparsetir.plotting.layout import (
-    Entry,
-    Layout,
-    Part,
-    Window,
-    count_elements,
-    entries_of,
-    storage_layout,
-)
-from sparsetir.plotting.marks import COLOURS, matrix_labels, rgb, squares, tint
+from sparsetir.plotting.layout import Layout, Part, Window, count_elements, joined, storage_layout
+from sparsetir.plotting.marks import COLOURS, in_squares, matrix_labels, outline, rgb, squares, tint
 from sparsetir.runtime.refusals import wrong
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 __all__ = ["plot_format", "plot_pattern"]
 
@@ -44,7 +40,7 @@ DARK = 0.78  # of the colour map of more parts than there are colours; beyond it
 HEIGHT = 4.2  # of a panel, in inches
 
 
-def plot_pattern(pattern: Any, ax: Any = None, name: str | None = None) -> Any:
+def plot_pattern(pattern: Any, ax: Axes | None = None, name: str | None = None) -> Any:
     """A picture of the stored coordinates of a matrix, rows going down.
 
     Parameters
@@ -76,7 +72,7 @@ def plot_pattern(pattern: Any, ax: Any = None, name: str | None = None) -> Any:
     """
     need("plot_pattern", "matplotlib", "plot")
     pattern = getattr(pattern, "pattern", pattern)
-    if not isinstance(pattern, Pattern) and not issparse(pattern):
+    if not isinstance(pattern, Pattern) and not sp.issparse(pattern):
         expected = "a Pattern, a SparseMatrix or a scipy sparse matrix"
         raise wrong("plot_pattern", "pattern", expected, type(pattern).__name__, TypeError)
     _check_order("plot_pattern", "pattern", pattern)
@@ -89,19 +85,22 @@ def plot_pattern(pattern: Any, ax: Any = None, name: str | None = None) -> Any:
         rows, cols = found.row, found.col
     title = f"{shape[0]:,} x {shape[1]:,}: {count_elements(len(rows))}"
     title = title if name is None else f"{name}, {title}"
-    if max(shape) <= SMALL:
-        figure, axes = (None, [ax]) if ax is not None else _new_figure(1)
+    small = max(shape) <= SMALL
+    if ax is not None:
+        figure, axes = None, [ax]
+    else:
+        figure, axes = _new_figure(1) if small else large_figure(shape)
+    if small:
         squares(axes[0], cols, rows, COLOURS[0])
-        _frame(axes[0], shape)
-        matrix_labels(axes[0], title)
-        if figure is not None:
-            _set_size(figure, axes)
-        return ax if figure is None else figure
-    figure, axes = (None, [ax]) if ax is not None else large_figure(shape)
-    density(axes[0], rows, cols, shape)
+        _frame(axes[0], *shape)
+    else:
+        density(axes[0], rows, cols, shape)
     matrix_labels(axes[0], title)
     if figure is None:
-        return ax
+        return axes[0]
+    if small:
+        _set_size(figure, axes)
+        return figure
     window = Window.of(rows, cols, shape)
     at = window.holds(rows, cols)
     squares(axes[1], cols[at], rows[at], COLOURS[0])
@@ -109,7 +108,7 @@ def plot_pattern(pattern: Any, ax: Any = None, name: str | None = None) -> Any:
     return figure
 
 
-def plot_format(converted: ConvertedFormat, ax: object = None, name: str | None = None) -> Any:
+def plot_format(converted: ConvertedFormat, ax: Axes | None = None, name: str | None = None) -> Any:
     """A picture of a format's storage: a colour per part, lighter where padded.
 
     Parameters
@@ -145,45 +144,36 @@ def plot_format(converted: ConvertedFormat, ax: object = None, name: str | None 
     """
     need("plot_format", "matplotlib", "plot")
     _check_order("plot_format", "converted", converted.pattern)
-    shape, parts = converted.pattern.shape, _parts(converted)
-    entries, size = entries_of(parts), f"{shape[0]:,} x {shape[1]:,}"
+    (m, n), parts = converted.pattern.shape, _parts(converted)
+    shown, small = joined(parts), max(m, n) <= SMALL
+    if ax is not None:
+        figure, axes = None, [ax]
+    else:
+        figure, axes = _new_figure(2) if small else large_figure((m, n), max(1, len(shown)))
     title = f"{converted.name}: matrix" if name is None else f"{name} as {converted.name}"
-    if max(shape) <= SMALL:
-        return _plot_small(converted, parts, entries, f"{title}, {size}", ax)
-    figure, axes = (None, [ax]) if ax is not None else large_figure(shape, max(1, len(entries)))
-    matrix_image(axes[0], converted, parts)
-    matrix_labels(axes[0], f"{title}, {size}")
+    if small:
+        around = Window((-OVERHANG, m + OVERHANG), (-OVERHANG, n + OVERHANG))
+        _frame(axes[0], m, n, *part_squares(axes[0], converted, parts, around))
+    else:
+        matrix_image(axes[0], converted, parts)
+    matrix_labels(axes[0], f"{title}, {m:,} x {n:,}")
     if figure is None:
-        _legend(None, ax, entries, False)
-        return ax
-    row, column = converted.pattern.coords
-    window = Window.of(row, column, shape)
+        _legend(None, axes[0], shown, False)
+        return axes[0]
+    layout = storage_layout([p.arrays for p in parts], m) if small else None
+    if layout is not None:
+        _storage_squares(axes[1], parts, layout)
+        _legend(figure, axes[0], shown, any((~(s.stored | s.valid)).any() for s in layout.parts))
+        _set_size(figure, axes, lines=len(shown) + 2)
+        return figure
+    storage_bars(axes[-1], shown)
+    if small:
+        _set_size(figure, axes, by_places=False)
+        return figure
+    rows, columns = converted.pattern.coords
+    window = Window.of(rows, columns, (m, n))
     part_squares(axes[1], converted, parts, window)
     crop(axes, window)
-    storage_bars(axes[2], entries)
-    return figure
-
-
-def _plot_small(
-    converted: ConvertedFormat, parts: list[Part], entries: list[Entry], title: str, ax: object
-) -> object:
-    shape = converted.pattern.shape
-    layout = storage_layout([p.arrays for p in parts], shape[0])
-    figure, axes = (None, [ax]) if ax is not None else _new_figure(2)
-    m, n = shape
-    around = Window((-OVERHANG, m + OVERHANG), (-OVERHANG, n + OVERHANG))
-    _frame(axes[0], shape, *part_squares(axes[0], converted, parts, around))
-    matrix_labels(axes[0], title)
-    if figure is None:
-        _legend(None, ax, entries, False)
-        return ax
-    if layout is None:
-        storage_bars(axes[1], entries)
-        _set_size(figure, axes, in_squares=False)
-        return figure
-    _storage_squares(axes[1], parts, layout)
-    _legend(figure, axes[0], entries, any((~(s.stored | s.valid)).any() for s in layout.parts))
-    _set_size(figure, axes, lines=len(entries) + 2)
     return figure
 
 
@@ -196,24 +186,21 @@ def _parts(converted: ConvertedFormat) -> list[Part]:
     else:
         colours = colormaps["viridis"](np.linspace(0, DARK, len(found)))[:, :3]
     labels = converted.labels
-    return [Part(labels[p.rule.name], c, p) for p, c in zip(found, colours, strict=False)]
+    return [
+        Part(labels[p.rule.name], colour, p.stored, p.size, p)
+        for p, colour in zip(found, colours, strict=False)
+    ]
 
 
-def _frame(ax: Any, shape: tuple[int, ...], low: Any = (0, 0), high: Any = None) -> None:
+def _frame(ax: Axes, m: int, n: int, low: Any = (0, 0), high: Any = None) -> None:
     """The edge of a small matrix, and room for what lies beyond it."""
-    from matplotlib.patches import Rectangle
-
-    high = shape if high is None else high
-    ax.add_patch(
-        Rectangle((-0.5, -0.5), shape[1], shape[0], fill=False, edgecolor="0.3", linewidth=0.8)
-    )
-    ax.set_xlim(low[1] - 0.8, max(high[1], 1) - 0.2)
-    ax.set_ylim(max(high[0], 1) - 0.2, low[0] - 0.8)
+    outline(ax, (0, 0), (m, n), edgecolor="0.3", linewidth=0.8)
+    bottom, right = (m, n) if high is None else high
+    in_squares(ax, low, (max(bottom, 1), max(right, 1)))
     ax.spines[:].set_visible(False)
-    ax.set_aspect("equal")
 
 
-def _storage_squares(ax: Any, parts: list[Part], layout: Layout) -> None:
+def _storage_squares(ax: Axes, parts: list[Part], layout: Layout) -> None:
     for part, places in zip(parts, layout.parts, strict=True):
         stored, valid = places.stored, places.valid
         for what, face, hatch in (
@@ -222,40 +209,34 @@ def _storage_squares(ax: Any, parts: list[Part], layout: Layout) -> None:
             (stored, part.colour, ""),
         ):
             squares(ax, places.x[what], places.y[what], face, part.colour, hatch)
-    ax.set_xlim(-0.8, layout.width - 0.2)
-    ax.set_ylim(layout.height - 0.2, -0.8)
-    ax.set_aspect("equal")
+    in_squares(ax, (0, 0), (layout.height, layout.width))
     ax.set_axis_off()
     ax.set_title("storage", fontsize="medium")
 
 
-def _legend(figure: Any, ax: Any, entries: list[Entry], hollow: bool) -> None:
+def _legend(figure: Figure | None, ax: Axes, parts: list[Part], hollow: bool) -> None:
     from matplotlib.legend_handler import HandlerTuple
     from matplotlib.patches import Patch
 
-    texts = [e.text for e in entries] or ["nothing stored"]
+    texts = [p.text for p in parts] or ["nothing stored"]
     handles: list[Any] = [
-        (Patch(color=e.colour), Patch(facecolor=tint(e.colour), edgecolor=e.colour))
-        for e in entries
+        (Patch(color=p.colour), Patch(facecolor=tint(p.colour), edgecolor=p.colour)) for p in parts
     ] or [(Patch(visible=False),)]
     if hollow:
         handles.append((Patch(facecolor="white", edgecolor="0.4", hatch="////"),))
         texts.append("slots without a coordinate")
-    style: dict[str, object] = {
-        "handler_map": {tuple: HandlerTuple(ndivide=None)},
-        "fontsize": "small",
-        "frameon": False,
-        "title": "elements and padding of each part",
-        "title_fontsize": "small",
-    }
+    style: dict[str, Any] = {
+        "handler_map": {tuple: HandlerTuple(ndivide=None)}, "fontsize": "small",
+        "title_fontsize": "small", "frameon": False, "title": "elements and padding of each part",
+    }  # fmt: skip
     if figure is None:
         ax.legend(handles, texts, loc="upper left", bbox_to_anchor=(1.02, 1), **style)
     else:
-        columns = 2 if len(entries) > COLUMN else 1
+        columns = 2 if len(parts) > COLUMN else 1
         figure.legend(handles, texts, loc="outside lower center", ncols=columns, **style)
 
 
-def _new_figure(panels: int) -> tuple[object, list[object]]:
+def _new_figure(panels: int) -> tuple[Figure, list[Axes]]:
     from matplotlib.figure import Figure
 
     figure = Figure()
@@ -266,13 +247,13 @@ def _new_figure(panels: int) -> tuple[object, list[object]]:
     return figure, axes
 
 
-def _set_size(figure: Any, axes: list[Any], in_squares: bool = True, lines: int = 0) -> None:
+def _set_size(figure: Figure, axes: list[Axes], by_places: bool = True, lines: int = 0) -> None:
     """Size of a figure with a picture of a small matrix, one of its storage, and lines below.
 
-    in_squares : whether the storage is drawn by places; these are then as large as in the matrix
+    by_places : whether the storage is drawn by places; these are then as large as in the matrix
     """
     widths, height = [HEIGHT, HEIGHT + 3], HEIGHT  # with the texts of bars
-    if in_squares:
+    if by_places:
         wide, high = (
             [abs(end - start) for start, end in limits]
             for limits in ([ax.get_xlim() for ax in axes], [ax.get_ylim() for ax in axes])
@@ -282,13 +263,15 @@ def _set_size(figure: Any, axes: list[Any], in_squares: bool = True, lines: int 
         for ax, width in zip(axes[1:], widths[1:], strict=True):
             ax.set_xlim(-0.8, width / each - 0.8)
             ax.set_ylim(max(high) - 0.8, -0.8)
-    axes[0].get_gridspec().set_width_ratios(widths)
+    grid = axes[0].get_gridspec()
+    assert grid is not None
+    grid.set_width_ratios(widths)
     least = 3.5 if not lines else 6.5 if lines <= COLUMN + 2 else 8.5  # of one column, of two
     lines = lines if lines <= COLUMN + 2 else (lines + 3) // 2
     width = sum(widths) + 0.8 * len(axes)
     figure.set_size_inches(max(width, least), height + 1 + 0.21 * lines)
 
 
-def _check_order(who: str, argument: str, pattern: Any) -> None:
+def _check_order(who: str, argument: str, pattern: Pattern | sp.sparray) -> None:
     if len(pattern.shape) != 2:
         raise wrong(who, argument, "2 axes", f"shape {tuple(pattern.shape)}")

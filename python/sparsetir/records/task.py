@@ -9,7 +9,6 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from math import log2
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
@@ -49,7 +48,7 @@ class Config(Compiled, Protocol):
 
 
 class Tunable(Protocol):
-    """Interface of a search's subject for measurers, records and reports.
+    """Interface of a search's subject for measurers, records and reports; workers get it by pickle.
 
     :class:`Task` is an operator, :class:`sparsetir.tuning.program.ProgramTask` a user's function.
     """
@@ -74,10 +73,6 @@ class Tunable(Protocol):
 
     def title(self, name: str = "") -> str:
         """One line for people; name : what they call the data."""
-        ...
-
-    def saved(self, folder: Path) -> dict[str, object]:
-        """Save it for a worker: JSON, with a "kind", and files in a folder."""
         ...
 
 
@@ -133,15 +128,6 @@ class Task:
         words += [f"{self.heads} heads"] if self.heads is not None else []
         words += [self.dtype, *of_threads(self)]
         return f"{self.op}{on} ({m:,} x {n:,}, {self.matrix.nnz:,} elements), {', '.join(words)}"
-
-    def saved(self, folder: Path) -> dict[str, object]:
-        """See :class:`Tunable`."""
-        pattern = self.matrix.pattern
-        np.save(folder / "indptr.npy", pattern.indptr)
-        np.save(folder / "indices.npy", pattern.columns)
-        target = self.target if isinstance(self.target, str) else dict(self.target)
-        about = {"op": self.op, "feat": self.feat, **self.options, "target": target}
-        return {"kind": "operator", **about, "shape": self.matrix.shape}
 
 
 def of_threads(task: Tunable) -> list[str]:

@@ -11,7 +11,7 @@ With heads, all dense arrays have them as a first dimension, and share the matri
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import ml_dtypes
 import numpy as np
@@ -23,6 +23,7 @@ from sparsetir.schedules.operators.problems import CsrPattern
 from sparsetir.schedules.operators.registry import OPERATORS
 
 CACHE_LINE = 64
+Array: TypeAlias = np.ndarray | tvm.runtime.Tensor
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Case:
     """
 
     op: str
-    matrix: Any
+    matrix: sp.csr_array
     feat: int
     dtype: str
     operands: tuple[np.ndarray, ...]
@@ -50,7 +51,12 @@ class Case:
 
 
 def make(
-    op: str, matrix: Any, feat: int, dtype: str, reduce: str = "sum", heads: int | None = None
+    op: str,
+    matrix: sp.csr_array,
+    feat: int,
+    dtype: str,
+    reduce: str = "sum",
+    heads: int | None = None,
 ) -> Case:
     """Random operands; the matrix with its values rounded to the dtype."""
     feat = 1 if OPERATORS[op].vectors else feat
@@ -72,7 +78,7 @@ def aligned(array: np.ndarray) -> np.ndarray:
     return out
 
 
-def array(values: np.ndarray, dtype: str, device: object = None) -> Any:
+def array(values: np.ndarray, dtype: str, device: object = None) -> Array:
     """Values in a dtype on a device: an array of NumPy's on this CPU (None), else one of TVM's."""
     if device is None and dtype != "bfloat16":  # which NumPy's arrays cannot hand over
         return aligned(values.astype(dtype))
@@ -80,7 +86,7 @@ def array(values: np.ndarray, dtype: str, device: object = None) -> Any:
     return tvm.runtime.tensor(np.ascontiguousarray(values.astype(kind)), device)
 
 
-def numbers(result: Any) -> np.ndarray:
+def numbers(result: Array) -> np.ndarray:
     """An array as :func:`array` makes it, in float32 or float64 of NumPy."""
     found = result if isinstance(result, np.ndarray) else result.numpy()
     return found if found.dtype == np.float64 else found.astype("float32")

@@ -7,13 +7,17 @@ import io
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.formats import Format
 from sparsetir.plotting.patterns import plot_format, plot_pattern
 from sparsetir.records.task import OK, PRUNED
-from sparsetir.tuning.tuned import Trial, seconds
+from sparsetir.tuning.tuned import Search, Trial, seconds
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # Colours by Okabe and Ito, which stay apart for the colour-blind.
 MEASURED, BEST, DEFAULT, FAILED = "#56b4e9", "#0072b2", "#e69f00", "#d55e00"
@@ -32,16 +36,16 @@ MOST_TEXT = 150_000  # characters of an SVG; what takes more becomes pixels
 MOST_BARS = 15
 
 
-def history(trials: Sequence[Trial], default: float | None) -> str:
+def history(tuned: Search) -> str:
     """Time of each trial by its number, the best so far as a line, failures at the upper edge.
 
-    default : seconds of the default config, a line across
+    The default's time, where it was tried, is a line across.
     """
-    right = [t for t in trials if t.outcome.state == OK]
-    slow = [t for t in trials if t.outcome.state == PRUNED]
-    failed = [t for t in trials if t.outcome.state not in (OK, PRUNED)]
+    first = next((t for t in tuned.trials if t.config == tuned.default), None)
+    default = None if first is None else first.outcome.seconds
+    right, slow = ([t for t in tuned.trials if t.outcome.state == state] for state in (OK, PRUNED))
 
-    def draw() -> Any:
+    def draw() -> Figure:
         figure, ax = _axes(3.6)
         ax.set_yscale("log")
         ax.scatter(*_points(right), c=MEASURED, s=26, label="measured")
@@ -50,9 +54,10 @@ def history(trials: Sequence[Trial], default: float | None) -> str:
         ax.step(numbers, list(accumulate(times, min)), where="post", c=BEST, label="best so far")
         if default:
             ax.axhline(1e6 * default, c=DEFAULT, linestyle="--", label="default")
+        failed = [t.number for t in tuned.failures]
         if failed:  # above all times, in units of the axes
-            numbers, across = [t.number for t in failed], ax.get_xaxis_transform()
-            ax.scatter(numbers, [1.03] * len(failed), c=FAILED, marker="x", label="failed",
+            across = ax.get_xaxis_transform()
+            ax.scatter(failed, [1.03] * len(failed), c=FAILED, marker="x", label="failed",
                        transform=across, clip_on=False)  # fmt: skip
         ax.set_xlabel("trial")
         ax.set_ylabel("time of a call (µs)")
@@ -67,7 +72,7 @@ def importances(found: Mapping[str, float]) -> str:
     """How much each parameter decided, the most important ones."""
     shown = dict(sorted(found.items(), key=lambda item: -item[1])[:MOST_BARS])
 
-    def draw() -> Any:
+    def draw() -> Figure:
         figure, ax = _axes(0.9 + 0.3 * len(shown))
         bars = ax.barh(list(shown), list(shown.values()), color=MEASURED, height=0.62)
         ax.bar_label(bars, fmt="%.2f", padding=5, fontsize=9)
@@ -94,7 +99,7 @@ def _points(trials: Sequence[Trial]) -> tuple[list[int], list[float]]:
     return [t.number for t in trials], [1e6 * seconds(t) for t in trials]
 
 
-def _axes(height: float) -> tuple[Any, Any]:
+def _axes(height: float) -> tuple[Figure, Axes]:
     """A figure of the page's width, and its axes."""
     from matplotlib.figure import Figure
 
@@ -102,7 +107,7 @@ def _axes(height: float) -> tuple[Any, Any]:
     return figure, figure.subplots()
 
 
-def _image(title: str, make: Callable[[], Any]) -> str:
+def _image(title: str, make: Callable[[], Figure]) -> str:
     """A figure as an image that needs nothing beside the page: SVG, or PNG where that is long."""
     import matplotlib
 
@@ -116,7 +121,7 @@ def _image(title: str, make: Callable[[], Any]) -> str:
     return f'<img alt="{escape(title)}" src="{source}" style="{width}">'
 
 
-def _saved(figure: Any, kind: str) -> bytes:
+def _saved(figure: Figure, kind: str) -> bytes:
     file = io.BytesIO()
     figure.savefig(file, format=kind, dpi=DPI, facecolor="white")
     return file.getvalue()

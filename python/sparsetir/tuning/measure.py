@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
+import pickle
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -20,6 +20,7 @@ from sparsetir.tuning.process import THREADS, Ended, Process
 from sparsetir.tuning.remote import Remote
 
 START_LIMIT = 600.0  # seconds until a worker has loaded everything and knows the exact result
+TASK = "task.pickle"
 LAUNCH = "from sparsetir.tuning.worker import serve_tuner; serve_tuner(answers, parent)"
 
 
@@ -65,7 +66,6 @@ class Measurer:
         self.environment = dict(environment)
         self.remote, self.modules = remote, tuple(modules)
         self._folder: tempfile.TemporaryDirectory[str] | None = None
-        self._saved_task: dict[str, object] = {}
         self._process: Process | None = None
         self._interrupted = False
 
@@ -142,13 +142,7 @@ class Measurer:
             printed=folder / "printed.txt",
             cores=self.cores,
         )
-        remote = None if self.remote is None else dataclasses.asdict(self.remote)
-        first = {
-            "task": self._saved_task,
-            "folder": str(folder),
-            "modules": self.modules,
-            "remote": remote,
-        }
+        first = {"task": str(folder / TASK), "modules": self.modules}
         try:
             answer = self._process.answer(START_LIMIT)
             answer = answer or self._process.ask("prepare", START_LIMIT, **first)
@@ -162,10 +156,11 @@ class Measurer:
         return self._process
 
     def _saved(self) -> Path:
-        """The folder, with the files of the task in it."""
+        """The folder, with the task in it."""
         if self._folder is None:
             self._folder = tempfile.TemporaryDirectory(prefix="sparsetir-tuning-")
-            self._saved_task = self.task.saved(Path(self._folder.name))
+            task = pickle.dumps((self.task, self.remote))
+            Path(self._folder.name, TASK).write_bytes(task)
         return Path(self._folder.name)
 
     def _environment(self, folder: Path) -> dict[str, str]:

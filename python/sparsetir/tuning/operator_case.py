@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +14,8 @@ from sparsetir.planning.plan import plan_of, requested
 from sparsetir.planning.run_plan import Plan
 from sparsetir.records.task import Config, Task
 from sparsetir.runtime.arrays import is_array, itemsize, memory
-from sparsetir.tuning.case import Case, Reference, array, make, numbers
+from sparsetir.runtime.kernel import Kernel
+from sparsetir.tuning.case import Array, Case, Reference, array, make, numbers
 
 SEED = 0
 
@@ -31,7 +30,7 @@ class Prepared:
 
     call: Callable[[], None]
     wrong: Callable[[], str | None]
-    kernel: Any
+    kernel: Kernel
     about: dict[str, Any]
 
 
@@ -49,23 +48,14 @@ def case_of(task: Task) -> Case:
 class OperatorCase:
     """A task as a case, and what is known of the result.
 
-    folder : keeps the exact result, which is so computed once for several processes
-
     matrix : the pattern of the task's, with the values of the case
     """
 
-    def __init__(self, task: Task, folder: Path) -> None:
+    def __init__(self, task: Task) -> None:
         self.task, self.case = task, case_of(task)
-        self._placed: list[Any] | None = None
+        self._placed: list[Array] | None = None
         self.matrix: SparseMatrix = task.matrix.with_values(self.case.matrix.data)
-        kept = folder / "check.pickle"
-        if kept.exists():
-            self.check: Reference = pickle.loads(kept.read_bytes())
-        else:
-            self.check = Reference(self.case)
-            part = kept.with_suffix(".part")
-            part.write_bytes(pickle.dumps(self.check))
-            part.rename(kept)
+        self.check = Reference(self.case)
 
     def prepared(self, config: Config, device: object = None) -> Prepared:
         """A config as a plan, with the operands on a device (None: this CPU)."""
@@ -80,7 +70,7 @@ class OperatorCase:
 
         return Prepared(call, lambda: self.check.error(numbers(out)), made.kernel, about)
 
-    def _on(self, device: object) -> list[Any]:
+    def _on(self, device: object) -> list[Array]:
         """The operands on a device, once for all configs."""
         if self._placed is None:
             self._placed = [array(x, self.task.dtype, device) for x in self.case.operands]

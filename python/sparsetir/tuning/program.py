@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import log2
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tvm
 
 from sparsetir.records.task import Config, of_threads
 from sparsetir.runtime.arrays import is_array, to_numpy
@@ -24,7 +22,6 @@ from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.position_space import SIGNATURE
 from sparsetir.tuning.schedule_ref import ScheduleRef
 
-ARRAYS = "arguments.npz"
 FILLED = ("float16", "float32", "float64")  # what is random where it may be
 MADE = "sparsetir.program_space"  # stands for the schedule that is made from a program
 
@@ -42,14 +39,14 @@ class ProgramTask:
     program: SparseFunc
     arguments: Mapping[str, Any]
     schedule: ScheduleRef | None = None
-    target: str | Mapping[str, Any] = "llvm"
+    target: str | Mapping[str, object] = "llvm"
     threads: int = 1
 
     def signature(self) -> Signature:
         """The signature of the function's kernels."""
         return Signature(lower_sparse_iter(self.program).attrs[SIGNATURE])
 
-    def apply(self) -> Any:
+    def apply(self) -> Callable[..., object]:
         """The schedule as a function."""
         return program_space.apply if self.schedule is None else self.schedule.load()
 
@@ -102,36 +99,6 @@ class ProgramTask:
         sizes = ", ".join(f"{n}={x:,g}" for n, x in self.statistics().items())
         on = f" on {name}" if name else ""
         return ", ".join([f"{self.program.name}{on} ({sizes})", *of_threads(self)])
-
-    def saved(self, folder: Path) -> dict[str, Any]:
-        arrays = {n: x for n, x in self.arguments.items() if is_array(x)}
-        # NumPy's files know no bfloat16.
-        plain = {n: x.astype("float32") if x.dtype.kind == "V" else x for n, x in arrays.items()}
-        np.savez(folder / ARRAYS, **plain)
-        target = self.target if isinstance(self.target, str) else dict(self.target)
-        return {
-            "kind": "program",
-            "program": tvm.ir.save_json(self.program),
-            "target": target,
-            "order": list(self.arguments),
-            "threads": self.threads,
-            "numbers": {n: x for n, x in self.arguments.items() if n not in arrays},
-            "schedule": None if self.schedule is None else self.schedule.data(),
-        }
-
-    @staticmethod
-    def loaded(data: Mapping[str, Any], folder: Path) -> ProgramTask:
-        """Load what :meth:`saved` wrote."""
-        with np.load(folder / ARRAYS) as arrays:
-            given = {**data["numbers"], **{name: arrays[name] for name in arrays.files}}
-        ref = data["schedule"]
-        return ProgramTask(
-            tvm.ir.load_json(data["program"]),
-            {name: given[name] for name in data["order"]},
-            None if ref is None else ScheduleRef(**ref),
-            data["target"],
-            data["threads"],
-        )
 
 
 def bound_arguments(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from sparsetir.runtime.build import build
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.schedules.operators.operands import LEAST_SCALE, TOLERANCES
 from sparsetir.sparse_ir.interpret import interpret
-from sparsetir.tuning.case import array, first_wrong, numbers
+from sparsetir.tuning.case import Array, array, first_wrong, numbers
 from sparsetir.tuning.operator_case import Prepared
 from sparsetir.tuning.program import ProgramTask
 
@@ -36,7 +35,7 @@ class ProgramCase:
     expected : outputs by name
     """
 
-    def __init__(self, task: ProgramTask, folder: Path) -> None:
+    def __init__(self, task: ProgramTask) -> None:
         self.task = task
         self._kernels: dict[Config, tuple[Kernel, float]] = {}
         signature = task.signature()
@@ -101,7 +100,7 @@ class ProgramCase:
                     self._placed[name] = array(value, dtype, device) if is_array(value) else value
         return self._placed
 
-    def _outputs(self, device: object) -> dict[str, Any]:
+    def _outputs(self, device: object) -> dict[str, Array]:
         return {name: array(x, self.dtypes[name], device) for name, x in self.start.items()}
 
     def _is_small(self) -> bool:
@@ -121,7 +120,7 @@ class ProgramCase:
         return {name: _numbers(x) for name, x in results.items()}
 
 
-def _numbers(result: Any) -> np.ndarray:
+def _numbers(result: Array) -> np.ndarray:
     """An output on this CPU, of integers or in float32 or float64."""
     found = result if isinstance(result, np.ndarray) else result.numpy()
     return found if found.dtype.kind in "iub" else numbers(found)

@@ -7,14 +7,13 @@ import time
 from typing import Any, TextIO
 
 from sparsetir.extras import need
-from sparsetir.records.task import OK
 from sparsetir.runtime.texts import duration, many, micros
 from sparsetir.tuning.tuned import Trial
+from sparsetir.tuning.tuned import seconds as seconds_of
 
 EVERY = 10.0  # seconds between lines where there is no terminal
 SHARE = 0.1  # of all trials, likewise
 SHAPE = "{desc}|{bar:20}| {n_fmt}/{total_fmt}{postfix}"
-UNKNOWN = "{desc}{n_fmt} trials{postfix}"
 
 
 class Bar:
@@ -30,53 +29,36 @@ class Bar:
     ) -> None:
         self._label, self._limit, self._stream = label, seconds, stream
         self._bar: Any = None
-        self._default: float | None = None
-        self._said = (0.0, 0)  # time and trials of the last line
-        self._text = ""
 
-    def begin(self, total: int | None, done: int = 0) -> None:
-        """Start.
-
-        total : trials, `None` where time alone ends the run; done : of these, by earlier runs
-        """
+    def begin(self, total: int, done: int = 0) -> None:
+        """Start; total : trials, of which so many were `done` by earlier runs."""
         self._stream = self._stream or sys.stderr
-        self._total, self._done, self._before = total, done, done
-        self._default, self._text = None, ""
+        self._total, self._done, self._before, self._text = total, done, done, ""
         self._start = time.monotonic()
-        self._said = (self._start, done)
+        self._said = (self._start, done)  # time and trials of the last line
         if self._stream.isatty():
             self._bar = _line()(
                 total=total, initial=done, desc=f"{self._label} " if self._label else "",
-                bar_format=SHAPE if total else UNKNOWN, file=self._stream, leave=False,
-                dynamic_ncols=True, mininterval=0,
+                bar_format=SHAPE, file=self._stream, leave=False, dynamic_ncols=True, mininterval=0,
             )  # fmt: skip
         elif done:
             self._say(f"{many(done, 'trial')} of earlier runs")
 
-    def step(
-        self, trial: Trial, best: Trial | None, failures: int, default: float | None = None
-    ) -> None:
+    def step(self, trial: Trial, best: Trial | None, failures: int, default: float | None) -> None:
         """A trial is over.
 
         best : the best trial up to now, or None
-        default : seconds with the default config; where they are not given, those of the first
-            trial that worked count as such
+        default : seconds with the default config, where it runs
         """
+        del trial
         self._done += 1
-        outcome = trial.outcome
-        if default is not None:
-            self._default = default
-        elif self._default is None and outcome.state == OK:
-            self._default = outcome.seconds
-        self._text = self._describe(best, failures)
+        now, (when, count) = time.monotonic(), self._said
+        self._text = self._describe(best, failures, default, now - self._start)
         if self._bar is not None:
             self._bar.set_postfix_str(self._text, refresh=False)
             self._bar.update()
-            return
-        now, (when, count) = time.monotonic(), self._said
-        share = self._total is not None and self._done - count >= SHARE * self._total
-        if share or now - when >= EVERY:
-            self._say_where(now)
+        elif self._done - count >= SHARE * self._total or now - when >= EVERY:
+            self._say_where()
 
     def end(self) -> None:
         """The run is over, or was interrupted; nothing stays on a terminal."""
@@ -84,36 +66,24 @@ class Bar:
             self._bar.close()
             self._bar = None
         elif self._text and self._said[1] < self._done:
-            self._say_where(time.monotonic())
+            self._say_where()
 
-    def _describe(self, best: Any, failures: int) -> str:
-        words = ["no result yet"]
-        if best is not None:
-            words = [f"best {micros(best.outcome.seconds)}"]
-            if self._default:
-                words[0] += f", {self._default / best.outcome.seconds:.2f}x"
+    def _describe(
+        self, best: Trial | None, failures: int, default: float | None, passed: float
+    ) -> str:
+        words = ["no result yet"] if best is None else [f"best {micros(seconds_of(best))}"]
+        if best is not None and default:
+            words.append(f"{default / seconds_of(best):.2f}x")
         if failures:
             words.append(f"{failures} failed")
-        left = self._left()
-        if left is not None:
-            words.append(f"{duration(left)} left")
-        return ", ".join(words)
-
-    def _left(self) -> float | None:
-        """Seconds until all trials are made, or time is up."""
-        passed = time.monotonic() - self._start
-        guesses = []
-        if self._total is not None and self._done > self._before:
-            each = passed / (self._done - self._before)
-            guesses.append(each * (self._total - self._done))
+        left = passed / (self._done - self._before) * (self._total - self._done)
         if self._limit is not None:
-            guesses.append(self._limit - passed)
-        return max(0.0, min(guesses)) if guesses else None
+            left = min(left, self._limit - passed)
+        return ", ".join([*words, f"{duration(max(0.0, left))} left"])
 
-    def _say_where(self, now: float) -> None:
-        self._said = (now, self._done)
-        count = f"{self._done}" if self._total is None else f"{self._done}/{self._total}"
-        self._say(f"trial {count}, {self._text}")
+    def _say_where(self) -> None:
+        self._said = (time.monotonic(), self._done)
+        self._say(f"trial {self._done}/{self._total}, {self._text}")
 
     def _say(self, text: str) -> None:
         prefix = f"{self._label}: " if self._label else ""

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tvm
 
 from sparsetir.planning.plan import requested
 from sparsetir.planning.request import Request
@@ -32,7 +33,7 @@ from sparsetir.runtime.arrays import is_array, itemsize
 from sparsetir.runtime.pipeline import compile_stages
 from sparsetir.runtime.signature import Signature, signature_of
 from sparsetir.schedules.passes.launches import count_launches
-from sparsetir.tuning.case import array, numbers
+from sparsetir.tuning.case import Array, array, numbers
 from sparsetir.tuning.operator_case import OperatorCase, costs
 from sparsetir.tuning.timing import GROUP, PROBES, SLOW, TURN, TURNS, Turn, hopeless, summary
 
@@ -72,7 +73,7 @@ class Compiled:
     bytes : of the arrays among them
     """
 
-    executable: Any
+    executable: tvm.runtime.Executable
     signature: Signature
     arguments: dict[str, Any]
     bytes: int
@@ -152,7 +153,7 @@ class RemoteDevice:
     def _who(self) -> str:
         return f"Remote '{self.remote.key}' of the tracker {self.remote.host}:{self.remote.port}"
 
-    def _tracker(self) -> Any:
+    def _tracker(self) -> tvm.rpc.TrackerSession:
         """A connection to the tracker, which has such a device."""
         from tvm import rpc
 
@@ -173,11 +174,11 @@ class RemoteDevice:
             )
         return tracker
 
-    def _device(self) -> Any:
+    def _device(self) -> tvm.runtime.Device:
         wanted = _request_of(self.case)
         return self._session.device(wanted.target.kind.name if wanted.gpu else "cpu", 0)
 
-    def _uploaded(self, made: Compiled) -> Any:
+    def _uploaded(self, made: Compiled) -> tvm.runtime.Module:
         from tvm.support import cc
 
         self._uploads += 1
@@ -189,7 +190,7 @@ class RemoteDevice:
             self._session.upload(str(library))
         return self._session.load_module(name)
 
-    def _arguments(self, made: Compiled) -> tuple[list[Any], Any]:
+    def _arguments(self, made: Compiled) -> tuple[list[object], Array]:
         """The kernel's arguments, arrays being on the device; and the array that it writes."""
         signature, device = made.signature, self._device()
         names = _request_of(self.case).operator.names
@@ -204,7 +205,7 @@ class RemoteDevice:
                 values[i] = array(value, signature.dtypes[signature.position[name]], device)
         return values, values[signature.names.index("out")]
 
-    def _timer(self, module: Any, arguments: list[Any]) -> Timer:
+    def _timer(self, module: tvm.runtime.Module, arguments: list[object]) -> Timer:
         device = self._device()
 
         def times(number: int, repeat: int) -> list[float]:

@@ -1,39 +1,30 @@
-"""The results of a search as text: the best configs beside the default."""
+"""The results of a search for people: a table of the best configs, and a page in one file."""
 
 from __future__ import annotations
 
+import platform
 import textwrap
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
+from datetime import datetime, timezone
+from pathlib import Path
 
+import tvm
+
+from sparsetir import _versions
+from sparsetir.extras import need
 from sparsetir.formats import Format
 from sparsetir.records.task import OK, PRUNED, STATES, Config
-from sparsetir.runtime.texts import WIDTH, aligned, many, memory, micros
+from sparsetir.runtime.file_errors import write_whole
+from sparsetir.runtime.texts import WIDTH, Section, aligned, as_html, duration, many, memory, micros
 from sparsetir.schedules.template import Choices
-from sparsetir.tuning.tuned import Search, Trial, seconds
+from sparsetir.sparse_ir.schedule import Schedule
+from sparsetir.tuning.tuned import Search, Trial, Tuned, TunedProgram, TunedSparse, seconds
 
-DEFAULT = "default"
-COUNT = 5
-
-
-@dataclass(frozen=True)
-class Row:
-    """A config in the table.
-
-    name : "1" to "5", or "default"
-    seconds : of a call
-    over_default : how many times faster than the default; None where that did not run
-    trial : where it was measured
-    """
-
-    name: str
-    seconds: float
-    over_default: float | None
-    trial: Trial
-
-    @property
-    def config(self) -> Config:
-        """The trial's config."""
-        return self.trial.config
+COUNT = 5  # of the best that are shown
+MOST_FAILURES = 50  # that are shown in full
+HEADS = ("", "time", "x default", "padding", "memory", "convert", "compile", "config")
+ONE_CONFIG = "There is one config for this problem, the default: nothing to choose."
+MEMORY = "Memory is that of the arranged matrix, padding the share of slots that hold no nonzero."
 
 
 def ranked(tuned: Search) -> list[Trial]:
@@ -42,24 +33,12 @@ def ranked(tuned: Search) -> list[Trial]:
     Those that were measured again at its end come first, by these times.
     """
     found: dict[Config, Trial] = {}
-    best = [tuned.best] if any(t.outcome.state == OK for t in tuned.trials) else []
+    best = [tuned.best] if OK in tuned.counts else []
     for trials in (best, tuned.finals, tuned.trials):
         worked = [t for t in trials if t.outcome.state == OK]
         for trial in sorted(worked, key=lambda t: (seconds(t), t.number)):
             found.setdefault(trial.config, trial)
     return list(found.values())
-
-
-def rows(tuned: Search, count: int = COUNT) -> list[Row]:
-    """The best configs, the one that the search kept first, and the default, as far as it ran."""
-    best = ranked(tuned)
-    default = next((t for t in best if t.config == tuned.default), None)
-    named = [(str(n), t) for n, t in enumerate(best[:count], 1)]
-    named += [] if default is None else [(DEFAULT, default)]
-    return [
-        Row(name, seconds(t), None if default is None else seconds(default) / seconds(t), t)
-        for name, t in named
-    ]
 
 
 def short(config: Config) -> str:
@@ -88,62 +67,81 @@ def short(config: Config) -> str:
     return " ".join(words)
 
 
-def padding(trial: Trial) -> str:
-    """The share of padding for people."""
-    share = trial.outcome.padding
-    return "-" if share is None else f"{100 * share:.1f} %"
-
-
 def table(tuned: Search, *, graph: str = "", records: object = None) -> str:
     """The best five configs and the default; counts of trials; troubles.
 
     graph : its name; records : where the record is kept, for the last line
     """
-    found = rows(tuned)
-    lines = _wrapped(tuned.task.title(graph))
-    if not found:
-        lines += ["", "No config worked."]
-    else:
-        lines += [_headline(found[0]), "", *_lines(found)]
-    lines += ["", *_wrapped(f"on {tuned.key.device}"), *_wrapped(counts(tuned))]
-    lines += [] if note(tuned) is None else _wrapped(str(note(tuned)))
-    lines += [line for text in tuned.warnings for line in _wrapped(f"warning: {text}")]
-    if records:
-        lines.append(f"record: {records}")
-    return "\n".join(lines)
+    best = ranked(tuned)
+    lines = [tuned.task.title(graph), _headline(tuned, best), ""]
+    if best:
+        shown = [[*row[:-3], row[-1]] for row in (HEADS, *_rows(tuned, best))]
+        lines += [*aligned(shown, right=True), ""]
+    told = [f"on {tuned.key.device}", _counts(tuned), *_notes(tuned)]
+    told += [f"warning: {text}" for text in tuned.warnings]
+    lines[0:1] = _wrapped(lines[0])
+    lines += [line for text in told for line in _wrapped(text)]
+    return "\n".join([*lines, *([f"record: {records}"] if records else [])])
 
 
-def note(tuned: Search) -> str | None:
-    """A remark for a reader of the rows, if any."""
-    if tuned.configs == 1 and tuned.trials:
-        return "There is one config for this problem, the default: nothing to choose."
-    return None
+def write_report(tuned: Search, path: Path | str, *, graph: str = "") -> Path:
+    """Write a page about a search; needs matplotlib.
+
+    path : replaced by the whole page or, where that fails, left as it was
+    graph : the name of what was tuned for
+
+    Raises ImportError without it, OSError where the file cannot be written.
+    """
+    need("write_report", "matplotlib", "tune")
+    path = Path(path)
+    text = as_html(tuned.task.title(graph), _sections(tuned, graph))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, text)
+    return path
 
 
 def _wrapped(text: str) -> list[str]:
     return textwrap.wrap(text, WIDTH, subsequent_indent="  ")
 
 
-def _headline(best: Row) -> str:
-    over = best.over_default
-    beside = "" if over is None else f", {over:.2f} times as fast as the default"
-    return f"best: {micros(best.seconds)}{beside}"
+def _headline(tuned: Search, best: list[Trial]) -> str:
+    if not best:
+        return "No config worked."
+    over = _times(tuned, best[0])
+    beside = "" if over == "-" else f", {over} times as fast as the default"
+    return f"best: {micros(seconds(best[0]))}{beside}"
 
 
-def _lines(found: list[Row]) -> list[str]:
-    rows = [["", "time", "x default", "padding", "memory", "config"]]
-    for row in found:
-        told = [micros(row.seconds), times(row.over_default), padding(row.trial)]
-        rows.append([row.name, *told, memory(row.trial.outcome.bytes), short(row.config)])
-    return aligned(rows, right=True)
+def _times(tuned: Search, trial: Trial) -> str:
+    """How many times as fast as the default, where that ran."""
+    default = tuned.default_seconds
+    return "-" if default is None else f"{default / seconds(trial):.2f}"
 
 
-def times(factor: float | None) -> str:
-    """A factor for people."""
-    return "-" if factor is None else f"{factor:.2f}"
+def _rows(tuned: Search, best: list[Trial]) -> list[tuple[str, ...]]:
+    """Under HEADS: the best configs, the one that the search kept first, and the default."""
+    named = [(str(n), trial) for n, trial in enumerate(best[:COUNT], 1)]
+    named += [("default", trial) for trial in best if trial.config == tuned.default]
+    return [
+        (
+            name, micros(seconds(t)), _times(tuned, t), _padding(t), memory(t.outcome.bytes),
+            micros(t.outcome.convert_seconds), micros(t.outcome.compile_seconds), short(t.config),
+        )
+        for name, t in named
+    ]  # fmt: skip
 
 
-def counts(tuned: Search) -> str:
+def _padding(trial: Trial) -> str:
+    share = trial.outcome.padding
+    return "-" if share is None else f"{100 * share:.1f} %"
+
+
+def _notes(tuned: Search) -> list[str]:
+    """Remarks for a reader of the rows."""
+    return [ONE_CONFIG] if tuned.configs == 1 and tuned.trials else []
+
+
+def _counts(tuned: Search) -> str:
     """How many trials there were and what became of them."""
     found = {s: tuned.counts[s] for s in STATES if s in tuned.counts}
     failures = {s: n for s, n in found.items() if s not in (OK, PRUNED)}
@@ -153,6 +151,84 @@ def counts(tuned: Search) -> str:
     if failures:
         each = ", ".join(f"{n} {state}" for state, n in failures.items())
         text += f", {sum(failures.values())} failed ({each})"
-    if tuned.interrupted:
-        text += "; interrupted"
-    return text
+    return text + "; interrupted" * tuned.interrupted
+
+
+def _sections(tuned: Search, graph: str) -> list[Section]:
+    from sparsetir.tuning import charts
+
+    best, trials, failures = ranked(tuned), tuned.trials, tuned.failures
+    text = [_headline(tuned, best), *(short(t.config) for t in best[:1])]
+    found = [Section("Result", [*text, _counts(tuned), *tuned.warnings])]
+    if best:
+        told = [*_notes(tuned), MEMORY]
+        found.append(Section("Best configs", told, HEADS, _rows(tuned, best)))
+    drawn = charts.history(tuned) if trials else ""
+    text = [] if drawn else ["There were no trials."]
+    found.append(Section("Search history", text, picture=drawn))
+    shares = {name: value for name, value in tuned.importances.items() if value > 0}
+    drawn = charts.importances(shares) if shares else ""
+    text = [] if drawn else ["Too few trials worked to tell."]
+    found.append(Section("Parameter importance", text, picture=drawn))
+    found += _subject(tuned, best[0] if best else None, graph)
+    text = [] if failures else ["There were none."]
+    if len(failures) > MOST_FAILURES:
+        text = [f"The first {MOST_FAILURES} of {len(failures)}."]
+    told = [
+        (t.number, t.outcome.state, short(t.config), t.outcome.message)
+        for t in failures[:MOST_FAILURES]
+    ]
+    found.append(Section("Failures", text, ("trial", "state", "config", "message"), told))
+    if trials:
+        rows = [("trial", "state", "time", "padding", "after", "config", "message")]
+        for t in trials:
+            o, after = t.outcome, duration(t.when)
+            cost = micros(o.seconds), _padding(t), after
+            rows.append((str(t.number), o.state, *cost, short(t.config), o.message))
+        shown = f"show {len(trials)}", "\n".join(aligned(rows))
+        found.append(Section("All trials", folded=[shown]))
+    return [*found, Section("Environment", rows=_environment(tuned))]
+
+
+def _subject(tuned: Search, best: Trial | None, graph: str) -> list[Section]:
+    """Sections on the function and its schedule, or the matrix and its storage."""
+    from sparsetir.tuning import charts
+
+    if isinstance(tuned, TunedProgram):
+        found = [Section("The function", code=tuned.task.program.script())]
+        config = None if best is None else best.config
+        if config:  # what it makes of the function, over coordinates
+            sch = Schedule(tuned.task.program)
+            tuned.task.apply()(sch, dict(config) if isinstance(config, Choices) else config)
+            found.append(Section("Its best schedule", code=sch.func.script()))
+        elif best is not None:
+            found.append(Section("Its best schedule", ["The default one."]))
+        return found
+    assert isinstance(tuned, Tuned | TunedSparse)
+    several = isinstance(tuned, TunedSparse)
+    matrix = tuned.task.request.matrices.each[0] if several else tuned.task.matrix
+    found = [Section("The matrix", picture=charts.picture_of_pattern(matrix, graph))]
+    if best is None:
+        return found
+    stored, text, picture = getattr(best.config, "format", None), [], ""
+    if isinstance(stored, Format):
+        picture = charts.picture_of_format(matrix, stored, graph)
+    else:
+        size, share = memory(best.outcome.bytes), _padding(best)
+        text = [f"In the layout of {type(best.config).__name__}: {size}, {share} padding."]
+    return [*found, Section("How it is stored", text, picture=picture)]
+
+
+def _environment(tuned: Search) -> list[tuple[str, object]]:
+    key = tuned.key
+    threads = [("threads", tuned.task.threads)] if key.threads else []
+    return [
+        ("device", key.device),
+        ("target", key.target),
+        *threads,
+        ("data", key.fingerprint),
+        ("sparsetir", _versions.VERSION),
+        ("TVM", tvm.__version__),
+        ("Python", platform.python_version()),
+        ("written", datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")),
+    ]

@@ -13,7 +13,7 @@ from typing import Any
 from sparsetir.records.task import OK, PRUNED, Config, Outcome, Reference
 from sparsetir.schedules.search.spaces import Space
 from sparsetir.tuning.measure import Measurer
-from sparsetir.tuning.propose import Candidate, Proposer, candidate, importances
+from sparsetir.tuning.propose import Proposer, importances
 from sparsetir.tuning.trial_store import TrialStore
 from sparsetir.tuning.tuned import Trial
 from sparsetir.tuning.tuned import seconds as seconds_of
@@ -56,8 +56,8 @@ class Run:
         self._space, self._trials, self._seconds = space, trials, seconds
         self._progress = progress
         self._proposer = Proposer(space, sampler, seed, first)
-        self._default = candidate(first[0], None)
-        self._store = TrialStore(name, storage, space, self._default.key, patience)
+        self._default = first[0]
+        self._store = TrialStore(name, storage, self._default, patience)
         self._before = max((trial.when for trial in self._store.done()), default=0.0)
         self._lock = threading.Condition()
         self._stop = threading.Event()
@@ -76,7 +76,7 @@ class Run:
 
     def importances(self) -> dict[str, float]:
         """How much each parameter decided, largest first."""
-        return importances(self._space, self._store.taken())
+        return importances(self._space, self._store.tried())
 
     def search(self, measurers: Sequence[Measurer]) -> None:
         """Measure until there is enough; each measurer has a thread, a single one has this."""
@@ -102,8 +102,14 @@ class Run:
 
     def finals(self, measurer: Measurer) -> list[Trial]:
         """The best few measured again, so that none wins by luck, and the default; by seconds."""
-        default, others, reference = *self._finalists(), self._reference()
-        if len(default) + len(others) < 2:
+        reference, default = self._reference(), self._store.of_default()
+        # Other processes may have measured a config, too.
+        best: dict[Config, Trial] = {}
+        for trial in sorted(self._ran(), key=seconds_of):
+            best.setdefault(trial.config, trial)
+        others = [t for config, t in best.items() if config != self._default][:FINALISTS]
+        found = [default] if default is not None and default.outcome.state == OK else []
+        if len(found) + len(others) < 2:
             return []
         measured: dict[int, list[Outcome]] = {trial.number: [] for trial in others}
         for turn in range(ROUNDS):
@@ -111,8 +117,7 @@ class Run:
                 if turn and self._late(1.0):
                     break
                 measured[trial.number].append(measurer.measure(trial.config, None, reference))
-        found = default  # which takes what it took: the others are measured by it
-        for trial in others:
+        for trial in others:  # the default takes what it took: the others are measured by it
             outcome = _together(measured[trial.number], min if reference is None else median)
             if outcome is not None:
                 found.append(replace(trial, outcome=outcome))
@@ -136,30 +141,30 @@ class Run:
                 best, reference = self._best(), self._reference()
             if claimed is None:
                 return
-            number, given = claimed
+            number, config = claimed
             # The default is measured to the end: the others are compared with it.
-            limit = None if best is None or given.key == self._default.key else best.outcome.seconds
-            outcome = measurer.measure(given.config, limit, reference)
+            limit = None if best is None or config == self._default else best.outcome.seconds
+            outcome = measurer.measure(config, limit, reference)
             with self._lock:
                 if self._stop.is_set() and outcome.state not in (OK, PRUNED):
                     return  # ended in mid-measurement: `TrialStore.close` frees the config
                 self._finish(number, outcome)
 
-    def _next(self) -> tuple[int, Candidate] | None:
+    def _next(self) -> tuple[int, Config] | None:
         """A config claimed, with the number of its trial; None at the end."""
         while not self._stop.is_set():
             self._store.refresh()
-            taken = self._store.taken()
-            if taken and self._late(SEARCH_SHARE):
+            tried = self._store.tried()
+            if tried and self._late(SEARCH_SHARE):
                 return None
-            if self._trials is not None and len(taken) >= self._trials:
+            if self._trials is not None and len(tried) >= self._trials:
                 return None
-            if self._store.measures(self._default.key):
+            if self._store.measures(self._default):
                 # Another worker measures what all the others are measured in turns with.
                 self._lock.wait(WAIT)
                 continue
-            given = self._proposer.next(taken)
-            return None if given is None else (self._store.claim(given), given)
+            config = self._proposer.next(tried)
+            return None if config is None else (self._store.claim(config), config)
         return None
 
     def _finish(self, number: int, outcome: Outcome) -> None:
@@ -177,24 +182,13 @@ class Run:
         ran = self._store.of_default()
         if ran is None or ran.outcome.seconds is None:
             return None
-        return Reference(self._default.config, ran.outcome.seconds)
+        return Reference(self._default, ran.outcome.seconds)
 
     def _best(self) -> Trial | None:
         return min(self._ran(), key=seconds_of, default=None)
 
     def _ran(self) -> list[Trial]:
         return [trial for trial in self._store.done() if trial.outcome.state == OK]
-
-    def _finalists(self) -> tuple[list[Trial], list[Trial]]:
-        """The default, if it runs, and the best others."""
-        default = self._store.of_default()
-        others: dict[str, Trial] = {}  # other processes may have measured a config, too
-        for trial in sorted(self._ran(), key=seconds_of):
-            key = candidate(trial.config, None).key
-            if key != self._default.key:
-                others.setdefault(key, trial)
-        ran = [] if default is None or default.outcome.state != OK else [default]
-        return ran, list(others.values())[:FINALISTS]
 
     def _late(self, share: float) -> bool:
         passed = time.monotonic() - self._start

@@ -32,6 +32,8 @@ from sparsetir.tuning.tuned import Search, Tuned, TunedPlan, TunedProgram, Tuned
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from sparsetir.tuning.run import Run
+
 
 SAMPLERS = ("auto", "tpe", "random", "exhaustive")
 NEIGHBOURS = 3
@@ -68,7 +70,7 @@ class OperatorOptions(SearchOptions, total=False):
     edge_feat: int | None
     scale: float | None
     semiring: str
-    mask: Any
+    mask: object
     remote: Remote | None
     modules: Sequence[str]
 
@@ -76,47 +78,47 @@ class OperatorOptions(SearchOptions, total=False):
 class ProgramOptions(SearchOptions, total=False):
     """Arguments for a function."""
 
-    schedule: Callable[..., Any] | None
-    space: Mapping[str, Sequence[Any]] | None
+    schedule: Callable[..., object] | None
+    space: Mapping[str, Sequence[object]] | None
 
 
 @overload
 def tune(
     op: Literal["spmm", "spmv", "sddmm", "u_dot_v"],
-    matrix: Any,
-    feat: Any = None,
+    matrix: object,
+    feat: object = None,
     **options: Unpack[OperatorOptions],
 ) -> Tuned: ...
 @overload
 def tune(
     op: Literal["rgms", "softmax", "sparse_softmax", "edge_softmax", "attention"],
-    matrix: Any,
-    feat: Any = None,
+    matrix: object,
+    feat: object = None,
     **options: Unpack[OperatorOptions],
 ) -> TunedPlan: ...
 @overload
 def tune(
-    op: Literal["spgemm"], matrix: Any, feat: Any, **options: Unpack[OperatorOptions]
+    op: Literal["spgemm"], matrix: object, feat: object, **options: Unpack[OperatorOptions]
 ) -> TunedSparse: ...
 @overload
 def tune(
-    op: str, matrix: Any, feat: SparseMatrix, *more: Any, **options: Unpack[OperatorOptions]
+    op: str, matrix: object, feat: SparseMatrix, *more: object, **options: Unpack[OperatorOptions]
 ) -> TunedSparse: ...
 @overload
 def tune(
-    op: str, matrix: Any, feat: Any = None, **options: Unpack[OperatorOptions]
+    op: str, matrix: object, feat: object = None, **options: Unpack[OperatorOptions]
 ) -> Tuned | TunedPlan: ...
 @overload
 def tune(
-    op: SparseFunc, matrix: Mapping[str, Any], **options: Unpack[ProgramOptions]
+    op: SparseFunc, matrix: Mapping[str, object], **options: Unpack[ProgramOptions]
 ) -> TunedProgram: ...
 def tune(
-    op: Any,
-    matrix: Any,
-    feat: Any = None,
-    *more: Any,
-    schedule: Callable[..., Any] | None = None,
-    space: Mapping[str, Sequence[Any]] | None = None,
+    op: str | SparseFunc,
+    matrix: object,
+    feat: object = None,
+    *more: object,
+    schedule: Callable[..., object] | None = None,
+    space: Mapping[str, Sequence[object]] | None = None,
     dtype: str | None = None,
     reduce: str = "sum",
     heads: int | None = None,
@@ -127,7 +129,7 @@ def tune(
     edge_feat: int | None = None,
     scale: float | None = None,
     semiring: str = "plus_times",
-    mask: Any = None,
+    mask: object = None,
     trials: int = 64,
     seconds: float | None = None,
     sampler: str = "auto",
@@ -311,7 +313,7 @@ def _check(trials: object, seconds: Any, sampler: object, seed: object, workers:
         raise ValueError(f"tune: argument 'sampler': expected one of {known}, got {sampler!r}")
 
 
-def _run_class() -> Any:
+def _run_class() -> type[Run]:
     """`Run`, which needs Optuna, no requirement of the package and slow to import."""
     need("tune", "optuna", "tune", title="Optuna")
     need("tune", "psutil", "tune")

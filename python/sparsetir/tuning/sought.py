@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from sparsetir.planning.plan import requested
 from sparsetir.planning.request import default_threads
@@ -112,7 +111,7 @@ def _checked(choices: object) -> dict[str, tuple[object, ...]]:
     who = "tune: argument 'space'"
     if not isinstance(choices, Mapping) or not choices:
         raise ValueError(f"{who}: expected a dict of choices by name, got {choices!r}")
-    out: dict[str, tuple[Any, ...]] = {}
+    out: dict[str, tuple[object, ...]] = {}
     for name, values in choices.items():
         if not isinstance(name, str):
             raise ValueError(f"{who}: expected texts as names, got {name!r}")
@@ -131,11 +130,11 @@ def _checked(choices: object) -> dict[str, tuple[object, ...]]:
 
 def _made(
     program: SparseFunc,
-    given: Mapping[str, Any],
-    wanted: Mapping[str, Any],
+    given: Mapping[str, object],
+    wanted: Mapping[str, tuple[object, ...]],
     target: TargetLike,
     threads: int,
-) -> dict[str, tuple[Any, ...]]:
+) -> dict[str, tuple[object, ...]]:
     """The space that is made from a function, with some of its choices replaced."""
     resolved = resolve_target(target)
     if is_gpu(resolved):

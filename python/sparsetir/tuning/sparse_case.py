@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import scipy.sparse as sp
 
 from sparsetir.data.sparse_tensor import SparseMatrix
-from sparsetir.planning.plan import plan_of, requested
+from sparsetir.planning.plan import plan_of
 from sparsetir.planning.request import Request
-from sparsetir.records.task import Config, of_threads, statistics
+from sparsetir.records.task import Config, Matrices, of_threads, statistics
 from sparsetir.schedules.operators.operands import TOLERANCES
-from sparsetir.schedules.operators.sparse_results import SEMIRINGS
 from sparsetir.tuning.case import first_wrong
 from sparsetir.tuning.operator_case import SEED, Prepared, costs
 from sparsetir.tuning.sparse_reference import exact_result
-
-ARRAYS = "matrices.npz"
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +27,7 @@ class SparseTask:
     """
 
     request: Request
-    target: str | Mapping[str, Any] = "llvm"
+    target: str | Mapping[str, object] = "llvm"
 
     @property
     def threads(self) -> int:
@@ -53,43 +48,19 @@ class SparseTask:
         words += [asked.problem.result, *of_threads(self)]
         return f"{asked.name}{on} ({'; '.join(sizes)}), {', '.join(words)}"
 
-    def saved(self, folder: Path) -> dict[str, Any]:
-        asked, arrays = self.request, {}
-        masks = [] if asked.matrices.mask is None else [asked.matrices.mask]
-        for n, x in enumerate([*asked.matrices.each, *masks]):
-            arrays |= {f"indptr{n}": x.pattern.indptr, f"indices{n}": x.pattern.columns}
-        np.savez(folder / ARRAYS, **arrays)
-        target = self.target if isinstance(self.target, str) else dict(self.target)
-        return {
-            "kind": "sparse result", "op": asked.name,
-            "shapes": [x.shape for x in (*asked.matrices.each, *masks)],
-            "masked": bool(masks), "target": target, "threads": self.threads,
-            "how": asked.problem.how, "dtype": asked.problem.result,
-        }  # fmt: skip
-
-    @staticmethod
-    def loaded(data: Mapping[str, Any], folder: Path) -> SparseTask:
-        """Load what :meth:`saved` wrote, with random values."""
-        rng, found = np.random.default_rng(SEED), []
-        with np.load(folder / ARRAYS) as arrays:
-            for n, shape in enumerate(data["shapes"]):
-                indptr, indices = arrays[f"indptr{n}"], arrays[f"indices{n}"]
-                values = rng.random(len(indices)) * 2 - 1
-                csr = sp.csr_array((values, indices, indptr), shape=tuple(shape))
-                found.append(SparseMatrix(csr).astype(data["dtype"]))
-        mask = found.pop() if data["masked"] else None
-        options = {n: data[n] for n in ("dtype", "target", "threads")} | {"mask": mask}
-        if data["how"] in SEMIRINGS:
-            options["semiring"] = data["how"]
-        return SparseTask(requested(data["op"], *found, **options), data["target"])
-
 
 class SparseCase:
-    """A task, and what its result must be: in float64, by scipy."""
+    """A task with random values, and what its result must be: in float64, by scipy."""
 
     def __init__(self, task: SparseTask) -> None:
-        self.task = task
-        self.expected, self.scale = exact_result(task.request)
+        asked, rng = task.request, np.random.default_rng(SEED)
+        each = [
+            x.with_values((rng.random(x.nnz) * 2 - 1).astype(asked.problem.result))
+            for x in asked.matrices.each
+        ]
+        given = Matrices(tuple(each), asked.matrices.mask)
+        self.task = SparseTask(replace(asked, matrix=given), task.target)
+        self.expected, self.scale = exact_result(self.task.request)
 
     def prepared(self, config: Config, device: object = None) -> Prepared:
         """A config as a plan, whose first call was made."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import reduce
-from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
@@ -52,7 +51,7 @@ def exact_result(wanted: Request) -> tuple[SparseMatrix, float]:
     return SparseMatrix(_with(there, values)), float(scale.max(initial=1.0))
 
 
-def _of_terms(each: list[Any], there: Any, semiring: str) -> np.ndarray:
+def _of_terms(each: list[sp.csr_array], there: sp.csr_array, semiring: str) -> np.ndarray:
     """Values of a product at a pattern, of all of its terms."""
     how, times = SEMIRINGS[semiring]
     a, b, mask = (csr(SparseMatrix(x)) for x in (*each, there))
@@ -65,26 +64,18 @@ def _of_terms(each: list[Any], there: Any, semiring: str) -> np.ndarray:
     return values
 
 
-def _plain(matrix: SparseMatrix) -> Any:
+def _plain(matrix: SparseMatrix) -> sp.csr_array:
     """In float64, by scipy."""
     found = csr(matrix)
     given = found.values.astype("float64"), found.indices, found.indptr
     return sp.csr_array(given, shape=found.shape)
 
 
-def _with(matrix: Any, values: np.ndarray) -> Any:
+def _with(matrix: sp.csr_array, values: np.ndarray) -> sp.csr_array:
     return sp.csr_array((values, matrix.indices, matrix.indptr), shape=matrix.shape)
 
 
-def _at(matrix: Any, there: Any) -> np.ndarray:
+def _at(matrix: sp.csr_array, there: sp.csr_array) -> np.ndarray:
     """Values at a pattern, 0 where a matrix stores nothing."""
-    matrix.sort_indices()
-
-    def keys(x: Any) -> np.ndarray:
-        rows = np.repeat(np.arange(x.shape[0], dtype=np.int64), np.diff(x.indptr))
-        return rows * x.shape[1] + x.indices
-
-    known, wanted = keys(matrix), keys(there)
-    place = np.searchsorted(known, wanted)
-    hit = np.append(known, -1)[place] == wanted
-    return np.where(hit, np.append(matrix.data, 0.0)[place], 0.0)
+    rows, columns = there.tocoo().coords
+    return np.asarray(sp.csr_matrix(matrix)[rows, columns]).ravel()

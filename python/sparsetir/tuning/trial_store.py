@@ -13,21 +13,21 @@ from contextlib import suppress
 from dataclasses import asdict
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import optuna
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import TrialState
 
-from sparsetir.records.task import OK, PRUNED, Outcome
+from sparsetir.records.task import OK, PRUNED, Config, Outcome
 from sparsetir.runtime.file_errors import first_line
-from sparsetir.schedules.search.configs import from_data
-from sparsetir.schedules.search.spaces import Space
-from sparsetir.tuning.propose import Candidate, Tried, candidate, quiet
+from sparsetir.schedules.search.configs import from_data, to_data
+from sparsetir.tuning.propose import Tried, quiet
 from sparsetir.tuning.tuned import Trial
 
 T = TypeVar("T")
 MAX_NAME = 500  # characters of a study's name, less than Optuna's limit; the last ones tell apart
 CONFIG, OUTCOME = "config", "outcome"  # user attributes
+STATES = {OK: TrialState.COMPLETE, PRUNED: TrialState.PRUNED}  # of others FAIL
 
 
 class TrialStore:
@@ -35,7 +35,7 @@ class TrialStore:
 
     name : of the study: what is tuned
     storage : a file of SQLite; the URL of a database as Optuna takes it; None for memory alone
-    default : key of the config that all others are measured beside: each process has its own
+    default : the config that all others are measured beside: each process has its own
     patience : seconds in which any measurement ends
 
     Where the database fails, trials are kept in memory from then on, and `warnings` says so; one
@@ -43,14 +43,14 @@ class TrialStore:
     """
 
     def __init__(
-        self, name: str, storage: Path | str | None, space: Space, default: str, patience: float
+        self, name: str, storage: Path | str | None, default: Config, patience: float
     ) -> None:
         self.warnings: list[str] = []
-        self._space, self._default, self._patience = space, default, patience
-        self._done: dict[int, tuple[str, Trial]] = {}
+        self._default, self._patience = default, timedelta(seconds=patience)
+        self._done: dict[int, Trial] = {}
         # What this process measures: the config, and Optuna's handle of its trial, if there is one.
-        self._mine: dict[int, tuple[Candidate, Any]] = {}
-        self._others: list[Candidate] = []
+        self._mine: dict[int, tuple[Config, optuna.Trial | None]] = {}
+        self._others: list[Config] = []
         self._study: optuna.Study | None = None
         try:
             if storage is not None:
@@ -67,24 +67,20 @@ class TrialStore:
 
     def done(self) -> list[Trial]:
         """Finished trials by number."""
-        return [trial for _, (_, trial) in sorted(self._done.items())]
+        return [trial for _, trial in sorted(self._done.items())]
 
     def of_default(self) -> Trial | None:
         """The first trial of the default config."""
-        return next((t for _, (key, t) in sorted(self._done.items()) if key == self._default), None)
+        return next((trial for trial in self.done() if trial.config == self._default), None)
 
-    def taken(self) -> list[Tried]:
+    def tried(self) -> list[Tried]:
         """Finished trials by number, and those being measured."""
-        done = [
-            Tried(key, self._space.point(trial.config), trial.outcome)
-            for _, (key, trial) in sorted(self._done.items())
-        ]
-        running = (*(given for given, _ in self._mine.values()), *self._others)
-        return done + [Tried(given.key, given.point, None) for given in running]
+        running = (*(config for config, _ in self._mine.values()), *self._others)
+        return [*((t.config, t.outcome) for t in self.done()), *((c, None) for c in running)]
 
-    def measures(self, key: str) -> bool:
+    def measures(self, config: Config) -> bool:
         """Whether this process is measuring a config."""
-        return any(given.key == key for given, _ in self._mine.values())
+        return any(own == config for own, _ in self._mine.values())
 
     def refresh(self) -> None:
         """Read what other processes did."""
@@ -93,54 +89,47 @@ class TrialStore:
         for trial in trials or ():
             if trial.number in self._done or trial.number in self._mine:
                 continue
-            given = self._candidate(trial)
-            if given is None:
+            try:
+                config = from_data(trial.user_attrs[CONFIG])
+            except (KeyError, ValueError):  # of another version
                 continue
             if OUTCOME in trial.user_attrs:
                 found = dict(trial.user_attrs[OUTCOME])
                 when, outcome = found.pop("when"), Outcome(**found)
-                self._done[trial.number] = (
-                    given.key,
-                    Trial(trial.number, given.config, outcome, when),
-                )
-            elif trial.state == TrialState.RUNNING and given.key != self._default:
+                self._done[trial.number] = Trial(trial.number, config, outcome, when)
+            elif trial.state == TrialState.RUNNING and config != self._default:
                 start = trial.datetime_start or datetime.min
-                if datetime.now() - start < timedelta(seconds=self._patience):
-                    self._others.append(given)
+                if datetime.now() - start < self._patience:
+                    self._others.append(config)
 
-    def claim(self, given: Candidate) -> int:
+    def claim(self, config: Config) -> int:
         """The number of a new trial for a config."""
 
         def ask(study: optuna.Study) -> optuna.Trial:
             trial = study.ask()
-            trial.set_user_attr(CONFIG, given.data)
+            trial.set_user_attr(CONFIG, to_data(config))
             return trial
 
         trial = self._asked(ask)
         number = max((*self._done, *self._mine), default=-1) + 1
         if trial is not None:
             number = trial.number
-        self._mine[number] = given, trial
+        self._mine[number] = config, trial
         return number
 
     def finish(self, number: int, outcome: Outcome, when: float) -> Trial:
         """Store what became of a trial, after so many seconds of the search."""
-        given, stored = self._mine.pop(number)
-        trial = Trial(number, given.config, outcome, when)
-        self._done[number] = given.key, trial
-        state, seconds = TrialState.FAIL, None
-        if outcome.state == OK:
-            state, seconds = TrialState.COMPLETE, outcome.seconds
-        elif outcome.state == PRUNED:
-            state = TrialState.PRUNED
-
-        def tell(study: optuna.Study) -> None:
-            stored.set_user_attr(OUTCOME, {"when": when, **asdict(outcome)})
-            study.tell(stored, seconds, state)
-
+        config, stored = self._mine.pop(number)
+        found = self._done[number] = Trial(number, config, outcome, when)
         if stored is not None:
+
+            def tell(study: optuna.Study) -> None:
+                stored.set_user_attr(OUTCOME, {"when": when, **asdict(outcome)})
+                seconds = outcome.seconds if outcome.state == OK else None
+                study.tell(stored, seconds, STATES.get(outcome.state, TrialState.FAIL))
+
             self._asked(tell)
-        return trial
+        return found
 
     def close(self) -> None:
         """Free what this run has claimed and not measured to the end."""
@@ -148,14 +137,6 @@ class TrialStore:
             if stored is not None:
                 self._asked(lambda study, own=stored: study.tell(own, state=TrialState.FAIL))
         self._mine = {}
-
-    def _candidate(self, trial: FrozenTrial) -> Candidate | None:
-        """The config of a stored trial; None if this version or space does not know it."""
-        try:
-            config = from_data(trial.user_attrs[CONFIG])
-        except (KeyError, ValueError):
-            return None
-        return candidate(config, self._space.point(config))
 
     def _asked(self, action: Callable[[optuna.Study], T]) -> T | None:
         """The result of `action` on the study; None where there is none, or its database fails."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -172,7 +173,7 @@ class TunedProgram(Search):
         return dict(found) or None if isinstance(found, Choices) else found
 
     @property
-    def schedule(self) -> Any:
+    def schedule(self) -> Callable[..., object] | None:
         """The schedule of the config; None where nothing is better than the default schedule."""
         return None if self.config is None else self.task.apply()
 

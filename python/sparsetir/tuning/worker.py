@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import gc
 import importlib
+import pickle
 import resource
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
-import scipy.sparse as sp
 import tvm
 
-from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.extras import allow_torch
 from sparsetir.records.task import Config, Reference, Task
 from sparsetir.runtime.targets import resolve_target
@@ -29,10 +27,12 @@ from sparsetir.tuning.operator_case import OperatorCase
 from sparsetir.tuning.process import is_of_memory
 from sparsetir.tuning.program import ProgramTask
 from sparsetir.tuning.program_case import ProgramCase
-from sparsetir.tuning.remote import Remote, RemoteDevice, RemoteError
+from sparsetir.tuning.remote import RemoteDevice, RemoteError
 from sparsetir.tuning.serving import one_line, serve
 from sparsetir.tuning.sparse_case import SparseCase, SparseTask
 from sparsetir.tuning.timing import Yardstick, timed
+
+CASES = {Task: OperatorCase, ProgramTask: ProgramCase, SparseTask: SparseCase}
 
 
 class Local:
@@ -95,30 +95,17 @@ class Tuner:
         self._device: Any = None
         self._reference: Reference | None = None
 
-    def prepare(
-        self,
-        task: dict[str, Any],
-        folder: str,
-        modules: Sequence[str],
-        remote: dict[str, Any] | None,
-    ) -> None:
-        """Make the device that candidates are measured on, and the exact result."""
+    def prepare(self, task: str, modules: Sequence[str]) -> None:
+        """Make the device that candidates are measured on, and the exact result.
+
+        task : a file in a folder of the parent's alone
+        """
         allow_torch()
         for name in modules:
             importlib.import_module(name)
-        place = Path(folder)
-        kind = task.pop("kind")
-        if kind == "program":
-            self._device = Local(ProgramCase(ProgramTask.loaded(task, place), place))
-            return
-        if kind == "sparse result":
-            self._device = Local(SparseCase(SparseTask.loaded(task, place)))
-            return
-        indptr, indices = (np.load(place / f"{n}.npy") for n in ("indptr", "indices"))
-        ones, shape = np.ones(len(indices), "float32"), tuple(task.pop("shape"))
-        matrix = SparseMatrix(sp.csr_array((ones, indices, indptr), shape=shape))
-        case = OperatorCase(Task(matrix=matrix, **task), place)
-        self._device = Local(case) if remote is None else RemoteDevice(Remote(**remote), case)
+        found, remote = pickle.loads(Path(task).read_bytes())
+        case = CASES[type(found)](found)
+        self._device = Local(case) if remote is None else RemoteDevice(remote, case)
 
     def begin(self, time_limit: float, reference: dict[str, Any] | None) -> dict[str, Any]:
         """Have the reference and the device ready for a candidate."""
