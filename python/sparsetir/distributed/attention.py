@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
-from torch.profiler import record_function
 
 from sparsetir.distributed.arguments import cast, compared, untraced
-from sparsetir.distributed.parts import add_times, rows_first, sampled, split, times, transposed
-from sparsetir.ops import messages_library
+from sparsetir.distributed.exchange import Passage
+from sparsetir.distributed.parts import Sampled, add_remote, local_product, rows_first, split
 from sparsetir.ops.checks import check_tensor, scale_of
+from sparsetir.ops.messages import softmax_by_heads
 from sparsetir.runtime.arrays import dtype_name
 from sparsetir.runtime.refusals import wrong
 
@@ -67,72 +66,22 @@ def attention(
     compared(graph, "attention", check)
     scale = scale_of("attention", scale, q.shape[-1])
     q, k, v = cast(q, k, v)
-    if q.dim() == 2:
-        return _Attention.apply(graph, *(x[:, None] for x in (q, k, v)), scale)[:, 0]
-    return _Attention.apply(graph, q, k, v, scale)
+    wide = torch.promote_types(q.dtype, torch.float32)
+    passage = Passage(graph.exchange, "attention", graph.exchange_dtype or q.dtype)
+    own = passage.leave(torch.cat([k, v], -1).to(wide))
+    Q = rows_first(q.to(wide)).contiguous()
+    feat, heads = q.shape[-1], len(Q) if q.dim() == 3 else 0
 
+    def keys_and_values(both: Tensor) -> tuple[Tensor, Tensor]:
+        K, V = rows_first(both).split([feat, v.shape[-1]], -1)
+        return K.contiguous(), V.contiguous()
 
-class _Attention(torch.autograd.Function):
-    """q, k (own, heads, feat), v (own, heads, width)."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, graph: DistGraph, q: Tensor, k: Tensor, v: Tensor, scale: float
-    ) -> Tensor:
-        both = torch.cat([k, v], -1)
-        halo_rows = both.new_empty((graph.halo, *both.shape[1:]))
-        arriving = graph.exchange.begin("attention", both, graph.exchange_dtype, halo_rows)
-        feat = q.shape[-1]
-        wide = torch.promote_types(q.dtype, torch.float32)
-        Q, K, V = (rows_first(x.to(wide)).contiguous() for x in (q, k, v))
-        with record_function("sparsetir: local product"):
-            inner = sampled(graph.local, Q, K)
-        halo = rows_first(arriving.wait().to(wide))
-        with record_function("sparsetir: remote product"):
-            K2, V2 = (x.contiguous() for x in (halo[..., :feat], halo[..., feat:]))
-            scores = torch.cat([inner, sampled(graph.remote, Q, K2)], -1) * scale
-        with record_function("sparsetir: local product"):
-            rowptr, col, _, n, _ = graph.whole
-            weights = messages_library.segment_softmax(rowptr, col, scores[..., None], n)[..., 0]
-            inner, outer = split(graph, weights)
-            out = times(graph.local, inner, V, len(Q))
-            add_times(graph.remote_blocks, outer, V2, len(Q), out)
-        ctx.graph, ctx.scale, ctx.dtype = graph, scale, q.dtype
-        ctx.save_for_backward(Q, K, V, K2, V2, weights)
-        return out.transpose(0, 1).to(q.dtype)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> object:
-        graph = ctx.graph
-        Q, K, V, K2, V2, weights = ctx.saved_tensors
-        grad = rows_first(grads[0].to(Q.dtype)).contiguous()
-        heads = len(Q)
-        with record_function("sparsetir: local product"):
-            of_weights = torch.cat(
-                [sampled(graph.local, grad, V), sampled(graph.remote, grad, V2)], -1
-            )
-            rowptr, col, _, n, _ = graph.whole
-            of_scores = messages_library.segment_softmax_backward(
-                rowptr, col, weights[..., None], of_weights[..., None], n
-            )[..., 0]
-            of_scores = of_scores * ctx.scale
-        (w1, w2), (s1, s2) = split(graph, weights), split(graph, of_scores)
-        with record_function("sparsetir: remote product"):
-            of_halo = [
-                transposed(graph.remote, s2, Q, heads),
-                transposed(graph.remote, w2, grad, heads),
-            ]
-            back = rows_first(torch.cat(of_halo, -1)).to(ctx.dtype)
-        returning = graph.exchange.begin_back("attention", back, graph.exchange_dtype)
-        with record_function("sparsetir: local product"):
-            of_q = times(graph.local, s1, K, heads)
-            add_times(graph.remote_blocks, s2, K2, heads, of_q)
-            of_kv = [
-                transposed(graph.local, s1, Q, heads),
-                transposed(graph.local, w1, grad, heads),
-            ]
-            own = rows_first(torch.cat(of_kv, -1)).contiguous()
-        returning.add_to(own)
-        of_k, of_v = own.to(ctx.dtype).split([Q.shape[-1], V.shape[-1]], -1)
-        return None, of_q.transpose(0, 1).to(ctx.dtype), of_k, of_v, None
+    pairs = Sampled(graph, Q)
+    K, V = keys_and_values(own)
+    inner = pairs.local(K)
+    K, V_of_halo = keys_and_values(passage.arrive())
+    scores = pairs.remote(inner, K) * scale
+    inner, outer = split(graph, softmax_by_heads(graph.whole, scores))
+    out = local_product(graph, inner, V, heads)
+    out = add_remote(graph, outer, V_of_halo, heads, out)
+    return rows_first(out).to(q.dtype)

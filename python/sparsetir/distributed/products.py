@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
-from torch.profiler import record_function
 
 from sparsetir.distributed.arguments import (
     cast,
@@ -23,16 +21,9 @@ from sparsetir.distributed.arguments import (
     shown,
     untraced,
 )
-from sparsetir.distributed.extrema import Extremum
-from sparsetir.distributed.parts import (
-    add_times,
-    dots,
-    rows_first,
-    sampled,
-    split,
-    times,
-    transposed,
-)
+from sparsetir.distributed.exchange import Passage
+from sparsetir.distributed.extrema import extremum
+from sparsetir.distributed.parts import Sampled, add_remote, local_product, rows_first, split
 from sparsetir.ops import messages
 from sparsetir.ops.checks import check_tensor
 from sparsetir.planning.vocabulary import reduction
@@ -104,9 +95,16 @@ def spmm_by_heads(
     # Of 16 bits, terms of extrema are compared in float32, and sums of means may be past the end.
     wide = x.dtype if reduce == "sum" else torch.promote_types(x.dtype, torch.float32)
     weights = None if values is None else values.to(wide)
-    product = Extremum if reduce in ("max", "min") else _Spmm
-    sent = graph.exchange_dtype or x.dtype
-    return product.apply(graph, x.to(wide), weights, reduce, heads, sent).to(x.dtype)
+    passage = Passage(graph.exchange, "spmm", graph.exchange_dtype or x.dtype)
+    own = rows_first(passage.leave(rows_first(x.to(wide))))
+    if reduce in ("max", "min"):
+        return extremum(graph, passage, own, weights, reduce == "max", heads).to(x.dtype)
+    inner, outer = split(graph, weights)
+    out = local_product(graph, inner, own, heads)
+    out = add_remote(graph, outer, rows_first(passage.arrive()), heads, out)
+    if reduce == "mean":
+        out /= graph.degrees[:, None].to(wide)
+    return out.to(x.dtype)
 
 
 def sddmm(graph: DistGraph, X: Tensor, Y: Tensor) -> Tensor:
@@ -147,7 +145,11 @@ def _sampled(graph: DistGraph, X: Tensor, Y: Tensor) -> Tensor:
 
     compared(graph, "sddmm", check)
     X, Y = cast(X, Y)
-    return _Sddmm.apply(graph, X, Y)
+    passage = Passage(graph.exchange, "sddmm", graph.exchange_dtype or Y.dtype)
+    own = rows_first(passage.leave(rows_first(Y)))
+    pairs = Sampled(graph, X)
+    inner = pairs.local(own)
+    return pairs.remote(inner, rows_first(passage.arrive()))
 
 
 def _swapped(x: object, least: int = 3) -> Any:
@@ -200,128 +202,6 @@ def with_halo(graph: DistGraph, x: Tensor) -> Tensor:
         return dtype_name(x), tuple(x.shape[1:])
 
     compared(graph, "with_halo", check)
-    return _WithHalo.apply(graph, x)
-
-
-# -- with gradients -------------------------------------------------------------------------------
-
-
-class _Spmm(torch.autograd.Function):
-    """Sums or means; x (own, feat) or (heads, own, feat), values (nnz,), (heads, nnz) or None."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        graph: DistGraph,
-        x: Tensor,
-        values: Tensor | None,
-        reduce: str,
-        heads: int,
-        sent: torch.dtype,
-    ) -> Tensor:
-        """See :func:`sparsetir.distributed.parts.with_heads` for heads; sent : on their way."""
-        ctx.graph = graph
-        inner, outer = split(graph, values)
-        rows = rows_first(x)
-        halo_rows = rows.new_empty((graph.halo, *rows.shape[1:]))
-        arriving = graph.exchange.begin("spmm", rows, sent, halo_rows)
-        with record_function("sparsetir: local product"):
-            out = times(graph.local, inner, x, heads)
-        halo = rows_first(arriving.wait())
-        with record_function("sparsetir: remote product"):
-            add_times(graph.remote_blocks, outer, halo, heads, out)
-        if reduce == "mean":
-            out /= graph.degrees[:, None].to(out.dtype)
-        kept = values is not None and ctx.needs_input_grad[2]
-        ctx.save_for_backward(values, x if kept else None, halo if kept else None)
-        ctx.heads, ctx.sent, ctx.mean = heads, sent, reduce == "mean"
-        return out
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> object:
-        graph, heads = ctx.graph, ctx.heads
-        values, x, halo = ctx.saved_tensors
-        inner, outer = split(graph, values)
-        grad = grads[0].contiguous()
-        if ctx.mean:
-            grad = grad / graph.degrees[:, None].to(grad.dtype)
-        returning, of_x, of_values = None, None, None
-        if ctx.needs_input_grad[1]:
-            with record_function("sparsetir: remote product"):
-                of_halo = transposed(graph.remote, outer, grad, heads)
-            returning = graph.exchange.begin_back("spmm", rows_first(of_halo), ctx.sent)
-            del of_halo
-        with record_function("sparsetir: local product"):
-            if returning is not None:
-                of_x = transposed(graph.local, inner, grad, heads)
-            if ctx.needs_input_grad[2]:
-                parts = ((graph.local, x), (graph.remote, halo))
-                of_values = torch.cat([dots(A, grad, y, values) for A, y in parts], -1)
-        if returning is not None and of_x is not None:
-            returning.add_to(rows_first(of_x))
-        return None, of_x, of_values, None, None, None
-
-
-class _Sddmm(torch.autograd.Function):
-    """X, Y : (own, feat) or (heads, own, feat)."""
-
-    @staticmethod
-    def forward(ctx: Any, graph: DistGraph, X: Tensor, Y: Tensor) -> Tensor:
-        ctx.graph = graph
-        rows = rows_first(Y)
-        halo_rows = rows.new_empty((graph.halo, *rows.shape[1:]))
-        arriving = graph.exchange.begin("sddmm", rows, graph.exchange_dtype, halo_rows)
-        with record_function("sparsetir: local product"):
-            inner = sampled(graph.local, X, Y)
-        halo = rows_first(arriving.wait())
-        with record_function("sparsetir: remote product"):
-            outer = sampled(graph.remote, X, halo)
-        ctx.save_for_backward(X, Y, halo)
-        return torch.cat([inner, outer], -1)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> object:
-        graph = ctx.graph
-        X, Y, halo = ctx.saved_tensors
-        inner, outer = split(graph, grads[0])
-        heads = X.shape[0] if X.dim() == 3 else 0
-        returning = of_x = of_y = None
-        if ctx.needs_input_grad[2]:
-            with record_function("sparsetir: remote product"):
-                of_halo = transposed(graph.remote, outer, X, heads)
-            returning = graph.exchange.begin_back(
-                "sddmm", rows_first(of_halo), graph.exchange_dtype
-            )
-        with record_function("sparsetir: local product"):
-            if ctx.needs_input_grad[1]:
-                of_x = times(graph.local, inner, Y, heads)
-                add_times(graph.remote_blocks, outer, halo, heads, of_x)
-            if returning is not None:
-                of_y = transposed(graph.local, inner, X, heads)
-        if returning is not None and of_y is not None:
-            returning.add_to(rows_first(of_y))
-        return None, of_x, of_y
-
-
-class _WithHalo(torch.autograd.Function):
-    """x : (own, ...)."""
-
-    @staticmethod
-    def forward(ctx: Any, graph: DistGraph, x: Tensor) -> Tensor:
-        ctx.graph = graph
-        out = x.new_empty((graph.own + graph.halo, *x.shape[1:]))
-        arriving = graph.exchange.begin("with_halo", x, graph.exchange_dtype, out[graph.own :])
-        out[: graph.own] = x
-        arriving.wait()
-        return out
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> object:
-        graph, (grad,) = ctx.graph, grads
-        returning = graph.exchange.begin_back("with_halo", grad[graph.own :], graph.exchange_dtype)
-        return None, returning.add_to(
-            grad[: graph.own].clone(memory_format=torch.contiguous_format)
-        )
+    sent = graph.exchange_dtype or x.dtype
+    passage = Passage(graph.exchange, "with_halo", sent, shared=True)
+    return torch.cat([passage.leave(x), passage.arrive()])
