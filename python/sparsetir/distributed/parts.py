@@ -201,7 +201,8 @@ class _Sampled(torch.autograd.Function):
             if ctx.needs_input_grad[1]:
                 of_x = times(graph.local, grad, y, heads)
                 if later is not None:
-                    add_times(graph.remote_blocks, *later, heads, of_x)
+                    outer, halo = later
+                    add_times(graph.remote_blocks, outer, halo, heads, of_x)
             if ctx.needs_input_grad[2]:
                 of_y = transposed(graph.local, grad, X, heads)
         return None, of_x, of_y, None
