@@ -16,10 +16,9 @@ tensor([[0., 1., 1.],
 """
 
 from sparsetir import needs_torch  # noqa: F401
-from sparsetir.distributed.attention import attention
 from sparsetir.distributed.collectives import DistributedError
 from sparsetir.distributed.graph import DistGraph
-from sparsetir.distributed.products import sddmm, softmax, spmm, with_halo
+from sparsetir.distributed.products import attention, sddmm, softmax, spmm, with_halo
 from sparsetir.distributed.training import mean
 
 __all__ = [

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.profiler import record_function
 
 from sparsetir.distributed.collectives import as_bytes, in_time, split_sizes, swap, total
@@ -22,12 +23,14 @@ class Exchange:
         there several times
     send, receive : for each process, how many rows go to it and come from it
     halo : rows that come, the sum of `receive`, in the order of their processes
+    any : whether there are any on any process
     bytes_sent : to other processes so far, but for what the engine adds
     """
 
     group: dist.ProcessGroup
     own: int
     halo: int
+    any: bool
     bytes_sent: int
 
     def __init__(
@@ -47,45 +50,21 @@ class Exchange:
         self.sent: Tensor = asked - start
         self.bytes_sent = 0
         rows = total(group, who, torch.tensor([self.halo], device=halo.device))
-        self._any = bool(int(rows))  # else no process sends anything, nor begins to
+        self.any = bool(int(rows))  # else no process sends anything, nor begins to
 
-    def begin(self, who: str, x: Tensor, dtype: torch.dtype | None, out: Tensor) -> Arriving:
-        """Send own rows to those who need them.
+    def begin(self, who: str, x: Tensor, dtype: torch.dtype) -> Transfer:
+        """Begin to send own rows, (own, ...), to those who need them: (halo, ...) will come.
 
-        x : (own, ...)
-        dtype : that they have on their way, by default x's
-        out : (halo, ...) of x's dtype, contiguous, where they come
+        dtype : that they have on their way
         """
         with record_function("sparsetir: pack"):
-            packed = x.detach().index_select(0, self.sent)
-            packed = packed if dtype is None else packed.to(dtype)
-            into = out if packed.dtype == out.dtype else torch.empty_like(out, dtype=packed.dtype)
-            work = self._start(who, into, packed, self.receive, self.send)
-        return Arriving(self, who, work, packed, into, out)
+            packed = x.detach().index_select(0, self.sent).to(dtype)
+            return Transfer(self, who, packed, self.receive, self.send)
 
-    def begin_back(self, who: str, grad: Tensor, dtype: torch.dtype | None) -> Returning:
-        """Send gradients of the halo, (halo, ...), back to whose rows they are."""
+    def begin_back(self, who: str, grad: Tensor, dtype: torch.dtype) -> Transfer:
+        """Begin to send gradients of the halo, (halo, ...), back: (len(sent), ...) will come."""
         with record_function("sparsetir: pack"):
-            packed = (grad if dtype is None else grad.to(dtype)).contiguous()
-            into = packed.new_empty((len(self.sent), *packed.shape[1:]))
-            work = self._start(who, into, packed, self.send, self.receive)
-        return Returning(self, who, work, packed, into)
-
-    def _start(
-        self, who: str, into: Tensor, packed: Tensor, receive: list[int], send: list[int]
-    ) -> object:
-        if not self._any or not packed.shape[1:].numel():
-            return None
-        self.bytes_sent += packed.nbytes  # rows go to other processes alone
-        with in_time(self.group, who):
-            return dist.all_to_all_single(
-                as_bytes(into), as_bytes(packed), receive, send, group=self.group, async_op=True
-            )
-
-    def _wait(self, who: str, work: Any) -> None:
-        with record_function("sparsetir: wait"), in_time(self.group, who):
-            if work is not None:
-                work.wait()
+            return Transfer(self, who, grad.to(dtype).contiguous(), self.send, self.receive)
 
     def add_returned(self, rows: Tensor, to: Tensor) -> None:
         """Add (len(sent), ...) rows to the own rows that they are of, (own, ...), in place.
@@ -108,36 +87,98 @@ class Exchange:
                 into.index_add_(0, places, part.to(to.dtype).contiguous())
 
 
-class Arriving:
-    """Rows of a halo under way."""
+class Transfer:
+    """Rows on their way.
+
+    packed : (sum(send), ...) in the order of the processes that they go to
+    """
 
     def __init__(
-        self, exchange: Exchange, who: str, work: object, packed: Tensor, into: Tensor, out: Tensor
+        self, exchange: Exchange, who: str, packed: Tensor, receive: list[int], send: list[int]
     ) -> None:
-        self._exchange, self._who, self._work = exchange, who, work
-        self._packed, self._into, self._out = packed, into, out  # alive until they have gone
+        self._group, self._who = exchange.group, who
+        self._packed = packed  # alive until it has gone
+        self._into = packed.new_empty((sum(receive), *packed.shape[1:]))
+        self._work: dist.Work | None = None
+        if exchange.any and packed.shape[1:].numel():
+            exchange.bytes_sent += packed.nbytes  # rows go to other processes alone
+            into, rows = as_bytes(self._into), as_bytes(packed)
+            with in_time(self._group, who):
+                self._work = dist.all_to_all_single(
+                    into, rows, receive, send, group=self._group, async_op=True
+                )
 
     def wait(self) -> Tensor:
-        """(halo, ...) when all of them are there."""
-        self._exchange._wait(self._who, self._work)
-        into, out = self._into, self._out
-        del self._packed, self._into, self._out
-        return out if into is out else out.copy_(into)
+        """(sum(receive), ...) when all of them are there."""
+        with record_function("sparsetir: wait"), in_time(self._group, self._who):
+            if self._work is not None:
+                self._work.wait()
+        del self._packed
+        return self._into
 
 
-class Returning:
-    """Gradients of halos on their way to whose rows they are."""
+class Passage:
+    """Rows that go to halos while something else is computed, and their gradients that come back.
+
+    Between :meth:`leave` and :meth:`arrive` own rows are worked with. Autograd goes the other way:
+    once what was made of the halo has its gradient, this is sent, and while that of own rows is
+    computed it is under way.
+
+    who : is named in errors
+    dtype : of rows and gradients on their way
+    shared : whether others may have the gradient of own rows, to which that of the halos is added
+    """
 
     def __init__(
-        self, exchange: Exchange, who: str, work: object, packed: Tensor, into: Tensor
+        self, exchange: Exchange, who: str, dtype: torch.dtype, shared: bool = False
     ) -> None:
-        self._exchange, self._who, self._work = exchange, who, work
-        self._packed, self._into = packed, into
+        self.exchange, self.who, self.dtype, self.shared = exchange, who, dtype, shared
+        self.transfer: Transfer | None = None
 
-    def add_to(self, grad: Tensor) -> Tensor:
-        """Wait for them and add them to the gradients of own rows, (own, ...), in place."""
-        self._exchange._wait(self._who, self._work)
-        del self._packed
+    def leave(self, x: Tensor) -> Tensor:
+        """The same rows (own, ...), with which to compute until those of others are there."""
+        own, self._sent = _Leave.apply(self, x)
+        return own
+
+    def arrive(self) -> Tensor:
+        """Rows of the halo, (halo, ...)."""
+        return _Arrive.apply(self, self._sent)
+
+    def wait(self) -> Tensor:
+        """What is under way, when it is there."""
+        transfer, self.transfer = self.transfer, None
+        assert transfer is not None
+        return transfer.wait()
+
+
+class _Leave(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, passage: Passage, x: Tensor) -> tuple[Tensor, Tensor]:
+        passage.transfer = passage.exchange.begin(passage.who, x, passage.dtype)
+        ctx.passage = passage
+        return x, x.new_empty(0)  # by which autograd knows that the halo comes of x
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor]:
+        own, passage = grads[0], ctx.passage
+        if passage.shared:
+            own = own.clone(memory_format=torch.contiguous_format)
+        returned = passage.wait()
         with record_function("sparsetir: unpack"):
-            self._exchange.add_returned(self._into, grad)
-        return grad
+            passage.exchange.add_returned(returned, own)
+        return None, own
+
+
+class _Arrive(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, passage: Passage, sent: Tensor) -> Tensor:
+        ctx.passage = passage
+        return passage.wait().to(sent.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor]:
+        (halo,), passage = grads, ctx.passage
+        passage.transfer = passage.exchange.begin_back(passage.who, halo, passage.dtype)
+        return None, halo.new_empty(0)

@@ -9,82 +9,83 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.profiler import record_function
 
+from sparsetir.distributed.exchange import Passage
 from sparsetir.distributed.parts import rows_first, split, with_heads
 from sparsetir.ops import library
 from sparsetir.ops.message_kernels import gspmm
 from sparsetir.ops.messages_library import as_messages, gradients_of_product, heads_first
 from sparsetir.ops.operands import Operand
+from sparsetir.ops.registry import wants_gradient
 from sparsetir.ops.structure import structure_of
 
 if TYPE_CHECKING:
     from sparsetir.distributed.graph import DistGraph
 
 
-class Extremum(torch.autograd.Function):
-    """x (own, feat) or (heads, own, feat), values (nnz,), (heads, nnz) or None; float32 or
-    float64, in which products are compared."""
+def extremum(
+    graph: DistGraph, passage: Passage, own: Tensor, values: Tensor | None, largest: bool,
+    heads: int,
+) -> Tensor:  # fmt: skip
+    """Greatest or least products; own (own, feat) or (heads, own, feat), values (nnz,), (heads,
+    nnz) or None; float32 or float64, in which products are compared.
+
+    passage : by which own rows have left
+    heads : as :func:`sparsetir.distributed.parts.with_heads` has them
+    """
+    placed = wants_gradient(own, values)
+    inner, outer = split(graph, None if values is None else values.detach())
+    with torch.no_grad(), record_function("sparsetir: local product"):
+        out, place = _extremum(graph.local, inner, own, largest, heads, placed)
+    halo = rows_first(passage.arrive())
+    with torch.no_grad(), record_function("sparsetir: remote product"):
+        before = graph.local.col.shape[0]
+        for first, start, A in graph.remote_blocks:
+            some = None if outer is None else outer[..., start : start + len(A.col)]
+            found, at = _extremum(A, some, halo, largest, heads, placed)
+            mine = out[..., first : first + A.m, :]
+            better = (found > mine) if largest else (found < mine)
+            better |= found.isnan() & ~mine.isnan()
+            better |= _empty(graph.local, first, A.m)
+            better &= ~_empty(A, 0, A.m)
+            mine.copy_(torch.where(better, found, mine))
+            if place is not None and at is not None:
+                of = place[..., first : first + A.m, :]
+                of.copy_(torch.where(better, at + (before + start), of))
+    return out if place is None else _Chosen.apply(graph, own, halo, values, out, place, heads)
+
+
+class _Chosen(torch.autograd.Function):
+    """The extrema, which are known, of the edges that are known, too."""
 
     @staticmethod
     def forward(
-        ctx: Any,
-        graph: DistGraph,
-        x: Tensor,
-        values: Tensor | None,
-        reduce: str,
-        heads: int,
-        sent: torch.dtype,
-    ) -> Tensor:
-        """See :func:`sparsetir.distributed.parts.with_heads` for heads; sent : on their way."""
-        largest, placed = reduce == "max", any(ctx.needs_input_grad)
-        inner, outer = split(graph, values)
-        rows = rows_first(x)
-        halo_rows = rows.new_empty((graph.halo, *rows.shape[1:]))
-        arriving = graph.exchange.begin("spmm", rows, sent, halo_rows)
-        with record_function("sparsetir: local product"):
-            out, place = _extremum(graph.local, inner, x, largest, heads, placed)
-        halo = rows_first(arriving.wait())
-        with record_function("sparsetir: remote product"):
-            before = graph.local.col.shape[0]
-            for first, start, A in graph.remote_blocks:
-                some = None if outer is None else outer[..., start : start + len(A.col)]
-                found, at = _extremum(A, some, halo, largest, heads, placed)
-                mine = out[..., first : first + A.m, :]
-                better = (found > mine) if largest else (found < mine)
-                better |= found.isnan() & ~mine.isnan()
-                better |= _empty(graph.local, first, A.m)
-                better &= ~_empty(A, 0, A.m)
-                mine.copy_(torch.where(better, found, mine))
-                if place is not None and at is not None:
-                    of = place[..., first : first + A.m, :]
-                    of.copy_(torch.where(better, at + (before + start), of))
-        of_values = values is not None and ctx.needs_input_grad[2]
-        ctx.graph, ctx.heads, ctx.shape, ctx.sent = graph, heads, x.shape, sent
-        ctx.save_for_backward(values, place, x if of_values else None, halo if of_values else None)
+        ctx: Any, graph: DistGraph, own: Tensor, halo: Tensor, values: Tensor | None, out: Tensor,
+        place: Tensor, heads: int,
+    ) -> Tensor:  # fmt: skip
+        kept = [own, halo] if values is not None and ctx.needs_input_grad[3] else [None, None]
+        ctx.save_for_backward(values, place, *kept)
+        ctx.graph, ctx.heads, ctx.shape = graph, heads, own.shape
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> object:
-        graph, heads = ctx.graph, ctx.heads
-        values, place, x, halo = ctx.saved_tensors
-        (grad,) = grads
+        graph, heads, (grad,) = ctx.graph, ctx.heads, grads
+        values, place, own, halo = ctx.saved_tensors
         shape = (*ctx.shape[:-2], graph.own + graph.halo, ctx.shape[-1])
         # Of features only the shape counts, but for the gradients of values.
-        every = grad.new_empty(()).expand(shape) if x is None else torch.cat([x, halo], -2)
+        every = grad.new_empty(()).expand(shape) if own is None else torch.cat([own, halo], -2)
         wide, every = with_heads(values, every, heads)
         found = gradients_of_product(graph.edge_index, wide, every, place, grad)
-        _, for_x, for_values, *_ = ctx.needs_input_grad
-        of_values = None if values is None or not for_values else found["values"]()
-        of_x = found["b"]() if for_x else None
-        if values is not None and of_values is not None and of_values.dim() > values.dim():
-            of_values = of_values.sum(0)
-        if of_x is not None:
+        of_own = of_halo = of_values = None
+        if values is not None and ctx.needs_input_grad[3]:
+            of_values = found["values"]()
+            of_values = of_values.sum(0) if of_values.dim() > values.dim() else of_values
+        if ctx.needs_input_grad[1]:
+            of_x = found["b"]()
             of_x = of_x.sum(0) if heads < 0 else of_x
-            back = rows_first(of_x[..., graph.own :, :])
-            returning = graph.exchange.begin_back("spmm", back, ctx.sent)
-            of_x = of_x[..., : graph.own, :].contiguous()
-            returning.add_to(rows_first(of_x))
-        return None, of_x, of_values, None, None, None
+            of_own, of_halo = of_x.split([graph.own, graph.halo], -2)
+        return None, of_own, of_halo, of_values, None, None, None
 
 
 def _extremum(

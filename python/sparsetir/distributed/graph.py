@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sparsetir.distributed import products, rows
+from sparsetir.distributed import products
 from sparsetir.distributed.build import (
     WHO,
     check_edges,
@@ -25,16 +25,15 @@ from sparsetir.distributed.exchange import Exchange
 from sparsetir.distributed.files import Share, read_share
 from sparsetir.distributed.partition import Partition, check_partition
 from sparsetir.distributed.parts import Block, blocks_of
+from sparsetir.distributed.rows import Rows
 from sparsetir.ops.cache import lasting
 from sparsetir.ops.compress import INT32_MAX, sorted_by
 from sparsetir.ops.operands import Operand, resolve
 from sparsetir.ops.tensors import check_size
 from sparsetir.runtime.arrays import dtype_name
 
-T = TypeVar("T")
 
-
-class DistGraph:
+class DistGraph(Rows):
     """A graph whose edges are spread over processes by target; layers take it for edges.
 
     Get one with :meth:`from_edges` or :meth:`from_file`. Each process has some nodes, its own ones,
@@ -98,7 +97,7 @@ class DistGraph:
         self.exchange_dtype: torch.dtype | None = None
         self.compared = 0  # calls whose arguments were compared with those of other processes
         self.seen: set[Any] = set()  # what arguments that were compared have in common
-        self._made: dict[Any, Any] = {}
+        self._made = {}
         self._split(sources, targets)
         order = self._order
         self.values: Tensor | None = None if values is None else values[order]
@@ -348,26 +347,6 @@ class DistGraph:
         size = self.own + self.halo, self.own
         return self.kept("whole", lambda: resolve((self.edge_index, size)))
 
-    def kept(self, key: object, make: Callable[[], T]) -> T:
-        """Data made once per key and kept as long as the graph.
-
-        Collective if `make` is: nothing is ever dropped, as processes might drop different things.
-
-        Parameters
-        ----------
-        key : hashable
-            What it is kept by.
-        make : callable
-            Makes it.
-
-        Returns
-        -------
-        object
-        """
-        if key not in self._made:
-            self._made[key] = make()
-        return self._made[key]
-
     def exchanging(self, dtype: torch.dtype | None) -> DistGraph:
         """The same graph, exchanging rows and gradients in this dtype; not collective.
 
@@ -388,88 +367,6 @@ class DistGraph:
     def __matmul__(self, x: Tensor) -> Tensor:
         """:func:`sparsetir.distributed.spmm`."""
         return products.spmm(self, x)
-
-    # -- rows of nodes ------------------------------------------------------------------------
-
-    def scatter(self, x: Tensor | None, source: int = 0) -> Tensor:
-        """Rows of own nodes, of a tensor that one process has; collective.
-
-        Parameters
-        ----------
-        x : (num_nodes, ...) Tensor or None
-            On process `source`, in the order of the nodes; elsewhere None.
-        source : int
-            The process that has it.
-
-        Returns
-        -------
-        (own, ...) Tensor
-        """
-        return rows.scatter(self, x, source)
-
-    def gather(self, x: Tensor, to: int | None = 0) -> Tensor | None:
-        """Rows of all nodes in their order; collective.
-
-        Parameters
-        ----------
-        x : (own, ...) Tensor
-            Of own nodes.
-        to : int or None
-            The process that gets them; None for all of them.
-
-        Returns
-        -------
-        (num_nodes, ...) Tensor or None
-            None on the other processes.
-        """
-        return rows.gather(self, x, to)
-
-    def arrange(self, nodes: Tensor, x: Tensor) -> Tensor:
-        """Rows of own nodes, of rows that any processes have; collective.
-
-        Parameters
-        ----------
-        nodes : (k,) Tensor, int32 or int64
-            Nodes whose rows this process has; together each node once.
-        x : (k, ...) Tensor
-            These rows.
-
-        Returns
-        -------
-        (own, ...) Tensor
-        """
-        return rows.arrange(self, nodes, x)
-
-    def to_dtensor(self, x: Tensor) -> Any:
-        """A DTensor in the order of the nodes, in shards of rows; collective.
-
-        It is the same tensor for any partition and number of processes, so that
-        `torch.distributed.checkpoint` saves it on some and loads it on others. Without gradients.
-
-        Parameters
-        ----------
-        x : (own, ...) Tensor
-            Of own nodes.
-
-        Returns
-        -------
-        (num_nodes, ...) DTensor
-        """
-        return rows.to_dtensor(self, x)
-
-    def from_dtensor(self, x: object) -> Tensor:
-        """Rows of own nodes, of a DTensor as :meth:`to_dtensor` gives it; collective.
-
-        Parameters
-        ----------
-        x : (num_nodes, ...) DTensor
-            In shards of rows.
-
-        Returns
-        -------
-        (own, ...) Tensor
-        """
-        return rows.from_dtensor(self, x)
 
     def graph_of_layer(self, who: str, sources: int, targets: int, flow: str) -> Any:
         """The graph as layers of :mod:`sparsetir.nn` use it; not collective.

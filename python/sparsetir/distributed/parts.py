@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.profiler import record_function
 
 from sparsetir.ops import library
 from sparsetir.ops.operands import Operand, resolve
@@ -94,10 +97,112 @@ def split(graph: DistGraph, values: Tensor | None) -> tuple[Tensor | None, Tenso
     """The values of edges between own nodes, and of those from others."""
     if values is None:
         return None, None
-    inner = graph.local.col.shape[0]
-    return values[..., :inner].contiguous(), values[..., inner:].contiguous()
+    inner, outer = values.split([len(A.col) for A in graph.parts], -1)
+    return inner.contiguous(), outer.contiguous()
 
 
 def rows_first(x: Tensor) -> Tensor:
     """(rows, heads, feat) of (heads, rows, feat), and back."""
     return x.transpose(0, 1) if x.dim() == 3 else x
+
+
+def local_product(graph: DistGraph, values: Tensor | None, x: Tensor, heads: int) -> Tensor:
+    """The product of edges between own nodes with x; with gradients, as all below.
+
+    heads : as :func:`with_heads` has them
+    """
+    return _Product.apply(graph, values, x, heads, None)
+
+
+def add_remote(
+    graph: DistGraph, values: Tensor | None, halo: Tensor, heads: int, out: Tensor
+) -> Tensor:
+    """Add the product of edges from other nodes to one of :func:`local_product`, in place."""
+    return _Product.apply(graph, values, halo, heads, out)
+
+
+class _Product(torch.autograd.Function):
+    """Keeps x only where values have a gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, graph: DistGraph, values: Tensor | None, x: Tensor, heads: int, out: Tensor | None
+    ) -> Tensor:
+        ctx.name, ctx.A = ("local", graph.local) if out is None else ("remote", graph.remote)
+        with record_function(f"sparsetir: {ctx.name} product"):
+            if out is None:
+                out = times(graph.local, values, x, heads)
+            else:
+                add_times(graph.remote_blocks, values, x, heads, out)
+                ctx.mark_dirty(out)
+        kept = values is not None and ctx.needs_input_grad[1]
+        ctx.save_for_backward(values, x if kept else None)
+        ctx.heads = heads
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> object:
+        values, x = ctx.saved_tensors
+        grad, of_values, of_x = grads[0].contiguous(), None, None
+        with record_function(f"sparsetir: {ctx.name} product"):
+            if ctx.needs_input_grad[1]:
+                of_values = dots(ctx.A, grad, x, values)
+            if ctx.needs_input_grad[2]:
+                of_x = transposed(ctx.A, values, grad, ctx.heads)
+        return None, of_values, of_x, None, grad if ctx.needs_input_grad[4] else None
+
+
+class Sampled:
+    """Products of rows at edges, with gradients: :meth:`local`, then :meth:`remote`."""
+
+    def __init__(self, graph: DistGraph, X: Tensor) -> None:
+        """Take rows of targets, (own, feat) or (heads, own, feat)."""
+        self.graph, self.X = graph, X
+        # Of edges from other nodes, for the gradient of X: added to that of the others, which
+        # comes later, a piece at a time.
+        self.later: tuple[Tensor, Tensor] | None = None
+
+    def local(self, y: Tensor) -> Tensor:
+        """Of edges between own nodes, by rows of these."""
+        return _Sampled.apply(self, self.X, y, None)
+
+    def remote(self, inner: Tensor, y: Tensor) -> Tensor:
+        """Of all own edges; `inner` : what :meth:`local` gave, y : rows of other nodes."""
+        return _Sampled.apply(self, self.X.detach(), y, inner)
+
+
+class _Sampled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, of: Sampled, X: Tensor, y: Tensor, inner: Tensor | None) -> Tensor:
+        ctx.of, ctx.is_local = of, inner is None
+        ctx.save_for_backward(X, y)
+        with record_function(f"sparsetir: {'local' if ctx.is_local else 'remote'} product"):
+            if inner is None:
+                return sampled(of.graph.local, X, y)
+            return torch.cat([inner, sampled(of.graph.remote, X, y)], -1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> object:
+        of, (X, y), (grad,) = ctx.of, ctx.saved_tensors, grads
+        graph, heads = of.graph, len(X) if X.dim() == 3 else 0
+        of_x = of_y = None
+        if not ctx.is_local:
+            inner, outer = split(graph, grad)
+            assert outer is not None
+            of.later = outer, y
+            if ctx.needs_input_grad[2]:
+                with record_function("sparsetir: remote product"):
+                    of_y = transposed(graph.remote, outer, X, heads)
+            return None, None, of_y, inner
+        later, of.later = of.later, None
+        with record_function("sparsetir: local product"):
+            if ctx.needs_input_grad[1]:
+                of_x = times(graph.local, grad, y, heads)
+                if later is not None:
+                    outer, halo = later
+                    add_times(graph.remote_blocks, outer, halo, heads, of_x)
+            if ctx.needs_input_grad[2]:
+                of_y = transposed(graph.local, grad, X, heads)
+        return None, of_x, of_y, None

@@ -1,4 +1,4 @@
-"""Sparse products over the processes of a graph, with gradients.
+"""Sparse products and attention over the processes of a graph, with gradients.
 
 Each process has the rows of its own nodes. Rows of other nodes that its edges need come by one
 message from each process that has some; while they are under way the edges between own nodes are
@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
-from torch.profiler import record_function
 
 from sparsetir.distributed.arguments import (
     cast,
@@ -23,18 +21,11 @@ from sparsetir.distributed.arguments import (
     shown,
     untraced,
 )
-from sparsetir.distributed.extrema import Extremum
-from sparsetir.distributed.parts import (
-    add_times,
-    dots,
-    rows_first,
-    sampled,
-    split,
-    times,
-    transposed,
-)
-from sparsetir.ops import messages
-from sparsetir.ops.tensors import check_tensor
+from sparsetir.distributed.exchange import Passage
+from sparsetir.distributed.extrema import extremum
+from sparsetir.distributed.parts import Sampled, add_remote, local_product, rows_first, split
+from sparsetir.ops.messages import softmax_by_heads, sparse_softmax
+from sparsetir.ops.tensors import check_tensor, scale_of
 from sparsetir.planning.vocabulary import reduction
 from sparsetir.runtime.arrays import dtype_name
 from sparsetir.runtime.refusals import wrong
@@ -104,9 +95,16 @@ def spmm_by_heads(
     # Of 16 bits, terms of extrema are compared in float32, and sums of means may be past the end.
     wide = x.dtype if reduce == "sum" else torch.promote_types(x.dtype, torch.float32)
     weights = None if values is None else values.to(wide)
-    product = Extremum if reduce in ("max", "min") else _Spmm
-    sent = graph.exchange_dtype or x.dtype
-    return product.apply(graph, x.to(wide), weights, reduce, heads, sent).to(x.dtype)
+    passage = Passage(graph.exchange, "spmm", graph.exchange_dtype or x.dtype)
+    own = rows_first(passage.leave(rows_first(x.to(wide))))
+    if reduce in ("max", "min"):
+        return extremum(graph, passage, own, weights, reduce == "max", heads).to(x.dtype)
+    inner, outer = split(graph, weights)
+    out = local_product(graph, inner, own, heads)
+    out = add_remote(graph, outer, rows_first(passage.arrive()), heads, out)
+    if reduce == "mean":
+        out /= graph.degrees[:, None].to(wide)
+    return out.to(x.dtype)
 
 
 def sddmm(graph: DistGraph, X: Tensor, Y: Tensor) -> Tensor:
@@ -147,7 +145,79 @@ def _sampled(graph: DistGraph, X: Tensor, Y: Tensor) -> Tensor:
 
     compared(graph, "sddmm", check)
     X, Y = cast(X, Y)
-    return _Sddmm.apply(graph, X, Y)
+    passage = Passage(graph.exchange, "sddmm", graph.exchange_dtype or Y.dtype)
+    own = rows_first(passage.leave(rows_first(Y)))
+    pairs = Sampled(graph, X)
+    inner = pairs.local(own)
+    return pairs.remote(inner, rows_first(passage.arrive()))
+
+
+@untraced
+def attention(
+    graph: DistGraph, q: Tensor, k: Tensor, v: Tensor, scale: float | None = None
+) -> Tensor:
+    """Out[i] = sum over edges (j, i) of softmax(scale * q[i] . k[j]) * v[j]; collective.
+
+    Parameters
+    ----------
+    graph : DistGraph
+        The edges.
+    q, k : (own, feat) or (own, heads, feat) Tensor
+        Queries of targets and keys of sources, of own nodes.
+    v : (own, width) or (own, heads, width) Tensor
+        Values of sources.
+    scale : float, optional
+        By default 1 / sqrt(feat).
+
+    Returns
+    -------
+    (own, width) or (own, heads, width) Tensor
+        A node without edges gives zeros. Differentiable once.
+
+    Raises
+    ------
+    TypeError, ValueError, DistributedError
+        As :func:`spmm`.
+
+    Notes
+    -----
+    k and v come in one message; weights of edges, (heads, nnz), are kept for the backward pass.
+    16-bit operands are multiplied in float32.
+    """
+
+    def check() -> object:
+        for name, x in (("q", q), ("k", k), ("v", v)):
+            check_tensor("attention", name, x, q)
+            if x.dim() not in (2, 3) or x.shape[1:-1] != q.shape[1:-1] or len(x) != graph.own:
+                expected = f"shape ({graph.own}, features) or ({graph.own}, heads, features) as 'q'"
+                raise wrong("attention", name, expected, tuple(x.shape))
+        if k.shape != q.shape:
+            raise wrong("attention", "k", f"shape {tuple(q.shape)} as 'q'", tuple(k.shape))
+        number = scale_of("attention", scale, q.shape[-1])
+        return number, dtype_name(q), tuple(q.shape[1:]), tuple(v.shape[1:])
+
+    compared(graph, "attention", check)
+    scale = scale_of("attention", scale, q.shape[-1])
+    q, k, v = cast(q, k, v)
+    wide = torch.promote_types(q.dtype, torch.float32)
+    passage = Passage(graph.exchange, "attention", graph.exchange_dtype or q.dtype)
+    own = passage.leave(torch.cat([k, v], -1).to(wide))
+    Q = rows_first(q.to(wide)).contiguous()
+    feat, heads = q.shape[-1], len(Q) if q.dim() == 3 else 0
+
+    def keys_and_values(both: Tensor) -> tuple[Tensor, Tensor]:
+        K, V = rows_first(both).split([feat, v.shape[-1]], -1)
+        return K.contiguous(), V.contiguous()
+
+    pairs = Sampled(graph, Q)
+    K, V = keys_and_values(own)
+    inner = pairs.local(K)
+    K, V_of_halo = keys_and_values(passage.arrive())
+    scores = pairs.remote(inner, K) * scale
+    inner, outer = split(graph, softmax_by_heads(graph.whole, scores))
+    out = local_product(graph, inner, V, heads)
+    out = add_remote(graph, outer, V_of_halo, heads, out)
+    return rows_first(out).to(q.dtype)
 
 
 def _swapped(x: object, least: int = 3) -> Any:
@@ -171,7 +241,7 @@ def softmax(graph: DistGraph, values: Tensor) -> Tensor:
     -------
     (nnz,) or (nnz, heads) Tensor
     """
-    return messages.sparse_softmax(graph.whole, values)
+    return sparse_softmax(graph.whole, values)
 
 
 @untraced
@@ -200,128 +270,6 @@ def with_halo(graph: DistGraph, x: Tensor) -> Tensor:
         return dtype_name(x), tuple(x.shape[1:])
 
     compared(graph, "with_halo", check)
-    return _WithHalo.apply(graph, x)
-
-
-# -- with gradients -------------------------------------------------------------------------------
-
-
-class _Spmm(torch.autograd.Function):
-    """Sums or means; x (own, feat) or (heads, own, feat), values (nnz,), (heads, nnz) or None."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        graph: DistGraph,
-        x: Tensor,
-        values: Tensor | None,
-        reduce: str,
-        heads: int,
-        sent: torch.dtype,
-    ) -> Tensor:
-        """See :func:`sparsetir.distributed.parts.with_heads` for heads; sent : on their way."""
-        ctx.graph = graph
-        inner, outer = split(graph, values)
-        rows = rows_first(x)
-        halo_rows = rows.new_empty((graph.halo, *rows.shape[1:]))
-        arriving = graph.exchange.begin("spmm", rows, sent, halo_rows)
-        with record_function("sparsetir: local product"):
-            out = times(graph.local, inner, x, heads)
-        halo = rows_first(arriving.wait())
-        with record_function("sparsetir: remote product"):
-            add_times(graph.remote_blocks, outer, halo, heads, out)
-        if reduce == "mean":
-            out /= graph.degrees[:, None].to(out.dtype)
-        kept = values is not None and ctx.needs_input_grad[2]
-        ctx.save_for_backward(values, x if kept else None, halo if kept else None)
-        ctx.heads, ctx.sent, ctx.mean = heads, sent, reduce == "mean"
-        return out
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> object:
-        graph, heads = ctx.graph, ctx.heads
-        values, x, halo = ctx.saved_tensors
-        inner, outer = split(graph, values)
-        grad = grads[0].contiguous()
-        if ctx.mean:
-            grad = grad / graph.degrees[:, None].to(grad.dtype)
-        returning, of_x, of_values = None, None, None
-        if ctx.needs_input_grad[1]:
-            with record_function("sparsetir: remote product"):
-                of_halo = transposed(graph.remote, outer, grad, heads)
-            returning = graph.exchange.begin_back("spmm", rows_first(of_halo), ctx.sent)
-            del of_halo
-        with record_function("sparsetir: local product"):
-            if returning is not None:
-                of_x = transposed(graph.local, inner, grad, heads)
-            if ctx.needs_input_grad[2]:
-                parts = ((graph.local, x), (graph.remote, halo))
-                of_values = torch.cat([dots(A, grad, y, values) for A, y in parts], -1)
-        if returning is not None and of_x is not None:
-            returning.add_to(rows_first(of_x))
-        return None, of_x, of_values, None, None, None
-
-
-class _Sddmm(torch.autograd.Function):
-    """X, Y : (own, feat) or (heads, own, feat)."""
-
-    @staticmethod
-    def forward(ctx: Any, graph: DistGraph, X: Tensor, Y: Tensor) -> Tensor:
-        ctx.graph = graph
-        rows = rows_first(Y)
-        halo_rows = rows.new_empty((graph.halo, *rows.shape[1:]))
-        arriving = graph.exchange.begin("sddmm", rows, graph.exchange_dtype, halo_rows)
-        with record_function("sparsetir: local product"):
-            inner = sampled(graph.local, X, Y)
-        halo = rows_first(arriving.wait())
-        with record_function("sparsetir: remote product"):
-            outer = sampled(graph.remote, X, halo)
-        ctx.save_for_backward(X, Y, halo)
-        return torch.cat([inner, outer], -1)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> object:
-        graph = ctx.graph
-        X, Y, halo = ctx.saved_tensors
-        inner, outer = split(graph, grads[0])
-        heads = X.shape[0] if X.dim() == 3 else 0
-        returning = of_x = of_y = None
-        if ctx.needs_input_grad[2]:
-            with record_function("sparsetir: remote product"):
-                of_halo = transposed(graph.remote, outer, X, heads)
-            returning = graph.exchange.begin_back(
-                "sddmm", rows_first(of_halo), graph.exchange_dtype
-            )
-        with record_function("sparsetir: local product"):
-            if ctx.needs_input_grad[1]:
-                of_x = times(graph.local, inner, Y, heads)
-                add_times(graph.remote_blocks, outer, halo, heads, of_x)
-            if returning is not None:
-                of_y = transposed(graph.local, inner, X, heads)
-        if returning is not None and of_y is not None:
-            returning.add_to(rows_first(of_y))
-        return None, of_x, of_y
-
-
-class _WithHalo(torch.autograd.Function):
-    """x : (own, ...)."""
-
-    @staticmethod
-    def forward(ctx: Any, graph: DistGraph, x: Tensor) -> Tensor:
-        ctx.graph = graph
-        out = x.new_empty((graph.own + graph.halo, *x.shape[1:]))
-        arriving = graph.exchange.begin("with_halo", x, graph.exchange_dtype, out[graph.own :])
-        out[: graph.own] = x
-        arriving.wait()
-        return out
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> object:
-        graph, (grad,) = ctx.graph, grads
-        returning = graph.exchange.begin_back("with_halo", grad[graph.own :], graph.exchange_dtype)
-        return None, returning.add_to(
-            grad[: graph.own].clone(memory_format=torch.contiguous_format)
-        )
+    sent = graph.exchange_dtype or x.dtype
+    passage = Passage(graph.exchange, "with_halo", sent, shared=True)
+    return torch.cat([passage.leave(x), passage.arrive()])

@@ -2,152 +2,235 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from sparsetir.distributed.collectives import in_time, swap, together
-from sparsetir.distributed.partition import check_each_once
+from sparsetir.distributed.partition import Partition, check_each_once
 from sparsetir.ops.tensors import INDEX_DTYPES
 from sparsetir.runtime.arrays import dtype_name
 from sparsetir.runtime.refusals import wrong
 
-if TYPE_CHECKING:
-    from sparsetir.distributed.graph import DistGraph
+T = TypeVar("T")
 
 
-def scatter(graph: DistGraph, x: Tensor | None, source: int = 0) -> Tensor:
-    """See :meth:`DistGraph.scatter`."""
-    who, group = "DistGraph.scatter", graph.group
-    here = _is_here(graph, who, "source", source)
+class Rows:
+    """What of a :class:`sparsetir.distributed.DistGraph` is about rows of its nodes."""
 
-    def check() -> object:
-        if here:
-            _check_rows(who, x, graph.num_nodes, "node of the graph")
-        elif x is not None:
-            raise wrong(who, "x", f"None but on process {source}", type(x).__name__)
-        return source
+    group: dist.ProcessGroup
+    partition: Partition
+    num_nodes: int
+    own: int
+    nodes: Tensor
+    _made: dict[object, Any]
 
-    together(group, who, check)
-    told: list[Any] = [None] * dist.get_world_size(group)
-    with in_time(group, who):
-        said = None if x is None else (x.dtype, tuple(x.shape[1:]))
-        dist.all_gather_object(told, said, group=group)
-    dtype, shape = told[source]
-    # Whose rows are whose: `source` has memory for a number of each node.
-    nodes, counts = _at(graph, who, graph.nodes, source)
-    send = counts if here else [0] * len(counts)
-    if x is None:
-        x = torch.empty((0, *shape), dtype=dtype, device=graph.nodes.device)
-    return swap(group, who, x.detach()[nodes] if here else x, send)[0]
+    def kept(self, key: object, make: Callable[[], T]) -> T:
+        """Data made once per key and kept as long as the graph.
 
+        Collective if `make` is: nothing is ever dropped, as processes might drop different things.
 
-def gather(graph: DistGraph, x: Tensor, to: int | None = 0) -> Tensor | None:
-    """See :meth:`DistGraph.gather`."""
-    who, group = "DistGraph.gather", graph.group
-    place = 0 if to is None else to
-    here = _is_here(graph, who, "to", place)
+        Parameters
+        ----------
+        key : hashable
+            What it is kept by.
+        make : callable
+            Makes it.
 
-    def check() -> object:
-        _check_rows(who, x, graph.own, "own node")
-        return dtype_name(x), tuple(x.shape[1:]), to
+        Returns
+        -------
+        object
+        """
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
 
-    together(group, who, check)
-    nodes, counts = _at(graph, who, graph.nodes, place)
-    rows, _ = _at(graph, who, x.detach(), place, counts if here else [0] * len(counts))
-    if to is not None and not here:
-        return None
-    found = rows.new_empty((graph.num_nodes, *x.shape[1:]))
-    if here:
-        found[nodes] = rows
-    if to is None and found.numel():
+    def scatter(self, x: Tensor | None, source: int = 0) -> Tensor:
+        """Rows of own nodes, of a tensor that one process has; collective.
+
+        Parameters
+        ----------
+        x : (num_nodes, ...) Tensor or None
+            On process `source`, in the order of the nodes; elsewhere None.
+        source : int
+            The process that has it.
+
+        Returns
+        -------
+        (own, ...) Tensor
+        """
+        who, group = "DistGraph.scatter", self.group
+        here = _is_here(self, who, "source", source)
+
+        def check() -> object:
+            if here:
+                _check_rows(who, x, self.num_nodes, "node of the graph")
+            elif x is not None:
+                raise wrong(who, "x", f"None but on process {source}", type(x).__name__)
+            return source
+
+        together(group, who, check)
+        told: list[Any] = [None] * dist.get_world_size(group)
         with in_time(group, who):
-            raw = found.view(-1).view(torch.uint8)
-            dist.broadcast(raw, dist.get_global_rank(group, place), group=group)
-    return found
+            said = None if x is None else (x.dtype, tuple(x.shape[1:]))
+            dist.all_gather_object(told, said, group=group)
+        dtype, shape = told[source]
+        # Whose rows are whose: `source` has memory for a number of each node.
+        nodes, counts = _at(self, who, self.nodes, source)
+        send = counts if here else [0] * len(counts)
+        if x is None:
+            x = torch.empty((0, *shape), dtype=dtype, device=self.nodes.device)
+        return swap(group, who, x.detach()[nodes] if here else x, send)[0]
 
+    def gather(self, x: Tensor, to: int | None = 0) -> Tensor | None:
+        """Rows of all nodes in their order; collective.
 
-def arrange(graph: DistGraph, nodes: Tensor, x: Tensor, who: str = "DistGraph.arrange") -> Tensor:
-    """See :meth:`DistGraph.arrange`."""
-    group, partition = graph.group, graph.partition
+        Parameters
+        ----------
+        x : (own, ...) Tensor
+            Of own nodes.
+        to : int or None
+            The process that gets them; None for all of them.
 
-    def check() -> object:
-        if not isinstance(nodes, Tensor) or nodes.dtype not in INDEX_DTYPES:
-            got = nodes.dtype if isinstance(nodes, Tensor) else type(nodes).__name__
-            raise TypeError(f"{who}: argument 'nodes': expected int32 or int64, got {got}")
-        if nodes.dim() != 1:
-            raise wrong(who, "nodes", "one dimension", tuple(nodes.shape))
-        if len(nodes) and not (0 <= int(nodes.min()) and int(nodes.max()) < graph.num_nodes):
-            expected = f"0 to {graph.num_nodes - 1}"
-            raise wrong(who, "nodes", expected, f"{int(nodes.min())} to {int(nodes.max())}")
-        _check_rows(who, x, len(nodes), "node of 'nodes'")
-        return dtype_name(x), tuple(x.shape[1:])
+        Returns
+        -------
+        (num_nodes, ...) Tensor or None
+            None on the other processes.
+        """
+        who, group = "DistGraph.gather", self.group
+        place = 0 if to is None else to
+        here = _is_here(self, who, "to", place)
 
-    together(group, who, check)
-    new = partition.renumbered(who, nodes.long())
-    owners = partition.owners(new)
-    order = torch.argsort(owners, stable=True)
-    send = torch.bincount(owners, minlength=dist.get_world_size(group)).tolist()
-    places, got = swap(group, who, new[order], send)
-    rows, _ = swap(group, who, x.detach()[order], send, got)
-    places = places - partition.start
+        def check() -> object:
+            _check_rows(who, x, self.own, "own node")
+            return dtype_name(x), tuple(x.shape[1:]), to
 
-    check_each_once(who, "nodes", group, places, graph.nodes)
-    return torch.empty_like(rows).index_copy_(0, places, rows)
+        together(group, who, check)
+        nodes, counts = _at(self, who, self.nodes, place)
+        rows, _ = _at(self, who, x.detach(), place, counts if here else [0] * len(counts))
+        if to is not None and not here:
+            return None
+        found = rows.new_empty((self.num_nodes, *x.shape[1:]))
+        if here:
+            found[nodes] = rows
+        if to is None and found.numel():
+            with in_time(group, who):
+                raw = found.view(-1).view(torch.uint8)
+                dist.broadcast(raw, dist.get_global_rank(group, place), group=group)
+        return found
 
+    def arrange(self, nodes: Tensor, x: Tensor) -> Tensor:
+        """Rows of own nodes, of rows that any processes have; collective.
 
-def to_dtensor(graph: DistGraph, x: Tensor) -> Any:
-    """See :meth:`DistGraph.to_dtensor`."""
-    from torch.distributed.tensor import DTensor, Shard
+        Parameters
+        ----------
+        nodes : (k,) Tensor, int32 or int64
+            Nodes whose rows this process has; together each node once.
+        x : (k, ...) Tensor
+            These rows.
 
-    who, group, blocks = "DistGraph.to_dtensor", graph.group, graph.partition.blocks
+        Returns
+        -------
+        (own, ...) Tensor
+        """
+        return self._arranged("DistGraph.arrange", nodes, x)
 
-    def check() -> object:
-        _check_rows(who, x, graph.own, "own node")
-        return dtype_name(x), tuple(x.shape[1:])
+    def _arranged(self, who: str, nodes: Tensor, x: Tensor) -> Tensor:
+        group, partition = self.group, self.partition
 
-    together(group, who, check)
-    send = blocks.split(graph.nodes)
-    ids, got = swap(group, who, graph.nodes, send)
-    rows, _ = swap(group, who, x.detach(), send, got)
-    shard = torch.empty_like(rows).index_copy_(0, ids - blocks.start, rows)
-    shape = torch.Size((graph.num_nodes, *x.shape[1:]))
-    stride = torch.empty(shape, device="meta").stride()
-    return DTensor.from_local(
-        shard, _mesh(graph), [Shard(0)], run_check=False, shape=shape, stride=stride
-    )
+        def check() -> object:
+            if not isinstance(nodes, Tensor) or nodes.dtype not in INDEX_DTYPES:
+                got = nodes.dtype if isinstance(nodes, Tensor) else type(nodes).__name__
+                raise TypeError(f"{who}: argument 'nodes': expected int32 or int64, got {got}")
+            if nodes.dim() != 1:
+                raise wrong(who, "nodes", "one dimension", tuple(nodes.shape))
+            if len(nodes) and not (0 <= int(nodes.min()) and int(nodes.max()) < self.num_nodes):
+                expected = f"0 to {self.num_nodes - 1}"
+                raise wrong(who, "nodes", expected, f"{int(nodes.min())} to {int(nodes.max())}")
+            _check_rows(who, x, len(nodes), "node of 'nodes'")
+            return dtype_name(x), tuple(x.shape[1:])
 
+        together(group, who, check)
+        new = partition.renumbered(who, nodes.long())
+        owners = partition.owners(new)
+        order = torch.argsort(owners, stable=True)
+        send = torch.bincount(owners, minlength=dist.get_world_size(group)).tolist()
+        places, got = swap(group, who, new[order], send)
+        rows, _ = swap(group, who, x.detach()[order], send, got)
+        places = places - partition.start
+        check_each_once(who, "nodes", group, places, self.nodes)
+        return torch.empty_like(rows).index_copy_(0, places, rows)
 
-def from_dtensor(graph: DistGraph, x: Any) -> Tensor:
-    """See :meth:`DistGraph.from_dtensor`."""
-    from torch.distributed.tensor import DTensor, Shard
+    def to_dtensor(self, x: Tensor) -> Any:
+        """A DTensor in the order of the nodes, in shards of rows; collective.
 
-    who, blocks = "DistGraph.from_dtensor", graph.partition.blocks
+        It is the same tensor for any partition and number of processes, so that
+        `torch.distributed.checkpoint` saves it on some and loads it on others. Without gradients.
 
-    def check() -> object:
-        if not isinstance(x, DTensor):
-            raise TypeError(f"{who}: argument 'x': expected a DTensor, got {type(x).__name__}")
-        if tuple(x.placements) != (Shard(0),) or x.dim() < 1 or x.shape[0] != graph.num_nodes:
-            expected = f"{graph.num_nodes} rows in shards of rows"
-            raise wrong(who, "x", expected, f"{tuple(x.shape)} placed as {tuple(x.placements)}")
-        return tuple(x.shape)
+        Parameters
+        ----------
+        x : (own, ...) Tensor
+            Of own nodes.
 
-    together(graph.group, who, check)
-    return arrange(graph, blocks.nodes(graph.nodes.device), x.to_local(), who)
+        Returns
+        -------
+        (num_nodes, ...) DTensor
+        """
+        from torch.distributed.device_mesh import DeviceMesh
+        from torch.distributed.tensor import DTensor, Shard
 
+        who, group, blocks = "DistGraph.to_dtensor", self.group, self.partition.blocks
 
-def _mesh(graph: DistGraph) -> Any:
-    """The group as DTensors know it, made once."""
-    from torch.distributed.device_mesh import DeviceMesh
+        def check() -> object:
+            _check_rows(who, x, self.own, "own node")
+            return dtype_name(x), tuple(x.shape[1:])
 
-    device = graph.nodes.device.type
-    return graph.kept("mesh", lambda: DeviceMesh.from_group(graph.group, device))
+        together(group, who, check)
+        send = blocks.split(self.nodes)
+        ids, got = swap(group, who, self.nodes, send)
+        rows, _ = swap(group, who, x.detach(), send, got)
+        shard = torch.empty_like(rows).index_copy_(0, ids - blocks.start, rows)
+        shape = torch.Size((self.num_nodes, *x.shape[1:]))
+        stride = torch.empty(shape, device="meta").stride()
+        device = self.nodes.device.type
+        mesh = self.kept("mesh", lambda: DeviceMesh.from_group(group, device))
+        return DTensor.from_local(
+            shard, mesh, [Shard(0)], run_check=False, shape=shape, stride=stride
+        )
+
+    def from_dtensor(self, x: Any) -> Tensor:
+        """Rows of own nodes, of a DTensor as :meth:`to_dtensor` gives it; collective.
+
+        Parameters
+        ----------
+        x : (num_nodes, ...) DTensor
+            In shards of rows.
+
+        Returns
+        -------
+        (own, ...) Tensor
+        """
+        from torch.distributed.tensor import DTensor, Shard
+
+        who, blocks = "DistGraph.from_dtensor", self.partition.blocks
+
+        def check() -> object:
+            if not isinstance(x, DTensor):
+                raise TypeError(f"{who}: argument 'x': expected a DTensor, got {type(x).__name__}")
+            if tuple(x.placements) != (Shard(0),) or x.dim() < 1 or x.shape[0] != self.num_nodes:
+                expected = f"{self.num_nodes} rows in shards of rows"
+                raise wrong(who, "x", expected, f"{tuple(x.shape)} placed as {tuple(x.placements)}")
+            return tuple(x.shape)
+
+        together(self.group, who, check)
+        return self._arranged(who, blocks.nodes(self.nodes.device), x.to_local())
 
 
 def _at(
-    graph: DistGraph, who: str, x: Tensor, process: int, receive: list[int] | None = None
+    graph: Rows, who: str, x: Tensor, process: int, receive: list[int] | None = None
 ) -> tuple[Tensor, list[int]]:
     """Rows of all processes, in order, on one of them, and how many are of each; none elsewhere."""
     send = [0] * dist.get_world_size(graph.group)
@@ -155,7 +238,7 @@ def _at(
     return swap(graph.group, who, x, send, receive)
 
 
-def _is_here(graph: DistGraph, who: str, name: str, process: object) -> bool:
+def _is_here(graph: Rows, who: str, name: str, process: object) -> bool:
     count = dist.get_world_size(graph.group)
     if isinstance(process, bool) or not isinstance(process, int) or not 0 <= process < count:
         raise wrong(who, name, f"a process from 0 to {count - 1}", f"{process!r}")
