@@ -20,6 +20,8 @@ from sparsetir.tuning.process import THREADS
 RESULTS = Path("bench/results")
 GRAPHS = f"A graph is {KINDS}; ':T' behind it transposes."
 DTYPES = ("float32", "float16", "bfloat16")
+# Of commands that are not in a module of their name.
+MODULES = {"compile": "compiling", "calls": "checkouts", "new_edges": "checkouts"}
 Option = tuple[tuple[str, ...], dict[str, Any]]
 
 
@@ -212,9 +214,8 @@ def main(words: list[str] | None = None, run_as: tuple[str, ...] = ()) -> None:
         command = [sys.executable, "-m", *(run_as or ("bench",)), *words]
         sys.stdout.flush()
         os.execve(sys.executable, command, {**os.environ, **wanted})
-    module = "compiling" if args.command == "compile" else args.command
     try:
-        importlib.import_module(f"bench.{module}").run(args)
+        importlib.import_module(f"bench.{MODULES.get(args.command, args.command)}").run(args)
     except GraphError as error:
         raise SystemExit(f"{commands.prog} {args.command}: {error}") from error
 

@@ -21,7 +21,7 @@ from torch_geometric.utils import to_torch_csr_tensor
 
 import sparsetir
 from bench import memory
-from bench.harness import each, finish, geomean, in_a_process
+from bench.harness import each, finish, in_a_process
 from bench.messages import Distance, Gate, Own, Raw
 from bench.report import Form
 from bench.synthetic import LAWS, generate
@@ -38,13 +38,12 @@ from bench.training import (
     epoch_times,
 )
 from bench.training import LAYERS as OWN
-from bench.ways import Table, show_others
+from bench.ways import Table, show_means, show_others
 from sparsetir import nn
 from sparsetir.graph.backend import backend
 
 EXPORTED = "exported"
 CSR = "PyG, CSR"
-WAYS = (OURS, PYG, CSR, INDUCTOR, COMPILED, ACCELERATE, OWN)
 ORDER = (INDUCTOR, OURS, COMPILED, PYG, CSR, ACCELERATE, OWN)  # see `begun`
 ADJACENCY = ("GCN", "SAGE", "GIN")  # that take a sparse matrix of torch's
 WEIGHTED = ("raw", "gate", "distance", "own")  # of layers: those with a number for each edge
@@ -196,10 +195,5 @@ def show(cells: list[dict[str, Any]]) -> None:
     """Print tables of epochs and memory, the means, and who is missing or wrong."""
     Table(ABOUT, OURS).show("epochs", cells, "epoch")
     Table(ABOUT, OURS, MIB).show("memory of an epoch, MiB", cells, "memory")
-    for peer in WAYS[1:]:
-        both = [c["epoch"] for c in cells if peer in c["epoch"] and OURS in c["epoch"]]
-        ratios = [times[peer]["min"] / times[OURS]["min"] for times in both]
-        if ratios:
-            mean, worst, count = geomean(ratios), min(ratios), len(ratios)
-            print(f"as fast as {peer}: geometric mean {mean:.2f}, worst {worst:.2f}, {count} cells")
+    show_means(cells, "epoch", OURS)
     show_others(cells, lambda c: f"{c['graph']}, {c['layer']}")

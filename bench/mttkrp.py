@@ -20,7 +20,7 @@ import tvm_ffi
 import sparsetir
 from bench.harness import finish, geomean, refuse_bad
 from bench.report import ROOT, table
-from bench.timing import progress, timed
+from bench.timing import in_turns, progress, timed
 from sparsetir import Schedule
 from sparsetir.data.graphs import GraphError
 from sparsetir.tuning.process import go_ahead
@@ -31,7 +31,6 @@ SOURCE = Path(__file__).with_name("mttkrp.cpp")
 NESTS = ("c++ constant", "c++ variable", "c++ registers")
 HAND_WRITTEN = NESTS[:2]
 TURN = 0.003  # seconds, and at least three calls
-TRIALS, LATER = 10, 4  # turns after which what takes so many times the best has no more
 Calls = dict[str, Callable[[], Any]]
 
 
@@ -98,26 +97,24 @@ def measure(
     wrong = [str(n) for n, call in {**tuned, **calls}.items() if not _right(call, args["a"], exact)]
     if not np.allclose(scipy(), exact, rtol=1e-3, atol=1e-3):
         wrong.append("scipy")
-    sweep = in_turns(tuned, max(2, rounds // 3))
+    sweep = shortest(tuned, max(2, rounds // 3))
     config = min(space, key=lambda c: sweep[c])
-    seconds = in_turns({"tuned": tuned[config], **calls, "scipy": scipy}, rounds)
+    seconds = shortest({"tuned": tuned[config], **calls, "scipy": scipy}, rounds)
     swept = {str(c): t for c, t in sweep.items()}
     about = {"config": str(config), "chosen": str(chosen), "sweep": swept}
     return {**about, "seconds": seconds, "wrong": wrong}
 
 
-def in_turns(calls: dict[Any, Callable[[], Any]], rounds: int) -> dict[Any, float]:
-    """The shortest call of each, of some in each turn; who begins rotates."""
-    names = list(calls)
-    found = dict.fromkeys(names, float("inf"))
-    for number in range(rounds):
-        first = number % len(names)
-        for name in names[first:] + names[:first]:
-            if number < TRIALS or found[name] <= LATER * min(found.values()):
-                once = timed(calls[name])
-                once()  # finds other data in the caches
-                found[name] = min(found[name], *turn(once, TURN, least=3))
-    return found
+def shortest(calls: dict[Any, Callable[[], Any]], rounds: int) -> dict[Any, float]:
+    """The shortest call of each, of some in each turn."""
+
+    def step(call: Callable[[], Any]) -> float:
+        once = timed(call)
+        once()  # finds other data in the caches
+        return min(turn(once, TURN, least=3))
+
+    found = in_turns({name: partial(step, call) for name, call in calls.items()}, 0, rounds)
+    return {name: times["min"] for name, times in found.items()}
 
 
 def _right(call: Callable[[], Any], out: Any, exact: Any) -> bool:

@@ -86,11 +86,6 @@ def table(title: str, head: Sequence[str], rows: Sequence[Sequence[Any]]) -> Non
         print("  ".join(cells).rstrip())
 
 
-def ms(times: Mapping[str, float]) -> str:
-    """Milliseconds, minimum and median."""
-    return f"{1e3 * times['min']:.2f}/{1e3 * times['median']:.2f}"
-
-
 class Form(NamedTuple):
     """How times are told: in parts of a second, with some digits, minima or medians."""
 

@@ -78,7 +78,7 @@ def show(results: dict[str, Any]) -> None:
         _show_times(key, [c for c in cells if group(c) == key])
     if measured(cells):
         _show_costs(measured(cells))
-        _show_summary(results["summary"])
+        show_speed_ups(results["summary"])
     _show_versions(cells)
     _show_missing(cells)
     _show_disturbed(cells)
@@ -141,12 +141,13 @@ def _show_costs(cells: list[dict[str, Any]]) -> None:
     table(f"Before the first call of {OURS}", [*head, "padding", "plan", "config"], rows)
 
 
-def _show_summary(lines: list[dict[str, Any]]) -> None:
+def show_speed_ups(lines: list[dict[str, Any]]) -> None:
+    """A line for each group and peer, see `summarise`."""
     columns = {"peer": "", "op": "op", "dtype": "dtype", "threads": "threads", "class": "problems"}
     columns |= {"cells": "cells", "geomean": "speed-up", "geomean_of_medians": "of medians"}
     columns |= {"lowest": "lowest", "lowest_at": "at"}
     rows = [
-        [f"{x:.2f}" if isinstance(x := line[key], float) else x for key in columns]
+        [f"{x:.3f}" if isinstance(x := line[key], float) else x for key in columns]
         for line in lines
     ]
     title = f"Speed-up of {OURS} over peers, geometric mean"

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from bench.harness import cuda, geomean
 from bench.peers.gpu_clock import Clock, take_turns
 from bench.report import MS, Form, beside, table
 from bench.timing import interleaved
@@ -47,8 +48,6 @@ class Device:
     def of(cls, args: argparse.Namespace, **more: Any) -> Device | None:
         """By options of the command line; None, which is told, where there is no such device."""
         if getattr(args, "target", "cpu") == "cuda":
-            from bench.harness import cuda
-
             torch.backends.cuda.matmul.allow_tf32 = False
             quick = (1, 2, COPIES)
             turns = quick if args.quick else (ROUNDS, CALLS, COPIES)
@@ -192,6 +191,22 @@ class Table:
             rows.append([*(of(cell) for of in self.about.values()), *times])
         if rows:
             table(title, [*self.about, *names], rows)
+
+
+def show_means(
+    cells: Sequence[Mapping[str, Any]],
+    step: str,
+    base: str,
+    group: Callable[[Any], str] = lambda cell: "",
+) -> None:
+    """How many times as fast as each other way one is, by groups of cells."""
+    for key in dict.fromkeys(map(group, cells)):
+        mine = [c[step] for c in cells if group(c) == key and base in c.get(step, {})]
+        for way in dict.fromkeys(n for times in mine for n in times if n != base):
+            ratios = [times[way]["min"] / times[base]["min"] for times in mine if way in times]
+            mean, worst, count = geomean(ratios), min(ratios), len(ratios)
+            told = f"geometric mean {mean:.2f}, worst {worst:.2f}, {count} cells"
+            print(f"{key}{': ' if key else ''}as fast as {way}: {told}")
 
 
 def show_others(cells: Sequence[Mapping[str, Any]], name: Callable[[Any], str]) -> None:

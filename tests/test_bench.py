@@ -118,7 +118,7 @@ def test_tables(capsys):
     """Of files that are here, by each command's own `show`."""
     from docs.measured import step
 
-    from bench import attention, graph, mttkrp, rgcn, sparse_conv, sparse_results, steps
+    from bench import attention, graph, mttkrp, rgcn, sparse_conv, steps, ways
 
     attention.show(step("attention")["cells"], 2)
     rgcn.show(step("relations 1t")["cells"], 1)
@@ -127,7 +127,7 @@ def test_tables(capsys):
     mttkrp._show(step("tensors")["cells"])
     steps.show(step("steps")["cells"])
     graph.show(step("layers")["cells"])
-    sparse_results.show(step("sparse 1t")["cells"])
+    ways.show_means(step("sparse 1t")["cells"], "seconds", "sparsetir", lambda c: c["op"])
     said = capsys.readouterr().out
     expected = ("band ", "gain: geometric mean", "SpMM by steps", "as fast as PyG", "sum of 2")
     assert all(line in said for line in expected)
@@ -300,6 +300,6 @@ def test_turns_of_checkouts_are_merged():
     from bench.checkouts import merge
 
     found = {}
-    merge(found, {"g": {"a": {"min": 2.0, "median": 5.0, "rows": 3}}})
-    merge(found, {"g": {"a": {"min": 3.0, "median": 4.0, "rows": 4}}})
-    assert found == {"g": {"a": {"min": 2.0, "median": 4.0, "rows": 7}}}
+    merge(found, {"g": {"a": {"min": 2.0, "median": 5.0, "rounds": 3}}})
+    merge(found, {"g": {"a": {"min": 3.0, "median": 4.0, "rounds": 4}}})
+    assert found == {"g": {"a": {"min": 2.0, "median": 4.0, "rounds": 7}}}

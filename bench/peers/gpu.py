@@ -21,7 +21,7 @@ from bench.peers.cusparse import CuSparse
 from bench.peers.gpu_clock import Clock, take_turns
 from bench.peers.libraries import OURS
 from bench.peers.ours import describe
-from bench.peers.turns import add_wrong
+from bench.peers.turns import Outcome
 from sparsetir.schedules.operators.registry import OPERATORS
 from sparsetir.tuning.case import Case, Reference
 from sparsetir.tuning.serving import one_line
@@ -79,8 +79,7 @@ class Gpu:
         plans : make plans of ours for the case, by the name of the way
         """
         reference, tensors = Reference(case), self._tensors(case)
-        out: dict[str, dict[str, Any]] = {"peers": {}, "missing": {}, "wrong": {}, "failed": {}}
-        ways: dict[tuple[str, str], Call] = {}
+        out, ways = Outcome(), dict[tuple[str, str], Call]()
         makers = {"cusparse": self._cusparse, "torch": self._torch, "dense": self._dense}
         about: dict[str, Any] = {}
         for name in (OURS, *(peer for peer in makers if self.peers is None or peer in self.peers)):
@@ -100,25 +99,18 @@ class Gpu:
                 except Exception as error:
                     refused[variant] = one_line(error)
                     continue
-                if problem:
-                    add_wrong(out["wrong"], name, f"{variant}: {problem}")
-                else:
+                if out.right(name, variant, problem):
                     ways[name, variant] = call
             if len(refused) >= len(found):
                 why = "; ".join(refused.values()) or f"has no {case.op} of {case.dtype} here"
                 out["failed" if name == OURS else "missing"][name] = why
             out["peers"][name] = {"about": about if name == OURS else {}, "refused": refused}
         times = take_turns(self.clock, ways, self.rounds, self.calls, COPIES)
-        for (name, variant), taken in times.items():
-            out["peers"][name].setdefault("variants", {})[variant] = taken
-        for peer in out["peers"].values():
-            if "variants" in peer:
-                best = min(peer["variants"], key=lambda v: peer["variants"][v]["min"])
-                peer |= {**peer["variants"][best], "variant": best}
-        out["peers"] = {n: p for n, p in out["peers"].items() if "min" in p}
+        for peer in dict.fromkeys(name for name, _ in times):
+            out.add(peer, {variant: t for (name, variant), t in times.items() if name == peer})
         if self.library:
             self.library.release()
-        return out
+        return out.of_timed()
 
     def _tensors(self, case: Case) -> Tensors:
         torch, a = self.torch, case.matrix

@@ -11,7 +11,7 @@ import numpy as np
 
 from bench.peers.cases import save
 from bench.peers.libraries import BEFORE, OURS
-from bench.timing import shortest
+from bench.timing import of_turns, rotated
 from sparsetir.extras import WITHOUT_TORCH
 from sparsetir.tuning.case import Case, Reference
 from sparsetir.tuning.process import THREADS, Ended, Process
@@ -138,11 +138,9 @@ class Times:
         return min(map(min, self.counted))
 
     def summary(self) -> dict[str, float]:
-        """Seconds: minimum and median; noise: a quarter of turns came that near to the minimum."""
-        every = [t for turn in self.counted for t in turn]
-        noise = sorted(map(min, self.counted))[len(self.counted) // 4] / self.least - 1
-        found = {k: t / 1e9 for k, t in shortest(every).items()} | {"noise": noise}
-        return {**found, "turns": len(self.turns), "quiet": len(self.quiet), "calls": len(every)}
+        """In seconds, see `of_turns`."""
+        found = of_turns([[t / 1e9 for t in turn] for turn in self.counted])
+        return {**found, "turns": len(self.turns), "quiet": len(self.quiet)}
 
 
 def compare(
@@ -161,7 +159,7 @@ def compare(
     Gives `peers` (name to its best way: times, `variant`, and those of each way in `variants`;
     `about`), `missing`, `wrong` and `failed` (name to reason). What is wrong is not timed.
     """
-    out: dict[str, dict[str, Any]] = {"peers": {}, "missing": {}, "wrong": {}, "failed": {}}
+    out = Outcome()
     times: dict[Worker, dict[str, Times]] = {}
     for worker in workers:
         try:
@@ -172,19 +170,15 @@ def compare(
         times[worker] = {}
         for variant in prepared["variants"]:
             result = folder / f"result-{variant}.npy"
-            problem = reference.error(np.load(result))
-            result.unlink()
-            if problem:
-                add_wrong(out["wrong"], worker.name, f"{variant}: {problem}")
-            else:
+            if out.right(worker.name, variant, reference.error(np.load(result))):
                 times[worker][variant] = Times()
+            result.unlink()
         out["peers"][worker.name] = {k: prepared[k] for k in ("about", "refused")}
     for turn in range(LONGEST * rounds):
         ways = [t for variants in times.values() for t in variants.values() if not t.dropped]
         if turn >= rounds and all(len(t.quiet) >= min(QUIET, rounds) for t in ways):
             break
-        order = list(times)
-        for worker in order[turn % len(order) :] + order[: turn % len(order)] if order else []:
+        for worker in rotated(times, turn):
             try:
                 _take_turns(worker, times[worker], seconds)
             except Failed as error:
@@ -192,17 +186,32 @@ def compare(
                 times.pop(worker)
     for worker, variants in times.items():
         if variants:
-            best = min(variants, key=lambda v: variants[v].least)
-            found = {name: t.summary() for name, t in variants.items()}
-            out["peers"][worker.name] |= {**found[best], "variant": best, "variants": found}
+            out.add(worker.name, {name: t.summary() for name, t in variants.items()})
             worker.ask("release")
-    out["peers"] = {n: p for n, p in out["peers"].items() if "min" in p}
-    return out
+    return out.of_timed()
 
 
-def add_wrong(wrong: dict[str, str], peer: str, text: str) -> None:
-    """Note one more way of a peer that gives a wrong result."""
-    wrong[peer] = "; ".join([wrong[peer], text] if peer in wrong else [text])
+class Outcome(dict[str, dict[str, Any]]):
+    """What is found of peers; see `compare`."""
+
+    def __init__(self) -> None:
+        super().__init__(peers={}, missing={}, wrong={}, failed={})
+
+    def right(self, peer: str, variant: str, problem: str | None) -> bool:
+        """Whether a way of a peer is right; what is wrong is noted."""
+        if problem:
+            texts = [self["wrong"][peer]] if peer in self["wrong"] else []
+            self["wrong"][peer] = "; ".join([*texts, f"{variant}: {problem}"])
+        return not problem
+
+    def add(self, peer: str, variants: dict[str, dict[str, float]]) -> None:
+        """Note the times of the ways of a peer, of which the fastest counts."""
+        best = min(variants, key=lambda v: variants[v]["min"])
+        self["peers"][peer] |= {**variants[best], "variant": best, "variants": variants}
+
+    def of_timed(self) -> dict[str, dict[str, Any]]:
+        """All of it, of peers that have times."""
+        return {**self, "peers": {n: p for n, p in self["peers"].items() if "min" in p}}
 
 
 def _prepare(case: Case, worker: Worker, folder: Path) -> dict[str, Any]:
