@@ -14,8 +14,8 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from bench.harness import each, finish, keep
-from bench.report import Form
-from bench.ways import Comparison, Device, Makers, Table, Way, show_others
+from bench.report import Form, Table, show_others
+from bench.ways import Comparison, Device, Makers, Way
 from sparsetir import masks, ops
 
 OURS, DENSE, FLEX, BSR = "sparsetir", "dense", "flex", "torch bsr"
@@ -148,8 +148,7 @@ def show(cells: list[dict[str, Any]], threads: int) -> None:
     gpu = bool(cells) and cells[0].get("dtype", "float32") != "float32"
     form = Form(1e6, 0, "median") if gpu else Form(digits=1)
     where = "median us" if gpu else f"threads: {threads}; ms"
-    about = {k: lambda c, k=k: c.get(k, "float32") for k in ("mask", "dtype", "blocks")}
     for step, what in (("forward", "result"), ("backward", "result and gradients")):
         title = f"Attention, {what}: {where}, and times what sparsetir takes"
-        Table(about, OURS, form).show(title, cells, step)
+        Table(("mask", "dtype", "blocks"), OURS, form).show(title, cells, step)
     show_others(cells, lambda c: c["mask"])

@@ -18,9 +18,9 @@ import scipy.sparse as sp
 import torch
 
 import sparsetir
-from bench.harness import each, finish, geomean, keep
-from bench.report import Form, table
-from bench.ways import Comparison, Device, Table, Way, show_others
+from bench.harness import each, finish, keep
+from bench.report import Form, Table, geomean, show_others, table
+from bench.ways import Comparison, Device, Way
 from sparsetir.formats import BSR, DBSR, SRBCRS, Format
 from sparsetir.planning.plan import requested as request
 from sparsetir.schedules.gpu.spmm_panels import PanelThreads

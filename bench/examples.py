@@ -13,11 +13,10 @@ import numpy as np
 import torch
 
 from bench.harness import each, finish
-from bench.report import circumstances, write
+from bench.report import Table, circumstances, show_others, write
 from bench.tasks import EXAMPLES, Example
 from bench.timing import clock_of
 from bench.training import INDUCTOR, OFF, OURS, PYG, Trained, begun, epoch_times
-from bench.ways import Table, show_others
 
 NOISE = 0.015  # by which the mean scores may differ
 

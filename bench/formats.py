@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 import sparsetir
-from bench.harness import check, each, finish, geomean, refuse_bad
+from bench.harness import check, each, finish, refuse_bad
 from bench.problems import problems
-from bench.report import table
+from bench.report import geomean, table
 from bench.timing import interleaved
 from sparsetir.formats import Format, Hyb, Pattern
 from sparsetir.formats.library import library, refusal

@@ -8,7 +8,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ import sparsetir
 from bench import memory
 from bench.harness import each, finish, in_a_process
 from bench.messages import Distance, Gate, Own, Raw
-from bench.report import Form
+from bench.report import Form, Table, show_means, show_others
 from bench.synthetic import LAWS, generate
 from bench.timing import clock_of, interleaved
 from bench.training import (
@@ -38,7 +37,6 @@ from bench.training import (
     epoch_times,
 )
 from bench.training import LAYERS as OWN
-from bench.ways import Table, show_means, show_others
 from sparsetir import nn
 from sparsetir.graph.backend import backend
 
@@ -55,7 +53,7 @@ LAYERS: dict[str, Callable[[int, int], Any]] = {
 }  # fmt: skip
 INPUTS, HIDDEN, CLASSES = 128, 64, 8
 SHUFFLED = ", shuffled"  # behind the names of graphs
-ABOUT = {k: itemgetter(k) for k in ("graph", "edges", "layer")}
+ABOUT = ("graph", "edges", "layer")
 MIB = Form(2.0**-20, 0, "bytes")
 
 

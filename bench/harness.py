@@ -7,7 +7,6 @@ it, and status 1 where a result was wrong (`finish`). Ways of torch's are in `wa
 from __future__ import annotations
 
 import argparse
-import math
 import multiprocessing
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -90,12 +89,6 @@ def chosen(command: str, only: Sequence[str] | None, known: Iterable[str]) -> li
         expected = f"expected some of {', '.join(known)}, got {', '.join(unknown)}"
         raise SystemExit(f"{command}: argument '--only': {expected}")
     return list(only or known)
-
-
-def geomean(values: Iterable[float]) -> float:
-    """Geometric mean of some positive numbers; not a number of none."""
-    logs = [math.log(v) for v in values]
-    return math.exp(sum(logs) / len(logs)) if logs else math.nan
 
 
 def check(who: str, found: np.ndarray, exact: np.ndarray, unit: np.ndarray | float) -> float:

@@ -18,8 +18,8 @@ import numpy as np
 import tvm_ffi
 
 import sparsetir
-from bench.harness import finish, geomean, refuse_bad
-from bench.report import ROOT, table
+from bench.harness import finish, refuse_bad
+from bench.report import ROOT, geomean, table
 from bench.timing import in_turns, progress, timed
 from sparsetir import Schedule
 from sparsetir.data.graphs import GraphError

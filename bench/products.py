@@ -6,7 +6,6 @@ import argparse
 import os
 from collections.abc import Callable
 from functools import partial
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -16,8 +15,8 @@ import torch
 import sparsetir
 from bench.harness import check, each, finish
 from bench.problems import problems
+from bench.report import Table
 from bench.timing import clock_of, interleaved
-from bench.ways import Table
 from sparsetir import SparseMatrix
 
 FEATURES = 64
@@ -40,8 +39,7 @@ def run(args: argparse.Namespace) -> None:
             made = partial(pruned, shape, zeros, feat, seconds)
             todo.append((f"{shape[0]} x {shape[1]}, {zeros:.0%} zeros, {feat}", made))
     cells = each(iter(todo))
-    about = {"": itemgetter("problem"), "features": itemgetter("feat")}
-    Table(about, OURS).show(f"products, {args.threads} threads: ms", cells, "seconds")
+    Table(("problem", "feat"), OURS).show(f"products, {args.threads} threads: ms", cells, "seconds")
     results = {"cells": cells, "clock": clock_of(args.threads).__name__}
     finish(args, "products", results, load=os.getloadavg()[0])
 

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from bench.clouds import Layer, layers, scene
 from bench.harness import each, finish
-from bench.ways import Comparison, Device, Table, Way, show_others
+from bench.report import Table, show_others
+from bench.ways import Comparison, Device, Way
 from sparsetir.nn import KernelMap, SparseConv3d
 
 OURS, GATHER = "sparsetir", "gather"

@@ -16,8 +16,8 @@ import torch
 from bench.harness import each, finish
 from bench.peers import mkl
 from bench.problems import problems
+from bench.report import Table, show_means
 from bench.timing import clock_of, interleaved
-from bench.ways import Table, show_means
 from sparsetir import SparseMatrix, plan
 from sparsetir.schedules.templates.sparse_results import Assembled
 
@@ -44,8 +44,7 @@ def run(args: argparse.Namespace) -> None:
             made = partial(measure, op, name, partial(kind, name, a, library), args.seconds)
             todo.append((f"{name}: {op}", made))
     cells = each(todo)
-    about = {"matrix": itemgetter("graph"), "operator": itemgetter("op")}
-    Table(about, OURS).show("ms, and times what sparsetir takes", cells, "seconds")
+    Table(("graph", "op"), OURS).show("ms, and times what sparsetir takes", cells, "seconds")
     show_means(cells, "seconds", OURS, itemgetter("op"))
     finish(args, "sparse_results", {"cells": cells}, load=os.getloadavg()[0])
 

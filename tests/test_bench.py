@@ -19,7 +19,7 @@ import sparsetir
 from bench import harness
 from bench.__main__ import COMMANDS as COMMANDS_OF_BENCH
 from bench.__main__ import parser
-from bench.report import beside, circumstances, write
+from bench.report import beside, circumstances, geomean, show_means, write
 from bench.ways import Comparison, Device
 from sparsetir.extras import WITHOUT_TORCH
 from sparsetir.formats import CSF, CSR, Pattern
@@ -108,7 +108,7 @@ def test_harness(tmp_path, capsys):
     found = beside(times, ["mine", "other", "none"], "mine")
     assert found == ["2.00 (1.00)", "10.00 (5.00)", "-"]
     assert beside(times, ["mine"], "none") == ["2.00"]
-    assert harness.geomean([1.0, 4.0]) == pytest.approx(2.0)
+    assert geomean([1.0, 4.0]) == pytest.approx(2.0)
     assert harness.check("x", np.ones(2), np.ones(2), 1.0) == 0
     with pytest.raises(SystemExit, match="x is wrong by nan"):
         harness.check("x", np.array([1, np.nan]), np.ones(2), np.ones(2))
@@ -118,16 +118,15 @@ def test_tables(capsys):
     """Of files that are here, by each command's own `show`."""
     from docs.measured import step
 
-    from bench import attention, graph, mttkrp, rgcn, sparse_conv, steps, ways
+    from bench import attention, graph, mttkrp, sparse_conv, steps
 
     attention.show(step("attention")["cells"], 2)
-    rgcn.show(step("relations 1t")["cells"], 1)
     for cloud in step("convolutions"):
         sparse_conv.show(cloud, 1)
     mttkrp._show(step("tensors")["cells"])
     steps.show(step("steps")["cells"])
     graph.show(step("layers")["cells"])
-    ways.show_means(step("sparse 1t")["cells"], "seconds", "sparsetir", lambda c: c["op"])
+    show_means(step("sparse 1t")["cells"], "seconds", "sparsetir", lambda c: c["op"])
     said = capsys.readouterr().out
     expected = ("band ", "gain: geometric mean", "SpMM by steps", "as fast as PyG", "sum of 2")
     assert all(line in said for line in expected)

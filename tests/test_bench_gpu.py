@@ -76,7 +76,7 @@ def test_a_run(device, tmp_path, capsys):
     )  # fmt: skip
     with pytest.raises(SystemExit, match="1 of 1 cells hold wrong results"):
         run.run(args)
-    assert "spmm, float32, cuda: ms as min/median" in capsys.readouterr().out
+    assert "spmm, float32, cuda: ms, and times sparsetir's" in capsys.readouterr().out
     (written,) = tmp_path.glob("run-*-stand-in-*.json")
     (cell,) = json.loads(written.read_text())["results"]["cells"]
     assert set(cell["peers"]) == {"sparsetir", "torch", "dense"} and not cell["failed"]
