@@ -51,7 +51,9 @@ def run(args: argparse.Namespace) -> None:
         write(args.out, "distributed", about, results, quiet=True)  # as far as it is
     show(results, about["cores"])
     wrong = [c["graph"] for c in cells if c["difference"] > DIFFERENT + TIMES * c["rounding"]]
-    finish(args, "distributed", results, wrong and f"losses differ: {', '.join(wrong)}")
+    finish(args, "distributed", results)
+    if wrong:
+        raise SystemExit(f"distributed: losses differ: {', '.join(wrong)}")
 
 
 def cell_of(graph: str, model: str, args: argparse.Namespace) -> dict[str, Any]:

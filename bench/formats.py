@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 import sparsetir
-from bench.harness import check, each, finish, refuse_bad
+from bench.harness import check, through
 from bench.problems import problems
 from bench.report import geomean, table
 from bench.timing import interleaved
@@ -32,10 +32,7 @@ def run(args: argparse.Namespace) -> None:
             if args.format is None or label(fmt) in args.format:
                 given = (problem.name, matrix, pattern, fmt, 0.0 if args.quick else 0.05)
                 todo.append((f"{problem.name}, {fmt.name}", partial(measure, *given)))
-    cells = each(iter(todo))
-    show(cells)
-    finish(args, "formats", {"cells": cells})
-    refuse_bad(cells, [c for c in cells if "failed" in c])
+    through(args, "formats", todo, show)
 
 
 def label(fmt: Format) -> str:

@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,9 @@ import numpy as np
 import tvm_ffi
 
 import sparsetir
-from bench.harness import finish, refuse_bad
+from bench.harness import through
 from bench.report import ROOT, geomean, table
-from bench.timing import in_turns, progress, timed
+from bench.timing import in_turns, timed
 from sparsetir import Schedule
 from sparsetir.data.graphs import GraphError
 from sparsetir.tuning.process import go_ahead
@@ -38,28 +39,26 @@ def run(args: argparse.Namespace) -> None:
     """The command; status 1 if a result was wrong."""
     sys.path.append(str(ROOT / "examples"))
     thesis, inputs = (import_module(f"thesis_{name}") for name in ("schedules", "inputs"))
-    rounds = 2 if args.quick else args.rounds
     tensors = [(path.stem, *_tensor(path)) for path in args.tensor] or [_random()]
     go_ahead()
-    kernels: dict[Any, Any] = {}
-    cells = []
+    rounds, kernels = 2 if args.quick else args.rounds, {}
+
+    def cell(name: str, shape: tuple[int, ...], coords: Any, dtype: str, mode: int) -> Any:
+        axes = [mode, *(n for n in range(len(shape)) if n != mode)]
+        shaped, rng = tuple(shape[n] for n in axes), np.random.default_rng(0)
+        made = inputs.mttkrp_arguments(coords[axes], shaped, dtype, "int32", rng)
+        about = {"tensor": name, "mode": mode, "dtype": dtype, "nnz": coords.shape[1]}
+        found = measure((thesis, inputs), kernels, nests, made, rounds)
+        return {**about, "shape": shaped, **found}
+
     with tempfile.TemporaryDirectory(prefix="sparsetir-bench-") as folder:
         nests = _compiled(Path(folder))
-        for name, shape, coords in tensors:
-            for dtype in args.dtype:
-                for mode in range(len(shape)):
-                    axes = [mode, *(n for n in range(len(shape)) if n != mode)]
-                    cell = {"tensor": name, "mode": mode, "dtype": dtype, "nnz": coords.shape[1]}
-                    progress(f"{name}, mode {mode}, {dtype}")
-                    shaped = tuple(shape[n] for n in axes)
-                    rng = np.random.default_rng(0)
-                    made = inputs.mttkrp_arguments(coords[axes], shaped, dtype, "int32", rng)
-                    found = measure((thesis, inputs), kernels, nests, made, rounds)
-                    cells.append({**cell, "shape": shaped, **found})
-    progress("")
-    _show(cells)
-    finish(args, "mttkrp", {"rounds": rounds, "cells": cells})
-    refuse_bad(cells, [c for c in cells if c["wrong"]])
+        todo = [
+            (f"{tensor[0]}, mode {mode}, {dtype}", partial(cell, *tensor, dtype, mode))
+            for tensor, dtype in product(tensors, args.dtype)
+            for mode in range(len(tensor[1]))
+        ]
+        through(args, "mttkrp", todo, _show, rounds=rounds)
 
 
 def measure(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import time
 from functools import partial
 from typing import Any, NamedTuple
@@ -13,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bench.harness import each, finish
-from bench.report import Table
+from bench.harness import each, finish, refuse_bad
+from bench.report import Table, show_others
 from bench.training import Trained
 from bench.ways import Comparison, Device
 from sparsetir import nn, ops
@@ -89,9 +88,9 @@ def run(args: argparse.Namespace) -> None:
     for step in (*STEPS, f"epoch, {HIDDEN} hidden"):
         title = f"RGCN, {step}: ms, and times what sparsetir takes; threads: {args.threads}"
         Table(columns, OURS).show(title, cells, step.split(",")[0])
-    wrong = {(c["graph"], c["feat"]): c["wrong"] for c in cells if c["wrong"]}
-    results = {"cells": cells, "clock": clock.__name__}
-    finish(args, "rgcn", results, wrong, load=os.getloadavg()[0])
+    show_others(cells, lambda c: f"{c['graph']}, {c['feat']}")
+    finish(args, "rgcn", {"cells": cells, "clock": clock.__name__})
+    refuse_bad(cells)
 
 
 def too_large(way: str, graph: Graph, feat: int) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Callable
 from functools import partial, reduce
 from operator import add, itemgetter
@@ -13,7 +12,7 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 
-from bench.harness import each, finish
+from bench.harness import through
 from bench.peers import mkl
 from bench.problems import problems
 from bench.report import Table, show_means
@@ -43,10 +42,13 @@ def run(args: argparse.Namespace) -> None:
         for op, kind in kinds.items():
             made = partial(measure, op, name, partial(kind, name, a, library), args.seconds)
             todo.append((f"{name}: {op}", made))
-    cells = each(todo)
+    through(args, "sparse_results", todo, show)
+
+
+def show(cells: list[dict[str, Any]]) -> None:
+    """Times, and means by operator."""
     Table(("graph", "op"), OURS).show("ms, and times what sparsetir takes", cells, "seconds")
     show_means(cells, "seconds", OURS, itemgetter("op"))
-    finish(args, "sparse_results", {"cells": cells}, load=os.getloadavg()[0])
 
 
 def measure(op: str, name: str, make: Callable[[], Any], seconds: float) -> dict[str, Any]:

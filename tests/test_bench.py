@@ -95,15 +95,20 @@ def record(folder):
 
 def test_harness(tmp_path, capsys):
     """Cells in their order; a file, its picture, and an end with what was wrong."""
-    cells = harness.each((name, lambda n=name: {"name": n}) for name in "ab")
     args = argparse.Namespace(out=tmp_path, threads=1, plot=True)
-    drawn = []
-    with pytest.raises(SystemExit, match="thing: wrong: bad"):
-        harness.finish(args, "thing", {"cells": cells}, "bad", drawn.append, load=3)
+    drawn, shown = [], []
+    todo = [("a", lambda: {"name": "a"}), ("b", lambda: {"name": "b", "wrong": {"it": "no"}})]
+    with pytest.raises(SystemExit, match="1 of 2 cells hold wrong results"):
+        harness.through(args, "thing", todo, shown.extend, drawn.append, load=3)
+    with pytest.raises(SystemExit, match="1 of 1 cells"):
+        harness.refuse_bad([{"missing": {"mine": "no"}}], ours="mine")
+    harness.refuse_bad([{"missing": {"other": "no"}, "wrong": {}}], ours="mine")
+    assert [c["name"] for c in shown] == ["a", "b"]
     (path,) = tmp_path.glob("thing-*-1t.json")
     assert drawn == [path]
     found = record(tmp_path)
-    assert found["results"]["cells"] == [{"name": "a"}, {"name": "b"}] and found["load"] == 3
+    assert [c["name"] for c in found["results"]["cells"]] == ["a", "b"]
+    assert found["results"]["load"] == 3
     times = {"mine": {"min": 0.002}, "other": {"min": 0.01}}
     found = beside(times, ["mine", "other", "none"], "mine")
     assert found == ["2.00 (1.00)", "10.00 (5.00)", "-"]

@@ -71,7 +71,7 @@ def device(monkeypatch):
 
 def test_a_run(device, tmp_path, capsys):
     args = argparse.Namespace(
-        graph=["cora"], pruned=[], layers=1, synthetic=[], feat=[16], op=["spmm"],
+        graph=["cora"], pruned=[], layers=1, feat=[16], op=["spmm"],
         dtype=["float32"], quick=True, peers=None, out=tmp_path, plot=True, target="cuda",
     )  # fmt: skip
     with pytest.raises(SystemExit, match="1 of 1 cells hold wrong results"):

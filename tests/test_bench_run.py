@@ -17,9 +17,11 @@ from bench.judge import judge
 from bench.judge import run as run_judge
 from bench.peers import libraries
 from bench.peers.turns import Failed, Times, Worker, compare, shared
+from bench.problems import matrix_of
 from bench.run import thread_counts
 from bench.summary import summarise
 from bench.synthetic import LAWS, generate
+from sparsetir.data.graphs import GraphError
 from sparsetir.schedules.operators.operands import rounded
 from sparsetir.tuning.case import Reference, make
 
@@ -277,5 +279,8 @@ def test_what_the_command_line_refuses(capsys):
     with pytest.raises(SystemExit, match="expected all, one or numbers, got 0"):
         thread_counts(["0"])
     with pytest.raises(SystemExit):
-        parser().parse_args(["run", "--synthetic", "x"])
-    assert "--synthetic: expected cora, citeseer, " in capsys.readouterr().err
+        parser().parse_args(["run", "--op", "x"])
+    assert "--op: expected " in capsys.readouterr().err
+    with pytest.raises(GraphError, match="synthetic:x: expected synthetic: and one of cora, "):
+        matrix_of("synthetic:x")
+    assert matrix_of("synthetic:cora").shape == (2708, 2708)

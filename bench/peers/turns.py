@@ -22,9 +22,7 @@ LONGEST = 2  # times as many rounds, at most, until there are so many
 TRIALS = 3  # turns after which a way of a peer that takes LATER times its best has no more
 LATER = 1.5
 WITH_TORCH = ("torch",)  # peers; to import it takes the others half of their start
-LAUNCH = "from {module} import serve_peer; serve_peer(answers, parent, sys.argv[1:])"
-SERVER = "bench.peers.server"
-OLDER_SERVER = "sparsetir.measuring.peer_server"  # of checkouts that had peers in the package
+LAUNCH = "from bench.peers.server import serve_peer; serve_peer(answers, parent, sys.argv[1:])"
 
 
 class Failed(Exception):
@@ -47,53 +45,42 @@ class Worker:
         self.name, self.threads = name, threads
         self.checkout = checkout if name == BEFORE else None
         self._process: Process | None = None
-        self._ready = False
         self.missing: str | None = None
-
-    def start(self) -> None:
-        """Begin to load the peer; several workers may do so at the same time."""
-        first, module = [], SERVER
-        if self.checkout is not None:
-            first = [str(self.checkout / "python"), str(self.checkout)]
-            module = SERVER if (self.checkout / "bench" / "peers").is_dir() else OLDER_SERVER
-        env = {
-            **os.environ,
-            **{n: str(self.threads) for n in THREADS},
-            "MKL_DYNAMIC": "FALSE",
-            "PYTHONPATH": os.pathsep.join([*first, *(p for p in sys.path if p)]),
-            "SPARSETIR_RECORDS": "",  # a default is what it is without any
-        }
-        code = LAUNCH.format(module=module)
-        if self.name not in WITH_TORCH:
-            code = f"{WITHOUT_TORCH}; {code}"
-        name = OURS if self.name == BEFORE else self.name
-        words = [name, str(self.threads)]
-        self._process = Process(code, words, environment=env, ahead=True)
-        self._ready = False
 
     def ask(self, op: str, **request: Any) -> dict[str, Any]:
         """An answer; Failed if there is none. A process that died is started again."""
         if self._process is None and not self.missing:
-            self.start()
-        if self._process is not None and not self._ready:
-            first = self._answer(self._process)
-            self.missing, self._ready = first.get("missing"), True
-            if self.missing:
-                self.close()
-            elif "failed" in first:
-                self.close()
-                raise Failed(first["failed"])
-            else:
-                self._process.stop()
-        if self.missing:
-            raise Failed(self.missing, missing=True)
-        assert self._process is not None
+            self._start()
+        if self._process is None:
+            raise Failed(self.missing or "", missing=True)
         self._process.resume()
         answer = self._answer(self._process, op, **request)
         self._process.stop()
         if "missing" in answer or "failed" in answer:
             raise Failed(answer.get("missing") or answer["failed"], missing="missing" in answer)
         return answer
+
+    def _start(self) -> None:
+        """Load the peer."""
+        of = [str(self.checkout / "python"), str(self.checkout)] if self.checkout else []
+        env = {
+            **os.environ,
+            **{n: str(self.threads) for n in THREADS},
+            "MKL_DYNAMIC": "FALSE",
+            "PYTHONPATH": os.pathsep.join([*of, *(p for p in sys.path if p)]),
+            "SPARSETIR_RECORDS": "",  # a default is what it is without any
+        }
+        code = LAUNCH if self.name in WITH_TORCH else f"{WITHOUT_TORCH}; {LAUNCH}"
+        words = [OURS if self.name == BEFORE else self.name, str(self.threads)]
+        self._process = Process(code, words, environment=env, ahead=True)
+        first = self._answer(self._process)
+        if "missing" in first or "failed" in first:
+            self.close()
+            self.missing = first.get("missing")
+        else:
+            self._process.stop()
+        if "failed" in first:
+            raise Failed(first["failed"])
 
     def _answer(self, process: Process, op: str | None = None, /, **request: Any) -> dict[str, Any]:
         try:
