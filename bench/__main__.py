@@ -140,10 +140,6 @@ COMMANDS: dict[str, tuple[str, tuple[Option, ...], int | None]] = {
         THREADS_OF_ALL, some("--graph", [], "beside cora", nargs="*"),
         seconds(1, "each comparison"),
     ), None),
-    "formats": ("every format: how large, how fast?", (
-        THREADS_OF_ALL, GRAPH, PRUNED, LAYERS,
-        some("--format", None, "only these, by their names in the tables"),
-    ), None),
     "blocks": ("pruned weights in blocks, beside torch; on a GPU all peers", (
         THREADS_OF_ALL, TARGET, seconds(20, "each comparison on a CPU"),
     ), None),

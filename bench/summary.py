@@ -79,6 +79,7 @@ def show(results: dict[str, Any]) -> None:
         _show_times(key, [c for c in cells if group(c) == key])
     if measured(cells):
         _show_costs(measured(cells))
+    if results["summary"]:
         show_speed_ups(results["summary"])
     _show_versions(cells)
     _show_missing(cells)

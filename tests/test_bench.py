@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import scipy.sparse as sp
 
 import sparsetir
 from bench import harness
@@ -22,7 +21,6 @@ from bench.__main__ import parser
 from bench.report import beside, circumstances, geomean, show_means, write
 from bench.ways import Comparison, Device
 from sparsetir.extras import WITHOUT_TORCH
-from sparsetir.formats import CSF, CSR, Pattern
 from sparsetir.tuning.process import THREADS
 
 ROOT = Path(__file__).parents[1]
@@ -31,13 +29,6 @@ COMMANDS = {
     "compile": ([], lambda r: {"import", "spmm"} < set(r)),
     "calls": ([], lambda r: r["seconds"]["now"]["calls"]["plan, NumPy"]["min"] > 0),
     "steps": (["--feat", 128, "--plot"], lambda r: r["cells"][0]["seconds"]["plan"] > 0),
-    "formats": (
-        ["--format", "csr", "dia", "hyb_1_k"],
-        lambda r: (
-            {c["format"] for c in r["cells"] if "skipped" in c} == {"dia"}
-            and all(c["seconds"]["product"]["min"] > 0 for c in r["cells"] if "skipped" not in c)
-        ),
-    ),
     "run": (
         ["--op", "spmm", "--graph", "cora", "--peers", "scipy", "--threads", "one", "--plot"],
         lambda r: all({"sparsetir", "scipy"} <= set(c["peers"]) for c in r["cells"]),
@@ -71,7 +62,7 @@ COMMANDS = {
 
 def bench(*words):
     """The command with the environment that it wants; else it starts itself again."""
-    without = WITHOUT_TORCH if words[0] in ("compile", "formats", "mttkrp") else "pass"
+    without = WITHOUT_TORCH if words[0] in ("compile", "mttkrp") else "pass"
     code = f"import runpy, sys; {without}; runpy.run_module('bench', run_name='__main__')"
     path = os.pathsep.join([str(Path(sparsetir.__file__).parents[1]), str(ROOT)])
     alone = words[0] in ("run", "mttkrp", "calls", "distributed")
@@ -177,7 +168,7 @@ def test_commands_of_the_readme_are_known():
 
 @pytest.mark.parametrize("words, threads", [
     (["steps", "--quick"], len(os.sched_getaffinity(0))),
-    (["formats", "--threads", "7"], 7),
+    (["compile", "--threads", "7"], 7),
     (["run", "--threads", "7"], 1),  # of its workers
 ])  # fmt: skip
 def test_it_starts_itself_again_where_libraries_have_read_another_environment(
@@ -219,29 +210,10 @@ def test_a_file_that_is_no_graph_ends_with_one_line(tmp_path, monkeypatch):
     for name in THREADS:
         monkeypatch.setenv(name, "1")  # else it starts itself again
     with pytest.raises(SystemExit) as end:
-        main(["formats", "--threads", "1", "--graph", str(tmp_path / "x.txt")])
+        main(["steps", "--threads", "1", "--graph", str(tmp_path / "x.txt")])
     message = str(end.value.code)  # which Python prints, and ends with status 1
-    assert message.startswith(f"python -m bench formats: {tmp_path}/x.txt: no such file")
+    assert message.startswith(f"python -m bench steps: {tmp_path}/x.txt: no such file")
     assert "\n" not in message
-
-
-def test_formats_tells_what_fails(capsys, monkeypatch):
-    from bench import formats
-
-    matrix = sp.random_array((9, 8), density=0.4, format="csr", dtype="float32", rng=0)
-    matrix = sp.csr_array((matrix.data, *(x.astype("int32") for x in (matrix.indices,
-                          matrix.indptr))), shape=matrix.shape)  # fmt: skip
-    pattern = Pattern.from_csr(matrix.indptr, matrix.indices, matrix.shape)
-    right = formats.measure("it", matrix, pattern, CSR(), 0.0)
-    assert right["seconds"]["product"]["min"] > 0 and "failed" not in right
-    cell = formats.measure("it", matrix, pattern, CSF((0, 1, 2)), 0.0)
-    assert "expected a format of matrices" in cell["failed"]
-    with monkeypatch.context() as patch:
-        patch.setattr(sparsetir, "plan", lambda *_, **__: lambda b, out: out.fill(3))
-        bad = formats.measure("it", matrix, pattern, CSR(), 0.0)
-    assert bad["failed"].startswith("SystemExit: csr is wrong by ")
-    formats.show([right, cell])
-    assert "failed: it, csf_0_1_2: TypeError" in capsys.readouterr().out
 
 
 def test_rules_are_the_masks():
