@@ -18,8 +18,12 @@ from sparsetir.runtime.targets import usable_cpus
 from sparsetir.tuning.process import THREADS
 
 RESULTS = Path("bench/results")
-GRAPHS = f"A graph is {KINDS}; ':T' behind it transposes."
+GRAPHS = (
+    f"A graph is {KINDS}; ':T' behind it transposes; or random, by size: synthetic:cora, ppi, .."
+)
 DTYPES = ("float32", "float16", "bfloat16")
+# Of commands that are not in a module of their name.
+MODULES = {"compile": "compiling", "calls": "checkouts", "new_edges": "checkouts"}
 Option = tuple[tuple[str, ...], dict[str, Any]]
 
 
@@ -62,12 +66,18 @@ TARGET = option("--target", choices=("cpu", "cuda"), default="cpu")
 PRUNED = some("--pruned", [], "npz files of weights by layer; or file.npz:layer")
 LAYERS = number("--layers", 1, "how many of a file")
 OPERATORS = one_of("sparsetir.schedules.operators.registry", "OPERATORS")
-LAWS = one_of("bench.synthetic", "LAWS")
-SYNTHETIC = some("--synthetic", [], "random graphs by size: cora, ppi, ogbn-arxiv ..", type=LAWS)
 
 
 def features(default: str) -> Option:
     return some("--feat", None, f"feature sizes (default: {default})", type=int)
+
+
+def keys(name: str, module: str, table: str, first: str) -> Option:
+    return some(name, None, f"default: all: {first} ..", type=one_of(module, table))
+
+
+def peers(*names: str, text: str = "default: all") -> Option:
+    return some("--peers", None, text, nargs="*", choices=names)
 
 
 def seconds(default: float, of: str) -> Option:
@@ -78,7 +88,7 @@ def seconds(default: float, of: str) -> Option:
 COMMANDS: dict[str, tuple[str, tuple[Option, ...], int | None]] = {
     "run": ("operators, beside their peers", (
         some("--op", ["spmm"], "default: spmm", type=OPERATORS, metavar="OP"),
-        GRAPH, PRUNED, LAYERS, SYNTHETIC, features("32 128 512"), TARGET, PLOT,
+        GRAPH, PRUNED, LAYERS, features("32 128 512"), TARGET, PLOT,
         some("--dtype", ["float32"], choices=DTYPES),
         some("--threads", None, 'all, one or numbers (default: "all and one")'),
         number("--rounds", None, "turns of each peer and cell (default: 9)"),
@@ -100,22 +110,17 @@ COMMANDS: dict[str, tuple[str, tuple[Option, ...], int | None]] = {
     ), 2),
     "graph": ("models through torch.compile, beside PyG and Inductor", (
         THREADS_OF_ALL, GRAPH, seconds(10, "each layer and graph"),
-        some("--layer", None, "default: all: raw GCN SAGE GIN GAT GATv2 Transformer gate ..",
-             type=one_of("bench.graph", "LAYERS")),
-        some("--peers", None, "default: all", nargs="*",
-             choices=(
-                 "PyG", "PyG, CSR", "Inductor", "backend, rest by Inductor", "accelerate",
-                 "sparsetir.nn",
-             )),
+        keys("--layer", "bench.graph", "LAYERS", "raw GCN SAGE GIN GAT GATv2 Transformer gate"),
+        peers("PyG", "PyG, CSR", "Inductor", "backend, rest by Inductor", "accelerate",
+              "sparsetir.nn"),
         flag("--shuffle", "edges in no order"),
         flag("--memory", "what an epoch takes, by each way in a process of its own"),
         flag("--exported", "inference by libraries that need no torch, in place of epochs"),
     ), None),
     "examples": ("models of PyG's examples, trained through torch.compile and without", (
         THREADS_OF_ALL, seconds(2, "epochs of each model"), number("--seeds", 3, "of each model"),
-        some("--model", None, "default: all: GCN ChebNet GraphSAGE GAT ..",
-             type=one_of("bench.tasks", "EXAMPLES")),
-        some("--peers", None, "default: Inductor", nargs="*", choices=("Inductor",)),
+        keys("--model", "bench.tasks", "EXAMPLES", "GCN ChebNet GraphSAGE GAT"),
+        peers("Inductor", text="default: Inductor"),
     ), None),
     "compile": ("import, parsing, each lowering, build", (THREADS_OF_ALL,), None),
     "gpucode": ("GPU templates by nvcc: registers, spills, widths of loads", (
@@ -128,16 +133,12 @@ COMMANDS: dict[str, tuple[str, tuple[Option, ...], int | None]] = {
         some("--only", None, "these steps anew", metavar="STEP"),
     ), None),
     "products": ("`A @ X` beside scipy and torch, pruned weights beside dense ones", (
-        THREADS_OF_ALL, some("--graph", [], "default: cora", nargs="*"), SYNTHETIC,
+        THREADS_OF_ALL, some("--graph", [], "default: cora", nargs="*"),
         seconds(1, "each comparison"), flag("--no-pruned", "only `A @ X`"),
     ), None),
     "sparse_results": ("products and sums of sparse matrices, beside scipy and MKL", (
         THREADS_OF_ALL, some("--graph", [], "beside cora", nargs="*"),
         seconds(1, "each comparison"),
-    ), None),
-    "formats": ("every format: how large, how fast?", (
-        THREADS_OF_ALL, GRAPH, PRUNED, LAYERS,
-        some("--format", None, "only these, by their names in the tables"),
     ), None),
     "blocks": ("pruned weights in blocks, beside torch; on a GPU all peers", (
         THREADS_OF_ALL, TARGET, seconds(20, "each comparison on a CPU"),
@@ -149,10 +150,8 @@ COMMANDS: dict[str, tuple[str, tuple[Option, ...], int | None]] = {
     ), None),
     "attention": ("sparse attention, beside torch's dense one and Flex", (
         THREADS_OF_ALL,
-        some("--mask", None, "default: all: band butterfly ..",
-             type=one_of("bench.attention", "MASKS")),
-        some("--peers", None, "default: all there are", nargs="*",
-             choices=("dense", "flex", "torch bsr")),
+        keys("--mask", "bench.attention", "MASKS", "band butterfly"),
+        peers("dense", "flex", "torch bsr"),
         number("--length", None, "default: 4096"), seconds(20, "each comparison"), TARGET,
     ), None),
     "sparse_conv": ("convolutions of points, beside torch's gathering", (
@@ -163,8 +162,7 @@ COMMANDS: dict[str, tuple[str, tuple[Option, ...], int | None]] = {
     "rgcn": ("relational layers, beside PyG's", (
         THREADS_OF_ALL,
         some("--edges", None, "of random graphs: 10000 30000 .. (default: all)", type=int),
-        some("--peers", None, "default: all", nargs="*",
-             choices=("RGCNConv", "FastRGCNConv")),
+        peers("RGCNConv", "FastRGCNConv"),
         flag("--cpu-time", "of the processor, where others use it; one thread"),
         seconds(5, "each comparison"),
     ), None),
@@ -212,9 +210,8 @@ def main(words: list[str] | None = None, run_as: tuple[str, ...] = ()) -> None:
         command = [sys.executable, "-m", *(run_as or ("bench",)), *words]
         sys.stdout.flush()
         os.execve(sys.executable, command, {**os.environ, **wanted})
-    module = "compiling" if args.command == "compile" else args.command
     try:
-        importlib.import_module(f"bench.{module}").run(args)
+        importlib.import_module(f"bench.{MODULES.get(args.command, args.command)}").run(args)
     except GraphError as error:
         raise SystemExit(f"{commands.prog} {args.command}: {error}") from error
 

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from bench.harness import each, finish, keep
-from bench.report import Form
-from bench.ways import Comparison, Device, Makers, Table, Way, show_others
+from bench.harness import through
+from bench.report import Form, Table, show_others
+from bench.ways import Comparison, Device, Makers, Way
 from sparsetir import masks, ops
 
 OURS, DENSE, FLEX, BSR = "sparsetir", "dense", "flex", "torch bsr"
@@ -65,14 +65,10 @@ def run(args: argparse.Namespace) -> None:
     length, heads = (256, 2) if args.quick else (args.length or LENGTH, HEADS)
     peers = PEERS[device.name] if args.peers is None else tuple(args.peers)
     every = ((name, dtype) for name in args.mask or MASKS for dtype in DTYPES[device.name])
-    cells = each(
-        ((", ".join(one), partial(measure, *one, length, heads, peers, device)) for one in every),
-        keep(args, "attention"),
-    )
-    show(cells, args.threads)
-    results = {"heads": heads, "head_size": HEAD_SIZE, "cells": cells}
-    bad = {c["mask"]: c["wrong"] for c in cells if c["wrong"] or OURS in c["missing"]}
-    finish(args, "attention", results, bad)
+    given = length, heads, peers, device
+    todo = ((", ".join(one), partial(measure, *one, *given)) for one in every)
+    tables = partial(show, threads=args.threads)
+    through(args, "attention", todo, tables, ours=OURS, heads=heads, head_size=HEAD_SIZE)
 
 
 def measure(
@@ -148,8 +144,7 @@ def show(cells: list[dict[str, Any]], threads: int) -> None:
     gpu = bool(cells) and cells[0].get("dtype", "float32") != "float32"
     form = Form(1e6, 0, "median") if gpu else Form(digits=1)
     where = "median us" if gpu else f"threads: {threads}; ms"
-    about = {k: lambda c, k=k: c.get(k, "float32") for k in ("mask", "dtype", "blocks")}
     for step, what in (("forward", "result"), ("backward", "result and gradients")):
         title = f"Attention, {what}: {where}, and times what sparsetir takes"
-        Table(about, OURS, form).show(title, cells, step)
+        Table(("mask", "dtype", "blocks"), OURS, form).show(title, cells, step)
     show_others(cells, lambda c: c["mask"])

@@ -7,10 +7,10 @@ and one by one, by tensor cores and, one by one, in panels of rows.
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -18,9 +18,9 @@ import scipy.sparse as sp
 import torch
 
 import sparsetir
-from bench.harness import each, finish, geomean, keep
-from bench.report import Form, table
-from bench.ways import Comparison, Device, Table, Way, show_others
+from bench.harness import through
+from bench.report import Form, Table, geomean, show_others, table
+from bench.ways import Comparison, Device, Way
 from sparsetir.formats import BSR, DBSR, SRBCRS, Format
 from sparsetir.planning.plan import requested as request
 from sparsetir.schedules.gpu.spmm_panels import PanelThreads
@@ -89,12 +89,8 @@ def cases(device: Device, quick: bool) -> Iterator[Case]:
         kinds, sizes, features, shares = ("blocks",), SIZES[:1], FEATURES[:1], SPARSITY[:1]
     if quick:
         sizes, features, shares = (256,), (64,), (0.75,)
-    for sparsity in shares:
-        for size in sizes:
-            for kind in kinds:
-                for dtype in TYPES[device.name]:
-                    for feat in features:
-                        yield Case(kind, size, sparsity, dtype, feat)
+    for sparsity, *case in product(shares, sizes, kinds, TYPES[device.name], features):
+        yield Case(case[1], case[0], sparsity, *case[2:])
 
 
 def run(args: argparse.Namespace) -> None:
@@ -102,13 +98,8 @@ def run(args: argparse.Namespace) -> None:
     device = Device.of(args)
     if device is None:
         return
-    load = os.getloadavg()
     todo = ((str(case), partial(measure, case, device)) for case in cases(device, args.quick))
-    cells = each(todo, keep(args, "blocks"))
-    show(cells, args.threads)
-    results = {"cells": cells, "load": {"before": load, "after": os.getloadavg()}}
-    wrong = [c["wrong"] for c in cells if c["wrong"] or OURS in c["missing"]]
-    finish(args, "blocks", results, wrong)
+    through(args, "blocks", todo, partial(show, threads=args.threads), ours=OURS)
 
 
 def measure(case: Case, device: Device) -> dict[str, Any]:

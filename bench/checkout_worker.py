@@ -1,21 +1,19 @@
 """A process that times calls or steps: `calls SECONDS`, or `new_edges SECONDS THREADS`.
 
-It runs with any version of the package that is first on the path, so it imports nothing of `bench`;
-parts that a version does not have are left out. It prints JSON. Calls are of products of a 64 x 64
-matrix with 5 % of its places and 32 features, on one thread; steps of layers of PyG's and ours.
+It runs with any version of the package that is first on the path, so of `bench` it imports clocks
+alone; parts that a version does not have are left out. It prints JSON. Calls are of products of a
+64 x 64 matrix with 5 % of its places and 32 features, on one thread; steps of layers of PyG's and
+ours.
 """
 
 from __future__ import annotations
 
 import gc
 import json
-import resource
-import statistics
 import sys
-import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -24,37 +22,10 @@ import torch
 import tvm_ffi
 
 import sparsetir
+from bench.timing import in_turns, timed
 
 Step = Callable[[], float]  # seconds
-Found = dict[str, dict[str, float]]
-
-
-def in_turns(steps: Mapping[str, Step], seconds: float, least: int = 3) -> Found:
-    """Minimum and median of steps that take turns."""
-    taken: dict[str, list[float]] = {name: [] for name in steps}
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end or len(next(iter(taken.values()))) < least:
-        for name, step in steps.items():
-            taken[name].append(step())
-    return {
-        name: {"min": min(t), "median": statistics.median(t), "rows": len(t)}
-        for name, t in taken.items()
-    }
-
-
-def timed(step: Callable[[], Any], around: Any = None) -> Step:
-    """Seconds of a step, in a context."""
-
-    def run() -> float:
-        if around is None:
-            start = time.perf_counter()
-            step()
-            return time.perf_counter() - start
-        with around():
-            return timed(step)()
-
-    return run
-
+Found = dict[str, dict[str, dict[str, float]]]  # by group and name
 
 # -- calls ----------------------------------------------------------------------------------------
 
@@ -144,37 +115,35 @@ def warm(call: Callable[[], Any]) -> Step:
     """Seconds of a call among as many in a row as take `BATCH`."""
     twenty = timed(lambda: [call() for _ in range(20)])()
     count = max(1, min(50, round(20 * BATCH / twenty)))
+    batch = timed(lambda: [call() for _ in range(count)])
 
     def run() -> float:
         call()
-        start = time.perf_counter()
-        for _ in range(count):
-            call()
-        return (time.perf_counter() - start) / count
+        return batch() / count
 
     return run
 
 
-def of_calls(seconds: float) -> dict[str, Found]:
+def of_calls(seconds: float) -> Found:
     """All calls by group, in turns."""
     warnings.filterwarnings("ignore", message="Sparse", category=UserWarning)
     torch.set_num_threads(1)
     groups = calls()
     gc.disable()
     flat = {(g, n): warm(call) for g, group in groups.items() for n, call in group.items()}
-    times = in_turns(flat, seconds)  # pyright: ignore[reportArgumentType]
-    return {g: {n: times[g, n] for n in group} for g, group in groups.items()}  # pyright: ignore
+    times = in_turns(flat, seconds, least=3)
+    return {g: {n: times[g, n] for n in group} for g, group in groups.items()}
 
 
 # -- new edges ------------------------------------------------------------------------------------
 
-NEW = ((2_000, 10_000), (2_000, 100_000))  # nodes and edges that are new in each step
-NEW_FEATURES, GROWTH = 32, 1_000
-MANY = 200  # steps after which no kernel is new
+NODES, SIZES = 2_000, (10_000, 100_000)  # edges that are new in each step
+FEATURES = 32
+WARM_UP = 200  # steps after which no kernel is new
 BRIEF = 1.0  # seconds below which it is only shown that all runs
 
 
-def new_edges(nodes: int, nnz: int, kinds: Sequence[str] = ("SAGE",)) -> Iterator[tuple[str, Step]]:
+def steps(nnz: int, kinds: tuple[str, ...]) -> Iterator[tuple[str, Step]]:
     """Steps of a layer on edges that are new in each, by ways; of SAGE on known ones, too."""
     import torch_geometric.nn as pyg
 
@@ -182,73 +151,45 @@ def new_edges(nodes: int, nnz: int, kinds: Sequence[str] = ("SAGE",)) -> Iterato
     from sparsetir.nn import accelerate
 
     torch.manual_seed(0)
-    x, known = torch.randn(nodes, NEW_FEATURES), torch.randint(0, nodes, (2, nnz))
+    x, known = torch.randn(NODES, FEATURES), torch.randint(0, NODES, (2, nnz))
 
-    def with_new(layer: Any, around: Any = None) -> Step:
+    def step(layer: Any, around: Any = nullcontext, edges: Any = None) -> Step:
         def run() -> float:
-            edges = torch.randint(0, nodes, (2, nnz))
-            return timed(lambda: layer(x, edges).sum().backward(), around)()
+            given = torch.randint(0, NODES, (2, nnz)) if edges is None else edges
+            once = timed(lambda: layer(x, given).sum().backward())
+            with around():
+                return once()
 
         return run
 
     for kind in kinds:
         name = "" if kind == "SAGE" else f"{kind}, "
-        layer, own = (getattr(of, f"{kind}Conv")(NEW_FEATURES, NEW_FEATURES) for of in (pyg, nn))
-        yield f"{name}PyG", with_new(layer)
+        layer, own = (getattr(of, f"{kind}Conv")(FEATURES, FEATURES) for of in (pyg, nn))
+        yield f"{name}PyG", step(layer)
         if kind == "SAGE":
-            yield "accelerate", with_new(layer, accelerate)
-            again = partial(lambda layer: layer(x, known).sum().backward(), layer)
-            yield "accelerate, known edges", timed(again, accelerate)
-        yield f"{name}sparsetir.nn", with_new(own)
+            yield "accelerate", step(layer, accelerate)
+            yield "accelerate, known edges", step(layer, accelerate, known)
+        yield f"{name}sparsetir.nn", step(own)
         compiled = torch.compile(layer, backend="sparsetir", dynamic=True)
-        yield f"{name}backend sparsetir", with_new(compiled)
+        yield f"{name}backend sparsetir", step(compiled)
 
 
-def growth(count: int) -> Found:
-    """MiB by which memory grows in so many steps with new edges."""
-    steps = dict(new_edges(*NEW[0]))
-
-    def resident() -> float:
-        gc.collect()
-        with open("/proc/self/statm") as file:
-            return int(file.read().split()[1]) * resource.getpagesize() / 2**20
-
-    for _ in range(count // 10):
-        steps["accelerate"]()
-    before = resident()
-    for _ in range(count):
-        steps["accelerate"]()
-    grown = resident() - before
-    return {"MiB": {"min": grown, "median": grown, "rows": count}}
-
-
-def warmed(steps: Mapping[str, Step], seconds: float, warm_up: int) -> Found:
-    """Of steps each of which comes after another way, with its threads and caches."""
-    for step in steps.values():
-        for _ in range(warm_up):
-            step()
-    return in_turns({n: lambda s=s: (s(), s())[1] for n, s in steps.items()}, seconds)
-
-
-def of_new_edges(seconds: float, threads: int) -> dict[str, Found]:
-    """Steps on new edges, and how memory grows in them."""
-    torch.set_num_threads(threads)
-    many, steps = (5, 20) if seconds < BRIEF else (MANY, GROWTH)
+def of_new_edges(seconds: float, threads: str) -> Found:
+    """Steps by number of edges, each after one of the same way, with its threads and caches."""
+    torch.set_num_threads(int(threads))
+    warm_up, kinds = (5, ("SAGE",)) if seconds < BRIEF else (WARM_UP, ("SAGE", "GAT"))
     found = {}
-    for nodes, nnz in NEW:
-        kinds = ("SAGE",) if seconds < BRIEF else ("SAGE", "GAT")
-        found[f"new: {nnz} edges"] = warmed(dict(new_edges(nodes, nnz, kinds)), seconds, many)
-    return {**found, "growth": growth(steps)}
-
-
-def main() -> None:
-    """The command."""
-    what, seconds, *words = sys.argv[1:]
-    if what == "calls":
-        print(json.dumps(of_calls(float(seconds))))
-    else:
-        print(json.dumps(of_new_edges(float(seconds), int(words[0]))))
+    for nnz in SIZES:
+        ways = dict(steps(nnz, kinds))
+        for way in ways.values():
+            for _ in range(warm_up):
+                way()
+        second = {name: lambda way=way: (way(), way())[1] for name, way in ways.items()}
+        found[f"new: {nnz} edges"] = in_turns(second, seconds, least=3)
+    return found
 
 
 if __name__ == "__main__":
-    main()
+    what, given, *words = sys.argv[1:]
+    measured = {"calls": of_calls, "new_edges": of_new_edges}[what]
+    print(json.dumps(measured(float(given), *words)))

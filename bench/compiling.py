@@ -22,6 +22,7 @@ IMPORT = "import time; start = time.perf_counter(); import {}; print(time.perf_c
 
 
 def run(args: argparse.Namespace) -> None:
+    """The command."""
     seconds = 0.05 if args.quick else 3.0
     results = {
         "import": imports(0 if args.quick else 9),
@@ -29,7 +30,11 @@ def run(args: argparse.Namespace) -> None:
         "attention": {} if args.quick else stages(edge_attention.program(EdgeAttention()), seconds),
     }
     progress("")
-    show(results)
+    for part, took in results.items():
+        rows = [
+            [name, *(f"{1e3 * t[k]:.2f}" for k in ("min", "median"))] for name, t in took.items()
+        ]
+        table(f"{part} (ms)", ["", "min", "median"], rows)
     finish(args, "compile", results)
 
 
@@ -64,16 +69,3 @@ def stages(first: Any, seconds: float) -> dict[str, dict[str, float]]:
         progress(f"{first.name}: {name}")
         found |= interleaved({name: step}, seconds, least=2)
     return found
-
-
-def show(results: dict[str, Any]) -> None:
-    def rows(part: str, unit: float) -> list[list[str]]:
-        return [
-            [name, f"{t['min'] * unit:.2f}", f"{t['median'] * unit:.2f}"]
-            for name, t in results[part].items()
-        ]
-
-    table("Import, fresh process (ms)", ["", "min", "median"], rows("import", 1e3))
-    table("SpMM (ms)", ["", "min", "median"], rows("spmm", 1e3))
-    title = "Attention in one function (ms)"
-    table(title, ["", "min", "median"], rows("attention", 1e3))

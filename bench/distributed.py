@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from bench.distributed_model import NETWORKS, Local, Network, Share, epoch, expected_share
-from bench.report import circumstances, table, write
+from bench.harness import finish, where
+from bench.report import table, write
 from bench.timing import progress
 from sparsetir.data.graphs import graph_name
 from sparsetir.tuning.process import THREADS
@@ -32,6 +33,7 @@ HIDDEN = 64  # features
 DIFFERENT = 1e-5  # by how much losses may differ, relative, beside what rounding does
 # The peak resident size over that of one process, by this one's part, and the rows that come.
 RATIO = "memory / share and halo"
+RATIOS = ("bytes sent / needed", "bytes that came / needed", RATIO)
 # Of what processes say: what they have together, the most of one, and each of them.
 TOTAL = ("bytes needed", "bytes sent", "bytes that came")
 MOST = ("epoch", "split")
@@ -42,16 +44,16 @@ def run(args: argparse.Namespace) -> None:
     """Write the file; status 1 where losses differ."""
     cells: list[dict[str, Any]] = []
     results: dict[str, Any] = {"cells": cells, "stated": {k: list(v) for k, v in NETWORKS.items()}}
-    where = circumstances(1)
+    about = where(args)
     for graph, model in product(args.graph or ["cora"], args.model):
         cells.append(cell_of(graph, model, args))
         results["large"] = large(cells)
-        write(args.out, "distributed", where, results, quiet=True)  # as far as it is
-    show(results, where["cores"])
-    write(args.out, "distributed", where, results)
-    wrong = [c for c in cells if c["difference"] > DIFFERENT + TIMES * c["rounding"]]
+        write(args.out, "distributed", about, results, quiet=True)  # as far as it is
+    show(results, about["cores"])
+    wrong = [c["graph"] for c in cells if c["difference"] > DIFFERENT + TIMES * c["rounding"]]
+    finish(args, "distributed", results)
     if wrong:
-        raise SystemExit("distributed: losses differ: " + ", ".join(c["graph"] for c in wrong))
+        raise SystemExit(f"distributed: losses differ: {', '.join(wrong)}")
 
 
 def cell_of(graph: str, model: str, args: argparse.Namespace) -> dict[str, Any]:
@@ -66,24 +68,21 @@ def cell_of(graph: str, model: str, args: argparse.Namespace) -> dict[str, Any]:
     for size in args.processes:
         progress(f"{graph}, {model}, {size} processes")
         runs[size] = launch(spec, size)
-    orders = []
-    for order in range(1, args.orders + 1):
-        progress(f"{graph}, {model}, nodes in another order")
-        orders += launch({**spec, "order": order}, 1)
+    progress(f"{graph}, {model}, nodes in other orders")
+    orders = [launch({**spec, "order": n}, 1)[0]["losses"] for n in range(1, args.orders + 1)]
     progress("")
-    first = runs[min(runs)][0]
-    losses = {size: found[0]["losses"] for size, found in runs.items()}
-    base = np.array(losses[min(runs)])
+    least = min(runs)
+    first, losses = runs[least][0], {size: found[0]["losses"] for size, found in runs.items()}
 
     def most(others: Iterable[list[float]]) -> float:
-        return max((float(np.max(np.abs(np.array(x) / base - 1))) for x in others), default=0.0)
+        off = [np.abs(np.array(x) / np.array(losses[least]) - 1).max() for x in others]
+        return float(max(off, default=0.0))
 
     cell: dict[str, Any] = {"graph": "generated" if made else graph_name(graph)}
     cell |= {k: spec[k] for k in ("model", "hidden")}
     cell |= {k: first[k] for k in ("nodes", "edges", "features", "weights")}
     cell |= {"losses": losses, "difference": most(losses.values())}
-    others = [x["losses"] for x in orders]
-    cell |= {"losses in other orders": others, "rounding": most(others)}
+    cell |= {"losses in other orders": orders, "rounding": most(orders)}
     cell["runs"] = {size: summary(found, runs.get(1)) for size, found in runs.items()}
     if 1 in runs and len(runs) > 1:
         cell["model of time"] = modelled(cell)
@@ -97,11 +96,10 @@ def launch(spec: dict[str, Any], size: int) -> list[dict[str, Any]]:
         path.write_text(json.dumps(spec))
         torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(size)]
         worker = ["-m", "bench.distributed_worker", str(path), folder]
-        command = [sys.executable, "-m", *torchrun, *worker]
-        alone = dict.fromkeys(THREADS, "1")
         done = subprocess.run(
-            command, env={**os.environ, **alone}, capture_output=True, text=True, timeout=SECONDS
-        )
+            [sys.executable, "-m", *torchrun, *worker], capture_output=True, text=True,
+            timeout=SECONDS, env={**os.environ, **dict.fromkeys(THREADS, "1")},
+        )  # fmt: skip
         if done.returncode:
             raise SystemExit(f"distributed: {size} processes failed:\n{done.stderr[-4000:]}")
         return [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(size)]
@@ -112,10 +110,8 @@ def summary(found: list[dict[str, Any]], one: list[dict[str, Any]] | None) -> di
     out: dict[str, Any] = {k: {n: max(p[k][n] for p in found) for n in found[0][k]} for k in MOST}
     out |= {k: sum(p[k] for p in found) for k in TOTAL} | {k: [p[k] for p in found] for k in EACH}
     out |= {k: found[0][k] for k in ("network", "epoch of a small graph")}
-    needed = out["bytes needed"]
-    if needed:
-        out["bytes sent / needed"] = out["bytes sent"] / needed
-        out["bytes that came / needed"] = out["bytes that came"] / needed
+    if needed := out["bytes needed"]:
+        out |= {f"{k} / needed": out[k] / needed for k in ("bytes sent", "bytes that came")}
     if one is not None:
         shares = [share_and_halo(p, one[0]) for p in found]
         out["memory, share and halo"] = shares
@@ -128,12 +124,10 @@ def share_and_halo(process: dict[str, Any], one: dict[str, Any]) -> float:
 
     By parts: of features by nodes, of the rest by edges.
     """
-    by_nodes = one["bytes"] * one["nodes"] * one["features"]
-    rest = max(0, one["memory"] - by_nodes)
-    share = by_nodes * process["own"] / one["nodes"] + rest * (
-        (process["nnz"] + process["own"]) / (one["edges"] + one["nodes"])
-    )
-    return share + one["bytes"] * process["halo"] * process["features"]
+    row = one["bytes"] * one["features"]
+    rest = max(0, one["memory"] - row * one["nodes"])
+    part = (process["nnz"] + process["own"]) / (one["edges"] + one["nodes"])
+    return row * (process["own"] + process["halo"]) + rest * part
 
 
 # -- the model ------------------------------------------------------------------------------------
@@ -141,43 +135,40 @@ def share_and_halo(process: dict[str, Any], one: dict[str, Any]) -> float:
 
 def local_speeds(cell: dict[str, Any]) -> Local:
     """Of one process: what its epoch takes, by edges and nodes."""
-    one = cell["runs"][1]
-    scale = one["epoch"]["min"] / one["split"]["epoch, profiled"]  # without the profiler's part
-    products = scale * (one["split"]["local product"] + one["split"]["remote product"])
-    constant = min(one["epoch of a small graph"], one["epoch"]["min"])
-    rest = max(one["epoch"]["min"] - products - constant, 0.0)
+    one, two = cell["runs"][1], cell["runs"].get(2)
+    split, took = one["split"], one["epoch"]["min"]
+    # Without the profiler's part.
+    products = took * (split["local product"] + split["remote product"]) / split["epoch, profiled"]
+    constant = min(one["epoch of a small graph"], took)
     per_packed = 0.0
-    two = cell["runs"].get(2)
     if two and sum(two["halo"]):
-        work = two["split"]["pack"] + two["split"]["unpack"]
-        per_packed = work / max(two["halo"])
-    return Local(products / cell["edges"], rest / cell["nodes"], per_packed, constant)
+        per_packed = (two["split"]["pack"] + two["split"]["unpack"]) / max(two["halo"])
+    per_node = max(took - products - constant, 0.0) / cell["nodes"]
+    return Local(products / cell["edges"], per_node, per_packed, constant)
 
 
-def numbers_of(cell: dict[str, Any]) -> int:
+def numbers_of(cell: dict[str, Any]) -> tuple[int, int]:
+    """Numbers of a row that are exchanged, and of weights."""
     from bench.distributed_worker import exchanged
 
-    return exchanged(cell["model"], cell["features"], cell["hidden"])
+    return exchanged(cell["model"], cell["features"], cell["hidden"]), cell["weights"]
 
 
 def modelled(cell: dict[str, Any]) -> dict[str, Any]:
     """Compare the model with what was measured here."""
-    local, numbers, weights = local_speeds(cell), numbers_of(cell), cell["weights"]
-    cores = len(os.sched_getaffinity(0))
-    check = {}
+    local, numbers, check = local_speeds(cell), numbers_of(cell), {}
     for size, found in cell["runs"].items():
         if size == 1:
             continue
-        here = Network(found["network"]["latency"], found["network"]["speed"])
-        split = found["split"]
-        products = split["remote product"] + split["local product"]
-        remote = split["remote product"] / max(1e-12, products)
-        share = Share(max(found["nnz"]), max(found["own"]), max(found["halo"]), remote)
-        crowding = max(1.0, size / cores)
-        said = epoch(local, share, here, size, numbers, weights, crowding=crowding)
-        measured = found["epoch"]["min"]
-        check[size] = {"model": said["epoch"], "measured": measured, "parts": said}
-        check[size] |= {"model / measured": said["epoch"] / measured, "edges": sum(found["nnz"])}
+        split, measured = found["split"], found["epoch"]["min"]
+        remote = split["remote product"]
+        far = remote / max(1e-12, remote + split["local product"])
+        share = Share(*(max(found[k]) for k in ("nnz", "own", "halo")), far)
+        crowding = max(1.0, size / len(os.sched_getaffinity(0)))
+        parts = epoch(local, share, Network(**found["network"]), size, *numbers, crowding=crowding)
+        said = {"model": parts["epoch"], "measured": measured, "parts": parts}
+        said["model / measured"] = parts["epoch"] / measured
+        check[size] = {**said, "edges": sum(found["nnz"])}
     return {"local": local._asdict(), "check": check}
 
 
@@ -188,14 +179,12 @@ def large(cells: list[dict[str, Any]]) -> dict[str, Any] | None:
         return None
     cell = max(known, key=lambda c: c["edges"])
     local, numbers = local_speeds(cell), numbers_of(cell)
-    found: dict[str, Any] = {"speeds of": f"{cell['model']} on {cell['graph']}", **LARGE}
     whole = Share(LARGE["nodes"] * LARGE["degree"], LARGE["nodes"], 0)
-    found["one"] = epoch(local, whole, Network(0, 1), 1, numbers, cell["weights"])["epoch"]
+    found: dict[str, Any] = {"speeds of": f"{cell['model']} on {cell['graph']}", **LARGE}
+    found["one"] = epoch(local, whole, Network(0, 1), 1, *numbers)["epoch"]
     for name, stated in NETWORKS.items():
-        found[name] = {}
-        for count in MACHINES:
-            share = expected_share(LARGE, count)
-            found[name][count] = epoch(local, share, stated, count, numbers, cell["weights"])
+        shares = {count: expected_share(LARGE, count) for count in MACHINES}
+        found[name] = {n: epoch(local, of, stated, n, *numbers) for n, of in shares.items()}
     return found
 
 
@@ -205,19 +194,17 @@ def large(cells: list[dict[str, Any]]) -> dict[str, Any] | None:
 def show(results: dict[str, Any], cores: int) -> None:
     """Tables of epochs, of their steps, and of the model."""
     rows, splits, checks = [], [], []
-    names = ("bytes sent / needed", "bytes that came / needed", RATIO)
     for cell in results["cells"]:
         name = f"{cell['model']}, {cell['graph']}"
         for size, found in cell["runs"].items():
             row = [name, size, *(f"{1e3 * found['epoch'][k]:.1f}" for k in ("min", "median"))]
             row.append(f"{found['bytes needed'] / 1e6:.2f}")
-            row += [f"{found[k]:.3f}" if k in found else "-" for k in names]
+            row += [f"{found[k]:.3f}" if k in found else "-" for k in RATIOS]
             row.append(f"{max(found['memory']) / 2**20:.1f}")
             rows.append([*row, f"{cell['difference']:.1e}", f"{cell['rounding']:.1e}"])
             splits.append([name, size, *(f"{1e3 * t:.2f}" for t in found["split"].values())])
         for size, said in cell.get("model of time", {}).get("check", {}).items():
-            times = [f"{1e3 * said[k]:.1f}" for k in ("model", "measured")]
-            checks.append([name, size, *times, f"{said['model / measured']:.2f}"])
+            checks.append([name, size, *(f"{1e3 * said[k]:.1f}" for k in ("model", "measured"))])
     head = ["", "processes", "ms", "median", "MB", "sent", "came", "memory", "MiB"]
     title = (
         f"Epochs on this machine of {cores} cores, a thread for each process; MB that other "
@@ -228,7 +215,7 @@ def show(results: dict[str, Any], cores: int) -> None:
     head = ["", "processes", *next(iter(results["cells"][0]["runs"].values()))["split"]]
     table("An epoch, in ms by torch's profiler; the slowest process of each step", head, splits)
     if checks:
-        head = ["", "processes", "model, ms", "measured", "ratio"]
+        head = ["", "processes", "model, ms", "measured"]
         table("The model beside what was measured here", head, checks)
     if found := results["large"]:
         rows = [[1, f"{found['one']:.2f}", ""]]

@@ -10,9 +10,7 @@ import gc
 import json
 import os
 import socket
-import statistics
 import sys
-import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -26,6 +24,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from bench import memory
+from bench.timing import shortest, timed
 from sparsetir import nn
 from sparsetir.data.datasets import load_cora_dataset
 from sparsetir.data.graphs import load_graph
@@ -33,6 +32,7 @@ from sparsetir.distributed import DistGraph, mean
 from sparsetir.ops import clear_cache
 
 CLASSES, FEATURES = 7, 128
+SMALL = {"nodes": 400, "degree": 8, "far": 0.5}  # a graph that takes what any epoch does
 STEPS = ("local product", "remote product", "pack", "unpack", "wait")
 BLOCK = 4096  # targets of generated graphs that are drawn together
 # Of struct tcp_info, linux/tcp.h: bytes that came.
@@ -91,34 +91,27 @@ def generated(nodes: int, degree: int, far: float, part: int, parts: int) -> Ten
 
 
 def graph_of(spec: dict[str, Any]) -> DistGraph:
-    rank, size = dist.get_rank(), dist.get_world_size()
-    if spec["order"]:
-        return renumbered(spec)
-    if spec["nodes"]:
-        edges = generated(spec["nodes"], spec["degree"], spec["far"], rank, size)
-        return DistGraph.from_edges(edges, spec["nodes"])
-    return DistGraph.from_file(spec["graph"])
+    """The graph of a measurement, with its nodes in the order that it names."""
+    rank, size, nodes, values = dist.get_rank(), dist.get_world_size(), spec["nodes"], None
+    if not nodes and not spec["order"]:
+        return DistGraph.from_file(spec["graph"])
+    if nodes:
+        edges = generated(nodes, spec["degree"], spec["far"], rank, size)
+    else:
+        A = load_graph(spec["graph"]).tocoo()
+        nodes, edges = A.shape[0], torch.from_numpy(np.stack([A.col, A.row]).astype(np.int64))
+        values = None if (A.data == 1).all() else torch.from_numpy(A.data)
+    if spec["order"]:  # on one process: the same sums, rounded otherwise
+        edges = torch.from_numpy(np.argsort(order_of(spec, nodes)))[edges]
+        in_order = torch.from_numpy(np.lexsort(edges.numpy()))
+        edges, values = edges[:, in_order], None if values is None else values[in_order]
+    return DistGraph.from_edges(edges, nodes, values)
 
 
 def order_of(spec: dict[str, Any], nodes: int) -> np.ndarray:
     """The node that each number is of, in one of many orders; 0 is their own."""
     order = spec["order"]
     return np.random.default_rng(order).permutation(nodes) if order else np.arange(nodes)
-
-
-def renumbered(spec: dict[str, Any]) -> DistGraph:
-    """The graph on one process, its nodes in another order: the same sums, rounded otherwise."""
-    nodes, values = spec["nodes"], None
-    if nodes:
-        ends = generated(nodes, spec["degree"], spec["far"], 0, 1).numpy()
-    else:
-        A = load_graph(spec["graph"]).tocoo()
-        nodes, ends = A.shape[0], np.stack([A.col, A.row])
-        values = None if (A.data == 1).all() else A.data
-    ends = np.argsort(order_of(spec, nodes))[ends]
-    sorted_ = np.lexsort(ends)
-    weights = None if values is None else torch.from_numpy(values[sorted_])
-    return DistGraph.from_edges(torch.from_numpy(ends[:, sorted_]), nodes, weights)
 
 
 def rows_of(spec: dict[str, Any], graph: DistGraph) -> tuple[Tensor, Tensor, Tensor]:
@@ -156,12 +149,6 @@ def came() -> int:
     return total
 
 
-def over_processes(value: float, op: Any = dist.ReduceOp.SUM) -> float:
-    found = torch.tensor([float(value)], dtype=torch.float64)
-    dist.all_reduce(found, op)
-    return float(found)
-
-
 def epoch_of(
     model: torch.nn.Module, x: Tensor, graph: Any, y: Tensor, train: Tensor
 ) -> Callable[[], float]:
@@ -180,10 +167,7 @@ def epoch_of(
 def split_times(epoch: Callable[[], float], epochs: int) -> dict[str, float]:
     """Seconds of an epoch in each step, on this process, by torch's profiler."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        start = time.perf_counter()
-        for _ in range(epochs):
-            epoch()
-        whole = (time.perf_counter() - start) / epochs
+        whole = timed(lambda: [epoch() for _ in range(epochs)])() / epochs
     found = {"epoch, profiled": whole} | dict.fromkeys((*STEPS, "exchange", "reduce"), 0.0)
     for event in profile.key_averages():
         seconds = event.cpu_time_total / 1e6 / epochs
@@ -201,13 +185,13 @@ def network() -> dict[str, float]:
     def exchange(count: int) -> float:
         x = torch.zeros(size * count, dtype=torch.uint8)
         out = torch.empty_like(x)
-        times = []
+        once, times = timed(lambda: dist.all_to_all_single(out, x)), []
         for _ in range(12):
             dist.barrier()
-            start = time.perf_counter()
-            dist.all_to_all_single(out, x)
-            times.append(time.perf_counter() - start)
-        return over_processes(min(times), dist.ReduceOp.MAX)
+            times.append(once())
+        slowest = torch.tensor([min(times)], dtype=torch.float64)
+        dist.all_reduce(slowest, dist.ReduceOp.MAX)
+        return float(slowest)
 
     if size == 1:
         return {"latency": 0.0, "speed": 0.0}
@@ -227,44 +211,29 @@ class Training(NamedTuple):
     epoch: Callable[[], float]
 
 
-def begun(spec: dict[str, Any], graph: DistGraph) -> Training:
+def begun(spec: dict[str, Any]) -> Training:
+    """A new model on the graph."""
+    graph = graph_of(spec)
     x, y, train = rows_of(spec, graph)
     torch.manual_seed(0)
     model = DistributedDataParallel(Model(spec["model"], x.shape[1], spec["hidden"]))
     return Training(graph, x, y, train, model, epoch_of(model, x, graph, y, train))
 
 
-def compile_kernels(spec: dict[str, Any]) -> None:
-    """Have the kernels of the graph, and nothing else of it."""
-    training = begun(spec, graph_of(spec))
-    training.epoch()
-    del training
+def measure(spec: dict[str, Any]) -> dict[str, Any]:
+    """Times, memory and bytes of epochs on this process."""
+    LIBC.mallopt(M_MMAP_THRESHOLD, GIVEN_BACK)
+    # Brings libraries and connections into memory.
+    warm = begun({**spec, "graph": "generated", **SMALL}).epoch
+    found: dict[str, Any] = {"epoch of a small graph": min(timed(warm)() for _ in range(10))}
+    split_times(warm, 1)
+    found["network"] = network()
+    begun(spec).epoch()  # compiles the kernels of the graph
+    del warm
     clear_cache()
     give_back()
-
-
-def measure(spec: dict[str, Any]) -> dict[str, Any]:
-    LIBC.mallopt(M_MMAP_THRESHOLD, GIVEN_BACK)
-    torch.manual_seed(0)
-    kind, hidden, epochs = spec["model"], spec["hidden"], spec["epochs"]
-    # Brings libraries and connections into memory.
-    rank, size = dist.get_rank(), dist.get_world_size()
-    small = DistGraph.from_edges(generated(400, 8, 0.5, rank, size), 400)
-    features = 1433 if spec["graph"] == "cora" else FEATURES
-    y = torch.zeros(small.own, dtype=torch.int64)
-    model = DistributedDataParallel(Model(kind, features, hidden))
-    warm = epoch_of(model, torch.randn(small.own, features), small, y, y == 0)
-    least = []
-    for _ in range(10):
-        start = time.perf_counter()
-        warm()
-        least.append(time.perf_counter() - start)
-    split_times(warm, 1)
-    found: dict[str, Any] = {"network": network(), "epoch of a small graph": min(least)}
-    del small, warm, model, y
-    compile_kernels(spec)
     base = memory.held()
-    graph, x, y, train, model, epoch = begun(spec, graph_of(spec))
+    graph, x, y, train, model, epoch = begun(spec)
     found |= {k: getattr(graph, k) for k in ("own", "halo", "nnz")}
     found |= {"nodes": graph.num_nodes, "edges": graph.num_edges, "features": x.shape[1]}
     found |= {"bytes": x.itemsize, "weights": sum(p.numel() for p in model.parameters())}
@@ -274,15 +243,13 @@ def measure(spec: dict[str, Any]) -> dict[str, Any]:
     losses += [epoch(), epoch()]
     found["memory"] = memory.peak() - base
     times = []
-    for _ in range(max(1, epochs - 4)):
+    for _ in range(max(1, spec["epochs"] - 4)):
         dist.barrier()
-        start = time.perf_counter()
-        losses.append(epoch())
-        times.append(time.perf_counter() - start)
-    found["losses"] = losses
-    found["epoch"] = {"min": min(times), "median": statistics.median(times)}
+        times.append(timed(lambda: losses.append(epoch()))())
+    found |= {"losses": losses, "epoch": shortest(times)}
     found["split"] = split_times(epoch, spec["profiled"])
     # Without reductions of weights' gradients, which would count too.
+    kind, hidden = spec["model"], spec["hidden"]
     alone = epoch_of(Model(kind, x.shape[1], hidden), x, graph, y, train)
     alone()
     dist.barrier()
@@ -296,18 +263,17 @@ def measure(spec: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def losses_of(spec: dict[str, Any]) -> dict[str, Any]:
-    """Nothing else."""
-    epoch = begun(spec, graph_of(spec)).epoch
-    return {"losses": [epoch() for _ in range(spec["epochs"])]}
-
-
 def main() -> None:
+    """The process of torchrun's."""
     spec, folder = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=120))
     try:
-        found = losses_of(spec) if spec["order"] else measure(spec)
+        if spec["order"]:
+            epoch = begun(spec).epoch
+            found: dict[str, Any] = {"losses": [epoch() for _ in range(spec["epochs"])]}
+        else:
+            found = measure(spec)
         (folder / f"{dist.get_rank()}.json").write_text(json.dumps(found))
     finally:
         dist.destroy_process_group()

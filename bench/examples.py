@@ -12,12 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from bench.harness import each, finish
-from bench.report import circumstances, write
+from bench.harness import through
+from bench.report import Table, show_others
 from bench.tasks import EXAMPLES, Example
 from bench.timing import clock_of
 from bench.training import INDUCTOR, OFF, OURS, PYG, Trained, begun, epoch_times
-from bench.ways import Table, show_others
 
 NOISE = 0.015  # by which the mean scores may differ
 
@@ -29,15 +28,10 @@ def run(args: argparse.Namespace) -> None:
     todo = args.model or (["jumping knowledge"] if args.quick else list(EXAMPLES))
     seeds, epochs = (1, 3) if args.quick else (args.seeds, None)
     ways = [w for w in (INDUCTOR, OURS, PYG) if args.peers is None or w in (OURS, PYG, *args.peers)]
-    about = {"clock": clock_of(args.threads).__name__, "seeds": seeds}
-    seconds = 0.1 if args.quick else args.seconds
-    measured = ((name, partial(measure, name, ways, seeds, epochs, seconds)) for name in todo)
-    save = lambda cells: write(  # noqa: E731
-        args.out, "examples", circumstances(args.threads), {"cells": cells, **about}, quiet=True
-    )
-    cells = each(measured, save)
-    show(cells)
-    finish(args, "examples", {"cells": cells, **about}, [c for c in cells if c["wrong"]])
+    given = ways, seeds, epochs, 0.1 if args.quick else args.seconds
+    cells = ((name, partial(measure, name, *given)) for name in todo)
+    clock = clock_of(args.threads).__name__
+    through(args, "examples", cells, show, clock=clock, seeds=seeds)
 
 
 def seed(number: int) -> None:

@@ -47,7 +47,7 @@ def steps(target: str, quick: bool, out: Path) -> list[Step]:
     on = f"{where} --target {target}" + " --seconds 2" * rehearsal
     run = f"sparsetir bench run {where} --target {target}"
     feat = "" if quick else "--feat 32 128 512"
-    graphs = "" if quick else "--synthetic cora pubmed ogbn-arxiv"
+    graphs = "" if quick else "--graph synthetic:cora synthetic:pubmed synthetic:ogbn-arxiv"
     tests = "-x tests/test_cuda_runner.py" if quick else "--maxfail=20 tests -k"
     words = () if quick else ("cuda or gpu or groups or thesis",)
     masks = "--mask band --peers dense" if rehearsal else ""

@@ -9,14 +9,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections import Counter
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from bench.harness import finish
+from bench.harness import each, finish
 from bench.report import table
-from bench.timing import progress
 from sparsetir.formats import BSR, DBSR, SRBCRS
 from sparsetir.runtime.pipeline import kernel_of, lower_template
 from sparsetir.runtime.targets import resolve_target
@@ -40,28 +39,23 @@ from sparsetir.schedules.operators.rgms_gradients import RgmsGradient
 from sparsetir.schedules.passes.launches import count_launches
 from sparsetir.schedules.templates.registry import template_of
 
-# Of SASS, by what a column counts; the last of tensor cores: products by the types of factors,
+# Columns by what they count of SASS; the last of tensor cores: products by the types of factors,
 # matrices from shared memory, asynchronous copies.
 OPCODES = {
-    "loads_128": r"\bLDG\.E\.128\b",
-    "loads_64": r"\bLDG\.E\.64\b",
-    "loads": r"\bLDG\b",
+    "FFMA": r"\bFFMA\b",
+    "128 bit": r"\bLDG\.E\.128\b",
+    "64 bit": r"\bLDG\.E\.64\b",
+    "other loads": r"\bLDG\b(?!\.E\.(?:128|64)\b)",
     "atomics": r"\b(?:RED|REDG|ATOM|ATOMG)\b",
-    "shared": r"\b(?:LDS|STS)\b",
     "shuffles": r"\bSHFL\b",
-    "fused": r"\bFFMA\b",
-    "products_f16": r"\bHMMA\.16816\.F32(?!\.BF16)\b",
-    "products_bf16": r"\bHMMA\.16816\.F32\.BF16\b",
-    "products_s8": r"\bIMMA\.16832\.S8\.S8\b",
-    "matrices": r"\bLDSM\b",
-    "copies": r"\bLDGSTS\b",
+    "shared": r"\b(?:LDS|STS)\b",
+    "HMMA f16": r"\bHMMA\.16816\.F32(?!\.BF16)\b",
+    "HMMA bf16": r"\bHMMA\.16816\.F32\.BF16\b",
+    "IMMA s8": r"\bIMMA\.16832\.S8\.S8\b",
+    "LDSM": r"\bLDSM\b",
+    "LDGSTS": r"\bLDGSTS\b",
 }
-# Columns of the table by what is counted.
-COLUMNS = {"launches": "launches", "registers": "registers", "spill_bytes": "spills"}
-COLUMNS |= {"compile_seconds": "seconds", "fused": "FFMA", "loads_128": "128 bit"}
-COLUMNS |= {"loads_64": "64 bit", "loads": "other", "atomics": "atomics", "shuffles": "shuffles"}
-COLUMNS |= {"shared": "shared", "products_f16": "HMMA f16", "products_bf16": "HMMA bf16"}
-COLUMNS |= {"products_s8": "IMMA s8", "matrices": "LDSM", "copies": "LDGSTS"}
+COLUMNS = ("launches", "registers", "spills", "seconds", *OPCODES)
 
 # Sgap's algorithms, as it writes them.
 GROUPS: dict[str, dict[str, Any]] = {
@@ -161,61 +155,46 @@ def relational() -> Cases:
     return found
 
 
-def scheduled(problem: Any, config: Any, target: Any) -> Any:
-    """All stages of a kernel."""
-    return lower_template(template_of(config, problem, gpu=True), problem, config, target)
-
-
 def run(args: argparse.Namespace) -> None:
+    """The command."""
     nvcc = shutil.which("nvcc")
     if nvcc is None:
         print("nvcc is not on the path: nothing is compiled")
         return
-    results = []
-    for name, (problem, config) in cases(args.quick).items():
-        if args.kernels not in name:
-            continue
-        progress(f"{name} for {args.arch}")
-        results.append(
-            {"kernel": name, "config": repr(config), **measure(problem, config, args.arch, nvcc)}
-        )
-    progress("")
-    show(results, args.arch)
+    todo = {n: of for n, of in cases(args.quick).items() if args.kernels in n}
+    results = each(
+        (f"{name} for {args.arch}", partial(measure, name, *of, args.arch, nvcc))
+        for name, of in todo.items()
+    )
+    rows = [[r["kernel"], *(r.get(column, "-") for column in COLUMNS)] for r in results]
+    title = f"GPU kernels compiled for {args.arch}: registers of a thread, bytes spilled, loads"
+    table(title, ["kernel", *COLUMNS], rows)
     finish(args, f"gpucode-{args.arch}", results, arch=args.arch)
 
 
-def measure(problem: Any, config: Any, arch: str, nvcc: str) -> dict[str, Any]:
-    """Of all kernels of a template together; the most registers of one.
-
-    `compile_seconds` are the processor's, which other work on the machine changes less.
-    """
+def measure(name: str, problem: Any, config: Any, arch: str, nvcc: str) -> dict[str, Any]:
+    """Of all kernels of a template together; the most registers of one; the processor's seconds."""
     target = resolve_target({"kind": "cuda", "arch": arch})
-    stages = scheduled(problem, config, target)
-    text = kernel_of(stages, target).source("cuda")
+    template = template_of(config, problem, gpu=True)
+    stages = lower_template(template, problem, config, target)
     with tempfile.TemporaryDirectory() as folder:
         source, cubin = Path(folder) / "kernels.cu", Path(folder) / "kernels.cubin"
-        source.write_text(text)
+        source.write_text(kernel_of(stages, target).source("cuda"))
         command = [nvcc, f"-arch={arch}", "-cubin", "-Xptxas", "-v", "-o", str(cubin), str(source)]
-        start = _of_children()
+        start = resource.getrusage(resource.RUSAGE_CHILDREN)
         said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-        taken = _of_children() - start
+        end = resource.getrusage(resource.RUSAGE_CHILDREN)
         code = disassembled(cubin)
-    found: dict[str, Any] = {
-        "compile_seconds": round(taken, 1),
+    counts = {} if code is None else {c: len(re.findall(form, code)) for c, form in OPCODES.items()}
+    return {
+        "kernel": name,
+        "config": repr(config),
+        "seconds": round(end.ru_utime + end.ru_stime - start.ru_utime - start.ru_stime, 1),
         "launches": count_launches(stages["II scheduled"]),
         "registers": max(int(n) for n in re.findall(r"Used (\d+) registers", said)),
-        "spill_bytes": sum(int(n) for n in re.findall(r"(\d+) bytes spill", said)),
+        "spills": sum(int(n) for n in re.findall(r"(\d+) bytes spill", said)),
+        **counts,
     }
-    if code is not None:
-        counts = Counter({what: len(re.findall(form, code)) for what, form in OPCODES.items()})
-        found |= {**counts, "loads": counts["loads"] - counts["loads_128"] - counts["loads_64"]}
-    return found
-
-
-def _of_children() -> float:
-    """Seconds of the processor that processes which have ended took."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
 
 
 def disassembled(cubin: Path) -> str | None:
@@ -226,9 +205,3 @@ def disassembled(cubin: Path) -> str | None:
         return None
     done = subprocess.run([tool, "-c", str(cubin)], capture_output=True, text=True, check=True)
     return done.stdout
-
-
-def show(results: list[dict[str, Any]], arch: str) -> None:
-    rows = [[r["kernel"], *(r.get(key, "-") for key in COLUMNS)] for r in results]
-    title = f"GPU kernels compiled for {arch}: registers of a thread, bytes spilled, loads"
-    table(title, ["kernel", *COLUMNS.values()], rows)

@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
-from operator import itemgetter
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,10 @@ from torch_geometric.utils import to_torch_csr_tensor
 
 import sparsetir
 from bench import memory
-from bench.harness import each, finish, geomean, in_a_process
+from bench.harness import in_a_process, through
 from bench.messages import Distance, Gate, Own, Raw
-from bench.report import Form
-from bench.synthetic import LAWS, generate
+from bench.problems import matrix_of
+from bench.report import Form, Table, show_means, show_others
 from bench.timing import clock_of, interleaved
 from bench.training import (
     ACCELERATE,
@@ -38,13 +38,11 @@ from bench.training import (
     epoch_times,
 )
 from bench.training import LAYERS as OWN
-from bench.ways import Table, show_others
 from sparsetir import nn
 from sparsetir.graph.backend import backend
 
 EXPORTED = "exported"
 CSR = "PyG, CSR"
-WAYS = (OURS, PYG, CSR, INDUCTOR, COMPILED, ACCELERATE, OWN)
 ORDER = (INDUCTOR, OURS, COMPILED, PYG, CSR, ACCELERATE, OWN)  # see `begun`
 ADJACENCY = ("GCN", "SAGE", "GIN")  # that take a sparse matrix of torch's
 WEIGHTED = ("raw", "gate", "distance", "own")  # of layers: those with a number for each edge
@@ -56,7 +54,7 @@ LAYERS: dict[str, Callable[[int, int], Any]] = {
 }  # fmt: skip
 INPUTS, HIDDEN, CLASSES = 128, 64, 8
 SHUFFLED = ", shuffled"  # behind the names of graphs
-ABOUT = {k: itemgetter(k) for k in ("graph", "edges", "layer")}
+ABOUT = ("graph", "edges", "layer")
 MIB = Form(2.0**-20, 0, "bytes")
 
 
@@ -77,47 +75,40 @@ def run(args: argparse.Namespace) -> None:
     torch._dynamo.config.cache_size_limit = 256
     layers = args.layer or (["raw"] if args.quick else list(LAYERS))
     ways = [w for w in ORDER if w == OURS or args.peers is None or w in args.peers]
-    seconds = 0.1 if args.quick else args.seconds
     files = {Path(name).stem: name for name in args.graph or ["cora"]}
     graphs = [(name, *edges_of(file)) for name, file in files.items()]
     if args.shuffle:
         graphs = [(n + SHUFFLED, m, e[:, torch.randperm(e.shape[1])]) for n, m, e in graphs]
-    todo = [(graph, layer) for graph in graphs for layer in layers]
-    rest = (seconds,) if args.exported else (ways, seconds)
-    measured = measure_exported if args.exported else measure
-    cells = each((f"{of[0]}, {layer}", partial(measured, *of, layer, *rest)) for of, layer in todo)
+    seconds, clock = 0.1 if args.quick else args.seconds, clock_of(args.threads).__name__
     if args.exported:
-        Table(ABOUT, EXPORTED).show("calls of a model", cells, "call")
-        results = {"cells": cells, "clock": clock_of(args.threads).__name__}
-        return finish(args, "graph-exported", results, [c for c in cells if c["wrong"]])
-    if args.memory:
-        os.environ["MALLOC_MMAP_THRESHOLD_"] = str(1 << 16)  # what is freed is given back
-        for cell in cells:
-            of = cell["layer"], files[cell["graph"].removesuffix(SHUFFLED)], args.threads
-            cell["memory"] = {w: in_a_process(_peak, w, *of) for w in ways if w in cell["epoch"]}
-    show(cells)
-    results = {"cells": cells, "clock": clock_of(args.threads).__name__}
-    finish(args, "graph", results, [c for c in cells if c["wrong"]])
+        measured = partial(measure_exported, seconds=seconds)
+    else:
+        measured = partial(measure, ways=ways, seconds=seconds, files=args.memory and files)
+    todo = [
+        (f"{graph[0]}, {layer}", partial(measured, *graph, layer))
+        for graph, layer in product(graphs, layers)
+    ]
+    if args.exported:
+        show_calls = lambda cells: Table(ABOUT, EXPORTED).show("calls", cells, "call")  # noqa: E731
+        return through(args, "graph-exported", todo, show_calls, clock=clock)
+    through(args, "graph", todo, show, clock=clock)
 
 
 def edges_of(name: str) -> tuple[int, torch.Tensor]:
-    """Nodes and (2, E) edges, in the order of their targets; `synthetic:` names a random graph."""
-    law = name.removeprefix("synthetic:")
-    if law != name and law in LAWS:
-        return edges_of_matrix(generate(LAWS[law]))
-    return edges_of_matrix(sparsetir.graphs.load_graph(name).tocsr())
-
-
-def edges_of_matrix(matrix: Any) -> tuple[int, torch.Tensor]:
-    """The same of a CSR matrix."""
+    """Nodes and (2, E) edges of a graph, in the order of their targets."""
+    matrix = matrix_of(name).tocsr()
     rows = np.repeat(np.arange(matrix.shape[0]), np.diff(matrix.indptr))
     return matrix.shape[0], torch.from_numpy(np.stack([matrix.indices, rows]).astype(np.int64))
 
 
 def measure(
-    name: str, nodes: int, edges: torch.Tensor, layer: str, ways: list[str], seconds: float
-) -> dict[str, Any]:
-    """Epochs by way: loss, forward, backward, step of Adam; and seconds of the first one."""
+    name: str, nodes: int, edges: torch.Tensor, layer: str, ways: list[str], seconds: float,
+    files: dict[str, str] | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Epochs by way: loss, forward, backward, step of Adam; and seconds of the first one.
+
+    files : of the graphs, which memory is measured with, each way in a process of its own
+    """
     torch._dynamo.reset()
     given, y = inputs(nodes, edges, layer)
     cell = {"graph": name, "nodes": nodes, "edges": edges.shape[1], "layer": layer}
@@ -127,7 +118,12 @@ def measure(
         if not np.allclose(losses, exact, rtol=OFF):
             cell["wrong"][way] = f"losses {losses}, not {exact}"
             del found[way]
-    return {**cell, "epoch": epoch_times(found, seconds)}
+    cell["epoch"] = epoch_times(found, seconds)
+    if files:
+        os.environ["MALLOC_MMAP_THRESHOLD_"] = str(1 << 16)  # what is freed is given back
+        of = layer, files[name.removesuffix(SHUFFLED)], torch.get_num_threads()
+        cell["memory"] = {way: in_a_process(_peak, way, *of) for way in found}
+    return cell
 
 
 def measure_exported(
@@ -196,10 +192,5 @@ def show(cells: list[dict[str, Any]]) -> None:
     """Print tables of epochs and memory, the means, and who is missing or wrong."""
     Table(ABOUT, OURS).show("epochs", cells, "epoch")
     Table(ABOUT, OURS, MIB).show("memory of an epoch, MiB", cells, "memory")
-    for peer in WAYS[1:]:
-        both = [c["epoch"] for c in cells if peer in c["epoch"] and OURS in c["epoch"]]
-        ratios = [times[peer]["min"] / times[OURS]["min"] for times in both]
-        if ratios:
-            mean, worst, count = geomean(ratios), min(ratios), len(ratios)
-            print(f"as fast as {peer}: geometric mean {mean:.2f}, worst {worst:.2f}, {count} cells")
+    show_means(cells, "epoch", OURS)
     show_others(cells, lambda c: f"{c['graph']}, {c['layer']}")

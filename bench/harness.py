@@ -7,7 +7,6 @@ it, and status 1 where a result was wrong (`finish`). Ways of torch's are in `wa
 from __future__ import annotations
 
 import argparse
-import math
 import multiprocessing
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -48,39 +47,54 @@ def where(args: argparse.Namespace) -> dict[str, Any]:
     return {**circumstances(1), **gpu}
 
 
-def keep(args: argparse.Namespace, command: str) -> Callable[[list[dict[str, Any]]], Any]:
-    """What writes the cells of a GPU that there are so far."""
-    if getattr(args, "target", "cpu") != "cuda":
-        return lambda cells: None
-    about = where(args)
-    return lambda cells: write(args.out, command, about, {"cells": cells}, quiet=True)
-
-
 def finish(
     args: argparse.Namespace,
     command: str,
     results: Any,
-    wrong: Any = None,
     draw: Callable[[Path], Any] | None = None,
     **about: Any,
-) -> Path:
+) -> None:
     """Write the JSON file, and the picture where it is asked for.
 
-    wrong : what raises SystemExit, unless it is empty
     about : of the circumstances, beside those of each command
     """
     path = write(args.out, command, {**where(args), **about}, results)
     if draw is not None and args.plot:
         draw(path)
-    if wrong:
-        raise SystemExit(f"{command}: wrong: {wrong}")
-    return path
 
 
-def refuse_bad(cells: Sequence[Any], bad: Sequence[Any]) -> None:
-    """End with status 1 where cells are bad; each has been told."""
-    if bad:
+def refuse_bad(cells: Sequence[dict[str, Any]], ours: str = "") -> None:
+    """End with status 1 where cells hold wrong results or failures; each has been told.
+
+    ours : the way that is missing nowhere
+    """
+    if bad := [
+        c for c in cells if c.get("wrong") or c.get("failed") or ours in c.get("missing", ())
+    ]:
         raise SystemExit(f"{len(bad)} of {len(cells)} cells hold wrong results or failures")
+
+
+def through(
+    args: argparse.Namespace,
+    command: str,
+    todo: Iterable[tuple[str, Callable[[], dict[str, Any]]]],
+    show: Callable[[list[dict[str, Any]]], Any],
+    draw: Callable[[Path], Any] | None = None,
+    ours: str = "",
+    **results: Any,
+) -> None:
+    """A command: its cells one by one, in a file after each, as a machine may go away.
+
+    results : what the file holds beside them
+    """
+    about = where(args)
+    save = lambda cells: write(  # noqa: E731
+        args.out, command, about, {"cells": cells, **results}, quiet=True
+    )
+    cells = each(todo, save)
+    show(cells)
+    finish(args, command, {"cells": cells, **results}, draw)
+    refuse_bad(cells, ours)
 
 
 def chosen(command: str, only: Sequence[str] | None, known: Iterable[str]) -> list[str]:
@@ -90,12 +104,6 @@ def chosen(command: str, only: Sequence[str] | None, known: Iterable[str]) -> li
         expected = f"expected some of {', '.join(known)}, got {', '.join(unknown)}"
         raise SystemExit(f"{command}: argument '--only': {expected}")
     return list(only or known)
-
-
-def geomean(values: Iterable[float]) -> float:
-    """Geometric mean of some positive numbers; not a number of none."""
-    logs = [math.log(v) for v in values]
-    return math.exp(sum(logs) / len(logs)) if logs else math.nan
 
 
 def check(who: str, found: np.ndarray, exact: np.ndarray, unit: np.ndarray | float) -> float:

@@ -9,9 +9,8 @@ from typing import Any
 
 from bench.peers.libraries import BEFORE, OURS
 from bench.report import table
-from bench.summary import device
+from bench.summary import device, show_speed_ups, summarise
 
-SLOWER = 0.93  # of the speed before
 NOISE = 3.0  # so many times the noise of both runs has to be passed
 
 
@@ -31,28 +30,13 @@ def run(args: argparse.Namespace) -> None:
         if not held:
             raise SystemExit(f"judge: {args.before} has no runs of another version (--before)")
         first = [{**c, "peers": {OURS: c["peers"][BEFORE]}} for c in held]
-        show_speed(held)
+        show_speed_ups([x for x in summarise(held) if x["peer"] == BEFORE])
         verdict = judge(first, held, args.least)
     else:
         verdict = judge(before["results"]["cells"], cells, args.least)
     show(verdict)
     if verdict["slower"] or verdict["broken"]:
         raise SystemExit(1)
-
-
-def show_speed(cells: list[dict[str, Any]]) -> None:
-    """How many times as fast as the version before, of one run that measured both in turns."""
-    groups: dict[Any, list[float]] = {}
-    for cell in cells:
-        peers = cell["peers"]
-        ratio = peers[BEFORE]["min"] / peers[OURS]["min"]
-        groups.setdefault((cell["op"], cell["dtype"], cell["threads"]), []).append(ratio)
-    rows = []
-    for key, found in groups.items():
-        means = f"{statistics.geometric_mean(found):.3f}", f"{min(found):.2f}"
-        rows.append([*key, len(found), *means, sum(r < SLOWER for r in found)])
-    head = ["", "dtype", "threads", "cells", "geometric mean", "least", f"below {SLOWER}"]
-    table("Times as fast as the version before", head, rows)
 
 
 def judge(

@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,9 @@ import numpy as np
 import tvm_ffi
 
 import sparsetir
-from bench.harness import finish, geomean, refuse_bad
-from bench.report import ROOT, table
-from bench.timing import progress, timed
+from bench.harness import through
+from bench.report import ROOT, geomean, table
+from bench.timing import in_turns, timed
 from sparsetir import Schedule
 from sparsetir.data.graphs import GraphError
 from sparsetir.tuning.process import go_ahead
@@ -31,7 +32,6 @@ SOURCE = Path(__file__).with_name("mttkrp.cpp")
 NESTS = ("c++ constant", "c++ variable", "c++ registers")
 HAND_WRITTEN = NESTS[:2]
 TURN = 0.003  # seconds, and at least three calls
-TRIALS, LATER = 10, 4  # turns after which what takes so many times the best has no more
 Calls = dict[str, Callable[[], Any]]
 
 
@@ -39,28 +39,26 @@ def run(args: argparse.Namespace) -> None:
     """The command; status 1 if a result was wrong."""
     sys.path.append(str(ROOT / "examples"))
     thesis, inputs = (import_module(f"thesis_{name}") for name in ("schedules", "inputs"))
-    rounds = 2 if args.quick else args.rounds
     tensors = [(path.stem, *_tensor(path)) for path in args.tensor] or [_random()]
     go_ahead()
-    kernels: dict[Any, Any] = {}
-    cells = []
+    rounds, kernels = 2 if args.quick else args.rounds, {}
+
+    def cell(name: str, shape: tuple[int, ...], coords: Any, dtype: str, mode: int) -> Any:
+        axes = [mode, *(n for n in range(len(shape)) if n != mode)]
+        shaped, rng = tuple(shape[n] for n in axes), np.random.default_rng(0)
+        made = inputs.mttkrp_arguments(coords[axes], shaped, dtype, "int32", rng)
+        about = {"tensor": name, "mode": mode, "dtype": dtype, "nnz": coords.shape[1]}
+        found = measure((thesis, inputs), kernels, nests, made, rounds)
+        return {**about, "shape": shaped, **found}
+
     with tempfile.TemporaryDirectory(prefix="sparsetir-bench-") as folder:
         nests = _compiled(Path(folder))
-        for name, shape, coords in tensors:
-            for dtype in args.dtype:
-                for mode in range(len(shape)):
-                    axes = [mode, *(n for n in range(len(shape)) if n != mode)]
-                    cell = {"tensor": name, "mode": mode, "dtype": dtype, "nnz": coords.shape[1]}
-                    progress(f"{name}, mode {mode}, {dtype}")
-                    shaped = tuple(shape[n] for n in axes)
-                    rng = np.random.default_rng(0)
-                    made = inputs.mttkrp_arguments(coords[axes], shaped, dtype, "int32", rng)
-                    found = measure((thesis, inputs), kernels, nests, made, rounds)
-                    cells.append({**cell, "shape": shaped, **found})
-    progress("")
-    _show(cells)
-    finish(args, "mttkrp", {"rounds": rounds, "cells": cells})
-    refuse_bad(cells, [c for c in cells if c["wrong"]])
+        todo = [
+            (f"{tensor[0]}, mode {mode}, {dtype}", partial(cell, *tensor, dtype, mode))
+            for tensor, dtype in product(tensors, args.dtype)
+            for mode in range(len(tensor[1]))
+        ]
+        through(args, "mttkrp", todo, _show, rounds=rounds)
 
 
 def measure(
@@ -98,26 +96,24 @@ def measure(
     wrong = [str(n) for n, call in {**tuned, **calls}.items() if not _right(call, args["a"], exact)]
     if not np.allclose(scipy(), exact, rtol=1e-3, atol=1e-3):
         wrong.append("scipy")
-    sweep = in_turns(tuned, max(2, rounds // 3))
+    sweep = shortest(tuned, max(2, rounds // 3))
     config = min(space, key=lambda c: sweep[c])
-    seconds = in_turns({"tuned": tuned[config], **calls, "scipy": scipy}, rounds)
+    seconds = shortest({"tuned": tuned[config], **calls, "scipy": scipy}, rounds)
     swept = {str(c): t for c, t in sweep.items()}
     about = {"config": str(config), "chosen": str(chosen), "sweep": swept}
     return {**about, "seconds": seconds, "wrong": wrong}
 
 
-def in_turns(calls: dict[Any, Callable[[], Any]], rounds: int) -> dict[Any, float]:
-    """The shortest call of each, of some in each turn; who begins rotates."""
-    names = list(calls)
-    found = dict.fromkeys(names, float("inf"))
-    for number in range(rounds):
-        first = number % len(names)
-        for name in names[first:] + names[:first]:
-            if number < TRIALS or found[name] <= LATER * min(found.values()):
-                once = timed(calls[name])
-                once()  # finds other data in the caches
-                found[name] = min(found[name], *turn(once, TURN, least=3))
-    return found
+def shortest(calls: dict[Any, Callable[[], Any]], rounds: int) -> dict[Any, float]:
+    """The shortest call of each, of some in each turn."""
+
+    def step(call: Callable[[], Any]) -> float:
+        once = timed(call)
+        once()  # finds other data in the caches
+        return min(turn(once, TURN, least=3))
+
+    found = in_turns({name: partial(step, call) for name, call in calls.items()}, 0, rounds)
+    return {name: times["min"] for name, times in found.items()}
 
 
 def _right(call: Callable[[], Any], out: Any, exact: Any) -> bool:

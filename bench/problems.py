@@ -14,6 +14,7 @@ from sparsetir.data.graphs import GraphError, graph_name, load_graph
 from sparsetir.data.graphs import layers as layers_of
 
 GRAPH, PRUNED = "graph", "pruned"
+MADE = "synthetic:"
 
 
 @dataclass(frozen=True)
@@ -30,21 +31,28 @@ class Problem:
 
 
 def problems(
-    files: Sequence[str], weights: Sequence[str] = (), layers: int = 1, names: Sequence[str] = ()
+    files: Sequence[str], weights: Sequence[str] = (), layers: int = 1
 ) -> Iterator[Problem]:
     """Problems of the command line; Cora where it names none.
 
-    files : as :func:`sparsetir.graphs.load_graph` takes them
+    files : see `matrix_of`
     weights : see `pruned`; layers : how many of a file
-    names : of `LAWS` of `synthetic`
     """
-    for text in files if files or weights or names else ["cora"]:
-        yield Problem(graph_name(text), GRAPH, lambda t=text: weighted(load_graph(t)))
+    for text in files if files or weights else ["cora"]:
+        name = text if text.startswith(MADE) else graph_name(text)
+        yield Problem(name, GRAPH, lambda t=text: weighted(matrix_of(t)))
     for text in weights:
         for name, matrix in pruned([text], layers).items():
             yield Problem(name, PRUNED, lambda m=matrix: m)
-    for name in names:
-        yield Problem(f"synthetic:{name}", GRAPH, lambda n=name: generate(LAWS[n]))
+
+
+def matrix_of(text: str) -> Any:
+    """A graph: `synthetic:` and a name of `LAWS`, or as `sparsetir.graphs.load_graph` takes it."""
+    if not text.startswith(MADE):
+        return load_graph(text)
+    if text.removeprefix(MADE) not in LAWS:
+        raise GraphError(f"{text}: expected {MADE} and one of {', '.join(LAWS)}")
+    return generate(LAWS[text.removeprefix(MADE)])
 
 
 def weighted(matrix: Any) -> Any:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Callable
 from functools import partial
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -14,10 +12,10 @@ import scipy.sparse as sp
 import torch
 
 import sparsetir
-from bench.harness import check, each, finish
+from bench.harness import check, through
 from bench.problems import problems
+from bench.report import Table
 from bench.timing import clock_of, interleaved
-from bench.ways import Table
 from sparsetir import SparseMatrix
 
 FEATURES = 64
@@ -30,7 +28,7 @@ def run(args: argparse.Namespace) -> None:
     """The command; status 1 if a result was wrong."""
     torch.set_num_threads(args.threads)
     seconds = 0.05 if args.quick else args.seconds
-    given = problems(args.graph, names=args.synthetic)
+    given = problems(args.graph)
     todo: list[tuple[str, Callable[[], dict[str, Any]]]] = [
         (p.name, partial(product, p.name, p.load, seconds)) for p in given
     ]
@@ -39,11 +37,9 @@ def run(args: argparse.Namespace) -> None:
         for shape, zeros, feat in sizes[:1] if args.quick else sizes:
             made = partial(pruned, shape, zeros, feat, seconds)
             todo.append((f"{shape[0]} x {shape[1]}, {zeros:.0%} zeros, {feat}", made))
-    cells = each(iter(todo))
-    about = {"": itemgetter("problem"), "features": itemgetter("feat")}
-    Table(about, OURS).show(f"products, {args.threads} threads: ms", cells, "seconds")
-    results = {"cells": cells, "clock": clock_of(args.threads).__name__}
-    finish(args, "products", results, load=os.getloadavg()[0])
+    title, clock = f"products, {args.threads} threads: ms", clock_of(args.threads).__name__
+    show = lambda cells: Table(("problem", "feat"), OURS).show(title, cells, "seconds")  # noqa: E731
+    through(args, "products", todo, show, clock=clock)
 
 
 def product(name: str, load: Callable[[], Any], seconds: float) -> dict[str, Any]:

@@ -49,7 +49,6 @@ def steps(data: Path | None, quick: bool = False) -> dict[str, str]:
     tensors = files("tensors", "jf17k_3 kinships")
     tensors = f"--tensor {tensors}" if tensors else ""
     large = "--graph cora" if quick else f"--graph synthetic:ppi {cornell}"
-    whole = "--graph cora" if quick else f"--synthetic ppi --graph {cornell}"
     models = f"graph --layer GCN GAT gate --peers PyG Inductor --seconds 3 {large}"
     one = f"--threads 1 --graph {twitch or 'cora'}"
     operators = f"run --rounds 5 --graph cora {twitch} {amherst} {pruned}"
@@ -57,8 +56,8 @@ def steps(data: Path | None, quick: bool = False) -> dict[str, str]:
     sparse += "" if quick else f" {files('matrices', MATRICES)} {amherst}"
     found = {
         "calls": "calls --seconds 16",
-        "products 1t": f"products --threads 1 {whole}",
-        "products 2t": f"products --threads 2 --no-pruned {whole}",
+        "products 1t": f"products --threads 1 {large}",
+        "products 2t": f"products --threads 2 --no-pruned {large}",
         "models 1t": f"{models} --threads 1",
         "models 2t": f"{models} --threads 2",
         "relations 1t": "rgcn --edges 10000 100000 --seconds 1 --cpu-time --threads 1",

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import datetime
 import json
+import math
 import os
 import platform
 import re
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import metadata
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -86,11 +89,6 @@ def table(title: str, head: Sequence[str], rows: Sequence[Sequence[Any]]) -> Non
         print("  ".join(cells).rstrip())
 
 
-def ms(times: Mapping[str, float]) -> str:
-    """Milliseconds, minimum and median."""
-    return f"{1e3 * times['min']:.2f}/{1e3 * times['median']:.2f}"
-
-
 class Form(NamedTuple):
     """How times are told: in parts of a second, with some digits, minima or medians."""
 
@@ -113,6 +111,64 @@ def beside(times: Mapping[str, Any], names: Sequence[str], base: str, form: Form
         ratio = f" ({times[name][of] / times[base][of]:.2f})" if base in times else ""
         texts.append(f"{unit * times[name][of]:.{digits}f}{ratio}")
     return texts
+
+
+def geomean(values: Iterable[float]) -> float:
+    """Geometric mean of some positive numbers; not a number of none."""
+    logs = [math.log(v) for v in values]
+    return math.exp(sum(logs) / len(logs)) if logs else math.nan
+
+
+@dataclass(frozen=True)
+class Table:
+    """What ways take, beside one of them: a line for each cell that has times.
+
+    about : keys of a cell, or of each column before the times what it holds of a cell
+    """
+
+    about: Sequence[str] | Mapping[str, Callable[[Any], Any]]
+    base: str
+    form: Form = MS
+
+    def show(self, title: str, cells: Sequence[Mapping[str, Any]], step: str) -> None:
+        """Of a step."""
+        about = self.about
+        if not isinstance(about, Mapping):
+            about = {key: itemgetter(key) for key in about}
+        mine = [c for c in cells if c.get(step)]
+        names = list(dict.fromkeys(n for c in mine for n in c[step]))
+        rows = []
+        for cell in mine:
+            times = beside(cell[step], names, self.base, self.form)
+            rows.append([*(of(cell) for of in about.values()), *times])
+        if rows:
+            table(title, [*about, *names], rows)
+
+
+def show_means(
+    cells: Sequence[Mapping[str, Any]],
+    step: str,
+    base: str,
+    group: Callable[[Any], str] = lambda cell: "",
+) -> None:
+    """How many times as fast as each other way one is, by groups of cells."""
+    for key in dict.fromkeys(map(group, cells)):
+        mine = [c[step] for c in cells if group(c) == key and base in c.get(step, {})]
+        for way in dict.fromkeys(n for times in mine for n in times if n != base):
+            ratios = [times[way]["min"] / times[base]["min"] for times in mine if way in times]
+            mean, worst, count = geomean(ratios), min(ratios), len(ratios)
+            told = f"geometric mean {mean:.2f}, worst {worst:.2f}, {count} cells"
+            print(f"{key}{': ' if key else ''}as fast as {way}: {told}")
+
+
+def show_others(cells: Sequence[Mapping[str, Any]], name: Callable[[Any], str]) -> None:
+    """Who is missing or has no gradients, once, and all that is wrong."""
+    for what, text in (("missing", "is missing"), ("no_gradient", "has no gradient here")):
+        for who, why in {n: w for c in cells for n, w in c.get(what, {}).items()}.items():
+            print(f"{who} {text}: {why}")
+    for cell in cells:
+        for who, error in cell["wrong"].items():
+            print(f"wrong: {who}, {name(cell)}: {error}")
 
 
 def path_of(folder: Path, command: str, where: Mapping[str, Any]) -> Path:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import time
 from functools import partial
 from typing import Any, NamedTuple
@@ -13,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bench.harness import finish
-from bench.timing import progress
+from bench.harness import each, finish, refuse_bad
+from bench.report import Table, show_others
 from bench.training import Trained
-from bench.ways import Comparison, Device, Table
+from bench.ways import Comparison, Device
 from sparsetir import nn, ops
 
 OURS, PYG, FAST = "sparsetir", "RGCNConv", "FastRGCNConv"
@@ -34,28 +33,19 @@ STEPS = ("inference", "training")
 class Graph(NamedTuple):
     """Edges (2, E) with relations (E,) between as many nodes."""
 
-    name: str
     nodes: int
+    relations: int
     edge_index: Tensor
     edge_type: Tensor
 
-    @property
-    def relations(self) -> int:
-        return int(self.edge_type.max()) + 1
 
-    @property
-    def edges(self) -> int:
-        return len(self.edge_type)
-
-
-def generated(edges: int, relations: int, seed: int = SEED) -> Graph:
+def generated(edges: int, relations: int) -> Graph:
     """Ten edges for each node; some nodes and relations have many, most have few."""
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(SEED)
     nodes = max(edges // 10, 1)
     ends = (nodes * random.random((2, edges)) ** 2).astype(np.int64)
     kind = (relations * random.random(edges) ** 2).astype(np.int64)
-    kind[-1] = relations - 1
-    return Graph(f"{edges:.0e}".replace("e+0", "e"), nodes, *map(torch.from_numpy, (ends, kind)))
+    return Graph(nodes, relations, *map(torch.from_numpy, (ends, kind)))
 
 
 def layer_of(way: str, *given: Any, **options: Any) -> Any:
@@ -87,24 +77,25 @@ def run(args: argparse.Namespace) -> None:
     device = Device.of(args, clock=clock, least=3)
     assert device is not None
     cells = []
-    for size in [(2000, 6)] if args.quick else sizes:
-        graph = generated(*size)
-        for feat in FEATURES:
-            progress(f"{graph.name}, d = {feat}")
-            cells.append(measure(graph, feat, ways, device))
-        progress(f"{graph.name}, epoch")
+    for edges, relations in [(2000, 6)] if args.quick else sizes:
+        graph = generated(edges, relations)
+        about = {"graph": f"{edges:.0e}".replace("e+0", "e"), "nodes": graph.nodes, "edges": edges}
+        todo = ((f"{edges} edges, {f}", partial(measure, graph, f, ways, device)) for f in FEATURES)
+        cells += [{**about, "relations": relations, **cell} for cell in each(todo)]
         cells[-1]["epoch"] = epochs(graph, ways, device)
         ops.clear_cache()
-    progress("")
-    show(cells, args.threads)
-    wrong = {(c["graph"], c["feat"]): c["wrong"] for c in cells if c["wrong"]}
-    results = {"cells": cells, "clock": clock.__name__}
-    finish(args, "rgcn", results, wrong, load=os.getloadavg()[0])
+    columns = ("graph", "edges", "relations", "feat")
+    for step in (*STEPS, f"epoch, {HIDDEN} hidden"):
+        title = f"RGCN, {step}: ms, and times what sparsetir takes; threads: {args.threads}"
+        Table(columns, OURS).show(title, cells, step.split(",")[0])
+    show_others(cells, lambda c: f"{c['graph']}, {c['feat']}")
+    finish(args, "rgcn", {"cells": cells, "clock": clock.__name__})
+    refuse_bad(cells)
 
 
-def too_large(way: str, edges: int, feat: int) -> bool:
+def too_large(way: str, graph: Graph, feat: int) -> bool:
     """Whether the weights of each edge, there and back, are more than is tried."""
-    return way == FAST and 2 * 4 * edges * feat**2 > MOST_BYTES
+    return way == FAST and 2 * 4 * len(graph.edge_type) * feat**2 > MOST_BYTES
 
 
 def measure(graph: Graph, feat: int, ways: tuple[str, ...], device: Device) -> dict[str, Any]:
@@ -115,16 +106,14 @@ def measure(graph: Graph, feat: int, ways: tuple[str, ...], device: Device) -> d
     first = OnGraph(next((w for w in (PYG, FAST) if w in ways), OURS), graph, feat)
 
     def made(way: str) -> OnGraph:
-        if too_large(way, graph.edges, feat):
+        if too_large(way, graph, feat):
             raise ValueError("it has more weights than are tried")
         layer = OnGraph(way, graph, feat)
         layer.load_state_dict(first.state_dict())
         return layer
 
     compared = Comparison([[x]], first, grads=[grad], steps=STEPS)
-    found = compared.measure({way: partial(made, way) for way in ways}, device)
-    about = {"graph": graph.name, "nodes": graph.nodes, "edges": graph.edges}
-    return {**about, "relations": graph.relations, "feat": feat, **found}
+    return {"feat": feat, **compared.measure({w: partial(made, w) for w in ways}, device)}
 
 
 class Model(torch.nn.Module):
@@ -146,19 +135,10 @@ def epochs(graph: Graph, ways: tuple[str, ...], device: Device) -> dict[str, Any
         return {}
     labels = torch.arange(graph.nodes) % CLASSES
     calls = {}
-    for way in (w for w in ways if not too_large(w, graph.edges, HIDDEN)):
+    for way in (w for w in ways if not too_large(w, graph, HIDDEN)):
         torch.manual_seed(0)
-        model = Trained(
+        trained = Trained(
             way, Model(way, graph), lambda call: F.cross_entropy(call(*graph[2:]), labels)
         )
-        calls[way] = [model.epoch]
+        calls[way] = [trained.epoch]
     return device.times(calls)
-
-
-def show(cells: list[dict[str, Any]], threads: int) -> None:
-    """Print tables of times."""
-    about: dict[str, Any] = {k: lambda c, k=k: c[k] for k in ("graph", "edges", "relations")}
-    for step in (*STEPS, "epoch"):
-        of_step = about | {"d": lambda c, s=step: c["feat"] if s != "epoch" else HIDDEN}
-        title = f"RGCN, {step}: ms, and times what sparsetir takes; threads: {threads}"
-        Table(of_step, OURS).show(title, cells, step)

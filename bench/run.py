@@ -34,13 +34,13 @@ def run(args: argparse.Namespace) -> None:
         measuring = Gpu.of(args) if args.target == "cuda" else Processes.of(args, stack)
         if measuring is None:
             return
-        given = problems(args.graph, args.pruned, args.layers, args.synthetic)
+        given = problems(args.graph, args.pruned, args.layers)
         cells = list(measured(given, args, measuring))
     progress("")
     results = {"settings": measuring.settings, "cells": cells, "summary": summarise(cells)}
     show(results)
     finish(args, "-".join(["run", *args.op]), results, draw=plots.speed_ups)
-    refuse_bad(cells, [c for c in cells if c.get("wrong") or c.get("failed")])
+    refuse_bad(cells)
 
 
 def measured(

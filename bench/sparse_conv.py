@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from bench.clouds import Layer, layers, scene
-from bench.harness import each, finish
-from bench.ways import Comparison, Device, Table, Way, show_others
+from bench.harness import each, finish, refuse_bad
+from bench.report import Table, show_others
+from bench.ways import Comparison, Device, Way
 from sparsetir.nn import KernelMap, SparseConv3d
 
 OURS, GATHER = "sparsetir", "gather"
@@ -33,8 +34,8 @@ def run(args: argparse.Namespace) -> None:
     cells = each(todo)
     found = [{"cloud": "generated", "points": len(places), "cells": cells}]
     show(found[0], args.threads)
-    wrong = [c["wrong"] for c in cells if c["wrong"]]
-    finish(args, "sparse_conv", found, wrong)
+    finish(args, "sparse_conv", found)
+    refuse_bad(cells)
 
 
 def map_of(layer: Layer) -> KernelMap:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import numpy as np
 
 import sparsetir
 from bench import plots
-from bench.harness import check, each, finish
+from bench.harness import check, through
 from bench.problems import problems
 from bench.report import table
 from bench.timing import interleaved
@@ -43,13 +45,11 @@ def run(args: argparse.Namespace) -> None:
         seconds = measured(problem.load(), feat, kernels, args)
         return {"problem": problem.name, "feat": feat, "seconds": seconds}
 
-    cells = each(
-        (f"{problem.name}, {feat} features", lambda p=problem, f=feat: measure(p, f))
-        for problem in problems(args.graph)
-        for feat in args.feat or FEATURES
+    todo = (
+        (f"{problem.name}, {feat} features", partial(measure, problem, feat))
+        for problem, feat in product(problems(args.graph), args.feat or FEATURES)
     )
-    show(cells)
-    finish(args, "steps", {"cells": cells}, draw=draw)
+    through(args, "steps", todo, show, draw)
 
 
 def measured(matrix: Any, feat: int, kernels: dict[str, Any], args: Any) -> dict[str, float]:

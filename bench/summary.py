@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from itertools import product
+from operator import itemgetter
 from typing import Any
 
-from bench.harness import geomean
 from bench.peers.libraries import BEFORE, FLOAT32, OURS
 from bench.peers.mkl import CODES
-from bench.report import table
+from bench.report import Form, Table, geomean, table
 
 NO_PEERS = (FLOAT32, BEFORE)  # what nobody would call instead
 BEST = "best peer"
@@ -78,7 +79,8 @@ def show(results: dict[str, Any]) -> None:
         _show_times(key, [c for c in cells if group(c) == key])
     if measured(cells):
         _show_costs(measured(cells))
-        _show_summary(results["summary"])
+    if results["summary"]:
+        show_speed_ups(results["summary"])
     _show_versions(cells)
     _show_missing(cells)
     _show_disturbed(cells)
@@ -91,40 +93,22 @@ def show(results: dict[str, Any]) -> None:
 
 def _show_times(key: tuple[str, str, int | str], cells: list[dict[str, Any]]) -> None:
     op, dtype, threads = key
-    peers = list(dict.fromkeys(n for c in cells for n in c["peers"]))
-    head = ["", "nnz", "d", "fastest", *peers]
-    rows = []
-    for cell in cells:
-        row = [cell["problem"], cell["nnz"], cell["feat"], fastest(cell) or "-"]
-        ours = cell["peers"].get(OURS)
-        for name in peers:
-            found = cell["peers"].get(name)
-            text = "-" if not found else f"{found['min'] * 1e3:.3f}/{found['median'] * 1e3:.3f}"
-            if found and ours and name != OURS:
-                text += f" x{found['min'] / ours['min']:.2f}"
-            row.append(text)
-        rows.append(row)
-    table(f"{op}, {dtype}, {device(threads)}: ms as min/median", head, rows)
-    print(f"x: time of the peer over {OURS}'s, of minima.")
-    _show_lost(cells)
+    about = {"": itemgetter("problem"), "nnz": itemgetter("nnz"), "d": itemgetter("feat")}
+    shown = Table({**about, "fastest": fastest}, OURS, Form(digits=3))
+    shown.show(f"{op}, {dtype}, {device(threads)}: ms, and times {OURS}'s", cells, "peers")
+    done = [c for c in measured(cells) if peer_time(c, BEST) is not None]
+    lost = [c for c in done if fastest(c) != OURS]
+    if done:
+        print(f"{OURS} is the fastest in {len(done) - len(lost)} of {len(done)} cells.")
+    for cell in sorted(lost, key=lambda c: ratio(c, BEST)):
+        where = f"{cell['problem']}, d = {cell['feat']}"
+        print(f"lost: {where}: {1 / ratio(cell, BEST):.2f} times as long as {fastest(cell)}")
 
 
 def fastest(cell: dict[str, Any]) -> str | None:
     """The library that takes the least time, sparsetir among them; None where none has one."""
     times = {n: p["min"] for n, p in cell["peers"].items() if n not in NO_PEERS}
     return min(times, key=times.__getitem__, default=None)
-
-
-def _show_lost(cells: list[dict[str, Any]]) -> None:
-    """Name the cells in which another library is faster."""
-    done = [c for c in measured(cells) if peer_time(c, BEST) is not None]
-    lost = [c for c in done if fastest(c) != OURS]
-    if not done:
-        return
-    print(f"{OURS} is the fastest in {len(done) - len(lost)} of {len(done)} cells.")
-    for cell in sorted(lost, key=lambda c: ratio(c, BEST)):
-        where = f"{cell['problem']}, d = {cell['feat']}"
-        print(f"lost: {where}: {1 / ratio(cell, BEST):.2f} times as long as {fastest(cell)}")
 
 
 def _show_costs(cells: list[dict[str, Any]]) -> None:
@@ -141,16 +125,12 @@ def _show_costs(cells: list[dict[str, Any]]) -> None:
     table(f"Before the first call of {OURS}", [*head, "padding", "plan", "config"], rows)
 
 
-def _show_summary(lines: list[dict[str, Any]]) -> None:
-    columns = {"peer": "", "op": "op", "dtype": "dtype", "threads": "threads", "class": "problems"}
-    columns |= {"cells": "cells", "geomean": "speed-up", "geomean_of_medians": "of medians"}
-    columns |= {"lowest": "lowest", "lowest_at": "at"}
-    rows = [
-        [f"{x:.2f}" if isinstance(x := line[key], float) else x for key in columns]
-        for line in lines
-    ]
+def show_speed_ups(lines: list[dict[str, Any]]) -> None:
+    """A line for each group and peer, see `summarise`."""
+    rows = [[f"{x:.3f}" if isinstance(x, float) else x for x in line.values()] for line in lines]
+    head = ["op", "dtype", "threads", "peer", "problems", "cells", "speed-up", "of medians"]
     title = f"Speed-up of {OURS} over peers, geometric mean"
-    table(title, list(columns.values()), rows)
+    table(title, [*head, "lowest", "at"], rows)
     print(f"{BEST}: the fastest one of each cell, without {FLOAT32}.")
 
 
@@ -177,11 +157,10 @@ def _show_missing(cells: list[dict[str, Any]]) -> None:
 
 def _show_disturbed(cells: list[dict[str, Any]]) -> None:
     """Say so where most turns of a peer were not its own."""
-    found = {}
-    for at, cell in enumerate(cells):
-        for name, peer in cell["peers"].items():
-            if "quiet" in peer and peer["quiet"] < peer["turns"] / 2:
-                found.setdefault(name, set()).add(at)
-    if found:
-        count = len(set.union(*found.values()))
-        print(f"disturbed by other processes: {count} of {len(cells)} cells ({', '.join(found)})")
+    disturbed = [
+        [n for n, p in c["peers"].items() if p.get("quiet", math.inf) < p.get("turns", 0) / 2]
+        for c in cells
+    ]
+    if names := dict.fromkeys(n for found in disturbed for n in found):
+        count = sum(map(bool, disturbed))
+        print(f"disturbed by other processes: {count} of {len(cells)} cells ({', '.join(names)})")

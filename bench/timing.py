@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 WARM_UP = 3
@@ -47,18 +48,31 @@ def interleaved(
 ) -> dict[str, dict[str, float]]:
     """Minimum and median in seconds of calls that take turns, after a warm-up.
 
-    Every second round goes backwards: what a call leaves in caches serves the one that follows.
-
     seconds : how long to go on, at least `least` rounds and at most `most`
     clock : of seconds
     warm_up : rounds that do not count
     """
-    found: dict[str, list[float]] = {name: [] for name in calls}
     steps = {name: timed(call, clock) for name, call in calls.items()}
+    return in_turns(steps, seconds, least, most, clock, warm_up)
+
+
+def in_turns(
+    steps: Mapping[Any, Callable[[], float]],
+    seconds: float,
+    least: int,
+    most: float = math.inf,
+    clock: Callable[[], float] = time.perf_counter,
+    warm_up: int = 0,
+) -> dict[Any, dict[str, float]]:
+    """The same of steps that give their own seconds.
+
+    Every second round goes backwards: what a call leaves in caches serves the one that follows.
+    """
+    found: dict[Any, list[float]] = {name: [] for name in steps}
     end = clock() + seconds
     rounds = 0
     while rounds < least + warm_up or (rounds < most and clock() < end):
-        for name in list(calls)[:: -1 if rounds % 2 else 1]:
+        for name in list(steps)[:: -1 if rounds % 2 else 1]:
             found[name].append(steps[name]())
         rounds += 1
     return {name: shortest(t[warm_up:], rounds=rounds) for name, t in found.items()}
@@ -67,3 +81,17 @@ def interleaved(
 def shortest(times: Sequence[float], **more: Any) -> dict[str, Any]:
     """Minimum and median of times, and what else there is to say."""
     return {"min": min(times), "median": statistics.median(times), **more}
+
+
+def of_turns(turns: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """Minimum and median of turns of calls; noise: a quarter of turns came that near to it."""
+    every, best = [t for turn in turns for t in turn], sorted(map(min, turns))
+    noise = best[len(best) // 4] / best[0] - 1
+    return shortest(every, noise=noise, turns=len(turns), calls=len(every))
+
+
+def rotated(names: Iterable[Any], turn: int) -> list[Any]:
+    """Who begins in a turn, and the others behind."""
+    names = list(names)
+    first = turn % max(1, len(names))
+    return names[first:] + names[:first]

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
+from bench.harness import cuda
 from bench.peers.gpu_clock import Clock, take_turns
-from bench.report import MS, Form, beside, table
 from bench.timing import interleaved
 from sparsetir.tuning.process import go_ahead
 from sparsetir.tuning.serving import one_line
@@ -47,8 +47,6 @@ class Device:
     def of(cls, args: argparse.Namespace, **more: Any) -> Device | None:
         """By options of the command line; None, which is told, where there is no such device."""
         if getattr(args, "target", "cpu") == "cuda":
-            from bench.harness import cuda
-
             torch.backends.cuda.matmul.allow_tf32 = False
             quick = (1, 2, COPIES)
             turns = quick if args.quick else (ROUNDS, CALLS, COPIES)
@@ -166,39 +164,3 @@ def training(way: Way, operands: Sequence[Any], grad: Any) -> Call:
     parameters: Iterable[Any] = way.parameters() if isinstance(way, torch.nn.Module) else ()
     wanted = [*own, *parameters]
     return lambda: torch.autograd.grad(way(*own), wanted, grad)
-
-
-# -- what is shown --------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Table:
-    """What ways take, beside one of them: a line for each cell that has times.
-
-    about : of each column before the times what it holds of a cell
-    """
-
-    about: Mapping[str, Callable[[Any], Any]]
-    base: str
-    form: Form = MS
-
-    def show(self, title: str, cells: Sequence[Mapping[str, Any]], step: str) -> None:
-        """Of a step."""
-        mine = [c for c in cells if c.get(step)]
-        names = list(dict.fromkeys(n for c in mine for n in c[step]))
-        rows = []
-        for cell in mine:
-            times = beside(cell[step], names, self.base, self.form)
-            rows.append([*(of(cell) for of in self.about.values()), *times])
-        if rows:
-            table(title, [*self.about, *names], rows)
-
-
-def show_others(cells: Sequence[Mapping[str, Any]], name: Callable[[Any], str]) -> None:
-    """Who is missing or has no gradients, once, and all that is wrong."""
-    for what, text in (("missing", "is missing"), ("no_gradient", "has no gradient here")):
-        for who, why in {n: w for c in cells for n, w in c.get(what, {}).items()}.items():
-            print(f"{who} {text}: {why}")
-    for cell in cells:
-        for who, error in cell["wrong"].items():
-            print(f"wrong: {who}, {name(cell)}: {error}")

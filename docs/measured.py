@@ -9,9 +9,9 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench.harness import geomean
 from bench.peers.mkl import CODES
 from bench.readme import FORCED
+from bench.report import geomean
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"

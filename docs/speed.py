@@ -38,7 +38,7 @@ from docs.measured import (
     times,
 )  # fmt: skip
 
-from bench.harness import geomean
+from bench.report import geomean
 
 PICTURES = ROOT / "docs" / "pictures"
 MARK = re.compile(r"(?<=<!-- speed )(\w+)(?: ([^>\n]+))?( -->\n?)(.*?)(?=<!-- end -->)", re.DOTALL)

@@ -13,16 +13,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import scipy.sparse as sp
 
 import sparsetir
 from bench import harness
 from bench.__main__ import COMMANDS as COMMANDS_OF_BENCH
 from bench.__main__ import parser
-from bench.report import beside, circumstances, write
+from bench.report import beside, circumstances, geomean, show_means, write
 from bench.ways import Comparison, Device
 from sparsetir.extras import WITHOUT_TORCH
-from sparsetir.formats import CSF, CSR, Pattern
 from sparsetir.tuning.process import THREADS
 
 ROOT = Path(__file__).parents[1]
@@ -31,13 +29,6 @@ COMMANDS = {
     "compile": ([], lambda r: {"import", "spmm"} < set(r)),
     "calls": ([], lambda r: r["seconds"]["now"]["calls"]["plan, NumPy"]["min"] > 0),
     "steps": (["--feat", 128, "--plot"], lambda r: r["cells"][0]["seconds"]["plan"] > 0),
-    "formats": (
-        ["--format", "csr", "dia", "hyb_1_k"],
-        lambda r: (
-            {c["format"] for c in r["cells"] if "skipped" in c} == {"dia"}
-            and all(c["seconds"]["product"]["min"] > 0 for c in r["cells"] if "skipped" not in c)
-        ),
-    ),
     "run": (
         ["--op", "spmm", "--graph", "cora", "--peers", "scipy", "--threads", "one", "--plot"],
         lambda r: all({"sparsetir", "scipy"} <= set(c["peers"]) for c in r["cells"]),
@@ -71,7 +62,7 @@ COMMANDS = {
 
 def bench(*words):
     """The command with the environment that it wants; else it starts itself again."""
-    without = WITHOUT_TORCH if words[0] in ("compile", "formats", "mttkrp") else "pass"
+    without = WITHOUT_TORCH if words[0] in ("compile", "mttkrp") else "pass"
     code = f"import runpy, sys; {without}; runpy.run_module('bench', run_name='__main__')"
     path = os.pathsep.join([str(Path(sparsetir.__file__).parents[1]), str(ROOT)])
     alone = words[0] in ("run", "mttkrp", "calls", "distributed")
@@ -95,20 +86,25 @@ def record(folder):
 
 def test_harness(tmp_path, capsys):
     """Cells in their order; a file, its picture, and an end with what was wrong."""
-    cells = harness.each((name, lambda n=name: {"name": n}) for name in "ab")
     args = argparse.Namespace(out=tmp_path, threads=1, plot=True)
-    drawn = []
-    with pytest.raises(SystemExit, match="thing: wrong: bad"):
-        harness.finish(args, "thing", {"cells": cells}, "bad", drawn.append, load=3)
+    drawn, shown = [], []
+    todo = [("a", lambda: {"name": "a"}), ("b", lambda: {"name": "b", "wrong": {"it": "no"}})]
+    with pytest.raises(SystemExit, match="1 of 2 cells hold wrong results"):
+        harness.through(args, "thing", todo, shown.extend, drawn.append, load=3)
+    with pytest.raises(SystemExit, match="1 of 1 cells"):
+        harness.refuse_bad([{"missing": {"mine": "no"}}], ours="mine")
+    harness.refuse_bad([{"missing": {"other": "no"}, "wrong": {}}], ours="mine")
+    assert [c["name"] for c in shown] == ["a", "b"]
     (path,) = tmp_path.glob("thing-*-1t.json")
     assert drawn == [path]
     found = record(tmp_path)
-    assert found["results"]["cells"] == [{"name": "a"}, {"name": "b"}] and found["load"] == 3
+    assert [c["name"] for c in found["results"]["cells"]] == ["a", "b"]
+    assert found["results"]["load"] == 3
     times = {"mine": {"min": 0.002}, "other": {"min": 0.01}}
     found = beside(times, ["mine", "other", "none"], "mine")
     assert found == ["2.00 (1.00)", "10.00 (5.00)", "-"]
     assert beside(times, ["mine"], "none") == ["2.00"]
-    assert harness.geomean([1.0, 4.0]) == pytest.approx(2.0)
+    assert geomean([1.0, 4.0]) == pytest.approx(2.0)
     assert harness.check("x", np.ones(2), np.ones(2), 1.0) == 0
     with pytest.raises(SystemExit, match="x is wrong by nan"):
         harness.check("x", np.array([1, np.nan]), np.ones(2), np.ones(2))
@@ -118,16 +114,15 @@ def test_tables(capsys):
     """Of files that are here, by each command's own `show`."""
     from docs.measured import step
 
-    from bench import attention, graph, mttkrp, rgcn, sparse_conv, sparse_results, steps
+    from bench import attention, graph, mttkrp, sparse_conv, steps
 
     attention.show(step("attention")["cells"], 2)
-    rgcn.show(step("relations 1t")["cells"], 1)
     for cloud in step("convolutions"):
         sparse_conv.show(cloud, 1)
     mttkrp._show(step("tensors")["cells"])
     steps.show(step("steps")["cells"])
     graph.show(step("layers")["cells"])
-    sparse_results.show(step("sparse 1t")["cells"])
+    show_means(step("sparse 1t")["cells"], "seconds", "sparsetir", lambda c: c["op"])
     said = capsys.readouterr().out
     expected = ("band ", "gain: geometric mean", "SpMM by steps", "as fast as PyG", "sum of 2")
     assert all(line in said for line in expected)
@@ -173,7 +168,7 @@ def test_commands_of_the_readme_are_known():
 
 @pytest.mark.parametrize("words, threads", [
     (["steps", "--quick"], len(os.sched_getaffinity(0))),
-    (["formats", "--threads", "7"], 7),
+    (["compile", "--threads", "7"], 7),
     (["run", "--threads", "7"], 1),  # of its workers
 ])  # fmt: skip
 def test_it_starts_itself_again_where_libraries_have_read_another_environment(
@@ -215,29 +210,10 @@ def test_a_file_that_is_no_graph_ends_with_one_line(tmp_path, monkeypatch):
     for name in THREADS:
         monkeypatch.setenv(name, "1")  # else it starts itself again
     with pytest.raises(SystemExit) as end:
-        main(["formats", "--threads", "1", "--graph", str(tmp_path / "x.txt")])
+        main(["steps", "--threads", "1", "--graph", str(tmp_path / "x.txt")])
     message = str(end.value.code)  # which Python prints, and ends with status 1
-    assert message.startswith(f"python -m bench formats: {tmp_path}/x.txt: no such file")
+    assert message.startswith(f"python -m bench steps: {tmp_path}/x.txt: no such file")
     assert "\n" not in message
-
-
-def test_formats_tells_what_fails(capsys, monkeypatch):
-    from bench import formats
-
-    matrix = sp.random_array((9, 8), density=0.4, format="csr", dtype="float32", rng=0)
-    matrix = sp.csr_array((matrix.data, *(x.astype("int32") for x in (matrix.indices,
-                          matrix.indptr))), shape=matrix.shape)  # fmt: skip
-    pattern = Pattern.from_csr(matrix.indptr, matrix.indices, matrix.shape)
-    right = formats.measure("it", matrix, pattern, CSR(), 0.0)
-    assert right["seconds"]["product"]["min"] > 0 and "failed" not in right
-    cell = formats.measure("it", matrix, pattern, CSF((0, 1, 2)), 0.0)
-    assert "expected a format of matrices" in cell["failed"]
-    with monkeypatch.context() as patch:
-        patch.setattr(sparsetir, "plan", lambda *_, **__: lambda b, out: out.fill(3))
-        bad = formats.measure("it", matrix, pattern, CSR(), 0.0)
-    assert bad["failed"].startswith("SystemExit: csr is wrong by ")
-    formats.show([right, cell])
-    assert "failed: it, csf_0_1_2: TypeError" in capsys.readouterr().out
 
 
 def test_rules_are_the_masks():
@@ -300,6 +276,6 @@ def test_turns_of_checkouts_are_merged():
     from bench.checkouts import merge
 
     found = {}
-    merge(found, {"g": {"a": {"min": 2.0, "median": 5.0, "rows": 3}}})
-    merge(found, {"g": {"a": {"min": 3.0, "median": 4.0, "rows": 4}}})
-    assert found == {"g": {"a": {"min": 2.0, "median": 4.0, "rows": 7}}}
+    merge(found, {"g": {"a": {"min": 2.0, "median": 5.0, "rounds": 3}}})
+    merge(found, {"g": {"a": {"min": 3.0, "median": 4.0, "rounds": 4}}})
+    assert found == {"g": {"a": {"min": 2.0, "median": 4.0, "rounds": 7}}}

@@ -70,7 +70,7 @@ def process(size, share, memory):
 def arguments(tmp_path, **more):
     given = {
         "graph": ["generated"], "model": ["sage"], "processes": [1, 2], "epochs": 3,
-        "quick": True, "out": tmp_path, "orders": 1,
+        "quick": True, "out": tmp_path, "orders": 1, "threads": 1,
     }  # fmt: skip
     return argparse.Namespace(**{**given, **more})
 

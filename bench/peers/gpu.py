@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from bench.peers.cusparse import CuSparse
 from bench.peers.gpu_clock import Clock, take_turns
 from bench.peers.libraries import OURS
 from bench.peers.ours import describe
-from bench.peers.turns import add_wrong
+from bench.peers.turns import Outcome
 from sparsetir.schedules.operators.registry import OPERATORS
 from sparsetir.tuning.case import Case, Reference
 from sparsetir.tuning.serving import one_line
@@ -68,28 +68,18 @@ class Gpu:
         return None if torch is None else cls(torch, args)
 
     def measured(self, case: Case) -> list[dict[str, Any]]:
-        """One cell."""
-        how: dict[str, Any] = {"dtype": case.dtype, "target": TARGET}
-        plan = lambda: sparsetir.plan(case.op, case.matrix, case.feat, **how)  # noqa: E731
-        return [{"threads": TARGET, **self.compare(case, {"default": plan})}]
-
-    def compare(self, case: Case, plans: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
-        """As :func:`bench.peers.turns.compare`, on the GPU.
-
-        plans : make plans of ours for the case, by the name of the way
-        """
+        """One cell, as :func:`bench.peers.turns.compare` gives it."""
         reference, tensors = Reference(case), self._tensors(case)
-        out: dict[str, dict[str, Any]] = {"peers": {}, "missing": {}, "wrong": {}, "failed": {}}
-        ways: dict[tuple[str, str], Call] = {}
-        makers = {"cusparse": self._cusparse, "torch": self._torch, "dense": self._dense}
-        about: dict[str, Any] = {}
-        for name in (OURS, *(peer for peer in makers if self.peers is None or peer in self.peers)):
+        out, ways = Outcome(), dict[tuple[str, str], Call]()
+        makers = {
+            OURS: self._ours, "cusparse": self._cusparse, "torch": self._torch,
+            "dense": self._dense,
+        }  # fmt: skip
+        self.about: dict[str, Any] = {}
+        for name in (n for n in makers if n == OURS or self.peers is None or n in self.peers):
             refused: dict[str, str] = {}
             try:
-                if name == OURS:
-                    found = self._ours(tensors, plans, about)
-                else:
-                    found = makers[name](case, tensors)
+                found = makers[name](case, tensors)
             except Exception as error:  # told at the end, with all others
                 found, refused = {}, {"": one_line(error)}
             for variant, call in found.items():
@@ -100,25 +90,20 @@ class Gpu:
                 except Exception as error:
                     refused[variant] = one_line(error)
                     continue
-                if problem:
-                    add_wrong(out["wrong"], name, f"{variant}: {problem}")
-                else:
+                if out.right(name, variant, problem):
                     ways[name, variant] = call
             if len(refused) >= len(found):
                 why = "; ".join(refused.values()) or f"has no {case.op} of {case.dtype} here"
                 out["failed" if name == OURS else "missing"][name] = why
-            out["peers"][name] = {"about": about if name == OURS else {}, "refused": refused}
+            out["peers"][name] = {
+                "about": self.about if name == OURS else {}, "refused": refused
+            }  # fmt: skip
         times = take_turns(self.clock, ways, self.rounds, self.calls, COPIES)
-        for (name, variant), taken in times.items():
-            out["peers"][name].setdefault("variants", {})[variant] = taken
-        for peer in out["peers"].values():
-            if "variants" in peer:
-                best = min(peer["variants"], key=lambda v: peer["variants"][v]["min"])
-                peer |= {**peer["variants"][best], "variant": best}
-        out["peers"] = {n: p for n, p in out["peers"].items() if "min" in p}
+        for peer in dict.fromkeys(name for name, _ in times):
+            out.add(peer, {variant: t for (name, variant), t in times.items() if name == peer})
         if self.library:
             self.library.release()
-        return out
+        return [{"threads": TARGET, **out.of_timed()}]
 
     def _tensors(self, case: Case) -> Tensors:
         torch, a = self.torch, case.matrix
@@ -139,16 +124,10 @@ class Gpu:
         sparse = result.layout == self.torch.sparse_csr
         return (result.values() if sparse else result).float().cpu().numpy()
 
-    def _ours(
-        self, tensors: Tensors, plans: Mapping[str, Callable[[], Any]], about: dict[str, Any]
-    ) -> dict[str, Call]:
-        made = {name: make() for name, make in plans.items()}
-        about["plans"] = {name: describe(plan) for name, plan in made.items()}
-
-        def way(plan: Any) -> Call:
-            return lambda i: plan(*tensors.copies[i][0], out=tensors.copies[i][1])
-
-        return {name: way(plan) for name, plan in made.items()}
+    def _ours(self, case: Case, tensors: Tensors) -> dict[str, Call]:
+        plan = sparsetir.plan(case.op, case.matrix, case.feat, dtype=case.dtype, target=TARGET)
+        self.about = {"plans": {"default": describe(plan)}}
+        return {"default": lambda i: plan(*tensors.copies[i][0], out=tensors.copies[i][1])}
 
     def _cusparse(self, case: Case, tensors: Tensors) -> dict[str, Call]:
         self.library = self.library or CuSparse(self.torch)

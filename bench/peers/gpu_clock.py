@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
-from bench.timing import shortest
+from bench.timing import of_turns, rotated
 
 Way = TypeVar("Way", bound=Hashable)
 WARM_UP = 3
@@ -47,18 +47,10 @@ def take_turns(
     calls : timed of each way in each round, after some to warm up
     """
     found: dict[Way, list[list[float]]] = {w: [] for w in ways}
-    order = list(ways)
     for turn in range(rounds):
-        start = turn % max(1, len(order))
-        for way in order[start:] + order[:start]:
+        for way in rotated(ways, turn):
             own = [partial(ways[way], copy) for copy in range(copies)]
             for i in range(WARM_UP):
                 own[i % copies]()
             found[way].append([clock.seconds(own[i % copies]) for i in range(calls)])
-    out = {}
-    for way, turns in found.items():
-        best = sorted(map(min, turns))
-        noise = best[len(turns) // 4] / best[0] - 1
-        every = [seconds for turn in turns for seconds in turn]
-        out[way] = shortest(every, noise=noise, turns=len(turns), calls=len(every))
-    return out
+    return {way: of_turns(turns) for way, turns in found.items()}

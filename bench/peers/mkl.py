@@ -75,8 +75,9 @@ class Handle:
 
     def __init__(self, library: Any, a: Any, feat: int, inspect: bool) -> None:
         self.library, self.arrays, self.feat = library, (a,), feat
-        self.double = a.dtype == np.float64
-        create = library.mkl_sparse_d_create_csr if self.double else library.mkl_sparse_s_create_csr
+        double = a.dtype == np.float64
+        self.letter, self.number = ("d", ctypes.c_double) if double else ("s", ctypes.c_float)
+        create = self._function("create_csr")
         self.pointer = ctypes.c_void_p()
         self.description = Description(GENERAL, 0, 0)
         starts, indices, values = (self._at(x) for x in (a.indptr, a.indices, a.data))
@@ -94,21 +95,23 @@ class Handle:
                 _check(status, "mkl_sparse_set_mm_hint")
             _check(library.mkl_sparse_optimize(self.pointer), "mkl_sparse_optimize")
 
+    def _function(self, name: str) -> Any:
+        return getattr(self.library, f"mkl_sparse_{self.letter}_{name}")
+
     @staticmethod
     def _at(array: np.ndarray) -> ctypes.c_void_p:
         return ctypes.c_void_p(array.ctypes.data)
 
     def product(self, b: np.ndarray, out: np.ndarray) -> Callable[[], np.ndarray]:
         """A call that writes A b into `out`: a matrix by a matrix, or by a vector."""
-        letter, number = ("d", ctypes.c_double) if self.double else ("s", ctypes.c_float)
-        one, zero = number(1), number(0)
+        one, zero = self.number(1), self.number(0)
         self.arrays = (*self.arrays, b, out)  # MKL has their addresses alone
         first = (NOT_TRANSPOSED, one, self.pointer, self.description)
         if b.ndim == 1:
-            function = getattr(self.library, f"mkl_sparse_{letter}_mv")
+            function = self._function("mv")
             arguments = (*first, self._at(b), zero, self._at(out))
         else:
-            function = getattr(self.library, f"mkl_sparse_{letter}_mm")
+            function = self._function("mm")
             size = ctypes.c_int(self.feat)
             arguments = (*first, ROW_MAJOR, self._at(b), size, size, zero, self._at(out), size)
 
@@ -126,10 +129,9 @@ class Handle:
 
     def sparse_sum(self, other: Handle) -> Callable[[], None]:
         """A call that makes the sum with a sparse matrix, in order of columns."""
-        letter, number = ("d", ctypes.c_double) if self.double else ("s", ctypes.c_float)
-        add = getattr(self.library, f"mkl_sparse_{letter}_add")
+        add, one = self._function("add"), self.number(1)
         return self._making(lambda out: add(
-            NOT_TRANSPOSED, self.pointer, number(1), other.pointer, out
+            NOT_TRANSPOSED, self.pointer, one, other.pointer, out
         ), other)  # fmt: skip
 
     def _making(self, make: Callable[[Any], int], other: Handle) -> Callable[[], None]:

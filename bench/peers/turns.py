@@ -11,7 +11,7 @@ import numpy as np
 
 from bench.peers.cases import save
 from bench.peers.libraries import BEFORE, OURS
-from bench.timing import shortest
+from bench.timing import of_turns, rotated
 from sparsetir.extras import WITHOUT_TORCH
 from sparsetir.tuning.case import Case, Reference
 from sparsetir.tuning.process import THREADS, Ended, Process
@@ -22,9 +22,7 @@ LONGEST = 2  # times as many rounds, at most, until there are so many
 TRIALS = 3  # turns after which a way of a peer that takes LATER times its best has no more
 LATER = 1.5
 WITH_TORCH = ("torch",)  # peers; to import it takes the others half of their start
-LAUNCH = "from {module} import serve_peer; serve_peer(answers, parent, sys.argv[1:])"
-SERVER = "bench.peers.server"
-OLDER_SERVER = "sparsetir.measuring.peer_server"  # of checkouts that had peers in the package
+LAUNCH = "from bench.peers.server import serve_peer; serve_peer(answers, parent, sys.argv[1:])"
 
 
 class Failed(Exception):
@@ -47,53 +45,42 @@ class Worker:
         self.name, self.threads = name, threads
         self.checkout = checkout if name == BEFORE else None
         self._process: Process | None = None
-        self._ready = False
         self.missing: str | None = None
-
-    def start(self) -> None:
-        """Begin to load the peer; several workers may do so at the same time."""
-        first, module = [], SERVER
-        if self.checkout is not None:
-            first = [str(self.checkout / "python"), str(self.checkout)]
-            module = SERVER if (self.checkout / "bench" / "peers").is_dir() else OLDER_SERVER
-        env = {
-            **os.environ,
-            **{n: str(self.threads) for n in THREADS},
-            "MKL_DYNAMIC": "FALSE",
-            "PYTHONPATH": os.pathsep.join([*first, *(p for p in sys.path if p)]),
-            "SPARSETIR_RECORDS": "",  # a default is what it is without any
-        }
-        code = LAUNCH.format(module=module)
-        if self.name not in WITH_TORCH:
-            code = f"{WITHOUT_TORCH}; {code}"
-        name = OURS if self.name == BEFORE else self.name
-        words = [name, str(self.threads)]
-        self._process = Process(code, words, environment=env, ahead=True)
-        self._ready = False
 
     def ask(self, op: str, **request: Any) -> dict[str, Any]:
         """An answer; Failed if there is none. A process that died is started again."""
         if self._process is None and not self.missing:
-            self.start()
-        if self._process is not None and not self._ready:
-            first = self._answer(self._process)
-            self.missing, self._ready = first.get("missing"), True
-            if self.missing:
-                self.close()
-            elif "failed" in first:
-                self.close()
-                raise Failed(first["failed"])
-            else:
-                self._process.stop()
-        if self.missing:
-            raise Failed(self.missing, missing=True)
-        assert self._process is not None
+            self._start()
+        if self._process is None:
+            raise Failed(self.missing or "", missing=True)
         self._process.resume()
         answer = self._answer(self._process, op, **request)
         self._process.stop()
         if "missing" in answer or "failed" in answer:
             raise Failed(answer.get("missing") or answer["failed"], missing="missing" in answer)
         return answer
+
+    def _start(self) -> None:
+        """Load the peer."""
+        of = [str(self.checkout / "python"), str(self.checkout)] if self.checkout else []
+        env = {
+            **os.environ,
+            **{n: str(self.threads) for n in THREADS},
+            "MKL_DYNAMIC": "FALSE",
+            "PYTHONPATH": os.pathsep.join([*of, *(p for p in sys.path if p)]),
+            "SPARSETIR_RECORDS": "",  # a default is what it is without any
+        }
+        code = LAUNCH if self.name in WITH_TORCH else f"{WITHOUT_TORCH}; {LAUNCH}"
+        words = [OURS if self.name == BEFORE else self.name, str(self.threads)]
+        self._process = Process(code, words, environment=env, ahead=True)
+        first = self._answer(self._process)
+        if "missing" in first or "failed" in first:
+            self.close()
+            self.missing = first.get("missing")
+        else:
+            self._process.stop()
+        if "failed" in first:
+            raise Failed(first["failed"])
 
     def _answer(self, process: Process, op: str | None = None, /, **request: Any) -> dict[str, Any]:
         try:
@@ -138,11 +125,9 @@ class Times:
         return min(map(min, self.counted))
 
     def summary(self) -> dict[str, float]:
-        """Seconds: minimum and median; noise: a quarter of turns came that near to the minimum."""
-        every = [t for turn in self.counted for t in turn]
-        noise = sorted(map(min, self.counted))[len(self.counted) // 4] / self.least - 1
-        found = {k: t / 1e9 for k, t in shortest(every).items()} | {"noise": noise}
-        return {**found, "turns": len(self.turns), "quiet": len(self.quiet), "calls": len(every)}
+        """In seconds, see `of_turns`."""
+        found = of_turns([[t / 1e9 for t in turn] for turn in self.counted])
+        return {**found, "turns": len(self.turns), "quiet": len(self.quiet)}
 
 
 def compare(
@@ -161,7 +146,7 @@ def compare(
     Gives `peers` (name to its best way: times, `variant`, and those of each way in `variants`;
     `about`), `missing`, `wrong` and `failed` (name to reason). What is wrong is not timed.
     """
-    out: dict[str, dict[str, Any]] = {"peers": {}, "missing": {}, "wrong": {}, "failed": {}}
+    out = Outcome()
     times: dict[Worker, dict[str, Times]] = {}
     for worker in workers:
         try:
@@ -172,19 +157,15 @@ def compare(
         times[worker] = {}
         for variant in prepared["variants"]:
             result = folder / f"result-{variant}.npy"
-            problem = reference.error(np.load(result))
-            result.unlink()
-            if problem:
-                add_wrong(out["wrong"], worker.name, f"{variant}: {problem}")
-            else:
+            if out.right(worker.name, variant, reference.error(np.load(result))):
                 times[worker][variant] = Times()
+            result.unlink()
         out["peers"][worker.name] = {k: prepared[k] for k in ("about", "refused")}
     for turn in range(LONGEST * rounds):
         ways = [t for variants in times.values() for t in variants.values() if not t.dropped]
         if turn >= rounds and all(len(t.quiet) >= min(QUIET, rounds) for t in ways):
             break
-        order = list(times)
-        for worker in order[turn % len(order) :] + order[: turn % len(order)] if order else []:
+        for worker in rotated(times, turn):
             try:
                 _take_turns(worker, times[worker], seconds)
             except Failed as error:
@@ -192,17 +173,32 @@ def compare(
                 times.pop(worker)
     for worker, variants in times.items():
         if variants:
-            best = min(variants, key=lambda v: variants[v].least)
-            found = {name: t.summary() for name, t in variants.items()}
-            out["peers"][worker.name] |= {**found[best], "variant": best, "variants": found}
+            out.add(worker.name, {name: t.summary() for name, t in variants.items()})
             worker.ask("release")
-    out["peers"] = {n: p for n, p in out["peers"].items() if "min" in p}
-    return out
+    return out.of_timed()
 
 
-def add_wrong(wrong: dict[str, str], peer: str, text: str) -> None:
-    """Note one more way of a peer that gives a wrong result."""
-    wrong[peer] = "; ".join([wrong[peer], text] if peer in wrong else [text])
+class Outcome(dict[str, dict[str, Any]]):
+    """What is found of peers; see `compare`."""
+
+    def __init__(self) -> None:
+        super().__init__(peers={}, missing={}, wrong={}, failed={})
+
+    def right(self, peer: str, variant: str, problem: str | None) -> bool:
+        """Whether a way of a peer is right; what is wrong is noted."""
+        if problem:
+            texts = [self["wrong"][peer]] if peer in self["wrong"] else []
+            self["wrong"][peer] = "; ".join([*texts, f"{variant}: {problem}"])
+        return not problem
+
+    def add(self, peer: str, variants: dict[str, dict[str, float]]) -> None:
+        """Note the times of the ways of a peer, of which the fastest counts."""
+        best = min(variants, key=lambda v: variants[v]["min"])
+        self["peers"][peer] |= {**variants[best], "variant": best, "variants": variants}
+
+    def of_timed(self) -> dict[str, dict[str, Any]]:
+        """All of it, of peers that have times."""
+        return {**self, "peers": {n: p for n, p in self["peers"].items() if "min" in p}}
 
 
 def _prepare(case: Case, worker: Worker, folder: Path) -> dict[str, Any]:
