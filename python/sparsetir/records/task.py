@@ -54,7 +54,7 @@ class Tunable(Protocol):
     """
 
     @property
-    def target(self) -> str | Mapping[str, str]:
+    def target(self) -> str | Mapping[str, object]:
         """A text or a dict of texts, which JSON can hold."""
         ...
 
@@ -89,7 +89,7 @@ class Task:
     dtype: str
     reduce: str = "sum"
     heads: int | None = None
-    target: str | Mapping[str, str] = "llvm"
+    target: str | Mapping[str, object] = "llvm"
     threads: int = 1
 
     @property
