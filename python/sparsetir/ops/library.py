@@ -9,11 +9,11 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
-from tvm.target import Target
 
 from sparsetir.ops.cache import memory_key
 from sparsetir.ops.messages_library import (
@@ -30,12 +30,13 @@ from sparsetir.ops.tensors import (
     check_dense,
     check_edges,
     check_values,
-    kernel_by,
     launch,
     may_be_recorded,
     target_of,
 )
+from sparsetir.planning.run_plan import compiled_by
 from sparsetir.runtime.arrays import dtype_name
+from sparsetir.runtime.kernel import Kernel
 from sparsetir.schedules.default import l2_bytes, l3_bytes
 from sparsetir.schedules.operators.edge_sums import EdgeSums
 from sparsetir.schedules.templates.edge_sums import SumLoops
@@ -275,15 +276,16 @@ def _summed(
     if back:
         sources, targets = targets, sources
     out, count = b.new_empty(m, b.shape[1]), b.new_empty(m) if mean else None
-    problem = EdgeSums(dtype_name(b), dtype_name(edges), values is not None, mean)
-    kernel = kernel_by(_loops, problem, target_of(CPU), b.shape[1])
+    kernel = _kernel(dtype_name(b), dtype_name(edges), values is not None, mean, b.shape[1])
     arrays = {"source": sources, "target": targets, "b": b, "c": out, "count": count, "w": values}
     launch(kernel, {**arrays, "m": m, "n": len(b), "nnz": edges.shape[1], "feat": b.shape[1]})
     return out, count
 
 
-def _loops(_: EdgeSums, __: Target, feat: int) -> SumLoops:
-    return SumLoops(feat)
+@lru_cache(256)
+def _kernel(dtype: str, idtype: str, weighted: bool, mean: bool, feat: int) -> Kernel:
+    problem = EdgeSums(dtype, idtype, weighted, mean)
+    return compiled_by(SumLoops(feat), problem, target_of(CPU))
 
 
 class _Sum(torch.autograd.Function):

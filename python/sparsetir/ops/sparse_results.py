@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from sparsetir.ops.operands import resolve
-from sparsetir.ops.registry import Context
+from sparsetir.ops.registry import Context, wants_gradient
 from sparsetir.ops.structure import Structure, structure_of
 from sparsetir.planning.sparse_results import (
     OF_BOOLS,
@@ -22,8 +22,9 @@ from sparsetir.planning.sparse_results import (
     combined,
     kron_gradient,
     product,
+    result_of,
 )
-from sparsetir.planning.sparse_results import kron as kron_of
+from sparsetir.schedules.operators.sparse_results import KRON
 
 
 def spgemm(A: object, B: object, semiring: str = "plus_times", mask: object = None) -> Tensor:
@@ -58,7 +59,7 @@ def spgemm(A: object, B: object, semiring: str = "plus_times", mask: object = No
     Not traced by torch.compile: it breaks the graph. An earlier result given as the mask is the
     numeric phase alone.
     """
-    return _spgemm(A, B, semiring, mask)
+    return _computed("matmul", {"A": A, "B": B}, semiring, mask)
 
 
 def inner(A: object, B: object, semiring: str = "plus_times", mask: object = None) -> Tensor:
@@ -85,7 +86,7 @@ def inner(A: object, B: object, semiring: str = "plus_times", mask: object = Non
     NotImplementedError
         For gradients of another semiring.
     """
-    return _spgemm(A, B, semiring, mask, "inner")
+    return _computed("inner", {"A": A, "B": B}, semiring, mask)
 
 
 def vecdot(A: object, B: object) -> Tensor:
@@ -106,7 +107,7 @@ def vecdot(A: object, B: object) -> Tensor:
     TypeError, ValueError
         Naming the argument.
     """
-    return _spgemm(A, B, "plus_times", None, "vecdot")
+    return _computed("vecdot", {"A": A, "B": B})
 
 
 def kron(A: object, B: object) -> Tensor:
@@ -127,7 +128,7 @@ def kron(A: object, B: object) -> Tensor:
     TypeError, ValueError
         Naming the argument.
     """
-    return _kron(A, B)
+    return _computed(KRON, {"A": A, "B": B})
 
 
 def add(*matrices: object) -> Tensor:
@@ -148,7 +149,7 @@ def add(*matrices: object) -> Tensor:
     TypeError, ValueError
         Naming the argument.
     """
-    return _elementwise("add", matrices)
+    return _elementwise("add", *matrices)
 
 
 def sub(A: object, B: object) -> Tensor:
@@ -163,7 +164,7 @@ def sub(A: object, B: object) -> Tensor:
     -------
     (m, n) Tensor
     """
-    return _elementwise("subtract", (A, B))
+    return _elementwise("subtract", A, B)
 
 
 def mul(*matrices: object) -> Tensor:
@@ -178,7 +179,7 @@ def mul(*matrices: object) -> Tensor:
     -------
     (m, n) Tensor
     """
-    return _elementwise("multiply", matrices)
+    return _elementwise("multiply", *matrices)
 
 
 def maximum(*matrices: object) -> Tensor:
@@ -193,7 +194,7 @@ def maximum(*matrices: object) -> Tensor:
     -------
     (m, n) Tensor
     """
-    return _elementwise("maximum", matrices)
+    return _elementwise("maximum", *matrices)
 
 
 def minimum(*matrices: object) -> Tensor:
@@ -208,7 +209,7 @@ def minimum(*matrices: object) -> Tensor:
     -------
     (m, n) Tensor
     """
-    return _elementwise("minimum", matrices)
+    return _elementwise("minimum", *matrices)
 
 
 DTYPES = (
@@ -220,6 +221,10 @@ OF_VALUES = {
     "add": torch.add, "subtract": torch.sub, "multiply": torch.mul, "maximum": torch.maximum,
     "minimum": torch.minimum,
 }  # fmt: skip
+
+
+# Of operators, where those of kernels differ.
+NAMES = {"matmul": "spgemm", "subtract": "sub", "multiply": "mul"}
 
 
 class _Matrix:
@@ -302,32 +307,53 @@ def _tensor(structure: Structure, values: Tensor) -> Tensor:
     return torch.sparse_csr_tensor(*given, structure.shape, check_invariants=False)
 
 
+def _elementwise(op: str, *matrices: object) -> Tensor:
+    if len(matrices) < 2:
+        who = NAMES.get(op, op)
+        raise TypeError(f"{who}: expected two sparse matrices or more, got {len(matrices)}")
+    return _computed(op, {f"matrices[{q}]": x for q, x in enumerate(matrices)})
+
+
 @_eager
-def _spgemm(A: object, B: object, semiring: str, mask: object, who: str = "spgemm") -> Tensor:
+def _computed(
+    op: str, named: dict[str, object], semiring: str = "plus_times", mask: object = None
+) -> Tensor:
+    """One of `PRODUCTS` or `COMBINED`, or a Kronecker product, of matrices by their names."""
+    who = NAMES.get(op, op)
     check_semiring(who, semiring)
-    a, b = _Matrix(who, "A", A), _Matrix(who, "B", B)
-    known = None if mask is None else _Matrix(who, "mask", mask)
-    op = "matmul" if who == "spgemm" else who
-    check_shapes(who, op, [a.shape, b.shape], known and known.shape, "B")
-    dtype = torch.promote_types(a.values.dtype, b.values.dtype)
-    bools = dtype is torch.bool
-    semiring = OF_BOOLS.get(semiring, semiring) if bools else semiring
-    values = [x.values.to(torch.int8 if bools else dtype) for x in (a, b)]
-    wanted = torch.is_grad_enabled() and any(x.requires_grad for x in values)
+    each = [_Matrix(who, name, x) for name, x in named.items()]
+    at = None if mask is None else _Matrix(who, "mask", mask)
+    other = "matrices" if op in OF_VALUES else "B"
+    check_shapes(who, op, [x.shape for x in each], at and at.shape, other)
+    dtype = reduce(torch.promote_types, (x.values.dtype for x in each))
+    how, bools = (semiring if op in PRODUCTS else op), dtype is torch.bool
+    sides = [x.structure for x in each]
+    values = [x.values.to(torch.int8 if bools else dtype) for x in each]
+    wanted = wants_gradient(*values)
     if wanted and semiring != "plus_times":
         raise NotImplementedError(f"{who}: gradients of semiring '{semiring}' are not there")
-    each = [_csr(x.structure, v) for x, v in zip((a, b), values, strict=True)]
-    given = None if known is None else _csr(known.structure, values[0].new_empty(0))
-    made = PRODUCTS[op](*each, semiring, given)
-    out = _result(made) if known is None else known.structure
-    found = made.values
-    if wanted:
-        right = b.structure
-        if op != "matmul":
-            right, order = _transposed(right)
-            values[1] = values[1].index_select(0, order)
-        found = _MaskedProduct.apply(*values, a.structure, right, out, semiring, found)
+    given = None if at is None else _csr(at.structure, values[0].new_empty(0))
+    operands = [_csr(x, v) for x, v in zip(sides, values, strict=True)]
+    made = result_of(op, OF_BOOLS.get(how, how) if bools else how, operands, given)
+    out = _result(made) if at is None else at.structure
+    found = _differentiable(op, values, sides, out, made.values) if wanted else made.values
     return found.to(dtype) if op == "vecdot" else _tensor(out, found.to(dtype))
+
+
+def _differentiable(
+    op: str, values: list[Tensor], sides: list[Structure], out: Structure, known: Tensor
+) -> Tensor:
+    """Values that are known, with gradients."""
+    if op in OF_VALUES:
+        sampled = (_Sampled.apply(v, x, out) for v, x in zip(values, sides, strict=True))
+        return reduce(OF_VALUES[op], sampled)
+    (a, b), (left, right) = values, sides
+    if op == KRON:
+        return _Kron.apply(a, b, (left, right, out), known)
+    if op != "matmul":
+        right, order = _transposed(right)
+        b = b.index_select(0, order)
+    return _MaskedProduct.apply(a, b, (left, right, out), known)
 
 
 class _MaskedProduct(torch.autograd.Function):
@@ -335,15 +361,14 @@ class _MaskedProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Context, a: Tensor, b: Tensor, A: Structure, B: Structure, C: Structure, semiring: str,
-        known: Tensor | None,
-    ) -> Tensor:  # fmt: skip
+        ctx: Context, a: Tensor, b: Tensor, sides: tuple[Structure, ...], known: Tensor | None
+    ) -> Tensor:
         ctx.save_for_backward(a, b)
-        ctx.others = A, B, C
+        ctx.others = A, B, C = sides
         if known is not None:
             return known.detach()  # as a given tensor it would be a view
         mask = _csr(C, a.new_empty(0))
-        return product(_csr(A, a), _csr(B, b), semiring, mask).values
+        return product(_csr(A, a), _csr(B, b), mask=mask).values
 
     @staticmethod
     def backward(ctx: Context, *grads: Tensor) -> object:
@@ -354,24 +379,12 @@ class _MaskedProduct(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             turned, order = _transposed(B)
             there = b.index_select(0, order)
-            for_a = _MaskedProduct.apply(grad, there, C, turned, A, "plus_times", None)
+            for_a = _MaskedProduct.apply(grad, there, (C, turned, A), None)
         if ctx.needs_input_grad[1]:
             turned, order = _transposed(A)
             there = a.index_select(0, order)
-            for_b = _MaskedProduct.apply(there, grad, turned, C, B, "plus_times", None)
-        return for_a, for_b, None, None, None, None, None
-
-
-@_eager
-def _kron(A: object, B: object) -> Tensor:
-    each = [_Matrix("kron", name, x) for name, x in (("A", A), ("B", B))]
-    dtype = reduce(torch.promote_types, (x.values.dtype for x in each))
-    values = [x.values.to(torch.int8 if dtype is torch.bool else dtype) for x in each]
-    made = kron_of(*(_csr(x.structure, v) for x, v in zip(each, values, strict=True)))
-    out, found = _result(made), made.values
-    if torch.is_grad_enabled() and any(x.requires_grad for x in values):
-        found = _Kron.apply(*values, *(x.structure for x in each), out, found)
-    return _tensor(out, found.to(dtype))
+            for_b = _MaskedProduct.apply(there, grad, (turned, C, B), None)
+        return for_a, for_b, None, None
 
 
 class _Kron(torch.autograd.Function):
@@ -379,10 +392,10 @@ class _Kron(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Context, a: Tensor, b: Tensor, A: Structure, B: Structure, C: Structure, known: Tensor
+        ctx: Context, a: Tensor, b: Tensor, sides: tuple[Structure, ...], known: Tensor
     ) -> Tensor:
         ctx.save_for_backward(a, b)
-        ctx.others = A, B, C
+        ctx.others = sides
         return known
 
     @staticmethod
@@ -395,26 +408,7 @@ class _Kron(torch.autograd.Function):
             kron_gradient(name, *each).to(values[n].dtype) if ctx.needs_input_grad[n] else None
             for n, name in enumerate("ab")
         ]
-        return *found, None, None, None, None
-
-
-@_eager
-def _elementwise(op: str, matrices: tuple[object, ...]) -> Tensor:
-    who = {"subtract": "sub", "multiply": "mul"}.get(op, op)
-    if len(matrices) < 2:
-        raise TypeError(f"{who}: expected two sparse matrices or more, got {len(matrices)}")
-    known = [_Matrix(who, f"matrices[{q}]", x) for q, x in enumerate(matrices)]
-    check_shapes(who, op, [x.shape for x in known], None, "matrices")
-    dtype = reduce(torch.promote_types, (x.values.dtype for x in known))
-    bools = dtype is torch.bool
-    values = [x.values.to(torch.int8 if bools else dtype) for x in known]
-    operands = [_csr(x.structure, v) for x, v in zip(known, values, strict=True)]
-    made = combined(OF_BOOLS.get(op, op) if bools else op, operands)
-    out, found = _result(made), made.values
-    if torch.is_grad_enabled() and any(x.requires_grad for x in values):
-        sampled = (_Sampled.apply(v, x.structure, out) for x, v in zip(known, values, strict=True))
-        found = reduce(OF_VALUES[op], sampled)
-    return _tensor(out, found.to(dtype))
+        return *found, None, None
 
 
 class _Sampled(torch.autograd.Function):

@@ -60,7 +60,7 @@ def launch(kernel: Kernel, named: Mapping[str, Tensor | float | None]) -> None:
             kernel.run_refused(args, error)
 
 
-@lru_cache(1024)
+@lru_cache(512)
 def kernel_by(
     choose: Callable[..., Compiled], problem: Problem, target: Target, *given: Hashable
 ) -> Kernel:

@@ -258,16 +258,18 @@ def of_matrices(
     how, computed = how_computed(who, op, semiring, dtype)
     operands = [csr(x if x.dtype == computed else x.astype(computed)) for x in known]
     masked = None if given is None else csr(given)
-    if op == KRON:
-        found = kron(*operands)
-    elif op in PRODUCTS:
-        found = PRODUCTS[op](*operands, how, masked)
-    else:
-        found = combined(how, operands, masked)
+    found = result_of(op, how, operands, masked)
     values = found.values.astype(dtype, copy=False)
     if given is not None:
         return Stored(given.pattern, values)
     return Stored(Pattern.from_csr(found.indptr, found.indices, found.shape, check=False), values)
+
+
+def result_of(op: str, how: str, operands: Sequence[Csr], mask: Csr | None) -> Csr:
+    """One of `PRODUCTS` over a semiring, a Kronecker product, or one of `COMBINED`."""
+    if op == KRON:
+        return kron(*operands)
+    return PRODUCTS[op](*operands, how, mask) if op in PRODUCTS else combined(how, operands, mask)
 
 
 def how_computed(who: str, op: str, semiring: str, dtype: np.dtype) -> tuple[str, np.dtype]:

@@ -164,7 +164,7 @@ def _fits(value: object, hint: Any) -> bool:
         return any(_fits(value, one) for one in get_args(hint))
     if get_origin(hint) is Mapping:
         of = get_args(hint)[1]
-        return isinstance(value, dict) and all(of is Any or _fits(x, of) for x in value.values())
+        return isinstance(value, dict) and all(_fits(x, of) for x in value.values())
     if hint is float:  # which JSON writes as 1 as well
         whole = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63
         return whole or (isinstance(value, float) and math.isfinite(value))
