@@ -17,7 +17,9 @@ from small import text_of
 from sparsetir.sparse_ir.nodes import sparse_iterations
 from sparsetir.sparse_ir.schedule.primitives import PRIMITIVES
 
-__all__ = ["keeps_meaning", "opened", "program", "read_back", "refused", "says", "steps", "table"]
+__all__ = [
+    "gives", "keeps_meaning", "opened", "program", "read_back", "refused", "says", "steps", "table",
+]  # fmt: skip
 
 
 # Methods that are no primitives.
@@ -102,6 +104,29 @@ def read_back(sch: Any, func: Any) -> None:
     text = sch.func.script()
     assert tvm_ffi.structural_equal(sparsetir.from_source(text), sch.func, map_free_vars=True)
     assert tvm_ffi.structural_equal(sch.trace.apply(func).func, sch.func, map_free_vars=True)
+
+
+def gives(
+    made: Any, arguments: dict[str, Any], expected: dict[str, Any], rtol: float = 1e-5,
+    atol: float = 0.0, kernel: Any = None,
+) -> Any:  # fmt: skip
+    """A function or a schedule, whose text parses back, gives results either way; its kernel.
+
+    arguments : by name, which stay as they are; those that it does not take are left out
+    """
+    func = getattr(made, "func", made)
+    again = sparsetir.from_source(func.script())
+    assert tvm_ffi.structural_equal(again, func, map_free_vars=True)
+    kernel = kernel or sparsetir.build(made)
+    names = arguments.keys() & {str(p.name) for p in func.params}
+    for run in (sparsetir.interpret, lambda _, given: kernel(**given)):
+        given = copied({name: arguments[name] for name in names})
+        for name in expected:
+            given[name][...] = np.nan
+        run(func, given)
+        for name, values in expected.items():
+            np.testing.assert_allclose(given[name], values, rtol, atol)
+    return kernel
 
 
 def keeps_meaning(

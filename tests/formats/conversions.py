@@ -13,6 +13,7 @@ from programs import PROGRAMS, tolerance
 from programs.common import scatter_sum
 from sparsetir.formats import ConvertedFormat, Format, Operand, Pattern
 from sparsetir.formats.infer_indices import infer_format
+from sparsetir.formats.partition import check_partition
 
 Arrays = dict[str, Any]
 
@@ -68,6 +69,13 @@ def as_inferred(
         np.testing.assert_array_equal(np.flatnonzero(part.places >= 0), taken)
         if places:
             np.testing.assert_array_equal(part.places[taken], slow.places)
+
+
+def converted(fmt: Format, pattern: Pattern, places: bool = True) -> ConvertedFormat:
+    """Each element in one part, arrays as inferred, and values of float32 that come back."""
+    check_partition(pattern.coords, fmt.split(pattern))
+    as_inferred(fmt, pattern, places)
+    return round_trip(fmt, pattern, ("float32",))
 
 
 def spmm_arguments(pattern: Pattern, feat: int, seed: int = 0) -> Arrays:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse
-from conversions import as_inferred, patterns, round_trip, run, spmm
+from conversions import converted, patterns, round_trip, run, spmm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tvm import tirx
@@ -20,7 +20,6 @@ from programs import PROGRAMS, tolerance
 from sparsetir import formats as F
 from sparsetir.formats import Operand, Pattern
 from sparsetir.formats.hyb import Hyb
-from sparsetir.formats.partition import check_partition
 from sparsetir.formats.relational_hyb import RelationalHyb
 
 PARAMETERS = [(1, 0), (1, 2), (2, 1), (3, 3), (50, 1)]
@@ -86,10 +85,7 @@ def test_hyb_is_what_plain_python_makes(name: str) -> None:
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(patterns(), st.integers(1, 5), st.integers(0, 4))
 def test_hyb_of_random_patterns(pattern: Pattern, c: int, k: int) -> None:
-    fmt = Hyb(c, k)
-    check_partition(pattern.coords, fmt.split(pattern))
-    as_inferred(fmt, pattern)
-    conv = round_trip(fmt, pattern, ("float32",))
+    conv = converted(Hyb(c, k), pattern)
     assert [pieces_of(p) for p in conv.parts] == slow_hyb(pattern, c, k)
 
 
@@ -143,10 +139,7 @@ def test_tiles_have_the_pieces_of_one_relation(pattern: Pattern, k: int, rows: i
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(patterns(order=3, longest=9), st.integers(0, 3))
 def test_relational_hyb_of_random_tensors(pattern: Pattern, k: int) -> None:
-    fmt = RelationalHyb(k)
-    check_partition(pattern.coords, fmt.split(pattern))
-    as_inferred(fmt, pattern)
-    conv = round_trip(fmt, pattern, ("float32",))
+    conv = converted(RelationalHyb(k), pattern)
     assert [pieces_of(p) for p in conv.parts] == slow_relational(pattern, k)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from conversions import as_inferred, patterns, round_trip, spmm
+from conversions import as_inferred, converted, patterns, spmm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from zoo import MATRICES, values
@@ -26,7 +26,6 @@ from sparsetir.formats import (
     Operand,
     Pattern,
 )
-from sparsetir.formats.partition import check_partition
 
 
 def test_csr_and_csc_are_scipys() -> None:
@@ -74,8 +73,7 @@ def random_pattern(shape: tuple[int, int], nnz: int, dtype: Any = np.int32) -> P
 )
 @settings(max_examples=100, deadline=None, derandomize=True)
 def test_random_patterns(pattern: Pattern, size: tuple[int, int], kind: Any) -> None:
-    as_inferred(kind(*size), pattern)
-    round_trip(kind(*size), pattern, ("float32",))
+    converted(kind(*size), pattern)
 
 
 @pytest.mark.parametrize("size", [(1, 1), (2, 3), (7, 4)])
@@ -179,9 +177,7 @@ def test_statistics_are_those_of_plain_python(name: str) -> None:
 @given(patterns(), st.integers(1, 16))
 def test_random_groups(pattern: Pattern, rows: int) -> None:
     fmt = EnumeratedPatterns(rows)
-    check_partition(pattern.coords, fmt.split(pattern))
-    as_inferred(fmt, pattern, places=False)
-    conv = round_trip(fmt, pattern, ("float32",))
+    conv = converted(fmt, pattern, places=False)
     want = [(p, j, at) for p, _, j, at in slow_columns(pattern, rows)]
     have = [c for part in conv.parts for c in columns_of(part)]
     assert sorted(have) == sorted(want)
@@ -195,10 +191,7 @@ def test_random_groups(pattern: Pattern, rows: int) -> None:
 @given(patterns(longest=12), st.integers(1, 5))
 def test_by_pattern(pattern: Pattern, rows: int) -> None:
     """A rule for each pattern, whose columns are its own and whose places are all filled."""
-    fmt = EnumeratedPatterns(rows, "pattern")
-    check_partition(pattern.coords, fmt.split(pattern))
-    as_inferred(fmt, pattern)
-    conv = round_trip(fmt, pattern, ("float32",))
+    conv = converted(EnumeratedPatterns(rows, "pattern"), pattern)
     columns = slow_columns(pattern, rows)
     for mask, part in enumerate(conv.parts, 1):
         indptr, indices = (

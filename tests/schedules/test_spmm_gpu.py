@@ -17,7 +17,7 @@ from cuda_plans import run_plans
 from cuda_runner import KernelError, requires_cuda_text
 from cuda_stages import CudaStages
 from gpu_runner import cuda_source, requires_nvcc, requires_opencl
-from pairs import by_default
+from pairs import by_default, by_turns
 from sparsetir import ScheduleError, from_source, lower_sparse_buffer, lower_sparse_iter
 from sparsetir.schedules.gpu.passes.row_loops import opaque_row_index
 from sparsetir.schedules.gpu.spmm import RowSplit
@@ -68,7 +68,7 @@ def test_matrices(config: Any, as_cuda: bool) -> None:
 
 
 @requires_cuda_text
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", by_turns(WAYS, 2))
 def test_matrices_in_panels(way: str) -> None:
     for mask in MASKS.values():
         run(Spmm(), panels(way), of_mask(mask, "int32"))
@@ -268,11 +268,10 @@ def test_shared_rows() -> None:
 
 
 @requires_cuda_text
-@pytest.mark.parametrize("config", [
-    RowSplit(4, 2, 2), RowSplit(8, 1, 1, row_cache=True), panels("panels"),
-    panels("compact, atomics"), Groups(lanes=4, group=4, threads=2),
-    Groups("non-zeros", group=8, threads=2),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize("config", by_turns([
+    RowSplit(4, 2, 2), RowSplit(8, 1, 1, row_cache=True), panels("compact, atomics"),
+    panels("panels"), Groups("non-zeros", group=8, threads=2), Groups(lanes=4, group=4, threads=2),
+], 2), ids=str)  # fmt: skip
 def test_a_program_of_a_user(config: Any) -> None:
     """One that gathers nothing."""
     args, wanted = spmm_gpu_common.scaled_sums()

@@ -164,9 +164,9 @@ def test_chunks(name: str, size: int) -> None:
 
 
 @requires_cuda_text
-@pytest.mark.parametrize("apply", [
+@pytest.mark.parametrize("apply", by_turns([
     by_elements("segment(8)"), by_elements("atomics"), by_rows("temporary", 8), by_chunks(4),
-], ids=["segment", "atomics", "group", "chunks"])  # fmt: skip
+], 2), ids=["segment", "atomics", "group", "chunks"])  # fmt: skip
 def test_other_types(apply: Apply) -> None:
     check("spmm", apply, "float64", "int64")
 

@@ -15,6 +15,7 @@ from merged_programs import Drawn, programs
 from programs import PROGRAMS, copied
 from programs.merged import dense_of, stored_of
 from refusals import refusals
+from schedule_common import gives
 from small import making
 from sparsetir.sparse_ir.annotations import intersected
 from sparsetir.sparse_ir.nodes import sparse_iterations
@@ -274,12 +275,8 @@ def test_gradients(wrt: str) -> None:
         full = np.where(both, other * (grad_c @ args["d"].T), 0)
         expected = full[rows, args[f"{wrt}_idx"]]
     func = sparsetir.gradient(program.make("float64", "int32"), wrt, transpose=wrt != "d")
-    names = [str(p.name) for p in func.params]
-    given = {**args, "grad_c": grad_c, f"grad_{wrt}": np.full_like(args[wrt], np.nan)}
-    for run in (lambda x: sparsetir.interpret(func, x), lambda x: sparsetir.build(func)(**x)):
-        mine = copied({name: given[name] for name in names})
-        run(mine)
-        np.testing.assert_allclose(mine[f"grad_{wrt}"], expected, rtol=1e-12, atol=1e-12)
+    given = {**args, "grad_c": grad_c, f"grad_{wrt}": args[wrt]}
+    gives(func, given, {f"grad_{wrt}": expected}, 1e-12, 1e-12)
 
 
 @pytest.mark.parametrize("name", ["add_csr", "intersect_spmm"])
