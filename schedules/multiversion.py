@@ -236,11 +236,11 @@ def _by_rows(func: SparseFunc, rows: tirx.PrimFunc, target: Any, work: int) -> t
     """Reductions over what rows store: versions by features, and by how often rows are gathered.
 
     rows : the same of stage II, with the default schedule; the result for a program of another
-        shape, and where rows may write the same elements
+        shape, of booleans, and where rows may write the same elements
     """
     sch = Schedule(func)
     found = _shape(row_reduction, sch)
-    if found is None or not found.free:
+    if found is None or not found.free or found.dtype == "bool":
         return rows
     axis = func.axis(found.features.name)
     if axis.kind != "dense_fixed" or not isinstance(axis.length, tirx.IntImm | ir.Var):

@@ -77,6 +77,8 @@ def vectorize_innermost(
             return loop
         if not nest.reduces:
             return nest.in_vectors(lanes)
+        if dtype_of(nest.store.value) == "bool":
+            return loop  # TVM has no vectors of local booleans
         return nest.in_registers(lanes, cache, vectors)
 
     return func.with_body(map_expr(func.body, [(tirx.For, visit)]))

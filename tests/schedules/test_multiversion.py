@@ -232,3 +232,20 @@ with T.sp_iter([T.fuse(I, J), K], "SSR", "pairs") as [i, j, k]:
     built(x, y, out, matrix.indptr.astype("int32"), matrix.indices.astype("int32"))
     rows, columns = matrix.nonzero()
     np.testing.assert_allclose(out, combine(x[rows] * y[columns]), rtol=1e-5)
+
+
+def test_booleans_are_reduced_one_by_one():
+    """TVM has no vectors of local booleans."""
+    func = small("reached", """
+with T.sp_iter([I, J, K], "SRS", "reached") as [i, j, k]:
+    with T.init():
+        OUT[i, k] = T.bool(False)
+    OUT[i, k] = OUT[i, k] or (A[i, j] and X[j, k])
+""", dtype="bool", A="I J", X="N K", OUT="I K")  # fmt: skip
+    matrix, rng = ZOO["random"], np.random.default_rng(0)
+    (m, n), a = matrix.shape, rng.random(matrix.nnz) < 0.5
+    x, out = rng.random((n, 70)) < 0.2, np.ones((m, 70), bool)
+    indptr, indices = matrix.indptr.astype("int32"), matrix.indices.astype("int32")
+    sparsetir.build(func)(a, x, out, indptr, indices)
+    stored = sp.csr_array((a.astype("int32"), indices, indptr), shape=(m, n))
+    np.testing.assert_array_equal(out, stored @ x.astype("int32") > 0)
