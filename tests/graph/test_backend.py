@@ -347,7 +347,7 @@ def test_running_means_under_reentrant_checkpoints():
 
 
 def test_one_row_is_expanded_to_any_number_of_nodes(plain):
-    """What a mean over all nodes, and the gradient of a sum, are: their number is not that row's."""
+    """As a mean over nodes has it in its gradient: their number is not that of the row."""
 
     def model(x, given):
         out = torch.zeros_like(x).index_add(0, given[1], x[given[0]])
