@@ -344,3 +344,18 @@ def test_running_means_under_reentrant_checkpoints():
         torch.compile(model, backend=through)(x * torch.arange(FEATURES)).sum().backward()
         means.append(norm.running_mean.clone())
     assert_close(*means)
+
+
+def test_one_row_is_expanded_to_any_number_of_nodes(plain):
+    """As a mean over nodes has it in its gradient: their number is not that of the row."""
+
+    def model(x, given):
+        out = torch.zeros_like(x).index_add(0, given[1], x[given[0]])
+        return (out - out.mean(0, keepdim=True)) / (1 + out.pow(2).sum())
+
+    norm = Wrapped(model)
+    call, _ = compiled(norm)
+    for count in (5, NODES):  # of which the second compilation knows that it may change
+        x, to = torch.randn(count, FEATURES), torch.randint(count, (2, 40))
+        for given in (to, torch.stack([to[0], 0 * to[1]])):
+            assert_close(gradients(call, norm, x, given), gradients(norm, norm, x, given))

@@ -128,9 +128,11 @@ def _name_sizes_once(graph: fx.Graph) -> None:
         if node.target in POINTWISE | VIEWS | SAME:
             for other in node.all_input_nodes:
                 before = shape_of(other)
-                same_rank = len(before) == len(sizes) and not is_one(before[0])
+                if not before or is_one(before[0]):
+                    continue  # which may be the same for all
+                same_rank = len(before) == len(sizes)
                 # A view has as many elements: of the others as many, of the first, too.
-                view = node.target in VIEWS and before and width_of(other) == width_of(node)
+                view = node.target in VIEWS and width_of(other) == width_of(node)
                 known = all(isinstance(s, int) for s in (*before[1:], *sizes[1:]))
                 if view and known or node.target not in VIEWS and same_rank:
                     _rename(names, sizes[0], before[0])
