@@ -250,11 +250,11 @@ def to_host(who: str, argument: str, array: Any) -> np.ndarray:
         raise wrong(who, argument, "a dense array", "a sparse one", TypeError)
     if is_array(array):
         try:
-            return to_numpy(array)
+            return np.asarray(to_numpy(array))  # no np.matrix
         except (NotImplementedError, RuntimeError, TypeError) as err:  # on meta, quantized
             raise TypeError(
                 f"{who}: argument '{argument}': expected a tensor of plain numbers, got one of "
-                f"{array.dtype} on {array.device}: {err}"
+                f"{array.dtype} on {device_name(array)}: {err}"
             ) from err
     try:
         return np.asarray(array)
