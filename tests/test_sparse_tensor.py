@@ -191,6 +191,7 @@ def test_dense(dtype):
     same(SparseTensor.from_dense(want), want)
     same(SparseTensor.from_dense(as_torch(want)), want)
     same(SparseMatrix.from_dense(want[0]), want[0])
+    same(SparseMatrix.from_dense(np.asmatrix(want[0])), want[0])
     made = SparseMatrix.from_dense(np.array([[0, np.nan], [-0.0, np.inf]]))
     assert made.nnz == 2 and np.isnan(made.values[0])
 

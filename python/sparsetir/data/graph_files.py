@@ -15,8 +15,8 @@ import numpy as np
 import scipy.sparse as sp
 
 from sparsetir.data.graph_edges import from_edges
-from sparsetir.data.sources import to_host
 from sparsetir.extras import need
+from sparsetir.runtime.arrays import to_host
 from sparsetir.runtime.file_errors import ELEMENT_BYTES, GraphError, check_npz, need_room
 
 ENDINGS = (".pt", ".bin", ".dgl")

@@ -1,4 +1,4 @@
-"""Graphs and matrices from files, as scipy CSR: what the command line and the benchmarks read.
+"""Graphs from files: what the command line and the benchmarks read.
 
 >>> from sparsetir.data.graphs import load_graph
 >>> load_graph("cora").shape
@@ -8,84 +8,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import scipy.sparse as sp
-from numpy.lib.npyio import NpzFile
 
-from sparsetir.data import graph_files
-from sparsetir.data.datasets import SHIPPED
-from sparsetir.data.graph_edges import EDGE_LISTS, WEIGHTS, from_edges, read_edges, two_lengths
-from sparsetir.data.matrix_files import read_market, read_saved
-from sparsetir.data.sources import diagonals
+from sparsetir.data.files import INTEGERS, KINDS, graph_name, layers, load_graph
 from sparsetir.data.sparse_tensor import SparseTensor
-from sparsetir.runtime.file_errors import (
-    GraphError,
-    as_path,
-    check_matrix,
-    check_npz,
-    printable,
-    reading,
-)
+from sparsetir.runtime.file_errors import GraphError, as_path, check_matrix, check_npz, reading
 
 __all__ = ["KINDS", "GraphError", "graph_name", "layers", "load_graph", "load_relations"]
 
-KINDS = (
-    f"{', '.join(SHIPPED)}, an .npz file (file.npz:layer for one of several matrices), .mtx[.gz], "
-    "an edge list (.txt, .csv, .tsv, .el, also with .gz), a .pt file of torch.save, or a folder of "
-    "PyG or DGL"
-)
-INTEGERS = "expected integers of one dimension"
 OF_RELATIONS = ("num_nodes", "src", "dst", "etype")
-
-
-def load_graph(source: str | Path) -> sp.csr_array:
-    """Read a graph as CSR.
-
-    Parameters
-    ----------
-    source : str or Path
-        A name that we ship ("cora") or a path; ":T" behind it transposes. Paths of
-
-        - .npz: arrays `shape`, `indptr`, `indices` and maybe `data`; what `scipy.sparse.save_npz`
-          wrote; `row`, `col` and maybe `data`, `shape`; with several matrices, `<layer>.indptr` and
-          so on, one is named: `file.npz:layer`
-        - .mtx, .mtx.gz: Matrix Market, coordinates
-        - .txt, .csv, .tsv, .el, also with .gz: edge lists; lines of row, column and maybe weight,
-          ids as they are, from 0. Lines from "#" or "%" on and one of names are passed over. The
-          matrix is square, for the largest id
-        - .pt: what `torch.save` wrote of an `edge_index`, of a dict with one, or of `Data` of PyG;
-          torch is needed, and no code in it is run. A folder of PyG with `processed/data.pt`
-        - .bin, .dgl, or a folder with `graph.dgl`: what `dgl.save_graphs` wrote; dgl is needed
-
-    Returns
-    -------
-    (m, n) csr_array, float32 or float64
-        Sorted int32 indices (int64 where they do not fit), each element once. Values are the
-        weights of the file, else ones: float32, or float64 where an .npz file has them. Those of
-        equal edges are added; stored zeros are kept.
-
-    Raises
-    ------
-    GraphError
-        A ValueError with a text for people that names the file.
-    TypeError, ValueError
-        For what is no path.
-
-    Notes
-    -----
-    In graphs of PyG and DGL, which have a direction, rows are targets and columns sources, so that
-    A @ X sums up what comes in at each node (as `SparseMatrix.from_edge_index` does).
-
-    A file may ask for 256 MiB of memory, or 256 bytes for each of its own: more is refused, as a
-    short file may unpack to much or name a large id. A row or column takes 8 bytes, an edge 24.
-    """
-    text = str(as_path("load_graph", "source", source))
-    plain, transposed = (text[:-2], True) if text.endswith(":T") else (text, False)
-    with reading(plain, GraphError):
-        matrix = _canonical(_read(plain))
-        return _canonical(matrix.T) if transposed else matrix
 
 
 def load_relations(source: str | Path) -> SparseTensor:
@@ -128,147 +60,3 @@ def load_relations(source: str | Path) -> SparseTensor:
         nodes, relations = int(told.item()), 1 + int(coords[0].max(initial=-1))
         check_matrix(path, (relations, nodes, nodes), len(coords[0]))
         return SparseTensor(coords, None, (relations, nodes, nodes))
-
-
-def graph_name(source: str | Path) -> str:
-    """A short name for people and for file names: "cora", "cora:T", "weights:conv1".
-
-    Parameters
-    ----------
-    source : str or Path
-        As for :func:`load_graph`.
-
-    Returns
-    -------
-    str
-    """
-    text = str(source)
-    plain, transposed = (text[:-2], ":T") if text.endswith(":T") else (text, "")
-    path, layer = _split_layer(plain)
-    if path.is_dir():
-        path = path.resolve()
-        return printable(path.name + transposed)
-    name = path.name.removesuffix(".gz")
-    stem = name if name in SHIPPED else Path(name).stem
-    return printable(stem + (f":{layer}" if layer else "") + transposed)
-
-
-def layers(path: Path) -> list[str]:
-    """The names of the matrices of an .npz file that holds several; none for one matrix.
-
-    Parameters
-    ----------
-    path : Path
-        Of the file.
-
-    Returns
-    -------
-    list of str
-    """
-    with reading(str(path), GraphError), np.load(path) as arrays:
-        return _layers(arrays.files)
-
-
-def _layers(names: list[str]) -> list[str]:
-    return [n.removesuffix(".indptr") for n in names if n.endswith(".indptr")]
-
-
-def _read(text: str) -> object:
-    if text in SHIPPED:
-        return SHIPPED[text]()
-    path, layer = _split_layer(text)
-    if not path.exists():
-        raise GraphError(f"{text}: no such file; a graph is {KINDS}")
-    if path.is_dir():
-        path = graph_files.file_of(path)
-    if not path.is_file():
-        raise GraphError(f"{path}: expected a file or folder")
-    if path.stat().st_size == 0:
-        raise GraphError(f"{path}: the file is empty")
-    name = path.name.lower()
-    if name.endswith(".npz"):
-        return _read_npz(path, layer)
-    if layer:
-        raise GraphError(f"{text}: only an .npz file holds several matrices")
-    if name.endswith(graph_files.ENDINGS):
-        return graph_files.read(path)
-    if name.endswith((".mtx", ".mtx.gz")):
-        matrix = read_market(path)
-        check_matrix(path, matrix.shape, matrix.nnz)
-        return matrix.astype("float32")
-    if name.removesuffix(".gz").endswith(EDGE_LISTS):
-        return read_edges(path)
-    raise GraphError(f"{path}: expected {KINDS}; got the ending '{path.suffix}'")
-
-
-def _split_layer(text: str) -> tuple[Path, str]:
-    """A path, and what follows behind a colon where there is no file of the whole name."""
-    before, colon, layer = text.rpartition(":")
-    if colon and before and not Path(text).exists() and "/" not in layer:
-        return Path(before), layer
-    return Path(text), ""
-
-
-def _read_npz(path: Path, layer: str) -> object:
-    check_npz(path)
-    with np.load(path) as arrays:
-        names = arrays.files
-        if layer:
-            found = _layers(names)
-            if layer not in found:
-                known = f"has {_some(found)}" if found else "has no arrays <layer>.indptr"
-                raise GraphError(f"{path}: has no layer '{layer}': {known}")
-            return _compressed(path, arrays, f"{layer}.")
-        if "format" in names:
-            saved = read_saved(path)
-            check_matrix(path, saved.shape, saved.nnz)
-            return diagonals(saved) if saved.format == "dia" else saved
-        if {"row", "col"} <= set(names):
-            shape = arrays["shape"] if "shape" in names else None
-            data = arrays["data"] if "data" in names else None
-            return from_edges(path, arrays["row"], arrays["col"], data, shape)
-        found = _layers(names)
-        if found and "indptr" not in names:
-            raise GraphError(
-                f"{path}: holds {len(found)} matrices; name one, as {path.name}:{found[0]} "
-                f"(it has {_some(found)})"
-            )
-        return _compressed(path, arrays, "")
-
-
-def _compressed(path: Path, arrays: NpzFile, prefix: str) -> sp.csr_array:
-    """CSR from `shape`, `indptr`, `indices` and maybe `data`, checked."""
-    missing = [n for n in ("shape", "indptr", "indices") if prefix + n not in arrays.files]
-    if missing:
-        raise GraphError(
-            f"{path}: expected arrays shape, indptr, indices, or row, col; has no "
-            f"{', '.join(prefix + n for n in missing)}, but {_some(arrays.files)}"
-        )
-    indptr, indices = arrays[f"{prefix}indptr"], arrays[f"{prefix}indices"]
-    for name, array in (("indptr", indptr), ("indices", indices)):  # SciPy would round them
-        if array.ndim != 1 or array.dtype.kind not in "iu":
-            got = f"{array.dtype} of shape {array.shape}"
-            raise GraphError(f"{path}: {prefix}{name}: {INTEGERS}, got {got}")
-    shape = two_lengths(f"{path}: {prefix}shape", arrays[f"{prefix}shape"])
-    has_data = f"{prefix}data" in arrays.files
-    data = arrays[f"{prefix}data"] if has_data else np.ones(len(indices), "float32")
-    check_matrix(path, shape, len(indices))
-    return sp.csr_array((data, indices, indptr), shape=shape)
-
-
-def _canonical(matrix: Any) -> sp.csr_array:
-    """Rows sorted, each element once, indices of int32 where that holds them; weights real."""
-    if matrix.dtype.kind not in "biuf":
-        raise ValueError(f"expected real numbers, got {matrix.dtype}")
-    kind = matrix.dtype.name if matrix.dtype.name in WEIGHTS else "float32"
-    found = sp.csr_array(matrix.astype(kind))  # which changes the order of bytes, too
-    found.check_format(full_check=True)
-    found.sum_duplicates()
-    largest = max(*found.shape, found.nnz)
-    idtype = "int32" if largest < 2**31 else "int64"
-    arrays = found.data, found.indices.astype(idtype), found.indptr.astype(idtype)
-    return sp.csr_array(arrays, shape=found.shape)
-
-
-def _some(names: list[str], most: int = 8) -> str:
-    return ", ".join(names[:most]) + (", ..." if len(names) > most else "")

@@ -100,6 +100,15 @@ def read_saved(path: Path) -> Any:
     return found
 
 
+def diagonals(data: Any) -> sp.coo_array:
+    """Coordinates of a matrix in DIA; its `tocoo` would drop zeros that are stored."""
+    columns = np.arange(min(data.data.shape[1], data.shape[1]))
+    rows = columns - data.offsets[:, None].astype(np.int64)
+    inside = (rows >= 0) & (rows < data.shape[0])
+    coords = rows[inside], np.broadcast_to(columns, inside.shape)[inside]
+    return sp.coo_array((data.data[:, : len(columns)][inside], coords), shape=data.shape)
+
+
 def read_header(file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """Shape and dtype of an .npy file, which is left at its first number."""
     version = npy.read_magic(file)

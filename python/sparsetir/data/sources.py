@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import scipy.sparse
 
-from sparsetir.data.matrix_files import read_market, read_saved
+from sparsetir.data.files import load_graph
+from sparsetir.data.matrix_files import diagonals, read_market, read_saved
 from sparsetir.formats.pattern import Pattern
-from sparsetir.runtime.arrays import hidden, is_array, is_torch, to_numpy
+from sparsetir.runtime.arrays import is_array, is_torch, to_host, type_name
 from sparsetir.runtime.file_errors import GraphError, as_path, printable, reading
 from sparsetir.runtime.refusals import wrong
 from sparsetir.sparse_ir.errors import StructureError
@@ -61,7 +62,7 @@ def read(who: str, argument: str, data: object, values: object, shape: object) -
     elif not isinstance(data, Sequence) or isinstance(data, str | bytes):
         raise TypeError(
             f"{who}: argument '{argument}': expected an array of coordinates for each axis, or a "
-            f"sparse matrix or tensor of scipy or torch, got {_name(data)}"
+            f"sparse matrix or tensor of scipy or torch, got {type_name(data)}"
         )
     return from_coords(who, argument, list(data), values, shape)
 
@@ -113,7 +114,7 @@ def from_compressed(
 def from_dense(who: str, array: object) -> Stored:
     """Take the nonzeros of an array; NaN is one."""
     if is_sparse(array):
-        raise TypeError(f"{who}: argument 'array': expected a dense array, got {_name(array)}")
+        raise TypeError(f"{who}: argument 'array': expected a dense array, got {type_name(array)}")
     dense = to_host(who, "array", array)
     if not dense.ndim:
         raise ValueError(f"{who}: argument 'array': expected at least one axis, got none")
@@ -165,27 +166,6 @@ def check_values(who: str, values: object, count: int, features: bool = False) -
     if not out.dtype.isnative:
         out = out.astype(out.dtype.newbyteorder("="))
     return np.ascontiguousarray(out)
-
-
-def to_host(who: str, argument: str, array: Any) -> np.ndarray:
-    """An array of NumPy, torch, TVM or a list, as a NumPy array on the CPU; shared if it is one."""
-    instead = hidden(array)
-    if instead:
-        raise TypeError(f"{who}: argument '{argument}': expected {instead}")
-    if is_torch(array) and is_sparse(array):
-        raise wrong(who, argument, "a dense array", "a sparse one", TypeError)
-    if is_array(array):
-        try:
-            return to_numpy(array)
-        except (NotImplementedError, RuntimeError, TypeError) as err:  # on meta, quantized
-            raise TypeError(
-                f"{who}: argument '{argument}': expected a tensor of plain numbers, got one of "
-                f"{array.dtype} on {array.device}: {err}"
-            ) from err
-    try:
-        return np.asarray(array)
-    except (ValueError, TypeError) as err:
-        raise wrong(who, argument, "an array", f"{_name(array)}: {err}", TypeError) from err
 
 
 def distinct(coords: list[np.ndarray], shape: tuple[int, ...]) -> tuple[list, np.ndarray]:
@@ -267,7 +247,7 @@ def _in_order(indptr: np.ndarray, indices: np.ndarray) -> bool:
 
 
 def _of_sparse(who: str, argument: str, data: Any, values: object, shape: Any) -> Stored:
-    _none_beside(who, values, f"{_name(data)}, which has its own")
+    _none_beside(who, values, f"{type_name(data)}, which has its own")
     have = tuple(int(n) for n in data.shape)
     if shape is not None and check_shape(who, shape, len(have)) != have:
         raise wrong(who, "shape", f"{have}, the shape of argument '{argument}'", tuple(shape))
@@ -286,15 +266,6 @@ def _read_scipy(who: str, argument: str, data: Any) -> Stored:
         return _from_lines(who, argument, data.format, arrays, data.shape)
     found = diagonals(data) if data.format == "dia" else data.tocoo(copy=False)
     return from_coords(who, argument, found.coords, found.data, found.shape)
-
-
-def diagonals(data: Any) -> scipy.sparse.coo_array:
-    """Coordinates of a matrix in DIA; its `tocoo` would drop zeros that are stored."""
-    columns = np.arange(min(data.data.shape[1], data.shape[1]))
-    rows = columns - data.offsets[:, None].astype(np.int64)
-    inside = (rows >= 0) & (rows < data.shape[0])
-    coords = rows[inside], np.broadcast_to(columns, inside.shape)[inside]
-    return scipy.sparse.coo_array((data.data[:, : len(columns)][inside], coords), shape=data.shape)
 
 
 def _read_torch(who: str, argument: str, data: Tensor) -> Stored:
@@ -344,10 +315,6 @@ def _from_lines(
     return from_coords(who, argument, coords, values.reshape(-1), shape)
 
 
-def _name(value: object) -> str:
-    return f"{type(value).__module__.split('.')[0]}.{type(value).__name__}"
-
-
 # -- matrices of any library ----------------------------------------------------------------------
 
 
@@ -363,7 +330,7 @@ def read_matrix(
     if isinstance(found, Edges):
         return _of_edges(who, name, found, values, shape)
     if isinstance(found, Compressed):
-        _none_beside(who, values, f"{_name(data)}, which has its own")
+        _none_beside(who, values, f"{type_name(data)}, which has its own")
         return from_compressed(
             who, found.rowptr, found.col, found.values, found.shape if shape is None else shape
         )
@@ -488,9 +455,7 @@ def adopted(who: str, name: str, data: Any) -> object:
     raise TypeError(f"{who}: argument '{name}': expected {EXPECTED}; got {type(data).__name__}")
 
 
-def _loaded(who: str, name: str, path: Any) -> object:
-    from sparsetir.data.graphs import GraphError, load_graph
-
+def _loaded(who: str, name: str, path: Any) -> scipy.sparse.csr_array:
     try:
         return load_graph(path)
     except GraphError as error:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsetir.data.sources import Compressed, Edges, adopted, to_host
+from sparsetir.data.sources import Compressed, Edges, adopted
 from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.formats.pattern import Pattern
 from sparsetir.ops.blocks import Blocks
@@ -27,7 +27,7 @@ from sparsetir.ops.structure import (
     pattern_of_edges,
 )
 from sparsetir.ops.tensors import INDEX_DTYPES, check_csr, check_size
-from sparsetir.runtime.arrays import device_name, is_array
+from sparsetir.runtime.arrays import device_name, is_array, to_host
 from sparsetir.runtime.refusals import wrong
 
 

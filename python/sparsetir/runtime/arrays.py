@@ -19,6 +19,7 @@ import tvm_ffi
 from numpy.typing import DTypeLike
 
 from sparsetir.runtime import pool
+from sparsetir.runtime.refusals import wrong
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,6 +39,11 @@ def is_torch(array: object) -> TypeGuard[Tensor]:
     """Whether it is torch's; does not import torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(array, torch.Tensor)
+
+
+def type_name(value: object) -> str:
+    """Such as "torch.Tensor"."""
+    return f"{type(value).__module__.split('.')[0]}.{type(value).__name__}"
 
 
 def dtype_name(array: Any) -> str:
@@ -233,6 +239,27 @@ def to_numpy(array: Any) -> np.ndarray:
         bits = np.from_dlpack(plain._create_view(plain.shape, "uint16"))
         return bits.view(np.dtype("bfloat16"))
     return array.numpy() if hasattr(array, "numpy") else np.from_dlpack(array)
+
+
+def to_host(who: str, argument: str, array: Any) -> np.ndarray:
+    """An array of NumPy, torch, TVM or a list, as a NumPy array on the CPU; shared if it is one."""
+    instead = hidden(array)
+    if instead:
+        raise TypeError(f"{who}: argument '{argument}': expected {instead}")
+    if is_torch(array) and "sparse" in str(array.layout):
+        raise wrong(who, argument, "a dense array", "a sparse one", TypeError)
+    if is_array(array):
+        try:
+            return np.asarray(to_numpy(array))  # no np.matrix
+        except (NotImplementedError, RuntimeError, TypeError) as err:  # on meta, quantized
+            raise TypeError(
+                f"{who}: argument '{argument}': expected a tensor of plain numbers, got one of "
+                f"{array.dtype} on {device_name(array)}: {err}"
+            ) from err
+    try:
+        return np.asarray(array)
+    except (ValueError, TypeError) as err:
+        raise wrong(who, argument, "an array", f"{type_name(array)}: {err}", TypeError) from err
 
 
 def plain_view(value: object) -> object:
