@@ -23,8 +23,8 @@ from sparsetir.records.task import Outcome, Reference, Task
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.tuning import process as processes
 from sparsetir.tuning import serving
+from sparsetir.tuning.case import OperatorCase
 from sparsetir.tuning.measure import Measurer, cores_for
-from sparsetir.tuning.operator_case import OperatorCase
 from sparsetir.tuning.timing import Yardstick, timed
 from sparsetir.tuning.worker import Local
 from tuning import faulty_templates as faulty

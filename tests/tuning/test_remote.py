@@ -12,8 +12,8 @@ import sparsetir
 from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.records.task import Reference, Task
 from sparsetir.schedules.templates.spmv import SlicedRows
+from sparsetir.tuning.case import OperatorCase, stored_bytes
 from sparsetir.tuning.measure import Measurer
-from sparsetir.tuning.operator_case import OperatorCase, stored_bytes
 from sparsetir.tuning.remote import Remote, RemoteDevice, RemoteError
 from tuning import faulty_templates as faulty
 

@@ -33,8 +33,7 @@ from sparsetir.runtime.arrays import is_array, itemsize
 from sparsetir.runtime.build import compile_stages
 from sparsetir.runtime.signature import Signature, signature_of
 from sparsetir.schedules.passes.launches import count_launches
-from sparsetir.tuning.case import Array, array, numbers
-from sparsetir.tuning.operator_case import OperatorCase, costs
+from sparsetir.tuning.case import Array, OperatorCase, array, costs, numbers
 from sparsetir.tuning.timing import GROUP, PROBES, SLOW, TURN, TURNS, Turn, hopeless, summary
 
 KERNEL = "kernel"  # the name of the function in the library

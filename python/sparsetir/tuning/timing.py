@@ -6,14 +6,15 @@ turns with those of a yardstick, and count by how many times as long they last.
 
 from __future__ import annotations
 
+import gc
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 from sparsetir.records.task import OK, PRUNED
-from sparsetir.tuning.turn import alone, turn, warm_up
 
 HOPELESS = 3.0  # times the best: not measured to the end
 PROBES, PROBE = 3, 0.005  # calls and seconds after which it is seen, when seen twice
@@ -137,3 +138,35 @@ def _least(turns: Sequence[Turn], seconds: float | None) -> float:
     if seconds is None:
         return min(x for times, _ in turns for x in times)
     return seconds * median(min(times) / min(others) for times, others in turns)
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Without Python's collector of cycles, which would run in some calls and not in others."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def warm_up(once: Callable[[], float], seconds: float = 0.0) -> None:
+    """Calls that do not count, for so many seconds, at least one; `once` as for :func:`turn`."""
+    end = time.perf_counter() + seconds
+    once()
+    while time.perf_counter() < end:
+        once()
+
+
+def turn(once: Callable[[], float], seconds: float, least: int = 1) -> list[float]:
+    """Seconds of each of some calls in a row.
+
+    once : makes a call, or some of them together, and gives the seconds of one
+    seconds : of the turn; least : calls
+    """
+    times: list[float] = []
+    end = time.perf_counter() + seconds
+    while len(times) < least or time.perf_counter() < end:
+        times.append(once())
+    return times

@@ -23,7 +23,7 @@ from sparsetir.records.task import Config, Reference, Task
 from sparsetir.runtime.targets import resolve_target
 from sparsetir.schedules.default import is_gpu
 from sparsetir.schedules.search import configs
-from sparsetir.tuning.operator_case import OperatorCase
+from sparsetir.tuning.case import OperatorCase
 from sparsetir.tuning.process import is_of_memory
 from sparsetir.tuning.program import ProgramTask
 from sparsetir.tuning.program_case import ProgramCase
