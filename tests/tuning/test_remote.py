@@ -82,10 +82,10 @@ def test_every_operator_on_a_device(remote, op, dtype, options, config) -> None:
     device = RemoteDevice(remote, OperatorCase(given))
     device.begin(60.0)
     outcome = device.measure(config, None)
-    assert outcome["state"] == "ok" and 0 < outcome["seconds"] <= outcome["median"] < 0.1
+    assert outcome.state == "ok" and 0 < outcome.seconds <= outcome.median < 0.1
     made = sparsetir.plan(op, given.matrix, given.feat, config=config, **given.options)
-    assert outcome["bytes"] == stored_bytes(made)
-    assert (outcome["padding"], outcome["launches"]) == (made.padding, 1)
+    assert outcome.bytes == stored_bytes(made)
+    assert (outcome.padding, outcome.launches) == (made.padding, 1)
     signature = made.kernel.signature
     assert config is first or len(signature.passed) < len(signature.position)
     device.release()

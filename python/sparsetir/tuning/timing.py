@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
-from sparsetir.records.task import OK, PRUNED
+from sparsetir.records.task import OK, PRUNED, Outcome
 
 HOPELESS = 3.0  # times the best: not measured to the end
 PROBES, PROBE = 3, 0.005  # calls and seconds after which it is seen, when seen twice
@@ -41,8 +40,8 @@ def timed(
     finish: Callable[[], None] | None,
     best: float | None,
     yardstick: Yardstick | None = None,
-) -> dict[str, Any]:
-    """State, least and median seconds of calls, as fields of an Outcome.
+) -> Outcome:
+    """State, least and median seconds of calls.
 
     finish : waits for what calls have begun, as on a GPU: short calls are then timed some together,
         as those of a program that looks at no result in between
@@ -116,8 +115,8 @@ def hopeless(turn: Turn, best: float | None, seconds: float | None = None) -> bo
     return best is not None and _least([turn], seconds) > HOPELESS * best
 
 
-def summary(state: str, turns: Sequence[Turn], seconds: float | None = None) -> dict[str, object]:
-    """Fields of an Outcome.
+def summary(state: str, turns: Sequence[Turn], seconds: float | None = None) -> Outcome:
+    """The outcome of turns.
 
     seconds : of the yardstick; the median over the turns is what counts then, since each turn may
         have seen another machine
@@ -130,7 +129,7 @@ def summary(state: str, turns: Sequence[Turn], seconds: float | None = None) -> 
     typical = median(every)
     if seconds is not None:
         typical = least * median(median(times) / min(times) for times, _ in turns)
-    return {"state": state, "seconds": least, "median": typical, "extra": extra}
+    return Outcome(state, least, typical, extra=extra)
 
 
 def _least(turns: Sequence[Turn], seconds: float | None) -> float:
