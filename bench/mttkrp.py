@@ -25,7 +25,7 @@ from bench.timing import in_turns, timed
 from sparsetir import Schedule
 from sparsetir.data.graphs import GraphError
 from sparsetir.tuning.process import go_ahead
-from sparsetir.tuning.turn import turn
+from sparsetir.tuning.timing import turn
 
 COMPILER = ("g++", "-O3", "-march=native", "-std=c++17", "-shared", "-fPIC")
 SOURCE = Path(__file__).with_name("mttkrp.cpp")

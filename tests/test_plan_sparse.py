@@ -21,8 +21,7 @@ from sparsetir.schedules.operators.registry import OF_MATRICES
 from sparsetir.schedules.operators.sparse_results import ELEMENTWISE, SEMIRINGS
 from sparsetir.schedules.search.configs import from_data, to_data
 from sparsetir.schedules.templates.sparse_results import Assembled
-from sparsetir.tuning.sparse_case import SparseCase, SparseTask
-from sparsetir.tuning.sparse_reference import exact_result
+from sparsetir.tuning.sparse_case import SparseCase, SparseTask, exact_result
 
 PRODUCTS = {"spgemm": "matmul", "inner": "inner"}
 

@@ -17,7 +17,7 @@ from bench.peers import cases
 from bench.peers.libraries import PEERS, Peer
 from bench.timing import timed
 from sparsetir.tuning.serving import Missing, serve
-from sparsetir.tuning.turn import alone, turn, warm_up
+from sparsetir.tuning.timing import alone, turn, warm_up
 
 WARM_UP = 0.002  # seconds of calls before those that count, at least one call
 SLOW = 0.03  # a call that takes longer is timed once in a turn

@@ -23,8 +23,8 @@ from sparsetir.records.task import Outcome, Reference, Task
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.tuning import process as processes
 from sparsetir.tuning import serving
+from sparsetir.tuning.case import OperatorCase
 from sparsetir.tuning.measure import Measurer, cores_for
-from sparsetir.tuning.operator_case import OperatorCase
 from sparsetir.tuning.timing import Yardstick, timed
 from sparsetir.tuning.worker import Local
 from tuning import faulty_templates as faulty
@@ -327,21 +327,21 @@ def test_a_disturbance_is_not_hopeless(monkeypatch) -> None:
 
     monkeypatch.setattr(time, "sleep", later)
     found = timed(clock.call, None, 1e-3)
-    assert found["state"] == "ok" and found["seconds"] == pytest.approx(1e-3)
+    assert found.state == "ok" and found.seconds == pytest.approx(1e-3)
 
 
 @pytest.mark.parametrize("seconds", [5.0, 0.1, 0.03, 1e-3, 1e-5])
 def test_how_many_calls_are_timed(monkeypatch, seconds: float) -> None:
     clock = Clocked(monkeypatch, seconds)
     found = timed(clock.call, None, None)
-    assert found["state"] == "ok"
-    assert found["seconds"] == pytest.approx(seconds) == found["median"]
+    assert found.state == "ok"
+    assert found.seconds == pytest.approx(seconds) == found.median
     assert 3 <= clock.calls <= 5 if seconds > 0.02 else 0.1 <= clock.now < 0.15
     clock = Clocked(monkeypatch, seconds)
-    assert timed(clock.call, None, seconds / 3.1)["state"] == "pruned"
+    assert timed(clock.call, None, seconds / 3.1).state == "pruned"
     # Twice three calls, or as many as take some milliseconds; one where that is long.
     assert clock.calls == 1 if seconds == 5.0 else 3 <= clock.calls <= 6 + 0.011 / seconds
-    assert timed(clock.call, None, seconds / 2.9)["state"] == "ok"
+    assert timed(clock.call, None, seconds / 2.9).state == "ok"
 
 
 @pytest.mark.parametrize("seconds", [0.1, 1e-3, 1e-5])
@@ -357,12 +357,12 @@ def test_a_machine_that_is_slower_for_a_while_does_not_count(monkeypatch, second
     clock.seconds = 1.65 * seconds
     yardstick = Yardstick(lambda: (clock.call(), clock.call()) and None, seconds=3e-3)
     found = timed(clock.call, None, None, yardstick)
-    assert found["seconds"] == pytest.approx(1.5e-3) == found["median"]
-    assert found["extra"]["measured"] >= 0.99 * seconds
-    assert found["extra"]["yardstick"] >= 1.98 * seconds
+    assert found.seconds == pytest.approx(1.5e-3) == found.median
+    assert found.extra["measured"] >= 0.99 * seconds
+    assert found.extra["yardstick"] >= 1.98 * seconds
     # What is hopeless is so by the same measure.
-    assert timed(clock.call, None, 1.5e-3 / 3.3, yardstick)["state"] == "pruned"
-    assert timed(clock.call, None, 1.5e-3 / 2.8, yardstick)["state"] == "ok"
+    assert timed(clock.call, None, 1.5e-3 / 3.3, yardstick).state == "pruned"
+    assert timed(clock.call, None, 1.5e-3 / 2.8, yardstick).state == "ok"
 
 
 def test_configs_are_timed_beside_a_reference(measurer: Measurer) -> None:
@@ -382,7 +382,7 @@ def test_configs_are_timed_beside_a_reference(measurer: Measurer) -> None:
 def test_short_calls_on_a_gpu_are_waited_for_together(monkeypatch) -> None:
     clock = Clocked(monkeypatch, seconds=2e-5, launch=5e-6)
     found = timed(clock.call, clock.finish, None)
-    assert found["seconds"] == pytest.approx(2e-5, rel=0.02)
+    assert found.seconds == pytest.approx(2e-5, rel=0.02)
     assert clock.calls > 10 * clock.waits
     assert 0.1 <= clock.now < 0.15
 
@@ -401,6 +401,6 @@ def test_every_operator_is_checked(op: str, dtype: str, options) -> None:
     given = task(op, 1 if op == "spmv" else FEAT, dtype, **options)
     device = Local(OperatorCase(given))
     outcome = device.measure(default(given), None)
-    assert outcome["state"] == "ok" and outcome["bytes"] > 0
+    assert outcome.state == "ok" and outcome.bytes > 0
     device.case.check.exact[-1] += 1
-    assert device.measure(default(given), None)["state"] == "wrong"
+    assert device.measure(default(given), None).state == "wrong"

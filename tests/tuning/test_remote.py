@@ -12,8 +12,8 @@ import sparsetir
 from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.records.task import Reference, Task
 from sparsetir.schedules.templates.spmv import SlicedRows
+from sparsetir.tuning.case import OperatorCase, stored_bytes
 from sparsetir.tuning.measure import Measurer
-from sparsetir.tuning.operator_case import OperatorCase, stored_bytes
 from sparsetir.tuning.remote import Remote, RemoteDevice, RemoteError
 from tuning import faulty_templates as faulty
 
@@ -82,10 +82,10 @@ def test_every_operator_on_a_device(remote, op, dtype, options, config) -> None:
     device = RemoteDevice(remote, OperatorCase(given))
     device.begin(60.0)
     outcome = device.measure(config, None)
-    assert outcome["state"] == "ok" and 0 < outcome["seconds"] <= outcome["median"] < 0.1
+    assert outcome.state == "ok" and 0 < outcome.seconds <= outcome.median < 0.1
     made = sparsetir.plan(op, given.matrix, given.feat, config=config, **given.options)
-    assert outcome["bytes"] == stored_bytes(made)
-    assert (outcome["padding"], outcome["launches"]) == (made.padding, 1)
+    assert outcome.bytes == stored_bytes(made)
+    assert (outcome.padding, outcome.launches) == (made.padding, 1)
     signature = made.kernel.signature
     assert config is first or len(signature.passed) < len(signature.position)
     device.release()

@@ -8,7 +8,6 @@ import threading
 import warnings
 from collections import Counter
 
-import numpy as np
 import optuna
 import pytest
 import scipy.sparse as sp
@@ -313,24 +312,11 @@ def test_progress(monkeypatch):
 def test_workers_share_the_trials(monkeypatch):
     fake = install(monkeypatch, delay=0.01)
     monkeypatch.setattr(search, "cores_for", lambda workers, threads: [(0,), (1,), (2,)])
-    tuned = run(workers=3, trials=20)
+    tuned = run(workers=3, trials=20, time_limit=7.0, memory_limit=2**30)
     assert [trial.number for trial in tuned.trials] == list(range(20))
     assert len(set(order(tuned))) == 20
-    assert [options["cores"] for options in fake.options] == [(0,), (1,), (2,)]
-
-
-@pytest.mark.slow  # docs/tutorial.md and docs/new_operator.md search, too
-def test_with_a_worker():
-    tuned = run(trials=2)
-    assert tuned.counts.get("ok") and not tuned.failures and not tuned.warnings
-    b = np.ones((200, 32), "float32")
-    assert np.allclose(tuned.plan()(b), MATRIX @ b, atol=1e-4)
-
-
-def test_what_is_measured_by(monkeypatch):
-    fake = install(monkeypatch)
-    run(trials=1, time_limit=7.0, memory_limit=2**30)
-    assert fake.options == [{"time_limit": 7.0, "memory_limit": 2**30}]
+    limits = {"time_limit": 7.0, "memory_limit": 2**30, "remote": None, "modules": ()}
+    assert fake.options == [{**limits, "cores": (n,)} for n in range(3)]
 
 
 # Refusals, and what must not show.

@@ -6,8 +6,10 @@ import argparse
 import ctypes
 import os
 import platform
+import re
 import shutil
 import subprocess
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
@@ -159,19 +161,13 @@ def gpu() -> Facts:
 
 def nvcc() -> dict[str, object]:
     """CUDA's compiler, which is only wanted with TVM_CUDA_COMPILE_MODE=nvcc."""
-    path = shutil.which("nvcc")
-    if path is None:
-        return {"path": None, "version": None}
-    try:
-        said = subprocess.run(
-            [path, "--version"], capture_output=True, text=True, timeout=20
-        ).stdout
-    except (OSError, subprocess.TimeoutExpired):
-        said = ""
-    version = next(
-        (line.split("release ")[1] for line in said.splitlines() if "release " in line), None
-    )
-    return {"path": path, "version": version}
+    path, said = shutil.which("nvcc"), ""
+    if path is not None:
+        with suppress(OSError, subprocess.TimeoutExpired):
+            run = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20)
+            said = run.stdout
+    version = re.search("release (.*)", said)
+    return {"path": path, "version": version and version[1]}
 
 
 def records() -> Facts:

@@ -1,20 +1,33 @@
-"""Facts of a program: its loops, its schedule and its roofline."""
+"""What `sparsetir explain` tells of a program: its loops, its schedule and its roofline."""
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import time
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import scipy.sparse as sp
+import tvm
 from tvm import ir, s_tir, tirx
 from tvm.sym import Analyzer
+from tvm.target import Target
 
-from sparsetir.cli.arguments import Facts
+from sparsetir._versions import VERSION
+from sparsetir.cli import arguments
+from sparsetir.cli.arguments import Facts, UsageError
+from sparsetir.cli.functions import function_of, operator_named, schedule_of
 from sparsetir.cli.text import readable
+from sparsetir.data.sparse_tensor import SparseMatrix
+from sparsetir.planning.plan import requested
+from sparsetir.runtime import pool
 from sparsetir.runtime.kernel import Kernel
-from sparsetir.runtime.texts import many
+from sparsetir.runtime.pipeline import Stages, kernel_of, lower
+from sparsetir.runtime.targets import resolve_target
+from sparsetir.runtime.texts import Section, many
+from sparsetir.schedules.operators.registry import OPERATORS
 from sparsetir.sparse_ir import legal
 from sparsetir.sparse_ir.nodes import (
     Axis,
@@ -32,12 +45,107 @@ from sparsetir.sparse_ir.nodes import (
 from sparsetir.sparse_ir.races import FREE
 from sparsetir.sparse_ir.tir import as_dtype, block_with, dtype_of, values_of
 from sparsetir.sparse_ir.traversal import map_expr
+from sparsetir.tuning.program import bound_arguments
+from sparsetir.tuning.rates import copy_bandwidth, dense_rate
 
 SECONDS = 0.5  # of measuring
+NOT_KNOWN = "Not known without arguments: --graph cora --arg feat=64, or --arg for each array."
 WARM_UP = 3
 ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Max, tirx.Min, ir.Call)
 LEFT_OUT = ("T.reads(", "T.writes(", "T.sblock_attr(", "T.func_attr(", "# with", "T.evaluate(0)")
 NO_ARITHMETIC = ("tirx.if_then_else", "tirx.likely", "tirx.reinterpret")
+
+
+def explained(args: argparse.Namespace) -> tuple[str, Facts, list[Section]]:
+    """Title, facts for JSON, and sections of the page."""
+    target = resolve_target(args.target)
+    schedule = None if args.schedule is None else schedule_of(args.schedule)
+    program = _plain(args, target) if operator_named(args.program) else function_of(args.program)
+    if not isinstance(program, SparseFunc):
+        raise UsageError("argument OP|FILE: expected a function of stage 1, got one of stage 2")
+    given = arguments.named_values(args.arg or [])
+    if args.graph is not None:
+        given = {**_of_graph(program, arguments.graph(args.graph)[1]), **given}
+    values = _all_arguments(program, given) if given else {}
+    stages = lower(program, schedule, target=target)
+    kernel = kernel_of(stages, target)
+    timed = values and target.kind.name == "llvm"
+    run = measured(kernel, values, pool.count()) if timed else None
+    sizes = {n: v for n, v in values.items() if isinstance(v, int | float)}
+    by = "the default schedule" if schedule is None else f"the schedule {args.schedule}"
+    facts = {
+        "target": str(target),
+        "sizes": sizes,
+        "schedule": args.schedule,
+        "loops": loops_of(stages["I"]),
+        "order": orders_of(stages["I"]),
+        "scheduled": scheduled_loops(stages["II scheduled"], sizes),
+        "roofline": roofline(work_of(program, values), run) if values else {},
+    }
+    shown = ", ".join(f"{n}={v:,}" for n, v in sizes.items())
+    title = f"{program.name}{f' ({shown})' if shown else ''}, by {by}"
+    return title, facts, _sections(facts, stages, kernel, program)
+
+
+def _plain(args: argparse.Namespace, target: Target) -> SparseFunc:
+    """The program of an operator, for the types of the graph."""
+    operator = OPERATORS.get(args.program)
+    if operator is None or operator.program is None:
+        raise UsageError(f"argument OP|FILE: {args.program} has no program over one matrix")
+    matrix = SparseMatrix(arguments.graph(args.graph or "cora")[1])
+    feat = 1 if operator.vectors else 32  # in its types alone: the program has any number
+    return operator.program(requested(args.program, matrix, feat, target=target).problem)
+
+
+def _sections(facts: Facts, stages: Stages, kernel: Kernel, program: SparseFunc) -> list[Section]:
+    heads = ("iteration", "loop", "axis", "kind", "parallel", "why")
+    rows = [tuple(loop[h] for h in heads) for loop in facts["loops"]]
+    of_sizes = "branches that these sizes take" if facts["sizes"] else "all branches"
+    machine = roofline_rows(facts["roofline"]) if facts["roofline"] else []
+    texts = [(f"stage {name}", readable(func)) for name, func in stages.items()]
+    plain = readable(program)
+    moved = [] if plain == texts[0][1] else [("as it was written", plain)]
+    orders = [f"{name}: {order}." for name, order in facts["order"].items()]
+    source = "source", kernel.source().rstrip("\n")
+    by = f"sparsetir {VERSION}, TVM {tvm.__version__}, target {facts['target']}"
+    return [
+        Section("Program", code=texts[0][1], folded=moved),
+        Section("Loops", orders, heads, rows),
+        Section("Schedule", [f"The loops of the kernel ({of_sizes}):"], code=facts["scheduled"]),
+        Section("Roofline", [] if machine else [NOT_KNOWN], rows=machine),
+        Section("Stages", folded=[*texts[1:], source]),
+        Section("Made by", [by]),
+    ]
+
+
+def _of_graph(program: SparseFunc, matrix: sp.csr_array) -> Facts:
+    """Arguments of the first CSR axis: its arrays, its sizes, and the first values over it."""
+    for axis in program.axes:
+        if axis.kind == "sparse_variable" and axis.parent.kind == "dense_fixed":
+            break
+    else:
+        raise UsageError("argument --graph: the program has no sparse_variable axis under rows")
+    m, n = matrix.shape
+    found = {
+        axis.indptr.name: matrix.indptr.astype(axis.idtype),
+        axis.indices.name: matrix.indices.astype(axis.idtype),
+    }
+    sizes = ((axis.parent.length, m), (axis.length, n), (axis.nnz, matrix.nnz))
+    found |= {size.name: value for size, value in sizes if hasattr(size, "name")}
+    for buffer in program.buffers:
+        names = [a.name for a in buffer.axes or ()]
+        if buffer.handle is not None and names == [axis.parent.name, axis.name]:
+            found[buffer.handle.name] = matrix.data.astype(buffer.dtype)
+            break
+    return {str(name): value for name, value in found.items()}
+
+
+def _all_arguments(program: SparseFunc, given: Facts) -> Facts:
+    """With random numbers for the arrays of numbers that are missing, but for outputs."""
+    try:
+        return bound_arguments(program, given, "argument --arg", np.random.default_rng(0))
+    except (TypeError, ValueError) as error:
+        raise UsageError(str(error)) from error
 
 
 def loops_of(func: SparseFunc) -> list[dict[str, str]]:
@@ -216,8 +324,6 @@ def _visits(
 
 def measured(kernel: Kernel, arguments: Mapping[str, object], threads: int) -> Facts:
     """Seconds of a kernel's calls, and what the machine reaches: rates of copies and products."""
-    from sparsetir.tuning.rates import copy_bandwidth, dense_rate
-
     times: list[float] = []
     size = sum(int(x.nbytes) for x in arguments.values() if isinstance(x, np.ndarray))
     end = time.perf_counter() + SECONDS
@@ -267,19 +373,21 @@ def roofline_rows(found: Facts) -> list[tuple[str, str]]:
         return [*out, ("measured", "not run")]
     copy, dense = found["copy_bytes_per_second"] / 1e9, found["dense_flops_per_second"] / 1e9
     rate = "" if not flops else f", {flops / found['seconds'] / 1e9:.1f} GFLOP/s"
+    by_memory, by_flops = _micros(found["memory_seconds"]), _micros(found["compute_seconds"])
+    bound = f"{by_memory} by memory, flops not known"
+    if flops is not None:
+        bound = f"{found['bound']}: {_micros(found['bound_seconds'])} "
+        bound += f"(memory {by_memory}, compute {by_flops})"
+    machine = f"{copy:.1f} GB/s (copy of as many bytes, {many(found['threads'], 'thread')}), "
+    machine += f"{dense:.0f} GFLOP/s (dense float32 product, NumPy's threads)"
+    times = f"{_micros(found['seconds'])}, median {_micros(found['median'])}"
     return [
         *out,
-        ("machine", f"{copy:.1f} GB/s (copy of as many bytes, {many(found['threads'], 'thread')}), "
-                    f"{dense:.0f} GFLOP/s (dense float32 product, NumPy's threads)"),
-        ("bound", _micros(found["memory_seconds"]) + " by memory, flops not known")
-        if flops is None else
-        ("bound", f"{found['bound']}: {_micros(found['bound_seconds'])} (memory "
-                  f"{_micros(found['memory_seconds'])}, compute "
-                  f"{_micros(found['compute_seconds'])})"),
-        ("measured", f"{_micros(found['seconds'])}, median {_micros(found['median'])} of "
-                     f"{many(found['calls'], 'call')}{rate}"),
+        ("machine", machine),
+        ("bound", bound),
+        ("measured", f"{times} of {many(found['calls'], 'call')}{rate}"),
         ("reached", f"{100 * found['reached']:.0f} % of the bound"),
-    ]  # fmt: skip
+    ]
 
 
 def _micros(seconds: float) -> str:

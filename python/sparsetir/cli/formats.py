@@ -64,15 +64,8 @@ def run(args: argparse.Namespace) -> int:
         _draw(args.picture, name, pattern, chosen if args.format else [])
     if args.json:
         picture = None if args.picture is None else str(args.picture)
-        arguments.print_json(
-            {
-                "graph": name,
-                "statistics": about,
-                "formats": cells,
-                "defaults": defaults,
-                "picture": picture,
-            }
-        )
+        found = {"graph": name, "statistics": about, "formats": cells}
+        arguments.print_json({**found, "defaults": defaults, "picture": picture})
         return 0
     _show(name, about, cells, defaults)
     if args.picture is not None:
@@ -172,14 +165,10 @@ def _defaults(matrix: object) -> dict[str, object]:
     from sparsetir.planning.plan import plan_candidates
     from sparsetir.schedules.search.configs import to_data
 
-    wanted = {
-        "spmv": ("spmv", 1),
-        "spmm, 32 features": ("spmm", 32),
-        "spmm, 512 features": ("spmm", 512),
-        "sddmm, 32 features": ("sddmm", 32),
-    }
+    wanted = (("spmv", 1), ("spmm", 32), ("spmm", 512), ("sddmm", 32))
     return {
-        name: to_data(plan_candidates(op, matrix, feat)[0]) for name, (op, feat) in wanted.items()
+        op if feat == 1 else f"{op}, {feat} features": to_data(plan_candidates(op, matrix, feat)[0])
+        for op, feat in wanted
     }
 
 

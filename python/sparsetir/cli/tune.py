@@ -6,7 +6,7 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,17 +22,8 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130
 MOST_SECONDS = 10**8
+OPTIONS = {"weighted": "unweighted"}  # that are called otherwise here
 WITHOUT = (*SOFTMAX, "spgemm")  # a number of features
-# Options for one kind of what is tuned alone.
-OF_FILE = ("arg", "schedule", "space")
-OF_OPERATOR = (
-    "graph", "feat", "feat_in", "edge_feat", "unweighted", "dtype", "reduce", "heads", "remote",
-    "modules",
-)  # fmt: skip
-SEARCHING = (
-    "target", "threads", "trials", "seconds", "sampler", "seed", "workers", "records", "storage",
-    "time_limit", "memory_limit",
-)  # fmt: skip
 COSTS = ("seconds", "median", "compile_seconds", "convert_seconds", "padding", "bytes")
 
 EPILOG = """\
@@ -84,7 +75,8 @@ def add(out: Parser) -> None:
     given = "of messages: features of each edge, 1 or as --feat (default: values of the graph)"
     number(group, "--edge-feat", 1, given, metavar="N")
     given = "of rgms: all values are one"
-    group.add_argument("--unweighted", action="store_true", default=None, help=given)
+    how: dict[str, Any] = {"dest": "weighted", "action": "store_const", "const": False}
+    group.add_argument("--unweighted", help=given, **how)
     group = out.add_argument_group("of a function in a file")
     given = "of a parameter; once for each"
     group.add_argument("--arg", action="append", metavar="NAME=VALUE", help=given)
@@ -102,7 +94,7 @@ def add(out: Parser) -> None:
     number(group, "--seed", 0, "of the sampler", default=0)
     number(group, "--workers", 1, "that measure side by side", default=1)
     given = "do not begin with configs of similar graphs"
-    group.add_argument("--no-transfer", action="store_true", help=given)
+    group.add_argument("--no-transfer", dest="transfer", action="store_false", help=given)
     given = "with templates of your own"
     group.add_argument("--modules", nargs="+", default=[], metavar="NAME", help=given)
     group = out.add_argument_group("measuring")
@@ -139,21 +131,19 @@ def run(args: argparse.Namespace) -> int:
 
     searches = _of_file(args) if is_file(args.op) else _of_operator(args)
     where = None if args.records == "" else Records(args.records).path
-    options = {name: getattr(args, name) for name in SEARCHING}
-    options["transfer"] = not args.no_transfer
     runs, codes = list[dict[str, object]](), [0]
-    for title, given, own, report in searches:
+    for title, given, options, report in searches:
         if runs and not args.json:
             print()
-        tuned = tune(*given, **own, **options, progress=Bar(title, args.seconds))
-        found, code = _tell(args, tuned, own.get("graph", ""), where, report)
+        tuned = tune(*given, **options, progress=Bar(title, args.seconds))
+        found, code = _tell(args, tuned, options.get("graph", ""), where, report)
         runs.append(found)
         codes.append(code)
         if tuned.interrupted:
             break
     if args.json:
         about = {"program" if is_file(args.op) else "op": args.op}
-        about |= {"graph": own["graph"]} if "graph" in own else {}
+        about |= {"graph": options["graph"]} if "graph" in options else {}
         kept = None if where is None else str(where)
         arguments.print_json({**about, "records": kept, "runs": runs})
     return max(codes)
@@ -161,18 +151,23 @@ def run(args: argparse.Namespace) -> int:
 
 def _of_file(args: argparse.Namespace) -> Iterator[Wanted]:
     """The search for a function of a file."""
-    _refuse(args, OF_OPERATOR, "a function in a file")
+    from sparsetir.tuning.search import OperatorOptions, ProgramOptions
+
+    taken = _given(args, ProgramOptions)
+    others = {n: x for n, x in _given(args, OperatorOptions).items() if n not in taken}
+    _refuse({"graph": args.graph, "feat": args.feat, **others}, "a function in a file")
     _check_device(args)
     given = arguments.named_values(args.arg or [])
     schedule = None if args.schedule is None else schedule_of(args.schedule)
     program = function_of(args.op)
-    options = {"schedule": schedule, "space": args.space}
-    yield Wanted(program.name, (program, given), options, report_path(args.report, program.name))
+    path = report_path(args.report, program.name)
+    yield Wanted(program.name, (program, given), {**taken, "schedule": schedule}, path)
 
 
 def _of_operator(args: argparse.Namespace) -> Iterator[Wanted]:
     """The searches for an operator, one for each number of features."""
     from sparsetir.data.sparse_tensor import SparseMatrix
+    from sparsetir.tuning.search import OperatorOptions
 
     op = args.op
     _check_operator(args)
@@ -185,8 +180,7 @@ def _of_operator(args: argparse.Namespace) -> Iterator[Wanted]:
     name, matrix = (arguments.relations if op == "rgms" else arguments.graph)(args.graph)
     if args.modules:
         sys.path.insert(0, os.getcwd())  # as `python -m` has it
-    options = {name: getattr(args, name) for name in OF_OPERATOR[2:] if name != "unweighted"}
-    options |= {"graph": name, "reduce": args.reduce or "sum", "weighted": not args.unweighted}
+    options = {**_given(args, OperatorOptions), "graph": name}
     for feat in feats:
         second: Any = feat
         if op == "spgemm":
@@ -197,10 +191,17 @@ def _of_operator(args: argparse.Namespace) -> Iterator[Wanted]:
         yield Wanted(op if feat is None else f"{op} {feat}", (op, matrix, second), options, path)
 
 
-def _refuse(args: argparse.Namespace, names: Iterable[str], what: str) -> None:
-    for name in names:
-        if getattr(args, name) not in (None, []):
-            raise UsageError(f"argument --{name.replace('_', '-')}: expected none for {what}")
+def _given(args: argparse.Namespace, options: type) -> dict[str, Any]:
+    """The options of `tune` that were given, or have a default here."""
+    names = options.__annotations__
+    return {n: x for n, x in vars(args).items() if n in names and x not in (None, [])}
+
+
+def _refuse(given: Mapping[str, object], what: str) -> None:
+    for name, value in given.items():
+        if value is not None:
+            option = OPTIONS.get(name, name.replace("_", "-"))
+            raise UsageError(f"argument --{option}: expected none for {what}")
 
 
 def _check_operator(args: argparse.Namespace) -> None:
@@ -211,13 +212,13 @@ def _check_operator(args: argparse.Namespace) -> None:
             f"argument OP|FILE: expected {', '.join(NAMED)}, a message such as u_add_e_max or "
             f"copy_u_mean, u_dot_v, or a .py file, got {op!r}"
         )
-    _refuse(args, OF_FILE, "an operator")
+    _refuse({name: getattr(args, name) for name in ("arg", "schedule", "space")}, "an operator")
     from sparsetir.planning.plan import record_of
 
     takes = record_of("copy_e" if messages else op).options
-    options = {"feat_in": "feat_in", "unweighted": "weighted", "edge_feat": "edge_feat"}
-    refused = [name for name, option in options.items() if option not in takes]
-    _refuse(args, [*refused, *["feat"] * (op in WITHOUT)], op)
+    refused = [name for name in ("feat_in", "weighted", "edge_feat") if name not in takes]
+    refused += ["feat"] * (op in WITHOUT)
+    _refuse({name: getattr(args, name) for name in refused}, op)
 
 
 def _check_device(args: argparse.Namespace) -> None:

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from sparsetir.extras import need
+from sparsetir.plotting.marks import COLOURS, rgb, tint
 from sparsetir.runtime.file_errors import printable
 
 OUTPUTS = 512  # that have a column of pixels each
-COLOUR = "#0072B2"
 
 
 def plot_kernel_map(found: Any, ax: Any = None, name: str | None = None) -> object:
@@ -41,8 +41,6 @@ def plot_kernel_map(found: Any, ax: Any = None, name: str | None = None) -> obje
     share of those that are drawn together. The bars are pairs of an offset.
     """
     need("plot_kernel_map", "matplotlib", "plot")
-    from matplotlib.colors import to_rgb
-
     offsets, outputs = found.offsets, found.m
     counts = np.diff(np.asarray(found.row_ptr.cpu(), np.int64))
     of_pair, each = np.repeat(np.arange(offsets), counts), max(1, -(-outputs // OUTPUTS))
@@ -57,9 +55,7 @@ def plot_kernel_map(found: Any, ax: Any = None, name: str | None = None) -> obje
 
         figure = Figure(figsize=(7.5, 1.4 + 0.13 * offsets), layout="constrained")
         ax, bars = figure.subplots(1, 2, width_ratios=(5, 1), sharey=True)
-    image = np.where(
-        share[..., None] > 0, 1 - np.sqrt(share)[..., None] * (1 - np.array(to_rgb(COLOUR))), 1
-    )
+    image = np.where(share[..., None] > 0, tint(rgb(COLOURS[0]), np.sqrt(share)[..., None]), 1)
     edges = (-0.5, outputs - 0.5, offsets - 0.5, -0.5)
     ax.imshow(image, aspect="auto", interpolation="nearest", extent=edges)
     ax.set(xlabel="output", ylabel="offset, z fastest")
@@ -67,7 +63,7 @@ def plot_kernel_map(found: Any, ax: Any = None, name: str | None = None) -> obje
     title = title if name is None else f"{printable(name)}, {title}"
     ax.set_title(title, fontsize=9, parse_math=False)
     if bars is not None:
-        bars.barh(np.arange(offsets), counts, color=COLOUR)
+        bars.barh(np.arange(offsets), counts, color=COLOURS[0])
         bars.set_xlabel("pairs")
         bars.spines[["top", "right"]].set_visible(False)
     return ax if figure is None else figure

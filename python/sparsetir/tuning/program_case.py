@@ -14,8 +14,7 @@ from sparsetir.runtime.build import build
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.schedules.operators.operands import LEAST_SCALE, TOLERANCES
 from sparsetir.sparse_ir.interpret import interpret
-from sparsetir.tuning.case import Array, array, first_wrong, numbers
-from sparsetir.tuning.operator_case import Prepared
+from sparsetir.tuning.case import Array, Prepared, array, first_wrong, numbers
 from sparsetir.tuning.program import ProgramTask
 
 # Elements of all arguments up to which the interpreter says what is right: it takes microseconds

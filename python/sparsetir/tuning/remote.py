@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +28,12 @@ import tvm
 
 from sparsetir.planning.plan import requested
 from sparsetir.planning.request import Request
-from sparsetir.records.task import OK, PRUNED, Config, Reference
+from sparsetir.records.task import OK, PRUNED, Config, Outcome, Reference
 from sparsetir.runtime.arrays import is_array, itemsize
 from sparsetir.runtime.pipeline import compile_stages
 from sparsetir.runtime.signature import Signature, signature_of
 from sparsetir.schedules.passes.launches import count_launches
-from sparsetir.tuning.case import Array, array, numbers
-from sparsetir.tuning.operator_case import OperatorCase, costs
+from sparsetir.tuning.case import Array, OperatorCase, array, costs, numbers
 from sparsetir.tuning.timing import GROUP, PROBES, SLOW, TURN, TURNS, Turn, hopeless, summary
 
 KERNEL = "kernel"  # the name of the function in the library
@@ -117,11 +116,8 @@ class RemoteDevice:
 
     def measure(
         self, config: Config, best: float | None, reference: Reference | None = None
-    ) -> dict[str, Any]:
-        """The fields of an Outcome.
-
-        reference : as `begin` was given
-        """
+    ) -> Outcome:
+        """Check and time a config; reference : as `begin` was given."""
         case, made = self.case, compiled(self.case, config)
         about = {**costs(made), "bytes": made.bytes}
         try:
@@ -130,16 +126,16 @@ class RemoteDevice:
             module[KERNEL](*arguments)
             wrong = case.check.error(numbers(out).reshape(case.check.shape))
             if wrong:
-                return {"state": "wrong", "message": wrong, **about}
+                return Outcome("wrong", message=wrong, **about)
             timers, seconds = [self._timer(module, arguments)], None
             if reference is not None and self._beside is not None:
                 beside, seconds = self._beside[1], reference.seconds
                 timers.append(self._timer(self._uploaded(beside), self._arguments(beside)[0]))
-            return {**_timed(timers, best, seconds), **about}
+            return replace(_timed(timers, best, seconds), **about)
         except Exception as error:
             if any(text in str(error).lower() for text in LOST):
                 text = "the server of the device has ended the session: a crash there"
-                return {"state": "crashed", "message": text, **about}
+                return Outcome("crashed", message=text, **about)
             raise
 
     def release(self) -> None:
@@ -215,8 +211,8 @@ class RemoteDevice:
         return times
 
 
-def _timed(timers: list[Timer], best: float | None, seconds: float | None) -> dict[str, Any]:
-    """State and seconds of the calls of the first timer, as fields of an Outcome.
+def _timed(timers: list[Timer], best: float | None, seconds: float | None) -> Outcome:
+    """State and seconds of the calls of the first timer.
 
     timers : the second is that of the reference, if there is one
     seconds : that its calls count as

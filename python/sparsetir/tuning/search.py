@@ -234,25 +234,21 @@ def tune(
     make_run = _run_class()
     for name in modules:
         import_module(name)
-    device = None if remote is None else remote.key
+    own: dict[str, object] = {
+        "dtype": dtype, "reduce": reduce, "heads": heads, "feat_in": feat_in, "weighted": weighted,
+        "edge_feat": edge_feat, "scale": scale, "semiring": semiring, "mask": mask,
+    }  # fmt: skip
+    on = {"target": target, "threads": threads}
+    plugged_in = {"remote": remote, "modules": modules or None}
     if isinstance(op, str):
         refuse_options(f"'{op}'", {"schedule": schedule, "space": space})
-        sought = of_operator(
-            op, matrix, feat, *more, device=device, dtype=dtype, reduce=reduce, heads=heads,
-            target=target, threads=threads, feat_in=feat_in, weighted=weighted,
-            edge_feat=edge_feat, scale=scale, semiring=semiring, mask=mask,
-        )  # fmt: skip
+        device = None if remote is None else remote.key
+        sought = of_operator(op, matrix, feat, *more, device=device, **on, **own)
         if not isinstance(sought.tuned, Tuned):
-            refuse_options(f"'{op}'", {"remote": remote, "modules": modules or None})
+            refuse_options(f"'{op}'", plugged_in)
     else:
-        refuse_options("a function", {
-            "feat": feat, "dtype": dtype, "heads": heads, "remote": remote,
-            "reduce": None if reduce == "sum" else reduce, "modules": modules or None,
-            "feat_in": feat_in, "weighted": None if weighted else weighted,
-            "edge_feat": edge_feat, "scale": scale, "mask": mask, "more": more or None,
-            "semiring": None if semiring == "plus_times" else semiring,
-        })  # fmt: skip
-        sought = of_program(op, matrix, schedule, space, target=target, threads=threads)
+        refuse_options("a function", {"feat": feat, "more": more or None, **own, **plugged_in})
+        sought = of_program(op, matrix, schedule, space, **on)
     task, found = sought.tuned.task, sought.space
     tuned, key = sought.tuned, sought.tuned.key
     kept = _records(records)
@@ -268,11 +264,8 @@ def tune(
         sampler = "exhaustive" if len(every) <= trials else "tpe"
     limit = None if sampler == "exhaustive" else trials
     trials_in = _trials_file(kept) if storage is None else storage
-    options: dict[str, Any] = {"time_limit": time_limit, "memory_limit": memory_limit}
-    if remote is not None:
-        options["remote"] = remote
-    if modules:
-        options["modules"] = tuple(modules)
+    options = {"time_limit": time_limit, "memory_limit": memory_limit, "remote": remote}
+    options["modules"] = modules
     places = _places(workers, task.threads, resolve_target(task.target))
     with ExitStack() as stack:
         measurers = [stack.enter_context(Measurer(task, **options, **place)) for place in places]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sparsetir.planning.plan import requested
-from sparsetir.planning.request import default_threads
+from sparsetir.planning.request import DEFAULTS, default_threads
 from sparsetir.records.record import Key
 from sparsetir.records.task import Config, Matrices
 from sparsetir.runtime.refusals import wrong
@@ -159,9 +159,9 @@ def _made(
 
 
 def refuse_options(what: str, given: Mapping[str, object]) -> None:
-    """Raise for an option that is not for what is tuned."""
+    """Raise for an option that is not for what is tuned, and is not as it is by default."""
     for name, value in given.items():
-        if value is not None:
+        if value is not None and not (name in DEFAULTS and value == DEFAULTS[name]):
             raise ValueError(f"tune: argument '{name}': expected none for {what}, got {value!r}")
 
 

@@ -6,14 +6,14 @@ turns with those of a yardstick, and count by how many times as long they last.
 
 from __future__ import annotations
 
+import gc
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
-from sparsetir.records.task import OK, PRUNED
-from sparsetir.tuning.turn import alone, turn, warm_up
+from sparsetir.records.task import OK, PRUNED, Outcome
 
 HOPELESS = 3.0  # times the best: not measured to the end
 PROBES, PROBE = 3, 0.005  # calls and seconds after which it is seen, when seen twice
@@ -40,8 +40,8 @@ def timed(
     finish: Callable[[], None] | None,
     best: float | None,
     yardstick: Yardstick | None = None,
-) -> dict[str, Any]:
-    """State, least and median seconds of calls, as fields of an Outcome.
+) -> Outcome:
+    """State, least and median seconds of calls.
 
     finish : waits for what calls have begun, as on a GPU: short calls are then timed some together,
         as those of a program that looks at no result in between
@@ -115,8 +115,8 @@ def hopeless(turn: Turn, best: float | None, seconds: float | None = None) -> bo
     return best is not None and _least([turn], seconds) > HOPELESS * best
 
 
-def summary(state: str, turns: Sequence[Turn], seconds: float | None = None) -> dict[str, object]:
-    """Fields of an Outcome.
+def summary(state: str, turns: Sequence[Turn], seconds: float | None = None) -> Outcome:
+    """The outcome of turns.
 
     seconds : of the yardstick; the median over the turns is what counts then, since each turn may
         have seen another machine
@@ -129,7 +129,7 @@ def summary(state: str, turns: Sequence[Turn], seconds: float | None = None) -> 
     typical = median(every)
     if seconds is not None:
         typical = least * median(median(times) / min(times) for times, _ in turns)
-    return {"state": state, "seconds": least, "median": typical, "extra": extra}
+    return Outcome(state, least, typical, extra=extra)
 
 
 def _least(turns: Sequence[Turn], seconds: float | None) -> float:
@@ -137,3 +137,35 @@ def _least(turns: Sequence[Turn], seconds: float | None) -> float:
     if seconds is None:
         return min(x for times, _ in turns for x in times)
     return seconds * median(min(times) / min(others) for times, others in turns)
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Without Python's collector of cycles, which would run in some calls and not in others."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def warm_up(once: Callable[[], float], seconds: float = 0.0) -> None:
+    """Calls that do not count, for so many seconds, at least one; `once` as for :func:`turn`."""
+    end = time.perf_counter() + seconds
+    once()
+    while time.perf_counter() < end:
+        once()
+
+
+def turn(once: Callable[[], float], seconds: float, least: int = 1) -> list[float]:
+    """Seconds of each of some calls in a row.
+
+    once : makes a call, or some of them together, and gives the seconds of one
+    seconds : of the turn; least : calls
+    """
+    times: list[float] = []
+    end = time.perf_counter() + seconds
+    while len(times) < least or time.perf_counter() < end:
+        times.append(once())
+    return times

@@ -12,6 +12,7 @@ import pickle
 import resource
 import signal
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,11 @@ import psutil
 import tvm
 
 from sparsetir.extras import allow_torch
-from sparsetir.records.task import Config, Reference, Task
+from sparsetir.records.task import Config, Outcome, Reference, Task
 from sparsetir.runtime.targets import resolve_target
 from sparsetir.schedules.default import is_gpu
 from sparsetir.schedules.search import configs
-from sparsetir.tuning.operator_case import OperatorCase
+from sparsetir.tuning.case import OperatorCase
 from sparsetir.tuning.process import is_of_memory
 from sparsetir.tuning.program import ProgramTask
 from sparsetir.tuning.program_case import ProgramCase
@@ -59,11 +60,8 @@ class Local:
 
     def measure(
         self, config: Config, best: float | None, reference: Reference | None = None
-    ) -> dict[str, Any]:
-        """The fields of an Outcome.
-
-        reference : as `begin` was given
-        """
+    ) -> Outcome:
+        """Check and time a config; reference : as `begin` was given."""
         made = self.case.prepared(config, self.device)
         about = made.about
         # A kernel that an earlier config had compiled took then what it would take alone.
@@ -76,11 +74,11 @@ class Local:
         limit_memory(None)  # what the comparison takes is not the candidate's
         wrong = made.wrong()
         if wrong:
-            return {"state": "wrong", "message": wrong, **about}
+            return Outcome("wrong", message=wrong, **about)
         yardstick = None
         if reference is not None and self._beside is not None:
             yardstick = Yardstick(self._beside[1], reference.seconds)
-        return {**timed(made.call, finish, best, yardstick), **about}
+        return replace(timed(made.call, finish, best, yardstick), **about)
 
     def release(self) -> None:
         """Forget what a candidate alone needs."""
@@ -91,9 +89,8 @@ class Local:
 class Tuner:
     """The requests that the process answers."""
 
-    def __init__(self) -> None:
-        self._device: Any = None
-        self._reference: Reference | None = None
+    _device: Local | RemoteDevice
+    _reference: Reference | None = None
 
     def prepare(self, task: str, modules: Sequence[str]) -> None:
         """Make the device that candidates are measured on, and the exact result.
@@ -107,7 +104,7 @@ class Tuner:
         case = CASES[type(found)](found)
         self._device = Local(case) if remote is None else RemoteDevice(remote, case)
 
-    def begin(self, time_limit: float, reference: dict[str, Any] | None) -> dict[str, Any]:
+    def begin(self, time_limit: float, reference: dict[str, Any] | None) -> dict[str, object]:
         """Have the reference and the device ready for a candidate."""
         self._reference = None
         if reference is not None:
@@ -123,11 +120,12 @@ class Tuner:
 
     def measure(
         self, config: dict[str, object], best: float | None, memory_limit: int | None
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """The fields of the Outcome of a config."""
         try:
             limit_memory(memory_limit)
-            return self._device.measure(configs.from_data(config), best, self._reference)
+            found = self._device.measure(configs.from_data(config), best, self._reference)
+            return asdict(found)
         except Exception as error:  # whatever a candidate does is its outcome
             state = "out of memory" if is_of_memory(repr(error)) else "failed"
             return {"state": state, "message": one_line(error)}
