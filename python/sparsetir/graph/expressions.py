@@ -115,6 +115,28 @@ def dtype_of(node: Any) -> torch.dtype | None:
     return value.dtype if isinstance(value, torch.Tensor) else None
 
 
+def dims_of(node: fx.Node) -> list[int]:
+    """Dimensions of its argument along which an operator reduces."""
+    values: Any = node.args[0]
+    given: Any = node.args[1] if len(node.args) > 1 else None
+    rank = len(shape_of(values))
+    return sorted(d % rank for d in (given or range(rank)))
+
+
+def axes_of(values: fx.Node) -> list[int | None]:
+    """The loops of the dimensions after the first, None for those of size 1."""
+    found: list[int | None] = []
+    for size in shape_of(values)[1:]:
+        found.append(None if is_one(size) else sum(a is not None for a in found))
+    return found
+
+
+def kept_axes(axes: list[int | None], dims: int, rank: int) -> tuple[list[int | None], int]:
+    """Axes of a result of this rank, without the last dimensions; how many loops these were."""
+    kept, lost = axes[: len(axes) - dims], axes[len(axes) - dims :]
+    return kept + [None] * (rank - 1 - len(kept)), sum(a is not None for a in lost)
+
+
 def behind(node: fx.Node) -> fx.Node:
     """What a node is another view of."""
     while node.op == "call_function" and node.target in SAME | VIEWS:
@@ -336,11 +358,11 @@ class Expression:
 
     def finished(self, text: str) -> Finished:
         """What an expression of :meth:`of` reads, without what was left out of it."""
-        assert self.rows is not None
         read = sorted({int(n) for n in re.findall(r"{(\d+)}", text)})
         operands = [self.operands[n] for n in read]
         used = sorted({x.number for x in operands if x.at == "other"})
-        indices = [self.rows, *(self.others[n] for n in used)]
+        indices = [] if self.rows is None else [self.rows]
+        indices += [self.others[n] for n in used]
         indices += [i for n, i in enumerate(self.orders) if i not in indices and any(
             x.number == -2 - n for x in operands
         )]  # fmt: skip

@@ -177,19 +177,10 @@ class Region:
         """
         named = dict(prepared.arrays)
         program = self.program
+        named |= program.sizes([x.shape for x in operands], arrays[-1].shape)
         for x, operand in zip(operands, program.operands, strict=True):
-            behind = x.shape[operand.at != "all" :]
-            named |= {
-                f"d{a}": s for s, a in zip(behind, operand.axes, strict=True) if a is not None
-            }
             if operand.at == "other":
-                named[f"n{operand.number}"] = len(x)
                 check(prepared.ranges[operand.number], len(x))
-        named |= {
-            f"d{a}": s
-            for s, a in zip(arrays[-1].shape[1:], program.result, strict=True)
-            if a is not None
-        }
         names = [*(f"x{n}" for n in range(len(operands))), "out"]
         kernel = prepared.kernel
         if self.calls is not None or may_be_recorded():

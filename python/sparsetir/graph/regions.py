@@ -24,13 +24,16 @@ from sparsetir.graph.expressions import (
     Expression,
     Stored,
     aten,
+    axes_of,
     behind,
+    dims_of,
     dtype_of,
     gather_of,
     index_of,
     is_float,
     is_one,
     is_zero,
+    kept_axes,
     same,
     shape_of,
 )
@@ -179,9 +182,7 @@ def reduction_of(node: fx.Node) -> Reduction | None:
     target: Any = node.target
     args: Any = node.args
     rank = max(1, len(shape_of(node)))
-    if target == aten.scatter_add.default and not args[1] % rank:
-        base, _, index, values, reduce = *args, "sum"
-    elif target == aten.index_add.default and not args[1] % rank:
+    if target in (aten.scatter_add.default, aten.index_add.default) and not args[1] % rank:
         base, _, index, values, reduce = *args, "sum"
         if node.kwargs.get("alpha", 1) != 1:
             return None
@@ -242,7 +243,7 @@ class _Finder:
         # Values of edges that are read, and not computed again; and the index by whose nodes they
         # are sorted, None where they are in the order of the caller.
         self.stored: dict[fx.Node, fx.Node | None] = dict.fromkeys(filter(is_float, of_edges))
-        self.stored |= {n: None for n in nodes if self._is_sum(n) and 0 not in self._dims(n)}
+        self.stored |= {n: None for n in nodes if self._is_sum(n) and 0 not in dims_of(n)}
         self._store_narrow_values(nodes)
         # Sums of which factors are taken out: the index at whose nodes, and how many these are;
         # and sums without these factors.
@@ -311,14 +312,8 @@ class _Finder:
         values: Any = node.args[0]
         if not is_float(values) or self._of_all(values) is None:
             return False
-        dims, rank = self._dims(node), len(shape_of(values))
+        dims, rank = dims_of(node), len(shape_of(values))
         return 0 in dims or (bool(dims) and dims == list(range(rank - len(dims), rank)))
-
-    def _dims(self, node: fx.Node) -> list[int]:
-        values: Any = node.args[0]
-        rank = len(shape_of(values))
-        given: Any = node.args[1] if len(node.args) > 1 else None
-        return sorted(d % rank for d in (given or range(rank)))
 
     def _store_narrow_values(self, nodes: list[fx.Node]) -> None:
         """Values with much to compute that something wider reads, or several others; and what is
@@ -400,7 +395,7 @@ class _Finder:
         reduction = self.reductions.get(node)
         if reduction is not None and reduction.reduce == "sum":
             return reduction.values, {reduction.index: shape_of(node)[0]}
-        over_edges = self._is_sum(node) and 0 in self._dims(node)
+        over_edges = self._is_sum(node) and 0 in dims_of(node)
         return (node.args[0], self._counts) if over_edges else (None, {})
 
     # -- regions ----------------------------------------------------------------------------------
@@ -451,7 +446,7 @@ class _Finder:
         """A value for each edge, in the order of rows, or the given one."""
         is_sum = node.target in SUMS
         values: Any = node.args[0] if is_sum else node
-        summed = len(self._dims(node)) if is_sum else 0
+        summed = len(dims_of(node)) if is_sum else 0
         vectors = self._vectors(values)
         if not vectors:
             return  # torch computes it
@@ -493,7 +488,7 @@ class _Finder:
         """The indices by which an expression of edges gathers, or what it reads is sorted."""
         expression = Expression(None, self.stored)
         try:
-            expression.of(values, _axes(values), root=True)
+            expression.of(values, axes_of(values), root=True)
         except Stored:
             return []
         return expression.others or expression.orders
@@ -531,7 +526,7 @@ class _Finder:
 
         count : of the nodes that `rows` names, where that is known
         """
-        expression, axes = Expression(rows, self.stored, count), _axes(values)
+        expression, axes = Expression(rows, self.stored, count), axes_of(values)
         try:
             text = expression.of(values, axes, root=values is node)
         except Stored as why:
@@ -543,12 +538,9 @@ class _Finder:
         sizes = [s for s, a in zip(shape_of(values)[1:], axes, strict=True) if a is not None]
         loops = len(sizes)
         read = {a for operand in made.operands for a in operand.axes}
-        kept: list[int | None] = axes[: len(axes) - summed] if summed else axes
-        lost = sum(a is not None for a in axes[len(axes) - summed :]) if summed else 0
+        kept, lost = kept_axes(axes, summed, 0 if reduce else len(shape_of(node)))
         if any(a not in read for a in range(loops - lost, loops)):
             return None
-        if reduce is None:
-            kept = kept + [None] * (len(shape_of(node)) - 1 - len(kept))
         last = sizes[-1] if sizes else 1
         short = isinstance(last, int) and last < SHORT
         whole = short or isinstance(last, int) and last % LANES == 0
@@ -598,16 +590,6 @@ class _Finder:
                 if str(other) == str(size):
                     return self._call(aten.sym_size.int, (node, dim), size, at)
         raise RuntimeError(f"no node of the graph has the size {size}")
-
-
-def _axes(values: fx.Node) -> list[int | None]:
-    """The loops of the dimensions after the first, None for those of size 1."""
-    found: list[int | None] = []
-    loops = 0
-    for size in shape_of(values)[1:]:
-        found.append(None if is_one(size) else loops)
-        loops += not is_one(size)
-    return found
 
 
 def _readers(node: fx.Node) -> Iterator[fx.Node]:

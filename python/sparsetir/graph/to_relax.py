@@ -25,10 +25,13 @@ from sparsetir.graph.expressions import (
     VIEWS,
     Stored,
     aten,
+    axes_of,
+    dims_of,
     dtype_of,
     gather_of,
     is_float,
     is_one,
+    kept_axes,
     shape_of,
 )
 from sparsetir.graph.operator import PROGRAMS, region, restored
@@ -188,9 +191,7 @@ class Translation:
         """Along the last dimensions."""
         target: Any = node.target
         values: Any = node.args[0]
-        rank = len(shape_of(values))
-        given: Any = node.args[1] if len(node.args) > 1 and node.args[1] else range(rank)
-        dims = sorted(d % rank for d in given)
+        rank, dims = len(shape_of(values)), dims_of(node)
         if 0 in dims or dims != list(range(rank - len(dims), rank)):
             raise LoweringError(
                 f"{WHO}: operator {node.target} over the dimensions {dims} of {rank} is not "
@@ -201,28 +202,20 @@ class Translation:
     def _dense(
         self, node: fx.Node, values: fx.Node, reduce: str | None = None, dims: int = 0
     ) -> Any:
-        shape = shape_of(values)
-        axes: list[int | None] = []
-        sizes: list[int | None] = []
-        for size in shape[1:]:
-            axes.append(None if is_one(size) else len(sizes))
-            if not is_one(size):
-                sizes.append(size if isinstance(size, int) else None)
-        kept, lost = axes[: len(axes) - dims], axes[len(axes) - dims :]
-        result = kept + [None] * (len(shape_of(node)) - 1 - len(kept))
-        summed = sum(a is not None for a in lost)
+        shape, axes = shape_of(values), axes_of(values)
+        loops = [s for s in shape[1:] if not is_one(s)]
+        kept, summed = kept_axes(axes, dims, len(shape_of(node)))
         try:
-            made = pointwise(values, axes, sizes, self._shared - {node}, result, reduce, summed)
+            text, read = pointwise(values, axes, loops, self._shared - {node}, kept, reduce, summed)
         except Stored as why:
             raise LoweringError(
                 f"{WHO}: operator {node.target} reads {why.args[0]}, which is not of float32"
             ) from None
-        if node in made.tensors:
+        if node in read:
             raise LoweringError(f"{WHO}: operator {node.target} is not supported")
-        loops = [s for s in shape[1:] if not is_one(s)]
         named = {"m": self._size(shape[0])} | {f"d{n}": self._size(s) for n, s in enumerate(loops)}
-        arrays = {f"x{n}": self._operand(x) for n, x in enumerate(made.tensors)}
-        return self._call(made.text, arrays, named, self._type(node))
+        arrays = {f"x{n}": self._operand(x) for n, x in enumerate(read)}
+        return self._call(text, arrays, named, self._type(node))
 
     def _operand(self, node: fx.Node) -> Any:
         """What a program reads: an array of float32, which has a dimension."""
@@ -264,12 +257,8 @@ class Translation:
                 by = None if operand.number == GIVEN else indices[operand.number]
                 arrays[f"place{n}"] = places if by is None else self._between(by, places)
         sizes = [self._size(s) for s in shape]
-        for operand, tensor in zip(program.operands, operands, strict=True):
-            behind_first = shape_of(tensor)[operand.at != "all" :]
-            named |= self._loops(behind_first, operand.axes)
-            if operand.at == "other":
-                named[f"n{operand.number}"] = self._size(shape_of(tensor)[0])
-        named |= self._loops(shape[1:], program.result)
+        known = program.sizes(list(map(shape_of, operands)), shape)
+        named |= {name: self._size(size) for name, size in known.items()}
         for n, index in enumerate(others):
             arrays[f"index{n}"] = self._arranged(index, rows, places, named[f"n{n}"])
         of = relax.TensorType(sizes, "float32")
@@ -280,9 +269,6 @@ class Translation:
         if given and program.reduce is None:
             found = self._restored(found, sizes, rows)
         return found
-
-    def _loops(self, sizes: Sequence[Any], axes: Sequence[int | None]) -> dict[str, Any]:
-        return {f"d{a}": self._size(s) for s, a in zip(sizes, axes, strict=True) if a is not None}
 
     def _order(self, rows: fx.Node, m: Any) -> tuple[Any, Any]:
         """Where the edges of each of m nodes begin, and their places, sorted by an index."""
