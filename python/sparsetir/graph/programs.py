@@ -218,10 +218,16 @@ def _loops(sizes: Sequence[Any], axes: Sequence[int | None]) -> dict[str, Any]:
 
 
 def _written(
-    name: str, arrays: list[str], sizes: list[str], axes: list[str],
-    matched: list[tuple[str, list[str], str]], over: list[str], names: list[str], kinds: str,
+    name: str,
+    arrays: list[str],
+    sizes: list[str],
+    axes: list[str],
+    matched: list[tuple[str, list[str], str]],
+    over: list[str],
+    names: list[str],
+    kinds: str,
     lines: list[str],
-) -> str:  # fmt: skip
+) -> str:
     """A program of one iteration.
 
     arrays, sizes : parameters
@@ -231,13 +237,11 @@ def _written(
     """
     head = [f"    {array}: T.handle," for array in arrays]
     head += [f"    {size}: T.int32," for size in sizes]
-    body = list(axes)
-    for array, of, dtype in matched:
-        buffer = f'T.match_sparse_buffer({array}, ({", ".join(of)},), "{dtype}")'
-        body.append(f"{array.upper()} = {buffer}")
-    body.append(
-        f'with T.sp_iter([{", ".join(over)}], "{kinds}", "{name}") as [{", ".join(names)}]:'
-    )
-    body += [f"    {line}" for line in lines]
+    buffers = [
+        f'{array.upper()} = T.match_sparse_buffer({array}, ({", ".join(of)},), "{dtype}")'
+        for array, of, dtype in matched
+    ]
+    visit, loops = f'T.sp_iter([{", ".join(over)}], "{kinds}", "{name}")', ", ".join(names)
+    body = [*axes, *buffers, f"with {visit} as [{loops}]:", *(f"    {line}" for line in lines)]
     text = ["@T.prim_func", f"def {name}(", *head, "):", *(f"    {line}" for line in body)]
     return "\n".join(text) + "\n"

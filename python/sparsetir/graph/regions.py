@@ -342,34 +342,26 @@ class _Finder:
 
     def _merge_sums(self) -> None:
         """Make one reduction of the sum of two at the same index."""
-        for node in list(self.graph.nodes):
-            if node.op != "call_function" or node.target != aten.add.Tensor or len(node.args) < 2:
+        for node in self.graph.find_nodes(op="call_function", target=aten.add.Tensor):
+            x, y, *_ = node.args
+            if node.kwargs.get("alpha", 1) != 1 or x is y:
                 continue
-            if node.kwargs.get("alpha", 1) != 1 or not all(
-                isinstance(a, fx.Node) for a in node.args
-            ):
+            if any(not isinstance(z, fx.Node) or len(z.users) > 1 for z in (x, y)):
                 continue
-            pair = [reduction_of(a) for a in node.args]
-            if None in pair or any(len(a.users) > 1 for a in node.args):
+            a, b = reduction_of(x), reduction_of(y)
+            if a is None or b is None or a.base is not None or b.base is not None:
                 continue
-            a, b = pair
-            assert a is not None and b is not None
-            fits = all(map(same, shape_of(a.values), shape_of(b.values))) and len(
-                shape_of(a.values)
-            ) == len(shape_of(b.values))
-            if a.index is not b.index or {a.reduce, b.reduce} != {"sum"} or not fits:
-                continue
-            if a.base is not None or b.base is not None or node.args[0] is node.args[1]:
+            sizes = shape_of(a.values), shape_of(b.values)
+            alike = len(sizes[0]) == len(sizes[1]) and all(map(same, *sizes))
+            if a.index is not b.index or not a.reduce == b.reduce == "sum" or not alike:
                 continue
             with self.graph.inserting_before(node):
-                total = self._call(
-                    aten.add.Tensor, (a.values, b.values), a.values.meta["val"], node
-                )
+                args = a.values, b.values
+                total = self._call(aten.add.Tensor, args, a.values.meta["val"], node)
                 last = max(node.args, key=list(self.graph.nodes).index)
-                where = [x for x in last.args if isinstance(x, fx.Node)][0]
-                merged = self._call(
-                    aten.index_add.default, (where, 0, a.index, total), node.meta["val"], node
-                )
+                where = [z for z in last.args if isinstance(z, fx.Node)][0]
+                args = where, 0, a.index, total
+                merged = self._call(aten.index_add.default, args, node.meta["val"], node)
             node.replace_all_uses_with(merged)
             self.graph.eliminate_dead_code()
 
