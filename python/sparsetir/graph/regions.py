@@ -22,12 +22,14 @@ from sparsetir.graph.expressions import (
     SAME,
     VIEWS,
     Expression,
+    Size,
     Stored,
     aten,
     axes_of,
     behind,
     dims_of,
     dtype_of,
+    first,
     gather_of,
     index_of,
     is_float,
@@ -106,7 +108,7 @@ def rewrite(
 
 def _drop_whole_slices(graph: fx.Graph) -> None:
     for node in graph.find_nodes(op="call_function", target=aten.slice.Tensor):
-        value: Any = node.args[0]
+        value = first(node)
         if len(node.args) < 5 and all(map(same, shape_of(value), shape_of(node))):
             node.replace_all_uses_with(value)
             graph.erase_node(node)
@@ -118,7 +120,7 @@ def _name_sizes_once(graph: fx.Graph) -> None:
     Self loops that two layers took out are the same edges, but each number of them that only data
     tell has a name of its own.
     """
-    names: dict[str, Any] = {}
+    names: dict[str, Size] = {}
     for node in graph.nodes:
         sizes = shape_of(node)
         if not sizes or isinstance(sizes[0], int) and node.op == "placeholder":
@@ -144,7 +146,7 @@ def _name_sizes_once(graph: fx.Graph) -> None:
             node.meta["val"] = node.meta["val"].new_empty(named)
 
 
-def _rename(names: dict[str, Any], size: Any, other: Any) -> None:
+def _rename(names: dict[str, Size], size: Size, other: Size) -> None:
     """Have the name of another size for a size."""
     size, other = (names.get(str(s), s) for s in (size, other))
     if same(size, other) or isinstance(size, int) and isinstance(other, int):
@@ -220,7 +222,7 @@ def width_of(node: fx.Node) -> int:
     return _width(shape_of(node))
 
 
-def _width(shape: tuple[Any, ...]) -> int:
+def _width(shape: tuple[Size, ...]) -> int:
     return math.prod(s if isinstance(s, int) else UNKNOWN for s in shape[1:])
 
 
@@ -247,7 +249,7 @@ class _Finder:
         self._store_narrow_values(nodes)
         # Sums of which factors are taken out: the index at whose nodes, and how many these are;
         # and sums without these factors.
-        self._apart: dict[fx.Node, tuple[fx.Node, Any]] = {}
+        self._apart: dict[fx.Node, tuple[fx.Node, Size]] = {}
         self._sums: dict[tuple[fx.Node, str, str], fx.Node] = {}
         if factors:
             self._take_factors_out(nodes)
@@ -309,7 +311,7 @@ class _Finder:
         """Whether it adds up values of edges, over the last features or over all edges."""
         if node.op != "call_function" or node.target not in SUMS or not is_float(node):
             return False
-        values: Any = node.args[0]
+        values = first(node)
         if not is_float(values) or self._of_all(values) is None:
             return False
         dims, rank = dims_of(node), len(shape_of(values))
@@ -408,7 +410,13 @@ class _Finder:
         node.replace_all_uses_with(out)
 
     def _reduced(
-        self, node: fx.Node, values: fx.Node, rows: fx.Node, reduce: str, count: Any, shape: Any
+        self,
+        node: fx.Node,
+        values: fx.Node,
+        rows: fx.Node,
+        reduce: str,
+        count: Size,
+        shape: tuple[Size, ...],
     ) -> fx.Node | None:
         made = self._made(node, values, rows, reduce, count=count)
         return None if made is None else self._region(node, *made, shape, count)
@@ -419,7 +427,7 @@ class _Finder:
             return None
         rows, count = self._apart[node]
 
-        def call(target: Any, args: Any, shape: Any) -> fx.Node:
+        def call(target: Any, args: Any, shape: tuple[Size, ...]) -> fx.Node:
             return self._call(target, args, node.meta["val"].new_empty(shape), node)
 
         found = split(values, rows, count)
@@ -437,7 +445,7 @@ class _Finder:
     def _of_edges(self, node: fx.Node, given: bool = False) -> None:
         """A value for each edge, in the order of rows, or the given one."""
         is_sum = node.target in SUMS
-        values: Any = node.args[0] if is_sum else node
+        values = first(node) if is_sum else node
         summed = len(dims_of(node)) if is_sum else 0
         vectors = self._vectors(values)
         if not vectors:
@@ -459,7 +467,7 @@ class _Finder:
 
     def _over_all_edges(self, node: fx.Node) -> None:
         """Sums over edges: at nodes first, and then over these."""
-        values: Any = node.args[0]
+        values = first(node)
         vectors = self._vectors(values)
         if not vectors or values.op == "placeholder":
             return
@@ -503,7 +511,7 @@ class _Finder:
         """Of indices one to sort edges by, at which something is reduced."""
         return next((v for v in self.rows if v in vectors), vectors[0])
 
-    def _rows_of(self, rows: fx.Node, program: Program, tensors: list[fx.Node]) -> Any:
+    def _rows_of(self, rows: fx.Node, program: Program, tensors: list[fx.Node]) -> Size | None:
         """How many nodes there are by the index of rows."""
         for tensor, operand in zip(tensors, program.operands, strict=True):
             if operand.at == "row":
@@ -512,7 +520,7 @@ class _Finder:
 
     def _made(
         self, node: fx.Node, values: fx.Node, rows: fx.Node, reduce: str | None, summed: int = 0,
-        count: Any = None,
+        count: Size | None = None,
     ) -> tuple[Program, list[fx.Node], list[fx.Node]] | None:  # fmt: skip
         """The program of a region, what it reads, and indices; None where it cannot be one.
 
@@ -548,7 +556,7 @@ class _Finder:
 
     def _region(
         self, node: fx.Node, program: Program, tensors: list[fx.Node], indices: list[fx.Node],
-        shape: Any, m: Any, given: bool = False,
+        shape: tuple[Size, ...], m: Size, given: bool = False,
     ) -> fx.Node:  # fmt: skip
         value = node.meta["val"]
         sizes = [self._size(s, node) for s in shape]
@@ -564,7 +572,7 @@ class _Finder:
         new.meta["val"] = value
         return new
 
-    def _size(self, size: Any, at: fx.Node) -> Any:
+    def _size(self, size: Size, at: fx.Node) -> fx.Node | int:
         """A size as an argument: a number, or a node before `at` that has it."""
         if isinstance(size, int):
             return size
