@@ -23,9 +23,13 @@ if TYPE_CHECKING:
 
 
 def extremum(
-    graph: DistGraph, passage: Passage, own: Tensor, values: Tensor | None, largest: bool,
+    graph: DistGraph,
+    passage: Passage,
+    own: Tensor,
+    values: Tensor | None,
+    largest: bool,
     heads: int,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Greatest or least products; own (own, feat) or (heads, own, feat), values (nnz,), (heads,
     nnz) or None; float32 or float64, in which products are compared.
 
@@ -59,9 +63,15 @@ class _Chosen(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, graph: DistGraph, own: Tensor, halo: Tensor, values: Tensor | None, out: Tensor,
-        place: Tensor, heads: int,
-    ) -> Tensor:  # fmt: skip
+        ctx: Any,
+        graph: DistGraph,
+        own: Tensor,
+        halo: Tensor,
+        values: Tensor | None,
+        out: Tensor,
+        place: Tensor,
+        heads: int,
+    ) -> Tensor:
         kept = [own, halo] if values is not None and ctx.needs_input_grad[3] else [None, None]
         ctx.save_for_backward(values, place, *kept)
         ctx.graph, ctx.heads, ctx.shape = graph, heads, own.shape

@@ -17,6 +17,7 @@ from torch import fx
 from sparsetir.graph.programs import GIVEN, Operand
 
 aten, prims = torch.ops.aten, torch.ops.prims
+Size = int | torch.SymInt
 LONGEST = 600  # characters of an expression; what is longer is stored
 
 
@@ -103,45 +104,76 @@ COSTLY = {
 }  # fmt: skip
 
 
-def shape_of(node: Any) -> tuple[Any, ...]:
+def first(node: fx.Node) -> fx.Node:
+    """The first argument, which is a node."""
+    found = node.args[0]
+    assert isinstance(found, fx.Node)
+    return found
+
+
+def shape_of(node: object) -> tuple[Size, ...]:
     """Of a node's value; () of what is no tensor."""
     value = node.meta.get("val") if isinstance(node, fx.Node) else None
     return tuple(value.shape) if isinstance(value, torch.Tensor) else ()
 
 
-def dtype_of(node: Any) -> torch.dtype | None:
+def dtype_of(node: object) -> torch.dtype | None:
     """Of a node's value, None of what is no tensor."""
     value = node.meta.get("val") if isinstance(node, fx.Node) else None
     return value.dtype if isinstance(value, torch.Tensor) else None
 
 
+def dims_of(node: fx.Node) -> list[int]:
+    """Dimensions of its argument along which an operator reduces."""
+    given: Any = node.args[1] if len(node.args) > 1 else None
+    rank = len(shape_of(first(node)))
+    return sorted(d % rank for d in (given or range(rank)))
+
+
+def axes_of(values: fx.Node) -> list[int | None]:
+    """The loops of the dimensions after the first, None for those of size 1."""
+    found: list[int | None] = []
+    for size in shape_of(values)[1:]:
+        found.append(None if is_one(size) else sum(a is not None for a in found))
+    return found
+
+
+def kept_axes(axes: list[int | None], dims: int, rank: int) -> tuple[list[int | None], int]:
+    """Axes of a result of this rank, without the last dimensions; how many loops these were."""
+    kept, lost = axes[: len(axes) - dims], axes[len(axes) - dims :]
+    return kept + [None] * (rank - 1 - len(kept)), sum(a is not None for a in lost)
+
+
 def behind(node: fx.Node) -> fx.Node:
     """What a node is another view of."""
     while node.op == "call_function" and node.target in SAME | VIEWS:
-        before: Any = node.args[0]
-        node = before
+        node = first(node)
     return node
 
 
-def is_float(node: Any) -> bool:
+def is_float(node: object) -> bool:
     """Whether it is a tensor of float32 on a CPU."""
-    return dtype_of(node) == torch.float32 and node.meta["val"].device.type == "cpu"
+    return (
+        isinstance(node, fx.Node)
+        and dtype_of(node) == torch.float32
+        and node.meta["val"].device.type == "cpu"
+    )
 
 
-def is_one(size: Any) -> bool:
+def is_one(size: object) -> bool:
     """Whether a size is known to be 1."""
     return isinstance(size, int) and size == 1
 
 
-def same(a: Any, b: Any) -> bool:
+def same(a: object, b: object) -> bool:
     """Whether sizes have one name; those of the operands of one operator may be the same else."""
     return a == b if isinstance(a, int) and isinstance(b, int) else str(a) == str(b)
 
 
-def index_of(node: Any) -> fx.Node | None:
+def index_of(node: object) -> fx.Node | None:
     """The vector that an index consists of, with one node for each edge; None of others."""
     while isinstance(node, fx.Node) and node.op == "call_function" and node.target in SAME | VIEWS:
-        before: Any = node.args[0]
+        before = first(node)
         sizes = shape_of(before)
         if (
             not sizes
@@ -150,9 +182,8 @@ def index_of(node: Any) -> fx.Node | None:
         ):
             break
         node = before
-    return (
-        node if len(shape_of(node)) == 1 and dtype_of(node) in (torch.int32, torch.int64) else None
-    )
+    is_vector = len(shape_of(node)) == 1 and dtype_of(node) in (torch.int32, torch.int64)
+    return node if is_vector and isinstance(node, fx.Node) else None
 
 
 def gather_of(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
@@ -202,13 +233,13 @@ class Expression:
     """
 
     def __init__(
-        self, rows: fx.Node | None, stored: dict[fx.Node, fx.Node | None], count: Any = None
+        self, rows: fx.Node | None, stored: dict[fx.Node, fx.Node | None], count: Size | None = None
     ) -> None:
         self.rows, self.stored, self.count = rows, stored, count
         self.tensors: list[fx.Node] = []
         self.operands: list[Operand] = []
         self.others: list[fx.Node] = []
-        self.counts: list[Any] = []  # of nodes that each of the others names
+        self.counts: list[Size] = []  # of nodes that each of the others names
         self.orders: list[fx.Node] = []  # of stored values, beside the rows
 
     def of(self, node: fx.Node, axes: Sequence[int | None], root: bool = False) -> str:
@@ -266,7 +297,7 @@ class Expression:
         ]
         return formula.format(*read)
 
-    def _float(self, value: Any, axes: Sequence[int | None], of: fx.Node) -> str:
+    def _float(self, value: fx.Node | float, axes: Sequence[int | None], of: fx.Node) -> str:
         """An argument of an operator as a number."""
         if not isinstance(value, fx.Node):
             return number(value)
@@ -274,7 +305,7 @@ class Expression:
         is_truth = dtype_of(value) == torch.bool
         return f"T.Select({self._asked(value, found)}, {ONE}, {ZERO})" if is_truth else found
 
-    def _truth(self, value: Any, axes: Sequence[int | None], of: fx.Node) -> str:
+    def _truth(self, value: fx.Node, axes: Sequence[int | None], of: fx.Node) -> str:
         return self._asked(value, self._argument(value, axes, of))
 
     def _asked(self, value: fx.Node, found: str) -> str:
@@ -299,7 +330,7 @@ class Expression:
         ]
         return self._read(value, "all", 0, inner)
 
-    def _node(self, index: fx.Node, count: Any) -> tuple[str, int]:
+    def _node(self, index: fx.Node, count: Size) -> tuple[str, int]:
         """Where a node is read that an index names among so many."""
         if index is self.rows and (self.count is None or same(count, self.count)):
             self.count = count
@@ -336,11 +367,11 @@ class Expression:
 
     def finished(self, text: str) -> Finished:
         """What an expression of :meth:`of` reads, without what was left out of it."""
-        assert self.rows is not None
         read = sorted({int(n) for n in re.findall(r"{(\d+)}", text)})
         operands = [self.operands[n] for n in read]
         used = sorted({x.number for x in operands if x.at == "other"})
-        indices = [self.rows, *(self.others[n] for n in used)]
+        indices = [] if self.rows is None else [self.rows]
+        indices += [self.others[n] for n in used]
         indices += [i for n, i in enumerate(self.orders) if i not in indices and any(
             x.number == -2 - n for x in operands
         )]  # fmt: skip

@@ -14,7 +14,16 @@ from typing import Any
 
 from torch import fx
 
-from sparsetir.graph.expressions import SAME, aten, gather_of, is_float, is_one, same, shape_of
+from sparsetir.graph.expressions import (
+    SAME,
+    Size,
+    aten,
+    gather_of,
+    is_float,
+    is_one,
+    same,
+    shape_of,
+)
 
 PRODUCTS = {aten.mul.Tensor, aten.mul.Scalar}
 QUOTIENTS = {aten.div.Tensor, aten.div.Scalar}
@@ -32,7 +41,7 @@ class Linear:
     """A node whose operator is linear in its first argument, with a product of terms for that."""
 
     of: fx.Node
-    inner: tuple[Any, ...]
+    inner: tuple[fx.Node | Linear, ...]
 
     def __str__(self) -> str:
         return f"{self.of.target}({', '.join(map(str, self.inner))}; {self.of.args[1:]})"
@@ -48,8 +57,8 @@ class Split:
     """
 
     terms: tuple[fx.Node | Linear, ...]
-    factors: tuple[Any, ...] = ()
-    divisors: tuple[Any, ...] = ()
+    factors: tuple[fx.Node | float, ...] = ()
+    divisors: tuple[fx.Node | float, ...] = ()
 
     @property
     def key(self) -> str:
@@ -57,7 +66,7 @@ class Split:
         return "*".join(map(str, self.terms))
 
     @property
-    def shape(self) -> tuple[Any, ...]:
+    def shape(self) -> tuple[Size, ...]:
         """Of the product of the terms."""
         return broadcast([_shape_of(term) for term in self.terms])
 
@@ -68,13 +77,13 @@ class Split:
         return Split(tuple(terms), self.factors + other.factors, divisors)
 
 
-def split(values: fx.Node, rows: fx.Node, count: Any) -> Split:
+def split(values: fx.Node, rows: fx.Node, count: Size) -> Split:
     """Values of edges as a product, with what only depends on the node that `rows` names apart.
 
     count : of nodes; tensors of as many rows alone are taken for values of nodes
     """
 
-    def of(value: Any, whole: fx.Node) -> Split:
+    def of(value: fx.Node | float, whole: fx.Node) -> Split:
         if not isinstance(value, fx.Node):
             return Split((), (float(value),))
         if _is_for_all(value, whole):
@@ -145,13 +154,13 @@ def scaled(sums: fx.Node, of: Split, call: Callable[..., fx.Node]) -> fx.Node:
     return found
 
 
-def _shape_of(term: fx.Node | Linear) -> tuple[Any, ...]:
+def _shape_of(term: fx.Node | Linear) -> tuple[Size, ...]:
     if not isinstance(term, Linear):
         return shape_of(term)
     return broadcast([*map(_shape_of, term.inner), *map(shape_of, term.of.args[1:])])
 
 
-def broadcast(shapes: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
+def broadcast(shapes: Sequence[tuple[Size, ...]]) -> tuple[Size, ...]:
     """Of shapes that fit, dimensions of size 1 give way."""
     columns = zip_longest(*(reversed(s) for s in shapes), fillvalue=1)
     found = [next((s for s in column if not is_one(s)), 1) for column in columns]

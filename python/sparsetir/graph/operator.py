@@ -177,19 +177,10 @@ class Region:
         """
         named = dict(prepared.arrays)
         program = self.program
+        named |= program.sizes([x.shape for x in operands], arrays[-1].shape)
         for x, operand in zip(operands, program.operands, strict=True):
-            behind = x.shape[operand.at != "all" :]
-            named |= {
-                f"d{a}": s for s, a in zip(behind, operand.axes, strict=True) if a is not None
-            }
             if operand.at == "other":
-                named[f"n{operand.number}"] = len(x)
                 check(prepared.ranges[operand.number], len(x))
-        named |= {
-            f"d{a}": s
-            for s, a in zip(arrays[-1].shape[1:], program.result, strict=True)
-            if a is not None
-        }
         names = [*(f"x{n}" for n in range(len(operands))), "out"]
         kernel = prepared.kernel
         if self.calls is not None or may_be_recorded():
@@ -220,11 +211,9 @@ def _fake(program: int, operands: list[Tensor], indices: list[Tensor], shape: An
 
 def _restored(values: Tensor, rows: Tensor) -> Tensor:
     places = order_of(rows).places
-    return (
-        values.clone()
-        if places is None
-        else torch.empty_like(values).index_copy_(0, places, values)
-    )
+    if places is None:
+        return values.clone()
+    return torch.empty_like(values).index_copy_(0, places, values)
 
 
 def clear(values: Tensor, rows: Tensor) -> Tensor:
@@ -234,24 +223,29 @@ def clear(values: Tensor, rows: Tensor) -> Tensor:
     return values.index_fill_(0, order_of(rows).without_edges(len(values)), 0.0)
 
 
-LIBRARY.define(
+def _operator(schema: str, run: Callable[..., Tensor], fake: Any) -> Callable[..., Tensor]:
+    """An operator of torch's, by its schema."""
+    name = schema.partition("(")[0]
+    LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    LIBRARY.impl(name, run, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"sparsetir::{name}", fake, lib=LIBRARY)
+    return getattr(torch.ops.sparsetir, name).default
+
+
+def _like(x: Tensor, _: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+region = _operator(
     "region(int program, Tensor[] operands, Tensor[] indices, SymInt[] shape, SymInt m, bool given)"
     " -> Tensor",
-    tags=(torch.Tag.pt2_compliant_tag,),
+    _run,
+    _fake,
 )
-LIBRARY.impl("region", _run, "CompositeExplicitAutograd")
-torch.library.register_fake("sparsetir::region", _fake, lib=LIBRARY)
-region: Callable[..., Tensor] = torch.ops.sparsetir.region.default
-
 # Values of edges that are sorted by an index, in the order in which the edges were given.
-LIBRARY.define("restored(Tensor values, Tensor rows) -> Tensor")
-LIBRARY.impl("restored", _restored, "CompositeExplicitAutograd")
-torch.library.register_fake("sparsetir::restored", lambda x, _: torch.empty_like(x), lib=LIBRARY)
-restored: Callable[..., Tensor] = torch.ops.sparsetir.restored.default
-
+restored = _operator("restored(Tensor values, Tensor rows) -> Tensor", _restored, _like)
 # Values of nodes, 0 at those that are no end of an edge.
-LIBRARY.define("cleared(Tensor values, Tensor rows) -> Tensor")
-LIBRARY.impl("cleared", lambda x, rows: clear(x.clone(), rows), "CompositeExplicitAutograd")
-torch.library.register_fake("sparsetir::cleared", lambda x, _: torch.empty_like(x), lib=LIBRARY)
-cleared: Callable[..., Tensor] = torch.ops.sparsetir.cleared.default
+cleared = _operator(
+    "cleared(Tensor values, Tensor rows) -> Tensor", lambda x, rows: clear(x.clone(), rows), _like
+)
 INDEXED = {region, restored, cleared}  # operators that take indices of edges

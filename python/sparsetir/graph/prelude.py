@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import map_arg
 
-from sparsetir.graph.expressions import SAME, VIEWS, aten, dtype_of, shape_of
+from sparsetir.graph.expressions import SAME, VIEWS, aten, dtype_of, first, shape_of
 from sparsetir.graph.operator import INDEXED
 from sparsetir.ops.cache import is_private, kept, private
 
@@ -136,8 +136,7 @@ def copy_results(graph: fx.Graph, count: int, is_edges: Test) -> None:
 def _argument_of(node: fx.Node) -> fx.Node | None:
     """The argument that a node is a view of, None where it has memory of its own."""
     while node.op == "call_function" and _is_view(node):
-        before: Any = node.args[0]
-        node = before
+        node = first(node)
     return node if node.op == "placeholder" else None
 
 
@@ -152,7 +151,7 @@ def _viewed(graph: fx.Graph, node: fx.Node) -> fx.Node:
     """A view of an argument once more, which no prelude keeps."""
     if node.op == "placeholder":
         return node
-    before: Any = node.args[0]
+    before = first(node)
     found = _viewed(graph, before)
     with graph.inserting_after(node):
         again = graph.node_copy(node, lambda a: found if a is before else a)

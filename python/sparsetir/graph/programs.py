@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tvm.error import DiagnosticError
 
@@ -86,9 +87,6 @@ class Program:
         arrays += [f"place{n}" for n in permuted]
         sizes = ["m", "edges", *(f"n{n}" for n in range(self.others))]
         sizes += [f"d{n}" for n, size in enumerate(self.loops) if size is None]
-        lines = [f"{name}: T.handle," for name in ["out", *arrays]]
-        lines = ["@T.prim_func", f"def {NAME}(", *(f"    {line}" for line in lines)]
-        lines += [f"    {name}: T.int32," for name in sizes] + ["):"]
         body = ["I = T.dense_fixed(m)"]
         # Nodes by the first of the other indices are the columns.
         if self.others:
@@ -110,14 +108,24 @@ class Program:
         first = [("I", "i")] if self.reduce else [("I", "i"), ("J", "j")]
         result, places = zip(*first, *features(self.result), strict=True)
         matched.append(("out", list(result), "float32"))
-        body += [
-            f'{name.upper()} = T.match_sparse_buffer({name}, ({", ".join(axes)},), "{dtype}")'
-            for name, axes, dtype in matched
-        ]
-        loops = [f"k{n}" for n in range(count)]
-        term = self.expression.format(*reads)
-        body += self._iteration(f"OUT[{', '.join(places)}]", term, loops, fused)
-        return "\n".join([*lines, *(f"    {line}" for line in body)]) + "\n"
+        out, term = f"OUT[{', '.join(places)}]", self.expression.format(*reads)
+        lines = [f"{out} = {term}"]
+        if self.reduce or self.summed:
+            lines = reduced(self.reduce or "sum", out, term)
+        iteration = self._iteration([f"k{n}" for n in range(count)], fused)
+        return _written(NAME, ["out", *arrays], sizes, body, matched, *iteration, lines)
+
+    def sizes(self, shapes: Sequence[Sequence[Any]], result: Sequence[Any]) -> dict[str, Any]:
+        """Sizes of a call by name, of loops over features and of nodes by the other indices.
+
+        shapes, result : of the operands and of the result
+        """
+        found = dict(_loops(result[1:], self.result))
+        for shape, operand in zip(shapes, self.operands, strict=True):
+            found |= _loops(shape[operand.at != "all" :], operand.axes)
+            if operand.at == "other":
+                found[f"n{operand.number}"] = shape[0]
+        return found
 
     def _place(self, n: int, operand: Operand, permuted: bool) -> tuple[list[str], list[str]]:
         """The axes of an operand, and where it is read."""
@@ -135,8 +143,8 @@ class Program:
             at.append(place)
         return (axes, at) if axes else (["ONE0"], ["0"])
 
-    def _iteration(self, out: str, term: str, loops: list[str], fused: bool) -> list[str]:
-        """The iteration, from the outside in: rows, heads, edges, features."""
+    def _iteration(self, loops: list[str], fused: bool) -> tuple[list[str], list[str], str]:
+        """Axes, loops and their kinds, from the outside in: rows, heads, edges, features."""
         count, last = len(loops), 0 if self.short else 1
         outside = count - last if self.reduce and count else 0
         axes, names = [f"D{n}" for n in range(count)], ["i", *loops[:outside], "j"]
@@ -147,14 +155,7 @@ class Program:
         else:
             over = [*(["T.fuse(I, J)"] if self.summed and fused else ["I", "J"]), *axes]
             kinds = "SS" + "S" * (count - self.summed) + "R" * self.summed
-        lines = [
-            f'with T.sp_iter([{", ".join(over)}], "{kinds}", "{NAME}") as [{", ".join(names)}]:'
-        ]
-        if not self.reduce and not self.summed:
-            return [*lines, f"    {out} = {term}"]
-        first, step = REDUCTIONS[self.reduce or "sum"]
-        lines += ["    with T.init():", f"        {out} = {first}"]
-        return [*lines, f"    {out} = {step.format(out, f'({term})')}"]
+        return over, names, kinds
 
     def refusal(self) -> str:
         """Why the language refuses the program, "" for one that it takes."""
@@ -195,17 +196,52 @@ def layout(
     """
     arrays = {"out": result, **{f"x{n}": axes for n, axes in enumerate(operands)}}
     open_sizes = [f"d{n}" for n, size in enumerate(sizes) if size is None]
-    head = [f"    {array}: T.handle," for array in arrays]
-    head += [f"    {size}: T.int32," for size in ["m", *open_sizes]]
     body = ["I = T.dense_fixed(m)"]
     body += [f"D{n} = T.dense_fixed({size or f'd{n}'})" for n, size in enumerate(sizes)]
     ones = sorted({a for axes in arrays.values() for a, _ in axes if a.startswith("ONE")})
     body += [f"{one} = T.dense_fixed(1)" for one in ones]
-    for array, axes in arrays.items():
-        of = ", ".join(a for a, _ in axes)
-        body.append(f'{array.upper()} = T.match_sparse_buffer({array}, ({of},), "float32")')
-    axes, names = (", ".join(x[n] for x in over) for n in range(2))
-    body.append(f'with T.sp_iter([{axes}], "{kinds}", "{name}") as [{names}]:')
-    body += [f"    {line}" for line in lines]
+    matched = [(array, [a for a, _ in axes], "float32") for array, axes in arrays.items()]
+    axes, names = ([x[n] for x in over] for n in range(2))
+    return _written(
+        name, list(arrays), ["m", *open_sizes], body, matched, axes, names, kinds, lines
+    )
+
+
+def reduced(reduce: str, out: str, term: str) -> list[str]:
+    """Lines of an iteration that reduces a term by "sum", "max" or "min"."""
+    first, step = REDUCTIONS[reduce]
+    return ["with T.init():", f"    {out} = {first}", f"{out} = {step.format(out, f'({term})')}"]
+
+
+def _loops(sizes: Sequence[Any], axes: Sequence[int | None]) -> dict[str, Any]:
+    return {f"d{a}": size for size, a in zip(sizes, axes, strict=True) if a is not None}
+
+
+def _written(
+    name: str,
+    arrays: list[str],
+    sizes: list[str],
+    axes: list[str],
+    matched: list[tuple[str, list[str], str]],
+    over: list[str],
+    names: list[str],
+    kinds: str,
+    lines: list[str],
+) -> str:
+    """A program of one iteration.
+
+    arrays, sizes : parameters
+    axes : lines that make them
+    matched : of arrays their axes and types
+    over, names : axes of the iteration, and its loops
+    """
+    head = [f"    {array}: T.handle," for array in arrays]
+    head += [f"    {size}: T.int32," for size in sizes]
+    buffers = [
+        f'{array.upper()} = T.match_sparse_buffer({array}, ({", ".join(of)},), "{dtype}")'
+        for array, of, dtype in matched
+    ]
+    visit, loops = f'T.sp_iter([{", ".join(over)}], "{kinds}", "{name}")', ", ".join(names)
+    body = [*axes, *buffers, f"with {visit} as [{loops}]:", *(f"    {line}" for line in lines)]
     text = ["@T.prim_func", f"def {name}(", *head, "):", *(f"    {line}" for line in body)]
     return "\n".join(text) + "\n"

@@ -22,15 +22,20 @@ from sparsetir.graph.expressions import (
     SAME,
     VIEWS,
     Expression,
+    Size,
     Stored,
     aten,
+    axes_of,
     behind,
+    dims_of,
     dtype_of,
+    first,
     gather_of,
     index_of,
     is_float,
     is_one,
     is_zero,
+    kept_axes,
     same,
     shape_of,
 )
@@ -103,7 +108,7 @@ def rewrite(
 
 def _drop_whole_slices(graph: fx.Graph) -> None:
     for node in graph.find_nodes(op="call_function", target=aten.slice.Tensor):
-        value: Any = node.args[0]
+        value = first(node)
         if len(node.args) < 5 and all(map(same, shape_of(value), shape_of(node))):
             node.replace_all_uses_with(value)
             graph.erase_node(node)
@@ -115,7 +120,7 @@ def _name_sizes_once(graph: fx.Graph) -> None:
     Self loops that two layers took out are the same edges, but each number of them that only data
     tell has a name of its own.
     """
-    names: dict[str, Any] = {}
+    names: dict[str, Size] = {}
     for node in graph.nodes:
         sizes = shape_of(node)
         if not sizes or isinstance(sizes[0], int) and node.op == "placeholder":
@@ -143,7 +148,7 @@ def _name_sizes_once(graph: fx.Graph) -> None:
             node.meta["val"] = node.meta["val"].new_empty(named)
 
 
-def _rename(names: dict[str, Any], size: Any, other: Any) -> None:
+def _rename(names: dict[str, Size], size: Size, other: Size) -> None:
     """Have the name of another size for a size."""
     size, other = (names.get(str(s), s) for s in (size, other))
     if same(size, other) or isinstance(size, int) and isinstance(other, int):
@@ -181,9 +186,7 @@ def reduction_of(node: fx.Node) -> Reduction | None:
     target: Any = node.target
     args: Any = node.args
     rank = max(1, len(shape_of(node)))
-    if target == aten.scatter_add.default and not args[1] % rank:
-        base, _, index, values, reduce = *args, "sum"
-    elif target == aten.index_add.default and not args[1] % rank:
+    if target in (aten.scatter_add.default, aten.index_add.default) and not args[1] % rank:
         base, _, index, values, reduce = *args, "sum"
         if node.kwargs.get("alpha", 1) != 1:
             return None
@@ -221,7 +224,7 @@ def width_of(node: fx.Node) -> int:
     return _width(shape_of(node))
 
 
-def _width(shape: tuple[Any, ...]) -> int:
+def _width(shape: tuple[Size, ...]) -> int:
     return math.prod(s if isinstance(s, int) else UNKNOWN for s in shape[1:])
 
 
@@ -244,11 +247,11 @@ class _Finder:
         # Values of edges that are read, and not computed again; and the index by whose nodes they
         # are sorted, None where they are in the order of the caller.
         self.stored: dict[fx.Node, fx.Node | None] = dict.fromkeys(filter(is_float, of_edges))
-        self.stored |= {n: None for n in nodes if self._is_sum(n) and 0 not in self._dims(n)}
+        self.stored |= {n: None for n in nodes if self._is_sum(n) and 0 not in dims_of(n)}
         self._store_narrow_values(nodes)
         # Sums of which factors are taken out: the index at whose nodes, and how many these are;
         # and sums without these factors.
-        self._apart: dict[fx.Node, tuple[fx.Node, Any]] = {}
+        self._apart: dict[fx.Node, tuple[fx.Node, Size]] = {}
         self._sums: dict[tuple[fx.Node, str, str], fx.Node] = {}
         if factors:
             self._take_factors_out(nodes)
@@ -310,17 +313,11 @@ class _Finder:
         """Whether it adds up values of edges, over the last features or over all edges."""
         if node.op != "call_function" or node.target not in SUMS or not is_float(node):
             return False
-        values: Any = node.args[0]
+        values = first(node)
         if not is_float(values) or self._of_all(values) is None:
             return False
-        dims, rank = self._dims(node), len(shape_of(values))
+        dims, rank = dims_of(node), len(shape_of(values))
         return 0 in dims or (bool(dims) and dims == list(range(rank - len(dims), rank)))
-
-    def _dims(self, node: fx.Node) -> list[int]:
-        values: Any = node.args[0]
-        rank = len(shape_of(values))
-        given: Any = node.args[1] if len(node.args) > 1 else None
-        return sorted(d % rank for d in (given or range(rank)))
 
     def _store_narrow_values(self, nodes: list[fx.Node]) -> None:
         """Values with much to compute that something wider reads, or several others; and what is
@@ -349,34 +346,26 @@ class _Finder:
 
     def _merge_sums(self) -> None:
         """Make one reduction of the sum of two at the same index."""
-        for node in list(self.graph.nodes):
-            if node.op != "call_function" or node.target != aten.add.Tensor or len(node.args) < 2:
+        for node in self.graph.find_nodes(op="call_function", target=aten.add.Tensor):
+            x, y, *_ = node.args
+            if node.kwargs.get("alpha", 1) != 1 or x is y:
                 continue
-            if node.kwargs.get("alpha", 1) != 1 or not all(
-                isinstance(a, fx.Node) for a in node.args
-            ):
+            if any(not isinstance(z, fx.Node) or len(z.users) > 1 for z in (x, y)):
                 continue
-            pair = [reduction_of(a) for a in node.args]
-            if None in pair or any(len(a.users) > 1 for a in node.args):
+            a, b = reduction_of(x), reduction_of(y)
+            if a is None or b is None or a.base is not None or b.base is not None:
                 continue
-            a, b = pair
-            assert a is not None and b is not None
-            fits = all(map(same, shape_of(a.values), shape_of(b.values))) and len(
-                shape_of(a.values)
-            ) == len(shape_of(b.values))
-            if a.index is not b.index or {a.reduce, b.reduce} != {"sum"} or not fits:
-                continue
-            if a.base is not None or b.base is not None or node.args[0] is node.args[1]:
+            sizes = shape_of(a.values), shape_of(b.values)
+            alike = len(sizes[0]) == len(sizes[1]) and all(map(same, *sizes))
+            if a.index is not b.index or not a.reduce == b.reduce == "sum" or not alike:
                 continue
             with self.graph.inserting_before(node):
-                total = self._call(
-                    aten.add.Tensor, (a.values, b.values), a.values.meta["val"], node
-                )
+                args = a.values, b.values
+                total = self._call(aten.add.Tensor, args, a.values.meta["val"], node)
                 last = max(node.args, key=list(self.graph.nodes).index)
-                where = [x for x in last.args if isinstance(x, fx.Node)][0]
-                merged = self._call(
-                    aten.index_add.default, (where, 0, a.index, total), node.meta["val"], node
-                )
+                where = [z for z in last.args if isinstance(z, fx.Node)][0]
+                args = where, 0, a.index, total
+                merged = self._call(aten.index_add.default, args, node.meta["val"], node)
             node.replace_all_uses_with(merged)
             self.graph.eliminate_dead_code()
 
@@ -402,7 +391,7 @@ class _Finder:
         reduction = self.reductions.get(node)
         if reduction is not None and reduction.reduce == "sum":
             return reduction.values, {reduction.index: shape_of(node)[0]}
-        over_edges = self._is_sum(node) and 0 in self._dims(node)
+        over_edges = self._is_sum(node) and 0 in dims_of(node)
         return (node.args[0], self._counts) if over_edges else (None, {})
 
     # -- regions ----------------------------------------------------------------------------------
@@ -423,7 +412,13 @@ class _Finder:
         node.replace_all_uses_with(out)
 
     def _reduced(
-        self, node: fx.Node, values: fx.Node, rows: fx.Node, reduce: str, count: Any, shape: Any
+        self,
+        node: fx.Node,
+        values: fx.Node,
+        rows: fx.Node,
+        reduce: str,
+        count: Size,
+        shape: tuple[Size, ...],
     ) -> fx.Node | None:
         made = self._made(node, values, rows, reduce, count=count)
         return None if made is None else self._region(node, *made, shape, count)
@@ -434,7 +429,7 @@ class _Finder:
             return None
         rows, count = self._apart[node]
 
-        def call(target: Any, args: Any, shape: Any) -> fx.Node:
+        def call(target: Any, args: Any, shape: tuple[Size, ...]) -> fx.Node:
             return self._call(target, args, node.meta["val"].new_empty(shape), node)
 
         found = split(values, rows, count)
@@ -452,8 +447,8 @@ class _Finder:
     def _of_edges(self, node: fx.Node, given: bool = False) -> None:
         """A value for each edge, in the order of rows, or the given one."""
         is_sum = node.target in SUMS
-        values: Any = node.args[0] if is_sum else node
-        summed = len(self._dims(node)) if is_sum else 0
+        values = first(node) if is_sum else node
+        summed = len(dims_of(node)) if is_sum else 0
         vectors = self._vectors(values)
         if not vectors:
             return  # torch computes it
@@ -474,7 +469,7 @@ class _Finder:
 
     def _over_all_edges(self, node: fx.Node) -> None:
         """Sums over edges: at nodes first, and then over these."""
-        values: Any = node.args[0]
+        values = first(node)
         vectors = self._vectors(values)
         if not vectors or values.op == "placeholder":
             return
@@ -495,7 +490,7 @@ class _Finder:
         """The indices by which an expression of edges gathers, or what it reads is sorted."""
         expression = Expression(None, self.stored)
         try:
-            expression.of(values, _axes(values), root=True)
+            expression.of(values, axes_of(values), root=True)
         except Stored:
             return []
         return expression.others or expression.orders
@@ -518,7 +513,7 @@ class _Finder:
         """Of indices one to sort edges by, at which something is reduced."""
         return next((v for v in self.rows if v in vectors), vectors[0])
 
-    def _rows_of(self, rows: fx.Node, program: Program, tensors: list[fx.Node]) -> Any:
+    def _rows_of(self, rows: fx.Node, program: Program, tensors: list[fx.Node]) -> Size | None:
         """How many nodes there are by the index of rows."""
         for tensor, operand in zip(tensors, program.operands, strict=True):
             if operand.at == "row":
@@ -527,13 +522,13 @@ class _Finder:
 
     def _made(
         self, node: fx.Node, values: fx.Node, rows: fx.Node, reduce: str | None, summed: int = 0,
-        count: Any = None,
+        count: Size | None = None,
     ) -> tuple[Program, list[fx.Node], list[fx.Node]] | None:  # fmt: skip
         """The program of a region, what it reads, and indices; None where it cannot be one.
 
         count : of the nodes that `rows` names, where that is known
         """
-        expression, axes = Expression(rows, self.stored, count), _axes(values)
+        expression, axes = Expression(rows, self.stored, count), axes_of(values)
         try:
             text = expression.of(values, axes, root=values is node)
         except Stored as why:
@@ -545,12 +540,9 @@ class _Finder:
         sizes = [s for s, a in zip(shape_of(values)[1:], axes, strict=True) if a is not None]
         loops = len(sizes)
         read = {a for operand in made.operands for a in operand.axes}
-        kept: list[int | None] = axes[: len(axes) - summed] if summed else axes
-        lost = sum(a is not None for a in axes[len(axes) - summed :]) if summed else 0
+        kept, lost = kept_axes(axes, summed, 0 if reduce else len(shape_of(node)))
         if any(a not in read for a in range(loops - lost, loops)):
             return None
-        if reduce is None:
-            kept = kept + [None] * (len(shape_of(node)) - 1 - len(kept))
         last = sizes[-1] if sizes else 1
         short = isinstance(last, int) and last < SHORT
         whole = short or isinstance(last, int) and last % LANES == 0
@@ -566,7 +558,7 @@ class _Finder:
 
     def _region(
         self, node: fx.Node, program: Program, tensors: list[fx.Node], indices: list[fx.Node],
-        shape: Any, m: Any, given: bool = False,
+        shape: tuple[Size, ...], m: Size, given: bool = False,
     ) -> fx.Node:  # fmt: skip
         value = node.meta["val"]
         sizes = [self._size(s, node) for s in shape]
@@ -582,7 +574,7 @@ class _Finder:
         new.meta["val"] = value
         return new
 
-    def _size(self, size: Any, at: fx.Node) -> Any:
+    def _size(self, size: Size, at: fx.Node) -> fx.Node | int:
         """A size as an argument: a number, or a node before `at` that has it."""
         if isinstance(size, int):
             return size
@@ -600,16 +592,6 @@ class _Finder:
                 if str(other) == str(size):
                     return self._call(aten.sym_size.int, (node, dim), size, at)
         raise RuntimeError(f"no node of the graph has the size {size}")
-
-
-def _axes(values: fx.Node) -> list[int | None]:
-    """The loops of the dimensions after the first, None for those of size 1."""
-    found: list[int | None] = []
-    loops = 0
-    for size in shape_of(values)[1:]:
-        found.append(None if is_one(size) else loops)
-        loops += not is_one(size)
-    return found
 
 
 def _readers(node: fx.Node) -> Iterator[fx.Node]:

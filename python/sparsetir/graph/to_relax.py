@@ -6,14 +6,14 @@ memory, sizes, and the order in which they run.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import sympy
 import torch
 from torch import fx
 from torch.fx.node import map_arg
-from tvm import relax, tirx
+from tvm import IRModule, relax, tirx
 
 from sparsetir.graph import edges
 from sparsetir.graph.dense import pointwise
@@ -23,12 +23,17 @@ from sparsetir.graph.expressions import (
     POINTWISE,
     SAME,
     VIEWS,
+    Size,
     Stored,
     aten,
+    axes_of,
+    dims_of,
     dtype_of,
+    first,
     gather_of,
     is_float,
     is_one,
+    kept_axes,
     shape_of,
 )
 from sparsetir.graph.operator import PROGRAMS, region, restored
@@ -45,7 +50,11 @@ from sparsetir.sparse_ir.nodes import sparse_iterations
 from sparsetir.sparse_ir.schedule import Schedule
 from sparsetir.sparse_ir.script.parser import from_source
 
-REDUCED = {**dict.fromkeys(SUMS, "sum"), aten.amax.default: "max", aten.amin.default: "min"}
+REDUCED: dict[object, str] = {
+    **dict.fromkeys(SUMS, "sum"),
+    aten.amax.default: "max",
+    aten.amin.default: "min",
+}
 COMPUTED = POINTWISE | {aten.clamp.default}
 NAMES = {
     "eq": "equal", "ne": "not_equal", "gt": "greater", "ge": "greater_equal", "lt": "less",
@@ -61,7 +70,7 @@ class Translation:
         self._graph: fx.Graph = exported.graph_module.graph
         self._target = target
         self._builder = relax.BlockBuilder()
-        self._functions: dict[str, Any] = {}
+        self._functions: dict[str, tirx.PrimFunc] = {}
         self._names: dict[str, str] = {}  # by text
         self._sizes: dict[str, Any] = {}
         self._values: dict[Any, Any] = {}
@@ -71,7 +80,7 @@ class Translation:
         self._read_constants(exported)
         self._shared = {n for n in self._graph.nodes if is_float(n) and self._is_stored(n)}
 
-    def module(self) -> Any:
+    def module(self) -> IRModule:
         """An IRModule whose function `main` is the graph."""
         places = [
             n for n in self._graph.nodes if n.op == "placeholder" and n not in self._constants
@@ -116,7 +125,7 @@ class Translation:
 
     # -- sizes ------------------------------------------------------------------------------------
 
-    def _name_of_size(self, size: Any) -> None:
+    def _name_of_size(self, size: Size) -> None:
         if not isinstance(size, int) and str(size) not in self._sizes:
             self._sizes[str(size)] = tirx.Var(f"size{len(self._sizes)}", "int64")
 
@@ -148,13 +157,13 @@ class Translation:
 
     # -- values -----------------------------------------------------------------------------------
 
-    def _value(self, node: fx.Node) -> Any:
+    def _value(self, node: fx.Node) -> relax.Expr:
         """Of a node, in Relax."""
         if node not in self._values:
             self._values[node] = self._made(node)
         return self._values[node]
 
-    def _made(self, node: fx.Node) -> Any:
+    def _made(self, node: fx.Node) -> relax.Expr:
         if node in self._constants:
             return relax.const(self._constants[node].contiguous().numpy())
         target: Any = node.target
@@ -183,47 +192,36 @@ class Translation:
         through = [u for u in node.users if u not in readers]
         return len(readers) + sum(max(1, len(u.users)) for u in through) > 1
 
-    def _reduced(self, node: fx.Node) -> Any:
+    def _reduced(self, node: fx.Node) -> relax.Expr:
         """Along the last dimensions."""
-        target: Any = node.target
-        values: Any = node.args[0]
-        rank = len(shape_of(values))
-        given: Any = node.args[1] if len(node.args) > 1 and node.args[1] else range(rank)
-        dims = sorted(d % rank for d in given)
+        values = first(node)
+        rank, dims = len(shape_of(values)), dims_of(node)
         if 0 in dims or dims != list(range(rank - len(dims), rank)):
             raise LoweringError(
                 f"{WHO}: operator {node.target} over the dimensions {dims} of {rank} is not "
                 "supported; it is over the last ones, but for the first"
             )
-        return self._dense(node, values, REDUCED[target], len(dims))
+        return self._dense(node, values, REDUCED[node.target], len(dims))
 
     def _dense(
         self, node: fx.Node, values: fx.Node, reduce: str | None = None, dims: int = 0
     ) -> Any:
-        shape = shape_of(values)
-        axes: list[int | None] = []
-        sizes: list[int | None] = []
-        for size in shape[1:]:
-            axes.append(None if is_one(size) else len(sizes))
-            if not is_one(size):
-                sizes.append(size if isinstance(size, int) else None)
-        kept, lost = axes[: len(axes) - dims], axes[len(axes) - dims :]
-        result = kept + [None] * (len(shape_of(node)) - 1 - len(kept))
-        summed = sum(a is not None for a in lost)
+        shape, axes = shape_of(values), axes_of(values)
+        loops = [s for s in shape[1:] if not is_one(s)]
+        kept, summed = kept_axes(axes, dims, len(shape_of(node)))
         try:
-            made = pointwise(values, axes, sizes, self._shared - {node}, result, reduce, summed)
+            text, read = pointwise(values, axes, loops, self._shared - {node}, kept, reduce, summed)
         except Stored as why:
             raise LoweringError(
                 f"{WHO}: operator {node.target} reads {why.args[0]}, which is not of float32"
             ) from None
-        if node in made.tensors:
+        if node in read:
             raise LoweringError(f"{WHO}: operator {node.target} is not supported")
-        loops = [s for s in shape[1:] if not is_one(s)]
         named = {"m": self._size(shape[0])} | {f"d{n}": self._size(s) for n, s in enumerate(loops)}
-        arrays = {f"x{n}": self._operand(x) for n, x in enumerate(made.tensors)}
-        return self._call(made.text, arrays, named, self._type(node))
+        arrays = {f"x{n}": self._operand(x) for n, x in enumerate(read)}
+        return self._call(text, arrays, named, self._type(node))
 
-    def _operand(self, node: fx.Node) -> Any:
+    def _operand(self, node: fx.Node) -> relax.Expr:
         """What a program reads: an array of float32, which has a dimension."""
         value = self._value(node)
         if dtype_of(node) != torch.float32:
@@ -232,7 +230,7 @@ class Translation:
             value = self._builder.emit(relax.op.reshape(value, [1]))
         return value
 
-    def _product(self, node: fx.Node) -> Any:
+    def _product(self, node: fx.Node) -> relax.Expr:
         args: Any = node.args
         *bias, x, y = args
         inner, outer = shape_of(y)
@@ -263,12 +261,8 @@ class Translation:
                 by = None if operand.number == GIVEN else indices[operand.number]
                 arrays[f"place{n}"] = places if by is None else self._between(by, places)
         sizes = [self._size(s) for s in shape]
-        for operand, tensor in zip(program.operands, operands, strict=True):
-            behind_first = shape_of(tensor)[operand.at != "all" :]
-            named |= self._loops(behind_first, operand.axes)
-            if operand.at == "other":
-                named[f"n{operand.number}"] = self._size(shape_of(tensor)[0])
-        named |= self._loops(shape[1:], program.result)
+        known = program.sizes(list(map(shape_of, operands)), shape)
+        named |= {name: self._size(size) for name, size in known.items()}
         for n, index in enumerate(others):
             arrays[f"index{n}"] = self._arranged(index, rows, places, named[f"n{n}"])
         of = relax.TensorType(sizes, "float32")
@@ -280,10 +274,7 @@ class Translation:
             found = self._restored(found, sizes, rows)
         return found
 
-    def _loops(self, sizes: Sequence[Any], axes: Sequence[int | None]) -> dict[str, Any]:
-        return {f"d{a}": self._size(s) for s, a in zip(sizes, axes, strict=True) if a is not None}
-
-    def _order(self, rows: fx.Node, m: Any) -> tuple[Any, Any]:
+    def _order(self, rows: fx.Node, m: Any) -> tuple[relax.Expr, relax.Expr]:
         """Where the edges of each of m nodes begin, and their places, sorted by an index."""
         index, key = self._index(rows), ("starts", rows, str(m))
         if key not in self._values:
@@ -295,7 +286,7 @@ class Translation:
             self._values["order", rows] = self._call_given("sort_edges", [index, starts], of)
         return starts, self._values["order", rows]
 
-    def _arranged(self, index: fx.Node, rows: fx.Node, places: Any, size: Any) -> Any:
+    def _arranged(self, index: fx.Node, rows: fx.Node, places: relax.Expr, size: Any) -> relax.Expr:
         """Another index, of so many nodes, in the order by that of the rows."""
         key = "arranged", index, rows, str(size)
         if key not in self._values:
@@ -305,24 +296,26 @@ class Translation:
             self._values[key] = self._call_given("arranged", [found, places], of)
         return self._values[key]
 
-    def _index(self, index: fx.Node) -> Any:
+    def _index(self, index: fx.Node) -> relax.Expr:
         """A vector of nodes in int64."""
         found = self._value(index)
         wide = dtype_of(index) == torch.int64
         return found if wide else self._builder.emit(relax.op.astype(found, "int64"))
 
-    def _between(self, by: fx.Node, places: Any) -> Any:
+    def _between(self, by: fx.Node, places: relax.Expr) -> relax.Expr:
         """Where edges in one order are in that by another index."""
         of = relax.TensorType(self._shape(by), "int32")
         other = self._values["order", by]
         room = self._builder.emit(relax.op.zeros_like(other))
         return self._call_given("places_between", [other, places, room], of)
 
-    def _restored(self, values: Any, shape: list[Any], rows: fx.Node) -> Any:
+    def _restored(self, values: relax.Expr, shape: list[Any], rows: fx.Node) -> relax.Expr:
         """Values of edges in the order in which they were given."""
         return self._flat("restored", values, shape, self._values["order", rows])
 
-    def _flat(self, name: str, values: Any, shape: list[Any], other: Any) -> Any:
+    def _flat(
+        self, name: str, values: relax.Expr, shape: list[Any], other: relax.Expr
+    ) -> relax.Expr:
         """A call of a function of values with one dimension of features."""
         width: Any = tirx.IntImm("int64", 1)
         for size in shape[1:]:
@@ -335,9 +328,9 @@ class Translation:
     # -- calls ------------------------------------------------------------------------------------
 
     def _call(
-        self, text: str, arrays: dict[str, Any], sizes: dict[str, Any], result: Any,
-        schedule: Any = None,
-    ) -> Any:  # fmt: skip
+        self, text: str, arrays: dict[str, relax.Expr], sizes: dict[str, Any], result: Any,
+        schedule: Callable[[Schedule], None] | None = None,
+    ) -> relax.Expr:  # fmt: skip
         """A call of the kernel of a program, which is compiled once."""
         name = self._names.get(text)
         if name is None:
@@ -355,8 +348,8 @@ class Translation:
         return self._call_given(name, given, result, [sizes[n] for n in names if n in sizes])
 
     def _call_given(
-        self, name: str, arrays: list[Any], result: Any, sizes: Sequence[Any] = ()
-    ) -> Any:
+        self, name: str, arrays: Sequence[relax.Expr], result: Any, sizes: Sequence[Any] = ()
+    ) -> relax.Expr:
         """A call of a function by its name, which takes arrays, sizes, and what it writes to."""
         if name not in self._functions:
             func = getattr(edges, name)
@@ -367,7 +360,7 @@ class Translation:
 
     # -- integers, masks and shapes ---------------------------------------------------------------
 
-    def _other(self, node: fx.Node) -> Any:
+    def _other(self, node: fx.Node) -> relax.Expr | None:
         """An operator of integers, or one that only arranges; None of others."""
         target: Any = node.target
         args: Any = node.args
@@ -418,11 +411,11 @@ class Translation:
     def _dtype(self, node: fx.Node) -> str:
         return str(dtype_of(node)).removeprefix("torch.")
 
-    def _scalar(self, value: Any, like: fx.Node) -> Any:
+    def _scalar(self, value: fx.Node | float, like: fx.Node) -> relax.Expr:
         is_node = isinstance(value, fx.Node)
         return self._value(value) if is_node else relax.const(value, self._dtype(like))
 
-    def _masked(self, node: fx.Node) -> Any:
+    def _masked(self, node: fx.Node) -> relax.Expr | None:
         """Columns of an array of integers at which a mask holds."""
         args: Any = node.args
         value, (*rows, at) = args
@@ -448,7 +441,7 @@ class Translation:
         found = self._call_given(name, [found, mask], of)
         return found if rank > 1 else relax.op.reshape(found, shape)
 
-    def _put(self, node: fx.Node) -> Any:
+    def _put(self, node: fx.Node) -> relax.Expr | None:
         """Values in the place of others at some nodes."""
         args: Any = node.args
         base, index, values = args[0], args[1], args[2]
