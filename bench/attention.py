@@ -14,7 +14,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from bench.harness import through
-from bench.report import Form, Table, show_others
+from bench.report import Form, show_others, show_times
 from bench.ways import Comparison, Device, Makers, Way
 from sparsetir import masks, ops
 
@@ -146,5 +146,5 @@ def show(cells: list[dict[str, Any]], threads: int) -> None:
     where = "median us" if gpu else f"threads: {threads}; ms"
     for step, what in (("forward", "result"), ("backward", "result and gradients")):
         title = f"Attention, {what}: {where}, and times what sparsetir takes"
-        Table(("mask", "dtype", "blocks"), OURS, form).show(title, cells, step)
+        show_times(title, cells, step, ("mask", "dtype", "blocks"), OURS, form)
     show_others(cells, lambda c: c["mask"])

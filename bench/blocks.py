@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ import torch
 
 import sparsetir
 from bench.harness import through
-from bench.report import Form, Table, geomean, show_others, table
+from bench.report import Form, show_means, show_others, show_times
 from bench.ways import Comparison, Device, Way
 from sparsetir.formats import BSR, DBSR, SRBCRS, Format
 from sparsetir.planning.plan import requested as request
@@ -167,18 +168,13 @@ def show(cells: list[dict[str, Any]], threads: int) -> None:
     about["zeros"] = lambda c: f"{c['sparsity']:.0%}"
     where = "GPU" if gpu else f"threads: {threads}"
     title = f"Products with pruned weights, {where}; us ({form.of}), and times {DENSE}'s"
-    Table(about, DENSE, form).show(title, cells, "times")
-    rows = []
-    for kind, sparsity in dict.fromkeys((c["kind"], c["sparsity"]) for c in cells):
-        mine = [c["times"] for c in cells if (c["kind"], c["sparsity"]) == (kind, sparsity)]
-        for name in dict.fromkeys(n for times in mine for n in times if n.startswith("torch")):
-            ratios = [t[name][form.of] / best(t, form.of) for t in mine if name in t]
-            rows.append([kind, f"{sparsity:.0%}", name, f"{geomean(ratios):.2f}"])
-    table("Times of others over our best, geometric means", ["weight", "zeros", "", ""], rows)
+    show_times(title, cells, "times", about, DENSE, form)
+    best = []
+    for cell in cells:
+        times, own = cell["times"], {n for n in cell["times"] if n.startswith("sparsetir")}
+        if own:
+            others = {n: t for n, t in times.items() if n not in own}
+            least = min((times[n] for n in own), key=itemgetter("min"))
+            best.append({**cell, "times": {OURS: least, **others}})
+    show_means(best, "times", OURS, lambda c: f"{c['kind']}, {c['sparsity']:.0%} zeros, our best")
     show_others(cells, lambda c: f"{c['kind']}, {c['size']}")
-
-
-def best(times: dict[str, Any], of: str) -> float:
-    """Seconds of the fastest of ours."""
-    own = [t[of] for name, t in times.items() if name.startswith("sparsetir")]
-    return min(own, default=float("nan"))

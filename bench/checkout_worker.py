@@ -14,6 +14,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -54,10 +55,9 @@ def calls() -> dict[str, Calls]:
     b, out = np.ones((SIZE, FEAT), "float32"), np.empty((SIZE, FEAT), "float32")
     x, y = torch.ones(SIZE, FEAT), torch.empty(SIZE, FEAT)
     values = torch.from_numpy(a.data.copy())
-    rowptr, col = torch.from_numpy(a.indptr), torch.from_numpy(a.indices)
-    parts = rowptr, col
+    parts = torch.from_numpy(a.indptr), torch.from_numpy(a.indices)
     csr = torch.sparse_csr_tensor(*parts, values, a.shape)
-    operand = sparsetir.ops.Operand(rowptr, col, SIZE, SIZE, values)
+    operand = sparsetir.ops.Operand(*parts, SIZE, SIZE, values)
     rows = np.repeat(np.arange(SIZE), np.diff(a.indptr))
     edges = torch.from_numpy(np.stack([a.indices, rows]).astype("int64"))
     matrix = sparsetir.SparseMatrix(a)
@@ -70,7 +70,7 @@ def calls() -> dict[str, Calls]:
         prepared[f"kernel, {name}"] = lambda args=args: run.kernel._run(*args)
     spmm = sparsetir.ops.spmm
     leaf, weights = x.clone().requires_grad_(), values.clone().requires_grad_()
-    grad = torch.ones_like(x)
+    grad, no_op = torch.ones_like(x), partial(_NoOp.apply, *parts, weights, leaf)
     library = torch.library.Library("sparsetir_bench", "DEF")
     library.define("nothing(Tensor r, Tensor c, Tensor? v, Tensor b, str reduce) -> Tensor")
     library.impl("nothing", lambda r, c, v, b, reduce: b, "CompositeExplicitAutograd")
@@ -83,12 +83,8 @@ def calls() -> dict[str, Calls]:
             "new tensor, torch": lambda: x.new_empty(SIZE, FEAT),
             "torch.library operator that does nothing": lambda: nothing(*parts, values, x, "sum"),
             "torch CSR @ dense": lambda: csr @ x,
-            "autograd.Function that does nothing, forward": lambda: _NoOp.apply(
-                *parts, weights, leaf
-            ),
-            "autograd.Function that does nothing, pair": lambda: _NoOp.apply(
-                *parts, weights, leaf
-            ).backward(grad),
+            "autograd.Function that does nothing, forward": no_op,
+            "autograd.Function that does nothing, pair": lambda: no_op().backward(grad),
         },
         "calls": {
             "plan, NumPy": lambda: run(b),

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,15 +25,10 @@ AT_POINTS = (
 DOWN, UP = (32, 32, 64, 128), ((96, 96), (128, 96), (256, 128), (256, 256))
 
 
-@dataclass(frozen=True)
-class Layer:
-    """One of the net, and what it is given.
-
-    level : 0 for that of all points
-    """
+class Layer(NamedTuple):
+    """One of the net, and what it is given."""
 
     name: str
-    level: int
     made: SparseConv3d | SparseConvTranspose3d
     points: SparsePoints
 
@@ -65,12 +59,7 @@ def scene(seed: int = 0, beams: int = BEAMS, turns: int = TURNS) -> np.ndarray:
             reach = np.where((first > 0) & (first < last), np.minimum(reach, first), reach)
     seen = reach < far
     reach = reach[seen] + rng.normal(0, 0.01, int(seen.sum()))
-    return voxels(ways[seen] * reach[:, None], VOXEL)
-
-
-def voxels(points: np.ndarray, size: float) -> np.ndarray:
-    """(n, 3) cells that have points (.., 3 or more numbers) in them, in order."""
-    cells = np.floor(points[:, :3] / size).astype(np.int64)
+    cells = np.floor(ways[seen] * reach[:, None] / VOXEL).astype(np.int64)
     return np.unique(cells - cells.min(0), axis=0)
 
 
@@ -86,14 +75,14 @@ def layers(places: np.ndarray, dtype: torch.dtype, seed: int = 0) -> Iterator[La
     for level, sizes in enumerate(AT_POINTS):
         for size in sizes:
             made: Any = SparseConv3d(*size, 3, bias=False).to(dtype)
-            yield Layer(f"3, level {level}", level, made, features(x, size[0]))
+            yield Layer(f"3, level {level}", made, features(x, size[0]))
         if level == len(DOWN):
             return
         channels = DOWN[level]
         made = SparseConv3d(channels, channels, 2, stride=2, bias=False).to(dtype)
         given = features(x, channels)
-        yield Layer(f"2 down, level {level}", level, made, given)
+        yield Layer(f"2 down, level {level}", made, given)
         with torch.no_grad():
             x = made(given)
         made = SparseConvTranspose3d(*UP[level], 2, stride=2, bias=False).to(dtype)
-        yield Layer(f"2 up, level {level}", level, made, features(x, UP[level][0]))
+        yield Layer(f"2 up, level {level}", made, features(x, UP[level][0]))

@@ -7,12 +7,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import sparsetir
 from bench.harness import finish
 from bench.report import table
-from bench.timing import interleaved, progress, shortest
+from bench.timing import in_turns, interleaved, progress
 from sparsetir.runtime.targets import host_target
 from sparsetir.schedules.operators import edge_attention, spmm
 from sparsetir.schedules.operators.edge_attention import EdgeAttention
@@ -25,7 +26,7 @@ def run(args: argparse.Namespace) -> None:
     """The command."""
     seconds = 0.05 if args.quick else 3.0
     results = {
-        "import": imports(0 if args.quick else 9),
+        "import": imports(1 if args.quick else 9),
         "spmm": stages(spmm.program(Spmm()), seconds),
         "attention": {} if args.quick else stages(edge_attention.program(EdgeAttention()), seconds),
     }
@@ -38,18 +39,16 @@ def run(args: argparse.Namespace) -> None:
     finish(args, "compile", results)
 
 
-def imports(repetitions: int) -> dict[str, dict[str, float]]:
-    """Seconds of an import in a fresh process; without repetitions, of the first one."""
-    found: dict[str, list[float]] = {"tvm": [], "sparsetir": []}
+def imports(rounds: int) -> dict[str, dict[str, float]]:
+    """Seconds of an import in a fresh process, after one that fills the file cache."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    for turn in range(repetitions + 1):
-        progress(f"import, round {turn} of {repetitions}")
-        for name, times in found.items():
-            command = [sys.executable, "-c", IMPORT.format(name)]
-            out = subprocess.run(command, env=env, check=True, capture_output=True, text=True)
-            if turn or not repetitions:  # the first round fills the file cache
-                times.append(float(out.stdout))
-    return {n: shortest(t) for n, t in found.items()}
+
+    def step(name: str) -> float:
+        progress(f"import {name}")
+        command = [sys.executable, "-c", IMPORT.format(name)]
+        return float(subprocess.run(command, env=env, check=True, stdout=subprocess.PIPE).stdout)
+
+    return in_turns({n: partial(step, n) for n in ("tvm", "sparsetir")}, 0, rounds, warm_up=1)
 
 
 def stages(first: Any, seconds: float) -> dict[str, dict[str, float]]:

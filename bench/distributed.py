@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterable
 from itertools import product
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import numpy as np
 
 from bench.distributed_model import NETWORKS, Local, Network, Share, epoch, expected_share
 from bench.harness import finish, where
-from bench.report import table, write
+from bench.report import Form, show_times, table, write
 from bench.timing import progress
 from sparsetir.data.graphs import graph_name
 from sparsetir.tuning.process import THREADS
@@ -193,30 +194,31 @@ def large(cells: list[dict[str, Any]]) -> dict[str, Any] | None:
 
 def show(results: dict[str, Any], cores: int) -> None:
     """Tables of epochs, of their steps, and of the model."""
-    rows, splits, checks = [], [], []
+    runs, checks, about = [], [], ("graph", "processes")
     for cell in results["cells"]:
         name = f"{cell['model']}, {cell['graph']}"
         for size, found in cell["runs"].items():
-            row = [name, size, *(f"{1e3 * found['epoch'][k]:.1f}" for k in ("min", "median"))]
-            row.append(f"{found['bytes needed'] / 1e6:.2f}")
-            row += [f"{found[k]:.3f}" if k in found else "-" for k in RATIOS]
-            row.append(f"{max(found['memory']) / 2**20:.1f}")
-            rows.append([*row, f"{cell['difference']:.1e}", f"{cell['rounding']:.1e}"])
-            splits.append([name, size, *(f"{1e3 * t:.2f}" for t in found["split"].values())])
+            runs.append({**cell, **found, "graph": name, "processes": size})
         for size, said in cell.get("model of time", {}).get("check", {}).items():
-            checks.append([name, size, *(f"{1e3 * said[k]:.1f}" for k in ("model", "measured"))])
-    head = ["", "processes", "ms", "median", "MB", "sent", "came", "memory", "MiB"]
+            times = {k: said[k] for k in ("model", "measured")}
+            checks.append({"graph": name, "processes": size, "times": times})
+    columns: dict[str, Any] = {k: itemgetter(k) for k in about}
+    columns["MB"] = lambda run: f"{run['bytes needed'] / 1e6:.2f}"
+    for name, ratio in zip(("sent", "came", "memory"), RATIOS, strict=True):
+        columns[name] = lambda run, k=ratio: f"{run[k]:.3f}" if k in run else "-"
+    columns["MiB"] = lambda run: f"{max(run['memory']) / 2**20:.1f}"
+    columns["losses differ"] = lambda run: f"{run['difference']:.1e}"
+    columns["by order"] = lambda run: f"{run['rounding']:.1e}"
     title = (
         f"Epochs on this machine of {cores} cores, a thread for each process; MB that other "
         "processes' rows need, what was sent and came over that; memory over share and halo; "
-        "losses by processes and by the order of nodes"
+        "losses by processes and by the order of nodes; ms"
     )
-    table(title, [*head, "losses differ", "by order"], rows)
-    head = ["", "processes", *next(iter(results["cells"][0]["runs"].values()))["split"]]
-    table("An epoch, in ms by torch's profiler; the slowest process of each step", head, splits)
-    if checks:
-        head = ["", "processes", "model, ms", "measured"]
-        table("The model beside what was measured here", head, checks)
+    show_times(title, runs, "epoch", columns, "", Form(digits=1))
+    split = "An epoch, in ms by torch's profiler; the slowest process of each step"
+    show_times(split, runs, "split", about, "")
+    said = "The model beside what was measured here, ms"
+    show_times(said, checks, "times", about, "measured", Form(digits=1))
     if found := results["large"]:
         rows = [[1, f"{found['one']:.2f}", ""]]
         for n in MACHINES:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from bench.harness import through
-from bench.report import Table, show_others
+from bench.report import show_others, show_times
 from bench.tasks import EXAMPLES, Example
 from bench.timing import clock_of
 from bench.training import INDUCTOR, OFF, OURS, PYG, Trained, begun, epoch_times
@@ -106,7 +106,7 @@ def show(cells: list[dict[str, Any]]) -> None:
 
     about = {"model": lambda c: c["model"], "score, PyG": lambda c: score(c, PYG)}
     about["score, ours"] = lambda c: score(c, OURS)
-    Table(about, OURS).show("models", cells, "epoch")
+    show_times("models", cells, "epoch", about, OURS)
     show_others(cells, lambda c: c["model"])
     for c in cells:
         for line in c["left"]:

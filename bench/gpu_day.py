@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> None:
         left = args.minutes * 60 - (time.monotonic() - begun)
         progress(f"{number + 1} of {len(found)}: {step.name}, {left / 60:.0f} minutes left")
         limit = min(left, step.share * args.minutes * 60)
-        cells.append(outcome(step, limit) if limit > 1 else skipped(step))
+        cells.append(outcome(step, limit))
         write(args.out, "gpu_day", facts, {"target": args.target, "steps": cells})
     progress("")
     rows = [
@@ -91,14 +91,11 @@ def run(args: argparse.Namespace) -> None:
         raise SystemExit(1)
 
 
-def skipped(step: Step) -> dict[str, Any]:
-    """Of a step for which no time was left."""
-    return {"step": step.name, "command": list(step.command), "state": "no time", "seconds": 0.0}
-
-
 def outcome(step: Step, limit: float, variables: Mapping[str, str] | None = None) -> dict[str, Any]:
     """What became of a step that may take so many seconds, with some environment variables."""
-    begun = time.monotonic()
+    begun, found = time.monotonic(), {"step": step.name, "command": list(step.command)}
+    if limit < 1:
+        return {**found, "state": "no time", "seconds": 0.0, "printed": "no time"}
     piped: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     piped |= {"text": True, "errors": "replace", "start_new_session": True}
     piped["env"] = {**os.environ, **(variables or {})}
@@ -110,6 +107,5 @@ def outcome(step: Step, limit: float, variables: Mapping[str, str] | None = None
             os.killpg(process.pid, signal.SIGKILL)
             text, _ = process.communicate()
             state = "ended"
-    found = {"step": step.name, "command": list(step.command), "state": state, "limit": limit}
-    taken = time.monotonic() - begun
-    return {**found, "code": process.returncode, "seconds": taken, "printed": text[-TAIL:]}
+    found |= {"state": state, "limit": limit, "code": process.returncode}
+    return {**found, "seconds": time.monotonic() - begun, "printed": text[-TAIL:]}

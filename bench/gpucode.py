@@ -70,14 +70,6 @@ GROUPS: dict[str, dict[str, Any]] = {
 
 # Of enumerate-and-sparse-coarsen, table 2: UFi-UFk-WarpTile-ThreadBlockSize by features.
 PANELS = {32: (4, 7, 1, 32), 64: (3, 7, 2, 32), 128: (3, 8, 2, 64)}
-WAYS: dict[str, dict[str, Any]] = {
-    "": {},
-    " atomics": {"atomics": True},
-    " compact": {"compact": True},
-    " compact, atomics": {"compact": True, "atomics": True},
-}
-
-
 HALVES = ("float16", "bfloat16")
 Cases = dict[str, tuple[Any, Any]]
 
@@ -124,10 +116,12 @@ def panels() -> Cases:
         how = {"threads": block, "coarsen": warp_tile, "atomics": True}
         config = PanelThreads(rows, unroll, feat=feat, **how)
         found[f"spmm panels {rows}-{unroll}-{warp_tile}-{block} {feat}"] = Spmm(), config
-    ways = [(rows, way, fields) for rows in (4, 6) for way, fields in WAYS.items()]
-    for rows, way, fields in [*ways, (8, " compact", WAYS[" compact"])]:
-        config = PanelThreads.for_features(128, rows=rows, **fields)
-        found[f"spmm panels of {rows} 128{way}"] = (Spmm(), config)
+    for rows, compact, atomics in product((4, 6), (False, True), (False, True)):
+        config = PanelThreads.for_features(128, rows=rows, compact=compact, atomics=atomics)
+        how = " compact" * compact + " atomics" * atomics
+        found[f"spmm panels of {rows} 128{how}"] = (Spmm(), config)
+    config = PanelThreads.for_features(128, rows=8, compact=True)
+    found["spmm panels of 8 128 compact"] = (Spmm(), config)
     for dtype in HALVES:
         config = PanelThreads.for_features(128, dtype)
         found[f"spmm panels of 4 128 {dtype}"] = (Spmm(dtype), config)

@@ -24,7 +24,7 @@ from bench import memory
 from bench.harness import in_a_process, through
 from bench.messages import Distance, Gate, Own, Raw
 from bench.problems import matrix_of
-from bench.report import Form, Table, show_means, show_others
+from bench.report import Form, show_means, show_others, show_times
 from bench.timing import clock_of, interleaved
 from bench.training import (
     ACCELERATE,
@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> None:
         for graph, layer in product(graphs, layers)
     ]
     if args.exported:
-        show_calls = lambda cells: Table(ABOUT, EXPORTED).show("calls", cells, "call")  # noqa: E731
+        show_calls = lambda cells: show_times("calls", cells, "call", ABOUT, EXPORTED)  # noqa: E731
         return through(args, "graph-exported", todo, show_calls, clock=clock)
     through(args, "graph", todo, show, clock=clock)
 
@@ -167,10 +167,8 @@ def _peak(way: str, layer: str, name: str, threads: int) -> dict[str, int]:
     torch.set_num_threads(threads)
     given, y = inputs(*edges_of(name), layer)
     epoch = begun([way], lambda way: trained(way, layer, given, y), {})[way].epoch
-    memory.begin_peak()
     before = memory.held()
-    epoch()
-    return {"bytes": memory.peak() - before}
+    return {"bytes": memory.peak(epoch) - before}
 
 
 def trained(way: str, layer: str, given: Any, y: Any) -> Trained:
@@ -190,7 +188,7 @@ def trained(way: str, layer: str, given: Any, y: Any) -> Trained:
 
 def show(cells: list[dict[str, Any]]) -> None:
     """Print tables of epochs and memory, the means, and who is missing or wrong."""
-    Table(ABOUT, OURS).show("epochs", cells, "epoch")
-    Table(ABOUT, OURS, MIB).show("memory of an epoch, MiB", cells, "memory")
+    show_times("epochs", cells, "epoch", ABOUT, OURS)
+    show_times("memory of an epoch, MiB", cells, "memory", ABOUT, OURS, MIB)
     show_means(cells, "epoch", OURS)
     show_others(cells, lambda c: f"{c['graph']}, {c['layer']}")

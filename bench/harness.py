@@ -88,10 +88,9 @@ def through(
     results : what the file holds beside them
     """
     about = where(args)
-    save = lambda cells: write(  # noqa: E731
-        args.out, command, about, {"cells": cells, **results}, quiet=True
+    cells = each(
+        todo, lambda so_far: write(args.out, command, about, {"cells": so_far, **results}, True)
     )
-    cells = each(todo, save)
     show(cells)
     finish(args, command, {"cells": cells, **results}, draw)
     refuse_bad(cells, ours)

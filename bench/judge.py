@@ -89,13 +89,12 @@ def _drift(old: dict[str, Any], new: dict[str, Any]) -> dict[int | str, float]:
 
 def show(verdict: dict[str, Any]) -> None:
     """What changed, the worst first."""
-    for kind in ("slower", "faster"):
-        rows = [
-            [name, f"{a * 1e3:.3f}", f"{b * 1e3:.3f}", f"x{change:.2f}", f"{noise:.0%}"]
-            for name, a, b, change, noise in sorted(verdict[kind], key=lambda r: -r[3])
-        ]
-        if rows:
-            table(kind, ["", "before (ms)", "after (ms)", "change", "noise"], rows)
+    rows = [
+        [kind, name, f"{a * 1e3:.3f}", f"{b * 1e3:.3f}", f"x{change:.2f}", f"{noise:.0%}"]
+        for kind in ("slower", "faster")
+        for name, a, b, change, noise in sorted(verdict[kind], key=lambda r: -r[3])
+    ]
+    table("What changed", ["", "", "before (ms)", "after (ms)", "change", "noise"], rows)
     for threads, drift in verdict["drift"].items():
         print(f"peers, {device(threads)}: x{drift:.2f}, by which changes are corrected")
     for kind in ("missing", "new"):
@@ -103,5 +102,5 @@ def show(verdict: dict[str, Any]) -> None:
             print(f"{kind}: {name}")
     for name, what, why in verdict["broken"]:
         print(f"{what}: {name}: {why}")
-    counts = [f"{len(verdict[k])} {k}" for k in ("slower", "faster", "same", "missing", "new")]
-    print(", ".join(counts))
+    kinds = ("slower", "faster", "same", "missing", "new")
+    print(", ".join(f"{len(verdict[kind])} {kind}" for kind in kinds))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 SELF = Path("/proc/self")
 
@@ -12,13 +14,10 @@ def held() -> int:
     return _counted("VmRSS")
 
 
-def begin_peak() -> None:
-    """From here on counts what `peak` gives."""
+def peak(call: Callable[[], Any]) -> int:
+    """The most bytes that it has in a call."""
     (SELF / "clear_refs").write_text("5")
-
-
-def peak() -> int:
-    """The most bytes that it had since `begin_peak`."""
+    call()
     return _counted("VmHWM")
 
 

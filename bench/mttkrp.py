@@ -20,7 +20,7 @@ import tvm_ffi
 
 import sparsetir
 from bench.harness import through
-from bench.report import ROOT, geomean, table
+from bench.report import ROOT, Form, show_means, show_times
 from bench.timing import in_turns, timed
 from sparsetir import Schedule
 from sparsetir.data.graphs import GraphError
@@ -30,7 +30,6 @@ from sparsetir.tuning.timing import turn
 COMPILER = ("g++", "-O3", "-march=native", "-std=c++17", "-shared", "-fPIC")
 SOURCE = Path(__file__).with_name("mttkrp.cpp")
 NESTS = ("c++ constant", "c++ variable", "c++ registers")
-HAND_WRITTEN = NESTS[:2]
 TURN = 0.003  # seconds, and at least three calls
 Calls = dict[str, Callable[[], Any]]
 
@@ -171,18 +170,8 @@ def _random() -> tuple[str, tuple[int, ...], Any]:
 
 
 def _show(cells: list[dict[str, Any]]) -> None:
-    names = list(cells[0]["seconds"])
-    rows, gains = [], []
-    for cell in cells:
-        seconds = cell["seconds"]
-        hand = [seconds[n] for n in HAND_WRITTEN if n in seconds]
-        gain = [min(hand) / seconds["tuned"]] if hand else []
-        gains += gain
-        label = f"{cell['tensor']} {cell['mode']} {cell['dtype']}"
-        times = [f"{seconds[n] * 1e6:.0f}" for n in names]
-        rows.append([label, *times, *(f"{g:.2f}" for g in gain)])
-    title = "MTTKRP with 32 columns in microseconds; the best plain loop nest over tuned"
-    table(title, ["tensor, mode, dtype", *names, *(["gain"] if gains else [])], rows)
-    if gains:
-        print(f"gain: geometric mean {geomean(gains):.2f}, least {min(gains):.2f}")
+    title = "MTTKRP with 32 columns in us, and times what the tuned one takes"
+    about = ("tensor", "mode", "dtype")
+    show_times(title, cells, "seconds", about, "tuned", Form(1e6, 0))
+    show_means(cells, "seconds", "tuned")
     print("TACO is no Python package and is not built here: its times are missing.")

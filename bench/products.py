@@ -14,7 +14,7 @@ import torch
 import sparsetir
 from bench.harness import check, through
 from bench.problems import problems
-from bench.report import Table
+from bench.report import show_times
 from bench.timing import clock_of, interleaved
 from sparsetir import SparseMatrix
 
@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> None:
             made = partial(pruned, shape, zeros, feat, seconds)
             todo.append((f"{shape[0]} x {shape[1]}, {zeros:.0%} zeros, {feat}", made))
     title, clock = f"products, {args.threads} threads: ms", clock_of(args.threads).__name__
-    show = lambda cells: Table(("problem", "feat"), OURS).show(title, cells, "seconds")  # noqa: E731
+    show = lambda cells: show_times(title, cells, "seconds", ("problem", "feat"), OURS)  # noqa: E731
     through(args, "products", todo, show, clock=clock)
 
 

@@ -8,9 +8,9 @@ import math
 import os
 import platform
 import re
+import statistics
 import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from importlib import metadata
 from operator import itemgetter
 from pathlib import Path
@@ -102,47 +102,45 @@ MS = Form()
 
 def beside(times: Mapping[str, Any], names: Sequence[str], base: str, form: Form = MS) -> list[str]:
     """Of a row: what ways take, and in brackets how many times as long as one of them."""
-    unit, digits, of = form
+    took = {n: seconds(t, form.of) for n, t in times.items()}
     texts = []
     for name in names:
-        if name not in times:
-            texts.append("-")
-            continue
-        ratio = f" ({times[name][of] / times[base][of]:.2f})" if base in times else ""
-        texts.append(f"{unit * times[name][of]:.{digits}f}{ratio}")
+        ratio = f" ({took[name] / took[base]:.2f})" if {name, base} <= took.keys() else ""
+        texts.append(f"{form.unit * took[name]:.{form.digits}f}{ratio}" if name in took else "-")
     return texts
+
+
+def seconds(times: Any, of: str = "min") -> float:
+    """Of what is kept of a way: minimum and median, or the minimum alone."""
+    return times if isinstance(times, float | int) else times[of]
 
 
 def geomean(values: Iterable[float]) -> float:
     """Geometric mean of some positive numbers; not a number of none."""
-    logs = [math.log(v) for v in values]
-    return math.exp(sum(logs) / len(logs)) if logs else math.nan
+    found = list(values)
+    return statistics.geometric_mean(found) if found else math.nan
 
 
-@dataclass(frozen=True)
-class Table:
-    """What ways take, beside one of them: a line for each cell that has times.
+def show_times(
+    title: str,
+    cells: Sequence[Mapping[str, Any]],
+    step: str,
+    about: Sequence[str] | Mapping[str, Callable[[Any], Any]],
+    base: str,
+    form: Form = MS,
+) -> None:
+    """What ways take in a step, beside one of them: a line for each cell that has times.
 
     about : keys of a cell, or of each column before the times what it holds of a cell
     """
-
-    about: Sequence[str] | Mapping[str, Callable[[Any], Any]]
-    base: str
-    form: Form = MS
-
-    def show(self, title: str, cells: Sequence[Mapping[str, Any]], step: str) -> None:
-        """Of a step."""
-        about = self.about
-        if not isinstance(about, Mapping):
-            about = {key: itemgetter(key) for key in about}
-        mine = [c for c in cells if c.get(step)]
-        names = list(dict.fromkeys(n for c in mine for n in c[step]))
-        rows = []
-        for cell in mine:
-            times = beside(cell[step], names, self.base, self.form)
-            rows.append([*(of(cell) for of in about.values()), *times])
-        if rows:
-            table(title, [*about, *names], rows)
+    columns = about if isinstance(about, Mapping) else {key: itemgetter(key) for key in about}
+    mine = [c for c in cells if c.get(step)]
+    names = list(dict.fromkeys(n for c in mine for n in c[step]))
+    rows = [
+        [*(of(c) for of in columns.values()), *beside(c[step], names, base, form)] for c in mine
+    ]
+    if rows:
+        table(title, [*columns, *names], rows)
 
 
 def show_means(
@@ -155,7 +153,7 @@ def show_means(
     for key in dict.fromkeys(map(group, cells)):
         mine = [c[step] for c in cells if group(c) == key and base in c.get(step, {})]
         for way in dict.fromkeys(n for times in mine for n in times if n != base):
-            ratios = [times[way]["min"] / times[base]["min"] for times in mine if way in times]
+            ratios = [seconds(t[way]) / seconds(t[base]) for t in mine if way in t]
             mean, worst, count = geomean(ratios), min(ratios), len(ratios)
             told = f"geometric mean {mean:.2f}, worst {worst:.2f}, {count} cells"
             print(f"{key}{': ' if key else ''}as fast as {way}: {told}")

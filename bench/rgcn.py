@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bench.harness import each, finish, refuse_bad
-from bench.report import Table, show_others
+from bench.report import show_others, show_times
 from bench.training import Trained
 from bench.ways import Comparison, Device
 from sparsetir import nn, ops
@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> None:
     columns = ("graph", "edges", "relations", "feat")
     for step in (*STEPS, f"epoch, {HIDDEN} hidden"):
         title = f"RGCN, {step}: ms, and times what sparsetir takes; threads: {args.threads}"
-        Table(columns, OURS).show(title, cells, step.split(",")[0])
+        show_times(title, cells, step.split(",")[0], columns, OURS)
     show_others(cells, lambda c: f"{c['graph']}, {c['feat']}")
     finish(args, "rgcn", {"cells": cells, "clock": clock.__name__})
     refuse_bad(cells)

@@ -12,26 +12,26 @@ from typing import Any
 
 from bench import plots
 from bench.harness import finish, refuse_bad
-from bench.peers.cases import features
+from bench.peers.cases import features, save
 from bench.peers.gpu import Gpu
 from bench.peers.libraries import BEFORE, FLOAT32, OURS, PEERS
-from bench.peers.turns import Worker, compare, shared
+from bench.peers.turns import Worker, compare
 from bench.problems import Problem, problems
 from bench.report import commit
 from bench.summary import show, summarise
 from bench.timing import progress
 from sparsetir.runtime.targets import usable_cpus
-from sparsetir.tuning.case import Case, make
+from sparsetir.tuning.case import Case, Reference, make
 
 FEATURES = (32, 128, 512)
 ROUNDS, SECONDS = 9, 0.015
-QUICK_ROUNDS, QUICK_SECONDS = 2, 0.002
+QUICK = 2, 0.002
 
 
 def run(args: argparse.Namespace) -> None:
     """The command; status 1 if a result was wrong or a peer failed."""
     with ExitStack() as stack:
-        measuring = Gpu.of(args) if args.target == "cuda" else Processes.of(args, stack)
+        measuring = Gpu.of(args) if args.target == "cuda" else Processes(args, stack)
         if measuring is None:
             return
         given = problems(args.graph, args.pruned, args.layers)
@@ -78,22 +78,7 @@ def thread_counts(words: list[str] | None) -> list[int]:
 class Processes:
     """Workers for each peer and number of threads, which are measured in turns."""
 
-    def __init__(self, args: argparse.Namespace, folder: Path, stack: ExitStack) -> None:
-        quick = (QUICK_ROUNDS, QUICK_SECONDS)
-        rounds, self.seconds = quick if args.quick else (ROUNDS, SECONDS)
-        self.rounds, self.folder = args.rounds or rounds, folder
-        self.settings = {"rounds": self.rounds, "turn_seconds": self.seconds}
-        before = [BEFORE] if args.before else []
-        if args.before:
-            self.settings["before"] = commit(args.before)
-        others = (p for p in args.peers or PEERS if p not in (OURS, FLOAT32))
-        names = [OURS, *before, FLOAT32, *others]
-        self.workers = {t: [Worker(n, t, args.before) for n in names] for t in args.threads}
-        for worker in (w for workers in self.workers.values() for w in workers):
-            stack.callback(worker.close)
-
-    @classmethod
-    def of(cls, args: argparse.Namespace, stack: ExitStack) -> Processes:
+    def __init__(self, args: argparse.Namespace, stack: ExitStack) -> None:
         """Make them by the command line, whose faults raise SystemExit."""
         args.threads = thread_counts(args.threads)
         unknown = set(args.peers or ()) - set(PEERS)
@@ -101,12 +86,23 @@ class Processes:
             raise SystemExit(f"--peers: expected {', '.join(PEERS)}, got {', '.join(unknown)}")
         if args.before and not (args.before / "python" / "sparsetir").is_dir():
             raise SystemExit(f"--before: {args.before} is no checkout of this project")
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="sparsetir-bench-"))
-        return cls(args, Path(folder), stack)
+        folder = tempfile.TemporaryDirectory(prefix="sparsetir-bench-")
+        self.folder = Path(stack.enter_context(folder))
+        rounds, self.seconds = QUICK if args.quick else (ROUNDS, SECONDS)
+        self.rounds = args.rounds or rounds
+        self.settings = {"rounds": self.rounds, "turn_seconds": self.seconds}
+        if args.before:
+            self.settings["before"] = commit(args.before)
+        others = (p for p in args.peers or PEERS if p not in (OURS, FLOAT32))
+        names = [OURS, *[BEFORE] * bool(args.before), FLOAT32, *others]
+        self.workers = {t: [Worker(n, t, args.before) for n in names] for t in args.threads}
+        for worker in (w for workers in self.workers.values() for w in workers):
+            stack.callback(worker.close)
 
     def measured(self, case: Case) -> Iterator[dict[str, Any]]:
         """A cell for each number of threads."""
-        reference = shared(case, self.folder)
+        save(case, self.folder)
+        reference = Reference(case)
         for threads, workers in self.workers.items():
             # Beside kernels of half precision, the same in float32.
             workers = [w for w in workers if w.name != FLOAT32 or case.dtype != "float32"]

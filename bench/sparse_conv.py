@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bench.clouds import Layer, layers, scene
 from bench.harness import each, finish, refuse_bad
-from bench.report import Table, show_others
+from bench.report import show_others, show_times
 from bench.ways import Comparison, Device, Way
 from sparsetir.nn import KernelMap, SparseConv3d
 
@@ -101,7 +101,7 @@ def show(found: dict[str, Any], threads: int) -> None:
         cells = [c for c in found["cells"] if c["dtype"] == dtype]
         for step, what in zip(STEPS, ("result", "result and gradients"), strict=True):
             title = f"{found['cloud']}, {dtype}, {what}: ms, and times ours; threads: {threads}"
-            Table(about, OURS).show(title, cells, step)
+            show_times(title, cells, step, about, OURS)
     show_others(found["cells"], name_of)
 
 

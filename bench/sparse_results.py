@@ -15,7 +15,7 @@ import torch
 from bench.harness import through
 from bench.peers import mkl
 from bench.problems import problems
-from bench.report import Table, show_means
+from bench.report import show_means, show_times
 from bench.timing import clock_of, interleaved
 from sparsetir import SparseMatrix, plan
 from sparsetir.schedules.templates.sparse_results import Assembled
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> None:
 
 def show(cells: list[dict[str, Any]]) -> None:
     """Times, and means by operator."""
-    Table(("graph", "op"), OURS).show("ms, and times what sparsetir takes", cells, "seconds")
+    show_times("ms, and times sparsetir's", cells, "seconds", ("graph", "op"), OURS)
     show_means(cells, "seconds", OURS, itemgetter("op"))
 
 

@@ -15,7 +15,7 @@ import sparsetir
 from bench import plots
 from bench.harness import check, through
 from bench.problems import problems
-from bench.report import table
+from bench.report import show_times
 from bench.timing import interleaved
 from sparsetir.schedules.operators.problems import Spmm
 from sparsetir.schedules.operators.spmm import program
@@ -41,19 +41,16 @@ def run(args: argparse.Namespace) -> None:
         kernels[name] = sparsetir.build(func, schedule=apply, config=config, check=False)
     kernels["default schedule"] = sparsetir.build(func, check=False)
 
-    def measure(problem: Any, feat: int) -> dict[str, Any]:
-        seconds = measured(problem.load(), feat, kernels, args)
-        return {"problem": problem.name, "feat": feat, "seconds": seconds}
-
     todo = (
-        (f"{problem.name}, {feat} features", partial(measure, problem, feat))
+        (f"{problem.name}, {feat} features", partial(measured, problem, feat, kernels, args))
         for problem, feat in product(problems(args.graph), args.feat or FEATURES)
     )
     through(args, "steps", todo, show, draw)
 
 
-def measured(matrix: Any, feat: int, kernels: dict[str, Any], args: Any) -> dict[str, float]:
+def measured(problem: Any, feat: int, kernels: dict[str, Any], args: Any) -> dict[str, Any]:
     """The least time of each kernel and of the plan, in turns, after each was right."""
+    matrix = problem.load()
     b = np.random.default_rng(0).random((matrix.shape[1], feat), dtype="float32")
     out = np.empty((matrix.shape[0], feat), "float32")
     index = (x.astype("int32") for x in (matrix.indptr, matrix.indices))
@@ -67,19 +64,14 @@ def measured(matrix: Any, feat: int, kernels: dict[str, Any], args: Any) -> dict
         call()
         check(f"steps: {name}", out, exact, unit)
     found = interleaved(calls, 0.2 if args.quick else 6.0)
-    return {name: times["min"] for name, times in found.items()}
+    seconds = {name: times["min"] for name, times in found.items()}
+    return {"problem": problem.name, "feat": feat, "seconds": seconds}
 
 
 def show(cells: list[dict[str, Any]]) -> None:
-    """Times, and how many times as fast as the loops as they are written."""
-    names = [*cells[0]["seconds"]]
-    rows = []
-    for cell in cells:
-        seconds, first = cell["seconds"], cell["seconds"][FIRST]
-        texts = [f"{seconds[n] * 1e3:.2f} ({first / seconds[n]:.2f})" for n in names]
-        rows.append([cell["problem"], cell["feat"], *texts])
-    title = "SpMM by steps: ms, and times as fast as the loops as written"
-    table(title, ["problem", "d", *names], rows)
+    """Times, and over those of the loops as they are written."""
+    title = "SpMM by steps: ms, and times the loops as written"
+    show_times(title, cells, "seconds", ("problem", "feat"), FIRST)
 
 
 def draw(path: Path) -> Path:

@@ -10,7 +10,7 @@ from typing import Any
 
 from bench.peers.libraries import BEFORE, FLOAT32, OURS
 from bench.peers.mkl import CODES
-from bench.report import Form, Table, geomean, table
+from bench.report import Form, geomean, show_times, table
 
 NO_PEERS = (FLOAT32, BEFORE)  # what nobody would call instead
 BEST = "best peer"
@@ -94,8 +94,8 @@ def show(results: dict[str, Any]) -> None:
 def _show_times(key: tuple[str, str, int | str], cells: list[dict[str, Any]]) -> None:
     op, dtype, threads = key
     about = {"": itemgetter("problem"), "nnz": itemgetter("nnz"), "d": itemgetter("feat")}
-    shown = Table({**about, "fastest": fastest}, OURS, Form(digits=3))
-    shown.show(f"{op}, {dtype}, {device(threads)}: ms, and times {OURS}'s", cells, "peers")
+    title = f"{op}, {dtype}, {device(threads)}: ms, and times {OURS}'s"
+    show_times(title, cells, "peers", {**about, "fastest": fastest}, OURS, Form(digits=3))
     done = [c for c in measured(cells) if peer_time(c, BEST) is not None]
     lost = [c for c in done if fastest(c) != OURS]
     if done:

@@ -330,15 +330,11 @@ def _two(layer: Any, *args: Any, width: int = 16, **more: Any) -> Callable[[], T
     )
 
 
-def _heads(layer: Any, last: int = 1) -> Callable[[], Task]:
-    def make() -> Task:
-        layers = (
-            layer(WORDS, 8, 8, dropout=0.6),
-            layer(64, CLASSES, last, concat=False, dropout=0.6),
-        )
-        return Task(Layers(*layers, dropout=0.6, act=F.elu))
-
-    return make
+def _heads(layer: Any) -> Callable[[], Task]:
+    """Two layers of attention."""
+    last = {"concat": False, "dropout": 0.6}
+    layers = lambda: (layer(WORDS, 8, 8, dropout=0.6), layer(64, CLASSES, 1, **last))  # noqa: E731
+    return lambda: Task(Layers(*layers(), dropout=0.6, act=F.elu))
 
 
 def _arma() -> Task:

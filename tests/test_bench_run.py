@@ -16,7 +16,8 @@ from bench.__main__ import parser
 from bench.judge import judge
 from bench.judge import run as run_judge
 from bench.peers import libraries
-from bench.peers.turns import Failed, Times, Worker, compare, shared
+from bench.peers.cases import save
+from bench.peers.turns import Failed, Times, Worker, compare
 from bench.problems import matrix_of
 from bench.run import thread_counts
 from bench.summary import summarise
@@ -140,7 +141,8 @@ def test_a_worker_is_stopped_between_its_turns_and_comes_back(tmp_path):
     try:
         with pytest.raises(Failed, match="AttributeError"):
             worker.ask("no_such_thing")
-        found = compare(it, [worker], tmp_path, 2, 0.001, shared(it, tmp_path))
+        save(it, tmp_path)
+        found = compare(it, [worker], tmp_path, 2, 0.001, Reference(it))
         assert found["peers"]["scipy"]["calls"] >= 6
         pid = worker._process.pid
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

@@ -9,6 +9,8 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,7 @@ class Peer:
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
+        self.told: dict[str, Any] = {}
 
     def prepare(self, case: Case) -> Calls:
         """Calls that compute the case, by the name of the way.
@@ -45,7 +48,7 @@ class Peer:
 
     def about(self) -> dict[str, Any]:
         """What else is known of the case that was prepared."""
-        return {}
+        return self.told
 
     def release(self) -> None:
         """Give back what the case holds."""
@@ -192,20 +195,15 @@ class MKL(Peer):
         self._handles = []
 
 
-def _ours(kind: str) -> Callable[[int], Peer]:
-    def make(threads: int) -> Peer:
-        from bench.peers import ours
-
-        return getattr(ours, kind)(threads)
-
-    return make
+def _ours(kind: str, threads: int) -> Peer:
+    return getattr(import_module("bench.peers.ours"), kind)(threads)
 
 
 OURS, FLOAT32 = "sparsetir", "sparsetir float32"
 BEFORE = "before"  # another version of this project
 PEERS: dict[str, Callable[[int], Peer]] = {
-    OURS: _ours("Ours"),
-    FLOAT32: _ours("OursFloat32"),
+    OURS: partial(_ours, "Ours"),
+    FLOAT32: partial(_ours, "OursFloat32"),
     "scipy": Scipy,
     "torch": Torch,
     "mkl": MKL,

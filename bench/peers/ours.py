@@ -16,21 +16,13 @@ from sparsetir.tuning.case import Case, array, numbers
 class Ours(Peer):
     """Plans, with the default config."""
 
-    def __init__(self, threads: int) -> None:
-        super().__init__(threads)
-        self._about: dict[str, Any] = {}
-
     def prepare(self, case: Case) -> Calls:
         """Calls into a given result."""
         operands = [array(x, case.dtype) for x in case.operands]
         options = {k: getattr(case, k) for k in ("dtype", "reduce", "heads")}
         made = plan(case.op, case.matrix, case.feat, **options, threads=self.threads)
-        self._about, out = {"plans": {"default": describe(made)}}, array(output(case), case.dtype)
+        self.told, out = {"plans": {"default": describe(made)}}, array(output(case), case.dtype)
         return {"default": lambda: made(*operands, out=out)}
-
-    def about(self) -> dict[str, Any]:
-        """The config of the plan, what it cost, launches and padding."""
-        return self._about
 
     def to_numpy(self, result: Any) -> np.ndarray:
         """Also of TVM's tensors."""

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from bench.peers.cases import save
 from bench.peers.libraries import BEFORE, OURS
 from bench.timing import of_turns, rotated
 from sparsetir.extras import WITHOUT_TORCH
@@ -148,9 +147,11 @@ def compare(
     """
     out = Outcome()
     times: dict[Worker, dict[str, Times]] = {}
+    described = {k: getattr(case, k) for k in ("op", "feat", "dtype", "reduce", "heads")}
+    described["shape"] = case.matrix.shape
     for worker in workers:
         try:
-            prepared = _prepare(case, worker, folder)
+            prepared = worker.ask("prepare", folder=str(folder), case=described)
         except Failed as error:
             out["missing" if error.missing else "failed"][worker.name] = str(error)
             continue
@@ -201,12 +202,6 @@ class Outcome(dict[str, dict[str, Any]]):
         return {**self, "peers": {n: p for n, p in self["peers"].items() if "min" in p}}
 
 
-def _prepare(case: Case, worker: Worker, folder: Path) -> dict[str, Any]:
-    described = {k: getattr(case, k) for k in ("op", "feat", "dtype", "reduce", "heads")}
-    described["shape"] = case.matrix.shape
-    return worker.ask("prepare", folder=str(folder), case=described)
-
-
 def _take_turns(worker: Worker, times: dict[str, Times], seconds: float) -> None:
     """One turn for each way that can still be the fastest of its peer."""
     for variant, found in times.items():
@@ -216,9 +211,3 @@ def _take_turns(worker: Worker, times: dict[str, Times], seconds: float) -> None
     for found in times.values():
         fastest = min(t.least for t in times.values())
         found.dropped |= len(found.turns) >= TRIALS and found.least > LATER * fastest
-
-
-def shared(case: Case, folder: Path) -> Reference:
-    """Leave the arrays of a case for workers, and compute its exact result."""
-    save(case, folder)
-    return Reference(case)
