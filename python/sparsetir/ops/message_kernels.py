@@ -41,17 +41,17 @@ def gspmm(
 
     found : the reduced messages, where they are known
     """
-    given = [x for x in (u, e) if x is not None]
-    dtype, (heads, feat) = given[0].dtype, _sizes(*given)
+    like, (heads, feat) = features_of(u, e)
+    dtype = like.dtype
     of_product = arg and u is not None and (e is None or (op == "mul" and e.shape[2] == 1))
-    narrow = dtype == torch.bfloat16 and len(given) == 2  # see Messages
+    narrow = dtype == torch.bfloat16 and u is not None and e is not None  # see Messages
     if arg and (narrow or (of_product and dtype.itemsize == 2)):
         wide_u, wide_e = (None if x is None else x.float() for x in (u, e))
         out, winners = gspmm(structure, wide_u, wide_e, op, reduce, arg)
         return out.to(dtype), winners
     if of_product and found is None and u is not None:
         found, reduce = _product(structure, u, e, reduce), "max"  # of what is given any will do
-    out = given[0].new_zeros(structure.m, heads, feat) if found is None else found
+    out = like.new_zeros(structure.m, heads, feat) if found is None else found
     winners = torch.full(out.shape, -1, dtype=torch.int64, device=out.device) if arg else None
     if not out.numel() or not structure.nnz:
         return out, winners
@@ -94,10 +94,9 @@ def gsddmm(
 
     For "dot" feat of the result is 1.
     """
-    given = [x for x in (lhs, rhs) if x is not None]
-    heads, feat = _sizes(*given)
+    like, (heads, feat) = features_of(lhs, rhs)
     dot = op == "dot"
-    out = given[0].new_zeros(structure.nnz, heads, 1 if dot else feat)
+    out = like.new_zeros(structure.nnz, heads, 1 if dot else feat)
     if not out.numel() or not feat:
         return out
     arrays = _arrays_of(structure)
@@ -226,10 +225,11 @@ def _arrays_of(structure: Structure) -> _Arrays:
     return structure.derived(_Arrays, _Arrays)
 
 
-def _sizes(*given: Tensor) -> tuple[int, int]:
-    """Heads and features of operands together."""
+def features_of(*operands: Tensor | None) -> tuple[Tensor, tuple[int, int]]:
+    """An operand, and (heads, feat) of all together."""
+    given = [x for x in operands if x is not None]
     heads, feat = torch.broadcast_shapes(*(x.shape[1:] for x in given))
-    return heads, feat
+    return given[0], (heads, feat)
 
 
 def _dims(x: Tensor | None) -> str:

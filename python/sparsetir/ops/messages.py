@@ -5,14 +5,14 @@ Rows of a matrix are targets ("v" in DGL's names) and its columns are sources ("
 
 from __future__ import annotations
 
-from typing import TypeVar
+from collections.abc import Sequence
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from sparsetir.ops import functional, messages_library
 from sparsetir.ops.cache import kept, lasting, private
-from sparsetir.ops.feature_shapes import Merged, merged
 from sparsetir.ops.operands import Operand, resolve
 from sparsetir.ops.registry import holds_data, wants_gradient
 from sparsetir.ops.structure import SeenPattern, Structure, structure_of
@@ -86,7 +86,7 @@ def gspmm(
         e = _given("gspmm", "e", e, f"'{op}' of a matrix without values")
     _check_like("gspmm", operand, u=(u, operand.n, "columns"), e=(e, _count(operand), "elements"))
     shapes = _merged("gspmm", "u", u, "e", e)
-    u3, e3 = shapes.first(u), shapes.second(e)
+    u3, e3 = shapes.grouped(u, 0), shapes.grouped(e, 1)
     if e3 is None or (kind == "mul" and e3.shape[1:].numel() == 1):
         assert u3 is not None
         values = None if e3 is None else e3.reshape(-1)
@@ -122,7 +122,7 @@ def segment_reduce(values: Tensor, rowptr: Tensor, reduce: str = "sum") -> Tenso
     operand = _segments(rowptr, values.shape[0])
     _check_like("segment_reduce", operand, values=(values, values.shape[0], "elements"))
     shapes = _merged("segment_reduce", "values", values, "values", None)
-    found = _reduced(operand, None, shapes.first(values), "copy_e", reduce)
+    found = _reduced(operand, None, shapes.grouped(values, 0), "copy_e", reduce)
     return found.reshape(operand.m, *shapes.out)
 
 
@@ -183,7 +183,7 @@ def gsddmm(
     if op == "dot" and rhs is not None:
         return _dot(operand, lhs, rhs, lhs_target, rhs_target)
     shapes = _merged("gsddmm", "lhs", lhs, "rhs", rhs)
-    sides3 = shapes.first(lhs), shapes.second(rhs)
+    sides3 = shapes.grouped(lhs, 0), shapes.grouped(rhs, 1)
     pattern, targets = (operand.rowptr, operand.col), (lhs_target, rhs_target)
     found = messages_library.gsddmm(*pattern, *sides3, operand.n, op, *targets)
     return found.reshape(found.shape[0], *shapes.out)
@@ -444,3 +444,72 @@ def _shape_by(
         known.setdefault(rhs_target, rhs.shape[0])
     m, n = known.get("v", known.get("u")), known.get("u", known.get("v"))
     return None if m is None or n is None else (m, n)
+
+
+# -- feature dimensions of two operands as kernels take them: heads and features ------------------
+
+
+class Merged(NamedTuple):
+    """How feature dimensions of operands are joined.
+
+    out : the feature dimensions of the result, as broadcast by torch
+    groups : of each operand, the sizes of the joined dimensions; 1 where it is the same for all
+    wide : of each operand, whether it must be expanded to `out` first
+    """
+
+    out: tuple[int, ...]
+    groups: tuple[tuple[int, ...], tuple[int, ...]]
+    wide: bool
+
+    def grouped(self, x: Tensor | None, side: int, keep: int = 0) -> Tensor | None:
+        """An operand, (rows, heads, feat); the last `keep` dimensions stay as they are.
+
+        side : 0 for the first one, 1 for the second
+        """
+        if x is None:
+            return None
+        kept = x.shape[x.dim() - keep :]
+        if self.wide:
+            before = x.shape[1 : x.dim() - keep]
+            ones = (1,) * (len(self.out) - len(before))
+            x = x.reshape(x.shape[0], *ones, *before, *kept)
+            x = x.expand(x.shape[0], *self.out, *kept)
+        return x.reshape(x.shape[0], *self.groups[side], *kept)
+
+
+def merged(first: Sequence[int] | None, second: Sequence[int] | None, most: int = 2) -> Merged:
+    """Join neighbouring dimensions that an operand has, or lacks, together.
+
+    first, second : feature shapes; None for an operand that there is not. () is one number for all
+    most : joined dimensions at most; where there are more the operands are to be expanded
+
+    >>> merged((4, 8), (4, 1)).groups
+    ((4, 8), (4, 1))
+    >>> merged((4, 8), (4, 8)).groups
+    ((1, 32), (1, 32))
+
+    Raises RuntimeError for shapes that cannot be broadcast.
+    """
+    a, b = (() if x is None else tuple(x) for x in (first, second))
+    out = tuple(torch.broadcast_shapes(a, b))
+    a, b = ((1,) * (len(out) - len(x)) + x for x in (a, b))
+    if first is None or second is None:
+        a = b = out  # of one operand all dimensions are joined
+    sizes: list[list[int]] = []
+    last = None
+    for one, other, size in zip(a, b, out, strict=True):
+        if size == 1:
+            continue
+        has = one == size, other == size
+        if has == last:
+            sizes[-1] = [sizes[-1][0] * one, sizes[-1][1] * other]
+        else:
+            sizes.append([one, other])
+        last = has
+    wide = len(sizes) > most
+    if wide:
+        total = torch.Size(out).numel()
+        sizes = [[total, total]]
+    sizes = [[1, 1]] * (most - len(sizes)) + sizes
+    groups = tuple(s[0] for s in sizes), tuple(s[1] for s in sizes)
+    return Merged(out, groups, wide)

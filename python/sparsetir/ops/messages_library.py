@@ -15,15 +15,9 @@ import torch
 from torch import Tensor
 
 from sparsetir.ops import message_kernels
+from sparsetir.ops.message_kernels import features_of
 from sparsetir.ops.registry import Gradients, Operation, Operator
 from sparsetir.ops.structure import structure_of
-
-
-def _features(*operands: Tensor | None) -> tuple[Tensor, tuple[int, int]]:
-    """An operand, and (heads, feat) of all together."""
-    given = [x for x in operands if x is not None]
-    heads, feat = torch.broadcast_shapes(*(x.shape[1:] for x in given))
-    return given[0], (heads, feat)
 
 
 def _summed_to(x: Tensor, operand: Tensor) -> Tensor:
@@ -51,7 +45,7 @@ class Gspmm(Operation[Tensor]):
         return message_kernels.gspmm(structure, self.u, self.e, self.op, self.reduce)[0]
 
     def fake(self) -> Tensor:
-        like, features = _features(self.u, self.e)
+        like, features = features_of(self.u, self.e)
         rows = self.n if self.transposed else self.rowptr.shape[0] - 1
         return like.new_empty((rows, *features))
 
@@ -109,7 +103,7 @@ class GspmmArg(Operation[tuple[Tensor, Tensor]]):
         return out, arg
 
     def fake(self) -> tuple[Tensor, Tensor]:
-        like, features = _features(self.u, self.e)
+        like, features = features_of(self.u, self.e)
         out = like.new_empty((self.rowptr.shape[0] - 1, *features))
         return out, out.new_empty(out.shape, dtype=torch.int64)
 
@@ -139,7 +133,7 @@ class Gsddmm(Operation[Tensor]):
         return message_kernels.gsddmm(structure, self.lhs, self.rhs, self.op, targets)
 
     def fake(self) -> Tensor:
-        like, (heads, feat) = _features(self.lhs, self.rhs)
+        like, (heads, feat) = features_of(self.lhs, self.rhs)
         return like.new_empty((self.col.shape[-1], heads, 1 if self.op == "dot" else feat))
 
     def gradients(self, grad: Tensor) -> Gradients:

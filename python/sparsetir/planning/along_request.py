@@ -6,6 +6,7 @@ from __future__ import annotations
 import numbers
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 from tvm.target import Target
@@ -149,6 +150,18 @@ def _of_messages(
 
 class OfRelations(OneByOne):
     """Whose configs are chosen by the rows of relations."""
+
+    @cached_property
+    def pattern(self) -> Any:
+        """CSF by relation for CPUs, coordinates for GPUs."""
+        if isinstance(self.matrix, RelationPattern):
+            return self.matrix
+        assert isinstance(self.matrix, SparseTensor)
+        if self.gpu:
+            return self.matrix.pattern
+        (relations, m, n), idtype = self.matrix.shape, self.problem.idtype
+        relation, row, column = self.matrix.pattern.coords
+        return RelationPattern.of(relation, row, column, (relations, m, n), idtype)
 
     def check(self, config: Config) -> None:
         serves = getattr(config, "feat_in", None)

@@ -142,20 +142,9 @@ class Request:
 
     @cached_property
     def pattern(self) -> Any:
-        """Where the matrix has elements, as templates take it, in the type of the problem.
-
-        Of a tensor CSF by relation for CPUs, coordinates for GPUs.
-        """
-        assert not isinstance(self.matrix, Matrices)
-        if isinstance(self.matrix, RelationPattern):
-            return self.matrix
-        if isinstance(self.matrix, SparseMatrix | CsrPattern):
-            return csr_pattern(self.matrix, self.problem.idtype)
-        if self.gpu:
-            return self.matrix.pattern
-        (relations, m, n), idtype = self.matrix.shape, self.problem.idtype
-        relation, row, column = self.matrix.pattern.coords
-        return RelationPattern.of(relation, row, column, (relations, m, n), idtype)
+        """Where the matrix has elements, as templates take it, in the type of the problem."""
+        assert isinstance(self.matrix, SparseMatrix | CsrPattern)
+        return csr_pattern(self.matrix, self.problem.idtype)
 
     @property
     def values(self) -> np.ndarray | None:

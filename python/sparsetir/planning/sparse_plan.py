@@ -130,11 +130,6 @@ class SparsePlan(Plan):
             self.kernel = self.kernel if self._repeated else fill
             self.compile_seconds += time.perf_counter() - start
 
-    def _terms(self) -> int:
-        """Of a product, all."""
-        A, B = self._each
-        return int(np.diff(B.indptr)[A.indices].sum(dtype=np.int64))
-
     def _of_terms(self, mask: Csr) -> Numeric:
         """What computes values of terms that are known: of few for an element in the order of the
         product's visits, else element by element."""
@@ -274,7 +269,7 @@ class SparsePlan(Plan):
             self._known = CsrArrays(made.indptr.copy(), made.indices.copy(), None)
         else:
             self._known = made._replace(values=None)
-        if config.listed and self._terms() < FEW * len(made.indices):
+        if config.listed and _terms(*self._each).sum() < FEW * len(made.indices):
             start, before = time.perf_counter(), self.convert_seconds
             known = self._known.indptr, self._known.indices, None
             self._repeat = self._of_terms(Csr(*known, (len(made.indptr) - 1, bounds.columns)))
