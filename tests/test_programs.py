@@ -253,7 +253,7 @@ def test_llvm(name, dtype, idtype):
     check_run(name, dtype, idtype, PROGRAMS[name].cases, run)
 
 
-@each_program
+@some_programs(2)
 def test_llvm_without_a_schedule(name):
     """Inits of reductions run although no schedule moved them out of their loops."""
     func = stage_one(name)

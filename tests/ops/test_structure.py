@@ -107,6 +107,7 @@ def test_garbage_is_collected_while_entries_are_measured():
             gc.enable()
             ops.cache_info()
     finally:
+        gc.enable()
         gc.set_threshold(*limits)
 
 
