@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tvm import s_tir
+from tvm import s_tir, tirx
 from tvm.script import tirx as T
 
 from cuda_runner import requires_cuda_text
@@ -25,6 +25,7 @@ from sparsetir.schedules.gpu.passes.thread_tiled_matmul import thread_tiled_matm
 from sparsetir.schedules.gpu.passes.tile_products import sums_by_thread
 from sparsetir.schedules.gpu.spmm_tensor_cores import TensorCores
 from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.tir import dtype_of
 from stage2 import golden, plain_text
 from tensor_cores_common import check, kernel, pattern, spmm
 
@@ -61,6 +62,16 @@ def renamed(sch, suffix):
         return block_with(node, name_hint=str(node.name_hint).replace(suffix, ""))
 
     return func.with_body(map_expr(func.body, [(s_tir.SBlock, block)]))
+
+
+def maxima(func):
+    """The same, with the largest products in place of their sums."""
+    from sparsetir.sparse_ir.traversal import map_expr
+
+    def changed(e):
+        return tirx.Max(e.a, e.b) if dtype_of(e) == "float32" else e
+
+    return func.with_body(map_expr(func.body, [(tirx.Add, changed)]))
 
 
 def copied(func):
@@ -100,6 +111,8 @@ cooperative_copy(transposed, "copy", warps=1, vector=8)
 on_tensor_cores(tiles(scope="global"), REST, STEPS, warps=(1, 1))
     argument 'reduce': expected X[..] = X[..] + A[..] * B[..] of A and B in shared
 on_tensor_cores(tiles(), START, STEPS, warps=(1, 1))
+    argument 'reduce': expected X[..] = X[..] + A[..] * B[..] of A and B in shared
+on_tensor_cores(maxima(tiles()), REST, STEPS, warps=(1, 1))
     argument 'reduce': expected X[..] = X[..] + A[..] * B[..] of A and B in shared
 on_tensor_cores(tiles(out="float16"), REST, STEPS, warps=(1, 1))
     expected factors and sums of float16 and float32, bfloat16 and float32, int8
@@ -277,6 +290,16 @@ def edited(*changes: tuple[str, str], of: Any = products) -> Any:
         assert what in text, text
         text = text.replace(what, instead)
     return from_source(text, s_tir=True)
+
+
+def test_a_condition_within_a_factor_stays() -> None:
+    """What is added to a choice is there also where that is zero."""
+    row = "X[J[vt, vi, vj], vk0 * 4 + vk1]"
+    chosen = f"T.if_then_else(J[vt, vi, vj] < 5, {row}, T.float32(0.0))"
+    text = plain_text(apart(edited((f"* {row}", f"* ({chosen} + T.float32(1.0))"))))
+    assert text.count("< 5, X[") == text.count("< 5") == 1
+    alone = plain_text(apart(edited((f"* {row}", f"* {chosen}"))))
+    assert "< 5, X[" not in alone and alone.count("< 5") == 1
 
 
 STEP = "sums_product"

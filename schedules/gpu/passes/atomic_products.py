@@ -81,7 +81,6 @@ from sparsetir.sparse_ir.tir import (
     loop_with,
     uncast,
 )
-from sparsetir.sparse_ir.traversal import map_expr
 
 ATOMIC_ADD = "atomicAdd"
 Refuse = Callable[[str], NoReturn]  # what is expected
@@ -141,14 +140,14 @@ def _different(conditions: list[Any]) -> list[Any]:
 
 def _without_choice(factor: Any) -> tuple[Any, list[Any]]:
     """A factor, and the conditions without which it is zero."""
-    found: list[Any] = []
-
-    def visit(call: Any) -> Any:
-        condition, value = guarded(call)
-        found.extend(_each(condition) if condition is not None else [])
-        return value
-
-    return map_expr(factor, [(ir.Call, visit)]), found
+    if isinstance(factor, tirx.Cast):
+        value, found = _without_choice(factor.value)
+        return cast(value, dtype_of(factor)), found
+    condition, value = guarded(factor)
+    if condition is None:
+        return factor, []
+    plain, found = _without_choice(value)
+    return plain, [*_each(condition), *found]
 
 
 def sum_then_matmul(func: tirx.PrimFunc, block: str, *, outer: int, dtype: str) -> tirx.PrimFunc:

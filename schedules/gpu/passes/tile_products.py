@@ -166,7 +166,8 @@ def divided_product(
     """
     nest = find_nest(who, func, reduce)
     sizes, found = nest.extents(who), reduction_of(nest.body)
-    term: Any = found.term if found is not None and len(sizes) == 3 else None
+    sums = found is not None and found.operator == "sum" and not found.conditions
+    term: Any = found.term if found is not None and sums and len(sizes) == 3 else None
     loads = [uncast(f) for f in (term.a, term.b)] if isinstance(term, tirx.Mul) else []
     if not loads or not all(isinstance(x, ir.TensorLoad) for x in loads):
         _refuse(who, nest)
