@@ -349,7 +349,7 @@ def test_calls_that_are_refused() -> None:
     n, b_idx = all_of_it["n"], all_of_it["b_idx"]
     refuse(
         """
-        kernel(**all_of_it, d=3)  # TypeError: argument 'd' is none of a, a_ptr
+        kernel(**all_of_it, d=3)  # TypeError: no argument 'd'; there are a, a_ptr
         kernel(**without, b_idx=b_idx)  # TypeError: argument 'n' is missing
         kernel(**without, n=n)  # TypeError: argument 'b_idx' is missing
         kernel(**{**all_of_it, "a_idx": all_of_it["a_idx"][::-1].copy()})

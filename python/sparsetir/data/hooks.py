@@ -13,4 +13,4 @@ def _none(*_: object, **__: object) -> object:
 # Operators of sparse matrices; see :func:`sparsetir.planning.sparse_results.of_matrices`.
 of_matrices: Callable[..., Any] = _none
 # `A @ x`; see :func:`sparsetir.planning.plan.product`.
-product: Callable[[Any, Any, dict[Any, Any]], Any] = _none
+product: Callable[[object, object, dict[object, object]], Any] = _none

@@ -232,7 +232,7 @@ class SparseTensor:
         operand: Operand | None = None,
         drop_full_masks: bool = True,
         **stored: np.ndarray | None,
-    ) -> dict[str, Any]:
+    ) -> dict[str, np.ndarray]:
         """This tensor's arguments for a kernel of a decomposed program, by name.
 
         Parameters
@@ -765,7 +765,7 @@ class SparseMatrix(SparseTensor):
     __array_ufunc__ = None  # NumPy leaves `x @ A` to us, who have none
 
     @cached_property
-    def _products(self) -> dict[Any, Any]:
+    def _products(self) -> dict[object, object]:
         """The plans of :meth:`__matmul__`."""
         return {}
 

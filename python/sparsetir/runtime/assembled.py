@@ -81,14 +81,14 @@ class Numeric:
         Its parameter for these.
     """
 
-    def __init__(self, kernel: Kernel, given: Mapping[str, Any], values: str) -> None:
+    def __init__(self, kernel: Kernel, given: Mapping[str, object], values: str) -> None:
         signature = kernel.signature
         self.kernel, self.shape = kernel, kernel.shape_of(values, given)
         self._place = signature.position
         self._args = [given.get(name) for name in signature.names]
         self._out, self.dtype = self._place[values], signature.dtypes[self._place[values]]
 
-    def __call__(self, given: Mapping[str, Any] = {}, out: np.ndarray | None = None) -> Any:
+    def __call__(self, given: Mapping[str, object] = {}, out: np.ndarray | None = None) -> Any:
         """The values, of the kind of arrays that the operands are.
 
         Parameters
@@ -198,7 +198,7 @@ class AssembledKernel:
             )
         return self._built(self.programs.numeric)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> CsrArrays:
+    def __call__(self, *args: object, **kwargs: object) -> CsrArrays:
         """The result, of the kind of arrays that the operands are.
 
         Parameters
@@ -221,7 +221,7 @@ class AssembledKernel:
         given = self._given(args, kwargs)
         return self.assembled(given, self.bounds(given))
 
-    def values_of(self, indptr: Any, indices: Any, *args: Any, **kwargs: Any) -> Any:
+    def values_of(self, indptr: object, indices: Any, *args: object, **kwargs: object) -> Any:
         """The values at a pattern that is known, or asked for: the numeric phase alone.
 
         Parameters
@@ -247,7 +247,7 @@ class AssembledKernel:
         bounds = self.bounds(given, self.masked_bound)  # which checks the pattern
         return self.at(indptr, indices, given, bounds)()
 
-    def bounds(self, given: Mapping[str, Any], bound: Kernel | None = None) -> Bounds:
+    def bounds(self, given: Mapping[str, object], bound: Kernel | None = None) -> Bounds:
         """How many elements rows have at most.
 
         Parameters
@@ -270,7 +270,7 @@ class AssembledKernel:
         return Bounds(np.cumsum(ends, out=ends), columns, max(step, 1))
 
     def assembled(
-        self, given: Mapping[str, Any], bounds: Bounds, levels: int | None = None,
+        self, given: Mapping[str, object], bounds: Bounds, levels: int | None = None,
         threads: int | None = None,
     ) -> CsrArrays:  # fmt: skip
         """The result; arguments are trusted.
@@ -315,7 +315,7 @@ class AssembledKernel:
         return CsrArrays(*(_like(given.values(), *x) for x in (*found, (values, self._dtype))))
 
     def at(
-        self, indptr: Any, indices: Any, given: Mapping[str, Any], bounds: Bounds,
+        self, indptr: object, indices: Any, given: Mapping[str, object], bounds: Bounds,
         threads: int | None = None,
     ) -> Numeric:  # fmt: skip
         """The numeric phase at a pattern; arguments are trusted.
@@ -339,7 +339,7 @@ class AssembledKernel:
     def __repr__(self) -> str:
         return f"AssembledKernel({self.name!r})"
 
-    def _given(self, args: Sequence[object], kwargs: Mapping[str, object]) -> dict[str, Any]:
+    def _given(self, args: Sequence[object], kwargs: Mapping[str, object]) -> dict[str, object]:
         values = bound(self.name, {name: i for i, name in enumerate(self.params)}, args, kwargs)
         return {n: x for n, x in zip(self.params, values, strict=True) if x is not None}
 
@@ -353,14 +353,14 @@ class AssembledKernel:
         inside = np.clip(np.searchsorted(ends[::step], cuts) * step, first, last)
         return np.array([first, *inside, last], self._idtype)
 
-    def _in_parts(self, rows_ptr: np.ndarray) -> dict[str, Any]:
+    def _in_parts(self, rows_ptr: np.ndarray) -> dict[str, object]:
         """Arguments that say what rows the parts have."""
         names = self.programs
-        found: dict[str, Any] = {names.parts: len(rows_ptr) - 1}
+        found: dict[str, object] = {names.parts: len(rows_ptr) - 1}
         return {**found, names.rows_ptr: rows_ptr} if names.parted else found
 
     def _filled(
-        self, fill: Kernel, given: Mapping[str, Any], bounds: Bounds, rows_ptr: np.ndarray
+        self, fill: Kernel, given: Mapping[str, object], bounds: Bounds, rows_ptr: np.ndarray
     ) -> tuple[np.ndarray, ...]:
         """Counts, indices and values of some rows, in parts."""
         names, first, last, ends = self.programs, rows_ptr[0], rows_ptr[-1], bounds.ends

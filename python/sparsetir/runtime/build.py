@@ -20,8 +20,8 @@ def build(
     obj: SparseFunc | Schedule,
     target: TargetLike = "llvm",
     *,
-    schedule: Callable[..., Any] | None = None,
-    config: Any = None,
+    schedule: Callable[..., object] | None = None,
+    config: object = None,
     check: bool = True,
 ) -> Kernel: ...
 
@@ -31,8 +31,8 @@ def build(
     obj: Any,
     target: TargetLike = "llvm",
     *,
-    schedule: Callable[..., Any] | None = None,
-    config: Any = None,
+    schedule: Callable[..., object] | None = None,
+    config: object = None,
     check: bool = True,
 ) -> Any: ...
 
@@ -41,8 +41,8 @@ def build(
     obj: Any,
     target: TargetLike = "llvm",
     *,
-    schedule: Callable[..., Any] | None = None,
-    config: Any = None,
+    schedule: Callable[..., object] | None = None,
+    config: object = None,
     check: bool = True,
 ) -> Any:
     """Compile a program to a kernel.

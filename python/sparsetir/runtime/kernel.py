@@ -139,7 +139,7 @@ class Kernel:
         # arrays with references to them, and the computed arguments.
         self._passed: dict[tuple[object, ...], Seen] = {}
 
-    def __call__(self, *args: Any, **kwargs: Any) -> None:
+    def __call__(self, *args: object, **kwargs: object) -> None:
         """Run the kernel; see the class.
 
         Parameters
@@ -147,7 +147,7 @@ class Kernel:
         *args, **kwargs
             The function's parameters, in order or by name.
         """
-        values = list(args)
+        values: list[Any] = list(args)
         if kwargs or len(values) != self._count:
             values = self._given.bind(args, kwargs)
         for i, kind, low, high in self._limits:

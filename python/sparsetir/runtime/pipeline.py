@@ -40,6 +40,7 @@ from sparsetir.schedules.passes.locals_on_stack import locals_on_stack
 from sparsetir.schedules.passes.parallel_loops import materialize_loop_kinds
 from sparsetir.schedules.passes.sound_tail_hints import sound_tail_hints
 from sparsetir.schedules.passes.whole_workspaces import WHOLE, whole_workspaces, without_compaction
+from sparsetir.schedules.template import Template
 from sparsetir.sparse_ir.annotations import ATOMIC, GPU_UNITS
 from sparsetir.sparse_ir.computed import computed_parameters
 from sparsetir.sparse_ir.errors import ScheduleError
@@ -87,8 +88,8 @@ Stages = dict[str, Any]
 
 def lower(
     func: Any,
-    schedule: Callable[..., Any] | None = None,
-    config: Any = None,
+    schedule: Callable[..., object] | None = None,
+    config: object = None,
     target: TargetLike = "llvm",
 ) -> Stages:
     """Lower a function through all stages, up to the compiled one.
@@ -135,7 +136,9 @@ def lower(
     return _of_schedule(sch, target)
 
 
-def lower_template(template: Any, problem: Any, config: Any, target: TargetLike = "llvm") -> Stages:
+def lower_template(
+    template: Template, problem: Any, config: Any, target: TargetLike = "llvm"
+) -> Stages:
     """All stages of the kernel that a template makes of a problem and a config.
 
     template : a :class:`sparsetir.schedules.template.Template`

@@ -8,7 +8,7 @@ so (nnz,) for CSR and (blocks, b, b) for BSR.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -139,23 +139,19 @@ class Signature:
 
     def _infer(self) -> None:
         """How scalars that callers leave out follow from shapes, and from promises."""
-        steps = self._inferences(set())
+        steps = self.inferences_from(self.arrays)
         implied = {step.scalar for step in steps}
         exact = {self.position[p["param"]]: p["value"] for p in self.promises if _is_exact(p)}
         self.constants = {i: n for i, n in exact.items() if i in self.scalars and i not in implied}
-        self.inferences = self._inferences(set(self.constants)) if self.constants else steps
+        self.inferences = self.inferences_from(self.arrays, self.constants)
 
-    def inferences_from(self, arrays: list[int]) -> list[Inference]:
-        """Steps, in order, that give every scalar that the shapes of some arrays imply."""
-        return self._inferences(set(), arrays)
-
-    def _inferences(self, known: set[int], arrays: list[int] | None = None) -> list[Inference]:
-        """Steps, in order, that give every scalar that the shapes and known scalars imply."""
+    def inferences_from(self, arrays: Sequence[int], given: Iterable[int] = ()) -> list[Inference]:
+        """Steps, in order, that give every scalar that shapes of arrays and given scalars imply."""
         steps: list[Inference] = []
-        progress = True
+        known, progress = set(given), True
         while progress:
             progress = False
-            for array in self.arrays if arrays is None else arrays:
+            for array in arrays:
                 for dim, size in enumerate(self.shapes[array] or []):
                     step = self._solve(size, array, dim, known)
                     if step is not None and step.scalar not in known:
