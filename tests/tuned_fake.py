@@ -1,6 +1,5 @@
 """What a search may have found, made by hand, for the tests of its report."""
 
-import numpy as np
 import scipy.sparse as sp
 
 from sparsetir import SparseMatrix
@@ -57,12 +56,3 @@ def tuned(some=None, of=None, **more):
     some = trials() if some is None else some
     more = {"importances": {"template": 0.6, "RowBlocks.tile": 0.3, "RowBlocks.pack": 0.0}, **more}
     return Tuned(of, Key.of(of), some, DEFAULT, **more)
-
-
-def many(count, seed=0):
-    """A long search."""
-    rng = np.random.default_rng(seed)
-    times = 40e-6 * np.exp(rng.exponential(0.7, count))
-    return [
-        Trial(n, RowBlocks(prefetch=n), outcome(float(t)), 0.1 * n) for n, t in enumerate(times)
-    ]

@@ -26,7 +26,6 @@ from sparsetir.schedules.search import program_space
 from sparsetir.schedules.search.configs import from_data, to_data
 from sparsetir.schedules.search.program_space import space_of
 from sparsetir.schedules.template import Choices
-from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.schedule import Schedule
 from sparsetir.tuning import search
 from sparsetir.tuning.program import ProgramTask, bound_arguments
@@ -238,6 +237,11 @@ def test_sizes_and_outputs_may_be_left_out():
     assert bound_arguments(SPMM, given)["c"].shape == (13, 7)
 
 
+def prepared(ref, how):
+    ProgramCase(task(ref)).prepared(Choices({"how": how}))
+
+
+GONE, MINE = ScheduleRef("", "/gone.py", "apply"), ScheduleRef.of(user_schedules.apply)
 BIG = {"a": range(1000), "b": range(1000)}
 GPU = {"kind": "cuda", "arch": "sm_90"}
 
@@ -277,6 +281,8 @@ tune(PROGRAMS["csf_sum"].make("float32", "int32"), arguments("csf_sum"), records
     # ValueError: 'csf_sum', of which none is made: no iteration sums
 tune("spmm", np.eye(3, dtype="float32"), space={"a": [1]})  # ValueError: 'space': expected none for
 tune(3, {})  # TypeError: the name of an operator or a stage-I function, got int
+prepared(GONE, "fast")  # FileNotFoundError: gone.py
+prepared(MINE, "broken")  # ScheduleError: made of {'how': 'broken'}
 from_data({"template": "Choices"})  # ValueError: expected Choices with a dict of 'values'
 from_data({"template": "Choices", "values": {"tile": [1]}})  # ValueError: 'tile': expected a number
 """,
@@ -303,18 +309,6 @@ def test_a_schedule_of_a_script_is_found_by_its_file(tmp_path):
     exec("def typed(sch, config): pass", names := {})
     with pytest.raises(ValueError, match="got 'typed' of <string>, which is no file"):
         ScheduleRef.of(names["typed"])
-
-
-def test_a_schedule_whose_file_is_gone_is_the_trials_failure(tmp_path):
-    case = ProgramCase(task(ScheduleRef("", str(tmp_path / "gone.py"), "apply")))
-    with pytest.raises(FileNotFoundError, match="gone.py"):
-        case.prepared(Choices({"how": "fast"}))
-
-
-def test_a_schedules_own_error_is_the_trials():
-    case = ProgramCase(task(ScheduleRef.of(user_schedules.apply)))
-    with pytest.raises(ScheduleError, match="made of {'how': 'broken'}"):
-        case.prepared(Choices({"how": "broken"}))
 
 
 LIMIT = 3  # seconds, for the one that hangs

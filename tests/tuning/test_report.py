@@ -121,18 +121,14 @@ def test_pages_of_nothing(tmp_path):
     assert "Time of each trial" in images
 
 
-def test_page_of_a_sparse_result(tmp_path):
-    matrix = tuned_fake.matrix(30, 30)
-    sought = of_operator("spgemm", matrix, matrix, target="llvm", device=None)
-    words, images, _ = written(tmp_path, sought.tuned, graph="g")
-    assert words.startswith("spgemm on g (30 x 30") and "Stored elements" in images
-
-
-def test_page_of_an_operator_along_edges(tmp_path):
-    """Its best schedule is that of a config, and not of a user's choices."""
-    found = of_operator("softmax", tuned_fake.matrix(30, 30), target="llvm", device=None).tuned
+def test_pages_of_other_operators(tmp_path):
+    """The best schedule along edges is that of a config, and not of a user's choices."""
+    matrix, on = tuned_fake.matrix(30, 30), {"target": "llvm", "device": None}
+    words, images, _ = written(tmp_path, of_operator("spgemm", matrix, matrix, **on).tuned)
+    assert words.startswith("spgemm (30 x 30") and "Stored elements" in images
+    found = of_operator("softmax", matrix, **on).tuned
     found.trials = [Trial(0, found.default, tuned_fake.outcome(1.0), 0.1)]
-    words, _, _ = written(tmp_path, found, graph="g")
+    words, _, _ = written(tmp_path, found)
     assert "Its best schedule" in words and "The default one." not in words
 
 

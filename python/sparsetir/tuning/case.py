@@ -148,21 +148,22 @@ class OperatorCase:
     """A task as a case, and what is known of the result.
 
     matrix : the pattern of the task's, with the values of the case
+    request : that all plans are made of
     """
 
     def __init__(self, task: Task) -> None:
         self.task, self.case = task, case_of(task)
         self._placed: list[Array] | None = None
         self.matrix: SparseMatrix = task.matrix.with_values(self.case.matrix.data)
+        self.request = requested(task.op, self.matrix, task.feat, **task.options)
         self.check = Reference(self.case)
 
     def prepared(self, config: Config, device: object = None) -> Prepared:
         """A config as a plan, with the operands on a device (None: this CPU)."""
-        task = self.task
-        made = plan_of(requested(task.op, self.matrix, task.feat, **task.options), config)
+        made = plan_of(self.request, config)
         about = {**costs(made), "bytes": stored_bytes(made)}
         operands = self._on(device)
-        out = array(np.full(self.check.shape, np.nan), task.dtype, device)
+        out = array(np.full(self.check.shape, np.nan), self.task.dtype, device)
 
         def call() -> None:
             made(*operands, out=out)

@@ -21,7 +21,7 @@ from sparsetir.tuning.remote import Remote
 
 START_LIMIT = 600.0  # seconds until a worker has loaded everything and knows the exact result
 TASK = "task.pickle"
-LAUNCH = "from sparsetir.tuning.worker import serve_tuner; serve_tuner(answers, parent)"
+LAUNCH = "from sparsetir.tuning.worker import serve_tuner as s; s(answers, parent, *sys.argv[1:])"
 
 
 class Measurer:
@@ -131,21 +131,17 @@ class Measurer:
         if self._process is not None and self._process.alive:
             return self._process
         self._end()
-        folder = self._saved()
-        task = self.task
-        gpu = is_gpu(resolve_target(task.target))
-        code = f"{WITHOUT_TORCH if gpu else pool.alike()}; {LAUNCH}"
+        folder, gpu = self._saved(), is_gpu(resolve_target(self.task.target))
         self._process = Process(
-            code,
+            f"{WITHOUT_TORCH if gpu else pool.alike()}; {LAUNCH}",
+            [str(folder / TASK), *self.modules],
             environment=self._environment(folder),
             folder=folder,
             printed=folder / "printed.txt",
             cores=self.cores,
         )
-        first = {"task": str(folder / TASK), "modules": self.modules}
         try:
             answer = self._process.answer(START_LIMIT)
-            answer = answer or self._process.ask("prepare", START_LIMIT, **first)
             failed = answer.get("failed", answer.get("missing"))
         except Ended as error:
             if self._interrupted:

@@ -26,8 +26,6 @@ from typing import Any
 import numpy as np
 import tvm
 
-from sparsetir.planning.plan import requested
-from sparsetir.planning.request import Request
 from sparsetir.records.task import OK, PRUNED, Config, Outcome, Reference
 from sparsetir.runtime.arrays import is_array, itemsize
 from sparsetir.runtime.pipeline import compile_stages
@@ -171,7 +169,7 @@ class RemoteDevice:
         return tracker
 
     def _device(self) -> tvm.runtime.Device:
-        wanted = _request_of(self.case)
+        wanted = self.case.request
         return self._session.device(wanted.target.kind.name if wanted.gpu else "cpu", 0)
 
     def _uploaded(self, made: Compiled) -> tvm.runtime.Module:
@@ -189,7 +187,7 @@ class RemoteDevice:
     def _arguments(self, made: Compiled) -> tuple[list[object], Array]:
         """The kernel's arguments, arrays being on the device; and the array that it writes."""
         signature, device = made.signature, self._device()
-        names = _request_of(self.case).operator.names
+        names = self.case.request.operator.names
         operands = dict(zip(names, self.case.case.operands, strict=True))
         given = {**made.arguments, **operands, "out": np.full(self.case.check.shape, np.nan)}
         values = [given[name] for name in signature.passed]
@@ -232,16 +230,12 @@ def _timed(timers: list[Timer], best: float | None, seconds: float | None) -> Ou
     return summary(OK, [turn(number, repeat) for _ in range(TURNS)], seconds)
 
 
-def _request_of(case: OperatorCase) -> Request:
-    return requested(case.task.op, case.matrix, case.task.feat, **case.task.options)
-
-
 def compiled(case: OperatorCase, config: Config) -> Compiled:
     """A config compiled, and the pattern arranged for it, as :class:`sparsetir.Plan` does.
 
     A plan also loads the kernel, which works only where it is to run.
     """
-    wanted = _request_of(case)
+    wanted = case.request
     template, shapes = wanted.template(config), wanted.shapes
     sizes = {**wanted.sizes, "tiles": config.tiles(wanted.feat)}
     start = time.perf_counter()

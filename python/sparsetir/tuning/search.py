@@ -16,7 +16,7 @@ from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.extras import need
 from sparsetir.records.record import Key, Record
 from sparsetir.records.records import RecordError, Records
-from sparsetir.records.task import Config
+from sparsetir.records.task import Config, Tunable
 from sparsetir.runtime.refusals import wrong
 from sparsetir.runtime.targets import TargetLike, resolve_target
 from sparsetir.schedules.default import is_gpu
@@ -24,7 +24,7 @@ from sparsetir.schedules.search.configs import from_data, to_data
 from sparsetir.schedules.search.spaces import Space
 from sparsetir.schedules.templates.registry import TEMPLATES
 from sparsetir.sparse_ir.nodes import SparseFunc
-from sparsetir.tuning.measure import Measurer, cores_for
+from sparsetir.tuning.measure import START_LIMIT, Measurer, cores_for
 from sparsetir.tuning.remote import Remote
 from sparsetir.tuning.sought import of_operator, of_program, refuse_options
 from sparsetir.tuning.tuned import Search, Tuned, TunedPlan, TunedProgram, TunedSparse
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 SAMPLERS = ("auto", "tpe", "random", "exhaustive")
 NEIGHBOURS = 3
-START_SECONDS = 600.0  # that a worker may take before it measures
 
 
 class SearchOptions(TypedDict, total=False):
@@ -249,9 +248,7 @@ def tune(
     else:
         refuse_options("a function", {"feat": feat, "more": more or None, **own, **plugged_in})
         sought = of_program(op, matrix, schedule, space, **on)
-    task, found = sought.tuned.task, sought.space
-    tuned, key = sought.tuned, sought.tuned.key
-    kept = _records(records)
+    tuned, found, kept = sought.tuned, sought.space, _records(records)
     first = list(sought.candidates)
     if transfer and kept is not None:
         # The default stays first.
@@ -266,12 +263,12 @@ def tune(
     trials_in = _trials_file(kept) if storage is None else storage
     options = {"time_limit": time_limit, "memory_limit": memory_limit, "remote": remote}
     options["modules"] = modules
-    places = _places(workers, task.threads, resolve_target(task.target))
+    task, places = tuned.task, _places(workers, tuned.task)
     with ExitStack() as stack:
         measurers = [stack.enter_context(Measurer(task, **options, **place)) for place in places]
         run = stack.enter_context(make_run(
-            study_name(key), trials_in, found, sampler=sampler, seed=int(seed), first=first,
-            trials=limit, seconds=seconds, patience=2 * time_limit + START_SECONDS,
+            study_name(tuned.key), trials_in, found, sampler=sampler, seed=int(seed), first=first,
+            trials=limit, seconds=seconds, patience=2 * time_limit + START_LIMIT,
             progress=progress,
         ))  # fmt: skip
         if progress is not None:
@@ -366,12 +363,13 @@ def _from_neighbours(records: Records, tuned: Search, found: Space) -> list[Conf
     return configs
 
 
-def _places(workers: int, threads: int, target: tvm.target.Target) -> list[dict[str, Any]]:
+def _places(workers: int, task: Tunable) -> list[dict[str, Any]]:
     """Where each measurer works: on other cores, or another GPU."""
+    target = resolve_target(task.target)
     if workers == 1:
         return [{}]
     if not is_gpu(target):
-        return [{"cores": cores} for cores in cores_for(workers, threads)]
+        return [{"cores": cores} for cores in cores_for(workers, task.threads)]
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is not None:
         there = [name for name in named.split(",") if name]

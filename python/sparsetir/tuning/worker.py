@@ -1,7 +1,7 @@
 """The process that runs candidates; :class:`sparsetir.tuning.measure.Measurer` asks it.
 
-First to prepare for a task, then for each candidate to begin, which has the reference ready, and to
-measure, which its time limit is of. What is printed here goes to a file of the parent's.
+For each candidate to begin, which has the reference ready, and to measure, which its time limit is
+of. What is printed here goes to a file of the parent's.
 """
 
 from __future__ import annotations
@@ -87,22 +87,19 @@ class Local:
 
 
 class Tuner:
-    """The requests that the process answers."""
+    """The requests that the process answers; it has the device, and the exact result.
 
-    _device: Local | RemoteDevice
-    _reference: Reference | None = None
+    task : a file in a folder of the parent's alone
+    """
 
-    def prepare(self, task: str, modules: Sequence[str]) -> None:
-        """Make the device that candidates are measured on, and the exact result.
-
-        task : a file in a folder of the parent's alone
-        """
+    def __init__(self, task: str, modules: Sequence[str]) -> None:
         allow_torch()
         for name in modules:
             importlib.import_module(name)
         found, remote = pickle.loads(Path(task).read_bytes())
         case = CASES[type(found)](found)
         self._device = Local(case) if remote is None else RemoteDevice(remote, case)
+        self._reference: Reference | None = None
 
     def begin(self, time_limit: float, reference: dict[str, Any] | None) -> dict[str, object]:
         """Have the reference and the device ready for a candidate."""
@@ -146,8 +143,8 @@ def limit_memory(more: int | None) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (most, resource.getrlimit(resource.RLIMIT_DATA)[1]))
 
 
-def serve_tuner(answers: int, parent: int) -> None:
-    """Answer until stdin ends; see :func:`sparsetir.tuning.serving.serve`."""
+def serve_tuner(answers: int, parent: int, task: str, *modules: str) -> None:
+    """Answer until stdin ends; see :func:`sparsetir.tuning.serving.serve` and :class:`Tuner`."""
     signal.signal(signal.SIGSEGV, signal.SIG_DFL)  # TVM's handler prints addresses, at length
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    serve(answers, parent, Tuner)
+    serve(answers, parent, lambda: Tuner(task, modules))
