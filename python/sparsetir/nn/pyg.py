@@ -204,7 +204,7 @@ class _Patches:
             if torch.compiler.is_compiling():
                 return old(layer, *args, **kwargs)
             least = next(reversed(self._users), None)  # another thread may end
-            if least is None or most_edges((*args, kwargs)) < least or _is_product(layer):
+            if least is None or most_edges((args, kwargs)) < least or _is_product(layer):
                 return old(layer, *args, **kwargs)
             return run_layer(layer, old, args, kwargs)
 

@@ -7,7 +7,7 @@ attributes compile again. Where it does not become one graph, or has no region, 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable
 from types import FunctionType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -17,13 +17,14 @@ from torch import Tensor, nn
 from torch._dynamo import exc
 from torch.nn.modules.module import _has_any_global_hook
 from torch.nn.parameter import is_lazy
+from torch.utils._pytree import tree_leaves
 
 from sparsetir.ops.registry import is_transformed
 
 Run = Callable[[Any, Any, Any], Any]
 
 INDICES = (torch.int32, torch.int64)
-PLAIN = (int, float, str, bool, type(None))  # constants of graphs
+PLAIN = (int, float, str, bool, type(None), torch.Size)  # constants of graphs
 # Functions of a layer that are its user's where an instance has them.
 METHODS = ("message", "aggregate", "message_and_aggregate", "update")
 OWN = ("forward", "propagate", *METHODS, "edge_update", "edge_updater")
@@ -46,28 +47,17 @@ _of_layers: WeakKeyDictionary[nn.Module, dict[Hashable, tuple[Run, Failures] | N
 _of_layers = WeakKeyDictionary()
 
 
-def most_edges(args: Iterable[Any]) -> int:
+def most_edges(args: object) -> int:
     """Edges of the largest pair of indices among arguments."""
-    pairs = (x for x in leaves(args) if isinstance(x, Tensor) and x.dtype in INDICES)
+    pairs = (x for x in tree_leaves(args) if isinstance(x, Tensor) and x.dtype in INDICES)
     return max((x.shape[1] for x in pairs if x.dim() == 2 and x.shape[0] == 2), default=0)
-
-
-def leaves(args: Iterable[Any]) -> Iterator[Any]:
-    """What is in arguments, in tuples, lists and dicts too."""
-    for x in args:
-        if isinstance(x, tuple | list):
-            yield from leaves(x)
-        elif isinstance(x, dict):
-            yield from leaves(x.values())
-        else:
-            yield x
 
 
 def run_layer(
     layer: Any, old: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """A call of a layer, compiled where that is possible, else by `old`."""
-    if not _is_usual(layer) or not all(map(_is_plain, leaves((*args, kwargs)))):
+    if not _is_usual(layer) or not all(map(_is_plain, tree_leaves((args, kwargs)))):
         return old(layer, *args, **kwargs)
     mode = layer.training, torch.is_grad_enabled()
     of_layer = _of_layers.setdefault(layer, {})
