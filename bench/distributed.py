@@ -164,7 +164,8 @@ def modelled(cell: dict[str, Any]) -> dict[str, Any]:
         split, measured = found["split"], found["epoch"]["min"]
         remote = split["remote product"]
         far = remote / max(1e-12, remote + split["local product"])
-        share = Share(*(max(found[k]) for k in ("nnz", "own", "halo")), far)
+        nnz, own, halo = (max(found[k]) for k in ("nnz", "own", "halo"))
+        share = Share(nnz, own, halo, far)
         crowding = max(1.0, size / len(os.sched_getaffinity(0)))
         parts = epoch(local, share, Network(**found["network"]), size, *numbers, crowding=crowding)
         said = {"model": parts["epoch"], "measured": measured, "parts": parts}
