@@ -37,7 +37,7 @@ CLOSE = {"float32": 1e-5, "float16": 4e-3, "bfloat16": 2e-2}
 
 @dataclass(frozen=True)
 class Kind:
-    """How a weight was pruned, and formats that suit it.
+    """A kind of pruning, and formats that suit it.
 
     tile : rows and columns of what was kept or pruned together
     empty : share of rows of blocks that keep nothing

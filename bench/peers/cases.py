@@ -19,7 +19,7 @@ def features(op: str, sizes: Sequence[int]) -> Sequence[int]:
 
 
 def save(case: Case, folder: Path) -> None:
-    """For the processes of the peers."""
+    """Save a case for the processes of the peers."""
     a = case.matrix
     arrays = {"indptr": a.indptr, "indices": a.indices, "data": a.data}
     arrays |= {f"operand{i}": x for i, x in enumerate(case.operands)}
@@ -28,7 +28,7 @@ def save(case: Case, folder: Path) -> None:
 
 
 def load(folder: Path, op: str, shape: tuple[int, int], feat: int, **more: Any) -> Case:
-    """What `save` wrote, in memory of this process.
+    """Load what `save` wrote.
 
     more : `dtype`, `reduce` and `heads` of the case
     """
