@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,6 @@ import scipy.sparse as sp
 
 from sparsetir.schedules.operators.registry import OPERATORS
 from sparsetir.tuning.case import Case, aligned
-
-
-def features(op: str, sizes: Sequence[int]) -> Sequence[int]:
-    """The feature sizes to measure an operator at: those, or 1 where operands are vectors."""
-    return [1] if OPERATORS[op].vectors else sizes
 
 
 def save(case: Case, folder: Path) -> None:
