@@ -28,7 +28,7 @@ Option = tuple[tuple[str, ...], dict[str, Any]]
 
 
 def option(*names: str, **given: Any) -> Option:
-    """Of a command, as `add_argument` takes it."""
+    """An option of a command, as `add_argument` takes it."""
     return names, given
 
 

@@ -91,7 +91,7 @@ def measure(
 
 
 def makers(name: str, mask: Any, dtype: str, peers: tuple[str, ...], device: Device) -> Makers:
-    """What makes each way, by its name."""
+    """The makers of ways, by name."""
     out: dict[str, Callable[[], Way]] = {OURS: lambda: ours(mask)}
     if DENSE in peers:
         out[DENSE] = lambda: dense(mask)

@@ -37,7 +37,7 @@ CLOSE = {"float32": 1e-5, "float16": 4e-3, "bfloat16": 2e-2}
 
 @dataclass(frozen=True)
 class Kind:
-    """How a weight was pruned, and formats that suit it.
+    """A kind of pruning, and formats that suit it.
 
     tile : rows and columns of what was kept or pruned together
     empty : share of rows of blocks that keep nothing
@@ -90,8 +90,9 @@ def cases(device: Device, quick: bool) -> Iterator[Case]:
         kinds, sizes, features, shares = ("blocks",), SIZES[:1], FEATURES[:1], SPARSITY[:1]
     if quick:
         sizes, features, shares = (256,), (64,), (0.75,)
-    for sparsity, *case in product(shares, sizes, kinds, TYPES[device.name], features):
-        yield Case(case[1], case[0], sparsity, *case[2:])
+    every = product(shares, sizes, kinds, TYPES[device.name], features)
+    for sparsity, size, kind, dtype, feat in every:
+        yield Case(kind, size, sparsity, dtype, feat)
 
 
 def run(args: argparse.Namespace) -> None:

@@ -36,7 +36,7 @@ BATCH = 100e-6  # seconds of calls that are timed together: short, as others may
 
 
 class _NoOp(torch.autograd.Function):
-    """What a product's gradient costs where nothing is computed."""
+    """A gradient that computes nothing: the floor of a product's."""
 
     @staticmethod
     def forward(ctx: Any, rowptr: Any, col: Any, values: Any, b: Any) -> Any:

@@ -34,7 +34,7 @@ class Layer(NamedTuple):
 
     @property
     def channels(self) -> tuple[int, int]:
-        """In and out."""
+        """Channels in and out."""
         return self.made.in_channels, self.made.out_channels
 
 

@@ -1,4 +1,4 @@
-"""What it costs to import and to compile; `calls` has what a call costs."""
+"""Times of imports and of compilation; `calls` has those of calls."""
 
 from __future__ import annotations
 

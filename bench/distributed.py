@@ -91,7 +91,7 @@ def cell_of(graph: str, model: str, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def launch(spec: dict[str, Any], size: int) -> list[dict[str, Any]]:
-    """What each process says; raises SystemExit where one fails."""
+    """Run processes, and give what each measured; SystemExit where one fails."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "spec.json"
         path.write_text(json.dumps(spec))
@@ -107,7 +107,7 @@ def launch(spec: dict[str, Any], size: int) -> list[dict[str, Any]]:
 
 
 def summary(found: list[dict[str, Any]], one: list[dict[str, Any]] | None) -> dict[str, Any]:
-    """Of the processes of a run together, or of the one with the most."""
+    """Sums over the processes of a run, or the largest of one."""
     out: dict[str, Any] = {k: {n: max(p[k][n] for p in found) for n in found[0][k]} for k in MOST}
     out |= {k: sum(p[k] for p in found) for k in TOTAL} | {k: [p[k] for p in found] for k in EACH}
     out |= {k: found[0][k] for k in ("network", "epoch of a small graph")}
@@ -121,7 +121,7 @@ def summary(found: list[dict[str, Any]], one: list[dict[str, Any]] | None) -> di
 
 
 def share_and_halo(process: dict[str, Any], one: dict[str, Any]) -> float:
-    """What one process takes, by this one's part of nodes and edges, and the rows that come once.
+    """Bytes of one process, by this one's part of nodes and edges, and the incoming rows once.
 
     By parts: of features by nodes, of the rest by edges.
     """
@@ -135,7 +135,7 @@ def share_and_halo(process: dict[str, Any], one: dict[str, Any]) -> float:
 
 
 def local_speeds(cell: dict[str, Any]) -> Local:
-    """Of one process: what its epoch takes, by edges and nodes."""
+    """Speeds of one process: its epoch by edges and nodes."""
     one, two = cell["runs"][1], cell["runs"].get(2)
     split, took = one["split"], one["epoch"]["min"]
     # Without the profiler's part.
@@ -164,7 +164,8 @@ def modelled(cell: dict[str, Any]) -> dict[str, Any]:
         split, measured = found["split"], found["epoch"]["min"]
         remote = split["remote product"]
         far = remote / max(1e-12, remote + split["local product"])
-        share = Share(*(max(found[k]) for k in ("nnz", "own", "halo")), far)
+        nnz, own, halo = (max(found[k]) for k in ("nnz", "own", "halo"))
+        share = Share(nnz, own, halo, far)
         crowding = max(1.0, size / len(os.sched_getaffinity(0)))
         parts = epoch(local, share, Network(**found["network"]), size, *numbers, crowding=crowding)
         said = {"model": parts["epoch"], "measured": measured, "parts": parts}

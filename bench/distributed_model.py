@@ -1,4 +1,4 @@
-"""How long an epoch takes on many machines: a model, of local speeds and a network's figures."""
+"""A model of an epoch's time on many machines, by local speeds and a network's figures."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Local(NamedTuple):
 
 
 class Share(NamedTuple):
-    """Of the process with the most: edges, nodes, rows that come, and whether edges are far."""
+    """The largest share of a process: edges, nodes, incoming rows, and the part of far edges."""
 
     nnz: float
     own: float
@@ -78,7 +78,7 @@ def epoch(
 
 
 def expected_share(graph: Mapping[str, Any], processes: int) -> Share:
-    """Of a graph of `nodes` with `degree` sources each, within `near` but for a share of `far`."""
+    """The share of a graph of `nodes` with `degree` sources, all but a part `far` within `near`."""
     nodes, degree, far, near = (graph[k] for k in ("nodes", "degree", "far", "near"))
     own = nodes / processes
     elsewhere = nodes - own

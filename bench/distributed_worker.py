@@ -124,7 +124,7 @@ def rows_of(spec: dict[str, Any], graph: DistGraph) -> tuple[Tensor, Tensor, Ten
 
 
 def give_back() -> None:
-    """What is free goes back to the system: what was used on the way to a graph is not its own."""
+    """Give free memory back to the system: a graph's own does not include what made it."""
     gc.collect()
     LIBC.malloc_trim(0)
 
@@ -174,7 +174,7 @@ def split_times(epoch: Callable[[], float], epochs: int) -> dict[str, float]:
 
 
 def network() -> dict[str, float]:
-    """Of exchanges here: seconds of one of few bytes, and bytes a second of large ones."""
+    """Latency and speed of exchanges here: seconds of few bytes, bytes a second of many."""
     size = dist.get_world_size()
 
     def exchange(count: int) -> float:

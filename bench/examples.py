@@ -51,7 +51,7 @@ class Training(Trained):
         self.begin(0)
 
     def begin(self, number: int) -> None:
-        """Have the parameters of a seed."""
+        """Reset parameters and Adam to those of a seed."""
         seed(number)
         self.net.load_state_dict(self.example.make().net.state_dict())
         self.adam.load_state_dict(self._new)

@@ -36,7 +36,7 @@ class Step:
 
 
 def steps(target: str, quick: bool, out: Path) -> list[Step]:
-    """What is run, in order.
+    """The steps, in order.
 
     target : "cuda", or "cpu" for a rehearsal without a GPU
     quick : small sizes
@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def outcome(step: Step, limit: float, variables: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """What became of a step that may take so many seconds, with some environment variables."""
+    """The outcome of a step that may take so many seconds, with some environment variables."""
     begun, found = time.monotonic(), {"step": step.name, "command": list(step.command)}
     if limit < 1:
         return {**found, "state": "no time", "seconds": 0.0, "printed": "no time"}

@@ -1,4 +1,4 @@
-"""What nvcc makes of the GPU templates, which takes no GPU: registers, spills, widths of loads."""
+"""Code of the GPU templates by nvcc, which needs no GPU: registers, spills, widths of loads."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def measure(name: str, problem: Any, config: Any, arch: str, nvcc: str) -> dict[str, Any]:
-    """Of all kernels of a template together; the most registers of one; the processor's seconds."""
+    """Counts over all kernels of a template; the most registers of one; the processor's seconds."""
     target = resolve_target({"kind": "cuda", "arch": arch})
     template = template_of(config, problem, gpu=True)
     stages = lower_template(template, problem, config, target)

@@ -1,4 +1,4 @@
-"""What commands share: they name cells and ways; here are runs, checks, files and status.
+"""Runs, checks, files and status of commands, which name cells and ways.
 
 A command measures cells one by one (`each`), shows them, and ends with a JSON file, a picture of
 it, and status 1 where a result was wrong (`finish`). Ways of torch's are in `ways`.
@@ -106,7 +106,7 @@ def chosen(command: str, only: Sequence[str] | None, known: Iterable[str]) -> li
 
 
 def check(who: str, found: np.ndarray, exact: np.ndarray, unit: np.ndarray | float) -> float:
-    """How far a result is off; raises SystemExit where that is too much.
+    """The error of a result; raises SystemExit where that is too much.
 
     unit : the sum of the absolute values that each element is made of
     """
@@ -129,6 +129,6 @@ def cuda() -> Any:
 
 
 def in_a_process(function: Callable[..., Any], *given: Any) -> Any:
-    """What a function of a module gives in a process of its own, where nothing was made before."""
+    """Call a function of a module in a new process, where nothing was made before."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(function, given)

@@ -1,4 +1,4 @@
-"""What got slower from one run to another."""
+"""Verdict on two runs: slower, faster and broken cells."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _drift(old: dict[str, Any], new: dict[str, Any]) -> dict[int | str, float]:
 
 
 def show(verdict: dict[str, Any]) -> None:
-    """What changed, the worst first."""
+    """Print the changes, the worst first."""
     rows = [
         [kind, name, f"{a * 1e3:.3f}", f"{b * 1e3:.3f}", f"x{change:.2f}", f"{noise:.0%}"]
         for kind in ("slower", "faster")

@@ -118,7 +118,7 @@ def run(args: argparse.Namespace) -> None:
 def measured(
     name: str, words: str, folder: Path, limit: float, quick: bool
 ) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """What became of a step, and its file, less what all files share."""
+    """The outcome of a step, and its file, without the facts that all files share."""
     command = (sys.executable, "-m", "bench", *shlex.split(words), "--out", str(folder))
     shim = forced(folder) if name == FORCED else {}
     if shim is None:

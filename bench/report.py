@@ -48,7 +48,7 @@ def _versions() -> dict[str, str]:
 
 
 def circumstances(threads: int | list[int]) -> dict[str, Any]:
-    """What a figure depends on beside what is measured; versions of what is installed."""
+    """The machine, variables and versions that a figure depends on."""
     import sparsetir
     from sparsetir.records.task import cpu_model
     from sparsetir.runtime.targets import (
@@ -90,7 +90,7 @@ def table(title: str, head: Sequence[str], rows: Sequence[Sequence[Any]]) -> Non
 
 
 class Form(NamedTuple):
-    """How times are told: in parts of a second, with some digits, minima or medians."""
+    """Form of printed times: parts of a second, digits, minima or medians."""
 
     unit: float = 1e3
     digits: int = 2
@@ -101,7 +101,7 @@ MS = Form()
 
 
 def beside(times: Mapping[str, Any], names: Sequence[str], base: str, form: Form = MS) -> list[str]:
-    """Of a row: what ways take, and in brackets how many times as long as one of them."""
+    """Cells of a row: times of ways, and in brackets their ratio to one of them."""
     took = {n: seconds(t, form.of) for n, t in times.items()}
     texts = []
     for name in names:
@@ -111,7 +111,7 @@ def beside(times: Mapping[str, Any], names: Sequence[str], base: str, form: Form
 
 
 def seconds(times: Any, of: str = "min") -> float:
-    """Of what is kept of a way: minimum and median, or the minimum alone."""
+    """Seconds of a way, of which minimum and median are kept, or the minimum alone."""
     return times if isinstance(times, float | int) else times[of]
 
 
@@ -129,7 +129,7 @@ def show_times(
     base: str,
     form: Form = MS,
 ) -> None:
-    """What ways take in a step, beside one of them: a line for each cell that has times.
+    """Print times of ways beside one of them: a line for each cell that has the step.
 
     about : keys of a cell, or of each column before the times what it holds of a cell
     """
@@ -149,7 +149,7 @@ def show_means(
     base: str,
     group: Callable[[Any], str] = lambda cell: "",
 ) -> None:
-    """How many times as fast as each other way one is, by groups of cells."""
+    """Print how many times as fast one way is as each other, by groups of cells."""
     for key in dict.fromkeys(map(group, cells)):
         mine = [c[step] for c in cells if group(c) == key and base in c.get(step, {})]
         for way in dict.fromkeys(n for times in mine for n in times if n != base):
@@ -160,7 +160,7 @@ def show_means(
 
 
 def show_others(cells: Sequence[Mapping[str, Any]], name: Callable[[Any], str]) -> None:
-    """Who is missing or has no gradients, once, and all that is wrong."""
+    """Print who is missing or has no gradients, once, and all that is wrong."""
     for what, text in (("missing", "is missing"), ("no_gradient", "has no gradient here")):
         for who, why in {n: w for c in cells for n, w in c.get(what, {}).items()}.items():
             print(f"{who} {text}: {why}")

@@ -12,7 +12,7 @@ from typing import Any
 
 from bench import plots
 from bench.harness import finish, refuse_bad
-from bench.peers.cases import features, save
+from bench.peers.cases import save
 from bench.peers.gpu import Gpu
 from bench.peers.libraries import BEFORE, FLOAT32, OURS, PEERS
 from bench.peers.turns import Worker, compare
@@ -21,6 +21,7 @@ from bench.report import commit
 from bench.summary import show, summarise
 from bench.timing import progress
 from sparsetir.runtime.targets import usable_cpus
+from sparsetir.schedules.operators.registry import OPERATORS
 from sparsetir.tuning.case import Case, Reference, make
 
 FEATURES = (32, 128, 512)
@@ -54,7 +55,7 @@ def measured(
         matrix = problem.load()
         about |= {"m": matrix.shape[0], "n": matrix.shape[1], "nnz": int(matrix.nnz)}
         for op, dtype in product(args.op, args.dtype):
-            for feat in features(op, sizes):
+            for feat in [1] if OPERATORS[op].vectors else sizes:
                 progress(f"{problem.name}: {op}, d = {feat}, {dtype}")
                 case = make(op, matrix, feat, dtype)
                 for cell in measuring.measured(case):

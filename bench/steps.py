@@ -1,4 +1,4 @@
-"""What each primitive of a schedule is worth: the plain SpMM on its way to the speed of a plan."""
+"""Effect of each primitive of a schedule: from the plain SpMM to the speed of a plan."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def measured(cells: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def group(cell: dict[str, Any]) -> tuple[str, str, int | str]:
-    """What a table holds: operator, dtype, threads."""
+    """The key of a table: operator, dtype, threads."""
     return cell["op"], cell["dtype"], cell["threads"]
 
 
@@ -40,7 +40,7 @@ def peer_time(cell: dict[str, Any], peer: str, of: str = "min") -> float | None:
 
 
 def summarise(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """For each group, class of problems and peer: geometric mean of speed-ups, and the lowest."""
+    """Geometric means and lowest speed-ups by group, class of problems and peer."""
     out = []
     done = measured(cells)
     for key in dict.fromkeys(group(c) for c in done):
@@ -66,7 +66,7 @@ def _speed_ups(cells: list[dict[str, Any]], peer: str) -> dict[str, Any]:
 
 
 def ratio(cell: dict[str, Any], peer: str, of: str = "min") -> float:
-    """How many times as long the peer takes."""
+    """The peer's time over ours."""
     time = peer_time(cell, peer, of)
     assert time is not None
     return time / cell["peers"][OURS][of]
@@ -135,7 +135,7 @@ def show_speed_ups(lines: list[dict[str, Any]]) -> None:
 
 
 def _show_versions(cells: list[dict[str, Any]]) -> None:
-    """Of libraries that say it themselves, and what they run on this CPU."""
+    """Print versions of libraries that state them, and the code they run on this CPU."""
     peers = [entry for c in cells for entry in c["peers"].items()]
     said = {name: p["about"] for name, p in peers if "version" in p.get("about", {})}
     for name, about in said.items():

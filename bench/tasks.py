@@ -234,7 +234,7 @@ class Links(Task):
 
 
 class Unsupervised(Task):
-    """What is learnt without classes is judged by a linear model of it."""
+    """A task without classes, judged by a linear model of what it learnt."""
 
     def loss(self, call: Call) -> Tensor:
         return call(cora().x, cora().edges)
@@ -315,7 +315,7 @@ class Batches(Task):
 
 @dataclass(frozen=True)
 class Example:
-    """How a task is made and trained."""
+    """The making and the training of a task."""
 
     make: Callable[[], Task]
     rate: float = 0.01

@@ -21,7 +21,7 @@ def progress(text: str) -> None:
 
 
 def clock_of(threads: int) -> Callable[[], float]:
-    """Of one thread that of the processor, which others who use the machine change less."""
+    """The clock for measuring: of one thread the processor's, which other work changes less."""
     return time.process_time if threads == 1 else time.perf_counter
 
 
@@ -91,7 +91,7 @@ def of_turns(turns: Sequence[Sequence[float]]) -> dict[str, Any]:
 
 
 def rotated(names: Iterable[Any], turn: int) -> list[Any]:
-    """Who begins in a turn, and the others behind."""
+    """Names in the order of a turn: another one begins in each."""
     names = list(names)
     first = turn % max(1, len(names))
     return names[first:] + names[:first]

@@ -45,7 +45,7 @@ class Device:
 
     @classmethod
     def of(cls, args: argparse.Namespace, **more: Any) -> Device | None:
-        """By options of the command line; None, which is told, where there is no such device."""
+        """The device of the command line; None, which is told, where there is none."""
         if getattr(args, "target", "cpu") == "cuda":
             torch.backends.cuda.matmul.allow_tf32 = False
             quick = (1, 2, COPIES)
@@ -57,7 +57,7 @@ class Device:
 
     @property
     def copies(self) -> int:
-        """How many of the operands take turns."""
+        """The number of copies of operands that take turns."""
         return self.turns[2] if self.turns else 1
 
     def times(self, calls: Mapping[str, Sequence[Call]]) -> dict[str, dict[str, float]]:
@@ -71,7 +71,7 @@ class Device:
 
 @dataclass
 class Comparison:
-    """What ways are given, and what they have to give.
+    """Operands of ways, and the result that they have to give.
 
     copies : of the operands
     exact : a way whose result, and gradients, are right; in float32 or wider
@@ -143,7 +143,7 @@ def _wide(x: Any) -> Any:
 
 
 def off(found: Any, wanted: Any, limit: float) -> str | None:
-    """What is wrong with a result, or None; NaN is wrong."""
+    """The error of a result in words, or None; NaN is wrong."""
     error = (found.to(wanted.dtype) - wanted).abs().max() / (wanted.abs().max() + 1e-30)
     return None if error < limit else f"by {error.item():.2g}"
 

@@ -1,4 +1,4 @@
-"""How Sphinx builds the site: `make docs`. Pages are Markdown (MyST); no network is needed."""
+"""Configuration of the site (`make docs`). Pages are Markdown (MyST); no network is needed."""
 
 import sys
 from pathlib import Path

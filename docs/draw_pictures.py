@@ -41,7 +41,7 @@ def example() -> Any:
 
 
 def save(figure: Any, name: str) -> None:
-    """As a small PNG file, of 64 colours, on white."""
+    """Save as a small PNG file, of 64 colours, on white."""
     file = BytesIO()
     figure.savefig(file, dpi=110, facecolor="white")
     Image.open(file).convert("RGB").quantize(64).save(FOLDER / f"{name}.png", optimize=True)

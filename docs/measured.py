@@ -1,4 +1,4 @@
-"""What `python -m bench readme` measured, cell by cell, beside other libraries."""
+"""Cells of `python -m bench readme`, compared with other libraries."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def file() -> Path:
 
 @cache
 def record() -> dict[str, Any]:
-    """What it holds."""
+    """The contents of that file."""
     return json.loads(file().read_text())
 
 
@@ -69,7 +69,7 @@ def ms(seconds: float) -> str:
 
 
 def times(ratio: float) -> str:
-    """How many times, of three digits at most."""
+    """A ratio in words, of three digits at most."""
     return f"{ratio:.2f}" if ratio < 10 else f"{ratio:.1f}" if ratio < 100 else f"{ratio:.0f}"
 
 

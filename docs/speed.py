@@ -53,7 +53,7 @@ QUICK = " **A quick round, which shows that all runs, and no speed.**"
 
 
 def readme() -> str:
-    """Of each snippet of the README: milliseconds, and how many times as fast as others."""
+    """The README's table: milliseconds of each snippet, and how many times as fast as others."""
     rows = []
     for what, snippet, name, wanted, ways in README_ROWS:
         one, two = ([c for c in cells(f"{name} {n}t") if wanted(c)] for n in (1, 2))
@@ -73,12 +73,12 @@ def readme() -> str:
 
 
 def _on(cell: dict[str, Any]) -> str:
-    """What a cell was measured on."""
+    """The graph or problem of a cell."""
     return cell.get("problem") or cell["graph"]
 
 
 def _beside(took: dict[str, Any]) -> str:
-    """Of ways, the first of which is ours."""
+    """Our time, the first, and how many times as fast it is as each other."""
     (_, ours), *others = took.items()
     told = (f"{times(t['min'] / ours['min'])}x {name}" for name, t in others)
     return f"{ms(ours['min'])} ms; {', '.join(told)}"
@@ -181,7 +181,7 @@ def _in_lines(found: list[Cell]) -> list[str]:
 
 
 def ratio(key: str) -> str:
-    """How many times as fast, of a comparison."""
+    """The ratios of a comparison: worst, best and mean."""
     for c in comparisons():
         if c.key == key:
             most = max(cell.ratio for cell in c.cells)
@@ -190,7 +190,7 @@ def ratio(key: str) -> str:
 
 
 def calls() -> str:
-    """What a call takes, with its kernel, in microseconds."""
+    """The table of calls, kernels included, in microseconds."""
     took = step("calls")["seconds"]["now"]
     found = {"the kernel alone": took["floors"]["kernel, NumPy"], **took["calls"]}
     rows = [[n, f"{1e6 * t['min']:.2f}", f"{1e6 * t['median']:.2f}"] for n, t in found.items()]
@@ -247,7 +247,7 @@ def exported() -> str:
 
 
 def memory() -> str:
-    """What an epoch takes."""
+    """Memory of an epoch."""
     (cell,) = step("memory")["cells"]
     words = {BACKEND: "through the backend"}
     told = ", ".join(
@@ -308,7 +308,7 @@ def _spread(ratios: Iterable[float]) -> str:
 
 
 def primitives() -> str:
-    """What each primitive of SpMM's schedule is worth."""
+    """The effect of each primitive of SpMM's schedule."""
     found = step("steps")["cells"]
     first, *names = found[0]["seconds"]
     rows = []
@@ -420,7 +420,7 @@ def draw_steps() -> None:
 
 
 def _small(drawn: Any, path: Path) -> None:
-    """Of 256 colours: with fewer the rare orange ones turn brown."""
+    """Save with 256 colours: with fewer the rare orange ones turn brown."""
     from PIL import Image
 
     Image.open(drawn).convert("RGB").quantize(256).save(path, optimize=True)

@@ -1,4 +1,4 @@
-"""What the examples on Cora share: data, training, arguments."""
+"""Data, training and arguments of the examples on Cora."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def load() -> Data:
 
 
 def dropout(x: Tensor, p: float, training: bool) -> Tensor:
-    """As `torch.nn.functional.dropout`, also of a sparse matrix, whose zeros stay zeros."""
+    """`torch.nn.functional.dropout`, also of a sparse matrix, whose zeros stay zeros."""
     if x.layout is torch.strided:
         return F.dropout(x, p, training)
     values = F.dropout(x.values(), p, training)

@@ -106,7 +106,7 @@ def densified(sparse: Encoder, dense: Encoder) -> Encoder:
 
 
 def bytes_of(model: torch.nn.Module) -> int:
-    """Of parameters and of where they stand."""
+    """Bytes of parameters and of their positions."""
     return sum(x.numel() * x.element_size() for x in (*model.parameters(), *model.buffers()))
 
 

@@ -44,7 +44,7 @@ class Data(NamedTuple):
 
     @property
     def relations(self) -> int:
-        """How many there are."""
+        """The number of relations."""
         return int(self.edge_type.max()) + 1
 
 

@@ -332,7 +332,7 @@ class Tuned:
 
     @staticmethod
     def space(order: int) -> list[Tuned]:
-        """What to try: all ways to part the levels, with prefetch or not."""
+        """Configs to try: all partitions of the levels, with prefetch or not."""
         return [Tuned(levels, ahead) for levels in _parted(order - 1) for ahead in (0, 8)]
 
     @staticmethod
@@ -360,7 +360,7 @@ def _parted(levels: int) -> list[tuple[int, ...]]:
 
 
 def tuned_mttkrp(sch: Schedule, config: Tuned) -> None:
-    """As A.5 to A.7 where each loop has one level, and a row's sum in registers, too."""
+    """Schedules A.5 to A.7 where each loop has one level, with a row's sum in registers."""
     it, i, inner, j = mttkrp_loops(sch)
     sch.sparse_reorder(it, [i, *inner, *j])
     for place, levels in enumerate(config.levels, 1):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,8 @@ from sparsetir.schedules.operators.registry import OPERATORS
 from sparsetir.tuning.case import Case, aligned
 
 
-def features(op: str, sizes: Sequence[int]) -> Sequence[int]:
-    """The feature sizes to measure an operator at: those, or 1 where operands are vectors."""
-    return [1] if OPERATORS[op].vectors else sizes
-
-
 def save(case: Case, folder: Path) -> None:
-    """For the processes of the peers."""
+    """Save a case for the processes of the peers."""
     a = case.matrix
     arrays = {"indptr": a.indptr, "indices": a.indices, "data": a.data}
     arrays |= {f"operand{i}": x for i, x in enumerate(case.operands)}
@@ -28,7 +22,7 @@ def save(case: Case, folder: Path) -> None:
 
 
 def load(folder: Path, op: str, shape: tuple[int, int], feat: int, **more: Any) -> Case:
-    """What `save` wrote, in memory of this process.
+    """Load what `save` wrote.
 
     more : `dtype`, `reduce` and `heads` of the case
     """

@@ -27,7 +27,7 @@ class Clock:
         self._flush = torch.empty(2 * cache, dtype=torch.uint8, device="cuda")
 
     def seconds(self, call: Callable[[], Any]) -> float:
-        """Of one call, with nothing of it in the caches."""
+        """Seconds of one call, with nothing of it in the caches."""
         cuda = self._torch.cuda
         start, end = (cuda.Event(enable_timing=True) for _ in range(2))
         self._flush.zero_()

@@ -1,4 +1,4 @@
-"""Whom sparsetir is measured against on a CPU; each class lives in a process of its own.
+"""Peers of sparsetir on a CPU; each class lives in a process of its own.
 
 Libraries are imported when a peer is made, in its process.
 """
@@ -47,7 +47,7 @@ class Peer:
         raise NotImplementedError
 
     def about(self) -> dict[str, Any]:
-        """What else is known of the case that was prepared."""
+        """Further facts of the prepared case."""
         return self.told
 
     def release(self) -> None:
@@ -59,7 +59,7 @@ class Peer:
 
 
 def wide(dtype: str) -> str:
-    """What holds all numbers of a dtype in NumPy."""
+    """The type of NumPy that holds all numbers of a dtype."""
     return "float64" if dtype == "float64" else "float32"
 
 

@@ -56,7 +56,7 @@ def code(maps: Path = MAPS) -> str | None:
 
 
 def version(library: Any) -> str:
-    """What the library says of itself."""
+    """The version that the library states."""
     text = ctypes.create_string_buffer(200)
     library.MKL_Get_Version_String(text, len(text))
     return text.value.decode(errors="replace").strip()

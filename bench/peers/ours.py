@@ -25,12 +25,12 @@ class Ours(Peer):
         return {"default": lambda: made(*operands, out=out)}
 
     def to_numpy(self, result: Any) -> np.ndarray:
-        """Also of TVM's tensors."""
+        """A result as numbers, also of TVM's tensors."""
         return numbers(result)
 
 
 class OursFloat32(Ours):
-    """What a user would call without kernels of half precision: the same numbers as float32."""
+    """Plans of the same numbers in float32, as without kernels of half precision."""
 
     def prepare(self, case: Case) -> Calls:
         """Calls into a given float32 result."""
@@ -38,7 +38,7 @@ class OursFloat32(Ours):
 
 
 def describe(plan: Any) -> dict[str, Any]:
-    """What JSON files hold of a plan."""
+    """A plan's config, costs, launches and padding, for JSON."""
     config = to_data(plan.config)
     told = ("convert_seconds", "compile_seconds", "launches", "padding")
     about = {k: getattr(plan, k) for k in told}

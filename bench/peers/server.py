@@ -24,7 +24,7 @@ SLOW = 0.03  # a call that takes longer is timed once in a turn
 
 
 class Server:
-    """What the process can be asked for; `op` of a request is the name of a method."""
+    """The requests that the process answers; `op` names a method."""
 
     def __init__(self, peer: Peer) -> None:
         self.peer = peer

@@ -124,7 +124,7 @@ class Times:
         return min(map(min, self.counted))
 
     def summary(self) -> dict[str, float]:
-        """In seconds, see `of_turns`."""
+        """Seconds, see `of_turns`."""
         found = of_turns([[t / 1e9 for t in turn] for turn in self.counted])
         return {**found, "turns": len(self.turns), "quiet": len(self.quiet)}
 
@@ -180,7 +180,7 @@ def compare(
 
 
 class Outcome(dict[str, dict[str, Any]]):
-    """What is found of peers; see `compare`."""
+    """The results of peers; see `compare`."""
 
     def __init__(self) -> None:
         super().__init__(peers={}, missing={}, wrong={}, failed={})
