@@ -263,7 +263,7 @@ SHAPES = {
 
 
 @requires_cuda_text
-@pytest.mark.parametrize("name", by_turns(SHAPES, 6))
+@pytest.mark.parametrize("name", by_turns(SHAPES, 4))
 def test_shapes_of_tiles(name: str) -> None:
     problem, config = SHAPES[name]
     check(problem, config, MASKS["mixed"], 36, 68)
