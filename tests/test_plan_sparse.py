@@ -294,6 +294,19 @@ def test_workers_know_what_is_right() -> None:
         assert "other elements are stored" in str(case.error(a.T.add(a, mask)))
 
 
+@pytest.mark.parametrize("dtype", ["int32", "uint8", "bool"])
+def test_workers_know_integers(dtype: str) -> None:
+    """Which wrap around, and have no infinity where a mask meets no term; they are not all zero."""
+    a, mask = matrix((20, 20), 0, "float64", 0.1).astype(dtype), matrix((20, 20), 1)
+    ops = {"spgemm": {"semiring": "min_plus", "mask": mask}, "add": {}, "sub": {}}
+    for op, options in list(ops.items())[: 2 if dtype == "bool" else 3]:
+        asked = sparsetir.planning.plan.requested(op, a, a, threads=1, **options)
+        case = SparseCase(SparseTask(asked))
+        made = case.prepared(asked.chosen())
+        made.call()
+        assert made.wrong() is None and case.expected.values.any()
+
+
 @pytest.mark.parametrize("semiring", ["", *SEMIRINGS])
 @pytest.mark.parametrize("masked", [False, True])
 def test_what_is_right_is_found_without_kernels(semiring: str, masked: bool) -> None:

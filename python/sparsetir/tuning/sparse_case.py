@@ -63,8 +63,10 @@ class SparseCase:
 
     def __init__(self, task: SparseTask) -> None:
         asked, rng = task.request, np.random.default_rng(SEED)
+        dtype = np.dtype(asked.problem.result)
+        least, most = (-1.0, 1.0) if dtype.kind in "fcV" else (-2 * (dtype.kind == "i"), 3)
         each = [
-            x.with_values((rng.random(x.nnz) * 2 - 1).astype(asked.problem.result))
+            x.with_values(rng.uniform(least, most, x.nnz).astype(dtype))
             for x in asked.matrices.each
         ]
         given = Matrices(tuple(each), asked.matrices.mask)
@@ -90,12 +92,24 @@ class SparseCase:
         for name in ("indptr", "columns"):
             if not np.array_equal(getattr(found.pattern, name), getattr(expected.pattern, name)):
                 return f"other elements are stored: {found.nnz}, not {expected.nnz}"
-        got, want = (np.asarray(x.values, "float64") for x in (found, expected))
+        got = np.asarray(found.values, "float64")
+        want = _as_held(np.asarray(expected.values, "float64"), found.dtype)
         tolerance = TOLERANCES.get(str(found.dtype), 0.0) * self.scale
         return first_wrong(np.isclose(got, want, 0, tolerance, equal_nan=True), got, want)
 
     def release(self) -> None:
         """Nothing is kept for a candidate alone."""
+
+
+def _as_held(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Numbers as results of a type hold them: those of integers wrap, and know no infinity."""
+    if dtype.kind not in "iub":
+        return values
+    if dtype.kind == "b":
+        return values != 0
+    info, finite = np.iinfo(dtype), np.isfinite(values)
+    wrapped = np.where(finite, values, 0).astype("int64").astype(dtype)
+    return np.where(finite, wrapped, np.clip(values, float(info.min), float(info.max)))
 
 
 def exact_result(wanted: Request) -> tuple[SparseMatrix, float]:
