@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from sparsetir import distributed, nn, ops
 from sparsetir.data.graphs import load_graph
 from sparsetir.distributed import DistGraph, DistributedError, parts
+from sparsetir.distributed.exchange import Exchange
 
 TOLERANCE = {
     torch.float64: {"rtol": 1e-10, "atol": 1e-10},
@@ -266,6 +267,41 @@ def test_in_pieces(group: Any, most: int) -> None:
             test_sddmm(group, "random", "given", torch.float32, True, attention)
     finally:
         parts.BLOCK_ROWS, parts.MAX_BLOCKS = sizes
+
+
+def test_gradients_of_halos_go_first(group: Any) -> None:
+    """They are under way while those of own rows are computed; and some of them alone are right."""
+    graph, *_ = spread(group, "random", "given")
+    order: list[str] = []
+    begin, transposed = Exchange.begin_back, parts.transposed
+
+    def begun(*args: Any) -> Any:
+        order.append("sent")
+        return begin(*args)
+
+    def computed(A: Any, *args: Any) -> Any:
+        order.append("local" if A is graph.local else "remote")
+        return transposed(A, *args)
+
+    Exchange.begin_back, parts.transposed = begun, computed
+    try:
+        for call in (
+            lambda x, y: distributed.spmm(graph, y) * x,
+            lambda x, y: distributed.spmm(graph, y, "mean", distributed.sddmm(graph, x, y)),
+            lambda x, y: distributed.sddmm(graph, x, y),
+            lambda x, y: distributed.attention(graph, x, y, x),
+        ):
+            x, y = torch.randn(2, graph.own, FEAT, dtype=torch.float64).requires_grad_()
+            order.clear()
+            wanted = torch.autograd.grad(call(x, y).square().sum(), (x, y))
+            assert order[-3:] == ["remote", "sent", "local"], order
+            for at, one in enumerate((x, y)):
+                others = [z if z is one else z.detach() for z in (x, y)]
+                for given_ in (others, (x, y)):  # the other takes none; has one that nobody wants
+                    (found,) = torch.autograd.grad(call(*given_).square().sum(), one)
+                    close(found, wanted[at])
+    finally:
+        Exchange.begin_back, parts.transposed = begin, transposed
 
 
 def test_bytes(group: Any) -> None:
