@@ -81,6 +81,7 @@ def show(results: dict[str, Any]) -> None:
         _show_costs(measured(cells))
     if results["summary"]:
         show_speed_ups(results["summary"])
+        print(f"{BEST}: the fastest one of each cell, without {FLOAT32}.")
     _show_versions(cells)
     _show_missing(cells)
     _show_disturbed(cells)
@@ -131,7 +132,6 @@ def show_speed_ups(lines: list[dict[str, Any]]) -> None:
     head = ["op", "dtype", "threads", "peer", "problems", "cells", "speed-up", "of medians"]
     title = f"Speed-up of {OURS} over peers, geometric mean"
     table(title, [*head, "lowest", "at"], rows)
-    print(f"{BEST}: the fastest one of each cell, without {FLOAT32}.")
 
 
 def _show_versions(cells: list[dict[str, Any]]) -> None:
