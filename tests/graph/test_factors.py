@@ -86,3 +86,16 @@ def test_a_gradient_that_is_not_selected_is_none_of_the_sum():
         found.append(torch.autograd.grad(call(leaf, given, w), [leaf, model.a], gradient))
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b, rtol=2e-4, atol=2e-5, equal_nan=True)
+
+
+def test_sums_at_nodes_that_are_selected_later(plain):
+    """A sum over all edges is not made of sums by an index that comes after it."""
+
+    def model(x, given, w):
+        values = w[:, None] * x[given[0]]
+        values = values * values.sum(0)
+        return values.sum(0), torch.zeros_like(x).index_add(0, given[1], values)
+
+    args = torch.randn(NODES, FEATURES), edges(), torch.rand(edges().shape[1])
+    found, expected = torch.compile(model, backend="sparsetir")(*args), model(*args)
+    torch.testing.assert_close(found, expected, rtol=2e-4, atol=2e-5)

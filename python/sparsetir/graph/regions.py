@@ -372,8 +372,10 @@ class _Finder:
     def _take_factors_out(self, nodes: list[fx.Node]) -> None:
         """Where that makes two sums one, or one of fewer features."""
         groups: dict[tuple[fx.Node, str, str], list[fx.Node]] = {}
+        place = {node: n for n, node in enumerate(self.graph.nodes)}
         for node in nodes:
             values, at = self._summed(node)
+            at = {rows: count for rows, count in at.items() if place[rows] < place[node]}
             for rows, count in at.items():
                 found = split(values, rows, count)
                 if found.terms and len(found.factors) + len(found.divisors):
