@@ -112,8 +112,9 @@ class Program:
         lines = [f"{out} = {term}"]
         if self.reduce or self.summed:
             lines = reduced(self.reduce or "sum", out, term)
-        iteration = self._iteration([f"k{n}" for n in range(count)], fused)
-        return _written(NAME, ["out", *arrays], sizes, body, matched, *iteration, lines)
+        over, names, kinds = self._iteration([f"k{n}" for n in range(count)], fused)
+        body += [_buffer(*found) for found in matched] + [_visit(over, kinds, NAME, names)]
+        return _function(NAME, ["out", *arrays], sizes, body, lines)
 
     def sizes(self, shapes: Sequence[Sequence[Any]], result: Sequence[Any]) -> dict[str, Any]:
         """Sizes of a call by name, of loops over features and of nodes by the other indices.
@@ -200,11 +201,9 @@ def layout(
     body += [f"D{n} = T.dense_fixed({size or f'd{n}'})" for n, size in enumerate(sizes)]
     ones = sorted({a for axes in arrays.values() for a, _ in axes if a.startswith("ONE")})
     body += [f"{one} = T.dense_fixed(1)" for one in ones]
-    matched = [(array, [a for a, _ in axes], "float32") for array, axes in arrays.items()]
-    axes, names = ([x[n] for x in over] for n in range(2))
-    return _written(
-        name, list(arrays), ["m", *open_sizes], body, matched, axes, names, kinds, lines
-    )
+    body += [_buffer(array, [a for a, _ in axes]) for array, axes in arrays.items()]
+    body.append(_visit([a for a, _ in over], kinds, name, [loop for _, loop in over]))
+    return _function(name, list(arrays), ["m", *open_sizes], body, lines)
 
 
 def reduced(reduce: str, out: str, term: str) -> list[str]:
@@ -217,31 +216,20 @@ def _loops(sizes: Sequence[Any], axes: Sequence[int | None]) -> dict[str, Any]:
     return {f"d{a}": size for size, a in zip(sizes, axes, strict=True) if a is not None}
 
 
-def _written(
-    name: str,
-    arrays: list[str],
-    sizes: list[str],
-    axes: list[str],
-    matched: list[tuple[str, list[str], str]],
-    over: list[str],
-    names: list[str],
-    kinds: str,
-    lines: list[str],
+def _function(
+    name: str, arrays: Sequence[str], sizes: list[str], body: list[str], lines: list[str]
 ) -> str:
-    """A program of one iteration.
+    """A function of arrays and sizes: its body, the last line of which is an iteration, and the
+    lines of that."""
+    head = [f"{array}: T.handle," for array in arrays] + [f"{size}: T.int32," for size in sizes]
+    body = [*body, *(f"    {line}" for line in lines)]
+    text = ["@T.prim_func", f"def {name}(", *(f"    {line}" for line in head), "):"]
+    return "\n".join([*text, *(f"    {line}" for line in body)]) + "\n"
 
-    arrays, sizes : parameters
-    axes : lines that make them
-    matched : of arrays their axes and types
-    over, names : axes of the iteration, and its loops
-    """
-    head = [f"    {array}: T.handle," for array in arrays]
-    head += [f"    {size}: T.int32," for size in sizes]
-    buffers = [
-        f'{array.upper()} = T.match_sparse_buffer({array}, ({", ".join(of)},), "{dtype}")'
-        for array, of, dtype in matched
-    ]
-    visit, loops = f'T.sp_iter([{", ".join(over)}], "{kinds}", "{name}")', ", ".join(names)
-    body = [*axes, *buffers, f"with {visit} as [{loops}]:", *(f"    {line}" for line in lines)]
-    text = ["@T.prim_func", f"def {name}(", *head, "):", *(f"    {line}" for line in body)]
-    return "\n".join(text) + "\n"
+
+def _visit(over: Sequence[str], kinds: str, name: str, loops: Sequence[str]) -> str:
+    return f'with T.sp_iter([{", ".join(over)}], "{kinds}", "{name}") as [{", ".join(loops)}]:'
+
+
+def _buffer(array: str, axes: Sequence[str], dtype: str = "float32") -> str:
+    return f'{array.upper()} = T.match_sparse_buffer({array}, ({", ".join(axes)},), "{dtype}")'
