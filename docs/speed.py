@@ -155,7 +155,7 @@ def losses() -> str:
     lost, others = [], []
     for n, c in enumerate(comparisons(), 1):
         if c.lost:
-            lost += [f"**{n}: {c.what}, beside {c.beside}**", "", *_in_lines(c.lost)]
+            lost += [f"**{n}: {c.what}**", "", *_in_lines(c.lost)]
         else:
             others.append(str(n))
     return "\n".join([*lost, f"None lose in {', '.join(others) or 'any other'}.", ""])
