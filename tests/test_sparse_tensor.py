@@ -79,6 +79,15 @@ def test_torch_and_back(layout, dtype):
     same(made, want)
 
 
+@pytest.mark.parametrize("dtype", ["uint16", "uint32", "uint64"])
+@pytest.mark.parametrize("layout", ["csr", "csc"])
+def test_types_that_torch_does_not_convert_itself(layout, dtype):
+    want = dense(dtype=dtype)
+    back = SparseMatrix.from_dense(want).to_torch(layout)
+    assert back.layout == getattr(torch, f"sparse_{layout}") and back.dtype == torch_dtype(dtype)
+    same(SparseMatrix(back), want)
+
+
 def test_torch_tensor_of_order_3():
     want = dense((3, 4, 5))
     made = SparseTensor(torch.from_numpy(want).to_sparse())

@@ -756,9 +756,14 @@ class SparseMatrix(SparseTensor):
             raise wrong("SparseMatrix.to_torch", "blocksize", expected, f"{blocksize} for '{name}'")
         if name == "coo":
             return super().to_torch("coo")
-        indptr = _tensor(self.pattern.indptr.astype(self.pattern.idtype))
-        arrays = indptr, _tensor(self.pattern.columns), _tensor(self._values)
-        out = torch.sparse_csr_tensor(*arrays, self.shape, check_invariants=False)
+        # Torch itself makes CSC of CSR for fewer types of values.
+        by = self.T if name == "csc" else self
+        make = torch.sparse_csc_tensor if name == "csc" else torch.sparse_csr_tensor
+        indptr = _tensor(by.pattern.indptr.astype(by.pattern.idtype))
+        arrays = indptr, _tensor(by.pattern.columns), _tensor(by.values)
+        out = make(*arrays, self.shape, check_invariants=False)
+        if blocksize is None:
+            return out
         return out.to_sparse(layout=getattr(torch, f"sparse_{name}"), blocksize=blocksize)
 
     _transposed: Self | None = None
