@@ -19,7 +19,7 @@ from tvm.support.cc import get_cc
 
 from sparsetir.graph.expressions import aten
 from sparsetir.graph.to_relax import WHO, Translation
-from sparsetir.runtime.kernel_file import write_whole
+from sparsetir.runtime.kernel_file import write_module
 from sparsetir.runtime.targets import resolve_target
 
 # Of these torch tells what they are made of.
@@ -85,7 +85,7 @@ def export(
     if target.kind.name != "llvm":
         raise ValueError(f"{WHO}: argument 'target': expected a CPU, got {target.kind.name}")
     module = Translation(_graph_of(model, tuple(inputs)), target).module()
-    write_whole(relax.build(module, target=target), path, overwrite)
+    write_module(relax.build(module, target=target), path, overwrite)
 
 
 def _check(model: Any, inputs: Any, path: Path, overwrite: bool) -> None:

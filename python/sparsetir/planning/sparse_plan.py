@@ -25,6 +25,7 @@ from sparsetir.planning.sparse_results import (
     kernel_of,
     of_elements,
     ratio_of,
+    term_ends,
     term_pairs,
     term_visits,
 )
@@ -269,7 +270,7 @@ class SparsePlan(Plan):
             self._known = CsrArrays(made.indptr.copy(), made.indices.copy(), None)
         else:
             self._known = made._replace(values=None)
-        if config.listed and _terms(*self._each).sum() < FEW * len(made.indices):
+        if config.listed and term_ends(*self._each)[-1] < FEW * len(made.indices):
             start, before = time.perf_counter(), self.convert_seconds
             known = self._known.indptr, self._known.indices, None
             self._repeat = self._of_terms(Csr(*known, (len(made.indptr) - 1, bounds.columns)))
@@ -473,10 +474,10 @@ class RowTablesPlan(Plan):
         values = [given.pop(x) for x in "ab"]
         self._shapes = {"values[0]": values[0].shape, "values[1]": values[1].shape}
         self._given = {k: self._there(x) for k, x in given.items()}
-        terms = _terms(left, right) if mask is None else np.diff(mask.indptr)
+        ends = term_ends(left, right)[left.indptr] if mask is None else mask.indptr
         self._bins = [
             (size, {"rows": self._there(rows), "count": len(rows), "ranges": r, "width": w})
-            for size, rows, r, w in binned(terms, right.shape[1])
+            for size, rows, r, w in binned(np.diff(ends), right.shape[1])
         ]
         self.launches = len(self._bins)
         if mask is None:
@@ -578,12 +579,6 @@ class RowTablesPlan(Plan):
 
     def __repr__(self) -> str:
         return f"<sparsetir.RowTablesPlan {self.op} {self.config}>"
-
-
-def _terms(A: Csr, B: Csr) -> np.ndarray:
-    """How many terms each row of a product has."""
-    ends = np.concatenate([[0], np.cumsum(np.diff(B.indptr)[A.indices], dtype=np.int64)])
-    return np.diff(ends[A.indptr])
 
 
 def binned(terms: np.ndarray, columns: int) -> list[tuple[Bin, np.ndarray, int, int]]:

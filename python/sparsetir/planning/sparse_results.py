@@ -439,6 +439,11 @@ def term_visits(A: Csr, B: Csr, mask: Csr) -> tuple[np.ndarray, np.ndarray, np.n
     return _joined([(mask.indices[:0],) * 3, *_visits(A, B, mask)], mask)
 
 
+def term_ends(A: Csr, B: Csr) -> np.ndarray:
+    """Where the terms of each element of A end, all of a product A B counted, from 0 on."""
+    return np.concatenate([[0], np.cumsum(np.diff(B.indptr)[A.indices], dtype=np.int64)])
+
+
 def _joined(
     parts: list[tuple[np.ndarray, ...]], mask: Csr
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -451,9 +456,8 @@ def _joined(
 def _visits(A: Csr, B: Csr, mask: Csr) -> Iterator[tuple[np.ndarray, ...]]:
     """The terms of some rows: elements of the mask, of A and of B, in A's order."""
     m, n = mask.shape
-    terms = np.diff(B.indptr)[A.indices].astype(np.int64)  # of each element of A
-    ends = np.concatenate([[0], np.cumsum(terms)])
-    of_rows = ends[A.indptr]
+    ends = term_ends(A, B)
+    terms, of_rows = np.diff(ends), ends[A.indptr]
     keys = np.repeat(np.arange(m, dtype=np.int64), np.diff(mask.indptr)) * n + mask.indices
     first = 0
     while first < m:

@@ -135,8 +135,7 @@ class Kernel:
         self.computed = signature.computed
         self._made = signature.passed[self._count :]
         self._steady = [name for name in self._made if name not in signature.of_values]
-        # By ids of index arrays that passed, and the sizes they were checked for: places of these
-        # arrays with references to them, and the computed arguments.
+        # By ids of index arrays that passed, and the sizes they were checked for.
         self._passed: dict[tuple[object, ...], Seen] = {}
 
     def __call__(self, *args: object, **kwargs: object) -> None:

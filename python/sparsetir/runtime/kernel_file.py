@@ -53,7 +53,7 @@ def write_library(
             file.write(b"%016d%016d" % (library, len(text)) + digest + MARK)
 
 
-def write_whole(module: Module, path: Path, overwrite: bool) -> None:
+def write_module(module: Module, path: Path, overwrite: bool) -> None:
     """Write a compiled module as a shared library alone; as :func:`write_library`."""
     with whole(path, overwrite) as made:
         _export(module, made)
