@@ -336,13 +336,13 @@ def test_tune_where_nothing_worked(run, records, monkeypatch):
 
 def test_names_of_reports(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    name = Path("sparsetir-tune-spmm-cora-32.html")
-    assert report_path(None, "spmm-cora-32", 32) == name
+    name = Path("sparsetir-tune-spmm-weights-conv1-32.html")
+    assert report_path(None, "spmm-weights:conv1-32", 32) == name
     name.touch()
     second = name.with_stem(f"{name.stem}-2")
-    assert report_path(None, "spmm-cora-32", 32) == second
-    assert report_path(tmp_path, "spmm-cora-32", 32) == tmp_path / second
-    assert report_path(Path("a.html"), "spmm-cora-32", 32) == Path("a-32.html")
+    assert report_path(None, "spmm-weights:conv1-32", 32) == second
+    assert report_path(tmp_path, "spmm-weights:conv1-32", 32) == tmp_path / second
+    assert report_path(Path("a.html"), "spmm-weights:conv1-32", 32) == Path("a-32.html")
     assert report_path(Path("a.html"), "spmm-cora-32") == Path("a.html")
 
 

@@ -186,8 +186,8 @@ def _of_operator(args: argparse.Namespace) -> Iterator[Wanted]:
         if op == "spgemm":
             matrix = SparseMatrix(matrix)
             second = matrix if matrix.shape[0] == matrix.shape[1] else matrix.T
-        what = f"{op}-{re.sub(r'[^A-Za-z0-9_.]+', '-', name)}-{feat or 1}"
-        path = report_path(args.report, what, feat if len(feats) > 1 else None)
+        several = feat if len(feats) > 1 else None
+        path = report_path(args.report, f"{op}-{name}-{feat or 1}", several)
         yield Wanted(op if feat is None else f"{op} {feat}", (op, matrix, second), options, path)
 
 
@@ -245,7 +245,7 @@ def report_path(given: Path | None, what: str, feat: int | None = None) -> Path:
     """
     if given is not None and not given.is_dir():
         return given if feat is None else given.with_stem(f"{given.stem}-{feat}")
-    stem, folder = f"sparsetir-tune-{what}", given or Path()
+    stem, folder = f"sparsetir-tune-{re.sub(r'[^A-Za-z0-9_.]+', '-', what)}", given or Path()
     paths = (folder / f"{stem}{f'-{n}' if n > 1 else ''}.html" for n in count(1))
     return next(path for path in paths if not path.exists())
 
