@@ -8,6 +8,7 @@ import threading
 import warnings
 from collections import Counter
 
+import numpy as np
 import optuna
 import pytest
 import scipy.sparse as sp
@@ -317,6 +318,14 @@ def test_workers_share_the_trials(monkeypatch):
     assert len(set(order(tuned))) == 20
     limits = {"time_limit": 7.0, "memory_limit": 2**30, "remote": None, "modules": ()}
     assert fake.options == [{**limits, "cores": (n,)} for n in range(3)]
+
+
+@pytest.mark.slow  # docs/tutorial.md and docs/new_operator.md search, too
+def test_with_a_worker():
+    tuned = run(trials=2)
+    assert tuned.counts.get("ok") and not tuned.failures and not tuned.warnings
+    b = np.ones((200, 32), "float32")
+    assert np.allclose(tuned.plan()(b), MATRIX @ b, atol=1e-4)
 
 
 # Refusals, and what must not show.
