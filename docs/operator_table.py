@@ -2,7 +2,8 @@
 
     python docs/operator_table.py
 
-writes it between `<!-- operators -->` and `<!-- end -->`; `tests/test_readme.py` holds both equal.
+writes it between `<!-- operators -->` and `<!-- end -->`; `tests/project/test_readme.py` holds
+both equal.
 """
 
 from __future__ import annotations

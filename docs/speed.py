@@ -4,7 +4,7 @@
 
 fills pages between `<!-- speed NAME -->`, or `<!-- speed ratio KEY -->`, and `<!-- end -->` by
 the function of that name in `TEXTS`, and draws docs/pictures/speed.png and steps.png. Steps that
-are not in the file are said not to be measured; `tests/test_readme.py` checks the pages.
+are not in the file are said not to be measured; `tests/project/test_readme.py` checks the pages.
 """
 
 from __future__ import annotations

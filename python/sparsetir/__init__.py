@@ -104,7 +104,7 @@ __all__ = [
     "tune",
 ]
 
-# Where public names are, below this package; tests/test_start.py holds it beside what type
+# Where public names are, below this package; tests/project/test_start.py holds it beside what type
 # checkers are told above. Those that `__all__` leaves out are the compiler's, which are imported
 # from `sparsetir.sparse_ir` and `sparsetir.formats`, or serve tools.
 _MODULES = {

@@ -7,8 +7,8 @@ import pytest
 import torch
 import torch.distributed
 
-import distributed_checks as checks
-from distributed_team import Team
+from distributed import checks
+from distributed.team import Team
 from pairs import by_default
 from sparsetir.distributed import DistGraph
 from sparsetir.distributed.collectives import check_device

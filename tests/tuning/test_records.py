@@ -6,9 +6,9 @@ from dataclasses import fields, replace
 
 import pytest
 
-from records_common import KEY, RECORD, record
 from sparsetir.records.record import Key, Record, record_to_data
 from sparsetir.records.records import RecordError, Records, default_path
+from tuning.records_common import KEY, RECORD, record
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from records_common import KEY, RECORD, query, record, run_sql
 from sparsetir import SparseMatrix, plan
 from sparsetir.cli import main
 from sparsetir.planning.plan import plan_candidates
@@ -21,6 +20,7 @@ from sparsetir.planning.plan import requested as request
 from sparsetir.records.record import Key, Record, record_to_data
 from sparsetir.records.records import RecordError, Records
 from sparsetir.schedules.search.configs import to_data
+from tuning.records_common import KEY, RECORD, query, record, run_sql
 
 # A child that begins with what is imported here, in no time.
 FORK = multiprocessing.get_context("fork")

@@ -6,7 +6,6 @@ from html.parser import HTMLParser
 
 import pytest
 
-import tuned_fake
 from sparsetir.formats import Hyb
 from sparsetir.runtime import file_errors
 from sparsetir.schedules.templates.decomposed import Decomposed
@@ -15,6 +14,7 @@ from sparsetir.tuning.progress import Bar
 from sparsetir.tuning.report import ranked, table, write_report
 from sparsetir.tuning.sought import of_operator
 from sparsetir.tuning.tuned import Trial
+from tuning import tuned_fake
 
 VOID = {"meta", "img", "br"}
 

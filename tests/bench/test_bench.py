@@ -23,7 +23,7 @@ from bench.ways import Comparison, Device
 from sparsetir.extras import WITHOUT_TORCH
 from sparsetir.tuning.process import THREADS
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 COMMANDS = {
     "compile": ([], lambda r: {"import", "spmm"} < set(r)),

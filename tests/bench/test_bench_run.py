@@ -26,7 +26,7 @@ from sparsetir.data.graphs import GraphError
 from sparsetir.schedules.operators.operands import rounded
 from sparsetir.tuning.case import Reference, make
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def random_matrix(m=40, n=30, seed=0):

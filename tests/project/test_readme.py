@@ -23,7 +23,7 @@ from fake_measurer import install
 from sparsetir.schedules.operators.registry import OPERATORS
 from sparsetir.schedules.templates.registry import TEMPLATES
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
     "README.md",
     "CHANGELOG.md",

@@ -9,9 +9,9 @@ import torch
 
 import format_rules
 import sparsetir
+from data.sparse_tensor_common import FLOATS, dense, frozen, same
 from refusals import refusals
 from small import small
-from sparse_tensor_common import FLOATS, dense, frozen, same
 from sparsetir import SparseMatrix, SparseTensor, StructureError
 from sparsetir.formats import BSR, CSR, Operand
 from sparsetir.formats.infer_indices import infer_format

@@ -14,7 +14,7 @@ import torch
 from sparsetir.data.datasets import load_cora, load_cora_dataset
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse")
-EXAMPLES = Path(__file__).parent.parent / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.fixture

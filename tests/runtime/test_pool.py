@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pool_checks import CHECKS, SLOW
+from runtime.pool_checks import CHECKS, SLOW
 
 HERE = Path(__file__).parent
 NAMES = [*CHECKS, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
@@ -21,7 +21,7 @@ OPENMP = pytest.mark.skipif(sys.platform != "linux", reason="OpenMP's pool is us
 def test_pools(name: str) -> None:
     """In a process of its own, as torch and pools stay once they are there."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("OMP_", "TVM_NUM"))}
-    environment |= {"OMP_NUM_THREADS": "2", "PYTHONPATH": f"{HERE}:{HERE.parent / 'python'}"}
+    environment |= {"OMP_NUM_THREADS": "2", "PYTHONPATH": str(HERE.parents[1] / "python")}
     environment.pop("SPARSETIR_POOL", None)
     command = [sys.executable, "-W", "ignore", str(HERE / "pool_checks.py"), name]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)

@@ -22,9 +22,9 @@ import sparsetir
 from kernel_common import arguments, kernel, linker, right
 from programs import PROGRAMS
 from refusals import refuse
+from runtime.test_build import scale
 from sparsetir.runtime import file_errors, kernel_file
 from sparsetir.runtime.kernel_file import MARK, TRAILER, read_library
-from test_build import scale
 
 pytestmark = linker
 

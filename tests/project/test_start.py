@@ -114,7 +114,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 TVM = "0.27.0.post1"
 NEEDS = "sparsetir 0.2.0 needs apache-tvm==0.27.0.post1 and apache-tvm-ffi==0.1.14.post1"
 RUN = "run `pip install apache-tvm==0.27.0.post1 apache-tvm-ffi==0.1.14.post1`"

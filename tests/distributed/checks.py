@@ -1,4 +1,4 @@
-"""What processes of `distributed_team` check; the first argument is their group.
+"""What processes of `team.py` check; the first argument is their group.
 
 All of them know the whole graph, which is drawn from one seed, and give a part of it.
 """

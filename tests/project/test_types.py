@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("pyright")
-PYTHON = Path(__file__).resolve().parents[1] / "python"
+PYTHON = Path(__file__).resolve().parents[2] / "python"
 PUBLIC = (
     "sparsetir", "sparsetir.datasets", "sparsetir.distributed", "sparsetir.formats",
     "sparsetir.graphs", "sparsetir.masks", "sparsetir.nn", "sparsetir.ops", "sparsetir.plot",

@@ -27,7 +27,7 @@ from compile_cache import AS_USERS, Cache
 
 TIMEOUT = 150  # seconds for a check, whose kernels are compiled beside other tests
 ALONE = {"OMP_NUM_THREADS": "1", "TVM_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-KERNELS = Path(__file__).resolve().parents[1] / ".pytest_cache" / "kernels"
+KERNELS = Path(__file__).resolve().parents[2] / ".pytest_cache" / "kernels"
 
 
 class Team:
@@ -39,7 +39,7 @@ class Team:
 
     def __init__(self, size: int, folder: Path, seconds: float = TIMEOUT) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["distributed_team", "distributed_checks"])
+        context.set_forkserver_preload(["distributed.team", "distributed.checks"])
         self.pipes, self.processes = [], []
         with _environment():
             for rank in range(size):

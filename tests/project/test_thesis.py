@@ -17,7 +17,7 @@ from cuda_stages import CudaStages
 from pairs import by_turns
 from sparsetir import Schedule
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 TYPES = [("float32", "int32"), ("float64", "int64")]
 SMALL = 0.01  # of the examples' inputs
 

@@ -14,6 +14,7 @@ from cuda_plans import run_plans
 from cuda_runner import CudaFunction, requires_cuda_text
 from gpu_runner import cuda_source, nvcc_compile, requires_nvcc
 from pairs import by_default
+from planning.test_plan_sparse import by_method, matrix, pair
 from sparsetir import SparseMatrix
 from sparsetir.planning import sparse_plan
 from sparsetir.planning.sparse_plan import RowTablesPlan, ValuesPlan
@@ -23,7 +24,6 @@ from sparsetir.schedules.gpu.row_tables import BINS, Bin, RowTables, dtypes_of, 
 from sparsetir.schedules.gpu.sparse_results import ElementThreads, TermLanes, apply, share_terms
 from sparsetir.schedules.operators.registry import OF_MATRICES
 from sparsetir.schedules.operators.sparse_results import SEMIRINGS, SparseResult
-from test_plan_sparse import by_method, matrix, pair
 
 CUDA = {"kind": "cuda", "arch": "sm_90"}
 

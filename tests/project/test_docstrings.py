@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 ORDER = ["Parameters", "Attributes", "Returns", "Yields", "Raises", "Notes", "Examples"]
 DIRECTIVE = re.compile(r"^\.\. (automodule|autoclass|autofunction|currentmodule|module):: (\S+)$")
 ENTRY = re.compile(r"^((?:\*{0,2}\w+)(?:, \*{0,2}\w+)*)(?: : (.+))?$")

@@ -14,9 +14,9 @@ import pytest
 
 import sparsetir
 from computed_common import BLOCK_PTR, blocked, plain_arguments
-from exported_kernels import CASES
 from kernel_common import linker
 from pairs import by_default
+from runtime.exported_kernels import CASES
 from schedule_common import opened
 from sparsetir.schedules.template import Choices
 from sparsetir.schedules.templates.amx import AmxBlocks

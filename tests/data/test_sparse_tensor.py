@@ -13,7 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from sparse_tensor_common import FLOATS, as_torch, dense, frozen, same, torch_dtype, torch_sparse
+from data.sparse_tensor_common import (
+    FLOATS,
+    as_torch,
+    dense,
+    frozen,
+    same,
+    torch_dtype,
+    torch_sparse,
+)
 from sparsetir import SparseMatrix, SparseTensor
 from sparsetir.data.sources import VALUE_DTYPES
 from sparsetir.formats import CSR
