@@ -15,10 +15,10 @@ import torch_geometric.nn as pyg
 
 import sparsetir
 from graph_models import FEATURES, MODELS, edges, made
+from refusals import refuse
 from sparsetir.graph.expressions import FORMULAS, aten
 from sparsetir.graph.programs import layout
 from sparsetir.graph.rest import has_compiler
-from sparsetir.sparse_ir.errors import LoweringError
 from sparsetir.sparse_ir.script.parser import from_source
 
 pytestmark = pytest.mark.skipif(not has_compiler(), reason="needs a C compiler")
@@ -129,36 +129,25 @@ def test_without_torch_and_this_package(tmp_path):
 
 def test_refusals(tmp_path):
     model, args = made("SAGE")
-    there = tmp_path / "there.so"
+    there, to = tmp_path / "there.so", tmp_path / "m.so"
     there.write_bytes(b"mine")
-    refusals = [
-        (
-            (model, args, tmp_path / "model.tar"),
-            {},
-            ValueError,
-            "'path': expected a name that ends",
-        ),
-        ((model, args, there), {}, FileExistsError, "'path': .*overwrite=True"),
-        ((len, args, there), {}, TypeError, "'model': expected a torch.nn.Module"),
-        ((model, [1], there), {}, TypeError, "'inputs': expected tensors, got int at 0"),
-        (
-            (model, args, tmp_path / "m.so"),
-            {"target": "cuda"},
-            ValueError,
-            "'target': expected a CPU",
-        ),
-    ]
-    for given, options, error, message in refusals:
-        with pytest.raises(error, match=message):
-            sparsetir.export(*given, **options)
+    linear = torch.nn.Linear(FEATURES, 8)
+    sums, noise = torch.nn.Sequential(linear, Sums()), Noise()
+    refuse(
+        """
+        sparsetir.export(model, args, tmp_path / "m.tar")  # ValueError: 'path': expected a name tha
+        sparsetir.export(model, args, there)  # FileExistsError: 'path': .. overwrite=True
+        sparsetir.export(len, args, there)  # TypeError: 'model': expected a torch.nn.Module
+        sparsetir.export(model, [1], there)  # TypeError: 'inputs': expected tensors, got int at 0
+        sparsetir.export(model, args, to, target="cuda")  # ValueError: 'target': expected a CPU
+        sparsetir.export(sums, args[:1], to)  # LoweringError: aten.cumsum.default that gives ( .. 8
+        sparsetir.export(linear.double(), (args[0].double(),), to)
+            # LoweringError: of torch.float64 is not supported
+        sparsetir.export(noise, args[:1], to)  # LoweringError: operator aten.rand.default
+        """,
+        locals(),
+    )
     assert there.read_bytes() == b"mine"
-    with pytest.raises(LoweringError, match=r"operator aten.cumsum.default that gives \(.*, 8\)"):
-        model = torch.nn.Sequential(torch.nn.Linear(FEATURES, 8), Sums())
-        sparsetir.export(model, args[:1], tmp_path / "m.so")
-    with pytest.raises(LoweringError, match=r"of torch.float64 is not supported"):
-        sparsetir.export(model[0].double(), (args[0].double(),), tmp_path / "m.so")
-    with pytest.raises(LoweringError, match="operator aten.rand.default"):  # no constant
-        sparsetir.export(Noise(), args[:1], tmp_path / "m.so")
     assert [p.name for p in tmp_path.iterdir()] == ["there.so"]
 
 

@@ -11,6 +11,7 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
+from refusals import refusals
 from sparsetir import SparseMatrix, ops
 
 OPS = {"add": torch.add, "sub": torch.sub, "mul": torch.mul, "maximum": torch.maximum}
@@ -156,35 +157,21 @@ def test_between_other_operators() -> None:
     torch.testing.assert_close(torch.compile(run, backend="eager")(weights), run(weights))
 
 
-@pytest.mark.parametrize(
-    ("call", "kind", "message"),
-    [
-        (lambda a, b: ops.spgemm(a, a), ValueError, r"spgemm: argument 'B': expected 7 rows"),
-        (lambda a, b: ops.spgemm(a, b, "x"), ValueError, r"spgemm: argument 'semiring': expected"),
-        (
-            lambda a, b: ops.add(a, a.to(torch.complex64)),
-            TypeError,
-            r"'matrices\[1\]': expected va",
-        ),
-        (lambda a, b: ops.inner(a, b), ValueError, r"inner: argument 'B': expected 7 columns"),
-        (lambda a, b: ops.vecdot(a, b), ValueError, r"vecdot: argument 'B': expected shape"),
-        (lambda a, b: ops.add(a), TypeError, r"add: expected two sparse matrices or more, got 1"),
-        (lambda a, b: ops.sub(a, b), ValueError, r"sub: argument 'matrices': expected shape"),
-        (lambda a, b: ops.add(a, torch.rand(6, 7)), ValueError, r"add: argument 'matrices\[1\]'"),
-        (
-            lambda a, b: ops.spgemm((torch.tensor([[0, 0], [1, 1]]), 2), a),
-            ValueError,
-            r"spgemm: argument 'A': expected each element once, got \(1, 0\) more than once",
-        ),
-        (
-            lambda a, b: ops.spgemm(
-                ops.resolve(a)._replace(values=torch.rand(a.values().shape[0], 2)), b
-            ),
-            ValueError,
-            r"spgemm: argument 'A': expected one value of each element",
-        ),
-    ],
+TA, TB = tensor(A), tensor(B)
+TWICE = (torch.tensor([[0, 0], [1, 1]]), 2)
+test_refusals = refusals(
+    """
+ops.spgemm(TA, TA)  # ValueError: spgemm: argument 'B': expected 7 rows
+ops.spgemm(TA, TB, "x")  # ValueError: spgemm: argument 'semiring': expected
+ops.add(TA, TA.to(torch.complex64))  # TypeError: 'matrices[1]': expected va
+ops.inner(TA, TB)  # ValueError: inner: argument 'B': expected 7 columns
+ops.vecdot(TA, TB)  # ValueError: vecdot: argument 'B': expected shape
+ops.add(TA)  # TypeError: add: expected two sparse matrices or more, got 1
+ops.sub(TA, TB)  # ValueError: sub: argument 'matrices': expected shape
+ops.add(TA, torch.rand(6, 7))  # ValueError: add: argument 'matrices[1]'
+ops.spgemm(TWICE, TA)  # ValueError: 'A': expected each element once, got (1, 0) more than once
+ops.spgemm(ops.resolve(TA)._replace(values=torch.rand(A.nnz, 2)), TB)
+    # ValueError: spgemm: argument 'A': expected one value of each element
+""",
+    globals(),
 )
-def test_refusals(call: Any, kind: Any, message: str) -> None:
-    with pytest.raises(kind, match=message):
-        call(tensor(A), tensor(B))

@@ -14,6 +14,7 @@ import scipy.sparse as sp
 import sparsetir
 from csr_zoo import ZOO
 from fake_measurer import install
+from refusals import refusals
 from sparsetir import SparseMatrix
 from sparsetir.planning import sparse_plan, sparse_results
 from sparsetir.planning.sparse_plan import SparsePlan
@@ -200,54 +201,39 @@ def test_what_is_written_later_changes_nothing() -> None:
     np.testing.assert_array_equal(run().values, expected.values)
 
 
-REFUSED = [
-    ("matrix", "spgemm", {}, TypeError, "argument 'feat': expected the second matrix"),
-    ("shape", "spgemm", {}, ValueError, "argument 'feat': expected 9 rows"),
-    ("more", "spgemm", {}, TypeError, "expected two matrices for 'spgemm', got 3"),
-    ("two", "spgemm", {"semiring": "min"}, ValueError, "argument 'semiring': expected one of"),
-    ("two", "spgemm", {"heads": 2}, ValueError, "argument 'heads': expected None for 'spgemm'"),
-    ("two", "spgemm", {"target": "cuda"}, RuntimeError, "there is no cuda device"),
-    ("two", "spgemm", {"threads": 0}, ValueError, "argument 'threads': expected 1 or more"),
-    ("two", "maximum", {"semiring": "or_and"}, ValueError, "'semiring': expected 'plus_times'"),
-    ("two", "spgemm", {"config": 3}, TypeError, "argument 'config': expected Assembled"),
-    ("two", "spgemm", {"config": Assembled(listed=True, kept=False)}, ValueError, "listed=False"),
-    ("two", "add", {"config": Assembled(listed=True)}, ValueError, "expected listed=False"),
-    ("two", "inner", {"config": Assembled(dotted=True)}, ValueError, "expected dotted=False"),
-    ("shape", "inner", {"mask": matrix((9, 9), 0)}, ValueError, "argument 'mask': expected shape"),
-    ("more", "inner", {}, TypeError, "expected two matrices for 'inner', got 3"),
-    ("more", "kron", {}, TypeError, "expected two matrices for 'kron', got 3"),
-    ("two", "kron", {"mask": matrix((9, 9), 0)}, ValueError, "'mask': expected None for 'kron'"),
-    ("more", "spmm", {}, TypeError, "expected one matrix for 'spmm'"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("given", "op", "options", "error", "text"), REFUSED)
-def test_refusals(given: str, op: str, options: Any, error: type[Exception], text: str) -> None:
-    a, b = matrix((9, 9), 0), matrix((9, 9), 1)
-    operands: dict[str, Any] = {
-        "matrix": [a], "shape": [a, matrix((8, 9), 0)], "more": [a, b, b], "two": [a, b],
-    }  # fmt: skip
-    with pytest.raises(error, match=text):
-        sparsetir.plan(op, *operands[given], **options)
-
-
-def test_refused_values() -> None:
-    a, b = matrix((9, 9), 0), matrix((9, 9), 1)
-    run = plan("add", a, b)
-    nnz = run().nnz
-    for call, error, text in (
-        (lambda: run(a.values, b.values, a.values), TypeError, "values of 2 matrices, got 3"),
-        (lambda: run([1.0]), TypeError, r"argument 'values\[0\]': expected an array of NumPy"),
-        (lambda: run(None, b.values[1:]), ValueError, r"argument 'values\[1\]': expected shape"),
-        (lambda: run(a.values.astype("float32")), TypeError, "expected dtype float64"),
-        (lambda: run(out=np.empty(nnz + 1)), ValueError, "argument 'out': expected shape"),
-        (lambda: run(out=np.empty(2 * nnz)[::2]), ValueError, "'out': expected a contiguous"),
-    ):
-        with pytest.raises(error, match=text):
-            call()
-    both = np.zeros(max(nnz, a.nnz))
-    with pytest.raises(ValueError, match="'out' shares memory with 'values"):
-        run(both[: a.nnz], out=both[:nnz])
+Q, R, S = matrix((9, 9), 0), matrix((9, 9), 1), matrix((8, 9), 0)
+RUN = plan("add", Q, R)
+NNZ, BOTH = RUN().nnz, np.zeros(99)
+LISTED = Assembled(listed=True)
+test_refusals = refusals(
+    """
+sparsetir.plan("spgemm", Q)  # TypeError: argument 'feat': expected the second matrix
+sparsetir.plan("spgemm", Q, S)  # ValueError: argument 'feat': expected 9 rows
+sparsetir.plan("spgemm", Q, R, R)  # TypeError: expected two matrices for 'spgemm', got 3
+sparsetir.plan("spgemm", Q, R, semiring="min")  # ValueError: 'semiring': expected one of
+sparsetir.plan("spgemm", Q, R, heads=2)  # ValueError: 'heads': expected None for 'spgemm'
+sparsetir.plan("spgemm", Q, R, target="cuda")  # RuntimeError: there is no cuda device
+sparsetir.plan("spgemm", Q, R, threads=0)  # ValueError: argument 'threads': expected 1 or more
+sparsetir.plan("maximum", Q, R, semiring="or_and")  # ValueError: 'semiring': expected 'plus_times'
+sparsetir.plan("spgemm", Q, R, config=3)  # TypeError: argument 'config': expected Assembled
+sparsetir.plan("spgemm", Q, R, config=Assembled(listed=True, kept=False))  # ValueError: listed=Fals
+sparsetir.plan("add", Q, R, config=LISTED)  # ValueError: expected listed=False
+sparsetir.plan("inner", Q, R, config=Assembled(dotted=True))  # ValueError: expected dotted=False
+sparsetir.plan("inner", Q, S, mask=Q)  # ValueError: argument 'mask': expected shape
+sparsetir.plan("inner", Q, R, R)  # TypeError: expected two matrices for 'inner', got 3
+sparsetir.plan("kron", Q, R, R)  # TypeError: expected two matrices for 'kron', got 3
+sparsetir.plan("kron", Q, R, mask=Q)  # ValueError: 'mask': expected None for 'kron'
+sparsetir.plan("spmm", Q, R, R)  # TypeError: expected one matrix for 'spmm'
+RUN(Q.values, R.values, Q.values)  # TypeError: values of 2 matrices, got 3
+RUN([1.0])  # TypeError: argument 'values[0]': expected an array of NumPy
+RUN(None, R.values[1:])  # ValueError: argument 'values[1]': expected shape
+RUN(Q.values.astype("float32"))  # TypeError: expected dtype float64
+RUN(out=np.empty(NNZ + 1))  # ValueError: argument 'out': expected shape
+RUN(out=np.empty(2 * NNZ)[::2])  # ValueError: 'out': expected a contiguous
+RUN(BOTH[: Q.nnz], out=BOTH[:NNZ])  # ValueError: 'out' shares memory with 'values
+""",
+    globals(),
+)
 
 
 def test_messages_keep_their_names() -> None:

@@ -15,6 +15,7 @@ from cuda_runner import CudaFunction, requires_cuda_text
 from gpu_runner import cuda_source, nvcc_compile, requires_nvcc
 from pairs import by_default
 from planning.test_plan_sparse import by_method, matrix, pair
+from refusals import refuse
 from sparsetir import SparseMatrix
 from sparsetir.planning import sparse_plan
 from sparsetir.planning.sparse_plan import RowTablesPlan, ValuesPlan
@@ -228,42 +229,39 @@ def test_hash_tables_compile(how: tuple[Any, ...], arch: str) -> None:
         assert nvcc_compile(cuda_source(stages["III"], arch), arch)
 
 
-def test_refused_hash_tables(tables: list[Any]) -> None:
-    a, wide, double = (matrix((9, 9), 0, x) for x in ("float32", "int64", "float64"))
-    for given_, op, options, message in (
-        ((a, a), "inner", {}, "expected ElementThreads or TermLanes for 'inner'"),
-        ((a, a), "add", {}, "expected ElementThreads for 'add'"),
-        ((a, a), "kron", {}, "expected ElementThreads for 'kron'"),
-        ((wide, wide), "spgemm", {}, "TermLanes but for float32, float64, int32 with 'plus_times'"),
-        ((double, double), "spgemm", {"semiring": "min_plus"}, "float32, int32 with 'min_plus'"),
-    ):  # fmt: skip
-        with pytest.raises(ValueError, match=message):
-            sparsetir.plan(op, *given_, target=CUDA, config=RowTables(), **options)
+def test_refusals(tables: list[Any]) -> None:
+    a, wide, double, half, yes = (
+        matrix((9, 9), 0, x) for x in ("float32", "int64", "float64", "float16", "bool")
+    )
     nothing = matrix((9, 9), 1, "float32", 0.0)
-    run = sparsetir.plan("spgemm", a, nothing, target=CUDA, config=RowTables())
-    with pytest.raises(TypeError, match="spgemm: expected values of 2 matrices, got 1"):
-        run(a.values)
-    with pytest.raises(ValueError, match=r"'values\[0\]': expected float32 of shape"):
-        run(torch.zeros(3), torch.zeros(0))
 
+    def planned(op: str, x: Any, y: Any, **options: Any) -> Any:
+        return sparsetir.plan(op, x, y, target=CUDA, **options)
 
-def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
-    run_plans(monkeypatch)
-    a = matrix((9, 9), 0)
-    for given, options, message in (
-        ((a.astype("float16"), a.astype("float16")), {}, "'dtype': expected one of float32"),
-        ((a.astype("bool"), a.astype("bool")), {}, "'dtype': expected one of float32, .* got bool"),
-    ):  # fmt: skip
-        with pytest.raises(ValueError, match=message):
-            sparsetir.plan("spgemm", *given, target=CUDA, **options)
-    with pytest.raises(ValueError, match="argument 'mask': expected None for 'mul' on a GPU"):
-        sparsetir.plan("mul", a, a, mask=a, target=CUDA)
-    with pytest.raises(TypeError, match="argument 'config': expected ElementThreads"):
-        sparsetir.plan("mul", a, a, config=3, target=CUDA)
-    with pytest.raises(ValueError, match="expected ElementThreads for 'mul', got TermLanes"):
-        sparsetir.plan("mul", a, a, config=TermLanes(), target=CUDA)
-    with pytest.raises(ValueError, match="tune: argument 'target': expected a CPU for 'mul'"):
+    refuse(
+        """
+        planned("inner", a, a, config=RowTables())  # ValueError: ElementThreads or TermLanes for 'i
+        planned("add", a, a, config=RowTables())  # ValueError: expected ElementThreads for 'add'
+        planned("kron", a, a, config=RowTables())  # ValueError: expected ElementThreads for 'kron'
+        planned("spgemm", wide, wide, config=RowTables())
+            # ValueError: TermLanes but for float32, float64, int32 with 'plus_times'
+        planned("spgemm", double, double, semiring="min_plus", config=RowTables())
+            # ValueError: float32, int32 with 'min_plus'
+        planned("spgemm", a, nothing, config=RowTables())(a.values)
+            # TypeError: spgemm: expected values of 2 matrices, got 1
+        planned("spgemm", a, nothing, config=RowTables())(torch.zeros(3), torch.zeros(0))
+            # ValueError: 'values[0]': expected float32 of shape
+        planned("spgemm", half, half)  # ValueError: 'dtype': expected one of float32
+        planned("spgemm", yes, yes)  # ValueError: 'dtype': expected one of float32, .. got bool
+        planned("mul", a, a, mask=a)  # ValueError: argument 'mask': expected None for 'mul' on a GP
+        planned("mul", a, a, config=3)  # TypeError: argument 'config': expected ElementThreads
+        planned("mul", a, a, config=TermLanes())  # ValueError: ElementThreads for 'mul', got TermLa
         sparsetir.tune("mul", a, a, target=CUDA, records="")
+            # ValueError: tune: argument 'target': expected a CPU for 'mul'
+        """,
+        globals(),
+        locals(),
+    )
 
 
 @requires_nvcc
