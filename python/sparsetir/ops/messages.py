@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from sparsetir.ops import functional, messages_library
+from sparsetir.ops import messages_library, products
 from sparsetir.ops.cache import kept, lasting, private
 from sparsetir.ops.operands import Operand, resolve
 from sparsetir.ops.registry import holds_data, wants_gradient
@@ -93,7 +93,7 @@ def gspmm(
     if e3 is None or (kind == "mul" and e3.shape[1:].numel() == 1):
         assert u3 is not None
         values = None if e3 is None else e3.reshape(-1)
-        found = functional.spmm(operand._replace(values=values), u3.flatten(1), reduce)
+        found = products.spmm(operand._replace(values=values), u3.flatten(1), reduce)
     else:
         found = _reduced(operand, u3, e3, kind, reduce)
     return found.reshape(operand.m, *shapes.out)
@@ -333,7 +333,7 @@ def _dot(operand: Operand, lhs: Tensor, rhs: Tensor, lhs_target: str, rhs_target
     if lhs.dim() == 2 and rhs.dim() == 2 and lhs.shape[1] == rhs.shape[1]:
         ends = {lhs_target: lhs, rhs_target: rhs}
         if set(ends) == {"u", "v"}:
-            return functional.sddmm(operand, ends["v"], ends["u"]).unsqueeze(-1)
+            return products.sddmm(operand, ends["v"], ends["u"]).unsqueeze(-1)
     feats = {lhs.shape[-1], rhs.shape[-1]} - {1}
     if len(feats) > 1:
         expected = "a last dimension to fit that of 'lhs'"
