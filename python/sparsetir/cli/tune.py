@@ -225,7 +225,7 @@ def _check_device(args: argparse.Namespace) -> None:
     import tvm
 
     from sparsetir.cli.doctor import gpu
-    from sparsetir.runtime.targets import resolve_target
+    from sparsetir.schedules.targets import resolve_target
 
     kind = resolve_target(args.target).kind.name
     if args.remote is not None or kind == "llvm" or tvm.runtime.device(kind, 0).exist:

@@ -55,8 +55,8 @@ from sparsetir.planning.run_plan import compiled_by
 from sparsetir.runtime.arrays import dtype_name
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.refusals import wrong
-from sparsetir.schedules.default import l2_bytes, l3_bytes
 from sparsetir.schedules.operators.edge_sums import EdgeSums
+from sparsetir.schedules.targets import l2_bytes, l3_bytes
 from sparsetir.schedules.templates.edge_sums import SumLoops
 
 

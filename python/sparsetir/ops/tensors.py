@@ -25,8 +25,8 @@ from sparsetir.records.task import Compiled, Config, Sizes, Task
 from sparsetir.runtime.arrays import dtype_name
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.refusals import wrong
-from sparsetir.runtime.targets import resolve_target
 from sparsetir.schedules.operators.problems import CsrPattern, Problem
+from sparsetir.schedules.targets import resolve_target
 from sparsetir.sparse_ir.errors import StructureError, StructureIndexError, StructureTypeError
 
 DTYPES = {

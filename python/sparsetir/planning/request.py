@@ -23,8 +23,6 @@ from sparsetir.runtime.arrays import CACHE_LINE, LEAST_ALIGNED, dtype_name, is_a
 from sparsetir.runtime.pipeline import Stages, lower_template
 from sparsetir.runtime.refusals import wrong
 from sparsetir.runtime.signature import Signature
-from sparsetir.runtime.targets import allowed
-from sparsetir.schedules.default import is_gpu
 from sparsetir.schedules.operators.names import (
     MESSAGES,
     NAMED,
@@ -41,6 +39,7 @@ from sparsetir.schedules.search.by_format import by_format
 from sparsetir.schedules.search.choose import Statistics, candidates
 from sparsetir.schedules.search.locality import Locality
 from sparsetir.schedules.search.spaces import Space, space
+from sparsetir.schedules.targets import allowed, is_gpu
 from sparsetir.schedules.template import Branch, Template
 from sparsetir.schedules.templates.amx import BLOCKS, configs
 from sparsetir.schedules.templates.registry import template_of

@@ -43,9 +43,9 @@ from sparsetir.runtime.arrays import (
 from sparsetir.runtime.kernel import WRITTEN, Kernel
 from sparsetir.runtime.pipeline import Stages, kernel_of, lower_template
 from sparsetir.runtime.refusals import wrong
-from sparsetir.schedules.default import is_gpu
 from sparsetir.schedules.operators.problems import Problem
 from sparsetir.schedules.passes.launches import count_launches
+from sparsetir.schedules.targets import is_gpu
 from sparsetir.schedules.templates.registry import template_of
 
 GPU_ALIGNMENT = 16  # of arrays, whose vector loads want whole vectors
