@@ -53,7 +53,6 @@ from sparsetir.ops.tensors import (
 from sparsetir.planning.request import reduction
 from sparsetir.planning.run_plan import compiled_by
 from sparsetir.runtime.arrays import dtype_name
-from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.refusals import wrong
 from sparsetir.schedules.operators.edge_sums import EdgeSums
 from sparsetir.schedules.targets import l2_bytes, l3_bytes
@@ -546,16 +545,16 @@ def _summed(
     if back:
         sources, targets = targets, sources
     out, count = b.new_empty(m, b.shape[1]), b.new_empty(m) if mean else None
-    kernel = _kernel(dtype_name(b), dtype_name(edges), values is not None, mean, b.shape[1])
+    types = dtype_name(b), dtype_name(edges)
+    kernel = compiled_by(*_how(b.shape[1], *types, values is not None, mean), target_of(CPU))
     arrays = {"source": sources, "target": targets, "b": b, "c": out, "count": count, "w": values}
     launch(kernel, {**arrays, "m": m, "n": len(b), "nnz": edges.shape[1], "feat": b.shape[1]})
     return out, count
 
 
 @lru_cache(256)
-def _kernel(dtype: str, idtype: str, weighted: bool, mean: bool, feat: int) -> Kernel:
-    problem = EdgeSums(dtype, idtype, weighted, mean)
-    return compiled_by(SumLoops(feat), problem, target_of(CPU))
+def _how(feat: int, *problem: Any) -> tuple[SumLoops, EdgeSums]:
+    return SumLoops(feat), EdgeSums(*problem)
 
 
 class _Sum(torch.autograd.Function):

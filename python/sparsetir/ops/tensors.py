@@ -60,12 +60,16 @@ def launch(kernel: Kernel, named: Mapping[str, Tensor | float | None]) -> None:
             kernel.run_refused(args, error)
 
 
-@lru_cache(512)
 def kernel_by(
     choose: Callable[..., Compiled], problem: Problem, target: Target, *given: Hashable
 ) -> Kernel:
     """The kernel of the config that is chosen of a problem, a target and what else is given."""
-    return compiled_by(choose(problem, target, *given), problem, target)
+    return compiled_by(_chosen(choose, problem, target, *given), problem, target)
+
+
+@lru_cache(512)
+def _chosen(choose: Callable[..., Compiled], *given: Hashable) -> Compiled:
+    return choose(*given)
 
 
 def call_plan(run: Plan, operands: Sequence[Tensor], values: Tensor | None) -> Tensor:
