@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sparsetir.data.graphs import KINDS, GraphError
-from sparsetir.runtime.targets import usable_cpus
+from sparsetir.schedules.targets import usable_cpus
 from sparsetir.tuning.process import THREADS
 
 RESULTS = Path("bench/results")

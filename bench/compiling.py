@@ -14,10 +14,10 @@ import sparsetir
 from bench.harness import finish
 from bench.report import table
 from bench.timing import in_turns, interleaved, progress
-from sparsetir.runtime.targets import host_target
 from sparsetir.schedules.operators import edge_attention, spmm
 from sparsetir.schedules.operators.edge_attention import EdgeAttention
 from sparsetir.schedules.operators.problems import Spmm
+from sparsetir.schedules.targets import host_target
 
 IMPORT = "import time; start = time.perf_counter(); import {}; print(time.perf_counter() - start)"
 

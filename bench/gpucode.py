@@ -18,7 +18,6 @@ from bench.harness import each, finish
 from bench.report import table
 from sparsetir.formats import BSR, DBSR, SRBCRS
 from sparsetir.runtime.pipeline import kernel_of, lower_template
-from sparsetir.runtime.targets import resolve_target
 from sparsetir.schedules.gpu.block_attention import WarpTiles
 from sparsetir.schedules.gpu.rgms import RelationalRows
 from sparsetir.schedules.gpu.rgms_gradients import GradientTiles
@@ -37,6 +36,7 @@ from sparsetir.schedules.operators.problems import Sddmm, Spmm
 from sparsetir.schedules.operators.rgms import Rgms
 from sparsetir.schedules.operators.rgms_gradients import RgmsGradient
 from sparsetir.schedules.passes.launches import count_launches
+from sparsetir.schedules.targets import resolve_target
 from sparsetir.schedules.templates.registry import template_of
 
 # Columns by what they count of SASS; the last of tensor cores: products by the types of factors,

@@ -51,7 +51,7 @@ def circumstances(threads: int | list[int]) -> dict[str, Any]:
     """The machine, variables and versions that a figure depends on."""
     import sparsetir
     from sparsetir.records.task import cpu_model
-    from sparsetir.runtime.targets import (
+    from sparsetir.schedules.targets import (
         distinctive_features,
         host_features,
         host_target,

@@ -20,8 +20,8 @@ from bench.problems import Problem, problems
 from bench.report import commit
 from bench.summary import show, summarise
 from bench.timing import progress
-from sparsetir.runtime.targets import usable_cpus
 from sparsetir.schedules.operators.registry import OPERATORS
+from sparsetir.schedules.targets import usable_cpus
 from sparsetir.tuning.case import Case, Reference, make
 
 FEATURES = (32, 128, 512)

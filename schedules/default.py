@@ -9,8 +9,6 @@ program, and a start for fast ones.
 
 from __future__ import annotations
 
-import os
-from functools import cache, lru_cache
 from typing import Any
 
 import tvm
@@ -27,16 +25,13 @@ from sparsetir.schedules.passes.parallel_loops import (
 )
 from sparsetir.schedules.passes.vectorize_innermost import vectorize_innermost
 from sparsetir.schedules.passes.vectorize_reductions import vectorize_reductions
+from sparsetir.schedules.targets import is_gpu, l2_bytes, vector_bits
 from sparsetir.sparse_ir.nodes import buffer_var, nodes_of, stores_of, substitute
 from sparsetir.sparse_ir.tir import as_one, block_with, is_one, loop_over
 from sparsetir.sparse_ir.workers import KIND
 
 GPU_THREADS = 128
 GPU_WARP = 32
-# Bits of vectors of floats, by the first of these features that a CPU has.
-X86_VECTORS = {"avx512f": 512, "avx": 256, "sse2": 128}
-# Bytes of cache that what is gathered from should fit into, where the machine does not say.
-L1_BYTES, L2_BYTES, L3_BYTES = 32 << 10, 1 << 20, 32 << 20
 
 
 def default_schedule(func: tirx.PrimFunc, target: Any, vectors: int | None = None) -> tirx.PrimFunc:
@@ -61,68 +56,6 @@ def default_schedule(func: tirx.PrimFunc, target: Any, vectors: int | None = Non
     bits = vector_bits(target)
     scheduled = vectorize_innermost(_cpu(func), bits, l2_bytes(), vectors)
     return inline_exponentials(vectorize_reductions(scheduled, bits))
-
-
-def is_gpu(target: Any) -> bool:
-    """Whether programs for the target need threads."""
-    return "gpu" in target.keys
-
-
-@lru_cache(maxsize=16)  # LLVM takes longer to say it than a small kernel to run
-def vector_bits(target: Any) -> int:
-    """Width of a CPU target's vector registers.
-
-    Of x86 by its features: TVM says 512 for all of them.
-    """
-    if target.kind.name == "llvm":
-        features = set(tvm.get_global_func("target.llvm_get_cpu_features")(target))
-        found = next((bits for name, bits in X86_VECTORS.items() if name in features), None)
-        if found is not None:
-            return found
-    width = tvm.get_global_func("target.llvm_get_vector_width")(target)
-    return int(width) if int(width) > 0 else 128
-
-
-def cpu_name(target: Any) -> str:
-    """What LLVM calls the CPU of a target, "" for none."""
-    return str(target.attrs.get("mcpu", ""))
-
-
-def l1_bytes() -> int:
-    """Size of the L1 data cache of a core, of this machine's."""
-    return _cache_bytes("SC_LEVEL1_DCACHE_SIZE", L1_BYTES)
-
-
-def l2_bytes() -> int:
-    """Size of the L2 cache of a core, of this machine's."""
-    return _cache_bytes("SC_LEVEL2_CACHE_SIZE", L2_BYTES)
-
-
-def l3_bytes() -> int:
-    """Size of the L3 cache, which cores share, of this machine's."""
-    return _cache_bytes("SC_LEVEL3_CACHE_SIZE", L3_BYTES)
-
-
-@cache
-def _cache_bytes(name: str, otherwise: int) -> int:
-    try:
-        size = os.sysconf(name)
-    except (OSError, ValueError):
-        size = 0
-    return size if size > 0 else otherwise
-
-
-def pool() -> int:
-    """Threads of TVM's pool, the one that calls among them."""
-    return int(tvm.get_global_func("runtime.NumThreads")())
-
-
-def assumed_machine(target: Any) -> dict[str, int]:
-    """What kernels for a target assume of this machine beside it: speed alone depends on it.
-
-    "l2_bytes" of a core and "threads" for CPUs, nothing for GPUs.
-    """
-    return {} if is_gpu(target) else {"l2_bytes": l2_bytes(), "threads": pool()}
 
 
 def _top_blocks(sch: Any) -> list[Any]:

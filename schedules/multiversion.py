@@ -39,12 +39,13 @@ from typing import Any, TypeVar
 import tvm
 from tvm import ir, s_tir, tirx
 
-from sparsetir.schedules.default import default_schedule, pool, vector_bits
+from sparsetir.schedules.default import default_schedule
 from sparsetir.schedules.operators.problems import Sddmm
 from sparsetir.schedules.passes.drop_identity_order import drop_identity_order
 from sparsetir.schedules.passes.inline_exponentials import inline_exponentials
 from sparsetir.schedules.passes.parallel_loops import materialize_loop_kinds
 from sparsetir.schedules.passes.unroll_known_tiles import unroll_known_tiles
+from sparsetir.schedules.targets import pool, vector_bits
 from sparsetir.schedules.templates.register_tile import in_registers, straight_code, sums_of
 from sparsetir.schedules.templates.sddmm import GROUP, SddmmGroups, apply, by_positions
 from sparsetir.schedules.templates.shapes import (

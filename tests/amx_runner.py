@@ -17,8 +17,8 @@ from tvm import ir, tirx
 
 from cuda_runner import _build
 from sparsetir.runtime.pipeline import Stages, kernel_of
-from sparsetir.runtime.targets import host_target
 from sparsetir.schedules.passes.amx_nests import NEEDS
+from sparsetir.schedules.targets import host_target
 from sparsetir.sparse_ir.traversal import map_expr
 
 SOURCE = Path(__file__).parent / "amx" / "tiles.cpp"

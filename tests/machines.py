@@ -57,7 +57,7 @@ TESTS = Machine("CPU of tests", AVX512, 2, 1 << 20)
 
 def _facts(machine: Machine) -> dict[str, dict[str, Any]]:
     """What stands for functions of production code, by module and name."""
-    from sparsetir.schedules.default import L1_BYTES, L2_BYTES, L3_BYTES
+    from sparsetir.schedules.targets import L1_BYTES, L2_BYTES, L3_BYTES
 
     l2 = machine.l2 if machine.l2 > 0 else L2_BYTES
     bits = partial(_of_host, "vector_bits", lambda: machine.vector_bits)
@@ -65,7 +65,7 @@ def _facts(machine: Machine) -> dict[str, dict[str, Any]]:
     return {
         "sparsetir.records.task": {"cpu_model": lambda: machine.cpu or "x86_64 generic"},
         "sparsetir.runtime.pool": {"work_of_threads": lambda: 1 << 20},
-        "sparsetir.schedules.default": {
+        "sparsetir.schedules.targets": {
             "l2_bytes": lambda: l2, "pool": lambda: machine.cores, "vector_bits": bits,
             "cpu_name": name, "l1_bytes": lambda: L1_BYTES, "l3_bytes": lambda: L3_BYTES,
         },
@@ -74,7 +74,7 @@ def _facts(machine: Machine) -> dict[str, dict[str, Any]]:
 
 def _of_host(function: str, here: Callable[[], Any], target: Any) -> Any:
     """What a machine says of a target that is the CPU it stands for, and the function of others."""
-    from sparsetir.runtime.targets import host_target
+    from sparsetir.schedules.targets import host_target
 
     return here() if str(target) == str(host_target()) else REAL[function](target)
 
@@ -105,7 +105,7 @@ def on(machine: Machine) -> Iterator[None]:
     """On a machine: choices, texts and keys are those of it."""
 
     facts = _facts(machine)
-    facts["sparsetir.runtime.targets"] = {
+    facts["sparsetir.schedules.targets"] |= {
         "host_features": lambda: machine.features,
         "usable_cpus": lambda: list(range(machine.cores)),
     }

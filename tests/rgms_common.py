@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from sparsetir.runtime.targets import resolve_target
+from sparsetir.schedules.targets import resolve_target
 
 __all__ = ["GPU", "MASKS", "SEEDS", "UNITS", "arguments", "exact"]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from sparsetir.formats import BSR, DBSR, Format, Pattern
-from sparsetir.schedules.default import is_gpu, vector_bits
 from sparsetir.schedules.gpu.spmm_tensor_cores import for_format
 from sparsetir.schedules.operators.problems import Spmm, vector_lanes
 from sparsetir.schedules.registers import served, sum_vectors
 from sparsetir.schedules.search.choose import Statistics, block_rows
+from sparsetir.schedules.targets import is_gpu, vector_bits
 from sparsetir.schedules.templates import decomposed
 from sparsetir.schedules.templates.decomposed import Decomposed, is_full, traits_of
 from sparsetir.sparse_ir.errors import ScheduleError

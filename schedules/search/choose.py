@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from sparsetir.formats import BSR, DBSR
-from sparsetir.schedules.default import cpu_name, is_gpu, l1_bytes, l2_bytes, l3_bytes, vector_bits
 from sparsetir.schedules.gpu.spmm import RowSplit
 from sparsetir.schedules.gpu.spmm_groups import Groups
 from sparsetir.schedules.gpu.spmm_hyb import HybRows, shares_rows
@@ -23,6 +22,7 @@ from sparsetir.schedules.operators.problems import Spmm, vector_lanes
 from sparsetir.schedules.operators.spmv import serves
 from sparsetir.schedules.registers import feature_tile, sum_vectors, tasks
 from sparsetir.schedules.search.locality import Locality
+from sparsetir.schedules.targets import cpu_name, is_gpu, l1_bytes, l2_bytes, l3_bytes, vector_bits
 from sparsetir.schedules.templates import decomposed
 from sparsetir.schedules.templates.registry import templates_for
 from sparsetir.schedules.templates.spmm import RowBlocks

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from tvm import DataType
 
-from sparsetir.schedules.default import is_gpu, l2_bytes, vector_bits
 from sparsetir.schedules.multiversion import WORK_OF_THREADS
 from sparsetir.schedules.operators.rgms import Rgms
 from sparsetir.schedules.registers import most_sum_vectors
+from sparsetir.schedules.targets import is_gpu, l2_bytes, vector_bits
 from sparsetir.schedules.template import Branch
 from sparsetir.schedules.templates.rgms import TiledRelations
 

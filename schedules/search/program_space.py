@@ -33,9 +33,9 @@ from typing import Any
 import tvm
 from tvm import ir
 
-from sparsetir.schedules.default import l2_bytes
 from sparsetir.schedules.passes.prefetch import prefetch_gathered
 from sparsetir.schedules.passes.vectorize_innermost import vectorize_innermost
+from sparsetir.schedules.targets import l2_bytes
 from sparsetir.schedules.templates.register_tile import Straight, straight_code, sums_of
 from sparsetir.sparse_ir.nodes import Axis, SparseFunc, SparseIteration, loads_of
 from sparsetir.sparse_ir.reduction import reduction_of, taken_apart

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from sparsetir.schedules.default import is_gpu
 from sparsetir.schedules.operators.problems import CsrPattern
 from sparsetir.schedules.search.choose import Statistics, candidates
+from sparsetir.schedules.targets import is_gpu
 from sparsetir.schedules.template import BRANCH, Asked, Branch, Point
 from sparsetir.schedules.templates.registry import templates_for
 

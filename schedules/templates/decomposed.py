@@ -16,7 +16,6 @@ from sparsetir.formats.decompose import decompose_format
 from sparsetir.formats.format import REGISTRY
 from sparsetir.formats.preprocess import extract_preprocess
 from sparsetir.schedules.arguments import expect, number
-from sparsetir.schedules.default import is_gpu, vector_bits
 from sparsetir.schedules.operators.problems import (
     Arranged,
     CsrPattern,
@@ -26,6 +25,7 @@ from sparsetir.schedules.operators.problems import (
 )
 from sparsetir.schedules.operators.spmm import program as spmm
 from sparsetir.schedules.registers import feature_tile, served, sum_vectors
+from sparsetir.schedules.targets import is_gpu, vector_bits
 from sparsetir.schedules.template import Asked, Template, Tried, register
 from sparsetir.schedules.templates import register_tile
 from sparsetir.schedules.templates.register_tile import Straight

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from sparsetir.schedules.default import is_gpu, vector_bits
 from sparsetir.schedules.operators.operands import OPERATORS, OfProgram
 from sparsetir.schedules.operators.problems import Arranged, CsrPattern
 from sparsetir.schedules.search import program_space
+from sparsetir.schedules.targets import is_gpu, vector_bits
 from sparsetir.schedules.template import Asked, Choices, Template, Tried, register
 from sparsetir.sparse_ir.nodes import SparseFunc
 

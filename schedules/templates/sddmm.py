@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from sparsetir.schedules.arguments import choice, expect, is_power_of_two, number
-from sparsetir.schedules.default import vector_bits
 from sparsetir.schedules.operators.problems import (
     Arranged,
     CsrPattern,
@@ -25,6 +24,7 @@ from sparsetir.schedules.operators.problems import (
 from sparsetir.schedules.operators.sddmm import program
 from sparsetir.schedules.passes.add_lanes import add_lanes
 from sparsetir.schedules.passes.parallel_loops import in_vectors
+from sparsetir.schedules.targets import vector_bits
 from sparsetir.schedules.template import Asked, Template, Tried, around, register
 from sparsetir.schedules.templates.register_tile import Tiled
 from sparsetir.schedules.templates.shapes import ElementReduction, element_reduction

@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sparsetir.schedules.arguments import expect, number
-from sparsetir.schedules.default import l2_bytes
 from sparsetir.schedules.operators.problems import Arranged, CsrPattern, InOrder, Spmm, accumulator
 from sparsetir.schedules.operators.spmm import program
 from sparsetir.schedules.passes.opaque_step_loop import opaque_step_loop
 from sparsetir.schedules.passes.specialize_on_value import specialize_on_value
 from sparsetir.schedules.registers import feature_tile, served, tasks
+from sparsetir.schedules.targets import l2_bytes
 from sparsetir.schedules.template import Asked, Template, Tried, register
 from sparsetir.schedules.templates import decomposed, register_tile
 from sparsetir.schedules.templates.shapes import RowReduction, row_reduction

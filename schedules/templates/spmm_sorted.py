@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sparsetir.schedules.arguments import number
-from sparsetir.schedules.default import l2_bytes
 from sparsetir.schedules.operators.problems import Arranged, CsrPattern, InOrder, Spmm, accumulator
 from sparsetir.schedules.operators.spmm import program
+from sparsetir.schedules.targets import l2_bytes
 from sparsetir.schedules.template import Asked, Template, Tried, register
 from sparsetir.schedules.templates import register_tile
 from sparsetir.schedules.templates.shapes import row_reduction

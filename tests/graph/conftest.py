@@ -6,7 +6,7 @@ import torch
 from sparsetir.graph import programs
 from sparsetir.graph.rest import has_compiler
 from sparsetir.runtime.pipeline import lower
-from sparsetir.runtime.targets import resolve_target
+from sparsetir.schedules.targets import resolve_target
 from sparsetir.sparse_ir.script.parser import from_source
 
 

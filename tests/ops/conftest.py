@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from sparsetir import ops
-from sparsetir.ops import library
+from sparsetir.ops import products
 
 
 @pytest.fixture(autouse=True)
 def first_patterns(monkeypatch):
-    monkeypatch.setattr(library, "_sorted", 0)
+    monkeypatch.setattr(products, "_sorted", 0)
     torch.manual_seed(0)
     ops.clear_cache()
     yield

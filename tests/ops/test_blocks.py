@@ -12,9 +12,9 @@ from pairs import by_turns
 from sparsetir import ops
 from sparsetir.ops import blocks
 from sparsetir.planning.plan import requested as request
-from sparsetir.runtime.targets import resolve_target
 from sparsetir.schedules.gpu.spmm_tensor_cores import TensorCores
 from sparsetir.schedules.search.by_format import by_format
+from sparsetir.schedules.targets import resolve_target
 from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.schedules.templates.spmm_blocks import BlockRows
 from spmm_gpu_common import kernel, run_kernel

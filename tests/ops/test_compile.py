@@ -9,7 +9,7 @@ from torch.func import functional_call, grad, hessian, jacrev, jvp
 
 from ops_common import rounded
 from sparsetir import nn, ops
-from sparsetir.ops import library
+from sparsetir.ops import products
 
 SIZE = (6, 5)  # sources, targets
 EDGES = torch.tensor([[0, 1, 2, 2, 5, 3, 0], [4, 0, 1, 4, 3, 0, 4]])
@@ -127,7 +127,7 @@ def test_the_dispatcher_and_the_short_way_agree():
     """What calls it by name, with gradients of all orders."""
     X, values = (rounded(s, "float64", 5)[0] for s in ((6, F), (7,)))
     found = []
-    for call in (library.spmm, torch.ops.sparsetir.spmm):
+    for call in (products.SPMM, torch.ops.sparsetir.spmm):
         out = call(ROWPTR, EDGES, values, X, "sum")
         first = torch.autograd.grad(out.sin().sum(), (X, values), create_graph=True)
         second = torch.autograd.grad(sum(g.cos().sum() for g in first), (X, values))

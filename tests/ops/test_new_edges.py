@@ -6,14 +6,14 @@ import torch
 
 from ops_common import Case, reduced
 from sparsetir import ops
-from sparsetir.ops import compress, library, structure
+from sparsetir.ops import compress, products, structure
 from sparsetir.sparse_ir.errors import StructureError
 
 
 @pytest.fixture(autouse=True)
 def from_the_first_on(monkeypatch):
     """As in a process that has seen many patterns."""
-    monkeypatch.setattr(library, "_sorted", library.SORTED)
+    monkeypatch.setattr(products, "_sorted", products.SORTED)
     monkeypatch.setattr(compress, "_left", 0)
 
 
@@ -32,13 +32,13 @@ def expected(edges, m, b, values=None, reduce="sum"):
 @pytest.fixture
 def counted(monkeypatch):
     """Counts the sums that are not sorted for."""
-    calls, summed = [], library._summed
+    calls, summed = [], products._summed
 
     def count(*args, **kwargs):
         calls.append(args)
         return summed(*args, **kwargs)
 
-    monkeypatch.setattr(library, "_summed", count)
+    monkeypatch.setattr(products, "_summed", count)
     return calls
 
 
@@ -70,23 +70,23 @@ def test_second_gradients_are_of_the_sorted_way():
 
 def test_as_many_sums_as_sorting_would_have_taken(counted):
     edges, b = graph(100, 100, 500), torch.randn(100, 8)
-    found = [ops.spmm((edges, 100), b) for _ in range(library.MOST_SUMS + 3)]
-    assert len(counted) == library.MOST_SUMS
+    found = [ops.spmm((edges, 100), b) for _ in range(products.MOST_SUMS + 3)]
+    assert len(counted) == products.MOST_SUMS
     assert structure.known_edges(edges, 100, 100) is not None
     for x in found:
         torch.testing.assert_close(x, found[0])
     wide, edges = torch.randn(100, 4096), graph(100, 100, 50_000)
     ops.spmm((edges, 100), wide)
-    assert len(counted) == library.MOST_SUMS  # each edge would write a long row
+    assert len(counted) == products.MOST_SUMS  # each edge would write a long row
 
 
 def test_edges_that_were_written_are_new(counted):
     edges, b = graph(40, 40, 100), torch.randn(40, 8)
-    for seed in range(2 * library.MOST_SUMS):
+    for seed in range(2 * products.MOST_SUMS):
         edges.copy_(graph(40, 40, 100, seed))
         out = ops.spmm((edges, 40), b)
         torch.testing.assert_close(out.double(), expected(edges, 40, b), rtol=1e-5, atol=1e-5)
-    assert len(counted) == 2 * library.MOST_SUMS
+    assert len(counted) == 2 * products.MOST_SUMS
 
 
 @pytest.mark.parametrize("number", [-1, 40])
@@ -154,11 +154,11 @@ def test_infinity_stays_where_it_is():
 
 
 def test_nothing_is_kept_of_edges_that_are_gone():
-    before = len(library._met)
+    before = len(products._met)
     b = torch.randn(40, 8)
     for seed in range(20):
         ops.spmm((graph(40, 40, 100, seed), 40), b)
-    assert len(library._met) <= before + 1
+    assert len(products._met) <= before + 1
 
 
 # -- sorting by counting --------------------------------------------------------------------------

@@ -11,10 +11,10 @@ from ops_common import DTYPES, TOLERANCE
 from pairs import by_default, by_turns
 from refusals import refusals
 from sparsetir import ops
-from sparsetir.runtime.targets import resolve_target
 from sparsetir.schedules.gpu.rgms import RelationalRows
 from sparsetir.schedules.gpu.rgms_gradients import GradientTiles
 from sparsetir.schedules.gpu.rgms_tensor_cores import RelationalTensorCores
+from sparsetir.schedules.targets import resolve_target
 
 N, M, RELATIONS, E = 9, 7, 5, 40
 

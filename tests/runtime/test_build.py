@@ -15,8 +15,8 @@ import sparsetir
 from kernel_common import right
 from programs import PROGRAMS
 from refusals import refusals
-from sparsetir.runtime.targets import DEFAULT_CUDA_ARCH, host_target, resolve_target
 from sparsetir.schedules.default import default_schedule
+from sparsetir.schedules.targets import DEFAULT_CUDA_ARCH, host_target, resolve_target
 
 
 def spmm():

@@ -6,7 +6,11 @@ from collections import OrderedDict
 import pytest
 
 import sparsetir
+from sparsetir.ops.tensors import kernel_by
 from sparsetir.planning import run_plan
+from sparsetir.schedules.operators.block_linear import BlockLinear
+from sparsetir.schedules.targets import resolve_target
+from sparsetir.schedules.templates.block_linear import BlockTile
 
 
 @pytest.fixture
@@ -35,6 +39,21 @@ def test_what_was_not_wanted_for_longest_goes(made, monkeypatch):
     assert made == ["a", "b", "c"]
     wanted("b")
     assert made == ["a", "b", "c", "b"] and sparsetir.compilations() == before + 4
+
+
+def test_operators_keep_no_kernels_of_their_own(made, monkeypatch):
+    monkeypatch.setattr(run_plan, "MOST_KERNELS", 1)
+    monkeypatch.setattr(run_plan, "lower_template", lambda *given: given[1])
+    config, target = BlockTile(lanes=8), resolve_target("llvm")
+    chosen = []
+
+    def choose(*given):
+        chosen.append(given)
+        return config
+
+    for rows in (8, 8, 16, 8):
+        kernel_by(choose, BlockLinear(rows, 8), target)
+    assert [problem.rows for problem in made] == [8, 16, 8] and len(chosen) == 2
 
 
 def test_what_is_there_is_not_waited_for(made):

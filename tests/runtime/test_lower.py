@@ -19,10 +19,10 @@ from sparsetir.formats import BSR
 from sparsetir.formats.pattern import Pattern
 from sparsetir.planning.plan import requested as request
 from sparsetir.runtime.pipeline import lower_template
-from sparsetir.runtime.targets import resolve_target
 from sparsetir.schedules.gpu.spmm import RowSplit
 from sparsetir.schedules.multiversion import multiversion
 from sparsetir.schedules.operators.problems import Spmm
+from sparsetir.schedules.targets import resolve_target
 from sparsetir.schedules.templates.decomposed import Decomposed
 from sparsetir.schedules.templates.registry import TEMPLATES
 from sparsetir.schedules.templates.sddmm import SddmmGroups

@@ -15,15 +15,15 @@ from kernel_common import right
 from machines import MACHINES, on
 from programs import PROGRAMS
 from sparsetir.records.task import cpu_model, device_name
-from sparsetir.runtime import targets
-from sparsetir.runtime.targets import (
+from sparsetir.schedules import targets
+from sparsetir.schedules.targets import (
+    assumed_machine,
     cpu_features,
     host_features,
     host_target,
     missing_features,
     resolve_target,
 )
-from sparsetir.schedules.default import assumed_machine
 
 x86 = pytest.mark.skipif("sse2" not in host_features(), reason="features by their names on x86")
 # What LLVM takes some CPUs of the next for.

@@ -27,9 +27,9 @@ from sparsetir.planning import request
 from sparsetir.planning.plan import requested
 from sparsetir.runtime.kernel_file import read_library
 from sparsetir.runtime.pipeline import kernel_of, lower_template
-from sparsetir.runtime.targets import allowed, host_target
 from sparsetir.schedules.operators.problems import CsrPattern, Spmm
 from sparsetir.schedules.passes.amx_tiles import PRODUCTS
+from sparsetir.schedules.targets import allowed, host_target
 from sparsetir.schedules.templates import amx
 from sparsetir.schedules.templates.amx import AmxBlocks
 from sparsetir.sparse_ir.errors import ScheduleError

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 import sparsetir
 from sparsetir.formats import BSR
-from sparsetir.schedules.default import vector_bits
 from sparsetir.schedules.gpu.spmm import RowSplit
 from sparsetir.schedules.gpu.spmm_groups import Groups
 from sparsetir.schedules.gpu.spmm_hyb import HybRows
@@ -20,6 +19,7 @@ from sparsetir.schedules.operators.spmm import program
 from sparsetir.schedules.registers import feature_tile, served, tasks
 from sparsetir.schedules.search.choose import Statistics, candidates, choose
 from sparsetir.schedules.search.locality import STEPS, Locality
+from sparsetir.schedules.targets import vector_bits
 from sparsetir.schedules.templates import register_tile
 from sparsetir.schedules.templates.shapes import row_reduction
 from sparsetir.schedules.templates.spmm import RowBlocks

@@ -10,13 +10,13 @@ import scipy.sparse as sp
 import sparsetir
 from pairs import by_default, by_turns
 from sparsetir.formats import BSR, DBSR
-from sparsetir.runtime.targets import resolve_target
 from sparsetir.schedules.arguments import number
 from sparsetir.schedules.operators.messages import Messages
 from sparsetir.schedules.operators.problems import CsrPattern, Sddmm, Spmm
 from sparsetir.schedules.search.choose import Statistics, candidates
 from sparsetir.schedules.search.configs import from_data, to_data
 from sparsetir.schedules.search.spaces import Space, space
+from sparsetir.schedules.targets import resolve_target
 from sparsetir.schedules.template import Branch, around
 from sparsetir.schedules.templates import registry
 from sparsetir.schedules.templates.registry import TEMPLATES

@@ -17,12 +17,12 @@ from sparsetir import interpret
 from sparsetir.formats import BSR, DBSR, ELL, SRBCRS
 from sparsetir.planning.plan import requested as request
 from sparsetir.runtime.pipeline import kernel_of, lower_template
-from sparsetir.runtime.targets import resolve_target
 from sparsetir.schedules.gpu.spmm import RowSplit
 from sparsetir.schedules.gpu.spmm_tensor_cores import TensorCores
 from sparsetir.schedules.operators.problems import Spmm
 from sparsetir.schedules.search.by_format import by_format
 from sparsetir.schedules.search.choose import choose
+from sparsetir.schedules.targets import resolve_target
 from sparsetir.schedules.templates.decomposed import Decomposed
 from sparsetir.schedules.templates.registry import TEMPLATES
 from spmm_gpu_common import bfloat16_arrays, compile_cuda, instructions, of_mask, run_kernel

@@ -28,9 +28,9 @@ from sparsetir.records.task import (
     shape_class,
     statistics,
 )
-from sparsetir.runtime.targets import resolve_target
 from sparsetir.schedules.search.configs import to_data
 from sparsetir.schedules.search.spaces import Branch, Space
+from sparsetir.schedules.targets import resolve_target
 from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.tuning.search import tune
 

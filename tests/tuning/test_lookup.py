@@ -16,10 +16,10 @@ from sparsetir.records import records as module
 from sparsetir.records.record import Key, Record
 from sparsetir.records.records import Records, recorded_config
 from sparsetir.records.task import Sizes, Task
-from sparsetir.runtime.targets import resolve_target
 from sparsetir.schedules.gpu.spmm import RowSplit
 from sparsetir.schedules.operators.problems import CsrPattern
 from sparsetir.schedules.search.configs import to_data
+from sparsetir.schedules.targets import resolve_target
 from sparsetir.schedules.templates.sddmm import SddmmGroups
 
 A = sparsetir.SparseMatrix(

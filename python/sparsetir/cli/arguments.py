@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
-from sparsetir.planning.vocabulary import REDUCTION_NAMES
+from sparsetir.schedules.operators.names import REDUCTION_NAMES
 
 if TYPE_CHECKING:
     import scipy.sparse as sp

@@ -105,13 +105,13 @@ def cpu() -> Facts:
     unlike : in which it is not what LLVM calls it, as "+amx-bf16" or "-gfni"
     """
     from sparsetir.records.task import cpu_model
-    from sparsetir.runtime.targets import (
+    from sparsetir.schedules.targets import (
         distinctive_features,
         host_features,
         host_target,
         usable_cpus,
+        vector_bits,
     )
-    from sparsetir.schedules.default import vector_bits
 
     target, has = host_target(), host_features()
     return {

@@ -25,9 +25,9 @@ from sparsetir.planning.plan import requested
 from sparsetir.runtime import pool
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.pipeline import Stages, kernel_of, lower
-from sparsetir.runtime.targets import resolve_target
 from sparsetir.runtime.texts import Section, many
 from sparsetir.schedules.operators.registry import OPERATORS
+from sparsetir.schedules.targets import resolve_target
 from sparsetir.sparse_ir import legal
 from sparsetir.sparse_ir.nodes import (
     Axis,

@@ -64,7 +64,7 @@ def add(out: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command; its exit code."""
-    from sparsetir.runtime.targets import resolve_target
+    from sparsetir.schedules.targets import resolve_target
 
     target = resolve_target(args.target)
     config = None

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sparsetir.cli import arguments
 from sparsetir.cli.arguments import REDUCTIONS, Failed, Parser, UsageError, number
 from sparsetir.cli.functions import function_of, is_file, operator_named, schedule_of
-from sparsetir.planning.vocabulary import is_message
-from sparsetir.schedules.operators.names import DTYPES, NAMED, SOFTMAX
+from sparsetir.schedules.operators.names import DTYPES, NAMED, SOFTMAX, is_message
 
 if TYPE_CHECKING:
     from sparsetir.tuning.tuned import Search, Trial
@@ -226,7 +225,7 @@ def _check_device(args: argparse.Namespace) -> None:
     import tvm
 
     from sparsetir.cli.doctor import gpu
-    from sparsetir.runtime.targets import resolve_target
+    from sparsetir.schedules.targets import resolve_target
 
     kind = resolve_target(args.target).kind.name
     if args.remote is not None or kind == "llvm" or tvm.runtime.device(kind, 0).exist:

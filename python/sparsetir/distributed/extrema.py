@@ -11,10 +11,10 @@ from torch.profiler import record_function
 
 from sparsetir.distributed.exchange import Passage
 from sparsetir.distributed.parts import rows_first, split, with_heads
-from sparsetir.ops import library
 from sparsetir.ops.message_kernels import gspmm
 from sparsetir.ops.messages_library import as_messages, gradients_of_product, heads_first
 from sparsetir.ops.operands import Operand
+from sparsetir.ops.products import SPMM
 from sparsetir.ops.registry import wants_gradient
 from sparsetir.ops.structure import structure_of
 
@@ -105,7 +105,7 @@ def _extremum(
     values, x = with_heads(values, x, heads)
     values = None if values is None else values.contiguous()
     if not placed:
-        return library.spmm(A.rowptr, A.col, values, x, "max" if largest else "min"), None
+        return SPMM(A.rowptr, A.col, values, x, "max" if largest else "min"), None
     u, e, op = as_messages(values, x)
     structure = structure_of(A.rowptr, A.col, A.n)
     out, place = gspmm(structure, u, e, op, "max" if largest else "min", arg=True)

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.profiler import record_function
 
-from sparsetir.ops import library
 from sparsetir.ops.operands import Operand, resolve
+from sparsetir.ops.products import SDDMM, SPMM, SPMM_TRANSPOSED
 
 if TYPE_CHECKING:
     from sparsetir.distributed.graph import DistGraph
@@ -33,7 +33,7 @@ class Block(NamedTuple):
 def times(A: Operand, values: Tensor | None, x: Tensor, heads: int) -> Tensor:
     """A x, with heads as :func:`with_heads` has them."""
     values, x = with_heads(values, x, heads)
-    return library.spmm(A.rowptr, A.col, values, x, "sum")
+    return SPMM(A.rowptr, A.col, values, x, "sum")
 
 
 def blocks_of(A: Operand) -> list[Block]:
@@ -64,7 +64,7 @@ def add_times(
 def transposed(A: Operand, values: Tensor | None, x: Tensor, heads: int) -> Tensor:
     """A^T x; of heads that x had not before, the sum."""
     values, x = with_heads(values, x, heads)
-    found = library.spmm_transposed(A.rowptr, A.col, values, x, A.n)
+    found = SPMM_TRANSPOSED(A.rowptr, A.col, values, x, A.n)
     return found.sum(0) if heads < 0 else found
 
 
@@ -78,7 +78,7 @@ def dots(A: Operand, grad: Tensor, x: Tensor, values: Tensor) -> Tensor:
 
 def sampled(A: Operand, x: Tensor, y: Tensor) -> Tensor:
     """Products of rows of x and y, where A has elements."""
-    return library.sddmm(A.rowptr, A.col, x, y)
+    return SDDMM(A.rowptr, A.col, x, y)
 
 
 def with_heads(values: Tensor | None, x: Tensor, heads: int) -> tuple[Tensor | None, Tensor]:

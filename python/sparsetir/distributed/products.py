@@ -26,7 +26,7 @@ from sparsetir.distributed.extrema import extremum
 from sparsetir.distributed.parts import Sampled, add_remote, local_product, rows_first, split
 from sparsetir.ops.messages import softmax_by_heads, sparse_softmax
 from sparsetir.ops.tensors import check_tensor, scale_of
-from sparsetir.planning.vocabulary import reduction
+from sparsetir.planning.request import reduction
 from sparsetir.runtime.arrays import dtype_name
 from sparsetir.runtime.refusals import wrong
 

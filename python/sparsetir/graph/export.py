@@ -20,7 +20,7 @@ from tvm.support.cc import get_cc
 from sparsetir.graph.expressions import aten
 from sparsetir.graph.to_relax import WHO, Translation
 from sparsetir.runtime.kernel_file import write_module
-from sparsetir.runtime.targets import resolve_target
+from sparsetir.schedules.targets import resolve_target
 
 # Of these torch tells what they are made of.
 TAKEN_APART = [

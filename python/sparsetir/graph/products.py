@@ -20,9 +20,8 @@ from sparsetir.ops.tensors import plain_tensor
 from sparsetir.planning.run_plan import compiled
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.pipeline import Stages, lower
-from sparsetir.runtime.targets import resolve_target
-from sparsetir.schedules.default import pool, vector_bits
 from sparsetir.schedules.registers import sum_vectors
+from sparsetir.schedules.targets import pool, resolve_target, vector_bits
 from sparsetir.schedules.templates.register_tile import greatest_divisor, straight_code, sums_of
 from sparsetir.sparse_ir.schedule import Schedule
 from sparsetir.sparse_ir.script.parser import from_source

@@ -19,8 +19,8 @@ from sparsetir.records.task import Config
 from sparsetir.runtime.file_errors import first_line
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.pipeline import Stages, lower
-from sparsetir.runtime.targets import resolve_target
 from sparsetir.schedules.search import program_space
+from sparsetir.schedules.targets import resolve_target
 from sparsetir.sparse_ir.script.parser import from_source
 
 NAME = "region"

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from sparsetir.ops.cache import kept, private, same
-from sparsetir.ops.functional import spmm_by_heads
 from sparsetir.ops.messages import softmax_by_heads
 from sparsetir.ops.operands import Operand, Prepared, resolve
+from sparsetir.ops.products import spmm_by_heads
 from sparsetir.ops.registry import is_transformed
 from sparsetir.ops.tensors import check_size
-from sparsetir.planning.vocabulary import REDUCTION_NAMES
 from sparsetir.runtime.refusals import wrong
+from sparsetir.schedules.operators.names import REDUCTION_NAMES
 
 T = TypeVar("T")
 FLOWS = ("source_to_target", "target_to_source")

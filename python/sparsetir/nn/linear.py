@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn import Parameter, UninitializedParameter
 
 from sparsetir.ops.cache import kept, lasting
-from sparsetir.ops.functional import spmm
 from sparsetir.ops.operands import Operand
+from sparsetir.ops.products import spmm
 from sparsetir.ops.registry import is_plain
 
 

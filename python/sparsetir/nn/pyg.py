@@ -17,7 +17,7 @@ from torch import Tensor
 from sparsetir.nn.graph import remembered
 from sparsetir.nn.pyg_compiled import HOOKS, METHODS, most_edges, run_layer
 from sparsetir.ops.cache import is_private, private
-from sparsetir.ops.functional import spmm
+from sparsetir.ops.products import spmm
 from sparsetir.ops.registry import is_transformed
 from sparsetir.runtime.refusals import wrong
 

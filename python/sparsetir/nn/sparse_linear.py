@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn import Linear, Module, Parameter
 
 from sparsetir.ops.block_linear import block_linear
-from sparsetir.ops.library import spmm
+from sparsetir.ops.products import SPMM
 from sparsetir.runtime.refusals import wrong
 
 
@@ -160,7 +160,7 @@ class SparseLinear(Module):
                 self.in_features, False,
             )  # fmt: skip
         flat = x.reshape(-1, x.shape[-1])
-        out = spmm(self.indptr, self.indices, self.values, flat.t().contiguous(), "sum")
+        out = SPMM(self.indptr, self.indices, self.values, flat.t().contiguous(), "sum")
         out = out if self.bias is None else out + self.bias[:, None]
         return out.t().contiguous().view(*x.shape[:-1], self.out_features)
 

@@ -16,7 +16,6 @@ first dimension for heads is faster.
 from typing import Any
 
 from sparsetir import needs_torch  # noqa: F401
-from sparsetir.ops.functional import sddmm, spmm, spmv
 from sparsetir.ops.masked_attention import sparse_attention
 from sparsetir.ops.messages import (
     attention,
@@ -28,6 +27,7 @@ from sparsetir.ops.messages import (
 )
 from sparsetir.ops.operands import Operand, Prepared, resolve
 from sparsetir.ops.prepared import PreparedRelations, prepare
+from sparsetir.ops.products import sddmm, spmm, spmv
 from sparsetir.ops.rgms import rgms
 from sparsetir.ops.sparse_results import (
     add,

@@ -26,11 +26,11 @@ from sparsetir.records.task import Compiled
 from sparsetir.runtime.arrays import dtype_name
 from sparsetir.runtime.pool import pays
 from sparsetir.runtime.refusals import wrong
-from sparsetir.schedules.default import vector_bits
 from sparsetir.schedules.gpu.spmm_tensor_cores import for_format
 from sparsetir.schedules.operators.block_linear import BlockLinear, BlockOuter
 from sparsetir.schedules.operators.block_spmm import BlockSpmm
 from sparsetir.schedules.operators.problems import Spmm
+from sparsetir.schedules.targets import vector_bits
 from sparsetir.schedules.templates.block_linear import BlockTile
 
 

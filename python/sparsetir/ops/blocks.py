@@ -16,9 +16,9 @@ from sparsetir.ops.cache import lasting
 from sparsetir.ops.compress import transpose
 from sparsetir.planning.plan import plan
 from sparsetir.planning.run_plan import Plan
-from sparsetir.schedules.default import is_gpu, vector_bits
 from sparsetir.schedules.gpu.spmm_tensor_cores import for_format
 from sparsetir.schedules.operators.problems import CsrPattern, Spmm, vector_lanes
+from sparsetir.schedules.targets import is_gpu, vector_bits
 from sparsetir.sparse_ir.errors import StructureError
 
 

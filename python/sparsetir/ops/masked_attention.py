@@ -27,12 +27,12 @@ from sparsetir.ops.tensors import DTYPES, check_tensor, kernel_by, launch, scale
 from sparsetir.planning.request import default_threads
 from sparsetir.runtime.pool import pays
 from sparsetir.runtime.refusals import wrong
-from sparsetir.schedules.default import is_gpu, vector_bits
 from sparsetir.schedules.gpu.block_attention import WarpTiles
 from sparsetir.schedules.operators.block_attention import BlockAttention as OfBlocks
 from sparsetir.schedules.operators.block_attention_backward import (
     BlockAttentionBackward as OfBlocksBackward,
 )
+from sparsetir.schedules.targets import is_gpu, vector_bits
 from sparsetir.schedules.templates.block_attention import BlockTiles
 from sparsetir.schedules.templates.message_tiles import EXPONENTIAL
 

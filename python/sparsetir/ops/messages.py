@@ -11,15 +11,18 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from sparsetir.ops import functional, messages_library
+from sparsetir.ops import messages_library, products
 from sparsetir.ops.cache import kept, lasting, private
 from sparsetir.ops.operands import Operand, resolve
 from sparsetir.ops.registry import holds_data, wants_gradient
 from sparsetir.ops.structure import SeenPattern, Structure, structure_of
 from sparsetir.ops.tensors import check_rows, check_tensor, scale_of
-from sparsetir.planning.vocabulary import edge_op, message, reduction
+from sparsetir.planning.request import message, reduction
 from sparsetir.runtime.refusals import wrong
+from sparsetir.schedules.operators.names import BINARY
 
+TARGETS = ("u", "v", "e")
+EDGE_OPS = ("copy_lhs", "copy_rhs", *BINARY, "dot")
 T = TypeVar("T")
 
 
@@ -90,7 +93,7 @@ def gspmm(
     if e3 is None or (kind == "mul" and e3.shape[1:].numel() == 1):
         assert u3 is not None
         values = None if e3 is None else e3.reshape(-1)
-        found = functional.spmm(operand._replace(values=values), u3.flatten(1), reduce)
+        found = products.spmm(operand._replace(values=values), u3.flatten(1), reduce)
     else:
         found = _reduced(operand, u3, e3, kind, reduce)
     return found.reshape(operand.m, *shapes.out)
@@ -166,7 +169,7 @@ def gsddmm(
     """
     lhs = _either("gsddmm", "lhs", lhs, "lhs_data", lhs_data)
     rhs = _either("gsddmm", "rhs", rhs, "rhs_data", rhs_data)
-    op, lhs_target, rhs_target = edge_op("gsddmm", op, lhs_target, rhs_target)
+    op, lhs_target, rhs_target = _edge_op(op, lhs_target, rhs_target)
     copied = "rhs" if op == "copy_rhs" else "lhs"  # as the caller calls it
     if op == "copy_rhs":
         op, lhs, lhs_target = "copy_lhs", rhs, rhs_target
@@ -330,7 +333,7 @@ def _dot(operand: Operand, lhs: Tensor, rhs: Tensor, lhs_target: str, rhs_target
     if lhs.dim() == 2 and rhs.dim() == 2 and lhs.shape[1] == rhs.shape[1]:
         ends = {lhs_target: lhs, rhs_target: rhs}
         if set(ends) == {"u", "v"}:
-            return functional.sddmm(operand, ends["v"], ends["u"]).unsqueeze(-1)
+            return products.sddmm(operand, ends["v"], ends["u"]).unsqueeze(-1)
     feats = {lhs.shape[-1], rhs.shape[-1]} - {1}
     if len(feats) > 1:
         expected = "a last dimension to fit that of 'lhs'"
@@ -349,6 +352,22 @@ def _softmax(operand: Operand, x: Tensor) -> Tensor:
 
 
 # -- arguments ------------------------------------------------------------------------------------
+
+
+def _edge_op(op: str, lhs_target: str, rhs_target: str) -> tuple[str, str, str]:
+    """One of `EDGE_OPS`, and the targets of both sides, of a name that may hold them."""
+    parts = op.split("_") if isinstance(op, str) else []
+    if len(parts) == 2 and parts[0] == "copy" and parts[1] in TARGETS:
+        return "copy_lhs", parts[1], rhs_target
+    if len(parts) == 3 and parts[0] in TARGETS and parts[2] in TARGETS:
+        lhs_target, op, rhs_target = parts
+    if op not in EDGE_OPS:
+        expected = f"one of {', '.join(EDGE_OPS)}, or a name such as 'u_add_v' or 'copy_u'"
+        raise wrong("gsddmm", "op", expected, f"{op!r}")
+    for name, target in (("lhs_target", lhs_target), ("rhs_target", rhs_target)):
+        if target not in TARGETS:
+            raise wrong("gsddmm", name, f"one of {', '.join(TARGETS)}", f"{target!r}")
+    return op, lhs_target, rhs_target
 
 
 def _count(operand: Operand) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 from weakref import WeakKeyDictionary
 
@@ -15,8 +16,7 @@ from sparsetir.formats.pattern import Pattern
 from sparsetir.ops.blocks import Blocks
 from sparsetir.ops.cache import kept, private
 from sparsetir.ops.compress import Order
-from sparsetir.ops.library import row_pointers
-from sparsetir.ops.registry import holds_data
+from sparsetir.ops.registry import Operation, Operator, holds_data
 from sparsetir.ops.structure import (
     Orders,
     SeenPattern,
@@ -238,6 +238,25 @@ def _is_seen(*tensors: Tensor) -> bool:
 
 
 # -- edges ----------------------------------------------------------------------------------------
+
+
+@dataclass
+class RowPointers(Operation[Tensor]):
+    """Row pointers of edges, which are checked."""
+
+    edges: Tensor
+    m: int
+    n: int
+    autocast = False
+
+    def run(self) -> Tensor:
+        return pattern_of_edges(self.edges, self.m, self.n).rowptr.clone()
+
+    def fake(self) -> Tensor:
+        return self.edges.new_empty(self.m + 1)
+
+
+row_pointers = Operator("row_pointers", RowPointers)
 
 
 def plain_edges(who: str, name: str, A: Tensor) -> tuple[Tensor, tuple[int, int] | None]:

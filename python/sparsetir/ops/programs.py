@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from sparsetir.ops.functional import operand_like
+from sparsetir.ops.products import operand_like
 from sparsetir.ops.registry import Gradients, Operation, Operator
 from sparsetir.ops.structure import Structure, structure_of
 from sparsetir.ops.tensors import check_tensor, check_values

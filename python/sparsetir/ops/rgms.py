@@ -18,7 +18,7 @@ from sparsetir.ops.prepared import PreparedRelations
 from sparsetir.ops.registry import Gradients, Operation, Operator
 from sparsetir.ops.relations import Relations, relations_of, seen_edges
 from sparsetir.ops.tensors import check_size, check_tensor
-from sparsetir.planning.vocabulary import reduction
+from sparsetir.planning.request import reduction
 from sparsetir.runtime.refusals import wrong
 
 WHO = "rgms"

@@ -28,11 +28,11 @@ from sparsetir.planning.request import default_threads
 from sparsetir.planning.run_plan import Plan
 from sparsetir.runtime.arrays import dtype_name
 from sparsetir.runtime.pool import pays
-from sparsetir.schedules.default import is_gpu, vector_bits
 from sparsetir.schedules.operators.rgms import Rgms
 from sparsetir.schedules.operators.rgms_backward import RgmsBackward
 from sparsetir.schedules.operators.rgms_gradients import RgmsGradient
 from sparsetir.schedules.search.choose_rgms import lanes_of, whole_vectors
+from sparsetir.schedules.targets import is_gpu, vector_bits
 from sparsetir.schedules.templates.rgms_backward import ChunkTiles
 
 BLOCKS_PER_THREAD = 4

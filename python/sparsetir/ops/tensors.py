@@ -25,8 +25,8 @@ from sparsetir.records.task import Compiled, Config, Sizes, Task
 from sparsetir.runtime.arrays import dtype_name
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.refusals import wrong
-from sparsetir.runtime.targets import resolve_target
 from sparsetir.schedules.operators.problems import CsrPattern, Problem
+from sparsetir.schedules.targets import resolve_target
 from sparsetir.sparse_ir.errors import StructureError, StructureIndexError, StructureTypeError
 
 DTYPES = {
@@ -60,12 +60,16 @@ def launch(kernel: Kernel, named: Mapping[str, Tensor | float | None]) -> None:
             kernel.run_refused(args, error)
 
 
-@lru_cache(512)
 def kernel_by(
     choose: Callable[..., Compiled], problem: Problem, target: Target, *given: Hashable
 ) -> Kernel:
     """The kernel of the config that is chosen of a problem, a target and what else is given."""
-    return compiled_by(choose(problem, target, *given), problem, target)
+    return compiled_by(_chosen(choose, problem, target, *given), problem, target)
+
+
+@lru_cache(512)
+def _chosen(choose: Callable[..., Compiled], *given: Hashable) -> Compiled:
+    return choose(*given)
 
 
 def call_plan(run: Plan, operands: Sequence[Tensor], values: Tensor | None) -> Tensor:

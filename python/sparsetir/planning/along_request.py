@@ -22,9 +22,9 @@ from sparsetir.planning.request import (
     default_threads,
     features_of,
     idtype_for,
+    message,
     refuse_heads_first,
 )
-from sparsetir.planning.vocabulary import message
 from sparsetir.records.task import Config
 from sparsetir.runtime import pool
 from sparsetir.runtime.arrays import is_array

@@ -34,19 +34,19 @@ from sparsetir.planning.request import (
 from sparsetir.planning.run_plan import Plan
 from sparsetir.planning.sparse_plan import RowTablesPlan, SparsePlan, ValuesPlan
 from sparsetir.planning.sparse_request import sparse_request
-from sparsetir.planning.vocabulary import is_along_edges, is_message
 from sparsetir.records.records import by_record
 from sparsetir.records.task import Config
 from sparsetir.runtime import pool
 from sparsetir.runtime.arrays import is_array, is_torch
 from sparsetir.runtime.refusals import wrong
-from sparsetir.runtime.targets import TargetLike, resolve_target
 from sparsetir.schedules.gpu.row_tables import RowTables
 from sparsetir.schedules.gpu.spmm_panels import PanelThreads
+from sparsetir.schedules.operators.names import is_along_edges, is_message
 from sparsetir.schedules.operators.operands import Operator
 from sparsetir.schedules.operators.problems import CsrPattern
 from sparsetir.schedules.operators.registry import ALONG, OF_MATRICES, OPERATORS
 from sparsetir.schedules.search.choose import choose
+from sparsetir.schedules.targets import TargetLike, resolve_target
 from sparsetir.schedules.templates.spmm_panels import PanelRows
 
 MAKERS = {

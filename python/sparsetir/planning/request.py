@@ -17,15 +17,19 @@ from tvm.target import Target
 from sparsetir.data.sparse_tensor import SparseMatrix, SparseTensor
 from sparsetir.formats import Format, Operand, Pattern
 from sparsetir.formats.converted import ConvertedFormat
-from sparsetir.planning.vocabulary import operator as named_operator
 from sparsetir.records.task import Config, Matrices, Task
 from sparsetir.runtime import pool
 from sparsetir.runtime.arrays import CACHE_LINE, LEAST_ALIGNED, dtype_name, is_array, itemsize
 from sparsetir.runtime.pipeline import Stages, lower_template
 from sparsetir.runtime.refusals import wrong
 from sparsetir.runtime.signature import Signature
-from sparsetir.runtime.targets import allowed
-from sparsetir.schedules.default import is_gpu
+from sparsetir.schedules.operators.names import (
+    MESSAGES,
+    NAMED,
+    REDUCTION_NAMES,
+    REDUCTIONS,
+    message_parts,
+)
 from sparsetir.schedules.operators.operands import Operator, rounded
 from sparsetir.schedules.operators.problems import CsrPattern, Spmm
 from sparsetir.schedules.operators.registry import OPERATORS
@@ -35,6 +39,7 @@ from sparsetir.schedules.search.by_format import by_format
 from sparsetir.schedules.search.choose import Statistics, candidates
 from sparsetir.schedules.search.locality import Locality
 from sparsetir.schedules.search.spaces import Space, space
+from sparsetir.schedules.targets import allowed, is_gpu
 from sparsetir.schedules.template import Branch, Template
 from sparsetir.schedules.templates.amx import BLOCKS, configs
 from sparsetir.schedules.templates.registry import template_of
@@ -414,6 +419,38 @@ def idtype_for(*sizes: int) -> str:
     return "int32" if max(sizes) < 2**31 - 1 else "int64"
 
 
+def reduction(who: str, name: object, among: Iterable[str] = REDUCTIONS) -> str:
+    """The one of `REDUCTIONS` that a name means.
+
+    who : the function, as errors name it
+    among : those that it has
+
+    Raises ValueError for other names.
+    """
+    found = REDUCTION_NAMES.get(name) if isinstance(name, str) else None
+    if found is None or found not in among:
+        known = ", ".join(name for name, kind in REDUCTION_NAMES.items() if kind in among)
+        raise wrong(who, "reduce", known, f"{name!r}")
+    return found
+
+
+def message(who: str, op: object, reduce: object = None) -> tuple[str, str]:
+    """One of the values of `MESSAGES`, and one of `REDUCTIONS`.
+
+    op : a name of `MESSAGES`, or one with a reduction behind it, as "u_mul_e_sum"
+    reduce : None for that in the name, or a sum
+    """
+    kind, named = message_parts(op)
+    if kind is None:
+        expected = f"one of {', '.join(MESSAGES)}, or one with a reduction, as 'u_mul_e_sum'"
+        raise wrong(who, "op", expected, f"{op!r}")
+    if named is None:
+        return kind, reduction(who, "sum" if reduce is None else reduce)
+    if reduce is not None and reduction(who, reduce) != named:
+        raise ValueError(f"{who}: argument 'reduce': expected none beside {op!r}, got {reduce!r}")
+    return kind, named
+
+
 # -- operators on a matrix ------------------------------------------------------------------------
 
 
@@ -477,7 +514,7 @@ def matrix_request(
     out_dtype: str | None = None,
 ) -> Request:
     """See :func:`sparsetir.planning.plan.requested`."""
-    given, (op, reduce, ones) = op, named_operator("plan", op, reduce, OPERATORS)
+    given, (op, reduce, ones) = op, _operator(op, reduce)
     operator = OPERATORS[op]
     operand = feat
     feat, dtype, heads = features_of(op, feat, common, operator.vectors)
@@ -522,3 +559,24 @@ def matrix_request(
     return OnMatrix(
         operator, op, matrix, problem, (feat,), sizes, callers, there, threads, target, statistics
     )
+
+
+def _operator(op: object, reduce: object) -> tuple[str, str, bool]:
+    """One of `OPERATORS`, one of `REDUCTIONS`, and whether all values of the matrix are to be one.
+
+    op : a name of `OPERATORS`, or DGL's for what one of them computes: "u_mul_e_sum" and the like,
+        "copy_u_sum" and the like, "u_dot_v"
+    reduce : "sum" where the name says which
+    """
+    if isinstance(op, str) and op in OPERATORS:
+        return op, reduction("plan", reduce), False
+    if op == "u_dot_v":
+        return "sddmm", reduction("plan", reduce), False
+    if message_parts(op)[0] not in ("mul", "copy_u"):
+        known = ", ".join(dict.fromkeys((*OPERATORS, *NAMED)))
+        expected = f"one of {known}, a message as u_add_e_max or copy_u_mean, or u_dot_v"
+        raise wrong("plan", "op", expected, f"{op!r}")
+    # "sum" is what is asked for where nothing is.
+    named = None if reduction("plan", reduce) == "sum" and message_parts(op)[1] else reduce
+    kind, reduce = message("plan", op, named)
+    return "spmm", reduce, kind == "copy_u"

@@ -10,7 +10,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from itertools import product
 from typing import Any, NoReturn
 
@@ -43,9 +43,9 @@ from sparsetir.runtime.arrays import (
 from sparsetir.runtime.kernel import WRITTEN, Kernel
 from sparsetir.runtime.pipeline import Stages, kernel_of, lower_template
 from sparsetir.runtime.refusals import wrong
-from sparsetir.schedules.default import is_gpu
 from sparsetir.schedules.operators.problems import Problem
 from sparsetir.schedules.passes.launches import count_launches
+from sparsetir.schedules.targets import is_gpu
 from sparsetir.schedules.templates.registry import template_of
 
 GPU_ALIGNMENT = 16  # of arrays, whose vector loads want whole vectors
@@ -498,7 +498,16 @@ def compiled_by(config: Compiled, problem: Problem, target: Target) -> Kernel:
         template = template_of(config, problem, is_gpu(target))
         return lower_template(template, problem, config, target)
 
-    return compiled((problem, config.compiled), target, stages)
+    return compiled((problem, _compiled_part(config)), target, stages)
+
+
+# Both take longer to say than a small kernel to run.
+_text = lru_cache(64)(str)
+
+
+@lru_cache(1024)
+def _compiled_part(config: Compiled) -> Hashable:
+    return config.compiled
 
 
 def compiled(key: Hashable, target: Target, stages: Callable[[], Stages]) -> Kernel:
@@ -510,7 +519,7 @@ def compiled(key: Hashable, target: Target, stages: Callable[[], Stages]) -> Ker
     stages : gives what is compiled; the kernel trusts its index arrays
     """
     global _count
-    key = (key, str(target))
+    key = (key, _text(target))
     found = _kept(key)
     if found is not None:
         return found

@@ -33,7 +33,6 @@ from sparsetir.runtime.arrays import dtype_name, empty_like, to_numpy
 from sparsetir.runtime.assembled import AssembledKernel, CsrArrays, Numeric
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.pipeline import Stages, lower
-from sparsetir.runtime.targets import host_target
 from sparsetir.schedules.gpu.row_tables import BINS, Bin, RowTables, rows_program
 from sparsetir.schedules.gpu.sparse_results import TermLanes
 from sparsetir.schedules.operators.problems import CsrPattern
@@ -44,6 +43,7 @@ from sparsetir.schedules.operators.sparse_results import (
     kron_program,
     product_program,
 )
+from sparsetir.schedules.targets import host_target
 from sparsetir.schedules.templates.sparse_results import Assembled
 from sparsetir.sparse_ir.schedule import Schedule
 

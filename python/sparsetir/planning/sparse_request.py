@@ -16,11 +16,11 @@ from sparsetir.planning.sparse_results import (
     how_computed,
 )
 from sparsetir.records.task import Config, Matrices
-from sparsetir.schedules.default import is_gpu
 from sparsetir.schedules.gpu.row_tables import RowTables, dtypes_of
 from sparsetir.schedules.gpu.sparse_results import ElementThreads, TermLanes
 from sparsetir.schedules.operators.registry import OF_MATRICES
 from sparsetir.schedules.operators.sparse_results import ELEMENTWISE, KRON, SparseResult
+from sparsetir.schedules.targets import is_gpu
 from sparsetir.schedules.template import Branch
 from sparsetir.schedules.templates.sparse_results import Assembled, branch
 

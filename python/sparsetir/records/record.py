@@ -14,8 +14,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from sparsetir._versions import VERSIONS
 from sparsetir.records.task import Tunable, device_name
-from sparsetir.runtime.targets import resolve_target
-from sparsetir.schedules.default import is_gpu
+from sparsetir.schedules.targets import is_gpu, resolve_target
 
 
 @dataclass(frozen=True)

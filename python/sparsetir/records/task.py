@@ -17,11 +17,16 @@ import tvm
 
 from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.formats.pattern import Pattern
-from sparsetir.runtime.targets import distinctive_features, host_features
-from sparsetir.schedules.default import is_gpu
 from sparsetir.schedules.operators.problems import CsrPattern
 from sparsetir.schedules.operators.registry import OPERATORS
 from sparsetir.schedules.operators.relations import RelationPattern
+from sparsetir.schedules.targets import (
+    cpu_name,
+    distinctive_features,
+    host_features,
+    host_target,
+    is_gpu,
+)
 from sparsetir.sparse_ir.index_arrays import index_type
 
 OK = "ok"
@@ -302,5 +307,4 @@ def cpu_model() -> str:
                     return value.strip()
     except OSError:
         pass
-    cpu = tvm.get_global_func("tvm.codegen.llvm.GetHostCPUName")()
-    return f"{platform.machine()} {cpu}"
+    return f"{platform.machine()} {cpu_name(host_target())}"

@@ -10,7 +10,7 @@ from tvm import s_tir, tirx
 
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.pipeline import kernels_of, lower, name_of
-from sparsetir.runtime.targets import TargetLike, resolve_target
+from sparsetir.schedules.targets import TargetLike, resolve_target
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.schedule import Schedule
 

@@ -24,8 +24,7 @@ from sparsetir.runtime.arrays import (
 from sparsetir.runtime.file_errors import as_path
 from sparsetir.runtime.kernel_file import write_library
 from sparsetir.runtime.signature import PENDING, Arguments, Signature
-from sparsetir.runtime.targets import allowed, features_needed, refusing
-from sparsetir.schedules.default import assumed_machine
+from sparsetir.schedules.targets import allowed, assumed_machine, features_needed, refusing
 from sparsetir.sparse_ir.computed import compute, compute_of_values, reads
 from sparsetir.sparse_ir.promises import promised_range
 from sparsetir.sparse_ir.structure import check_structure

@@ -11,7 +11,7 @@ from sparsetir.runtime.file_errors import as_path, first_line
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.kernel_file import open_library, read_library
 from sparsetir.runtime.signature import Signature
-from sparsetir.runtime.targets import missing_features
+from sparsetir.schedules.targets import missing_features
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.recipes.registry import RECIPES
 

@@ -28,8 +28,7 @@ from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.pool import work_of_threads
 from sparsetir.runtime.refusals import wrong
 from sparsetir.runtime.signature import Signature, natural_shapes, signature_of
-from sparsetir.runtime.targets import TargetLike, features_needed, missing_of, resolve_target
-from sparsetir.schedules.default import default_schedule, is_gpu
+from sparsetir.schedules.default import default_schedule
 from sparsetir.schedules.multiversion import multiversion
 from sparsetir.schedules.passes.bounded_shifts import bounded_shifts
 from sparsetir.schedules.passes.exact_constants import exact_constants
@@ -40,6 +39,13 @@ from sparsetir.schedules.passes.locals_on_stack import locals_on_stack
 from sparsetir.schedules.passes.parallel_loops import materialize_loop_kinds
 from sparsetir.schedules.passes.sound_tail_hints import sound_tail_hints
 from sparsetir.schedules.passes.whole_workspaces import WHOLE, whole_workspaces, without_compaction
+from sparsetir.schedules.targets import (
+    TargetLike,
+    features_needed,
+    is_gpu,
+    missing_of,
+    resolve_target,
+)
 from sparsetir.schedules.template import Template
 from sparsetir.sparse_ir.annotations import ATOMIC, GPU_UNITS
 from sparsetir.sparse_ir.computed import computed_parameters

@@ -13,9 +13,8 @@ from sparsetir.extras import WITHOUT_TORCH
 from sparsetir.records.task import Config, Outcome, Reference, Tunable
 from sparsetir.runtime import pool
 from sparsetir.runtime.refusals import wrong
-from sparsetir.runtime.targets import resolve_target, usable_cpus
-from sparsetir.schedules.default import is_gpu
 from sparsetir.schedules.search import configs
+from sparsetir.schedules.targets import is_gpu, resolve_target, usable_cpus
 from sparsetir.tuning.process import THREADS, Ended, Process
 from sparsetir.tuning.remote import Remote
 

@@ -18,10 +18,9 @@ from sparsetir.records.record import Key, Record
 from sparsetir.records.records import RecordError, Records
 from sparsetir.records.task import Config, Tunable
 from sparsetir.runtime.refusals import wrong
-from sparsetir.runtime.targets import TargetLike, resolve_target
-from sparsetir.schedules.default import is_gpu
 from sparsetir.schedules.search.configs import from_data, to_data
 from sparsetir.schedules.search.spaces import Space
+from sparsetir.schedules.targets import TargetLike, is_gpu, resolve_target
 from sparsetir.schedules.templates.registry import TEMPLATES
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.tuning.measure import START_LIMIT, Measurer, cores_for

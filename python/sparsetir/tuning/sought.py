@@ -11,12 +11,11 @@ from sparsetir.planning.request import DEFAULTS, default_threads
 from sparsetir.records.record import Key
 from sparsetir.records.task import Config, Matrices
 from sparsetir.runtime.refusals import wrong
-from sparsetir.runtime.targets import TargetLike, resolve_target
-from sparsetir.schedules.default import is_gpu, vector_bits
 from sparsetir.schedules.search.choose import candidates
 from sparsetir.schedules.search.configs import is_choice
 from sparsetir.schedules.search.program_space import space_of
 from sparsetir.schedules.search.spaces import Space
+from sparsetir.schedules.targets import TargetLike, is_gpu, resolve_target, vector_bits
 from sparsetir.schedules.template import Branch, Choices
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.tuning.program import ProgramTask, bound_arguments

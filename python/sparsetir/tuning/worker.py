@@ -21,9 +21,8 @@ import tvm
 
 from sparsetir.extras import allow_torch
 from sparsetir.records.task import Config, Outcome, Reference, Task
-from sparsetir.runtime.targets import resolve_target
-from sparsetir.schedules.default import is_gpu
 from sparsetir.schedules.search import configs
+from sparsetir.schedules.targets import is_gpu, resolve_target
 from sparsetir.tuning.case import OperatorCase
 from sparsetir.tuning.process import is_of_memory
 from sparsetir.tuning.program import ProgramTask

@@ -1,0 +1,583 @@
+"""Sparse products of torch tensors, with gradients: as operators, and as functions for all kinds of
+matrices.
+
+In the operators, `torch.ops.sparsetir.*`, `rowptr` and `col` are a pattern as
+:func:`sparsetir.ops.structure.structure_of` takes it, values of elements come and go in the order
+of `col`, and heads are a first dimension. The functions have heads second.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from os import PathLike
+from typing import Any
+
+import torch
+from scipy.sparse import issparse
+from torch import Tensor
+
+from sparsetir.data.sparse_tensor import SparseMatrix
+from sparsetir.ops.cache import memory_key
+from sparsetir.ops.messages_library import (
+    as_messages,
+    gradients_of_product,
+    gspmm_arg,
+    heads_first,
+    mean_gradient,
+)
+from sparsetir.ops.operands import Operand, known, resolve, row_pointers
+from sparsetir.ops.registry import (
+    PLAIN,
+    Context,
+    Gradients,
+    Operation,
+    Operator,
+    is_undisturbed,
+    wants_gradient,
+)
+from sparsetir.ops.structure import Structure, known_edges, structure_of
+from sparsetir.ops.tensors import (
+    INDEX_DTYPES,
+    check_dense,
+    check_edges,
+    check_rows,
+    check_tensor,
+    check_values,
+    launch,
+    may_be_recorded,
+    target_of,
+)
+from sparsetir.planning.request import reduction
+from sparsetir.planning.run_plan import compiled_by
+from sparsetir.runtime.arrays import dtype_name
+from sparsetir.runtime.refusals import wrong
+from sparsetir.schedules.operators.edge_sums import EdgeSums
+from sparsetir.schedules.targets import l2_bytes, l3_bytes
+from sparsetir.schedules.templates.edge_sums import SumLoops
+
+
+def _checked_product(
+    who: str, structure: Structure, name: str, b: Tensor, values: Tensor | None, reduce: str = "sum"
+) -> Tensor:
+    """The product with a matrix, checked where none like it was made before."""
+    found = structure.again("spmm", (b,), values, reduce)
+    if found is not None:
+        return found
+    check_dense(who, name, b, structure, structure.n)
+    if values is not None:
+        check_values(who, values, b, structure)
+    return structure.run("spmm", (b,), values, reduce)
+
+
+@dataclass
+class Spmm(Operation[Tensor]):
+    """C[i, k] = reduce over the elements (i, j) of A[i, j] * B[j, k]."""
+
+    rowptr: Tensor
+    col: Tensor
+    values: Tensor | None
+    b: Tensor
+    reduce: str
+
+    def run(self) -> Tensor:
+        structure = structure_of(self.rowptr, self.col, self.b.shape[-2], "spmm")
+        return _checked_product("spmm", structure, "b", self.b, self.values, self.reduce)
+
+    def fake(self) -> Tensor:
+        b = self.b
+        return b.new_empty((*b.shape[:-2], self.rowptr.shape[0] - 1, b.shape[-1]))
+
+    def gradients(self, grad: Tensor) -> Gradients:
+        rowptr, col, values, b, reduce = self.rowptr, self.col, self.values, self.b, self.reduce
+        if reduce in ("max", "min"):
+            u, e, op = as_messages(values, b)
+            _, place = gspmm_arg(rowptr, col, u, e, b.shape[-2], op, reduce)
+            return gradients_of_product(col, values, b, heads_first(place, b), grad)
+        if reduce == "mean":
+            grad = mean_gradient(grad, (rowptr[1:] - rowptr[:-1])[:, None])
+        return {
+            "values": lambda: SDDMM(rowptr, col, grad, b),
+            "b": lambda: SPMM_TRANSPOSED(rowptr, col, values, grad, b.shape[-2]),
+        }
+
+
+SPMM = Operator("spmm", Spmm)
+
+
+@dataclass
+class SpmmTransposed(Operation[Tensor]):
+    """B = A^T C."""
+
+    rowptr: Tensor
+    col: Tensor
+    values: Tensor | None
+    c: Tensor
+    n: int
+
+    def run(self) -> Tensor:
+        structure = structure_of(self.rowptr, self.col, self.n).transposed
+        return _checked_product("spmm_transposed", structure, "c", self.c, self.values)
+
+    def fake(self) -> Tensor:
+        return self.c.new_empty((*self.c.shape[:-2], self.n, self.c.shape[-1]))
+
+    def gradients(self, grad: Tensor) -> Gradients:
+        rowptr, col, values, c = self.rowptr, self.col, self.values, self.c
+        return {
+            "values": lambda: SDDMM(rowptr, col, c, grad),
+            "c": lambda: SPMM(rowptr, col, values, grad, "sum"),
+        }
+
+
+SPMM_TRANSPOSED = Operator("spmm_transposed", SpmmTransposed)
+
+
+@dataclass
+class Sddmm(Operation[Tensor]):
+    """OUT[e] = X[i] . Y[j] for each element e = (i, j) of A."""
+
+    rowptr: Tensor
+    col: Tensor
+    x: Tensor
+    y: Tensor
+
+    def run(self) -> Tensor:
+        structure = structure_of(self.rowptr, self.col, self.y.shape[-2], "sddmm")
+        found = structure.again("sddmm", (self.x, self.y))
+        if found is not None:
+            return found
+        check_dense("sddmm", "x", self.x, structure, structure.m)
+        check_dense("sddmm", "y", self.y, structure, structure.n, like=self.x)
+        return structure.run("sddmm", (self.x, self.y))
+
+    def fake(self) -> Tensor:
+        return self.x.new_empty((*self.x.shape[:-2], self.col.shape[-1]))
+
+    def gradients(self, grad: Tensor) -> Gradients:
+        rowptr, col, x, y = self.rowptr, self.col, self.x, self.y
+        return {
+            "x": lambda: SPMM(rowptr, col, grad, y, "sum"),
+            "y": lambda: SPMM_TRANSPOSED(rowptr, col, grad, x, y.shape[-2]),
+        }
+
+
+SDDMM = Operator("sddmm", Sddmm)
+
+
+# -- functions -----------------------------------------------------------------------------------
+
+
+def spmm(A: object, B: Tensor, reduce: str = "sum", values: Tensor | None = None) -> Tensor:
+    """C[i, k] = reduce over the stored j of A[i, j] * B[j, k].
+
+    Parameters
+    ----------
+    A : sparse (m, n) matrix
+        Of any kind that :func:`resolve` takes; without values of its own, such as an edge_index, it
+        has ones.
+    B : (n, feat) or (n, heads, feat) Tensor
+        float16, bfloat16, float32 or float64.
+    reduce : str
+        "sum" or "add", "mean" (the sum over the number of stored elements of the row), "max" or
+        "amax", "min" or "amin"; a row without elements is zero in all of them, and NaN is greater
+        and less than all else.
+    values : (nnz,) or (nnz, heads) Tensor, optional
+        Of B's dtype in the order of A's elements, instead of its own.
+
+    Returns
+    -------
+    (m, feat) or (m, heads, feat) Tensor
+        With heads where B or the values have them. Differentiable with respect to B and the values
+        any number of times; the gradient of a maximum goes to the first element that has it.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Naming the argument.
+
+    Notes
+    -----
+    Sums are in float32, for float64 in float64, and in the same order: on a CPU results are the
+    same in each run. Where a process has seen many new edges, the first products with others go
+    through them as they come, so that their last bits may differ from those of later products with
+    the same edges; not under `torch.use_deterministic_algorithms(True)`.
+    (SparseTIR, section 4.2.1.)
+    """
+    if not isinstance(B, Tensor) or B.dim() == 2:
+        found = again(A, B, reduce, values)
+        if found is None:
+            found = sum_of_new(A, B, reduce, values)
+        if found is not None:
+            return found
+    named = reduction("spmm", reduce)
+    if named != reduce:
+        return spmm(A, B, named, values)
+    _check_operand("spmm", "B", B, (2, 3))
+    return _product("spmm", _operand("spmm", A, values, B), B, reduce)
+
+
+def spmv(A: object, x: Tensor, reduce: str = "sum", values: Tensor | None = None) -> Tensor:
+    """y[i] = reduce over the stored j of A[i, j] * x[j]; :func:`spmm` for vectors.
+
+    Parameters
+    ----------
+    A, reduce, values
+        As for :func:`spmm`.
+    x : (n,) or (n, heads) Tensor
+        The vector, or one for each head.
+
+    Returns
+    -------
+    (m,) or (m, heads) Tensor
+    """
+    reduce = reduction("spmv", reduce)
+    _check_operand("spmv", "x", x, (1, 2))
+    B = x.unsqueeze(-1)
+    return _product("spmv", _operand("spmv", A, values, B), B, reduce).squeeze(-1)
+
+
+def sddmm(A: object, X: Tensor, Y: Tensor) -> Tensor:
+    """OUT[e] = sum over k of X[i, k] * Y[j, k] for each element e = (i, j) of A.
+
+    Parameters
+    ----------
+    A : sparse (m, n) matrix
+        As for :func:`spmm`; its values play no part.
+    X : (m, feat) or (m, heads, feat) Tensor
+        For the rows.
+    Y : (n, feat) or (n, heads, feat) Tensor
+        For the columns.
+
+    Returns
+    -------
+    (nnz,) or (nnz, heads) Tensor
+        In the order of A's elements, to be `values` of other operators. Differentiable with respect
+        to X and Y any number of times.
+
+    Notes
+    -----
+    SparseTIR, section 4.2.2.
+    """
+    _check_operand("sddmm", "X", X, (2, 3))
+    _check_operand("sddmm", "Y", Y, (2, 3), like=X)
+    operand = resolve(A, None, (X.shape[0], Y.shape[0]), "sddmm")
+    check_rows("sddmm", "X", X, operand.col.device, operand.m)
+    check_rows("sddmm", "Y", Y, operand.col.device, operand.n)
+    heads = {x.shape[1] for x in (X, Y) if x.dim() == 3}
+    if X.shape[-1] != Y.shape[-1] or len(heads) > 1:
+        expected = (operand.n, *X.shape[1:])
+        raise wrong("sddmm", "Y", f"shape {expected} as 'X'", tuple(Y.shape))
+    X, Y = (_heads_first(x, *heads) for x in (X, Y))
+    found = SDDMM(operand.rowptr, operand.col, X, Y)
+    return found.t() if heads else found
+
+
+def spmm_by_heads(A: Operand, x: Tensor, reduce: str, values: Tensor | None = None) -> Tensor:
+    """:func:`spmm` where heads come first, as layers have them: x (n, feat) or (heads, n, feat),
+    values (nnz,) or (heads, nnz), and the result likewise."""
+    if x.dim() == 2 and (values is None or values.dim() == 1):
+        return spmm(A, x, reduce, values)
+    found = again(A, x, reduce, values)
+    if found is not None:
+        return found
+    values = A.values if values is None else values
+    if values is not None and values.dim() == 2 and x.dim() == 2:
+        x = x.expand(values.shape[0], *x.shape)
+    elif values is not None and values.dim() == 1:
+        values = values.expand(x.shape[0], *values.shape)
+    return _multiplied(A._replace(values=values), x, reduce)
+
+
+def _operand(who: str, A: object, values: Tensor | None, B: Tensor) -> Operand:
+    """A for a product with B; edges without a size are of a square matrix."""
+    return operand_like(who, A, values, (B.shape[0], B.shape[0]), B)
+
+
+def operand_like(
+    who: str, A: object, values: Tensor | None, shape: tuple[int, int] | None, like: Tensor | None
+) -> Operand:
+    """A as :func:`resolve` gives it; values that no tensor holds are as the dense operand is."""
+    operand = resolve(A, values, shape, who)
+    own = operand.values
+    if values is None and own is not None and like is not None and _is_of_host(A):
+        operand = operand._replace(values=own.to(like.device, like.dtype))
+    return operand
+
+
+def _is_of_host(A: object) -> bool:
+    """Whether it is a matrix whose values no tensor holds, and have no gradients."""
+    return isinstance(A, SparseMatrix | str | PathLike) or issparse(A)
+
+
+def _product(who: str, operand: Operand, B: Tensor, reduce: str) -> Tensor:
+    rowptr, col, _, n, values = operand
+    check_rows(who, "x" if who == "spmv" else "B", B, col.device, n)
+    if values is not None:
+        _check_values(who, values, B, col.shape[-1])
+    if values is not None and values.dim() == 2:
+        heads = values.shape[1]
+        operand = operand._replace(values=values.t())
+        return _multiplied(operand, _heads_first(B, heads), reduce).transpose(0, 1)
+    if B.dim() == 2:
+        return _multiplied(operand, B, reduce)
+    found = _multiplied(operand, B.flatten(1), reduce)  # heads that share the values are features
+    return found.reshape(found.shape[0], *B.shape[1:])
+
+
+def _heads_first(x: Tensor, *heads: int) -> Tensor:
+    """(heads, rows, feat) of (rows, heads, feat), or of (rows, feat) where there are heads."""
+    if x.dim() == 3:
+        return x.transpose(0, 1)
+    return x.expand(*heads, *x.shape) if heads else x
+
+
+def _multiplied(operand: Operand, B: Tensor, reduce: str) -> Tensor:
+    """The product, where heads of values and B, if any, come first."""
+    rowptr, col, _, _, values = operand
+    if reduce in ("max", "min") and wants_gradient(B, values):
+        u, e, op = as_messages(values, B)
+        found, _ = gspmm_arg(rowptr, col, u, e, B.shape[-2], op, reduce)
+        return heads_first(found, B)
+    return SPMM(rowptr, col, values, B, reduce)
+
+
+def _check_operand(
+    who: str, name: str, x: object, dims: tuple[int, int], like: Tensor | None = None
+) -> None:
+    x = check_tensor(who, name, x, like)
+    if x.dim() not in dims:
+        raise wrong(
+            who, name, f"{dims[0]} dimensions, or {dims[1]} with heads", f"shape {tuple(x.shape)}"
+        )
+
+
+def _check_values(who: str, values: Tensor, B: Tensor, nnz: int) -> None:
+    check_tensor(who, "values", values, like=B)
+    dims = values.dim()
+    fits = dims in (1, 2) and values.shape[0] == nnz
+    if not fits or (dims == 2 and B.dim() == 3 and values.shape[1] != B.shape[1]):
+        heads = B.shape[1:-1]
+        expected = f"({nnz},) or ({nnz}, {heads[0] if heads else 'heads'})"
+        raise wrong(who, "values", f"shape {expected}", tuple(values.shape))
+
+
+# -- calls like earlier ones ---------------------------------------------------------------------
+
+
+def again(A: object, B: Any, reduce: str, values: Any) -> Tensor | None:
+    """What :func:`sparsetir.ops.spmm` gives, where one like it was made before.
+
+    All checks of a first call go by sizes, types and the pattern: where they are those of an
+    earlier call, they need not be made again, and the kernel itself refuses tensors that do not
+    fit. Nothing is remembered by the identity of an object alone.
+
+    None for all else, and where anything might be wrong: the other way then says what it is.
+    """
+    if not is_undisturbed() or type(B) not in PLAIN or B.dim() < 2:
+        return None
+    try:
+        found = known(A, B.shape[-2])
+    except RuntimeError:  # of tensors without memory
+        return None
+    if found is None:
+        return None
+    (rowptr, col, structure), own = found
+    if values is None:
+        values = own
+    gradient = B.requires_grad
+    if values is not None:
+        if type(values) not in PLAIN:
+            return None
+        gradient = gradient or values.requires_grad
+    if gradient and torch.is_grad_enabled():
+        if reduce != "sum":
+            return None
+        if structure.has_run("spmm", (B,), values, reduce):
+            return _Product.apply(structure, rowptr, col, values, B)
+        return None
+    return structure.again("spmm", (B,), values, reduce)
+
+
+class _Product(torch.autograd.Function):
+    """C = A B and its gradients on a structure that is known."""
+
+    @staticmethod
+    def forward(
+        ctx: Context,
+        structure: Structure,
+        rowptr: Tensor,
+        col: Tensor,
+        values: Tensor | None,
+        b: Tensor,
+    ) -> Tensor:
+        ctx.others = (structure,)
+        # Torch tells when one of them was written before the backward pass.
+        ctx.save_for_backward(rowptr, col, values, b)
+        found = structure.again("spmm", (b,), values)
+        return SPMM.kernel(rowptr, col, values, b, "sum") if found is None else found
+
+    @staticmethod
+    def backward(ctx: Context, *grads: Tensor) -> object:
+        rowptr, col, values, b = ctx.saved_tensors
+        for_values, for_b = ctx.needs_input_grad[3:]
+        (grad,), (structure,) = grads, ctx.others
+        of_values = of_b = None
+        if not torch.is_grad_enabled() and is_undisturbed():
+            grad = grad if grad.is_contiguous() else grad.contiguous()
+            if for_values:
+                of_values = structure.again("sddmm", (grad, b))
+            if for_b:
+                of_b = structure.transposed.again("spmm", (grad,), values)
+        if for_values and of_values is None:
+            of_values = SDDMM(rowptr, col, grad, b)
+        if for_b and of_b is None:
+            of_b = SPMM_TRANSPOSED(rowptr, col, values, grad, b.shape[-2])
+        return None, None, None, of_values, of_b
+
+
+# -- sums over edges that are new ------------------------------------------------------------------
+#
+# As those of mini-batches are in each step. To sort edges, and to keep what is made of them, takes
+# as long as some sums over them take without. So the first products with a tensor of edges go
+# through them as they come, until what that took more is what sorting would have taken.
+
+SUMMED = (torch.float32, torch.float64)
+CPU = torch.device("cpu")
+MOST = 1 << 20  # edges; where there are more, all threads are worth sorting for
+# Patterns that a process sorts all the same, until a kernel that does not is worth compiling.
+SORTED = 16
+# What sorting takes, and what a sum without it takes more, forward and backward: nanoseconds, those
+# of an edge, and those of each of its features while B and C are in the L2 cache. (Zen 3.)
+SORT, SORT_EDGE, FEATURE = 500_000, 25, 0.2
+MOST_SUMS = 8  # with the same edges
+MOST_MET = 256
+
+
+class _Met:
+    """Edges that were met, by their memory, and how often; at their version."""
+
+    __slots__ = ("count", "storage", "version")
+
+    def __init__(self, storage: Callable[[], object], version: int) -> None:
+        self.storage, self.version, self.count = storage, version, 0
+
+
+_met: dict[object, _Met] = {}
+_sorted = 0
+
+
+def sum_of_new(A: Any, B: Any, reduce: str, values: Any) -> Tensor | None:
+    """What :func:`sparsetir.ops.spmm` gives, for edges that are not worth sorting.
+
+    None for all else, and where anything might be wrong: the other way then says what it is.
+    """
+    if reduce not in ("sum", "mean") or type(B) not in PLAIN or B.dim() != 2:
+        return None
+    edges, size = A if type(A) is tuple and len(A) == 2 else (A, len(B))
+    n, m = size if type(size) is tuple and len(size) == 2 else (size, size)
+    if type(edges) is not Tensor or edges.layout is not torch.strided or edges.dim() != 2:
+        return None
+    if edges.is_nested:  # which has no shape
+        return None
+    (ends, nnz), (rows, feat) = edges.shape, B.shape
+    if type(m) is not int or type(n) is not int or m < 1 or n != rows or ends != 2:
+        return None
+    if not 0 < nnz <= MOST or not feat or not is_undisturbed():
+        return None
+    if not _is_plain(B, SUMMED) or not _is_plain(edges, INDEX_DTYPES):
+        return None
+    if values is not None:
+        fits = type(values) in PLAIN and values.shape == (nnz,) and not values.requires_grad
+        if not fits or not _is_plain(values, (B.dtype,)):
+            return None
+    if torch.are_deterministic_algorithms_enabled():
+        return None
+    if not _is_new(edges, m, n, feat * B.itemsize):
+        return None
+    options = {"dtype": dtype_name(B), "reduce": reduce, "heads": None, "target": target_of(CPU)}
+    if may_be_recorded("spmm", (m, n), nnz, feat, **options):
+        return None
+    check_edges("spmm", edges, m, n, "A")
+    if B.requires_grad and torch.is_grad_enabled():
+        # The gradient is of what was computed, whoever writes to the edges meanwhile.
+        return _Sum.apply(edges.clone(), values, B, m, reduce)
+    return _summed(edges, values, B, m, reduce == "mean")[0]
+
+
+def _is_plain(x: Tensor, dtypes: tuple[torch.dtype, ...]) -> bool:
+    """Whether its memory on the host holds its numbers, of one of the types."""
+    return x.is_cpu and x.dtype in dtypes and not x.is_neg() and not x._is_zerotensor()
+
+
+def _is_new(edges: Tensor, m: int, n: int, row: int) -> bool:
+    """Whether edges have been met so seldom that sorting them would have taken longer.
+
+    row : bytes of a row of B
+    """
+    global _sorted
+    key = memory_key(edges)
+    found = _met.get(key)
+    version = -1 if edges.is_inference() else edges._version
+    if found is None or found.storage() is None or found.version != version:
+        if known_edges(edges, m, n) is not None:
+            return False
+        if _sorted < SORTED:
+            _sorted += 1
+            return False
+        if len(_met) >= MOST_MET:
+            _met.clear()
+        forget = lambda _: _met.pop(key, None)  # noqa: E731
+        found = _met[key] = _Met(weakref.ref(edges.untyped_storage(), forget), version)
+    found.count += 1
+    nnz, both = edges.shape[1], (m + n) * row
+    more = FEATURE / 4 * row * (1 + (both > l2_bytes()) + 2 * (both > l3_bytes()))
+    return found.count <= min(MOST_SUMS, (SORT + SORT_EDGE * nnz) / (more * nnz))
+
+
+def _summed(
+    edges: Tensor, values: Tensor | None, b: Tensor, m: int, mean: bool, back: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """The sums at targets, (m, feat), and how many edges each has; back : at sources."""
+    sources, targets = edges.unbind()
+    if back:
+        sources, targets = targets, sources
+    out, count = b.new_empty(m, b.shape[1]), b.new_empty(m) if mean else None
+    types = dtype_name(b), dtype_name(edges)
+    kernel = compiled_by(*_how(b.shape[1], *types, values is not None, mean), target_of(CPU))
+    arrays = {"source": sources, "target": targets, "b": b, "c": out, "count": count, "w": values}
+    launch(kernel, {**arrays, "m": m, "n": len(b), "nnz": edges.shape[1], "feat": b.shape[1]})
+    return out, count
+
+
+@lru_cache(256)
+def _how(feat: int, *problem: Any) -> tuple[SumLoops, EdgeSums]:
+    return SumLoops(feat), EdgeSums(*problem)
+
+
+class _Sum(torch.autograd.Function):
+    """The sums, and their gradient with respect to B."""
+
+    @staticmethod
+    def forward(
+        ctx: Context, edges: Tensor, values: Tensor | None, b: Tensor, m: int, reduce: str
+    ) -> Tensor:
+        out, count = _summed(edges, values, b, m, reduce == "mean")
+        ctx.save_for_backward(edges, values, count)
+        ctx.others = (len(b),)
+        return out
+
+    @staticmethod
+    def backward(ctx: Context, *grads: Tensor) -> object:
+        (grad,), (edges, values, count) = grads, ctx.saved_tensors
+        m, (n,) = len(grad), ctx.others
+        if count is not None:
+            grad = mean_gradient(grad, count[:, None])
+        if torch.is_grad_enabled() or not is_undisturbed():
+            rowptr = row_pointers(edges, m, n)
+            of_b = SPMM_TRANSPOSED(rowptr, edges, values, grad, n)
+        else:
+            of_b, _ = _summed(edges, values, grad, n, False, back=True)
+        return None, None, of_b, None, None
