@@ -307,6 +307,12 @@ def test_workers_know_integers(dtype: str) -> None:
         assert made.wrong() is None and case.expected.values.any()
 
 
+@pytest.mark.parametrize("op", ["spgemm", "add"])
+def test_workers_know_results_that_store_nothing(op: str) -> None:
+    asked = sparsetir.planning.plan.requested(op, *[SparseMatrix(([], []), (4, 4))] * 2, threads=1)
+    assert SparseCase(SparseTask(asked)).prepared(asked.chosen()).wrong() is None
+
+
 @pytest.mark.parametrize("semiring", ["", *SEMIRINGS])
 @pytest.mark.parametrize("masked", [False, True])
 def test_what_is_right_is_found_without_kernels(semiring: str, masked: bool) -> None:

@@ -170,4 +170,6 @@ def _with(matrix: sp.csr_array, values: np.ndarray) -> sp.csr_array:
 def _at(matrix: sp.csr_array, there: sp.csr_array) -> np.ndarray:
     """Values at a pattern, 0 where a matrix stores nothing."""
     rows, columns = there.tocoo().coords
+    if not len(rows):  # of none SciPy gives a matrix
+        return np.zeros(0)
     return np.asarray(sp.csr_matrix(matrix)[rows, columns]).ravel()
