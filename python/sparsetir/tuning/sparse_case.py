@@ -118,7 +118,7 @@ def exact_result(wanted: Request) -> tuple[SparseMatrix, float]:
     if wanted.name == "inner":
         each[1] = each[1].T.tocsr()
     if how == KRON:
-        found = sp.csr_array(sp.kron(*each))
+        found = sp.kron(*each, format="csr")  # by itself it would store whole blocks
         found.sort_indices()
         return SparseMatrix(found), float(np.abs(found.data).max(initial=1.0))
     marks = [_with(x, np.ones(x.nnz)) for x in each]
