@@ -23,7 +23,7 @@ GRAPHS = (
 )
 DTYPES = ("float32", "float16", "bfloat16")
 # Of commands that are not in a module of their name.
-MODULES = {"compile": "compiling", "calls": "checkouts", "new_edges": "checkouts"}
+MODULES = {"calls": "checkouts", "new_edges": "checkouts"}
 Option = tuple[tuple[str, ...], dict[str, Any]]
 
 
@@ -122,7 +122,6 @@ COMMANDS: dict[str, tuple[str, tuple[Option, ...], int | None]] = {
         keys("--model", "bench.tasks", "EXAMPLES", "GCN ChebNet GraphSAGE GAT"),
         peers("Inductor", text="default: Inductor"),
     ), None),
-    "compile": ("import, parsing, each lowering, build", (THREADS_OF_ALL,), None),
     "gpucode": ("GPU templates by nvcc: registers, spills, widths of loads", (
         THREADS_OF_ALL, option("--arch", default="sm_90", help="default: sm_90"),
         option("--kernels", default="", help="those whose names hold this (default: all)"),

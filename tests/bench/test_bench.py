@@ -26,7 +26,6 @@ from sparsetir.tuning.process import THREADS
 ROOT = Path(__file__).parents[2]
 
 COMMANDS = {
-    "compile": ([], lambda r: {"import", "spmm"} < set(r)),
     "calls": ([], lambda r: r["seconds"]["now"]["calls"]["plan, NumPy"]["min"] > 0),
     "steps": (["--feat", 128, "--plot"], lambda r: r["cells"][0]["seconds"]["plan"] > 0),
     "run": (
@@ -62,7 +61,7 @@ COMMANDS = {
 
 def bench(*words):
     """The command with the environment that it wants; else it starts itself again."""
-    without = WITHOUT_TORCH if words[0] in ("compile", "mttkrp") else "pass"
+    without = WITHOUT_TORCH if words[0] == "mttkrp" else "pass"
     code = f"import runpy, sys; {without}; runpy.run_module('bench', run_name='__main__')"
     path = os.pathsep.join([str(Path(sparsetir.__file__).parents[1]), str(ROOT)])
     alone = words[0] in ("run", "mttkrp", "calls", "distributed")
@@ -174,7 +173,7 @@ def test_commands_of_the_readme_are_known():
 
 @pytest.mark.parametrize("words, threads", [
     (["steps", "--quick"], len(os.sched_getaffinity(0))),
-    (["compile", "--threads", "7"], 7),
+    (["steps", "--threads", "7"], 7),
     (["run", "--threads", "7"], 1),  # of its workers
 ])  # fmt: skip
 def test_it_starts_itself_again_where_libraries_have_read_another_environment(

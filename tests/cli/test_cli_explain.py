@@ -115,7 +115,9 @@ def test_without_arguments_nothing_runs(explain, monkeypatch):
 REFUSED = """
 gone  # argument OP|FILE: expected spmm, spmv, sddmm or a .py file, got 'gone'
 spgemm  # argument OP|FILE: expected spmm, spmv, sddmm or a .py file, got 'spgemm'
-spmm.py --graph cora  # argument --arg: 'feat': expected a number, got nothing
+spmm.py --graph cora  # argument --arg: 'feat': expected an integer, got nothing
+spmm.py --graph cora --arg feat=nan  # argument --arg: 'feat': expected an integer, got nan
+spmm.py --graph cora --arg feat=-3  # argument --arg: 'b': expected lengths of 0 or more, got
 spmm.py --arg k=3  # argument --arg: 'spmm' has no 'k'; it has a, b, c, indptr
 spmm.py --arg a=2  # argument --arg: 'a': expected an array, got int
 spmm.py --arg feat=2  # argument --arg: 'indptr': expected an array, got nothing

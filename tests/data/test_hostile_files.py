@@ -144,6 +144,7 @@ MARKET = [
     ("pattern 3 3 1\n1 2 7\n", "expected 1 lines of 2 numbers, got 3"),
     ("complex 3 3 1\n1 2 7 8\n", "expected real numbers, got complex ones"),
     ("array 1 1\n2\n", "got a dense matrix"),
+    ("symmetric 2 3 1\n1 2 3\n", "as many rows as columns of what is symmetric, got 2 x 3"),
     ("3 3 100000000\n1 2 3\n", f"a matrix with 100,000,000 elements: {MUCH}"),
     (f"9 9 1\n{2**70} 1 1\n", "a number in it is too large: Line 3: Integer out of range"),
     ("3 3 1\n0 2 3\n", "Row index out of bounds"),
@@ -185,6 +186,7 @@ ARRAYS = [
     ({**CSR, "indptr": [0.0, 1]}, "indptr: expected integers"),
     ({**CSR, "indptr": [[0]]}, "indptr: expected integers of one dim"),
     ({**CSR, "indptr": [0, 3]}, "indptr|index"),
+    ({**CSR, "indices": [0, 0]}, "indptr: expected to end with all indices, got 1 of 2"),
     ({**CSR, "indices": [[0]]}, "indices: expected integers of one dim"),
     ({**CSR, "indices": [2]}, "indices|index"),
     ({**CSR, "shape": [2]}, r"shape: expected two integers from 0 to 2..60, got .2."),
@@ -220,6 +222,7 @@ LISTS = [
     ("a.txt", "0 1\n2 3 4\n", "line 2: expected row, .*, got '2 3 4'"),
     ("a.txt", "0 1 2 3\n", "line 1: expected row"),
     ("a.csv", "0,1,\n", "line 1: expected row"),
+    ("a.csv", ",src,dst\n0,7,1\n", "line 1: expected row, .*, got a column without a name"),
     ("a.txt", "0 1\n0.5 1\n", r"expected integers as ids, got \[0.5, 1.0\] as edge 2"),
     ("a.txt", "0 nan\n", "expected integers as ids"),
     ("a.txt", "0 1\n3 -1\n", r"column ids: expected 0 or more, less than 2\*\*60, got -1"),
@@ -234,17 +237,23 @@ TENSORS = [
     ({"edge_index": EDGES - 1}, "row ids: expected 0 or more, .* got -1"),
     ({**GRAPH, "edge_weight": NEGATIVE}, "without the negative bit"),
     ((GRAPH, {"edge_index": EDGES[0]}), "holds 2 graphs, expected one"),
+    ([GRAPH, {**GRAPH}], "holds 2 graphs, expected one"),
+    ({**GRAPH, "edge_weight": torch.ones(2)}, r"weights: expected shape \(3,\), got \(2,\)"),
+    ({**GRAPH, "edge_weight": torch.ones(3) * 1j}, "weights: expected real numbers, got complex64"),
     ({**GRAPH, "num_nodes": 2**30}, f"1,073,741,824 x 1,073,741,824 {GAPS}"),
     ({**GRAPH, "num_nodes": 2**70}, GAPS),
     ({"edge_index": EDGES[:1, :1].expand(2, 2**40)}, rf"\(2, 1099511627776\): {MUCH}"),
 ]
 
 
+REPLACED = {"array": "coordinate", "symmetric": "general"}
+
+
 def market(text):
     word, _, rest = text.partition(" ")
     if not word.isalpha():
         return HEAD + text
-    return HEAD.replace("coordinate" if word == "array" else "real", word) + rest
+    return HEAD.replace(REPLACED.get(word, "real"), word) + rest
 
 
 def damaged():

@@ -293,6 +293,14 @@ def test_workers_know_integers(dtype: str) -> None:
         assert made.wrong() is None and case.expected.values.any()
 
 
+@pytest.mark.parametrize("op, stored", [("spgemm", 0), ("add", 0), ("kron", 12)])
+def test_workers_know_results_of_nothing_and_of_much(op: str, stored: int) -> None:
+    """What they store, which SciPy does not of the products of nearly full blocks."""
+    a = SparseMatrix(np.divmod(np.arange(stored), 4), (4, 4))
+    asked = sparsetir.planning.plan.requested(op, a, a, threads=1)
+    assert SparseCase(SparseTask(asked)).prepared(asked.chosen()).wrong() is None
+
+
 @pytest.mark.parametrize("semiring", ["", *SEMIRINGS])
 @pytest.mark.parametrize("masked", [False, True])
 def test_what_is_right_is_found_without_kernels(semiring: str, masked: bool) -> None:

@@ -201,6 +201,9 @@ def _compressed(path: Path, arrays: NpzFile, prefix: str) -> sp.csr_array:
     has_data = f"{prefix}data" in arrays.files
     data = arrays[f"{prefix}data"] if has_data else np.ones(len(indices), "float32")
     check_matrix(path, shape, len(indices))
+    if len(indptr) and indptr[-1] < len(indices):  # SciPy would leave the rest out
+        got = f"{indptr[-1]} of {len(indices)} indices"
+        raise GraphError(f"{path}: {prefix}indptr: expected to end with all indices, got {got}")
     return sp.csr_array((data, indices, indptr), shape=shape)
 
 

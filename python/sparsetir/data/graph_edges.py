@@ -167,6 +167,8 @@ def first_edge(path: Path) -> tuple[int, str]:
     lines = _lines(path)
     number, line = next(lines, (0, ""))
     if line and not any(map(_is_number, _words(line))):
+        if not _words(line)[0]:  # as pandas writes
+            raise GraphError(f"{path}: line {number}: {EXPECTED}, got a column without a name")
         number, line = next(lines, (0, ""))
     if not line:
         raise GraphError(f"{path}: {EXPECTED}; there are none")

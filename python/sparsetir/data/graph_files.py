@@ -69,38 +69,44 @@ def _read_torch(path: Path) -> sp.coo_array:
     bounds = slices.get("edge_index") if isinstance(slices, dict) else None
     if bounds is not None and len(bounds) > 2:
         raise GraphError(f"{path}: holds {len(bounds) - 1} graphs, expected one")
-    data = {"edge_index": found} if torch.is_tensor(found) else _with_edges(found)
+    graphs = [{"edge_index": found}]
+    if not torch.is_tensor(found):
+        graphs = _with_edges(found if bounds is None else found[0])
+    if len(graphs) > 1:
+        raise GraphError(f"{path}: holds {len(graphs)} graphs, expected one")
+    data = graphs[0] if graphs else {}
     edges = data.get("edge_index")
     if not torch.is_tensor(edges) or edges.ndim != 2 or len(edges) != 2:
         raise GraphError(f"{path}: holds no graph: nothing named edge_index of shape (2, E)")
     count = edges.shape[1]
     need_room(path, ELEMENT_BYTES * count, f"edge_index of shape {tuple(edges.shape)}")
     sources, targets = to_host("load_graph", "edge_index", edges)
-    # One number for each edge; features of edges are no weights.
-    given = [data.get(name) for name in ("edge_weight", "edge_attr")]
-    numbers = [x for x in given if torch.is_tensor(x) and x.numel() == count]
-    weights = None
-    if numbers:
-        weights = to_host("load_graph", "edge_weight", numbers[0]).reshape(-1).astype("float32")
+    weights, attributes = data.get("edge_weight"), data.get("edge_attr")
+    if weights is None and torch.is_tensor(attributes) and attributes.numel() == count:
+        weights = attributes  # one number for each edge; features of edges are no weights
+    if torch.is_tensor(weights):
+        real = weights if weights.is_complex() else weights.float()
+        weights = to_host("load_graph", "edge_weight", real).reshape(-1)
     return from_edges(path, targets, sources, weights, least=_nodes(data))
 
 
-def _with_edges(found: object) -> dict[object, object]:
-    """The first mapping, however deep, with edges in it; objects may refer to each other."""
-    waiting, seen = [found], set()
+def _with_edges(found: object) -> list[dict[object, object]]:
+    """The mappings, however deep, with edges in them; objects may refer to each other."""
+    waiting, seen, graphs = [found], set[int](), list[dict[object, object]]()
     for item in waiting:
         if id(item) in seen or isinstance(item, type):
             continue
         seen.add(id(item))
         if isinstance(item, dict):
             if "edge_index" in item:
-                return item
-            waiting += item.values()
+                graphs.append(item)
+            else:
+                waiting += item.values()
         elif isinstance(item, list | tuple):
             waiting += item
         else:
             waiting += getattr(item, "__dict__", {}).values()
-    return {}
+    return graphs
 
 
 def _nodes(data: Mapping[Any, Any]) -> int:

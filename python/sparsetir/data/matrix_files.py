@@ -41,7 +41,7 @@ def read_market(path: Path) -> sp.coo_array:
     from scipy.io import mminfo, mmread
 
     check_unpacked(path)
-    _, _, count, layout, field, symmetry = mminfo(path)
+    m, n, count, layout, field, symmetry = mminfo(path)
     if layout != "coordinate":
         raise ValueError(
             "expected coordinates, got a dense matrix ('array'); SparseMatrix.from_dense takes "
@@ -49,6 +49,8 @@ def read_market(path: Path) -> sp.coo_array:
         )
     if field == "complex":
         raise ValueError("expected real numbers, got complex ones")
+    if symmetry != "general" and m != n:
+        raise ValueError(f"expected as many rows as columns of what is {symmetry}, got {m} x {n}")
     need_room(path, ELEMENT_BYTES * count, f"a matrix with {count:,} elements")
     words = _count_words(path, field)
     matrix: Any = mmread(path, spmatrix=False)

@@ -144,9 +144,11 @@ def bound_arguments(
                 size //= max(1, values[at])
             values[step.scalar] = size
     for i in signature.scalars:
-        values[i] = _number(f"{who}: '{names[i]}'", values[i])
+        values[i] = _number(f"{who}: '{names[i]}'", values[i], signature.dtypes[i])
     for i in signature.arrays:
         expected = signature.expected_shape(i, values)
+        if min(expected, default=0) < 0:
+            raise ValueError(f"{who}: '{names[i]}': expected lengths of 0 or more, got {expected}")
         if i in missing:
             random = None if i in signature.outputs else rng
             made = np.zeros(expected) if random is None else random.standard_normal(expected)
@@ -168,10 +170,11 @@ def _array(who: str, value: object, dtype: str) -> np.ndarray:
     return found
 
 
-def _number(who: str, value: object) -> Any:
+def _number(who: str, value: object, dtype: str) -> Any:
     if isinstance(value, np.generic):
         value = value.item()
-    if not isinstance(value, bool | int | float):
+    what = "a number" if dtype.startswith(("float", "bfloat")) else "an integer"
+    if not isinstance(value, bool | int | float if what == "a number" else int):
         got = "nothing" if value is None else repr(value)
-        raise TypeError(f"{who}: expected a number, got {got}")
+        raise TypeError(f"{who}: expected {what}, got {got}")
     return value

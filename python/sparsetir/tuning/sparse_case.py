@@ -118,7 +118,7 @@ def exact_result(wanted: Request) -> tuple[SparseMatrix, float]:
     if wanted.name == "inner":
         each[1] = each[1].T.tocsr()
     if how == KRON:
-        found = sp.csr_array(sp.kron(*each))
+        found = sp.kron(*each, format="csr")  # by itself it would store whole blocks
         found.sort_indices()
         return SparseMatrix(found), float(np.abs(found.data).max(initial=1.0))
     marks = [_with(x, np.ones(x.nnz)) for x in each]
@@ -170,4 +170,6 @@ def _with(matrix: sp.csr_array, values: np.ndarray) -> sp.csr_array:
 def _at(matrix: sp.csr_array, there: sp.csr_array) -> np.ndarray:
     """Values at a pattern, 0 where a matrix stores nothing."""
     rows, columns = there.tocoo().coords
+    if not len(rows):  # of none SciPy gives a matrix
+        return np.zeros(0)
     return np.asarray(sp.csr_matrix(matrix)[rows, columns]).ravel()
