@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from tvm import ir, tirx
+from tvm import DataType, ir, tirx
 from tvm_ffi import structural_equal
 
 from sparsetir.sparse_ir.nodes import loads_of, same_indices
@@ -66,8 +66,8 @@ def reduction_of(body: Any) -> Reduction | None:
         value = value.value
 
     def mine(expr: Any) -> bool:
-        if isinstance(expr, tirx.Cast):
-            return mine(expr.value)
+        if isinstance(expr, tirx.Cast):  # to a narrower type, or to an integer, rounds every visit
+            return _is_float(expr) and _bits(expr) > _bits(expr.value) and mine(expr.value)
         return (
             isinstance(expr, ir.TensorLoad)
             and expr.source.same_as(store.buffer)
@@ -124,6 +124,10 @@ def _better(operator: str, keeps_nan: bool, total: Any, term: Any) -> Any:
 
 def _is_float(expr: Any) -> bool:
     return dtype_of(expr).startswith(("float", "bfloat"))
+
+
+def _bits(expr: Any) -> int:
+    return DataType(dtype_of(expr)).bits
 
 
 def factors_of(term: Any) -> list[Any]:

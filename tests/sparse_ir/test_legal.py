@@ -73,6 +73,9 @@ ORDERED = [
     (IKR + "    C[i] = B[i, k] / C[i]", "differ in 'k' read 'C'"),
     (IJ + "    C[i] = A[i, j]", "visits of 'j', a reduction, overwrite what others write to 'C'"),
     (IKR + "    C[i] = T.max(C[i], B[i, k]) + 1.0", "differ in 'k' read 'C'"),
+    (IKR + '    C[i] = T.cast(T.cast(C[i], "int32"), "float32") + B[i, k]', "'k' read 'C'"),
+    (IKR + '    C[i] = T.cast(T.cast(C[i], "float16"), "float32") + B[i, k]', "'k' read 'C'"),
+    (IJ + '    X[i] = T.max(T.cast(T.cast(X[i], "int8"), "int32"), 3)', "differ in 'j' read 'X'"),
     (IKR + "    C[i] = C[i] + B[i, k]\n    C[i] = T.max(C[i], B[i, k])", "differ in 'k' read 'C'"),
     (IKR + "    if C[i] < 1.0:\n        C[i] = C[i] + B[i, k]", "differ in 'k' read 'C'"),
     (IKR + "    C[i] = C[i] + B[i, k] * C[i - 1]", "differ in .*'k' read 'C'"),
@@ -92,6 +95,7 @@ FREE = [
     IJ + "    C[i] = C[i] - A[i, j]",
     IJ + "    C[i] = A[i, j] * C[i]",
     IKR + "    C[i] = C[i] / B[i, k]",
+    IKR + '    C[i] = T.cast(T.cast(C[i], "float64") + T.cast(B[i, k], "float64"), "float32")',
     IJ + "    C[i] = T.min(A[i, j], C[i])",
     IJ + "    C[i] = T.Select(A[i, j] > C[i], A[i, j], C[i])",
     IJ + "    if A[i, j] > 0.5:\n        C[i] = 1.0",  # the same in all visits that write
