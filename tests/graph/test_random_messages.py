@@ -133,7 +133,7 @@ def check(seed):
 
 
 def test_messages():
-    assert check(0).graphs[0].found
+    assert check(13).graphs[0].found  # of 8 features, which are quickly compiled
 
 
 def test_messages_without_a_schedule(plain):
@@ -142,7 +142,7 @@ def test_messages_without_a_schedule(plain):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(1, 12))
+@pytest.mark.parametrize("seed", range(12))
 def test_more_messages_with_schedules(seed):
     check(seed)
 

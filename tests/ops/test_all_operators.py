@@ -218,14 +218,13 @@ def test_compiled_without_breaks(name):
 def test_autocast(name):
     op, given = OPS[name], OPS[name].operands(EDGES, torch.float32)
     want = op.exact(EDGES, *(x.detach().double() for x in given))
-    for dtype in (torch.bfloat16, torch.float16):
-        with torch.autocast("cpu", dtype):
-            found = op.call(EDGES.A, *given)
-            wide = op.call(EDGES.A, *(x.double() for x in given))
-        assert found.dtype == dtype and wide.dtype == torch.float64
-        assert_close(found / op.close, want / op.close, str(dtype)[6:])
-        grads = torch.autograd.grad(found.float().sum(), given)
-        assert all(x.dtype == torch.float32 for x in grads)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = op.call(EDGES.A, *given)
+        wide = op.call(EDGES.A, *(x.double() for x in given))
+    assert found.dtype == torch.bfloat16 and wide.dtype == torch.float64
+    assert_close(found / op.close, want / op.close, "bfloat16")
+    grads = torch.autograd.grad(found.float().sum(), given)
+    assert all(x.dtype == torch.float32 for x in grads)
 
 
 OF_ROWS = [
