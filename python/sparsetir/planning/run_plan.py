@@ -337,7 +337,7 @@ class Plan:
         out : None where it is a new array
         error : is raised where the arguments were not the reason
         """
-        if values is not None:
+        if values is not None and self._direct:  # they went there as they came
             self._fill(args, operands, values, args[self._out_at])
         if out is not None:
             self._refuse_overlap(out, operands, values)
