@@ -113,6 +113,10 @@ masks.blocks(np.ones((2, 2), bool), 16, (32, 33))  # ValueError: 'shape': expect
 masks.band(32, 2, 16) & masks.band(32, 2, 32)  # ValueError: mask & mask: expected masks of one
 masks.band(32, 2) | masks.band(33, 2)  # ValueError: mask | mask: expected
 masks.band(32, 2) & True  # TypeError: unsupported operand
+masks.from_elements(np.array([0, 2]), np.array([0, 2]), (1, 2), 16)
+    # ValueError: 'indices': expected integers in [0, 2), got 2 at position 1
+masks.from_elements(np.array([0, 2]), np.array([0, 1]), (3, 2), 16)
+    # ValueError: 'indptr': expected shape (4,), got (2,)
 masks.from_elements(np.array([0, 2]), np.array([1, 1]), (1, 2), 16)
     # ValueError: 'indices': expected each element once
 """,

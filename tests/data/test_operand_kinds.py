@@ -140,6 +140,9 @@ REFUSED = {
         lambda: Graph("x", "y"), ValueError,
         "expected a graph with one relation, as graph['x'], got 2",
     ),
+    "a graph without edges": (
+        lambda: SimpleNamespace(edge_index=None), TypeError, "; got a SimpleNamespace without an"
+    ),
     "a dense array": (lambda: np.eye(3), ValueError, "expected a sparse matrix or an edge_index"),
 }  # fmt: skip
 

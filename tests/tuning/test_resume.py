@@ -160,9 +160,10 @@ def test_outcomes_come_back(tmp_path):
     assert study.best_value == 0.5
 
 
-def test_configs_of_another_version_are_left_out(tmp_path, monkeypatch):
+@pytest.mark.parametrize("of", ["to_data", "asdict"])
+def test_trials_of_another_version_are_left_out(tmp_path, monkeypatch, of):
     mine = store(tmp_path / "db")
-    monkeypatch.setattr(trial_store, "to_data", lambda config: {"template": "Gone"})
+    monkeypatch.setattr(trial_store, of, lambda _: {"template": "Gone"})
     mine.finish(mine.claim(tile(1)), Outcome("ok", seconds=1.0), 1.0)
     assert mine.done() and store(tmp_path / "db").done() == []
 
@@ -233,7 +234,9 @@ def test_another_search_makes_the_tables_of_the_file_first(monkeypatch, file):
 
 @pytest.mark.parametrize("url", ["nonsense", "sqlite:////proc/no/such/folder.db"])
 def test_a_database_that_is_not_there(monkeypatch, url):
-    """Whatever Optuna says."""
     install(monkeypatch)
-    with pytest.raises(Exception, match="folder|database|URL"):
+    expected = (
+        "tune: argument 'storage': expected the URL of a database .* got .*(URL|database file)"
+    )
+    with pytest.raises(ValueError, match=expected):
         run("", storage=url)

@@ -151,7 +151,7 @@ def size(text: str) -> int:
 
 def target(text: str) -> str | dict[str, object]:
     """`llvm`, `cuda`, or JSON such as `{"kind": "cuda", "arch": "sm_90"}`."""
-    return _object(text) if text.lstrip().startswith("{") else text
+    return mapping(text) if text.lstrip().startswith("{") else text
 
 
 def config(text: str) -> Config:
@@ -159,14 +159,9 @@ def config(text: str) -> Config:
     from sparsetir.schedules.search.configs import from_data
 
     try:
-        return from_data(_object(text))
+        return from_data(mapping(text))
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
-
-
-def mapping(text: str) -> dict[str, object]:
-    """A JSON object."""
-    return _object(text)
 
 
 def named_values(texts: Sequence[str], argument: str = "--arg") -> dict[str, object]:
@@ -212,7 +207,8 @@ def _value(who: str, name: str, text: str) -> object:
             return found[key or name]
 
 
-def _object(text: str) -> dict[str, object]:
+def mapping(text: str) -> dict[str, object]:
+    """A JSON object."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -42,7 +42,7 @@ def file_of(folder: Path) -> Path:
 
 def read(path: Path) -> sp.coo_array:
     """A matrix; rows are targets and columns sources."""
-    return _read_torch(path) if path.suffix == ".pt" else _read_dgl(path)
+    return _read_torch(path) if path.suffix.lower() == ".pt" else _read_dgl(path)
 
 
 def _read_torch(path: Path) -> sp.coo_array:

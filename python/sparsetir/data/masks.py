@@ -21,6 +21,7 @@ from torch import Tensor
 
 from sparsetir.data.mask_blocks import BLOCKS, WORD, BlockMask, Stored, packed
 from sparsetir.runtime.refusals import wrong
+from sparsetir.sparse_ir.index_arrays import check_indptr, check_range
 
 __all__ = ["BlockMask", "band", "bigbird", "blocks", "butterfly", "causal", "from_elements"]
 
@@ -210,9 +211,11 @@ def from_elements(
     Raises
     ------
     ValueError
-        For elements that are there twice.
+        For elements that are there twice, or not within the shape.
     """
     size = _size("from_elements", block)
+    check_indptr("from_elements", indptr, len(indices), shape[0])
+    check_range("from_elements: argument 'indices'", indices, shape[1], "integers")
     i = np.repeat(np.arange(shape[0]), np.diff(indptr))
     wide = max(1, -(-shape[1] // size))
     key = i // size * np.int64(wide) + indices // size

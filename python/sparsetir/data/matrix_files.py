@@ -5,8 +5,10 @@ Errors do not name the file: :func:`sparsetir.runtime.file_errors.reading` aroun
 
 from __future__ import annotations
 
+import gzip
 import re
 import zipfile
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -41,7 +43,9 @@ def read_market(path: Path) -> sp.coo_array:
     from scipy.io import mminfo, mmread
 
     check_unpacked(path)
-    m, n, count, layout, field, symmetry = mminfo(path)
+    # SciPy unpacks what has its ending in small letters.
+    text: Any = partial(gzip.open, path) if path.suffix.lower() == ".gz" else lambda: path
+    m, n, count, layout, field, symmetry = mminfo(text())
     if layout != "coordinate":
         raise ValueError(
             "expected coordinates, got a dense matrix ('array'); SparseMatrix.from_dense takes "
@@ -53,7 +57,7 @@ def read_market(path: Path) -> sp.coo_array:
         raise ValueError(f"expected as many rows as columns of what is {symmetry}, got {m} x {n}")
     need_room(path, ELEMENT_BYTES * count, f"a matrix with {count:,} elements")
     words = _count_words(path, field)
-    matrix: Any = mmread(path, spmatrix=False)
+    matrix: Any = mmread(text(), spmatrix=False)
     each = 2 if field == "pattern" else 3
     if words != each * count:
         raise ValueError(f"expected {count} lines of {each} numbers, got {words} numbers")

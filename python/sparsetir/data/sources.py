@@ -438,7 +438,7 @@ def adopted(who: str, name: str, data: Any) -> object:
             f"{type(data).__name__}"
         )
     if hasattr(data, "edge_index"):  # torch_geometric.data.Data, or one of its EdgeStorages
-        return _of_pyg(data)
+        return _of_pyg(who, name, data)
     if hasattr(data, "edge_types") and hasattr(data, "edge_items"):
         kinds = ", ".join(map(str, data.edge_types))
         raise ValueError(f"{who}: argument '{name}': expected one relation, as data[{kinds}]")
@@ -478,7 +478,10 @@ def _pair(who: str, name: str, first: Any, second: object) -> Edges:
     return Edges((second, first), square=False)
 
 
-def _of_pyg(data: Any) -> Edges:
+def _of_pyg(who: str, name: str, data: Any) -> Edges:
+    if data.edge_index is None:
+        got = f"a {type(data).__name__} without an edge_index"
+        raise TypeError(f"{who}: argument '{name}': expected {EXPECTED}; got {got}")
     size = getattr(data, "num_nodes", None)
     if callable(getattr(data, "size", None)) and getattr(data, "_key", None) is not None:
         size = data.size()  # of an EdgeStorage: those of sources and of targets

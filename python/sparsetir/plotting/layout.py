@@ -46,17 +46,12 @@ def locate(part: FormatPart, places: np.ndarray) -> Located:
             total[axis.name] = _number(part, axis.length)
         else:
             total[axis.name] = len(indices) if indices is not None else int(indptr[-1])
-    parents = {a.parent.name for a in axes if a.parent is not None}
-    leaves = [a for a in axes if a.name not in parents]
-    roots = [a.name for a in axes if a.parent is None]
-    leaves.sort(key=lambda a: roots.index(a.root.name))
-
     positions: dict[str, np.ndarray] = {}
     slots: dict[str, np.ndarray] = {}
     coords: dict[str, np.ndarray] = {}
     valid = np.ones(len(places), bool)
     rest = places
-    for leaf in reversed(leaves):
+    for leaf in reversed(rule.leaves):
         rest, at = np.divmod(rest, max(1, total[leaf.name]))
         axis = leaf
         while axis is not None:

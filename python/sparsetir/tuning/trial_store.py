@@ -20,6 +20,7 @@ from optuna.trial import TrialState
 
 from sparsetir.records.task import OK, PRUNED, Config, Outcome
 from sparsetir.runtime.file_errors import first_line
+from sparsetir.runtime.refusals import wrong
 from sparsetir.schedules.search.configs import from_data, to_data
 from sparsetir.tuning.propose import Tried, quiet
 from sparsetir.tuning.tuned import Trial
@@ -39,7 +40,7 @@ class TrialStore:
     patience : seconds in which any measurement ends
 
     Where the database fails, trials are kept in memory from then on, and `warnings` says so; one
-    that was given as a URL and cannot be opened raises what Optuna raises.
+    that was given as a URL and cannot be opened is a ValueError.
     """
 
     def __init__(
@@ -55,9 +56,10 @@ class TrialStore:
         try:
             if storage is not None:
                 self._study = _opened(name, storage)
-        except Exception:
+        except Exception as error:
             if not isinstance(storage, Path):
-                raise
+                expected = "the URL of a database that can be opened"
+                raise wrong("tune", "storage", expected, first_line(error)) from error
             try:
                 time.sleep(1.0)  # another search may have made the tables of the file meanwhile
                 self._study = _opened(name, storage)
@@ -91,13 +93,14 @@ class TrialStore:
                 continue
             try:
                 config = from_data(trial.user_attrs[CONFIG])
-            except (KeyError, ValueError):  # of another version
+                if OUTCOME in trial.user_attrs:
+                    found = dict(trial.user_attrs[OUTCOME])
+                    when, outcome = found.pop("when"), Outcome(**found)
+                    self._done[trial.number] = Trial(trial.number, config, outcome, when)
+                    continue
+            except (KeyError, TypeError, ValueError):  # of another version
                 continue
-            if OUTCOME in trial.user_attrs:
-                found = dict(trial.user_attrs[OUTCOME])
-                when, outcome = found.pop("when"), Outcome(**found)
-                self._done[trial.number] = Trial(trial.number, config, outcome, when)
-            elif trial.state == TrialState.RUNNING and config != self._default:
+            if trial.state == TrialState.RUNNING and config != self._default:
                 start = trial.datetime_start or datetime.min
                 if datetime.now() - start < self._patience:
                     self._others.append(config)
