@@ -159,6 +159,11 @@ def plan_of(matrix: Any) -> Any:
     return sparsetir.plan("spmm", matrix, 4)
 
 
+def under_grad(matrix: Any, features: torch.Tensor) -> torch.Tensor:
+    return torch.func.grad(lambda x: ops.spmm(matrix, x).sum())(features)
+
+
+CSR = torch.sparse_coo_tensor(EDGES.flip(0), torch.from_numpy(A.data), (6, 5)).to_sparse_csr()
 NESTED, OBJECTS = torch.nested.nested_tensor([*EDGES]), EDGES.numpy().astype(object)
 test_refusals = refusals(
     """
@@ -166,6 +171,7 @@ ops.spmm((OBJECTS, SIZE), FEATURES)  # TypeError: 'A': expected an array of numb
 ops.spmm((EDGES.to_sparse(), SIZE), FEATURES)  # TypeError: 'A': expected a sparse .. sparse_coo
 ops.spmm((NESTED, SIZE), FEATURES)  # TypeError: spmm: argument 'A': expected .. got a nested tensor
 ops.spmm(out_of_order(), FEATURES)  # ValueError: 'A': expected elements in order .. is_coalesced()
+under_grad(CSR, FEATURES)  # TypeError: spmm: argument 'A': .. ops.prepare .. torch.sparse_csr
 plan_of((EDGES.to("meta"), SIZE))  # TypeError: 'matrix': .. of plain numbers, got .. on meta
 plan_of((NESTED, SIZE))  # TypeError: 'matrix': expected a sparse .. a pair of .. Tensor and tuple
 plan_of(A)(freed(FEATURES))  # TypeError: 'b': expected .. memory, got .. storage was let go of
@@ -173,6 +179,11 @@ plan_of(A)(FEATURES, out=freed(torch.empty(6, 4)))  # TypeError: 'out': expected
 """,
     globals(),
 )
+
+
+def test_transforms_take_a_compressed_tensor_that_was_prepared() -> None:
+    found = under_grad(ops.prepare(CSR), FEATURES)
+    torch.testing.assert_close(found, CSR.to_dense().sum(0)[:, None].expand(5, 4))
 
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])

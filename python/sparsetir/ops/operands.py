@@ -334,7 +334,12 @@ def _least_shape(edges: Tensor) -> tuple[int, int]:
 
 
 def _of_sparse(who: str, name: str, A: Tensor, values: Tensor | None) -> Operand:
-    if A.dim() != 2 or A.sparse_dim() != 2:
+    try:
+        flat = A.dim() == 2 and A.sparse_dim() == 2
+    except RuntimeError:  # torch.func.grad looks for strides, torch.sparse.mm fails there, too
+        expected = "what ops.prepare makes of a compressed tensor, under torch.func.grad and vjp"
+        raise wrong(who, name, expected, A.layout, TypeError) from None
+    if not flat:
         expected = "a sparse matrix without batch and dense dimensions"
         raise wrong(who, name, expected, f"shape {tuple(A.shape)}")
     m, n = A.shape
