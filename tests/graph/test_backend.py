@@ -359,3 +359,23 @@ def test_one_row_is_expanded_to_any_number_of_nodes(plain):
         x, to = torch.randn(count, FEATURES), torch.randint(count, (2, 40))
         for given in (to, torch.stack([to[0], 0 * to[1]])):
             assert_close(gradients(call, norm, x, given), gradients(norm, norm, x, given))
+
+
+def test_what_is_reduced_in_part_or_of_one_row(plain):
+    """Which have the index of a region, and are none; nor are sums that are added by one row."""
+
+    def model(x, index, w):
+        some, none = index.view(-1, 1).expand(-1, 3), x.new_zeros(NODES, FEATURES)
+        return (
+            none.scatter_add(0, some, w),
+            none.scatter_reduce(0, some, w * x[index], "amax", include_self=False),
+            x.new_zeros(NODES).scatter_add(0, index[:9], w[:, 0]),
+            none.index_put((index,), w[:1], accumulate=True),
+            none[:1].index_add(0, 0 * index, w) + none.index_add(0, 0 * index, w * x[index]),
+        )
+
+    x, index = torch.randn(NODES, FEATURES), edges()[0]
+    for dynamic in (False, True):
+        torch._dynamo.reset()
+        w = torch.randn(EDGES, FEATURES)
+        assert_close(compiled(model, dynamic=dynamic)[0](x, index, w), model(x, index, w))

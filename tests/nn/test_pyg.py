@@ -94,6 +94,15 @@ def test_weights_of_edges_have_gradients(calls):
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
 
 
+def test_weights_of_a_wider_type(calls):
+    layer, x = pyg.GCNConv(FEATURES, 4, normalize=False), torch.randn(NODES, FEATURES)
+    edges, weight = graph(weighted=True)
+    expected = layer(x, edges, weight.double())
+    with accelerate():
+        torch.testing.assert_close(layer(x, edges, weight.double()), expected)
+    assert expected.dtype == torch.float64 and len(calls) == 1
+
+
 def test_bipartite_with_a_size(calls):
     layer = pyg.SAGEConv((FEATURES, 3), 4)
     x = (torch.randn(NODES, FEATURES), torch.randn(5, 3))
@@ -128,8 +137,11 @@ def test_other_layers_are_left_alone(calls):
 
     hooked = pyg.SAGEConv(FEATURES, 4)
     hooked.register_message_forward_hook(lambda layer, inputs, out: 3 * out)
+    summed, largest = pyg.GraphConv(FEATURES, 4), pyg.GraphConv(FEATURES, 4)
+    summed.aggr_module.register_forward_hook(lambda layer, inputs, out: 3 * out)
+    largest.aggr_module = pyg.MaxAggregation()
     layers = [
-        pyg.GATConv(FEATURES, 4), Doubled(FEATURES, 4), hooked,
+        pyg.GATConv(FEATURES, 4), Doubled(FEATURES, 4), hooked, summed, largest,
         pyg.SAGEConv(FEATURES, 4, flow="target_to_source"), pyg.SAGEConv(FEATURES, 4, "median"),
     ]  # fmt: skip
     for layer in layers:

@@ -196,6 +196,17 @@ def test_left_alone(name, graphs):
     assert not graphs
 
 
+def test_hooks_that_come_later_are_called(graphs):
+    layer, args = Own(FEATURES, 8), (*given(), W)
+    check_values(layer, *args)
+    for part in (layer.lin, layer.aggr_module):
+        hook = part.register_forward_hook(lambda part, inputs, out: 3 * out)
+        check_values(layer, *args)
+        hook.remove()
+    check_values(layer, *args)
+    assert len(graphs) == 1
+
+
 def test_what_has_no_region_is_left(graphs):
     args = given()
     check_values(Pointwise(), *args)

@@ -170,6 +170,12 @@ def same(a: object, b: object) -> bool:
     return a == b if isinstance(a, int) and isinstance(b, int) else str(a) == str(b)
 
 
+def alike(a: object, b: object) -> bool:
+    """Whether values have one shape."""
+    sizes, others = shape_of(a), shape_of(b)
+    return len(sizes) == len(others) and all(map(same, sizes, others))
+
+
 def index_of(node: object) -> fx.Node | None:
     """The vector that an index consists of, with one node for each edge; None of others."""
     while isinstance(node, fx.Node) and node.op == "call_function" and node.target in SAME | VIEWS:

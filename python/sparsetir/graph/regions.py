@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._functorch.compile_utils import fx_graph_cse
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from sparsetir.graph.expressions import (
     COSTLY,
@@ -24,6 +25,7 @@ from sparsetir.graph.expressions import (
     Expression,
     Size,
     Stored,
+    alike,
     aten,
     axes_of,
     behind,
@@ -58,6 +60,7 @@ REDUCTIONS = {
     aten.scatter_reduce.two,
     aten.index_reduce.default,
 }
+SCATTERED = {aten.scatter_add.default, aten.scatter_reduce.two}
 EQUAL = {aten.eq.Tensor, aten.ne.Tensor}
 SUMS = {aten.sum.dim_IntList, aten.sum.default}
 
@@ -109,7 +112,7 @@ def rewrite(
 def _drop_whole_slices(graph: fx.Graph) -> None:
     for node in graph.find_nodes(op="call_function", target=aten.slice.Tensor):
         value = first(node)
-        if len(node.args) < 5 and all(map(same, shape_of(value), shape_of(node))):
+        if len(node.args) < 5 and alike(value, node):
             node.replace_all_uses_with(value)
             graph.erase_node(node)
 
@@ -125,11 +128,14 @@ def _name_sizes_once(graph: fx.Graph) -> None:
         sizes = shape_of(node)
         if not sizes or isinstance(sizes[0], int) and node.op == "placeholder":
             continue
-        gathered, reduction = gather_of(node), reduction_of(node)
+        gathered, reduction = gather_of(node), reduction_of(node, named=False)
         if gathered is not None:
             _rename(names, sizes[0], shape_of(gathered[1])[0])
         if reduction is not None:
-            _rename(names, shape_of(reduction.values)[0], shape_of(reduction.index)[0])
+            # Of what is scattered there may be more than is named, where both sizes are known.
+            values, named = shape_of(reduction.values)[0], shape_of(reduction.index)[0]
+            if node.target not in SCATTERED or free_unbacked_symbols((values, named)):
+                _rename(names, values, named)
         if node.target in POINTWISE | VIEWS | SAME:
             for other in node.all_input_nodes:
                 before = shape_of(other)
@@ -179,8 +185,11 @@ def _read_sizes_of_indices(graph: fx.Graph) -> None:
             graph.erase_node(node)
 
 
-def reduction_of(node: fx.Node) -> Reduction | None:
-    """The reduction that a node is, of float32."""
+def reduction_of(node: fx.Node, named: bool = True) -> Reduction | None:
+    """The reduction that a node is, of float32.
+
+    named : sizes that are the same have one name
+    """
     if node.op != "call_function":
         return None
     target: Any = node.target
@@ -206,6 +215,12 @@ def reduction_of(node: fx.Node) -> Reduction | None:
     found = index_of(index)
     sizes, of_values = shape_of(node), shape_of(values)
     if found is None or not is_float(values) or not is_float(node) or len(sizes) != len(of_values):
+        return None
+    # What is scattered may be only some of the values, and what is put may be one for all.
+    indexed = shape_of(index)
+    if any(not same(a, b) for a, b in zip(indexed[1:], of_values[1:], strict=False)):
+        return None
+    if is_one(of_values[0]) != is_one(indexed[0]) or named and not same(of_values[0], indexed[0]):
         return None
     if any(not same(a, b) for a, b in zip(sizes[1:], of_values[1:], strict=True)):
         return None
@@ -355,9 +370,9 @@ class _Finder:
             a, b = reduction_of(x), reduction_of(y)
             if a is None or b is None or a.base is not None or b.base is not None:
                 continue
-            sizes = shape_of(a.values), shape_of(b.values)
-            alike = len(sizes[0]) == len(sizes[1]) and all(map(same, *sizes))
-            if a.index is not b.index or not a.reduce == b.reduce == "sum" or not alike:
+            if a.index is not b.index or not a.reduce == b.reduce == "sum":
+                continue
+            if not (alike(a.values, b.values) and alike(x, y)):
                 continue
             with self.graph.inserting_before(node):
                 args = a.values, b.values

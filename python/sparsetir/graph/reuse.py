@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import fx
 
-from sparsetir.graph.expressions import SAME, VIEWS, aten, dtype_of, same, shape_of
+from sparsetir.graph.expressions import SAME, VIEWS, alike, aten, dtype_of, shape_of
 from sparsetir.graph.operator import clear, cleared, region
 
 # Operators that write to their first argument, by those that give the same in new memory.
@@ -69,12 +69,7 @@ def _write_to_first(node: fx.Node) -> None:
 
 def _fits(value: Any, node: fx.Node) -> bool:
     """Whether a value is of the shape and type of a node's result."""
-    sizes, wanted = shape_of(value), shape_of(node)
-    return (
-        len(sizes) == len(wanted) > 0
-        and all(map(same, sizes, wanted))
-        and dtype_of(value) == dtype_of(node)
-    )
+    return bool(shape_of(node)) and alike(value, node) and dtype_of(value) == dtype_of(node)
 
 
 def _is_free(value: Any, reader: fx.Node) -> bool:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sparsetir.nn.graph import remembered
-from sparsetir.nn.pyg_compiled import HOOKS, METHODS, most_edges, run_layer
+from sparsetir.nn.pyg_compiled import HOOKS, METHODS, is_hooked, most_edges, run_layer
 from sparsetir.ops.cache import is_private, private
 from sparsetir.ops.products import spmm
 from sparsetir.ops.registry import is_transformed
@@ -29,6 +29,7 @@ MISSING = object()
 NEEDED = (
     *METHODS, *HOOKS,
     "_set_jittable_templates", "propagate", "fuse", "flow", "decomposed_layers", "explain",
+    "aggr_module",
     "inspector.get_param_names",
 )  # fmt: skip
 
@@ -45,7 +46,10 @@ class EdgeAdjacency:
 
     def spmm(self, x: Tensor, reduce: str) -> Tensor:
         """Reduction of messages to targets."""
-        weight = None if self.weight is None else self.weight.reshape(-1).to(x.dtype)
+        weight = None if self.weight is None else self.weight.reshape(-1)
+        if weight is not None and weight.dtype != x.dtype:
+            dtype = torch.promote_types(x.dtype, weight.dtype)
+            x, weight = x.to(dtype), weight.to(dtype)
         return spmm((self.edge_index, self.shape[::-1]), x, reduce=reduce, values=weight)
 
 
@@ -321,6 +325,14 @@ def _is_simple(layer: Any, edge_index: Any, kwargs: dict[str, Any]) -> bool:
     )
 
 
+@functools.cache
+def _aggregation(name: str) -> type:
+    """What a layer sums up by, where nobody has given it another."""
+    from torch_geometric.nn.resolver import aggregation_resolver
+
+    return type(aggregation_resolver(name))
+
+
 def _is_product(layer: Any) -> bool:
     """Whether a layer's messages are features of neighbours, which it knows how to add up."""
     from torch_geometric.nn import MessagePassing
@@ -339,6 +351,8 @@ def _is_product(layer: Any) -> bool:
             for f in (kind.message, kind.message_and_aggregate)
         )
         and kind.aggregate is MessagePassing.aggregate
+        and type(layer.aggr_module) is _aggregation(layer.aggr)
+        and not is_hooked(layer.aggr_module)
         and kind.update is MessagePassing.update
         and set(layer.inspector.get_param_names("message")) <= SIMPLE_MESSAGE
     )

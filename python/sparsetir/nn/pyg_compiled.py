@@ -82,7 +82,8 @@ def run_layer(
 def _is_usual(layer: Any) -> bool:
     """Whether a layer and torch are in a state in which graphs are what PyG would do."""
     return (
-        not any(getattr(layer, name) for name in (*HOOKS, *OF_MODULES))
+        not any(getattr(layer, name) for name in HOOKS)
+        and not any(map(is_hooked, layer.modules()))
         and not _has_any_global_hook()
         and not layer.explain
         and layer._compiled_call_impl is None
@@ -91,6 +92,11 @@ def _is_usual(layer: Any) -> bool:
         and not torch.is_autocast_enabled("cpu")
         and not torch._C._len_torch_function_stack()
     )
+
+
+def is_hooked(module: nn.Module) -> bool:
+    """Whether somebody looks on; torch's graphs do not ask that again."""
+    return any(getattr(module, name) for name in OF_MODULES)
 
 
 def _is_plain(x: Any) -> bool:
