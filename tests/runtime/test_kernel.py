@@ -86,12 +86,11 @@ def test_any_alignment(dtype):
             check({**args, "c": moved["c"]}, bound)
 
 
-@pytest.mark.parametrize("kind", ["numpy", "torch"])
-def test_every_feature_size(kind):
+def test_every_feature_size():
     for feat in range(1, 71):
         args = arguments(feat)
         moved = {name: at_offset(value, feat % 5) for name, value in args.items()}
-        kernel()(**{name: KINDS[kind](value) for name, value in moved.items()})
+        kernel()(**moved)
         check(moved)
 
 
