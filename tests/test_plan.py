@@ -63,10 +63,9 @@ def test_read_only_and_unaligned_operands():
     np.testing.assert_allclose(PLAN(b), A @ B, atol=1e-5)
     one, values = b[:, :1].copy(), np.arange(A.nnz, dtype="float32")
     one.flags.writeable = False
+    other = sp.csr_array((values, A.indices, A.indptr), A.shape)
     got = sparsetir.plan("spmv", A, heads=1)(one, values=values[:, None])  # no copy is made of it
-    np.testing.assert_allclose(
-        got, sp.csr_array((values, A.indices, A.indptr), A.shape) @ one, rtol=1e-5
-    )
+    np.testing.assert_allclose(got, other @ one, rtol=1e-5)
 
 
 def test_values_are_rounded_to_bfloat16():
