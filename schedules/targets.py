@@ -94,9 +94,9 @@ def resolve_target(target: TargetLike) -> tvm.target.Target:
     """A `tvm.target.Target`; "cpu" or "llvm", and "cuda", are of this machine."""
     if isinstance(target, tvm.target.Target):
         return target
-    if target in ("cpu", "llvm"):
+    if isinstance(target, str) and target in ("cpu", "llvm"):
         return host_target()
-    if target == "cuda":
+    if isinstance(target, str) and target == "cuda":
         device = tvm.runtime.device("cuda", 0)
         arch = f"sm_{device.compute_version.replace('.', '')}" if device.exist else None
         return tvm.target.Target({"kind": "cuda", "arch": arch or DEFAULT_CUDA_ARCH})

@@ -16,6 +16,7 @@ from refusals import refusals, refuse
 from sparsetir import SparseMatrix, SparseTensor
 from sparsetir.formats import BSR, CSC, CSF, CSR, DBSR, ELL, SRBCRS, Hyb, RowELL
 from sparsetir.planning import run_plan
+from sparsetir.planning.plan import requested
 from sparsetir.runtime.arrays import in_large_pages
 from sparsetir.schedules.gpu.spmm import RowSplit
 from sparsetir.schedules.templates.spmm import RowBlocks
@@ -57,10 +58,9 @@ def test_read_only_and_unaligned_operands():
     np.testing.assert_allclose(PLAN(b), A @ B, atol=1e-5)
     one, values = b[:, :1].copy(), np.arange(A.nnz, dtype="float32")
     one.flags.writeable = False
+    other = sp.csr_array((values, A.indices, A.indptr), A.shape)
     got = sparsetir.plan("spmv", A, heads=1)(one, values=values[:, None])  # no copy is made of it
-    np.testing.assert_allclose(
-        got, sp.csr_array((values, A.indices, A.indptr), A.shape) @ one, rtol=1e-5
-    )
+    np.testing.assert_allclose(got, other @ one, rtol=1e-5)
 
 
 def test_values_are_rounded_to_bfloat16():
@@ -88,6 +88,8 @@ PLAN(B, values=np.ones(3, "float32"))  # ValueError: 'values': expected an array
 PLAN(B, values=np.ones(A.nnz))  # TypeError: 'values': expected dtype float32, got
 PLAN(np.zeros((30, 16), "float32")[:20], out=3)  # TypeError: 'out': expected a torch
 sparsetir.plan("spam", A)  # ValueError: argument 'op': expected one of spmm, spmv
+sparsetir.plan(["spmm"], A)  # ValueError: argument 'op': expected one of spmm, spmv
+sparsetir.plan("spmm", A, 4, target=B)  # TypeError: argument 'target': expected 'cpu', 'cuda'
 sparsetir.plan("spmm", A)  # TypeError: 'feat': expected the number of features for
 sparsetir.plan("spmm", A, 0)  # ValueError: argument 'feat': expected 1 or more, got 0
 sparsetir.plan("spmm", A, 2.0)  # ValueError: 'feat': expected 1 or more, got 2.0
@@ -224,6 +226,25 @@ def test_what_changes_between_calls_is_seen():
         """,
         locals(),
     )
+
+
+@pytest.mark.parametrize(
+    ("op", "feat", "options"),
+    [
+        ("spmm", 4, {"heads": 2, "threads": 2}), ("softmax", None, {"heads": 2}),
+        ("attention", 4, {"heads": 2, "feat_in": 2}), ("rgms", 4, {"feat_in": 2}),
+        ("u_add_e_max", 4, {"heads": 2, "edge_feat": 4}),
+    ],
+)  # fmt: skip
+def test_counts_may_be_of_numpy(op, feat, options):
+    values, dense = np.ones(24, "float32"), np.ones((2, 3, 4))
+    matrix = SparseTensor(dense.nonzero(), values, dense.shape) if op == "rgms" else A
+    numbers = {name: np.int64(value) for name, value in options.items()}
+    found = requested(op, matrix, feat and np.int64(feat), **numbers)
+    expected = requested(op, matrix, feat, **options)
+    for name in ("problem", "features", "sizes", "callers", "threads", "shapes"):
+        assert repr(getattr(found, name)) == repr(getattr(expected, name))
+    assert found.chosen() == expected.chosen()
 
 
 def test_an_operand_says_features_types_and_heads():

@@ -179,6 +179,9 @@ sparsetir.plan("spgemm", Q)  # TypeError: argument 'feat': expected the second m
 sparsetir.plan("spgemm", Q, S)  # ValueError: argument 'feat': expected 9 rows
 sparsetir.plan("spgemm", Q, R, R)  # TypeError: expected two matrices for 'spgemm', got 3
 sparsetir.plan("spgemm", Q, R, semiring="min")  # ValueError: 'semiring': expected one of
+sparsetir.plan("spgemm", Q, R, semiring=[])  # ValueError: argument 'semiring': expected one of
+sparsetir.plan("spgemm", Q, R, dtype="x")  # ValueError: argument 'dtype': expected one of float16
+sparsetir.plan("add", Q, R, dtype="complex64")  # ValueError: 'dtype': expected one of float16
 sparsetir.plan("spgemm", Q, R, heads=2)  # ValueError: 'heads': expected None for 'spgemm'
 sparsetir.plan("spgemm", Q, R, target="cuda")  # RuntimeError: there is no cuda device
 sparsetir.plan("spgemm", Q, R, threads=0)  # ValueError: argument 'threads': expected 1 or more

@@ -107,7 +107,6 @@ def edge_request(
         expected = f"None for '{op}', or its operand of 1 dimension, or 2 with heads"
         raise wrong("plan", "feat", expected, got)
     feat, dtype, heads = features_of(op, feat, common, vectors=op in SOFTMAX)
-    check_counts(**{name: options.get(name) for name in ("edge_feat", "feat_in")})
     if operator.name == "messages":
         options = _of_messages(op, feat, **options)
     scale = options.get("scale")
@@ -135,7 +134,8 @@ def _of_messages(
     op: str, feat: int, reduce: str = "sum", edge_feat: int | None = None
 ) -> dict[str, object]:
     """Options of messages, as their record takes them."""
-    kind, reduce = message("plan", op, None if reduce == "sum" else reduce)
+    default = isinstance(reduce, str) and reduce == "sum"
+    kind, reduce = message("plan", op, None if default else reduce)
     if edge_feat is not None and kind == "copy_u":
         expected = f"none for '{op}', which has no features of edges"
         raise wrong("plan", "edge_feat", expected, f"{edge_feat!r}")
@@ -237,8 +237,8 @@ def relational_request(
     """See :func:`sparsetir.planning.plan.requested`."""
     if feat is None:
         raise wrong("plan", "feat", f"the number of features of Y for '{op}'", "None", TypeError)
-    own_in: Any = feat if feat_in is None else feat_in
-    check_counts(feat=feat, feat_in=own_in)
+    check_counts(feat=feat)
+    feat = int(feat)
     if not isinstance(weighted, bool):
         raise TypeError(f"plan: argument 'weighted': expected True or False, got {weighted!r}")
     if not isinstance(matrix, SparseTensor | RelationPattern):
@@ -246,10 +246,11 @@ def relational_request(
     if len(matrix.shape) != 3:
         expected = f"a SparseTensor by (relation, row, column) for '{op}'"
         raise wrong("plan", "matrix", expected, f"shape {matrix.shape}")
+    features = feat_in or feat, feat
     if isinstance(matrix, SparseTensor):
-        own, idtype = str(matrix.dtype), idtype_for(*matrix.shape, matrix.nnz, own_in, feat)
+        own, idtype = str(matrix.dtype), idtype_for(*matrix.shape, matrix.nnz, *features)
     else:
         own, idtype = "float32", str(matrix.rows.dtype)
     dtype = common.dtype or (own if weighted else "float32")
-    problem, features = Rgms(dtype, idtype, weighted, out_dtype), (int(own_in), int(feat))
+    problem = Rgms(dtype, idtype, weighted, out_dtype)
     return of_relations(matrix, problem, features, common.threads, common.target)

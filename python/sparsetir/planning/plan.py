@@ -59,6 +59,7 @@ MAKERS = {
 OPTIONS = {
     name for each in (OPERATORS, ALONG, OF_MATRICES) for x in each.values() for name in x.options
 }
+COUNTS = ("heads", "threads", "feat_in", "edge_feat")  # of options
 # That the config of a padded plan is for; None where it serves any.
 SIZES = ("feat_in", "feat")
 MOST_LIKES = 256
@@ -253,11 +254,13 @@ def requested(
     if more and record.on != "matrices":
         raise TypeError(f"plan: expected one matrix for {op!r}, got {1 + len(more)} more operands")
     refuse_options(op, {n: x for n, x in options.items() if n in OPTIONS}, record.options)
-    dtype, heads, threads = (options.get(name) for name in ("dtype", "heads", "threads"))
-    check_dtypes(dtype=dtype, out_dtype=options.get("out_dtype"))
-    check_counts(heads=heads, threads=threads)
+    check_dtypes(dtype=options.get("dtype"), out_dtype=options.get("out_dtype"))
+    counts = {name: options[name] for name in COUNTS if options.get(name) is not None}
+    check_counts(**counts)
+    options |= {name: int(value) for name, value in counts.items()}
     target = resolve_target(options.get("target", "llvm"))
-    common = Common(dtype, heads, target, int(threads or default_threads()))
+    threads = options.get("threads") or default_threads()
+    common = Common(options.get("dtype"), options.get("heads"), target, threads)
     taken = {"format", *Common._fields, *OPTIONS.difference(record.options)}
     own = {name: x for name, x in options.items() if name not in taken}
     return MAKERS[record.on](op, matrix, feat, *more, common=common, **own)
@@ -267,17 +270,19 @@ def record_of(
     op: object, feat: Any = None, heads: object = None, edge_feat: object = None
 ) -> Operator:
     """The record that says which options a name has, with these arguments of :func:`plan`."""
+    if not isinstance(op, str):
+        return OPERATORS["spmm"]  # whose request refuses it
     if op == "rgms":
         return ALONG["rgms"]
     if op in OF_MATRICES and (
         not is_message(op) or isinstance(feat, SparseMatrix) or is_sparse(feat)
     ):
-        return OF_MATRICES[str(op)]
+        return OF_MATRICES[op]
     # A product that is a message is "spmm", unless it has heads or features of edges.
     batched = heads is not None or (is_array(feat) and len(feat.shape) > 2)
     if is_along_edges(op, more=batched or edge_feat is not None):
-        return ALONG.get(str(op), ALONG["messages"])
-    return OPERATORS.get(str(op), OPERATORS["spmm"])
+        return ALONG.get(op, ALONG["messages"])
+    return OPERATORS.get(op, OPERATORS["spmm"])
 
 
 # Patterns that are new in each step are of about the same sizes, and have the same kernels.

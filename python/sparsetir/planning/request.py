@@ -31,7 +31,7 @@ from sparsetir.schedules.operators.names import (
     message_parts,
 )
 from sparsetir.schedules.operators.operands import Operator, rounded
-from sparsetir.schedules.operators.problems import CsrPattern, Spmm
+from sparsetir.schedules.operators.problems import CsrPattern, Spmm, accumulator
 from sparsetir.schedules.operators.registry import OPERATORS
 from sparsetir.schedules.operators.relations import RelationPattern
 from sparsetir.schedules.passes.amx_tiles import PRODUCTS, has_product
@@ -540,6 +540,10 @@ def matrix_request(
     own = str(matrix.dtype) if isinstance(matrix, SparseMatrix) else "float32"
     m, n = matrix.shape
     idtype = idtype_for(m, n, matrix.nnz, feat)
+    results = dict.fromkeys((dtype or own, accumulator(dtype or own)))
+    if out_dtype not in (None, *results):
+        expected = f"None, {' or '.join(map(repr, results))}"
+        raise wrong("plan", "out_dtype", expected, f"{out_dtype!r}")
     problem = operator.compiled_for(dtype or own, reduce, heads is not None, idtype, out_dtype)
     threads, target = common.threads, common.target
     longest = 0  # as if no row stood out: hyb is for coordinates in order, each once
@@ -570,7 +574,7 @@ def _operator(op: object, reduce: object) -> tuple[str, str, bool]:
     """
     if isinstance(op, str) and op in OPERATORS:
         return op, reduction("plan", reduce), False
-    if op == "u_dot_v":
+    if isinstance(op, str) and op == "u_dot_v":
         return "sddmm", reduction("plan", reduce), False
     if message_parts(op)[0] not in ("mul", "copy_u"):
         known = ", ".join(dict.fromkeys((*OPERATORS, *NAMED)))

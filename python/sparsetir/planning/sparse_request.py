@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from sparsetir.data.sources import VALUE_DTYPES
 from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.planning.request import About, Common, OneByOne, Request
 from sparsetir.planning.sparse_results import (
@@ -16,6 +17,7 @@ from sparsetir.planning.sparse_results import (
     how_computed,
 )
 from sparsetir.records.task import Config, Matrices
+from sparsetir.runtime.refusals import wrong
 from sparsetir.schedules.gpu.row_tables import RowTables, dtypes_of
 from sparsetir.schedules.gpu.sparse_results import ElementThreads, TermLanes
 from sparsetir.schedules.operators.registry import OF_MATRICES
@@ -96,6 +98,8 @@ def sparse_request(
     known = None if mask is None else SparseMatrix.adopt("plan", "mask", mask)
     shapes = [x.shape for x in each]
     check_shapes("plan", sums, shapes, None if known is None else known.shape, "feat")
+    if dtype not in (None, *VALUE_DTYPES):
+        raise wrong("plan", "dtype", f"one of {', '.join(VALUE_DTYPES)}", f"{dtype!r}")
     own = np.result_type(*(x.dtype for x in each)) if dtype is None else np.dtype(dtype)
     how, computed = how_computed("plan", sums, semiring, own)
     name = str(computed)

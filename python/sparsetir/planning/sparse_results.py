@@ -284,7 +284,7 @@ def how_computed(who: str, op: str, semiring: str, dtype: np.dtype) -> tuple[str
 
 def check_semiring(who: str, semiring: object) -> None:
     """Refuse what is none."""
-    if semiring not in SEMIRINGS:
+    if not isinstance(semiring, str) or semiring not in SEMIRINGS:
         raise ValueError(
             f"{who}: argument 'semiring': expected one of {[*SEMIRINGS]}, got {semiring!r}"
         )
