@@ -31,6 +31,8 @@ BOTH = np.zeros((50, 16), "float32")
 RNG = np.random.default_rng(3)
 X, Y = RNG.standard_normal((30, 48), "float32"), RNG.standard_normal((20, 48), "float32")
 OUT = torch.empty(A.nnz)
+HEADS = sparsetir.plan("spmm", A, 16, heads=1)
+ONES, NESTED = torch.ones(20, 1, 16), torch.nested.nested_tensor([torch.ones(2)])
 
 
 def test_arrays_of_all_kinds_give_arrays_of_their_kind():
@@ -63,6 +65,12 @@ def test_read_only_and_unaligned_operands():
     np.testing.assert_allclose(got, other @ one, rtol=1e-5)
 
 
+def test_values_of_no_elements():
+    run = sparsetir.plan("spmv", sp.csr_array((3, 20), dtype="float32"))
+    got = run(np.ones(20, "float32"), values=np.zeros(0, "float32"))  # strides are 0, not 4
+    np.testing.assert_array_equal(got, np.zeros(3))
+
+
 def test_values_are_rounded_to_bfloat16():
     """To the nearest, of two to the even one; NaN and infinities stay what they are."""
     tie, step = 2.0**-8, 2.0**-7
@@ -82,6 +90,10 @@ PLAN()  # TypeError: spmm: expected 1 operands (b), got 0
 PLAN(B[:, :8].copy())  # ValueError: 'b': expected shape (20, 16), .. (20, 8)
 PLAN(B.astype("float64"))  # TypeError: 'b': expected dtype float32, got float64
 PLAN(B[:, ::-1])  # ValueError: 'b': expected a contiguous array
+PLAN(B, values=NESTED)  # ValueError: 'values': expected an array of shape .. got Tensor
+HEADS(NESTED)  # ValueError: 'b': expected an array of shape .. second dimension, got Tensor
+HEADS(ONES.to_sparse())  # TypeError: 'b': expected a dense array, got a sparse one
+HEADS(ONES, out=torch._efficientzerotensor((30, 1, 16)))  # TypeError: 'out': .. tensor with memory
 PLAN(3)  # TypeError: argument 'b': expected a torch, NumPy or TVM array, got int
 PLAN(B, out=np.empty((30, 15), "float32"))  # ValueError: 'out': expected shape
 PLAN(B, values=np.ones(3, "float32"))  # ValueError: 'values': expected an array

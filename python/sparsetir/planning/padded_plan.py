@@ -8,7 +8,7 @@ from typing import Any
 from sparsetir.planning.request import Request
 from sparsetir.planning.run_plan import Plan
 from sparsetir.records.task import Config
-from sparsetir.runtime.arrays import changed, empty_like, is_array, with_zeros
+from sparsetir.runtime.arrays import changed, empty_like, hidden, is_strided, shape_of, with_zeros
 from sparsetir.runtime.refusals import wrong
 
 
@@ -27,9 +27,11 @@ class _Copying(Plan):
             if array is None and name in ("out", "values"):
                 continue
             expected = self._given["a" if name == "values" else name]
-            got = getattr(array, "shape", type(array).__name__)
-            if not is_array(array) or tuple(got) != expected:
+            if (got := shape_of(array)) != expected:
                 raise wrong(self.op, name, f"an array of shape {expected}{self._said}", got)
+            if not is_strided(array) or (name == "out" and hidden(array)):
+                instead = hidden(array) or "a dense array, got a sparse one"
+                raise TypeError(f"{self.op}: argument '{name}': expected {instead}")
         self._check_memory(operands, values, out)
         own = None
         if out is not None:

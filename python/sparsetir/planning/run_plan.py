@@ -37,6 +37,7 @@ from sparsetir.runtime.arrays import (
     itemsize,
     overlap,
     plain_view,
+    shape_of,
     strides,
     to_numpy,
 )
@@ -337,8 +338,8 @@ class Plan:
         out : None where it is a new array
         error : is raised where the arguments were not the reason
         """
-        if values is not None and self._direct:  # they went there as they came
-            self._fill(args, operands, values, args[self._out_at])
+        if values is not None and self._direct:  # they went there unseen
+            self._values(values)
         if out is not None:
             self._refuse_overlap(out, operands, values)
         self.kernel.run_refused(args, error)
@@ -410,7 +411,7 @@ class Plan:
         if not is_array(values) or tuple(values.shape) != self._shapes["a"]:
             raise ValueError(
                 f"{self.op}: argument 'values': expected an array of shape {self._shapes['a']}, "
-                f"got {getattr(values, 'shape', type(values).__name__)}"
+                f"got {shape_of(values)}"
             )
         if dtype_name(values) != self._values_dtype:
             raise wrong(

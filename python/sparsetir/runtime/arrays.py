@@ -41,6 +41,16 @@ def is_torch(array: object) -> TypeGuard[Tensor]:
     return torch is not None and isinstance(array, torch.Tensor)
 
 
+def shape_of(value: Any) -> object:
+    """The shape of an array, or the type of what is none."""
+    return tuple(value.shape) if is_array(value) else type(value).__name__
+
+
+def is_strided(array: object) -> bool:
+    """Whether it is no sparse tensor of torch."""
+    return not is_torch(array) or "strided" in str(array.layout)
+
+
 def type_name(value: object) -> str:
     """Such as "torch.Tensor"."""
     return f"{type(value).__module__.split('.')[0]}.{type(value).__name__}"
@@ -246,7 +256,7 @@ def to_host(who: str, argument: str, array: Any) -> np.ndarray:
     instead = hidden(array)
     if instead:
         raise TypeError(f"{who}: argument '{argument}': expected {instead}")
-    if is_torch(array) and "sparse" in str(array.layout):
+    if not is_strided(array):
         raise wrong(who, argument, "a dense array", "a sparse one", TypeError)
     if is_array(array):
         try:
@@ -273,7 +283,7 @@ def plain_view(value: object) -> object:
         return _plain_numpy(value) if value.flags.c_contiguous else value
     if is_torch(value) and value.is_nested:  # which has no shape
         return value
-    if is_torch(value) and "strided" in str(value.layout) and value.is_contiguous():
+    if is_torch(value) and is_strided(value) and value.is_contiguous():
         steps = _plain_strides(value.shape)
         return value if value.stride() == steps else value.detach().as_strided(value.shape, steps)
     if isinstance(value, tvm_ffi.Tensor) and hasattr(value, "_create_view"):
