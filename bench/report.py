@@ -11,7 +11,6 @@ import re
 import statistics
 import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from importlib import metadata
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,19 +36,10 @@ def commit(root: Path = ROOT) -> str:
         return ""
 
 
-def _versions() -> dict[str, str]:
-    found = {}
-    for package in PACKAGES:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
-
-
 def circumstances(threads: int | list[int]) -> dict[str, Any]:
     """The machine, variables and versions that a figure depends on."""
     import sparsetir
+    from sparsetir._versions import installed
     from sparsetir.records.task import cpu_model
     from sparsetir.runtime.targets import (
         distinctive_features,
@@ -74,7 +64,10 @@ def circumstances(threads: int | list[int]) -> dict[str, Any]:
             k: v.rsplit("/", 1)[-1] for k, v in os.environ.items() if k.startswith(OF_THREADS)
         },
         "python": platform.python_version(),
-        "versions": {"sparsetir": sparsetir.__version__, **_versions()},
+        "versions": {
+            "sparsetir": sparsetir.__version__,
+            **{name: version for name in PACKAGES if (version := installed(name))},
+        },
     }
 
 
