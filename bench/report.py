@@ -15,6 +15,8 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from sparsetir.runtime.file_errors import write_whole
+
 ROOT = Path(__file__).resolve().parents[1]
 # Variables that say how many threads a library has and how they wait; others are at its default.
 OF_THREADS = ("OMP_", "GOMP_", "KMP_", "MKL_", "TVM_", "OPENBLAS_", "SPARSETIR_POOL")
@@ -177,7 +179,7 @@ def write(
     folder.mkdir(parents=True, exist_ok=True)
     path = path_of(folder, command, where)
     record = {"command": command, **where, "results": results}
-    path.write_text(json.dumps(_short(record), indent=1) + "\n")
+    write_whole(path, json.dumps(_short(record), indent=1) + "\n")
     if not quiet:
         if "gpu" not in where and "cpu_features" in where:
             features = " ".join(where["cpu_features"])
