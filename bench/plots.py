@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from bench.peers.libraries import FLOAT32, OURS
 from bench.summary import group
+from sparsetir.runtime.texts import many
 
 COLORS = ("#1f5fa8", "#c8102e", "#8a8a8a", "#2e7d4f", "#e08a1e", "#6a4c93")
 WIDEST_LINEAR = 8.0
@@ -81,8 +82,7 @@ def bars(axis: Any, panel: Panel) -> None:
 
 def place(record: Mapping[str, Any]) -> str:
     """Where a record was made: the threads of a CPU, and its name, or that of the GPU."""
-    threads = f"{record['threads']} thread{'s' if record['threads'] != 1 else ''}"
-    return record.get("gpu") or f"{threads}, {record['cpu']}"
+    return record.get("gpu") or f"{many(record['threads'], 'thread')}, {record['cpu']}"
 
 
 def speed_ups(path: Path) -> list[Path]:

@@ -11,10 +11,11 @@ import re
 import statistics
 import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from importlib import metadata
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from sparsetir.runtime.file_errors import write_whole
 
 ROOT = Path(__file__).resolve().parents[1]
 # Variables that say how many threads a library has and how they wait; others are at its default.
@@ -37,19 +38,10 @@ def commit(root: Path = ROOT) -> str:
         return ""
 
 
-def _versions() -> dict[str, str]:
-    found = {}
-    for package in PACKAGES:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
-
-
 def circumstances(threads: int | list[int]) -> dict[str, Any]:
     """The machine, variables and versions that a figure depends on."""
     import sparsetir
+    from sparsetir._versions import installed
     from sparsetir.records.task import cpu_model
     from sparsetir.schedules.targets import (
         distinctive_features,
@@ -74,7 +66,10 @@ def circumstances(threads: int | list[int]) -> dict[str, Any]:
             k: v.rsplit("/", 1)[-1] for k, v in os.environ.items() if k.startswith(OF_THREADS)
         },
         "python": platform.python_version(),
-        "versions": {"sparsetir": sparsetir.__version__, **_versions()},
+        "versions": {
+            "sparsetir": sparsetir.__version__,
+            **{name: version for name in PACKAGES if (version := installed(name))},
+        },
     }
 
 
@@ -184,7 +179,7 @@ def write(
     folder.mkdir(parents=True, exist_ok=True)
     path = path_of(folder, command, where)
     record = {"command": command, **where, "results": results}
-    path.write_text(json.dumps(_short(record), indent=1) + "\n")
+    write_whole(path, json.dumps(_short(record), indent=1) + "\n")
     if not quiet:
         if "gpu" not in where and "cpu_features" in where:
             features = " ".join(where["cpu_features"])

@@ -16,6 +16,7 @@ import numpy as np
 from bench.peers import cases
 from bench.peers.libraries import PEERS, Peer
 from bench.timing import timed
+from sparsetir.runtime.file_errors import first_line
 from sparsetir.tuning.serving import Missing, serve
 from sparsetir.tuning.timing import alone, turn, warm_up
 
@@ -41,7 +42,7 @@ class Server:
             except (NotImplementedError, RuntimeError, TypeError) as error:
                 if loaded.dtype in ("float32", "float64"):
                     raise
-                refused[name] = str(error).splitlines()[0]
+                refused[name] = first_line(error)
                 continue
             self.calls[name] = call
             np.save(Path(folder) / f"result-{name}.npy", result)

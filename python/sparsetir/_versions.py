@@ -22,7 +22,7 @@ def check() -> None:
     Imports neither tvm nor tvm_ffi. Also calls `set_thread_defaults`, which must come before
     either is loaded.
     """
-    found = {name: _installed(name) for name in REQUIRED}
+    found = {name: installed(name) for name in REQUIRED}
     wrong = [name for name, version in REQUIRED.items() if found[name] != version]
     if wrong:
         pins = [f"{name}=={version}" for name, version in REQUIRED.items()]
@@ -67,7 +67,7 @@ def _cores() -> int:
     return max(1, len(cores))
 
 
-def _installed(name: str) -> str | None:
+def installed(name: str) -> str | None:
     """The installed version of a distribution; None when there is none."""
     try:
         return metadata.version(name)

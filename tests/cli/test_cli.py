@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import errno
 import hashlib
 import io
 import json
@@ -419,7 +420,7 @@ def test_lower_a_function_of_a_file(run):
     assert (code, err) == (1, "sparsetir lower: bad.py: ZeroDivisionError: division by zero\n")
 
 
-def test_formats(run, tmp_path):
+def test_formats(run, tmp_path, monkeypatch):
     matrix = np.array([[0, 1, 0, 0], [1, 0, 0, 1], [0, 0, 0, 0], [0, 1, 0, 1]])
     rows, cols = np.nonzero(matrix)
     np.savez(tmp_path / "g.npz", row=rows, col=cols, shape=[4, 4])
@@ -439,7 +440,17 @@ def test_formats(run, tmp_path):
     code, out, _ = run("formats", "g.npz", "--picture", "g.png", "--format", "hyb_1_1")
     assert code == 0 and "pattern symmetric, 1 on the diagonal, bandwidth 2" in out
     assert "picture: g.png" in out and "hyb_1_1" in out and "\nell " not in out
-    assert Path("g.png").read_bytes().startswith(b"\x89PNG")
+    drawn = Path("g.png").read_bytes()
+    assert drawn.startswith(b"\x89PNG")
+
+    def savefig(figure, path):
+        Path(path).write_bytes(b"half of it")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", savefig)
+    code, _, err = run("formats", "g.npz", "--picture", "g.png", "--format", "csr")
+    assert code == 1 and err.endswith("g.png: cannot be written: No space left on device\n")
+    assert Path("g.png").read_bytes() == drawn
 
 
 def test_formats_of_a_graph_without_elements(run, tmp_path):

@@ -238,6 +238,7 @@ TENSORS = [
     ({**GRAPH, "edge_weight": NEGATIVE}, "without the negative bit"),
     ((GRAPH, {"edge_index": EDGES[0]}), "holds 2 graphs, expected one"),
     ([GRAPH, {**GRAPH}], "holds 2 graphs, expected one"),
+    ((GRAPH, {**GRAPH}), "holds 2 graphs, expected one"),
     ({**GRAPH, "edge_weight": torch.ones(2)}, r"weights: expected shape \(3,\), got \(2,\)"),
     ({**GRAPH, "edge_weight": torch.ones(3) * 1j}, "weights: expected real numbers, got complex64"),
     ({**GRAPH, "num_nodes": 2**30}, f"1,073,741,824 x 1,073,741,824 {GAPS}"),

@@ -104,6 +104,7 @@ test_refusals = refusals(
 masks.band(4.5, 2)  # TypeError: band: argument 'length': expected an integer
 masks.band(4, -2)  # ValueError: band: argument 'width': expected 0 or more
 masks.causal(10, 24)  # ValueError: causal: argument 'block': expected 16, 32, 64
+masks.causal(10, np.ones(2))  # ValueError: causal: argument 'block': expected 16, 32, 64
 masks.butterfly(-1)  # ValueError: butterfly: argument 'length': expected 0 or
 masks.bigbird(9, window=2)  # ValueError: 'window': expected an odd number, got 2
 masks.bigbird(9, random=None)  # TypeError: 'random': expected an integer, got

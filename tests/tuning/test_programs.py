@@ -275,6 +275,7 @@ run(space={"a": [[1]]})  # ValueError: 'a': expected numbers, texts, booleans or
 run(space={"a": [1, 1]})  # ValueError: 'a': expected choices that differ, got [1, 1]
 run(space={1: [1]})  # ValueError: expected texts as names, got 1
 run(heads=2)  # ValueError: tune: argument 'heads': expected none for a function, got 2
+run(threads=1.5)  # ValueError: tune: argument 'threads': expected 1 or more, got 1.5
 run(threads=0)  # ValueError: tune: argument 'threads': expected 1 or more, got 0
 run(target=GPU)  # ValueError: tune: argument ' .. expected one for a GPU
 tune(PROGRAMS["csf_sum"].make("float32", "int32"), arguments("csf_sum"), records="")

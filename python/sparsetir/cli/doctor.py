@@ -10,11 +10,11 @@ import re
 import shutil
 import subprocess
 from contextlib import suppress
-from importlib import metadata
 from pathlib import Path
 
 import numpy as np
 
+from sparsetir._versions import VERSION, installed
 from sparsetir.cli import arguments
 from sparsetir.cli.arguments import Facts, Parser
 from sparsetir.runtime.texts import many, memory
@@ -80,15 +80,8 @@ def _threads() -> dict[str, object]:
 
 def versions() -> dict[str, str | None]:
     """Versions of Python, this package and others; None where one is not installed."""
-    from sparsetir import __version__
-
-    out: dict[str, str | None] = {"python": platform.python_version(), "sparsetir": __version__}
-    for name in (*NEEDED, *OPTIONAL):
-        try:
-            out[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            out[name] = None
-    return out
+    out: dict[str, str | None] = {"python": platform.python_version(), "sparsetir": VERSION}
+    return out | {name: installed(name) for name in (*NEEDED, *OPTIONAL)}
 
 
 def targets() -> list[str]:
@@ -195,6 +188,7 @@ def kernel() -> Facts:
     import scipy.sparse as sp
 
     import sparsetir
+    from sparsetir.tuning.serving import one_line
 
     rng = np.random.default_rng(0)
     matrix = sp.random_array((200, 100), density=0.05, format="csr", dtype="float32", rng=rng)
@@ -204,8 +198,7 @@ def kernel() -> Facts:
         made = sparsetir.plan("spmm", matrix, 32, config=config)
         error = float(np.abs(made(dense) - matrix @ dense).max())
     except Exception as failure:
-        text = (str(failure).strip() or "no message").splitlines()[0]
-        return {"error": f"{type(failure).__name__}: {text}"}
+        return {"error": one_line(failure)}
     out = {"compile_seconds": made.compile_seconds, "largest_error": error}
     return out if error < TOLERANCE else {**out, "error": f"the result is wrong by {error:.2g}"}
 

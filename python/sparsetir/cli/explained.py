@@ -25,7 +25,7 @@ from sparsetir.planning.plan import requested
 from sparsetir.runtime import pool
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.pipeline import Stages, kernel_of, lower
-from sparsetir.runtime.texts import Section, many
+from sparsetir.runtime.texts import Section, many, micros
 from sparsetir.schedules.operators.registry import OPERATORS
 from sparsetir.schedules.targets import resolve_target
 from sparsetir.sparse_ir import legal
@@ -373,14 +373,14 @@ def roofline_rows(found: Facts) -> list[tuple[str, str]]:
         return [*out, ("measured", "not run")]
     copy, dense = found["copy_bytes_per_second"] / 1e9, found["dense_flops_per_second"] / 1e9
     rate = "" if not flops else f", {flops / found['seconds'] / 1e9:.1f} GFLOP/s"
-    by_memory, by_flops = _micros(found["memory_seconds"]), _micros(found["compute_seconds"])
+    by_memory, by_flops = micros(found["memory_seconds"]), micros(found["compute_seconds"])
     bound = f"{by_memory} by memory, flops not known"
     if flops is not None:
-        bound = f"{found['bound']}: {_micros(found['bound_seconds'])} "
+        bound = f"{found['bound']}: {micros(found['bound_seconds'])} "
         bound += f"(memory {by_memory}, compute {by_flops})"
     machine = f"{copy:.1f} GB/s (copy of as many bytes, {many(found['threads'], 'thread')}), "
     machine += f"{dense:.0f} GFLOP/s (dense float32 product, NumPy's threads)"
-    times = f"{_micros(found['seconds'])}, median {_micros(found['median'])}"
+    times = f"{micros(found['seconds'])}, median {micros(found['median'])}"
     return [
         *out,
         ("machine", machine),
@@ -388,7 +388,3 @@ def roofline_rows(found: Facts) -> list[tuple[str, str]]:
         ("measured", f"{times} of {many(found['calls'], 'call')}{rate}"),
         ("reached", f"{100 * found['reached']:.0f} % of the bound"),
     ]
-
-
-def _micros(seconds: float) -> str:
-    return f"{seconds * 1e6:,.1f} us"

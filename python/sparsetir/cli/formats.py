@@ -174,6 +174,7 @@ def _defaults(matrix: object) -> dict[str, object]:
 
 def _draw(path: Path, name: str, pattern: Pattern, chosen: list[Format]) -> None:
     from sparsetir.plotting.patterns import plot_format, plot_pattern
+    from sparsetir.runtime.file_errors import whole
 
     if len(chosen) > 1:
         raise UsageError("argument --picture: expected one --format to draw, or none")
@@ -182,9 +183,10 @@ def _draw(path: Path, name: str, pattern: Pattern, chosen: list[Format]) -> None
     else:
         figure = plot_pattern(pattern, name=name)
     try:
-        figure.savefig(path)
+        with whole(path) as made:
+            figure.savefig(made)
     except OSError as error:
-        raise Failed(f"{path}: cannot be written: {error}") from error
+        raise Failed(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
 def _show(name: str, about: Facts, cells: list[Facts], defaults: Facts) -> None:

@@ -65,13 +65,13 @@ def _read_torch(path: Path) -> sp.coo_array:
             f"{path}: expected tensors in lists and dicts, got {named[1]}, of which no code is "
             "run; torch.save({'edge_index': edge_index, 'num_nodes': n}, path) makes such a file"
         ) from error
-    slices = found[1] if isinstance(found, tuple) and len(found) > 1 else None
-    bounds = slices.get("edge_index") if isinstance(slices, dict) else None
-    if bounds is not None and len(bounds) > 2:
-        raise GraphError(f"{path}: holds {len(bounds) - 1} graphs, expected one")
-    graphs = [{"edge_index": found}]
-    if not torch.is_tensor(found):
-        graphs = _with_edges(found if bounds is None else found[0])
+    if isinstance(found, tuple) and len(found) > 1 and isinstance(found[1], dict):
+        bounds = found[1].get("edge_index")
+        if torch.is_tensor(bounds) and bounds.ndim == 1:  # where graphs of a data set begin
+            if len(bounds) > 2:
+                raise GraphError(f"{path}: holds {len(bounds) - 1} graphs, expected one")
+            found = found[0]
+    graphs = [{"edge_index": found}] if torch.is_tensor(found) else _with_edges(found)
     if len(graphs) > 1:
         raise GraphError(f"{path}: holds {len(graphs)} graphs, expected one")
     data = graphs[0] if graphs else {}

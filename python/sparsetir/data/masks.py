@@ -21,7 +21,7 @@ from torch import Tensor
 
 from sparsetir.data.mask_blocks import BLOCKS, WORD, BlockMask, Stored, packed
 from sparsetir.runtime.refusals import wrong
-from sparsetir.sparse_ir.index_arrays import check_indptr, check_range
+from sparsetir.sparse_ir.index_arrays import check_indptr, check_range, is_integer
 
 __all__ = ["BlockMask", "band", "bigbird", "blocks", "butterfly", "causal", "from_elements"]
 
@@ -260,8 +260,8 @@ def _ranges(first: np.ndarray, last: np.ndarray) -> tuple[np.ndarray, np.ndarray
 # -- arguments ------------------------------------------------------------------------------------
 
 
-def _count(who: str, name: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+def _count(who: str, name: str, value: Any) -> int:
+    if not is_integer(value):
         raise wrong(who, name, "an integer", type(value).__name__, TypeError)
     if value < 0:
         raise ValueError(f"{who}: argument '{name}': expected 0 or more, got {value}")
@@ -269,7 +269,7 @@ def _count(who: str, name: str, value: object) -> int:
 
 
 def _size(who: str, value: Any) -> int:
-    if isinstance(value, bool) or value not in BLOCKS:
+    if not is_integer(value) or value not in BLOCKS:
         sizes = ", ".join(map(str, BLOCKS[:-1]))
         raise wrong(who, "block", f"{sizes} or {BLOCKS[-1]}", f"{value!r}")
     return int(value)

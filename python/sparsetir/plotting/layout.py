@@ -10,6 +10,7 @@ from tvm.sym import Analyzer
 
 from sparsetir.formats.format_part import FormatPart
 from sparsetir.plotting.marks import Colour
+from sparsetir.runtime.texts import many
 from sparsetir.sparse_ir.nodes import substitute
 
 SHOWN = 20  # parts that have a line of their own in the legend
@@ -215,11 +216,6 @@ class Window(NamedTuple):
         return inside & (cols >= self.cols[0]) & (cols < self.cols[1])
 
 
-def count_elements(count: int) -> str:
-    """A number of elements in words."""
-    return f"{count:,} element{'s' * (count != 1)}"
-
-
 class Part(NamedTuple):
     """A line of the legend: a part that has places, or several small ones together.
 
@@ -237,7 +233,7 @@ class Part(NamedTuple):
     def text(self) -> str:
         """Name, elements and padding."""
         padding = 100 * (1 - self.stored / self.places)
-        return f"{self.name}: {count_elements(self.stored)}, {padding:.1f} % padding"
+        return f"{self.name}: {many(self.stored, 'element')}, {padding:.1f} % padding"
 
 
 def joined(parts: list[Part]) -> list[Part]:

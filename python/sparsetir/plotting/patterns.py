@@ -23,9 +23,10 @@ from sparsetir.plotting.large import (
     part_squares,
     storage_bars,
 )
-from sparsetir.plotting.layout import Layout, Part, Window, count_elements, joined, storage_layout
+from sparsetir.plotting.layout import Layout, Part, Window, joined, storage_layout
 from sparsetir.plotting.marks import COLOURS, in_squares, matrix_labels, outline, rgb, squares, tint
 from sparsetir.runtime.refusals import wrong
+from sparsetir.runtime.texts import many
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -83,7 +84,7 @@ def plot_pattern(pattern: Any, ax: Axes | None = None, name: str | None = None) 
         found = pattern.tocoo(copy=True)
         found.sum_duplicates()
         rows, cols = found.row, found.col
-    title = f"{shape[0]:,} x {shape[1]:,}: {count_elements(len(rows))}"
+    title = f"{shape[0]:,} x {shape[1]:,}: {many(len(rows), 'element')}"
     title = title if name is None else f"{name}, {title}"
     small = max(shape) <= SMALL
     if ax is not None:

@@ -23,13 +23,12 @@ from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.planning.plan import plan_of, requested
 from sparsetir.planning.run_plan import Plan
 from sparsetir.records.task import Config, Task
-from sparsetir.runtime.arrays import is_array, itemsize, memory
+from sparsetir.runtime.arrays import CACHE_LINE, is_array, itemsize, memory
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.schedules.operators.operands import MOST_EXACT, Check, rounded
 from sparsetir.schedules.operators.problems import CsrPattern
 from sparsetir.schedules.operators.registry import OPERATORS
 
-CACHE_LINE = 64
 SEED = 0
 Array: TypeAlias = np.ndarray | tvm.runtime.Tensor
 

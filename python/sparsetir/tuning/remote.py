@@ -28,6 +28,7 @@ import tvm
 
 from sparsetir.records.task import OK, PRUNED, Config, Outcome, Reference
 from sparsetir.runtime.arrays import is_array, itemsize
+from sparsetir.runtime.file_errors import first_line
 from sparsetir.runtime.pipeline import compile_stages
 from sparsetir.runtime.signature import Signature, signature_of
 from sparsetir.schedules.passes.launches import count_launches
@@ -108,7 +109,7 @@ class RemoteDevice:
                 self.remote.key, session_timeout=math.ceil(time_limit) + 1
             )
         except RuntimeError as error:
-            raise RemoteError(f"{self._who()}: {str(error).splitlines()[0]}") from error
+            raise RemoteError(f"{self._who()}: {first_line(error)}") from error
         finally:
             tracker.close()
 

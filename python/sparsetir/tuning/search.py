@@ -9,7 +9,6 @@ from importlib import import_module, metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
-import numpy as np
 import tvm
 
 from sparsetir.data.sparse_tensor import SparseMatrix
@@ -22,6 +21,7 @@ from sparsetir.schedules.search.configs import from_data, to_data
 from sparsetir.schedules.search.spaces import Space
 from sparsetir.schedules.targets import TargetLike, is_gpu, resolve_target
 from sparsetir.schedules.templates.registry import TEMPLATES
+from sparsetir.sparse_ir.index_arrays import is_integer
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.tuning.measure import START_LIMIT, Measurer, cores_for
 from sparsetir.tuning.remote import Remote
@@ -291,9 +291,9 @@ def _is_plugged_in(config: Config) -> bool:
     return any(t.configs for t in TEMPLATES.values() if t.config is type(config))
 
 
-def _check(trials: object, seconds: Any, sampler: object, seed: object, workers: object) -> None:
+def _check(trials: Any, seconds: Any, sampler: object, seed: Any, workers: Any) -> None:
     for name, value, least in (("trials", trials, 1), ("workers", workers, 1), ("seed", seed, 0)):
-        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+        if not is_integer(value) or value < least:
             raise ValueError(f"tune: argument '{name}': expected {least} or more, got {value!r}")
     if seconds is not None and (isinstance(seconds, bool) or not seconds > 0):
         raise ValueError(f"tune: argument 'seconds': expected more than 0, got {seconds!r}")

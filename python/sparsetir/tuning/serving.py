@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from sparsetir.runtime.file_errors import first_line
+
 KILL_WITH_PARENT = 1  # PR_SET_PDEATHSIG: a stopped process does not see that its parent is gone
 EVERY = 1.0  # seconds between looks for the parent, where the system does not end orphans
 
@@ -53,7 +55,7 @@ def _answer(action: Callable[[], dict[str, object] | None]) -> dict[str, object]
     try:
         return action() or {}
     except (Missing, NotImplementedError) as error:
-        return {"missing": (str(error).splitlines() or [type(error).__name__])[0]}
+        return {"missing": first_line(error)}
     except Exception as error:  # told by the parent
         return {"failed": one_line(error)}
 

@@ -17,6 +17,7 @@ from sparsetir.schedules.search.program_space import space_of
 from sparsetir.schedules.search.spaces import Space
 from sparsetir.schedules.targets import TargetLike, is_gpu, resolve_target, vector_bits
 from sparsetir.schedules.template import Branch, Choices
+from sparsetir.sparse_ir.index_arrays import is_integer
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.tuning.program import ProgramTask, bound_arguments
 from sparsetir.tuning.schedule_ref import ScheduleRef, importing
@@ -86,7 +87,7 @@ def of_program(
     if not isinstance(program, SparseFunc):
         expected = "the name of an operator or a stage-I function"
         raise wrong("tune", "op", expected, type(program).__name__, TypeError)
-    if threads is not None and (isinstance(threads, bool) or not threads >= 1):
+    if threads is not None and not (is_integer(threads) and threads >= 1):
         raise ValueError(f"tune: argument 'threads': expected 1 or more, got {threads!r}")
     threads = int(threads or default_threads())
     given = bound_arguments(program, arguments)
