@@ -6,6 +6,7 @@ values of edges come and go in the caller's order of a structure.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import cached_property
 
 import torch
@@ -35,42 +36,31 @@ def gspmm(
     op: str,
     reduce: str,
     arg: bool = False,
-    found: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """(m, heads, feat) reduced messages; with `arg` also whose each is, -1 in empty rows.
-
-    found : the reduced messages, where they are known
-    """
+    """(m, heads, feat) reduced messages; with `arg` also whose each is, -1 in empty rows."""
     like, (heads, feat) = features_of(u, e)
-    dtype = like.dtype
+    dtype, shape = like.dtype, (structure.m, heads, feat)
+    if 0 in shape or not structure.nnz:
+        return like.new_zeros(shape), like.new_full(shape, -1, dtype=torch.int64) if arg else None
     of_product = arg and u is not None and (e is None or (op == "mul" and e.shape[2] == 1))
     narrow = dtype == torch.bfloat16 and u is not None and e is not None  # see Messages
     if arg and (narrow or (of_product and dtype.itemsize == 2)):
         wide_u, wide_e = (None if x is None else x.float() for x in (u, e))
         out, winners = gspmm(structure, wide_u, wide_e, op, reduce, arg)
         return out.to(dtype), winners
-    if of_product and found is None and u is not None:
-        found, reduce = _product(structure, u, e, reduce), "max"  # of what is given any will do
-    out = like.new_zeros(structure.m, heads, feat) if found is None else found
-    winners = torch.full(out.shape, -1, dtype=torch.int64, device=out.device) if arg else None
-    if not out.numel() or not structure.nnz:
-        return out, winners
+    if of_product and u is not None:
+        out, reduce = _product(structure, u, e, reduce), "max"  # of what is given any will do
+    else:
+        out = like.new_empty(shape)
     arrays = _arrays_of(structure)
     ordered = arg or (e is not None and structure.order is not None)
-    types, given_too = (DTYPES[dtype], arrays.idtype), found is not None
-    problem = Messages(op, reduce, _dims(u), _dims(e), *types, ordered, arg, given_too)
-    named: Named = {
-        "u": _squeezed(u),
-        "e": _squeezed(e),
-        "out": out,
-        "order": arrays.order,
-        "indptr": arrays.indptr,
-        "indices": arrays.indices,
-    }
-    if arg:
-        winners = torch.empty(out.shape, dtype=arrays.indptr.dtype, device=out.device)
-        named["arg_out"] = winners
-    _run(structure, problem, (feat,), {"heads": heads, "feat": feat}, named)
+    named: Named = {"u": _squeezed(u), "e": _squeezed(e), "out": out}
+    winners = out.new_empty(shape, dtype=arrays.indptr.dtype) if arg else None
+    if ordered:
+        named |= {"order": arrays.order, "arg_out": winners}
+    types = DTYPES[dtype], arrays.idtype
+    kind = op, reduce, _dims(u), _dims(e), *types, ordered, arg, of_product
+    _run(structure, Messages, kind, (feat,), {"heads": heads, "feat": feat}, named)
     if winners is None:
         return out, None
     nowhere = torch.iinfo(winners.dtype).max
@@ -96,47 +86,39 @@ def gsddmm(
     """
     like, (heads, feat) = features_of(lhs, rhs)
     dot = op == "dot"
-    out = like.new_zeros(structure.nnz, heads, 1 if dot else feat)
-    if not out.numel() or not feat:
-        return out
-    arrays = _arrays_of(structure)
+    shape = structure.nnz, heads, 1 if dot else feat
+    if 0 in shape or not feat:
+        return like.new_zeros(shape)
+    out, arrays = like.new_empty(shape), _arrays_of(structure)
     at = ["edge" if target == "e" else "node" for target in targets]
-    types = DTYPES[out.dtype], arrays.idtype
-    problem = EdgeMessages(op, _dims(lhs), _dims(rhs), at[0], at[1], *types)
+    kind = op, _dims(lhs), _dims(rhs), *at, DTYPES[out.dtype], arrays.idtype
     named: Named = {"out": out.squeeze(-1) if dot else out}
     for side, operand, target in zip(("lhs", "rhs"), (lhs, rhs), targets, strict=True):
         named[side] = _squeezed(operand)
         if operand is not None and target != "e":
             named |= {f"{side}_of": arrays.ends[target], f"{side}_nodes": len(operand)}
-    _run(structure, problem, (feat,), {"heads": heads, "feat": feat}, named)
+    _run(structure, EdgeMessages, kind, (feat,), {"heads": heads, "feat": feat}, named)
     return out
 
 
-def softmax(structure: Structure, x: Tensor) -> Tensor:
-    """(batch, nnz, heads) softmax of each row, of x of that shape."""
-    return _softmax(structure, (x,), False)
+def softmax(structure: Structure, x: Tensor, grad: Tensor | None = None) -> Tensor:
+    """(batch, nnz, heads) softmax of each row, of x of that shape.
 
-
-def softmax_backward(structure: Structure, y: Tensor, grad: Tensor) -> Tensor:
-    """The gradient of :func:`softmax` for x, of its result y."""
-    return _softmax(structure, (y, grad), True)
-
-
-def _softmax(structure: Structure, given: tuple[Tensor, ...], backward: bool) -> Tensor:
-    first = given[0]
-    if not first.numel():
-        return torch.zeros_like(first)
-    wide = torch.float64 if first.dtype == torch.float64 else torch.float32
-    moved = [structure.arranged(x.to(wide), 1) for x in given]
-    batch, _, heads = first.shape
-    out = torch.empty(first.shape, dtype=wide, device=first.device)
-    arrays = _arrays_of(structure)
-    problem = EdgeSoftmax(DTYPES[wide], arrays.idtype, backward)
-    names = ("y", "g", "dx") if backward else ("x", "out")
-    flat = [x.reshape(-1, heads) for x in (*moved, out)]
-    named: Named = {**dict(zip(names, flat, strict=True)), "indptr": arrays.indptr}
-    _run(structure, problem, (heads,), {"batch": batch, "heads": heads}, named)
-    return structure.restored(out, 1).to(first.dtype)
+    grad : of a softmax, x, to be given back for what that is of
+    """
+    if not x.numel():
+        return torch.zeros_like(x)
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    batch, _, heads = x.shape
+    out = x.new_empty(x.shape, dtype=wide)
+    given = {"x": x, "out": out} if grad is None else {"y": x, "g": grad, "dx": out}
+    named: Named = {
+        name: (y if y is out else structure.arranged(y.to(wide), 1)).reshape(-1, heads)
+        for name, y in given.items()
+    }
+    kind = DTYPES[wide], _arrays_of(structure).idtype, grad is not None
+    _run(structure, EdgeSoftmax, kind, (heads,), {"batch": batch, "heads": heads}, named)
+    return structure.restored(out, 1).to(x.dtype)
 
 
 def attention(
@@ -148,20 +130,18 @@ def attention(
     heads_first : all of them, and the result, have heads before m or n
     """
     heads, feat, width = q.shape[0 if heads_first else 1], q.shape[-1], v.shape[-1]
-    out = v.new_zeros(*q.shape[:-1], width)
-    if not out.numel() or not structure.nnz:
-        return out
+    shape = *q.shape[:-1], width
+    if 0 in shape or not structure.nnz:
+        return v.new_zeros(shape)
     if not feat:  # all scores are zero
         q, k = q.new_zeros(*q.shape[:-1], 1), k.new_zeros(*k.shape[:-1], 1)
         feat = 1
-    arrays = _arrays_of(structure)
-    problem = EdgeAttention(DTYPES[q.dtype], arrays.idtype, heads_first)
-    wide = getattr(torch, problem.accumulator)
-    scores = torch.empty(heads * structure.nnz, dtype=wide, device=q.device)
+    out, wide = v.new_empty(shape), torch.promote_types(q.dtype, torch.float32)
+    scores = q.new_empty(heads * structure.nnz, dtype=wide)
     named: Named = {"q": q, "k": k, "v": v, "out": out, "scores": scores, "scale": scale}
-    named |= {"indptr": arrays.indptr, "indices": arrays.indices}
     sizes = {"heads": heads, "feat": feat, "width": width}
-    _run(structure, problem, (feat, width), sizes, named)
+    kind = DTYPES[q.dtype], _arrays_of(structure).idtype, heads_first
+    _run(structure, EdgeAttention, kind, (feat, width), sizes, named)
     return out
 
 
@@ -170,25 +150,30 @@ def attention(
 
 def _run(
     structure: Structure,
-    problem: Problem,
+    problem: Callable[..., Problem],
+    kind: tuple[object, ...],
     features: tuple[int, ...],
     sizes: dict[str, int],
     named: Named,
 ) -> None:
     """Run the kernel with the config that is recorded for a pattern, or that sizes choose.
 
+    problem, kind : which problem it is for, and its fields
     features, sizes : as :func:`sparsetir.planning.along_request.of_edges` takes them
     """
 
     def made(of: Structure) -> Kernel:
-        wanted = of_edges(of.pattern, problem, features, sizes, target_of(of.device))
-        tuned = not wanted.gpu and not isinstance(problem, EdgeMessages)
+        wanted = of_edges(of.pattern, problem(*kind), features, sizes, target_of(of.device))
+        tuned = not wanted.gpu and problem is not EdgeMessages
         in_order = (lambda: of.pattern.in_order) if tuned else None
-        make = lambda config, _: compiled_by(config, problem, wanted.target)  # noqa: E731
+        make = lambda config, _: compiled_by(config, wanted.problem, wanted.target)  # noqa: E731
         return made_for(wanted, make, in_order)
 
-    kernel = structure.derived((problem, features, *sizes.values()), made)
-    launch(kernel, {"m": structure.m, "n": structure.n, "nnz": structure.nnz, **sizes, **named})
+    kernel = structure.derived((problem, *kind, *features, *sizes.values()), made)
+    arrays = _arrays_of(structure)
+    pattern = {"indptr": arrays.indptr, "indices": arrays.indices}
+    pattern |= {"m": structure.m, "n": structure.n, "nnz": structure.nnz}
+    launch(kernel, {**pattern, **sizes, **named})
 
 
 class _Arrays:
@@ -228,8 +213,19 @@ def _arrays_of(structure: Structure) -> _Arrays:
 def features_of(*operands: Tensor | None) -> tuple[Tensor, tuple[int, int]]:
     """An operand, and (heads, feat) of all together."""
     given = [x for x in operands if x is not None]
-    heads, feat = torch.broadcast_shapes(*(x.shape[1:] for x in given))
+    heads, feat = broadcast(*(x.shape[1:] for x in given))
     return given[0], (heads, feat)
+
+
+def broadcast(*shapes: Sequence[int]) -> tuple[int, ...]:
+    """What shapes of as many dimensions are together; RuntimeError where they do not fit.
+
+    torch.broadcast_shapes takes a third of the time of a small message.
+    """
+    out = tuple(next((s for s in sizes if s != 1), 1) for sizes in zip(*shapes, strict=True))
+    if any(s not in (1, size) for x in shapes for s, size in zip(x, out, strict=True)):
+        raise RuntimeError(f"expected shapes to be broadcast, got {shapes}")
+    return out
 
 
 def _dims(x: Tensor | None) -> str:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from sparsetir.ops import messages_library, products
 from sparsetir.ops.cache import kept, lasting, private
+from sparsetir.ops.message_kernels import broadcast
 from sparsetir.ops.operands import Operand, resolve
 from sparsetir.ops.registry import holds_data, wants_gradient
 from sparsetir.ops.structure import SeenPattern, Structure, structure_of
@@ -510,8 +511,9 @@ def merged(first: Sequence[int] | None, second: Sequence[int] | None, most: int 
     Raises RuntimeError for shapes that cannot be broadcast.
     """
     a, b = (() if x is None else tuple(x) for x in (first, second))
-    out = tuple(torch.broadcast_shapes(a, b))
-    a, b = ((1,) * (len(out) - len(x)) + x for x in (a, b))
+    dims = max(len(a), len(b))
+    a, b = ((1,) * (dims - len(x)) + x for x in (a, b))
+    out = broadcast(a, b)
     if first is None or second is None:
         a = b = out  # of one operand all dimensions are joined
     sizes: list[list[int]] = []
