@@ -304,6 +304,25 @@ def test_gradients_of_halos_go_first(group: Any) -> None:
         Exchange.begin_back, parts.transposed = begin, transposed
 
 
+def test_gradients_that_others_have_stay(group: Any) -> None:
+    """That of own rows, to which those of halos are added, is not written to."""
+    graph, *_ = spread(group, "random", "given")
+    for call in (distributed.spmm, distributed.with_halo):
+        x = torch.randn(graph.own, FEAT, requires_grad=True)
+        out, nodes, held = call(graph, x), [], []
+        nodes.append(out.grad_fn)
+        for node in nodes:
+            nodes += [n for n, _ in node.next_functions if n is not None and n not in nodes]
+        (leave,) = [n for n in nodes if type(n).__name__ == "_LeaveBackward"]
+        leave.register_prehook(lambda grads: held.append((grads[0], grads[0].clone())))
+        out.square().sum().backward()
+        ((kept, before),) = held
+        close(kept, before)
+        lost = torch.tensor([int(not torch.equal(x.grad, before))])
+        dist.all_reduce(lost, group=group)
+        assert int(lost)  # of some process there is more
+
+
 def test_bytes(group: Any) -> None:
     """What is sent is what is needed: a row for each node and process that wants it, once."""
     graph, edges, nodes = spread(group, "random", "given")

@@ -49,6 +49,7 @@ CHECKS = [
     *each(checks.test_infinities_and_nan),
     *each(checks.test_in_pieces, 2, most=[64, 2]),
     *each(checks.test_gradients_of_halos_go_first, 3),
+    *each(checks.test_gradients_that_others_have_stay, 3),
     *each(checks.test_bytes),
     *each(checks.test_exchange_in_16_bits, dtype=HALVES),
     *each(checks.test_layers, kinds=["gcn sage"], weighted=[True]),

@@ -69,19 +69,14 @@ class Exchange:
     def add_returned(self, rows: Tensor, to: Tensor) -> None:
         """Add (len(sent), ...) rows to the own rows that they are of, (own, ...), in place.
 
-        Sums are in one order, and those of 16-bit numbers in float32.
+        Sums are in one order.
         """
-        if to.dtype.itemsize == 2:
-            wide = to.float()
-            self.add_returned(rows, wide)
-            to.copy_(wide)
-            return
         # Heads one by one where each has memory of its own, as torch then adds whole rows.
-        each = [to] if to.is_contiguous() else list(to.unbind(1))
-        given = [rows] if to.is_contiguous() else rows.unbind(1)
+        apart = to.dim() == 3 and not to.is_contiguous()
+        each = zip(to.unbind(1), rows.unbind(1), strict=True) if apart else [(to, rows)]
         # Threads of a GPU add in any order, but for the rows of one process, which differ.
         sizes = self.send if to.is_cuda else [len(self.sent)]
-        for into, some in zip(each, given, strict=True):
+        for into, some in each:
             parts = zip(self.sent.split(sizes), some.split(sizes), strict=True)
             for places, part in parts:
                 into.index_add_(0, places, part.to(to.dtype).contiguous())
@@ -126,13 +121,10 @@ class Passage:
 
     who : is named in errors
     dtype : of rows and gradients on their way
-    shared : whether others may have the gradient of own rows, to which that of the halos is added
     """
 
-    def __init__(
-        self, exchange: Exchange, who: str, dtype: torch.dtype, shared: bool = False
-    ) -> None:
-        self.exchange, self.who, self.dtype, self.shared = exchange, who, dtype, shared
+    def __init__(self, exchange: Exchange, who: str, dtype: torch.dtype) -> None:
+        self.exchange, self.who, self.dtype = exchange, who, dtype
         self.transfer: Transfer | None = None
 
     def leave(self, x: Tensor) -> Tensor:
@@ -161,13 +153,14 @@ class _Leave(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor]:
-        own, passage = grads[0], ctx.passage
-        if passage.shared:
-            own = own.clone(memory_format=torch.contiguous_format)
+        grad, passage = grads[0], ctx.passage
+        # A copy, as others may have the gradient, too; made while rows are under way. 16-bit
+        # numbers are added up in float32.
+        own = grad.to(torch.promote_types(grad.dtype, torch.float32), copy=True)
         returned = passage.wait()
         with record_function("sparsetir: unpack"):
             passage.exchange.add_returned(returned, own)
-        return None, own
+        return None, own.to(grad.dtype)
 
 
 class _Arrive(torch.autograd.Function):

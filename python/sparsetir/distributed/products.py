@@ -270,6 +270,5 @@ def with_halo(graph: DistGraph, x: Tensor) -> Tensor:
         return dtype_name(x), tuple(x.shape[1:])
 
     compared(graph, "with_halo", check)
-    sent = graph.exchange_dtype or x.dtype
-    passage = Passage(graph.exchange, "with_halo", sent, shared=True)
+    passage = Passage(graph.exchange, "with_halo", graph.exchange_dtype or x.dtype)
     return torch.cat([passage.leave(x), passage.arrive()])

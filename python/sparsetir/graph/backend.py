@@ -138,8 +138,18 @@ def compile_graph(
     module: fx.GraphModule, inputs: Sequence[Any], about: Graph, options: Options
 ) -> Callable[..., Any]:
     """What runs a graph of dynamo's; `about` is told what became of it."""
-    of_edges: list[str] = []  # names of arguments
+    of_edges = set[str]()  # names of arguments
     checked = Checked(lambda: [f.node for f in about.found]) if options.check else None
+
+    def is_edges(node: fx.Node) -> bool:
+        return node.op == "placeholder" and node.name in of_edges
+
+    def rewritten(graph: fx.GraphModule, results: int, known: Sequence[fx.Node]) -> None:
+        of_edges.update(n.name for n in filter(is_of_edges(known), known))
+        found, left = rewrite(graph, lambda graph: following(graph, is_edges)[0])
+        about.found += found
+        about.left += left
+        copy_results(graph.graph, results, is_edges)
 
     def partition(joint: fx.GraphModule, given: Any, *, num_fwd_outputs: int, **more: Any) -> Any:
         places = [n for n in joint.graph.nodes if n.op == "placeholder"]
@@ -147,14 +157,12 @@ def compile_graph(
         gradients = output.args[0][num_fwd_outputs:]
         arguments = places[: len(gradients)]
         known = [n for n, g in zip(arguments, gradients, strict=True) if g is None]
-        test = is_of_edges(known)
-        of_edges.extend(n.name for n in known if test(n))
         if checked is not None:
             plain = copy.deepcopy(joint)
             there, back = default_partition(plain, given, num_fwd_outputs=num_fwd_outputs, **more)
             checked.keep("forward", there, num_fwd_outputs)
             checked.keep("backward", back)
-        _rewritten(joint, about, num_fwd_outputs, test)
+        rewritten(joint, num_fwd_outputs, known)
         return default_partition(joint, given, num_fwd_outputs=num_fwd_outputs, **more)
 
     def runner(graph: fx.GraphModule, is_edges: Test | None, direction: str) -> Run:
@@ -176,19 +184,18 @@ def compile_graph(
         if context is not None and context.fw_metadata is not None:
             # Backward writes to nothing that it is given, so it may run twice.
             context.fw_metadata.bw_donated_idxs = []
-        return runner(graph, lambda node: node.name in of_edges, "forward")
+        return runner(graph, is_edges, "forward")
 
     def backward(graph: fx.GraphModule, _: Any) -> Any:
         return runner(graph, None, "backward")
 
     def inference(graph: fx.GraphModule, _: Any) -> Any:
-        test = is_of_edges([n for n in graph.graph.nodes if n.op == "placeholder"])
         (output,) = graph.graph.find_nodes(op="output")
         if checked is not None:
             checked.keep("inference", copy.deepcopy(graph))
-        _rewritten(graph, about, len(output.args[0]), test)
-        test = is_of_edges([n for n in graph.graph.nodes if n.op == "placeholder"])
-        return runner(graph, test, "inference")
+        places = graph.graph.find_nodes(op="placeholder")
+        rewritten(graph, len(output.args[0]), places)
+        return runner(graph, is_edges, "inference")
 
     compiler = aot_autograd(
         fw_compiler=forward,
@@ -198,18 +205,6 @@ def compile_graph(
         keep_inference_input_mutations=True,
     )
     return compiler(module, inputs)
-
-
-def _rewritten(module: fx.GraphModule, about: Graph, results: int, is_edges: Test) -> None:
-    names = {n.name for n in module.graph.nodes if n.op == "placeholder" and is_edges(n)}
-
-    def test(node: fx.Node) -> bool:
-        return node.name in names
-
-    found, left = rewrite(module, lambda graph: following(graph, test)[0])
-    about.found += found
-    about.left += left
-    copy_results(module.graph, results, test)
 
 
 def _runner(

@@ -6,7 +6,6 @@ torch's by going back from it through pointwise operators, views and gathers.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -246,7 +245,7 @@ class Expression:
         self.operands: list[Operand] = []
         self.others: list[fx.Node] = []
         self.counts: list[Size] = []  # of nodes that each of the others names
-        self.orders: list[fx.Node] = []  # of stored values, beside the rows
+        self.orders: list[fx.Node | None] = []  # of operands, of those that are stored
 
     def of(self, node: fx.Node, axes: Sequence[int | None], root: bool = False) -> str:
         """Of a node whose dimensions after the first are gone through by these loops."""
@@ -267,8 +266,12 @@ class Expression:
             return self._edge(node, axes) if inner is None else self.of(args[0], inner)
         if target in FILLED and isinstance(value := _filling(node), int | float):
             return number(value)
+        every = self.tensors, self.operands, self.orders, self.others, self.counts
+        before = [len(read) for read in every]
         found = self._pointwise(node, axes)
         if found is None or len(found) > LONGEST and not root:
+            for read, count in zip(every, before, strict=True):
+                del read[count:]
             return self._edge(node, axes)
         return found
 
@@ -349,14 +352,7 @@ class Expression:
         return "other", len(self.others) - 1
 
     def _edge(self, node: fx.Node, axes: Sequence[int | None]) -> str:
-        order = self.stored.get(node)
-        if order is not None and order is not self.rows and order not in self.orders:
-            self.orders.append(order)
-        return self._read(node, "edge", GIVEN if order is None else self._order(order), axes)
-
-    def _order(self, order: fx.Node) -> int:
-        """0 for that of the rows; for others a number that :meth:`finished` replaces."""
-        return 0 if order is self.rows else -2 - self.orders.index(order)
+        return self._read(node, "edge", GIVEN, axes)
 
     def _read(self, node: fx.Node, at: str, number: int, axes: Sequence[int | None]) -> str:
         if dtype_of(node) not in (torch.float32, torch.bool):
@@ -369,32 +365,18 @@ class Expression:
                 return f"{{{n}}}"
         self.tensors.append(node)
         self.operands.append(operand)
+        self.orders.append(self.stored.get(node) if at == "edge" else None)
         return f"{{{len(self.operands) - 1}}}"
 
     def finished(self, text: str) -> Finished:
-        """What an expression of :meth:`of` reads, without what was left out of it."""
-        read = sorted({int(n) for n in re.findall(r"{(\d+)}", text)})
-        operands = [self.operands[n] for n in read]
-        used = sorted({x.number for x in operands if x.at == "other"})
-        indices = [] if self.rows is None else [self.rows]
-        indices += [self.others[n] for n in used]
-        indices += [i for n, i in enumerate(self.orders) if i not in indices and any(
-            x.number == -2 - n for x in operands
-        )]  # fmt: skip
-
-        def numbered(x: Operand) -> Operand:
-            if x.at == "other":
-                return replace(x, number=used.index(x.number))
-            return (
-                replace(x, number=indices.index(self.orders[-2 - x.number]))
-                if x.number < GIVEN
-                else x
-            )
-
-        places = {n: f"{{{at}}}" for at, n in enumerate(read)}
-        text = re.sub(r"{(\d+)}", lambda found: places[int(found[1])], text)
-        tensors = [self.tensors[n] for n in read]
-        return Finished(text, tuple(map(numbered, operands)), tensors, indices, len(used))
+        """What an expression of :meth:`of` reads."""
+        indices = [*([] if self.rows is None else [self.rows]), *self.others]
+        indices += dict.fromkeys(x for x in self.orders if x is not None and x not in indices)
+        operands = [
+            x if order is None else replace(x, number=indices.index(order))
+            for x, order in zip(self.operands, self.orders, strict=True)
+        ]
+        return Finished(text, tuple(operands), self.tensors, indices, len(self.others))
 
 
 def _filling(node: fx.Node) -> Any:

@@ -510,7 +510,7 @@ class _Finder:
             expression.of(values, axes_of(values), root=True)
         except Stored:
             return []
-        return expression.others or expression.orders
+        return expression.others or [x for x in expression.orders if x is not None]
 
     def _restore_order(self) -> None:
         """Give values of edges in the order of the caller to those who are no regions."""
