@@ -22,7 +22,7 @@ from tvm import ir, tirx
 from tvm_ffi import Object
 from tvm_ffi.dataclasses import field, py_class
 
-from sparsetir.sparse_ir.traversal import ADVANCE, SKIP, map_expr, visit_nodes
+from sparsetir.sparse_ir.traversal import ADVANCE, collect, map_expr, replace_variables, visit_nodes
 
 if TYPE_CHECKING:  # TVM carries no types; what inherits from its classes has some
 
@@ -530,18 +530,7 @@ def nodes_of(kind: Any, *trees: Any, nested: bool = True) -> list[Any]:
 
     Quicker than :func:`walk`, as nothing is called on other nodes.
     """
-    found: list[Any] = []
-    go_on = ADVANCE if nested else SKIP
-
-    def visit(value: Any) -> Any:
-        found.append(value)
-        return go_on
-
-    rules = [(k, visit) for k in (kind if isinstance(kind, tuple) else (kind,))]
-    for tree in trees:
-        if tree is not None:
-            visit_nodes(tree, rules)
-    return found
+    return collect(kind if isinstance(kind, tuple) else (kind,), trees, nested)
 
 
 def variables_of(*trees: Any) -> list[Any]:
@@ -557,7 +546,7 @@ def substitute(node: Any, mapping: dict[Any, Any]) -> Any:
     if not mapping:
         return node
     by_handle = {var.__chandle__(): new for var, new in mapping.items()}  # see variables_of
-    return map_expr(node, [(ir.Var, lambda v: by_handle.get(v.__chandle__(), v))])
+    return replace_variables(node, by_handle)
 
 
 def stores_of(*statements: Any) -> list[Any]:
