@@ -151,9 +151,12 @@ def limits_of(tree: Any, accesses: list[list[Any]]) -> list[tuple[Any, int]]:
 
     accesses : lists of indices of loads and stores in `tree`
     """
+    parts = [(part, [*filter(_limit, conditions)]) for part, conditions in with_conditions(tree)]
+    if not any(limits for _, limits in parts):
+        return []
     found = [
-        (list(access.indices), [c for c in conditions if _limit(c)])
-        for part, conditions in with_conditions(tree)
+        (list(access.indices), limits)
+        for part, limits in parts
         for access in [*nodes_of(tirx.BufferStore, part), *nodes_of(ir.TensorLoad, part)]
     ]
     under = [limits for index in accesses for at, limits in found if _same_nodes(at, index)]
