@@ -381,11 +381,12 @@ class SparseFunc(BaseFunc):
 
 
 class Names(NamedTuple):
-    """What a function declares, by name."""
+    """What a function declares, by name; and the handles of its parameters and buffers."""
 
     params: dict[str, Any]
     axes: dict[str, Axis]
     buffers: dict[str, SparseBuffer]
+    handles: set[int]
 
     def has_param(self, var: Any) -> bool:
         """Whether a variable is a parameter."""
@@ -394,7 +395,7 @@ class Names(NamedTuple):
 
     def declares(self, var: Any) -> bool:
         """Whether a variable is a parameter, or that of a buffer."""
-        return self.has_param(var) or self.buffer_of(var) is not None
+        return var.__chandle__() in self.handles
 
     def buffer_of(self, var: Any) -> SparseBuffer | None:
         """The buffer whose variable this is; None for one of a statement."""
@@ -423,9 +424,10 @@ def declare_more(
     _keep(func, Names(*both))
 
 
-def _by_name(*declarations: Any) -> Names:
-    found: list[Any] = [{str(x.name): x for x in each} for each in declarations]
-    return Names(*found)
+def _by_name(params: Any, axes: Any, buffers: Any) -> Names:
+    found: list[Any] = [{str(x.name): x for x in each} for each in (params, axes, buffers)]
+    variables = *found[0].values(), *(b.var for b in found[2].values())
+    return Names(*found, {v.__chandle__() for v in variables})
 
 
 def _keep(func: SparseFunc, names: Names) -> Names:

@@ -103,9 +103,11 @@ def _coordinates(site: Site) -> Found:
                 f"{_label(node)}: expected variable '{var.name}' of type {axis.idtype}, the "
                 f"idtype of axis '{axis.name}', got {var.ty.dtype}",
             )
-    for position, var in enumerate(node.vars):
-        if site.defines(var) or var in set(node.vars[:position]):
+    before = set[int]()
+    for var in node.vars:
+        if site.defines(var) or var.__chandle__() in before:
             yield Broken(node.span, f"{_label(node)}: variable '{var.name}' is bound twice")
+        before.add(var.__chandle__())
 
 
 def _axes_known(site: Site) -> Found:

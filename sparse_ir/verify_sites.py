@@ -45,7 +45,7 @@ class Site:
     names : what the function declares
     iterations : the sparse iterations around it, the outermost first
     init_of : the iteration in whose init it stands, or None
-    defined : what it may use beside that: variables and buffers of statements around it
+    defined : what it may use beside that: handles of variables and buffers of statements around it
     reduced : for a variable that depends on a reduction coordinate, that coordinate's name and
         its iteration's
     known : iterations that need no look
@@ -56,13 +56,13 @@ class Site:
     names: Names
     iterations: tuple[SparseIteration, ...] = ()
     init_of: SparseIteration | None = None
-    defined: set[Any] = field(default_factory=set)
+    defined: set[int] = field(default_factory=set)
     reduced: dict[Any, tuple[str, str]] = field(default_factory=dict)
     known: frozenset[Any] = frozenset()
 
     def defines(self, var: Any) -> bool:
         """Whether a variable, handle or buffer may be used here."""
-        return var in self.defined or self.names.declares(var)
+        return var.__chandle__() in self.defined or self.names.declares(var)
 
     def at(self, stmt: Any) -> Site:
         """A statement of the same block."""
@@ -123,11 +123,11 @@ def sites(site: Site) -> Iterator[Site]:
             if child not in site.known:
                 yield from sites(site.at(child))
     elif isinstance(stmt, tirx.stmt.Bind):
-        site.defined.add(stmt.var)
+        site.defined.add(stmt.var.__chandle__())
         for reduced in (site.reduced[v] for v in used_variables(stmt.value) if v in site.reduced):
             site.reduced[stmt.var] = reduced
     elif isinstance(stmt, tirx.stmt.AllocBuffer):
-        site.defined.add(stmt.buffer)
+        site.defined.add(stmt.buffer.__chandle__())
     elif type(stmt) in STATEMENTS:
         for name in NESTED:
             child = getattr(stmt, name, None)
@@ -139,11 +139,11 @@ def _nested(site: Site, name: str, child: Any) -> Site:
     """The block `child` below `site`, with the variables that the statement there defines."""
     stmt, inner = site.stmt, site.inside(child)
     if isinstance(stmt, tirx.For):
-        inner.defined.add(stmt.loop_var)
+        inner.defined.add(stmt.loop_var.__chandle__())
     if isinstance(stmt, SparseIteration):
         inner.iterations = (*site.iterations, stmt)
         inner.init_of = stmt if name == "init" else site.init_of
-        inner.defined.update(stmt.vars)
+        inner.defined.update(v.__chandle__() for v in stmt.vars)
         inner.reduced.update(
             {
                 v: (v.name, stmt.name)
