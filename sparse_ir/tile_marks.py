@@ -14,6 +14,7 @@ are made.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import tvm_ffi
@@ -170,6 +171,7 @@ def limits_of(tree: Any, accesses: list[list[Any]]) -> list[tuple[Any, int]]:
     return [(c.args[0].a, int(c.args[0].b)) for c in every]
 
 
+@functools.lru_cache(maxsize=4)
 def with_conditions(tree: Any) -> list[tuple[Any, list[Any]]]:
     """The innermost statements of a tree, and its conditions, each with those that it is under."""
     out: list[tuple[Any, list[Any]]] = []
