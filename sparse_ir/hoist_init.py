@@ -29,9 +29,9 @@ from typing import Any
 from tvm import s_tir, tirx
 
 from sparsetir.sparse_ir.errors import LoweringError
-from sparsetir.sparse_ir.nodes import stores_of, substitute
+from sparsetir.sparse_ir.nodes import nodes_of, stores_of, substitute
 from sparsetir.sparse_ir.tile_marks import is_likely
-from sparsetir.sparse_ir.tir import as_dtype, dtype_of, free_vars, loop_with
+from sparsetir.sparse_ir.tir import as_dtype, dtype_of, free_vars, loop_with, with_body
 
 # An init on its way out: the loop it goes in front of (None: the block itself), and its nest.
 _Pending = list[tuple[Any, tirx.Stmt]]
@@ -44,7 +44,7 @@ def hoist_init(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """
     body, pending = _visit(func.body, [])
     assert not pending, "an init found no place"
-    return func.with_body(body)
+    return with_body(func, body)
 
 
 def _visit(stmt: Any, path: list[Any]) -> tuple[tirx.Stmt, _Pending]:
@@ -82,6 +82,8 @@ def _realize(realize: Any, path: list[Any]) -> tuple[tirx.Stmt, _Pending]:
     block = realize.block
     if block.init is None:
         _refuse_race(realize, path)
+    if not any(map(_concerned, nodes_of((s_tir.SBlock, tirx.For), realize))):
+        return realize, []
     body, inner = _visit(block.body, [])
     assert not inner, "an init found no place"
     hoisted = None if block.init is None else _init_nest(realize, path)
@@ -107,10 +109,19 @@ def _realize(realize: Any, path: list[Any]) -> tuple[tirx.Stmt, _Pending]:
     return (_before([nest], new), []) if target is None else (new, [(target, nest)])
 
 
+def _concerned(node: Any) -> bool:
+    """Whether a block or loop is a reason to look into the block around it."""
+    if isinstance(node, tirx.For):
+        return node.kind == tirx.ForKind.THREAD_BINDING
+    return node.init is not None
+
+
 def _refuse_race(realize: Any, path: list[Any]) -> None:
     """Threads that share a reduction need its init: from it TVM knows what to combine."""
     threads = {loop.loop_var: loop for loop in path if loop.kind == tirx.ForKind.THREAD_BINDING}
     block = realize.block
+    if not threads:
+        return
     for iter_var, value in zip(block.iter_vars, realize.iter_values, strict=True):
         shared = free_vars(value) & set(threads)
         if iter_var.iter_type == tirx.IterVar.CommReduce and shared and stores_of(block.body):

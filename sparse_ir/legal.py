@@ -16,6 +16,7 @@ spatial coordinates that overwrite one element, as `C[order[i]] = X[i]` may, are
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -43,6 +44,7 @@ from sparsetir.sparse_ir.traversal import map_expr
 from sparsetir.sparse_ir.value_domains import permutations, without_permutations
 
 
+@functools.lru_cache(maxsize=8)
 def for_dependences(it: SparseIteration, func: SparseFunc) -> Any:
     """An iteration without tail shifts and permutations, for dependence analysis."""
     return without_permutations(without_tail_shifts(it), permutations(func))

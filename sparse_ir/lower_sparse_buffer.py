@@ -110,14 +110,15 @@ class _Flattening:
             self.storage[var] = storage
 
     def run(self) -> tirx.PrimFunc:
-        self._check_matches()
+        matches = self._check_matches()
         body, self.threads = allocate_outside_of_threads(self.func.body, self.layouts)
         for var in self.threads:
             size, align = self._size(var), _element_bytes(var)
             self.flat[var] = buffer_var([size], var.ty.dtype, var.name, align=align)
         body = keep_in_rows(body, self.layouts, self.indptr)
         body = substitute(body, self._bounded_caches())
-        body = map_expr(body, [(s_tir.SBlock, self._inline_matches)])
+        if matches:
+            body = map_expr(body, [(s_tir.SBlock, self._inline_matches)])
         body = map_expr(
             body,
             [
@@ -128,8 +129,7 @@ class _Flattening:
             ],
         )
         params = [self.flat.get(p, self._aligned(p)) for p in self.func.params]
-        body = substitute(body, dict(zip(self.func.params, params, strict=True)))
-        body = substitute(body, self.flat)
+        body = substitute(body, {**self.flat, **dict(zip(self.func.params, params, strict=True))})
         attrs = {k: v for k, v in self.func.attrs.items() if str(k) not in STAGE_TWO_ATTRS}
         return tirx.PrimFunc(
             params,
@@ -260,9 +260,11 @@ class _Flattening:
         annotations = {k: v for k, v in block.annotations.items() if k != RACES}
         return block_with(block, alloc_buffers=allocs, annotations=annotations)
 
-    def _check_matches(self) -> None:
+    def _check_matches(self) -> bool:
+        """Whether blocks match regions of buffers; of sparse ones within what is not ragged."""
         blocks = nodes_of(s_tir.SBlock, self.func.body)
-        for match in (match for block in blocks for match in block.match_buffers):
+        matches = [match for block in blocks for match in block.match_buffers]
+        for match in matches:
             storage = self.storage.get(match.source.source)
             if storage is None:
                 continue
@@ -272,6 +274,7 @@ class _Flattening:
                     f"{self._name()}: a region of '{match.source.source.name}' is matched across "
                     "a ragged dimension"
                 )
+        return bool(matches)
 
     def _inline_matches(self, block: Any) -> Any:
         """Resolve `T.match_buffer` of a region of a sparse buffer (tensor intrinsics make them)."""
@@ -291,7 +294,7 @@ class _Flattening:
         """What to put for the variables of a matched buffer, and the rules for its accesses."""
         source, target = match.source.source, match.buffer
         storage, ty = self.storage[source], target.ty
-        stride_of = {a.name: s for a, s in zip(storage.leaves, storage.strides(), strict=True)}
+        stride_of = {a.name: s for a, s in zip(storage.leaves, storage.strides, strict=True)}
         dims = storage.axes[len(storage.axes) - len(ty.shape) :]
         strides = [stride_of[a.name] for a in dims]
         offset = self._offset(source, [r.min for r in match.source.region])

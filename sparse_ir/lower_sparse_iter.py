@@ -56,7 +56,7 @@ from sparsetir.sparse_ir.row_search import RowSearch
 from sparsetir.sparse_ir.rows import ROWS
 from sparsetir.sparse_ir.separate_init import init_runs_in_place, separate_init
 from sparsetir.sparse_ir.tail_predicates import resolve_tails
-from sparsetir.sparse_ir.tir import as_dtype, as_one, dtype_of, free_vars
+from sparsetir.sparse_ir.tir import as_dtype, as_one, dtype_of
 from sparsetir.sparse_ir.translate import Around, Scope, Search, Translator
 from sparsetir.sparse_ir.value_domains import permutations, without_permutations
 from sparsetir.sparse_ir.workers import (
@@ -404,7 +404,7 @@ class _Lowering:
         """A region without what cannot stand in it: there, the whole dimension."""
         ranges = []
         for rng, size in zip(region.region, region.source.ty.shape, strict=True):
-            used = free_vars(rng.min) | free_vars(rng.extent)
+            used = set(variables_of(rng.min, rng.extent))
             # TVM cannot bound what is loaded where a block of this function made the region.
             loads = any(tirx.is_buffer_var(v) for v in used)
             loaded = loads and region.source in self.translate.written_now()

@@ -31,4 +31,6 @@ def fresh_name(func: SparseFunc, wish: str, also: Collection[str] = ()) -> str:
 @lru_cache(maxsize=1)  # a primitive asks for several names, of one function
 def _names(func: SparseFunc) -> frozenset[str]:
     """Of all that a function declares, and of its iterations."""
-    return frozenset().union(*declared(func), (str(it.name) for it in sparse_iterations(func)))
+    params, axes, buffers, _ = declared(func)
+    iterations = (str(it.name) for it in sparse_iterations(func))
+    return frozenset().union(params, axes, buffers, iterations)

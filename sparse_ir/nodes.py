@@ -22,7 +22,7 @@ from tvm import ir, tirx
 from tvm_ffi import Object
 from tvm_ffi.dataclasses import field, py_class
 
-from sparsetir.sparse_ir.traversal import ADVANCE, SKIP, map_expr, visit_nodes
+from sparsetir.sparse_ir.traversal import ADVANCE, collect, map_expr, replace_variables, visit_nodes
 
 if TYPE_CHECKING:  # TVM carries no types; what inherits from its classes has some
 
@@ -381,11 +381,12 @@ class SparseFunc(BaseFunc):
 
 
 class Names(NamedTuple):
-    """What a function declares, by name."""
+    """What a function declares, by name; and the handles of its parameters and buffers."""
 
     params: dict[str, Any]
     axes: dict[str, Axis]
     buffers: dict[str, SparseBuffer]
+    handles: set[int]
 
     def has_param(self, var: Any) -> bool:
         """Whether a variable is a parameter."""
@@ -394,7 +395,7 @@ class Names(NamedTuple):
 
     def declares(self, var: Any) -> bool:
         """Whether a variable is a parameter, or that of a buffer."""
-        return self.has_param(var) or self.buffer_of(var) is not None
+        return var.__chandle__() in self.handles
 
     def buffer_of(self, var: Any) -> SparseBuffer | None:
         """The buffer whose variable this is; None for one of a statement."""
@@ -423,9 +424,10 @@ def declare_more(
     _keep(func, Names(*both))
 
 
-def _by_name(*declarations: Any) -> Names:
-    found: list[Any] = [{str(x.name): x for x in each} for each in declarations]
-    return Names(*found)
+def _by_name(params: Any, axes: Any, buffers: Any) -> Names:
+    found: list[Any] = [{str(x.name): x for x in each} for each in (params, axes, buffers)]
+    variables = *found[0].values(), *(b.var for b in found[2].values())
+    return Names(*found, {v.__chandle__() for v in variables})
 
 
 def _keep(func: SparseFunc, names: Names) -> Names:
@@ -530,18 +532,7 @@ def nodes_of(kind: Any, *trees: Any, nested: bool = True) -> list[Any]:
 
     Quicker than :func:`walk`, as nothing is called on other nodes.
     """
-    found: list[Any] = []
-    go_on = ADVANCE if nested else SKIP
-
-    def visit(value: Any) -> Any:
-        found.append(value)
-        return go_on
-
-    rules = [(k, visit) for k in (kind if isinstance(kind, tuple) else (kind,))]
-    for tree in trees:
-        if tree is not None:
-            visit_nodes(tree, rules)
-    return found
+    return collect(kind if isinstance(kind, tuple) else (kind,), trees, nested)
 
 
 def variables_of(*trees: Any) -> list[Any]:
@@ -557,7 +548,7 @@ def substitute(node: Any, mapping: dict[Any, Any]) -> Any:
     if not mapping:
         return node
     by_handle = {var.__chandle__(): new for var, new in mapping.items()}  # see variables_of
-    return map_expr(node, [(ir.Var, lambda v: by_handle.get(v.__chandle__(), v))])
+    return replace_variables(node, by_handle)
 
 
 def stores_of(*statements: Any) -> list[Any]:

@@ -19,7 +19,8 @@ and its parent when all parents store as much: then the parent's loop must be fr
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from typing import Any, NamedTuple
 
 import tvm_ffi
 from tvm import ir, tirx
@@ -74,6 +75,7 @@ def parallel_units(it: SparseIteration, private: set[Any] | None = None) -> list
     return out
 
 
+@functools.lru_cache(maxsize=4)
 def written_accesses(it: SparseIteration) -> dict[Any, list[list[Any]]]:
     """The indices of all loads and stores of each buffer that the iteration writes.
 
@@ -134,23 +136,19 @@ def _parts_of(it: SparseIteration, coord: Any) -> list[list[Any]]:
 
 def _has_own_sum(it: SparseIteration, coord: Any, accesses: list[list[Any]]) -> bool:
     """Whether an index of all accesses is a sum that `coord` can be told from."""
-    axis_of = {var: (axis, kind) for axis, var, kind in it.axis_of()}
-    moving = _bound_inside(it)
-    first_over: dict[str, Any] = {}  # one coordinate for all nested iterations over an axis
-    same: dict[Any, Any] = {}
-    for axis, var, kind in (c for x in _nested(it) for c in x.axis_of()):
-        same[var] = first_over.setdefault(axis.name, var)
-        axis_of.setdefault(same[var], (axis, kind))
+    axis_of, same, moving = _bindings(it)
     coord = same.get(coord, coord)
+    limits: list[Any] | None = None
     for dimension in zip(*accesses, strict=True):
         sums = [_as_sum(substitute(index, same), axis_of, moving) for index in dimension]
         first = sums[0]
         if first is None or coord not in first[0] or any(s != first for s in sums):
             continue
-        limits = [
-            (_as_sum(substitute(x, same), axis_of, moving), n) for x, n in limits_of(it, accesses)
-        ]
-        if _tells_apart(first[0], axis_of, [(x[0], n) for x, n in limits if x and not x[1]]):
+        if limits is None:
+            known = limits_of(it, accesses)
+            found = [(_as_sum(substitute(x, same), axis_of, moving), n) for x, n in known]
+            limits = [(x[0], n) for x, n in found if x and not x[1]]
+        if _tells_apart(first[0], axis_of, limits):
             return True
     return False
 
@@ -171,22 +169,33 @@ def _nested(it: SparseIteration) -> list[SparseIteration]:
     return nodes_of(SparseIteration, it.body)
 
 
-def _bound_inside(it: SparseIteration) -> set[Any]:
-    """Variables that the statements of an iteration give values to."""
-    found: set[Any] = set()
+class _Bindings(NamedTuple):
+    """The variables of an iteration and of what is nested in it.
 
-    def visit(node: Any) -> None:
-        if isinstance(node, tirx.For):
-            found.add(node.loop_var)
-        elif isinstance(node, tirx.Bind):
-            found.add(node.var)
-        elif isinstance(node, SparseIteration):
-            found.update(node.vars)
+    axis_of : the axis and kind of each coordinate
+    same : for each coordinate of a nested iteration the one that stands for all over its axis
+    moving : what statements inside give values to
+    """
 
-    for part in (it.body, it.init):
-        if part is not None:
-            walk(part, visit, tirx.For, tirx.Bind, SparseIteration)
-    return found
+    axis_of: dict[Any, tuple[Axis, str]]
+    same: dict[Any, Any]
+    moving: set[Any]
+
+
+@functools.lru_cache(maxsize=4)
+def _bindings(it: SparseIteration) -> _Bindings:
+    nested = _nested(it)
+    axis_of = {var: (axis, kind) for axis, var, kind in it.axis_of()}
+    first_over: dict[str, Any] = {}
+    same: dict[Any, Any] = {}
+    for axis, var, kind in (c for x in nested for c in x.axis_of()):
+        same[var] = first_over.setdefault(axis.name, var)
+        axis_of.setdefault(same[var], (axis, kind))
+    moving = {x.loop_var for x in nodes_of(tirx.For, it.body, it.init)}
+    moving |= {x.var for x in nodes_of(tirx.Bind, it.body, it.init)}
+    for inner in nodes_of(SparseIteration, it.body, it.init):
+        moving.update(inner.vars)
+    return _Bindings(axis_of, same, moving)
 
 
 def _as_sum(index: Any, axis_of: dict[Any, Any], moving: set[Any]) -> Sum | None:

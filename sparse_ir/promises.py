@@ -172,7 +172,7 @@ def assumption_problems(func: SparseFunc) -> Found:
     if isinstance(facts, str | Mapping) or not isinstance(facts, Sequence):
         yield Broken(func.span, f"attribute '{ASSUMED}': expected a list, got {facts!r}")
         return
-    _, axes, buffers = declared(func)
+    _, axes, buffers, _ = declared(func)
     for fact in facts:
         kind = fact.get("fact") if isinstance(fact, Mapping) else None
         if kind not in FACTS or set(fact) != {"fact", *FACTS[kind]}:

@@ -7,6 +7,7 @@ the sizes of the trees after it; trees are ordered by their roots.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 from tvm import ir, tirx
@@ -43,6 +44,7 @@ class Storage:
         self.dtype = self._offset_dtype(sizes)
         self.sizes = [as_dtype(s, self.dtype) for s in sizes]
         self._steps = steps
+        self._simplify = Analyzer().simplify
 
     def _size(self, axis: Axis) -> Any:
         """Elements of an axis under its whole tree: nnz(Tree(axis))."""
@@ -88,6 +90,7 @@ class Storage:
             merged = as_dtype(merged, "int64") * as_dtype(size, "int64")
         return [merged, *trailing]
 
+    @cached_property
     def strides(self) -> list[Any]:
         """Elements between neighbours on each leaf, in the order of `leaves`."""
         out: list[Any] = []
@@ -119,11 +122,11 @@ class Storage:
         places = [self._within(leaf, pos) for leaf in self.leaves]
         dtype = "int64" if "int64" in map(dtype_of, places) else self.dtype
         total: Any = None if self.leaves else as_dtype(0, dtype)
-        for here, stride in zip(places, self.strides(), strict=True):
+        for here, stride in zip(places, self.strides, strict=True):
             here, stride = as_dtype(here, dtype), as_dtype(stride, dtype)
             term = here if is_one(stride) else here * stride
             total = term if total is None else total + term
-        return Analyzer().simplify(total)
+        return self._simplify(total)
 
     def _within(self, axis: Axis, pos: dict[str, Any]) -> Any:
         here = pos[axis.name]
@@ -132,6 +135,6 @@ class Storage:
         above = self._within(axis.parent, pos)
         if axis.is_variable:
             start = tirx.BufferLoad(self._flat[self._indptr[axis.name]], [above])
-            return Analyzer().simplify(start + as_dtype(here, dtype_of(start)))
+            return self._simplify(start + as_dtype(here, dtype_of(start)))
         cols = as_dtype(self._rename(axis.nnz_cols), self.dtype)
         return as_dtype(above, self.dtype) * cols + as_dtype(here, self.dtype)

@@ -14,6 +14,7 @@ are made.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import tvm_ffi
@@ -151,9 +152,12 @@ def limits_of(tree: Any, accesses: list[list[Any]]) -> list[tuple[Any, int]]:
 
     accesses : lists of indices of loads and stores in `tree`
     """
+    parts = [(part, [*filter(_limit, conditions)]) for part, conditions in with_conditions(tree)]
+    if not any(limits for _, limits in parts):
+        return []
     found = [
-        (list(access.indices), [c for c in conditions if _limit(c)])
-        for part, conditions in with_conditions(tree)
+        (list(access.indices), limits)
+        for part, limits in parts
         for access in [*nodes_of(tirx.BufferStore, part), *nodes_of(ir.TensorLoad, part)]
     ]
     under = [limits for index in accesses for at, limits in found if _same_nodes(at, index)]
@@ -167,6 +171,7 @@ def limits_of(tree: Any, accesses: list[list[Any]]) -> list[tuple[Any, int]]:
     return [(c.args[0].a, int(c.args[0].b)) for c in every]
 
 
+@functools.lru_cache(maxsize=4)
 def with_conditions(tree: Any) -> list[tuple[Any, list[Any]]]:
     """The innermost statements of a tree, and its conditions, each with those that it is under."""
     out: list[tuple[Any, list[Any]]] = []

@@ -91,6 +91,11 @@ def loop_with(loop: Any, **changes: Any) -> tirx.For:
     return tirx.For(*(changes.get(f, getattr(loop, f)) for f in fields))
 
 
+def with_body(func: tirx.PrimFunc, body: Any) -> tirx.PrimFunc:
+    """A function with another body; itself where it is the same, as TVM looks through a new one."""
+    return func if body.same_as(func.body) else func.with_body(body)
+
+
 def block_with(block: Any, **changes: Any) -> Any:
     """A block with some fields changed."""
     fields = ("iter_vars", "reads", "writes", "name_hint", "body", "init", "alloc_buffers",

@@ -353,8 +353,9 @@ class Translator:
 
     def _is_made(self, coord: Any, scope: Scope) -> bool:
         """Whether an index is computed of what recipes make."""
-        axes = {scope.axis_of_var[v].name for v in free_vars(coord) if v in scope.axis_of_var}
-        return bool(axes & self._made_axes or free_vars(coord) & self._made)
+        used = free_vars(coord)
+        axes = {scope.axis_of_var[v].name for v in used if v in scope.axis_of_var}
+        return bool(axes & self._made_axes or used & self._made)
 
     def _in_range(
         self, coord: Any, length: Any, visited: Axis | None, scope: Scope
@@ -370,7 +371,7 @@ class Translator:
             self._domains.get(coord.source), length
         ):
             return True, True
-        analyzer = Analyzer()
+        analyzer, used = Analyzer(), free_vars(coord)
         ranges: dict[Any, Any] = {}
 
         def loaded(node: Any) -> Any:
@@ -387,14 +388,14 @@ class Translator:
         asked = map_expr(coord, [(ir.TensorLoad, loaded)])
         not_empty: set[Any] = set()  # sizes of axes of which a coordinate is visited here
         for var, axis in scope.axis_of_var.items():
-            if var in free_vars(coord):
+            if var in used:
                 if not self.space.has_padding(axis):
                     not_empty.add(_counted(axis.length))
                 most = substitute(axis.length, self._multiples)
                 first, end = as_dtype(0, axis.idtype), as_dtype(most, axis.idtype)
                 analyzer.bind(var, ir.Range(first, end))
                 ranges[var] = sym.IntervalSet(first, end - as_dtype(1, axis.idtype))
-        for var in self._least.keys() & free_vars(coord):
+        for var in self._least.keys() & used:
             dtype = dtype_of(var)
             most = tirx.max_value(dtype)
             least = max(self._least[var], int(var in not_empty))

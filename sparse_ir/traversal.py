@@ -2,15 +2,19 @@
 
 `tvm_ffi.structural_walk` and `structural_map` find the number of each class anew in every call,
 which takes three times as long as the walk of an expression; lowering a function makes thousands.
+To hand a function over takes as long again, so that :func:`collect` and :func:`replace_variables`
+do it once.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import tvm
+import tvm_ffi
+from tvm import ir
 from tvm_ffi.core import TypeSchema
 from tvm_ffi.structural import WalkOrder, WalkResult
 
@@ -19,6 +23,7 @@ ADVANCE, SKIP = WalkResult.ADVANCE, WalkResult.SKIP
 _PARENTS_FIRST, _CHILDREN_FIRST = int(WalkOrder.PREORDER), int(WalkOrder.POSTORDER)
 _WALK: Any = tvm.get_global_func("ffi.StructuralWalk")
 _MAP: Any = tvm.get_global_func("ffi.StructuralMap")
+_NONE: Any = tvm_ffi.convert(())
 
 Rule = tuple[Any, Callable[[Any], Any]]
 
@@ -29,7 +34,7 @@ def visit_nodes(tree: Any, rules: Sequence[Rule]) -> None:
     rules : (class, function); the first one that fits a node is called on it, and gives `ADVANCE`,
         or `SKIP` for what is inside of the node
     """
-    _WALK(tree, [(_number(kind), visit) for kind, visit in rules], (), _PARENTS_FIRST)
+    _WALK(tree, [(_number(kind), visit) for kind, visit in rules], _NONE, _PARENTS_FIRST)
 
 
 def map_expr(tree: Any, rules: Sequence[Rule]) -> Any:
@@ -37,7 +42,62 @@ def map_expr(tree: Any, rules: Sequence[Rule]) -> Any:
 
     rules : (class, function); the first one that fits a node gives what takes its place
     """
-    return _MAP(tree, [(_number(kind), replace) for kind, replace in rules], (), _CHILDREN_FIRST)
+    return _MAP(tree, [(_number(kind), replace) for kind, replace in rules], _NONE, _CHILDREN_FIRST)
+
+
+# Rules, and the list or dict that they are of, which a call takes out while it uses them.
+_COLLECTORS: dict[Any, tuple[Any, list[Any]]] = {}
+_REPLACERS: list[tuple[Any, dict[int, Any]]] = []
+
+
+def collect(
+    kinds: tuple[Any, ...], trees: Iterable[Any], nested: bool = True, past: tuple[Any, ...] = ()
+) -> list[Any]:
+    """The nodes of some classes in trees, parents first; None counts as an empty tree.
+
+    nested : also those inside of others
+    past : classes of nodes that are left out, with what is inside of them
+    """
+    key = kinds, nested, past
+    rules, found = _COLLECTORS.pop(key, None) or _collector(*key)
+    try:
+        for tree in trees:
+            if tree is not None:
+                _WALK(tree, rules, _NONE, _PARENTS_FIRST)
+        return [*found]
+    finally:
+        found.clear()
+        _COLLECTORS[key] = rules, found
+
+
+def _collector(
+    kinds: tuple[Any, ...], nested: bool, past: tuple[Any, ...]
+) -> tuple[Any, list[Any]]:
+    found: list[Any] = []
+
+    def alone(node: Any) -> Any:
+        found.append(node)
+        return SKIP
+
+    rules = [(_number(kind), lambda _: SKIP) for kind in past]
+    rules += [(_number(kind), found.append if nested else alone) for kind in kinds]
+    return tvm_ffi.convert(rules), found
+
+
+def replace_variables(tree: Any, values: Mapping[int, Any]) -> Any:
+    """Rewrite a TIR or stage-I tree with values for variables, which are told by their handles."""
+    rules, now = _REPLACERS.pop() if _REPLACERS else _replacer()
+    now.update(values)
+    try:
+        return _MAP(tree, rules, _NONE, _CHILDREN_FIRST)
+    finally:
+        now.clear()
+        _REPLACERS.append((rules, now))
+
+
+def _replacer() -> tuple[Any, dict[int, Any]]:
+    now: dict[int, Any] = {}
+    return tvm_ffi.convert([(_number(ir.Var), lambda v: now.get(v.__chandle__(), v))]), now
 
 
 @functools.cache

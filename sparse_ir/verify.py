@@ -6,6 +6,7 @@ statements are in :mod:`sparsetir.sparse_ir.verify_body`.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
@@ -100,6 +101,12 @@ def verify(func: SparseFunc, known: Sequence[Any] = (), before: SparseFunc | Non
     problem = find_problem(func, known=known, before=before)
     if problem is not None:
         raise IllFormedError(str(problem))
+
+
+@functools.lru_cache(maxsize=16)
+def verify_once(func: SparseFunc) -> None:
+    """Verify a function, unless it was among the last ones that were found right."""
+    verify(func)
 
 
 def find_problem(

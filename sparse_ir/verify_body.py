@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tvm_ffi
@@ -20,19 +20,12 @@ from sparsetir.sparse_ir.nodes import (
     flat_axes,
     names_inside,
     standing_axes,
+    stores_of,
     visited_node,
 )
 from sparsetir.sparse_ir.traversal import ADVANCE, SKIP, visit_nodes
 from sparsetir.sparse_ir.verify_parts import parts_problems
-from sparsetir.sparse_ir.verify_sites import (
-    STATEMENTS,
-    Broken,
-    Found,
-    Site,
-    loads,
-    sites,
-    used_variables,
-)
+from sparsetir.sparse_ir.verify_sites import STATEMENTS, Broken, Found, Site, sites, used_variables
 
 
 def index_dtype(expr: Any) -> bool:
@@ -86,7 +79,7 @@ def _enclosing(site: Site) -> list[Axis]:
 
 
 def _kinds(site: Site) -> Found:
-    node, axes = site.stmt, flat_axes(site.stmt.axes)
+    node, axes = site.stmt, site.axes
     if len(node.kinds) != len(axes) or set(node.kinds) - set("SR"):
         yield Broken(
             node.span,
@@ -96,7 +89,7 @@ def _kinds(site: Site) -> Found:
 
 
 def _coordinates(site: Site) -> Found:
-    node, axes = site.stmt, flat_axes(site.stmt.axes)
+    node, axes = site.stmt, site.axes
     if len(node.vars) != len(axes):
         yield Broken(
             node.span,
@@ -110,15 +103,17 @@ def _coordinates(site: Site) -> Found:
                 f"{_label(node)}: expected variable '{var.name}' of type {axis.idtype}, the "
                 f"idtype of axis '{axis.name}', got {var.ty.dtype}",
             )
-    for position, var in enumerate(node.vars):
-        if site.defines(var) or var in set(node.vars[:position]):
+    before = set[int]()
+    for var in node.vars:
+        if site.defines(var) or var.__chandle__() in before:
             yield Broken(node.span, f"{_label(node)}: variable '{var.name}' is bound twice")
+        before.add(var.__chandle__())
 
 
 def _axes_known(site: Site) -> Found:
     targets = [a.to for a in attached_axes(site.stmt.axes)]
     parts = [a.by for a in site.stmt.axes if isinstance(a, PartAxis)]
-    for axis in [*flat_axes(site.stmt.axes), *targets, *parts]:
+    for axis in [*site.axes, *targets, *parts]:
         if axis.name not in site.names.axes:
             yield Broken(
                 site.stmt.span,
@@ -209,15 +204,8 @@ def _fused(site: Site) -> Found:
 
 def _init_stores(site: Site) -> Found:
     node = site.stmt
-    if node.init is not None and not list(_stored(site, [node.init])):
+    if node.init is not None and not stores_of(node.init):
         yield Broken(node.span, f"{_label(node)}: its init stores nothing")
-
-
-def _stored(site: Site, blocks: Sequence[Any]) -> Iterator[Any]:
-    for block in blocks:
-        for inner in sites(Site(site.func, block, site.names)):
-            if isinstance(inner.stmt, tirx.BufferStore):
-                yield inner.stmt.buffer
 
 
 # Statements
@@ -241,20 +229,20 @@ def _loop_variable(site: Site) -> Found:
 
 
 def _defined(site: Site) -> Found:
-    for var in (v for e in site.expressions() for v in used_variables(e)):
+    for var in used_variables(*site.expressions):
         if not site.defines(var):
             yield Broken(
                 site.stmt.span,
                 f"variable '{var.name}' is used but not defined: it is no parameter, coordinate "
                 "or loop variable here",
             )
-    for buffer, _ in site.accesses():
+    for buffer, _ in site.accesses:
         if not site.defines(buffer):
             yield Broken(site.stmt.span, f"buffer '{buffer.name}' is used but not declared")
 
 
 def _index_type(site: Site) -> Found:
-    for buffer, indices in site.accesses():
+    for buffer, indices in site.accesses:
         for position, index in enumerate(indices):
             if not index.ty.dtype.startswith("int") and not index.ty.dtype.startswith("uint"):
                 yield Broken(
@@ -268,7 +256,7 @@ def _init_reduction(site: Site) -> Found:
     if site.init_of is None:
         return
     indices = site.stmt.indices if isinstance(site.stmt, tirx.BufferStore) else ()
-    for var in (v for e in (*indices, *site.expressions()) for v in used_variables(e)):
+    for var in used_variables(*indices, *site.expressions):
         name, owner = site.reduced.get(var, ("", ""))
         if owner == site.init_of.name:
             yield Broken(
@@ -282,8 +270,8 @@ def _init_reads(site: Site) -> Found:
     node = site.init_of
     if node is None:
         return
-    written = set(_stored(site, [node.init, node.body]))
-    for buffer in (load.source for e in site.expressions() for load in loads(e)):
+    written = {store.buffer for store in stores_of(node.init, node.body)}
+    for buffer in (load.source for load in site.loads):
         if buffer in written:
             yield Broken(
                 site.stmt.span,
@@ -292,9 +280,9 @@ def _init_reads(site: Site) -> Found:
 
 
 def _reduction_write(site: Site) -> Found:
-    if not isinstance(site.stmt, tirx.BufferStore):
+    if not site.reduced or not isinstance(site.stmt, tirx.BufferStore):
         return
-    for var in (v for index in site.stmt.indices for v in used_variables(index)):
+    for var in used_variables(*site.stmt.indices):
         if var in site.reduced:
             name, owner = site.reduced[var]
             yield Broken(

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from tvm import ir, tirx
 
-from sparsetir.sparse_ir.nodes import Names, SparseFunc, SparseIteration
-from sparsetir.sparse_ir.traversal import ADVANCE, SKIP, visit_nodes
+from sparsetir.sparse_ir.nodes import Axis, Names, SparseFunc, SparseIteration, flat_axes, nodes_of
+from sparsetir.sparse_ir.traversal import collect
 
 # statement -> the fields that hold its own expressions, without those of nested statements
 STATEMENTS: dict[type, tuple[str, ...]] = {
@@ -44,7 +45,7 @@ class Site:
     names : what the function declares
     iterations : the sparse iterations around it, the outermost first
     init_of : the iteration in whose init it stands, or None
-    defined : what it may use beside that: variables and buffers of statements around it
+    defined : what it may use beside that: handles of variables and buffers of statements around it
     reduced : for a variable that depends on a reduction coordinate, that coordinate's name and
         its iteration's
     known : iterations that need no look
@@ -55,13 +56,13 @@ class Site:
     names: Names
     iterations: tuple[SparseIteration, ...] = ()
     init_of: SparseIteration | None = None
-    defined: set[Any] = field(default_factory=set)
+    defined: set[int] = field(default_factory=set)
     reduced: dict[Any, tuple[str, str]] = field(default_factory=dict)
     known: frozenset[Any] = frozenset()
 
     def defines(self, var: Any) -> bool:
         """Whether a variable, handle or buffer may be used here."""
-        return var in self.defined or self.names.declares(var)
+        return var.__chandle__() in self.defined or self.names.declares(var)
 
     def at(self, stmt: Any) -> Site:
         """A statement of the same block."""
@@ -73,6 +74,12 @@ class Site:
         site.defined, site.reduced = set(self.defined), dict(self.reduced)
         return site
 
+    @cached_property
+    def axes(self) -> list[Axis]:
+        """The plain axes of the iteration that the statement is."""
+        return flat_axes(self.stmt.axes)
+
+    @cached_property
     def expressions(self) -> list[Any]:
         """The statement's own expressions."""
         found: list[Any] = []
@@ -84,37 +91,25 @@ class Site:
                 found.extend(value)
         return found
 
-    def accesses(self) -> Iterator[tuple[Any, Sequence[Any]]]:
+    @cached_property
+    def loads(self) -> list[Any]:
+        """The buffer loads in them, those in indices too."""
+        return collect((ir.TensorLoad,), self.expressions, past=(ir.Var,))
+
+    @cached_property
+    def accesses(self) -> list[tuple[Any, list[Any]]]:
         """(buffer, indices) of every load and store of the statement."""
+        found = [(load.source, load.indices[:]) for load in self.loads]
         if isinstance(self.stmt, tirx.BufferStore):
-            yield self.stmt.buffer, self.stmt.indices
-        for load in (x for e in self.expressions() for x in loads(e)):
-            yield load.source, load.indices
+            found.insert(0, (self.stmt.buffer, self.stmt.indices[:]))
+        return found
 
 
-def used_variables(expr: Any) -> list[Any]:
-    """The distinct variables in an expression, without the buffers."""
-    found: dict[int, Any] = {}
-
-    def visit(var: Any) -> Any:
-        if not tirx.is_buffer_var(var):
-            found.setdefault(var.__chandle__(), var)
-        return SKIP  # a buffer's type mentions variables that the expression does not use
-
-    visit_nodes(expr, [(ir.Var, visit)])
-    return list(found.values())
-
-
-def loads(expr: Any) -> list[Any]:
-    """The buffer loads in an expression, those in indices too."""
-    found: list[Any] = []
-
-    def visit(load: Any) -> Any:
-        found.append(load)
-        return ADVANCE
-
-    visit_nodes(expr, [(ir.Var, lambda var: SKIP), (ir.TensorLoad, visit)])
-    return found
+def used_variables(*expressions: Any) -> list[Any]:
+    """The distinct variables in some expressions, without the buffers."""
+    # A buffer's type mentions variables that the expression does not use.
+    found = {var.__chandle__(): var for var in nodes_of(ir.Var, *expressions, nested=False)}
+    return [var for var in found.values() if not tirx.is_buffer_var(var)]
 
 
 def sites(site: Site) -> Iterator[Site]:
@@ -128,11 +123,11 @@ def sites(site: Site) -> Iterator[Site]:
             if child not in site.known:
                 yield from sites(site.at(child))
     elif isinstance(stmt, tirx.stmt.Bind):
-        site.defined.add(stmt.var)
+        site.defined.add(stmt.var.__chandle__())
         for reduced in (site.reduced[v] for v in used_variables(stmt.value) if v in site.reduced):
             site.reduced[stmt.var] = reduced
     elif isinstance(stmt, tirx.stmt.AllocBuffer):
-        site.defined.add(stmt.buffer)
+        site.defined.add(stmt.buffer.__chandle__())
     elif type(stmt) in STATEMENTS:
         for name in NESTED:
             child = getattr(stmt, name, None)
@@ -144,11 +139,11 @@ def _nested(site: Site, name: str, child: Any) -> Site:
     """The block `child` below `site`, with the variables that the statement there defines."""
     stmt, inner = site.stmt, site.inside(child)
     if isinstance(stmt, tirx.For):
-        inner.defined.add(stmt.loop_var)
+        inner.defined.add(stmt.loop_var.__chandle__())
     if isinstance(stmt, SparseIteration):
         inner.iterations = (*site.iterations, stmt)
         inner.init_of = stmt if name == "init" else site.init_of
-        inner.defined.update(stmt.vars)
+        inner.defined.update(v.__chandle__() for v in stmt.vars)
         inner.reduced.update(
             {
                 v: (v.name, stmt.name)

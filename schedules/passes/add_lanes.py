@@ -39,7 +39,7 @@ from tvm import ir, s_tir, tirx
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import substitute
 from sparsetir.sparse_ir.reduction import reduction_of
-from sparsetir.sparse_ir.tir import values_of
+from sparsetir.sparse_ir.tir import values_of, with_body
 from sparsetir.sparse_ir.traversal import map_expr
 
 SEGMENT_BITS = 128
@@ -68,7 +68,7 @@ def add_lanes(func: tirx.PrimFunc, block: str) -> tirx.PrimFunc:
         done.append(_by_shuffles(loops, inner))
         return done[-1]
 
-    out = func.with_body(map_expr(func.body, [(tirx.For, visit)]))
+    out = with_body(func, map_expr(func.body, [(tirx.For, visit)]))
     if not done:
         raise ScheduleError(f"add_lanes: argument 'block': no loops around a block '{block}'")
     return out

@@ -16,7 +16,7 @@ from typing import Any
 import tvm
 from tvm import tirx
 
-from sparsetir.sparse_ir.tir import as_dtype, dtype_of
+from sparsetir.sparse_ir.tir import as_dtype, dtype_of, with_body
 from sparsetir.sparse_ir.traversal import map_expr
 
 
@@ -29,4 +29,4 @@ def bounded_shifts(func: tirx.PrimFunc) -> tirx.PrimFunc:
         bits = as_dtype(tvm.DataType(dtype_of(node)).bits, dtype_of(node.b))
         return type(node)(node.a, tirx.floormod(node.b, bits))
 
-    return func.with_body(map_expr(func.body, [(tirx.RShift, visit), (tirx.LShift, visit)]))
+    return with_body(func, map_expr(func.body, [(tirx.RShift, visit), (tirx.LShift, visit)]))

@@ -19,6 +19,7 @@ from typing import Any
 from tvm import ir, s_tir, tirx
 
 from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.tir import with_body
 from sparsetir.sparse_ir.traversal import map_expr
 
 
@@ -45,4 +46,4 @@ def drop_identity_order(func: tirx.PrimFunc, order: str) -> tirx.PrimFunc:
             "drop_identity_order: argument 'order': expected an array that is loaded from, got "
             f"'{order}'"
         )
-    return func.with_body(body)
+    return with_body(func, body)

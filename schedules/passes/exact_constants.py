@@ -11,7 +11,7 @@ from typing import Any
 
 from tvm import tirx
 
-from sparsetir.sparse_ir.tir import dtype_of
+from sparsetir.sparse_ir.tir import dtype_of, with_body
 from sparsetir.sparse_ir.traversal import map_expr
 
 
@@ -26,4 +26,4 @@ def exact_constants(func: tirx.PrimFunc) -> tirx.PrimFunc:
             return imm
         return tirx.reinterpret("float64", tirx.IntImm("int64", bits))
 
-    return func.with_body(map_expr(func.body, [(tirx.FloatImm, visit)]))
+    return with_body(func, map_expr(func.body, [(tirx.FloatImm, visit)]))

@@ -23,7 +23,7 @@ from typing import Any
 from tvm import ir, tirx
 
 from sparsetir.sparse_ir.nodes import nodes_of
-from sparsetir.sparse_ir.tir import dtype_of
+from sparsetir.sparse_ir.tir import dtype_of, with_body
 from sparsetir.sparse_ir.traversal import map_expr
 
 COMPARISONS = (tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE)
@@ -68,7 +68,7 @@ def ieee_floats(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
     rules = [(tirx.Sub, difference), (tirx.Mul, of_zero), (tirx.Div, of_zero)]
     rules += [(kind, comparison) for kind in COMPARISONS]
-    return func.with_body(map_expr(func.body, rules))
+    return with_body(func, map_expr(func.body, rules))
 
 
 def _is_float(expr: Any) -> bool:

@@ -21,6 +21,7 @@ import numpy as np
 from tvm import ir, tirx
 from tvm.script import tirx as T
 
+from sparsetir.sparse_ir.tir import with_body
 from sparsetir.sparse_ir.traversal import map_expr
 
 # Logarithms of the least normal float32 and of the greatest one.
@@ -49,7 +50,7 @@ def inline_exponentials(func: tirx.PrimFunc) -> tirx.PrimFunc:
             return call
         return INLINED[name](call.args[0])
 
-    return func.with_body(map_expr(func.body, [(ir.Call, visit)]))
+    return with_body(func, map_expr(func.body, [(ir.Call, visit)]))
 
 
 def _sigmoid(x: Any) -> Any:

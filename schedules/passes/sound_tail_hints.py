@@ -25,7 +25,7 @@ from tvm import s_tir, tirx
 from sparsetir.sparse_ir.affine import linear_sum
 from sparsetir.sparse_ir.nodes import nodes_of, substitute
 from sparsetir.sparse_ir.tile_marks import is_likely
-from sparsetir.sparse_ir.tir import free_vars, values_of
+from sparsetir.sparse_ir.tir import free_vars, values_of, with_body
 from sparsetir.sparse_ir.traversal import map_expr
 
 
@@ -53,7 +53,7 @@ def sound_tail_hints(func: tirx.PrimFunc) -> tirx.PrimFunc:
             return node
         return tirx.IfThenElse(test, node.then_case, node.else_case, node.span)
 
-    return func.with_body(map_expr(func.body, [(tirx.IfThenElse, branch)]))
+    return with_body(func, map_expr(func.body, [(tirx.IfThenElse, branch)]))
 
 
 def _is_sound(test: Any, extents: dict[Any, Any]) -> bool:

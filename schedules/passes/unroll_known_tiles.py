@@ -25,7 +25,7 @@ from tvm import s_tir, tirx
 
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import nodes_of, substitute
-from sparsetir.sparse_ir.tir import as_dtype, dtype_of, free_vars, values_of
+from sparsetir.sparse_ir.tir import as_dtype, dtype_of, free_vars, values_of, with_body
 from sparsetir.sparse_ir.traversal import map_expr
 
 
@@ -77,4 +77,4 @@ def unroll_known_tiles(func: tirx.PrimFunc, length: Any, tile: int, count: int) 
             f"unroll_known_tiles: argument 'tile': expected a loop over tiles of {tile} of "
             f"{length}, got none"
         )
-    return func.with_body(map_expr(body, [(tirx.FloorDiv, domain)]))
+    return with_body(func, map_expr(body, [(tirx.FloorDiv, domain)]))

@@ -48,6 +48,7 @@ from sparsetir.sparse_ir.tir import (
     loop_with,
     nest_of,
     values_of,
+    with_body,
 )
 from sparsetir.sparse_ir.traversal import map_expr
 
@@ -81,7 +82,7 @@ def vectorize_innermost(
             return loop  # TVM has no vectors of local booleans
         return nest.in_registers(lanes, cache, vectors)
 
-    return func.with_body(map_expr(func.body, [(tirx.For, visit)]))
+    return with_body(func, map_expr(func.body, [(tirx.For, visit)]))
 
 
 class _Nest:

@@ -36,7 +36,7 @@ from tvm import ir, s_tir, tirx
 from sparsetir.schedules.passes.nests import is_along, wide_indices
 from sparsetir.sparse_ir.nodes import buffer_var, nodes_of, substitute
 from sparsetir.sparse_ir.reduction import Reduction, reduction_of
-from sparsetir.sparse_ir.tir import as_dtype, dtype_of, free_vars, is_one, loop_over
+from sparsetir.sparse_ir.tir import as_dtype, dtype_of, free_vars, is_one, loop_over, with_body
 from sparsetir.sparse_ir.traversal import map_expr
 
 LANES = 8  # at most: shorter rows, as graphs have them, are gone through one by one
@@ -55,7 +55,7 @@ def vectorize_reductions(func: tirx.PrimFunc, bits: int) -> tirx.PrimFunc:
         lanes = min(LANES, bits // tvm.DataType(dtype_of(reduction.term)).bits)
         return _in_vectors(loop, reduction, lanes) if lanes > 1 else loop
 
-    return func.with_body(map_expr(func.body, [(tirx.For, visit)]))
+    return with_body(func, map_expr(func.body, [(tirx.For, visit)]))
 
 
 def _of_row(loop: Any) -> Reduction | None:

@@ -53,7 +53,7 @@ from sparsetir.sparse_ir.schedule.loops import (
 )
 from sparsetir.sparse_ir.schedule.primitives import Primitives, arguments_of, wrong_argument
 from sparsetir.sparse_ir.schedule.trace import Instruction, Trace
-from sparsetir.sparse_ir.verify import verify
+from sparsetir.sparse_ir.verify import verify_once
 
 
 class Schedule(Primitives):
@@ -191,7 +191,7 @@ class Schedule(Primitives):
                 "primitives schedule; expected it before lower()"
             )
         if not self._verified:  # primitives look at what they change
-            verify(self._func)
+            verify_once(self._func)
             self._verified = True
         given, named = arguments_of(primitive, inputs, options)
         wrong = wrong_argument(primitive, given, named)

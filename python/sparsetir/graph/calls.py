@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from sparsetir.graph.programs import NAME, Program
+from sparsetir.graph.programs import NAME, Program, parsed
 from sparsetir.planning.request import default_threads
 from sparsetir.records.records import program_by_record, there_are_records_of
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.sparse_ir.nodes import SparseFunc
-from sparsetir.sparse_ir.script.parser import from_source
 from sparsetir.tuning.program import ProgramTask
 
 TARGET = "llvm"
-_function = lru_cache(512)(from_source)
 
 
 @dataclass(frozen=True)
@@ -47,7 +44,7 @@ class Call:
     @property
     def function(self) -> SparseFunc:
         """The program as a stage-I function."""
-        return _function(self.text)
+        return parsed(self.text)
 
     @property
     def arguments(self) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from tvm.error import DiagnosticError
@@ -24,6 +25,7 @@ from sparsetir.schedules.targets import resolve_target
 from sparsetir.sparse_ir.script.parser import from_source
 
 NAME = "region"
+parsed = lru_cache(512)(from_source)  # programs that are refused, compiled and recorded
 GIVEN = -1  # the order in which the caller has the edges
 # What a reduction begins with, and one step of it; an extremum is NaN if one of them is.
 REDUCTIONS = {
@@ -161,7 +163,7 @@ class Program:
     def refusal(self) -> str:
         """Why the language refuses the program, "" for one that it takes."""
         try:
-            from_source(self.text((True,) * len(self.operands)))
+            parsed(self.text((True,) * len(self.operands)))
         except DiagnosticError as error:
             return first_line(error)
         return ""
@@ -175,7 +177,7 @@ class Program:
         schedule = program_space.apply if config else None
 
         def stages() -> Stages:
-            return lower(from_source(text), schedule, config or None, target)
+            return lower(parsed(text), schedule, config or None, target)
 
         return compiled((NAME, text, config or None), target, stages)
 
