@@ -26,6 +26,8 @@ from sparsetir.data.graphs import GraphError
 from sparsetir.schedules.operators.operands import rounded
 from sparsetir.tuning.case import Reference, make
 
+ROOT = Path(__file__).parents[2]
+
 
 def random_matrix(m=40, n=30, seed=0):
     matrix = sp.random_array((m, n), density=0.2, format="csr", dtype="float32", rng=seed)

@@ -48,6 +48,19 @@ def test_scipy(format, dtype, kind):
     np.testing.assert_array_equal(source.toarray(), before)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_scipy_16_bits(dtype):
+    want = dense(dtype=dtype)
+    pattern = SparseMatrix(np.nonzero(want), want.shape).pattern
+    rows, cols = pattern.coords
+    csr = sp.csr_array((want[rows, cols], cols, pattern.indptr), shape=want.shape)
+    same(SparseMatrix(csr), want)
+    csr.indices, csr.data = cols[::-1], want[rows, cols][::-1]
+    csr.indptr = csr.nnz - pattern.indptr[::-1]
+    same(SparseMatrix(csr), want[::-1])
+    assert SparseMatrix(csr).to_scipy().dtype == want.dtype
+
+
 def test_scipy_of_other_orders():
     want = dense((3, 4, 5))
     same(SparseTensor(sp.coo_array(want)), want)
@@ -72,6 +85,15 @@ def test_torch_and_back(layout, dtype):
         assert (again.pattern.coords[1] == made.pattern.coords[1]).all()
         back.values().zero_()  # of a copy
     same(made, want)
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "uint32", "uint64"])
+@pytest.mark.parametrize("layout", ["csr", "csc"])
+def test_types_that_torch_does_not_convert_itself(layout, dtype):
+    want = dense(dtype=dtype)
+    back = SparseMatrix.from_dense(want).to_torch(layout)
+    assert back.layout == getattr(torch, f"sparse_{layout}") and back.dtype == torch_dtype(dtype)
+    same(SparseMatrix(back), want)
 
 
 def test_torch_tensor_of_order_3():

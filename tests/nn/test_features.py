@@ -60,6 +60,16 @@ def test_results_and_gradients_stay(layer):
     torch.testing.assert_close(found[2], found[0])
 
 
+def test_known_from_inference_and_used_in_training():
+    x, graph, layer = words(), edges(), GCNConv(FEATURES, 3, sparse_features=True).double()
+    with torch.inference_mode():
+        found = [layer(x, graph) for _ in range(3)]
+    out = layer(x, graph)
+    torch.testing.assert_close(out, found[0])
+    out.sum().backward()
+    torch.testing.assert_close(layer.bias.grad, torch.full((3,), float(NODES), dtype=x.dtype))
+
+
 @pytest.mark.parametrize("write", ["torch", "data", "numpy"])
 def test_what_is_written_is_seen(write):
     """By torch, and behind its back, to where zeros were or by exchanging columns."""
@@ -98,6 +108,23 @@ def of_inference():
 def test_what_stays_dense(make):
     x = make()
     assert as_sparse(x) is x and as_sparse(x) is x
+
+
+def test_compiled_code_does_not_ask():
+    x, layer = words(), GCNConv(FEATURES, 3, sparse_features=True).double()
+    for _ in range(3):
+        layer(x, edges())
+    torch.compiler.reset()
+    seen = []
+
+    def backend(graph, _):
+        seen.extend(str(node.target) for node in graph.graph.nodes)
+        return graph.forward
+
+    graph = edges()
+    out = torch.compile(layer, fullgraph=True, backend=backend)(x, graph)
+    torch.testing.assert_close(out, layer(x, graph))
+    assert sum("spmm" in name for name in seen) == 1
 
 
 def test_they_are_in_the_one_cache_while_they_live():

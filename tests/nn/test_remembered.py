@@ -54,6 +54,15 @@ def test_first_graph_seen_in_inference_mode(name, layout):
     torch.testing.assert_close(found, gradients(fresh, *given))
 
 
+def test_learnt_weights_first_seen_in_inference_mode():
+    layer, x, edges = nn.GCNConv(F, 3), torch.randn(N, F), torch.randint(N, (2, E))
+    weight = torch.rand(E, requires_grad=True)
+    with torch.inference_mode():
+        layer(x, edges, weight)
+    layer(x, edges, weight).sin().sum().backward()
+    assert weight.grad.any()
+
+
 def scaled(weight):
     weight.data.mul_(torch.linspace(0, 2, E))
 
@@ -79,7 +88,23 @@ def test_weights_that_are_written_to_unseen(write):
     assert not torch.allclose(after, before)
 
 
+def test_two_weights_by_turns():
+    layer, x, edges = nn.GCNConv(F, 3), torch.randn(N, F), torch.randint(N, (2, E))
+    weights = [torch.rand(E), torch.rand(E)]
+    want = [layer(x, edges.clone(), weight) for weight in weights]
+    for i in (0, 1, 1, 0):
+        assert torch.equal(layer(x, edges, weights[i]), want[i])
+
+
 NONE = torch.zeros(2, 0, dtype=torch.int64)
+
+
+@pytest.mark.parametrize("nodes, loops", [(3, False), (0, False), (0, True)])
+def test_gat(nodes, loops):
+    layer = nn.GATConv(4, 2, heads=3, add_self_loops=loops)
+    out = layer(torch.randn(nodes, 4), NONE)
+    assert out.shape == (nodes, 6) and not out.any()
+    out.sum().backward()
 
 
 @pytest.mark.parametrize("options", [{}, {"num_bases": 2}, {"num_blocks": 2}, {"aggr": "max"}])
@@ -133,3 +158,9 @@ def test_compiled_without_graph_breaks(backend, layer):
         torch.testing.assert_close(*both)
         gradients = [torch.autograd.grad(out.square().sum(), parameters) for out in both]
         torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
+
+
+def test_exported():
+    model, x, edges = Model(GCNConv), features(), graph()
+    exported = torch.export.export(model, (x, edges)).module()
+    torch.testing.assert_close(exported(x, edges), model(x, edges))

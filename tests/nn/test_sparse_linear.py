@@ -111,6 +111,15 @@ def test_examples_in_docstrings():
     assert found.attempted and not found.failed
 
 
+def test_under_autocast():
+    layer = made(32, 16, (8, 8))
+    x = torch.randn(4, 16)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = layer(x)
+    assert out.dtype == torch.bfloat16
+    torch.testing.assert_close(out.float(), layer(x), rtol=0.02, atol=0.02)
+
+
 def test_threads_and_one_kernel_for_all_patterns():
     """Enough work for threads; sizes and patterns are not compiled in."""
     layer = made(128, 128, (16, 16))
@@ -236,6 +245,22 @@ def test_sums_are_vectors_in_registers(shape):
     text = sparsetir.build(program(problem), schedule=apply, config=config).source("asm")
     if "zmm" in text:
         assert len(re.findall(r"vfmadd\w+ps\s.*zmm", text)) >= 2 * config.tile
+
+
+@pytest.mark.parametrize("block", [(8, 4), (4, 8)])
+def test_blocks_elsewhere_than_on_a_cpu(monkeypatch, block):
+    """There the products are dense ones."""
+    layer, x = made(32, 16, block), torch.randn(3, 16, requires_grad=True)
+    found = []
+    for kernels in (True, False):
+        monkeypatch.setattr(
+            sys.modules["sparsetir.ops.block_linear"], "_has_kernels", lambda _, k=kernels: k
+        )
+        out = layer(x)
+        wanted = (x, layer.values, layer.bias)
+        found.append([out, *torch.autograd.grad(out.square().sum(), wanted)])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
 
 
 # -- on a GPU -----------------------------------------------------------------------------------

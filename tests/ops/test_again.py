@@ -1,5 +1,7 @@
 """Calls like one before are not checked again; what has changed since is seen all the same."""
 
+import gc
+
 import pytest
 import torch
 
@@ -72,6 +74,16 @@ def test_other_memory_is_seen():
     torch.testing.assert_close(ops.spmm(A, b), OTHER @ b)
     A.col.set_(operand().col)
     torch.testing.assert_close(ops.spmm(A, b), DENSE @ b)
+
+
+def test_memory_that_is_used_again():
+    b = torch.randn(N, F)
+    for dense in (DENSE, OTHER, DENSE.roll(3, 0), OTHER.roll(2, 0)):
+        A = operand(dense)
+        warm(A, b)
+        torch.testing.assert_close(ops.spmm(A, b), dense @ b)
+        del A  # the next one may come to be where it was
+        gc.collect()
 
 
 def test_sizes_that_change_in_place():

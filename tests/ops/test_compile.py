@@ -5,10 +5,10 @@ import shutil
 import pytest
 import torch
 from torch.autograd import forward_ad
-from torch.func import hessian, jvp
+from torch.func import functional_call, grad, hessian, jacrev, jvp
 
 from ops_common import rounded
-from sparsetir import ops
+from sparsetir import nn, ops
 from sparsetir.ops import products
 
 SIZE = (6, 5)  # sources, targets
@@ -111,6 +111,18 @@ def test_export():
     torch.testing.assert_close(exported(X, edges), layer(X, edges))
 
 
+def test_autocast_in_a_compiled_function():
+    torch.compiler.reset()
+    X = torch.randn(6, F)
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def run(X):
+        with torch.autocast("cpu", torch.bfloat16):
+            return ops.spmm((EDGES, SIZE), X)
+
+    assert run(X).dtype == torch.bfloat16
+
+
 def test_the_dispatcher_and_the_short_way_agree():
     """What calls it by name, with gradients of all orders."""
     X, values = (rounded(s, "float64", 5)[0] for s in ((6, F), (7,)))
@@ -148,6 +160,20 @@ X = torch.randn(N, FEAT, dtype=torch.float64)
 VALUES = torch.rand(NNZ, dtype=torch.float64)
 
 
+def by_autograd(loss, *arguments):
+    leaves = [x.clone().requires_grad_() for x in arguments]
+    return torch.autograd.grad(loss(*leaves), leaves)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_second_derivatives():
+    def loss(x):
+        return ops.spmm(A, x, values=VALUES).sin().sum()
+
+    expected = torch.autograd.functional.hessian(loss, X)
+    torch.testing.assert_close(jacrev(jacrev(loss))(X), expected)
+
+
 def dual():
     with forward_ad.dual_level():
         ops.spmm(A, forward_ad.make_dual(X, X))
@@ -162,6 +188,32 @@ def dual():
 def test_derivatives_taken_forward_are_refused(call):
     with pytest.raises(NotImplementedError, match="sparsetir.spmm: has no derivatives taken forw"):
         call()
+
+
+LAYERS = pytest.mark.parametrize(
+    "layer",
+    [
+        lambda: nn.GCNConv(FEAT, 3, cached=True),
+        lambda: nn.SAGEConv(FEAT, 3),
+        lambda: nn.GATConv(FEAT, 3),
+    ],
+    ids=["gcn", "sage", "gat"],
+)
+
+
+@LAYERS
+def test_layers(layer):
+    """Transformed first, so that what they keep must be fit for what comes after."""
+    layer, edges = layer().double(), SQUARE.clone()
+    parameters = dict(layer.named_parameters())
+
+    def loss(parameters):
+        return functional_call(layer, parameters, (X, edges)).sin().sum()
+
+    found = grad(loss)(parameters)
+    layer(X, edges).sin().sum().backward()
+    for name, parameter in parameters.items():
+        torch.testing.assert_close(found[name], parameter.grad)
 
 
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")

@@ -91,3 +91,34 @@ def test_by_an_operator(kernels, reduce, seen, gradient, error):
     with pytest.raises(type(error), match=str(error)):
         ops.spmm(MATRIX, b, reduce=reduce)
     assert sum(kernel.runs for kernel in kernels) == 1
+
+
+def test_a_kernel_that_is_called(kernels):
+    kernel = sparsetir.plan("spmm", A, 16).kernel
+    (counted,) = kernels
+    given = {"a": A.data, "indptr": A.indptr, "indices": A.indices, "out": np.empty((30, 16), "f")}
+    names = {
+        n: B.numpy() if n == "b" else given[n]
+        for n in kernel.signature.names
+        if n in given or n == "b"
+    }
+    for error in ERRORS:
+        counted.runs, counted.error = 0, error
+        with pytest.raises(type(error), match=str(error)):
+            kernel(**names)
+        assert counted.runs == 1
+
+
+def test_memory_for_a_result_that_there_is_not(kernels, monkeypatch):
+    """Is asked for once."""
+    ops.spmm(MATRIX, B)
+    asked = []
+
+    def refuse(*shape, **options):
+        asked.append(shape)
+        raise RuntimeError("cannot allocate")
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", refuse)
+    with pytest.raises(RuntimeError, match="cannot allocate"):
+        ops.spmm(MATRIX, B)
+    assert len(asked) == 1

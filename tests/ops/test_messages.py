@@ -10,6 +10,7 @@ from refusals import refusals
 from sparsetir import ops
 
 M, N, NNZ = 6, 5, 14
+REDUCTIONS = ("sum", "mean", "max", "min")
 
 
 def graph(seed=0, m=M, n=N, nnz=NNZ, dtype=torch.int64):
@@ -67,6 +68,19 @@ def test_segment_reduce(reduce):
     ):
         torch.testing.assert_close(one, other)
     assert ops.segment_reduce(values.detach()[:, 0], rowptr, reduce).shape == (5,)
+
+
+def test_threads():
+    """Many edges, over all threads."""
+    edges = graph(m=300, n=200, nnz=9000)
+    u, e = randn(200, 2, 64, dtype=torch.float32), randn(9000, 2, 1, dtype=torch.float32)
+    case = Case(None, edges[1], edges[0], (300, 200))
+    expected = reduced(case, (u[edges[0]] * e).double())
+    found = ops.gspmm((edges, (200, 300)), "u_mul_e", "sum", u, e)
+    assert (found - expected).abs().max() < 1e-4
+    assert torch.equal(found, ops.gspmm((edges, (200, 300)), "u_mul_e", "sum", u, e))
+    found = ops.gsddmm((edges, (200, 300)), "u_add_v", u, found)
+    assert found.shape == (9000, 2, 64)
 
 
 A, U, E = (graph(), (N, M)), randn(N, 3, 4), randn(NNZ, 3, 4)

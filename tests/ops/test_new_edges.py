@@ -99,6 +99,35 @@ def test_out_of_range(row, number):
         ops.spmm((edges, 40), b)
 
 
+def test_the_gradient_is_that_of_what_was_computed():
+    edges, b = graph(40, 40, 100), torch.randn(40, 8, requires_grad=True)
+    (wanted,) = torch.autograd.grad(expected(edges, 40, b).sin().sum(), b)
+    out = ops.spmm((edges, 40), b)
+    edges.numpy()[0] = 10**6  # which torch does not see
+    (found,) = torch.autograd.grad(out.sin().sum(), b)
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_a_gradient_with_the_negative_bit():
+    """Memory that holds the negatives of the numbers."""
+    edges, b = graph(40, 40, 100), torch.randn(40, 8, requires_grad=True)
+    grad = torch._neg_view(torch.randn(40, 8))
+    assert grad.is_neg() and grad.is_contiguous()
+    (found,) = torch.autograd.grad(ops.spmm((edges, 40), b), b, grad)
+    (wanted,) = torch.autograd.grad(expected(edges, 40, b), b, grad.double())
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_inference_mode():
+    with torch.inference_mode():
+        edges = graph(40, 40, 100)
+    b = torch.randn(40, 8, requires_grad=True)
+    wanted = expected(edges.clone(), 40, b)
+    out = ops.spmm((edges, 40), b)
+    torch.testing.assert_close(out.double(), wanted, rtol=1e-5, atol=1e-5)
+    out.sum().backward()
+
+
 def test_what_others_take(counted, monkeypatch):
     edges, b = graph(40, 40, 100), torch.randn(40, 8)
     other = [

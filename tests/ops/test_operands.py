@@ -13,7 +13,7 @@ import scipy.sparse
 import torch
 
 import sparsetir
-from ops_common import SHAPE, cases, compressed, dense
+from ops_common import SHAPE, cases, compressed, dense, expected_sddmm
 from programs import PROGRAMS
 from refusals import refusals
 from sparsetir import ops
@@ -42,6 +42,17 @@ def test_resolve(kind):
     assert torch.equal(structure.arranged(case.cols), structure.col.long())
     again = ops.resolve(case.A, shape=SHAPE)
     assert ops.structure_of(again.rowptr, again.col, n) is structure
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_results_come_in_the_order_of_the_values(kind):
+    """What sddmm gives is taken back by spmm, for every kind."""
+    case = CASES[kind]
+    X = torch.randn(M, 3)
+    found = ops.sddmm(case.A, X, B)
+    torch.testing.assert_close(found, expected_sddmm(case, X, B))
+    want = torch.zeros(SHAPE).index_put((case.rows, case.cols), found, accumulate=True) @ B
+    torch.testing.assert_close(ops.spmm(case.A, B, values=found), want)
 
 
 @pytest.mark.parametrize("kind", LAYOUTS)

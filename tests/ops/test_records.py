@@ -129,6 +129,14 @@ def test_without_weights(records, runs, name):
     assert made.plan.arranges_values and not made.plan.needs_values
 
 
+@pytest.mark.parametrize("reduce", ["mean", "max"])
+def test_reductions(records, runs, reduce):
+    """Where elements are taken in another order, the gradient of a maximum finds its element."""
+    add(records, "spmm", ROW_BLOCKS, reduce=reduce)
+    check_spmm(CASES["edges in any order"], weighted=True, reduce=reduce)
+    assert runs[0] == ("spmm", ROW_BLOCKS, "record")
+
+
 @pytest.mark.parametrize("tuned", ["spmv", "spmm"])
 def test_spmv(records, runs, tuned):
     """Values that come with each run take the config's form for them."""
@@ -141,6 +149,19 @@ def test_spmv(records, runs, tuned):
         want = expected_spmm(case, weights.double(), x.double()[:, None], "sum", M)[:, 0]
         assert_close(ops.spmv(case.A, x, values=given), want, "float32")
     assert runs == [("spmm", config, "record"), ("spmm", config.unpacked, "record")]
+
+
+def test_heads(records, runs):
+    add(records, "spmm", ROW_BLOCKS, heads=2)
+    case = CASES["edges in any order"]
+    b, values = torch.randn(2, N, FEAT), torch.rand(2, len(case.rows))
+    got = ops.spmm(case.A, b.transpose(0, 1), values=values.t()).transpose(0, 1)
+    assert runs == [("spmm", ROW_BLOCKS, "record")]
+    for head in range(2):
+        want = expected_spmm(case, values[head].double(), b[head].double(), "sum", M)
+        assert_close(got[head], want, "float32")
+    ops.spmm(case.A, b.transpose(0, 1))  # twice the features, which is another problem
+    assert {by for *_, by in runs[1:]} == {"default"}
 
 
 @pytest.mark.parametrize("config", [ROW_BLOCKS, FORMAT], ids=["RowBlocks", "Hyb"])
@@ -192,3 +213,13 @@ def test_records_that_do_not_serve_are_passed_over(records, runs, config):
     for weighted in (True, False):
         check_spmm(CASES["edges in any order"], weighted)
     assert {by for *_, by in runs} == {"default"}
+
+
+def test_a_record_counts_for_plans_that_are_made_later(records, runs):
+    edges, size = CASES["edges by source"].A
+    b = torch.randn(N, FEAT)
+    ops.spmm((edges, size), b)
+    add(records, "spmm", ROW_BLOCKS)
+    ops.spmm((edges, size), b)
+    ops.spmm((edges.clone(), size), b)
+    assert [by for *_, by in runs] == ["default", "default", "record"]

@@ -128,6 +128,11 @@ def test_edges_that_are_a_view():
     assert torch.equal(ops.rgms(x, weight, *views, a, num_targets=M), want)
 
 
+def test_as_many_targets_as_sources():
+    pattern, (x, weight, _) = graph(m=N), operands()
+    torch.testing.assert_close(ops.rgms(x, weight, *pattern), expected(x, weight, *pattern, m=N))
+
+
 def test_memory_is_counted():
     (x, weight, _), pattern = operands(), graph()
     ops.rgms(x, weight, *pattern, num_targets=M)
@@ -218,6 +223,27 @@ def test_products_are_no_more_than_nodes():
         )
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
     assert kept[0] is not None and kept[0] is kept[1]
+
+
+def test_blocks_of_one_size_but_more_of_them():
+    """On one graph each number of blocks has a plan of its own."""
+    pattern = graph(60)
+    for blocks in (2, 3):
+        weight = in_blocks(blocks, 4, 4)
+        x, _, _ = operands(torch.float64, blocks * 4, 1, 60)
+        found = ops.rgms(x, weight, *pattern, num_targets=M)
+        torch.testing.assert_close(found, expected(x, whole(weight), *pattern))
+
+
+def test_blocks_with_products_first(monkeypatch):
+    from sparsetir.ops import relations
+
+    x, weight, pattern, edge_weight = operands()[0], in_blocks(2, 3, 2), graph(), operands()[2]
+    want = expected(x, whole(weight), *pattern, edge_weight)
+    with monkeypatch.context() as patched:
+        patched.setattr(relations, "products_first", lambda s, *_: s.columns > 4)
+        ops.clear_cache()
+        torch.testing.assert_close(ops.rgms(x, weight, *pattern, edge_weight, num_targets=M), want)
 
 
 # -- on a GPU -------------------------------------------------------------------------------------

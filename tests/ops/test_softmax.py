@@ -2,6 +2,7 @@
 
 # pyright: reportAttributeAccessIssue=false
 
+import pytest
 import torch
 
 import sparsetir
@@ -26,6 +27,21 @@ def scores(edges, *heads, dtype=torch.float64, seed=1):
     rng = torch.Generator().manual_seed(seed)
     x = 10 * torch.randn(edges.shape[1], *heads, dtype=torch.float64, generator=rng)
     return x.to(dtype).requires_grad_()
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_csr, torch.sparse_coo])
+def test_sparse_softmax_of_torch(layout):
+    """A matrix's own values, with gradients; rows without elements stay so."""
+    edges = graph()
+    dense = torch.zeros(M, N).index_put((edges[1], edges[0]), scores(edges).detach().float())
+    A = dense.to_sparse(layout=layout)
+    values = A.values().clone().requires_grad_()
+    found = ops.sparse_softmax(A)
+    assert torch.equal(found, ops.sparse_softmax(A, values))
+    expected = torch.sparse.softmax(dense.to_sparse_coo().coalesce(), 1).values()
+    torch.testing.assert_close(found, expected)
+    ops.sparse_softmax(A, values).pow(2).sum().backward()
+    assert values.grad.abs().max() > 0
 
 
 def test_extremes():
@@ -85,6 +101,15 @@ def operands(heads, feat, width, dtype=torch.float64):
     shapes = ((M, *before, feat), (N, *before, feat), (N, *before, width))
     made = (torch.randn(s, dtype=torch.float64, generator=rng) for s in shapes)
     return [x.to(dtype).requires_grad_() for x in made]
+
+
+def test_large_scores_infinities_and_nan():
+    edges = torch.tensor([[0, 1, 0, 1, 0, 1, 2], [0, 0, 1, 1, 2, 2, 2]])
+    q = torch.tensor([[1e20], [-1.0], [0.0]])
+    k = torch.tensor([[1.0], [2.0], [float("nan")]])
+    v = torch.tensor([[1.0], [float("inf")], [5.0]])
+    found = ops.attention((edges, (3, 3)), q, k, v, scale=1.0)
+    assert found[0].isinf() and found[1].isinf() and found[2].isnan()
 
 
 def test_attention_over_threads():

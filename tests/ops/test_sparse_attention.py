@@ -211,6 +211,16 @@ def test_compiled_without_breaks(elements, by_small_blocks):
         torch.testing.assert_close(got, want)
 
 
+def test_autocast():
+    mask = masks.band(50, 10, 16)
+    given = operands(mask, 8, 12)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = ops.sparse_attention(*given, mask)
+        found.sum().backward()
+    assert found.dtype == torch.bfloat16 and given[0].grad.dtype == torch.float32
+    assert (found - dense(mask.to_dense(), *given)).abs().max() < CLOSE[torch.bfloat16]
+
+
 def test_torch_knows_the_operators(by_small_blocks):
     mask = masks.band(20, 10, 16)
     given = operands(mask, 8, 12)

@@ -3,7 +3,13 @@
 import pytest
 import torch
 
+from ops_common import SHAPE, Case, assert_close, cases, expected_spmm, rounded
 from sparsetir import ops
+
+CASES = cases()
+M, N = SHAPE
+F = 3  # for all, so that kernels are shared
+REDUCTIONS = ("sum", "mean", "max", "min")
 
 
 def test_extremum_takes_the_first_of_equals_and_keeps_nan():
@@ -20,6 +26,47 @@ def test_extremum_takes_the_first_of_equals_and_keeps_nan():
         u = B[:, None]
         _, place = torch.ops.sparsetir.gspmm_arg(rowptr, col, u, None, 4, "copy_u", reduce)
         assert place[:, 0].tolist() == [[0, 1, 0], [-1, -1, -1], [3, 3, 3]]
+
+
+def test_gradient_of_an_extremum_by_the_operator_alone():
+    """`sparsetir::spmm` finds out where the extremum is when it is asked for a gradient."""
+    case = CASES["edges"]
+    rowptr, col, *_ = ops.resolve(case.A)
+    b, B = rounded((N, F), "float64", 1)
+    for reduce in ("max", "min"):
+        got = torch.ops.sparsetir.spmm(rowptr, col, None, b, reduce)
+        want = expected_spmm(case, None, B, reduce)
+        assert_close(got, want, "float64")
+        grads = [torch.autograd.grad(c.sin().sum(), x)[0] for c, x in ((got, b), (want, B))]
+        assert_close(*grads, "float64")
+
+
+def test_results_are_the_same_in_each_run():
+    torch.manual_seed(0)
+    edges = torch.randint(0, 300, (2, 5_000))
+    A, X = (edges, 300), torch.randn(300, 64)
+    values = torch.randn(5_000)
+
+    def run(reduce):
+        x, v = X.clone().requires_grad_(), values.clone().requires_grad_()
+        out = ops.spmm(A, x, reduce, values=v)
+        return out, *torch.autograd.grad(out.sin().sum(), (x, v))
+
+    for reduce in ("sum", "max"):
+        first = run(reduce)
+        for _ in range(5):
+            assert all(map(torch.equal, first, run(reduce)))
+
+
+def test_parallel_edges_have_values_of_their_own():
+    edges = torch.tensor([[1, 1, 0, 1], [0, 0, 0, 0]])
+    case = Case((edges, (2, 1)), edges[1], edges[0])
+    values = torch.tensor([1.0, 10.0, 100.0, -5.0], dtype=torch.float64)
+    B = torch.tensor([[2.0] * F, [3.0] * F], dtype=torch.float64)
+    for reduce in REDUCTIONS:
+        got = ops.spmm(case.A, B, reduce, values=values)
+        assert_close(got, expected_spmm(case, values, B, reduce, m=1), "float64")
+    assert ops.sddmm(case.A, torch.ones(1, F), B.float()).tolist() == [9, 9, 6, 9]
 
 
 def hub(degree):

@@ -71,6 +71,19 @@ def test_first_seen_in_inference_mode(call, kind):
     assert torch.equal(found, want) and torch.equal(leaves[1].grad, leaves[0].grad)
 
 
+@pytest.mark.parametrize("call", CALLS)
+def test_made_in_inference_mode(call):
+    with torch.inference_mode():
+        edges, rowptr = EDGES.clone(), ROWPTR.clone()
+    assert edges.is_inference()
+    run = CALLS[call] if call != "segments" else lambda A, x: ops.segment_reduce(x, rowptr, "mean")
+    x = torch.randn(N, F)
+    leaves = [x.clone().requires_grad_() for _ in range(2)]
+    for leaf, given in zip(leaves, (EDGES, edges), strict=True):
+        run((given, N), leaf).sin().sum().backward()
+    assert torch.equal(leaves[0].grad, leaves[1].grad)
+
+
 # -- memory that is used again --------------------------------------------------------------------
 
 
@@ -210,6 +223,12 @@ def test_sparse_tensors(layout, write):
             torch.testing.assert_close(call(A, x), call(other, x))
 
 
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_segments(write):
+    run = lambda rowptr, x: ops.segment_reduce(x, rowptr, "sum")  # noqa: E731
+    check(run, [torch.tensor([0, 3, 9, N])], [torch.tensor([0, 8, 20, N])], write)
+
+
 def test_the_gradient_is_that_of_what_was_computed():
     """Even if the edges are written to before the backward pass."""
     for name, run in OPERATORS.items():
@@ -222,6 +241,15 @@ def test_the_gradient_is_that_of_what_was_computed():
             write(edges, edges_of(2))
             (found,) = torch.autograd.grad(out.sin().sum(), x)
             torch.testing.assert_close(found, wanted, msg=name)
+
+
+def test_compiled_code():
+    def run(edges, x):
+        return ops.spmm((edges, N), x) + ops.attention((edges, N), x, x, x)
+
+    compiled = torch.compile(run, fullgraph=True, backend="eager")
+    for write in (by_data, by_numpy):
+        check(compiled, [edges_of(1)], [edges_of(2)], write)
 
 
 # -- layers ---------------------------------------------------------------------------------------
@@ -262,6 +290,17 @@ def test_relational_layers(name, write):
 
 
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+@pytest.mark.parametrize("options", [{}, {"num_bases": 2}])
+def test_relational_layers_of_rows(options, write):
+    layer = nn.RGCNConv(N, 6, 3, **options)
+    given = [copy_for(write, x) for x in (edges_of(1), TYPES[0].to(torch.int16))]
+    for now in ((edges_of(1), TYPES[0]), (edges_of(2), TYPES[0]), (edges_of(2), TYPES[1])):
+        for at, new in zip(given, now, strict=True):
+            write(at, new.to(at.dtype))
+        torch.testing.assert_close(layer(None, *given), layer(None, *(x.clone() for x in now)))
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
 def test_points(write):
     grid = torch.cartesian_prod(torch.zeros(1), *(torch.arange(4.0),) * 3).int()
     cloud = [grid[torch.randperm(64)[:N]] for _ in range(2)]
@@ -272,3 +311,21 @@ def test_points(write):
             found, wanted = (layer(nn.SparsePoints(at, x)) for at in (coords, now.clone()))
             assert torch.equal(found.coords, wanted.coords)
             torch.testing.assert_close(found.features, wanted.features)
+
+
+def test_what_torch_writes_to_the_tensors_of_an_operand():
+    edges, x = edges_of(1), torch.randn(N, F)
+    operand = ops.resolve((edges, N))
+    wanted = ops.spmm(operand, x)
+    operand.col.copy_(edges_of(2))
+    torch.testing.assert_close(ops.spmm(operand, x), ops.spmm((edges_of(2), N), x))
+    torch.testing.assert_close(ops.spmm((edges, N), x), wanted)
+
+
+@pytest.mark.parametrize("write", [by_data, by_numpy])
+def test_edges_that_are_no_block_of_memory(write):
+    edges, other, x = edges_of(1).T.contiguous().T, edges_of(2), torch.randn(N, F)
+    for now in (edges_of(1), other):
+        write(edges, now)
+        for _ in range(2):
+            torch.testing.assert_close(ops.spmm((edges, N), x), ops.spmm((now.clone(), N), x))

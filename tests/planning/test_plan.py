@@ -52,6 +52,12 @@ def test_values_of_a_run():
     np.testing.assert_allclose(PLAN(B), A @ B, atol=1e-5)  # the planned ones are as they were
 
 
+def test_the_result_is_written_where_it_is_wanted():
+    out = np.full((30, 16), np.nan, "float32")
+    assert PLAN(B, out=out) is out
+    np.testing.assert_allclose(out, A @ B, atol=1e-5)
+
+
 def test_read_only_and_unaligned_operands():
     buffer = np.empty(20 * 16 + 1, "float32")
     b = buffer[1:].reshape(20, 16)
@@ -294,6 +300,19 @@ def test_a_plan_has_the_matrix_as_it_was(options):
     np.testing.assert_allclose(run(B, out=np.empty((30, 16), "float32")), want, atol=1e-5)
 
 
+@pytest.mark.parametrize("op", ["u_mul_e_max", "sddmm", "attention"])
+def test_plans_of_other_operators_have_the_matrix_as_it_was(op):
+    a = A.copy()
+    run = sparsetir.plan(op, SparseMatrix(a), 16)
+    rows = np.random.default_rng(3).standard_normal((30, 16)).astype("float32")
+    operands = {"u_mul_e_max": (B,), "sddmm": (rows, B), "attention": (rows, B, B)}[op]
+    want = run(*operands)
+    a.data *= 2
+    a.indices[:] = 0
+    a.indptr[1:] = a.nnz
+    np.testing.assert_array_equal(run(*operands), want)
+
+
 def test_relational_plans_have_the_tensor_as_it_was():
     coords = np.array([[0, 0, 1], [0, 1, 1], [1, 0, 2]], "int32")
     values = np.array([1, 2, 3], "float32")
@@ -331,3 +350,9 @@ def test_memory_that_begins_within_a_cache_line(dtype, offset):
     for found in (result, out, plan(tensor), plan.repeat([tensor])):
         np.testing.assert_allclose(found, a @ b, rtol=1e-4)
     np.testing.assert_array_equal(given, b)
+
+
+def test_candidates_of_operators_of_further_matrices():
+    other = A.T.tocsr()
+    first, *_ = sparsetir.plan_candidates("spgemm", A, other)
+    assert first == sparsetir.plan("spgemm", A, other).config

@@ -122,6 +122,41 @@ def test_pattern_without_values(idtype):
     np.testing.assert_allclose(sums, [1, 0, 1, 1], atol=1e-6)
 
 
+def test_nan_and_infinity():
+    u, x = U.copy(), drawn(A.nnz)
+    u[3, 0], u[5, 1], u[7, 2] = np.nan, np.inf, -np.inf
+    for reduce in ("max", "min", "sum"):
+        run = sparsetir.plan(f"u_add_e_{reduce}", A, 8)
+        with np.errstate(invalid="ignore"):
+            want = exact(A, "u_add_e", reduce, u, A.values)
+        is_close(run(u), want)
+    x[0] = np.nan
+    found = sparsetir.plan("softmax", A, x)(x)
+    assert np.isnan(found[: A.pattern.indptr[1]]).all() == (A.pattern.indptr[1] > 0)
+    assert np.isfinite(found[A.pattern.indptr[np.flatnonzero(A.pattern.indptr)[0]] :]).all()
+
+
+def test_softmax_of_torch_and_heads():
+    x = torch.from_numpy(drawn(A.nnz, 3))
+    found = sparsetir.plan("edge_softmax", A, x)(x)
+    assert torch.allclose(found, ops.edge_softmax(A, x))
+    out = torch.empty_like(x)
+    assert sparsetir.plan("edge_softmax", A, heads=3)(x, out=out) is out
+    assert torch.equal(out, found)
+    wide = sparsetir.plan("softmax", A, dtype="float64")(np.ones(A.nnz))
+    assert wide.dtype == np.float64
+
+
+def test_heads_are_those_of_gspmm():
+    """Messages with heads have them behind nodes, as `ops` has; products by "spmm" before."""
+    u = torch.from_numpy(drawn(N, 2, 4))
+    e = torch.from_numpy(drawn(A.nnz, 2, 1))
+    run = sparsetir.plan("u_mul_e_mean", A, u, edge_feat=1)
+    assert torch.allclose(run(u, e), ops.gspmm(A, "u_mul_e", "mean", u, e), atol=1e-5)
+    run = sparsetir.plan("copy_u_max", A, 4, heads=2)
+    assert torch.equal(run(u), ops.gspmm(A, "copy_u", "max", u))
+
+
 def test_many_threads(monkeypatch):
     """Every config of a space gives the same."""
     u, e = drawn(N, 12), drawn(A.nnz, 12)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
+import tvm
 
 import sparsetir
 from cuda_runner import requires_cuda_text
@@ -55,6 +56,21 @@ def test_vectors(dtype):
     wanted = a.toarray().astype("float64") @ b.double().numpy()
     assert str(found.dtype) == f"torch.{OUT[dtype]}"
     np.testing.assert_array_equal(found.double(), wanted)
+
+
+def test_other_arrays_and_overlaps():
+    a, b = matrix("int8"), operand(24, "int8").numpy()
+    run = sparsetir.plan("spmm", a, 24, out_dtype="int32")
+    wanted = a.toarray().astype("int32") @ b.astype("int32")
+    for found in (run(b), run(tvm.runtime.tensor(b)).numpy()):
+        assert found.dtype == "int32"
+        np.testing.assert_array_equal(found, wanted)
+    memory = torch.zeros(50 * 24 * 4, dtype=torch.int8)
+    out, inside = memory.view(torch.int32).view(50, 24), memory[-960:].view(40, 24)
+    with pytest.raises(ValueError, match="argument 'out' shares memory with 'b'"):
+        run(inside, out=out)
+    with pytest.raises(TypeError, match="argument 'out': expected dtype int32, got int8"):
+        run(b, out=np.empty((50, 24), "int8"))
 
 
 @requires_cuda_text

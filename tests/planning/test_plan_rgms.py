@@ -53,6 +53,13 @@ def test_threads_start_where_there_is_work_for_them(monkeypatch):
         assert chosen.parallel == (least == work)
 
 
+def test_arrays_of_torch_and_a_result_of_the_users():
+    x, w, out = torch.from_numpy(X), torch.from_numpy(W), torch.full((50, 16), torch.nan)
+    assert PLAN(x, w, out=out) is out
+    right(out.numpy())
+    assert isinstance(PLAN(x, w), torch.Tensor)
+
+
 def test_triples_in_any_order_with_values_of_each_run():
     """int64 indices; elements that are alike add up."""
     values = RNG.uniform(-1, 1, 300).astype("float32")
@@ -63,6 +70,17 @@ def test_triples_in_any_order_with_values_of_each_run():
     right(PLAIN(X, W, values=values), summed.values, mask=mask)
     x, w, values = (torch.from_numpy(x) for x in (X, W, values))
     right(PLAIN(x, w, values=values), summed.values, mask=mask)
+
+
+def test_without_values():
+    pattern = RelationPattern.of(*MASK.nonzero(), MASK.shape)
+    sparsetir.plan("rgms", A, 16, feat_in=8, weighted=False)  # the kernel of UNWEIGHTED may be gone
+    before = sparsetir.compilations()
+    other = sparsetir.plan("rgms", pattern, 16, feat_in=8, weighted=False)
+    assert sparsetir.compilations() == before  # they share the kernel
+    for plan in (UNWEIGHTED, other):
+        assert "a" not in plan.kernel.signature.names and not plan.needs_values
+        right(plan(X, W), 1.0)
 
 
 def test_a_config_of_ones_own_and_other_types():

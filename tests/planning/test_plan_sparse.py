@@ -148,6 +148,14 @@ def test_listed_terms(monkeypatch: pytest.MonkeyPatch, threads: int, few: int) -
                     same(run(None, right.values), expected, 2e-3)
 
 
+def test_many_operands_empty_ones_and_the_zoo() -> None:
+    for a in map(SparseMatrix, ZOO.values()):
+        run = plan("spgemm", a, a.T)
+        for _ in range(2):
+            same(run(), a @ a.T)
+        same(plan("add", a, *[a] * 7)(), a.add(*[a] * 7))
+
+
 def test_wide_columns_and_int64() -> None:
     """Columns that nothing is in are left out, also of masks; int32 that does not do is left."""
     far = 2**31 + 5
@@ -167,6 +175,16 @@ def test_more_elements_than_int32_numbers(monkeypatch: pytest.MonkeyPatch) -> No
     for _ in range(2):
         same(run(), a @ b)
     assert run.problem.idtype == "int64"
+
+
+def test_what_is_written_later_changes_nothing() -> None:
+    a, b = matrix((9, 9), 0), matrix((9, 9), 1)
+    expected, run = a @ b, plan("spgemm", a, b)
+    a.values[:] = 0
+    b.pattern.columns[:] = 0
+    same(run(), expected)
+    run().pattern.columns[:] = 1 << 30  # which is the result's: calls do not read it
+    np.testing.assert_array_equal(run().values, expected.values)
 
 
 Q, R, S = matrix((9, 9), 0), matrix((9, 9), 1), matrix((8, 9), 0)

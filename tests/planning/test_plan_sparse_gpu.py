@@ -79,6 +79,15 @@ def test_many_operands_and_far_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     check(monkeypatch, "spgemm", a, b)
 
 
+@requires_cuda_text
+def test_what_is_not_stored_is_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """0 x inf is NaN where both are stored alone; nothing is stored, nothing is launched."""
+    a = SparseMatrix(([0, 0, 1], [0, 1, 1]), values=np.array([0.0, 1.0, 2.0]), shape=(3, 2))
+    b = SparseMatrix(([0, 1], [0, 1]), values=np.array([np.inf, np.nan]), shape=(2, 3))
+    check(monkeypatch, "spgemm", a, b)
+    check(monkeypatch, "spgemm", a, matrix((2, 3), 0, density=0.0))
+
+
 class Emulated:
     """What :class:`RowTablesPlan` asks of a kernel: called by name, it writes to its arguments."""
 

@@ -9,12 +9,15 @@ import pytest
 import scipy.sparse as sp
 from hypothesis import strategies as st
 
+from csr_zoo import ZOO
 from drawing import examples
 from refusals import refusals
 from sparsetir import SparseMatrix, StructureError, plan
+from sparsetir.planning import sparse_results
 from sparsetir.schedules.templates.sparse_results import Assembled
 
 IN_ROWS = {"add": np.add, "maximum": np.maximum, "minimum": np.minimum, "multiply": np.multiply}
+TYPES = ["float32", "float16", "int64"]
 
 
 def matrix(rng: np.random.Generator, shape: Any, density: float = 0.3, dtype: str = "float64"):
@@ -41,6 +44,20 @@ def check(found: SparseMatrix, there: np.ndarray, dense: np.ndarray) -> None:
 def product_of(A: Any, B: Any) -> tuple[np.ndarray, np.ndarray]:
     """Where a product stores something, and the product."""
     return stored(A).astype(int) @ stored(B).astype(int) > 0, A.toarray() @ B.toarray()
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_products_and_sums_of_the_zoo(name: str) -> None:
+    rng = np.random.default_rng(0)
+    A = ZOO[name].astype("float64")
+    A.data = rng.integers(-4, 5, A.nnz).astype("float64")
+    B, D = A.T.tocsr(), matrix(rng, A.shape)
+    a, b, d = map(SparseMatrix, (A, B, D))
+    for left, right, x, y in ((a, b, A, B), (b, a, B, A)):
+        check(left @ right, *product_of(x, y))
+    check(a + d, stored(A) | stored(D), A.toarray() + D.toarray())
+    check(a - d, stored(A) | stored(D), A.toarray() - D.toarray())
+    check(a * d, stored(A) & stored(D), A.toarray() * D.toarray())
 
 
 @st.composite
@@ -274,6 +291,12 @@ def test_infinities_and_nan_stay_where_they_are() -> None:
         assert np.isnan(a.matmul(b, semiring=semiring).values[1])
 
 
+def test_zeros_that_come_out_are_stored() -> None:
+    a = SparseMatrix.from_dense(np.array([[1.0, 2.0]]))
+    assert (a - a).nnz == 2 and not (a - a).values.any()
+    assert (a - a).kron(a).nnz == 4
+
+
 def test_numbers_and_signs() -> None:
     a = SparseMatrix.from_dense(np.array([[1.0, 0.0], [2.0, 3.0]]))
     for found in (a * 2, 2 * a, -(a * -2)):
@@ -291,6 +314,14 @@ def test_matrices_of_others() -> None:
     for other in (B, B.tocoo(), SparseMatrix(B).to_torch("csr"), SparseMatrix(B)):
         np.testing.assert_array_equal((a @ other).to_scipy().toarray(), expected)
     np.testing.assert_array_equal((a + A.tocsc()).to_scipy().toarray(), 2 * A.toarray())
+
+
+def test_results_do_not_share_memory() -> None:
+    """Of a mask's pattern either, but for the arrays that nobody writes."""
+    a = SparseMatrix.from_dense(np.eye(3))
+    found = a @ a
+    assert not np.shares_memory(found.values, a.values)
+    assert not np.shares_memory(a.matmul(a, mask=found).values, found.values)
 
 
 A, B = SparseMatrix.from_dense(np.ones((2, 3))), SparseMatrix.from_dense(np.ones((3, 4)))
@@ -320,3 +351,10 @@ def test_patterns_are_checked() -> None:
     if np.shares_memory(a.pattern.columns, indices):
         with pytest.raises(StructureError):
             a @ a
+
+
+def test_kernels_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    a = SparseMatrix.from_dense(np.eye(3))
+    a @ a
+    monkeypatch.setattr(sparse_results, "build_assembled", None)
+    assert (a @ a.with_values(np.ones(3))).nnz == 3

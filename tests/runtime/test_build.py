@@ -15,6 +15,7 @@ import sparsetir
 from kernel_common import right
 from programs import PROGRAMS
 from refusals import refusals
+from sparsetir.schedules.default import default_schedule
 from sparsetir.schedules.targets import DEFAULT_CUDA_ARCH, host_target, resolve_target
 
 
@@ -91,6 +92,12 @@ def test_cuda_without_a_gpu_is_the_default_arch():
 # -- what is built ----------------------------------------------------------------------------
 
 
+def test_stage_two_with_threads_for_a_gpu():
+    target = resolve_target("cuda")
+    scheduled = default_schedule(sparsetir.lower_sparse_iter(spmm()), target)
+    assert "__global__" in sparsetir.build(scheduled, target).source()
+
+
 def test_module_with_several_functions_of_all_stages():
     sddmm = sparsetir.lower_sparse_iter(PROGRAMS["sddmm"].make("float32", "int32"))
     assert sparsetir.build(tvm.IRModule({"product": spmm()})).name == "product"
@@ -121,6 +128,12 @@ def test_plain_prim_func_takes_arrays_of_any_alignment():
 
 
 # -- source -----------------------------------------------------------------------------------
+
+
+def test_source_kinds():
+    built = sparsetir.build(spmm())
+    assert "define" in built.source() and built.source() == built.source("ll")
+    assert ".text" in built.source("asm")
 
 
 X, Y = np.arange(1024, dtype="float32"), np.zeros(1024, "float32")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -94,6 +95,15 @@ def test_every_feature_size():
         check(moved)
 
 
+def test_numpy_slices_of_rows():
+    args = arguments()
+    b, c = np.empty((33, 16), "float32"), np.zeros((25, 16), "float32")
+    b[3:] = args["b"]
+    args["b"], args["c"] = b[3:], c[4:24]
+    right(kernel(), args)
+    assert not c[:4].any() and not c[24:].any()
+
+
 # -- unusual arrays ---------------------------------------------------------------------------
 
 
@@ -142,6 +152,26 @@ def test_torch_inputs_that_require_gradients():
     kernel()(**given)
     check(args)
     assert given["c"].grad_fn is None
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+@pytest.mark.parametrize("dtype, bound", [("bfloat16", 0.1), ("float16", 0.02)])
+def test_half_precision(kind, dtype, bound):
+    """With indices of 64 bits."""
+    built = kernel("spmm", dtype, "int64")
+    numpy_dtype = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
+    for feat in (1, 7, 16, 40):
+        args = {k: v.astype(numpy_dtype if k in "abc" else "int64")
+                for k, v in arguments(feat).items()}  # fmt: skip
+        if kind == "numpy":
+            built(**args)
+        else:
+            wide = {k: v.astype("float32") if k in "abc" else v for k, v in args.items()}
+            given = {k: torch.from_numpy(v) for k, v in wide.items()}
+            given |= {k: given[k].to(getattr(torch, dtype)) for k in "abc"}
+            built(**given)
+            args["c"] = given["c"].float().numpy()
+        check(args, bound)
 
 
 # -- threads ----------------------------------------------------------------------------------

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import torch
+import tvm_ffi
 
 import sparsetir
 from computed_common import BLOCK_PTR, BLOCKS, COMPUTED, PROMISES, blocked, plain_arguments, sizes
@@ -58,6 +60,13 @@ def test_it_is_called_as_the_plain_one(built, idtype, shape):
         np.testing.assert_array_equal(block_ptr, equal_work(args["indptr"], 4, 2))
 
 
+def test_of_torch_and_tvm(built):
+    for convert in (torch.from_numpy, tvm_ffi.from_dlpack):
+        args = plain_arguments()
+        built(**{name: convert(array) for name, array in args.items()})
+        check(args)
+
+
 def test_another_matrix_is_computed_anew_and_the_same_is_not(counted):
     kernel = sparsetir.build(blocked())
     graphs = [plain_arguments(seed=seed) for seed in range(3)]
@@ -70,6 +79,16 @@ def test_another_matrix_is_computed_anew_and_the_same_is_not(counted):
     assert len(counted) == len(graphs) + 1
 
 
+def test_unchecked_kernels_compute_too(counted):
+    kernel = sparsetir.build(blocked(), check=False)
+    args = plain_arguments()
+    for _ in range(2):
+        right(kernel, args)
+    assert len(counted) == 1
+    args["indices"][0] = args["indices"][1]  # twice in a row: refused where it is checked
+    kernel(**args)
+
+
 def test_what_is_kept_goes_with_the_matrix():
     kernel = sparsetir.build(blocked())
     args = plain_arguments()
@@ -78,6 +97,18 @@ def test_what_is_kept_goes_with_the_matrix():
     del args["indices"]
     gc.collect()
     assert not kernel._passed
+
+
+def test_threads(built):
+    graphs = [plain_arguments(seed=seed) for seed in range(12)]
+
+    def work(first):
+        for turn in range(40):
+            args = graphs[(first + turn) % len(graphs)]
+            right(built, {**args, "c": args["c"].copy()})
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(work, range(4)))
 
 
 def test_callers_do_not_see_computed_parameters(built, counted):
@@ -110,6 +141,16 @@ def test_listing_and_computing(built):
     np.testing.assert_array_equal(found["block_ptr"], equal_work(args["indptr"], 3, 2))
     built.run_unchecked([*args.values(), *sizes(args).values(), *found.values()])
     check(args)
+
+
+def test_numbers_alone(counted):
+    parts = {"recipe": "equal_parts", "length": "$m", "parts": "$blocks"}
+    kernel = sparsetir.build(blocked(computed={"blocks": BLOCKS, "block_ptr": parts}))
+    args = plain_arguments()
+    right(kernel, args)
+    np.testing.assert_array_equal(kept(kernel)[1], [0, 5, 10, 15, 20])
+    kernel(**args)
+    assert len(counted) == 1
 
 
 # -- promises ---------------------------------------------------------------------------------

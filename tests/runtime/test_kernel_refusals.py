@@ -252,6 +252,12 @@ def test_wrong_structure(name, make, error, message, kind):
     right(built, args)
 
 
+@pytest.mark.parametrize("make", [lambda x: x[:-1], lambda x: np.append(x, x[-1])])
+def test_indptr_of_another_length(make):
+    with pytest.raises(ValueError, match=r"argument 'indptr': expected shape \(21,\), got"):
+        kernel()(**change(indptr=make))
+
+
 def test_same_arrays_are_checked_once(monkeypatch):
     calls = []
     monkeypatch.setattr(kernel_module, "check_structure", lambda *_: calls.append(1))

@@ -139,6 +139,11 @@ def test_a_schedule_for_build():
     check(args)
 
 
+def test_a_schedule_for_a_module_of_one_function():
+    kernel = sparsetir.build(tvm.IRModule({"product": spmm()}), schedule=features_first)
+    assert kernel.name == "product" and ordered(kernel.stages["I"])
+
+
 # -- plans and operators ----------------------------------------------------------------------
 
 

@@ -67,6 +67,13 @@ def test_features_keep_the_width_of_vectors():
     assert plain.count("%zmm") == added.count("%zmm") > 0
 
 
+@x86
+def test_a_target_with_features_passes_for_a_key():
+    spelled = targets._named_and_different("rocketlake", has_all_of(SAPPHIRE_RAPIDS))
+    given = {str(k): v for k, v in spelled.export().items()}
+    assert str(tvm.target.Target(given)) == str(spelled) and "+amx-bf16" in str(spelled)
+
+
 # -- exported kernels -------------------------------------------------------------------------
 
 
