@@ -129,6 +129,7 @@ def test_edges_that_are_a_view():
 
 
 def test_memory_is_counted():
+    ops.clear_cache()  # of edges of other tests
     (x, weight, _), pattern = operands(), graph()
     ops.rgms(x, weight, *pattern, num_targets=M)
     # Copies of the edges; a column and a place of each.
