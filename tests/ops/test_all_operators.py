@@ -9,7 +9,7 @@ import torch
 from torch.func import grad, vjp, vmap
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ops_common import DTYPES, assert_close, cases
+from ops_common import DTYPES, assert_close
 from ops_table import MORE, OPS, PATTERNS, SMALL
 from pairs import by_turns
 from sparsetir import ops
@@ -20,7 +20,6 @@ COUNTED = [name for name, op in OPS.items() if op.counted]
 SOME = pytest.mark.parametrize(
     "name", by_turns(COUNTED, 3) + by_turns([name for name in OPS if name not in COUNTED], 2)
 )
-KINDS = [kind for kind in cases() if kind != "edges"]  # of matrices
 TURNS = ["float32", "bfloat16", "float32", "float16"]  # float64 is what most tests here take
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
 
@@ -46,21 +45,11 @@ def check(op, case, dtype="float32", given=None):
         assert_close(x / op.close / 4, y / op.close / 4, dtype)
 
 
-@pytest.mark.parametrize(("name", "dtype", "left"), [
-    (name, TURNS[at % len(TURNS)], KINDS[: at % len(KINDS)] + KINDS[at % len(KINDS) + 1 :])
-    for at, name in enumerate(OPS)
-], ids=list(OPS))  # fmt: skip
-def test_patterns(name, dtype, left):
-    """Edges, all extremes, and by turns a matrix of another kind."""
-    for kind, case in PATTERNS.items():
-        if kind not in left and (not OPS[name].ones or isinstance(case.A, tuple)):
-            check(OPS[name], case, dtype)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", DTYPES)
-@EACH
-def test_all_patterns(name, dtype):
+@pytest.mark.parametrize(("name", "dtype"), [
+    pytest.param(name, dtype, marks=[] if dtype == TURNS[at % len(TURNS)] else [pytest.mark.slow])
+    for at, name in enumerate(OPS) for dtype in DTYPES
+])  # fmt: skip
+def test_patterns(name, dtype):
     for case in PATTERNS.values():
         if not OPS[name].ones or isinstance(case.A, tuple):
             check(OPS[name], case, dtype)
