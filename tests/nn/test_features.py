@@ -8,6 +8,7 @@ import torch
 from sparsetir import ops
 from sparsetir.nn import GATConv, GCNConv, RGCNConv, SAGEConv, linear
 from sparsetir.nn.linear import as_sparse
+from sparsetir.ops import Operand, spmm
 
 NODES, FEATURES = 512, 128
 LAYERS = [GCNConv, SAGEConv, GATConv]
@@ -21,6 +22,13 @@ def words(density=0.01, dtype=torch.float64):
 
 def edges():
     return torch.randint(0, NODES, (2, 3000))
+
+
+def test_made_once():
+    x = words()
+    found = as_sparse(x)
+    assert isinstance(found, Operand) and as_sparse(x) is found
+    assert torch.equal(spmm(found, torch.eye(FEATURES, dtype=x.dtype)), x)
 
 
 def test_layers_do_what_they_are_told(monkeypatch):

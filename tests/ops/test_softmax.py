@@ -71,6 +71,14 @@ def test_exponential():
     assert ((found - expected) / expected).abs().max() < 5e-7
 
 
+def test_many_edges_over_threads():
+    rng = torch.Generator().manual_seed(0)
+    edges = torch.stack([torch.randint(0, n, (40000,), generator=rng) for n in (500, 900)])
+    x = torch.randn(40000, 4, generator=rng)
+    total = torch.zeros(900, 4).index_add(0, edges[1], ops.edge_softmax((edges, (500, 900)), x))
+    torch.testing.assert_close(total, torch.ones(900, 4) * (total > 0))
+
+
 def test_refusals():
     A, (q, k, v) = (graph(), (N, M)), operands(2, 4, 4)
     x = scores(A[0]).detach()
