@@ -538,6 +538,7 @@ def compiled(key: Hashable, target: Target, stages: Callable[[], Stages]) -> Ker
 
 def _kept(key: Hashable) -> Kernel | None:
     with _access:
-        if key in _kernels:
+        found = _kernels.get(key)
+        if found is not None:
             _kernels.move_to_end(key)
-        return _kernels.get(key)
+        return found
