@@ -33,7 +33,7 @@ J2 = T.sparse_variable(I, (n, b_nnz), (b_ptr, b_idx))
 """, first="a a_ptr a_idx b b_ptr b_idx", A="I J1", B="I J2", C="I")  # fmt: skip
 
 
-@examples(8, 500, drawn=programs())
+@examples(5, 500, drawn=programs())
 def test_kernels(drawn: Drawn) -> None:
     """The text parses back; kernels give what the interpreter gives."""
     func = sparsetir.from_source(drawn.text)
