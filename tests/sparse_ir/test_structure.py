@@ -7,7 +7,7 @@ import pytest
 from hypothesis import strategies as st
 
 from drawing import examples
-from programs import PROGRAMS
+from programs import CASES, PROGRAMS
 from refusals import refusals
 from sparsetir.sparse_ir import script as T
 from sparsetir.sparse_ir.errors import StructureError, StructureIndexError, StructureTypeError
@@ -22,6 +22,16 @@ def csr_args(**changes):
     """Row 1 is empty; row 2 starts with a smaller index than row 0 ends with."""
     args = {"indptr": ints(0, 2, 2, 5), "indices": ints(1, 3, 0, 2, 3)}
     return {**args, "m": 3, "n": 4, "nnz": 5, "feat": 8, **changes}
+
+
+@pytest.mark.parametrize("idtype", ["int32", "int64"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs_pass(name, idtype):
+    program = PROGRAMS[name]
+    func = program.make("float32", idtype)
+    for case in set(CASES) & set(program.cases):
+        args = program.inputs(np.random.default_rng(1), case, "float32", idtype)
+        check_structure(func, args)
 
 
 def ints(*values, dtype="int32"):
