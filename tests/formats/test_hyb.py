@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import scipy.sparse
 from conversions import converted, patterns, round_trip, run, spmm
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from tvm import tirx
 from zoo import MATRICES, TENSORS
 
 import sparsetir
+from drawing import examples
 from programs import PROGRAMS, tolerance
 from sparsetir import formats as F
 from sparsetir.formats import Operand, Pattern
@@ -82,8 +82,7 @@ def test_hyb_is_what_plain_python_makes(name: str) -> None:
         assert [pieces_of(p) for p in conv.parts] == slow_hyb(pattern, c, k)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
-@given(patterns(), st.integers(1, 5), st.integers(0, 4))
+@examples(60, 500, pattern=patterns(), c=st.integers(1, 5), k=st.integers(0, 4))
 def test_hyb_of_random_patterns(pattern: Pattern, c: int, k: int) -> None:
     conv = converted(Hyb(c, k), pattern)
     assert [pieces_of(p) for p in conv.parts] == slow_hyb(pattern, c, k)
@@ -125,8 +124,9 @@ def tiles_of(part: Any, rows: int) -> list[tuple[int, list[Piece]]]:
     return out
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
-@given(patterns(order=3, longest=9), st.integers(0, 2), st.integers(1, 5))
+@examples(
+    40, 500, pattern=patterns(order=3, longest=9), k=st.integers(0, 2), rows=st.integers(1, 5)
+)
 def test_tiles_have_the_pieces_of_one_relation(pattern: Pattern, k: int, rows: int) -> None:
     conv = round_trip(RelationalHyb(k, rows), pattern, ("float32",))
     for part, pieces in zip(conv.parts, slow_relational(pattern, k), strict=True):
@@ -136,8 +136,7 @@ def test_tiles_have_the_pieces_of_one_relation(pattern: Pattern, k: int, rows: i
             assert len(before[1]) == rows or before[0] != after[0]
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
-@given(patterns(order=3, longest=9), st.integers(0, 3))
+@examples(40, 500, pattern=patterns(order=3, longest=9), k=st.integers(0, 3))
 def test_relational_hyb_of_random_tensors(pattern: Pattern, k: int) -> None:
     conv = converted(RelationalHyb(k), pattern)
     assert [pieces_of(p) for p in conv.parts] == slow_relational(pattern, k)

@@ -11,12 +11,12 @@ import pytest
 import scipy.sparse as sp
 import tvm
 from conversions import as_inferred, check_values, patterns, spmm_arguments
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from zoo import DTYPES, MATRICES, TENSORS, values
 
 import sparsetir
 from cuda_runner import CudaFunction, requires_cuda_text
+from drawing import examples
 from gpu_runner import OpenCLFunction, requires_opencl
 from programs import PROGRAMS
 from sparsetir import formats as F
@@ -179,16 +179,14 @@ def test_a_pattern_is_not_shared() -> None:
             np.testing.assert_array_equal(have, before, err_msg=fmt.name)
 
 
-@given(pattern=patterns(), fmt=st.sampled_from(FORMATS))
-@settings(max_examples=60, deadline=None, derandomize=True)
+@examples(60, 500, pattern=patterns(), fmt=st.sampled_from(FORMATS))
 def test_random_matrices(pattern: F.Pattern, fmt: F.Format) -> None:
     conv = converted(fmt, pattern)
     check_values(conv)
     check_partition(conv)
 
 
-@given(pattern=patterns(3, 6), fmt=st.sampled_from(TENSOR_FORMATS))
-@settings(max_examples=30, deadline=None, derandomize=True)
+@examples(30, 500, pattern=patterns(3, 6), fmt=st.sampled_from(TENSOR_FORMATS))
 def test_random_tensors(pattern: F.Pattern, fmt: F.Format) -> None:
     conv = converted(fmt, pattern)
     check_values(conv)

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 from conversions import as_inferred, converted, patterns, spmm
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from zoo import MATRICES, values
 
+from drawing import examples
 from sparsetir.formats import (
     BSR,
     CSC,
@@ -66,12 +66,10 @@ def random_pattern(shape: tuple[int, int], nnz: int, dtype: Any = np.int32) -> P
 # -- conversion -----------------------------------------------------------------------------------
 
 
-@given(
-    pattern=patterns(),
-    size=st.tuples(st.integers(1, 7), st.integers(1, 7)),
+@examples(
+    60, 1000, pattern=patterns(), size=st.tuples(st.integers(1, 7), st.integers(1, 7)),
     kind=st.sampled_from([BSR, DBSR, SRBCRS]),
-)
-@settings(max_examples=100, deadline=None, derandomize=True)
+)  # fmt: skip
 def test_random_patterns(pattern: Pattern, size: tuple[int, int], kind: Any) -> None:
     converted(kind(*size), pattern)
 
@@ -173,8 +171,7 @@ def test_statistics_are_those_of_plain_python(name: str) -> None:
     assert list(zip(*(f.tolist() for f in found), strict=True)) == want
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
-@given(patterns(), st.integers(1, 16))
+@examples(60, 500, pattern=patterns(), rows=st.integers(1, 16))
 def test_random_groups(pattern: Pattern, rows: int) -> None:
     fmt = EnumeratedPatterns(rows)
     conv = converted(fmt, pattern, places=False)
@@ -187,8 +184,7 @@ def test_random_groups(pattern: Pattern, rows: int) -> None:
     assert stored == [p.stored for p in conv.parts]
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
-@given(patterns(longest=12), st.integers(1, 5))
+@examples(40, 500, pattern=patterns(longest=12), rows=st.integers(1, 5))
 def test_by_pattern(pattern: Pattern, rows: int) -> None:
     """A rule for each pattern, whose columns are its own and whose places are all filled."""
     conv = converted(EnumeratedPatterns(rows, "pattern"), pattern)
@@ -261,7 +257,6 @@ def test_layout(c: int, sigma: int) -> None:
         check_layout(pattern, c, sigma)
 
 
-@given(pattern=patterns(), c=st.integers(1, 5), windows=st.integers(0, 5))
-@settings(max_examples=40, deadline=None, derandomize=True)
+@examples(40, 500, pattern=patterns(), c=st.integers(1, 5), windows=st.integers(0, 5))
 def test_layout_of_random_matrices(pattern: Pattern, c: int, windows: int) -> None:
     check_layout(pattern, c, windows * c or 1)

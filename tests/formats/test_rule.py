@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sparsetir
+from drawing import examples
 from format_rules import MATRIX, blocked_csf, csf, matrix
 from sparsetir.formats.decompose import decompose_format
 from sparsetir.formats.infer_indices import infer_format
@@ -198,8 +198,7 @@ def check(r: Any, coords: list[np.ndarray], shape: Any) -> Any:
     return fmt
 
 
-@settings(max_examples=80, deadline=None, derandomize=True)
-@given(st.data())
+@examples(50, 500, data=st.data())
 def test_random_coordinates(data: Any) -> None:
     name = data.draw(st.sampled_from(sorted(MATRIX)))
     shape = data.draw(st.tuples(st.integers(1, 9), st.integers(1, 9)))
@@ -209,8 +208,7 @@ def test_random_coordinates(data: Any) -> None:
     check(matrix(name), coords, shape)
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
-@given(st.data())
+@examples(30, 500, data=st.data())
 def test_random_tensors(data: Any) -> None:
     order = data.draw(st.integers(3, 4))
     names = "IJKL"[:order]

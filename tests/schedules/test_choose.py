@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import tvm
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sparsetir
+from drawing import examples
 from sparsetir.formats import BSR
 from sparsetir.schedules.gpu.spmm import RowSplit
 from sparsetir.schedules.gpu.spmm_groups import Groups
@@ -210,8 +210,10 @@ def test_a_sample_of_a_large_pattern():
     assert Locality.of(near) == Locality.of(near) and hash(Locality.of(near))
 
 
-@settings(deadline=None)
-@given(st.lists(st.integers(0, 9), min_size=1, max_size=60), st.integers(0, 1 << 20))
+@examples(
+    40, 500, columns=st.lists(st.integers(0, 9), min_size=1, max_size=60),
+    rows=st.integers(0, 1 << 20),
+)  # fmt: skip
 def test_any_pattern_has_a_share(columns, rows):
     found = Locality.of(np.array(columns, "int32"))
     assert 0 <= found.missed(rows) <= 1

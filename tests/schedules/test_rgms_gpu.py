@@ -229,14 +229,14 @@ PROBLEMS = (
     RgmsGradient("float32", "int64", weighted=False, edges=True),
 )
 KS = (
-    ("one in each row", 0, 16), ("mixed", 0, 64), ("mixed", 2, 32), ("one in each row", 3, 32),
-    ("mixed", 5, 16),
+    ("one in each row", 0, 16), ("mixed", 5, 16), ("mixed", 2, 32), ("one in each row", 3, 32),
+    ("mixed", 0, 64),
 )  # fmt: skip
 
 
 @requires_cuda_text
 @pytest.mark.parametrize(
-    ("sizes", "problem", "case"), by_turns(itertools.product(SIZES, PROBLEMS, KS), 149), ids=str
+    ("sizes", "problem", "case"), by_turns(itertools.product(SIZES, PROBLEMS, KS), 282), ids=str
 )
 def test_types_and_sizes(sizes: Any, problem: Any, case: Any) -> None:
     """Each type with any numbers of features, in buckets up to any size."""

@@ -11,9 +11,7 @@ import sparsetir
 from csr_zoo import ZOO, check_spmm, expected, random
 from pairs import by_turns
 from sparsetir.formats import BSR, DBSR
-from sparsetir.schedules.operators.problems import Spmm
-from sparsetir.schedules.operators.spmm import program
-from sparsetir.schedules.templates.spmm import RowBlocks, apply
+from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.schedules.templates.spmm_blocks import BlockRows
 from sparsetir.schedules.templates.spmm_panels import PanelRows
 from sparsetir.schedules.templates.spmm_sorted import SortedRows
@@ -81,17 +79,6 @@ def test_one_kernel_serves_all_patterns_of_a_tile():
     assert sparsetir.compilations() == before + 1
 
 
-def test_int64_indices():
-    a = ZOO["random"]
-    config = RowBlocks(tile=16, parts=2)
-    kernel = sparsetir.build(
-        program(Spmm(idtype="int64", reduce="mean")), schedule=apply, config=config
-    )
-    b, out = RNG.standard_normal((47, 32)).astype("float32"), np.empty((61, 32), "float32")
-    kernel(a.data, b, out, a.indptr.astype("int64"), a.indices.astype("int64"))
-    np.testing.assert_allclose(out, expected(a, a.data, b, "mean")[0], atol=1e-5)
-
-
 @pytest.mark.parametrize("reduce", ["sum", "max", "min"])
 def test_what_is_not_finite(reduce):
     """Only elements that are stored meet what B holds, and NaN and inf stay what they are."""
@@ -139,16 +126,6 @@ def test_heads():
     with pytest.raises(ValueError, match="'out' shares memory with 'b'"):
         square = sparsetir.plan("spmm", sp.eye_array(4, format="csr", dtype="float32"), b[:4])
         square(b[:4], out=b[:4])
-
-
-def test_spmv():
-    a = ZOO["random"]
-    x = RNG.standard_normal(47).astype("float32")
-    plan = sparsetir.plan("spmv", a)
-    np.testing.assert_allclose(plan(x), a @ x, atol=1e-5)
-    out = torch.empty(61)
-    plan(torch.from_numpy(x), out=out)
-    np.testing.assert_allclose(out.numpy(), a @ x, atol=1e-5)
 
 
 def test_the_code_keeps_a_tile_in_registers():

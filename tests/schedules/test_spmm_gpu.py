@@ -332,9 +332,9 @@ def test_configs_of_the_space(problem: Spmm) -> None:
         run(problem, config, of_mask(MASKS["one dense row"], "int32"))
 
 
-def test_offsets_of_32_bits_do_not_overflow() -> None:
-    for way in WAYS:
-        check_offsets(Spmm(), panels(way))
+@pytest.mark.parametrize("way", by_default(WAYS, "panels", "compact, atomics"))
+def test_offsets_of_32_bits_do_not_overflow(way: str) -> None:
+    check_offsets(Spmm(), panels(way))
 
 
 # -- what nvcc makes of it ----------------------------------------------------------------------
@@ -360,7 +360,9 @@ def test_cuda(problem: Spmm, config: RowSplit, width: str, registers: int, tmp_p
 
 
 HYB = [
-    pytest.param(Spmm(), HybRows(1, 3, 32, 4, 4, feat=128), True, id="float32"),
+    pytest.param(
+        Spmm(), HybRows(1, 3, 32, 4, 4, feat=128), True, id="float32", marks=pytest.mark.slow
+    ),
     pytest.param(Spmm(), HybRows(1, 2, 32, 4, 4, feat=600), True, id="lanes left over"),
     pytest.param(
         Spmm("float16"), HybRows(1, 2, 16, 8, 8, feat=128), False, id="half",

@@ -70,7 +70,7 @@ def check_kernel(func: Any, drawn: Drawn, there: np.ndarray, dense: np.ndarray) 
     np.testing.assert_array_equal(again, found.values, drawn.text)
 
 
-@examples(6, 200, drawn=DRAWN)
+@examples(4, 200, drawn=DRAWN)
 def test_random_programs(drawn: Drawn) -> None:
     """The sparse result stores what is visited, in order; the rest of the dense one is not."""
     func = sparsetir.from_source(drawn.text)
@@ -86,7 +86,7 @@ def test_random_programs(drawn: Drawn) -> None:
     check_kernel(func, drawn, there, dense["c"])
 
 
-@examples(6, 200, product=products())
+@examples(4, 200, product=products())
 def test_random_products(product: tuple[Drawn, np.ndarray]) -> None:
     """What the interpreter gives, where there is an element; and the same at that pattern."""
     drawn, there = product

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import gpu_runner
 import sparsetir
 from cuda_runner import requires_cuda_text, run_cuda
+from drawing import examples
 from programs import PROGRAMS, copied
 from sparsetir.schedules.default import default_schedule
 from sparsetir.sparse_ir import script as T
@@ -191,16 +191,14 @@ def indices(leaves: list[str]) -> st.SearchStrategy[str]:
     return st.recursive(st.sampled_from(leaves), more, max_leaves=4)
 
 
-@settings(
-    max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
-)
-@given(
+@examples(
+    12, 200,
     index=indices(["IDX[i]", "IDX[i]", "J[i]", "i", "stride"]),
     buffer=st.sampled_from(["C", "W[{}]", "S[0, {}]", "R[2, {}]"]),
     types=st.tuples(*[st.sampled_from(["int32", "int64"])] * 3),
     stride=st.sampled_from([1, 3, -3, 2**31 - 1, -(2**31)]),
     seed=st.integers(0, 99),
-)
+)  # fmt: skip
 def test_random_indices(
     index: str, buffer: str, types: tuple[str, str, str], stride: int, seed: int
 ) -> None:

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 import tvm_ffi
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from tvm import ir, tirx
 from tvm.script import sparse_tir as T
 
 import gradient_common as common
 import sparsetir
+from drawing import examples
 from gradient_common import Case, built, gated, mttkrp, over_edges, rgms, sddmm, spmm, spmv
 from programs import PROGRAMS, copied
 from refusals import refusals
@@ -685,8 +685,10 @@ def leaves_in(tree):
         if tree[0] != "constant" else set()  # fmt: skip
 
 
-@settings(max_examples=30, deadline=None)
-@given(expressions(), st.sampled_from(["a", "x", "y"]), st.integers(0, 99), st.booleans())
+@examples(
+    20, 500, tree=expressions(), wrt=st.sampled_from(["a", "x", "y"]), seed=st.integers(0, 99),
+    transpose=st.booleans(),
+)  # fmt: skip
 def test_polynomials(tree, wrt, seed, transpose):
     tree = ("+", tree, ("*", ("leaf", wrt), ("leaf", "y")))  # so that there is something to derive
 

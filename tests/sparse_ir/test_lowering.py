@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import scipy.sparse
 import tvm
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from tvm import s_tir, tirx
 
+from drawing import examples
 from programs import PROGRAMS
 from small import small
 from sparsetir import (
@@ -173,8 +173,7 @@ def matrices(draw):
 FACTORS = st.integers(1, 5)
 
 
-@settings(max_examples=15, deadline=None, derandomize=True)
-@given(matrix=matrices(), feat=st.integers(1, 9), data=st.data())
+@examples(15, 200, matrix=matrices(), feat=st.integers(1, 9), data=st.data())
 def test_random_schedules(matrix, feat, data):
     draw = data.draw
     sch = s_tir.Schedule(s_tir.renew_defs(lower("spmm")))

@@ -379,7 +379,7 @@ INT_EXPRS = st.recursive(INTS.map(lambda v: _typed(v, "int32")), _ints, max_leav
 FLOAT_EXPRS = st.recursive(FLOATS.map(lambda v: _typed(v, "float32")), _floats, max_leaves=8)
 
 
-@examples(40, 100, index=INT_EXPRS, value=FLOAT_EXPRS)
+@examples(20, 200, index=INT_EXPRS, value=FLOAT_EXPRS)
 def test_random_expressions(index, value):
     try:
         body_trip(f"A[i, {index}] = {value}")

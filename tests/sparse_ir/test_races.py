@@ -59,17 +59,6 @@ def test_facts_of_spmm() -> None:
     assert facts(sparsetir.lower_sparse_buffer(func)) == {}
 
 
-def test_facts_live_through_split_reorder_and_fuse() -> None:
-    sch = schedule("spmm")
-    (i,) = loops(sch, "spmm0")
-    outer, inner = sch.split(i, [None, 4])
-    j, k = loops(sch, "spmm1")
-    sch.reorder(k, j)
-    assert is_free(sch, outer) and is_free(sch, inner)
-    assert [is_free(sch, lp) for lp in loops(sch, "spmm1")] == [True, False]
-    assert is_free(sch, sch.fuse(outer, inner))
-
-
 @pytest.mark.parametrize("steps", ["split", "reorder", "both"])
 def test_default_schedule_of_loops_that_moved(steps: str) -> None:
     """The outermost loop runs in parallel, whichever it is by now, and only if it is free."""

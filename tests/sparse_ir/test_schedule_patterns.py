@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sparsetir
+from drawing import examples
 from positions_common import SOFTMAX, positive
 from schedule_common import gives, keeps_meaning, opened, program
 from sparsetir.sparse_ir.promises import accessed_inside
@@ -54,10 +54,9 @@ def test_what_is_added_is_under_the_pattern_s_condition() -> None:
         assert mine in text.split("C[")[0]
 
 
-@settings(max_examples=60, deadline=None)
-@given(
-    m=st.integers(0, 20), n=st.integers(0, 12), density=st.floats(0, 1), rows=st.integers(2, 8),
-    seed=st.integers(0, 99), wide=st.sampled_from((1, 1000)),
+@examples(
+    60, 1000, m=st.integers(0, 20), n=st.integers(0, 12), density=st.floats(0, 1),
+    rows=st.integers(2, 8), seed=st.integers(0, 99), wide=st.sampled_from((1, 1000)),
     by=st.sampled_from(("pattern", "count")),
 )  # fmt: skip
 def test_each_element_is_in_its_pattern_once(

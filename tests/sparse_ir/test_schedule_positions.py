@@ -11,7 +11,7 @@ import scipy.sparse as sp
 import sparsetir
 from positions_common import SUMS, scaled, total
 from programs import CASES, PROGRAMS
-from schedule_common import gives, keeps_meaning, opened, program, read_back
+from schedule_common import gives, keeps_meaning, opened, program
 
 RNG = np.random.default_rng(0)
 
@@ -62,18 +62,6 @@ def test_positions_keep_the_result(plain: Any, parts: Any) -> None:
     assert loop.name == "I_J"
     assert "search" not in sparsetir.lower_sparse_iter(sch.func).script()
     check(sch.func, plain)
-
-
-def test_positions_as_text_and_in_the_trace() -> None:
-    plain = sddmm()
-    sch, _, (loop, k) = opened(plain, "sddmm")
-    sch.positions(loop)
-    script = sch.func.script()
-    assert '"i_at": {"recipe": "row_of_position", "indptr": "$indptr"}' in script
-    assert "J_at = T.match_sparse_buffer(indices, (I_J,)" in script
-    assert "OUT[ij] = OUT[ij] + A[ij] * X[I_at[ij], k] * Y[J_at[ij], k]" in script
-    assert "sch.positions(v1)" in sch.trace.as_python()
-    read_back(sch, plain)
 
 
 def test_structure_of_positions_is_checked() -> None:
@@ -131,12 +119,6 @@ def test_peel_drops_the_conditions_of_shifted_tiles_that_always_hold() -> None:
     assert "T.at_most" not in first and "T.tail" not in first
     assert "if T.tail(T.at_most((2 + k0) * 2, 3) + k1 >= (2 + k0) * 2):" in second
     check(sch.func, sddmm())
-
-
-def test_the_rest_may_be_parallel() -> None:
-    sch, _, loops = opened(scaled, "scaled")
-    _, rest = sch.peel(sch.positions(loops[1]), 8)
-    sch.parallelize(rest)
 
 
 def of_fibers(func: Any, name: str, **options: Any) -> Any:

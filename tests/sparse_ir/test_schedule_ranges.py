@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sparsetir
+from drawing import examples
 from positions_common import layer
 from programs.common import compress
 from rgms_common import arguments, exact
@@ -67,14 +67,6 @@ def test_the_result_stays(problem: Rgms, parts: Any) -> None:
     ]
     check(sch.func, problem, sparsetir.interpret)
     read_back(sch, program(problem))
-
-
-def test_kernels_give_the_same() -> None:
-    sch, (_, i, j, _, _) = opened()
-    _, tiles, rows = sch.ranges(i, 2, 4)
-    sch.aggregate("Y", tiles, rows, [j])
-    kernel = sparsetir.build(sch)
-    check(kernel, Rgms(), lambda kernel, args: kernel(**args))
 
 
 def test_tiles_of_dense_rows() -> None:
@@ -152,8 +144,10 @@ LENGTHS = st.lists(st.sampled_from([0, 0, 1, 2, 5, 17, 40]), max_size=8)
 TYPES = st.sampled_from(["int32", "int64"])
 
 
-@settings(deadline=None)
-@given(LENGTHS, TYPES, st.integers(1, 60), st.integers(0, 3), st.integers(0, 9))
+@examples(
+    60, 1000, lengths=LENGTHS, dtype=TYPES, parts=st.integers(1, 60), cost=st.integers(0, 3),
+    size=st.integers(0, 9),
+)  # fmt: skip
 def test_pieces(lengths: list[int], dtype: str, parts: int, cost: int, size: int) -> None:
     """No matrix, empty rows, a giant row, more chunks than rows or elements."""
     indptr, m = compress(lengths, dtype), len(lengths)
@@ -180,8 +174,10 @@ def test_pieces(lengths: list[int], dtype: str, parts: int, cost: int, size: int
         assert held <= least + cost
 
 
-@settings(deadline=None)
-@given(LENGTHS, TYPES, st.integers(1, 9), st.sampled_from([0, 2, 3]), st.booleans())
+@examples(
+    60, 1000, lengths=LENGTHS, dtype=TYPES, size=st.integers(1, 9),
+    times=st.sampled_from([0, 2, 3]), by_index=st.booleans(),
+)  # fmt: skip
 def test_tiles(lengths: list[int], dtype: str, size: int, times: int, by_index: bool) -> None:
     indptr = compress(lengths, dtype)
     rng = np.random.default_rng(sum(lengths))
@@ -209,8 +205,7 @@ def test_tiles(lengths: list[int], dtype: str, size: int, times: int, by_index: 
         np.testing.assert_array_equal(recipes.tile_ids(indptr, size, indices, within), ids)
 
 
-@settings(deadline=None)
-@given(LENGTHS, st.integers(1, 7))
+@examples(60, 1000, lengths=LENGTHS, parts=st.integers(1, 7))
 def test_equal_parts_of_rows(lengths: list[int], parts: int) -> None:
     cuts = recipes.equal_parts_of_rows(compress(lengths, "int32"), parts)
     sizes = np.diff(cuts).reshape(len(lengths), parts)
@@ -218,8 +213,7 @@ def test_equal_parts_of_rows(lengths: list[int], parts: int) -> None:
     assert not lengths or np.all(sizes.max(1) - sizes.min(1) <= 1)
 
 
-@settings(deadline=None)
-@given(st.integers(0, 100), st.integers(1, 30))
+@examples(60, 1000, length=st.integers(0, 100), size=st.integers(1, 30))
 def test_tile_cuts(length: int, size: int) -> None:
     cuts = recipes.tile_cuts(length, size)
     assert cuts[0] == 0 and cuts[-1] == length and len(cuts) == recipes.tile_count(length, size) + 1
