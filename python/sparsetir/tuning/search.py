@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from importlib import import_module, metadata
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
@@ -16,6 +17,7 @@ from sparsetir.extras import need
 from sparsetir.records.record import Key, Record
 from sparsetir.records.records import RecordError, Records
 from sparsetir.records.task import Config, Tunable
+from sparsetir.runtime.file_errors import as_path
 from sparsetir.runtime.refusals import wrong
 from sparsetir.runtime.targets import TargetLike, resolve_target
 from sparsetir.schedules.default import is_gpu
@@ -229,7 +231,15 @@ def tune(
     where the arguments are small, else with those of the default schedule's kernel. Ctrl-C ends the
     search; what was found is returned and kept. (SparseTIR, section 2.)
     """
-    _check(trials, seconds, sampler, seed, workers)
+    _check(trials, seed, workers, memory_limit, {"seconds": seconds, "time_limit": time_limit})
+    if sampler not in SAMPLERS:
+        raise wrong("tune", "sampler", f"one of {', '.join(SAMPLERS)}", f"{sampler!r}")
+    if isinstance(modules, str) or not all(isinstance(name, str) for name in modules):
+        raise wrong("tune", "modules", "a list of names", f"{modules!r}", TypeError)
+    if not isinstance(remote, Remote | None):
+        raise wrong("tune", "remote", "a Remote", f"{remote!r}", TypeError)
+    if not isinstance(graph, str):
+        raise wrong("tune", "graph", "a text", f"{graph!r}", TypeError)
     make_run = _run_class()
     for name in modules:
         import_module(name)
@@ -292,15 +302,18 @@ def _is_plugged_in(config: Config) -> bool:
     return any(t.configs for t in TEMPLATES.values() if t.config is type(config))
 
 
-def _check(trials: Any, seconds: Any, sampler: object, seed: Any, workers: Any) -> None:
-    for name, value, least in (("trials", trials, 1), ("workers", workers, 1), ("seed", seed, 0)):
-        if not is_integer(value) or value < least:
-            raise ValueError(f"tune: argument '{name}': expected {least} or more, got {value!r}")
-    if seconds is not None and (isinstance(seconds, bool) or not seconds > 0):
-        raise ValueError(f"tune: argument 'seconds': expected more than 0, got {seconds!r}")
-    if sampler not in SAMPLERS:
-        known = ", ".join(SAMPLERS)
-        raise ValueError(f"tune: argument 'sampler': expected one of {known}, got {sampler!r}")
+def _check(
+    trials: Any, seed: Any, workers: Any, memory_limit: Any, seconds: Mapping[str, Any]
+) -> None:
+    """Raise for numbers that are none, or too small."""
+    whole = (("trials", trials, 1), ("seed", seed, 0), ("workers", workers, 1))
+    for name, value, least in (*whole, ("memory_limit", memory_limit, 1)):
+        if not (is_integer(value) and value >= least) and (name, value) != ("memory_limit", None):
+            raise wrong("tune", name, f"{least} or more", f"{value!r}")
+    for name, value in seconds.items():
+        positive = isinstance(value, Real) and not isinstance(value, bool) and value > 0
+        if not positive and (name, value) != ("seconds", None):
+            raise wrong("tune", name, "more than 0", f"{value!r}")
 
 
 def _run_class() -> type[Run]:
@@ -316,7 +329,7 @@ def _records(path: Path | str | None) -> Records | None:
     """The file of records; None where there is to be none."""
     if path == "":
         return None
-    found = Records(path)
+    found = Records(None if path is None else as_path("tune", "records", path))
     if found.path is None:
         return None
     if found.path.is_dir():
