@@ -311,7 +311,7 @@ def _check(
         if not (is_integer(value) and value >= least) and (name, value) != ("memory_limit", None):
             raise wrong("tune", name, f"{least} or more", f"{value!r}")
     for name, value in seconds.items():
-        positive = isinstance(value, Real) and not isinstance(value, bool) and value > 0
+        positive = isinstance(value, Real) and not isinstance(value, bool) and float(value) > 0
         if not positive and (name, value) != ("seconds", None):
             raise wrong("tune", name, "more than 0", f"{value!r}")
 
