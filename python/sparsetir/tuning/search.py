@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from importlib import import_module, metadata
-from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
@@ -24,11 +23,10 @@ from sparsetir.schedules.default import is_gpu
 from sparsetir.schedules.search.configs import from_data, to_data
 from sparsetir.schedules.search.spaces import Space
 from sparsetir.schedules.templates.registry import TEMPLATES
-from sparsetir.sparse_ir.index_arrays import is_integer
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.tuning.measure import START_LIMIT, Measurer, cores_for
 from sparsetir.tuning.remote import Remote
-from sparsetir.tuning.sought import of_operator, of_program, refuse_options
+from sparsetir.tuning.sought import check_numbers, of_operator, of_program, refuse_options
 from sparsetir.tuning.tuned import Search, Tuned, TunedPlan, TunedProgram, TunedSparse
 
 if TYPE_CHECKING:
@@ -231,7 +229,9 @@ def tune(
     where the arguments are small, else with those of the default schedule's kernel. Ctrl-C ends the
     search; what was found is returned and kept. (SparseTIR, section 2.)
     """
-    _check(trials, seed, workers, memory_limit, {"seconds": seconds, "time_limit": time_limit})
+    check_numbers(
+        trials, seed, workers, memory_limit, {"seconds": seconds, "time_limit": time_limit}
+    )
     if sampler not in SAMPLERS:
         raise wrong("tune", "sampler", f"one of {', '.join(SAMPLERS)}", f"{sampler!r}")
     if isinstance(modules, str) or not all(isinstance(name, str) for name in modules):
@@ -300,20 +300,6 @@ def tune(
 
 def _is_plugged_in(config: Config) -> bool:
     return any(t.configs for t in TEMPLATES.values() if t.config is type(config))
-
-
-def _check(
-    trials: Any, seed: Any, workers: Any, memory_limit: Any, seconds: Mapping[str, Any]
-) -> None:
-    """Raise for numbers that are none, or too small."""
-    whole = (("trials", trials, 1), ("seed", seed, 0), ("workers", workers, 1))
-    for name, value, least in (*whole, ("memory_limit", memory_limit, 1)):
-        if not (is_integer(value) and value >= least) and (name, value) != ("memory_limit", None):
-            raise wrong("tune", name, f"{least} or more", f"{value!r}")
-    for name, value in seconds.items():
-        positive = isinstance(value, Real) and not isinstance(value, bool) and float(value) > 0
-        if not positive and (name, value) != ("seconds", None):
-            raise wrong("tune", name, "more than 0", f"{value!r}")
 
 
 def _run_class() -> type[Run]:
