@@ -196,6 +196,7 @@ SparseMatrix.from_edge_index(np.zeros((3, 2), int))  # ValueError: 'edge_index':
 SparseMatrix.from_edge_index(np.ones((2, 2)))  # TypeError: 'edge_index': expected .. got float64
 SparseMatrix.from_edge_index([[0], [0]], rows="x")  # ValueError: 'rows': expected .. got 'x'
 SparseMatrix.from_csr([0, 2, 1, 2], [0, 1], shape=(3, 3))  # StructureError: 'indptr': expected to
+SparseMatrix.from_csr([], [])  # StructureError: 'indptr': expected shape (1,), got (0,)
 SparseMatrix.from_csr([0, 1], [0, 1])  # StructureError: end at 2, got 0 to 1
 SparseMatrix.from_csr([0, 2], [0, 1], shape=(3, 3))  # StructureError: 'indptr': .. got (2,)
 SparseMatrix.from_csr([0, 2], [0, 3], shape=(1, 3))  # StructureError: 'indices': expected integers

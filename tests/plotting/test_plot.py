@@ -325,6 +325,8 @@ def test_other_orders_are_refused():
         plot_format(CSF((0, 1, 2)).convert(tensor))
     with pytest.raises(TypeError, match="plot_pattern: .*expected a Pattern.*, got ndarray"):
         plot_pattern(np.eye(3))
+    with pytest.raises(TypeError, match="plot_format: .*expected a pattern in a form.*, got Spars"):
+        plot_format(SparseMatrix(np.eye(3, dtype=int)[:2]))
 
 
 def test_missing_matplotlib(monkeypatch):

@@ -338,6 +338,13 @@ def test_refusals(monkeypatch):
         run(trials=0)  # ValueError: tune: argument 'trials': expected 1 or more, got 0
         run(trials=2.5)  # ValueError: tune: argument 'trials': expected 1 or more, got 2.5
         run(seconds=0)  # ValueError: tune: argument 'seconds': expected more than 0, got 0
+        run(seconds="9")  # ValueError: tune: argument 'seconds': expected more than 0, got '9'
+        run(time_limit=None)  # ValueError: argument 'time_limit': expected more than 0, got None
+        run(memory_limit="4G")  # ValueError: argument 'memory_limit': expected 1 or more, got '4G'
+        run(records=3)  # TypeError: tune: argument 'records': expected a path, got int
+        run(modules="mine")  # TypeError: argument 'modules': expected a list of names, got 'mine'
+        run(remote="a:1:b")  # TypeError: argument 'remote': expected a Remote, got 'a:1:b'
+        run(graph=3)  # TypeError: argument 'graph': expected a text, got 3
         run(workers=0)  # ValueError: tune: argument 'workers': expected 1 or more, got 0
         run(workers=4096)  # ValueError: cores_for: argument 'workers'
         run(seed=-1)  # ValueError: tune: argument 'seed': expected 0 or more, got -1

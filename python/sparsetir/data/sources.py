@@ -97,7 +97,7 @@ def from_compressed(
     indptr = _integers(who, "indptr", indptr)
     indices = _integers(who, "indices", indices)
     if shape is None:
-        shape = (len(indptr) - 1, int(indices.max()) + 1 if len(indices) else 0)
+        shape = (max(0, len(indptr) - 1), int(indices.max()) + 1 if len(indices) else 0)
     shape = check_shape(who, shape, 2)
     check_indptr(who, indptr, len(indices), shape[major])
     check_range(f"{who}: argument 'indices'", indices, shape[minor], "integers")

@@ -144,6 +144,9 @@ def plot_format(converted: ConvertedFormat, ax: Axes | None = None, name: str | 
     only of parts that have no more places.
     """
     need("plot_format", "matplotlib", "plot")
+    if not isinstance(converted, ConvertedFormat):
+        expected, got = "a pattern in a format, as A.to(CSR())", type(converted).__name__
+        raise wrong("plot_format", "converted", expected, got, TypeError)
     _check_order("plot_format", "converted", converted.pattern)
     (m, n), parts = converted.pattern.shape, _parts(converted)
     shown, small = joined(parts), max(m, n) <= SMALL

@@ -16,16 +16,16 @@ from sparsetir.extras import need
 from sparsetir.records.record import Key, Record
 from sparsetir.records.records import RecordError, Records
 from sparsetir.records.task import Config, Tunable
+from sparsetir.runtime.file_errors import as_path
 from sparsetir.runtime.refusals import wrong
 from sparsetir.schedules.search.configs import from_data, to_data
 from sparsetir.schedules.search.spaces import Space
 from sparsetir.schedules.targets import TargetLike, is_gpu, resolve_target
 from sparsetir.schedules.templates.registry import TEMPLATES
-from sparsetir.sparse_ir.index_arrays import is_integer
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.tuning.measure import START_LIMIT, Measurer, cores_for
 from sparsetir.tuning.remote import Remote
-from sparsetir.tuning.sought import of_operator, of_program, refuse_options
+from sparsetir.tuning.sought import check_numbers, of_operator, of_program, refuse_options
 from sparsetir.tuning.tuned import Search, Tuned, TunedPlan, TunedProgram, TunedSparse
 
 if TYPE_CHECKING:
@@ -228,7 +228,17 @@ def tune(
     where the arguments are small, else with those of the default schedule's kernel. Ctrl-C ends the
     search; what was found is returned and kept. (SparseTIR, section 2.)
     """
-    _check(trials, seconds, sampler, seed, workers)
+    check_numbers(
+        trials, seed, workers, memory_limit, {"seconds": seconds, "time_limit": time_limit}
+    )
+    if sampler not in SAMPLERS:
+        raise wrong("tune", "sampler", f"one of {', '.join(SAMPLERS)}", f"{sampler!r}")
+    if isinstance(modules, str) or not all(isinstance(name, str) for name in modules):
+        raise wrong("tune", "modules", "a list of names", f"{modules!r}", TypeError)
+    if not isinstance(remote, Remote | None):
+        raise wrong("tune", "remote", "a Remote", f"{remote!r}", TypeError)
+    if not isinstance(graph, str):
+        raise wrong("tune", "graph", "a text", f"{graph!r}", TypeError)
     make_run = _run_class()
     for name in modules:
         import_module(name)
@@ -291,17 +301,6 @@ def _is_plugged_in(config: Config) -> bool:
     return any(t.configs for t in TEMPLATES.values() if t.config is type(config))
 
 
-def _check(trials: Any, seconds: Any, sampler: object, seed: Any, workers: Any) -> None:
-    for name, value, least in (("trials", trials, 1), ("workers", workers, 1), ("seed", seed, 0)):
-        if not is_integer(value) or value < least:
-            raise ValueError(f"tune: argument '{name}': expected {least} or more, got {value!r}")
-    if seconds is not None and (isinstance(seconds, bool) or not seconds > 0):
-        raise ValueError(f"tune: argument 'seconds': expected more than 0, got {seconds!r}")
-    if sampler not in SAMPLERS:
-        known = ", ".join(SAMPLERS)
-        raise ValueError(f"tune: argument 'sampler': expected one of {known}, got {sampler!r}")
-
-
 def _run_class() -> type[Run]:
     """`Run`, which needs Optuna, no requirement of the package and slow to import."""
     need("tune", "optuna", "tune", title="Optuna")
@@ -315,7 +314,7 @@ def _records(path: Path | str | None) -> Records | None:
     """The file of records; None where there is to be none."""
     if path == "":
         return None
-    found = Records(path)
+    found = Records(None if path is None else as_path("tune", "records", path))
     if found.path is None:
         return None
     if found.path.is_dir():

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Real
+from typing import Any
 
 from sparsetir.planning.plan import requested
 from sparsetir.planning.request import DEFAULTS, default_threads
@@ -156,6 +158,20 @@ def _made(
                 f"{', '.join(made)}"
             )
     return {**made, **wanted}
+
+
+def check_numbers(
+    trials: Any, seed: Any, workers: Any, memory_limit: Any, seconds: Mapping[str, Any]
+) -> None:
+    """Raise for numbers of a search that are none, or too small."""
+    whole = (("trials", trials, 1), ("seed", seed, 0), ("workers", workers, 1))
+    for name, value, least in (*whole, ("memory_limit", memory_limit, 1)):
+        if not (is_integer(value) and value >= least) and (name, value) != ("memory_limit", None):
+            raise wrong("tune", name, f"{least} or more", f"{value!r}")
+    for name, value in seconds.items():
+        positive = isinstance(value, Real) and not isinstance(value, bool) and float(value) > 0
+        if not positive and (name, value) != ("seconds", None):
+            raise wrong("tune", name, "more than 0", f"{value!r}")
 
 
 def refuse_options(what: str, given: Mapping[str, object]) -> None:
