@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, cast
 
 from tvm import tirx
 from tvm.script import sparse_tir as T
@@ -19,7 +18,7 @@ from tvm.script import sparse_tir as T
 from sparsetir.schedules.arguments import expect_one_of
 from sparsetir.schedules.operators.names import SOFTMAX
 from sparsetir.schedules.operators.operands import Fitted, Operator, register
-from sparsetir.schedules.operators.problems import Problem, greater, memoized
+from sparsetir.schedules.operators.problems import Problem, greater, memoized, with_parameters
 from sparsetir.sparse_ir.nodes import SparseFunc
 
 DTYPES = ("float32", "float64")
@@ -31,7 +30,7 @@ class EdgeSoftmax(Problem):
 
     dtype : "float32" or "float64"
     idtype : of indptr
-    backward : DX = Y * (G - the sum of Y * G over the row) instead
+    backward : X * (G - the sum of X * G over the row) instead: the gradient, of the softmax X
     """
 
     dtype: str = "float32"
@@ -46,8 +45,8 @@ class EdgeSoftmax(Problem):
 def program(problem: EdgeSoftmax) -> SparseFunc:
     """The operator as a stage-I function.
 
-    x : (batch, nnz, heads) in row order; backward: y and g
-    out : (batch, nnz, heads); backward: dx
+    x : (batch, nnz, heads) in row order; backward: the softmax, and g its gradient
+    out : (batch, nnz, heads)
     indptr : (m + 1,)
     """
     dtype, idtype, backward = problem.dtype, problem.idtype, problem.backward
@@ -57,54 +56,44 @@ def program(problem: EdgeSoftmax) -> SparseFunc:
 
     @T.prim_func
     def edge_softmax(
-        x: T.handle, out: T.handle, indptr: T.handle, batch: size, m: size, nnz: size, heads: size
-    ) -> None:
-        B = T.dense_fixed(batch, idtype)
-        I = T.dense_fixed(m, idtype)
-        J = T.dense_variable(I, (nnz, nnz), indptr, idtype)
-        H = T.dense_fixed(heads, idtype)
-        X = T.match_sparse_buffer(x, (B, I, J, H), dtype)
-        Y = T.match_sparse_buffer(out, (B, I, J, H), dtype)
-        TOP = T.alloc_sparse_buffer((), dtype, "local")
-        TOTAL = T.alloc_sparse_buffer((), dtype, "local")
-        INVERSE = T.alloc_sparse_buffer((), dtype, "local")
-        with T.sp_iter([I, B, H], "SSS", "rows") as [i, b, h]:
-            with T.sp_iter([J], "R", "top") as [j]:
-                with T.init():
-                    TOP[()] = least
-                TOP[()] = greater(TOP[()], X[b, i, j, h])
-            with T.sp_iter([J], "S", "powers") as [j]:
-                Y[b, i, j, h] = T.exp(X[b, i, j, h] - TOP[()])
-            with T.sp_iter([J], "R", "total") as [j]:
-                with T.init():
-                    TOTAL[()] = zero
-                TOTAL[()] = TOTAL[()] + Y[b, i, j, h]
-            INVERSE[()] = one / TOTAL[()]
-            with T.sp_iter([J], "S", "divide") as [j]:
-                Y[b, i, j, h] = Y[b, i, j, h] * INVERSE[()]
-
-    @T.prim_func
-    def edge_softmax_backward(
-        y: T.handle, g: T.handle, dx: T.handle, indptr: T.handle,
+        x: T.handle, g: T.handle, out: T.handle, indptr: T.handle,
         batch: size, m: size, nnz: size, heads: size,
     ) -> None:  # fmt: skip
         B = T.dense_fixed(batch, idtype)
         I = T.dense_fixed(m, idtype)
         J = T.dense_variable(I, (nnz, nnz), indptr, idtype)
         H = T.dense_fixed(heads, idtype)
-        Y = T.match_sparse_buffer(y, (B, I, J, H), dtype)
-        G = T.match_sparse_buffer(g, (B, I, J, H), dtype)
-        DX = T.match_sparse_buffer(dx, (B, I, J, H), dtype)
+        X = T.match_sparse_buffer(x, (B, I, J, H), dtype)
+        Y = T.match_sparse_buffer(out, (B, I, J, H), dtype)
         TOTAL = T.alloc_sparse_buffer((), dtype, "local")
+        if backward:
+            G = T.match_sparse_buffer(g, (B, I, J, H), dtype)
+        else:
+            TOP = T.alloc_sparse_buffer((), dtype, "local")
+            INVERSE = T.alloc_sparse_buffer((), dtype, "local")
         with T.sp_iter([I, B, H], "SSS", "rows") as [i, b, h]:
+            if not backward:
+                with T.sp_iter([J], "R", "top") as [j]:
+                    with T.init():
+                        TOP[()] = least
+                    TOP[()] = greater(TOP[()], X[b, i, j, h])
+                with T.sp_iter([J], "S", "powers") as [j]:
+                    Y[b, i, j, h] = T.exp(X[b, i, j, h] - TOP[()])
             with T.sp_iter([J], "R", "total") as [j]:
                 with T.init():
                     TOTAL[()] = zero
-                TOTAL[()] = TOTAL[()] + Y[b, i, j, h] * G[b, i, j, h]
-            with T.sp_iter([J], "S", "write") as [j]:
-                DX[b, i, j, h] = Y[b, i, j, h] * (G[b, i, j, h] - TOTAL[()])
+                TOTAL[()] = TOTAL[()] + (
+                    X[b, i, j, h] * G[b, i, j, h] if backward else Y[b, i, j, h]
+                )
+            if backward:
+                with T.sp_iter([J], "S", "write") as [j]:
+                    Y[b, i, j, h] = X[b, i, j, h] * (G[b, i, j, h] - TOTAL[()])
+            else:
+                INVERSE[()] = one / TOTAL[()]
+                with T.sp_iter([J], "S", "divide") as [j]:
+                    Y[b, i, j, h] = Y[b, i, j, h] * INVERSE[()]
 
-    return cast(Any, edge_softmax_backward if backward else edge_softmax)
+    return with_parameters(edge_softmax, {"g": not backward})
 
 
 def _fit(dtype: str, idtype: str, heads: int, feat: int) -> Fitted:

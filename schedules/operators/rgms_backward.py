@@ -16,7 +16,6 @@ for each row of each relation. Relations come in pieces, each of chunks of one r
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, cast
 
 from tvm import tirx
 from tvm.script import sparse_tir as T
@@ -68,18 +67,16 @@ def program(problem: RgmsBackward) -> SparseFunc:
 
     Features are in blocks, each multiplied by what W has for it on its diagonal; a whole W has one.
     """
-    return _edges(problem) if problem.edges else _weights(problem)
-
-
-def _weights(problem: RgmsBackward) -> SparseFunc:
     dtype, idtype, acc = problem.dtype, problem.idtype, problem.accumulator
-    size, weighted, zero = getattr(T, idtype), problem.weighted, tirx.const(0.0, acc)
+    size, weighted, edges = getattr(T, idtype), problem.weighted, problem.edges
+    zero = tirx.const(0.0, acc)
 
     @T.prim_func
-    def rgms_weights(
-        a: T.handle, x: T.handle, grad: T.handle, dw: T.handle, piece_ptr: T.handle,
-        chunk_ptr: T.handle, rows: T.handle, indptr: T.handle, indices: T.handle, pieces: size,
-        chunks: size, nnz_rows: size, nnz: size, m: size, n: size, blocks: size,
+    def rgms_backward(
+        a: T.handle, x: T.handle, w: T.handle, grad: T.handle, dw: T.handle, da: T.handle,
+        relation: T.handle, piece_ptr: T.handle, chunk_ptr: T.handle, rows: T.handle,
+        indptr: T.handle, indices: T.handle, relations: size, pieces: size, chunks: size,
+        nnz_rows: size, nnz: size, m: size, n: size, blocks: size,
     ) -> None:  # fmt: skip
         P = T.dense_fixed(pieces, idtype)
         C = T.dense_variable(P, (chunks, chunks), piece_ptr, idtype)
@@ -91,72 +88,46 @@ def _weights(problem: RgmsBackward) -> SparseFunc:
         PLACE = T.dense_fixed(problem.chunk, idtype)
         K = T.dense_fixed(problem.feat_in, idtype)
         L = T.dense_fixed(problem.feat, idtype)
-        if weighted:
-            A = T.match_sparse_buffer(a, (P, C, I, J), acc)
         X = T.match_sparse_buffer(x, (N, B, K), dtype)
         G = T.match_sparse_buffer(grad, (M, B, L), dtype)
-        DW = T.match_sparse_buffer(dw, (P, B, K, L), acc)
         ROW = T.match_sparse_buffer(rows, (P, C, I), idtype)
-        SUM = T.alloc_sparse_buffer((PLACE, K), acc, "local")
-        with T.sp_iter([P, B], "SS", "pieces") as [p, b]:
-            with T.sp_iter([K, L], "SS", "clear") as [k, l]:
-                DW[p, b, k, l] = zero
-            with T.sp_iter([C], "R", "chunks") as [c]:
-                with T.sp_iter([PLACE, K], "SS", "start") as [i, k]:
-                    SUM[i, k] = zero
-                with T.sp_iter([I, J, K], "SRS", "sums") as [i, j, k]:
-                    x_jk = T.meta_var(T.cast(X[j, b, k], acc))
-                    SUM[i, k] = SUM[i, k] + (A[p, c, i, j] * x_jk if weighted else x_jk)
-                with T.sp_iter([K, L, I], "SSR", "products") as [k, l, i]:
-                    g_il = T.meta_var(T.cast(G[ROW[p, c, i], b, l], acc))
-                    DW[p, b, k, l] = DW[p, b, k, l] + SUM[i, k] * g_il
+        if edges:
+            R = T.dense_fixed(relations, idtype)
+            W = T.match_sparse_buffer(w, (R, B, L, K), dtype)
+            DA = T.match_sparse_buffer(da, (P, C, I, J), acc)
+            REL = T.match_sparse_buffer(relation, (P,), idtype)
+            TURNED = T.alloc_sparse_buffer((PLACE, K), acc, "local")
+            with T.sp_iter([P, C], "SS", "chunks") as [p, c]:
+                with T.sp_iter([I, J], "SS", "clear") as [i, j]:
+                    DA[p, c, i, j] = zero
+                with T.sp_iter([B], "R", "blocks") as [b]:
+                    with T.sp_iter([PLACE, K], "SS", "start") as [i, k]:
+                        TURNED[i, k] = zero
+                    with T.sp_iter([I, K, L], "SSR", "turned") as [i, k, l]:
+                        g_il = T.meta_var(T.cast(G[ROW[p, c, i], b, l], acc))
+                        TURNED[i, k] = TURNED[i, k] + T.cast(W[REL[p], b, l, k], acc) * g_il
+                    with T.sp_iter([I, J, K], "SSR", "dots") as [i, j, k]:
+                        DA[p, c, i, j] = DA[p, c, i, j] + T.cast(X[j, b, k], acc) * TURNED[i, k]
+        else:
+            if weighted:
+                A = T.match_sparse_buffer(a, (P, C, I, J), acc)
+            DW = T.match_sparse_buffer(dw, (P, B, K, L), acc)
+            SUM = T.alloc_sparse_buffer((PLACE, K), acc, "local")
+            with T.sp_iter([P, B], "SS", "pieces") as [p, b]:
+                with T.sp_iter([K, L], "SS", "clear") as [k, l]:
+                    DW[p, b, k, l] = zero
+                with T.sp_iter([C], "R", "chunks") as [c]:
+                    with T.sp_iter([PLACE, K], "SS", "start") as [i, k]:
+                        SUM[i, k] = zero
+                    with T.sp_iter([I, J, K], "SRS", "sums") as [i, j, k]:
+                        x_jk = T.meta_var(T.cast(X[j, b, k], acc))
+                        SUM[i, k] = SUM[i, k] + (A[p, c, i, j] * x_jk if weighted else x_jk)
+                    with T.sp_iter([K, L, I], "SSR", "products") as [k, l, i]:
+                        g_il = T.meta_var(T.cast(G[ROW[p, c, i], b, l], acc))
+                        DW[p, b, k, l] = DW[p, b, k, l] + SUM[i, k] * g_il
 
-    func = with_parameters(rgms_weights, {"a": not weighted})
-    func, _ = assume(cast(Any, func), "coordinates", buffer="ROW", axis="M")
-    return func
-
-
-def _edges(problem: RgmsBackward) -> SparseFunc:
-    dtype, idtype, acc = problem.dtype, problem.idtype, problem.accumulator
-    size, zero = getattr(T, idtype), tirx.const(0.0, acc)
-
-    @T.prim_func
-    def rgms_edges(
-        x: T.handle, w: T.handle, grad: T.handle, da: T.handle, relation: T.handle,
-        piece_ptr: T.handle, chunk_ptr: T.handle, rows: T.handle, indptr: T.handle,
-        indices: T.handle, relations: size, pieces: size, chunks: size, nnz_rows: size, nnz: size,
-        m: size, n: size, blocks: size,
-    ) -> None:  # fmt: skip
-        P = T.dense_fixed(pieces, idtype)
-        C = T.dense_variable(P, (chunks, chunks), piece_ptr, idtype)
-        I = T.dense_variable(C, (problem.chunk, nnz_rows), chunk_ptr, idtype)
-        J = T.sparse_variable(I, (n, nnz), (indptr, indices), idtype)
-        R = T.dense_fixed(relations, idtype)
-        M = T.dense_fixed(m, idtype)
-        N = T.dense_fixed(n, idtype)
-        B = T.dense_fixed(blocks, idtype)
-        PLACE = T.dense_fixed(problem.chunk, idtype)
-        K = T.dense_fixed(problem.feat_in, idtype)
-        L = T.dense_fixed(problem.feat, idtype)
-        X = T.match_sparse_buffer(x, (N, B, K), dtype)
-        W = T.match_sparse_buffer(w, (R, B, L, K), dtype)
-        G = T.match_sparse_buffer(grad, (M, B, L), dtype)
-        DA = T.match_sparse_buffer(da, (P, C, I, J), acc)
-        REL = T.match_sparse_buffer(relation, (P,), idtype)
-        ROW = T.match_sparse_buffer(rows, (P, C, I), idtype)
-        TURNED = T.alloc_sparse_buffer((PLACE, K), acc, "local")
-        with T.sp_iter([P, C], "SS", "chunks") as [p, c]:
-            with T.sp_iter([I, J], "SS", "clear") as [i, j]:
-                DA[p, c, i, j] = zero
-            with T.sp_iter([B], "R", "blocks") as [b]:
-                with T.sp_iter([PLACE, K], "SS", "start") as [i, k]:
-                    TURNED[i, k] = zero
-                with T.sp_iter([I, K, L], "SSR", "turned") as [i, k, l]:
-                    g_il = T.meta_var(T.cast(G[ROW[p, c, i], b, l], acc))
-                    TURNED[i, k] = TURNED[i, k] + T.cast(W[REL[p], b, l, k], acc) * g_il
-                with T.sp_iter([I, J, K], "SSR", "dots") as [i, j, k]:
-                    DA[p, c, i, j] = DA[p, c, i, j] + T.cast(X[j, b, k], acc) * TURNED[i, k]
-
-    func, _ = assume(cast(Any, rgms_edges), "coordinates", buffer="ROW", axis="M")
-    func, _ = assume(cast(Any, func), "coordinates", buffer="REL", axis="R")
-    return func
+    of_edges = dict.fromkeys(("w", "da", "relation", "relations"), not edges)
+    unused = {"a": edges or not weighted, "dw": edges, **of_edges}
+    func = with_parameters(rgms_backward, unused)
+    func, _ = assume(func, "coordinates", buffer="ROW", axis="M")
+    return assume(func, "coordinates", buffer="REL", axis="R")[0] if edges else func

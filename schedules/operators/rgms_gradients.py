@@ -14,7 +14,6 @@ of rows, for CPUs, are in :mod:`sparsetir.schedules.operators.rgms_backward`. (S
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
 
 from tvm import tirx
 from tvm.script import sparse_tir as T
@@ -67,48 +66,13 @@ def program(problem: RgmsGradient) -> SparseFunc:
     row_ptr : (relations + 1,) ; rows : (nnz_rows,) rows of each relation that are not empty
     indptr : (nnz_rows + 1,) ; indices : (nnz,) columns, in any order within a row
     """
-    return _edges(problem) if problem.edges else _weights(problem)
-
-
-def _weights(problem: RgmsGradient) -> SparseFunc:
     dtype, idtype, acc = problem.dtype, problem.idtype, problem.accumulator
-    size, weighted, zero = getattr(T, idtype), problem.weighted, tirx.const(0.0, acc)
+    size, weighted, edges = getattr(T, idtype), problem.weighted, problem.edges
+    zero = tirx.const(0.0, acc)
 
     @T.prim_func
-    def rgms_dw(
-        a: T.handle, x: T.handle, grad: T.handle, out: T.handle, row_ptr: T.handle,
-        rows: T.handle, indptr: T.handle, indices: T.handle, relations: size, m: size, n: size,
-        nnz_rows: size, nnz: size, feat_in: size, feat: size,
-    ) -> None:  # fmt: skip
-        R = T.dense_fixed(relations, idtype)
-        I = T.sparse_variable(R, (m, nnz_rows), (row_ptr, rows), idtype)
-        J = T.sparse_variable(I, (n, nnz), (indptr, indices), idtype)
-        M = T.dense_fixed(m, idtype)
-        N = T.dense_fixed(n, idtype)
-        K = T.dense_fixed(feat_in, idtype)
-        L = T.dense_fixed(feat, idtype)
-        if weighted:
-            A = T.match_sparse_buffer(a, (R, I, J), problem.values or dtype)
-        X = T.match_sparse_buffer(x, (N, K), dtype)
-        G = T.match_sparse_buffer(grad, (M, L), dtype)
-        DW = T.match_sparse_buffer(out, (R, K, L), acc)
-        with T.sp_iter([R, I, J, K, L], "SRRSS", "rgms_dw") as [r, i, j, k, l]:
-            with T.init():
-                DW[r, k, l] = zero
-            x_jk = T.meta_var(T.cast(X[j, k], acc))
-            term = T.meta_var(T.cast(A[r, i, j], acc) * x_jk if weighted else x_jk)
-            DW[r, k, l] = DW[r, k, l] + term * T.cast(G[i, l], acc)
-
-    return with_parameters(rgms_dw, {"a": not weighted})
-
-
-def _edges(problem: RgmsGradient) -> SparseFunc:
-    dtype, idtype, acc = problem.dtype, problem.idtype, problem.accumulator
-    size, zero = getattr(T, idtype), tirx.const(0.0, problem.accumulator)
-
-    @T.prim_func
-    def rgms_da(
-        x: T.handle, w: T.handle, grad: T.handle, out: T.handle, edge: T.handle,
+    def rgms_gradient(
+        a: T.handle, x: T.handle, w: T.handle, grad: T.handle, out: T.handle, edge: T.handle,
         row_ptr: T.handle, rows: T.handle, indptr: T.handle, indices: T.handle, relations: size,
         m: size, n: size, nnz_rows: size, nnz: size, feat_in: size, feat: size,
     ) -> None:  # fmt: skip
@@ -117,21 +81,33 @@ def _edges(problem: RgmsGradient) -> SparseFunc:
         J = T.sparse_variable(I, (n, nnz), (indptr, indices), idtype)
         M = T.dense_fixed(m, idtype)
         N = T.dense_fixed(n, idtype)
-        E = T.dense_fixed(nnz, idtype)
         K = T.dense_fixed(feat_in, idtype)
         L = T.dense_fixed(feat, idtype)
-        EDGE = T.match_sparse_buffer(edge, (R, I, J), idtype)
         X = T.match_sparse_buffer(x, (N, K), dtype)
-        W = T.match_sparse_buffer(w, (R, K, L), dtype)
         G = T.match_sparse_buffer(grad, (M, L), dtype)
-        DA = T.match_sparse_buffer(out, (E,), acc)
-        with T.sp_iter([E], "S", "rgms_da_init") as [e]:
-            DA[e] = zero
-        with T.sp_iter([R, I, J, K, L], "SSSRR", "rgms_da") as [r, i, j, k, l]:
-            product = T.meta_var(T.cast(W[r, k, l], acc) * T.cast(G[i, l], acc))
-            DA[EDGE[r, i, j]] = DA[EDGE[r, i, j]] + T.cast(X[j, k], acc) * product
+        if weighted:
+            A = T.match_sparse_buffer(a, (R, I, J), problem.values or dtype)
+        if edges:
+            E = T.dense_fixed(nnz, idtype)
+            EDGE = T.match_sparse_buffer(edge, (R, I, J), idtype)
+            W = T.match_sparse_buffer(w, (R, K, L), dtype)
+            DA = T.match_sparse_buffer(out, (E,), acc)
+            with T.sp_iter([E], "S", "rgms_da_init") as [e]:
+                DA[e] = zero
+            with T.sp_iter([R, I, J, K, L], "SSSRR", "rgms_da") as [r, i, j, k, l]:
+                product = T.meta_var(T.cast(W[r, k, l], acc) * T.cast(G[i, l], acc))
+                DA[EDGE[r, i, j]] = DA[EDGE[r, i, j]] + T.cast(X[j, k], acc) * product
+        else:
+            DW = T.match_sparse_buffer(out, (R, K, L), acc)
+            with T.sp_iter([R, I, J, K, L], "SRRSS", "rgms_dw") as [r, i, j, k, l]:
+                with T.init():
+                    DW[r, k, l] = zero
+                x_jk = T.meta_var(T.cast(X[j, k], acc))
+                term = T.meta_var(T.cast(A[r, i, j], acc) * x_jk if weighted else x_jk)
+                DW[r, k, l] = DW[r, k, l] + term * T.cast(G[i, l], acc)
 
-    return cast(SparseFunc, rgms_da)
+    unused = {"a": not weighted, "w": not edges, "edge": not edges}
+    return with_parameters(rgms_gradient, unused)
 
 
 # Of `ops`, on a GPU: no plan is asked for them by name.

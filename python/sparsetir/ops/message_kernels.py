@@ -111,11 +111,9 @@ def softmax(structure: Structure, x: Tensor, grad: Tensor | None = None) -> Tens
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     batch, _, heads = x.shape
     out = x.new_empty(x.shape, dtype=wide)
-    given = {"x": x, "out": out} if grad is None else {"y": x, "g": grad, "dx": out}
-    named: Named = {
-        name: (y if y is out else structure.arranged(y.to(wide), 1)).reshape(-1, heads)
-        for name, y in given.items()
-    }
+    moved = [None if y is None else structure.arranged(y.to(wide), 1) for y in (x, grad)]
+    flat = [None if y is None else y.reshape(-1, heads) for y in (*moved, out)]
+    named: Named = dict(zip(("x", "g", "out"), flat, strict=True))
     kind = DTYPES[wide], _arrays_of(structure).idtype, grad is not None
     _run(structure, EdgeSoftmax, kind, (heads,), {"batch": batch, "heads": heads}, named)
     return structure.restored(out, 1).to(x.dtype)
