@@ -75,11 +75,7 @@ class DistGraph(Rows):
         Which rows are sent where.
     """
 
-    group: dist.ProcessGroup
-    partition: Partition
-    num_nodes: int
     num_edges: int
-    nodes: Tensor
     nnz: int
     local: Operand
     remote: Operand
@@ -200,15 +196,8 @@ class DistGraph(Rows):
             sources, targets, weights = coalesced(group, sources, targets, weights)
         count = torch.tensor([len(targets)], device=targets.device)
         edges = int(total(group, WHO, count))
-        found = cls(
-            group,
-            made,
-            sources,
-            targets - made.start,
-            weights,
-            dict(zip(edge_data, given, strict=True)),
-            edges,
-        )
+        data = dict(zip(edge_data, given, strict=True))
+        found = cls(group, made, sources, targets - made.start, weights, data, edges)
         found.exchange_dtype = exchange_dtype
         return found
 

@@ -3,6 +3,7 @@
 Nodes of edges are in int64, places of edges in int32. `orders.py` is the same for torch.
 """
 
+from tvm import tirx
 from tvm.script import tirx as T
 
 
@@ -129,7 +130,7 @@ def put(base: T.handle, index: T.handle, values: T.handle, out: T.handle):
         OUT[AT[n]] = IN[n]
 
 
-def _kept(dtype: str):
+def _kept(dtype: str) -> tirx.PrimFunc:
     @T.prim_func(s_tir=True)
     def kept(values: T.handle, mask: T.handle, out: T.handle):
         """Columns of an array at which a mask holds."""
@@ -146,7 +147,7 @@ def _kept(dtype: str):
                     OUT[i, at[0]] = IN[i, e]
                     at[0] = at[0] + T.int64(1)
 
-    return kept
+    return kept.with_attr("global_symbol", f"kept_{dtype}")
 
 
-kept_int64, kept_float32 = _kept("int64"), _kept("float32")
+KEPT = {dtype: _kept(dtype) for dtype in ("int64", "float32")}

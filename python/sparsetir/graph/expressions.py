@@ -79,7 +79,7 @@ LOGICAL: dict[Any, str] = {
 for _name, _formula in ARITHMETIC.items():
     FORMULAS[getattr(aten, _name).Tensor] = FORMULAS[getattr(aten, _name).Scalar] = _formula
 COMPARED = {
-    getattr(getattr(aten, name), kind): f"({{0}} {sign} {{1}})"
+    getattr(getattr(aten, name), kind): sign
     for name, sign in COMPARISONS.items()
     for kind in ("Tensor", "Scalar")
 }
@@ -291,7 +291,8 @@ class Expression:
             return found
         if target in LOGICAL and all(dtype_of(a) == torch.bool for a in args):
             return LOGICAL[target].format(*(self._truth(a, axes, node) for a in args))
-        formula = COMPARED.get(target) or FORMULAS.get(target)
+        sign = COMPARED.get(target)
+        formula = f"({{0}} {sign} {{1}})" if sign else FORMULAS.get(target)
         if formula is None or node.kwargs.get("alpha", 1) != 1 or node.kwargs.get("rounding_mode"):
             return None
         if dtype_of(node) not in (torch.float32, torch.bool):

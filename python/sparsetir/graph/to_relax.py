@@ -56,9 +56,9 @@ REDUCED: dict[object, str] = {
     aten.amin.default: "min",
 }
 COMPUTED = POINTWISE | {aten.clamp.default}
-NAMES = {
-    "eq": "equal", "ne": "not_equal", "gt": "greater", "ge": "greater_equal", "lt": "less",
-    "le": "less_equal",
+COMPARISONS = {
+    "==": relax.op.equal, "!=": relax.op.not_equal, ">": relax.op.greater,
+    ">=": relax.op.greater_equal, "<": relax.op.less, "<=": relax.op.less_equal,
 }  # fmt: skip
 WHO = "export"
 
@@ -70,8 +70,8 @@ class Translation:
         self._graph: fx.Graph = exported.graph_module.graph
         self._target = target
         self._builder = relax.BlockBuilder()
-        self._functions: dict[str, tirx.PrimFunc] = {}
-        self._names: dict[str, str] = {}  # by text
+        self._functions: dict[str, tirx.PrimFunc] = {}  # that are called
+        self._programs: dict[str, tirx.PrimFunc] = {}  # by text
         self._sizes: dict[str, Any] = {}
         self._values: dict[Any, Any] = {}
         self._constants: dict[fx.Node, torch.Tensor] = {}
@@ -269,7 +269,7 @@ class Translation:
         text = program.text(tuple(aligned), fused=False)
         found = self._call(text, arrays, named, of, _by_rows if program.summed else None)
         if program.reduce in ("max", "min"):
-            found = self._flat("zero_of_empty_rows", found, sizes, starts)
+            found = self._flat(edges.zero_of_empty_rows, found, sizes, starts)
         if given and program.reduce is None:
             found = self._restored(found, sizes, rows)
         return found
@@ -279,11 +279,11 @@ class Translation:
         index, key = self._index(rows), ("starts", rows, str(m))
         if key not in self._values:
             of = relax.TensorType([m + 1], "int32")
-            self._values[key] = self._call_given("count_edges", [index], of)
+            self._values[key] = self._call_given(edges.count_edges, [index], of)
         starts = self._values[key]
         if ("order", rows) not in self._values:
             of = relax.TensorType(self._shape(rows), "int32")
-            self._values["order", rows] = self._call_given("sort_edges", [index, starts], of)
+            self._values["order", rows] = self._call_given(edges.sort_edges, [index, starts], of)
         return starts, self._values["order", rows]
 
     def _arranged(self, index: fx.Node, rows: fx.Node, places: relax.Expr, size: Any) -> relax.Expr:
@@ -291,9 +291,9 @@ class Translation:
         key = "arranged", index, rows, str(size)
         if key not in self._values:
             of = relax.TensorType(self._shape(index), "int64")
-            found = self._call_given("in_range", [self._index(index)], of, [size])
+            found = self._call_given(edges.in_range, [self._index(index)], of, [size])
             of = relax.TensorType(self._shape(index), "int32")
-            self._values[key] = self._call_given("arranged", [found, places], of)
+            self._values[key] = self._call_given(edges.arranged, [found, places], of)
         return self._values[key]
 
     def _index(self, index: fx.Node) -> relax.Expr:
@@ -307,14 +307,14 @@ class Translation:
         of = relax.TensorType(self._shape(by), "int32")
         other = self._values["order", by]
         room = self._builder.emit(relax.op.zeros_like(other))
-        return self._call_given("places_between", [other, places, room], of)
+        return self._call_given(edges.places_between, [other, places, room], of)
 
     def _restored(self, values: relax.Expr, shape: list[Any], rows: fx.Node) -> relax.Expr:
         """Values of edges in the order in which they were given."""
-        return self._flat("restored", values, shape, self._values["order", rows])
+        return self._flat(edges.restored, values, shape, self._values["order", rows])
 
     def _flat(
-        self, name: str, values: relax.Expr, shape: list[Any], other: relax.Expr
+        self, func: tirx.PrimFunc, values: relax.Expr, shape: list[Any], other: relax.Expr
     ) -> relax.Expr:
         """A call of a function of values with one dimension of features."""
         width: Any = tirx.IntImm("int64", 1)
@@ -322,7 +322,7 @@ class Translation:
             width = width * size
         flat = self._builder.emit(relax.op.reshape(values, [shape[0], width]))
         of = relax.TensorType([shape[0], width], "float32")
-        found = self._call_given(name, [flat, other], of)
+        found = self._call_given(func, [flat, other], of)
         return self._builder.emit(relax.op.reshape(found, shape))
 
     # -- calls ------------------------------------------------------------------------------------
@@ -332,9 +332,9 @@ class Translation:
         schedule: Callable[[Schedule], None] | None = None,
     ) -> relax.Expr:  # fmt: skip
         """A call of the kernel of a program, which is compiled once."""
-        name = self._names.get(text)
-        if name is None:
-            name = self._names[text] = f"program{len(self._names)}"
+        func = self._programs.get(text)
+        if func is None:
+            name = f"program{len(self._programs)}"
             stages = lower(from_source(text), schedule, target=self._target)
             if "II scheduled" in stages and signature_of(stages).computed:
                 raise LoweringError(f"{WHO}: a program needs what is computed for each graph")
@@ -342,18 +342,17 @@ class Translation:
             params = {str(p.name): p for p in func.params}
             out = params.pop("out")
             func = tirx.PrimFunc([*params.values(), out], func.body, func.ret_type, func.attrs)
-            self._functions[name] = func.with_attr("global_symbol", name)
-        names = [str(p.name) for p in self._functions[name].params[:-1]]
+            func = self._programs[text] = func.with_attr("global_symbol", name)
+        names = [str(p.name) for p in func.params[:-1]]
         given = [arrays[n] for n in names if n in arrays]
-        return self._call_given(name, given, result, [sizes[n] for n in names if n in sizes])
+        return self._call_given(func, given, result, [sizes[n] for n in names if n in sizes])
 
     def _call_given(
-        self, name: str, arrays: Sequence[relax.Expr], result: Any, sizes: Sequence[Any] = ()
+        self, func: tirx.PrimFunc, arrays: list[relax.Expr], result: Any, sizes: Sequence[Any] = ()
     ) -> relax.Expr:
-        """A call of a function by its name, which takes arrays, sizes, and what it writes to."""
-        if name not in self._functions:
-            func = getattr(edges, name)
-            self._functions[name] = func.with_attr("global_symbol", name)
+        """A call of a function, which takes arrays, sizes, and what it writes to."""
+        name = str(func.attrs["global_symbol"])
+        self._functions[name] = func
         passed = relax.Tuple([*arrays, *map(relax.prim_value, sizes)])
         call = relax.op.call_dps_packed(relax.ExternFunc(name), passed, result)
         return self._builder.emit(call)
@@ -365,8 +364,8 @@ class Translation:
         target: Any = node.target
         args: Any = node.args
         if target in COMPARED:
-            name = NAMES[target.__name__.split(".")[0]]
-            return getattr(relax.op, name)(self._value(args[0]), self._scalar(args[1], args[0]))
+            compare = COMPARISONS[COMPARED[target]]
+            return compare(self._value(args[0]), self._scalar(args[1], args[0]))
         gathered = gather_of(node)
         if gathered is not None:
             return relax.op.take(self._value(gathered[0]), self._value(gathered[1]), axis=0)
@@ -419,14 +418,13 @@ class Translation:
         """Columns of an array of integers at which a mask holds."""
         args: Any = node.args
         value, (*rows, at) = args
-        name, dtype = f"kept_{self._dtype(node)}", dtype_of(at)
-        rank = len(shape_of(value))
-        if not hasattr(edges, name) or dtype != torch.bool or any(rows) or rank != len(rows) + 1:
+        func, rank = edges.KEPT.get(self._dtype(node)), len(shape_of(value))
+        if func is None or dtype_of(at) != torch.bool or any(rows) or rank != len(rows) + 1:
             return None
         mask = self._value(at)
         if ("count", at) not in self._values:
             mask = self._builder.emit(relax.op.astype(mask, "int32"))
-            count = self._call_given("count_kept", [mask], relax.TensorType([1], "int64"))
+            count = self._call_given(edges.count_kept, [mask], relax.TensorType([1], "int64"))
             shape = self._builder.emit(relax.op.tensor_to_shape(count))
             size = tirx.Var(f"size{len(self._sizes)}", "int64")
             self._builder.match_cast(shape, relax.ShapeType([size]))
@@ -438,7 +436,7 @@ class Translation:
         if rank == 1:
             found = self._builder.emit(relax.op.reshape(found, [1, edges_of]))
         of = relax.TensorType([1, size] if rank == 1 else shape, self._dtype(node))
-        found = self._call_given(name, [found, mask], of)
+        found = self._call_given(func, [found, mask], of)
         return found if rank > 1 else relax.op.reshape(found, shape)
 
     def _put(self, node: fx.Node) -> relax.Expr | None:
@@ -450,7 +448,7 @@ class Translation:
         if len(shape_of(node)) != 1 or len(shape_of(values)) != 1:
             return None
         arrays = [self._value(base), self._index(index[0]), self._value(values)]
-        return self._call_given("put", arrays, self._type(node))
+        return self._call_given(edges.put, arrays, self._type(node))
 
 
 def _by_rows(sch: Schedule) -> None:

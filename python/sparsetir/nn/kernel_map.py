@@ -42,8 +42,8 @@ class Convolution:
     @staticmethod
     def of_numbers(numbers: Sequence[int]) -> Convolution:
         """The convolution of :attr:`numbers`."""
-        a, b, c, d, e, f, g, h, i, j, k, m = numbers
-        return Convolution((a, b, c), (d, e, f), (g, h, i), (j, k, m))
+        x, y, z = numbers[::3], numbers[1::3], numbers[2::3]
+        return Convolution(*zip(x, y, z, strict=True))
 
     @staticmethod
     def submanifold(kernel_size: Triple, dilation: Triple) -> Convolution:
