@@ -420,14 +420,15 @@ def declare_more(
 ) -> None:
     """Note what a function declares that has so much more than another one."""
     more = _by_name(params, axes, buffers)
-    both: list[Any] = [old | new for old, new in zip(declared(before), more, strict=True)]
-    _keep(func, Names(*both))
+    pairs: Any = zip(declared(before), more, strict=True)
+    _keep(func, Names(*(old | new for old, new in pairs)))
 
 
 def _by_name(params: Any, axes: Any, buffers: Any) -> Names:
     found: list[Any] = [{str(x.name): x for x in each} for each in (params, axes, buffers)]
     variables = *found[0].values(), *(b.var for b in found[2].values())
-    return Names(*found, {v.__chandle__() for v in variables})
+    found.append({v.__chandle__() for v in variables})
+    return Names(*found)
 
 
 def _keep(func: SparseFunc, names: Names) -> Names:

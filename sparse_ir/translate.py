@@ -224,6 +224,7 @@ class Translator:
         self, buf: SparseBuffer, index: list[Any], scope: Scope
     ) -> tuple[list[Any], list[Any]]:
         """Positions of an access and the conditions under which they are stored."""
+        index = [_settled(i) for i in index]
         if buf.axes is None:
             return index, []
         positions: list[Any] = []
@@ -462,6 +463,14 @@ class Translator:
         for expr in exprs:
             walk(expr, visit, ir.TensorLoad)
         return out
+
+
+def _settled(index: Any) -> Any:
+    """An index, as a number where it is one whatever its variables are: TVM divides by `j - j`."""
+    if not isinstance(index, tirx.Add | tirx.Sub | tirx.Mul) or not is_signed(index):
+        return index
+    found = Analyzer().simplify(index)
+    return found if isinstance(found, tirx.IntImm) else index
 
 
 def _range_guards(coord: Any, length: Any, proven: tuple[bool, bool]) -> list[Any]:

@@ -135,6 +135,15 @@ def test_updates_elsewhere_than_the_init() -> None:
     np.testing.assert_array_equal(as_interpreted(func, args)[:5], [0, 3, 0, 13, 1])
 
 
+def test_an_index_that_is_a_number() -> None:
+    """TVM's schedules divide by the zero that `j - j` is."""
+    body = adding('[T.fuse(I, J)], "RS"', "i, j", "j, j - j + 1")
+    func = from_source(text_of("columns", body, A="I J", C="N K"))
+    args = arguments("int32") | {"c": np.ones((4, 2), "float32"), "feat": 2}
+    args = {name: value for name, value in args.items() if name not in ("times", "size")}
+    np.testing.assert_array_equal(as_interpreted(func, args), [[1, x] for x in (1, 3, 4, 7)])
+
+
 @pytest.mark.parametrize("index", ["i", "i * 2 + o", "i + o"])
 def test_nested_reductions(index: str) -> None:
     """The init of a nested iteration runs at each visit of the one around it."""
