@@ -25,7 +25,7 @@ from sparsetir.sparse_ir.nodes import (
 from sparsetir.sparse_ir.position_loop import PositionLoop, extent_under, parents_of
 from sparsetir.sparse_ir.position_space import PositionSpace, in_one_row
 from sparsetir.sparse_ir.search import find_last_start, whole
-from sparsetir.sparse_ir.tir import as_dtype, dtype_of, free_vars
+from sparsetir.sparse_ir.tir import as_dtype, dtype_of, free_vars, type_of_product
 from sparsetir.sparse_ir.translate import Scope, Translator, Visit
 
 
@@ -105,14 +105,15 @@ class PositionLoops:
         recovers the positions above it by searching its offsets, the fixed ones by division.
         """
         axes = list(node.axes)
-        dtype = "int64" if any(a.idtype == "int64" for a in axes) else "int32"
-        loop, var = self._variables("".join(c.name for c in coords), dtype)
         runs: list[list[int]] = []
         for n, axis in enumerate(axes):
             if runs and axis.parent is not None:
                 runs[-1].append(n)
             else:
                 runs.append([n])
+        factors = [x for run in runs for x in self._run_factors([axes[n] for n in run])]
+        dtype = type_of_product(factors, [a.idtype for a in axes])
+        loop, var = self._variables("".join(c.name for c in coords), dtype)
         sizes = [self._run_size([axes[n] for n in run], scope, dtype) for run in runs]
         unit = PositionLoop(node, coords, kinds, loop, var, _product(sizes, dtype))
         rest: Any = var
@@ -126,20 +127,26 @@ class PositionLoops:
         return unit
 
     def _run_size(self, run: list[Axis], scope: Scope, dtype: str) -> Any:
-        base, end = self._run_bounds(run, scope)
+        base, end = self._run_bounds(run, scope, dtype)
         return as_dtype(end - base if base is not None else end, dtype)
 
-    def _run_bounds(self, run: list[Axis], scope: Scope) -> tuple[Any, Any]:
+    def _run_factors(self, run: list[Axis]) -> list[Any]:
+        """Of a run's size: what the last variable axis stores, and the extents of those below."""
+        last = max((n for n, a in enumerate(run) if a.is_variable), default=-1)
+        stored = [run[last].nnz] if last >= 0 else []
+        return [*stored, *(self.space.extent(a, []) for a in run[last + 1 :])]
+
+    def _run_bounds(self, run: list[Axis], scope: Scope, dtype: str) -> tuple[Any, Any]:
         """First (None for 0) and past-the-end offset of a run, in elements of its last axis."""
         variable = [n for n, a in enumerate(run) if a.is_variable]
         outer = parents_of(run[0], scope) if run[0].parent is not None else []
-        fixed_after = run[variable[-1] + 1 :] if variable else run
-        factor = _product([self.space.extent(a, []) for a in fixed_after], run[-1].idtype)
+        factors = self._run_factors(run)
+        factor = _product(factors[bool(variable) :], dtype)
         if not variable:
             return None, factor
         last = run[variable[-1]]
         if not outer:
-            return None, as_dtype(last.nnz, run[-1].idtype) * factor
+            return None, as_dtype(factors[0], dtype) * factor
         above = run[: variable[-1]]
         head = [self.space.extent(run[0], outer), *([0] * (len(above) - 1))] if above else []
         base = self._offset(last, outer, [as_dtype(0, a.idtype) for a in above])
@@ -149,7 +156,7 @@ class PositionLoops:
             )
         else:
             end = self.space.start(last, outer, 1)
-        return base * factor, end * factor
+        return as_dtype(base, dtype) * factor, as_dtype(end, dtype) * factor
 
     def _offset(self, last: Axis, outer: list[Any], above: list[Any]) -> Any:
         return self.space.start(last, [*outer, *above])

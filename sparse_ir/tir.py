@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 from tvm import ir, s_tir, tirx
@@ -43,6 +45,14 @@ def is_one(expr: Any) -> bool:
 def free_vars(expr: Any) -> set[Any]:
     """All variables, buffers included, that occur in an expression."""
     return set(variables_of(expr))
+
+
+def type_of_product(sizes: Sequence[Any], dtypes: Sequence[str]) -> str:
+    """The integer type of loops over a product of sizes, themselves of these types."""
+    known = [int(n) for n in sizes if isinstance(n, tirx.IntImm)]
+    unknown = len(sizes) - len(known)
+    fits = prod(known) < (2 if unknown else 2**31) and unknown < 2
+    return "int32" if fits and "int64" not in dtypes else "int64"
 
 
 def conjunction(guards: list[Any]) -> Any:

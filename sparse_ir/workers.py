@@ -20,7 +20,7 @@ from sparsetir.sparse_ir.nodes import (
     substitute,
 )
 from sparsetir.sparse_ir.position_loop import PositionLoop
-from sparsetir.sparse_ir.tir import as_dtype, dtype_of, loop_over, loop_with
+from sparsetir.sparse_ir.tir import as_dtype, dtype_of, loop_over, loop_with, type_of_product
 from sparsetir.sparse_ir.traversal import map_expr
 
 # Annotation of a loop of stage II: what it becomes when all else is done.
@@ -231,7 +231,7 @@ def _fused(stmt: Any, group: list[PositionLoop]) -> tuple[Any, Any, Any]:
     """(variable, extent, what is inside) of one loop for several, over the product of extents."""
     if len(group) == 1:
         return group[0].loop, group[0].extent, stmt
-    dtype = "int64" if any(dtype_of(u.loop) == "int64" for u in group) else "int32"
+    dtype = type_of_product([u.extent for u in group], [dtype_of(u.loop) for u in group])
     fused = tirx.Var("_".join(str(u.loop.name) for u in group), dtype)
     rest: Any = fused
     places: dict[Any, Any] = {}

@@ -10,8 +10,15 @@ from tvm import s_tir, tirx
 
 from programs import PROGRAMS
 from small import small
-from sparsetir import LoweringError, build, from_source, lower_sparse_buffer, lower_sparse_iter
-from sparsetir.sparse_ir.nodes import walk
+from sparsetir import (
+    LoweringError,
+    Schedule,
+    build,
+    from_source,
+    lower_sparse_buffer,
+    lower_sparse_iter,
+)
+from sparsetir.sparse_ir.nodes import nodes_of, walk
 from stage2 import golden, plain_text
 
 
@@ -99,6 +106,24 @@ def test_index_types(program, idtype):
     walk(func.body, visit)
     types.update(str(p.ty.dtype) for p in func.params if "_ind" in p.name)
     assert types == {idtype}
+
+
+@pytest.mark.parametrize(("feat", "dtype"), [("feat", "int64"), ("4", "int64"), ("1", "int32")])
+def test_loops_over_products_of_sizes(feat, dtype):
+    """Numbers of nonzeros x features may pass 2^31 where neither does."""
+    axes = f"K = T.dense_fixed({feat})"
+    func = small("each", """
+with T.sp_iter([I, K], "SS", "dense") as [i, k]:
+    Y[i, k] = 2.0
+with T.sp_iter([I, J, K], "SSS", "each") as [i, j, k]:
+    X[i, j, k] = X[i, j, k] * 2.0
+""", axes, X="I J K", Y="I K")  # fmt: skip
+    sch = Schedule(func)
+    sch.parallelize(sch.get_sp_iters(sch.get_sparse_iteration("dense")))
+    each = sch.get_sparse_iteration("each")
+    sch.sparse_fuse(each, sch.get_sp_iters(each))
+    types = [str(x.loop_var.ty.dtype) for x in nodes_of(tirx.For, lower_sparse_iter(sch.func).body)]
+    assert types == [dtype, dtype]
 
 
 # -- refusals -------------------------------------------------------------------------------------
