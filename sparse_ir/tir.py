@@ -49,9 +49,9 @@ def free_vars(expr: Any) -> set[Any]:
 
 def type_of_product(sizes: Sequence[Any], dtypes: Sequence[str]) -> str:
     """The integer type of loops over a product of sizes, themselves of these types."""
-    known = [int(n) if isinstance(n, tirx.IntImm) else None for n in sizes]
-    more = [n for n in known if n != 1]
-    fits = len(more) < 2 if None in more else prod(more) < 2**31
+    known = [int(n) for n in sizes if isinstance(n, tirx.IntImm)]
+    unknown = len(sizes) - len(known)
+    fits = prod(known) < (2 if unknown else 2**31) and unknown < 2
     return "int32" if fits and "int64" not in dtypes else "int64"
 
 
