@@ -99,6 +99,43 @@ with T.sp_iter([I, K], "SS", "spread") as [i, k]:
     np.testing.assert_array_equal(args["a"], [3, 5, 3])  # row 2 is never written
 
 
+def test_beyond_the_end_of_a_ragged_row():
+    x, p = np.array([1, 2, 3], "float32"), np.array([0, 2, 2, 3], "int32")
+    args = given(b=nans(3, 2), x=x, p=p)("""
+R = T.dense_variable(I, (2, nnz), p)
+K = T.dense_fixed(2)
+X = T.match_sparse_buffer(x, (I, R))
+B = T.match_sparse_buffer(b, (I, K))
+with T.sp_iter([I, K], "SS", "pad") as [i, k]:
+    B[i, k] = X[i, k]
+""")
+    np.testing.assert_array_equal(args["b"], [[1, 2], [0, 0], [3, 0]])
+
+
+def test_init_runs_for_coordinates_that_are_not_stored():
+    args = given(B.format("n", "K,", "int64"), b=np.full(4, -1, "int64"))("""
+with T.sp_iter([I, J], "RS", "count") as [i, j]:
+    with T.init():
+        B[j] = T.int64(10)
+    B[j] = B[j] + T.int64(1)
+""")
+    np.testing.assert_array_equal(args["b"], [11, 11, 10, 11])
+
+
+def test_init_runs_each_time_a_nested_iteration_is_reached():
+    args = given(y=nans(3))("""
+Y = T.match_sparse_buffer(y, (I,))
+with T.sp_iter([I], "S", "rows") as [i]:
+    x = T.float32(0)
+    with T.sp_iter([J], "R", "total") as [j]:
+        with T.init():
+            x = T.float32(0)
+        x = x + A[i, j]
+    Y[i] = x
+""")
+    np.testing.assert_array_equal(args["y"], [3, 0, 3])
+
+
 def test_refused():
     for body, message in [
         ("""
@@ -135,6 +172,25 @@ with T.sp_iter([I], "S", "copy") as [i]:
     )
 
 
+def test_padded_slots_are_not_visited():
+    at = np.array([4, -1, 0, -1, -1, -7, -1, -1, -1], "int32")
+    stored = np.where(at < 0, np.float32("nan"), np.arange(1, 10, dtype="float32"))
+    args = given(e=stored, at=at, y=nans(3), count=np.zeros(3, "int32"))("""
+S = T.sparse_fixed(I, (5, 3), at)
+E = T.match_sparse_buffer(e, (I, S))
+Y = T.match_sparse_buffer(y, (I,))
+N = T.match_sparse_buffer(count, (I,), "int32")
+with T.sp_iter([I, S], "SR", "sum") as [i, j]:
+    with T.init():
+        Y[i] = 0.0
+        N[i] = 0
+    Y[i] = Y[i] + E[i, j]
+    N[i] = N[i] + 1
+""")
+    np.testing.assert_array_equal(args["y"], [1 + 3, 0, 0])
+    np.testing.assert_array_equal(args["count"], [2, 0, 0])
+
+
 def test_duplicates_have_positions_of_their_own():
     """An index that is not the iteration's variable itself is searched: the first match."""
     arrays = {"e": np.array([1, 2, 3], "float32"), "x": nans(3), "y": nans(3)}
@@ -153,6 +209,15 @@ with T.sp_iter([O, R], "SS", "double") as [o, i]:
 """)
     np.testing.assert_array_equal(args["x"], [2, 4, 6])
     np.testing.assert_array_equal(args["y"], [1, 2, 3])
+
+
+def test_an_own_coordinate_under_another_parent_is_searched():
+    args = given(indices=np.array([0, 3, 0], "int32"), y=nans(3))("""
+Y = T.match_sparse_buffer(y, (I, J))
+with T.sp_iter([I, J], "SS", "above") as [i, j]:
+    Y[i, j] = A[i - 2, j] + A[i + 2, j]
+""")
+    np.testing.assert_array_equal(args["y"], [3, 0, 1])
 
 
 def test_init_does_not_see_the_positions_of_an_earlier_run():
@@ -179,6 +244,18 @@ with T.sp_iter([I], "S", "outer") as [i]:
         Y[i] = Y[i] + A[i, j]
 """)
     np.testing.assert_array_equal(args["y"], [303, 300, 303])
+
+
+def test_storage_of_heads_before_a_sparse_matrix():
+    args = given(y=nans(6, 3))("""
+H = T.dense_fixed(2)
+F = T.dense_fixed(3)
+Y = T.match_sparse_buffer(y, (H, I, J, F))
+with T.sp_iter([H, I, J, F], "SSSS", "spread") as [h, i, j, f]:
+    Y[h, i, j, f] = A[i, j] * T.float32(100) + T.Cast("float32", h * 10 + f)
+""")
+    expected = np.array([1, 2, 3])[:, None] * 100 + np.arange(3)
+    np.testing.assert_array_equal(args["y"], [*expected, *(expected + 10)])
 
 
 def test_arithmetic_is_that_of_the_type():

@@ -13,8 +13,9 @@ import sparsetir
 from drawing import examples
 from merged_programs import Drawn, programs
 from programs import PROGRAMS, copied
-from programs.merged import dense_of
+from programs.merged import dense_of, stored_of
 from refusals import refusals
+from schedule_common import gives
 from small import making
 from sparsetir.sparse_ir.annotations import intersected
 from sparsetir.sparse_ir.nodes import sparse_iterations
@@ -254,6 +255,28 @@ def test_the_loop_itself_stays_as_it_is(move: str, how: str) -> None:
     with pytest.raises(sparsetir.ScheduleError, match=r"J1_(or|and)_J2") as caught:
         MOVES[move](sch, loop)
     assert "in T.sp_iter([" in str(caught.value) and sch.func is before
+
+
+@pytest.mark.parametrize("wrt", ["a", "b", "d"])
+def test_gradients(wrt: str) -> None:
+    """Of C = (A * B) D over what A and B both store; zero where one of them stores nothing."""
+    program = PROGRAMS["intersect_spmm"]
+    rng = np.random.default_rng(0)
+    args = program.inputs(rng, "small", "float64", "int32")
+    grad_c = rng.random(args["c"].shape)
+    dense = {name: dense_of(args, name) for name in "ab"}
+    both = stored_of(args, "a") & stored_of(args, "b")
+    if wrt == "d":
+        weights = np.where(both, dense["a"] * dense["b"], 0)
+        expected = weights.T @ grad_c
+    else:
+        other = dense["b" if wrt == "a" else "a"]
+        rows = np.repeat(np.arange(args["m"]), np.diff(args[f"{wrt}_ptr"]))
+        full = np.where(both, other * (grad_c @ args["d"].T), 0)
+        expected = full[rows, args[f"{wrt}_idx"]]
+    func = sparsetir.gradient(program.make("float64", "int32"), wrt, transpose=wrt != "d")
+    given = {**args, "grad_c": grad_c, f"grad_{wrt}": args[wrt]}
+    gives(func, given, {f"grad_{wrt}": expected}, 1e-12, 1e-12)
 
 
 @pytest.mark.parametrize("name", ["add_csr", "intersect_spmm"])

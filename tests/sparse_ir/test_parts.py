@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import tvm
+import tvm_ffi
 
 import sparsetir
 from csr_zoo import ZOO
@@ -110,6 +111,17 @@ def test_which_loops_are_free(program: str, free: list[int]) -> None:
 def test_row_blocks_golden() -> None:
     lowered = sparsetir.lower_sparse_iter(make("row blocks"))
     assert plain_text(lowered) == golden("spmm_row_blocks_stage2")
+
+
+@pytest.mark.parametrize("program", PROGRAM)
+def test_text_and_json(program: str) -> None:
+    func = make(program)
+    assert "T.part(" in func.script()
+    assert tvm_ffi.structural_equal(sparsetir.from_source(func.script()), func)
+    again = tvm.ir.load_json(tvm.ir.save_json(func))
+    assert tvm_ffi.structural_equal(again, func)
+    assert tvm_ffi.structural_hash(again) == tvm_ffi.structural_hash(func)
+    assert again.script() == func.script()
 
 
 SCALE = text_of("scale", """
