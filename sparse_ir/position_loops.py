@@ -118,7 +118,8 @@ class PositionLoops:
         unit = PositionLoop(node, coords, kinds, loop, var, _product(sizes, dtype))
         rest: Any = var
         if by is not None:  # then the axes are one run, from a root: its joint positions are stored
-            unit.extent, rest = self._in_part(by, var, scope)
+            extent, rest = self._in_part(by, var, scope)
+            unit.extent = as_dtype(extent, dtype)
         for number, run in enumerate(runs):
             inner = _product(sizes[number + 1 :], dtype)
             here = rest if number + 1 == len(runs) else tirx.floordiv(rest, inner)
