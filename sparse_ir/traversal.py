@@ -86,7 +86,10 @@ def _collector(
 
 def replace_variables(tree: Any, values: Mapping[int, Any]) -> Any:
     """Rewrite a TIR or stage-I tree with values for variables, which are told by their handles."""
-    rules, now = _REPLACERS.pop() if _REPLACERS else _replacer()
+    try:
+        rules, now = _REPLACERS.pop()
+    except IndexError:  # others use all there are
+        rules, now = _replacer()
     now.update(values)
     try:
         return _MAP(tree, rules, _NONE, _CHILDREN_FIRST)
