@@ -51,8 +51,9 @@ from sparsetir.ops.tensors import (
     target_of,
 )
 from sparsetir.planning.request import reduction
-from sparsetir.planning.run_plan import compiled_by
+from sparsetir.planning.run_plan import finder
 from sparsetir.runtime.arrays import dtype_name
+from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.refusals import wrong
 from sparsetir.schedules.operators.edge_sums import EdgeSums
 from sparsetir.schedules.targets import l2_bytes, l3_bytes
@@ -546,15 +547,15 @@ def _summed(
         sources, targets = targets, sources
     out, count = b.new_empty(m, b.shape[1]), b.new_empty(m) if mean else None
     types = dtype_name(b), dtype_name(edges)
-    kernel = compiled_by(*_how(b.shape[1], *types, values is not None, mean), target_of(CPU))
+    kernel = _finder(b.shape[1], *types, values is not None, mean)()
     arrays = {"source": sources, "target": targets, "b": b, "c": out, "count": count, "w": values}
     launch(kernel, {**arrays, "m": m, "n": len(b), "nnz": edges.shape[1], "feat": b.shape[1]})
     return out, count
 
 
 @lru_cache(256)
-def _how(feat: int, *problem: Any) -> tuple[SumLoops, EdgeSums]:
-    return SumLoops(feat), EdgeSums(*problem)
+def _finder(feat: int, *problem: Any) -> Callable[[], Kernel]:
+    return finder(SumLoops(feat), EdgeSums(*problem), target_of(CPU))
 
 
 class _Sum(torch.autograd.Function):

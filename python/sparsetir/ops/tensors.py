@@ -19,7 +19,7 @@ from tvm.target import Target
 from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.planning.plan import plan_of, requested
 from sparsetir.planning.request import default_threads
-from sparsetir.planning.run_plan import GPU_ALIGNMENT, Plan, compiled_by
+from sparsetir.planning.run_plan import GPU_ALIGNMENT, Plan, finder
 from sparsetir.records.records import by_record, recorded_configs, there_are_records
 from sparsetir.records.task import Compiled, Config, Sizes, Task
 from sparsetir.runtime.arrays import dtype_name
@@ -64,12 +64,14 @@ def kernel_by(
     choose: Callable[..., Compiled], problem: Problem, target: Target, *given: Hashable
 ) -> Kernel:
     """The kernel of the config that is chosen of a problem, a target and what else is given."""
-    return compiled_by(_chosen(choose, problem, target, *given), problem, target)
+    return _finder(choose, problem, target, *given)()
 
 
 @lru_cache(512)
-def _chosen(choose: Callable[..., Compiled], *given: Hashable) -> Compiled:
-    return choose(*given)
+def _finder(
+    choose: Callable[..., Compiled], problem: Problem, target: Target, *given: Hashable
+) -> Callable[[], Kernel]:
+    return finder(choose(problem, target, *given), problem, target)
 
 
 def call_plan(run: Plan, operands: Sequence[Tensor], values: Tensor | None) -> Tensor:

@@ -10,7 +10,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from itertools import product
 from typing import Any, NoReturn
 
@@ -494,16 +494,35 @@ def compiled_by(config: Compiled, problem: Problem, target: Target) -> Kernel:
 
     Raises TypeError for what is no config for this.
     """
+    return finder(config, problem, target)()
+
+
+def finder(config: Compiled, problem: Problem, target: Target) -> Callable[[], Kernel]:
+    """A function that gives :func:`compiled_by` of this, and keeps no kernel itself."""
 
     def stages() -> Stages:
         template = template_of(config, problem, is_gpu(target))
         return lower_template(template, problem, config, target)
 
-    return compiled((problem, _compiled_part(config)), target, stages)
+    return partial(compiled, _Key((problem, _compiled_part(config))), target, stages)
 
 
-# Both take longer to say than a small kernel to run.
-_text = lru_cache(64)(str)
+class _Key:
+    """What a kernel is kept by, whose hash takes longer to find than a small kernel to run."""
+
+    __slots__ = ("number", "parts")
+
+    def __init__(self, parts: tuple[Problem, Hashable]) -> None:
+        self.parts, self.number = parts, hash(parts)
+
+    def __hash__(self) -> int:
+        return self.number
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Key) and self.parts == other.parts
+
+
+_text = lru_cache(64)(str)  # of targets
 
 
 @lru_cache(1024)
