@@ -122,6 +122,7 @@ COMMANDS: dict[str, tuple[str, tuple[Option, ...], int | None]] = {
         keys("--model", "bench.tasks", "EXAMPLES", "GCN ChebNet GraphSAGE GAT"),
         peers("Inductor", text="default: Inductor"),
     ), None),
+    "compile": ("from a program to each stage and a kernel", (THREADS_OF_ALL,), None),
     "gpucode": ("GPU templates by nvcc: registers, spills, widths of loads", (
         THREADS_OF_ALL, option("--arch", default="sm_90", help="default: sm_90"),
         option("--kernels", default="", help="those whose names hold this (default: all)"),

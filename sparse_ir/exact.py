@@ -48,7 +48,7 @@ def saturated(value: int) -> int:
 
 
 def is_signed(expr: Any) -> bool:
-    """Whether an expression is a signed integer; arithmetic of others wraps around, and may."""
+    """Whether an expression is a signed integer; arithmetic of others must not overflow."""
     return dtype_of(expr).startswith("int")
 
 

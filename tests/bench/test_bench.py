@@ -26,6 +26,7 @@ from sparsetir.tuning.process import THREADS
 ROOT = Path(__file__).parents[2]
 
 COMMANDS = {
+    "compile": ([], lambda r: r["spmm"]["kernel"]["min"] > 0),
     "calls": ([], lambda r: r["seconds"]["now"]["calls"]["plan, NumPy"]["min"] > 0),
     "steps": (["--feat", 128, "--plot"], lambda r: r["cells"][0]["seconds"]["plan"] > 0),
     "run": (
