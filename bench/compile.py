@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import sparsetir
@@ -31,10 +32,7 @@ def run(args: argparse.Namespace) -> None:
 
 def steps(program: Any, seconds: float) -> dict[str, dict[str, float]]:
     """Seconds from the text to each stage, of a new function each time."""
-    target, script = host_target(), program.script()
-
-    def first() -> Any:
-        return sparsetir.from_source(script)
+    target, first = host_target(), partial(sparsetir.from_source, program.script())
 
     def second() -> Any:
         return sparsetir.default_schedule(sparsetir.lower_sparse_iter(first()), target)
