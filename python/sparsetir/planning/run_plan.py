@@ -10,7 +10,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from functools import cache, lru_cache, partial
+from functools import cache, lru_cache
 from itertools import product
 from typing import Any, NoReturn
 
@@ -504,22 +504,18 @@ def finder(config: Compiled, problem: Problem, target: Target) -> Callable[[], K
         template = template_of(config, problem, is_gpu(target))
         return lower_template(template, problem, config, target)
 
-    return partial(compiled, _Key((problem, _compiled_part(config))), target, stages)
+    key = _Key((problem, _compiled_part(config)))
+    return lambda: compiled(key, target, stages)
 
 
-class _Key:
+class _Key(tuple[Problem, Hashable]):
     """What a kernel is kept by, whose hash takes longer to find than a small kernel to run."""
 
-    __slots__ = ("number", "parts")
-
-    def __init__(self, parts: tuple[Problem, Hashable]) -> None:
-        self.parts, self.number = parts, hash(parts)
+    def __init__(self, _: object) -> None:
+        self.number = super().__hash__()
 
     def __hash__(self) -> int:
         return self.number
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Key) and self.parts == other.parts
 
 
 _text = lru_cache(64)(str)  # of targets
