@@ -518,7 +518,8 @@ class _Key(tuple[Problem, Hashable]):
         return self.number
 
 
-_text = lru_cache(64)(str)  # of targets
+# Both take longer to say than to look up: of a target, and of a config, at each new pattern.
+_text = lru_cache(64)(str)
 
 
 @lru_cache(1024)
