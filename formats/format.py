@@ -17,6 +17,7 @@ from sparsetir.formats.partition import check_partition
 from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.rule import FormatRewriteRule
 from sparsetir.sparse_ir.index_arrays import INT32, is_integer
+from sparsetir.sparse_ir.origins import note_origin
 
 
 class Format(ABC):
@@ -203,6 +204,7 @@ def register(
         library is searched.
     """
     library = library or (lambda _: [] if small is None else [small])
+    note_origin(kind)
     REGISTRY[kind.__name__] = Registered(kind, small, library, search or library)
 
 

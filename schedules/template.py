@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 from sparsetir.schedules.operators.problems import Arranged, in_csr
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import SparseFunc
+from sparsetir.sparse_ir.origins import note_origin
 
 T = TypeVar("T")
 # {"template": "RowBlocks", "RowBlocks.tile": 64, ...}
@@ -186,5 +187,6 @@ TEMPLATES: dict[tuple[type, type], Template] = {}
 
 def register(template: Template) -> Template:
     """Make a template known to plans, searches and records of tuning."""
+    note_origin(template.config)
     TEMPLATES[template.config, template.problem] = template
     return template

@@ -16,6 +16,7 @@ from sparsetir.schedules.arguments import expect_one_of
 from sparsetir.schedules.operators.names import DTYPES, IDTYPES, REDUCTIONS
 from sparsetir.schedules.operators.problems import EXTREMA, CsrPattern, Problem
 from sparsetir.sparse_ir.nodes import SparseFunc
+from sparsetir.sparse_ir.origins import note_origin
 
 # Largest error of an element in units of the sum of the absolute values that it is made of:
 # some roundings of a result, and for float32 and float64 of a long sum.
@@ -243,6 +244,7 @@ OF_MATRICES: dict[str, Operator] = {}
 
 def register(operator: Operator) -> Operator:
     """Make an operator known to plans, `ops`, searches, the command line and the bench."""
+    note_origin(operator.name)
     if operator.on != "matrix":
         known = OF_MATRICES if operator.on == "matrices" else ALONG
         return known.setdefault(operator.name, operator)

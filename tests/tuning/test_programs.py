@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import json
 import os
 import pickle
 import subprocess
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -18,10 +20,12 @@ import sparsetir
 from fake_measurer import install
 from programs import PROGRAMS
 from refusals import refusals
+from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.extras import WITHOUT_TORCH
+from sparsetir.formats import format
 from sparsetir.records.record import Key
 from sparsetir.records.records import Records
-from sparsetir.records.task import Outcome
+from sparsetir.records.task import Outcome, Task
 from sparsetir.schedules.search import program_space
 from sparsetir.schedules.search.configs import from_data, to_data
 from sparsetir.schedules.search.program_space import space_of
@@ -31,8 +35,9 @@ from sparsetir.tuning import search
 from sparsetir.tuning.program import ProgramTask, bound_arguments
 from sparsetir.tuning.program_case import ProgramCase
 from sparsetir.tuning.report import short, table, write_report
-from sparsetir.tuning.schedule_ref import ScheduleRef, load_file
+from sparsetir.tuning.schedule_ref import ScheduleRef, load_file, load_module
 from sparsetir.tuning.search import tune
+from sparsetir.tuning.worker import Tuner
 from tuning import user_schedules
 
 SPMM = PROGRAMS["spmm"].make("float32", "int32")
@@ -310,6 +315,48 @@ def test_a_schedule_of_a_script_is_found_by_its_file(tmp_path):
     exec("def typed(sch, config): pass", names := {})
     with pytest.raises(ValueError, match="got 'typed' of <string>, which is no file"):
         ScheduleRef.of(names["typed"])
+
+
+PLUG_IN = """
+from sparsetir.formats.format import Format, register
+class Mine(Format): name, rules = "mine", None
+register(Mine)
+{then}
+"""
+
+
+def test_workers_run_the_modules_that_register(tmp_path, monkeypatch):
+    """By name where others can import it, else by file; at a prompt there is none."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(format, "REGISTRY", {})
+    monkeypatch.setattr(search, "REGISTRY", format.REGISTRY)
+    file, wanted = tmp_path / "plugged_in.py", Task("spmm", SparseMatrix(sp.eye(2)), 4, "float32")
+    file.write_text(PLUG_IN.format(then=""))
+    known = importlib.import_module("plugged_in")
+    assert search._plug_ins(wanted) == ["plugged_in"] and search._plug_ins(task()) == []
+    load_file(file)
+    assert search._plug_ins(wanted) == [str(file)]
+    assert load_module(str(file)) is not known is load_module("plugged_in")
+    monkeypatch.setitem(sys.modules, "__main__", main := types.ModuleType("__main__"))
+    exec(PLUG_IN.format(then=""), vars(main))
+    with pytest.raises(ValueError, match="'Mine': expected to be registered in a file"):
+        search._plug_ins(wanted)
+    main.__file__ = str(file)  # as of `python plugged_in.py`
+    assert search._plug_ins(wanted) == [str(file)]
+    main.__spec__ = known.__spec__  # as of `python -m plugged_in`
+    assert search._plug_ins(wanted) == ["plugged_in"]
+    for ref in (str(file), "tunes_at_once"):
+        file.with_stem("tunes_at_once").write_text(then := "import sparsetir; sparsetir.tune(0, 0)")
+        file.write_text(PLUG_IN.format(then=then))
+        with pytest.raises(RuntimeError, match="put the call under if __name__ == '__main__'"):
+            load_module(ref)
+    with pytest.raises(ValueError, match="modules that register 'mine'.*, got none"):
+        Tuner(pickled(tmp_path, Task("mine", wanted.matrix, 4, "float32")), [])
+
+
+def pickled(folder, wanted):
+    (folder / "task").write_bytes(pickle.dumps((wanted, None)))
+    return folder / "task"
 
 
 LIMIT = 3  # seconds, for the one that hangs

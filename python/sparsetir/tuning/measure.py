@@ -37,8 +37,7 @@ class Measurer:
         this process
     environment : of the worker, beside this process's, such as CUDA_VISIBLE_DEVICES
     remote : a device elsewhere, for which this machine compiles
-    modules : names of plug-in modules with further templates, which the worker imports when it
-        starts; they register them by `sparsetir.schedules.template.register`
+    modules : plug-ins that the worker imports when it starts, by name or as paths of files
 
     What the worker prints goes to a file, of which messages quote the last line. Its arrays and
     other files are in a temporary folder that `close` removes.

@@ -1,21 +1,21 @@
-"""A schedule that other processes can import: where its function is, and which text it has."""
+"""Schedules and plug-ins that other processes can import: where they are, and their texts."""
 
 from __future__ import annotations
 
 import hashlib
 import importlib
 import importlib.util
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 EXPECTED = "expected a function (sch, config) at the top level of a file, which workers can import"
 PREFIX = "sparsetir_file_"  # of the names that modules of such files have
-# Files that are being run for a function in them, by the modules' names.
+# Modules that are being run for what they define, by their names or files.
 _loading: list[str] = []
 
 
@@ -68,6 +68,32 @@ class ScheduleRef:
         return {"module": self.module, "file": self.file, "name": self.name}
 
 
+def module_ref(what: str, module: ModuleType) -> str:
+    """The name of a module, or the path of its file, by which :func:`load_module` gets it.
+
+    what : what it registers, for the error: ValueError where other processes could not import it
+    """
+    spec, file = module.__spec__, getattr(module, "__file__", None)
+    name = module.__name__ if spec is None else spec.name  # of `python -m` that of the module
+    if file is None or not Path(file).is_file():
+        if name != "__main__":
+            return name
+        raise ValueError(
+            f"tune: '{what}': expected to be registered in a file, which workers import, got a "
+            "notebook or a prompt; put it into a module, and import that"
+        )
+    return name if _is_importable(name, Path(file)) else str(Path(file).resolve())
+
+
+def load_module(ref: str) -> ModuleType:
+    """A module by what :func:`module_ref` gave, or by its name."""
+    _loading.append(ref)
+    try:
+        return load_file(ref) if os.path.isabs(ref) else importlib.import_module(ref)
+    finally:
+        _loading.remove(ref)
+
+
 def importing() -> bool:
     """Whether a file is being run for what it defines, so that it is not to begin any work."""
     return bool(_loading)
@@ -97,5 +123,7 @@ def _is_importable(module: str, file: Path) -> bool:
         return False
     parent = sys.modules.get(module.rpartition(".")[0])
     # Not `importlib.util.find_spec`, which knows what is loaded, however that was done.
-    found = PathFinder.find_spec(module, getattr(parent, "__path__", None))
-    return found is not None and found.origin is not None and Path(found.origin).samefile(file)
+    path = getattr(parent, "__path__", None)
+    specs = (finder.find_spec(module, path) for finder in sys.meta_path)
+    origin = next((spec.origin for spec in specs if spec is not None), None)
+    return origin is not None and Path(origin).is_file() and Path(origin).samefile(file)

@@ -13,18 +13,22 @@ import tvm
 
 from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.extras import need
+from sparsetir.formats.format import REGISTRY
 from sparsetir.records.record import Key, Record
 from sparsetir.records.records import RecordError, Records
-from sparsetir.records.task import Config, Tunable
+from sparsetir.records.task import Config, Task, Tunable
 from sparsetir.runtime.file_errors import as_path
 from sparsetir.runtime.refusals import wrong
+from sparsetir.schedules.operators.registry import OPERATORS
 from sparsetir.schedules.search.configs import from_data, to_data
 from sparsetir.schedules.search.spaces import Space
 from sparsetir.schedules.targets import TargetLike, is_gpu, resolve_target
-from sparsetir.schedules.templates.registry import TEMPLATES
+from sparsetir.schedules.templates.registry import TEMPLATES, templates_for
 from sparsetir.sparse_ir.nodes import SparseFunc
+from sparsetir.sparse_ir.origins import ORIGINS
 from sparsetir.tuning.measure import START_LIMIT, Measurer, cores_for
 from sparsetir.tuning.remote import Remote
+from sparsetir.tuning.schedule_ref import importing, module_ref
 from sparsetir.tuning.sought import check_numbers, of_operator, of_program, refuse_options
 from sparsetir.tuning.tuned import Search, Tuned, TunedPlan, TunedProgram, TunedSparse
 
@@ -203,8 +207,8 @@ def tune(
     remote : Remote, optional
         A device elsewhere; for operators.
     modules : sequence of str
-        Names of modules that register templates of their own, with `configs` to be searched, by
-        :func:`sparsetir.schedules.template.register`.
+        Names of plug-ins, modules that register operators, formats or templates, to be imported
+        before all else. Those that are imported already need no mention.
 
     Returns
     -------
@@ -228,6 +232,11 @@ def tune(
     where the arguments are small, else with those of the default schedule's kernel. Ctrl-C ends the
     search; what was found is returned and kept. (SparseTIR, section 2.)
     """
+    if importing():
+        raise RuntimeError(
+            "tune: called while a file is imported for what it defines; put the call under "
+            "if __name__ == '__main__'"
+        )
     check_numbers(
         trials, seed, workers, memory_limit, {"seconds": seconds, "time_limit": time_limit}
     )
@@ -271,7 +280,7 @@ def tune(
     limit = None if sampler == "exhaustive" else trials
     trials_in = _trials_file(kept) if storage is None else storage
     options = {"time_limit": time_limit, "memory_limit": memory_limit, "remote": remote}
-    options["modules"] = modules
+    options["modules"] = tuple(dict.fromkeys([*modules, *_plug_ins(tuned.task)]))
     task, places = tuned.task, _places(workers, tuned.task)
     with ExitStack() as stack:
         measurers = [stack.enter_context(Measurer(task, **options, **place)) for place in places]
@@ -295,6 +304,17 @@ def tune(
     if kept is not None:
         _keep(kept, tuned, graph)
     return tuned
+
+
+def _plug_ins(task: Tunable) -> list[str]:
+    """Modules of users that register what a search for an operator may try, for its workers."""
+    if not isinstance(task, Task):
+        return []
+    problem = OPERATORS[task.op].compiled_for(task.dtype, task.reduce, task.heads is not None)
+    templates = templates_for(problem, is_gpu(resolve_target(task.target)))
+    kinds = [*(t.config for t in templates), *(entry.kind for entry in REGISTRY.values())]
+    names = {task.op: task.op, **{kind: kind.__name__ for kind in kinds}}
+    return [module_ref(name, ORIGINS[x]) for x, name in names.items() if x in ORIGINS]
 
 
 def _is_plugged_in(config: Config) -> bool:

@@ -22,7 +22,7 @@ from sparsetir.schedules.template import Branch, Choices
 from sparsetir.sparse_ir.index_arrays import is_integer
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.tuning.program import ProgramTask, bound_arguments
-from sparsetir.tuning.schedule_ref import ScheduleRef, importing
+from sparsetir.tuning.schedule_ref import ScheduleRef
 from sparsetir.tuning.sparse_case import SparseTask
 from sparsetir.tuning.tuned import Search, Tuned, TunedPlan, TunedProgram, TunedSparse
 
@@ -81,11 +81,6 @@ def of_program(
     threads: int | None,
 ) -> Sought:
     """A function with arguments, over the choices of a schedule."""
-    if importing():
-        raise RuntimeError(
-            "tune: called while a file is imported for a function in it; put the call under "
-            "if __name__ == '__main__'"
-        )
     if not isinstance(program, SparseFunc):
         expected = "the name of an operator or a stage-I function"
         raise wrong("tune", "op", expected, type(program).__name__, TypeError)

@@ -7,7 +7,6 @@ of. What is printed here goes to a file of the parent's.
 from __future__ import annotations
 
 import gc
-import importlib
 import pickle
 import resource
 import signal
@@ -21,6 +20,8 @@ import tvm
 
 from sparsetir.extras import allow_torch
 from sparsetir.records.task import Config, Outcome, Reference, Task
+from sparsetir.runtime.refusals import wrong
+from sparsetir.schedules.operators.registry import OPERATORS
 from sparsetir.schedules.search import configs
 from sparsetir.schedules.targets import is_gpu, resolve_target
 from sparsetir.tuning.case import OperatorCase
@@ -28,6 +29,7 @@ from sparsetir.tuning.process import is_of_memory
 from sparsetir.tuning.program import ProgramTask
 from sparsetir.tuning.program_case import ProgramCase
 from sparsetir.tuning.remote import RemoteDevice, RemoteError
+from sparsetir.tuning.schedule_ref import load_module
 from sparsetir.tuning.serving import one_line, serve
 from sparsetir.tuning.sparse_case import SparseCase, SparseTask
 from sparsetir.tuning.timing import Yardstick, timed
@@ -93,9 +95,12 @@ class Tuner:
 
     def __init__(self, task: str, modules: Sequence[str]) -> None:
         allow_torch()
-        for name in modules:
-            importlib.import_module(name)
+        for module in modules:
+            load_module(module)
         found, remote = pickle.loads(Path(task).read_bytes())
+        if isinstance(found, Task) and found.op not in OPERATORS:
+            expected = f"modules that register '{found.op}' when they are imported"
+            raise wrong("tune", "modules", expected, ", ".join(modules) or "none")
         case = CASES[type(found)](found)
         self._device = Local(case) if remote is None else RemoteDevice(remote, case)
         self._reference: Reference | None = None
