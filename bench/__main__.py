@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from sparsetir.cli.arguments import Failed, UsageError, add_modules, import_modules
 from sparsetir.data.graphs import KINDS, GraphError
 from sparsetir.schedules.targets import usable_cpus
 from sparsetir.tuning.process import THREADS
@@ -186,6 +187,7 @@ def parser(prog: str = "python -m bench") -> argparse.ArgumentParser:
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--quick", action="store_true", help="one small round, to see that it runs")
     common.add_argument("--out", type=Path, default=RESULTS, help="folder of the JSON file")
+    add_modules(common)
     for name, (text, options, threads) in COMMANDS.items():
         parents = [] if name == "judge" else [common]  # which measures nothing
         command = commands.add_parser(name, parents=parents, help=text)
@@ -200,6 +202,10 @@ def main(words: list[str] | None = None, run_as: tuple[str, ...] = ()) -> None:
     """run_as : module and words before `words` that lead here, where it is not this module"""
     words = sys.argv[1:] if words is None else words
     commands = parser(" ".join(run_as) or "python -m bench")
+    try:
+        import_modules(words)
+    except (Failed, UsageError) as error:
+        raise SystemExit(f"{commands.prog}: {error}") from error
     args = commands.parse_args(words)
     threads = COMMANDS[args.command][2]  # of this process, which may only wait for others
     if threads is None:

@@ -30,10 +30,13 @@ from sparsetir.cli.text import readable
 from sparsetir.cli.tune import report_path
 from sparsetir.data.graphs import load_relations
 from sparsetir.data.sparse_tensor import SparseMatrix
+from sparsetir.formats.format import REGISTRY
 from sparsetir.records.record import Key, Record
 from sparsetir.records.task import Outcome, Task
 from sparsetir.runtime.texts import WIDTH
+from sparsetir.schedules.operators.registry import OPERATORS
 from sparsetir.schedules.search.configs import to_data
+from sparsetir.schedules.templates.registry import TEMPLATES
 from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.tuning import report, search
 from sparsetir.tuning.tuned import Trial, Tuned
@@ -121,7 +124,15 @@ tune spmm --graph cora --arg a=1  # --arg: expected none for an operator
 tune spmm --graph cora --feat-in 4  # --feat-in: expected none for spmm
 tune rgms --graph cora  # --graph: cora: no such file; a graph with relations is an .npz
 tune gone.py  # argument OP|FILE: gone.py: no such file
-tune gone.py --graph cora  # --graph: expected none for a function in a file
+tune gone.py --feat 8  # --feat: expected none for a function in a file
+tune gone.py --graph gone  # --graph: gone: no such file
+tune spmm --modules gone.mod --graph cora  # --modules: gone.mod: ModuleNotFoundError: No module
+explain gone.py --feat 8  # --feat: expected none for a function in a file
+explain spmv --feat 8  # argument 'feat': expected 1 for 'spmv', got 8
+lower gone.py --feat 8  # --feat: expected none for a function in a file
+lower gone.py --graph cora  # --graph: expected none for a function in a file
+lower gone.py --threads 2  # --threads: expected none for a function in a file
+lower spmm --schedule gone.py:f  # --schedule: gone.py: no such file
 tune gone.py --arg a  # --arg: expected NAME=VALUE, got 'a'
 tune gone.py --arg a=1 --arg a=2  # --arg: expected 'a' once
 tune gone.py --arg a=b  # --arg: a: expected a number, file.npy or file.npz:key, got 'b'
@@ -258,6 +269,9 @@ def test_tune_takes_a_function_in_a_file(run, records, monkeypatch):
     assert {record.key.op for record in records.all()} == {"sums"}
     code, out, _ = run("records", "list")
     assert code == 0 and "sums" in out and "2 problems" in out
+    some = ("--graph", "cora", "--arg", "feat=8", "--trials", "1", "--threads", "1", "--json")
+    data = json.loads(run(*words[:2], *some, "--no-report")[1])
+    assert data["graph"] == "cora" and data["runs"][0]["trials"] == 1
     code, _, err = run(*words[:2], "--arg", "a=a.npz:what")
     assert code == 2 and "--arg: a: a.npz has no 'what', but indptr, columns" in err
     code, _, err = run(*words[:2], "--schedule", "mine.py:gone")
@@ -401,6 +415,13 @@ def test_lower_with_a_config_for_a_gpu(run):
     )
 
 
+SPLIT = """
+def apply(sch):
+    it = sch.get_sparse_iteration("scale")
+    sch.divide(sch.get_sp_iters(it)[0], 4)
+"""
+
+
 def test_lower_a_function_of_a_file(run):
     Path("one.py").write_text(PROGRAM)
     for stage, mark in (("1", "T.sp_iter"), ("2", "T.sblock"), ("3", "nnz"), ("asm", ".text")):
@@ -410,6 +431,9 @@ def test_lower_a_function_of_a_file(run):
     code, _, err = run("lower", "two.py")
     assert code == 2 and "two.py holds scale, other: name one, as two.py:scale" in err
     assert run("lower", "two.py:other")[0] == 0
+    Path("fast.py").write_text(SPLIT)
+    code, out, _ = run("lower", "two.py:other", "--schedule", "fast.py:apply", "--stage", "2")
+    assert code == 0 and "in range(4)" in out
     code, _, err = run("lower", "two.py:third")
     assert code == 2 and "two.py has no third, but scale, other" in err
     Path("none.py").write_text("x = 1\n")
@@ -573,6 +597,77 @@ def test_doctor_tells_what_is_broken(run, tmp_path, monkeypatch):
     assert code == 1 and "RuntimeError: LLVM is\n" in out and "bad.sqlite" in out
     assert "all that is needed works" not in out
     assert len(json.loads(run("doctor", "--json")[1])["problems"]) == 2
+
+
+PLUG_IN = """
+from dataclasses import dataclass, replace
+from sparsetir.formats import BSR
+from sparsetir.formats.format import register as register_format
+from sparsetir.schedules.operators.operands import OPERATORS, register
+from sparsetir.schedules.operators.problems import Sddmm
+from sparsetir.schedules.operators.sddmm import program
+from sparsetir.schedules.template import Template, register as register_template
+from sparsetir.schedules.templates import sddmm
+
+@dataclass(frozen=True)
+class Mine(sddmm.SddmmGroups):
+    pass
+
+@dataclass(frozen=True)
+class Ours(BSR):
+    pass
+
+register(replace(OPERATORS["sddmm"], name="mine"))
+register_template(Template(Mine, Sddmm, program, sddmm.apply, sddmm.arrange))
+register_format(Ours)
+"""
+# Words beside those of the plug-in, and what their output has.
+PLUGGED_IN = """
+tune mine --graph cora --feat 8 --trials 1 --threads 1 --no-report  # mine on cora
+lower mine  # with T.sp_iter
+lower mine --template Mine --feat 128  # def sddmm
+lower mine --config {"template":"Mine","lanes":8} --feat 128  # def sddmm
+explain mine --feat 8 --dtype float16  # "float16"
+formats cora --format ours_8_8  # bsr_8_8
+records list  # Mine lanes=8
+"""
+
+
+@pytest.fixture
+def registries(monkeypatch):
+    """As they were, in the end."""
+    every = [OPERATORS, TEMPLATES, REGISTRY, sys.modules]
+    before = [dict(registry) for registry in every]
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield
+    for registry, kept in zip(every, before):
+        for name in registry.keys() - kept.keys():
+            del registry[name]
+
+
+@pytest.mark.parametrize("row", PLUGGED_IN.strip().splitlines())
+def test_plug_ins(run, records, registries, monkeypatch, row):
+    """Each command knows what modules register, before it reads its other arguments."""
+    install(monkeypatch)
+    records.add(replace(record(), config={"template": "Mine", "lanes": 8}))
+    Path("plugged_in.py").write_text(PLUG_IN)
+    words, said = row.split("  # ")
+    code, out, err = run(*words.split(), "--modules", "plugged_in")
+    assert code == 0 and said in out, err
+
+
+def test_plug_ins_of_the_bench(run, registries, capsys):
+    Path("plugged_in.py").write_text(PLUG_IN)
+    with pytest.raises(SystemExit):
+        run("bench", "run", "--op", "gone", "--modules", "plugged_in")
+    assert ", mine, got 'gone'" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="sparsetir bench: argument --modules: gone: ModuleNot"):
+        run("bench", "run", "--modules", "gone")
+    Path("bad.py").write_text("1 / 0")
+    code, _, err = run("doctor", "--modules", "bad")
+    assert code == 1 and err.endswith(
+        "argument --modules: bad: ZeroDivisionError: division by zero\n"
+    )
 
 
 def test_bench_takes_its_own_arguments(run, capsys):

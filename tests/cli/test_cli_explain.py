@@ -97,7 +97,7 @@ def test_facts_as_json(explain):
 
 
 def test_an_operator_by_its_name(explain):
-    code, out, _ = explain("sddmm", *ON_CORA, "--json")
+    code, out, _ = explain("sddmm", "--graph", "cora", "--feat", "64", "--json")
     facts = json.loads(out)
     assert code == 0 and facts["sizes"]["nnz"] == 10_556 and facts["roofline"]["flops"] > 0
     assert {x["loop"]: x["parallel"] for x in facts["loops"]} == {"ij": "yes", "k": "no"}
@@ -113,8 +113,8 @@ def test_without_arguments_nothing_runs(explain, monkeypatch):
 
 
 REFUSED = """
-gone  # argument OP|FILE: expected spmm, spmv, sddmm or a .py file, got 'gone'
-spgemm  # argument OP|FILE: expected spmm, spmv, sddmm or a .py file, got 'spgemm'
+gone  # argument OP|FILE: expected spmm, spmv, sddmm, one of a plug-in (--modules)
+spgemm  # argument OP|FILE: expected spmm, spmv, sddmm, one of a plug-in (--modules)
 spmm.py --graph cora  # argument --arg: 'feat': expected an integer, got nothing
 spmm.py --graph cora --arg feat=nan  # argument --arg: 'feat': expected an integer, got nan
 spmm.py --graph cora --arg feat=-3  # argument --arg: 'b': expected lengths of 0 or more, got

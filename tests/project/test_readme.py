@@ -13,13 +13,16 @@ import importlib.util
 import inspect
 import io
 import json
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from fake_measurer import install
+from sparsetir.formats.format import REGISTRY
 from sparsetir.schedules.operators.registry import OPERATORS
 from sparsetir.schedules.templates.registry import TEMPLATES
 
@@ -37,6 +40,7 @@ ROOMS = [
 ]
 # Its searches are of the kinds of docs/new_operator.md and docs/tutorial.md, which measure.
 PRETENDED = {"docs/tuning.md"}
+REGISTRIES = OPERATORS, TEMPLATES, REGISTRY
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -69,7 +73,7 @@ def page(request):
 def outputs(page, tmp_path_factory):
     """What each block printed; each is a module, since TVM reads the source of its functions."""
     folder, names, out = tmp_path_factory.mktemp("page"), {}, []
-    kept, patch = [dict(registry) for registry in (OPERATORS, TEMPLATES)], pytest.MonkeyPatch()
+    kept, patch = [dict(registry) for registry in REGISTRIES], pytest.MonkeyPatch()
     if page in PRETENDED:
         install(patch)
     for at, (code, _) in enumerate(blocks(page)):
@@ -86,7 +90,7 @@ def outputs(page, tmp_path_factory):
         out.append(printed.getvalue())
     yield out
     patch.undo()
-    for registry, before in zip((OPERATORS, TEMPLATES), kept, strict=True):  # recipes add to them
+    for registry, before in zip(REGISTRIES, kept, strict=True):  # recipes add to them
         registry.clear()
         registry.update(before)
     for at in range(len(out)):
@@ -103,6 +107,24 @@ def test_blocks_print_what_is_said(page, outputs):
         line = missing_line(expected, output)
         assert line is None, f"not printed, or not in this order: {line}\n{output}"
     assert sum(map(bool, said)) == (ROOT / page).read_text().count("\n```text\n")
+
+
+def test_modules_can_be_imported_alone(tmp_path):
+    """Each block that is a module, in a process of its own; on all pages sparsetir comes first."""
+    modules = []
+    for page in WITH_CODE:
+        code = "".join(block for block, _ in blocks(page))
+        first = re.search("^(?:import|from) (sparsetir|tvm)", code, re.M)
+        assert first is None or first[1] == "sparsetir", page
+        modules += [block for block, _ in blocks(page) if block.startswith('"""')]
+    for number, code in enumerate(modules):
+        (tmp_path / f"printed_{number}.py").write_text(code)
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'python'}:{tmp_path}"}
+    started = [
+        subprocess.Popen([sys.executable, "-c", f"import printed_{number}"], env=environment)
+        for number in range(len(modules))
+    ]
+    assert [process.wait() for process in started] == [0] * 4
 
 
 @pytest.mark.parametrize("readme", [*PAGES, *ROOMS])

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from sparsetir._versions import VERSION
-from sparsetir.cli.arguments import Parser, UsageError, add_command
+from sparsetir.cli.arguments import Parser, UsageError, add_command, import_modules
 from sparsetir.runtime.file_errors import printable
 
 __all__ = ["main", "parser"]
@@ -102,9 +102,10 @@ def _run(words: list[str]) -> int:
     if words[:1] == ["bench"]:
         return _bench(words[1:])
     who, debug = "sparsetir", "--debug" in words
+    who += f" {words[0]}" if words[0] in COMMANDS else ""
     try:
+        import_modules(words)
         args = parser(words).parse_args(words)
-        who = f"sparsetir {args.command}"
         return args.run(args)
     except KeyboardInterrupt:
         print(f"{who}: interrupted", file=sys.stderr)

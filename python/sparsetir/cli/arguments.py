@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
-from sparsetir.schedules.operators.names import REDUCTION_NAMES
+from sparsetir.schedules.operators.names import DTYPES, REDUCTION_NAMES
 
 if TYPE_CHECKING:
     import scipy.sparse as sp
@@ -24,6 +26,7 @@ T = TypeVar("T")
 Facts: TypeAlias = dict[str, Any]  # for JSON
 REDUCTIONS = tuple(REDUCTION_NAMES)
 MOST = 2**31 - 1
+OPTIONS = {"weighted": "unweighted"}  # by arguments of functions, where names differ
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -71,6 +74,51 @@ def add_json(out: argparse._ActionsContainer) -> None:
     out.add_argument("--json", action="store_true", help="print one JSON document")
 
 
+def add_modules(out: argparse._ActionsContainer) -> None:
+    """Add the option of plug-ins, which :func:`import_modules` takes before all others are read."""
+    text = "to import first: operators, formats, templates of your own"
+    out.add_argument("--modules", nargs="+", action="extend", metavar="NAME", help=text)
+
+
+def import_modules(words: Sequence[str]) -> None:
+    """Import the plug-ins that `--modules` names, as `python -m` would here."""
+    early = Parser(add_help=False)
+    add_modules(early)
+    names = early.parse_known_args(list(words))[0].modules or []
+    if names and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    for name in names:
+        try:
+            import_module(name)
+        except Exception as error:
+            why = f"argument --modules: {name}: {type(error).__name__}: {error}"
+            missing = isinstance(error, ImportError) and f"{name}.".startswith(f"{error.name}.")
+            raise (UsageError if missing else Failed)(why) from error
+
+
+def add_operator(out: argparse._ActionsContainer, graph: str, **feat: Any) -> None:
+    """Add the options of an operator on a graph.
+
+    graph : help; feat : of the option `--feat`
+    """
+    out.add_argument("--graph", help=graph)
+    text = "feature sizes" if "nargs" in feat else "features"
+    number(out, "--feat", 1, f"{text} (default: 32)", **feat)
+    out.add_argument("--dtype", choices=DTYPES, help="default: that of the graph, float32")
+    out.add_argument("--reduce", choices=REDUCTIONS, help="default: sum")
+
+
+def refuse(given: Mapping[str, object], what: str) -> None:
+    """Raise UsageError for the first option that has a value.
+
+    what : that the options are not for
+    """
+    for name, value in given.items():
+        if value is not None:
+            option = OPTIONS.get(name, name.replace("_", "-"))
+            raise UsageError(f"argument --{option}: expected none for {what}")
+
+
 def add_command(
     commands: argparse._SubParsersAction[Parser], module: ModuleType, name: str, title: str
 ) -> Parser:
@@ -81,6 +129,7 @@ def add_command(
     about = f"{title[0].upper()}{title[1:]}."
     out = commands.add_parser(name, help=title, description=about, epilog=module.EPILOG)
     module.add(out)
+    add_modules(out)
     out.add_argument("--debug", action="store_true", help="show where an error comes from")
     out.set_defaults(run=module.run)
     return out

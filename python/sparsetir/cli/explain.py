@@ -18,13 +18,13 @@ bytes, operations, the bound of this machine, and how much of it the kernel reac
 With --graph the first sparse axis (CSR) gets the matrix: indptr, indices, values and sizes. Arrays
 of numbers that are not given are random, outputs zeros; arrays of indices have to be given. On the
 CPU the kernel is then run and timed, which takes a second or two. Without arguments it is compiled
-and not run. Of an operator it is its plain program; a file is run, and has to hold the function at
-its top level.
+and not run. Of an operator it is its plain program, for --feat, --dtype and --reduce; a file is
+run, and has to hold the function at its top level.
 
 What becomes of a model of torch shows `sparsetir.explain(model, *inputs)` in Python.
 
 examples:
-  sparsetir explain spmm --graph cora --arg feat=64
+  sparsetir explain spmm --graph cora --feat 64
   sparsetir explain spmm.py --graph cora --arg feat=64
   sparsetir explain spmm.py:spmm --graph cora --arg feat=64 --schedule fast.py:apply --html a.html
   sparsetir explain program.py --arg x=x.npy --arg indptr=a.npz --arg indices=a.npz --stages
@@ -37,7 +37,8 @@ def add(out: Parser) -> None:
     out.add_argument(
         "--arg", action="append", metavar="NAME=VALUE", help="as of `sparsetir tune`; once for each"
     )
-    out.add_argument("--graph", help="for the first sparse axis; see `sparsetir tune --help`")
+    graph = "for the first sparse axis (default beside --feat: cora); see `sparsetir tune --help`"
+    arguments.add_operator(out, graph)
     out.add_argument("--schedule", metavar="FILE:NAME", help="function (sch) in a file")
     arguments.add_target(out)
     out.add_argument("--stages", action="store_true", help="print the text of all stages, too")

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import scipy.sparse as sp
 import tvm
 from tvm import ir, s_tir, tirx
 from tvm.sym import Analyzer
@@ -18,7 +17,7 @@ from tvm.target import Target
 from sparsetir._versions import VERSION
 from sparsetir.cli import arguments
 from sparsetir.cli.arguments import Facts, UsageError
-from sparsetir.cli.functions import function_of, operator_named, schedule_of
+from sparsetir.cli.functions import arguments_of, function_of, operator_named, schedule_of
 from sparsetir.cli.text import readable
 from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.planning.plan import requested
@@ -45,7 +44,6 @@ from sparsetir.sparse_ir.nodes import (
 from sparsetir.sparse_ir.races import FREE
 from sparsetir.sparse_ir.tir import as_dtype, block_with, dtype_of, values_of
 from sparsetir.sparse_ir.traversal import map_expr
-from sparsetir.tuning.program import bound_arguments
 from sparsetir.tuning.rates import copy_bandwidth, dense_rate
 
 SECONDS = 0.5  # of measuring
@@ -60,13 +58,22 @@ def explained(args: argparse.Namespace) -> tuple[str, Facts, list[Section]]:
     """Title, facts for JSON, and sections of the page."""
     target = resolve_target(args.target)
     schedule = None if args.schedule is None else schedule_of(args.schedule)
-    program = _plain(args, target) if operator_named(args.program) else function_of(args.program)
+    op = operator_named(args.program)
+    # The program of an operator is for the types of a graph.
+    graph = arguments.graph(args.graph or "cora")[1] if op or args.graph else None
+    given = arguments.named_values(args.arg or [])
+    if op:
+        program = _plain(args, SparseMatrix(graph), target)
+        named = [p.name for p in program.params]
+        given = {"feat": args.feat, **given} if args.feat and "feat" in named else given
+        graph = graph if args.graph or args.feat and not args.arg else None
+    else:
+        options = {name: getattr(args, name) for name in ("feat", "dtype", "reduce")}
+        arguments.refuse(options, "a function in a file")
+        program = function_of(args.program)
     if not isinstance(program, SparseFunc):
         raise UsageError("argument OP|FILE: expected a function of stage 1, got one of stage 2")
-    given = arguments.named_values(args.arg or [])
-    if args.graph is not None:
-        given = {**_of_graph(program, arguments.graph(args.graph)[1]), **given}
-    values = _all_arguments(program, given) if given else {}
+    values = arguments_of(program, given, graph)
     stages = lower(program, schedule, target=target)
     kernel = kernel_of(stages, target)
     timed = values and target.kind.name == "llvm"
@@ -87,14 +94,14 @@ def explained(args: argparse.Namespace) -> tuple[str, Facts, list[Section]]:
     return title, facts, _sections(facts, stages, kernel, program)
 
 
-def _plain(args: argparse.Namespace, target: Target) -> SparseFunc:
+def _plain(args: argparse.Namespace, matrix: SparseMatrix, target: Target) -> SparseFunc:
     """The program of an operator, for the types of the graph."""
     operator = OPERATORS.get(args.program)
     if operator is None or operator.program is None:
         raise UsageError(f"argument OP|FILE: {args.program} has no program over one matrix")
-    matrix = SparseMatrix(arguments.graph(args.graph or "cora")[1])
-    feat = 1 if operator.vectors else 32  # in its types alone: the program has any number
-    return operator.program(requested(args.program, matrix, feat, target=target).problem)
+    feat = args.feat or (1 if operator.vectors else 32)  # the program has any number
+    options = {"dtype": args.dtype, "reduce": args.reduce or "sum", "target": target}
+    return operator.program(requested(args.program, matrix, feat, **options).problem)
 
 
 def _sections(facts: Facts, stages: Stages, kernel: Kernel, program: SparseFunc) -> list[Section]:
@@ -116,36 +123,6 @@ def _sections(facts: Facts, stages: Stages, kernel: Kernel, program: SparseFunc)
         Section("Stages", folded=[*texts[1:], source]),
         Section("Made by", [by]),
     ]
-
-
-def _of_graph(program: SparseFunc, matrix: sp.csr_array) -> Facts:
-    """Arguments of the first CSR axis: its arrays, its sizes, and the first values over it."""
-    for axis in program.axes:
-        if axis.kind == "sparse_variable" and axis.parent.kind == "dense_fixed":
-            break
-    else:
-        raise UsageError("argument --graph: the program has no sparse_variable axis under rows")
-    m, n = matrix.shape
-    found = {
-        axis.indptr.name: matrix.indptr.astype(axis.idtype),
-        axis.indices.name: matrix.indices.astype(axis.idtype),
-    }
-    sizes = ((axis.parent.length, m), (axis.length, n), (axis.nnz, matrix.nnz))
-    found |= {size.name: value for size, value in sizes if hasattr(size, "name")}
-    for buffer in program.buffers:
-        names = [a.name for a in buffer.axes or ()]
-        if buffer.handle is not None and names == [axis.parent.name, axis.name]:
-            found[buffer.handle.name] = matrix.data.astype(buffer.dtype)
-            break
-    return {str(name): value for name, value in found.items()}
-
-
-def _all_arguments(program: SparseFunc, given: Facts) -> Facts:
-    """With random numbers for the arrays of numbers that are missing, but for outputs."""
-    try:
-        return bound_arguments(program, given, "argument --arg", np.random.default_rng(0))
-    except (TypeError, ValueError) as error:
-        raise UsageError(str(error)) from error
 
 
 def loops_of(func: SparseFunc) -> list[dict[str, str]]:

@@ -12,9 +12,13 @@ from sparsetir.schedules.operators.names import OPS
 from sparsetir.tuning.schedule_ref import load_file
 
 if TYPE_CHECKING:
+    import scipy.sparse as sp
     from tvm import tirx
 
+    from sparsetir.cli.arguments import Facts
     from sparsetir.sparse_ir.nodes import SparseFunc
+
+PLUGGED_IN = "one of a plug-in (--modules)"
 
 
 def is_file(text: str) -> bool:
@@ -38,7 +42,9 @@ def function_of(text: str) -> SparseFunc | tirx.PrimFunc:
     from sparsetir.sparse_ir.nodes import SparseFunc
 
     if not is_file(text):
-        raise UsageError(f"argument OP|FILE: expected {', '.join(OPS)} or a .py file, got {text!r}")
+        raise UsageError(
+            f"argument OP|FILE: expected {', '.join(OPS)}, {PLUGGED_IN} or a .py file, got {text!r}"
+        )
     file, wanted = _parts(text)
     module = _run("OP|FILE", file)
     kinds = (SparseFunc, tirx.PrimFunc)
@@ -52,6 +58,48 @@ def function_of(text: str) -> SparseFunc | tirx.PrimFunc:
     if func is None:
         raise UsageError(f"argument OP|FILE: {file} has no {wanted}, but {', '.join(found)}")
     return func
+
+
+def arguments_of(program: SparseFunc, given: Facts, graph: sp.csr_array | None) -> Facts:
+    """The arguments of a function: those that are given, of a graph, and random or zeros.
+
+    graph : for the first sparse axis
+
+    {} where there are none; UsageError for what does not fit.
+    """
+    import numpy as np
+
+    from sparsetir.tuning.program import bound_arguments
+
+    given = given if graph is None else {**_of_graph(program, graph), **given}
+    if not given:
+        return {}
+    try:
+        return bound_arguments(program, given, "argument --arg", np.random.default_rng(0))
+    except (TypeError, ValueError) as error:
+        raise UsageError(str(error)) from error
+
+
+def _of_graph(program: SparseFunc, matrix: sp.csr_array) -> Facts:
+    """Arguments of the first CSR axis: its arrays, its sizes, and the first values over it."""
+    for axis in program.axes:
+        if axis.kind == "sparse_variable" and axis.parent.kind == "dense_fixed":
+            break
+    else:
+        raise UsageError("argument --graph: the program has no sparse_variable axis under rows")
+    m, n = matrix.shape
+    found = {
+        axis.indptr.name: matrix.indptr.astype(axis.idtype),
+        axis.indices.name: matrix.indices.astype(axis.idtype),
+    }
+    sizes = ((axis.parent.length, m), (axis.length, n), (axis.nnz, matrix.nnz))
+    found |= {size.name: value for size, value in sizes if hasattr(size, "name")}
+    for buffer in program.buffers:
+        names = [a.name for a in buffer.axes or ()]
+        if buffer.handle is not None and names == [axis.parent.name, axis.name]:
+            found[buffer.handle.name] = matrix.data.astype(buffer.dtype)
+            break
+    return {str(name): value for name, value in found.items()}
 
 
 def schedule_of(text: str) -> Callable[..., object]:

@@ -5,20 +5,20 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, TypeAlias
 
 from sparsetir.cli import arguments
-from sparsetir.cli.arguments import REDUCTIONS, Facts, Parser, UsageError
-from sparsetir.cli.functions import function_of, operator_named
+from sparsetir.cli.arguments import Facts, Parser, UsageError
+from sparsetir.cli.functions import function_of, operator_named, schedule_of
 from sparsetir.cli.text import coloured, readable
-from sparsetir.schedules.operators.names import DTYPES, OPS
+from sparsetir.schedules.operators.names import OPS
 
 if TYPE_CHECKING:
     from sparsetir.planning.request import Request
     from sparsetir.records.task import Config
-    from sparsetir.runtime.pipeline import Stages
 
+Schedule: TypeAlias = "Callable[..., object] | None"
 STAGES = ("1", "2", "scheduled", "3", "source", "asm")
 EPILOG = f"""\
 Stages: 1, the program over coordinates; 2, over positions; scheduled, the same with the schedule
@@ -37,10 +37,11 @@ examples:
   sparsetir lower spmm --template PanelRows --feat 64 --stage scheduled
   sparsetir lower sddmm --feat 64 --graph graph.mtx --stage source --target cuda
   sparsetir lower spmm --stage 3 --config '{{"template": "RowBlocks", "tile": 32, "lanes": 16}}'
-  sparsetir lower program.py:spmm --stage 2
+  sparsetir lower program.py:spmm --stage 2 --schedule fast.py:apply
 """
 
 
+OF_OPERATOR = ("graph", "feat", "dtype", "reduce", "threads", "config", "template")
 # Of `kernel.stages`, by the name of the stage here.
 NAMES = {"1": "I", "2": "II", "scheduled": "II scheduled", "3": "III"}
 
@@ -49,12 +50,10 @@ def add(out: Parser) -> None:
     """Add the arguments."""
     out.add_argument("program", metavar="OP|FILE", help=f"{', '.join(OPS)}, or file.py[:function]")
     out.add_argument("--stage", choices=STAGES, default="1", help="default: 1")
+    out.add_argument("--schedule", metavar="FILE:NAME", help="function (sch) in a file")
     arguments.add_target(out)
     of_op = out.add_argument_group("of an operator")
-    of_op.add_argument("--graph", default="cora", help="default: cora; see `sparsetir tune --help`")
-    arguments.number(of_op, "--feat", 1, "features (default: 32)")
-    of_op.add_argument("--dtype", choices=DTYPES, help="default: that of the graph")
-    of_op.add_argument("--reduce", choices=REDUCTIONS, default="sum")
+    arguments.add_operator(of_op, "default: cora; see `sparsetir tune --help`")
     arguments.number(of_op, "--threads", 1, "of the CPU (default: all)", most=2**16)
     of_op.add_argument("--config", type=arguments.config, metavar="JSON", help="of a template")
     given = "the program by a template (default: the plan's)"
@@ -67,14 +66,15 @@ def run(args: argparse.Namespace) -> int:
     from sparsetir.schedules.targets import resolve_target
 
     target = resolve_target(args.target)
+    schedule = None if args.schedule is None else schedule_of(args.schedule)
     config = None
     if operator_named(args.program):
-        stages, config = _operator(args, target)
-    elif args.template is not None or args.config is not None:
-        name = "template" if args.config is None else "config"
-        raise UsageError(f"argument --{name}: expected none for a function in a file")
+        stages, config = _operator(args, schedule, target)
     else:
-        stages = _stages_of(function_of(args.program), args.stage, target)
+        arguments.refuse(
+            {name: getattr(args, name) for name in OF_OPERATOR}, "a function in a file"
+        )
+        stages = _stages_of(function_of(args.program), args.stage, schedule, target)
     text = _text(stages, args.stage, target).rstrip("\n")
     if args.json:
         words = {"program": args.program, "stage": args.stage, "target": str(target)}
@@ -95,8 +95,10 @@ def _text(stages: Mapping[str, object], stage: str, target: object) -> str:
     return kernel_of(dict(stages), target).source("asm" if stage == "asm" else None)
 
 
-def _operator(args: argparse.Namespace, target: object) -> tuple[Stages, Facts | None]:
-    """The plain program; or the stages that a config makes of it, and that as data."""
+def _operator(
+    args: argparse.Namespace, schedule: Schedule, target: object
+) -> tuple[Mapping[str, object], Facts | None]:
+    """The plain program, or the stages that a schedule or a config makes of it; the config."""
     from sparsetir.data.sparse_tensor import SparseMatrix
     from sparsetir.planning.plan import requested
     from sparsetir.schedules.operators.registry import OPERATORS
@@ -105,16 +107,18 @@ def _operator(args: argparse.Namespace, target: object) -> tuple[Stages, Facts |
     operator = OPERATORS[args.program]
     wanted = requested(
         args.program,
-        SparseMatrix(arguments.graph(args.graph)[1]),
+        SparseMatrix(arguments.graph(args.graph or "cora")[1]),
         args.feat or (1 if operator.vectors else 32),
         dtype=args.dtype,
-        reduce=args.reduce,
+        reduce=args.reduce or "sum",
         target=target,
         threads=args.threads,
     )
-    if args.stage == "1" and args.config is None and args.template is None:
+    if schedule is not None:
+        arguments.refuse({"config": args.config, "template": args.template}, "a --schedule")
+    if schedule is not None or args.stage == "1" and args.config is args.template is None:
         assert operator.program is not None
-        return {"I": operator.program(wanted.problem)}, None
+        return _stages_of(operator.program(wanted.problem), args.stage, schedule, target), None
     config = _config(args, wanted)
     config.tiles(wanted.feat)  # refuses feature sizes that it does not serve
     return wanted.stages(config), to_data(config)
@@ -140,7 +144,9 @@ def _config(args: argparse.Namespace, wanted: Request) -> Config:
         raise UsageError(f"argument --template: {error}") from error
 
 
-def _stages_of(func: object, stage: str, target: object) -> Mapping[str, object]:
+def _stages_of(
+    func: object, stage: str, schedule: Schedule, target: object
+) -> Mapping[str, object]:
     """The stages of a function of a file, as far as they are wanted.
 
     What cannot be lowered can be printed; of a function of stage II its own is as lowered, too.
@@ -149,7 +155,9 @@ def _stages_of(func: object, stage: str, target: object) -> Mapping[str, object]
     from sparsetir.sparse_ir.nodes import SparseFunc
 
     if isinstance(func, SparseFunc):
-        return {"I": func} if stage == "1" else lower(func, target=target)
+        plain = stage == "1" and schedule is None
+        return {"I": func} if plain else lower(func, schedule, target=target)
+    arguments.refuse({"schedule": schedule}, "a function of stage 2")
     if stage == "1":
         raise UsageError("argument --stage: the function is of stage 2, it has no stage 1")
     given = {"II": func, "II scheduled": func}

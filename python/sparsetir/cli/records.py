@@ -35,6 +35,7 @@ def add(out: Parser) -> None:
     common = arguments.Parser(add_help=False)
     common.add_argument("--records", metavar="PATH", help="the file of records")
     arguments.add_json(common)
+    arguments.add_modules(common)
     common.add_argument("--debug", action="store_true", help=argparse.SUPPRESS)
     chosen = arguments.Parser(add_help=False)
     chosen.add_argument("--op", metavar="NAME", help="as in the list")

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sparsetir.cli import arguments
-from sparsetir.cli.arguments import REDUCTIONS, Failed, Parser, UsageError, number
-from sparsetir.cli.functions import function_of, is_file, operator_named, schedule_of
-from sparsetir.schedules.operators.names import DTYPES, NAMED, SOFTMAX, is_message
+from sparsetir.cli.arguments import Failed, Parser, UsageError, number
+from sparsetir.cli.functions import (
+    PLUGGED_IN,
+    arguments_of,
+    function_of,
+    is_file,
+    operator_named,
+    schedule_of,
+)
+from sparsetir.schedules.operators.names import NAMED, SOFTMAX, is_message
 
 if TYPE_CHECKING:
     from sparsetir.tuning.tuned import Search, Trial
 
 INTERRUPTED = 130
 MOST_SECONDS = 10**8
-OPTIONS = {"weighted": "unweighted"}  # that are called otherwise here
 WITHOUT = (*SOFTMAX, "spgemm")  # a number of features
 COSTS = ("seconds", "median", "compile_seconds", "convert_seconds", "padding", "bytes")
 
@@ -41,8 +46,9 @@ there already, with -2, -3 and so on behind FEAT; a file named by --report is re
 
 A function in a file is tuned with the arguments that are named: numbers, .npy files, or arrays of
 .npz files (file.npz:key; without a key that of the parameter's name). Sizes that shapes imply, and
-outputs, may be left out. Without --schedule its iterations are tiled; --space then replaces some of
-the choices.
+outputs, may be left out. With --graph the first sparse axis (CSR) gets the matrix; arrays of other
+numbers are random where none are given. Without --schedule its iterations are tiled; --space then
+replaces some of the choices.
 
 examples:
   sparsetir tune spmm --graph cora --feat 32 128 --trials 64
@@ -53,6 +59,8 @@ examples:
   sparsetir tune attention --graph cora --feat 64 --heads 8
   sparsetir tune u_add_e_max --graph cora --feat 32 --edge-feat 32
   sparsetir tune program.py:two_hop --arg x=x.npy --arg indptr=a.npz --arg indices=a.npz
+  sparsetir tune spmm.py --graph cora --arg feat=64
+  sparsetir tune distances --modules distances_op --graph cora
   sparsetir tune program.py --arg a=a.npz:data --schedule fast.py:apply --space '{"tile": [1, 2]}'
 
 How long other libraries take, a checkout tells: python -m bench run --op spmm --graph mine.npz
@@ -64,10 +72,8 @@ def add(out: Parser) -> None:
     what = f"{', '.join(NAMED)}, a message, or file.py[:function]"
     out.add_argument("op", metavar="OP|FILE", help=what)
     group = out.add_argument_group("of an operator")
-    group.add_argument("--graph", help="see below")
-    number(group, "--feat", 1, "feature sizes (default: 32)", nargs="+", metavar="N")
-    group.add_argument("--dtype", choices=DTYPES, help="default: that of the graph, float32")
-    group.add_argument("--reduce", choices=REDUCTIONS, help="default: sum")
+    graph = "see below; for a function, of its first sparse axis"
+    arguments.add_operator(group, graph, nargs="+", metavar="N")
     number(group, "--heads", 1, "how many matrices share the pattern")
     given = "of rgms and attention: features of X, of queries and keys (default: as --feat)"
     number(group, "--feat-in", 1, given, metavar="N")
@@ -94,8 +100,6 @@ def add(out: Parser) -> None:
     number(group, "--workers", 1, "that measure side by side", default=1)
     given = "do not begin with configs of similar graphs"
     group.add_argument("--no-transfer", dest="transfer", action="store_false", help=given)
-    given = "with templates of your own"
-    group.add_argument("--modules", nargs="+", default=[], metavar="NAME", help=given)
     group = out.add_argument_group("measuring")
     limit: dict[str, Any] = {"default": 60.0, "metavar": "SECONDS"}
     number(group, "--time-limit", 0.001, "of each config", float, MOST_SECONDS, **limit)
@@ -150,17 +154,22 @@ def run(args: argparse.Namespace) -> int:
 
 def _of_file(args: argparse.Namespace) -> Iterator[Wanted]:
     """The search for a function of a file."""
+    from sparsetir.sparse_ir.nodes import SparseFunc
     from sparsetir.tuning.search import OperatorOptions, ProgramOptions
 
     taken = _given(args, ProgramOptions)
     others = {n: x for n, x in _given(args, OperatorOptions).items() if n not in taken}
-    _refuse({"graph": args.graph, "feat": args.feat, **others}, "a function in a file")
+    arguments.refuse({"feat": args.feat, **others}, "a function in a file")
     _check_device(args)
     given = arguments.named_values(args.arg or [])
+    name, graph = (None, None) if args.graph is None else arguments.graph(args.graph)
     schedule = None if args.schedule is None else schedule_of(args.schedule)
     program = function_of(args.op)
-    path = report_path(args.report, program.name)
-    yield Wanted(program.name, (program, given), {**taken, "schedule": schedule}, path)
+    if isinstance(program, SparseFunc):
+        given = arguments_of(program, given, graph)
+    path = report_path(args.report, program.name if name is None else f"{program.name}-{name}")
+    options = {**taken, "schedule": schedule} | ({} if name is None else {"graph": name})
+    yield Wanted(program.name, (program, given), options, path)
 
 
 def _of_operator(args: argparse.Namespace) -> Iterator[Wanted]:
@@ -177,8 +186,6 @@ def _of_operator(args: argparse.Namespace) -> Iterator[Wanted]:
     if len(set(feats)) != len(feats):
         raise UsageError("argument --feat: expected each size once")
     name, matrix = (arguments.relations if op == "rgms" else arguments.graph)(args.graph)
-    if args.modules:
-        sys.path.insert(0, os.getcwd())  # as `python -m` has it
     options = {**_given(args, OperatorOptions), "graph": name}
     for feat in feats:
         second: Any = feat
@@ -192,15 +199,8 @@ def _of_operator(args: argparse.Namespace) -> Iterator[Wanted]:
 
 def _given(args: argparse.Namespace, options: type) -> dict[str, Any]:
     """The options of `tune` that were given, or have a default here."""
-    names = options.__annotations__
-    return {n: x for n, x in vars(args).items() if n in names and x not in (None, [])}
-
-
-def _refuse(given: Mapping[str, object], what: str) -> None:
-    for name, value in given.items():
-        if value is not None:
-            option = OPTIONS.get(name, name.replace("_", "-"))
-            raise UsageError(f"argument --{option}: expected none for {what}")
+    names = options.__annotations__.keys() - {"graph", "modules"}
+    return {n: x for n, x in vars(args).items() if n in names and x is not None}
 
 
 def _check_operator(args: argparse.Namespace) -> None:
@@ -209,15 +209,17 @@ def _check_operator(args: argparse.Namespace) -> None:
     if not messages and op not in (*NAMED, "u_dot_v") and not operator_named(op):
         raise UsageError(
             f"argument OP|FILE: expected {', '.join(NAMED)}, a message such as u_add_e_max or "
-            f"copy_u_mean, u_dot_v, or a .py file, got {op!r}"
+            f"copy_u_mean, u_dot_v, {PLUGGED_IN} or a .py file, got {op!r}"
         )
-    _refuse({name: getattr(args, name) for name in ("arg", "schedule", "space")}, "an operator")
+    arguments.refuse(
+        {name: getattr(args, name) for name in ("arg", "schedule", "space")}, "an operator"
+    )
     from sparsetir.planning.plan import record_of
 
     takes = record_of("copy_e" if messages else op).options
     refused = [name for name in ("feat_in", "weighted", "edge_feat") if name not in takes]
     refused += ["feat"] * (op in WITHOUT)
-    _refuse({name: getattr(args, name) for name in refused}, op)
+    arguments.refuse({name: getattr(args, name) for name in refused}, op)
 
 
 def _check_device(args: argparse.Namespace) -> None:
