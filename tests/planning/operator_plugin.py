@@ -47,6 +47,35 @@ def exact_gated(problem, pattern, values, operands):
     return (a @ b) * np.tanh(g), size
 
 
+# Of two iterations, the second of which reads what the first writes: there is no gradient.
+NORMED = """
+@T.prim_func
+def normed(
+    x: T.handle, y: T.handle, out: T.handle, indptr: T.handle, indices: T.handle,
+    m: T.{idtype}, n: T.{idtype}, nnz: T.{idtype}, feat: T.{idtype},
+):
+    I = T.dense_fixed(m, "{idtype}")
+    J = T.sparse_variable(I, (n, nnz), (indptr, indices), "{idtype}")
+    N = T.dense_fixed(n, "{idtype}")
+    K = T.dense_fixed(feat, "{idtype}")
+    X = T.match_sparse_buffer(x, (I, K), "{dtype}")
+    Y = T.match_sparse_buffer(y, (N,), "{dtype}")
+    OUT = T.match_sparse_buffer(out, (I, J), "{dtype}")
+    S = T.alloc_sparse_buffer((I,), "{dtype}")
+    with T.sp_iter([I, K], "SR", "squares") as [i, k]:
+        with T.init():
+            S[i] = T.cast(0, "{dtype}")
+        S[i] = S[i] + X[i, k] * X[i, k]
+    with T.sp_iter([I, J], "SS", "normed") as [i, j]:
+        OUT[i, j] = S[i] * Y[j]
+"""
+
+
+@memoized
+def normed(problem):
+    return from_source(NORMED.format(dtype=problem.dtype, idtype=problem.idtype))
+
+
 def of_contributing():
     """What the block of the page registers."""
     text = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text()
@@ -61,5 +90,11 @@ register(
     Operator(
         "gated", OfProgram, "sums of gated rows", {"b": "nk", "g": "mk", "out": "mk"}, True,
         exact_gated, reductions=("sum",), program=gated,
+    )
+)  # fmt: skip
+register(
+    Operator(
+        "normed", OfProgram, "by squares of rows", {"x": "mk", "y": "n", "out": "e"}, False, None,
+        reductions=("sum",), program=normed,
     )
 )  # fmt: skip

@@ -162,6 +162,18 @@ def test_values_that_no_tensor_holds_are_as_the_operands():
         torch.testing.assert_close(ops.gated(A, b, g), right)
 
 
+def test_a_gradient_that_cannot_be_derived_is_refused_in_the_call():
+    A, x, y = (edges(7, 7, 12), 7), torch.rand(7, 3, requires_grad=True), torch.rand(7)
+    y.requires_grad_()
+    for run in (ops.normed, torch.compile(ops.normed, backend="aot_eager")):
+        with pytest.raises(Exception, match="normed: argument 'x': expected a tensor that needs "
+                           "no gradient, .* got one that does .*'squares' writes"):  # fmt: skip
+            run(A, x, y)
+    with torch.no_grad():
+        right = (x**2).sum(1)[A[0][1]] * y[A[0][0]]
+        torch.testing.assert_close(ops.normed(A, x, y).sum(), right.sum())
+
+
 def test_refusals():
     x, A = torch.rand(7, 3), (edges(7, 7, 12), 7)
     refuse("""

@@ -7,7 +7,7 @@ registered with torch as the operator itself is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import make_dataclass
 from functools import cache, partial
 from typing import ClassVar
@@ -90,6 +90,16 @@ class OfRecord(Operation[Tensor]):
         sizes |= {"n": self.n, "e": self.col.shape[-1]}
         first = next(x for x in (*self.operands, self.values) if x is not None)
         return first.new_empty([sizes[dim] for dim in self.record.dims["out"]])
+
+    @classmethod
+    def refuse_gradients(cls, names: Iterable[str]) -> None:
+        """Raise where no program can be derived, instead of in the backward pass."""
+        for name in names:
+            try:
+                gradient_of(cls.record.name, name)
+            except ValueError as error:
+                expected = "a tensor that needs no gradient, as none can be derived"
+                raise wrong(cls.record.name, name, expected, f"one that does ({error})") from None
 
     def gradients(self, grad: Tensor) -> Gradients:
         pattern = self.rowptr, self.col, self.n

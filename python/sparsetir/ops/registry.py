@@ -3,8 +3,9 @@ torch.func."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
+from itertools import compress
 from typing import Any, ClassVar, Generic, ParamSpec, Protocol, TypeVar
 
 import torch
@@ -54,12 +55,14 @@ class Operation(Generic[R]):
     unused : arguments that gradients do not need; they are None there
     keeps : numbers of the results that gradients need; the others are None there
     aside : how many of the results, the last ones, have no gradients
+    refuse_gradients : raises, in the call, for arguments that there are no gradients for, by names
     """
 
     autocast: ClassVar[bool] = True
     unused: ClassVar[tuple[str, ...]] = ()
     keeps: ClassVar[tuple[int, ...]] = ()
     aside: ClassVar[int] = 0
+    refuse_gradients: ClassVar[Callable[[Iterable[str]], None] | None] = None
     results: R
 
     def run(self) -> R:
@@ -182,6 +185,8 @@ def _save_of(of: type[Operation[object]], names: list[str]) -> Callable[..., Non
     kept = [name not in of.unused for name in names]
 
     def save(ctx: Context, inputs: tuple[object, ...], output: object) -> None:
+        if of.refuse_gradients is not None:
+            of.refuse_gradients(compress(names, ctx.needs_input_grad))
         given = [x if keep else None for x, keep in zip(inputs, kept, strict=True)]
         results = output if isinstance(output, tuple) else (output,)
         given += [x if i in of.keeps else None for i, x in enumerate(results) if of.keeps]
