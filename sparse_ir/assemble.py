@@ -80,7 +80,7 @@ from sparsetir.sparse_ir.parallel import constant_length
 from sparsetir.sparse_ir.promises import with_fact
 from sparsetir.sparse_ir.schedule.loops import Loop, loops_of
 from sparsetir.sparse_ir.search import load_one, store_one
-from sparsetir.sparse_ir.tir import as_dtype, as_one, dtype_of, free_vars, zero
+from sparsetir.sparse_ir.tir import as_dtype, as_one, dtype_of, free_vars, size_text, zero
 from sparsetir.sparse_ir.traversal import map_expr
 from sparsetir.sparse_ir.verify import verify
 
@@ -202,7 +202,7 @@ class _Visits:
             of.refuse(
                 f"result '{out.name}': expected its rows to be a coordinate, or those of dense "
                 f"axes in the order of their loops, as in i1 * m2 + i2 of m1 * m2 rows, got "
-                f"{index[0]} of {of.axes[0].length}"
+                f"{index[0]} of {size_text(of.axes[0].length)}"
             )
         self.index, self.known = index, {}
 

@@ -9,6 +9,9 @@ from typing import Any
 from tvm import ir, s_tir, tirx
 
 from sparsetir.sparse_ir.nodes import nodes_of, variables_of
+from sparsetir.sparse_ir.traversal import map_expr
+
+BINARY = (tirx.Add, tirx.Sub, tirx.Mul, tirx.FloorDiv, tirx.FloorMod, tirx.Min, tirx.Max)
 
 
 def dtype_of(expr: Any) -> str:
@@ -35,6 +38,18 @@ def cast(expr: Any, dtype: str) -> Any:
 def uncast(expr: Any) -> Any:
     """What is cast, or the expression itself."""
     return expr.value if isinstance(expr, tirx.Cast) else expr
+
+
+def size_text(size: Any) -> str:
+    """A size for people, `nnz * 3`: without casts, and types of numbers."""
+
+    def named(text: object) -> Any:
+        return ir.Var(str(text), ir.PrimType("int32"))
+
+    leaves = [(tirx.Cast, uncast), (tirx.IntImm, lambda n: named(n.value))]
+    leaves += [(ir.Var, lambda v: named(v.name) if isinstance(v.ty, ir.PrimType) else v)]
+    # Made anew, of operands of one type.
+    return str(map_expr(size, [*leaves, *((kind, lambda n: type(n)(n.a, n.b)) for kind in BINARY)]))
 
 
 def is_one(expr: Any) -> bool:

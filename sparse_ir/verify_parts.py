@@ -7,6 +7,7 @@ from typing import Any
 from tvm.sym import Analyzer
 
 from sparsetir.sparse_ir.nodes import Axis, FusedAxis, PartAxis, flat_axes
+from sparsetir.sparse_ir.tir import size_text
 from sparsetir.sparse_ir.verify_sites import Broken, Found, Site
 
 
@@ -57,8 +58,8 @@ def _size(item: PartAxis) -> str:
     if Analyzer().can_prove_equal(size, item.by.nnz):
         return ""
     return (
-        f"expected parts of all positions of '{axes[-1].name}', nnz = {size} of '{item.by.name}', "
-        f"got {item.by.nnz}"
+        f"expected parts of all positions of '{axes[-1].name}', nnz = {size_text(size)} of "
+        f"'{item.by.name}', got {size_text(item.by.nnz)}"
     )
 
 

@@ -62,6 +62,7 @@ from sparsetir.sparse_ir.schedule.loops import (
 )
 from sparsetir.sparse_ir.schedule.primitives import primitive
 from sparsetir.sparse_ir.schedule.workspaces import over_fresh_vars
+from sparsetir.sparse_ir.tir import size_text
 from sparsetir.sparse_ir.traversal import map_expr
 
 WHO = "combine_row_pieces"
@@ -267,7 +268,9 @@ def _with_flags(
     handle = ir.Var(name.lower(), ir.PointerType(ir.PrimType("void")))
     length, size = axis.length, keyword(axis.length)
     if size is None:
-        _refuse(writes[0], f"expected a number of rows that is a parameter, got {length}")
+        _refuse(
+            writes[0], f"expected a number of rows that is a parameter, got {size_text(length)}"
+        )
     how: dict[str, Any] = {"recipe": shared_rows.__name__, "length": size}
     for number, (_, over) in enumerate(rows):
         how[f"rows{number}"] = f"${over.indices.name}"

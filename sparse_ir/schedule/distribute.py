@@ -61,6 +61,7 @@ from sparsetir.sparse_ir.schedule.loops import (
     show,
 )
 from sparsetir.sparse_ir.schedule.primitives import primitive
+from sparsetir.sparse_ir.tir import size_text
 from sparsetir.sparse_ir.traversal import map_expr
 
 WHO = "distribute"
@@ -139,8 +140,8 @@ def _refuse(
         if local and not isinstance(loop.node.length, tirx.IntImm):
             raise ScheduleError(
                 f"{WHO}: expected loops of constant extent, as '{local[0]}' in scope "
-                f"\"local\" gets a place for each visit, got '{loop.name}' of {loop.node.length}; "
-                f"split it first\n{show(it)}"
+                f"\"local\" gets a place for each visit, got '{loop.name}' of "
+                f"{size_text(loop.node.length)}; split it first\n{show(it)}"
             )
 
 

@@ -126,14 +126,13 @@ class _Division(VisitOrder):
 
     def by_positions(self, by: str, cost: int, ahead: str | None) -> list[Loop]:
         """Parts of a root axis, or of fused axes from a root on."""
+        self.refuse_slots()
         if not is_path(self.loop.node):
             self.refuse(
                 f"expected a root axis, or axes fused from a root on, got '{self.loop.name}'; "
                 'by="coordinates" cuts the columns of each row'
             )
         size = self.last.length if self.last.kind == "dense_fixed" else self.last.nnz
-        if self.last.kind == "sparse_fixed":
-            self.refuse(f"axis '{self.last.name}' has slots, of which some may be padding")
         if by == "work":
             recipe, how = equal_work, {"indptr": self._children(), "cost": cost}
             if ahead is not None:

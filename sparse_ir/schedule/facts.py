@@ -66,6 +66,7 @@ from sparsetir.sparse_ir.schedule.loops import (
     show,
 )
 from sparsetir.sparse_ir.schedule.primitives import primitive
+from sparsetir.sparse_ir.tir import size_text
 from sparsetir.sparse_ir.traversal import map_expr
 from sparsetir.sparse_ir.verify import verify
 
@@ -181,7 +182,7 @@ def promised(
     if not isinstance(extent, ir.Var) or not declared(func).has_param(extent):
         raise ScheduleError(
             f"{who}: expected the length of the axis to be a parameter of '{func.name}' or a "
-            f"number, for a promise that kernels can check, got {extent}\n{show(it)}"
+            f"number, for a promise that kernels can check, got {size_text(extent)}\n{show(it)}"
         )
     new = {"param": str(extent.name), "kind": kind, "value": value}
     old = promises_of(func)

@@ -43,7 +43,7 @@ from sparsetir.sparse_ir.schedule.loops import (
 from sparsetir.sparse_ir.schedule.primitives import primitive
 from sparsetir.sparse_ir.schedule.visit_order import MOST
 from sparsetir.sparse_ir.tile_marks import is_bound, is_tail, without_marks
-from sparsetir.sparse_ir.tir import as_dtype
+from sparsetir.sparse_ir.tir import as_dtype, size_text
 from sparsetir.sparse_ir.traversal import map_expr
 
 WHO = "peel"
@@ -83,8 +83,8 @@ def peel(func: SparseFunc, loop: SpIter, multiple: int) -> tuple[SparseFunc, tup
     left = analyzer.simplify(tirx.floormod(length, size))
     if isinstance(left, tirx.IntImm) and not int(left):
         raise ScheduleError(
-            f"{WHO}: argument 'multiple': axis '{axis.name}' of {axis.length} coordinates is a "
-            f"multiple of {multiple}; there is nothing to peel\n{show(it)}"
+            f"{WHO}: argument 'multiple': axis '{axis.name}' of {size_text(axis.length)} "
+            f"coordinates is a multiple of {multiple}; there is nothing to peel\n{show(it)}"
         )
     made = [
         Axis(name=fresh_name(func, f"{axis.name}_{what}"), kind="dense_fixed", length=n,

@@ -247,6 +247,7 @@ def _path(order: VisitOrder) -> list[Axis]:
     below_one = root.kind == "sparse_variable"
     fits = isinstance(node, FusedAxis) and (below_one or root.kind == "dense_fixed")
     fits = fits and all(a.kind == "sparse_variable" for a in levels)
+    order.refuse_slots()
     if not fits or any(b.parent.name != a.name for a, b in zip(axes, levels, strict=False)):
         order.refuse(
             "expected a loop over a dense axis fused with sparse_variable axes, each under the one "

@@ -69,7 +69,7 @@ from sparsetir.sparse_ir.schedule.split_positions import is_stored, split_positi
 from sparsetir.sparse_ir.schedule.visit_order import MOST
 from sparsetir.sparse_ir.tile_marks import at_most
 from sparsetir.sparse_ir.tile_marks import tail as tail_of
-from sparsetir.sparse_ir.tir import as_dtype
+from sparsetir.sparse_ir.tir import as_dtype, size_text
 
 WHO = "split"
 TAILS = ("guard", "shift", "repeat", "exact")
@@ -239,8 +239,8 @@ def _refuse_other_than(it: SparseIteration, axis: Axis, visited: int, tail: str)
     what = "be" if tail == "exact" else "reach"
     raise ScheduleError(
         f"{WHO}: argument 'factors': expected their product to {what} the length of axis "
-        f"'{axis.name}', {axis.length}, got {visited}; None as the first is as many as it takes"
-        f"\n{show(it)}"
+        f"'{axis.name}', {size_text(axis.length)}, got {visited}; None as the first is as "
+        f"many as it takes\n{show(it)}"
     )
 
 

@@ -60,6 +60,7 @@ def split_positions(
     tail : "guard", as a row's last tile holds what is left
     """
     cut = _Tiles(WHO, func, it, loop)
+    cut.refuse_slots()
     if first is not None:
         cut.refuse(
             "argument 'factors': expected None as the first, as rows store more or less than "
@@ -89,8 +90,6 @@ class _Tiles(VisitOrder):
     def of_a_root(self, extents: list[int]) -> list[Loop]:
         """Tiles of the positions of a root axis, or of axes fused from a root on."""
         size = self._one(extents)
-        if self.last.kind == "sparse_fixed":
-            self.refuse(f"axis '{self.last.name}' has slots, of which some may be padding")
         length = self.last.length if self.last.kind == "dense_fixed" else self.last.nnz
         tiles = self.dense("tiles", self._count(length, size))
         ptr = self.array("ptr", tile_cuts, length=length, size=size)

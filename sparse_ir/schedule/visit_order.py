@@ -275,6 +275,15 @@ class VisitOrder:
             )
         return found
 
+    def refuse_slots(self) -> None:
+        """Raise for slots, which are not cut by positions."""
+        for axis in self.visited:
+            if axis.kind == "sparse_fixed":
+                self.refuse(
+                    f"axis '{axis.name}' has slots, of which some may be padding: its loop is cut "
+                    "in stage II, by TVM's split after lower"
+                )
+
     def refuse(self, message: str) -> NoReturn:
         """Raise ScheduleError with the iteration."""
         raise ScheduleError(f"{self.who}: {message}\n{show(self.it)}")

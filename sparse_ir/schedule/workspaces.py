@@ -31,7 +31,7 @@ from sparsetir.sparse_ir.schedule.init_elimination import with_init_before
 from sparsetir.sparse_ir.schedule.loops import Loop, SparseIterationRef, changed, replaced, show
 from sparsetir.sparse_ir.separate_init import init_runs_in_place, separate_init
 from sparsetir.sparse_ir.tile_marks import is_tail
-from sparsetir.sparse_ir.tir import cast, free_vars
+from sparsetir.sparse_ir.tir import cast, free_vars, size_text
 from sparsetir.sparse_ir.traversal import map_expr
 from sparsetir.sparse_ir.workers import divided
 
@@ -297,7 +297,7 @@ class _Result:
             if scope == "local" and not isinstance(loop.node.length, tirx.IntImm):
                 self._refuse(
                     f'expected loops of constant extent for a workspace in scope "local", got '
-                    f"'{loop.name}' of {loop.node.length}; split it first"
+                    f"'{loop.name}' of {size_text(loop.node.length)}; split it first"
                 )
         for group in divided(self.it):
             if not {x.name for x in self.inner}.isdisjoint(group):

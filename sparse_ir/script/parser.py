@@ -138,7 +138,10 @@ def ir_module(cls: Any = None) -> Any:
 def _source_of(who: str, obj: Any) -> Source:
     """The text of a function or class; raises OSError that says how to have one."""
     try:
-        return Source(obj)
+        source = Source(obj)
+        if inspect.getmodule(obj) is None:  # TVM 0.27 takes the object's text for that of the file
+            source.full_source = "".join(inspect.findsource(obj)[0])
+        return source
     except OSError as error:
         raise OSError(
             f"{who}: the source of '{obj.__name__}' is not known, which a program is parsed from: "

@@ -9,6 +9,7 @@ import pytest
 import scipy.sparse as sp
 import torch
 import tvm_ffi
+from tvm import tirx
 
 import sparsetir
 from kernel_common import arguments, check, kernel, right
@@ -16,6 +17,7 @@ from programs import PROGRAMS
 from refusals import refuse
 from sparsetir import StructureError, StructureIndexError
 from sparsetir.runtime import kernel as kernel_module
+from sparsetir.sparse_ir.tir import size_text
 
 
 @functools.cache
@@ -105,6 +107,23 @@ def test_wrong_array(call, name, make, error, message):
     start = r"spmm: argument '\w+'.* " if "shape" in message else rf"spmm: argument '{name}'.* "
     with pytest.raises(error, match=f"{start}?(?:{message})"):
         call(**change(**{name: make}))
+
+
+def test_sizes_are_readable():
+    n, m = (tirx.Var(name, dtype) for name, dtype in (("n", "int32"), ("m", "int64")))
+    rows = tirx.Cast("int64", n)
+    eight, huge = (tirx.IntImm("int64", number) for number in (8, 2**33))
+    for size, text in (
+        (rows * eight, "n * 8"),
+        (tirx.floordiv(rows + m * huge, eight), "(n + m * 8589934592) // 8"),
+        (tirx.max(rows, m), "T.max(n, m)"), (eight, "8"), (m, "m"),
+    ):  # fmt: skip
+        assert size_text(size) == text
+    signature = compiled("llvm").signature
+    shown = {**vars(signature), "shapes": [[rows * eight], *signature.shapes[1:]]}
+    ell = object.__new__(type(signature))
+    vars(ell).update(shown, _named=[[None], *signature._named[1:]])
+    assert ell.expected_shape(0, [None] * len(ell.names)) == ["n * 8"]
 
 
 KINDS = [lambda x: x, torch.from_numpy, tvm_ffi.from_dlpack]

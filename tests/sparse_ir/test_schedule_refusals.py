@@ -74,6 +74,7 @@ SECTIONS: dict[str, tuple[Any, str, str]] = {
     "sddmm": (program("sddmm"), "sddmm", ""),
     "sddmm_fused": (program("sddmm_fused"), "sddmm", ""),
     "row_softmax": (program("row_softmax"), "softmax", ""),
+    "spmm_ell": (program("spmm_ell"), "spmm", "_, i, j, k = sch.get_sp_iters(it)"),
     "hypergraph": (program("hypergraph"), "", ""),
     "scaled": (programs.scaled, "scaled", ""),
     "total": (programs.total, "total", ""),
@@ -362,6 +363,13 @@ group_columns_by_pattern(i, j, 4)  # expected a spatial loop over a dense axis a
 [row_softmax]
 (j,) = sch.get_sp_iters(of("divide")); parallelize(j); parallelize(i)
     ['J'] of 'divide' is divided among threads already, which do not nest; legal are neighbouring
+[spmm_ell]
+split(j, [None, 2], tail="exact")  # axis 'J' has slots, .. in stage II, by TVM's split after lower
+split(j, [2, 2])  # axis 'J' has slots, of which some may be padding: its loop is cut in stage II
+divide(j, 2)  # axis 'J' has slots, of which some may be padding: its loop is cut in stage II
+positions(j)  # axis 'J' has slots, of which some may be padding: its loop is cut in stage II
+split(sparse_fuse(it, [i, j]), [None, 8])  # has slots, of which some may be padding
+positions(sparse_fuse(it, [i, j]))  # has slots, of which some may be padding: its loop is cut
 [hypergraph]
 sparse_fuse(it, sch.get_sp_iters(it)[1:3])  # axis 'EV' is attached and cannot be fused
 [sddmm_fused]

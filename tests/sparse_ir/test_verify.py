@@ -1,5 +1,6 @@
 """Every rule of stage I has a message, and a test of it."""
 
+import importlib.util
 import re
 from textwrap import indent
 
@@ -211,6 +212,18 @@ def test_refused_declarations(lines):
 @pytest.mark.parametrize("body", INDICES.strip().split("\n\n"))
 def test_refused_indices(body):
     refused(source(f'with T.sp_iter([I], "S", "it") as [i]:\n{indent(body, "    ")}'), "")
+
+
+def test_the_text_of_a_file_that_is_no_module_of_its_path(tmp_path):
+    """Below the place is that line, also where `sys.modules` does not know the module."""
+    wrong = source('with T.sp_iter([J], "S", "it") as [i]:\n    B[0] = 77')
+    file = tmp_path / "alone.py"
+    file.write_text(f"import sparsetir\nfrom tvm.script import sparse_tir as T\n\n\n{wrong}")
+    spec = importlib.util.spec_from_file_location("alone", file)
+    with pytest.raises(IllFormedError) as error:
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+    line = int(str(error.value).split("alone.py:")[1].split(":")[0])
+    assert re.search(rf"{line} \| +with T.sp_iter\(\[J\]", str(error.value)), error.value
 
 
 def test_what_is_allowed():

@@ -31,7 +31,7 @@ from sparsetir.sparse_ir.nodes import SparseFunc, make_func, substitute, walk
 from sparsetir.sparse_ir.position_space import LAYOUTS, SIGNATURE, Layout, PositionSpace
 from sparsetir.sparse_ir.promises import check_promises, promises_of
 from sparsetir.sparse_ir.storage import Storage
-from sparsetir.sparse_ir.tir import dtype_of
+from sparsetir.sparse_ir.tir import dtype_of, size_text
 
 # Attribute of a signature's function: computed parameters that the compiled function does not have.
 NOT_PASSED = "not_passed"
@@ -187,7 +187,7 @@ class Signature:
                 if values[i] is not None and self.dtypes[i].startswith(("int", "uint"))
             }
             found = Analyzer().simplify(substitute(size, numbers))
-            return int(found) if isinstance(found, tirx.IntImm) else str(found)
+            return int(found) if isinstance(found, tirx.IntImm) else size_text(found)
 
         sizes = self.shapes[array] or []
         return [known(size, at) for size, at in zip(sizes, self._named[array], strict=True)]
