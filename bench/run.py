@@ -96,7 +96,10 @@ class Processes:
             self.settings["before"] = commit(args.before)
         others = (p for p in args.peers or PEERS if p not in (OURS, FLOAT32))
         names = [OURS, *[BEFORE] * bool(args.before), FLOAT32, *others]
-        self.workers = {t: [Worker(n, t, args.before) for n in names] for t in args.threads}
+        modules = getattr(args, "modules", None) or ()
+        self.workers = {
+            t: [Worker(n, t, args.before, modules) for n in names] for t in args.threads
+        }
         for worker in (w for workers in self.workers.values() for w in workers):
             stack.callback(worker.close)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import resource
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -76,11 +77,13 @@ class Server:
 def serve_peer(answers: int, parent: int, words: Sequence[str]) -> None:
     """Answer until stdin ends.
 
-    words : name of the peer, threads
+    words : name of the peer, threads, modules to import
     """
-    name, threads = words
+    name, threads, *modules = words
 
     def make() -> Server:
+        for module in modules:
+            import_module(module)
         try:
             return Server(PEERS[name](int(threads)))
         except ImportError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +39,13 @@ class Worker:
     Libraries let threads spin for a while after a call; those of a stopped process do not.
 
     checkout : folder of another version of this project, which `BEFORE` loads
+    modules : plug-ins that the process imports
     """
 
-    def __init__(self, name: str, threads: int, checkout: Path | None = None) -> None:
-        self.name, self.threads = name, threads
+    def __init__(
+        self, name: str, threads: int, checkout: Path | None = None, modules: Sequence[str] = ()
+    ) -> None:
+        self.name, self.threads, self.modules = name, threads, modules
         self.checkout = checkout if name == BEFORE else None
         self._process: Process | None = None
         self.missing: str | None = None
@@ -70,7 +74,7 @@ class Worker:
             "SPARSETIR_RECORDS": "",  # a default is what it is without any
         }
         code = LAUNCH if self.name in WITH_TORCH else f"{WITHOUT_TORCH}; {LAUNCH}"
-        words = [OURS if self.name == BEFORE else self.name, str(self.threads)]
+        words = [OURS if self.name == BEFORE else self.name, str(self.threads), *self.modules]
         self._process = Process(code, words, environment=env, ahead=True)
         first = self._answer(self._process)
         if "missing" in first or "failed" in first:
