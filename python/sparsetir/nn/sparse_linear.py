@@ -14,13 +14,16 @@ True
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
-from torch.nn import Linear, Module, Parameter
+from torch.nn import LazyLinear, Linear, Module, Parameter
+from torch.nn.parameter import is_lazy
+from torch.nn.utils.parametrize import is_parametrized
+from torch.nn.utils.prune import BasePruningMethod
 
 from sparsetir.ops.block_linear import block_linear
 from sparsetir.ops.products import SPMM
@@ -102,7 +105,10 @@ class SparseLinear(Module):
     ) -> SparseLinear:
         """Make a sparse copy of a linear layer.
 
-        One of mask, sparsity and threshold at most; without, weights that are zero are pruned.
+        One of mask, sparsity and threshold at most; without, weights that are zero are pruned, or
+        those outside the mask of `torch.nn.utils.prune`. The copy keeps `training`, the flags of
+        parameters, hooks and other attributes; a layer that has more, such as parametrizations, is
+        refused.
 
         Parameters
         ----------
@@ -113,7 +119,7 @@ class SparseLinear(Module):
         sparsity : float, optional
             Keep this share fewer, by magnitude (:func:`sparsetir.nn.sparse_linear`).
         threshold : float, optional
-            Keep weights of larger magnitude.
+            Keep weights of larger magnitude, and NaN.
         block : (int, int), optional
             Rows and columns of blocks, which are to divide the weight: each is kept whole where one
             of its weights is.
@@ -129,7 +135,11 @@ class SparseLinear(Module):
             raise ValueError(
                 f"{who}: expected one of 'mask', 'sparsity' and 'threshold' at most, got several"
             )
-        weight = linear.weight.detach()
+        pruner = _pruner(linear)
+        if lost := _lost(linear, pruner):
+            raise wrong(who, "linear", "a layer without what a sparse one cannot keep", lost)
+        weight = linear.weight if pruner is None else pruner.apply_mask(linear)
+        weight = weight.detach()
         if block is not None:
             check_block(who, weight, block)
         if mask is not None and (mask.shape != weight.shape or mask.dtype != torch.bool):
@@ -137,10 +147,17 @@ class SparseLinear(Module):
                 f"{who}: argument 'mask': expected bool of shape {tuple(weight.shape)}, got "
                 f"{str(mask.dtype).removeprefix('torch.')} of {tuple(mask.shape)}"
             )
-        if mask is None:
-            at_least = threshold or 0.0
-            mask = weight.abs() > at_least if sparsity is None else prune(weight, sparsity, block)
-        return cls(weight, mask, linear.bias, block).train(linear.training)
+        if threshold is not None and not threshold >= 0:
+            raise wrong(who, "threshold", "0 or more", repr(threshold))
+        if sparsity is not None:
+            mask = prune(weight, sparsity, block)
+        elif mask is None:
+            mask = torch.logical_not(weight.abs() <= (threshold or 0.0))  # NaN is kept
+            if pruner is not None and threshold is None:
+                mask = mask.logical_or(linear.get_buffer("weight_mask"))
+        layer = cls(weight, mask, linear.bias, block)
+        _keep(who, layer, linear, pruner)
+        return layer
 
     def forward(self, x: Tensor) -> Tensor:
         """Run the layer.
@@ -196,17 +213,18 @@ def sparse_linears(
 ) -> list[str]:
     """Swap linear layers of a model for sparse ones, in place.
 
-    Other modules stay, those that are derived from `torch.nn.Linear` too, and so do layers whose
-    weight belongs to another module as well, such as an output layer tied to an embedding. A layer
-    that stands in several places is swapped for one.
+    Other modules stay, those that are derived from `torch.nn.Linear` too, and so do layers with a
+    parameter that belongs to another module as well, such as an output layer tied to an embedding.
+    A layer that stands in several places is swapped for one. Where one of the layers is refused,
+    as :meth:`SparseLinear.from_linear` does, none is swapped.
 
     Parameters
     ----------
     model : torch.nn.Module
         Whose layers are swapped.
     names : str or callable
-        A pattern as of a shell, such as "encoder.layer.*.dense", or a function of a layer's name
-        and the layer.
+        A pattern of full names as of a shell, such as "encoder.layer.*.dense", which is to match a
+        layer, or a function of a layer's name and the layer.
     **how
         `sparsity`, `threshold` and `block` as of :meth:`SparseLinear.from_linear`.
 
@@ -228,20 +246,108 @@ def sparse_linears(
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
             owners.setdefault(id(parameter), set()).add(id(module))
-    made: dict[int, SparseLinear] = {}
-    swapped: list[str] = []
-    for parent_name, parent in list(model.named_modules()):
-        for child_name, child in list(parent._modules.items()):
+    places: list[tuple[str, Module, str, Linear]] = []
+    known: list[str] = []
+    for parent_name, parent in model.named_modules():
+        for child_name, child in parent._modules.items():
             name = f"{parent_name}.{child_name}" if parent_name else child_name
-            if type(child) is not Linear or not chosen(name, child):
+            if not _is_linear(child):
                 continue
-            if len(owners[id(child.weight)]) > 1:
+            if any(len(owners[id(x)]) > 1 for x in child.parameters(recurse=False)):
                 continue
-            if id(child) not in made:
-                made[id(child)] = SparseLinear.from_linear(child, **how)
-            setattr(parent, child_name, made[id(child)])
-            swapped.append(name)
-    return swapped
+            known.append(name)
+            if chosen(name, child):
+                places.append((name, parent, child_name, child))
+    if isinstance(names, str) and names != "*" and not places:
+        some = ", ".join(map(repr, known[:4])) + (", ..." if len(known) > 4 else "")
+        expected = f"a pattern of full names of layers to swap ({some or 'there are none'})"
+        raise wrong("sparse_linears", "names", expected, f"{names!r}, which matches none")
+    swapped: dict[Linear, SparseLinear] = {}
+    for name, _, _, child in places:
+        if child not in swapped:
+            try:
+                swapped[child] = SparseLinear.from_linear(child, **how)
+            except ValueError as error:
+                raise ValueError(f"sparse_linears: layer '{name}': {error}") from error
+    for child, layer in swapped.items():
+        _move_hooks(layer, child)
+    for _, parent, child_name, child in places:
+        setattr(parent, child_name, swapped[child])
+    return [name for name, *_ in places]
+
+
+def _is_linear(module: Module | None) -> TypeGuard[Linear]:
+    """Whether a module is torch's linear layer, also a lazy or parametrized one."""
+    kind = type(module)
+    if isinstance(module, Linear) and is_parametrized(module):
+        kind = kind.__base__
+    return kind in (Linear, LazyLinear)
+
+
+def _pruner(linear: Linear) -> BasePruningMethod | None:
+    """The hook of `torch.nn.utils.prune` by which a layer computes its weight."""
+    hooks = linear._forward_pre_hooks.values()
+    pruners: Iterator[Any] = (hook for hook in hooks if isinstance(hook, BasePruningMethod))
+    return next((hook for hook in pruners if hook._tensor_name == "weight"), None)
+
+
+def _lost(linear: Linear, pruner: BasePruningMethod | None) -> str | None:
+    """What a sparse copy of a layer would lose; None for nothing."""
+    fields = vars(linear)
+    known = {*linear._parameters, "weight" if pruner is not None else ""}
+    given = list(linear.parameters(recurse=False))
+    if type(linear).forward is not Linear.forward or "forward" in fields:
+        return "a forward of its own"
+    if is_parametrized(linear):
+        return "parametrizations: torch.nn.utils.parametrize.remove_parametrizations ends them"
+    if missing := [name for name in ("weight", "bias") if name not in known]:
+        return (
+            f"a {missing[0]} that is computed at each call: remove_spectral_norm, "
+            "remove_weight_norm or prune.remove of torch.nn.utils makes it a parameter"
+        )
+    if any(map(is_lazy, given)):
+        return "sizes that its first call tells: call it first"
+    if any(x.is_meta for x in given):
+        return "parameters on the device 'meta'"
+    if any(hooks for name, hooks in fields.items() if "state_dict" in name):
+        return "hooks of state dictionaries, whose names and shapes change"
+    if any(x._backward_hooks or x._post_accumulate_grad_hooks for x in given):
+        return "hooks of its parameters, whose shapes change"
+    return None
+
+
+def _keep(who: str, layer: SparseLinear, linear: Linear, pruner: BasePruningMethod | None) -> None:
+    """Give a sparse copy what else a layer has: flags, hooks, buffers, attributes."""
+    gone, orig = {"weight", "bias"}, "weight"
+    if pruner is not None:
+        gone, orig = {*gone, "weight_orig", "weight_mask"}, "weight_orig"
+    layer.values.requires_grad_(linear.get_parameter(orig).requires_grad)
+    if layer.bias is not None:
+        layer.bias.requires_grad_(linear.bias.requires_grad)
+    usual = {*vars(Module()), "in_features", "out_features"}
+    others = {**vars(linear), **linear._parameters, **linear._buffers, **linear._modules}
+    if taken := [name for name in others if name not in usual | gone and hasattr(layer, name)]:
+        got = ", ".join(map(repr, taken))
+        raise wrong(who, "linear", "no attributes with names of a SparseLinear's", got)
+    for name, value in vars(linear).items():
+        kept = vars(layer).get(name)
+        if name in usual and isinstance(kept, dict):
+            rest = ((key, x) for key, x in value.items() if key not in gone)
+            kept |= ((key, x) for key, x in rest if not isinstance(x, BasePruningMethod))
+        elif name in usual and isinstance(kept, set):
+            kept |= value
+        elif name not in gone:
+            vars(layer)[name] = value
+
+
+def _move_hooks(layer: SparseLinear, linear: Linear) -> None:
+    """Let what removes hooks of a layer remove those of its sparse copy."""
+    for name, hooks in vars(linear).items():
+        if "hooks" in name and isinstance(hooks, dict) and hooks is not vars(layer)[name]:
+            vars(linear)[name] = hooks.copy()
+            hooks.clear()
+            hooks.update(vars(layer)[name])
+            vars(layer)[name] = hooks
 
 
 def prune(weight: Tensor, sparsity: float, block: tuple[int, int] | None = None) -> Tensor:
