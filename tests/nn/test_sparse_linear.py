@@ -324,9 +324,9 @@ SparseLinear.from_linear(Bilinear(4, 4))  # ValueError: cannot keep, got a forwa
 SparseLinear.from_linear(changed(own_forward))  # ValueError: got a forward of its own
 SparseLinear.from_linear(changed(parametrized.weight_norm))  # ValueError: got parametrizations
 SparseLinear.from_linear(changed(utils.spectral_norm))  # ValueError: got a weight .. at each call
-SparseLinear.from_linear(changed(utils.weight_norm))  # ValueError: got a weight that is computed
+SparseLinear.from_linear(changed(utils.weight_norm))  # ValueError: got a weight or bias
 SparseLinear.from_linear(changed(lambda x: torch_prune.random_unstructured(x, "bias", 0.5)))
-    # ValueError: got a bias that is computed at each call: .. prune.remove of torch.nn.utils
+    # ValueError: got a weight or bias that is computed at each call: .. prune.remove of torch.nn
 SparseLinear.from_linear(nn.LazyLinear(4))  # ValueError: got sizes that its first call tells
 SparseLinear.from_linear(nn.Linear(4, 4, device="meta"))  # ValueError: got parameters on the device
 SparseLinear.from_linear(changed(lambda x: x.register_state_dict_pre_hook(print)))
@@ -338,7 +338,7 @@ SparseLinear.from_linear(changed(lambda x: x.weight.register_hook(print)))
 SparseLinear.from_linear(changed(lambda x: x.bias.register_post_accumulate_grad_hook(print)))
     # ValueError: got hooks of its parameters
 SparseLinear.from_linear(changed(lambda x: setattr(x, "sparsity", 0.5)))
-    # ValueError: expected no attributes with names of a SparseLinear's, got 'sparsity'
+    # ValueError: expected no attributes with names of a SparseLinear's, got ['sparsity']
 sparse_linears(nn.Sequential(changed(parametrized.orthogonal)))  # ValueError: layer '0': .. param
 sparse_linears(Model(), "layer")
     # ValueError: 'names': .. full names .. ('again', 'layer.0.query', .. got 'layer', which matches

@@ -14,9 +14,9 @@ True
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from fnmatch import fnmatchcase
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -138,8 +138,7 @@ class SparseLinear(Module):
         pruner = _pruner(linear)
         if lost := _lost(linear, pruner):
             raise wrong(who, "linear", "a layer without what a sparse one cannot keep", lost)
-        weight = linear.weight if pruner is None else pruner.apply_mask(linear)
-        weight = weight.detach()
+        weight = (linear.weight if pruner is None else pruner.apply_mask(linear)).detach()
         if block is not None:
             check_block(who, weight, block)
         if mask is not None and (mask.shape != weight.shape or mask.dtype != torch.bool):
@@ -156,7 +155,11 @@ class SparseLinear(Module):
             if pruner is not None and threshold is None:
                 mask = mask.logical_or(linear.get_buffer("weight_mask"))
         layer = cls(weight, mask, linear.bias, block)
-        _keep(who, layer, linear, pruner)
+        orig = "weight" if pruner is None else "weight_orig"
+        layer.values.requires_grad_(linear.get_parameter(orig).requires_grad)
+        if layer.bias is not None:
+            layer.bias.requires_grad_(linear.bias.requires_grad)
+        _keep(who, layer, linear, {"weight", "bias", orig, "weight_mask"})
         return layer
 
     def forward(self, x: Tensor) -> Tensor:
@@ -251,9 +254,10 @@ def sparse_linears(
     for parent_name, parent in model.named_modules():
         for child_name, child in parent._modules.items():
             name = f"{parent_name}.{child_name}" if parent_name else child_name
-            if not _is_linear(child):
+            if not isinstance(child, Linear):
                 continue
-            if any(len(owners[id(x)]) > 1 for x in child.parameters(recurse=False)):
+            derived = type(child) not in (Linear, LazyLinear) and not is_parametrized(child)
+            if derived or any(len(owners[id(x)]) > 1 for x in child.parameters(recurse=False)):
                 continue
             known.append(name)
             if chosen(name, child):
@@ -276,59 +280,40 @@ def sparse_linears(
     return [name for name, *_ in places]
 
 
-def _is_linear(module: Module | None) -> TypeGuard[Linear]:
-    """Whether a module is torch's linear layer, also a lazy or parametrized one."""
-    kind = type(module)
-    if isinstance(module, Linear) and is_parametrized(module):
-        kind = kind.__base__
-    return kind in (Linear, LazyLinear)
-
-
 def _pruner(linear: Linear) -> BasePruningMethod | None:
     """The hook of `torch.nn.utils.prune` by which a layer computes its weight."""
-    hooks = linear._forward_pre_hooks.values()
-    pruners: Iterator[Any] = (hook for hook in hooks if isinstance(hook, BasePruningMethod))
-    return next((hook for hook in pruners if hook._tensor_name == "weight"), None)
+    for hook in linear._forward_pre_hooks.values():
+        if isinstance(hook, BasePruningMethod) and hook._tensor_name == "weight":
+            return hook
+    return None
 
 
 def _lost(linear: Linear, pruner: BasePruningMethod | None) -> str | None:
     """What a sparse copy of a layer would lose; None for nothing."""
-    fields = vars(linear)
+    own, given = vars(linear), list(linear.parameters(recurse=False))
     known = {*linear._parameters, "weight" if pruner is not None else ""}
-    given = list(linear.parameters(recurse=False))
-    if type(linear).forward is not Linear.forward or "forward" in fields:
-        return "a forward of its own"
-    if is_parametrized(linear):
-        return "parametrizations: torch.nn.utils.parametrize.remove_parametrizations ends them"
-    if missing := [name for name in ("weight", "bias") if name not in known]:
-        return (
-            f"a {missing[0]} that is computed at each call: remove_spectral_norm, "
-            "remove_weight_norm or prune.remove of torch.nn.utils makes it a parameter"
-        )
-    if any(map(is_lazy, given)):
-        return "sizes that its first call tells: call it first"
-    if any(x.is_meta for x in given):
-        return "parameters on the device 'meta'"
-    if any(hooks for name, hooks in fields.items() if "state_dict" in name):
-        return "hooks of state dictionaries, whose names and shapes change"
-    if any(x._backward_hooks or x._post_accumulate_grad_hooks for x in given):
-        return "hooks of its parameters, whose shapes change"
-    return None
+    cases = {
+        "a forward of its own": type(linear).forward is not Linear.forward or "forward" in own,
+        "parametrizations: torch.nn.utils.parametrize.remove_parametrizations ends them":
+            is_parametrized(linear),
+        "a weight or bias that is computed at each call: remove_spectral_norm, remove_weight_norm "
+        "or prune.remove of torch.nn.utils makes it a parameter": not {"weight", "bias"} <= known,
+        "sizes that its first call tells: call it first": any(map(is_lazy, given)),
+        "parameters on the device 'meta'": any(x.is_meta for x in given),
+        "hooks of state dictionaries, whose names change":
+            any(hooks for name, hooks in own.items() if "state_dict" in name),
+        "hooks of its parameters, whose shapes change":
+            any(x._backward_hooks or x._post_accumulate_grad_hooks for x in given),
+    }  # fmt: skip
+    return next((what for what, there in cases.items() if there), None)
 
 
-def _keep(who: str, layer: SparseLinear, linear: Linear, pruner: BasePruningMethod | None) -> None:
-    """Give a sparse copy what else a layer has: flags, hooks, buffers, attributes."""
-    gone, orig = {"weight", "bias"}, "weight"
-    if pruner is not None:
-        gone, orig = {*gone, "weight_orig", "weight_mask"}, "weight_orig"
-    layer.values.requires_grad_(linear.get_parameter(orig).requires_grad)
-    if layer.bias is not None:
-        layer.bias.requires_grad_(linear.bias.requires_grad)
+def _keep(who: str, layer: SparseLinear, linear: Linear, gone: set[str]) -> None:
+    """Give a sparse copy what else a layer has, but for some names: hooks, buffers, attributes."""
     usual = {*vars(Module()), "in_features", "out_features"}
     others = {**vars(linear), **linear._parameters, **linear._buffers, **linear._modules}
     if taken := [name for name in others if name not in usual | gone and hasattr(layer, name)]:
-        got = ", ".join(map(repr, taken))
-        raise wrong(who, "linear", "no attributes with names of a SparseLinear's", got)
+        raise wrong(who, "linear", "no attributes with names of a SparseLinear's", f"{taken}")
     for name, value in vars(linear).items():
         kept = vars(layer).get(name)
         if name in usual and isinstance(kept, dict):
