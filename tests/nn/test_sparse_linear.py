@@ -264,7 +264,7 @@ def test_layers_of_a_model():
     model = Model()
     swapped = sparse_linears(model, sparsity=0.5, block=(4, 4))
     assert swapped == [
-        "again", "layer.0.query", "layer.0.dense", "layer.1.query", "layer.1.dense"
+        "layer.0.query", "layer.0.dense", "layer.1.query", "layer.1.dense", "again"
     ]  # fmt: skip
     assert model.again is model.layer[0].query and isinstance(model.again, SparseLinear)
     assert type(model.head) is torch.nn.Linear and model.head.weight is model.embedding.weight
@@ -341,7 +341,7 @@ SparseLinear.from_linear(changed(lambda x: setattr(x, "sparsity", 0.5)))
     # ValueError: expected no attributes with names of a SparseLinear's, got ['sparsity']
 sparse_linears(nn.Sequential(changed(parametrized.orthogonal)))  # ValueError: layer '0': .. param
 sparse_linears(Model(), "layer")
-    # ValueError: 'names': .. full names .. ('again', 'layer.0.query', .. got 'layer', which matches
+    # ValueError: 'names': .. full names .. ('layer.0.query', .. got 'layer', which matches
 sparse_linears(Model(), "head")  # ValueError: 'names': .. got 'head', which matches none
 sparse_linears(DENSE, "*.dense")  # ValueError: 'names': .. (there are none), got '*.dense'
 sparse_linears(DENSE, mask=None)  # TypeError: argument 'mask': expected none

@@ -13,10 +13,9 @@ from sparsetir.runtime.file_errors import GraphError
 NAMES = {
     "target": "target tgt destination dest dst to receiver end cited row rows",
     "source": "source src from sender start origin citing col cols column columns u",
-    "other": "time timestamp unixtime unixts ts t date datetime year month day label labels class "
-    "type types etype kind category relation rel name id eid index key",
-    "weight": "weight weights w wt value values val data rating score strength similarity count "
-    "cost distance capacity probability sign",
+    "other": "time timestamp unixtime ts t date datetime year label labels class type types etype "
+    "kind category relation rel name id eid index",
+    "weight": "weight weights w wt value values val data rating score count cost distance sign",
 }
 _ID = "((node|vertex)?(id|idx|index))?"
 ROLES = {

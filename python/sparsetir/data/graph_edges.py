@@ -27,18 +27,12 @@ EXPECTED = "expected row, column and maybe weight"
 
 
 class Start(NamedTuple):
-    """The first edge of a list, and what its lines hold.
+    """The first edge of a list, and what its lines hold."""
 
-    number : of the line, from 1
-    delimiter : of columns; None for spaces
-    used : columns of row, column and maybe weight
-    columns : how many there are
-    """
-
-    number: int
-    delimiter: str | None
-    used: tuple[int, ...]
-    columns: int
+    number: int  # of the line, from 1
+    delimiter: str | None  # of columns; None for spaces
+    used: tuple[int, ...]  # columns of row, column and maybe weight
+    columns: int  # how many there are
 
     def is_edge(self, line: str) -> bool:
         """Whether a line is like the first one."""
@@ -182,10 +176,7 @@ def what_is_said(line: str) -> str:
 
 
 def first_edge(path: Path) -> Start:
-    """The first line of numbers; before it there may be one of names.
-
-    Warns of columns that are ignored, as their names say that they are no weights.
-    """
+    """The first line of numbers; before it there may be one of names."""
     lines = _lines(path)
     number, line = head = next(lines, (0, ""))
     named = bool(line) and not any(map(_is_number, _words(line)))

@@ -142,10 +142,8 @@ class SparseLinear(Module):
         if block is not None:
             check_block(who, weight, block)
         if mask is not None and (mask.shape != weight.shape or mask.dtype != torch.bool):
-            raise ValueError(
-                f"{who}: argument 'mask': expected bool of shape {tuple(weight.shape)}, got "
-                f"{str(mask.dtype).removeprefix('torch.')} of {tuple(mask.shape)}"
-            )
+            got = f"{str(mask.dtype).removeprefix('torch.')} of {tuple(mask.shape)}"
+            raise wrong(who, "mask", f"bool of shape {tuple(weight.shape)}", got)
         if threshold is not None and not threshold >= 0:
             raise wrong(who, "threshold", "0 or more", repr(threshold))
         if sparsity is not None:
@@ -159,7 +157,7 @@ class SparseLinear(Module):
         layer.values.requires_grad_(linear.get_parameter(orig).requires_grad)
         if layer.bias is not None:
             layer.bias.requires_grad_(linear.bias.requires_grad)
-        _keep(who, layer, linear, {"weight", "bias", orig, "weight_mask"})
+        _keep(who, layer, linear, {"weight", "bias", orig, orig.replace("orig", "mask")})
         return layer
 
     def forward(self, x: Tensor) -> Tensor:
@@ -249,46 +247,39 @@ def sparse_linears(
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
             owners.setdefault(id(parameter), set()).add(id(module))
-    places: list[tuple[str, Module, str, Linear]] = []
-    known: list[str] = []
-    for parent_name, parent in model.named_modules():
-        for child_name, child in parent._modules.items():
-            name = f"{parent_name}.{child_name}" if parent_name else child_name
-            if not isinstance(child, Linear):
-                continue
-            derived = type(child) not in (Linear, LazyLinear) and not is_parametrized(child)
-            if derived or any(len(owners[id(x)]) > 1 for x in child.parameters(recurse=False)):
-                continue
-            known.append(name)
-            if chosen(name, child):
-                places.append((name, parent, child_name, child))
-    if isinstance(names, str) and names != "*" and not places:
-        some = ", ".join(map(repr, known[:4])) + (", ..." if len(known) > 4 else "")
-        expected = f"a pattern of full names of layers to swap ({some or 'there are none'})"
+    known = {
+        name: layer
+        for name, layer in model.named_modules(remove_duplicate=False)
+        if name and isinstance(layer, Linear)
+        and (type(layer) in (Linear, LazyLinear) or is_parametrized(layer))
+        and all(len(owners[id(x)]) == 1 for x in layer.parameters(recurse=False))
+    }  # fmt: skip
+    picked = {name: layer for name, layer in known.items() if chosen(name, layer)}
+    if isinstance(names, str) and names != "*" and not picked:
+        some = ", ".join(map(repr, list(known)[:4])) or "there are none"
+        expected = f"a pattern of full names of layers to swap ({some}{', ..' * (len(known) > 4)})"
         raise wrong("sparse_linears", "names", expected, f"{names!r}, which matches none")
     swapped: dict[Linear, SparseLinear] = {}
-    for name, _, _, child in places:
-        if child not in swapped:
-            try:
-                swapped[child] = SparseLinear.from_linear(child, **how)
-            except ValueError as error:
-                raise ValueError(f"sparse_linears: layer '{name}': {error}") from error
-    for child, layer in swapped.items():
-        _move_hooks(layer, child)
-    for _, parent, child_name, child in places:
-        setattr(parent, child_name, swapped[child])
-    return [name for name, *_ in places]
+    for name, layer in picked.items():
+        try:
+            swapped[layer] = swapped.get(layer) or SparseLinear.from_linear(layer, **how)
+        except ValueError as error:
+            raise ValueError(f"sparse_linears: layer '{name}': {error}") from error
+    for layer, sparse in swapped.items():
+        _move_hooks(sparse, layer)
+    for name, layer in picked.items():
+        parent, _, last = name.rpartition(".")
+        setattr(model.get_submodule(parent), last, swapped[layer])
+    return list(picked)
 
 
-def _pruner(linear: Linear) -> BasePruningMethod | None:
-    """The hook of `torch.nn.utils.prune` by which a layer computes its weight."""
-    for hook in linear._forward_pre_hooks.values():
-        if isinstance(hook, BasePruningMethod) and hook._tensor_name == "weight":
-            return hook
-    return None
+def _pruner(linear: Linear) -> Any:
+    """The hook of `torch.nn.utils.prune` by which a layer computes its weight, or None."""
+    hooks = (x for x in linear._forward_pre_hooks.values() if isinstance(x, BasePruningMethod))
+    return next((hook for hook in hooks if hook._tensor_name == "weight"), None)
 
 
-def _lost(linear: Linear, pruner: BasePruningMethod | None) -> str | None:
+def _lost(linear: Linear, pruner: object) -> str | None:
     """What a sparse copy of a layer would lose; None for nothing."""
     own, given = vars(linear), list(linear.parameters(recurse=False))
     known = {*linear._parameters, "weight" if pruner is not None else ""}
