@@ -17,8 +17,9 @@ from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.row_ell import RowELL
 from sparsetir.formats.sr_bcrs import SRBCRS
 
-# What is larger is not converted: places for each element, and bytes of all arrays.
+# What is larger is not converted: places for each element beyond few bytes, bytes of all arrays.
 MOST_PLACES = 64
+FEW_BYTES = 1 << 20
 MOST_BYTES = 2 << 30
 MIXTURES = (
     Mixture("blocks_and_csr", (BSR(4, 4), CSR()), by_block_fill(4, 4, 0.5)),
@@ -46,7 +47,8 @@ def refusal(
     # Values, an index and a mask for each place.
     values = sum(np.dtype(dtype).itemsize for _, dtype in operand.buffers)
     size = places * (values + np.dtype(operand.idtype).itemsize + 1)
-    if places <= most_places * max(1, pattern.nnz) and size <= MOST_BYTES:
+    few = size <= FEW_BYTES or places <= most_places * max(1, pattern.nnz)
+    if few and size <= MOST_BYTES:
         return None
     each = places / max(1, pattern.nnz)
     return f"{size / 1e6:,.0f} MB, {each:,.1f} places for each element"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import sys
+import warnings
 from types import SimpleNamespace
 
 import numpy as np
@@ -55,9 +56,11 @@ HALF = np.float16([1, 2, 4])
         ({"shape": [1, 2], "indptr": [0, 3], "indices": [1, 1, 0], "data": HALF}, [[4, 3]], "f4"),
         ({"row": [0, 0, 1], "col": [1, 1, 0], "data": HALF}, [[0, 3], [4, 0]], "float32"),
         ({"row": ROWS, "col": COLUMNS, "data": WEIGHTS, "shape": [4, 4]}, DENSE, "float64"),
+        ({"row": ROWS, "col": COLUMNS, "weight": WEIGHTS, "shape": [4, 4]}, DENSE, "float64"),
+        ({**COMPRESSED, "values": [1.0, 2.0, 3.0]}, [[2, 0, 1], [0, 3, 0]], "float64"),
         ({"row": np.uint16([0, 1]), "col": np.uint16([2, 0])}, np.eye(4)[[2, 0, 3]][:, :3], "f4"),
     ],
-    ids=["csr", "zeros", "half", "equal edges", "coordinates", "square"],
+    ids=["csr", "zeros", "half", "equal edges", "coordinates", "weight", "values", "square"],
 )
 @pytest.mark.parametrize("order", "<>")
 def test_arrays(tmp_path, arrays, dense, dtype, order):
@@ -108,13 +111,13 @@ def test_one_of_several_matrices(tmp_path):
 @pytest.mark.parametrize(
     "name, text, dense",
     [
-        ("a.txt", "# from to\n0 1\n1 2\n\n2 0\n", ONES[:3, :3]),
+        ("a.txt", "# edges of a\n0 1\n1 2\n\n2 0\n", ONES[:3, :3]),
         ("a.el", "% x\n0\t1 # one\n1 2\n2 0\n", ONES[:3, :3]),
-        ("a.tsv", "source\ttarget\n0\t1\n1\t2\n2\t0\n", ONES[:3, :3]),
+        ("a.tsv", "a title\tx\n0\t1\n1\t2\n2\t0\n", ONES[:3, :3]),
         ("a.csv.gz", "0,1\n1,2\n2, 0", ONES[:3, :3]),
-        ("a.csv", "\ufefffrom;to\n0;1\n1;2\n2;0\n", ONES[:3, :3]),
+        ("a.csv", "\ufeffrow;col\n0;1\n1;2\n2;0\n", ONES[:3, :3]),
         ("b.csv", "0.0,1.0\n1,2\n2,0\n", ONES[:3, :3]),
-        ("c.csv", "src,dst,weight\n0,1,0.5\n1,2,1\n1,2,1\n2,0,3\n3,3,0\n", DENSE),
+        ("c.csv", "dst,src,weight\n0,1,0.5\n1,2,1\n1,2,1\n2,0,3\n3,3,0\n", DENSE),
         ("b.txt", "0 1\n1 2\n2 0\n".encode("utf-16"), ONES[:3, :3]),
         ("c.txt", b"# caf\xe9\n0 1\n1 2\n2 0\n", ONES[:3, :3]),
         ("d.txt", b"caf\xe9 b\r0 1\r1 2\r2 0\r", ONES[:3, :3]),
@@ -133,6 +136,48 @@ def test_text(tmp_path, monkeypatch, name, text, dense, piece):
         found = SparseMatrix.from_file(path)
         np.testing.assert_array_equal(found.to_scipy().toarray(), dense)
     same(load_graph(path), dense)
+
+
+LINES = "\n0 1 0.5\n1 2 2\n2 0 3\n"
+# Names of columns, the matrix of these lines, and what is ignored.
+COLUMNS_BY_NAME = [
+    ("", DENSE, ""),
+    ("row column value", DENSE, ""),
+    ("col row val", DENSE.T, ""),
+    ("target source weight", DENSE, ""),
+    ("source target weight", DENSE.T, ""),
+    ('"Source_ID" TargetId Edge-Weight', DENSE.T, ""),
+    ("# FromNodeId ToNodeId Sign", DENSE.T, ""),
+    ("# nodes 3\n% dst src w\n# edges 3", DENSE, ""),
+    ("src dst timestamp", ONES.T, "timestamp"),
+    ("to from label", ONES, "label"),
+    ("START_ID END_ID TYPE", ONES.T, "TYPE"),
+    ("userId movieId rating", DENSE, ""),
+    ("u v w", DENSE.T, ""),
+    ("i j v", DENSE, ""),
+    ("# of lists", DENSE, ""),
+]
+
+
+@pytest.mark.parametrize("names, dense, ignored", COLUMNS_BY_NAME)
+def test_names_of_columns(tmp_path, names, dense, ignored):
+    """Say which end is which, as an edge_index has them, and what are weights."""
+    for ending, sign in ((".txt", " "), (".csv", ","), (".tsv.gz", "\t")):
+        text = "\n".join(
+            x if x[:1] in "#%" else x.replace(" ", sign) for x in (names + LINES).split("\n")
+        )
+        path = write(tmp_path / f"a{ending}", text.lstrip("\n"))
+        with warnings.catch_warnings(record=True) as told:
+            found = load_graph(path)
+        same(found, dense[:3, :3])
+        expected = f"{path}: columns that are no weights are ignored: {ignored}"
+        assert [str(x.message) for x in told] == [expected] * bool(ignored)
+
+
+def test_more_columns_of_any_text(tmp_path):
+    text = "Id,Source,Target,Type,Label,Weight\n8,0,1,Directed,,.5\n9,1,2,1,a b,2\n7,2,0,,x,3\n"
+    with pytest.warns(UserWarning, match="no weights are ignored: Id, Type, Label$"):
+        same(load_graph(write(tmp_path / "a.csv", text)), DENSE.T[:3, :3])
 
 
 def test_matrix_market_as_scipy_writes_it(tmp_path):
@@ -174,8 +219,15 @@ WEIGHT = torch.tensor(WEIGHTS)
         (lambda: [{"a": {("a", "to", "b"): edges(some=torch.Size([3]))}}], ONES),
         (lambda: pyg_data(edge_weight=WEIGHT), DENSE),
         (lambda: (pyg_data().to_dict(), None, type(pyg_data())), ONES),
+        (lambda: edges(edge_attr=torch.tensor([7, 7, 8])), ONES),  # kinds of edges
+        (lambda: edges(weight=WEIGHT, time=WEIGHT * 9), DENSE),
+        (lambda: torch.tensor(DENSE).to_sparse(), DENSE),
+        (lambda: {"adj_t": torch.tensor(DENSE).bfloat16().to_sparse_csr(), "x": WIDE}, DENSE),
+        (lambda: torch.nn.Parameter(torch.tensor(DENSE).to_sparse_csc()), DENSE),
+        (lambda: [torch.tensor(DENSE).to_sparse_bsr((2, 4))], DENSE),
+        (lambda: torch.tensor(DENSE[:3]).bool().to_sparse_bsc((3, 1)), ONES[:3]),
     ],
-    ids=range(11),
+    ids=range(18),
 )
 @pytest.mark.parametrize("new", [False, True], ids=["legacy", "zip"])
 def test_files_of_torch(tmp_path, make, dense, new):

@@ -223,13 +223,46 @@ LISTS = [
     ("a.txt", "0 1 2 3\n", "line 1: expected row"),
     ("a.csv", "0,1,\n", "line 1: expected row"),
     ("a.csv", ",src,dst\n0,7,1\n", "line 1: expected row, .*, got a column without a name"),
+    (
+        "a.csv",
+        "src,dst,score,w\n0,7,1,1\n",
+        "expected 4 names .* one of weights .*, got src, dst, score, w",
+    ),
+    ("a.csv", "src,dst,foo\n0,7,1\n", "expected 3 names of columns: .*, got src, dst, foo"),
+    ("a.csv", "x,y,z\n0,7,1\n", "expected 3 names of columns: .*, got x, y, z"),
+    ("a.csv", "src,from\n0,7\n", "expected 2 names of columns: .*, got src, from"),
+    ("a.csv", "src,x\n0,7\n", "expected 2 names of columns: .*, got src, x"),
+    ("a.csv", "time,a,w\n0,7,1\n", "expected 3 names of columns: .*, got time, a, w"),
+    ("a.csv", "src,dst\n0,7,1\n", "expected 3 names of columns: .*, got src, dst"),
+    ("a.csv", "src,dst,type\n0,1,a\n0,1,a,b\n", "line 3: expected row, .*, got '0,1,a,b'"),
     ("a.txt", "0 1\n0.5 1\n", r"expected integers as ids, got \[0.5, 1.0\] as edge 2"),
     ("a.txt", "0 nan\n", "expected integers as ids"),
     ("a.txt", "0 1\n3 -1\n", r"column ids: expected 0 or more, less than 2\*\*60, got -1"),
     ("a.txt", "0 9999999999999\n", GAPS),
     ("a.csv", f"0,1\n{2**53 + 1},1\n", "expected ids below 2..53, got 9007199254740992"),
 ]
+ONE = torch.ones(1)
+SPARSE = torch.eye(3).to_sparse()
+MANY = EDGES[:, :1].expand(2, 2**40), ONE.expand(2**40)
+
+
+def compressed(begin, indices):
+    begin, indices = torch.tensor(begin), torch.tensor(indices)
+    return torch.sparse_csr_tensor(begin, indices, ONE, (3, 3), check_invariants=False)
+
+
 TENSORS = [
+    (SPARSE.unsqueeze(0), r"expected a sparse matrix, got coo of shape \(1, 3, 3\)"),
+    (compressed([0, 9, 1, 1], [0]), "holds no|indptr|indices"),
+    (compressed([0, 1, 1, 1], [7]), "indices must be < 3"),
+    (compressed([0, 1, 1, 1], [0] * 9), "same size"),
+    (
+        torch.sparse_coo_tensor(EDGES + 1, ONE.expand(3), (3, 3), check_invariants=False),
+        "less than 3",
+    ),
+    (torch.sparse_coo_tensor(*MANY, (3, 3), check_invariants=False), MUCH),
+    ([SPARSE, SPARSE * 2], "holds 2 graphs, expected one"),
+    ({"edge_index": EDGES, "w": torch.ones(3), "value": torch.ones(3)}, "one name, got w, value"),
     ({"x": EDGES}, "holds no graph: nothing named edge_index"),
     ({"edge_index": EDGES.T}, "holds no graph: nothing named edge_index"),
     ({"edge_index": EDGES.to_sparse()}, "expected a dense array, got a sparse one"),

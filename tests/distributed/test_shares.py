@@ -63,7 +63,7 @@ FILES = {
     "layer": write_layer,
     "text": write_text("{}\t{}", "% a graph\n# of SNAP\n"),
     "weights": write_text("{} {} {}"),
-    "csv": write_text("{},{},{}", "\ufefffrom,to,weight\n"),
+    "csv": write_text("{},x,{},{}", "\ufefffrom,type,to,weight\n"),
     "windows": write_text("{};{}\r", "\r\n"),
 }
 

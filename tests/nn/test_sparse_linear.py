@@ -9,6 +9,7 @@ import sys
 
 import pytest
 import torch
+import torch.nn.utils.prune as torch_prune
 from torch.nn.functional import linear
 from tvm.target import Target
 
@@ -159,6 +160,87 @@ def test_what_is_pruned():
     )
 
 
+@pytest.mark.parametrize(
+    "how, stored",
+    [({}, 24), ({"threshold": 0.5}, None), ({"sparsity": 0.25}, 48), ({"block": (4, 8)}, 64)],
+)
+def test_weights_that_torch_prunes(how, stored):
+    """Are as the next call has them, an optimiser's step later; kept zeros are stored."""
+    dense, x = torch.nn.Linear(8, 8), torch.randn(3, 8)
+    torch_prune.l1_unstructured(dense, "weight", 0.25)
+    torch_prune.l1_unstructured(dense, "weight", 0.5)  # of the rest: a container of methods
+    with torch.no_grad():
+        dense.weight_orig.normal_()
+        dense.weight_orig[tuple(dense.weight_mask.nonzero()[0])] = 0
+    layer = SparseLinear.from_linear(dense, **how)
+    assert set(layer.state_dict()) == {"values", "indptr", "indices", "bias"}
+    wanted = dense(x)
+    if stored is None:
+        stored = (dense.weight.abs() > 0.5).sum()
+        wanted = linear(x, dense.weight.where(dense.weight.abs() > 0.5, 0), dense.bias)
+    torch.testing.assert_close(layer(x), wanted)
+    assert layer.values.numel() == stored
+
+
+@pytest.mark.parametrize("how", [{}, {"threshold": 2.0}, {"block": (2, 2)}, {"sparsity": 0.5}])
+def test_weights_that_are_not_numbers_are_kept(how):
+    dense = torch.nn.Linear(4, 4)
+    with torch.no_grad():
+        dense.weight[1, 2] = torch.nan
+        dense.weight[3, 1] = torch.inf
+    kept = SparseLinear.from_linear(dense, **how).dense_weight()
+    assert kept[1, 2].isnan() and kept[3, 1] == torch.inf
+
+
+def described(layer):
+    """What a module has besides hooks and its weight."""
+    weight = layer.values if isinstance(layer, SparseLinear) else layer.weight
+    flags = [(x.requires_grad, x.dtype, x.device) for x in (weight, layer.bias)]
+    kept = layer.scale is SCALE, layer.count is COUNT, layer.other is OTHER, layer.name, layer.none
+    return flags, layer.training, kept, layer._non_persistent_buffers_set
+
+
+SCALE, COUNT, OTHER = torch.nn.Parameter(torch.ones(1)), torch.ones(1), torch.nn.ReLU()
+
+
+@pytest.mark.parametrize("one, two, three", [(0, 0, 0), (1, 1, 0), (1, 0, 1), (0, 1, 1)])
+def test_what_torch_keeps_of_a_module_is_kept(one, two, three):
+    """By copies, and by layers that are swapped, whose hooks go by their handles."""
+    dense = torch.nn.Linear(8, 8, dtype=torch.float64 if one else torch.bfloat16).train(bool(two))
+    dense.weight.requires_grad_(bool(three))
+    dense.bias.requires_grad_(bool(two))
+    dense.name, dense.other = "a", OTHER
+    dense.register_parameter("scale", SCALE)
+    dense.register_parameter("none", None)
+    dense.register_buffer("count", COUNT, persistent=bool(one))
+    before, calls = described(dense), []
+    if two == three:
+        torch_prune.l1_unstructured(dense, "weight", 0.5)
+
+    def called(*given):
+        calls.append(len(given))
+
+    handles = [
+        dense.register_forward_pre_hook(called), dense.register_forward_hook(called),
+        dense.register_forward_pre_hook(called, with_kwargs=True),
+        dense.register_forward_hook(called, with_kwargs=True, always_call=True),
+        dense.register_full_backward_pre_hook(called), dense.register_full_backward_hook(called),
+    ]  # fmt: skip
+    copied, model = SparseLinear.from_linear(dense), torch.nn.ModuleList([dense])
+    sparse_linears(model)
+    x = torch.randn(2, 8, dtype=dense.bias.dtype, requires_grad=True)
+    for layer in (dense, copied, model[0]):
+        calls.clear()
+        layer(x).sum().backward()
+        assert sorted(calls) == [2, 2, 3, 3, 3, 4]
+    assert described(copied) == described(model[0]) == before
+    for handle in handles:
+        handle.remove()
+    calls.clear()
+    model[0](x).sum().backward()
+    assert not calls and not model[0]._forward_pre_hooks
+
+
 class Layer(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -182,7 +264,7 @@ def test_layers_of_a_model():
     model = Model()
     swapped = sparse_linears(model, sparsity=0.5, block=(4, 4))
     assert swapped == [
-        "again", "layer.0.query", "layer.0.dense", "layer.1.query", "layer.1.dense"
+        "layer.0.query", "layer.0.dense", "layer.1.query", "layer.1.dense", "again"
     ]  # fmt: skip
     assert model.again is model.layer[0].query and isinstance(model.again, SparseLinear)
     assert type(model.head) is torch.nn.Linear and model.head.weight is model.embedding.weight
@@ -196,6 +278,32 @@ def test_layers_of_a_model():
     assert copy.deepcopy(some).layer[0].dense.values.equal(some.layer[0].dense.values)
 
 
+def changed(change):
+    dense = torch.nn.Linear(6, 4)
+    change(dense)
+    return dense
+
+
+def test_where_a_layer_is_refused_none_is_swapped():
+    model = torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.LazyLinear(4))
+    model[1].register_forward_hook(print)
+    with pytest.raises(ValueError, match="sparse_linears: layer '1': .*, got sizes that its first"):
+        sparse_linears(model)
+    assert type(model[0]) is torch.nn.Linear
+    assert sparse_linears(model, "0") == ["0"] and sparse_linears(model, lambda *_: False) == []
+
+
+def own_forward(dense):
+    dense.forward = dense.forward
+
+
+class Bilinear(torch.nn.Linear):
+    def forward(self, x):
+        return super().forward(x) * x
+
+
+nn, utils = torch.nn, torch.nn.utils
+parametrized = utils.parametrizations
 DENSE = torch.nn.Linear(6, 4)
 LAYER = made(32, 16, (8, 8))
 
@@ -210,6 +318,32 @@ SparseLinear.from_linear(DENSE, block=4)  # ValueError: 'block': .. got 4
 SparseLinear.from_linear(torch.nn.ReLU())  # TypeError: expected a torch.nn.Linear
 SparseLinear.from_linear(DENSE, torch.ones(4, 6))  # ValueError: 'mask': expected bool of shape (4
 SparseLinear.from_linear(DENSE, sparsity=0.5, threshold=0.1)  # ValueError: expected one of 'mask'
+SparseLinear.from_linear(DENSE, threshold=float("nan"))  # ValueError: 'threshold': .. got nan
+SparseLinear.from_linear(DENSE, threshold=-1)  # ValueError: 'threshold': expected 0 or more, got -1
+SparseLinear.from_linear(Bilinear(4, 4))  # ValueError: cannot keep, got a forward of its own
+SparseLinear.from_linear(changed(own_forward))  # ValueError: got a forward of its own
+SparseLinear.from_linear(changed(parametrized.weight_norm))  # ValueError: got parametrizations
+SparseLinear.from_linear(changed(utils.spectral_norm))  # ValueError: got a weight .. at each call
+SparseLinear.from_linear(changed(utils.weight_norm))  # ValueError: got a weight or bias
+SparseLinear.from_linear(changed(lambda x: torch_prune.random_unstructured(x, "bias", 0.5)))
+    # ValueError: got a weight or bias that is computed at each call: .. prune.remove of torch.nn
+SparseLinear.from_linear(nn.LazyLinear(4))  # ValueError: got sizes that its first call tells
+SparseLinear.from_linear(nn.Linear(4, 4, device="meta"))  # ValueError: got parameters on the device
+SparseLinear.from_linear(changed(lambda x: x.register_state_dict_pre_hook(print)))
+    # ValueError: got hooks of state dictionaries
+SparseLinear.from_linear(changed(lambda x: x.register_load_state_dict_post_hook(print)))
+    # ValueError: got hooks of state dictionaries
+SparseLinear.from_linear(changed(lambda x: x.weight.register_hook(print)))
+    # ValueError: got hooks of its parameters
+SparseLinear.from_linear(changed(lambda x: x.bias.register_post_accumulate_grad_hook(print)))
+    # ValueError: got hooks of its parameters
+SparseLinear.from_linear(changed(lambda x: setattr(x, "sparsity", 0.5)))
+    # ValueError: expected no attributes with names of a SparseLinear's, got ['sparsity']
+sparse_linears(nn.Sequential(changed(parametrized.orthogonal)))  # ValueError: layer '0': .. param
+sparse_linears(Model(), "layer")
+    # ValueError: 'names': .. full names .. ('layer.0.query', .. got 'layer', which matches
+sparse_linears(Model(), "head")  # ValueError: 'names': .. got 'head', which matches none
+sparse_linears(DENSE, "*.dense")  # ValueError: 'names': .. (there are none), got '*.dense'
 sparse_linears(DENSE, mask=None)  # TypeError: argument 'mask': expected none
 LAYER(torch.ones(2, 5))  # ValueError: 'x': expected 16 features, got shape (2, 5)
 LAYER(torch.ones(2, 16).double())  # TypeError: 'x': expected float32 as the other

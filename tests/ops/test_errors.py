@@ -56,10 +56,16 @@ ops.spmm((EDGES, (None, 3)), B)  # TypeError: 'A': expected integers as sizes, g
 ops.spmm((EDGES, (3, 3, 3)), B)  # ValueError: expected (edge_index, size) with size = (sources
 ops.spmm((EDGES, (3.0, 3.0)), B)  # TypeError: integers as sizes, got 3.0
 ops.spmm((EDGES, True), B)  # TypeError: integers as sizes, got True
-ops.spmm((EDGES, (3, -1)), B)  # ValueError: spmm: argument 'A': expected sizes of 0 or more, got -1
+ops.spmm((EDGES, (3, -1)), B)  # ValueError: spmm: argument 'A': expected sizes of 0 or .. got -1
+ops.spmm((EDGES, 2**63), B)  # ValueError: 'A': expected sizes of 0 or more, less than 2**63, got
+ops.spmm((EDGES, 3), B, values=torch.ones(3, 1))
+    # ValueError: 'values': expected shape (3,), as values.flatten(), .. 'B' of shape (n, 1, feat)
+ops.spmm((EDGES, 3), B, "max", torch.ones(3, 1))  # ValueError: 'values': expected shape (3,), as
+ops.spmv((EDGES, 3), B[:, 0], values=torch.ones(3, 1))
+    # ValueError: 'values': expected shape (3,), as values.flatten(), or .. 'x' of shape (n, 1), got
 ops.edge_softmax(EDGES.to("meta"), torch.ones(3, device="meta"))
     # ValueError: edge_softmax: argument 'A': expected (edge_index, size) for edges without
-ops.structure_of(ROWPTR, COL, -1)  # ValueError: 'n': expected sizes of 0 or more, got -1
+ops.structure_of(ROWPTR, COL, -1)  # ValueError: 'n': expected sizes of 0 or more, .. got -1
 ops.structure_of(ROWPTR, COL, "3")  # TypeError: 'n': expected integers as sizes, got '3'
 ops.limit_cache(1.5)  # TypeError: 'entries': expected integers as sizes, got 1.5
 ops.spmm(csc(ROWPTR + 1, torch.tensor([1, 0, 1])), torch.ones(2, 4))

@@ -191,6 +191,7 @@ Q, R, S = matrix((9, 9), 0), matrix((9, 9), 1), matrix((8, 9), 0)
 RUN = plan("add", Q, R)
 NNZ, BOTH = RUN().nnz, np.zeros(99)
 LISTED = Assembled(listed=True)
+WIDE = sparsetir.SparseMatrix(([0], [7]), (1, 2**32))
 test_refusals = refusals(
     """
 sparsetir.plan("spgemm", Q)  # TypeError: argument 'feat': expected the second matrix
@@ -212,6 +213,9 @@ sparsetir.plan("inner", Q, S, mask=Q)  # ValueError: argument 'mask': expected s
 sparsetir.plan("inner", Q, R, R)  # TypeError: expected two matrices for 'inner', got 3
 sparsetir.plan("kron", Q, R, R)  # TypeError: expected two matrices for 'kron', got 3
 sparsetir.plan("kron", Q, R, mask=Q)  # ValueError: 'mask': expected None for 'kron'
+sparsetir.plan("kron", WIDE, WIDE)  # ValueError: 'feat': expected .. less than 2**63 .. got 1 x 1
+WIDE.kron(WIDE)  # ValueError: SparseMatrix.kron: argument 'other': expected a result of less than
+sparsetir.ops.kron(WIDE, WIDE)  # ValueError: kron: argument 'B': expected a result of less
 sparsetir.plan("spmm", Q, R, R)  # TypeError: expected one matrix for 'spmm'
 RUN(Q.values, R.values, Q.values)  # TypeError: values of 2 matrices, got 3
 RUN([1.0])  # TypeError: argument 'values[0]': expected an array of NumPy

@@ -32,9 +32,10 @@ COSTS = ("seconds", "median", "compile_seconds", "convert_seconds", "padding", "
 
 EPILOG = """\
 A graph is cora, an .npz file (file.npz:layer for one of several matrices), .mtx, an edge list
-(.txt, .csv, .tsv, .el), or a folder of PyG or DGL; ":T" behind it transposes. For rgms it is an
-.npz file with relations: num_nodes, src, dst and etype. spgemm multiplies it with itself, or with
-its transpose where it is no square.
+(.txt, .csv, .tsv, .el), or a folder of PyG or DGL; ":T" behind it transposes. Without names of
+columns (source, dst, weight) edges are row (target), column (source) and maybe weight. For rgms it
+is an .npz file with relations: num_nodes, src, dst and etype. spgemm multiplies it with itself, or
+with its transpose where it is no square.
 
 Messages and their reduction have DGL's names: u_add_e_max, copy_u_mean, u_mul_e_sum and so on, also
 with "add", "amax" and "amin" for the reduction; u_dot_v is sddmm.

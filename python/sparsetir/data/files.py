@@ -10,6 +10,7 @@ import scipy.sparse as sp
 from numpy.lib.npyio import NpzFile
 
 from sparsetir.data import graph_files
+from sparsetir.data.column_names import weight_of
 from sparsetir.data.datasets import SHIPPED
 from sparsetir.data.graph_edges import EDGE_LISTS, WEIGHTS, from_edges, read_edges, two_lengths
 from sparsetir.data.matrix_files import diagonals, read_market, read_saved
@@ -40,21 +41,27 @@ def load_graph(source: str | Path) -> sp.csr_array:
 
         - .npz: arrays `shape`, `indptr`, `indices` and maybe `data`; what `scipy.sparse.save_npz`
           wrote; `row`, `col` and maybe `data`, `shape`; with several matrices, `<layer>.indptr` and
-          so on, one is named: `file.npz:layer`
+          so on, one is named: `file.npz:layer`. `weight` and the like may stand for `data`
         - .mtx, .mtx.gz: Matrix Market, coordinates
-        - .txt, .csv, .tsv, .el, also with .gz: edge lists; lines of row, column and maybe weight,
-          ids as they are, from 0. Lines from "#" or "%" on and one of names are passed over. The
-          matrix is square, for the largest id
-        - .pt: what `torch.save` wrote of an `edge_index`, of a dict with one, or of `Data` of PyG;
-          torch is needed, and no code in it is run. A folder of PyG with `processed/data.pt`
+        - .txt, .csv, .tsv, .el, also with .gz: edge lists; ids as they are, from 0. The matrix is
+          square, for the largest id. Without names of columns these are row (target), column
+          (source) and maybe weight. Names in the first line, or in a comment ("#", "%") above the
+          edges, tell sources (`source`, `src`, `from`, ..) from targets (`target`, `dst`, `to`,
+          ..), in any order, and `row` from `col`; weights are columns of such names as `weight`,
+          `value` or `rating`. Others (`time`, `label`, `type`, `id`, ..) are ignored with a
+          warning; unknown ones are refused
+        - .pt: what `torch.save` wrote of an `edge_index`, of a dict with one, of `Data` of PyG, or
+          of a sparse tensor; torch is needed, and no code in it is run. Weights are `edge_weight`
+          and the like, or an `edge_attr` of one float for each edge. A folder of PyG with
+          `processed/data.pt`
         - .bin, .dgl, or a folder with `graph.dgl`: what `dgl.save_graphs` wrote; dgl is needed
 
     Returns
     -------
     (m, n) csr_array, float32 or float64
         Sorted int32 indices (int64 where they do not fit), each element once. Values are the
-        weights of the file, else ones: float32, or float64 where an .npz file has them. Those of
-        equal edges are added; stored zeros are kept.
+        weights of the file, else ones: float32, or float64 where an .npz file or a sparse tensor
+        has them. Those of equal edges are added; stored zeros are kept.
 
     Raises
     ------
@@ -65,8 +72,8 @@ def load_graph(source: str | Path) -> sp.csr_array:
 
     Notes
     -----
-    In graphs of PyG and DGL, which have a direction, rows are targets and columns sources, so that
-    A @ X sums up what comes in at each node (as `SparseMatrix.from_edge_index` does).
+    Where a file tells sources from targets, rows are targets and columns sources, so that A @ X
+    sums up what comes in at each node (as `SparseMatrix.from_edge_index` does).
 
     A file may ask for 256 MiB of memory, or 256 bytes for each of its own: more is refused, as a
     short file may unpack to much or name a large id. A row or column takes 8 bytes, an edge 24.
@@ -173,8 +180,9 @@ def _read_npz(path: Path, layer: str) -> object:
             return diagonals(saved) if saved.format == "dia" else saved
         if {"row", "col"} <= set(names):
             shape = arrays["shape"] if "shape" in names else None
-            data = arrays["data"] if "data" in names else None
-            return from_edges(path, arrays["row"], arrays["col"], data, shape)
+            data = weight_of(path, names)
+            weights = None if data is None else arrays[data]
+            return from_edges(path, arrays["row"], arrays["col"], weights, shape)
         found = _layers(names)
         if found and "indptr" not in names:
             raise GraphError(
@@ -198,8 +206,8 @@ def _compressed(path: Path, arrays: NpzFile, prefix: str) -> sp.csr_array:
             got = f"{array.dtype} of shape {array.shape}"
             raise GraphError(f"{path}: {prefix}{name}: {INTEGERS}, got {got}")
     shape = two_lengths(f"{path}: {prefix}shape", arrays[f"{prefix}shape"])
-    has_data = f"{prefix}data" in arrays.files
-    data = arrays[f"{prefix}data"] if has_data else np.ones(len(indices), "float32")
+    name = weight_of(path, (n.removeprefix(prefix) for n in arrays.files if n.startswith(prefix)))
+    data = np.ones(len(indices), "float32") if name is None else arrays[prefix + name]
     check_matrix(path, shape, len(indices))
     if len(indptr) and indptr[-1] < len(indices):  # SciPy would leave the rest out
         got = f"{indptr[-1]} of {len(indices)} indices"

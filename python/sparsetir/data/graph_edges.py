@@ -5,14 +5,16 @@ from __future__ import annotations
 import codecs
 import gzip
 import io
+import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
 
+from sparsetir.data.column_names import roles_of, used_columns
 from sparsetir.runtime.file_errors import GraphError, check_matrix, check_unpacked
 
 EDGE_LISTS = (".txt", ".csv", ".tsv", ".el")
@@ -22,6 +24,20 @@ MOST_NODES = 2**60
 WEIGHTS = ("float32", "float64")
 EXACT = 2.0**53  # integers up to here are exact in float64
 EXPECTED = "expected row, column and maybe weight"
+
+
+class Start(NamedTuple):
+    """The first edge of a list, and what its lines hold."""
+
+    number: int  # of the line, from 1
+    delimiter: str | None  # of columns; None for spaces
+    used: tuple[int, ...]  # columns of row, column and maybe weight
+    columns: int  # how many there are
+
+    def is_edge(self, line: str) -> bool:
+        """Whether a line is like the first one."""
+        words = line.split(self.delimiter)
+        return len(words) == self.columns and all(_is_number(words[n]) for n in self.used)
 
 
 def from_edges(
@@ -79,52 +95,49 @@ def two_lengths(who: str, shape: object) -> tuple[int, int]:
 def read_edges(path: Path) -> sp.coo_array:
     """An edge list; see :func:`sparsetir.graphs.load_graph`."""
     check_unpacked(path)
-    begin, first = first_edge(path)
+    start = first_edge(path)
 
     def labelled() -> Iterator[tuple[str, str]]:
-        return ((f"line {number}", line) for number, line in _lines(path) if number >= begin)
+        lines = _lines(path)
+        return ((f"line {number}", line) for number, line in lines if number >= start.number)
 
     with _opened(path) as file:
-        rows, columns, weights = edge_table(path, file, begin, first, labelled)
+        rows, columns, weights = edge_table(path, file, start, start.number - 1, labelled)
     return from_edges(path, rows, columns, weights)
 
 
 def edge_table(
     path: Path,
     source: Iterable[str],
-    begin: int,
-    first: str,
+    start: Start,
+    skip: int,
     labelled: Callable[[], Iterator[tuple[str, str]]],
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
     """Rows, columns and weights, if any, of an edge list or of lines of it.
 
-    source : lines of text
-    begin, first : number, from 1, and text of the first line in `source` that says something; the
-        text may be of another line that is like it
+    source : lines of text, of which the first `skip` are passed over
+    start : of the list
     labelled : the lines that say something and where they are, to find one that is wrong
     """
-    delimiter = next((d for d in (",", ";") if d in first), None)
-    columns = len(first.split(delimiter))
-    if columns not in (2, 3):
-        label = next(labelled(), ("an edge", ""))[0]
-        raise GraphError(f"{path}: {label}: {EXPECTED}, got {first[:60]!r}")
+    others: Any = dict.fromkeys({*range(start.columns)} - {*start.used}, lambda _: 0.0)
     try:
         table = np.loadtxt(
             source,
             "float64",
             comments=COMMENTS,
-            delimiter=delimiter,
-            skiprows=begin - 1,
+            delimiter=start.delimiter,
+            converters=others or None,
+            skiprows=skip,
             ndmin=2,
             encoding="utf-8",
         )
     except ValueError as error:
-        raise _bad_line(path, labelled(), delimiter, columns) or error from error
-    table = table if table.size else table.reshape(0, columns)
-    if table.shape[1] != columns:
-        wrong = _bad_line(path, labelled(), delimiter, columns)
+        raise _bad_line(path, labelled(), start) or error from error
+    table = table if table.size else table.reshape(0, start.columns)
+    if table.shape[1] != start.columns:
+        wrong = _bad_line(path, labelled(), start)
         raise wrong or GraphError(f"{path}: {EXPECTED}, got {table.shape[1]} columns")
-    ids = table[:, :2]
+    ids = table[:, start.used[:2]]
     bad = np.flatnonzero((ids != np.floor(ids)).any(axis=1) | ~np.isfinite(ids).all(axis=1))
     if len(bad):
         raise GraphError(
@@ -132,7 +145,7 @@ def edge_table(
         )
     if (ids >= EXACT).any():  # they were rounded
         raise GraphError(f"{path}: expected ids below 2**53, got {int(ids.max())}")
-    weights = table[:, 2].astype("float32") if columns == 3 else None
+    weights = table[:, start.used[2]].astype("float32") if len(start.used) == 3 else None
     rows, cols = ids.T.astype("int64")
     return rows, cols, weights
 
@@ -162,28 +175,42 @@ def what_is_said(line: str) -> str:
     return line.strip()
 
 
-def first_edge(path: Path) -> tuple[int, str]:
+def first_edge(path: Path) -> Start:
     """The first line of numbers; before it there may be one of names."""
     lines = _lines(path)
-    number, line = next(lines, (0, ""))
-    if line and not any(map(_is_number, _words(line))):
+    number, line = head = next(lines, (0, ""))
+    named = bool(line) and not any(map(_is_number, _words(line)))
+    if named:
         if not _words(line)[0]:  # as pandas writes
             raise GraphError(f"{path}: line {number}: {EXPECTED}, got a column without a name")
         number, line = next(lines, (0, ""))
     if not line:
         raise GraphError(f"{path}: {EXPECTED}; there are none")
-    if not all(map(_is_number, _words(line))):
+    delimiter = next((d for d in (",", ";") if d in line), None)
+    columns = len(line.split(delimiter))
+    names = head[1].split(delimiter) if named else _commented(path, number, columns)
+    start = Start(number, delimiter, used_columns(path, names, columns), columns)
+    if not start.used or not start.is_edge(line):
         raise GraphError(f"{path}: line {number}: {EXPECTED}, got {line[:60]!r}")
-    return number, line
+    return start
 
 
-def _bad_line(
-    path: Path, labelled: Iterator[tuple[str, str]], delimiter: str | None, columns: int
-) -> GraphError | None:
+def _commented(path: Path, number: int, columns: int) -> list[str]:
+    """Names of columns in a comment above the first edge, as SNAP writes, where all are known."""
+    names = []
+    with _opened(path) as file:
+        for line in itertools.islice(file, number - 1):
+            words = line.strip().lstrip("".join(COMMENTS)).replace(",", " ").split()
+            roles = roles_of(words)
+            if len(words) == columns and {"source", "target"} <= {*roles} and None not in roles:
+                names = words
+    return names
+
+
+def _bad_line(path: Path, labelled: Iterator[tuple[str, str]], start: Start) -> GraphError | None:
     """The error of the first line that is not like the first one."""
     for label, line in labelled:
-        words = line.split(delimiter)
-        if len(words) != columns or not all(map(_is_number, words)):
+        if not start.is_edge(line):
             return GraphError(f"{path}: {label}: {EXPECTED}, got {line[:60]!r}")
     return None
 

@@ -14,15 +14,17 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
+from sparsetir.data.column_names import weight_of
 from sparsetir.data.graph_edges import from_edges
 from sparsetir.extras import need
-from sparsetir.runtime.arrays import to_host
+from sparsetir.runtime.arrays import is_torch, to_host
 from sparsetir.runtime.file_errors import ELEMENT_BYTES, GraphError, check_npz, need_room
 
 ENDINGS = (".pt", ".bin", ".dgl")
 IN_FOLDERS = ("processed/data.pt", "data.pt", "graph.dgl", "graph.bin", "graphs.bin")
 # What a `Data` object names; it is read without PyG, as an object that has nothing but attributes.
 PYG = ("data.Data", "data.DataEdgeAttr", "data.DataTensorAttr", "storage.GlobalStorage")
+NOTHING = "nothing named edge_index of shape (2, E), and no sparse matrix"
 
 
 class _Plain:
@@ -46,7 +48,7 @@ def read(path: Path) -> sp.coo_array:
 
 
 def _read_torch(path: Path) -> sp.coo_array:
-    """`edge_index`, and weights if there are some; GraphError for files with other objects."""
+    """`edge_index` and weights, or a sparse tensor; GraphError for files with other objects."""
     need("load_graph", "torch", "torch", title="PyTorch")
     import torch
 
@@ -71,28 +73,64 @@ def _read_torch(path: Path) -> sp.coo_array:
             if len(bounds) > 2:
                 raise GraphError(f"{path}: holds {len(bounds) - 1} graphs, expected one")
             found = found[0]
-    graphs = [{"edge_index": found}] if torch.is_tensor(found) else _with_edges(found)
+    dense = torch.is_tensor(found) and found.layout is torch.strided
+    graphs = [{"edge_index": found}] if dense else _with_edges(found)
     if len(graphs) > 1:
         raise GraphError(f"{path}: holds {len(graphs)} graphs, expected one")
     data = graphs[0] if graphs else {}
+    if not isinstance(data, dict):
+        return _of_sparse(path, data)
     edges = data.get("edge_index")
     if not torch.is_tensor(edges) or edges.ndim != 2 or len(edges) != 2:
-        raise GraphError(f"{path}: holds no graph: nothing named edge_index of shape (2, E)")
+        raise GraphError(f"{path}: holds no graph: {NOTHING}")
     count = edges.shape[1]
     need_room(path, ELEMENT_BYTES * count, f"edge_index of shape {tuple(edges.shape)}")
     sources, targets = to_host("load_graph", "edge_index", edges)
-    weights, attributes = data.get("edge_weight"), data.get("edge_attr")
-    if weights is None and torch.is_tensor(attributes) and attributes.numel() == count:
-        weights = attributes  # one number for each edge; features of edges are no weights
+    weights = data.get("edge_weight")
+    if weights is None:
+        each = {k: x for k, x in data.items() if torch.is_tensor(x) and x.numel() == count}
+        name = weight_of(path, (k for k in each if isinstance(k, str)))
+        attributes = each.get("edge_attr")  # floats; what kinds of edges have are integers
+        is_weight = attributes is not None and attributes.is_floating_point()
+        weights = each[name] if name else attributes if is_weight else None
     if torch.is_tensor(weights):
         real = weights if weights.is_complex() else weights.float()
         weights = to_host("load_graph", "edge_weight", real).reshape(-1)
     return from_edges(path, targets, sources, weights, least=_nodes(data))
 
 
-def _with_edges(found: object) -> list[dict[object, object]]:
-    """The mappings, however deep, with edges in them; objects may refer to each other."""
-    waiting, seen, graphs = [found], set[int](), list[dict[object, object]]()
+def _of_sparse(path: Path, matrix: Any) -> sp.coo_array:
+    """The matrix of a sparse tensor, whose indices nobody has checked."""
+    matrix, shape = matrix.detach(), tuple(matrix.shape)
+    layout = str(matrix.layout).removeprefix("torch.sparse_")
+    if len(shape) != 2 or matrix.dense_dim():
+        raise GraphError(f"{path}: expected a sparse matrix, got {layout} of shape {shape}")
+    flipped = layout in ("csc", "bsc")
+    if layout == "coo":
+        parts = *matrix._indices().unbind(), matrix._values()
+    else:
+        names = ("ccol_indices", "row_indices") if flipped else ("crow_indices", "col_indices")
+        parts = *(getattr(matrix, name)() for name in names), matrix.values()
+    need_room(path, ELEMENT_BYTES * max(x.numel() for x in parts), f"a tensor of shape {shape}")
+    *lines, values = parts
+    values = values if values.is_complex() or values.element_size() == 8 else values.float()
+    rows, columns, data = (to_host("load_graph", "a tensor", x) for x in (*lines, values))
+    if layout != "coo":
+        kind: Any = sp.csr_array if data.ndim == 1 else sp.bsr_array
+        data = data.swapaxes(1, 2) if flipped and data.ndim > 1 else data
+        out = kind((data, columns, rows), shape=shape[::-1] if flipped else shape)
+        out.check_format(full_check=True)
+        out = out.tocoo()
+        (rows, columns), data = out.coords[::-1] if flipped else out.coords, out.data
+    return from_edges(path, rows, columns, data, shape)
+
+
+def _with_edges(found: object) -> list[Any]:
+    """The mappings, however deep, with edges in them, or else sparse tensors.
+
+    Objects may refer to each other.
+    """
+    waiting, seen, graphs, matrices = [found], set[int](), list[Any](), list[Any]()
     for item in waiting:
         if id(item) in seen or isinstance(item, type):
             continue
@@ -104,9 +142,11 @@ def _with_edges(found: object) -> list[dict[object, object]]:
                 waiting += item.values()
         elif isinstance(item, list | tuple):
             waiting += item
+        elif is_torch(item) and "sparse" in str(item.layout):
+            matrices.append(item)
         else:
             waiting += getattr(item, "__dict__", {}).values()
-    return graphs
+    return graphs or matrices
 
 
 def _nodes(data: Mapping[Any, Any]) -> int:
@@ -129,6 +169,7 @@ def _read_dgl(path: Path) -> sp.coo_array:
         raise GraphError(f"{path}: holds {what}, expected one graph of one kind of nodes and edges")
     (graph,) = found
     sources, targets = (ids.numpy() for ids in graph.edges())
-    weights = next((graph.edata[k].numpy() for k in ("weight", "w") if k in graph.edata), None)
+    name = weight_of(path, (k for k, x in graph.edata.items() if x.ndim == 1))
+    weights = None if name is None else graph.edata[name].numpy()
     nodes = graph.num_nodes()
     return from_edges(path, targets, sources, weights, (nodes, nodes))

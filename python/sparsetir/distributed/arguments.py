@@ -80,7 +80,9 @@ def check_values(who: str, values: Any, x: Tensor, nnz: int) -> None:
     """Raise unless they are (nnz,) or (heads, nnz), to go with x; callers have heads last."""
     check_tensor(who, "values", values, x)
     fits = values.dim() in (1, 2) and values.shape[-1] == nnz
-    if not fits or (values.dim() == 2 and x.dim() == 3 and len(values) != len(x)):
+    if fits and values.dim() == 2:  # of one head is x, too: (nnz, 1) may be weights of PyG
+        fits = len(values) == len(x) if x.dim() == 3 else len(values) > 1
+    if not fits:
         expected = f"shape ({nnz},) or ({nnz}, heads), a number for each own edge"
         raise wrong(who, "values", expected, tuple(values.shape[::-1]))
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from sparsetir.data.column_names import weight_of
 from sparsetir.data.datasets import SHIPPED
 from sparsetir.data.graph_edges import EDGE_LISTS, edge_table, first_edge, two_lengths, what_is_said
 from sparsetir.data.matrix_files import read_header
@@ -120,9 +121,10 @@ def _of_npz(path: Path, layer: str, part: int, parts: int) -> Share:
             with _Array(path, archive, prefix + "indptr") as array:
                 second, lines = _rows(path, array, begin, end, count), array.count - 1
         values = None
-        if prefix + "data" in names:
-            with _Array(path, archive, prefix + "data") as array:
-                _same_count(path, "data", array.count, count)
+        name = weight_of(path, (n.removeprefix(prefix) for n in names if n.startswith(prefix)))
+        if name is not None:
+            with _Array(path, archive, prefix + name) as array:
+                _same_count(path, name, array.count, count)
                 values = _weights(path, array.read(begin, end))
         rows, columns = (second, first) if kind == "csr" else (first, second)
         told = prefix + "shape" in names
@@ -219,11 +221,11 @@ def _same_count(path: Path, name: str, found: int, count: int) -> None:
 
 def _of_text(path: Path, part: int, parts: int) -> Share:
     """Read the lines that begin in a part of the file's bytes."""
-    number, first = first_edge(path)
+    first = first_edge(path)
     size = path.stat().st_size
     begin, end = _bounds(size, part, parts)
     with path.open("rb") as file:
-        for _ in range(number - 1):  # comments and names before the first edge
+        for _ in range(first.number - 1):  # comments and names before the first edge
             file.readline()
         begin = max(begin, file.tell())
 
@@ -241,7 +243,7 @@ def _of_text(path: Path, part: int, parts: int) -> Share:
 
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*contained no data")
-        rows, columns, weights = edge_table(path, (line for _, line in lines()), 1, first, labelled)
+        rows, columns, weights = edge_table(path, (line for _, line in lines()), first, 0, labelled)
     for ids in (rows, columns):
         if len(ids) and ids.min() < 0:
             raise GraphError(f"{path}: expected ids of 0 or more, got {ids.min()}")

@@ -20,7 +20,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Linear, Module, Parameter
+from torch.nn import LazyLinear, Linear, Module, Parameter
+from torch.nn.parameter import is_lazy
+from torch.nn.utils.parametrize import is_parametrized
+from torch.nn.utils.prune import BasePruningMethod
 
 from sparsetir.ops.block_linear import block_linear
 from sparsetir.ops.products import SPMM
@@ -102,7 +105,10 @@ class SparseLinear(Module):
     ) -> SparseLinear:
         """Make a sparse copy of a linear layer.
 
-        One of mask, sparsity and threshold at most; without, weights that are zero are pruned.
+        One of mask, sparsity and threshold at most; without, weights that are zero are pruned, or
+        those outside the mask of `torch.nn.utils.prune`. The copy keeps `training`, the flags of
+        parameters, hooks and other attributes; a layer that has more, such as parametrizations, is
+        refused.
 
         Parameters
         ----------
@@ -113,7 +119,7 @@ class SparseLinear(Module):
         sparsity : float, optional
             Keep this share fewer, by magnitude (:func:`sparsetir.nn.sparse_linear`).
         threshold : float, optional
-            Keep weights of larger magnitude.
+            Keep weights of larger magnitude, and NaN.
         block : (int, int), optional
             Rows and columns of blocks, which are to divide the weight: each is kept whole where one
             of its weights is.
@@ -129,18 +135,30 @@ class SparseLinear(Module):
             raise ValueError(
                 f"{who}: expected one of 'mask', 'sparsity' and 'threshold' at most, got several"
             )
-        weight = linear.weight.detach()
+        pruner = _pruner(linear)
+        if lost := _lost(linear, pruner):
+            raise wrong(who, "linear", "a layer without what a sparse one cannot keep", lost)
+        weight = (linear.weight if pruner is None else pruner.apply_mask(linear)).detach()
         if block is not None:
             check_block(who, weight, block)
         if mask is not None and (mask.shape != weight.shape or mask.dtype != torch.bool):
-            raise ValueError(
-                f"{who}: argument 'mask': expected bool of shape {tuple(weight.shape)}, got "
-                f"{str(mask.dtype).removeprefix('torch.')} of {tuple(mask.shape)}"
-            )
-        if mask is None:
-            at_least = threshold or 0.0
-            mask = weight.abs() > at_least if sparsity is None else prune(weight, sparsity, block)
-        return cls(weight, mask, linear.bias, block).train(linear.training)
+            got = f"{str(mask.dtype).removeprefix('torch.')} of {tuple(mask.shape)}"
+            raise wrong(who, "mask", f"bool of shape {tuple(weight.shape)}", got)
+        if threshold is not None and not threshold >= 0:
+            raise wrong(who, "threshold", "0 or more", repr(threshold))
+        if sparsity is not None:
+            mask = prune(weight, sparsity, block)
+        elif mask is None:
+            mask = torch.logical_not(weight.abs() <= (threshold or 0.0))  # NaN is kept
+            if pruner is not None and threshold is None:
+                mask = mask.logical_or(linear.get_buffer("weight_mask"))
+        layer = cls(weight, mask, linear.bias, block)
+        orig = "weight" if pruner is None else "weight_orig"
+        layer.values.requires_grad_(linear.get_parameter(orig).requires_grad)
+        if layer.bias is not None:
+            layer.bias.requires_grad_(linear.bias.requires_grad)
+        _keep(who, layer, linear, {"weight", "bias", orig, orig.replace("orig", "mask")})
+        return layer
 
     def forward(self, x: Tensor) -> Tensor:
         """Run the layer.
@@ -196,17 +214,18 @@ def sparse_linears(
 ) -> list[str]:
     """Swap linear layers of a model for sparse ones, in place.
 
-    Other modules stay, those that are derived from `torch.nn.Linear` too, and so do layers whose
-    weight belongs to another module as well, such as an output layer tied to an embedding. A layer
-    that stands in several places is swapped for one.
+    Other modules stay, those that are derived from `torch.nn.Linear` too, and so do layers with a
+    parameter that belongs to another module as well, such as an output layer tied to an embedding.
+    A layer that stands in several places is swapped for one. Where one of the layers is refused,
+    as :meth:`SparseLinear.from_linear` does, none is swapped.
 
     Parameters
     ----------
     model : torch.nn.Module
         Whose layers are swapped.
     names : str or callable
-        A pattern as of a shell, such as "encoder.layer.*.dense", or a function of a layer's name
-        and the layer.
+        A pattern of full names as of a shell, such as "encoder.layer.*.dense", which is to match a
+        layer, or a function of a layer's name and the layer.
     **how
         `sparsity`, `threshold` and `block` as of :meth:`SparseLinear.from_linear`.
 
@@ -228,20 +247,83 @@ def sparse_linears(
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
             owners.setdefault(id(parameter), set()).add(id(module))
-    made: dict[int, SparseLinear] = {}
-    swapped: list[str] = []
-    for parent_name, parent in list(model.named_modules()):
-        for child_name, child in list(parent._modules.items()):
-            name = f"{parent_name}.{child_name}" if parent_name else child_name
-            if type(child) is not Linear or not chosen(name, child):
-                continue
-            if len(owners[id(child.weight)]) > 1:
-                continue
-            if id(child) not in made:
-                made[id(child)] = SparseLinear.from_linear(child, **how)
-            setattr(parent, child_name, made[id(child)])
-            swapped.append(name)
-    return swapped
+    known = {
+        name: layer
+        for name, layer in model.named_modules(remove_duplicate=False)
+        if name and isinstance(layer, Linear)
+        and (type(layer) in (Linear, LazyLinear) or is_parametrized(layer))
+        and all(len(owners[id(x)]) == 1 for x in layer.parameters(recurse=False))
+    }  # fmt: skip
+    picked = {name: layer for name, layer in known.items() if chosen(name, layer)}
+    if isinstance(names, str) and names != "*" and not picked:
+        some = ", ".join(map(repr, list(known)[:4])) or "there are none"
+        expected = f"a pattern of full names of layers to swap ({some}{', ..' * (len(known) > 4)})"
+        raise wrong("sparse_linears", "names", expected, f"{names!r}, which matches none")
+    swapped: dict[Linear, SparseLinear] = {}
+    for name, layer in picked.items():
+        try:
+            swapped[layer] = swapped.get(layer) or SparseLinear.from_linear(layer, **how)
+        except ValueError as error:
+            raise ValueError(f"sparse_linears: layer '{name}': {error}") from error
+    for layer, sparse in swapped.items():
+        _move_hooks(sparse, layer)
+    for name, layer in picked.items():
+        parent, _, last = name.rpartition(".")
+        setattr(model.get_submodule(parent), last, swapped[layer])
+    return list(picked)
+
+
+def _pruner(linear: Linear) -> Any:
+    """The hook of `torch.nn.utils.prune` by which a layer computes its weight, or None."""
+    hooks = (x for x in linear._forward_pre_hooks.values() if isinstance(x, BasePruningMethod))
+    return next((hook for hook in hooks if hook._tensor_name == "weight"), None)
+
+
+def _lost(linear: Linear, pruner: object) -> str | None:
+    """What a sparse copy of a layer would lose; None for nothing."""
+    own, given = vars(linear), list(linear.parameters(recurse=False))
+    known = {*linear._parameters, "weight" if pruner is not None else ""}
+    cases = {
+        "a forward of its own": type(linear).forward is not Linear.forward or "forward" in own,
+        "parametrizations: torch.nn.utils.parametrize.remove_parametrizations ends them":
+            is_parametrized(linear),
+        "a weight or bias that is computed at each call: remove_spectral_norm, remove_weight_norm "
+        "or prune.remove of torch.nn.utils makes it a parameter": not {"weight", "bias"} <= known,
+        "sizes that its first call tells: call it first": any(map(is_lazy, given)),
+        "parameters on the device 'meta'": any(x.is_meta for x in given),
+        "hooks of state dictionaries, whose names change":
+            any(hooks for name, hooks in own.items() if "state_dict" in name),
+        "hooks of its parameters, whose shapes change":
+            any(x._backward_hooks or x._post_accumulate_grad_hooks for x in given),
+    }  # fmt: skip
+    return next((what for what, there in cases.items() if there), None)
+
+
+def _keep(who: str, layer: SparseLinear, linear: Linear, gone: set[str]) -> None:
+    """Give a sparse copy what else a layer has, but for some names: hooks, buffers, attributes."""
+    usual = {*vars(Module()), "in_features", "out_features"}
+    others = {**vars(linear), **linear._parameters, **linear._buffers, **linear._modules}
+    if taken := [name for name in others if name not in usual | gone and hasattr(layer, name)]:
+        raise wrong(who, "linear", "no attributes with names of a SparseLinear's", f"{taken}")
+    for name, value in vars(linear).items():
+        kept = vars(layer).get(name)
+        if name in usual and isinstance(kept, dict):
+            rest = ((key, x) for key, x in value.items() if key not in gone)
+            kept |= ((key, x) for key, x in rest if not isinstance(x, BasePruningMethod))
+        elif name in usual and isinstance(kept, set):
+            kept |= value
+        elif name not in gone:
+            vars(layer)[name] = value
+
+
+def _move_hooks(layer: SparseLinear, linear: Linear) -> None:
+    """Let what removes hooks of a layer remove those of its sparse copy."""
+    for name, hooks in vars(linear).items():
+        if "hooks" in name and isinstance(hooks, dict) and hooks is not vars(layer)[name]:
+            vars(linear)[name] = hooks.copy()
+            hooks.clear()
+            hooks.update(vars(layer)[name])
+            vars(layer)[name] = hooks
 
 
 def prune(weight: Tensor, sparsity: float, block: tuple[int, int] | None = None) -> Tensor:

@@ -186,7 +186,8 @@ def spmm(A: object, B: Tensor, reduce: str = "sum", values: Tensor | None = None
         "amax", "min" or "amin"; a row without elements is zero in all of them, and NaN is greater
         and less than all else.
     values : (nnz,) or (nnz, heads) Tensor, optional
-        Of B's dtype in the order of A's elements, instead of its own.
+        Of B's dtype in the order of A's elements, instead of its own. Beside B (n, feat), (nnz, 1)
+        is refused: weights of PyG are flattened, and of one head B is (n, 1, feat).
 
     Returns
     -------
@@ -363,6 +364,10 @@ def _check_values(who: str, values: Tensor, B: Tensor, nnz: int) -> None:
         heads = B.shape[1:-1]
         expected = f"({nnz},) or ({nnz}, {heads[0] if heads else 'heads'})"
         raise wrong(who, "values", f"shape {expected}", tuple(values.shape))
+    if dims == B.dim() == 2 and values.shape[1] == 1:  # edge_attr of PyG, or one head?
+        name, one = ("x", "(n, 1)") if who == "spmv" else ("B", "(n, 1, feat)")
+        expected = f"shape ({nnz},), as values.flatten(), or for one head '{name}' of shape {one}"
+        raise wrong(who, "values", expected, tuple(values.shape))
 
 
 # -- calls like earlier ones ---------------------------------------------------------------------

@@ -269,13 +269,14 @@ def scale_of(who: str, scale: object, feat: int) -> float:
 
 def check_size(who: str, name: str, size: object) -> int:
     """A number of rows or columns; TypeError and ValueError for what is none."""
-    if type(size) is int and size >= 0:  # the short way
+    if type(size) is int and 0 <= size < 2**63:  # the short way
         return size
     if isinstance(size, bool) or not isinstance(size, SIZES):
         raise TypeError(f"{who}: argument '{name}': expected integers as sizes, got {size!r}")
     # Compiled code may not know the size.
-    if not torch.compiler.is_compiling() and size < 0:
-        raise ValueError(f"{who}: argument '{name}': expected sizes of 0 or more, got {size}")
+    if not torch.compiler.is_compiling() and not 0 <= size < 2**63:
+        expected = "sizes of 0 or more, less than 2**63"
+        raise ValueError(f"{who}: argument '{name}': expected {expected}, got {size}")
     return int(size) if isinstance(size, np.integer) else cast(int, size)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from sparsetir.runtime.arrays import dtype_name, is_torch
 from sparsetir.runtime.assembled import AssembledKernel, CsrArrays, Numeric, build_assembled
 from sparsetir.runtime.build import build
 from sparsetir.runtime.kernel import Kernel
+from sparsetir.runtime.refusals import wrong
 from sparsetir.schedules.operators.sparse_results import (
     KRON,
     MOST,
@@ -296,6 +298,9 @@ def check_shapes(
     """Refuse operands, and a mask, that do not fit together; `name` is what others are given as."""
     first, *others = shapes
     if op == KRON:
+        m, n = (math.prod(sizes) for sizes in zip(*shapes, strict=True))
+        if max(m, n) >= 2**63:
+            raise wrong(who, name, "a result of less than 2**63 rows and columns", f"{m} x {n}")
         return
     if op == "matmul":
         (other,) = others
