@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import _get_tracing_state
 from torch.autograd import forward_ad
 
 from sparsetir.nn.graph import remembered
@@ -226,7 +227,7 @@ class _Patches:
             if before is not None:
                 return before(layer, *args, **kwargs)
             # Looked up in each call: a tracer of torch.fx replaces it meanwhile.
-            return super(base, layer).__call__(*args, **kwargs)  # type: ignore[misc]
+            return super(base, layer).__call__(*args, **kwargs)
 
         @functools.wraps(base.__call__)
         def new(layer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -281,7 +282,11 @@ def _instead_of(old: Callable[..., Any], run: Callable[..., Any]) -> Callable[..
 
 def _wants_pyg() -> bool:
     """Whether torch captures a model as a graph, or takes derivatives forward, which ours lack."""
-    return torch.compiler.is_compiling() or torch.jit.is_tracing() or forward_ad._current_level >= 0
+    return (
+        torch.compiler.is_compiling()
+        or _get_tracing_state() is not None
+        or forward_ad._current_level >= 0
+    )
 
 
 def _spmm(old: Callable[..., Tensor], src: Any, other: Tensor, reduce: str = "sum") -> Tensor:

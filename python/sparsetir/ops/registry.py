@@ -36,7 +36,7 @@ TYPES = {
     "bool": "bool",
 }
 # Of torch's older vmap, which is no transform of torch.func.
-_VMAP = _parse_dispatch_key("VmapMode")
+_VMAP: Any = _parse_dispatch_key("VmapMode")
 R = TypeVar("R")
 P = ParamSpec("P")
 Gradients = Mapping[str, Callable[[], Tensor]]
