@@ -39,6 +39,7 @@ REFERENCES = {
     "plain": "plain", "layers": "plain", "products": "plain", "aot_eager": "plain",
     "sparsetir": "aot_eager",
 }  # fmt: skip
+Outcomes = dict[str, tuple[str, str]]
 
 
 # -- the plug-in of pytest -----------------------------------------------------------------------
@@ -110,7 +111,7 @@ def note(item: pytest.Item, outcome: str, reason: str = "") -> None:
         file.write(json.dumps([item.nodeid, outcome, reason]) + "\n")
 
 
-def read(path: Path) -> dict[str, tuple[str, str]]:
+def read(path: Path) -> Outcomes:
     """Outcome and reason of each test; the last line of a test counts."""
     lines = path.read_text().splitlines() if path.exists() else []
     return {name: (outcome, reason) for name, outcome, reason in map(json.loads, lines)}
@@ -119,7 +120,7 @@ def read(path: Path) -> dict[str, tuple[str, str]]:
 # -- the command ---------------------------------------------------------------------------------
 
 
-def run(tests: Path, parts: list[str], way: str, more: list[str]) -> dict[str, tuple[str, str]]:
+def run(tests: Path, parts: list[str], way: str, more: list[str]) -> Outcomes:
     """Outcome and reason of each test in one of the ways."""
     paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
@@ -145,20 +146,19 @@ def main(words: list[str]) -> int:
     parser.add_argument("--ways", nargs="+", choices=REFERENCES, default=list(REFERENCES))
     end = words.index("--") if "--" in words else len(words)
     args = parser.parse_args(words[:end])
-    results: dict[str, dict[str, tuple[str, str]]] = {}
+    results: dict[str, Outcomes] = {}
     wrong = 0
     for way in args.ways:
         reference = REFERENCES[way]
-        for name in dict.fromkeys(("plain", reference, way)):
-            if name not in results:
-                results[name] = run(args.tests.resolve(), args.parts, name, words[end + 1 :])
-                counts = Counter(outcome for outcome, _ in results[name].values())
-                print(f"{name}: {', '.join(f'{n} {outcome}' for outcome, n in counts.items())}")
-        passed = [t for n, (t, (o, _)) in enumerate(results[reference].items()) if o == "passed"]
-        failed = {t: results[way].get(t, ("not run", "")) for t in passed}
-        failed = {t: why for t, why in failed.items() if why[0] != "passed"}
-        for test, why in failed.items():
-            print(f"  {way}: {test}: {': '.join(filter(None, why))}")
+        for name in sorted({reference, way} - results.keys(), key=way.__eq__):
+            results[name] = run(args.tests.resolve(), args.parts, name, words[end + 1 :])
+            counts = Counter(outcome for outcome, _ in results[name].values())
+            print(f"{name}: {', '.join(f'{n} {outcome}' for outcome, n in counts.items())}")
+        passed = [test for test, (outcome, _) in results[reference].items() if outcome == "passed"]
+        whys = {test: results[way].get(test, ("not run", "")) for test in passed}
+        failed = [test for test in passed if whys[test][0] != "passed"]
+        for test in failed:
+            print(f"  {way}: {test}: {': '.join(filter(None, whys[test]))}")
         wrong += len(failed) if way != "aot_eager" else 0
         print(f"{way}: {len(failed)} of {len(passed)} fail that pass in {reference}", flush=True)
     return int(wrong > 0)

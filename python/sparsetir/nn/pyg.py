@@ -227,7 +227,8 @@ class _Patches:
             if before is not None:
                 return before(layer, *args, **kwargs)
             # Looked up in each call: a tracer of torch.fx replaces it meanwhile.
-            return super(base, layer).__call__(*args, **kwargs)
+            parent: Any = super(base, layer)
+            return parent.__call__(*args, **kwargs)
 
         @functools.wraps(base.__call__)
         def new(layer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -244,7 +245,7 @@ class _Patches:
         own = vars(layer).get("propagate")
         if own is not None and not hasattr(own, "is_sparsetir"):
             new = _instead_of(own, _propagate)
-            new.is_sparsetir = True  # type: ignore[attr-defined]
+            new.is_sparsetir = True
             self._replace(layer, "propagate", new)
 
 
