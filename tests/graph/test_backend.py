@@ -45,6 +45,19 @@ def preludes(backend):
     return [part for graph in backend.graphs for p in graph.preludes for part in p.parts]
 
 
+def check_many_gradients(model, call, args):
+    """Gradients of several results in one backward pass, by torch's older vmap."""
+    leaves = [x for x in (*args, *model.parameters()) if x.is_floating_point()]
+    for x in leaves:
+        x.requires_grad_()
+    out = call(*args)
+    weights = torch.randn(3, *out.shape)
+    options = {"allow_unused": True, "materialize_grads": True}
+    found = torch.autograd.grad(out, leaves, weights, is_grads_batched=True, **options)
+    each = [torch.autograd.grad(model(*args), leaves, w, **options) for w in weights]
+    assert_close(found, map(torch.stack, zip(*each, strict=True)))
+
+
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[] if n in CHEAP else pytest.mark.slow) for n in MODELS]
 )
@@ -54,6 +67,7 @@ def test_layers(name):
     expected = gradients(model, model, *args)
     for _ in range(2):
         assert_close(gradients(call, model, *args), expected)
+    check_many_gradients(model, call, args)
     with torch.no_grad():
         assert_close([call(*args)], [model(*args)])
     assert all(graph.found for graph in backend.graphs)
@@ -124,7 +138,10 @@ def test_kinds_of_edges():
     check(model, x, given[:, :0], w[:0])
     check(model, x, given[:, :1].clone(), w[:1])
     layer = Wrapped(pyg.SAGEConv(FEATURES, 8))
-    assert check(layer, x, EdgeIndex(given, sparse_size=(NODES, NODES))).graphs[0].found
+    size = (NODES, NODES)
+    by_targets = EdgeIndex(given[:, given[1].argsort()], sparse_size=size, sort_order="col")
+    for edge_index in EdgeIndex(given, sparse_size=size), by_targets.fill_cache_():
+        assert check(layer, x, edge_index).graphs[0].found
     check(Wrapped(pyg.GCNConv(FEATURES, 8, flow="target_to_source")), x, given)
 
 

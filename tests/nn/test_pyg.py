@@ -1,6 +1,7 @@
 """PyG's own layers on our kernels."""
 
 import gc
+import warnings
 
 import pytest
 import torch
@@ -208,12 +209,12 @@ def test_nothing_is_kept_of_edges_that_are_made_in_each_call():
 def norms(monkeypatch):
     """Counts what PyG's `gcn_norm` computes."""
     found = []
-    norm_of = adapter._norm_of
+    norm = adapter._gcn_norm
 
-    def counted(old):
-        return norm_of(lambda *given, **named: found.append(given) or old(*given, **named))
+    def counted(old, *args, **options):
+        return norm(lambda *x, **named: found.append(x) or old(*x, **named), *args, **options)
 
-    monkeypatch.setattr(adapter, "_norm_of", counted)
+    monkeypatch.setattr(adapter, "_gcn_norm", counted)
     return found
 
 
@@ -293,14 +294,133 @@ def test_a_failure_half_way_is_undone(monkeypatch):
     pyg.SAGEConv(FEATURES, 4)
     before = torch_geometric.utils.spmm, pyg.SAGEConv.propagate
 
-    def fail(old):
-        raise ValueError("here")
+    replace = adapter._Patches._replace
+
+    def fail(self, owner, name, new):
+        if name == "propagate":
+            raise ValueError("here")
+        replace(self, owner, name, new)
 
     with monkeypatch.context() as other:
-        other.setattr(adapter, "_propagate_of", fail)
+        other.setattr(adapter._Patches, "_replace", fail)
         with pytest.raises(ValueError, match="here"):
             accelerate()
     assert (torch_geometric.utils.spmm, pyg.SAGEConv.propagate) == before
     with accelerate():
         assert torch_geometric.utils.spmm is not before[0]
     assert (torch_geometric.utils.spmm, pyg.SAGEConv.propagate) == before
+
+
+def derived(call, x):
+    """Vectorised Jacobians in reverse and forward mode, and gradients of many results at once."""
+    jacobian, leaf = torch.autograd.functional.jacobian, x.clone().requires_grad_()
+    yield jacobian(call, x, vectorize=True)
+    yield jacobian(call, x, vectorize=True, strategy="forward-mode")
+    yield torch.func.jacfwd(call)(x)
+    out = call(leaf)
+    many = torch.eye(out.numel()).view(*out.shape, *out.shape).flatten(0, out.dim() - 1)
+    (found,) = torch.autograd.grad(out, leaf, many, is_grads_batched=True)
+    yield found.view(*out.shape, *x.shape)
+
+
+@pytest.mark.parametrize("name", ["GCNConv", "SAGEConv max", "GraphConv", "SGConv"])
+def test_derivatives_of_many_results_at_once(name, monkeypatch):
+    monkeypatch.setattr("sparsetir.ops.products._sorted", 0)
+    layer, x = LAYERS[name](), torch.randn(NODES, FEATURES)
+    with accelerate():
+        for _ in range(18):  # of which the last are not sorted
+            edges = graph()[0]
+            layer(x, edges)
+        expected = torch.autograd.functional.jacobian(lambda x: layer(x, edges), x)
+        for found in derived(lambda x: layer(x, edges), x):
+            torch.testing.assert_close(found, expected)
+
+
+def scripted(model, *args):
+    return torch.jit.script(model)
+
+
+def traced(model, *args):
+    return torch.jit.trace(model, args, check_trace=False)
+
+
+def compiled(model, *args):
+    torch.compiler.reset()
+    return torch.compile(model, backend="eager", fullgraph=True)
+
+
+class Attention(torch.nn.Module):
+    """A layer of another kind, whose arguments `torch.jit.script` takes."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = pyg.GATConv(FEATURES, 4)
+
+    def forward(self, x: torch.Tensor, edge_index: torch.Tensor) -> torch.Tensor:
+        return self.layer(x, edge_index, return_attention_weights=None)
+
+
+CAPTURED = {**LAYERS, "LEConv": lambda: pyg.LEConv(FEATURES, 4)}  # the last is no product
+
+
+@pytest.mark.parametrize("capture", [scripted, traced, compiled])
+@pytest.mark.parametrize("name", CAPTURED)
+@pytest.mark.filterwarnings("ignore")
+def test_what_torch_captures_is_pygs(name, capture, calls):
+    model = CAPTURED[name]()
+    first, second = ((torch.randn(n, FEATURES), graph()[0]) for n in (NODES, NODES + 2))
+    expected = model(*second)
+    with accelerate(compile_from=0):
+        run = capture(model, *first)
+        torch.testing.assert_close(run(*second), expected)
+    torch.testing.assert_close(run(*second), expected)
+    capture(CAPTURED[name](), *first)  # after the end of `accelerate`, too
+    assert not calls
+
+
+@pytest.mark.parametrize("layer", [pyg.SAGEConv, pyg.GCNConv, pyg.GATConv])
+def test_layers_are_leaves_of_tracers(layer, calls):
+    """As `to_hetero` traces a model."""
+    types, options = ["a", "b"], {"add_self_loops": False} if layer is not pyg.SAGEConv else {}
+    ends = [("a", "b"), ("b", "a")] if layer is not pyg.GCNConv else [("a", "a"), ("b", "b")]
+    relations = [(source, "to", target) for source, target in ends]
+    x = {name: torch.randn(NODES, FEATURES) for name in types}
+    edges = {relation: graph()[0] for relation in relations}
+
+    class Model(torch.nn.Module):
+        """Layers in a model."""
+
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = (layer(FEATURES, FEATURES, **options) for _ in range(2))
+
+        def forward(self, x, edge_index):
+            return self.second(self.first(x, edge_index).relu(), edge_index)
+
+    plain = pyg.to_hetero(Model(), (types, relations))
+    expected = plain(x, edges)
+    with accelerate(compile_from=0):
+        found = pyg.to_hetero(Model(), (types, relations))
+        found.load_state_dict(plain.state_dict())
+        torch.testing.assert_close(found(x, edges), expected)
+    torch.testing.assert_close(found(x, edges), expected)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_errors_and_warnings_of_products_are_those_of_pyg(calls):
+    matrix, x = torch.rand(NODES, NODES).round(), torch.randn(NODES, FEATURES)
+    with accelerate():
+        spmm = torch_geometric.utils.spmm
+        for convert, reduce in [("csc", "sum"), ("coo", "mean"), ("csc", "max"), ("csr", "min")]:
+            given = getattr(matrix, f"to_sparse_{convert}")()
+            with warnings.catch_warnings(record=True) as seen:
+                warnings.simplefilter("always")
+                spmm(given, x, reduce)
+            texts = [str(w.message) for w in seen if w.filename == __file__]
+            assert len(calls) == 1 and len(texts) == (convert != "csr")
+            assert all(t.startswith("Converting sparse tensor to CSR format") for t in texts)
+            calls.clear()
+        spmm(matrix.to_sparse_csc(), x.requires_grad_())
+        for wrong in [(matrix, x), ("cora", x), (matrix.to_sparse_csr(), x, "prod")]:
+            with pytest.raises(ValueError, match="'src' must be|not supported"):
+                spmm(*wrong)

@@ -16,6 +16,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import config as functorch_config
 from torch._guards import TracingContext
 
+from sparsetir.graph.batched import one_by_one
 from sparsetir.graph.calls import Call
 from sparsetir.graph.checked import Checked
 from sparsetir.graph.operator import PROGRAMS, Region, region
@@ -187,7 +188,7 @@ def compile_graph(
         return runner(graph, is_edges, "forward")
 
     def backward(graph: fx.GraphModule, _: Any) -> Any:
-        return runner(graph, None, "backward")
+        return _boxed(one_by_one(graph, runner(graph, None, "backward")))
 
     def inference(graph: fx.GraphModule, _: Any) -> Any:
         (output,) = graph.graph.find_nodes(op="output")

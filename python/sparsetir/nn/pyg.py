@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from operator import attrgetter
@@ -13,6 +14,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import _get_tracing_state
+from torch.autograd import forward_ad
 
 from sparsetir.nn.graph import remembered
 from sparsetir.nn.pyg_compiled import HOOKS, METHODS, is_hooked, most_edges, run_layer
@@ -25,6 +28,7 @@ SIMPLE_MESSAGE = {"x_j", "edge_weight"}
 # Of a call, from which on a layer is compiled: a hundred epochs make up for some seconds.
 EDGES = 50_000
 MISSING = object()
+REDUCTIONS = ("sum", "add", "mean", "min", "max")  # of PyG's `spmm`
 # What is asked of a layer, part of it private: another PyG may have it under other names.
 NEEDED = (
     *METHODS, *HOOKS,
@@ -68,7 +72,9 @@ class accelerate(AbstractContextManager["accelerate"]):
     edges, which takes seconds; again in evaluation, and for the second graph of another size. They
     have no second derivatives. What torch cannot trace as one graph without reductions of edges
     stays as it is, and so do layers with hooks or under explanation, sparse matrices, `EdgeIndex`,
-    types other than float32, autocast, and what is in a compiled model already.
+    types other than float32 and autocast. All layers are PyG's own where torch captures a model
+    (`torch.compile`, `torch.jit`, `torch.fx`, hence `to_hetero`), and where derivatives are taken
+    forward.
 
     It applies to all threads, may be nested, and may be entered again after its end::
 
@@ -165,6 +171,17 @@ class _Patches:
                 setattr(owner, name, old)
         self._replaced.clear()
 
+    def _script(self, old: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """`torch.jit.script` with PyG as it is: it compiles the source of functions, not calls."""
+        kwargs["_frames_up"] = kwargs.get("_frames_up", 0) + 2
+        with self._lock:
+            self._restore()
+            try:
+                return old(*args, **kwargs)
+            finally:
+                if self._users:
+                    self._install()
+
     def _replace(self, owner: Any, name: str, new: Any) -> None:
         self._replaced.append((owner, name, vars(owner).get(name, MISSING), new))
         setattr(owner, name, new)
@@ -178,7 +195,8 @@ class _Patches:
 
         # Copies, as another thread may import meanwhile.
         modules = sys.modules.copy().items()
-        for old, new in ((spmm, _spmm_of(spmm)), (gcn_norm, _norm_of(gcn_norm))):
+        for old, run in ((spmm, _spmm), (gcn_norm, _gcn_norm)):
+            new = _instead_of(old, run)
             for module in [m for n, m in modules if n.startswith("torch_geometric")]:
                 for name in [n for n, value in vars(module).copy().items() if value is old]:
                     self._replace(module, name, new)
@@ -195,15 +213,24 @@ class _Patches:
                     self._wrap_propagate(type(layer))
 
         self._replace(MessagePassing, "_set_jittable_templates", make_and_wrap)
-        self._replace(MessagePassing, "__call__", self._call_of(MessagePassing.__call__))
+        self._replace(MessagePassing, "__call__", self._call_of(MessagePassing))
+        self._replace(torch.jit, "script", _instead_of(torch.jit.script, self._script))
         if not WITH_SEGMM and backend.use_segment_matmul is None:
             # `RGCNConv` asks in each call whether it pays, by numbers that break graphs.
             self._replace(backend, "use_segment_matmul", False)
 
-    def _call_of(self, old: Callable[..., Any]) -> Callable[..., Any]:
+    def _call_of(self, base: type) -> Callable[..., Any]:
         """A call of layers, which compiles those that are no product."""
+        before = vars(base).get("__call__")
 
-        @functools.wraps(old)
+        def old(layer: Any, *args: Any, **kwargs: Any) -> Any:
+            if before is not None:
+                return before(layer, *args, **kwargs)
+            # Looked up in each call: a tracer of torch.fx replaces it meanwhile.
+            parent: Any = super(base, layer)
+            return parent.__call__(*args, **kwargs)
+
+        @functools.wraps(base.__call__)
         def new(layer: Any, *args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling():
                 return old(layer, *args, **kwargs)
@@ -217,7 +244,9 @@ class _Patches:
     def _wrap_propagate(self, layer: type) -> None:
         own = vars(layer).get("propagate")
         if own is not None and not hasattr(own, "is_sparsetir"):
-            self._replace(layer, "propagate", _propagate_of(own))
+            new = _instead_of(own, _propagate)
+            new.is_sparsetir = True
+            self._replace(layer, "propagate", new)
 
 
 _patches = _Patches()
@@ -242,71 +271,82 @@ def _subclasses(layer: type) -> Iterator[type]:
         yield from _subclasses(other)
 
 
-def _spmm_of(old: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """PyG's `spmm` by our kernels; what they do not take is left to the old one."""
-    from torch_geometric import EdgeIndex
+def _instead_of(old: Callable[..., Any], run: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that calls `run(old, ...)`, except where PyG's operators are wanted."""
 
     @functools.wraps(old)
-    def new(src: Any, other: Tensor, reduce: str = "sum") -> Tensor:
-        reduce = "sum" if reduce == "add" else reduce
-        if isinstance(src, EdgeAdjacency):
-            return src.spmm(other, reduce)
-        if isinstance(src, EdgeIndex) or other.dim() != 2 or not other.is_floating_point():
-            return old(src, other, reduce)
-        return spmm(src, other, reduce=reduce)
+    def new(*args: Any, **kwargs: Any) -> Any:
+        return old(*args, **kwargs) if _wants_pyg() else run(old, *args, **kwargs)
 
     return new
 
 
-def _norm_of(old: Callable[..., Any]) -> Callable[..., Any]:
+def _wants_pyg() -> bool:
+    """Whether torch captures a model as a graph, or takes derivatives forward, which ours lack."""
+    return (
+        torch.compiler.is_compiling()
+        or _get_tracing_state() is not None
+        or forward_ad._current_level >= 0
+    )
+
+
+def _spmm(old: Callable[..., Tensor], src: Any, other: Tensor, reduce: str = "sum") -> Tensor:
+    """PyG's `spmm` by our kernels; what they do not take or PyG refuses is left to PyG."""
+    from torch_geometric.utils import is_sparse
+
+    if isinstance(src, EdgeAdjacency):
+        return src.spmm(other, reduce)
+    is_matrix = isinstance(other, Tensor) and other.dim() == 2 and other.is_floating_point()
+    if not is_matrix or not is_sparse(src) or reduce not in REDUCTIONS:
+        return old(src, other, reduce)
+    if isinstance(src, Tensor) and src.layout is not torch.sparse_csr:
+        if src.layout is torch.sparse_coo or not other.requires_grad:
+            layout = f"once while it lives (got '{src.layout}')"
+            warnings.warn(f"Converting sparse tensor to CSR format, {layout}", stacklevel=3)
+    return spmm(src, other, reduce=reduce)
+
+
+def _gcn_norm(
+    old: Callable[..., Any], edge_index: Any, edge_weight: Any = None, *args: Any, **kwargs: Any
+) -> Any:
     """PyG's `gcn_norm`, whose results are kept for edges and weights that are as they were."""
+    tensors = (edge_index,) if edge_weight is None else (edge_index, edge_weight)
+    # What is no plain edges, or has gradients.
+    if (
+        is_transformed()
+        or any(type(x) is not Tensor or x.layout is not torch.strided for x in tensors)
+        or any(x.requires_grad for x in tensors)
+    ):
+        return old(edge_index, edge_weight, *args, **kwargs)
 
-    @functools.wraps(old)
-    def new(edge_index: Any, edge_weight: Any = None, *args: Any, **kwargs: Any) -> Any:
-        tensors = (edge_index,) if edge_weight is None else (edge_index, edge_weight)
-        # What is no plain edges, or has gradients, and what is traced.
-        if (
-            torch.compiler.is_compiling()
-            or is_transformed()
-            or any(type(x) is not Tensor or x.layout is not torch.strided for x in tensors)
-            or any(x.requires_grad for x in tensors)
-        ):
-            return old(edge_index, edge_weight, *args, **kwargs)
+    def make() -> list[Tensor | None]:
+        # Without self loops the edges are the given ones, which are not held.
+        found = old(edge_index, edge_weight, *args, **kwargs)
+        return [None if x is edge_index else private(x) for x in found]
 
-        def make() -> list[Tensor | None]:
-            # Without self loops the edges are the given ones, which are not held.
-            found = old(edge_index, edge_weight, *args, **kwargs)
-            return [None if x is edge_index else private(x) for x in found]
-
-        key = "gcn_norm", args, tuple(sorted(kwargs.items()))
-        edges, weight = found = remembered(tensors, key, make)
-        if not all(x is None or is_private(x) for x in found):  # somebody wrote to them
-            return old(edge_index, edge_weight, *args, **kwargs)
-        return edge_index if edges is None else edges, weight
-
-    return new
+    key = "gcn_norm", args, tuple(sorted(kwargs.items()))
+    edges, weight = found = remembered(tensors, key, make)
+    if not all(x is None or is_private(x) for x in found):  # somebody wrote to them
+        return old(edge_index, edge_weight, *args, **kwargs)
+    return edge_index if edges is None else edges, weight
 
 
-def _propagate_of(old: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _propagate(
+    old: Callable[..., Tensor], layer: Any, edge_index: Any, *args: Any, **kwargs: Any
+) -> Tensor:
     """A `propagate` that makes simple messages over edges one sparse product."""
-
-    @functools.wraps(old)
-    def new(self: Any, edge_index: Any, *args: Any, **kwargs: Any) -> Tensor:
-        if args or not _is_simple(self, edge_index, kwargs):
-            return old(self, edge_index, *args, **kwargs)
-        x, size, weight = kwargs["x"], kwargs.get("size"), kwargs.get("edge_weight")
-        source, target = x if isinstance(x, tuple) else (x, x)
-        n = source.shape[0]
-        m = target.shape[0] if target is not None else n
-        if size is not None:
-            given_n, given_m = size
-            n, m = given_n or n, given_m or m
-        adjacency = EdgeAdjacency(edge_index, weight, (m, n))
-        names = self.inspector.get_param_names("message_and_aggregate")
-        return self.message_and_aggregate(adjacency, **{k: kwargs[k] for k in names})
-
-    new.is_sparsetir = True  # type: ignore[attr-defined]
-    return new
+    if args or not _is_simple(layer, edge_index, kwargs):
+        return old(layer, edge_index, *args, **kwargs)
+    x, size, weight = kwargs["x"], kwargs.get("size"), kwargs.get("edge_weight")
+    source, target = x if isinstance(x, tuple) else (x, x)
+    n = source.shape[0]
+    m = target.shape[0] if target is not None else n
+    if size is not None:
+        given_n, given_m = size
+        n, m = given_n or n, given_m or m
+    adjacency = EdgeAdjacency(edge_index, weight, (m, n))
+    names = layer.inspector.get_param_names("message_and_aggregate")
+    return layer.message_and_aggregate(adjacency, **{k: kwargs[k] for k in names})
 
 
 def _is_simple(layer: Any, edge_index: Any, kwargs: dict[str, Any]) -> bool:

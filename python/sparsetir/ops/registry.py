@@ -10,7 +10,13 @@ from typing import Any, ClassVar, Generic, ParamSpec, Protocol, TypeVar
 
 import torch
 from torch import Tensor
-from torch._C import _get_tracing_state, _has_storage, _len_torch_dispatch_stack
+from torch._C import (
+    _dispatch_tls_is_dispatch_key_included,
+    _get_tracing_state,
+    _has_storage,
+    _len_torch_dispatch_stack,
+    _parse_dispatch_key,
+)
 from torch._C._functorch import peek_interpreter_stack
 from torch.autograd import forward_ad
 from torch.nn import Parameter
@@ -30,6 +36,8 @@ TYPES = {
     "str": "str",
     "bool": "bool",
 }
+# Of torch's older vmap, which is no transform of torch.func.
+_VMAP: Any = _parse_dispatch_key("VmapMode")
 R = TypeVar("R")
 P = ParamSpec("P")
 Gradients = Mapping[str, Callable[[], Tensor]]
@@ -278,7 +286,14 @@ def is_undisturbed() -> bool:
         or forward_ad._current_level >= 0
         or _get_tracing_state() is not None
         or torch.is_autocast_enabled("cpu")
+        or is_batched()
     )
+
+
+def is_batched() -> bool:
+    """Whether tensors may stand for many: torch computes vectorised Jacobians, or gradients with
+    `is_grads_batched`."""
+    return _dispatch_tls_is_dispatch_key_included(_VMAP)
 
 
 def is_transformed() -> bool:
