@@ -51,7 +51,7 @@ def test_random_functions():
         torch.testing.assert_close(module(*given), expected, equal_nan=True)
         assert all(map(torch.equal, given, before)), seed
         written += sum(str(t).split(".")[1].endswith("_") for t in targets)
-    assert written > 60
+    assert written > 50
 
 
 def test_sums_of_products():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from string import Formatter
 from typing import Any, NamedTuple
 
 import torch
@@ -191,6 +192,42 @@ def index_of(node: object) -> fx.Node | None:
     return node if is_vector and isinstance(node, fx.Node) else None
 
 
+def passed(node: fx.Node, count: int) -> list[Any] | None:
+    """The first arguments of an operator of torch's, with their defaults; None if one of the others
+    is none of its default, which changes the result."""
+    target: Any = node.target
+    schema = target._schema.arguments
+    named = dict(zip((a.name for a in schema), node.args, strict=False)) | node.kwargs
+    values = [named.get(a.name, a.default_value) for a in schema]
+    others = zip(schema[count:], values[count:], strict=True)
+    if any(a.name != "self_is_result" and x != a.default_value for a, x in others):
+        return None
+    return values[:count]
+
+
+def formula_of(node: fx.Node) -> tuple[str, list[Any]] | None:
+    """The formula of a pointwise operator of numbers, and the arguments that it reads; None of an
+    operator or an argument that it does not know."""
+    target: Any = node.target
+    sign = COMPARED.get(target)
+    formula = f"({{0}} {sign} {{1}})" if sign else FORMULAS.get(target)
+    numbers: list[Any] = []
+    if target == aten.pow.Tensor_Scalar:
+        formula, numbers = POWERS.get(node.args[1]), [node.args[1]]
+    elif target == aten.clamp.default:
+        formula, numbers = "{0}", [*node.args[1:], None][:2]
+        for bound, name in zip(numbers, ("clamp_min", "clamp_max"), strict=True):
+            if bound is not None:
+                formula = FORMULAS[getattr(aten, name).default].format(formula, number(bound))
+    if formula is None:
+        return None
+    fields = {int(n) for _, n, *_ in Formatter().parse(formula) if n}
+    args = passed(node, 1 + max([len(numbers), *fields]))
+    if args is None or any(x != x for x in args if isinstance(x, float)):  # NaN
+        return None
+    return formula, args[: len(args) - len(numbers)]
+
+
 def gather_of(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
     """What a node takes rows of, and the vector that says which."""
     if node.op != "call_function" or not node.args or not isinstance(node.args[0], fx.Node):
@@ -265,7 +302,9 @@ class Expression:
             inner = axes_before(node, axes)
             return self._edge(node, axes) if inner is None else self.of(args[0], inner)
         if target in FILLED and isinstance(value := _filling(node), int | float):
-            return number(value)
+            if dtype_of(node) == torch.bool:
+                return f"T.bool({bool(value)})"
+            return number(value if node.meta["val"].is_floating_point() else int(value))
         every = self.tensors, self.operands, self.orders, self.others, self.counts
         before = [len(read) for read in every]
         found = self._pointwise(node, axes)
@@ -281,31 +320,18 @@ class Expression:
         args: Any = node.args
         if target in CASTS and dtype_of(args[0]) in (torch.bool, torch.float32) and is_float(node):
             return self._float(args[0], axes, node)
-        if target == aten.pow.Tensor_Scalar and args[1] in POWERS:
-            return POWERS[args[1]].format(self._float(args[0], axes, node))
-        if target == aten.clamp.default:
-            found = self._float(args[0], axes, node)
-            for bound, name in zip(args[1:], ("clamp_min", "clamp_max"), strict=False):
-                if bound is not None:
-                    found = FORMULAS[getattr(aten, name).default].format(found, number(bound))
-            return found
         if target in LOGICAL and all(dtype_of(a) == torch.bool for a in args):
             return LOGICAL[target].format(*(self._truth(a, axes, node) for a in args))
-        sign = COMPARED.get(target)
-        formula = f"({{0}} {sign} {{1}})" if sign else FORMULAS.get(target)
-        if formula is None or node.kwargs.get("alpha", 1) != 1 or node.kwargs.get("rounding_mode"):
+        made = formula_of(node)
+        # Of truths there are comparisons; operators of numbers differ from those of truths.
+        if made is None or dtype_of(node) != (torch.bool if target in COMPARED else torch.float32):
             return None
-        if dtype_of(node) not in (torch.float32, torch.bool):
-            return None
-        if target == aten.leaky_relu.default and len(args) == 1:
-            args = (*args, 0.01)
         truths = {aten.where.self: 0, aten.masked_fill.Scalar: 1}.get(target)
         read = [
             self._truth(a, axes, node) if n == truths else self._float(a, axes, node)
-            for n, a in enumerate(args)
-            if not isinstance(a, bool)
+            for n, a in enumerate(made[1])
         ]
-        return formula.format(*read)
+        return made[0].format(*read)
 
     def _float(self, value: fx.Node | float, axes: Sequence[int | None], of: fx.Node) -> str:
         """An argument of an operator as a number."""

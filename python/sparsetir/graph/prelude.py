@@ -35,7 +35,8 @@ class Part:
         nodes = list(whole.graph.nodes)
         places = [n for n in nodes if n.op == "placeholder"]
         given = [n for n in places if n in inside or _is_size(n)]
-        self.nodes = [n for n in nodes if n in inside and n.users.keys() - inside]
+        computed = [n for n in nodes if n in inside and n.op == "call_function"]
+        self.nodes = [n for n in computed if n.users.keys() - inside]
         self._given = [places.index(n) for n in given]
         self._module = _part(whole, given, inside, tuple(self.nodes))
         self.computed = [n.name for n in self._module.graph.nodes if n.op == "call_function"]
@@ -55,7 +56,14 @@ class Part:
 
     def _made(self, given: list[Any]) -> list[Any]:
         self.runs += 1
-        return [private(x) if isinstance(x, Tensor) else x for x in self._module.forward(*given)]
+        memory = {x.untyped_storage()._cdata for x in given if isinstance(x, Tensor)}
+
+        def kept(x: Any) -> Any:
+            # A new tensor stays as it is: the main graph reads it with these strides.
+            is_new = isinstance(x, Tensor) and x.untyped_storage()._cdata not in memory
+            return private(x, is_new) if isinstance(x, Tensor) else x
+
+        return [kept(x) for x in self._module.forward(*given)]
 
 
 class Prelude:
@@ -67,7 +75,7 @@ class Prelude:
     def __init__(self, whole: fx.GraphModule, groups: list[set[fx.Node]]) -> None:
         nodes, inside = list(whole.graph.nodes), set[fx.Node]().union(*groups)
         places = [n for n in nodes if n.op == "placeholder"]
-        rest = [n for n in places if n not in inside]
+        rest = [n for n in places if n not in inside or n.users.keys() - inside]
         self._rest = [places.index(n) for n in rest]
         self.parts = [Part(whole, group) for group in groups]
         results = [n for part in self.parts for n in part.nodes]
@@ -85,17 +93,16 @@ def split(whole: fx.GraphModule, is_edges: Test) -> Prelude | None:
     """The prelude of a graph for those placeholders that may say something of edges; None if there
     is none."""
     inside, alone = following(whole.graph, is_edges)
-    nodes = list(whole.graph.nodes)
-    # Views, which take no time, are made where they are read: an index comes as one vector.
-    for node in reversed(nodes):
-        if node.target in VIEWS | SAME and not node.users.keys() & inside:
+    # Views, which take no time, are made where they are read, but for arguments of regions.
+    for node in reversed(whole.graph.nodes):
+        readers = node.users.keys()
+        of_argument = _base_of(node).op == "placeholder" and node.target != aten.expand.default
+        is_index = of_argument and any(u.target in INDEXED for u in readers)
+        if node.target in VIEWS | SAME and not is_index and not readers & inside:
             inside.discard(node)
+    _read_arguments(whole.graph, inside)
     computed = {n for n in inside if n.op == "call_function"}
-    # Arguments that nothing is computed of stay as they are, but for indices of regions.
-    for node in inside - computed:
-        is_index = any(u.target in INDEXED for u in node.users)
-        if not is_index and not node.users.keys() & computed:
-            inside.discard(node)
+    inside -= {n for n in inside - computed if not n.users.keys() & computed}
     inside |= _copied(whole.graph, computed, alone)
     groups = _groups([n for n in whole.graph.nodes if n in inside])
     return Prelude(whole, groups) if groups else None
@@ -111,52 +118,82 @@ def _groups(nodes: list[fx.Node]) -> list[set[fx.Node]]:
     return groups
 
 
+def _read_arguments(graph: fx.Graph, inside: set[fx.Node]) -> None:
+    """Have the main graph read arguments, and views of them, in the caller's memory, where it may
+    write to them; a region reads the copies that the prelude keeps."""
+    views = dict[fx.Node, fx.Node]()
+    for node in [n for n in graph.nodes if n in inside]:
+        base = _base_of(node)
+        if base.op != "placeholder":
+            continue
+        views[base] = base
+        readers = [u for u in node.users if u not in inside]
+        regions = [u for u in readers if u.target in INDEXED]
+        for user in readers:
+            if user not in regions:
+                user.replace_input_with(node, _viewed(graph, node, views))
+        if regions and node is base:
+            with graph.inserting_after(node):
+                copy = graph.call_function(aten.alias.default, (node,))
+            copy.meta = dict(node.meta)
+            inside.add(copy)
+            for user in regions:
+                user.replace_input_with(node, copy)
+
+
 def copy_results(graph: fx.Graph, count: int, is_edges: Test) -> None:
     """Copy those of the first results that a prelude keeps: who gets them may write to them.
 
-    Views of arguments are made again by the main graph: torch takes them out of the argument, at
-    the place in its memory that they tell.
+    Results that share memory are views of one copy. Those that only a merge of equal operators of
+    several results made one tensor are two again.
     """
     inside, _ = following(graph, is_edges)
     (output,) = graph.find_nodes(op="output")
-    results = list(output.args[0])
+    results, views = list(output.args[0]), dict[fx.Node, fx.Node]()
+    owners = dict[Any, fx.Node]()
     for n, node in enumerate(results[:count]):
         if not isinstance(node, fx.Node) or dtype_of(node) is None:  # or it is a number
             continue
-        if node in inside and node.op == "call_function":
-            if _argument_of(node) is not None:
-                results[n] = _viewed(graph, node)
-                continue
-            with graph.inserting_after(node):  # forward, too
-                results[n] = graph.call_function(aten.clone.default, (node,))
-                results[n].meta = dict(node.meta)
+        base = _base_of(node)
+        memory = base.args if base.target is operator.getitem else base
+        merged = owners.setdefault(memory, base) is not base
+        if base.op != "call_function" or not merged and base not in inside:
+            continue
+        if base not in views:
+            with graph.inserting_after(base):  # forward, too
+                views[base] = graph.call_function(aten.clone.default, (base,))
+            views[base].meta = {**base.meta, OF_MAIN: True}
+        results[n] = _viewed(graph, node, views)
     output.args = (type(output.args[0])(results),)
 
 
-def _argument_of(node: fx.Node) -> fx.Node | None:
-    """The argument that a node is a view of, None where it has memory of its own."""
-    while node.op == "call_function" and _is_view(node):
-        node = first(node)
-    return node if node.op == "placeholder" else None
+def _base_of(node: fx.Node) -> fx.Node:
+    """The node in whose memory a node is, itself if it has memory of its own."""
+    while node.op == "call_function" and (before := _before_view(node)) is not None:
+        node = before
+    return node
 
 
-def _is_view(node: fx.Node) -> bool:
+def _before_view(node: fx.Node) -> fx.Node | None:
+    """What a node is a view of, or the views that it is one of."""
     schema: Any = getattr(node.target, "_schema", None)
-    if schema is None:
-        return node.target is operator.getitem
-    return bool(schema.returns and schema.returns[0].alias_info) and not schema.is_mutable
+    if node.target is operator.getitem:
+        return first(node) if _before_view(first(node)) is not None else None
+    if schema is None or schema.is_mutable:
+        return None
+    shares = bool(schema.returns and schema.returns[0].alias_info)
+    return first(node) if shares or node.target in VIEWS else None
 
 
-def _viewed(graph: fx.Graph, node: fx.Node) -> fx.Node:
-    """A view of an argument once more, which no prelude keeps."""
-    if node.op == "placeholder":
-        return node
-    before = first(node)
-    found = _viewed(graph, before)
-    with graph.inserting_after(node):
-        again = graph.node_copy(node, lambda a: found if a is before else a)
-    again.meta[OF_MAIN] = True
-    return again
+def _viewed(graph: fx.Graph, node: fx.Node, views: dict[fx.Node, fx.Node]) -> fx.Node:
+    """A view once more, which no prelude keeps, of what `views` has in the place of its base."""
+    if node not in views:
+        before = first(node)
+        other = _viewed(graph, before, views)
+        with graph.inserting_after(node):
+            views[node] = graph.node_copy(node, lambda a: other if a is before else a)
+        views[node].meta[OF_MAIN] = True
+    return views[node]
 
 
 def is_of_edges(places: Sequence[fx.Node]) -> Test:

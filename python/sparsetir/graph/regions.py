@@ -207,8 +207,8 @@ def reduction_of(node: fx.Node, named: bool = True) -> Reduction | None:
     elif target == aten.scatter_reduce.two and not args[1] % rank:
         base, _, index, values, name = args
         reduce = {"sum": "sum", "amax": "max", "amin": "min"}.get(str(name), "")
-        self_included = node.kwargs.get("include_self", True)
-        if not reduce or (reduce != "sum" and (self_included or not is_zero(base))):
+        included = node.kwargs.get("include_self", True)
+        if not reduce or not (reduce == "sum" if included else is_zero(base)):
             return None
     else:
         return None

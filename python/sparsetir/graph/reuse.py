@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import fx
 
-from sparsetir.graph.expressions import SAME, VIEWS, alike, aten, dtype_of, shape_of
+from sparsetir.graph.expressions import SAME, VIEWS, alike, aten, dtype_of, same, shape_of
 from sparsetir.graph.operator import clear, cleared, region
 
 # Operators that write to their first argument, by those that give the same in new memory.
@@ -68,8 +68,10 @@ def _write_to_first(node: fx.Node) -> None:
 
 
 def _fits(value: Any, node: fx.Node) -> bool:
-    """Whether a value is of the shape and type of a node's result."""
-    return bool(shape_of(node)) and alike(value, node) and dtype_of(value) == dtype_of(node)
+    """Whether a value has the shape, strides and type of a node's result."""
+    if not (shape_of(node) and alike(value, node) and dtype_of(value) == dtype_of(node)):
+        return False
+    return all(map(same, value.meta["val"].stride(), node.meta["val"].stride()))
 
 
 def _is_free(value: Any, reader: fx.Node) -> bool:

@@ -25,6 +25,7 @@ from sparsetir.graph.expressions import (
     VIEWS,
     Size,
     Stored,
+    alike,
     aten,
     axes_of,
     dims_of,
@@ -34,6 +35,7 @@ from sparsetir.graph.expressions import (
     is_float,
     is_one,
     kept_axes,
+    passed,
     shape_of,
 )
 from sparsetir.graph.operator import PROGRAMS, region, restored
@@ -165,7 +167,7 @@ class Translation:
 
     def _made(self, node: fx.Node) -> relax.Expr:
         if node in self._constants:
-            return relax.const(self._constants[node].contiguous().numpy())
+            return relax.const(self._constants[node].contiguous().numpy(), self._dtype(node))
         target: Any = node.target
         args: Any = node.args
         if target is region:
@@ -207,6 +209,8 @@ class Translation:
         self, node: fx.Node, values: fx.Node, reduce: str | None = None, dims: int = 0
     ) -> Any:
         shape, axes = shape_of(values), axes_of(values)
+        if not shape:
+            raise LoweringError(f"{WHO}: operator {node.target} of one number is not supported")
         loops = [s for s in shape[1:] if not is_one(s)]
         kept, summed = kept_axes(axes, dims, len(shape_of(node)))
         try:
@@ -231,7 +235,10 @@ class Translation:
         return value
 
     def _product(self, node: fx.Node) -> relax.Expr:
-        args: Any = node.args
+        args = passed(node, len(node.args))
+        if args is None:
+            what = ", ".join(f"{name}={value}" for name, value in node.kwargs.items())
+            raise LoweringError(f"{WHO}: operator {node.target} with {what} is not supported")
         *bias, x, y = args
         inner, outer = shape_of(y)
         fits = not bias or len(shape_of(bias[0])) == 1 and not is_one(shape_of(bias[0])[0])
@@ -364,25 +371,37 @@ class Translation:
         target: Any = node.target
         args: Any = node.args
         if target in COMPARED:
-            compare = COMPARISONS[COMPARED[target]]
-            return compare(self._value(args[0]), self._scalar(args[1], args[0]))
+            compare, other = COMPARISONS[COMPARED[target]], self._scalar(args[1], args[0])
+            return None if other is None else compare(self._value(args[0]), other)
         gathered = gather_of(node)
         if gathered is not None:
-            return relax.op.take(self._value(gathered[0]), self._value(gathered[1]), axis=0)
+            source, index = gathered
+            of, count = (
+                relax.TensorType(self._shape(index), "int64"),
+                self._size(shape_of(source)[0]),
+            )
+            found = self._call_given(edges.in_range, [self._index(index)], of, [count])
+            return relax.op.take(self._value(source), found, axis=0)
         if target == aten.index.Tensor:
             return self._masked(node)
         if target == aten.index_put.default:
             return self._put(node)
         if target == aten.arange.start_step:
-            first, last = (self._size(x) for x in args[:2])
-            return relax.op.arange(first, last, 1, self._dtype(node)) if len(args) < 3 else None
+            if len(args) > 2 or any(isinstance(x, float) for x in args):
+                return None
+            return relax.op.arange(*map(self._size, args), 1, self._dtype(node))
         if target in FILLED:
             value = FILLED[target] if FILLED[target] is not None else args[1]
+            if isinstance(value, fx.Node):
+                return None
             return relax.op.full(self._shape(node), relax.const(value, self._dtype(node)))
         if target == aten.scalar_tensor.default:
             return relax.const(args[0], self._dtype(node))
         if target == aten.cat.default:
-            return relax.op.concat([self._value(x) for x in args[0]], args[1] if args[1:] else 0)
+            parts, dim, rank = args[0], (*args, 0)[1], len(shape_of(node))
+            if any(dtype_of(x) != dtype_of(node) or len(shape_of(x)) != rank for x in parts):
+                return None
+            return relax.op.concat([self._value(x) for x in parts], dim % rank)
         value = self._value(args[0]) if args and isinstance(args[0], fx.Node) else None
         if target == aten.expand.default:
             return relax.op.broadcast_to(value, self._shape(node))
@@ -391,17 +410,16 @@ class Translation:
         if target in SAME:
             return value
         if target == aten.slice.Tensor and len(args) == 4:
-            ends = [self._size(x) for x in args[2:]]
-            size = self._size(shape_of(args[0])[args[1]])
-            last = ends[1] if isinstance(args[3], fx.Node) or args[3] < 2**62 else size
-            return relax.op.strided_slice(value, [args[1]], [ends[0]], [last])
+            return self._cut(value, args[0], *args[1:])
         if target == aten.bitwise_not.default and dtype_of(node) == torch.bool:
             return relax.op.logical_not(value)
         if target == aten.select.int:
-            return relax.op.take(value, relax.const(args[2], "int64"), axis=args[1])
+            part = self._cut(value, args[0], args[1], args[2], None)
+            return relax.op.reshape(self._builder.emit(part), self._shape(node))
         if target == aten.permute.default:
             return relax.op.permute_dims(value, args[1])
-        if target == aten.repeat.default and len(args[1]) == len(shape_of(args[0])):
+        fixed = target == aten.repeat.default and all(isinstance(x, int) for x in args[1])
+        if fixed and len(args[1]) == len(shape_of(args[0])):
             return relax.op.tile(value, args[1])
         if target == aten._to_copy.default:
             return relax.op.astype(value, self._dtype(node))
@@ -410,9 +428,30 @@ class Translation:
     def _dtype(self, node: fx.Node) -> str:
         return str(dtype_of(node)).removeprefix("torch.")
 
-    def _scalar(self, value: fx.Node | float, like: fx.Node) -> relax.Expr:
-        is_node = isinstance(value, fx.Node)
-        return self._value(value) if is_node else relax.const(value, self._dtype(like))
+    def _scalar(self, value: fx.Node | float, like: fx.Node) -> relax.Expr | None:
+        """What a tensor is compared with, in its type; None where that is another value."""
+        dtype = dtype_of(like)
+        if isinstance(value, fx.Node):
+            return self._value(value) if dtype_of(value) == dtype else None
+        whole = value in (0, 1) if dtype == torch.bool else value % 1 == 0
+        return relax.const(value, self._dtype(like)) if whole or is_float(like) else None
+
+    def _cut(self, value: relax.Expr, of: fx.Node, dim: int, start: Any, end: Any) -> relax.Expr:
+        """A part of a tensor along a dimension: from a place on, which counts from the end if it is
+        negative, up to another one, or of one element where that is None."""
+        dim %= len(shape_of(of))
+        size = self._size(shape_of(of)[dim])
+
+        def place(at: Any) -> Any:
+            if isinstance(at, int) and at < 0:
+                return tirx.max(size + at, 0)
+            return size if isinstance(at, int) and at >= 2**62 else self._size(at)
+
+        if isinstance(start, int) and isinstance(end, int) and 0 <= end < start:
+            end = start
+        first = place(start or 0)
+        last = first + 1 if end is None else place(end)
+        return relax.op.strided_slice(value, [dim], [first], [last])
 
     def _masked(self, node: fx.Node) -> relax.Expr | None:
         """Columns of an array of integers at which a mask holds."""
@@ -445,7 +484,9 @@ class Translation:
         base, index, values = args[0], args[1], args[2]
         if len(args) > 3 and args[3] or len(index) != 1 or not is_float(node):
             return None
-        if len(shape_of(node)) != 1 or len(shape_of(values)) != 1:
+        if len(shape_of(node)) != 1 or dtype_of(index[0]) not in (torch.int32, torch.int64):
+            return None
+        if len(shape_of(values)) != 1 or not alike(values, index[0]):
             return None
         arrays = [self._value(base), self._index(index[0]), self._value(values)]
         return self._call_given(edges.put, arrays, self._type(node))
