@@ -31,15 +31,7 @@ from tvm import ir, tirx
 
 from sparsetir.formats.fission import fission
 from sparsetir.formats.preprocess import COPY, is_copy, statements
-from sparsetir.formats.queries import (
-    are,
-    fresh_definitions,
-    fresh_name,
-    sets_all,
-    stored_by,
-    stores,
-    uses,
-)
+from sparsetir.formats.queries import are, fresh_name, sets_all, stored_by, stores, uses
 from sparsetir.formats.rule import FormatRewriteRule
 from sparsetir.formats.rule_instance import RuleInstance, as_coordinates
 from sparsetir.sparse_ir.errors import LoweringError
@@ -50,6 +42,7 @@ from sparsetir.sparse_ir.nodes import (
     PartAxis,
     SparseFunc,
     SparseIteration,
+    fresh_definitions,
     nodes_of,
     sparse_iterations,
     substitute,
@@ -335,14 +328,15 @@ class _Decomposition:
             name = self._target(node.buffer)
             if name is None:
                 return node
-            return tirx.BufferStore(fmt.buffers[name].var, node.value, index(list(node.indices)))
+            where = index(list(node.indices))
+            return tirx.BufferStore(fmt.buffers[name].var, node.value, where, node.span)
 
         def rewrite(stmt: Any) -> Any:
             moved = map_expr(stmt, [(ir.TensorLoad, load), (tirx.BufferStore, store)])
             return substitute(moved, coords)
 
         renamed = {v: tirx.Var(v.name, v.ty.dtype) for a, v, _ in entries if v not in new_vars}
-        renamed |= fresh_definitions([n for n in (it.init, it.body) if n is not None])
+        renamed |= fresh_definitions(it.init, it.body)
         body = fmt.where_stored(new_vars, rewrite(it.body))
         init = rewrite(it.init) if keep_init and it.init is not None else None
         return SparseIteration(

@@ -170,7 +170,7 @@ class _Fission:
         def store(node: Any) -> Any:
             if not _is(node.buffer, var):
                 return node
-            return tirx.BufferStore(new, node.value, place(node.indices))
+            return tirx.BufferStore(new, node.value, place(node.indices), node.span)
 
         return lambda s: map_expr(s, [(ir.TensorLoad, load), (tirx.BufferStore, store)])
 

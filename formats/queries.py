@@ -6,14 +6,7 @@ from typing import Any
 
 from tvm import ir, tirx
 
-from sparsetir.sparse_ir.nodes import (
-    SparseBuffer,
-    SparseIteration,
-    buffer_var,
-    nodes_of,
-    stores_of,
-    walk,
-)
+from sparsetir.sparse_ir.nodes import SparseBuffer, SparseIteration, nodes_of, stores_of
 
 
 def are(indices: Any, variables: list[Any]) -> bool:
@@ -62,22 +55,3 @@ def fresh_name(name: str, taken: set[str]) -> str:
         name += "_"
     taken.add(name)
     return name
-
-
-def fresh_definitions(node: Any) -> dict[Any, Any]:
-    """New variables for those that statements define, which may then stand in a function twice."""
-    found: dict[Any, Any] = {}
-
-    def visit(n: Any) -> None:
-        if isinstance(n, tirx.AllocBuffer):
-            ty = n.buffer.ty
-            found[n.buffer] = buffer_var(
-                ty.shape, str(ty.dtype), n.buffer.name, ty.storage_scope, ty.data_alignment
-            )
-        elif isinstance(n, tirx.Bind | tirx.Let):
-            found[n.var] = tirx.Var(n.var.name, n.var.ty.dtype)
-        elif isinstance(n, tirx.For):
-            found[n.loop_var] = tirx.Var(n.loop_var.name, n.loop_var.ty.dtype)
-
-    walk(node, visit)
-    return found

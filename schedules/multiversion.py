@@ -259,7 +259,10 @@ def _by_rows(func: SparseFunc, rows: tirx.PrimFunc, target: Any, work: int) -> t
         return rows
     if found.gathered is None or found.heads or n is None:
         return rows
-    panels = _panels(sch, found, feat, lanes, target)
+    try:
+        panels = _panels(sch, found, feat, lanes, target)
+    except ScheduleError:
+        return rows  # what is gathered cannot be copied: it depends on the row, too
     tiles = tirx.floordiv(feat, _int64(VECTORS * lanes))
     pays = tirx.all(
         nnz >= n * _int64(PACK_DEGREE),

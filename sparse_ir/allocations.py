@@ -44,7 +44,15 @@ from tvm.tirx.buffer import buffer_data
 
 from sparsetir.sparse_ir.nodes import accesses_of, nodes_of
 from sparsetir.sparse_ir.races import FREE, RACES, facts_of
-from sparsetir.sparse_ir.tir import as_dtype, as_one, block_with, free_vars, nest_of, values_of
+from sparsetir.sparse_ir.tir import (
+    as_dtype,
+    as_one,
+    block_with,
+    free_vars,
+    loop_with,
+    nest_of,
+    values_of,
+)
 from sparsetir.sparse_ir.traversal import map_expr
 
 
@@ -140,5 +148,5 @@ def _allocate(stmt: tirx.Stmt, buffers: list[Any]) -> tirx.Stmt:
     new = block_with(block, reads=reads, writes=writes, alloc_buffers=allocs)
     out: tirx.Stmt = s_tir.SBlockRealize(stmt.iter_values, stmt.predicate, new, stmt.span)
     for loop in reversed(loops):
-        out = tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, out)
+        out = loop_with(loop, body=out)
     return out

@@ -31,7 +31,7 @@ from tvm import s_tir, tirx
 from sparsetir.sparse_ir.errors import LoweringError
 from sparsetir.sparse_ir.nodes import nodes_of, stores_of, substitute
 from sparsetir.sparse_ir.tile_marks import is_likely
-from sparsetir.sparse_ir.tir import as_dtype, dtype_of, free_vars, loop_with, with_body
+from sparsetir.sparse_ir.tir import as_dtype, block_with, dtype_of, free_vars, loop_with, with_body
 
 # An init on its way out: the loop it goes in front of (None: the block itself), and its nest.
 _Pending = list[tuple[Any, tirx.Stmt]]
@@ -60,15 +60,15 @@ def _visit(stmt: Any, path: list[Any]) -> tuple[tirx.Stmt, _Pending]:
     if isinstance(stmt, tirx.IfThenElse):
         then, pending = _visit(stmt.then_case, path)
         if stmt.else_case is None:
-            return tirx.IfThenElse(stmt.condition, then, None), pending
+            return tirx.IfThenElse(stmt.condition, then, None, stmt.span), pending
         other, more = _visit(stmt.else_case, path)
-        return tirx.IfThenElse(stmt.condition, then, other), [*pending, *more]
+        return tirx.IfThenElse(stmt.condition, then, other, stmt.span), [*pending, *more]
     if isinstance(stmt, tirx.AttrStmt):
         body, pending = _visit(stmt.body, path)
-        return tirx.AttrStmt(stmt.node, stmt.attr_key, stmt.value, body), pending
+        return tirx.AttrStmt(stmt.node, stmt.attr_key, stmt.value, body, stmt.span), pending
     if isinstance(stmt, tirx.While):
         body, pending = _visit(stmt.body, path)
-        return tirx.While(stmt.condition, body), pending
+        return tirx.While(stmt.condition, body, stmt.span), pending
     if isinstance(stmt, s_tir.SBlockRealize):
         return _realize(stmt, path)
     return stmt, []
@@ -90,18 +90,8 @@ def _realize(realize: Any, path: list[Any]) -> tuple[tirx.Stmt, _Pending]:
     reads = list(block.reads)
     if hoisted is not None:
         reads = [*(w for w in block.writes), *reads]
-    new_block = s_tir.SBlock(
-        block.iter_vars,
-        reads,
-        block.writes,
-        block.name_hint,
-        body,
-        None if hoisted is not None else block.init,
-        block.alloc_buffers,
-        block.match_buffers,
-        block.annotations,
-        block.span,
-    )
+    init = None if hoisted is not None else block.init
+    new_block = block_with(block, reads=reads, body=body, init=init)
     new = s_tir.SBlockRealize(realize.iter_values, realize.predicate, new_block, realize.span)
     if hoisted is None:
         return new, []

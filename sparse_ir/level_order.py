@@ -187,7 +187,7 @@ def _with_levels(func: SparseFunc, order: tuple[str, ...]) -> SparseFunc:
         indices = [node.indices[n] for n in order_of]
         if loads:
             return tirx.BufferLoad(var, indices)
-        return tirx.BufferStore(var, node.value, indices)
+        return tirx.BufferStore(var, node.value, indices, node.span)
 
     moved = dict(zip([a.name for a in levels], chain, strict=True))
 

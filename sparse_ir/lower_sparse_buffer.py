@@ -317,7 +317,8 @@ class _Flattening:
         def store(node: Any) -> Any:
             if not node.buffer.same_as(target):
                 return node
-            return tirx.BufferStore(self.flat[source], node.value, [place(list(node.indices))])
+            where = [place(list(node.indices))]
+            return tirx.BufferStore(self.flat[source], node.value, where, node.span)
 
         def region(node: Any) -> Any:
             if not node.source.same_as(target):

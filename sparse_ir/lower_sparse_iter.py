@@ -42,6 +42,7 @@ from sparsetir.sparse_ir.nodes import (
     SparseFunc,
     SparseIteration,
     make_func,
+    nodes_of,
     sparse_iterations,
     stores_of,
     variables_of,
@@ -54,9 +55,10 @@ from sparsetir.sparse_ir.promises import ASSUMED, PROMISES
 from sparsetir.sparse_ir.races import FREE, RACES, private_buffers, races_of
 from sparsetir.sparse_ir.row_search import RowSearch
 from sparsetir.sparse_ir.rows import ROWS
+from sparsetir.sparse_ir.search import load_one, store_one
 from sparsetir.sparse_ir.separate_init import init_runs_in_place, separate_init
 from sparsetir.sparse_ir.tail_predicates import resolve_tails
-from sparsetir.sparse_ir.tir import as_dtype, as_one, dtype_of
+from sparsetir.sparse_ir.tir import as_dtype, as_one, dtype_of, loop_with
 from sparsetir.sparse_ir.translate import Around, Scope, Search, Translator
 from sparsetir.sparse_ir.value_domains import permutations, without_permutations
 from sparsetir.sparse_ir.workers import (
@@ -137,9 +139,13 @@ class _Lowering:
         self.placed: set[Any] = set()  # buffers that are allocated in a visit's block
 
     def run(self) -> tirx.PrimFunc:
-        body = self._stmt(self.func.body, Scope())
+        scope = Scope()
+        body = self._stmt(self.func.body, scope)
         allocated = [v for v in self.space.allocated() if v not in self.placed]
         body, allocs = allocate_in_visits(body, allocated)
+        searches = [s for _, s in scope.searches]  # of statements that are in no iteration
+        ahead = [s.stmt for s in searches if not isinstance(s.stmt, tirx.Evaluate)]
+        body, allocs = as_one([*ahead, body]), [*allocs, *(v for s in searches for v in s.locals)]
         root = s_tir.SBlock([], [], [], "root", body, alloc_buffers=allocs)
         attrs = {
             **{k: v for k, v in self.func.attrs.items() if str(k) not in (*SAID, ROWS)},
@@ -181,11 +187,7 @@ class _Lowering:
         if isinstance(stmt, tirx.For):
             return self._for(stmt, scope)
         if isinstance(stmt, tirx.While):
-            return self._with_searches(
-                scope,
-                lambda: tirx.While(self.translate.expr(stmt.condition, scope), tirx.Evaluate(0)),
-                lambda head: tirx.While(head.condition, self._stmt(stmt.body, scope)),
-            )
+            return self._while(stmt, scope)
         if isinstance(stmt, tirx.IfThenElse):
             return self._with_searches(
                 scope,
@@ -194,13 +196,14 @@ class _Lowering:
                     cond,
                     self._stmt(stmt.then_case, scope),
                     None if stmt.else_case is None else self._stmt(stmt.else_case, scope),
+                    stmt.span,
                 ),
             )
         if isinstance(stmt, tirx.BufferStore):
             return self._with_searches(scope, lambda: as_call(self.translate.store(stmt, scope)))
         if isinstance(stmt, tirx.Evaluate):
             return self._with_searches(
-                scope, lambda: tirx.Evaluate(self.translate.expr(stmt.value, scope))
+                scope, lambda: tirx.Evaluate(self.translate.expr(stmt.value, scope), stmt.span)
             )
         if isinstance(stmt, tirx.Bind):
             return self._with_searches(scope, lambda: self._bind(stmt, scope))
@@ -227,23 +230,57 @@ class _Lowering:
         return as_one(bindings)
 
     def _for(self, stmt: Any, scope: Scope) -> tirx.Stmt:
-        scope.bound_in_body.add(stmt.loop_var)
+        binds: list[tirx.Stmt] = []  # what is evaluated once, before the loop
 
         def build(bounds: list[Any]) -> tirx.Stmt:
-            return tirx.For(
-                stmt.loop_var,
-                bounds[0],
-                bounds[1],
-                stmt.kind,
-                self._stmt(stmt.body, scope),
-                stmt.thread_binding,
-                stmt.annotations,
-            )
+            first, extent, step = bounds
+            var, changes = stmt.loop_var, {"min": first, "extent": extent}
+            if step is not None:
+                var = tirx.Var(stmt.loop_var.name, dtype_of(stmt.loop_var))
+                first, extent, step = self._once(bounds, var, binds, scope)
+                scope.coords[stmt.loop_var] = first + var * step
+                zero = as_dtype(0, dtype_of(var))
+                changes = {"min": zero, "extent": _steps(extent, step), "step": None}
+            scope.bound_in_body.add(var)
+            body = self._stmt(stmt.body, scope)
+            scope.coords.pop(stmt.loop_var, None)
+            return as_one([*binds, loop_with(stmt, loop_var=var, body=body, **changes)])
 
         return self._with_searches(scope, lambda: self.translate.loop(stmt, scope), build)
 
+    def _once(self, values: list[Any], var: Any, binds: list[Any], scope: Scope) -> list[Any]:
+        """Bounds of a loop in the type of its variable, as variables where they are loaded."""
+        out = [as_dtype(value, dtype_of(var)) for value in values]
+        for n, value in enumerate(out):
+            if nodes_of((ir.TensorLoad, ir.Call), value):
+                out[n] = tirx.Var(f"{var.name}_bound", dtype_of(var))
+                binds.append(tirx.Bind(out[n], value))
+                scope.bound_in_body.add(out[n])
+                self.closed.add(out[n])
+        return out
+
+    def _while(self, stmt: Any, scope: Scope) -> tirx.Stmt:
+        """A loop whose condition is evaluated in each turn, with the searches that it needs."""
+        outer, scope.local = scope.local, []
+        condition = self.translate.expr(stmt.condition, scope)
+        local, scope.local = scope.local, outer
+        body = self._stmt(stmt.body, scope)
+        if not local:
+            return tirx.While(condition, body, stmt.span)
+        goes_on = self.translate.local("goes_on", "bool")
+        self._allocate(scope, [goes_on, *(v for s in local for v in s.locals)])
+        turn = tirx.IfThenElse(load_one(goes_on), body, None)
+        searches = [s.stmt for s in local]
+        turn = tirx.SeqStmt([*searches, store_one(goes_on, condition), turn])
+        first = store_one(goes_on, tirx.const(True, "bool"))
+        return tirx.SeqStmt([first, tirx.While(load_one(goes_on), turn, stmt.span)])
+
     @staticmethod
-    def _with_searches(scope: Scope, head: Any, build: Any = None) -> tirx.Stmt:
+    def _allocate(scope: Scope, buffers: list[Any]) -> None:
+        """Have the block around allocate buffers of searches that are made in place."""
+        scope.searches.append((("", []), Search(tirx.Evaluate(0), buffers, set())))
+
+    def _with_searches(self, scope: Scope, head: Any, build: Any = None) -> tirx.Stmt:
         """Put searches that only the statement can make in front of it."""
         outer, scope.local = scope.local, []
         value = head()
@@ -251,7 +288,7 @@ class _Lowering:
         stmt = value if build is None else build(value)
         if not local:
             return stmt
-        scope.searches.extend((("", []), Search(tirx.Evaluate(0), s.locals, set())) for s in local)
+        self._allocate(scope, [v for s in local for v in s.locals])
         return tirx.SeqStmt([*(s.stmt for s in local), stmt])
 
     # -- iterations ---------------------------------------------------------------------------
@@ -416,3 +453,11 @@ class _Lowering:
 
 def _guarded(conditions: list[Any], stmt: tirx.Stmt) -> tirx.Stmt:
     return tirx.IfThenElse(tirx.all(*conditions), stmt, None) if conditions else stmt
+
+
+def _steps(extent: Any, step: Any) -> Any:
+    """How many visits a loop makes over an extent by steps, which have its sign; none by 0."""
+    zero, one, less = (as_dtype(n, dtype_of(step)) for n in (0, 1, -1))
+    up = tirx.floordiv(tirx.max(extent, zero) - one, tirx.max(step, one)) + one
+    down = tirx.floordiv(less - tirx.min(extent, zero), zero - tirx.min(step, less)) + one
+    return tirx.if_then_else(step > zero, up, tirx.if_then_else(step < zero, down, zero))

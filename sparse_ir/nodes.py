@@ -552,6 +552,23 @@ def substitute(node: Any, mapping: dict[Any, Any]) -> Any:
     return replace_variables(node, by_handle)
 
 
+def fresh_definitions(*trees: Any) -> dict[Any, Any]:
+    """New variables for those that statements define, which may then stand in a function twice.
+
+    None counts as an empty tree.
+    """
+    fresh: dict[Any, Any] = {}
+    for node in nodes_of((tirx.AllocBuffer, tirx.Bind, tirx.Let, tirx.For), *trees):
+        if isinstance(node, tirx.AllocBuffer):
+            ty, name = node.buffer.ty, node.buffer.name
+            alike = str(ty.dtype), name, ty.storage_scope, ty.data_alignment
+            fresh[node.buffer] = buffer_var(ty.shape, *alike)
+        else:
+            var = node.loop_var if isinstance(node, tirx.For) else node.var
+            fresh[var] = tirx.Var(var.name, var.ty.dtype)
+    return fresh
+
+
 def stores_of(*statements: Any) -> list[Any]:
     """The stores in some statements; None counts as an empty one."""
     return nodes_of(tirx.BufferStore, *statements)

@@ -155,7 +155,7 @@ class _Flow:
             return True
         before = self.whole  # loops and branches may not run
         if isinstance(stmt, tirx.For):
-            heads, parts = [stmt.min, stmt.extent], [stmt.body]
+            heads, parts = [stmt.min, stmt.extent, stmt.step], [stmt.body]
         elif isinstance(stmt, tirx.IfThenElse):
             heads, parts = [stmt.condition], [stmt.then_case, stmt.else_case]
         else:

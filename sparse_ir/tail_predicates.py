@@ -238,7 +238,8 @@ def _map_chains(stmt: Any, change: Any) -> Any:
         if stmt.else_case is None and isinstance(inner, tirx.BufferStore):
             return change(stmt)
         other = None if stmt.else_case is None else _map_chains(stmt.else_case, change)
-        return tirx.IfThenElse(stmt.condition, _map_chains(stmt.then_case, change), other)
+        then = _map_chains(stmt.then_case, change)
+        return tirx.IfThenElse(stmt.condition, then, other, stmt.span)
     return stmt
 
 
@@ -269,7 +270,7 @@ def _at(store: Any, coordinates: list[Any]) -> Any:
 
     value = map_expr(store.value, [(ir.TensorLoad, load)])
     where = [with_starts(i, coordinates) for i in store.indices]
-    return tirx.BufferStore(store.buffer, value, where)
+    return tirx.BufferStore(store.buffer, value, where, store.span)
 
 
 def _shifted(stmt: Any) -> bool:

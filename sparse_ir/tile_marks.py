@@ -113,14 +113,14 @@ def without_tail_shifts(tree: Any) -> Any:
         coordinate = node.condition.args[0].a
         if isinstance(node.condition.args[0], tirx.LE):
             plain = with_starts(node, [coordinate])
-            end = Analyzer().simplify(node.condition.args[0].b + 1)
-            return tirx.IfThenElse(tail(coordinate < end), plain.then_case, plain.else_case)
-        length = _length(coordinate, start)
-        plain = with_starts(node, [start])
-        if length is None:
-            return plain
-        below = tail(with_starts(coordinate, [start]) < length)
-        return tirx.IfThenElse(below, plain.then_case, plain.else_case)
+            below = tail(coordinate < Analyzer().simplify(node.condition.args[0].b + 1))
+        else:
+            length = _length(coordinate, start)
+            plain = with_starts(node, [start])
+            if length is None:
+                return plain
+            below = tail(with_starts(coordinate, [start]) < length)
+        return tirx.IfThenElse(below, plain.then_case, plain.else_case, node.span)
 
     return map_expr(tree, [(tirx.IfThenElse, branch)])
 

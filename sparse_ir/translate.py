@@ -17,6 +17,7 @@ import tvm_ffi
 from tvm import ir, sym, tirx
 from tvm.sym import Analyzer
 
+from sparsetir.sparse_ir.computed import computed_parameters
 from sparsetir.sparse_ir.exact import SIZES, Integer, exact, is_signed, most_of, type_bounds
 from sparsetir.sparse_ir.names import numbered
 from sparsetir.sparse_ir.nodes import Axis, SparseBuffer, declared, substitute, walk
@@ -24,7 +25,8 @@ from sparsetir.sparse_ir.position_space import PositionSpace
 from sparsetir.sparse_ir.promises import accessed_inside, promises_of
 from sparsetir.sparse_ir.rows import found_rows
 from sparsetir.sparse_ir.search import find_sorted, find_unsorted, scalar_buffer
-from sparsetir.sparse_ir.tir import as_dtype, conjunction, dtype_of, free_vars, zero
+from sparsetir.sparse_ir.speculation import any_number, lazily, speculative, total_divisions
+from sparsetir.sparse_ir.tir import as_dtype, conjunction, dtype_of, free_vars, is_one, zero
 from sparsetir.sparse_ir.traversal import map_expr
 from sparsetir.sparse_ir.value_domains import counted_steps, made_by_recipes, value_domains
 
@@ -143,6 +145,9 @@ class Translator:
         self._domains = {space.buffers[names[v]]: n for v, n in domains if v not in written}
         axes, made = made_by_recipes(space.func)
         self._made_axes, self._made = axes, {space.buffers[names[v]] for v in made}
+        self._made |= {params[name] for name in computed_parameters(space.func)}
+        plain = {space.buffers[b.name] for b in space.func.buffers if b.axes is None}
+        self._over_axes = {*space.all_buffers()} - plain
         self._steps = counted_steps(space.func)
         self._names: set[str] = {b.name for b in space.func.buffers}
         self._inside = accessed_inside(space.func)
@@ -184,7 +189,7 @@ class Translator:
         out = tirx.BufferStore(self.space.buffers[buf.name], value, index, span=stmt.span)
         if not guards:
             return out
-        return tirx.IfThenElse(self._coordinates(conjunction(guards), scope), out, None)
+        return tirx.IfThenElse(self._coordinates(conjunction(guards), scope), out, None, stmt.span)
 
     def _loads(self, expr: Any, scope: Scope) -> Any:
         """Translate the loads, but leave coordinate variables as they are."""
@@ -202,7 +207,31 @@ class Translator:
                 return value
             return tirx.if_then_else(conjunction(guards), value, zero(buf.dtype))
 
-        return map_expr(expr, [(ir.TensorLoad, load)])
+        def ahead(divisor: Any) -> tuple[int, int]:
+            return self._exact(divisor, scope)[1:]
+
+        def asked(divisor: Any) -> tuple[int, int]:
+            return (1, SIZES) if self._is_size(divisor) else ahead(divisor)
+
+        lazy = lazily(self._unguarded, ahead)
+        return map_expr(expr, [(ir.TensorLoad, load), *total_divisions(asked), *lazy])
+
+    def _sizes(self, divisor: Any) -> tuple[int, int]:
+        """Bounds of a divisor in position space, where no coordinate need be visited."""
+        return (0, SIZES) if self._is_size(divisor) else any_number(divisor)
+
+    def _is_size(self, expr: Any) -> bool:
+        """Whether an expression is a size or a computed parameter."""
+        return isinstance(expr, ir.Var) and (expr in self._least or expr in self._made)
+
+    def _unguarded(self, load: Any) -> bool:
+        """Whether a load is of a plain array, at an index that nothing is known of."""
+        if load.source in self._over_axes:
+            return False
+        return not all(
+            isinstance(i, tirx.IntImm) and isinstance(n, tirx.IntImm) and 0 <= int(i) < int(n)
+            for i, n in zip(load.indices, load.source.ty.shape, strict=True)
+        )
 
     def _row(self, buf: SparseBuffer, load: Any, scope: Scope) -> Any:
         """What a load gives that is found by a search instead; None for others."""
@@ -291,7 +320,7 @@ class Translator:
     def bind(self, stmt: Any, scope: Scope) -> list[tirx.Stmt]:
         """A binding of the body in position space, after one of what it is in coordinates."""
         value = self._loads(stmt.value, scope)
-        out = [tirx.Bind(stmt.var, self._coordinates(value, scope))]
+        out = [tirx.Bind(stmt.var, self._coordinates(value, scope), stmt.span)]
         if not is_signed(stmt.var):
             return out
         found = self._exact(value, scope)
@@ -302,7 +331,7 @@ class Translator:
             return out
         var = tirx.Var(f"{stmt.var.name}_exact", dtype_of(found.expr))
         self._bound[stmt.var] = found._replace(expr=var)
-        return [tirx.Bind(var, self._coordinates(found.expr, scope)), *out]
+        return [tirx.Bind(var, self._coordinates(found.expr, scope), stmt.span), *out]
 
     def _indices(self) -> set[Any]:
         """Variables and buffers that indices are computed of, by way of others or not."""
@@ -322,13 +351,17 @@ class Translator:
         return found
 
     def loop(self, stmt: Any, scope: Scope) -> list[Any]:
-        """First value and extent of a loop of the body, and note what its variable may be."""
+        """First value, extent and step of a loop, and note what its variable may be.
+
+        The step is None for 1.
+        """
         ends = [self._loads(e, scope) for e in (stmt.min, stmt.extent)]
         first, count = (self._exact(e, scope) for e in ends)
-        self._bound[stmt.loop_var] = Integer(
-            stmt.loop_var, first.low, first.high + max(count.high - 1, 0)
-        )
-        return [self._coordinates(e, scope) for e in ends]
+        low, high = first.low + min(count.low + 1, 0), first.high + max(count.high - 1, 0)
+        self._bound[stmt.loop_var] = Integer(stmt.loop_var, low, high)
+        if stmt.step is None or is_one(stmt.step):
+            return [*(self._coordinates(e, scope) for e in ends), None]
+        return [self._coordinates(e, scope) for e in (*ends, self._loads(stmt.step, scope))]
 
     def _exact(self, expr: Any, scope: Scope, fits: bool = False) -> Integer:
         """An index in which nothing overflows.
@@ -424,6 +457,9 @@ class Translator:
             if name == axis.name and _all_equal(other, key):
                 return search.result
         result = self.local(f"{axis.name}_pos", axis.idtype)
+        # It may come before the loops and conditions around what asks for it.
+        target, *rest = (speculative(e, self._unguarded, self._sizes) for e in key)
+        parents, guards = rest[: len(parents)], rest[len(parents) :]
         extent = self.space.extent(axis, parents)
         if guards:
             extent = tirx.if_then_else(conjunction(guards), extent, as_dtype(0, dtype_of(extent)))

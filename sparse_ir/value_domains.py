@@ -110,7 +110,8 @@ def without_permutations(tree: Any, orders: set[Any]) -> Any:
         return tirx.BufferLoad(node.source, straight(node.source, node.indices))
 
     def store(node: Any) -> Any:
-        return tirx.BufferStore(node.buffer, node.value, straight(node.buffer, node.indices))
+        where = straight(node.buffer, node.indices)
+        return tirx.BufferStore(node.buffer, node.value, where, node.span)
 
     return map_expr(tree, [(ir.TensorLoad, load), (tirx.BufferStore, store)])
 

@@ -228,6 +228,13 @@ def _loop_variable(site: Site) -> Found:
         yield Broken(site.stmt.span, f"variable '{site.stmt.loop_var.name}' is bound twice")
 
 
+def _loop_step(site: Site) -> Found:
+    step: Any = site.stmt.step if isinstance(site.stmt, tirx.For) else None
+    if isinstance(step, tirx.IntImm) and not int(step):
+        name = site.stmt.loop_var.name
+        yield Broken(site.stmt.span, f"loop '{name}': expected a step other than 0")
+
+
 def _defined(site: Site) -> Found:
     for var in used_variables(*site.expressions):
         if not site.defines(var):
@@ -310,6 +317,7 @@ ITERATION: tuple[Rule, ...] = (
 STATEMENT: tuple[Rule, ...] = (
     _statement_kind,
     _loop_variable,
+    _loop_step,
     _defined,
     _index_type,
     _init_reduction,

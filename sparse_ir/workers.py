@@ -224,7 +224,7 @@ def _under(stmt: Any, condition: Any) -> Any:
     if isinstance(stmt, tirx.For):
         return loop_with(stmt, body=_under(stmt.body, condition))
     predicate = tirx.all(stmt.predicate, condition)
-    return type(stmt)(stmt.iter_values, predicate, stmt.block)
+    return type(stmt)(stmt.iter_values, predicate, stmt.block, stmt.span)
 
 
 def _fused(stmt: Any, group: list[PositionLoop]) -> tuple[Any, Any, Any]:

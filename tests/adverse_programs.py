@@ -2,7 +2,8 @@
 
 Axes, buffers, iterations and coordinates have names that primitives and lowerings would give;
 predicates are marked as likely, and indices are bounded, as split does; and programs read what they
-write. What they mean is what the interpreter says.
+write. Others have bodies of statements: loops with steps, whiles, branches, assertions, variables,
+with divisions, casts, booleans and searches. What they mean is what the interpreter says.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Adverse", "adverse"]
+__all__ = ["KINDS", "Adverse", "adverse", "of_statements"]
 
 # What split, positions, divide, peel, precompute and inits would call theirs, beside an axis K.
 AXES = (
@@ -187,3 +188,215 @@ def _arguments(rng: np.random.Generator) -> dict[str, Any]:
         "p": np.append(0, np.cumsum(counts)).astype("int32"), "q": indices,
         "m": m, "n": n, "l": feat, "nnz": len(indices),
     }  # fmt: skip
+
+
+# What bodies of statements may have; and what kernels do not do as the interpreter does, yet.
+KINDS = ("bool", "casts", "divisions", "searches", "steps", "whiles")
+LATER = ("assert", "bfloat16", "fmod")
+TYPES = (
+    "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "float16", "float32", "float64",
+)  # fmt: skip
+DECLARED = {
+    "A": "T.match_sparse_buffer(a, (I, J), 'float32')",
+    "D": "T.match_sparse_buffer(d, (I,), 'int32')",
+    "E": "T.match_sparse_buffer(e, (I, J), 'int32')", "F": "T.match_sparse_buffer(f, (I,), 'bool')",
+    "V": "T.match_sparse_buffer(v, (I,), 'DTYPE')", "W": "T.match_buffer(w, (n,), 'int32')",
+    "X": "T.match_sparse_buffer(x, (I,), 'int32')", "Y": "T.match_sparse_buffer(y, (I,), 'int32')",
+    "Z": "T.match_sparse_buffer(z, (I, N), 'int32')",
+}  # fmt: skip
+STATEMENTS = """
+@T.prim_func
+def statements({handles}p: T.handle, q: T.handle, m: T.int32, n: T.int32, nnz: T.int32):
+    I = T.dense_fixed(m)
+    J = T.sparse_variable(I, (n, nnz), (p, q))
+    N = T.dense_fixed(n)
+{buffers}    with T.sp_iter({head}:
+"""
+
+
+class _Body:
+    """Draws the statements of a body, as lines of text.
+
+    numbers : names of the integers that may be used
+    over : what the body stores to
+    """
+
+    def __init__(self, rng: np.random.Generator, kinds: frozenset[str], over: str) -> None:
+        self.rng, self.kinds, self.over = rng, kinds, over
+        self.numbers = ["i", "m", "n", "D[i]", "X[i]", *(["j"] if "j" in over else [])]
+        self.count = 0
+        self.dtype = ""
+
+    def pick(self, *options: Any) -> Any:
+        return options[self.rng.integers(len(options))]
+
+    def number(self, depth: int = 2) -> str:
+        """An int32 expression; no division by zero is asked for."""
+        if not depth:
+            return str(self.pick(self.rng.integers(-4, 7), *self.numbers, *self.numbers))
+        a, b = self.number(depth - 1), self.number(depth - 1)
+        c, d = self.number(0), self.pick(*self.numbers)
+        of_all = [f"({a} {self.pick('+', '-', '*')} {b})", f"T.{self.pick('min', 'max')}({a}, {b})",
+                  f"T.if_then_else({self.test(depth - 1)}, {a}, {b})",
+                  f"T.Select({self.test(depth - 1)}, {a}, {b})",
+                  f"T.if_then_else(0 <= {c} and {c} < n, W[{c}], {b})"]  # fmt: skip
+        if "divisions" in self.kinds:
+            by = self.pick("{} // {}", "{} % {}", "T.truncdiv({}, {})", "T.truncmod({}, {})")
+            divided = by.format(a, d)
+            choice = self.pick("T.if_then_else", "T.Select")
+            of_all += [by.format(a, self.pick(2, 3, -2, 5)),
+                       f"{choice}({d} != 0, {divided}, {c})",
+                       f"{choice}({d} == 0 or {divided} > {c}, {c}, {b})"]  # fmt: skip
+        if "searches" in self.kinds:
+            of_all += [f"T.cast({self.element(depth - 1)}, 'int32')", f"Z[i, {a}]"]
+        if "casts" in self.kinds:
+            # Of few digits: what is beyond the range of a float's cast is not defined.
+            small = f"(({a}) % 64)" if "divisions" in self.kinds else f"T.max(T.min({a}, 63), 0)"
+            some = [*TYPES, "bfloat16"] if "bfloat16" in self.kinds else TYPES
+            first, then = self.pick(*some), self.pick(*some)
+            of_all.append(f"T.cast(T.cast(T.cast({small}, '{first}'), '{then}'), 'int32')")
+        if "fmod" in self.kinds:
+            rest = f"T.fmod(T.cast({a}, 'float32'), T.float32({self.pick(2.5, -3.0)}))"
+            of_all.append(f"T.cast({rest}, 'int32')")
+        return self.pick(*of_all, *self.numbers)
+
+    def element(self, depth: int) -> str:
+        """A float of the matrix, searched for or not."""
+        return f"A[{self.pick('i', 'i', self.number(depth))}, {self.number(depth)}]"
+
+    def test(self, depth: int = 1) -> str:
+        """A condition."""
+        if not depth:
+            return f"{self.number(0)} {self.pick('<', '<=', '==', '!=', '>')} {self.number(0)}"
+        a, b = self.test(depth - 1), self.test(depth - 1)
+        of_all = [f"{self.number(depth)} {self.pick('<', '==', '>=')} {self.number(0)}",
+                  f"({a} {self.pick('and', 'or')} {b})", f"T.Not({a})"]  # fmt: skip
+        if "divisions" in self.kinds:
+            d = self.pick(*self.numbers)
+            of_all.append(f"({d} != 0 and {self.number(0)} // {d} >= {self.number(0)})")
+        if "searches" in self.kinds:
+            compared = f"{self.pick('>', '==')} {self.pick(0, 1, 2)}.0"
+            of_all.append(f"{self.element(depth - 1)} {compared}")
+        if "bool" in self.kinds:
+            of_all.append("F[i]")
+        return self.pick(*of_all)
+
+    def store(self) -> str:
+        """A statement that stores."""
+        new = self.number()
+        if self.over != "Y[i]":
+            return f"{self.over} = ({self.over} + {new}) & 1023"
+        to = [f"Y[i] = (Y[i] * 3 + {new}) & 1023", f"Z[i, {self.number(1)}] = {new} & 63"]
+        if "casts" in self.kinds:
+            to.append(f"V[i] = T.cast({new} & 63, '{self.dtype}')")
+        if "bool" in self.kinds:
+            to.append(f"F[i] = {self.test()}")
+        return self.pick(*to)
+
+    def block(self, depth: int, inside: bool = False) -> list[str]:
+        """Some statements. inside : of a loop that may be left"""
+        numbers = [*self.numbers]
+        lines = [x for _ in range(self.pick(1, 1, 2, 2, 3)) for x in self.statement(depth, inside)]
+        self.numbers = numbers
+        return lines
+
+    def statement(self, depth: int, inside: bool) -> list[str]:
+        """A statement, as lines."""
+        kind = self.rng.integers(8 if depth else 2)
+        name = f"t{self.count}"
+        self.count += 1
+
+        def under(head: str, lines: list[str]) -> list[str]:
+            return [head, *("    " + line for line in lines)]
+
+        if kind == 1:
+            value = self.number()
+            self.numbers.append(name)
+            return [f"{name}{self.pick('', ': T.let[T.int32]')} = {value}"]
+        if kind == 2:
+            lines = under(f"if {self.test(2)}:", self.block(depth - 1, inside))
+            more = self.rng.integers(2) and under("else:", self.block(depth - 1, inside))
+            return [*lines, *(more or [])]
+        if kind == 3 and inside:
+            jump = f"T.evaluate(T.{self.pick('break', 'continue')}_loop())"
+            return under(f"if {self.test()}:", [jump])
+        if kind == 4 and "assert" in self.kinds:
+            return [f'assert ({self.number(1)} & 7) < 8, "of few bits"']
+        if kind in (5, 6) and "steps" in self.kinds:
+            return self.loop(name, depth)
+        if kind == 7 and "whiles" in self.kinds:
+            more = self.pick("", f" and {self.test()}", f" and {self.test()}")
+            numbers = [*self.numbers]
+            self.numbers.append(name)
+            test = f"{name} < {self.pick(3, 4, 'n', 'D[i]')}{self.pick(more, more)}"
+            lines = under(f"while {test}:", [f"{name} = {name} + 1", *self.block(depth - 1, True)])
+            self.numbers = [*numbers, name]
+            return [f"{name} = T.int32({self.pick(-1, 0, 1)})", *lines]
+        return [self.store()]
+
+    def loop(self, name: str, depth: int) -> list[str]:
+        """A loop with a step."""
+        start, stop = self.pick("0", "1", self.number(0)), self.pick("5", "n", self.number(0))
+        step = self.pick("1", "2", "3", "-1", "-2", "s")
+        kind = "range({}, {}, {})"
+        if step in "123" and start in "01" and stop == "5":
+            kind = self.pick(kind, "T.unroll({}, {}, step={})")
+        if self.rng.integers(2) and step.startswith("-"):
+            start, stop = stop, start
+        lines = []
+        if step == "s":
+            lines, step = [f"{name}_step = {self.number(1)}"], f"{name}_step"
+            kind = f"range({{}}, {{}}, T.Select({step} == 0, 1, {step}))"
+        numbers = [*self.numbers]
+        self.numbers.append(name)
+        body = self.block(depth - 1, "unroll" not in kind)
+        self.numbers = numbers
+        return [*lines, f"for {name} in {kind.format(start, stop, step)}:",
+                *("    " + line for line in body)]  # fmt: skip
+
+
+FORMS = {
+    '[I], "S", "f") as [i]': "Y[i]",
+    '[I, J], "SS", "f") as [i, j]': "E[i, j]",
+    '[I, J], "SR", "f") as [i, j]': "Y[i]",
+    '[I], "S", "f") as [i]:\n        with T.sp_iter([J], "S", "g") as [j]': "Y[i] with j",
+}
+
+
+def of_statements(rng: np.random.Generator, kinds: Any = KINDS) -> Adverse:
+    """A random program whose body has statements of these kinds."""
+    heads = list(FORMS)
+    head = heads[rng.integers(len(heads))]
+    body = _Body(rng, frozenset(kinds), FORMS[head].removesuffix(" with j"))
+    body.dtype = str(body.pick(*TYPES))
+    if ", j]" in head or "[j]" in head:
+        body.numbers.append("j")
+    indent = " " * (12 if "[j]" in head else 8)
+    if '"SR"' in head:  # a reduction
+        update = body.pick("Y[i] + {}", "T.max(Y[i], {})").format(body.number())
+        lines = ["with T.init():", f"    Y[i] = {body.rng.integers(-2, 3)}", f"Y[i] = {update}"]
+        if rng.integers(2):
+            lines[2:] = [f"if {body.test(2)}:", f"    {lines[2]}"]
+    else:
+        lines = body.block(2)
+        if "[j]" in head:
+            lines.insert(0, 'T.sp_iter_attr({"ordered": 1})')
+    used = [name for name in DECLARED if name == "Y" or any(f"{name}[" in line for line in lines)]
+    text = STATEMENTS.format(
+        head=head, handles="".join(f"{name.lower()}: T.handle, " for name in used),
+        buffers="".join(f"    {name} = {DECLARED[name]}\n" for name in used),
+    ).replace("DTYPE", body.dtype)  # fmt: skip
+    text += "".join(f"{indent}{line}\n" for line in lines)
+    arrays = _arguments(rng)
+    m, n, nnz = arrays["m"], arrays["n"], arrays["nnz"]
+    some: dict[str, Any] = {
+        "a": rng.integers(-3, 4, nnz).astype("float32"), "d": rng.integers(-3, 4, m),
+        "e": rng.integers(-3, 4, nnz), "f": rng.integers(0, 2, m).astype("bool"),
+        "v": np.zeros(m, body.dtype), "w": rng.integers(-3, 8, n), "x": rng.integers(-2, n + 2, m),
+        "y": rng.integers(-3, 4, m), "z": rng.integers(-3, 4, (m, n)),
+    }  # fmt: skip
+    for name in "dewxyz":
+        some[name] = some[name].astype("int32")
+    some = {name: some[name] for name in map(str.lower, used)}
+    sizes = {name: arrays[name] for name in ("p", "q", "m", "n", "nnz")}
+    return Adverse(text, some | sizes, tuple(some))

@@ -147,7 +147,8 @@ def _store(store: Any, parts: dict[Any, list[Any]]) -> Any:
     found = parts.get(store.buffer)
     if found is None:
         return store
-    return tirx.BufferStore(found[int(store.indices[0])], store.value, store.indices[1:])
+    part = found[int(store.indices[0])]
+    return tirx.BufferStore(part, store.value, store.indices[1:], store.span)
 
 
 def _block(block: Any, parts: dict[Any, list[Any]]) -> Any:

@@ -25,7 +25,7 @@ from tvm import s_tir, tirx
 
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import nodes_of, substitute
-from sparsetir.sparse_ir.tir import as_dtype, dtype_of, free_vars, values_of, with_body
+from sparsetir.sparse_ir.tir import as_dtype, dtype_of, free_vars, loop_with, values_of, with_body
 from sparsetir.sparse_ir.traversal import map_expr
 
 
@@ -55,7 +55,7 @@ def unroll_known_tiles(func: tirx.PrimFunc, length: Any, tile: int, count: int) 
         if not tvm_ffi.structural_equal(node.extent, number):
             return node
         extent = as_dtype(count, dtype_of(node.loop_var))
-        return tirx.For(node.loop_var, node.min, extent, tirx.ForKind.UNROLLED, node.body)
+        return loop_with(node, extent=extent, kind=tirx.ForKind.UNROLLED)
 
     def start(node: Any) -> Any:
         of_tile = isinstance(node.a, tirx.Mul) and node.a.a in tiles

@@ -216,8 +216,8 @@ def _at_places(stmt: Any, buffers: dict[Any, Any], more: list[Any]) -> Any:
 
     def store(node: Any) -> Any:
         found = buffers.get(node.buffer)
-        return (
-            node if found is None else tirx.BufferStore(found, node.value, [*node.indices, *more])
-        )
+        if found is None:
+            return node
+        return tirx.BufferStore(found, node.value, [*node.indices, *more], node.span)
 
     return map_expr(stmt, [(ir.TensorLoad, load), (tirx.BufferStore, store)])

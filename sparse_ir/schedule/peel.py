@@ -28,7 +28,14 @@ from tvm.sym import Analyzer
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.legal import writes_disjoint
 from sparsetir.sparse_ir.names import fresh_name
-from sparsetir.sparse_ir.nodes import Axis, SparseFunc, SparseIteration, nodes_of, substitute
+from sparsetir.sparse_ir.nodes import (
+    Axis,
+    SparseFunc,
+    SparseIteration,
+    fresh_definitions,
+    nodes_of,
+    substitute,
+)
 from sparsetir.sparse_ir.schedule.loops import (
     Loop,
     SpIter,
@@ -103,7 +110,8 @@ def peel(func: SparseFunc, loop: SpIter, multiple: int) -> tuple[SparseFunc, tup
     init = None if it.init is None or old.kinds == "R" else substitute(it.init, values)
     second = changed(
         it, _with_axis(renamed, place, made[1], [fresh[old.var]]), init=init,
-        name=fresh_name(func, f"{it.name}_rest"), body=substitute(it.body, values),
+        name=fresh_name(func, f"{it.name}_rest"),
+        body=substitute(it.body, values | fresh_definitions(it.body)),
     )  # fmt: skip
     out = replaced(WHO, func, it, tirx.SeqStmt([first, second]), axes=made)
     handles = [handle_of(x, loops_of(x)[place]) for x in (first, second)]

@@ -443,7 +443,7 @@ class ElementOrder(VisitOrder):
             new = self.moved.get(node.buffer)
             if new is None:
                 return node
-            return tirx.BufferStore(new.var, node.value, at(node.buffer, node.indices))
+            return tirx.BufferStore(new.var, node.value, at(node.buffer, node.indices), node.span)
 
         tree = map_expr(tree, [(ir.TensorLoad, loaded), (tirx.BufferStore, stored)])
         return substitute(tree, dict(zip(self.over, coordinates, strict=True)))

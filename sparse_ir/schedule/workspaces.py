@@ -19,6 +19,7 @@ from sparsetir.sparse_ir.nodes import (
     SparseIteration,
     buffer_var,
     flat_axes,
+    fresh_definitions,
     iterations_around,
     loads_of,
     same_indices,
@@ -30,6 +31,7 @@ from sparsetir.sparse_ir.reduction import factors_of, reduction_of, taken_apart,
 from sparsetir.sparse_ir.schedule.init_elimination import with_init_before
 from sparsetir.sparse_ir.schedule.loops import Loop, SparseIterationRef, changed, replaced, show
 from sparsetir.sparse_ir.separate_init import init_runs_in_place, separate_init
+from sparsetir.sparse_ir.speculation import speculative
 from sparsetir.sparse_ir.tile_marks import is_tail
 from sparsetir.sparse_ir.tir import cast, free_vars, size_text
 from sparsetir.sparse_ir.traversal import map_expr
@@ -240,7 +242,12 @@ class _Result:
         assert reduction is not None
         moving = {v for x in self.inner if x not in self.held for v in x.vars}
         parts = factors_of(term)
-        still = [f for f in parts if not free_vars(f) & moving]
+        over_axes = {b.var for b in self.func.buffers if b.axes is not None}
+        still = [  # it is also evaluated where there are no terms
+            speculative(f, lambda load: load.source not in over_axes)
+            for f in parts
+            if not free_vars(f) & moving
+        ]
         rest = [f for f in parts if free_vars(f) & moving]
         held = {v for x in self.held for v in x.vars}
         conditions = map(free_vars, taken_apart(self.it.body)[0])
@@ -366,8 +373,8 @@ def init_apart(func: SparseFunc, it: SparseIteration) -> tuple[list[SparseIterat
 
 
 def over_fresh_vars(it: SparseIteration, **fields: Any) -> SparseIteration:
-    """An iteration with coordinate variables of its own."""
-    fresh = {v: tirx.Var(v.name, v.ty.dtype) for v in it.vars}
+    """An iteration with coordinate variables, and variables of its body, of its own."""
+    fresh = {v: tirx.Var(v.name, v.ty.dtype) for v in it.vars} | fresh_definitions(it.body)
     init = None if it.init is None else substitute(it.init, fresh)
     return changed(
         it, vars=list(fresh.values()), init=init, body=substitute(it.body, fresh), **fields

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tvm.script import tirx as T
 
 import sparsetir
-from adverse_programs import adverse
+from adverse_programs import Adverse, adverse, of_statements
 from cuda_runner import requires_cuda_text
 from cuda_stages import CudaStages
 from drawing import examples
@@ -254,21 +254,20 @@ def test_what_peel_has_left_may_begin_beyond_the_end(tail: str) -> None:
         np.testing.assert_array_equal(B, A.sum(1))
 
 
-def check(seed: int, threads: bool = False) -> None:
+def check(seed: int, threads: bool = False, draw: Callable[..., Adverse] = adverse) -> None:
     rng = np.random.default_rng(seed)
 
     def choose(options: Any) -> Any:
         listed = list(options)
         return listed[rng.integers(len(listed))]
 
-    program = adverse(rng)
+    program = draw(rng)
     func = sparsetir.from_source(program.text)
     expected, found = copied(program.arguments), copied(program.arguments)
     sparsetir.interpret(func, expected)
     scopes = ("local", "global") if threads else SCOPES
-    sch = schedule_at_random(
-        func, program.arguments, choose, 6 if threads else 5, True, scopes, threads
-    )
+    moves = 6 if threads else 5 * (draw is adverse or seed % 2)
+    sch = schedule_at_random(func, program.arguments, choose, moves, True, scopes, threads)
     if threads:
         try:
             kernel = CudaStages(sch, None)
@@ -305,6 +304,19 @@ def test_adverse_threads(seed: int) -> None:
 def test_kernels_often(block: int) -> None:
     for seed in range(200 * block, 200 * block + 200):
         check(seed)
+
+
+# 107 peeled a body with variables, which were defined twice.
+@pytest.mark.parametrize("seed", [107, *range(12)])
+def test_bodies_of_statements(seed: int) -> None:
+    check(seed, draw=of_statements)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", range(100))
+def test_bodies_often(block: int) -> None:
+    for seed in range(200 * block, 200 * block + 200):
+        check(seed, draw=of_statements)
 
 
 @pytest.mark.slow

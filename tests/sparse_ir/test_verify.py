@@ -123,6 +123,9 @@ with T.sp_iter([I], "S", "it") as [i]:  #! two sparse iterations are named 'it';
 for t in T.thread_binding(4, thread="threadIdx.x"):  #! loop 't' is bound to 'threadIdx.x'; stage I
     B[t] = 0
 
+for t in range(0, 6, 0):  #! loop 't': expected a step other than 0
+    B[t] = 0
+
 with T.sblock("x"):  #! a statement of type SBlockRealize cannot occur in stage I
     B[0] = 0
 """

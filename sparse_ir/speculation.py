@@ -1,0 +1,133 @@
+"""Expressions that may be evaluated where no visit asks for their value.
+
+Searches run ahead of the conditions around them, factors are taken out of sums that may be empty,
+and both sides of `and`, `or` and `T.Select` are computed. Guarded loads may be; of the rest:
+
+- An integer division by what may be zero ends the process, and so does the least integer over -1.
+  Divisions are total here: by zero they give 0, as NumPy's do. Those by constants stay as they are,
+  and those by sizes of axes where a visit asks for them::
+
+      60 // CNT[i]    becomes    60 // T.max(CNT[i], 1) * T.min(CNT[i], 1)    if CNT has type uint8
+
+- A load that has no guard is only evaluated where the interpreter evaluates it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tvm import ir, tirx
+from tvm_ffi import structural_equal
+
+from sparsetir.sparse_ir.exact import Bounds, is_choice, type_bounds
+from sparsetir.sparse_ir.nodes import nodes_of
+from sparsetir.sparse_ir.tir import as_dtype, dtype_of, free_vars, zero
+from sparsetir.sparse_ir.traversal import Rule, map_expr
+
+DIVISIONS = (tirx.FloorDiv, tirx.FloorMod, tirx.Div, tirx.Mod)
+
+
+def any_number(expr: Any) -> tuple[int, int]:
+    """Bounds of an integer of which nothing is known."""
+    return type_bounds(dtype_of(expr))
+
+
+def total_divisions(bounds: Bounds) -> list[Rule]:
+    """Rules that make divisions of integers total."""
+
+    def total(node: Any) -> Any:
+        if not dtype_of(node).startswith(("int", "uint")) or _is_total(node.b):
+            return node
+        low, high = bounds(node.b)
+        return node if low > 0 or high < -1 else _total(node, low)
+
+    return [(kind, total) for kind in DIVISIONS]
+
+
+def speculative(expr: Any, unguarded: Callable[[Any], bool], bounds: Bounds = any_number) -> Any:
+    """An expression that is evaluated ahead of all conditions.
+
+    unguarded : whether a load may be outside of its buffer
+    bounds : where no axis is known to have a coordinate
+    """
+
+    def load(node: Any) -> Any:
+        if not unguarded(node):
+            return node
+        tests: list[Any] = []
+        for index, size in zip(node.indices, node.source.ty.shape, strict=True):
+            dtype = dtype_of(index)
+            tests += [index >= as_dtype(0, dtype), index < as_dtype(size, dtype)]
+        return tirx.if_then_else(tirx.all(*tests), node, zero(dtype_of(node)))
+
+    return map_expr(expr, [*total_divisions(bounds), (ir.TensorLoad, load)])
+
+
+def _is_total(divisor: Any) -> bool:
+    """Whether a divisor is a number other than 0, or what :func:`_total` makes."""
+    if isinstance(divisor, tirx.Max):
+        return isinstance(divisor.b, tirx.IntImm) and int(divisor.b) > 0
+    if isinstance(divisor, tirx.Select):
+        return structural_equal(divisor, _nonzero(divisor.true_value)[0])
+    return isinstance(divisor, tirx.IntImm) and int(divisor) != 0
+
+
+def _nonzero(divisor: Any) -> tuple[Any, Any]:
+    """A divisor, 1 in place of 0 and -1; and 1, in place of 0 and -1 these themselves."""
+    none, one = (as_dtype(n, dtype_of(divisor)) for n in (0, 1))
+    plain = tirx.any(divisor > none, divisor < none - one)
+    return tirx.Select(plain, divisor, one), tirx.Select(plain, one, divisor)
+
+
+def _total(node: Any, low: int) -> Any:
+    """A division by what may be zero. low : the least that the divisor is"""
+    divisor, one = node.b, as_dtype(1, dtype_of(node))
+    if low >= 0:
+        safe, sign = tirx.max(divisor, one), tirx.min(divisor, one)
+    else:
+        safe, sign = _nonzero(divisor)
+    quotient = type(node)(node.a, safe)
+    return quotient if isinstance(node, tirx.Mod | tirx.FloorMod) else quotient * sign
+
+
+def lazily(unguarded: Callable[[Any], bool], bounds: Bounds) -> list[Rule]:
+    """Rules for what is evaluated whether it is asked for or not: by branches where it must be.
+
+    unguarded, bounds : as of :func:`speculative`
+    """
+
+    def waits(condition: Any, *exprs: Any) -> bool:
+        """Whether something in expressions must be left alone unless a condition says so.
+
+        TVM simplifies a divisor by the condition of a Select, but evaluates both of its values.
+        """
+        told = free_vars(condition)
+        choices = filter(is_choice, nodes_of(ir.Call, *exprs))
+        branches = [x for call in choices for x in call.args[1:]]
+        kinds = (ir.TensorLoad, *DIVISIONS)
+        apart = {x.__chandle__() for x in nodes_of(kinds, *branches)}
+        for node in nodes_of(kinds, *exprs):
+            is_load = isinstance(node, ir.TensorLoad)
+            unsafe = unguarded(node) if is_load else bool(told & free_vars(node.b))
+            if unsafe and node.__chandle__() not in apart:
+                return True
+        return False
+
+    def ahead(expr: Any) -> Any:
+        return speculative(expr, lambda _: False, bounds)
+
+    def both(node: Any) -> Any:
+        if not waits(node.a, node.b):
+            return type(node)(node.a, ahead(node.b))
+        if isinstance(node, tirx.And):
+            return tirx.if_then_else(node.a, node.b, tirx.const(False, "bool"))
+        return tirx.if_then_else(node.a, tirx.const(True, "bool"), node.b)
+
+    def select(node: Any) -> Any:
+        values = node.true_value, node.false_value
+        if waits(node.condition, *values):
+            return tirx.if_then_else(node.condition, *values)
+        return tirx.Select(node.condition, *map(ahead, values))
+
+    return [(tirx.And, both), (tirx.Or, both), (tirx.Select, select)]

@@ -1,0 +1,188 @@
+"""Statements in bodies: loops with steps, whiles, conditions, divisions; what rebuilds keep."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm_ffi
+from tvm import ir, tirx
+
+import sparsetir
+from programs import copied
+from small import small, text_of
+from sparsetir.formats import ELL
+from sparsetir.formats.make_rules import Operand
+from sparsetir.sparse_ir.nodes import nodes_of
+from sparsetir.sparse_ir.script import from_source
+
+AXES = "J = T.sparse_variable(I, (n, nnz), (indptr, indices))\nK = T.dense_fixed(32)"
+# Of rows 0 to 3, the second empty.
+MATRIX = {
+    "a": np.array([1, 2, 3, 4, 5, 6], "float32"), "d": np.array([2, 0, -3, 1], "int32"),
+    "indptr": np.array([0, 2, 2, 4, 6], "int32"), "indices": np.array([0, 1, 1, 3, 0, 3], "int32"),
+    "w": np.array([0, 1, 2, 3], "int32"), "x": np.array([0, 9, 1, -7], "int32"),
+    "m": 4, "n": 4, "nnz": 6,
+}  # fmt: skip
+
+
+def results(lines: list[str], **buffers: str) -> list[np.ndarray]:
+    """What the interpreter and a kernel give for statements, each of which sets its column of Y."""
+    body = ["with T.sp_iter([I], 'S', 'f') as [i]:"]
+    for number, line in enumerate(lines):
+        body += ["    " + x for x in line.replace("Y", f"Y[i, {number}]").splitlines()]
+    text = text_of("f", "\n".join(body), AXES, "float32", Y="I K int32", **buffers)
+    text = re.sub(r"W = T.match_sparse_buffer.*", "W = T.match_buffer(w, (n,), 'int32')", text)
+    func = from_source(text)
+    assert tvm_ffi.structural_equal(from_source(func.script()), func)
+    names = [str(p.name) for p in func.params]
+    arguments = {**MATRIX, "y": np.zeros((4, 32), "int32")}
+    found = []
+    for run in (lambda x: sparsetir.interpret(func, x), lambda x: sparsetir.build(func)(**x)):
+        given = copied({name: arguments[name] for name in names})
+        run(given)
+        found.append(given["y"][:, : len(lines)].T)
+    return found
+
+
+LOOP = "for q{at} in {loop}:\n    Y = Y * 10 + q{at}"
+STEPS = {
+    "range(0, 6, 2)": [24] * 4, "range(5, 0, -2)": [531] * 4, "range(0, 5, 2)": [24] * 4,
+    "range(1, 8, 3)": [147] * 4, "T.serial(3, 9, step=2)": [357] * 4,
+    "range(4, -1, -1)": [43210] * 4,
+    "T.unroll(0, 7, step=3)": [36] * 4, "T.unroll(7, 0, step=-3)": [741] * 4,
+    "range(i, i + 3, 2)": [2, 13, 24, 35], "range(6, i, -3)": [63, 63, 63, 6],
+    "range(1, 9, n)": [15] * 4, "range(5, 2, 1)": [0] * 4, "range(2, 5, -1)": [0] * 4,
+    "range(0, 4, D[i] * D[i] + 1)": [0, 123, 0, 2],
+    "range(3, 0, -D[i] * D[i] - 1)": [3, 321, 3, 31],
+    "range(0, 5, T.max(D[i], 1))": [24, 1234, 1234, 1234], "range(3, X[i], X[i] - 3)": [3, 3, 3, 3],
+    "range(T.int64(0), T.int64(6), T.int64(4))": [4] * 4,
+}  # fmt: skip
+
+
+def test_steps_of_loops() -> None:
+    lines = [LOOP.format(at=n, loop=loop) for n, loop in enumerate(STEPS)]
+    lines = [x.replace("+ q", "+ T.cast(q") + ", 'int32')" for x in lines]
+    for found in results(lines, D="I int32", X="I int32"):
+        np.testing.assert_array_equal(found, list(STEPS.values()))
+
+
+# Y = q after these, where q is 0 before.
+WHILES = {
+    "while q < n and A[i, q] == 0.0:\n    q = q + 1": [0, 4, 1, 0],
+    "while q < 3 and A[i, q] < 5.0:\n    q = q + 1\n    if q == 2:\n        continue": [3, 3, 3, 0],
+    "while A[i, q] > 0.0:\n    q = q + 1\n    if A[i, q] == 0.0:\n        break": [2, 0, 0, 1],
+    "while q == 3 or q < 6 and A[i, 6 // (q - 3) + 2] == 0.0:\n    q = q + 1": [0, 6, 6, 0],
+    "while A[i, q] > 0.0:\n    while A[i, q] > 0.0:\n        q = q + 1\n    q = q + 1":
+        [3, 0, 0, 2],
+}  # fmt: skip
+
+
+def test_searches_in_conditions_of_whiles() -> None:
+    lines = []
+    for n, line in enumerate(WHILES):
+        named = line.replace("q", f"q{n}").replace("e" + f"q{n}", "eq")
+        lines.append(f"q{n} = T.int32(0)\n{named}\nY = q{n}")
+    for found in results(lines, A="I J"):
+        np.testing.assert_array_equal(found, list(WHILES.values()))
+
+
+ELEMENT = "T.cast(A[i, 6 // D[i] - 3], 'int32')"
+DIVISIONS = {
+    f"if D[i] != 0:\n    Y = {ELEMENT}": [1, 0, 0, 6],
+    f"Y = T.if_then_else(D[i] != 0, {ELEMENT}, 7)": [1, 7, 0, 6],
+    f"Y = T.Select(D[i] != 0, {ELEMENT}, 7)": [1, 7, 0, 6],
+    f"if D[i] != 0 and {ELEMENT} > 0:\n    Y = 1": [1, 0, 0, 1],
+    f"if D[i] == 0 or {ELEMENT} > 0:\n    Y = 1": [1, 1, 0, 1],
+    f"for q{{at}} in range(0, D[i] * D[i], 2):\n    Y = Y + {ELEMENT}": [2, 0, 0, 6],
+    "Y = T.Select(D[i] != 0, 7 // D[i], 9)": [3, 9, -3, 7],
+    "Y = T.Select(D[i] > 0, 7 // D[i], 9)": [3, 9, 9, 7],
+    "if D[i] > 0 and 7 // D[i] > 3:\n    Y = 1": [0, 0, 0, 1],
+    "Y = T.Select(D[i] != 0, -7 % D[i], 9)": [1, 9, -1, 0],
+    "Y = T.Select(D[i] != 0, T.truncdiv(-7, D[i]), 9)": [-3, 9, 2, -7],
+    "Y = T.Select(D[i] != 0, T.truncmod(-7, D[i]), 9)": [-1, 9, -1, 0],
+    "Y = T.if_then_else(D[i] != 1, T.int32(-2147483648) // T.min(D[i], -1), 9)":
+        [-(2**31), -(2**31), 715827882, 9],
+    "Y = T.if_then_else(D[i] > 0, 7 // T.max(D[i], -1), 9)": [3, 9, 9, 7],
+    "Y = T.Select(D[i] > 0, 7 // T.Select(i != 3, D[i], 1), 9)": [3, 9, 9, 7],
+    "if X[i] >= 0 and X[i] < n:\n    Y = T.cast(A[i, W[X[i]]], 'int32')": [1, 0, 3, 0],
+    "Y = T.cast(T.Select(X[i] >= 0 and X[i] < n, A[i, W[X[i]]], 0.0), 'int32')": [1, 0, 3, 0],
+    "if X[i] >= 0 and X[i] < n and W[X[i]] == 1:\n    Y = 1": [0, 0, 1, 0],
+}  # fmt: skip
+
+
+def test_divisions_and_searches_behind_their_conditions() -> None:
+    """A division by zero ends the process, as does the least integer over -1."""
+    lines = [line.format(at=n) if "{at}" in line else line for n, line in enumerate(DIVISIONS)]
+    for found in results(lines, A="I J", D="I int32", X="I int32", W="N int32"):
+        np.testing.assert_array_equal(found, list(DIVISIONS.values()))
+
+
+# Each statement has a span and, where there can be such, annotations that nothing else has.
+MARKED = """
+with T.sp_iter([I, K], "SS", "f") as [i, k]:
+    T.sp_iter_attr({"note": 5})
+    w = T.alloc_buffer((3,), "int32", scope="local", annotations={"mark": 3})
+    x: T.let[T.int32] = i * 2
+    for q in T.unroll(0, 6, annotations={"mark": 4}, step=2):
+        w[q // 2] = x
+    for q in T.serial(k, annotations={"mark": 6}):
+        while Y[i, k] < 3:
+            if x > 2:
+                Y[i, k] = Y[i, k] + w[0]
+            else:
+                Y[i, k] = 7
+    with T.sp_iter([J], "S", "g") as [j]:
+        T.sp_iter_attr({"ordered": 1})
+        Y[i, k] = Y[i, k] + T.cast(A[i, j], "int32")
+"""
+STATEMENTS = (
+    tirx.AllocBuffer, tirx.AssertStmt, tirx.Bind, tirx.BufferStore, tirx.For, tirx.IfThenElse,
+    tirx.While,
+)  # fmt: skip
+
+
+def fields(tree: Any) -> set[tuple[Any, ...]]:
+    """Class, line, annotations and kind of the marked statements in a tree."""
+    found = set()
+    for node in nodes_of(STATEMENTS, tree):
+        annotations = str(getattr(node, "annotations", {}))
+        kind = node.kind if isinstance(node, tirx.For) and "mark" in annotations else 0
+        if node.span is not None:
+            found.add((type(node).__name__, int(node.span.line), annotations, int(kind)))
+    return found
+
+
+def scheduled(move: Callable[[Any, Any, Any], Any]) -> Callable[[Any], Any]:
+    def rebuild(func: Any) -> Any:
+        sch = sparsetir.Schedule(func)
+        it = sch.get_sparse_iteration("f")
+        move(sch, it, sch.get_sp_iters(it))
+        return sch.func
+
+    return rebuild
+
+
+OPERAND = Operand({"A": "float32"}, ("I", "J"), "int32")
+REBUILDS: dict[str, Callable[[Any], Any]] = {
+    "json": lambda f: ir.load_json(ir.save_json(f)),
+    "reorder": scheduled(lambda s, it, x: s.sparse_reorder(it, x[::-1])),
+    "fuse": scheduled(lambda s, it, x: s.sparse_fuse(it, x)),
+    "guard": scheduled(lambda s, it, x: s.split(x[1], [None, 4])),
+    "divide": scheduled(lambda s, it, x: s.divide(x[0], 2)),
+    "parallelize": scheduled(lambda s, it, x: s.parallelize(x[0], race="ignore")),
+    "annotate": scheduled(lambda s, it, x: s.annotate(it, "more", 1)),
+    "format": lambda f: sparsetir.decompose_format(f, ELL().rules(OPERAND)),
+    "II": sparsetir.lower_sparse_iter,
+    "III": lambda f: sparsetir.lower(f)["III"],
+}
+
+
+@pytest.mark.parametrize("name", REBUILDS)
+def test_fields_of_statements_stay(name: str) -> None:
+    func = small("f", MARKED, AXES.replace("32", "feat"), A="I J", Y="I K int32")
+    kept = fields(REBUILDS[name](func).body)
+    assert kept >= fields(func.body)
