@@ -37,11 +37,13 @@ from sparsetir.schedules.passes.launches import accessed_by_host, binds_threads
 from sparsetir.schedules.passes.locals_apart import locals_apart
 from sparsetir.schedules.passes.locals_on_stack import locals_on_stack
 from sparsetir.schedules.passes.parallel_loops import materialize_loop_kinds
+from sparsetir.schedules.passes.rounded_bfloat16 import rounded_bfloat16
 from sparsetir.schedules.passes.sound_tail_hints import sound_tail_hints
 from sparsetir.schedules.passes.whole_workspaces import WHOLE, whole_workspaces, without_compaction
 from sparsetir.schedules.targets import (
     TargetLike,
     features_needed,
+    has_tensor_cores,
     is_gpu,
     missing_of,
     resolve_target,
@@ -221,6 +223,8 @@ def _finished(stages: Stages, scheduled: tirx.PrimFunc, target: Target) -> Stage
     last = lower_sparse_buffer(marked)
     for change in LAST[gpu]:
         last = change(last, marked)
+    if not has_tensor_cores(target):
+        last = rounded_bfloat16(last)
     return {**stages, "III": without_unread(last, marked) if SIGNATURE in marked.attrs else last}
 
 
