@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import math
 import operator
 from collections.abc import Callable
@@ -220,10 +221,11 @@ class Evaluator:
     def _assert(self, node: Any) -> Thunk:
         condition = self.expr(node.condition)
         message = "".join(str(part.value) for part in node.message_parts)
+        error = getattr(builtins, str(node.error_kind.value), RuntimeError)
 
         def run() -> None:
             if not condition():
-                raise AssertionError(f"{self.name}: {message}")
+                raise error(f"{self.name}: {message}")
 
         return run
 

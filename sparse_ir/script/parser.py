@@ -40,6 +40,7 @@ class ParseError(IllFormedError, DiagnosticError):
 
 
 _TIR_ASSIGN = dispatch.ParseVTable["tirx", "Assign"]
+_TIR_ASSERT = dispatch.ParseVTable["tirx", "Assert"]
 
 
 def prim_func(func: Any = None, private: bool = False, check_well_formed: bool = True) -> Any:
@@ -319,6 +320,18 @@ def _name_declaration(name: str, value: Any) -> None:
         IRBuilder.name(name, value)
 
 
+def _visit_assert(self: Any, node: doc.Assert) -> None:
+    """`assert condition, "message"` raises AssertionError; TVM's form names another error."""
+    if node.msg is None:
+        node.msg = doc.Constant(f"expected {_text(node.test)}", None, *_span(node))
+    if not isinstance(node.msg, doc.Tuple):
+        kind = doc.Constant("AssertionError", None, *_span(node))
+        node.msg = doc.Tuple(
+            [kind, doc.List([node.msg], doc.Load(), *_span(node))], doc.Load(), *_span(node)
+        )
+    _TIR_ASSERT(self, node)
+
+
 class _IndexCount(doc.NodeVisitor):
     """Compare the indices of each buffer access with the buffer's axes.
 
@@ -365,3 +378,4 @@ for (_token, _type_name), _method in list(dispatch.ParseVTable.items()):
 dispatch.register(TOKEN, "FunctionDef")(_visit_function_def)
 dispatch.register(TOKEN, "tvm_declare_function")(_declare_function)
 dispatch.register(TOKEN, "Assign")(_counting_indices(_visit_assign))
+dispatch.register(TOKEN, "Assert")(_counting_indices(_visit_assert))

@@ -38,6 +38,7 @@ from sparsetir.schedules.passes.locals_apart import locals_apart
 from sparsetir.schedules.passes.locals_on_stack import locals_on_stack
 from sparsetir.schedules.passes.parallel_loops import materialize_loop_kinds
 from sparsetir.schedules.passes.rounded_bfloat16 import rounded_bfloat16
+from sparsetir.schedules.passes.serial_lanes import serial_lanes
 from sparsetir.schedules.passes.sound_tail_hints import sound_tail_hints
 from sparsetir.schedules.passes.whole_workspaces import WHOLE, whole_workspaces, without_compaction
 from sparsetir.schedules.targets import (
@@ -57,6 +58,7 @@ from sparsetir.sparse_ir.lower_sparse_iter import lower_sparse_iter
 from sparsetir.sparse_ir.nodes import (
     SparseFunc,
     buffer_var,
+    nodes_of,
     sparse_iterations,
     substitute,
     variables_of,
@@ -73,14 +75,14 @@ LAST: dict[bool, tuple[Callable[..., tirx.PrimFunc], ...]] = {
         lambda func, _: locals_apart(func),
         lambda func, _: locals_on_stack(func),
         lambda func, _: sound_tail_hints(func),
-        lambda func, _: bounded_shifts(func),
+        lambda func, _: bounded_shifts(serial_lanes(func)),
         lambda func, marked: whole_workspaces(func, {*map(str, marked.attrs.get(LAYOUTS, {}))}),
         lambda func, _: ieee_floats(func),
     ),
     True: (
         lambda func, _: exact_constants(func),
         lambda func, _: sound_tail_hints(func),
-        lambda func, _: bounded_shifts(func),
+        lambda func, _: bounded_shifts(serial_lanes(func)),
         lambda func, _: ieee_floats(func),
     ),
 }
@@ -204,6 +206,12 @@ def _finished(stages: Stages, scheduled: tirx.PrimFunc, target: Target) -> Stage
             f"lower: '{name_of(scheduled)}' is scheduled for no threads, as target "
             f"{target.kind.name} needs; bind its loops, or give the stage-I function for the "
             "default schedule"
+        )
+    bound = [x for x in nodes_of(tirx.For, marked.body) if gpu and x.thread_binding is not None]
+    if nodes_of(tirx.AssertStmt, *bound):
+        raise ScheduleError(
+            f"lower: '{name_of(scheduled)}' asserts in loops over threads, from which target "
+            f"{target.kind.name} raises no errors; legal is a CPU"
         )
     lacks = missing_of(features_needed(scheduled), target)
     if lacks:
