@@ -24,6 +24,7 @@ from sparsetir.sparse_ir.nodes import (
     stores_of,
     visited_node,
 )
+from sparsetir.sparse_ir.operations import operation_problems
 from sparsetir.sparse_ir.parallel import constant_length
 from sparsetir.sparse_ir.races import FREE
 from sparsetir.sparse_ir.traversal import ADVANCE, SKIP, visit_nodes
@@ -347,6 +348,7 @@ STATEMENT: tuple[Rule, ...] = (
     _loop_variable,
     _defined,
     _index_type,
+    operation_problems,
     _init_reduction,
     _init_reads,
     _reduction_write,

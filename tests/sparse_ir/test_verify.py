@@ -119,6 +119,18 @@ with T.sp_iter([I], "S", "it") as [i]:
 with T.sp_iter([I], "S", "it") as [i]:  #! two sparse iterations are named 'it'; schedules find
     B[i] = 0
 
+with T.sp_iter([I], "S", "it") as [i]:
+    C[i, 0] = T.cast(T.cast(x, "float31"), "float32")  #! unknown dtype 'float31'
+
+with T.sp_iter([I], "S", "it") as [i]:
+    B[i] = T.exp(i)  #! T.exp: expected a float, such as T.cast(.., "float32"), got int32: T.exp(i)
+
+with T.sp_iter([I], "S", "it") as [i]:
+    C[i, 0] = T.nextafter(T.cast(x, "float16"), T.float16(1))  #! T.nextafter: expected float32 or
+
+with T.sp_iter([I], "S", "it") as [i]:
+    B[i] = T.dp4a(i, i, i)  #! T.dp4a is no operation of the language
+
 for t in T.thread_binding(4, thread="threadIdx.x"):  #! loop 't' is bound to 'threadIdx.x'; stage I
     B[t] = 0
 
@@ -160,6 +172,15 @@ M = T.sparse_variable(I, (n, nnz), (p, a), idtype="int64")  #! but their idtypes
 """
 # Refused where the text is parsed, whose message has no place in it.
 INDICES = """
+C[i, 0] = max(C[i, 0], x)  #! Python's max takes no expressions; use T.max
+
+B[i] = p[i]  #! 'p' is a handle, which has no elements; expected a buffer, such as T.match_buffer(p,
+
+with T.sp_iter([K, J], "SR", "in") as [k]:  #! expected 2 names, one for each of k, j, got 1
+    B[i] = 0
+
+A2 = T.match_sparse_buffer(a, (I,), "float31")  #! argument 'dtype': unknown dtype 'float31'
+
 C[i, 0, i] = x  #! buffer 'C' has 2 axes, got 3 indices
 
 C[i] = x  #! buffer 'C' has 2 axes, got 1 indices

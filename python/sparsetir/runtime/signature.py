@@ -27,7 +27,7 @@ from sparsetir.runtime.arrays import (
     strides,
 )
 from sparsetir.sparse_ir.computed import computed_parameters, of_values, reads
-from sparsetir.sparse_ir.nodes import SparseFunc, make_func, substitute, walk
+from sparsetir.sparse_ir.nodes import SparseFunc, make_func, same_indices, substitute, walk
 from sparsetir.sparse_ir.position_space import LAYOUTS, SIGNATURE, Layout, PositionSpace
 from sparsetir.sparse_ir.promises import check_promises, promises_of
 from sparsetir.sparse_ir.storage import Storage
@@ -270,6 +270,28 @@ def natural_shapes(func: tirx.PrimFunc) -> dict[str, tuple[str, list[ir.Expr]]]:
     layouts = {str(k): v for k, v in func.attrs[LAYOUTS].items()}
     shapes = {var.name: _shape(var, layouts, rename) for var in func.params}
     return {n: (str(argument[n]), shape) for n, shape in shapes.items() if shape is not None}
+
+
+def changed_layout(func: tirx.PrimFunc) -> str:
+    """What a schedule made of a parameter that callers have otherwise; "" for nothing."""
+    known = func.attrs[SIGNATURE]
+    by_name = {p.name: p for p in func.params}
+    for was, now, argument in zip(
+        PositionSpace(known).params, func.params, known.params, strict=True
+    ):
+        if not tirx.is_buffer_var(now):
+            continue
+        ty = was.ty
+        shape = [
+            substitute(n, {v: by_name[v.name] for v in _variables(n) if v.name in by_name})
+            for n in ty.shape
+        ]
+        if ty.dtype != now.ty.dtype or not same_indices(shape, now.ty.shape):
+            sizes = (f"({', '.join(map(str, x))})" for x in (shape, now.ty.shape))
+            types = [f"{size} {t.dtype}" for size, t in zip(sizes, (ty, now.ty), strict=True)]
+            what = f"expected buffer '{now.name}' as {types[0]}, got {types[1]}"
+            return f"argument '{argument.name}': {what}"
+    return ""
 
 
 def bound(
