@@ -7,7 +7,6 @@ long as all the rest of parsing. What it does around that (spans, messages) stay
 from __future__ import annotations
 
 import builtins
-from collections.abc import Hashable
 from typing import Any
 
 from tvm import ir
@@ -59,8 +58,8 @@ class _Evaluator(ExprEvaluator):
         if isinstance(v, doc.Call) and _plain(v.args) and all(k.arg for k in v.keywords):
             args = [self._eval_expr(a) for a in v.args]
             named = {k.arg: self._eval_expr(k.value) for k in v.keywords}
-            func = self._eval_expr(v.func)
-            instead = _INSTEAD.get(func) if isinstance(func, Hashable) else None
+            func: Any = self._eval_expr(v.func)
+            instead = next((what for of, what in _INSTEAD.items() if of is func), None)
             if instead and any(isinstance(a, ir.Expr) for a in args):
                 raise TypeError(f"Python's {func.__name__} takes no expressions; use {instead}")
             return func(*args, **named)

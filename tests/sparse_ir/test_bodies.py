@@ -195,3 +195,30 @@ def test_c_functions() -> None:
             NotImplementedError, match=f"f: cannot interpret the C function '{name}'"
         ):
             sparsetir.interpret(small("f", text, A="I", Y="I"), {"a": a, "y": y, "m": 2})
+
+
+SPMM = """with T.sp_iter([I, J, K], "SRS", "spmm") as [i, j, k]:
+    with T.init():
+        C[i, k] = 0.0
+    C[i, k] = C[i, k] + A[i, j] * B[j, k]"""
+
+
+def test_sizes_follow_from_shapes() -> None:
+    """In the interpreter as in kernels; a message says which array a size is from."""
+    args = {
+        "a": np.ones(3, "float32"), "b": np.ones((20, 8), "float32"),
+        "c": np.zeros((3, 8), "float32"), "indptr": np.array([0, 1, 2, 3], "int32"),
+        "indices": np.array([0, 1, 2], "int32"),
+    }  # fmt: skip
+    func = small("f", SPMM, A="I J", B="N K", C="I K")
+    for given in (args, [*args.values()]):
+        args["c"][:] = np.nan
+        sparsetir.interpret(func, given)
+        np.testing.assert_array_equal(args["c"], np.ones((3, 8)))
+    turned = small("f", SPMM, A="I J", B="K N", C="I K")
+    assert turned is not func
+    refuse("""
+sparsetir.interpret(func, {**args, "b": args["b"].ravel()})  # TypeError: f: argument 'n' is missing
+sparsetir.interpret(func, [args["a"]])  # TypeError: f: argument 'b' is missing
+sparsetir.build(turned)(**args)  # ValueError: f: argument 'c': expected shape (3, 20), got (3, 8); 'feat' is 20 by argument 'b'
+""", locals())  # fmt: skip # noqa: E501

@@ -179,6 +179,8 @@ B[i] = p[i]  #! 'p' is a handle, which has no elements; expected a buffer, such 
 with T.sp_iter([K, J], "SR", "in") as [k]:  #! expected 2 names, one for each of k, j, got 1
     B[i] = 0
 
+A2 = T.dense_fixed(n, "int8")  #! dense_fixed: argument 'idtype': expected 'int32' or 'int64', got
+
 A2 = T.match_sparse_buffer(a, (I,), "float31")  #! argument 'dtype': unknown dtype 'float31'
 
 C[i, 0, i] = x  #! buffer 'C' has 2 axes, got 3 indices
@@ -211,12 +213,12 @@ def refused(text: str, prefix: str) -> None:
     assert type(err.value) is not DiagnosticError
     message, _, place = str(err.value).partition("\n --> ")
     assert str(err.value).count("\n") <= 5, "a message shows one line of the script"
-    assert message.startswith(f"error: {prefix.format(line=line)}"), message
+    assert message.startswith(f"error: <str>:{line}: {prefix}"), message
     assert re.search(".*".join(map(re.escape, words)), message), message
     assert int(place.split(":")[1]) == line
 
 
-PLACE = "<str>:{line}: in function 'f': "
+PLACE = "in function 'f': "
 
 
 @pytest.mark.parametrize("body", SCRIPTS.strip().split("\n\n"))
@@ -232,6 +234,19 @@ def test_refused_declarations(lines):
 @pytest.mark.parametrize("body", INDICES.strip().split("\n\n"))
 def test_refused_indices(body):
     refused(source(f'with T.sp_iter([I], "S", "it") as [i]:\n{indent(body, "    ")}'), "")
+
+
+def test_names_in_annotations_alone():
+    size = T.int64
+
+    @T.prim_func
+    def f(a: T.handle, m: size):
+        I = T.dense_fixed(m, "int64")
+        A = T.match_sparse_buffer(a, (I,))
+        with T.sp_iter([I], "S", "it") as [i]:
+            A[i] = 1.0
+
+    assert "m: T.int64" in f.script()
 
 
 def test_what_is_allowed():
