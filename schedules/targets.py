@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, lru_cache
 from typing import Any
@@ -88,6 +89,12 @@ def missing_features(target: object) -> list[str]:
 def distinctive_features(features: Iterable[str]) -> list[str]:
     """Those of the features that decide which schedules are fast; in order of the alphabet."""
     return sorted(_DISTINCTIVE.intersection(features))
+
+
+def has_tensor_cores(target: Any) -> bool:
+    """Whether a target is a GPU of NVIDIA with those of compute capability 8.0, and bfloat16."""
+    arch = re.fullmatch(r"sm_(\d+)[a-z]?", str(target.attrs.get("arch", "")))
+    return str(target.kind.name) == "cuda" and arch is not None and int(arch[1]) >= 80
 
 
 def resolve_target(target: TargetLike) -> tvm.target.Target:

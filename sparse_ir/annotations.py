@@ -38,6 +38,8 @@ GPU_UNITS = ("block", *THREAD_UNITS)
 # 1 where visits follow each other, in the order of storage: what one leaves, the next one takes up.
 # A program may say so of its own iterations, as it only forbids.
 ORDERED = "ordered"
+# "ignore" of a loop in a body, T.parallel or T.vectorized: the author knows that no visits meet
+RACE = "race"
 # The primitive that sets each.
 SET_BY = {
     WORKERS: "parallelize",

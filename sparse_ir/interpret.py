@@ -44,8 +44,8 @@ def interpret(func: SparseFunc, arguments: Mapping[str, Any] | Sequence[Any]) ->
         (parents + 1,) and (nnz,) of the axis's idtype; arrays of values are C-contiguous, of the
         buffer's dtype, and hold as many elements as its axes store: one dimension for the stored
         elements, then one for each trailing dense axis, or any other shape of that size. Scalars
-        are numbers. Computed parameters may be left out: all of them, or all but numbers that their
-        recipes leave open.
+        are numbers; those that shapes imply may be left out. Computed parameters may be left out:
+        all of them, or all but numbers that their recipes leave open.
 
     Raises
     ------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import builtins
+import ctypes
 import math
 import operator
 from collections.abc import Callable
@@ -133,11 +135,29 @@ class Evaluator:
             return self._choose(*node.args)
         if name in _JUMPS:
             return _JUMPS[name]
+        if name in ("call_extern", "call_pure_extern"):
+            return self._extern(node)
+        if name == "reinterpret":
+            value, dtype = self.expr(node.args[0]), _numpy_dtype(node)
+            return lambda: np.asarray(value()).view(dtype)[()]
         if name not in _INTRINSICS:
             raise NotImplementedError(f"{self.name}: cannot interpret call {name}: {node}")
         compute, args = _INTRINSICS[name], [self.expr(a) for a in node.args]
         result = _numpy_dtype(node).type
         return lambda: result(compute(*(a() for a in args)))
+
+    def _extern(self, node: Any) -> Thunk:
+        """A function of C on numbers, of those that the process has."""
+        name, *args = node.args
+        function = getattr(ctypes.CDLL(None), str(name.value), None)
+        types = [str(getattr(x.ty, "dtype", "handle")) for x in (node, *args)]
+        if function is None or "handle" in types:
+            raise NotImplementedError(
+                f"{self.name}: cannot interpret the C function '{name.value}' of {types[1:]}"
+            )
+        function.restype, *function.argtypes = map(np.ctypeslib.as_ctypes_type, types)
+        thunks, result = [self.expr(a) for a in args], _numpy_dtype(node).type
+        return lambda: result(function(*(t().item() for t in thunks)))
 
     # Statements
 
@@ -220,10 +240,11 @@ class Evaluator:
     def _assert(self, node: Any) -> Thunk:
         condition = self.expr(node.condition)
         message = "".join(str(part.value) for part in node.message_parts)
+        error = getattr(builtins, str(node.error_kind.value), RuntimeError)
 
         def run() -> None:
             if not condition():
-                raise AssertionError(f"{self.name}: {message}")
+                raise error(f"{self.name}: {message}")
 
         return run
 
@@ -313,6 +334,7 @@ _INTRINSICS: dict[str, Callable[..., Any]] = {
     "tail": lambda x: x,
     "at_most": min,
     "popcount": lambda x: (int(x) & ((1 << 8 * x.itemsize) - 1)).bit_count(),
+    "clz": lambda x: 8 * x.itemsize - (int(x) & ((1 << 8 * x.itemsize) - 1)).bit_length(),
     "exp": np.exp,
     "exp2": np.exp2,
     "exp10": lambda x: x.dtype.type(10) ** x,
@@ -353,6 +375,8 @@ _INTRINSICS: dict[str, Callable[..., Any]] = {
     "round": np.rint,
     "nearbyint": np.rint,
     "isnan": np.isnan,
+    "isinf": np.isinf,
+    "isfinite": np.isfinite,
 }
 
 _JUMPS: dict[str, Thunk] = {"break_loop": _leave_loop, "continue_loop": _next_turn}

@@ -215,7 +215,10 @@ class _Lowering:
             return self._with_searches(
                 scope,
                 lambda: tirx.AssertStmt(
-                    stmt.error_kind, self.translate.expr(stmt.condition, scope), stmt.message_parts
+                    self.translate.expr(stmt.condition, scope),
+                    stmt.error_kind,
+                    [ir.StringImm(f"{self.func.name}: "), *stmt.message_parts],
+                    stmt.span,
                 ),
             )
         raise LoweringError(

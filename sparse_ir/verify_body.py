@@ -8,7 +8,8 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, tirx
 
-from sparsetir.sparse_ir.annotations import gallop_problems, range_problems
+from sparsetir.sparse_ir.annotations import RACE, gallop_problems, range_problems
+from sparsetir.sparse_ir.legal import parallelizable, raced
 from sparsetir.sparse_ir.nodes import (
     Axis,
     FusedAxis,
@@ -23,6 +24,9 @@ from sparsetir.sparse_ir.nodes import (
     stores_of,
     visited_node,
 )
+from sparsetir.sparse_ir.operations import operation_problems
+from sparsetir.sparse_ir.parallel import constant_length
+from sparsetir.sparse_ir.races import FREE
 from sparsetir.sparse_ir.traversal import ADVANCE, SKIP, visit_nodes
 from sparsetir.sparse_ir.verify_parts import parts_problems
 from sparsetir.sparse_ir.verify_sites import STATEMENTS, Broken, Found, Site, sites, used_variables
@@ -223,6 +227,37 @@ def _statement_kind(site: Site) -> Found:
         )
 
 
+def _races(site: Site) -> Found:
+    """Visits of parallel and vectorised loops do not meet; RACE of a loop is the author's word."""
+    loop = site.stmt
+    kinds = (tirx.ForKind.PARALLEL, tirx.ForKind.VECTORIZED)
+    if not isinstance(loop, tirx.For) or loop.kind not in kinds:
+        return
+    said = loop.annotations.get(RACE)
+    if said not in (None, "ignore"):
+        yield Broken(
+            loop.span,
+            f"loop '{loop.loop_var.name}': annotation '{RACE}': expected \"ignore\", got {said!r}",
+        )
+    if said is not None:
+        return
+    dtype = str(loop.loop_var.ty.dtype)
+    length = tirx.Cast(dtype, loop.extent) if str(loop.extent.ty.dtype) != dtype else loop.extent
+    axis = Axis(name=str(loop.loop_var.name), kind="dense_fixed", length=length, idtype=dtype)
+    visits = SparseIteration(
+        axes=[axis], kinds="S", name=axis.name, vars=[loop.loop_var], init=None, body=loop.body,
+        annotations={}, span=loop.span,
+    )  # fmt: skip
+    fact = parallelizable(site.func, visits)[0]
+    if raced(fact) != {"?"} and fact != FREE and constant_length(axis) != 1:
+        yield Broken(
+            loop.span,
+            f"loop '{axis.name}' is not proven free of races ({fact}): expected visits that each "
+            f'write elements of their own, a serial loop, or annotations={{"{RACE}": "ignore"}} '
+            "where you know better",
+        )
+
+
 def _loop_variable(site: Site) -> Found:
     if isinstance(site.stmt, tirx.For) and site.defines(site.stmt.loop_var):
         yield Broken(site.stmt.span, f"variable '{site.stmt.loop_var.name}' is bound twice")
@@ -316,10 +351,12 @@ ITERATION: tuple[Rule, ...] = (
 )
 STATEMENT: tuple[Rule, ...] = (
     _statement_kind,
+    _races,
     _loop_variable,
     _loop_step,
     _defined,
     _index_type,
+    operation_problems,
     _init_reduction,
     _init_reads,
     _reduction_write,

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from sparsetir.planning.sparse_plan import ValuesPlan as ValuesPlan
     from sparsetir.runtime.assembled import build_assembled
     from sparsetir.runtime.build import build
+    from sparsetir.runtime.interpreted import interpret
     from sparsetir.runtime.kernel import Kernel
     from sparsetir.runtime.load import load
     from sparsetir.runtime.pipeline import lower
@@ -59,7 +60,6 @@ if TYPE_CHECKING:
     from sparsetir.sparse_ir.errors import StructureIndexError as StructureIndexError
     from sparsetir.sparse_ir.errors import StructureTypeError as StructureTypeError
     from sparsetir.sparse_ir.gradient import gradient
-    from sparsetir.sparse_ir.interpret import interpret
     from sparsetir.sparse_ir.lower_sparse_buffer import LowerSparseBuffer as LowerSparseBuffer
     from sparsetir.sparse_ir.lower_sparse_buffer import lower_sparse_buffer
     from sparsetir.sparse_ir.lower_sparse_iter import LowerSparseIter as LowerSparseIter
@@ -122,6 +122,7 @@ _MODULES = {
     "planning.sparse_plan": "RowTablesPlan SparsePlan ValuesPlan",
     "runtime.assembled": "build_assembled",
     "runtime.build": "build",
+    "runtime.interpreted": "interpret",
     "runtime.kernel": "Kernel",
     "runtime.load": "load",
     "runtime.pipeline": "lower",
@@ -130,7 +131,6 @@ _MODULES = {
     "sparse_ir.errors": "IllFormedError LoweringError ScheduleError StructureError "
     "StructureIndexError StructureTypeError",
     "sparse_ir.gradient": "gradient",
-    "sparse_ir.interpret": "interpret",
     "sparse_ir.lower_sparse_buffer": "LowerSparseBuffer lower_sparse_buffer",
     "sparse_ir.lower_sparse_iter": "LowerSparseIter lower_sparse_iter",
     "sparse_ir.nodes": "AttachedAxis Axis FusedAxis PartAxis SparseBuffer SparseFunc "

@@ -42,11 +42,11 @@ from sparsetir.schedules.gpu.rgms_tiles import (
     sizes_of,
     tile_of,
 )
-from sparsetir.schedules.gpu.spmm_tensor_cores import has_instructions
 from sparsetir.schedules.operators.problems import Arranged
 from sparsetir.schedules.operators.relations import RelationPattern
 from sparsetir.schedules.operators.rgms_gradients import RgmsGradient
 from sparsetir.schedules.operators.rgms_gradients import program as operator
+from sparsetir.schedules.targets import has_tensor_cores
 from sparsetir.schedules.template import Template, register
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import SparseFunc
@@ -118,7 +118,7 @@ def configs(
     pattern : of relations by rows by columns
     given : with the numbers of features, `feat_in` and `feat`
     """
-    cores = problem.dtype in PRODUCTS and target is not None and has_instructions(target)
+    cores = problem.dtype in PRODUCTS and target is not None and has_tensor_cores(target)
     return [
         GradientTiles.for_features(problem, given.feat_in, given.feat, k, rows, on_cores)
         for on_cores in ((True, False) if cores else (False,))

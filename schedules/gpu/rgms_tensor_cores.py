@@ -25,9 +25,9 @@ from sparsetir.schedules.gpu.features import vector_width
 from sparsetir.schedules.gpu.passes.on_tensor_cores import ROWS
 from sparsetir.schedules.gpu.passes.ptx import PRODUCTS
 from sparsetir.schedules.gpu.rgms_tiles import RelationalTiles, arrange, in_tiles, sizes_of, tile_of
-from sparsetir.schedules.gpu.spmm_tensor_cores import has_instructions
 from sparsetir.schedules.operators.relations import RelationPattern
 from sparsetir.schedules.operators.rgms import Rgms
+from sparsetir.schedules.targets import has_tensor_cores
 from sparsetir.schedules.template import Template, register
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import SparseFunc
@@ -77,7 +77,7 @@ def configs(
     problem: Rgms, pattern: RelationPattern | Pattern, given: Any, target: Any
 ) -> list[RelationalTensorCores]:
     """What a search tries, likeliest first; as of :func:`rgms_gpu.configs`."""
-    if serves(problem) is not None or not has_instructions(target):
+    if serves(problem) is not None or not has_tensor_cores(target):
         return []
     return [
         RelationalTensorCores.for_features(given.feat_in, given.feat, problem.dtype, k, rows)

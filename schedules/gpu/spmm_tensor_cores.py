@@ -19,7 +19,6 @@ for patterns that fill their blocks.
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -44,6 +43,7 @@ from sparsetir.schedules.operators import block_spmm
 from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Spmm
 from sparsetir.schedules.operators.spmm import program as operator
 from sparsetir.schedules.passes.parallel_loops import materialize_loop_kinds, run_in_parallel
+from sparsetir.schedules.targets import has_tensor_cores
 from sparsetir.schedules.template import Template, register
 from sparsetir.schedules.templates.register_tile import Tiled
 from sparsetir.schedules.templates.row_shapes import RowSums, row_sums
@@ -55,7 +55,6 @@ from sparsetir.sparse_ir.tir import is_one
 
 WHO = "TensorCores"
 MAX_WARPS = 16
-LEAST_ARCH = 80
 PADDING = 16  # elements of a row of a shared array, at most
 # What a search tries.
 BLOCKS, TILES, GROUPS = (64, 32, 16, 8), (16, 8), (16, 32)
@@ -146,7 +145,7 @@ class TensorCores(Tiled):
 
 def for_format(fmt: Format, problem: Any, feat: int, target: Any) -> TensorCores | None:
     """A config for a format that a user names; None where there is none."""
-    if serves(problem) is not None or not has_instructions(target):
+    if serves(problem) is not None or not has_tensor_cores(target):
         return None
     try:
         return TensorCores.for_features(fmt, feat, problem.dtype)
@@ -171,19 +170,13 @@ def configs(problem: Any, matrix: CsrPattern, given: Any, target: Any) -> list[T
     For any other pattern the padding is the user's choice, who names the format or the config.
     given : :class:`sparsetir.schedules.search.choose.Statistics`
     """
-    if serves(problem) is not None or matrix.nnz == 0 or not has_instructions(target):
+    if serves(problem) is not None or matrix.nnz == 0 or not has_tensor_cores(target):
         return []
     found: list[TensorCores] = []
     for fmt in full_formats(matrix.coordinates):
         config = TensorCores.for_features(fmt, given.feat, problem.dtype)
         found += [config, replace(config, stages=2), replace(config, stages=4)]
     return found
-
-
-def has_instructions(target: Any) -> bool:
-    """Whether a target is a GPU of NVIDIA that has them, of compute capability 8.0 and more."""
-    arch = re.fullmatch(r"sm_(\d+)[a-z]?", str(target.attrs.get("arch", "")))
-    return str(target.kind.name) == "cuda" and arch is not None and int(arch[1]) >= LEAST_ARCH
 
 
 def full_formats(pattern: Pattern) -> list[Format]:

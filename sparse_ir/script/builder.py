@@ -17,6 +17,7 @@ from sparsetir.sparse_ir.script.context import capture, context, current_span, s
 
 __all__ = [
     "alloc_sparse_buffer",
+    "ceildiv",
     "func_attr",
     "init",
     "match_buffer",
@@ -28,7 +29,7 @@ __all__ = [
 
 def _buffer_var(func: str, shape: Any, dtype: Any, scope: str) -> Any:
     try:
-        known = isinstance(dtype, str) and tvm_ffi.dtype(dtype) is not None
+        known = isinstance(dtype, str) and hasattr(tir_builder, str(tvm_ffi.dtype(dtype)))
     except (ValueError, TypeError, RuntimeError):
         known = False
     if not known:
@@ -82,6 +83,13 @@ def match_buffer(
     var = _buffer_var(func, shape, dtype, scope)
     context(func).buffers.append(SparseBuffer(var=var, axes=None, handle=handle))
     return var
+
+
+def ceildiv(a: Any, b: Any) -> Any:
+    """The quotient, rounded up; TVM's is that of positive divisors."""
+    signed = str(getattr(getattr(b, "ty", None), "dtype", "int")).startswith("int")
+    positive = isinstance(b, int | tirx.IntImm) and int(b) > 0
+    return 0 - tirx.floordiv(0 - a, b) if signed and not positive else tirx.ceildiv(a, b)
 
 
 def func_attr(attrs: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import inspect
 import linecache
+import re
 import sys
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -40,6 +41,7 @@ class ParseError(IllFormedError, DiagnosticError):
 
 
 _TIR_ASSIGN = dispatch.ParseVTable["tirx", "Assign"]
+_TIR_ASSERT = dispatch.ParseVTable["tirx", "Assert"]
 
 
 def prim_func(func: Any = None, private: bool = False, check_well_formed: bool = True) -> Any:
@@ -160,7 +162,7 @@ def _parse(
         try:
             parser.parse(extra_vars=names)
         except DiagnosticError as err:
-            raise ParseError(*err.args) from None
+            raise ParseError(_with_line(str(err))) from None
     if None in parser.sparse_functions:
         return parser.sparse_functions[None]
     result = irb.get()
@@ -172,11 +174,20 @@ def _parse(
     return tvm.IRModule(functions, attrs=result.attrs)
 
 
+def _with_line(message: str) -> str:
+    """A message of TVM's parser, with file and line in its first line."""
+    where = re.match(r"error: (?!\S+:\d+: )(.*)\n\s*--> (\S+:\d+):\d+", message)
+    if where is None:
+        return message
+    return f"error: {where[2]}: {where[1]}{message[where.end(1) :]}"
+
+
 def _visit_function_def(self: Any, node: doc.FunctionDef) -> None:
     private = tir_parser.find_decorator_annotation(node, "private", default=False)
     check = tir_parser.find_decorator_annotation(node, "check_well_formed", default=True)
     with self.var_table.with_frame(), function_context() as ctx, self.with_dispatch_token(TOKEN):
-        params = [_parameter(self, arg) for arg in node.args.args]
+        known = (self.function_annotations or {}).get(node.name, {})
+        params = [_parameter(self, arg, known.get(arg.arg)) for arg in node.args.args]
         with capture() as body:
             self.visit_body(node.body)
         func = make_func(
@@ -219,10 +230,15 @@ def _finish(self: Any, name: str, func: Any) -> None:
         ir_builder.def_function(name, tirx.PrimFunc([], tirx.Evaluate(0)))
 
 
-def _parameter(self: Any, arg: Any) -> Any:
+def _parameter(self: Any, arg: Any, known: Any) -> Any:
+    """The variable of a parameter.
+
+    known : its annotation, unless it is text; names in it alone are not among those of the function
+    """
     if arg.annotation is None:
         self.report_error(arg, f"parameter '{arg.arg}' needs a type, such as T.handle or T.int32")
-    value = self.eval_expr(arg.annotation)
+    evaluated = known is not None and not isinstance(known, str)
+    value = known if evaluated else self.eval_expr(arg.annotation)
     if callable(value) and not isinstance(value, ir.Expr):
         value = value()
     if not isinstance(value, ir.Var) or tirx.is_buffer_var(value):
@@ -322,6 +338,18 @@ def _name_declaration(name: str, value: Any) -> None:
         IRBuilder.name(name, value)
 
 
+def _visit_assert(self: Any, node: doc.Assert) -> None:
+    """`assert condition, "message"` raises AssertionError; TVM's form names another error."""
+    if node.msg is None:
+        node.msg = doc.Constant(f"expected {_text(node.test)}", None, *_span(node))
+    if not isinstance(node.msg, doc.Tuple):
+        kind = doc.Constant("AssertionError", None, *_span(node))
+        node.msg = doc.Tuple(
+            [kind, doc.List([node.msg], doc.Load(), *_span(node))], doc.Load(), *_span(node)
+        )
+    _TIR_ASSERT(self, node)
+
+
 class _IndexCount(doc.NodeVisitor):
     """Compare the indices of each buffer access with the buffer's axes.
 
@@ -336,6 +364,12 @@ class _IndexCount(doc.NodeVisitor):
         buffer: Any = self.values.get(node.value.id) if isinstance(node.value, doc.Name) else None
         items = node.slice.elts if isinstance(node.slice, doc.Tuple) else [node.slice]
         partial = any(isinstance(i, doc.Slice | doc.Starred) for i in items)
+        if isinstance(buffer, ir.Var) and isinstance(buffer.ty, ir.PointerType):
+            self.parser.report_error(
+                node,
+                f"'{node.value.id}' is a handle, which has no elements; expected a buffer, such as "
+                f"T.match_buffer({node.value.id}, shape, dtype) of an array that no axis has",
+            )
         if isinstance(buffer, ir.Var) and tirx.is_buffer_var(buffer) and not partial:
             count = len(buffer.ty.shape)
             if len(items) != count:
@@ -368,3 +402,4 @@ for (_token, _type_name), _method in list(dispatch.ParseVTable.items()):
 dispatch.register(TOKEN, "FunctionDef")(_visit_function_def)
 dispatch.register(TOKEN, "tvm_declare_function")(_declare_function)
 dispatch.register(TOKEN, "Assign")(_counting_indices(_visit_assign))
+dispatch.register(TOKEN, "Assert")(_counting_indices(_visit_assert))

@@ -9,9 +9,16 @@ from __future__ import annotations
 import builtins
 from typing import Any
 
+from tvm import ir
 from tvm.script.parser._core import Parser, doc
 from tvm.script.parser.core.evaluator import ExprEvaluator
 from tvm.script.parser.core.parser import ScriptMacro
+
+# What of Python takes numbers alone, and what it is called here.
+_INSTEAD: dict[Any, str] = {
+    max: "T.max", min: "T.min", int: 'T.cast(x, "int32")', float: 'T.cast(x, "float32")',
+    bool: 'T.cast(x, "bool")', round: "T.round", pow: "T.pow", any: "T.Or", all: "T.And",
+}  # fmt: skip
 
 
 class QuickParser(Parser):
@@ -21,6 +28,16 @@ class QuickParser(Parser):
         """The value of an expression, as in TVM's class."""
         names = {**self.var_table.get(), **(extra_vars or {}), ScriptMacro.parser_object_name: self}
         return self.annotate_current_source_span(_Evaluator(self, names).value(node))
+
+    def eval_assign(self, target: Any, source: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """The values of names, as in TVM's class; a list of coordinates has a name for each."""
+        names = target.elts if isinstance(target, doc.Tuple | doc.List) else None
+        if isinstance(source, list) and names is not None and _plain(names):
+            if len(names) != len(source):
+                axes = ", ".join(str(getattr(v, "name", v)) for v in source)
+                said = f"expected {len(source)} names, one for each of {axes}, got {len(names)}"
+                self.report_error(target, said)
+        return super().eval_assign(target, source, *args, **kwargs)
 
 
 class _Evaluator(ExprEvaluator):
@@ -41,7 +58,11 @@ class _Evaluator(ExprEvaluator):
         if isinstance(v, doc.Call) and _plain(v.args) and all(k.arg for k in v.keywords):
             args = [self._eval_expr(a) for a in v.args]
             named = {k.arg: self._eval_expr(k.value) for k in v.keywords}
-            return self._eval_expr(v.func)(*args, **named)
+            func: Any = self._eval_expr(v.func)
+            instead = next((what for of, what in _INSTEAD.items() if of is func), None)
+            if instead and any(isinstance(a, ir.Expr) for a in args):
+                raise TypeError(f"Python's {func.__name__} takes no expressions; use {instead}")
+            return func(*args, **named)
         if isinstance(v, doc.Tuple | doc.List) and _plain(v.elts):
             items = [self._eval_expr(item) for item in v.elts]
             return tuple(items) if isinstance(v, doc.Tuple) else items

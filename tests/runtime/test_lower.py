@@ -14,7 +14,8 @@ from tvm.script import tirx as T
 import sparsetir
 from kernel_common import arguments, check
 from programs import PROGRAMS
-from refusals import refusals
+from refusals import refusals, refuse
+from small import small
 from sparsetir.formats import BSR
 from sparsetir.formats.pattern import Pattern
 from sparsetir.planning.plan import requested as request
@@ -218,3 +219,17 @@ sparsetir.lower(spmm(), target="nonsense")  # ValueError: argument 'target': .. 
 """,
     globals(),
 )
+
+
+@pytest.mark.parametrize("name", ["A", "B", "C"])
+def test_a_changed_layout_of_a_parameter_is_refused(name: str) -> None:
+    body = """with T.sp_iter([I, J, K], "SRS", "spmm") as [i, j, k]:
+    with T.init():
+        C[i, k] = 0.0
+    C[i, k] = C[i, k] + A[i, j] * B[j, k]"""
+    rows = "J = T.sparse_fixed(I, (8, 4), indices)\nN = T.dense_fixed(8)\nK = T.dense_fixed(32)"
+    func = small("f", body, rows, A="I J", B="N K", C="I K")
+    sch = tvm.s_tir.Schedule(sparsetir.lower_sparse_iter(func))
+    sch.transform_layout(sch.get_sblock("spmm0"), name, lambda i, k: (k, i))
+    words = f"argument '{name.lower()}': expected buffer '{name}' as ( .. ) float32, got ("
+    refuse(f"sparsetir.build(sch)  # ScheduleError: lower: 'f': {words}", locals())

@@ -1,4 +1,4 @@
-"""Floats in kernels are those of IEEE 754, not the real numbers of TVM's simplifier."""
+"""Floats in kernels are those of IEEE 754, not real numbers as in TVM's simplifier; casts round."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import tvm
 
 import gpu_runner
 import sparsetir
+from small import small
 from sparsetir.schedules.default import default_schedule
 
 EXPRESSIONS = (
@@ -96,3 +97,107 @@ def test_on_gpu() -> None:
     got = gpu_runner.run_opencl(last, dict(zip(names, given.values(), strict=True)))
     # What is multiplied and subtracted may be one instruction, which rounds once.
     np.testing.assert_allclose(got[names[2]].reshape(wanted.shape), wanted, atol=1e-12)
+
+
+FLOATS = ("bfloat16", "float16", "float32", "float64")
+INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
+TYPES = (*FLOATS, *INTEGERS, "bool")
+# Ties, the ends of types, numbers that round to infinity, to zero, and twice.
+CAST = (
+    0, 1, -1, 2, 3, -7, 100, 127, -128, 128, 255, 256, 257, -257, 300, 2049, 32767, 65519, 65520,
+    2**24 + 1, 2**31 - 1, -(2**31), 2**32 - 1, 2**53 + 1, 2**63 - 1, -(2**63), 2**64 - 1, 0.5, 1.5,
+    -2.5, 0.1, 1e-7, 1e-40, 1e-45, 3.39e38, 3.4e38, 1e39, np.nan, np.inf, -np.inf, -0.0, 1.00390625,
+    1.01171875, 1 + 2.0**-8 + 2.0**-40, 1 + 2.0**-11 + 2.0**-40, 1 + 2.0**-24 + 2.0**-50,
+)  # fmt: skip
+CHAINS = """
+Y[{n} * 3, i] = T.cast(T.cast(A[i], "{to}"), "{dtype}")
+v{n}: T.let[T.{to}] = T.cast(A[i], "{to}")
+Y[{n} * 3 + 1, i] = T.cast(v{n}, "{dtype}")
+l{n} = T.alloc_buffer((1,), "{to}", scope="local")
+l{n}[0] = T.cast(A[i], "{to}")
+Y[{n} * 3 + 2, i] = T.cast(l{n}[0], "{dtype}")
+M{n}[i] = T.cast(A[i], "{to}")
+"""
+
+
+def numbers(dtype: str) -> np.ndarray:
+    if dtype in INTEGERS:
+        ends = np.iinfo(dtype)
+        return np.array(
+            [n for n in CAST if isinstance(n, int) and ends.min <= n <= ends.max], dtype
+        )
+    return np.array(CAST, "float64").astype(dtype)
+
+
+def is_defined(values: np.ndarray, to: str) -> np.ndarray:
+    """Whether casts mean something: to integers those of what they hold."""
+    if str(values.dtype) not in FLOATS or to not in INTEGERS:
+        return np.ones(len(values), bool)
+    ends, whole = np.iinfo(to), np.trunc(values.astype("float64"))
+    return np.array([bool(np.isfinite(x)) and ends.min <= int(x) <= ends.max for x in whole])
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@np.errstate(all="ignore")
+def test_casts(dtype: str) -> None:
+    """To each type and back, in an expression, a variable, a local array, and memory, as NumPy."""
+    body = "".join(CHAINS.format(n=n, to=to, dtype=dtype) for n, to in enumerate(TYPES))
+    body = 'with T.sp_iter([I], "S", "f") as [i]:\n' + body.replace("\n", "\n    ")
+    buffers = {"A": f"I {dtype}", "Y": f"R I {dtype}"}
+    buffers |= {f"M{n}": f"I {to}" for n, to in enumerate(TYPES)}
+    func, a = small("f", body, f"R = T.dense_fixed({3 * len(TYPES)})", **buffers), numbers(dtype)
+    for run in (sparsetir.interpret, lambda f, args: sparsetir.build(f)(**args)):
+        there = {f"m{n}": np.zeros(len(a), to) for n, to in enumerate(TYPES)}
+        y = np.zeros((3 * len(TYPES), len(a)), dtype)
+        run(func, {"a": a, "y": y, **there, "m": len(a)})
+        for n, to in enumerate(TYPES):
+            wanted, known = a.astype(to), is_defined(a, to)
+            equal(there[f"m{n}"], wanted, known, to)
+            known &= is_defined(wanted, dtype)
+            for back in y[3 * n : 3 * n + 3]:
+                equal(back, wanted.astype(dtype), known, to)
+
+
+def equal(got: np.ndarray, wanted: np.ndarray, where: Any, what: str = "") -> None:
+    """The same numbers, and NaN."""
+    if str(got.dtype) in FLOATS:
+        got, wanted = got.astype("float64"), wanted.astype("float64")
+    np.testing.assert_array_equal(got[where], wanted[where], what)
+
+
+def test_bfloat16_in_expressions() -> None:
+    """What is computed twice, of what TVM makes variables; and a sum, which is one of float32."""
+    body = """
+with T.sp_iter([I], "S", "f") as [i]:
+    E[i] = T.exp(T.cast(A[i], "float32")) * T.cast(A[i], "float32")
+    P[i] = T.cast(A[i] * A[i], "float32") * T.cast(A[i] * A[i], "float32")
+    C[i] = T.if_then_else(A[i] * A[i] > A[i] + T.bfloat16(257.0), A[i], T.bfloat16(257.0))
+    R[i] = T.reinterpret("uint16", A[i] * A[i])
+    Q[i] = T.reinterpret("bfloat16", T.reinterpret("uint16", A[i]))
+    s = T.alloc_buffer((1,), "bfloat16", scope="local")
+    s[0] = T.bfloat16(256.0)
+    for q in range(4):
+        s[0] = s[0] + T.bfloat16(1.0)
+    S[i] = T.cast(s[0], "float32")
+"""
+    kinds = {
+        "E": "float32",
+        "P": "float32",
+        "C": "bfloat16",
+        "R": "uint16",
+        "Q": "bfloat16",
+        "S": "float32",
+    }
+    func = small("f", body, A="I bfloat16", **{name: f"I {kind}" for name, kind in kinds.items()})
+    a = np.array([0, 1.01, -1.5, 16.1, 30], "bfloat16")
+    wide, square = a.astype("float32"), (a * a).astype("float32")
+    big = np.array(256, "bfloat16")
+    wanted = {
+        "e": np.exp(wide) * wide, "p": square * square, "c": np.where(a * a > a + big, a, big),
+        "r": (a * a).view("uint16"), "q": a, "s": np.full(5, 260, "float32"),
+    }  # fmt: skip
+    out = {n.lower(): np.zeros(5, kind) for n, kind in kinds.items()}
+    sparsetir.build(func)(a=a, **out)
+    np.testing.assert_allclose(out.pop("e"), wanted["e"], 1e-6)
+    for name, got in out.items():
+        equal(got, wanted[name], ..., name)

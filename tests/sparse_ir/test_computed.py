@@ -220,10 +220,10 @@ def test_the_interpreter_computes_what_is_left_out(idtype):
 
 def test_the_interpreter_names_what_callers_give():
     args = plain_arguments(m=6, n=7, feat=8)
-    with pytest.raises(TypeError, match=r"spmm: expected 9 arguments \['a', .*'feat'\], got 5"):
-        sparsetir.interpret(blocked(), [*args.values()])
-    with pytest.raises(TypeError, match="spmm: argument 'm' is missing"):
-        sparsetir.interpret(blocked(), args)
+    with pytest.raises(TypeError, match=r"spmm: expected 9 arguments \['a', .*'feat'\], got 20"):
+        sparsetir.interpret(blocked(), [*args.values()] * 4)
+    with pytest.raises(TypeError, match="spmm: argument 'b' is missing"):
+        sparsetir.interpret(blocked(), {"a": args["a"]})
     more = {**sizes(args), "block_ptr": np.array([0, 6], "int64"), "blocks": 1}
     with pytest.raises(TypeError, match="'block_ptr': axis 'I': expected dtype int32, got int64"):
         sparsetir.interpret(blocked(), {**args, **more})

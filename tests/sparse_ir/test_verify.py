@@ -120,6 +120,18 @@ with T.sp_iter([I], "S", "it") as [i]:
 with T.sp_iter([I], "S", "it") as [i]:  #! two sparse iterations are named 'it'; schedules find
     B[i] = 0
 
+with T.sp_iter([I], "S", "it") as [i]:
+    C[i, 0] = T.cast(T.cast(x, "float31"), "float32")  #! unknown dtype 'float31'
+
+with T.sp_iter([I], "S", "it") as [i]:
+    B[i] = T.exp(i)  #! T.exp: expected a float, such as T.cast(.., "float32"), got int32: T.exp(i)
+
+with T.sp_iter([I], "S", "it") as [i]:
+    C[i, 0] = T.nextafter(T.cast(x, "float16"), T.float16(1))  #! T.nextafter: expected float32 or
+
+with T.sp_iter([I], "S", "it") as [i]:
+    B[i] = T.dp4a(i, i, i)  #! T.dp4a is no operation of the language
+
 for t in T.thread_binding(4, thread="threadIdx.x"):  #! loop 't' is bound to 'threadIdx.x'; stage I
     B[t] = 0
 
@@ -164,6 +176,17 @@ M = T.sparse_variable(I, (n, nnz), (p, a), idtype="int64")  #! but their idtypes
 """
 # Refused where the text is parsed, whose message has no place in it.
 INDICES = """
+C[i, 0] = max(C[i, 0], x)  #! Python's max takes no expressions; use T.max
+
+B[i] = p[i]  #! 'p' is a handle, which has no elements; expected a buffer, such as T.match_buffer(p,
+
+with T.sp_iter([K, J], "SR", "in") as [k]:  #! expected 2 names, one for each of k, j, got 1
+    B[i] = 0
+
+A2 = T.dense_fixed(n, "int8")  #! dense_fixed: argument 'idtype': expected 'int32' or 'int64', got
+
+A2 = T.match_sparse_buffer(a, (I,), "float31")  #! argument 'dtype': unknown dtype 'float31'
+
 C[i, 0, i] = x  #! buffer 'C' has 2 axes, got 3 indices
 
 C[i] = x  #! buffer 'C' has 2 axes, got 1 indices
@@ -194,12 +217,12 @@ def refused(text: str, prefix: str) -> None:
     assert type(err.value) is not DiagnosticError
     message, _, place = str(err.value).partition("\n --> ")
     assert str(err.value).count("\n") <= 5, "a message shows one line of the script"
-    assert message.startswith(f"error: {prefix.format(line=line)}"), message
+    assert message.startswith(f"error: <str>:{line}: {prefix}"), message
     assert re.search(".*".join(map(re.escape, words)), message), message
     assert int(place.split(":")[1]) == line
 
 
-PLACE = "<str>:{line}: in function 'f': "
+PLACE = "in function 'f': "
 
 
 @pytest.mark.parametrize("body", SCRIPTS.strip().split("\n\n"))
@@ -227,6 +250,19 @@ def test_the_text_of_a_file_that_is_no_module_of_its_path(tmp_path):
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
     line = int(str(error.value).split("alone.py:")[1].split(":")[0])
     assert re.search(rf"{line} \| +with T.sp_iter\(\[J\]", str(error.value)), error.value
+
+
+def test_names_in_annotations_alone():
+    size = T.int64
+
+    @T.prim_func
+    def f(a: T.handle, m: size):
+        I = T.dense_fixed(m, "int64")
+        A = T.match_sparse_buffer(a, (I,))
+        with T.sp_iter([I], "S", "it") as [i]:
+            A[i] = 1.0
+
+    assert "m: T.int64" in f.script()
 
 
 def test_what_is_allowed():

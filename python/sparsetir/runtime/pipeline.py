@@ -27,7 +27,7 @@ from sparsetir.runtime.arrays import itemsize
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.pool import work_of_threads
 from sparsetir.runtime.refusals import wrong
-from sparsetir.runtime.signature import Signature, natural_shapes, signature_of
+from sparsetir.runtime.signature import Signature, changed_layout, natural_shapes, signature_of
 from sparsetir.schedules.default import default_schedule
 from sparsetir.schedules.multiversion import multiversion
 from sparsetir.schedules.passes.bounded_shifts import bounded_shifts
@@ -37,11 +37,15 @@ from sparsetir.schedules.passes.launches import accessed_by_host, binds_threads
 from sparsetir.schedules.passes.locals_apart import locals_apart
 from sparsetir.schedules.passes.locals_on_stack import locals_on_stack
 from sparsetir.schedules.passes.parallel_loops import materialize_loop_kinds
+from sparsetir.schedules.passes.rounded_bfloat16 import rounded_bfloat16
+from sparsetir.schedules.passes.serial_lanes import serial_lanes
 from sparsetir.schedules.passes.sound_tail_hints import sound_tail_hints
+from sparsetir.schedules.passes.supported_operations import supported_operations
 from sparsetir.schedules.passes.whole_workspaces import WHOLE, whole_workspaces, without_compaction
 from sparsetir.schedules.targets import (
     TargetLike,
     features_needed,
+    has_tensor_cores,
     is_gpu,
     missing_of,
     resolve_target,
@@ -55,6 +59,7 @@ from sparsetir.sparse_ir.lower_sparse_iter import lower_sparse_iter
 from sparsetir.sparse_ir.nodes import (
     SparseFunc,
     buffer_var,
+    nodes_of,
     sparse_iterations,
     substitute,
     variables_of,
@@ -71,15 +76,15 @@ LAST: dict[bool, tuple[Callable[..., tirx.PrimFunc], ...]] = {
         lambda func, _: locals_apart(func),
         lambda func, _: locals_on_stack(func),
         lambda func, _: sound_tail_hints(func),
-        lambda func, _: bounded_shifts(func),
+        lambda func, _: bounded_shifts(serial_lanes(func)),
         lambda func, marked: whole_workspaces(func, {*map(str, marked.attrs.get(LAYOUTS, {}))}),
-        lambda func, _: ieee_floats(func),
+        lambda func, _: ieee_floats(supported_operations(func)),
     ),
     True: (
         lambda func, _: exact_constants(func),
         lambda func, _: sound_tail_hints(func),
-        lambda func, _: bounded_shifts(func),
-        lambda func, _: ieee_floats(func),
+        lambda func, _: bounded_shifts(serial_lanes(func)),
+        lambda func, _: ieee_floats(supported_operations(func)),
     ),
 }
 
@@ -203,6 +208,18 @@ def _finished(stages: Stages, scheduled: tirx.PrimFunc, target: Target) -> Stage
             f"{target.kind.name} needs; bind its loops, or give the stage-I function for the "
             "default schedule"
         )
+    layout = changed_layout(scheduled) if SIGNATURE in scheduled.attrs else ""
+    if layout:
+        raise ScheduleError(
+            f"lower: '{name_of(scheduled)}': {layout}; a schedule may change the layout of "
+            "its own arrays alone, such as that of cache_read"
+        )
+    bound = [x for x in nodes_of(tirx.For, marked.body) if gpu and x.thread_binding is not None]
+    if nodes_of(tirx.AssertStmt, *bound):
+        raise ScheduleError(
+            f"lower: '{name_of(scheduled)}' asserts in loops over threads, from which target "
+            f"{target.kind.name} raises no errors; legal is a CPU"
+        )
     lacks = missing_of(features_needed(scheduled), target)
     if lacks:
         raise ScheduleError(
@@ -221,6 +238,8 @@ def _finished(stages: Stages, scheduled: tirx.PrimFunc, target: Target) -> Stage
     last = lower_sparse_buffer(marked)
     for change in LAST[gpu]:
         last = change(last, marked)
+    if not has_tensor_cores(target):
+        last = rounded_bfloat16(last)
     return {**stages, "III": without_unread(last, marked) if SIGNATURE in marked.attrs else last}
 
 

@@ -27,7 +27,7 @@ from sparsetir.runtime.arrays import (
     strides,
 )
 from sparsetir.sparse_ir.computed import computed_parameters, of_values, reads
-from sparsetir.sparse_ir.nodes import SparseFunc, make_func, substitute, walk
+from sparsetir.sparse_ir.nodes import SparseFunc, make_func, same_indices, substitute, walk
 from sparsetir.sparse_ir.position_space import LAYOUTS, SIGNATURE, Layout, PositionSpace
 from sparsetir.sparse_ir.promises import check_promises, promises_of
 from sparsetir.sparse_ir.storage import Storage
@@ -93,7 +93,9 @@ class Signature:
         self.shapes = shaped
         self.dtypes: list[str] = [_dtype(p) for p in arrays]
         given = range(len(self.names))
-        self.outputs: list[int] = [i for i in given if self.names[i] in [*func.attrs["outputs"]]]
+        self.outputs: list[int] = [
+            i for i in given if self.names[i] in [*func.attrs.get("outputs", [])]
+        ]
         self.arrays: list[int] = [i for i in given if self.shapes[i] is not None]
         self.scalars: list[int] = [
             i for i in given if self.shapes[i] is None and (plain or self.dtypes[i] != "handle")
@@ -172,6 +174,45 @@ class Signature:
         if len(unknown) != 1 or unknown[0] not in self.scalars:
             return None
         return Inference(unknown[0], array, dim, minus, tuple(p for p in places if p in known))
+
+    def infer(self, values: list[Any]) -> None:
+        """Fill in scalars that are None, where the shapes of arrays imply them."""
+        for i, value in self.constants.items():
+            if values[i] is None:
+                values[i] = value
+        for step in self.inferences:
+            if values[step.scalar] is not None:
+                continue
+            shape = self.shape_of(step.array, values)
+            if shape is None:
+                continue
+            size = int(shape[step.dim]) - step.minus
+            for at in step.divide:
+                if values[at]:
+                    size //= values[at]
+            values[step.scalar] = size
+
+    def shape_of(self, at: int, values: Sequence[Any]) -> Sequence[int] | None:
+        """The shape of an array; None where it has not as many dimensions as are expected."""
+        try:
+            shape = values[at].shape
+        except (AttributeError, RuntimeError):  # no array, or a nested tensor
+            return None
+        return shape if len(shape) == len(self.shapes[at] or []) else None
+
+    def why_so_long(self, array: int, expected: list[Any], values: Sequence[Any]) -> str:
+        """Which other arrays have the sizes that one has not; "" for none."""
+        shape, said = values[array].shape, []
+        for dim, at in enumerate(self._named[array]):
+            if at is None or at < 0 or len(shape) != len(expected) or shape[dim] == expected[dim]:
+                continue
+            for step in self.inferences:
+                there = self.shape_of(step.array, values) if step.scalar == at else None
+                if there is not None and step.array != array and not step.divide:
+                    if int(there[step.dim]) - step.minus == values[at]:
+                        names = self.names[at], values[at], self.names[step.array]
+                        said.append("'{}' is {} by argument '{}'".format(*names))
+        return f"; {', '.join(said)}" if said else ""
 
     def expected_shape(self, array: int, values: Sequence[Any]) -> list[Any]:
         """Natural shape of an array argument with the scalars filled in, as ints or text."""
@@ -272,6 +313,28 @@ def natural_shapes(func: tirx.PrimFunc) -> dict[str, tuple[str, list[ir.Expr]]]:
     return {n: (str(argument[n]), shape) for n, shape in shapes.items() if shape is not None}
 
 
+def changed_layout(func: tirx.PrimFunc) -> str:
+    """What a schedule made of a parameter that callers have otherwise; "" for nothing."""
+    known = func.attrs[SIGNATURE]
+    by_name = {p.name: p for p in func.params}
+    for was, now, argument in zip(
+        PositionSpace(known).params, func.params, known.params, strict=True
+    ):
+        if not tirx.is_buffer_var(now):
+            continue
+        ty = was.ty
+        shape = [
+            substitute(n, {v: by_name[v.name] for v in _variables(n) if v.name in by_name})
+            for n in ty.shape
+        ]
+        if ty.dtype != now.ty.dtype or not same_indices(shape, now.ty.shape):
+            sizes = (f"({', '.join(map(str, x))})" for x in (shape, now.ty.shape))
+            types = [f"{size} {t.dtype}" for size, t in zip(sizes, (ty, now.ty), strict=True)]
+            what = f"expected buffer '{now.name}' as {types[0]}, got {types[1]}"
+            return f"argument '{argument.name}': {what}"
+    return ""
+
+
 def bound(
     who: str, place: Mapping[str, int], args: Sequence[object], kwargs: Mapping[str, object]
 ) -> list[Any]:
@@ -326,38 +389,17 @@ class Arguments:
         for i in self.scalars:
             if values[i] is not None:
                 values[i] = self._number(i, values[i])
-        for i, value in self.signature.constants.items():
-            if values[i] is None:
-                values[i] = value
-        for step in self.signature.inferences:
-            if values[step.scalar] is not None:
-                continue
-            shape = self._shape(step.array, values)
-            if shape is None:
-                continue
-            size = int(shape[step.dim]) - step.minus
-            for at in step.divide:
-                if values[at]:
-                    size //= values[at]
-            values[step.scalar] = size
+        self.signature.infer(values)
         for i in self.scalars:
             if values[i] is None:
                 for at in (at for at in self.arrays if values[at] is not PENDING):
                     self._refuse_kind(at, values[at])
-                    if self._shape(at, values) is None:
+                    if self.signature.shape_of(at, values) is None:
                         self._refuse_rank(at, values)
                 raise TypeError(
                     f"{self.named(i)} is missing, and no array's shape implies it: expected a "
                     "number"
                 )
-
-    def _shape(self, at: int, values: list[Any]) -> Sequence[int] | None:
-        """The shape of an array; None where it has not as many dimensions as are expected."""
-        try:
-            shape = values[at].shape
-        except (AttributeError, RuntimeError):  # no array, or a nested tensor
-            return None
-        return shape if len(shape) == len(self.signature.shapes[at] or []) else None
 
     def _refuse_rank(self, at: int, values: list[Any]) -> None:
         expected, shape = self.signature.expected_shape(at, values), tuple(values[at].shape)
@@ -383,7 +425,10 @@ class Arguments:
             shape = [int(s) for s in array.shape]
             if shape != expected:
                 why = self.signature.why_exactly(expected, shape)
-                raise ValueError(f"{who}: expected shape {tuple(expected)}{why}, got {(*shape,)}")
+                by = "" if why else self.signature.why_so_long(i, expected, values)
+                raise ValueError(
+                    f"{who}: expected shape {tuple(expected)}{why}, got {(*shape,)}{by}"
+                )
             if not is_contiguous(array):
                 raise ValueError(
                     f"{who}: expected a contiguous array, got strides {strides(array)}"

@@ -1,0 +1,65 @@
+"""Operations that TVM's code generators lack, as others that mean the same.
+
+Before and after, for booleans, for float16, whose functions LLVM has in part, and for the rest::
+
+    A[i] + B[i]       A[i] or B[i]
+    T.max(A[i], B[i]) T.Cast("bool", T.max(T.Cast("int8", A[i]), T.Cast("int8", B[i])))
+    T.erf(H[i])       T.Cast("float16", T.erf(T.Cast("float32", H[i])))
+    T.fmod(X[i], 2.0) T.Mod(X[i], 2.0)
+    T.exp10(X[i])     T.pow(10.0, X[i])
+    T.clz(N[i])       T.Select(N[i] == 0, 32, T.clz(N[i]))
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+from tvm import ir, tirx
+
+from sparsetir.sparse_ir.tir import cast, dtype_of, with_body
+from sparsetir.sparse_ir.traversal import map_expr
+
+COMPARISONS = (tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE)
+BOOLEAN = {tirx.Add: tirx.Or, tirx.Mul: tirx.And, tirx.Max: tirx.Or, tirx.Min: tirx.And}
+# Of float16: those that TVM has no rule for.
+WIDER = frozenset(
+    "acos acosh asin asinh atan atan2 copysign cosh erf exp10 hypot ldexp log1p sinh".split()
+)
+
+
+def supported_operations(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """A function of stage III with operations that code generators have."""
+
+    def compare(x: Any) -> Any:
+        if dtype_of(x.a) != "bool":
+            return x
+        return type(x)(tirx.Cast("int8", x.a), tirx.Cast("int8", x.b))
+
+    rules = [(kind, compare) for kind in COMPARISONS]
+    rules += [
+        (kind, lambda x, as_=as_: as_(x.a, x.b) if dtype_of(x) == "bool" else x)
+        for kind, as_ in BOOLEAN.items()
+    ]
+    return with_body(func, map_expr(func.body, [*rules, (ir.Call, _call)]))
+
+
+def _call(x: Any) -> Any:
+    name, dtype = str(getattr(x.op, "name", "")).rpartition(".")[2], str(getattr(x.ty, "dtype", ""))
+    if dtype in ("float16", "bfloat16") and (name in WIDER or name == "fmod"):
+        args = [cast(a, "float32") if dtype_of(a) == dtype else a for a in x.args]
+        ty = tirx.Var("x", "float32").ty
+        return tirx.Cast(dtype, _call(ir.Call(x.op, args, x.attrs, x.ty_args, ret_ty=ty)))
+    if name == "fmod":
+        return tirx.Mod(*x.args)
+    if name == "exp10":
+        return tirx.pow(tirx.const(10.0, dtype), x.args[0])
+    if name == "clz":
+        (value,) = x.args
+        bits = tvm.DataType(dtype_of(value)).bits
+        unsigned = tirx.Cast(f"uint{max(bits, 32)}", tirx.Cast(f"uint{bits}", value))
+        count = ir.Call(x.op, [unsigned], x.attrs, x.ty_args, ret_ty=unsigned.ty)
+        zeros = tirx.Cast(dtype, count) - tirx.const(max(32 - bits, 0), dtype)
+        none = tirx.EQ(value, tirx.const(0, dtype_of(value)))
+        return tirx.if_then_else(none, tirx.const(bits, dtype), zeros)
+    return x
