@@ -9,6 +9,10 @@ and both sides of `and`, `or` and `T.Select` are computed. Guarded loads may be;
 
       60 // CNT[i]    becomes    60 // T.max(CNT[i], 1) * T.min(CNT[i], 1)    if CNT has type uint8
 
+  TVM 0.27 simplifies `T.max(i, 1)` to `i` where a condition says that i is positive, then takes the
+  quotient out of that condition as a common subexpression. So the divisor is written with its bits
+  taken for another type's and back, of which TVM knows nothing and LLVM makes nothing.
+
 - A load that has no guard is only evaluated where the interpreter evaluates it.
 """
 
@@ -80,9 +84,16 @@ def _nonzero(divisor: Any) -> tuple[Any, Any]:
     return tirx.Select(plain, divisor, one), tirx.Select(plain, one, divisor)
 
 
+def _opaque(number: Any) -> Any:
+    """An integer that TVM's simplifier knows nothing of."""
+    dtype = dtype_of(number)
+    other = dtype[1:] if dtype.startswith("u") else f"u{dtype}"
+    return tirx.reinterpret(dtype, tirx.reinterpret(other, number))
+
+
 def _total(node: Any, low: int) -> Any:
     """A division by what may be zero. low : the least that the divisor is"""
-    divisor, one = node.b, as_dtype(1, dtype_of(node))
+    divisor, one = _opaque(node.b), as_dtype(1, dtype_of(node))
     if low >= 0:
         safe, sign = tirx.max(divisor, one), tirx.min(divisor, one)
     else:

@@ -190,9 +190,10 @@ def _arguments(rng: np.random.Generator) -> dict[str, Any]:
     }  # fmt: skip
 
 
-# What bodies of statements may have; and what kernels do not do as the interpreter does, yet.
-KINDS = ("bool", "casts", "divisions", "searches", "steps", "whiles")
-LATER = ("assert", "bfloat16", "fmod")
+# What bodies of statements may have.
+KINDS = (
+    "assert", "bfloat16", "bool", "casts", "divisions", "fmod", "searches", "steps", "whiles",
+)  # fmt: skip
 TYPES = (
     "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "float16", "float32", "float64",
 )  # fmt: skip
