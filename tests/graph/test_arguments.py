@@ -155,9 +155,15 @@ def test_regions(plain):
     assert sum(len(graph.found) for graph in backend.graphs) > len(edges)
 
 
+SHARES = pytest.mark.parametrize(
+    "of", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2))]
+)
+
+
+@SHARES
 @pytest.mark.skipif(not has_compiler(), reason="needs a C compiler")
-def test_exported(tmp_path):
-    edges, others = rows(BOTH), rows(EXPORTED)
+def test_exported(tmp_path, of):
+    edges, others = rows(BOTH)[of::3], rows(EXPORTED)[of::3]
     model, path = Rows(edges, others), tmp_path / "rows.so"
     export(model, inputs(), path)
     vm = relax.VirtualMachine(tvm.runtime.load_module(str(path)), tvm.cpu())
@@ -167,9 +173,10 @@ def test_exported(tmp_path):
     assert_equal([torch.from_numpy(x.numpy()) for x in found], expected, edges + others)
 
 
+@SHARES
 @pytest.mark.skipif(not has_compiler(), reason="needs a C compiler")
-def test_refused(tmp_path):
-    for row, words in rows(REFUSED):
+def test_refused(tmp_path, of):
+    for row, words in rows(REFUSED)[of::3]:
         with pytest.raises(LoweringError, match=re.escape(words)):
             export(Rows([], [[row]]), inputs(), tmp_path / "row.so")
             pytest.fail(row)
