@@ -1,4 +1,4 @@
-"""Vectorised loops of which TVM makes no vectors are serial.
+"""Loops that TVM cannot run at once are serial: vectorised ones of which it makes no vectors.
 
 It fails for a number of lanes that is no constant, for `while` loops inside, such as those of a
 search, and for vectorised ones, and gives all lanes one value of a variable. Before and after::
@@ -8,6 +8,8 @@ search, and for vectorised ones, and gives all lanes one value of a variable. Be
 
     for q in range(n):
         C[i, q] = 1.0
+
+So are parallel loops in which something is asserted: TVM's workers may lose an error.
 """
 
 from __future__ import annotations
@@ -22,9 +24,11 @@ from sparsetir.sparse_ir.traversal import map_expr
 
 
 def serial_lanes(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """A function of stage III whose vectorised loops TVM takes."""
+    """A function of stage III whose vectorised and parallel loops TVM takes."""
 
     def visit(loop: Any) -> Any:
+        if loop.kind == tirx.ForKind.PARALLEL and nodes_of(tirx.AssertStmt, loop.body):
+            return loop_with(loop, kind=tirx.ForKind.SERIAL)
         if not vectorised(loop):
             return loop
         inside = nodes_of((tirx.While, tirx.Bind, tirx.For), loop.body)

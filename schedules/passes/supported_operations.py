@@ -8,6 +8,11 @@ Before and after, for booleans, for float16, whose functions LLVM has in part, a
     T.fmod(X[i], 2.0) T.Mod(X[i], 2.0)
     T.exp10(X[i])     T.pow(10.0, X[i])
     T.clz(N[i])       T.Select(N[i] == 0, 32, T.clz(N[i]))
+
+A signed integer that is computed becomes an unsigned one by its bits, since TVM 0.27 fails where
+its bounds are negative ("cannot make uint from negative value")::
+
+    T.Cast("uint32", i - 5)    T.reinterpret("uint32", i - 5)
 """
 
 from __future__ import annotations
@@ -41,7 +46,16 @@ def supported_operations(func: tirx.PrimFunc) -> tirx.PrimFunc:
         (kind, lambda x, as_=as_: as_(x.a, x.b) if dtype_of(x) == "bool" else x)
         for kind, as_ in BOOLEAN.items()
     ]
-    return with_body(func, map_expr(func.body, [*rules, (ir.Call, _call)]))
+    return with_body(func, map_expr(func.body, [*rules, (ir.Call, _call), (tirx.Cast, _cast)]))
+
+
+def _cast(x: Any) -> Any:
+    dtype, of = dtype_of(x), dtype_of(x.value)
+    if not (dtype.startswith("uint") and of.startswith("int") and "x" not in dtype):
+        return x
+    if isinstance(x.value, ir.TensorLoad | tirx.IntImm | ir.Var):
+        return x
+    return tirx.reinterpret(dtype, cast(x.value, dtype[1:]))
 
 
 def _call(x: Any) -> Any:

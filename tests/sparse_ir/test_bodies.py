@@ -99,8 +99,9 @@ def test_asserts(said: str, error: Any, message: str) -> None:
     kernel(a, y)
     np.testing.assert_array_equal(y, a)
     a[3] = -1
-    with pytest.raises((error, RuntimeError), match=message):  # TVM's own workers say the latter
-        kernel(a, y)
+    for _ in range(20):
+        with pytest.raises(error, match=message):
+            kernel(a, y)
     with pytest.raises(error, match=message):
         sparsetir.interpret(func, {"a": a, "y": y, "m": 5})
     with pytest.raises(sparsetir.ScheduleError, match="'f' asserts in loops over threads"):
