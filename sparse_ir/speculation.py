@@ -7,11 +7,11 @@ and both sides of `and`, `or` and `T.Select` are computed. Guarded loads may be;
   Divisions are total here: by zero they give 0, as NumPy's do. Those by constants stay as they are,
   and those by sizes of axes where a visit asks for them::
 
-      60 // CNT[i]    becomes    60 // T.max(CNT[i], 1) * T.min(CNT[i], 1)    if CNT has type uint8
+      60 // D[i]    becomes    60 // (D[i] ^ w) * (w ^ 1),    w = -(D[i] is 0 or -1) & (D[i] ^ 1)
 
-  TVM 0.27 simplifies `T.max(i, 1)` to `i` where a condition says that i is positive, then takes the
-  quotient out of that condition as a common subexpression. So the divisor is written with its bits
-  taken for another type's and back, of which TVM knows nothing and LLVM makes nothing.
+  By bits, as TVM 0.27 simplifies `T.max(i, 1)` to `i` where a condition says that i is positive,
+  then takes the quotient out of that condition as a common subexpression, and as its simplifier
+  takes exponential time for choices inside of each other.
 
 - A load that has no guard is only evaluated where the interpreter evaluates it.
 """
@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import tvm
 from tvm import ir, tirx
 from tvm_ffi import structural_equal
 
@@ -44,7 +45,7 @@ def total_divisions(bounds: Bounds) -> list[Rule]:
         if not dtype_of(node).startswith(("int", "uint")) or _is_total(node.b):
             return node
         low, high = bounds(node.b)
-        return node if low > 0 or high < -1 else _total(node, low)
+        return node if low > 0 or high < -1 else _total(node)
 
     return [(kind, total) for kind in DIVISIONS]
 
@@ -70,36 +71,26 @@ def speculative(expr: Any, unguarded: Callable[[Any], bool], bounds: Bounds = an
 
 def _is_total(divisor: Any) -> bool:
     """Whether a divisor is a number other than 0, or what :func:`_total` makes."""
-    if isinstance(divisor, tirx.Max):
-        return isinstance(divisor.b, tirx.IntImm) and int(divisor.b) > 0
-    if isinstance(divisor, tirx.Select):
-        return structural_equal(divisor, _nonzero(divisor.true_value)[0])
+    if isinstance(divisor, ir.Call) and divisor.op.name == "tirx.bitwise_xor":
+        return structural_equal(divisor, divisor.args[0] ^ _where_special(divisor.args[0]))
     return isinstance(divisor, tirx.IntImm) and int(divisor) != 0
 
 
-def _nonzero(divisor: Any) -> tuple[Any, Any]:
-    """A divisor, 1 in place of 0 and -1; and 1, in place of 0 and -1 these themselves."""
-    none, one = (as_dtype(n, dtype_of(divisor)) for n in (0, 1))
-    plain = tirx.any(divisor > none, divisor < none - one)
-    return tirx.Select(plain, divisor, one), tirx.Select(plain, one, divisor)
+def _where_special(divisor: Any) -> Any:
+    """What a divisor of 0 or -1 differs by from 1, in bits; 0 for others."""
+    dtype = dtype_of(divisor)
+    sign = divisor >> as_dtype(tvm.DataType(dtype).bits - 1, dtype)
+    is_special = tirx.Cast(dtype, tirx.EQ(divisor ^ sign, zero(dtype)))
+    return (zero(dtype) - is_special) & (divisor ^ as_dtype(1, dtype))
 
 
-def _opaque(number: Any) -> Any:
-    """An integer that TVM's simplifier knows nothing of."""
-    dtype = dtype_of(number)
-    other = dtype[1:] if dtype.startswith("u") else f"u{dtype}"
-    return tirx.reinterpret(dtype, tirx.reinterpret(other, number))
-
-
-def _total(node: Any, low: int) -> Any:
-    """A division by what may be zero. low : the least that the divisor is"""
-    divisor, one = _opaque(node.b), as_dtype(1, dtype_of(node))
-    if low >= 0:
-        safe, sign = tirx.max(divisor, one), tirx.min(divisor, one)
-    else:
-        safe, sign = _nonzero(divisor)
-    quotient = type(node)(node.a, safe)
-    return quotient if isinstance(node, tirx.Mod | tirx.FloorMod) else quotient * sign
+def _total(node: Any) -> Any:
+    """A division by what may be 0 or -1: by 1, and the quotient times that."""
+    special = _where_special(node.b)
+    quotient = type(node)(node.a, node.b ^ special)
+    if isinstance(node, tirx.Mod | tirx.FloorMod):
+        return quotient
+    return quotient * (special ^ as_dtype(1, dtype_of(node)))
 
 
 def lazily(unguarded: Callable[[Any], bool], bounds: Bounds) -> list[Rule]:
