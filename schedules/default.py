@@ -26,6 +26,7 @@ from sparsetir.schedules.passes.parallel_loops import (
 from sparsetir.schedules.passes.vectorize_innermost import vectorize_innermost
 from sparsetir.schedules.passes.vectorize_reductions import vectorize_reductions
 from sparsetir.schedules.targets import is_gpu, l2_bytes, vector_bits
+from sparsetir.sparse_ir.hoist_init import hoist_init
 from sparsetir.sparse_ir.nodes import buffer_var, nodes_of, stores_of, substitute
 from sparsetir.sparse_ir.tir import as_one, block_with, is_one, loop_over
 from sparsetir.sparse_ir.workers import KIND
@@ -55,6 +56,8 @@ def default_schedule(func: tirx.PrimFunc, target: Any, vectors: int | None = Non
         return _wrap_host_code(_gpu(func))
     bits = vector_bits(target)
     scheduled = vectorize_innermost(_cpu(func), bits, l2_bytes(), vectors)
+    # What begins with an init somewhere outside updates what is there, once the init is apart.
+    scheduled = vectorize_innermost(hoist_init(scheduled), bits, l2_bytes(), vectors)
     return inline_exponentials(vectorize_reductions(scheduled, bits))
 
 

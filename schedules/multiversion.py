@@ -307,7 +307,9 @@ def _in_tiles(func: SparseFunc, count: int | None, tile: list[int]) -> tirx.Prim
     sch = Schedule(func)
     found = row_reduction(sch, "multiversion")
     loops = sch.split(found.features, [count, *tile], tail="shift")
-    around, held = [*found.heads, found.rows, *loops[:-2]], loops[-2:]
+    order = [loop.axes for loop in sch.get_sp_iters(found.iteration)]
+    rows = sorted([*found.heads, found.rows], key=lambda loop: order.index(loop.axes))
+    around, held = [*rows, *loops[:-2]], loops[-2:]
     steps = sums_of(
         sch, found.iteration, found.result, around, found.columns, held, hoist=found.reduces
     )

@@ -18,6 +18,10 @@ After::
             T.writes(OUT[vi, 0:n])
             TOP = T.sblock_alloc_buffer((m,))
 
+Where each visit has elements of its own, as of `TOP` above, and their number is no constant, the
+buffer is put back outside of the loops once they are scheduled: an allocation in each visit takes
+longer than most rows.
+
 A schedule that runs the visits on GPU threads gives such a buffer a scope of its own ("local");
 where it does not, the buffer is put back outside of the kernel. If visits use the same elements of
 it, it becomes as many buffers as there are threads. Before::
@@ -80,19 +84,27 @@ def allocate_in_visits(body: tirx.Stmt, buffers: list[Any]) -> tuple[tirx.Stmt, 
 
 
 def allocate_outside_of_threads(body: Any, buffers: Any) -> tuple[Any, dict[Any, Threads]]:
-    """Allocate these of the blocks' buffers in the root block, if there are threads at all.
+    """Allocate these of the blocks' buffers in the root block: on GPUs all, else those of
+    which each visit has elements of its own.
 
     Also the threads, by buffer, that need a buffer each; the caller makes room for them.
     """
     threads = any(n.kind == tirx.ForKind.THREAD_BINDING for n in nodes_of(tirx.For, body))
-    inside = [n for n in nodes_of(s_tir.SBlock, body) if not n.same_as(body.block)]
-    moved = {v: n for n in inside for v in n.alloc_buffers if v in buffers} if threads else {}
+    inside = nodes_of(s_tir.SBlock, body.block.body, nested=threads)
+    moved = {
+        v: n
+        for n in inside
+        for v in n.alloc_buffers
+        if v in buffers and (threads or not _has_constant_size(v) and _visits_are_apart(n, v))
+    }
     if not moved:
         return body, {}
-    shared = {v: _threads_around(body, n) for v, n in moved.items() if _visits_share(n, v)}
+    shared = {
+        v: _threads_around(body, n) for v, n in moved.items() if threads and _visits_share(n, v)
+    }
 
     def block(node: Any) -> Any:
-        kept = [v for v in node.alloc_buffers if v not in buffers]
+        kept = [v for v in node.alloc_buffers if v not in moved]
         return block_with(node, alloc_buffers=kept) if len(kept) < len(node.alloc_buffers) else node
 
     root = body.block
@@ -126,6 +138,21 @@ def _visits_share(block: Any, buffer: Any) -> bool:
                 visit.add(var)
     accesses = accesses_of(block.body, buffer)
     return any(not any(free_vars(i) & visit for i in a.indices) for a in accesses)
+
+
+def _visits_are_apart(block: Any, buffer: Any) -> bool:
+    """Whether each visit of a block has elements of a buffer of its own: all its variables are
+    indices of each access."""
+    names: dict[Any, Any] = {v.var: v.var for v in block.iter_vars}
+    for nested in nodes_of(s_tir.SBlockRealize, block.body):
+        names |= {var: names[value] for var, value in values_of(nested).items() if value in names}
+    visit = {v.var for v in block.iter_vars}
+    accesses = accesses_of(block.body, buffer)
+    return bool(visit) and all(visit <= {names.get(i) for i in a.indices} for a in accesses)
+
+
+def _has_constant_size(buffer: Any) -> bool:
+    return all(isinstance(n, tirx.IntImm) for n in buffer.ty.shape)
 
 
 def _visits_are_independent(stmt: tirx.Stmt) -> bool:

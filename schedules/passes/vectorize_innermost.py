@@ -27,7 +27,7 @@ import tvm
 from tvm import ir, s_tir, tirx
 from tvm.sym import Analyzer
 
-from sparsetir.schedules.passes.nests import is_along, is_zero, wide_indices
+from sparsetir.schedules.passes.nests import is_along, is_harmless, is_zero, wide_indices
 from sparsetir.schedules.passes.prefetch import gathering_loads, row_ahead
 from sparsetir.schedules.registers import sum_vectors
 from sparsetir.sparse_ir.nodes import (
@@ -39,11 +39,14 @@ from sparsetir.sparse_ir.nodes import (
     substitute,
 )
 from sparsetir.sparse_ir.position_space import LAYOUTS
+from sparsetir.sparse_ir.reduction import taken_apart, under
 from sparsetir.sparse_ir.tir import (
     as_dtype,
     as_one,
     block_with,
     dtype_of,
+    free_vars,
+    is_one,
     loop_over,
     loop_with,
     nest_of,
@@ -66,11 +69,16 @@ def vectorize_innermost(
     vectors : of the widest tile; by default as many as stay in registers
     """
     vectors = vectors or sum_vectors(bits)
+    nests: dict[Any, _Nest] = {}  # by the variable of their outermost loop
+    inside: set[Any] = set()
+    for outer in nodes_of(tirx.For, func.body):
+        nest = None if outer.loop_var in inside else _Nest.of(outer, func)
+        if nest is not None:
+            nests[outer.loop_var] = nest
+            inside |= {loop.loop_var for loop in nest.loops}
 
     def visit(loop: Any) -> Any:
-        if loop.kind != tirx.ForKind.SERIAL:
-            return loop
-        nest = _Nest.of(loop, func)
+        nest = nests.get(loop.loop_var)
         if nest is None:
             return loop
         lanes = bits // max(8, tvm.DataType(str(nest.store.buffer.ty.dtype)).bits)
@@ -89,55 +97,72 @@ class _Nest:
     """Loops straight down to a block with one store, contiguous along one spatial loop.
 
     loops : from the outside in; `along` is the contiguous one, the others are reductions
+    conditions, store, init : of the block, in terms of the loops
+    outer : the block's other variables, with their values
+    updates : whether sums begin with what earlier visits have left, and not with an init
     """
 
-    def __init__(self, func: Any, loops: list[Any], along: Any, realize: Any, store: Any) -> None:
-        self.func = func
-        self.loops, self.along, self.realize, self.store = loops, along, realize, store
+    def __init__(self, func: Any, loops: list[Any], realize: Any, along: Any) -> None:
+        self.func, self.loops, self.along = func, loops, along
         self.block = realize.block
         self.others = [lp for lp in loops if not lp.same_as(along)]
         self.reduces = bool(self.others)
-        self.var_of = {value: var for var, value in values_of(realize).items()}
+        own = {lp.loop_var for lp in loops}
+        pairs = list(zip(self.block.iter_vars, realize.iter_values, strict=True))
+        self.outer = [(v, x) for v, x in pairs if x not in own]
+        mapping = {v.var: x for v, x in pairs if x in own}
+        self.conditions, self.store = taken_apart(substitute(self.block.body, mapping))
+        init = self.block.init
+        self.init = None if init is None else substitute(init, mapping)
+        self.updates = init is None
 
     @staticmethod
     def of(loop: Any, func: Any) -> _Nest | None:
         """The nest of `func` that starts at `loop`; None when it has another form."""
-        loops, realize = nest_of(loop)
-        if any(lp.kind != tirx.ForKind.SERIAL for lp in loops):
+        loops, kinds, realize = _straight(loop)
+        if any(lp.kind != tirx.ForKind.SERIAL or lp.loop_var not in kinds for lp in loops):
             return None
         if not isinstance(realize, s_tir.SBlockRealize):
             return None
-        block, store = realize.block, realize.block.body
-        if isinstance(store, tirx.IfThenElse) and store.else_case is None:
-            store = store.then_case
+        store = taken_apart(realize.block.body)[1]
         if not isinstance(store, tirx.BufferStore):
             return None
-        indices = wide_indices(store.buffer, store.indices)
-        if not indices:
+        last = wide_indices(store.buffer, store.indices)[-1:]
+        spatial = [lp for lp in loops if kinds[lp.loop_var] == tirx.IterVar.DataPar]
+        if len(spatial) != 1 or not last:
             return None
-        var_of = {
-            value: v
-            for v, value in zip(block.iter_vars, realize.iter_values, strict=True)
-            if isinstance(value, ir.Var)
-        }
-        if len(var_of) != len(block.iter_vars) or set(var_of) != {lp.loop_var for lp in loops}:
+        (along,) = spatial
+        nest = _Nest(func, loops, realize, along)
+        if any(free_vars(x) & {lp.loop_var for lp in loops} for _, x in nest.outer):
             return None
-        along = next((lp for lp in loops if is_along(indices[-1], var_of[lp.loop_var].var)), None)
-        if along is None or var_of[along.loop_var].iter_type != tirx.IterVar.DataPar:
-            return None
-        if not _contiguous_in(var_of[along.loop_var].var, block.body, gathers=len(loops) == 1):
-            return None
-        others = [var_of[lp.loop_var] for lp in loops if not lp.same_as(along)]
-        if any(v.iter_type != tirx.IterVar.CommReduce for v in others):
-            return None
-        nest = _Nest(func, loops, along, realize, store)
-        return nest if not others or nest._accumulates() else None
+        return nest if nest._fits(kinds, realize) else None
 
-    def _accumulates(self) -> bool:
-        """Whether the store updates one element per position of `along`, from an init."""
-        init, at = self.block.init, self.store.indices
-        own = [init, *loads_of(self.block.body, self.store.buffer)]
-        return isinstance(init, tirx.BufferStore) and all(same_indices(x.indices, at) for x in own)
+    def _fits(self, kinds: dict[Any, Any], realize: Any) -> bool:
+        """Whether all goes along one loop, and each of its visits has an element of its own."""
+        at, along = self.store.indices, self.along.loop_var
+        (last,) = wide_indices(self.store.buffer, at)[-1:]
+        body = under(self.conditions, self.store)
+        if not is_along(last, along):
+            return False
+        if not _contiguous_in(along, body, gathers=len(self.loops) == 1):
+            return False
+        if not self.reduces:
+            return not self.outer and len(self.conditions) < 2
+        reduced = {lp.loop_var for lp in self.others}
+        if any(kinds[v] != tirx.IterVar.CommReduce for v in reduced) or not is_one(
+            realize.predicate
+        ):
+            return False
+        loads = loads_of(body, self.store.buffer)
+        if not all(same_indices(x.indices, at) for x in loads):
+            return False
+        if self.updates:
+            ahead = [*self.conditions, *at]
+            still = not any(free_vars(x) & reduced for x in ahead)
+            return bool(loads) and still and all(is_harmless(x) for x in ahead)
+        whole = reduced | {along} == {x for x in values_of(realize).values() if x in kinds}
+        first = isinstance(self.init, tirx.BufferStore) and same_indices(self.init.indices, at)
+        return first and whole and not self.outer and len(self.conditions) < 2
 
     def in_vectors(self, lanes: int) -> tirx.Stmt:
         """The contiguous loop in vectors, and its rest."""
@@ -181,13 +206,12 @@ class _Nest:
         }
 
         def placed(lane: Any) -> dict[Any, Any]:
-            """What block variables are at an element of the tile."""
+            """What the loops are at an element of the tile."""
             at = start + tile * as_dtype(width, dtype) + lane
-            places = {**fresh, self.along.loop_var: at}
-            return {var: places[value] for value, var in self.var_of.items()}
+            return {**fresh, self.along.loop_var: at}
 
         def lanes_of(make: Any) -> tirx.Stmt:
-            """`make(lane, mapping)` for every element of the tile; `mapping` places block vars."""
+            """`make(lane, mapping)` for every element of the tile; `mapping` places the loops."""
             if width == 1:
                 return make(as_dtype(0, dtype), placed(as_dtype(0, dtype)))
             lane = tirx.Var(f"{name}_lane", dtype)
@@ -201,16 +225,20 @@ class _Nest:
             def store(node: Any) -> Any:
                 return tirx.BufferStore(acc, node.value, [lane])
 
-            body = map_expr(self.block.body, [(ir.TensorLoad, load), (tirx.BufferStore, store)])
+            body = self.store if self.updates else under(self.conditions, self.store)
+            body = map_expr(body, [(ir.TensorLoad, load), (tirx.BufferStore, store)])
             return substitute(body, mapping)
 
         def write(lane: Any, mapping: Any) -> tirx.Stmt:
             index = [substitute(i, mapping) for i in self.store.indices]
             return tirx.BufferStore(self.store.buffer, tirx.BufferLoad(acc, [lane]), index)
 
-        first = lanes_of(
-            lambda lane, m: tirx.BufferStore(acc, substitute(self.block.init.value, m), [lane])
+        held = (
+            tirx.BufferLoad(self.store.buffer, self.store.indices)
+            if self.updates
+            else self.init.value
         )
+        first = lanes_of(lambda lane, m: tirx.BufferStore(acc, substitute(held, m), [lane]))
         inner = lanes_of(update)
         if cache is not None:
             asks = self._asks(placed(as_dtype(0, dtype)), width, cache)
@@ -219,21 +247,24 @@ class _Nest:
             extent = substitute(loop.extent, fresh)
             inner = loop_with(loop, loop_var=fresh[loop.loop_var], extent=extent, body=inner)
         body = tirx.SeqStmt([first, inner, lanes_of(write)])
-        block = s_tir.SBlock(
-            [], [], [], f"{self.block.name_hint}_tile{width}", body, alloc_buffers=[acc]
-        )
-        known = {r.source: r.source for r in [*self.block.reads, *self.block.writes]}
-        reads, writes = s_tir.analysis.get_sblock_read_write_region(block, known)
-        block = s_tir.SBlock([], reads, writes, block.name_hint, body, alloc_buffers=[acc])
+        if self.updates:
+            some = [lp.extent > as_dtype(0, dtype_of(lp.extent)) for lp in self.others]
+            known = [x for x in some if not free_vars(x) & set(fresh)]
+            body = under([tirx.all(*known), *self.conditions], body)
+        body = substitute(body, {v.var: x for v, x in self.outer})
+        buffers = {r.source: r.source for r in [*self.block.reads, *self.block.writes]}
+        name = f"{self.block.name_hint}_tile{width}"
+        block = s_tir.SBlock([], [], [], name, body, alloc_buffers=[acc])
+        reads, writes = s_tir.analysis.get_sblock_read_write_region(block, buffers)
+        block = block_with(block, reads=reads, writes=writes)
         return loop_over(tile, count, s_tir.SBlockRealize([], True, block))
 
     def _asks(self, at: dict[Any, Any], width: int, cache: int) -> list[tirx.Stmt]:
         """Prefetches of rows that the innermost reduction gathers, where they may be far."""
         layouts = {str(k): v for k, v in self.func.attrs[LAYOUTS].items()}
-        inner = self.others[-1].loop_var
-        reduced, along = self.var_of[inner], self.var_of[self.along.loop_var]
+        reduced, along = self.others[-1].loop_var, self.along.loop_var
         out: list[tirx.Stmt] = []
-        for load in gathering_loads(self.block.body):
+        for load in gathering_loads(self.store):
             index = next(i for i in load.indices if isinstance(i, ir.TensorLoad))
             layout = layouts.get(index.source.name)
             source = layouts.get(load.source.name)
@@ -253,6 +284,28 @@ class _Nest:
             asks = as_one(ahead)
             out.append(tirx.IfThenElse(size > as_dtype(cache, "int64"), asks, None))
         return out
+
+
+def _straight(loop: Any) -> tuple[list[Any], dict[Any, Any], Any]:
+    """Loops straight down through blocks that hold nothing else; the last block, in terms of them.
+
+    Also what each is to the block right inside: spatial, a reduction, or neither.
+    """
+    loops: list[Any] = []
+    kinds: dict[Any, Any] = {}
+    stmt = loop
+    while True:
+        here, stmt = nest_of(stmt)
+        loops += here
+        if not isinstance(stmt, s_tir.SBlockRealize):
+            return loops, kinds, stmt
+        block = stmt.block
+        pairs = zip(block.iter_vars, stmt.iter_values, strict=True)
+        kinds |= {x: v.iter_type for v, x in pairs if isinstance(x, ir.Var)}
+        plain = isinstance(block.body, tirx.For) and block.init is None and is_one(stmt.predicate)
+        if not plain or block.alloc_buffers or block.match_buffers:
+            return loops, kinds, stmt
+        stmt = substitute(block.body, values_of(stmt))
 
 
 def _same(a: Any, b: Any) -> bool:

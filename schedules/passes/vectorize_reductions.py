@@ -1,7 +1,8 @@
-"""Reductions over what a row stores as vectors of partial results (CPU).
+"""Innermost reductions to one element as vectors of partial results (CPU).
 
 A reduction to one element waits in each step for the step before, and a division in its term is
-done for one nonzero at a time. Before::
+done for one nonzero at a time. The loop may be over what a row stores, or over dense features for
+each element of any storage, at the top or in a nest. Before::
 
     for j in range(J_indptr[vi + 1] - J_indptr[vi]):
         with T.sblock("f1"):
@@ -22,7 +23,8 @@ After, for 8 lanes::
     else:
         for j_1 in range(J_indptr[vi + 1] - J_indptr[vi]): ...
 
-The last vector begins earlier, and adds what the others left.
+The last vector begins earlier, and adds what the others left. Conditions that do not depend on the
+loop, as of a slot that is padding, stand around all of it.
 """
 
 from __future__ import annotations
@@ -35,11 +37,19 @@ from tvm import ir, s_tir, tirx
 
 from sparsetir.schedules.passes.nests import is_along, wide_indices
 from sparsetir.sparse_ir.nodes import buffer_var, nodes_of, substitute
-from sparsetir.sparse_ir.reduction import Reduction, reduction_of
-from sparsetir.sparse_ir.tir import as_dtype, dtype_of, free_vars, is_one, loop_over, with_body
+from sparsetir.sparse_ir.reduction import Reduction, reduction_of, under
+from sparsetir.sparse_ir.tir import (
+    as_dtype,
+    block_with,
+    dtype_of,
+    free_vars,
+    is_one,
+    loop_over,
+    with_body,
+)
 from sparsetir.sparse_ir.traversal import map_expr
 
-LANES = 8  # at most: shorter rows, as graphs have them, are gone through one by one
+RAGGED_LANES = 8  # of ragged rows at most: in graphs most are shorter than longer vectors
 
 
 def vectorize_reductions(func: tirx.PrimFunc, bits: int) -> tirx.PrimFunc:
@@ -49,38 +59,48 @@ def vectorize_reductions(func: tirx.PrimFunc, bits: int) -> tirx.PrimFunc:
     """
 
     def visit(loop: Any) -> Any:
-        reduction = _of_row(loop)
+        reduction = _innermost(loop)
         if reduction is None:
             return loop
-        lanes = min(LANES, bits // tvm.DataType(dtype_of(reduction.term)).bits)
+        lanes = bits // tvm.DataType(dtype_of(reduction.term)).bits
+        if nodes_of(ir.TensorLoad, loop.extent):
+            lanes = min(RAGGED_LANES, lanes)
         return _in_vectors(loop, reduction, lanes) if lanes > 1 else loop
 
     return with_body(func, map_expr(func.body, [(tirx.For, visit)]))
 
 
-def _of_row(loop: Any) -> Reduction | None:
-    """The reduction that a loop is, over a block with no other variable; None of other loops."""
+def _innermost(loop: Any) -> Reduction | None:
+    """The reduction to one element that a loop right around a block is; None of other loops."""
     realize = loop.body
     if loop.kind != tirx.ForKind.SERIAL or not isinstance(realize, s_tir.SBlockRealize):
         return None
     block = realize.block
-    if len(block.iter_vars) != 1 or not realize.iter_values[0].same_as(loop.loop_var):
+    if not is_one(realize.predicate) or block.alloc_buffers:
         return None
-    if not is_one(realize.predicate):
+    own, others = _variables(loop)
+    if len(own) != 1 or own[0].iter_type != tirx.IterVar.CommReduce:
         return None
-    if block.iter_vars[0].iter_type != tirx.IterVar.CommReduce or block.alloc_buffers:
+    var = own[0].var
+    if any(loop.loop_var in free_vars(value) for _, value in others):
         return None
     reduction = reduction_of(block.body)
-    if reduction is None or reduction.conditions or reduction.operator == "product":
+    if reduction is None or reduction.operator == "product":
         return None
     bits = tvm.DataType(dtype_of(reduction.term)).bits
     value, dtype = reduction.store.value, dtype_of(reduction.store.value)
     ordered = isinstance(value, tirx.Max | tirx.Min) and "float" in dtype
     if bits not in (32, 64) or ordered or dtype_of(reduction.term) != dtype:
         return None
-    var = block.iter_vars[0].var
-    moves = any(var in free_vars(i) for i in reduction.store.indices)
+    moves = any(var in free_vars(i) for i in [*reduction.store.indices, *reduction.conditions])
     return None if moves or not _is_contiguous(reduction.term, var) else reduction
+
+
+def _variables(loop: Any) -> tuple[list[Any], list[tuple[Any, Any]]]:
+    """The variables of the block in a loop that are the loop's; the others, with their values."""
+    pairs = list(zip(loop.body.block.iter_vars, loop.body.iter_values, strict=True))
+    own = [v for v, value in pairs if value.same_as(loop.loop_var)]
+    return own, [(v, value) for v, value in pairs if not value.same_as(loop.loop_var)]
 
 
 def _is_contiguous(term: Any, var: Any) -> bool:
@@ -97,8 +117,9 @@ def _goes_along(load: Any, var: Any) -> bool:
 
 
 def _in_vectors(loop: Any, reduction: Reduction, lanes: int) -> tirx.Stmt:
-    block, extent = loop.body.block, loop.extent
-    var, dtype = block.iter_vars[0].var, dtype_of(loop.loop_var)
+    block, extent, dtype = loop.body.block, loop.extent, dtype_of(loop.loop_var)
+    (own,), others = _variables(loop)
+    var = own.var
     store, name = reduction.store, loop.loop_var.name
     acc = buffer_var([lanes], store.buffer.ty.dtype, "acc")
     width, zero = as_dtype(lanes, dtype), as_dtype(0, dtype)
@@ -138,9 +159,12 @@ def _in_vectors(loop: Any, reduction: Reduction, lanes: int) -> tirx.Stmt:
     each_one = tirx.BufferStore(store.buffer, combined(held, term(fewer)), store.indices)
     short = loop_over(fewer, extent, each_one)
     body = tirx.IfThenElse(extent >= width, tirx.SeqStmt(parts), short)
-    done = body if block.init is None else tirx.SeqStmt([block.init, body])
+    done, init = under(reduction.conditions, body), block.init
+    if init is not None and not any(v.iter_type == tirx.IterVar.CommReduce for v, _ in others):
+        done, init = tirx.SeqStmt([init, done]), None
     known = {r.source: r.source for r in [*block.reads, *block.writes]}
-    made = s_tir.SBlock([], [], [], block.name_hint, done, alloc_buffers=[acc])
+    made = block_with(block, iter_vars=[v for v, _ in others], body=done, alloc_buffers=[acc])
+    made = block_with(made, init=init, reads=[], writes=[])
     reads, writes = s_tir.analysis.get_sblock_read_write_region(made, known)
-    made = s_tir.SBlock([], reads, writes, block.name_hint, done, alloc_buffers=[acc])
-    return s_tir.SBlockRealize([], True, made)
+    made = block_with(made, reads=reads, writes=writes)
+    return s_tir.SBlockRealize([value for _, value in others], True, made)

@@ -28,7 +28,7 @@ class RowReduction:
     gathered_axis : the axis of the gathered operand that columns index
     dtype : of the result
     reduces : whether terms are combined by an operator; else elements are looked at in their order
-    free : whether visits of the outermost one of heads and rows are proven not to race
+    free : whether visits of heads and of rows are proven not to race
     """
 
     iteration: SparseIterationRef
@@ -193,7 +193,7 @@ def over_rows(nest: Nest, rows: list[Loop]) -> RowReduction:
     return RowReduction(
         ref, [handles[x.axes] for x in heads], handles[rows[0].axes],
         [handles[x.axes] for x in columns], handles[features[0].axes], nest.result, *gathered,
-        nest.dtype, nest.reduction is not None, nest.is_free([*heads, *rows][0]),
+        nest.dtype, nest.reduction is not None, all(map(nest.is_free, [*heads, *rows])),
     )  # fmt: skip
 
 

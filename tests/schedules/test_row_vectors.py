@@ -128,3 +128,92 @@ def test_what_is_finite_needs_no_look_for_terms():
     i, _, k = sch.get_sp_iters(sch.get_sparse_iteration("spmm"))
     sch.precompute("C", i, [k], scope="global", hoist=True)
     assert "C_ws[k] * ROW[i]" in sch.func.script() and "_any" not in sch.func.script()
+
+
+KK, KINDS = 5, 3
+SLOTS = np.stack([np.sort((np.arange(KK) * 11 + i) % N) for i in range(M)]).astype("int32")
+SLOTS[1, 2:], SLOTS[4] = -1, -1  # padding
+FIBERS = np.cumsum([0, *(np.arange(NNZ) % 4)]).astype("int32")  # of which every fourth is empty
+ELL = "E = T.sparse_fixed(I, (n, kk), slots)"
+CSF = "L = T.sparse_variable(J, (n, fibers), (l_ptr, l_idx))"
+MAP = """
+R = T.dense_fixed(kinds)
+O = T.sparse_variable(R, (m, pairs), (o_ptr, o_idx))
+E = T.sparse_fixed(O, (n, 1), slots)
+C = T.dense_fixed(cin)
+"""
+INNERMOST = {
+    "elements of ELL": (ELL, {"X": "I K", "Y": "N K", "OUT": "I E"}, """
+    with T.sp_iter([I, E, K], "SSR", "dots") as [i, e, k]:
+        with T.init():
+            OUT[i, e] = 1.0
+        OUT[i, e] = OUT[i, e] + (X[i, k] - Y[e, k]) * X[i, k]
+    """),
+    "elements in nested rows": ("", {"X": "I K", "Y": "N K", "OUT": "I J"}, """
+    S = T.alloc_sparse_buffer((I, J), "float32")
+    TOP = T.alloc_sparse_buffer((I,), "float32")
+    with T.sp_iter([I], "S", "rows") as [i]:
+        with T.sp_iter([J, K], "SR", "dots") as [j, k]:
+            with T.init():
+                S[i, j] = 0.0
+            S[i, j] = S[i, j] + X[i, k] * Y[j, k]
+        with T.sp_iter([J], "R", "top") as [j]:
+            with T.init():
+                TOP[i] = T.min_value("float32")
+            TOP[i] = T.max(TOP[i], S[i, j])
+        with T.sp_iter([J], "S", "apart") as [j]:
+            OUT[i, j] = S[i, j] - TOP[i]
+    """),
+    "two sums, the inner one dense": ("", {"A": "I J", "X": "I K", "Y": "N K", "OUT": "I"}, """
+    with T.sp_iter([I, J, K], "SRR", "both") as [i, j, k]:
+        with T.init():
+            OUT[i] = 2.0
+        OUT[i] = OUT[i] + A[i, j] * X[i, k] * Y[j, k]
+    """),
+    "a scatter of sums": (MAP, {"X": "N C", "W": "R C K", "OUT": "I K"}, """
+    with T.sp_iter([R, O, E, C, K], "RSRRS", "conv") as [r, o, e, c, k]:
+        with T.init():
+            OUT[o, k] = 0.0
+        OUT[o, k] = OUT[o, k] + X[e, c] * W[r, c, k]
+    """),
+    "sums over fibers": (CSF, {"A": "I J L", "X": "N K", "Y": "N K", "OUT": "I K"}, """
+    with T.sp_iter([I, J, L, K], "SRRS", "mttkrp") as [i, j, l, k]:
+        OUT[i, k] = OUT[i, k] + A[i, j, l] * X[j, k] * Y[l, k]
+    """),
+    "an update under a condition": ("", {"A": "I J", "X": "N K", "OUT": "I K"}, """
+    with T.sp_iter([I, J, K], "SRS", "some") as [i, j, k]:
+        if A[i, j] > 0.0:
+            OUT[i, k] = OUT[i, k] + A[i, j] * X[j, k]
+    """),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("feat", [0, 1, 3, 8, 17, 40])
+@pytest.mark.parametrize("kind", INNERMOST)
+def test_innermost_sums_in_other_nests(kind, feat):
+    axes, over, body = INNERMOST[kind]
+    program = small("rows", body, axes, **over)
+    draw = np.random.default_rng(feat).standard_normal
+    fibers = int(FIBERS[-1])
+    pairs = np.array([0, 4, 4, 7], "int32")
+    sizes = {"m": M, "n": N, "nnz": NNZ, "feat": feat, "kk": KK, "kinds": KINDS, "cin": 6}
+    sizes |= {"pairs": 7, "fibers": fibers}
+    there = {
+        "indptr": INDPTR, "indices": INDICES, "o_ptr": pairs,
+        "o_idx": np.int32([0, 2, 5, 14, 1, 2, 3]), "l_ptr": FIBERS,
+        "l_idx": np.concatenate([np.arange(n) * 5 for n in np.diff(FIBERS)]).astype("int32"),
+        "slots": np.int32([3, -1, 5, 7, 0, 9, 119]) if axes == MAP else SLOTS.reshape(-1),
+        "w": draw((KINDS, 6, feat)).astype("float32"),
+        "x": draw((M if "X" in over and over["X"][0] == "I" else N, feat)).astype("float32"),
+        "y": draw((N, feat)).astype("float32"),
+        "a": draw(fibers if axes == CSF else NNZ).astype("float32"), **sizes,
+    }  # fmt: skip
+    if axes == MAP:
+        there["x"] = draw((N, 6)).astype("float32")
+    shape = {"I E": (M * KK,), "I J": (NNZ,), "I": (M,), "I K": (M, feat)}[over["OUT"]]
+    kernel, names = sparsetir.build(program), {p.name for p in program.params}
+    given = {name: value for name, value in there.items() if name in names}
+    expected, found = np.full(shape, 3, "float32"), np.full(shape, 3, "float32")
+    sparsetir.interpret(program, {**given, "out": expected})
+    kernel(**given, out=found)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
