@@ -109,11 +109,11 @@ def allocate_outside_of_threads(body: Any, buffers: Any) -> tuple[Any, dict[Any,
 
     root = body.block
     # An address keeps the allocation of a buffer on the host, also if one kernel alone uses it.
-    addresses = [tirx.Evaluate(buffer_data(v)) for v in moved]
+    addresses = [tirx.Evaluate(buffer_data(v)) for v in moved if threads]
     root = block_with(
         root,
         alloc_buffers=[*root.alloc_buffers, *moved],
-        body=tirx.SeqStmt([*addresses, map_expr(root.body, [(s_tir.SBlock, block)])]),
+        body=as_one([*addresses, map_expr(root.body, [(s_tir.SBlock, block)])]),
     )
     return s_tir.SBlockRealize(body.iter_values, body.predicate, root, body.span), shared
 

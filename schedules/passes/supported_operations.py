@@ -9,8 +9,8 @@ Before and after, for booleans, for float16, whose functions LLVM has in part, a
     T.exp10(X[i])     T.pow(10.0, X[i])
     T.clz(N[i])       T.Select(N[i] == 0, 32, T.clz(N[i]))
 
-A signed integer that is computed becomes an unsigned one by its bits, since TVM 0.27 fails where
-its bounds are negative ("cannot make uint from negative value")::
+On CPUs a signed integer that is computed becomes an unsigned one by its bits, since TVM 0.27 fails
+where its bounds are negative ("cannot make uint from negative value")::
 
     T.Cast("uint32", i - 5)    T.reinterpret("uint32", i - 5)
 """
@@ -33,7 +33,7 @@ WIDER = frozenset(
 )
 
 
-def supported_operations(func: tirx.PrimFunc) -> tirx.PrimFunc:
+def supported_operations(func: tirx.PrimFunc, gpu: bool) -> tirx.PrimFunc:
     """A function of stage III with operations that code generators have."""
 
     def compare(x: Any) -> Any:
@@ -46,7 +46,8 @@ def supported_operations(func: tirx.PrimFunc) -> tirx.PrimFunc:
         (kind, lambda x, as_=as_: as_(x.a, x.b) if dtype_of(x) == "bool" else x)
         for kind, as_ in BOOLEAN.items()
     ]
-    return with_body(func, map_expr(func.body, [*rules, (ir.Call, _call), (tirx.Cast, _cast)]))
+    rules += [(ir.Call, _call), *([] if gpu else [(tirx.Cast, _cast)])]
+    return with_body(func, map_expr(func.body, rules))
 
 
 def _cast(x: Any) -> Any:

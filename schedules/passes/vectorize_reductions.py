@@ -65,7 +65,8 @@ def vectorize_reductions(func: tirx.PrimFunc, bits: int) -> tirx.PrimFunc:
         lanes = bits // tvm.DataType(dtype_of(reduction.term)).bits
         if nodes_of(ir.TensorLoad, loop.extent):
             lanes = min(RAGGED_LANES, lanes)
-        return _in_vectors(loop, reduction, lanes) if lanes > 1 else loop
+        few = isinstance(loop.extent, tirx.IntImm) and int(loop.extent) < lanes
+        return loop if lanes < 2 or few else _in_vectors(loop, reduction, lanes)
 
     return with_body(func, map_expr(func.body, [(tirx.For, visit)]))
 
@@ -149,7 +150,9 @@ def _in_vectors(loop: Any, reduction: Reduction, lanes: int) -> tirx.Stmt:
     def last(lane: Any) -> Any:
         return tirx.Select(lane >= new, term(extent - width + lane), identity)
 
-    parts.append(each(lanes, lambda lane: combined(of(lane), last(lane))))
+    exact = isinstance(extent, tirx.IntImm) and int(extent) % lanes == 0
+    if not exact:
+        parts.append(each(lanes, lambda lane: combined(of(lane), last(lane))))
     half = lanes // 2
     while half:
         far = as_dtype(half, dtype)
@@ -158,7 +161,9 @@ def _in_vectors(loop: Any, reduction: Reduction, lanes: int) -> tirx.Stmt:
     parts.append(tirx.BufferStore(store.buffer, combined(held, of(zero)), store.indices))
     each_one = tirx.BufferStore(store.buffer, combined(held, term(fewer)), store.indices)
     short = loop_over(fewer, extent, each_one)
-    body = tirx.IfThenElse(extent >= width, tirx.SeqStmt(parts), short)
+    body = tirx.SeqStmt(parts)
+    if not isinstance(extent, tirx.IntImm):
+        body = tirx.IfThenElse(extent >= width, body, short)
     done, init = under(reduction.conditions, body), block.init
     if init is not None and not any(v.iter_type == tirx.IterVar.CommReduce for v, _ in others):
         done, init = tirx.SeqStmt([init, done]), None

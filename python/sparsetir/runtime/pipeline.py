@@ -78,13 +78,13 @@ LAST: dict[bool, tuple[Callable[..., tirx.PrimFunc], ...]] = {
         lambda func, _: sound_tail_hints(func),
         lambda func, _: bounded_shifts(serial_lanes(func)),
         lambda func, marked: whole_workspaces(func, {*map(str, marked.attrs.get(LAYOUTS, {}))}),
-        lambda func, _: ieee_floats(supported_operations(func)),
+        lambda func, _: ieee_floats(supported_operations(func, gpu=False)),
     ),
     True: (
         lambda func, _: exact_constants(func),
         lambda func, _: sound_tail_hints(func),
         lambda func, _: bounded_shifts(serial_lanes(func)),
-        lambda func, _: ieee_floats(supported_operations(func)),
+        lambda func, _: ieee_floats(supported_operations(func, gpu=True)),
     ),
 }
 
