@@ -113,7 +113,7 @@ class _Nest:
         mapping = {v.var: x for v, x in pairs if x in own}
         self.conditions, self.store = taken_apart(substitute(self.block.body, mapping))
         init = self.block.init
-        self.init = None if init is None else substitute(init, mapping)
+        self.init: Any = None if init is None else substitute(init, mapping)
         self.updates = init is None
 
     @staticmethod
