@@ -69,6 +69,16 @@ def speculative(expr: Any, unguarded: Callable[[Any], bool], bounds: Bounds = an
     return map_expr(expr, [*total_divisions(bounds), (ir.TensorLoad, load)])
 
 
+def is_harmless(expr: Any) -> bool:
+    """Whether an expression of stage II may be evaluated where no visit asks for it.
+
+    Loads at positions may be, but not those at what is loaded, nor a division or a call.
+    """
+    risky = (*DIVISIONS, ir.Call)
+    loads = nodes_of(ir.TensorLoad, expr)
+    return not nodes_of(risky, expr) and not any(nodes_of(ir.TensorLoad, *x.indices) for x in loads)
+
+
 def _is_total(divisor: Any) -> bool:
     """Whether a divisor is a number other than 0, or what :func:`_total` makes."""
     if isinstance(divisor, ir.Call) and divisor.op.name == "tirx.bitwise_xor":

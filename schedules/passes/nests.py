@@ -141,16 +141,6 @@ def wide_indices(buffer: Any, indices: Any) -> list[Any]:
     return [index for index, size in sizes if not is_one(size)]
 
 
-def is_harmless(expr: Any) -> bool:
-    """Whether an expression may be evaluated where no visit asks for it.
-
-    Loads at positions are, but not at what is loaded, nor a division or a call.
-    """
-    risky = (tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod, ir.Call)
-    loads = nodes_of(ir.TensorLoad, expr)
-    return not nodes_of(risky, expr) and not any(nodes_of(ir.TensorLoad, *x.indices) for x in loads)
-
-
 def is_along(index: Any, var: Any) -> bool:
     """Whether an index is a variable, or some way from it."""
     parts = [index.a, index.b] if isinstance(index, tirx.Add) else [index]

@@ -27,7 +27,7 @@ import tvm
 from tvm import ir, s_tir, tirx
 from tvm.sym import Analyzer
 
-from sparsetir.schedules.passes.nests import is_along, is_harmless, is_zero, wide_indices
+from sparsetir.schedules.passes.nests import is_along, is_zero, wide_indices
 from sparsetir.schedules.passes.prefetch import gathering_loads, row_ahead
 from sparsetir.schedules.registers import sum_vectors
 from sparsetir.sparse_ir.nodes import (
@@ -40,6 +40,7 @@ from sparsetir.sparse_ir.nodes import (
 )
 from sparsetir.sparse_ir.position_space import LAYOUTS
 from sparsetir.sparse_ir.reduction import taken_apart, under
+from sparsetir.sparse_ir.speculation import is_harmless
 from sparsetir.sparse_ir.tir import (
     as_dtype,
     as_one,

@@ -38,6 +38,7 @@ from tvm import ir, s_tir, tirx
 from sparsetir.schedules.passes.nests import is_along, wide_indices
 from sparsetir.sparse_ir.nodes import buffer_var, nodes_of, substitute
 from sparsetir.sparse_ir.reduction import Reduction, reduction_of, under
+from sparsetir.sparse_ir.speculation import is_harmless
 from sparsetir.sparse_ir.tir import (
     as_dtype,
     block_with,
@@ -92,6 +93,9 @@ def _innermost(loop: Any) -> Reduction | None:
     value, dtype = reduction.store.value, dtype_of(reduction.store.value)
     ordered = isinstance(value, tirx.Max | tirx.Min) and "float" in dtype
     if bits not in (32, 64) or ordered or dtype_of(reduction.term) != dtype:
+        return None
+    # Conditions come to stand around the loop, which may have no visits.
+    if not all(map(is_harmless, reduction.conditions)):
         return None
     moves = any(var in free_vars(i) for i in [*reduction.store.indices, *reduction.conditions])
     return None if moves or not _is_contiguous(reduction.term, var) else reduction

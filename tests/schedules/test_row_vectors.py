@@ -217,3 +217,28 @@ def test_innermost_sums_in_other_nests(kind, feat):
     sparsetir.interpret(program, {**given, "out": expected})
     kernel(**given, out=found)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_conditions_of_no_visits_are_not_evaluated():
+    """Without features nothing asks for an element that the array does not have."""
+    program = sparsetir.from_source("""
+@T.prim_func
+def f(p: T.handle, q: T.handle, x: T.handle, out: T.handle, m: T.int32, feat: T.int32):
+    I = T.dense_fixed(m)
+    K = T.dense_fixed(feat)
+    P = T.match_buffer(p, (m,), "float32")
+    Q = T.match_sparse_buffer(q, (I,), "int32")
+    X = T.match_sparse_buffer(x, (I, K), "float32")
+    OUT = T.match_sparse_buffer(out, (I,), "float32")
+    with T.sp_iter([I, K], "SR", "f") as [i, k]:
+        with T.init():
+            OUT[i] = 2.0
+        if P[Q[i]] > 0.0:
+            OUT[i] = OUT[i] + X[i, k]
+""")
+    kernel, out = sparsetir.build(program), np.zeros(3, "float32")
+    kernel(np.ones(3, "float32"), np.full(3, 2**30, "int32"), np.zeros((3, 0), "float32"), out)
+    np.testing.assert_array_equal(out, 2)
+    x = np.arange(60, dtype="float32").reshape(3, 20)
+    kernel(np.float32([1, 0, 1]), np.int32([2, 1, 0]), x, out)
+    np.testing.assert_array_equal(out, 2 + x.sum(1) * [1, 0, 1])

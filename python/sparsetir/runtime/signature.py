@@ -301,13 +301,8 @@ def signature_of(stages: Mapping[str, tirx.PrimFunc]) -> Signature:
 
 def natural_shapes(func: tirx.PrimFunc) -> dict[str, tuple[str, list[ir.Expr]]]:
     """(argument name, natural shape) of each array parameter of a stage-II function, by buffer."""
-    signature = func.attrs[SIGNATURE]
+    signature, rename = func.attrs[SIGNATURE], _renaming(func)
     argument = {v.name: p.name for v, p in zip(func.params, signature.params, strict=True)}
-    by_name = {p.name: p for p in func.params}
-
-    def rename(expr: ir.Expr) -> ir.Expr:
-        return substitute(expr, {v: by_name[v.name] for v in _variables(expr) if v.name in by_name})
-
     layouts = {str(k): v for k, v in func.attrs[LAYOUTS].items()}
     shapes = {var.name: _shape(var, layouts, rename) for var in func.params}
     return {n: (str(argument[n]), shape) for n, shape in shapes.items() if shape is not None}
@@ -315,24 +310,31 @@ def natural_shapes(func: tirx.PrimFunc) -> dict[str, tuple[str, list[ir.Expr]]]:
 
 def changed_layout(func: tirx.PrimFunc) -> str:
     """What a schedule made of a parameter that callers have otherwise; "" for nothing."""
-    known = func.attrs[SIGNATURE]
-    by_name = {p.name: p for p in func.params}
-    for was, now, argument in zip(
-        PositionSpace(known).params, func.params, known.params, strict=True
-    ):
+    signature, rename = func.attrs[SIGNATURE], _renaming(func)
+    declared = PositionSpace(signature).params
+    for was, now, argument in zip(declared, func.params, signature.params, strict=True):
         if not tirx.is_buffer_var(now):
             continue
-        ty = was.ty
-        shape = [
-            substitute(n, {v: by_name[v.name] for v in _variables(n) if v.name in by_name})
-            for n in ty.shape
-        ]
-        if ty.dtype != now.ty.dtype or not same_indices(shape, now.ty.shape):
-            sizes = (f"({', '.join(map(str, x))})" for x in (shape, now.ty.shape))
-            types = [f"{size} {t.dtype}" for size, t in zip(sizes, (ty, now.ty), strict=True)]
-            what = f"expected buffer '{now.name}' as {types[0]}, got {types[1]}"
-            return f"argument '{argument.name}': {what}"
+        shape = [rename(size) for size in was.ty.shape]
+        if was.ty.dtype != now.ty.dtype or not same_indices(shape, now.ty.shape):
+            expected, got = (
+                f"({', '.join(map(str, sizes))}) {ty.dtype}"
+                for sizes, ty in ((shape, was.ty), (now.ty.shape, now.ty))
+            )
+            return (
+                f"argument '{argument.name}': expected buffer '{now.name}' as {expected}, got {got}"
+            )
     return ""
+
+
+def _renaming(func: tirx.PrimFunc) -> Callable[[ir.Expr], ir.Expr]:
+    """Puts the parameters of a stage-II function for those that attributes know by their names."""
+    by_name = {p.name: p for p in func.params}
+
+    def rename(expr: ir.Expr) -> ir.Expr:
+        return substitute(expr, {v: by_name[v.name] for v in _variables(expr) if v.name in by_name})
+
+    return rename
 
 
 def bound(
