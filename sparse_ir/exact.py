@@ -141,6 +141,8 @@ class _Exact:
 
     def _cast(self, node: Any) -> Integer:
         """Casts between integers keep the number."""
+        if dtype_of(node.value) == "bool":
+            return Integer(node, 0, 1)
         if not fits_signed(node.value):
             return self._leaf(node)
         value = self.of(node.value)
@@ -266,7 +268,14 @@ def _bits_bounds(a: Integer, b: Integer) -> tuple[int, int]:
     return (0 if min(a.low, b.low) >= 0 else -end), end - 1
 
 
-def _shifted_bounds(a: Integer, _: Integer) -> tuple[int, int]:
+def _and_bounds(a: Integer, b: Integer) -> tuple[int, int]:
+    ends = [x.high for x in (a, b) if x.low >= 0]
+    return (0, min(ends)) if ends else _bits_bounds(a, b)
+
+
+def _shifted_bounds(a: Integer, b: Integer) -> tuple[int, int]:
+    if b.low == b.high >= 0:
+        return a.low >> b.low, a.high >> b.low
     return min(a.low, 0), max(a.high, 0)
 
 
@@ -280,7 +289,7 @@ _BOUNDS: dict[Any, Callable[[Integer, Integer], tuple[int, int]]] = {
     tirx.Mod: _truncated_bounds,
     tirx.Min: _corners(min),
     tirx.Max: _corners(max),
-    tirx.BitwiseAnd: _bits_bounds,
+    tirx.BitwiseAnd: _and_bounds,
     tirx.BitwiseOr: _bits_bounds,
     tirx.BitwiseXor: _bits_bounds,
     tirx.RShift: _shifted_bounds,

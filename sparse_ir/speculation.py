@@ -7,7 +7,9 @@ and both sides of `and`, `or` and `T.Select` are computed. Guarded loads may be;
   Divisions are total here: by zero they give 0, as NumPy's do. Those by constants stay as they are,
   and those by sizes of axes where a visit asks for them::
 
-      60 // D[i]    becomes    60 // (D[i] ^ w) * (w ^ 1),    w = -(D[i] is 0 or -1) & (D[i] ^ 1)
+      60 // D[i]   becomes   60 // (D[i] ^ (-s & (D[i] ^ 1))) * (1 - s - (s & (D[i] >> 31)))
+
+  where s is 1 if D[i] is 0 or -1, else 0.
 
   By bits, as TVM 0.27 simplifies `T.max(i, 1)` to `i` where a condition says that i is positive,
   then takes the quotient out of that condition as a common subexpression, and as its simplifier
@@ -23,11 +25,10 @@ from typing import Any
 
 import tvm
 from tvm import ir, tirx
-from tvm_ffi import structural_equal
 
 from sparsetir.sparse_ir.exact import Bounds, is_choice, type_bounds
 from sparsetir.sparse_ir.nodes import nodes_of
-from sparsetir.sparse_ir.tir import as_dtype, dtype_of, free_vars, zero
+from sparsetir.sparse_ir.tir import as_dtype, dtype_of, free_vars, uncast, zero
 from sparsetir.sparse_ir.traversal import Rule, map_expr
 
 DIVISIONS = (tirx.FloorDiv, tirx.FloorMod, tirx.Div, tirx.Mod)
@@ -80,27 +81,34 @@ def is_harmless(expr: Any) -> bool:
 
 
 def _is_total(divisor: Any) -> bool:
-    """Whether a divisor is a number other than 0, or what :func:`_total` makes."""
-    if isinstance(divisor, ir.Call) and divisor.op.name == "tirx.bitwise_xor":
-        return structural_equal(divisor, divisor.args[0] ^ _where_special(divisor.args[0]))
-    return isinstance(divisor, tirx.IntImm) and int(divisor) != 0
+    """Whether a divisor is a number other than 0, or what :func:`_total` makes.
+
+    Parts may have been cast to a wider type since: what is 0 or -1 there is in the other, too.
+    """
+    if not isinstance(divisor, tirx.BitwiseXor):
+        return isinstance(divisor, tirx.IntImm) and int(divisor) != 0
+    special = uncast(divisor.b)
+    mask = uncast(special.a) if isinstance(special, tirx.BitwiseAnd) else None
+    test = uncast(uncast(mask.b)) if isinstance(mask, tirx.Sub) else None
+    return isinstance(test, tirx.EQ) and free_vars(test.a) == free_vars(divisor.a)
 
 
-def _where_special(divisor: Any) -> Any:
-    """What a divisor of 0 or -1 differs by from 1, in bits; 0 for others."""
+def _is_special(divisor: Any) -> tuple[Any, Any]:
+    """1 for 0 and -1, else 0; and -1 for what is negative, else 0."""
     dtype = dtype_of(divisor)
     sign = divisor >> as_dtype(tvm.DataType(dtype).bits - 1, dtype)
-    is_special = tirx.Cast(dtype, tirx.EQ(divisor ^ sign, zero(dtype)))
-    return (zero(dtype) - is_special) & (divisor ^ as_dtype(1, dtype))
+    return tirx.Cast(dtype, tirx.EQ(divisor ^ sign, zero(dtype))), sign
 
 
 def _total(node: Any) -> Any:
-    """A division by what may be 0 or -1: by 1, and the quotient times that."""
-    special = _where_special(node.b)
-    quotient = type(node)(node.a, node.b ^ special)
+    """A division by what may be 0 or -1: by 1, and the quotient times 0 or -1."""
+    dtype = dtype_of(node.b)
+    one, (special, sign) = as_dtype(1, dtype), _is_special(node.b)
+    divisor = node.b ^ ((zero(dtype) - special) & (node.b ^ one))
+    quotient = type(node)(node.a, divisor)
     if isinstance(node, tirx.Mod | tirx.FloorMod):
         return quotient
-    return quotient * (special ^ as_dtype(1, dtype_of(node)))
+    return quotient * (one - special - (special & sign))
 
 
 def lazily(unguarded: Callable[[Any], bool], bounds: Bounds) -> list[Rule]:

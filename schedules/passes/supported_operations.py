@@ -13,6 +13,8 @@ On CPUs a signed integer that is computed becomes an unsigned one by its bits, s
 where its bounds are negative ("cannot make uint from negative value")::
 
     T.Cast("uint32", i - 5)    T.reinterpret("uint32", i - 5)
+
+What is 0 whatever its variables are has no bits there ("requires pointer result type").
 """
 
 from __future__ import annotations
@@ -21,8 +23,9 @@ from typing import Any
 
 import tvm
 from tvm import ir, tirx
+from tvm.sym import Analyzer
 
-from sparsetir.sparse_ir.tir import cast, dtype_of, with_body
+from sparsetir.sparse_ir.tir import cast, dtype_of, with_body, zero
 from sparsetir.sparse_ir.traversal import map_expr
 
 COMPARISONS = (tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE)
@@ -56,7 +59,13 @@ def _cast(x: Any) -> Any:
         return x
     if isinstance(x.value, ir.TensorLoad | tirx.IntImm | ir.Var):
         return x
-    return tirx.reinterpret(dtype, cast(x.value, dtype[1:]))
+    return _bits_of(dtype, cast(x.value, dtype[1:]))
+
+
+def _bits_of(dtype: str, value: Any) -> Any:
+    settled = Analyzer().simplify(value)
+    none = isinstance(settled, tirx.IntImm) and int(settled) == 0
+    return zero(dtype) if none else tirx.reinterpret(dtype, value)
 
 
 def _call(x: Any) -> Any:
@@ -65,6 +74,8 @@ def _call(x: Any) -> Any:
         args = [cast(a, "float32") if dtype_of(a) == dtype else a for a in x.args]
         ty = tirx.Var("x", "float32").ty
         return tirx.Cast(dtype, _call(ir.Call(x.op, args, x.attrs, x.ty_args, ret_ty=ty)))
+    if name == "reinterpret" and dtype_of(x.args[0]).startswith(("int", "uint")):
+        return _bits_of(dtype, x.args[0])
     if name == "fmod":
         return tirx.Mod(*x.args)
     if name == "exp10":

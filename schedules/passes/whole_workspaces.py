@@ -3,7 +3,8 @@
 TVM compacts the buffers of a block to the region that is accessed. Where that is bounded by the
 types of sizes alone, as of `W[T.max(k - 1, 0), ..]` over parameters `m` and `feat`, it takes 2**62
 elements, whose bytes overflow to none: they go on the stack. A function with such workspaces, and
-without caches of TVM's own that are to be compacted, is compiled without that pass.
+without caches of TVM's own that are to be compacted, is compiled without that pass; so is one that
+has nothing to compact, as the pass takes hours over some bounds of loops (TVM 0.27).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from tvm import s_tir, tirx
 from tvm.ir.instrument import pass_instrument
 
 from sparsetir.sparse_ir.nodes import nodes_of
+from sparsetir.sparse_ir.tir import is_one
 
 # Attribute of a function of stage III.
 WHOLE = "sparsetir.whole_workspaces"
@@ -26,13 +28,17 @@ def whole_workspaces(func: tirx.PrimFunc, names: Container[str]) -> tirx.PrimFun
 
     names : of buffers of stage I; others are caches that primitives of TVM made
     """
-    open_ended = [
-        v.name in names
-        for block in nodes_of(s_tir.SBlock, func.body)
-        for v in block.alloc_buffers
-        if not all(isinstance(n, tirx.IntImm) for n in v.ty.shape)
-    ]
-    return func.with_attr(WHOLE, True) if open_ended and all(open_ended) else func
+    arrays = [v for b in nodes_of(s_tir.SBlock, func.body) for v in b.alloc_buffers]
+    stays = all(_is_single(v) or (v.name in names and _is_open_ended(v)) for v in arrays)
+    return func.with_attr(WHOLE, True) if stays else func
+
+
+def _is_single(array: Any) -> bool:
+    return all(is_one(n) for n in array.ty.shape)
+
+
+def _is_open_ended(array: Any) -> bool:
+    return not all(isinstance(n, tirx.IntImm) for n in array.ty.shape)
 
 
 def without_compaction() -> Any:
