@@ -85,12 +85,20 @@ def _is_total(divisor: Any) -> bool:
 
     Parts may have been cast to a wider type since: what is 0 or -1 there is in the other, too.
     """
+    if isinstance(divisor, tirx.Cast) and _widens(divisor):
+        divisor = divisor.value
     if not isinstance(divisor, tirx.BitwiseXor):
         return isinstance(divisor, tirx.IntImm) and int(divisor) != 0
     special = uncast(divisor.b)
     mask = uncast(special.a) if isinstance(special, tirx.BitwiseAnd) else None
     test = uncast(uncast(mask.b)) if isinstance(mask, tirx.Sub) else None
     return isinstance(test, tirx.EQ) and free_vars(test.a) == free_vars(divisor.a)
+
+
+def _widens(cast: Any) -> bool:
+    """Whether a cast from an integer to another keeps every number."""
+    of, to = dtype_of(cast.value), dtype_of(cast)
+    return {of[:3], to[:3]} == {"int"} and type_bounds(of)[1] <= type_bounds(to)[1]
 
 
 def _is_special(divisor: Any) -> tuple[Any, Any]:
