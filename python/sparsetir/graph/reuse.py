@@ -30,6 +30,8 @@ FRESH = {
     *IN_PLACE, *IN_PLACE.values(), *PRODUCTS, aten.bmm.default, aten.threshold_backward.default,
     aten.threshold_backward.grad_input, region,
 }  # fmt: skip
+WRITTEN = {*IN_PLACE.values(), aten.addmm_.default}
+SIZED = {aten.view.default, aten.reshape.default}
 SHARED = (VIEWS | SAME) - {aten.clone.default, aten.expand.default}
 
 
@@ -43,6 +45,21 @@ def reuse_memory(graph: fx.Graph) -> None:
         elif node.target == aten.threshold_backward.default and _is_free(node.args[0], node):
             node.target = aten.threshold_backward.grad_input
             node.kwargs = {"grad_input": node.args[0]}
+    (output,) = graph.find_nodes(op="output")
+    for result in {n for n in output.all_input_nodes if n.target in WRITTEN}:
+        _own_memory(graph, result)
+
+
+def _own_memory(graph: fx.Graph, result: Any) -> None:
+    """Have a result that was written to a view be no view for torch: its reader may write to it."""
+    while result.target in WRITTEN:
+        result = result.args[0]
+    if result.target in SIZED:
+        result.target = aten._unsafe_view.default
+    elif result.target in SHARED:
+        with graph.inserting_after(result):
+            copy = graph.call_function(aten.clone.default, (result,))
+        result.replace_all_uses_with(copy, lambda user: user is not copy)
 
 
 def _add_product(graph: fx.Graph, node: fx.Node) -> None:
