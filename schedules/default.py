@@ -23,8 +23,14 @@ from sparsetir.schedules.passes.parallel_loops import (
     run_in_parallel,
     thread_axis,
 )
-from sparsetir.schedules.passes.vectorize_innermost import vectorize_innermost
+from sparsetir.schedules.passes.vectorize_innermost import (
+    ANY_SIZE,
+    SizeRange,
+    size_of_tiles,
+    vectorize_innermost,
+)
 from sparsetir.schedules.passes.vectorize_reductions import vectorize_reductions
+from sparsetir.schedules.passes.versions import Versions, joined
 from sparsetir.schedules.targets import is_gpu, l2_bytes, vector_bits
 from sparsetir.sparse_ir.hoist_init import hoist_init
 from sparsetir.sparse_ir.nodes import buffer_var, nodes_of, stores_of, substitute
@@ -54,10 +60,38 @@ def default_schedule(func: tirx.PrimFunc, target: Any, vectors: int | None = Non
     func = s_tir.renew_defs(func)
     if is_gpu(target):
         return _wrap_host_code(_gpu(func))
+    return joined(versions_by_size(func, target, vectors))
+
+
+def versions_by_size(func: tirx.PrimFunc, target: Any, vectors: int | None = None) -> Versions:
+    """Versions of a stage-II function for a CPU, by the size of its innermost loops.
+
+    vectors : as of :func:`default_schedule`; where it is given, there is one version
+    """
     bits = vector_bits(target)
-    scheduled = vectorize_innermost(_cpu(func), bits, l2_bytes(), vectors)
+    scheduled = _cpu(func)
+    known = size_of_tiles(scheduled, bits) if vectors is None else None
+    if known is None:
+        return Versions(None, [("all", 0, _in_vectors(scheduled, bits, vectors))])
+    size, width = known
+    index = list(scheduled.params).index(size)
+    ends = [1 << n for n in range(width.bit_length())]
+    versions: list[tuple[str, int, tirx.PrimFunc]] = []
+    for low, high in zip([-1, *ends], [*ends, None], strict=True):
+        func = s_tir.renew_defs(scheduled)
+        among = SizeRange(func.params[index], low + 1, high)
+        name = f"above_{low}" if high is None else f"up_to_{high}"
+        versions.append((name, high or 0, _in_vectors(func, bits, vectors, among)))
+    return Versions(index, versions)
+
+
+def _in_vectors(
+    func: tirx.PrimFunc, bits: int, vectors: int | None, among: SizeRange = ANY_SIZE
+) -> tirx.PrimFunc:
+    """The innermost loops of a CPU's function in vectors, for a range of sizes."""
+    scheduled = vectorize_innermost(func, bits, l2_bytes(), vectors, among)
     # What begins with an init somewhere outside updates what is there, once the init is apart.
-    scheduled = vectorize_innermost(hoist_init(scheduled), bits, l2_bytes(), vectors)
+    scheduled = vectorize_innermost(hoist_init(scheduled), bits, l2_bytes(), vectors, among)
     return inline_exponentials(vectorize_reductions(scheduled, bits))
 
 

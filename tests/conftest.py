@@ -11,6 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -57,9 +58,12 @@ QUICK = {
 }  # fmt: skip
 CACHE = pytest.StashKey[Any]()
 # In these, kernels by the default schedule have fewer versions by numbers of features, which are
-# most of what is compiled: `multiversion`'s constants, and what they are here.
-EVERY = pytest.StashKey[dict[str, Any]]()
-FEW = {"STRAIGHT": 2, "TILES": (2,), "LEAST": 8}
+# most of what is compiled: constants of modules, and what they are here.
+EVERY = pytest.StashKey[dict[tuple[str, str], Any]]()
+FEW = {
+    ("sparsetir.schedules.passes.vectorize_innermost", "MOST_NESTS"): 0,
+    ("sparsetir.schedules.passes.vectorize_reductions", "STRAIGHT"): 2,
+}
 ALL_VERSIONS = {"test_multiversion.py"}
 
 
@@ -92,9 +96,9 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     cache.forget_unused()
     tvm.compile = cache.compile
     session.config.stash[CACHE] = cache
-    from sparsetir.schedules import multiversion
-
-    session.config.stash[EVERY] = {name: getattr(multiversion, name) for name in FEW}
+    session.config.stash[EVERY] = {
+        (module, name): getattr(import_module(module), name) for module, name in FEW
+    }
     _look_through_frames_alone()
 
 
@@ -148,15 +152,14 @@ def pytest_collection_finish() -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """How kernels are compiled, also those of fixtures for several tests."""
     from compile_cache import AS_USERS
-    from sparsetir.schedules import multiversion
 
     places = {item.path.parent.name, item.path.name}
     quick = item.config.option.markexpr == "not slow" and bool(places & QUICK) and not AS_USERS
     item.config.stash[CACHE].quick = quick
 
     values = FEW if quick and not places & ALL_VERSIONS else item.config.stash[EVERY]
-    for name, value in values.items():
-        setattr(multiversion, name, value)
+    for (module, name), value in values.items():
+        setattr(import_module(module), name, value)
 
 
 @pytest.fixture(autouse=True)

@@ -91,7 +91,7 @@ def _by_shuffles(loops: list[Any], realize: Any) -> tirx.Stmt:
     outer = [substitute(i, at) for i in store.indices[:kept]]
     each = [[g] for g in range(groups[0])] if groups else [[]]
     rows = [tirx.BufferLoad(parts.source, [*outer, *g, _ramp(lanes)]) for g in each]
-    total = _tree(rows, lanes, str(store.buffer.ty.dtype), reduction.combine)
+    total = add_up(rows, lanes, str(store.buffer.ty.dtype), reduction.combine)
     body = tirx.BufferStore(store.buffer, total, [*outer, *map(_ramp, groups)])
 
     def region(buffer: Any, *sizes: int) -> Any:
@@ -107,7 +107,7 @@ def _ramp(lanes: int) -> Any:
     return tirx.Ramp(0, 1, lanes) if lanes > 1 else tirx.IntImm("int32", 0)
 
 
-def _tree(rows: list[Any], lanes: int, dtype: str, combine: Callable[[Any, Any], Any]) -> Any:
+def add_up(rows: list[Any], lanes: int, dtype: str, combine: Callable[[Any, Any], Any]) -> Any:
     """The lanes of each of `rows` combined, in one vector in their order.
 
     What is shuffled twice has a name: as an expression in two places, of which each holds two of

@@ -180,7 +180,7 @@ class _Rounding:
             elif not narrow and x.buffer not in self.sums:
                 value = self._rounded(value)
         if _is_update(x):
-            value = map_expr(value, [(tirx.Let, self._sum)])
+            value = map_expr(value, [(ir.Call, self._sum)])
         return tirx.BufferStore(x.buffer, value, x.indices, span=x.span)
 
     def _sum(self, x: Any) -> Any:
@@ -231,10 +231,11 @@ def _bits(x: Any) -> Any:
 
 def _rounded(value: Any) -> Any:
     """A float32 rounded to the nearest number of bfloat16, ties to even; a NaN stays one."""
-    x, bits = tirx.Var("x", dtype_of(value)), tirx.Var("bits", _as(value, "uint32"))
+    # Without a Let: TVM 0.27 binds its variable anew wherever it simplifies the value, which is an
+    # error where the value has another form there. LLVM computes the bits once.
+    bits = tirx.reinterpret(_as(value, "uint32"), value)
     n = lambda number: _number(value, number)  # noqa: E731
     up = bits + n(0x7FFF) + (bits >> n(16)) % n(2)
     nan = (bits & n(0x7FFFFFFF)) > n(0x7F800000)
     near = tirx.Select(nan, bits | n(0x400000), up) & n(0xFFFF0000)
-    whole = tirx.reinterpret(dtype_of(x), near)
-    return tirx.Let(x, value, tirx.Let(bits, tirx.reinterpret(dtype_of(bits), x), whole))
+    return tirx.reinterpret(dtype_of(value), near)

@@ -12,9 +12,9 @@ Before and after, for booleans, for float16, whose functions LLVM has in part, a
 On CPUs a signed integer that is computed becomes an unsigned one by its bits, since TVM 0.27 fails
 where its bounds are negative ("cannot make uint from negative value")::
 
-    T.Cast("uint32", i - 5)    T.reinterpret("uint32", i - 5)
+    T.Cast("uint32", i - 5)    T.Select(i - 5 == 0, 0, T.reinterpret("uint32", i - 5))
 
-What is 0 whatever its variables are has no bits there ("requires pointer result type").
+as TVM also fails on the bits of what it knows to be 0 ("requires pointer result type").
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from typing import Any
 
 import tvm
 from tvm import ir, tirx
-from tvm.sym import Analyzer
 
 from sparsetir.sparse_ir.tir import cast, dtype_of, with_body, zero
 from sparsetir.sparse_ir.traversal import map_expr
@@ -63,9 +62,8 @@ def _cast(x: Any) -> Any:
 
 
 def _bits_of(dtype: str, value: Any) -> Any:
-    settled = Analyzer().simplify(value)
-    none = isinstance(settled, tirx.IntImm) and int(settled) == 0
-    return zero(dtype) if none else tirx.reinterpret(dtype, value)
+    none = tirx.EQ(value, zero(dtype_of(value)))
+    return tirx.Select(none, zero(dtype), tirx.reinterpret(dtype, value))
 
 
 def _call(x: Any) -> Any:

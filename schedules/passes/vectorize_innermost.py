@@ -21,7 +21,8 @@ To ask for a row takes as many instructions as to add up two vectors: narrow til
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import tvm
 from tvm import ir, s_tir, tirx
@@ -59,24 +60,45 @@ from sparsetir.sparse_ir.traversal import map_expr
 PREFETCHING = 4  # vectors of the narrowest tile that asks for rows ahead
 PREFETCH = 8
 SHORTER = 4  # lanes of a vector to one of those for what fills none
+MOST_NESTS = 4  # of a function with versions by size
+
+
+class SizeRange(NamedTuple):
+    """Sizes that a version of a function is for.
+
+    size : the variable, None of all functions
+    low, high : its least value and its largest, None where there is none
+    """
+
+    size: Any
+    low: int
+    high: int | None
+
+    def of(self, extent: Any) -> tuple[int, int | None]:
+        """The least and the largest number that an extent may be."""
+        if isinstance(extent, tirx.IntImm):
+            return int(extent), int(extent)
+        return (self.low, self.high) if _same(extent, self.size) else (0, None)
+
+
+ANY_SIZE = SizeRange(None, 0, None)
 
 
 def vectorize_innermost(
-    func: tirx.PrimFunc, bits: int, cache: int, vectors: int | None = None
+    func: tirx.PrimFunc,
+    bits: int,
+    cache: int,
+    vectors: int | None = None,
+    among: SizeRange = ANY_SIZE,
 ) -> tirx.PrimFunc:
     """Vectorise a stage-II function for registers of `bits` bits; the last step of a schedule.
 
     cache : bytes; rows gathered from a buffer that is larger are prefetched
     vectors : of the widest tile; by default as many as stay in registers
+    among : the sizes that the result is for
     """
     vectors = vectors or sum_vectors(bits)
-    nests: dict[Any, _Nest] = {}  # by the variable of their outermost loop
-    inside: set[Any] = set()
-    for outer in nodes_of(tirx.For, func.body):
-        nest = None if outer.loop_var in inside else _Nest.of(outer, func)
-        if nest is not None:
-            nests[outer.loop_var] = nest
-            inside |= {loop.loop_var for loop in nest.loops}
+    nests = _nests_of(func)
 
     def visit(loop: Any) -> Any:
         nest = nests.get(loop.loop_var)
@@ -89,9 +111,38 @@ def vectorize_innermost(
             return nest.in_vectors(lanes)
         if dtype_of(nest.store.value) == "bool":
             return loop  # TVM has no vectors of local booleans
-        return nest.in_registers(lanes, cache, vectors)
+        return nest.in_registers(lanes, cache, vectors, among)
 
     return with_body(func, map_expr(func.body, [(tirx.For, visit)]))
+
+
+def size_of_tiles(func: tirx.PrimFunc, bits: int) -> tuple[Any, int] | None:
+    """The variable by which code for sums in registers is to differ, and the widest tile of it.
+
+    None where there is no such variable, or so many nests that all of their versions would take
+    long to compile.
+    """
+    nests = [n for n in _nests_of(func).values() if n.reduces and not n.updates]
+    sizes = [n.along.extent for n in nests if isinstance(n.along.extent, ir.Var)]
+    if not sizes or len(nests) > MOST_NESTS or any(x not in func.params for x in sizes):
+        return None
+    size = max(sizes, key=sizes.count)
+    of_size = [n for n in nests if _same(n.along.extent, size)]
+    kinds = {str(n.store.buffer.ty.dtype) for n in of_size} - {"bool"}
+    widths = {sum_vectors(bits) * (bits // max(8, tvm.DataType(x).bits)) for x in kinds}
+    return (size, max(widths)) if widths else None
+
+
+def _nests_of(func: tirx.PrimFunc) -> dict[Any, _Nest]:
+    """Nests to vectorise, by the variable of their outermost loop."""
+    nests: dict[Any, _Nest] = {}
+    inside: set[Any] = set()
+    for outer in nodes_of(tirx.For, func.body):
+        nest = None if outer.loop_var in inside else _Nest.of(outer, func)
+        if nest is not None:
+            nests[outer.loop_var] = nest
+            inside |= {loop.loop_var for loop in nest.loops}
+    return nests
 
 
 class _Nest:
@@ -173,17 +224,71 @@ class _Nest:
         again = not loads_of(self.block.body, self.store.buffer)
         return _vectors_and_rest(self.along, lanes, again)
 
-    def in_registers(self, lanes: int, cache: int, vectors: int) -> tirx.Stmt:
+    def in_registers(self, lanes: int, cache: int, vectors: int, among: SizeRange) -> tirx.Stmt:
         """Tiles of the contiguous loop outermost, each accumulated in registers."""
-        width = self._at_most_extent(vectors * lanes)
-        return self._tiles(width, self.along.extent, lanes, cache)
+        low, high = among.of(self.along.extent)
+        width = vectors * lanes
+        if self.updates:
+            return self._tiles(self._at_most_extent(width), self.along.extent, lanes, cache)
+        if high is None and low < width:
+            return self._tiles(width, self.along.extent, lanes, cache)
+        if high is not None and high <= width:
+            return self._few(high, lanes, cache)
+        return self._many(width, lanes, cache)
+
+    def _few(self, most: int, lanes: int, cache: int) -> tirx.Stmt:
+        """All of the contiguous loop at once: two vectors or tiles, of which the last begins
+        earlier.
+
+        most : of its visits; more than the half are made, or `most` are 1
+        """
+        extent, dtype = self.along.extent, dtype_of(self.along.loop_var)
+        one = as_dtype(1, dtype)
+        if most == 1:
+            return self._tile(extent, lambda tile: [(tile, 1)], None)
+        exact = isinstance(extent, tirx.IntImm)
+        half = 1 << (most - 1).bit_length() - 1
+        if exact and most == 2 * half:
+            starts: list[tuple[Any, int]] = [(as_dtype(0, dtype), most)]
+        elif exact and most > lanes:
+            whole = most // lanes * lanes
+            starts = _in_powers(as_dtype(0, dtype), whole)
+            starts += [(as_dtype(most - lanes, dtype), lanes)] if whole < most else []
+        else:
+            starts = [(as_dtype(0, dtype), half), (extent - as_dtype(half, dtype), half)]
+        asks = cache if most >= PREFETCHING * lanes else None
+        return self._tile(one, lambda _: starts, asks)
+
+    def _many(self, width: int, lanes: int, cache: int) -> tirx.Stmt:
+        """Tiles as wide as registers hold; what they leave is the end of a tile that overlaps."""
+        extent, dtype = self.along.extent, dtype_of(self.along.loop_var)
+        size = as_dtype(width, dtype)
+        tiles = self._tile(tirx.floordiv(extent, size), lambda tile: [(tile * size, width)], cache)
+        left = Analyzer().simplify(tirx.floormod(extent, size))
+        if isinstance(left, tirx.IntImm):
+            if not int(left):
+                return tiles
+            last = -(-int(left) // lanes) * lanes
+            return tirx.SeqStmt([tiles, self._last(last, lanes, cache)])
+        rest, last = self._last(width, lanes, cache), width // 2
+        while last >= lanes:
+            narrower = self._last(last, lanes, cache)
+            rest, last = tirx.IfThenElse(left <= as_dtype(last, dtype), narrower, rest), last // 2
+        return tirx.SeqStmt([tiles, tirx.IfThenElse(left > as_dtype(0, dtype), rest, None)])
+
+    def _last(self, width: int, lanes: int, cache: int) -> tirx.Stmt:
+        dtype = dtype_of(self.along.loop_var)
+        start = self.along.extent - as_dtype(width, dtype)
+        asks = cache if width >= PREFETCHING * lanes else None
+        return self._tile(as_dtype(1, dtype), lambda _: _in_powers(start, width), asks)
 
     def _tiles(self, width: int, left: Any, lanes: int, cache: int) -> tirx.Stmt:
         """Tiles of a width for what is left, then narrower ones where they do not fill it."""
         extent, dtype = self.along.extent, dtype_of(self.along.loop_var)
         size = as_dtype(width, dtype)
         asks = cache if width >= PREFETCHING * lanes else None
-        tiles = self._tile(width, tirx.floordiv(left, size), extent - left, asks)
+        count, start = tirx.floordiv(left, size), extent - left
+        tiles = self._tile(count, lambda tile: [(start + tile * size, width)], asks)
         rest = Analyzer().simplify(tirx.floormod(extent, size))
         if isinstance(rest, tirx.IntImm) and not int(rest):
             return tiles
@@ -197,28 +302,39 @@ class _Nest:
                 lanes //= 2
         return lanes
 
-    def _tile(self, width: int, count: Any, start: Any, cache: int | None) -> tirx.Stmt:
+    def _tile(
+        self, count: Any, places: Callable[[Any], list[tuple[Any, int]]], cache: int | None
+    ) -> tirx.Stmt:
+        """Tiles, each accumulated in registers.
+
+        count : of tiles
+        places : the first visits of the contiguous loop in a tile's parts, and how many each has,
+            by the number of the tile
+        cache : None for tiles without prefetches
+        """
         dtype = dtype_of(self.along.loop_var)
         name = self.along.loop_var.name
         tile = tirx.Var(f"{name}_tile", dtype)
-        acc = buffer_var([width], self.store.buffer.ty.dtype, "acc")
+        parts = [
+            (start, width, buffer_var([width], self.store.buffer.ty.dtype, "acc"))
+            for start, width in places(tile)
+        ]
         fresh = {
             lp.loop_var: tirx.Var(lp.loop_var.name, dtype_of(lp.loop_var)) for lp in self.others
         }
 
-        def placed(lane: Any) -> dict[Any, Any]:
-            """What the loops are at an element of the tile."""
-            at = start + tile * as_dtype(width, dtype) + lane
-            return {**fresh, self.along.loop_var: at}
-
         def lanes_of(make: Any) -> tirx.Stmt:
-            """`make(lane, mapping)` for every element of the tile; `mapping` places the loops."""
-            if width == 1:
-                return make(as_dtype(0, dtype), placed(as_dtype(0, dtype)))
-            lane = tirx.Var(f"{name}_lane", dtype)
-            return loop_over(lane, width, make(lane, placed(lane)), tirx.ForKind.VECTORIZED)
+            """`make(acc, lane, mapping)` for every element; `mapping` says what the loops are."""
+            return as_one([part(make, *x) for x in parts])
 
-        def update(lane: Any, mapping: Any) -> tirx.Stmt:
+        def part(make: Any, start: Any, width: int, acc: Any) -> tirx.Stmt:
+            if width == 1:
+                return make(acc, as_dtype(0, dtype), {**fresh, self.along.loop_var: start})
+            lane = tirx.Var(f"{name}_lane", dtype)
+            made = make(acc, lane, {**fresh, self.along.loop_var: start + lane})
+            return loop_over(lane, width, made, tirx.ForKind.VECTORIZED)
+
+        def update(acc: Any, lane: Any, mapping: Any) -> tirx.Stmt:
             def load(node: Any) -> Any:
                 mine = node.source.same_as(self.store.buffer)
                 return tirx.BufferLoad(acc, [lane]) if mine else node
@@ -230,7 +346,7 @@ class _Nest:
             body = map_expr(body, [(ir.TensorLoad, load), (tirx.BufferStore, store)])
             return substitute(body, mapping)
 
-        def write(lane: Any, mapping: Any) -> tirx.Stmt:
+        def write(acc: Any, lane: Any, mapping: Any) -> tirx.Stmt:
             index = [substitute(i, mapping) for i in self.store.indices]
             return tirx.BufferStore(self.store.buffer, tirx.BufferLoad(acc, [lane]), index)
 
@@ -239,10 +355,14 @@ class _Nest:
             if self.updates
             else self.init.value
         )
-        first = lanes_of(lambda lane, m: tirx.BufferStore(acc, substitute(held, m), [lane]))
+        first = lanes_of(lambda acc, lane, m: tirx.BufferStore(acc, substitute(held, m), [lane]))
         inner = lanes_of(update)
         if cache is not None:
-            asks = self._asks(placed(as_dtype(0, dtype)), width, cache)
+            asks = [
+                ask
+                for start, width, _ in parts
+                for ask in self._asks({**fresh, self.along.loop_var: start}, width, cache)
+            ]
             inner = tirx.SeqStmt([*asks, inner]) if asks else inner
         for loop in reversed(self.others):
             extent = substitute(loop.extent, fresh)
@@ -254,8 +374,8 @@ class _Nest:
             body = under([tirx.all(*known), *self.conditions], body)
         body = substitute(body, {v.var: x for v, x in self.outer})
         buffers = {r.source: r.source for r in [*self.block.reads, *self.block.writes]}
-        name = f"{self.block.name_hint}_tile{width}"
-        block = s_tir.SBlock([], [], [], name, body, alloc_buffers=[acc])
+        name = "_".join([f"{self.block.name_hint}_tile", *(str(width) for _, width, _ in parts)])
+        block = s_tir.SBlock([], [], [], name, body, alloc_buffers=[acc for *_, acc in parts])
         reads, writes = s_tir.analysis.get_sblock_read_write_region(block, buffers)
         block = block_with(block, reads=reads, writes=writes)
         return loop_over(tile, count, s_tir.SBlockRealize([], True, block))
@@ -285,6 +405,16 @@ class _Nest:
             asks = as_one(ahead)
             out.append(tirx.IfThenElse(size > as_dtype(cache, "int64"), asks, None))
         return out
+
+
+def _in_powers(start: Any, width: int) -> list[tuple[Any, int]]:
+    """Parts of powers of two, one behind the other; LLVM has no good code for other vectors."""
+    out: list[tuple[Any, int]] = []
+    while width:
+        part = 1 << width.bit_length() - 1
+        out.append((start, part))
+        start, width = start + as_dtype(part, dtype_of(start)), width - part
+    return out
 
 
 def _straight(loop: Any) -> tuple[list[Any], dict[Any, Any], Any]:

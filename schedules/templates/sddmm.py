@@ -61,8 +61,6 @@ class SddmmGroups(Tiled):
         stay in cache; how many is not compiled in
     pack : first copy X and Y, so that their rows begin at whole vectors, in the type that sums are
         in; with `feat`
-    any_size : with `feat` None: serve every number of features from a tile on, and of elements from
-        a group on, where the last tile and the last group may overlap those before
     """
 
     lanes: int = number(16, power=True)
@@ -71,7 +69,6 @@ class SddmmGroups(Tiled):
     feat: int | None = None
     parts: int = number(1, compiled=2, tries=(1, 4, 16))
     pack: bool = choice(False, True)
-    any_size: bool = False
 
     def __post_init__(self) -> None:
         lanes, group, feat = self.lanes, self.group, self.feat
@@ -80,7 +77,6 @@ class SddmmGroups(Tiled):
         expect(self, "group", fits, f"a power of two up to lanes = {lanes}")
         least = max(lanes, lanes * (self.vectors - 1) + 1)
         expect(self, "feat", feat is None or feat >= least, f"{least} or more features")
-        expect(self, "any_size", feat is None or not self.any_size, "False with 'feat'")
         expect(self, "pack", feat is not None or not self.pack, "False where 'feat' is None")
 
     @staticmethod
@@ -114,27 +110,10 @@ class SddmmGroups(Tiled):
         pack = feat % found.lanes != 0 and nnz >= PACK_DEGREE * (m + n)
         return replace(found, parts=parts, pack=pack)
 
-    def tiles(self, feat: int) -> int:
-        """Tiles of a feature size; raises ScheduleError for a size that the config does not serve.
-
-        See :class:`sparsetir.schedules.templates.register_tile.Tiled`.
-        """
-        whole = self.any_size and feat >= self.tile
-        return super().tiles(-(-feat // self.tile) * self.tile if whole else feat)
-
     @property
     def tile(self) -> int:
         """Features of a tile."""
         return self.lanes * self.vectors
-
-    @property
-    def sums_first(self) -> bool:
-        """Whether all tiles of a sum are gone through before those of the next.
-
-        Tiles of one vector may be written out: see
-        :mod:`sparsetir.schedules.passes.unroll_known_tiles`.
-        """
-        return self.feat is None and not (self.any_size and self.vectors > 1)
 
     @property
     def row_vectors(self) -> int:
@@ -157,12 +136,11 @@ def apply(sch: Schedule, config: SddmmGroups) -> None:
     found = element_reduction(sch, "SddmmGroups")
     elements = by_positions(sch, found, config.parts > 1)
     if config.feat is None:
-        tail = "shift" if config.any_size else "exact"
-        sch.split(found.features, [None, config.vectors, config.lanes], tail=tail)
+        sch.split(found.features, [None, config.vectors, config.lanes], tail="exact")
     else:
         sch.bound(found.features, config.feat, "exact")
         sch.split(found.features, [None, config.lanes], tail="shift")
-    if config.group > 1 and not config.any_size:
+    if config.group > 1:
         elements, rest = sch.peel(elements, config.group)
         groups = [_grouped(sch, found, elements, config.group), _grouped(sch, found, rest, 1)]
     else:
@@ -179,9 +157,9 @@ def apply(sch: Schedule, config: SddmmGroups) -> None:
         in_vectors(stage_two, start)
         for step in tiled:
             block = stage_two.get_sblock(f"{step.name}0")
-            if config.sums_first:
+            if config.feat is None:
                 stage_two.unroll(stage_two.get_loops(block)[0])
-            in_vectors(stage_two, block, 2 if config.sums_first else 3)
+            in_vectors(stage_two, block, 2 if config.feat is None else 3)
         if config.parts > 1:  # written all over the result
             stage_two.unroll(stage_two.get_loops(write)[-1])
         else:
@@ -243,9 +221,6 @@ def _in_tiles(
     sch: Schedule, reduction: SparseIterationRef, config: SddmmGroups
 ) -> list[SparseIterationRef]:
     """Go through many vectors of a row in a loop over tiles; the iterations, tiles first."""
-    if config.any_size and not config.sums_first:
-        group, *tiles = sch.get_sp_iters(reduction)
-        sch.sparse_reorder(reduction, [tiles[0], group, *tiles[1:]])
     if config.feat is None or config.row_vectors <= config.vectors:
         return [reduction]
     group, vectors, lanes = sch.get_sp_iters(reduction)

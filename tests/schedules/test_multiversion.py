@@ -13,10 +13,9 @@ from csr_zoo import ZOO
 from programs import PROGRAMS
 from small import small
 from sparsetir.schedules.multiversion import PACK_DEGREE, WORK_OF_THREADS
-from sparsetir.schedules.templates.shapes import ShapeError
 from sparsetir.sparse_ir.recipes.registry import RECIPES
 
-VERSIONS = ("panels", "rows", "narrow", "wide")
+VERSIONS = ("panels", "rows", "small", "more", "up_to_1", "up_to_64", "above_64")
 
 
 @functools.cache
@@ -67,19 +66,6 @@ def test_results_where_rows_are_asked_for_ahead():
     check(kernel(), 40, 40_000, 300, 200)
 
 
-@pytest.mark.parametrize("name", ["spmm", "sddmm"])
-def test_a_mistake_of_a_version_is_not_hidden(name, monkeypatch):
-    """The plain default is for programs of another shape, not for what is refused on the way."""
-
-    def refuse(*_):
-        raise ShapeError("refused")
-
-    for module in ("register_tile", "sddmm"):
-        monkeypatch.setattr(f"sparsetir.schedules.templates.{module}.in_vectors", refuse)
-    with pytest.raises(ShapeError, match="refused"):
-        sparsetir.lower(PROGRAMS[name].make("float32", "int32"))
-
-
 def test_known_sizes_choose_when_it_is_built():
     """64 features are too few for panels, and no fewer than that."""
     built = sparsetir.build(of_64_features())
@@ -105,11 +91,6 @@ def test_a_schedule_that_is_begun_is_gone_on_with(marked):
 
 
 # -- sums over features for each element ------------------------------------------------------
-
-BY_FEATURES = (
-    "scalar", "vectors_4x1", "vectors_4x2", "vectors_8x1", "vectors_8x2",
-    *(f"vectors_16x{n}" for n in range(1, 8)), "tiles", "shifted",
-)  # fmt: skip
 
 
 @functools.cache
@@ -149,8 +130,7 @@ def test_features_that_come_first_are_brought_behind_the_elements():
 
     program = PROGRAMS["sddmm"].make("float32", "int32")
     built = sparsetir.build(program, schedule=features_first)
-    text = built.stages["II scheduled"].script()
-    assert all(f'T.sblock("{name}")' in text for name in BY_FEATURES)
+    assert "T.Shuffle" in built.stages["II scheduled"].script()
     check_sampled(built, ZOO["random"], 33)
 
 

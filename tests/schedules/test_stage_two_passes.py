@@ -20,7 +20,6 @@ from sparsetir.schedules.passes.opaque_step_loop import opaque_step_loop
 from sparsetir.schedules.passes.parallel_loops import in_vectors, run_in_parallel
 from sparsetir.schedules.passes.prefetch import prefetch_gathered
 from sparsetir.schedules.passes.specialize_on_value import specialize_on_value
-from sparsetir.schedules.passes.unroll_known_tiles import unroll_known_tiles  # noqa: F401
 from sparsetir.sparse_ir.errors import ScheduleError
 
 TWO = text_of("two", """
@@ -184,12 +183,7 @@ def with_a_sum_for_each_lane() -> Any:
     return sch
 
 
-def fused_products() -> tuple[Any, Any]:
-    """Sampled products over elements in stage II, in no tiles and no order, and their length."""
-    func = PROGRAMS["sddmm_fused"].make("float32", "int32")
-    (feat,) = (axis.length for axis in func.axes if axis.name == "K")
-    return sparsetir.lower_sparse_iter(func), feat
-
+FUSED_PRODUCTS = PROGRAMS["sddmm_fused"].make("float32", "int32")  # in no order
 
 REFUSED = """
 in_vectors(with_a_sum_for_each_lane().lower(), "spmm_reduce", 1)
@@ -214,10 +208,8 @@ tiled()[0].rewrite(prefetch_gathered, "spmm_reduce", "B", -8, 8)
     prefetch_gathered: argument 'distance': expected a positive integer, got -8
 tiled()[0].rewrite(prefetch_gathered, "spmm_reduce", "B", 8, 0)
     prefetch_gathered: argument 'span': expected a positive integer, got 0
-drop_identity_order(fused_products()[0], "I_J_order")
+drop_identity_order(sparsetir.lower_sparse_iter(FUSED_PRODUCTS), "I_J_order")
     drop_identity_order: argument 'order': expected an array that is loaded from, got
-unroll_known_tiles(*fused_products(), 16, 3)
-    unroll_known_tiles: argument 'tile': expected a loop over tiles of 16 of feat, got none
 rewritten(specialize_on_value, "spmm1", "I_counts", range(1, 4))
     specialize_on_value: argument 'block': expected the name of one block, got 'spmm1'
 rewritten(specialize_on_value, "spmm0", "I_rows", range(1, 4))

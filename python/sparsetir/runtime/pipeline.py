@@ -33,7 +33,6 @@ from sparsetir.schedules.multiversion import multiversion
 from sparsetir.schedules.passes.bounded_shifts import bounded_shifts
 from sparsetir.schedules.passes.exact_constants import exact_constants
 from sparsetir.schedules.passes.ieee_floats import ieee_floats
-from sparsetir.schedules.passes.inline_conditions import inline_conditions
 from sparsetir.schedules.passes.launches import accessed_by_host, binds_threads
 from sparsetir.schedules.passes.locals_apart import locals_apart
 from sparsetir.schedules.passes.locals_on_stack import locals_on_stack
@@ -241,7 +240,6 @@ def _finished(stages: Stages, scheduled: tirx.PrimFunc, target: Target) -> Stage
         last = change(last, marked)
     if not has_tensor_cores(target):
         last = rounded_bfloat16(last)
-    last = inline_conditions(last)
     return {**stages, "III": without_unread(last, marked) if SIGNATURE in marked.attrs else last}
 
 
