@@ -100,21 +100,12 @@ class _Inference:
         known = {str(p.name) for p in rule.new_format_desc.params}
         named = {n: v for n, v in {**self.arguments, **self.sizes}.items() if n in known}
         indices = {rule.renamed(n): v for n, v in named.items()}
-        out = FormatPart(rule, indices, self._natural_shape(), self.count, places)
+        shape = (*(self.total[leaf.name] for leaf in rule.leaves),)
+        out = FormatPart(rule, indices, shape, self.count, places)
         out.stored = self.count
         if rule.masked:
             out.mask = mask.reshape(out.shape)
         return out
-
-    def _natural_shape(self) -> tuple[int, ...]:
-        leaves = self.rule.leaves
-        dense = len(leaves)
-        while dense > 0 and leaves[dense - 1].kind == "dense_fixed":
-            dense -= 1
-        merged = 1
-        for leaf in leaves[:dense]:
-            merged *= self.total[leaf.name]
-        return (*([merged] if dense else []), *(self.total[a.name] for a in leaves[dense:]))
 
     def _check_input(self) -> None:
         rule, who = self.rule, f"infer_format: rule '{self.rule.name}'"

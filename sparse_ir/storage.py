@@ -20,6 +20,24 @@ from sparsetir.sparse_ir.tir import as_dtype, dtype_of, is_one
 INT32_MAX = 2**31 - 1
 
 
+def elements_of(axis: Axis, rename: Any = lambda size: size) -> Any:
+    """Elements of an axis under its whole tree: nnz(Tree(axis))."""
+    if not axis.kind == "sparse_fixed":
+        return rename(axis.nnz if axis.is_variable else axis.length)
+    return product([elements_of(axis.parent, rename), rename(axis.nnz_cols)])
+
+
+def product(sizes: list[Any]) -> Any:
+    """Of sizes, in int64 where there are several."""
+    out = sizes[0]
+    for size in sizes[1:]:
+        if isinstance(out, tirx.IntImm) and isinstance(size, tirx.IntImm):
+            out = as_dtype(int(out) * int(size), "int64")
+        else:
+            out = as_dtype(out, "int64") * as_dtype(size, "int64")
+    return out
+
+
 class Storage:
     """Offsets and sizes of one buffer over axes.
 
@@ -47,16 +65,7 @@ class Storage:
         self._simplify = Analyzer().simplify
 
     def _size(self, axis: Axis) -> Any:
-        """Elements of an axis under its whole tree: nnz(Tree(axis))."""
-        if axis.kind == "dense_fixed":
-            return self._rename(axis.length)
-        if axis.is_variable:
-            return self._rename(axis.nnz)
-        above = self._size(axis.parent)
-        cols = self._rename(axis.nnz_cols)
-        if isinstance(above, tirx.IntImm) and isinstance(cols, tirx.IntImm):
-            return as_dtype(int(above) * int(cols), "int64")
-        return as_dtype(above, "int64") * as_dtype(cols, "int64")
+        return elements_of(axis, self._rename)
 
     def _offset_dtype(self, sizes: list[Any]) -> str:
         if all(isinstance(s, tirx.IntImm) for s in sizes):
@@ -75,20 +84,12 @@ class Storage:
         return total + as_dtype(1, self.dtype) if self.ends else total
 
     def natural_shape(self) -> list[Any]:
-        """Shape of the values as a caller holds them: trailing dense axes keep a dimension each."""
-        if self.ends:
-            return [self.size()]
-        dense = len(self.leaves)
-        while dense > 0 and self.leaves[dense - 1].kind == "dense_fixed":
-            dense -= 1
-        trailing = [as_dtype(self._rename(a.length), a.idtype) for a in self.leaves[dense:]]
-        if dense == 0:
-            return trailing
-        sizes = [self._size(a) for a in self.leaves[:dense]]
-        merged = sizes[0]
-        for size in sizes[1:]:
-            merged = as_dtype(merged, "int64") * as_dtype(size, "int64")
-        return [merged, *trailing]
+        """Shape of the values as kernels hold them: a dimension for the elements of each tree."""
+        return [self.size()] if self.ends else [self._extent(leaf) for leaf in self.leaves]
+
+    def _extent(self, leaf: Axis) -> Any:
+        dense = leaf.kind == "dense_fixed"
+        return as_dtype(self._rename(leaf.length), leaf.idtype) if dense else self._size(leaf)
 
     @cached_property
     def strides(self) -> list[Any]:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import sys
 
 import numpy as np
 import pytest
 import tvm
-from tvm import ir, tirx
+from tvm import ir, s_tir, tirx
 
 import sparsetir
-from programs import PROGRAMS, tolerance
+from programs import PROGRAMS, copied, tolerance
 from small import making, small
-from sparsetir.sparse_ir.nodes import walk
+from sparsetir.sparse_ir.nodes import sparse_iterations, walk
 
 CUDA = {"kind": "cuda", "arch": "sm_80"}
 FAR = 2**31 + 11  # an element that 32-bit offsets do not reach
@@ -186,3 +187,157 @@ def test_a_size_that_its_type_cannot_hold_is_refused():
     args = {"y": np.zeros((1, 4), "int8"), "indptr": np.array([0, 5], "int32"), "n": 5}
     with pytest.raises(ValueError, match="heads: argument 'nnz': expected a number that int32 "):
         kernel(a=virtual(FAR, "int8"), **args)
+
+
+# -- shapes of arguments are facts of the program ------------------------------------------------
+
+
+def _of_stored(name, over, x, y, body="X[{x}, k] * Y[{y}, k]", axes=""):
+    """Sums of features for each stored element, whose result lies over some axes."""
+    visited = [axis for axis in over.split() if axis != "K"]
+    at = ", ".join(axis.lower() for axis in visited)
+    term = body.format(x=x, y=y)
+    return small(name, f"""
+with T.sp_iter([{", ".join(visited)}, K], "{"S" * len(visited)}R", "{name}") as [{at}, k]:
+    with T.init():
+        S[{at}] = 0.0
+    S[{at}] = S[{at}] + {term}
+""", axes, X=XY[x], Y=XY[y], S=over)  # fmt: skip
+
+
+XY = {
+    "h, i": "H I K", "h, j": "H N K", "i": "I K", "j": "N K", "i, h": "I H K", "j, h": "N H K",
+    "h, io, ii": "H IO II K", "h, jo, ji": "H NO JI K",
+}  # fmt: skip
+HEADS = "H = T.dense_fixed(h)\nI\nJ\nN\nK"
+BLOCKS = """
+H = T.dense_fixed(h)
+IO = T.dense_fixed(m)
+JO = T.sparse_variable(IO, (n, nnz), (indptr, indices))
+NO = T.dense_fixed(n)
+II = T.dense_fixed(4)
+JI = T.dense_fixed(8)
+K
+"""
+ELL = "I\nJ = T.sparse_fixed(I, (n, cols), indices)\nN\nK"
+DISTANCE = "(X[{x}, k] - Y[{y}, k]) * (X[{x}, k] - Y[{y}, k])"
+# A program; of an argument, by the names of sizes, its shapes, the natural one first; wrong ones.
+SHAPED = {
+    "heads outside": (
+        _of_stored("outside", "H I J", "h, i", "h, j", axes=HEADS), "s", ["h nnz", "h*nnz"],
+        "nnz h",
+    ),
+    "heads inside": (
+        _of_stored("inside", "I J H", "i, h", "j, h", axes=HEADS), "s", ["nnz h", "nnz*h"], "h nnz",
+    ),
+    "CSR": (_of_stored("sddmm", "I J", "i", "j", axes="I\nJ\nN\nK"), "s", ["nnz"], "1 nnz"),
+    "blocks with heads": (
+        _of_stored("blocks", "H IO JO II JI", "h, io, ii", "h, jo, ji", axes=BLOCKS),
+        "s", ["h nnz 4 8", "h*nnz*4*8"], "h*nnz 4 8",
+    ),
+    "kNN": (
+        _of_stored("knn", "I J", "i", "j", DISTANCE, ELL), "s", ["m*cols", "m cols"], "cols m",
+    ),
+    "kNN's columns": (
+        _of_stored("knn", "I J", "i", "j", DISTANCE, ELL), "indices",
+        ["m*cols", "m cols"], "cols m",
+    ),
+    "ELL": (PROGRAMS["row_max_ell"], "a", ["m*cols", "m cols"], "cols m"),
+    "part of hyb": (PROGRAMS["spmm_ell"], "a", ["rows*cols", "rows cols"], "cols rows"),
+    "BSR": (PROGRAMS["spmm_bsr"], "a", ["nnzb block block", "nnzb*block**2"], "nnzb block**2"),
+    "DIA": (PROGRAMS["spmm_dia"], "a", ["diagonals n"], "diagonals*n"),
+    "CSF": (PROGRAMS["ttm"], "y", ["nnz_j feat", "nnz_j*feat"], "feat nnz_j"),
+}  # fmt: skip
+
+
+def _parallel(func):
+    sch = sparsetir.Schedule(func)
+    for it in sparse_iterations(func):
+        with contextlib.suppress(sparsetir.ScheduleError):  # of visits that race
+            sch.parallelize(sch.get_sp_iters(sch.get_sparse_iteration(it.name))[0], "cpu")
+    return sch
+
+
+def _by_elements(func):
+    """Where rows and what they store are spatial loops after each other, by positions of these."""
+    sch = sparsetir.Schedule(func)
+    ref = sch.get_sparse_iteration(next(iter(sparse_iterations(func))).name)
+    loops = {x.name: x for x in sch.get_sp_iters(ref)}
+    for column in (a for a in func.axes if a.name in loops and a.is_sparse and a.name[0] == "J"):
+        with contextlib.suppress(sparsetir.ScheduleError):  # of a program of other loops
+            sch.positions(sch.sparse_fuse(ref, [loops[column.parent.name], loops[column.name]]))
+    return sch
+
+
+def _in_stage_two(func):
+    sch = s_tir.Schedule(sparsetir.lower_sparse_iter(func))
+    block = sch.get_child_blocks(sch.get_sblock("root"))[0]
+    sch.split(sch.get_loops(block)[-1], [None, 2])
+    return sch
+
+
+SCHEDULES = {
+    "default": lambda func: func, "by hand": _parallel, "positions": _by_elements,
+    "TVM": _in_stage_two, "none": sparsetir.lower_sparse_iter,
+}  # fmt: skip
+
+
+def _of_shaped(program):
+    """A program, its arguments, and those after it has run."""
+    if not isinstance(program, sparsetir.SparseFunc):
+        args = program.inputs(np.random.default_rng(0), "small", "float32", "int32")
+        func, done = program.make("float32", "int32"), copied(args)
+        return func, args, {**done, **program.oracle(copied(args))}
+    rng = np.random.default_rng(0)
+    m, n, h, feat, cols = 7, 11, 3, 5, 4
+    mask = rng.random((m, n)) < 0.3
+    names = [p.name for p in program.params]
+    slots = np.sort(rng.random((m, n)).argsort(1)[:, :cols], 1)
+    args = {"m": m, "n": n, "h": h, "feat": feat, "cols": cols, "nnz": int(mask.sum())}
+    args |= {"indptr": np.append(0, mask.sum(1).cumsum()).astype("int32")}
+    args |= {"indices": (slots.ravel() if "cols" in names else mask.nonzero()[1]).astype("int32")}
+    shapes = sparsetir.build(program).signature
+    for i in shapes.arrays:
+        name = shapes.names[i]
+        if name not in args:
+            shape = shapes.expected_shape(i, [args.get(x) for x in shapes.names])
+            args[name] = rng.random(shape).astype("float32")
+    args = {name: args[name] for name in names}
+    done = copied(args)
+    sparsetir.interpret(program, done)
+    return program, args, done
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("case", SHAPED)
+def test_natural_and_flat_arrays_are_taken_under_any_schedule(case, schedule):
+    program, name, shapes, wrong = SHAPED[case]
+    func, args, done = _of_shaped(program)
+    kernel = sparsetir.build(SCHEDULES[schedule](func))
+    arrays = {k: v for k, v in args.items() if isinstance(v, np.ndarray)}
+    sizes = {k: v for k, v in args.items() if k not in arrays}
+    implied = {kernel.signature.names[step.scalar] for step in kernel.signature.inferences}
+
+    def of(shape):
+        return tuple(eval(size, {**args}) for size in shape.split())
+
+    for shape in [*shapes, *shapes]:  # the first of them for the first time
+        given = copied(arrays)
+        mine = given[name] = given[name].reshape(of(shape))
+        kernel(**given, **{k: v for k, v in sizes.items() if k not in implied})
+        assert given[name] is mine
+        for output in (k for k in arrays if not np.array_equal(done[k], args[k], equal_nan=True)):
+            np.testing.assert_allclose(
+                given[output].reshape(-1), done[output].reshape(-1), **tolerance("float32")
+            )
+    for shape, words in (wrong, "shape"), (shapes[0], "a contiguous array"):
+        array = np.repeat(arrays[name].reshape(-1), 2)[::2]
+        array = (
+            array.reshape(of(shape))
+            if words == "shape"
+            else np.lib.stride_tricks.as_strided(
+                array, of(shape), [2 * array.itemsize] * len(of(shape))
+            )
+        )
+        with pytest.raises(ValueError, match=f"'{name}': expected {words}"):
+            kernel(**{**arrays, name: array}, **sizes)

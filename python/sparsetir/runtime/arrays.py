@@ -291,6 +291,14 @@ def plain_view(value: object) -> object:
     return value
 
 
+def reshaped(array: Any, shape: Sequence[int]) -> object:
+    """A view of a contiguous array in another shape."""
+    if isinstance(array, tvm_ffi.Tensor) and hasattr(array, "_create_view"):
+        return array._create_view(tuple(shape), array.dtype)
+    array = array.detach() if is_torch(array) else array
+    return array.reshape(tuple(shape))
+
+
 def _plain_tvm(tensor: Any) -> object:
     steps = _plain_strides(tensor.shape)
     if tuple(tensor.strides) == steps or not tensor.is_contiguous():

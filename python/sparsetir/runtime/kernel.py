@@ -125,6 +125,7 @@ class Kernel:
         self._given = given = Arguments(name, signature, target)
         self._count, self._limits = given.count, given.limits
         self._arrays, self._scalars, self._outputs = given.arrays, given.scalars, given.outputs
+        self._other_shapes: tuple[int, ...] = ()  # places where arrays of other shapes were seen
         self._array_names = [signature.names[i] for i in self._arrays]
         self._without_gradient = {self._arrays.index(i): WRITTEN for i in self._outputs}
         places = [(signature.position[p["param"]], p) for p in signature.promises]
@@ -171,7 +172,7 @@ class Kernel:
                 break
         refusal = None
         try:
-            self._run(*values)
+            self._run(*(self._in_natural_shape(values) if self._other_shapes else values))
         except (TypeError, ValueError, BufferError, RuntimeError) as error:
             refusal = error
         if refusal is not None:
@@ -221,7 +222,7 @@ class Kernel:
         """
         self._run(*values)
 
-    def run_refused(self, values: Sequence[object], error: Exception) -> None:
+    def run_refused(self, values: Sequence[Any], error: Exception) -> None:
         """Run with other descriptions of arrays that TVM refused, or raise.
 
         Parameters
@@ -248,6 +249,9 @@ class Kernel:
         except (TypeError, ValueError, BufferError) as other:
             self._given.refuse(values)
             raise other from None
+        for i in self._arrays:
+            if len(values[i].shape) != len(views[i].shape) and i not in self._other_shapes:
+                self._other_shapes = (*self._other_shapes, i)
 
     def takes(self, values: Sequence[object]) -> bool:
         """Whether arguments fit; an error is then the kernel's own.
@@ -395,11 +399,18 @@ class Kernel:
     def __repr__(self) -> str:
         return f"<sparsetir.Kernel {self.name}({', '.join(self.signature.names)})>"
 
+    def _in_natural_shape(self, values: Sequence[Any], places: Sequence[int] = ()) -> list[Any]:
+        """The arguments with arrays in natural shape, by default those that once had another."""
+        views = list(values)
+        for i in places or self._other_shapes:
+            views[i] = self.signature.view(i, values)
+        return views
+
     def _plain_views(self, values: Sequence[object]) -> list[object] | None:
         """The arguments with arrays as TVM wants them described; None where they are so."""
-        views = list(values)
+        views = self._in_natural_shape(values, self._arrays)
         for i in self._arrays:
-            views[i] = plain_view(values[i])
+            views[i] = plain_view(views[i])
         changed = any(view is not value for view, value in zip(views, values, strict=True))
         return views if changed else None
 
@@ -409,7 +420,8 @@ class Kernel:
         """Check index arrays that were not seen together with these sizes, and compute of them."""
         self._given.refuse(values)
         names = self.signature.names
-        arguments = {names[i]: to_numpy(values[i]) for i in self._index}
+        natural = {names[i]: self.signature.view(i, values) for i in self._arrays}
+        arguments = {names[i]: to_numpy(natural[names[i]]) for i in self._index}
         arguments |= {names[i]: values[i] for i in self._scalars}
         if self.check:
             check_structure(self.signature.func, arguments)
@@ -419,7 +431,7 @@ class Kernel:
         orders: dict[str, np.ndarray] = {}
         if self.signature.of_values:
             # Once with all checks; then NumPy's own integers, which it takes in half the time.
-            self.of_values({names[i]: values[i] for i in self._arrays}, made)
+            self.of_values(natural, made)
             how = {n: str(self.computed[n]["order"])[1:] for n in self.signature.of_values}
             orders = {n: {**arguments, **made}[order].astype(np.intp) for n, order in how.items()}
         seen = references, self._placed(values, [made[n] for n in self._steady]), orders

@@ -1,14 +1,15 @@
 """What a kernel's callers see: its parameters, and their arguments.
 
-The natural shape of a buffer over dense axes is their lengths. A buffer with sparse or ragged axes
-is its values: one dimension for everything up to the last such axis, then the dense axes after it;
-so (nnz,) for CSR and (blocks, b, b) for BSR.
+The natural shape of a buffer over dense axes is their lengths. A sparse or ragged axis and the axes
+above it are one dimension, that of their elements: (nnz,) for CSR, (blocks, b, b) for BSR,
+(heads, nnz) for CSR with heads. Contiguous arrays of such buffers are taken in two more shapes,
+under any schedule: flat, and with the slots of constant numbers as a dimension, (rows, slots).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,17 +25,19 @@ from sparsetir.runtime.arrays import (
     is_array,
     is_contiguous,
     is_read_only,
+    reshaped,
     strides,
 )
 from sparsetir.sparse_ir.computed import computed_parameters, of_values, reads
-from sparsetir.sparse_ir.nodes import SparseFunc, make_func, same_indices, substitute, walk
+from sparsetir.sparse_ir.nodes import Axis, SparseFunc, make_func, same_indices, substitute, walk
 from sparsetir.sparse_ir.position_space import LAYOUTS, SIGNATURE, Layout, PositionSpace
 from sparsetir.sparse_ir.promises import check_promises, promises_of
-from sparsetir.sparse_ir.storage import Storage
-from sparsetir.sparse_ir.tir import dtype_of, size_text
+from sparsetir.sparse_ir.storage import Storage, elements_of, product
+from sparsetir.sparse_ir.tir import dtype_of, is_one, size_text
 
 # Attribute of a signature's function: computed parameters that the compiled function does not have.
 NOT_PASSED = "not_passed"
+REMEMBERED = 64  # shapes that arrays were seen in
 PENDING = object()  # stands for an array that is yet to be made
 
 
@@ -63,6 +66,7 @@ class Signature:
     promises : what the schedule takes for granted about scalars
     position : place of each parameter by name, computed ones too
     shapes : natural shape of each array parameter, None for scalars
+    forms : all shapes that contiguous arrays may have, by their number of dimensions
     dtypes : dtype of each parameter
     outputs : positions of the arrays that the kernel writes
     arrays, scalars : positions of what callers give
@@ -89,8 +93,12 @@ class Signature:
         self.of_values: list[str] = [n for n in follow_values if n not in absent]
         space = None if plain else PositionSpace(func)
         arrays = self.params if space is None else space.params
-        shaped = [_shape(p, {} if space is None else space.layouts) for p in arrays]
-        self.shapes = shaped
+        layouts, stored = {} if space is None else space.layouts, _stored_axes(func, self.computed)
+        self.shapes = [_shape(p, layouts) for p in arrays]
+        self.forms = [
+            {} if shape is None else _forms(shape, layouts.get(p.name), stored)
+            for p, shape in zip(arrays, self.shapes, strict=True)
+        ]
         self.dtypes: list[str] = [_dtype(p) for p in arrays]
         given = range(len(self.names))
         self.outputs: list[int] = [
@@ -146,15 +154,27 @@ class Signature:
         exact = {self.position[p["param"]]: p["value"] for p in self.promises if _is_exact(p)}
         self.constants = {i: n for i, n in exact.items() if i in self.scalars and i not in implied}
         self.inferences = self.inferences_from(self.arrays, self.constants)
+        self._by_ranks: dict[tuple[int, ...], list[Inference]] = {}
+        # By place, shape and given scalars, the natural shape of an array that has another one.
+        self._natural: dict[tuple[Any, ...], tuple[int, ...] | None] = {}
 
-    def inferences_from(self, arrays: Sequence[int], given: Iterable[int] = ()) -> list[Inference]:
-        """Steps, in order, that give every scalar that shapes of arrays and given scalars imply."""
+    def inferences_from(
+        self, arrays: Sequence[int], given: Iterable[int] = (), ranks: Sequence[int] = ()
+    ) -> list[Inference]:
+        """Steps, in order, that give every scalar that shapes of arrays and given scalars imply.
+
+        ranks : how many dimensions each array has; those of natural shapes by default
+        """
+        shapes = [self.shapes[array] or [] for array in arrays]
+        if ranks:
+            forms = [self.forms[array] for array in arrays]
+            shapes = [f.get(rank, []) for f, rank in zip(forms, ranks, strict=True)]
         steps: list[Inference] = []
         known, progress = set(given), True
         while progress:
             progress = False
-            for array in arrays:
-                for dim, size in enumerate(self.shapes[array] or []):
+            for array, shape in zip(arrays, shapes, strict=True):
+                for dim, size in enumerate(shape):
                     step = self._solve(size, array, dim, known)
                     if step is not None and step.scalar not in known:
                         known.add(step.scalar)
@@ -167,38 +187,66 @@ class Signature:
         if isinstance(size, tirx.Add) and isinstance(size.b, tirx.IntImm):
             size, minus = size.a, int(size.b)
         factors = _factors(size)
-        if factors is None or any(f.name not in self.position for f in factors):
+        if factors is None or any(isinstance(f, str) and f not in self.position for f in factors):
             return None
-        places = [self.position[f.name] for f in factors]
-        unknown = [p for p in places if p not in known]
+        places = [self.position[f] if isinstance(f, str) else ~f for f in factors]
+        unknown = [p for p in places if p >= 0 and p not in known]
         if len(unknown) != 1 or unknown[0] not in self.scalars:
             return None
-        return Inference(unknown[0], array, dim, minus, tuple(p for p in places if p in known))
+        return Inference(unknown[0], array, dim, minus, tuple(p for p in places if p != unknown[0]))
 
     def infer(self, values: list[Any]) -> None:
         """Fill in scalars that are None, where the shapes of arrays imply them."""
         for i, value in self.constants.items():
             if values[i] is None:
                 values[i] = value
-        for step in self.inferences:
+        self._follow(self.inferences, values)
+        if any(values[i] is None for i in self.scalars):
+            arrays, given = self.arrays, self.constants
+            ranks = (*(len(self.shape_of(i, values, any_form=True) or ()) for i in arrays),)
+            if ranks not in self._by_ranks:
+                self._by_ranks[ranks] = self.inferences_from(arrays, given, ranks)
+            self._follow(self._by_ranks[ranks], values, any_form=True)
+
+    def _follow(self, steps: list[Inference], values: list[Any], *, any_form: bool = False) -> None:
+        for step in steps:
             if values[step.scalar] is not None:
                 continue
-            shape = self.shape_of(step.array, values)
-            if shape is None:
+            shape = self.shape_of(step.array, values, any_form=any_form)
+            by = [~at if at < 0 else values[at] for at in step.divide]
+            if shape is None or None in by:
                 continue
             size = int(shape[step.dim]) - step.minus
-            for at in step.divide:
-                if values[at]:
-                    size //= values[at]
+            for n in by:
+                size //= n or 1
             values[step.scalar] = size
 
-    def shape_of(self, at: int, values: Sequence[Any]) -> Sequence[int] | None:
-        """The shape of an array; None where it has not as many dimensions as are expected."""
+    def shape_of(
+        self, at: int, values: Sequence[Any], *, any_form: bool = False
+    ) -> Sequence[int] | None:
+        """The shape of an array; None where it has not as many dimensions as are expected.
+
+        any_form : whether those of other shapes than the natural one are expected, too
+        """
         try:
             shape = values[at].shape
         except (AttributeError, RuntimeError):  # no array, or a nested tensor
             return None
-        return shape if len(shape) == len(self.shapes[at] or []) else None
+        natural = len(shape) == len(self.shapes[at] or [])
+        return shape if natural or any_form and len(shape) in self.forms[at] else None
+
+    def view(self, at: int, values: Sequence[Any]) -> Any:
+        """A contiguous array of another legal shape in its natural shape; others as they are."""
+        shape, array = self.shape_of(at, values, any_form=True), values[at]
+        if shape is None or len(shape) == len(self.shapes[at] or []) or not is_contiguous(array):
+            return array
+        key = (at, *shape, *[values[i] for i in self.scalars])
+        if key not in self._natural:
+            fits = [*shape] == self.expected_shape(at, values, len(shape))
+            natural = (*self.expected_shape(at, values),) if fits else None
+            self._natural = {**dict(list(self._natural.items())[-REMEMBERED:]), key: natural}
+        natural = self._natural.get(key)
+        return array if natural is None else reshaped(array, natural)
 
     def why_so_long(self, array: int, expected: list[Any], values: Sequence[Any]) -> str:
         """Which other arrays have the sizes that one has not; "" for none."""
@@ -214,8 +262,13 @@ class Signature:
                         said.append("'{}' is {} by argument '{}'".format(*names))
         return f"; {', '.join(said)}" if said else ""
 
-    def expected_shape(self, array: int, values: Sequence[Any]) -> list[Any]:
-        """Natural shape of an array argument with the scalars filled in, as ints or text."""
+    def expected_shape(
+        self, array: int, values: Sequence[Any], rank: int | None = None
+    ) -> list[Any]:
+        """Shape of an array argument with the scalars filled in, as ints or text.
+
+        rank : the number of dimensions of another shape than the natural one
+        """
 
         def known(size: ir.Expr, at: int | None) -> int | str:
             if at is not None and at < 0:
@@ -230,8 +283,16 @@ class Signature:
             found = Analyzer().simplify(substitute(size, numbers))
             return int(found) if isinstance(found, tirx.IntImm) else size_text(found)
 
+        sizes = self.forms[array].get(rank)
+        if sizes is not None and len(sizes) != len(self.shapes[array] or []):
+            return [known(size, None) for size in sizes]
         sizes = self.shapes[array] or []
         return [known(size, at) for size, at in zip(sizes, self._named[array], strict=True)]
+
+    def expected_text(self, array: int, values: Sequence[Any]) -> str:
+        """All shapes that an argument may have, for people."""
+        shapes = [self.expected_shape(array, values, rank) for rank in self.forms[array]]
+        return " or ".join(f"({', '.join(map(str, s))}{',' * (len(s) == 1)})" for s in shapes)
 
     def why_exactly(self, expected: list[object], got: list[int]) -> str:
         """Which promises ask for the lengths of a shape that it has not; "" for none."""
@@ -252,12 +313,14 @@ def _variables(expr: ir.Expr | None) -> list[ir.Var]:
     return found
 
 
-def _factors(expr: ir.Expr) -> list[ir.Var] | None:
-    """The variables of a product; None when there is anything else in it."""
+def _factors(expr: ir.Expr) -> list[str | int] | None:
+    """Names and numbers of a product; None when there is anything else in it."""
     if isinstance(expr, tirx.Cast):
         return _factors(expr.value)
     if isinstance(expr, ir.Var):
-        return [expr]
+        return [str(expr.name)]
+    if isinstance(expr, tirx.IntImm):
+        return [int(expr)]
     if isinstance(expr, tirx.Mul):
         a, b = _factors(expr.a), _factors(expr.b)
         return None if a is None or b is None else a + b
@@ -276,6 +339,42 @@ def _shape(
         return None
     layout = layouts.get(param.name)
     return list(param.ty.shape) if layout is None else Storage(layout, {}, rename).natural_shape()
+
+
+def _stored_axes(func: SparseFunc, computed: Container[str]) -> dict[str, Axis]:
+    """The axes whose elements callers give, by how many they have.
+
+    A dense axis as long is over these elements, such as that of a loop over positions.
+    """
+    return {
+        size_text(elements_of(axis)): axis
+        for axis in reversed(list(func.axes))
+        for handle in (axis.indptr, axis.indices)
+        if handle is not None and str(handle.name) not in computed
+    }
+
+
+def _forms(
+    natural: list[ir.Expr], layout: Layout | None, stored: Mapping[str, Axis]
+) -> dict[int, list[ir.Expr]]:
+    """The shapes that arrays of a parameter may have, by their number of dimensions."""
+    out = {len(natural): natural}
+    if layout is None or layout.ends:
+        return out
+    leaves = Storage(layout, {}, lambda size: size).leaves
+    over = [stored.get(size_text(n), leaf) for n, leaf in zip(natural, leaves, strict=True)]
+    if any(axis.kind != "dense_fixed" for axis in over):
+        slots = [size for n, axis in zip(natural, over, strict=True) for size in _slots(n, axis)]
+        out = {len(slots): slots, **out, 1: natural if len(natural) == 1 else [product(natural)]}
+    return out
+
+
+def _slots(size: ir.Expr, axis: Axis) -> list[ir.Expr]:
+    """The dimensions of an axis's elements, with one for each constant number of slots."""
+    if axis.kind != "sparse_fixed":
+        return [size]
+    rows = elements_of(axis.parent)
+    return [*([] if is_one(rows) else _slots(rows, axis.parent)), axis.nnz_cols]
 
 
 def _without_structure(prim: tirx.PrimFunc) -> SparseFunc:
@@ -318,7 +417,7 @@ def changed_layout(func: tirx.PrimFunc) -> str:
         shape = [rename(size) for size in was.ty.shape]
         if was.ty.dtype != now.ty.dtype or not same_indices(shape, now.ty.shape):
             expected, got = (
-                f"({', '.join(map(str, sizes))}) {ty.dtype}"
+                f"({', '.join(map(size_text, sizes))}) {ty.dtype}"
                 for sizes, ty in ((shape, was.ty), (now.ty.shape, now.ty))
             )
             return (
@@ -396,7 +495,7 @@ class Arguments:
             if values[i] is None:
                 for at in (at for at in self.arrays if values[at] is not PENDING):
                     self._refuse_kind(at, values[at])
-                    if self.signature.shape_of(at, values) is None:
+                    if self.signature.shape_of(at, values, any_form=True) is None:
                         self._refuse_rank(at, values)
                 raise TypeError(
                     f"{self.named(i)} is missing, and no array's shape implies it: expected a "
@@ -404,10 +503,10 @@ class Arguments:
                 )
 
     def _refuse_rank(self, at: int, values: list[Any]) -> None:
-        expected, shape = self.signature.expected_shape(at, values), tuple(values[at].shape)
+        ranks, shape = self.signature.forms[at], tuple(values[at].shape)
         raise ValueError(
-            f"{self.named(at)}: expected {len(expected)} dimensions "
-            f"({', '.join(map(str, expected))}), got {len(shape)}: {shape}"
+            f"{self.named(at)}: expected {' or '.join(map(str, ranks))} dimensions "
+            f"{self.signature.expected_text(at, values)}, got {len(shape)}: {shape}"
         )
 
     def refuse_broken_promise(self, values: list[object]) -> None:
@@ -423,14 +522,13 @@ class Arguments:
             self._refuse_kind(i, values[i])
         for i in self.arrays:
             array, who = values[i], self.named(i)
-            expected = self.signature.expected_shape(i, values)
             shape = [int(s) for s in array.shape]
+            expected = self.signature.expected_shape(i, values, len(shape))
             if shape != expected:
                 why = self.signature.why_exactly(expected, shape)
                 by = "" if why else self.signature.why_so_long(i, expected, values)
-                raise ValueError(
-                    f"{who}: expected shape {tuple(expected)}{why}, got {(*shape,)}{by}"
-                )
+                legal = self.signature.expected_text(i, values)
+                raise ValueError(f"{who}: expected shape {legal}{why}, got {(*shape,)}{by}")
             if not is_contiguous(array):
                 raise ValueError(
                     f"{who}: expected a contiguous array, got strides {strides(array)}"

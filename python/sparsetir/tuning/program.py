@@ -136,13 +136,7 @@ def bound_arguments(
     given = [i for i in signature.arrays if i not in missing]
     for i in given:
         values[i] = _array(f"{who}: '{names[i]}'", values[i], signature.dtypes[i])
-    for step in signature.inferences_from(given):
-        shape = values[step.array].shape
-        if values[step.scalar] is None and len(shape) > step.dim:
-            size = shape[step.dim] - step.minus
-            for at in step.divide:
-                size //= max(1, values[at])
-            values[step.scalar] = size
+    signature.infer(values)
     for i in signature.scalars:
         values[i] = _number(f"{who}: '{names[i]}'", values[i], signature.dtypes[i])
     for i in signature.arrays:
@@ -153,10 +147,11 @@ def bound_arguments(
             random = None if i in signature.outputs else rng
             made = np.zeros(expected) if random is None else random.standard_normal(expected)
             values[i] = made.astype(signature.dtypes[i])
-        elif list(values[i].shape) != expected:
-            raise ValueError(
-                f"{who}: '{names[i]}': expected shape {tuple(expected)}, got {values[i].shape}"
-            )
+            continue
+        values[i] = signature.view(i, values)
+        if list(values[i].shape) != expected:
+            legal = signature.expected_text(i, values)
+            raise ValueError(f"{who}: '{names[i]}': expected shape {legal}, got {values[i].shape}")
     return dict(zip(names, values, strict=True))
 
 
