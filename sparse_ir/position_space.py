@@ -59,7 +59,7 @@ def positional_size(axis: Axis) -> Any:
     return axis.length if axis.unique and not in_one_row(axis) else axis.nnz
 
 
-def _counted_axes(func: SparseFunc) -> set[str]:
+def counted_axes(func: SparseFunc) -> set[str]:
     """Names of the sparse_fixed axes whose coordinates are 0, 1, .. under each parent."""
     computed = computed_parameters(func).items()
     made = {name for name, how in computed if facts_of(how["recipe"]).counted}
@@ -78,7 +78,7 @@ class PositionSpace:
         self.func = func
         self.buffers: dict[str, Any] = {}
         self.layouts: dict[str, Layout] = {}
-        self._counted = _counted_axes(func)
+        self._counted = counted_axes(func)
         self._filled = filled_axes(func) | self._counted
         self._aux: dict[tuple[str, str], Any] = {}
         self._taken = {b.name for b in func.buffers} | {p.name for p in func.params}

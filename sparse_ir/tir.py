@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from math import prod
 from typing import Any
 
@@ -50,6 +51,15 @@ def size_text(size: Any) -> str:
     leaves += [(ir.Var, lambda v: named(v.name) if isinstance(v.ty, ir.PrimType) else v)]
     # Made anew, of operands of one type.
     return str(map_expr(size, [*leaves, *((kind, lambda n: type(n)(n.a, n.b)) for kind in BINARY)]))
+
+
+def slots_of(axes: Sequence[Any], dtype: str) -> Any:
+    """How many slots sparse_fixed axes have, each under the one before; maybe the first is dense.
+
+    Structure checks refuse more than the type of indices counts.
+    """
+    sizes = [as_dtype(a.nnz_cols if a.is_sparse else a.length, dtype) for a in axes]
+    return reduce(lambda a, b: b if is_one(a) else a * b, sizes)
 
 
 def is_one(expr: Any) -> bool:

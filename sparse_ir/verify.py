@@ -34,6 +34,7 @@ from sparsetir.sparse_ir.nodes import (
 from sparsetir.sparse_ir.open_axes import is_open, open_axis_problems
 from sparsetir.sparse_ir.promises import assumption_problems, promise_problems
 from sparsetir.sparse_ir.rows import row_problems
+from sparsetir.sparse_ir.tir import slots_of
 from sparsetir.sparse_ir.verify_body import body_problems, index_dtype, names
 from sparsetir.sparse_ir.verify_sites import Broken, Found, used_variables
 
@@ -349,16 +350,19 @@ def _is_coordinates(func: SparseFunc, buffer: SparseBuffer) -> bool:
     of = [a for a in func.axes if any(h is not None and h.same_as(buffer.handle)
                                       for h in (a.indices, a.indptr))]  # fmt: skip
     over = list(buffer.axes or ())
-    if len(of) != 1 or of[0].kind != "sparse_variable" or not over:
+    if len(of) != 1 or not of[0].is_sparse or not over:
         return False
     (axis,), (*above, mine) = of, over
-    if [a.name for a in mine.ancestors()] != [a.name for a in over]:
+    levels = axis.ancestors()
+    slots = axis.kind == "sparse_fixed"
+    outer = levels[: len(above)] if slots else mine.ancestors()[:-1]
+    if [a.name for a in outer] != [a.name for a in above]:
         return False
-    if above:  # the elements of each row, by number
+    if above and not slots:  # the elements of each row, by number
         count = mine.nnz if mine.kind == "dense_variable" else None
     else:
         count = mine.length if mine.kind == "dense_fixed" else None
-    length = axis.nnz
+    length = slots_of(levels[len(above) :], axis.idtype) if slots else axis.nnz
     if axis.indptr is not None and axis.indptr.same_as(buffer.handle):
         parent = axis.parent
         if parent.kind not in ("dense_fixed", "sparse_variable"):

@@ -187,6 +187,8 @@ def _slices(d: _Drawing) -> None:
 
 def _positions(d: _Drawing) -> None:
     fused = [x for x in d.loops if len(x.axes) > 1]
+    slots = [a.name for a in d.sch.func.axes if a.kind == "sparse_fixed"]
+    fused += [x for x in d.loops if x.name in slots]
     if not fused:
         raise _Skipped
     d.sch.positions(

@@ -47,6 +47,7 @@ from sparsetir.sparse_ir.schedule.loops import (
     show,
 )
 from sparsetir.sparse_ir.schedule.pieces import chunk_loops, has_rows_to_carry
+from sparsetir.sparse_ir.schedule.positions import slots_counted
 from sparsetir.sparse_ir.schedule.primitives import primitive
 from sparsetir.sparse_ir.schedule.visit_order import VisitOrder, is_path
 
@@ -90,6 +91,7 @@ def divide(
     -----
     Rows and elements fused as "SR" give three handles: chunks, pieces of rows and elements.
     """
+    func, loop = slots_counted(WHO, func, loop)
     it = iteration_of(WHO, func, loop)
     chosen = loops_of(it)[place_of(WHO, func, it, loop)]
     if by is None:
@@ -126,7 +128,6 @@ class _Division(VisitOrder):
 
     def by_positions(self, by: str, cost: int, ahead: str | None) -> list[Loop]:
         """Parts of a root axis, or of fused axes from a root on."""
-        self.refuse_slots()
         if not is_path(self.loop.node):
             self.refuse(
                 f"expected a root axis, or axes fused from a root on, got '{self.loop.name}'; "

@@ -52,6 +52,20 @@ With rows="blocks" the search of a block's threads is between the rows where the
 one begin, a table of a row for each block, which `parallelize(.., "block")` adds (what TACO calls
 `i_blockStarts`). See :mod:`sparsetir.sparse_ir.schedule.block_starts`.
 
+The slots of rows that all have as many are counted: those of all rows, or those of each row.
+Coordinates come by division, and slots that may be padding have a condition. Before, with
+`J = T.sparse_fixed(I, (n, slots), indices)`::
+
+    with T.sp_iter([I, J, K], "SRS", "spmm") as [i, j, k]:
+        C[i, k] = C[i, k] + A[i, j] * B[j, k]
+
+After `positions(j)`, a loop over a dense axis, which `split` cuts with any tail::
+
+    J_slots = T.dense_fixed(slots)
+    with T.sp_iter([I, J_slots, K], "SRS", "spmm") as [i, j, k]:
+        if J_at[i, j] >= 0:
+            C[i, k] = C[i, k] + A[i, j] * B[J_at[i, j], k]
+
 With `parts` the columns are cut into as many ranges, and all elements of a range are visited before
 those of the next, so that what is read by columns stays in cache. The order is a computed parameter
 too, and so are both coordinates in this order: `Out[I_J_order[ij]]`.
@@ -70,14 +84,16 @@ from sparsetir.sparse_ir.nodes import (
     SparseFunc,
     SparseIteration,
     flat_axes,
-    loads_of,
     sparse_iterations,
 )
+from sparsetir.sparse_ir.position_space import counted_axes
+from sparsetir.sparse_ir.promises import filled_axes
 from sparsetir.sparse_ir.recipes.general import in_order, order_by_column_parts, row_of_position
 from sparsetir.sparse_ir.rows import ROWS, ROWS_FROM
 from sparsetir.sparse_ir.schedule.loops import Loop, SpIter
 from sparsetir.sparse_ir.schedule.primitives import primitive
 from sparsetir.sparse_ir.schedule.visit_order import ElementOrder, VisitOrder, chosen_loops, load
+from sparsetir.sparse_ir.tir import as_dtype, conjunction, free_vars, is_one, slots_of
 
 WHO = "positions"
 
@@ -98,8 +114,8 @@ def positions(
     loop : SpIter
         Over a dense axis fused with sparse_variable axes, each under the one before, all spatial,
         all reductions, or a reduction below the dense one; or over sparse_variable axes alone, all
-        of one kind, below one that the iteration visits. No other iteration visits the last of
-        them.
+        of one kind, below one that the iteration visits; or over sparse_fixed axes in the place of
+        these. No other iteration visits the last of them.
     parts : int or str, optional
         Ranges of columns that are gone through one after the other; None for the order of storage.
         A name makes their number a computed parameter, as in `divide`.
@@ -109,7 +125,7 @@ def positions(
     rows : {"table", "search", "blocks"}
         Where kernels find the row of an element: "table", one for all elements; "search", in the
         offsets of rows; "blocks", there between the rows where blocks of threads begin. All but the
-        first expect the order of storage.
+        first expect the order of storage. Slots need none, and `parts` is None for them.
 
     Returns
     -------
@@ -117,20 +133,40 @@ def positions(
         The loop.
     """
     it, (old,) = chosen_loops(WHO, func, loop)
-    func, (made,) = _Positions(func, it, old, parts is None).run(parts, default, rows)
+    func, (made,) = _Positions(WHO, func, it, old, parts is None).run(parts, default, rows)
     return func, made
 
 
+def slots_counted(who: str, func: SparseFunc, loop: SpIter) -> tuple[SparseFunc, SpIter]:
+    """The function with a loop over slots by their positions; as it is with another loop."""
+    it, (old,) = chosen_loops(who, func, loop)
+    if not isinstance(old.node, Axis | FusedAxis) or not _is_slots(flat_axes([old.node])[-1]):
+        return func, loop
+    func, (made,) = _Positions(who, func, it, old, True).run(None, 1, "table")
+    return func, made
+
+
+def _is_slots(axis: Axis) -> bool:
+    return axis.kind == "sparse_fixed"
+
+
 class _Positions(ElementOrder):
-    def __init__(self, func: SparseFunc, it: SparseIteration, old: Loop, below: bool) -> None:
+    def __init__(
+        self, who: str, func: SparseFunc, it: SparseIteration, old: Loop, below: bool
+    ) -> None:
         self.tables: list[str] = []  # names of what is computed of each position
-        super().__init__(WHO, func, it, old, _path(VisitOrder(WHO, func, it, old)), old.vars, below)
+        super().__init__(who, func, it, old, _path(VisitOrder(who, func, it, old)), old.vars, below)
         self.var = tirx.Var("".join(v.name for v in old.vars), self.idtype)
-        self.places = self.positions.ancestors()  # what tables of each position lie over
         at = {axis.name: var for axis, var, _ in it.axis_of()}
-        above = self.places[:-1]
+        above = [] if self.row.parent is None else self.row.parent.ancestors()
+        self.places = [*above, self.positions]  # what tables of each position lie over
         if not below and above:
             self.refuse(f"argument 'parts': expected None below '{above[-1].name}'")
+        if _is_slots(self.column) and above and self.below:
+            self.refuse(
+                f"'{next(iter(self.below))}' hangs under '{self.column.name}'; expected slots that "
+                "are fused with a dense axis above, or nothing below"
+            )
         self.here = [at[axis.name] for axis in above] + [self.var]
 
     def run(
@@ -143,17 +179,19 @@ class _Positions(ElementOrder):
         if parts is not None:
             order = self._order(parts, default)
             position = load(order, self.var)
-        held = self._levels(order)
+        fields: dict[str, Any] = {}
+        coordinates, stored = self._of_slots() if _is_slots(self.column) else self._of_rows(order)
+        if stored:
+            fields["body"] = tirx.IfThenElse(conjunction(stored), it.body, None)
         if rows != "table":
             self._find_rows(rows)
-        coordinates = [load(b, *self.here) for b in held]
-        fields: dict[str, Any] = {}
-        init = None if it.init is None else self.rewritten(it.init, position, coordinates)
+        unknown = [tirx.Var(v.name, v.ty.dtype) for v in old.vars]
+        init = None if it.init is None else self.rewritten(it.init, position, unknown)
         # What it sets by coordinates it sets for all of them, not for those that are stored.
-        if init is not None and (
-            len(set(old.kinds)) > 1 or any(loads_of(init, b.var) for b in held)
-        ):
-            fields = {"before": self.init_apart(), "init": None}
+        if init is not None and (len(set(old.kinds)) > 1 or free_vars(init) & {*unknown}):
+            fields |= {"before": self.init_apart(), "init": None}
+        elif init is not None and stored and old.kinds[0] == "S":
+            fields["init"] = tirx.IfThenElse(conjunction(stored), it.init, None)
         made = [Loop(self.positions, [self.var], old.kinds[0])]
         loops = [self._moved_loop(loop) for loop in self.around(made, old)]
         return self.by_positions(made, loops, position, coordinates, **fields)
@@ -167,6 +205,32 @@ class _Positions(ElementOrder):
                 f"'{loop.name}' hangs under '{self.column.name}'; expected a loop over one axis"
             )
         return loop
+
+    def _of_slots(self) -> tuple[list[Any], list[Any]]:
+        """The coordinates of the slot at a position, and conditions that it is no padding."""
+        coordinates: list[Any] = []
+        stored: list[Any] = []
+        position: Any = self.var
+        filled, counted = filled_axes(self.func), counted_axes(self.func)
+        for level, axis in enumerate(reversed(self.path)):
+            coordinate = as_dtype(position, axis.idtype)
+            if axis.is_sparse and axis.name not in counted:
+                over = self.positions
+                if level:
+                    over = self.dense(f"{axis.name}_all", slots_of(self.path[:-level], self.idtype))
+                places = [*self.places[:-1], over]
+                table = self.bound(f"{axis.name}_at", places, axis.indices, axis.idtype)
+                coordinate = load(table, *self.here[:-1], position)
+                if axis.name not in filled:
+                    stored.insert(0, coordinate >= 0)
+            coordinates.insert(0, coordinate)
+            if axis.is_sparse:
+                position = tirx.floordiv(position, as_dtype(axis.nnz_cols, self.idtype))
+        return coordinates, stored
+
+    def _of_rows(self, order: SparseBuffer | None) -> tuple[list[Any], list[Any]]:
+        """The coordinates of the element at a position, without conditions."""
+        return [load(b, *self.here) for b in self._levels(order)], []
 
     def _levels(self, order: SparseBuffer | None) -> list[SparseBuffer]:
         """The coordinates of each level: buffers over the positions of the last one.
@@ -192,6 +256,9 @@ class _Positions(ElementOrder):
         if rows not in ROWS_FROM:
             legal = " or ".join(f'"{word}"' for word in ROWS_FROM)
             self.refuse(f"argument 'rows': expected {legal}, got {rows!r}")
+        if _is_slots(self.column) and (parts is not None or rows != "table"):
+            name, value = ("rows", rows) if parts is None else ("parts", parts)
+            self.refuse(f"argument '{name}': expected the default for slots, got {value!r}")
         if rows == "table":
             return
         if self.row.is_sparse:
@@ -244,21 +311,26 @@ def _path(order: VisitOrder) -> list[Axis]:
     loop, node = order.loop, order.loop.node
     axes = order.visited
     root, *levels = axes
-    below_one = root.kind == "sparse_variable"
-    fits = isinstance(node, FusedAxis) and (below_one or root.kind == "dense_fixed")
-    fits = fits and all(a.kind == "sparse_variable" for a in levels)
-    order.refuse_slots()
+    below_one = root.is_sparse
+    kinds = {a.kind for a in (axes if below_one else levels)}
+    fits = isinstance(node, FusedAxis) or isinstance(node, Axis) and _is_slots(node)
+    fits = fits and (below_one or root.kind == "dense_fixed")
+    fits = fits and (kinds == {"sparse_fixed"} or kinds == {"sparse_variable"})
     if not fits or any(b.parent.name != a.name for a, b in zip(axes, levels, strict=False)):
         order.refuse(
-            "expected a loop over a dense axis fused with sparse_variable axes, each under the one "
-            f"before, or over these alone, got '{loop.name}'; sparse_fuse makes such a loop"
+            "expected a loop over a dense axis fused with sparse_variable axes, or with "
+            "sparse_fixed ones, each under the one before, or over these alone, got "
+            f"'{loop.name}'; sparse_fuse makes such a loop"
         )
     kinds = set(loop.kinds)
-    if len(kinds) > 1 and (below_one or loop.kinds[0] != "S" or "S" in loop.kinds[1:]):
+    slots = _is_slots(axes[-1])
+    if len(kinds) > 1 and ("RS" in loop.kinds or not slots and (below_one or "SS" in loop.kinds)):
         order.refuse(
             "expected axes of one kind, or a reduction below the first of them where that is "
             f"dense, got '{loop.kinds}' for '{loop.name}'"
         )
+    if slots and below_one and len(axes) > 1 and is_one(root.parent.length):
+        order.refuse(f"expected '{root.parent.name}', of one coordinate, to be fused with these")
     if below_one:
         visited = {a.name for a in flat_axes(order.it.axes)}
         for axis in root.parent.ancestors():

@@ -64,6 +64,7 @@ from sparsetir.sparse_ir.schedule.loops import (
     replaced,
     show,
 )
+from sparsetir.sparse_ir.schedule.positions import slots_counted
 from sparsetir.sparse_ir.schedule.primitives import primitive
 from sparsetir.sparse_ir.schedule.split_positions import is_stored, split_positions
 from sparsetir.sparse_ir.schedule.visit_order import MOST
@@ -101,17 +102,19 @@ def split(
         pieces of rows, elements of a piece.
     """
     it = iteration_of(WHO, func, loop)
-    place = place_of(WHO, func, it, loop)
-    loops = loops_of(it)
-    old = loops[place]
-    if space_of(it, old) == "positions" or is_stored(old.node):
-        return split_positions(func, it, old, _extents(it, factors), factors[0], tail)
-    axis = _splittable(it, func, old)
     extents = _extents(it, factors)
     if tail not in TAILS:
         raise ScheduleError(
             f"{WHO}: argument 'tail': expected one of {', '.join(TAILS)}, got {tail!r}\n{show(it)}"
         )
+    func, loop = slots_counted(WHO, func, loop)
+    it = iteration_of(WHO, func, loop)
+    place = place_of(WHO, func, it, loop)
+    loops = loops_of(it)
+    old = loops[place]
+    if space_of(it, old) == "positions" or is_stored(old.node):
+        return split_positions(func, it, old, extents, factors[0], tail)
+    axis = _splittable(it, func, old)
     tile = 1
     for extent in extents:
         tile *= extent

@@ -60,7 +60,6 @@ def split_positions(
     tail : "guard", as a row's last tile holds what is left
     """
     cut = _Tiles(WHO, func, it, loop)
-    cut.refuse_slots()
     if first is not None:
         cut.refuse(
             "argument 'factors': expected None as the first, as rows store more or less than "

@@ -56,7 +56,7 @@ from sparsetir.sparse_ir.schedule.loops import (
     show,
 )
 from sparsetir.sparse_ir.schedule.workspaces import init_apart
-from sparsetir.sparse_ir.tir import as_dtype, as_one
+from sparsetir.sparse_ir.tir import as_dtype, as_one, size_text, slots_of
 from sparsetir.sparse_ir.traversal import map_expr
 from sparsetir.sparse_ir.workers import divided
 
@@ -185,7 +185,10 @@ class VisitOrder:
             return value
         found = keyword(value.handle if isinstance(value, SparseBuffer) else value)
         if found is None:
-            self.refuse(f"expected a size that is a number or a parameter, got {value}")
+            self.refuse(
+                "expected a length that is a number or a parameter, got "
+                f"{size_text(value)}; split cuts others"
+            )
         return found
 
     # -- loops ----------------------------------------------------------------------------------
@@ -226,7 +229,9 @@ class VisitOrder:
         """The function with statements instead of the iteration, and all that is declared."""
         func = self.function()
         trusted = func is self.func
-        for key, value in {COMPUTED: self.computed, **attrs}.items():
+        if self.computed:
+            attrs[COMPUTED] = self.computed
+        for key, value in attrs.items():
             func = func.with_attr(key, value)
         return replaced(
             self.who, func, self.it, as_one([*stmts]),
@@ -275,15 +280,6 @@ class VisitOrder:
             )
         return found
 
-    def refuse_slots(self) -> None:
-        """Raise for slots, which are not cut by positions."""
-        for axis in self.visited:
-            if axis.kind == "sparse_fixed":
-                self.refuse(
-                    f"axis '{axis.name}' has slots, of which some may be padding: its loop is cut "
-                    "in stage II, by TVM's split after lower"
-                )
-
     def refuse(self, message: str) -> NoReturn:
         """Raise ScheduleError with the iteration."""
         raise ScheduleError(f"{self.who}: {message}\n{show(self.it)}")
@@ -292,10 +288,11 @@ class VisitOrder:
 class ElementOrder(VisitOrder):
     """An iteration over rows and what they store, whose elements come by their positions.
 
-    path : a dense axis, and sparse_variable axes, each under the one before; or these alone
+    path : a dense axis, and sparse_variable axes, each under the one before; or these alone; or
+        sparse_fixed axes in the place of these
     over : the coordinates of these
     positions : an axis of all elements, which buffers over the path lie over from now on: a dense
-        one, or where the path has no dense axis one under the parent of its first
+        one, or where the path has no dense axis one under the parent of its first, but of slots
     below : by name, axes that hang under the last one of the path as axes under `positions`; only
         where elements are visited in the order of storage
     """
@@ -363,6 +360,10 @@ class ElementOrder(VisitOrder):
     def _all_elements(self) -> list[Axis]:
         """The axis of all elements, or that of each parent's, after those of the levels above."""
         names = [a.name for a in self.path]
+        if self.column.kind == "sparse_fixed":
+            name = fresh_name(self.func, "_".join([*names, *["slots"] * self.row.is_sparse]))
+            length, idtype = slots_of(self.path, self.idtype), self.idtype
+            return [Axis(name=name, kind="dense_fixed", length=length, idtype=idtype)]
         if self.row.parent is None:
             name = fresh_name(self.func, "_".join(names))
             nnz, idtype = self.column.nnz, self.idtype
@@ -399,6 +400,12 @@ class ElementOrder(VisitOrder):
             if self.column.name not in names:
                 continue
             at = names.index(self.column.name) + 1 - len(path)
+            above = self.row.parent if self.column.kind == "sparse_fixed" else None
+            if above is not None and names[at - 1] != above.name:
+                self.refuse(
+                    f"expected '{self.row.name}' right behind '{above.name}' among the axes of "
+                    f"buffer '{b.name}', got {names}"
+                )
             if names[max(at, 0) : at + len(path)] != path or any(
                 a.parent is not None and a.parent.name == self.column.name
                 for a in axes

@@ -74,10 +74,12 @@ class _Result:
         if lanes:
             self.sums = workspace(func, f"{name}_sum", held, dtype, scope)
         # Conditions that a write is under: those that no visit inside changes. Others than those
-        # of tails may leave out what a write has to set, but nothing that it adds to.
+        # of tails, and of the init, may leave out what a write has to set, but nothing that it
+        # adds to.
         changing = {v for loop in inner if loop not in held for v in loop.vars}
         still = [c for c in conditions if not free_vars(c) & changing]
-        self.steady = [c for c in still if is_tail(c)]
+        self.begun = [] if it.init is None else taken_apart(it.init)[0]
+        self.steady = [c for c in still if is_tail(c) or _is_among(c, self.begun)]
         self.still = [c for c in still if is_tail(c) or not loads_of(c, target.var)]
 
     def run(self, hoist: bool) -> tuple[SparseFunc, list[SparseIterationRef]]:
@@ -234,7 +236,8 @@ class _Result:
 
     def _all_terms_inside(self) -> bool:
         _, first = taken_apart(self.it.init)
-        return same_indices(first.indices, self.store.indices)
+        begun = all(is_tail(c) or _is_among(c, self.steady) for c in self.begun)
+        return begun and same_indices(first.indices, self.store.indices)
 
     def _factors(self, term: Any) -> tuple[list[Any], Any]:
         """The factors of the terms that stand still inside, and the product of the others."""
@@ -352,6 +355,10 @@ class _Result:
 
     def _refuse(self, message: str) -> None:
         raise ScheduleError(f"{WHO}: {message}\n{show(self.it)}")
+
+
+def _is_among(condition: Any, others: list[Any]) -> bool:
+    return any(structural_equal(condition, other) for other in others)
 
 
 def workspace(

@@ -42,12 +42,20 @@ def _all_rows(rng: np.random.Generator, case: str, dtype: str, idtype: str) -> A
     indices = slots(mask, idtype).reshape(-1)
     a = np.where(indices < 0, 1, values(rng, len(indices), dtype) - 2).astype(dtype)
     m, n = mask.shape
-    return {"a": a, "indices": indices, "m": m, "n": n, "cols": len(indices) // m}
+    sizes = {"m": m, "n": n, "cols": len(indices) // m, "slots": len(indices)}
+    return {"a": a, "indices": indices, **sizes}
 
 
 def _largest(args: Arrays) -> np.ndarray:
     stored = np.where(args["indices"] >= 0, args["a"], float(np.finfo(args["dtype"]).min))
     return stored.reshape(args["m"], -1).max(axis=1)
+
+
+def _distances(args: Arrays) -> np.ndarray:
+    """Of padded slots what was there before."""
+    rows, stored = np.repeat(np.arange(args["m"]), args["cols"]), args["indices"] >= 0
+    between = args["x"][rows] - args["y"][args["indices"]]
+    return np.where(stored, (between**2).sum(axis=1), args["s"])
 
 
 def _diagonals(rng: np.random.Generator, case: str, dtype: str, idtype: str) -> Arrays:
@@ -103,4 +111,12 @@ with T.sp_iter([I, J], "SR", "row_max") as [i, j]:
     Y[i] = T.max(Y[i], A[i, j])
 """, "J = T.sparse_fixed(I, (n, cols), indices)", _all_rows, _largest, cases=FINITE,
         A="I J", Y="I", y="out m"),
+    # S = squares of the distances to the neighbours of each point.
+    program("distances_ell", """
+with T.sp_iter([I, J, K], "SSR", "distances") as [i, j, k]:
+    with T.init():
+        S[i, j] = 0.0
+    S[i, j] = S[i, j] + (X[i, k] - Y[j, k]) * (X[i, k] - Y[j, k])
+""", "I\nJ = T.sparse_fixed(I, (n, cols), indices)\nN\nK", _all_rows, _distances, cases=FINITE,
+        X="I K", Y="N K", S="I J", x="fill m feat", y="fill n feat", s="out slots"),
 ]  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import mmap
 import sys
 
@@ -258,14 +259,18 @@ def _parallel(func):
     return sch
 
 
-def _by_elements(func):
-    """Where rows and what they store are spatial loops after each other, by positions of these."""
+def _by_elements(func, rows=True):
+    """Where rows and what they store are loops after each other, by positions of these.
+
+    rows : whether of all rows, or of each one's slots
+    """
     sch = sparsetir.Schedule(func)
     ref = sch.get_sparse_iteration(next(iter(sparse_iterations(func))).name)
     loops = {x.name: x for x in sch.get_sp_iters(ref)}
     for column in (a for a in func.axes if a.name in loops and a.is_sparse and a.name[0] == "J"):
         with contextlib.suppress(sparsetir.ScheduleError):  # of a program of other loops
-            sch.positions(sch.sparse_fuse(ref, [loops[column.parent.name], loops[column.name]]))
+            path = [loops[axis.name] for axis in column.ancestors()]
+            sch.positions(sch.sparse_fuse(ref, path) if rows else path[-1])
     return sch
 
 
@@ -278,7 +283,8 @@ def _in_stage_two(func):
 
 SCHEDULES = {
     "default": lambda func: func, "by hand": _parallel, "positions": _by_elements,
-    "TVM": _in_stage_two, "none": sparsetir.lower_sparse_iter,
+    "slots": functools.partial(_by_elements, rows=False), "TVM": _in_stage_two,
+    "none": sparsetir.lower_sparse_iter,
 }  # fmt: skip
 
 

@@ -10,8 +10,9 @@ import scipy.sparse as sp
 
 import sparsetir
 from positions_common import SUMS, scaled, total
-from programs import CASES, PROGRAMS
+from programs import CASES, PROGRAMS, copied
 from schedule_common import gives, keeps_meaning, opened, program
+from small import making
 
 RNG = np.random.default_rng(0)
 
@@ -176,3 +177,73 @@ def test_levels_below_a_visited_one() -> None:
     assert "K_L = T.dense_variable(J, (nnz_l, nnz_l), K_L_ptr" in text
     assert "Y[i, j] = Y[i, j] + A[i, j, kl]" in text
     check_sums(sch)
+
+
+# -- slots --------------------------------------------------------------------------------------
+
+# What is done to the loops of an iteration over rows, slots and features.
+SLOTS = {
+    "split": lambda sch, it, i, j, k: sch.split(j, [None, 3]),
+    "shift": lambda sch, it, i, j, k: sch.split(j, [None, 2], tail="shift"),
+    "repeat": lambda sch, it, i, j, k: sch.split(j, [None, 2, 2], tail="repeat"),
+    "exact": lambda sch, it, i, j, k: sch.split(j, [None, 2], tail="exact"),
+    "as many": lambda sch, it, i, j, k: sch.split(j, [2, 4]),
+    "parts": lambda sch, it, i, j, k: sch.divide(j, 2),
+    "each row": lambda sch, it, i, j, k: sch.positions(j),
+    "fused": lambda sch, it, i, j, k: sch.sparse_fuse(it, [i, j]),
+    "all": lambda sch, it, i, j, k: sch.positions(sch.sparse_fuse(it, [i, j])),
+    "tiles of all": lambda sch, it, i, j, k: sch.split(sch.sparse_fuse(it, [i, j]), [None, 5]),
+    "workspace": lambda sch, it, i, j, k: sch.precompute(
+        *(("C", i, [k]) if it.name == "sums" else ("S", sch.split(j, [None, 2])[1], [])),
+        scope="global",
+    ),
+}
+# Rows, columns, slots, share of padding.
+ZOO = {
+    "some": (7, 11, 4, 0.4), "no rows": (0, 11, 4, 0.0), "one slot": (5, 3, 1, 0.3),
+    "full": (6, 9, 8, 0.0), "padding alone": (4, 5, 2, 1.0), "one row": (1, 6, 6, 0.5),
+}  # fmt: skip
+make_sums = making("sums", """
+with T.sp_iter([I, J, K], "SRS", "sums") as [i, j, k]:
+    with T.init():
+        C[i, k] = 0.0
+    C[i, k] = C[i, k] + A[i, j] * B[j, k]
+""", "I\nJ = T.sparse_fixed(I, (n, cols), indices)\nN\nK", A="I J", B="N K", C="I K")  # fmt: skip
+
+
+@pytest.mark.parametrize("idtype", ["int32", "int64"])
+@pytest.mark.parametrize("how", SLOTS)
+@pytest.mark.parametrize("name", ["sums", "distances"])
+def test_slots_are_cut_as_dense_axes_are(name: str, how: str, idtype: str) -> None:
+    make = make_sums if name == "sums" else PROGRAMS["distances_ell"].make
+    func = make("float32", idtype)
+    sch = sparsetir.Schedule(func)
+    it = sch.get_sparse_iteration(name)
+    SLOTS[how](sch, it, *sch.get_sp_iters(it))
+    plain = idtype == "int64"  # the default schedule is on the other ones
+    kernel = sparsetir.build(sparsetir.lower_sparse_iter(sch.func) if plain else sch)
+    for m, n, cols, padding in ZOO.values():
+        columns = np.sort(RNG.random((m, n)).argsort(1)[:, :cols], 1)
+        indices = np.where(RNG.random((m, cols)) < padding, -1, columns).astype(idtype)
+        sizes = {"m": m, "n": n, "cols": cols, "feat": 5}
+        shapes = {
+            "a": (m, cols),
+            "b": (n, 5),
+            "c": (m, 5),
+            "x": (m, 5),
+            "y": (n, 5),
+            "s": (m, cols),
+        }
+        args = {k: RNG.random(shape, "float32") for k, shape in shapes.items()}
+        args = {p: {**args, **sizes, "indices": indices}[p] for p in (q.name for q in func.params)}
+        want = copied(args)
+        sparsetir.interpret(func, want)
+        for run in (lambda **done: sparsetir.interpret(sch.func, done), kernel):
+            done = copied(args)
+            try:
+                run(**done)
+            except ValueError as error:
+                assert "as its schedule promises" in str(error)
+                continue
+            for p in (p for p in done if p not in sizes):
+                np.testing.assert_allclose(done[p], want[p], rtol=1e-5, err_msg=f"{p} {m, n, cols}")

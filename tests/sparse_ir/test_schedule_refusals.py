@@ -364,12 +364,13 @@ group_columns_by_pattern(i, j, 4)  # expected a spatial loop over a dense axis a
 (j,) = sch.get_sp_iters(of("divide")); parallelize(j); parallelize(i)
     ['J'] of 'divide' is divided among threads already, which do not nest; legal are neighbouring
 [spmm_ell]
-split(j, [None, 2], tail="exact")  # axis 'J' has slots, .. in stage II, by TVM's split after lower
-split(j, [2, 2])  # axis 'J' has slots, of which some may be padding: its loop is cut in stage II
-divide(j, 2)  # axis 'J' has slots, of which some may be padding: its loop is cut in stage II
-positions(j)  # axis 'J' has slots, of which some may be padding: its loop is cut in stage II
-split(sparse_fuse(it, [i, j]), [None, 8])  # has slots, of which some may be padding
-positions(sparse_fuse(it, [i, j]))  # has slots, of which some may be padding: its loop is cut
+split(j, [2, 0])  # argument 'factors': expected two or more positive integers
+split(j, [None, 2], tail="wrap")  # argument 'tail': expected one of guard, shift, repeat, exact
+positions(j, parts=2)  # argument 'parts': expected None below 'I'
+positions(j, rows="search")  # argument 'rows': expected the default for slots, got 'search'
+divide(sparse_fuse(it, [o, i, j]), 2)  # a length that is .. got rows * cols; split cuts others
+positions(sparse_fuse(it, [i, j]))  # expected 'O', of one coordinate, to be fused with these
+split(i, [None, 2])  # 'J' hangs under 'I'; expected slots that are fused with
 [hypergraph]
 sparse_fuse(it, sch.get_sp_iters(it)[1:3])  # axis 'EV' is attached and cannot be fused
 [sddmm_fused]

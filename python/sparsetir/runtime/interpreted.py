@@ -22,6 +22,6 @@ def interpret(func: SparseFunc, arguments: Mapping[str, Any] | Sequence[Any]) ->
         values = [arguments.get(name) for name in signature.names]
         signature.infer(values)
         found = {signature.names[i]: values[i] for i in signature.scalars if values[i] is not None}
-        read = {signature.names[i]: signature.view(i, values) for i in signature.index_arrays}
-        arguments = {**found, **arguments, **read}  # recipes read natural shapes
+        read = {signature.names[i]: signature.flat(i, values) for i in signature.index_arrays}
+        arguments = {**found, **arguments, **read}
     core.interpret(func, arguments)

@@ -420,8 +420,8 @@ class Kernel:
         """Check index arrays that were not seen together with these sizes, and compute of them."""
         self._given.refuse(values)
         names = self.signature.names
-        natural = {names[i]: self.signature.view(i, values) for i in self._arrays}
-        arguments = {names[i]: to_numpy(natural[names[i]]) for i in self._index}
+        numbers = [to_numpy(v) if i in self._index else v for i, v in enumerate(values)]
+        arguments = {names[i]: self.signature.flat(i, numbers) for i in self._index}
         arguments |= {names[i]: values[i] for i in self._scalars}
         if self.check:
             check_structure(self.signature.func, arguments)
@@ -431,6 +431,7 @@ class Kernel:
         orders: dict[str, np.ndarray] = {}
         if self.signature.of_values:
             # Once with all checks; then NumPy's own integers, which it takes in half the time.
+            natural = {names[i]: self.signature.view(i, values) for i in self._arrays}
             self.of_values(natural, made)
             how = {n: str(self.computed[n]["order"])[1:] for n in self.signature.of_values}
             orders = {n: {**arguments, **made}[order].astype(np.intp) for n, order in how.items()}

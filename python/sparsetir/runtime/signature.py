@@ -93,12 +93,9 @@ class Signature:
         self.of_values: list[str] = [n for n in follow_values if n not in absent]
         space = None if plain else PositionSpace(func)
         arrays = self.params if space is None else space.params
-        layouts, stored = {} if space is None else space.layouts, _stored_axes(func, self.computed)
-        self.shapes = [_shape(p, layouts) for p in arrays]
-        self.forms = [
-            {} if shape is None else _forms(shape, layouts.get(p.name), stored)
-            for p, shape in zip(arrays, self.shapes, strict=True)
-        ]
+        self.shapes = [_shape(p, {} if space is None else space.layouts) for p in arrays]
+        stored = _stored(func, self.computed)
+        self.forms = [{} if shape is None else _forms(shape, stored) for shape in self.shapes]
         self.dtypes: list[str] = [_dtype(p) for p in arrays]
         given = range(len(self.names))
         self.outputs: list[int] = [
@@ -235,6 +232,11 @@ class Signature:
         natural = len(shape) == len(self.shapes[at] or [])
         return shape if natural or any_form and len(shape) in self.forms[at] else None
 
+    def flat(self, at: int, values: Sequence[Any]) -> Any:
+        """An array of indices in one dimension, as recipes and checks take it."""
+        array = self.view(at, values)
+        return array.reshape(-1) if 1 in self.forms[at] else array
+
     def view(self, at: int, values: Sequence[Any]) -> Any:
         """A contiguous array of another legal shape in its natural shape; others as they are."""
         shape, array = self.shape_of(at, values, any_form=True), values[at]
@@ -341,40 +343,38 @@ def _shape(
     return list(param.ty.shape) if layout is None else Storage(layout, {}, rename).natural_shape()
 
 
-def _stored_axes(func: SparseFunc, computed: Container[str]) -> dict[str, Axis]:
-    """The axes whose elements callers give, by how many they have.
-
-    A dense axis as long is over these elements, such as that of a loop over positions.
-    """
-    return {
-        size_text(elements_of(axis)): axis
-        for axis in reversed(list(func.axes))
+def _stored(func: SparseFunc, computed: Container[str]) -> list[list[ir.Expr]]:
+    """Of axes whose elements callers give, the dimensions of these by slots of constant numbers."""
+    return [
+        _slots(axis)
+        for axis in func.axes
         for handle in (axis.indptr, axis.indices)
         if handle is not None and str(handle.name) not in computed
-    }
+    ]
 
 
-def _forms(
-    natural: list[ir.Expr], layout: Layout | None, stored: Mapping[str, Axis]
-) -> dict[int, list[ir.Expr]]:
-    """The shapes that arrays of a parameter may have, by their number of dimensions."""
-    out = {len(natural): natural}
-    if layout is None or layout.ends:
-        return out
-    leaves = Storage(layout, {}, lambda size: size).leaves
-    over = [stored.get(size_text(n), leaf) for n, leaf in zip(natural, leaves, strict=True)]
-    if any(axis.kind != "dense_fixed" for axis in over):
-        slots = [size for n, axis in zip(natural, over, strict=True) for size in _slots(n, axis)]
-        out = {len(slots): slots, **out, 1: natural if len(natural) == 1 else [product(natural)]}
-    return out
-
-
-def _slots(size: ir.Expr, axis: Axis) -> list[ir.Expr]:
-    """The dimensions of an axis's elements, with one for each constant number of slots."""
+def _slots(axis: Axis) -> list[ir.Expr]:
     if axis.kind != "sparse_fixed":
-        return [size]
-    rows = elements_of(axis.parent)
-    return [*([] if is_one(rows) else _slots(rows, axis.parent)), axis.nnz_cols]
+        return [elements_of(axis)]
+    return [*([] if is_one(elements_of(axis.parent)) else _slots(axis.parent)), axis.nnz_cols]
+
+
+def _forms(natural: list[ir.Expr], stored: list[list[ir.Expr]]) -> dict[int, list[ir.Expr]]:
+    """The shapes that arrays of a parameter may have, by their number of dimensions.
+
+    Dimensions that are those of stored elements may be flat, or by slots, whatever axes they are of
+    by now, such as that of a loop over positions.
+    """
+
+    def text(sizes: list[ir.Expr]) -> str:
+        return "|".join(["", *map(size_text, sizes), ""])
+
+    by_slots = {text([product(sizes)]): sizes for sizes in stored}
+    slots = [size for n in natural for size in by_slots.get(text([n]), [n])]
+    if not any(text(sizes) in text(slots) for sizes in stored):
+        return {len(natural): natural}
+    flat = natural if len(natural) == 1 else [product(slots)]
+    return {len(slots): slots, 1: flat, len(natural): natural}
 
 
 def _without_structure(prim: tirx.PrimFunc) -> SparseFunc:
