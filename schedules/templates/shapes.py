@@ -84,6 +84,12 @@ def element_reduction(sch: Schedule, who: str) -> ElementReduction:
     if found is None or not fits or rows.name not in axes or rows.kind != "dense_fixed":
         nest.refuse("to reduce over features for each stored element")
     pair = (rows.name, columns[0].name)
+    heads = [x.node for x in nest.loops if x not in features and not {*x.axes} & {*pair}]
+    if any(getattr(node, "kind", "") != "dense_fixed" for node in heads):
+        nest.refuse("to visit dense axes around rows and columns")
+    over = [b.axes for b in sch.func.buffers if b.name == nest.result]
+    if not {*pair} <= {a.name for axes in over for a in axes or ()}:
+        nest.refuse(f"to store to a buffer over {list(pair)}")
     operands: list[tuple[str, str]] = []
     for buffer in sch.func.buffers:
         for load in loads_of(found.term, buffer.var):
@@ -255,7 +261,8 @@ class Nest:
         self.loops = loops_of(it)
         _, store = taken_apart(it.body)
         self.store: Any = store if isinstance(store, tirx.BufferStore) else None
-        self.plain = self.store is not None and all(isinstance(x.node, Axis) for x in self.loops)
+        nodes = [m for x in self.loops for m in getattr(x.node, "of", None) or [x.node]]
+        self.plain = self.store is not None and all(isinstance(n, Axis) for n in nodes)
         self.dense = self.plain and all(x.node.kind == "dense_fixed" for x in self.loops)
         self.reduction = reduction_of(it.body)
 

@@ -181,7 +181,8 @@ def _splittable(it: SparseIteration, func: SparseFunc, loop: Loop) -> Axis:
                 f"{WHO}: axis '{other.name}' would be parted from its parent '{axis.name}'; "
                 f"divide keeps it under it\n{show(it)}"
             )
-    attached = [n.name for n in it.axes if getattr(getattr(n, "to", None), "name", "") == axis.name]
+    nodes = [m for n in it.axes for m in getattr(n, "of", None) or [n]]
+    attached = [n.name for n in nodes if getattr(getattr(n, "to", None), "name", "") == axis.name]
     if attached:
         raise ScheduleError(
             f"{WHO}: axis '{attached[0]}' is attached to '{axis.name}', which cannot be cut by "

@@ -229,3 +229,55 @@ with T.sp_iter([I, J, K], "SRS", "reached") as [i, j, k]:
     sparsetir.build(func)(a, x, out, indptr, indices)
     stored = sp.csr_array((a.astype("int32"), indices, indptr), shape=(m, n))
     np.testing.assert_array_equal(out, stored @ x.astype("int32") > 0)
+
+
+# Programs that look like those which versions are for, but for one thing.
+SIMILAR = {
+    "a dense result": small("dense", """
+with T.sp_iter([I, J, K], "SSR", "dense") as [i, j, k]:
+    with T.init():
+        Z[i, j] = 0.0
+    Z[i, j] = Z[i, j] + A[i, j] * X[i, k] * Y[j, k]
+""", A="I J", X="I K", Y="N K", Z="I N"),
+    "a merged axis attached to the features": small("attached", """
+with T.sp_iter([I, N, T.intersect(K1, T.attach(K2, N))], "SSR", "attached") as [i, j, k]:
+    with T.init():
+        Z[i, j] = 0.0
+    Z[i, j] = Z[i, j] + A[i, k] * B[j, k]
+""", """
+I
+N
+K1 = T.sparse_variable(I, (feat, a_nnz), (a_ptr, a_idx))
+K2 = T.sparse_variable(N, (feat, b_nnz), (b_ptr, b_idx))
+""", A="I K1", B="N K2", Z="I N"),
+    "another loop under the rows": small("under", """
+with T.sp_iter([K, I, R, J], "RSSS", "under") as [k, i, r, j]:
+    with T.init():
+        Z[i, j] = 0.0
+    Z[i, j] = Z[i, j] + A[j] * B[k, i, r]
+""", "I\nJ\nN\nK\nR = T.dense_variable(I, (n, r_nnz), r_ptr)", A="N", B="K I R", Z="I J"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("similar", SIMILAR)
+def test_similar_programs_have_the_default_schedule(similar):
+    func, rng = SIMILAR[similar], np.random.default_rng(0)
+    args = {"m": 7, "n": 6, "feat": 9}
+    for axis in (axis for axis in func.axes if axis.indptr is not None):
+        rows, columns = (args[str(x.length.name)] for x in (axis.parent, axis))
+        mask = rng.random((rows, columns)) < 0.4
+        args[str(axis.indptr.name)] = np.append(0, mask.sum(1).cumsum()).astype("int32")
+        args[str(axis.nnz.name)] = int(mask.sum())
+        if axis.is_sparse:
+            args[str(axis.indices.name)] = mask.nonzero()[1].astype("int32")
+    built = sparsetir.build(func)
+    names = built.signature.names
+    for i in built.signature.arrays:
+        if names[i] not in args:
+            shape = built.signature.expected_shape(i, [args.get(name) for name in names])
+            args[names[i]] = rng.random(shape, "float32")
+    args = {name: args[name] for name in names}
+    want = {**args, "z": np.zeros_like(args["z"])}
+    sparsetir.interpret(func, want)
+    built(**args)
+    np.testing.assert_allclose(args["z"], want["z"], rtol=1e-5)
