@@ -43,10 +43,14 @@ PENDING = object()  # stands for an array that is yet to be made
 
 @dataclass(frozen=True)
 class Inference:
-    """How a scalar follows from an array: shape[dim] - minus, divided by known scalars."""
+    """How a scalar follows from an array of a rank: shape[dim] - minus, divided by known scalars.
+
+    divide : places of these, or ~number
+    """
 
     scalar: int
     array: int
+    rank: int
     dim: int
     minus: int
     divide: tuple[int, ...]
@@ -172,14 +176,16 @@ class Signature:
             progress = False
             for array, shape in zip(arrays, shapes, strict=True):
                 for dim, size in enumerate(shape):
-                    step = self._solve(size, array, dim, known)
+                    step = self._solve(size, array, (len(shape), dim), known)
                     if step is not None and step.scalar not in known:
                         known.add(step.scalar)
                         steps.append(step)
                         progress = True
         return steps
 
-    def _solve(self, size: ir.Expr, array: int, dim: int, known: set[int]) -> Inference | None:
+    def _solve(
+        self, size: ir.Expr, array: int, where: tuple[int, int], known: set[int]
+    ) -> Inference | None:
         minus = 0
         if isinstance(size, tirx.Add) and isinstance(size.b, tirx.IntImm):
             size, minus = size.a, int(size.b)
@@ -190,7 +196,8 @@ class Signature:
         unknown = [p for p in places if p >= 0 and p not in known]
         if len(unknown) != 1 or unknown[0] not in self.scalars:
             return None
-        return Inference(unknown[0], array, dim, minus, tuple(p for p in places if p != unknown[0]))
+        divide = tuple(p for p in places if p != unknown[0])
+        return Inference(unknown[0], array, *where, minus, divide)
 
     def infer(self, values: list[Any]) -> None:
         """Fill in scalars that are None, where the shapes of arrays imply them."""
@@ -198,25 +205,37 @@ class Signature:
             if values[i] is None:
                 values[i] = value
         self._follow(self.inferences, values)
-        if any(values[i] is None for i in self.scalars):
-            arrays, given = self.arrays, self.constants
-            ranks = (*(len(self.shape_of(i, values, any_form=True) or ()) for i in arrays),)
-            if ranks not in self._by_ranks:
-                self._by_ranks[ranks] = self.inferences_from(arrays, given, ranks)
-            self._follow(self._by_ranks[ranks], values, any_form=True)
+        for i in self.scalars:
+            if values[i] is None:
+                self._infer_from_ranks(values)
+                break
 
-    def _follow(self, steps: list[Inference], values: list[Any], *, any_form: bool = False) -> None:
+    def _infer_from_ranks(self, values: list[Any]) -> None:
+        arrays, given = self.arrays, self.constants
+        ranks = (*(len(self.shape_of(i, values, any_form=True) or ()) for i in arrays),)
+        if ranks not in self._by_ranks:
+            self._by_ranks[ranks] = self.inferences_from(arrays, given, ranks)
+        self._follow(self._by_ranks[ranks], values)
+
+    @staticmethod
+    def _follow(steps: list[Inference], values: list[Any]) -> None:
         for step in steps:
             if values[step.scalar] is not None:
                 continue
-            shape = self.shape_of(step.array, values, any_form=any_form)
-            by = [~at if at < 0 else values[at] for at in step.divide]
-            if shape is None or None in by:
+            try:
+                shape = values[step.array].shape
+            except (AttributeError, RuntimeError):  # no array, or a nested tensor
+                continue
+            if len(shape) != step.rank:
                 continue
             size = int(shape[step.dim]) - step.minus
-            for n in by:
-                size //= n or 1
-            values[step.scalar] = size
+            for at in step.divide:
+                by = values[at] if at >= 0 else ~at
+                if by is None:
+                    break
+                size //= by or 1
+            else:
+                values[step.scalar] = size
 
     def shape_of(
         self, at: int, values: Sequence[Any], *, any_form: bool = False
