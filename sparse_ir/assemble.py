@@ -191,8 +191,8 @@ class _Visits:
             if not same or gone.idtype != axis.idtype:
                 of.refuse(
                     f"result '{out.name}': expected '{gone.name}', which its '{axis.name}' is gone "
-                    f"through by, to be of its length and type, {axis.length} {axis.idtype}, got "
-                    f"{gone.length} {gone.idtype}"
+                    f"through by, to be of its length and type, {size_text(axis.length)} "
+                    f"{axis.idtype}, got {size_text(gone.length)} {gone.idtype}"
                 )
         rows = [x.node for x in self.rows]
         whole = all(isinstance(x, Axis) and x.kind == "dense_fixed" for x in rows)

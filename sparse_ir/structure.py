@@ -18,6 +18,7 @@ from sparsetir.sparse_ir.errors import (
 from sparsetir.sparse_ir.interpret_scalar import Evaluator
 from sparsetir.sparse_ir.nodes import Axis, SparseFunc
 from sparsetir.sparse_ir.promises import filled_axes
+from sparsetir.sparse_ir.tir import size_text
 from sparsetir.sparse_ir.verify_sites import used_variables
 
 
@@ -85,13 +86,13 @@ class _Checker:
             value = int(self.evaluator.expr(node)())
         except (TypeError, AttributeError, ZeroDivisionError) as error:
             raise StructureTypeError(
-                f"{self.func.name}: axis '{axis.name}': {what} = {node} cannot be computed from "
-                f"the arguments {sorted(self.arguments)}"
+                f"{self.func.name}: axis '{axis.name}': {what} = {size_text(node)} cannot be "
+                f"computed from the arguments {sorted(self.arguments)}"
             ) from error
         if not 0 <= value <= np.iinfo(axis.idtype).max:
             raise StructureError(
-                f"{self.func.name}: axis '{axis.name}': expected {what} = {node} within 0 and the "
-                f"largest {axis.idtype}, got {value}"
+                f"{self.func.name}: axis '{axis.name}': expected {what} = {size_text(node)} "
+                f"within 0 and the largest {axis.idtype}, got {value}"
             )
         return value
 

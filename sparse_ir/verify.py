@@ -34,7 +34,7 @@ from sparsetir.sparse_ir.nodes import (
 from sparsetir.sparse_ir.open_axes import is_open, open_axis_problems
 from sparsetir.sparse_ir.promises import assumption_problems, promise_problems
 from sparsetir.sparse_ir.rows import row_problems
-from sparsetir.sparse_ir.tir import slots_of
+from sparsetir.sparse_ir.tir import size_text, slots_of
 from sparsetir.sparse_ir.verify_body import body_problems, index_dtype, names
 from sparsetir.sparse_ir.verify_sites import Broken, Found, used_variables
 
@@ -232,8 +232,8 @@ def _axis_merged(new: Declarations) -> Found:
             elif one.idtype != axis.idtype or not tvm_ffi.structural_equal(one.length, axis.length):
                 yield Broken(
                     axis,
-                    f"{label}: expected axes of one length and idtype, {axis.length} and "
-                    f"{axis.idtype}, got '{one.name}' of {one.length} and {one.idtype}",
+                    f"{label}: expected axes of one length and idtype, {size_text(axis.length)} "
+                    f"and {axis.idtype}, got '{one.name}' of {size_text(one.length)} and {one.idtype}",
                 )
         if len({a.name for a in axis.of}) < max(2, len(axis.of)):
             yield Broken(axis, f"{label}: expected two or more axes, each once")

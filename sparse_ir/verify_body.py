@@ -27,6 +27,7 @@ from sparsetir.sparse_ir.nodes import (
 from sparsetir.sparse_ir.operations import operation_problems
 from sparsetir.sparse_ir.parallel import constant_length
 from sparsetir.sparse_ir.races import FREE
+from sparsetir.sparse_ir.tir import size_text
 from sparsetir.sparse_ir.traversal import ADVANCE, SKIP, visit_nodes
 from sparsetir.sparse_ir.verify_parts import parts_problems
 from sparsetir.sparse_ir.verify_sites import STATEMENTS, Broken, Found, Site, sites, used_variables
@@ -190,7 +191,8 @@ def _attached(site: Site) -> Found:
             yield Broken(
                 site.stmt.span,
                 f"{label}: expected '{parent.name}', the parent of '{item.axis.name}', to be as "
-                f"long as '{item.to.name}' ({item.to.length}), got {parent.length}",
+                f"long as '{item.to.name}' ({size_text(item.to.length)}), got "
+                f"{size_text(parent.length)}",
             )
 
 
