@@ -233,7 +233,8 @@ def _axis_merged(new: Declarations) -> Found:
                 yield Broken(
                     axis,
                     f"{label}: expected axes of one length and idtype, {size_text(axis.length)} "
-                    f"and {axis.idtype}, got '{one.name}' of {size_text(one.length)} and {one.idtype}",
+                    f"and {axis.idtype}, got '{one.name}' of {size_text(one.length)} and "
+                    f"{one.idtype}",
                 )
         if len({a.name for a in axis.of}) < max(2, len(axis.of)):
             yield Broken(axis, f"{label}: expected two or more axes, each once")

@@ -86,7 +86,8 @@ def split(
     ----------
     loop : SpIter
         Over a dense axis that no other axis hangs under, cut by coordinates; or over what is
-        stored, cut by positions (:mod:`sparsetir.sparse_ir.schedule.split_positions`).
+        stored, cut by positions (:mod:`sparsetir.sparse_ir.schedule.split_positions`). Slots of
+        sparse_fixed axes are first made a dense axis, as by `positions`.
     factors : sequence of int or None
         An extent for each loop made, of which the first may be None: as many as it takes; else
         their product is at least the length, with "exact" the length, which then is a number.
