@@ -293,7 +293,7 @@ def plain_view(value: object) -> object:
 
 def reshaped(array: Any, shape: Sequence[int]) -> object:
     """A view of a contiguous array in another shape."""
-    if isinstance(array, tvm_ffi.Tensor) and hasattr(array, "_create_view"):
+    if hasattr(array, "_create_view"):  # TVM's
         return array._create_view(tuple(shape), array.dtype)
     array = array.detach() if is_torch(array) else array
     return array.reshape(tuple(shape))

@@ -22,6 +22,7 @@ def interpret(func: SparseFunc, arguments: Mapping[str, Any] | Sequence[Any]) ->
         values = [arguments.get(name) for name in signature.names]
         signature.infer(values)
         found = {signature.names[i]: values[i] for i in signature.scalars if values[i] is not None}
-        read = {signature.names[i]: signature.flat(i, values) for i in signature.index_arrays}
-        arguments = {**found, **arguments, **read}
+        arrays = (i for i in signature.index_arrays if values[i] is not None)
+        flat = {signature.names[i]: signature.flat(i, values) for i in arrays}
+        arguments = {**found, **arguments, **flat}
     core.interpret(func, arguments)

@@ -406,7 +406,7 @@ class Kernel:
             views[i] = self.signature.view(i, values)
         return views
 
-    def _plain_views(self, values: Sequence[object]) -> list[object] | None:
+    def _plain_views(self, values: Sequence[object]) -> list[Any] | None:
         """The arguments with arrays as TVM wants them described; None where they are so."""
         views = self._in_natural_shape(values, self._arrays)
         for i in self._arrays:

@@ -248,13 +248,14 @@ class Signature:
             shape = values[at].shape
         except (AttributeError, RuntimeError):  # no array, or a nested tensor
             return None
-        natural = len(shape) == len(self.shapes[at] or [])
-        return shape if natural or any_form and len(shape) in self.forms[at] else None
+        expected = self.forms[at] if any_form else (len(self.shapes[at] or []),)
+        return shape if len(shape) in expected else None
 
     def flat(self, at: int, values: Sequence[Any]) -> Any:
         """An array of indices in one dimension, as recipes and checks take it."""
         array = self.view(at, values)
-        return array.reshape(-1) if 1 in self.forms[at] else array
+        fits = 1 in self.forms[at] and isinstance(array, np.ndarray) and is_contiguous(array)
+        return array.reshape(-1) if fits else array
 
     def view(self, at: int, values: Sequence[Any]) -> Any:
         """A contiguous array of another legal shape in its natural shape; others as they are."""
@@ -304,7 +305,7 @@ class Signature:
             found = Analyzer().simplify(substitute(size, numbers))
             return int(found) if isinstance(found, tirx.IntImm) else size_text(found)
 
-        sizes = self.forms[array].get(rank)
+        sizes = self.forms[array].get(-1 if rank is None else rank)
         if sizes is not None and len(sizes) != len(self.shapes[array] or []):
             return [known(size, None) for size in sizes]
         sizes = self.shapes[array] or []
