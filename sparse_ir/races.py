@@ -214,7 +214,7 @@ def _has_visits(it: SparseIteration) -> bool:
 def _takes_each(index: Any, axis: Any, axis_of: dict[Any, Any]) -> set[Any] | None:
     """The coordinates by which an index takes each position of an axis; None if it does not.
 
-    The axis itself, or tiles of a constant one: `i0 * 64 + i1 * 16 + i2` of 1, 4 and 16 positions
+    The axis itself, or its tiles: `i0 * 64 + i1 * 16 + i2` of 1, 4 and 16 positions
     takes each below 64.
     """
     if isinstance(index, ir.Var):
@@ -224,8 +224,7 @@ def _takes_each(index: Any, axis: Any, axis_of: dict[Any, Any]) -> set[Any] | No
         return set() if int(index) == 0 else None
     used = [v for v in variables_of(index) if v in axis_of]
     extents = {v: axis_of[v].length for v in used}
-    constant = all(isinstance(n, tirx.IntImm) for n in (axis.length, *extents.values()))
-    if not used or not constant or any(axis_of[v].kind != "dense_fixed" for v in used):
+    if not used or any(axis_of[v].kind != "dense_fixed" for v in used):
         return None
     weights = linear_sum(index, used)
     if weights is None or len(weights) < len(used):

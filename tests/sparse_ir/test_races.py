@@ -221,6 +221,14 @@ def test_which_workspaces_are_private(name: str) -> None:
     assert facts(sparsetir.lower_sparse_iter(func))["tile0"]["vo"] == fact
 
 
+def test_a_workspace_that_is_begun_in_tiles_of_features() -> None:
+    sch = sparsetir.Schedule(PROGRAMS["spmm"].make("float32", "int32"))
+    i, _, k = sch.get_sp_iters(sch.get_sparse_iteration("spmm"))
+    start, *_ = sch.precompute("C", i, [k], scope="global")
+    sch.split(sch.get_sp_iters(start)[0], [None, 3])
+    assert sparsetir.from_source(sch.func.script()) is not None  # which verifies it
+
+
 @pytest.mark.parametrize("late", [True, False])
 def test_a_workspace_that_is_begun_late_or_read_afterwards(late: bool) -> None:
     body = SUM + START + WRITE if late else START + SUM + WRITE
