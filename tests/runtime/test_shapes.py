@@ -9,6 +9,7 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 import tvm
 from tvm import ir, s_tir, tirx
 
@@ -347,3 +348,15 @@ def test_natural_and_flat_arrays_are_taken_under_any_schedule(case, schedule):
         )
         with pytest.raises(ValueError, match=f"'{name}': expected {words}"):
             kernel(**{**arrays, name: array}, **sizes)
+
+
+@pytest.mark.parametrize("of", [torch.from_numpy, tvm.runtime.tensor])
+def test_flat_tensors_are_written_in_place(of):
+    program, *_ = SHAPED["heads outside"]
+    func, args, done = _of_shaped(program)
+    kernel = sparsetir.build(_parallel(func))
+    flat = of(np.full(done["s"].size, np.nan, "float32"))
+    for calls in 1, 2:
+        kernel(**{**args, "s": flat})
+        np.testing.assert_allclose(flat.numpy(), done["s"].reshape(-1), **tolerance("float32"))
+        assert getattr(flat, "_version", calls) == calls
