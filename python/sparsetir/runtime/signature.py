@@ -33,7 +33,7 @@ from sparsetir.sparse_ir.nodes import Axis, SparseFunc, make_func, same_indices,
 from sparsetir.sparse_ir.position_space import LAYOUTS, SIGNATURE, Layout, PositionSpace
 from sparsetir.sparse_ir.promises import check_promises, promises_of
 from sparsetir.sparse_ir.storage import Storage, elements_of, product
-from sparsetir.sparse_ir.tir import dtype_of, is_one, size_text
+from sparsetir.sparse_ir.tir import BINARY, dtype_of, is_one, size_text
 
 # Attribute of a signature's function: computed parameters that the compiled function does not have.
 NOT_PASSED = "not_passed"
@@ -379,6 +379,19 @@ def _slots(axis: Axis) -> list[ir.Expr]:
     return [*([] if is_one(elements_of(axis.parent)) else _slots(axis.parent)), axis.nnz_cols]
 
 
+def _key(size: ir.Expr) -> object:
+    """What two sizes have in common that are the same but for casts."""
+    if isinstance(size, tirx.Cast):
+        return _key(size.value)
+    if isinstance(size, ir.Var):
+        return str(size.name)
+    if isinstance(size, tirx.IntImm):
+        return int(size)
+    if isinstance(size, BINARY):
+        return type(size), _key(size.a), _key(size.b)
+    return str(size)
+
+
 def _forms(natural: list[ir.Expr], stored: list[list[ir.Expr]]) -> dict[int, list[ir.Expr]]:
     """The shapes that arrays of a parameter may have, by their number of dimensions.
 
@@ -386,12 +399,10 @@ def _forms(natural: list[ir.Expr], stored: list[list[ir.Expr]]) -> dict[int, lis
     by now, such as that of a loop over positions.
     """
 
-    def text(sizes: list[ir.Expr]) -> str:
-        return "|".join(["", *map(size_text, sizes), ""])
-
-    by_slots = {text([product(sizes)]): sizes for sizes in stored}
-    slots = [size for n in natural for size in by_slots.get(text([n]), [n])]
-    if not any(text(sizes) in text(slots) for sizes in stored):
+    by_slots = {_key(product(sizes)): sizes for sizes in stored}
+    slots = [size for n in natural for size in by_slots.get(_key(n), [n])]
+    have, wanted = [*map(_key, slots)], [[*map(_key, sizes)] for sizes in stored]
+    if not any(x == have[at : at + len(x)] for x in wanted for at in range(len(have))):
         return {len(natural): natural}
     flat = natural if len(natural) == 1 else [product(slots)]
     return {len(slots): slots, 1: flat, len(natural): natural}
