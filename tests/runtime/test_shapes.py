@@ -235,7 +235,7 @@ SHAPED = {
     "CSR": (_of_stored("sddmm", "I J", "i", "j", axes="I\nJ\nN\nK"), "s", ["nnz"], "1 nnz"),
     "blocks with heads": (
         _of_stored("blocks", "H IO JO II JI", "h, io, ii", "h, jo, ji", axes=BLOCKS),
-        "s", ["h nnz 4 8", "h*nnz*4*8"], "h*nnz 4 8",
+        "s", ["h nnz 4 8", "h*nnz*4*8", "h*nnz 4 8"], "nnz h 4 8",
     ),
     "kNN": (
         _of_stored("knn", "I J", "i", "j", DISTANCE, ELL), "s", ["m*cols", "m cols"], "cols m",

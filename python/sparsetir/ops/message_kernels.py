@@ -112,8 +112,8 @@ def softmax(structure: Structure, x: Tensor, grad: Tensor | None = None) -> Tens
     batch, _, heads = x.shape
     out = x.new_empty(x.shape, dtype=wide)
     moved = [None if y is None else structure.arranged(y.to(wide), 1) for y in (x, grad)]
-    flat = [None if y is None else y.reshape(-1, heads) for y in (*moved, out)]
-    named: Named = dict(zip(("x", "g", "out"), flat, strict=True))
+    whole = [None if y is None else y.contiguous() for y in (*moved, out)]
+    named: Named = dict(zip(("x", "g", "out"), whole, strict=True))
     kind = DTYPES[wide], _arrays_of(structure).idtype, grad is not None
     _run(structure, EdgeSoftmax, kind, (heads,), {"batch": batch, "heads": heads}, named)
     return structure.restored(out, 1).to(x.dtype)
@@ -135,7 +135,7 @@ def attention(
         q, k = q.new_zeros(*q.shape[:-1], 1), k.new_zeros(*k.shape[:-1], 1)
         feat = 1
     out, wide = v.new_empty(shape), torch.promote_types(q.dtype, torch.float32)
-    scores = q.new_empty(heads * structure.nnz, dtype=wide)
+    scores = q.new_empty((heads, structure.nnz), dtype=wide)
     named: Named = {"q": q, "k": k, "v": v, "out": out, "scores": scores, "scale": scale}
     sizes = {"heads": heads, "feat": feat, "width": width}
     kind = DTYPES[q.dtype], _arrays_of(structure).idtype, heads_first

@@ -2,8 +2,9 @@
 
 The natural shape of a buffer over dense axes is their lengths. A sparse or ragged axis and the axes
 above it are one dimension, that of their elements: (nnz,) for CSR, (blocks, b, b) for BSR,
-(heads, nnz) for CSR with heads. Contiguous arrays of such buffers are taken in two more shapes,
-under any schedule: flat, and with the slots of constant numbers as a dimension, (rows, slots).
+(heads, nnz) for CSR with heads. Contiguous arrays of such buffers are taken in more shapes, under
+any schedule: flat, with one dimension for these and those before, (heads * blocks, b, b), and with
+the slots of constant numbers as a dimension, (rows, slots).
 """
 
 from __future__ import annotations
@@ -395,17 +396,19 @@ def _key(size: ir.Expr) -> object:
 def _forms(natural: list[ir.Expr], stored: list[list[ir.Expr]]) -> dict[int, list[ir.Expr]]:
     """The shapes that arrays of a parameter may have, by their number of dimensions.
 
-    Dimensions that are those of stored elements may be flat, or by slots, whatever axes they are of
-    by now, such as that of a loop over positions.
+    Dimensions that are those of stored elements may be by slots, or one with all before them, or
+    flat, whatever axes they are of by now, such as that of a loop over positions.
     """
 
     by_slots = {_key(product(sizes)): sizes for sizes in stored}
     slots = [size for n in natural for size in by_slots.get(_key(n), [n])]
     have, wanted = [*map(_key, slots)], [[*map(_key, sizes)] for sizes in stored]
-    if not any(x == have[at : at + len(x)] for x in wanted for at in range(len(have))):
+    ends = [at + len(x) for x in wanted for at in range(len(have)) if x == have[at : at + len(x)]]
+    if not ends:
         return {len(natural): natural}
+    elements = [product(slots[: max(ends)]), *slots[max(ends) :]]
     flat = natural if len(natural) == 1 else [product(slots)]
-    return {len(slots): slots, 1: flat, len(natural): natural}
+    return {len(slots): slots, len(elements): elements, 1: flat, len(natural): natural}
 
 
 def _without_structure(prim: tirx.PrimFunc) -> SparseFunc:
