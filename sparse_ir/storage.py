@@ -84,7 +84,18 @@ class Storage:
         return total + as_dtype(1, self.dtype) if self.ends else total
 
     def natural_shape(self) -> list[Any]:
-        """Shape of the values as kernels hold them: a dimension for the elements of each tree."""
+        """Shape of the values as kernels hold them: a dimension for the elements of each tree.
+
+        Trees up to a ragged one are one dimension with it.
+        """
+        sizes = self.by_trees()
+        ragged = [n for n, leaf in enumerate(self.leaves, 1) if leaf.kind == "dense_variable"]
+        if self.ends or not ragged:
+            return sizes
+        return [product(sizes[: ragged[-1]]), *sizes[ragged[-1] :]]
+
+    def by_trees(self) -> list[Any]:
+        """The number of elements of each tree."""
         return [self.size()] if self.ends else [self._extent(leaf) for leaf in self.leaves]
 
     def _extent(self, leaf: Axis) -> Any:

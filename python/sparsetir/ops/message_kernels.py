@@ -112,8 +112,8 @@ def softmax(structure: Structure, x: Tensor, grad: Tensor | None = None) -> Tens
     batch, _, heads = x.shape
     out = x.new_empty(x.shape, dtype=wide)
     moved = [None if y is None else structure.arranged(y.to(wide), 1) for y in (x, grad)]
-    whole = [None if y is None else y.contiguous() for y in (*moved, out)]
-    named: Named = dict(zip(("x", "g", "out"), whole, strict=True))
+    flat = [None if y is None else y.reshape(-1, heads) for y in (*moved, out)]
+    named: Named = dict(zip(("x", "g", "out"), flat, strict=True))
     kind = DTYPES[wide], _arrays_of(structure).idtype, grad is not None
     _run(structure, EdgeSoftmax, kind, (heads,), {"batch": batch, "heads": heads}, named)
     return structure.restored(out, 1).to(x.dtype)

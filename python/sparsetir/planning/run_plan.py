@@ -193,7 +193,10 @@ class Plan:
         self._kernel_shapes = {n: tuple(s) for n, s in taken.items() if s != [*self._shapes[n]]}
         self._put({name: value for name, value in given.items() if name in self._place})
         # Where arrays go that the kernel takes as they are given.
-        self._scratch = wanted.scratch
+        self._scratch = {
+            name: (tuple(signature.expected_shape(self._place[name], numbers)), dtype)
+            for name, (_, dtype) in wanted.scratch.items()
+        }
         direct = not self._gpu and not self._kernel_shapes and not self._scratch
         direct = direct and self._count <= 2
         self._direct = [self._place[n] for n in self._operands] if direct else []
@@ -321,9 +324,9 @@ class Plan:
             for name, array in self._values(values).items():
                 args[self._place[name]] = array
         args[self._out_at] = self._view("out", out)
-        for name, (count, dtype) in self._scratch.items():  # new ones for each call
-            made = tvm.runtime.empty((count,), dtype, self._device) if self._gpu else None
-            args[self._place[name]] = np.empty(count, dtype) if made is None else made
+        for name, (shape, dtype) in self._scratch.items():  # new ones for each call
+            made = tvm.runtime.empty(shape, dtype, self._device) if self._gpu else None
+            args[self._place[name]] = np.empty(shape, dtype) if made is None else made
 
     def _run_refused(
         self,

@@ -1,8 +1,8 @@
 """What a kernel's callers see: its parameters, and their arguments.
 
-The natural shape of a buffer over dense axes is their lengths. A sparse or ragged axis and the axes
-above it are one dimension, that of their elements: (nnz,) for CSR, (blocks, b, b) for BSR,
-(heads, nnz) for CSR with heads. Contiguous arrays of such buffers are taken in more shapes, under
+The natural shape of a buffer over dense axes is their lengths. A sparse axis and the axes above it
+are one dimension, that of their elements, and a ragged one with all axes before it: (nnz,) for CSR,
+(blocks, b, b) for BSR, (heads, nnz) for CSR with heads. Contiguous arrays of such buffers are taken in more shapes, under
 any schedule: flat, with one dimension for these and those before, (heads * blocks, b, b), and with
 the slots of constant numbers as a dimension, (rows, slots).
 """
@@ -98,9 +98,12 @@ class Signature:
         self.of_values: list[str] = [n for n in follow_values if n not in absent]
         space = None if plain else PositionSpace(func)
         arrays = self.params if space is None else space.params
-        self.shapes = [_shape(p, {} if space is None else space.layouts) for p in arrays]
-        stored = _stored(func, self.computed)
-        self.forms = [{} if shape is None else _forms(shape, stored) for shape in self.shapes]
+        layouts, stored = {} if space is None else space.layouts, _stored(func, self.computed)
+        self.shapes = [_shape(p, layouts) for p in arrays]
+        self.forms = [
+            {} if shape is None else _forms(shape, _by_trees(p, shape, layouts), stored)
+            for p, shape in zip(arrays, self.shapes, strict=True)
+        ]
         self.dtypes: list[str] = [_dtype(p) for p in arrays]
         given = range(len(self.names))
         self.outputs: list[int] = [
@@ -393,15 +396,26 @@ def _key(size: ir.Expr) -> object:
     return str(size)
 
 
-def _forms(natural: list[ir.Expr], stored: list[list[ir.Expr]]) -> dict[int, list[ir.Expr]]:
+def _by_trees(
+    param: tirx.Var, natural: list[ir.Expr], layouts: Mapping[str, Layout]
+) -> list[ir.Expr]:
+    layout = layouts.get(param.name)
+    return natural if layout is None else Storage(layout, {}, lambda size: size).by_trees()
+
+
+def _forms(
+    natural: list[ir.Expr], trees: list[ir.Expr], stored: list[list[ir.Expr]]
+) -> dict[int, list[ir.Expr]]:
     """The shapes that arrays of a parameter may have, by their number of dimensions.
+
+    trees : elements of each tree of axes
 
     Dimensions that are those of stored elements may be by slots, or one with all before them, or
     flat, whatever axes they are of by now, such as that of a loop over positions.
     """
 
     by_slots = {_key(product(sizes)): sizes for sizes in stored}
-    slots = [size for n in natural for size in by_slots.get(_key(n), [n])]
+    slots = [size for n in trees for size in by_slots.get(_key(n), [n])]
     have, wanted = [*map(_key, slots)], [[*map(_key, sizes)] for sizes in stored]
     ends = [at + len(x) for x in wanted for at in range(len(have)) if x == have[at : at + len(x)]]
     if not ends:
