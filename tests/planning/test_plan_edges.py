@@ -236,7 +236,7 @@ sparsetir.plan("attention", A, 8)(drawn(M, 8), drawn(M, 8), U)  # ValueError: 'k
 sparsetir.plan("softmax", A, 8)  # ValueError: 'feat': expected None for 'softmax', or its operand
 sparsetir.plan("softmax", A, dtype="float16")  # ValueError: 'dtype': expected float32 or float64
 sparsetir.plan("softmax", A, heads=0)  # ValueError: 'heads': expected 1 or more, got 0
-sparsetir.plan("softmax", A, heads=3)(drawn(3, A.nnz))  # ValueError: 'x': expected shape (1, .. , 3)
+sparsetir.plan("softmax", A, heads=3)(drawn(3, A.nnz))  # ValueError: 'x': expected shape (1, .. 3)
 sparsetir.plan("sparse_softmax", A, drawn(3, A.nnz))  # ValueError: 'feat': expected heads as the
 sparsetir.plan("softmax", A)(torch.ones(A.nnz, requires_grad=True))
     # ValueError: use sparsetir.ops.sparse_softmax

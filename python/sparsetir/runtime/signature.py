@@ -2,9 +2,9 @@
 
 The natural shape of a buffer over dense axes is their lengths. A sparse axis and the axes above it
 are one dimension, that of their elements, and a ragged one with all axes before it: (nnz,) for CSR,
-(blocks, b, b) for BSR, (heads, nnz) for CSR with heads. Contiguous arrays of such buffers are taken in more shapes, under
-any schedule: flat, with one dimension for these and those before, (heads * blocks, b, b), and with
-the slots of constant numbers as a dimension, (rows, slots).
+(blocks, b, b) for BSR, (heads, nnz) for CSR with heads. Contiguous arrays of such buffers are taken
+in more shapes, under any schedule: flat, with one dimension for these and those before,
+(heads * blocks, b, b), and with slots of constant numbers as a dimension, (rows, slots).
 """
 
 from __future__ import annotations
