@@ -34,6 +34,7 @@ from sparsetir.formats.preprocess import COPY, is_copy, statements
 from sparsetir.formats.queries import are, fresh_name, sets_all, stored_by, stores, uses
 from sparsetir.formats.rule import FormatRewriteRule
 from sparsetir.formats.rule_instance import RuleInstance, as_coordinates
+from sparsetir.sparse_ir.annotations import RESTORE
 from sparsetir.sparse_ir.errors import LoweringError
 from sparsetir.sparse_ir.nodes import (
     AttachedAxis,
@@ -51,9 +52,6 @@ from sparsetir.sparse_ir.separate_init import separate_init
 from sparsetir.sparse_ir.tir import as_one
 from sparsetir.sparse_ir.traversal import map_expr
 from sparsetir.sparse_ir.verify import verify
-
-# Annotation of the iterations that copy values back.
-RESTORE = "sparsetir.restore"
 
 
 def decompose_format(

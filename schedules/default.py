@@ -16,7 +16,7 @@ from tvm import s_tir, tirx
 from tvm.tirx.buffer import buffer_data
 
 from sparsetir.schedules.passes.inline_exponentials import inline_exponentials
-from sparsetir.schedules.passes.launches import binds_threads
+from sparsetir.schedules.passes.launches import binds_threads, top_level
 from sparsetir.schedules.passes.parallel_loops import (
     is_free,
     materialize_loop_kinds,
@@ -59,7 +59,7 @@ def default_schedule(func: tirx.PrimFunc, target: Any, vectors: int | None = Non
     """
     func = s_tir.renew_defs(func)
     if is_gpu(target):
-        return _wrap_host_code(_gpu(func))
+        return on_one_thread(bind_to_threads(func))
     return joined(versions_by_size(func, target, vectors))
 
 
@@ -133,13 +133,15 @@ def _only(mod: tvm.IRModule) -> Any:
     return next(iter(mod.functions.values()))
 
 
-def _gpu(func: tirx.PrimFunc) -> tirx.PrimFunc:
+def bind_to_threads(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Bind loops of a stage-II function that are free of races, where a nest binds none yet."""
     sch = s_tir.Schedule(func)
     for top in _top_blocks(sch):
         loops = sch.get_loops(top)
         if loops and _is_bound(sch.get(loops[0])):
             continue  # stage I has said what threads do
         free = [n for n, loop in enumerate(loops) if _is_open(sch, loop)]
+        free = [n for n in free if not is_one(sch.get(loops[n]).extent)] or free[:1]
         mixed = _is_mixed(sch.get(top))
         if mixed:
             free = free[:1] if 0 in free else []  # no loop can be brought outside
@@ -218,7 +220,7 @@ def _bind_threads(sch: Any, leaf: Any, loop: Any, threads: int) -> None:
     run_in_parallel(sch, inner, "threadIdx.x")
 
 
-def _wrap_host_code(func: tirx.PrimFunc) -> tirx.PrimFunc:
+def on_one_thread(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """Run each top-level statement that has no threads on a single one.
 
     What is allocated outside of kernels is in memory, also if its scope is "local".
@@ -227,7 +229,7 @@ def _wrap_host_code(func: tirx.PrimFunc) -> tirx.PrimFunc:
     memory = {v: buffer_var(v.ty.shape, v.ty.dtype, v.name) for v in held}
     func = func.with_body(substitute(func.body, memory))
     root = func.body.block
-    parts = list(root.body.seq) if isinstance(root.body, tirx.SeqStmt) else [root.body]
+    parts = [p for p in top_level(func) if not isinstance(p, tirx.Evaluate)]  # those below
     # An address keeps the allocation of a buffer on the host, also if one kernel alone uses it.
     body: list[tirx.Stmt] = [tirx.Evaluate(buffer_data(v)) for v in root.alloc_buffers]
     body += [p if binds_threads(p) else _single_thread(p) for p in parts]

@@ -35,6 +35,8 @@ GALLOP = "gallop"
 # Units of :data:`WORKERS`, beside "cpu" and "vector".
 THREAD_UNITS = ("warp", "thread")
 GPU_UNITS = ("block", *THREAD_UNITS)
+# 1 of an iteration that copies the values of a format back, each to an element of its own
+RESTORE = "sparsetir.restore"
 # 1 where visits follow each other, in the order of storage: what one leaves, the next one takes up.
 # A program may say so of its own iterations, as it only forbids.
 ORDERED = "ordered"

@@ -52,7 +52,7 @@ def for_dependences(it: SparseIteration, func: SparseFunc) -> Any:
 
 def parallelizable(func: SparseFunc, it: SparseIteration) -> list[str]:
     """The race fact of each loop of an iteration, :data:`FREE` for those that may run at once."""
-    return races_of(for_dependences(it, func), private_buffers(func, it))
+    return races_of(for_dependences(it, func), private_buffers(func, it), func=func)
 
 
 def evidence(func: SparseFunc, it: SparseIteration, place: int) -> list[tuple[Any, list[Any]]]:

@@ -345,8 +345,12 @@ class _Lowering:
         units = [u for lv in levels for u in lv.units]
         private = private_buffers(self.func, it)
         in_turn = self.in_turn | self.rows.in_turn
-        facts = races_of(self.plain.get(it.name, it), private, in_turn)
+        facts = races_of(self.plain.get(it.name, it), private, in_turn, self.func)
         self._refuse_races(it, units, facts)
+        if ATOMIC in it.annotations and GROUP not in it.annotations:
+            facts = [
+                FREE if set(u.kinds) == {"S"} else f for u, f in zip(units, facts, strict=True)
+            ]
         fact_of = dict(zip(map(id, units), facts, strict=True))
         own = [self.space.buffers[b.name] for b in self.func.buffers if b.var in private]
         body_locals = [*body_locals, *(v for v in own if v not in self.placed)]

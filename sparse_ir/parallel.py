@@ -12,6 +12,9 @@ coordinates have elements of their own, so has the axis that tells the parts apa
 Ranges of an axis's coordinates that are the same for all of its parents are parts as well, and
 tell coordinates apart whatever the parent (:mod:`sparsetir.sparse_ir.schedule.ranges`).
 
+A loop of one visit is free. An axis that may store a coordinate twice is free where what is written
+lies over the axis itself and is accessed at the visit's own position.
+
 Coordinates of a sparse axis differ under one parent only. Loops outside of a level of loops stand
 still meanwhile, but a schedule may exchange the loops of one level, and a level may hold an axis
 and its parent when all parents store as much: then the parent's loop must be free of races too.
@@ -32,7 +35,9 @@ from sparsetir.sparse_ir.nodes import (
     Axis,
     FusedAxis,
     PartAxis,
+    SparseFunc,
     SparseIteration,
+    declared,
     flat_axes,
     nodes_of,
     substitute,
@@ -47,10 +52,13 @@ from sparsetir.sparse_ir.tile_marks import limits_of
 Sum = tuple[dict[Any, Any], int]
 
 
-def parallel_units(it: SparseIteration, private: set[Any] | None = None) -> list[int]:
+def parallel_units(
+    it: SparseIteration, private: set[Any] | None = None, func: SparseFunc | None = None
+) -> list[int]:
     """Numbers of the iteration's loops (a fused axis counts as one) that may run in parallel.
 
     private : buffers of which each visit has its own
+    func : the function of the iteration, which knows the axes of buffers
     """
     accesses = {b: found for b, found in written_accesses(it).items() if b not in (private or ())}
     out: list[int] = []
@@ -62,9 +70,12 @@ def parallel_units(it: SparseIteration, private: set[Any] | None = None) -> list
         coords, kinds = it.vars[at : at + len(axes)], it.kinds[at : at + len(axes)]
         at += len(axes)
         plain = [a.axis if isinstance(a, AttachedAxis) else a for a in axes]
-        is_free = (
-            set(kinds) == {"S"}
-            and all(a.unique for a in plain)
+        is_free = set(kinds) == {"S"} and (
+            all(map(is_one_visit, plain))
+            or all(
+                a.unique or (func is not None and has_own_positions(it, a, accesses, func))
+                for a in plain
+            )
             and all(a.name in alike or _differs_between_parents(a, free) for a in axes)
             and bool(accesses)
             and all(has_own_place(it, v, found) for v in coords for found in accesses.values())
@@ -116,6 +127,27 @@ def has_own_place(it: SparseIteration, coord: Any, accesses: list[list[Any]]) ->
         all(_has_own_sum(it, inner, accesses) for inner in inside)
         for inside in _parts_of(it, coord)
     )
+
+
+def has_own_positions(
+    it: SparseIteration, axis: Axis, accesses: dict[Any, list[list[Any]]], func: SparseFunc
+) -> bool:
+    """Whether each access of these buffers is at the position where the visit stands on `axis`.
+
+    Positions differ where an axis stores a coordinate twice, too. The buffer is over the very axis,
+    at the iteration's coordinates of it and of its ancestors.
+    """
+    coords = {a.name: v for a, v, _ in it.axis_of()}
+    chain = {a.name for a in axis.ancestors()}
+    for buffer, found in accesses.items():
+        sparse = declared(func).buffer_of(buffer)
+        axes = () if sparse is None else sparse.axes or ()
+        places = [(n, a.name) for n, a in enumerate(axes) if a.name in chain]
+        if {name for _, name in places} != chain or not chain <= coords.keys():
+            return False
+        if not all(access[n].same_as(coords[name]) for access in found for n, name in places):
+            return False
+    return True
 
 
 def _parts_of(it: SparseIteration, coord: Any) -> list[list[Any]]:
@@ -293,6 +325,11 @@ def _tells_apart(
     if any(axis_of[v][1] != "S" for v in terms):
         return False
     return tells_apart([(v, c, constant_length(axis_of[v][0])) for v, c in terms.items()], limits)
+
+
+def is_one_visit(axis: Axis) -> bool:
+    """Whether a loop over an axis is of one visit, as over the root of a list of rows."""
+    return axis.kind == "dense_fixed" and constant_length(axis) == 1
 
 
 def constant_length(axis: Axis) -> int | None:

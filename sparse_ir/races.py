@@ -35,6 +35,7 @@ from tvm import ir, tirx
 from tvm.sym import Analyzer
 
 from sparsetir.sparse_ir.affine import linear_sum, takes_all
+from sparsetir.sparse_ir.annotations import RESTORE
 from sparsetir.sparse_ir.nodes import (
     SparseBuffer,
     SparseFunc,
@@ -56,13 +57,19 @@ RACES = "sparsetir.races"
 FREE = "free"
 
 
-def races_of(it: SparseIteration, private: set[Any], in_turn: Collection[Any] = ()) -> list[str]:
+def races_of(
+    it: SparseIteration,
+    private: set[Any],
+    in_turn: Collection[Any] = (),
+    func: SparseFunc | None = None,
+) -> list[str]:
     """The fact of each of the iteration's loops, in their order.
 
+    func : the function of the iteration
     private : stage-I variables of the buffers of which each visit has its own
     in_turn : coordinates whose visits do not run at once, whatever they access
     """
-    free = set(parallel_units(it, private))
+    free = set(parallel_units(it, private, func))
     accesses = {b: found for b, found in written_accesses(it).items() if b not in private}
     out: list[str] = []
     at = 0
@@ -70,7 +77,8 @@ def races_of(it: SparseIteration, private: set[Any], in_turn: Collection[Any] = 
         count = len(flat_axes([node]))
         coords, kinds = it.vars[at : at + count], it.kinds[at : at + count]
         at += count
-        if number in free and not any(v in in_turn for v in coords):
+        apart = RESTORE in it.annotations and set(kinds) == {"S"}
+        if (number in free or apart) and not any(v in in_turn for v in coords):
             out.append(FREE)
             continue
         shared = [

@@ -36,7 +36,12 @@ from sparsetir.sparse_ir.nodes import (
     variables_of,
     visited_node,
 )
-from sparsetir.sparse_ir.parallel import constant_length, has_own_place, written_accesses
+from sparsetir.sparse_ir.parallel import (
+    constant_length,
+    has_own_place,
+    has_own_positions,
+    written_accesses,
+)
 
 
 def init_runs_in_place(it: SparseIteration, func: SparseFunc) -> bool:
@@ -52,6 +57,8 @@ def init_runs_in_place(it: SparseIteration, func: SparseFunc) -> bool:
         if isinstance(node, FusedAxis) and len({kind_of[a.name] for a in node.axes}) > 1:
             return False
     stores = stores_of(it.init)
+    written = {s.buffer for s in stores}
+    initialised = {b: found for b, found in written_accesses(it).items() if b in written}
     for axis, var, kind in it.axis_of():
         if kind != "S":
             continue
@@ -60,7 +67,8 @@ def init_runs_in_place(it: SparseIteration, func: SparseFunc) -> bool:
             return False
         if axis.kind == "dense_fixed":
             continue
-        if not axis.unique or not all(_indexes(s, var, axis, func) for s in stores):
+        own = axis.unique or has_own_positions(it, axis, initialised, func)
+        if not own or not all(_indexes(s, var, axis, func) for s in stores):
             return False
     if not _each_visit_has_its_own(it):
         return False

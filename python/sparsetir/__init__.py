@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from sparsetir.runtime.pipeline import lower
     from sparsetir.runtime.pool import threads
     from sparsetir.schedules.default import default_schedule
+    from sparsetir.schedules.gpu.horizontal_fuse import horizontal_fuse
     from sparsetir.sparse_ir.errors import IllFormedError as IllFormedError
     from sparsetir.sparse_ir.errors import LoweringError as LoweringError
     from sparsetir.sparse_ir.errors import ScheduleError as ScheduleError
@@ -94,6 +95,7 @@ __all__ = [
     "explain",
     "export",
     "gradient",
+    "horizontal_fuse",
     "interpret",
     "load",
     "lower",
@@ -128,6 +130,7 @@ _MODULES = {
     "runtime.pipeline": "lower",
     "runtime.pool": "threads",
     "schedules.default": "default_schedule",
+    "schedules.gpu.horizontal_fuse": "horizontal_fuse",
     "sparse_ir.errors": "IllFormedError LoweringError ScheduleError StructureError "
     "StructureIndexError StructureTypeError",
     "sparse_ir.gradient": "gradient",

@@ -16,6 +16,7 @@ from tvm.sym import Analyzer
 from tvm_ffi import Object
 from tvm_ffi.structural import WalkResult
 
+from sparsetir.sparse_ir.annotations import RESTORE
 from sparsetir.sparse_ir.nodes import nodes_of, stores_of
 from sparsetir.sparse_ir.tir import free_vars
 
@@ -93,6 +94,7 @@ class LoopNest:
     loops : the loops bound to blocks or threads, outer ones first
     accesses : the buffers it uses
     cooperation : what its threads do together, so that none of them may be left out; "" if nothing
+    restores : whether it copies values of a format back, each to an element of its own
     problem : why it is no kernel that can be joined with others; "" if it is one
     """
 
@@ -101,7 +103,9 @@ class LoopNest:
         self.loops: list[Any] = [loop for loop in nodes_of(tirx.For, stmt) if _binds(loop)]
         self.grid: dict[str, Any] = {}
         self.threads: dict[str, int] = {}
-        self.blocks = [str(block.name_hint) for block in nodes_of(s_tir.SBlock, stmt)]
+        blocks = nodes_of(s_tir.SBlock, stmt)
+        self.blocks = [str(block.name_hint) for block in blocks]
+        self.restores = bool(blocks) and RESTORE in blocks[0].annotations
         self.name = self.blocks[0] if self.blocks else str(type(stmt).__name__)
         uses = _Uses(stmt, aliases)
         self.accesses = uses.found

@@ -41,6 +41,7 @@ from sparsetir.sparse_ir.nodes import (
     iterations_around,
     visited_node,
 )
+from sparsetir.sparse_ir.parallel import is_one_visit
 from sparsetir.sparse_ir.schedule import gpu_races
 from sparsetir.sparse_ir.schedule.block_starts import with_block_starts
 from sparsetir.sparse_ir.schedule.loops import (
@@ -215,7 +216,7 @@ def _refuse_dependent(it: SparseIteration, chosen: list[Loop]) -> None:
                 f"{sorted(parents & above)}, so that they are not one loop; legal is one of them, "
                 f"or sparse_fuse before\n{show(it)}"
             )
-        above |= set(loop.axes)
+        above |= {a.name for a in flat_axes([loop.node]) if not is_one_visit(a)}
 
 
 def _refuse_nested(func: SparseFunc, it: SparseIteration, chosen: list[Loop], unit: str) -> None:

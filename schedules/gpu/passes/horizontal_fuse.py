@@ -203,7 +203,9 @@ def _refusal(group: list[LoopNest], nest: LoopNest, independent: set[str], max_t
             )
     for other in group:
         for buf in nest.accesses.conflicts(other.accesses):
-            if buf.name not in independent:
+            apart = other.restores and nest.restores
+            apart = apart and buf not in other.accesses.reads | nest.accesses.reads
+            if buf.name not in independent and not apart:
                 return (
                     f"nests '{other.name}' and '{nest.name}': expected no order between them, but "
                     f"one writes '{buf.name}' and the other uses it; name it in 'independent' if "

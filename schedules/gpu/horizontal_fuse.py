@@ -1,0 +1,101 @@
+"""Horizontal fusion of a schedule's nests: the parts of a decomposed program in one launch.
+
+(SparseTIR, section 3.4.2.) Before, in stage I, a kernel launch for each iteration::
+
+    with T.sp_iter([I, K], "SS", "spmm_init") as [i, k]: ...
+    with T.sp_iter([IO0, IB0, JB0, K], "SSRS", "spmm_b0") as [io, ib, jb, k]: ...
+    with T.sp_iter([IO1, IB1, JB1, K], "SSRS", "spmm_b1") as [io, ib, jb, k]: ...
+
+After `horizontal_fuse(sch)`, in stage II, `spmm_b0` and `spmm_b1` on one grid, as
+:mod:`sparsetir.schedules.gpu.passes.horizontal_fuse` shows. Both add to C, which they do atomically
+then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sparsetir.formats.preprocess import statements
+from sparsetir.schedules.default import bind_to_threads, on_one_thread
+from sparsetir.schedules.gpu.passes import horizontal_fuse as stage_two
+from sparsetir.sparse_ir.annotations import ATOMIC
+from sparsetir.sparse_ir.atomics import atomic_reduction
+from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.nodes import SparseIteration, nodes_of
+from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef
+
+
+def horizontal_fuse(
+    sch: Schedule,
+    parts: Sequence[SparseIterationRef | str] | None = None,
+    *,
+    independent: Sequence[str] = (),
+    max_threads: int = stage_two.MAX_THREADS,
+) -> Any:
+    """Fuse iterations that would be a kernel launch each into one GPU launch.
+
+    As a schedule by itself, `sparsetir.build(func, "cuda", schedule=sparsetir.horizontal_fuse)`,
+    or after primitives of stage I, and of stage II, which it goes on to: iterations that bind no
+    loops get the default schedule. (SparseTIR, section 3.4.2.)
+
+    Parameters
+    ----------
+    sch : Schedule
+        Of a program for a GPU.
+    parts : sequence of SparseIterationRef or str, optional
+        Iterations, neighbours or not, to fuse; refused where they cannot be. By default every run
+        of neighbours that can be fused, as long as can be, and nothing is refused.
+    independent : sequence of str
+        Buffers of which the parts write different elements, and read none that another one writes.
+    max_threads : int
+        The most threads that a block may have.
+
+    Returns
+    -------
+    tvm.s_tir.Schedule
+        That of stage II.
+
+    Raises
+    ------
+    ScheduleError
+        For `parts` that need an order, as one reads what another writes, that do not fit in a
+        block, or are no iterations; and for an unknown buffer.
+
+    Notes
+    -----
+    Fused parts run in no order. In stage I, parts that all update a buffer by sums (of float32,
+    float64 or int32; maxima, minima of float32 or int32) become atomic updates, unless the buffer
+    is `independent`: a float sum may differ in its last bits from run to run. `precompute` before
+    leaves one such update for each row and feature. Values that `decompose_format` copies back are
+    known to be apart.
+    """
+    names = None if parts is None else [p if isinstance(p, str) else p.name for p in parts]
+    top = {it.name: it for it in statements(sch.func) if isinstance(it, SparseIteration)}
+    for name in names or ():
+        if name not in top:
+            raise ScheduleError(
+                f"horizontal_fuse: argument 'parts': expected iterations among {[*top]}, got "
+                f"'{name}'"
+            )
+    if sch.stage_two is None:
+        for name in _updates_of_shared([top[n] for n in names or top], independent):
+            sch.atomic(sch.get_sparse_iteration(name))
+    names = names and [f"{name}0" for name in names]
+    sch.rewrite(bind_to_threads)
+    sch.rewrite(on_one_thread)
+    return sch.rewrite(
+        stage_two.horizontal_fuse, names, independent=independent, max_threads=max_threads
+    )
+
+
+def _updates_of_shared(parts: list[SparseIteration], independent: Sequence[str]) -> list[str]:
+    """The iterations, nested ones too, that update what those of another part update."""
+    updates: dict[str, list[tuple[int, str]]] = {}
+    for n, part in enumerate(parts):
+        for it in nodes_of(SparseIteration, part):
+            update = None if ATOMIC in it.annotations else atomic_reduction(it)
+            if update is not None and update.store.buffer.name not in independent:
+                updates.setdefault(update.store.buffer.name, []).append((n, it.name))
+    several = [found for found in updates.values() if len({n for n, _ in found}) > 1]
+    return [name for found in several for _, name in found]
