@@ -28,6 +28,9 @@ def as_dtype(expr: Any, dtype: str) -> Any:
         return expr
     if isinstance(expr, tirx.IntImm):
         return tirx.IntImm(dtype, expr.value)
+    if isinstance(expr, tirx.Ramp) and "x" not in dtype:  # of an intrinsic's vectors
+        base, stride = as_dtype(expr.base, dtype), as_dtype(expr.stride, dtype)
+        return tirx.Ramp(base, stride, expr.lanes)
     return tirx.Cast(dtype, expr)
 
 

@@ -51,7 +51,7 @@ def run_in_parallel(sch: Any, loop: Any, kind: str, race: str = "none") -> None:
         raise ValueError(
             f"run_in_parallel: argument 'race': expected 'none' or 'ignore', got {race!r}"
         )
-    sch = _of_stage_two("run_in_parallel", sch)
+    sch = of_stage_two("run_in_parallel", sch)
     if race == "none":
         _refuse_race("run_in_parallel", sch, loop, kind)
     sch.annotate(loop, KIND, kind)
@@ -69,7 +69,7 @@ def in_vectors(sch: Any, block: Any, loops: int = 2) -> None:
     that is not proven, and where there are no such loops.
     """
     who = "in_vectors"
-    sch = _of_stage_two(who, sch)
+    sch = of_stage_two(who, sch)
     if not isinstance(block, s_tir.schedule.SBlockRV):
         block = innermost_block(sch, block, who)
     name = sch.get(block).name_hint
@@ -95,7 +95,7 @@ def in_vectors(sch: Any, block: Any, loops: int = 2) -> None:
     sch.annotate(lanes, KIND, "vectorized")
 
 
-def _of_stage_two(who: str, sch: Any) -> Any:
+def of_stage_two(who: str, sch: Any) -> Any:
     """The schedule of stage II behind one that has gone on to it."""
     if not isinstance(sch, Schedule):
         return sch
