@@ -80,6 +80,8 @@ def element_reduction(sch: Schedule, who: str) -> ElementReduction:
     fits = nest.it.init is not None and len(columns) == len(features) == 1
     fits = fits and getattr(features[0].node, "kind", "") == "dense_fixed"
     fits = fits and all(isinstance(x.node, Axis | FusedAxis) for x in nest.loops)
+    above = {p.name for axis, _, _ in nest.it.axis_of() for p in axis.ancestors()[:-1]}
+    fits = fits and columns[0].name not in above  # the elements come last
     rows: Any = columns[0].parent if columns else None
     if found is None or not fits or rows.name not in axes or rows.kind != "dense_fixed":
         nest.refuse("to reduce over features for each stored element")

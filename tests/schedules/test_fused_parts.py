@@ -14,10 +14,12 @@ from cuda_stages import CUDA, CudaStages
 from refusals import in_order
 from rgms_common import MASKS, arguments, exact
 from schedule_common import table
-from small import small
+from small import small, text_of
 from sparsetir.formats import Hyb, Operand, Pattern, RelationalHyb
 from sparsetir.schedules.operators import rgms
 from sparsetir.schedules.passes.launches import count_launches
+from sparsetir.sparse_ir.legal import parallelizable
+from sparsetir.sparse_ir.races import FREE
 
 SPMM = small("spmm", """
 with T.sp_iter([I, J, K], "SRS", "spmm") as [i, j, k]:
@@ -168,3 +170,37 @@ def test_refusals(section: str, call: str, words: list[str]) -> None:
     with pytest.raises(sparsetir.ScheduleError) as raised:
         eval(f"fuse({call})", {"fuse": fuse})
     in_order(str(raised.value), words)
+
+
+PIECES = """
+U = T.dense_fixed(1)
+R = T.sparse_variable(U, (m, pieces), (starts, rows), unique=False)
+S = T.sparse_fixed(R, (n, 2), slots)
+"""
+
+
+@pytest.mark.parametrize(
+    ("store", "free"), [("O[u, r, s]", 3), ("O[u, r + 0, s]", 3), ("O[u, 1, s]", 1)]
+)
+def test_rows_in_pieces_store_at_their_own_positions(store: str, free: int) -> None:
+    """A coordinate that is stored twice has two elements, which no other visit writes."""
+    text = text_of("pieces", f"""
+with T.sp_iter([U, R, S, K], "SSSR", "pieces") as [u, r, s, k]:
+    with T.init():
+        {store} = 0.0
+    {store} = {store} + X[r, k] * Y[s, k]
+""", PIECES, O="U R S", X="I K", Y="N K")  # fmt: skip
+    func = sparsetir.from_source(text)
+    facts = parallelizable(func, func.body)
+    assert [fact == FREE for fact in facts] == [n < free for n in range(4)]
+    rng = np.random.default_rng(0)
+    slots = np.array([[0, 4], [1, 2], [0, -1], [2, 3], [0, 1], [4, -1]], "int32")
+    args = {
+        "x": rng.random((5, 3), "float32"), "y": rng.random((5, 3), "float32"),
+        "rows": np.array([3, 3, 1, 1, 1, 0], "int32"), "starts": np.array([0, 6], "int32"),
+        "slots": slots.ravel(),
+    }  # fmt: skip
+    outs = [np.full(12, -7, "float32") for _ in range(2)]
+    sparsetir.build(func)(**args, o=outs[0])
+    sparsetir.interpret(func, {**args, "o": outs[1], "m": 5, "n": 5, "pieces": 6, "feat": 3})
+    np.testing.assert_allclose(*outs, rtol=1e-6)
