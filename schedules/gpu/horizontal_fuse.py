@@ -70,13 +70,18 @@ def horizontal_fuse(
     leaves one such update for each row and feature. Values that `decompose_format` copies back are
     known to be apart.
     """
-    names = None if parts is None else [p if isinstance(p, str) else p.name for p in parts]
+    if not isinstance(sch, Schedule):
+        raise ScheduleError(
+            f"horizontal_fuse: argument 'sch': expected a sparsetir.Schedule, got "
+            f"{type(sch).__name__}; build(func, target, schedule=horizontal_fuse) gives it one"
+        )
+    names = None if parts is None else [getattr(p, "name", p) for p in parts]
     top = {it.name: it for it in statements(sch.func) if isinstance(it, SparseIteration)}
-    for name in names or ():
-        if name not in top:
+    for name in [parts] if isinstance(parts, str) else names or ():
+        if isinstance(parts, str) or name not in top:
             raise ScheduleError(
-                f"horizontal_fuse: argument 'parts': expected iterations among {[*top]}, got "
-                f"'{name}'"
+                f"horizontal_fuse: argument 'parts': expected a list of iterations among "
+                f"{[*top]}, got {name!r}"
             )
     if sch.stage_two is None:
         for name in _updates_of_shared([top[n] for n in names or top], independent):

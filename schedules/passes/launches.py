@@ -116,7 +116,10 @@ class LoopNest:
         if any(map(_binds, nodes_of(tirx.AttrStmt, self.stmt))):
             return "expected loops bound to threads, got a 'thread_extent' attribute"
         if not self.loops:
-            return "expected loops bound to blocks and threads, got none (host code)"
+            return (
+                "expected loops bound to blocks and threads, got none (host code); bind some, or "
+                "call sparsetir.horizontal_fuse of the schedule, which does"
+            )
         outside = _outside_of_threads(self.stmt)
         if outside:
             return f"expected one launch, got {outside}"

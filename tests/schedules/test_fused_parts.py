@@ -152,6 +152,8 @@ REFUSED = table("""
 "B[i] = A[i]", "B[i] = C[i]"  # one writes 'B' .. name it in 'independent' .. atomics
 "B[i] = B[i] * A[i]", "B[i] = B[i] * C[i]"  # one writes 'B'
 "B[i] = A[i]", "C[i] = A[i]", parts=["first", "third"]  # among ['first', 'second'], got 'third'
+"B[i] = A[i]", "C[i] = A[i]", parts="first"  # a list of iterations .. got 'first'
+"B[i] = A[i]", "C[i] = A[i]", parts=[3]  # a list of iterations .. got 3
 "B[i] = A[i]", "C[i] = A[i]", independent=["X"]  # buffers among .. got 'X'
 "B[i] = A[i]", "C[i] = A[i]", max_threads=64  # at most 64 threads, got 128
 """)
@@ -163,10 +165,12 @@ def test_refusals(section: str, call: str, words: list[str]) -> None:
 
     def fuse(first: str, second: str, parts: Any = ("first", "second"), **options: Any) -> None:
         func = small("two", TWO.format(first, second), A="I", B="I", C="I")
-        if not options and "third" not in parts:
+        if not options and parts == ("first", "second"):
             assert launches(func, sparsetir.horizontal_fuse) == 2
         sparsetir.horizontal_fuse(sparsetir.Schedule(func), parts, **options)
 
+    with pytest.raises(sparsetir.ScheduleError, match="argument 'sch': expected a sparsetir.Sch"):
+        sparsetir.horizontal_fuse(SPMM)
     with pytest.raises(sparsetir.ScheduleError) as raised:
         eval(f"fuse({call})", {"fuse": fuse})
     in_order(str(raised.value), words)
