@@ -75,7 +75,7 @@ def horizontal_fuse(
             f"horizontal_fuse: argument 'sch': expected a sparsetir.Schedule, got "
             f"{type(sch).__name__}; build(func, target, schedule=horizontal_fuse) gives it one"
         )
-    names = None if parts is None else [getattr(p, "name", p) for p in parts]
+    names: list[Any] | None = None if parts is None else [getattr(p, "name", p) for p in parts]
     top = {it.name: it for it in statements(sch.func) if isinstance(it, SparseIteration)}
     for name in [parts] if isinstance(parts, str) else names or ():
         if isinstance(parts, str) or name not in top:
