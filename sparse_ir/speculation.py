@@ -89,9 +89,9 @@ def _is_total(divisor: Any) -> bool:
         divisor = divisor.value
     if not isinstance(divisor, tirx.BitwiseXor):
         return isinstance(divisor, tirx.IntImm) and int(divisor) != 0
-    special = uncast(divisor.b)
-    mask = uncast(special.a) if isinstance(special, tirx.BitwiseAnd) else None
-    test = uncast(uncast(mask.b)) if isinstance(mask, tirx.Sub) else None
+    special: Any = uncast(divisor.b)
+    mask: Any = uncast(special.a) if isinstance(special, tirx.BitwiseAnd) else None
+    test: Any = uncast(uncast(mask.b)) if isinstance(mask, tirx.Sub) else None
     return isinstance(test, tirx.EQ) and free_vars(test.a) == free_vars(divisor.a)
 
 
