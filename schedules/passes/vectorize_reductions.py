@@ -281,7 +281,8 @@ def _grouped(loop: Any, inner: Any, reduction: Reduction, tiles: Tiles) -> tirx.
 
     inner : the reduction's loop, which stands in `loop` alone, or behind an init
     """
-    realize, before = inner.body, list(loop.body.seq[:-1]) if inner is not loop.body else []
+    realize = inner.body
+    before = list(loop.body.seq)[:-1] if isinstance(loop.body, tirx.SeqStmt) else []
     at = values_of(realize)
     spatial = {v.var for v in realize.block.iter_vars if v.iter_type == tirx.IterVar.DataPar}
     visited = any(v in spatial and x.same_as(loop.loop_var) for v, x in at.items())
