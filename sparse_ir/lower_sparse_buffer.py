@@ -23,7 +23,7 @@ from tvm.sym import Analyzer
 from sparsetir.sparse_ir.allocations import allocate_outside_of_threads
 from sparsetir.sparse_ir.errors import LoweringError
 from sparsetir.sparse_ir.hoist_init import hoist_init
-from sparsetir.sparse_ir.nodes import buffer_var, nodes_of, substitute
+from sparsetir.sparse_ir.nodes import buffer_var, nodes_of, same_indices, substitute
 from sparsetir.sparse_ir.position_space import (
     LAYOUTS,
     SIGNATURE,
@@ -98,10 +98,10 @@ class _Flattening:
         }
         by_name: dict[str, Any] = {}
         found = self._buffers(layouts)
-        self.layouts = {var: layouts[name] for name, var in found.items()}
-        self.indptr = {name: var for name, var in found.items() if layouts[name].ends}
+        self.layouts = {var: layouts[name] for name, var in found}
+        self.indptr = {name: var for name, var in found if layouts[name].ends}
         steps = promised_steps(func.attrs[SIGNATURE])
-        for name, var in found.items():
+        for name, var in found:
             storage = Storage(layouts[name], by_name, self._rename, steps)
             by_name[name] = buffer_var(
                 [storage.size()], var.ty.dtype, name, var.ty.storage_scope, _element_bytes(var)
@@ -139,30 +139,35 @@ class _Flattening:
             span=self.func.span,
         )
 
-    def _buffers(self, layouts: dict[str, Layout]) -> dict[str, Any]:
-        """The function's variables for the buffers that have a layout, index arrays first."""
-        found: dict[str, Any] = {}
+    def _buffers(self, layouts: dict[str, Layout]) -> list[tuple[str, Any]]:
+        """The function's variables for the buffers that have a layout, index arrays first.
 
-        def add(var: Any) -> None:
+        Versions of a function have each a workspace of a name.
+        """
+        found: dict[str, list[Any]] = {}
+        params = [p for p in self.func.params if tirx.is_buffer_var(p)]
+        candidates = [*params]
+        for block in nodes_of(s_tir.SBlock, self.func.body):
+            candidates += [v for v in block.alloc_buffers if v.ty.storage_scope in ("", "global")]
+        for var in candidates:
             layout = layouts.get(var.name)
             if layout is None or len(var.ty.shape) != len(layout.axes):
-                return
-            if found.setdefault(var.name, var) is not var and not found[var.name].same_as(var):
+                continue
+            first, *_ = known = found.setdefault(var.name, [var])
+            if any(var.same_as(x) for x in known):
+                continue
+            known.append(var)
+            if any(first.same_as(p) for p in params) or not same_indices(
+                first.ty.shape, var.ty.shape
+            ):
                 raise LoweringError(
                     f"{self._name()}: two buffers are called '{var.name}'; "
                     "a schedule must not reuse the name of a sparse buffer"
                 )
-
-        candidates = [p for p in self.func.params if tirx.is_buffer_var(p)]
-        for block in nodes_of(s_tir.SBlock, self.func.body):
-            candidates += [v for v in block.alloc_buffers if v.ty.storage_scope in ("", "global")]
-        for var in candidates:
-            add(var)
         order = [n for n in layouts if layouts[n].ends]
         order.sort(key=lambda n: len(layouts[n].axes))
-        return {
-            n: found[n] for n in [*order, *(n for n in layouts if n not in order)] if n in found
-        }
+        names = [*order, *(n for n in layouts if n not in order)]
+        return [(n, var) for n in names for var in found.get(n, [])]
 
     def _bounded_caches(self) -> dict[Any, Any]:
         """Allocations as long as a row, made as long as any row: TVM takes no loads in shapes.

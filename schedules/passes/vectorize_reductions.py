@@ -71,7 +71,6 @@ from sparsetir.sparse_ir.traversal import map_expr
 
 STRAIGHT = 8  # vectors of code without loops
 GROUP = 8  # visits whose lanes are added up together, at most
-LONGEST = 16  # lanes of them
 FEW = 4  # visits of a loop that are written out one by one
 RAGGED_LANES = 8  # of ragged rows at most: in graphs most are shorter than longer vectors
 
@@ -152,9 +151,14 @@ class _BySize:
         def visit(loop: Any) -> Any:
             inner = loop.body.seq[-1] if isinstance(loop.body, tirx.SeqStmt) else loop.body
             reduction = self._reduction(inner) if isinstance(inner, tirx.For) else None
-            return loop if reduction is None else _grouped(loop, inner, reduction, tiles)
+            if reduction is None:
+                return loop
+            lanes = _lanes(reduction, self.bits)
+            # Code for long rests takes long to compile, and their sums as long as they do alone.
+            short = tiles.whole or tiles.lanes <= lanes
+            return _grouped(loop, inner, reduction, tiles, lanes) if short else loop
 
-        straight = tiles.count is not None and FEW <= tiles.lanes <= LONGEST
+        straight = tiles.count is not None and tiles.lanes >= FEW
         return map_expr(stmt, [(tirx.For, visit)]) if straight else stmt
 
     def _versions(self, loop: Any, extent: Any, lanes: int) -> tirx.Stmt:
@@ -276,10 +280,11 @@ def _goes_along(load: Any, var: Any) -> bool:
     return is_along(last, var) and not any(var in free_vars(i) for i in outer)
 
 
-def _grouped(loop: Any, inner: Any, reduction: Reduction, tiles: Tiles) -> tirx.Stmt:
+def _grouped(loop: Any, inner: Any, reduction: Reduction, tiles: Tiles, lanes: int) -> tirx.Stmt:
     """A loop around a reduction to an element, several of its visits at once; or the loop as it is.
 
     inner : the reduction's loop, which stands in `loop` alone, or behind an init
+    lanes : of a vector
     """
     realize = inner.body
     before = list(loop.body.seq)[:-1] if isinstance(loop.body, tirx.SeqStmt) else []
@@ -301,10 +306,14 @@ def _grouped(loop: Any, inner: Any, reduction: Reduction, tiles: Tiles) -> tirx.
     selects = isinstance(reduction.store.value, tirx.Select)
     if not visited or selects or reduction.conditions or not is_one(realize.predicate):
         return loop
-    lanes, dtype = tiles.lanes, str(store.buffer.ty.dtype)
-    group, of = min(GROUP, lanes), dtype_of(loop.loop_var)
-    width = as_dtype(lanes, dtype_of(inner.loop_var))
-    parts, sums = buffer_var([group * lanes], dtype, "parts"), buffer_var([group], dtype, "sums")
+    dtype, of = str(store.buffer.ty.dtype), dtype_of(loop.loop_var)
+    width = min(lanes, tiles.lanes)
+    group = min(GROUP if tiles.lanes <= lanes else GROUP // 2, width)
+    tile = as_dtype(tiles.lanes, dtype_of(inner.loop_var))
+    acc, parts = (buffer_var([n], dtype, name) for n, name in (
+        (tiles.lanes, "acc"), (group * width, "parts"),
+    ))  # fmt: skip
+    sums = buffer_var([group], dtype, "sums")
     number = tirx.Var(f"{loop.loop_var.name}_0", of)
     body: list[Any] = []
     combined, identity = reduction.combine, reduction.identity(dtype)
@@ -314,37 +323,46 @@ def _grouped(loop: Any, inner: Any, reduction: Reduction, tiles: Tiles) -> tirx.
         here = {loop.loop_var: number * as_dtype(group, of) + as_dtype(n, of)}
         return substitute(expr, here if at is None else {**here, inner.loop_var: at})
 
-    def each(n: int, value: Callable[[Any, Any], Any]) -> tirx.Stmt:
+    def each(count: int, value: Callable[[Any], Any], to: Any = acc, at: int = 0) -> None:
+        """Store values of so many lanes."""
         lane = tirx.Var(f"{inner.loop_var.name}_lane", dtype_of(inner.loop_var))
-        place = lane + as_dtype(n * lanes, dtype_of(lane))
-        store = tirx.BufferStore(parts, value(lane, tirx.BufferLoad(parts, [place])), [place])
-        return loop_over(lane, lanes, store, tirx.ForKind.VECTORIZED)
+        place = lane + as_dtype(at, dtype_of(lane)) if at else lane
+        stored = tirx.BufferStore(to, value(lane), [place])
+        body.append(loop_over(lane, count, stored, tirx.ForKind.VECTORIZED))
+
+    def held_by(lane: Any, far: int = 0) -> Any:
+        return tirx.BufferLoad(acc, [lane + as_dtype(far, dtype_of(lane)) if far else lane])
+
+    def second(n: int, lane: Any) -> Any:
+        """The value of the second tile, without what the first has had."""
+        if tiles.whole:
+            return visit(n, term, tile + lane)
+        mine = visit(n, term, inner.extent - tile + lane)
+        return tirx.Select(lane >= tile + tile - inner.extent, mine, identity)
 
     for n in range(group):
-        body.append(each(n, lambda lane, _, n=n: visit(n, term, lane)))
-        if tiles.count == 2 and tiles.whole:
-            body.append(
-                each(n, lambda lane, part, n=n: combined(part, visit(n, term, width + lane)))
-            )
-        elif tiles.count == 2:
-            new, start = width + width - inner.extent, inner.extent - width
-            body.append(
-                each(
-                    n,
-                    lambda lane, part, n=n, new=new, start=start: combined(
-                        part, tirx.Select(lane >= new, visit(n, term, start + lane), identity)
-                    ),
-                )
-            )
-    rows = [tirx.BufferLoad(parts, [tirx.Ramp(n * lanes, 1, lanes)]) for n in range(group)]
-    total = add_up(rows, lanes, dtype, combined)
+        each(tiles.lanes, lambda lane, n=n: visit(n, term, lane))
+        if tiles.count == 2:
+            each(tiles.lanes, lambda lane, n=n: combined(held_by(lane), second(n, lane)))
+        half = tiles.lanes // 2
+        while half >= width:
+            each(half, lambda lane, half=half: combined(held_by(lane), held_by(lane, half)))
+            half //= 2
+        each(width, held_by, parts, n * width)
+    rows = [tirx.BufferLoad(parts, [tirx.Ramp(n * width, 1, width)]) for n in range(group)]
+    total = add_up(rows, width, dtype, combined)
     body.append(tirx.BufferStore(sums, total, [tirx.Ramp(0, 1, group)]))
     for n in range(group):
         value = combined(visit(n, held), tirx.BufferLoad(sums, [tirx.IntImm("int32", n)]))
         indices = [visit(n, i) for i in store.indices]
         body.append(tirx.BufferStore(store.buffer, value, indices))
     block = s_tir.SBlock(
-        [], [], [], f"{realize.block.name_hint}_group", as_one(body), alloc_buffers=[parts, sums]
+        [],
+        [],
+        [],
+        f"{realize.block.name_hint}_group",
+        as_one(body),
+        alloc_buffers=[acc, parts, sums],
     )
     known = {r.source: r.source for r in [*realize.block.reads, *realize.block.writes]}
     reads, writes = s_tir.analysis.get_sblock_read_write_region(block, known)

@@ -29,7 +29,8 @@ def whole_workspaces(func: tirx.PrimFunc, names: Container[str]) -> tirx.PrimFun
     names : of buffers of stage I; others are caches that primitives of TVM made
     """
     arrays = [v for b in nodes_of(s_tir.SBlock, func.body) for v in b.alloc_buffers]
-    stays = all(_is_single(v) or (v.name in names and _is_open_ended(v)) for v in arrays)
+    open_ended = [v.name in names for v in arrays if _is_open_ended(v)]
+    stays = all(open_ended) if open_ended else all(map(_is_single, arrays))
     return func.with_attr(WHOLE, True) if stays else func
 
 

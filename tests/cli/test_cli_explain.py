@@ -69,7 +69,7 @@ def test_a_program_on_a_graph(explain, tmp_path):
     assert at == sorted(at)
     assert "update the same\n" in out and "access other elements: C[i, k]" in out
     # The branch that 64 features take: one tile of them, no others.
-    assert "C_ws[k1, k2] + A[i, j] * B[J_indices[i, j]," in out and "if feat" not in out
+    assert "acc[k_lane] + A[i, j] * B[J_indices[i, j]," in out and "if feat" not in out
     assert f"flops      {2 * 10556 * 64:,} in {10556 * 64:,} visits" in out
     size = 4 * (2709 + 2 * 10556 + 2 * 2708 * 64)
     assert f"bytes      {size:,}, " in out and " % of the bound\n" in out

@@ -54,7 +54,11 @@ def _product_by_blocks(x: Tensor, w: Tensor, structure: Structure, config: Compi
     (tokens, _), (blocks, cols, rows) = x.shape, w.shape
     kernel = compiled_by(config, BlockSpmm(rows, cols, DTYPES[x.dtype]), target_of(x.device))
     out = x.new_empty(1, structure.m, rows, tokens)
-    given = {"a": w.transpose(1, 2), "b": x.t().reshape(1, structure.n, cols, tokens), "out": out}
+    given = {
+        "a": w.transpose(1, 2)[None],
+        "b": x.t().reshape(1, structure.n, cols, tokens),
+        "out": out,
+    }
     sizes = {"heads": 1, "mb": structure.m, "nb": structure.n, "blocks": blocks, "feat": tokens}
     launch(kernel, {**given, **sizes, "indptr": structure.rowptr, "indices": structure.col})
     return out.view(-1, tokens).t()
