@@ -57,7 +57,7 @@ PACK_DEGREE = 28
 PACK_FEATURES = 64
 # Multiplications that take about as long as to wake the other threads.
 WORK_OF_THREADS = 1 << 20
-VECTORS = 2  # of a panel
+PANEL = 128  # bytes of a row of a panel
 
 
 def multiversion(func: SparseFunc, target: Any, work: int = WORK_OF_THREADS) -> dict[str, Any]:
@@ -159,11 +159,12 @@ def _by_rows(func: SparseFunc, versions: Versions, target: Any, work: int) -> ti
         return rows
     if found.gathered is None or found.heads or n is None:
         return rows
+    tile = PANEL * 8 // tvm.DataType(found.dtype).bits
     try:
-        panels = _panels(sch, found, feat, lanes, target)
+        panels = _panels(sch, found, feat, tile, lanes, target)
     except ScheduleError:
         return rows  # what is gathered cannot be copied: it depends on the row, too
-    tiles = tirx.floordiv(feat, _int64(VECTORS * lanes))
+    tiles = tirx.floordiv(feat, _int64(tile))
     pays = tirx.all(
         nnz >= n * _int64(PACK_DEGREE),
         feat > _int64(PACK_FEATURES),
@@ -182,9 +183,10 @@ def _on_one_thread(func: tirx.PrimFunc) -> tirx.PrimFunc:
     return s_tir.renew_defs(func.with_body(map_expr(func.body, [(tirx.For, visit)])))
 
 
-def _panels(sch: Schedule, found: RowReduction, feat: Any, lanes: int, target: Any) -> Any:
-    """The version that gathers from panels, scheduled."""
-    tile = VECTORS * lanes
+def _panels(
+    sch: Schedule, found: RowReduction, feat: Any, tile: int, lanes: int, target: Any
+) -> Any:
+    """The version that gathers from panels of `tile` features, scheduled."""
     features = found.features
     if not isinstance(feat, tirx.IntImm) or int(feat) % tile:
         features, _ = sch.peel(features, tile)
@@ -193,7 +195,7 @@ def _panels(sch: Schedule, found: RowReduction, feat: Any, lanes: int, target: A
         [found.rows], found.columns, tiles_at=0, pack=True, hoist=True, dtype=found.dtype,
     )  # fmt: skip
     straight_code(sch, steps)
-    return default_schedule(_stage_two(sch), target, VECTORS // 2)
+    return default_schedule(_stage_two(sch), target, max(tile // lanes // 2, 1))
 
 
 def _sizes(func: SparseFunc, found: RowReduction, lowered: tirx.PrimFunc) -> list[Any]:
