@@ -257,7 +257,11 @@ class _Nest:
         else:
             starts = [(as_dtype(0, dtype), half), (extent - as_dtype(half, dtype), half)]
         asks = cache if most >= PREFETCHING * lanes else None
-        return self._tile(one, lambda _: starts, asks)
+        tiles = self._tile(one, lambda _: starts, asks)
+        if exact or most > lanes:
+            return tiles
+        whole = self._tile(one, lambda _: [(as_dtype(0, dtype), most)], asks)
+        return tirx.IfThenElse(tirx.EQ(extent, as_dtype(most, dtype)), whole, tiles)
 
     def _many(self, width: int, lanes: int, cache: int) -> tirx.Stmt:
         """Tiles as wide as registers hold; what they leave is the end of a tile that overlaps."""
