@@ -41,7 +41,9 @@ GPU_THREADS = 128
 GPU_WARP = 32
 
 
-def default_schedule(func: tirx.PrimFunc, target: Any, vectors: int | None = None) -> tirx.PrimFunc:
+def default_schedule(
+    func: tirx.PrimFunc, target: Any, vectors: int | None = None, any_order: bool = False
+) -> tirx.PrimFunc:
     """Schedule a stage-II function for a target; the function given is left as it is.
 
     Parameters
@@ -52,6 +54,8 @@ def default_schedule(func: tirx.PrimFunc, target: Any, vectors: int | None = Non
         "cuda", "opencl" and the like are GPUs, the rest CPUs.
     vectors : int, optional
         Of the widest tile that a CPU sums up in registers; by default as many as stay there.
+    any_order : bool
+        On CPUs, products over a size and extrema that depend on the place of a NaN in vectors, too.
 
     Returns
     -------
@@ -60,19 +64,22 @@ def default_schedule(func: tirx.PrimFunc, target: Any, vectors: int | None = Non
     func = s_tir.renew_defs(func)
     if is_gpu(target):
         return on_one_thread(bind_to_threads(func))
-    return joined(versions_by_size(func, target, vectors))
+    return joined(versions_by_size(func, target, vectors, any_order))
 
 
-def versions_by_size(func: tirx.PrimFunc, target: Any, vectors: int | None = None) -> Versions:
+def versions_by_size(
+    func: tirx.PrimFunc, target: Any, vectors: int | None = None, any_order: bool = False
+) -> Versions:
     """Versions of a stage-II function for a CPU, by the size of its innermost loops.
 
-    vectors : as of :func:`default_schedule`; where it is given, there is one version
+    vectors, any_order : as of :func:`default_schedule`; where the first is given, there is one
+        version
     """
     bits = vector_bits(target)
     scheduled = _cpu(func)
     known = size_of_tiles(scheduled, bits) if vectors is None else None
     if known is None:
-        return Versions(None, [("all", 0, _in_vectors(scheduled, bits, vectors))])
+        return Versions(None, [("all", 0, _in_vectors(scheduled, bits, vectors, any_order))])
     size, width = known
     index = list(scheduled.params).index(size)
     ends = [1 << n for n in range(width.bit_length())]
@@ -81,18 +88,22 @@ def versions_by_size(func: tirx.PrimFunc, target: Any, vectors: int | None = Non
         func = s_tir.renew_defs(scheduled)
         among = SizeRange(func.params[index], low + 1, high)
         name = f"above_{low}" if high is None else f"up_to_{high}"
-        versions.append((name, high or 0, _in_vectors(func, bits, vectors, among)))
+        versions.append((name, high or 0, _in_vectors(func, bits, vectors, any_order, among)))
     return Versions(index, versions)
 
 
 def _in_vectors(
-    func: tirx.PrimFunc, bits: int, vectors: int | None, among: SizeRange = ANY_SIZE
+    func: tirx.PrimFunc,
+    bits: int,
+    vectors: int | None,
+    any_order: bool,
+    among: SizeRange = ANY_SIZE,
 ) -> tirx.PrimFunc:
     """The innermost loops of a CPU's function in vectors, for a range of sizes."""
     scheduled = vectorize_innermost(func, bits, l2_bytes(), vectors, among)
     # What begins with an init somewhere outside updates what is there, once the init is apart.
     scheduled = vectorize_innermost(hoist_init(scheduled), bits, l2_bytes(), vectors, among)
-    return inline_exponentials(vectorize_reductions(scheduled, bits))
+    return inline_exponentials(vectorize_reductions(scheduled, bits, any_order))
 
 
 def _top_blocks(sch: Any) -> list[Any]:

@@ -110,7 +110,7 @@ def _by_elements(func: SparseFunc, target: Any) -> dict[str, Any] | None:
     except ScheduleError:  # positions themselves say so, such as of a loop under the elements
         return None
     lowered = lower_sparse_iter(sch.func)
-    scheduled = default_schedule(lowered, target)
+    scheduled = default_schedule(lowered, target, any_order=True)
     parts, order = _parts_and_order(sch.func, scheduled)
     one = tirx.EQ(parts, as_dtype(1, dtype_of(parts)))
     stored = drop_identity_order(scheduled, order)

@@ -75,12 +75,14 @@ FEW = 4  # visits of a loop that are written out one by one
 RAGGED_LANES = 8  # of ragged rows at most: in graphs most are shorter than longer vectors
 
 
-def vectorize_reductions(func: tirx.PrimFunc, bits: int) -> tirx.PrimFunc:
+def vectorize_reductions(func: tirx.PrimFunc, bits: int, any_order: bool = False) -> tirx.PrimFunc:
     """Rewrite serial loops that reduce to one element, for vectors of `bits` bits.
 
     Sums, and extrema that say what becomes of NaN, of types of 32 and 64 bits.
+
+    any_order : over a size also products, and extrema that depend on the place of a NaN
     """
-    by_size = _BySize(func, bits)
+    by_size = _BySize(func, bits, any_order)
 
     def visit(loop: Any) -> Any:
         if by_size.waits(loop):
@@ -99,7 +101,8 @@ class _BySize:
         vectors for the reductions inside
     """
 
-    def __init__(self, func: tirx.PrimFunc, bits: int) -> None:
+    def __init__(self, func: tirx.PrimFunc, bits: int, any_order: bool) -> None:
+        self.in_order = not any_order
         self.sizes = {v for v in func.params if not tirx.is_buffer_var(v)}
         self.bits = bits
         self.waiting: dict[Any, tuple[Any, int]] = {}
@@ -134,7 +137,7 @@ class _BySize:
 
     def _reduction(self, loop: Any) -> Reduction | None:
         known = isinstance(loop.extent, tirx.IntImm) and int(loop.extent) > 1
-        return _innermost(loop, in_order=False) if known or loop.extent in self.sizes else None
+        return _innermost(loop, self.in_order) if known or loop.extent in self.sizes else None
 
     def _replaced(self, stmt: Any, tiles: Tiles | None = None) -> Any:
         """A statement with its reductions in vectors."""
@@ -300,7 +303,9 @@ def _grouped(loop: Any, inner: Any, reduction: Reduction, tiles: Tiles, lanes: i
     held: Any = tirx.BufferLoad(store.buffer, store.indices)
     if init is not None:
         init = substitute(init, at)
-        if not isinstance(init, tirx.BufferStore) or not same_indices(init.indices, store.indices):
+        if not isinstance(init, tirx.BufferStore) or not init.buffer.same_as(store.buffer):
+            return loop
+        if not same_indices(init.indices, store.indices):
             return loop
         held = init.value
     selects = isinstance(reduction.store.value, tirx.Select)

@@ -183,6 +183,25 @@ def test_sampled_products_of_a_known_size_have_one_version():
     np.testing.assert_allclose(out, expected, rtol=1e-5)
 
 
+def test_maxima_over_features_in_a_nest_are_in_order():
+    """Which of them follows a NaN is left out or not, as in the interpreter."""
+    func = small("pairs", """
+with T.sp_iter([I], "S", "rows") as [i]:
+    with T.sp_iter([J, K], "SR", "pairs") as [j, k]:
+        with T.init():
+            OUT[i, j] = T.float32(-9)
+        OUT[i, j] = T.max(OUT[i, j], X[i, k] * Y[j, k])
+""", "K = T.dense_fixed(20)", X="I K", Y="N K", OUT="I J")  # fmt: skip
+    matrix, rng = ZOO["random"], np.random.default_rng(0)
+    x, y = (rng.random((size, 20), dtype="float32") for size in matrix.shape)
+    x[:, 1] = np.nan
+    arrays = x, y, matrix.indptr.astype("int32"), matrix.indices.astype("int32")
+    out, expected = np.empty(matrix.nnz, "float32"), np.empty(matrix.nnz, "float32")
+    sparsetir.build(func)(*arrays[:2], out, *arrays[2:])
+    sparsetir.interpret(func, [*arrays[:2], expected, *arrays[2:], *matrix.shape, matrix.nnz])
+    np.testing.assert_array_equal(out, expected)
+
+
 @pytest.mark.parametrize(
     ("update", "init", "combine"),
     [
