@@ -1,8 +1,9 @@
 """The schedule a program gets when its author gives none.
 
-CPU: the outermost loop that is free of races runs in parallel, the innermost contiguous one in
-vectors, with a scalar loop for what is left over; exp, tanh and sigmoid of float32 are polynomials,
-which vectors have (:mod:`sparsetir.schedules.passes.inline_exponentials`: their error). GPU: loops
+CPU: the outermost loop that is free of races runs in parallel, in parts of about as much work each
+where rows are of different lengths; the innermost contiguous one in vectors, with a scalar loop for
+what is left over; exp, tanh and sigmoid of float32 are polynomials, which vectors have
+(:mod:`sparsetir.schedules.passes.inline_exponentials`: their error). GPU: loops
 free of races become blocks and threads; what has none runs on one thread. Correct for every
 program, and a start for fast ones.
 """
@@ -15,6 +16,7 @@ import tvm
 from tvm import s_tir, tirx
 from tvm.tirx.buffer import buffer_data
 
+from sparsetir.schedules.passes.equal_work import EQUAL_WORK
 from sparsetir.schedules.passes.inline_exponentials import inline_exponentials
 from sparsetir.schedules.passes.launches import binds_threads, top_level
 from sparsetir.schedules.passes.parallel_loops import (
@@ -119,6 +121,7 @@ def _cpu(func: tirx.PrimFunc) -> tirx.PrimFunc:
         outermost = next((n for n, lp in enumerate(loops) if not is_one(sch.get(lp).extent)), 0)
         if loops and _is_open(sch, loops[outermost], threads=False):
             run_in_parallel(sch, loops[outermost], "parallel")
+            sch.annotate(loops[outermost], EQUAL_WORK, True)
     return materialize_loop_kinds(_only(sch.mod))
 
 

@@ -6,6 +6,7 @@ one-element local buffer (SparseTIR, equation 4: `find`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tvm import ir, s_tir, tirx
@@ -55,6 +56,21 @@ def _row_region(buf: Any, parents: list[Any], extent: Any) -> Any:
     )
 
 
+def lower_bound(lo: Any, hi: Any, extent: Any, before: Callable[[Any], Any]) -> list[Any]:
+    """Statements that set lo[0] to how many of [0, extent) are before what is searched for.
+
+    before : whether a position is; those that are come first
+    """
+    dtype = dtype_of(extent)
+    mid = load_one(lo) + ((load_one(hi) - load_one(lo)) >> as_dtype(1, dtype))
+    step = tirx.IfThenElse(before(mid), store_one(lo, mid + as_dtype(1, dtype)), store_one(hi, mid))
+    return [
+        store_one(lo, as_dtype(0, dtype)),
+        store_one(hi, extent),
+        tirx.While(load_one(lo) < load_one(hi), step),
+    ]
+
+
 def find_sorted(
     name: str,
     result: Any,
@@ -67,22 +83,15 @@ def find_sorted(
     """result[0] = the position of `target` in the sorted indices[parents, 0:extent], or -1."""
     dtype = dtype_of(extent)
     lo, hi = (scalar_buffer(f"{result.name}_{end}", dtype) for end in ("lo", "hi"))
-    one = as_dtype(1, dtype)
-    mid = load_one(lo) + ((load_one(hi) - load_one(lo)) >> one)
-    step = tirx.IfThenElse(
-        tirx.BufferLoad(indices, [*parents, mid]) < target,
-        store_one(lo, mid + one),
-        store_one(hi, mid),
-    )
     hit = tirx.if_then_else(
         load_one(lo) < extent,
         tirx.BufferLoad(indices, [*parents, load_one(lo)]) == target,
         tirx.const(False, "bool"),
     )
     body = [
-        store_one(lo, as_dtype(0, dtype)),
-        store_one(hi, extent),
-        tirx.While(load_one(lo) < load_one(hi), step),
+        *lower_bound(
+            lo, hi, extent, lambda mid: tirx.BufferLoad(indices, [*parents, mid]) < target
+        ),
         store_one(result, tirx.Select(hit, load_one(lo), as_dtype(-1, dtype))),
     ]
     return _block(name, [*reads, _row_region(indices, parents, extent)], [result, lo, hi], body)

@@ -8,19 +8,24 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from tvm import tirx
 
 import sparsetir
 from programs import PROGRAMS
 from schedule_common import opened, program, says, table
 from small import small, text_of
+from sparsetir.runtime import pipeline
 from sparsetir.schedules.gpu.passes.row_loops import skip_if_empty, unroll_with_remainder
 from sparsetir.schedules.passes.drop_identity_order import drop_identity_order  # noqa: F401
+from sparsetir.schedules.passes.equal_work import equal_work
 from sparsetir.schedules.passes.one_launch import one_launch
 from sparsetir.schedules.passes.opaque_step_loop import opaque_step_loop
 from sparsetir.schedules.passes.parallel_loops import in_vectors, run_in_parallel
 from sparsetir.schedules.passes.prefetch import prefetch_gathered
 from sparsetir.schedules.passes.specialize_on_value import specialize_on_value
 from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.nodes import nodes_of
+from sparsetir.sparse_ir.traversal import map_expr
 
 TWO = text_of("two", """
 with T.sp_iter([I], "S", "first") as [i]:
@@ -336,3 +341,49 @@ def test_other_types_stay():
     y = np.empty_like(x)
     kernel(x, y)
     np.testing.assert_allclose(y, np.tanh(x), rtol=1e-12)
+
+
+SUMS = small("sums", """
+with T.sp_iter([I, J, L], "SRR", "sums") as [i, j, l]:
+    with T.init():
+        Y[i] = 0.0
+    Y[i] = Y[i] + A[i, j, l]
+""", "L = T.sparse_variable(J, (p, q), (fibers, last))", A="I J L", Y="I")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "rows", [np.zeros(0, int), np.zeros(9, int), [7], [0, 900, 0], [1000, *[1] * 99], [3] * 50]
+)
+def test_parts_of_equal_work(rows: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All rows are visited; no part has more than its share and a row's work."""
+    part = re.compile(r"i_part\b")
+
+    def numbered(func: Any, _: int) -> Any:
+        func = equal_work(func, 4)
+        (loop,) = [x for x in nodes_of(tirx.For, func.body) if part.match(x.loop_var.name)]
+        number = tirx.Cast("float32", loop.loop_var)
+
+        def store(node: Any) -> Any:
+            array = node.buffer.name == "Y"
+            return tirx.BufferStore(node.buffer, number, node.indices) if array else node
+
+        return func.with_body(map_expr(func.body, [(tirx.BufferStore, store)]))
+
+    fibers = np.concatenate([np.arange(1, n + 1) % 3 for n in rows] or [[]]).astype("int64")
+    pointers = [np.concatenate([[0], np.cumsum(x)]).astype("int32") for x in (rows, fibers)]
+    places = [
+        np.concatenate([np.arange(n) for n in x] or [[]]).astype("int32") for x in (rows, fibers)
+    ]
+    (indptr, ends), (indices, last) = pointers, places
+    a, y = np.ones(ends[-1], "float32"), np.full(len(rows), np.nan, "float32")
+    sizes = {"m": len(rows), "n": 1000, "nnz": len(fibers), "p": 3, "q": len(a)}
+    named = {"indptr": indptr, "indices": indices, "fibers": ends, "last": last, "a": a, "y": y}
+    monkeypatch.setattr(pipeline, "pool", lambda: 4)
+    sparsetir.build(SUMS)(**named, **sizes)
+    np.testing.assert_array_equal(y, np.diff(ends[indptr]))
+    monkeypatch.setattr(pipeline, "equal_work", numbered)
+    sparsetir.build(SUMS)(**named, **sizes)
+    work = 2 + np.diff(indptr) + np.diff(ends[indptr])
+    of_part = np.bincount(y.astype(int), work, 16)
+    assert (np.diff(y) >= 0).all()
+    assert of_part.max() <= work.sum() / 16 + work.max(initial=0)

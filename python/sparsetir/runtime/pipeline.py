@@ -31,6 +31,7 @@ from sparsetir.runtime.signature import Signature, changed_layout, natural_shape
 from sparsetir.schedules.default import default_schedule
 from sparsetir.schedules.multiversion import multiversion
 from sparsetir.schedules.passes.bounded_shifts import bounded_shifts
+from sparsetir.schedules.passes.equal_work import equal_work
 from sparsetir.schedules.passes.exact_constants import exact_constants
 from sparsetir.schedules.passes.ieee_floats import ieee_floats
 from sparsetir.schedules.passes.launches import accessed_by_host, binds_threads
@@ -48,6 +49,7 @@ from sparsetir.schedules.targets import (
     has_tensor_cores,
     is_gpu,
     missing_of,
+    pool,
     resolve_target,
 )
 from sparsetir.schedules.template import Template
@@ -73,6 +75,7 @@ from sparsetir.sparse_ir.workers import units_of
 # that it was made of.
 LAST: dict[bool, tuple[Callable[..., tirx.PrimFunc], ...]] = {
     False: (
+        lambda func, _: equal_work(func, pool()),
         lambda func, _: locals_apart(func),
         lambda func, _: locals_on_stack(func),
         lambda func, _: sound_tail_hints(func),
