@@ -29,6 +29,7 @@ from sparsetir.schedules.passes.vectorize_innermost import (
     ANY_SIZE,
     SizeRange,
     size_of_tiles,
+    tile_sizes,
     vectorize_innermost,
 )
 from sparsetir.schedules.passes.vectorize_reductions import vectorize_reductions
@@ -84,7 +85,7 @@ def versions_by_size(
         return Versions(None, [("all", 0, _in_vectors(scheduled, bits, vectors, any_order))])
     size, width = known
     index = list(scheduled.params).index(size)
-    ends = [1 << n for n in range(width.bit_length())]
+    ends = tile_sizes(width)
     versions: list[tuple[str, int, tirx.PrimFunc]] = []
     for low, high in zip([-1, *ends], [*ends, None], strict=True):
         func = s_tir.renew_defs(scheduled)

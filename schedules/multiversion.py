@@ -33,6 +33,7 @@ from sparsetir.schedules.passes.inline_exponentials import inline_exponentials
 from sparsetir.schedules.passes.versions import Versions, either, joined
 from sparsetir.schedules.targets import pool, vector_bits
 from sparsetir.schedules.templates.register_tile import in_registers, straight_code
+from sparsetir.schedules.templates.row_shapes import row_steps
 from sparsetir.schedules.templates.sddmm import by_positions
 from sparsetir.schedules.templates.shapes import (
     RowReduction,
@@ -76,7 +77,10 @@ def multiversion(func: SparseFunc, target: Any, work: int = WORK_OF_THREADS) -> 
             return _inlined(stages)
     lowered = lower_sparse_iter(func)
     versions = versions_by_size(s_tir.renew_defs(lowered), target)
-    scheduled = joined(versions) if begun else _by_rows(func, versions, target, work)
+    scheduled = joined(versions)
+    if not begun:
+        scheduled = _by_rows(func, versions, target, work)
+        scheduled = _by_steps(func, scheduled, target)
     return _inlined({"I": func, "II": lowered, "II scheduled": scheduled})
 
 
@@ -171,6 +175,35 @@ def _by_rows(func: SparseFunc, versions: Versions, target: Any, work: int) -> ti
         tirx.floormod(tiles, _int64(threads)) == _int64(0),
     )
     return either(pays, panels, rows, ("panels", "rows"))
+
+
+def _by_steps(func: SparseFunc, rest: tirx.PrimFunc, target: Any) -> tirx.PrimFunc:
+    """Steps of rows for some features side by side: versions that have these in vectors.
+
+    rest : the default schedule, for fewer features; the result for a program of another shape
+    """
+    steps = _shape(row_steps, Schedule(func))
+    if steps is None or steps.features not in steps.others:
+        return rest
+    axis = func.axis(steps.features.name)
+    (size,) = _of_lowered([axis.length], rest)
+    known = int(size) if isinstance(size, tirx.IntImm) else None
+    bits = max((tvm.DataType(step.dtype).bits for step in steps.steps), default=64)
+    for tile in (1 << n for n in range(1, (vector_bits(target) // bits).bit_length())):
+        if known is not None and known < tile:
+            continue
+        sch = Schedule(func)
+        try:
+            tiles, lanes = sch.split(steps.features, [None, tile], tail="shift")
+            others = [x for x in steps.others if x != steps.features]
+            sch.sparse_reorder(steps.iteration, [steps.rows, *others, tiles, lanes])
+            straight_code(sch, [(step, 1) for step in sch.distribute(lanes)])
+        except ScheduleError:
+            return rest  # other statements than steps, or what other features of a row read
+        version = default_schedule(_stage_two(sch), target)
+        names = (f"from_{tile}", f"below_{tile}")
+        rest = version if known else either(size >= _int64(tile), version, rest, names)
+    return rest
 
 
 def _on_one_thread(func: tirx.PrimFunc) -> tirx.PrimFunc:

@@ -28,6 +28,7 @@ import tvm
 from tvm import ir, s_tir, tirx
 from tvm.sym import Analyzer
 
+from sparsetir.schedules.passes.launches import top_level
 from sparsetir.schedules.passes.nests import is_along, is_zero, wide_indices
 from sparsetir.schedules.passes.prefetch import gathering_loads, row_ahead
 from sparsetir.schedules.registers import sum_vectors
@@ -119,9 +120,11 @@ def vectorize_innermost(
 def size_of_tiles(func: tirx.PrimFunc, bits: int) -> tuple[Any, int] | None:
     """The variable by which code for sums in registers is to differ, and the widest tile of it.
 
-    None where there is no such variable, or so many nests that all of their versions would take
-    long to compile.
+    None where there is no such variable, or where all versions would take long to compile: of many
+    nests, or of visits of several steps, in each of which a size chooses then.
     """
+    if any(_has_steps(part) for part in top_level(func)):
+        return None
     nests = [n for n in _nests_of(func).values() if n.reduces and not n.updates]
     sizes = [n.along.extent for n in nests if isinstance(n.along.extent, ir.Var)]
     if not sizes or len(nests) > MOST_NESTS or any(x not in func.params for x in sizes):
@@ -131,6 +134,17 @@ def size_of_tiles(func: tirx.PrimFunc, bits: int) -> tuple[Any, int] | None:
     kinds = {str(n.store.buffer.ty.dtype) for n in of_size} - {"bool"}
     widths = {sum_vectors(bits) * (bits // max(8, tvm.DataType(x).bits)) for x in kinds}
     return (size, max(widths)) if widths else None
+
+
+def _has_steps(stmt: Any) -> bool:
+    """Whether a statement of a function holds loops beside each other in others."""
+    loops = nodes_of(tirx.For, stmt)
+    return sum(not nodes_of(tirx.For, loop.body) for loop in loops) > 1
+
+
+def tile_sizes(width: int) -> list[int]:
+    """The largest sizes of versions that need no loop over tiles of a width."""
+    return [1 << n for n in range(width.bit_length())]
 
 
 def _nests_of(func: tirx.PrimFunc) -> dict[Any, _Nest]:
@@ -231,10 +245,24 @@ class _Nest:
         if self.updates:
             return self._tiles(self._at_most_extent(width), self.along.extent, lanes, cache)
         if high is None and low < width:
-            return self._tiles(width, self.along.extent, lanes, cache)
+            return self._by_size([*tile_sizes(width), None], width, lanes, cache)
         if high is not None and high <= width:
             return self._few(high, lanes, cache)
         return self._many(width, lanes, cache)
+
+    def _by_size(self, ends: list[int | None], width: int, lanes: int, cache: int) -> tirx.Stmt:
+        """Versions by the largest number of visits of the contiguous loop, chosen by halving."""
+        if len(ends) == 1:
+            (most,) = ends
+            return (
+                self._many(width, lanes, cache) if most is None else self._few(most, lanes, cache)
+            )
+        middle = len(ends) // 2
+        parts = [
+            self._by_size(some, width, lanes, cache) for some in (ends[:middle], ends[middle:])
+        ]
+        most = as_dtype(ends[middle - 1], dtype_of(self.along.extent))
+        return tirx.IfThenElse(self.along.extent <= most, *parts)
 
     def _few(self, most: int, lanes: int, cache: int) -> tirx.Stmt:
         """All of the contiguous loop at once: two vectors or tiles, of which the last begins

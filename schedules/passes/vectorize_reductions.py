@@ -279,8 +279,9 @@ def _is_contiguous(term: Any, var: Any) -> bool:
 def _goes_along(load: Any, var: Any) -> bool:
     if any(isinstance(i, ir.TensorLoad) for i in load.indices):
         return True
-    *outer, last = wide_indices(load.source, load.indices)
-    return is_along(last, var) and not any(var in free_vars(i) for i in outer)
+    wide = wide_indices(load.source, load.indices)  # none of a single element
+    along = bool(wide) and is_along(wide[-1], var)
+    return along and not any(var in free_vars(i) for i in wide[:-1])
 
 
 def _grouped(loop: Any, inner: Any, reduction: Reduction, tiles: Tiles, lanes: int) -> tirx.Stmt:

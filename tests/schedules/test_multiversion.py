@@ -7,12 +7,14 @@ import functools
 import numpy as np
 import pytest
 import scipy.sparse as sp
+import scipy.special
 
 import sparsetir
 from csr_zoo import ZOO
 from programs import PROGRAMS
 from small import small
 from sparsetir.schedules.multiversion import PACK_DEGREE, WORK_OF_THREADS
+from sparsetir.schedules.operators import edge_softmax
 from sparsetir.sparse_ir.recipes.registry import RECIPES
 
 VERSIONS = ("panels", "rows", "small", "more", "up_to_1", "up_to_64", "above_64")
@@ -300,3 +302,39 @@ def test_similar_programs_have_the_default_schedule(similar):
     sparsetir.interpret(func, want)
     built(**args)
     np.testing.assert_allclose(args["z"], want["z"], rtol=1e-5)
+
+
+@functools.cache
+def row_steps_kernel():
+    return sparsetir.build(edge_softmax.program(edge_softmax.EdgeSoftmax()))
+
+
+@pytest.mark.parametrize("case", ["random", "one dense row", "empty", "one column"])
+@pytest.mark.parametrize("heads", [1, 2, 3, 4, 5, 8, 9, 17])
+def test_steps_of_rows_for_heads_side_by_side(case: str, heads: int) -> None:
+    built, matrix = row_steps_kernel(), ZOO[case]
+    assert 'T.sblock("from_2")' in built.stages["II scheduled"].script()
+    x = np.random.default_rng(heads).random((2 * matrix.nnz, heads), dtype="float32")
+    x[1::5, 0] = -90
+    out = np.full_like(x, np.nan)
+    m, indptr = matrix.shape[0], matrix.indptr.astype("int32")
+    built(x=x, out=out, indptr=indptr, batch=2, m=m, nnz=matrix.nnz, heads=heads)
+    for batch in (slice(None, matrix.nnz), slice(matrix.nnz, None)):
+        for row in map(slice, matrix.indptr, matrix.indptr[1:]):
+            if row.start < row.stop:
+                expected = scipy.special.softmax(x[batch][row].astype("float64"), 0)
+                np.testing.assert_allclose(out[batch][row], expected, rtol=2e-6, atol=1e-12)
+    assert not np.isnan(out).any()
+
+
+def test_sums_of_what_is_the_same_for_all() -> None:
+    """An index along a dimension of one element says nothing of vectors."""
+    func = small("sums", """
+with T.sp_iter([I, ONE], "SR", "sums") as [i, o]:
+    with T.init():
+        Y[i] = 0
+    Y[i] = Y[i] + X[o]
+""", "ONE = T.dense_fixed(1)", dtype="int32", X="ONE", Y="I")  # fmt: skip
+    y = np.full(3, -1, "int32")
+    sparsetir.build(func)(np.full(1, 7, "int32"), y)
+    assert (y == 7).all()
