@@ -103,7 +103,7 @@ def _in_vectors(
     scheduled = vectorize_innermost(func, bits, l2_bytes(), vectors, among)
     # What begins with an init somewhere outside updates what is there, once the init is apart.
     scheduled = vectorize_innermost(hoist_init(scheduled), bits, l2_bytes(), vectors, among)
-    return inline_exponentials(vectorize_reductions(scheduled, bits, any_order))
+    return inline_exponentials(vectorize_reductions(scheduled, bits, l2_bytes(), any_order))
 
 
 def _top_blocks(sch: Any) -> list[Any]:

@@ -29,7 +29,7 @@ from tvm import ir, s_tir, tirx
 from tvm.sym import Analyzer
 
 from sparsetir.schedules.passes.nests import is_along, is_zero, wide_indices
-from sparsetir.schedules.passes.prefetch import gathering_loads, row_ahead
+from sparsetir.schedules.passes.prefetch import PREFETCHING, rows_ahead
 from sparsetir.schedules.registers import sum_vectors
 from sparsetir.sparse_ir.nodes import (
     buffer_var,
@@ -39,7 +39,6 @@ from sparsetir.sparse_ir.nodes import (
     stores_of,
     substitute,
 )
-from sparsetir.sparse_ir.position_space import LAYOUTS
 from sparsetir.sparse_ir.reduction import taken_apart, under
 from sparsetir.sparse_ir.speculation import is_harmless
 from sparsetir.sparse_ir.tir import (
@@ -57,8 +56,6 @@ from sparsetir.sparse_ir.tir import (
 )
 from sparsetir.sparse_ir.traversal import map_expr
 
-PREFETCHING = 4  # vectors of the narrowest tile that asks for rows ahead
-PREFETCH = 8
 SHORTER = 4  # lanes of a vector to one of those for what fills none
 MOST_NESTS = 4  # of a function with versions by size
 
@@ -365,7 +362,15 @@ class _Nest:
             asks = [
                 ask
                 for start, width, _ in parts
-                for ask in self._asks({**fresh, self.along.loop_var: start}, width, cache)
+                for ask in rows_ahead(
+                    self.func,
+                    self.store,
+                    self.others[-1].loop_var,
+                    self.along.loop_var,
+                    {**fresh, self.along.loop_var: start},
+                    width,
+                    cache,
+                )  # fmt: skip
             ]
             inner = tirx.SeqStmt([*asks, inner]) if asks else inner
         for loop in reversed(self.others):
@@ -383,32 +388,6 @@ class _Nest:
         reads, writes = s_tir.analysis.get_sblock_read_write_region(block, buffers)
         block = block_with(block, reads=reads, writes=writes)
         return loop_over(tile, count, s_tir.SBlockRealize([], True, block))
-
-    def _asks(self, at: dict[Any, Any], width: int, cache: int) -> list[tirx.Stmt]:
-        """Prefetches of rows that the innermost reduction gathers, where they may be far."""
-        layouts = {str(k): v for k, v in self.func.attrs[LAYOUTS].items()}
-        reduced, along = self.others[-1].loop_var, self.along.loop_var
-        out: list[tirx.Stmt] = []
-        for load in gathering_loads(self.store):
-            index = next(i for i in load.indices if isinstance(i, ir.TensorLoad))
-            layout = layouts.get(index.source.name)
-            source = layouts.get(load.source.name)
-            if layout is None or source is None:  # ordinary arrays, not over axes
-                continue
-            gathers = layout.axes[-1].is_sparse and _same(index.indices[-1], reduced)
-            if (
-                not gathers
-                or not is_along(load.indices[-1], along)
-                or any(axis.kind != "dense_fixed" for axis in source.axes)
-            ):
-                continue
-            size = as_dtype(tvm.DataType(str(load.source.ty.dtype)).bits // 8, "int64")
-            for extent in load.source.ty.shape:
-                size = size * as_dtype(extent, "int64")
-            ahead = row_ahead(self.func, load, at, PREFETCH, width)
-            asks = as_one(ahead)
-            out.append(tirx.IfThenElse(size > as_dtype(cache, "int64"), asks, None))
-        return out
 
 
 def _in_powers(start: Any, width: int) -> list[tuple[Any, int]]:

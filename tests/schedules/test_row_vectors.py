@@ -71,6 +71,24 @@ def test_extrema_keep_nan(term, at):
     assert np.isnan(found).any() == (at is not None)
 
 
+@pytest.mark.parametrize("at", [None, 0, 5, -1])
+@pytest.mark.parametrize("operator", ["max", "min"])
+def test_extrema_after_a_nan_are_those_of_what_follows(operator, at):
+    """Rows in vectors, and in order where one sees a NaN; infinities are none."""
+    given = operands("float32")
+    given["a"][INDPTR[:-1][np.diff(INDPTR) > 8] + 6] = np.inf if operator == "max" else -np.inf
+    if at is not None:
+        given["a"][INDPTR[:-1][np.diff(INDPTR) > 7] + (at % 8)] = np.nan
+    body = f"""
+    {ITERATION}
+        with T.init():
+            OUT[i] = T.float32(0)
+        OUT[i] = T.{operator}(OUT[i], A[i, j] * X[j])
+    """
+    found, expected = ran(body, "I", "float32", **given)
+    np.testing.assert_array_equal(found, expected)
+
+
 def test_conditions_and_products_are_as_they_were():
     body = """
     with T.sp_iter([I, J], "SR", "rows") as [i, j]:
