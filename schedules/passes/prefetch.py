@@ -148,11 +148,11 @@ def prefetch_streams(func: tirx.PrimFunc, iteration: Any, distance: int) -> tirx
 def rows_ahead(
     func: tirx.PrimFunc, body: Any, visited: Any, along: Any, at: Any, span: int, cache: int
 ) -> list[tirx.Stmt]:
-    """Prefetches of rows that are gathered by what is stored along a loop, where they may be far.
+    """Prefetches of rows at indices that are loaded in order, where they may be far.
 
     body : with the loads, in terms of loops
-    visited : the variable of the loop over what is stored
-    along : that of the loop over an element of a row
+    visited : what the indices are loaded at
+    along : the variable of the loop over an element of a row
     at, span : as of :func:`row_ahead`
     cache : bytes; rows of smaller buffers are near
     """
@@ -163,7 +163,7 @@ def rows_ahead(
         layout, source = layouts.get(index.source.name), layouts.get(load.source.name)
         if layout is None or source is None:  # ordinary arrays, not over axes
             continue
-        gathers = layout.axes[-1].is_sparse and index.indices[-1].same_as(visited)
+        gathers = index.indices[-1].same_as(visited)
         dense = all(axis.kind == "dense_fixed" for axis in source.axes)
         if not gathers or not dense or not is_along(load.indices[-1], along):
             continue
@@ -210,7 +210,7 @@ def _ahead(func: tirx.PrimFunc, index: Any, position: Any, distance: int) -> Any
     further = position + as_dtype(distance, dtype)
     # Attributes keep the variables of the function they came from.
     named = {p.name: p for p in func.params}
-    size = axis.nnz if axis.is_variable else axis.nnz_cols
+    size = axis.nnz if axis.is_variable else axis.nnz_cols if axis.is_sparse else axis.length
     size = as_dtype(substitute(size, {v: named[v.name] for v in free_vars(size)}), dtype)
     last = size - as_dtype(1, dtype)
     if not axis.is_variable:

@@ -39,6 +39,7 @@ from sparsetir.sparse_ir.nodes import (
     stores_of,
     substitute,
 )
+from sparsetir.sparse_ir.races import FREE, facts_of
 from sparsetir.sparse_ir.reduction import taken_apart, under
 from sparsetir.sparse_ir.speculation import is_harmless
 from sparsetir.sparse_ir.tir import (
@@ -105,7 +106,7 @@ def vectorize_innermost(
         if is_zero(nest.along.extent):
             return loop
         if not nest.reduces:
-            return nest.in_vectors(lanes)
+            return nest.in_vectors(lanes, cache)
         if dtype_of(nest.store.value) == "bool":
             return loop  # TVM has no vectors of local booleans
         return nest.in_registers(lanes, cache, vectors, among)
@@ -196,7 +197,9 @@ class _Nest:
         if not _contiguous_in(along, body, gathers=len(self.loops) == 1):
             return False
         if not self.reduces:
-            return not self.outer and len(self.conditions) < 2
+            if self.outer and not (_gathers(self.store) and self._is_free(along, realize)):
+                return False  # LLVM has vectors for these, and for zeros a call
+            return len(self.conditions) < 2
         reduced = {lp.loop_var for lp in self.others}
         if any(kinds[v] != tirx.IterVar.CommReduce for v in reduced) or not is_one(
             realize.predicate
@@ -213,13 +216,28 @@ class _Nest:
         first = isinstance(self.init, tirx.BufferStore) and same_indices(self.init.indices, at)
         return first and whole and not self.outer and len(self.conditions) < 2
 
-    def in_vectors(self, lanes: int) -> tirx.Stmt:
+    def _is_free(self, along: Any, realize: Any) -> bool:
+        """Whether visits of a loop may be lanes."""
+        facts = facts_of(self.block)
+        return all(facts[v] == FREE for v, x in values_of(realize).items() if along in free_vars(x))
+
+    def in_vectors(self, lanes: int, cache: int) -> tirx.Stmt:
         """The contiguous loop in vectors, and its rest."""
         lanes = self._at_most_extent(lanes)
         if lanes < 2:
             return self.along
         again = not loads_of(self.block.body, self.store.buffer)
-        return _vectors_and_rest(self.along, lanes, again)
+        body = substitute(under(self.conditions, self.store), {v.var: x for v, x in self.outer})
+
+        def asks(start: Any) -> list[tirx.Stmt]:
+            at, around = {self.along.loop_var: start}, [x for _, x in self.outer]
+            return [
+                ask
+                for last in around[-1:]
+                for ask in rows_ahead(self.func, body, last, self.along.loop_var, at, lanes, cache)
+            ]
+
+        return _vectors_and_rest(self.along, lanes, again, asks)
 
     def in_registers(self, lanes: int, cache: int, vectors: int, among: SizeRange) -> tirx.Stmt:
         """Tiles of the contiguous loop outermost, each accumulated in registers."""
@@ -449,7 +467,16 @@ def _uses(expr: Any, var: Any) -> bool:
     return any(_same(v, var) for v in nodes_of(ir.Var, expr))
 
 
-def _vectors_and_rest(loop: Any, lanes: int, again: bool) -> tirx.Stmt:
+def _gathers(store: Any) -> bool:
+    """Whether a store, or what it loads, is at an index that is loaded."""
+    return any(
+        nodes_of(ir.TensorLoad, *x.indices) for x in [store, *nodes_of(ir.TensorLoad, store)]
+    )
+
+
+def _vectors_and_rest(
+    loop: Any, lanes: int, again: bool, asks: Callable[[Any], list[tirx.Stmt]]
+) -> tirx.Stmt:
     """Vectors of so many lanes, and what they leave.
 
     again : what is stored may be stored a second time: the last vector begins earlier, and shorter
@@ -464,7 +491,7 @@ def _vectors_and_rest(loop: Any, lanes: int, again: bool) -> tirx.Stmt:
         k1 = tirx.Var(f"{name}_1", dtype)
         return loop_over(k1, width, _copy(loop, start + k1, suffix), tirx.ForKind.VECTORIZED)
 
-    vectors = loop_over(k0, whole, vector(k0 * width))
+    vectors = loop_over(k0, whole, as_one([*asks(k0 * width), vector(k0 * width)]))
     if isinstance(loop.extent, tirx.IntImm) and int(loop.extent) % lanes == 0:
         return vectors
     if not again:
@@ -478,7 +505,7 @@ def _vectors_and_rest(loop: Any, lanes: int, again: bool) -> tirx.Stmt:
     part = tirx.IfThenElse(whole * width < loop.extent, last, None)
     shorter = lanes // SHORTER
     if shorter > 1:
-        fewer = _vectors_and_rest(_renewed(loop), shorter, again)
+        fewer = _vectors_and_rest(_renewed(loop), shorter, again, lambda _: [])
     else:
         fewer = loop_over(rest, loop.extent, _copy(loop, rest, "_rest"))
     return tirx.IfThenElse(loop.extent >= width, tirx.SeqStmt([vectors, part]), fewer)

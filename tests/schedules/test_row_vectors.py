@@ -237,6 +237,27 @@ def test_innermost_sums_in_other_nests(kind, feat):
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("feat", [0, 1, 5, 8, 21, 64])
+def test_elements_are_added_to_rows_at_loaded_indices_in_vectors(feat):
+    """Also to none, of which there is no row, and from none."""
+    program = small("rows", """
+    with T.sp_iter([E, K], "SS", "scatter") as [e, k]:
+        OUT[ROW[e], k] = OUT[ROW[e], k] + A[e] * X[COL[e], k]
+    """, "E = T.dense_fixed(count)", A="E", ROW="E int32", COL="E int32", X="N K", OUT="I K")  # fmt: skip
+    kernel, rng = sparsetir.build(program), np.random.default_rng(feat)
+    assert "T.vectorized(" in kernel.stages["II scheduled"].script()
+    given = {
+        "a": rng.random(50, dtype="float32"), "x": rng.random((N, feat), dtype="float32"),
+        "row": rng.integers(-1, M + 1, 50).astype("int32"),
+        "col": rng.integers(-1, N + 1, 50).astype("int32"),
+        "count": 50, "m": M, "n": N, "feat": feat,
+    }  # fmt: skip
+    found, expected = (np.full((M, feat), 3, "float32") for _ in range(2))
+    kernel(**given, out=found)
+    sparsetir.interpret(program, {**given, "out": expected})
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
 def test_conditions_of_no_visits_are_not_evaluated():
     """Without features nothing asks for an element that the array does not have."""
     program = sparsetir.from_source("""
