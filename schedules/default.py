@@ -23,6 +23,7 @@ from sparsetir.schedules.passes.parallel_loops import (
     run_in_parallel,
     thread_axis,
 )
+from sparsetir.schedules.passes.shared_visits import shared_visits
 from sparsetir.schedules.passes.vectorize_innermost import (
     ANY_SIZE,
     SizeRange,
@@ -111,7 +112,7 @@ def _top_blocks(sch: Any) -> list[Any]:
 
 
 def _cpu(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    sch = s_tir.Schedule(func)
+    sch = s_tir.Schedule(shared_visits(func))
     for block in _top_blocks(sch):
         loops = sch.get_loops(block)
         if loops and _is_divided(sch.get(loops[0])):

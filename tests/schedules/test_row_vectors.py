@@ -243,7 +243,8 @@ def test_elements_are_added_to_rows_at_loaded_indices_in_vectors(feat):
     program = small("rows", """
     with T.sp_iter([E, K], "SS", "scatter") as [e, k]:
         OUT[ROW[e], k] = OUT[ROW[e], k] + A[e] * X[COL[e], k]
-    """, "E = T.dense_fixed(count)", A="E", ROW="E int32", COL="E int32", X="N K", OUT="I K")  # fmt: skip
+    """, "E = T.dense_fixed(count)", A="E", ROW="E int32", COL="E int32", X="N K", OUT="I K",
+    )  # fmt: skip
     kernel, rng = sparsetir.build(program), np.random.default_rng(feat)
     assert "T.vectorized(" in kernel.stages["II scheduled"].script()
     given = {
@@ -255,6 +256,62 @@ def test_elements_are_added_to_rows_at_loaded_indices_in_vectors(feat):
     found, expected = (np.full((M, feat), 3, "float32") for _ in range(2))
     kernel(**given, out=found)
     sparsetir.interpret(program, {**given, "out": expected})
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+SUMS = """
+    with T.sp_iter([I, J], "SR", "sums") as [i, j]:
+        with T.init():
+            D[i] = T.float32(0)
+        D[i] = D[i] + T.exp(A[i, j])
+"""
+FOLLOWS = {
+    "a store of the row": (1, "I J", """
+    with T.sp_iter([I, J], "SS", "after") as [i, j]:
+        OUT[i, j] = T.exp(A[i, j]) / D[i]
+    """),
+    "an update of the row, then of its copy": (1, "I", """
+    with T.sp_iter([I], "S", "after") as [i]:
+        D[i] = D[i] * T.float32(2)
+    with T.sp_iter([I], "S", "last") as [i]:
+        OUT[i] = D[i]
+    """),
+    "another row": (2, "I", """
+    with T.sp_iter([I], "S", "after") as [i]:
+        OUT[i] = D[i + 1]
+    """),
+    "rows at loaded indices": (2, "I J", """
+    with T.sp_iter([I, J], "SS", "after") as [i, j]:
+        OUT[i, j] = D[j % 15] - A[i, j]
+    """),
+    "nothing in common but what is read": (2, "I J", """
+    with T.sp_iter([I, J], "SS", "after") as [i, j]:
+        OUT[i, j] = A[i, j] * X[j]
+    """),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("scratch", [False, True])
+@pytest.mark.parametrize("kind", FOLLOWS)
+def test_iterations_over_rows_of_their_own_share_visits(kind, scratch):
+    loops, out, body = FOLLOWS[kind]
+    over = {"A": "I J", "X": "N", "OUT": out} | ({} if scratch else {"D": "I"})
+    allocated = '    D = T.alloc_sparse_buffer((I,), "float32")' if scratch else ""
+    program = small("rows", f"{allocated}{SUMS}{body}", **over)
+    kernel, shape = sparsetir.build(program), (NNZ,) if "J" in out else (M,)
+    assert kernel.stages["III"].script().count("T.parallel(") == loops
+    given = {
+        "indptr": INDPTR,
+        "indices": INDICES,
+        "m": M,
+        "n": N,
+        "nnz": NNZ,
+        **operands("float32"),
+    }
+    given = {name: x for name, x in given.items() if name in {p.name for p in program.params}}
+    expected, found = np.full(shape, 7, "float32"), np.full(shape, 7, "float32")
+    sparsetir.interpret(program, {**given, "out": expected})
+    kernel(**given, out=found)
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
