@@ -56,7 +56,7 @@ def default_schedule(
     vectors : int, optional
         Of the widest tile that a CPU sums up in registers; by default as many as stay there.
     any_order : bool
-        On CPUs, products over a size and extrema that depend on the place of a NaN in vectors, too.
+        On CPUs, products over a size in vectors, too.
 
     Returns
     -------

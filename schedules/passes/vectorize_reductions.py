@@ -85,7 +85,7 @@ def vectorize_reductions(
     second time, one by one, where there is one.
 
     cache : bytes; rows gathered from a buffer that is larger are prefetched
-    any_order : also products over a size; such extrema once
+    any_order : also products over a size
     """
     by_size = _BySize(func, bits, cache, any_order)
 
@@ -94,7 +94,7 @@ def vectorize_reductions(
             return loop
         loop = by_size.done(loop)
         reduction = _innermost(loop)
-        return loop if reduction is None else _in_vectors(loop, reduction, bits, not any_order)
+        return loop if reduction is None else _in_vectors(loop, reduction, bits)
 
     return with_body(func, by_size.done(map_expr(func.body, [(tirx.For, visit)])))
 
@@ -150,11 +150,7 @@ class _BySize:
 
         def visit(loop: Any) -> Any:
             reduction = self._reduction(loop)
-            return (
-                loop
-                if reduction is None
-                else _in_vectors(loop, reduction, self.bits, self.in_order, tiles)
-            )
+            return loop if reduction is None else _in_vectors(loop, reduction, self.bits, tiles)
 
         return map_expr(stmt, [(tirx.For, visit)])
 
@@ -169,7 +165,7 @@ class _BySize:
             lanes = _lanes(reduction, self.bits)
             # Code for long rests takes long to compile, and their sums as long as they do alone.
             short = tiles.whole or tiles.lanes <= lanes
-            grouped = straight and short and not (self.in_order and _is_ordered(reduction))
+            grouped = straight and short and not _is_ordered(reduction)
             term = substitute(reduction.term, values_of(inner.body))
 
             def asks(visited: Any) -> list[Any]:
@@ -419,15 +415,14 @@ def _grouped(
 
 
 def _in_vectors(
-    loop: Any, reduction: Reduction, bits: int, in_order: bool, tiles: Tiles | None = None
+    loop: Any, reduction: Reduction, bits: int, tiles: Tiles | None = None
 ) -> tirx.Stmt:
     """A reduction in vectors, or the loop as it is.
 
-    in_order : whether the place of a NaN says what an extremum is
     tiles : None for one vector at a time, and for what is shorter none
     """
     extent = loop.extent
-    ordered = in_order and _is_ordered(reduction)
+    ordered = _is_ordered(reduction)
     if tiles is not None:
         if tiles.lanes > 1:
             return _placed(loop, reduction, *_vectors(loop, reduction, tiles, ordered))
