@@ -25,6 +25,7 @@ from sparsetir.schedules.passes.parallel_loops import (
     run_in_parallel,
     thread_axis,
 )
+from sparsetir.schedules.passes.shared_visits import shared_visits
 from sparsetir.schedules.passes.vectorize_innermost import (
     ANY_SIZE,
     SizeRange,
@@ -58,7 +59,7 @@ def default_schedule(
     vectors : int, optional
         Of the widest tile that a CPU sums up in registers; by default as many as stay there.
     any_order : bool
-        On CPUs, products over a size and extrema that depend on the place of a NaN in vectors, too.
+        On CPUs, products over a size in vectors, too.
 
     Returns
     -------
@@ -106,7 +107,7 @@ def _in_vectors(
     scheduled = vectorize_innermost(func, bits, l2_bytes(), vectors, among)
     # What begins with an init somewhere outside updates what is there, once the init is apart.
     scheduled = vectorize_innermost(hoist_init(scheduled), bits, l2_bytes(), vectors, among)
-    return inline_exponentials(vectorize_reductions(scheduled, bits, any_order))
+    return inline_exponentials(vectorize_reductions(scheduled, bits, l2_bytes(), any_order))
 
 
 def _top_blocks(sch: Any) -> list[Any]:
@@ -114,7 +115,7 @@ def _top_blocks(sch: Any) -> list[Any]:
 
 
 def _cpu(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    sch = s_tir.Schedule(func)
+    sch = s_tir.Schedule(shared_visits(func))
     for block in _top_blocks(sch):
         loops = sch.get_loops(block)
         if loops and _is_divided(sch.get(loops[0])):

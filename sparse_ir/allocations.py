@@ -108,8 +108,8 @@ def allocate_outside_of_threads(body: Any, buffers: Any) -> tuple[Any, dict[Any,
         return block_with(node, alloc_buffers=kept) if len(kept) < len(node.alloc_buffers) else node
 
     root = body.block
-    # An address keeps the allocation of a buffer on the host, also if one kernel alone uses it.
-    addresses = [tirx.Evaluate(buffer_data(v)) for v in moved if threads]
+    # An address keeps TVM from moving the allocation to the loops that alone use the buffer.
+    addresses = [tirx.Evaluate(buffer_data(v)) for v in moved]
     root = block_with(
         root,
         alloc_buffers=[*root.alloc_buffers, *moved],

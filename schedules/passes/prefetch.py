@@ -24,14 +24,25 @@ from typing import Any
 import tvm
 from tvm import ir, s_tir, tirx
 
+from sparsetir.schedules.passes.nests import is_along
 from sparsetir.schedules.passes.parallel_loops import innermost_block
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import nodes_of, substitute
 from sparsetir.sparse_ir.position_space import LAYOUTS
-from sparsetir.sparse_ir.tir import as_dtype, dtype_of, free_vars, loop_with, nest_of, values_of
+from sparsetir.sparse_ir.tir import (
+    as_dtype,
+    as_one,
+    dtype_of,
+    free_vars,
+    loop_with,
+    nest_of,
+    values_of,
+)
 from sparsetir.sparse_ir.traversal import map_expr
 
 CACHE_LINE = 64
+# Of the default schedule: visits ahead, and vectors of the narrowest tile that asks for rows.
+PREFETCH, PREFETCHING = 8, 4
 
 
 def prefetch_gathered(
@@ -134,6 +145,36 @@ def prefetch_streams(func: tirx.PrimFunc, iteration: Any, distance: int) -> tirx
     return func.with_body(map_expr(func.body, [(tirx.For, visit)]))
 
 
+def rows_ahead(
+    func: tirx.PrimFunc, body: Any, visited: Any, along: Any, at: Any, span: int, cache: int
+) -> list[tirx.Stmt]:
+    """Prefetches of rows at indices that are loaded in order, where they may be far.
+
+    body : with the loads, in terms of loops
+    visited : what the indices are loaded at
+    along : the variable of the loop over an element of a row
+    at, span : as of :func:`row_ahead`
+    cache : bytes; rows of smaller buffers are near
+    """
+    layouts = {str(k): v for k, v in func.attrs[LAYOUTS].items()}
+    out: list[tirx.Stmt] = []
+    for load in gathering_loads(body):
+        index = next(i for i in load.indices if isinstance(i, ir.TensorLoad))
+        layout, source = layouts.get(index.source.name), layouts.get(load.source.name)
+        if layout is None or source is None:  # ordinary arrays, not over axes
+            continue
+        gathers = index.indices[-1].same_as(visited)
+        dense = all(axis.kind == "dense_fixed" for axis in source.axes)
+        if not gathers or not dense or not is_along(load.indices[-1], along):
+            continue
+        size = as_dtype(tvm.DataType(str(load.source.ty.dtype)).bits // 8, "int64")
+        for extent in load.source.ty.shape:
+            size = size * as_dtype(extent, "int64")
+        asks = as_one(row_ahead(func, load, at, PREFETCH, span))
+        out.append(tirx.IfThenElse(size > as_dtype(cache, "int64"), asks, None))
+    return out
+
+
 def row_ahead(
     func: tirx.PrimFunc, load: Any, at: dict[Any, Any], distance: int, span: int
 ) -> list[tirx.Stmt]:
@@ -167,15 +208,17 @@ def _ahead(func: tirx.PrimFunc, index: Any, position: Any, distance: int) -> Any
     layout = {str(k): v for k, v in func.attrs[LAYOUTS].items()}[index.source.name]
     axis, dtype = layout.axes[-1], dtype_of(position)
     further = position + as_dtype(distance, dtype)
-    if not axis.is_variable:
-        return tirx.min(further, as_dtype(axis.nnz_cols, dtype) - as_dtype(1, dtype))
     # Attributes keep the variables of the function they came from.
     named = {p.name: p for p in func.params}
-    size = substitute(axis.nnz, {v: named[v.name] for v in free_vars(axis.nnz)})
+    size = axis.nnz if axis.is_variable else axis.nnz_cols if axis.is_sparse else axis.length
+    size = as_dtype(substitute(size, {v: named[v.name] for v in free_vars(size)}), dtype)
+    last = size - as_dtype(1, dtype)
+    if not axis.is_variable:
+        return tirx.min(further, last)
     parents = index.indices[:-1]
     starts = next(p for p in func.params if tirx.is_buffer_var(p) and p.name == layout.indptr[-1])
     begin = tirx.BufferLoad(starts, list(parents))
-    return tirx.min(further, as_dtype(size, dtype) - as_dtype(1, dtype) - as_dtype(begin, dtype))
+    return tirx.min(further, last - as_dtype(begin, dtype))
 
 
 def _visits(func: tirx.PrimFunc, iteration: Any, who: str) -> tuple[Any, list[Any], dict[Any, Any]]:

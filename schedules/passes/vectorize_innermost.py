@@ -30,7 +30,7 @@ from tvm.sym import Analyzer
 
 from sparsetir.schedules.passes.launches import top_level
 from sparsetir.schedules.passes.nests import is_along, is_zero, wide_indices
-from sparsetir.schedules.passes.prefetch import gathering_loads, row_ahead
+from sparsetir.schedules.passes.prefetch import PREFETCHING, rows_ahead
 from sparsetir.schedules.registers import sum_vectors
 from sparsetir.sparse_ir.nodes import (
     buffer_var,
@@ -40,7 +40,7 @@ from sparsetir.sparse_ir.nodes import (
     stores_of,
     substitute,
 )
-from sparsetir.sparse_ir.position_space import LAYOUTS
+from sparsetir.sparse_ir.races import FREE, facts_of
 from sparsetir.sparse_ir.reduction import taken_apart, under
 from sparsetir.sparse_ir.speculation import is_harmless
 from sparsetir.sparse_ir.tir import (
@@ -58,8 +58,6 @@ from sparsetir.sparse_ir.tir import (
 )
 from sparsetir.sparse_ir.traversal import map_expr
 
-PREFETCHING = 4  # vectors of the narrowest tile that asks for rows ahead
-PREFETCH = 8
 SHORTER = 4  # lanes of a vector to one of those for what fills none
 MOST_NESTS = 4  # of a function with versions by size
 
@@ -109,7 +107,7 @@ def vectorize_innermost(
         if is_zero(nest.along.extent):
             return loop
         if not nest.reduces:
-            return nest.in_vectors(lanes)
+            return nest.in_vectors(lanes, cache)
         if dtype_of(nest.store.value) == "bool":
             return loop  # TVM has no vectors of local booleans
         return nest.in_registers(lanes, cache, vectors, among)
@@ -213,7 +211,9 @@ class _Nest:
         if not _contiguous_in(along, body, gathers=len(self.loops) == 1):
             return False
         if not self.reduces:
-            return not self.outer and len(self.conditions) < 2
+            if self.outer and not (_gathers(self.store) and self._is_free(along, realize)):
+                return False  # LLVM has vectors for these, and for zeros a call
+            return len(self.conditions) < 2
         reduced = {lp.loop_var for lp in self.others}
         if any(kinds[v] != tirx.IterVar.CommReduce for v in reduced) or not is_one(
             realize.predicate
@@ -230,13 +230,28 @@ class _Nest:
         first = isinstance(self.init, tirx.BufferStore) and same_indices(self.init.indices, at)
         return first and whole and not self.outer and len(self.conditions) < 2
 
-    def in_vectors(self, lanes: int) -> tirx.Stmt:
+    def _is_free(self, along: Any, realize: Any) -> bool:
+        """Whether visits of a loop may be lanes."""
+        facts = facts_of(self.block)
+        return all(facts[v] == FREE for v, x in values_of(realize).items() if along in free_vars(x))
+
+    def in_vectors(self, lanes: int, cache: int) -> tirx.Stmt:
         """The contiguous loop in vectors, and its rest."""
         lanes = self._at_most_extent(lanes)
         if lanes < 2:
             return self.along
         again = not loads_of(self.block.body, self.store.buffer)
-        return _vectors_and_rest(self.along, lanes, again)
+        body = substitute(under(self.conditions, self.store), {v.var: x for v, x in self.outer})
+
+        def asks(start: Any) -> list[tirx.Stmt]:
+            at, around = {self.along.loop_var: start}, [x for _, x in self.outer]
+            return [
+                ask
+                for last in around[-1:]
+                for ask in rows_ahead(self.func, body, last, self.along.loop_var, at, lanes, cache)
+            ]
+
+        return _vectors_and_rest(self.along, lanes, again, asks)
 
     def in_registers(self, lanes: int, cache: int, vectors: int, among: SizeRange) -> tirx.Stmt:
         """Tiles of the contiguous loop outermost, each accumulated in registers."""
@@ -393,7 +408,15 @@ class _Nest:
             asks = [
                 ask
                 for start, width, _ in parts
-                for ask in self._asks({**fresh, self.along.loop_var: start}, width, cache)
+                for ask in rows_ahead(
+                    self.func,
+                    self.store,
+                    self.others[-1].loop_var,
+                    self.along.loop_var,
+                    {**fresh, self.along.loop_var: start},
+                    width,
+                    cache,
+                )  # fmt: skip
             ]
             inner = tirx.SeqStmt([*asks, inner]) if asks else inner
         for loop in reversed(self.others):
@@ -411,32 +434,6 @@ class _Nest:
         reads, writes = s_tir.analysis.get_sblock_read_write_region(block, buffers)
         block = block_with(block, reads=reads, writes=writes)
         return loop_over(tile, count, s_tir.SBlockRealize([], True, block))
-
-    def _asks(self, at: dict[Any, Any], width: int, cache: int) -> list[tirx.Stmt]:
-        """Prefetches of rows that the innermost reduction gathers, where they may be far."""
-        layouts = {str(k): v for k, v in self.func.attrs[LAYOUTS].items()}
-        reduced, along = self.others[-1].loop_var, self.along.loop_var
-        out: list[tirx.Stmt] = []
-        for load in gathering_loads(self.store):
-            index = next(i for i in load.indices if isinstance(i, ir.TensorLoad))
-            layout = layouts.get(index.source.name)
-            source = layouts.get(load.source.name)
-            if layout is None or source is None:  # ordinary arrays, not over axes
-                continue
-            gathers = layout.axes[-1].is_sparse and _same(index.indices[-1], reduced)
-            if (
-                not gathers
-                or not is_along(load.indices[-1], along)
-                or any(axis.kind != "dense_fixed" for axis in source.axes)
-            ):
-                continue
-            size = as_dtype(tvm.DataType(str(load.source.ty.dtype)).bits // 8, "int64")
-            for extent in load.source.ty.shape:
-                size = size * as_dtype(extent, "int64")
-            ahead = row_ahead(self.func, load, at, PREFETCH, width)
-            asks = as_one(ahead)
-            out.append(tirx.IfThenElse(size > as_dtype(cache, "int64"), asks, None))
-        return out
 
 
 def _in_powers(start: Any, width: int) -> list[tuple[Any, int]]:
@@ -498,7 +495,16 @@ def _uses(expr: Any, var: Any) -> bool:
     return any(_same(v, var) for v in nodes_of(ir.Var, expr))
 
 
-def _vectors_and_rest(loop: Any, lanes: int, again: bool) -> tirx.Stmt:
+def _gathers(store: Any) -> bool:
+    """Whether a store, or what it loads, is at an index that is loaded."""
+    return any(
+        nodes_of(ir.TensorLoad, *x.indices) for x in [store, *nodes_of(ir.TensorLoad, store)]
+    )
+
+
+def _vectors_and_rest(
+    loop: Any, lanes: int, again: bool, asks: Callable[[Any], list[tirx.Stmt]]
+) -> tirx.Stmt:
     """Vectors of so many lanes, and what they leave.
 
     again : what is stored may be stored a second time: the last vector begins earlier, and shorter
@@ -513,7 +519,7 @@ def _vectors_and_rest(loop: Any, lanes: int, again: bool) -> tirx.Stmt:
         k1 = tirx.Var(f"{name}_1", dtype)
         return loop_over(k1, width, _copy(loop, start + k1, suffix), tirx.ForKind.VECTORIZED)
 
-    vectors = loop_over(k0, whole, vector(k0 * width))
+    vectors = loop_over(k0, whole, as_one([*asks(k0 * width), vector(k0 * width)]))
     if isinstance(loop.extent, tirx.IntImm) and int(loop.extent) % lanes == 0:
         return vectors
     if not again:
@@ -527,7 +533,7 @@ def _vectors_and_rest(loop: Any, lanes: int, again: bool) -> tirx.Stmt:
     part = tirx.IfThenElse(whole * width < loop.extent, last, None)
     shorter = lanes // SHORTER
     if shorter > 1:
-        fewer = _vectors_and_rest(_renewed(loop), shorter, again)
+        fewer = _vectors_and_rest(_renewed(loop), shorter, again, lambda _: [])
     else:
         fewer = loop_over(rest, loop.extent, _copy(loop, rest, "_rest"))
     return tirx.IfThenElse(loop.extent >= width, tirx.SeqStmt([vectors, part]), fewer)

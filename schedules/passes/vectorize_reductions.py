@@ -46,6 +46,7 @@ from tvm import ir, s_tir, tirx
 
 from sparsetir.schedules.passes.add_lanes import add_up
 from sparsetir.schedules.passes.nests import is_along, renewed, wide_indices
+from sparsetir.schedules.passes.prefetch import PREFETCHING, rows_ahead
 from sparsetir.sparse_ir.nodes import (
     buffer_var,
     fresh_definitions,
@@ -75,14 +76,18 @@ FEW = 4  # visits of a loop that are written out one by one
 RAGGED_LANES = 8  # of ragged rows at most: in graphs most are shorter than longer vectors
 
 
-def vectorize_reductions(func: tirx.PrimFunc, bits: int, any_order: bool = False) -> tirx.PrimFunc:
+def vectorize_reductions(
+    func: tirx.PrimFunc, bits: int, cache: int, any_order: bool = False
+) -> tirx.PrimFunc:
     """Rewrite serial loops that reduce to one element, for vectors of `bits` bits.
 
-    Sums, and extrema that say what becomes of NaN, of types of 32 and 64 bits.
+    Sums and extrema of types of 32 and 64 bits. Those that depend on the place of a NaN are done a
+    second time, one by one, where there is one.
 
-    any_order : over a size also products, and extrema that depend on the place of a NaN
+    cache : bytes; rows gathered from a buffer that is larger are prefetched
+    any_order : also products over a size
     """
-    by_size = _BySize(func, bits, any_order)
+    by_size = _BySize(func, bits, cache, any_order)
 
     def visit(loop: Any) -> Any:
         if by_size.waits(loop):
@@ -101,7 +106,8 @@ class _BySize:
         vectors for the reductions inside
     """
 
-    def __init__(self, func: tirx.PrimFunc, bits: int, any_order: bool) -> None:
+    def __init__(self, func: tirx.PrimFunc, bits: int, cache: int, any_order: bool) -> None:
+        self.func, self.cache = func, cache
         self.in_order = not any_order
         self.sizes = {v for v in func.params if not tirx.is_buffer_var(v)}
         self.bits = bits
@@ -159,10 +165,21 @@ class _BySize:
             lanes = _lanes(reduction, self.bits)
             # Code for long rests takes long to compile, and their sums as long as they do alone.
             short = tiles.whole or tiles.lanes <= lanes
-            return _grouped(loop, inner, reduction, tiles, lanes) if short else loop
+            grouped = straight and short and not _is_ordered(reduction)
+            term = substitute(reduction.term, values_of(inner.body))
+
+            def asks(visited: Any) -> list[Any]:
+                at = {loop.loop_var: visited, inner.loop_var: as_dtype(0, dtype_of(inner.loop_var))}
+                span, (gathers, along) = tiles.lanes * (tiles.count or 2), at
+                if span < PREFETCHING * lanes:
+                    return []
+                return rows_ahead(self.func, term, gathers, along, at, span, self.cache)
+
+            done = _grouped(loop, inner, reduction, tiles, lanes, asks) if grouped else None
+            return _asking(loop, asks(loop.loop_var)) if done is None else done
 
         straight = tiles.count is not None and tiles.lanes >= FEW
-        return map_expr(stmt, [(tirx.For, visit)]) if straight else stmt
+        return map_expr(stmt, [(tirx.For, visit)])
 
     def _versions(self, loop: Any, extent: Any, lanes: int) -> tirx.Stmt:
         """A loop around reductions over a size, with versions by that unless it is known."""
@@ -252,9 +269,7 @@ def _innermost(loop: Any, in_order: bool = True) -> Reduction | None:
     if reduction is None or (in_order and reduction.operator == "product"):
         return None
     bits = tvm.DataType(dtype_of(reduction.term)).bits
-    value, dtype = reduction.store.value, dtype_of(reduction.store.value)
-    ordered = isinstance(value, tirx.Max | tirx.Min) and "float" in dtype
-    if bits not in (32, 64) or (ordered and in_order) or dtype_of(reduction.term) != dtype:
+    if bits not in (32, 64) or dtype_of(reduction.term) != dtype_of(reduction.store.value):
         return None
     # Conditions come to stand around the loop, which may have no visits.
     if not all(map(is_harmless, reduction.conditions)):
@@ -284,11 +299,24 @@ def _goes_along(load: Any, var: Any) -> bool:
     return along and not any(var in free_vars(i) for i in wide[:-1])
 
 
-def _grouped(loop: Any, inner: Any, reduction: Reduction, tiles: Tiles, lanes: int) -> tirx.Stmt:
-    """A loop around a reduction to an element, several of its visits at once; or the loop as it is.
+def _asking(loop: Any, asks: list[Any]) -> tirx.Stmt:
+    """A loop that first asks for what later visits gather."""
+    return loop_with(loop, body=tirx.SeqStmt([*asks, loop.body])) if asks else loop
+
+
+def _grouped(
+    loop: Any,
+    inner: Any,
+    reduction: Reduction,
+    tiles: Tiles,
+    lanes: int,
+    asks: Callable[[Any], list[Any]],
+) -> tirx.Stmt | None:
+    """A loop around a reduction to an element, several of its visits at once; None of other forms.
 
     inner : the reduction's loop, which stands in `loop` alone, or behind an init
     lanes : of a vector
+    asks : prefetches for a visit
     """
     realize = inner.body
     before = list(loop.body.seq)[:-1] if isinstance(loop.body, tirx.SeqStmt) else []
@@ -299,19 +327,19 @@ def _grouped(loop: Any, inner: Any, reduction: Reduction, tiles: Tiles, lanes: i
     if len(before) == 1 and isinstance(before[0], s_tir.SBlockRealize) and init is None:
         init = substitute(before[0].block.body, values_of(before[0]))
     elif before:
-        return loop
+        return None
     store, term = (substitute(x, at) for x in (reduction.store, reduction.term))
     held: Any = tirx.BufferLoad(store.buffer, store.indices)
     if init is not None:
         init = substitute(init, at)
         if not isinstance(init, tirx.BufferStore) or not init.buffer.same_as(store.buffer):
-            return loop
+            return None
         if not same_indices(init.indices, store.indices):
-            return loop
+            return None
         held = init.value
     selects = isinstance(reduction.store.value, tirx.Select)
     if not visited or selects or reduction.conditions or not is_one(realize.predicate):
-        return loop
+        return None
     dtype, of = str(store.buffer.ty.dtype), dtype_of(loop.loop_var)
     width = min(lanes, tiles.lanes)
     group = min(GROUP if tiles.lanes <= lanes else GROUP // 2, width)
@@ -347,6 +375,8 @@ def _grouped(loop: Any, inner: Any, reduction: Reduction, tiles: Tiles, lanes: i
         return tirx.Select(lane >= tile + tile - inner.extent, mine, identity)
 
     for n in range(group):
+        body += asks(visit(n, loop.loop_var))
+    for n in range(group):
         each(tiles.lanes, lambda lane, n=n: visit(n, term, lane))
         if tiles.count == 2:
             each(tiles.lanes, lambda lane, n=n: combined(held_by(lane), second(n, lane)))
@@ -381,7 +411,8 @@ def _grouped(loop: Any, inner: Any, reduction: Reduction, tiles: Tiles, lanes: i
     )
     rest = tirx.Var(f"{loop.loop_var.name}_rest", of)
     again = renewed(loop.body, {loop.loop_var: done + rest, **fresh_definitions(loop.body)}, True)
-    return tirx.SeqStmt([whole, loop_over(rest, loop.extent - done, again)])
+    again = loop_over(rest, loop.extent - done, again)
+    return tirx.SeqStmt([whole, _asking(again, asks(done + rest))])
 
 
 def _in_vectors(
@@ -391,82 +422,128 @@ def _in_vectors(
 
     tiles : None for one vector at a time, and for what is shorter none
     """
+    extent = loop.extent
+    ordered = _is_ordered(reduction)
+    if tiles is not None:
+        if tiles.lanes > 1:
+            return _placed(loop, reduction, *_vectors(loop, reduction, tiles, ordered))
+        store, (var,) = reduction.store, (v.var for v in _variables(loop)[0])
+        value: Any = tirx.BufferLoad(store.buffer, store.indices)
+        for n in range(tiles.count or 0):
+            at = as_dtype(n, dtype_of(loop.loop_var))
+            value = reduction.combine(value, substitute(reduction.term, {var: at}))
+        return _placed(loop, reduction, tirx.BufferStore(store.buffer, value, store.indices), [])
+    lanes = _lanes(reduction, bits)
+    if nodes_of(ir.TensorLoad, extent):
+        lanes = min(RAGGED_LANES, lanes)
+    known = isinstance(extent, tirx.IntImm)
+    if lanes < 2 or (known and int(extent) < lanes):
+        return loop
+    if known:
+        tiles = Tiles(lanes, None, int(extent) % lanes == 0)
+        return _placed(loop, reduction, *_vectors(loop, reduction, tiles, ordered))
+    body, buffers = _one_by_one(loop, reduction), []
+    # What takes long for an element is in shorter vectors where it fills none.
+    costly = nodes_of((tirx.Div, ir.Call), reduction.term)
+    for width in (lanes // 2, lanes) if costly and lanes > 2 else (lanes,):
+        vectors, more = _vectors(loop, reduction, Tiles(width), ordered)
+        body = tirx.IfThenElse(extent >= as_dtype(width, dtype_of(extent)), vectors, body)
+        buffers += more
+    return _placed(loop, reduction, body, buffers)
+
+
+def _is_ordered(reduction: Reduction) -> bool:
+    """Whether the place of a NaN says what a reduction is: that of the terms behind it."""
+    value = reduction.store.value
+    return isinstance(value, tirx.Max | tirx.Min) and "float" in dtype_of(value)
+
+
+def _one_by_one(loop: Any, reduction: Reduction) -> tirx.Stmt:
+    """The loop of a reduction, as a statement of its block."""
+    store, (own,) = reduction.store, _variables(loop)[0]
+    one = tirx.Var(f"{loop.loop_var.name}_1", dtype_of(loop.loop_var))
+    held = tirx.BufferLoad(store.buffer, store.indices)
+    value = reduction.combine(held, substitute(reduction.term, {own.var: one}))
+    return loop_over(one, loop.extent, tirx.BufferStore(store.buffer, value, store.indices))
+
+
+def _vectors(
+    loop: Any, reduction: Reduction, tiles: Tiles, ordered: bool
+) -> tuple[tirx.Stmt, list[Any]]:
+    """A reduction in tiles, and the buffers of their lanes.
+
+    ordered : whether one that sees a NaN is to be done again, one by one
+    """
     extent, dtype = loop.extent, dtype_of(loop.loop_var)
     (own,), _ = _variables(loop)
-    if tiles is None:
-        lanes = _lanes(reduction, bits)
-        if nodes_of(ir.TensorLoad, extent):
-            lanes = min(RAGGED_LANES, lanes)
-        few = isinstance(extent, tirx.IntImm) and int(extent) < lanes
-        exact = isinstance(extent, tirx.IntImm) and int(extent) % lanes == 0
-        if lanes < 2 or few:
-            return loop
-        tiles = Tiles(lanes, None, exact)
-        any_size = not isinstance(extent, tirx.IntImm)
-    else:
-        any_size = False
-    lanes = tiles.lanes
-    var = own.var
-    store, name = reduction.store, loop.loop_var.name
-    acc = buffer_var([lanes], store.buffer.ty.dtype, "acc")
+    lanes, name, store = tiles.lanes, loop.loop_var.name, reduction.store
+    kind = str(store.buffer.ty.dtype)
+    acc, seen = (buffer_var([lanes], kind, name) for name in ("acc", "seen"))
     width, zero = as_dtype(lanes, dtype), as_dtype(0, dtype)
     whole = tirx.floordiv(extent, width)
     held = tirx.BufferLoad(store.buffer, store.indices)
-    steps, fewer = tirx.Var(f"{name}_0", dtype), tirx.Var(f"{name}_1", dtype)
+    steps = tirx.Var(f"{name}_0", dtype)
+    combined, identity = reduction.combine, reduction.identity(kind)
+    no, yes = tirx.const(0, kind), tirx.const(1, kind)
+
+    def each(count: int, value: Callable[[Any], Any], flag: Callable[[Any], Any]) -> tirx.Stmt:
+        """Values of so many lanes. flag : whether one of a lane is NaN"""
+        lane = tirx.Var(f"{name}_lane", dtype)
+        stores = [tirx.BufferStore(acc, value(lane), [lane])]
+        stores += [tirx.BufferStore(seen, flag(lane), [lane])] if ordered else []
+        return loop_over(lane, count, as_one(stores), tirx.ForKind.VECTORIZED)
+
+    def of(lane: Any, buffer: Any = acc) -> Any:
+        return tirx.BufferLoad(buffer, [lane])
+
+    def add(term: Callable[[Any], Any], first: bool = False) -> tirx.Stmt:
+        """Lanes with a term in each more."""
+        return each(
+            lanes,
+            lambda lane: term(lane) if first else combined(of(lane), term(lane)),
+            lambda lane: tirx.Select(term(lane) <= top, no if first else of(lane, seen), yes),
+        )
 
     def term(at: Any) -> Any:
-        return substitute(reduction.term, {var: at})
+        return substitute(reduction.term, {own.var: at})
 
-    def each(count: int, value: Callable[[Any], Any]) -> tirx.Stmt:
-        """Values of so many lanes."""
-        lane = tirx.Var(f"{name}_lane", dtype)
-        kind = tirx.ForKind.VECTORIZED
-        return loop_over(lane, count, tirx.BufferStore(acc, value(lane), [lane]), kind)
-
-    def of(lane: Any) -> Any:
-        return tirx.BufferLoad(acc, [lane])
-
-    combined = reduction.combine
-    identity = reduction.identity(str(store.buffer.ty.dtype))
-    if lanes == 1:
-        value = held
-        for n in range(tiles.count or 0):
-            value = combined(value, term(as_dtype(n, dtype)))
-        return _placed(loop, reduction, [tirx.BufferStore(store.buffer, value, store.indices)], [])
+    top = tirx.const(float("inf"), kind) if ordered else None
     if tiles.count is None:
-        parts = [each(lanes, lambda _: identity)]
-        vectors = each(lanes, lambda lane: combined(of(lane), term(steps * width + lane)))
-        parts.append(loop_over(steps, whole, vectors))
+        parts = [each(lanes, lambda _: identity, lambda _: no)]
+        parts.append(loop_over(steps, whole, add(lambda lane: term(steps * width + lane))))
         new = whole * width - extent + width  # lanes of the last vector from here on
     else:
-        parts = [each(lanes, term)]
+        parts = [add(term, True)]
         new = width + width - extent
-
-    def last(lane: Any) -> Any:
-        return tirx.Select(lane >= new, term(extent - width + lane), identity)
-
     if not tiles.whole:
-        parts.append(each(lanes, lambda lane: combined(of(lane), last(lane))))
+        parts.append(
+            add(lambda lane: tirx.Select(lane >= new, term(extent - width + lane), identity))
+        )
     elif tiles.count == 2:
-        parts.append(each(lanes, lambda lane: combined(of(lane), term(width + lane))))
+        parts.append(add(lambda lane: term(width + lane)))
     half = lanes // 2
     while half:
         far = as_dtype(half, dtype)
-        parts.append(each(half, lambda lane, far=far: combined(of(lane), of(lane + far))))
+        parts.append(
+            each(
+                half,
+                lambda lane, far=far: combined(of(lane), of(lane + far)),
+                lambda lane, far=far: tirx.max(of(lane, seen), of(lane + far, seen)),
+            )
+        )
         half //= 2
-    parts.append(tirx.BufferStore(store.buffer, combined(held, of(zero)), store.indices))
-    each_one = tirx.BufferStore(store.buffer, combined(held, term(fewer)), store.indices)
-    body = tirx.SeqStmt(parts)
-    if any_size:
-        body = tirx.IfThenElse(extent >= width, body, loop_over(fewer, extent, each_one))
-    return _placed(loop, reduction, [body], [acc])
+    done = tirx.BufferStore(store.buffer, combined(held, of(zero)), store.indices)
+    if not ordered:
+        return as_one([*parts, done]), [acc]
+    again = tirx.IfThenElse(of(zero, seen) <= no, done, _one_by_one(loop, reduction))
+    return as_one([*parts, again]), [acc, seen]
 
 
-def _placed(loop: Any, reduction: Reduction, body: list[Any], locals_: list[Any]) -> tirx.Stmt:
+def _placed(loop: Any, reduction: Reduction, body: tirx.Stmt, locals_: list[Any]) -> tirx.Stmt:
     """The block of a loop's reduction, with another body and no loop."""
     block = loop.body.block
     _, others = _variables(loop)
-    done, init = under(reduction.conditions, as_one(body)), block.init
+    done, init = under(reduction.conditions, body), block.init
     if init is not None and not any(v.iter_type == tirx.IterVar.CommReduce for v, _ in others):
         done, init = tirx.SeqStmt([init, done]), None
     known = {r.source: r.source for r in [*block.reads, *block.writes]}

@@ -9,11 +9,14 @@ import numpy as np
 import pytest
 
 from programs import PROGRAMS
+from small import small
 from sparsetir.cli import explained, main
 from sparsetir.runtime.pipeline import lower
+from sparsetir.schedules.loop_shapes import loop_shapes
 
 SPMM = f"""
 import sparsetir
+from small import small
 from tvm.script import sparse_tir as T
 {PROGRAMS["spmm"].make("float32", "int32").script()}
 def apply(sch):
@@ -164,6 +167,41 @@ def test_races_name_their_accesses():
     assert loops["e"] == "a race: visits that differ in e may meet at C[ROWS[e], k]"
     loops = [x for x in explained.loops_of(program("spmm_coo")[0]) if x["loop"] == "i"]
     assert loops[0]["why"] == "a race: i may be the same under another parent"
+
+
+SHAPES = {
+    "spmm": {"spmm1": "tiles of 16 and 16 in registers"},
+    "spmm_coo_scatter": {
+        "zero0": "left to LLVM, which has vectors for it", "scatter0": "vectors of at most 8 lanes",
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_innermost_loops_say_what_became_of_them(name):
+    stages = lower(program(name)[0], target={"kind": "llvm", "mcpu": "haswell"})
+    found = loop_shapes(stages["II"], explained.with_sizes(stages["II scheduled"], {"feat": 32}))
+    assert found == SHAPES[name]
+
+
+OBSTACLES = {
+    "OUT[I_[e]] = OUT[I_[e]] + A[e]": "it stores OUT[I_[e]], which are not next to each other",
+    "OUT[2 * e] = A[e]": "it stores OUT[T.int64(2) * ",
+    "F[e] = A[e] > T.float32(1)": "there are no vectors of booleans",
+    "if A[e] > T.float32(1):\n        OUT[e] = A[e]": "each visit of e has a condition of its own",
+    "OUT[e] = A[e]\n    A[e] = T.float32(0)": "its body is more than one store",
+}
+
+
+@pytest.mark.parametrize("body", OBSTACLES)
+def test_what_stays_scalar_has_a_reason(body):
+    func = small(
+        "one", f'with T.sp_iter([E], "S", "one") as [e]:\n    {body}', "E = T.dense_fixed(m)",
+        A="E", I_="E int32", OUT="E", F="E bool",
+    )  # fmt: skip
+    stages = lower(func)
+    (found,) = loop_shapes(stages["II"], stages["II scheduled"]).values()
+    assert found.startswith(f"one by one, as {OBSTACLES[body]}")
 
 
 def test_branches_go_by_sizes():

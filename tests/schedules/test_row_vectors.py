@@ -71,6 +71,24 @@ def test_extrema_keep_nan(term, at):
     assert np.isnan(found).any() == (at is not None)
 
 
+@pytest.mark.parametrize("at", [None, 0, 5, -1])
+@pytest.mark.parametrize("operator", ["max", "min"])
+def test_extrema_after_a_nan_are_those_of_what_follows(operator, at):
+    """Rows in vectors, and in order where one sees a NaN; infinities are none."""
+    given = operands("float32")
+    given["a"][INDPTR[:-1][np.diff(INDPTR) > 8] + 6] = np.inf if operator == "max" else -np.inf
+    if at is not None:
+        given["a"][INDPTR[:-1][np.diff(INDPTR) > 7] + (at % 8)] = np.nan
+    body = f"""
+    {ITERATION}
+        with T.init():
+            OUT[i] = T.float32(0)
+        OUT[i] = T.{operator}(OUT[i], A[i, j] * X[j])
+    """
+    found, expected = ran(body, "I", "float32", **given)
+    np.testing.assert_array_equal(found, expected)
+
+
 def test_conditions_and_products_are_as_they_were():
     body = """
     with T.sp_iter([I, J], "SR", "rows") as [i, j]:
@@ -217,6 +235,84 @@ def test_innermost_sums_in_other_nests(kind, feat):
     sparsetir.interpret(program, {**given, "out": expected})
     kernel(**given, out=found)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("feat", [0, 1, 5, 8, 21, 64])
+def test_elements_are_added_to_rows_at_loaded_indices_in_vectors(feat):
+    """Also to none, of which there is no row, and from none."""
+    program = small("rows", """
+    with T.sp_iter([E, K], "SS", "scatter") as [e, k]:
+        OUT[ROW[e], k] = OUT[ROW[e], k] + A[e] * X[COL[e], k]
+    """, "E = T.dense_fixed(count)", A="E", ROW="E int32", COL="E int32", X="N K", OUT="I K",
+    )  # fmt: skip
+    kernel, rng = sparsetir.build(program), np.random.default_rng(feat)
+    assert "T.vectorized(" in kernel.stages["II scheduled"].script()
+    given = {
+        "a": rng.random(50, dtype="float32"), "x": rng.random((N, feat), dtype="float32"),
+        "row": rng.integers(-1, M + 1, 50).astype("int32"),
+        "col": rng.integers(-1, N + 1, 50).astype("int32"),
+        "count": 50, "m": M, "n": N, "feat": feat,
+    }  # fmt: skip
+    found, expected = (np.full((M, feat), 3, "float32") for _ in range(2))
+    kernel(**given, out=found)
+    sparsetir.interpret(program, {**given, "out": expected})
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+SUMS = """
+    with T.sp_iter([I, J], "SR", "sums") as [i, j]:
+        with T.init():
+            D[i] = T.float32(0)
+        D[i] = D[i] + T.exp(A[i, j])
+"""
+FOLLOWS = {
+    "a store of the row": (1, "I J", """
+    with T.sp_iter([I, J], "SS", "after") as [i, j]:
+        OUT[i, j] = T.exp(A[i, j]) / D[i]
+    """),
+    "an update of the row, then of its copy": (1, "I", """
+    with T.sp_iter([I], "S", "after") as [i]:
+        D[i] = D[i] * T.float32(2)
+    with T.sp_iter([I], "S", "last") as [i]:
+        OUT[i] = D[i]
+    """),
+    "another row": (2, "I", """
+    with T.sp_iter([I], "S", "after") as [i]:
+        OUT[i] = D[i + 1]
+    """),
+    "rows at loaded indices": (2, "I J", """
+    with T.sp_iter([I, J], "SS", "after") as [i, j]:
+        OUT[i, j] = D[j % 15] - A[i, j]
+    """),
+    "nothing in common but what is read": (2, "I J", """
+    with T.sp_iter([I, J], "SS", "after") as [i, j]:
+        OUT[i, j] = A[i, j] * X[j]
+    """),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("scratch", [False, True])
+@pytest.mark.parametrize("kind", FOLLOWS)
+def test_iterations_over_rows_of_their_own_share_visits(kind, scratch):
+    loops, out, body = FOLLOWS[kind]
+    over = {"A": "I J", "X": "N", "OUT": out} | ({} if scratch else {"D": "I"})
+    allocated = '    D = T.alloc_sparse_buffer((I,), "float32")' if scratch else ""
+    program = small("rows", f"{allocated}{SUMS}{body}", **over)
+    kernel, shape = sparsetir.build(program), (NNZ,) if "J" in out else (M,)
+    assert kernel.stages["III"].script().count("T.parallel(") == loops
+    given = {
+        "indptr": INDPTR,
+        "indices": INDICES,
+        "m": M,
+        "n": N,
+        "nnz": NNZ,
+        **operands("float32"),
+    }
+    given = {name: x for name, x in given.items() if name in {p.name for p in program.params}}
+    expected, found = np.full(shape, 7, "float32"), np.full(shape, 7, "float32")
+    sparsetir.interpret(program, {**given, "out": expected})
+    kernel(**given, out=found)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 def test_conditions_of_no_visits_are_not_evaluated():

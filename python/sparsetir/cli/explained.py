@@ -25,6 +25,7 @@ from sparsetir.runtime import pool
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.pipeline import Stages, kernel_of, lower
 from sparsetir.runtime.texts import Section, many, micros
+from sparsetir.schedules.loop_shapes import loop_shapes
 from sparsetir.schedules.operators.registry import OPERATORS
 from sparsetir.schedules.targets import resolve_target
 from sparsetir.sparse_ir import legal
@@ -86,6 +87,9 @@ def explained(args: argparse.Namespace) -> tuple[str, Facts, list[Section]]:
         "schedule": args.schedule,
         "loops": loops_of(stages["I"]),
         "order": orders_of(stages["I"]),
+        "innermost": loop_shapes(stages["II"], with_sizes(stages["II scheduled"], sizes))
+        if target.kind.name == "llvm"
+        else {},
         "scheduled": scheduled_loops(stages["II scheduled"], sizes),
         "roofline": roofline(work_of(program, values), run) if values else {},
     }
@@ -113,12 +117,15 @@ def _sections(facts: Facts, stages: Stages, kernel: Kernel, program: SparseFunc)
     plain = readable(program)
     moved = [] if plain == texts[0][1] else [("as it was written", plain)]
     orders = [f"{name}: {order}." for name, order in facts["order"].items()]
+    shapes = [f"{block}: {shape}." for block, shape in facts["innermost"].items()]
     source = "source", kernel.source().rstrip("\n")
     by = f"sparsetir {VERSION}, TVM {tvm.__version__}, target {facts['target']}"
     return [
         Section("Program", code=texts[0][1], folded=moved),
         Section("Loops", orders, heads, rows),
-        Section("Schedule", [f"The loops of the kernel ({of_sizes}):"], code=facts["scheduled"]),
+        Section(
+            "Schedule", [*shapes, f"The loops of the kernel ({of_sizes}):"], code=facts["scheduled"]
+        ),
         Section("Roofline", [] if machine else [NOT_KNOWN], rows=machine),
         Section("Stages", folded=[*texts[1:], source]),
         Section("Made by", [by]),
@@ -172,11 +179,8 @@ def orders_of(func: SparseFunc) -> dict[str, str]:
     }
 
 
-def scheduled_loops(func: tirx.PrimFunc, sizes: Mapping[str, object]) -> str:
-    """Loops, branches and stores of a function of stage II, without what blocks say of themselves.
-
-    sizes : numbers by parameter; of branches that they decide only the one taken is shown
-    """
+def with_sizes(func: tirx.PrimFunc, sizes: Mapping[str, object]) -> tirx.PrimFunc:
+    """A function of stage II with the branches alone that sizes take."""
     known = _constants(func, sizes)
     analyzer = Analyzer()
 
@@ -186,13 +190,22 @@ def scheduled_loops(func: tirx.PrimFunc, sizes: Mapping[str, object]) -> str:
             return branch
         return branch.then_case if int(test) else branch.else_case or tirx.Evaluate(0)
 
+    return func.with_body(map_expr(func.body, [(tirx.IfThenElse, taken)]))
+
+
+def scheduled_loops(func: tirx.PrimFunc, sizes: Mapping[str, object]) -> str:
+    """Loops, branches and stores of a function of stage II, without what blocks say of themselves.
+
+    sizes : numbers by parameter; of branches that they decide only the one taken is shown
+    """
+
     def inlined(realize: s_tir.SBlockRealize) -> tirx.Stmt:
         block, values = realize.block, values_of(realize)
         init = None if block.init is None else substitute(block.init, values)
         block = block_with(block, body=substitute(block.body, values), init=init)
         return s_tir.SBlockRealize(realize.iter_values, realize.predicate, block, realize.span)
 
-    body = map_expr(func.body, [(tirx.IfThenElse, taken), (s_tir.SBlockRealize, inlined)])
+    body = map_expr(with_sizes(func, sizes).body, [(s_tir.SBlockRealize, inlined)])
     text = readable(tirx.PrimFunc(func.params, body, func.ret_type, func.attrs, func.span))
     out, open_blocks = list[str](), list[int]()
     for line in text[text.index("def ") :].partition(":\n")[2].splitlines():

@@ -1,0 +1,104 @@
+"""What the default schedule made of the innermost loops of a program for a CPU, in sentences.
+
+Of each block that computes: its vectors, tiles and prefetches, or the one reason why it has none.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import tvm
+from tvm import ir, s_tir, tirx
+
+from sparsetir.schedules.passes.nests import is_along, wide_indices
+from sparsetir.sparse_ir.nodes import nodes_of, stores_of, substitute
+from sparsetir.sparse_ir.reduction import reduction_of, taken_apart, under
+from sparsetir.sparse_ir.tir import dtype_of, free_vars, values_of
+
+TILES = re.compile(r"_tile_([\d_]+)$")
+
+
+def loop_shapes(lowered: tirx.PrimFunc, scheduled: tirx.PrimFunc) -> dict[str, str]:
+    """By the name of each innermost block of a stage-II function, what became of its loop.
+
+    lowered : before the schedule
+    scheduled : after it; maybe of the branches alone that some sizes take
+    """
+    out: dict[str, str] = {}
+    for loop in nodes_of(tirx.For, lowered.body):
+        if not nodes_of(tirx.For, loop.body):
+            for realize in nodes_of(s_tir.SBlockRealize, loop.body)[-1:]:
+                name = str(realize.block.name_hint)
+                if stores_of(realize.block.body):
+                    out[name] = _shape(name, scheduled) or _reason(loop, realize)
+    return out
+
+
+def _shape(name: str, scheduled: tirx.PrimFunc) -> str:
+    """The vectors of a block; "" where it has none."""
+    own = re.compile(rf"{re.escape(name)}(_.*)?")
+    loops = [x for x in nodes_of(tirx.For, scheduled.body) if x.kind == tirx.ForKind.VECTORIZED]
+    blocks = [b for b in nodes_of(s_tir.SBlock, scheduled.body) if own.fullmatch(b.name_hint)]
+    mine, around = set(blocks), {x for b in blocks for x in nodes_of(tirx.For, b.body)}
+    lanes = [x for x in loops if x in around or mine & set(nodes_of(s_tir.SBlock, x.body))]
+    if not lanes:
+        return ""
+    widest = max(int(x.extent) for x in lanes)
+    found = (TILES.search(b.name_hint) for b in blocks)
+    tiles = {m[1].replace("_", " and ") for m in found if m}
+    parts = [f"tiles of {', '.join(sorted(tiles, key=_first))} in registers"] if tiles else []
+    if any(b.name_hint.endswith("_group") for b in blocks):
+        parts.append("the lanes of several elements added up together")
+    return "; ".join(parts if tiles else [*parts, f"vectors of at most {widest} lanes"])
+
+
+def _first(tile: str) -> int:
+    return int(tile.split()[0])
+
+
+def _reason(loop: Any, realize: Any) -> str:
+    """Why an innermost loop has no vectors of its own."""
+    reason = _obstacle(loop, realize)
+    return f"one by one, as {reason}" if reason else "left to LLVM, which has vectors for it"
+
+
+def _obstacle(loop: Any, realize: Any) -> str:
+    """The first thing that stands in the way of vectors; "" where nothing does."""
+    var = loop.loop_var
+    body = substitute(realize.block.body, values_of(realize))
+    conditions, store = taken_apart(body)
+    if loop.kind != tirx.ForKind.SERIAL:
+        return f"threads run the visits of {var.name}"
+    if not isinstance(store, tirx.BufferStore):
+        return "its body is more than one store"
+    if dtype_of(store.value) == "bool":
+        return "there are no vectors of booleans"
+    reduces = not any(var in free_vars(i) for i in store.indices)
+    for access in [*([] if reduces else [store]), *nodes_of(ir.TensorLoad, under((), store))]:
+        buffer = access.buffer if access is store else access.source
+        *outer, last = wide_indices(buffer, access.indices) or [tirx.IntImm("int32", 0)]
+        loaded = any(isinstance(i, ir.TensorLoad) for i in access.indices)
+        if var not in free_vars(access) or (reduces and loaded):
+            continue
+        if not is_along(last, var) or any(var in free_vars(i) for i in outer):
+            at = ", ".join(map(str, access.indices))
+            what = "stores" if access is store else "reads"
+            return (
+                f"it {what} {buffer.name}[{at}], which are not next to each other along {var.name}"
+            )
+    moving = next((c for c in conditions if var in free_vars(c)), None)
+    if moving is not None:
+        return f"each visit of {var.name} has a condition of its own, {moving}"
+    reduction = reduction_of(body)
+    if reduces and reduction is None:
+        return "what it sums up is no update by one operator"
+    if reduces and reduction.operator == "product":
+        return "a product keeps its order"
+    if reduces and tvm.DataType(dtype_of(store.value)).bits not in (32, 64):
+        return f"sums of {dtype_of(store.value)} round in each visit"
+    if isinstance(loop.extent, tirx.IntImm):
+        return f"{var.name} has {loop.extent} visits"
+    if reduces:
+        return f"{var.name} is not the only loop of its sum"
+    return ""
