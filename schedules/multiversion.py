@@ -32,9 +32,9 @@ from sparsetir.schedules.passes.drop_identity_order import drop_identity_order
 from sparsetir.schedules.passes.inline_exponentials import inline_exponentials
 from sparsetir.schedules.passes.versions import Versions, either, joined
 from sparsetir.schedules.targets import pool, vector_bits
+from sparsetir.schedules.templates.element_tile import by_positions
 from sparsetir.schedules.templates.register_tile import in_registers, straight_code
 from sparsetir.schedules.templates.row_shapes import row_steps
-from sparsetir.schedules.templates.sddmm import by_positions
 from sparsetir.schedules.templates.shapes import (
     RowReduction,
     ShapeError,
@@ -103,14 +103,14 @@ def _shape(ask: Callable[[Schedule, str], T], sch: Schedule) -> T | None:
 def _by_elements(func: SparseFunc, target: Any) -> dict[str, Any] | None:
     """Sums over features for each element, by positions in parts.
 
-    None for a program of another shape, and for types that sums are not kept in.
+    None for a program of another shape.
     """
     sch = Schedule(func)
     found = _shape(element_reduction, sch)
-    if found is None or found.dtype not in ("float32", "float64"):
+    if found is None:
         return None
     try:
-        by_positions(sch, found, in_parts=True)
+        by_positions(sch, found)
     except ScheduleError:  # positions themselves say so, such as of a loop under the elements
         return None
     lowered = lower_sparse_iter(sch.func)

@@ -129,8 +129,10 @@ class Choices(Mapping[str, Any]):
         return self
 
     def tiles(self, feat: int) -> int:
-        """None: such schedules serve every number of features."""
-        del feat
+        """One; raises ScheduleError where a size that is compiled in is another one."""
+        for name, size in self.items():
+            if name.endswith(".size") and size not in (0, feat):
+                raise ScheduleError(f"Choices.tiles: '{name}': serves {size} features, got {feat}")
         return 1
 
 

@@ -39,6 +39,11 @@ class Reduction:
             return tirx.const(float("-inf") if lowest else float("inf"), dtype)
         return tirx.min_value(dtype) if lowest else tirx.max_value(dtype)
 
+    def added(self, held: Any, value: Any) -> Any:
+        """What is held with a value, computed in the type of that, in the type that is stored."""
+        done = self.combine(cast(held, dtype_of(value)), value)
+        return cast(done, dtype_of(self.store.value))
+
 
 def taken_apart(stmt: Any) -> tuple[list[Any], Any]:
     """The conditions around a statement, and the statement."""
@@ -88,8 +93,7 @@ def where(reduction: Reduction, test: Any) -> Any:
     store, dtype = reduction.store, dtype_of(reduction.term)
     term = tirx.Select(test, reduction.term, reduction.identity(dtype))
     held = tirx.BufferLoad(store.buffer, store.indices)
-    value = reduction.combine(cast(held, dtype), term)
-    return tirx.BufferStore(store.buffer, cast(value, dtype_of(store.value)), store.indices)
+    return tirx.BufferStore(store.buffer, reduction.added(held, term), store.indices)
 
 
 def _operation(value: Any, mine: Any) -> tuple[Any, str, Callable[[Any, Any], Any], bool] | None:

@@ -27,13 +27,17 @@ The last vector begins earlier, and adds what the others left. Conditions that d
 loop, as of a slot that is padding, stand around all of it.
 
 Where the loop's extent is a size, as of features, the loop around it has versions by that: straight
-code of two tiles for up to `STRAIGHT` vectors, without that last one where tiles are whole::
+code for few vectors, of which the last one may begin earlier, and a loop over more. For up to 8,
+several visits of the loop around share the shuffles that add up their lanes::
 
-    if feat == 32:
+    if feat == 32: ...
+    elif feat <= 24:
         for j in range(J_indptr[vi + 1] - J_indptr[vi]):
-            acc[0:16] = X[vi, 0:16] * Y[J_indices[vi, vj], 0:16]
-            acc[0:16] = acc[0:16] + X[vi, 16:32] * Y[J_indices[vi, vj], 16:32] ...
-    elif feat <= 32: ...
+            acc[0:8] = X[vi, 0:8] * Y[J_indices[vi, vj], 0:8]
+            acc[0:8] = acc[0:8] + X[vi, 8:16] * Y[J_indices[vi, vj], 8:16]
+            acc[0:8] = acc[0:8] + T.Select(.., X[vi, feat - 8 : feat] * Y[..], 0.0) ...
+
+Partial results are of the term's type: sums of 16-bit numbers that are cast to float32 stay in it.
 """
 
 from __future__ import annotations
@@ -60,17 +64,21 @@ from sparsetir.sparse_ir.tir import (
     as_dtype,
     as_one,
     block_with,
+    cast,
     dtype_of,
     free_vars,
     is_one,
     loop_over,
     loop_with,
+    uncast,
     values_of,
     with_body,
 )
 from sparsetir.sparse_ir.traversal import map_expr
 
-STRAIGHT = 8  # vectors of code without loops
+WIDE = 4  # vectors of partial results of what is longer than TOGETHER
+TOGETHER = 8  # vectors up to which the lanes of several visits are added up together
+STRAIGHT = 16  # vectors of code without loops, where their number is known
 GROUP = 8  # visits whose lanes are added up together, at most
 FEW = 4  # visits of a loop that are written out one by one
 RAGGED_LANES = 8  # of ragged rows at most: in graphs most are shorter than longer vectors
@@ -154,7 +162,7 @@ class _BySize:
 
         return map_expr(stmt, [(tirx.For, visit)])
 
-    def _in_groups(self, stmt: Any, tiles: Tiles) -> Any:
+    def _in_groups(self, stmt: Any, tiles: Tiles, lanes: int) -> Any:
         """A statement whose loops around one reduction add up the lanes of several together."""
 
         def visit(loop: Any) -> Any:
@@ -162,23 +170,19 @@ class _BySize:
             reduction = self._reduction(inner) if isinstance(inner, tirx.For) else None
             if reduction is None:
                 return loop
-            lanes = _lanes(reduction, self.bits)
-            # Code for long rests takes long to compile, and their sums as long as they do alone.
-            short = tiles.whole or tiles.lanes <= lanes
-            grouped = straight and short and not _is_ordered(reduction)
+            grouped = FEW <= tiles.lanes <= lanes and not _is_ordered(reduction)
             term = substitute(reduction.term, values_of(inner.body))
 
             def asks(visited: Any) -> list[Any]:
                 at = {loop.loop_var: visited, inner.loop_var: as_dtype(0, dtype_of(inner.loop_var))}
-                span, (gathers, along) = tiles.lanes * (tiles.count or 2), at
+                span, (gathers, along) = tiles.lanes * (tiles.count or WIDE), at
                 if span < PREFETCHING * lanes:
                     return []
                 return rows_ahead(self.func, term, gathers, along, at, span, self.cache)
 
-            done = _grouped(loop, inner, reduction, tiles, lanes, asks) if grouped else None
+            done = _grouped(loop, inner, reduction, tiles, asks) if grouped else None
             return _asking(loop, asks(loop.loop_var)) if done is None else done
 
-        straight = tiles.count is not None and tiles.lanes >= FEW
         return map_expr(stmt, [(tirx.For, visit)])
 
     def _versions(self, loop: Any, extent: Any, lanes: int) -> tirx.Stmt:
@@ -186,41 +190,44 @@ class _BySize:
 
         def version(*tiles: Any) -> Any:
             again = renewed(loop, fresh_definitions(loop), blocks=True)
-            return self._replaced(self._in_groups(again, Tiles(*tiles)), Tiles(*tiles))
+            return self._replaced(self._in_groups(again, Tiles(*tiles), lanes), Tiles(*tiles))
 
         def number(n: int) -> Any:
             return as_dtype(n, dtype_of(extent))
 
-        tile = lanes * STRAIGHT // 2
         if isinstance(extent, tirx.IntImm):
-            return version(*_tiles_of(int(extent), lanes, tile))
-        whole = tirx.EQ(tirx.floormod(extent, number(tile)), number(0))
-        above = tirx.IfThenElse(whole, version(tile, None, True), version(tile))
+            return version(*_tiles_of(int(extent), lanes))
         below: Any = version(1, 0, True)
         for few in range(1, FEW + 1):
             exact = tirx.EQ(extent, number(few))
             tiles = (FEW, 1, True) if few == FEW else (1, few, True)
             below = tirx.IfThenElse(exact, version(*tiles), below)
         size = FEW
-        while size <= tile:
+        while size < lanes:
             exact = tirx.EQ(extent, number(2 * size))
-            tiles = (2 * size, 1, True) if 2 * size <= lanes else (size, 2, True)
-            done = tirx.IfThenElse(exact, version(*tiles), version(size, 2))
+            done = tirx.IfThenElse(exact, version(2 * size, 1, True), version(size, 2, False))
             below = tirx.IfThenElse(extent > number(size), done, below)
             size *= 2
-        return tirx.IfThenElse(extent > number(2 * tile), above, below)
+        long = extent > number(TOGETHER * lanes)
+        above = tirx.IfThenElse(long, version(WIDE * lanes), version(lanes))
+        for count in (TOGETHER, 4, 3, 2):
+            most = number(count * lanes)
+            if count < TOGETHER:
+                above = tirx.IfThenElse(extent > most, above, version(lanes, count, False))
+            if count != 3:  # usual sizes, whose last vector is none that begins earlier
+                exact = tirx.EQ(extent, most)
+                above = tirx.IfThenElse(exact, version(lanes, count, True), above)
+        return tirx.IfThenElse(extent > number(max(lanes, FEW)), above, below)
 
 
-def _tiles_of(size: int, lanes: int, tile: int) -> tuple[int, int | None, bool]:
-    """The tiles of a size that is known, at most of so many lanes."""
+def _tiles_of(size: int, lanes: int) -> tuple[int, int | None, bool]:
+    """The tiles of a size that is known, for vectors of so many lanes."""
     if size < FEW:
         return 1, size, True
-    if size > 2 * tile:
-        return tile, None, size % tile == 0
-    half = 1 << (size - 1).bit_length() - 1
-    if size == 2 * half:
-        return (size, 1, True) if size <= lanes else (half, 2, True)
-    return half, 2, False
+    if size > STRAIGHT * lanes:
+        return WIDE * lanes, None, size % (WIDE * lanes) == 0
+    width = min(lanes, 1 << size.bit_length() - 1)
+    return width, -(-size // width), size % width == 0
 
 
 def _lanes(reduction: Reduction, bits: int) -> int:
@@ -240,12 +247,12 @@ class Tiles(NamedTuple):
 
     lanes : of a tile, where 1 are none of a vector
     count : None where it depends on the size
-    whole : whether the last tile does not overlap
+    whole : whether the last tile does not overlap; None where that depends on the size
     """
 
     lanes: int
     count: int | None = None
-    whole: bool = False
+    whole: bool | None = None
 
 
 def _innermost(loop: Any, in_order: bool = True) -> Reduction | None:
@@ -268,8 +275,7 @@ def _innermost(loop: Any, in_order: bool = True) -> Reduction | None:
     reduction = reduction_of(block.body)
     if reduction is None or (in_order and reduction.operator == "product"):
         return None
-    bits = tvm.DataType(dtype_of(reduction.term)).bits
-    if bits not in (32, 64) or dtype_of(reduction.term) != dtype_of(reduction.store.value):
+    if tvm.DataType(dtype_of(reduction.term)).bits not in (32, 64):
         return None
     # Conditions come to stand around the loop, which may have no visits.
     if not all(map(is_harmless, reduction.conditions)):
@@ -299,23 +305,77 @@ def _goes_along(load: Any, var: Any) -> bool:
     return along and not any(var in free_vars(i) for i in wide[:-1])
 
 
+def _is_ordered(reduction: Reduction) -> bool:
+    """Whether the place of a NaN says what a reduction is: that of the terms behind it."""
+    extremum = isinstance(uncast(reduction.store.value), tirx.Max | tirx.Min)
+    return extremum and "float" in dtype_of(reduction.term)
+
+
+def _partial_results(
+    acc: Any, terms: dict[int, Callable[[Any], Any]], loop: Any, tiles: Tiles,
+    reduction: Reduction, seen: Any = None,
+) -> list[tirx.Stmt]:  # fmt: skip
+    """A reduction's loop by vectors, of one or more visits of the loops around.
+
+    acc : of vectors
+    terms : by the vector that holds their results; of the visit of the loop
+    seen : of as many lanes, whether a term of each is NaN; None where nobody asks
+    """
+    kind = str(acc.ty.dtype)
+    extent, dtype, name = loop.extent, dtype_of(loop.loop_var), loop.loop_var.name
+    width, count = as_dtype(tiles.lanes, dtype), tiles.count
+
+    def step(at: Any = None, first: bool = False, new: Any = None) -> tirx.Stmt:
+        """Vectors from a visit on; `new` is the lane from which on none has been in one before."""
+        stores: list[Any] = []
+        for n, term in terms.items():
+            lane = tirx.Var(f"{name}_lane", dtype)
+            place = lane + as_dtype(n * tiles.lanes, dtype)
+            value = identity = reduction.identity(kind)
+            if at is not None:
+                value = term(at + lane)
+            if new is not None:
+                value = tirx.Select(lane >= new, value, identity)
+            flags = [] if seen is None else [_flag(seen, place, value, first)]
+            if not first:
+                value = reduction.combine(tirx.BufferLoad(acc, [place]), value)
+            stored = as_one([*flags, tirx.BufferStore(acc, value, [place])])
+            stores.append(loop_over(lane, tiles.lanes, stored, tirx.ForKind.VECTORIZED))
+        return as_one(stores)
+
+    if count is None:
+        at, whole = tirx.Var(f"{name}_0", dtype), tirx.floordiv(extent, width)
+        done = [step(first=True), loop_over(at, whole, step(at * width))]
+        new = whole * width - extent + width
+    else:
+        full = count if tiles.whole else count - 1
+        done = [step(as_dtype(n * tiles.lanes, dtype), first=not n) for n in range(full)]
+        new = as_dtype(count * tiles.lanes, dtype) - extent
+    if not tiles.whole:
+        last = step(extent - width, new=new)
+        done.append(last if tiles.whole is False else under([new < width], last))
+    return done
+
+
+def _flag(seen: Any, place: Any, value: Any, first: bool) -> tirx.Stmt:
+    """Keep in mind whether a value is NaN; first : nothing was before."""
+    kind = dtype_of(value)
+    before = tirx.const(0, kind) if first else tirx.BufferLoad(seen, [place])
+    number = value <= tirx.const(float("inf"), kind)
+    return tirx.BufferStore(seen, tirx.Select(number, before, tirx.const(1, kind)), [place])
+
+
 def _asking(loop: Any, asks: list[Any]) -> tirx.Stmt:
     """A loop that first asks for what later visits gather."""
     return loop_with(loop, body=tirx.SeqStmt([*asks, loop.body])) if asks else loop
 
 
 def _grouped(
-    loop: Any,
-    inner: Any,
-    reduction: Reduction,
-    tiles: Tiles,
-    lanes: int,
-    asks: Callable[[Any], list[Any]],
+    loop: Any, inner: Any, reduction: Reduction, tiles: Tiles, asks: Callable[[Any], list[Any]]
 ) -> tirx.Stmt | None:
     """A loop around a reduction to an element, several of its visits at once; None of other forms.
 
     inner : the reduction's loop, which stands in `loop` alone, or behind an init
-    lanes : of a vector
     asks : prefetches for a visit
     """
     realize = inner.body
@@ -337,68 +397,37 @@ def _grouped(
         if not same_indices(init.indices, store.indices):
             return None
         held = init.value
-    selects = isinstance(reduction.store.value, tirx.Select)
+    selects = isinstance(uncast(reduction.store.value), tirx.Select)
     if not visited or selects or reduction.conditions or not is_one(realize.predicate):
         return None
-    dtype, of = str(store.buffer.ty.dtype), dtype_of(loop.loop_var)
-    width = min(lanes, tiles.lanes)
-    group = min(GROUP if tiles.lanes <= lanes else GROUP // 2, width)
-    tile = as_dtype(tiles.lanes, dtype_of(inner.loop_var))
-    acc, parts = (buffer_var([n], dtype, name) for n, name in (
-        (tiles.lanes, "acc"), (group * width, "parts"),
+    dtype, of = dtype_of(term), dtype_of(loop.loop_var)
+    lanes = tiles.lanes
+    group = min(GROUP if tiles.count in (1, 2) else GROUP // 2, lanes)
+    parts, sums = (buffer_var([n], dtype, name) for n, name in (
+        (group * lanes, "parts"), (group, "sums"),
     ))  # fmt: skip
-    sums = buffer_var([group], dtype, "sums")
     number = tirx.Var(f"{loop.loop_var.name}_0", of)
-    body: list[Any] = []
-    combined, identity = reduction.combine, reduction.identity(dtype)
 
     def visit(n: int, expr: Any, at: Any = None) -> Any:
         """An expression in a visit of the group, at a visit of the reduction."""
         here = {loop.loop_var: number * as_dtype(group, of) + as_dtype(n, of)}
         return substitute(expr, here if at is None else {**here, inner.loop_var: at})
 
-    def each(count: int, value: Callable[[Any], Any], to: Any = acc, at: int = 0) -> None:
-        """Store values of so many lanes."""
-        lane = tirx.Var(f"{inner.loop_var.name}_lane", dtype_of(inner.loop_var))
-        place = lane + as_dtype(at, dtype_of(lane)) if at else lane
-        stored = tirx.BufferStore(to, value(lane), [place])
-        body.append(loop_over(lane, count, stored, tirx.ForKind.VECTORIZED))
-
-    def held_by(lane: Any, far: int = 0) -> Any:
-        return tirx.BufferLoad(acc, [lane + as_dtype(far, dtype_of(lane)) if far else lane])
-
-    def second(n: int, lane: Any) -> Any:
-        """The value of the second tile, without what the first has had."""
-        if tiles.whole:
-            return visit(n, term, tile + lane)
-        mine = visit(n, term, inner.extent - tile + lane)
-        return tirx.Select(lane >= tile + tile - inner.extent, mine, identity)
-
-    for n in range(group):
-        body += asks(visit(n, loop.loop_var))
-    for n in range(group):
-        each(tiles.lanes, lambda lane, n=n: visit(n, term, lane))
-        if tiles.count == 2:
-            each(tiles.lanes, lambda lane, n=n: combined(held_by(lane), second(n, lane)))
-        half = tiles.lanes // 2
-        while half >= width:
-            each(half, lambda lane, half=half: combined(held_by(lane), held_by(lane, half)))
-            half //= 2
-        each(width, held_by, parts, n * width)
-    rows = [tirx.BufferLoad(parts, [tirx.Ramp(n * width, 1, width)]) for n in range(group)]
-    total = add_up(rows, width, dtype, combined)
+    terms: dict[int, Any] = {n: lambda at, n=n: visit(n, term, at) for n in range(group)}
+    # Many short ones follow each other, few long ones take turns, whose loads overlap.
+    turns = [{n: each} for n, each in terms.items()] if group > GROUP // 2 else [terms]
+    body = [ask for n in range(group) for ask in asks(visit(n, loop.loop_var))]
+    body += [s for each in turns for s in _partial_results(parts, each, inner, tiles, reduction)]
+    rows = [tirx.BufferLoad(parts, [tirx.Ramp(n * lanes, 1, lanes)]) for n in range(group)]
+    total = add_up(rows, lanes, dtype, reduction.combine)
     body.append(tirx.BufferStore(sums, total, [tirx.Ramp(0, 1, group)]))
     for n in range(group):
-        value = combined(visit(n, held), tirx.BufferLoad(sums, [tirx.IntImm("int32", n)]))
+        total = tirx.BufferLoad(sums, [tirx.IntImm("int32", n)])
+        value = reduction.added(visit(n, held), total)
         indices = [visit(n, i) for i in store.indices]
         body.append(tirx.BufferStore(store.buffer, value, indices))
     block = s_tir.SBlock(
-        [],
-        [],
-        [],
-        f"{realize.block.name_hint}_group",
-        as_one(body),
-        alloc_buffers=[acc, parts, sums],
+        [], [], [], f"{realize.block.name_hint}_group", as_one(body), alloc_buffers=[parts, sums]
     )
     known = {r.source: r.source for r in [*realize.block.reads, *realize.block.writes]}
     reads, writes = s_tir.analysis.get_sblock_read_write_region(block, known)
@@ -423,15 +452,16 @@ def _in_vectors(
     tiles : None for one vector at a time, and for what is shorter none
     """
     extent = loop.extent
-    ordered = _is_ordered(reduction)
     if tiles is not None:
         if tiles.lanes > 1:
-            return _placed(loop, reduction, *_vectors(loop, reduction, tiles, ordered))
+            return _placed(loop, reduction, *_vectors(loop, reduction, tiles))
         store, (var,) = reduction.store, (v.var for v in _variables(loop)[0])
-        value: Any = tirx.BufferLoad(store.buffer, store.indices)
+        held = tirx.BufferLoad(store.buffer, store.indices)
+        value = cast(held, dtype_of(reduction.term))
         for n in range(tiles.count or 0):
             at = as_dtype(n, dtype_of(loop.loop_var))
             value = reduction.combine(value, substitute(reduction.term, {var: at}))
+        value = cast(value, dtype_of(held))
         return _placed(loop, reduction, tirx.BufferStore(store.buffer, value, store.indices), [])
     lanes = _lanes(reduction, bits)
     if nodes_of(ir.TensorLoad, extent):
@@ -441,21 +471,15 @@ def _in_vectors(
         return loop
     if known:
         tiles = Tiles(lanes, None, int(extent) % lanes == 0)
-        return _placed(loop, reduction, *_vectors(loop, reduction, tiles, ordered))
+        return _placed(loop, reduction, *_vectors(loop, reduction, tiles))
     body, buffers = _one_by_one(loop, reduction), []
     # What takes long for an element is in shorter vectors where it fills none.
     costly = nodes_of((tirx.Div, ir.Call), reduction.term)
     for width in (lanes // 2, lanes) if costly and lanes > 2 else (lanes,):
-        vectors, more = _vectors(loop, reduction, Tiles(width), ordered)
+        vectors, more = _vectors(loop, reduction, Tiles(width, None, False))
         body = tirx.IfThenElse(extent >= as_dtype(width, dtype_of(extent)), vectors, body)
         buffers += more
     return _placed(loop, reduction, body, buffers)
-
-
-def _is_ordered(reduction: Reduction) -> bool:
-    """Whether the place of a NaN says what a reduction is: that of the terms behind it."""
-    value = reduction.store.value
-    return isinstance(value, tirx.Max | tirx.Min) and "float" in dtype_of(value)
 
 
 def _one_by_one(loop: Any, reduction: Reduction) -> tirx.Stmt:
@@ -463,80 +487,44 @@ def _one_by_one(loop: Any, reduction: Reduction) -> tirx.Stmt:
     store, (own,) = reduction.store, _variables(loop)[0]
     one = tirx.Var(f"{loop.loop_var.name}_1", dtype_of(loop.loop_var))
     held = tirx.BufferLoad(store.buffer, store.indices)
-    value = reduction.combine(held, substitute(reduction.term, {own.var: one}))
+    value = reduction.added(held, substitute(reduction.term, {own.var: one}))
     return loop_over(one, loop.extent, tirx.BufferStore(store.buffer, value, store.indices))
 
 
-def _vectors(
-    loop: Any, reduction: Reduction, tiles: Tiles, ordered: bool
-) -> tuple[tirx.Stmt, list[Any]]:
+def _vectors(loop: Any, reduction: Reduction, tiles: Tiles) -> tuple[tirx.Stmt, list[Any]]:
     """A reduction in tiles, and the buffers of their lanes.
 
-    ordered : whether one that sees a NaN is to be done again, one by one
+    One that depends on the place of a NaN, and sees one, is done again, one by one.
     """
-    extent, dtype = loop.extent, dtype_of(loop.loop_var)
+    dtype, name, store = dtype_of(loop.loop_var), loop.loop_var.name, reduction.store
     (own,), _ = _variables(loop)
-    lanes, name, store = tiles.lanes, loop.loop_var.name, reduction.store
-    kind = str(store.buffer.ty.dtype)
-    acc, seen = (buffer_var([lanes], kind, name) for name in ("acc", "seen"))
-    width, zero = as_dtype(lanes, dtype), as_dtype(0, dtype)
-    whole = tirx.floordiv(extent, width)
-    held = tirx.BufferLoad(store.buffer, store.indices)
-    steps = tirx.Var(f"{name}_0", dtype)
-    combined, identity = reduction.combine, reduction.identity(kind)
-    no, yes = tirx.const(0, kind), tirx.const(1, kind)
-
-    def each(count: int, value: Callable[[Any], Any], flag: Callable[[Any], Any]) -> tirx.Stmt:
-        """Values of so many lanes. flag : whether one of a lane is NaN"""
-        lane = tirx.Var(f"{name}_lane", dtype)
-        stores = [tirx.BufferStore(acc, value(lane), [lane])]
-        stores += [tirx.BufferStore(seen, flag(lane), [lane])] if ordered else []
-        return loop_over(lane, count, as_one(stores), tirx.ForKind.VECTORIZED)
-
-    def of(lane: Any, buffer: Any = acc) -> Any:
-        return tirx.BufferLoad(buffer, [lane])
-
-    def add(term: Callable[[Any], Any], first: bool = False) -> tirx.Stmt:
-        """Lanes with a term in each more."""
-        return each(
-            lanes,
-            lambda lane: term(lane) if first else combined(of(lane), term(lane)),
-            lambda lane: tirx.Select(term(lane) <= top, no if first else of(lane, seen), yes),
-        )
+    kind = dtype_of(reduction.term)
+    acc, flags = (buffer_var([tiles.lanes], kind, what) for what in ("acc", "seen"))
+    seen = flags if _is_ordered(reduction) else None
 
     def term(at: Any) -> Any:
         return substitute(reduction.term, {own.var: at})
 
-    top = tirx.const(float("inf"), kind) if ordered else None
-    if tiles.count is None:
-        parts = [each(lanes, lambda _: identity, lambda _: no)]
-        parts.append(loop_over(steps, whole, add(lambda lane: term(steps * width + lane))))
-        new = whole * width - extent + width  # lanes of the last vector from here on
-    else:
-        parts = [add(term, True)]
-        new = width + width - extent
-    if not tiles.whole:
-        parts.append(
-            add(lambda lane: tirx.Select(lane >= new, term(extent - width + lane), identity))
-        )
-    elif tiles.count == 2:
-        parts.append(add(lambda lane: term(width + lane)))
-    half = lanes // 2
+    parts = _partial_results(acc, {0: term}, loop, tiles, reduction, seen)
+    half = tiles.lanes // 2
     while half:
         far = as_dtype(half, dtype)
-        parts.append(
-            each(
-                half,
-                lambda lane, far=far: combined(of(lane), of(lane + far)),
-                lambda lane, far=far: tirx.max(of(lane, seen), of(lane + far, seen)),
-            )
-        )
+        lane = tirx.Var(f"{name}_lane", dtype)
+        stores: list[Any] = []
+        for buffer, combine in ((acc, reduction.combine), (seen, tirx.max)):
+            if buffer is not None:
+                pair = (tirx.BufferLoad(buffer, [at]) for at in (lane, lane + far))
+                stores.append(tirx.BufferStore(buffer, combine(*pair), [lane]))
+        parts.append(loop_over(lane, half, as_one(stores), tirx.ForKind.VECTORIZED))
         half //= 2
-    done = tirx.BufferStore(store.buffer, combined(held, of(zero)), store.indices)
-    if not ordered:
+    zero, held = as_dtype(0, dtype), tirx.BufferLoad(store.buffer, store.indices)
+    value = reduction.added(held, tirx.BufferLoad(acc, [zero]))
+    done: Any = tirx.BufferStore(store.buffer, value, store.indices)
+    if seen is None:
         return as_one([*parts, done]), [acc]
-    again = tirx.IfThenElse(of(zero, seen) <= no, done, _one_by_one(loop, reduction))
-    return as_one([*parts, again]), [acc, seen]
+    numbers = tirx.BufferLoad(seen, [zero]) <= tirx.const(0, kind)
+    done = tirx.IfThenElse(numbers, done, _one_by_one(loop, reduction))
+    return as_one([*parts, done]), [acc, seen]
 
 
 def _placed(loop: Any, reduction: Reduction, body: tirx.Stmt, locals_: list[Any]) -> tirx.Stmt:

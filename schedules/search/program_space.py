@@ -1,4 +1,4 @@
-"""The schedules that are tried for a program nobody wrote one for: tiles in registers.
+"""The schedules that are tried for a program nobody wrote one for.
 
 A loop nest that sums over sparse axes for each element of a dense row is what message passing,
 products of sparse matrices and of sparse tensors have in common. Before::
@@ -20,6 +20,9 @@ in registers, those over k are multiplied with B once, and all of it is straight
             Y_ws[f1, f2] = Y_ws[f1, f2] + B[j, f0 * 32 + f1 * 16 + f2] * Y_ws_ws[f1, f2]
         Y[i, f0 * 32 + f1 * 16 + f2] = Y_ws[f1, f2]
 
+Other programs have lengths of innermost loops as constants. Sums over features for each stored
+element are visited by positions, in parts of the columns: `{"sddmm.size": 64, "sddmm.parts": 4}`.
+
 Only primitives that anybody can use make it. A combination that one of them refuses raises its
 ScheduleError, which is what the trial then shows.
 """
@@ -28,19 +31,31 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import tvm
-from tvm import ir
+from tvm import ir, tirx
 
 from sparsetir.schedules.passes.prefetch import prefetch_gathered
 from sparsetir.schedules.passes.vectorize_innermost import vectorize_innermost
 from sparsetir.schedules.targets import l2_bytes
+from sparsetir.schedules.templates import element_tile
 from sparsetir.schedules.templates.register_tile import Straight, straight_code, sums_of
-from sparsetir.sparse_ir.nodes import Axis, SparseFunc, SparseIteration, loads_of
+from sparsetir.schedules.templates.shapes import ElementReduction, element_reduction
+from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.nodes import (
+    Axis,
+    SparseFunc,
+    SparseIteration,
+    loads_of,
+    nodes_of,
+    sparse_iterations,
+)
 from sparsetir.sparse_ir.reduction import reduction_of, taken_apart
-from sparsetir.sparse_ir.schedule import Schedule
+from sparsetir.sparse_ir.schedule import Schedule, SpIter
 from sparsetir.sparse_ir.schedule.loops import Loop, SparseIterationRef, find_iteration, loops_of
+from sparsetir.sparse_ir.tir import free_vars
 
 CHOICES = ("vectors", "lanes", "order", "size", "inner", "blocks", "parallel", "ahead")
 VECTORS = (1, 2, 4, 8, 16)  # of a tile
@@ -81,14 +96,77 @@ def space_of(
     blocks : blocks of equal work, which threads take; 0 for the rows one by one
     parallel : on all threads
     ahead : elements that gathered rows are prefetched ahead of, 0 for never
+
+    Of other programs `size`, of the innermost loops over dense axes; and where elements are all
+    that is visited, as in SDDMM, parts : of the columns, one after the other; 1 for the order of
+    storage, 0 for as many as sizes ask for. The first values of these are a good default.
     """
     found: dict[str, tuple[Any, ...]] = {}
     for nest in _nests(func):
-        length = nest.along.node.length
-        size = sizes.get(str(length.name)) if isinstance(length, ir.Var) else int(length)
+        size = _known(nest.along.node.length, sizes)
         choices = _choices(func, nest, size, bits, threads)
         found |= {f"{nest.it.name}.{name}": tuple(values) for name, values in choices.items()}
-    return found
+    return found or {**_parts(func, sizes), **_sizes(func, sizes)}
+
+
+def _known(size: Any, sizes: Mapping[str, int]) -> int | None:
+    """A size by those of the parameters; None where they do not say."""
+    if isinstance(size, ir.Var):
+        return sizes.get(str(size.name))
+    return int(size) if isinstance(size, tirx.IntImm) else None
+
+
+def default_of(func: SparseFunc, sizes: Mapping[str, int]) -> dict[str, Any]:
+    """The choices for sizes that are known; none where the default schedule is as good."""
+    parts = _parts(func, sizes)
+    tried = {**parts, **_sizes(func, sizes)} if parts else {}
+    return {name: values[0] for name, values in tried.items()}
+
+
+def _sizes(func: SparseFunc, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+    """The choices of constants for sizes, each by the first loop over it."""
+    lengths = {name: _known(loop.node.length, sizes) for name, loop in _sized(func)}
+    return {f"{name}.size": (size, 0) for name, size in lengths.items() if size}
+
+
+def _sized(func: SparseFunc) -> Iterator[tuple[str, Loop]]:
+    """Iterations with an innermost of several loops over a dense axis, by name; one of a size."""
+    seen: set[str] = set()
+    above = {axis.parent.name for axis in func.axes if axis.parent is not None}
+    for it in sparse_iterations(func):
+        *others, last = loops_of(it)
+        dense = others and isinstance(last.node, Axis) and last.node.kind == "dense_fixed"
+        if dense and last.name not in above and isinstance(last.node.length, ir.Var):
+            if last.node.length.name not in seen:
+                yield it.name, last
+            seen.add(last.node.length.name)
+
+
+def _parts(func: SparseFunc, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+    """The choices of parts for sums over features for each stored element; none for others."""
+    shape = _elements(func)
+    if shape is None:
+        return {}
+    found, of = shape
+    known = {name: value for name in of if (value := _known(of[name], sizes)) is not None}
+    parts = [0, 1]
+    if len(known) == len(of):
+        best = element_tile.parts_for(found, known)
+        parts = [int(best == 1), 1, max(1, best // 2), 2 * best, 4 * best]
+    return {f"{found.iteration.name}.parts": tuple(dict.fromkeys(parts))}
+
+
+@lru_cache(64)  # by identity
+def _elements(func: SparseFunc) -> tuple[ElementReduction, dict[str, Any]] | None:
+    """The sums over features for each stored element that a function is, and their sizes."""
+    sch = Schedule(func)
+    try:
+        found = element_reduction(sch, "space_of")
+        sizes = element_tile.sizes_of(sch, found)
+        element_tile.by_positions(sch, found)
+    except ScheduleError:
+        return None
+    return found, sizes
 
 
 def apply(sch: Schedule, config: Mapping[str, Any]) -> None:
@@ -99,6 +177,15 @@ def apply(sch: Schedule, config: Mapping[str, Any]) -> None:
     if not config:
         return
     made = [_Tiled(sch, nest, config) for nest in _nests(sch.func)]
+    if not made:
+        func = sch.func
+        for name, loop in _sized(func):
+            if size := config[f"{name}.size"]:
+                sch.bound(SpIter(name, loop.axes), size, "exact")
+        if _elements(func) is not None:
+            found = element_reduction(sch, "program_space")
+            element_tile.by_positions(sch, found, config[f"{found.iteration.name}.parts"])
+        return
     for tiled in made:
         tiled.coordinates()
     straight_code(sch, [step for tiled in made for step in tiled.steps])
@@ -188,6 +275,10 @@ def _nest(it: SparseIteration) -> _Nest | None:
     sums = [x for x in loops if x.kinds == "R" * len(x.kinds)]
     if along.kinds != "S" or children or not sums or any(set(x.kinds) == {"S", "R"} for x in loops):
         return None
+    visited = {var for x in sums for var in x.vars}
+    if not any(x.indices[-1].same_as(last) and visited & free_vars(x)
+               for x in nodes_of(ir.TensorLoad, found.term) if x.indices):  # fmt: skip
+        return None  # no terms lie side by side
     outer = [x for x in loops if x is not along and "R" not in x.kinds]
     # Sums come after everything spatial, which must not hang under them.
     if any(_is_under(x, axis) for x in outer for y in sums for axis in [y.node]):

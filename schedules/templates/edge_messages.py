@@ -1,8 +1,4 @@
-"""Values of edges made of the features of their ends, on CPUs and GPUs.
-
-Threads get equal numbers of edges; a tile of features is in vectors. Sums over features are kept
-by the lanes of one vector, which are added up together (see `add_lanes`).
-"""
+"""Values of edges made of the features of their ends, on GPUs: a thread for each edge."""
 
 from __future__ import annotations
 
@@ -18,26 +14,21 @@ from sparsetir.sparse_ir.schedule import Schedule
 def apply(sch: Schedule, config: Tile) -> None:
     """Schedule a program that makes values of features, for each edge or a sum for each.
 
-    Before (stage I), and after for values of each feature::
+    Before (stage I), and after::
 
         with T.sp_iter([E, H, K], "SSS", "gsddmm") as [e, h, k]: ...
 
         with T.sp_iter([E, H, K0, K1, K2], "SSSSS", "gsddmm") as [e, h, k0, k1, k2]: ...
     """
     found = dense_loops(sch, "edge_messages")
-    (first, *heads), vectors, sums = found.outer, [found.iteration], []
     tiles, (vector, lane) = register_tile.in_tiles(sch, found.features, config)
-    if found.reduces:  # in the lanes of one vector for each edge
+    if found.reduces:
+        first, *heads = found.outer
         first, one = sch.split(first, [None, 1])
         outer = [first, *heads]
         sch.sparse_reorder(found.iteration, [*outer, one, tiles, vector, lane])
-        *vectors, total, _ = sch.precompute(
-            found.result, outer[-1], [one], lanes=[lane], dtype=accumulator(found.dtype)
-        )
-        sums = [total]
-    if config.parallel:
-        sch.parallelize(first)
-    finish(sch, config, [found.iteration], [(step, 2) for step in vectors], sums)
+        sch.precompute(found.result, outer[-1], [one], lanes=[lane], dtype=accumulator(found.dtype))
+    finish(sch, config, [found.iteration], [])
 
 
-register(Template(Tile, EdgeMessages, program, apply, gpu=None))
+register(Template(Tile, EdgeMessages, program, apply, gpu=True))

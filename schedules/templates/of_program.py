@@ -1,4 +1,4 @@
-"""Operators that are a program and a record alone: the default schedule, and tiles in registers.
+"""Operators without a template of their own, such as those of a program and a record alone.
 
 A search tries what :mod:`sparsetir.schedules.search.program_space` makes of the program; without
 any choice a kernel has the default schedule, on CPUs and GPUs.
@@ -6,13 +6,15 @@ any choice a kernel has the default schedule, on CPUs and GPUs.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+from sparsetir.schedules.operators import edge_messages, edge_sums, sddmm
 from sparsetir.schedules.operators.operands import OPERATORS, OfProgram
-from sparsetir.schedules.operators.problems import Arranged, CsrPattern
+from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Sddmm
 from sparsetir.schedules.search import program_space
 from sparsetir.schedules.targets import is_gpu, vector_bits
-from sparsetir.schedules.template import Asked, Choices, Template, Tried, register
+from sparsetir.schedules.template import TEMPLATES, Asked, Choices, Template, Tried, register
 from sparsetir.sparse_ir.nodes import SparseFunc
 
 
@@ -31,21 +33,27 @@ def arrange(matrix: CsrPattern, problem: OfProgram, config: Any) -> Arranged:
     return Arranged(matrix, given)
 
 
-def candidates(problem: OfProgram, given: Any, target: Any) -> list[Choices]:
-    """The default schedule."""
-    del problem, given, target
-    return [Choices()]
+def candidates(problem: Any, given: Any, target: Any) -> list[Choices]:
+    """The default schedule; on CPUs before it what the program's space says of these sizes."""
+    known = {} if is_gpu(target) else program_space.default_of(_program(problem), _sizes(given))
+    return [Choices(known), Choices()] if known else [Choices()]
 
 
 def choices(asked: Asked) -> Tried | None:
     """Those of the program's space; None for a GPU, for which there is none."""
     if is_gpu(asked.target):
         return None
-    given = asked.given
-    sizes = {"m": given.m, "n": given.n, "nnz": given.nnz, "feat": given.feat}
-    func = asked.problem.program()
-    tried = program_space.space_of(func, sizes, vector_bits(asked.target), given.threads)
+    of = _program(asked.problem), _sizes(asked.given)
+    tried = program_space.space_of(*of, vector_bits(asked.target), asked.given.threads)
     return {"scheduled": (False, True), **tried}, _choices
+
+
+def _program(problem: Any) -> SparseFunc:
+    return TEMPLATES[Choices, type(problem)].program(problem)
+
+
+def _sizes(given: Any) -> dict[str, int]:
+    return {name: getattr(given, name) for name in ("m", "n", "nnz", "feat")}
 
 
 def _choices(scheduled: bool, **chosen: Any) -> Choices | None:
@@ -53,8 +61,15 @@ def _choices(scheduled: bool, **chosen: Any) -> Choices | None:
     return Choices(chosen) if scheduled else Choices()
 
 
-register(
-    Template(
-        Choices, OfProgram, program, program_space.apply, arrange, None, candidates, choices,
-    )
-)  # fmt: skip
+def _register(problem: type, program: Callable[..., SparseFunc], **how: Any) -> None:
+    how = {"candidates": candidates, "choices": choices, **how}
+    register(Template(Choices, problem, program, program_space.apply, **how))
+
+
+_register(OfProgram, program, arrange=arrange, gpu=None)
+for problem, of in (
+    (Sddmm, sddmm),
+    (edge_messages.EdgeMessages, edge_messages),
+    (edge_sums.EdgeSums, edge_sums),
+):
+    _register(problem, of.program)

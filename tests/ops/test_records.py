@@ -13,8 +13,8 @@ from sparsetir.records import task as problem
 from sparsetir.records.record import Key, Record
 from sparsetir.records.task import Task
 from sparsetir.schedules.search.configs import to_data
+from sparsetir.schedules.template import Choices
 from sparsetir.schedules.templates.decomposed import Decomposed
-from sparsetir.schedules.templates.sddmm import SddmmGroups
 from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.schedules.templates.spmv import SlicedRows
 
@@ -23,7 +23,7 @@ MATRIX = sparsetir.SparseMatrix(dense((M, N)).to_sparse())
 ROWS, COLS = (torch.from_numpy(x).long() for x in MATRIX.pattern.coords)
 # None of these is what sizes alone choose.
 ROW_BLOCKS, FORMAT = RowBlocks(tile=8, lanes=8), Decomposed(Hyb(1, 2), 16, 16)
-GROUPS = SddmmGroups(vectors=1, feat=FEAT, parts=3)
+PARTS = Choices({"sddmm.parts": 3, "sddmm.size": FEAT})
 
 
 def edges_of(rows, cols):
@@ -103,9 +103,9 @@ def check_spmm(case, weighted, reduce="sum", feat=FEAT):
 def test_forward_and_backward(records, runs, name, config):
     add(records, "spmm", config)
     add(records, "spmm", config, matrix=MATRIX.T)
-    add(records, "sddmm", GROUPS)
+    add(records, "sddmm", PARTS)
     check_spmm(CASES[name], weighted=True)
-    assert runs[1] == ("sddmm", GROUPS, "record")
+    assert runs[1] == ("sddmm", PARTS, "record")
     if config is FORMAT:  # would have to arrange values in each run
         assert [by for _, _, by in runs] == ["default", "record", "default"]
     else:
@@ -182,7 +182,7 @@ def test_other_records_cost_no_fingerprint(records, runs, monkeypatch):
     others = [{"feat": 2 * FEAT}, {"threads": default_threads() + 1}, {"dtype": "float64"}]
     for options in (*others, {"reduce": "mean"}, {"heads": 1}):
         add(records, "spmm", ROW_BLOCKS, **options)
-    add(records, "sddmm", GROUPS)
+    add(records, "sddmm", PARTS)
     large = sparsetir.SparseMatrix(dense((8 * M, 8 * N)).to_sparse())
     add(records, "spmm", ROW_BLOCKS, matrix=large)
     counted.clear()

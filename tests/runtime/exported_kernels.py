@@ -22,16 +22,15 @@ from sparsetir.schedules.operators.problems import CsrPattern, Sddmm, Spmm
 from sparsetir.schedules.operators.relations import RelationPattern
 from sparsetir.schedules.operators.rgms import Rgms
 from sparsetir.schedules.operators.rgms_backward import RgmsBackward
+from sparsetir.schedules.template import Choices
 from sparsetir.schedules.templates.block_attention import BlockTiles
 from sparsetir.schedules.templates.block_linear import BlockTile
 from sparsetir.schedules.templates.decomposed import Decomposed
 from sparsetir.schedules.templates.edge_attention import AttentionTiles
-from sparsetir.schedules.templates.edge_sums import SumLoops
 from sparsetir.schedules.templates.message_tiles import Tile
 from sparsetir.schedules.templates.registry import TEMPLATES
 from sparsetir.schedules.templates.rgms import TiledRelations
 from sparsetir.schedules.templates.rgms_backward import ChunkTiles
-from sparsetir.schedules.templates.sddmm import SddmmGroups
 from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.schedules.templates.spmm_blocks import BlockRows
 from sparsetir.schedules.templates.spmm_panels import PanelRows
@@ -142,14 +141,14 @@ TEMPLATE_CASES: dict[str, Callable[[], Case]] = {
     "PanelRows": lambda: registered(Spmm(), PanelRows(4, 8, 8, 8, blocks=3)),
     "SortedRows": lambda: registered(Spmm(), SortedRows(8, 8, 8, window=7, blocks=3, ahead=9)),
     "SlicedRows": lambda: registered(Spmm(), SlicedRows(lanes=4, long=8), feat=1),
-    "SddmmGroups": lambda: registered(Sddmm(), SddmmGroups(4, 4, 2, parts=2)),
+    "Choices": lambda: registered(Sddmm(), Choices({"sddmm.parts": 2, "sddmm.size": FEAT})),
     "Decomposed": lambda: registered(Spmm(), Decomposed(Hyb(2, 2), 8, 8, 8)),
     "TiledRelations": lambda: registered(
         Rgms(), TiledRelations.for_sizes(FEAT, FEAT, 8), RELATIONS
     ),
     "messages": lambda: of(Messages("mul", "mean", "hf", "h"), TILE, CSR),
     "edge_attention": lambda: of(EdgeAttention(), AttentionTiles(TILE, TILE), CSR),
-    "edge_sums": lambda: of(EdgeSums(idtype="int32"), SumLoops(FEAT), ENDS),
+    "edge_sums": lambda: of(EdgeSums(idtype="int32"), Choices({"zero.size": FEAT}), ENDS),
     "block_attention": lambda: of(BlockAttention(16, 4, 6), MASK_TILES, MASKED),
     "block_attention_backward": lambda: of(BlockAttentionBackward(16, 4, 6), MASK_TILES, MASKED),
     "block_linear": lambda: of(BlockLinear(4, 4), BlockTile(4, 4), BLOCKED),

@@ -24,9 +24,9 @@ from sparsetir.schedules.gpu.spmm import RowSplit
 from sparsetir.schedules.multiversion import multiversion
 from sparsetir.schedules.operators.problems import Spmm
 from sparsetir.schedules.targets import resolve_target
+from sparsetir.schedules.template import Choices
 from sparsetir.schedules.templates.decomposed import Decomposed
 from sparsetir.schedules.templates.registry import TEMPLATES
-from sparsetir.schedules.templates.sddmm import SddmmGroups
 from sparsetir.schedules.templates.spmm import RowBlocks
 
 STAGES = ["I", "II", "II scheduled", "III"]
@@ -150,7 +150,10 @@ def test_a_schedule_for_a_module_of_one_function():
 
 @pytest.mark.parametrize(
     ("op", "config"),
-    [("spmm", RowBlocks(tile=32, lanes=8)), ("sddmm", SddmmGroups(lanes=8, vectors=4))],
+    [
+        ("spmm", RowBlocks(tile=32, lanes=8)),
+        ("sddmm", Choices({"sddmm.parts": 1, "sddmm.size": 32})),
+    ],
     ids=["spmm", "sddmm"],
 )
 def test_a_plan_has_every_stage(op, config):

@@ -45,7 +45,6 @@ PanelRows(5, 33, 16, 33, pack=True, blocks=3)
 PanelThreads(8, 2, True, True, 32, 2, panels=2, feat=70)
 SortedRows(16, 16, 33, window=512, blocks=3, ahead=7)
 SlicedRows(lanes=8, long=100, packed=False)
-SddmmGroups(16, 8, 3, 40, pack=True)
 RowSplit(row_cache=True, rows_per_block=1, occupancy=None)
 HybRows(c=2, k=3, work=4)
 TensorCores(SRBCRS(8, 32), tile=64, warps=(1, 2), vector=4)
@@ -58,7 +57,6 @@ RelationalRows(3, 16, 32, shape=(1, 4), feat=64)
 RelationalTensorCores(0, 32, 64, vectors=(8, 4), shares=(1, 4))
 Tile(8, parallel=True, blocks=3)
 AttentionTiles(Tile(8), Tile(4, gpu=True))
-SumLoops(3)
 BlockTiles(8, 2, 3, parallel=False)
 WarpTiles(2, 3)
 BlockTile(4, 8)
@@ -160,10 +158,6 @@ SlicedRows(window=0)  # 'window': expected 1 or more, got 0
 SlicedRows(blocks=0)  # 'blocks': expected 1 or more, got 0
 SlicedRows(ahead=-1)  # 'ahead': expected 0 or more, got -1
 SlicedRows(prefetch=-1)  # 'prefetch': expected 0 or more, got -1
-SddmmGroups(lanes=12)  # 'lanes': expected a power of two
-SddmmGroups(group=32)  # 'group': expected a power of two up to lanes = 16
-SddmmGroups(vectors=0)  # 'vectors': expected 1 or more, got 0
-SddmmGroups(feat=8)  # 'feat': expected 113 or more features, got 8
 Decomposed(CSR(), feat=3)  # 'tile': expected a number beside
 Decomposed(CSR(), tile=8, lanes=3)  # 'lanes'
 AmxBlocks(CSR())  # 'format': expected BSR

@@ -10,6 +10,8 @@ import sparsetir
 from cuda_runner import requires_cuda_text, run_cuda
 from gpu_runner import OPENCL_TARGET, requires_opencl, run_opencl
 from programs import copied
+from sparsetir.schedules.operators.edge_messages import EdgeMessages
+from sparsetir.schedules.template import TEMPLATES, Choices
 from sparsetir.schedules.templates import edge_attention, edge_messages, edge_softmax, messages
 from sparsetir.schedules.templates.message_tiles import Tile
 from sparsetir.sparse_ir.computed import computed_parameters
@@ -117,22 +119,11 @@ def test_whose_given_results_are(tile):
     np.testing.assert_array_equal(arguments["arg_out"], expected)
 
 
-@pytest.mark.parametrize(
-    ("problem", "tile", "feat"),
-    [
-        (edge_messages.EdgeMessages("add", "h", "hf"), 2, 3),
-        (edge_messages.EdgeMessages("div", "f", "h", "edge", "node", "float64", "int64"), 1, 1),
-        (edge_messages.EdgeMessages("dot", "hf", "f"), 4, 6),
-        (edge_messages.EdgeMessages("dot", "h", "hf", "node", "edge"), 1, 3),
-        (edge_messages.EdgeMessages("copy_rhs", "", "hf"), 16, 40),
-    ],
-)
-def test_edge_messages(problem, tile, feat):
-    config, rng = Tile(tile, parallel=tile > 2), np.random.default_rng(2)
-    nnz = 9
+def edge_arguments(problem, feat):
+    rng, nnz = np.random.default_rng(2), 9
     lhs_rows, rhs_rows = (nnz if at == "edge" else N for at in (problem.lhs_at, problem.rhs_at))
     shape = (nnz, HEADS) if problem.op == "dot" else (nnz, HEADS, feat)
-    arguments = {
+    return {
         "lhs": features(rng, lhs_rows, problem.lhs, feat, problem.dtype),
         "rhs": features(rng, rhs_rows, problem.rhs, feat, problem.dtype),
         "lhs_of": rng.integers(0, N, nnz).astype(problem.idtype),
@@ -140,7 +131,29 @@ def test_edge_messages(problem, tile, feat):
         "out": np.full(shape, np.nan, problem.dtype),
         "lhs_nodes": N, "rhs_nodes": N, "nnz": nnz, "heads": HEADS, "feat": feat,
     }  # fmt: skip
-    check(edge_messages, problem, config, arguments, ["out"])
+
+
+@pytest.mark.parametrize(
+    ("problem", "feat"),
+    [
+        (EdgeMessages("add", "h", "hf"), 3),
+        (EdgeMessages("div", "f", "h", "edge", "node", "float64", "int64"), 1),
+        (EdgeMessages("dot", "hf", "f"), 6),
+        (EdgeMessages("dot", "h", "hf", "node", "edge"), 3),
+        (EdgeMessages("dot", "hf", "hf"), 37),
+        (EdgeMessages("copy_rhs", "", "hf"), 40),
+    ],
+)
+def test_edge_messages(problem, feat):
+    config, template = Choices({"gsddmm.size": feat}), TEMPLATES[Choices, EdgeMessages]
+    check(template, problem, config, edge_arguments(problem, feat), ["out"])
+
+
+@pytest.mark.parametrize("run", RUNNERS)
+@pytest.mark.parametrize("op", ["add", "dot"])
+def test_edge_messages_on_threads(op, run):
+    problem, config = EdgeMessages(op, "hf", "f"), Tile(4, gpu=True)
+    check_on_threads(edge_messages, problem, config, edge_arguments(problem, 6), ["out"], run)
 
 
 def softmax_arguments(problem, heads):

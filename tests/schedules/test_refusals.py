@@ -101,7 +101,8 @@ planned(FULL, RowBlocks(tile=32), 48)  # ScheduleError: serves multiples of 32 f
 planned(FULL, RowBlocks(tile=32, feat=64), 48)  # ScheduleError: serves 64 features, got 48
 PanelRows().tiles(100)  # ScheduleError: PanelRows.tiles: argument 'feat': .. multiples of 64
 SlicedRows().tiles(20)  # ScheduleError: argument 'feat': the config serves 1 feature, got 20
-SddmmGroups(16, 8, 2).tiles(40)  # ScheduleError: serves multiples of 32 features, got 40
+planned(FULL, Choices({"sddmm.parts": 1, "sddmm.size": 32}), 48, op="sddmm")
+    # ScheduleError: Choices.tiles: 'sddmm.size': serves 32 features, got 48
 FusedNonzeros(8, 16, 2, 4, 1).tiles(40)  # ScheduleError: serves multiples of 32 features, got 40
 planned(FULL, Decomposed(CSR(), 16, 8), 24)  # ScheduleError: multiples of 16 features, got 24
 TiledRelations.for_sizes(32, 32).tiles(64)
@@ -129,7 +130,7 @@ planned(FULL, Decomposed(CSR()), heads=2)  # ScheduleError: got heads
 planned(FULL, Decomposed(CSR()), reduce="max")  # ScheduleError: got reduce='max'
 planned(FULL, Decomposed(CSR()), reduce="mean")  # ScheduleError: got reduce='mean'
 planned(FULL, Decomposed(CSR()), op="sddmm")
-    # TypeError: expected SddmmGroups for this operator
+    # TypeError: expected Choices for this operator
 planned(FULL, BlockRows(BSR(8, 8)), reduce="mean")
     # ScheduleError: serves sums of one matrix, got reduce='mean'
 planned(FULL, PanelRows(4, compact=True), dtype="float16")

@@ -20,7 +20,7 @@ from sparsetir.schedules.gpu.spmm import RowSplit
 from sparsetir.schedules.operators.problems import CsrPattern
 from sparsetir.schedules.search.configs import to_data
 from sparsetir.schedules.targets import resolve_target
-from sparsetir.schedules.templates.sddmm import SddmmGroups
+from sparsetir.schedules.template import Choices
 
 A = sparsetir.SparseMatrix(
     sp.random_array((60, 40), density=0.1, format="csr", dtype="float32", rng=0)
@@ -108,7 +108,7 @@ def test_records_of_other_versions_do_not_apply(records, versions):
     "config",
     [
         to_data(replace(DEFAULT, tile=16, lanes=16, feat=24)),  # for other features
-        to_data(SddmmGroups()),
+        to_data(Choices()),
         to_data(RowSplit.for_features(16, "float32")),
     ],
     ids=["features", "operator", "gpu"],

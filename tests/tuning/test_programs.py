@@ -62,17 +62,17 @@ def task(ref=None, **changes):
 # The space that is made from a program.
 
 
-@pytest.mark.parametrize(
-    ("name", "iteration"),
-    [("spmm", "spmm"), ("mttkrp", "mttkrp"), ("hypergraph", "two_hop"), ("ttm", "ttm")],
-)
-def test_a_made_space_is_right(name, iteration):
+ITERATIONS = {"hypergraph": "two_hop", "distances_ell": "distances", "spmm_coo_scatter": "zero"}
+
+
+@pytest.mark.parametrize("name", ["spmm", "mttkrp", "ttm", "sddmm", *ITERATIONS])
+def test_a_made_space_is_right(name):
     """Its first choices, its last ones and a mixture, on small inputs with empty rows."""
     program = PROGRAMS[name]
     func = program.make("float32", "int32")
     given = program.inputs(np.random.default_rng(1), "small", "float32", "int32")
     space = space_of(func, {"feat": given["feat"]}, 64, 2)
-    assert {n.partition(".")[0] for n in space} == {iteration}
+    assert {n.partition(".")[0] for n in space} == {ITERATIONS.get(name, name)}
     mixed = {n: values[(i % 2) * -1] for i, (n, values) in enumerate(space.items())}
     ends = ({n: values[at] for n, values in space.items()} for at in (0, -1))
     for config in (mixed, *ends):
@@ -91,6 +91,11 @@ def test_a_made_space_goes_by_what_the_program_is():
     spmm = space_of(SPMM, {"feat": 8}, 512, 2)
     assert spmm["spmm.lanes"] == (8,) and spmm["spmm.inner"] == ("",)
     assert spmm["spmm.blocks"] == (0, 8, 32) and spmm["spmm.parallel"] == (True, False)
+    sampled = PROGRAMS["sddmm"].make("float32", "int32")
+    sizes = {"m": 9, "n": 20000, "nnz": 99, "feat": 80}
+    assert space_of(sampled, {}, 512, 1) == {"sddmm.parts": (0, 1)}
+    assert space_of(sampled, sizes, 512, 1)["sddmm.parts"] == (0, 1, 4, 18, 36)
+    assert space_of(sampled, sizes | {"m": 99}, 512, 1)["sddmm.parts"] == (1, 2, 4)
     assert space_of(PROGRAMS["csf_sum"].make("float32", "int32"), {}, 512, 1) == {}
 
 
@@ -284,7 +289,7 @@ run(threads=1.5)  # ValueError: tune: argument 'threads': expected 1 or more, go
 run(threads=0)  # ValueError: tune: argument 'threads': expected 1 or more, got 0
 run(target=GPU)  # ValueError: tune: argument ' .. expected one for a GPU
 tune(PROGRAMS["csf_sum"].make("float32", "int32"), arguments("csf_sum"), records="")
-    # ValueError: 'csf_sum', of which none is made: no iteration sums
+    # ValueError: 'csf_sum', of which none is made: no innermost loop
 tune("spmm", np.eye(3, dtype="float32"), space={"a": [1]})  # ValueError: 'space': expected none for
 tune(3, {})  # TypeError: the name of an operator or a stage-I function, got int
 prepared(GONE, "fast")  # FileNotFoundError: gone.py

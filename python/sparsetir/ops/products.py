@@ -57,7 +57,7 @@ from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.refusals import wrong
 from sparsetir.schedules.operators.edge_sums import EdgeSums
 from sparsetir.schedules.targets import l2_bytes, l3_bytes
-from sparsetir.schedules.templates.edge_sums import SumLoops
+from sparsetir.schedules.template import Choices
 
 
 def _checked_product(
@@ -560,7 +560,7 @@ def _summed(
 
 @lru_cache(256)
 def _finder(feat: int, *problem: Any) -> Callable[[], Kernel]:
-    return finder(SumLoops(feat), EdgeSums(*problem), target_of(CPU))
+    return finder(Choices({"zero.size": feat}), EdgeSums(*problem), target_of(CPU))
 
 
 class _Sum(torch.autograd.Function):

@@ -144,7 +144,8 @@ def _made(
     if not made:
         raise ValueError(
             f"tune: argument 'schedule': expected one for '{program.name}', of which none is made: "
-            "no iteration sums into rows of a dense axis; give schedule and space"
+            "no innermost loop is over a dense axis whose length is an argument; give schedule and "
+            "space"
         )
     for name in wanted:
         if name not in made:

@@ -1,0 +1,51 @@
+"""Sums over features for each stored element, visited by positions.
+
+The kernel knows no rows: threads get equally many elements, and short rows cost no more than long
+ones. (The fused iteration space of SparseTIR, section 4.2.2, with the row of each element computed
+once instead of searched for.) What becomes of the features is the default schedule's business.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from sparsetir.schedules.templates.shapes import ElementReduction
+from sparsetir.sparse_ir.computed import keyword
+from sparsetir.sparse_ir.recipes.general import cache_parts
+from sparsetir.sparse_ir.schedule import Schedule, SpIter
+
+# Rows of a gathered operand in a part: what stays in a core's second-level cache beside others.
+PART_BYTES = 3 * 2**18
+
+
+def by_positions(sch: Schedule, found: ElementReduction, parts: int = 0) -> SpIter:
+    """Visit elements by their positions.
+
+    parts : of the columns, visited one after the other, so that gathered rows stay in cache; 1 for
+        the order of storage, 0 for as many as sizes ask for
+    """
+    if parts:
+        return sch.positions(found.elements, parts=parts if parts > 1 else None)
+    named = {name: keyword(size) for name, size in sizes_of(sch, found).items()}
+    default: Any = {"recipe": "cache_parts", **named, **_memory(found)}
+    return sch.positions(
+        found.elements, parts="parts", default=1 if None in named.values() else default
+    )
+
+
+def sizes_of(sch: Schedule, found: ElementReduction) -> dict[str, Any]:
+    """The sizes that parts depend on: rows, columns, elements and features, by short names."""
+    row, column = (sch.func.axis(name) for name in found.elements.axes)
+    features = sch.func.axis(found.features.name)
+    return {"m": row.length, "n": column.length, "nnz": column.nnz, "feat": features.length}
+
+
+def parts_for(found: ElementReduction, sizes: dict[str, int]) -> int:
+    """How many parts sizes ask for, see :func:`sizes_of`."""
+    return cache_parts(**sizes, **_memory(found))
+
+
+def _memory(found: ElementReduction) -> dict[str, int]:
+    return {"itemsize": np.dtype(found.dtype).itemsize, "cache": PART_BYTES}
