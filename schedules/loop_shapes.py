@@ -90,10 +90,10 @@ def _obstacle(loop: Any, realize: Any) -> str:
     moving = next((c for c in conditions if var in free_vars(c)), None)
     if moving is not None:
         return f"each visit of {var.name} has a condition of its own, {moving}"
-    reduction = reduction_of(body)
+    reduction = reduction_of(body) if reduces else None
     if reduces and reduction is None:
         return "what it sums up is no update by one operator"
-    if reduces and reduction.operator == "product":
+    if reduction is not None and reduction.operator == "product":
         return "a product keeps its order"
     if reduces and tvm.DataType(dtype_of(store.value)).bits not in (32, 64):
         return f"sums of {dtype_of(store.value)} round in each visit"

@@ -42,7 +42,7 @@ def shared_visits(func: tirx.PrimFunc) -> tirx.PrimFunc:
     free = {sch.get(x).loop_var for loops in outermost for x in loops if is_free(sch, x)}
     parts: list[Any] = []
     for part in root.body.seq:
-        last = parts[-1] if parts else None
+        last: Any = parts[-1] if parts else None
         if all(isinstance(x, tirx.For) and x.loop_var in free for x in (last, part)):
             again = loop_with(part, body=substitute(part.body, {part.loop_var: last.loop_var}))
             if _may_share(last, again):

@@ -231,8 +231,10 @@ class _Nest:
         return first and whole and not self.outer and len(self.conditions) < 2
 
     def _is_free(self, along: Any, realize: Any) -> bool:
-        """Whether visits of a loop may be lanes."""
+        """Whether visits of a loop may be lanes, and none around it is one of a sum."""
         facts = facts_of(self.block)
+        if any(v.iter_type != tirx.IterVar.DataPar for v in self.block.iter_vars):
+            return False
         return all(facts[v] == FREE for v, x in values_of(realize).items() if along in free_vars(x))
 
     def in_vectors(self, lanes: int, cache: int) -> tirx.Stmt:
