@@ -175,7 +175,8 @@ class _BySize:
 
             def asks(visited: Any) -> list[Any]:
                 at = {loop.loop_var: visited, inner.loop_var: as_dtype(0, dtype_of(inner.loop_var))}
-                span, (gathers, along) = tiles.lanes * (tiles.count or WIDE), at
+                count = tiles.count or (TOGETHER if tiles.lanes == lanes else 2)
+                span, (gathers, along) = tiles.lanes * count, at
                 if span < PREFETCHING * lanes:
                     return []
                 return rows_ahead(self.func, term, gathers, along, at, span, self.cache)
