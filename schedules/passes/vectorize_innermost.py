@@ -30,7 +30,7 @@ from tvm.sym import Analyzer
 
 from sparsetir.schedules.passes.launches import top_level
 from sparsetir.schedules.passes.nests import is_along, is_zero, wide_indices
-from sparsetir.schedules.passes.prefetch import PREFETCHING, rows_ahead
+from sparsetir.schedules.passes.prefetch import PREFETCHING, gathering_loads, rows_ahead
 from sparsetir.schedules.registers import sum_vectors
 from sparsetir.sparse_ir.nodes import (
     buffer_var,
@@ -498,10 +498,8 @@ def _uses(expr: Any, var: Any) -> bool:
 
 
 def _gathers(store: Any) -> bool:
-    """Whether a store, or what it loads, is at an index that is loaded."""
-    return any(
-        nodes_of(ir.TensorLoad, *x.indices) for x in [store, *nodes_of(ir.TensorLoad, store)]
-    )
+    """Whether a store loads of another buffer at an index that is loaded."""
+    return any(not x.source.same_as(store.buffer) for x in gathering_loads(store))
 
 
 def _vectors_and_rest(
