@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from sparsetir import sparse_ir as sparse_ir
     from sparsetir import tuning as tuning
     from sparsetir.data.sparse_tensor import SparseMatrix, SparseTensor
+    from sparsetir.expressions.einsum import einsum, expression
     from sparsetir.formats.decompose import decompose_format
     from sparsetir.formats.format_part import FormatPart as FormatPart
     from sparsetir.formats.infer_indices import infer_format as infer_format
@@ -92,8 +93,10 @@ __all__ = [
     "build_assembled",
     "decompose_format",
     "default_schedule",
+    "einsum",
     "explain",
     "export",
+    "expression",
     "gradient",
     "horizontal_fuse",
     "interpret",
@@ -111,6 +114,7 @@ __all__ = [
 # from `sparsetir.sparse_ir` and `sparsetir.formats`, or serve tools.
 _MODULES = {
     "data.sparse_tensor": "SparseMatrix SparseTensor",
+    "expressions.einsum": "einsum expression",
     "formats.decompose": "decompose_format",
     "formats.format_part": "FormatPart",
     "formats.infer_indices": "infer_format",

@@ -1,0 +1,272 @@
+"""Expressions of operands of known types: programs, kernels and results, kept."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from sparsetir.data.sources import Stored
+from sparsetir.data.sparse_tensor import SparseMatrix, SparseTensor
+from sparsetir.expressions.assignments import assignments
+from sparsetir.expressions.checks import (
+    HALVES,
+    check_ranks,
+    common_dtype,
+    computed_in,
+    sizes_of,
+)  # fmt: skip
+from sparsetir.expressions.notation import Statement, accesses, in_semiring, parse
+from sparsetir.expressions.operands import Operand, idtype_of
+from sparsetir.expressions.program import program
+from sparsetir.expressions.storage import Storage, csf_levels
+from sparsetir.expressions.unit import Bound, Unit
+from sparsetir.formats.pattern import Pattern
+from sparsetir.runtime.arrays import is_torch
+
+MOST_KEPT = 256  # expressions with kernels
+MOST_BOUND = 8  # sets of patterns and shapes of each
+LIKE = "PATTERN"  # the operand whose pattern a result has, where it is no other one
+
+
+class Compiled:
+    """An expression of operands of some types.
+
+    statement : the expression
+    forms : the storage of each operand by name
+    dtype : of the result
+    acc : the type that is computed in
+    like : the operand whose pattern the result has
+    """
+
+    def __init__(
+        self, who: str, statement: Statement, forms: Mapping[str, Storage], dtype: str, acc: str,
+        idtype: str, like: str | None,
+    ) -> None:  # fmt: skip
+        self.who, self.statement, self.dtype, self.acc = who, statement, dtype, acc
+        self.idtype, self.like, self.forms = idtype, like, dict(forms)
+        self.result_name = statement.result.name
+        self.forms[self.result_name] = Storage(dtype, len(statement.result.indices))
+        self.steps = assignments(statement, self.forms, like)
+        self._bound: dict[object, list[Bound]] = {}
+        self._held: dict[object, list[object]] = {}
+
+    @cached_property
+    def whole(self) -> list[Unit]:
+        """One program."""
+        return [Unit.of(program(self.steps, self.forms, self.acc, idtype=self.idtype))]
+
+    @cached_property
+    def apart(self) -> list[Unit]:
+        """A program for each assignment, of which gradients are derived."""
+        forms, out = dict(self.forms), []
+        for step in self.steps:
+            dtype = self.dtype if step is self.steps[-1] else self.acc
+            name, rank = step.result.name, len(step.result.indices)
+            forms[name] = Storage(dtype, rank)
+            alone = replace(step, accumulates=False)
+            out.append(Unit.of(program([alone], forms, self.acc, idtype=self.idtype)))
+            if step.like:
+                of = forms[step.like.name]
+                forms[name] = replace(of, dtype=dtype, pattern=of.pattern or step.like.name)
+        return out
+
+    def result(self, operands: Mapping[str, Operand], like: object = None, out: Any = None) -> Any:
+        """The result of operands of these types.
+
+        like : what the caller gave for a pattern
+        """
+        tensors = [x.values for x in operands.values() if type(x.values) is not np.ndarray]
+        graded = False
+        if tensors:
+            import torch
+
+            graded = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+        found = self._graded(operands) if graded else self._plain(operands, bool(tensors), out)
+        return found if self.like is None else _sparse(operands[self.like], found, like)
+
+    def _plain(self, operands: Mapping[str, Operand], torch: bool, out: Any) -> Any:
+        """The result of one program."""
+        (bound,) = self.bound(operands, False)
+        values = []
+        for name, param in bound.sources:
+            x = bound.ordered(param, operands[name].values)
+            if type(x) is not np.ndarray:
+                x = x.detach().contiguous()
+            elif not x.flags.c_contiguous:
+                x = np.ascontiguousarray(x)
+            values.append(x)
+        if self.statement.accumulates:
+            before = operands[self.result_name].values
+            out = bound.empty(torch) if out is None else out
+            out[...] = before
+        return bound.natural(bound(values, bound.empty(torch) if out is None else out))
+
+    def _graded(self, operands: Mapping[str, Operand]) -> Any:
+        """The result of tensors that want gradients, step by step."""
+        import torch
+
+        from sparsetir.expressions.autograd import run
+
+        values = {n: torch.as_tensor(x.values) for n, x in operands.items()}
+        patterns = {n: x.pattern for n, x in operands.items() if x.pattern is not None}
+        found: Any = None
+        for bound in self.bound(operands, True):
+            inputs = [bound.ordered(param, values[n]).contiguous() for n, param in bound.sources]
+            found = bound.natural(run(bound, patterns, inputs))
+            values[bound.unit.values[bound.unit.result][0]] = found
+        if self.statement.accumulates:
+            found = found + torch.as_tensor(operands[self.result_name].values)
+        return found
+
+    def bound(self, operands: Mapping[str, Operand], apart: bool) -> list[Bound]:
+        """The units for the patterns and shapes of operands; kept for the last ones."""
+        patterns = [x.pattern for x in operands.values()]
+        key = apart, *map(id, patterns), *[x.shape for x in operands.values()]
+        found = self._bound.get(key)
+        if found is None:
+            found = self._made(operands, apart)
+            forget: Callable[[object], object] = lambda _: self._bound.pop(key, None)  # noqa: E731
+            held = [weakref.ref(p, forget) for p in patterns if p is not None]
+            for bound in found:
+                bound.held = held
+            if len(self._bound) >= MOST_BOUND:
+                self._bound.pop(next(iter(self._bound)), None)
+            self._bound[key] = found
+        return found
+
+    def _made(self, operands: Mapping[str, Operand], apart: bool) -> list[Bound]:
+        shapes = {n: x.shape for n, x in operands.items()}
+        if self.like == LIKE:
+            result = self.statement.result
+            check_ranks(
+                self.who,
+                replace(self.statement, result=replace(result, name=LIKE)),
+                {n: len(s) for n, s in shapes.items()},
+            )
+        sizes = sizes_of(self.who, self.statement, shapes)
+        patterns: dict[str, Pattern] = {
+            n: x.pattern for n, x in operands.items() if x.pattern is not None
+        }
+        return [
+            Bound(u, sizes, patterns, self.idtype) for u in (self.apart if apart else self.whole)
+        ]
+
+
+def _sparse(mask: Operand, values: Any, like: object) -> Any:
+    """A sparse result with the pattern of an operand."""
+    pattern = mask.pattern
+    assert pattern is not None
+    if isinstance(like, SparseTensor) and not is_torch(values):
+        return like.with_values(values)
+    if not is_torch(values):
+        made = SparseMatrix if pattern.order == 2 else SparseTensor
+        return made.of_stored(Stored(pattern, values, None))
+    import torch
+
+    if pattern.order == 2:
+        arrays = pattern.indptr, pattern.columns.astype(pattern.indptr.dtype)
+        index = [torch.from_numpy(x) for x in arrays]
+        return torch.sparse_csr_tensor(*index, values, pattern.shape, check_invariants=False)
+    at = torch.from_numpy(np.stack(pattern.coords).astype(np.int64))
+    return torch.sparse_coo_tensor(
+        at, values, pattern.shape, is_coalesced=True, check_invariants=False
+    )
+
+
+_all: dict[object, Compiled] = {}
+
+
+def compiled(
+    who: str,
+    text: str,
+    operands: Mapping[str, Operand],
+    reduce: str,
+    semiring: str,
+    like: str | None,
+) -> Compiled:
+    """The programs of an expression for operands of these types, kept."""
+    patterns: dict[int, str] = {}
+    types = tuple([
+        (n, x.dtype, len(x.shape), x.constant,
+         None if x.pattern is None else patterns.setdefault(id(x.pattern), n))
+        for n, x in operands.items()
+    ])  # fmt: skip
+    idtype = idtype_of(operands.values())
+    key = text, reduce, semiring, like, types, idtype
+    found = _all.get(key)
+    if found is None:
+        found = _made(who, text, operands, reduce, semiring, like, patterns, idtype)
+        if len(_all) >= MOST_KEPT:
+            _all.pop(next(iter(_all)), None)
+        _all[key] = found
+    return found
+
+
+def _made(
+    who: str, text: str, operands: Mapping[str, Operand], reduce: str, semiring: str,
+    like: str | None, patterns: Mapping[int, str], idtype: str,
+) -> Compiled:  # fmt: skip
+    ranks = {n: len(x.shape) for n, x in operands.items()}
+    statement = in_semiring(parse(text, who, [*ranks.values()]), reduce, semiring, who)
+    check_ranks(who, statement, ranks)
+    read = [operands[n] for n in dict.fromkeys(x.name for x in accesses(statement.value))]
+    constants = [x.dtype for x in read if x.constant]
+    dtype = common_dtype([x.dtype for x in read if not x.constant], constants)
+    acc = computed_in(statement, dtype)
+    forms: dict[str, Storage] = {}
+    for n, x in operands.items():
+        forms[n] = Storage(x.dtype, ranks[n])
+        if x.pattern is not None:
+            shared = patterns[id(x.pattern)]
+            forms[n] = Storage(
+                x.dtype, ranks[n], csf_levels(ranks[n]), None, None if shared == n else shared
+            )
+    return Compiled(who, statement, forms, dtype if dtype in HALVES else acc, acc, idtype, like)
+
+
+def named(
+    who: str, text: str, operands: Sequence[Operand], more: Mapping[str, Operand]
+) -> dict[str, Operand]:
+    """The operands by their names in a text; the first ones are in order of appearance."""
+    ranks = tuple(len(x.shape) for x in operands)
+    names = _names_of(who, text, () if "=" in text else ranks)
+    free = [n for n in names if n not in more]
+    if len(operands) > len(free):
+        got = len(operands) + len(more)
+        raise TypeError(f"{who}: expected {len(names)} operands ({', '.join(names)}), got {got}")
+    out = dict(zip(free, operands, strict=False))
+    for name, x in more.items():
+        if name not in names:
+            raise TypeError(
+                f"{who}: argument '{name}': expected one of {', '.join(names)}, which are "
+                f"the names of the operands in {text!r}"
+            )
+        out[name] = x
+    for name in names:
+        if name not in out:
+            raise TypeError(
+                f"{who}: argument '{name}': expected the operand of this name, got none"
+            )
+    return out
+
+
+_names: dict[object, tuple[str, ...]] = {}
+
+
+def _names_of(who: str, text: str, ranks: tuple[int, ...]) -> tuple[str, ...]:
+    """The operands of a text, in order of appearance."""
+    found = _names.get((text, ranks))
+    if found is None:
+        statement = parse(text, who, ranks)
+        names = dict.fromkeys(x.name for x in accesses(statement.value))
+        if statement.accumulates:
+            names[statement.result.name] = None
+        if len(_names) >= MOST_KEPT:
+            _names.pop(next(iter(_names)), None)
+        found = _names[text, ranks] = tuple(names)
+    return found
