@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from sparsetir.expressions.assignments import assignments
 from sparsetir.expressions.checks import HALVES, computed_in
-from sparsetir.expressions.execution import LIKE, compiled, named
+from sparsetir.expressions.execution import LIKE, Options, compiled, named
 from sparsetir.expressions.notation import accesses, in_semiring, parse
 from sparsetir.expressions.operands import read
 from sparsetir.expressions.program import program
@@ -79,7 +80,8 @@ def expression(
 
 def einsum(
     text: str, *operands: object, reduce: str = "sum", semiring: str = "plus_times",
-    like: object = None, out: object = None, **by_name: object,
+    like: object = None, format: str | None = None, out: object = None,
+    formats: Mapping[str, object] | None = None, **by_name: object,
 ) -> Any:  # fmt: skip
     """The result of an expression of sparse and dense tensors.
 
@@ -108,8 +110,13 @@ def einsum(
         another meaning.
     like : str or sparse tensor, optional
         The result has the pattern of this operand, or of another one. By default it is dense.
+    format : "csr", optional
+        The result is a SparseMatrix that stores what the expression visits.
     out : ndarray, optional
         Where a dense result is written.
+    formats : mapping of str to str or Format, optional
+        How sparse operands are stored, as of :func:`expression`; by default in compressed levels,
+        in the order that suits the expression.
     **by_name : arrays or sparse tensors
         Operands by their names.
 
@@ -160,4 +167,5 @@ def einsum(
                 who, "like", "a sparse tensor, or the name of a sparse operand", f"{like!r}"
             )
         like = by_name.get(mask, like)
-    return compiled(who, text, known, reduce, semiring, mask).result(known, like, out)
+    options = Options(reduce, semiring, mask, format, tuple((formats or {}).items()))
+    return compiled(who, text, known, options).result(known, like, out)

@@ -6,13 +6,13 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from sparsetir.data.sources import Stored
 from sparsetir.data.sparse_tensor import SparseMatrix, SparseTensor
-from sparsetir.expressions.assignments import assignments
+from sparsetir.expressions.assignments import Term, assignments, domain
 from sparsetir.expressions.checks import (
     HALVES,
     check_ranks,
@@ -20,13 +20,23 @@ from sparsetir.expressions.checks import (
     computed_in,
     sizes_of,
 )  # fmt: skip
-from sparsetir.expressions.notation import Statement, accesses, in_semiring, parse
+from sparsetir.expressions.notation import (
+    Call,
+    Number,
+    Statement,
+    Tree,
+    accesses,
+    in_semiring,
+    parse,
+)
 from sparsetir.expressions.operands import Operand, idtype_of
 from sparsetir.expressions.program import program
-from sparsetir.expressions.storage import Storage, csf_levels
-from sparsetir.expressions.unit import Bound, Unit
+from sparsetir.expressions.storage import Storage, csf_levels, storage
+from sparsetir.expressions.unit import Bound, Unit, settled
+from sparsetir.expressions.visits import drivers
 from sparsetir.formats.pattern import Pattern
-from sparsetir.runtime.arrays import is_torch
+from sparsetir.runtime.arrays import is_torch, to_numpy
+from sparsetir.runtime.refusals import wrong
 
 MOST_KEPT = 256  # expressions with kernels
 MOST_BOUND = 8  # sets of patterns and shapes of each
@@ -40,15 +50,15 @@ class Compiled:
     forms : the storage of each operand by name
     dtype : of the result
     acc : the type that is computed in
-    like : the operand whose pattern the result has
     """
 
     def __init__(
         self, who: str, statement: Statement, forms: Mapping[str, Storage], dtype: str, acc: str,
-        idtype: str, like: str | None,
+        idtype: str, options: Options,
     ) -> None:  # fmt: skip
         self.who, self.statement, self.dtype, self.acc = who, statement, dtype, acc
-        self.idtype, self.like, self.forms = idtype, like, dict(forms)
+        self.idtype, self.options, self.forms = idtype, options, dict(forms)
+        self.like = like = options.like
         self.result_name = statement.result.name
         self.forms[self.result_name] = Storage(dtype, len(statement.result.indices))
         self.steps = assignments(statement, self.forms, like)
@@ -86,8 +96,64 @@ class Compiled:
             import torch
 
             graded = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+        if self.options.format is not None:
+            made = self._assembled(operands)
+            if not tensors:
+                return made
+            # Gradients are those at the pattern that was found.
+            at = {**operands, LIKE: Operand(made.values, made.shape, self.dtype, made.pattern)}
+            options = self.options._replace(format=None, like=LIKE)
+            if graded:
+                return compiled(self.who, self.statement.text, at, options).result(at)
+            return _sparse(at[LIKE], torch.from_numpy(made.values), None)
         found = self._graded(operands) if graded else self._plain(operands, bool(tensors), out)
         return found if self.like is None else _sparse(operands[self.like], found, like)
+
+    @cached_property
+    def assembling(self) -> list[Unit]:
+        """Programs of sparse results, which add up."""
+        *before, last = self.steps
+        value: Tree = Number(0)
+        for n, t in enumerate(last.terms):
+            first = t.value if t.sign > 0 else Call("neg", (t.value,))
+            value = Call("+" if t.sign > 0 else "-", (value, t.value)) if n else first
+        parts = [replace(last, terms=(t,)) for t in last.terms]
+        if not any(t.over for t in last.terms) and value is not None and last.op == "sum":
+            where = domain(
+                value, lambda x: self.forms[x.name].sparse if x.name in self.forms else False
+            )
+            if drivers(where, lambda x: None not in x.plain).exact:
+                parts = [replace(last, terms=(Term(value, ()),))]
+        made = [
+            program([*before, p], self.forms, self.acc, idtype=self.idtype, assembled=True)
+            for p in parts
+        ]
+        return [Unit.of(p) for p in made]
+
+    def _assembled(self, operands: Mapping[str, Operand]) -> SparseMatrix:
+        """A sparse result with the pattern that the programs visit."""
+        shapes = {n: x.shape for n, x in operands.items()}
+        sizes = sizes_of(self.who, self.statement, shapes)
+        patterns = {n: x.pattern for n, x in operands.items() if x.pattern is not None}
+        found: list[SparseMatrix] = []
+        for unit in self.assembling:
+            try:
+                kernel = unit.assembled
+            except ValueError as error:
+                expected = "a result whose rows are the first loop, " + str(error)
+                raise wrong(self.who, "format", expected, repr(self.options.format)) from error
+            known, kept = settled(unit, sizes, patterns, self.idtype)
+            given = {n: known[n] for n in kernel.params if n in known}
+            for param in unit.inputs:
+                name, key = unit.values[param]
+                x = operands[name].values
+                x = to_numpy(x) if key is None else kept[key].values(to_numpy(x))
+                given[param] = np.ascontiguousarray(x)
+            made = kernel(**given)
+            shape = tuple(sizes[n] for n in self.statement.result.plain)
+            pattern = Pattern.from_csr(made.indptr, made.indices, shape, check=False)
+            found.append(SparseMatrix.of_stored(Stored(pattern, made.values, None)))
+        return found[0].add(*found[1:]) if len(found) > 1 else found[0]
 
     def _plain(self, operands: Mapping[str, Operand], torch: bool, out: Any) -> Any:
         """The result of one program."""
@@ -178,29 +244,35 @@ def _sparse(mask: Operand, values: Any, like: object) -> Any:
     )
 
 
+class Options(NamedTuple):
+    """What callers say beside operands; as of :func:`sparsetir.einsum`, `like` by name.
+
+    formats : pairs of operands and formats
+    """
+
+    reduce: str = "sum"
+    semiring: str = "plus_times"
+    like: str | None = None
+    format: str | None = None
+    formats: tuple[tuple[str, object], ...] = ()
+
+
 _all: dict[object, Compiled] = {}
 
 
-def compiled(
-    who: str,
-    text: str,
-    operands: Mapping[str, Operand],
-    reduce: str,
-    semiring: str,
-    like: str | None,
-) -> Compiled:
+def compiled(who: str, text: str, operands: Mapping[str, Operand], options: Options) -> Compiled:
     """The programs of an expression for operands of these types, kept."""
-    patterns: dict[int, str] = {}
+    shared: dict[int, str] = {}
     types = tuple([
         (n, x.dtype, len(x.shape), x.constant,
-         None if x.pattern is None else patterns.setdefault(id(x.pattern), n))
+         None if x.pattern is None else shared.setdefault(id(x.pattern), n))
         for n, x in operands.items()
     ])  # fmt: skip
     idtype = idtype_of(operands.values())
-    key = text, reduce, semiring, like, types, idtype
+    key = text, options, types, idtype
     found = _all.get(key)
     if found is None:
-        found = _made(who, text, operands, reduce, semiring, like, patterns, idtype)
+        found = _made(who, text, operands, options, shared, idtype)
         if len(_all) >= MOST_KEPT:
             _all.pop(next(iter(_all)), None)
         _all[key] = found
@@ -208,25 +280,36 @@ def compiled(
 
 
 def _made(
-    who: str, text: str, operands: Mapping[str, Operand], reduce: str, semiring: str,
-    like: str | None, patterns: Mapping[int, str], idtype: str,
+    who: str, text: str, operands: Mapping[str, Operand], options: Options,
+    shared: Mapping[int, str], idtype: str,
 ) -> Compiled:  # fmt: skip
     ranks = {n: len(x.shape) for n, x in operands.items()}
-    statement = in_semiring(parse(text, who, [*ranks.values()]), reduce, semiring, who)
+    parsed = parse(text, who, [*ranks.values()])
+    statement = in_semiring(parsed, options.reduce, options.semiring, who)
     check_ranks(who, statement, ranks)
     read = [operands[n] for n in dict.fromkeys(x.name for x in accesses(statement.value))]
     constants = [x.dtype for x in read if x.constant]
     dtype = common_dtype([x.dtype for x in read if not x.constant], constants)
     acc = computed_in(statement, dtype)
     forms: dict[str, Storage] = {}
+    chosen = dict(options.formats)
     for n, x in operands.items():
         forms[n] = Storage(x.dtype, ranks[n])
-        if x.pattern is not None:
-            shared = patterns[id(x.pattern)]
-            forms[n] = Storage(
-                x.dtype, ranks[n], csf_levels(ranks[n]), None, None if shared == n else shared
-            )
-    return Compiled(who, statement, forms, dtype if dtype in HALVES else acc, acc, idtype, like)
+        if x.pattern is not None and n in chosen:
+            forms[n] = storage(who, n, chosen[n], ranks[n], x.dtype)
+        elif x.pattern is not None:
+            other = shared[id(x.pattern)]
+            pattern = None if other == n or other in chosen else other
+            forms[n] = replace(forms[n], levels=csf_levels(ranks[n]), pattern=pattern)
+    if options.format is not None and (statement.accumulates or options.like):
+        raise wrong(who, "format", "None beside `like` and +=", repr(options.format))
+    if options.format not in (None, "csr"):
+        raise wrong(who, "format", "'csr', or None for a dense result", repr(options.format))
+    if options.format and len(statement.result.indices) != 2:
+        expected = "a result with two indices"
+        raise wrong(who, "format", expected, f"{statement.result}; give `like` instead")
+    result = dtype if dtype in HALVES else acc
+    return Compiled(who, statement, forms, result, acc, idtype, options)
 
 
 def named(

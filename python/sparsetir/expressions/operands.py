@@ -141,6 +141,13 @@ class Stored:
     take: np.ndarray | None = None
     padded: bool = False
 
+    @property
+    def places(self) -> int:
+        """Number of values, padding included."""
+        last = self.arrays[-1][1]
+        assert last is not None
+        return len(last)
+
     def values(self, values: Any) -> Any:
         """Values in this order, of those in the order of the pattern."""
         if self.take is None:

@@ -74,14 +74,14 @@ class Program:
 
 def program(
     steps: Sequence[Assignment], operands: Mapping[str, Storage], acc: str, *,
-    name: str = "expression", idtype: str = "int32", assembled: str | None = None,
+    name: str = "expression", idtype: str = "int32", assembled: bool = False,
 ) -> Program:  # fmt: skip
     """The program of assignments.
 
     steps : in order; results of all but the last are inside of the program
     operands : the storage of each operand, and of the last result, by name
     acc : the type that is computed in
-    assembled : "csr" where the result is sparse with a pattern of its own
+    assembled : whether the result is sparse, with a pattern of its own
 
     Raises ValueError where no program of the language serves.
     """
@@ -91,7 +91,7 @@ def program(
 class _Writer:
     def __init__(
         self, steps: Sequence[Assignment], operands: Mapping[str, Storage], acc: str, idtype: str,
-        assembled: str | None,
+        assembled: bool,
     ) -> None:  # fmt: skip
         self.steps, self.operands, self.acc, self.idtype = list(steps), dict(operands), acc, idtype
         self.assembled = assembled
@@ -220,7 +220,12 @@ class _Writer:
         if key in self.buffers:
             return self.buffers[key]
         pattern = self._pattern(access) if form.sparse else None
-        if pattern:
+        if self.assembled and access.name == self.result.name:
+            row, column = (str(n) for n in plain)
+            arrays = [self._param("result", f"{access.name}1_{kind}") for kind in ("ptr", "idx")]
+            made = f"({self._dense(row)}, ({self._size(column)}, None), ({', '.join(arrays)}){{}})"
+            axes = [self._dense(row), self._axis(f"{access.name}1", f"T.sparse_variable{made}")]
+        elif pattern:
             axes = [*([self.root] if pattern.rooted else []), *pattern.axes]
         elif simple:
             axes = [self._dense(n) for n in plain if n]

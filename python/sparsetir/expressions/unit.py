@@ -13,6 +13,7 @@ from sparsetir.expressions.operands import Stored, stored
 from sparsetir.expressions.program import Key, Program
 from sparsetir.formats.pattern import Pattern
 from sparsetir.runtime.arrays import empty, is_torch
+from sparsetir.runtime.assembled import AssembledKernel, build_assembled
 from sparsetir.runtime.build import build
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.sparse_ir.gradient import gradient, transposed_axes
@@ -54,6 +55,11 @@ class Unit:
         there = {str(p.name) for p in self.func.params}
         return [name for name in self.values if name in there and name != self.result]
 
+    @cached_property
+    def assembled(self) -> AssembledKernel:
+        """What computes a sparse result with its pattern."""
+        return build_assembled(self.func)
+
     def dims(self, key: Key) -> tuple[int, ...]:
         """The dimension of each level of a pattern, from the root down."""
         pattern = self.program.patterns[key]
@@ -84,6 +90,29 @@ class Unit:
         return Unit(self.program, derived, values, result, levels)
 
 
+def settled(
+    unit: Unit, sizes: Mapping[object, int], patterns: Mapping[str, Pattern], idtype: str
+) -> tuple[dict[str, Any], dict[Key, Stored]]:
+    """The arguments that follow from sizes and patterns, by name, and the patterns as stored."""
+    program = unit.program
+    known: dict[str, Any] = {p: sizes[of] for p, of in program.sizes.items() if of in sizes}
+    axes = {str(a.name): a for a in unit.func.axes}
+    kept: dict[Key, Stored] = {}
+    for key, pattern in program.patterns.items():
+        names = unit.levels[key]
+        if not all(n in axes for n in names):
+            continue  # which a gradient does not need
+        kept[key] = stored(patterns[pattern.operand], pattern.levels, unit.dims(key), idtype)
+        for name, (ptr, idx), n in zip(names, kept[key].arrays, kept[key].lengths, strict=True):
+            axis = axes[name]
+            if idx is not None:
+                count = axis.nnz if ptr is not None else axis.nnz_cols
+                known |= {str(axis.indices.name): idx, str(count.name): n}
+            if ptr is not None:
+                known[str(axis.indptr.name)] = ptr
+    return known, kept
+
+
 class Bound:
     """A unit for patterns and sizes: called with values.
 
@@ -97,26 +126,8 @@ class Bound:
     ) -> None:
         self.unit, self.sizes, self.idtype = unit, sizes, idtype
         self._gradients: dict[str, Bound] = {}
-        program, func = unit.program, unit.func
-        self.stored: dict[Key, Stored] = {}
-        known: dict[str, Any] = {p: sizes[of] for p, of in program.sizes.items() if of in sizes}
-        axes = {str(a.name): a for a in func.axes}
-        for key, pattern in program.patterns.items():
-            names = unit.levels[key]
-            if not all(n in axes for n in names):
-                continue  # which a gradient does not need
-            found = stored(patterns[pattern.operand], pattern.levels, unit.dims(key), idtype)
-            self.stored[key] = found
-            for name, (ptr, idx), length in zip(names, found.arrays, found.lengths, strict=True):
-                axis = axes[name]
-                if idx is not None:
-                    known[str(axis.indices.name)] = idx
-                    count = axis.nnz if ptr is not None else axis.nnz_cols
-                    known[str(count.name)] = length
-                if ptr is not None:
-                    known[str(axis.indptr.name)] = ptr
-        kernel = unit.kernel
-        names = kernel.signature.names
+        known, self.stored = settled(unit, sizes, patterns, idtype)
+        names = unit.kernel.signature.names
         given = {*unit.inputs, unit.result}
         self._args = [None if n in given else known.get(n) for n in names]
         self.sources = [(unit.values[n][0], n) for n in unit.inputs]
@@ -124,16 +135,15 @@ class Bound:
         self.held: object = None  # what drops it where a pattern is gone
         self._at = names.index(unit.result)
         buffer = next(
-            b for b in func.buffers if b.handle is not None and b.handle.name == unit.result
-        )
+            b for b in unit.func.buffers
+            if b.handle is not None and b.handle.name == unit.result
+        )  # fmt: skip
         self.dtype, over = buffer.dtype, unit.values[unit.result][1]
+        self.shape: tuple[int, ...] = ()
         if over is not None:
-            found = self.stored[over]
-            self.shape: tuple[int, ...] = (len(found.arrays[-1][1]),)  # type: ignore[arg-type]
-        else:
-            self.shape = (
-                tuple(known[str(s.name)] for s in buffer.var.ty.shape) if buffer.axes else ()
-            )
+            self.shape = (self.stored[over].places,)
+        elif buffer.axes:
+            self.shape = tuple(known[str(s.name)] for s in buffer.var.ty.shape)
 
     def __call__(self, values: Sequence[Any], out: Any) -> Any:
         """Write the result, of values in the order of `sources`, each in that of its levels."""
