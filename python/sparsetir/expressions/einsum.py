@@ -75,7 +75,7 @@ def expression(
         raise wrong(who, "like", "an operand of a sparse format", f"{like!r}, which is dense")
     acc = computed_in(statement, dtype)
     operands[statement.result.name] = Storage(dtype if dtype in HALVES else acc, rank)
-    return program(assignments(statement, operands, like), operands, acc, idtype=idtype).func
+    return program(assignments(statement, operands, like), operands, acc, idtype).func
 
 
 def einsum(

@@ -12,7 +12,7 @@ import numpy as np
 
 from sparsetir.data.sources import Stored
 from sparsetir.data.sparse_tensor import SparseMatrix, SparseTensor
-from sparsetir.expressions.assignments import Term, assignments, domain
+from sparsetir.expressions.assignments import Assignment, Term, assignments, domain
 from sparsetir.expressions.checks import (
     HALVES,
     check_ranks,
@@ -20,6 +20,7 @@ from sparsetir.expressions.checks import (
     computed_in,
     sizes_of,
 )  # fmt: skip
+from sparsetir.expressions.contraction import contracted
 from sparsetir.expressions.notation import (
     Call,
     Number,
@@ -30,7 +31,7 @@ from sparsetir.expressions.notation import (
     parse,
 )
 from sparsetir.expressions.operands import Operand, idtype_of
-from sparsetir.expressions.program import program
+from sparsetir.expressions.program import Program, program
 from sparsetir.expressions.storage import Storage, csf_levels, storage
 from sparsetir.expressions.unit import Bound, Unit, settled
 from sparsetir.expressions.visits import drivers
@@ -62,24 +63,27 @@ class Compiled:
         self.result_name = statement.result.name
         self.forms[self.result_name] = Storage(dtype, len(statement.result.indices))
         self.steps = assignments(statement, self.forms, like)
+        self._units: dict[object, list[Unit]] = {}
         self._bound: dict[object, list[Bound]] = {}
-        self._held: dict[object, list[object]] = {}
 
-    @cached_property
-    def whole(self) -> list[Unit]:
-        """One program."""
-        return [Unit.of(program(self.steps, self.forms, self.acc, idtype=self.idtype))]
+    def units(self, steps: tuple[Assignment, ...], apart: bool) -> list[Unit]:
+        """One program of all assignments; or one for each, of which gradients are derived."""
+        key = steps, apart
+        if key not in self._units:
+            made = (
+                self._apart(steps) if apart else [program(steps, self.forms, self.acc, self.idtype)]
+            )
+            self._units[key] = [Unit.of(p) for p in made]
+        return self._units[key]
 
-    @cached_property
-    def apart(self) -> list[Unit]:
-        """A program for each assignment, of which gradients are derived."""
+    def _apart(self, steps: tuple[Assignment, ...]) -> list[Program]:
         forms, out = dict(self.forms), []
-        for step in self.steps:
-            dtype = self.dtype if step is self.steps[-1] else self.acc
+        for step in steps:
+            dtype = self.dtype if step is steps[-1] else self.acc
             name, rank = step.result.name, len(step.result.indices)
             forms[name] = Storage(dtype, rank)
             alone = replace(step, accumulates=False)
-            out.append(Unit.of(program([alone], forms, self.acc, idtype=self.idtype)))
+            out.append(program([alone], forms, self.acc, self.idtype))
             if step.like:
                 of = forms[step.like.name]
                 forms[name] = replace(of, dtype=dtype, pattern=of.pattern or step.like.name)
@@ -125,8 +129,7 @@ class Compiled:
             if drivers(where, lambda x: None not in x.plain).exact:
                 parts = [replace(last, terms=(Term(value, ()),))]
         made = [
-            program([*before, p], self.forms, self.acc, idtype=self.idtype, assembled=True)
-            for p in parts
+            program([*before, p], self.forms, self.acc, self.idtype, assembled=True) for p in parts
         ]
         return [Unit.of(p) for p in made]
 
@@ -218,9 +221,9 @@ class Compiled:
         patterns: dict[str, Pattern] = {
             n: x.pattern for n, x in operands.items() if x.pattern is not None
         }
-        return [
-            Bound(u, sizes, patterns, self.idtype) for u in (self.apart if apart else self.whole)
-        ]
+        stored = {n: p.nnz for n, p in patterns.items()}
+        units = self.units(contracted(self.steps, sizes, stored), apart)
+        return [Bound(u, sizes, patterns, self.idtype) for u in units]
 
 
 def _sparse(mask: Operand, values: Any, like: object) -> Any:

@@ -73,8 +73,8 @@ class Program:
 
 
 def program(
-    steps: Sequence[Assignment], operands: Mapping[str, Storage], acc: str, *,
-    name: str = "expression", idtype: str = "int32", assembled: bool = False,
+    steps: Sequence[Assignment], operands: Mapping[str, Storage], acc: str, idtype: str = "int32",
+    assembled: bool = False,
 ) -> Program:  # fmt: skip
     """The program of assignments.
 
@@ -85,7 +85,7 @@ def program(
 
     Raises ValueError where no program of the language serves.
     """
-    return _Writer(steps, operands, acc, idtype, assembled).program(name)
+    return _Writer(steps, operands, acc, idtype, assembled).program()
 
 
 class _Writer:
@@ -331,15 +331,30 @@ class _Writer:
         )
         flat = [x for x in accesses(term.value) if not self._sparse(x)]
         flat += [] if self._sparse(result) else [result]
+        rows = out[0] if self.assembled and result is self.result else None
         while True:
-            order = visit_order(names, out, [(x, self._known_form(x)) for x in taken], flat)
-            if order is not None:
-                kept = tuple(taken)
-                exact = found.exact and len(kept) == len(found.accesses)
-                return Drivers(kept, found.meet, exact), order
-            if found.meet == "union":
-                return Drivers((), "intersect", False), names
-            taken.pop()
+            order = visit_order(names, out, [(x, self._known_form(x)) for x in taken], flat, rows)
+            gone = taken[-1:] if order is None else self._apart(taken, order)
+            if order is not None and not gone:
+                exact = found.exact and len(taken) == len(found.accesses)
+                return Drivers(tuple(taken), found.meet, exact), order
+            taken = [] if found.meet == "union" else [x for x in taken if x not in gone]
+
+    def _apart(self, taken: Sequence[Access], order: Sequence[str]) -> list[Access]:
+        """Accesses whose axes cannot merge with those before: below compressed ones of two indices."""
+        above: dict[str, str] = {}
+        gone: list[Access] = []
+        for x in taken:
+            form = self._known_form(x)
+            levels = levels_of(x, form, order)
+            names = driven(x, levels)
+            pairs = [
+                (n, over) for n, over, kind in zip(names[1:], names, form.levels, strict=False)
+                if kind != DENSE and form.levels[names.index(n)] != DENSE
+            ]  # fmt: skip
+            if any(above.setdefault(n, over) != over for n, over in pairs):
+                gone.append(x)
+        return gone
 
     def _known_form(self, access: Access) -> Storage:
         """The storage, in the order that an iteration before has settled."""
@@ -362,7 +377,7 @@ class _Writer:
             {id(p): p for p in (self._pattern(x, order) for x in found.accesses)}.values()
         )
         loops: dict[str, str] = {}
-        visited: dict[str, str] = {}  # of the axis that a loop visits
+        visited = {"": str(self.root)}  # the axis of each loop
         inside: dict[str, set[str]] = {}  # the axes that a loop visits
         for index in order:
             here: list[tuple[str, str, str, str]] = []
@@ -376,10 +391,13 @@ class _Writer:
                 if n and p.axes[n - 1] not in inside[names[n - 1]]:
                     text = f"T.attach({axis}, {visited[names[n - 1]]})"
                 here.append((axis, text, p.axes[n - 1] if n else "", names[n - 1] if n else ""))
-            # Axes that merge have one parent, or parents that are merged; others are attached.
-            first = next((x[3] for x in here if "T.attach" not in x[1]), "")
+            # Axes that merge have one parent, or parents that are merged; others are attached,
+            # which those below dense axes can be.
+            free = [x for x in here if "T.attach" not in x[1]]
+            first = next((x[3] for x in free if x[3] and x[2] not in self.dense_axes.values()), "")
+            first = first or (free[0][3] if free else "")
             here = [
-                x if x[3] == first or not x[3] or "T.attach" in x[1]
+                x if x[3] == first or "T.attach" in x[1]
                 else (x[0], f"T.attach({x[0]}, {visited[x[3]]})", *x[2:]) for x in here
             ]  # fmt: skip
             texts = tuple(dict.fromkeys(x[1] for x in here))
@@ -539,7 +557,7 @@ class _Writer:
         self._iterate(loops, "S" * len(loops), f"{result.name}_zero", [line])
         self.at_root = kept
 
-    def program(self, name: str) -> Program:
+    def program(self) -> Program:
         for number, step in enumerate(self.steps):
             if step.like:
                 # A result over the pattern of an operand has its axes.
@@ -555,6 +573,10 @@ class _Writer:
             self._assign(step, number)
         params = [p for kind in self.params.values() for p in kind]
         lines = [*self.axis_lines, *self.buffer_lines, *self.body]
-        text = f"@T.prim_func\ndef {name}({', '.join(params)}):\n    " + "\n    ".join(lines) + "\n"
+        text = (
+            f"@T.prim_func\ndef expression({', '.join(params)}):\n    "
+            + "\n    ".join(lines)
+            + "\n"
+        )
         sizes = {param: of for of, param in self.sizes.items()}
         return Program(from_source(text), self.values, self.result_handle, self.patterns, sizes)

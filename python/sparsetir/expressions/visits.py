@@ -73,6 +73,7 @@ def visit_order(
     result: Sequence[str],
     parts: Iterable[tuple[Access, Storage]],
     dense: Sequence[Access],
+    rows: str | None = None,
 ) -> list[str] | None:
     """An order of indices that visits each operand in the order of its levels.
 
@@ -81,6 +82,7 @@ def visit_order(
 
     parts : the drivers
     dense : accesses that lie in memory row by row, the result's among them
+    rows : an index to begin with
     """
     fixed: list[list[str]] = []
     together: list[list[str]] = []
@@ -99,6 +101,7 @@ def visit_order(
         driven_ = any(name in names for names in together)
         at = result.index(name) if name in result else len(result)
         return (
+            name != rows,
             not driven_,
             bool(out) and not near,
             0 if driven_ else inner[name],
