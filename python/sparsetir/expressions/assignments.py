@@ -36,13 +36,11 @@ KEEP_ZERO = {name for name, (_, keeps) in FUNCTIONS.items() if keeps} | {"abs", 
 class Term:
     """What a result accumulates: a tree without reductions, over indices of its own.
 
-    sign : 1 or -1
     over : the indices that are reduced
     """
 
     value: Tree
     over: tuple[str, ...]
-    sign: int = 1
 
 
 @dataclass(frozen=True)
@@ -87,7 +85,7 @@ def assignments(
             over = tuple(n for n in indices_of(tree) if n not in target)
             tree = flat(tree, pattern)
             for factor, part in distributed(tree) if op == "sum" else [(1, tree)]:
-                terms.append(Term(part, over, sign * factor))
+                terms.append(Term(part if sign * factor > 0 else Call("neg", (part,)), over))
         out.append(Assignment(result, op, tuple(terms), pattern, more))
 
     def flat(tree: Tree, pattern: Access | None) -> Tree:

@@ -37,7 +37,8 @@ def contracted(
         work = _Work(sizes, stored, kept, (step.like,) if step.like else ())
         terms: list[Term] = []
         for term in step.terms:
-            factors = factors_of(term.value)
+            negative = isinstance(term.value, Call) and term.value.op == "neg"
+            factors = factors_of(term.value.args[0] if negative else term.value)
             plain = not any(isinstance(x, Call) and x.as_product for x in walk(term.value))
             least, order = work.best(factors)
             if step.op != "sum" or not plain or least * GAIN >= work.of(factors, kept, work.mask):
@@ -51,7 +52,7 @@ def contracted(
                 factors = [*rest, result]
             value = reduce(lambda x, y: Call("*", (x, y)), factors)
             over = tuple(n for n in indices_of(value) if n not in kept)
-            terms.append(Term(value, over, term.sign))
+            terms.append(Term(Call("neg", (value,)) if negative else value, over))
         out.append(replace(step, terms=tuple(terms)))
     return tuple(out)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,15 +21,7 @@ from sparsetir.expressions.checks import (
     sizes_of,
 )  # fmt: skip
 from sparsetir.expressions.contraction import contracted
-from sparsetir.expressions.notation import (
-    Call,
-    Number,
-    Statement,
-    Tree,
-    accesses,
-    in_semiring,
-    parse,
-)
+from sparsetir.expressions.notation import Call, Statement, accesses, in_semiring, parse
 from sparsetir.expressions.operands import Operand, idtype_of
 from sparsetir.expressions.program import Program, program
 from sparsetir.expressions.storage import Storage, csf_levels, storage
@@ -117,10 +109,7 @@ class Compiled:
     def assembling(self) -> list[Unit]:
         """Programs of sparse results, which add up."""
         *before, last = self.steps
-        value: Tree = Number(0)
-        for n, t in enumerate(last.terms):
-            first = t.value if t.sign > 0 else Call("neg", (t.value,))
-            value = Call("+" if t.sign > 0 else "-", (value, t.value)) if n else first
+        value = reduce(lambda x, y: Call("+", (x, y)), [t.value for t in last.terms])
         parts = [replace(last, terms=(t,)) for t in last.terms]
         if not any(t.over for t in last.terms) and value is not None and last.op == "sum":
             where = domain(

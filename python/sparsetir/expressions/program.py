@@ -5,6 +5,7 @@ from __future__ import annotations
 import keyword
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 from sparsetir.expressions.assignments import Assignment, Term, domain
 from sparsetir.expressions.notation import (
@@ -24,7 +25,6 @@ from sparsetir.expressions.visits import Drivers, driven, drivers, levels_of, vi
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.script.parser import from_source
 
-IDENTITIES = {"sum": 0, "prod": 1}
 RESERVED = {"T", "TIR", "tvm", "TypeVar", *keyword.kwlist}
 PRECEDENCE = {"+": 1, "-": 1, "*": 2, "/": 2, "neg": 2}
 
@@ -341,7 +341,7 @@ class _Writer:
             taken = [] if found.meet == "union" else [x for x in taken if x not in gone]
 
     def _apart(self, taken: Sequence[Access], order: Sequence[str]) -> list[Access]:
-        """Accesses whose axes cannot merge with those before: below compressed ones of two indices."""
+        """Accesses whose axes cannot merge with those before, as compressed ones are above both."""
         above: dict[str, str] = {}
         gone: list[Access] = []
         for x in taken:
@@ -420,145 +420,110 @@ class _Writer:
         self.at_root = "o" if any(p.rooted for p in patterns) else "0"
 
     def _iterate(
-        self, loops: Mapping[str, str], kinds: str, name: str, body: list[str], fuse: int = 0
-    ) -> None:
-        """An iteration; below the root where :attr:`at_root` is its variable."""
-        axes, names = list(loops.values()), list(loops)
-        if self.at_root != "0" and self.root:
-            axes, names, kinds = [self.root, *axes], [self.at_root, *names], f"S{kinds}"
-            fuse = 0
-        if fuse > 1:
-            axes = [f"T.fuse({', '.join(axes[:fuse])})", *axes[fuse:]]
-        if not axes:
-            self.root = self.root or self._axis("O", "T.dense_fixed(1)")
-            axes, names, kinds = [self.root], ["o"], "S"
-        self.body.append(
-            f'with T.sp_iter([{", ".join(axes)}], "{kinds}", "{name}") as [{", ".join(names)}]:'
-        )
-        self.body += [f"    {line}" for line in body]
+        self, loops: Mapping[str, str], out: Sequence[str], name: str, body: list[str],
+        fuse: int = 0,
+    ) -> None:  # fmt: skip
+        """An iteration; below the root where :attr:`at_root` is its variable, or it has no loops.
 
-    def _store(self, result: Access, op: str, value: str, sign: int = 1) -> str:
+        out : the indices that are spatial
+        fuse : how many of the first axes are one loop
+        """
+        axes, names = list(loops.values()), list(loops)
+        kinds = "".join("S" if n in out else "R" for n in names)
+        if self.at_root != "0" or not axes:
+            self.root = self.root or self._axis("O", "T.dense_fixed(1{})")
+            axes, names, kinds = [self.root, *axes], ["o", *names], f"S{kinds}"
+        elif fuse > 1:
+            axes = [f"T.fuse({', '.join(axes[:fuse])})", *axes[fuse:]]
+        head = f'with T.sp_iter([{", ".join(axes)}], "{kinds}", "{name}")'
+        self.body += [f"{head} as [{', '.join(names)}]:", *(f"    {line}" for line in body)]
+
+    def _store(self, result: Access, op: str, value: Tree) -> str:
         """An update of the result."""
         target, dtype = self._load(result), self._form(result).dtype
         held = target if dtype == self.acc else f'T.cast({target}, "{self.acc}")'
-        if op == "sum":
-            new = f"{held} {'+' if sign > 0 else '-'} {value}"
-        elif op == "prod":
-            new = f"{held} * {value}"
-        else:
-            new = f"T.{op}({held}, {value})"
-        return f"{target} = {self._cast(new, dtype)}"
+        symbol = {"sum": "+", "prod": "*"}.get(op)
+        text = self._wrapped(value, PRECEDENCE[symbol] + 1 if symbol else 0)
+        return self._set(result, f"{held} {symbol} {text}" if symbol else f"T.{op}({held}, {text})")
 
-    def _cast(self, text: str, dtype: str) -> str:
-        return text if dtype == self.acc else f'T.cast({text}, "{dtype}")'
+    def _set(self, result: Access, text: str) -> str:
+        """The result set to what is computed."""
+        dtype = self._form(result).dtype
+        value = text if dtype == self.acc else f'T.cast({text}, "{dtype}")'
+        return f"{self._load(result)} = {value}"
 
-    def _identity(self, op: str, dtype: str) -> str:
-        if op in IDENTITIES:
-            value = IDENTITIES[op]
-            return (
-                f"T.{dtype}({float(value) if 'float' in dtype else value})"
-                if dtype != "bfloat16"
-                else f'T.cast({float(value)}, "bfloat16")'
-            )
-        if dtype.startswith(("float", "bfloat")):
-            return (
-                f'T.cast(T.float32("{"-" if op == "max" else ""}inf"), "{dtype}")'
-                if dtype != "float32"
-                else f'T.float32("{"-" if op == "max" else ""}inf")'
-            )
-        return f'T.{"min" if op == "max" else "max"}_value("{dtype}")'
+    def _identity(self, op: str) -> str:
+        """What a reduction begins with, in the type that is computed in."""
+        if op in ("sum", "prod"):
+            return self._text(Number(int(op == "prod")))
+        if self.acc.startswith("float"):
+            return f'T.{self.acc}("{"-" if op == "max" else ""}inf")'
+        return f'T.{"min" if op == "max" else "max"}_value("{self.acc}")'
 
-    def _assign(self, step: Assignment, number: int) -> None:
-        result, op, dtype = step.result, step.op, self._form(step.result).dtype
-        name = result.name
+    def _assign(self, step: Assignment) -> None:
+        """The iterations of an assignment."""
+        result, op, name = step.result, step.op, step.result.name
+        out = [n for n in result.plain if n]
         if step.like:
             self._pattern(step.like)
-        plans = [(t, *self._plan(t, result, step.like)) for t in step.terms]
-        # Terms without reductions that are visited everywhere set the result, in one iteration.
-        whole = [t for t, found, _ in plans if op == "sum" and not t.over and not found.accesses]
-        rest = [p for p in plans if not any(p[0] is t for t in whole)]
-        out = [n for n in result.plain if n]
-        if not step.like and not self.assembled:
+        elif not self.assembled:
             for n in out:
                 self._dense(n)
+        plans = [(t, *self._plan(t, result, step.like)) for t in step.terms]
+        # Terms without reductions that are visited everywhere set the result, in one iteration.
+        whole = [t.value for t, by, _ in plans if op == "sum" and not t.over and not by.accesses]
+        plans = [p for p in plans if op != "sum" or p[0].over or p[1].accesses]
         begun = step.accumulates
-        self.at_root = "0"
+        self._begin([])
         if whole:
-            loops = {n: self._dense(n) for n in out}
-            text = ""
-            for t in whole:
-                part = self._wrapped(t.value, 2 if t.sign < 0 else 1)
-                text = (
-                    f"{text} {'+' if t.sign > 0 else '-'} {part}"
-                    if text
-                    else ("-" * (t.sign < 0) + (self._wrapped(t.value, 3) if t.sign < 0 else part))
-                )
-            target = self._load(result)
-            line = (
-                self._store(result, op, f"({text})")
-                if begun
-                else f"{target} = {self._cast(text, dtype)}"
-            )
-            self._iterate(loops, "S" * len(loops), f"{name}_set", [line])
+            value = reduce(lambda x, y: Call("+", (x, y)), whole)
+            line = self._store(result, op, value) if begun else self._set(result, self._text(value))
+            self._iterate({n: self._dense(n) for n in out}, out, f"{name}_set", [line])
             begun = True
-        for n, (term, found, order) in enumerate(rest):
-            if op not in ("sum",) and not found.exact:
+        for n, (term, found, order) in enumerate(plans):
+            if op != "sum" and not found.exact:
                 raise ValueError(
                     f"'{op}' of '{name}': expected a term that is bounded by one sparse operand, "
                     "a product, or a sum of operands at the same indices; reduce its parts"
                 )
             loops = self._loops(found, order)
-            kinds = "".join("S" if i in out else "R" for i in order)
-            covers = [i for i in order if i in out and loops[i] == self.dense_axes.get(i)]
-            covered = len(covers) == len(out) if not step.like else self._covers(found, step.like)
-            if self.assembled:
-                covered = True
-            value = self._wrapped(term.value, 2 if op != "sum" or term.sign < 0 else 1)
-            target = self._load(result)
-            alone = covered and not begun and not term.over and len(rest) == 1 and op == "sum"
-            if (
-                alone
-                and (step.like or not found.accesses or self.assembled)
-                and not (self.assembled and term.over)
-            ):
-                text = ("-" if term.sign < 0 else "") + (
-                    self._wrapped(term.value, 3) if term.sign < 0 else self._text(term.value)
-                )
-                body = [f"{target} = {self._cast(text, dtype)}"]
-            else:
-                body = [self._store(result, op, value, term.sign)]
-                if not begun and covered:
-                    body = ["with T.init():", f"    {target} = {self._identity(op, dtype)}", *body]
-                elif not begun:
-                    self._clear(step, dtype)
+            covered = self.assembled or (
+                self._covers(found, step.like) if step.like
+                else all(loops[i] == self.dense_axes.get(i) for i in out)
+            )  # fmt: skip
+            body = [self._store(result, op, term.value)]
+            if not begun and covered and op == "sum" and not term.over and len(plans) == 1:
+                body = [self._set(result, self._text(term.value))]
+            elif not begun and covered:
+                body = ["with T.init():", f"    {self._set(result, self._identity(op))}", *body]
+            elif not begun:
+                self._clear(step)
             begun = True
-            fuse = 0
-            if step.like and len(found.accesses) and self._covers(found, step.like):
-                rank = len(step.like.indices)
-                fuse = rank if kinds[:rank] == "S" * rank else 0
-            self._iterate(loops, kinds, f"{name}_{n}" if len(rest) > 1 else name, body, fuse)
+            rank = len(out) if step.like and self._covers(found, step.like) else 0
+            fuse = rank if set(order[:rank]) == set(out) else 0
+            self._iterate(loops, out, f"{name}_{n}" if len(plans) > 1 else name, body, fuse)
 
     def _covers(self, found: Drivers, like: Access) -> bool:
         """Whether an iteration visits all that the pattern of the result stores."""
         key = self._pattern_name(like), like.indices
         return all((self._pattern_name(x), x.indices) == key for x in found.accesses)
 
-    def _clear(self, step: Assignment, dtype: str) -> None:
-        """An iteration that sets all of a result to where its reduction begins."""
+    def _clear(self, step: Assignment) -> None:
+        """An iteration that sets all of a result to what its reduction begins with."""
         result, kept = step.result, self.at_root
+        out = [n for n in result.plain if n]
+        loops, patterns = {n: self._dense(n) for n in out if not step.like}, []
         if step.like:
             p = self._pattern(step.like)
             loops = {str(step.like.plain[d]): axis for d, axis in zip(p.dims, p.axes, strict=True)}
-            self._begin([p])
-        else:
-            loops = {n: self._dense(n) for n in result.plain if n}
-            self._begin([])
-        line = f"{self._load(result)} = {self._identity(step.op, dtype)}"
-        self._iterate(loops, "S" * len(loops), f"{result.name}_zero", [line])
+            patterns = [p]
+        self._begin(patterns)
+        line = self._set(result, self._identity(step.op))
+        self._iterate(loops, out, f"{result.name}_zero", [line])
         self.at_root = kept
 
     def program(self) -> Program:
-        for number, step in enumerate(self.steps):
+        for step in self.steps:
             if step.like:
                 # A result over the pattern of an operand has its axes.
                 form = self._form(step.like)
@@ -570,7 +535,7 @@ class _Writer:
                     self._pattern_name(step.like),
                 )
                 self.operands[step.result.name] = own
-            self._assign(step, number)
+            self._assign(step)
         params = [p for kind in self.params.values() for p in kind]
         lines = [*self.axis_lines, *self.buffer_lines, *self.body]
         text = (
