@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from sparsetir import tuning as tuning
     from sparsetir.data.sparse_tensor import SparseMatrix, SparseTensor
     from sparsetir.expressions.einsum import einsum, expression
+    from sparsetir.expressions.execution import ExpressionPlan as ExpressionPlan
     from sparsetir.formats.decompose import decompose_format
     from sparsetir.formats.format_part import FormatPart as FormatPart
     from sparsetir.formats.infer_indices import infer_format as infer_format
@@ -115,6 +116,7 @@ __all__ = [
 _MODULES = {
     "data.sparse_tensor": "SparseMatrix SparseTensor",
     "expressions.einsum": "einsum expression",
+    "expressions.execution": "ExpressionPlan",
     "formats.decompose": "decompose_format",
     "formats.format_part": "FormatPart",
     "formats.infer_indices": "infer_format",
@@ -183,4 +185,10 @@ def _of_matrices(op: str, *matrices: Any, **options: Any) -> object:
     return of_matrices(op, *matrices, **options)
 
 
-hooks.product, hooks.of_matrices = _product, _of_matrices
+def _expression(text: str, *operands: object, **options: object) -> object:
+    from sparsetir.expressions.einsum import plan_expression
+
+    return plan_expression(text, *operands, **options)
+
+
+hooks.product, hooks.of_matrices, hooks.expression = _product, _of_matrices, _expression

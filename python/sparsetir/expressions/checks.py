@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from sparsetir.expressions.notation import Access, Call, Number, Statement, accesses, refuse, walk
+from sparsetir.runtime.refusals import wrong
 
 HALVES = ("float16", "bfloat16")
 # Operators of integers that give integers.
@@ -57,6 +58,13 @@ def check_ranks(who: str, statement: Statement, ranks: Mapping[str, int]) -> Non
                 f"operand '{access.name}' has {rank} dimensions, got {len(access.indices)} indices"
             )
             _refuse(who, statement, access, what)
+
+
+def check_like(who: str, statement: Statement, rank: int) -> None:
+    """Refuse a pattern of more or fewer dimensions than the result has."""
+    wanted = len(statement.result.indices)
+    if rank != wanted:
+        raise wrong(who, "like", f"a pattern of {wanted} dimensions", f"one of {rank}")
 
 
 def sizes_of(

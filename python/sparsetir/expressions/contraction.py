@@ -77,7 +77,7 @@ class _Work:
         names = {*_indices(factors), *result}
         visits = float(prod(self.sizes[n] for n in names))
         for x in {x for f in [*factors, *mask] for x in accesses(f) if x.name in self.stored}:
-            space = prod(self.sizes[x.name, d] for d in range(len(x.indices)))
+            space = prod(self.sizes[n or (x.name, d)] for d, n in enumerate(x.plain))
             visits *= self.stored[x.name] / max(1, space)
         return visits
 

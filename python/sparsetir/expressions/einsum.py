@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sparsetir.expressions.assignments import assignments
-from sparsetir.expressions.checks import HALVES, computed_in
-from sparsetir.expressions.execution import LIKE, Options, compiled, named
+from sparsetir.expressions.checks import HALVES, check_like, computed_in
+from sparsetir.expressions.execution import LIKE, Compiled, ExpressionPlan, Options, compiled, named
 from sparsetir.expressions.notation import accesses, in_semiring, parse
-from sparsetir.expressions.operands import read
+from sparsetir.expressions.operands import Operand, read
 from sparsetir.expressions.program import program
 from sparsetir.expressions.storage import Storage, storage
 from sparsetir.runtime.refusals import wrong
@@ -73,6 +73,8 @@ def expression(
     }
     if like is not None and not operands[like].sparse:
         raise wrong(who, "like", "an operand of a sparse format", f"{like!r}, which is dense")
+    if like is not None:
+        check_like(who, statement, ranks[like])
     acc = computed_in(statement, dtype)
     operands[statement.result.name] = Storage(dtype if dtype in HALVES else acc, rank)
     return program(assignments(statement, operands, like), operands, acc, idtype).func
@@ -152,7 +154,26 @@ def einsum(
     array([[1., 1.],
            [2., 2.]], dtype=float32)
     """
-    who = "einsum"
+    plan = _planned("einsum", text, operands, reduce, semiring, like, format, formats, by_name)
+    found, known, given = plan
+    return found.result(known, given, out)
+
+
+def plan_expression(
+    text: str, *operands: object, reduce: str = "sum", semiring: str = "plus_times",
+    like: object = None, format: str | None = None, formats: Mapping[str, object] | None = None,
+    **by_name: object,
+) -> ExpressionPlan:  # fmt: skip
+    """The plan of an expression; the arguments are those of :func:`einsum`."""
+    planned = _planned("plan", text, operands, reduce, semiring, like, format, formats, by_name)
+    return ExpressionPlan(*planned)
+
+
+def _planned(
+    who: str, text: str, operands: Sequence[object], reduce: str, semiring: str, like: object,
+    format: str | None, formats: Mapping[str, object] | None, by_name: Mapping[str, object],
+) -> tuple[Compiled, dict[str, Operand], object]:  # fmt: skip
+    """An expression for its operands, these by name, and what its result is like."""
     if not isinstance(text, str):
         raise wrong(who, "text", "a str", type(text).__name__, TypeError)
     positional = [read(who, f"operands[{n}]", x) for n, x in enumerate(operands)]
@@ -168,4 +189,4 @@ def einsum(
             )
         like = by_name.get(mask, like)
     options = Options(reduce, semiring, mask, format, tuple((formats or {}).items()))
-    return compiled(who, text, known, options).result(known, like, out)
+    return compiled(who, text, known, options), known, like

@@ -15,6 +15,7 @@ from sparsetir.data.sparse_tensor import SparseMatrix, SparseTensor
 from sparsetir.expressions.assignments import Assignment, Term, assignments, domain
 from sparsetir.expressions.checks import (
     HALVES,
+    check_like,
     check_ranks,
     common_dtype,
     computed_in,
@@ -28,8 +29,9 @@ from sparsetir.expressions.storage import Storage, csf_levels, storage
 from sparsetir.expressions.unit import Bound, Unit, settled
 from sparsetir.expressions.visits import drivers
 from sparsetir.formats.pattern import Pattern
-from sparsetir.runtime.arrays import is_torch, to_numpy
+from sparsetir.runtime.arrays import dtype_name, is_torch, to_numpy
 from sparsetir.runtime.refusals import wrong
+from sparsetir.sparse_ir.nodes import SparseFunc
 
 MOST_KEPT = 256  # expressions with kernels
 MOST_BOUND = 8  # sets of patterns and shapes of each
@@ -128,12 +130,12 @@ class Compiled:
         sizes = sizes_of(self.who, self.statement, shapes)
         patterns = {n: x.pattern for n, x in operands.items() if x.pattern is not None}
         found: list[SparseMatrix] = []
-        for unit in self.assembling:
-            try:
-                kernel = unit.assembled
-            except ValueError as error:
-                expected = "a result whose rows are the first loop, " + str(error)
-                raise wrong(self.who, "format", expected, repr(self.options.format)) from error
+        try:
+            kernels = [(unit, unit.assembled) for unit in self.assembling]
+        except ValueError as error:
+            expected = f"a result whose rows are the first loop, {error}"
+            raise wrong(self.who, "format", expected, repr(self.options.format)) from error
+        for unit, kernel in kernels:
             known, kept = settled(unit, sizes, patterns, self.idtype)
             given = {n: known[n] for n in kernel.params if n in known}
             for param in unit.inputs:
@@ -152,17 +154,18 @@ class Compiled:
         (bound,) = self.bound(operands, False)
         values = []
         for name, param in bound.sources:
-            x = bound.ordered(param, operands[name].values)
+            x = operands[name].values
+            if bound.unit.values[param][1] is not None:
+                x = bound.ordered(param, x)
             if type(x) is not np.ndarray:
                 x = x.detach().contiguous()
             elif not x.flags.c_contiguous:
                 x = np.ascontiguousarray(x)
             values.append(x)
+        out = bound.empty(torch) if out is None else out
         if self.statement.accumulates:
-            before = operands[self.result_name].values
-            out = bound.empty(torch) if out is None else out
-            out[...] = before
-        return bound.natural(bound(values, bound.empty(torch) if out is None else out))
+            out[...] = operands[self.result_name].values
+        return bound.natural(bound(values, out))
 
     def _graded(self, operands: Mapping[str, Operand]) -> Any:
         """The result of tensors that want gradients, step by step."""
@@ -183,10 +186,10 @@ class Compiled:
 
     def bound(self, operands: Mapping[str, Operand], apart: bool) -> list[Bound]:
         """The units for the patterns and shapes of operands; kept for the last ones."""
-        patterns = [x.pattern for x in operands.values()]
-        key = apart, *map(id, patterns), *[x.shape for x in operands.values()]
+        key = apart, *[(id(x.pattern), x.shape) for x in operands.values()]
         found = self._bound.get(key)
         if found is None:
+            patterns = [x.pattern for x in operands.values()]
             found = self._made(operands, apart)
             forget: Callable[[object], object] = lambda _: self._bound.pop(key, None)  # noqa: E731
             held = [weakref.ref(p, forget) for p in patterns if p is not None]
@@ -199,14 +202,11 @@ class Compiled:
 
     def _made(self, operands: Mapping[str, Operand], apart: bool) -> list[Bound]:
         shapes = {n: x.shape for n, x in operands.items()}
-        if self.like == LIKE:
-            result = self.statement.result
-            check_ranks(
-                self.who,
-                replace(self.statement, result=replace(result, name=LIKE)),
-                {n: len(s) for n, s in shapes.items()},
-            )
         sizes = sizes_of(self.who, self.statement, shapes)
+        if self.like is not None:
+            expected = tuple(sizes[n] for n in self.statement.result.plain)
+            if shapes[self.like] != expected:
+                raise wrong(self.who, "like", f"shape {expected}", shapes[self.like])
         patterns: dict[str, Pattern] = {
             n: x.pattern for n, x in operands.items() if x.pattern is not None
         }
@@ -234,6 +234,69 @@ def _sparse(mask: Operand, values: Any, like: object) -> Any:
     return torch.sparse_coo_tensor(
         at, values, pattern.shape, is_coalesced=True, check_invariants=False
     )
+
+
+class ExpressionPlan:
+    """An expression of operands whose patterns and shapes are kept, as `sparsetir.plan` gives it.
+
+    Call it with operands in place of those it was planned with, by name: arrays of the same shape
+    and type; of a sparse operand its values, (nnz,), in the order of :attr:`SparseMatrix.values`.
+
+    Parameters
+    ----------
+    compiled : Compiled
+        The expression.
+    operands : mapping of str to Operand
+        What it was planned with, by name.
+    like : object
+        What was given for the result's pattern.
+
+    Attributes
+    ----------
+    programs : list of SparseFunc
+        What is computed, in order.
+    """
+
+    def __init__(self, compiled: Compiled, operands: Mapping[str, Operand], like: object) -> None:
+        self._compiled, self._operands, self._like = compiled, dict(operands), like
+        self.programs: list[SparseFunc] = [u.unit.func for u in compiled.bound(operands, False)]
+
+    def __call__(self, *, out: Any = None, **values: Any) -> Any:
+        """The result.
+
+        Parameters
+        ----------
+        out : ndarray, optional
+            Where a dense result is written.
+        **values : arrays
+            Operands by name; by default those of the plan.
+
+        Returns
+        -------
+        ndarray, Tensor, SparseMatrix or SparseTensor
+        """
+        operands = self._operands
+        if values:
+            operands = dict(operands)
+            for name, x in values.items():
+                operands[name] = self._replaced(name, x)
+        return self._compiled.result(operands, self._like, out)
+
+    def _replaced(self, name: str, x: Any) -> Operand:
+        """An operand with other values."""
+        old = self._operands.get(name)
+        if old is None:
+            names = ", ".join(self._operands)
+            raise TypeError(f"plan: argument '{name}': expected one of {names}")
+        shape = tuple(getattr(x, "shape", ()))
+        expected = old.shape if old.pattern is None else (old.pattern.nnz,)
+        if shape != expected or (shape and dtype_name(x) != old.dtype):
+            got = f"{shape} {getattr(x, 'dtype', type(x).__name__)}"
+            raise wrong("plan", name, f"{expected} {old.dtype}", got)
+        return old._replace(values=x if shape else np.asarray(x, old.dtype))
+
+    def __repr__(self) -> str:
+        return f"<sparsetir.ExpressionPlan {self._compiled.statement.text}>"
 
 
 class Options(NamedTuple):
@@ -276,9 +339,11 @@ def _made(
     shared: Mapping[int, str], idtype: str,
 ) -> Compiled:  # fmt: skip
     ranks = {n: len(x.shape) for n, x in operands.items()}
-    parsed = parse(text, who, [*ranks.values()])
+    parsed = parse(text, who, [r for n, r in ranks.items() if n != LIKE])
     statement = in_semiring(parsed, options.reduce, options.semiring, who)
     check_ranks(who, statement, ranks)
+    if options.like is not None:
+        check_like(who, statement, ranks[options.like])
     read = [operands[n] for n in dict.fromkeys(x.name for x in accesses(statement.value))]
     constants = [x.dtype for x in read if x.constant]
     dtype = common_dtype([x.dtype for x in read if not x.constant], constants)

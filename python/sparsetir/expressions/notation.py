@@ -400,7 +400,7 @@ def _of_subscripts(text: str, who: str, ranks: Sequence[int]) -> Statement:
 
     def names(part: str, more: int) -> tuple[Affine, ...]:
         left, dots, right = part.partition("...")
-        between = [f"_{n}" for n in range(most - more, most)] if dots else []
+        between = [f"e{n}" for n in range(most - more, most)] if dots else []
         return tuple(Affine(((name, 1),)) for name in [*left, *between, *right])
 
     for at, c in enumerate(output):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -23,8 +23,7 @@ DTYPES = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Operand:
+class Operand(NamedTuple):
     """What a caller gave for a name.
 
     values : the array; of a sparse one its values in the order of the pattern
@@ -133,13 +132,14 @@ class Stored:
 
     arrays : `indptr` and `indices` of each level, None where it has none
     lengths : of each level what follows from these: elements, or slots of each parent
-    take : for each place its element, len(pattern) where padded; None where they are the same
+    take : for each place its element, `padded` where there is none; None where they are the same
+    padded : number of elements, where there are more places
     """
 
     arrays: tuple[tuple[np.ndarray | None, np.ndarray | None], ...]
     lengths: tuple[int, ...]
     take: np.ndarray | None = None
-    padded: bool = False
+    padded: int | None = None
 
     @property
     def places(self) -> int:
@@ -155,10 +155,12 @@ class Stored:
         if is_torch(values):
             import torch
 
-            if self.padded:
+            if self.padded is not None:
                 values = torch.cat([values, values.new_zeros(1)])
             return values.index_select(0, torch.from_numpy(self.take))
-        return (np.append(values, values.dtype.type(0)) if self.padded else values).take(self.take)
+        return (
+            np.append(values, values.dtype.type(0)) if self.padded is not None else values
+        ).take(self.take)
 
 
 _stored: WeakKeyDictionary[Pattern, dict[object, Stored]] = WeakKeyDictionary()
@@ -190,7 +192,7 @@ def _converted(pattern: Pattern, levels: str, order: tuple[int, ...], idtype: np
             [(None, None), (None, slots.reshape(-1))],
             slots=part.shape[0] // max(1, pattern.shape[0]),
         )
-        return Stored(found.arrays, found.lengths, take, padded=True)
+        return Stored(found.arrays, found.lengths, take, pattern.nnz)
     natural = order == tuple(range(len(order)))
     arrays: list[tuple[np.ndarray | None, np.ndarray | None]] = [(None, None)]
     take = None

@@ -323,6 +323,8 @@ class _Writer:
         found = drivers(where, lambda x: None not in x.plain and len(set(x.plain)) == len(x.plain))
         taken = [x for x in found.accesses if driven(x, levels_of(x, self._form(x)))]
         taken = self._merging(taken)
+        if self.assembled and any(REPEATED in self._form(x).levels for x in taken):
+            raise ValueError("no operand in COO, whose rows repeat")
         out = [n for n in result.plain if n]
         names = list(
             dict.fromkeys(

@@ -126,6 +126,7 @@ class Bound:
     ) -> None:
         self.unit, self.sizes, self.idtype = unit, sizes, idtype
         self._gradients: dict[str, Bound] = {}
+        self._checked = False  # whether the kernel has seen the patterns
         known, self.stored = settled(unit, sizes, patterns, idtype)
         names = unit.kernel.signature.names
         given = {*unit.inputs, unit.result}
@@ -151,7 +152,15 @@ class Bound:
         for place, x in zip(self._places, values, strict=True):
             args[place] = x
         args[self._at] = out
-        self.unit.kernel(*args)
+        kernel = self.unit.kernel
+        if self._checked and all(type(x) is np.ndarray for x in values):
+            try:  # TVM checks arrays; what follows of the patterns was checked before
+                kernel.run_unchecked(args)
+                return out
+            except (TypeError, ValueError, BufferError, RuntimeError):
+                self._checked = False
+        kernel(*args)
+        self._checked = not kernel.computed
         return out
 
     def empty(self, torch: bool) -> Any:
@@ -177,8 +186,10 @@ class Bound:
         take = self.stored[key].take
         if take is None:
             return values
-        place = np.empty_like(take)
-        place[take] = np.arange(len(take))
+        count = self.stored[key].padded
+        there = np.flatnonzero(take < (len(take) if count is None else count))
+        place = np.empty(len(there), np.int64)
+        place[take[there]] = there
         if is_torch(values):
             import torch
 
