@@ -122,6 +122,7 @@ class _Writer:
             n for s in self.steps for t in s.terms for n in indices_of(t.value)
         ):
             self.taken.add(index)
+        self.origin = self._fresh("o")  # the coordinate of the root
 
     # -- names and types ---------------------------------------------------------------------------
 
@@ -237,6 +238,7 @@ class _Writer:
             ]
         again = sum(k[0] == access.name for k in self.buffers)
         name = self._fresh(f"{access.name}{again + 1}") if again else access.name
+        name = self._fresh(f"{name}_") if name in RESERVED else name
         over = f"({', '.join(map(str, axes))}{',' if len(axes) == 1 else ''})"
         self.buffers[key] = name, pattern
         if access.name in self.inner:
@@ -419,7 +421,7 @@ class _Writer:
 
     def _begin(self, patterns: Sequence[PatternAxes]) -> None:
         """Have loads begin at the root's variable, where an iteration of some patterns has one."""
-        self.at_root = "o" if any(p.rooted for p in patterns) else "0"
+        self.at_root = self.origin if any(p.rooted for p in patterns) else "0"
 
     def _iterate(
         self, loops: Mapping[str, str], out: Sequence[str], name: str, body: list[str],
@@ -434,7 +436,7 @@ class _Writer:
         kinds = "".join("S" if n in out else "R" for n in names)
         if self.at_root != "0" or not axes:
             self.root = self.root or self._axis("O", "T.dense_fixed(1{})")
-            axes, names, kinds = [self.root, *axes], ["o", *names], f"S{kinds}"
+            axes, names, kinds = [self.root, *axes], [self.origin, *names], f"S{kinds}"
         elif fuse > 1:
             axes = [f"T.fuse({', '.join(axes[:fuse])})", *axes[fuse:]]
         head = f'with T.sp_iter([{", ".join(axes)}], "{kinds}", "{name}")'
