@@ -174,7 +174,7 @@ class _Visits:
         at = {loop.var: n for n, loop in enumerate(self.loops)}
         row, column = ([at[v] for v in variables_of(i) if v in at] for i in index[:2])
         self.row, self.column = max(row, default=-1), max(column, default=-1)
-        others = [constant_length(x.node) for n, x in enumerate(self.rows) if n not in row]
+        others = [_length(x) for n, x in enumerate(self.rows) if n not in row]
         spatial = {x.kinds for n, x in enumerate(self.rows) if n in row} == {"S"}
         if self.row > self.column or any(n != 1 for n in others) or not spatial:
             of.refuse(
@@ -233,7 +233,7 @@ class _Visits:
     def in_order(self) -> bool:
         """Whether the columns of each row are visited once, in order, each with all there is."""
         last = self.to_columns[-1:]
-        loops = [*(x for x in self.to_columns[:-1] if constant_length(x.node) != 1), *last]
+        loops = [*(x for x in self.to_columns[:-1] if _length(x) != 1), *last]
         inner = {x.var for x in self.inside}
         once = all(x.kinds == "S" and flat_axes([x.node])[0].unique for x in loops)
         plain = len(loops) == 1 and self.index[1].same_as(loops[0].var)
@@ -790,6 +790,12 @@ def _each_bit(bits: Any, found: Any, word: Any, body: list[Any]) -> Any:
     number = word * as_dtype(WORD, dtype) + as_dtype(below, dtype)
     step = [store_one(found, number), store_one(bits, value & (value - one))]
     return tirx.While(value != zero("uint64"), as_one([*step, *body]))
+
+
+def _length(loop: Loop) -> int | None:
+    """How many coordinates the axis of a loop has, attached ones too, if that is a constant."""
+    (axis,) = flat_axes([loop.node])
+    return constant_length(axis)
 
 
 def _counts_up(index: Any, loops: Sequence[Loop], axis: Axis) -> bool:

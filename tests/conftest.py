@@ -49,7 +49,8 @@ FILES = ("tests/test_programs.py", "tests/sparse_ir/test_interpret.py")
 # Folders and files whose tests are of many kernels each: these are compiled without LLVM's
 # optimisations, unless slow tests run too, or compile_cache.AS_USERS.
 QUICK = {
-    "formats", "graph", "nn", "ops", "schedules", "sparse_ir", "test_bench_gpu.py", "test_build.py",
+    "expressions", "formats", "graph", "nn", "ops", "schedules", "sparse_ir",
+    "test_bench_gpu.py", "test_build.py",
     "test_kernel.py", "test_kernel_refusals.py", "test_lower.py", "test_operator_records.py",
     "test_plan.py", "test_plan_edges.py", "test_plan_out_dtype.py", "test_plan_sparse.py",
     "test_programs.py", "test_random_programs.py", "test_readme.py", "test_shapes.py",
@@ -73,6 +74,7 @@ ALL_VERSIONS = {"test_multiversion.py"}
 SEVERAL, MANY = 3, 6
 WHOLE = {
     *["test_programs.py", "test_interpret.py", "test_all_operators.py", "test_readme.py"],
+    "test_einsum.py",
     "test_distributed.py",
 }
 REFUSALS = re.compile(r"test_\w*(refus|wrong|bad_|cannot)")

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from sparsetir import sparse_ir as sparse_ir
     from sparsetir import tuning as tuning
     from sparsetir.data.sparse_tensor import SparseMatrix, SparseTensor
+    from sparsetir.expressions.einsum import einsum, expression
+    from sparsetir.expressions.execution import ExpressionPlan as ExpressionPlan
     from sparsetir.formats.decompose import decompose_format
     from sparsetir.formats.format_part import FormatPart as FormatPart
     from sparsetir.formats.infer_indices import infer_format as infer_format
@@ -92,8 +94,10 @@ __all__ = [
     "build_assembled",
     "decompose_format",
     "default_schedule",
+    "einsum",
     "explain",
     "export",
+    "expression",
     "gradient",
     "horizontal_fuse",
     "interpret",
@@ -111,6 +115,8 @@ __all__ = [
 # from `sparsetir.sparse_ir` and `sparsetir.formats`, or serve tools.
 _MODULES = {
     "data.sparse_tensor": "SparseMatrix SparseTensor",
+    "expressions.einsum": "einsum expression",
+    "expressions.execution": "ExpressionPlan",
     "formats.decompose": "decompose_format",
     "formats.format_part": "FormatPart",
     "formats.infer_indices": "infer_format",
@@ -179,4 +185,10 @@ def _of_matrices(op: str, *matrices: Any, **options: Any) -> object:
     return of_matrices(op, *matrices, **options)
 
 
-hooks.product, hooks.of_matrices = _product, _of_matrices
+def _expression(text: str, *operands: object, **options: object) -> object:
+    from sparsetir.expressions.einsum import plan_expression
+
+    return plan_expression(text, *operands, **options)
+
+
+hooks.product, hooks.of_matrices, hooks.expression = _product, _of_matrices, _expression

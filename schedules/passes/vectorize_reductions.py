@@ -155,9 +155,11 @@ class _BySize:
 
     def _replaced(self, stmt: Any, tiles: Tiles | None = None) -> Any:
         """A statement with its reductions in vectors."""
+        # Not loops around these that reduce what is left when an inner one is a single term.
+        own = {x.loop_var for x in nodes_of(tirx.For, stmt) if self._reduction(x) is not None}
 
         def visit(loop: Any) -> Any:
-            reduction = self._reduction(loop)
+            reduction = self._reduction(loop) if loop.loop_var in own else None
             return loop if reduction is None else _in_vectors(loop, reduction, self.bits, tiles)
 
         return map_expr(stmt, [(tirx.For, visit)])

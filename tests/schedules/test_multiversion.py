@@ -357,3 +357,12 @@ with T.sp_iter([I, ONE], "SR", "sums") as [i, o]:
     y = np.full(3, -1, "int32")
     sparsetir.build(func)(np.full(1, 7, "int32"), y)
     assert (y == 7).all()
+
+
+def test_a_sum_over_two_sizes():
+    """Where the inner one is 1, what is left is a term, and the outer one is still a loop."""
+    built = sparsetir.build(sparsetir.expression("z = a[i] * b[k]"))
+    for m, feat in ((1, 1), (3, 1), (17, 1), (1, 5), (3, 2), (6, 3), (5, 40)):
+        a, b, z = np.arange(m, dtype="float32"), np.ones(feat, "float32"), np.zeros((), "float32")
+        built(a_values=a, b_values=b, z_values=z)
+        assert z == a.sum() * feat, (m, feat)

@@ -12,5 +12,7 @@ def _none(*_: object, **__: object) -> object:
 
 # Operators of sparse matrices; see :func:`sparsetir.planning.sparse_results.of_matrices`.
 of_matrices: Callable[..., Any] = _none
+# Plans of expressions; see :func:`sparsetir.expressions.einsum.plan_expression`.
+expression: Callable[..., Any] = _none
 # `A @ x`; see :func:`sparsetir.planning.plan.product`.
 product: Callable[[object, object, dict[object, object]], Any] = _none

@@ -13,10 +13,11 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 import numpy as np
 
+from sparsetir.data import hooks
 from sparsetir.data.sources import is_sparse
 from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.formats import Format
@@ -67,6 +68,7 @@ T = TypeVar("T")
 EIGHTHS = 4  # bits of sizes that are about the same
 
 
+@overload
 def plan(
     op: str,
     matrix: object,
@@ -86,7 +88,34 @@ def plan(
     scale: float | None = None,
     semiring: str = "plus_times",
     mask: object = None,
-) -> Plan:
+) -> Plan: ...
+
+
+@overload
+def plan(op: str, *operands: object, **options: object) -> Any: ...
+
+
+def plan(
+    op: str,
+    matrix: object = None,
+    feat: object = None,
+    *more: object,
+    dtype: str | None = None,
+    reduce: str = "sum",
+    heads: int | None = None,
+    target: TargetLike = "llvm",
+    threads: int | None = None,
+    format: Format | None = None,
+    config: Config | None = None,
+    out_dtype: str | None = None,
+    feat_in: int | None = None,
+    weighted: bool = True,
+    edge_feat: int | None = None,
+    scale: float | None = None,
+    semiring: str = "plus_times",
+    mask: object = None,
+    **operands: object,
+) -> Any:
     """Compile an operator and arrange a pattern for it.
 
     Parameters
@@ -104,6 +133,8 @@ def plan(
         v[j].
         Of sparse matrices, with a sparse result: "spgemm", "inner", "kron", and "add", "sub",
         "mul", "maximum" and "minimum" by element, see :meth:`sparsetir.SparseMatrix.add`.
+        Or an expression, such as "C[i, k] = A[i, j] * X[j, k]": the other arguments are then
+        those of :func:`sparsetir.einsum`.
     matrix : SparseMatrix, or what that takes (an edge_index, a file, ...)
         Its values are the default of a run. Or a
         :class:`sparsetir.schedules.operators.problems.CsrPattern`, which is trusted: columns of a
@@ -158,10 +189,13 @@ def plan(
         Of "spgemm" and "inner", see :meth:`sparsetir.SparseMatrix.matmul`.
     mask : sparse matrix, optional
         Of operators of sparse matrices: the result has its pattern.
+    **operands
+        Of an expression.
 
     Returns
     -------
     Plan
+        Of an expression an :class:`ExpressionPlan`.
         With a sparse result a :class:`SparsePlan`, which is called with values and keeps the
         result's pattern, or a :class:`ValuesPlan` or :class:`RowTablesPlan` on a GPU.
 
@@ -188,6 +222,14 @@ def plan(
     of "spmm", "spmv" and "sddmm" have heads first: with heads, their plans copy operands and
     results.
     """
+    if isinstance(op, str) and ("=" in op or "->" in op):
+        given = [x for x in (matrix, feat, *more) if x is not None]
+        operands |= {"reduce": reduce, "semiring": semiring, "format": format}
+        return hooks.expression(op, *given, **operands)
+    if operands:
+        raise TypeError(f"plan: argument '{next(iter(operands))}': expected none of this name")
+    if matrix is None:
+        raise TypeError("plan: argument 'matrix': expected a sparse matrix, got none")
     wanted = requested(
         op, matrix, feat, *more, dtype=dtype, reduce=reduce, heads=heads, target=target,
         threads=threads, format=format, out_dtype=out_dtype, feat_in=feat_in, weighted=weighted,

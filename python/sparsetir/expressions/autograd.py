@@ -1,0 +1,60 @@
+"""Expressions of tensors of torch, with gradients of any order from derived programs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from sparsetir.expressions.unit import GRAD, Bound
+from sparsetir.formats.pattern import Pattern
+
+
+class Run(torch.autograd.Function):
+    """A bound unit, whose gradients are bound units."""
+
+    @staticmethod
+    def forward(ctx: Any, bound: Bound, patterns: Mapping[str, Pattern], *values: Any) -> Any:
+        ctx.bound, ctx.patterns = bound, patterns
+        ctx.save_for_backward(*values)
+        return bound([x.detach() for x in values], bound.empty(True))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        bound, patterns, values = ctx.bound, ctx.patterns, ctx.saved_tensors
+        unit, (grad,) = bound.unit, grads
+        there = dict(zip(unit.inputs, values, strict=True))
+        out: list[Any] = []
+        for param, wanted in zip(unit.inputs, ctx.needs_input_grad[2:], strict=True):
+            out.append(_gradient(bound, patterns, param, there, grad) if wanted else None)
+        return None, None, *out
+
+
+def _gradient(
+    bound: Bound, patterns: Mapping[str, Pattern], param: str, there: Mapping[str, Any], grad: Any
+) -> Any:
+    """The gradient for one input, in the order of its levels."""
+    try:
+        derived = bound.gradient(param, patterns)
+    except ValueError as error:
+        if "does not depend" in str(error):
+            return torch.zeros_like(there[param])
+        raise
+    unit, values = derived.unit, []
+    for name in unit.inputs:
+        operand, key = unit.values[name]
+        x = there[name] if operand != GRAD or name in there else grad
+        if key is not None and unit.levels[key] != bound.unit.levels[key]:
+            x = derived.stored[key].values(bound.restored(key, x))
+        values.append(x.contiguous())
+    found = run(derived, patterns, values)
+    key = bound.unit.values[param][1]
+    if key is not None and unit.levels[key] != bound.unit.levels[key]:
+        found = bound.stored[key].values(derived.restored(key, found))
+    return found
+
+
+def run(bound: Bound, patterns: Mapping[str, Pattern], values: list[Any]) -> Any:
+    """The result of a bound unit, of tensors in the order that it takes."""
+    return Run.apply(bound, patterns, *values)

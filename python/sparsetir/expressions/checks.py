@@ -1,0 +1,119 @@
+"""Sizes and types of an expression's operands: what fits, and what results are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from sparsetir.expressions.notation import Access, Call, Number, Statement, accesses, refuse, walk
+from sparsetir.runtime.refusals import wrong
+
+HALVES = ("float16", "bfloat16")
+# Operators of integers that give integers.
+OF_INTEGERS = ("+", "-", "*", "neg", "abs", "relu", "where", "maximum", "minimum", "and")
+COMPARED = ("<", "<=", ">", ">=", "==", "!=")
+
+
+def computed_in(statement: Statement, dtype: str) -> str:
+    """The type that an expression is computed in, of the type that holds its operands.
+
+    16-bit floats are computed in float32, bool in int64, and quotients and functions of integers
+    in float64.
+    """
+    if dtype in HALVES:
+        return "float32"
+    if dtype.startswith("float"):
+        return dtype
+    for x in walk(statement.value):
+        if isinstance(x, Call) and x.op not in (*OF_INTEGERS, *COMPARED):
+            return "float64"
+        if isinstance(x, Number) and not isinstance(x.value, int):
+            return "float64"
+    return "int64" if dtype == "bool" else dtype
+
+
+def common_dtype(dtypes: Sequence[str], constants: Sequence[str] = ()) -> str:
+    """The type that holds all of these, as NumPy says.
+
+    constants : the types of Python's numbers, which only say whether it is a float
+    """
+    distinct = set(dtypes) or set(constants)
+    if "bfloat16" in distinct:  # which NumPy does not know
+        rest = distinct - {"bfloat16", "bool", "int8", "uint8"}
+        found = (
+            "bfloat16" if not rest else "float32" if rest <= {"float16", "float32"} else "float64"
+        )
+    else:
+        found = np.result_type(*distinct).name
+    return "float64" if "float64" in constants and "float" not in found else found
+
+
+def check_ranks(who: str, statement: Statement, ranks: Mapping[str, int]) -> None:
+    """Refuse operands that have more or fewer dimensions than they have indices."""
+    for access in _all_accesses(statement, ranks):
+        rank = ranks[access.name]
+        if rank != len(access.indices):
+            what = (
+                f"operand '{access.name}' has {rank} dimensions, got {len(access.indices)} indices"
+            )
+            _refuse(who, statement, access, what)
+
+
+def check_like(who: str, statement: Statement, rank: int) -> None:
+    """Refuse a pattern of more or fewer dimensions than the result has."""
+    wanted = len(statement.result.indices)
+    if rank != wanted:
+        raise wrong(who, "like", f"a pattern of {wanted} dimensions", f"one of {rank}")
+
+
+def sizes_of(
+    who: str, statement: Statement, shapes: Mapping[str, tuple[int, ...]]
+) -> dict[object, int]:
+    """The size of each index, and of each dimension of operands.
+
+    The size of an index that is in sums alone, such as i in X[2 * i + k], is the largest that keeps
+    these within the operand.
+    """
+    sizes: dict[object, int] = {}
+    where: dict[str, tuple[Access, int]] = {}
+    read = _all_accesses(statement, shapes)
+    for access in read:
+        for d, (index, size) in enumerate(zip(access.indices, shapes[access.name], strict=True)):
+            sizes[access.name, d] = size
+            name = index.plain
+            if name is not None and sizes.setdefault(name, size) != size:
+                first, dim = where[name]
+                what = (
+                    f"index '{name}' has size {sizes[name]} in dimension {dim} of '{first.name}' "
+                    f"and {size} in dimension {d} of '{access.name}'"
+                )
+                _refuse(who, statement, access, what)
+            if name is not None:
+                where.setdefault(name, (access, d))
+    for access in read:
+        for d, index in enumerate(access.indices):
+            unknown = [(n, by) for n, by in index.terms if n not in sizes]
+            if len(unknown) == 1 and unknown[0][1] > 0:
+                ((name, by),) = unknown
+                known = [step * (sizes[n] - 1) for n, step in index.terms if n != name and step > 0]
+                last = sizes[access.name, d] - 1 - index.offset - sum(known)
+                sizes[name] = max(0, last // by + 1)
+    for access in read:
+        for name in (n for index in access.indices for n, _ in index.terms):
+            if name not in sizes:
+                what = (
+                    f"index '{name}' has no size: expected an operand with it alone in a dimension"
+                )
+                _refuse(who, statement, access, what)
+    return sizes
+
+
+def _all_accesses(statement: Statement, known: Mapping[str, object]) -> list[Access]:
+    """Those of a statement, of its result where that is an operand, too."""
+    more = [statement.result] if statement.result.name in known else []
+    return [*accesses(statement.value), *more]
+
+
+def _refuse(who: str, statement: Statement, access: Access, what: str) -> None:
+    refuse(who, statement.text, access.at, what, len(access.name))

@@ -1,0 +1,128 @@
+"""Products of several factors in steps: which two are contracted first, by visits and memory.
+
+One iteration over A[i, j] * B[j, k] * X[k, l] visits every pair of elements that meet, for each l;
+B[j, k] * X[k, l] first makes two products of it. A factor of a sparse operand stays sparse only
+within an iteration: what is between steps is dense, and counted as such.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import reduce
+from itertools import combinations, count
+from math import prod
+
+from sparsetir.expressions.assignments import Assignment, Term
+from sparsetir.expressions.notation import Access, Affine, Call, Tree, accesses, indices_of, walk
+
+GAIN = 2  # times as few visits as in one iteration are worth another step
+MOST = 6  # factors up to which all orders are looked at; beyond, the best pair is taken each time
+
+
+def contracted(
+    steps: Sequence[Assignment], sizes: Mapping[object, int], stored: Mapping[str, int]
+) -> tuple[Assignment, ...]:
+    """The assignments, with products of three factors and more in steps where that is less work.
+
+    sizes : of each index
+    stored : the elements of each sparse operand
+    """
+    out: list[Assignment] = []
+    taken = {x.name for s in steps for t in s.terms for x in accesses(t.value)}
+    taken |= {s.result.name for s in steps}
+    names = iter(f"T{n}" for n in count() if f"T{n}" not in taken)
+    for step in steps:
+        kept = [n for n in step.result.plain if n]
+        work = _Work(sizes, stored, kept, (step.like,) if step.like else ())
+        terms: list[Term] = []
+        for term in step.terms:
+            negative = isinstance(term.value, Call) and term.value.op == "neg"
+            factors = factors_of(term.value.args[0] if negative else term.value)
+            plain = not any(isinstance(x, Call) and x.as_product for x in walk(term.value))
+            least, order = work.best(factors)
+            if step.op != "sum" or not plain or least * GAIN >= work.of(factors, kept, work.mask):
+                terms.append(term)
+                continue
+            for pair in order:
+                first, second, rest, result = work.between(factors, pair, next(names))
+                over = tuple(n for n in _indices([first, second]) if n not in result.plain)
+                product = Call("*", (first, second))
+                out.append(Assignment(result, "sum", (Term(product, over),)))
+                factors = [*rest, result]
+            value = reduce(lambda x, y: Call("*", (x, y)), factors)
+            over = tuple(n for n in indices_of(value) if n not in kept)
+            terms.append(Term(Call("neg", (value,)) if negative else value, over))
+        out.append(replace(step, terms=tuple(terms)))
+    return tuple(out)
+
+
+class _Work:
+    """Visits of iterations, for the sizes of a term.
+
+    kept : the indices of the result
+    mask : what bounds the last iteration beside its factors
+    """
+
+    def __init__(
+        self, sizes: Mapping[object, int], stored: Mapping[str, int], kept: Sequence[str],
+        mask: tuple[Access, ...],
+    ) -> None:  # fmt: skip
+        self.sizes, self.stored, self.kept, self.mask = sizes, stored, set(kept), mask
+
+    def of(
+        self, factors: Sequence[Tree], result: Sequence[str], mask: Sequence[Access] = ()
+    ) -> float:
+        """Visits of one iteration over a product."""
+        names = {*_indices(factors), *result}
+        visits = float(prod(self.sizes[n] for n in names))
+        for x in {x for f in [*factors, *mask] for x in accesses(f) if x.name in self.stored}:
+            space = prod(self.sizes[n or (x.name, d)] for d, n in enumerate(x.plain))
+            visits *= self.stored[x.name] / max(1, space)
+        return visits
+
+    def between(
+        self, factors: Sequence[Tree], pair: Sequence[int], name: str = ""
+    ) -> tuple[Tree, Tree, list[Tree], Access]:
+        """Two factors, the others, and what the two give: the indices that others want."""
+        first, second = (factors[n] for n in pair)
+        rest = [x for n, x in enumerate(factors) if n not in pair]
+        wanted = {*_indices(rest), *self.kept}
+        names = [n for n in _indices([first, second]) if n in wanted]
+        return first, second, rest, Access(name, tuple(Affine(((n, 1),)) for n in names))
+
+    def best(self, factors: Sequence[Tree]) -> tuple[float, list[tuple[int, int]]]:
+        """The least work, and the pairs that are contracted before the rest: places in the factors,
+        of which each step puts its result behind the others."""
+        least: float = self.of(factors, [*self.kept], self.mask)
+        order: list[tuple[int, int]] = []
+        if len(factors) < 3:
+            return least, order
+        tried: list[tuple[float, tuple[int, int]]] = []
+        for pair in combinations(range(len(factors)), 2):
+            first, second, _, result = self.between(factors, pair)
+            size = float(prod(self.sizes[n] for n in result.plain if n))
+            tried.append((self.of([first, second], []) + 2 * size, pair))
+        for cost, pair in sorted(tried)[: None if len(factors) <= MOST else 1]:
+            if cost < least:
+                _, _, rest, result = self.between(factors, pair)
+                more, later = self.best([*rest, result])
+                if cost + more < least:
+                    least, order = cost + more, [pair, *later]
+        return least, order
+
+
+def factors_of(tree: Tree) -> list[Tree]:
+    """What a tree is a product of; numbers and scalars are with another factor."""
+    if not isinstance(tree, Call) or tree.op != "*":
+        return [tree]
+    found = factors_of(tree.args[0]) + factors_of(tree.args[1])
+    alone = [x for x in found if not indices_of(x)]
+    if not alone or len(alone) == len(found):
+        return found
+    others = [x for x in found if indices_of(x)]
+    return [reduce(lambda x, y: Call("*", (x, y)), [*alone, others[0]]), *others[1:]]
+
+
+def _indices(factors: Sequence[Tree]) -> list[str]:
+    return list(dict.fromkeys(n for x in factors for n in indices_of(x)))

@@ -1,0 +1,192 @@
+"""`expression` and `einsum`: the program of an expression, and its result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sparsetir.expressions.assignments import assignments
+from sparsetir.expressions.checks import HALVES, check_like, computed_in
+from sparsetir.expressions.execution import LIKE, Compiled, ExpressionPlan, Options, compiled, named
+from sparsetir.expressions.notation import accesses, in_semiring, parse
+from sparsetir.expressions.operands import Operand, read
+from sparsetir.expressions.program import program
+from sparsetir.expressions.storage import Storage, storage
+from sparsetir.runtime.refusals import wrong
+from sparsetir.sparse_ir.nodes import SparseFunc
+
+
+def expression(
+    text: str, *, dtype: str = "float32", idtype: str = "int32", reduce: str = "sum",
+    semiring: str = "plus_times", like: str | None = None, **formats: object,
+) -> SparseFunc:  # fmt: skip
+    """The program of an expression: to print, schedule, lower, tune and build.
+
+    Parameters
+    ----------
+    text : str
+        As of :func:`einsum`, in the form with names.
+    dtype : str
+        Of all operands and the result.
+    idtype : {"int32", "int64"}
+        Of coordinates.
+    reduce, semiring
+        As of :func:`einsum`.
+    like : str, optional
+        The operand whose pattern the result has; by default it is dense.
+    **formats : str or Format
+        By the names of operands: "dense", the default, "csr", "csc", "coo", "ell", "dcsr", "dcsc",
+        "csf" and "csf_1_0_2", whose root is dimension 1, "dcsf", whose root is compressed, too.
+
+    Returns
+    -------
+    SparseFunc
+        Its parameters are the values of operands, named as these in lower case, index arrays, the
+        result, and sizes. An operand that is read at several indices has parameters for each.
+
+    Raises
+    ------
+    ValueError, TypeError
+        Naming what does not fit, with a caret below the place in the text.
+
+    Examples
+    --------
+    >>> import sparsetir
+    >>> spmm = sparsetir.expression("C[i, k] = A[i, j] * X[j, k]", A="csr")
+    >>> kernel = sparsetir.build(spmm)
+    """
+    who = "expression"
+    statement = in_semiring(parse(text, who), reduce, semiring, who)
+    names = list(dict.fromkeys(x.name for x in accesses(statement.value)))
+    for name in formats:
+        if name not in (*names, like):
+            raise wrong(
+                who, name, f"one of {', '.join(names)}", "a format of no operand", TypeError
+            )
+    ranks = {x.name: len(x.indices) for x in accesses(statement.value)}
+    rank = len(statement.result.indices)
+    if like is not None:
+        ranks.setdefault(like, rank)
+        formats.setdefault(like, "csf" if rank > 2 else "csr")
+    operands = {
+        name: storage(who, name, formats.get(name, "dense"), n, dtype) for name, n in ranks.items()
+    }
+    if like is not None and not operands[like].sparse:
+        raise wrong(who, "like", "an operand of a sparse format", f"{like!r}, which is dense")
+    if like is not None:
+        check_like(who, statement, ranks[like])
+    acc = computed_in(statement, dtype)
+    operands[statement.result.name] = Storage(dtype if dtype in HALVES else acc, rank)
+    return program(assignments(statement, operands, like), operands, acc, idtype).func
+
+
+def einsum(
+    text: str, *operands: object, reduce: str = "sum", semiring: str = "plus_times",
+    like: object = None, format: str | None = None, out: object = None,
+    formats: Mapping[str, object] | None = None, **by_name: object,
+) -> Any:  # fmt: skip
+    """The result of an expression of sparse and dense tensors.
+
+    Parameters
+    ----------
+    text : str
+        Subscripts as of `numpy.einsum`, "ij,jk->ik"; or an assignment, "C[i, k] = A[i, j] *
+        X[j, k] + Y[i, k]", of
+
+        - operands at indices, `A[i, j]`, also at sums of these, `x[2 * i + k - 1]`; what is outside
+          of an operand reads as zero. A name without brackets is a number
+        - numbers, and indices as values: `i - j`
+        - `+ - * / **`, comparisons, `where(a < b, x, y)`, `maximum`, `minimum`, `abs`, `relu`,
+          `sigmoid`, `exp`, `log`, `sqrt`, `tanh` and other functions of TIR
+        - `sum(j, ...)`, `prod`, `max` and `min`, over one index or several, which may nest
+
+        `+=` adds to the operand of the result's name.
+    *operands : arrays or sparse tensors
+        In the order in which their names appear: of NumPy or torch, numbers, and all that
+        :class:`SparseMatrix` and :class:`SparseTensor` take but an edge_index, which is taken as
+        (edge_index, size).
+    reduce : {"sum", "prod", "max", "min"}
+        For indices that the result lacks.
+    semiring : str
+        "plus_times"; "min_plus", "max_plus", "max_times" or "or_and" give `*` and the reduction
+        another meaning.
+    like : str or sparse tensor, optional
+        The result has the pattern of this operand, or of another one. By default it is dense.
+    format : "csr", optional
+        The result is a SparseMatrix that stores what the expression visits.
+    out : ndarray, optional
+        Where a dense result is written.
+    formats : mapping of str to str or Format, optional
+        How sparse operands are stored, as of :func:`expression`; by default in compressed levels,
+        in the order that suits the expression.
+    **by_name : arrays or sparse tensors
+        Operands by their names.
+
+    Returns
+    -------
+    ndarray, Tensor, SparseMatrix or SparseTensor
+        Of torch where an operand is. Its type is the one that holds those of all operands, as in
+        NumPy; 16-bit floats are summed in float32, bool in int64.
+
+    Raises
+    ------
+    ValueError, TypeError
+        Naming what does not fit, with a caret below the place in the text.
+
+    Notes
+    -----
+    Each term of a sum is summed over those of its indices that the result lacks: "y[i] = b[i] -
+    A[i, j] * x[j]" adds b[i] once. A function of a product is one term, so that "relu(A[i, j] *
+    x[j])" sums what relu gives; write relu(sum(j, A[i, j] * x[j])) for the other.
+
+    A sparse factor bounds what is visited: where it stores nothing, a product is zero, whatever the
+    other factors are. Reductions other than sums are over what their term stores, and give their
+    identity, such as -inf, where that is nothing.
+
+    Kernels are kept by the expression and the types of its operands, sparse operands in the order
+    of levels that suits the expression. Gradients of tensors are derived, of any order.
+
+    Examples
+    --------
+    >>> import numpy as np, sparsetir
+    >>> A = sparsetir.SparseMatrix(([0, 1, 1], [2, 0, 1]), shape=(2, 3))
+    >>> sparsetir.einsum("ij,jk->ik", A, np.ones((3, 2), "float32"))
+    array([[1., 1.],
+           [2., 2.]], dtype=float32)
+    """
+    plan = _planned("einsum", text, operands, reduce, semiring, like, format, formats, by_name)
+    found, known, given = plan
+    return found.result(known, given, out)
+
+
+def plan_expression(
+    text: str, *operands: object, reduce: str = "sum", semiring: str = "plus_times",
+    like: object = None, format: str | None = None, formats: Mapping[str, object] | None = None,
+    **by_name: object,
+) -> ExpressionPlan:  # fmt: skip
+    """The plan of an expression; the arguments are those of :func:`einsum`."""
+    planned = _planned("plan", text, operands, reduce, semiring, like, format, formats, by_name)
+    return ExpressionPlan(*planned)
+
+
+def _planned(
+    who: str, text: str, operands: Sequence[object], reduce: str, semiring: str, like: object,
+    format: str | None, formats: Mapping[str, object] | None, by_name: Mapping[str, object],
+) -> tuple[Compiled, dict[str, Operand], object]:  # fmt: skip
+    """An expression for its operands, these by name, and what its result is like."""
+    if not isinstance(text, str):
+        raise wrong(who, "text", "a str", type(text).__name__, TypeError)
+    positional = [read(who, f"operands[{n}]", x) for n, x in enumerate(operands)]
+    known = named(who, text, positional, {n: read(who, n, x) for n, x in by_name.items()})
+    mask = None
+    if like is not None:
+        mask = like if isinstance(like, str) else LIKE
+        if mask == LIKE:
+            known[LIKE] = read(who, "like", like)
+        if mask not in known or known[mask].pattern is None:
+            raise wrong(
+                who, "like", "a sparse tensor, or the name of a sparse operand", f"{like!r}"
+            )
+        like = by_name.get(mask, like)
+    options = Options(reduce, semiring, mask, format, tuple((formats or {}).items()))
+    return compiled(who, text, known, options), known, like

@@ -1,0 +1,444 @@
+"""The text of an expression to a tree: `C[i, k] = A[i, j] * X[j, k]`, and "ij,jk->ik".
+
+The syntax is Python's, so its parser reads it; what a name means is decided here.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn, TypeAlias
+
+# Functions of one number: their names in the language, and whether they keep zero.
+FUNCTIONS = {
+    "exp": ("T.exp", False), "exp2": ("T.exp2", False), "log": ("T.log", False),
+    "log2": ("T.log2", False), "log10": ("T.log10", False), "log1p": ("T.log1p", True),
+    "sqrt": ("T.sqrt", True), "rsqrt": ("T.rsqrt", False), "tanh": ("T.tanh", True),
+    "sigmoid": ("T.sigmoid", False), "sin": ("T.sin", True), "cos": ("T.cos", False),
+    "tan": ("T.tan", True), "sinh": ("T.sinh", True), "cosh": ("T.cosh", False),
+    "erf": ("T.erf", True), "floor": ("T.floor", True), "ceil": ("T.ceil", True),
+}  # fmt: skip
+# Others: how many arguments they take.
+ARITIES = {
+    **dict.fromkeys(FUNCTIONS, 1),
+    "abs": 1,
+    "relu": 1,
+    "where": 3,
+    "maximum": 2,
+    "minimum": 2,
+}
+REDUCTIONS = ("sum", "prod", "max", "min")
+OPERATORS: dict[type, str] = {
+    ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.Pow: "**", ast.USub: "neg",
+    ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!=",
+}  # fmt: skip
+COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
+# Reduction and product of each.
+SEMIRINGS = {
+    "plus_times": ("sum", "*"), "min_plus": ("min", "+"), "max_plus": ("max", "+"),
+    "max_times": ("max", "*"), "or_and": ("max", "and"),
+}  # fmt: skip
+
+
+class NotationError(ValueError):
+    """An expression that breaks a rule of the notation; the message points at the place."""
+
+
+@dataclass(frozen=True)
+class Affine:
+    """A sum of indices times integers, and an integer."""
+
+    terms: tuple[tuple[str, int], ...]
+    offset: int = 0
+
+    @property
+    def plain(self) -> str | None:
+        """The index that it is, if it is just that."""
+        single = len(self.terms) == 1 and self.terms[0][1] == 1 and not self.offset
+        return self.terms[0][0] if single else None
+
+    def __str__(self) -> str:
+        parts = [name if by == 1 else f"{name} * {by}" for name, by in self.terms]
+        parts += [str(self.offset)] if self.offset or not parts else []
+        return " + ".join(parts)
+
+
+@dataclass(frozen=True)
+class Number:
+    """A constant."""
+
+    value: float
+
+
+@dataclass(frozen=True)
+class Index:
+    """An index as a value."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Access:
+    """An element of an operand; a scalar operand has no indices."""
+
+    name: str
+    indices: tuple[Affine, ...] = ()
+    at: int = field(default=0, compare=False)
+
+    @property
+    def plain(self) -> tuple[str | None, ...]:
+        """For each dimension the index that it is."""
+        return tuple(i.plain for i in self.indices)
+
+    def __str__(self) -> str:
+        return f"{self.name}[{', '.join(map(str, self.indices))}]" if self.indices else self.name
+
+
+@dataclass(frozen=True)
+class Call:
+    """An operator or a function of expressions.
+
+    as_product : whether absence of an argument makes it absent, whatever `op` does: the product of
+        a semiring
+    """
+
+    op: str
+    args: tuple[Tree, ...]
+    as_product: bool = False
+
+
+@dataclass(frozen=True)
+class Reduce:
+    """A reduction over indices."""
+
+    op: str
+    indices: tuple[str, ...]
+    body: Tree
+
+
+Tree: TypeAlias = Number | Index | Access | Call | Reduce
+
+
+@dataclass(frozen=True)
+class Statement:
+    """`result = value`, or `result += value`."""
+
+    result: Access
+    value: Tree
+    accumulates: bool
+    text: str
+
+
+def parse(text: str, who: str = "einsum", ranks: Sequence[int] = ()) -> Statement:
+    """Read an expression.
+
+    Parameters
+    ----------
+    text : str
+        `result = expression`, `result += expression`, or NumPy's subscripts, "ij,jk->ik", whose
+        operands are then called `A0`, `A1`, ...
+    who : str
+        The function that errors name.
+    ranks : sequence of int
+        Of the operands of subscripts, which an ellipsis needs.
+
+    Returns
+    -------
+    Statement
+
+    Raises
+    ------
+    NotationError
+        With the place in the text.
+    """
+    if not isinstance(text, str):
+        raise TypeError(f"{who}: argument 'text': expected a str, got {type(text).__name__}")
+    if "=" not in text and "[" not in text:
+        return _of_subscripts(text, who, ranks)
+    return _Reader(text, who).statement()
+
+
+def walk(tree: Tree) -> Iterator[Tree]:
+    """A tree and all below it, from left to right."""
+    yield tree
+    below = (
+        tree.args if isinstance(tree, Call) else (tree.body,) if isinstance(tree, Reduce) else ()
+    )
+    for part in below:
+        yield from walk(part)
+
+
+def accesses(tree: Tree) -> list[Access]:
+    """The distinct accesses in a tree."""
+    return list(dict.fromkeys(x for x in walk(tree) if isinstance(x, Access)))
+
+
+def indices_of(tree: Tree) -> list[str]:
+    """The indices that a tree leaves to what is around it, in order of appearance."""
+    if isinstance(tree, Index):
+        return [tree.name]
+    if isinstance(tree, Access):
+        return list(dict.fromkeys(name for i in tree.indices for name, _ in i.terms))
+    if isinstance(tree, Call):
+        return list(dict.fromkeys(name for x in tree.args for name in indices_of(x)))
+    if isinstance(tree, Reduce):
+        return [name for name in indices_of(tree.body) if name not in tree.indices]
+    return []
+
+
+def replaced(tree: Tree, change: Callable[[Tree], Tree | None]) -> Tree:
+    """A tree with parts in place of which `change` gives others; None leaves a part."""
+    other = change(tree)
+    if other is not None:
+        return other
+    if isinstance(tree, Call):
+        args = tuple(replaced(x, change) for x in tree.args)
+        return Call(tree.op, args, tree.as_product)
+    if isinstance(tree, Reduce):
+        return Reduce(tree.op, tree.indices, replaced(tree.body, change))
+    return tree
+
+
+def refuse(who: str, text: str, at: int, what: str, length: int = 1) -> NoReturn:
+    """Raise for a place in a text, shown with a caret."""
+    raise NotationError(f"{who}: {what}\n    {text}\n    {' ' * at}{'^' * max(1, length)}")
+
+
+class _Reader:
+    """Python's tree to ours."""
+
+    def __init__(self, text: str, who: str) -> None:
+        self.text, self.who = text.strip(), who
+        if "\n" in self.text:
+            self.text = " ".join(self.text.split())
+        self.indices: set[str] = set()
+
+    def statement(self) -> Statement:
+        try:
+            module = ast.parse(self.text)
+        except SyntaxError as error:
+            refuse(self.who, self.text, max(0, (error.offset or 1) - 1), f"{error.msg}")
+        node = module.body[0] if len(module.body) == 1 else None
+        if isinstance(node, ast.Assign) and len(node.targets) == 1:
+            target, accumulates = node.targets[0], False
+        elif isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add):
+            target, accumulates = node.target, True
+        else:
+            refuse(
+                self.who, self.text, 0, "expected `result = expression` or `result += expression`"
+            )
+        self._collect(node)
+        if not isinstance(target, ast.Name | ast.Subscript):
+            self._refuse(target, "expected a result such as C[i, k], or a name for a scalar one")
+        result = self._access(target)
+        names = result.plain
+        if None in names or len(set(names)) < len(names):
+            self._refuse(target, "expected a result at indices that differ, each by itself")
+        value = self._tree(node.value)
+        for access in accesses(value):
+            if access.name == result.name:
+                refuse(
+                    self.who, self.text, access.at,
+                    f"the result '{result.name}' is read; expected another name, or +=",
+                    len(access.name),
+                )  # fmt: skip
+        missing = [n for n in names if n not in indices_of(value)]
+        known = {i for x in accesses(value) for i in x.plain}
+        for name in missing:
+            if name not in known and not accumulates:
+                self._refuse(target, f"index '{name}' of the result: expected it on the right, too")
+        return Statement(result, value, accumulates, self.text)
+
+    def _refuse(self, node: Any, what: str) -> NoReturn:
+        at = len(self.text.encode()[: node.col_offset].decode())
+        end = len(self.text.encode()[: node.end_col_offset].decode())
+        refuse(self.who, self.text, at, what, end - at)
+
+    def _collect(self, tree: ast.AST) -> None:
+        """Names that are indices: those in brackets, and those that reductions name."""
+        for node in ast.walk(tree):
+            inside: list[ast.AST] = []
+            if isinstance(node, ast.Subscript):
+                inside = [node.slice]
+            elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in REDUCTIONS:
+                inside = [x for x in node.args[:-1] if isinstance(x, ast.Name)]
+            for part in inside:
+                self.indices |= {x.id for x in ast.walk(part) if isinstance(x, ast.Name)}
+
+    def _access(self, node: ast.Name | ast.Subscript) -> Access:
+        if isinstance(node, ast.Name):
+            return Access(node.id, (), node.col_offset)
+        if not isinstance(node.value, ast.Name):
+            self._refuse(node.value, "expected the name of an operand before [")
+        inside = node.slice
+        parts = inside.elts if isinstance(inside, ast.Tuple) else [inside]
+        name = node.value.id
+        if name in self.indices:
+            self._refuse(node.value, f"'{name}' is an index and an operand; expected two names")
+        return Access(name, tuple(self._affine(x) for x in parts), node.value.col_offset)
+
+    def _affine(self, node: ast.AST) -> Affine:
+        found = self._linear(node)
+        if found is None:
+            self._refuse(node, "expected an index, or a sum such as 2 * i + j - 1")
+        terms, offset = found
+        return Affine(tuple(sorted((n, by) for n, by in terms.items() if by)), offset)
+
+    def _linear(self, node: Any) -> tuple[dict[str, int], int] | None:
+        if isinstance(node, ast.Name):
+            return {node.id: 1}, 0
+        if isinstance(node, ast.Constant) and type(node.value) is int:
+            return {}, node.value
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+            return _scaled(self._linear(node.operand), -1)
+        if not isinstance(node, ast.BinOp):
+            return None
+        a, b = self._linear(node.left), self._linear(node.right)
+        if a is None or b is None:
+            return None
+        if isinstance(node.op, ast.Mult):
+            a, b = (b, a) if not a[0] else (a, b)
+            return None if b[0] else _scaled(a, b[1])
+        if isinstance(node.op, ast.Sub):
+            b = _scaled(b, -1)
+        elif not isinstance(node.op, ast.Add):
+            return None
+        assert b is not None
+        names = [*a[0], *(n for n in b[0] if n not in a[0])]
+        return {n: a[0].get(n, 0) + b[0].get(n, 0) for n in names}, a[1] + b[1]
+
+    def _tree(self, node: Any) -> Tree:
+        if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+            return Number(node.value)
+        if isinstance(node, ast.Name):
+            return Index(node.id) if node.id in self.indices else self._access(node)
+        if isinstance(node, ast.Subscript):
+            return self._access(node)
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.UAdd):
+            return self._tree(node.operand)
+        parts: list[Any] = []
+        op: Any = None
+        if isinstance(node, ast.UnaryOp):
+            op, parts = node.op, [node.operand]
+        elif isinstance(node, ast.BinOp):
+            op, parts = node.op, [node.left, node.right]
+        elif isinstance(node, ast.Compare) and len(node.ops) == 1:
+            op, parts = node.ops[0], [node.left, *node.comparators]
+        elif isinstance(node, ast.Call):
+            return self._call(node)
+        if type(op) not in OPERATORS:
+            self._refuse(node, "expected operands, numbers, + - * / **, comparisons and functions")
+        return Call(OPERATORS[type(op)], tuple(self._tree(x) for x in parts))
+
+    def _call(self, node: ast.Call) -> Tree:
+        name = getattr(node.func, "id", None)
+        if name in REDUCTIONS and not node.keywords:
+            *over, body = node.args or [None]
+            if not over or body is None or not all(isinstance(x, ast.Name) for x in over):
+                self._refuse(
+                    node, f"expected {name}(j, expression), with the indices to reduce over"
+                )
+            indices = tuple(x.id for x in over if isinstance(x, ast.Name))
+            tree = self._tree(body)
+            for index, at in zip(indices, over, strict=True):
+                if index not in indices_of(tree):
+                    self._refuse(at, f"index '{index}': expected it inside of {name}, too")
+            return Reduce(name, indices, tree)
+        count = ARITIES.get(name or "")
+        if count is None:
+            known = ", ".join([*ARITIES, *REDUCTIONS])
+            self._refuse(node.func, f"unknown function; expected one of {known}")
+        if len(node.args) != count or node.keywords:
+            self._refuse(node, f"{name}: expected {count} argument{'s' * (count > 1)}")
+        return Call(str(name), tuple(self._tree(x) for x in node.args))
+
+
+def _scaled(
+    linear: tuple[dict[str, int], int] | None, by: int
+) -> tuple[dict[str, int], int] | None:
+    return linear and ({name: by * x for name, x in linear[0].items()}, by * linear[1])
+
+
+def _of_subscripts(text: str, who: str, ranks: Sequence[int]) -> Statement:
+    """NumPy's form, as a product of operands A0, A1, ..."""
+    where = [n for n, c in enumerate(text) if not (c.isascii() and c.isalpha() or c in ",.-> ")]
+    if where:
+        refuse(who, text, where[0], "expected subscripts such as 'ij,jk->ik', or 'C[i] = ...'")
+    inputs, arrow, output = text.replace(" ", "").partition("->")
+    parts = inputs.split(",")
+    for part in [*parts, output]:
+        if not re.fullmatch(r"[A-Za-z]*(\.\.\.)?[A-Za-z]*", part):
+            refuse(
+                who, text, text.find(part), f"'{part}': expected letters and one '...'", len(part)
+            )
+    if ranks and len(ranks) != len(parts):
+        refuse(who, text, 0, f"expected {len(parts)} operands, got {len(ranks)}", len(inputs))
+    open_ = [len(p.replace("...", "")) for p in parts]
+    if any("..." in p for p in parts) and not ranks:
+        refuse(
+            who, text, text.find("..."), "an ellipsis: expected operands, which say its length", 3
+        )
+    lengths = [rank - n for rank, n in zip(ranks or open_, open_, strict=True)]
+    for part, more in zip(parts, lengths, strict=True):
+        if more < 0 or (more and "..." not in part):
+            rank = len(part.replace("...", "")) + more
+            refuse(
+                who,
+                text,
+                text.find(part),
+                f"'{part}': the operand has {rank} dimensions",
+                len(part),
+            )
+    most = max((n for n, p in zip(lengths, parts, strict=True) if "..." in p), default=0)
+    letters = "".join(parts).replace("...", "")
+    if not arrow:
+        output = ("..." if most else "") + "".join(
+            sorted(c for c in set(letters) if letters.count(c) == 1)
+        )
+
+    def names(part: str, more: int) -> tuple[Affine, ...]:
+        left, dots, right = part.partition("...")
+        between = [f"e{n}" for n in range(most - more, most)] if dots else []
+        return tuple(Affine(((name, 1),)) for name in [*left, *between, *right])
+
+    for at, c in enumerate(output):
+        if c not in letters + "." or output.count(c) > 1 and c != ".":
+            refuse(
+                who, text, text.find("->") + 2 + at, f"'{c}': expected an index of an operand, once"
+            )
+    tree: Tree | None = None
+    for n, (part, more) in enumerate(zip(parts, lengths, strict=True)):
+        access = Access(f"A{n}", names(part, more))
+        tree = access if tree is None else Call("*", (tree, access))
+    assert tree is not None
+    return Statement(Access("OUT", names(output, most)), tree, False, text)
+
+
+def in_semiring(statement: Statement, reduce: str, semiring: str, who: str) -> Statement:
+    """A statement with what it sums over reduced otherwise, and `*` as a semiring's product."""
+    reductions: Mapping[str, tuple[str, str]] = SEMIRINGS
+    if semiring not in reductions:
+        raise ValueError(
+            f"{who}: argument 'semiring': expected one of {[*SEMIRINGS]}, got {semiring!r}"
+        )
+    if reduce not in REDUCTIONS:
+        raise ValueError(
+            f"{who}: argument 'reduce': expected one of {[*REDUCTIONS]}, got {reduce!r}"
+        )
+    op, product = reductions[semiring]
+    op = reduce if semiring == "plus_times" else op
+    if op == "sum":
+        return statement
+
+    def change(tree: Tree) -> Tree | None:
+        if not isinstance(tree, Call) or tree.op != "*":
+            return None
+        args = tuple(replaced(x, change) for x in tree.args)
+        return Call(product, args, as_product=True)
+
+    value = statement.value if product == "*" else replaced(statement.value, change)
+    over = [n for n in indices_of(value) if n not in statement.result.plain]
+    value = Reduce(op, tuple(over), value) if over else value
+    return Statement(statement.result, value, statement.accumulates, statement.text)

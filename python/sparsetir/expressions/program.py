@@ -1,0 +1,551 @@
+"""Assignments to a stage-I program, as text: axes, buffers, an iteration for each term."""
+
+from __future__ import annotations
+
+import keyword
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+
+from sparsetir.expressions.assignments import Assignment, Term, domain
+from sparsetir.expressions.notation import (
+    COMPARISONS,
+    FUNCTIONS,
+    Access,
+    Affine,
+    Call,
+    Index,
+    Number,
+    Tree,
+    accesses,
+    indices_of,
+)  # fmt: skip
+from sparsetir.expressions.storage import DENSE, REPEATED, SLOTS, Storage
+from sparsetir.expressions.visits import Drivers, driven, drivers, levels_of, visit_order
+from sparsetir.sparse_ir.nodes import SparseFunc
+from sparsetir.sparse_ir.script.parser import from_source
+
+RESERVED = {"T", "TIR", "tvm", "TypeVar", *keyword.kwlist}
+PRECEDENCE = {"+": 1, "-": 1, "*": 2, "/": 2, "neg": 2}
+
+
+@dataclass
+class PatternAxes:
+    """The axes of a pattern that is read at some indices.
+
+    operand : whose pattern it is
+    access : the first access that is read at these indices
+    levels : the kind of each level from the root down
+    dims : the dimension of each
+    axes : the name of each
+    """
+
+    operand: str
+    access: Access
+    levels: str
+    dims: tuple[int, ...]
+    axes: tuple[str, ...]
+
+    @property
+    def rooted(self) -> bool:
+        """Whether its first level is below an axis of length 1."""
+        return self.levels[0] != DENSE
+
+
+Key = tuple[str, tuple[Affine, ...]]
+
+
+@dataclass
+class Program:
+    """A program and what its parameters are.
+
+    values : for each array of values the operand, and the pattern that it is over, if any
+    result : the parameter of the result
+    patterns : by operand and indices
+    sizes : the index, or the operand and the dimension, that each size is of
+    """
+
+    func: SparseFunc
+    values: dict[str, tuple[str, Key | None]]
+    result: str
+    patterns: dict[Key, PatternAxes]
+    sizes: dict[str, str | tuple[str, int]]
+
+
+def program(
+    steps: Sequence[Assignment], operands: Mapping[str, Storage], acc: str, idtype: str = "int32",
+    assembled: bool = False,
+) -> Program:  # fmt: skip
+    """The program of assignments.
+
+    steps : in order; results of all but the last are inside of the program
+    operands : the storage of each operand, and of the last result, by name
+    acc : the type that is computed in
+    assembled : whether the result is sparse, with a pattern of its own
+
+    Raises ValueError where no program of the language serves.
+    """
+    return _Writer(steps, operands, acc, idtype, assembled).program()
+
+
+class _Writer:
+    def __init__(
+        self, steps: Sequence[Assignment], operands: Mapping[str, Storage], acc: str, idtype: str,
+        assembled: bool,
+    ) -> None:  # fmt: skip
+        self.steps, self.operands, self.acc, self.idtype = list(steps), dict(operands), acc, idtype
+        self.assembled = assembled
+        self.taken: set[str] = set(RESERVED)
+        self.params: dict[str, list[str]] = {"handles": [], "arrays": [], "result": [], "sizes": []}
+        self.axis_lines: list[str] = []
+        self.buffer_lines: list[str] = []
+        self.body: list[str] = []
+        self.dense_axes: dict[str, str] = {}
+        self.patterns: dict[Key, PatternAxes] = {}
+        self.buffers: dict[tuple[str, object], tuple[str, PatternAxes | None]] = {}
+        self.merged: dict[tuple[str, ...], str] = {}  # names of merged axes
+        self.values: dict[str, tuple[str, Key | None]] = {}
+        self.sizes: dict[str | tuple[str, int], str] = {}
+        self.root: str | None = None
+        last = self.steps[-1]
+        self.inner = {s.result.name: s.like for s in self.steps[:-1]}
+        for step in self.steps[:-1]:
+            form = self._form(step.like) if step.like else Storage(acc, 0)
+            kept = form.levels, form.order, self._pattern_name(step.like) if step.like else None
+            rank = len(step.result.indices)
+            self.operands[step.result.name] = Storage(acc, rank, *kept)
+        self.result = last.result
+        self._names = [x.name for s in self.steps for t in s.terms for x in accesses(t.value)]
+        for name in dict.fromkeys([last.result.name, *self._names]):
+            self._fresh(name)  # operands are called what they are called
+        for index in dict.fromkeys(
+            n for s in self.steps for t in s.terms for n in indices_of(t.value)
+        ):
+            self.taken.add(index)
+        self.origin = self._fresh("o")  # the coordinate of the root
+
+    # -- names and types ---------------------------------------------------------------------------
+
+    def _fresh(self, wish: str) -> str:
+        while wish in self.taken:
+            wish += "_"
+        self.taken.add(wish)
+        return wish
+
+    def _form(self, access: Access) -> Storage:
+        return self.operands[access.name]
+
+    def _pattern_name(self, access: Access) -> str:
+        return self._form(access).pattern or access.name
+
+    def _sparse(self, access: Access) -> bool:
+        return self._form(access).sparse
+
+    def _size(self, of: str | tuple[str, int]) -> str:
+        """The parameter of the size of an index, or of a dimension of an operand."""
+        if of not in self.sizes:
+            wish = f"n_{of.lstrip('_')}" if isinstance(of, str) else f"{of[0]}_{of[1]}"
+            self.sizes[of] = self._param("sizes", wish)
+        return self.sizes[of]
+
+    def _length(self, access: Access, d: int) -> str:
+        return self._size(access.plain[d] or (access.name, d))
+
+    def _param(self, kind: str, wish: str) -> str:
+        name = self._fresh(wish)
+        what = f"T.{self.idtype}" if kind == "sizes" else "T.handle"
+        self.params[kind].append(f"{name}: {what}")
+        return name
+
+    # -- axes and buffers --------------------------------------------------------------------------
+
+    def _axis(self, wish: str, made: str) -> str:
+        """Declare an axis; {} stands for the type of its coordinates."""
+        name = self._fresh(wish)
+        typed = "" if self.idtype == "int32" else f', idtype="{self.idtype}"'
+        self.axis_lines.append(f"{name} = {made.format(typed)}")
+        return name
+
+    def _dense(self, index: str) -> str:
+        if index not in self.dense_axes:
+            wish = (
+                index.lstrip("_").upper()
+                if index.lstrip("_").islower()
+                else f"{index.lstrip('_')}_"
+            )
+            wish = wish if not wish.isdigit() else f"D{wish}"
+            self.dense_axes[index] = self._axis(wish, f"T.dense_fixed({self._size(index)}{{}})")
+        return self.dense_axes[index]
+
+    def _pattern(self, access: Access, order: Sequence[str] = ()) -> PatternAxes:
+        """The axes of a sparse operand at some indices, declared once."""
+        name, form = self._pattern_name(access), self._form(access)
+        key = name, access.indices
+        if key in self.patterns:
+            return self.patterns[key]
+        levels = levels_of(access, form, order)
+        number = sum(k[0] == name for k in self.patterns)
+        base = f"{name}{number + 1}_" if number else name
+        axes: list[str] = []
+        known = driven(access, levels)
+        for n, (kind, d) in enumerate(zip(form.levels, levels, strict=True)):
+            length = self._length(access, d)
+            if kind == DENSE and n < len(known):
+                axes.append(self._dense(known[n]))
+                continue
+            if kind == DENSE:
+                axes.append(self._axis(f"{base}{d}", f"T.dense_fixed({length}{{}})"))
+                continue
+            if not axes:
+                self.root = self.root or self._axis("O", "T.dense_fixed(1{})")
+            ptr = self._param("arrays", f"{base}{d}_ptr") if kind != SLOTS else None
+            idx = self._param("arrays", f"{base}{d}_idx")
+            count = self._param("sizes", f"{base}{d}_{'nnz' if ptr else 'cols'}")
+            call = (
+                f"variable({{}}, ({length}, {count}), ({ptr}, {idx})"
+                if ptr
+                else (f"fixed({{}}, ({length}, {count}), {idx}")
+            )
+            more = ", unique=False" if kind == REPEATED else ""
+            made = "T.sparse_" + call.format(axes[-1] if axes else self.root)
+            axes.append(self._axis(f"{base}{d}", made + "{}" + more + ")"))
+        found = PatternAxes(name, access, form.levels, tuple(levels), tuple(axes))
+        self.patterns[key] = found
+        return found
+
+    def _buffer(self, access: Access) -> tuple[str, PatternAxes | None]:
+        """The buffer of an operand at some indices, and the pattern that it is over."""
+        form, plain = self._form(access), access.plain
+        simple = None not in plain and len(set(plain)) == len(plain)
+        key = access.name, access.indices if form.sparse or simple else None
+        if key in self.buffers:
+            return self.buffers[key]
+        pattern = self._pattern(access) if form.sparse else None
+        if self.assembled and access.name == self.result.name:
+            row, column = (str(n) for n in plain)
+            arrays = [self._param("result", f"{access.name}1_{kind}") for kind in ("ptr", "idx")]
+            made = f"({self._dense(row)}, ({self._size(column)}, None), ({', '.join(arrays)}){{}})"
+            axes = [self._dense(row), self._axis(f"{access.name}1", f"T.sparse_variable{made}")]
+        elif pattern:
+            axes = [*([self.root] if pattern.rooted else []), *pattern.axes]
+        elif simple:
+            axes = [self._dense(n) for n in plain if n]
+        else:
+            sizes = [self._size((access.name, d)) for d in range(form.rank)]
+            axes = [
+                self._axis(f"{access.name}{d}", f"T.dense_fixed({n}{{}})")
+                for d, n in enumerate(sizes)
+            ]
+        again = sum(k[0] == access.name for k in self.buffers)
+        name = self._fresh(f"{access.name}{again + 1}") if again else access.name
+        name = self._fresh(f"{name}_") if name in RESERVED else name
+        over = f"({', '.join(map(str, axes))}{',' if len(axes) == 1 else ''})"
+        self.buffers[key] = name, pattern
+        if access.name in self.inner:
+            self.buffer_lines.append(f'{name} = T.alloc_sparse_buffer({over}, "{form.dtype}")')
+            return self.buffers[key]
+        kind = "result" if access.name == self.result.name else "handles"
+        handle = self._param(kind, name.lower() if name.lower() != name else f"{name}_values")
+        self.buffer_lines.append(
+            f'{name} = T.match_sparse_buffer({handle}, {over}, "{form.dtype}")'
+        )
+        self.values[handle] = access.name, (pattern.operand, access.indices) if pattern else None
+        if kind == "result":
+            self.result_handle = handle
+        return self.buffers[key]
+
+    # -- expressions -------------------------------------------------------------------------------
+
+    def _load(self, access: Access) -> str:
+        name, pattern = self._buffer(access)
+        places = [str(i) for i in access.indices]
+        if pattern:
+            places = [places[d] for d in pattern.dims]
+            places = [self.at_root] * pattern.rooted + places
+        return f"{name}[{', '.join(places) or '()'}]"
+
+    def _text(self, tree: Tree) -> str:
+        acc = self.acc
+        if isinstance(tree, Number):
+            value = tree.value if acc.startswith(("float", "bfloat")) else int(tree.value)
+            return f"T.{acc}({float(value) if acc.startswith('float') else value})"
+        if isinstance(tree, Index):
+            return f'T.cast({tree.name}, "{acc}")'
+        if isinstance(tree, Access):
+            load = self._load(tree)
+            return load if self._form(tree).dtype == acc else f'T.cast({load}, "{acc}")'
+        assert isinstance(tree, Call)
+        op, args = tree.op, tree.args
+        if op == "**":
+            power = args[1]
+            if isinstance(power, Number) and power.value in (2, 3):
+                return " * ".join([self._wrapped(args[0], 3)] * int(power.value))
+            return f"T.pow({self._text(args[0])}, {self._text(power)})"
+        if op in COMPARISONS:
+            return f"T.Select({self._truth(tree)}, {self._one(1)}, {self._one(0)})"
+        if op == "and":
+            return " * ".join(
+                f"T.Select({self._truth(x)}, {self._one(1)}, {self._one(0)})" for x in args
+            )
+        if op == "where":
+            return f"T.Select({self._truth(args[0])}, {self._text(args[1])}, {self._text(args[2])})"
+        if op == "neg":
+            return f"-{self._wrapped(args[0], 3)}"
+        if op in PRECEDENCE:
+            a = self._wrapped(args[0], PRECEDENCE[op])
+            b = self._wrapped(args[1], PRECEDENCE[op] + (op in "-/"))
+            return f"{a} {op} {b}"
+        texts = [self._text(x) for x in args]
+        if op == "relu":
+            return f"T.max({texts[0]}, {self._one(0)})"
+        call = {"maximum": "T.max", "minimum": "T.min", "abs": "T.abs"}.get(op) or FUNCTIONS[op][0]
+        return f"{call}({', '.join(texts)})"
+
+    def _one(self, value: int) -> str:
+        return self._text(Number(value))
+
+    def _truth(self, tree: Tree) -> str:
+        if isinstance(tree, Call) and tree.op in COMPARISONS:
+            return f"{self._wrapped(tree.args[0], 1)} {tree.op} {self._wrapped(tree.args[1], 1)}"
+        return f"{self._wrapped(tree, 1)} != {self._one(0)}"
+
+    def _wrapped(self, tree: Tree, least: int) -> str:
+        text = self._text(tree)
+        weak = isinstance(tree, Call) and PRECEDENCE.get(tree.op, 9) < least
+        weak = weak or (isinstance(tree, Call) and tree.op in ("**", "and") and least > 2)
+        return f"({text})" if weak else text
+
+    # -- iterations --------------------------------------------------------------------------------
+
+    def _plan(self, term: Term, result: Access, mask: Access | None) -> tuple[Drivers, list[str]]:
+        """What bounds the iteration of a term, and the order of its indices."""
+        where = domain(term.value, self._sparse)
+        if mask:
+            where = tuple(dict.fromkeys(s | {mask} for s in where))
+        found = drivers(where, lambda x: None not in x.plain and len(set(x.plain)) == len(x.plain))
+        taken = [x for x in found.accesses if driven(x, levels_of(x, self._form(x)))]
+        taken = self._merging(taken)
+        if self.assembled and any(REPEATED in self._form(x).levels for x in taken):
+            raise ValueError("no operand in COO, whose rows repeat")
+        out = [n for n in result.plain if n]
+        names = list(
+            dict.fromkeys(
+                [*indices_of(term.value), *out, *(n for x in taken for n in x.plain if n)]
+            )
+        )
+        flat = [x for x in accesses(term.value) if not self._sparse(x)]
+        flat += [] if self._sparse(result) else [result]
+        rows = out[0] if self.assembled and result is self.result else None
+        while True:
+            order = visit_order(names, out, [(x, self._known_form(x)) for x in taken], flat, rows)
+            gone = taken[-1:] if order is None else self._apart(taken, order)
+            if order is not None and not gone:
+                exact = found.exact and len(taken) == len(found.accesses)
+                return Drivers(tuple(taken), found.meet, exact), order
+            taken = [] if found.meet == "union" else [x for x in taken if x not in gone]
+
+    def _apart(self, taken: Sequence[Access], order: Sequence[str]) -> list[Access]:
+        """Accesses whose axes cannot merge with those before, as compressed ones are above both."""
+        above: dict[str, str] = {}
+        gone: list[Access] = []
+        for x in taken:
+            form = self._known_form(x)
+            levels = levels_of(x, form, order)
+            names = driven(x, levels)
+            pairs = [
+                (n, over) for n, over, kind in zip(names[1:], names, form.levels, strict=False)
+                if kind != DENSE and form.levels[names.index(n)] != DENSE
+            ]  # fmt: skip
+            if any(above.setdefault(n, over) != over for n, over in pairs):
+                gone.append(x)
+        return gone
+
+    def _known_form(self, access: Access) -> Storage:
+        """The storage, in the order that an iteration before has settled."""
+        form, key = self._form(access), (self._pattern_name(access), access.indices)
+        if key in self.patterns and form.order is None:
+            return Storage(form.dtype, form.rank, form.levels, self.patterns[key].dims)
+        return form
+
+    def _merging(self, taken: list[Access]) -> list[Access]:
+        """Without those whose coordinates repeat where others are."""
+        first = [x for x in taken if REPEATED in self._form(x).levels]
+        if not first:
+            return taken
+        at = {n for n in first[0].plain if n}
+        return [first[0], *(x for x in taken if x != first[0] and at.isdisjoint(x.plain))]
+
+    def _loops(self, found: Drivers, order: list[str]) -> dict[str, str]:
+        """The axis of each index."""
+        patterns = list(
+            {id(p): p for p in (self._pattern(x, order) for x in found.accesses)}.values()
+        )
+        loops: dict[str, str] = {}
+        visited = {"": str(self.root)}  # the axis of each loop
+        inside: dict[str, set[str]] = {}  # the axes that a loop visits
+        for index in order:
+            here: list[tuple[str, str, str, str]] = []
+            for p in patterns:
+                names = driven(p.access, p.dims)
+                n = names.index(index) if index in names else -1
+                if n < 0 or p.levels[n] == DENSE:
+                    continue
+                axis = p.axes[n]
+                text = axis
+                if n and p.axes[n - 1] not in inside[names[n - 1]]:
+                    text = f"T.attach({axis}, {visited[names[n - 1]]})"
+                here.append((axis, text, p.axes[n - 1] if n else "", names[n - 1] if n else ""))
+            # Axes that merge have one parent, or parents that are merged; others are attached,
+            # which those below dense axes can be.
+            free = [x for x in here if "T.attach" not in x[1]]
+            first = next((x[3] for x in free if x[3] and x[2] not in self.dense_axes.values()), "")
+            first = first or (free[0][3] if free else "")
+            here = [
+                x if x[3] == first or "T.attach" in x[1]
+                else (x[0], f"T.attach({x[0]}, {visited[x[3]]})", *x[2:]) for x in here
+            ]  # fmt: skip
+            texts = tuple(dict.fromkeys(x[1] for x in here))
+            if not texts:
+                loops[index] = visited[index] = self._dense(index)
+            elif len(texts) == 1:
+                loops[index], visited[index] = texts[0], here[0][0]
+            else:
+                key = found.meet, *texts
+                if key not in self.merged:
+                    wish = "_".join(a for a, *_ in here)
+                    self.merged[key] = self._axis(wish, f"T.{found.meet}({', '.join(texts)})")
+                loops[index] = visited[index] = self.merged[key]
+            inside[index] = {a for a, *_ in here} or {loops[index]}
+        self._begin(patterns)
+        return loops
+
+    def _begin(self, patterns: Sequence[PatternAxes]) -> None:
+        """Have loads begin at the root's variable, where an iteration of some patterns has one."""
+        self.at_root = self.origin if any(p.rooted for p in patterns) else "0"
+
+    def _iterate(
+        self, loops: Mapping[str, str], out: Sequence[str], name: str, body: list[str],
+        fuse: int = 0,
+    ) -> None:  # fmt: skip
+        """An iteration; below the root where :attr:`at_root` is its variable, or it has no loops.
+
+        out : the indices that are spatial
+        fuse : how many of the first axes are one loop
+        """
+        axes, names = list(loops.values()), list(loops)
+        kinds = "".join("S" if n in out else "R" for n in names)
+        if self.at_root != "0" or not axes:
+            self.root = self.root or self._axis("O", "T.dense_fixed(1{})")
+            axes, names, kinds = [self.root, *axes], [self.origin, *names], f"S{kinds}"
+        elif fuse > 1:
+            axes = [f"T.fuse({', '.join(axes[:fuse])})", *axes[fuse:]]
+        head = f'with T.sp_iter([{", ".join(axes)}], "{kinds}", "{name}")'
+        self.body += [f"{head} as [{', '.join(names)}]:", *(f"    {line}" for line in body)]
+
+    def _store(self, result: Access, op: str, value: Tree) -> str:
+        """An update of the result."""
+        target, dtype = self._load(result), self._form(result).dtype
+        held = target if dtype == self.acc else f'T.cast({target}, "{self.acc}")'
+        symbol = {"sum": "+", "prod": "*"}.get(op)
+        text = self._wrapped(value, PRECEDENCE[symbol] + 1 if symbol else 0)
+        return self._set(result, f"{held} {symbol} {text}" if symbol else f"T.{op}({held}, {text})")
+
+    def _set(self, result: Access, text: str) -> str:
+        """The result set to what is computed."""
+        dtype = self._form(result).dtype
+        value = text if dtype == self.acc else f'T.cast({text}, "{dtype}")'
+        return f"{self._load(result)} = {value}"
+
+    def _identity(self, op: str) -> str:
+        """What a reduction begins with, in the type that is computed in."""
+        if op in ("sum", "prod"):
+            return self._text(Number(int(op == "prod")))
+        if self.acc.startswith("float"):
+            return f'T.{self.acc}("{"-" if op == "max" else ""}inf")'
+        return f'T.{"min" if op == "max" else "max"}_value("{self.acc}")'
+
+    def _assign(self, step: Assignment) -> None:
+        """The iterations of an assignment."""
+        result, op, name = step.result, step.op, step.result.name
+        out = [n for n in result.plain if n]
+        if step.like:
+            self._pattern(step.like)
+        elif not self.assembled:
+            for n in out:
+                self._dense(n)
+        plans = [(t, *self._plan(t, result, step.like)) for t in step.terms]
+        # Terms without reductions that are visited everywhere set the result, in one iteration.
+        whole = [t.value for t, by, _ in plans if op == "sum" and not t.over and not by.accesses]
+        plans = [p for p in plans if op != "sum" or p[0].over or p[1].accesses]
+        begun = step.accumulates
+        self._begin([])
+        if whole:
+            value = reduce(lambda x, y: Call("+", (x, y)), whole)
+            line = self._store(result, op, value) if begun else self._set(result, self._text(value))
+            self._iterate({n: self._dense(n) for n in out}, out, f"{name}_set", [line])
+            begun = True
+        for n, (term, found, order) in enumerate(plans):
+            if op != "sum" and not found.exact:
+                raise ValueError(
+                    f"'{op}' of '{name}': expected a term that is bounded by one sparse operand, "
+                    "a product, or a sum of operands at the same indices; reduce its parts"
+                )
+            loops = self._loops(found, order)
+            covered = self.assembled or (
+                self._covers(found, step.like) if step.like
+                else all(loops[i] == self.dense_axes.get(i) for i in out)
+            )  # fmt: skip
+            body = [self._store(result, op, term.value)]
+            if not begun and covered and op == "sum" and not term.over and len(plans) == 1:
+                body = [self._set(result, self._text(term.value))]
+            elif not begun and covered:
+                body = ["with T.init():", f"    {self._set(result, self._identity(op))}", *body]
+            elif not begun:
+                self._clear(step)
+            begun = True
+            rank = len(out) if step.like and self._covers(found, step.like) else 0
+            fuse = rank if set(order[:rank]) == set(out) else 0
+            self._iterate(loops, out, f"{name}_{n}" if len(plans) > 1 else name, body, fuse)
+
+    def _covers(self, found: Drivers, like: Access) -> bool:
+        """Whether an iteration visits all that the pattern of the result stores."""
+        key = self._pattern_name(like), like.indices
+        return all((self._pattern_name(x), x.indices) == key for x in found.accesses)
+
+    def _clear(self, step: Assignment) -> None:
+        """An iteration that sets all of a result to what its reduction begins with."""
+        result, kept = step.result, self.at_root
+        out = [n for n in result.plain if n]
+        loops, patterns = {n: self._dense(n) for n in out if not step.like}, []
+        if step.like:
+            p = self._pattern(step.like)
+            loops = {str(step.like.plain[d]): axis for d, axis in zip(p.dims, p.axes, strict=True)}
+            patterns = [p]
+        self._begin(patterns)
+        line = self._set(result, self._identity(step.op))
+        self._iterate(loops, out, f"{result.name}_zero", [line])
+        self.at_root = kept
+
+    def program(self) -> Program:
+        for step in self.steps:
+            if step.like:
+                # A result over the pattern of an operand has its axes.
+                form = self._form(step.like)
+                own = Storage(
+                    self.operands[step.result.name].dtype,
+                    form.rank,
+                    form.levels,
+                    form.order,
+                    self._pattern_name(step.like),
+                )
+                self.operands[step.result.name] = own
+            self._assign(step)
+        params = [p for kind in self.params.values() for p in kind]
+        lines = [*self.axis_lines, *self.buffer_lines, *self.body]
+        text = (
+            f"@T.prim_func\ndef expression({', '.join(params)}):\n    "
+            + "\n    ".join(lines)
+            + "\n"
+        )
+        sizes = {param: of for of, param in self.sizes.items()}
+        return Program(from_source(text), self.values, self.result_handle, self.patterns, sizes)

@@ -1,0 +1,77 @@
+"""How the operands of an expression are stored, by the names of formats."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from sparsetir.formats.format import Format
+
+# Levels by kind: dense, compressed, compressed with coordinates that repeat, equally many slots.
+DENSE, COMPRESSED, REPEATED, SLOTS = "d", "s", "u", "e"
+MATRICES = {
+    "csr": ("ds", (0, 1)), "csc": ("ds", (1, 0)), "dcsr": ("ss", (0, 1)), "dcsc": ("ss", (1, 0)),
+    "coo": ("ue", (0, 1)), "ell": ("de", (0, 1)),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Storage:
+    """How an operand, or a result, is stored.
+
+    dtype : of the values
+    rank : number of dimensions
+    levels : the kind of each level from the root down; empty of a dense array
+    order : the dimension of each level; None leaves the order to the program
+    pattern : the operand that it has the pattern of, if that is another one
+    """
+
+    dtype: str
+    rank: int
+    levels: str = ""
+    order: tuple[int, ...] | None = None
+    pattern: str | None = None
+
+    @property
+    def sparse(self) -> bool:
+        """Whether it stores a pattern."""
+        return bool(self.levels)
+
+    def typed(self, dtype: str) -> Storage:
+        """The same with values of another type."""
+        return replace(self, dtype=dtype)
+
+
+def storage(who: str, name: str, format: object, rank: int, dtype: str) -> Storage:
+    """The storage of an operand by the name of a format, or by a format of `sparsetir.formats`.
+
+    Raises ValueError for formats that there are not, or not for so many dimensions.
+    """
+    known = format.name if isinstance(format, Format) else format
+    expected = f"'dense', {', '.join(map(repr, MATRICES))}, 'csf', 'csf_1_0_2' or 'dcsf'"
+    if not isinstance(known, str):
+        raise TypeError(
+            f"{who}: argument '{name}': expected a format, one of {expected}, got {format!r}"
+        )
+    if known == "dense" or not rank:
+        return Storage(dtype, rank)
+    if known in MATRICES and rank == 2:
+        return Storage(dtype, rank, *MATRICES[known])
+    natural, order = tuple(range(rank)), re.fullmatch(r"csf((?:_\d)+)", known)
+    if known == "csf":
+        return Storage(dtype, rank, csf_levels(rank), natural)
+    if known == "dcsf":
+        return Storage(dtype, rank, COMPRESSED * rank, natural)
+    if order:
+        modes = tuple(int(x) for x in order[1][1:].split("_"))
+        if tuple(sorted(modes)) == natural:
+            return Storage(dtype, rank, csf_levels(rank), modes)
+    raise ValueError(
+        f"{who}: argument '{name}': expected a format of {rank} dimensions, such as {expected}, "
+        f"got {known!r}"
+    )
+
+
+def csf_levels(rank: int) -> str:
+    """A dense level and compressed ones; a vector is compressed."""
+    return COMPRESSED if rank == 1 else DENSE + COMPRESSED * (rank - 1)

@@ -1,0 +1,397 @@
+"""`einsum` and `expression`: results beside NumPy's on adverse patterns, types, refusals."""
+
+import ast
+import re
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+from reference import reference
+
+import sparsetir
+from refusals import refusals
+from sparsetir import SparseMatrix, SparseTensor, einsum, ops
+
+SIZES = {"i": 7, "j": 5, "k": 6, "l": 3, "n": 5}
+CLOSE = {"rtol": 1e-9, "atol": 1e-9}
+CASES = ("some", "empty", "one row", "one column")
+
+
+def mask_of(case, shape, rng):
+    """A pattern: with empty rows, empty, with one dense row, or a column alone."""
+    mask = rng.random(shape) < 0.35
+    if case == "empty":
+        mask[:] = False
+    if case == "some":
+        mask[0] = mask[-1] = False
+    if case == "one row":
+        mask[:] = False
+        mask[len(mask) // 2] = True
+    if case == "one column":
+        mask[..., 1:] = False
+    return mask
+
+
+def array(shape, case, rng, sparse, dtype="float64"):
+    """A dense array, and the operand: it itself, or a tensor of its elements."""
+    values = (
+        rng.integers(-3, 4, shape) if np.dtype(dtype).kind in "iu" else rng.standard_normal(shape)
+    )
+    values = np.asarray(values, dtype)
+    if not sparse:
+        return values, values
+    mask = mask_of(case, shape, rng)
+    dense = np.where(mask, np.where(values == 0, 1, values), 0).astype(dtype)
+    kind = SparseMatrix if len(shape) == 2 else SparseTensor
+    return dense, kind.from_dense(dense) if mask.any() else kind.of_stored(_nothing(shape, dtype))
+
+
+def _nothing(shape, dtype):
+    from sparsetir.data.sources import Stored
+    from sparsetir.formats.pattern import Pattern
+
+    coords = [np.zeros(0, "int32")] * len(shape)
+    return Stored(Pattern(coords, shape), np.zeros(0, dtype), None)
+
+
+# Expressions; sparse operands, and sizes of operands where these do not follow from indices.
+EXPRESSIONS = [line.split(";") for line in """
+y[i] = A[i,j] * x[j]  ; A
+y[j] = A[i,j] * x[i]  ; A
+C[i,k] = A[i,j] * X[j,k]  ; A
+C[k,i] = A[i,j] * X[j,k]  ; A
+C[i,k] = A[i,j] * B[j,k]  ; A B
+C[i,k] = A[i,j] * B[k,j]  ; A B
+C[k,j] = A[i,j] * B[i,k]  ; A B
+C[i,l] = A[i,j] * B[j,k] * D[k,l]  ; A B D
+C[i,l] = A[i,j] * B[j,k] * X[k,l]  ; A B
+C[i,k] = X[i,j] * A[j,k]  ; A
+C[i,k] = X[i,j] * Y[j,k]  ;
+z = X[i,j] * Y[i,j]  ;
+z = A[i,j] * B[i,j]  ; A B
+z = A[i,j]  ; A
+y[i] = A[i,j] * B[i,j] * x[j]  ; A B
+C[i,j] = A[i,j] * X[i,k] * Y[j,k]  ; A
+C[i,j] = A[i,j] * x[i] / y[j]  ; A
+C[i,j] = A[i,j] + B[i,j]  ; A B
+C[i,j] = 2 * A[i,j] - B[i,j] / 3 + X[i,j]  ; A B
+C[i,j] = -(A[i,j] - X[i,j])  ; A
+C[i,k] = A[i,j] * X[j,k] + Y[i,k]  ; A
+C[i,k] = A[i,j] * X[j,k] + B[i,l] * Y[l,k]  ; A B
+C[i,k] = (A[i,j] + B[i,j]) * X[j,k]  ; A B
+C[i,k] = (A[i,j] + x[i]) * X[j,k]  ; A
+y[i] = b[i] - A[i,j] * x[j]  ; A
+y[i] = alpha * A[i,j] * x[j] + beta * b[i]  ; A
+C[i,j] = A[i,j] + B[j,i]  ; A B
+C[i,j] = A[i,j] * B[j,i]  ; A B
+C[i,j] = x[i] * y[j] + A[i,j]  ; A
+C[i,j,k] = A[i,j] * B[i,k]  ; A B
+C[i,k] = P[i,j,k] * x[j]  ; P
+C[i,l] = P[i,j,k] * X[j,l] * Y[k,l]  ; P
+C[j,l] = P[i,j,k] * X[i,l] * Y[k,l]  ; P
+C[k,l] = P[i,j,k] * X[i,l] * Y[j,l]  ; P
+C[i,j,l] = P[i,j,k] * X[k,l]  ; P
+y[i] = P[i,j,k] * Q[i,j,k]  ; P Q
+y[j] = P[i,j,k] * Q[k,j,i]  ; P Q
+C[i,k] = P[i,j,k] * A[i,j]  ; P A
+z = P[i,j,k] * x[i] * y[j] * w[k]  ; P
+C[n,i,k] = A[i,j] * V[n,j,k]  ; A
+C[n,i] = W[n,i,j,k] * X[j,k]  ; W
+y[i] = W[n,i,j,k] * P[n,j,k]  ; W P
+z = a[i] * b[i]  ; a b
+y[i] = a[i] + x[i] * b[i]  ; a b
+C[i,j] = a[i] * b[j]  ; a b
+C[i,k] = relu(A[i,j] * X[j,k])  ; A
+C[i,k] = relu(sum(j, A[i,j] * X[j,k]))  ; A
+C[i,k] = A[i,j] * exp(X[j,k] - Y[i,k])  ; A
+C[i,j] = exp(A[i,j]) * x[j]  ; A
+C[i,j] = tanh(A[i,j]) + sigmoid(B[i,j])  ; A B
+y[i] = sqrt(abs(A[i,j])) * x[j]  ; A
+C[i,j] = maximum(A[i,j], B[i,j]) - minimum(A[i,j], X[i,j])  ; A B
+C[i,j] = where(A[i,j] > 0, X[i,j], 0.5)  ; A
+y[i] = where(A[i,j] != 0, x[j], 0)  ; A
+y[i] = A[i,j] ** 2 * (i - 2 * j)  ; A
+y[i] = (A[i,j] < 1) * x[j]  ; A
+y[i] = A[i,j] * X[i,k] * sum(l, Y[j,l] * Z[k,l])  ; A
+C[i,k] = A[i,j] * exp(sum(l, X[i,l] * Y[j,l])) * Z[j,k]  ; A
+y[i] = A[i,j] * max(k, X[j,k]) - sum(k, Y[i,k])  ; A
+y[i] = max(j, X[i,j]) * min(k, prod(l, Y[k,l]))  ;
+y[i] = x[2*i+k] * w[k]  ; ; x=11 w=3
+y[i] = x[i+k-1] * w[k] * b[i]  ; ; x=9 w=3 b=9
+y[i] = A[i+1,j] * x[j]  ; A ; A=7x5
+C[i,j] = X[i,j] * A[i,j-1]  ; A ; A=7x5 X=7x5
+y[i] = A[i,i] * X[i,i]  ; A ; A=5x5 X=5x5
+z = A[i,j] * A[j,k] * A[i,k]  ; A ; A=6x6
+T[n] = tvm[n] * o * x[n]  ; tvm ; tvm=5
+C[i,j] = A[i,j] * A[j,i]  ; A ; A=6x6
+y[i] += A[i,j] * x[j]  ; A
+C[i,j] += X[i,k] * Y[j,k] * A[i,j] - x[j]  ; A
+""".strip().splitlines()]  # fmt: skip
+
+
+def inputs(text, sparse, shapes, case, dtype="float64", seed=0):
+    """Dense arrays and operands by name."""
+    rng = np.random.default_rng(seed)
+    given = dict(s.split("=") for s in shapes.split())
+    dense, operands = {}, {}
+    for node in ast.walk(ast.parse(text)):
+        if not isinstance(node, ast.Subscript):
+            continue
+        parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        name = node.value.id
+        target = text.replace(" ", "").startswith(ast.unparse(node).replace(" ", ""))
+        if name in dense or (target and "+=" not in text):
+            continue
+        shape = (
+            tuple(map(int, given[name].split("x")))
+            if name in given
+            else tuple(SIZES[p.id] for p in parts)
+        )
+        dense[name], operands[name] = array(shape, case, rng, name in sparse.split(), dtype)
+    for name in ("alpha", "beta", "o"):
+        if re.search(rf"\b{name}\b", text):
+            operands[name] = 0.5
+            dense[name] = np.asarray(0.5)
+    return dense, operands
+
+
+def check(text, sparse="", shapes="", case="some", dtype="float64", **tolerance):
+    dense, operands = inputs(text, sparse, shapes, case, dtype)
+    got = einsum(text, **operands)
+    with np.errstate(all="ignore"):
+        want = reference(text, dense)
+    np.testing.assert_allclose(got, want, **(tolerance or CLOSE), err_msg=text)
+    return got
+
+
+@pytest.mark.parametrize("row", EXPRESSIONS, ids=[r[0].strip() for r in EXPRESSIONS])
+def test_expressions_on_adverse_patterns(row):
+    """One kernel for all patterns; numbers are NumPy's."""
+    text, sparse, shapes = (x.strip() for x in [*row, "", ""][:3])
+    for case in CASES:
+        check(text, sparse, shapes, case)
+
+
+SUBSCRIPTS = """
+ij,jk->ik
+ij,jk
+ij,ij->
+ij->ji
+ii->i
+ij,kj->ik
+...j,jk->...k
+i,j->ij
+ijk,jl,kl->il
+ij,j,ij->i
+""".split()
+
+
+@pytest.mark.parametrize("text", SUBSCRIPTS)
+def test_subscripts_of_numpy(text):
+    rng = np.random.default_rng(0)
+    sizes = {"i": 6, "j": 6 if "ii" in text else 5, "k": 4, "l": 3}
+    parts = text.split("->")[0].replace("...", "nm" if "..." in text else "").split(",")
+    sizes |= {"n": 2, "m": 3}
+    dense, given = [], []
+    for n, part in enumerate(parts):
+        shape = tuple(sizes[c] for c in part)
+        x, operand = array(shape, "some", rng, n == 0 and len(shape) > 1)
+        dense.append(x)
+        given.append(operand)
+    np.testing.assert_allclose(einsum(text, *given), np.einsum(text, *dense), **CLOSE)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "more", "want"),
+    [
+        ("float16", "float16", "float16"), ("float32", "float16", "float32"),
+        ("float64", "float32", "float64"), ("int32", "int32", "int32"),
+        ("int8", "int32", "int32"), ("int64", "float32", "float64"), ("bool", "bool", "int64"),
+    ],
+)  # fmt: skip
+def test_types_are_those_of_numpy(dtype, more, want):
+    """Two types; sums of 16 bits are in float32, and bool counts."""
+    rng = np.random.default_rng(0)
+    A, given = array((6, 5), "some", rng, True, "float32")
+    given = SparseMatrix.from_dense((A * 3).astype(dtype))
+    X = (rng.standard_normal((5, 4)) * 3).astype(more)
+    found = einsum("C[i,k] = A[i,j] * X[j,k]", A=given, X=X)
+    assert found.dtype == want
+    exact = (A * 3).astype(dtype).astype(float) @ X.astype(float)
+    np.testing.assert_allclose(
+        found, exact, **({"rtol": 5e-3, "atol": 5e-3} if want == "float16" else CLOSE32)
+    )
+
+
+CLOSE32 = {"rtol": 1e-5, "atol": 1e-5}
+LARGE = SparseMatrix(([0, 1], [2**31 + 7, 3]), shape=(2, 2**31 + 8))
+
+
+def test_long_dimensions_have_wide_indices():
+    found = einsum("y[i] = A[i,j] * 2", A=LARGE)
+    np.testing.assert_array_equal(found, [2, 2])
+
+
+def test_what_is_not_stored_is_not_visited():
+    """Infinities and NaN beside nothing do not show; beside a stored zero they do."""
+    A = sp.csr_array((np.array([1.0, 0.0]), ([0, 2], [0, 1])), shape=(3, 2))
+    X = np.array([[2.0, 3.0], [np.inf, np.nan]])
+    found = einsum("C[i,k] = A[i,j] * X[j,k]", A=A, X=X)
+    np.testing.assert_array_equal(found, [[2, 3], [0, 0], [np.nan, np.nan]])
+
+
+def test_reductions_are_over_what_is_stored():
+    dense, A = array((7, 5), "some", np.random.default_rng(0), True)
+    stored = dense != 0
+    x = np.random.default_rng(1).standard_normal(5)
+    for op, empty in (("max", -np.inf), ("min", np.inf), ("prod", 1)):
+        want = getattr(np, op)(np.where(stored, dense * x, empty), axis=1)
+        np.testing.assert_allclose(einsum("ij,j->i", A, x, reduce=op), want)
+        np.testing.assert_allclose(einsum(f"y[i] = {op}(j, A[i,j] * x[j])", A=A, x=x), want)
+    B, given = array((5, 4), "some", np.random.default_rng(2), True)
+    both = stored[:, :, None] & (B != 0)[None]
+    want = np.where(both, dense[:, :, None] + B[None], np.inf).min(axis=1)
+    np.testing.assert_allclose(einsum("ij,jk->ik", A, given, semiring="min_plus"), want)
+
+
+SPARSE = [line.split(";") for line in """
+C[i,k] = A[i,j] * B[j,k]         ; A B
+C[k,i] = A[i,j] * B[j,k]         ; A B
+C[i,k] = A[i,j] * B[k,j]         ; A B
+C[i,j] = A[i,j] - 2 * B[i,j]     ; A B
+C[i,j] = A[i,j] * B[i,j]         ; A B
+C[j,i] = A[i,j]                  ; A
+C[i,j] = x[i] * A[i,j]           ; A
+C[i,j] = relu(A[i,j] - B[i,j])   ; A B
+C[i,k] = A[i,j] * B[j,k] + D[i,k]; A B D
+C[i,l] = A[i,j] * B[j,k] * D[k,l]; A B D
+C[i,j] = A[i,j] + B[j,i]         ; A B
+""".strip().splitlines()]  # fmt: skip
+
+
+@pytest.mark.parametrize("row", SPARSE, ids=[r[0].strip() for r in SPARSE])
+def test_sparse_results(row):
+    """They have the numbers of dense ones, and store no more than what is visited."""
+    for case in CASES:
+        dense, operands = inputs(row[0], row[1], "", case)
+        found = einsum(row[0], format="csr", **operands)
+        np.testing.assert_allclose(found.to_scipy().toarray(), reference(row[0], dense), **CLOSE)
+        ones = {n: (x != 0).astype(float) for n, x in dense.items()}
+        there = reference(row[0].replace("-", "+").replace("relu", "abs"), ones) != 0
+        assert found.nnz == there.sum()
+
+
+def test_results_like_operands():
+    """The pattern of an operand, or of another matrix; in its order of levels."""
+    rng = np.random.default_rng(0)
+    dense, A = array((7, 5), "some", rng, True)
+    X, Y = rng.standard_normal((7, 3)), rng.standard_normal((5, 3))
+    for text, options in (
+        ("S[i,j] = A[i,j] * X[i,k] * Y[j,k]", {"like": "A"}),
+        ("S[i,j] = A[i,j] * X[i,k] * Y[j,k] + X[i,k]", {"like": A}),
+    ):
+        found = einsum(text, A=A, X=X, Y=Y, **options)
+        want = np.where(dense != 0, reference(text, {"A": dense, "X": X, "Y": Y}), 0)
+        assert found.pattern is A.pattern
+        np.testing.assert_allclose(found.to_scipy().toarray(), want, **CLOSE)
+    found = einsum("ik,jk->ij", X, Y, like=A.to_scipy())
+    np.testing.assert_allclose(found.to_scipy().toarray(), np.where(dense, X @ Y.T, 0), **CLOSE)
+
+
+GRADED = [line.split(";") for line in """
+C[i,k] = A[i,j] * X[j,k]                               ; A
+C[k,i] = Y[i,k] - A[i,j] * X[j,k]                      ; A
+C[j,k] = A[i,j] * X[i,k]                               ; A
+C[i,k] = A[i,j] * exp(sum(l, X[i,l] * Y[j,l])) * Z[j,k]; A
+z = A[i,j] * B[i,j]                                    ; A B
+C[i,k] = A[i,j] * B[k,j]                               ; A B
+y[i] = relu(sum(j, A[i,j] * x[j]) - 1) / sum(j, A[i,j] + 1); A
+y[i] += A[i,j] * x[j]                                  ; A
+z = A[i,j] * B[j,k] * D[i,k]                           ; A B D
+C[i,l] = A[i,j] * B[j,k] * X[k,l]                      ; A B
+""".strip().splitlines()]  # fmt: skip
+
+
+@pytest.mark.parametrize("row", GRADED, ids=[r[0].strip() for r in GRADED])
+def test_gradients_of_first_and_second_order(row):
+    """For values of sparse operands, too."""
+    _, operands = inputs(row[0], row[1], "", "some", seed=3)
+    names, leaves = list(operands), []
+    for x in operands.values():
+        values = x.values if isinstance(x, SparseTensor) else x
+        leaves.append(torch.from_numpy(values.copy()).requires_grad_())
+
+    def run(*tensors):
+        given = {}
+        for name, t in zip(names, tensors):
+            x = operands[name]
+            if isinstance(x, SparseTensor):
+                ptr, col = (torch.from_numpy(v) for v in (x.pattern.indptr, x.pattern.columns))
+                t = ops.Operand(ptr, col, *x.shape, t)
+            given[name] = t
+        return einsum(row[0].strip(), **given)
+
+    assert torch.autograd.gradcheck(run, leaves, fast_mode=True)
+    assert torch.autograd.gradgradcheck(run, leaves, fast_mode=True)
+
+
+@pytest.mark.parametrize("format", ["csr", "csc", "coo", "ell", "dcsr", "dcsc", "csf_1_0"])
+def test_formats_of_operands(format):
+    dense, A = array((7, 5), "some", np.random.default_rng(0), True)
+    X = np.random.default_rng(1).standard_normal((5, 4))
+    np.testing.assert_allclose(
+        einsum("ij,jk->ik", A, X, formats={"A0": format}), dense @ X, **CLOSE
+    )
+
+
+def test_plans_take_other_values():
+    dense, A = array((7, 5), "some", np.random.default_rng(0), True)
+    X = np.random.default_rng(1).standard_normal((5, 4))
+    plan = sparsetir.plan("C[i,k] = A[i,j] * X[j,k]", A=A, X=X)
+    for _ in range(3):
+        np.testing.assert_allclose(plan(), dense @ X, **CLOSE)
+        np.testing.assert_allclose(plan(X=2 * X, A=3 * A.values), 6 * dense @ X, **CLOSE)
+    assert plan(X=torch.from_numpy(X)).dtype == torch.float64
+    with pytest.raises(ValueError, match="argument 'X': expected .*float64, got"):
+        plan(X=X.astype("float32"))
+
+
+M, V = SparseMatrix(sp.eye(3, format="csr")), np.ones(3)
+
+
+# Each names what does not fit; those of the text show where.
+test_refusals = refusals("""
+einsum("y[i] = A[i,j] * x[j", A=M, x=V)  # ValueError: einsum: .. was never closed .. ^
+einsum("y[i] = A[i,j] * x[k]", A=M)  # TypeError: einsum: argument 'x': expected the operand
+einsum("y[i] = A[i] * x[i]", A=M, x=V)  # ValueError: 'A' has 2 dimensions, got 1 .. ^
+einsum("y[i] = A[i,j] * x[j]", A=M, x=np.ones(4))  # ValueError: 'j' has size 3 .. and 4 .. ^
+einsum("y[k] = A[i,j]", A=M)  # ValueError: index 'k' of the result: expected it on the right .. ^
+einsum("y[i] = foo(A[i,j])", A=M)  # ValueError: unknown function; expected one of exp
+einsum("y[i] = exp(A[i,j], 2)", A=M)  # ValueError: exp: expected 1 argument .. ^
+einsum("y[i] = sum(k, A[i,j])", A=M)  # ValueError: index 'k': expected it inside of sum
+einsum("y[i] = y[i] + A[i,j]", A=M, y=V)  # ValueError: 'y' is read .. or +=
+einsum("y[i+1] = A[i,j]", A=M)  # ValueError: expected a result at indices that differ
+einsum("y[i] = A[i*j,j]", A=M)  # ValueError: expected an index, or a sum such as 2 * i + j - 1 .. ^
+einsum("y[i] = A[i,j] and 1", A=M)  # ValueError: expected operands, numbers .. ^
+einsum("A[i,j] * x[j]", A=M)  # ValueError: expected `result = expression`
+einsum("y[i] = A[i,j] * x[j]", A=M, x=V, w=V)  # TypeError: argument 'w': expected one of A, x
+einsum("ij,jk->ik", M)  # ValueError: expected 2 operands, got 1
+einsum("ij,j->ik", M, V)  # ValueError: 'k': expected an index of an operand .. ^
+einsum("i$,j->i", M, V)  # ValueError: expected subscripts such as .. ^
+einsum("ij->i", M, reduce="mean")  # ValueError: argument 'reduce': expected one of
+einsum("ij->i", M, semiring="no")  # ValueError: argument 'semiring': expected one of
+einsum("ij->i", M, format="csr")  # ValueError: a result with two indices
+einsum("ij->ij", M, format="bsr")  # ValueError: argument 'format': expected 'csr'
+einsum("ij->ij", M, like=V)  # ValueError: argument 'like': expected a sparse tensor
+einsum("ij->ij", V > 0)  # ValueError: 'ij': the operand has 1 dimensions .. ^
+einsum("i->i", V * 1j)  # TypeError: expected one of float16 .. complex128
+einsum("ij,jk->ik", M, M, formats={"A0": "bsr"})  # ValueError: expected a format of 2 dimensions
+einsum(3, M)  # TypeError: argument 'text': expected a str
+einsum("y[i] = max(j, A[i,j] * (B[i,j] + C[i,j]))", A=M, B=M.T, C=M * 2)
+  # ValueError: 'max' of 'y': expected a term
+sparsetir.expression("y[i] = A[i,j]", B="csr")  # TypeError: argument 'B': expected one of A
+sparsetir.expression("y[i] = A[i,j]", A="csr", like="A")  # ValueError: a pattern of 1 dimensions
+sparsetir.plan("spmm", M, 8, foo=1)  # TypeError: argument 'foo'
+sparsetir.plan("spmm")  # TypeError: argument 'matrix': expected a sparse matrix
+""", globals())  # fmt: skip

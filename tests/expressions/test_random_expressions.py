@@ -1,0 +1,126 @@
+"""Random expressions: several terms, products, functions, formats and results, beside NumPy's."""
+
+import numpy as np
+import torch
+from hypothesis import assume
+from hypothesis import strategies as st
+from reference import reference
+from test_einsum import array
+
+from drawing import examples
+from sparsetir import SparseTensor, einsum
+
+FORMATS = {
+    1: (None, "csf"),
+    2: (None, "csr", "csc", "dcsr", "dcsc", "coo", "ell", "csf_1_0"),
+    3: (None, "csf", "csf_2_0_1", "dcsf"),
+    4: (None, "csf", "csf_1_0_3_2"),
+}
+# Functions, and whether they are safe of any number.
+FUNCTIONS = (
+    "relu({})",
+    "tanh({})",
+    "abs({})",
+    "sigmoid({})",
+    "exp({})",
+    "sqrt(abs({}))",
+    "({}) ** 2",
+)
+
+
+@st.composite
+def expressions(draw):
+    """A text, its operands dense and as given, and options."""
+    sizes = {n: draw(st.integers(1, 4)) for n in "ijkl"}
+    count = draw(st.integers(1, 4))
+    names = "ABDE"[:count]
+    accesses, dense, given, formats = [], {}, {}, {}
+    rng = np.random.default_rng(draw(st.integers(0, 999)))
+    case = draw(st.sampled_from(["some", "some", "empty", "one row", "one column"]))
+    for name in names:
+        rank = draw(st.sampled_from([1, 2, 2, 2, 3, 4]))
+        at = draw(st.permutations("ijkl"))[:rank]
+        sparse = draw(st.booleans())
+        shape = tuple(sizes[n] for n in at)
+        dense[name], given[name] = array(shape, case, rng, sparse)
+        format = draw(st.sampled_from(FORMATS[rank])) if sparse else None
+        if format:
+            formats[name] = format
+        accesses.append(f"{name}[{','.join(at)}]")
+    parts = []
+    for access in accesses:
+        wrapped = draw(st.sampled_from(["{}"] * 12 + ["2 * {}", "-{}", "(1 + {})", *FUNCTIONS]))
+        parts.append(wrapped.format(access))
+    text = parts[0]
+    for part in parts[1:]:
+        op = draw(st.sampled_from(["*", "*", "*", "+", "-"]))
+        text = f"{text} {op} {part}"
+        if op in "+-" and draw(st.integers(0, 3)) == 0:
+            text = f"({text})"
+    if draw(st.integers(0, 5)) == 0:
+        text = draw(st.sampled_from(FUNCTIONS[:4])).format(text)
+    free = sorted({n for a in accesses for n in a[2:-1].split(",")})
+    out = draw(st.permutations(free))[: draw(st.integers(0, min(3, len(free))))]
+    left = f"C[{','.join(out)}]" if out else "C"
+    options = {}
+    masks = [a for a in accesses if a[0] in given and isinstance(given[a[0]], SparseTensor)]
+    kind = draw(st.sampled_from(["dense"] * 3 + ["like", "csr"]))
+    if kind == "like" and masks:
+        mask = draw(st.sampled_from(masks))
+        left, options = f"C[{mask[2:-1]}]", {"like": mask[0]}
+    elif kind == "csr" and len(out) == 2:
+        options = {"format": "csr"}
+    return f"{left} = {text}", dense, given, options, formats
+
+
+def dense_of(found):
+    if isinstance(found, SparseTensor):
+        out = np.zeros(found.shape, found.dtype)
+        out[tuple(found.pattern.coords)] = found.values
+        return out
+    return found
+
+
+@examples(40, 3000, drawn=expressions())
+def test_random_expressions(drawn):
+    """Numbers are those of NumPy, at the pattern where the result has one."""
+    text, dense, given, options, formats = drawn
+    want = reference(text, dense)
+    try:
+        found = einsum(text, **given, **options, formats=formats)
+    except ValueError as error:
+        # A sparse result needs rows outside; coordinates that repeat are not searched.
+        assume("format" not in options and "coo" not in formats.values())
+        raise error
+    if "like" in options:
+        want = np.where(dense[options["like"]] != 0, want, 0)
+    np.testing.assert_allclose(
+        dense_of(found), want, rtol=1e-8, atol=1e-8, err_msg=f"{text} {formats}"
+    )
+
+
+@examples(6, 300, drawn=expressions())
+def test_random_gradients(drawn):
+    """Gradients for all operands are those of finite differences."""
+    text, dense, given, options, _ = drawn
+    assume(not options and "sqrt" not in text and "abs" not in text and "relu" not in text)
+    leaves = {n: torch.from_numpy(x.copy()).requires_grad_() for n, x in dense.items()}
+    tensors = {
+        n: leaves[n] if not isinstance(given[n], SparseTensor) else _sparse(given[n], leaves[n])
+        for n in given
+    }
+    found = einsum(text, **tensors)
+    weights = torch.from_numpy(np.random.default_rng(0).standard_normal(tuple(found.shape)))
+    (found * weights).sum().backward()
+    for name, leaf in leaves.items():
+        step = np.random.default_rng(1).standard_normal(leaf.shape) * (dense[name] != 0) * 1e-6
+        more, less = ({**dense, name: dense[name] + s * step} for s in (1, -1))
+        change = ((reference(text, more) - reference(text, less)) * weights.numpy()).sum() / 2
+        grad = np.zeros(leaf.shape) if leaf.grad is None else leaf.grad.numpy()
+        np.testing.assert_allclose((grad * step).sum(), change, rtol=1e-3, atol=1e-10, err_msg=text)
+
+
+def _sparse(pattern, leaf):
+    """A sparse tensor of torch with the values of a dense one."""
+    at = torch.from_numpy(np.stack(pattern.pattern.coords).astype("int64"))
+    return torch.sparse_coo_tensor(at, leaf[tuple(at)], leaf.shape, is_coalesced=True)
