@@ -37,8 +37,11 @@ def contracted(
         work = _Work(sizes, stored, kept, (step.like,) if step.like else ())
         terms: list[Term] = []
         for term in step.terms:
-            negative = isinstance(term.value, Call) and term.value.op == "neg"
-            factors = factors_of(term.value.args[0] if negative else term.value)
+            value = term.value
+            negative = isinstance(value, Call) and value.op == "neg"
+            if isinstance(value, Call) and value.op == "neg":
+                value = value.args[0]
+            factors = factors_of(value)
             plain = not any(isinstance(x, Call) and x.as_product for x in walk(term.value))
             least, order = work.best(factors)
             if step.op != "sum" or not plain or least * GAIN >= work.of(factors, kept, work.mask):

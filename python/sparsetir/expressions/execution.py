@@ -219,12 +219,15 @@ def _sparse(mask: Operand, values: Any, like: object) -> Any:
     """A sparse result with the pattern of an operand."""
     pattern = mask.pattern
     assert pattern is not None
+    host: Any = values
     if isinstance(like, SparseTensor) and not is_torch(values):
         return like.with_values(values)
     if not is_torch(values):
         made = SparseMatrix if pattern.order == 2 else SparseTensor
-        return made.of_stored(Stored(pattern, values, None))
-    import torch
+        return made.of_stored(Stored(pattern, host, None))
+    import torch as loaded
+
+    torch: Any = loaded
 
     if pattern.order == 2:
         arrays = pattern.indptr, pattern.columns.astype(pattern.indptr.dtype)

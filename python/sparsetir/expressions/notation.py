@@ -311,7 +311,8 @@ class _Reader:
 
     def _tree(self, node: Any) -> Tree:
         if isinstance(node, ast.Constant) and type(node.value) in (int, float):
-            return Number(node.value)
+            value: Any = node.value
+            return Number(value)
         if isinstance(node, ast.Name):
             return Index(node.id) if node.id in self.indices else self._access(node)
         if isinstance(node, ast.Subscript):

@@ -92,7 +92,9 @@ def plan(
 
 
 @overload
-def plan(op: str, *operands: object, **options: object) -> Any: ...
+def plan(
+    op: str, matrix: object = None, feat: object = None, *more: object, **options: Any
+) -> Any: ...
 
 
 def plan(
