@@ -195,6 +195,12 @@ class _Visits:
                     f"{axis.idtype}, got {size_text(gone.length)} {gone.idtype}"
                 )
         rows = [x.node for x in self.rows]
+        again = [a.name for a in flat_axes(rows) if not a.unique]
+        if again:
+            of.refuse(
+                f"result '{out.name}': expected each row to be visited once, got '{again[0]}', "
+                "which may store a row several times (unique=False)"
+            )
         whole = all(isinstance(x, Axis) and x.kind == "dense_fixed" for x in rows)
         if not isinstance(index[0], ir.Var) and not (
             whole and _counts_up(index[0], self.rows, of.axes[0])

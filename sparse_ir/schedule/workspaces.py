@@ -168,7 +168,7 @@ class _Result:
         if term is not None:
             assert self.reduction is not None
             total = tirx.BufferLoad(self.ws.var, place)
-            value = self.reduction.combine(total, self._wide(term))
+            value = self.reduction.combine(total, cast(self._wide(term), self.dtype))
         else:
             value = self._wide(store.value)
         body = under(conditions, tirx.BufferStore(self.ws.var, value, place))
@@ -196,7 +196,7 @@ class _Result:
         """The workspace, to where its results belong."""
         value = tirx.BufferLoad(self.sums.var, [loop.var for loop in self.held])
         for factor in factors:
-            value = value * self._wide(factor)
+            value = value * cast(self._wide(factor), self.dtype)
         if self.seen is not None:
             value = tirx.Select(
                 tirx.BufferLoad(self.seen.var, []), value, tirx.const(0, self.dtype)

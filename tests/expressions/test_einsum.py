@@ -216,9 +216,9 @@ def test_types_are_those_of_numpy(dtype, more, want):
     A, given = array((6, 5), "some", rng, True, "float32")
     given = SparseMatrix.from_dense((A * 3).astype(dtype))
     X = (rng.standard_normal((5, 4)) * 3).astype(more)
-    found = einsum("C[i,k] = A[i,j] * X[j,k]", A=given, X=X)
+    found = einsum("C[i,k] = 2 * A[i,j] * X[j,k]", A=given, X=X)
     assert found.dtype == want
-    exact = (A * 3).astype(dtype).astype(float) @ X.astype(float)
+    exact = 2 * (A * 3).astype(dtype).astype(float) @ X.astype(float)
     np.testing.assert_allclose(
         found, exact, **({"rtol": 5e-3, "atol": 5e-3} if want == "float16" else CLOSE32)
     )

@@ -425,6 +425,16 @@ ROWS = (
 """
 )
 SPMM = PROGRAMS["intersect_spmm"].make("float32", "int32").script()
+COO = text_of("coo", """
+with T.sp_iter([O, E, L], "SSS", "coo") as [o, i, j]:
+    C[i, j] = A[o, i, j]
+""", """
+O = T.dense_fixed(1)
+E = T.sparse_variable(O, (m, nnz), (p, q), unique=False)
+L = T.sparse_fixed(E, (n, 1), r)
+I = T.dense_fixed(m)
+J = T.sparse_variable(I, (n, None), (s, t))
+""", A="O E L", C="I J", first="m n nnz")  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -441,6 +451,7 @@ SPMM = PROGRAMS["intersect_spmm"].make("float32", "int32").script()
         (TWICE.replace("C[i, j] = 0.0", "C[i, j] = X[i]"), "C", r"expected one constant"),
         (KRON.replace("i1 * p + i2", "i2 * m + i1"), "C", r"as in i1 \* m2 \+ i2 of m1 \* m2 row"),
         (KRON.replace("dense_fixed(m * p)", "dense_fixed(m)"), "C", r"i1 \* p \+ i2 of m$"),
+        (COO, "C", r"expected each row to be visited once, got 'E', which may store a row several"),
         (re.sub("(?i)(I2, )(J1, )", r"\2\1", KRON), "C", r"spatial loop over its rows"),
         (KRON.replace("i1 * p + i2", "T.Cast(\"int64\", i1)"), "C", r"of int32, got"),
         (re.sub(r" +with T.sp_iter\(\[I, N.*\n.*\n", "", TWICE), "C", r"'one': expected the first"),
