@@ -142,6 +142,7 @@ TEMPLATE_CASES: dict[str, Callable[[], Case]] = {
     "SortedRows": lambda: registered(Spmm(), SortedRows(8, 8, 8, window=7, blocks=3, ahead=9)),
     "SlicedRows": lambda: registered(Spmm(), SlicedRows(lanes=4, long=8), feat=1),
     "Choices": lambda: registered(Sddmm(), Choices({"sddmm.parts": 2, "sddmm.size": FEAT})),
+    "Choices_none": lambda: registered(Sddmm(), Choices()),
     "Decomposed": lambda: registered(Spmm(), Decomposed(Hyb(2, 2), 8, 8, 8)),
     "TiledRelations": lambda: registered(
         Rgms(), TiledRelations.for_sizes(FEAT, FEAT, 8), RELATIONS
