@@ -185,7 +185,7 @@ def _of_matrices(op: str, *matrices: Any, **options: Any) -> object:
     return of_matrices(op, *matrices, **options)
 
 
-def _expression(text: str, *operands: object, **options: object) -> object:
+def _expression(text: str, *operands: object, **options: Any) -> object:
     from sparsetir.expressions.einsum import plan_expression
 
     return plan_expression(text, *operands, **options)
