@@ -1,4 +1,4 @@
-"""What the default schedule adds for two shapes of programs on CPUs.
+"""What the default schedule adds for three shapes of programs on CPUs.
 
 Where rows are gathered often, packing some of their features, as much as the L2 cache holds, pays
 (see :mod:`sparsetir.schedules.templates.spmm`). With few features, starting worker threads takes as
@@ -15,7 +15,8 @@ long as all rows::
         ...                                             # the default schedule
 
 Sums over features for each nonzero go by positions, each thread through as many, and through parts
-of the columns whose rows stay in cache; where there is one part, in the order of storage.
+of the columns whose rows stay in cache; where there is one part, in the order of storage. Steps of
+rows for features side by side, such as a softmax of heads, have these in vectors.
 """
 
 from __future__ import annotations

@@ -23,14 +23,13 @@ from typing import Any
 from tvm import s_tir
 
 from sparsetir.schedules.arguments import Config, expect, is_power_of_two
+from sparsetir.schedules.passes.equal_work import ROW_COST
 from sparsetir.schedules.passes.parallel_loops import in_vectors
 from sparsetir.schedules.templates.shapes import RowReduction
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef, SpIter
 
 MAX_TILE = 256
-# Of a row, beside what it stores, in blocks of rows with about as much work each.
-ROW_COST = 2
 # Iterations of stage I, and how many of their innermost loops are to be straight code of vectors.
 Straight = list[tuple[SparseIterationRef, int]]
 

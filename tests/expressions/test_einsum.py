@@ -364,6 +364,8 @@ def test_plans_take_other_values():
         np.testing.assert_allclose(plan(), dense @ X, **CLOSE)
         np.testing.assert_allclose(plan(X=2 * X, A=3 * A.values), 6 * dense @ X, **CLOSE)
     assert plan(X=torch.from_numpy(X)).dtype == torch.float64
+    scaled = sparsetir.plan("y[i] = scale * x[i]", x=X[:, 0].copy(), scale=2.0)
+    np.testing.assert_allclose(scaled(), 2 * X[:, 0], **CLOSE)
     with pytest.raises(ValueError, match="argument 'X': expected .*float64, got"):
         plan(X=X.astype("float32"))
 
@@ -404,5 +406,7 @@ einsum("y[i] = max(j, A[i,j] * (B[i,j] + C[i,j]))", A=M, B=M.T, C=M * 2)
 sparsetir.expression("y[i] = A[i,j]", B="csr")  # TypeError: argument 'B': expected one of A
 sparsetir.expression("y[i] = A[i,j]", A="csr", like="A")  # ValueError: a pattern of 1 dimensions
 sparsetir.plan("spmm", M, 8, foo=1)  # TypeError: argument 'foo'
+sparsetir.plan("i->i", V, target="cuda")  # TypeError: 'target'
+sparsetir.plan("y[i] = A[i]", A=V, threads=2)  # TypeError: 'threads'
 sparsetir.plan("spmm")  # TypeError: argument 'matrix': expected a sparse matrix
 """, globals())  # fmt: skip

@@ -6,13 +6,21 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from sparsetir.expressions.notation import Access, Call, Number, Statement, accesses, refuse, walk
+from sparsetir.expressions.notation import (
+    COMPARISONS,
+    Access,
+    Call,
+    Number,
+    Statement,
+    accesses,
+    refuse,
+    walk,
+)
 from sparsetir.runtime.refusals import wrong
 
 HALVES = ("float16", "bfloat16")
 # Operators of integers that give integers.
 OF_INTEGERS = ("+", "-", "*", "neg", "abs", "relu", "where", "maximum", "minimum", "and")
-COMPARED = ("<", "<=", ">", ">=", "==", "!=")
 
 
 def computed_in(statement: Statement, dtype: str) -> str:
@@ -26,7 +34,7 @@ def computed_in(statement: Statement, dtype: str) -> str:
     if dtype.startswith("float"):
         return dtype
     for x in walk(statement.value):
-        if isinstance(x, Call) and x.op not in (*OF_INTEGERS, *COMPARED):
+        if isinstance(x, Call) and x.op not in (*OF_INTEGERS, *COMPARISONS):
             return "float64"
         if isinstance(x, Number) and not isinstance(x.value, int):
             return "float64"

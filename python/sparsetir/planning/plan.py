@@ -10,6 +10,7 @@ True
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Hashable
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -226,6 +227,17 @@ def plan(
     """
     if isinstance(op, str) and ("=" in op or "->" in op):
         given = [x for x in (matrix, feat, *more) if x is not None]
+        # Options of other operators may be names of operands here.
+        options = {
+            "dtype": dtype, "heads": heads, "threads": threads, "config": config,
+            "out_dtype": out_dtype, "feat_in": feat_in, "edge_feat": edge_feat, "scale": scale,
+            "mask": mask, "target": None if target == "llvm" else target,
+            "weighted": None if weighted is True else weighted,
+        }  # fmt: skip
+        said = {name: x for name, x in options.items() if x is not None}
+        for name in said.keys() - re.findall(r"\w+", op):
+            raise TypeError(f"plan: argument '{name}': expected none for an expression")
+        operands |= said
         operands |= {"reduce": reduce, "semiring": semiring, "format": format}
         return hooks.expression(op, *given, **operands)
     if operands:
