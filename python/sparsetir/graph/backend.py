@@ -9,13 +9,13 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-import torch
 from functorch.compile import default_partition, make_boxed_func
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import config as functorch_config
 from torch._guards import TracingContext
 
+from sparsetir.graph import capture
 from sparsetir.graph.batched import one_by_one
 from sparsetir.graph.calls import Call
 from sparsetir.graph.checked import Checked
@@ -25,11 +25,6 @@ from sparsetir.graph.products import take_products
 from sparsetir.graph.regions import Found, rewrite
 from sparsetir.graph.rest import Rest, Run, has_compiler
 from sparsetir.graph.reuse import reuse_memory
-
-# As under torch.compile(fullgraph=True): self loops that are taken out of edges, whose number only
-# their contents tell, would break a model into several graphs.
-torch._dynamo.config.capture_dynamic_output_shape_ops = True
-
 
 REST = "eager"  # what runs the rest by default
 
@@ -75,9 +70,12 @@ class Graph:
 class Backend:
     """A backend of torch.compile that keeps its graphs.
 
+    captures_dynamic_sizes : see :mod:`sparsetir.graph.capture`
     noted : whether calls of regions are noted
     graphs : that were compiled, in order
     """
+
+    captures_dynamic_sizes = True
 
     def __init__(self, noted: bool = False) -> None:
         self.graphs: list[Graph] = []
@@ -106,6 +104,10 @@ def backend(
         raise RuntimeError where they differ
     """
     return Backend()(module, inputs, options)
+
+
+setattr(backend, capture.MARK, True)
+capture.install()
 
 
 def at_once(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:

@@ -1,0 +1,34 @@
+"""The flag of torch's that this backend alone is traced with."""
+
+import pytest
+import torch
+from torch._dynamo import config
+
+from sparsetir.graph.backend import Backend
+
+
+def without_loops(edges):
+    rows, columns = edges
+    return edges[:, rows != columns].sum(1)
+
+
+@pytest.mark.parametrize("reset", [False, True])
+@pytest.mark.parametrize("before", [False, True])
+def test_other_backends_are_traced_as_before(before, reset):
+    def other(graph, inputs):
+        seen.append(config.capture_dynamic_output_shape_ops)
+        return graph.forward
+
+    torch._dynamo.reset()
+    seen, own = [], Backend()
+    edges = torch.tensor([[0, 1, 2, 2], [0, 2, 2, 1]])
+    with config.patch(capture_dynamic_output_shape_ops=before):
+        ours, theirs = (torch.compile(lambda x: without_loops(x), backend=b) for b in (own, other))
+        for _ in range(2):
+            assert ours(edges).tolist() == theirs(edges).tolist() == [3, 3]
+            assert config.capture_dynamic_output_shape_ops is before
+            if reset:
+                torch._dynamo.reset()
+    times = 1 + reset
+    assert len(own.graphs) == times
+    assert seen == [before] * len(seen) and len(seen) == times * (1 if before else 2)
