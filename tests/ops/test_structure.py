@@ -137,6 +137,22 @@ def test_rows_degrees_and_order():
     assert torch.equal(edges.restored(edges.arranged(both, 0), 0), both)
 
 
+@pytest.mark.skipif(sparsetir.threads().pool != "openmp", reason="torch's threads are others")
+def test_numbers_of_threads_are_followed():
+    rowptr, col = torch.arange(0, 60_001, 60), torch.arange(60_000) % 1000
+    structure, before, plans = ops.structure_of(rowptr, col, 1000), torch.get_num_threads(), []
+    try:
+        for threads in (1, 3, 1):
+            torch.set_num_threads(threads)
+            structure.run("spmm", (torch.ones(1000, 64),))
+            structure.again("spmm", (torch.ones(1000, 64),))
+            plans.append(structure.planned("spmm", 64, torch.float32, ones=True).plan)
+    finally:
+        torch.set_num_threads(before)
+    assert [plan.config.parallel for plan in plans] == [False, True, False]
+    assert {run for run, _ in structure._calls.values()} == {*plans[:2]} and plans[0] is plans[2]
+
+
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_transposed(dtype):
     found = structure_of_edges(EDGES.to(dtype), 3, 4)

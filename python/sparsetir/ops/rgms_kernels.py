@@ -100,7 +100,8 @@ def _sums(
         problem = Rgms(*types, weighted, wide, of_values, added=added, in_blocks=bool(blocks))
         return _plan(rows, problem, shape, sizes, prod(blocks) if blocks else None)
 
-    run = rows.derived(("sums", x.dtype, values is None, added, *weight.shape[1:]), made)
+    kind = "sums", x.dtype, values is None, added, *weight.shape[1:], default_threads()
+    run = rows.derived(kind, made)
     return _called(run, (x, weight), values, out)
 
 
@@ -203,7 +204,8 @@ def _gradient(
         problem = RgmsGradient(*_types(rows, x), values is not None, wide, edges)
         return _plan(rows, problem, shape, sizes)
 
-    run = rows.derived(("gradient", x.dtype, values is None, edges, *sizes), made)
+    kind = "gradient", x.dtype, values is None, edges, *sizes, default_threads()
+    run = rows.derived(kind, made)
     return _called(run, operands, values)
 
 

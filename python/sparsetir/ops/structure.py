@@ -26,6 +26,7 @@ from sparsetir.ops.tensors import (
     target_of,
 )
 from sparsetir.planning.plan import plan_of_each_run
+from sparsetir.planning.request import default_threads
 from sparsetir.planning.run_plan import Plan
 from sparsetir.schedules.operators.problems import CsrPattern
 from sparsetir.schedules.operators.registry import OPERATORS
@@ -301,7 +302,7 @@ class Structure(Deriving):
         def make() -> Plan:
             return plan_of_each_run(op, self.pattern, feat, **self._options(dtype, reduce, heads))
 
-        return self._kept((op, feat, dtype, reduce, heads), make)
+        return self._kept((op, feat, dtype, reduce, heads, default_threads()), make)
 
     def planned(
         self,
@@ -325,7 +326,7 @@ class Structure(Deriving):
         -------
         Planned
         """
-        key = (op, feat, dtype, reduce, heads, ones)
+        key = (op, feat, dtype, reduce, heads, ones, default_threads())
         kept = self._plans.get(key)
         if kept is not None:
             return cast(Planned, kept)
@@ -380,7 +381,7 @@ def _call_key(op: str, operands: Sequence[Tensor], values: Tensor | None, reduce
     shape = None if values is None else values.shape
     first = operands[0]
     last = first if len(operands) == 1 else operands[1]
-    return op, reduce, shape, first.shape, last.shape, first.dtype
+    return op, reduce, shape, first.shape, last.shape, first.dtype, torch.get_num_threads()
 
 
 @lasting
