@@ -227,7 +227,7 @@ def test_what_torch_keeps_of_a_module_is_kept(one, two, three):
         dense.register_full_backward_pre_hook(called), dense.register_full_backward_hook(called),
     ]  # fmt: skip
     copied, model = SparseLinear.from_linear(dense), torch.nn.ModuleList([dense])
-    sparse_linears(model)
+    sparse_linears(model, threshold=0.0)
     x = torch.randn(2, 8, dtype=dense.bias.dtype, requires_grad=True)
     for layer in (dense, copied, model[0]):
         calls.clear()
@@ -272,9 +272,8 @@ def test_layers_of_a_model():
     assert model.layer[1].dense.block == (4, 4) and model.layer[1].dense.sparsity == 0.5
     some = Model()
     assert sparse_linears(some, "layer.*.dense", sparsity=0.5) == ["layer.0.dense", "layer.1.dense"]
-    assert sparse_linears(some, lambda name, layer: layer.out_features == 8 and "1" in name) == [
-        "layer.1.query"
-    ]
+    chosen = lambda name, layer: layer.out_features == 8 and "1" in name  # noqa: E731
+    assert sparse_linears(some, chosen, threshold=0.0) == ["layer.1.query"]
     assert copy.deepcopy(some).layer[0].dense.values.equal(some.layer[0].dense.values)
 
 
@@ -290,7 +289,15 @@ def test_where_a_layer_is_refused_none_is_swapped():
     with pytest.raises(ValueError, match="sparse_linears: layer '1': .*, got sizes that its first"):
         sparse_linears(model)
     assert type(model[0]) is torch.nn.Linear
-    assert sparse_linears(model, "0") == ["0"] and sparse_linears(model, lambda *_: False) == []
+    assert sparse_linears(model, "0", sparsity=0) == ["0"]
+    assert sparse_linears(model, lambda *_: False) == []
+
+
+def test_layers_that_nobody_has_pruned_stay():
+    model = torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.Linear(6, 4))
+    with torch.no_grad():
+        model[1].weight[0, 0] = 0.0
+    assert sparse_linears(model) == ["1"] and type(model[0]) is torch.nn.Linear
 
 
 def own_forward(dense):
@@ -344,6 +351,8 @@ sparse_linears(Model(), "layer")
     # ValueError: 'names': .. full names .. ('layer.0.query', .. got 'layer', which matches
 sparse_linears(Model(), "head")  # ValueError: 'names': .. got 'head', which matches none
 sparse_linears(DENSE, "*.dense")  # ValueError: 'names': .. (there are none), got '*.dense'
+sparse_linears(Model(), "layer.1.*")
+    # ValueError: 'model': expected layers with weights that are zero, .. ['layer.1.query', .. none
 sparse_linears(DENSE, mask=None)  # TypeError: argument 'mask': expected none
 LAYER(torch.ones(2, 5))  # ValueError: 'x': expected 16 features, got shape (2, 5)
 LAYER(torch.ones(2, 16).double())  # TypeError: 'x': expected float32 as the other

@@ -216,8 +216,9 @@ def sparse_linears(
 
     Other modules stay, those that are derived from `torch.nn.Linear` too, and so do layers with a
     parameter that belongs to another module as well, such as an output layer tied to an embedding.
-    A layer that stands in several places is swapped for one. Where one of the layers is refused,
-    as :meth:`SparseLinear.from_linear` does, none is swapped.
+    A layer that stands in several places is swapped for one. Without `sparsity` and `threshold`
+    layers of which no weight is zero stay as well, and where no other is left that is an error.
+    Where one of the layers is refused, as :meth:`SparseLinear.from_linear` does, none is swapped.
 
     Parameters
     ----------
@@ -259,6 +260,12 @@ def sparse_linears(
         some = ", ".join(map(repr, list(known)[:4])) or "there are none"
         expected = f"a pattern of full names of layers to swap ({some}{', ..' * (len(known) > 4)})"
         raise wrong("sparse_linears", "names", expected, f"{names!r}, which matches none")
+    if how.keys().isdisjoint({"sparsity", "threshold"}):
+        whole = [name for name, layer in picked.items() if _is_whole(layer)]
+        if whole and len(whole) == len(picked):
+            expected = f"layers with weights that are zero, or 'sparsity' or 'threshold' ({whole})"
+            raise wrong("sparse_linears", "model", expected, "none")
+        picked = {name: layer for name, layer in picked.items() if name not in whole}
     swapped: dict[Linear, SparseLinear] = {}
     for name, layer in picked.items():
         try:
@@ -271,6 +278,13 @@ def sparse_linears(
         parent, _, last = name.rpartition(".")
         setattr(model.get_submodule(parent), last, swapped[layer])
     return list(picked)
+
+
+def _is_whole(linear: Linear) -> bool:
+    """Whether nothing of a layer's weight is pruned, as far as it can be seen."""
+    unknown = (is_lazy(x) or x.is_meta for x in linear.parameters(recurse=False))
+    computed = is_parametrized(linear) or any(unknown)
+    return not computed and _pruner(linear) is None and bool(linear.weight.detach().ne(0).all())
 
 
 def _pruner(linear: Linear) -> Any:
