@@ -51,6 +51,16 @@ def test_band_and_causal(length):
 
 
 @pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("tokens", [[], [0], [0, 99, 7, 7]])
+def test_windows_with_global_tokens(length, tokens):
+    (i, j), tokens = positions(length), [t for t in tokens if t < length]
+    everywhere = np.isin(i, tokens) | np.isin(j, tokens)
+    check(masks.global_tokens(length, tokens, 16), everywhere)
+    both = masks.band(length, 20, 16) | masks.global_tokens(length, np.array(tokens, int), 16)
+    check(both, (abs(i - j) <= 10) | everywhere)
+
+
+@pytest.mark.parametrize("length", LENGTHS)
 def test_butterfly(length):
     i, j = (x // 16 for x in positions(length))
     apart = i ^ j
@@ -85,6 +95,9 @@ def test_from_elements():
     indptr, indices = np.concatenate([[0], dense.sum(1).cumsum()]), dense.nonzero()[1]
     for block in BLOCKS:
         check(masks.from_elements(indptr, indices, (37, 70), block), dense)
+        check(masks.from_dense(dense, block), dense)
+    check(masks.from_dense(torch.from_numpy(dense.T), 16), dense.T)
+    check(masks.from_dense(np.zeros((0, 5), bool)), np.zeros((0, 5)))
 
 
 def test_memory_is_linear_in_the_stored_blocks():
@@ -111,6 +124,9 @@ masks.bigbird(9, random=None)  # TypeError: 'random': expected an integer, got
 masks.blocks(np.ones((2, 2)))  # ValueError: 'table': expected booleans
 masks.blocks([True])  # ValueError: 'table': expected booleans of 2 dimensions
 masks.blocks(np.ones((2, 2), bool), 16, (32, 33))  # ValueError: 'shape': expected .. got (32, 33)
+masks.from_dense(np.ones((2, 2)))  # ValueError: from_dense: argument 'mask': expected booleans
+masks.global_tokens(9, [9])  # ValueError: 'tokens': expected positions in [0, 9), got 9
+masks.global_tokens(9, [0.5])  # ValueError: 'tokens': expected integers .. got float64
 masks.band(32, 2, 16) & masks.band(32, 2, 32)  # ValueError: mask & mask: expected masks of one
 masks.band(32, 2) | masks.band(33, 2)  # ValueError: mask | mask: expected
 masks.band(32, 2) & True  # TypeError: unsupported operand

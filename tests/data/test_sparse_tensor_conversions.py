@@ -194,6 +194,8 @@ SparseMatrix("a.mtx")  # ValueError: 'data': a.mtx: no such file; a graph is cor
 SparseTensor(3)  # TypeError: SparseTensor: argument 'coords': .. , got builtins.int
 SparseMatrix.from_edge_index(np.zeros((3, 2), int))  # ValueError: 'edge_index': .. of shape (2, E)
 SparseMatrix.from_edge_index(np.ones((2, 2)))  # TypeError: 'edge_index': expected .. got float64
+SparseMatrix.from_edge_index([[0], [0]], 5)
+    # TypeError: 'values': expected (E,) weights, or None: the number of nodes is shape=5, got 5
 SparseMatrix.from_edge_index([[0], [0]], rows="x")  # ValueError: 'rows': expected .. got 'x'
 SparseMatrix.from_csr([0, 2, 1, 2], [0, 1], shape=(3, 3))  # StructureError: 'indptr': expected to
 SparseMatrix.from_csr([], [])  # StructureError: 'indptr': expected shape (1,), got (0,)

@@ -23,7 +23,10 @@ from sparsetir.data.mask_blocks import BLOCKS, WORD, BlockMask, Stored, packed
 from sparsetir.runtime.refusals import wrong
 from sparsetir.sparse_ir.index_arrays import check_indptr, check_range, is_integer
 
-__all__ = ["BlockMask", "band", "bigbird", "blocks", "butterfly", "causal", "from_elements"]
+__all__ = [
+    "BlockMask", "band", "bigbird", "blocks", "butterfly", "causal", "from_dense", "from_elements",
+    "global_tokens",
+]  # fmt: skip
 
 # Elements that are looked at at a time.
 CHUNK = 1 << 22
@@ -79,6 +82,42 @@ def causal(length: int, block: int = 64) -> BlockMask:
     io = np.arange(-(-length // size))
     row, column = _ranges(0 * io, io)
     return _made((length, length), size, row, column, lambda i, j: j <= i)
+
+
+def global_tokens(length: int, tokens: Sequence[int], block: int = 64) -> BlockMask:
+    """Some positions attend to all, and all attend to them.
+
+    For a window with global tokens: `band(length, width) | global_tokens(length, tokens)`.
+
+    Parameters
+    ----------
+    length : int
+        Of the sequence.
+    tokens : sequence of int
+        The positions, 0 to length - 1.
+    block : {16, 32, 64, 128}
+        Rows and columns of a block.
+
+    Returns
+    -------
+    BlockMask
+
+    Notes
+    -----
+    The global attention of Longformer (Beltagy, Peters and Cohan, 2020, section 3.1).
+    """
+    who = "global_tokens"
+    length, size = _count(who, "length", length), _size(who, block)
+    at = np.asarray(tokens)
+    if at.ndim != 1 or at.size and at.dtype.kind not in "iu":
+        raise wrong(who, "tokens", "integers of 1 dimension", f"{at.dtype} of shape {at.shape}")
+    check_range(f"{who}: argument 'tokens'", at, length, "positions")
+    count = -(-length // size)
+    chosen = np.zeros(count * size, bool)
+    chosen[at.astype(np.int64)] = True
+    some = np.asarray(chosen.reshape(count, size).any(1))
+    row, column = np.nonzero(some[:, None] | some)
+    return _made((length, length), size, row, column, lambda i, j: chosen[i] | chosen[j])
 
 
 def butterfly(length: int, block: int = 64) -> BlockMask:
@@ -175,11 +214,7 @@ def blocks(table: object, block: int = 64, shape: Sequence[int] | None = None) -
     BlockMask
     """
     size = _size("blocks", block)
-    found = np.asarray(table.cpu() if isinstance(table, Tensor) else table)
-    if found.ndim != 2 or found.dtype != bool:
-        raise wrong(
-            "blocks", "table", "booleans of 2 dimensions", f"{found.dtype} of shape {found.shape}"
-        )
+    found = _table("blocks", "table", table)
     whole = (found.shape[0] * size, found.shape[1] * size)
     given = whole if shape is None else tuple(shape)
     if len(given) != 2 or tuple(-(-n // size) for n in given) != found.shape:
@@ -191,7 +226,7 @@ def blocks(table: object, block: int = 64, shape: Sequence[int] | None = None) -
 def from_elements(
     indptr: np.ndarray, indices: np.ndarray, shape: tuple[int, int], block: int = 64
 ) -> BlockMask:
-    """A mask of elements, in the blocks that hold one.
+    """A mask of elements in CSR, in the blocks that hold one.
 
     Parameters
     ----------
@@ -227,6 +262,31 @@ def from_elements(
     if stored.nnz != len(indices):
         raise ValueError("from_elements: argument 'indices': expected each element once")
     return stored.mask(shape)
+
+
+def from_dense(mask: object, block: int = 64) -> BlockMask:
+    """A mask that is stored densely, in the blocks that hold an element.
+
+    Parameters
+    ----------
+    mask : (m, n) bool
+        Of NumPy or torch: which queries, the rows, attend to which keys.
+    block : {16, 32, 64, 128}
+        Rows and columns of a block.
+
+    Returns
+    -------
+    BlockMask
+
+    Raises
+    ------
+    ValueError
+        For what is not of booleans, such as numbers that are added to scores.
+    """
+    found = _table("from_dense", "mask", mask)
+    rows, columns = np.nonzero(found)
+    indptr = np.searchsorted(rows, np.arange(len(found) + 1))
+    return from_elements(indptr, columns, (found.shape[0], found.shape[1]), block)
 
 
 def _made(
@@ -266,6 +326,14 @@ def _count(who: str, name: str, value: Any) -> int:
     if value < 0:
         raise ValueError(f"{who}: argument '{name}': expected 0 or more, got {value}")
     return int(value)
+
+
+def _table(who: str, name: str, value: object) -> np.ndarray:
+    table = np.asarray(value.detach().cpu() if isinstance(value, Tensor) else value)
+    if table.ndim != 2 or table.dtype != bool:
+        expected, got = "booleans of 2 dimensions", f"{table.dtype} of shape {table.shape}"
+        raise wrong(who, name, expected, got)
+    return table
 
 
 def _size(who: str, value: Any) -> int:

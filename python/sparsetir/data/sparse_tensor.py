@@ -473,8 +473,8 @@ class SparseMatrix(SparseTensor):
             Sources first, then targets (as in PyG).
         values : (E,) array, optional
             Edge weights; float32 ones by default; those of equal edges are added.
-        shape : (int, int), optional
-            Of the matrix; by default square, for the largest node.
+        shape : int or (int, int), optional
+            Of the matrix, or the number of nodes; by default square, for the largest node.
         rows : {"target", "source"}
             "target": row = target and column = source, so that A @ X adds up what comes in at each
             node, as aggregation in graph neural networks does; "source": the transposed matrix.
@@ -486,6 +486,10 @@ class SparseMatrix(SparseTensor):
         who = f"{cls.__name__}.from_edge_index"
         if rows not in ("target", "source"):
             raise ValueError(f"{who}: argument 'rows': expected 'target' or 'source', got {rows!r}")
+        if isinstance(values, int):
+            expected = f"(E,) weights, or None: the number of nodes is shape={values}"
+            raise wrong(who, "values", expected, repr(values), TypeError)
+        shape = (shape, shape) if isinstance(shape, int) else shape
         return cls.of_stored(
             sources.read_edges(who, "edge_index", edge_index, values, shape, rows == "source")
         )
