@@ -1,5 +1,6 @@
 """What `explain` tells; the programs of two layers."""
 
+import math
 import sys
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 pytest.importorskip("torch_geometric")
 
 import sparsetir
-from graph_models import edges, made
+from graph_models import EDGES, edges, made
 from stage2 import golden
 
 
@@ -17,9 +18,28 @@ from stage2 import golden
 def test_golden(name):
     model, args = made(name)
     before = [p.clone() for p in model.parameters()]
-    assert str(sparsetir.explain(model, *args)) == golden(f"regions_{name.lower()}").rstrip("\n")
+    told = sparsetir.explain(model, *args)
+    assert told.programs() == golden(f"regions_{name.lower()}").rstrip("\n")
     assert all(map(torch.equal, before, model.parameters()))
     assert all(p.grad is None for p in model.parameters())
+
+
+def test_what_takes_how_long():
+    model, args = made("Transformer")
+    told = sparsetir.explain(model, *args)
+    (graph,) = told.graphs
+    costs = [cost for measured in graph.measured for cost in measured.costs.values()]
+    assert {cost.direction for cost in costs} == {"forward", "backward"}
+    assert all(0 < cost.seconds < 10 for cost in costs)
+    regions = [cost.region for cost in costs if cost.region is not None]
+    assert sorted(map(id, regions)) == sorted(map(id, graph.found))
+    assert all(cost.bytes == 4 * math.prod(cost.shape) for cost in costs if cost.what == "mm")
+    by_edges = [cost for cost in costs if cost.edges]
+    assert by_edges and all(cost.shape[0] == EDGES and cost.shape[1] > 1 for cost in by_edges)
+    lines = str(told).splitlines()
+    assert sum("  stored" in line for line in lines) <= len(by_edges)
+    assert any(" all " in line and "100%" in line for line in lines)
+    assert "T.prim_func" not in str(told)
 
 
 def test_what_is_left_and_why():

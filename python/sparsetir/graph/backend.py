@@ -19,6 +19,7 @@ from sparsetir.graph import capture
 from sparsetir.graph.batched import one_by_one
 from sparsetir.graph.calls import Call
 from sparsetir.graph.checked import Checked
+from sparsetir.graph.costs import Measured
 from sparsetir.graph.operator import PROGRAMS, Region, region
 from sparsetir.graph.prelude import Prelude, Test, copy_results, following, is_of_edges, split
 from sparsetir.graph.products import take_products
@@ -43,6 +44,7 @@ class Graph:
     found, left : regions, and gathers and reductions that are none, with reasons
     preludes : what follows from the edges alone
     calls : of its regions, which are noted where it is not None
+    measured : of each direction, what its regions and operators take, where calls are noted
     rest : of each direction that has run, why Inductor does not run what is no region, "" if it
         does
     """
@@ -51,6 +53,7 @@ class Graph:
     left: list[str] = field(default_factory=list)
     preludes: list[Prelude] = field(default_factory=list)
     calls: list[Call] | None = None
+    measured: list[Measured] = field(default_factory=list)
     rest: dict[str, str] = field(default_factory=dict)
 
     def call(self, number: int) -> Call:
@@ -71,7 +74,7 @@ class Backend:
     """A backend of torch.compile that keeps its graphs.
 
     captures_dynamic_sizes : see :mod:`sparsetir.graph.capture`
-    noted : whether calls of regions are noted
+    noted : whether calls of regions are noted, and what all that runs takes
     graphs : that were compiled, in order
     """
 
@@ -174,6 +177,9 @@ def compile_graph(
 
     def direct(direction: str) -> Callable[[fx.GraphModule], Run]:
         def run(graph: fx.GraphModule) -> Run:
+            if options.rest == "eager" and about.calls is not None:
+                about.measured.append(Measured(_direct(graph, about.calls), direction))
+                return about.measured[-1]
             if options.rest == "eager":
                 return make_boxed_func(_direct(graph, about.calls).forward)
             whole = copy.deepcopy(graph)

@@ -11,6 +11,10 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from sparsetir.graph.backend import Backend, Graph
+from sparsetir.graph.costs import table
+from sparsetir.runtime.texts import aligned
+
+RUNS = 3  # that are measured, after one that compiles
 
 
 class Explanation:
@@ -28,19 +32,26 @@ class Explanation:
         self.graphs = graphs
 
     def __str__(self) -> str:
-        return "\n".join(self._lines())
+        return "\n".join(self._lines(programs=False))
 
     __repr__ = __str__
 
-    def _lines(self) -> Iterator[str]:
+    def programs(self) -> str:
+        """The regions of each graph with their programs."""
+        return "\n".join(self._lines(programs=True))
+
+    def _lines(self, programs: bool) -> Iterator[str]:
         for n, graph in enumerate(self.graphs):
             yield f"graph {n}: {len(graph.found)} regions, {len(graph.left)} operators left"
             for part in (part for p in graph.preludes for part in p.parts):
                 count, kept = len(part.computed), ", ".join(part.results)
                 yield f"once for each tensor of edges: {count} operators, for {kept}"
-            for number, region in enumerate(graph.found):
+            for number, region in enumerate(graph.found if programs else ()):
                 yield f"\nregion {number}, {region.node} {region.shape}:"
                 yield region.program.text((True,) * len(region.program.operands)).rstrip()
+            costs = [cost for measured in graph.measured for cost in measured.costs.values()]
+            if costs and not programs:
+                yield from ("", *aligned(table(costs, graph.found)))
             if graph.left:
                 yield "\nleft to torch:"
                 yield from (f"  {line}" for line in graph.left)
@@ -55,17 +66,20 @@ def explain(model: Any, *inputs: Any, **options: Any) -> Explanation:
     Parameters
     ----------
     model : torch.nn.Module or function
-        It is run once, forward and backward, as it is: in training or not. A module is copied
-        before, so that its parameters and buffers stay as they are.
+        It is run four times, forward and backward, as it is: in training or not. A module is
+        copied before, so that its parameters and buffers stay as they are.
     *inputs, **options
         Its arguments. Gradients are taken where parameters or inputs require them.
 
     Returns
     -------
     Explanation
-        Print it: the regions of each graph, with their programs where edges are in the order of
-        their rows; what is computed once for each tensor of edges; which gathers and reductions
-        were left to torch, and why; and why Inductor does not run the rest, where it was to.
+        Print it: of each graph what is computed once for each tensor of edges; what takes longest,
+        regions and torch's operators, with milliseconds (the least of three runs, one by one), the
+        megabytes of its result, and whether that holds several numbers for each edge; which
+        gathers and reductions were left to torch, and why; and why Inductor does not run the rest,
+        where it was to. `programs()` gives the regions' programs, for edges in the order of their
+        rows.
 
     Raises
     ------
@@ -78,7 +92,15 @@ def explain(model: Any, *inputs: Any, **options: Any) -> Explanation:
     """
     backend = Backend(noted=True)
     run = copy.deepcopy(model) if isinstance(model, torch.nn.Module) else model
-    out = torch.compile(run, backend=backend)(*inputs, **options)
+    call = torch.compile(run, backend=backend)
+    for _ in range(1 + RUNS):
+        _run(call, run, inputs, options)
+    return Explanation(backend.graphs)
+
+
+def _run(call: Any, run: Any, inputs: tuple[Any, ...], options: dict[str, Any]) -> None:
+    """Both directions, or the one that there is."""
+    out = call(*inputs, **options)
     results = [x for x in tree_leaves(out) if isinstance(x, Tensor)]
     wanted = [x for x in results if x.requires_grad]
     if wanted:
@@ -87,7 +109,6 @@ def explain(model: Any, *inputs: Any, **options: Any) -> Explanation:
             leaves += [p for p in run.parameters() if p.requires_grad]
         ones = [torch.ones_like(x) for x in wanted]
         torch.autograd.grad(wanted, leaves, ones, allow_unused=True)
-    return Explanation(backend.graphs)
 
 
 def _has_gradient(x: Any) -> bool:

@@ -65,6 +65,9 @@ EQUAL = {aten.eq.Tensor, aten.ne.Tensor}
 SUMS = {aten.sum.dim_IntList, aten.sum.default}
 
 
+FOUND = "sparsetir.found"  # of nodes that are regions
+
+
 @dataclass(frozen=True)
 class Found:
     """A region that was found.
@@ -582,7 +585,9 @@ class _Finder:
         args = (number_of(program), tensors, indices, sizes, self._size(m, node), given)
         text = ", ".join(map(str, shape))
         self.found.append(Found(node.name, program, f"({text})"))
-        return self._call(region, args, value.new_empty(shape), node)
+        made = self._call(region, args, value.new_empty(shape), node)
+        made.meta[FOUND] = self.found[-1]
+        return made
 
     def _call(self, target: Any, args: Any, value: Any, like: fx.Node) -> fx.Node:
         """A new node, in the part of the graph, forward or backward, where another one is."""

@@ -1,0 +1,121 @@
+"""The time and the memory of each region and operator of a graph, as it runs."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, fx
+from torch.utils._pytree import tree_leaves
+
+from sparsetir.graph.expressions import SAME, VIEWS
+from sparsetir.graph.operator import Region
+from sparsetir.graph.regions import FOUND, Found
+
+
+@dataclass
+class Cost:
+    """What a node of a graph takes.
+
+    direction : "forward", "backward" or "inference"
+    what : the operator's name
+    region : in its place; None where there is none
+    shape : of its result, of the first of several; None of what is no tensor
+    seconds : the least of all runs but the first
+    bytes : of its results
+    edges : whether a result holds several numbers for each edge of a region in the graph
+    """
+
+    direction: str
+    what: str
+    region: Found | None = None
+    shape: tuple[int, ...] | None = None
+    seconds: float = float("inf")
+    bytes: int = 0
+    edges: bool = False
+
+
+class Measured:
+    """Runs a graph node by node, and keeps what each takes; views and numbers are left out.
+
+    costs : by node, in order
+    """
+
+    def __init__(self, graph: fx.GraphModule, direction: str) -> None:
+        self._graph, self._first = graph, True
+        self.costs = {
+            node.name: Cost(direction, _name_of(node.target), node.meta.get(FOUND))
+            for node in graph.graph.nodes
+            if node.op == "call_function" and node.target not in VIEWS | SAME
+        }
+
+    def __call__(self, args: list[Any]) -> Any:
+        """What the graph gives; empties the list, as torch has it."""
+        given = list(args)
+        args.clear()
+        run = _Run(self._graph, {} if self._first else self.costs)
+        self._first = False
+        return run.boxed_run(given)
+
+
+class _Run(fx.Interpreter):
+    """One run."""
+
+    def __init__(self, graph: fx.GraphModule, costs: dict[str, Cost]) -> None:
+        super().__init__(graph)
+        self._costs, self._edges = costs, set[int]()
+
+    def run_node(self, n: fx.Node) -> Any:
+        begin = time.perf_counter()
+        result = super().run_node(n)
+        seconds = time.perf_counter() - begin
+        cost = self._costs.get(n.name)
+        if cost is None:
+            return result
+        if isinstance(n.target, Region):
+            _, (rows, *_), *_ = self.fetch_args_kwargs_from_env(n)[0]
+            self._edges.add(len(rows))
+        tensors = [x for x in tree_leaves(result) if isinstance(x, Tensor)]
+        cost.seconds = min(cost.seconds, seconds)
+        cost.bytes = sum(x.numel() * x.element_size() for x in tensors)
+        cost.shape = tuple(tensors[0].shape) if tensors else None
+        cost.edges = any(_holds_edges(x, self._edges) for x in tensors)
+        return result
+
+
+def _holds_edges(x: Tensor, edges: set[int]) -> bool:
+    return x.dim() > 1 and x.shape[0] in edges and x.numel() > x.shape[0]
+
+
+def _name_of(target: Any) -> str:
+    return str(getattr(target, "__name__", target)).removesuffix(".default")
+
+
+def table(costs: list[Cost], regions: list[Found], most: int = 12) -> list[list[str]]:
+    """Rows for people: those that take longest first, and the others in one.
+
+    regions : in the order of their numbers
+    """
+    numbers = {id(found): n for n, found in enumerate(regions)}
+    ran = sorted((c for c in costs if c.seconds < float("inf")), key=lambda c: -c.seconds)
+    whole = sum(c.seconds for c in ran) or 1.0
+
+    def row(direction: str, name: str, shape: Any, of: list[Cost], stored: str) -> list[str]:
+        seconds = sum(c.seconds for c in of)
+        numbers = f"{1e3 * seconds:.3f}", f"{seconds / whole:.0%}"
+        return [
+            direction, name, str(shape or ""), *numbers, f"{sum(c.bytes for c in of) / 1e6:.2f}",
+            stored,
+        ]  # fmt: skip
+
+    rows = [["direction", "", "result", "ms", "share", "MB", "edges x features"]]
+    for cost in ran[:most]:
+        number = numbers.get(id(cost.region))
+        name = cost.what if number is None else f"region {number}"
+        stored = "stored" if cost.edges else ""
+        rows.append(row(cost.direction, name, cost.shape, [cost], stored))
+    for name, several in ((f"{len(ran[most:])} others", ran[most:]), ("all", ran)):
+        count = sum(c.edges for c in several)
+        rows.append(row("", name, None, several, f"{count} stored" if count else ""))
+    return rows
