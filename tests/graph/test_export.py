@@ -14,7 +14,7 @@ pytest.importorskip("torch_geometric")
 import torch_geometric.nn as pyg
 
 import sparsetir
-from graph_models import FEATURES, MODELS, edges, made
+from graph_models import FEATURES, MODELS, Wrapped, edges, made
 from refusals import refuse
 from sparsetir.graph.expressions import FORMULAS, aten
 from sparsetir.graph.programs import layout
@@ -57,11 +57,13 @@ def loaded(path):
     return lambda *args: vm["main"](*(tvm.runtime.tensor(x.numpy()) for x in args))
 
 
-def check(model, run, weighted=False):
+def check(model, run, weighted=False, width=None):
+    """width : features of edges beside the numbers of nodes"""
     model.eval()
+    of_edges = [()] if weighted else [(width,)] if width else []
     for nodes, count in SIZES:
         x = torch.randn(nodes, FEATURES)
-        given = [x, edges(nodes, nodes, count), *([torch.rand(count)] if weighted else [])]
+        given = [x, edges(nodes, nodes, count), *(torch.rand(count, *w) for w in of_edges)]
         with torch.no_grad():
             expected = model(*given)
         found = run(*given)
@@ -81,6 +83,14 @@ def test_models(name, tmp_path):
     sparsetir.export(model, args, path)
     assert model.training and [p.name for p in tmp_path.iterdir()] == ["model.so"]
     check(model, loaded(path), len(args) > 2)
+
+
+def test_self_loops_of_edges_with_features(tmp_path):
+    torch.manual_seed(0)
+    model = Wrapped(pyg.GATv2Conv(FEATURES, 4, heads=2, edge_dim=3))
+    path = tmp_path / "model.so"
+    sparsetir.export(model, (torch.randn(30, FEATURES), edges(), torch.rand(150, 3)), path)
+    check(model, loaded(path), width=3)
 
 
 def test_what_is_no_message(tmp_path):
@@ -132,7 +142,7 @@ def test_refusals(tmp_path):
     there, to = tmp_path / "there.so", tmp_path / "m.so"
     there.write_bytes(b"mine")
     linear = torch.nn.Linear(FEATURES, 8)
-    sums, noise = torch.nn.Sequential(linear, Sums()), Noise()
+    sums, noise, pool = torch.nn.Sequential(linear, Sums()), Noise(), Pooled()
     refuse(
         """
         sparsetir.export(model, args, tmp_path / "m.tar")  # ValueError: 'path': expected a name tha
@@ -140,9 +150,12 @@ def test_refusals(tmp_path):
         sparsetir.export(len, args, there)  # TypeError: 'model': expected a torch.nn.Module
         sparsetir.export(model, [1], there)  # TypeError: 'inputs': expected tensors, got int at 0
         sparsetir.export(model, args, to, target="cuda")  # ValueError: 'target': expected a CPU
-        sparsetir.export(sums, args[:1], to)  # LoweringError: aten.cumsum.default that gives ( .. 8
+        sparsetir.export(sums, args[:1], to)
+            # LoweringError: aten.cumsum.default that gives (s .. 8) .. in layer '1' (Sums)
         sparsetir.export(linear.double(), (args[0].double(),), to)
             # LoweringError: of torch.float64 is not supported
+        sparsetir.export(pool, (*args, torch.arange(30) // 10), to)
+            # LoweringError: 'model': 'dim_size = int(index.max()) .. pools of graphs need
         sparsetir.export(noise, args[:1], to)  # LoweringError: operator aten.rand.default
         """,
         locals(),
@@ -154,6 +167,11 @@ def test_refusals(tmp_path):
 class Noise(torch.nn.Module):
     def forward(self, x):
         return x * torch.rand(FEATURES)
+
+
+class Pooled(torch.nn.Module):
+    def forward(self, x, edge_index, graph):
+        return pyg.global_add_pool(x, graph)
 
 
 class Sums(torch.nn.Module):

@@ -133,18 +133,19 @@ def put(base: T.handle, index: T.handle, values: T.handle, out: T.handle):
 def _kept(dtype: str) -> tirx.PrimFunc:
     @T.prim_func(s_tir=True)
     def kept(values: T.handle, mask: T.handle, out: T.handle):
-        """Columns of an array at which a mask holds."""
+        """What an array has of the edges at which a mask holds, along its second dimension."""
         T.func_attr({"tirx.noalias": True})
-        rows, edges, left = T.int64(), T.int64(), T.int64()
-        IN = T.match_buffer(values, (rows, edges), dtype)
+        rows, edges, left, width = T.int64(), T.int64(), T.int64(), T.int64()
+        IN = T.match_buffer(values, (rows, edges, width), dtype)
         MASK = T.match_buffer(mask, (edges,), "int32")
-        OUT = T.match_buffer(out, (rows, left), dtype)
+        OUT = T.match_buffer(out, (rows, left, width), dtype)
         at = T.alloc_buffer((1,), "int64")
         for i in range(rows):
             at[0] = T.int64(0)
             for e in range(edges):
                 if MASK[e] != 0:
-                    OUT[i, at[0]] = IN[i, e]
+                    for k in range(width):
+                        OUT[i, at[0], k] = IN[i, e, k]
                     at[0] = at[0] + T.int64(1)
 
     return kept.with_attr("global_symbol", f"kept_{dtype}")

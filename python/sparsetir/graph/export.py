@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 import os
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch._decomp import get_decompositions
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from tvm import relax
 from tvm.support.cc import get_cc
 
@@ -21,6 +23,7 @@ from sparsetir.graph.expressions import aten
 from sparsetir.graph.to_relax import WHO, Translation
 from sparsetir.runtime.kernel_file import write_module
 from sparsetir.schedules.targets import resolve_target
+from sparsetir.sparse_ir.errors import LoweringError
 
 # Of these torch tells what they are made of.
 TAKEN_APART = [
@@ -121,13 +124,28 @@ def _graph_of(model: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> Any:
     try:
         model.eval()
         with torch.no_grad():
-            found = torch.export.export(model, inputs, dynamic_shapes=open_sizes)
+            try:
+                found = torch.export.export(model, inputs, dynamic_shapes=open_sizes)
+            except GuardOnDataDependentSymNode as error:
+                raise LoweringError(
+                    f"{WHO}: argument 'model': {_line_of(error)} needs a number that only data "
+                    "tell; pools of graphs need their 'size', how many graphs there are"
+                ) from error
             table = get_decompositions(TAKEN_APART)
             table |= {aten.native_layer_norm.default: _layer_norm, aten.mean.dim: _mean}
             return found.run_decompositions().run_decompositions(table)
     finally:
         for part in training:
             part.training = True
+
+
+def _line_of(error: Exception) -> str:
+    """The line of a model, or of a library of layers, that torch does not trace."""
+    own = Path(torch.__file__).parent
+    frames = traceback.extract_tb(error.__traceback__)
+    models = [f for f in frames if own not in Path(f.filename).parents and f.filename != __file__]
+    last = models[-1] if models else frames[-1]
+    return f"'{last.line}' ({last.filename}, line {last.lineno})"
 
 
 def _mean(x: Any, dims: Any, keepdim: bool = False, *, dtype: Any = None) -> Any:

@@ -6,6 +6,8 @@ memory, sizes, and the order in which they run.
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -63,6 +65,7 @@ COMPARISONS = {
     ">=": relax.op.greater_equal, "<": relax.op.less, "<=": relax.op.less_equal,
 }  # fmt: skip
 WHO = "export"
+LAYER = ", in layer "
 
 
 class Translation:
@@ -162,7 +165,13 @@ class Translation:
     def _value(self, node: fx.Node) -> relax.Expr:
         """Of a node, in Relax."""
         if node not in self._values:
-            self._values[node] = self._made(node)
+            try:
+                self._values[node] = self._made(node)
+            except LoweringError as error:
+                layer = _layer_of(node)
+                if layer and LAYER not in str(error):
+                    raise LoweringError(f"{error}{LAYER}{layer}") from None
+                raise
         return self._values[node]
 
     def _made(self, node: fx.Node) -> relax.Expr:
@@ -454,11 +463,11 @@ class Translation:
         return relax.op.strided_slice(value, [dim], [first], [last])
 
     def _masked(self, node: fx.Node) -> relax.Expr | None:
-        """Columns of an array of integers at which a mask holds."""
+        """What a tensor has of the edges at which a mask holds."""
         args: Any = node.args
         value, (*rows, at) = args
-        func, rank = edges.KEPT.get(self._dtype(node)), len(shape_of(value))
-        if func is None or dtype_of(at) != torch.bool or any(rows) or rank != len(rows) + 1:
+        func, sizes = edges.KEPT.get(self._dtype(node)), self._shape(value)
+        if func is None or dtype_of(at) != torch.bool or any(rows) or len(shape_of(at)) != 1:
             return None
         mask = self._value(at)
         if ("count", at) not in self._values:
@@ -469,14 +478,15 @@ class Translation:
             self._builder.match_cast(shape, relax.ShapeType([size]))
             self._values["count", at] = mask, size
         mask, size = self._values["count", at]
-        self._sizes[str(shape_of(node)[-1])] = size
-        shape = self._shape(node)
-        found, edges_of = self._value(value), self._size(shape_of(value)[-1])
-        if rank == 1:
-            found = self._builder.emit(relax.op.reshape(found, [1, edges_of]))
-        of = relax.TensorType([1, size] if rank == 1 else shape, self._dtype(node))
-        found = self._call_given(func, [found, mask], of)
-        return found if rank > 1 else relax.op.reshape(found, shape)
+        dim, one = len(rows), tirx.IntImm("int64", 1)
+        self._sizes[str(shape_of(node)[dim])] = size
+        outer, inner = (
+            functools.reduce(operator.mul, x, one) for x in (sizes[:dim], sizes[dim + 1 :])
+        )
+        found = relax.op.reshape(self._value(value), [outer, sizes[dim], inner])
+        of = relax.TensorType([outer, size, inner], self._dtype(node))
+        found = self._call_given(func, [self._builder.emit(found), mask], of)
+        return relax.op.reshape(found, self._shape(node))
 
     def _put(self, node: fx.Node) -> relax.Expr | None:
         """Values in the place of others at some nodes."""
@@ -490,6 +500,14 @@ class Translation:
             return None
         arrays = [self._value(base), self._index(index[0]), self._value(values)]
         return self._call_given(edges.put, arrays, self._type(node))
+
+
+def _layer_of(node: fx.Node) -> str:
+    """The innermost module that a node is of: its name, and its class; "" for none."""
+    stack = list(node.meta.get("nn_module_stack", {}).values())
+    name, kind = stack[-1] if stack else ("", "")
+    kind = kind if isinstance(kind, str) else kind.__name__
+    return f"'{name}' ({kind.rpartition('.')[2]})" if name else ""
 
 
 def _by_rows(sch: Schedule) -> None:
