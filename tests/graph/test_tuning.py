@@ -66,6 +66,25 @@ def test_a_record_is_used(configs, monkeypatch, tmp_path):
     assert not any(configs)
 
 
+def test_a_model(configs, monkeypatch):
+    model, args = Own(FEATURES, 32), (torch.randn(NODES, FEATURES), edges(), W)
+    expected = gradients(model, model, *args)
+    install(monkeypatch, lambda config: Outcome("ok", seconds=0.5 if config else 1.0))
+    found = sparsetir.tune(model, *args, trials=2, sampler="random")
+    searched = [region.tuned for region in found.regions if region.tuned is not None]
+    assert searched and len(searched) == len(Records().all())
+    assert all(tuned.speedup == 2 for tuned in searched)
+    assert all(0.02 <= region.share < 1 for region in found.regions)
+    assert len(str(found).splitlines()) == 1 + len(found.regions)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="sparsetir")
+    torch.testing.assert_close(gradients(compiled, model, *args), expected, rtol=1e-4, atol=1e-5)
+    recorded = [tuned.config for tuned in searched]
+    assert [dict(c) for c in configs if c] and all(dict(c) in recorded for c in configs if c)
+    with pytest.raises(ValueError, match="argument 'heads': expected none for a model, got 2"):
+        sparsetir.tune(model, *args, heads=2)
+
+
 def test_a_record_that_fails_is_warned_of(configs, monkeypatch, tmp_path):
     model, args = Own(FEATURES, 32), (torch.randn(NODES, FEATURES), edges(), W)
     told = sparsetir.explain(model, *args)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from importlib import import_module, metadata
@@ -114,8 +115,12 @@ def tune(
 def tune(
     op: SparseFunc, matrix: Mapping[str, object], **options: Unpack[ProgramOptions]
 ) -> TunedProgram: ...
+@overload
 def tune(
-    op: str | SparseFunc,
+    op: Any, matrix: object, feat: object = None, *more: object, **options: Unpack[SearchOptions]
+) -> Any: ...
+def tune(
+    op: Any,
     matrix: object,
     feat: object = None,
     *more: object,
@@ -146,7 +151,7 @@ def tune(
     graph: str = "",
     remote: Remote | None = None,
     modules: Sequence[str] = (),
-) -> Search:
+) -> Any:
     """Search formats and schedules for an operator on a matrix, or schedules for a function.
 
     `tune("spmm", matrix, 64)` gives a :class:`Tuned`; for a function of one's own, `tune(function,
@@ -154,12 +159,14 @@ def tune(
     :class:`TunedProgram`. So does `tune("rgms", tensor, 64, feat_in=32)`, on a CPU, whose program
     is one of ours: a :class:`sparsetir.tuning.tuned.TunedPlan`, with its `plan()`; messages,
     softmax and attention, too; products and sums of sparse matrices, as `tune("spgemm", A, B)`, a
-    :class:`sparsetir.tuning.tuned.TunedSparse`.
+    :class:`sparsetir.tuning.tuned.TunedSparse`. `tune(model, *inputs)` searches each region that
+    takes 2 % of a model's time and more: a :class:`sparsetir.graph.tune_model.TunedModel`.
 
     Parameters
     ----------
-    op : str or SparseFunc
-        An operator's name, as :func:`sparsetir.plan` takes it, or a stage-I function.
+    op : str, SparseFunc or torch.nn.Module
+        An operator's name, as :func:`sparsetir.plan` takes it, a stage-I function, or a model,
+        whose arguments follow.
     matrix : SparseMatrix, what that takes, or dict
         Of the operator; of a function its arguments by name, arrays and sizes. Sizes that shapes
         imply may be left out. Arrays are left as they are.
@@ -212,7 +219,7 @@ def tune(
 
     Returns
     -------
-    Tuned, TunedProgram, TunedPlan or TunedSparse
+    Tuned, TunedProgram, TunedPlan, TunedSparse or TunedModel
 
     Raises
     ------
@@ -251,6 +258,18 @@ def tune(
     make_run = _run_class()
     for name in modules:
         import_module(name)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(op, torch.nn.Module):
+        # Which is above this package, and makes a search of each region.
+        tune_model = import_module("sparsetir.graph.tune_model").tune_model
+        refused = {"dtype": dtype, "heads": heads, "schedule": schedule, "space": space}
+        refuse_options("a model", {**refused, "remote": remote, "target": target != "llvm" or None})
+        inputs = [matrix, *([feat] if feat is not None or more else []), *more]
+        return tune_model(
+            op, inputs, threads=threads, trials=trials, seconds=seconds, sampler=sampler, seed=seed,
+            workers=workers, records=records, storage=storage, time_limit=time_limit,
+            memory_limit=memory_limit, transfer=transfer, progress=progress, graph=graph,
+        )  # fmt: skip
     own: dict[str, object] = {
         "dtype": dtype, "reduce": reduce, "heads": heads, "feat_in": feat_in, "weighted": weighted,
         "edge_feat": edge_feat, "scale": scale, "semiring": semiring, "mask": mask,

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any
 
+from tvm.target import Target
+
 from sparsetir.planning.plan import requested
 from sparsetir.planning.request import DEFAULTS, default_threads
 from sparsetir.records.record import Key
@@ -125,6 +127,17 @@ def _checked(choices: object) -> dict[str, tuple[object, ...]]:
     return out
 
 
+def choices_of(
+    program: SparseFunc, given: Mapping[str, object], target: Target, threads: int
+) -> dict[str, tuple[object, ...]]:
+    """The space that is made from a function for a CPU; none where there is nothing to choose.
+
+    given : its arguments
+    """
+    sizes = {name: x for name, x in given.items() if isinstance(x, int)}
+    return space_of(program, sizes, vector_bits(target), threads)
+
+
 def _made(
     program: SparseFunc,
     given: Mapping[str, object],
@@ -139,8 +152,7 @@ def _made(
             "tune: argument 'schedule': expected one for a GPU, for which none is made from a "
             "function; give schedule and space"
         )
-    sizes = {name: x for name, x in given.items() if isinstance(x, int)}
-    made = space_of(program, sizes, vector_bits(resolved), threads)
+    made = choices_of(program, given, resolved, threads)
     if not made:
         raise ValueError(
             f"tune: argument 'schedule': expected one for '{program.name}', of which none is made: "

@@ -1,0 +1,102 @@
+"""Searches for the regions of a model: `sparsetir.tune(model, *inputs)`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from sparsetir.graph.calls import TARGET
+from sparsetir.graph.explain import explain
+from sparsetir.planning.request import default_threads
+from sparsetir.runtime.texts import aligned
+from sparsetir.schedules.targets import resolve_target
+from sparsetir.tuning.search import tune
+from sparsetir.tuning.sought import choices_of
+from sparsetir.tuning.tuned import TunedProgram
+
+LEAST = 0.02  # of the time of all regions and operators, below which a region is not searched
+
+
+@dataclass(frozen=True)
+class TunedRegion:
+    """A region of a model, and the search for it.
+
+    Parameters
+    ----------
+    graph, number : int
+        Of torch's graphs, and of its regions, as :func:`sparsetir.explain` counts them.
+    share : float
+        Of the time of all regions and operators, before.
+    tuned : TunedProgram or None
+        What was found; None where its program leaves nothing to choose.
+    """
+
+    graph: int
+    number: int
+    share: float
+    tuned: TunedProgram | None
+
+
+@dataclass(frozen=True)
+class TunedModel:
+    """The result of :func:`sparsetir.tune` for a model; `print` shows a table.
+
+    Models that are compiled later take what was found, on the same edges and sizes, from the
+    records.
+
+    Parameters
+    ----------
+    regions : list of TunedRegion
+        Those that were searched, the longest first.
+    """
+
+    regions: list[TunedRegion] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        rows = [["graph", "region", "share", "default ms", "best ms", "speedup"]]
+        for x in self.regions:
+            row = [str(x.graph), str(x.number), f"{x.share:.0%}"]
+            if x.tuned is None:
+                rows.append([*row, "", "", "nothing to choose"])
+                continue
+            default, best = x.tuned.default_seconds, x.tuned.best.outcome.seconds
+            times = (f"{1e3 * t:.3f}" if t is not None else "" for t in (default, best))
+            rows.append([*row, *times, f"{x.tuned.speedup:.2f}" if x.tuned.speedup else ""])
+        return "\n".join(aligned(rows))
+
+    __repr__ = __str__
+
+
+def tune_model(model: torch.nn.Module, inputs: Sequence[Any], **options: Any) -> TunedModel:
+    """Search schedules for the regions that take most of a model's time; as `sparsetir.tune`.
+
+    options : of :func:`sparsetir.tune` for a function; `trials` and `seconds` are for each region
+    """
+    told = explain(model, *inputs)
+    costs = [
+        (n, graph, cost)
+        for n, graph in enumerate(told.graphs)
+        for measured in graph.measured
+        for cost in measured.costs.values()
+    ]
+    whole = sum(cost.seconds for *_, cost in costs)
+    found = TunedModel()
+    searched = set[Any]()
+    for n, graph, cost in sorted(costs, key=lambda each: -each[-1].seconds):
+        numbers = [at for at, region in enumerate(graph.found) if region is cost.region]
+        if not numbers or cost.seconds < LEAST * whole:
+            continue
+        call = graph.call(numbers[0])
+        alike = call.text, *sorted(call.shapes.items())
+        if alike not in searched:
+            searched.add(alike)
+            function, given = call.function, call.arguments
+            some = choices_of(function, given, resolve_target(TARGET), default_threads())
+            tuned = tune(function, given, **options) if some else None
+            found.regions.append(TunedRegion(n, numbers[0], cost.seconds / whole, tuned))
+            if tuned is not None and tuned.interrupted:
+                break
+    return found
