@@ -17,7 +17,9 @@ from sparsetir.ops.structure import Structure
 from sparsetir.ops.tensors import DTYPES, launch, target_of
 from sparsetir.planning.along_request import of_edges
 from sparsetir.planning.plan import made_for
+from sparsetir.planning.request import Request
 from sparsetir.planning.run_plan import compiled_by
+from sparsetir.records.task import Config
 from sparsetir.runtime.arrays import dtype_name
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.schedules.operators.edge_attention import EdgeAttention
@@ -25,7 +27,6 @@ from sparsetir.schedules.operators.edge_messages import EdgeMessages
 from sparsetir.schedules.operators.edge_softmax import EdgeSoftmax
 from sparsetir.schedules.operators.messages import Messages
 from sparsetir.schedules.operators.problems import Problem
-from sparsetir.schedules.template import Choices
 
 Named = dict[str, Tensor | float | None]
 
@@ -161,13 +162,18 @@ def _run(
     features, sizes : as :func:`sparsetir.planning.along_request.of_edges` takes them
     """
 
+    def make(wanted: Request) -> Callable[[Config, str], Kernel]:
+        def compile(config: Config, chosen_by: str) -> Kernel:
+            if chosen_by == "record":
+                wanted.check(config)
+            return compiled_by(config, wanted.problem, wanted.target)
+
+        return compile
+
     def made(of: Structure) -> Kernel:
         wanted = of_edges(of.pattern, problem(*kind), features, sizes, target_of(of.device))
-        make = lambda config, _: compiled_by(config, wanted.problem, wanted.target)  # noqa: E731
-        if problem is EdgeMessages and not wanted.gpu:
-            return make(Choices({"gsddmm.size": sizes["feat"]}), "default")
-        in_order = None if wanted.gpu else lambda: of.pattern.in_order
-        return made_for(wanted, make, in_order)
+        recorded = problem is not EdgeMessages and not wanted.gpu
+        return made_for(wanted, make(wanted), (lambda: of.pattern.in_order) if recorded else None)
 
     kernel = structure.derived((problem, *kind, *features, *sizes.values()), made)
     arrays = _arrays_of(structure)
