@@ -49,32 +49,36 @@ def config_of(problem, arguments, target="llvm", least=0):
     return default_of(problem, sizes, resolve_target(target), 2, least)
 
 
-def check(problem, arguments, outputs, atol=1e-5):
+def interpreted(program, arguments):
+    found = copied(arguments)
+    sparsetir.interpret(program, found)
+    return found
+
+
+def check(problem, arguments, outputs, expected=None):
     """The kernels on all threads and on one give what the interpreter gives for the program."""
     template = TEMPLATES[Choices, type(problem)]
     program = template.program(problem, None)
     computed = computed_parameters(program)
     taken = {p.name: arguments[p.name] for p in program.params if p.name not in computed}
-    expected = copied(taken)
-    sparsetir.interpret(program, expected)
+    expected = expected or interpreted(program, taken)
     for least in (0, 1 << 30):
         config, found = config_of(problem, arguments, least=least), copied(taken)
         stages = sparsetir.lower(program, template.apply, config)
         assert ("T.parallel(" in stages["III"].script()) == (least == 0), config
         sparsetir.build(program, schedule=template.apply, config=config, check=False)(**found)
         for name in outputs:
-            np.testing.assert_allclose(found[name], expected[name], atol=atol, rtol=1e-5)
+            np.testing.assert_allclose(found[name], expected[name], atol=1e-5, rtol=1e-5)
             assert not np.isnan(found[name].astype("float64")).all()
 
 
-def check_on_threads(problem, arguments, outputs, run):
+def check_on_threads(problem, arguments, outputs, run, expected=None):
     """The kernel for GPUs, run on a CPU, gives what the interpreter gives."""
     template, config = TEMPLATES[Choices, type(problem)], config_of(problem, arguments, GPU)
     program = template.program(problem, config)
     stages = sparsetir.lower(program, template.apply, config, GPU)
     taken = {p.name: arguments[p.name] for p in program.params}
-    expected = copied(taken)
-    sparsetir.interpret(program, expected)
+    expected = expected or interpreted(program, taken)
     last = stages["III"]
     names = dict(zip(taken, (p.name for p in last.params), strict=True))
     found = run(last, {names[k]: v for k, v in taken.items()})
@@ -215,6 +219,21 @@ def test_attention(feat, width):
 @pytest.mark.parametrize("run", RUNNERS)
 def test_attention_on_threads(run):
     check_on_threads(EdgeAttention(), attention_arguments(6, 5), ["out"], run)
+
+
+@pytest.mark.parametrize("run", [None, *RUNNERS])
+def test_sums_of_16_bits(run):
+    """They are rounded once: 2048 + 1 is 2048 in float16."""
+    problem = Messages("copy_u", "sum", "hf", "", "float16")
+    arguments = message_arguments(problem, 3)
+    arguments["u"][:], lengths = 1, np.diff(arguments["indptr"])
+    arguments["u"][arguments["indices"][3]] = 2048
+    values = arguments["u"][arguments["indices"]].astype("float32")
+    exact = np.add.reduceat(values, arguments["indptr"][:-1]) * (lengths > 0)[:, None, None]
+    exact = exact.astype("float16")
+    if run is not None:
+        return check_on_threads(problem, arguments, ["out"], run, {"out": exact})
+    return check(problem, arguments, ["out"], expected={"out": exact})
 
 
 @pytest.mark.parametrize("run", RUNNERS)

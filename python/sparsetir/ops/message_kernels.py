@@ -17,9 +17,7 @@ from sparsetir.ops.structure import Structure
 from sparsetir.ops.tensors import DTYPES, launch, target_of
 from sparsetir.planning.along_request import of_edges
 from sparsetir.planning.plan import made_for
-from sparsetir.planning.request import Request
 from sparsetir.planning.run_plan import compiled_by
-from sparsetir.records.task import Config
 from sparsetir.runtime.arrays import dtype_name
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.schedules.operators.edge_attention import EdgeAttention
@@ -162,18 +160,11 @@ def _run(
     features, sizes : as :func:`sparsetir.planning.along_request.of_edges` takes them
     """
 
-    def make(wanted: Request) -> Callable[[Config, str], Kernel]:
-        def compile(config: Config, chosen_by: str) -> Kernel:
-            if chosen_by == "record":
-                wanted.check(config)
-            return compiled_by(config, wanted.problem, wanted.target)
-
-        return compile
-
     def made(of: Structure) -> Kernel:
         wanted = of_edges(of.pattern, problem(*kind), features, sizes, target_of(of.device))
+        make = lambda config, _: compiled_by(config, wanted.problem, wanted.target)  # noqa: E731
         recorded = problem is not EdgeMessages and not wanted.gpu
-        return made_for(wanted, make(wanted), (lambda: of.pattern.in_order) if recorded else None)
+        return made_for(wanted, make, (lambda: of.pattern.in_order) if recorded else None)
 
     kernel = structure.derived((problem, *kind, *features, *sizes.values()), made)
     arrays = _arrays_of(structure)
