@@ -36,6 +36,7 @@ from sparsetir.schedules.passes.vectorize_innermost import (
 from sparsetir.schedules.passes.vectorize_reductions import vectorize_reductions
 from sparsetir.schedules.passes.versions import Versions, joined
 from sparsetir.schedules.targets import is_gpu, l2_bytes, vector_bits
+from sparsetir.sparse_ir.annotations import THREADS
 from sparsetir.sparse_ir.hoist_init import hoist_init
 from sparsetir.sparse_ir.nodes import buffer_var, nodes_of, stores_of, substitute
 from sparsetir.sparse_ir.tir import as_one, block_with, is_one, loop_over
@@ -43,6 +44,7 @@ from sparsetir.sparse_ir.workers import KIND
 
 GPU_THREADS = 128
 GPU_WARP = 32
+FEW_LANES = 8  # whose 32 bytes are what memory is read by
 
 
 def default_schedule(
@@ -118,7 +120,7 @@ def _cpu(func: tirx.PrimFunc) -> tirx.PrimFunc:
     sch = s_tir.Schedule(shared_visits(func))
     for block in _top_blocks(sch):
         loops = sch.get_loops(block)
-        if loops and _is_divided(sch.get(loops[0])):
+        if THREADS in sch.get(block).annotations or loops and _is_divided(sch.get(loops[0])):
             continue  # stage I has said what threads do
         outermost = next((n for n, lp in enumerate(loops) if not is_one(sch.get(lp).extent)), 0)
         if loops and _is_open(sch, loops[outermost], threads=False):
@@ -175,19 +177,22 @@ def bind_to_threads(func: tirx.PrimFunc) -> tirx.PrimFunc:
         # Loops are not fused: the product of two sizes could pass the range of their type.
         first, last = chosen[0], chosen[-1]
         if inner is not None:
-            blocks, threads = sch.split(first, [None, GPU_THREADS // GPU_WARP])
+            lanes = _lanes(sch, inner)
+            blocks, threads = sch.split(first, [None, GPU_THREADS // lanes])
             run_in_parallel(sch, threads, "threadIdx.y")
             chosen = [blocks, threads, *chosen[1:]]
-            _bind_threads(sch, leaf, inner, GPU_WARP)
+            _bind_threads(sch, leaf, inner, lanes)
         elif len(chosen) == 1:
             blocks, threads = sch.split(first, [None, GPU_THREADS])
             run_in_parallel(sch, threads, "threadIdx.x")
             chosen = [blocks, threads]
         else:
-            blocks = first
-            steps, threads = sch.split(last, [None, GPU_THREADS])
+            lanes = 1 if is_one(sch.get(loops[-1]).extent) else _lanes(sch, last, FEW_LANES)
+            blocks, rows = sch.split(first, [None, GPU_THREADS // lanes])
+            steps, threads = sch.split(last, [None, lanes])
+            run_in_parallel(sch, rows, "threadIdx.y")
             run_in_parallel(sch, threads, "threadIdx.x")
-            chosen = [first, steps, threads, *chosen[1:-1]]
+            chosen = [blocks, rows, steps, threads, *chosen[1:-1]]
         if rest or len(chosen) > 3:
             sch.reorder(*chosen, *rest)
         run_in_parallel(sch, blocks, "blockIdx.x")
@@ -224,6 +229,13 @@ def _is_search(block: Any) -> bool:
 
 def _thread_loop(sch: Any, leaf: Any) -> Any:
     return next((lp for lp in reversed(sch.get_loops(leaf)) if _is_open(sch, lp)), None)
+
+
+def _lanes(sch: Any, loop: Any, unknown: int = GPU_WARP) -> int:
+    """Threads for a loop: no more than it has visits, where these are known."""
+    extent = sch.get(loop).extent
+    known = isinstance(extent, tirx.IntImm)
+    return min(GPU_WARP, 1 << (int(extent) - 1).bit_length()) if known else unknown
 
 
 def _bind_threads(sch: Any, leaf: Any, loop: Any, threads: int) -> None:

@@ -43,6 +43,7 @@ from sparsetir.schedules.templates.shapes import (
     row_reduction,
 )
 from sparsetir.schedules.templates.spmm import RowBlocks
+from sparsetir.sparse_ir.annotations import THREADS
 from sparsetir.sparse_ir.computed import computed_parameters
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.lower_sparse_iter import lower_sparse_iter
@@ -71,7 +72,7 @@ def multiversion(func: SparseFunc, target: Any, work: int = WORK_OF_THREADS) -> 
     Returns stages "I", "II" and "II scheduled". "I" is `func`, or what the versions have in common.
     """
     # What its author has said of a loop stays, and the default schedule does the rest.
-    begun = any(it.annotations for it in sparse_iterations(func))
+    begun = any({*map(str, it.annotations)} - {THREADS} for it in sparse_iterations(func))
     if not begun:
         stages = _by_elements(func, target)
         if stages is not None:
@@ -189,7 +190,7 @@ def _by_steps(func: SparseFunc, rest: tirx.PrimFunc, target: Any) -> tirx.PrimFu
     axis = func.axis(steps.features.name)
     (size,) = _of_lowered([axis.length], rest)
     known = int(size) if isinstance(size, tirx.IntImm) else None
-    bits = max((tvm.DataType(step.dtype).bits for step in steps.steps), default=64)
+    bits = max((tvm.DataType(dtype).bits for dtype in steps.dtypes), default=64)
     for tile in (1 << n for n in range(1, (vector_bits(target) // bits).bit_length())):
         if known is not None and known < tile:
             continue

@@ -129,10 +129,8 @@ class Choices(Mapping[str, Any]):
         return self
 
     def tiles(self, feat: int) -> int:
-        """One; raises ScheduleError where a size that is compiled in is another one."""
-        for name, size in self.items():
-            if name.endswith(".size") and size not in (0, feat):
-                raise ScheduleError(f"Choices.tiles: '{name}': serves {size} features, got {feat}")
+        """One: plans see whether sizes that are compiled in are theirs."""
+        del feat
         return 1
 
 

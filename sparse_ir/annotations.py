@@ -40,6 +40,8 @@ RESTORE = "sparsetir.restore"
 # 1 where visits follow each other, in the order of storage: what one leaves, the next one takes up.
 # A program may say so of its own iterations, as it only forbids.
 ORDERED = "ordered"
+# 1 where one thread of a CPU does all: to wake others takes as long as the iteration.
+THREADS = "threads"
 # "ignore" of a loop in a body, T.parallel or T.vectorized: the author knows that no visits meet
 RACE = "race"
 # The primitive that sets each.

@@ -59,7 +59,7 @@ class OfProgram(Problem):
 class Fitted(NamedTuple):
     """An operator along edges for numbers of heads and features.
 
-    features : that tiles are of, as of :func:`sparsetir.schedules.templates.message_tiles.chosen`
+    features : that configs are chosen for, those of the result last
     numbers : beside those of the pattern, by parameter; sizes are integers
     there : names of operands, "a" for values of the matrix
     sizes : of letters of dimensions that the operator alone has

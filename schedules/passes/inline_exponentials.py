@@ -24,6 +24,8 @@ from tvm.script import tirx as T
 from sparsetir.sparse_ir.tir import with_body
 from sparsetir.sparse_ir.traversal import map_expr
 
+# Additions that take as long as an exponential.
+EXPONENTIAL = 8
 # Logarithms of the least normal float32 and of the greatest one.
 LOWEST, HIGHEST = -87.33654, 88.72283
 # Of (exp(r) - 1 - r) / r**2, for r of at most log(2) / 2.

@@ -23,6 +23,7 @@ from typing import Any
 
 import tvm
 from tvm import ir, s_tir, tirx
+from tvm_ffi import structural_equal
 
 from sparsetir.schedules.passes.nests import is_along
 from sparsetir.schedules.passes.parallel_loops import innermost_block
@@ -158,7 +159,10 @@ def rows_ahead(
     """
     layouts = {str(k): v for k, v in func.attrs[LAYOUTS].items()}
     out: list[tirx.Stmt] = []
-    for load in gathering_loads(body):
+    loads = gathering_loads(body)
+    for n, load in enumerate(loads):
+        if any(structural_equal(load, x) for x in loads[:n]):
+            continue  # the term of a maximum is there several times
         index = next(i for i in load.indices if isinstance(i, ir.TensorLoad))
         layout, source = layouts.get(index.source.name), layouts.get(load.source.name)
         if layout is None or source is None:  # ordinary arrays, not over axes

@@ -258,7 +258,8 @@ class _Nest:
     def in_registers(self, lanes: int, cache: int, vectors: int, among: SizeRange) -> tirx.Stmt:
         """Tiles of the contiguous loop outermost, each accumulated in registers."""
         low, high = among.of(self.along.extent)
-        width = vectors * lanes
+        # What is spilled then stays in the L1 cache; rows are read in fewer, longer pieces.
+        width = vectors * lanes * (2 if self._streams() else 1)
         if self.updates:
             return self._tiles(self._at_most_extent(width), self.along.extent, lanes, cache)
         if high is None and low < width:
@@ -266,6 +267,13 @@ class _Nest:
         if high is not None and high <= width:
             return self._few(high, lanes, cache)
         return self._many(width, lanes, cache)
+
+    def _streams(self) -> bool:
+        """Whether rows of an operand follow each other in memory, one for each term of a sum."""
+        visited = self.others[-1].loop_var
+        loads = [x.indices for x in nodes_of(ir.TensorLoad, self.store.value)]
+        along = [at for at in loads if at and self.along.loop_var in free_vars(at[-1])]
+        return any(index.same_as(visited) for at in along for index in at)
 
     def _by_size(self, ends: list[int | None], width: int, lanes: int, cache: int) -> tirx.Stmt:
         """Versions by the largest number of visits of the contiguous loop, chosen by halving."""

@@ -22,6 +22,8 @@ in registers, those over k are multiplied with B once, and all of it is straight
 
 Other programs have lengths of innermost loops as constants. Sums over features for each stored
 element are visited by positions, in parts of the columns: `{"sddmm.size": 64, "sddmm.parts": 4}`.
+Small work is done by one thread: `{"threads": 1}`, beside any of these but the tiles above. Threads
+of GPUs keep sums in registers: `{"registers": 1}`.
 
 Only primitives that anybody can use make it. A combination that one of them refuses raises its
 ScheduleError, which is what the trial then shows.
@@ -29,6 +31,7 @@ ScheduleError, which is what the trial then shows.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -37,30 +40,40 @@ from typing import Any
 import tvm
 from tvm import ir, tirx
 
+from sparsetir.schedules.passes.inline_exponentials import EXPONENTIAL, INLINED
 from sparsetir.schedules.passes.prefetch import prefetch_gathered
 from sparsetir.schedules.passes.vectorize_innermost import vectorize_innermost
 from sparsetir.schedules.targets import l2_bytes
 from sparsetir.schedules.templates import element_tile
 from sparsetir.schedules.templates.register_tile import Straight, straight_code, sums_of
 from sparsetir.schedules.templates.shapes import ElementReduction, element_reduction
+from sparsetir.sparse_ir.annotations import THREADS
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import (
     Axis,
     SparseFunc,
     SparseIteration,
+    iterations_around,
     loads_of,
     nodes_of,
     sparse_iterations,
 )
 from sparsetir.sparse_ir.reduction import reduction_of, taken_apart
 from sparsetir.sparse_ir.schedule import Schedule, SpIter
-from sparsetir.sparse_ir.schedule.loops import Loop, SparseIterationRef, find_iteration, loops_of
+from sparsetir.sparse_ir.schedule.loops import (
+    Loop,
+    SparseIterationRef,
+    find_iteration,
+    inside,
+    loops_of,
+)
 from sparsetir.sparse_ir.tir import free_vars
 
 CHOICES = ("vectors", "lanes", "order", "size", "inner", "blocks", "parallel", "ahead")
 VECTORS = (1, 2, 4, 8, 16)  # of a tile
 AHEAD = (0, 4, 16)  # elements that gathered rows are asked for ahead
 BLOCKS = (4, 16)  # of equal work, for each thread
+OF_PATTERN = ("m", "n", "nnz")
 
 
 @dataclass(frozen=True)
@@ -97,16 +110,20 @@ def space_of(
     parallel : on all threads
     ahead : elements that gathered rows are prefetched ahead of, 0 for never
 
-    Of other programs `size`, of the innermost loops over dense axes; and where elements are all
-    that is visited, as in SDDMM, parts : of the columns, one after the other; 1 for the order of
-    storage, 0 for as many as sizes ask for. The first values of these are a good default.
+    Of other programs `size`, of the innermost loops over dense axes; threads, 1 for one alone, 0
+    for all; and where elements are all that is visited, as in SDDMM, parts : of the columns, one
+    after the other; 1 for the order of storage, 0 for as many as sizes ask for. The first values of
+    these are a good default.
     """
     found: dict[str, tuple[Any, ...]] = {}
     for nest in _nests(func):
         size = _known(nest.along.node.length, sizes)
         choices = _choices(func, nest, size, bits, threads)
         found |= {f"{nest.it.name}.{name}": tuple(values) for name, values in choices.items()}
-    return found or {**_parts(func, sizes), **_sizes(func, sizes)}
+    if found:
+        return found
+    found = {**_parts(func, sizes), **_sizes(func, sizes)}
+    return {**found, "threads": (0, 1)} if found and threads > 1 else found
 
 
 def _known(size: Any, sizes: Mapping[str, int]) -> int | None:
@@ -116,17 +133,46 @@ def _known(size: Any, sizes: Mapping[str, int]) -> int | None:
     return int(size) if isinstance(size, tirx.IntImm) else None
 
 
-def default_of(func: SparseFunc, sizes: Mapping[str, int]) -> dict[str, Any]:
-    """The choices for sizes that are known; none where the default schedule is as good."""
-    parts = _parts(func, sizes)
-    tried = {**parts, **_sizes(func, sizes)} if parts else {}
-    return {name: values[0] for name, values in tried.items()}
+def default_of(func: SparseFunc, sizes: Mapping[str, int], gpu: bool = False) -> dict[str, Any]:
+    """The choices for sizes that are known, on all threads; sizes of patterns are not compiled in.
+
+    None where the default schedule is as good.
+    """
+    own = {name: size for name, size in sizes.items() if name not in OF_PATTERN}
+    tried = (
+        _sizes(func, own, everywhere=True) if gpu else {**_parts(func, sizes), **_sizes(func, own)}
+    )
+    chosen = {name: values[0] for name, values in tried.items() if values[0]}
+    return {**chosen, "registers": 1} if gpu else chosen
 
 
-def _sizes(func: SparseFunc, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
-    """The choices of constants for sizes, each by the first loop over it."""
-    lengths = {name: _known(loop.node.length, sizes) for name, loop in _sized(func)}
-    return {f"{name}.size": (size, 0) for name, size in lengths.items() if size}
+def work_of(func: SparseFunc, sizes: Mapping[str, int]) -> float:
+    """About how many multiplications a call takes; infinitely many where sizes do not say."""
+    total = 0.0
+    for it in (x for x in sparse_iterations(func) if not inside(x)):
+        visited = [a for x in (it, *iterations_around(func, it)) for a, _, _ in x.axis_of()]
+        above = {p.name for a in visited if a.is_variable for p in a.ancestors()[:-1]}
+        axes = {a.name: a.nnz if a.is_variable else a.nnz_cols or a.length for a in visited}
+        known = [_known(size, sizes) for name, size in axes.items() if name not in above]
+        called = [getattr(x.op, "name", "") for x in nodes_of(ir.Call, it.body)]
+        each = 1 + EXPONENTIAL * sum(name in INLINED for name in called)
+        total += each * math.prod(math.inf if size is None else size for size in known)
+    return total
+
+
+def _sizes(
+    func: SparseFunc, sizes: Mapping[str, int], everywhere: bool = False
+) -> dict[str, tuple[int, ...]]:
+    """The choices of constants for sizes, each by the first loop over it.
+
+    everywhere : also of loops that visit no contiguous elements
+    """
+    lengths = {
+        name: _known(loop.node.length, sizes)
+        for name, loop in _sized(func)
+        if everywhere or _is_along(find_iteration(func, name), loop)
+    }
+    return {f"{n}.size": (size, 0)[:size] for n, size in lengths.items() if size}
 
 
 def _sized(func: SparseFunc) -> Iterator[tuple[str, Loop]]:
@@ -134,12 +180,18 @@ def _sized(func: SparseFunc) -> Iterator[tuple[str, Loop]]:
     seen: set[str] = set()
     above = {axis.parent.name for axis in func.axes if axis.parent is not None}
     for it in sparse_iterations(func):
-        *others, last = loops_of(it)
-        dense = others and isinstance(last.node, Axis) and last.node.kind == "dense_fixed"
-        if dense and last.name not in above and isinstance(last.node.length, ir.Var):
-            if last.node.length.name not in seen:
-                yield it.name, last
-            seen.add(last.node.length.name)
+        loops = loops_of(it)
+        dense = [x for x in loops if isinstance(x.node, Axis) and x.node.kind == "dense_fixed"]
+        dense = [x for x in dense if x.name not in above and isinstance(x.node.length, ir.Var)]
+        if len(loops) > 1 and dense and dense[-1].node.length.name not in seen:
+            seen.add(dense[-1].node.length.name)
+            yield it.name, dense[-1]
+
+
+def _is_along(it: SparseIteration, loop: Loop) -> bool:
+    """Whether a loop visits contiguous elements of an array."""
+    accesses = [*nodes_of(ir.TensorLoad, it.body), *nodes_of(tirx.BufferStore, it.body)]
+    return any(x.indices and loop.var in free_vars(x.indices[-1]) for x in accesses)
 
 
 def _parts(func: SparseFunc, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
@@ -176,15 +228,18 @@ def apply(sch: Schedule, config: Mapping[str, Any]) -> None:
     """
     if not config:
         return
-    made = [_Tiled(sch, nest, config) for nest in _nests(sch.func)]
+    func = sch.func
+    made = [_Tiled(sch, x, config) for x in _nests(func) if f"{x.it.name}.vectors" in config]
     if not made:
-        func = sch.func
         for name, loop in _sized(func):
-            if size := config[f"{name}.size"]:
+            if size := config.get(f"{name}.size"):
                 sch.bound(SpIter(name, loop.axes), size, "exact")
-        if _elements(func) is not None:
-            found = element_reduction(sch, "program_space")
-            element_tile.by_positions(sch, found, config[f"{found.iteration.name}.parts"])
+        if parts := next((x for name, x in config.items() if name.endswith(".parts")), 0):
+            element_tile.by_positions(sch, element_reduction(sch, "program_space"), parts)
+        for it in sparse_iterations(func) if config.get("registers") else ():
+            _in_register(sch, it)
+        for it in sparse_iterations(sch.func) if config.get("threads") else ():
+            sch.annotate(SparseIterationRef(it.name), THREADS, 1)
         return
     for tiled in made:
         tiled.coordinates()
@@ -192,6 +247,23 @@ def apply(sch: Schedule, config: Mapping[str, Any]) -> None:
     for tiled in made:
         tiled.prefetch()
     sch.rewrite(vectorize_innermost, max(tiled.bits for tiled in made), l2_bytes())
+
+
+def _in_register(sch: Schedule, it: SparseIteration) -> None:
+    """Keep the sum for each element in a register, of 32 bits at least; others stay as they are."""
+    reduction, loops = reduction_of(it.body), loops_of(it)
+    spatial = [SpIter(it.name, x.axes) for x in loops if set(x.kinds) == {"S"}]
+    sums = [SpIter(it.name, x.axes) for x in loops if set(x.kinds) == {"R"}]
+    if reduction is None or not spatial or len(spatial) + len(sums) < len(loops) or not sums:
+        return
+    result, dtype = reduction.store.buffer, str(reduction.store.buffer.ty.dtype)
+    wide = "float32" if dtype in ("float16", "bfloat16") else dtype
+    ref = SparseIterationRef(it.name)
+    try:
+        sch.sparse_reorder(ref, [*spatial, *sums])
+        sch.precompute(str(result.name), spatial[-1], [], dtype=wide, hoist=True)
+    except ScheduleError:
+        return
 
 
 class _Tiled:

@@ -160,39 +160,20 @@ def _length(loop: Any) -> int | None:
 
 
 @dataclass(frozen=True)
-class RowStep:
-    """A step over what a row stores, maybe for each of some features.
-
-    columns : over what the row stores
-    features : dense; None where there are none
-    reduces : which of the two is a reduction, "columns" or "features"; None for neither
-    result : name of a buffer
-    dtype : of the result
-    """
-
-    iteration: SparseIterationRef
-    columns: SpIter
-    features: SpIter | None
-    reduces: str | None
-    result: str
-    dtype: str
-
-
-@dataclass(frozen=True)
 class RowSteps:
     """Steps over what a row stores, one after the other, for each row.
 
     rows : over a root axis
     others : dense spatial loops beside the rows
     features : that of them which is contiguous in all results, or None
-    steps : those that have a loop over what the row stores, and at most one other
+    dtypes : of the results of steps
     """
 
     iteration: SparseIterationRef
     rows: SpIter
     others: list[SpIter]
     features: SpIter | None
-    steps: list[RowStep]
+    dtypes: list[str]
 
 
 def row_steps(sch: Schedule, who: str) -> RowSteps:
@@ -217,27 +198,9 @@ def row_steps(sch: Schedule, who: str) -> RowSteps:
     found = [x for x in loops if all(isinstance(i, ir.Var) and i.same_as(x.var) for i in last)]
     ref, handles = Nest(sch, who, it).handles()
     own = [handles[x.axes] for x in loops if x not in rows]
-    made = [_row_step(Nest(sch, who, step), rows[0]) for step in nested]
     first = handles[found[0].axes] if found else None
-    steps = [step for step in made if step is not None]
-    return RowSteps(ref, handles[rows[0].axes], own, first, steps)
-
-
-def _row_step(nest: Nest, rows: Loop) -> RowStep | None:
-    """What a step looks like; None where it has other loops."""
-    columns = [x for x in nest.loops if nest.plain and x.node.parent is not None]
-    features = [x for x in nest.loops if x not in columns]
-    under = len(columns) == 1 and columns[0].node.parent.name == rows.name
-    if not under or len(features) > 1:
-        return None
-    reduced = nest.of_kind("R")
-    fits = nest.reduction is not None and nest.it.init is not None and len(reduced) == 1
-    ref, handles = nest.handles()
-    return RowStep(
-        ref, handles[columns[0].axes], handles[features[0].axes] if features else None,
-        ("columns" if reduced == columns else "features") if fits else None,
-        nest.result, nest.dtype,
-    )  # fmt: skip
+    dtypes = [str(s.buffer.ty.dtype) for step in nested for s in stores_of(step.body)]
+    return RowSteps(ref, handles[rows[0].axes], own, first, dtypes)
 
 
 @dataclass(frozen=True)
@@ -280,5 +243,5 @@ def row_pieces(sch: Schedule, who: str) -> RowPieces:
         refuse_shape(who, sch.func, f"one operator, got {sorted(operators)}")
     ref, handles = first.handles()
     *outer, features = handles.values()
-    set_first = DenseLoops(ref, outer, features, first.result, first.dtype, False)
+    set_first = DenseLoops(ref, outer, features, first.result, first.dtype)
     return RowPieces(set_first, parts, *operators)

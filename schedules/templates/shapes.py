@@ -27,7 +27,6 @@ class RowReduction:
     result, gathered : names of buffers; nothing may be gathered
     gathered_axis : the axis of the gathered operand that columns index
     dtype : of the result
-    reduces : whether terms are combined by an operator; else elements are looked at in their order
     free : whether visits of heads and of rows are proven not to race
     """
 
@@ -40,7 +39,6 @@ class RowReduction:
     gathered: str | None
     gathered_axis: str | None
     dtype: str
-    reduces: bool
     free: bool
 
 
@@ -116,13 +114,12 @@ def element_reduction(sch: Schedule, who: str) -> ElementReduction:
 
 @dataclass(frozen=True)
 class DenseLoops:
-    """Values of dense loops, or sums over the last of these.
+    """Values of dense loops.
 
-    outer : spatial, one or more
-    features : contiguous in the result, or the reduction
+    outer : one or more
+    features : contiguous in the result
     result : name of a buffer
     dtype : of the result
-    reduces : whether the loop over features is a reduction
     """
 
     iteration: SparseIterationRef
@@ -130,31 +127,6 @@ class DenseLoops:
     features: SpIter
     result: str
     dtype: str
-    reduces: bool
-
-
-def dense_loops(sch: Schedule, who: str) -> DenseLoops:
-    """The loops of a program of one iteration over dense axes.
-
-    who : the template, for messages
-    Raises ShapeError where the program looks different, and says how.
-    """
-    nest = only_nest(sch, who)
-    if not nest.dense or len(nest.loops) < 2:
-        nest.refuse("to store one value in two or more loops over dense axes")
-    summed = [x.kinds == "R" for x in nest.loops]
-    fits = nest.reduction is not None and nest.it.init is not None
-    if not any(summed):
-        fits = nest.along() == nest.loops[-1:]
-    if any(summed[:-1]) or not fits:
-        refuse_shape(
-            who,
-            sch.func,
-            f"the last loop of '{nest.it.name}' to be over features, or to sum over them",
-        )
-    ref, handles = nest.handles()
-    *outer, features = handles.values()
-    return DenseLoops(ref, outer, features, nest.result, nest.dtype, summed[-1])
 
 
 def row_reduction(sch: Schedule, who: str) -> RowReduction:
@@ -164,24 +136,7 @@ def row_reduction(sch: Schedule, who: str) -> RowReduction:
     Raises ShapeError where the program looks different, and says how.
     """
     nest = only_nest(sch, who)
-    if nest.reduction is None:
-        nest.refuse("to be a reduction")
-    return _row_result(nest)
-
-
-def row_results(sch: Schedule, who: str) -> list[RowReduction]:
-    """As :func:`row_reduction`, of a program of several iterations one after the other.
-
-    Each makes one result of what rows store: a reduction, or a search for an element.
-    """
-    iterations = list(sparse_iterations(sch.func))
-    if not iterations:
-        refuse_shape(who, sch.func, "an iteration")
-    return [_row_result(Nest(sch, who, it)) for it in iterations]
-
-
-def _row_result(nest: Nest) -> RowReduction:
-    if nest.it.init is None or not nest.plain:
+    if nest.reduction is None or nest.it.init is None or not nest.plain:
         nest.refuse("to be a reduction with an init over plain axes")
     parents = {x.node.parent.name for x in nest.loops if x.node.parent is not None}
     roots = [x for x in nest.of_kind("S") if x.node.parent is None]
@@ -201,7 +156,7 @@ def over_rows(nest: Nest, rows: list[Loop]) -> RowReduction:
     return RowReduction(
         ref, [handles[x.axes] for x in heads], handles[rows[0].axes],
         [handles[x.axes] for x in columns], handles[features[0].axes], nest.result, *gathered,
-        nest.dtype, nest.reduction is not None, all(map(nest.is_free, [*heads, *rows])),
+        nest.dtype, all(map(nest.is_free, [*heads, *rows])),
     )  # fmt: skip
 
 

@@ -26,8 +26,6 @@ from sparsetir.schedules.template import Choices
 from sparsetir.schedules.templates.block_attention import BlockTiles
 from sparsetir.schedules.templates.block_linear import BlockTile
 from sparsetir.schedules.templates.decomposed import Decomposed
-from sparsetir.schedules.templates.edge_attention import AttentionTiles
-from sparsetir.schedules.templates.message_tiles import Tile
 from sparsetir.schedules.templates.registry import TEMPLATES
 from sparsetir.schedules.templates.rgms import TiledRelations
 from sparsetir.schedules.templates.rgms_backward import ChunkTiles
@@ -132,7 +130,7 @@ def of(problem: Any, config: Any, given: dict[str, Any]) -> Case:
     return Case(template.program(problem, config), template.apply, config, given)
 
 
-TILE, MASK_TILES = Tile(2, parallel=True), BlockTiles(8, 2, 3)
+MASK_TILES = BlockTiles(8, 2, 3)
 TEMPLATE_CASES: dict[str, Callable[[], Case]] = {
     "RowBlocks": lambda: registered(Spmm(reduce="mean"), RowBlocks(8, 8, pack=True, blocks=3)),
     "RowBlocks_max": lambda: registered(Spmm(reduce="max"), RowBlocks(8, 8, parts=2)),
@@ -147,8 +145,8 @@ TEMPLATE_CASES: dict[str, Callable[[], Case]] = {
     "TiledRelations": lambda: registered(
         Rgms(), TiledRelations.for_sizes(FEAT, FEAT, 8), RELATIONS
     ),
-    "messages": lambda: of(Messages("mul", "mean", "hf", "h"), TILE, CSR),
-    "edge_attention": lambda: of(EdgeAttention(), AttentionTiles(TILE, TILE), CSR),
+    "messages": lambda: of(Messages("mul", "mean", "hf", "h"), Choices({"gspmm.size": FEAT}), CSR),
+    "edge_attention": lambda: of(EdgeAttention(), Choices({"threads": 1}), CSR),
     "edge_sums": lambda: of(EdgeSums(idtype="int32"), Choices({"zero.size": FEAT}), ENDS),
     "block_attention": lambda: of(BlockAttention(16, 4, 6), MASK_TILES, MASKED),
     "block_attention_backward": lambda: of(BlockAttentionBackward(16, 4, 6), MASK_TILES, MASKED),

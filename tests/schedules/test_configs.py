@@ -55,8 +55,6 @@ Decomposed(BSR(8, 8), 20, 16, 20, filled=True)
 TiledRelations(48, 32, rows=6, depth=16, ranges=3)
 RelationalRows(3, 16, 32, shape=(1, 4), feat=64)
 RelationalTensorCores(0, 32, 64, vectors=(8, 4), shares=(1, 4))
-Tile(8, parallel=True, blocks=3)
-AttentionTiles(Tile(8), Tile(4, gpu=True))
 BlockTiles(8, 2, 3, parallel=False)
 WarpTiles(2, 3)
 BlockTile(4, 8)
@@ -169,9 +167,6 @@ TiledRelations(32, 32, ranges=0)  # 'ranges': expected None, or 1 or more
 ChunkTiles(3)  # 'lanes': expected a power of two
 BlockTiles(lanes=3)  # 'lanes': expected a power of two
 BlockTiles(tile=0)  # 'tile': expected 1 or more
-Tile(3)  # 'tile'
-Tile(blocks=0)  # 'blocks'
-Tile(parallel=True, gpu=True)  # 'gpu'
 RowSplit(threads=0)  # 'threads': expected .. positive integer, got 0
 RowSplit(occupancy=4096)  # 'occupancy': expected .. at most 2048, got 4096
 RowSplit(threads=512, rows_per_block=4)  # 'rows_per_block': expected .. at most 1024, got 2048

@@ -8,12 +8,17 @@ import pytest
 
 import sparsetir
 from cuda_runner import requires_cuda_text, run_cuda
-from gpu_runner import OPENCL_TARGET, requires_opencl, run_opencl
+from gpu_runner import OPENCL_TARGET as GPU
+from gpu_runner import requires_opencl, run_opencl
 from programs import copied
+from sparsetir.schedules.operators import messages
+from sparsetir.schedules.operators.edge_attention import EdgeAttention
 from sparsetir.schedules.operators.edge_messages import EdgeMessages
+from sparsetir.schedules.operators.edge_softmax import EdgeSoftmax
+from sparsetir.schedules.operators.messages import Messages
+from sparsetir.schedules.targets import resolve_target
 from sparsetir.schedules.template import TEMPLATES, Choices
-from sparsetir.schedules.templates import edge_attention, edge_messages, edge_softmax, messages
-from sparsetir.schedules.templates.message_tiles import Tile
+from sparsetir.schedules.templates.of_program import default_of
 from sparsetir.sparse_ir.computed import computed_parameters
 
 # Last tiles that begin earlier compute some results twice, and equal.
@@ -38,30 +43,42 @@ def features(rng, rows, dims, feat, dtype="float32"):
     return rng.standard_normal(shape).astype(dtype)
 
 
-def check(template, problem, config, arguments, outputs, atol=1e-5):
-    """The scheduled kernel gives what the interpreter gives for the program."""
-    program = template.program(problem, config)
+def config_of(problem, arguments, target="llvm", least=0):
+    """The default for these sizes, on one thread for less work than some."""
+    sizes = {name: x for name, x in arguments.items() if isinstance(x, int)}
+    return default_of(problem, sizes, resolve_target(target), 2, least)
+
+
+def interpreted(program, arguments):
+    found = copied(arguments)
+    sparsetir.interpret(program, found)
+    return found
+
+
+def check(problem, arguments, outputs, expected=None):
+    """The kernels on all threads and on one give what the interpreter gives for the program."""
+    template = TEMPLATES[Choices, type(problem)]
+    program = template.program(problem, None)
     computed = computed_parameters(program)
     taken = {p.name: arguments[p.name] for p in program.params if p.name not in computed}
-    expected, found = (copied(taken) for _ in range(2))
-    sparsetir.interpret(program, expected)
-    if hasattr(template, "apply"):
+    expected = expected or interpreted(program, taken)
+    for least in (0, 1 << 30):
+        config, found = config_of(problem, arguments, least=least), copied(taken)
+        stages = sparsetir.lower(program, template.apply, config)
+        assert ("T.parallel(" in stages["III"].script()) == (least == 0), config
         sparsetir.build(program, schedule=template.apply, config=config, check=False)(**found)
-    else:
-        scheduled = template.schedule(sparsetir.lower_sparse_iter(program), problem, config)
-        sparsetir.build(scheduled, check=False)(**found)
-    for name in outputs:
-        np.testing.assert_allclose(found[name], expected[name], atol=atol, rtol=1e-5)
-        assert not np.isnan(found[name].astype("float64")).all()
+        for name in outputs:
+            np.testing.assert_allclose(found[name], expected[name], atol=1e-5, rtol=1e-5)
+            assert not np.isnan(found[name].astype("float64")).all()
 
 
-def check_on_threads(template, problem, config, arguments, outputs, run):
+def check_on_threads(problem, arguments, outputs, run, expected=None):
     """The kernel for GPUs, run on a CPU, gives what the interpreter gives."""
+    template, config = TEMPLATES[Choices, type(problem)], config_of(problem, arguments, GPU)
     program = template.program(problem, config)
-    stages = sparsetir.lower(program, template.apply, config, OPENCL_TARGET)
+    stages = sparsetir.lower(program, template.apply, config, GPU)
     taken = {p.name: arguments[p.name] for p in program.params}
-    expected = copied(taken)
-    sparsetir.interpret(program, expected)
+    expected = expected or interpreted(program, taken)
     last = stages["III"]
     names = dict(zip(taken, (p.name for p in last.params), strict=True))
     found = run(last, {names[k]: v for k, v in taken.items()})
@@ -84,36 +101,34 @@ def message_arguments(problem, feat, seed=1):
     }  # fmt: skip
 
 
-# Each dimension lacking once, a tile that overlaps, in-order edges and others, both index types.
+# Each dimension lacking once, in-order edges and others, both index types.
 @pytest.mark.parametrize(
-    ("problem", "tile", "feat"),
+    ("problem", "feat"),
     [
-        (messages.Messages("mul", "sum", "hf", "h"), 4, 7),
-        (messages.Messages("sub", "mean", "f", "hf", "float64", "int64", ordered=True), 2, 3),
-        (messages.Messages("div", "max", "h", "f", ordered=True, arg=True), 1, 2),
-        (messages.Messages("copy_e", "min", "", "hf", "float32", "int64"), 2, 2),
-        (messages.Messages("copy_u", "min", "hf", "", ordered=True, arg=True), 16, 17),
-        (messages.Messages("mul", "max", "f", "h", "float16", ordered=True, arg=True), 4, 5),
-        (messages.Messages("add", "sum", "f", ""), 32, 32),
+        (Messages("mul", "sum", "hf", "h"), 7),
+        (Messages("sub", "mean", "f", "hf", "float64", "int64", ordered=True), 3),
+        (Messages("div", "max", "h", "f", ordered=True, arg=True), 2),
+        (Messages("copy_e", "min", "", "hf", "float32", "int64"), 2),
+        (Messages("copy_u", "min", "hf", "", ordered=True, arg=True), 17),
+        (Messages("mul", "max", "f", "h", "float16", ordered=True, arg=True), 5),
+        (Messages("add", "sum", "f", ""), 32),
     ],
 )
-def test_messages(problem, tile, feat):
-    config = Tile(tile, parallel=tile > 4)
+def test_messages(problem, feat):
     outputs = ["out", *(["arg_out"] if problem.arg else [])]
-    check(messages, problem, config, message_arguments(problem, feat), outputs)
+    check(problem, message_arguments(problem, feat), outputs)
 
 
-@pytest.mark.parametrize("tile", [1, 4])
-def test_whose_given_results_are(tile):
+def test_whose_given_results_are():
     """What finds the results on the way says the same."""
-    problem = messages.Messages("mul", "max", "hf", "", ordered=True, arg=True)
+    problem = Messages("mul", "max", "hf", "", ordered=True, arg=True)
     arguments = message_arguments(problem, 6)
     program = messages.program(problem)
     sparsetir.interpret(program, {k.name: arguments[k.name] for k in program.params[:-1]})
     expected = arguments["arg_out"].copy()
     arguments["arg_out"][:] = -7
     problem = replace(problem, given=True)
-    check(messages, problem, Tile(tile), arguments, ["arg_out", "out"])
+    check(problem, arguments, ["arg_out", "out"])
     program = messages.program(problem)
     sparsetir.interpret(program, {k.name: arguments[k.name] for k in program.params})
     np.testing.assert_array_equal(arguments["arg_out"], expected)
@@ -145,15 +160,14 @@ def edge_arguments(problem, feat):
     ],
 )
 def test_edge_messages(problem, feat):
-    config, template = Choices({"gsddmm.size": feat}), TEMPLATES[Choices, EdgeMessages]
-    check(template, problem, config, edge_arguments(problem, feat), ["out"])
+    check(problem, edge_arguments(problem, feat), ["out"])
 
 
 @pytest.mark.parametrize("run", RUNNERS)
 @pytest.mark.parametrize("op", ["add", "dot"])
 def test_edge_messages_on_threads(op, run):
-    problem, config = EdgeMessages(op, "hf", "f"), Tile(4, gpu=True)
-    check_on_threads(edge_messages, problem, config, edge_arguments(problem, 6), ["out"], run)
+    problem = EdgeMessages(op, "hf", "f")
+    check_on_threads(problem, edge_arguments(problem, 6), ["out"], run)
 
 
 def softmax_arguments(problem, heads):
@@ -165,28 +179,24 @@ def softmax_arguments(problem, heads):
     return {**p, **arrays, "batch": batch, "m": M, "nnz": nnz, "heads": heads}
 
 
-# Heads of one tile, and of tiles that begin earlier, which must not divide what is divided again.
 @pytest.mark.parametrize(
-    ("problem", "tile", "heads"),
+    ("problem", "heads"),
     [
-        (edge_softmax.EdgeSoftmax(), 1, 1),
-        (edge_softmax.EdgeSoftmax("float64", "int64"), 2, 3),
-        (edge_softmax.EdgeSoftmax(), 32, 40),
-        (edge_softmax.EdgeSoftmax(backward=True), 4, 6),
+        (EdgeSoftmax(), 1),
+        (EdgeSoftmax("float64", "int64"), 3),
+        (EdgeSoftmax(), 40),
+        (EdgeSoftmax(backward=True), 6),
     ],
 )
-def test_softmax(problem, tile, heads):
-    arguments, outputs = softmax_arguments(problem, heads), ["out"]
-    for config in (Tile(tile, parallel=True), Tile(tile)):
-        check(edge_softmax, problem, config, arguments, outputs)
+def test_softmax(problem, heads):
+    check(problem, softmax_arguments(problem, heads), ["out"])
 
 
 @pytest.mark.parametrize("run", RUNNERS)
-@pytest.mark.parametrize("backward", [False, True])
-def test_softmax_on_threads(backward, run):
-    problem = edge_softmax.EdgeSoftmax(backward=backward)
-    arguments, outputs = softmax_arguments(problem, 7), ["out"]
-    check_on_threads(edge_softmax, problem, Tile(4, gpu=True), arguments, outputs, run)
+@pytest.mark.parametrize(("backward", "heads"), [(False, 7), (True, 7), (False, 1)])
+def test_softmax_on_threads(backward, heads, run):
+    problem = EdgeSoftmax(backward=backward)
+    check_on_threads(problem, softmax_arguments(problem, heads), ["out"], run)
 
 
 def attention_arguments(feat, width):
@@ -201,28 +211,35 @@ def attention_arguments(feat, width):
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("feat", "width", "tiles"), [(5, 3, (4, 2)), (1, 16, (1, 16)), (40, 24, (32, 16))]
-)
-def test_attention(feat, width, tiles):
-    problem, arguments = edge_attention.EdgeAttention(), attention_arguments(feat, width)
-    for parallel in (False, True):
-        config = edge_attention.AttentionTiles(Tile(tiles[0], parallel=parallel), Tile(tiles[1]))
-        check(edge_attention, problem, config, arguments, ["out"])
+@pytest.mark.parametrize(("feat", "width"), [(5, 3), (1, 16), (40, 24)])
+def test_attention(feat, width):
+    check(EdgeAttention(), attention_arguments(feat, width), ["out"])
 
 
 @pytest.mark.parametrize("run", RUNNERS)
 def test_attention_on_threads(run):
-    tile, problem = Tile(4, gpu=True), edge_attention.EdgeAttention()
-    config = edge_attention.AttentionTiles(tile, tile)
-    check_on_threads(edge_attention, problem, config, attention_arguments(6, 5), ["out"], run)
+    check_on_threads(EdgeAttention(), attention_arguments(6, 5), ["out"], run)
+
+
+@pytest.mark.parametrize("run", [None, *RUNNERS])
+def test_sums_of_16_bits(run):
+    """They are rounded once: 2048 + 1 is 2048 in float16."""
+    problem = Messages("copy_u", "sum", "hf", "", "float16")
+    arguments = message_arguments(problem, 3)
+    arguments["u"][:], lengths = 1, np.diff(arguments["indptr"])
+    arguments["u"][arguments["indices"][3]] = 2048
+    values = arguments["u"][arguments["indices"]].astype("float32")
+    exact = np.add.reduceat(values, arguments["indptr"][:-1]) * (lengths > 0)[:, None, None]
+    exact = exact.astype("float16")
+    if run is not None:
+        return check_on_threads(problem, arguments, ["out"], run, {"out": exact})
+    return check(problem, arguments, ["out"], expected={"out": exact})
 
 
 @pytest.mark.parametrize("run", RUNNERS)
 def test_messages_with_places_on_threads(run):
-    problem = messages.Messages("mul", "max", "hf", "h", ordered=True, arg=True)
+    problem = Messages("mul", "max", "hf", "h", ordered=True, arg=True)
     arguments = message_arguments(problem, 6)
     empty = np.diff(arguments["indptr"]) == 0
     arguments["row"] = np.where(empty, 0, -np.inf).astype("float32")
-    outputs = ["out", "arg_out"]
-    check_on_threads(messages, problem, Tile(4, gpu=True), arguments, outputs, run)
+    check_on_threads(problem, arguments, ["out", "arg_out"], run)

@@ -21,9 +21,6 @@ from spmm_gpu_common import GPU
 MODULES = """
 amx=templates.amx block_attention=operators.block_attention decomposed=templates.decomposed
 block_attention_cpu=templates.block_attention edge_attention=operators.edge_attention
-edge_attention_cpu=templates.edge_attention edge_messages=operators.edge_messages
-edge_messages_cpu=templates.edge_messages edge_softmax=operators.edge_softmax
-edge_softmax_cpu=templates.edge_softmax messages=operators.messages messages_cpu=templates.messages
 rgms=operators.rgms rgms_backward=templates.rgms_backward rgms_cpu=templates.rgms rgms_gpu=gpu.rgms
 rgms_gradients=operators.rgms_gradients rgms_gradients_gpu=gpu.rgms_gradients
 rgms_tensor_cores=gpu.rgms_tensor_cores sddmm=operators.sddmm sddmm_gpu=gpu.sddmm
@@ -53,11 +50,6 @@ with T.sp_iter([I], "S", "rows") as [i]:
     with T.sp_iter([K], "S", "last") as [k]:
         X[i, k] = Y[k]
 """, "K = T.dense_fixed(16)\nL = T.dense_fixed(16)", X="I K")  # fmt: skip
-NO_ROWS = text_of("twice", """
-with T.sp_iter([I], "S", "outer") as [i]:
-    with T.sp_iter([K], "S", "inner") as [k]:
-        X[i, k] = X[i, k] + X[i, k]
-""", "K = T.dense_fixed(n)", X="I K")  # fmt: skip
 
 
 def given(problem, config, target=GPU):
@@ -101,8 +93,10 @@ planned(FULL, RowBlocks(tile=32), 48)  # ScheduleError: serves multiples of 32 f
 planned(FULL, RowBlocks(tile=32, feat=64), 48)  # ScheduleError: serves 64 features, got 48
 PanelRows().tiles(100)  # ScheduleError: PanelRows.tiles: argument 'feat': .. multiples of 64
 SlicedRows().tiles(20)  # ScheduleError: argument 'feat': the config serves 1 feature, got 20
+planned(FULL, Choices({"gspmm.size": 64}), op="sddmm")
+    # ScheduleError: 'gspmm.size': expected choices of sddmm, threads or registers
 planned(FULL, Choices({"sddmm.parts": 1, "sddmm.size": 32}), 48, op="sddmm")
-    # ScheduleError: Choices.tiles: 'sddmm.size': serves 32 features, got 48
+    # ScheduleError: plan: argument 'config': 'sddmm.size': serves 32 features, got 48
 FusedNonzeros(8, 16, 2, 4, 1).tiles(40)  # ScheduleError: serves multiples of 32 features, got 40
 planned(FULL, Decomposed(CSR(), 16, 8), 24)  # ScheduleError: multiples of 16 features, got 24
 TiledRelations.for_sizes(32, 32).tiles(64)
@@ -209,25 +203,6 @@ on(edge_attention.program(EdgeAttention()), block_attention_cpu, BlockTiles())
     # ScheduleError: block_attention: argument 'sch': expected
 on(STEPS, block_attention_cpu, BlockTiles(16, 1))
     # ScheduleError: 'inner' to visit 'K', at most one other
-on(edge_messages.program(EdgeMessages()), messages_cpu, Tile())
-    # ScheduleError: messages: argument 'sch': expected 'gsddmm' to be a reduction with an init
-    over plain
-on(edge_messages.program(EdgeMessages("dot")), messages_cpu, Tile())
-    # ScheduleError: messages: argument 'sch': expected 'gsddmm' to visit rows, what they store, and
-on(messages.program(Messages()), edge_messages_cpu, Tile())
-    # ScheduleError: edge_messages: argument 'sch': expected 'gspmm' to store one value in two or
-    more loops
-on(edge_softmax.program(EdgeSoftmax()), edge_messages_cpu, Tile())
-    # ScheduleError: edge_messages: argument 'sch': expected one iteration, got
-on(messages.program(Messages()), edge_softmax_cpu, Tile())
-    # ScheduleError: edge_softmax: argument 'sch': expected one iteration with steps for each of
-    its visits
-on(edge_attention.program(EdgeAttention()), edge_softmax_cpu, Tile())
-    # ScheduleError: edge_softmax: argument 'sch': expected a loop of 'rows' to be contiguous in all
-    results
-on(NO_ROWS, edge_attention_cpu, AttentionTiles())
-    # ScheduleError: edge_attention: argument 'sch': expected 'outer' to visit rows, the steps in
-    it what
 lower(sddmm.program(Sddmm()), sddmm_gpu.apply, FusedNonzeros(), "llvm")
     # ScheduleError: 'sddmm' is scheduled for the threads of a GPU, which
 on(spmm.program(Spmm()), spmm_hyb, HybRows())  # ScheduleError: HybRows: argument 'sch': expected

@@ -11,8 +11,8 @@ import sparsetir
 from pairs import by_default, by_turns
 from sparsetir.formats import BSR, DBSR
 from sparsetir.schedules.arguments import number
-from sparsetir.schedules.operators.messages import Messages
 from sparsetir.schedules.operators.problems import CsrPattern, Sddmm, Spmm
+from sparsetir.schedules.operators.rgms import Rgms
 from sparsetir.schedules.search.choose import Statistics, candidates
 from sparsetir.schedules.search.configs import from_data, to_data
 from sparsetir.schedules.search.spaces import Space, space
@@ -168,5 +168,5 @@ def test_a_template_of_elsewhere_joins_by_its_record(monkeypatch):
 
 
 def test_an_operator_of_which_no_template_says_what_is_chosen():
-    with pytest.raises(ScheduleError, match="expected one for Messages, of which no template"):
-        candidates(Messages(), given(MATRIX, 8), resolve_target(CPU))
+    with pytest.raises(ScheduleError, match="expected one for Rgms, of which no template"):
+        candidates(Rgms(), given(MATRIX, 8), resolve_target(CPU))

@@ -32,9 +32,9 @@ from sparsetir.schedules.operators.block_attention import BlockAttention as OfBl
 from sparsetir.schedules.operators.block_attention_backward import (
     BlockAttentionBackward as OfBlocksBackward,
 )
+from sparsetir.schedules.passes.inline_exponentials import EXPONENTIAL
 from sparsetir.schedules.targets import is_gpu, vector_bits
 from sparsetir.schedules.templates.block_attention import BlockTiles
-from sparsetir.schedules.templates.message_tiles import EXPONENTIAL
 
 WHO = "sparse_attention"
 # What a place in a block of some size costs, and what an element costs by itself.

@@ -25,7 +25,6 @@ from sparsetir.schedules.operators.edge_messages import EdgeMessages
 from sparsetir.schedules.operators.edge_softmax import EdgeSoftmax
 from sparsetir.schedules.operators.messages import Messages
 from sparsetir.schedules.operators.problems import Problem
-from sparsetir.schedules.template import Choices
 
 Named = dict[str, Tensor | float | None]
 
@@ -164,10 +163,8 @@ def _run(
     def made(of: Structure) -> Kernel:
         wanted = of_edges(of.pattern, problem(*kind), features, sizes, target_of(of.device))
         make = lambda config, _: compiled_by(config, wanted.problem, wanted.target)  # noqa: E731
-        if problem is EdgeMessages and not wanted.gpu:
-            return make(Choices({"gsddmm.size": sizes["feat"]}), "default")
-        in_order = None if wanted.gpu else lambda: of.pattern.in_order
-        return made_for(wanted, make, in_order)
+        recorded = problem is not EdgeMessages and not wanted.gpu
+        return made_for(wanted, make, (lambda: of.pattern.in_order) if recorded else None)
 
     kernel = structure.derived((problem, *kind, *features, *sizes.values()), made)
     arrays = _arrays_of(structure)

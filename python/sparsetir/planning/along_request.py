@@ -40,29 +40,22 @@ from sparsetir.schedules.operators.rgms import RGMS, Rgms
 from sparsetir.schedules.operators.rgms_gradients import RGMS_EDGE, RGMS_WEIGHT, RgmsGradient
 from sparsetir.schedules.search.choose_rgms import tried, whole_vectors
 from sparsetir.schedules.template import Branch
-from sparsetir.schedules.templates import message_tiles
-from sparsetir.schedules.templates.message_tiles import AttentionTiles, Tile
+from sparsetir.schedules.templates.of_program import default_of, tried_around
 from sparsetir.schedules.templates.registry import templates_for
 from sparsetir.sparse_ir.errors import ScheduleError
 
 
 class AlongEdges(OneByOne):
-    """Whose configs are chosen by numbers of features."""
+    """Whose configs are those of programs alone."""
 
     @property
-    def _heads(self) -> int:
-        """That are gone through by themselves."""
-        return int(self.sizes.get("batch", self.sizes["heads"]))
-
-    def check(self, config: Config) -> None:
-        first = config.keys if isinstance(config, AttentionTiles) else config
-        assert isinstance(first, Tile)  # as the template's
-        if first.gpu != self.gpu:
-            raise wrong("plan", "config", f"gpu={self.gpu} for {self.target.kind.name}", config)
-        first.tiles(self.feat_in)
+    def _asked(self) -> tuple[Any, Mapping[str, Any], Target, int]:
+        m, n = self.matrix.shape
+        pattern = {"m": m, "n": n, "nnz": self.matrix.nnz}
+        return self.problem, {**self.sizes, **pattern}, self.target, self.threads
 
     def about(self) -> About:
-        problem, heads = self.problem, self._heads
+        problem, heads = self.problem, int(self.sizes.get("batch", self.sizes["heads"]))
         if isinstance(problem, Messages):
             kind = problem.op if problem.op.startswith("copy") else f"u_{problem.op}_e"
             op = f"{kind}_{problem.reduce}"
@@ -74,12 +67,14 @@ class AlongEdges(OneByOne):
             op, about = "attention", f"of-{self.feat_in}" + "-heads-first" * problem.heads_first
         return About(op, about, heads if heads > 1 else None)
 
+    def chosen(self) -> Config:
+        return default_of(*self._asked, pool.work_of_threads())
+
     def tried(self) -> Branch:
-        work = message_tiles.work(self.problem, self.matrix.nnz, self._heads, self.features)
-        return message_tiles.tried(self.features, self.threads, pool.pays(self.threads, work))
+        return Branch("schedule", *tried_around(self.chosen(), *self._asked))
 
     def on_gpu(self) -> list[Config]:
-        return [message_tiles.chosen(self.features, gpu=True)]
+        return [self.chosen()]
 
 
 def of_edges(

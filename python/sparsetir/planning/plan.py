@@ -49,6 +49,7 @@ from sparsetir.schedules.operators.problems import CsrPattern
 from sparsetir.schedules.operators.registry import ALONG, OF_MATRICES, OPERATORS
 from sparsetir.schedules.search.choose import choose
 from sparsetir.schedules.targets import TargetLike, resolve_target
+from sparsetir.schedules.template import Choices
 from sparsetir.schedules.templates.spmm_panels import PanelRows
 
 MAKERS = {
@@ -294,8 +295,14 @@ def made_for(
     """
     default = wanted.whole.chosen()
     found = None
+
+    def recorded(config: Config) -> T:
+        if isinstance(config, Choices):
+            wanted.check(config)
+        return make(config, "record")
+
     if wanted.is_recorded or pattern is not None:  # what is wrong beside shows with the default
-        found = by_record(wanted.task(), lambda c: make(c, "record"), pattern)
+        found = by_record(wanted.task(), recorded, pattern)
     return found or make(default, "default")
 
 

@@ -40,8 +40,9 @@ from sparsetir.schedules.search.choose import Statistics, candidates
 from sparsetir.schedules.search.locality import Locality
 from sparsetir.schedules.search.spaces import Space, space
 from sparsetir.schedules.targets import allowed, is_gpu
-from sparsetir.schedules.template import Branch, Template
+from sparsetir.schedules.template import Branch, Choices, Template
 from sparsetir.schedules.templates.amx import BLOCKS, configs
+from sparsetir.schedules.templates.of_program import check_choices
 from sparsetir.schedules.templates.registry import template_of
 from sparsetir.sparse_ir.lower_sparse_iter import lower_sparse_iter
 from sparsetir.sparse_ir.position_space import SIGNATURE
@@ -225,6 +226,8 @@ class Request:
 
     def check(self, config: Config) -> None:
         """Raise for a config, of a template that serves the problem, that does not serve sizes."""
+        if isinstance(config, Choices):
+            check_choices(config, self.problem, self.sizes)
 
     def template(self, config: Config) -> Template:
         """The template of a config; raises TypeError for what is no config for this, and

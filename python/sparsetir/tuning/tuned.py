@@ -202,7 +202,7 @@ class TunedPlan(TunedProgram):
 
     def plan(self) -> Plan:
         """The operator with the best config."""
-        return plan_of(self.request, self.config)
+        return plan_of(self.request, self.best.config)
 
 
 @dataclass(repr=False)
