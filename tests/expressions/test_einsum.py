@@ -13,6 +13,7 @@ from torch.autograd import gradcheck, gradgradcheck
 import sparsetir
 from refusals import refusals
 from sparsetir import SparseMatrix, SparseTensor, einsum, ops
+from sparsetir.expressions import row_sums
 
 SIZES = {"i": 7, "j": 5, "k": 6, "l": 3, "n": 5}
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}
@@ -356,6 +357,46 @@ def test_formats_of_operands(format):
     )
 
 
+@pytest.mark.parametrize("text", [
+    "y[i] = A[i,j] * x[j]", "y[j] = A[i,j] * w[i]", "y[i] += A[i,j] * x[j]",
+    "y[i] = 2 * (A[i,j] != 0) * x[j] / w[i]",
+])  # fmt: skip
+def test_sums_of_many_rows_are_in_slices(text, monkeypatch):
+    """They see what is written to values, and do without slices where that is often."""
+    monkeypatch.setattr(row_sums, "LEAST", 1)
+    rng = np.random.default_rng(0)
+    dense = np.where(rng.random((60, 50)) < 0.1, rng.random((60, 50)), 0)
+    dense[7] = 1
+    names = [n for n in "xyw" if n in text.partition("=")[2] or f"{n}[i] +=" in text]
+    operands = {n: rng.random(50 if n == "x" else 60) + 1 for n in names}
+    A = SparseMatrix.from_dense(dense)
+    (bound,) = sparsetir.plan(text, A=A, **operands)._expression.bound({})
+    assert bound.kernel.signature.of_values
+    for _ in range(3 + row_sums.MOST_CHANGES):
+        found = einsum(text, A=A, **operands)
+        np.testing.assert_allclose(found, reference(text, {"A": dense, **operands}), **CLOSE)
+        A.values[:] *= 2
+        dense *= 2
+    assert not bound.kernel.signature.of_values
+
+
+@pytest.mark.parametrize(("format", "changes"), [
+    ("csr", "data indices shape"), ("csc", "data indices"), ("coo", "data row shape"),
+    ("bsr", "data indices"), ("lil", ""),
+])  # fmt: skip
+def test_operands_of_scipy_are_as_they_are_now(format, changes):
+    A = sp.random_array((30, 20), density=0.2, format="csr", rng=0).asformat(format)
+    x = np.arange(20.0)
+    for change in ["", *changes.split()]:
+        if change == "shape":
+            A.resize(30, 19)
+            x = x[:19]
+        elif change:
+            getattr(A, change)[:] = getattr(A, change)[::-1].copy()
+        for _ in range(2):
+            np.testing.assert_allclose(einsum("ij,j->i", A, x), A @ x, **CLOSE)
+
+
 def test_plans_take_other_values():
     dense, A = array((7, 5), "some", np.random.default_rng(0), True)
     X = np.random.default_rng(1).standard_normal((5, 4))
@@ -403,6 +444,9 @@ einsum("ij,jk->ik", M, M, formats={"A0": "bsr"})  # ValueError: expected a forma
 einsum(3, M)  # TypeError: argument 'text': expected a str
 einsum("y[i] = max(j, A[i,j] * (B[i,j] + C[i,j]))", A=M, B=M.T, C=M * 2)
   # ValueError: 'max' of 'y': expected a term
+einsum("C[i,j] = A[i,j] * B[i,j]", A=M, B=M.T, formats={"A": "coo", "B": "coo"})
+  # ValueError: operand 'B': expected a format that can be searched
+einsum("C[i,j] = exp(A[i,j])", A=M, formats={"A": "coo"})  # ValueError: that can be searched
 sparsetir.expression("y[i] = A[i,j]", B="csr")  # TypeError: argument 'B': expected one of A
 sparsetir.expression("y[i] = A[i,j]", A="csr", like="A")  # ValueError: a pattern of 1 dimensions
 sparsetir.plan("spmm", M, 8, foo=1)  # TypeError: argument 'foo'

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from sparsetir.expressions.unit import GRAD, Bound
+from sparsetir.expressions.bound import Bound
+from sparsetir.expressions.unit import GRAD
 from sparsetir.formats.pattern import Pattern
 
 
@@ -46,12 +47,12 @@ def _gradient(
         operand, key = unit.values[name]
         x = there[name] if operand != GRAD or name in there else grad
         if key is not None and unit.levels[key] != bound.unit.levels[key]:
-            x = derived.stored[key].values(bound.restored(key, x))
+            x = derived.stored[key].values(bound.stored[key].restored(x))
         values.append(x.contiguous())
     found = run(derived, patterns, values)
     key = bound.unit.values[param][1]
     if key is not None and unit.levels[key] != bound.unit.levels[key]:
-        found = bound.stored[key].values(derived.restored(key, found))
+        found = bound.stored[key].values(derived.stored[key].restored(found))
     return found
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from sparsetir.expressions.assignments import assignments
 from sparsetir.expressions.checks import HALVES, check_like, computed_in
-from sparsetir.expressions.execution import LIKE, Compiled, ExpressionPlan, Options, compiled, named
+from sparsetir.expressions.compiled import LIKE, MOST_KEPT, Options
+from sparsetir.expressions.execution import BoundExpression, bound_expression
 from sparsetir.expressions.notation import accesses, in_semiring, parse
 from sparsetir.expressions.operands import Operand, read
+from sparsetir.expressions.plan import ExpressionPlan
 from sparsetir.expressions.program import program
 from sparsetir.expressions.storage import Storage, storage
 from sparsetir.runtime.refusals import wrong
@@ -154,9 +157,9 @@ def einsum(
     array([[1., 1.],
            [2., 2.]], dtype=float32)
     """
-    plan = _planned("einsum", text, operands, reduce, semiring, like, format, formats, by_name)
-    found, known, given = plan
-    return found.result(known, given, out)
+    planned = _planned("einsum", text, operands, reduce, semiring, like, format, formats, by_name)
+    expression, known, like = planned
+    return expression.result(known, like, out)
 
 
 def plan_expression(
@@ -172,12 +175,15 @@ def plan_expression(
 def _planned(
     who: str, text: str, operands: Sequence[object], reduce: str, semiring: str, like: object,
     format: str | None, formats: Mapping[str, object] | None, by_name: Mapping[str, object],
-) -> tuple[Compiled, dict[str, Operand], object]:  # fmt: skip
+) -> tuple[BoundExpression, dict[str, Operand], object]:  # fmt: skip
     """An expression for its operands, these by name, and what its result is like."""
     if not isinstance(text, str):
         raise wrong(who, "text", "a str", type(text).__name__, TypeError)
-    positional = [read(who, f"operands[{n}]", x) for n, x in enumerate(operands)]
-    known = named(who, text, positional, {n: read(who, n, x) for n, x in by_name.items()})
+    values = [read(who, f"operands[{n}]", x) for n, x in enumerate(operands)]
+    ranks = () if "=" in text else tuple([len(x.shape) for x in values])
+    values += [read(who, n, x) for n, x in by_name.items()]
+    names = _names(who, text, ranks, len(operands), tuple(by_name))
+    known = dict(zip(names, values, strict=True))
     mask = None
     if like is not None:
         mask = like if isinstance(like, str) else LIKE
@@ -189,4 +195,28 @@ def _planned(
             )
         like = by_name.get(mask, like)
     options = Options(reduce, semiring, mask, format, tuple((formats or {}).items()))
-    return compiled(who, text, known, options), known, like
+    return bound_expression(who, text, known, options), known, like
+
+
+@lru_cache(MOST_KEPT)
+def _names(
+    who: str, text: str, ranks: tuple[int, ...], count: int, more: tuple[str, ...]
+) -> tuple[str, ...]:
+    """The names of operands: of `count` in order of appearance, and of those given by name."""
+    statement = parse(text, who, ranks)
+    names = list(dict.fromkeys(x.name for x in accesses(statement.value)))
+    if statement.accumulates and statement.result.name not in names:
+        names.append(statement.result.name)
+    free = [n for n in names if n not in more]
+    if count > len(free):
+        got = count + len(more)
+        raise TypeError(f"{who}: expected {len(names)} operands ({', '.join(names)}), got {got}")
+    for name in more:
+        if name not in names:
+            raise TypeError(
+                f"{who}: argument '{name}': expected one of {', '.join(names)}, which are "
+                f"the names of the operands in {text!r}"
+            )
+    for name in free[count:]:
+        raise TypeError(f"{who}: argument '{name}': expected the operand of this name, got none")
+    return (*free, *more)

@@ -474,6 +474,8 @@ class _Writer:
             for n in out:
                 self._dense(n)
         plans = [(t, *self._plan(t, result, step.like)) for t in step.terms]
+        for term, found, _ in plans:
+            self._check_searched([*accesses(term.value), result], found)
         # Terms without reductions that are visited everywhere set the result, in one iteration.
         whole = [t.value for t, by, _ in plans if op == "sum" and not t.over and not by.accesses]
         plans = [p for p in plans if op != "sum" or p[0].over or p[1].accesses]
@@ -506,6 +508,17 @@ class _Writer:
             rank = len(out) if step.like and self._covers(found, step.like) else 0
             fuse = rank if set(order[:rank]) == set(out) else 0
             self._iterate(loops, out, f"{name}_{n}" if len(plans) > 1 else name, body, fuse)
+
+    def _check_searched(self, read: Sequence[Access], found: Drivers) -> None:
+        """Refuse operands whose rows repeat where another one, or none, says what is visited."""
+        visited = {(self._pattern_name(x), x.indices) for x in found.accesses}
+        for x in read:
+            repeats = REPEATED in self._form(x).levels
+            if repeats and (self._pattern_name(x), x.indices) not in visited:
+                raise ValueError(
+                    f"operand '{x.name}': expected a format that can be searched, such as 'csr', "
+                    "where it does not bound what is visited; the rows of 'coo' repeat"
+                )
 
     def _covers(self, found: Drivers, like: Access) -> bool:
         """Whether an iteration visits all that the pattern of the result stores."""
