@@ -101,18 +101,21 @@ class Bound:
             at = signature.passed.index(name), unit.inputs.index(read)
             self._packed.append((*at, Reordered(known[order].astype(np.intp))))
 
-    def __call__(self, values: Sequence[Any], out: Any) -> Any:
-        """Write the result, of values in the order of `sources`, each in that of its levels."""
+    def __call__(self, values: Sequence[Any], out: Any, steady: Sequence[bool] = ()) -> Any:
+        """Write the result, of values in the order of `sources`, each in that of its levels.
+
+        steady : of values, see :class:`Reordered`
+        """
         args = self._args.copy()
         args[self._at], numpy = out, type(out) is np.ndarray
         for place, x in zip(self._places, values, strict=True):
             args[place] = x
             numpy = numpy and type(x) is np.ndarray
         for place, at, order in self._packed:
-            args[place] = order.of(to_numpy(values[at]))
+            args[place] = order.of(to_numpy(values[at]), bool(steady) and steady[at])
             if order.changes > MOST_CHANGES:  # to pack takes longer than to do without
                 self._take(self.unit.kernel)
-                return self(values, out)
+                return self(values, out, steady)
         if not numpy:
             names = [*self.unit.inputs, self.unit.result]
             check_memory(self.kernel.name, names, [*values, out])

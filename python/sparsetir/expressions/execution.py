@@ -97,11 +97,13 @@ class BoundExpression:
     def _plain(self, operands: Mapping[str, Operand], torch: bool, out: Any) -> Any:
         """The result of one program."""
         (bound,) = self.bound(operands)
-        values = []
+        values, steady = [], []
         for name, levels in bound.sources:
-            x = operands[name].values
+            operand = operands[name]
+            x = operand.values
             if levels is not None:
-                x = levels.values(x)
+                x = levels.values(x, operand.steady)
+            steady.append(operand.steady or levels is not None)
             if type(x) is not np.ndarray:
                 x = x.detach().contiguous()
             elif not x.flags.c_contiguous:
@@ -110,7 +112,7 @@ class BoundExpression:
         out = bound.empty(torch) if out is None else out
         if self.compiled.statement.accumulates:
             out[...] = operands[self.compiled.result_name].values
-        return bound.natural(bound(values, out))
+        return bound.natural(bound(values, out, steady))
 
     def _graded(self, operands: Mapping[str, Operand]) -> Any:
         """The result of tensors that want gradients, step by step."""

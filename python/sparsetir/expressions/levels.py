@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -23,20 +25,30 @@ class Reordered:
     """Values of NumPy's in another order, kept for the last ones that were brought into it.
 
     order : for each place the value that goes there
+    padded : whether places of no value have the number behind the last one
     changes : how often values came that were others than the last ones
     """
 
-    def __init__(self, order: np.ndarray) -> None:
-        self.order, self.changes = order, -1
-        self._last: tuple[np.ndarray, np.ndarray] | None = None
+    def __init__(self, order: np.ndarray, padded: bool = False) -> None:
+        self.order, self.padded, self.changes = order, padded, -1
+        self._made: np.ndarray | None = None
+        self._of: Callable[[], np.ndarray | None] = lambda: None
+        self._copy: np.ndarray | None = None
 
-    def of(self, values: np.ndarray) -> np.ndarray:
-        """The values in that order; not to be written to."""
-        last = self._last
-        if last is None or not _same(values, last[0]):
+    def of(self, values: np.ndarray, steady: bool = False) -> np.ndarray:
+        """The values in that order; not to be written to.
+
+        steady : whether nobody writes to them, as is said of a SparseTensor's
+        """
+        made, copy = self._made, self._copy
+        same = self._of() is values if steady else copy is not None and _same(values, copy)
+        if made is None or not same:
             self.changes += 1
-            last = self._last = values.copy(), values.take(self.order)
-        return last[1]
+            given = np.append(values, values.dtype.type(0)) if self.padded else values
+            made = self._made = given.take(self.order)
+            self._of = weakref.ref(values) if steady else lambda: None
+            self._copy = None if steady else values.copy()
+        return made
 
 
 def _same(a: np.ndarray, b: np.ndarray) -> bool:
@@ -70,8 +82,8 @@ class LevelArrays:
         assert last is not None
         return len(last)
 
-    def values(self, values: Any) -> Any:
-        """Values in this order, of those in the order of the pattern."""
+    def values(self, values: Any, steady: bool = False) -> Any:
+        """Values in this order, of those in the order of the pattern; steady : see Reordered."""
         if self.take is None:
             return values
         if is_torch(values):
@@ -80,9 +92,7 @@ class LevelArrays:
             if self.padded is not None:
                 values = torch.cat([values, values.new_zeros(1)])
             return values.index_select(0, torch.from_numpy(self.take))
-        if self.padded is not None:
-            values = np.append(values, values.dtype.type(0))
-        return self._reordered.of(values)
+        return self._reordered.of(values, steady)
 
     def restored(self, values: Any) -> Any:
         """Values in the order of the pattern, of those in this order."""
@@ -97,7 +107,7 @@ class LevelArrays:
     @cached_property
     def _reordered(self) -> Reordered:
         assert self.take is not None
-        return Reordered(self.take)
+        return Reordered(self.take, self.padded is not None)
 
     @cached_property
     def _places(self) -> np.ndarray:

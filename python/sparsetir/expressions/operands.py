@@ -29,6 +29,8 @@ class Operand(NamedTuple):
     values : the array; of a sparse one its values in the order of the pattern
     pattern : None of a dense one
     constant : whether it is a number of Python's, whose type is that of the others
+    steady : whether the values are those of a SparseTensor: to write to them changes nothing that
+        was made of them
     """
 
     values: Any
@@ -36,6 +38,7 @@ class Operand(NamedTuple):
     dtype: str
     pattern: Pattern | None = None
     constant: bool = False
+    steady: bool = False
 
 
 def read(who: str, name: str, given: Any) -> Operand:
@@ -47,7 +50,8 @@ def read(who: str, name: str, given: Any) -> Operand:
     if kind is np.ndarray and given.dtype in NAMES:
         return Operand(given, given.shape, NAMES[given.dtype])
     if isinstance(given, SparseTensor):
-        return Operand(given.values, given.shape, name_of(given.values), given.pattern)
+        values = given.values
+        return Operand(values, given.shape, name_of(values), given.pattern, steady=True)
     if is_torch(given):
         _check_device(who, name, given)
         dtype = _dtype(who, name, given)

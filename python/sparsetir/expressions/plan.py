@@ -72,7 +72,7 @@ class ExpressionPlan:
         if shape != expected or (shape and name_of(x) != old.dtype):
             got = f"{shape} {getattr(x, 'dtype', type(x).__name__)}"
             raise wrong("plan", name, f"{expected} {old.dtype}", got)
-        return old._replace(values=x if shape else np.asarray(x, old.dtype))
+        return old._replace(values=x if shape else np.asarray(x, old.dtype), steady=False)
 
     def __repr__(self) -> str:
         return f"<sparsetir.ExpressionPlan {self._expression.compiled.statement.text}>"
