@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import tvm_ffi
+from tvm import tirx
 
 from sparsetir.expressions.levels import LevelArrays, Reordered, level_arrays
 from sparsetir.expressions.program import Key
@@ -71,7 +72,10 @@ class Bound:
         if self.over is not None:
             self.shape = (self.over.places,)
         elif buffer.axes:
-            self.shape = tuple(self._known[str(s.name)] for s in buffer.var.ty.shape)
+            self.shape = tuple(
+                int(s) if isinstance(s, tirx.IntImm) else self._known[str(s.name)]
+                for s in buffer.var.ty.shape
+            )
         slices = None
         if len(self.stored) == 1 and len(self.shape) == 1 and self.over is None:
             ((key, levels),) = self.stored.items()

@@ -24,6 +24,9 @@ from sparsetir.expressions.visits import drivers
 from sparsetir.runtime.refusals import wrong
 
 MOST_KEPT = 256  # expressions with kernels
+MOST_FIXED = 4  # sets of sizes that an expression has kernels for
+LARGEST_FIXED = 1024
+Sizes = tuple[tuple[str, int], ...]
 LIKE = "PATTERN"  # the operand whose pattern a result has, where it is no other one
 
 
@@ -60,25 +63,47 @@ class Compiled:
         self.forms[self.result_name] = Storage(dtype, len(statement.result.indices))
         self.steps = assignments(statement, self.forms, like)
         self._units: dict[object, list[Unit]] = {}
+        self._fixed: set[Sizes] = set()
 
-    def units(self, steps: tuple[Assignment, ...], apart: bool) -> list[Unit]:
+    def fixed(self, sizes: Mapping[object, int]) -> Sizes:
+        """Sizes that are compiled in: of features, which are indices of no sparse operand.
+
+        A kernel for all of them has many versions, and takes several times as long to compile. It
+        is the one for other sizes, once there were some.
+        """
+        read = [x for s in self.steps for t in s.terms for x in accesses(t.value)]
+        read += [s.like for s in self.steps if s.like]
+        sparse = [x for x in read if x.name in self.forms and self.forms[x.name].sparse]
+        others = {name for x in sparse for index in x.indices for name, _ in index.terms}
+        features = tuple([
+            (n, size) for n, size in sizes.items()
+            if sparse and isinstance(n, str) and n not in others and 1 < size <= LARGEST_FIXED
+        ])  # fmt: skip
+        if features in self._fixed or len(self._fixed) < MOST_FIXED:
+            self._fixed.add(features)
+            return features
+        return ()
+
+    def units(self, steps: tuple[Assignment, ...], fixed: Sizes, apart: bool) -> list[Unit]:
         """One program of all assignments; or one for each, of which gradients are derived."""
-        key = steps, apart
+        key = steps, fixed, apart
         if key not in self._units:
-            made = (
-                self._apart(steps) if apart else [program(steps, self.forms, self.acc, self.idtype)]
-            )
-            self._units[key] = [Unit.of(p) for p in made]
+            forms, sizes = self.forms, dict(fixed)
+            programs = (
+                self._apart(steps, sizes) if apart
+                else [program(steps, forms, self.acc, self.idtype, fixed=sizes)]
+            )  # fmt: skip
+            self._units[key] = [Unit.of(p) for p in programs]
         return self._units[key]
 
-    def _apart(self, steps: tuple[Assignment, ...]) -> list[Program]:
+    def _apart(self, steps: tuple[Assignment, ...], sizes: Mapping[str, int]) -> list[Program]:
         forms, out = dict(self.forms), []
         for step in steps:
             dtype = self.dtype if step is steps[-1] else self.acc
             name, rank = step.result.name, len(step.result.indices)
             forms[name] = Storage(dtype, rank)
             alone = replace(step, accumulates=False)
-            out.append(program([alone], forms, self.acc, self.idtype))
+            out.append(program([alone], forms, self.acc, self.idtype, fixed=sizes))
             if step.like:
                 of = forms[step.like.name]
                 forms[name] = replace(of, dtype=dtype, pattern=of.pattern or step.like.name)

@@ -42,7 +42,8 @@ class BoundExpression:
         if apart not in self._bound:
             compiled, patterns = self.compiled, _patterns(operands)
             stored = {n: p.nnz for n, p in patterns.items()}
-            units = compiled.units(contracted(compiled.steps, self.sizes, stored), apart)
+            steps = contracted(compiled.steps, self.sizes, stored)
+            units = compiled.units(steps, compiled.fixed(self.sizes), apart)
             self._bound[apart] = [Bound(u, self.sizes, patterns, compiled.idtype) for u in units]
         return self._bound[apart]
 

@@ -74,7 +74,7 @@ class Program:
 
 def program(
     steps: Sequence[Assignment], operands: Mapping[str, Storage], acc: str, idtype: str = "int32",
-    assembled: bool = False,
+    assembled: bool = False, fixed: Mapping[str, int] | None = None,
 ) -> Program:  # fmt: skip
     """The program of assignments.
 
@@ -82,17 +82,19 @@ def program(
     operands : the storage of each operand, and of the last result, by name
     acc : the type that is computed in
     assembled : whether the result is sparse, with a pattern of its own
+    fixed : the sizes of some indices, which are then no parameters
 
     Raises ValueError where no program of the language serves.
     """
-    return _Writer(steps, operands, acc, idtype, assembled).program()
+    return _Writer(steps, operands, acc, idtype, assembled, fixed or {}).program()
 
 
 class _Writer:
     def __init__(
         self, steps: Sequence[Assignment], operands: Mapping[str, Storage], acc: str, idtype: str,
-        assembled: bool,
+        assembled: bool, fixed: Mapping[str, int],
     ) -> None:  # fmt: skip
+        self.fixed = {name: str(size) for name, size in fixed.items()}
         self.steps, self.operands, self.acc, self.idtype = list(steps), dict(operands), acc, idtype
         self.assembled = assembled
         self.taken: set[str] = set(RESERVED)
@@ -142,7 +144,9 @@ class _Writer:
         return self._form(access).sparse
 
     def _size(self, of: str | tuple[str, int]) -> str:
-        """The parameter of the size of an index, or of a dimension of an operand."""
+        """The size of an index, or of a dimension of an operand: a parameter, or a number."""
+        if isinstance(of, str) and of in self.fixed:
+            return self.fixed[of]
         if of not in self.sizes:
             wish = f"n_{of.lstrip('_')}" if isinstance(of, str) else f"{of[0]}_{of[1]}"
             self.sizes[of] = self._param("sizes", wish)
