@@ -204,6 +204,28 @@ def test_subscripts_of_numpy(text):
     np.testing.assert_allclose(einsum(text, *given), np.einsum(text, *dense), **CLOSE)
 
 
+BROADCAST = [
+    line.split("; ")
+    for line in """
+ij,ij->ij; 4 5; 1 5
+ij,ij; 4 5; 1 5
+ij,ij->ij; 4 1; 1 5
+ij,ij->ij; 1 1; 1 1
+ij,jk; 4 5; 1 3
+...i,i->...i; 2 3 5; 1
+i...,i->...; 1 3 5; 4
+bi,...b->...i; 1 3; 2 2 4
+""".strip().split("\n")
+]
+
+
+@pytest.mark.parametrize("row", BROADCAST, ids=[" ".join(r) for r in BROADCAST])
+def test_dimensions_of_size_1_are_broadcast_as_by_numpy(row):
+    rng = np.random.default_rng(0)
+    operands = [rng.random([int(n) for n in shape.split()]) for shape in row[1:]]
+    np.testing.assert_allclose(einsum(row[0], *operands), np.einsum(row[0], *operands), **CLOSE)
+
+
 @pytest.mark.parametrize(
     ("dtype", "more", "want"),
     [

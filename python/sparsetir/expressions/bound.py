@@ -9,8 +9,8 @@ import numpy as np
 import tvm_ffi
 from tvm import tirx
 
+from sparsetir.expressions.declarations import Key
 from sparsetir.expressions.levels import LevelArrays, Reordered, level_arrays
-from sparsetir.expressions.program import Key
 from sparsetir.expressions.row_sums import MOST_CHANGES, slices_of
 from sparsetir.expressions.unit import Unit
 from sparsetir.formats.pattern import Pattern

@@ -6,16 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from sparsetir.expressions.notation import (
-    COMPARISONS,
-    Access,
-    Call,
-    Number,
-    Statement,
-    accesses,
-    refuse,
-    walk,
-)
+from sparsetir.expressions.notation import COMPARISONS
+from sparsetir.expressions.trees import Access, Call, Number, Statement, accesses, refuse, walk
 from sparsetir.runtime.refusals import wrong
 
 HALVES = ("float16", "bfloat16")

@@ -15,10 +15,11 @@ from sparsetir.expressions.checks import (
     common_dtype,
     computed_in,
 )  # fmt: skip
-from sparsetir.expressions.notation import Call, Statement, accesses, in_semiring, parse
+from sparsetir.expressions.notation import in_semiring, parse
 from sparsetir.expressions.operands import Operand, idtype_of
 from sparsetir.expressions.program import Program, program
 from sparsetir.expressions.storage import Storage, csf_levels, storage
+from sparsetir.expressions.trees import Call, Statement, accesses
 from sparsetir.expressions.unit import Unit
 from sparsetir.expressions.visits import drivers
 from sparsetir.runtime.refusals import wrong

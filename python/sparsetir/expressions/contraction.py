@@ -14,7 +14,7 @@ from itertools import combinations, count
 from math import prod
 
 from sparsetir.expressions.assignments import Assignment, Term
-from sparsetir.expressions.notation import Access, Affine, Call, Tree, accesses, indices_of, walk
+from sparsetir.expressions.trees import Access, Affine, Call, Tree, accesses, indices_of, walk
 
 GAIN = 2  # times as few visits as in one iteration are worth another step
 MOST = 6  # factors up to which all orders are looked at; beyond, the best pair is taken each time

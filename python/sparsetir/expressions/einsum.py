@@ -10,11 +10,12 @@ from sparsetir.expressions.assignments import assignments
 from sparsetir.expressions.checks import HALVES, check_like, computed_in
 from sparsetir.expressions.compiled import LIKE, MOST_KEPT, Options
 from sparsetir.expressions.execution import BoundExpression, bound_expression
-from sparsetir.expressions.notation import accesses, in_semiring, parse
+from sparsetir.expressions.notation import in_semiring, parse
 from sparsetir.expressions.operands import Operand, read
 from sparsetir.expressions.plan import ExpressionPlan
 from sparsetir.expressions.program import program
 from sparsetir.expressions.storage import Storage, storage
+from sparsetir.expressions.trees import accesses
 from sparsetir.runtime.refusals import wrong
 from sparsetir.sparse_ir.nodes import SparseFunc
 
@@ -180,7 +181,11 @@ def _planned(
     if not isinstance(text, str):
         raise wrong(who, "text", "a str", type(text).__name__, TypeError)
     values = [read(who, f"operands[{n}]", x) for n, x in enumerate(operands)]
-    ranks = () if "=" in text else tuple([len(x.shape) for x in values])
+    ranks: tuple[int, ...] = ()
+    if "=" not in text:
+        if any(1 in x.shape for x in values):
+            text, values = _without_ones(text, values)
+        ranks = tuple([len(x.shape) for x in values])
     values += [read(who, n, x) for n, x in by_name.items()]
     names = _names(who, text, ranks, len(operands), tuple(by_name))
     known = dict(zip(names, values, strict=True))
@@ -196,6 +201,42 @@ def _planned(
         like = by_name.get(mask, like)
     options = Options(reduce, semiring, mask, format, tuple((formats or {}).items()))
     return bound_expression(who, text, known, options), known, like
+
+
+def _without_ones(text: str, operands: list[Operand]) -> tuple[str, list[Operand]]:
+    """Subscripts, and operands without dimensions of size 1 that are broadcast, as NumPy has it.
+
+    Those are dimensions of dense operands whose index has another size elsewhere. What does not fit
+    stays as it is.
+    """
+    inputs, arrow, output = text.replace(" ", "").partition("->")
+    parts, left = inputs.split(","), list(operands)
+    letters = [_letters(part, len(x.shape)) for part, x in zip(parts, operands, strict=False)]
+    sizes: dict[str, int] = {}
+    for at, x in zip(letters, operands, strict=False):
+        for c, d in at:
+            sizes[c] = max(sizes.get(c, 0), x.shape[d])
+    for n, (at, x) in enumerate(zip(letters, operands, strict=False)):
+        ones = {d: c for c, d in at if x.shape[d] == 1 < sizes[c] and parts[n].count(c) == 1}
+        if ones and x.pattern is None:
+            parts[n] = "".join(c for c in parts[n] if c not in ones.values())
+            shape = tuple(size for d, size in enumerate(x.shape) if d not in ones)
+            left[n] = x._replace(values=x.values.reshape(shape), shape=shape)
+    if ",".join(parts) == inputs:
+        return text, operands
+    if not arrow:
+        once = sorted(c for c in sizes if inputs.count(c) == 1)
+        output = "".join(["..." * ("..." in inputs), *once])
+    return f"{','.join(parts)}->{output}", left
+
+
+def _letters(part: str, rank: int) -> list[tuple[str, int]]:
+    """The indices of an operand, and their dimensions, but for those of an ellipsis."""
+    first, dots, last = part.partition("...")
+    if len(first + last) > rank or (not dots and len(part) != rank):
+        return []
+    places = [*range(len(first)), *range(rank - len(last), rank)]
+    return list(zip(first + last, places, strict=True))
 
 
 @lru_cache(MOST_KEPT)

@@ -92,21 +92,27 @@ def _dtype(who: str, name: str, array: Any) -> str:
     return dtype
 
 
-# Of scipy's by their ids: they themselves, weakly, a copy of their indices, and the tensor of it.
-_copies: dict[int, tuple[weakref.ref[Any], list[np.ndarray], SparseTensor]] = {}
+class _Copied(NamedTuple):
+    """What is scipy's, copies of its index arrays, and the tensor of these."""
+
+    given: weakref.ref[Any]
+    indices: list[np.ndarray]
+    tensor: SparseTensor
+
+
+_copied: dict[int, _Copied] = {}  # by id
 
 
 def _of_scipy(who: str, name: str, given: Any) -> Operand:
     """An operand of scipy's; its pattern is that of the last call while indices are the same."""
-    key, indices = id(given), _indices(given)
-    ref, copies, tensor = _copies.get(key, (None, [], None))
-    if ref is None or ref() is not given or not all(map(np.array_equal, indices, copies)):
-        copy = given.copy()
-        tensor = (
-            SparseMatrix.adopt(who, name, copy) if len(given.shape) == 2 else SparseTensor(copy)
-        )
-        ref = weakref.ref(given, lambda _: _copies.pop(key, None))
-        _copies[key] = ref, _indices(copy), tensor
+    key, indices, copied = id(given), _indices(given), _copied.get(id(given))
+    same = copied is not None and copied.given() is given and copied.tensor.shape == given.shape
+    if copied is None or not (same and all(map(np.array_equal, indices, copied.indices))):
+        copy, matrix = given.copy(), len(given.shape) == 2
+        tensor = SparseMatrix.adopt(who, name, copy) if matrix else SparseTensor(copy)
+        ref = weakref.ref(given, lambda _: _copied.pop(key, None))
+        copied = _copied[key] = _Copied(ref, _indices(copy), tensor)
+    tensor = copied.tensor
     values = given.data[: len(indices[-1])]
     if tensor.places is not None:
         values = summed(values, tensor.places, tensor.nnz)

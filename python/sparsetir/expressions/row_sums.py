@@ -13,8 +13,8 @@ import numpy as np
 from tvm import ir
 
 from sparsetir.runtime import pool
+from sparsetir.schedules.multiversion import WORK_OF_THREADS
 from sparsetir.schedules.operators.problems import CsrPattern, Spmm
-from sparsetir.schedules.search.choose import WORK_OF_THREADS
 from sparsetir.schedules.targets import l2_bytes, resolve_target, vector_bits
 from sparsetir.schedules.templates.shapes import ShapeError, row_sum
 from sparsetir.schedules.templates.spmv import SlicedRows, arrange

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from sparsetir.expressions.program import Key, Program
+from sparsetir.expressions.declarations import Key
+from sparsetir.expressions.program import Program
 from sparsetir.expressions.row_sums import is_row_sum
 from sparsetir.runtime.assembled import AssembledKernel, build_assembled
 from sparsetir.runtime.build import build

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from sparsetir.expressions.assignments import Domain
-from sparsetir.expressions.notation import Access
 from sparsetir.expressions.storage import Storage
+from sparsetir.expressions.trees import Access
 
 
 @dataclass(frozen=True)
