@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from sparsetir import tuning as tuning
     from sparsetir.data.sparse_tensor import SparseMatrix, SparseTensor
     from sparsetir.expressions.einsum import einsum, expression
-    from sparsetir.expressions.plan import ExpressionPlan as ExpressionPlan
+    from sparsetir.expressions.execution import ExpressionPlan as ExpressionPlan
     from sparsetir.formats.decompose import decompose_format
     from sparsetir.formats.format_part import FormatPart as FormatPart
     from sparsetir.formats.infer_indices import infer_format as infer_format
@@ -116,7 +116,7 @@ __all__ = [
 _MODULES = {
     "data.sparse_tensor": "SparseMatrix SparseTensor",
     "expressions.einsum": "einsum expression",
-    "expressions.plan": "ExpressionPlan",
+    "expressions.execution": "ExpressionPlan",
     "formats.decompose": "decompose_format",
     "formats.format_part": "FormatPart",
     "formats.infer_indices": "infer_format",

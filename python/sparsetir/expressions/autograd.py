@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from sparsetir.expressions.bound import Bound
-from sparsetir.expressions.unit import GRAD
+from sparsetir.expressions.unit import GRAD, Bound
 from sparsetir.formats.pattern import Pattern
 
 

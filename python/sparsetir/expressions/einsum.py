@@ -9,10 +9,9 @@ from typing import Any
 from sparsetir.expressions.assignments import assignments
 from sparsetir.expressions.checks import HALVES, check_like, computed_in
 from sparsetir.expressions.compiled import LIKE, MOST_KEPT, Options
-from sparsetir.expressions.execution import BoundExpression, bound_expression
+from sparsetir.expressions.execution import BoundExpression, ExpressionPlan, bound_expression
 from sparsetir.expressions.notation import in_semiring, parse
 from sparsetir.expressions.operands import Operand, read
-from sparsetir.expressions.plan import ExpressionPlan
 from sparsetir.expressions.program import program
 from sparsetir.expressions.storage import Storage, storage
 from sparsetir.expressions.trees import accesses

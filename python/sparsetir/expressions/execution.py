@@ -1,4 +1,4 @@
-"""Expressions of operands of known types, patterns and shapes: their results."""
+"""Expressions of operands of known types, patterns and shapes: their results, and plans."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ import numpy as np
 
 from sparsetir.data.sources import Stored
 from sparsetir.data.sparse_tensor import SparseMatrix, SparseTensor
-from sparsetir.expressions.bound import Bound, settled
 from sparsetir.expressions.checks import sizes_of
 from sparsetir.expressions.compiled import LIKE, MOST_KEPT, Compiled, Options, compiled
 from sparsetir.expressions.contraction import contracted
-from sparsetir.expressions.operands import Operand
+from sparsetir.expressions.operands import Operand, name_of
+from sparsetir.expressions.unit import Bound, settled
 from sparsetir.formats.pattern import Pattern
 from sparsetir.runtime.arrays import is_torch, to_numpy
 from sparsetir.runtime.refusals import wrong
+from sparsetir.sparse_ir.nodes import SparseFunc
 
 
 class BoundExpression:
@@ -44,7 +45,9 @@ class BoundExpression:
             stored = {n: p.nnz for n, p in patterns.items()}
             steps = contracted(compiled.steps, self.sizes, stored)
             units = compiled.units(steps, compiled.fixed(self.sizes), apart)
-            self._bound[apart] = [Bound(u, self.sizes, patterns, compiled.idtype) for u in units]
+            steady = all(x.steady for x in operands.values() if x.pattern is not None)
+            known = self.sizes, patterns, compiled.idtype, steady and not apart
+            self._bound[apart] = [Bound(u, *known) for u in units]
         return self._bound[apart]
 
     def result(self, operands: Mapping[str, Operand], like: object = None, out: Any = None) -> Any:
@@ -183,3 +186,68 @@ def bound_expression(
             _kept.pop(next(iter(_kept)), None)
         _kept[key] = kept
     return kept
+
+
+class ExpressionPlan:
+    """An expression of operands whose patterns and shapes are kept, as `sparsetir.plan` gives it.
+
+    Call it with operands in place of those it was planned with, by name: arrays of the same shape
+    and type; of a sparse operand its values, (nnz,), in the order of :attr:`SparseMatrix.values`.
+
+    Parameters
+    ----------
+    expression : BoundExpression
+        The expression for their patterns and shapes.
+    operands : mapping of str to Operand
+        What it was planned with, by name.
+    like : object
+        What was given for the result's pattern.
+
+    Attributes
+    ----------
+    programs : list of SparseFunc
+        What is computed, in order.
+    """
+
+    def __init__(
+        self, expression: BoundExpression, operands: Mapping[str, Operand], like: object
+    ) -> None:
+        self._expression, self._operands, self._like = expression, dict(operands), like
+        self.programs: list[SparseFunc] = [u.unit.func for u in expression.bound(operands)]
+
+    def __call__(self, *, out: Any = None, **values: Any) -> Any:
+        """The result.
+
+        Parameters
+        ----------
+        out : ndarray, optional
+            Where a dense result is written.
+        **values : arrays
+            Operands by name; by default those of the plan.
+
+        Returns
+        -------
+        ndarray, Tensor, SparseMatrix or SparseTensor
+        """
+        operands = self._operands
+        if values:
+            operands = dict(operands)
+            for name, x in values.items():
+                operands[name] = self._replaced(name, x)
+        return self._expression.result(operands, self._like, out)
+
+    def _replaced(self, name: str, x: Any) -> Operand:
+        """An operand with other values."""
+        old = self._operands.get(name)
+        if old is None:
+            names = ", ".join(self._operands)
+            raise TypeError(f"plan: argument '{name}': expected one of {names}")
+        shape = tuple(getattr(x, "shape", ()))
+        expected = old.shape if old.pattern is None else (old.pattern.nnz,)
+        if shape != expected or (shape and name_of(x) != old.dtype):
+            got = f"{shape} {getattr(x, 'dtype', type(x).__name__)}"
+            raise wrong("plan", name, f"{expected} {old.dtype}", got)
+        return old._replace(values=x if shape else np.asarray(x, old.dtype), steady=False)
+
+    def __repr__(self) -> str:
+        return f"<sparsetir.ExpressionPlan {self._expression.compiled.statement.text}>"

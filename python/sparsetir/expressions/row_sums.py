@@ -1,8 +1,7 @@
 """Sums over what rows store, with rows in slices where that pays.
 
-As :func:`sparsetir.plan` of "spmv" has it: the values of slices are packed, and packed anew where
-they are others than in the call before. So it is for matrices with as many elements as take longer
-than to look at the values, in short rows.
+As :func:`sparsetir.plan` of "spmv" has it: the values of slices are packed, which takes longer than
+the sum. So it is for values that are mostly the same, of many elements in short rows.
 """
 
 from __future__ import annotations
@@ -49,11 +48,12 @@ def is_row_sum(func: SparseFunc) -> bool:
 
 
 def slices_of(
-    ptr: np.ndarray | None, idx: np.ndarray | None, m: int, dtype: str
+    ptr: np.ndarray | None, idx: np.ndarray | None, shape: tuple[int, ...], dtype: str
 ) -> tuple[SlicedRows, Mapping[str, int]] | None:
-    """The config of slices for m rows, and the numbers it chooses; None where they do not pay."""
-    if ptr is None or idx is None or dtype not in DTYPES or len(ptr) != m + 1:
+    """The config of slices for a result of a shape, and the numbers it chooses; or None."""
+    if ptr is None or idx is None or dtype not in DTYPES or shape != (len(ptr) - 1,):
         return None
+    (m,) = shape
     if not LEAST <= len(idx) < LONG * m:
         return None
     problem = Spmm(dtype, ptr.dtype.name)
