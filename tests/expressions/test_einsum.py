@@ -401,6 +401,18 @@ def test_sums_of_many_rows_are_in_slices(text, monkeypatch):
     assert not bound.kernel.signature.of_values
 
 
+def test_kernels_have_the_first_numbers_of_features_compiled_in():
+    dense, A = array((7, 5), "some", np.random.default_rng(0), True)
+    programs = []
+    for features in (2, 3, 4, 1, 6, 7, 2):
+        X = np.random.default_rng(1).standard_normal((5, features))
+        plan = sparsetir.plan("D[i,k] = A[i,j] * X[j,k]", A=A, X=X)
+        np.testing.assert_allclose(plan(), dense @ X, **CLOSE)
+        programs.append(plan.programs[0])
+    assert programs[0].same_as(programs[-1]) and programs[4].same_as(programs[5])
+    assert ["n_k" in {str(p.name) for p in x.params} for x in programs] == [0, 0, 0, 1, 1, 1, 0]
+
+
 @pytest.mark.parametrize(("format", "changes"), [
     ("csr", "data indices shape"), ("csc", "data indices"), ("coo", "data row shape"),
     ("bsr", "data indices"), ("lil", ""),
