@@ -48,11 +48,11 @@ def _gradient(
         if key is not None and unit.levels[key] != bound.unit.levels[key]:
             x = derived.stored[key].values(bound.stored[key].restored(x))
         values.append(x.contiguous())
-    found = run(derived, patterns, values)
+    result = run(derived, patterns, values)
     key = bound.unit.values[param][1]
     if key is not None and unit.levels[key] != bound.unit.levels[key]:
-        found = bound.stored[key].values(derived.stored[key].restored(found))
-    return found
+        result = bound.stored[key].values(derived.stored[key].restored(result))
+    return result
 
 
 def run(bound: Bound, patterns: Mapping[str, Pattern], values: list[Any]) -> Any:

@@ -122,10 +122,10 @@ class Compiled:
             )
             if drivers(where, lambda x: None not in x.plain).exact:
                 parts = [replace(last, terms=(Term(value, ()),))]
-        made = [
+        programs = [
             program([*before, p], self.forms, self.acc, self.idtype, assembled=True) for p in parts
         ]
-        return [Unit.of(p) for p in made]
+        return [Unit.of(p) for p in programs]
 
 
 _all: dict[object, Compiled] = {}
@@ -141,16 +141,16 @@ def compiled(who: str, text: str, operands: Mapping[str, Operand], options: Opti
     ])  # fmt: skip
     idtype = idtype_of(operands.values())
     key = text, options, types, idtype
-    found = _all.get(key)
-    if found is None:
-        found = _made(who, text, operands, options, shared, idtype)
+    expression = _all.get(key)
+    if expression is None:
+        expression = _new(who, text, operands, options, shared, idtype)
         if len(_all) >= MOST_KEPT:
             _all.pop(next(iter(_all)), None)
-        _all[key] = found
-    return found
+        _all[key] = expression
+    return expression
 
 
-def _made(
+def _new(
     who: str, text: str, operands: Mapping[str, Operand], options: Options,
     shared: Mapping[int, str], idtype: str,
 ) -> Compiled:  # fmt: skip

@@ -119,11 +119,11 @@ def factors_of(tree: Tree) -> list[Tree]:
     """What a tree is a product of; numbers and scalars are with another factor."""
     if not isinstance(tree, Call) or tree.op != "*":
         return [tree]
-    found = factors_of(tree.args[0]) + factors_of(tree.args[1])
-    alone = [x for x in found if not indices_of(x)]
-    if not alone or len(alone) == len(found):
-        return found
-    others = [x for x in found if indices_of(x)]
+    factors = factors_of(tree.args[0]) + factors_of(tree.args[1])
+    alone = [x for x in factors if not indices_of(x)]
+    if not alone or len(alone) == len(factors):
+        return factors
+    others = [x for x in factors if indices_of(x)]
     return [reduce(lambda x, y: Call("*", (x, y)), [*alone, others[0]]), *others[1:]]
 
 

@@ -119,11 +119,11 @@ class Declarations:
 
     # -- axes and buffers --------------------------------------------------------------------------
 
-    def axis(self, wish: str, made: str) -> str:
+    def axis(self, wish: str, constructor: str) -> str:
         """Declare an axis; {} stands for the type of its coordinates."""
         name = self._fresh(wish)
         typed = "" if self.idtype == "int32" else f', idtype="{self.idtype}"'
-        self.axis_lines.append(f"{name} = {made.format(typed)}")
+        self.axis_lines.append(f"{name} = {constructor.format(typed)}")
         return name
 
     def dense(self, index: str) -> str:
@@ -168,11 +168,11 @@ class Declarations:
                 else (f"fixed({{}}, ({length}, {count}), {idx}")
             )
             more = ", unique=False" if kind == REPEATED else ""
-            made = "T.sparse_" + call.format(axes[-1] if axes else self.root)
-            axes.append(self.axis(f"{base}{d}", made + "{}" + more + ")"))
-        found = PatternAxes(name, access, form.levels, tuple(levels), tuple(axes))
-        self.patterns[key] = found
-        return found
+            constructor = "T.sparse_" + call.format(axes[-1] if axes else self.root)
+            axes.append(self.axis(f"{base}{d}", constructor + "{}" + more + ")"))
+        declared = PatternAxes(name, access, form.levels, tuple(levels), tuple(axes))
+        self.patterns[key] = declared
+        return declared
 
     def buffer(self, access: Access) -> tuple[str, PatternAxes | None]:
         """The buffer of an operand at some indices, and the pattern that it is over."""
@@ -185,8 +185,13 @@ class Declarations:
         if self.assembled and access.name == self.result.name:
             row, column = (str(n) for n in plain)
             arrays = [self._param("result", f"{access.name}1_{kind}") for kind in ("ptr", "idx")]
-            made = f"({self.dense(row)}, ({self._size(column)}, None), ({', '.join(arrays)}){{}})"
-            axes = [self.dense(row), self.axis(f"{access.name}1", f"T.sparse_variable{made}")]
+            constructor = (
+                f"({self.dense(row)}, ({self._size(column)}, None), ({', '.join(arrays)}){{}})"
+            )
+            axes = [
+                self.dense(row),
+                self.axis(f"{access.name}1", f"T.sparse_variable{constructor}"),
+            ]
         elif pattern:
             axes = [*([self.root] if pattern.rooted else []), *pattern.axes]
         elif simple:

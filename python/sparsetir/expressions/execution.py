@@ -63,22 +63,22 @@ class BoundExpression:
             graded = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
         this = self.compiled
         if this.options.format is None:
-            found = self._graded(operands) if graded else self._plain(operands, bool(tensors), out)
-            return found if this.like is None else _sparse(operands[this.like], found, like)
-        made = self._assembled(operands)
+            values = self._graded(operands) if graded else self._plain(operands, bool(tensors), out)
+            return values if this.like is None else _sparse(operands[this.like], values, like)
+        matrix = self._assembled(operands)
         if not tensors:
-            return made
+            return matrix
         # Gradients are those at the pattern that was found.
-        at = {**operands, LIKE: Operand(made.values, made.shape, this.dtype, made.pattern)}
+        at = {**operands, LIKE: Operand(matrix.values, matrix.shape, this.dtype, matrix.pattern)}
         if not graded:
-            return _sparse(at[LIKE], torch.from_numpy(made.values), None)
+            return _sparse(at[LIKE], torch.from_numpy(matrix.values), None)
         options = this.options._replace(format=None, like=LIKE)
         return bound_expression(this.who, this.statement.text, at, options).result(at)
 
     def _assembled(self, operands: Mapping[str, Operand]) -> SparseMatrix:
         """A sparse result with the pattern that the programs visit."""
         this, sizes, patterns = self.compiled, self.sizes, _patterns(operands)
-        found: list[SparseMatrix] = []
+        parts: list[SparseMatrix] = []
         try:
             kernels = [(unit, unit.assembled) for unit in this.assembling]
         except ValueError as error:
@@ -86,17 +86,17 @@ class BoundExpression:
             raise wrong(this.who, "format", expected, repr(this.options.format)) from error
         for unit, kernel in kernels:
             known, kept = settled(unit, sizes, patterns, this.idtype)
-            given = {n: known[n] for n in kernel.params if n in known}
+            arguments = {n: known[n] for n in kernel.params if n in known}
             for param in unit.inputs:
                 name, key = unit.values[param]
                 x = operands[name].values
                 x = to_numpy(x) if key is None else kept[key].values(to_numpy(x))
-                given[param] = np.ascontiguousarray(x)
-            made = kernel(**given)
+                arguments[param] = np.ascontiguousarray(x)
+            assembled = kernel(**arguments)
             shape = tuple(sizes[n] for n in this.statement.result.plain)
-            pattern = Pattern.from_csr(made.indptr, made.indices, shape, check=False)
-            found.append(SparseMatrix.of_stored(Stored(pattern, made.values, None)))
-        return found[0].add(*found[1:]) if len(found) > 1 else found[0]
+            pattern = Pattern.from_csr(assembled.indptr, assembled.indices, shape, check=False)
+            parts.append(SparseMatrix.of_stored(Stored(pattern, assembled.values, None)))
+        return parts[0].add(*parts[1:]) if len(parts) > 1 else parts[0]
 
     def _plain(self, operands: Mapping[str, Operand], torch: bool, out: Any) -> Any:
         """The result of one program."""
@@ -126,17 +126,17 @@ class BoundExpression:
 
         values = {n: torch.as_tensor(x.values) for n, x in operands.items()}
         patterns = _patterns(operands)
-        found: Any = None
+        result: Any = None
         for bound in self.bound(operands, apart=True):
             read = [
                 values[n] if levels is None else levels.values(values[n])
                 for n, levels in bound.sources
             ]
-            found = bound.natural(run(bound, patterns, [x.contiguous() for x in read]))
-            values[bound.unit.values[bound.unit.result][0]] = found
+            result = bound.natural(run(bound, patterns, [x.contiguous() for x in read]))
+            values[bound.unit.values[bound.unit.result][0]] = result
         if self.compiled.statement.accumulates:
-            found = found + torch.as_tensor(operands[self.compiled.result_name].values)
-        return found
+            result = result + torch.as_tensor(operands[self.compiled.result_name].values)
+        return result
 
 
 def _patterns(operands: Mapping[str, Operand]) -> dict[str, Pattern]:
@@ -151,8 +151,8 @@ def _sparse(mask: Operand, values: Any, like: object) -> Any:
     if isinstance(like, SparseTensor) and not is_torch(values):
         return like.with_values(values)
     if not is_torch(values):
-        made = SparseMatrix if pattern.order == 2 else SparseTensor
-        return made.of_stored(Stored(pattern, host, None))
+        kind = SparseMatrix if pattern.order == 2 else SparseTensor
+        return kind.of_stored(Stored(pattern, host, None))
     import torch as loaded
 
     torch: Any = loaded

@@ -40,8 +40,8 @@ class Reordered:
         last = self._last
         if last is None or not steady or last[0]() is not values:
             self.changes += 1
-            given = np.append(values, values.dtype.type(0)) if self.padded else values
-            last = self._last = weakref.ref(values), given.take(self.order)
+            complete = np.append(values, values.dtype.type(0)) if self.padded else values
+            last = self._last = weakref.ref(values), complete.take(self.order)
         return last[1]
 
 
@@ -130,12 +130,12 @@ def _converted(
         part = tensor.to(ELL()).parts[0]
         slots = part.indices["indices_jc_ell"]
         take = part.elements.astype(np.int64)
-        found = _typed(
+        typed = _typed(
             idtype,
             [(None, None), (None, slots.reshape(-1))],
             slots=part.shape[0] // max(1, pattern.shape[0]),
         )
-        return LevelArrays(found.arrays, found.lengths, take, pattern.nnz)
+        return LevelArrays(typed.arrays, typed.lengths, take, pattern.nnz)
     natural = order == tuple(range(len(order)))
     arrays: list[tuple[np.ndarray | None, np.ndarray | None]] = [(None, None)]
     take = None
@@ -154,8 +154,8 @@ def _converted(
         rows = np.flatnonzero(np.diff(ptr))
         arrays[0] = np.array([0, len(rows)]), rows
         arrays[1] = np.append(ptr[rows], ptr[-1]), arrays[1][1]
-    found = _typed(idtype, arrays)
-    return LevelArrays(found.arrays, found.lengths, take)
+    typed = _typed(idtype, arrays)
+    return LevelArrays(typed.arrays, typed.lengths, take)
 
 
 def _typed(idtype: np.dtype, arrays: Any, slots: int | None = None) -> LevelArrays:

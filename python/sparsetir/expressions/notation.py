@@ -159,10 +159,10 @@ class _Reader:
         return Access(name, tuple(self._affine(x) for x in parts), node.value.col_offset)
 
     def _affine(self, node: ast.AST) -> Affine:
-        found = self._linear(node)
-        if found is None:
+        linear = self._linear(node)
+        if linear is None:
             self._refuse(node, "expected an index, or a sum such as 2 * i + j - 1")
-        terms, offset = found
+        terms, offset = linear
         return Affine(tuple(sorted((n, by) for n, by in terms.items() if by)), offset)
 
     def _linear(self, node: Any) -> tuple[dict[str, int], int] | None:

@@ -41,37 +41,37 @@ class Operand(NamedTuple):
     steady: bool = False
 
 
-def read(who: str, name: str, given: Any) -> Operand:
+def read(who: str, name: str, operand: Any) -> Operand:
     """An operand of any kind.
 
     Raises TypeError or ValueError, naming the argument.
     """
-    kind = type(given)
-    if kind is np.ndarray and given.dtype in NAMES:
-        return Operand(given, given.shape, NAMES[given.dtype])
-    if isinstance(given, SparseTensor):
-        values = given.values
-        return Operand(values, given.shape, name_of(values), given.pattern, steady=True)
-    if is_torch(given):
-        _check_device(who, name, given)
-        dtype = _dtype(who, name, given)
-        if "sparse" not in str(given.layout):
-            return Operand(given, tuple(given.shape), dtype)
-        return _of_torch(who, name, given)
-    if isinstance(given, bool | int | float):
+    kind = type(operand)
+    if kind is np.ndarray and operand.dtype in NAMES:
+        return Operand(operand, operand.shape, NAMES[operand.dtype])
+    if isinstance(operand, SparseTensor):
+        values = operand.values
+        return Operand(values, operand.shape, name_of(values), operand.pattern, steady=True)
+    if is_torch(operand):
+        _check_device(who, name, operand)
+        dtype = _dtype(who, name, operand)
+        if "sparse" not in str(operand.layout):
+            return Operand(operand, tuple(operand.shape), dtype)
+        return _of_torch(who, name, operand)
+    if isinstance(operand, bool | int | float):
         dtype = {bool: "bool", int: "int64"}.get(kind, "float64")
-        return Operand(np.asarray(given), (), dtype, constant=True)
-    if is_sparse(given):
-        if given.format in ("csr", "csc", "coo"):
-            return _of_scipy(who, name, given)
-        tensor = SparseTensor(given) if len(given.shape) != 2 else None
-        return read(who, name, tensor or SparseMatrix.adopt(who, name, given))
-    if is_array(given) or isinstance(given, list | np.generic):
-        array = to_host(who, name, given)
+        return Operand(np.asarray(operand), (), dtype, constant=True)
+    if is_sparse(operand):
+        if operand.format in ("csr", "csc", "coo"):
+            return _of_scipy(who, name, operand)
+        if len(operand.shape) != 2:
+            return read(who, name, SparseTensor(operand))
+    if is_array(operand) or isinstance(operand, list | np.generic):
+        array = to_host(who, name, operand)
         return Operand(array, array.shape, _dtype(who, name, array))
-    if hasattr(given, "rowptr") or (isinstance(given, tuple) and any(map(is_torch, given))):
-        return _of_torch(who, name, given)
-    return read(who, name, SparseMatrix.adopt(who, name, given))
+    if hasattr(operand, "rowptr") or (isinstance(operand, tuple) and any(map(is_torch, operand))):
+        return _of_torch(who, name, operand)
+    return read(who, name, SparseMatrix.adopt(who, name, operand))
 
 
 def name_of(array: Any) -> str:
@@ -80,9 +80,9 @@ def name_of(array: Any) -> str:
     return known or dtype_name(array)
 
 
-def _check_device(who: str, name: str, given: Any) -> None:
-    if device_name(given) != "cpu":
-        raise wrong(who, name, "a tensor on the CPU", f"one on {device_name(given)}")
+def _check_device(who: str, name: str, operand: Any) -> None:
+    if device_name(operand) != "cpu":
+        raise wrong(who, name, "a tensor on the CPU", f"one on {device_name(operand)}")
 
 
 def _dtype(who: str, name: str, array: Any) -> str:
@@ -95,7 +95,7 @@ def _dtype(who: str, name: str, array: Any) -> str:
 class _Copied(NamedTuple):
     """What is scipy's, copies of its index arrays, and the tensor of these."""
 
-    given: weakref.ref[Any]
+    source: weakref.ref[Any]
     indices: list[np.ndarray]
     tensor: SparseTensor
 
@@ -103,46 +103,48 @@ class _Copied(NamedTuple):
 _copied: dict[int, _Copied] = {}  # by id
 
 
-def _of_scipy(who: str, name: str, given: Any) -> Operand:
+def _of_scipy(who: str, name: str, operand: Any) -> Operand:
     """An operand of scipy's; its pattern is that of the last call while indices are the same."""
-    key, indices, copied = id(given), _indices(given), _copied.get(id(given))
-    same = copied is not None and copied.given() is given and copied.tensor.shape == given.shape
+    key, indices, copied = id(operand), _indices(operand), _copied.get(id(operand))
+    same = (
+        copied is not None and copied.source() is operand and copied.tensor.shape == operand.shape
+    )
     if copied is None or not (same and all(map(np.array_equal, indices, copied.indices))):
-        copy, matrix = given.copy(), len(given.shape) == 2
+        copy, matrix = operand.copy(), len(operand.shape) == 2
         tensor = SparseMatrix.adopt(who, name, copy) if matrix else SparseTensor(copy)
-        ref = weakref.ref(given, lambda _: _copied.pop(key, None))
+        ref = weakref.ref(operand, lambda _: _copied.pop(key, None))
         copied = _copied[key] = _Copied(ref, _indices(copy), tensor)
     tensor = copied.tensor
-    values = given.data[: len(indices[-1])]
+    values = operand.data[: len(indices[-1])]
     if tensor.places is not None:
         values = summed(values, tensor.places, tensor.nnz)
     return Operand(values, tensor.shape, _dtype(who, name, values), tensor.pattern)
 
 
-def _indices(given: Any) -> list[np.ndarray]:
+def _indices(operand: Any) -> list[np.ndarray]:
     """The index arrays of a tensor in CSR, CSC or COO."""
-    if given.format == "coo":
-        return list(given.coords)
-    return [given.indptr, given.indices[: given.indptr[-1]]]
+    if operand.format == "coo":
+        return list(operand.coords)
+    return [operand.indptr, operand.indices[: operand.indptr[-1]]]
 
 
-def _of_torch(who: str, name: str, given: Any) -> Operand:
+def _of_torch(who: str, name: str, operand: Any) -> Operand:
     """A sparse operand of torch; its values keep their gradient, its pattern is kept."""
     import torch
 
     from sparsetir.ops.cache import kept
     from sparsetir.ops.operands import resolve
 
-    if is_torch(given) and given.dim() != 2:
-        found = given if given.is_coalesced() else given.coalesce()
+    if is_torch(operand) and operand.dim() != 2:
+        coalesced = operand if operand.is_coalesced() else operand.coalesce()
         tensor = kept.get(
-            ("expressions", tuple(given.shape)),
-            lambda at: SparseTensor(at, np.ones(at.shape[1], np.float32), tuple(given.shape)),
-            found.indices(),
+            ("expressions", tuple(operand.shape)),
+            lambda at: SparseTensor(at, np.ones(at.shape[1], np.float32), tuple(operand.shape)),
+            coalesced.indices(),
         )
-        values = found.values()
+        values = coalesced.values()
     else:
-        rowptr, col, m, n, values = resolve(given, who=who, name=name)
+        rowptr, col, m, n, values = resolve(operand, who=who, name=name)
         edges = col.dim() == 2
 
         def matrix(rowptr: Any, col: Any) -> SparseMatrix:

@@ -129,8 +129,8 @@ class _Writer(Declarations):
         where = domain(term.value, self.sparse)
         if mask:
             where = tuple(dict.fromkeys(s | {mask} for s in where))
-        found = drivers(where, lambda x: None not in x.plain and len(set(x.plain)) == len(x.plain))
-        taken = [x for x in found.accesses if driven(x, levels_of(x, self.form(x)))]
+        bounds = drivers(where, lambda x: None not in x.plain and len(set(x.plain)) == len(x.plain))
+        taken = [x for x in bounds.accesses if driven(x, levels_of(x, self.form(x)))]
         taken = self._merging(taken)
         if self.assembled and any(REPEATED in self.form(x).levels for x in taken):
             raise ValueError("no operand in COO, whose rows repeat")
@@ -147,9 +147,9 @@ class _Writer(Declarations):
             order = visit_order(names, out, [(x, self._known_form(x)) for x in taken], flat, rows)
             gone = taken[-1:] if order is None else self._apart(taken, order)
             if order is not None and not gone:
-                exact = found.exact and len(taken) == len(found.accesses)
-                return Drivers(tuple(taken), found.meet, exact), order
-            taken = [] if found.meet == "union" else [x for x in taken if x not in gone]
+                exact = bounds.exact and len(taken) == len(bounds.accesses)
+                return Drivers(tuple(taken), bounds.meet, exact), order
+            taken = [] if bounds.meet == "union" else [x for x in taken if x not in gone]
 
     def _apart(self, taken: Sequence[Access], order: Sequence[str]) -> list[Access]:
         """Accesses whose axes cannot merge with those before, as compressed ones are above both."""
@@ -182,10 +182,10 @@ class _Writer(Declarations):
         at = {n for n in first[0].plain if n}
         return [first[0], *(x for x in taken if x != first[0] and at.isdisjoint(x.plain))]
 
-    def _loops(self, found: Drivers, order: list[str]) -> dict[str, str]:
+    def _loops(self, bounds: Drivers, order: list[str]) -> dict[str, str]:
         """The axis of each index."""
         patterns = list(
-            {id(p): p for p in (self.pattern(x, order) for x in found.accesses)}.values()
+            {id(p): p for p in (self.pattern(x, order) for x in bounds.accesses)}.values()
         )
         loops: dict[str, str] = {}
         visited = {"": str(self.root)}  # the axis of each loop
@@ -217,10 +217,10 @@ class _Writer(Declarations):
             elif len(texts) == 1:
                 loops[index], visited[index] = texts[0], here[0][0]
             else:
-                key = found.meet, *texts
+                key = bounds.meet, *texts
                 if key not in self.merged:
                     wish = "_".join(a for a, *_ in here)
-                    self.merged[key] = self.axis(wish, f"T.{found.meet}({', '.join(texts)})")
+                    self.merged[key] = self.axis(wish, f"T.{bounds.meet}({', '.join(texts)})")
                 loops[index] = visited[index] = self.merged[key]
             inside[index] = {a for a, *_ in here} or {loops[index]}
         self._begin(patterns)
@@ -281,8 +281,8 @@ class _Writer(Declarations):
             for n in out:
                 self.dense(n)
         plans = [(t, *self._plan(t, result, step.like)) for t in step.terms]
-        for term, found, _ in plans:
-            self._check_searched([*accesses(term.value), result], found)
+        for term, bounds, _ in plans:
+            self._check_searched([*accesses(term.value), result], bounds)
         # Terms without reductions that are visited everywhere set the result, in one iteration.
         whole = [t.value for t, by, _ in plans if op == "sum" and not t.over and not by.accesses]
         plans = [p for p in plans if op != "sum" or p[0].over or p[1].accesses]
@@ -293,15 +293,15 @@ class _Writer(Declarations):
             line = self._store(result, op, value) if begun else self._set(result, self._text(value))
             self._iterate({n: self.dense(n) for n in out}, out, f"{name}_set", [line])
             begun = True
-        for n, (term, found, order) in enumerate(plans):
-            if op != "sum" and not found.exact:
+        for n, (term, bounds, order) in enumerate(plans):
+            if op != "sum" and not bounds.exact:
                 raise ValueError(
                     f"'{op}' of '{name}': expected a term that is bounded by one sparse operand, "
                     "a product, or a sum of operands at the same indices; reduce its parts"
                 )
-            loops = self._loops(found, order)
+            loops = self._loops(bounds, order)
             covered = self.assembled or (
-                self._covers(found, step.like) if step.like
+                self._covers(bounds, step.like) if step.like
                 else all(loops[i] == self.dense_axes.get(i) for i in out)
             )  # fmt: skip
             body = [self._store(result, op, term.value)]
@@ -312,13 +312,13 @@ class _Writer(Declarations):
             elif not begun:
                 self._clear(step)
             begun = True
-            rank = len(out) if step.like and self._covers(found, step.like) else 0
+            rank = len(out) if step.like and self._covers(bounds, step.like) else 0
             fuse = rank if set(order[:rank]) == set(out) else 0
             self._iterate(loops, out, f"{name}_{n}" if len(plans) > 1 else name, body, fuse)
 
-    def _check_searched(self, read: Sequence[Access], found: Drivers) -> None:
+    def _check_searched(self, read: Sequence[Access], bounds: Drivers) -> None:
         """Refuse operands whose rows repeat where another one, or none, says what is visited."""
-        visited = {(self.pattern_name(x), x.indices) for x in found.accesses}
+        visited = {(self.pattern_name(x), x.indices) for x in bounds.accesses}
         for x in read:
             repeats = REPEATED in self.form(x).levels
             if repeats and (self.pattern_name(x), x.indices) not in visited:
@@ -327,10 +327,10 @@ class _Writer(Declarations):
                     "where it does not bound what is visited; the rows of 'coo' repeat"
                 )
 
-    def _covers(self, found: Drivers, like: Access) -> bool:
+    def _covers(self, bounds: Drivers, like: Access) -> bool:
         """Whether an iteration visits all that the pattern of the result stores."""
         key = self.pattern_name(like), like.indices
-        return all((self.pattern_name(x), x.indices) == key for x in found.accesses)
+        return all((self.pattern_name(x), x.indices) == key for x in bounds.accesses)
 
     def _clear(self, step: Assignment) -> None:
         """An iteration that sets all of a result to what its reduction begins with."""

@@ -30,7 +30,7 @@ MOST_CHANGES = 3  # of values, after which they are not packed again
 def is_row_sum(func: SparseFunc) -> bool:
     """Whether a program is a sum of products, such as a matrix times a vector, of a CSR matrix."""
     try:
-        found = row_sum(Schedule(func), "einsum")
+        rows = row_sum(Schedule(func), "einsum")
     except ShapeError:
         return False
     (it,) = sparse_iterations(func)
@@ -39,7 +39,7 @@ def is_row_sum(func: SparseFunc) -> bool:
     return (
         columns.kind == "sparse_variable"
         and columns.unique
-        and len(found.stored) == 1
+        and len(rows.stored) == 1
         and reduction is not None
         and reduction.operator == "sum"
         and not reduction.conditions
