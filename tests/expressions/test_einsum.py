@@ -13,6 +13,7 @@ from torch.autograd import gradcheck, gradgradcheck
 import sparsetir
 from refusals import refusals
 from sparsetir import SparseMatrix, SparseTensor, einsum, ops
+from sparsetir.expressions import row_sums
 
 SIZES = {"i": 7, "j": 5, "k": 6, "l": 3, "n": 5}
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}
@@ -203,6 +204,28 @@ def test_subscripts_of_numpy(text):
     np.testing.assert_allclose(einsum(text, *given), np.einsum(text, *dense), **CLOSE)
 
 
+BROADCAST = [
+    line.split("; ")
+    for line in """
+ij,ij->ij; 4 5; 1 5
+ij,ij; 4 5; 1 5
+ij,ij->ij; 4 1; 1 5
+ij,ij->ij; 1 1; 1 1
+ij,jk; 4 5; 1 3
+...i,i->...i; 2 3 5; 1
+i...,i->...; 1 3 5; 4
+bi,...b->...i; 1 3; 2 2 4
+""".strip().split("\n")
+]
+
+
+@pytest.mark.parametrize("row", BROADCAST, ids=[" ".join(r) for r in BROADCAST])
+def test_dimensions_of_size_1_are_broadcast_as_by_numpy(row):
+    rng = np.random.default_rng(0)
+    operands = [rng.random([int(n) for n in shape.split()]) for shape in row[1:]]
+    np.testing.assert_allclose(einsum(row[0], *operands), np.einsum(row[0], *operands), **CLOSE)
+
+
 @pytest.mark.parametrize(
     ("dtype", "more", "want"),
     [
@@ -356,6 +379,57 @@ def test_formats_of_operands(format):
     )
 
 
+@pytest.mark.parametrize("text", [
+    "y[i] = A[i,j] * x[j]", "y[j] = A[i,j] * w[i]", "y[i] += A[i,j] * x[j]",
+    "y[i] = 2 * (A[i,j] != 0) * x[j] / w[i]",
+])  # fmt: skip
+def test_sums_of_many_rows_are_in_slices(text, monkeypatch):
+    """They do without slices where values are others in each call."""
+    monkeypatch.setattr(row_sums, "LEAST", 1)
+    rng = np.random.default_rng(0)
+    dense = np.where(rng.random((60, 50)) < 0.1, rng.random((60, 50)), 0)
+    dense[7] = 1
+    names = [n for n in "xyw" if n in text.partition("=")[2] or f"{n}[i] +=" in text]
+    operands = {n: rng.random(50 if n == "x" else 60) + 1 for n in names}
+    A = SparseMatrix.from_dense(dense)
+    (bound,) = sparsetir.plan(text, A=A, **operands)._expression.bound({})
+    assert bound.kernel.signature.of_values
+    for _ in range(3 + row_sums.MOST_CHANGES):
+        found = einsum(text, A=A, **operands)
+        np.testing.assert_allclose(found, reference(text, {"A": dense, **operands}), **CLOSE)
+        A, dense = A.with_values(2 * A.values), 2 * dense
+    assert not bound.kernel.signature.of_values
+
+
+def test_kernels_have_the_first_numbers_of_features_compiled_in():
+    dense, A = array((7, 5), "some", np.random.default_rng(0), True)
+    programs = []
+    for features in (2, 3, 4, 1, 6, 7, 2):
+        X = np.random.default_rng(1).standard_normal((5, features))
+        plan = sparsetir.plan("D[i,k] = A[i,j] * X[j,k]", A=A, X=X)
+        np.testing.assert_allclose(plan(), dense @ X, **CLOSE)
+        programs.append(plan.programs[0])
+    assert programs[0].same_as(programs[-1]) and programs[4].same_as(programs[5])
+    assert ["n_k" in {str(p.name) for p in x.params} for x in programs] == [0, 0, 0, 1, 1, 1, 0]
+
+
+@pytest.mark.parametrize(("format", "changes"), [
+    ("csr", "data indices shape"), ("csc", "data indices"), ("coo", "data row shape"),
+    ("bsr", "data indices"), ("lil", ""),
+])  # fmt: skip
+def test_operands_of_scipy_are_as_they_are_now(format, changes):
+    A = sp.random_array((30, 20), density=0.2, format="csr", rng=0).asformat(format)
+    x = np.arange(20.0)
+    for change in ["", *changes.split()]:
+        if change == "shape":
+            A.resize(30, 19)
+            x = x[:19]
+        elif change:
+            getattr(A, change)[:] = getattr(A, change)[::-1].copy()
+        for _ in range(2):
+            np.testing.assert_allclose(einsum("ij,j->i", A, x), A @ x, **CLOSE)
+
+
 def test_plans_take_other_values():
     dense, A = array((7, 5), "some", np.random.default_rng(0), True)
     X = np.random.default_rng(1).standard_normal((5, 4))
@@ -403,6 +477,9 @@ einsum("ij,jk->ik", M, M, formats={"A0": "bsr"})  # ValueError: expected a forma
 einsum(3, M)  # TypeError: argument 'text': expected a str
 einsum("y[i] = max(j, A[i,j] * (B[i,j] + C[i,j]))", A=M, B=M.T, C=M * 2)
   # ValueError: 'max' of 'y': expected a term
+einsum("C[i,j] = A[i,j] * B[i,j]", A=M, B=M.T, formats={"A": "coo", "B": "coo"})
+  # ValueError: operand 'B': expected a format that can be searched
+einsum("C[i,j] = exp(A[i,j])", A=M, formats={"A": "coo"})  # ValueError: that can be searched
 sparsetir.expression("y[i] = A[i,j]", B="csr")  # TypeError: argument 'B': expected one of A
 sparsetir.expression("y[i] = A[i,j]", A="csr", like="A")  # ValueError: a pattern of 1 dimensions
 sparsetir.plan("spmm", M, 8, foo=1)  # TypeError: argument 'foo'

@@ -4,6 +4,7 @@
 
 import os
 import pickle
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from sparsetir import SparseMatrix, SparseTensor
 from sparsetir.formats import BSR, CSC, CSF, CSR, DBSR, ELL, SRBCRS, Hyb, RowELL
 from sparsetir.planning import run_plan
 from sparsetir.planning.plan import requested
-from sparsetir.runtime.arrays import in_large_pages
+from sparsetir.runtime.arrays import empty, in_large_pages
 from sparsetir.schedules.gpu.spmm import RowSplit
 from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.schedules.templates.spmm_panels import PanelRows
@@ -331,6 +332,14 @@ def _at(array, offset):
     found = memory[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape)
     found[...] = array
     return found
+
+
+def test_results_take_the_memory_that_they_hold_alone():
+    tracemalloc.start()
+    made = empty((1 << 20,), "float32")
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert made.nbytes <= most < 1.1 * made.nbytes
 
 
 @pytest.mark.parametrize("offset", [0, 4, 16])

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from sparsetir.expressions.notation import (
-    FUNCTIONS,
+from sparsetir.expressions.notation import FUNCTIONS
+from sparsetir.expressions.storage import Storage
+from sparsetir.expressions.trees import (
     Access,
     Affine,
     Call,
@@ -25,7 +26,6 @@ from sparsetir.expressions.notation import (
     replaced,
     walk,
 )  # fmt: skip
-from sparsetir.expressions.storage import Storage
 
 Domain = tuple[frozenset[Access], ...]
 EVERYWHERE: Domain = (frozenset(),)

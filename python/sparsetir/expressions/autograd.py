@@ -46,13 +46,13 @@ def _gradient(
         operand, key = unit.values[name]
         x = there[name] if operand != GRAD or name in there else grad
         if key is not None and unit.levels[key] != bound.unit.levels[key]:
-            x = derived.stored[key].values(bound.restored(key, x))
+            x = derived.stored[key].values(bound.stored[key].restored(x))
         values.append(x.contiguous())
-    found = run(derived, patterns, values)
+    result = run(derived, patterns, values)
     key = bound.unit.values[param][1]
     if key is not None and unit.levels[key] != bound.unit.levels[key]:
-        found = bound.stored[key].values(derived.restored(key, found))
-    return found
+        result = bound.stored[key].values(derived.stored[key].restored(result))
+    return result
 
 
 def run(bound: Bound, patterns: Mapping[str, Pattern], values: list[Any]) -> Any:

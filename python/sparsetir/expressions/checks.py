@@ -6,16 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from sparsetir.expressions.notation import (
-    COMPARISONS,
-    Access,
-    Call,
-    Number,
-    Statement,
-    accesses,
-    refuse,
-    walk,
-)
+from sparsetir.expressions.notation import COMPARISONS
+from sparsetir.expressions.trees import Access, Call, Number, Statement, accesses, refuse, walk
 from sparsetir.runtime.refusals import wrong
 
 HALVES = ("float16", "bfloat16")
@@ -49,12 +41,12 @@ def common_dtype(dtypes: Sequence[str], constants: Sequence[str] = ()) -> str:
     distinct = set(dtypes) or set(constants)
     if "bfloat16" in distinct:  # which NumPy does not know
         rest = distinct - {"bfloat16", "bool", "int8", "uint8"}
-        found = (
+        name = (
             "bfloat16" if not rest else "float32" if rest <= {"float16", "float32"} else "float64"
         )
     else:
-        found = np.result_type(*distinct).name
-    return "float64" if "float64" in constants and "float" not in found else found
+        name = np.result_type(*distinct).name
+    return "float64" if "float64" in constants and "float" not in name else name
 
 
 def check_ranks(who: str, statement: Statement, ranks: Mapping[str, int]) -> None:

@@ -14,7 +14,7 @@ from itertools import combinations, count
 from math import prod
 
 from sparsetir.expressions.assignments import Assignment, Term
-from sparsetir.expressions.notation import Access, Affine, Call, Tree, accesses, indices_of, walk
+from sparsetir.expressions.trees import Access, Affine, Call, Tree, accesses, indices_of, walk
 
 GAIN = 2  # times as few visits as in one iteration are worth another step
 MOST = 6  # factors up to which all orders are looked at; beyond, the best pair is taken each time
@@ -119,11 +119,11 @@ def factors_of(tree: Tree) -> list[Tree]:
     """What a tree is a product of; numbers and scalars are with another factor."""
     if not isinstance(tree, Call) or tree.op != "*":
         return [tree]
-    found = factors_of(tree.args[0]) + factors_of(tree.args[1])
-    alone = [x for x in found if not indices_of(x)]
-    if not alone or len(alone) == len(found):
-        return found
-    others = [x for x in found if indices_of(x)]
+    factors = factors_of(tree.args[0]) + factors_of(tree.args[1])
+    alone = [x for x in factors if not indices_of(x)]
+    if not alone or len(alone) == len(factors):
+        return factors
+    others = [x for x in factors if indices_of(x)]
     return [reduce(lambda x, y: Call("*", (x, y)), [*alone, others[0]]), *others[1:]]
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from sparsetir.expressions.assignments import assignments
 from sparsetir.expressions.checks import HALVES, check_like, computed_in
-from sparsetir.expressions.execution import LIKE, Compiled, ExpressionPlan, Options, compiled, named
-from sparsetir.expressions.notation import accesses, in_semiring, parse
+from sparsetir.expressions.compiled import LIKE, MOST_KEPT, Options
+from sparsetir.expressions.execution import BoundExpression, ExpressionPlan, bound_expression
+from sparsetir.expressions.notation import in_semiring, parse
 from sparsetir.expressions.operands import Operand, read
 from sparsetir.expressions.program import program
 from sparsetir.expressions.storage import Storage, storage
+from sparsetir.expressions.trees import accesses
 from sparsetir.runtime.refusals import wrong
 from sparsetir.sparse_ir.nodes import SparseFunc
 
@@ -154,9 +157,9 @@ def einsum(
     array([[1., 1.],
            [2., 2.]], dtype=float32)
     """
-    plan = _planned("einsum", text, operands, reduce, semiring, like, format, formats, by_name)
-    found, known, given = plan
-    return found.result(known, given, out)
+    planned = _planned("einsum", text, operands, reduce, semiring, like, format, formats, by_name)
+    expression, known, like = planned
+    return expression.result(known, like, out)
 
 
 def plan_expression(
@@ -172,12 +175,19 @@ def plan_expression(
 def _planned(
     who: str, text: str, operands: Sequence[object], reduce: str, semiring: str, like: object,
     format: str | None, formats: Mapping[str, object] | None, by_name: Mapping[str, object],
-) -> tuple[Compiled, dict[str, Operand], object]:  # fmt: skip
+) -> tuple[BoundExpression, dict[str, Operand], object]:  # fmt: skip
     """An expression for its operands, these by name, and what its result is like."""
     if not isinstance(text, str):
         raise wrong(who, "text", "a str", type(text).__name__, TypeError)
-    positional = [read(who, f"operands[{n}]", x) for n, x in enumerate(operands)]
-    known = named(who, text, positional, {n: read(who, n, x) for n, x in by_name.items()})
+    values = [read(who, f"operands[{n}]", x) for n, x in enumerate(operands)]
+    ranks: tuple[int, ...] = ()
+    if "=" not in text:
+        if any(1 in x.shape for x in values):
+            text, values = _without_ones(text, values)
+        ranks = tuple([len(x.shape) for x in values])
+    values += [read(who, n, x) for n, x in by_name.items()]
+    names = _names(who, text, ranks, len(operands), tuple(by_name))
+    known = dict(zip(names, values, strict=True))
     mask = None
     if like is not None:
         mask = like if isinstance(like, str) else LIKE
@@ -189,4 +199,64 @@ def _planned(
             )
         like = by_name.get(mask, like)
     options = Options(reduce, semiring, mask, format, tuple((formats or {}).items()))
-    return compiled(who, text, known, options), known, like
+    return bound_expression(who, text, known, options), known, like
+
+
+def _without_ones(text: str, operands: list[Operand]) -> tuple[str, list[Operand]]:
+    """Subscripts, and operands without dimensions of size 1 that are broadcast, as NumPy has it.
+
+    Those are dimensions of dense operands whose index has another size elsewhere. What does not fit
+    stays as it is.
+    """
+    inputs, arrow, output = text.replace(" ", "").partition("->")
+    parts, left = inputs.split(","), list(operands)
+    letters = [_letters(part, len(x.shape)) for part, x in zip(parts, operands, strict=False)]
+    sizes: dict[str, int] = {}
+    for at, x in zip(letters, operands, strict=False):
+        for c, d in at:
+            sizes[c] = max(sizes.get(c, 0), x.shape[d])
+    for n, (at, x) in enumerate(zip(letters, operands, strict=False)):
+        ones = {d: c for c, d in at if x.shape[d] == 1 < sizes[c] and parts[n].count(c) == 1}
+        if ones and x.pattern is None:
+            parts[n] = "".join(c for c in parts[n] if c not in ones.values())
+            shape = tuple(size for d, size in enumerate(x.shape) if d not in ones)
+            left[n] = x._replace(values=x.values.reshape(shape), shape=shape)
+    if ",".join(parts) == inputs:
+        return text, operands
+    if not arrow:
+        once = sorted(c for c in sizes if inputs.count(c) == 1)
+        output = "".join(["..." * ("..." in inputs), *once])
+    return f"{','.join(parts)}->{output}", left
+
+
+def _letters(part: str, rank: int) -> list[tuple[str, int]]:
+    """The indices of an operand, and their dimensions, but for those of an ellipsis."""
+    first, dots, last = part.partition("...")
+    if len(first + last) > rank or (not dots and len(part) != rank):
+        return []
+    places = [*range(len(first)), *range(rank - len(last), rank)]
+    return list(zip(first + last, places, strict=True))
+
+
+@lru_cache(MOST_KEPT)
+def _names(
+    who: str, text: str, ranks: tuple[int, ...], count: int, more: tuple[str, ...]
+) -> tuple[str, ...]:
+    """The names of operands: of `count` in order of appearance, and of those given by name."""
+    statement = parse(text, who, ranks)
+    names = list(dict.fromkeys(x.name for x in accesses(statement.value)))
+    if statement.accumulates and statement.result.name not in names:
+        names.append(statement.result.name)
+    free = [n for n in names if n not in more]
+    if count > len(free):
+        got = count + len(more)
+        raise TypeError(f"{who}: expected {len(names)} operands ({', '.join(names)}), got {got}")
+    for name in more:
+        if name not in names:
+            raise TypeError(
+                f"{who}: argument '{name}': expected one of {', '.join(names)}, which are "
+                f"the names of the operands in {text!r}"
+            )
+    for name in free[count:]:
+        raise TypeError(f"{who}: argument '{name}': expected the operand of this name, got none")
+    return (*free, *more)

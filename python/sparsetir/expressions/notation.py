@@ -7,9 +7,23 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NoReturn, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from sparsetir.expressions.trees import (
+    Access,
+    Affine,
+    Call,
+    Index,
+    Number,
+    Reduce,
+    Statement,
+    Tree,
+    accesses,
+    indices_of,
+    refuse,
+    replaced,
+)  # fmt: skip
 
 # Functions of one number: their names in the language, and whether they keep zero.
 FUNCTIONS = {
@@ -42,95 +56,6 @@ SEMIRINGS = {
 }  # fmt: skip
 
 
-class NotationError(ValueError):
-    """An expression that breaks a rule of the notation; the message points at the place."""
-
-
-@dataclass(frozen=True)
-class Affine:
-    """A sum of indices times integers, and an integer."""
-
-    terms: tuple[tuple[str, int], ...]
-    offset: int = 0
-
-    @property
-    def plain(self) -> str | None:
-        """The index that it is, if it is just that."""
-        single = len(self.terms) == 1 and self.terms[0][1] == 1 and not self.offset
-        return self.terms[0][0] if single else None
-
-    def __str__(self) -> str:
-        parts = [name if by == 1 else f"{name} * {by}" for name, by in self.terms]
-        parts += [str(self.offset)] if self.offset or not parts else []
-        return " + ".join(parts)
-
-
-@dataclass(frozen=True)
-class Number:
-    """A constant."""
-
-    value: float
-
-
-@dataclass(frozen=True)
-class Index:
-    """An index as a value."""
-
-    name: str
-
-
-@dataclass(frozen=True)
-class Access:
-    """An element of an operand; a scalar operand has no indices."""
-
-    name: str
-    indices: tuple[Affine, ...] = ()
-    at: int = field(default=0, compare=False)
-
-    @property
-    def plain(self) -> tuple[str | None, ...]:
-        """For each dimension the index that it is."""
-        return tuple(i.plain for i in self.indices)
-
-    def __str__(self) -> str:
-        return f"{self.name}[{', '.join(map(str, self.indices))}]" if self.indices else self.name
-
-
-@dataclass(frozen=True)
-class Call:
-    """An operator or a function of expressions.
-
-    as_product : whether absence of an argument makes it absent, whatever `op` does: the product of
-        a semiring
-    """
-
-    op: str
-    args: tuple[Tree, ...]
-    as_product: bool = False
-
-
-@dataclass(frozen=True)
-class Reduce:
-    """A reduction over indices."""
-
-    op: str
-    indices: tuple[str, ...]
-    body: Tree
-
-
-Tree: TypeAlias = Number | Index | Access | Call | Reduce
-
-
-@dataclass(frozen=True)
-class Statement:
-    """`result = value`, or `result += value`."""
-
-    result: Access
-    value: Tree
-    accumulates: bool
-    text: str
-
-
 def parse(text: str, who: str = "einsum", ranks: Sequence[int] = ()) -> Statement:
     """Read an expression.
 
@@ -158,52 +83,6 @@ def parse(text: str, who: str = "einsum", ranks: Sequence[int] = ()) -> Statemen
     if "=" not in text and "[" not in text:
         return _of_subscripts(text, who, ranks)
     return _Reader(text, who).statement()
-
-
-def walk(tree: Tree) -> Iterator[Tree]:
-    """A tree and all below it, from left to right."""
-    yield tree
-    below = (
-        tree.args if isinstance(tree, Call) else (tree.body,) if isinstance(tree, Reduce) else ()
-    )
-    for part in below:
-        yield from walk(part)
-
-
-def accesses(tree: Tree) -> list[Access]:
-    """The distinct accesses in a tree."""
-    return list(dict.fromkeys(x for x in walk(tree) if isinstance(x, Access)))
-
-
-def indices_of(tree: Tree) -> list[str]:
-    """The indices that a tree leaves to what is around it, in order of appearance."""
-    if isinstance(tree, Index):
-        return [tree.name]
-    if isinstance(tree, Access):
-        return list(dict.fromkeys(name for i in tree.indices for name, _ in i.terms))
-    if isinstance(tree, Call):
-        return list(dict.fromkeys(name for x in tree.args for name in indices_of(x)))
-    if isinstance(tree, Reduce):
-        return [name for name in indices_of(tree.body) if name not in tree.indices]
-    return []
-
-
-def replaced(tree: Tree, change: Callable[[Tree], Tree | None]) -> Tree:
-    """A tree with parts in place of which `change` gives others; None leaves a part."""
-    other = change(tree)
-    if other is not None:
-        return other
-    if isinstance(tree, Call):
-        args = tuple(replaced(x, change) for x in tree.args)
-        return Call(tree.op, args, tree.as_product)
-    if isinstance(tree, Reduce):
-        return Reduce(tree.op, tree.indices, replaced(tree.body, change))
-    return tree
-
-
-def refuse(who: str, text: str, at: int, what: str, length: int = 1) -> NoReturn:
-    """Raise for a place in a text, shown with a caret."""
-    raise NotationError(f"{who}: {what}\n    {text}\n    {' ' * at}{'^' * max(1, length)}")
 
 
 class _Reader:
@@ -280,10 +159,10 @@ class _Reader:
         return Access(name, tuple(self._affine(x) for x in parts), node.value.col_offset)
 
     def _affine(self, node: ast.AST) -> Affine:
-        found = self._linear(node)
-        if found is None:
+        linear = self._linear(node)
+        if linear is None:
             self._refuse(node, "expected an index, or a sum such as 2 * i + j - 1")
-        terms, offset = found
+        terms, offset = linear
         return Affine(tuple(sorted((n, by) for n, by in terms.items() if by)), offset)
 
     def _linear(self, node: Any) -> tuple[dict[str, int], int] | None:

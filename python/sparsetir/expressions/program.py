@@ -1,18 +1,17 @@
-"""Assignments to a stage-I program, as text: axes, buffers, an iteration for each term."""
+"""Assignments to a stage-I program, as text: an iteration for each term."""
 
 from __future__ import annotations
 
-import keyword
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
 from sparsetir.expressions.assignments import Assignment, Term, domain
-from sparsetir.expressions.notation import (
-    COMPARISONS,
-    FUNCTIONS,
+from sparsetir.expressions.declarations import Declarations, Key, PatternAxes
+from sparsetir.expressions.notation import COMPARISONS, FUNCTIONS
+from sparsetir.expressions.storage import DENSE, REPEATED, Storage
+from sparsetir.expressions.trees import (
     Access,
-    Affine,
     Call,
     Index,
     Number,
@@ -20,39 +19,11 @@ from sparsetir.expressions.notation import (
     accesses,
     indices_of,
 )  # fmt: skip
-from sparsetir.expressions.storage import DENSE, REPEATED, SLOTS, Storage
 from sparsetir.expressions.visits import Drivers, driven, drivers, levels_of, visit_order
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.script.parser import from_source
 
-RESERVED = {"T", "TIR", "tvm", "TypeVar", *keyword.kwlist}
 PRECEDENCE = {"+": 1, "-": 1, "*": 2, "/": 2, "neg": 2}
-
-
-@dataclass
-class PatternAxes:
-    """The axes of a pattern that is read at some indices.
-
-    operand : whose pattern it is
-    access : the first access that is read at these indices
-    levels : the kind of each level from the root down
-    dims : the dimension of each
-    axes : the name of each
-    """
-
-    operand: str
-    access: Access
-    levels: str
-    dims: tuple[int, ...]
-    axes: tuple[str, ...]
-
-    @property
-    def rooted(self) -> bool:
-        """Whether its first level is below an axis of length 1."""
-        return self.levels[0] != DENSE
-
-
-Key = tuple[str, tuple[Affine, ...]]
 
 
 @dataclass
@@ -74,7 +45,7 @@ class Program:
 
 def program(
     steps: Sequence[Assignment], operands: Mapping[str, Storage], acc: str, idtype: str = "int32",
-    assembled: bool = False,
+    assembled: bool = False, fixed: Mapping[str, int] | None = None,
 ) -> Program:  # fmt: skip
     """The program of assignments.
 
@@ -82,182 +53,18 @@ def program(
     operands : the storage of each operand, and of the last result, by name
     acc : the type that is computed in
     assembled : whether the result is sparse, with a pattern of its own
+    fixed : the sizes of some indices, which are then no parameters
 
     Raises ValueError where no program of the language serves.
     """
-    return _Writer(steps, operands, acc, idtype, assembled).program()
+    return _Writer(steps, operands, acc, idtype, assembled, fixed or {}).program()
 
 
-class _Writer:
-    def __init__(
-        self, steps: Sequence[Assignment], operands: Mapping[str, Storage], acc: str, idtype: str,
-        assembled: bool,
-    ) -> None:  # fmt: skip
-        self.steps, self.operands, self.acc, self.idtype = list(steps), dict(operands), acc, idtype
-        self.assembled = assembled
-        self.taken: set[str] = set(RESERVED)
-        self.params: dict[str, list[str]] = {"handles": [], "arrays": [], "result": [], "sizes": []}
-        self.axis_lines: list[str] = []
-        self.buffer_lines: list[str] = []
-        self.body: list[str] = []
-        self.dense_axes: dict[str, str] = {}
-        self.patterns: dict[Key, PatternAxes] = {}
-        self.buffers: dict[tuple[str, object], tuple[str, PatternAxes | None]] = {}
-        self.merged: dict[tuple[str, ...], str] = {}  # names of merged axes
-        self.values: dict[str, tuple[str, Key | None]] = {}
-        self.sizes: dict[str | tuple[str, int], str] = {}
-        self.root: str | None = None
-        last = self.steps[-1]
-        self.inner = {s.result.name: s.like for s in self.steps[:-1]}
-        for step in self.steps[:-1]:
-            form = self._form(step.like) if step.like else Storage(acc, 0)
-            kept = form.levels, form.order, self._pattern_name(step.like) if step.like else None
-            rank = len(step.result.indices)
-            self.operands[step.result.name] = Storage(acc, rank, *kept)
-        self.result = last.result
-        self._names = [x.name for s in self.steps for t in s.terms for x in accesses(t.value)]
-        for name in dict.fromkeys([last.result.name, *self._names]):
-            self._fresh(name)  # operands are called what they are called
-        for index in dict.fromkeys(
-            n for s in self.steps for t in s.terms for n in indices_of(t.value)
-        ):
-            self.taken.add(index)
-        self.origin = self._fresh("o")  # the coordinate of the root
-
-    # -- names and types ---------------------------------------------------------------------------
-
-    def _fresh(self, wish: str) -> str:
-        while wish in self.taken:
-            wish += "_"
-        self.taken.add(wish)
-        return wish
-
-    def _form(self, access: Access) -> Storage:
-        return self.operands[access.name]
-
-    def _pattern_name(self, access: Access) -> str:
-        return self._form(access).pattern or access.name
-
-    def _sparse(self, access: Access) -> bool:
-        return self._form(access).sparse
-
-    def _size(self, of: str | tuple[str, int]) -> str:
-        """The parameter of the size of an index, or of a dimension of an operand."""
-        if of not in self.sizes:
-            wish = f"n_{of.lstrip('_')}" if isinstance(of, str) else f"{of[0]}_{of[1]}"
-            self.sizes[of] = self._param("sizes", wish)
-        return self.sizes[of]
-
-    def _length(self, access: Access, d: int) -> str:
-        return self._size(access.plain[d] or (access.name, d))
-
-    def _param(self, kind: str, wish: str) -> str:
-        name = self._fresh(wish)
-        what = f"T.{self.idtype}" if kind == "sizes" else "T.handle"
-        self.params[kind].append(f"{name}: {what}")
-        return name
-
-    # -- axes and buffers --------------------------------------------------------------------------
-
-    def _axis(self, wish: str, made: str) -> str:
-        """Declare an axis; {} stands for the type of its coordinates."""
-        name = self._fresh(wish)
-        typed = "" if self.idtype == "int32" else f', idtype="{self.idtype}"'
-        self.axis_lines.append(f"{name} = {made.format(typed)}")
-        return name
-
-    def _dense(self, index: str) -> str:
-        if index not in self.dense_axes:
-            wish = (
-                index.lstrip("_").upper()
-                if index.lstrip("_").islower()
-                else f"{index.lstrip('_')}_"
-            )
-            wish = wish if not wish.isdigit() else f"D{wish}"
-            self.dense_axes[index] = self._axis(wish, f"T.dense_fixed({self._size(index)}{{}})")
-        return self.dense_axes[index]
-
-    def _pattern(self, access: Access, order: Sequence[str] = ()) -> PatternAxes:
-        """The axes of a sparse operand at some indices, declared once."""
-        name, form = self._pattern_name(access), self._form(access)
-        key = name, access.indices
-        if key in self.patterns:
-            return self.patterns[key]
-        levels = levels_of(access, form, order)
-        number = sum(k[0] == name for k in self.patterns)
-        base = f"{name}{number + 1}_" if number else name
-        axes: list[str] = []
-        known = driven(access, levels)
-        for n, (kind, d) in enumerate(zip(form.levels, levels, strict=True)):
-            length = self._length(access, d)
-            if kind == DENSE and n < len(known):
-                axes.append(self._dense(known[n]))
-                continue
-            if kind == DENSE:
-                axes.append(self._axis(f"{base}{d}", f"T.dense_fixed({length}{{}})"))
-                continue
-            if not axes:
-                self.root = self.root or self._axis("O", "T.dense_fixed(1{})")
-            ptr = self._param("arrays", f"{base}{d}_ptr") if kind != SLOTS else None
-            idx = self._param("arrays", f"{base}{d}_idx")
-            count = self._param("sizes", f"{base}{d}_{'nnz' if ptr else 'cols'}")
-            call = (
-                f"variable({{}}, ({length}, {count}), ({ptr}, {idx})"
-                if ptr
-                else (f"fixed({{}}, ({length}, {count}), {idx}")
-            )
-            more = ", unique=False" if kind == REPEATED else ""
-            made = "T.sparse_" + call.format(axes[-1] if axes else self.root)
-            axes.append(self._axis(f"{base}{d}", made + "{}" + more + ")"))
-        found = PatternAxes(name, access, form.levels, tuple(levels), tuple(axes))
-        self.patterns[key] = found
-        return found
-
-    def _buffer(self, access: Access) -> tuple[str, PatternAxes | None]:
-        """The buffer of an operand at some indices, and the pattern that it is over."""
-        form, plain = self._form(access), access.plain
-        simple = None not in plain and len(set(plain)) == len(plain)
-        key = access.name, access.indices if form.sparse or simple else None
-        if key in self.buffers:
-            return self.buffers[key]
-        pattern = self._pattern(access) if form.sparse else None
-        if self.assembled and access.name == self.result.name:
-            row, column = (str(n) for n in plain)
-            arrays = [self._param("result", f"{access.name}1_{kind}") for kind in ("ptr", "idx")]
-            made = f"({self._dense(row)}, ({self._size(column)}, None), ({', '.join(arrays)}){{}})"
-            axes = [self._dense(row), self._axis(f"{access.name}1", f"T.sparse_variable{made}")]
-        elif pattern:
-            axes = [*([self.root] if pattern.rooted else []), *pattern.axes]
-        elif simple:
-            axes = [self._dense(n) for n in plain if n]
-        else:
-            sizes = [self._size((access.name, d)) for d in range(form.rank)]
-            axes = [
-                self._axis(f"{access.name}{d}", f"T.dense_fixed({n}{{}})")
-                for d, n in enumerate(sizes)
-            ]
-        again = sum(k[0] == access.name for k in self.buffers)
-        name = self._fresh(f"{access.name}{again + 1}") if again else access.name
-        name = self._fresh(f"{name}_") if name in RESERVED else name
-        over = f"({', '.join(map(str, axes))}{',' if len(axes) == 1 else ''})"
-        self.buffers[key] = name, pattern
-        if access.name in self.inner:
-            self.buffer_lines.append(f'{name} = T.alloc_sparse_buffer({over}, "{form.dtype}")')
-            return self.buffers[key]
-        kind = "result" if access.name == self.result.name else "handles"
-        handle = self._param(kind, name.lower() if name.lower() != name else f"{name}_values")
-        self.buffer_lines.append(
-            f'{name} = T.match_sparse_buffer({handle}, {over}, "{form.dtype}")'
-        )
-        self.values[handle] = access.name, (pattern.operand, access.indices) if pattern else None
-        if kind == "result":
-            self.result_handle = handle
-        return self.buffers[key]
-
+class _Writer(Declarations):
     # -- expressions -------------------------------------------------------------------------------
 
     def _load(self, access: Access) -> str:
-        name, pattern = self._buffer(access)
+        name, pattern = self.buffer(access)
         places = [str(i) for i in access.indices]
         if pattern:
             places = [places[d] for d in pattern.dims]
@@ -273,7 +80,7 @@ class _Writer:
             return f'T.cast({tree.name}, "{acc}")'
         if isinstance(tree, Access):
             load = self._load(tree)
-            return load if self._form(tree).dtype == acc else f'T.cast({load}, "{acc}")'
+            return load if self.form(tree).dtype == acc else f'T.cast({load}, "{acc}")'
         assert isinstance(tree, Call)
         op, args = tree.op, tree.args
         if op == "**":
@@ -319,13 +126,13 @@ class _Writer:
 
     def _plan(self, term: Term, result: Access, mask: Access | None) -> tuple[Drivers, list[str]]:
         """What bounds the iteration of a term, and the order of its indices."""
-        where = domain(term.value, self._sparse)
+        where = domain(term.value, self.sparse)
         if mask:
             where = tuple(dict.fromkeys(s | {mask} for s in where))
-        found = drivers(where, lambda x: None not in x.plain and len(set(x.plain)) == len(x.plain))
-        taken = [x for x in found.accesses if driven(x, levels_of(x, self._form(x)))]
+        bounds = drivers(where, lambda x: None not in x.plain and len(set(x.plain)) == len(x.plain))
+        taken = [x for x in bounds.accesses if driven(x, levels_of(x, self.form(x)))]
         taken = self._merging(taken)
-        if self.assembled and any(REPEATED in self._form(x).levels for x in taken):
+        if self.assembled and any(REPEATED in self.form(x).levels for x in taken):
             raise ValueError("no operand in COO, whose rows repeat")
         out = [n for n in result.plain if n]
         names = list(
@@ -333,16 +140,16 @@ class _Writer:
                 [*indices_of(term.value), *out, *(n for x in taken for n in x.plain if n)]
             )
         )
-        flat = [x for x in accesses(term.value) if not self._sparse(x)]
-        flat += [] if self._sparse(result) else [result]
+        flat = [x for x in accesses(term.value) if not self.sparse(x)]
+        flat += [] if self.sparse(result) else [result]
         rows = out[0] if self.assembled and result is self.result else None
         while True:
             order = visit_order(names, out, [(x, self._known_form(x)) for x in taken], flat, rows)
             gone = taken[-1:] if order is None else self._apart(taken, order)
             if order is not None and not gone:
-                exact = found.exact and len(taken) == len(found.accesses)
-                return Drivers(tuple(taken), found.meet, exact), order
-            taken = [] if found.meet == "union" else [x for x in taken if x not in gone]
+                exact = bounds.exact and len(taken) == len(bounds.accesses)
+                return Drivers(tuple(taken), bounds.meet, exact), order
+            taken = [] if bounds.meet == "union" else [x for x in taken if x not in gone]
 
     def _apart(self, taken: Sequence[Access], order: Sequence[str]) -> list[Access]:
         """Accesses whose axes cannot merge with those before, as compressed ones are above both."""
@@ -362,23 +169,23 @@ class _Writer:
 
     def _known_form(self, access: Access) -> Storage:
         """The storage, in the order that an iteration before has settled."""
-        form, key = self._form(access), (self._pattern_name(access), access.indices)
+        form, key = self.form(access), (self.pattern_name(access), access.indices)
         if key in self.patterns and form.order is None:
             return Storage(form.dtype, form.rank, form.levels, self.patterns[key].dims)
         return form
 
     def _merging(self, taken: list[Access]) -> list[Access]:
         """Without those whose coordinates repeat where others are."""
-        first = [x for x in taken if REPEATED in self._form(x).levels]
+        first = [x for x in taken if REPEATED in self.form(x).levels]
         if not first:
             return taken
         at = {n for n in first[0].plain if n}
         return [first[0], *(x for x in taken if x != first[0] and at.isdisjoint(x.plain))]
 
-    def _loops(self, found: Drivers, order: list[str]) -> dict[str, str]:
+    def _loops(self, bounds: Drivers, order: list[str]) -> dict[str, str]:
         """The axis of each index."""
         patterns = list(
-            {id(p): p for p in (self._pattern(x, order) for x in found.accesses)}.values()
+            {id(p): p for p in (self.pattern(x, order) for x in bounds.accesses)}.values()
         )
         loops: dict[str, str] = {}
         visited = {"": str(self.root)}  # the axis of each loop
@@ -406,14 +213,14 @@ class _Writer:
             ]  # fmt: skip
             texts = tuple(dict.fromkeys(x[1] for x in here))
             if not texts:
-                loops[index] = visited[index] = self._dense(index)
+                loops[index] = visited[index] = self.dense(index)
             elif len(texts) == 1:
                 loops[index], visited[index] = texts[0], here[0][0]
             else:
-                key = found.meet, *texts
+                key = bounds.meet, *texts
                 if key not in self.merged:
                     wish = "_".join(a for a, *_ in here)
-                    self.merged[key] = self._axis(wish, f"T.{found.meet}({', '.join(texts)})")
+                    self.merged[key] = self.axis(wish, f"T.{bounds.meet}({', '.join(texts)})")
                 loops[index] = visited[index] = self.merged[key]
             inside[index] = {a for a, *_ in here} or {loops[index]}
         self._begin(patterns)
@@ -435,7 +242,7 @@ class _Writer:
         axes, names = list(loops.values()), list(loops)
         kinds = "".join("S" if n in out else "R" for n in names)
         if self.at_root != "0" or not axes:
-            self.root = self.root or self._axis("O", "T.dense_fixed(1{})")
+            self.root = self.root or self.axis("O", "T.dense_fixed(1{})")
             axes, names, kinds = [self.root, *axes], [self.origin, *names], f"S{kinds}"
         elif fuse > 1:
             axes = [f"T.fuse({', '.join(axes[:fuse])})", *axes[fuse:]]
@@ -444,7 +251,7 @@ class _Writer:
 
     def _store(self, result: Access, op: str, value: Tree) -> str:
         """An update of the result."""
-        target, dtype = self._load(result), self._form(result).dtype
+        target, dtype = self._load(result), self.form(result).dtype
         held = target if dtype == self.acc else f'T.cast({target}, "{self.acc}")'
         symbol = {"sum": "+", "prod": "*"}.get(op)
         text = self._wrapped(value, PRECEDENCE[symbol] + 1 if symbol else 0)
@@ -452,7 +259,7 @@ class _Writer:
 
     def _set(self, result: Access, text: str) -> str:
         """The result set to what is computed."""
-        dtype = self._form(result).dtype
+        dtype = self.form(result).dtype
         value = text if dtype == self.acc else f'T.cast({text}, "{dtype}")'
         return f"{self._load(result)} = {value}"
 
@@ -469,11 +276,13 @@ class _Writer:
         result, op, name = step.result, step.op, step.result.name
         out = [n for n in result.plain if n]
         if step.like:
-            self._pattern(step.like)
+            self.pattern(step.like)
         elif not self.assembled:
             for n in out:
-                self._dense(n)
+                self.dense(n)
         plans = [(t, *self._plan(t, result, step.like)) for t in step.terms]
+        for term, bounds, _ in plans:
+            self._check_searched([*accesses(term.value), result], bounds)
         # Terms without reductions that are visited everywhere set the result, in one iteration.
         whole = [t.value for t, by, _ in plans if op == "sum" and not t.over and not by.accesses]
         plans = [p for p in plans if op != "sum" or p[0].over or p[1].accesses]
@@ -482,17 +291,17 @@ class _Writer:
         if whole:
             value = reduce(lambda x, y: Call("+", (x, y)), whole)
             line = self._store(result, op, value) if begun else self._set(result, self._text(value))
-            self._iterate({n: self._dense(n) for n in out}, out, f"{name}_set", [line])
+            self._iterate({n: self.dense(n) for n in out}, out, f"{name}_set", [line])
             begun = True
-        for n, (term, found, order) in enumerate(plans):
-            if op != "sum" and not found.exact:
+        for n, (term, bounds, order) in enumerate(plans):
+            if op != "sum" and not bounds.exact:
                 raise ValueError(
                     f"'{op}' of '{name}': expected a term that is bounded by one sparse operand, "
                     "a product, or a sum of operands at the same indices; reduce its parts"
                 )
-            loops = self._loops(found, order)
+            loops = self._loops(bounds, order)
             covered = self.assembled or (
-                self._covers(found, step.like) if step.like
+                self._covers(bounds, step.like) if step.like
                 else all(loops[i] == self.dense_axes.get(i) for i in out)
             )  # fmt: skip
             body = [self._store(result, op, term.value)]
@@ -503,22 +312,33 @@ class _Writer:
             elif not begun:
                 self._clear(step)
             begun = True
-            rank = len(out) if step.like and self._covers(found, step.like) else 0
+            rank = len(out) if step.like and self._covers(bounds, step.like) else 0
             fuse = rank if set(order[:rank]) == set(out) else 0
             self._iterate(loops, out, f"{name}_{n}" if len(plans) > 1 else name, body, fuse)
 
-    def _covers(self, found: Drivers, like: Access) -> bool:
+    def _check_searched(self, read: Sequence[Access], bounds: Drivers) -> None:
+        """Refuse operands whose rows repeat where another one, or none, says what is visited."""
+        visited = {(self.pattern_name(x), x.indices) for x in bounds.accesses}
+        for x in read:
+            repeats = REPEATED in self.form(x).levels
+            if repeats and (self.pattern_name(x), x.indices) not in visited:
+                raise ValueError(
+                    f"operand '{x.name}': expected a format that can be searched, such as 'csr', "
+                    "where it does not bound what is visited; the rows of 'coo' repeat"
+                )
+
+    def _covers(self, bounds: Drivers, like: Access) -> bool:
         """Whether an iteration visits all that the pattern of the result stores."""
-        key = self._pattern_name(like), like.indices
-        return all((self._pattern_name(x), x.indices) == key for x in found.accesses)
+        key = self.pattern_name(like), like.indices
+        return all((self.pattern_name(x), x.indices) == key for x in bounds.accesses)
 
     def _clear(self, step: Assignment) -> None:
         """An iteration that sets all of a result to what its reduction begins with."""
         result, kept = step.result, self.at_root
         out = [n for n in result.plain if n]
-        loops, patterns = {n: self._dense(n) for n in out if not step.like}, []
+        loops, patterns = {n: self.dense(n) for n in out if not step.like}, []
         if step.like:
-            p = self._pattern(step.like)
+            p = self.pattern(step.like)
             loops = {str(step.like.plain[d]): axis for d, axis in zip(p.dims, p.axes, strict=True)}
             patterns = [p]
         self._begin(patterns)
@@ -530,13 +350,13 @@ class _Writer:
         for step in self.steps:
             if step.like:
                 # A result over the pattern of an operand has its axes.
-                form = self._form(step.like)
+                form = self.form(step.like)
                 own = Storage(
                     self.operands[step.result.name].dtype,
                     form.rank,
                     form.levels,
                     form.order,
-                    self._pattern_name(step.like),
+                    self.pattern_name(step.like),
                 )
                 self.operands[step.result.name] = own
             self._assign(step)

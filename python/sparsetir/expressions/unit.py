@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
+import tvm_ffi
+from tvm import tirx
 
-from sparsetir.expressions.operands import Stored, stored
-from sparsetir.expressions.program import Key, Program
+from sparsetir.expressions.declarations import Key
+from sparsetir.expressions.levels import LevelArrays, Reordered, level_arrays
+from sparsetir.expressions.program import Program
+from sparsetir.expressions.row_sums import MOST_CHANGES, is_row_sum, slices_of
 from sparsetir.formats.pattern import Pattern
-from sparsetir.runtime.arrays import empty, is_torch
+from sparsetir.runtime.arrays import check_memory, count_writes, empty, plain_view, to_numpy
 from sparsetir.runtime.assembled import AssembledKernel, build_assembled
 from sparsetir.runtime.build import build
 from sparsetir.runtime.kernel import Kernel
+from sparsetir.schedules.templates.spmv import SlicedRows, apply
 from sparsetir.sparse_ir.gradient import gradient, transposed_axes
 from sparsetir.sparse_ir.nodes import SparseFunc, stores_of
 
@@ -37,6 +42,7 @@ class Unit:
     values: dict[str, tuple[str, Key | None]]
     result: str
     levels: dict[Key, tuple[str, ...]]
+    _sliced: dict[SlicedRows, Kernel] = field(default_factory=dict)
 
     @classmethod
     def of(cls, program: Program) -> Unit:
@@ -46,8 +52,20 @@ class Unit:
 
     @cached_property
     def kernel(self) -> Kernel:
-        """What computes it."""
+        """What computes it, with the default schedule."""
         return build(self.func)
+
+    @cached_property
+    def sums_rows(self) -> bool:
+        """Whether it is a sum of products over what the rows of one matrix store."""
+        return is_row_sum(self.func)
+
+    def sliced(self, config: SlicedRows) -> Kernel:
+        """What computes such a sum with rows in slices."""
+        key = config.compiled
+        if key not in self._sliced:
+            self._sliced[key] = build(self.func, schedule=apply, config=config)
+        return self._sliced[key]
 
     @cached_property
     def inputs(self) -> list[str]:
@@ -92,17 +110,17 @@ class Unit:
 
 def settled(
     unit: Unit, sizes: Mapping[object, int], patterns: Mapping[str, Pattern], idtype: str
-) -> tuple[dict[str, Any], dict[Key, Stored]]:
+) -> tuple[dict[str, Any], dict[Key, LevelArrays]]:
     """The arguments that follow from sizes and patterns, by name, and the patterns as stored."""
     program = unit.program
     known: dict[str, Any] = {p: sizes[of] for p, of in program.sizes.items() if of in sizes}
     axes = {str(a.name): a for a in unit.func.axes}
-    kept: dict[Key, Stored] = {}
+    kept: dict[Key, LevelArrays] = {}
     for key, pattern in program.patterns.items():
         names = unit.levels[key]
         if not all(n in axes for n in names):
             continue  # which a gradient does not need
-        kept[key] = stored(patterns[pattern.operand], pattern.levels, unit.dims(key), idtype)
+        kept[key] = level_arrays(patterns[pattern.operand], pattern.levels, unit.dims(key), idtype)
         for name, (ptr, idx), n in zip(names, kept[key].arrays, kept[key].lengths, strict=True):
             axis = axes[name]
             if idx is not None:
@@ -113,54 +131,111 @@ def settled(
     return known, kept
 
 
+class _Run:
+    """A kernel with the arguments that follow from patterns and sizes.
+
+    chosen : numbers that the kernel leaves open
+    packed : for each argument that is made of values its place, that of the values, and the order
+    """
+
+    def __init__(
+        self, unit: Unit, kernel: Kernel, known: Mapping[str, Any],
+        chosen: Mapping[str, int] | None = None,
+    ) -> None:  # fmt: skip
+        self.kernel, signature = kernel, kernel.signature
+        self._names = [*unit.inputs, unit.result]
+        numbers = {n: x for n, x in (chosen or {}).items() if n in kernel.computed}
+        known = {**known, **(kernel.compute(known, numbers) if kernel.computed else {})}
+        kept = [None if n in self._names else known.get(n) for n in signature.passed]
+        self._args: list[Any] = [
+            tvm_ffi.from_dlpack(plain_view(x)) if isinstance(x, np.ndarray) else x for x in kept
+        ]
+        self._places = [signature.passed.index(n) for n in self._names]
+        self.packed: list[tuple[int, int, Reordered]] = []
+        for name in signature.of_values:
+            read, order = (str(kernel.computed[name][what])[1:] for what in ("values", "order"))
+            at = signature.passed.index(name), unit.inputs.index(read)
+            self.packed.append((*at, Reordered(known[order].astype(np.intp))))
+
+    def __call__(self, values: Sequence[Any], out: Any, steady: Sequence[bool]) -> None:
+        args, arrays, numpy = self._args.copy(), [*values, out], True
+        for place, x in zip(self._places, arrays, strict=True):
+            args[place] = x
+            numpy = numpy and type(x) is np.ndarray
+        for place, at, order in self.packed:
+            args[place] = order.of(to_numpy(values[at]), len(steady) > at and steady[at])
+        if not numpy:
+            check_memory(self.kernel.name, self._names, arrays)
+        try:  # TVM checks arrays; what follows of the patterns is known
+            self.kernel.run_unchecked(args)
+        except (TypeError, ValueError, BufferError, RuntimeError) as error:
+            self.kernel.run_refused(args, error)
+        if type(out) is not np.ndarray:
+            count_writes([out])
+
+
 class Bound:
     """A unit for patterns and sizes: called with values.
 
     unit : the unit
     sizes : of each index, and of dimensions of operands
     patterns : of operands by name
+    steady : whether values of patterns are mostly the same, see :class:`Reordered`
     """
 
     def __init__(
-        self, unit: Unit, sizes: Mapping[object, int], patterns: Mapping[str, Pattern], idtype: str
-    ) -> None:
+        self, unit: Unit, sizes: Mapping[object, int], patterns: Mapping[str, Pattern], idtype: str,
+        steady: bool = False,
+    ) -> None:  # fmt: skip
         self.unit, self.sizes, self.idtype = unit, sizes, idtype
         self._gradients: dict[str, Bound] = {}
-        self._checked = False  # whether the kernel has seen the patterns
-        known, self.stored = settled(unit, sizes, patterns, idtype)
-        names = unit.kernel.signature.names
-        given = {*unit.inputs, unit.result}
-        self._args = [None if n in given else known.get(n) for n in names]
-        self.sources = [(unit.values[n][0], n) for n in unit.inputs]
-        self._places = [names.index(n) for n in unit.inputs]
-        self.held: object = None  # what drops it where a pattern is gone
-        self._at = names.index(unit.result)
+        self._known, self.stored = settled(unit, sizes, patterns, idtype)
+        # For each array that is read its operand, and what brings its values into order, if any.
+        keys = [unit.values[n][1] for n in unit.inputs]
+        arrays = [None if key is None else self.stored[key] for key in keys]
+        self.sources = [
+            (unit.values[n][0], None if x is None or x.take is None else x)
+            for n, x in zip(unit.inputs, arrays, strict=True)
+        ]
         buffer = next(
             b for b in unit.func.buffers
             if b.handle is not None and b.handle.name == unit.result
         )  # fmt: skip
         self.dtype, over = buffer.dtype, unit.values[unit.result][1]
+        self.over = None if over is None else self.stored[over]
         self.shape: tuple[int, ...] = ()
-        if over is not None:
-            self.shape = (self.stored[over].places,)
+        if self.over is not None:
+            self.shape = (self.over.places,)
         elif buffer.axes:
-            self.shape = tuple(known[str(s.name)] for s in buffer.var.ty.shape)
+            self.shape = tuple(
+                int(s) if isinstance(s, tirx.IntImm) else self._known[str(s.name)]
+                for s in buffer.var.ty.shape
+            )
+        slices = None
+        if steady and len(self.stored) == 1 and self.over is None:
+            (levels,) = self.stored.values()
+            slices = slices_of(*levels.arrays[-1], self.shape, self.dtype)
+        if slices is not None and unit.sums_rows:
+            config, numbers = slices
+            self._run = _Run(unit, unit.sliced(config), self._known, numbers)
+        else:
+            self._run = _Run(unit, unit.kernel, self._known)
 
-    def __call__(self, values: Sequence[Any], out: Any) -> Any:
-        """Write the result, of values in the order of `sources`, each in that of its levels."""
-        args = self._args.copy()
-        for place, x in zip(self._places, values, strict=True):
-            args[place] = x
-        args[self._at] = out
-        kernel = self.unit.kernel
-        if self._checked and all(type(x) is np.ndarray for x in values):
-            try:  # TVM checks arrays; what follows of the patterns was checked before
-                kernel.run_unchecked(args)
-                return out
-            except (TypeError, ValueError, BufferError, RuntimeError):
-                self._checked = False
-        kernel(*args)
-        self._checked = not kernel.computed
+    @property
+    def kernel(self) -> Kernel:
+        """What computes it."""
+        return self._run.kernel
+
+    def __call__(self, values: Sequence[Any], out: Any, steady: Sequence[bool] = ()) -> Any:
+        """Write the result, of values in the order of `sources`, each in that of its levels.
+
+        steady : of values, see :class:`Reordered`
+        """
+        run = self._run
+        run(values, out, steady)
+        if run.packed and run.packed[0][2].changes > MOST_CHANGES:
+            # To pack takes longer than to do without.
+            self._run = _Run(self.unit, self.unit.kernel, self._known)
         return out
 
     def empty(self, torch: bool) -> Any:
@@ -171,30 +246,9 @@ class Bound:
 
         return tensor(self.shape, dtype=torch_dtype(self.dtype))
 
-    def ordered(self, param: str, values: Any) -> Any:
-        """Values in the order of their pattern, as the unit takes them."""
-        key = self.unit.values[param][1]
-        return values if key is None else self.stored[key].values(values)
-
     def natural(self, values: Any) -> Any:
         """The result, from the order of its levels to that of its pattern."""
-        key = self.unit.values[self.unit.result][1]
-        return values if key is None else self.restored(key, values)
-
-    def restored(self, key: Key, values: Any) -> Any:
-        """Values of a pattern in its own order."""
-        take = self.stored[key].take
-        if take is None:
-            return values
-        count = self.stored[key].padded
-        there = np.flatnonzero(take < (len(take) if count is None else count))
-        place = np.empty(len(there), np.int64)
-        place[take[there]] = there
-        if is_torch(values):
-            import torch
-
-            return values.index_select(0, torch.from_numpy(place))
-        return values.take(place)
+        return values if self.over is None else self.over.restored(values)
 
     def gradient(self, param: str, patterns: Mapping[str, Pattern]) -> Bound:
         """The gradient for an input, bound to the same."""

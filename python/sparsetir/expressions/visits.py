@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from sparsetir.expressions.assignments import Domain
-from sparsetir.expressions.notation import Access
 from sparsetir.expressions.storage import Storage
+from sparsetir.expressions.trees import Access
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ def drivers(where: Domain, usable: Callable[[Access], bool]) -> Drivers:
     usable : whether all dimensions of an access are indices by themselves, which differ
     """
     if len(where) == 1:
-        (found,) = where
-        taken = tuple(sorted(found, key=lambda x: x.at))
+        (required,) = where
+        taken = tuple(sorted(required, key=lambda x: x.at))
         return Drivers(taken, "intersect", all(map(usable, taken)))
     single = [x for s in where if len(s) == 1 for x in s]
     same = len({x.plain for x in single}) == 1 and all(map(usable, single))

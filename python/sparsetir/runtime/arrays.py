@@ -7,6 +7,7 @@ write memory as it is. All entrances ask here: kernels, plans, sparse matrices.
 from __future__ import annotations
 
 import ctypes
+import math
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -140,12 +141,14 @@ def empty(shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
     Those of `np.empty` begin 16 bytes behind one where they are large, so that every other vector
     of 32 bytes, and each of 64, is loaded from two lines.
     """
-    found = np.empty(shape, dtype)
-    if found.nbytes < LEAST_ALIGNED:
-        return found
-    memory = np.empty(found.nbytes + CACHE_LINE, np.uint8)
+    dtype = np.dtype(dtype)
+    size = math.prod(shape) * dtype.itemsize
+    if size < LEAST_ALIGNED:
+        return np.empty(shape, dtype)
+    # One allocation alone: of two, freed together, the C library gives the memory back each time.
+    memory = np.empty(size + CACHE_LINE, np.uint8)
     begin = -memory.__array_interface__["data"][0] % CACHE_LINE
-    return memory[begin : begin + found.nbytes].view(found.dtype).reshape(shape)
+    return memory[begin : begin + size].view(dtype).reshape(shape)
 
 
 def at_cache_line(array: Any) -> Any:

@@ -1,0 +1,185 @@
+"""Expressions of operands of known types: their programs, kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cached_property, reduce
+from typing import NamedTuple
+
+from sparsetir.expressions.assignments import Assignment, Term, assignments, domain
+from sparsetir.expressions.checks import (
+    HALVES,
+    check_like,
+    check_ranks,
+    common_dtype,
+    computed_in,
+)  # fmt: skip
+from sparsetir.expressions.notation import in_semiring, parse
+from sparsetir.expressions.operands import Operand, idtype_of
+from sparsetir.expressions.program import Program, program
+from sparsetir.expressions.storage import Storage, csf_levels, storage
+from sparsetir.expressions.trees import Call, Statement, accesses
+from sparsetir.expressions.unit import Unit
+from sparsetir.expressions.visits import drivers
+from sparsetir.runtime.refusals import wrong
+
+MOST_KEPT = 256  # expressions with kernels
+MOST_FIXED = 4  # sets of sizes that an expression has kernels for
+LARGEST_FIXED = 1024
+Sizes = tuple[tuple[str, int], ...]
+LIKE = "PATTERN"  # the operand whose pattern a result has, where it is no other one
+
+
+class Options(NamedTuple):
+    """What callers say beside operands; as of :func:`sparsetir.einsum`, `like` by name.
+
+    formats : pairs of operands and formats
+    """
+
+    reduce: str = "sum"
+    semiring: str = "plus_times"
+    like: str | None = None
+    format: str | None = None
+    formats: tuple[tuple[str, object], ...] = ()
+
+
+class Compiled:
+    """An expression of operands of some types.
+
+    statement : the expression
+    forms : the storage of each operand by name
+    dtype : of the result
+    acc : the type that is computed in
+    """
+
+    def __init__(
+        self, who: str, statement: Statement, forms: Mapping[str, Storage], dtype: str, acc: str,
+        idtype: str, options: Options,
+    ) -> None:  # fmt: skip
+        self.who, self.statement, self.dtype, self.acc = who, statement, dtype, acc
+        self.idtype, self.options, self.forms = idtype, options, dict(forms)
+        self.like = like = options.like
+        self.result_name = statement.result.name
+        self.forms[self.result_name] = Storage(dtype, len(statement.result.indices))
+        self.steps = assignments(statement, self.forms, like)
+        self._units: dict[object, list[Unit]] = {}
+        self._fixed: set[Sizes] = set()
+
+    def fixed(self, sizes: Mapping[object, int]) -> Sizes:
+        """Sizes that are compiled in: of features, which are indices of no sparse operand.
+
+        A kernel for all of them has many versions, and takes several times as long to compile. It
+        is the one for other sizes, once there were some.
+        """
+        read = [x for s in self.steps for t in s.terms for x in accesses(t.value)]
+        read += [s.like for s in self.steps if s.like]
+        sparse = [x for x in read if x.name in self.forms and self.forms[x.name].sparse]
+        others = {name for x in sparse for index in x.indices for name, _ in index.terms}
+        features = tuple([
+            (n, size) for n, size in sizes.items()
+            if sparse and isinstance(n, str) and n not in others and 1 < size <= LARGEST_FIXED
+        ])  # fmt: skip
+        if features in self._fixed or len(self._fixed) < MOST_FIXED:
+            self._fixed.add(features)
+            return features
+        return ()
+
+    def units(self, steps: tuple[Assignment, ...], fixed: Sizes, apart: bool) -> list[Unit]:
+        """One program of all assignments; or one for each, of which gradients are derived."""
+        key = steps, fixed, apart
+        if key not in self._units:
+            forms, sizes = self.forms, dict(fixed)
+            programs = (
+                self._apart(steps, sizes) if apart
+                else [program(steps, forms, self.acc, self.idtype, fixed=sizes)]
+            )  # fmt: skip
+            self._units[key] = [Unit.of(p) for p in programs]
+        return self._units[key]
+
+    def _apart(self, steps: tuple[Assignment, ...], sizes: Mapping[str, int]) -> list[Program]:
+        forms, out = dict(self.forms), []
+        for step in steps:
+            dtype = self.dtype if step is steps[-1] else self.acc
+            name, rank = step.result.name, len(step.result.indices)
+            forms[name] = Storage(dtype, rank)
+            alone = replace(step, accumulates=False)
+            out.append(program([alone], forms, self.acc, self.idtype, fixed=sizes))
+            if step.like:
+                of = forms[step.like.name]
+                forms[name] = replace(of, dtype=dtype, pattern=of.pattern or step.like.name)
+        return out
+
+    @cached_property
+    def assembling(self) -> list[Unit]:
+        """Programs of sparse results, which add up."""
+        *before, last = self.steps
+        value = reduce(lambda x, y: Call("+", (x, y)), [t.value for t in last.terms])
+        parts = [replace(last, terms=(t,)) for t in last.terms]
+        if not any(t.over for t in last.terms) and value is not None and last.op == "sum":
+            where = domain(
+                value, lambda x: self.forms[x.name].sparse if x.name in self.forms else False
+            )
+            if drivers(where, lambda x: None not in x.plain).exact:
+                parts = [replace(last, terms=(Term(value, ()),))]
+        programs = [
+            program([*before, p], self.forms, self.acc, self.idtype, assembled=True) for p in parts
+        ]
+        return [Unit.of(p) for p in programs]
+
+
+_all: dict[object, Compiled] = {}
+
+
+def compiled(who: str, text: str, operands: Mapping[str, Operand], options: Options) -> Compiled:
+    """The programs of an expression for operands of these types, kept."""
+    shared: dict[int, str] = {}
+    types = tuple([
+        (n, x.dtype, len(x.shape), x.constant,
+         None if x.pattern is None else shared.setdefault(id(x.pattern), n))
+        for n, x in operands.items()
+    ])  # fmt: skip
+    idtype = idtype_of(operands.values())
+    key = text, options, types, idtype
+    expression = _all.get(key)
+    if expression is None:
+        expression = _new(who, text, operands, options, shared, idtype)
+        if len(_all) >= MOST_KEPT:
+            _all.pop(next(iter(_all)), None)
+        _all[key] = expression
+    return expression
+
+
+def _new(
+    who: str, text: str, operands: Mapping[str, Operand], options: Options,
+    shared: Mapping[int, str], idtype: str,
+) -> Compiled:  # fmt: skip
+    ranks = {n: len(x.shape) for n, x in operands.items()}
+    parsed = parse(text, who, [r for n, r in ranks.items() if n != LIKE])
+    statement = in_semiring(parsed, options.reduce, options.semiring, who)
+    check_ranks(who, statement, ranks)
+    if options.like is not None:
+        check_like(who, statement, ranks[options.like])
+    read = [operands[n] for n in dict.fromkeys(x.name for x in accesses(statement.value))]
+    constants = [x.dtype for x in read if x.constant]
+    dtype = common_dtype([x.dtype for x in read if not x.constant], constants)
+    acc = computed_in(statement, dtype)
+    forms: dict[str, Storage] = {}
+    chosen = dict(options.formats)
+    for n, x in operands.items():
+        forms[n] = Storage(x.dtype, ranks[n])
+        if x.pattern is not None and n in chosen:
+            forms[n] = storage(who, n, chosen[n], ranks[n], x.dtype)
+        elif x.pattern is not None:
+            other = shared[id(x.pattern)]
+            pattern = None if other == n or other in chosen else other
+            forms[n] = replace(forms[n], levels=csf_levels(ranks[n]), pattern=pattern)
+    if options.format is not None and (statement.accumulates or options.like):
+        raise wrong(who, "format", "None beside `like` and +=", repr(options.format))
+    if options.format not in (None, "csr"):
+        raise wrong(who, "format", "'csr', or None for a dense result", repr(options.format))
+    if options.format and len(statement.result.indices) != 2:
+        expected = "a result with two indices"
+        raise wrong(who, "format", expected, f"{statement.result}; give `like` instead")
+    result = dtype if dtype in HALVES else acc
+    return Compiled(who, statement, forms, result, acc, idtype, options)

@@ -1,0 +1,64 @@
+"""Sums over what rows store, with rows in slices where that pays.
+
+As :func:`sparsetir.plan` of "spmv" has it: the values of slices are packed, which takes longer than
+the sum. So it is for values that are mostly the same, of many elements in short rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from tvm import ir
+
+from sparsetir.runtime import pool
+from sparsetir.schedules.multiversion import WORK_OF_THREADS
+from sparsetir.schedules.operators.problems import CsrPattern, Spmm
+from sparsetir.schedules.targets import l2_bytes, resolve_target, vector_bits
+from sparsetir.schedules.templates.shapes import ShapeError, row_sum
+from sparsetir.schedules.templates.spmv import SlicedRows, arrange
+from sparsetir.sparse_ir.nodes import SparseFunc, nodes_of, sparse_iterations
+from sparsetir.sparse_ir.reduction import reduction_of
+from sparsetir.sparse_ir.schedule import Schedule
+
+DTYPES = ("float32", "float64")
+LEAST = 1 << 14  # elements
+LONG = 32  # elements of an average row from which on it is summed along itself as well
+MOST_CHANGES = 3  # of values, after which they are not packed again
+
+
+def is_row_sum(func: SparseFunc) -> bool:
+    """Whether a program is a sum of products, such as a matrix times a vector, of a CSR matrix."""
+    try:
+        rows = row_sum(Schedule(func), "einsum")
+    except ShapeError:
+        return False
+    (it,) = sparse_iterations(func)
+    _, columns = it.axes
+    reduction = reduction_of(it.body)
+    return (
+        columns.kind == "sparse_variable"
+        and columns.unique
+        and len(rows.stored) == 1
+        and reduction is not None
+        and reduction.operator == "sum"
+        and not reduction.conditions
+        and not nodes_of(ir.Call, it.body)
+    )
+
+
+def slices_of(
+    ptr: np.ndarray | None, idx: np.ndarray | None, shape: tuple[int, ...], dtype: str
+) -> tuple[SlicedRows, Mapping[str, int]] | None:
+    """The config of slices for a result of a shape, and the numbers it chooses; or None."""
+    if ptr is None or idx is None or dtype not in DTYPES or shape != (len(ptr) - 1,):
+        return None
+    (m,) = shape
+    if not LEAST <= len(idx) < LONG * m:
+        return None
+    problem = Spmm(dtype, ptr.dtype.name)
+    config = SlicedRows.for_pattern(
+        problem, m, len(idx), threads=pool.count(), work_of_threads=WORK_OF_THREADS,
+        vector_bits=vector_bits(resolve_target("llvm")), cache=l2_bytes(),
+    )  # fmt: skip
+    return config, arrange(CsrPattern(ptr, idx, (m, 0)), problem, config).overrides
