@@ -17,6 +17,7 @@ from sparsetir.ops.structure import Structure
 from sparsetir.ops.tensors import DTYPES, launch, target_of
 from sparsetir.planning.along_request import of_edges
 from sparsetir.planning.plan import made_for
+from sparsetir.planning.request import default_threads
 from sparsetir.planning.run_plan import compiled_by
 from sparsetir.runtime.arrays import dtype_name
 from sparsetir.runtime.kernel import Kernel
@@ -166,7 +167,8 @@ def _run(
         recorded = problem is not EdgeMessages and not wanted.gpu
         return made_for(wanted, make, (lambda: of.pattern.in_order) if recorded else None)
 
-    kernel = structure.derived((problem, *kind, *features, *sizes.values()), made)
+    at = problem, *kind, *features, *sizes.values(), default_threads()
+    kernel = structure.derived(at, made)
     arrays = _arrays_of(structure)
     pattern = {"indptr": arrays.indptr, "indices": arrays.indices}
     pattern |= {"m": structure.m, "n": structure.n, "nnz": structure.nnz}
