@@ -15,6 +15,12 @@ where its bounds are negative ("cannot make uint from negative value")::
     T.Cast("uint32", i - 5)    T.Select(i - 5 == 0, 0, T.reinterpret("uint32", i - 5))
 
 as TVM also fails on the bits of what it knows to be 0 ("requires pointer result type").
+
+Divisors that are negative constants become positive, since `RenormalizeSplitPattern` of TVM 0.27
+takes `x % 2 // -2` for `x // -2 % -1`, which is 0::
+
+    i // -2                    0 - i // 2 - T.Select(i % 2 == 0, 0, 1)
+    i % -2                     T.Select(i % 2 == 0, 0, i % 2 - 2)
 """
 
 from __future__ import annotations
@@ -48,8 +54,21 @@ def supported_operations(func: tirx.PrimFunc, gpu: bool) -> tirx.PrimFunc:
         (kind, lambda x, as_=as_: as_(x.a, x.b) if dtype_of(x) == "bool" else x)
         for kind, as_ in BOOLEAN.items()
     ]
+    rules += [(tirx.FloorDiv, _divided), (tirx.FloorMod, _divided)]
     rules += [(ir.Call, _call), *([] if gpu else [(tirx.Cast, _cast)])]
     return with_body(func, map_expr(func.body, rules))
+
+
+def _divided(x: Any) -> Any:
+    least = -(1 << tvm.DataType(dtype_of(x)).bits - 1)
+    if not isinstance(x.b, tirx.IntImm) or not least < int(x.b) < 0:
+        return x
+    by, none = tirx.IntImm(x.b.ty, -int(x.b)), zero(dtype_of(x))
+    rest = tirx.floormod(x.a, by)
+    if isinstance(x, tirx.FloorMod):
+        return tirx.Select(tirx.EQ(rest, none), none, rest - by)
+    more = tirx.Select(tirx.EQ(rest, none), none, tirx.IntImm(x.b.ty, 1))
+    return none - tirx.floordiv(x.a, by) - more
 
 
 def _cast(x: Any) -> Any:

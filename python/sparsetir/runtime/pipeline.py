@@ -37,6 +37,7 @@ from sparsetir.schedules.passes.ieee_floats import ieee_floats
 from sparsetir.schedules.passes.launches import accessed_by_host, binds_threads
 from sparsetir.schedules.passes.locals_apart import locals_apart
 from sparsetir.schedules.passes.locals_on_stack import locals_on_stack
+from sparsetir.schedules.passes.loops_from_zero import loops_from_zero
 from sparsetir.schedules.passes.parallel_loops import materialize_loop_kinds
 from sparsetir.schedules.passes.rounded_bfloat16 import rounded_bfloat16
 from sparsetir.schedules.passes.serial_lanes import serial_lanes
@@ -79,14 +80,14 @@ LAST: dict[bool, tuple[Callable[..., tirx.PrimFunc], ...]] = {
         lambda func, _: locals_apart(func),
         lambda func, _: locals_on_stack(func),
         lambda func, _: sound_tail_hints(func),
-        lambda func, _: bounded_shifts(serial_lanes(func)),
+        lambda func, _: bounded_shifts(loops_from_zero(serial_lanes(func))),
         lambda func, marked: whole_workspaces(func, {*map(str, marked.attrs.get(LAYOUTS, {}))}),
         lambda func, _: ieee_floats(supported_operations(func, gpu=False)),
     ),
     True: (
         lambda func, _: exact_constants(func),
         lambda func, _: sound_tail_hints(func),
-        lambda func, _: bounded_shifts(serial_lanes(func)),
+        lambda func, _: bounded_shifts(loops_from_zero(serial_lanes(func))),
         lambda func, _: ieee_floats(supported_operations(func, gpu=True)),
     ),
 }
