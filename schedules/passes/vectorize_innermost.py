@@ -175,7 +175,8 @@ class _Nest:
         pairs = list(zip(self.block.iter_vars, realize.iter_values, strict=True))
         self.outer = [(v, x) for v, x in pairs if x not in own]
         mapping = {v.var: x for v, x in pairs if x in own}
-        self.conditions, self.store = taken_apart(substitute(self.block.body, mapping))
+        self.conditions, store = taken_apart(substitute(self.block.body, mapping))
+        self.store: Any = store
         init = self.block.init
         self.init: Any = None if init is None else substitute(init, mapping)
         self.updates = init is None
@@ -272,7 +273,7 @@ class _Nest:
 
     def _widened(self) -> str | None:
         """The type that terms are combined in, if the result is read and stored through casts."""
-        value = getattr(self.store, "value", None)
+        value = self.store.value
         if not isinstance(value, tirx.Cast):
             return None
         wide, buffer = dtype_of(value.value), self.store.buffer

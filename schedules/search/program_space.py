@@ -133,7 +133,7 @@ def _known(size: Any, sizes: Mapping[str, int]) -> int | None:
     return int(size) if isinstance(size, tirx.IntImm) else None
 
 
-def default_of(func: SparseFunc, sizes: Mapping[str, int], gpu: bool = False) -> dict[str, Any]:
+def default_of(func: SparseFunc, sizes: Mapping[str, Any], gpu: bool = False) -> dict[str, Any]:
     """The choices for sizes that are known, on all threads; sizes of patterns are not compiled in.
 
     None where the default schedule is as good.
