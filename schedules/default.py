@@ -175,27 +175,26 @@ def bind_to_threads(func: tirx.PrimFunc) -> tirx.PrimFunc:
         chosen = [loops[n] for n in free]
         rest = [] if mixed else [loops[n] for n in range(len(loops)) if n not in free]
         # Loops are not fused: the product of two sizes could pass the range of their type.
-        first, last = chosen[0], chosen[-1]
+        first, last, pair = chosen[0], chosen[-1], ()
         if inner is not None:
-            lanes = _lanes(sch, inner)
-            blocks, threads = sch.split(first, [None, GPU_THREADS // lanes])
+            blocks, threads = sch.split(first, [None, GPU_THREADS // GPU_WARP])
             run_in_parallel(sch, threads, "threadIdx.y")
             chosen = [blocks, threads, *chosen[1:]]
-            _bind_threads(sch, leaf, inner, lanes)
+            _bind_threads(sch, leaf, inner, GPU_WARP)
         elif len(chosen) == 1:
             blocks, threads = sch.split(first, [None, GPU_THREADS])
             run_in_parallel(sch, threads, "threadIdx.x")
             chosen = [blocks, threads]
         else:
-            lanes = 1 if is_one(sch.get(loops[-1]).extent) else _lanes(sch, last, FEW_LANES)
+            lanes = 1 if is_one(sch.get(loops[-1]).extent) else _lanes(sch.get(last).extent)
             blocks, rows = sch.split(first, [None, GPU_THREADS // lanes])
             steps, threads = sch.split(last, [None, lanes])
-            run_in_parallel(sch, rows, "threadIdx.y")
-            run_in_parallel(sch, threads, "threadIdx.x")
-            chosen = [blocks, rows, steps, threads, *chosen[1:-1]]
+            pair, chosen = (rows, threads), [blocks, rows, threads, steps, *chosen[1:-1]]
         if rest or len(chosen) > 3:
             sch.reorder(*chosen, *rest)
         run_in_parallel(sch, blocks, "blockIdx.x")
+        if pair:  # both are free of races
+            run_in_parallel(sch, sch.fuse(*pair), "threadIdx.x", "ignore")
     return materialize_loop_kinds(_only(sch.mod))
 
 
@@ -231,11 +230,10 @@ def _thread_loop(sch: Any, leaf: Any) -> Any:
     return next((lp for lp in reversed(sch.get_loops(leaf)) if _is_open(sch, lp)), None)
 
 
-def _lanes(sch: Any, loop: Any, unknown: int = GPU_WARP) -> int:
-    """Threads for a loop: no more than it has visits, where these are known."""
-    extent = sch.get(loop).extent
+def _lanes(extent: Any) -> int:
+    """Threads beside each other for a loop: no more than it has visits, where these are known."""
     known = isinstance(extent, tirx.IntImm)
-    return min(GPU_WARP, 1 << (int(extent) - 1).bit_length()) if known else unknown
+    return min(GPU_WARP, 1 << (int(extent) - 1).bit_length()) if known else FEW_LANES
 
 
 def _bind_threads(sch: Any, leaf: Any, loop: Any, threads: int) -> None:

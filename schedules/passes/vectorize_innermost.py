@@ -103,7 +103,7 @@ def vectorize_innermost(
         nest = nests.get(loop.loop_var)
         if nest is None:
             return loop
-        lanes = bits // max(8, tvm.DataType(str(nest.store.buffer.ty.dtype)).bits)
+        lanes = bits // max(8, tvm.DataType(nest.dtype).bits)
         if is_zero(nest.along.extent):
             return loop
         if not nest.reduces:
@@ -129,7 +129,7 @@ def size_of_tiles(func: tirx.PrimFunc, bits: int) -> tuple[Any, int] | None:
         return None
     size = max(sizes, key=sizes.count)
     of_size = [n for n in nests if _same(n.along.extent, size)]
-    kinds = {str(n.store.buffer.ty.dtype) for n in of_size} - {"bool"}
+    kinds = {n.dtype for n in of_size} - {"bool"}
     widths = {sum_vectors(bits) * (bits // max(8, tvm.DataType(x).bits)) for x in kinds}
     return (size, max(widths)) if widths else None
 
@@ -175,10 +175,12 @@ class _Nest:
         pairs = list(zip(self.block.iter_vars, realize.iter_values, strict=True))
         self.outer = [(v, x) for v, x in pairs if x not in own]
         mapping = {v.var: x for v, x in pairs if x in own}
-        self.conditions, self.store = taken_apart(substitute(self.block.body, mapping))
+        self.conditions, store = taken_apart(substitute(self.block.body, mapping))
+        self.store: Any = store
         init = self.block.init
         self.init: Any = None if init is None else substitute(init, mapping)
         self.updates = init is None
+        self.dtype = self._widened() or str(self.store.buffer.ty.dtype)
 
     @staticmethod
     def of(loop: Any, func: Any) -> _Nest | None:
@@ -206,7 +208,8 @@ class _Nest:
         at, along = self.store.indices, self.along.loop_var
         (last,) = wide_indices(self.store.buffer, at)[-1:]
         body = under(self.conditions, self.store)
-        if not is_along(last, along):
+        one = self.reduces and is_one(self.along.extent) and self._widened()  # kept in a register
+        if not is_along(last, along) and not one:
             return False
         if not _contiguous_in(along, body, gathers=len(self.loops) == 1):
             return False
@@ -267,6 +270,16 @@ class _Nest:
         if high is not None and high <= width:
             return self._few(high, lanes, cache)
         return self._many(width, lanes, cache)
+
+    def _widened(self) -> str | None:
+        """The type that terms are combined in, if the result is read and stored through casts."""
+        value = self.store.value
+        if not isinstance(value, tirx.Cast):
+            return None
+        wide, buffer = dtype_of(value.value), self.store.buffer
+        read = [x.value for x in nodes_of(tirx.Cast, value.value) if dtype_of(x) == wide]
+        through = [x for x in read if isinstance(x, ir.TensorLoad) and x.source.same_as(buffer)]
+        return wide if len(through) == len(loads_of(value, buffer)) else None
 
     def _streams(self) -> bool:
         """Whether rows of an operand follow each other in memory, one for each term of a sum."""
@@ -373,8 +386,7 @@ class _Nest:
         name = self.along.loop_var.name
         tile = tirx.Var(f"{name}_tile", dtype)
         parts = [
-            (start, width, buffer_var([width], self.store.buffer.ty.dtype, "acc"))
-            for start, width in places(tile)
+            (start, width, buffer_var([width], self.dtype, "acc")) for start, width in places(tile)
         ]
         fresh = {
             lp.loop_var: tirx.Var(lp.loop_var.name, dtype_of(lp.loop_var)) for lp in self.others
@@ -397,7 +409,8 @@ class _Nest:
                 return tirx.BufferLoad(acc, [lane]) if mine else node
 
             def store(node: Any) -> Any:
-                return tirx.BufferStore(acc, node.value, [lane])
+                same = dtype_of(node.value) == self.dtype
+                return tirx.BufferStore(acc, node.value if same else node.value.value, [lane])
 
             body = self.store if self.updates else under(self.conditions, self.store)
             body = map_expr(body, [(ir.TensorLoad, load), (tirx.BufferStore, store)])
@@ -405,13 +418,15 @@ class _Nest:
 
         def write(acc: Any, lane: Any, mapping: Any) -> tirx.Stmt:
             index = [substitute(i, mapping) for i in self.store.indices]
-            return tirx.BufferStore(self.store.buffer, tirx.BufferLoad(acc, [lane]), index)
+            value = as_dtype(tirx.BufferLoad(acc, [lane]), self.store.buffer.ty.dtype)
+            return tirx.BufferStore(self.store.buffer, value, index)
 
         held = (
             tirx.BufferLoad(self.store.buffer, self.store.indices)
             if self.updates
             else self.init.value
         )
+        held = as_dtype(held, self.dtype)
         first = lanes_of(lambda acc, lane, m: tirx.BufferStore(acc, substitute(held, m), [lane]))
         inner = lanes_of(update)
         if cache is not None:

@@ -133,7 +133,7 @@ def _known(size: Any, sizes: Mapping[str, int]) -> int | None:
     return int(size) if isinstance(size, tirx.IntImm) else None
 
 
-def default_of(func: SparseFunc, sizes: Mapping[str, int], gpu: bool = False) -> dict[str, Any]:
+def default_of(func: SparseFunc, sizes: Mapping[str, Any], gpu: bool = False) -> dict[str, Any]:
     """The choices for sizes that are known, on all threads; sizes of patterns are not compiled in.
 
     None where the default schedule is as good.
@@ -249,6 +249,11 @@ def apply(sch: Schedule, config: Mapping[str, Any]) -> None:
     sch.rewrite(vectorize_innermost, max(tiled.bits for tiled in made), l2_bytes())
 
 
+def _summed(dtype: str) -> str:
+    """The type of sums in registers."""
+    return "float32" if dtype in ("float16", "bfloat16") else dtype
+
+
 def _in_register(sch: Schedule, it: SparseIteration) -> None:
     """Keep the sum for each element in a register, of 32 bits at least; others stay as they are."""
     reduction, loops = reduction_of(it.body), loops_of(it)
@@ -257,11 +262,10 @@ def _in_register(sch: Schedule, it: SparseIteration) -> None:
     if reduction is None or not spatial or len(spatial) + len(sums) < len(loops) or not sums:
         return
     result, dtype = reduction.store.buffer, str(reduction.store.buffer.ty.dtype)
-    wide = "float32" if dtype in ("float16", "bfloat16") else dtype
     ref = SparseIterationRef(it.name)
     try:
         sch.sparse_reorder(ref, [*spatial, *sums])
-        sch.precompute(str(result.name), spatial[-1], [], dtype=wide, hoist=True)
+        sch.precompute(str(result.name), spatial[-1], [], dtype=_summed(dtype), hoist=True)
     except ScheduleError:
         return
 
@@ -273,7 +277,7 @@ class _Tiled:
         self.sch, self.nest = sch, nest
         self.config = {name: config[f"{nest.it.name}.{name}"] for name in CHOICES}
         dtype = next(b.dtype for b in sch.func.buffers if b.name == nest.result)
-        self.bits = self.config["lanes"] * tvm.DataType(dtype).bits
+        self.bits, self.dtype = self.config["lanes"] * tvm.DataType(dtype).bits, dtype
         self.gathered = _gathered(sch.func, nest)
         self.steps: Straight = []
         self.innermost = SparseIterationRef(nest.it.name)
@@ -298,7 +302,8 @@ class _Tiled:
         before = [tile, *outer] if config["order"] == "tiles" else [*outer, tile]
         if config["order"] == "tiles" or not shared:
             shared = [tile, *shared]
-        self.steps = sums_of(sch, ref, nest.result, before, sums, [vector, lane])
+        held = [vector, lane]
+        self.steps = sums_of(sch, ref, nest.result, before, sums, held, dtype=_summed(self.dtype))
         self.innermost = self.steps[1][0]
         if config["inner"]:
             self._inner()

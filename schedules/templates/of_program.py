@@ -59,7 +59,7 @@ def arrange_edges(matrix: CsrPattern, problem: Any, config: Any) -> Arranged:
 
 
 def default_of(
-    problem: Any, sizes: Mapping[str, int], target: Any, threads: int, work_of_threads: int
+    problem: Any, sizes: Mapping[str, Any], target: Any, threads: int, work_of_threads: int
 ) -> Choices:
     """What the program's space says of sizes that are known; small work is for one thread.
 
@@ -72,7 +72,7 @@ def default_of(
     return Choices({**known, "threads": 1} if few else known)
 
 
-def check_choices(config: Choices, problem: Any, sizes: Mapping[str, int]) -> None:
+def check_choices(config: Choices, problem: Any, sizes: Mapping[str, Any]) -> None:
     """Raise ScheduleError for choices of another program, and for other sizes compiled in."""
     func = _program(problem)
     own = program_space.default_of(func, sizes, gpu=True)
@@ -88,7 +88,7 @@ def check_choices(config: Choices, problem: Any, sizes: Mapping[str, int]) -> No
 
 
 def tried_around(
-    default: Choices, problem: Any, sizes: Mapping[str, int], target: Any, threads: int
+    default: Choices, problem: Any, sizes: Mapping[str, Any], target: Any, threads: int
 ) -> Tried:
     """The choices of the program's space for a CPU, those of the default first."""
     space = program_space.space_of(_program(problem), sizes, vector_bits(target), threads)

@@ -243,3 +243,12 @@ def test_messages_with_places_on_threads(run):
     empty = np.diff(arguments["indptr"]) == 0
     arguments["row"] = np.where(empty, 0, -np.inf).astype("float32")
     check_on_threads(problem, arguments, ["out", "arg_out"], run)
+
+
+def test_rows_are_asked_for_once():
+    """A maximum has its term several times."""
+    apply, config = TEMPLATES[Choices, Messages].apply, Choices({"gspmm.size": 64})
+    problems = [Messages("copy_u", reduce, "f", "") for reduce in ("sum", "max")]
+    stages = [sparsetir.lower(messages.program(p), apply, config) for p in problems]
+    one, other = (x["III"].script().count("llvm.prefetch") for x in stages)
+    assert one == other > 0

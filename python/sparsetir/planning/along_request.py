@@ -39,7 +39,7 @@ from sparsetir.schedules.operators.relations import RelationPattern
 from sparsetir.schedules.operators.rgms import RGMS, Rgms
 from sparsetir.schedules.operators.rgms_gradients import RGMS_EDGE, RGMS_WEIGHT, RgmsGradient
 from sparsetir.schedules.search.choose_rgms import tried, whole_vectors
-from sparsetir.schedules.template import Branch
+from sparsetir.schedules.template import Branch, Choices
 from sparsetir.schedules.templates.of_program import default_of, tried_around
 from sparsetir.schedules.templates.registry import templates_for
 from sparsetir.sparse_ir.errors import ScheduleError
@@ -50,7 +50,7 @@ class AlongEdges(OneByOne):
 
     @property
     def _asked(self) -> tuple[Any, Mapping[str, Any], Target, int]:
-        m, n = self.matrix.shape
+        m, n = self.matrix.shape[-2:]
         pattern = {"m": m, "n": n, "nnz": self.matrix.nnz}
         return self.problem, {**self.sizes, **pattern}, self.target, self.threads
 
@@ -67,7 +67,7 @@ class AlongEdges(OneByOne):
             op, about = "attention", f"of-{self.feat_in}" + "-heads-first" * problem.heads_first
         return About(op, about, heads if heads > 1 else None)
 
-    def chosen(self) -> Config:
+    def chosen(self) -> Choices:
         return default_of(*self._asked, pool.work_of_threads())
 
     def tried(self) -> Branch:
