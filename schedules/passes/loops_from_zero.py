@@ -1,7 +1,7 @@
 """Loops that begin with 0, also where they begin elsewhere.
 
-`CanonicalizeLoop` of TVM 0.27 does so, too, but keeps the old variable of a loop where one inside it
-begins with that, and the new one counts from 0. Before and after::
+`CanonicalizeLoop` of TVM 0.27 does so, too, but where a loop begins with the variable of one around
+it, that counts from 0 and is taken for what it was. Before and after::
 
     for i in range(1, 5):             for i in range(4):
         for j in range(i, 5): ...         for j in range(5 - (i + 1)): ...  # with j + (i + 1)

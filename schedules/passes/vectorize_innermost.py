@@ -209,7 +209,11 @@ class _Nest:
         (last,) = wide_indices(self.store.buffer, at)[-1:]
         body = under(self.conditions, self.store)
         one = self.reduces and is_one(self.along.extent) and self._widened()  # kept in a register
-        if not is_along(last, along) and not one:
+        if (
+            not is_along(last, along)
+            and not one
+            or any(_uses(x.extent, along) for x in self.others)
+        ):
             return False
         if not _contiguous_in(along, body, gathers=len(self.loops) == 1):
             return False

@@ -31,6 +31,7 @@ from sparsetir.runtime.signature import Signature, changed_layout, natural_shape
 from sparsetir.schedules.default import default_schedule
 from sparsetir.schedules.multiversion import multiversion
 from sparsetir.schedules.passes.bounded_shifts import bounded_shifts
+from sparsetir.schedules.passes.conditions_in_place import conditions_in_place
 from sparsetir.schedules.passes.equal_work import equal_work
 from sparsetir.schedules.passes.exact_constants import exact_constants
 from sparsetir.schedules.passes.ieee_floats import ieee_floats
@@ -80,14 +81,16 @@ LAST: dict[bool, tuple[Callable[..., tirx.PrimFunc], ...]] = {
         lambda func, _: locals_apart(func),
         lambda func, _: locals_on_stack(func),
         lambda func, _: sound_tail_hints(func),
-        lambda func, _: bounded_shifts(loops_from_zero(serial_lanes(func))),
+        lambda func, _: bounded_shifts(serial_lanes(func)),
+        lambda func, _: conditions_in_place(loops_from_zero(func)),
         lambda func, marked: whole_workspaces(func, {*map(str, marked.attrs.get(LAYOUTS, {}))}),
         lambda func, _: ieee_floats(supported_operations(func, gpu=False)),
     ),
     True: (
         lambda func, _: exact_constants(func),
         lambda func, _: sound_tail_hints(func),
-        lambda func, _: bounded_shifts(loops_from_zero(serial_lanes(func))),
+        lambda func, _: bounded_shifts(serial_lanes(func)),
+        lambda func, _: conditions_in_place(loops_from_zero(func)),
         lambda func, _: ieee_floats(supported_operations(func, gpu=True)),
     ),
 }

@@ -1,0 +1,46 @@
+"""Conditions inside of branches that have an `else` stay there.
+
+`HoistIfThenElse` of TVM 0.27 takes a condition out of loops together with all that is around it,
+also an `else` that it does not hold for. It leaves alone what has an `else` of its own. Before and
+after::
+
+    for i in range(m):                for i in range(m):
+        if F[i]:                          if F[i]:
+            if n > 3: ...                     if n > 3: ...
+        else: ...                             else: pass
+                                          else: ...
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import s_tir, tirx
+
+from sparsetir.sparse_ir.tir import block_with, loop_with, with_body
+from sparsetir.sparse_ir.traversal import map_expr
+
+
+def conditions_in_place(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """A function of stage III whose conditions TVM does not take out of other branches."""
+
+    def visit(branch: Any) -> Any:
+        if branch.else_case is None:
+            return branch
+        cases = _in_place(branch.then_case), _in_place(branch.else_case)
+        return tirx.IfThenElse(branch.condition, *cases, branch.span)
+
+    return with_body(func, map_expr(func.body, [(tirx.IfThenElse, visit)]))
+
+
+def _in_place(case: Any) -> Any:
+    """A case whose conditions, in loops and others that hold nothing else, have an `else`."""
+    if isinstance(case, tirx.For):
+        return loop_with(case, body=_in_place(case.body))
+    if isinstance(case, s_tir.SBlockRealize):
+        block = block_with(case.block, body=_in_place(case.block.body))
+        return s_tir.SBlockRealize(case.iter_values, case.predicate, block, case.span)
+    if not isinstance(case, tirx.IfThenElse) or case.else_case is not None:
+        return case
+    then = _in_place(case.then_case)
+    return tirx.IfThenElse(case.condition, then, tirx.Evaluate(tirx.IntImm("int32", 0)), case.span)
