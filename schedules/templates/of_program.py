@@ -74,6 +74,9 @@ def default_of(
 
 def check_choices(config: Choices, problem: Any, sizes: Mapping[str, Any]) -> None:
     """Raise ScheduleError for choices of another program, and for other sizes compiled in."""
+    if (Choices, type(problem)) not in TEMPLATES:
+        kind = type(problem).__name__
+        raise ScheduleError(f"plan: argument 'config': expected one for {kind}, got {config!r}")
     func = _program(problem)
     own = program_space.default_of(func, sizes, gpu=True)
     known = [it.name for it in sparse_iterations(func)]
