@@ -181,6 +181,7 @@ def test_edge_index(make):
     assert SparseMatrix.from_edge_index(make(edges)).values.tolist() == [1, 2, 1]
     assert SparseMatrix.from_edge_index(np.zeros((2, 0))).shape == (0, 0)
     assert SparseMatrix.from_edge_index(make(edges), shape=9).shape == (9, 9)
+    assert SparseMatrix.from_edge_index(make(edges), shape=np.int64(9)).shape == (9, 9)
 
 
 def test_arrange_takes_values_as_they_were_given():

@@ -83,6 +83,12 @@ def test_a_model(configs, monkeypatch):
     assert [dict(c) for c in configs if c] and all(dict(c) in recorded for c in configs if c)
     with pytest.raises(ValueError, match="argument 'heads': expected none for a model, got 2"):
         sparsetir.tune(model, *args, heads=2)
+    with pytest.raises(ValueError, match="argument 'reduce': expected none for a model, got 'max'"):
+        sparsetir.tune(model, *args, reduce="max")
+    with pytest.raises(ValueError, match="argument 'target': expected none for a model, got 'cuda"):
+        sparsetir.tune(model, *args, target="cuda")
+    none = torch.randn(NODES, FEATURES), edges(count=0), W[:0]
+    assert not sparsetir.tune(model, *none, trials=2, sampler="random").regions
 
 
 def test_a_record_that_fails_is_warned_of(configs, monkeypatch, tmp_path):

@@ -20,6 +20,7 @@ from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.rule import FormatRewriteRule
 from sparsetir.formats.rule_format import RuleFormat
 from sparsetir.runtime.refusals import wrong
+from sparsetir.sparse_ir.index_arrays import is_integer
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -486,10 +487,10 @@ class SparseMatrix(SparseTensor):
         who = f"{cls.__name__}.from_edge_index"
         if rows not in ("target", "source"):
             raise ValueError(f"{who}: argument 'rows': expected 'target' or 'source', got {rows!r}")
-        if isinstance(values, int):
+        if is_integer(values):
             expected = f"(E,) weights, or None: the number of nodes is shape={values}"
             raise wrong(who, "values", expected, repr(values), TypeError)
-        shape = (shape, shape) if isinstance(shape, int) else shape
+        shape = (shape, shape) if is_integer(shape) else shape
         return cls.of_stored(
             sources.read_edges(who, "edge_index", edge_index, values, shape, rows == "source")
         )

@@ -73,12 +73,9 @@ class Graph:
 class Backend:
     """A backend of torch.compile that keeps its graphs.
 
-    captures_dynamic_sizes : see :mod:`sparsetir.graph.capture`
     noted : whether calls of regions are noted, and what all that runs takes
     graphs : that were compiled, in order
     """
-
-    captures_dynamic_sizes = True
 
     def __init__(self, noted: bool = False) -> None:
         self.graphs: list[Graph] = []
@@ -109,8 +106,7 @@ def backend(
     return Backend()(module, inputs, options)
 
 
-setattr(backend, capture.MARK, True)
-capture.install()
+capture.install(lambda asked: asked is backend or isinstance(asked, Backend))
 
 
 def at_once(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -178,7 +174,7 @@ def compile_graph(
     def direct(direction: str) -> Callable[[fx.GraphModule], Run]:
         def run(graph: fx.GraphModule) -> Run:
             if options.rest == "eager" and about.calls is not None:
-                about.measured.append(Measured(_direct(graph, about.calls), direction))
+                about.measured.append(Measured(_direct(graph, about.calls), direction, about.found))
                 return about.measured[-1]
             if options.rest == "eager":
                 return make_boxed_func(_direct(graph, about.calls).forward)

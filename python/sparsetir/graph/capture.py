@@ -9,15 +9,14 @@ without; so what dynamo calls when it begins asks for which backend.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch._dynamo import callback, config
 
 FLAG = "capture_dynamic_output_shape_ops"
-# Attributes by which torch's wrappers of a backend hold it, and of backends that ask for the flag.
+# Attributes by which torch's wrappers of a backend hold it.
 INNER = ("_torchdynamo_orig_backend", "compiler_fn")
-MARK = "captures_dynamic_sizes"
 
 
 class _Kept(list[Any]):
@@ -30,12 +29,13 @@ class _Kept(list[Any]):
 class _Flag:
     """The flag, as it was before."""
 
-    def __init__(self) -> None:
+    def __init__(self, wanted: Callable[[Any], bool]) -> None:
+        self._wanted = wanted
         self._before: bool | None = None
 
     def begin(self, _: Any = None) -> None:
-        """Set the flag if it is for a backend that asks for it that dynamo begins to trace."""
-        if any(getattr(backend, MARK, False) for backend in _backends()):
+        """Set the flag where dynamo begins to trace for a backend that wants it."""
+        if any(map(self._wanted, _backends())):
             self._before = getattr(config, FLAG)
             setattr(config, FLAG, True)
 
@@ -60,8 +60,8 @@ def _backends() -> Iterator[Any]:
         backend = next((x for x in held if x is not None), None)
 
 
-def install() -> None:
-    """Watch what dynamo compiles; once."""
-    handler, flag = callback.callback_handler, _Flag()
+def install(wanted: Callable[[Any], bool]) -> None:
+    """Set the flag from now on where dynamo traces for a backend that wants it."""
+    handler, flag = callback.callback_handler, _Flag(wanted)
     handler.start_callbacks = _Kept([flag.begin, *handler.start_callbacks])
     handler.end_callbacks = _Kept([flag.end, *handler.end_callbacks])

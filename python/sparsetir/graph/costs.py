@@ -21,6 +21,7 @@ class Cost:
     direction : "forward", "backward" or "inference"
     what : the operator's name
     region : in its place; None where there is none
+    number : of the region in its graph
     shape : of its result, of the first of several; None of what is no tensor
     seconds : the least of all runs but the first
     bytes : of its results
@@ -30,6 +31,7 @@ class Cost:
     direction: str
     what: str
     region: Found | None = None
+    number: int | None = None
     shape: tuple[int, ...] | None = None
     seconds: float = float("inf")
     bytes: int = 0
@@ -39,43 +41,46 @@ class Cost:
 class Measured:
     """Runs a graph node by node, and keeps what each takes; views and numbers are left out.
 
+    regions : of the graph, in the order of their numbers
     costs : by node, in order
     """
 
-    def __init__(self, graph: fx.GraphModule, direction: str) -> None:
-        self._graph, self._first = graph, True
-        self.costs = {
-            node.name: Cost(direction, _name_of(node.target), node.meta.get(FOUND))
-            for node in graph.graph.nodes
-            if node.op == "call_function" and node.target not in VIEWS | SAME
-        }
+    def __init__(self, graph: fx.GraphModule, direction: str, regions: list[Found]) -> None:
+        self._graph, self._first, self._edges = graph, True, set[int]()
+        numbers = {id(region): n for n, region in enumerate(regions)}
+        self.costs: dict[str, Cost] = {}
+        for node in graph.graph.nodes:
+            if node.op == "call_function" and node.target not in VIEWS | SAME:
+                region = node.meta.get(FOUND)
+                name = _name_of(node.target)
+                self.costs[node.name] = Cost(direction, name, region, numbers.get(id(region)))
 
     def __call__(self, args: list[Any]) -> Any:
         """What the graph gives; empties the list, as torch has it."""
-        given = list(args)
+        taken = list(args)
         args.clear()
-        run = _Run(self._graph, {} if self._first else self.costs)
+        run = _Run(self._graph, {} if self._first else self.costs, self._edges)
         self._first = False
-        return run.boxed_run(given)
+        return run.boxed_run(taken)
 
 
 class _Run(fx.Interpreter):
-    """One run."""
+    """One run; notes numbers of edges, which the first one tells."""
 
-    def __init__(self, graph: fx.GraphModule, costs: dict[str, Cost]) -> None:
+    def __init__(self, graph: fx.GraphModule, costs: dict[str, Cost], edges: set[int]) -> None:
         super().__init__(graph)
-        self._costs, self._edges = costs, set[int]()
+        self._costs, self._edges = costs, edges
 
     def run_node(self, n: fx.Node) -> Any:
         begin = time.perf_counter()
         result = super().run_node(n)
         seconds = time.perf_counter() - begin
-        cost = self._costs.get(n.name)
-        if cost is None:
-            return result
         if isinstance(n.target, Region):
             _, (rows, *_), *_ = self.fetch_args_kwargs_from_env(n)[0]
             self._edges.add(len(rows))
+        cost = self._costs.get(n.name)
+        if cost is None:
+            return result
         tensors = [x for x in tree_leaves(result) if isinstance(x, Tensor)]
         cost.seconds = min(cost.seconds, seconds)
         cost.bytes = sum(x.numel() * x.element_size() for x in tensors)
@@ -92,12 +97,8 @@ def _name_of(target: Any) -> str:
     return str(getattr(target, "__name__", target)).removesuffix(".default")
 
 
-def table(costs: list[Cost], regions: list[Found], most: int = 12) -> list[list[str]]:
-    """Rows for people: those that take longest first, and the others in one.
-
-    regions : in the order of their numbers
-    """
-    numbers = {id(found): n for n, found in enumerate(regions)}
+def table(costs: list[Cost], most: int = 12) -> list[list[str]]:
+    """Rows for people: those that take longest first, and the others in one."""
     ran = sorted((c for c in costs if c.seconds < float("inf")), key=lambda c: -c.seconds)
     whole = sum(c.seconds for c in ran) or 1.0
 
@@ -111,8 +112,7 @@ def table(costs: list[Cost], regions: list[Found], most: int = 12) -> list[list[
 
     rows = [["direction", "", "result", "ms", "share", "MB", "edges x features"]]
     for cost in ran[:most]:
-        number = numbers.get(id(cost.region))
-        name = cost.what if number is None else f"region {number}"
+        name = cost.what if cost.number is None else f"region {cost.number}"
         stored = "stored" if cost.edges else ""
         rows.append(row(cost.direction, name, cost.shape, [cost], stored))
     for name, several in ((f"{len(ran[most:])} others", ran[most:]), ("all", ran)):

@@ -51,7 +51,7 @@ class Explanation:
                 yield region.program.text((True,) * len(region.program.operands)).rstrip()
             costs = [cost for measured in graph.measured for cost in measured.costs.values()]
             if costs and not programs:
-                yield from ("", *aligned(table(costs, graph.found)))
+                yield from ("", *aligned(table(costs)))
             if graph.left:
                 yield "\nleft to torch:"
                 yield from (f"  {line}" for line in graph.left)

@@ -81,22 +81,22 @@ def tune_model(model: torch.nn.Module, inputs: Sequence[Any], **options: Any) ->
         for n, graph in enumerate(told.graphs)
         for measured in graph.measured
         for cost in measured.costs.values()
+        if graph.calls and cost.seconds < float("inf")  # regions of edges, and what has run
     ]
     whole = sum(cost.seconds for *_, cost in costs)
-    found = TunedModel()
-    searched = set[Any]()
+    result, searched = TunedModel(), set[Any]()
     for n, graph, cost in sorted(costs, key=lambda each: -each[-1].seconds):
-        numbers = [at for at, region in enumerate(graph.found) if region is cost.region]
-        if not numbers or cost.seconds < LEAST * whole:
+        if cost.number is None or cost.seconds < LEAST * whole:
             continue
-        call = graph.call(numbers[0])
+        call = graph.call(cost.number)
         alike = call.text, *sorted(call.shapes.items())
-        if alike not in searched:
-            searched.add(alike)
-            function, given = call.function, call.arguments
-            some = choices_of(function, given, resolve_target(TARGET), default_threads())
-            tuned = tune(function, given, **options) if some else None
-            found.regions.append(TunedRegion(n, numbers[0], cost.seconds / whole, tuned))
-            if tuned is not None and tuned.interrupted:
-                break
-    return found
+        if alike in searched:
+            continue
+        searched.add(alike)
+        function, arguments = call.function, call.arguments
+        some = choices_of(function, arguments, resolve_target(TARGET), default_threads())
+        tuned = tune(function, arguments, **options) if some else None
+        result.regions.append(TunedRegion(n, cost.number, cost.seconds / whole, tuned))
+        if tuned is not None and tuned.interrupted:
+            break
+    return result

@@ -260,7 +260,7 @@ def sparse_linears(
         some = ", ".join(map(repr, list(known)[:4])) or "there are none"
         expected = f"a pattern of full names of layers to swap ({some}{', ..' * (len(known) > 4)})"
         raise wrong("sparse_linears", "names", expected, f"{names!r}, which matches none")
-    if how.keys().isdisjoint({"sparsity", "threshold"}):
+    if how.get("sparsity") is None and how.get("threshold") is None:
         whole = [name for name, layer in picked.items() if _is_whole(layer)]
         if whole and len(whole) == len(picked):
             expected = f"layers with weights that are zero, or 'sparsity' or 'threshold' ({whole})"

@@ -258,24 +258,23 @@ def tune(
     make_run = _run_class()
     for name in modules:
         import_module(name)
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(op, torch.nn.Module):
-        # Which is above this package, and makes a search of each region.
-        tune_model = import_module("sparsetir.graph.tune_model").tune_model
-        refused = {"dtype": dtype, "heads": heads, "schedule": schedule, "space": space}
-        refuse_options("a model", {**refused, "remote": remote, "target": target != "llvm" or None})
-        inputs = [matrix, *([feat] if feat is not None or more else []), *more]
-        return tune_model(
-            op, inputs, threads=threads, trials=trials, seconds=seconds, sampler=sampler, seed=seed,
-            workers=workers, records=records, storage=storage, time_limit=time_limit,
-            memory_limit=memory_limit, transfer=transfer, progress=progress, graph=graph,
-        )  # fmt: skip
     own: dict[str, object] = {
         "dtype": dtype, "reduce": reduce, "heads": heads, "feat_in": feat_in, "weighted": weighted,
         "edge_feat": edge_feat, "scale": scale, "semiring": semiring, "mask": mask,
     }  # fmt: skip
     on = {"target": target, "threads": threads}
     plugged_in = {"remote": remote, "modules": modules or None}
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(op, torch.nn.Module):
+        elsewhere = {"target": None if target == "llvm" else target, **plugged_in}
+        refuse_options("a model", {"schedule": schedule, "space": space, **own, **elsewhere})
+        inputs = [matrix, *([feat] if feat is not None or more else []), *more]
+        # It makes a search of each region, and is above this package.
+        return import_module("sparsetir.graph.tune_model").tune_model(
+            op, inputs, threads=threads, trials=trials, seconds=seconds, sampler=sampler, seed=seed,
+            workers=workers, records=records, storage=storage, time_limit=time_limit,
+            memory_limit=memory_limit, transfer=transfer, progress=progress, graph=graph,
+        )  # fmt: skip
     if isinstance(op, str):
         refuse_options(f"'{op}'", {"schedule": schedule, "space": space})
         device = None if remote is None else remote.key
