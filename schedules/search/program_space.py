@@ -40,6 +40,7 @@ from typing import Any
 import tvm
 from tvm import ir, tirx
 
+from sparsetir.schedules.operators.problems import accumulator
 from sparsetir.schedules.passes.inline_exponentials import EXPONENTIAL, INLINED
 from sparsetir.schedules.passes.prefetch import prefetch_gathered
 from sparsetir.schedules.passes.vectorize_innermost import vectorize_innermost
@@ -251,7 +252,7 @@ def apply(sch: Schedule, config: Mapping[str, Any]) -> None:
 
 def _summed(dtype: str) -> str:
     """The type of sums in registers."""
-    return "float32" if dtype in ("float16", "bfloat16") else dtype
+    return accumulator(dtype) if "float" in dtype else dtype
 
 
 def _in_register(sch: Schedule, it: SparseIteration) -> None:
