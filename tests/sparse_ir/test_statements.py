@@ -129,6 +129,11 @@ DIVISIONS = {
     "if X[i] >= 0 and X[i] < n:\n    Y = T.cast(A[i, W[X[i]]], 'int32')": [1, 0, 3, 0],
     "Y = T.cast(T.Select(X[i] >= 0 and X[i] < n, A[i, W[X[i]]], 0.0), 'int32')": [1, 0, 3, 0],
     "if X[i] >= 0 and X[i] < n and W[X[i]] == 1:\n    Y = 1": [0, 0, 1, 0],
+    # Choices inside of each other, which take TVM 0.27 minutes to simplify where a let binds them.
+    "s: T.let[T.int32] = T.if_then_else(D[i] == 0 or X[i] % D[i] > 2, 3, X[i])\n"
+    "t: T.let[T.int32] = T.Select(s == 0 or D[i] % s > X[i], D[i], i) % 64\n"
+    "u: T.let[T.int32] = T.cast(T.cast(t, 'bfloat16'), 'int32')\n"
+    "Y = u": [2, 1, 2, 1],
 }  # fmt: skip
 
 

@@ -34,6 +34,7 @@ from sparsetir.schedules.passes.bounded_shifts import bounded_shifts
 from sparsetir.schedules.passes.conditions_in_place import conditions_in_place
 from sparsetir.schedules.passes.equal_work import equal_work
 from sparsetir.schedules.passes.exact_constants import exact_constants
+from sparsetir.schedules.passes.held_choices import held_choices
 from sparsetir.schedules.passes.ieee_floats import ieee_floats
 from sparsetir.schedules.passes.launches import accessed_by_host, binds_threads
 from sparsetir.schedules.passes.locals_apart import locals_apart
@@ -84,7 +85,7 @@ LAST: dict[bool, tuple[Callable[..., tirx.PrimFunc], ...]] = {
         lambda func, _: bounded_shifts(serial_lanes(func)),
         lambda func, _: conditions_in_place(loops_from_zero(func)),
         lambda func, marked: whole_workspaces(func, {*map(str, marked.attrs.get(LAYOUTS, {}))}),
-        lambda func, _: ieee_floats(supported_operations(func, gpu=False)),
+        lambda func, _: held_choices(ieee_floats(supported_operations(func, gpu=False))),
     ),
     True: (
         lambda func, _: exact_constants(func),
