@@ -1,5 +1,8 @@
 """The flag of torch's that this backend alone is traced with."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch._dynamo import config
@@ -32,3 +35,25 @@ def test_other_backends_are_traced_as_before(before, reset):
     times = 1 + reset
     assert len(own.graphs) == times
     assert seen == [before] * len(seen) and len(seen) == times * (1 if before else 2)
+
+
+# In a process of its own, since what fails here waits for a lock forever.
+STEP = """
+import torch, sparsetir.nn
+
+def step(x, w):
+    loss = (x @ w).relu().sum()
+    torch._dynamo.graph_break()
+    loss.backward()
+    return w.grad
+
+x, w = torch.ones(3, 4), torch.ones(4, 4, requires_grad=True)
+print(torch.compile(step, backend=BACKEND)(x, w).sum().item())
+"""
+
+
+@pytest.mark.parametrize("backend", ["sparsetir", "aot_eager"])
+def test_backward_passes_inside_of_compiled_functions(backend):
+    text = STEP.replace("BACKEND", repr(backend))
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "48.0\n", done.stderr

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from torch._dynamo import callback, config
+from torch._dynamo import callback, config, disable
 
 FLAG = "capture_dynamic_output_shape_ops"
 # Attributes by which torch's wrappers of a backend hold it.
@@ -62,6 +62,8 @@ def _backends() -> Iterator[Any]:
 
 def install(wanted: Callable[[Any], bool]) -> None:
     """Set the flag from now on where dynamo traces for a backend that wants it."""
+    # Dynamo holds a lock while it calls these, also in a backward pass inside of a compiled
+    # function: to compile them in turn would wait for that lock forever.
     handler, flag = callback.callback_handler, _Flag(wanted)
-    handler.start_callbacks = _Kept([flag.begin, *handler.start_callbacks])
-    handler.end_callbacks = _Kept([flag.end, *handler.end_callbacks])
+    handler.start_callbacks = _Kept([disable(flag.begin), *handler.start_callbacks])
+    handler.end_callbacks = _Kept([disable(flag.end), *handler.end_callbacks])
