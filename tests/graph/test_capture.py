@@ -6,6 +6,7 @@ import sys
 import pytest
 import torch
 from torch._dynamo import config
+from torch._dynamo.exc import UserError
 
 from sparsetir.graph.backend import Backend
 
@@ -35,6 +36,20 @@ def test_other_backends_are_traced_as_before(before, reset):
     times = 1 + reset
     assert len(own.graphs) == times
     assert seen == [before] * len(seen) and len(seen) == times * (1 if before else 2)
+
+
+def test_sizes_that_are_asked_for_are_left_to_python():
+    def lists(edges):
+        return without_loops(edges), edges[:, edges[0] != edges[1]].tolist()
+
+    torch._dynamo.reset()
+    edges = torch.tensor([[0, 1, 2, 2], [0, 2, 2, 1]])
+    for _ in range(2):
+        sums, listed = torch.compile(lists, backend=Backend())(edges)
+        assert sums.tolist() == [3, 3] and listed == [[1, 2], [2, 1]]
+    torch._dynamo.reset()
+    with pytest.raises(UserError, match="data-dependent"):
+        torch.compile(lists, backend=Backend(), fullgraph=True)(edges)
 
 
 # In a process of its own, since what fails here waits for a lock forever.

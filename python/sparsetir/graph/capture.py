@@ -10,40 +10,46 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 from torch._dynamo import callback, config, disable
+from torch._dynamo.exc import UserError, UserErrorType
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 FLAG = "capture_dynamic_output_shape_ops"
 # Attributes by which torch's wrappers of a backend hold it.
 INNER = ("_torchdynamo_orig_backend", "compiler_fn")
 
 
-class _Kept(list[Any]):
-    """Callbacks of which the first stays when torch forgets the others."""
+class _Compilation:
+    """A compilation of dynamo's, with the flag set where it is for a backend that wants it."""
 
-    def clear(self) -> None:
-        del self[1:]
-
-
-class _Flag:
-    """The flag, as it was before."""
-
-    def __init__(self, wanted: Callable[[Any], bool]) -> None:
+    def __init__(
+        self, callbacks: AbstractContextManager[Any], wanted: Callable[[Any], bool]
+    ) -> None:
+        self._callbacks = callbacks
         self._wanted = wanted
         self._before: bool | None = None
 
-    def begin(self, _: Any = None) -> None:
-        """Set the flag where dynamo begins to trace for a backend that wants it."""
+    # A backward pass inside of a compiled function is one inside of another. If dynamo compiled
+    # these methods in turn, it would wait forever for the lock that it holds meanwhile.
+    @disable
+    def __enter__(self) -> None:
+        self._callbacks.__enter__()
         if any(map(self._wanted, _backends())):
             self._before = getattr(config, FLAG)
             setattr(config, FLAG, True)
 
-    def end(self, _: Any = None) -> None:
-        """Set the flag back."""
-        if self._before is not None:
-            setattr(config, FLAG, self._before)
-            self._before = None
+    @disable
+    def __exit__(self, *raised: Any) -> None:
+        before, error = self._before, raised[1]
+        if before is not None:
+            setattr(config, FLAG, before)
+        self._callbacks.__exit__(*raised)
+        # What asks for a size that only contents give would, without the flag, be behind a break.
+        if before is False and isinstance(error, GuardOnDataDependentSymNode):
+            raise UserError(UserErrorType.DYNAMIC_CONTROL_FLOW, str(error)) from error
 
 
 def _backends() -> Iterator[Any]:
@@ -61,9 +67,11 @@ def _backends() -> Iterator[Any]:
 
 
 def install(wanted: Callable[[Any], bool]) -> None:
-    """Set the flag from now on where dynamo traces for a backend that wants it."""
-    # Dynamo holds a lock while it calls these, also in a backward pass inside of a compiled
-    # function: to compile them in turn would wait for that lock forever.
-    handler, flag = callback.callback_handler, _Flag(wanted)
-    handler.start_callbacks = _Kept([disable(flag.begin), *handler.start_callbacks])
-    handler.end_callbacks = _Kept([disable(flag.end), *handler.end_callbacks])
+    """Set the flag from now on where dynamo traces for a backend that wants it.
+
+    A function that then asks for a size which only contents give is left to Python, as dynamo does
+    with what it does not support; what it calls is compiled.
+    """
+    handler = callback.callback_handler
+    plain = handler.install_callbacks
+    handler.install_callbacks = disable(lambda *args: _Compilation(plain(*args), wanted))
