@@ -72,6 +72,6 @@ def install(wanted: Callable[[Any], bool]) -> None:
     A function that then asks for a size which only contents give is left to Python, as dynamo does
     with what it does not support; what it calls is compiled.
     """
-    handler = callback.callback_handler
+    handler: Any = callback.callback_handler
     plain = handler.install_callbacks
     handler.install_callbacks = disable(lambda *args: _Compilation(plain(*args), wanted))
