@@ -3,7 +3,7 @@
 Self loops that are taken out of edges are such: without the flag they break a model into several
 graphs, as they do not under torch.compile(fullgraph=True). Dynamo reads the flag when it traces,
 long before it calls a backend, and the flag makes Inductor fail on models that it compiles
-without; so what dynamo calls when it begins asks for which backend.
+without; so what dynamo enters around a compilation asks for which backend it is.
 """
 
 from __future__ import annotations
