@@ -31,6 +31,7 @@ from tvm import ir, s_tir, tirx
 from sparsetir.schedules.default import default_schedule, versions_by_size
 from sparsetir.schedules.passes.drop_identity_order import drop_identity_order
 from sparsetir.schedules.passes.inline_exponentials import inline_exponentials
+from sparsetir.schedules.passes.prefetch import with_reuse_distances
 from sparsetir.schedules.passes.versions import Versions, either, joined
 from sparsetir.schedules.targets import pool, vector_bits
 from sparsetir.schedules.templates.element_tile import by_positions
@@ -77,6 +78,7 @@ def multiversion(func: SparseFunc, target: Any, work: int = WORK_OF_THREADS) -> 
         stages = _by_elements(func, target)
         if stages is not None:
             return _inlined(stages)
+    func = with_reuse_distances(func)
     lowered = lower_sparse_iter(func)
     versions = versions_by_size(s_tir.renew_defs(lowered), target)
     scheduled = joined(versions)
@@ -115,13 +117,14 @@ def _by_elements(func: SparseFunc, target: Any) -> dict[str, Any] | None:
         by_positions(sch, found)
     except ScheduleError:  # positions themselves say so, such as of a loop under the elements
         return None
-    lowered = lower_sparse_iter(sch.func)
+    func = with_reuse_distances(sch.func)
+    lowered = lower_sparse_iter(func)
     scheduled = default_schedule(lowered, target, any_order=True)
-    parts, order = _parts_and_order(sch.func, scheduled)
+    parts, order = _parts_and_order(func, scheduled)
     one = tirx.EQ(parts, as_dtype(1, dtype_of(parts)))
     stored = drop_identity_order(scheduled, order)
     done = either(one, stored, scheduled, ("one_part", "in_parts"))
-    return {"I": sch.func, "II": lowered, "II scheduled": done}
+    return {"I": func, "II": lowered, "II scheduled": done}
 
 
 def _parts_and_order(func: SparseFunc, lowered: tirx.PrimFunc) -> tuple[Any, str]:

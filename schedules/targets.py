@@ -8,6 +8,7 @@ import platform
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, lru_cache
+from pathlib import Path
 from typing import Any
 
 import tvm
@@ -35,6 +36,7 @@ _DISTINCTIVE = frozenset(
 X86_VECTORS = {"avx512f": 512, "avx": 256, "sse2": 128}
 # Bytes of cache that what is gathered from should fit into, where the machine does not say.
 L1_BYTES, L2_BYTES, L3_BYTES = 32 << 10, 1 << 20, 32 << 20
+CACHES = Path("/sys/devices/system/cpu/cpu0/cache")  # of Linux
 
 
 @cache
@@ -152,26 +154,38 @@ def cpu_name(target: Any) -> str:
 
 def l1_bytes() -> int:
     """Size of the L1 data cache of a core, of this machine's."""
-    return _cache_bytes("SC_LEVEL1_DCACHE_SIZE", L1_BYTES)
+    return cache_bytes().get("L1d", L1_BYTES)
 
 
 def l2_bytes() -> int:
     """Size of the L2 cache of a core, of this machine's."""
-    return _cache_bytes("SC_LEVEL2_CACHE_SIZE", L2_BYTES)
+    return cache_bytes().get("L2", L2_BYTES)
 
 
 def l3_bytes() -> int:
     """Size of the L3 cache, which cores share, of this machine's."""
-    return _cache_bytes("SC_LEVEL3_CACHE_SIZE", L3_BYTES)
+    return cache_bytes().get("L3", L3_BYTES)
 
 
 @cache
-def _cache_bytes(name: str, otherwise: int) -> int:
-    try:
-        size = os.sysconf(name)
-    except (OSError, ValueError):
-        size = 0
-    return size if size > 0 else otherwise
+def cache_bytes() -> Mapping[str, int]:
+    """Bytes of the data caches of a core by name, such as "L1d" and "L2".
+
+    Without those of which the system does not say it. Python's sysconf has no names for them.
+    """
+    found: dict[str, int] = {}
+    for folder in sorted(CACHES.glob("index*")):
+        try:
+            level, kind, size = (
+                (folder / n).read_text().strip() for n in ("level", "type", "size")
+            )
+        except OSError:
+            continue
+        number = re.fullmatch(r"([1-9][0-9]*)([KMG]?)", size)
+        if kind != "Instruction" and number is not None:
+            name = f"L{level}{'d' if kind == 'Data' else ''}"
+            found[name] = int(number[1]) << " KMG".index(number[2] or " ") * 10
+    return found
 
 
 def pool() -> int:

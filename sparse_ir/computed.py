@@ -81,9 +81,12 @@ def of_values(func: SparseFunc) -> list[str]:
 
 
 def compute(
-    func: SparseFunc, arguments: Mapping[str, Any], overrides: Mapping[str, Any] | None = None
+    func: SparseFunc,
+    arguments: Mapping[str, Any],
+    overrides: Mapping[str, Any] | None = None,
+    names: Iterable[str] | None = None,
 ) -> dict[str, Any]:
-    """The values of all computed parameters of a function, in order.
+    """The values of computed parameters of a function, in order.
 
     arguments : by name, at least what the recipes read: arrays as NumPy, numbers. Without values,
         what is made of these is left out
@@ -98,6 +101,9 @@ def compute(
     recipes raise.
     """
     recipes, dtypes = computed_parameters(func), _dtypes(func)
+    needed = recipes.keys() if names is None else set(names)
+    for name, how in reversed(recipes.items()):
+        needed |= set(reads(how)) if name in needed else set()
     chosen, values, found = dict(overrides or {}), dict(arguments), {}
     for name in chosen:
         if name not in recipes:
@@ -112,7 +118,8 @@ def compute(
             )
     for name, how in recipes.items():
         who = f"{func.name}: computed parameter '{name}'"
-        if facts_of(how["recipe"]).of_values and values.get(str(how["values"])[1:]) is None:
+        of_values = facts_of(how["recipe"]).of_values
+        if name not in needed or of_values and values.get(str(how["values"])[1:]) is None:
             continue
         value = chosen[name] if name in chosen else _evaluate(who, how, values, dtypes)
         found[name] = values[name] = _fitted(who, value, *dtypes[name])

@@ -103,7 +103,9 @@ def _ours_with(name: str, value: Any) -> list[Any]:
 @contextlib.contextmanager
 def on(machine: Machine) -> Iterator[None]:
     """On a machine: choices, texts and keys are those of it."""
+    from sparsetir.schedules.targets import host_target
 
+    host_target()  # which stays, of the machine that runs the tests
     facts = _facts(machine)
     facts["sparsetir.schedules.targets"] |= {
         "host_features": lambda: machine.features,

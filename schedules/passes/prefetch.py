@@ -19,6 +19,7 @@ Positions run on from row to row, so short rows are prefetched too.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import tvm
@@ -27,9 +28,18 @@ from tvm_ffi import structural_equal
 
 from sparsetir.schedules.passes.nests import is_along
 from sparsetir.schedules.passes.parallel_loops import innermost_block
+from sparsetir.sparse_ir.computed import COMPUTED
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.nodes import nodes_of, substitute
+from sparsetir.sparse_ir.nodes import (
+    SparseFunc,
+    SparseIteration,
+    loads_of,
+    nodes_of,
+    sparse_iterations,
+    substitute,
+)
 from sparsetir.sparse_ir.position_space import LAYOUTS
+from sparsetir.sparse_ir.recipes.general import reuse_distance
 from sparsetir.sparse_ir.tir import (
     as_dtype,
     as_one,
@@ -44,6 +54,7 @@ from sparsetir.sparse_ir.traversal import map_expr
 CACHE_LINE = 64
 # Of the default schedule: visits ahead, and vectors of the narrowest tile that asks for rows.
 PREFETCH, PREFETCHING = 8, 4
+REUSE = "_reuse"  # ends the parameter of an array of indices
 
 
 def prefetch_gathered(
@@ -158,6 +169,7 @@ def rows_ahead(
     cache : bytes; rows of smaller buffers are near
     """
     layouts = {str(k): v for k, v in func.attrs[LAYOUTS].items()}
+    reused = {str(p.name): p for p in func.params}
     out: list[tirx.Stmt] = []
     loads = gathering_loads(body)
     for n, load in enumerate(loads):
@@ -171,12 +183,52 @@ def rows_ahead(
         dense = all(axis.kind == "dense_fixed" for axis in source.axes)
         if not gathers or not dense or not is_along(load.indices[-1], along):
             continue
+        used = reused.get(f"{index.source.name}{REUSE}")
         size = as_dtype(tvm.DataType(str(load.source.ty.dtype)).bits // 8, "int64")
-        for extent in load.source.ty.shape:
-            size = size * as_dtype(extent, "int64")
+        for extent, at_index in zip(load.source.ty.shape, load.indices, strict=True):
+            rows = as_dtype(extent, "int64")
+            here = used is not None and at_index.same_as(index)
+            size = size * (tirx.min(rows, used) if here else rows)
         asks = as_one(row_ahead(func, load, at, PREFETCH, span))
         out.append(tirx.IfThenElse(size > as_dtype(cache, "int64"), asks, None))
     return out
+
+
+def with_reuse_distances(func: SparseFunc) -> SparseFunc:
+    """A stage-I function with a parameter for each array of indices by which rows are gathered.
+
+    For :func:`rows_ahead`: of how many rows a cache has to hold those that are used again soon.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    computed = dict(func.attrs.get(COMPUTED, {}).items())
+    for it in sparse_iterations(func):
+        for array, handle in _indices_of_rows(func, it):
+            how = {"recipe": reuse_distance.__name__, "indices": f"${handle}"}
+            found[f"{array}{REUSE}"] = how
+    taken = {str(p.name) for p in func.params}
+    found = {name: how for name, how in found.items() if name not in taken}
+    if not found:
+        return func
+    params = [*func.params, *(ir.Var(name, ir.PrimType("int64")) for name in found)]
+    return func.with_attr(COMPUTED, {**computed, **found}).replace(params=params)
+
+
+def _indices_of_rows(func: SparseFunc, it: SparseIteration) -> Iterator[tuple[str, str]]:
+    """Arrays by whose values an iteration reads a dense buffer, other than along its last axis.
+
+    Of coordinates, or computed: the name in stage II, and the parameter's.
+    """
+    computed = func.attrs.get(COMPUTED, {})
+    handles = {b.var: str(b.handle.name) for b in func.buffers if b.handle is not None}
+    dense = [b for b in func.buffers if b.axes and all(a.kind == "dense_fixed" for a in b.axes)]
+    for buffer in dense:
+        for load in loads_of(it.body, buffer.var):
+            for index in load.indices[:-1]:
+                if isinstance(index, ir.TensorLoad) and handles.get(index.source, "") in computed:
+                    yield index.source.name, handles[index.source]
+                of = [a for a, var, _ in it.axis_of() if a.is_sparse and index.same_as(var)]
+                for by in (a for a in of if a.indices is not None):
+                    yield f"{by.name}_indices", str(by.indices.name)
 
 
 def row_ahead(

@@ -31,6 +31,7 @@ from sparsetir.schedules.templates.spmm_panels import panel_rows, panels_pay
 from sparsetir.schedules.templates.spmm_sorted import sorted_rows, sorting_pays
 from sparsetir.schedules.templates.spmv import SlicedRows
 from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.recipes.general import MISSED as FAR
 
 PREFETCH = 8
 # Times the mean length of a row, from which on the longest ones are what takes long on a GPU.
@@ -254,10 +255,9 @@ def _spmm_cpu(problem: Spmm, given: Statistics, target: Any) -> list[Any]:
         in_turn = pack or (reads and config.tile < given.feat and own <= l2_bytes() and misses)
         config = replace(config, tiles_first=in_turn)
         tiles = -(-given.feat // config.tile) if in_turn else 1
-        if in_turn:
-            row = config.tile * (summed if pack else given.bytes)
-            misses = given.missed(row, l2_bytes()) >= MISSED
-        far = misses and config.tile >= 4 * lanes
+        read = config.tile if in_turn else given.feat  # of a row, before the next one
+        row = read * (summed if pack else given.bytes)
+        far = given.missed(row, l2_bytes()) >= FAR and config.tile >= 4 * lanes
         blocks = tasks(given.threads, tiles)
         ahead = given.ahead if parallel and tiles == 1 else 0
         config = replace(config, blocks=blocks, prefetch=PREFETCH if far else 0, ahead=ahead)

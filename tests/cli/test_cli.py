@@ -25,7 +25,7 @@ from fake_measurer import install
 from machines import REAL
 from refusals import in_order
 from small import text_of
-from sparsetir.cli import arguments, doctor, main
+from sparsetir.cli import arguments, main
 from sparsetir.cli.text import readable
 from sparsetir.cli.tune import report_path
 from sparsetir.data.graphs import load_relations
@@ -34,6 +34,7 @@ from sparsetir.formats.format import REGISTRY
 from sparsetir.records.record import Key, Record
 from sparsetir.records.task import Outcome, Task
 from sparsetir.runtime.texts import WIDTH
+from sparsetir.schedules import targets
 from sparsetir.schedules.operators.registry import OPERATORS
 from sparsetir.schedules.search.configs import to_data
 from sparsetir.schedules.templates.registry import TEMPLATES
@@ -573,14 +574,17 @@ def test_doctor_where_there_is_no_linux(run, monkeypatch):
     for name in ("sched_getaffinity", "sched_setaffinity"):
         monkeypatch.delattr(os, name)
     monkeypatch.setattr(sys, "platform", "darwin")
-    monkeypatch.setattr(doctor, "CACHES", Path("/sys/there/is/no/such/folder"))
+    monkeypatch.setattr(targets, "CACHES", Path("/sys/there/is/no/such/folder"))
     cpu_model = REAL["cpu_model"]
     monkeypatch.setattr("sparsetir.records.task.cpu_model", cpu_model)
-    cpu_model.cache_clear()
+    kept = (cpu_model, targets.cache_bytes)
+    for function in kept:
+        function.cache_clear()
     try:
         code, out, err = run("doctor")
     finally:
-        cpu_model.cache_clear()
+        for function in kept:
+            function.cache_clear()
     assert (code, err) == (0, "") and "all that is needed works" in out
     assert "caches: the system does not say" in out and f"{os.cpu_count()} cores" in out
 

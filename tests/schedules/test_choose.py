@@ -25,6 +25,7 @@ from sparsetir.schedules.templates.shapes import row_reduction
 from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.schedules.templates.spmm_blocks import BlockRows
 from sparsetir.schedules.templates.spmm_panels import PanelRows
+from sparsetir.sparse_ir.recipes.general import FEW, MISSED, reuse_distance
 
 CPU = tvm.target.Target({"kind": "llvm", "mcpu": "icelake-server"})
 GPU = tvm.target.Target({"kind": "cuda", "arch": "sm_90"})
@@ -208,6 +209,32 @@ def test_a_sample_of_a_large_pattern():
     near = (np.arange(2_000_000) // 20 + RNG.integers(0, 50, 2_000_000)).astype("int64")
     assert Locality.of(near).missed(1024) < 0.15 < 0.8 < Locality.of(near).missed(8)
     assert Locality.of(near) == Locality.of(near) and hash(Locality.of(near))
+
+
+@pytest.mark.parametrize("size", [FEW, 100_000, 1_000_000])
+def test_reuse_distances(size):
+    """A cache of so many rows misses about so many uses; one of a quarter misses more."""
+    at = np.arange(size)
+    for spread in (100, 1000, 3000):
+        columns = (at // 40 + RNG.integers(0, spread, size)).astype("int32")
+        rows = reuse_distance(columns)
+        if rows == size:  # the sample is too short
+            assert size == FEW and spread == 3000
+            continue
+        seen = Locality.of(columns)
+        assert seen.missed(4 * rows) <= MISSED + 0.1 and seen.missed(rows // 4) > MISSED
+    assert reuse_distance(np.zeros(size, "int32")) <= 1
+    assert reuse_distance(RNG.integers(0, 10**6, size)) == size
+
+
+@examples(
+    40, 500, columns=st.lists(st.integers(0, 9), max_size=60),
+    repeats=st.sampled_from([1, 1000, FEW]),
+)  # fmt: skip
+def test_reuse_distances_of_any_pattern(columns, repeats):
+    found = np.tile(np.array(columns, "int32"), repeats)
+    assert 0 <= reuse_distance(found) <= len(found)
+    assert reuse_distance(found) <= len(set(columns)) or len(found) < FEW
 
 
 @examples(

@@ -68,6 +68,24 @@ def test_results_where_rows_are_asked_for_ahead():
     check(kernel(), 40, 40_000, 300, 200)
 
 
+def reuse_of(matrix):
+    """What a kernel computes of a pattern, by which it asks for rows ahead."""
+    built = sparsetir.build(PROGRAMS["spmm"].make("float32", "int32"))
+    found = built.compute({"indices": matrix.indices})
+    assert "J_indices_reuse" in built.stages["III"].script()
+    return found["J_indices_reuse"]
+
+
+def test_rows_that_are_used_again_soon_are_not_asked_for():
+    """Of a band of 20 columns a cache holds what it needs, whatever its length is."""
+    size, rng = 40_000, np.random.default_rng(0)
+    band = sp.diags_array([np.ones(size, "float32")] * 20, offsets=range(20), shape=(size, size))
+    assert reuse_of(sp.csr_array(band)) < 200
+    columns = rng.integers(0, size, 4 * size)
+    far = sp.csr_array((np.ones(4 * size, "float32"), (np.repeat(np.arange(size), 4), columns)))
+    assert reuse_of(far) == far.nnz
+
+
 def test_known_sizes_choose_when_it_is_built():
     """64 features are too few for panels, and no fewer than that."""
     built = sparsetir.build(of_64_features())
@@ -166,7 +184,9 @@ def test_sampled_products_of_few_elements(count):
 
 def test_a_plain_sddmm_is_called_as_before():
     built = sampled()
-    assert list(built.computed) == ["parts", "i_j_order", "i_at", "j_at"]
+    *computed, one, other = built.computed
+    assert computed == ["parts", "i_j_order", "i_at", "j_at"]
+    assert {one, other} == {"I_at_reuse", "J_at_reuse"}
     names = [str(p.name) for p in PROGRAMS["sddmm_fused"].make("float32", "int32").params]
     assert built.signature.names == names
 

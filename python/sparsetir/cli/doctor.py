@@ -31,7 +31,6 @@ examples:
 OPTIONAL = {"torch": "torch tensors", "optuna": "tune", "matplotlib": "pictures, reports"}
 NEEDED = ("apache-tvm", "apache-tvm-ffi", "numpy", "scipy")
 TARGETS = ("llvm", "cuda", "opencl", "vulkan", "rocm", "metal")
-CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 VARIABLES = (
     "SPARSETIR_RECORDS", "SPARSETIR_POOL", "XDG_CACHE_HOME", "TVM_NUM_THREADS", "OMP_NUM_THREADS",
     "MKL_NUM_THREADS",
@@ -99,6 +98,7 @@ def cpu() -> Facts:
     """
     from sparsetir.records.task import cpu_model
     from sparsetir.schedules.targets import (
+        cache_bytes,
         distinctive_features,
         host_features,
         host_target,
@@ -114,23 +114,8 @@ def cpu() -> Facts:
         "vector_bits": vector_bits(target),
         "features": distinctive_features(name for name in has if has[name]),
         "unlike": [str(name) for name in target.attrs.get("mattr", ())],
-        "caches": _caches(),
+        "caches": dict(cache_bytes()),
     }
-
-
-def _caches() -> dict[str, int]:
-    """Bytes of the caches of a core; none where the system does not say."""
-    found = {}
-    for folder in sorted(CACHES.glob("index*")):
-        try:
-            level, kind, size = (
-                (folder / n).read_text().strip() for n in ("level", "type", "size")
-            )
-        except OSError:
-            continue
-        if kind != "Instruction":
-            found[f"L{level}{'d' if kind == 'Data' else ''}"] = arguments.size(size)
-    return found
 
 
 def gpu() -> Facts:

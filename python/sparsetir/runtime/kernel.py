@@ -425,7 +425,7 @@ class Kernel:
         arguments |= {names[i]: values[i] for i in self._scalars}
         if self.check:
             check_structure(self.signature.func, arguments)
-        made = compute(self.signature.func, arguments) if self.computed else {}
+        made = compute(self.signature.func, arguments, names=self._made) if self.computed else {}
         forget = _forgetting(self, key) if self.computed else None
         references = tuple((i, reference(values[i], forget)) for i in self._index)
         orders: dict[str, np.ndarray] = {}
