@@ -160,7 +160,11 @@ class Kernel:
         if self.computed or (self.check and self._index):
             key = (*[id(values[i]) for i in self._index], *[values[i] for i in self._index_sizes])
             seen = self._passed.get(key)
-            if seen is None or any(ref() is not values[i] for i, ref in seen[0]):
+            for i, array in seen[0] if seen is not None else ():
+                if array() is not values[i]:
+                    seen = None
+                    break
+            if seen is None:
                 seen = self._meet(values, key)
             values += self._with_values(values, *seen[1:]) if seen[2] else seen[1]
         arrays = [values[i] for i in self._arrays]
