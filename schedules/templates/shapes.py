@@ -67,8 +67,9 @@ def element_reduction(sch: Schedule, who: str) -> ElementReduction:
 
     who : the template, for messages
 
-    Features come last, and rows and columns that are visited by a loop each are fused. Raises
-    ShapeError where the program looks different, and says how.
+    Features come last, and rows and columns that are visited by a loop each are fused; loops that
+    are inside of these stay there. Raises ShapeError where the program looks different, and says
+    how.
     """
     nest = only_nest(sch, who)
     found = nest.reduction
@@ -105,7 +106,12 @@ def element_reduction(sch: Schedule, who: str) -> ElementReduction:
             refuse_shape(who, sch.func, f"loops of their own, or one loop, over {list(pair)}")
         both = [handles.pop((name,)) for name in pair]
     summed = handles.pop(features[0].axes)
-    order = [*(h for h in handles.values() if h.axes != pair), *(both or [handles[pair]]), summed]
+    elements_at = both or [handles[pair]]
+    own = sch.get_sp_iters(ref)
+    first = min(own.index(h) for h in elements_at)  # what is inside of elements stays there
+    others = [h for h in own if h not in (*elements_at, summed)]
+    outside = [h for h in others if own.index(h) < first]
+    order = [*outside, *elements_at, *(h for h in others if h not in outside), summed]
     if order != sch.get_sp_iters(ref):
         sch.sparse_reorder(ref, order)
     elements = sch.sparse_fuse(ref, both) if both else handles[pair]

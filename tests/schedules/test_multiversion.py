@@ -205,6 +205,30 @@ def test_sampled_products_of_a_known_size_have_one_version():
     np.testing.assert_allclose(out, expected, rtol=1e-5)
 
 
+def test_loops_inside_of_elements_stay_inside():
+    """Blocks are visited by positions, and the products of each one after the other."""
+    func = small("scores", """
+with T.sp_iter([IB, JB, II, JI, K], "SSSSR", "scores") as [ib, jb, ii, ji, k]:
+    with T.init():
+        S[ib, jb, ii, ji] = T.float32(0)
+    S[ib, jb, ii, ji] = S[ib, jb, ii, ji] + X[ib, ii, k] * Y[jb, ji, k]
+""", """
+IB = T.dense_fixed(m)
+JB = T.sparse_variable(IB, (n, nnz), (indptr, indices))
+II = T.dense_fixed(4)
+JI = T.dense_fixed(4)
+""", X="IB II K", Y="N JI K", S="IB JB II JI")  # fmt: skip
+    built, rng = sparsetir.build(func), np.random.default_rng(0)
+    assert 'T.sp_iter([IB_JB, II, JI, K], "SSSR"' in built.stages["I"].script()
+    blocks = sp.random_array((9, 7), density=0.3, format="csr", rng=rng)
+    x, y = (rng.random((size, 4, 21), dtype="float32") for size in (9, 7))
+    out = np.empty((blocks.nnz, 4, 4), "float32")
+    pattern = {name: getattr(blocks, name).astype("int32") for name in ("indptr", "indices")}
+    built(x=x, y=y, s=out, **pattern)
+    rows, columns = blocks.nonzero()
+    np.testing.assert_allclose(out, x[rows] @ y[columns].transpose(0, 2, 1), rtol=1e-5)
+
+
 def test_rows_gathered_by_any_number_of_slots_are_asked_for_ahead():
     func = small("dots", """
 with T.sp_iter([I, E, K], "SSR", "dots") as [i, e, k]:
