@@ -190,7 +190,8 @@ def rows_ahead(
             here = used is not None and at_index.same_as(index)
             size = size * (tirx.min(rows, used) if here else rows)
         asks = as_one(row_ahead(func, load, at, PREFETCH, span))
-        out.append(tirx.IfThenElse(size > as_dtype(cache, "int64"), asks, None))
+        near = cache if used is None else cache // 2  # a reuse distance leaves out what is beside
+        out.append(tirx.IfThenElse(size > as_dtype(near, "int64"), asks, None))
     return out
 
 

@@ -11,13 +11,14 @@ from typing import Any
 
 import numpy as np
 
+from sparsetir.schedules.targets import l2_bytes
 from sparsetir.schedules.templates.shapes import ElementReduction
 from sparsetir.sparse_ir.computed import keyword
 from sparsetir.sparse_ir.recipes.general import cache_parts
 from sparsetir.sparse_ir.schedule import Schedule, SpIter
 
-# Rows of a gathered operand in a part: what stays in a core's second-level cache beside others.
-PART_BYTES = 3 * 2**18
+# Rows of a gathered operand in a part: what stays in a core's L2 cache beside others.
+PART_OF_CACHE = 3 / 4
 
 
 def by_positions(sch: Schedule, found: ElementReduction, parts: int = 0) -> SpIter:
@@ -48,4 +49,4 @@ def parts_for(found: ElementReduction, sizes: dict[str, int]) -> int:
 
 
 def _memory(found: ElementReduction) -> dict[str, int]:
-    return {"itemsize": np.dtype(found.dtype).itemsize, "cache": PART_BYTES}
+    return {"itemsize": np.dtype(found.dtype).itemsize, "cache": int(PART_OF_CACHE * l2_bytes())}
