@@ -65,7 +65,7 @@ FEW = {
     ("sparsetir.schedules.passes.vectorize_innermost", "MOST_NESTS"): 0,
     ("sparsetir.schedules.passes.vectorize_reductions", "STRAIGHT"): 2,
 }
-ALL_VERSIONS = {"test_multiversion.py"}
+ALL_VERSIONS = {"test_block_rows.py", "test_multiversion.py"}
 
 
 # Cases of a function above which only so many run by default that each value of each parameter is

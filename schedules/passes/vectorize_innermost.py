@@ -121,10 +121,12 @@ def vectorize_innermost(
                 return nest.in_vectors(lanes, cache)
             if dtype_of(nest.store.value) == "bool":
                 return loop  # TVM has no vectors of local booleans
-            tiles = nest.in_registers(lanes, cache, vectors, among)
             if nest.rows is None:
-                return tiles
+                return nest.in_registers(lanes, cache, vectors, among)
             alone = vectorized(renewed(loop, fresh_definitions(loop), blocks=True), rows=False)
+            if not nest.updates and among.of(nest.along.extent) == (0, None):
+                return alone  # TVM 0.27 hoists choices of choices of a size for minutes
+            tiles = nest.in_registers(lanes, cache, vectors, among)
             return tirx.IfThenElse(
                 nest.bytes_shared() > as_dtype(FAR * cache, "int64"), alone, tiles
             )
