@@ -118,9 +118,11 @@ def compute(
             )
     for name, how in recipes.items():
         who = f"{func.name}: computed parameter '{name}'"
-        of_values = facts_of(how["recipe"]).of_values
-        if name not in needed or of_values and values.get(str(how["values"])[1:]) is None:
+        facts = facts_of(how["recipe"])
+        if name not in needed or facts.of_values and values.get(str(how["values"])[1:]) is None:
             continue
+        if facts.unknown is not None and any(values.get(read) is None for read in reads(how)):
+            chosen.setdefault(name, facts.unknown)
         value = chosen[name] if name in chosen else _evaluate(who, how, values, dtypes)
         found[name] = values[name] = _fitted(who, value, *dtypes[name])
     check_promises(func.name, promises_of(func), found)

@@ -171,7 +171,7 @@ MISSED = 5 / 16
 FEW = 1 << 15  # nonzeros, below which none are sampled
 
 
-@recipe(open=True)
+@recipe(open=True, unknown=2**62)
 def reuse_distance(indices: np.ndarray) -> int:
     """How many different rows are used between two uses of one, for two thirds of uses no more.
 

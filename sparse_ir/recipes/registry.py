@@ -96,6 +96,7 @@ class Facts:
     """What is known of a recipe's results.
 
     open : a number that whoever makes a plan may choose otherwise (:func:`compute`)
+    unknown : an open number that is right for any arguments, where none are there to compute it of
     values : which numbers they are, none of them negative; checked when they are made
     distinct : no value occurs twice; the name of a keyword: if none does in the array that it gives
     counted : 0, 1, .. under each parent
@@ -108,6 +109,7 @@ class Facts:
     """
 
     open: bool = False
+    unknown: int | None = None
     values: RowsOf | NonzerosOf | LengthOf | Below | SameAs | None = None
     distinct: bool | str = False
     counted: bool = False

@@ -652,6 +652,7 @@ def registries(monkeypatch):
 
 
 @pytest.mark.parametrize("row", PLUGGED_IN.strip().splitlines())
+@pytest.mark.slow
 def test_plug_ins(run, records, registries, monkeypatch, row):
     """Each command knows what modules register, before it reads its other arguments."""
     install(monkeypatch)

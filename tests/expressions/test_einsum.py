@@ -349,6 +349,7 @@ ORDERS = [(row, check) for check in (gradcheck, gradgradcheck) for row in GRADED
     )
     for row, check in ORDERS
 ])  # fmt: skip
+@pytest.mark.slow
 def test_gradients_of_first_and_second_order(row, check):
     """For values of sparse operands, too."""
     _, operands = inputs(row[0], row[1], "", "some", seed=3)

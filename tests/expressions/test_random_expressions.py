@@ -1,6 +1,7 @@
 """Random expressions: several terms, products, functions, formats and results, beside NumPy's."""
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import assume
 from hypothesis import strategies as st
@@ -100,6 +101,7 @@ def test_random_expressions(drawn):
 
 
 @examples(6, 300, drawn=expressions())
+@pytest.mark.slow
 def test_random_gradients(drawn):
     """Gradients for all operands are those of finite differences."""
     text, dense, given, options, _ = drawn

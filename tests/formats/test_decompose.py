@@ -195,6 +195,7 @@ def test_reductions(program: str, names: list[str], how: str) -> None:
 @pytest.mark.parametrize("buffers", ["A", "OUT", "A OUT"])
 @pytest.mark.parametrize("names", [["bsr2"], ["dcsr", "csc", "ell"], ["csr", "bsr3"]])
 @pytest.mark.parametrize("program", ["sddmm", "elementwise"])
+@pytest.mark.slow
 def test_sparse_outputs(program: str, names: list[str], buffers: str, how: str) -> None:
     rules = [matrix(n, buffers=buffers.split()) for n in names]
     # Nothing is taken out where the output alone is in a format.
@@ -308,6 +309,7 @@ def test_rules_on_what_rules_produced(program: str, mask: bool) -> None:
 @pytest.mark.parametrize("names", [
     ["csc"], ["ell"], ["bsr2"], ["csr", "bsr3", "ell"],
 ])  # fmt: skip
+@pytest.mark.slow
 def test_attention(names: list[str], buffers: str) -> None:
     """Scores, softmax and product on other formats, the rows' maxima and sums over all of them."""
     rules = [matrix(n, buffers=buffers.split()) for n in names]

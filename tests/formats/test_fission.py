@@ -92,6 +92,7 @@ def test_what_stays() -> None:
         fission(func, ["Q"])
 
 
+@pytest.mark.slow
 def test_attention() -> None:
     program = PROGRAMS["attention"]
     func = program.make("float32", "int32")

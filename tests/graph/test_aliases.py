@@ -159,6 +159,7 @@ ALL = [
 
 
 @pytest.mark.parametrize("dtype, layout, grad, inference", ALL)
+@pytest.mark.slow
 def test_aliases(dtype, layout, grad, inference, plain):
     for cases in (CASES[:2], CASES[2:]):
         how = cases, dtype, layout, grad, inference

@@ -162,6 +162,7 @@ SHARES = pytest.mark.parametrize(
 
 @SHARES
 @pytest.mark.skipif(not has_compiler(), reason="needs a C compiler")
+@pytest.mark.slow
 def test_exported(tmp_path, of):
     edges, others = rows(BOTH)[of::3], rows(EXPORTED)[of::3]
     model, path = Rows(edges, others), tmp_path / "rows.so"

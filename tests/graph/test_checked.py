@@ -30,6 +30,7 @@ def trained(model, check):
     return out.detach(), x.grad
 
 
+@pytest.mark.slow
 def test_what_is_right_passes_and_stays_as_it_is():
     for a, b in zip(trained(Gate(), True), trained(Gate(), False), strict=True):
         assert torch.equal(a, b)

@@ -24,6 +24,7 @@ def test_golden(name):
     assert all(p.grad is None for p in model.parameters())
 
 
+@pytest.mark.slow
 def test_what_takes_how_long():
     model, args = made("Transformer")
     told = sparsetir.explain(model, *args)

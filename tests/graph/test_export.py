@@ -85,6 +85,7 @@ def test_models(name, tmp_path):
     check(model, loaded(path), len(args) > 2)
 
 
+@pytest.mark.slow
 def test_self_loops_of_edges_with_features(tmp_path):
     torch.manual_seed(0)
     model = Wrapped(pyg.GATv2Conv(FEATURES, 4, heads=2, edge_dim=3))
@@ -93,6 +94,7 @@ def test_self_loops_of_edges_with_features(tmp_path):
     check(model, loaded(path), width=3)
 
 
+@pytest.mark.slow
 def test_what_is_no_message(tmp_path):
     torch.manual_seed(0)
     model = Block()

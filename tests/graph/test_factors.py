@@ -34,6 +34,7 @@ MESSAGES = {
 
 
 @pytest.mark.parametrize("name", MESSAGES)
+@pytest.mark.slow
 def test_both_directions(name):
     model, (_, given, w) = Messages(MESSAGES[name]), made("raw")[1]
     x = torch.randn(NODES, FEATURES)

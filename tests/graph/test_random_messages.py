@@ -136,6 +136,7 @@ def test_messages():
     assert check(13).graphs[0].found  # of 8 features, which are quickly compiled
 
 
+@pytest.mark.slow
 def test_messages_without_a_schedule(plain):
     for seed in range(1, FEW):
         check(seed)

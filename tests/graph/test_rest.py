@@ -28,6 +28,7 @@ class Near(torch.nn.Linear):
 
 
 @inductor
+@pytest.mark.slow
 def test_a_layer():
     """Compiled for the edges that came first; others have other numbers of loops."""
     model, x = Near(FEATURES, 8), torch.randn(NODES, FEATURES)

@@ -137,6 +137,7 @@ def test_semirings_have_no_gradients() -> None:
         assert ops.spgemm(tensor(A, values), tensor(B), "min_plus").values().isfinite().all()
 
 
+@pytest.mark.slow
 def test_between_other_operators() -> None:
     """A model goes through it, also where torch.compile breaks its graph there."""
     weights = torch.rand(A.nnz, dtype=torch.float64, requires_grad=True)

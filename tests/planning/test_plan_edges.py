@@ -279,6 +279,7 @@ TUNED = [
 
 
 @pytest.mark.parametrize(("op", "options", "best"), TUNED)
+@pytest.mark.slow
 def test_a_search_ends_with_a_plan_and_a_record(op, options, best, records, monkeypatch):
     """With seconds that are pretended; what is tried is right."""
     best = Choices(best)

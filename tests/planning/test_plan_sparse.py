@@ -274,6 +274,7 @@ def test_workers_know_what_is_right() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["int32", "uint8", "bool"])
+@pytest.mark.slow
 def test_workers_know_integers(dtype: str) -> None:
     """Which wrap around, and have no infinity where a mask meets no term; they are not all zero."""
     a, mask = matrix((20, 20), 0, "float64", 0.1).astype(dtype), matrix((20, 20), 1)

@@ -38,6 +38,7 @@ def address(array: Any) -> int:
 
 
 @pytest.mark.parametrize("holder", HOLDERS)
+@pytest.mark.slow
 def test_a_room_is_free_when_nobody_has_anything_of_it(holder: str) -> None:
     array = rooms.room((100, 2), "float32").reshape(-1)
     first = address(array)

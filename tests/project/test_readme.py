@@ -109,6 +109,7 @@ def test_blocks_print_what_is_said(page, outputs):
     assert sum(map(bool, said)) == (ROOT / page).read_text().count("\n```text\n")
 
 
+@pytest.mark.slow
 def test_modules_can_be_imported_alone(tmp_path):
     """Each block that is a module, in a process of its own; on all pages sparsetir comes first."""
     modules = []

@@ -317,6 +317,7 @@ def _of_shaped(program):
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("case", SHAPED)
+@pytest.mark.slow
 def test_natural_and_flat_arrays_are_taken_under_any_schedule(case, schedule):
     program, name, shapes, wrong = SHAPED[case]
     func, args, done = _of_shaped(program)

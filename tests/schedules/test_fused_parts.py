@@ -75,6 +75,7 @@ def test_spmm_over_ten_buckets() -> None:
 
 
 @requires_cuda_text
+@pytest.mark.slow
 def test_sddmm_over_ten_buckets() -> None:
     """One launch that computes, and one that copies back."""
     matrix, rng = graph(), np.random.default_rng(1)

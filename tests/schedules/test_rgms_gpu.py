@@ -238,6 +238,7 @@ KS = (
 @pytest.mark.parametrize(
     ("sizes", "problem", "case"), by_turns(itertools.product(SIZES, PROBLEMS, KS), 282), ids=str
 )
+@pytest.mark.slow
 def test_types_and_sizes(sizes: Any, problem: Any, case: Any) -> None:
     """Each type with any numbers of features, in buckets up to any size."""
     name, k, rows = case

@@ -40,6 +40,7 @@ def sliced(func: Any, lanes: int = 4, **options: Any) -> tuple[Any, list[Any]]:
 @pytest.mark.parametrize(
     ("name", "options"), by_turns(itertools.product(SLICED, OPTIONS), 3), ids=str
 )
+@pytest.mark.slow
 def test_the_result_stays(name: str, options: dict[str, Any]) -> None:
     sch, _ = sliced(program(name), 1 if options.get("filled") == 101 else 4, **options)
     keeps_meaning(sch, name)

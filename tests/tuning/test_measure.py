@@ -129,6 +129,7 @@ def interrupted(*arguments) -> None:
     raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_a_crash_and_a_hang_are_recorded_and_it_goes_on(capfd, monkeypatch) -> None:
     core = sorted(os.sched_getaffinity(0))[-1]
     options = {"cores": (core,), "environment": {"OF_MY_OWN": "7"}, "modules": MODULES}

@@ -74,6 +74,7 @@ def remote(tmp_path_factory):
         ("spmv", "float32", {}, SlicedRows(packed=True)),
     ],
 )
+@pytest.mark.slow
 def test_every_operator_on_a_device(remote, op, dtype, options, config) -> None:
     """The last kernel takes only a part of what is computed."""
     given = task(op, 1 if op == "spmv" else 32, dtype, **options)
@@ -91,6 +92,7 @@ def test_every_operator_on_a_device(remote, op, dtype, options, config) -> None:
     device.release()
 
 
+@pytest.mark.slow
 def test_a_device_is_measured_as_this_machine_is(remote) -> None:
     with Measurer(task(), remote=remote, modules=("tuning.faulty_templates",)) as measurer:
         outcome = measurer.measure(faulty.RIGHT)

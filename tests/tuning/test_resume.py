@@ -85,6 +85,7 @@ def file(tmp_path):
     return tmp_path / "records.sqlite"
 
 
+@pytest.mark.slow
 def test_kill_9_costs_the_trial_that_was_measured(monkeypatch, file):
     install(monkeypatch)
     whole = order(run(""))  # what is tried without an interruption

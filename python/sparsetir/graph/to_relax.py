@@ -51,6 +51,7 @@ from sparsetir.schedules.passes.add_lanes import add_lanes
 from sparsetir.schedules.passes.parallel_loops import in_vectors
 from sparsetir.sparse_ir.errors import LoweringError
 from sparsetir.sparse_ir.nodes import sparse_iterations
+from sparsetir.sparse_ir.recipes.registry import facts_of
 from sparsetir.sparse_ir.schedule import Schedule
 from sparsetir.sparse_ir.script.parser import from_source
 
@@ -77,6 +78,7 @@ class Translation:
         self._builder = relax.BlockBuilder()
         self._functions: dict[str, tirx.PrimFunc] = {}  # that are called
         self._programs: dict[str, tirx.PrimFunc] = {}  # by text
+        self._unknown: dict[str, Any] = {}  # what programs are told of any graph
         self._sizes: dict[str, Any] = {}
         self._values: dict[Any, Any] = {}
         self._constants: dict[fx.Node, torch.Tensor] = {}
@@ -352,14 +354,18 @@ class Translation:
         if func is None:
             name = f"program{len(self._programs)}"
             stages = lower(from_source(text), schedule, target=self._target)
-            if "II scheduled" in stages and signature_of(stages).computed:
-                raise LoweringError(f"{WHO}: a program needs what is computed for each graph")
+            computed = signature_of(stages).computed if "II scheduled" in stages else {}
+            for param, how in computed.items():
+                number = facts_of(how["recipe"]).unknown
+                if number is None:
+                    raise LoweringError(f"{WHO}: a program needs what is computed for each graph")
+                self._unknown[param] = tirx.IntImm("int64", number)
             func = with_natural_shapes(name, stages, check=False)
             params = {str(p.name): p for p in func.params}
             out = params.pop("out")
             func = tirx.PrimFunc([*params.values(), out], func.body, func.ret_type, func.attrs)
             func = self._programs[text] = func.with_attr("global_symbol", name)
-        names = [str(p.name) for p in func.params[:-1]]
+        names, sizes = [str(p.name) for p in func.params[:-1]], {**self._unknown, **sizes}
         given = [arrays[n] for n in names if n in arrays]
         return self._call_given(func, given, result, [sizes[n] for n in names if n in sizes])
 
