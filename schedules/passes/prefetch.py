@@ -19,7 +19,7 @@ Positions run on from row to row, so short rows are prefetched too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tvm
@@ -184,15 +184,23 @@ def rows_ahead(
         if not gathers or not dense or not is_along(load.indices[-1], along):
             continue
         used = reused.get(f"{index.source.name}{REUSE}")
-        size = as_dtype(tvm.DataType(str(load.source.ty.dtype)).bits // 8, "int64")
-        for extent, at_index in zip(load.source.ty.shape, load.indices, strict=True):
-            rows = as_dtype(extent, "int64")
-            here = used is not None and at_index.same_as(index)
-            size = size * (tirx.min(rows, used) if here else rows)
+        extents = [as_dtype(extent, "int64") for extent in load.source.ty.shape]
+        if used is not None:
+            row = next(n for n, i in enumerate(load.indices) if i.same_as(index))
+            extents[row] = tirx.min(extents[row], used)
+        size = bytes_of(load.source, extents)
         asks = as_one(row_ahead(func, load, at, PREFETCH, span))
         near = cache if used is None else cache // 2  # a reuse distance leaves out what is beside
         out.append(tirx.IfThenElse(size > as_dtype(near, "int64"), asks, None))
     return out
+
+
+def bytes_of(buffer: Any, extents: Sequence[Any] | None = None) -> Any:
+    """The size of a buffer, or of a part of it of other extents; an int64."""
+    size = as_dtype(tvm.DataType(str(buffer.ty.dtype)).bits // 8, "int64")
+    for extent in buffer.ty.shape if extents is None else extents:
+        size = size * as_dtype(extent, "int64")
+    return size
 
 
 def with_reuse_distances(func: SparseFunc) -> SparseFunc:

@@ -32,7 +32,7 @@ from tvm.sym import Analyzer
 
 from sparsetir.schedules.passes.launches import top_level
 from sparsetir.schedules.passes.nests import is_along, is_zero, renewed, wide_indices
-from sparsetir.schedules.passes.prefetch import PREFETCHING, gathering_loads, rows_ahead
+from sparsetir.schedules.passes.prefetch import PREFETCHING, bytes_of, gathering_loads, rows_ahead
 from sparsetir.schedules.registers import sum_vectors
 from sparsetir.sparse_ir.nodes import (
     buffer_var,
@@ -207,6 +207,7 @@ class _Nest:
         init = self.block.init
         self.init: Any = None if init is None else substitute(init, mapping)
         self.updates = init is None
+        self.held = 1  # of `rows` at a time
         self.dtype = self._widened() or str(self.store.buffer.ty.dtype)
 
     @staticmethod
@@ -286,15 +287,10 @@ class _Nest:
 
     def bytes_shared(self) -> Any:
         """The size of the arrays of which all of `rows` load the same; an int64."""
-        row, along, total = self.rows.loop_var, self.along.loop_var, as_dtype(0, "int64")
+        row, along = self.rows.loop_var, self.along.loop_var
         loads = [x for x in nodes_of(ir.TensorLoad, self.store.value) if _uses(x, along)]
-        shared = {x.source.__chandle__(): x.source.ty for x in loads if not _uses(x, row)}
-        for array in shared.values():
-            size = as_dtype(tvm.DataType(str(array.dtype)).bits // 8, "int64")
-            for extent in array.shape:
-                size = size * as_dtype(extent, "int64")
-            total = total + size
-        return total
+        shared = {x.source.__chandle__(): x.source for x in loads if not _uses(x, row)}
+        return sum(map(bytes_of, shared.values()), as_dtype(0, "int64"))
 
     def _terms_of_rows(self) -> int:
         """The known number of terms in each visit of `rows`."""
