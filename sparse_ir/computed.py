@@ -92,6 +92,11 @@ def compute(
         what is made of these is left out
     overrides : values for numbers that their recipes leave open (:class:`Facts`), such as how many
         blocks there are; what is made of them follows
+    names : the parameters that are needed, to which those that they are made of are added; all by
+        default
+
+    A number that is right for any arguments (:class:`Facts`) stands for one whose arguments are not
+    given.
 
     Returns Python integers, and arrays of the type of the axis (idtype) or buffer (dtype) that
     they are bound to.
@@ -101,9 +106,10 @@ def compute(
     recipes raise.
     """
     recipes, dtypes = computed_parameters(func), _dtypes(func)
-    needed = recipes.keys() if names is None else set(names)
+    needed = set(recipes if names is None else names)
     for name, how in reversed(recipes.items()):
-        needed |= set(reads(how)) if name in needed else set()
+        if name in needed:
+            needed.update(reads(how))
     chosen, values, found = dict(overrides or {}), dict(arguments), {}
     for name in chosen:
         if name not in recipes:

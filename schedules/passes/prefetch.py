@@ -30,6 +30,7 @@ from sparsetir.schedules.passes.nests import is_along
 from sparsetir.schedules.passes.parallel_loops import innermost_block
 from sparsetir.sparse_ir.computed import COMPUTED
 from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.names import fresh_name
 from sparsetir.sparse_ir.nodes import (
     SparseFunc,
     SparseIteration,
@@ -39,7 +40,7 @@ from sparsetir.sparse_ir.nodes import (
     substitute,
 )
 from sparsetir.sparse_ir.position_space import LAYOUTS
-from sparsetir.sparse_ir.recipes.general import reuse_distance
+from sparsetir.sparse_ir.recipes.locality import reuse_distance
 from sparsetir.sparse_ir.tir import (
     as_dtype,
     as_one,
@@ -166,10 +167,11 @@ def rows_ahead(
     visited : what the indices are loaded at
     along : the variable of the loop over an element of a row
     at, span : as of :func:`row_ahead`
-    cache : bytes; rows of smaller buffers are near
+    cache : bytes; rows of smaller buffers are near, and rows that the pattern uses again while half
+        of it holds them
     """
     layouts = {str(k): v for k, v in func.attrs[LAYOUTS].items()}
-    reused = {str(p.name): p for p in func.params}
+    reused = {str(p.name): p for p in func.params if isinstance(p.ty, ir.PrimType)}
     out: list[tirx.Stmt] = []
     loads = gathering_loads(body)
     for n, load in enumerate(loads):
@@ -214,8 +216,7 @@ def with_reuse_distances(func: SparseFunc) -> SparseFunc:
         for array, handle in _indices_of_rows(func, it):
             how = {"recipe": reuse_distance.__name__, "indices": f"${handle}"}
             found[f"{array}{REUSE}"] = how
-    taken = {str(p.name) for p in func.params}
-    found = {name: how for name, how in found.items() if name not in taken}
+    found = {name: how for name, how in found.items() if fresh_name(func, name) == name}
     if not found:
         return func
     params = [*func.params, *(ir.Var(name, ir.PrimType("int64")) for name in found)]

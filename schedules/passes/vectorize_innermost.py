@@ -11,13 +11,13 @@ After, for each width from half of the vector registers down to one element, hal
     for k_tile in range(feat // 128):
         acc[0:128] = 0.0
         for j in range(J_indptr[vi + 1] - J_indptr[vi]):
-            if n * feat > 262144:                        # B is not in the cache anyway
+            if min(n, J_indices_reuse) * feat > 65536:   # rows of B are not in the cache anyway
                 prefetch(B[J_indices[vi, min(j + 8, ..)], k_tile * 128]) ...
             acc[0:128] = acc[0:128] + A[vi, j] * B[.., k_tile * 128 : k_tile * 128 + 128]
         C[vi, k_tile * 128 : k_tile * 128 + 128] = acc[0:128]
 
-Rows of a block, which read the same of B, are summed up some at a time.
-To ask for a row takes as many instructions as to add up two vectors: narrow tiles do not.
+Rows of a block, which read the same of B, are summed up some at a time. To ask for a row takes as
+many instructions as to add up two vectors: narrow tiles do not.
 """
 
 from __future__ import annotations

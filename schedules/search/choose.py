@@ -31,7 +31,7 @@ from sparsetir.schedules.templates.spmm_panels import panel_rows, panels_pay
 from sparsetir.schedules.templates.spmm_sorted import sorted_rows, sorting_pays
 from sparsetir.schedules.templates.spmv import SlicedRows
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.recipes.general import MISSED as FAR
+from sparsetir.sparse_ir.recipes.locality import MISSED as FAR
 
 PREFETCH = 8
 # Times the mean length of a row, from which on the longest ones are what takes long on a GPU.

@@ -106,13 +106,14 @@ def element_reduction(sch: Schedule, who: str) -> ElementReduction:
             refuse_shape(who, sch.func, f"loops of their own, or one loop, over {list(pair)}")
         both = [handles.pop((name,)) for name in pair]
     summed = handles.pop(features[0].axes)
-    elements_at = both or [handles[pair]]
-    own = sch.get_sp_iters(ref)
-    first = min(own.index(h) for h in elements_at)  # what is inside of elements stays there
-    others = [h for h in own if h not in (*elements_at, summed)]
-    outside = [h for h in others if own.index(h) < first]
-    order = [*outside, *elements_at, *(h for h in others if h not in outside), summed]
-    if order != sch.get_sp_iters(ref):
+    loops, visited = sch.get_sp_iters(ref), both or [handles[pair]]
+    first, others = (
+        min(map(loops.index, visited)),
+        [h for h in loops if h not in (*visited, summed)],
+    )
+    outside = [h for h in others if loops.index(h) < first]
+    order = [*outside, *visited, *others[len(outside) :], summed]
+    if order != loops:
         sch.sparse_reorder(ref, order)
     elements = sch.sparse_fuse(ref, both) if both else handles[pair]
     return ElementReduction(ref, elements, summed, nest.result, operands, nest.dtype)

@@ -164,39 +164,6 @@ def shared_rows(length: int, **rows: np.ndarray) -> np.ndarray:
     return (counts > 1).astype("int8")
 
 
-# Of reuse distances: places where nonzeros are sampled, and how many at one: at most so many, and
-# such a share of all; the share of uses that a cache of so many rows still misses.
-PLACES, SHORTEST, LONGEST, SAMPLE = 3, 512, 1 << 14, 1 / 8
-MISSED = 5 / 16
-FEW = 1 << 15  # nonzeros, below which none are sampled
-
-
-@recipe(open=True, unknown=2**62)
-def reuse_distance(indices: np.ndarray) -> int:
-    """How many different rows are used between two uses of one, for two thirds of uses no more.
-
-    indices : (nnz,) rows, in the order in which they are used
-
-    The working set of Denning (1968): the share of uses that a cache of as many rows misses as are
-    in a window is by how many rows a window of twice the length has more. Of samples at three
-    places, as long as they have to be; as many as there are nonzeros where the longest is too
-    short, a sixteenth of them where they are few.
-    """
-    indices = indices.ravel()
-    nnz = len(indices)
-    if nnz < FEW:
-        return nnz // 16
-    places = [nnz * n // (PLACES + 1) for n in range(1, PLACES + 1)]
-    window, before = SHORTEST, 0
-    while window <= min(nnz * SAMPLE, LONGEST):
-        used = (np.sort(indices[at : at + window]) for at in places)
-        rows = sum(1 + int(np.count_nonzero(row[1:] != row[:-1])) for row in used)
-        if before and rows - before < MISSED * PLACES * window / 2:
-            return before // PLACES
-        window, before = 2 * window, rows
-    return nnz
-
-
 def _at_least_one(who: str, parts: int) -> None:
     if parts < 1:
         raise ScheduleError(f"{who}: argument 'parts': expected 1 or more, got {parts}")

@@ -1,7 +1,6 @@
 """Random expressions: several terms, products, functions, formats and results, beside NumPy's."""
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import assume
 from hypothesis import strategies as st
@@ -101,7 +100,6 @@ def test_random_expressions(drawn):
 
 
 @examples(6, 300, drawn=expressions())
-@pytest.mark.slow
 def test_random_gradients(drawn):
     """Gradients for all operands are those of finite differences."""
     text, dense, given, options, _ = drawn

@@ -25,7 +25,7 @@ from sparsetir.schedules.templates.shapes import row_reduction
 from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.schedules.templates.spmm_blocks import BlockRows
 from sparsetir.schedules.templates.spmm_panels import PanelRows
-from sparsetir.sparse_ir.recipes.general import FEW, MISSED, reuse_distance
+from sparsetir.sparse_ir.recipes.locality import FEW, MISSED, reuse_distance
 
 CPU = tvm.target.Target({"kind": "llvm", "mcpu": "icelake-server"})
 GPU = tvm.target.Target({"kind": "cuda", "arch": "sm_90"})

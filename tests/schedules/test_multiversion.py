@@ -86,6 +86,22 @@ def test_rows_that_are_used_again_soon_are_not_asked_for():
     assert reuse_of(far) == far.nnz
 
 
+def test_the_name_of_what_is_computed_may_be_taken():
+    """By an array or a number, which are the caller's; by an axis, too."""
+    text, name = PROGRAMS["spmm"].make("float32", "int32").script(), "J_indices_reuse"
+    array = text.replace("C[", f"{name}[").replace("C = ", f"{name} = ")
+    number = text.replace("feat: T.int32", f"feat: T.int32, {name}: T.int64")
+    axis = text.replace("J_ ", f"{name} ").replace("(J_, ", f"({name}, ")
+    args = {"a": np.ones(2, "float32"), "b": np.arange(6, dtype="float32").reshape(3, 2)}
+    args |= {"indptr": np.array([0, 2], "int32"), "indices": np.array([0, 2], "int32")}
+    for taken in (array, number, axis):
+        out = np.empty((1, 2), "float32")
+        built = sparsetir.build(sparsetir.from_source(taken))
+        assert not built.computed
+        built(**args, c=out, **({name: 5} if taken is number else {}))
+        np.testing.assert_array_equal(out, [[4, 6]])
+
+
 def test_known_sizes_choose_when_it_is_built():
     """64 features are too few for panels, and no fewer than that."""
     built = sparsetir.build(of_64_features())

@@ -285,7 +285,8 @@ class Kernel:
         Parameters
         ----------
         arguments : mapping
-            By name, at least what the recipes read.
+            By name, at least what the recipes read; without indices a reuse distance is 2**62,
+            which is right for any.
         overrides : mapping, optional
             Values for numbers that their recipes leave open, such as how many blocks there are;
             what is made of them follows.

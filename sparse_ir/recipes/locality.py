@@ -1,0 +1,39 @@
+"""The recipe of how soon gathered rows are used again: one number of a pattern."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sparsetir.sparse_ir.recipes.registry import recipe
+
+# Places where nonzeros are sampled; the shortest sample of one and the longest, which is also at
+# most such a share of all nonzeros.
+PLACES, SHORTEST, LONGEST, SAMPLE = 3, 512, 1 << 14, 1 / 8
+FEW = 1 << 15  # nonzeros, below which none are sampled
+MISSED = 5 / 16  # share of uses that a cache of as many rows as the reuse distance still misses
+
+
+@recipe(open=True, unknown=2**62)
+def reuse_distance(indices: np.ndarray) -> int:
+    """The number of distinct rows between two uses of a row that two thirds of uses do not exceed.
+
+    indices : (nnz,) rows, in the order in which they are used
+
+    By the working set of Denning (1968): a cache that holds the rows of a window misses as large a
+    share of uses as a window of twice the length adds rows. Windows at three places are doubled
+    until they add few. The result is nnz where the longest window still adds many; fewer than
+    32,768 nonzeros are not sampled, and a sixteenth of them is returned.
+    """
+    indices = indices.ravel()
+    nnz = len(indices)
+    if nnz < FEW:
+        return nnz // 16
+    places = [nnz * n // (PLACES + 1) for n in range(1, PLACES + 1)]
+    window, before = SHORTEST, 0
+    while window <= min(nnz * SAMPLE, LONGEST):
+        used = (np.sort(indices[at : at + window]) for at in places)
+        rows = sum(1 + int(np.count_nonzero(row[1:] != row[:-1])) for row in used)
+        if before and rows - before < MISSED * PLACES * window / 2:
+            return before // PLACES
+        window, before = 2 * window, rows
+    return nnz
