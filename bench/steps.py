@@ -19,7 +19,7 @@ from bench.report import show_times
 from bench.timing import interleaved
 from sparsetir.schedules.operators.problems import Spmm
 from sparsetir.schedules.operators.spmm import program
-from sparsetir.schedules.templates.spmm import RowBlocks, apply
+from sparsetir.schedules.templates.row_tile import RowTile, apply
 
 FEATURES = (128, 512)
 FIRST = "as written"
@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> None:
     func = program(Spmm())
     kernels = {FIRST: sparsetir.build(func, schedule=lambda sch: sch.lower(), check=False)}
     for name, fields in STEPS.items():
-        config = RowBlocks(**{"prefetch": 0, "parallel": False, **fields})
+        config = RowTile(**{"prefetch": 0, "parallel": False, **fields})
         kernels[name] = sparsetir.build(func, schedule=apply, config=config, check=False)
     kernels["default schedule"] = sparsetir.build(func, check=False)
 

@@ -1,8 +1,8 @@
 """What the default schedule adds for three shapes of programs on CPUs.
 
 Where rows are gathered often, packing some of their features, as much as the L2 cache holds, pays
-(see :mod:`sparsetir.schedules.templates.spmm`). With few features, starting worker threads takes as
-long as all rows::
+(see :mod:`sparsetir.schedules.templates.row_tile`). With few features, starting worker
+threads takes as long as all rows::
 
     if nnz >= 28 * n and feat > 64 and feat // 32 % threads == 0:
         for k0 in T.parallel(feat // 32):               # of B, 32 features at a time
@@ -37,13 +37,13 @@ from sparsetir.schedules.targets import pool, vector_bits
 from sparsetir.schedules.templates.element_tile import by_positions
 from sparsetir.schedules.templates.register_tile import in_registers, straight_code
 from sparsetir.schedules.templates.row_shapes import row_steps
+from sparsetir.schedules.templates.row_tile import RowTile
 from sparsetir.schedules.templates.shapes import (
     RowReduction,
     ShapeError,
     element_reduction,
     row_reduction,
 )
-from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.sparse_ir.annotations import THREADS
 from sparsetir.sparse_ir.computed import computed_parameters
 from sparsetir.sparse_ir.errors import ScheduleError
@@ -229,7 +229,7 @@ def _panels(
     if not isinstance(feat, tirx.IntImm) or int(feat) % tile:
         features, _ = sch.peel(features, tile)
     steps = in_registers(
-        sch, replace(found, features=features), RowBlocks(tile, lanes, parallel=False),
+        sch, replace(found, features=features), RowTile(tile, lanes, parallel=False),
         [found.rows], found.columns, tiles_at=0, pack=True, hoist=True, dtype=found.dtype,
     )  # fmt: skip
     straight_code(sch, steps)

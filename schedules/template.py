@@ -13,7 +13,7 @@ from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.origins import note_origin
 
 T = TypeVar("T")
-# {"template": "RowBlocks", "RowBlocks.tile": 64, ...}
+# {"template": "RowTile", "RowTile.tile": 64, ...}
 Point = dict[str, Any]
 BRANCH = "template"
 

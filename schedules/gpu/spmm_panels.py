@@ -129,6 +129,8 @@ class PanelThreads(GpuTiled):
             occupancy=occupancy,
         )  # fmt: skip
 
+    in_panels = True  # see :class:`sparsetir.schedules.templates.row_tile.RowTile`
+
     @property
     def unpacked(self) -> PanelThreads:
         """For values that come with each run, in the order of the matrix: read by their places.

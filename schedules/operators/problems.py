@@ -241,6 +241,11 @@ def accumulator(dtype: str) -> str:
     return {"float64": "float64", "int8": "int32", "int32": "int32"}.get(dtype, "float32")
 
 
+def summed(dtype: str) -> str:
+    """The type of sums in registers for results of `dtype`."""
+    return accumulator(dtype) if "float" in dtype else dtype
+
+
 def reduced(reduce: str, total: Any, term: Any) -> Any:
     """The expression of one more term of a reduction; an extremum is NaN if one of them is."""
     if reduce not in EXTREMA:

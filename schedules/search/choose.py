@@ -22,13 +22,12 @@ from sparsetir.schedules.operators.problems import Spmm, vector_lanes
 from sparsetir.schedules.operators.spmv import serves
 from sparsetir.schedules.registers import feature_tile, sum_vectors, tasks
 from sparsetir.schedules.search.locality import Locality
+from sparsetir.schedules.search.visit_orders import WINDOW, panel_rows, panels_pay, sorting_pays
 from sparsetir.schedules.targets import cpu_name, is_gpu, l1_bytes, l2_bytes, l3_bytes, vector_bits
 from sparsetir.schedules.templates import decomposed
 from sparsetir.schedules.templates.registry import templates_for
-from sparsetir.schedules.templates.spmm import RowBlocks
+from sparsetir.schedules.templates.row_tile import RowTile
 from sparsetir.schedules.templates.spmm_blocks import BlockRows
-from sparsetir.schedules.templates.spmm_panels import panel_rows, panels_pay
-from sparsetir.schedules.templates.spmm_sorted import sorted_rows, sorting_pays
 from sparsetir.schedules.templates.spmv import SlicedRows
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.recipes.locality import MISSED as FAR
@@ -246,7 +245,7 @@ def _spmm_cpu(problem: Spmm, given: Statistics, target: Any) -> list[Any]:
     ways = ((most, False), (4, False), (few, True), (few // 2, True), (8, True), (8, False))
     found = []
     for vectors, pack in ways:
-        config = RowBlocks(*feature_tile(given.feat, lanes, vectors), pack=pack)
+        config = RowTile(*feature_tile(given.feat, lanes, vectors), pack=pack)
         if config.tile == given.feat:
             config = replace(config, feat=given.feat)
         own = given.n * config.tile * given.bytes  # of B, for a tile
@@ -282,7 +281,7 @@ def _spmm_cpu(problem: Spmm, given: Statistics, target: Any) -> list[Any]:
     sizes = (given.m, given.n, given.nnz, given.feat)
     cpu = cpu_name(target)
     if sorting_pays(*sizes, given.bytes, lanes):
-        found.insert(0, sorted_rows(found[0], given, parallel))
+        found.insert(0, by_length(found[0], given))
     if panels_pay(*sizes, lanes, cpu) and decomposed.serves(problem) is None:
         found.insert(0, panel_rows(given, lanes, most, summed, parallel, cpu))
     if 1 < given.block and lanes <= given.feat and decomposed.serves(problem) is None:
@@ -296,6 +295,14 @@ def _spmm_cpu(problem: Spmm, given: Statistics, target: Any) -> list[Any]:
         )  # fmt: skip
         found.insert(0, sliced)
     return list(dict.fromkeys(found))
+
+
+def by_length(rows: RowTile, given: Statistics) -> RowTile:
+    """The same tiles, of rows in the order of their lengths."""
+    blocks, ahead = (given.threads, given.ahead) if given.parallel else (1, 0)
+    return replace(
+        rows, pack=False, tiles_first=False, prefetch=0, blocks=blocks, ahead=ahead, window=WINDOW
+    )
 
 
 def block_rows(

@@ -20,6 +20,13 @@ from sparsetir.formats.format import REGISTRY
 from sparsetir.schedules.template import Choices
 from sparsetir.schedules.templates.registry import TEMPLATES
 
+# Templates of older versions: fields of RowTile that theirs did not have, or had otherwise.
+OLDER = {
+    "RowBlocks": {"prefetch": 8},
+    "SortedRows": {"tile": 32, "tiles_first": False, "window": 4096},
+    "PanelRows": {"tile": 64, "rows": 4},
+}
+
 
 def is_choice(value: Any) -> bool:
     """Whether a value may be among the choices: JSON gives it back as it is."""
@@ -29,7 +36,7 @@ def is_choice(value: Any) -> bool:
 
 
 def to_data(config: Any) -> dict[str, Any]:
-    """A config as JSON holds it: `{"template": "RowBlocks", "tile": 64, ...}`.
+    """A config as JSON holds it: `{"template": "RowTile", "tile": 64, ...}`.
 
     Formats, and configs in a config, are nested. :class:`Choices` are
     `{"template": "Choices", "values": {...}}`.
@@ -104,6 +111,9 @@ def _from_data(who: str, kind: str, data: Any) -> Any:
     if kind not in data:
         raise ValueError(f"{who}: '{kind}' is missing in {dict(data)!r}")
     name = data[kind]
+    if isinstance(name, str) and kind == "template" and name in OLDER and name not in known:
+        data = {**OLDER[name], **data}
+        name = "RowTile"
     if not isinstance(name, str) or name not in known:
         raise ValueError(
             f"{who}: unknown {kind} {name!r}; expected one of {', '.join(sorted(known))}"

@@ -33,21 +33,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import takewhile
 from typing import Any
 
 import tvm
 from tvm import ir, tirx
 
-from sparsetir.schedules.operators.problems import accumulator
+from sparsetir.schedules.operators.problems import summed
 from sparsetir.schedules.passes.inline_exponentials import EXPONENTIAL, INLINED
 from sparsetir.schedules.passes.prefetch import prefetch_gathered
 from sparsetir.schedules.passes.vectorize_innermost import vectorize_innermost
-from sparsetir.schedules.targets import l2_bytes
-from sparsetir.schedules.templates import element_tile
-from sparsetir.schedules.templates.register_tile import Straight, straight_code, sums_of
-from sparsetir.schedules.templates.shapes import ElementReduction, element_reduction
+from sparsetir.schedules.search.visit_orders import LENGTH, ROWS, WINDOW
+from sparsetir.schedules.targets import l2_bytes, pool
+from sparsetir.schedules.template import Choices
+from sparsetir.schedules.templates import element_tile, row_tile
+from sparsetir.schedules.templates.register_tile import MAX_TILE, straight_code
+from sparsetir.schedules.templates.row_tile import LEAST, VECTORS, Half, RowTile
+from sparsetir.schedules.templates.shapes import ElementReduction, RowReduction, element_reduction
 from sparsetir.sparse_ir.annotations import THREADS
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import (
@@ -71,7 +75,9 @@ from sparsetir.sparse_ir.schedule.loops import (
 from sparsetir.sparse_ir.tir import free_vars
 
 CHOICES = ("vectors", "lanes", "order", "size", "inner", "blocks", "parallel", "ahead")
-VECTORS = (1, 2, 4, 8, 16)  # of a tile
+ROWS_IN_TURN = "rows"
+FIELDS = {"parts": "parts", "sorted": "window", "panels": "rows"}  # by the word of a visit
+PARTS, PANELS = (4,), (3, 4)  # of the columns; rows of one
 AHEAD = (0, 4, 16)  # elements that gathered rows are asked for ahead
 BLOCKS = (4, 16)  # of equal work, for each thread
 OF_PATTERN = ("m", "n", "nnz")
@@ -82,7 +88,8 @@ class _Nest:
     """What can be tiled in an iteration.
 
     outer : spatial loops but the one along rows; sums : the reductions; along : the loop over
-    contiguous elements of the result; result : its buffer
+    contiguous elements of the result; result : its buffer; rows : the loop of `outer` over rows
+    that store something, with nothing but dense axes around it, None without one
     """
 
     it: SparseIteration
@@ -90,6 +97,7 @@ class _Nest:
     sums: list[Loop]
     along: Loop
     result: str
+    rows: Loop | None
 
 
 def space_of(
@@ -103,13 +111,18 @@ def space_of(
     For each iteration at the top level, with its name before the choice's:
 
     vectors, lanes : the tile is vectors of lanes
-    order : "rows", all tiles of a row, then the next row; "tiles", all rows for a tile
+    order : "rows", all tiles of a row, then the next row; "tiles", all rows for a tile; "packed",
+        the same with the tile's features of what is gathered copied together
     size : the length of a row as a constant, which kernels check when called; 0 for any length
         from a tile on, where the last tile begins earlier
     inner : the reduction whose partial results are in registers of their own, "" for none
-    blocks : blocks of equal work, which threads take; 0 for the rows one by one
+    blocks : blocks of equal work, which threads take; 0 for the rows one by one, or where these are
+        in another order or packed, one for each thread
     parallel : on all threads
     ahead : elements that gathered rows are prefetched ahead of, 0 for never
+
+    visit : "rows", or where these are stored one by one "parts 4", "sorted 4096" and "panels 3":
+        `parts`, `window` and `rows` of :class:`sparsetir.schedules.templates.row_tile.RowTile`
 
     Of other programs `size`, of the innermost loops over dense axes; threads, 1 for one alone, 0
     for all; and where elements are all that is visited, as in SDDMM, parts : of the columns, one
@@ -117,14 +130,26 @@ def space_of(
     these are a good default.
     """
     found: dict[str, tuple[Any, ...]] = {}
-    for nest in _nests(func):
-        size = _known(nest.along.node.length, sizes)
-        choices = _choices(func, nest, size, bits, threads)
+    nests = list(_nests(func))
+    for nest in nests:
+        choices = _choices(func, nest, sizes, bits, threads, alone=len(nests) == 1)
         found |= {f"{nest.it.name}.{name}": tuple(values) for name, values in choices.items()}
     if found:
         return found
     found = {**_parts(func, sizes), **_sizes(func, sizes)}
     return {**found, "threads": (0, 1)} if found and threads > 1 else found
+
+
+def together(**chosen: Any) -> Choices | None:
+    """The config of some choices; None where they do not go together."""
+    for name in (x.removesuffix("visit") for x in chosen if x.endswith(".visit")):
+        visit, size = chosen[f"{name}visit"], chosen[f"{name}size"]
+        tile = chosen[f"{name}vectors"] * chosen[f"{name}lanes"]
+        if visit.startswith("parts") and (not size or size % tile):
+            return None  # results of tiles that overlap cannot be added to
+        if visit.startswith("panels") and chosen[f"{name}ahead"]:
+            return None
+    return Choices(chosen)
 
 
 def _known(size: Any, sizes: Mapping[str, int]) -> int | None:
@@ -230,8 +255,8 @@ def apply(sch: Schedule, config: Mapping[str, Any]) -> None:
     if not config:
         return
     func = sch.func
-    made = [_Tiled(sch, x, config) for x in _nests(func) if f"{x.it.name}.vectors" in config]
-    if not made:
+    nests = [x for x in _nests(func) if f"{x.it.name}.vectors" in config]
+    if not nests:
         for name, loop in _sized(func):
             if size := config.get(f"{name}.size"):
                 sch.bound(SpIter(name, loop.axes), size, "exact")
@@ -242,17 +267,17 @@ def apply(sch: Schedule, config: Mapping[str, Any]) -> None:
         for it in sparse_iterations(sch.func) if config.get("threads") else ():
             sch.annotate(SparseIterationRef(it.name), THREADS, 1)
         return
-    for tiled in made:
-        tiled.coordinates()
-    straight_code(sch, [step for tiled in made for step in tiled.steps])
-    for tiled in made:
-        tiled.prefetch()
-    sch.rewrite(vectorize_innermost, max(tiled.bits for tiled in made), l2_bytes())
+    halves = [_in_tiles(sch, nest, config) for nest in nests]
+    stage_two = straight_code(sch, [step for steps, _ in halves for step in steps])
+    for _, finish in halves:
+        finish(stage_two)
+    sch.rewrite(vectorize_innermost, max(_bits(func, x, config) for x in nests), l2_bytes())
 
 
-def _summed(dtype: str) -> str:
-    """The type of sums in registers."""
-    return accumulator(dtype) if "float" in dtype else dtype
+def _bits(func: SparseFunc, nest: _Nest, config: Mapping[str, Any]) -> int:
+    """Of a vector."""
+    dtype = next(b.dtype for b in func.buffers if b.name == nest.result)
+    return config[f"{nest.it.name}.lanes"] * tvm.DataType(dtype).bits
 
 
 def _in_register(sch: Schedule, it: SparseIteration) -> None:
@@ -266,69 +291,79 @@ def _in_register(sch: Schedule, it: SparseIteration) -> None:
     ref = SparseIterationRef(it.name)
     try:
         sch.sparse_reorder(ref, [*spatial, *sums])
-        sch.precompute(str(result.name), spatial[-1], [], dtype=_summed(dtype), hoist=True)
+        sch.precompute(str(result.name), spatial[-1], [], dtype=summed(dtype), hoist=True)
     except ScheduleError:
         return
 
 
-class _Tiled:
-    """An iteration on its way; `steps` are the iterations over tiles in registers."""
+@dataclass(frozen=True)
+class RowTileOfAnySize(RowTile):
+    """Tiles whose last one begins earlier where the number of features is not compiled in."""
 
-    def __init__(self, sch: Schedule, nest: _Nest, config: Mapping[str, Any]) -> None:
-        self.sch, self.nest = sch, nest
-        self.config = {name: config[f"{nest.it.name}.{name}"] for name in CHOICES}
-        dtype = next(b.dtype for b in sch.func.buffers if b.name == nest.result)
-        self.bits, self.dtype = self.config["lanes"] * tvm.DataType(dtype).bits, dtype
-        self.gathered = _gathered(sch.func, nest)
-        self.steps: Straight = []
-        self.innermost = SparseIterationRef(nest.it.name)
+    @property
+    def tail(self) -> str:
+        return "shift" if self.feat is None else super().tail
 
-    def coordinates(self) -> None:
-        """All that is done over coordinates."""
-        sch, nest, config = self.sch, self.nest, self.config
-        ref = sch.get_sparse_iteration(nest.it.name)
-        handles = dict(zip((x.name for x in loops_of(nest.it)), sch.get_sp_iters(ref), strict=True))
-        outer = [handles[loop.name] for loop in nest.outer]
-        sums = [handles[loop.name] for loop in nest.sums]
-        along = handles[nest.along.name]
-        if config["size"]:
-            sch.bound(along, config["size"], "exact")
-        shared = outer[:1]
-        if config["blocks"]:
-            shared = sch.divide(outer[0], config["blocks"], by="work")
-            outer[:1], shared = shared, shared[:1]
-        tile, vector, lane = sch.split(
-            along, [None, config["vectors"], config["lanes"]], tail="shift"
-        )
-        before = [tile, *outer] if config["order"] == "tiles" else [*outer, tile]
-        if config["order"] == "tiles" or not shared:
-            shared = [tile, *shared]
-        held = [vector, lane]
-        self.steps = sums_of(sch, ref, nest.result, before, sums, held, dtype=_summed(self.dtype))
-        self.innermost = self.steps[1][0]
-        if config["inner"]:
-            self._inner()
-        if config["parallel"]:
-            sch.parallelize(shared)
 
-    def _inner(self) -> None:
-        """Partial results of an inner sum, in registers of their own."""
-        sch, reduce = self.sch, self.innermost
-        *sums, vector, lane = sch.get_sp_iters(reduce)
-        at = next(handle for handle in sums if handle.name == self.config["inner"])
-        found = reduction_of(find_iteration(sch.func, reduce.name).body)
-        assert found is not None
-        made = sch.precompute(found.store.buffer.name, at, [vector, lane], hoist=True)
-        self.steps[1:2], self.innermost = [(step, 2) for step in made], made[1]
+def _tile_of(nest: _Nest, config: Mapping[str, Any]) -> RowTile:
+    """What the choices of an iteration say."""
+    chosen = {name: config[f"{nest.it.name}.{name}"] for name in CHOICES}
+    visit, _, number = config.get(f"{nest.it.name}.visit", ROWS_IN_TURN).partition(" ")
+    vectors, lanes, order = chosen["vectors"], chosen["lanes"], chosen["order"]
+    apart = order == "packed" or visit != ROWS_IN_TURN
+    tile = RowTileOfAnySize(
+        vectors * lanes, lanes, chosen["size"] or None, order == "packed",
+        order != "rows" or visit == "panels" or not nest.outer, parallel=chosen["parallel"],
+        blocks=chosen["blocks"] or int(apart) * pool(), packed=False,
+    )  # fmt: skip
+    return replace(tile, **{FIELDS[visit]: int(number)}) if number else tile
 
-    def prefetch(self) -> None:
-        """Ask for the rows that the innermost sum gathers."""
-        config = self.config
-        if not config["ahead"]:
-            return
-        span = config["vectors"] * config["lanes"]
-        for buffer in self.gathered:
-            self.sch.rewrite(prefetch_gathered, self.innermost, buffer, config["ahead"], span)
+
+def _in_tiles(sch: Schedule, nest: _Nest, config: Mapping[str, Any]) -> Half:
+    """An iteration in tiles, as far as stage I goes, and what is left to do then."""
+    name = nest.it.name
+    tile, inner, ahead = _tile_of(nest, config), config[f"{name}.inner"], config[f"{name}.ahead"]
+    gathered = _gathered(sch.func, nest)
+    rows = _row_reduction(sch, nest, gathered)
+    if tile.feat:
+        sch.bound(rows.features, tile.feat, "exact")
+    steps, finish = row_tile.in_tiles(sch, rows, tile)
+    if inner:
+        # Partial results of an inner sum, in registers of their own.
+        *sums, vector, lane = sch.get_sp_iters(steps[1][0])
+        at = next(handle for handle in sums if handle.name == inner)
+        reduction = reduction_of(find_iteration(sch.func, steps[1][0].name).body)
+        assert reduction is not None
+        buffer = reduction.store.buffer.name
+        parts = sch.precompute(buffer, at, [vector, lane], hoist=True)
+        steps[1:2] = [(step, 2) for step in parts]
+    innermost = steps[2 if inner else 1][0]
+
+    def go_on(stage_two: Any) -> None:
+        finish(stage_two)
+        for buffer, _ in gathered if ahead else ():
+            copied = tile.pack and buffer == rows.gathered
+            read = f"{buffer}_ws" if copied else buffer
+            sch.rewrite(prefetch_gathered, innermost, read, ahead, tile.tile)
+
+    return steps, go_on
+
+
+def _row_reduction(sch: Schedule, nest: _Nest, gathered: list[tuple[str, str]]) -> RowReduction:
+    """The loops of an iteration as tiles of rows take them.
+
+    gathered : as of :func:`_gathered`
+    """
+    ref = sch.get_sparse_iteration(nest.it.name)
+    handles = dict(zip((x.name for x in loops_of(nest.it)), sch.get_sp_iters(ref), strict=True))
+    outer = [handles[x.name] for x in nest.outer]
+    at = nest.outer.index(nest.rows) if nest.rows is not None else 0
+    operand, axis = gathered[0] if gathered else (None, None)
+    dtype = next(b.dtype for b in sch.func.buffers if b.name == nest.result)
+    return RowReduction(
+        ref, outer[:at], outer[at] if outer else None, [handles[x.name] for x in nest.sums],
+        handles[nest.along.name], nest.result, operand, axis, dtype, False, outer[at + 1 :],
+    )  # fmt: skip
 
 
 def _nests(func: SparseFunc) -> Iterator[_Nest]:
@@ -361,7 +396,9 @@ def _nest(it: SparseIteration) -> _Nest | None:
     # Sums come after everything spatial, which must not hang under them.
     if any(_is_under(x, axis) for x in outer for y in sums for axis in [y.node]):
         return None
-    return _Nest(it, outer, sums, along, str(found.store.buffer.name))
+    dense = takewhile(lambda x: getattr(x.node, "kind", "") == "dense_fixed", outer)
+    rows = (x for x in dense if any(_is_under(y, x.node) and y.node.is_variable for y in loops))
+    return _Nest(it, outer, sums, along, str(found.store.buffer.name), next(rows, None))
 
 
 def _is_under(loop: Loop, axis: Any) -> bool:
@@ -370,41 +407,60 @@ def _is_under(loop: Loop, axis: Any) -> bool:
 
 
 def _choices(
-    func: SparseFunc, nest: _Nest, size: int | None, bits: int, threads: int
+    func: SparseFunc, nest: _Nest, sizes: Mapping[str, int], bits: int, threads: int, alone: bool
 ) -> dict[str, Any]:
+    """The choices of one iteration; of several that are tiled, those that make few configs."""
+    size = _known(nest.along.node.length, sizes)
     dtype = next(b.dtype for b in func.buffers if b.name == nest.result)
     lanes = max(1, bits // tvm.DataType(dtype).bits)
     while size is not None and 1 < lanes and lanes > size:
         lanes //= 2
-    vectors = [v for v in VECTORS if size is None or v * lanes <= max(size, lanes)]
-    first = nest.outer[0].node if nest.outer else None
-    cut = isinstance(first, Axis) and first.kind == "dense_fixed"
-    cut = cut and any(_is_under(x, first) and x.node.is_variable for x in loops_of(nest.it))
+    most = min(MAX_TILE, size or MAX_TILE)
     fixed = isinstance(nest.along.node.length, ir.Var) and size
+    gathered = _gathered(func, nest)
+    several = nest.outer and (size is None or size > lanes)
+    orders = ("rows", "tiles", *(["packed"] if gathered and alone else []))
     return {
-        "vectors": vectors,
+        "vectors": [v for v in VECTORS if v * lanes <= max(most, lanes)],
         "lanes": (lanes,),
-        "order": ("rows", "tiles") if nest.outer and (size is None or size > lanes) else ("rows",),
+        "order": orders if several else ("rows",),
         "size": (size, 0) if fixed else (0,),
         "inner": ("", *(x.name for x in nest.sums[:-1])),
-        "blocks": (0, *(n * threads for n in BLOCKS)) if threads > 1 and cut else (0,),
+        "blocks": (0, *(n * threads for n in BLOCKS)) if threads > 1 and nest.rows else (0,),
         "parallel": (True, False) if threads > 1 else (False,),
-        "ahead": AHEAD if _gathered(func, nest) else (0,),
+        "ahead": AHEAD if gathered else (0,),
+        "visit": tuple(_visits(nest, sizes)) if alone else (ROWS_IN_TURN,),
     }  # fmt: skip
 
 
-def _gathered(func: SparseFunc, nest: _Nest) -> list[str]:
-    """Buffers whose rows the innermost sum finds by the indices of a sparse axis."""
+def _visits(nest: _Nest, sizes: Mapping[str, int]) -> Iterator[str]:
+    """Other orders of rows and of what they store, where these are stored one by one."""
+    yield ROWS_IN_TURN
+    column, rows = nest.sums[0].node, getattr(nest.rows, "node", None)
+    alone = len(nest.sums) == 1 and _is_under(nest.sums[0], rows)
+    if not alone or rows is None or column.kind != "sparse_variable":
+        return
+    m, n, nnz = (_known(size, sizes) for size in (rows.length, column.length, column.nnz))
+    if m and n and nnz:
+        yield from (f"parts {parts}" for parts in PARTS)
+        yield from (f"sorted {WINDOW}",) if m >= ROWS and nnz <= LENGTH * m else ()
+        yield from (f"panels {rows}" for rows in PANELS if nnz >= LEAST * m * n)
+
+
+def _gathered(func: SparseFunc, nest: _Nest) -> list[tuple[str, str]]:
+    """Buffers whose rows the innermost sum finds by the indices of a sparse axis.
+
+    Each with the axis that is indexed.
+    """
     inner = nest.sums[-1]
     visited = getattr(inner.node, "axis", inner.node)
     if not isinstance(visited, Axis) or not visited.is_sparse or len(inner.vars) != 1:
         return []
-    found: list[str] = []
+    found: dict[str, str] = {}
     for buffer in func.buffers:
         for load in loads_of(nest.it.body, buffer.var):
-            axes = buffer.axes or []
-            for axis, index in zip(axes, load.indices, strict=False):
-                own = axis.kind != "dense_fixed"
-                if not own and isinstance(index, ir.Var) and index.same_as(inner.vars[0]):
-                    found.append(buffer.name)
-    return list(dict.fromkeys(found))
+            for axis, index in zip(buffer.axes or [], load.indices, strict=False):
+                dense = axis.kind == "dense_fixed"
+                if dense and isinstance(index, ir.Var) and index.same_as(inner.vars[0]):
+                    found.setdefault(buffer.name, axis.name)
+    return list(found.items())

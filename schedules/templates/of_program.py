@@ -100,10 +100,10 @@ def tried_around(
         space["threads"] = (number, 1 - number)
     tiled = any(name.endswith(".vectors") for name in space)
 
-    def make(scheduled: bool = False, threads: int = number, **chosen: Any) -> Choices:
+    def make(scheduled: bool = False, threads: int = number, **chosen: Any) -> Choices | None:
         """A config: the tiles of the space, or the default's choices with other values."""
         if scheduled:
-            return Choices(chosen)
+            return program_space.together(**chosen)
         kept = {name: chosen[name] for name in (default if tiled else chosen) if name in chosen}
         return Choices({name: x for name, x in {**kept, "threads": threads}.items() if x})
 

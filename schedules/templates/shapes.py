@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from tvm import ir, tirx
@@ -21,18 +21,19 @@ class RowReduction:
     """Terms of what rows store, reduced over it, for features side by side.
 
     heads : dense spatial loops around the rows
-    rows : over a root axis
+    rows : over a root axis; None where nothing is around the reductions
     columns : reductions over what rows store, outermost first
     features : spatial, contiguous in the result and in the gathered operand
     result, gathered : names of buffers; nothing may be gathered
     gathered_axis : the axis of the gathered operand that columns index
     dtype : of the result
     free : whether visits of heads and of rows are proven not to race
+    inside : spatial loops inside of the rows
     """
 
     iteration: SparseIterationRef
     heads: list[SpIter]
-    rows: SpIter
+    rows: Any
     columns: list[SpIter]
     features: SpIter
     result: str
@@ -40,6 +41,7 @@ class RowReduction:
     gathered_axis: str | None
     dtype: str
     free: bool
+    inside: list[SpIter] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ from sparsetir.schedules import targets
 from sparsetir.schedules.operators.registry import OPERATORS
 from sparsetir.schedules.search.configs import to_data
 from sparsetir.schedules.templates.registry import TEMPLATES
-from sparsetir.schedules.templates.spmm import RowBlocks
+from sparsetir.schedules.templates.row_tile import RowTile
 from sparsetir.tuning import report, search
 from sparsetir.tuning.tuned import Trial, Tuned
 
@@ -85,7 +85,7 @@ def found(interrupted=False, states=("ok", "ok", "wrong"), **options):
         calls.append((op, feat, given))
         matrix = SparseMatrix(matrix)
         task = Task(op, matrix, feat, "float32", threads=1)
-        configs = [RowBlocks(tile=16, lanes=n) for n in (16, 8, 4)]
+        configs = [RowTile(tile=16, lanes=n) for n in (16, 8, 4)]
         trials = []
         for number, (state, config) in enumerate(zip(states, configs, strict=False)):
             seconds = 1e-5 * (3 - number) if state == "ok" else None
@@ -367,7 +367,7 @@ def test_lower_prints_each_stage_of_an_operator(run):
     for stage in ("1", "2", "scheduled", "3", "source"):
         words = ("--template",) if stage == "1" else ()
         code, texts[stage], err = run("lower", "spmm", "--stage", stage, "--feat", 512, *words)
-        assert code == 0 and err.startswith('config: {"template": "RowBlocks"')
+        assert code == 0 and err.startswith('config: {"template": "RowTile"')
     assert len(set(texts.values())) == len(texts)
     assert "T.sp_iter" in texts["1"] and "T.sp_iter" not in texts["2"]
     assert "T.vectorized" in texts["scheduled"] and "T.vectorized" not in texts["2"]
@@ -388,8 +388,8 @@ def test_lower_prints_the_plain_program_of_an_operator(run):
 
     code, out, err = run("lower", "spmm", "--reduce", "amin")
     assert (code, err) == (0, "") and out == spmm.program(Spmm(reduce="min")).script()
-    code, out, err = run("lower", "spmm", "--template", "PanelRows", "--feat", 64)
-    assert code == 0 and "PanelRows" in err and out.count("T.sp_iter(") > 2
+    code, out, err = run("lower", "spmm", "--template", "RowTile", "--feat", 64)
+    assert code == 0 and "RowTile" in err and out.count("T.sp_iter(") > 2
 
 
 def test_lower_prints_a_program_that_cannot_be_lowered(run, monkeypatch):
@@ -461,7 +461,7 @@ def test_formats(run, tmp_path, monkeypatch):
     assert cells["csr"]["places"] == 5 and cells["csr"]["padding"] == 0
     assert cells["csr"]["bytes"] == 5 * 4 + 5 * 4 + 5 * 4
     assert cells["ell"]["places"] == 8 and cells["ell"]["padding"] == pytest.approx(3 / 8)
-    assert data["defaults"]["spmm, 32 features"]["template"] == "RowBlocks"
+    assert data["defaults"]["spmm, 32 features"]["template"] == "RowTile"
     code, out, _ = run("formats", "g.npz", "--picture", "g.png", "--format", "hyb_1_1")
     assert code == 0 and "pattern symmetric, 1 on the diagonal, bandwidth 2" in out
     assert "picture: g.png" in out and "hyb_1_1" in out and "\nell " not in out
@@ -501,7 +501,7 @@ def test_formats_take_parameters(run):
 def record(op="spmm", graph="cora", feat=32, seconds=1e-5):
     pattern = hashlib.md5(graph.encode()).hexdigest()
     key = Key(op, "float32", "sum", None, feat, 2, "llvm", "cpu", "m1", pattern)
-    config = to_data(RowBlocks(tile=32))
+    config = to_data(RowTile(tile=32))
     return Record(key, config, seconds, 2e-5, graph=graph, trials=9)
 
 
@@ -511,7 +511,7 @@ def test_records(run, records):
     code, out, err = run("records", "list")
     lines = out.splitlines()
     assert (code, err, len(lines)) == (0, "", 8) and max(map(len, lines[:-1])) <= 100
-    assert lines[2] == "    RowBlocks tile=32"
+    assert lines[2] == "    RowTile tile=32"
     assert lines[1].split()[:8] == ["spmm", "cora", "32", "float32", "sum", "2", "5.00", "µs"]
     assert lines[-1] == f"3 problems, 4 records in {records.path}"
     assert len(json.loads(run("records", "list", "--graph", "cora", "--json")[1])["records"]) == 3

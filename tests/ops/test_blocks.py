@@ -15,7 +15,7 @@ from sparsetir.planning.plan import requested as request
 from sparsetir.schedules.gpu.spmm_tensor_cores import TensorCores
 from sparsetir.schedules.search.by_format import by_format
 from sparsetir.schedules.targets import resolve_target
-from sparsetir.schedules.templates.spmm import RowBlocks
+from sparsetir.schedules.templates.row_tile import RowTile
 from sparsetir.schedules.templates.spmm_blocks import BlockRows
 from spmm_gpu_common import kernel, run_kernel
 
@@ -86,7 +86,7 @@ def test_what_goes_by_elements():
     flat, _, other = blocked((4, 4), (1, 4))
     torch.testing.assert_close(ops.spmm(flat, B), other @ B)
     for matrix in (A, flat):
-        assert all(isinstance(c, RowBlocks) for c in plans(matrix))
+        assert all(isinstance(c, RowTile) for c in plans(matrix))
 
 
 def test_blocks_of_a_row_in_any_order():

@@ -15,14 +15,14 @@ from sparsetir.records.task import Task
 from sparsetir.schedules.search.configs import to_data
 from sparsetir.schedules.template import Choices
 from sparsetir.schedules.templates.decomposed import Decomposed
-from sparsetir.schedules.templates.spmm import RowBlocks
+from sparsetir.schedules.templates.row_tile import RowTile
 from sparsetir.schedules.templates.spmv import SlicedRows
 
 M, N, FEAT = 24, 18, 16
 MATRIX = sparsetir.SparseMatrix(dense((M, N)).to_sparse())
 ROWS, COLS = (torch.from_numpy(x).long() for x in MATRIX.pattern.coords)
 # None of these is what sizes alone choose.
-ROW_BLOCKS, FORMAT = RowBlocks(tile=8, lanes=8), Decomposed(Hyb(1, 2), 16, 16)
+ROW_BLOCKS, FORMAT = RowTile(tile=8, lanes=8), Decomposed(Hyb(1, 2), 16, 16)
 PARTS = Choices({"sddmm.parts": 3, "sddmm.size": FEAT})
 
 
@@ -98,7 +98,7 @@ def check_spmm(case, weighted, reduce="sum", feat=FEAT):
         assert_close(w.grad, w64.grad, "float32")
 
 
-@pytest.mark.parametrize("config", [ROW_BLOCKS, FORMAT], ids=["RowBlocks", "Hyb"])
+@pytest.mark.parametrize("config", [ROW_BLOCKS, FORMAT], ids=["RowTile", "Hyb"])
 @pytest.mark.parametrize("name", CASES)
 def test_forward_and_backward(records, runs, name, config):
     add(records, "spmm", config)
@@ -164,7 +164,7 @@ def test_heads(records, runs):
     assert {by for *_, by in runs[1:]} == {"default"}
 
 
-@pytest.mark.parametrize("config", [ROW_BLOCKS, FORMAT], ids=["RowBlocks", "Hyb"])
+@pytest.mark.parametrize("config", [ROW_BLOCKS, FORMAT], ids=["RowTile", "Hyb"])
 def test_parallel_edges(records, runs, config):
     """A record is for each place once; with edges that repeat one, the places are the same."""
     add(records, "spmm", config)
@@ -203,7 +203,7 @@ def test_other_records_cost_no_fingerprint(records, runs, monkeypatch):
 @pytest.mark.parametrize(
     "config",
     [
-        to_data(RowBlocks(tile=16, lanes=16, feat=24)),  # for other features
+        to_data(RowTile(tile=16, lanes=16, feat=24)),  # for other features
         to_data(Decomposed(CSR(), 16, 16, 24)),
     ],
     ids=["features", "format"],

@@ -20,9 +20,7 @@ from sparsetir.planning import run_plan
 from sparsetir.planning.plan import requested
 from sparsetir.runtime.arrays import empty, in_large_pages
 from sparsetir.schedules.gpu.spmm import RowSplit
-from sparsetir.schedules.templates.spmm import RowBlocks
-from sparsetir.schedules.templates.spmm_panels import PanelRows
-from sparsetir.schedules.templates.spmm_sorted import SortedRows
+from sparsetir.schedules.templates.row_tile import RowTile
 
 A = sp.random_array((30, 20), density=0.2, format="csr", dtype="float32", rng=0)
 B = np.random.default_rng(1).standard_normal((20, 16)).astype("float32")
@@ -119,16 +117,16 @@ sparsetir.plan("spmm", A, 4, threads=-2)  # ValueError: 'threads': expected 1 or
 sparsetir.plan("spmm", A, 4, dtype="int8")  # ValueError: 'dtype': expected one of float32
 sparsetir.plan("spmm", A, 4, dtype=np.dtype("float32"))  # TypeError: 'dtype': expected a
 sparsetir.plan("spmm", A, 4, reduce="prod")  # ValueError: 'reduce': expected sum, add,
-sparsetir.plan("spmm", A, 4, config=3)  # TypeError: 'config': expected .. RowBlocks
+sparsetir.plan("spmm", A, 4, config=3)  # TypeError: 'config': expected .. RowTile
 sparsetir.plan("spmm", A, 16, config=RowSplit.for_features(16))  # TypeError: 'config': expected
-sparsetir.plan("spmm", A, 16, format=CSC(), config=RowBlocks(tile=16))
+sparsetir.plan("spmm", A, 16, format=CSC(), config=RowTile(tile=16))
     # ValueError: 'format': expected None beside a config, got CSC
 sparsetir.plan("spmm", A, 4, format="bsr")  # TypeError: 'format': expected a format of
 sparsetir.plan("spmm", A, 4, format=CSF((0, 1, 2)))  # TypeError: a format of matrices
 sparsetir.plan("sddmm", A, 8, format=CSR())  # ValueError: expected None for 'sddmm'
 sparsetir.plan("spmm", A, 8, format=CSR(), heads=2)  # ScheduleError: 'format': formats .. got heads
 pickle.dumps(PLAN)  # TypeError: Plan: cannot be pickled
-RowBlocks(parts=2.5)  # ValueError: RowBlocks: argument 'parts': expected an integer
+RowTile(parts=2.5)  # ValueError: RowTile: argument 'parts': expected an integer
 PLAN(BOTH[:20], out=BOTH[10:40])  # ValueError: spmm: argument 'out' shares memory with 'b'
 EMPTY(B[:3].copy())  # ValueError: 'b': expected shape
 sparsetir.plan("sddmm", A, 48)(X, Y, values=OUT)  # TypeError: 'values': the operator takes none
@@ -199,7 +197,7 @@ def test_a_target_that_there_is_not():
 
 
 def test_a_plan_says_what_it_is():
-    assert "spmm (30, 16) RowBlocks(" in repr(PLAN)
+    assert "spmm (30, 16) RowTile(" in repr(PLAN)
     assert PLAN.launches == 1 and PLAN.padding == 0 and PLAN.convert_seconds > 0
 
 
@@ -279,10 +277,10 @@ def test_an_operand_says_features_types_and_heads():
 @pytest.mark.parametrize(
     "options",
     [
-        {"config": RowBlocks(tile=16, lanes=16)},  # CSR as it is
-        {"config": PanelRows(rows=2, tile=16, blocks=2)},  # values in another order
-        {"config": SortedRows(tile=16)},
-        {"config": SortedRows(tile=16, packed=False)},
+        {"config": RowTile(tile=16, lanes=16)},  # CSR as it is
+        {"config": RowTile(16, rows=2, blocks=2)},  # values in another order
+        {"config": RowTile(16, window=4096, tiles_first=False)},
+        {"config": RowTile(16, packed=False, window=4096, tiles_first=False)},
         {"format": BSR(2, 2)},
     ],
     ids=lambda options: "-".join(type(x).__name__ for x in options.values()),

@@ -22,7 +22,7 @@ from sparsetir.records.task import Outcome
 from sparsetir.schedules.operators.problems import CsrPattern
 from sparsetir.schedules.search.configs import to_data
 from sparsetir.schedules.template import Choices
-from sparsetir.schedules.templates.spmm import RowBlocks
+from sparsetir.schedules.templates.row_tile import RowTile
 from sparsetir.tuning.program_case import ProgramCase
 from sparsetir.tuning.sought import of_operator
 
@@ -223,7 +223,7 @@ sparsetir.plan("u_add_e_max", A, 8, feat_in=8)  # ValueError: 'feat_in': expecte
 sparsetir.plan("u_add_e_max", A, 8, scale=2.0)  # ValueError: 'scale': expected None
 sparsetir.plan("u_add_e_max", A, 8, weighted=False)  # ValueError: 'weighted': expected True
 sparsetir.plan("u_add_e_max", A, 8, dtype="int32")  # ValueError: 'dtype': expected float32 or
-sparsetir.plan("u_add_e_max", A, 8, config=RowBlocks())  # TypeError: 'config': expected Choices
+sparsetir.plan("u_add_e_max", A, 8, config=RowTile())  # TypeError: 'config': expected Choices
 sparsetir.plan("u_add_e_max", A, 8, config=Choices({"gspmm.size": 16}))
     # ScheduleError: 'gspmm.size': serves 16 features, got 8
 sparsetir.plan("u_add_e_max", A, 8, format=sparsetir.formats.CSR())  # ValueError: 'format'
@@ -254,7 +254,7 @@ sparsetir.plan("u_add_e_max", SparseMatrix(ZOO["one element"]), 8)(ONE, out=ONE)
     # ValueError: 'out' shares memory with
 """,
     globals(),
-    RowBlocks,
+    RowTile,
 )
 
 

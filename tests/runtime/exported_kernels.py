@@ -29,10 +29,8 @@ from sparsetir.schedules.templates.decomposed import Decomposed
 from sparsetir.schedules.templates.registry import TEMPLATES
 from sparsetir.schedules.templates.rgms import TiledRelations
 from sparsetir.schedules.templates.rgms_backward import ChunkTiles
-from sparsetir.schedules.templates.spmm import RowBlocks
+from sparsetir.schedules.templates.row_tile import RowTile
 from sparsetir.schedules.templates.spmm_blocks import BlockRows
-from sparsetir.schedules.templates.spmm_panels import PanelRows
-from sparsetir.schedules.templates.spmm_sorted import SortedRows
 from sparsetir.schedules.templates.spmv import SlicedRows
 
 __all__ = ["CASES", "Case"]
@@ -132,12 +130,12 @@ def of(problem: Any, config: Any, given: dict[str, Any]) -> Case:
 
 MASK_TILES = BlockTiles(8, 2, 3)
 TEMPLATE_CASES: dict[str, Callable[[], Case]] = {
-    "RowBlocks": lambda: registered(Spmm(reduce="mean"), RowBlocks(8, 8, pack=True, blocks=3)),
-    "RowBlocks_max": lambda: registered(Spmm(reduce="max"), RowBlocks(8, 8, parts=2)),
-    "RowBlocks_min": lambda: registered(Spmm(reduce="min"), RowBlocks(8, 8)),
+    "RowTile": lambda: registered(Spmm(reduce="mean"), RowTile(8, 8, pack=True, blocks=3)),
+    "RowBlocks_max": lambda: registered(Spmm(reduce="max"), RowTile(8, 8, parts=2)),
+    "RowBlocks_min": lambda: registered(Spmm(reduce="min"), RowTile(8, 8)),
     "BlockRows": lambda: registered(Spmm(), BlockRows(BSR(4, 4), 4, 8, 8, filled=False, blocks=3)),
-    "PanelRows": lambda: registered(Spmm(), PanelRows(4, 8, 8, 8, blocks=3)),
-    "SortedRows": lambda: registered(Spmm(), SortedRows(8, 8, 8, window=7, blocks=3, ahead=9)),
+    "PanelRows": lambda: registered(Spmm(), RowTile(8, 8, 8, rows=4, blocks=3)),
+    "SortedRows": lambda: registered(Spmm(), RowTile(8, 8, 8, window=7, blocks=3, ahead=9)),
     "SlicedRows": lambda: registered(Spmm(), SlicedRows(lanes=4, long=8), feat=1),
     "Choices": lambda: registered(Sddmm(), Choices({"sddmm.parts": 2, "sddmm.size": FEAT})),
     "Choices_none": lambda: registered(Sddmm(), Choices()),

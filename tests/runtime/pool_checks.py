@@ -51,14 +51,14 @@ def doubled(a: T.handle, b: T.handle, n: T.int32):
 
 def products() -> list[Callable[[], bool]]:
     """Calls of kernels with parallel loops, which say whether they were right."""
-    from sparsetir.schedules.templates.spmm import RowBlocks
+    from sparsetir.schedules.templates.row_tile import RowTile
 
     rng = np.random.default_rng(0)
     a = sp.random_array((ROWS, COLUMNS), density=0.02, format="csr", dtype="float32", rng=rng)
     b, wanted = np.ones((COLUMNS, FEAT), "float32"), a @ np.ones((COLUMNS, FEAT), "float32")
     found = []
     for blocks in (2, 7):
-        config = RowBlocks(tile=32, lanes=16, tiles_first=False, prefetch=0, blocks=blocks)
+        config = RowTile(tile=32, lanes=16, tiles_first=False, prefetch=0, blocks=blocks)
         plan = sparsetir.plan("spmm", a, feat=FEAT, threads=blocks, config=config)
         found.append(lambda plan=plan: np.allclose(plan(b), wanted, atol=1e-4))
     kernel, x = sparsetir.build(doubled), rng.random(100_003, dtype="float32")

@@ -27,7 +27,7 @@ from sparsetir.schedules.targets import resolve_target
 from sparsetir.schedules.template import Choices
 from sparsetir.schedules.templates.decomposed import Decomposed
 from sparsetir.schedules.templates.registry import TEMPLATES
-from sparsetir.schedules.templates.spmm import RowBlocks
+from sparsetir.schedules.templates.row_tile import RowTile
 
 STAGES = ["I", "II", "II scheduled", "III"]
 GPU = resolve_target({"kind": "cuda", "arch": "sm_90"})
@@ -90,7 +90,7 @@ def test_stages_of_a_stage_one_function():
 def test_last_passes_are_in_stage_three(target):
     """`build` compiles it as it is: local buffers of CPUs on the stack, GPUs' where they were."""
     template, problem, config = (
-        (TEMPLATES[RowBlocks, Spmm], request("spmm", A, 32).problem, RowBlocks(tile=32, lanes=8))
+        (TEMPLATES[RowTile, Spmm], request("spmm", A, 32).problem, RowTile(tile=32, lanes=8))
         if target == "llvm"
         else (TEMPLATES[RowSplit, Spmm], request("spmm", A, 32).problem, RowSplit.for_features(32))
     )
@@ -157,10 +157,7 @@ def test_a_schedule_for_a_module_of_one_function():
 
 @pytest.mark.parametrize(
     ("op", "config"),
-    [
-        ("spmm", RowBlocks(tile=32, lanes=8)),
-        ("sddmm", Choices({"sddmm.parts": 1, "sddmm.size": 32})),
-    ],
+    [("spmm", RowTile(tile=32, lanes=8)), ("sddmm", Choices({"sddmm.parts": 1, "sddmm.size": 32}))],
     ids=["spmm", "sddmm"],
 )
 def test_a_plan_has_every_stage(op, config):

@@ -21,10 +21,9 @@ from sparsetir.schedules.search.choose import Statistics, candidates, choose
 from sparsetir.schedules.search.locality import STEPS, Locality
 from sparsetir.schedules.targets import vector_bits
 from sparsetir.schedules.templates import register_tile
+from sparsetir.schedules.templates.row_tile import RowTile
 from sparsetir.schedules.templates.shapes import row_reduction
-from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.schedules.templates.spmm_blocks import BlockRows
-from sparsetir.schedules.templates.spmm_panels import PanelRows
 from sparsetir.sparse_ir.recipes.locality import FEW, MISSED, reuse_distance
 
 CPU = tvm.target.Target({"kind": "llvm", "mcpu": "icelake-server"})
@@ -83,9 +82,9 @@ PRUNED = Statistics(m=512, n=1024, nnz=512 * 1024 // 5, feat=128)
 def test_panels_of_pruned_weights():
     """By what is stored, how many elements a row has, and features."""
     found = choose(Spmm(), PRUNED, CPU)
-    assert found == PanelRows(4, 64, 16, pack=True, parallel=False)
+    assert found == RowTile(64, 16, rows=4, pack=True, parallel=False)
     narrow = choose(Spmm(), replace(PRUNED, feat=40), CPU)
-    assert narrow == PanelRows(4, 40, 16, 40, pack=True, parallel=False)
+    assert narrow == RowTile(40, 16, 40, rows=4, pack=True, parallel=False)
     assert choose(Spmm("float64"), replace(PRUNED, bytes=8), CPU).tile == 32
     assert choose(Spmm(), replace(PRUNED, n=2048, nnz=512 * 500), CPU).rows == 5
     zen = tvm.target.Target({"kind": "llvm", "mcpu": "znver5"})
@@ -93,17 +92,17 @@ def test_panels_of_pruned_weights():
     assert [choose(Spmm(), given, zen).rows for given in larger] == [4, 5, 6]
     assert choose(Spmm(), replace(PRUNED, feat=32), zen).rows == 4
     large = Statistics(m=65536, n=512, nnz=65536 * 110, feat=512)
-    assert isinstance(choose(Spmm(), large, zen), PanelRows)
-    assert isinstance(choose(Spmm(), large, CPU), RowBlocks)
+    assert choose(Spmm(), large, zen).in_panels
+    assert not choose(Spmm(), large, CPU).in_panels
     small = Statistics(m=256, n=64, nnz=256 * 32, feat=64)
     assert choose(Spmm(), small, CPU).rows == 3
     for rows in (
         replace(PRUNED, nnz=512 * 1024 // 20), replace(PRUNED, n=128, nnz=512 * 25),
         replace(PRUNED, feat=16), replace(PRUNED, m=8, nnz=8 * 100), GRAPH,
     ):  # fmt: skip
-        assert isinstance(choose(Spmm(), rows, CPU), RowBlocks)
+        assert not choose(Spmm(), rows, CPU).in_panels
     for problem in (Spmm(batched=True), Spmm(reduce="max")):
-        assert isinstance(choose(problem, PRUNED, CPU), RowBlocks)
+        assert not choose(problem, PRUNED, CPU).in_panels
     in_threads = choose(Spmm(), replace(PRUNED, threads=4, feat=512), CPU)
     assert in_threads.parallel and in_threads.blocks * in_threads.tiles(512) % 4 == 0
 
@@ -123,15 +122,15 @@ def test_full_blocks():
     found = choose(Spmm(), BLOCKED, CPU)
     assert found == BlockRows(BSR(32, 32), parallel=False, pack=True)
     for other in (replace(BLOCKED, block=1), replace(BLOCKED, feat=8)):
-        assert isinstance(choose(Spmm(), other, CPU), RowBlocks)
+        assert isinstance(choose(Spmm(), other, CPU), RowTile)
     for problem in (Spmm(reduce="mean"), Spmm(batched=True)):
-        assert isinstance(choose(problem, BLOCKED, CPU), RowBlocks)
+        assert isinstance(choose(problem, BLOCKED, CPU), RowTile)
     assert isinstance(choose(Spmm(), BLOCKED, GPU), RowSplit)
 
 
 @pytest.mark.parametrize(("tiles_at", "pack"), [(None, False), (0, False), (0, True)])
 @pytest.mark.parametrize("config", [
-    RowBlocks(8, 4, parallel=False), RowBlocks(8, 4), RowBlocks(7, 4, 10), RowBlocks(8, 8, 12),
+    RowTile(8, 4, parallel=False), RowTile(8, 4), RowTile(7, 4, 10), RowTile(8, 8, 12),
 ], ids=str)  # fmt: skip
 def test_a_tile_gives_what_the_program_does(config, tiles_at, pack):
     """Interpreted before stage II, and run; threads share heads, tiles and blocks of rows."""
@@ -166,7 +165,7 @@ def test_a_tile_gives_what_the_program_does(config, tiles_at, pack):
 def test_tiles_of_features_are_about_as_wide_and_serve_their_number(lanes, vectors):
     for feat in range(1, 600):
         tile = feature_tile(feat, lanes, vectors)
-        config = RowBlocks(*tile)
+        config = RowTile(*tile)
         assert config.tile <= lanes * vectors and config.tiles(feat) * config.tile >= feat
         assert tile.feat is None or tile.feat == served(feat, tile.tile, tile.lanes)
     assert tasks(8, 4) == 2 and tasks(8, 16) == 1 and tasks(8, 3, 4) == 32

@@ -11,7 +11,7 @@ from sparsetir.formats.format import REGISTRY
 from sparsetir.schedules.search.configs import from_data, to_data
 from sparsetir.schedules.templates.decomposed import Decomposed
 from sparsetir.schedules.templates.registry import TEMPLATES
-from sparsetir.schedules.templates.spmm import RowBlocks
+from sparsetir.schedules.templates.row_tile import RowTile
 
 NAMES = {**vars(formats), **{t.__name__: t for pair in TEMPLATES for t in pair}}
 
@@ -39,11 +39,11 @@ SELL(8, 64)
 SRBCRS(4, 16)
 """)
 CONFIGS = [*map(NAMES["Decomposed"], STORED), *made("""
-RowBlocks(tile=33, lanes=16, feat=33, pack=True, blocks=7)
+RowTile(tile=33, lanes=16, feat=33, pack=True, blocks=7)
 BlockRows(BSR(16, 8), 8, 32, blocks=3)
-PanelRows(5, 33, 16, 33, pack=True, blocks=3)
+RowTile(33, 16, 33, rows=5, pack=True, blocks=3)
 PanelThreads(8, 2, True, True, 32, 2, panels=2, feat=70)
-SortedRows(16, 16, 33, window=512, blocks=3, ahead=7)
+RowTile(16, 16, 33, window=512, blocks=3, ahead=7, tiles_first=False)
 SlicedRows(lanes=8, long=100, packed=False)
 RowSplit(row_cache=True, rows_per_block=1, occupancy=None)
 HybRows(c=2, k=3, work=4)
@@ -90,21 +90,21 @@ def test_what_the_data_look_like():
 
 
 def test_absent_fields_have_their_defaults():
-    assert from_data({"template": "RowBlocks", "tile": 64}) == RowBlocks(tile=64)
+    assert from_data({"template": "RowTile", "tile": 64}) == RowTile(tile=64)
 
 
 @pytest.mark.parametrize(
     ("data", "message"),
     [
         ({"template": "Nope"}, "unknown template 'Nope'"),
-        ({"template": ["RowBlocks"]}, "unknown template"),
+        ({"template": ["RowTile"]}, "unknown template"),
         ({"tile": 3}, "'template' is missing"),
         ([1], "expected a dict"),
-        ({"template": "RowBlocks", "colour": 1}, "unknown field 'colour' of RowBlocks"),
-        ({"template": "RowBlocks", "tile": 0}, "argument 'tile'"),
+        ({"template": "RowTile", "colour": 1}, "unknown field 'colour' of RowTile"),
+        ({"template": "RowTile", "tile": 0}, "argument 'tile'"),
         ({"template": "SlicedRows", "lanes": "8"}, "SlicedRows"),
-        ({"template": "RowBlocks", "tile": {"a": 1}}, "'format' is missing"),
-        ({"template": "RowBlocks", "tile": b"x"}, "RowBlocks.tile: expected a value that JSON"),
+        ({"template": "RowTile", "tile": {"a": 1}}, "'format' is missing"),
+        ({"template": "RowTile", "tile": b"x"}, "RowTile.tile: expected a value that JSON"),
         ({"template": "Decomposed"}, "field 'format' of Decomposed is missing"),
         ({"template": "Decomposed", "format": {"format": "BSR", "rows": 2}}, "'cols' of BSR"),
         ({"template": "Decomposed", "format": {"format": "Mixture"}}, "unknown format 'Mixture'"),
@@ -128,28 +128,33 @@ def test_formats_that_are_no_data_are_refused_by_name():
 
 # Of configs of all templates and problems of operators, the words of what is refused.
 REFUSED = """
-RowBlocks(tile=0)  # 'tile': expected 1 to 256, got 0
-RowBlocks(lanes=12)  # 'lanes': expected a power of two up to tile = 128
-RowBlocks(tile=40, lanes=16)  # expected a multiple of lanes = 16 where 'feat' is not given, got 40
-RowBlocks(feat=100)  # 'feat': expected at least tile = 128, got 100
-RowBlocks(parts=0)  # 'parts': expected 1 or more, got 0
-RowBlocks(feat=200, parts=2)
+RowTile(tile=0)  # 'tile': expected 1 to 256, got 0
+RowTile(lanes=12)  # 'lanes': expected a power of two up to tile = 128
+RowTile(tile=40, lanes=16)  # expected a multiple of lanes = 16 where 'feat' is not given, got 40
+RowTile(feat=100)  # 'feat': expected at least tile = 128, got 100
+RowTile(parts=0)  # 'parts': expected 1 or more, got 0
+RowTile(feat=200, parts=2)
     'parts': expected 1 where tiles of 128 features overlap, as 200 is no multiple
 BlockRows(CSR())  # 'format': expected BSR or DBSR, got CSR
 BlockRows(BSR(8, 8), rows=3)  # 'rows': expected a divisor of the 8 rows of a block, got 3
 BlockRows(BSR(8, 8), rows=0)  # 'rows'
 BlockRows(DBSR(8, 8), blocks=2)  # 'blocks': expected 1 for DBSR
 BlockRows(BSR(8, 8), tile=40)  # 'tile': expected a multiple of lanes = 16
-PanelRows(rows=1)  # 'rows': expected 2 to 6, or with compact=True 8, got 1
-PanelRows(rows=7)  # 'rows': expected 2 to 6, or with compact=True 8, got 7
-PanelRows(rows=9, compact=True)  # 'rows': expected 2 to 8, got 9
-PanelRows(feat=100, compact=True)  # 'tile': expected a divisor of feat = 100, as results of
-PanelRows(blocks=0)  # 'blocks': expected 1 or more, got 0
-PanelRows(lanes=3)  # 'lanes': expected a power of two
-SortedRows(window=0)  # 'window': expected 1 or more, got 0
-SortedRows(ahead=-1)  # 'ahead': expected 0 or more, got -1
-SortedRows(blocks=1.5)  # 'blocks': expected an integer
-SortedRows(lanes=3)  # 'lanes': expected a power of two
+RowTile(64, rows=0)  # 'rows': expected 1 or more, got 0
+RowTile(64, rows=7)  # 'rows': expected 1 to 6, or with compact=True 8, got 7
+RowTile(64, rows=9, compact=True)  # 'rows': expected 1 to 8, got 9
+RowTile(64, feat=100, compact=True, rows=4)
+    'tile': expected a divisor of feat = 100, as results of
+RowTile(64, blocks=0, rows=4)  # 'blocks': expected 1 or more for copies, parts, rows by length
+RowTile(64, blocks=0, pack=True)  # 'blocks': expected 1 or more for copies
+RowTile(64, compact=True)  # 'compact': expected False without panels of rows
+RowTile(64, rows=4, prefetch=8)  # 'prefetch': expected 0 with panels of rows, got 8
+RowTile(64, rows=4, window=8)  # 'window': expected 0 with panels of rows, got 8
+RowTile(64, rows=4, tiles_first=False)  # 'tiles_first': expected True with panels of rows
+RowTile(64, window=8, parts=2)  # 'parts': expected 1 where rows are sorted by length, got 2
+RowTile(32, window=-1)  # 'window': expected 0 or more, got -1
+RowTile(32, ahead=-1)  # 'ahead': expected 0 or more, got -1
+RowTile(32, blocks=1.5)  # 'blocks': expected an integer
 SlicedRows(lanes=12)  # 'lanes': expected a power of two, got 12
 SlicedRows(long=8)  # 'long': expected 16 or more, got 8
 SlicedRows(window=0)  # 'window': expected 1 or more, got 0
@@ -256,7 +261,7 @@ Messages("mul", "max", dtype="bfloat16", ordered=True, arg=True)  # 'dtype'
 EdgeMessages(lhs_at="v")  # 'lhs_at'
 EdgeSoftmax("float16")  # 'dtype'
 """
-BASES = {"HybRows", "PanelRows", "BlockRows", "SortedRows"}  # which have fields of others
+BASES = {"HybRows", "BlockRows"}  # which have fields of others
 
 
 @pytest.mark.parametrize(("_", "code", "words"), table(REFUSED))

@@ -26,7 +26,7 @@ rgms_gradients=operators.rgms_gradients rgms_gradients_gpu=gpu.rgms_gradients
 rgms_tensor_cores=gpu.rgms_tensor_cores sddmm=operators.sddmm sddmm_gpu=gpu.sddmm
 spmm=operators.spmm spmm_blocks=templates.spmm_blocks spmm_groups=gpu.spmm_groups
 spmm_hyb=gpu.spmm_hyb spmm_tensor_cores=gpu.spmm_tensor_cores spmv=operators.spmv
-spmm_cpu=templates.spmm spmv_cpu=templates.spmv
+spmm_cpu=templates.row_tile spmv_cpu=templates.spmv
 """
 NAMES = {
     **vars(formats), **{kind.__name__: kind for pair in TEMPLATES for kind in pair},
@@ -88,10 +88,10 @@ def usual(name):
 # -- feature sizes
 test_refused_features = refusals(
     """
-RowBlocks(tile=32).tiles(48)  # ScheduleError: serves multiples of 32 features, got 48
-planned(FULL, RowBlocks(tile=32), 48)  # ScheduleError: serves multiples of 32 features, got 48
-planned(FULL, RowBlocks(tile=32, feat=64), 48)  # ScheduleError: serves 64 features, got 48
-PanelRows().tiles(100)  # ScheduleError: PanelRows.tiles: argument 'feat': .. multiples of 64
+RowTile(tile=32).tiles(48)  # ScheduleError: serves multiples of 32 features, got 48
+planned(FULL, RowTile(tile=32), 48)  # ScheduleError: serves multiples of 32 features, got 48
+planned(FULL, RowTile(tile=32, feat=64), 48)  # ScheduleError: serves 64 features, got 48
+RowTile(64, rows=4).tiles(100)  # ScheduleError: RowTile.tiles: argument 'feat': .. multiples of 64
 SlicedRows().tiles(20)  # ScheduleError: argument 'feat': the config serves 1 feature, got 20
 planned(FULL, Choices({"gspmm.size": 64}), op="sddmm")
     # ScheduleError: 'gspmm.size': expected choices of sddmm, threads or registers
@@ -127,7 +127,7 @@ planned(FULL, Decomposed(CSR()), op="sddmm")
     # TypeError: expected Choices for this operator
 planned(FULL, BlockRows(BSR(8, 8)), reduce="mean")
     # ScheduleError: serves sums of one matrix, got reduce='mean'
-planned(FULL, PanelRows(4, compact=True), dtype="float16")
+planned(FULL, RowTile(64, rows=4, compact=True), dtype="float16")
     # ScheduleError: expected compact=False for float16, which would be
 amx.program(Spmm("float32"), AmxBlocks(BSR(32, 32)))
     # ScheduleError: amx.program: argument 'config': AmxBlocks serves sums of one matrix in
@@ -174,8 +174,8 @@ on(usual("spmm"), spmv_cpu, SlicedRows())
     # ScheduleError: SlicedRows: argument 'sch': expected 'spmm' to
 on(usual("elementwise"), spmv_cpu, SlicedRows())
     # ScheduleError: SlicedRows: argument 'sch': expected 'elementwise' to
-on(usual("elementwise"), spmm_cpu, RowBlocks())
-    # ScheduleError: RowBlocks: argument 'sch': expected 'elementwise' to be a reduction
+on(usual("elementwise"), spmm_cpu, RowTile())
+    # ScheduleError: RowTile: argument 'sch': expected 'elementwise' to be a reduction
 on(spmm.program(Spmm()), spmm_blocks, BlockRows(BSR(8, 8)))
     # ScheduleError: BlockRows: .. sum over blocks of rows and columns
 on(changed(SUMS, f'T.sp_iter_attr({{"ordered": 1}}); {SUMS[:17]}'), decomposed,
@@ -225,7 +225,7 @@ on(rgms_gradients.program(RgmsGradient()), rgms_gradients_gpu, GradientTiles())
 # -- patterns
 test_refused_patterns = refusals(
     """
-planned(MANY_ROWS, RowBlocks(parts=2**11), 128)
+planned(MANY_ROWS, RowTile(parts=2**11), 128)
     # ScheduleError: at most 2147483647 .. got 2048 .. 1048576
 planned(EYE, BlockRows(BSR(8, 8)))  # ScheduleError: expected a pattern that fills bsr_8_8
 planned(np.ones((12, 16), "float32"), BlockRows(BSR(8, 8)))

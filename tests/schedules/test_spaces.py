@@ -20,7 +20,7 @@ from sparsetir.schedules.targets import resolve_target
 from sparsetir.schedules.template import Branch, around
 from sparsetir.schedules.templates import registry
 from sparsetir.schedules.templates.registry import TEMPLATES
-from sparsetir.schedules.templates.spmm import RowBlocks
+from sparsetir.schedules.templates.row_tile import RowTile
 from sparsetir.schedules.templates.spmm_blocks import BlockRows
 from sparsetir.sparse_ir.errors import ScheduleError
 
@@ -140,7 +140,7 @@ def test_points_of_elsewhere_are_refused():
 
 
 @dataclass(frozen=True)
-class Sized(RowBlocks):
+class Sized(RowTile):
     """A template of elsewhere, of which a field says what a search tries."""
 
     size: int = number(3, tries=(1, 9))
@@ -151,11 +151,11 @@ def test_a_template_of_elsewhere_joins_by_its_record(monkeypatch):
     monkeypatch.setattr(registry, "TEMPLATES", dict(TEMPLATES))
     tried = around([Sized(), Sized(tile=64)], tile=(32,), parallel=())
     assert tried[0] == {"tile": (32, 64, 128), "parallel": (True,), "size": (1, 3, 9)}
-    ours = TEMPLATES[RowBlocks, Spmm]
+    ours = TEMPLATES[RowTile, Spmm]
     made = replace(ours, config=Sized, choices=lambda asked: tried, turn=-1)
     registry.TEMPLATES[Sized, Spmm] = made
     found, known = of(Spmm(), 32)
-    assert [b.name for b in found.branches][:2] == ["Sized", "RowBlocks"]
+    assert [b.name for b in found.branches][:2] == ["Sized", "RowTile"]
     assert found.points()[0][1] == Sized(tile=32, size=1)
     assert registry.template_of(Sized(), Spmm(), False) is made
     with pytest.raises(TypeError, match="expected Sized or SlicedRows or .*, got int"):

@@ -11,10 +11,8 @@ import sparsetir
 from csr_zoo import ZOO, check_spmm, expected, random
 from pairs import by_turns
 from sparsetir.formats import BSR, DBSR
-from sparsetir.schedules.templates.spmm import RowBlocks
+from sparsetir.schedules.templates.row_tile import RowTile
 from sparsetir.schedules.templates.spmm_blocks import BlockRows
-from sparsetir.schedules.templates.spmm_panels import PanelRows
-from sparsetir.schedules.templates.spmm_sorted import SortedRows
 
 RNG = np.random.default_rng(0)
 
@@ -27,10 +25,10 @@ def check(a, feat, dtype="float32", reduce="sum", config=None, threads=2):
 @pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min"])
 def test_patterns(name, reduce):
     check(ZOO[name], 20, reduce=reduce)
-    check(ZOO[name], 32, reduce=reduce, config=RowBlocks(tile=32, pack=True, parts=3, blocks=2))
+    check(ZOO[name], 32, reduce=reduce, config=RowTile(tile=32, pack=True, parts=3, blocks=2))
 
 
-@pytest.mark.parametrize("config", [None, RowBlocks(16, parts=4), RowBlocks(16, pack=True)])
+@pytest.mark.parametrize("config", [None, RowTile(16, parts=4), RowTile(16, pack=True)])
 def test_mean_of_a_long_row(config):
     """As exact as the sum; in parts, too, where the mean so far is stored in 16 bits."""
     a = sp.csr_array(np.ones((1, 100_000), "float32"))
@@ -52,12 +50,12 @@ def test_dtypes(dtype):
 
 
 CONFIGS = [
-    RowBlocks(tile=64, blocks=7),
-    RowBlocks(tile=32, parts=5),
-    RowBlocks(tile=16, lanes=8, prefetch=1),
-    RowBlocks(tile=20, lanes=16, feat=64, pack=True),
-    RowBlocks(tile=13, lanes=4, feat=64, prefetch=0, blocks=3),
-    RowBlocks(tile=4, lanes=4, feat=64, pack=True, parts=2, blocks=2),
+    RowTile(tile=64, blocks=7),
+    RowTile(tile=32, parts=5),
+    RowTile(tile=16, lanes=8, prefetch=1),
+    RowTile(tile=20, lanes=16, feat=64, pack=True),
+    RowTile(tile=13, lanes=4, feat=64, prefetch=0, blocks=3),
+    RowTile(tile=4, lanes=4, feat=64, pack=True, parts=2, blocks=2),
 ]
 
 
@@ -68,14 +66,14 @@ def test_configs(config):
 
 
 def test_one_kernel_serves_all_patterns_of_a_tile():
-    config = RowBlocks(tile=48, prefetch=3)
+    config = RowTile(tile=48, prefetch=3)
     check(ZOO["random"], 48, config=config)
     before = sparsetir.compilations()
     check(ZOO["one dense row"], 96, config=config)
-    check(ZOO["empty"], 144, config=RowBlocks(tile=48, prefetch=3, blocks=5))
+    check(ZOO["empty"], 144, config=RowTile(tile=48, prefetch=3, blocks=5))
     assert sparsetir.compilations() == before
-    check(ZOO["random"], 48, config=RowBlocks(tile=48, prefetch=3, parts=2))
-    check(ZOO["random"], 48, config=RowBlocks(tile=48, prefetch=3, parts=7))
+    check(ZOO["random"], 48, config=RowTile(tile=48, prefetch=3, parts=2))
+    check(ZOO["random"], 48, config=RowTile(tile=48, prefetch=3, parts=7))
     assert sparsetir.compilations() == before + 1
 
 
@@ -132,7 +130,7 @@ def test_the_code_keeps_a_tile_in_registers():
     """No accumulator is loaded or stored in the loop over non-zeros, and rows are prefetched."""
 
     target = {"kind": "llvm", "mcpu": "cascadelake"}  # for others LLVM may write loops out twice
-    plan = sparsetir.plan("spmm", ZOO["random"], 128, config=RowBlocks(tile=128), target=target)
+    plan = sparsetir.plan("spmm", ZOO["random"], 128, config=RowTile(prefetch=8), target=target)
     code = plan.kernel.source("ll")
     loop = next(part for part in re.split(r"\n(?=\S+:)", code) if "llvm.prefetch" in part)
     assert len(re.findall(r"call void @llvm.prefetch", loop)) == 8
@@ -143,21 +141,27 @@ FEW = ("random", "empty rows", "one dense row", "empty", "no rows", "one column"
 
 
 SORTED = [
-    (SortedRows(32, 16, 32, window=7), "float32", 32, "int32", "sum"),
-    (SortedRows(16, 8, blocks=3, ahead=9), "float32", 48, "int32", "mean"),
-    (SortedRows(9, 4, 9, parallel=False), "float64", 9, "int64", "sum"),
-    (SortedRows(8, 8, 11), "float16", 11, "int32", "sum"),
-    (SortedRows(4, 4, blocks=2), "bfloat16", 4, "int32", "max"),
+    (RowTile(32, 16, 32, window=7, tiles_first=False), "float32", 32, "int32", "sum"),
+    (
+        RowTile(16, 8, blocks=3, ahead=9, window=99, tiles_first=False),
+        "float32",
+        48,
+        "int32",
+        "mean",
+    ),
+    (RowTile(9, 4, 9, parallel=False, window=99, tiles_first=False), "float64", 9, "int64", "sum"),
+    (RowTile(8, 8, 11, window=99, tiles_first=False), "float16", 11, "int32", "sum"),
+    (RowTile(4, 4, blocks=2, window=99, tiles_first=False), "bfloat16", 4, "int32", "max"),
 ]
 PANELS = [
-    (PanelRows(4, 64, pack=True), "float32", 128, "int32"),
-    (PanelRows(3, 40, 16, 100), "float32", 100, "int32"),
-    (PanelRows(5, 16, 8, 24, pack=True, blocks=3), "float64", 24, "int32"),
-    (PanelRows(2, 32, 16), "float16", 32, "int32"),
-    (PanelRows(4, 7, 4, 7, pack=True), "bfloat16", 7, "int32"),
-    (PanelRows(4, 16, parallel=False), "float32", 16, "int64"),
-    (PanelRows(7, 8, 8, 16, True, blocks=3, compact=True), "float64", 16, "int32"),
-    (PanelRows(4, 32, 16, compact=True, parallel=False), "float32", 64, "int32"),
+    (RowTile(64, rows=4, pack=True), "float32", 128, "int32"),
+    (RowTile(40, 16, 100, rows=3), "float32", 100, "int32"),
+    (RowTile(16, 8, 24, rows=5, pack=True, blocks=3), "float64", 24, "int32"),
+    (RowTile(32, 16, rows=2), "float16", 32, "int32"),
+    (RowTile(7, 4, 7, rows=4, pack=True), "bfloat16", 7, "int32"),
+    (RowTile(16, rows=4, parallel=False), "float32", 16, "int64"),
+    (RowTile(8, 8, 16, rows=7, pack=True, blocks=3, compact=True), "float64", 16, "int32"),
+    (RowTile(32, 16, rows=4, compact=True, parallel=False), "float32", 64, "int32"),
 ]
 
 
@@ -178,8 +182,8 @@ def test_types_and_tails_of_panels(case):
 
 def test_edges_of_torch_take_values_by_their_places():
     """In any order, and more than once; with heads, too."""
-    config = SortedRows(16, 16, 16)
-    assert config.unpacked == SortedRows(16, 16, 16, packed=False)
+    config = RowTile(16, 16, 16, window=99, tiles_first=False)
+    assert config.unpacked == RowTile(16, 16, 16, packed=False, window=99, tiles_first=False)
     pattern = sparsetir.schedules.operators.problems.CsrPattern(
         np.array([0, 3, 3, 4], "int32"), np.array([2, 0, 2, 1], "int32"), (3, 4)
     )
@@ -196,11 +200,11 @@ def test_edges_of_torch_take_values_by_their_places():
 
 def test_values_of_a_run_are_read_by_their_places():
     """In panels of four rows and more; of fewer, rows by themselves take less time."""
-    config = PanelRows(4, 32, pack=True, blocks=2)
-    assert config.unpacked == PanelRows(4, 32, pack=True, blocks=2, packed=False)
-    few = PanelRows(3, 32, pack=True, blocks=2)
-    assert few.unpacked == few.by_rows == RowBlocks(32, 16, None, True, True, 0, 1, 2)
-    assert config.compiled == PanelRows(4, 32, pack=True)
+    config = RowTile(32, rows=4, pack=True, blocks=2)
+    assert config.unpacked == RowTile(32, rows=4, pack=True, blocks=2, packed=False)
+    few = RowTile(32, rows=3, pack=True, blocks=2)
+    assert few.unpacked == few.by_rows == RowTile(32, 16, None, True, True, 0, 1, 2)
+    assert config.compiled == RowTile(32, rows=4, pack=True)
     plan = check_spmm(ZOO["random"], config.unpacked, 64, special=True)
     assert not plan.arranges_values and plan.repeats
 
@@ -213,20 +217,18 @@ def test_edges_in_any_order():
     b, values = torch.from_numpy(RNG.random((200, 32))), torch.from_numpy(RNG.random(a.nnz))
     twice = torch.cat([edges, edges[:, -9:]], dim=1), torch.cat([values, values[-9:]])
     turned = edges.flip(1), values.flip(0)
-    for (given, weights), kind in (
-        ((edges, values), PanelRows), (turned, RowBlocks), (twice, RowBlocks)
-    ):  # fmt: skip
+    for (given, weights), in_panels in (((edges, values), True), (turned, False), (twice, False)):
         found = sparsetir.ops.spmm((given, (200, 48)), b, values=weights)
         exact = sp.coo_array((weights, tuple(given.flip(0))), (48, 200)) @ b.numpy()
         np.testing.assert_allclose(found, exact, rtol=1e-12)
         structure = sparsetir.ops.structure_of(torch.zeros(49), given, 200)
         made = structure.plan("spmm", 32, torch.float64)
-        assert type(made.config) is kind
+        assert made.config.in_panels == in_panels
 
 
 def test_sums_stay_in_registers():
     """Each pattern has one loop; a row of B is loaded once in it for all of the pattern's rows."""
-    config = PanelRows(4, 64, 16, 64, pack=True, parallel=False)
+    config = RowTile(64, 16, 64, rows=4, pack=True, parallel=False)
     plan = sparsetir.plan(
         "spmm",
         random(16, 16, 0.4),

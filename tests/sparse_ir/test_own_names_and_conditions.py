@@ -14,8 +14,8 @@ import sparsetir
 from schedule_common import program
 from small import small, text_of
 from sparsetir.schedules.passes.parallel_loops import run_in_parallel
-from sparsetir.schedules.templates.spmm_panels import PanelRows
-from sparsetir.schedules.templates.spmm_panels import apply as apply_panels
+from sparsetir.schedules.templates.row_tile import RowTile
+from sparsetir.schedules.templates.row_tile import apply as apply_row_tile
 
 ScheduleError = sparsetir.ScheduleError
 
@@ -213,7 +213,7 @@ def test_panels_of_rows_that_have_another_name() -> None:
     B = rng.random((21, 32), dtype="float32")
     for compact in (False, True):
         kernel = sparsetir.build(
-            text, schedule=apply_panels, config=PanelRows(4, 16, compact=compact)
+            text, schedule=apply_row_tile, config=RowTile(16, rows=4, compact=compact)
         )
         C = np.full((33, 32), np.nan, "float32")
         kernel(A.data, B, C, A.indptr, A.indices)

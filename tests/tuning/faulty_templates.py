@@ -13,9 +13,9 @@ import numpy as np
 from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Spmm
 from sparsetir.schedules.operators.spmm import program
 from sparsetir.schedules.template import Template, register
-from sparsetir.schedules.templates import spmm
+from sparsetir.schedules.templates import row_tile
 
-RIGHT = spmm.RowBlocks(tile=16, lanes=16)
+RIGHT = row_tile.RowTile(tile=16, lanes=16)
 
 
 @dataclass(frozen=True)
@@ -126,13 +126,13 @@ def _print(config: Loud, arranged: Arranged) -> Arranged:
 
 def _arranging(act: Callable[[Any, Arranged], Arranged]) -> Callable[..., Arranged]:
     def arrange(pattern: CsrPattern, problem: Spmm, config: Any) -> Arranged:
-        return act(config, spmm.arrange(pattern, problem, RIGHT))
+        return act(config, row_tile.arrange(pattern, problem, RIGHT))
 
     return arrange
 
 
 def _apply(sch: Any, config: Any) -> None:
-    spmm.apply(sch, RIGHT)
+    row_tile.apply(sch, RIGHT)
 
 
 for _kind, _act in {

@@ -31,7 +31,7 @@ from sparsetir.records.task import (
 from sparsetir.schedules.search.configs import to_data
 from sparsetir.schedules.search.spaces import Branch, Space
 from sparsetir.schedules.targets import resolve_target
-from sparsetir.schedules.templates.spmm import RowBlocks
+from sparsetir.schedules.templates.row_tile import RowTile
 from sparsetir.tuning.search import tune
 
 INDPTR = np.array([0, 2, 2, 5])
@@ -164,11 +164,11 @@ def file(tmp_path):
 
 
 def test_the_best_of_a_neighbour_comes_right_after_the_default(monkeypatch, file):
-    rare = RowBlocks(tile=16, lanes=16, prefetch=16, parts=4)  # not among the rules of thumb
+    rare = RowTile(tile=16, lanes=16, prefetch=16, parts=4)  # not among the rules of thumb
     known = sparsetir.plan_candidates("spmm", similar(1), 32, threads=1)
     assert rare not in known
     chosen = {"tile": (16,), "prefetch": (16,), "parts": (1, 4)}
-    space = Space((Branch("RowBlocks", chosen, lambda **c: RowBlocks(lanes=16, **c)),))
+    space = Space((Branch("RowTile", chosen, lambda **c: RowTile(lanes=16, **c)),))
     monkeypatch.setattr(request, "space", lambda *given: space)
     install(monkeypatch, lambda c: Outcome("ok", seconds=1e-6 if c == rare else seconds_of(c)))
     assert run(file, 1).config == rare
@@ -184,7 +184,7 @@ def test_configs_that_do_not_serve_are_left_out(monkeypatch, file, gone):
     install(monkeypatch)
     run(file, 1, trials=1)
     (record,) = Records(file).all()
-    other = RowBlocks(tile=24, lanes=8, feat=24)
+    other = RowTile(tile=24, lanes=8, feat=24)
     config = {"template": "Gone"} if gone else to_data(other)
     Records(file).add(replace(record, id="1" * 32, seconds=1e-9, config=config))
     tuned = run(file, 2)

@@ -106,7 +106,7 @@ def test_memory_is_limited_anew_for_each_config(measurer: Measurer) -> None:
 
 
 def test_a_refusal_is_one_line_in_the_outcome(measurer: Measurer) -> None:
-    config = sparsetir.schedules.templates.spmm.RowBlocks(tile=64, lanes=16)
+    config = sparsetir.schedules.templates.row_tile.RowTile(tile=64, lanes=16)
     outcome = measurer.measure(config)
     with pytest.raises(ScheduleError) as error:
         sparsetir.plan("spmm", measurer.task.matrix, FEAT, config=config)
@@ -121,7 +121,7 @@ def test_nothing_is_printed_to_the_terminal(measurer: Measurer, capfd) -> None:
 
 def test_what_is_no_config_is_refused(measurer: Measurer) -> None:
     with pytest.raises(ValueError, match="expected a template of"):
-        measurer.measure("RowBlocks")
+        measurer.measure("RowTile")
     right(measurer.measure(faulty.RIGHT))
 
 
@@ -374,7 +374,7 @@ def test_configs_are_timed_beside_a_reference(measurer: Measurer) -> None:
     assert beside.seconds == pytest.approx(100.0, rel=0.5)  # both are the same
     assert beside.seconds <= beside.median
     assert beside.extra["measured"] < 1.0
-    refused = sparsetir.schedules.templates.spmm.RowBlocks(tile=64, lanes=16)
+    refused = sparsetir.schedules.templates.row_tile.RowTile(tile=64, lanes=16)
     with pytest.raises(RuntimeError, match="the reference cannot be measured: ScheduleError: "):
         measurer.measure(faulty.RIGHT, None, Reference(refused, seconds=1.0))
     right(measurer.measure(faulty.RIGHT))

@@ -18,6 +18,7 @@ import scipy.sparse as sp
 
 import sparsetir
 from fake_measurer import install
+from planning.operator_plugin import GATED
 from programs import PROGRAMS
 from refusals import refusals
 from sparsetir.data.sparse_tensor import SparseMatrix
@@ -28,7 +29,7 @@ from sparsetir.records.records import Records
 from sparsetir.records.task import Outcome, Task
 from sparsetir.schedules.search import program_space
 from sparsetir.schedules.search.configs import from_data, to_data
-from sparsetir.schedules.search.program_space import space_of
+from sparsetir.schedules.search.program_space import space_of, together
 from sparsetir.schedules.template import Choices
 from sparsetir.sparse_ir.schedule import Schedule
 from sparsetir.tuning import search
@@ -97,6 +98,33 @@ def test_a_made_space_goes_by_what_the_program_is():
     assert space_of(sampled, sizes, 512, 1)["sddmm.parts"] == (0, 1, 4, 18, 36)
     assert space_of(sampled, sizes | {"m": 99}, 512, 1)["sddmm.parts"] == (1, 2, 4)
     assert space_of(PROGRAMS["csf_sum"].make("float32", "int32"), {}, 512, 1) == {}
+
+
+@pytest.mark.parametrize("visit", ["rows", "parts 3", "sorted 3", "panels 2", "panels 3"])
+def test_a_made_space_visits_rows_in_other_orders(visit, monkeypatch):
+    """Of any program of that shape, whatever its operator: here with a gate."""
+    monkeypatch.setattr(program_space, "ROWS", 1)
+    func = sparsetir.from_source(GATED.format(dtype="float32", idtype="int32"))
+    rows = sp.random_array((40, 30), density=0.15, format="csr", dtype="float32", rng=0)
+    rows = sp.vstack([rows, sp.csr_array((3, 30)), np.ones((1, 30))]).tocsr().astype("float32")
+    rng = np.random.default_rng(0)
+    b, g = (rng.random((size, 16), dtype="float32") for size in (30, 44))
+    arrays = {"indptr": rows.indptr, "indices": rows.indices, "a": rows.data, "b": b, "g": g}
+    sizes = {"m": 44, "n": 30, "nnz": rows.nnz, "feat": 16}
+    space = space_of(func, sizes, 128, 2)
+    kinds = {text.partition(" ")[0] for text in space["gated.visit"]}
+    assert kinds == {"rows", "parts", "sorted", "panels"}
+    for order in space["gated.order"]:
+        chosen = {name: values[0] for name, values in space.items()}
+        chosen |= {"gated.visit": visit, "gated.order": order, "gated.vectors": 2}
+        config = together(**chosen)
+        kernel = sparsetir.build(func, schedule=program_space.apply, config=config)
+        out = np.full((44, 16), np.nan, "float32")
+        kernel(**arrays, **sizes, out=out)
+        np.testing.assert_allclose(out, (rows @ b) * np.tanh(g), rtol=1e-5, atol=1e-6)
+    # Tiles that overlap are not added to twice, and panels ask for no rows ahead.
+    assert together(**chosen | {"gated.size": 0}) is None or not visit.startswith("parts")
+    assert together(**chosen | {"gated.ahead": 4}) is None or not visit.startswith("panels")
 
 
 def test_a_made_schedule_without_choices_changes_nothing():
@@ -392,4 +420,4 @@ def test_faulty_templates_are_three_failures_of_a_search_that_ends(tmp_path):
     assert crashed.startswith("crashed: ") and "SIGSEGV" in crashed
     assert hung.startswith("hung: ") and f"longer than {LIMIT}" in hung
     assert wrong.startswith("wrong: ")
-    assert run["best"][0]["config"]["template"] in ("RowBlocks", "Decomposed")
+    assert run["best"][0]["config"]["template"] in ("RowTile", "Decomposed")

@@ -65,7 +65,7 @@ def test_table():
         ["default", "60.0"],
     ]  # fmt: skip
     assert " ".join(lines[4].split()[2:]) == (
-        "µs 1.54 0.0 % 20 KiB RowBlocks tile=32 lanes=8 no tiles_first"
+        "µs 1.54 0.0 % 20 KiB RowTile tile=32 lanes=8 no tiles_first"
     )
     assert lines[-3:] == [
         "14 trials: 10 measured, 1 given up as slow, 3 failed (1 wrong, 1 crashed, 1 hung)",
@@ -96,7 +96,7 @@ def test_page(tmp_path):
     )
     for expected in (
         "spmm on a<b> (60 x 50, 300 elements)", "1.54 times as fast as the default", "disk <full>",
-        "Best configs", "RowBlocks tile=64 pack parts=2", tuned_fake.MESSAGE, "killed by SIGSEGV",
+        "Best configs", "RowTile tile=64 pack parts=2", tuned_fake.MESSAGE, "killed by SIGSEGV",
         "show 14", "target",
     ):  # fmt: skip
         assert expected in words

@@ -19,7 +19,7 @@ from fake_measurer import install, seconds_of, text
 from sparsetir.extras import WITHOUT_TORCH
 from sparsetir.records.records import RecordError, Records
 from sparsetir.records.task import Outcome
-from sparsetir.schedules.templates.spmm import RowBlocks
+from sparsetir.schedules.templates.row_tile import RowTile
 from sparsetir.tuning import trial_store
 from sparsetir.tuning.search import forget_trials, tune
 from sparsetir.tuning.trial_store import TrialStore
@@ -124,7 +124,7 @@ def test_what_goes_on_goes_on_as_if_it_had_not_stopped(monkeypatch, file):
 
 
 def tile(number):
-    return RowBlocks(tile=number, lanes=1)
+    return RowTile(tile=number, lanes=1)
 
 
 def store(file, patience=60.0):

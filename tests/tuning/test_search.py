@@ -21,7 +21,7 @@ from sparsetir.records.records import Records
 from sparsetir.records.task import Outcome
 from sparsetir.schedules.search.spaces import Branch, Space
 from sparsetir.schedules.templates.decomposed import Decomposed
-from sparsetir.schedules.templates.spmm import RowBlocks
+from sparsetir.schedules.templates.row_tile import RowTile
 from sparsetir.tuning import search
 from sparsetir.tuning.propose import Proposer, importances
 from sparsetir.tuning.report import ranked
@@ -43,8 +43,8 @@ def order(tuned):
 
 def small_space(values=4):
     """One branch of one parameter; point 0 is no config."""
-    make = lambda tile: RowBlocks(tile=tile, lanes=1) if tile else None  # noqa: E731
-    return Space((Branch("RowBlocks", {"tile": tuple(range(values))}, make),))
+    make = lambda tile: RowTile(tile=tile, lanes=1) if tile else None  # noqa: E731
+    return Space((Branch("RowTile", {"tile": tuple(range(values))}, make),))
 
 
 # What is tried.
@@ -78,7 +78,7 @@ def test_a_search_ends_with_the_space_and_measures_nothing_twice(monkeypatch, sa
     fake = install(monkeypatch)
     default = [text(c) for c in sparsetir.plan_candidates("spmm", MATRIX, 32, threads=1)]
     tuned = run(sampler=sampler, trials=100)
-    assert set(order(tuned)) == {text(RowBlocks(tile=t, lanes=1)) for t in range(1, 6)} | {*default}
+    assert set(order(tuned)) == {text(RowTile(tile=t, lanes=1)) for t in range(1, 6)} | {*default}
     measured = Counter(fake.log)
     assert sum(measured.values()) == len(tuned.trials) + 3 * (len(tuned.finals) - 1)
 
@@ -86,7 +86,7 @@ def test_a_search_ends_with_the_space_and_measures_nothing_twice(monkeypatch, sa
 def test_failures_teach_the_sampler():
     """Proposals leave a template alone that always fails."""
     values = {"tile": tuple(range(1, 40))}
-    make = {name: (lambda tile, k=k: RowBlocks(tile=tile, lanes=1, prefetch=k))
+    make = {name: (lambda tile, k=k: RowTile(tile=tile, lanes=1, prefetch=k))
             for k, name in enumerate(("bad", "good"))}  # fmt: skip
     space = Space(tuple(Branch(name, values, make[name]) for name in make))
     proposer, tried = Proposer(space, "tpe", 0, []), []
@@ -100,7 +100,7 @@ def test_failures_teach_the_sampler():
 
 def test_what_is_being_measured_is_not_proposed():
     proposer = Proposer(small_space(), "tpe", 0, [])
-    config = RowBlocks(tile=2, lanes=1)
+    config = RowTile(tile=2, lanes=1)
     assert proposer.next([(config, None)]) not in (None, config)
 
 
@@ -280,14 +280,14 @@ def test_the_best_and_its_plan(monkeypatch):
 
 def test_importances():
     values = {"tile": tuple(range(1, 9)), "prefetch": tuple(range(8))}
-    space = Space((Branch("RowBlocks", values, lambda **chosen: RowBlocks(lanes=1, **chosen)),))
+    space = Space((Branch("RowTile", values, lambda **chosen: RowTile(lanes=1, **chosen)),))
     tried = [
         (config, Outcome("ok", seconds=config.tile + config.prefetch / 100))
         for _, config in space.points()
     ]
     tried.append((tried[0][0], Outcome("crashed")))
     found = importances(space, tried)
-    assert found["RowBlocks.tile"] > 0.8 and sum(found.values()) == pytest.approx(1)
+    assert found["RowTile.tile"] > 0.8 and sum(found.values()) == pytest.approx(1)
     assert importances(space, tried[:1]) == {}
 
 

@@ -7,10 +7,10 @@ from sparsetir.formats import BSR, Hyb
 from sparsetir.records.record import Key
 from sparsetir.records.task import Outcome, Task
 from sparsetir.schedules.templates.decomposed import Decomposed
-from sparsetir.schedules.templates.spmm import RowBlocks
+from sparsetir.schedules.templates.row_tile import RowTile
 from sparsetir.tuning.tuned import Trial, Tuned
 
-DEFAULT = RowBlocks(tile=128)
+DEFAULT = RowTile(tile=128)
 MESSAGE = "spmm <wrong> & 'bad': 3 of 40 wrong, the first at [0, 1]"
 
 
@@ -34,19 +34,19 @@ def outcome(seconds, padding=0.0, size=20_000, state="ok"):
 def trials():
     """Ten right ones, of which two are of one config, one pruned, and three failures."""
     configs = [
-        DEFAULT, RowBlocks(tile=64, pack=True, parts=2), Decomposed(Hyb(1, 3)),
+        DEFAULT, RowTile(tile=64, pack=True, parts=2), Decomposed(Hyb(1, 3)),
         Decomposed(BSR(4, 4)),
-        *(RowBlocks(tile=2**n, lanes=8, tiles_first=False) for n in range(3, 8)),
+        *(RowTile(tile=2**n, lanes=8, tiles_first=False) for n in range(3, 8)),
     ]  # fmt: skip
     times = [60e-6, 52e-6, 75e-6, 190e-6, 71e-6, 48e-6, 39e-6, 44e-6, 58e-6]
     found = [outcome(t) for t in times]
     found[2] = outcome(75e-6, padding=0.126, size=3 << 20)
     found += [outcome(41e-6), outcome(900e-6, state="pruned")]
-    configs += [configs[6], RowBlocks(tile=16, lanes=4)]
+    configs += [configs[6], RowTile(tile=16, lanes=4)]
     for state, message in (
         ("wrong", MESSAGE), ("hung", "no answer for 60 s"), ("crashed", "killed by SIGSEGV"),
     ):  # fmt: skip
-        configs.append(RowBlocks(tile=16, lanes=16, prefetch=len(configs)))
+        configs.append(RowTile(tile=16, lanes=16, prefetch=len(configs)))
         found.append(Outcome(state, message=message))
     return [Trial(n, c, o, 0.5 * n) for n, (c, o) in enumerate(zip(configs, found, strict=True))]
 
@@ -54,5 +54,5 @@ def trials():
 def tuned(some=None, of=None, **more):
     of = task() if of is None else of
     some = trials() if some is None else some
-    more = {"importances": {"template": 0.6, "RowBlocks.tile": 0.3, "RowBlocks.pack": 0.0}, **more}
+    more = {"importances": {"template": 0.6, "RowTile.tile": 0.3, "RowTile.pack": 0.0}, **more}
     return Tuned(of, Key.of(of), some, DEFAULT, **more)

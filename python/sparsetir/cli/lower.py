@@ -34,9 +34,9 @@ NO_COLOR is set.
 examples:
   sparsetir lower spmm
   sparsetir lower spmm --template
-  sparsetir lower spmm --template PanelRows --feat 64 --stage scheduled
+  sparsetir lower spmm --template RowTile --feat 64 --stage scheduled
   sparsetir lower sddmm --feat 64 --graph graph.mtx --stage source --target cuda
-  sparsetir lower spmm --stage 3 --config '{{"template": "RowBlocks", "tile": 32, "lanes": 16}}'
+  sparsetir lower spmm --stage 3 --config '{{"template": "RowTile", "tile": 32, "lanes": 16}}'
   sparsetir lower program.py:spmm --stage 2 --schedule fast.py:apply
 """
 

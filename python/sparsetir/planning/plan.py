@@ -42,7 +42,6 @@ from sparsetir.runtime import pool
 from sparsetir.runtime.arrays import is_array, is_torch
 from sparsetir.runtime.refusals import wrong
 from sparsetir.schedules.gpu.row_tables import RowTables
-from sparsetir.schedules.gpu.spmm_panels import PanelThreads
 from sparsetir.schedules.operators.names import is_along_edges, is_message
 from sparsetir.schedules.operators.operands import Operator
 from sparsetir.schedules.operators.problems import CsrPattern
@@ -50,7 +49,6 @@ from sparsetir.schedules.operators.registry import ALONG, OF_MATRICES, OPERATORS
 from sparsetir.schedules.search.choose import choose
 from sparsetir.schedules.targets import TargetLike, resolve_target
 from sparsetir.schedules.template import Choices
-from sparsetir.schedules.templates.spmm_panels import PanelRows
 
 MAKERS = {
     "matrix": matrix_request,
@@ -371,8 +369,8 @@ def plan_of_each_run(op: str, pattern: CsrPattern, feat: int, **options: object)
         return settled.on(replace(like, matrix=pattern))
     wanted = requested(op, pattern, feat, **options)
     settled, given = _settled(wanted, pattern), wanted.given
-    ordered = isinstance(settled.config, PanelRows | PanelThreads)
-    if not ordered and not given.asks_for_locality and max(sizes) < 1 << 30:
+    in_panels = getattr(settled.config, "in_panels", False)
+    if not in_panels and not given.asks_for_locality and max(sizes) < 1 << 30:
         if len(_likes) >= MOST_LIKES:
             _likes.clear()
         _likes[key] = replace(wanted, matrix=NO_PATTERN), settled
@@ -390,8 +388,8 @@ def _settled(wanted: Request, pattern: CsrPattern) -> Plan:
 def _of_each_run(config: Config, pattern: CsrPattern) -> Config:
     """The config for values of each run, and columns in any order."""
     config = getattr(config, "unpacked", config)
-    panels = isinstance(config, PanelRows | PanelThreads)
-    return config.by_rows if panels and not pattern.increases else config
+    in_panels = getattr(config, "in_panels", False)
+    return getattr(config, "by_rows", config) if in_panels and not pattern.increases else config
 
 
 def plan_candidates(

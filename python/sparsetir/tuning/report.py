@@ -46,9 +46,9 @@ def short(config: Config) -> str:
 
     Of a user's function the choices.
 
-    >>> from sparsetir.schedules.templates.spmm import RowBlocks
-    >>> short(RowBlocks(tile=64, pack=True))
-    'RowBlocks tile=64 pack'
+    >>> from sparsetir.schedules.templates.row_tile import RowTile
+    >>> short(RowTile(tile=64, pack=True))
+    'RowTile tile=64 pack'
     """
     if isinstance(config, Choices):
         return " ".join(f"{name}={value}" for name, value in config.items()) or "default schedule"

@@ -17,7 +17,7 @@ from sparsetir.records.task import Config, Matrices
 from sparsetir.runtime.refusals import wrong
 from sparsetir.schedules.search.choose import candidates
 from sparsetir.schedules.search.configs import is_choice
-from sparsetir.schedules.search.program_space import space_of
+from sparsetir.schedules.search.program_space import space_of, together
 from sparsetir.schedules.search.spaces import Space
 from sparsetir.schedules.targets import TargetLike, is_gpu, resolve_target, vector_bits
 from sparsetir.schedules.template import Branch, Choices
@@ -100,7 +100,8 @@ def of_program(
     if count > MOST_CONFIGS:
         raise wrong("tune", "space", f"at most {MOST_CONFIGS:,} configs", f"{count:,}")
     task = ProgramTask(program, given, ref, _plain_target(target), threads)
-    branch = Branch("schedule", wanted, lambda **chosen: Choices(chosen))
+    make = together if schedule is None else lambda **chosen: Choices(chosen)
+    branch = Branch("schedule", wanted, make)
     default = Choices()
     return Sought(TunedProgram(task, Key.of(task), [], default), Space((branch,)), [default])
 

@@ -1,0 +1,348 @@
+"""Rows of any storage reduced into tiles of dense features (CPU): C[i, k] += A[i, j] * B[j, k].
+
+What makes it fast, in order of effect: all features of a tile are summed up in registers; what is
+gathered stays in cache (tiles of features outermost, then parts of the columns; both copied
+together where rows of B are far apart); gathered rows are asked for ahead; threads get rows with
+equal numbers of non-zeros. (SparseTIR, section 4.2.1; Senanayake et al., section 8.)
+
+Rows may be visited in other orders:
+
+- by their lengths (`window`, :mod:`sparsetir.sparse_ir.schedule.sort_rows_by_length`), of matrices
+  with many short rows: where a processor has not foreseen the end of a row, it loses as much time
+  as some elements take
+- in panels of a few (`rows`), in each the columns that hold the same of its rows together
+  (:mod:`sparsetir.sparse_ir.schedule.group_columns_by_pattern`), of pruned weights: each pattern
+  has a loop of its own, in which a row of B is loaded once for all its rows, and the sums of a
+  panel stay in registers over all patterns. (Albakri and Cheshmi, enumerate-and-sparse-coarsen,
+  section 3: `rows` is their UFi, the vectors of a tile their WarpTile. A panel is one worker's: no
+  atomics.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sparsetir.schedules.arguments import expect, number
+from sparsetir.schedules.operators.problems import Arranged, CsrPattern, InOrder, Spmm, summed
+from sparsetir.schedules.operators.spmm import program
+from sparsetir.schedules.passes.opaque_step_loop import opaque_step_loop
+from sparsetir.schedules.passes.prefetch import prefetch_gathered
+from sparsetir.schedules.passes.specialize_on_value import specialize_on_value
+from sparsetir.schedules.registers import served, tasks
+from sparsetir.schedules.template import Asked, Template, Tried, register
+from sparsetir.schedules.templates import register_tile
+from sparsetir.schedules.templates.register_tile import Straight
+from sparsetir.schedules.templates.shapes import RowReduction, row_reduction
+from sparsetir.sparse_ir.computed import buffers_made_by, parameters_made_by
+from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.recipes.general import constant
+from sparsetir.sparse_ir.recipes.patterns import pattern_counts
+from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef, SpIter
+
+MOST_ROWS = 6  # of a panel: 63 loops
+MOST_COMPACT = 8
+ROWS_UNPACKED = 4  # from which on values are read by their places
+
+# Of a search: vectors of a tile; rows that are sorted together; most vectors of sums of a panel, as
+# more are in memory; share of the places that store something, from which on panels are tried.
+VECTORS = (1, 2, 4, 8, 16)
+WINDOWS = (512, 4096)
+MOST_SUMS = 30
+LEAST = 0.05
+
+
+@dataclass(frozen=True)
+class RowTile(register_tile.RegisterTile):
+    """How a CPU kernel is made.
+
+    tiles_first : visit all rows for a tile of features, then for the next one; else all tiles for a
+        row
+    prefetch : how many non-zeros ahead rows of B are asked for; 0 for never
+    parts : parts of the columns that are visited one after the other; how many is not compiled in
+    blocks : as of :class:`RegisterTile`; 0 where threads take row by row
+    window : rows that are sorted by length together; 0 for the order of the matrix
+    rows : of a panel, 2 to 6, or with `compact` to 8; the code has 2**rows - 1 loops. 1 for rows by
+        themselves
+    compact : code by the number of a pattern's rows, `rows` loops instead of 2**rows - 1 (section
+        3.5), which compile sooner. Sums are in registers for a pattern at a time and added to the
+        result, so that tiles must be whole, and results no narrower than sums
+    others : as of :class:`RegisterTile`
+    """
+
+    tile: int = number(128, most=register_tile.MAX_TILE)
+    lanes: int = 16
+    feat: int | None = None
+    pack: bool = False
+    tiles_first: bool = True
+    prefetch: int = number(0, least=0)
+    parts: int = number(1, compiled=2)
+    blocks: int = number(1, least=0, compiled=1)
+    parallel: bool = True
+    ahead: int = number(0, least=0, compiled=0)
+    window: int = number(0, least=0)
+    rows: int = number(1)
+    packed: bool = True
+    compact: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        expect(self, "pack", self.tiles_first or not self.pack, "False without 'tiles_first'")
+        one_by_one = self.in_order and self.parts == 1 and not self.pack
+        wanted = "1 or more for copies, parts, rows by length and panels"
+        expect(self, "blocks", self.blocks > 0 or one_by_one, wanted)
+        whole = self.tail == "exact"
+        wanted = f"1 where tiles of {self.tile} features overlap, as {self.feat} is no multiple"
+        expect(self, "parts", whole or self.parts == 1, wanted)
+        most = MOST_COMPACT if self.compact else MOST_ROWS
+        wanted = f"1 to {most}" + ("" if self.compact else f", or with compact=True {MOST_COMPACT}")
+        expect(self, "rows", self.rows <= most, wanted)
+        wanted = f"a divisor of feat = {self.feat}, as results of overlapping tiles cannot be added"
+        expect(self, "tile", whole or not self.compact, wanted)
+        expect(self, "packed", self.packed or not self.compact, "True with 'compact'")
+        if self.in_panels:
+            for name, alone in (("parts", 1), ("window", 0), ("prefetch", 0), ("ahead", 0)):
+                wanted = f"{alone} with panels of rows"
+                expect(self, name, getattr(self, name) == alone, wanted)
+            expect(self, "tiles_first", self.tiles_first, "True with panels of rows")
+        expect(self, "compact", self.in_panels or not self.compact, "False without panels of rows")
+        alone = not self.window or self.parts == 1
+        expect(self, "parts", alone, "1 where rows are sorted by length")
+
+    @property
+    def in_panels(self) -> bool:
+        """Whether rows go in panels."""
+        return self.rows > 1
+
+    @property
+    def in_order(self) -> bool:
+        """Whether elements are visited in the order of the matrix."""
+        return not self.window and not self.in_panels
+
+    @property
+    def unpacked(self) -> RowTile:
+        """For values that come with each run, in the order of the matrix.
+
+        To read the place of a value takes less than the sums that follow, and what is left of the
+        gain of panels pays where they have four rows and more (see
+        :func:`sparsetir.schedules.search.visit_orders.panels_pay`).
+        """
+        if self.in_order:
+            return self
+        by_places = self.window or self.rows >= ROWS_UNPACKED and not self.compact
+        return replace(self, packed=False) if by_places else self.by_rows
+
+    @property
+    def by_rows(self) -> RowTile:
+        """For patterns whose columns are not in order, or there more than once: rows alone."""
+        return replace(self, rows=1, compact=False, packed=True, tiles_first=self.pack)
+
+
+def apply(sch: Schedule, config: RowTile) -> None:
+    """Schedule a program that reduces over what rows store, by primitives of both stages.
+
+    Before (stage I), and after with tiles first, and with panels of rows::
+
+        with T.sp_iter([I, J, K], "SRS", "spmm") as [i, j, k]: ...
+
+        with T.sp_iter([K0, I_parts, T.part(I, I_part)], "SSS", "spmm") as [k0, i_parts, i]:
+            ...  # spmm_start, spmm_reduce, spmm_write over vectors of a tile
+
+        with T.sp_iter([K0, I_panels], "SS", "spmm") as [k0, i_panel]:
+            with T.sp_iter([I_rows, K1, K2], "SSS", "spmm_start") as [i_row, k1, k2]: ...
+            ...  # spmm_reduce over [I_patterns, I_entries, I_rows, K1, K2], "RRSSS": loops over
+                 # patterns, rows of a panel and vectors are unrolled
+            with T.sp_iter([I_rows, K1, K2], "SSS", "spmm_write") as [i_row, k1, k2]: ...
+    """
+    steps, finish = in_tiles(sch, row_reduction(sch, "RowTile"), config, named=True, hoist=True)
+    finish(register_tile.straight_code(sch, steps))
+
+
+# Steps that are to be straight code, and what is left to do in stage II then.
+Half = tuple[Straight, Callable[[Any], None]]
+
+
+def in_tiles(
+    sch: Schedule, nest: RowReduction, config: RowTile, *, named: bool = False, hoist: bool = False
+) -> Half:
+    """Schedule one iteration of a program, as far as stage I goes.
+
+    named : numbers that are not compiled in are computed parameters of kernels: `blocks`, `parts`
+        and `ahead`
+    hoist : as of `precompute`
+    """
+    if config.in_panels:
+        return _panels(sch, nest, config, named)
+    return _rows(sch, nest, config, named, hoist)
+
+
+def _blocks(
+    sch: Schedule, rows: SpIter | None, config: RowTile, named: bool, **how: Any
+) -> tuple[list[SpIter], list[SpIter]]:
+    """The loops over rows that threads share, and those that each of them visits."""
+    if rows is None:
+        return [], []
+    if config.parallel and not config.blocks:
+        return [rows], []
+    count = "blocks" if named else config.blocks
+    shared, rows = register_tile.in_blocks(sch, rows, config, count, **how)
+    return shared, [rows]
+
+
+def _rows(sch: Schedule, nest: RowReduction, config: RowTile, named: bool, hoist: bool) -> Half:
+    """Rows one by one, in the order of the matrix or of their lengths."""
+    rows, columns = nest.rows, nest.columns
+    values = register_tile.packed_values(sch, nest) if config.window and config.packed else ()
+    if config.window:
+        rows, column = sch.sort_rows_by_length(rows, columns[0], config.window)
+        columns = [column]
+    shared, loops = _blocks(sch, rows, config, named, **({"ahead": "ahead"} if named else {}))
+    loops += nest.inside
+    if config.parts > 1:
+        count = "parts" if named else config.parts
+        parts, *within = sch.divide(columns[0], count, by="coordinates")
+        loops, columns = [*loops, parts], [*within, *columns[1:]]
+    steps = register_tile.in_registers(
+        sch, nest, config, loops, columns, shared=[*nest.heads, *shared], pack=config.pack,
+        tiles_at=len(nest.heads) if config.tiles_first else None,
+        dtype=summed(nest.dtype), hoist=hoist,
+    )  # fmt: skip
+    for name in values:
+        sch.pack(name, steps[1][0])
+
+    def finish(stage_two: Any) -> None:
+        if config.parts > 1:
+            # Parts hang under rows in stage I; here one part of all rows of a block comes first.
+            name = register_tile.block_around(stage_two, f"{steps[0][0].name}0")
+            found = stage_two.get_loops(stage_two.get_sblock(name))
+            row, part = found[-2 - (not config.tiles_first) :][:2]
+            stage_two.reorder(part, row)
+        if config.prefetch:
+            gathered = f"{nest.gathered}_ws" if config.pack else nest.gathered
+            sch.rewrite(prefetch_gathered, steps[1][0], gathered, config.prefetch, config.tile)
+
+    return steps, finish
+
+
+def _panels(sch: Schedule, nest: RowReduction, config: RowTile, named: bool) -> Half:
+    """Rows in panels, by the patterns that columns have in them."""
+    total = summed(nest.dtype)
+    if config.compact and total != nest.dtype:
+        raise ScheduleError(
+            f"RowTile: argument 'config': expected compact=False for {nest.dtype}, which would "
+            "be rounded with each pattern that is added, got compact=True"
+        )
+    values = register_tile.packed_values(sch, nest) if config.packed else ()
+    by = "count" if config.compact else "pattern"
+    panels, patterns, entries, rows = sch.group_columns_by_pattern(
+        nest.rows, nest.columns[0], config.rows, by=by
+    )
+    tables = buffers_made_by(sch.func, pattern_counts)
+    shared, loops = _blocks(sch, panels, config, named, by="positions")
+    # Of a panel are its own rows, also where a table says which of them.
+    steps = register_tile.in_registers(
+        sch, nest, config, loops, [patterns, entries], shared=[*nest.heads, *shared],
+        held=[rows], tiles_at=len(nest.heads), at=patterns if config.compact else loops[-1],
+        pack=config.pack, race="ignore" if config.compact else "none", dtype=total,
+    )  # fmt: skip
+    (start, _), (reduce, _), *_ = steps
+    for name in values:
+        sch.pack(name, reduce)
+    if config.compact:
+        steps.append((_set_before(sch, nest, config), 2))
+
+    def finish(stage_two: Any) -> None:
+        if not config.compact:
+            loops = stage_two.get_loops(stage_two.get_sblock(f"{reduce.name}0"))
+            stage_two.unroll(loops[-1])
+        (step,) = parameters_made_by(sch.func, constant)
+        sch.rewrite(opaque_step_loop, reduce, step)
+        if config.compact:
+            block = register_tile.block_around(stage_two, f"{start.name}0")
+            sch.rewrite(specialize_on_value, block, tables[0], range(1, config.rows + 1))
+
+    return steps, finish
+
+
+def _set_before(sch: Schedule, nest: RowReduction, config: RowTile) -> SparseIterationRef:
+    """The init of all rows before they are added to, in vectors."""
+    init = sch.get_sparse_iteration(f"{nest.iteration.name}_init")
+    *outer, features = sch.get_sp_iters(init)
+    tiles, vectors = register_tile.in_tiles(sch, features, config)
+    sch.sparse_reorder(init, [*outer, tiles, *vectors])
+    if config.parallel:
+        sch.parallelize(outer)
+    return init
+
+
+def arrange(matrix: CsrPattern, problem: Spmm, config: RowTile) -> Arranged:
+    """CSR as it is, in as many blocks of rows or panels and parts of the columns."""
+    del problem
+    blocks = max(1, min(config.blocks, -(-matrix.shape[0] // config.rows)))
+    numbers = {"blocks": blocks, "parts": config.parts, "ahead": config.ahead}
+    stored = matrix if config.in_order else InOrder(matrix, not config.packed)
+    return Arranged(stored, matrix.arguments(), numbers)
+
+
+def choices(asked: Asked) -> Tried:
+    """Tiles of whole vectors, and those of the candidates.
+
+    order : "rows", all tiles of a row, then the next row; "tiles", all rows for a tile; "packed",
+        the same with the tile's features of B copied together
+    blocks : of rows, for each thread; 0 for a kernel on one thread
+    visit : "rows", "sorted 512", "panels 4" or "compact 7". Rows are sorted where a candidate does
+        so. Compacted are panels of at least as many rows as by pattern are the most: smaller ones
+        compile sooner by pattern. (Enumerate-and-sparse-coarsen, sections 3.4 and 3.5.)
+    """
+    problem, given, known = asked.problem, asked.given, asked.own(RowTile)
+    lanes, feat = known[0].lanes, given.feat
+    widths = {min(feat, v * lanes, register_tile.MAX_TILE) for v in VECTORS}
+    visits = ["rows"]
+    if any(config.window for config in known):
+        visits += [f"sorted {window}" for window in WINDOWS]
+    dense = given.nnz >= LEAST * given.m * given.n and lanes <= feat
+    if dense and problem.reduce == "sum" and not problem.batched:
+        visits += [f"panels {rows}" for rows in range(2, MOST_ROWS + 1)]
+        # Results of compacted panels are added to.
+        if (problem.out or problem.dtype) == problem.accumulator:
+            visits += [f"compact {rows}" for rows in range(MOST_ROWS, MOST_COMPACT + 1)]
+
+    def make(
+        tile: int, order: str, prefetch: int, parts: int, blocks: int, visit: str
+    ) -> RowTile | None:
+        kind, _, by = visit.partition(" ")
+        tiles = -(-feat // tile)
+        pack = order == "packed"
+        in_turn = pack or (order == "tiles" and tiles > 1)
+        config = RowTile(
+            tile=tile, lanes=lanes, feat=feat if tile == feat else served(feat, tile, lanes),
+            pack=pack, tiles_first=in_turn, prefetch=prefetch, parts=parts, parallel=blocks > 0,
+            blocks=tasks(given.threads, tiles if in_turn else 1, blocks),
+            ahead=given.ahead if blocks > 0 and (order == "rows" or tiles == 1) else 0,
+        )  # fmt: skip
+        if kind == "sorted":
+            return replace(config, window=int(by))
+        if kind == "rows":
+            return config
+        if order == "rows" or int(by) * -(-tile // lanes) > MOST_SUMS:
+            return None
+        compact, blocks = kind == "compact", tasks(given.threads, tiles, blocks)
+        feat_of_panels = served(feat, tile, lanes)
+        return replace(
+            config, feat=feat_of_panels, tiles_first=True, blocks=blocks, ahead=0, rows=int(by),
+            compact=compact,
+        )  # fmt: skip
+
+    tried = {
+        "tile": tuple(sorted(widths | {c.tile for c in known})),
+        "order": ("rows", "tiles", "packed"),
+        "prefetch": (0, 8, 16),
+        "parts": (1, 4),
+        "blocks": given.block_counts,
+        "visit": tuple(visits),
+    }
+    return tried, make
+
+
+register(Template(RowTile, Spmm, program, apply, arrange, choices=choices, turn=1))
