@@ -24,6 +24,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import compress
+from operator import not_
 from typing import Any, NamedTuple
 
 import tvm
@@ -186,6 +188,7 @@ class _Nest:
 
     loops : from the outside in; `along` is the contiguous one, the others are reductions
     conditions, store, init : of the block, in terms of the loops
+    of_terms : of sums that go on with what is there, conditions that differ from term to term
     rows : a spatial loop of a known number of visits that load the same in the contiguous one, such
         as the rows of a block; None of most nests
     outer : the block's other variables, with their values
@@ -207,8 +210,16 @@ class _Nest:
         init = self.block.init
         self.init: Any = None if init is None else substitute(init, mapping)
         self.updates = init is None
+        summed = {lp.loop_var for lp in self.others}
+        differ = [self.updates and self._differs(x, summed) for x in self.conditions]
+        self.of_terms = [*compress(self.conditions, differ)]
+        self.conditions = [*compress(self.conditions, map(not_, differ))]
         self.held = 1  # of `rows` at a time
         self.dtype = self._widened() or str(self.store.buffer.ty.dtype)
+
+    def _differs(self, condition: Any, summed: set[Any]) -> bool:
+        """Whether a condition may differ from one term of a sum to the next."""
+        return bool(free_vars(condition) & summed or loads_of(condition, self.store.buffer))
 
     @staticmethod
     def of(loop: Any, func: Any, several: bool = True) -> _Nest | None:
@@ -238,7 +249,7 @@ class _Nest:
         """Whether all goes along one loop, and each of its visits has an element of its own."""
         at, along = self.store.indices, self.along.loop_var
         (last,) = wide_indices(self.store.buffer, at)[-1:]
-        body = under(self.conditions, self.store)
+        body = under([*self.conditions, *self.of_terms], self.store)
         one = self.reduces and is_one(self.along.extent) and self._widened()  # kept in a register
         if (
             not is_along(last, along)
@@ -262,7 +273,7 @@ class _Nest:
             return False
         if self.updates:
             ahead = [*self.conditions, *at]
-            still = not any(free_vars(x) & reduced for x in ahead)
+            still = not any(free_vars(x) & reduced for x in at)
             return bool(loads) and still and all(is_harmless(x) for x in ahead)
         whole = reduced | {along} == {x for x in values_of(realize).values() if x in kinds}
         first = isinstance(self.init, tirx.BufferStore) and same_indices(self.init.indices, at)
@@ -493,6 +504,13 @@ class _Nest:
             lp.loop_var: tirx.Var(lp.loop_var.name, dtype_of(lp.loop_var)) for lp in self.others
         }
 
+        terms = self.of_terms if self.updates else self.conditions
+
+        def shared(condition: Any) -> bool:
+            """Whether a condition is the same for all that is summed up at a time."""
+            of_sums = loads_of(condition, self.store.buffer)
+            return not of_sums and not any(_uses(condition, v) for v in rows[0])
+
         def lanes_of(make: Any) -> tirx.Stmt:
             """`make(acc, lane, mapping)` for every element; `mapping` says what the loops are."""
             return as_one([part(make, *x) for x in parts])
@@ -514,7 +532,7 @@ class _Nest:
                 same = dtype_of(node.value) == self.dtype
                 return tirx.BufferStore(acc, node.value if same else node.value.value, [lane])
 
-            body = self.store if self.updates else under(self.conditions, self.store)
+            body = under([x for x in terms if not shared(x)], self.store)
             body = map_expr(body, [(ir.TensorLoad, load), (tirx.BufferStore, store)])
             return substitute(body, mapping)
 
@@ -530,7 +548,7 @@ class _Nest:
         )
         held = as_dtype(held, self.dtype)
         first = lanes_of(lambda acc, lane, m: tirx.BufferStore(acc, substitute(held, m), [lane]))
-        inner = lanes_of(update)
+        inner = under([substitute(x, fresh) for x in terms if shared(x)], lanes_of(update))
         if cache is not None:
             asks = [
                 ask

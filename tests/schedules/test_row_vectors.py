@@ -203,6 +203,16 @@ INNERMOST = {
         if A[i, j] > 0.0:
             OUT[i, k] = OUT[i, k] + A[i, j] * X[j, k]
     """),
+    "sums over the slots of ELL": (ELL, {"Y": "N K", "OUT": "I K"}, """
+    with T.sp_iter([I, E, K], "SRS", "slots") as [i, e, k]:
+        OUT[i, k] = OUT[i, k] + Y[e, k]
+    """),
+    "sums over slots, from an init": (ELL, {"X": "I K", "Y": "N K", "OUT": "I K"}, """
+    with T.sp_iter([I, E, K], "SRS", "slots") as [i, e, k]:
+        with T.init():
+            OUT[i, k] = 1.0
+        OUT[i, k] = OUT[i, k] + X[i, k] * Y[e, k]
+    """),
 }  # fmt: skip
 
 
@@ -230,6 +240,8 @@ def test_innermost_sums_in_other_nests(kind, feat):
         there["x"] = draw((N, 6)).astype("float32")
     shape = {"I E": (M * KK,), "I J": (NNZ,), "I": (M,), "I K": (M, feat)}[over["OUT"]]
     kernel, names = sparsetir.build(program), {p.name for p in program.params}
+    if "slots" in kind or "condition" in kind:
+        assert "T.vectorized(" in kernel.stages["II scheduled"].script()
     given = {name: value for name, value in there.items() if name in names}
     expected, found = np.full(shape, 3, "float32"), np.full(shape, 3, "float32")
     sparsetir.interpret(program, {**given, "out": expected})
