@@ -276,6 +276,8 @@ def test_classes_and_transposes():
     row, want = a[7], ZOO["random"].toarray()[7]
     check(row.sum(), want.sum(), 1e-6)
     check(row.T * 2, want * 2)
+    check(a[torch.tensor([3, 1]), 2:9], ZOO["random"][[3, 1], 2:9])
+    check(a[torch.arange(61) > 50], ZOO["random"][np.arange(61) > 50])
     check(row.max(), want.max())
     check(row > 0.5, want > 0.5)
     table = {a: 1}

@@ -204,9 +204,12 @@ class ArrayMethods:
 
         Tensors of one, three and more axes have it from scipy 1.17 on.
         """
+        who = f"{type(self).__name__}.__getitem__"
         if isinstance(key, ArrayMethods):
             expected = "integers, slices and lists, such as those of nonzero()"
-            raise wrong(f"{type(self).__name__}.__getitem__", "key", expected, key, IndexError)
+            raise wrong(who, "key", expected, key, IndexError)
+        each = key if isinstance(key, tuple) else (key,)
+        key = tuple(to_host(who, "key", index) if is_torch(index) else index for index in each)
         of_two = self.ndim == 2  # in COO, older versions of scipy have none
         return self._moved("__getitem__", lambda x: (x.tocsr() if of_two else x)[key])
 
