@@ -46,8 +46,14 @@ class Stored:
 
 
 def is_sparse(data: object) -> bool:
-    """Whether it is scipy's, or a sparse tensor of torch."""
-    return scipy.sparse.issparse(data) or (is_torch(data) and "sparse" in str(data.layout))
+    """Whether it is scipy's, PyData's, or a sparse tensor of torch."""
+    if is_torch(data):
+        return "sparse" in str(data.layout)
+    return scipy.sparse.issparse(data) or _is_pydata(data)
+
+
+def _is_pydata(data: object) -> bool:
+    return hasattr(data, "fill_value") and hasattr(data, "asformat")
 
 
 def read(who: str, argument: str, data: object, values: object, shape: object) -> Stored:
@@ -81,7 +87,7 @@ def from_coords(
     shape = check_shape(who, shape, len(given))
     for axis, (c, length) in enumerate(zip(given, shape, strict=True)):
         check_range(f"{who}: argument '{argument}': axis {axis}", c, length, "integers")
-    return _ordered(given, check_values(who, values, len(given[0])), shape)
+    return ordered(given, check_values(who, values, len(given[0])), shape)
 
 
 def from_compressed(
@@ -108,7 +114,7 @@ def from_compressed(
         indptr = indptr.astype(index_type(len(indices)), copy=False)
         return Stored(Pattern.from_csr(indptr, indices, shape, check=False), stored)
     lines = np.arange(shape[major], dtype=idtype).repeat(np.diff(indptr))
-    return _ordered([indices, lines] if by_columns else [lines, indices], stored, shape)
+    return ordered([indices, lines] if by_columns else [lines, indices], stored, shape)
 
 
 def from_dense(who: str, array: object) -> Stored:
@@ -213,8 +219,8 @@ def summed(values: np.ndarray, places: np.ndarray, count: int) -> np.ndarray:
         return out.astype(values.dtype, copy=False)
 
 
-def _ordered(coords: list[np.ndarray], values: np.ndarray, shape: tuple[int, ...]) -> Stored:
-    """Sort coordinates that are in range."""
+def ordered(coords: list[np.ndarray], values: np.ndarray, shape: tuple[int, ...]) -> Stored:
+    """Sort coordinates that are in range, and add values of equal ones."""
     idtype = index_type(max(*shape, len(values)))
     coords = [c.astype(idtype, copy=False) for c in coords]
     try:
@@ -251,6 +257,11 @@ def _of_sparse(who: str, argument: str, data: Any, values: object, shape: Any) -
     have = tuple(int(n) for n in data.shape)
     if shape is not None and check_shape(who, shape, len(have)) != have:
         raise wrong(who, "shape", f"{have}, the shape of argument '{argument}'", tuple(shape))
+    if _is_pydata(data):
+        if data.fill_value != 0:
+            raise wrong(who, argument, "zeros where nothing is stored", data.fill_value)
+        data = data.asformat("coo")
+        return from_coords(who, argument, [*data.coords], data.data, have)
     return _read_torch(who, argument, data) if is_torch(data) else _read_scipy(who, argument, data)
 
 

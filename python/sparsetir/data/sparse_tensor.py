@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ import scipy.sparse
 from numpy.typing import DTypeLike
 
 from sparsetir.data import hooks, sources
+from sparsetir.data.array_methods import ArrayMethods, refuse_gradient
 from sparsetir.data.notebook import html_of
 from sparsetir.formats.converted import ConvertedFormat
 from sparsetir.formats.format import Format
@@ -19,6 +20,7 @@ from sparsetir.formats.make_rules import Operand
 from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.rule import FormatRewriteRule
 from sparsetir.formats.rule_format import RuleFormat
+from sparsetir.runtime.arrays import is_array, is_torch
 from sparsetir.runtime.refusals import wrong
 from sparsetir.sparse_ir.index_arrays import is_integer
 
@@ -49,7 +51,7 @@ class _Structure:
         return self.transposed
 
 
-class SparseTensor:
+class SparseTensor(ArrayMethods):
     """Coordinates and values of any number of axes, and the formats they were converted to.
 
     Parameters
@@ -303,6 +305,13 @@ class SparseTensor:
             indices, _tensor(self._values), self.shape, is_coalesced=True, check_invariants=False
         )
 
+    def to_pydata(self) -> Any:
+        """A copy as a `sparse.COO` of PyData's library `sparse`, which has no 16-bit values."""
+        import sparse  # pyright: ignore[reportMissingImports]
+
+        coords = np.stack(self.pattern.coords)
+        return sparse.COO(coords, self._values, self.shape, has_duplicates=False, sorted=True)
+
     def plot(self, format: Format | None = None, ax: Any = None, **options: Any) -> Any:
         """Draw the pattern, or its storage in a format.
 
@@ -357,6 +366,17 @@ class SparseTensor:
         out = cls.__new__(cls)
         out._set(stored)
         return out
+
+    @classmethod
+    def _adopted(cls, who: str, data: Any) -> Self:
+        refuse_gradient(who, data)
+        return data if isinstance(data, cls) else cls(data)
+
+    def _derived(self, coords: list[Any], values: Any, shape: Sequence[int]) -> Any:
+        """A tensor of this class, or where it does not have so many axes, a SparseTensor."""
+        stored = sources.ordered(coords, values, tuple(shape))
+        cls = type(self) if len(shape) == self.ndim else SparseTensor
+        return cls.of_stored(sources.Stored(stored.pattern, stored.values))
 
     def _set(self, stored: sources.Stored) -> None:
         self._check_order(stored.pattern)
@@ -547,6 +567,19 @@ class SparseMatrix(SparseTensor):
             return self.matmul(x)
         return hooks.product(self, x, self._products)
 
+    def __rmatmul__(self, x: object) -> Any:
+        """The product x @ A, for a vector (m,) or matrix (batch, m); else as :meth:`__matmul__`."""
+        who = "SparseMatrix.__rmatmul__"
+        if sources.is_sparse(x):
+            return self._adopted(who, x).matmul(self)
+        if not is_array(x):
+            return NotImplemented
+        dense: Any = x if is_torch(x) else np.asarray(x)
+        if dense.ndim not in (1, 2) or dense.shape[-1] != self.shape[0]:
+            m = self.shape[0]
+            raise wrong(who, "x", f"shape ({m},) or (batch, {m})", f"{tuple(dense.shape)}")
+        return self.T @ dense if dense.ndim == 1 else (self.T @ dense.T).T
+
     def matmul(self, other: object, *, semiring: str = "plus_times", mask: object = None) -> Self:
         """The product with a sparse matrix, which is sparse.
 
@@ -714,18 +747,20 @@ class SparseMatrix(SparseTensor):
         return self._combined("subtract", other)
 
     def __mul__(self, other: object) -> Self:
-        """A * B by element, see :meth:`multiply`; or the values times a number, typed as NumPy."""
-        if np.isscalar(other) and not isinstance(other, str):
-            return self.with_values(self._values * other)
-        return self._combined("multiply", other)
+        """A * B by element, see :meth:`multiply`; or as of any tensor with what is not sparse."""
+        by_element = self._combined("multiply", other)
+        return super().__mul__(other) if by_element is NotImplemented else by_element
 
-    def __rmul__(self, other: object) -> Any:
-        """A number times the values."""
-        return self * other if np.isscalar(other) and not isinstance(other, str) else NotImplemented
+    def __radd__(self, other: object) -> Self:
+        """B + A, for B of scipy or torch."""
+        refuse_gradient("SparseMatrix.__radd__", other)
+        return self + other
 
-    def __neg__(self) -> Self:
-        """-A."""
-        return self.with_values(-self._values)
+    def __rsub__(self, other: object) -> Any:
+        """B - A, for B of scipy or torch."""
+        if not sources.is_sparse(other):
+            return NotImplemented
+        return self._adopted("SparseMatrix.__rsub__", other) - self
 
     def _with_others(self, op: str, *others: object, **options: object) -> Any:
         who = f"SparseMatrix.{op}"
@@ -735,6 +770,35 @@ class SparseMatrix(SparseTensor):
     def _combined(self, op: str, *others: object, **options: object) -> Any:
         found = hooks.of_matrices(op, self, *others, **options)
         return found if found is NotImplemented else self.of_stored(found)
+
+    def diagonal(self, k: int = 0) -> np.ndarray:
+        """A dense copy of a diagonal.
+
+        Parameters
+        ----------
+        k : int
+            How far it is to the right of the main one.
+
+        Returns
+        -------
+        ndarray
+        """
+        return self._moved("diagonal", lambda positions: positions.diagonal(k))
+
+    def trace(self, offset: int = 0) -> Any:
+        """The sum of a diagonal.
+
+        Parameters
+        ----------
+        offset : int
+            As `k` of :meth:`diagonal`.
+
+        Returns
+        -------
+        number
+            Typed as that of :meth:`sum`.
+        """
+        return self._narrowed(self._wide().trace(offset))
 
     def to_torch(self, layout: object = "csr", blocksize: tuple[int, int] | None = None) -> Tensor:
         """A copy as a sparse tensor of torch on the CPU.
@@ -772,7 +836,6 @@ class SparseMatrix(SparseTensor):
         return out.to_sparse(layout=getattr(torch, f"sparse_{name}"), blocksize=blocksize)
 
     _transposed: Self | None = None
-    __array_ufunc__ = None  # NumPy leaves `x @ A` to us, who have none
 
     @cached_property
     def _products(self) -> dict[object, object]:

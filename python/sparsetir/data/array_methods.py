@@ -1,0 +1,354 @@
+"""What sparse tensors do as arrays, by scipy's names; nothing changes a tensor in place.
+
+Functions apply to values. Where elements are found, moved and joined, scipy does so with their
+positions: values of all types go with them, and stored zeros stay. scipy reduces and compares.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import scipy.sparse
+from numpy.lib.array_utils import normalize_axis_tuple
+
+from sparsetir.data import sources
+from sparsetir.runtime.arrays import is_array, is_torch, to_host, type_name
+from sparsetir.runtime.refusals import wrong
+from sparsetir.sparse_ir.index_arrays import starts
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from sparsetir.formats.pattern import Pattern
+
+
+def _function(name: str) -> Callable[[Any], Any]:
+    """A method that applies a function of NumPy that keeps zeros."""
+    function = getattr(np, name)
+
+    def method(self: ArrayMethods) -> Any:
+        return self.with_values(function(self.values))
+
+    method.__name__, method.__doc__ = name, f"`numpy.{name}` of the values; shares conversions."
+    return method
+
+
+def _reduction(name: str, result: str) -> Callable[..., Any]:
+    """A method that reduces axes as scipy's of this name does."""
+
+    def method(
+        self: ArrayMethods, axis: int | tuple[int, ...] | None = None, keepdims: bool = False
+    ) -> Any:
+        return self._reduced(name, axis, keepdims)
+
+    method.__name__ = name
+    method.__doc__ = f"""The {name} over axes, with zeros where nothing is stored.
+
+        Parameters
+        ----------
+        axis : int or tuple of int, optional
+            By default all axes.
+        keepdims : bool
+            Whether reduced axes stay, with length 1.
+
+        Returns
+        -------
+        {result} or number
+            Typed as scipy's; sums of at most 32 bits are in float64 and rounded once.
+
+        Raises
+        ------
+        ValueError
+            Naming the argument; for no elements, but of sums.
+        """
+    return method
+
+
+def _comparison(name: str) -> Callable[[Any, Any], Any]:
+    """A method that compares with a number or a sparse tensor, where the result is sparse."""
+
+    def method(self: ArrayMethods, other: object) -> Any:
+        return self._compared(getattr(operator, name), other)
+
+    method.__name__, method.__doc__ = f"__{name}__", f"Bools, of :func:`operator.{name}`."
+    return method
+
+
+def _stacking(name: str, how: str) -> Any:
+    """A method of the class that joins tensors as scipy's function of this name does."""
+
+    def method(cls: type[ArrayMethods], tensors: Iterable[Any]) -> Any:
+        return cls._stacked(name, tensors)
+
+    method.__name__ = name
+    method.__doc__ = f"""Put matrices {how}.
+
+        Parameters
+        ----------
+        tensors : iterable of matrices
+            At least one, each as the class takes it.
+
+        Returns
+        -------
+        SparseTensor
+            Of the same class, of the type that holds all values.
+        """
+    return classmethod(method)
+
+
+class ArrayMethods:
+    """Methods of :class:`sparsetir.SparseTensor` that scipy's arrays have."""
+
+    if TYPE_CHECKING:
+
+        @property
+        def pattern(self) -> Pattern: ...
+        @property
+        def shape(self) -> tuple[int, ...]: ...
+        @property
+        def nnz(self) -> int: ...
+        @property
+        def values(self) -> np.ndarray: ...
+        @property
+        def dtype(self) -> np.dtype: ...
+        def with_values(self, values: object) -> Self: ...
+        @classmethod
+        def _adopted(cls, who: str, data: Any) -> Any: ...
+        def _derived(self, coords: list[Any], values: Any, shape: Sequence[int]) -> Any: ...
+
+    sign, sqrt, conj, expm1, log1p = map(_function, ("sign", "sqrt", "conj", "expm1", "log1p"))
+    sin, arcsin, sinh, arcsinh = map(_function, ("sin", "arcsin", "sinh", "arcsinh"))
+    tan, arctan, tanh, arctanh = map(_function, ("tan", "arctan", "tanh", "arctanh"))
+    rint, floor, ceil, trunc = map(_function, ("rint", "floor", "ceil", "trunc"))
+    deg2rad, rad2deg = _function("deg2rad"), _function("rad2deg")
+    __abs__, __neg__ = _function("absolute"), _function("negative")
+
+    sum, mean = _reduction("sum", "ndarray"), _reduction("mean", "ndarray")
+    max, min = _reduction("max", "SparseTensor"), _reduction("min", "SparseTensor")
+
+    vstack = _stacking("vstack", "one below the other")
+    hstack = _stacking("hstack", "one beside the other")
+
+    __array_ufunc__ = None  # NumPy leaves `x * A` and `x @ A` to us
+    __hash__ = object.__hash__
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.shape)
+
+    def toarray(self) -> np.ndarray:
+        """A dense array of NumPy."""
+        out = np.zeros(self.shape, self.dtype)
+        out[tuple(self.pattern.coords)] = self.values
+        return out
+
+    todense = toarray
+
+    def copy(self) -> Self:
+        """A tensor with a copy of the values; shares conversions."""
+        return self.with_values(self.values.copy())
+
+    def nonzero(self) -> tuple[np.ndarray, ...]:
+        """Coordinates of the values that are not zero, an array for each axis."""
+        there = self.values != 0
+        return tuple(c[there] for c in self.pattern.coords)
+
+    def eliminate_zeros(self) -> Any:
+        """A tensor without the zeros that this one stores, which stays as it is, unlike scipy's."""
+        return self._derived([*self.nonzero()], self.values[self.values != 0], self.shape)
+
+    def reshape(self, *shape: Any) -> Any:
+        """The same elements in another shape, in the order of rows.
+
+        Parameters
+        ----------
+        *shape : int
+            Lengths, or one sequence of them; one of them may be -1.
+
+        Returns
+        -------
+        SparseTensor
+            A SparseMatrix where a matrix keeps two axes.
+        """
+        return self._moved("reshape", lambda positions: positions.reshape(*shape))
+
+    @property
+    def T(self) -> Any:
+        """The tensor with its axes the other way round."""
+        return self.transpose(range(self.ndim)[::-1])
+
+    def transpose(self, axes: Iterable[int] | None = None) -> Any:
+        """The tensor with its axes in another order.
+
+        Parameters
+        ----------
+        axes : sequence of int, optional
+            The axis of this tensor that each of the result is; by default the last one first.
+
+        Returns
+        -------
+        SparseTensor
+            Of the same class.
+        """
+        if axes is None:
+            return self.T
+        return self._moved("transpose", lambda positions: positions.transpose(tuple(axes)))
+
+    def __getitem__(self, key: Any) -> Any:
+        """A number, a tensor, or for lists of all coordinates an array: copies, as scipy's.
+
+        Tensors of one, three and more axes have it from scipy 1.17 on.
+        """
+        who = f"{type(self).__name__}.__getitem__"
+        if isinstance(key, ArrayMethods):
+            expected = "integers, slices and lists, such as those of nonzero()"
+            raise wrong(who, "key", expected, key, IndexError)
+        each = key if isinstance(key, tuple) else (key,)
+        key = tuple(to_host(who, "key", index) if is_torch(index) else index for index in each)
+        of_two = self.ndim == 2  # in COO, older versions of scipy have none
+        return self._moved("__getitem__", lambda x: (x.tocsr() if of_two else x)[key])
+
+    def _moved(self, name: str, move: Callable[[Any], Any]) -> Any:
+        """What scipy makes of the positions of elements, which are counted from 1 on."""
+        with _named(f"{type(self).__name__}.{name}"):
+            moved = move(self._as_scipy(np.arange(1, self.nnz + 1)))
+        if not scipy.sparse.issparse(moved):
+            return np.append(np.zeros(1, self.dtype), self.values)[moved]
+        moved: Any = moved.tocoo()
+        return self._derived([*moved.coords], self.values[moved.data - 1], moved.shape)
+
+    def _as_scipy(self, values: np.ndarray) -> Any:
+        return scipy.sparse.coo_array((values, tuple(self.pattern.coords)), shape=self.shape)
+
+    def _wide(self) -> Any:
+        """As scipy's, with floating point of less than 64 bits as float64."""
+        wide = np.float64 if _is_narrow(self.dtype) else self.dtype
+        return self._as_scipy(self.values.astype(wide, copy=False))
+
+    def _narrowed(self, wide: Any) -> Any:
+        with np.errstate(over="ignore"):
+            return wide.astype(self.dtype) if _is_narrow(self.dtype) else wide
+
+    def _reduced(self, name: str, axis: Any, keepdims: bool) -> Any:
+        who = f"{type(self).__name__}.{name}"
+        with _named(who):
+            reduced = getattr(self._wide(), name)(axis=axis)
+        if keepdims:
+            axes = normalize_axis_tuple(range(self.ndim) if axis is None else axis, self.ndim)
+            shape = tuple(1 if n in axes else length for n, length in enumerate(self.shape))
+            reduced = reduced.reshape(shape)
+        if not scipy.sparse.issparse(reduced):
+            return self._narrowed(reduced)
+        kept: Any = reduced.tocoo()
+        return self._derived([*kept.coords], self._narrowed(kept.data), kept.shape)
+
+    @classmethod
+    def _stacked(cls, name: str, tensors: Iterable[Any]) -> Any:
+        who = f"{cls.__name__}.{name}"
+        parts = [cls._adopted(who, x) for x in tensors]
+        if not parts:
+            raise ValueError(f"{who}: argument 'tensors': expected some, got none")
+        begins = starts(np.array([x.nnz for x in parts]))
+        each = [x._as_scipy(np.arange(*begins[n : n + 2])) for n, x in enumerate(parts)]
+        with _named(who):
+            joined: Any = getattr(scipy.sparse, name)(each, format="coo")
+        values = np.concatenate([x.values for x in parts])
+        return parts[0]._derived([*joined.coords], values[joined.data], joined.shape)
+
+    def __mul__(self, other: object) -> Any:
+        """The values times a number, or those of a dense array at their places; typed as NumPy."""
+        return self._scaled(operator.mul, other)
+
+    def __rmul__(self, other: object) -> Any:
+        """A number or a dense array times the values."""
+        return NotImplemented if scipy.sparse.issparse(other) else self * other
+
+    def __truediv__(self, other: object) -> Any:
+        """The values by a number, or those of a dense array; what is not stored stays zero."""
+        who = f"{type(self).__name__}.__truediv__"
+        if isinstance(other, ArrayMethods) or sources.is_sparse(other):
+            raise TypeError(f"{who}: expected a number or a dense array, got {type_name(other)}")
+        if _is_number(other) and other == 0:
+            raise ZeroDivisionError(f"{who}: zeros that are not stored would be NaN")
+        return self._scaled(operator.truediv, other)
+
+    def __pow__(self, other: Any) -> Any:
+        """The values to the power of a number, which is positive."""
+        if not _is_number(other):
+            return NotImplemented
+        if not other > 0:
+            who = f"{type(self).__name__}.__pow__"
+            raise ValueError(f"{who}: expected a positive exponent, which keeps zeros, got {other}")
+        return self.with_values(self.values**other)
+
+    def _scaled(self, op: Callable[[Any, Any], Any], other: Any) -> Any:
+        who = f"{type(self).__name__}.__{op.__name__}__"
+        if not _is_number(other):
+            if not is_array(other) or sources.is_sparse(other):
+                return NotImplemented
+            refuse_gradient(who, other)
+            other = to_host(who, "other", other)
+            try:
+                every = np.broadcast_to(other, self.shape)
+            except ValueError:
+                expected = f"a shape that broadcasts to {self.shape}"
+                raise wrong(who, "other", expected, other.shape) from None
+            other = every[tuple(self.pattern.coords)]
+        return self.with_values(op(self.values, other))
+
+    __eq__, __ne__ = _comparison("eq"), _comparison("ne")
+    __lt__, __gt__ = _comparison("lt"), _comparison("gt")
+    __le__, __ge__ = _comparison("le"), _comparison("ge")
+
+    def __bool__(self) -> bool:
+        raise ValueError(f"{type(self).__name__}: a tensor is neither true nor false; use nnz")
+
+    def _compared(self, op: Callable[[Any, Any], Any], other: Any) -> Any:
+        who = f"{type(self).__name__}.__{op.__name__}__"
+        sparse = isinstance(other, ArrayMethods) or sources.is_sparse(other)
+        if not (sparse or is_array(other) or _is_number(other)):
+            return NotImplemented
+        if not (sparse or _is_number(other)) or op(self.dtype.type(0), 0 if sparse else other):
+            raise TypeError(
+                f"{who}: expected a comparison with a number or a sparse tensor that is false "
+                "where nothing is stored; compare toarray(), or (A != B).nnz with 0 for A == B"
+            )
+        if not sparse:
+            return self.with_values(op(self.values, other)).eliminate_zeros()
+        second = self._adopted(who, other)
+        if second.shape != self.shape:
+            raise wrong(who, "other", f"shape {self.shape}", second.shape)
+        true: Any = op(self._wide(), second._wide()).tocoo()
+        return self._derived([*true.coords], true.data, true.shape)
+
+
+@contextmanager
+def _named(who: str) -> Iterator[None]:
+    """Put the function's name before what scipy says."""
+    try:
+        yield
+    except (IndexError, TypeError, ValueError, ZeroDivisionError) as error:
+        kind = ValueError if isinstance(error, ZeroDivisionError) else type(error)
+        raise kind(f"{who}: {error}") from error
+
+
+def _is_narrow(dtype: np.dtype) -> bool:
+    return dtype.name in ("float16", "bfloat16", "float32")
+
+
+def _is_number(x: object) -> bool:
+    return np.isscalar(x) and not isinstance(x, str | bytes)
+
+
+def refuse_gradient(who: str, other: Any) -> None:
+    """Refuse a tensor of torch whose gradient would end here."""
+    if is_torch(other) and other.requires_grad:
+        raise TypeError(
+            f"{who}: expected a tensor without a gradient, which would end here, got one that "
+            "requires it; detach it, or see sparsetir.ops and sparsetir.einsum, which have them"
+        )
