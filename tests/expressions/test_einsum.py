@@ -14,6 +14,8 @@ import sparsetir
 from refusals import refusals
 from sparsetir import SparseMatrix, SparseTensor, einsum, ops
 from sparsetir.expressions import row_sums
+from sparsetir.expressions.einsum import einsum_program
+from sparsetir.tuning.program import bound_arguments
 
 SIZES = {"i": 7, "j": 5, "k": 6, "l": 3, "n": 5}
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}
@@ -378,6 +380,24 @@ def test_formats_of_operands(format):
     np.testing.assert_allclose(
         einsum("ij,jk->ik", A, X, formats={"A0": format}), dense @ X, **CLOSE
     )
+
+
+@pytest.mark.parametrize("format", [None, "csc", "coo", "ell", "dcsr"])
+def test_programs_have_their_arguments(format):
+    """What :func:`einsum` runs, by its parameters."""
+    texts = ["y[i] = s * A[i,j] * x[j]", "C[i,k] += A[i,j] * X[j,k]", "z = A[i,j] * A[j,i]"]
+    for text in texts[: 2 if format == "coo" else 3]:  # coordinates of COO cannot be searched
+        shapes = "A=6x6" if text.startswith("z") else ""
+        for case in CASES:
+            _, operands = inputs(text, "A", shapes, case)
+            operands |= {"s": 2.0} if "s *" in text else {}
+            formats = {"A": format} if format else {}
+            want = einsum(text, **operands, formats=formats)
+            func, arguments = einsum_program(text, operands, None, formats)
+            every = bound_arguments(func, arguments)
+            sparsetir.build(func)(**every)
+            (result,) = [n for n in every if n not in arguments] or "c"
+            np.testing.assert_allclose(every[result], want, **CLOSE, err_msg=text)
 
 
 @pytest.mark.parametrize("text", [

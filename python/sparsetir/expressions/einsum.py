@@ -14,7 +14,7 @@ from sparsetir.expressions.notation import in_semiring, parse
 from sparsetir.expressions.operands import Operand, read
 from sparsetir.expressions.program import program
 from sparsetir.expressions.storage import Storage, storage
-from sparsetir.expressions.trees import accesses
+from sparsetir.expressions.trees import Statement, accesses
 from sparsetir.runtime.refusals import wrong
 from sparsetir.sparse_ir.nodes import SparseFunc
 
@@ -172,6 +172,22 @@ def plan_expression(
     return ExpressionPlan(*planned)
 
 
+def einsum_program(
+    text: str, operands: Mapping[str, object], like: str | None = None,
+    formats: Mapping[str, object] | None = None,
+) -> tuple[SparseFunc, dict[str, Any]]:  # fmt: skip
+    """The program that :func:`einsum` runs for operands by name, and its arguments by name."""
+    options = "sum", "plus_times", like, None, formats
+    expression, known, _ = _planned("plan", text, (), *options, operands)
+    return expression.program(known)
+
+
+def ranks_of(statement: Statement) -> dict[str, int]:
+    """The operands of a statement in order of appearance, and how many indices each is at."""
+    read = [*accesses(statement.value), *[statement.result] * statement.accumulates]
+    return {x.name: len(x.indices) for x in read}
+
+
 def _planned(
     who: str, text: str, operands: Sequence[object], reduce: str, semiring: str, like: object,
     format: str | None, formats: Mapping[str, object] | None, by_name: Mapping[str, object],
@@ -244,9 +260,7 @@ def _names(
 ) -> tuple[str, ...]:
     """The names of operands: of `count` in order of appearance, and of those given by name."""
     statement = parse(text, who, ranks)
-    names = list(dict.fromkeys(x.name for x in accesses(statement.value)))
-    if statement.accumulates and statement.result.name not in names:
-        names.append(statement.result.name)
+    names = list(ranks_of(statement))
     free = [n for n in names if n not in more]
     if count > len(free):
         got = count + len(more)
