@@ -382,6 +382,56 @@ def test_formats_of_operands(format):
     )
 
 
+COMPILED = """
+C[i,k] = A[i,j] * X[j,k] ; edges
+C[j,k] = A[i,j] * X[i,k] ; matrix
+C[i,k] = A[i,j] * X[j,k] + Y[i,k] ; coo
+S[i,j] = A[i,j] * X[i,k] * Y[j,k] ; like
+""".strip().splitlines()  # fmt: skip
+
+
+@pytest.mark.parametrize("row", COMPILED)
+def test_compiled_functions_break_their_graph_once(row):
+    """Results and gradients are those of eager calls."""
+    text, kind = row.split(" ; ")
+    torch.compiler.reset()
+    graphs = []
+
+    def backend(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    rng = np.random.default_rng(0)
+    dense = np.where(mask_of("some", (6, 6), rng), rng.random((6, 6)), 0)
+    edges = torch.from_numpy(np.stack(dense.T.nonzero()))  # columns first
+    operand = ops.resolve((edges, 6))
+    shapes = (6, 6), (6, 6), len(edges[0])
+    X, Y, values = (torch.from_numpy(rng.random(s)).requires_grad_() for s in shapes)
+    given = {"A": SparseMatrix.from_dense(dense)}
+    options = {"like": "A"} if kind == "like" else {}
+
+    def function(X, Y, values, edges):
+        known = dict(given)
+        if kind == "edges":
+            known["A"] = ops.Operand(operand.rowptr, edges, 6, 6, 2 * values)
+        if kind == "coo":
+            known["A"] = torch.sparse_coo_tensor(edges.flip(0), 2 * values, (6, 6)).coalesce()
+        known |= {n: x * 2 for n, x in (("X", X), ("Y", Y)) if n in text}
+        out = einsum(text, **known, **options)
+        return (out.values() if kind == "like" else out).relu().sin()
+
+    found = []
+    for call in (torch.compile(function, backend=backend), function):
+        out = call(X, Y, values, edges)
+        grads = torch.autograd.grad(out.sum(), (X, Y, values), allow_unused=True)
+        found.append([out, *(g for g in grads if g is not None)])
+    assert len(found[0]) == len(found[1]) > 1
+    for got, want in zip(*found):
+        torch.testing.assert_close(got, want)
+    # At sparse tensors torch breaks graphs itself; nothing of what einsum calls is in one.
+    assert len(graphs) == 2 if kind in ("edges", "matrix") else len(graphs) <= 3
+
+
 @pytest.mark.parametrize("format", [None, "csc", "coo", "ell", "dcsr"])
 def test_programs_have_their_arguments(format):
     """What :func:`einsum` runs, by its parameters."""

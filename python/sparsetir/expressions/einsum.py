@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -148,6 +149,7 @@ def einsum(
 
     Kernels are kept by the expression and the types of its operands, sparse operands in the order
     of levels that suits the expression. Gradients of tensors are derived, of any order.
+    `torch.compile` breaks its graph at a call, once.
 
     Examples
     --------
@@ -157,6 +159,18 @@ def einsum(
     array([[1., 1.],
            [2., 2.]], dtype=float32)
     """
+    torch = sys.modules.get("torch")
+    if torch is not None and (
+        torch.compiler.is_compiling()
+        # Frames that are called from one that is not traced, as of sparse tensors, are traced, too.
+        or torch._C._dynamo.eval_frame.get_eval_frame_callback() is not None
+    ):
+        from sparsetir.expressions.untraced import untraced
+
+        return untraced(
+            text, *operands, reduce=reduce, semiring=semiring, like=like, format=format, out=out,
+            formats=formats, **by_name,
+        )  # fmt: skip
     planned = _planned("einsum", text, operands, reduce, semiring, like, format, formats, by_name)
     expression, known, like = planned
     return expression.result(known, like, out)
