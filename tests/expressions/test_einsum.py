@@ -430,6 +430,9 @@ def test_compiled_functions_break_their_graph_once(row):
         torch.testing.assert_close(got, want)
     # At sparse tensors torch breaks graphs itself; nothing of what einsum calls is in one.
     assert len(graphs) == 2 if kind in ("edges", "matrix") else len(graphs) <= 3
+    torch.compiler.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        torch.compile(function, backend=backend, fullgraph=True)(X, Y, values, edges)
 
 
 @pytest.mark.parametrize("format", [None, "csc", "coo", "ell", "dcsr"])
