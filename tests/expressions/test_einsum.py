@@ -14,6 +14,8 @@ import sparsetir
 from refusals import refusals
 from sparsetir import SparseMatrix, SparseTensor, einsum, ops
 from sparsetir.expressions import row_sums
+from sparsetir.expressions.einsum import einsum_program
+from sparsetir.tuning.program import bound_arguments
 
 SIZES = {"i": 7, "j": 5, "k": 6, "l": 3, "n": 5}
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}
@@ -378,6 +380,77 @@ def test_formats_of_operands(format):
     np.testing.assert_allclose(
         einsum("ij,jk->ik", A, X, formats={"A0": format}), dense @ X, **CLOSE
     )
+
+
+COMPILED = """
+C[i,k] = A[i,j] * X[j,k] ; edges
+C[j,k] = A[i,j] * X[i,k] ; matrix
+C[i,k] = A[i,j] * X[j,k] + Y[i,k] ; coo
+S[i,j] = A[i,j] * X[i,k] * Y[j,k] ; like
+""".strip().splitlines()  # fmt: skip
+
+
+@pytest.mark.parametrize("row", COMPILED)
+def test_compiled_functions_break_their_graph_once(row):
+    """Results and gradients are those of eager calls."""
+    text, kind = row.split(" ; ")
+    torch.compiler.reset()
+    graphs = []
+
+    def backend(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    rng = np.random.default_rng(0)
+    dense = np.where(mask_of("some", (6, 6), rng), rng.random((6, 6)), 0)
+    edges = torch.from_numpy(np.stack(dense.T.nonzero()))  # columns first
+    operand = ops.resolve((edges, 6))
+    shapes = (6, 6), (6, 6), len(edges[0])
+    X, Y, values = (torch.from_numpy(rng.random(s)).requires_grad_() for s in shapes)
+    given = {"A": SparseMatrix.from_dense(dense)}
+    options = {"like": "A"} if kind == "like" else {}
+
+    def function(X, Y, values, edges):
+        known = dict(given)
+        if kind == "edges":
+            known["A"] = ops.Operand(operand.rowptr, edges, 6, 6, 2 * values)
+        if kind == "coo":
+            known["A"] = torch.sparse_coo_tensor(edges.flip(0), 2 * values, (6, 6)).coalesce()
+        known |= {n: x * 2 for n, x in (("X", X), ("Y", Y)) if n in text}
+        out = einsum(text, **known, **options)
+        return (out.values() if kind == "like" else out).relu().sin()
+
+    found = []
+    for call in (torch.compile(function, backend=backend), function):
+        out = call(X, Y, values, edges)
+        grads = torch.autograd.grad(out.sum(), (X, Y, values), allow_unused=True)
+        found.append([out, *(g for g in grads if g is not None)])
+    assert len(found[0]) == len(found[1]) > 1
+    for got, want in zip(*found):
+        torch.testing.assert_close(got, want)
+    # At sparse tensors torch breaks graphs itself; nothing of what einsum calls is in one.
+    assert len(graphs) == 2 if kind in ("edges", "matrix") else len(graphs) <= 3
+    torch.compiler.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        torch.compile(function, backend=backend, fullgraph=True)(X, Y, values, edges)
+
+
+@pytest.mark.parametrize("format", [None, "csc", "coo", "ell", "dcsr"])
+def test_programs_have_their_arguments(format):
+    """What :func:`einsum` runs, by its parameters."""
+    texts = ["y[i] = s * A[i,j] * x[j]", "C[i,k] += A[i,j] * X[j,k]", "z = A[i,j] * A[j,i]"]
+    for text in texts[: 2 if format == "coo" else 3]:  # coordinates of COO cannot be searched
+        shapes = "A=6x6" if text.startswith("z") else ""
+        for case in CASES:
+            _, operands = inputs(text, "A", shapes, case)
+            operands |= {"s": 2.0} if "s *" in text else {}
+            formats = {"A": format} if format else {}
+            want = einsum(text, **operands, formats=formats)
+            func, arguments = einsum_program(text, operands, None, formats)
+            every = bound_arguments(func, arguments)
+            sparsetir.build(func)(**every)
+            (result,) = [n for n in every if n not in arguments] or "c"
+            np.testing.assert_allclose(every[result], want, **CLOSE, err_msg=text)
 
 
 @pytest.mark.parametrize("text", [

@@ -16,16 +16,18 @@ from importlib import import_module
 
 from sparsetir._versions import VERSION
 from sparsetir.cli.arguments import Parser, UsageError, add_command, import_modules
+from sparsetir.cli.expressions import add_operands
+from sparsetir.expressions.trees import NotationError
 from sparsetir.runtime.file_errors import printable
 
 __all__ = ["main", "parser"]
 
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 COMMANDS = {
-    "tune": "search formats and schedules for an operator on a graph, or for a function in a file",
+    "tune": "search formats and schedules for an operator, an expression, or a function in a file",
     "bench": "measure operators beside other libraries (in a checkout)",
-    "lower": "print a stage of an operator's program, or of a function in a file",
-    "explain": "show what the compiler did with a function in a file: loops, schedule, roofline",
+    "lower": "print a stage of the program of an operator, an expression, or a function in a file",
+    "explain": "show what the compiler did with one of these: loops, schedule, roofline",
     "formats": "statistics of a graph, and what each format would make of it",
     "records": "list, export, import or forget what tuning has kept",
     "doctor": "show versions, targets, CPU, GPU, records; check that a kernel runs",
@@ -36,11 +38,13 @@ examples:
   sparsetir formats graph.mtx --picture graph.png
   sparsetir lower sddmm --stage 3
   sparsetir explain spmm.py --graph cora --arg feat=64
+  sparsetir explain "C[i,k] = A[i,j] * X[j,k]" --A cora --X 2708x64
   sparsetir doctor
 
 `sparsetir COMMAND --help` tells more about each. Exit codes: 0 all went well, 1 the work failed,
 2 an argument is wrong, 130 stopped by Ctrl-C.
 """
+OF_PROGRAMS = ("tune", "lower", "explain")
 # Functions of the package begin their errors with their names.
 NAMES = re.compile(r"^(?:tune|plan|build|compare|resolve_target): ")
 # Errors whose texts are not written for people.
@@ -57,7 +61,9 @@ def parser(words: Sequence[str] = ()) -> Parser:
     wanted = next((word for word in words if not word.startswith("-")), None)
     for name, title in COMMANDS.items():
         if name == wanted and name != "bench":
-            add_command(commands, import_module(f"sparsetir.cli.{name}"), name, title)
+            command = add_command(commands, import_module(f"sparsetir.cli.{name}"), name, title)
+            if name in OF_PROGRAMS:
+                add_operands(command, words)
         else:  # those of `bench` are the ones of `python -m bench`, which `main` hands over
             commands.add_parser(name, help=title, add_help=False)
     return out
@@ -142,13 +148,16 @@ def _bench(words: list[str]) -> int:
 
 def _refused(error: Exception) -> bool:
     """Whether a function did not take an argument, which is one of the command line here."""
+    if isinstance(error, NotationError):
+        return True
     return isinstance(error, TypeError | ValueError) and " argument '" in str(error)[:30]
 
 
 def _line(error: Exception) -> str:
-    """An error in one line."""
-    first = (str(error).strip() or type(error).__name__).splitlines()[0]
-    text = NAMES.sub("", printable(first))
+    """An error in one line; with the place in the text, of an expression."""
+    lines = (str(error).strip() or type(error).__name__).splitlines()
+    lines = lines if isinstance(error, NotationError) else lines[:1]
+    text = NAMES.sub("", "\n".join(map(printable, lines)))
     if isinstance(error, UNEXPECTED) and not _refused(error):
         return f"{type(error).__name__}: {text} (--debug shows where)"
     return text

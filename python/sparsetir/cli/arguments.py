@@ -142,11 +142,11 @@ def graph(text: str, argument: str = "--graph") -> tuple[str, sp.csr_array]:
     return _loaded(load_graph, text, argument)
 
 
-def relations(text: str) -> tuple[str, SparseTensor]:
-    """Name and tensor of --graph, by (relation, target, source); as :func:`graph`."""
+def relations(text: str, argument: str = "--graph") -> tuple[str, SparseTensor]:
+    """Name and tensor of an argument, by (relation, target, source); as :func:`graph`."""
     from sparsetir.data.graphs import load_relations
 
-    return _loaded(load_relations, text, "--graph")
+    return _loaded(load_relations, text, argument)
 
 
 def _loaded(load: Callable[[str], T], text: str, argument: str) -> tuple[str, T]:
@@ -225,11 +225,12 @@ def named_values(texts: Sequence[str], argument: str = "--arg") -> dict[str, obj
             raise UsageError(f"argument {argument}: expected NAME=VALUE, got {text!r}")
         if name in out:
             raise UsageError(f"argument {argument}: expected '{name}' once")
-        out[name] = _value(f"argument {argument}: {name}", name, value)
+        out[name] = value_of(f"argument {argument}: {name}", name, value)
     return out
 
 
-def _value(who: str, name: str, text: str) -> object:
+def value_of(who: str, name: str, text: str) -> object:
+    """A number or an array, see :func:`named_values`."""
     import numpy as np
 
     from sparsetir.runtime.file_errors import check_npz, reading

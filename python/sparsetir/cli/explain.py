@@ -7,10 +7,12 @@ from pathlib import Path
 
 from sparsetir.cli import arguments
 from sparsetir.cli.arguments import Failed, Parser
+from sparsetir.cli.expressions import EPILOG as OF_EXPRESSIONS
+from sparsetir.cli.expressions import OTHERS
 from sparsetir.cli.text import as_text
 from sparsetir.runtime.texts import as_html, as_markdown
 
-EPILOG = """\
+EPILOG = f"""\
 Shows the program; of each loop whether it may run in parallel, with the accesses that prove it or
 stand against it; the loops of the schedule, of a dispatch those that the sizes take; the roofline:
 bytes, operations, the bound of this machine, and how much of it the kernel reaches.
@@ -21,6 +23,7 @@ CPU the kernel is then run and timed, which takes a second or two. Without argum
 and not run. Of an operator it is its plain program, for --feat, --dtype and --reduce; a file is
 run, and has to hold the function at its top level.
 
+{OF_EXPRESSIONS}
 What becomes of a model of torch shows `sparsetir.explain(model, *inputs)` in Python.
 
 examples:
@@ -28,12 +31,13 @@ examples:
   sparsetir explain spmm.py --graph cora --arg feat=64
   sparsetir explain spmm.py:spmm --graph cora --arg feat=64 --schedule fast.py:apply --html a.html
   sparsetir explain program.py --arg x=x.npy --arg indptr=a.npz --arg indices=a.npz --stages
+  sparsetir explain "S[i,j] = A[i,j] * X[i,k] * Y[j,k]" --A cora --X 2708x64 --Y 2708x64 --like A
 """
 
 
 def add(out: Parser) -> None:
     """Add the arguments."""
-    out.add_argument("program", metavar="OP|FILE", help="an operator, or file.py[:function]")
+    out.add_argument("program", metavar="OP|FILE", help=f"an operator, {OTHERS}")
     out.add_argument(
         "--arg", action="append", metavar="NAME=VALUE", help="as of `sparsetir tune`; once for each"
     )

@@ -17,6 +17,7 @@ from tvm.target import Target
 from sparsetir._versions import VERSION
 from sparsetir.cli import arguments
 from sparsetir.cli.arguments import Facts, UsageError
+from sparsetir.cli.expressions import is_expression, program_of
 from sparsetir.cli.functions import arguments_of, function_of, operator_named, schedule_of
 from sparsetir.cli.text import readable
 from sparsetir.data.sparse_tensor import SparseMatrix
@@ -59,7 +60,7 @@ def explained(args: argparse.Namespace) -> tuple[str, Facts, list[Section]]:
     """Title, facts for JSON, and sections of the page."""
     target = resolve_target(args.target)
     schedule = None if args.schedule is None else schedule_of(args.schedule)
-    op = operator_named(args.program)
+    op, expression = operator_named(args.program), is_expression(args.program)
     # The program of an operator is for the types of a graph.
     graph = arguments.graph(args.graph or "cora")[1] if op or args.graph else None
     given = arguments.named_values(args.arg or [])
@@ -68,6 +69,9 @@ def explained(args: argparse.Namespace) -> tuple[str, Facts, list[Section]]:
         named = [p.name for p in program.params]
         given = {"feat": args.feat, **given} if args.feat and "feat" in named else given
         graph = graph if args.graph or args.feat and not args.arg else None
+    elif expression:
+        refused = {name: getattr(args, name) for name in ("graph", "arg", "feat", "reduce")}
+        program, given, _ = program_of(args, args.program, refused)
     else:
         options = {name: getattr(args, name) for name in ("feat", "dtype", "reduce")}
         arguments.refuse(options, "a function in a file")
@@ -94,7 +98,8 @@ def explained(args: argparse.Namespace) -> tuple[str, Facts, list[Section]]:
         "roofline": roofline(work_of(program, values), run) if values else {},
     }
     shown = ", ".join(f"{n}={v:,}" for n, v in sizes.items())
-    title = f"{program.name}{f' ({shown})' if shown else ''}, by {by}"
+    name = args.program if expression else program.name
+    title = f"{name}{f' ({shown})' if shown else ''}, by {by}"
     return title, facts, _sections(facts, stages, kernel, program)
 
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from sparsetir.cli import arguments
 from sparsetir.cli.arguments import Facts, Parser, UsageError
+from sparsetir.cli.expressions import EPILOG as OF_EXPRESSIONS
+from sparsetir.cli.expressions import OTHERS, is_expression, program_of
 from sparsetir.cli.functions import function_of, operator_named, schedule_of
 from sparsetir.cli.text import coloured, readable
 from sparsetir.schedules.operators.names import OPS
@@ -31,6 +33,7 @@ is named, else the config that a plan for the graph would have. It is printed on
 run, and has to hold the function at its top level. On a terminal the text has colours, unless
 NO_COLOR is set.
 
+{OF_EXPRESSIONS}
 examples:
   sparsetir lower spmm
   sparsetir lower spmm --template
@@ -38,6 +41,7 @@ examples:
   sparsetir lower sddmm --feat 64 --graph graph.mtx --stage source --target cuda
   sparsetir lower spmm --stage 3 --config '{{"template": "RowTile", "tile": 32, "lanes": 16}}'
   sparsetir lower program.py:spmm --stage 2 --schedule fast.py:apply
+  sparsetir lower "C[i,k] = A[i,j] * X[j,k]" --A cora --X 2708x64 --stage 3
 """
 
 
@@ -48,7 +52,7 @@ NAMES = {"1": "I", "2": "II", "scheduled": "II scheduled", "3": "III"}
 
 def add(out: Parser) -> None:
     """Add the arguments."""
-    out.add_argument("program", metavar="OP|FILE", help=f"{', '.join(OPS)}, or file.py[:function]")
+    out.add_argument("program", metavar="OP|FILE", help=f"{', '.join(OPS)}, {OTHERS}")
     out.add_argument("--stage", choices=STAGES, default="1", help="default: 1")
     out.add_argument("--schedule", metavar="FILE:NAME", help="function (sch) in a file")
     arguments.add_target(out)
@@ -67,13 +71,14 @@ def run(args: argparse.Namespace) -> int:
 
     target = resolve_target(args.target)
     schedule = None if args.schedule is None else schedule_of(args.schedule)
-    config = None
+    config, of_op = None, {name: getattr(args, name) for name in OF_OPERATOR}
     if operator_named(args.program):
         stages, config = _operator(args, schedule, target)
+    elif is_expression(args.program):
+        func, *_ = program_of(args, args.program, {n: x for n, x in of_op.items() if n != "dtype"})
+        stages = _stages_of(func, args.stage, schedule, target)
     else:
-        arguments.refuse(
-            {name: getattr(args, name) for name in OF_OPERATOR}, "a function in a file"
-        )
+        arguments.refuse(of_op, "a function in a file")
         stages = _stages_of(function_of(args.program), args.stage, schedule, target)
     text = _text(stages, args.stage, target).rstrip("\n")
     if args.json:

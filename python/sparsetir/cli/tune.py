@@ -1,4 +1,4 @@
-"""`sparsetir tune`: search for an operator on a graph, or for a function with arguments."""
+"""`sparsetir tune`: search for an operator on a graph, or a program with arguments."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sparsetir.cli import arguments
 from sparsetir.cli.arguments import Failed, Parser, UsageError, number
+from sparsetir.cli.expressions import EPILOG as OF_EXPRESSIONS
+from sparsetir.cli.expressions import OTHERS, is_expression, program_of
 from sparsetir.cli.functions import (
     PLUGGED_IN,
     arguments_of,
@@ -30,7 +32,7 @@ MOST_SECONDS = 10**8
 WITHOUT = (*SOFTMAX, "spgemm")  # a number of features
 COSTS = ("seconds", "median", "compile_seconds", "convert_seconds", "padding", "bytes")
 
-EPILOG = """\
+EPILOG = f"""\
 A graph is cora, an .npz file (file.npz:layer for one of several matrices), .mtx, an edge list
 (.txt, .csv, .tsv, .el), or a folder of PyG or DGL; ":T" behind it transposes. Without names of
 columns (source, dst, weight) edges are row (target), column (source) and maybe weight. For rgms it
@@ -51,10 +53,11 @@ outputs, may be left out. With --graph the first sparse axis (CSR) gets the matr
 numbers are random where none are given. Without --schedule its iterations are tiled; --space then
 replaces some of the choices.
 
+{OF_EXPRESSIONS}
 examples:
   sparsetir tune spmm --graph cora --feat 32 128 --trials 64
   sparsetir tune sddmm --graph edges.csv --seconds 120 --workers 2 --threads 1
-  sparsetir tune spmm --graph weights.npz:conv1 --target '{"kind": "cuda", "arch": "sm_90"}'
+  sparsetir tune spmm --graph weights.npz:conv1 --target '{{"kind": "cuda", "arch": "sm_90"}}'
   sparsetir tune spmm --graph ~/data/Cora --json > tuned.json
   sparsetir tune rgms --graph aifb.npz --feat 16 --feat-in 32 --unweighted
   sparsetir tune attention --graph cora --feat 64 --heads 8
@@ -62,7 +65,8 @@ examples:
   sparsetir tune program.py:two_hop --arg x=x.npy --arg indptr=a.npz --arg indices=a.npz
   sparsetir tune spmm.py --graph cora --arg feat=64
   sparsetir tune distances --modules distances_op --graph cora
-  sparsetir tune program.py --arg a=a.npz:data --schedule fast.py:apply --space '{"tile": [1, 2]}'
+  sparsetir tune program.py --arg a=a.npz:data --schedule fast.py:apply --space '{{"tile": [1, 2]}}'
+  sparsetir tune "C[i,k] = A[i,j] * X[j,k]" --A cora --X 2708x64
 
 How long other libraries take, a checkout tells: python -m bench run --op spmm --graph mine.npz
 """
@@ -70,7 +74,7 @@ How long other libraries take, a checkout tells: python -m bench run --op spmm -
 
 def add(out: Parser) -> None:
     """Add the arguments."""
-    what = f"{', '.join(NAMED)}, a message, or file.py[:function]"
+    what = f"{', '.join(NAMED)}, a message, {OTHERS}"
     out.add_argument("op", metavar="OP|FILE", help=what)
     group = out.add_argument_group("of an operator")
     graph = "see below; for a function, of its first sparse axis"
@@ -133,7 +137,8 @@ def run(args: argparse.Namespace) -> int:
     from sparsetir.tuning.progress import Bar
     from sparsetir.tuning.search import tune
 
-    searches = _of_file(args) if is_file(args.op) else _of_operator(args)
+    is_program = is_file(args.op) or is_expression(args.op)
+    searches = _of_program(args) if is_program else _of_operator(args)
     where = None if args.records == "" else Records(args.records).path
     runs, codes = list[dict[str, object]](), [0]
     for title, given, options, report in searches:
@@ -146,28 +151,33 @@ def run(args: argparse.Namespace) -> int:
         if tuned.interrupted:
             break
     if args.json:
-        about = {"program" if is_file(args.op) else "op": args.op}
+        about = {"program" if is_program else "op": args.op}
         about |= {"graph": options["graph"]} if "graph" in options else {}
         kept = None if where is None else str(where)
         arguments.print_json({**about, "records": kept, "runs": runs})
     return max(codes)
 
 
-def _of_file(args: argparse.Namespace) -> Iterator[Wanted]:
-    """The search for a function of a file."""
+def _of_program(args: argparse.Namespace) -> Iterator[Wanted]:
+    """The search for an expression, or a function of a file."""
     from sparsetir.sparse_ir.nodes import SparseFunc
     from sparsetir.tuning.search import OperatorOptions, ProgramOptions
 
     taken = _given(args, ProgramOptions)
     others = {n: x for n, x in _given(args, OperatorOptions).items() if n not in taken}
-    arguments.refuse({"feat": args.feat, **others}, "a function in a file")
+    others["feat"] = args.feat
     _check_device(args)
-    given = arguments.named_values(args.arg or [])
-    name, graph = (None, None) if args.graph is None else arguments.graph(args.graph)
     schedule = None if args.schedule is None else schedule_of(args.schedule)
-    program = function_of(args.op)
-    if isinstance(program, SparseFunc):
-        given = arguments_of(program, given, graph)
+    if is_expression(args.op):
+        others |= {"graph": args.graph, "arg": args.arg, "dtype": None}
+        program, given, name = program_of(args, args.op, others)
+    else:
+        arguments.refuse(others, "a function in a file")
+        name, graph = (None, None) if args.graph is None else arguments.graph(args.graph)
+        given = arguments.named_values(args.arg or [])
+        program = function_of(args.op)
+        if isinstance(program, SparseFunc):
+            given = arguments_of(program, given, graph)
     path = report_path(args.report, program.name if name is None else f"{program.name}-{name}")
     options = {**taken, "schedule": schedule} | ({} if name is None else {"graph": name})
     yield Wanted(program.name, (program, given), options, path)

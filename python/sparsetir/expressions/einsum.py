@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -14,7 +15,7 @@ from sparsetir.expressions.notation import in_semiring, parse
 from sparsetir.expressions.operands import Operand, read
 from sparsetir.expressions.program import program
 from sparsetir.expressions.storage import Storage, storage
-from sparsetir.expressions.trees import accesses
+from sparsetir.expressions.trees import Statement, accesses
 from sparsetir.runtime.refusals import wrong
 from sparsetir.sparse_ir.nodes import SparseFunc
 
@@ -148,6 +149,7 @@ def einsum(
 
     Kernels are kept by the expression and the types of its operands, sparse operands in the order
     of levels that suits the expression. Gradients of tensors are derived, of any order.
+    `torch.compile` breaks its graph at a call, once.
 
     Examples
     --------
@@ -157,6 +159,18 @@ def einsum(
     array([[1., 1.],
            [2., 2.]], dtype=float32)
     """
+    torch = sys.modules.get("torch")
+    if torch is not None and (
+        torch.compiler.is_compiling()
+        # Frames that are called from one that is not traced, as of sparse tensors, are traced, too.
+        or torch._C._dynamo.eval_frame.get_eval_frame_callback() is not None
+    ):
+        from sparsetir.expressions.untraced import untraced
+
+        return untraced(
+            text, *operands, reduce=reduce, semiring=semiring, like=like, format=format, out=out,
+            formats=formats, **by_name,
+        )  # fmt: skip
     planned = _planned("einsum", text, operands, reduce, semiring, like, format, formats, by_name)
     expression, known, like = planned
     return expression.result(known, like, out)
@@ -170,6 +184,22 @@ def plan_expression(
     """The plan of an expression; the arguments are those of :func:`einsum`."""
     planned = _planned("plan", text, operands, reduce, semiring, like, format, formats, by_name)
     return ExpressionPlan(*planned)
+
+
+def einsum_program(
+    text: str, operands: Mapping[str, object], like: str | None = None,
+    formats: Mapping[str, object] | None = None,
+) -> tuple[SparseFunc, dict[str, Any]]:  # fmt: skip
+    """The program that :func:`einsum` runs for operands by name, and its arguments by name."""
+    options = "sum", "plus_times", like, None, formats
+    expression, known, _ = _planned("plan", text, (), *options, operands)
+    return expression.program(known)
+
+
+def ranks_of(statement: Statement) -> dict[str, int]:
+    """The operands of a statement in order of appearance, and how many indices each is at."""
+    read = [*accesses(statement.value), *[statement.result] * statement.accumulates]
+    return {x.name: len(x.indices) for x in read}
 
 
 def _planned(
@@ -244,9 +274,7 @@ def _names(
 ) -> tuple[str, ...]:
     """The names of operands: of `count` in order of appearance, and of those given by name."""
     statement = parse(text, who, ranks)
-    names = list(dict.fromkeys(x.name for x in accesses(statement.value)))
-    if statement.accumulates and statement.result.name not in names:
-        names.append(statement.result.name)
+    names = list(ranks_of(statement))
     free = [n for n in names if n not in more]
     if count > len(free):
         got = count + len(more)

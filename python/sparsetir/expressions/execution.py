@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from sparsetir.expressions.checks import sizes_of
 from sparsetir.expressions.compiled import LIKE, MOST_KEPT, Compiled, Options, compiled
 from sparsetir.expressions.contraction import contracted
 from sparsetir.expressions.operands import Operand, name_of
-from sparsetir.expressions.unit import Bound, settled
+from sparsetir.expressions.unit import Bound, Unit, settled
 from sparsetir.formats.pattern import Pattern
 from sparsetir.runtime.arrays import is_torch, to_numpy
 from sparsetir.runtime.refusals import wrong
@@ -42,13 +42,40 @@ class BoundExpression:
         """One program of all of it; or one for each step, of which gradients are derived."""
         if apart not in self._bound:
             compiled, patterns = self.compiled, _patterns(operands)
-            stored = {n: p.nnz for n, p in patterns.items()}
-            steps = contracted(compiled.steps, self.sizes, stored)
-            units = compiled.units(steps, compiled.fixed(self.sizes), apart)
             steady = all(x.steady for x in operands.values() if x.pattern is not None)
             known = self.sizes, patterns, compiled.idtype, steady and not apart
-            self._bound[apart] = [Bound(u, *known) for u in units]
+            self._bound[apart] = [Bound(u, *known) for u in self._units(patterns, apart)]
         return self._bound[apart]
+
+    def _units(self, patterns: Mapping[str, Pattern], apart: bool) -> list[Unit]:
+        compiled = self.compiled
+        stored = {n: p.nnz for n, p in patterns.items()}
+        steps = contracted(compiled.steps, self.sizes, stored)
+        return compiled.units(steps, compiled.fixed(self.sizes), apart)
+
+    def program(self, operands: Mapping[str, Operand]) -> tuple[SparseFunc, dict[str, Any]]:
+        """The program of all of it, which is not compiled, and its arguments by name.
+
+        What the program writes alone is no argument.
+        """
+        (unit,) = self._units(_patterns(operands), False)
+        arguments = self._arguments(unit, [str(p.name) for p in unit.func.params], operands)
+        if self.compiled.statement.accumulates:
+            arguments[unit.result] = operands[self.compiled.result_name].values
+        return unit.func, arguments
+
+    def _arguments(
+        self, unit: Unit, params: Iterable[str], operands: Mapping[str, Operand]
+    ) -> dict[str, Any]:
+        """Those of the parameters that follow from sizes, patterns and values."""
+        known, kept = settled(unit, self.sizes, _patterns(operands), self.compiled.idtype)
+        arguments = {n: known[n] for n in params if n in known}
+        for param in unit.inputs:
+            name, key = unit.values[param]
+            x = to_numpy(operands[name].values)
+            x = x if key is None else kept[key].values(x)
+            arguments[param] = np.require(x, requirements="C")
+        return arguments
 
     def result(self, operands: Mapping[str, Operand], like: object = None, out: Any = None) -> Any:
         """The result of operands of these types.
@@ -77,7 +104,7 @@ class BoundExpression:
 
     def _assembled(self, operands: Mapping[str, Operand]) -> SparseMatrix:
         """A sparse result with the pattern that the programs visit."""
-        this, sizes, patterns = self.compiled, self.sizes, _patterns(operands)
+        this, sizes = self.compiled, self.sizes
         parts: list[SparseMatrix] = []
         try:
             kernels = [(unit, unit.assembled) for unit in this.assembling]
@@ -85,14 +112,7 @@ class BoundExpression:
             expected = f"a result whose rows are the first loop, {error}"
             raise wrong(this.who, "format", expected, repr(this.options.format)) from error
         for unit, kernel in kernels:
-            known, kept = settled(unit, sizes, patterns, this.idtype)
-            arguments = {n: known[n] for n in kernel.params if n in known}
-            for param in unit.inputs:
-                name, key = unit.values[param]
-                x = operands[name].values
-                x = to_numpy(x) if key is None else kept[key].values(to_numpy(x))
-                arguments[param] = np.ascontiguousarray(x)
-            assembled = kernel(**arguments)
+            assembled = kernel(**self._arguments(unit, kernel.params, operands))
             shape = tuple(sizes[n] for n in this.statement.result.plain)
             pattern = Pattern.from_csr(assembled.indptr, assembled.indices, shape, check=False)
             parts.append(SparseMatrix.of_stored(Stored(pattern, assembled.values, None)))
