@@ -122,7 +122,7 @@ class SparsePlan(Plan):
         if self._repeated:
             self.kernel = self._numeric.numeric
         self.compile_seconds = time.perf_counter() - start - converted
-        self._bounds = self._numeric.bounds(self._given)
+        self._bounds = self._numeric.bounds(self._given, self._numeric.bound)
         self.convert_seconds = time.perf_counter() - start - self.compile_seconds
         if mask is None:
             start = time.perf_counter()
