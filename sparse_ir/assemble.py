@@ -411,9 +411,11 @@ class _Assembler:
             verify(program)
         lengths = [a.length for a in self.axes[:2]] if self.parted and self.whole else [None]
         members = [a.nnz for a in self._appended_axes()]
-        sizes = {"shape": self._scalars(lengths), "members": self._scalars(members)}
         types = {"idtype": self.idtype, "dtype": self.out.dtype}
-        return Assembly(*programs, **names, **sizes, values=name, parted=self.parted, **types)
+        return Assembly(
+            *programs, **names, values=name, parted=self.parted, shape=self._scalars(lengths),
+            members=self._scalars(members), **types,
+        )  # fmt: skip
 
     def _scalars(self, sizes: Sequence[Any]) -> tuple[str, ...]:
         """The parameters that sizes are; () where one is none."""

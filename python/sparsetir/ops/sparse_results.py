@@ -329,7 +329,8 @@ def _elementwise(op: str, *matrices: object) -> Tensor:
 
 def _computed(*args: Any) -> Tensor:
     """What :func:`_run` gives; results have as many elements as they come to have: in no graph."""
-    return (torch.compiler.disable(_run) if torch.compiler.is_compiling() else _run)(*args)
+    run: Any = torch.compiler.disable(_run) if torch.compiler.is_compiling() else _run
+    return run(*args)
 
 
 def _run(

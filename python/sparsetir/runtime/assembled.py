@@ -255,7 +255,7 @@ class AssembledKernel:
         given = bound.completed({**given, **pattern}, names.bounds, names.width)
         return _like(given.values(), self.at(indptr, indices, given, self.bounds(given, bound))())
 
-    def bounds(self, given: Mapping[str, object], checked: Kernel | None = None) -> Bounds:
+    def bounds(self, given: Mapping[str, Any], checked: Kernel | None = None) -> Bounds:
         """How many elements rows have at most.
 
         Parameters
