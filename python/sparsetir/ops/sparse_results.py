@@ -307,17 +307,11 @@ def _csr(structure: Structure, values: Tensor) -> Csr:
 
 
 def _values(found: Csr, dtype: torch.dtype) -> Tensor:
-    return torch.from_numpy(found.values).to(dtype)
+    return _cast(torch.from_numpy(found.values), dtype)
 
 
-def _result(found: Csr) -> Structure:
-    indptr, indices = (torch.from_numpy(x) for x in (found.indptr, found.indices))
-    return Structure(indptr, indices, (found.shape[0], found.shape[1]))
-
-
-def _tensor(structure: Structure, values: Tensor) -> Tensor:
-    given = structure.rowptr, structure.col, values
-    return torch.sparse_csr_tensor(*given, structure.shape, check_invariants=False)
+def _cast(values: Tensor, dtype: torch.dtype) -> Tensor:
+    return values if values.dtype is dtype else values.to(dtype)  # which takes a microsecond
 
 
 def _elementwise(op: str, *matrices: object) -> Tensor:
@@ -346,18 +340,25 @@ def _run(
     dtype = reduce(torch.promote_types, (x.values.dtype for x in each))
     how, bools = (semiring if op in PRODUCTS else op), dtype is torch.bool
     sides = [x.structure for x in each]
-    values = [x.values.to(torch.int8 if bools else dtype) for x in each]
+    values = [_cast(x.values, torch.int8 if bools else dtype) for x in each]
     wanted = wants_gradient(*values)
     if wanted and semiring != "plus_times":
         raise NotImplementedError(f"{who}: gradients of semiring '{semiring}' are not there")
     given = None if at is None else _csr(at.structure, values[0].new_empty(0))
     operands = [_csr(x, v) for x, v in zip(sides, values, strict=True)]
     made = result_of(op, OF_BOOLS.get(how, how) if bools else how, operands, given)
-    out = _result(made) if at is None else at.structure
+    if at is None:
+        index = torch.from_numpy(made.indptr), torch.from_numpy(made.indices)
+    else:
+        index = at.structure.rowptr, at.structure.col
     found = _values(made, values[0].dtype)
     if wanted:
+        out = Structure(*index, (made.shape[0], made.shape[1])) if at is None else at.structure
         found = _differentiable(op, values, sides, out, found)
-    return found.to(dtype) if op == "vecdot" else _tensor(out, found.to(dtype))
+    found = _cast(found, dtype)
+    if op == "vecdot":
+        return found
+    return torch.sparse_csr_tensor(*index, found, made.shape, check_invariants=False)
 
 
 def _differentiable(

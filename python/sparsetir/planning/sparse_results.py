@@ -233,12 +233,10 @@ def combined(op: str, matrices: Sequence[Csr], mask: Csr | None = None) -> Csr:
 def is_gathered(op: str, matrices: Sequence[Csr], known: bool = False) -> bool:
     """Whether a sum goes through one operand after the other: of many, in rows that are worth the
     bitmap of a workspace; at a pattern that is known, which needs none, always."""
-    if known:
-        return op in ("add", "subtract")
+    if op not in ("add", "subtract") or known or len(matrices) < GATHERED:
+        return known and op in ("add", "subtract")
     rows, columns = matrices[0].shape
-    elements = sum(len(x.indices) for x in matrices)
-    narrow = columns * rows <= GROUP * WORTH * elements
-    return op in ("add", "subtract") and len(matrices) >= GATHERED and narrow
+    return columns * rows <= GROUP * WORTH * sum(len(x.indices) for x in matrices)
 
 
 def of_matrices(
@@ -254,7 +252,8 @@ def of_matrices(
     known = [SparseMatrix.adopt(who, "other", x) for x in matrices]
     given = None if mask is None else SparseMatrix.adopt(who, "mask", mask)
     check_shapes(who, op, [x.shape for x in known], None if given is None else given.shape)
-    dtype = np.result_type(*{x.dtype for x in known})
+    types = {x.dtype for x in known}
+    dtype = np.result_type(*types) if len(types) > 1 else known[0].dtype
     how, computed = how_computed(who, op, semiring, dtype)
     operands = [csr(x if x.dtype == computed else x.astype(computed)) for x in known]
     found = result_of(op, how, operands, None if given is None else csr(given))

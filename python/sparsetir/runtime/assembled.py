@@ -312,8 +312,9 @@ class AssembledKernel:
         fill, indptr = self.fill(levels), np.zeros(rows + 1, np.int64)
         if len(ends) == 2:  # the short way, which takes as long as a hundred elements
             rows_ptr = np.array([0, rows], self._idtype)
-            found = self._filled(fill, given, rows_ptr, ends, indptr, ends)
-            indices, values = (_shrunk(x, int(indptr[-1])) for x in found)
+            indices, values = self._filled(fill, given, rows_ptr, ends, indptr, ends)
+            nnz = int(indptr[-1])
+            indices, values = _shrunk(indices, nnz), _shrunk(values, nnz)
             return CsrArrays(indptr.astype(self._idtype), indices, values)
         made, first = [], 0
         while first < rows or not made:
