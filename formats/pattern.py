@@ -9,7 +9,14 @@ import numpy as np
 from scipy.sparse import csr_array
 
 from sparsetir.sparse_ir.errors import StructureError
-from sparsetir.sparse_ir.index_arrays import INT32, check_indptr, check_range, index_type, starts
+from sparsetir.sparse_ir.index_arrays import (
+    INT32,
+    check_indptr,
+    check_range,
+    index_type,
+    rows_increase,
+    starts,
+)
 
 LARGEST_BLOCK = 64
 
@@ -32,6 +39,8 @@ class Pattern:
         One per axis; of what :meth:`from_csr` made unchecked, rows are made when they are wanted.
     indptr : (shape[0] + 1,) ndarray
         Where each coordinate of the first axis begins.
+    checked : bool
+        Whether :meth:`check_once` has nothing left to do.
 
     Raises
     ------
@@ -40,6 +49,8 @@ class Pattern:
     StructureError
         With the first coordinate that is out of range, out of order or stored twice.
     """
+
+    checked = False
 
     def __init__(self, coords: Sequence[np.ndarray], shape: Sequence[int]) -> None:
         given = [np.asarray(c) for c in coords]
@@ -89,7 +100,7 @@ class Pattern:
         if check:
             check_indptr("Pattern", indptr, len(indices), int(shape[0]))
         out = cls.__new__(cls)
-        out.shape = tuple(int(s) for s in shape)
+        out.shape = (*map(int, shape),)
         out.indptr, out.columns = indptr, indices
         if check:
             out = cls(out.coords, shape)
@@ -180,6 +191,15 @@ class Pattern:
             check_range(f"Pattern: axis {axis}", c, length)
         if "indptr" in self.__dict__:
             check_indptr("Pattern", self.indptr, self.nnz, self.shape[0])
+
+    def check_once(self) -> None:
+        """Refuse a matrix in CSR whose owner has written to its arrays before the first call."""
+        if not self.checked:
+            check_indptr("Pattern", self.indptr, self.nnz, self.shape[0])
+            check_range("Pattern: axis 1", self.columns, self.shape[1])
+            if not rows_increase(self.indptr, self.columns):
+                raise StructureError("Pattern: expected columns to increase in each row")
+            self.checked = True
 
     def _check(self) -> None:
         self.check_range()

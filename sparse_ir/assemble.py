@@ -16,7 +16,6 @@ of the rows (one for each thread) that stand in rooms of their own::
         at[0] = 0
         ...                                                 # workspace, words and groups cleared
         with T.sp_iter([T.part(I, ROWS)], "S", "spgemm_rows") as [i]:
-            begin[0] = at[0]
             with T.sp_iter([J, T.attach(K, J)], "SS", "spgemm") as [j, k]:
                 workspace[k] = workspace[k] + A[i, j] * B[j, k]
                 words[k >> 6] = words[k >> 6] | 1 << (k & 63)
@@ -26,7 +25,7 @@ of the rows (one for each thread) that stand in rooms of their own::
                 C[p, at[0]] = workspace[col[0]]
                 workspace[col[0]] = 0.0
                 at[0] = at[0] + 1
-            C_counts[i] = at[0] - begin[0]
+            C_ends[i] = at[0]
 
 Several iterations may add to the result, after one that says what it begins with::
 
@@ -95,8 +94,8 @@ class Assembly(NamedTuple):
         (2,) of int64, the number of columns, and that of the rows which are always together
     fill : takes `rows_ptr`, (parts + 1,) of the idtype, the rows of each part, or where several
         loops go through the rows, those of the outer one; and `rooms`,
-        (parts + 1,) of int64, where its room of the arrays begins. Writes `counts`, (rows,) of the
-        idtype, how many elements each row has; `indices` and `values`, (room,) and more dimensions
+        (parts + 1,) of int64, where its room of the arrays begins. Writes `ends`, (rows,) of int64,
+        where each row ends in its part's room; `indices` and `values`, (room,) and more dimensions
     narrow_fill : `fill` with a bitmap of one level, all words of which are looked at in each row
     wide_fill : `fill` with one of three levels, for so many columns that groups are many, too
     short_fill : of a matrix of numbers, `wide_fill` that takes `bounds`, too, and where a row has
@@ -105,6 +104,8 @@ class Assembly(NamedTuple):
     numeric : takes `rows_ptr` and a pattern; writes `values`, those of visits that the pattern does
         not have are dropped. None where several loops go through the rows
     parted : whether rows can be in several parts; else there is one part, and no `rows_ptr`
+    shape : parameters that are the number of rows and of columns; () where they are other sizes
+    members : parameters whose sum is as many elements as the result has at most; () where it is not
     idtype, dtype : of the result's indices and values
     """
 
@@ -119,7 +120,7 @@ class Assembly(NamedTuple):
     width: str
     rows_ptr: str
     rooms: str
-    counts: str
+    ends: str
     indptr: str
     indices: str
     values: str
@@ -127,6 +128,8 @@ class Assembly(NamedTuple):
     room: str
     nnz: str
     parted: bool
+    shape: tuple[str, ...]
+    members: tuple[str, ...]
     idtype: str
     dtype: str
 
@@ -384,7 +387,7 @@ class _Assembler:
             "width",
             "rows_ptr",
             "rooms",
-            "counts",
+            "ends",
             "indptr",
             "indices",
             "parts",
@@ -406,8 +409,29 @@ class _Assembler:
         programs = self._bound("bound"), fill, narrow, wide, short, *masked
         for program in filter(None, programs):
             verify(program)
+        lengths = [a.length for a in self.axes[:2]] if self.parted and self.whole else [None]
+        members = [a.nnz for a in self._appended_axes()]
         types = {"idtype": self.idtype, "dtype": self.out.dtype}
-        return Assembly(*programs, **names, values=name, parted=self.parted, **types)
+        return Assembly(
+            *programs, **names, values=name, parted=self.parted, shape=self._scalars(lengths),
+            members=self._scalars(members), **types,
+        )  # fmt: skip
+
+    def _scalars(self, sizes: Sequence[Any]) -> tuple[str, ...]:
+        """The parameters that sizes are; () where one is none."""
+        params = {*self.func.params}
+        named = [str(x.name) for x in sizes if isinstance(x, ir.Var) and x in params]
+        return (*named,) if len(named) == len(sizes) else ()
+
+    def _appended_axes(self) -> list[Axis]:
+        """The axes of whose elements the result has one for each, at most."""
+        columns = self.visits[0].to_columns
+        if not self.appended or len(columns) != 1 or len(self.rows) != 1:
+            return []
+        (row,) = flat_axes([self.rows[0].node])
+        members = _members(columns[0].node)
+        plain = all(isinstance(a, Axis) and a.kind == "sparse_variable" for a in members)
+        return members if plain and all(row.same_as(a.parent) for a in members) else []
 
     def _bound(self, name: str) -> SparseFunc:
         program = _Program(self, name)
@@ -441,13 +465,13 @@ class _Assembler:
                             indptr="rooms")  # fmt: skip
         columns = program.output("indices", self.idtype, [parts, room])
         values = program.output("values", self.out.dtype, [parts, room, *self.rest])
-        counts = program.output("counts", self.idtype, [self.row_axis])
+        ends = program.output("ends", "int64", [self.row_axis])
         for buffer in (columns, values):
             program.fact(buffer, room)
         # Unsigned, as signed ones would be kept from overflows with each step.
-        at, begin = program.local("at", "uint64"), program.local("begin", "uint64")
+        at = program.local("at", "uint64")
         here = [index, as_dtype(load_one(at), "int64")]
-        begins = [store_one(x, zero("uint64")) for x in (at, begin)]
+        begins = [store_one(at, zero("uint64"))]
         if self.appended:
             (only,) = self.visits
 
@@ -477,12 +501,11 @@ class _Assembler:
             visits.append(space.gone_through(emitted))
             if short:
                 known = program.output("bounds", "int64", [self.row_axis]).load(self.index[:1])
-                row = _ShortRow(program, index, columns, values, at, begin)
-                each = [*(program.visit(v, row) for v in self.visits)]
+                row = _ShortRow(program, index, columns, values, at)
+                each = [row.begun(), *(program.visit(v, row) for v in self.visits)]
                 few = known <= as_dtype(SHORT, "int64")
                 visits = [tirx.IfThenElse(few, as_one(each), as_one(visits))]
-        count = as_dtype(load_one(at) - load_one(begin), self.idtype)
-        visits = [store_one(begin, load_one(at)), *visits, counts.store(count, self.index[:1])]
+        visits.append(ends.store(as_dtype(load_one(at), "int64"), self.index[:1]))
         return program.made(program.in_parts(parts, index, begins, visits))
 
     def _numeric(self) -> SparseFunc:
@@ -744,12 +767,16 @@ class _ShortRow:
     """A row that is kept in order where it is stored; `place` is behind the element of a visit."""
 
     def __init__(
-        self, program: _Program, part: Any, columns: _Output, values: _Output, at: Any, begin: Any
+        self, program: _Program, part: Any, columns: _Output, values: _Output, at: Any
     ) -> None:
         self.program, self.part, self.columns, self.values = program, part, columns, values
-        self.at, self.begin = at, begin
-        self.place, self.move = (program.local(x, "uint64") for x in ("place", "move"))
+        self.at, names = at, ("begin", "place", "move")
+        self.begin, self.place, self.move = (program.local(x, "uint64") for x in names)
         self.first = zero(program.of.out.dtype) if program.of.first is None else program.of.first
+
+    def begun(self) -> Any:
+        """The statement before the visits of a row."""
+        return store_one(self.begin, load_one(self.at))
 
     def before(self, place: Any) -> list[Any]:
         """Where the element in front of a place is."""

@@ -81,6 +81,13 @@ def check_indptr(who: str, indptr: np.ndarray, nnz: int, rows: int) -> None:
         )
 
 
+def rows_increase(indptr: np.ndarray, indices: np.ndarray) -> bool:
+    """Whether the indices of each row increase strictly."""
+    begins = np.zeros(len(indices) + 1, bool)
+    begins[indptr] = True
+    return bool(((indices[1:] > indices[:-1]) | begins[1:-1]).all())
+
+
 def distinct(values: np.ndarray) -> np.ndarray:
     """The different values in order; NumPy's `unique` hashes, which is far slower than a sort."""
     values = np.sort(values)

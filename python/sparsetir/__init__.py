@@ -182,6 +182,7 @@ def _product(matrix: object, x: object, plans: dict[object, object]) -> object:
 def _of_matrices(op: str, *matrices: Any, **options: Any) -> object:
     from sparsetir.planning.sparse_results import of_matrices
 
+    hooks.of_matrices = of_matrices
     return of_matrices(op, *matrices, **options)
 
 

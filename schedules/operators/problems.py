@@ -17,6 +17,7 @@ from sparsetir.formats.converted import ConvertedFormat
 from sparsetir.schedules.arguments import expect, expect_one_of
 from sparsetir.schedules.operators.names import DTYPES, IDTYPES, REDUCTIONS
 from sparsetir.sparse_ir.computed import compute, computed_parameters
+from sparsetir.sparse_ir.index_arrays import rows_increase
 from sparsetir.sparse_ir.nodes import SparseFunc
 
 EXTREMA = ("max", "min")
@@ -55,9 +56,7 @@ class CsrPattern(_Csr):
     @cached_property
     def increases(self) -> bool:
         """Whether columns do in each row, so that each element is there once."""
-        begins = np.zeros(self.nnz + 1, bool)
-        begins[self.indptr] = True
-        return bool(((self.indices[1:] > self.indices[:-1]) | begins[1:-1]).all())
+        return rows_increase(self.indptr, self.indices)
 
     @property
     def in_order(self) -> CsrPattern:

@@ -102,6 +102,19 @@ class SparseResult(Problem):
         """The values of a product at a pattern that is given, by a row and a column for each."""
         return product_elements_program(self.how, self.dtype, self.sums, self.idtype)
 
+    @property
+    def lists(self) -> str:
+        """Which places a plan can keep of each element: of its "terms", or of its only "factors";
+        "" where it has neither."""
+        return "terms" if self.is_product else "factors" * (self.how == "multiply")
+
+    def factors_program(self) -> SparseFunc:
+        """The values of a product by element, of factors that are listed, which is trusted."""
+        made = product_factors_program(self.count, self.dtype, self.sums, self.idtype)
+        for q in range(self.count):
+            made = with_fact(made, "inside", buffer=f"X{q}", axis=f"J{q}")
+        return made
+
     def values_program(self) -> SparseFunc:
         """The values at a pattern that is given, of which none depends on another."""
         if self.how == KRON:
@@ -409,6 +422,28 @@ def product_visits_program(semiring: str, dtype: str, sums: str, idtype: str) ->
             C[X[p, s]] = reduced(how, C[X[p, s]], term(A[X0[p, s]], B[X1[p, s]]))
 
     return spgemm_visits
+
+
+@cache
+def product_factors_program(count: int, dtype: str, sums: str, idtype: str) -> SparseFunc:
+    """The values of a product by element where it is known which elements its factors are.
+
+    x0, x1, ... : (x0_nnz,), ... ; out : (nnz,), in the type `sums`
+    x0_places, x1_places, ... : (nnz,) elements of x0, of x1, ...
+    """
+    each = range(count)
+    params = [f"x{q}: T.handle, x{q}_places: T.handle" for q in each]
+    sizes = ", ".join(f"{x}: T.{idtype}" for x in ("nnz", *(f"x{q}_nnz" for q in each)))
+    lines = [f'E = T.dense_fixed(nnz, "{idtype}")']
+    for q in each:
+        lines.append(f'J{q} = T.dense_fixed(x{q}_nnz, "{idtype}")')
+        lines.append(f'X{q} = T.match_sparse_buffer(x{q}, (J{q},), "{dtype}")')
+        lines.append(f'P{q} = T.match_sparse_buffer(x{q}_places, (E,), "{idtype}")')
+    lines.append(f'C = T.match_sparse_buffer(out, (E,), "{sums}")')
+    value = " * ".join(f'T.cast(X{q}[P{q}[e]], "{sums}")' for q in each)
+    lines += ['with T.sp_iter([E], "S", "elements") as [e]:', f"    C[e] = {value}"]
+    head = f"@T.prim_func\ndef multiply_factors({', '.join(params)}, out: T.handle, {sizes}):"
+    return from_source("\n    ".join([head, *lines]))
 
 
 @cache

@@ -25,7 +25,8 @@ class Assembled(Config):
     parallel : rows are divided among threads
     listed : of a product with a mask, or one that is kept and has few terms for each element, the
         terms are found beforehand, and calls go through these: two or three places of memory for
-        each, and as long to find as some hundred calls
+        each, and as long to find as some hundred calls; of a product by element that is kept, the
+        factors of each element
     dotted : of a product with a mask, each element goes through a row of A and a column of B by
         itself, for masks with few elements; `listed` is not for it
     levels : of the bitmap of a row's columns, where calls assemble: 1 looks at all of its words, 0
@@ -71,7 +72,7 @@ def branch(problem: SparseResult, first: Assembled, threads: int, masked: bool) 
     choices = first.tries()
     if masked:
         del choices["kept"], choices["levels"]
-    if not problem.is_product:
+    if not problem.lists or (masked and not problem.is_product):
         del choices["listed"]
     if not (masked and problem.is_product):
         del choices["dotted"]

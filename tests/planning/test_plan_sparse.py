@@ -148,6 +148,26 @@ def test_listed_terms(monkeypatch: pytest.MonkeyPatch, threads: int, few: int) -
                     same(run(None, right.values), expected, 2e-3)
 
 
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("dtype", ["float16", "float64", "int64"])
+def test_products_by_element_keep_the_places_of_factors(threads: int, dtype: str) -> None:
+    """Of up to three operands, of nothing in common, and of values that are no numbers."""
+    for a in map(SparseMatrix, ZOO.values()):
+        a = a.astype(dtype)
+        others = matrix(a.shape, 5, dtype), matrix(a.shape, 6, dtype, 0.6)
+        for operands in ((a, a), (a, *others), (a, matrix(a.shape, 7, dtype, 0))):
+            run = plan("mul", *operands, threads=threads)
+            assert run.config.listed
+            for factor in (1, 2, 3):
+                expected = (factor * operands[0]).multiply(*operands[1:])
+                same(run((factor * a).values), expected)
+    a = SparseMatrix(([0, 0, 1], [0, 2, 1]), (2, 3), np.array([np.inf, -0.0, np.nan]))
+    run = plan("mul", a, a.with_values(np.array([0.0, 1.0, 1.0])))
+    for _ in range(2):
+        np.testing.assert_array_equal(run().values, [np.nan, -0.0, np.nan])
+        assert np.signbit(run().values[1])
+
+
 def test_many_operands_empty_ones_and_the_zoo() -> None:
     for a in map(SparseMatrix, ZOO.values()):
         run = plan("spgemm", a, a.T)
@@ -207,6 +227,7 @@ sparsetir.plan("spgemm", Q, R, threads=0)  # ValueError: argument 'threads': exp
 sparsetir.plan("maximum", Q, R, semiring="or_and")  # ValueError: 'semiring': expected 'plus_times'
 sparsetir.plan("spgemm", Q, R, config=3)  # TypeError: argument 'config': expected Assembled
 sparsetir.plan("spgemm", Q, R, config=Assembled(listed=True, kept=False))  # ValueError: listed=Fals
+sparsetir.plan("mul", Q, R, mask=Q, config=LISTED)  # ValueError: expected listed=False
 sparsetir.plan("add", Q, R, config=LISTED)  # ValueError: expected listed=False
 sparsetir.plan("inner", Q, R, config=Assembled(dotted=True))  # ValueError: expected dotted=False
 sparsetir.plan("inner", Q, S, mask=Q)  # ValueError: argument 'mask': expected shape

@@ -348,9 +348,14 @@ def test_patterns_are_checked() -> None:
     indices = np.array([0, 1, 2, 0], "int32")
     a = SparseMatrix.from_csr(np.array([0, 2, 3, 4], "int32"), indices, shape=(3, 3))
     indices[1] = 7
-    if np.shares_memory(a.pattern.columns, indices):
-        with pytest.raises(StructureError):
-            a @ a
+    assert np.shares_memory(a.pattern.columns, indices)
+    with pytest.raises(StructureError, match="axis 1: expected coordinates in"):
+        a @ a
+    indices[:2] = 1, 0
+    with pytest.raises(StructureError, match="expected columns to increase in each row"):
+        a + a
+    indices[:2] = 0, 1
+    assert (a + a).pattern.checked and a.pattern.checked
 
 
 def test_kernels_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ from sparsetir.runtime.assembled import Bounds, CsrArrays, build_assembled
 from sparsetir.sparse_ir.assemble import assemble
 from stage2 import golden
 
+RESULT = "c_bounds", "c_width"  # of `bound`
 DRAWN = programs().filter(lambda drawn: re.search(r"C\[i, j", drawn.text) is not None)
 
 
@@ -63,8 +64,10 @@ def check_kernel(func: Any, drawn: Drawn, there: np.ndarray, dense: np.ndarray) 
     with mock.patch.object(sparsetir.sparse_ir.assemble, "SHORT", 3):
         kernel = build_assembled(func, "C")
     given = {k: v for k, v in drawn.arguments.items() if k != "c"}
-    found = kernel(**given)
-    for made in (found, kernel.assembled(given, kernel.bounds(given), levels=0)):
+    found, whole = kernel(**given), kernel.bound.completed(given, *RESULT)
+    each = [kernel.bounds(whole, kernel.bound), kernel.bounds(whole)]
+    made_of = [kernel.assembled(whole, bounds, levels) for bounds in each for levels in (None, 0)]
+    for made in (found, *made_of):
         check(made, there, dense, drawn.text)
     again = kernel.values_of(found.indptr, found.indices, **given)
     np.testing.assert_array_equal(again, found.values, drawn.text)
@@ -107,16 +110,17 @@ def test_the_programs_are_of_the_language(program: str) -> None:
     there, dense = expected_of(program, given)
     rows, room = given["m"], there.size
     indices, values = np.full(room, -1, "int32"), np.zeros(room, "float32")
-    counts = np.zeros(rows, "int32")
+    ends = np.zeros(rows, "int64")
     more = {
         made.parts: 2, made.room: room, made.rows_ptr: np.array([0, 2, rows], "int32"),
-        made.rooms: np.array([0, 2 * there.shape[1], room]), made.counts: counts,
+        made.rooms: np.array([0, 2 * there.shape[1], room]), made.ends: ends,
         made.indices: indices, made.values: values,
     }  # fmt: skip
     sparsetir.interpret(made.fill, {**given, **more})
-    np.testing.assert_array_equal(counts, there.sum(axis=1))
-    first, begin = counts[:2].sum(), 2 * there.shape[1]
-    places = [*range(first), *range(begin, begin + counts[2:].sum())]
+    counts = [there[part].sum(axis=1).cumsum() for part in (slice(2), slice(2, None))]
+    np.testing.assert_array_equal(ends, np.concatenate(counts))
+    first, begin = ends[1], 2 * there.shape[1]
+    places = [*range(first), *range(begin, begin + ends[-1])]
     np.testing.assert_array_equal(indices[places], np.nonzero(there)[1])
     np.testing.assert_allclose(values[places], dense[there], rtol=1e-6)
 
@@ -252,8 +256,9 @@ def test_columns_that_are_computed(column: str) -> None:
             expected[i, at] += a[i, j1] * b[i, j2]
             there[i, at] = True
     kernel = build_assembled(sparsetir.from_source(text))
+    whole = kernel.bound.completed(given, *RESULT)
     for levels in (None, 0, 1, 2, 3):
-        found = kernel.assembled(given, kernel.bounds(given), levels)
+        found = kernel.assembled(whole, kernel.bounds(whole, kernel.bound), levels)
         check(found, there, expected)
     again = kernel.values_of(found.indptr, found.indices, **given)
     np.testing.assert_array_equal(again, found.values)
@@ -280,9 +285,9 @@ def test_wide_rows(levels: int, monkeypatch: Any) -> None:
 
 def test_levels_by_how_many_elements_rows_have() -> None:
     ends, few = np.array([0, 60, 60, 60, 160]), 40 * 4 * 64 * 64
-    found = [Bounds(ends, n).levels for n in (40 * 64, 40 * 64 + 2, few, few + 64)]
+    found = [Bounds(ends, 4, n).levels for n in (40 * 64, 40 * 64 + 2, few, few + 64)]
     assert found == [1, 2, 2, 3]
-    assert [Bounds(np.array([0, 16, n, 60]), few).levels for n in (32, 33)] == [0, 3]
+    assert [Bounds(np.array([0, 16, n, 60]), 3, few).levels for n in (32, 33)] == [0, 3]
 
 
 def test_values_of_another_pattern() -> None:

@@ -9,7 +9,6 @@ import math
 import operator
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -22,7 +21,7 @@ from sparsetir.runtime.arrays import is_array, is_torch, to_host, type_name
 from sparsetir.runtime.file_errors import GraphError, as_path, printable, reading
 from sparsetir.runtime.refusals import wrong
 from sparsetir.sparse_ir.errors import StructureError
-from sparsetir.sparse_ir.index_arrays import check_indptr, check_range, index_type
+from sparsetir.sparse_ir.index_arrays import check_indptr, check_range, index_type, rows_increase
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,8 +32,7 @@ VALUE_DTYPES = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Stored:
+class Stored(NamedTuple):
     """Canonical coordinates and their values.
 
     places : (given,) where each element that was given went; None if nothing moved
@@ -110,7 +108,7 @@ def from_compressed(
     stored = check_values(who, values, len(indices))
     idtype = index_type(max(*shape, len(indices)))
     indices = indices.astype(idtype, copy=False)
-    if not by_columns and _in_order(indptr, indices):
+    if not by_columns and rows_increase(indptr, indices):
         indptr = indptr.astype(index_type(len(indices)), copy=False)
         return Stored(Pattern.from_csr(indptr, indices, shape, check=False), stored)
     lines = np.arange(shape[major], dtype=idtype).repeat(np.diff(indptr))
@@ -239,14 +237,6 @@ def _integers(who: str, argument: str, array: object, where: str = "") -> np.nda
     if out.dtype.kind not in "iu":
         raise TypeError(f"{who}: argument '{argument}': expected integers{where}, got {out.dtype}")
     return np.ascontiguousarray(out)
-
-
-def _in_order(indptr: np.ndarray, indices: np.ndarray) -> bool:
-    """Whether the indices of each row increase strictly."""
-    later = indices[1:] > indices[:-1]
-    starts = indptr[(indptr > 0) & (indptr < len(indices))]
-    later[starts - 1] = True
-    return bool(later.all())
 
 
 # -- sparse objects of scipy and torch ------------------------------------------------------------

@@ -198,8 +198,9 @@ def known(A: Any, n: int) -> tuple[SeenPattern, Tensor | None] | None:
     elif kind is Prepared:
         return A.seen, A.values
     elif kind is Tensor and A.layout is torch.sparse_csr and A.dim() == 2:
-        own = A.values()
-        found = known_pattern(A.crow_indices(), A.col_indices(), A.shape[1])
+        own, n = A.values(), A.shape[1]
+        rowptr, col = A.crow_indices(), A.col_indices()
+        found = kept.find(("csr", n), rowptr, col) or known_pattern(rowptr, col, n)
     elif kind is SparseMatrix:
         own = _values_of(A)
         found = kept.find(("matrix", A.shape), *_arrays_of(A))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import reduce
 from typing import Any
 
@@ -10,9 +11,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sparsetir.ops.operands import resolve
-from sparsetir.ops.registry import Context, wants_gradient
+from sparsetir.ops.operands import known, resolve
+from sparsetir.ops.registry import Context, is_undisturbed, wants_gradient
 from sparsetir.ops.structure import Structure, structure_of
+from sparsetir.ops.tensors import plain_tensor
 from sparsetir.planning.sparse_results import (
     OF_BOOLS,
     PRODUCTS,
@@ -216,7 +218,6 @@ DTYPES = (
     torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8, torch.int16,
     torch.int32, torch.int64, torch.uint8, torch.bool,
 )  # fmt: skip
-_eager: Any = torch.compiler.disable  # results have as many elements as they come to have
 OF_VALUES = {
     "add": torch.add, "subtract": torch.sub, "multiply": torch.mul, "maximum": torch.maximum,
     "minimum": torch.minimum,
@@ -231,10 +232,10 @@ class _Matrix:
     """A matrix with its columns in order; `structure` has no order of its own."""
 
     def __init__(self, who: str, name: str, A: object) -> None:
-        rowptr, col, _, n, values = resolve(A, None, None, who, name)
-        if col.device.type != "cpu":
-            raise ValueError(f"{who}: argument '{name}': expected a CPU tensor, got {col.device}")
-        found = structure_of(rowptr, col, n, who)
+        found, values = _structure_of(who, name, A)
+        if found.device.type != "cpu":
+            device = found.device
+            raise ValueError(f"{who}: argument '{name}': expected a CPU tensor, got {device}")
         self.structure, order, twice = found.derived("in order", _in_order)
         if twice is not None:
             raise ValueError(
@@ -253,11 +254,19 @@ class _Matrix:
                 f"shape {tuple(values.shape)}"
             )
         self.values = values if order is None else values.index_select(0, order)
+        self.shape: tuple[int, ...] = self.structure.shape
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Rows and columns."""
-        return self.structure.shape
+
+def _structure_of(who: str, name: str, A: object) -> tuple[Structure, Tensor | None]:
+    """The structure of a matrix, and its values."""
+    seen = None
+    if is_undisturbed():
+        with suppress(RuntimeError):  # of tensors without memory
+            seen = known(A, -1)
+    if seen is not None:
+        return seen[0].structure, seen[1]
+    rowptr, col, _, n, values = resolve(A, None, None, who, name)
+    return structure_of(rowptr, col, n, who), values
 
 
 def _in_order(structure: Structure) -> tuple[Structure, Tensor | None, tuple[int, int] | None]:
@@ -294,17 +303,15 @@ def _transposed(structure: Structure) -> tuple[Structure, Tensor]:
 
 def _csr(structure: Structure, values: Tensor) -> Csr:
     indptr, indices, shape = structure.pattern
-    return Csr(indptr, indices, values.detach().contiguous(), shape)
+    return Csr(indptr, indices, plain_tensor(values), shape)
 
 
-def _result(found: Csr) -> Structure:
-    indptr, indices = (torch.from_numpy(x) for x in (found.indptr, found.indices))
-    return Structure(indptr, indices, (found.shape[0], found.shape[1]))
+def _values(found: Csr, dtype: torch.dtype) -> Tensor:
+    return _cast(torch.from_numpy(found.values), dtype)
 
 
-def _tensor(structure: Structure, values: Tensor) -> Tensor:
-    given = structure.rowptr, structure.col, values
-    return torch.sparse_csr_tensor(*given, structure.shape, check_invariants=False)
+def _cast(values: Tensor, dtype: torch.dtype) -> Tensor:
+    return values if values.dtype is dtype else values.to(dtype)  # which takes a microsecond
 
 
 def _elementwise(op: str, *matrices: object) -> Tensor:
@@ -314,8 +321,13 @@ def _elementwise(op: str, *matrices: object) -> Tensor:
     return _computed(op, {f"matrices[{q}]": x for q, x in enumerate(matrices)})
 
 
-@_eager
-def _computed(
+def _computed(*args: Any) -> Tensor:
+    """What :func:`_run` gives; results have as many elements as they come to have: in no graph."""
+    run: Any = torch.compiler.disable(_run) if torch.compiler.is_compiling() else _run
+    return run(*args)
+
+
+def _run(
     op: str, named: dict[str, object], semiring: str = "plus_times", mask: object = None
 ) -> Tensor:
     """One of `PRODUCTS` or `COMBINED`, or a Kronecker product, of matrices by their names."""
@@ -328,16 +340,25 @@ def _computed(
     dtype = reduce(torch.promote_types, (x.values.dtype for x in each))
     how, bools = (semiring if op in PRODUCTS else op), dtype is torch.bool
     sides = [x.structure for x in each]
-    values = [x.values.to(torch.int8 if bools else dtype) for x in each]
+    values = [_cast(x.values, torch.int8 if bools else dtype) for x in each]
     wanted = wants_gradient(*values)
     if wanted and semiring != "plus_times":
         raise NotImplementedError(f"{who}: gradients of semiring '{semiring}' are not there")
     given = None if at is None else _csr(at.structure, values[0].new_empty(0))
     operands = [_csr(x, v) for x, v in zip(sides, values, strict=True)]
     made = result_of(op, OF_BOOLS.get(how, how) if bools else how, operands, given)
-    out = _result(made) if at is None else at.structure
-    found = _differentiable(op, values, sides, out, made.values) if wanted else made.values
-    return found.to(dtype) if op == "vecdot" else _tensor(out, found.to(dtype))
+    if at is None:
+        index = torch.from_numpy(made.indptr), torch.from_numpy(made.indices)
+    else:
+        index = at.structure.rowptr, at.structure.col
+    found = _values(made, values[0].dtype)
+    if wanted:
+        out = Structure(*index, (made.shape[0], made.shape[1])) if at is None else at.structure
+        found = _differentiable(op, values, sides, out, found)
+    found = _cast(found, dtype)
+    if op == "vecdot":
+        return found
+    return torch.sparse_csr_tensor(*index, found, made.shape, check_invariants=False)
 
 
 def _differentiable(
@@ -368,7 +389,7 @@ class _MaskedProduct(torch.autograd.Function):
         if known is not None:
             return known.detach()  # as a given tensor it would be a view
         mask = _csr(C, a.new_empty(0))
-        return product(_csr(A, a), _csr(B, b), mask=mask).values
+        return _values(product(_csr(A, a), _csr(B, b), mask=mask), a.dtype)
 
     @staticmethod
     def backward(ctx: Context, *grads: Tensor) -> object:
@@ -405,7 +426,9 @@ class _Kron(torch.autograd.Function):
         values = (*ctx.saved_tensors, *grads)
         each = [_csr(x, v.to(wide)) for x, v in zip(ctx.others, values, strict=True)]
         found = [
-            kron_gradient(name, *each).to(values[n].dtype) if ctx.needs_input_grad[n] else None
+            torch.from_numpy(kron_gradient(name, *each)).to(values[n].dtype)
+            if ctx.needs_input_grad[n]
+            else None
             for n, name in enumerate("ab")
         ]
         return *found, None, None
@@ -417,7 +440,7 @@ class _Sampled(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Context, x: Tensor, X: Structure, out: Structure) -> Tensor:
         ctx.others = X, out
-        return combined("add", [_csr(X, x)], _csr(out, x.new_empty(0))).values
+        return _values(combined("add", [_csr(X, x)], _csr(out, x.new_empty(0))), x.dtype)
 
     @staticmethod
     def backward(ctx: Context, *grads: Tensor) -> object:

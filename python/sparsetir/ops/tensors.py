@@ -41,23 +41,11 @@ SIZES = (int, torch.SymInt, np.integer)
 
 def launch(kernel: Kernel, named: Mapping[str, Tensor | float | None]) -> None:
     """Run a kernel on tensors and numbers that fit, by the names of its parameters."""
-    signature = kernel.signature
-    names = signature.names if kernel.computed else signature.passed
-    given = {
-        name: plain_tensor(x) if isinstance(x, Tensor) else x
-        for name in names
-        if (x := named.get(name)) is not None
-    }
-    device = next(x.device for x in given.values() if isinstance(x, Tensor))
+    given = [named.get(name) for name in kernel.signature.names]
+    args = [plain_tensor(x) if isinstance(x, Tensor) else x for x in given]
+    device = next(x.device for x in args if isinstance(x, Tensor))
     with nullcontext() if device.type == "cpu" else _on(device):
-        if kernel.computed:  # of index arrays, for which it is kept
-            kernel(**given)
-            return
-        args = [*given.values()]
-        try:
-            kernel.run_unchecked(args)
-        except (TypeError, ValueError, BufferError, RuntimeError) as error:
-            kernel.run_refused(args, error)
+        kernel.run(args)
 
 
 def kernel_by(

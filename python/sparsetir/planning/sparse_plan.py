@@ -45,6 +45,7 @@ from sparsetir.schedules.operators.sparse_results import (
 )
 from sparsetir.schedules.targets import host_target
 from sparsetir.schedules.templates.sparse_results import Assembled
+from sparsetir.sparse_ir.index_arrays import row_numbers
 from sparsetir.sparse_ir.schedule import Schedule
 
 FEW = 6  # terms of an element, below which they take less time in the order of visits
@@ -122,7 +123,7 @@ class SparsePlan(Plan):
         if self._repeated:
             self.kernel = self._numeric.numeric
         self.compile_seconds = time.perf_counter() - start - converted
-        self._bounds = self._numeric.bounds(self._given)
+        self._bounds = self._numeric.bounds(self._given, self._numeric.bound)
         self.convert_seconds = time.perf_counter() - start - self.compile_seconds
         if mask is None:
             start = time.perf_counter()
@@ -160,6 +161,24 @@ class SparsePlan(Plan):
         self._names = _numbered(each)
         self._given = {name: x.values for name, x in zip(self._names, each, strict=True)}
         return Numeric(kernel, {**given, **self._given}, "out")
+
+    def _of_factors(self, found: Csr) -> Numeric:
+        """What computes the product by element of each element's factors, whose places are kept."""
+        problem, target, parallel = self.problem, self._wanted.target, self._threads > 1
+        start, self._names = time.perf_counter(), _numbered(self._each)
+        self._given = {n: x.values for n, x in zip(self._names, self._each, strict=True)}
+        elements = _numbers(found)
+        given: dict[str, Any] = {**self._given, "nnz": len(elements)}
+        for name, x in zip(self._names, self._each, strict=True):
+            places = np.searchsorted(_numbers(x), elements).astype(problem.idtype)
+            given |= {f"{name}_places": places, f"{name}_nnz": len(x.indices)}
+        self.convert_seconds += time.perf_counter() - start
+
+        def stages() -> Stages:
+            schedule = None if parallel else Schedule.lower
+            return lower(problem.factors_program(), schedule, target=target)
+
+        return Numeric(compiled((problem, parallel, "factors"), target, stages), given, "out")
 
     def _of_elements(self, each: Sequence[Csr], mask: Csr) -> Numeric:
         """What computes values of elements one by one."""
@@ -270,10 +289,12 @@ class SparsePlan(Plan):
             self._known = CsrArrays(made.indptr.copy(), made.indices.copy(), None)
         else:
             self._known = made._replace(values=None)
-        if config.listed and term_ends(*self._each)[-1] < FEW * len(made.indices):
+        factors = self.problem.lists == "factors"
+        if config.listed and (factors or term_ends(*self._each)[-1] < FEW * len(made.indices)):
             start, before = time.perf_counter(), self.convert_seconds
             known = self._known.indptr, self._known.indices, None
-            self._repeat = self._of_terms(Csr(*known, (len(made.indptr) - 1, bounds.columns)))
+            of = self._of_factors if factors else self._of_terms
+            self._repeat = of(Csr(*known, (bounds.rows, bounds.columns)))
             self.kernel, listed = self._repeat.kernel, self.convert_seconds - before
             self.compile_seconds += time.perf_counter() - start - listed
         return made.values
@@ -406,6 +427,11 @@ def _in_parts(
     inside = np.searchsorted(np.maximum.accumulate(element), indptr[rows]) if len(a) else cuts
     begins = np.array([0, *inside, len(a)], a.dtype)
     return begins, a, b, element
+
+
+def _numbers(matrix: Csr) -> np.ndarray:
+    """(nnz,) the number of each element among all that a dense matrix has."""
+    return row_numbers(matrix.indptr) * matrix.shape[1] + matrix.indices
 
 
 def _numbered(each: Sequence[object]) -> list[str]:

@@ -42,7 +42,9 @@ class OnMatrices(OneByOne):
             masked = self.matrices.mask is not None
             name = "listed" if config.listed else "dotted"
             known = masked or (config.listed and config.kept)
-            expected = "" if product and known else f"{name}=False without a mask"
+            if not product:
+                known = config.listed and config.kept and not masked and self.problem.lists
+            expected = "" if known else f"{name}=False without a mask"
         if expected:
             raise ValueError(
                 f"plan: argument 'config': expected {expected} for '{self.name}', got {config}"
@@ -71,7 +73,8 @@ class OnMatrices(OneByOne):
         if self.problem.is_product and mask is not None:
             dotted = elements_pay(csr(each[0]), csr(each[1]), csr(mask), self.name == "inner")
         sums, parallel = how in ("add", "subtract"), self.threads > 1
-        first = Assembled(gathered=sums, parallel=parallel, dotted=dotted)
+        listed = self.problem.lists == "factors" and mask is None
+        first = Assembled(gathered=sums, parallel=parallel, dotted=dotted, listed=listed)
         return branch(self.problem, first, self.threads, mask is not None)
 
 

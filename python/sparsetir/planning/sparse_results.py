@@ -13,8 +13,8 @@ from tvm.target import Target
 from sparsetir.data.sources import Stored, is_sparse
 from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.formats.pattern import Pattern
-from sparsetir.runtime.arrays import dtype_name, is_torch
-from sparsetir.runtime.assembled import AssembledKernel, CsrArrays, Numeric, build_assembled
+from sparsetir.runtime.arrays import dtype_name
+from sparsetir.runtime.assembled import AssembledKernel, Numeric, build_assembled
 from sparsetir.runtime.build import build
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.refusals import wrong
@@ -59,7 +59,8 @@ class Csr(NamedTuple):
 def product(A: Csr, B: Csr, semiring: str = "plus_times", mask: Csr | None = None) -> Csr:
     """A B over a semiring; with a mask the result has its pattern, and is computed there alone.
 
-    Values are of one dtype, not bool. Sums of 16-bit ones are in float32.
+    Values are of one dtype, not bool, those of the result of NumPy; sums of 16-bit ones are, and
+    stay, in float32.
     """
     if is_wide(B):
         narrow, mask, columns = without_empty_columns(B, mask)
@@ -118,10 +119,7 @@ def _by_elements(A: Csr, B: Csr, semiring: str, mask: Csr) -> Csr:
     dtype = dtype_name(A.values)
     problem = SparseResult(semiring, dtype, WIDER.get(dtype, dtype), dtype, idtype_of(A, B, mask))
     kernel = _elements_kernel(problem, ratio_of(A, B, mask))
-    found = Numeric(kernel, of_elements(A, B, mask, problem.idtype), "out")()
-    if problem.sums != dtype:
-        found = found.to(A.values.dtype) if is_torch(found) else found.astype(A.values.dtype)
-    return mask._replace(values=found)
+    return mask._replace(values=Numeric(kernel, of_elements(A, B, mask, problem.idtype), "out")())
 
 
 @cache
@@ -220,7 +218,7 @@ def by_columns(matrix: Csr) -> tuple[Csr, np.ndarray]:
 
 def idtype_of(*matrices: Csr) -> str:
     """The type of indices that holds those of all."""
-    return "int64" if any(x.indices.dtype == np.int64 for x in matrices) else "int32"
+    return "int64" if max([x.indices.itemsize for x in matrices]) == 8 else "int32"
 
 
 def combined(op: str, matrices: Sequence[Csr], mask: Csr | None = None) -> Csr:
@@ -235,12 +233,10 @@ def combined(op: str, matrices: Sequence[Csr], mask: Csr | None = None) -> Csr:
 def is_gathered(op: str, matrices: Sequence[Csr], known: bool = False) -> bool:
     """Whether a sum goes through one operand after the other: of many, in rows that are worth the
     bitmap of a workspace; at a pattern that is known, which needs none, always."""
-    if known:
-        return op in ("add", "subtract")
+    if op not in ("add", "subtract") or known or len(matrices) < GATHERED:
+        return known and op in ("add", "subtract")
     rows, columns = matrices[0].shape
-    elements = sum(len(x.indices) for x in matrices)
-    narrow = columns * rows <= GROUP * WORTH * elements
-    return op in ("add", "subtract") and len(matrices) >= GATHERED and narrow
+    return columns * rows <= GROUP * WORTH * sum(len(x.indices) for x in matrices)
 
 
 def of_matrices(
@@ -256,15 +252,17 @@ def of_matrices(
     known = [SparseMatrix.adopt(who, "other", x) for x in matrices]
     given = None if mask is None else SparseMatrix.adopt(who, "mask", mask)
     check_shapes(who, op, [x.shape for x in known], None if given is None else given.shape)
-    dtype = np.result_type(*(x.dtype for x in known))
+    types = {x.dtype for x in known}
+    dtype = np.result_type(*types) if len(types) > 1 else known[0].dtype
     how, computed = how_computed(who, op, semiring, dtype)
     operands = [csr(x if x.dtype == computed else x.astype(computed)) for x in known]
-    masked = None if given is None else csr(given)
-    found = result_of(op, how, operands, masked)
+    found = result_of(op, how, operands, None if given is None else csr(given))
     values = found.values.astype(dtype, copy=False)
     if given is not None:
         return Stored(given.pattern, values)
-    return Stored(Pattern.from_csr(found.indptr, found.indices, found.shape, check=False), values)
+    pattern = Pattern.from_csr(found.indptr, found.indices, found.shape, check=False)
+    pattern.checked = True
+    return Stored(pattern, values)
 
 
 def result_of(op: str, how: str, operands: Sequence[Csr], mask: Csr | None) -> Csr:
@@ -277,7 +275,7 @@ def result_of(op: str, how: str, operands: Sequence[Csr], mask: Csr | None) -> C
 def how_computed(who: str, op: str, semiring: str, dtype: np.dtype) -> tuple[str, np.dtype]:
     """The semiring or one of `COMBINED`, and the dtype that values are computed in."""
     check_semiring(who, semiring)
-    bools = dtype == np.bool_
+    bools = dtype.kind == "b"
     if bools and op == "subtract":
         raise TypeError(f"{who}: expected numbers, got matrices of bool")
     how = semiring if op in PRODUCTS else op
@@ -336,6 +334,7 @@ def is_wide(B: Csr) -> bool:
 def csr(matrix: SparseMatrix) -> Csr:
     """A matrix as it is, not copied."""
     pattern = matrix.pattern
+    pattern.check_once()
     return Csr(pattern.indptr, pattern.columns, matrix.values, matrix.shape)
 
 
@@ -370,10 +369,10 @@ def kernel_of(
 def arguments(named: Mapping[str, Csr], sizes: Mapping[str, int], idtype: str) -> dict[str, Any]:
     """What kernels are given, but the result's."""
     given: dict[str, Any] = dict(sizes)
-    for name, x in named.items():
-        indptr, indices = (y.astype(idtype, copy=False) for y in x[:2])
-        given |= {name: x.values, f"{name}_nnz": len(indices)}
-        given |= {f"{name}_indptr": indptr, f"{name}_indices": indices}
+    for name, (indptr, indices, values, _) in named.items():
+        given[name], given[f"{name}_nnz"] = values, len(indices)
+        given[f"{name}_indptr"] = indptr.astype(idtype, copy=False)
+        given[f"{name}_indices"] = indices.astype(idtype, copy=False)
     return given
 
 
@@ -381,37 +380,24 @@ def _run(
     make: Callable[..., AssembledKernel], named: dict[str, Csr], sizes: dict[str, int],
     shape: Shape, mask: Csr | None, wide: bool = False,
 ) -> Csr:  # fmt: skip
-    """The result, in the type of the operands' values.
+    """The result, in the type that values are summed in.
 
     wide : whether int32 does not number its rows and columns
     """
-    like = next(iter(named.values())).values
-    dtype = dtype_name(like)
-    out = WIDER.get(dtype, dtype)
-
-    def call(idtype: str) -> CsrArrays:
-        given = arguments(named, sizes, idtype)
-        kernel = make(dtype, out, idtype)
-        if mask is None:
-            return kernel(**given)
-        indptr, indices = (y.astype(idtype, copy=False) for y in mask[:2])
-        return CsrArrays(indptr, indices, kernel.values_of(indptr, indices, **given))
-
+    dtype = dtype_name(next(iter(named.values())).values)
     operands = [*named.values(), *([mask] if mask is not None else [])]
     idtype = "int64" if wide else idtype_of(*operands)
+    given, kernel = arguments(named, sizes, idtype), make(dtype, WIDER.get(dtype, dtype), idtype)
+    bounds = kernel.bounds(given)
+    if mask is not None:
+        indptr, indices = (x.astype(idtype, copy=False) for x in mask[:2])
+        return mask._replace(values=kernel.at(indptr, indices, given, bounds)())
     try:
-        indptr, indices, values = call(idtype)
+        return Csr(*kernel.assembled(given, bounds), shape)
     except OverflowError:
         if idtype == "int64":
             raise
-        indptr, indices, values = call("int64")
-    if out != dtype:
-        values = values.to(like.dtype) if is_torch(values) else values.astype(like.dtype)
-    return Csr(_host(indptr), _host(indices), values, shape)
-
-
-def _host(array: Any) -> np.ndarray:
-    return array.numpy() if is_torch(array) else array
+    return _run(make, named, sizes, shape, mask, wide=True)
 
 
 # -- terms of a product that a mask keeps, found once for a pattern -------------------------------

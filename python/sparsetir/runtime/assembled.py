@@ -44,14 +44,16 @@ class Bounds(NamedTuple):
     Parameters
     ----------
     ends : ndarray
-        (rows + 1,) of int64, where rows begin if all have as many as they can have.
-    columns : int
+        (rows + 1,) of int64, where rows begin if all have as many as they can have; or (2,) of all
+        rows together, where these are so few that they are one part.
+    rows, columns : int
         How many there are.
     step : int
         So many rows follow each other in one part.
     """
 
     ends: np.ndarray
+    rows: int
     columns: int
     step: int = 1
 
@@ -59,13 +61,12 @@ class Bounds(NamedTuple):
     def levels(self) -> int:
         """Of a bitmap of a row: with many elements all of its words are looked at, with few none of
         its groups that has nothing; 0 where most rows are so short that they need none."""
-        rows, elements = len(self.ends) - 1, self.ends[-1]
-        words = self.columns * rows / WORD
-        if elements >= words:
+        words = self.columns * self.rows / WORD
+        if self.ends[-1] >= words or len(self.ends) <= self.rows:
             return 1
-        if np.count_nonzero(np.diff(self.ends) <= SHORT) >= MOSTLY * rows:
+        if np.count_nonzero(np.diff(self.ends) <= SHORT) >= MOSTLY * self.rows:
             return 0
-        return 2 if words <= WORD * FEW * elements else 3
+        return 2 if words <= WORD * FEW * self.ends[-1] else 3
 
 
 class Numeric:
@@ -76,20 +77,23 @@ class Numeric:
     kernel : Kernel
         Which computes them.
     given : mapping
-        Its arguments by name, but the result's values.
+        All of its arguments by name, but the result's values; they are trusted.
     values : str
         Its parameter for these.
     """
 
     def __init__(self, kernel: Kernel, given: Mapping[str, object], values: str) -> None:
         signature = kernel.signature
-        self.kernel, self.shape = kernel, kernel.shape_of(values, given)
-        self._place = signature.position
+        self.kernel, self._place = kernel, signature.position
         self._args = [given.get(name) for name in signature.names]
-        self._out, self.dtype = self._place[values], signature.dtypes[self._place[values]]
+        self._out = self._place[values]
+        self.dtype = np.dtype(signature.dtypes[self._out])
+        self.shape = tuple(signature.expected_shape(self._out, self._args))
 
-    def __call__(self, given: Mapping[str, object] = {}, out: np.ndarray | None = None) -> Any:
-        """The values, of the kind of arrays that the operands are.
+    def __call__(
+        self, given: Mapping[str, object] = {}, out: np.ndarray | None = None
+    ) -> np.ndarray:
+        """The values.
 
         Parameters
         ----------
@@ -100,16 +104,16 @@ class Numeric:
 
         Returns
         -------
-        array
+        ndarray
         """
-        args = self._args.copy()
-        for name, value in given.items():
-            args[self._place[name]] = value
-        found = rooms.room(self.shape, self.dtype) if out is None else out
-        made = _like(args, found, self.dtype)
-        args[self._out] = made
-        self.kernel(*args)
-        return made
+        out = rooms.room(self.shape, self.dtype) if out is None else out
+        if out.size:
+            args = self._args.copy()
+            for name, value in given.items():
+                args[self._place[name]] = value
+            args[self._out] = out
+            self.kernel.run(args)
+        return out
 
 
 class AssembledKernel:
@@ -145,9 +149,11 @@ class AssembledKernel:
         params = [str(p.name) for p in func.params]
         made = self.programs
         self.params = [n for n in params if n not in (made.values, made.indptr, made.indices)]
+        # Of rows that are appended to, which have none, there is one program.
+        self.has_levels = made.fill is not made.wide_fill
         self.bound = build(self.programs.bound, machine)
         self._fills: dict[SparseFunc, Kernel] = {}
-        self._idtype, self._dtype = self.programs.idtype, self.programs.dtype
+        self._idtype, self._dtype = np.dtype(made.idtype), np.dtype(made.dtype)
         self.most = int(np.iinfo(self._idtype).max)  # elements
 
     def fill(self, levels: int) -> Kernel:
@@ -219,7 +225,8 @@ class AssembledKernel:
             For more elements than the type of the indices can number.
         """
         given = self._given(args, kwargs)
-        return self.assembled(given, self.bounds(given))
+        found = self.assembled(given, self.bounds(given, self.bound))
+        return CsrArrays(*(_like(given.values(), x) for x in found))
 
     def values_of(self, indptr: object, indices: Any, *args: object, **kwargs: object) -> Any:
         """The values at a pattern that is known, or asked for: the numeric phase alone.
@@ -243,31 +250,42 @@ class AssembledKernel:
             As in a call.
         """
         names, given, _ = self.programs, self._given(args, kwargs), self.numeric
-        given |= {names.indptr: indptr, names.indices: indices}
-        bounds = self.bounds(given, self.masked_bound)  # which checks the pattern
-        return self.at(indptr, indices, given, bounds)()
+        pattern = {names.indptr: indptr, names.indices: indices}
+        bound = self.masked_bound
+        given = bound.completed({**given, **pattern}, names.bounds, names.width)
+        return _like(given.values(), self.at(indptr, indices, given, self.bounds(given, bound))())
 
-    def bounds(self, given: Mapping[str, object], bound: Kernel | None = None) -> Bounds:
+    def bounds(self, given: Mapping[str, Any], checked: Kernel | None = None) -> Bounds:
         """How many elements rows have at most.
 
         Parameters
         ----------
         given : mapping
             All parameters but the result's, by name.
-        bound : Kernel, optional
-            By default the one without a pattern.
+        checked : Kernel, optional
+            :attr:`bound`, or :attr:`masked_bound` for what has a pattern besides, to check them;
+            by default they are trusted.
 
         Returns
         -------
         Bounds
         """
-        bound = self.bound if bound is None else bound
-        names, width = self.programs, np.zeros(2, np.int64)
-        (rows,) = bound.shape_of(names.bounds, {**given, names.width: width})
+        kernel, names = checked or self.bound, self.programs
+        if checked is None and names.shape:
+            rows, columns = given[names.shape[0]], given[names.shape[1]]
+            most = rows * columns
+            if names.members:
+                most = min(most, sum([given[name] for name in names.members]))
+            if most < WORK_OF_A_PART:
+                return Bounds(np.array([0, most]), rows, columns)
+        signature, width = kernel.signature, np.zeros(2, np.int64)
+        args, at = [given.get(name) for name in signature.names], signature.position[names.bounds]
+        (rows,) = signature.expected_shape(at, args)
         ends = np.zeros(rows + 1, np.int64)
-        bound(**given, **{names.bounds: ends[1:], names.width: width})
+        args[at], args[signature.position[names.width]] = ends[1:], width
+        kernel.run(args) if checked is None else kernel(*args)
         columns, step = width.tolist()
-        return Bounds(np.cumsum(ends, out=ends), columns, max(step, 1))
+        return Bounds(np.add.accumulate(ends, out=ends), rows, columns, max(step, 1))
 
     def assembled(
         self, given: Mapping[str, object], bounds: Bounds, levels: int | None = None,
@@ -288,31 +306,37 @@ class AssembledKernel:
         -------
         CsrArrays
         """
-        names, ends = self.programs, bounds.ends
-        fill = self.fill(bounds.levels if levels is None else levels)
-        rows, step, made = len(ends) - 1, bounds.step, []
-        first = 0
+        ends, rows, _, step = bounds
+        if levels is None:
+            levels = bounds.levels if self.has_levels else 0
+        fill, indptr = self.fill(levels), np.zeros(rows + 1, np.int64)
+        if len(ends) == 2:  # the short way, which takes as long as a hundred elements
+            rows_ptr = np.array([0, rows], self._idtype)
+            indices, values = self._filled(fill, given, rows_ptr, ends, indptr, ends)
+            nnz = int(indptr[-1])
+            indices, values = _shrunk(indices, nnz), _shrunk(values, nnz)
+            return CsrArrays(indptr.astype(self._idtype), indices, values)
+        made, first = [], 0
         while first < rows or not made:
-            last = int(np.searchsorted(ends, ends[first] + ROOM, side="right")) - 1
-            last = max(min(last // step * step, rows), min(first + step, rows))
-            last = last if names.parted else rows
-            made.append(
-                self._filled(fill, given, bounds, self._parts(bounds, first, last, threads))
-            )
+            last = rows
+            if self.programs.parted:
+                last = int(np.searchsorted(ends, ends[first] + ROOM, side="right")) - 1
+                last = max(min(last // step * step, rows), min(first + step, rows))
+            rows_ptr = self._parts(bounds, first, last, threads)
+            begins = ends[rows_ptr] - ends[first]
+            found = self._filled(fill, given, rows_ptr // step, begins, indptr, ends)
+            sizes = _sizes(indptr, rows_ptr.tolist())
+            made.append([_closed(x, begins, sizes) for x in found])
             first = last
-        counts = np.concatenate([m[0] for m in made])
-        indptr = np.zeros(rows + 1, np.int64)
-        np.cumsum(counts, out=indptr[1:])
         if indptr[-1] > self.most:
             raise OverflowError(
                 f"{self.name}: the result has {indptr[-1]} elements, more than {self._idtype} "
                 "numbers; expected int64 indices"
             )
-        indices, values = (
-            made[0][n] if len(made) == 1 else np.concatenate([m[n] for m in made]) for n in (1, 2)
-        )
-        found = (indptr.astype(self._idtype), self._idtype), (indices, self._idtype)
-        return CsrArrays(*(_like(given.values(), *x) for x in (*found, (values, self._dtype))))
+        (indices, values), *others = made
+        if others:
+            indices, values = map(np.concatenate, zip(*made, strict=True))
+        return CsrArrays(indptr.astype(self._idtype), indices, values)
 
     def at(
         self, indptr: object, indices: Any, given: Mapping[str, object], bounds: Bounds,
@@ -331,51 +355,55 @@ class AssembledKernel:
         -------
         Numeric
         """
-        names, ends = self.programs, bounds.ends
-        rows_ptr = self._parts(bounds, 0, len(ends) - 1, threads)
-        known = {names.indptr: indptr, names.indices: indices, names.nnz: len(indices)}
-        return Numeric(self.numeric, {**given, **known, **self._in_parts(rows_ptr)}, names.values)
+        names, rows_ptr = self.programs, self._parts(bounds, 0, bounds.rows, threads)
+        known = {
+            **given, names.indptr: indptr, names.indices: indices, names.nnz: len(indices),
+            names.parts: len(rows_ptr) - 1, names.rows_ptr: rows_ptr,
+        }  # fmt: skip
+        return Numeric(self.numeric, known, names.values)
 
     def __repr__(self) -> str:
         return f"AssembledKernel({self.name!r})"
 
     def _given(self, args: Sequence[object], kwargs: Mapping[str, object]) -> dict[str, object]:
         values = bound(self.name, {name: i for i, name in enumerate(self.params)}, args, kwargs)
-        return {n: x for n, x in zip(self.params, values, strict=True) if x is not None}
+        given = {n: x for n, x in zip(self.params, values, strict=True) if x is not None}
+        return self.bound.completed(given, self.programs.bounds, self.programs.width)
 
     def _parts(self, bounds: Bounds, first: int, last: int, threads: int | None) -> np.ndarray:
         """Where the parts of some rows begin, and the last one ends."""
-        ends, step = bounds.ends, bounds.step
+        ends, _, _, step = bounds
+        if not self.programs.parted or ends[-1] < WORK_OF_A_PART:
+            return np.array([first, last], self._idtype)
         total = int(ends[last] - ends[first])
-        most = threads or pool.count()
-        parts = 1 if not self.programs.parted else min(most, 1 + total // WORK_OF_A_PART)
+        parts = min(threads or pool.count(), 1 + total // WORK_OF_A_PART)
         cuts = ends[first] + np.arange(1, parts) * (total / parts)
         inside = np.clip(np.searchsorted(ends[::step], cuts) * step, first, last)
         return np.array([first, *inside, last], self._idtype)
 
-    def _in_parts(self, rows_ptr: np.ndarray) -> dict[str, object]:
-        """Arguments that say what rows the parts have."""
-        names = self.programs
-        found: dict[str, object] = {names.parts: len(rows_ptr) - 1}
-        return {**found, names.rows_ptr: rows_ptr} if names.parted else found
-
     def _filled(
-        self, fill: Kernel, given: Mapping[str, object], bounds: Bounds, rows_ptr: np.ndarray
-    ) -> tuple[np.ndarray, ...]:
-        """Counts, indices and values of some rows, in parts."""
-        names, first, last, ends = self.programs, rows_ptr[0], rows_ptr[-1], bounds.ends
-        begins = ends[rows_ptr] - ends[first]
-        room = int(begins[-1])
-        counts = np.zeros(len(ends) - 1, self._idtype)
+        self, fill: Kernel, given: Mapping[str, object], rows_ptr: np.ndarray, begins: np.ndarray,
+        indptr: np.ndarray, ends: np.ndarray,
+    ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+        """Indices and values of some rows, in the rooms of their parts.
+
+        begins : where these begin
+        indptr : of the result; for these rows, elements of their part are counted
+        ends : of the bounds
+        """
+        names, signature, room = self.programs, fill.signature, int(begins[-1])
         indices = rooms.room((room,), self._idtype)
-        made = {**self._in_parts(rows_ptr // bounds.step), names.room: room, names.rooms: begins}
-        made |= {names.counts: counts, names.indices: indices}
-        if names.bounds in fill.signature.position:
+        made = {
+            **given, names.parts: len(begins) - 1, names.rows_ptr: rows_ptr, names.room: room,
+            names.rooms: begins, names.ends: indptr[1:], names.indices: indices,
+        }  # fmt: skip
+        if names.bounds in signature.position:
             made[names.bounds] = np.diff(ends)
-        values = rooms.room(fill.shape_of(names.values, {**given, **made}), self._dtype)
-        fill(**given, **made, **{names.values: _like(given.values(), values, self._dtype)})
-        sizes = [int(counts[a:b].sum(dtype=np.int64)) for a, b in pairwise(rows_ptr)]
-        return counts[first:last], *(_closed(x, begins, sizes) for x in (indices, values))
+        args, at = [*map(made.get, signature.names)], signature.position[names.values]
+        args[at] = values = rooms.room((*signature.expected_shape(at, args),), self._dtype)
+        if room:
+            fill.run(args)
+        return indices, values
 
 
 def build_assembled(
@@ -407,24 +435,46 @@ def build_assembled(
     return AssembledKernel(func, result, target)
 
 
+def _sizes(indptr: np.ndarray, rows: list[int]) -> list[int]:
+    """How many elements each part of some rows has.
+
+    indptr : of the result, where it is known up to these rows; for them it counts from the first
+        element of their part, which is changed
+    rows : where the parts begin, and the last one ends
+    """
+    sizes, nnz = [], int(indptr[rows[0]])
+    for begin, end in pairwise(rows):
+        sizes.append(int(indptr[end]) if begin < end else 0)
+        if nnz:
+            indptr[begin + 1 : end + 1] += nnz
+        nnz += sizes[-1]
+    return sizes
+
+
 def _closed(array: np.ndarray, begins: np.ndarray, sizes: list[int]) -> np.ndarray:
     """What is in the rooms of an array, moved together; the rest is given back, if it is owned."""
     at, step, data = sizes[0], array.strides[0], array.ctypes.data
     for begin, size in zip(begins.tolist()[1:-1], sizes[1:], strict=True):
         ctypes.memmove(data + at * step, data + begin * step, size * step)
         at += size
+    return _shrunk(array, at)
+
+
+def _shrunk(array: np.ndarray, size: int) -> np.ndarray:
+    """What an array begins with; the rest is given back, if it is owned."""
     if array.base is None:
-        array.resize((at, *array.shape[1:]), refcheck=False)
+        if size < len(array):
+            array.resize((size, *array.shape[1:]), refcheck=False)
         return array
-    found = array[:at]
+    found = array[:size]
     return found.copy() if found.nbytes < COPIED else found
 
 
-def _like(given: Iterable[object], array: np.ndarray, dtype: str) -> Any:
+def _like(given: Iterable[object], array: np.ndarray) -> Any:
     """The array, as torch's where arguments are; numpy's own types do not have all of torch's."""
     if not any(map(is_torch, given)):
         return array
     import torch
 
     plain = torch.from_numpy(array.view(f"int{8 * array.itemsize}"))
-    return plain.view(getattr(torch, dtype))
+    return plain.view(getattr(torch, array.dtype.name))

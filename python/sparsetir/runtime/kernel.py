@@ -184,28 +184,29 @@ class Kernel:
         if not numpy:
             count_writes([values[i] for i in self._outputs])
 
-    def shape_of(self, name: str, given: Mapping[str, object]) -> tuple[int, ...]:
-        """The shape that an array has to have beside the other arguments.
+    def completed(self, given: Mapping[str, object], *others: str) -> dict[str, object]:
+        """Arguments with the scalars that the shapes of arrays imply.
 
         Parameters
         ----------
-        name : str
-            Of the array.
         given : mapping
-            The other arguments by name; scalars that their shapes imply may be left out.
+            By name.
+        *others : str
+            Arrays that are yet to be made, which are left out.
 
         Returns
         -------
-        tuple of int
+        dict
 
         Raises
         ------
-        TypeError
-            For arguments that are missing.
+        TypeError, ValueError
+            For arguments that are missing, and scalars that are none.
         """
-        values = self._given.bind((), {name: PENDING, **given})
+        values = self._given.bind((), {**given, **dict.fromkeys(others, PENDING)})
         self._given.complete(values)
-        return tuple(self.signature.expected_shape(self.signature.position[name], values))
+        named = zip(self.signature.names, values, strict=True)
+        return {name: x for name, x in named if x is not PENDING}
 
     @property
     def assumes(self) -> Mapping[str, int]:
@@ -225,6 +226,22 @@ class Kernel:
             The arguments, in that order.
         """
         self._run(*values)
+
+    def run(self, values: Sequence[object]) -> None:
+        """Run on all of the function's parameters, which are trusted.
+
+        Parameters
+        ----------
+        values : sequence
+            The parameters, in order.
+        """
+        if self.computed:  # of index arrays, for which it is kept
+            self(*values)
+            return
+        try:
+            self._run(*values)
+        except (TypeError, ValueError, BufferError, RuntimeError) as error:
+            self.run_refused(values, error)
 
     def run_refused(self, values: Sequence[Any], error: Exception) -> None:
         """Run with other descriptions of arrays that TVM refused, or raise.

@@ -14,7 +14,6 @@ from __future__ import annotations
 from math import prod
 
 import numpy as np
-from numpy.typing import DTypeLike
 
 LEAST = 1 << 25  # bytes, up to which malloc keeps memory that is freed
 MOST = 1 << 28  # bytes of rooms that nothing is in, in all
@@ -40,7 +39,7 @@ class _Lease:
             _free.pop(0)
 
 
-def room(shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
+def room(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     """An array of any contents, whose memory may have been another result's.
 
     Parameters
@@ -55,7 +54,6 @@ def room(shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
     ndarray
         Of memory that is its own and of its views; one that owns it where it is not to be kept.
     """
-    dtype = np.dtype(dtype)
     size = prod(shape) * dtype.itemsize
     if not LEAST <= size <= MOST:
         return np.empty(shape, dtype)
