@@ -166,10 +166,7 @@ M = T.sparse_variable(K, (m, None), (a, b))  #! axis 'M': .. one buffer over it,
 
 M = T.sparse_variable(K, (m, None), (p, b))  #! axis 'M': .. expected 'p' to be of nothing else
 
-M = T.sparse_variable(K, (m, None), (a, b))  #! expected one such axis in a function
-O = T.sparse_variable(I, (m, None), (a, b))
-
-M = T.sparse_variable(K, (m, None), (a, b))  #! expected no iteration over it, and no axis under it
+M = T.sparse_variable(K, (m, None), (a, b))  #! expected no iteration over it, and no other axis
 O = T.sparse_variable(M, (m, nnz), (p, q))
 
 M = T.sparse_variable(I, (n, nnz), (p, a), idtype="int64")  #! but their idtypes differ: int32 and

@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
+from tvm.target import Target
 
 from sparsetir.runtime import pool, rooms
 from sparsetir.runtime.arrays import is_torch
@@ -106,7 +107,7 @@ class Numeric:
         for name, value in given.items():
             args[self._place[name]] = value
         found = rooms.room(self.shape, self.dtype) if out is None else out
-        made = _like(args, found, self.dtype)
+        made = like(args, found, self.dtype)
         args[self._out] = made
         self.kernel(*args)
         return made
@@ -135,17 +136,13 @@ class AssembledKernel:
     def __init__(
         self, func: SparseFunc, result: str | None = None, target: TargetLike = "llvm"
     ) -> None:
-        machine = resolve_target(target)
-        if "cpu" not in machine.keys:
-            raise ValueError(
-                f"build_assembled: argument 'target': expected a CPU, got {machine.kind.name!r}"
-            )
-        self.programs, self.target = assemble(func, result), machine
+        self.target = cpu_of(target)
+        self.programs = assemble(func, result)
         self.name = func.name
         params = [str(p.name) for p in func.params]
         made = self.programs
         self.params = [n for n in params if n not in (made.values, made.indptr, made.indices)]
-        self.bound = build(self.programs.bound, machine)
+        self.bound = build(self.programs.bound, self.target)
         self._fills: dict[SparseFunc, Kernel] = {}
         self._idtype, self._dtype = self.programs.idtype, self.programs.dtype
         self.most = int(np.iinfo(self._idtype).max)  # elements
@@ -312,7 +309,7 @@ class AssembledKernel:
             made[0][n] if len(made) == 1 else np.concatenate([m[n] for m in made]) for n in (1, 2)
         )
         found = (indptr.astype(self._idtype), self._idtype), (indices, self._idtype)
-        return CsrArrays(*(_like(given.values(), *x) for x in (*found, (values, self._dtype))))
+        return CsrArrays(*(like(given.values(), *x) for x in (*found, (values, self._dtype))))
 
     def at(
         self, indptr: object, indices: Any, given: Mapping[str, object], bounds: Bounds,
@@ -373,38 +370,19 @@ class AssembledKernel:
         if names.bounds in fill.signature.position:
             made[names.bounds] = np.diff(ends)
         values = rooms.room(fill.shape_of(names.values, {**given, **made}), self._dtype)
-        fill(**given, **made, **{names.values: _like(given.values(), values, self._dtype)})
+        fill(**given, **made, **{names.values: like(given.values(), values, self._dtype)})
         sizes = [int(counts[a:b].sum(dtype=np.int64)) for a, b in pairwise(rows_ptr)]
         return counts[first:last], *(_closed(x, begins, sizes) for x in (indices, values))
 
 
-def build_assembled(
-    func: SparseFunc, result: str | None = None, target: TargetLike = "llvm"
-) -> AssembledKernel:
-    """Compile a program to a kernel with a sparse result, whose pattern are its visits.
-
-    Parameters
-    ----------
-    func : SparseFunc
-        Of stage I: one iteration, over rows, then over what is in a row; its result over dense rows
-        and columns of an axis whose nnz is None, or dense ones. A row's columns may be visited once
-        and in order, as those of a union, or several times, as in a product of sparse matrices.
-    result : str, optional
-        The name of the result, or of its parameter; by default the only one.
-    target : optional
-        A CPU, as of :func:`sparsetir.build`.
-
-    Returns
-    -------
-    AssembledKernel
-        Called without the result, it gives its `indptr`, `indices` and values.
-
-    Raises
-    ------
-    ValueError
-        For a program of another kind, and for a target that is no CPU.
-    """
-    return AssembledKernel(func, result, target)
+def cpu_of(target: TargetLike) -> Target:
+    """The target; raises ValueError where it is no CPU."""
+    machine = resolve_target(target)
+    if "cpu" not in machine.keys:
+        raise ValueError(
+            f"build_assembled: argument 'target': expected a CPU, got {machine.kind.name!r}"
+        )
+    return machine
 
 
 def _closed(array: np.ndarray, begins: np.ndarray, sizes: list[int]) -> np.ndarray:
@@ -420,7 +398,7 @@ def _closed(array: np.ndarray, begins: np.ndarray, sizes: list[int]) -> np.ndarr
     return found.copy() if found.nbytes < COPIED else found
 
 
-def _like(given: Iterable[object], array: np.ndarray, dtype: str) -> Any:
+def like(given: Iterable[object], array: np.ndarray, dtype: str) -> Any:
     """The array, as torch's where arguments are; numpy's own types do not have all of torch's."""
     if not any(map(is_torch, given)):
         return array
