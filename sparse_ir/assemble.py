@@ -868,9 +868,9 @@ def _counted(nodes: list[Any]) -> Iterable[Sequence[Any]]:
 
 def _members(node: Any) -> list[Any]:
     """Axes that together are visited as often as one is, at least."""
-    if isinstance(node, Axis) and node.is_merged:
-        return [*node.of] if node.kind == "union" else [list(node.of)[0]]
-    return [node]
+    if not isinstance(node, Axis) or not node.is_merged:
+        return [node]
+    return [x for n in (node.of if node.kind == "union" else [*node.of][:1]) for x in _members(n)]
 
 
 def _variable_like(node: Any) -> Any:

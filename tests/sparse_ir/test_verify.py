@@ -415,7 +415,7 @@ made(axes=[h.i_axis, h.j_axis, v], over=[AttachedAxis(axis=h.j_axis, to=v), v])
         or around it, but 'V' comes after it
 axis(kind="dense")
     # IllFormedError: axis 'J': expected a kind among dense_fixed, dense_variable, sparse_fixed,
-        sparse_variable, union, intersect, got 'dense'
+        sparse_variable, union, intersect, difference, got 'dense'
 axis(idtype="int8")  # IllFormedError: axis 'J': expected idtype 'int32' or 'int64', got 'int8'
 axis(nnz=None)
     # IllFormedError: axis 'J': nnz None says that the program assembles it; expected no iteration

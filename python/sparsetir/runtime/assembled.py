@@ -18,7 +18,7 @@ from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.signature import bound
 from sparsetir.schedules.targets import TargetLike, resolve_target
 from sparsetir.sparse_ir.assemble import SHORT, WORD, assemble
-from sparsetir.sparse_ir.nodes import SparseFunc, sparse_iterations
+from sparsetir.sparse_ir.nodes import SparseFunc, flat_axes, sparse_iterations
 from sparsetir.sparse_ir.schedule import Schedule
 
 # Elements that a call has room for at once: memory that nothing is written to is not taken, but a
@@ -170,10 +170,9 @@ class AssembledKernel:
     def _built(self, program: SparseFunc) -> Kernel:
         """A kernel that searches the longer one of two rows that intersect."""
         sch = Schedule(program)
-        pairs = [
-            a.name for a in program.axes
-            if a.kind == "intersect" and ["sparse_variable"] * 2 == [x.kind for x in a.members]
-        ]  # fmt: skip
+        kinds = {a.name: [x.kind for x in flat_axes(a.of)] for a in program.axes
+                 if a.kind == "intersect"}  # fmt: skip
+        pairs = [name for name, of in kinds.items() if of == ["sparse_variable"] * 2]
         for it in sparse_iterations(program):
             for loop in sch.get_sp_iters(sch.get_sparse_iteration(it.name)):
                 if loop.name in pairs:
