@@ -298,10 +298,11 @@ def _shared_indptr(new: Declarations) -> Found:
             continue
         first = owner.setdefault(axis.indptr, axis)
         pair = f"axes '{first.name}' and '{axis.name}' share the indptr '{axis.indptr.name}'"
-        if first.parent.name != axis.parent.name:
+        if not tvm_ffi.structural_equal(first.parent, axis.parent):  # whatever their names
             yield Broken(
                 axis,
-                f"{pair}, but their parents differ: '{first.parent.name}' and '{axis.parent.name}'",
+                f"{pair}, but their parents '{first.parent.name}' and '{axis.parent.name}' are not "
+                "alike, of one length and the same arrays",
             )
         if first.idtype != axis.idtype:
             yield Broken(

@@ -107,6 +107,50 @@ def test_axes_under_different_parents(case: str) -> None:
         np.testing.assert_array_equal(found, expected)
 
 
+# Two axes that read the arrays of others, loops, and what is computed of a square A.
+TWICE = {
+    "triangles": (
+        "A=ds:ij", "K0 = T.dense_fixed(nj, '{0}')", "K1 = T.sparse_variable(IA, {1}, '{0}')",
+        "K2 = T.sparse_variable(K0, {1}, '{0}')", "i=IA; j=JA; k=T.intersect(K1, T.attach(K2, JA))",
+        "A[i, j] * A[i, k] * A[j, k]", "ij,ik,jk->ij",
+    ),
+    "square": (
+        "A=ss:ik", "I2 = T.sparse_variable(O, (nj, a0_nnz), (a0_ptr, a0_idx), '{0}')",
+        "J2 = T.sparse_variable(I2, {1}, '{0}')", "i=IA; k=T.intersect(KA, I2); j=J2",
+        "A[o, i, k] * A[o, k, j]", "ik,kj->ij",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("idtype", ["int32", "int64"])
+@pytest.mark.parametrize("case", TWICE)
+def test_arrays_of_two_axes(case: str, idtype: str) -> None:
+    """Under parents that are alike: each stands at the positions of the other, without a search."""
+    operand, *axes, loops, term, how = TWICE[case]
+    kinds = "S" + "".join("SR"[x[0] == "k"] for x in loops.split("; "))
+
+    def made(levels: str, **drawn: Any) -> Tensors:
+        sizes = dict.fromkeys("ijk", 7)
+        at = Tensors(operand, idtype=idtype, sizes=sizes, **drawn).result(levels, "ij")
+        at.declare(*(x.format(idtype, "(nj, a1_nnz), (a1_ptr, a1_idx)") for x in axes))
+        at.lines = [re.sub(r"\bn[ik]\b", "nj", line) for line in at.lines]
+        return at.iterate(f"o=O; {loops}", kinds, f"{{C}} = {{C}} + {term}", "0.0")
+
+    func, sparse = (sparsetir.from_source(made(levels).text) for levels in ("dd", "ss"))
+    kernel, assembled = sparsetir.build(func), sparsetir.build_assembled(sparse)
+    assert "find" not in kernel.stages["II"].script()
+    for n, density in enumerate((0.5, 0.1, 0.0, 1.0)):
+        at = made("ss", seed=n, density=density)
+        expected = np.einsum(how, *[at.dense["A"]] * (how.count(",") + 1))
+        for run in (partial(sparsetir.interpret, func), lambda args: kernel(**args)):
+            mine = {**at.args, "c": np.full(expected.shape, np.nan, "float32")}
+            run(mine)
+            np.testing.assert_array_equal(mine["c"], expected)
+        found, there = at.decoded(assembled(**at.args))
+        np.testing.assert_array_equal(there, expected > 0)
+        np.testing.assert_array_equal(found, expected)
+
+
 @examples(6, 500, drawn=programs(most=70), ratio=st.sampled_from([1, 2]))
 def test_galloping(drawn: Drawn, ratio: int) -> None:
     """Pointers that gallop meet where others do, of any number of axes without padding."""

@@ -156,7 +156,7 @@ B = T.match_sparse_buffer(a, (I,), "float32")  #! handle 'a' is bound twice: to 
 
 A = T.match_buffer(p, (n,), "int32")  #! handle 'p' is bound twice: to the indptr of axis 'J' and to
 
-M = T.sparse_variable(K, (n, nnz), (p, a))  #! share the indptr 'p', but their parents differ: 'I'
+M = T.sparse_variable(K, (n, nnz), (p, a))  #! share the indptr 'p', but their parents 'I' and 'K'
 
 M = T.sparse_variable(K, (m, None), (a, b), unique=False)  #! expected it under a dense_fixed axis
 
