@@ -46,13 +46,13 @@ from sparsetir.sparse_ir.verify import verify
 class LevelsAssembly(NamedTuple):
     """The programs of a sparse result, and the names of their parameters for it.
 
-    entries : takes `room`, of int64, and `coordinates`, (room,) of the idtype for each level.
-        Writes these, and `said`, (1 + levels,) of int64: how many there are, and the levels'
-        lengths
+    entries : takes `room`, of int64, and `coordinates`, (room,) for the root and each level.
+        Writes these, and `said`, (2 + levels,) of int64: how many there are, and the lengths
     values : takes the parameters of `levels` and `result`, which it updates
     levels : of each level that is assembled `indptr`, `indices` and `nnz`
     first : what elements begin with
-    idtype, dtype : of the result's indices and values
+    idtypes : of the root and each level
+    dtype : of the values
     """
 
     entries: SparseFunc
@@ -63,7 +63,7 @@ class LevelsAssembly(NamedTuple):
     levels: list[tuple[str, str, str]]
     result: str
     first: int | float
-    idtype: str
+    idtypes: list[str]
     dtype: str
 
 
@@ -120,7 +120,7 @@ class _Levels:
         return LevelsAssembly(
             entries, values, said, room, coordinates,
             [(str(a.indptr.name), str(a.indices.name), str(a.nnz.name)) for a in levels],
-            str(self.out.handle.name), first, self.open[-1].idtype, self.out.dtype,
+            str(self.out.handle.name), first, [a.idtype for a in self.path], self.out.dtype,
         )  # fmt: skip
 
     def _stores(self, *trees: Any) -> list[Any]:
@@ -197,7 +197,8 @@ class _Levels:
 
         def ordered(it: SparseIteration) -> SparseIteration:
             annotations = {**it.annotations, ORDERED: 1}
-            return iteration_with(it, kinds="S" * len(it.vars), annotations=annotations)
+            kinds = it.kinds if it.init is not None else "S" * len(it.vars)
+            return iteration_with(it, kinds=kinds, annotations=annotations)
 
         listing = map_expr(body, [(tirx.BufferStore, listed), (SparseIteration, ordered)])
         if loads_of(listing, out.var):

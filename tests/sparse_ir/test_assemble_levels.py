@@ -72,6 +72,17 @@ def largest_under_condition(**how: Any) -> Tensors:
     return at.iterate(loops, "SSRS", body, "3.0", "{A} > 2.5 and j > i")
 
 
+def rows_with_large_sums(**how: Any) -> Tensors:
+    """By a buffer that another iteration writes."""
+    at = Tensors("A=ss:ij", **how).result("ss", "ji").declare(
+        "I = T.dense_fixed(ni, 'int32')", "X = T.alloc_sparse_buffer((I,), 'float32')"
+    )  # fmt: skip
+    loops = 'with T.sp_iter([O, IA, JA], "SSR", "sums") as [o, i, j]:'
+    sums = ["    with T.init():", "        X[i] = 0.0", "    X[i] = X[i] + A[o, i, j]"]
+    at.declare(loops, *sums)
+    return at.iterate("o=O; i=IA; j=JA", "SSS", "{C} = {A} - X[i]", condition="X[i] > 5.5")
+
+
 def product(of: str, at: Tensors, *names: str) -> tuple[Any, Any]:
     """Values and pattern of a sum of products."""
     masks = [at.mask[n].astype(int) for n in names]
@@ -98,6 +109,12 @@ def largest(at: Tensors) -> tuple[Any, Any]:
     return np.where(there, np.maximum(pairs.max(axis=2), 3), 0), there
 
 
+def large_rows(at: Tensors) -> tuple[Any, Any]:
+    sums = at.dense["A"].sum(axis=1)[:, None]
+    there = at.mask["A"] & (sums > 5.5)
+    return np.where(there, at.dense["A"] - sums, 0), there
+
+
 CASES: dict[Callable[..., Tensors], Callable[[Tensors], tuple[Any, Any]]] = {
     add_dcsr: union,
     add_csf: union,
@@ -109,6 +126,7 @@ CASES: dict[Callable[..., Tensors], Callable[[Tensors], tuple[Any, Any]]] = {
     column_sums: lambda at: product("ij->j", at, "A"),
     sum_and_product: added,
     largest_under_condition: largest,
+    rows_with_large_sums: large_rows,
 }
 
 
@@ -181,6 +199,29 @@ def test_coordinates_too_long_for_one_number() -> None:
     (rows, columns), values = sparsetir.build_assembled(sparsetir.from_source(at.text))(**at.args)
     assert rows[1].tolist() == [5, 1 << 54] and columns[0].tolist() == [0, 2, 3]
     assert columns[1].tolist() == [3, 1 << 54, 7] and values.tolist() == [2, 0, 1]
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16", "bool"])
+def test_types(dtype: str) -> None:
+    """Of values; and of indices, which are each level's own. Sizes of 0 are as others."""
+    at = Tensors("A=ds:ij").declare("N = T.sparse_variable(O, (nj, None), (c_ptr, c_idx), 'int64')")
+    at.declare("M = T.sparse_variable(N, (ni, None), (d_ptr, d_idx))")
+    at.handles += ["c_ptr", "c_idx", "d_ptr", "d_idx"]
+    at.declare("C = T.match_sparse_buffer(c, (O, N, M))")
+    at.declare('with T.sp_iter([O, IA, JA], "SSS", "it") as [o, i, j]:', "    C[o, j, i] = A[i, j]")
+    typed = at.text.replace(",))", f",), '{dtype}')").replace("N, M))", f"N, M), '{dtype}')")
+    kernel = sparsetir.build_assembled(sparsetir.from_source(typed))
+    values = at.args["a"].astype(dtype)
+    columns, rows = np.nonzero(at.mask["A"].T)
+    found = kernel(**{**at.args, "a": values})
+    assert found.values.dtype == values.dtype
+    assert [x.dtype.name for level in found.levels for x in level] == ["int64"] * 2 + ["int32"] * 2
+    np.testing.assert_array_equal(found.levels[0][1], np.unique(columns))
+    np.testing.assert_array_equal(found.levels[1][1], rows)
+    np.testing.assert_array_equal(found.values, at.dense["A"][rows, columns].astype(dtype))
+    no_rows = {"ni": 0, "nj": 0, "a": values[:0], "a1_nnz": 0, "a1_idx": np.zeros(0, "int32")}
+    nothing = kernel(**{**at.args, **no_rows, "a1_ptr": np.zeros(1, "int32")})
+    assert [ptr.tolist() for ptr, _ in nothing.levels] == [[0, 0], [0]]
 
 
 def test_tensors() -> None:

@@ -56,7 +56,7 @@ class LevelsKernel:
         made = self.programs
         gone = {made.result, *(x for level in made.levels for x in level)}
         self.params = [str(p.name) for p in func.params if str(p.name) not in gone]
-        self.most = int(np.iinfo(made.idtype).max)  # elements
+        self.most = int(np.iinfo(made.idtypes[-1]).max)  # elements
         self._room = ROOM
 
     @cached_property
@@ -93,20 +93,21 @@ class LevelsKernel:
         numbers = {name: i for i, name in enumerate(self.params)}
         bound_ = zip(self.params, bound(self.name, numbers, args, kwargs), strict=True)
         given = {n: x for n, x in bound_ if x is not None}
-        made, idtype = self.programs, self.programs.idtype
+        made = self.programs
         coordinates, lengths = self._coordinates(given)
         if coordinates.shape[1] > self.most:
             raise OverflowError(
-                f"{self.name}: the result has {coordinates.shape[1]} elements, more than {idtype} "
-                "numbers; expected int64 indices"
+                f"{self.name}: the result has {coordinates.shape[1]} elements, more than "
+                f"{made.idtypes[-1]} numbers; expected int64 indices"
             )
-        levels = [tuple(x.astype(idtype) for x in n) for n in _levels(coordinates, lengths[0])]
+        found = zip(_levels(coordinates, lengths[0]), made.idtypes[1:], strict=True)
+        levels = [(ptr.astype(idtype), idx.astype(idtype)) for (ptr, idx), idtype in found]
         for names, arrays in zip(made.levels, levels, strict=True):
             given |= dict(zip(names, (*arrays, len(arrays[1])), strict=True))
         values = np.full(self.values.shape_of(made.result, given), made.first, made.dtype)
         values = like(given.values(), values, made.dtype)
         self.values(**given, **{made.result: values})
-        arrays = [tuple(like([values], x, idtype) for x in level) for level in levels]
+        arrays = [tuple(like([values], x, str(x.dtype)) for x in level) for level in levels]
         return CsrArrays(*arrays[0], values) if len(arrays) == 1 else CsfArrays(arrays, values)
 
     def _coordinates(self, given: Mapping[str, object]) -> tuple[np.ndarray, list[int]]:
@@ -114,7 +115,7 @@ class LevelsKernel:
         made = self.programs
         said = np.zeros(len(made.coordinates) + 1, np.int64)
         while True:
-            room = [np.empty(self._room, made.idtype) for _ in made.coordinates]
+            room = [np.empty(self._room, idtype) for idtype in made.idtypes]
             own = {made.room: self._room, made.said: said}
             self.entries(**given, **own, **dict(zip(made.coordinates, room, strict=True)))
             count, *lengths = said.tolist()
