@@ -140,7 +140,7 @@ class _Levels:
                 "expected a T.init() in the first iteration that writes it alone, inside of no "
                 f"other, got those of {[x.name for x in begun]}"
             )
-        value = init.value if isinstance(init, tirx.BufferStore) else None
+        value: Any = init.value if isinstance(init, tirx.BufferStore) else None
         same = value is not None and all(
             same_indices([*s.indices], [*init.indices]) for s in self._stores(it.body)
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from math import prod
 from typing import Any, NamedTuple
@@ -94,14 +94,18 @@ class LevelsKernel:
         bound_ = zip(self.params, bound(self.name, numbers, args, kwargs), strict=True)
         given = {n: x for n, x in bound_ if x is not None}
         made = self.programs
-        coordinates, lengths = self._coordinates(given)
-        if coordinates.shape[1] > self.most:
+        coordinates, roots = self._coordinates(given)
+        found = _levels(coordinates, roots)
+        count = len(found[-1][1])
+        if count > self.most:
             raise OverflowError(
-                f"{self.name}: the result has {coordinates.shape[1]} elements, more than "
+                f"{self.name}: the result has {count} elements, more than "
                 f"{made.idtypes[-1]} numbers; expected int64 indices"
             )
-        found = zip(_levels(coordinates, lengths[0]), made.idtypes[1:], strict=True)
-        levels = [(ptr.astype(idtype), idx.astype(idtype)) for (ptr, idx), idtype in found]
+        typed = zip(found, made.idtypes[1:], strict=True)
+        levels: list[tuple[Any, Any]] = [
+            (ptr.astype(idtype), idx.astype(idtype)) for (ptr, idx), idtype in typed
+        ]
         for names, arrays in zip(made.levels, levels, strict=True):
             given |= dict(zip(names, (*arrays, len(arrays[1])), strict=True))
         values = np.full(self.values.shape_of(made.result, given), made.first, made.dtype)
@@ -110,8 +114,8 @@ class LevelsKernel:
         arrays = [tuple(like([values], x, str(x.dtype)) for x in level) for level in levels]
         return CsrArrays(*arrays[0], values) if len(arrays) == 1 else CsfArrays(arrays, values)
 
-    def _coordinates(self, given: Mapping[str, object]) -> tuple[np.ndarray, list[int]]:
-        """Coordinates that are written, (levels, elements), sorted; and the levels' lengths."""
+    def _coordinates(self, given: Mapping[str, object]) -> tuple[Sequence[np.ndarray], int]:
+        """Coordinates of what is written, of each level, sorted; and the length of the root."""
         made = self.programs
         said = np.zeros(len(made.coordinates) + 1, np.int64)
         while True:
@@ -124,10 +128,10 @@ class LevelsKernel:
             self._room = count
         found = [x[:count] for x in room]
         if prod(lengths) >= 1 << 63:
-            return np.unique(np.stack(found), axis=1), lengths
+            order = np.lexsort(found[::-1])
+            return [x[order] for x in found], lengths[0]
         shape = [max(n, 1) for n in lengths]
-        keys = np.unique(np.ravel_multi_index(found, shape))
-        return np.stack(np.unravel_index(keys, shape)), lengths
+        return np.unravel_index(np.sort(np.ravel_multi_index(found, shape)), shape), lengths[0]
 
     def __repr__(self) -> str:
         return f"LevelsKernel({self.name!r})"
@@ -170,13 +174,13 @@ def build_assembled(
     return LevelsKernel(func, target)
 
 
-def _levels(coordinates: np.ndarray, roots: int) -> list[tuple[np.ndarray, np.ndarray]]:
+def _levels(coordinates: Sequence[np.ndarray], roots: int) -> list[tuple[np.ndarray, np.ndarray]]:
     """Return `indptr` and `indices` of each level below the root, of sorted coordinates."""
-    parents, count, found = coordinates[0], roots, []
+    (parents, *rest), count, found = coordinates, roots, []
     begins = np.zeros(len(parents), bool)  # where an element of the level does
     begins[:1] = True
     begins[1:] = parents[1:] != parents[:-1]
-    for level in coordinates[1:]:
+    for level in rest:
         begins[1:] |= level[1:] != level[:-1]
         at = np.flatnonzero(begins)
         counts = np.bincount(parents[at], minlength=count)
