@@ -16,7 +16,7 @@ what the result begins with: the caller writes it.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import tvm_ffi
 from tvm import ir, tirx
@@ -102,7 +102,7 @@ class _Levels:
         if over[: len(path)] != path or any(a.kind != "dense_fixed" for a in rest):
             self.refuse(f"expected it to be over {path}, then dense axes, got {over}")
 
-    def refuse(self, text: str) -> Any:
+    def refuse(self, text: str) -> NoReturn:
         raise ValueError(
             f"build_assembled: function '{self.func.name}': result '{self.out.name}': {text}"
         )
@@ -134,17 +134,16 @@ class _Levels:
             return 0
         (it, *more), body = begun, self.func.body
         whole = body.seq if isinstance(body, tirx.SeqStmt) else [body]
-        init = it.init
+        init: Any = it.init
         if more or it is not writers[0] or not any(it.same_as(s) for s in whole):
             self.refuse(
                 "expected a T.init() in the first iteration that writes it alone, inside of no "
                 f"other, got those of {[x.name for x in begun]}"
             )
-        value: Any = init.value if isinstance(init, tirx.BufferStore) else None
-        same = value is not None and all(
+        value = init.value if isinstance(init, tirx.BufferStore) else None
+        if not isinstance(value, tirx.IntImm | tirx.FloatImm) or not all(
             same_indices([*s.indices], [*init.indices]) for s in self._stores(it.body)
-        )
-        if not same or not isinstance(value, tirx.IntImm | tirx.FloatImm):
+        ):
             self.refuse(f"expected T.init() to write a constant where the body writes, got {init}")
         return value.value
 

@@ -102,17 +102,19 @@ class LevelsKernel:
                 f"{self.name}: the result has {count} elements, more than "
                 f"{made.idtypes[-1]} numbers; expected int64 indices"
             )
-        typed = zip(found, made.idtypes[1:], strict=True)
-        levels: list[tuple[Any, Any]] = [
-            (ptr.astype(idtype), idx.astype(idtype)) for (ptr, idx), idtype in typed
+        levels = [
+            (ptr.astype(idtype), idx.astype(idtype))
+            for (ptr, idx), idtype in zip(found, made.idtypes[1:], strict=True)
         ]
         for names, arrays in zip(made.levels, levels, strict=True):
             given |= dict(zip(names, (*arrays, len(arrays[1])), strict=True))
         values = np.full(self.values.shape_of(made.result, given), made.first, made.dtype)
         values = like(given.values(), values, made.dtype)
         self.values(**given, **{made.result: values})
-        arrays = [tuple(like([values], x, str(x.dtype)) for x in level) for level in levels]
-        return CsrArrays(*arrays[0], values) if len(arrays) == 1 else CsfArrays(arrays, values)
+        for n, level in enumerate(levels):
+            ptr, idx = (like([values], x, str(x.dtype)) for x in level)
+            levels[n] = ptr, idx
+        return CsfArrays(levels, values) if len(levels) > 1 else CsrArrays(*levels[0], values)
 
     def _coordinates(self, given: Mapping[str, object]) -> tuple[Sequence[np.ndarray], int]:
         """Coordinates of what is written, of each level, sorted; and the length of the root."""
