@@ -140,12 +140,12 @@ class _Levels:
                 "expected a T.init() in the first iteration that writes it alone, inside of no "
                 f"other, got those of {[x.name for x in begun]}"
             )
-        value = init.value if isinstance(init, tirx.BufferStore) else None
-        if not isinstance(value, tirx.IntImm | tirx.FloatImm) or not all(
+        constant = isinstance(getattr(init, "value", None), tirx.IntImm | tirx.FloatImm)
+        if not (constant and isinstance(init, tirx.BufferStore)) or not all(
             same_indices([*s.indices], [*init.indices]) for s in self._stores(it.body)
         ):
             self.refuse(f"expected T.init() to write a constant where the body writes, got {init}")
-        return value.value
+        return init.value.value
 
     def _without_init(self, it: SparseIteration) -> SparseIteration:
         return iteration_with(it, init=None) if self._stores(it.init) else it
