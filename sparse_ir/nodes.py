@@ -116,10 +116,19 @@ class Axis(Object):
         return [a for a in flat_axes(self.merged) if not a.is_merged]
 
     def stores(self, by: Callable[[str], Any], any_: Any, all_: Any, no: Any) -> Any:
-        """Whether there is a coordinate, by which members store it.
+        """Whether a merged axis has a coordinate, by which of its members store it.
 
-        by : of the name of one
-        any_, all_, no : functions of these answers, and of each other's
+        Parameters
+        ----------
+        by : callable
+            Of a member's name, whether it stores the coordinate.
+        any_, all_, no : callable
+            Disjunction and conjunction of such answers, and negation of one.
+
+        Returns
+        -------
+        bool or expression
+            As `by` and the others give.
         """
         if not self.is_merged:
             return by(self.name)
