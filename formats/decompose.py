@@ -381,12 +381,14 @@ class _Decomposition:
                 )
             if isinstance(node, FusedAxis):
                 raise LoweringError(f"{who} has fused axes; decompose before fusing")
-            over = node.to if isinstance(node, AttachedAxis) else node.parent
+            within = [node, *(node.merged if isinstance(node, Axis) else [])]
+            above = [x.to if isinstance(x, AttachedAxis) else x.parent for x in within]
+            over = next((a for a in above if a is not None and a.name in self.before), None)
             if node.name in self.before and isinstance(node, AttachedAxis):
                 raise LoweringError(
                     f"{who}: axis '{node.name}' is attached and cannot be rewritten"
                 )
-            if over is not None and over.name in self.before and node.name not in self.before:
+            if over is not None and node.name not in self.before:
                 raise LoweringError(
                     f"{who}: axis '{node.name}' depends on '{over.name}', which rule '{rule.name}' "
                     "replaces; rewrite a buffer over both"

@@ -86,8 +86,10 @@ def range_problems(site: Site) -> Found:
 
 def intersected(it: Any) -> dict[str, list[str]]:
     """The intersections that an iteration goes through, and those of their axes with padding."""
-    loops = [a for a in it.axes if isinstance(a, Axis) and a.kind == "intersect"]
-    return {a.name: [x.name for x in flat_axes(a.of) if x.kind == "sparse_fixed"] for a in loops}
+    loops = {a.name: flat_axes(a.of) for a in it.axes
+             if isinstance(a, Axis) and a.kind == "intersect"}  # fmt: skip
+    plain = {n: of for n, of in loops.items() if not any(x.is_merged for x in of)}
+    return {n: [x.name for x in of if x.kind == "sparse_fixed"] for n, of in plain.items()}
 
 
 def gallop_problems(site: Site) -> Found:

@@ -7,7 +7,7 @@ A program says what it computes with a dense result::
             C[i, k] = 0.0
         C[i, k] = C[i, k] + A[i, j] * B[j, k]
 
-What the iteration visits is what a sparse result stores: in CSR, each row in increasing order.
+Where the iteration writes is what a sparse result stores: in CSR, each row in increasing order.
 Three programs make it. `bound` counts the visits of each row; a merged axis has at most as many as
 its members have elements. These are room enough, so `fill` goes through the visits once, in parts
 of the rows (one for each thread) that stand in rooms of their own::
@@ -44,7 +44,7 @@ fast algorithms for sparse matrices"; Senanayake et al., section 6.1.)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial, reduce
 from itertools import product
 from operator import mul
@@ -63,6 +63,7 @@ from sparsetir.sparse_ir.nodes import (
     SparseBuffer,
     SparseFunc,
     SparseIteration,
+    attached_axes,
     buffer_var,
     flat_axes,
     loads_of,
@@ -70,11 +71,12 @@ from sparsetir.sparse_ir.nodes import (
     nodes_of,
     same_indices,
     sparse_iterations,
+    standing_axes,
     stores_of,
     substitute,
     variables_of,
 )
-from sparsetir.sparse_ir.open_axes import as_dense, open_axis
+from sparsetir.sparse_ir.open_axes import as_dense, open_axes
 from sparsetir.sparse_ir.parallel import constant_length
 from sparsetir.sparse_ir.promises import with_fact
 from sparsetir.sparse_ir.schedule.loops import Loop, loops_of
@@ -132,6 +134,10 @@ class Assembly(NamedTuple):
     members: tuple[str, ...]
     idtype: str
     dtype: str
+
+
+class NotByRowsError(ValueError):
+    """A program that does not write its result row by row."""
 
 
 def assemble(func: SparseFunc, result: str | None = None) -> Assembly:
@@ -249,30 +255,53 @@ class _Visits:
         ordered = plain or _counts_up(self.index[1], loops, self.out_columns)
         return once and ordered and inner >= set(self.index[2:])
 
-    def rewritten(self, moved: Callable[[Sequence[Any]], tuple[Any, list[Any]]]) -> Any:
-        """Body and init, with the result's accesses elsewhere."""
+    @property
+    def reads_apart(self) -> bool:
+        """Whether the result is read by what is no update of it, as by a condition."""
+        out, body = self.out.var, self.it.body
+        mine = [s for s in stores_of(body) if s.buffer.same_as(out)]
+        return len(loads_of(body, out)) > len(loads_of(mine, out))
+
+    @property
+    def always_writes(self) -> bool:
+        """Whether an element is written where its column is visited, whatever there is inside."""
+        dense = all(a.kind == "dense_fixed" for a in flat_axes([x.node for x in self.inside]))
+        return dense and isinstance(self.it.body, tirx.BufferStore)
+
+    def rewritten(
+        self,
+        moved: Callable[[Sequence[Any]], tuple[Any, list[Any]]],
+        around: Callable[[Any], list[Any]] = lambda store: [store],
+    ) -> Any:
+        """Body and init, with the result's accesses elsewhere.
+
+        around : statements in place of a store of the body
+        """
         out = self.out.var
 
-        def store(node: Any) -> Any:
+        def store(node: Any, around: Callable[[Any], list[Any]]) -> Any:
             if not node.buffer.same_as(out):
                 return node
             buffer, index = moved(node.indices)
-            return tirx.BufferStore(buffer, node.value, index, span=node.span)
+            return as_one(around(tirx.BufferStore(buffer, node.value, index, span=node.span)))
 
         def load(node: Any) -> Any:
             return tirx.BufferLoad(*moved(node.indices)) if node.source.same_as(out) else node
 
-        def all_of(stmt: Any) -> Any:
+        def all_of(stmt: Any, around: Callable[[Any], list[Any]]) -> Any:
             stmt = map_expr(substitute(stmt, self.known), [(ir.TensorLoad, load)])
-            return map_expr(stmt, [(tirx.BufferStore, store)])
+            return map_expr(stmt, [(tirx.BufferStore, lambda node: store(node, around))])
 
-        return all_of(self.it.body), None if self.it.init is None else all_of(self.it.init)
+        init = self.it.init
+        return all_of(self.it.body, around), None if init is None else all_of(init, lambda s: [s])
 
 
 class _Assembler:
     def __init__(self, func: SparseFunc, result: str | None) -> None:
-        self.open, func = open_axis(func), as_dense(func)
-        self.func = func
+        self.open, self.func = open_axes(func), as_dense(func)
+        if len(self.open) > 1:
+            self.refuse(f"expected one axis to assemble, got {[a.name for a in self.open]}")
+        func = self.func
         iterations = list(sparse_iterations(func))
         steps = list(func.body.seq) if isinstance(func.body, tirx.SeqStmt) else [func.body]
         if len(steps) != len(iterations) or not all(
@@ -296,7 +325,7 @@ class _Assembler:
                 )
 
     def refuse(self, text: str) -> Any:
-        raise ValueError(f"assemble: function '{self.func.name}': {text}")
+        raise NotByRowsError(f"assemble: function '{self.func.name}': {text}")
 
     # -- what the program is ------------------------------------------------------------------
 
@@ -394,8 +423,8 @@ class _Assembler:
             "room",
         )
         self.names = names = {w: fresh_name(func, f"{name}_{w}") for w in (*wishes, "nnz")}
-        if self.open is not None:
-            names |= {w: str(getattr(self.open, w).name) for w in ("indptr", "indices")}
+        for axis in self.open:
+            names |= {w: str(getattr(axis, w).name) for w in ("indptr", "indices")}
         self.whole = isinstance(self.index[0], ir.Var)
         self.divided = -1 if self.whole else 0
         rows = self.rows[self.divided].node
@@ -403,7 +432,7 @@ class _Assembler:
         fill = self._fill("fill", 2)
         narrow = fill if self.appended else self._fill("narrow_fill", 1)
         wide = fill if self.appended else self._fill("wide_fill", 3)
-        plain = self.appended or self.rest
+        plain = self.appended or self.rest or any(v.reads_apart for v in self.visits)
         short = wide if plain else self._fill("short_fill", 3, short=True)
         masked = self._bound("masked_bound"), self._numeric() if self.whole else None
         programs = self._bound("bound"), fill, narrow, wide, short, *masked
@@ -440,7 +469,7 @@ class _Assembler:
         at = program.local("at", "int64")
         counted = []
         for visits in self.visits:
-            for nodes in product(*(_members(x.node) for x in visits.to_columns)):
+            for nodes in _counted([x.node for x in visits.to_columns]):
                 loops = [Loop(n, [_variable_like(n)], "S") for n in nodes]
                 counted.append(program.iterate("counted", loops, program.step(at)))
         out = program.output("bounds", "int64", [self.row_axis])
@@ -474,16 +503,29 @@ class _Assembler:
         begins = [store_one(at, zero("uint64"))]
         if self.appended:
             (only,) = self.visits
+            one = as_dtype(1, "uint64")
+            wrote = None if only.always_writes else program.local("wrote", "uint64")
 
             def moved(indices: Sequence[Any]) -> tuple[Any, list[Any]]:
                 return values.var, [*here, *indices[2:]]
 
-            body, init = only.rewritten(moved)
+            def noted(store: Any) -> list[Any]:
+                return [store] if only.always_writes else [store, store_one(wrote, one)]
+
+            body, init = only.rewritten(moved, noted)
             element = [body] if init is None else [init, body]
             if only.inside:
                 inner = program.iterate("element", only.inside, body, init=init, plain=False)
                 element = [inner]
-            found = [columns.store(self.index[1], here), *element, program.step(at)]
+            step = [program.step(at)]
+            if not only.always_writes:
+                nothing = zero(self.out.dtype)
+                begun = program.over(
+                    self.rest, "begun", lambda rest: values.store(nothing, [*here, *rest])
+                )
+                element = [store_one(wrote, zero("uint64")), begun, *element]
+                step = [store_one(at, load_one(at) + load_one(wrote))]
+            found = [columns.store(self.index[1], here), *element, *step]
             visits = [program.iterate("visit", only.to_columns, as_one(found))]
         else:
             space = _Workspace(program, levels)
@@ -631,7 +673,7 @@ class _Program:
     def visit(self, visits: _Visits, space: _Workspace | _ShortRow) -> Any:
         """What an iteration does in a row, with the result elsewhere."""
         column = visits.index[1]
-        body = as_one(space.around(visits.rewritten(space.moved)[0], column))
+        body = visits.rewritten(space.moved, lambda store: space.around(store, column))[0]
         if not isinstance(column, ir.Var):
             there = tirx.all(column >= 0, column < self.of.column_axis.length)
             body = tirx.IfThenElse(there, body, None)
@@ -842,11 +884,20 @@ def _counts_up(index: Any, loops: Sequence[Loop], axis: Axis) -> bool:
     return bool(loops) and equal(place, index) and equal(size, axis.length)
 
 
+def _counted(nodes: list[Any]) -> Iterable[Sequence[Any]]:
+    """Lists of axes that together are visited as often as these are, at least."""
+    merged = {a.name for n in nodes if isinstance(n, Axis) for a in (n, *n.members) if n.is_merged}
+    above = [a.parent for a in standing_axes(nodes)] + [a.to for a in attached_axes(nodes)]
+    if merged & {a.name for a in above if a is not None}:
+        return [nodes]  # what is merged has others under it
+    return product(*map(_members, nodes))
+
+
 def _members(node: Any) -> list[Any]:
     """Axes that together are visited as often as one is, at least."""
-    if isinstance(node, Axis) and node.is_merged:
-        return [*node.of] if node.kind == "union" else [list(node.of)[0]]
-    return [node]
+    if not isinstance(node, Axis) or not node.is_merged:
+        return [node]
+    return [x for n in (node.of if node.kind == "union" else [*node.of][:1]) for x in _members(n)]
 
 
 def _variable_like(node: Any) -> Any:

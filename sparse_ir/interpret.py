@@ -7,6 +7,7 @@ them. Sizes and structure are trusted, as in a kernel: see :func:`sparsetir.spar
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -229,8 +230,10 @@ class _Interpreter(Evaluator):
         def merge(level: int, stop: int, action: Thunk) -> None:
             """Visit each coordinate of a merged axis once, standing on the axes that store it."""
             variable, found = variables[level], dict[int, list[tuple[str, int, int]]]()
-            for member in axes[level].of:
+            for member in axes[level].merged:
                 axis = member.axis if isinstance(member, AttachedAxis) else member
+                if axis.is_merged:
+                    continue
                 if isinstance(member, AttachedAxis):
                     parent = int(self.current[str(member.to.name)].value)
                 elif axis.parent is None or axis.parent.name in self.current:
@@ -240,8 +243,13 @@ class _Interpreter(Evaluator):
                 if parent is not None:
                     for position, coordinate in self.structure.stored(axis, parent):
                         found.setdefault(coordinate, []).append((str(axis.name), parent, position))
-            needed = len(axes[level].of) if axes[level].kind == "intersect" else 1
-            for coordinate in sorted(c for c, stored in found.items() if len(stored) >= needed):
+
+            def visited(coordinate: int) -> bool:
+                there = {name for name, *_ in found[coordinate]}
+                every = (lambda *of: any(of)), (lambda *of: all(of)), operator.not_
+                return axes[level].stores(there.__contains__, *every)
+
+            for coordinate in filter(visited, sorted(found)):
                 variable.value, variable.axis = indices[level](coordinate), None
                 self.current[names[level]] = variable
                 for name, *place in found[coordinate]:

@@ -29,7 +29,8 @@ guessed right, and none waits for the one before it::
     while J2_at[0] < n: ...
 
 An intersection ends with the shortest of its axes, and visits where all pointers stand on the
-coordinate; one of two axes has the first of these loops, and a body for both alone. There is one
+coordinate; one of two axes has the first of these loops, and a body for both alone. A difference,
+and what holds merged axes, visit where pointers stand on the coordinate as they say. There is one
 visit after the other: the loop is a `while`, around blocks that cannot know it.
 
 Where the schedule says so (:mod:`sparsetir.sparse_ir.schedule.gallop`), the pointer of an axis that
@@ -59,7 +60,7 @@ import tvm_ffi
 from tvm import ir, s_tir, tirx
 
 from sparsetir.sparse_ir.exact import is_choice
-from sparsetir.sparse_ir.nodes import AttachedAxis, Axis, nodes_of
+from sparsetir.sparse_ir.nodes import AttachedAxis, Axis, flat_axes, nodes_of
 from sparsetir.sparse_ir.position_loop import PositionLoop, extent_under, parents_of, present_above
 from sparsetir.sparse_ir.position_space import PositionSpace
 from sparsetir.sparse_ir.search import load_one, store_one
@@ -165,21 +166,26 @@ class MergeLoop(PositionLoop):
         axis, coord = self.node, load_one(self.var)
         begin = [s for p in self.pointers for s in p.begin(space)]
         once = axis.kind == "intersect" or not nodes_of(BLOCKS, body)  # blocks have names
-        if len(self.pointers) == 2 and once:
+        nested = axis.kind == "difference" or any(a.is_merged for a in flat_axes(axis.of))
+        if len(self.pointers) == 2 and once and not nested:
             return as_one([*begin, *self._points(body, space)])
         ats = [at for at, _ in self._standing()]
         if self.ratio:
             return as_one([*begin, *self._leaps(ats, body, space)])
         least = store_one(self.var, reduce(tirx.min, ats))
         end = as_dtype(axis.length, axis.idtype)
-        going = [coord < end]
-        if axis.kind == "intersect":
-            going = [at < end for at in ats]
-            body = tirx.IfThenElse(conjunction([tirx.EQ(at, coord) for at in ats]), body, None)
+        going = coord < end
+        if axis.kind != "union" or nested:
+            at = {p.name: load_one(p.at) for p in self.pointers}
+            some = tirx.any, lambda *of: conjunction([*of])
+            here = axis.stores(lambda n: tirx.EQ(at[n], coord), *some, tirx.Not)
+            # An axis that keeps others out keeps the loop going no longer than it lasts itself.
+            going = axis.stores(lambda n: at[n] < end, *some, lambda _: tirx.const(True, "bool"))
+            body = tirx.IfThenElse(here, body, None)
         moves: list[Any] = []
         for at, p in self._standing():
             moves += p.move(space, as_dtype(tirx.EQ(at, coord), p.axis.idtype))
-        loop = tirx.While(conjunction(going), as_one([body, *moves, least]))
+        loop = tirx.While(going, as_one([body, *moves, least]))
         return as_one([*begin, least, loop])
 
     def _standing(self) -> list[tuple[Any, Pointer]]:
@@ -276,6 +282,11 @@ class MergeLoop(PositionLoop):
         return map_expr(body, rules)
 
 
+def _certain(axis: Axis) -> set[str]:
+    """Names of members that store each coordinate there is."""
+    return axis.stores(lambda n: {n}, set.intersection, set.union, lambda _: set())
+
+
 def merge_loop(
     axis: Axis,
     coord_var: Any,
@@ -292,15 +303,17 @@ def merge_loop(
     """
     coord, length = translate.local(name, axis.idtype), as_dtype(axis.length, axis.idtype)
     unit = MergeLoop(axis, [coord_var], kind, coord, coord, length, ratio=ratio)
-    value = load_one(coord)
-    for member in axis.of:
+    value, certain = load_one(coord), _certain(axis)
+    for member in axis.merged:
         one = member.axis if isinstance(member, AttachedAxis) else member
+        if one.is_merged:
+            continue
         parents, present = parents_of(member, scope), present_above(member, scope, space)
         extent = extent_under(member, parents, scope, space)
         kept = ("ptr", "at", "far") if ratio else ("ptr", "at")
         place, at, *far = (translate.local(f"{one.name}_{what}", one.idtype) for what in kept)
         unit.pointers.append(Pointer(one, place, at, parents, extent, *far))
-        here = [*present, tirx.EQ(load_one(at), value)] if axis.kind == "union" else list(present)
+        here = [*present] if one.name in certain else [*present, tirx.EQ(load_one(at), value)]
         scope.visits[one.name] = Visit(one, load_one(place), value, parents, here)
     translate.locals.extend(unit.locals)
     scope.visits[axis.name] = Visit(axis, value, value, [])

@@ -44,7 +44,7 @@ else:
     Stmt, BaseFunc = tirx.Stmt, ir.BaseFunc
 
 STORED_KINDS = ("dense_fixed", "dense_variable", "sparse_fixed", "sparse_variable")
-MERGED_KINDS = ("union", "intersect")
+MERGED_KINDS = ("union", "intersect", "difference")
 AXIS_KINDS = (*STORED_KINDS, *MERGED_KINDS)
 
 
@@ -57,12 +57,13 @@ class Axis(Object):
     name : str
         Unique within its function.
     kind : {"dense_fixed", "dense_variable", "sparse_fixed", "sparse_variable"}
-        What it stores, and how. "union" and "intersect" store nothing: they co-iterate others.
+        What it stores, and how. "union", "intersect" and "difference" store nothing: they
+        co-iterate others.
     length : expression of type `idtype`
         Number of coordinates.
     parent : Axis or None
         The axis that this one depends on; None for "dense_fixed". Of a merged axis the parent that
-        all of its axes have, or the merged axis of their parents.
+        all of its axes have, or the merged axis of their parents, or else that of the first.
     nnz : expression or None
         Stored elements summed over all parents; None for the fixed kinds.
     nnz_cols : expression or None
@@ -77,8 +78,8 @@ class Axis(Object):
     unique : bool
         Whether the coordinates under one parent differ (False only for COO-like rows).
     of : list of Axis and AttachedAxis, or None
-        What a merged axis co-iterates, else None. It stores nothing itself: buffers lie over these
-        axes, which its coordinate indexes.
+        What a merged axis co-iterates, else None; merged axes among them. It stores nothing itself:
+        buffers lie over these axes, which its coordinate indexes.
 
     Notes
     -----
@@ -104,9 +105,37 @@ class Axis(Object):
         return self.of is not None
 
     @property
+    def merged(self) -> list[Any]:
+        """What a merged axis co-iterates, and what merged axes in it do, each once."""
+        inside = [x for a in self.of or () for x in (a, *(a.merged if isinstance(a, Axis) else ()))]
+        return list({x.name: x for x in inside}.values())
+
+    @property
     def members(self) -> list[Axis]:
-        """The axes that a merged axis co-iterates; of another one none."""
-        return flat_axes(self.of) if self.of is not None else []
+        """The axes that a merged axis co-iterates, merged ones opened; of another one none."""
+        return [a for a in flat_axes(self.merged) if not a.is_merged]
+
+    def stores(self, by: Callable[[str], Any], any_: Any, all_: Any, no: Any) -> Any:
+        """Whether a merged axis has a coordinate, by which of its members store it.
+
+        Parameters
+        ----------
+        by : callable
+            Of a member's name, whether it stores the coordinate.
+        any_, all_, no : callable
+            Disjunction and conjunction of such answers, and negation of one.
+
+        Returns
+        -------
+        bool or expression
+            As `by` and the others give.
+        """
+        if not self.is_merged:
+            return by(self.name)
+        first, *rest = (a.stores(by, any_, all_, no) for a in flat_axes(self.of))
+        if self.kind == "difference":
+            return all_(first, *map(no, rest))
+        return (any_ if self.kind == "union" else all_)(first, *rest)
 
     @property
     def is_sparse(self) -> bool:
@@ -486,24 +515,24 @@ def merged_parent(axes: Sequence[Any], known: Sequence[Axis]) -> Axis | None:
     axes : those that are attached elsewhere do not count
     known : merged axes declared so far
 
-    None where all are roots, and where there is none such; :mod:`sparsetir.sparse_ir.verify` tells.
+    Or else that of the first, and all are visited outside; None where all are roots.
     """
-    own = [a.parent for a in axes if isinstance(a, Axis) and a.parent is not None]
-    parents = {a.name: a for a in own}
-    if len(parents) == 1:
-        return own[0]
-    return next((m for m in known if {a.name for a in m.members} >= parents.keys() > set()), None)
+    inside = [x for a in axes for x in ((a.merged if isinstance(a, Axis) else []) or [a])]
+    own = [a.parent for a in inside if isinstance(a, Axis) and not a.is_merged and a.parent]
+    parents = {a.name for a in own}
+    together = (m for m in known if {a.name for a in m.members} >= parents)
+    return next(together, own[0]) if len(parents) > 1 else next(iter(own), None)
 
 
 def standing_axes(axes: Any) -> list[Axis]:
     """The axes that an iteration stands on: its plain axes, and those in merged ones."""
-    return [a for axis in flat_axes(axes) for a in (axis, *axis.members)]
+    return [a for axis in flat_axes(axes) for a in (axis, *flat_axes(axis.merged))]
 
 
 def attached_axes(axes: Any) -> list[AttachedAxis]:
     """What of an iteration's list is attached: entries, and what merged axes co-iterate."""
     nodes = [visited_node(a) for a in axes]
-    inside = [x for a in nodes if isinstance(a, Axis) for x in a.of or ()]
+    inside = [x for a in nodes if isinstance(a, Axis) for x in a.merged]
     return [a for a in [*nodes, *inside] if isinstance(a, AttachedAxis)]
 
 

@@ -7,6 +7,9 @@
     with T.sp_iter([I, T.union(J1, J2)], "SS", "add") as [i, j]:
         C[i, j] = A[i, j] + B[i, j]
 
+A result may have several such levels, each under the one before it, as in DCSR and CSF; the first
+is under a dense_fixed axis, of one coordinate where rows are sparse, too.
+
 :func:`as_dense` is the program that :mod:`sparsetir.sparse_ir.assemble` takes; :func:`closed` has a
 pattern that is given, as the numeric phase and gradients do.
 """
@@ -32,9 +35,15 @@ from sparsetir.sparse_ir.nodes import (
 from sparsetir.sparse_ir.verify_sites import Broken, Found
 
 
-def open_axis(func: SparseFunc) -> Axis | None:
-    """The axis that a program assembles, if it has one."""
-    return next((a for a in func.axes if is_open(a)), None)
+def open_axes(func: SparseFunc) -> list[Axis]:
+    """The axes that a program assembles, from the root down."""
+    return [a for a in func.axes if is_open(a)]
+
+
+def open_result(func: SparseFunc) -> SparseBuffer | None:
+    """The buffer over the axes that a program assembles, if it has such."""
+    open_names = {a.name for a in open_axes(func)}
+    return next((b for b in func.buffers if open_names & {*_names(b)}), None)
 
 
 def is_open(axis: Axis) -> bool:
@@ -44,8 +53,7 @@ def is_open(axis: Axis) -> bool:
 
 def refuse_open(who: str, func: SparseFunc) -> None:
     """Raise ValueError for a program that assembles its result."""
-    axis = open_axis(func)
-    if axis is not None:
+    for axis in open_axes(func):
         raise ValueError(
             f"{who}: function '{func.name}': expected axes whose nnz is given, got None for "
             f"'{axis.name}', which the program assembles; see build_assembled"
@@ -55,41 +63,49 @@ def refuse_open(who: str, func: SparseFunc) -> None:
 def as_dense(func: SparseFunc) -> SparseFunc:
     """The same with a dense axis for the one that is assembled, whose arrays are left out."""
 
-    def dense(axis: Axis) -> Axis:
+    def dense(axis: Axis, _: Axis | None) -> Axis:
         return Axis(axis.name, "dense_fixed", axis.length, idtype=axis.idtype)
 
-    return _with(func, dense, lambda axis: {axis.indptr: [], axis.indices: []})
+    return _with(func, dense)
 
 
 def closed(func: SparseFunc) -> SparseFunc:
-    """The same at a pattern that is given: nnz is a parameter, behind the indices."""
-    axis = open_axis(func)
-    if axis is None:
-        return func
-    wish = next(str(b.handle.name) for b in func.buffers if axis.name in _names(b))
-    nnz = tirx.Var(fresh_name(func, f"{wish}_nnz"), axis.idtype)
+    """The same at a pattern that is given: each nnz is a parameter, behind the indices."""
+    nnz: dict[str, Any] = {}
+    result = open_result(func)
+    for axis in open_axes(func):
+        taken = [str(n.name) for n in nnz.values()]
+        assert result is not None
+        nnz[axis.name] = tirx.Var(fresh_name(func, f"{result.handle.name}_nnz", taken), axis.idtype)
 
-    def given(axis: Axis) -> Axis:
-        fields = (axis.kind, axis.length, axis.parent, nnz, None, axis.indptr, axis.indices)
+    def given(axis: Axis, parent: Axis | None) -> Axis:
+        fields = (axis.kind, axis.length, parent, nnz[axis.name], None, axis.indptr, axis.indices)
         return Axis(axis.name, *fields, idtype=axis.idtype)
 
-    return _with(func, given, lambda axis: {axis.indices: [axis.indices, nnz]})
+    return _with(func, given)
 
 
-def _with(
-    func: SparseFunc, made: Callable[[Axis], Axis], params: Callable[[Axis], dict[Any, list[Any]]]
-) -> SparseFunc:
-    """With another axis in place of the one that is open, and other parameters."""
-    axis = open_axis(func)
-    if axis is None:
+def _with(func: SparseFunc, made: Callable[[Axis, Axis | None], Axis]) -> SparseFunc:
+    """With other axes in place of those that are open, and parameters for their arrays, if any.
+
+    made : of an axis and its parent, the axis in its place
+    """
+    axes = open_axes(func)
+    if not axes:
         return func
-    other, changed = made(axis), params(axis)
+    others: dict[str, Axis] = {}
+    changed: dict[Any, list[Any]] = {}
+    for axis in axes:
+        other = others[axis.name] = made(axis, others.get(axis.parent.name, axis.parent))
+        stored = other.indptr is not None
+        changed[axis.indptr] = [axis.indptr] if stored else []
+        changed[axis.indices] = [axis.indices, other.nnz] if stored else []
 
     def put(axes: Any) -> list[Axis]:
-        return [other if a.name == axis.name else a for a in axes]
+        return [others.get(a.name, a) for a in axes]
 
     buffers = [
-        SparseBuffer(b.var, put(b.axes), b.handle) if axis.name in _names(b) else b
+        SparseBuffer(b.var, put(b.axes), b.handle) if others.keys() & _names(b) else b
         for b in func.buffers
     ]
     attrs = {k: v for k, v in func.attrs.items() if k != "global_symbol"}
@@ -104,6 +120,7 @@ def _names(buffer: SparseBuffer) -> list[str]:
 
 def open_axis_problems(func: SparseFunc, new: list[Axis]) -> Found:
     """What stands against axes that are to be assembled, for the verifier."""
+    chain = [a.name for a in open_axes(func)]
     for axis in filter(is_open, new):
         label = f"axis '{axis.name}': nnz None says that the program assembles it; expected"
         others = [a for a in func.axes if a.name != axis.name]
@@ -117,15 +134,19 @@ def open_axis_problems(func: SparseFunc, new: list[Axis]) -> Found:
         arrays = [x for a in others for x in (a.indptr, a.indices) if x is not None]
         arrays += [b.handle for b in func.buffers if b.handle is not None]
         shared = [h for h in (axis.indptr, axis.indices) if h in arrays]
-        if any(map(is_open, others)):
-            yield Broken(axis, f"{label} one such axis in a function")
-        elif axis.parent.kind != "dense_fixed" or not axis.unique:
-            yield Broken(axis, f"{label} it under a dense_fixed axis, of rows, with unique=True")
+        above = chain[: chain.index(axis.name)]
+        parent = axis.parent.name if axis.parent.kind != "dense_fixed" else None
+        if [parent] != (above[-1:] or [None]) or not axis.unique:
+            yield Broken(
+                axis,
+                f"{label} it under a dense_fixed axis, or the one such axis before it, with "
+                "unique=True",
+            )
         elif axis.name in visited or any(
-            a.parent is not None and a.parent.name == axis.name or axis.name in
+            a.parent is not None and a.parent.name == axis.name and not is_open(a) or axis.name in
             [m.name for m in a.members] for a in others
         ):  # fmt: skip
-            yield Broken(axis, f"{label} no iteration over it, and no axis under it or of it")
+            yield Broken(axis, f"{label} no iteration over it, and no other axis under it or of it")
         elif shared:
             yield Broken(axis, f"{label} '{shared[0].name}' to be of nothing else")
         elif len(over) != 1 or over[0].handle is None or over[0].var not in written:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import chain, product
 from typing import Any, NamedTuple
 
 import tvm_ffi
@@ -47,6 +47,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "sparse_variable": ("parent", "nnz", "indptr", "indices"),
     "union": ("of",),
     "intersect": ("of",),
+    "difference": ("of",),
 }
 OPTIONAL = ("parent", "nnz", "nnz_cols", "indptr", "indices", "of")
 
@@ -217,12 +218,6 @@ def _axis_merged(new: Declarations) -> Found:
             known = new.names.axes.get(one.name)
             if known is None or not same_axis(one, known):
                 yield Broken(axis, f"{label}: '{one.name}' is not an axis of '{new.func.name}'")
-            elif one.is_merged:
-                yield Broken(
-                    axis,
-                    f"{label}: expected axes that store coordinates, got the {one.kind} "
-                    f"'{one.name}'; list its axes instead",
-                )
             elif not one.unique:
                 yield Broken(
                     axis,
@@ -238,18 +233,19 @@ def _axis_merged(new: Declarations) -> Found:
                 )
         if len({a.name for a in axis.of}) < max(2, len(axis.of)):
             yield Broken(axis, f"{label}: expected two or more axes, each once")
+        for one, other in product(axis.merged, _inside(axis)):
+            if one.name == other.name and not tvm_ffi.structural_equal(one, other):
+                yield Broken(axis, f"{label}: expected '{one.name}' attached in each place or none")
         merged = [a for a in new.func.axes if a.is_merged]
         parent = merged_parent(axis.of, merged)
-        own = [a for a in axis.of if isinstance(a, Axis)]
-        parents = {a.parent.name for a in own if a.parent is not None}
-        if parent is None and parents:
-            yield Broken(
-                axis,
-                f"{label}: expected axes with one parent, or with parents that are merged before "
-                f"them, got the parents {sorted(parents)}",
-            )
-        elif (None if parent is None else parent.name) != getattr(axis.parent, "name", None):
+        if (None if parent is None else parent.name) != getattr(axis.parent, "name", None):
             yield Broken(axis, f"{label}: its parent is not that of its axes")
+
+
+def _inside(axis: Axis) -> list[Any]:
+    """What a merged axis holds, in each of its places."""
+    of = [] if axis.of is None else axis.of
+    return [x for a in of for x in (a, *(_inside(a) if isinstance(a, Axis) else ()))]
 
 
 def _axis_open(new: Declarations) -> Found:
@@ -302,10 +298,11 @@ def _shared_indptr(new: Declarations) -> Found:
             continue
         first = owner.setdefault(axis.indptr, axis)
         pair = f"axes '{first.name}' and '{axis.name}' share the indptr '{axis.indptr.name}'"
-        if first.parent.name != axis.parent.name:
+        if not tvm_ffi.structural_equal(first.parent, axis.parent):  # whatever their names
             yield Broken(
                 axis,
-                f"{pair}, but their parents differ: '{first.parent.name}' and '{axis.parent.name}'",
+                f"{pair}, but their parents '{first.parent.name}' and '{axis.parent.name}' are not "
+                "alike, of one length and the same arrays",
             )
         if first.idtype != axis.idtype:
             yield Broken(

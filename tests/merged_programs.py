@@ -117,6 +117,54 @@ def products(draw: Any) -> tuple[Drawn, np.ndarray]:
 
 
 @st.composite
+def nested(draw: Any) -> tuple[Drawn, np.ndarray, np.ndarray]:
+    """Rows of three operands by merged axes of merged axes; where there is a visit, and the values.
+
+    What is not visited stays NaN.
+    """
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    idtype = draw(st.sampled_from(["int32", "int64"]))
+    m, n = draw(st.integers(1, 5)), draw(st.integers(1, 7))
+    args: dict[str, Any] = {"m": m, "n": n}
+    lines = [f"I = T.dense_fixed(m, '{idtype}')", f"J = T.dense_fixed(n, '{idtype}')"]
+    values, stored = np.zeros((m, n)), {}
+    for factor, x in enumerate("abd", 1):
+        shape, places = declare_columns(draw, rng, args, lines, x, ("I", m), n, idtype)
+        args[x] = rng.integers(-4, 5, shape).astype("float32")
+        there = np.zeros(m * n, bool)
+        there[places[places >= 0]] = True
+        dense = np.zeros(m * n)
+        dense[places[places >= 0]] = args[x].reshape(-1)[places >= 0]
+        stored[f"J{x}"], values = there.reshape(m, n), values + factor * dense.reshape(m, n)
+        lines.append(f"{x.upper()} = T.match_sparse_buffer({x}, (I, J{x}))")
+    kinds = {"union": np.logical_or, "intersect": np.logical_and, "difference": np.greater}
+
+    def pairs(inner: Any) -> Any:
+        return st.tuples(st.sampled_from([*kinds]), inner, inner).filter(lambda t: t[1] != t[2])
+
+    def text_of(tree: Any) -> str:
+        return tree if tree in stored else f"T.{tree[0]}({', '.join(map(text_of, tree[1:]))})"
+
+    def visited(tree: Any) -> np.ndarray:
+        return stored[tree] if tree in stored else kinds[tree[0]](*map(visited, tree[1:]))
+
+    tree = draw(pairs(st.recursive(st.sampled_from(["Ja", "Jb", "Jd"]), pairs, max_leaves=4)))
+    term, loops = "A[i, j] + B[i, j] * 2.0 + D[i, j] * 3.0", f"[I, {text_of(tree)}]"
+    args["c"] = np.full((m, n), np.nan, "float32")
+    lines += [
+        "C = T.match_sparse_buffer(c, (I, J))",
+        f"with T.sp_iter({loops}, 'SS', 'it') as [i, j]:",
+        f"    C[i, j] = {term}",
+    ]
+    params = [
+        f"{name}: T.{idtype if isinstance(value, int) else 'handle'}"
+        for name, value in args.items()
+    ]
+    text = "\n    ".join([f"@T.prim_func\ndef f({', '.join(params)}):", *lines])
+    return Drawn(text, args), visited(tree), values
+
+
+@st.composite
 def programs(draw: Any, most: int = 7) -> Drawn:
     """Two or three operands, rows stored or not, columns of each kind; merged once or twice.
 

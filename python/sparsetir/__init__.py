@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from sparsetir.planning.sparse_plan import RowTablesPlan as RowTablesPlan
     from sparsetir.planning.sparse_plan import SparsePlan as SparsePlan
     from sparsetir.planning.sparse_plan import ValuesPlan as ValuesPlan
-    from sparsetir.runtime.assembled import build_assembled
+    from sparsetir.runtime.assembled_levels import build_assembled
     from sparsetir.runtime.build import build
     from sparsetir.runtime.interpreted import interpret
     from sparsetir.runtime.kernel import Kernel
@@ -128,7 +128,7 @@ _MODULES = {
     "planning.plan": "plan plan_candidates",
     "planning.run_plan": "Plan compilations",
     "planning.sparse_plan": "RowTablesPlan SparsePlan ValuesPlan",
-    "runtime.assembled": "build_assembled",
+    "runtime.assembled_levels": "build_assembled",
     "runtime.build": "build",
     "runtime.interpreted": "interpret",
     "runtime.kernel": "Kernel",

@@ -22,6 +22,7 @@ __all__ = [
     "attach",
     "dense_fixed",
     "dense_variable",
+    "difference",
     "fuse",
     "intersect",
     "part",
@@ -233,8 +234,8 @@ def attach(axis: Any, to: Any) -> GroupRef:
 def union(*axes: Any) -> AxisRef:
     """Co-iterate axes: each coordinate that at least one of them stores, once, in their order.
 
-    axes : two or more, of one length and idtype, whose coordinates under a parent increase; their
-        parents are the same axis, or are merged themselves, or they are attached: `T.attach(J2, K)`
+    axes : two or more, of one length and idtype, whose coordinates under a parent increase, or that
+        are merged themselves; parents are visited outside, unless attached: `T.attach(J2, K)`
 
     A buffer over any of the axes is read at the coordinate, and gives zero where its own axis does
     not store it. The sum of two matrices::
@@ -263,6 +264,19 @@ def intersect(*axes: Any) -> AxisRef:
             C[i] = C[i] + A[i, j] * B[i, j]
     """
     return _merged("intersect", "and", axes)
+
+
+def difference(*axes: Any) -> AxisRef:
+    """Co-iterate axes: each coordinate that the first one alone stores, in their order.
+
+    axes : as of :func:`union`
+
+    Merged axes may hold others. What exactly one of two axes stores, and what J does not store::
+
+        T.union(T.difference(J1, J2), T.difference(J2, J1))
+        T.difference(N, J)  # N dense
+    """
+    return _merged("difference", "not", axes)
 
 
 def _merged(func: str, joined: str, axes: tuple[Any, ...]) -> AxisRef:

@@ -267,6 +267,7 @@ _DECLARATIONS = (
     axes.part,
     axes.union,
     axes.intersect,
+    axes.difference,
     builder.match_sparse_buffer,
     builder.alloc_sparse_buffer,
     builder.match_buffer,

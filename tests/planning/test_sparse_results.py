@@ -361,5 +361,5 @@ def test_patterns_are_checked() -> None:
 def test_kernels_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     a = SparseMatrix.from_dense(np.eye(3))
     a @ a
-    monkeypatch.setattr(sparse_results, "build_assembled", None)
+    monkeypatch.setattr(sparse_results, "AssembledKernel", None)
     assert (a @ a.with_values(np.ones(3))).nnz == 3

@@ -18,8 +18,10 @@ from programs import PROGRAMS, copied
 from programs.merged import dense_of, stored_of
 from refusals import refuse
 from small import text_of
+from sparse_programs import Tensors
 from sparsetir.runtime import assembled, pool
-from sparsetir.runtime.assembled import Bounds, CsrArrays, build_assembled
+from sparsetir.runtime.assembled import AssembledKernel, Bounds, CsrArrays
+from sparsetir.runtime.assembled_levels import build_assembled
 from sparsetir.sparse_ir.assemble import assemble
 from stage2 import golden
 
@@ -262,6 +264,70 @@ def test_columns_that_are_computed(column: str) -> None:
         check(found, there, expected)
     again = kernel.values_of(found.indptr, found.indices, **given)
     np.testing.assert_array_equal(again, found.values)
+
+
+def dots(**how: Any) -> Tensors:
+    """A product of CSR and CSC, which visits all rows and columns."""
+    at = Tensors("A=ds:ik", "B=ds:jk", **how).result("ds", "ij").declare("N = T.dense_fixed(nj)")
+    loops = "i=IA; j=N; k=T.intersect(KA, T.attach(KB, N))"
+    return at.iterate(loops, "SSR", "{C} = {C} + {A} * {B}", "0.0")
+
+
+def large(**how: Any) -> Tensors:
+    at = Tensors("A=ds:ij", **how).result("ds", "ij")
+    return at.iterate("i=IA; j=JA", "SS", "{C} = {A}", condition="{A} > 2.5")
+
+
+def large_with_features(**how: Any) -> Tensors:
+    at = Tensors("A=ds:ij", **how).result("dsd", "ijk")
+    return at.iterate(
+        "i=IA; j=JA; k=KC", "SSS", "{C} = {A}", condition="{A} > T.cast(k, 'float32')"
+    )
+
+
+def above_diagonal(**how: Any) -> Tensors:
+    at = Tensors("A=ds:ik", "B=ds:kj", **how).result("ds", "ij")
+    loops = "i=IA; k=KA; j=T.attach(JB, KA)"
+    return at.iterate(loops, "SRS", "{C} = {C} + {A} * {B}", "0.0", "j > i")
+
+
+def columns_of_fibers(**how: Any) -> Tensors:
+    """Two levels that are merged, one under the other, as the columns of a row."""
+    at = Tensors("A=dss:ijk", "B=dss:ijk:IA", **how).result("ds", "il")
+    at.loads["C"], at.args["nl"], at.sizes["l"] = "C[i, j * nk + k]", 35, 35
+    return at.iterate("i=IA; j=T.union(JA, JB); k=T.union(KA, KB)", "SSS", "{C} = {A} + {B}")
+
+
+def expected_where_written(name: str, at: Tensors) -> tuple[np.ndarray, np.ndarray]:
+    a, b = at.dense["A"], at.dense.get("B")
+    if name == "large":
+        return np.where(a > 2.5, a, 0), a > 2.5
+    if name == "large_with_features":
+        there = a[:, :, None] > np.arange(at.sizes["k"])
+        return np.where(there, a[:, :, None], 0), there.any(axis=2)
+    if name == "columns_of_fibers":
+        there = at.mask["A"] | at.mask["B"]
+        return (a + b).reshape(len(a), -1), there.reshape(len(a), -1)
+    found = np.einsum("ik,jk->ij", a, b)
+    found = np.triu(found, 1) if name == "above_diagonal" else found
+    return found, found > 0
+
+
+@pytest.mark.parametrize(
+    "made", [dots, large, large_with_features, above_diagonal, columns_of_fibers]
+)
+def test_what_is_written_is_stored(made: Any) -> None:
+    """And nothing else that is visited; short rows in another way, too."""
+    kernel = build_assembled(sparsetir.from_source(made().text))
+    assert isinstance(kernel, AssembledKernel)
+    for n, density in enumerate((0.4, 0.0, 1.0, 0.15)):
+        at = made(seed=n, density=density)
+        expected, stored = expected_where_written(made.__name__, at)
+        bounds = kernel.bounds(at.args)
+        for levels in (0, 1, 2, 3):
+            dense, there = at.decoded(kernel.assembled(at.args, bounds, levels))
+            np.testing.assert_array_equal(there, stored)
+            np.testing.assert_array_equal(dense, expected)
 
 
 @pytest.mark.parametrize("levels", [0, 1, 2, 3])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,12 +13,13 @@ from hypothesis import strategies as st
 
 import sparsetir
 from drawing import examples
-from merged_programs import Drawn, programs
+from merged_programs import Drawn, nested, programs
 from programs import PROGRAMS, copied
 from programs.merged import dense_of, stored_of
 from refusals import refusals
 from schedule_common import gives
 from small import making
+from sparse_programs import Tensors
 from sparsetir.sparse_ir.annotations import intersected
 from sparsetir.sparse_ir.nodes import sparse_iterations
 from stage2 import golden, plain_text
@@ -44,6 +47,108 @@ def test_kernels(drawn: Drawn) -> None:
         mine = copied(drawn.arguments)
         built(**mine)
         np.testing.assert_array_equal(mine["c"], expected["c"], err_msg=drawn.text)
+
+
+@examples(5, 300, drawn=nested())
+def test_merged_axes_of_merged_axes(drawn: tuple[Drawn, np.ndarray, np.ndarray]) -> None:
+    """The interpreter visits what NumPy says, kernels what the interpreter does; so do patterns."""
+    program, visited, values = drawn
+    func = sparsetir.from_source(program.text)
+    assert tvm_ffi.structural_equal(sparsetir.from_source(func.script()), func)
+    expected = np.where(visited, values, np.nan)
+    built = sparsetir.build(func)
+    for run in (partial(sparsetir.interpret, func), lambda args: built(**args)):
+        mine = copied(program.arguments)
+        run(mine)
+        np.testing.assert_array_equal(mine["c"], expected, program.text)
+    given = {n: x for n, x in program.arguments.items() if n != "c"}
+    found = sparsetir.build_assembled(func, "C")(**given)
+    np.testing.assert_array_equal(np.diff(found.indptr), visited.sum(axis=1), program.text)
+    np.testing.assert_array_equal(found.indices, np.nonzero(visited)[1], program.text)
+    np.testing.assert_array_equal(found.values, values[visited], program.text)
+
+
+# Operands whose parents are no merged axis, loops, and what is computed.
+ELSEWHERE = {
+    "csr times csc": ("A=ds:ik B=ds:jk", "i=IA; j=JB; k=T.intersect(KA, KB)", "ik,jk->ij"),
+    "dcsr times dcsr": ("A=ss:ik B=ss:kj", "i=IA; k=T.intersect(KA, KB); j=JB", "ik,jk->ij"),
+    "dcsr plus vector": ("A=ss:ij B=s:j", "i=IA; j=T.union(JA, JB)", ""),
+    "fibers times rows": ("A=sss:ijk B=ds:ik", "i=T.intersect(IA, IB); j=JA; "
+                          "k=T.intersect(KA, KB)", "ijk,ik->ij"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ELSEWHERE)
+def test_axes_under_different_parents(case: str) -> None:
+    """Dense results of the interpreter and kernels; patterns have what both store."""
+    operands, loops, how = ELSEWHERE[case]
+    kinds = "S" + "".join("SR"[x[0] == "k"] for x in loops.split("; "))
+    body = "{A} + {B}" if not how else "{C} + {A} * {B}"
+    body = f"{{C}} = {body}"
+
+    def made(levels: str, **drawn: Any) -> Tensors:
+        at = Tensors(*operands.split(), **drawn).result(levels, "ij")
+        return at.iterate(f"o=O; {loops}", kinds, body, "0.0")
+
+    func, sparse = (sparsetir.from_source(made(levels).text) for levels in ("dd", "ss"))
+    kernel, assembled = sparsetir.build(func), sparsetir.build_assembled(sparse)
+    for n, density in enumerate((0.5, 0.1, 0.0, 1.0)):
+        at = made("ss", seed=n, density=density)
+        (a, b), masks = at.dense.values(), [x.astype(int) for x in at.mask.values()]
+        rows = masks[0].any(axis=1)[:, None]
+        expected = np.einsum(how, a, b) if how else a + rows * b
+        stored = np.einsum(how, *masks) if how else masks[0] + rows * masks[1]
+        for run in (partial(sparsetir.interpret, func), lambda args: kernel(**args)):
+            mine = {**at.args, "c": np.full(expected.shape, np.nan, "float32")}
+            run(mine)
+            np.testing.assert_array_equal(mine["c"], expected)
+        found, there = at.decoded(assembled(**at.args))
+        np.testing.assert_array_equal(there, stored > 0)
+        np.testing.assert_array_equal(found, expected)
+
+
+# Two axes that read the arrays of others, loops, and what is computed of a square A.
+TWICE = {
+    "triangles": (
+        "A=ds:ij", "K0 = T.dense_fixed(nj, '{0}')", "K1 = T.sparse_variable(IA, {1}, '{0}')",
+        "K2 = T.sparse_variable(K0, {1}, '{0}')", "i=IA; j=JA; k=T.intersect(K1, T.attach(K2, JA))",
+        "A[i, j] * A[i, k] * A[j, k]", "ij,ik,jk->ij",
+    ),
+    "square": (
+        "A=ss:ik", "I2 = T.sparse_variable(O, (nj, a0_nnz), (a0_ptr, a0_idx), '{0}')",
+        "J2 = T.sparse_variable(I2, {1}, '{0}')", "i=IA; k=T.intersect(KA, I2); j=J2",
+        "A[o, i, k] * A[o, k, j]", "ik,kj->ij",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("idtype", ["int32", "int64"])
+@pytest.mark.parametrize("case", TWICE)
+def test_arrays_of_two_axes(case: str, idtype: str) -> None:
+    """Under parents that are alike: each stands at the positions of the other, without a search."""
+    operand, *axes, loops, term, how = TWICE[case]
+    kinds = "S" + "".join("SR"[x[0] == "k"] for x in loops.split("; "))
+
+    def made(levels: str, **drawn: Any) -> Tensors:
+        sizes = dict.fromkeys("ijk", 7)
+        at = Tensors(operand, idtype=idtype, sizes=sizes, **drawn).result(levels, "ij")
+        at.declare(*(x.format(idtype, "(nj, a1_nnz), (a1_ptr, a1_idx)") for x in axes))
+        at.lines = [re.sub(r"\bn[ik]\b", "nj", line) for line in at.lines]
+        return at.iterate(f"o=O; {loops}", kinds, f"{{C}} = {{C}} + {term}", "0.0")
+
+    func, sparse = (sparsetir.from_source(made(levels).text) for levels in ("dd", "ss"))
+    kernel, assembled = sparsetir.build(func), sparsetir.build_assembled(sparse)
+    assert "find" not in kernel.stages["II"].script()
+    for n, density in enumerate((0.5, 0.1, 0.0, 1.0)):
+        at = made("ss", seed=n, density=density)
+        expected = np.einsum(how, *[at.dense["A"]] * (how.count(",") + 1))
+        for run in (partial(sparsetir.interpret, func), lambda args: kernel(**args)):
+            mine = {**at.args, "c": np.full(expected.shape, np.nan, "float32")}
+            run(mine)
+            np.testing.assert_array_equal(mine["c"], expected)
+        found, there = at.decoded(assembled(**at.args))
+        np.testing.assert_array_equal(there, expected > 0)
+        np.testing.assert_array_equal(found, expected)
 
 
 @examples(6, 500, drawn=programs(most=70), ratio=st.sampled_from([1, 2]))
@@ -185,12 +290,11 @@ of("T.intersect(J1, J2)", "J2 = T.sparse_variable(I, (n", more="J2 = T.sparse_va
 of("T.union(J1, J2)", "(r, s))", more="(r, s), unique=False)")
     # Exception: expected axes whose coordinates increase under each parent, but 'J2' may store one
         twice (unique=False)
-of("T.intersect(M, J1)", more="    M = T.union(J1, J2)")
-    # Exception: expected axes that store coordinates, got the union 'M'; list its axes instead
+of("T.intersect(T.union(J1, J2), T.attach(J2, I))")
+    # Exception: expected 'J2' attached in each place or none
 of("T.union(J1, J2)", "J2 = T.sparse_variable(I,",
    more="I2 = T.dense_fixed(m); J2 = T.sparse_variable(I2,")
-    # Exception: expected axes with one parent, or with parents that are merged before them, got the
-        parents ['I', 'I2']
+    # Exception: expected axis 'I2', its parent, before 'J2' in [I, J1_or_J2] or around it
 of("M", more="    M = T.union(J1, J2); A = T.match_sparse_buffer(a, (I, M))")
     # Exception: buffer 'A': the union 'M' stores nothing; expected one of its axes [J1, J2]
 of("T.fuse(I, T.union(J1, J2))", old="[I, {}]", new="[{}]")

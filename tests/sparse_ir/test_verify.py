@@ -156,7 +156,7 @@ B = T.match_sparse_buffer(a, (I,), "float32")  #! handle 'a' is bound twice: to 
 
 A = T.match_buffer(p, (n,), "int32")  #! handle 'p' is bound twice: to the indptr of axis 'J' and to
 
-M = T.sparse_variable(K, (n, nnz), (p, a))  #! share the indptr 'p', but their parents differ: 'I'
+M = T.sparse_variable(K, (n, nnz), (p, a))  #! share the indptr 'p', but their parents 'I' and 'K'
 
 M = T.sparse_variable(K, (m, None), (a, b), unique=False)  #! expected it under a dense_fixed axis
 
@@ -166,10 +166,7 @@ M = T.sparse_variable(K, (m, None), (a, b))  #! axis 'M': .. one buffer over it,
 
 M = T.sparse_variable(K, (m, None), (p, b))  #! axis 'M': .. expected 'p' to be of nothing else
 
-M = T.sparse_variable(K, (m, None), (a, b))  #! expected one such axis in a function
-O = T.sparse_variable(I, (m, None), (a, b))
-
-M = T.sparse_variable(K, (m, None), (a, b))  #! expected no iteration over it, and no axis under it
+M = T.sparse_variable(K, (m, None), (a, b))  #! expected no iteration over it, and no other axis
 O = T.sparse_variable(M, (m, nnz), (p, q))
 
 M = T.sparse_variable(I, (n, nnz), (p, a), idtype="int64")  #! but their idtypes differ: int32 and
@@ -418,7 +415,7 @@ made(axes=[h.i_axis, h.j_axis, v], over=[AttachedAxis(axis=h.j_axis, to=v), v])
         or around it, but 'V' comes after it
 axis(kind="dense")
     # IllFormedError: axis 'J': expected a kind among dense_fixed, dense_variable, sparse_fixed,
-        sparse_variable, union, intersect, got 'dense'
+        sparse_variable, union, intersect, difference, got 'dense'
 axis(idtype="int8")  # IllFormedError: axis 'J': expected idtype 'int32' or 'int64', got 'int8'
 axis(nnz=None)
     # IllFormedError: axis 'J': nnz None says that the program assembles it; expected no iteration

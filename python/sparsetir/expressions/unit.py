@@ -17,7 +17,8 @@ from sparsetir.expressions.program import Program
 from sparsetir.expressions.row_sums import MOST_CHANGES, is_row_sum, slices_of
 from sparsetir.formats.pattern import Pattern
 from sparsetir.runtime.arrays import check_memory, count_writes, empty, plain_view, to_numpy
-from sparsetir.runtime.assembled import AssembledKernel, build_assembled
+from sparsetir.runtime.assembled import AssembledKernel
+from sparsetir.runtime.assembled_levels import LevelsKernel, build_assembled
 from sparsetir.runtime.build import build
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.schedules.templates.spmv import SlicedRows, apply
@@ -74,7 +75,7 @@ class Unit:
         return [name for name in self.values if name in there and name != self.result]
 
     @cached_property
-    def assembled(self) -> AssembledKernel:
+    def assembled(self) -> AssembledKernel | LevelsKernel:
         """What computes a sparse result with its pattern."""
         return build_assembled(self.func)
 

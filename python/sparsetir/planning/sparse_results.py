@@ -14,7 +14,7 @@ from sparsetir.data.sources import Stored, is_sparse
 from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.formats.pattern import Pattern
 from sparsetir.runtime.arrays import dtype_name
-from sparsetir.runtime.assembled import AssembledKernel, Numeric, build_assembled
+from sparsetir.runtime.assembled import AssembledKernel, Numeric
 from sparsetir.runtime.build import build
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.refusals import wrong
@@ -361,7 +361,7 @@ def kernel_of(
     """
     key = program, *how, None if target is None else str(target)
     if key not in _kernels:
-        made = build_assembled(program(*how), "c", "llvm" if target is None else target)
+        made = AssembledKernel(program(*how), "c", "llvm" if target is None else target)
         _kernels[key] = made
     return _kernels[key]
 

@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
+from tvm.target import Target
 
 from sparsetir.runtime import pool, rooms
 from sparsetir.runtime.arrays import is_torch
@@ -17,7 +18,7 @@ from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.signature import bound
 from sparsetir.schedules.targets import TargetLike, resolve_target
 from sparsetir.sparse_ir.assemble import SHORT, WORD, assemble
-from sparsetir.sparse_ir.nodes import SparseFunc, sparse_iterations
+from sparsetir.sparse_ir.nodes import SparseFunc, flat_axes, sparse_iterations
 from sparsetir.sparse_ir.schedule import Schedule
 
 # Elements that a call has room for at once: memory that nothing is written to is not taken, but a
@@ -139,19 +140,15 @@ class AssembledKernel:
     def __init__(
         self, func: SparseFunc, result: str | None = None, target: TargetLike = "llvm"
     ) -> None:
-        machine = resolve_target(target)
-        if "cpu" not in machine.keys:
-            raise ValueError(
-                f"build_assembled: argument 'target': expected a CPU, got {machine.kind.name!r}"
-            )
-        self.programs, self.target = assemble(func, result), machine
+        self.target = cpu_of(target)
+        self.programs = assemble(func, result)
         self.name = func.name
         params = [str(p.name) for p in func.params]
         made = self.programs
         self.params = [n for n in params if n not in (made.values, made.indptr, made.indices)]
         # Of rows that are appended to, which have none, there is one program.
         self.has_levels = made.fill is not made.wide_fill
-        self.bound = build(self.programs.bound, machine)
+        self.bound = build(self.programs.bound, self.target)
         self._fills: dict[SparseFunc, Kernel] = {}
         self._idtype, self._dtype = np.dtype(made.idtype), np.dtype(made.dtype)
         self.most = int(np.iinfo(self._idtype).max)  # elements
@@ -179,10 +176,9 @@ class AssembledKernel:
     def _built(self, program: SparseFunc) -> Kernel:
         """A kernel that searches the longer one of two rows that intersect."""
         sch = Schedule(program)
-        pairs = [
-            a.name for a in program.axes
-            if a.kind == "intersect" and ["sparse_variable"] * 2 == [x.kind for x in a.members]
-        ]  # fmt: skip
+        kinds = {a.name: [x.kind for x in flat_axes(a.of)] for a in program.axes
+                 if a.kind == "intersect"}  # fmt: skip
+        pairs = [name for name, of in kinds.items() if of == ["sparse_variable"] * 2]
         for it in sparse_iterations(program):
             for loop in sch.get_sp_iters(sch.get_sparse_iteration(it.name)):
                 if loop.name in pairs:
@@ -226,7 +222,7 @@ class AssembledKernel:
         """
         given = self._given(args, kwargs)
         found = self.assembled(given, self.bounds(given, self.bound))
-        return CsrArrays(*(_like(given.values(), x) for x in found))
+        return CsrArrays(*(like(given.values(), x) for x in found))
 
     def values_of(self, indptr: object, indices: Any, *args: object, **kwargs: object) -> Any:
         """The values at a pattern that is known, or asked for: the numeric phase alone.
@@ -253,7 +249,7 @@ class AssembledKernel:
         pattern = {names.indptr: indptr, names.indices: indices}
         bound = self.masked_bound
         given = bound.completed({**given, **pattern}, names.bounds, names.width)
-        return _like(given.values(), self.at(indptr, indices, given, self.bounds(given, bound))())
+        return like(given.values(), self.at(indptr, indices, given, self.bounds(given, bound))())
 
     def bounds(self, given: Mapping[str, Any], checked: Kernel | None = None) -> Bounds:
         """How many elements rows have at most.
@@ -406,33 +402,14 @@ class AssembledKernel:
         return indices, values
 
 
-def build_assembled(
-    func: SparseFunc, result: str | None = None, target: TargetLike = "llvm"
-) -> AssembledKernel:
-    """Compile a program to a kernel with a sparse result, whose pattern are its visits.
-
-    Parameters
-    ----------
-    func : SparseFunc
-        Of stage I: one iteration, over rows, then over what is in a row; its result over dense rows
-        and columns of an axis whose nnz is None, or dense ones. A row's columns may be visited once
-        and in order, as those of a union, or several times, as in a product of sparse matrices.
-    result : str, optional
-        The name of the result, or of its parameter; by default the only one.
-    target : optional
-        A CPU, as of :func:`sparsetir.build`.
-
-    Returns
-    -------
-    AssembledKernel
-        Called without the result, it gives its `indptr`, `indices` and values.
-
-    Raises
-    ------
-    ValueError
-        For a program of another kind, and for a target that is no CPU.
-    """
-    return AssembledKernel(func, result, target)
+def cpu_of(target: TargetLike) -> Target:
+    """The target; raises ValueError where it is no CPU."""
+    machine = resolve_target(target)
+    if "cpu" not in machine.keys:
+        raise ValueError(
+            f"build_assembled: argument 'target': expected a CPU, got {machine.kind.name!r}"
+        )
+    return machine
 
 
 def _sizes(indptr: np.ndarray, rows: list[int]) -> list[int]:
@@ -470,7 +447,7 @@ def _shrunk(array: np.ndarray, size: int) -> np.ndarray:
     return found.copy() if found.nbytes < COPIED else found
 
 
-def _like(given: Iterable[object], array: np.ndarray) -> Any:
+def like(given: Iterable[object], array: np.ndarray) -> Any:
     """The array, as torch's where arguments are; numpy's own types do not have all of torch's."""
     if not any(map(is_torch, given)):
         return array

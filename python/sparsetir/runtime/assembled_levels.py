@@ -1,0 +1,191 @@
+"""Kernels whose result is sparse, of any levels, and written in any order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sparsetir.runtime.assembled import AssembledKernel, CsrArrays, cpu_of, like
+from sparsetir.runtime.build import build
+from sparsetir.runtime.kernel import Kernel
+from sparsetir.runtime.signature import bound
+from sparsetir.schedules.targets import TargetLike
+from sparsetir.sparse_ir.assemble import NotByRowsError
+from sparsetir.sparse_ir.assemble_levels import assemble_levels
+from sparsetir.sparse_ir.nodes import SparseFunc
+from sparsetir.sparse_ir.open_axes import open_result
+
+ROOM = 1 << 16  # coordinates that a first call has room for
+
+
+class CsfArrays(NamedTuple):
+    """A result of several levels.
+
+    levels : indptr (parents + 1,) and indices (elements,) of each, from the root down; indices
+        increase under each parent
+    values : (elements of the last level,) and dimensions of the elements
+    """
+
+    levels: list[tuple[Any, Any]]
+    values: Any
+
+
+class LevelsKernel:
+    """A kernel with a sparse result of any levels, called with all parameters but that.
+
+    Parameters
+    ----------
+    func : SparseFunc
+        Of stage I, see :func:`sparsetir.sparse_ir.assemble_levels.assemble_levels`.
+    target : optional
+        A CPU, as of :func:`sparsetir.build`.
+
+    Notes
+    -----
+    A call lists the coordinates that the program writes, on one thread, and sorts them; then it
+    computes the values of this pattern.
+    """
+
+    def __init__(self, func: SparseFunc, target: TargetLike = "llvm") -> None:
+        self._target = cpu_of(target)
+        self.programs, self.name = assemble_levels(func), func.name
+        made = self.programs
+        gone = {made.result, *(x for level in made.levels for x in level)}
+        self.params = [str(p.name) for p in func.params if str(p.name) not in gone]
+        self.most = int(np.iinfo(made.idtypes[-1]).max)  # elements
+        self._room = ROOM
+
+    @cached_property
+    def entries(self) -> Kernel:
+        """What lists coordinates, and checks what it is called with."""
+        return build(self.programs.entries, self._target)
+
+    @cached_property
+    def values(self) -> Kernel:
+        """What computes the values of a pattern."""
+        return build(self.programs.values, self._target, check=False)
+
+    def __call__(self, *args: object, **kwargs: object) -> Any:
+        """The result, of the kind of arrays that the operands are.
+
+        Parameters
+        ----------
+        *args, **kwargs
+            The program's parameters without the result's, in order or by name. NumPy arrays, or
+            tensors of torch on the CPU.
+
+        Returns
+        -------
+        CsrArrays or CsfArrays
+            The former of one level.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As of :class:`sparsetir.Kernel`.
+        OverflowError
+            For more elements than the type of the indices can number.
+        """
+        numbers = {name: i for i, name in enumerate(self.params)}
+        bound_ = zip(self.params, bound(self.name, numbers, args, kwargs), strict=True)
+        given = {n: x for n, x in bound_ if x is not None}
+        made = self.programs
+        coordinates, roots = self._coordinates(given)
+        found = _levels(coordinates, roots)
+        count = len(found[-1][1])
+        if count > self.most:
+            raise OverflowError(
+                f"{self.name}: the result has {count} elements, more than "
+                f"{made.idtypes[-1]} numbers; expected int64 indices"
+            )
+        levels = [
+            (ptr.astype(idtype), idx.astype(idtype))
+            for (ptr, idx), idtype in zip(found, made.idtypes[1:], strict=True)
+        ]
+        for names, arrays in zip(made.levels, levels, strict=True):
+            given |= dict(zip(names, (*arrays, len(arrays[1])), strict=True))
+        values = np.full(self.values.shape_of(made.result, given), made.first, made.dtype)
+        values = like(given.values(), values)
+        self.values(**given, **{made.result: values})
+        for n, level in enumerate(levels):
+            ptr, idx = (like([values], x) for x in level)
+            levels[n] = ptr, idx
+        return CsfArrays(levels, values) if len(levels) > 1 else CsrArrays(*levels[0], values)
+
+    def _coordinates(self, given: Mapping[str, object]) -> tuple[Sequence[np.ndarray], int]:
+        """Coordinates of what is written, of each level, sorted; and the length of the root."""
+        made = self.programs
+        said = np.zeros(len(made.coordinates) + 1, np.int64)
+        while True:
+            room = [np.empty(self._room, idtype) for idtype in made.idtypes]
+            own = {made.room: self._room, made.said: said}
+            self.entries(**given, **own, **dict(zip(made.coordinates, room, strict=True)))
+            count, *lengths = said.tolist()
+            if count <= self._room:
+                break
+            self._room = count
+        found = [x[:count] for x in room]
+        if prod(lengths) >= 1 << 63:
+            order = np.lexsort(found[::-1])
+            return [x[order] for x in found], lengths[0]
+        shape = [max(n, 1) for n in lengths]
+        return np.unravel_index(np.sort(np.ravel_multi_index(found, shape)), shape), lengths[0]
+
+    def __repr__(self) -> str:
+        return f"LevelsKernel({self.name!r})"
+
+
+def build_assembled(
+    func: SparseFunc, result: str | None = None, target: TargetLike = "llvm"
+) -> Any:
+    """Compile a program to a kernel with a sparse result, whose pattern is where it writes.
+
+    Parameters
+    ----------
+    func : SparseFunc
+        Of stage I. Its result is over axes whose nnz is None, each under the one before it, the
+        first under a dense one. Iterations write it in any order, where they do not depend on what
+        it holds; it begins with zero, or with the constant in the `init` of the first one. Or it is
+        over dense axes of rows and columns, see :func:`sparsetir.sparse_ir.assemble.assemble`.
+    result : str, optional
+        The name of the result, or of its parameter; by default the only one.
+    target : optional
+        A CPU, as of :func:`sparsetir.build`.
+
+    Returns
+    -------
+    AssembledKernel or LevelsKernel
+        Called without the result, it gives its arrays. The former for matrices in CSR that the
+        program goes through row by row, on all threads; the latter for all others.
+
+    Raises
+    ------
+    ValueError
+        For a program of another kind, and for a target that is no CPU.
+    """
+    try:
+        return AssembledKernel(func, result, target)
+    except NotByRowsError:
+        over = open_result(func)
+        if over is None or result not in (None, over.name, str(over.handle.name)):
+            raise
+    return LevelsKernel(func, target)
+
+
+def _levels(coordinates: Sequence[np.ndarray], roots: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return `indptr` and `indices` of each level below the root, of sorted coordinates."""
+    (parents, *rest), count, found = coordinates, roots, []
+    begins = np.zeros(len(parents), bool)  # where an element of the level does
+    begins[:1] = True
+    begins[1:] = parents[1:] != parents[:-1]
+    for level in rest:
+        begins[1:] |= level[1:] != level[:-1]
+        at = np.flatnonzero(begins)
+        counts = np.bincount(parents[at], minlength=count)
+        found.append((np.concatenate([[0], np.cumsum(counts)]), level[at]))
+        parents, count = np.cumsum(begins) - 1, len(at)
+    return found

@@ -1,0 +1,292 @@
+"""Sparse results of any levels, written in any order: values, patterns, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm_ffi
+
+import sparsetir
+from refusals import refuse
+from sparse_programs import Tensors
+from sparsetir.runtime.assembled_levels import CsfArrays, LevelsKernel
+from sparsetir.sparse_ir.assemble_levels import assemble_levels
+
+ADDS, PRODUCT = "{C} = {C} + ", "{C} = {C} + {A} * {B}"
+
+
+def add_dcsr(**how: Any) -> Tensors:
+    at = Tensors("A=ss:ij", "B=ss:ij", **how).result("ss", "ij").declare("R = T.union(IA, IB)")
+    return at.iterate("o=O; i=R; j=T.union(JA, JB)", "SSS", "{C} = {A} + {B}")
+
+
+def add_csf(**how: Any) -> Tensors:
+    at = Tensors("A=sss:ijk", "B=sss:ijk", **how).result("sss", "ijk")
+    at.declare("R = T.union(IA, IB)", "S = T.union(JA, JB)")
+    return at.iterate("o=O; i=R; j=S; k=T.union(KA, KB)", "SSSS", "{C} = {A} + {B}")
+
+
+def tensor_times_matrix(**how: Any) -> Tensors:
+    at = Tensors("A=dss:ijk", "B=ds:kl", **how).result("dss", "ijl")
+    return at.iterate("i=IA; j=JA; k=KA; l=T.attach(LB, KA)", "SSRS", PRODUCT, "0.0")
+
+
+def tensor_times_features(**how: Any) -> Tensors:
+    at = Tensors("A=sss:ijk", "B=dd:kl", **how).result("ssd", "ijl")
+    return at.iterate("o=O; i=IA; j=JA; k=KA; l=LC", "SSSRS", PRODUCT, "0.0")
+
+
+def outer_products(**how: Any) -> Tensors:
+    at = Tensors("A=ds:ki", "B=ds:kj:KA", **how).result("ds", "ij")
+    return at.iterate("k=KA; i=IA; j=JB", "RSS", PRODUCT, "0.0")
+
+
+def transposed(**how: Any) -> Tensors:
+    at = Tensors("A=ds:ij", **how).result("ds", "ji")
+    return at.iterate("i=IA; j=JA", "SS", "{C} = {A}")
+
+
+def kron(**how: Any) -> Tensors:
+    at = Tensors("A=ds:ij", "B=ds:kl", **how).result("dsss", "ijkl")
+    return at.iterate("i=IA; j=JA; k=KB; l=LB", "SSSS", "{C} = {A} * {B}")
+
+
+def column_sums(**how: Any) -> Tensors:
+    at = Tensors("A=ds:ij", **how).result("s", "j")
+    return at.iterate("i=IA; j=JA; o=O", "RSS", ADDS + "{A}", "0.0")
+
+
+def sum_and_product(**how: Any) -> Tensors:
+    at = Tensors("A=ds:ik", "B=ds:kj", "D=ds:ij:IA", **how).result("ds", "ij")
+    at.iterate("i=IA; j=JD", "SS", "{C} = {D}")
+    return at.iterate("i=IA; k=KA; j=T.attach(JB, KA)", "SRS", PRODUCT)
+
+
+def largest_under_condition(**how: Any) -> Tensors:
+    at = Tensors("A=ds:ik", "B=ds:kj", **how).result("ss", "ij")
+    body = "{C} = T.max({C}, {A} * {B})"
+    loops = "o=O; i=IA; k=KA; j=T.attach(JB, KA)"
+    return at.iterate(loops, "SSRS", body, "3.0", "{A} > 2.5 and j > i")
+
+
+def rows_with_large_sums(**how: Any) -> Tensors:
+    """By a buffer that another iteration writes."""
+    at = Tensors("A=ss:ij", **how).result("ss", "ji").declare(
+        "I = T.dense_fixed(ni, 'int32')", "X = T.alloc_sparse_buffer((I,), 'float32')"
+    )  # fmt: skip
+    loops = 'with T.sp_iter([O, IA, JA], "SSR", "sums") as [o, i, j]:'
+    sums = ["    with T.init():", "        X[i] = 0.0", "    X[i] = X[i] + A[o, i, j]"]
+    at.declare(loops, *sums)
+    return at.iterate("o=O; i=IA; j=JA", "SSS", "{C} = {A} - X[i]", condition="X[i] > 5.5")
+
+
+def product(of: str, at: Tensors, *names: str) -> tuple[Any, Any]:
+    """Values and pattern of a sum of products."""
+    masks = [at.mask[n].astype(int) for n in names]
+    return np.einsum(of, *(at.dense[n] for n in names)), np.einsum(of, *masks) > 0
+
+
+def union(at: Tensors) -> tuple[Any, Any]:
+    return at.dense["A"] + at.dense["B"], at.mask["A"] | at.mask["B"]
+
+
+def with_features(at: Tensors) -> tuple[Any, Any]:
+    return np.einsum("ijk,kl->ijl", at.dense["A"], at.dense["B"]), at.mask["A"].any(axis=2)
+
+
+def added(at: Tensors) -> tuple[Any, Any]:
+    values, there = product("ik,jk->ij", at, "A", "B")
+    return at.dense["D"] + values, at.mask["D"] | there
+
+
+def largest(at: Tensors) -> tuple[Any, Any]:
+    pairs = np.einsum("ik,jk->ijk", at.dense["A"] * (at.dense["A"] > 2.5), at.dense["B"])
+    pairs *= np.triu(np.ones(pairs.shape[:2], int), 1)[:, :, None]
+    there = pairs.any(axis=2)
+    return np.where(there, np.maximum(pairs.max(axis=2), 3), 0), there
+
+
+def large_rows(at: Tensors) -> tuple[Any, Any]:
+    sums = at.dense["A"].sum(axis=1)[:, None]
+    there = at.mask["A"] & (sums > 5.5)
+    return np.where(there, at.dense["A"] - sums, 0), there
+
+
+CASES: dict[Callable[..., Tensors], Callable[[Tensors], tuple[Any, Any]]] = {
+    add_dcsr: union,
+    add_csf: union,
+    tensor_times_matrix: lambda at: product("ijk,kl->ijl", at, "A", "B"),
+    tensor_times_features: with_features,
+    outer_products: lambda at: product("ik,jk->ij", at, "A", "B"),
+    transposed: lambda at: (at.dense["A"], at.mask["A"]),
+    kron: lambda at: product("ij,kl->ijkl", at, "A", "B"),
+    column_sums: lambda at: product("ij->j", at, "A"),
+    sum_and_product: added,
+    largest_under_condition: largest,
+    rows_with_large_sums: large_rows,
+}
+
+
+def inputs(made: Callable[..., Tensors]) -> list[Tensors]:
+    """Operands with elements, without, and full ones."""
+    return [made(seed=n, density=d) for n, d in enumerate((0.4, 0.0, 1.0, 0.15))]
+
+
+@pytest.mark.parametrize("made", CASES, ids=lambda made: made.__name__)
+def test_results(made: Callable[..., Tensors]) -> None:
+    """Values and patterns are NumPy's: what is written is stored, and nothing else."""
+    kernel = sparsetir.build_assembled(sparsetir.from_source(made().text))
+    assert isinstance(kernel, LevelsKernel)
+    for at in inputs(made):
+        dense, there = at.decoded(kernel(**at.args))
+        values, stored = CASES[made](at)
+        np.testing.assert_array_equal(there, stored)
+        np.testing.assert_array_equal(dense, values)
+
+
+@pytest.mark.parametrize("made", [add_csf, outer_products, largest_under_condition])
+def test_programs_are_of_the_language(made: Callable[..., Tensors]) -> None:
+    """They print and parse back; the interpreter gives the same coordinates and values."""
+    at = made()
+    func = sparsetir.from_source(at.text)
+    assert tvm_ffi.structural_equal(sparsetir.from_source(func.script()), func)
+    programs = assemble_levels(func)
+    for one in (programs.entries, programs.values):
+        assert tvm_ffi.structural_equal(sparsetir.from_source(one.script()), one)
+    found = sparsetir.build_assembled(func)(**at.args)
+    levels = getattr(found, "levels", None) or [found[:2]]
+    own = {programs.room: 999, programs.said: np.zeros(len(programs.coordinates) + 1, "int64")}
+    own |= {name: np.full(999, -1, "int32") for name in programs.coordinates}
+    sparsetir.interpret(programs.entries, {**at.args, **own})
+    count = own[programs.said][0]
+    listed = {tuple(own[name][n] for name in programs.coordinates) for n in range(count)}
+    assert len(listed) == len(found.values)
+    own = {n: x for names, (ptr, idx) in zip(programs.levels, levels, strict=True)
+           for n, x in zip(names, (ptr, idx, len(idx)), strict=True)}  # fmt: skip
+    own[programs.result] = np.full(found.values.shape, programs.first, "float32")
+    sparsetir.interpret(programs.values, {**at.args, **own})
+    np.testing.assert_array_equal(own[programs.result], found.values)
+
+
+def test_more_than_there_is_room_for(monkeypatch: Any) -> None:
+    """The coordinates are listed once more; each is as if there had been room."""
+    at = add_csf(idtype="int64")
+    kernel = sparsetir.build_assembled(sparsetir.from_source(at.text))
+    assert isinstance(kernel, LevelsKernel)
+    values, stored = CASES[add_csf](at)
+    for room in (0, 1, stored.sum(), 999):
+        kernel._room = room
+        found = kernel(**at.args)
+        dense, there = at.decoded(found)
+        np.testing.assert_array_equal(there, stored)
+        np.testing.assert_array_equal(dense, values)
+        assert {x.dtype.name for level in found.levels for x in level} == {"int64"}
+
+
+def test_coordinates_too_long_for_one_number() -> None:
+    """Axes whose lengths have a product of 2^63 or more."""
+    sizes = dict.fromkeys("ij", 1 << 55)
+    at = Tensors(idtype="int64", sizes=sizes).result("ss", "ij")
+    at.declare(
+        "E = T.dense_fixed(3, 'int64')", "P = T.match_sparse_buffer(p, (E,), 'int64')",
+        "Q = T.match_sparse_buffer(q, (E,), 'int64')",
+    )  # fmt: skip
+    at.args |= {"p": np.array([5, 1 << 54, 5]), "q": np.array([1 << 54, 7, 3])}
+    at.iterate("o=O; e=E", "SS", "C[o, P[e], Q[e]] = T.cast(e, 'float32')")
+    (rows, columns), values = sparsetir.build_assembled(sparsetir.from_source(at.text))(**at.args)
+    assert rows[1].tolist() == [5, 1 << 54] and columns[0].tolist() == [0, 2, 3]
+    assert columns[1].tolist() == [3, 1 << 54, 7] and values.tolist() == [2, 0, 1]
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16", "bool"])
+def test_types(dtype: str) -> None:
+    """Of values; and of indices, which are each level's own. Sizes of 0 are as others."""
+    at = Tensors("A=ds:ij").declare("N = T.sparse_variable(O, (nj, None), (c_ptr, c_idx), 'int64')")
+    at.declare("M = T.sparse_variable(N, (ni, None), (d_ptr, d_idx))")
+    at.handles += ["c_ptr", "c_idx", "d_ptr", "d_idx"]
+    at.declare("C = T.match_sparse_buffer(c, (O, N, M))")
+    at.declare('with T.sp_iter([O, IA, JA], "SSS", "it") as [o, i, j]:', "    C[o, j, i] = A[i, j]")
+    typed = at.text.replace(",))", f",), '{dtype}')").replace("N, M))", f"N, M), '{dtype}')")
+    kernel = sparsetir.build_assembled(sparsetir.from_source(typed))
+    values = at.args["a"].astype(dtype)
+    columns, rows = np.nonzero(at.mask["A"].T)
+    found = kernel(**{**at.args, "a": values})
+    assert found.values.dtype == values.dtype
+    assert [x.dtype.name for level in found.levels for x in level] == ["int64"] * 2 + ["int32"] * 2
+    np.testing.assert_array_equal(found.levels[0][1], np.unique(columns))
+    np.testing.assert_array_equal(found.levels[1][1], rows)
+    np.testing.assert_array_equal(found.values, at.dense["A"][rows, columns].astype(dtype))
+    no_rows = {"ni": 0, "nj": 0, "a": values[:0], "a1_nnz": 0, "a1_idx": np.zeros(0, "int32")}
+    nothing = kernel(**{**at.args, **no_rows, "a1_ptr": np.zeros(1, "int32")})
+    assert [ptr.tolist() for ptr, _ in nothing.levels] == [[0, 0], [0]]
+
+
+def test_tensors() -> None:
+    torch = pytest.importorskip("torch")
+    at = tensor_times_matrix()
+    kernel = sparsetir.build_assembled(sparsetir.from_source(at.text))
+    args = {k: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for k, v in at.args.items()}
+    found = kernel(**args)
+    arrays = [found.values, *(x for level in found.levels for x in level)]
+    assert all(isinstance(x, torch.Tensor) for x in arrays)
+    numpy = CsfArrays([(p.numpy(), i.numpy()) for p, i in found.levels], found.values.numpy())
+    np.testing.assert_array_equal(at.decoded(numpy)[0], CASES[tensor_times_matrix](at)[0])
+
+
+def with_lines(*lines: str) -> Any:
+    """A kernel of a program with these lines."""
+    at = Tensors("A=ss:ij").result("ss", "ij").declare(*lines)
+    at.handles += ["d_ptr", "d_idx"]
+    return sparsetir.build_assembled(sparsetir.from_source(at.text))
+
+
+LOOPS = 'with T.sp_iter([O, IA, JA], "SSS", "{}") as [o, i, j]:'
+
+
+def test_refusals() -> None:
+    at = add_dcsr()
+    kernel = sparsetir.build_assembled(sparsetir.from_source(at.text))
+    one, two = LOOPS.format("one"), LOOPS.format("two")
+    init = ["    with T.init():", "        C[o, i, j] = 1.0"]
+    both = [one, *init, "    C[o, i, j] = A[o, i, j]", two, *init, "    C[o, i, j] = 2.0"]
+    of_i = [one, *init[:1], "        C[o, i, j] = T.cast(i, 'float32')", "    C[o, i, j] = 2.0"]
+    reads = [one, "    if C[o, i, j] < 1.0:", "        C[o, i, j] = A[o, i, j]"]
+    apart = ["N = T.dense_fixed(nj)", "M = T.sparse_variable(N, (nj, None), (d_ptr, d_idx))"]
+    apart += [one, "    C[o, i, j] = 1.0"]
+    outputs = [one, "    C[o, i, j] = 1.0", "    A[o, i, j] = 1.0"]
+    without = {k: v for k, v in at.args.items() if k != "a"}
+    refuse(
+        """
+        with_lines(*both)  # ValueError: build_assembled: function 'f': result 'C': expected a
+            T.init() in the first iteration that writes it alone .. got those of ['one', 'two']
+        with_lines(*of_i)  # ValueError: expected T.init() to write a constant where the body writes
+        with_lines(*reads)
+            # ValueError: expected where it is written not to depend on what it holds
+        with_lines(*outputs)  # ValueError: expected one result of the program, got ['A', 'C']
+        with_lines(*apart)
+            # Exception: axis 'M': nnz None .. expected it under a dense_fixed axis, or the one such
+                axis before it
+        kernel(**at.args, d=3)  # TypeError: no argument 'd'
+        kernel(**without)  # TypeError: argument 'a' is missing
+        kernel(**{**at.args, "a1_idx": at.args["a1_idx"][::-1].copy()})
+            # StructureError: strictly increasing
+        sparsetir.build_assembled(sparsetir.from_source(at.text), "A")
+            # ValueError: assemble: function 'f': expected one axis to assemble, got ['IC', 'JC']
+        sparsetir.build_assembled(sparsetir.from_source(at.text), target="cuda")
+            # ValueError: argument 'target': expected a CPU, got 'cuda'
+        sparsetir.build(sparsetir.from_source(at.text))  # ValueError: got None for 'IC'
+        """,
+        globals(),
+        locals(),
+    )
+
+
+def test_more_elements_than_an_index_numbers(monkeypatch: Any) -> None:
+    at = add_dcsr()
+    kernel = sparsetir.build_assembled(sparsetir.from_source(at.text))
+    monkeypatch.setattr(kernel, "most", 3)
+    with pytest.raises(OverflowError, match="f: the result has .* expected int64 indices"):
+        kernel(**at.args)
