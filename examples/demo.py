@@ -36,7 +36,7 @@ TURNS, TURN = 5, 0.06  # of each way when times are measured, and seconds of one
 ORDERS = {
     "rows": "a row's tiles follow each other",
     "tiles": "all rows are visited for a tile of features, then for the next",
-    "packed": "all rows are visited for a tile of features, which is copied together before",
+    "packed": "all rows are visited for a tile of features, copied side by side before",
 }
 VISITS = {
     "rows": "",
@@ -200,7 +200,7 @@ def main() -> None:
         compare({"default": (kernel, threads)}, graph, x)
     else:
         print("the fastest:\n")
-        print("\n".join(f"  - {words}" for words in in_words(tuned.config)), "\n")
+        print("\n".join(f"  - {words}" for words in in_words(tuned.config)), end="\n\n")
         alone = not all(on for name, on in tuned.config.items() if name.endswith(".parallel"))
         best = tuned.kernel(), 1 if alone else threads
         before, after = compare({"default": (kernel, threads), "tuned": best}, graph, x)
