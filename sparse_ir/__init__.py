@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 tvm.script.register_dialect("sparse_tir", "sparsetir.sparse_ir.script")
 
-# Public names, loaded when they are asked for: modules of this package import each other through it.
+# Public names, loaded when they are asked for: modules of this package import others through it.
 _MODULES = {
     "errors": "IllFormedError LoweringError ScheduleError StructureError StructureIndexError "
     "StructureTypeError",
