@@ -1,5 +1,5 @@
 # Needs Python 3.10 to 3.13 and make, nothing else:
-#   make demo    SpMM on the Cora graph: stage by stage, then tuned; about a minute
+#   make demo    a graph, its program, the compiler's choices, times, a search; about a minute
 #   make test    every check and every test not marked slow
 #   make docs    the site, in build/docs/index.html
 #   make clean   remove what the others made
@@ -20,8 +20,7 @@ PYRIGHT := $(BIN)/pyright --pythonpath $(BIN)/python
 .DELETE_ON_ERROR:
 
 demo: $(STAMP)
-	$(BIN)/sparsetir explain spmm --graph cora --arg feat=128 --stages
-	$(BIN)/sparsetir tune spmm --graph cora --feat 128 --trials 32 --seconds 40 --no-report --records ""
+	$(BIN)/python examples/demo.py
 
 # The type checker, one process that takes half a minute, runs beside the tests.
 test: quick

@@ -1,4 +1,4 @@
-"""The floor: stage-I nodes, script dialect, printer, verifier, interpreter and lowerings."""
+"""Stage-I nodes, script dialect, printer, verifier, interpreter and lowerings."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 
 tvm.script.register_dialect("sparse_tir", "sparsetir.sparse_ir.script")
 
-# Public names, loaded when they are asked for: modules of this room import each other through this
-# package.
+# Public names, loaded when they are asked for: modules of this package import others through it.
 _MODULES = {
     "errors": "IllFormedError LoweringError ScheduleError StructureError StructureIndexError "
     "StructureTypeError",

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 import torch
 
+from fake_measurer import install
 from sparsetir.data.datasets import load_cora, load_cora_dataset
+from sparsetir.records.task import Outcome
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse")
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -61,6 +63,26 @@ def test_accuracy_of_the_literature(run, example, least):
     text = run(f"{example}_cora.py")
     (mean,) = re.findall(r"^test accuracy of 10 runs: ([\d.]+) ±", text, re.MULTILINE)
     assert float(mean) > least
+
+
+@pytest.mark.parametrize("gains", [True, False])
+def test_demo(run, monkeypatch, gains):
+    """With invented measurements: schedules are twice as fast as the default, or none is."""
+    seconds = 1e-3 if gains else 2e-3
+    install(monkeypatch, lambda config: Outcome("ok", seconds=seconds if config else 2e-3))
+    text = run("demo.py", "--nodes", "60", "--edges", "300", "--features", "8", "--trials", "2")
+    assert len(text.splitlines()) <= 90
+    said = [
+        "10,556 links", "Largest difference from scipy's result: ", "with T.sp_iter([I, A1, K]",
+        "a reduction: visits that differ in j", "tiles of 8 in registers", "2 schedules of ",
+    ]  # fmt: skip
+    assert [part for part in said if part not in text] == []
+    assert (" features in registers\n" in text) == gains
+    assert ("none was 2 % faster than the default" in text) != gains
+    names = ["sparsetir", "scipy", "torch", "default", *(["tuned"] if gains else [])]
+    for name in names:
+        line = rf"^  {name} +[\d.,]+ [µm]s  +\d+ threads?  +[\d.]+ x$"
+        assert re.search(line, text, re.MULTILINE), name
 
 
 @pytest.mark.slow  # its layer is tested in nn/

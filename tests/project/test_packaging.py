@@ -16,8 +16,8 @@ PACKAGED = [
     "CHANGELOG.md", "CITATION.cff", "LICENSE", "MANIFEST.in", "NOTICE", "README.md",
     "pyproject.toml",
 ]  # fmt: skip
-ROOMS = ["formats", "schedules", "sparse_ir"]
-FOLDERS = ["python", *ROOMS]
+CORE = ["formats", "schedules", "sparse_ir"]
+FOLDERS = ["python", *CORE]
 
 # Lists the modules that Python finds below a package, without importing it.
 LIST = """
@@ -86,13 +86,13 @@ def sdist(tree, tmp_path_factory):
     return build(tree, tmp_path_factory.mktemp("sdist") / "out", "sdist")
 
 
-def test_rooms_are_relative_links():
+def test_core_is_relative_links():
     package = ROOT / "python" / "sparsetir"
-    assert {path.name for path in package.iterdir() if path.is_symlink()} == set(ROOMS)
-    for room in ROOMS:
-        link = package / room
+    assert {path.name for path in package.iterdir() if path.is_symlink()} == set(CORE)
+    for name in CORE:
+        link = package / name
         assert link.is_symlink()
-        assert os.readlink(link) == f"../../{room}"
+        assert os.readlink(link) == f"../../{name}"
 
 
 def test_wheel_holds_every_file(wheel):
@@ -138,15 +138,15 @@ def test_installed_wheel_imports(wheel, tmp_path):
     python(*pip, "--target", target, wheel, cwd=empty)
     code = (
         f"import sys; sys.path.insert(0, {str(target)!r}); sys.modules['torch'] = None\n"
-        "import sparsetir, sparsetir.sparse_ir as room\n"
-        "print(sparsetir.__file__); print(room.__file__)\n"
+        "import sparsetir, sparsetir.sparse_ir as core\n"
+        "print(sparsetir.__file__); print(core.__file__)\n"
         "from sparsetir.cli import main; sys.stderr = sys.stdout; print(main(['bench', 'run']))"
     )
     *found, told, status = python("-c", code, cwd=empty).splitlines()
-    shown, room = map(Path, found)
+    shown, core = map(Path, found)
     assert "run `python -m bench` in a checkout" in told and status == "1"
     assert shown == target / "sparsetir" / "__init__.py"
-    assert room.is_relative_to(target)
+    assert core.is_relative_to(target)
 
 
 def interpreter(version):

@@ -34,9 +34,9 @@ PAGES = [
     *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md")),
 ]
 WITH_CODE = [page for page in PAGES if "\n```python\n" in (ROOT / page).read_text()]
-ROOMS = [
-    f"{room}/README.md"
-    for room in ("bench", "formats", "python/sparsetir", "schedules", "sparse_ir", "tests")
+OF_FOLDERS = [
+    f"{folder}/README.md"
+    for folder in ("bench", "formats", "python/sparsetir", "schedules", "sparse_ir", "tests")
 ]
 # Its searches are of the kinds of docs/new_operator.md and docs/tutorial.md, which measure.
 PRETENDED = {"docs/tuning.md"}
@@ -128,7 +128,7 @@ def test_modules_can_be_imported_alone(tmp_path):
     assert [process.wait() for process in started] == [0] * 4
 
 
-@pytest.mark.parametrize("readme", [*PAGES, *ROOMS])
+@pytest.mark.parametrize("readme", [*PAGES, *OF_FOLDERS])
 def test_links_lead_somewhere(readme):
     file = ROOT / readme
     links = re.findall(r"\]\(([^)#]+)[^)]*\)", BLOCK.sub("", file.read_text()))
@@ -208,18 +208,18 @@ def test_pages_say_what_the_file_does():
     assert min(mkl / ours for mkl, ours in times) == found["forced"].worst.ratio
 
 
-@pytest.mark.parametrize("room", ["", ".distributed", ".formats", ".masks", ".nn", ".ops"])
-def test_reference_has_all_public_names(room):
+@pytest.mark.parametrize("package", ["", ".distributed", ".formats", ".masks", ".nn", ".ops"])
+def test_reference_has_all_public_names(package):
     """A page for each module, which names all, or has members of the module as a whole."""
     pages = [page.read_text() for page in (ROOT / "docs" / "api").glob("*.md")]
-    if room:
-        (page,) = (page for page in pages if f".. automodule:: sparsetir{room}\n" in page)
-        pages = [] if f"{room}\n   :members:" in page else [page]
+    if package:
+        (page,) = (page for page in pages if f".. automodule:: sparsetir{package}\n" in page)
+        pages = [] if f"{package}\n   :members:" in page else [page]
     named = re.findall(r"^\.\. auto\w+:: (?:sparsetir\.)?(\w+)$", "\n".join(pages), re.MULTILINE)
-    module = importlib.import_module(f"sparsetir{room}")
+    module = importlib.import_module(f"sparsetir{package}")
     assert not pages or set(module.__all__) <= set(named)
     # A submodule hides what its package imported under the same name before.
-    assert not room or not any(inspect.ismodule(getattr(module, k)) for k in module.__all__)
+    assert not package or not any(inspect.ismodule(getattr(module, k)) for k in module.__all__)
 
 
 @pytest.mark.slow

@@ -191,8 +191,8 @@ def test_pins_agree():
         assert f"{name}=={version}" in constraints
 
 
-# The outside packages each room may import, beside the standard library.
-ROOMS = {
+# The outside packages that each package of the core may import, beside the standard library.
+CORE = {
     "sparsetir.sparse_ir": {"tvm", "tvm_ffi", "numpy"},
     "sparsetir.formats": {"tvm", "tvm_ffi", "numpy", "scipy"},
     "sparsetir.schedules": {"tvm", "tvm_ffi", "numpy", "scipy"},
@@ -204,9 +204,9 @@ def graph():
     return grimp.build_graph("sparsetir", include_external_packages=True, cache_dir=None)
 
 
-def imports(graph, room):
-    """Every import made in a room, as (importer, imported)."""
-    modules = {room} | graph.find_descendants(room)
+def imports(graph, package):
+    """Every import made in a package, as (importer, imported)."""
+    modules = {package} | graph.find_descendants(package)
     return {(m, n) for m in modules for n in graph.find_modules_directly_imported_by(m)}
 
 
@@ -214,14 +214,14 @@ def within(module, package):
     return module == package or module.startswith(package + ".")
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_room_imports_only_what_it_may(graph, room):
-    """Nothing of the roof, which is whatever is in no room: a new module of it is covered too."""
-    assert room in graph.modules  # through symbolic links in a source tree
-    known = sys.stdlib_module_names | ROOMS[room]
+@pytest.mark.parametrize("package", CORE)
+def test_core_imports_only_what_it_may(graph, package):
+    """No front end, which is whatever is not in the core: a new module of it is covered too."""
+    assert package in graph.modules  # through symbolic links in a source tree
+    known = sys.stdlib_module_names | CORE[package]
     assert not {
         (importer, imported)
-        for importer, imported in imports(graph, room)
-        if (not any(within(imported, r) for r in ROOMS))
+        for importer, imported in imports(graph, package)
+        if (not any(within(imported, r) for r in CORE))
         and (within(imported, "sparsetir") or imported.split(".")[0] not in known)
     }

@@ -1,4 +1,4 @@
-"""Operations of matrices that rooms above this one define; the package puts them here."""
+"""Operations of matrices that packages above this one define; the package puts them here."""
 
 from __future__ import annotations
 
