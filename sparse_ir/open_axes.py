@@ -101,7 +101,7 @@ def _with(func: SparseFunc, made: Callable[[Axis, Axis | None], Axis]) -> Sparse
         changed[axis.indptr] = [axis.indptr] if stored else []
         changed[axis.indices] = [axis.indices, other.nnz] if stored else []
 
-    def put(axes: Any) -> list[Axis]:
+    def put(axes: Any) -> list[Any]:
         return [others.get(a.name, a) for a in axes]
 
     buffers = [

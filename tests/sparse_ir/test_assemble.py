@@ -323,7 +323,7 @@ def test_what_is_written_is_stored(made: Any) -> None:
     for n, density in enumerate((0.4, 0.0, 1.0, 0.15)):
         at = made(seed=n, density=density)
         expected, stored = expected_where_written(made.__name__, at)
-        bounds = kernel.bounds(at.args)
+        bounds = kernel.bounds(kernel.bound.completed(at.args, *RESULT), kernel.bound)
         for levels in (0, 1, 2, 3):
             dense, there = at.decoded(kernel.assembled(at.args, bounds, levels))
             np.testing.assert_array_equal(there, stored)

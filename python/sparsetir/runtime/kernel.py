@@ -184,6 +184,29 @@ class Kernel:
         if not numpy:
             count_writes([values[i] for i in self._outputs])
 
+    def shape_of(self, name: str, given: Mapping[str, object]) -> tuple[int, ...]:
+        """The shape that an array has to have beside the other arguments.
+
+        Parameters
+        ----------
+        name : str
+            Of the array.
+        given : mapping
+            The other arguments by name; scalars that their shapes imply may be left out.
+
+        Returns
+        -------
+        tuple of int
+
+        Raises
+        ------
+        TypeError
+            For arguments that are missing.
+        """
+        whole = self.completed(given, name)
+        values = [whole.get(other, PENDING) for other in self.signature.names]
+        return tuple(self.signature.expected_shape(self.signature.position[name], values))
+
     def completed(self, given: Mapping[str, object], *others: str) -> dict[str, object]:
         """Arguments with the scalars that the shapes of arrays imply.
 
