@@ -18,9 +18,9 @@ import scipy.sparse as sp
 
 import sparsetir
 from fake_measurer import install
-from planning.operator_plugin import GATED
 from programs import PROGRAMS
 from refusals import refusals
+from small import small
 from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.extras import WITHOUT_TORCH
 from sparsetir.formats import format
@@ -104,7 +104,12 @@ def test_a_made_space_goes_by_what_the_program_is():
 def test_a_made_space_visits_rows_in_other_orders(visit, monkeypatch):
     """Of any program of that shape, whatever its operator: here with a gate."""
     monkeypatch.setattr(program_space, "ROWS", 1)
-    func = sparsetir.from_source(GATED.format(dtype="float32", idtype="int32"))
+    func = small("gated", """
+    with T.sp_iter([I, J, K], "SRS", "gated") as [i, j, k]:
+        with T.init():
+            OUT[i, k] = 0.0
+        OUT[i, k] = OUT[i, k] + A[i, j] * B[j, k] * T.tanh(G[i, k])
+    """, A="I J", B="N K", G="I K", OUT="I K")  # fmt: skip
     rows = sp.random_array((40, 30), density=0.15, format="csr", dtype="float32", rng=0)
     rows = sp.vstack([rows, sp.csr_array((3, 30)), np.ones((1, 30))]).tocsr().astype("float32")
     rng = np.random.default_rng(0)
