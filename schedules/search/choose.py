@@ -53,6 +53,8 @@ NARROW = 256
 MISSED = 0.25
 # Nonzeros of a column from which on a copy pays where B is far beyond the L3 cache.
 PACK_DEGREE_FAR = 12
+# Panels that the L3 cache holds, from which on two of them pay, of the fewest features that do.
+PANELS_OF_L3 = 4
 # Multiplications from which on a search does not try one thread where there are more.
 SERIAL_WORK = 1 << 24
 
@@ -220,7 +222,9 @@ def _spmm_cpu(problem: Spmm, given: Statistics, target: Any) -> list[Any]:
     finite elements and stencils of 25 to 60 nonzeros a row: whole rows 1.1 to 1.25 times as fast
     where the L1 cache misses 13 %, panels 1.1 to 1.7 times where it misses 40 % and more.) Where
     most rows of B come from beyond the L3 cache, panels pay from fewer nonzeros a column on (a
-    random graph of 16 to a row: 1.4 to 2.2 times).
+    random graph of 16 to a row: 1.4 to 2.2 times). With 64 features two panels pay as long as the
+    L3 cache holds them easily (Zen 3, one thread, random graphs of 30 to 60 nonzeros a row: 1.1 to
+    1.9 times as fast with 10,000 to 60,000 rows, 0.9 with 100,000).
 
     Otherwise a row of B is gathered in one go, all tiles of it: that is kind to pages. In a panel,
     rows far from each other come together. Where B is larger than the L2 cache and a tile of it is
@@ -265,6 +269,8 @@ def _spmm_cpu(problem: Spmm, given: Statistics, target: Any) -> list[Any]:
     degree = given.nnz / max(1, given.n)
     half = given.bytes < summed  # panels save turning what is read often into the larger type
     wide_enough = given.feat > (lanes if half else PACK_FEATURES)
+    panel = given.n * narrowest.tile * summed
+    wide_enough |= given.feat == PACK_FEATURES and panel <= l3_bytes() // PANELS_OF_L3
     row = given.feat * given.bytes
     near = not half and given.missed(row, l1_bytes()) < MISSED
     if wide_enough and degree >= PACK_DEGREE * narrow.blocks and not near:

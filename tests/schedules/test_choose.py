@@ -34,6 +34,10 @@ GRAPH = Statistics(m=10**5, n=10**5, nnz=10**6, feat=128, threads=4, longest=40)
 def test_panels_where_rows_of_b_are_read_often():
     assert not choose(Spmm(), GRAPH, CPU).pack
     assert choose(Spmm(), replace(GRAPH, nnz=10**7), CPU).pack
+    few = replace(GRAPH, m=10**4, n=10**4, nnz=4 * 10**5, threads=1, feat=64)
+    assert choose(Spmm(), few, CPU) == RowTile(32, 16, pack=True, parallel=False)
+    for other in (replace(few, feat=48), replace(few, n=10**6, nnz=4 * 10**7)):
+        assert not choose(Spmm(), other, CPU).pack  # one panel, or none that a cache holds
 
 
 def test_tiles_and_blocks_keep_all_threads_busy():
