@@ -91,6 +91,14 @@ def test_what_the_data_look_like():
 
 def test_absent_fields_have_their_defaults():
     assert from_data({"template": "RowTile", "tile": 64}) == RowTile(tile=64)
+    # Of versions before.
+    for name, config in (
+        ("RowBlocks", RowTile(64, prefetch=8)),
+        ("SortedRows", RowTile(64, window=4096, tiles_first=False)),
+        ("PanelRows", RowTile(64, rows=4)),
+    ):
+        assert from_data({"template": name, "tile": 64}) == config
+    assert from_data({"template": "RowBlocks", "prefetch": 0}) == RowTile()
 
 
 @pytest.mark.parametrize(
