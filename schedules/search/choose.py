@@ -269,15 +269,16 @@ def _spmm_cpu(problem: Spmm, given: Statistics, target: Any) -> list[Any]:
     degree = given.nnz / max(1, given.n)
     half = given.bytes < summed  # panels save turning what is read often into the larger type
     wide_enough = given.feat > (lanes if half else PACK_FEATURES)
-    panel = given.n * narrowest.tile * summed
-    wide_enough |= given.feat == PACK_FEATURES and panel <= l3_bytes() // PANELS_OF_L3
-    row = given.feat * given.bytes
+    row, panel = given.feat * given.bytes, given.n * narrowest.tile * summed
+    if given.feat == PACK_FEATURES and not half:
+        wide_enough = given.n * row > l2_bytes() and panel <= l3_bytes() // PANELS_OF_L3
     near = not half and given.missed(row, l1_bytes()) < MISSED
     if wide_enough and degree >= PACK_DEGREE * narrow.blocks and not near:
         narrow_row = narrow.tile * summed
         fits = given.n * narrow_row <= l2_bytes() // 2
         fits = fits or given.missed(narrow_row, l1_bytes()) < MISSED
-        found.insert(0, narrow if fits else narrowest)
+        several = half or narrow.tile < given.feat
+        found.insert(0, narrow if fits and several else narrowest)
     elif wide_enough and degree >= PACK_DEGREE_FAR * narrow.blocks:
         if given.missed(row, l3_bytes() // 2) > 0.5:
             found.insert(0, narrowest)

@@ -36,8 +36,9 @@ def test_panels_where_rows_of_b_are_read_often():
     assert choose(Spmm(), replace(GRAPH, nnz=10**7), CPU).pack
     few = replace(GRAPH, m=10**4, n=10**4, nnz=4 * 10**5, threads=1, feat=64)
     assert choose(Spmm(), few, CPU) == RowTile(32, 16, pack=True, parallel=False)
-    for other in (replace(few, feat=48), replace(few, n=10**6, nnz=4 * 10**7)):
-        assert not choose(Spmm(), other, CPU).pack  # one panel, or none that a cache holds
+    # No two panels, none that a cache holds, or all of B in it.
+    for other in ({"feat": 48}, {"n": 10**6, "nnz": 4 * 10**7}, {"n": 2000}):
+        assert not choose(Spmm(), replace(few, **other), CPU).pack
 
 
 def test_tiles_and_blocks_keep_all_threads_busy():
