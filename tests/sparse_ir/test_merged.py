@@ -49,7 +49,7 @@ def test_kernels(drawn: Drawn) -> None:
         np.testing.assert_array_equal(mine["c"], expected["c"], err_msg=drawn.text)
 
 
-@examples(5, 300, drawn=nested())
+@examples(3, 300, drawn=nested())
 def test_merged_axes_of_merged_axes(drawn: tuple[Drawn, np.ndarray, np.ndarray]) -> None:
     """The interpreter visits what NumPy says, kernels what the interpreter does; so do patterns."""
     program, visited, values = drawn

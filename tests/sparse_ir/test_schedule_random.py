@@ -116,7 +116,7 @@ ON_GPU = [name for name, program in PROGRAMS.items() if program.gpu]
 ANY = st.sampled_from(list(PROGRAMS))
 DATA = st.data()
 test_meaning = examples(2, 25, "name", PROGRAMS, data=DATA)(check_meaning)
-test_kernels = examples(12, 120, data=DATA, name=ANY)(check_kernels)
+test_kernels = examples(8, 120, data=DATA, name=ANY)(check_kernels)
 test_gpu = examples(5, 100, data=DATA, name=st.sampled_from(ON_GPU))(check_gpu)
 test_threads = requires_cuda_text(
     examples(4, 120, data=DATA, name=st.sampled_from(ON_GPU))(check_threads)
