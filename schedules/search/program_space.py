@@ -88,8 +88,9 @@ class _Nest:
     """What can be tiled in an iteration.
 
     outer : spatial loops but the one along rows; sums : the reductions; along : the loop over
-    contiguous elements of the result; result : its buffer; rows : the loop of `outer` over rows
-    that store something, with nothing but dense axes around it, None without one
+    contiguous elements of the result; result, dtype : the name of its buffer, and the type; rows :
+    the loop of `outer` over rows that store something, with nothing but dense axes around it, None
+    without one
     """
 
     it: SparseIteration
@@ -97,6 +98,7 @@ class _Nest:
     sums: list[Loop]
     along: Loop
     result: str
+    dtype: str
     rows: Loop | None
 
 
@@ -271,13 +273,12 @@ def apply(sch: Schedule, config: Mapping[str, Any]) -> None:
     stage_two = straight_code(sch, [step for steps, _ in halves for step in steps])
     for _, finish in halves:
         finish(stage_two)
-    sch.rewrite(vectorize_innermost, max(_bits(func, x, config) for x in nests), l2_bytes())
+    sch.rewrite(vectorize_innermost, max(_bits(x, config) for x in nests), l2_bytes())
 
 
-def _bits(func: SparseFunc, nest: _Nest, config: Mapping[str, Any]) -> int:
-    """Of a vector."""
-    dtype = next(b.dtype for b in func.buffers if b.name == nest.result)
-    return config[f"{nest.it.name}.lanes"] * tvm.DataType(dtype).bits
+def _bits(nest: _Nest, config: Mapping[str, Any]) -> int:
+    """The size of a vector."""
+    return config[f"{nest.it.name}.lanes"] * tvm.DataType(nest.dtype).bits
 
 
 def _in_register(sch: Schedule, it: SparseIteration) -> None:
@@ -359,10 +360,9 @@ def _row_reduction(sch: Schedule, nest: _Nest, gathered: list[tuple[str, str]]) 
     outer = [handles[x.name] for x in nest.outer]
     at = nest.outer.index(nest.rows) if nest.rows is not None else 0
     operand, axis = gathered[0] if gathered else (None, None)
-    dtype = next(b.dtype for b in sch.func.buffers if b.name == nest.result)
     return RowReduction(
         ref, outer[:at], outer[at] if outer else None, [handles[x.name] for x in nest.sums],
-        handles[nest.along.name], nest.result, operand, axis, dtype, False, outer[at + 1 :],
+        handles[nest.along.name], nest.result, operand, axis, nest.dtype, False, outer[at + 1 :],
     )  # fmt: skip
 
 
@@ -398,7 +398,9 @@ def _nest(it: SparseIteration) -> _Nest | None:
         return None
     dense = takewhile(lambda x: getattr(x.node, "kind", "") == "dense_fixed", outer)
     rows = (x for x in dense if any(_is_under(y, x.node) and y.node.is_variable for y in loops))
-    return _Nest(it, outer, sums, along, str(found.store.buffer.name), next(rows, None))
+    result = found.store.buffer
+    name, dtype = str(result.name), str(result.ty.dtype)
+    return _Nest(it, outer, sums, along, name, dtype, next(rows, None))
 
 
 def _is_under(loop: Loop, axis: Any) -> bool:
@@ -411,8 +413,7 @@ def _choices(
 ) -> dict[str, Any]:
     """The choices of one iteration; of several that are tiled, those that make few configs."""
     size = _known(nest.along.node.length, sizes)
-    dtype = next(b.dtype for b in func.buffers if b.name == nest.result)
-    lanes = max(1, bits // tvm.DataType(dtype).bits)
+    lanes = max(1, bits // tvm.DataType(nest.dtype).bits)
     while size is not None and 1 < lanes and lanes > size:
         lanes //= 2
     most = min(MAX_TILE, size or MAX_TILE)

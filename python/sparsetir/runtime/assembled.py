@@ -15,7 +15,7 @@ from sparsetir.runtime import pool, rooms
 from sparsetir.runtime.arrays import is_torch
 from sparsetir.runtime.build import build
 from sparsetir.runtime.kernel import Kernel
-from sparsetir.runtime.signature import bound
+from sparsetir.runtime.signature import bound_by_name
 from sparsetir.schedules.targets import TargetLike, resolve_target
 from sparsetir.sparse_ir.assemble import SHORT, WORD, assemble
 from sparsetir.sparse_ir.nodes import SparseFunc, flat_axes, sparse_iterations
@@ -362,8 +362,7 @@ class AssembledKernel:
         return f"AssembledKernel({self.name!r})"
 
     def _given(self, args: Sequence[object], kwargs: Mapping[str, object]) -> dict[str, object]:
-        values = bound(self.name, {name: i for i, name in enumerate(self.params)}, args, kwargs)
-        given = {n: x for n, x in zip(self.params, values, strict=True) if x is not None}
+        given = bound_by_name(self.name, self.params, args, kwargs)
         return self.bound.completed(given, self.programs.bounds, self.programs.width)
 
     def _parts(self, bounds: Bounds, first: int, last: int, threads: int | None) -> np.ndarray:

@@ -12,7 +12,7 @@ import numpy as np
 from sparsetir.runtime.assembled import AssembledKernel, CsrArrays, cpu_of, like
 from sparsetir.runtime.build import build
 from sparsetir.runtime.kernel import Kernel
-from sparsetir.runtime.signature import bound
+from sparsetir.runtime.signature import bound_by_name
 from sparsetir.schedules.targets import TargetLike
 from sparsetir.sparse_ir.assemble import NotByRowsError
 from sparsetir.sparse_ir.assemble_levels import assemble_levels
@@ -90,9 +90,7 @@ class LevelsKernel:
         OverflowError
             For more elements than the type of the indices can number.
         """
-        numbers = {name: i for i, name in enumerate(self.params)}
-        bound_ = zip(self.params, bound(self.name, numbers, args, kwargs), strict=True)
-        given = {n: x for n, x in bound_ if x is not None}
+        given = bound_by_name(self.name, self.params, args, kwargs)
         made = self.programs
         coordinates, roots = self._coordinates(given)
         found = _levels(coordinates, roots)
@@ -111,9 +109,7 @@ class LevelsKernel:
         values = np.full(self.values.shape_of(made.result, given), made.first, made.dtype)
         values = like(given.values(), values)
         self.values(**given, **{made.result: values})
-        for n, level in enumerate(levels):
-            ptr, idx = (like([values], x) for x in level)
-            levels[n] = ptr, idx
+        levels = [(like([values], ptr), like([values], idx)) for ptr, idx in levels]
         return CsfArrays(levels, values) if len(levels) > 1 else CsrArrays(*levels[0], values)
 
     def _coordinates(self, given: Mapping[str, object]) -> tuple[Sequence[np.ndarray], int]:

@@ -503,6 +503,14 @@ def bound(
     return values
 
 
+def bound_by_name(
+    who: str, params: Sequence[str], args: Sequence[object], kwargs: Mapping[str, object]
+) -> dict[str, Any]:
+    """Arguments by the names of parameters, without those that were left out."""
+    values = bound(who, {name: i for i, name in enumerate(params)}, args, kwargs)
+    return {name: x for name, x in zip(params, values, strict=True) if x is not None}
+
+
 class Arguments:
     """The parameters of a kernel that its caller gives.
 
