@@ -259,7 +259,7 @@ class AssembledKernel:
         given : mapping
             All parameters but the result's, by name.
         checked : Kernel, optional
-            :attr:`bound`, or :attr:`masked_bound` for what has a pattern besides, to check them;
+            `bound`, or :attr:`masked_bound` for what has a pattern besides, to check them;
             by default they are trusted.
 
         Returns
