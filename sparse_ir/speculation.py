@@ -73,11 +73,13 @@ def speculative(expr: Any, unguarded: Callable[[Any], bool], bounds: Bounds = an
 def is_harmless(expr: Any) -> bool:
     """Whether an expression of stage II may be evaluated where no visit asks for it.
 
-    Loads at positions may be, but not those at what is loaded, nor a division or a call.
+    Loads at positions may be, but not those at what is loaded, nor a call, nor a division by what
+    may be zero.
     """
-    risky = (*DIVISIONS, ir.Call)
+    divides = any(not _is_total(x.b) for x in nodes_of(DIVISIONS, expr))
     loads = nodes_of(ir.TensorLoad, expr)
-    return not nodes_of(risky, expr) and not any(nodes_of(ir.TensorLoad, *x.indices) for x in loads)
+    gathers = any(nodes_of(ir.TensorLoad, *x.indices) for x in loads)
+    return not divides and not gathers and not nodes_of(ir.Call, expr)
 
 
 def _is_total(divisor: Any) -> bool:

@@ -1,8 +1,8 @@
 """Random programs: what is compiled does what the interpreter does.
 
 A program is drawn as axes (up to three levels, every kind, rows stored or not), an order of
-iteration, which axes are reduced, which are fused, sparse or dense output, and an operation; its
-structure and values are drawn too.
+iteration, which axes are reduced, which are fused, sparse or dense output, an operation, and
+whether its init is an iteration of its own; its structure and values are drawn too.
 """
 
 from __future__ import annotations
@@ -146,12 +146,19 @@ def programs(draw: Any) -> Drawn:
     else:
         init, update = 'T.min_value("float32")', f"T.max({target}, {term})"
     kinds_text = "".join("S" if n in spatial else "R" for n in order)
+    apart = draw(st.booleans())  # what sets the result is an iteration of its own
+    places = [f"x{n}" for n in range(len(out_axes))]
+    first = [
+        f'with T.sp_iter([{", ".join(out_axes)}], "{"S" * len(places)}", "first") as '
+        f"[{', '.join(places)}]:",
+        f"    OUT[{', '.join(places)}] = {init}",
+    ]
     body = [
         *lines,
+        *(first if apart else []),
         f'with T.sp_iter([{", ".join(units)}], "{kinds_text}", "it") as '
         f"[{', '.join(n.lower() for n in order)}]:",
-        "    with T.init():",
-        f"        {target} = {init}",
+        *([] if apart else ["    with T.init():", f"        {target} = {init}"]),
         f"    {target} = {update}",
     ]
     text = "@T.prim_func\ndef f(" + ", ".join(params) + "):\n    " + "\n    ".join(body)

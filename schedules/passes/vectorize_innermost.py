@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from itertools import compress
 from operator import not_
 from typing import Any, NamedTuple
@@ -31,11 +32,13 @@ from typing import Any, NamedTuple
 import tvm
 from tvm import ir, s_tir, tirx
 from tvm.sym import Analyzer
+from tvm_ffi import structural_equal
 
 from sparsetir.schedules.passes.launches import top_level
 from sparsetir.schedules.passes.nests import is_along, is_zero, renewed, wide_indices
 from sparsetir.schedules.passes.prefetch import PREFETCHING, bytes_of, gathering_loads, rows_ahead
 from sparsetir.schedules.registers import sum_vectors
+from sparsetir.sparse_ir.exact import is_choice
 from sparsetir.sparse_ir.nodes import (
     buffer_var,
     fresh_definitions,
@@ -123,11 +126,9 @@ def vectorize_innermost(
                 return nest.in_vectors(lanes, cache)
             if dtype_of(nest.store.value) == "bool":
                 return loop  # TVM has no vectors of local booleans
-            if nest.rows is None:
+            if nest.rows is None or not nest.updates:
                 return nest.in_registers(lanes, cache, vectors, among)
             alone = vectorized(renewed(loop, fresh_definitions(loop), blocks=True), rows=False)
-            if not nest.updates and among.of(nest.along.extent) == (0, None):
-                return alone  # TVM 0.27 hoists choices of choices of a size for minutes
             tiles = nest.in_registers(lanes, cache, vectors, among)
             return tirx.IfThenElse(
                 nest.bytes_shared() > as_dtype(FAR * cache, "int64"), alone, tiles
@@ -146,7 +147,8 @@ def size_of_tiles(func: tirx.PrimFunc, bits: int) -> tuple[Any, int] | None:
     """
     if any(_has_steps(part) for part in top_level(func)):
         return None
-    nests = [n for n in _nests_of(func, func.body).values() if n.reduces and not n.updates]
+    nests = [n for n in _nests_of(func, func.body).values() if n.reduces]
+    nests = [n for n in nests if not n.updates and n.rows is None]
     sizes = [n.along.extent for n in nests if isinstance(n.along.extent, ir.Var)]
     if not sizes or len(nests) > MOST_NESTS or any(x not in func.params for x in sizes):
         return None
@@ -188,7 +190,8 @@ class _Nest:
 
     loops : from the outside in; `along` is the contiguous one, the others are reductions
     conditions, store, init : of the block, in terms of the loops
-    of_terms : of sums that go on with what is there, conditions that differ from term to term
+    of_terms : conditions of terms: of sums with an init those that it has not, of others those that
+        differ from term to term
     rows : a spatial loop of a known number of visits that load the same in the contiguous one, such
         as the rows of a block; None of most nests
     outer : the block's other variables, with their values
@@ -208,10 +211,14 @@ class _Nest:
         self.conditions, store = taken_apart(substitute(self.block.body, mapping))
         self.store: Any = store
         init = self.block.init
-        self.init: Any = None if init is None else substitute(init, mapping)
         self.updates = init is None
+        self.of_init, first = taken_apart(None if init is None else substitute(init, mapping))
+        self.init: Any = first
         summed = {lp.loop_var for lp in self.others}
-        differ = [self.updates and self._differs(x, summed) for x in self.conditions]
+        differ = [
+            self._differs(x, summed) if self.updates else not _among(self.of_init, x)
+            for x in self.conditions
+        ]
         self.of_terms = [*compress(self.conditions, differ)]
         self.conditions = [*compress(self.conditions, map(not_, differ))]
         self.held = 1  # of `rows` at a time
@@ -275,9 +282,10 @@ class _Nest:
             ahead = [*self.conditions, *at]
             still = not any(free_vars(x) & reduced for x in at)
             return bool(loads) and still and all(is_harmless(x) for x in ahead)
-        whole = reduced | {along} == {x for x in values_of(realize).values() if x in kinds}
         first = isinstance(self.init, tirx.BufferStore) and same_indices(self.init.indices, at)
-        return first and whole and not self.outer and len(self.conditions) < 2
+        first = first and len(self.of_init) == len(self.conditions)
+        apart = all(v.iter_type == tirx.IterVar.DataPar for v, _ in self.outer)
+        return first and apart
 
     def _shares(self, realize: Any) -> bool:
         """Whether the visits of `rows`, if there are such, load in the contiguous loop the same.
@@ -346,7 +354,7 @@ class _Nest:
         self.held = self._held_rows(vectors)
         of_row = 1 << (vectors // self.held).bit_length() - 1  # tiles halve to one element
         width = of_row * lanes * (2 if self._streams() else 1)
-        if self.updates:
+        if self.updates or self.rows is not None:
             return self._tiles(self._at_most_extent(width), self.along.extent, lanes, cache)
         if high is None and low < width:
             return self._by_size([*tile_sizes(width), None], width, lanes, cache)
@@ -369,7 +377,7 @@ class _Nest:
         visited = self.others[-1].loop_var
         loads = [x.indices for x in nodes_of(ir.TensorLoad, self.store.value)]
         along = [at for at in loads if at and self.along.loop_var in free_vars(at[-1])]
-        return any(index.same_as(visited) for at in along for index in at)
+        return any(is_along(index, visited) for at in along for index in at)
 
     def _by_size(self, ends: list[int | None], width: int, lanes: int, cache: int) -> tirx.Stmt:
         """Versions by the largest number of visits of the contiguous loop, chosen by halving."""
@@ -475,7 +483,7 @@ class _Nest:
         at = [{var: begin + as_dtype(n, dtype_of(var))} for n in range(held)]
         body = self._sums(places(tile), at, cache)
         tests = [substitute(x, m) for x in self.conditions if _uses(x, var) for m in at]
-        if self.updates and tests:
+        if tests:
             one = tirx.Var(var.name, dtype_of(var))
             alone = loop_over(one, held, self._sums(places(tile), [{var: begin + one}], cache))
             body = tirx.IfThenElse(self._outside(tirx.all(*tests)), body, alone)
@@ -494,7 +502,8 @@ class _Nest:
         rows : by the variable of the loop over them
         """
         dtype = dtype_of(self.along.loop_var)
-        name = self.along.loop_var.name
+        along = self.along.loop_var
+        name = along.name
         parts = [
             (row, start, width, buffer_var([width], self.dtype, "acc"))
             for row in rows
@@ -504,7 +513,7 @@ class _Nest:
             lp.loop_var: tirx.Var(lp.loop_var.name, dtype_of(lp.loop_var)) for lp in self.others
         }
 
-        terms = self.of_terms if self.updates else self.conditions
+        terms = self.of_terms
 
         def shared(condition: Any) -> bool:
             """Whether a condition is the same for all that is summed up at a time."""
@@ -523,7 +532,23 @@ class _Nest:
             made = make(acc, lane, {**fresh, **row, self.along.loop_var: start + lane})
             return loop_over(lane, width, made, tirx.ForKind.VECTORIZED)
 
-        def update(acc: Any, lane: Any, mapping: Any) -> tirx.Stmt:
+        def updates(total: Any) -> tirx.Stmt:
+            """Updates of all elements, with a branch for each case of a choice that they share."""
+            for test in [*self.conditions, *terms]:
+                total = _decided(total, test, 1)
+            differ = [x for x in terms if not shared(x)]
+            tests = [
+                test
+                for test in _first_choices(total.value)
+                if shared(test) and not _uses(test, along) and (not differ or is_harmless(test))
+            ]
+            if not tests:
+                return lanes_of(partial(update, under(differ, total)))
+            test = tests[0]
+            cases = [updates(_decided(total, test, case)) for case in (1, 2)]
+            return tirx.IfThenElse(substitute(test, fresh), *cases)
+
+        def update(body: Any, acc: Any, lane: Any, mapping: Any) -> tirx.Stmt:
             def load(node: Any) -> Any:
                 mine = node.source.same_as(self.store.buffer)
                 return tirx.BufferLoad(acc, [lane]) if mine else node
@@ -532,7 +557,6 @@ class _Nest:
                 same = dtype_of(node.value) == self.dtype
                 return tirx.BufferStore(acc, node.value if same else node.value.value, [lane])
 
-            body = under([x for x in terms if not shared(x)], self.store)
             body = map_expr(body, [(ir.TensorLoad, load), (tirx.BufferStore, store)])
             return substitute(body, mapping)
 
@@ -548,7 +572,7 @@ class _Nest:
         )
         held = as_dtype(held, self.dtype)
         first = lanes_of(lambda acc, lane, m: tirx.BufferStore(acc, substitute(held, m), [lane]))
-        inner = under([substitute(x, fresh) for x in terms if shared(x)], lanes_of(update))
+        inner = under([substitute(x, fresh) for x in terms if shared(x)], updates(self.store))
         if cache is not None:
             asks = [
                 ask
@@ -573,12 +597,12 @@ class _Nest:
             extent = substitute(loop.extent, fresh)
             inner = loop_with(loop, loop_var=fresh[loop.loop_var], extent=extent, body=inner)
         body = tirx.SeqStmt([first, inner, lanes_of(write)])
+        several = [*rows[0]] if len(rows) > 1 else []
+        tests = [x for x in self.conditions if not any(_uses(x, v) for v in several)]
         if self.updates:
             some = [lp.extent > as_dtype(0, dtype_of(lp.extent)) for lp in self.others]
-            known = [x for x in some if not free_vars(x) & set(fresh)]
-            several = [*rows[0]] if len(rows) > 1 else []
-            tests = [x for x in self.conditions if not any(_uses(x, v) for v in several)]
-            body = substitute(under([tirx.all(*known), *tests], body), rows[0])
+            tests = [tirx.all(*[x for x in some if not free_vars(x) & set(fresh)]), *tests]
+        body = substitute(under(tests, body), rows[0])
         body = self._outside(body)
         buffers = {r.source: r.source for r in [*self.block.reads, *self.block.writes]}
         widths = (str(width) for _, width in places)
@@ -660,6 +684,30 @@ def _contiguous_in(var: Any, body: Any, gathers: bool) -> bool:
         and (not index or is_along(index[-1], var) or not _uses(index[-1], var))
         for index in [*loads, *stores]
     )
+
+
+def _among(conditions: list[Any], condition: Any) -> bool:
+    return any(structural_equal(x, condition) for x in conditions)
+
+
+def _first_choices(value: Any) -> list[Any]:
+    """The conditions of choices that no other choice has inside."""
+    choices = [x for x in nodes_of(ir.Call, value) if is_choice(x)]
+    inside = [y for x in choices for y in nodes_of(ir.Call, *x.args)]
+    return [x.args[0] for x in choices if not any(x.same_as(y) for y in inside)]
+
+
+def _decided(store: Any, test: Any, case: int) -> Any:
+    """A store in which choices by a condition are decided.
+
+    case : the place of the value among the arguments of these
+    """
+
+    def visit(node: Any) -> Any:
+        mine = is_choice(node) and structural_equal(node.args[0], test)
+        return node.args[case] if mine else node
+
+    return map_expr(store, [(ir.Call, visit)])
 
 
 def _uses(expr: Any, var: Any) -> bool:

@@ -40,6 +40,7 @@ from sparsetir.schedules.passes.launches import accessed_by_host, binds_threads
 from sparsetir.schedules.passes.locals_apart import locals_apart
 from sparsetir.schedules.passes.locals_on_stack import locals_on_stack
 from sparsetir.schedules.passes.loops_from_zero import loops_from_zero
+from sparsetir.schedules.passes.normal_form import normal_form
 from sparsetir.schedules.passes.parallel_loops import materialize_loop_kinds
 from sparsetir.schedules.passes.rounded_bfloat16 import rounded_bfloat16
 from sparsetir.schedules.passes.serial_lanes import serial_lanes
@@ -191,7 +192,9 @@ def _of_schedule(sch: Schedule, target: Target) -> Stages:
     # `tvm.s_tir.Schedule` from then on.
     second = getattr(sch, "stage_two", None)
     if second is None and not is_gpu(target):
-        stages = multiversion(sch.func, target, work_of_threads())
+        # Orders of loops that a schedule asks for stay.
+        func = sch.func if sch.trace.instructions else normal_form(sch.func)
+        stages = multiversion(func, target, work_of_threads())
     else:
         lowered = lower_sparse_iter(sch.func) if second is None else sch.lowered
         scheduled = lowered if second is None else _only(second)

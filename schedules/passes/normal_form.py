@@ -1,0 +1,71 @@
+"""The form in which the default schedule takes reductions: one nest, rows outermost (CPU, stage I).
+
+Before, as over stored diagonals, where neither threads nor registers serve::
+
+    with T.sp_iter([I, K], "SS", "spmm_init") as [i, k]:
+        C[i, k] = 0.0
+    with T.sp_iter([O, JD, IR, K], "RRSS", "spmm_dia") as [o, jd, ir, k]:
+        C[ir, k] = C[ir, k] + A[o, jd, ir] * B[ir + shift - jd, k]
+
+After::
+
+    with T.sp_iter([IR, O, JD, K], "SRRS", "spmm_dia") as [ir, o, jd, k]:
+        with T.init():
+            C[ir, k] = 0.0
+        C[ir, k] = C[ir, k] + A[o, jd, ir] * B[ir + shift - jd, k]
+
+What sets all of a result right before it is summed up is an init. Each element is summed up in the
+order it was: reductions keep theirs, and a loop, over a dense axis, moves only where one of its
+visits alone writes an element. The loop along contiguous elements of the result stays, as do short
+ones of constant extent, such as the rows of a block, which share what is gathered.
+"""
+
+from __future__ import annotations
+
+from tvm import ir, tirx
+
+from sparsetir.sparse_ir.legal import reorderable
+from sparsetir.sparse_ir.nodes import Axis, SparseFunc, SparseIteration, sparse_iterations
+from sparsetir.sparse_ir.races import FREE, races_of
+from sparsetir.sparse_ir.reduction import reduction_of, taken_apart
+from sparsetir.sparse_ir.schedule.init_elimination import with_init_before
+from sparsetir.sparse_ir.schedule.loops import Loop, changed, loops_of, replaced
+
+ROWS_OF_BLOCKS = 64  # at most
+
+
+def normal_form(func: SparseFunc) -> SparseFunc:
+    """Give reductions their inits, and bring spatial loops out of them."""
+    for name in [it.name for it in sparse_iterations(func)]:
+        it = next((it for it in sparse_iterations(func) if it.name == name), None)
+        if it is None or "R" not in it.kinds or reorderable(func, it) is not None:
+            continue
+        if reduction_of(it.body) is None:
+            continue
+        func, it = with_init_before(func, it) or (func, it)
+        order = _order(it)
+        if order != loops_of(it):
+            func = replaced("normal_form", func, it, changed(it, order))
+    return func
+
+
+def _order(it: SparseIteration) -> list[Loop]:
+    """The loops of an iteration, those that move behind the spatial ones that begin it."""
+    loops, (_, store) = loops_of(it), taken_apart(it.body)
+    begin = next(n for n, loop in enumerate(loops) if "R" in loop.kinds)
+    last = store.indices[-1] if store.indices else None
+    races = races_of(it, set())
+    moved = [
+        loop
+        for loop, race in zip(loops[begin:], races[begin:], strict=True)
+        if loop.kinds == "S" and race == FREE and isinstance(loop.node, Axis)
+        if loop.node.kind == "dense_fixed" and not _is_short(loop)
+        if not (isinstance(last, ir.Var) and loop.var.same_as(last))
+    ]
+    rest = [loop for loop in loops[begin:] if loop not in moved]
+    return [*loops[:begin], *moved, *rest] if "S" in rest[-1].kinds else loops
+
+
+def _is_short(loop: Loop) -> bool:
+    length = loop.node.length
+    return isinstance(length, tirx.IntImm) and 1 < int(length) <= ROWS_OF_BLOCKS

@@ -1,0 +1,102 @@
+"""The form in which the default schedule of CPUs takes reductions: inits, and rows outermost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sparsetir
+from small import small
+from sparsetir.schedules.passes.normal_form import ROWS_OF_BLOCKS, normal_form
+from sparsetir.sparse_ir.nodes import sparse_iterations
+
+AXES = """
+D = T.dense_fixed(nd)
+R = T.dense_fixed(m)
+"""
+INIT = """
+with T.sp_iter([I, K], "SS", "zero") as [i, k]:
+    C[i, k] = 0.0
+"""
+# Diagonals: B is read outside of its bounds, where it is zero.
+DIAGONALS = """
+with T.sp_iter([D, R, K], "RSS", "sum") as [d, r, k]:
+    C[r, k] = C[r, k] + A[d, r] * B[r + O[d], k]
+"""
+BUFFERS = {"A": "D R", "O": "D int32", "B": "N K", "C": "I K"}
+
+
+def loops(func: Any) -> dict[str, tuple[list[str], bool]]:
+    """The loops of each iteration, and whether it has an init."""
+    return {
+        it.name: ([axis.name for axis in it.axes], it.init is not None)
+        for it in sparse_iterations(func)
+    }
+
+
+def diagonals() -> dict[str, Any]:
+    """Infinities and NaN among values, some of them where there is no row of B."""
+    rng = np.random.default_rng(0)
+    a = rng.integers(-3, 4, (5, 40)).astype("float32")
+    a[0, 3], a[1, 39], a[4, 38], a[2, 7] = np.inf, np.nan, -np.inf, np.nan
+    return {"a": a, "o": np.array([-30, 2, 0, -1, 35], "int32")}
+
+
+@pytest.mark.parametrize("body", [INIT + DIAGONALS, DIAGONALS], ids=["set before", "added to"])
+def test_diagonals(body: str) -> None:
+    func = small("f", body, AXES, **BUFFERS)
+    expected = (["R", "D", "K"], body != DIAGONALS)
+    assert loops(normal_form(func)) == {"sum": expected}
+    kernel, given = sparsetir.build(func), diagonals()
+    rng = np.random.default_rng(1)
+    for feat in (0, 1, 20, 70):
+        b = rng.integers(-3, 4, (37, feat)).astype("float32")
+        outs = [np.full((40, feat), 2, "float32") for _ in range(2)]
+        kernel(**given, b=b, c=outs[0])
+        sizes = {"m": 40, "n": 37, "feat": feat, "nd": 5}
+        sparsetir.interpret(func, {**given, "b": b, "c": outs[1], **sizes})
+        np.testing.assert_array_equal(outs[0], outs[1])
+
+
+def test_bounds_are_asked_for_once_for_all_lanes() -> None:
+    text = sparsetir.lower(small("f", INIT + DIAGONALS, AXES, **BUFFERS))["II scheduled"].script()
+    lines = [line for line in text.splitlines() if "_lane]" in line and "B[" in line]
+    assert lines and not any("if_then_else" in line for line in lines)
+
+
+def test_orders_that_a_schedule_asks_for_stay() -> None:
+    def apply(sch: Any) -> None:
+        it = sch.get_sparse_iteration("sum")
+        d, r, k = sch.get_sp_iters(it)
+        sch.sparse_reorder(it, [d, k, r])
+
+    func = small("f", INIT + DIAGONALS, AXES, **BUFFERS)
+    assert loops(sparsetir.lower(func, apply)["I"])["sum"] == (["D", "K", "R"], False)
+    assert loops(sparsetir.lower(func)["I"]) == {"sum": (["R", "D", "K"], True)}
+
+
+STAY = {
+    "one element for several rows": DIAGONALS.replace("C[r, k]", "C[P[r], k]"),
+    "contiguous alone": """
+with T.sp_iter([D, R], "RS", "sum") as [d, r]:
+    E[r] = E[r] + A[d, r]
+""",
+    "rows of a block": DIAGONALS.replace("R,", "S,"),
+    "under the reduction": """
+with T.sp_iter([I, J, K], "RSS", "sum") as [i, j, k]:
+    C[j, k] = C[j, k] + B[i, k]
+""",
+    "no reduction": DIAGONALS.replace("RSS", "SSS").replace("C[r, k] + ", ""),
+    "visits follow each other": DIAGONALS.replace(
+        "    C", '    T.sp_iter_attr({"ordered": 1})\n    if C[0, 0] < 9.0:\n        C', 1
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("body", STAY)
+def test_loops_stay(body: str) -> None:
+    axes = AXES + f"S = T.dense_fixed({ROWS_OF_BLOCKS})"
+    func = small("f", STAY[body], axes, **BUFFERS, P="R int32", E="R")
+    assert loops(normal_form(func)) == loops(func)
