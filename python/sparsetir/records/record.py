@@ -1,4 +1,4 @@
-"""A record: what tuning found for a problem, and the key it is found again by."""
+"""A record: the config that tuning found for a problem, and the key that identifies the problem."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Key:
         )
 
     def text(self) -> str:
-        """One line for a name: readable, and with the hash of all fields, so different for each."""
+        """A readable line that is unique to the key, as it ends in the hash of all fields."""
         heads = "" if self.heads is None else f"-h{self.heads}"
         whole = json.dumps(asdict(self), sort_keys=True)
         digest = hashlib.blake2b(whole.encode(), digest_size=8).hexdigest()
@@ -102,12 +102,12 @@ class Record:
 
     @property
     def is_current(self) -> bool:
-        """Whether it is of these versions; plans take no others, which are kept all the same."""
+        """Whether it was made by these versions; plans take no other records, which are kept."""
         return self.versions == VERSIONS
 
     @property
     def order(self) -> tuple[float, float]:
-        """Less is better, among records of a key: the share of the default's time, then seconds.
+        """A sort key for records of a problem, best first: share of the default's time, seconds.
 
         Seconds alone would prefer what was measured while the machine was fast.
         """
@@ -131,7 +131,7 @@ def record_to_data(record: Record) -> dict[str, object]:
 
 
 def record_from_data(data: object) -> Record:
-    """A record of what :func:`record_to_data` gave.
+    """The record that :func:`record_to_data` turned into JSON.
 
     Raises ValueError that names a field which is unknown, missing or of the wrong type.
     """
@@ -158,7 +158,7 @@ def record_from_data(data: object) -> Record:
 
 
 def _fits(value: object, hint: Any) -> bool:
-    """Whether a value of JSON is of an annotation of a record's fields."""
+    """Whether a value of JSON has the type that a field of a record is annotated with."""
     if get_origin(hint) is UnionType:
         return any(_fits(value, one) for one in get_args(hint))
     if get_origin(hint) is Mapping:
