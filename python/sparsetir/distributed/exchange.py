@@ -137,7 +137,7 @@ class Passage:
         return _Arrive.apply(self, self._sent)
 
     def wait(self) -> Tensor:
-        """What is under way, when it is there."""
+        """The rows in transfer, once they have arrived."""
         transfer, self.transfer = self.transfer, None
         assert transfer is not None
         return transfer.wait()

@@ -83,7 +83,7 @@ class _Chosen(torch.autograd.Function):
         graph, heads, (grad,) = ctx.graph, ctx.heads, grads
         values, place, own, halo = ctx.saved_tensors
         shape = (*ctx.shape[:-2], graph.own + graph.halo, ctx.shape[-1])
-        # Of features only the shape counts, but for the gradients of values.
+        # Only gradients of values need the features themselves; others need their shape.
         every = grad.new_empty(()).expand(shape) if own is None else torch.cat([own, halo], -2)
         wide, every = with_heads(values, every, heads)
         found = gradients_of_product(graph.edge_index, wide, every, place, grad)

@@ -20,7 +20,7 @@ from sparsetir.runtime.file_errors import GraphError, as_path, check_matrix, che
 
 LISTS = f"an edge list ({', '.join(EDGE_LISTS)})"
 KINDS = f"an .npz file of one matrix in CSR, CSC or coordinates, or {LISTS}"
-# Of an array that is looked through, so many elements are in memory at a time.
+# Elements of an array in memory at a time, while it is searched.
 PIECE = 1 << 20
 
 
