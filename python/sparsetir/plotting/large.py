@@ -39,7 +39,7 @@ def large_figure(shape: tuple[int, ...], bars: int = 0) -> tuple[Figure, list[Ax
 
 
 def density(ax: Axes, rows: np.ndarray, cols: np.ndarray, shape: tuple[int, ...]) -> None:
-    """Which share of the coordinates of each pixel is stored."""
+    """The share of stored coordinates in each pixel."""
     from matplotlib import colormaps
     from matplotlib.colors import ListedColormap, LogNorm
 

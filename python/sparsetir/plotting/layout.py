@@ -1,4 +1,4 @@
-"""Where the places of a format lie: in the matrix, and in a picture of the storage."""
+"""The positions of a format's slots in the matrix, and in a picture of the storage."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PIXELS = 256  # rows and columns of the picture of a large matrix, at most
 
 
 class Located(NamedTuple):
-    """Where places of a part lie.
+    """The positions of a part's slots.
 
     slots : of each new axis, the slot below its parent
     rows, cols : in the matrix; they may lie beyond its edge
@@ -211,7 +211,7 @@ class Window(NamedTuple):
         return cls(*zip((top, left), ends, strict=True))
 
     def holds(self, rows: np.ndarray, cols: np.ndarray) -> np.ndarray:
-        """Which of these coordinates are in it."""
+        """A mask of the coordinates inside of the window."""
         inside = (rows >= self.rows[0]) & (rows < self.rows[1])
         return inside & (cols >= self.cols[0]) & (cols < self.cols[1])
 
