@@ -1,6 +1,6 @@
-"""What relational gather-matmul-scatter on GPUs shares, without tensor cores and with them.
+"""The common part of relational gather-matmul-scatter on GPUs, with tensor cores and without.
 
-Tiles of rows of one relation, in 3-D hyb: the fields of configs, the program, what kernels take of
+Tiles of rows of one relation, in 3-D hyb: the fields of configs, the program, the arguments from
 a pattern, and the schedule but for the product. :mod:`sparsetir.schedules.gpu.rgms` says
 how they are computed.
 """
@@ -52,15 +52,15 @@ SUMS = (
 
 @dataclass(frozen=True)
 class RelationalTiles(Config):
-    """What configs for tiles of rows of a relation have in common.
+    """The common fields of configs for tiles of rows of a relation.
 
-    k : of :class:`sparsetir.formats.RelationalHyb`, the largest bucket
-    rows : of a tile
+    k : the largest bucket of :class:`sparsetir.formats.RelationalHyb`
+    rows : rows of a tile
     tile : features of the result in a tile
     depth : terms of a product that are in shared memory at a time: features of X
     vectors : neighbouring features in a load of X and of the other factor, of at most 16 bytes
         each, which divide the numbers of features
-    stages : for how many steps of a product there is room in shared memory
+    stages : steps of a product whose tiles fit in shared memory at a time
     feat_in, feat : features of X and of Y as constants of the kernel. None: any that `vectors`
         divide
 
@@ -129,12 +129,12 @@ class RelationalTiles(Config):
 
     @property
     def format(self) -> RelationalHyb:
-        """What the tensor is stored in."""
+        """The format of the tensor."""
         return RelationalHyb(self.k, self.rows)
 
     @property
     def warps(self) -> int:
-        """Of a block of threads."""
+        """Warps of a block of threads."""
         shape, shares = self.division
         if shares is not None:
             return math.prod(shares)
@@ -251,7 +251,7 @@ def arrange(pattern: RelationPattern | Pattern, problem: Any, config: Any) -> Ar
 
 
 def coordinates_of(pattern: RelationPattern | Pattern) -> Pattern:
-    """Which relations by rows by columns there are."""
+    """The stored coordinates: relations by rows by columns."""
     return pattern.coordinates if isinstance(pattern, RelationPattern) else pattern
 
 

@@ -106,7 +106,7 @@ class AtomicProduct(NamedTuple):
 
 
 def atomic_product(body: Any) -> AtomicProduct | None:
-    """Of the body of a block; None for another one."""
+    """The atomic product that the body of a block is, or None."""
     conditions, added = taken_apart(body)
     call: Any = added.value if isinstance(added, tirx.Evaluate) else None
     if getattr(getattr(call, "op", None), "name", "") != "tirx.call_extern" or (
@@ -350,7 +350,7 @@ def _in_memory(factors: list[Any], terms: Any, other: Any) -> list[Any]:
 
 
 def _sums_first(nest: Nest, added: AtomicProduct, refuse: Refuse) -> _Product:
-    """What is gathered for rows, to be summed up before it is multiplied."""
+    """The sums of gathered rows, to be made before the multiplication."""
     own = _vars(nest.loops)
     *outer, last = added.place.indices
     columns, rows = free_vars(last) & own, _free_vars(outer) & own

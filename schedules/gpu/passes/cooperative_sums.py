@@ -1,4 +1,4 @@
-"""Sums that all threads of a block make of gathered rows (GPU).
+"""Sums of gathered rows by all threads of a block (GPU).
 
 Before, the nest of inner sums as :func:`.atomic_products.sum_then_matmul` makes it::
 
@@ -24,9 +24,9 @@ step::
                         total[0:4] += factor[n] * row[n, 0:4]
                 G[it, k1:k1 + 4] = total[0:4]
 
-Sums are in the type that the terms are in, and are rounded to that of G once.
+Sums have the type of the terms, and are rounded to that of G once.
 
-Sums over rows of two operands are made by neighbouring threads each. Before, the nest that
+Each sum over rows of two operands is made by neighbouring threads. Before, the nest that
 :func:`.atomic_products.matmul_then_dot` leaves::
 
     for it, jb, k1 in T.grid(32, 4, 64):
@@ -48,7 +48,7 @@ After `cooperative_dot(func, "rgms0_dots", warps=4, vector=4)`, where 16 threads
                 if lane % 16 == 0 and I[rt, it] >= 0 and J[rt, it, jb] >= 0:
                     atomicAdd(DA[E[rt, it, jb]], total[0])
 
-Who writes the rows in shared memory again waits for all threads before.
+A later write of the rows in shared memory has to wait for all threads first.
 """
 
 from __future__ import annotations
@@ -290,7 +290,7 @@ def _is_shared(load: Any) -> bool:
 
 
 class _Dots:
-    """What threads do of the sums."""
+    """The code by which threads compute the sums."""
 
     def __init__(self, nest: Nest, added: AtomicProduct, row: Any, vector: int) -> None:
         self.nest, self.added, self.load, self.vector = nest, added, row, vector
@@ -304,7 +304,7 @@ class _Dots:
         self.row = buffer_var([vector], dtype_of(row), f"{row.source.name}_row", "local")
 
     def code(self, warps: int, warp: Any, lane: Any) -> Any:
-        """All elements, of which some threads have one at a time."""
+        """All elements; a group of threads computes one at a time."""
         *outer, _ = self.nest.loops
         extents = [int(x.extent) for x in outer]
         count, groups = math.prod(extents), warps * WARP // self.lanes

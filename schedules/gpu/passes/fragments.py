@@ -1,4 +1,4 @@
-"""Where the 32 threads of a warp hold the numbers of a product of tiles.
+"""The layout of a product of tiles in the registers of a warp's 32 threads.
 
 One instruction adds to 16 by 8 sums a product of a left factor, 16 by `depth`, and a right one,
 `depth` by 8. Its registers of 32 bits are laid out by the PTX manual ("Matrix Fragments for mma"):

@@ -179,7 +179,7 @@ def _find(nests: list[LoopNest], name: str) -> int:
 
 
 def _refusal(group: list[LoopNest], nest: LoopNest, independent: set[str], max_threads: int) -> str:
-    """Why a nest cannot join others, "" if it can."""
+    """Return why a nest cannot be fused with others, or ""."""
     if nest.problem or any(other.problem for other in group):
         bad = nest if nest.problem else next(other for other in group if other.problem)
         return f"nest '{bad.name}': {bad.problem}"
@@ -355,7 +355,7 @@ def _number_along(nest: LoopNest, tag: str, block: Any, start: Any, dtype: str) 
     """A block's number along one dimension of the nest's own grid, where x varies fastest."""
     number = as_dtype(Analyzer().simplify(block - start), "int32")  # CUDA launches no more blocks
     if not (isinstance(start, tirx.IntImm) and int(start) == 0):
-        # What TVM knows not to be negative cancels in indices of local memory.
+        # TVM cancels terms of indices of local memory that it knows not to be negative.
         number = tirx.max(number, as_dtype(0, "int32"))
     tags = [t for t in BLOCK_TAGS if t in nest.grid]
     for before in tags[: tags.index(tag)]:

@@ -17,7 +17,7 @@ COPY_BYTES = (16, 8, 4)  # what one `cp.async` moves
 
 
 class Product(NamedTuple):
-    """What `mma.sync` multiplies: 16 rows by 8 columns, summed over `depth`.
+    """An instruction `mma.sync`: products of 16 rows by 8 columns, summed over `depth`.
 
     sums : the type of the sums
     """
@@ -27,7 +27,7 @@ class Product(NamedTuple):
     mnemonic: str
 
 
-# By the type of both factors.
+# Instructions by the type of both factors.
 PRODUCTS = {
     "float16": Product(16, "float32", "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"),
     "bfloat16": Product(16, "float32", "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"),

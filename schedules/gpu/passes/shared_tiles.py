@@ -78,7 +78,7 @@ def shared_tiles(
 
 
 def _read(statement: Any, operand: str, block: str) -> tuple[Any, Any]:
-    """What is read of an operand, maybe on a condition and else zero, and the load in it."""
+    """The read of an operand, zero where its condition does not hold, and the load in it."""
     loads = [x for x in nodes_of(ir.TensorLoad, statement) if str(x.source.name) == operand]
     if len(loads) != 1:
         raise ScheduleError(
