@@ -93,7 +93,7 @@ class RuleInstance:
 
 
 def as_coordinates(values: Sequence[Any], axes: Sequence[Axis]) -> list[Any]:
-    """What a map of a rule gives, as expressions of the types of these axes."""
+    """The result of a rule's map, as expressions of the types of these axes."""
     return [_as_coordinate(v, a.idtype) for v, a in zip(values, axes, strict=True)]
 
 

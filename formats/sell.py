@@ -95,7 +95,7 @@ class SELL(Format):
         check_fits(rule, pattern, slots)
         idtype = rule.axis(rule.axes_after_rewrite[0]).idtype
         step_ptr = starts(widths)
-        # Of each row, the place of its first element; the next is one step, `c` places, on.
+        # The place of each row's first element; the next is one step, `c` places, further.
         at = np.arange(len(order))
         first = np.empty_like(order)
         first[order] = step_ptr[at // c] * c + at % c
