@@ -116,7 +116,7 @@ class ConvertedFormat:
         Parameters
         ----------
         drop_full_masks : bool
-            As in :meth:`decompose`.
+            The argument of :meth:`decompose`.
         **stored
             Values, as :meth:`values` takes them.
 
@@ -138,7 +138,7 @@ class ConvertedFormat:
         Parameters
         ----------
         **stored : (nnz,) array or None
-            For buffers of the operand by name, their values in the order of the pattern, of NumPy
+            Values of the operand's buffers by name, in the order of the pattern, of NumPy
             or another library's on the CPU; None for a buffer that a program writes, which gets
             zeros.
 
@@ -171,7 +171,7 @@ class ConvertedFormat:
         name : str
             Name of the buffer.
         arguments : dict of str to array
-            As :meth:`arguments` gives them.
+            The result of :meth:`arguments`.
 
         Returns
         -------

@@ -72,7 +72,7 @@ def decompose_format(
     Returns
     -------
     SparseFunc
-        With the parameters of `func` and, behind them, those of each description renamed by
+        A function with the parameters of `func`, then those of each description renamed by
         :meth:`FormatRewriteRule.renamed`, and where :attr:`FormatRewriteRule.masked` a mask
         `mask_<rule>` (int8, over the new axes, 1 where an element is stored).
 

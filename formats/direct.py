@@ -61,7 +61,7 @@ def direct(
     """The part of a pattern's elements that a rule stores, made from its levels.
 
     levels : one for each axis after rewriting, in order
-    shape, places, elements : as of :class:`FormatPart`
+    shape, places, elements : see :class:`FormatPart`
     lengths : length of each axis after; by default that of the axis before it comes from
     stored : number of elements that the format takes; all by default
 

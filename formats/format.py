@@ -200,7 +200,7 @@ def register(
     kind : type
         A class of formats of matrices with parameters that are numbers, texts or tuples of these.
     small, library, search
-        As :class:`Registered` says; by default the small one is in the library, and what is in the
+        See :class:`Registered`; by default the small one is in the library, and what is in the
         library is searched.
     """
     library = library or (lambda _: [] if small is None else [small])

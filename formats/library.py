@@ -41,7 +41,7 @@ def refusal(
     """Return why a pattern is not converted, as it takes too much memory, or None.
 
     operand : the buffers that are stored; by default one in float32, with int32 indices
-    most_places : for each element
+    most_places : limit of places for each element
     """
     operand = operand or Operand()
     # Values, an index and a mask for each place.

@@ -38,9 +38,9 @@ class Pattern:
     coords : list of (nnz,) ndarray
         One per axis; of what :meth:`from_csr` made unchecked, rows are made when they are wanted.
     indptr : (shape[0] + 1,) ndarray
-        Where each coordinate of the first axis begins.
+        The first element of each coordinate of the first axis.
     checked : bool
-        Whether :meth:`check_once` has nothing left to do.
+        Whether the checks of :meth:`check_once` are done.
 
     Raises
     ------
@@ -85,7 +85,7 @@ class Pattern:
         Parameters
         ----------
         indptr : (m + 1,) ndarray
-            Where rows begin.
+            The first element of each row.
         indices : (nnz,) ndarray
             Columns.
         shape : sequence of int
@@ -222,7 +222,7 @@ def group(
 
     parent : (nnz,) integers in [0, parents)
     coord : (nnz,) integers in [0, length)
-    where : what the message of a refusal begins with
+    where : beginning of the message of a refusal
 
     Raises StructureError where parents * length passes 2**62.
 

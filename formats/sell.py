@@ -115,7 +115,7 @@ def sliced_rows(lengths: np.ndarray, c: int, sigma: int) -> tuple[np.ndarray, np
     """The rows in the order of the slices, `c` to each, and the longest length of each slice.
 
     lengths : (rows,) elements of each row
-    c, sigma : as of :class:`SELL`
+    c, sigma : see :class:`SELL`
 
     Rows of the same length stay in order. Linear in the rows.
     """

@@ -35,7 +35,7 @@ MIN_BLOCKS = "tirx.launch_bounds_min_blocks_per_sm"
 class GpuTiled(Tiled):
     """A config that spreads the features of a tile over threads.
 
-    threads : that share a tile
+    threads : threads that share a tile
     vector : neighbouring features in one load, a power of two; of at most 16 bytes
     coarsen : vectors of a thread, `threads` vectors apart
     feat : the feature size as a constant of the kernel, a multiple of `vector`. None: it is any
@@ -100,8 +100,8 @@ def feature_loops(
 ) -> list[SpIter]:
     """The loops over tiles of features, a thread's vectors, threads, and the lanes of a vector.
 
-    tail : of the last tile. With "shift" it begins earlier where it would reach too far, and a tile
-        that is larger than all features together is made smaller
+    tail : treatment of the last tile. With "shift" it begins earlier where it would exceed the
+        features, and a tile larger than all features is made smaller
     """
     threads, coarsen = config.threads, config.coarsen
     if config.feat is None:
@@ -120,7 +120,7 @@ class RowSums(NamedTuple):
 
     scalars, vectors : whose loops over lanes are unrolled, or vectors
     reduce : over the columns
-    write : of the result
+    write : the iteration that writes the result
     """
 
     scalars: list[SparseIterationRef]
@@ -238,7 +238,7 @@ def in_registers(sch: Any, block: Any, vectors: bool) -> None:
 def occupy(sch: Schedule, config: GpuTiled, threads: int, tag: str = "threadIdx.x") -> None:
     """Tell nvcc how many blocks of so many threads a multiprocessor is to hold.
 
-    tag : of the loops over threads at which it is said
+    tag : thread tag of the loops that get the note
     """
     if config.occupancy is not None:
         blocks = config.occupancy // threads

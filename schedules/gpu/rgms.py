@@ -69,8 +69,8 @@ def configs(
 ) -> list[RelationalRows]:
     """The configs that a search tries, the most promising first.
 
-    pattern : of relations by rows by columns
-    given : with the numbers of features, `feat_in` and `feat`
+    pattern : pattern of relations by rows by columns
+    given : statistics with the numbers of features, `feat_in` and `feat`
     """
     del target
     return [

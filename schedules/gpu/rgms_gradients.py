@@ -115,8 +115,8 @@ def configs(
 ) -> list[GradientTiles]:
     """The configs that a search tries, the most promising first; tensor cores where they fit.
 
-    pattern : of relations by rows by columns
-    given : with the numbers of features, `feat_in` and `feat`
+    pattern : pattern of relations by rows by columns
+    given : statistics with the numbers of features, `feat_in` and `feat`
     """
     cores = problem.dtype in PRODUCTS and target is not None and has_tensor_cores(target)
     return [
@@ -160,8 +160,8 @@ def arrange(
 ) -> Arranged:
     """The arguments of the kernel that depend on the pattern alone.
 
-    pattern : of relations by rows by columns; values are in the order of its triples, or of its
-        coordinates
+    pattern : pattern of relations by rows by columns; values are in the order of its triples, or
+        of its coordinates
     """
     if not problem.edges:
         return rgms_tiles.arrange(pattern, problem, config)

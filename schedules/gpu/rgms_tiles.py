@@ -237,10 +237,10 @@ def _operand(problem: Any) -> Operand:
 def arrange(pattern: RelationPattern | Pattern, problem: Any, config: Any) -> Arranged:
     """The arguments of the kernel that depend on the pattern alone.
 
-    problem : of values and indices of its types, a Rgms or of a gradient
-    config : with the format
-    pattern : of relations by rows by columns; values are given in the order of its triples, or of
-        its coordinates
+    problem : a Rgms or a gradient's problem, with the types of values and indices
+    config : config with the format
+    pattern : pattern of relations by rows by columns; values are given in the order of its triples,
+        or of its coordinates
     """
     relations, m, n = (int(size) for size in pattern.shape)
     sizes = {"relations": relations, "m": m, "n": n}
@@ -262,7 +262,7 @@ def in_tiles(
 
     kinds : legal ones of the loops over features of what is gathered, and over other features:
         "RS" sums up the first, "RR" both, for each element, and "SS" none
-    expected : what other programs are to be
+    expected : description of the expected program, for refusals
     """
     first, parts = _found(sch, type(config).__name__, kinds, expected)
     part, names = parts[0], [f"{part.iteration.name}0" for part in parts]
@@ -315,7 +315,7 @@ def _on_grid(sch: Schedule, loops: Any, first: str, parts: list[str], tiles: int
     first : the block that sets the result
     parts : those that add to it atomically: loops over tiles of features, over a root of one and
         over tiles of rows come first
-    tiles : how many are over tiles of features
+    tiles : number of loops over tiles of features
     """
     _bind_first(loops, first)
     for name in parts:
@@ -359,10 +359,10 @@ class _Part:
     """The loops of a bucket.
 
     tiles : a root of one, and tiles under it, each of one relation
-    rows : of a tile; elements : of a row
+    rows : rows of a tile; elements : elements of a row
     inside, features : features of what is gathered by elements, and the others
-    kinds : of these two
-    dtype : of the result
+    kinds : kinds of these two
+    dtype : type of the result
     """
 
     iteration: SparseIterationRef

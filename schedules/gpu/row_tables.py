@@ -80,15 +80,15 @@ def rows_program(
 ) -> Any:  # fmt: skip
     """The kernel of a bin, as a function of TIR.
 
-    dtype : of the values, which it adds up; None where it counts
+    dtype : type of the values to add up; None for a kernel that counts
     masked : whether `c_indices` is given, and not written
     wide : whether elements of the result are numbered by int64
 
     rows : (count,) the rows of the bin; all arrays of indices but `c_indptr` are of int32
     a_indptr, a_indices, b_indptr, b_indices : patterns, (m, l) and (l, n), in CSR
     ranges, width : number of ranges of columns that a row is computed in, and columns of each
-    counts : (m,) how many columns each row has
-    a, b, c_indptr, c_indices, c : in place of `counts`, values, where rows of the result begin, its
+    counts : (m,) number of columns of each row
+    a, b, c_indptr, c_indices, c : in place of `counts`, values, and the result's row pointers,
         columns and values
     """
     lanes, slots = size

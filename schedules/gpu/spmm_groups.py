@@ -111,7 +111,7 @@ class Groups(GpuTiled):
     def for_features(cls, feat: int, dtype: str = "float32", **fields: Any) -> Groups:
         """A configuration for a feature size, which is a constant of the kernel.
 
-        fields : of the configuration. Of the others, threads are a power of two, which fills a
+        fields : fields of the configuration. By default threads are a power of two, which fills a
             block, up to 32 and as many as there are columns for
         """
         vector = fields.pop("vector", vector_width(feat, dtype))

@@ -137,7 +137,7 @@ def sp_iter(axes: Sequence[Any], kinds: str, name: str) -> _SpIter:
 
     axes : axes in visiting order, parents before children; may hold `T.fuse` and `T.attach`
     kinds : "S" or "R" for each coordinate
-    name : what schedules call the iteration
+    name : the iteration's name, for schedules
     """
     nodes: list[Any] = []
     for a in axes if isinstance(axes, tuple | list) else [axes]:

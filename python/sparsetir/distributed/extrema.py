@@ -33,8 +33,8 @@ def extremum(
     """Greatest or least products; own (own, feat) or (heads, own, feat), values (nnz,), (heads,
     nnz) or None; float32 or float64, in which products are compared.
 
-    passage : by which own rows have left
-    heads : as :func:`sparsetir.distributed.parts.with_heads` has them
+    passage : the exchange that has sent own rows
+    heads : the argument of :func:`sparsetir.distributed.parts.with_heads`
     """
     placed = wants_gradient(own, values)
     inner, outer = split(graph, None if values is None else values.detach())

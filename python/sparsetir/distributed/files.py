@@ -29,7 +29,7 @@ class Share(NamedTuple):
 
     sources, targets : (E,) int64
     values : (E,) float32 or float64; None where all are one
-    nodes : of the whole graph if `told`, else of the nodes in this part
+    nodes : number in the whole graph if `told`, else in this part
     told : whether the file says how many nodes there are
     """
 

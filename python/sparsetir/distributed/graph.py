@@ -120,7 +120,7 @@ class DistGraph(Rows):
             Sources and targets; E may differ, and be 0. On the device that the group's engine has:
             a GPU for NCCL, the CPU for gloo.
         num_nodes : int, optional
-            By default up to the greatest node that has an edge.
+            The number of nodes, by default up to the greatest one that has an edge.
         values : (E,) Tensor, optional
             Weights; float16, bfloat16, float32 or float64.
         edge_data : mapping of str to (E, ...) Tensor, optional

@@ -23,7 +23,7 @@ class Blocks:
 
     They know what no process could know of all nodes.
 
-    group, n : of the processes, how many nodes
+    group, n : the processes, and the number of nodes
     size : nodes of each process, but for the last ones
     start, stop : those of this process
     """

@@ -54,7 +54,7 @@ def add_times(
 ) -> None:
     """Add A x to out (m, feat) or (heads, m, feat), in place; a piece of it at a time.
 
-    blocks : of A
+    blocks : the blocks of A
     """
     for first, start, A in blocks:
         some = None if values is None else values[..., start : start + len(A.col)].contiguous()
@@ -84,7 +84,7 @@ def sampled(A: Operand, x: Tensor, y: Tensor) -> Tensor:
 def with_heads(values: Tensor | None, x: Tensor, heads: int) -> tuple[Tensor | None, Tensor]:
     """Both operands with heads, if one of them has heads.
 
-    heads : of x; 0 where nothing has any, -1 where values alone have
+    heads : heads of x; 0 if there are none, -1 if values alone have some
     """
     if values is not None and heads > 0 and values.dim() == 1:
         values = values.expand(heads, -1)
@@ -109,7 +109,7 @@ def rows_first(x: Tensor) -> Tensor:
 def local_product(graph: DistGraph, values: Tensor | None, x: Tensor, heads: int) -> Tensor:
     """The product of edges between own nodes with x; with gradients, as all below.
 
-    heads : as :func:`with_heads` has them
+    heads : the argument of :func:`with_heads`
     """
     return _Product.apply(graph, values, x, heads, None)
 

@@ -45,7 +45,7 @@ def spmm(graph: DistGraph, x: Tensor, reduce: str = "sum", values: Tensor | None
         Features of own nodes; float16, bfloat16, float32 or float64, of as many features on all
         processes.
     reduce : {"sum", "mean", "max", "min"}
-        As :func:`sparsetir.ops.spmm` has them.
+        The reductions of :func:`sparsetir.ops.spmm`.
     values : (nnz,) or (nnz, heads) Tensor, optional
         Weights of own edges in the graph's order; by default the graph's, or ones.
 
@@ -60,7 +60,7 @@ def spmm(graph: DistGraph, x: Tensor, reduce: str = "sum", values: Tensor | None
     TypeError, ValueError
         Naming the argument.
     DistributedError
-        Where only another process was given something wrong, or has ended.
+        If only another process was given something wrong, or one has ended.
 
     Notes
     -----
@@ -120,7 +120,7 @@ def sddmm(graph: DistGraph, X: Tensor, Y: Tensor) -> Tensor:
     Returns
     -------
     (nnz,) or (nnz, heads) Tensor
-        In the order of the graph's edges. Differentiable once.
+        Values in the order of the graph's edges. Differentiable once.
 
     Raises
     ------
@@ -235,7 +235,7 @@ def softmax(graph: DistGraph, values: Tensor) -> Tensor:
     graph : DistGraph
         The edges.
     values : (nnz,) or (nnz, heads) Tensor
-        In the order of the graph's edges.
+        Values in the order of the graph's edges.
 
     Returns
     -------
@@ -258,8 +258,8 @@ def with_halo(graph: DistGraph, x: Tensor) -> Tensor:
     Returns
     -------
     (own + halo, ...) Tensor
-        By which `graph.edge_index` counts sources. Differentiable once: the gradients of other
-        nodes are added to those on their processes.
+        The rows that `graph.edge_index` numbers sources by. Differentiable once: the gradients of
+        other nodes are added to those on their processes.
     """
 
     def check() -> object:

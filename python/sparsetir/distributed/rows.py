@@ -207,7 +207,7 @@ class Rows:
         Parameters
         ----------
         x : (num_nodes, ...) DTensor
-            In shards of rows.
+            A DTensor in shards of rows.
 
         Returns
         -------

@@ -114,7 +114,7 @@ def _show(
 def crop(axes: list[Axes], window: Window) -> None:
     """Title and axes of a part of the matrix, and where it lies in the whole.
 
-    axes : of the whole, and of the part, whose squares are drawn
+    axes : axes of the whole and of the window, whose places are drawn
     """
     low, high = zip(window.rows, window.cols, strict=True)
     outline(axes[0], low, high, edgecolor="black", linewidth=1.2)

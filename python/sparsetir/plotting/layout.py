@@ -24,8 +24,8 @@ PIXELS = 256  # rows and columns of the picture of a large matrix, at most
 class Located(NamedTuple):
     """The positions of a part's slots.
 
-    slots : of each new axis, the slot below its parent
-    rows, cols : in the matrix; they may lie beyond its edge
+    slots : for each new axis the slot below its parent
+    rows, cols : coordinates in the matrix, which may lie beyond its edge
     valid : whether they lie anywhere; not below a slot whose index is negative
     """
 
@@ -219,8 +219,8 @@ class Window(NamedTuple):
 class Part(NamedTuple):
     """A line of the legend: a part that has places, or several small ones together.
 
-    name : what it holds in words
-    arrays : of one part
+    name : the contents in words
+    arrays : the arrays of one part
     """
 
     name: str

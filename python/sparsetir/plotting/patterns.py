@@ -117,7 +117,7 @@ def plot_format(converted: ConvertedFormat, ax: Axes | None = None, name: str | 
     converted : ConvertedFormat
         A pattern of two axes in a format.
     ax : matplotlib.axes.Axes, optional
-        For the picture of the matrix; by default a new figure that also has one of the storage.
+        Axes for the picture of the matrix; by default a new figure with the storage, too.
     name : str, optional
         The matrix's name, for the title.
 

@@ -21,10 +21,10 @@ from sparsetir.schedules.targets import is_gpu, resolve_target
 class Key:
     """The problem of a record; two tasks of one key have the same best config.
 
-    op, reduce : of a user's function its name, and a hash of its text and of its schedule's
+    op, reduce : for a user's function its name, and a hash of its text and of its schedule's
     heads : None for a single matrix, which is another problem than one of 1
     feat : 0 for a user's function, whose sizes are all in the fingerprint
-    threads : of the CPU; 0 for a GPU, where they play no part
+    threads : threads of the CPU; 0 for a GPU, which they do not concern
     target : the text of the resolved target, with the CPU or architecture it compiles for, and the
         features in which this machine's CPU differs from its name
     device : see :func:`sparsetir.records.task.device_name`
@@ -45,7 +45,7 @@ class Key:
     def of(task: Tunable, device: str | None = None) -> Key:
         """The key of a task.
 
-        device : by default what this machine has; a name of it where another machine measures
+        device : by default this machine's; its name where another machine measures
         """
         target = resolve_target(task.target)
         return Key(
@@ -75,11 +75,11 @@ class Record:
     """A config and its measurement.
 
     config : data of :func:`sparsetir.schedules.search.configs.to_data`
-    seconds, default_seconds : of a call with this config and the default one, measured in turns
-    compile_seconds, convert_seconds, padding, bytes : as in :class:`Outcome`
-    statistics : of the matrix, see :func:`sparsetir.records.task.statistics`
-    trials : how many configs were tried to find this one
-    versions : of this package and of TVM, by the name of the package
+    seconds, default_seconds : time of a call with this config, and the default, taken in turns
+    compile_seconds, convert_seconds, padding, bytes : see :class:`Outcome`
+    statistics : statistics of the matrix, see :func:`sparsetir.records.task.statistics`
+    trials : number of configs tried to find this one
+    versions : versions of this package and of TVM, by package
     date : ISO 8601, UTC
     graph : a name for people, may be empty
     id : 32 hex digits of its own, so that no exchange of files doubles it

@@ -72,7 +72,7 @@ class Records:
 
     path : by default :func:`default_path`. Nothing is created until something is written. Where
         records are switched off there are none, and what is added is not kept.
-    busy_seconds : that a call waits for other processes
+    busy_seconds : time that a call waits for other processes
 
     :meth:`add`, :meth:`load` and :meth:`forget` are transactions: once they return, their changes
     last, whatever then happens to the process; if they fail, nothing has changed. All methods raise
@@ -339,7 +339,7 @@ def by_record(
     A failure is warned of: the template may have changed since.
 
     make : gives it, of a config
-    pattern : as for :func:`recorded_config`
+    pattern : the argument of :func:`recorded_config`
     """
     return _made(recorded_config(task, pattern), make)
 

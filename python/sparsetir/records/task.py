@@ -155,10 +155,10 @@ class Outcome:
     """The result of measuring a config.
 
     state : one of STATES
-    seconds, median : of a call, the least and the median; None unless "ok" or "pruned". Where there
+    seconds, median : least and median time of a call; None unless "ok" or "pruned". Where there
         was a reference, by how many times as long as its calls they lasted in the same turns
     message : one line for a person, where it is a failure
-    bytes : of the arrays that hold the arranged matrix (indices, values, padding)
+    bytes : size of the arrays of the arranged matrix (indices, values, padding)
     padding : places without an element, as a fraction of all places
     """
 

@@ -96,7 +96,7 @@ def cooperative_gather(
     """A stage-II function with inner sums divided among the threads of a block.
 
     gather : block of the sums, in loops of constant extents
-    warps : of the block of threads
+    warps : warps of the block of threads
     vector : neighbours that are loaded at once, of at most 16 bytes; the caller's word that they
         are neighbours in memory from a multiple of their number on, and that conditions hold for
         all of them or none
@@ -125,12 +125,12 @@ def _check_vector(who: str, nest: Nest, load: Any, vector: int) -> None:
 class _Gather:
     """An inner sum, and what threads do of it.
 
-    store : of what it begins with
+    store : store of the initial value
     elements : the loop over what is summed, or None
-    conditions : that an element counts
+    conditions : conditions for an element to count
     row : the load that goes along the innermost loop
     factors : the others
-    dtype : of the sum
+    dtype : type of the sum
     """
 
     def __init__(self, nest: Nest, vector: int) -> None:
@@ -255,7 +255,7 @@ def cooperative_dot(func: tirx.PrimFunc, dots: str, *, warps: int, vector: int) 
 
     dots : block that adds products to an element atomically, in loops of constant extents, the
         innermost of which is along the sum
-    warps : of the block of threads
+    warps : warps of the block of threads
     vector : neighbours of the operand in memory that are loaded at once, of at most 16 bytes; the
         caller's word that they are neighbours from a multiple of their number on, and that
         conditions hold for all of them or none

@@ -72,7 +72,7 @@ def horizontal_fuse(
     """Make one kernel of loop nests that would be a kernel each.
 
     func : a scheduled function of stage II or III, whose loops are bound to blocks and threads
-    names : of the nests, by any block in each; they come to stand where the first of them stood.
+    names : a block's name in each nest; the fused nest takes the place of the first of them.
         None: every run of adjacent nests that can be fused, as long as can be, and no refusal
     independent : names of buffers of which the nests write different elements, and read none that
         another of them writes. Without it, nests are not fused if one writes what another uses,
@@ -239,7 +239,7 @@ class _Grid:
     """The common grid of some nests.
 
     block : the number of a block
-    total : how many there are
+    total : number of blocks
     """
 
     def __init__(self, nests: list[LoopNest]) -> None:

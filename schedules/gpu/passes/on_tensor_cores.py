@@ -75,7 +75,7 @@ def _check_types(dtypes: list[str], sums: str) -> None:
 class Warps(Division):
     """Sums divided among warps, each with tiles of 16 by 8.
 
-    rows, columns : of the sums
+    rows, columns : rows and columns of the sums
     warps : among how many warps these are divided
     """
 
@@ -97,8 +97,8 @@ class Warps(Division):
     def intrinsic(self, dtype: str, terms: int, along: tuple[bool, bool] = (True, False)) -> str:
         """Register the product as an intrinsic for TVM's `tensorize`; return its name.
 
-        dtype : of both factors; sums are in float32, of int8 in int32
-        terms : of each sum
+        dtype : type of both factors; sums are in float32, of int8 in int32
+        terms : terms of each sum
         along : whether neighbours in memory of the left and of the right factor are terms
         """
         sums = PRODUCTS[dtype].sums if dtype in PRODUCTS else dtype

@@ -146,7 +146,7 @@ def unroll_with_remainder(func: tirx.PrimFunc, iteration: Any, count: int) -> ti
 
     Both loops over what is not known say `#pragma unroll 1`; for steps of one the loop itself does.
 
-    func : of stage II; one of the last steps, since blocks inside have the same name twice
+    func : a stage-II function; this is a late step, as two blocks inside get the same name
     iteration : its reference or name
     count : visits of a step
 

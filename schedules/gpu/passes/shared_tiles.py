@@ -47,9 +47,9 @@ def shared_tiles(
 ) -> tirx.PrimFunc:
     """A stage-II function whose block reads tiles of operands from shared memory.
 
-    block : that reads each operand at one place
+    block : block that reads each operand at one place
     operands : names of buffers; conditions around the block's statement go to the copy of the last
-    outer : how many of the loops around the block a tile is for one visit of
+    outer : number of loops around the block that are around a tile
 
     The copies are in blocks "<operand>_copy0", in a block "<block>_visit". Raises ScheduleError for
     operands that are read otherwise.

@@ -92,7 +92,7 @@ class RegisterTile:
 class Factor:
     """A tile of numbers in shared memory.
 
-    value : in terms of `row` and `column`
+    value : the number in terms of `row` and `column`
     step : the loop that it is copied in; None for one that stays
     shared : the buffer; copy : name of the block that fills it
     """

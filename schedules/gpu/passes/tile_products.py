@@ -94,7 +94,7 @@ def intrinsic(
 ) -> str:
     """Register a tensor intrinsic that adds a product to sums in scope "local"; return its name.
 
-    dtypes : of the factors, in scope "shared"
+    dtypes : types of the factors, in scope "shared"
     along : whether neighbours in memory of the left and the right factor are along the sum
     sums : the type in which products are added
     """
@@ -160,7 +160,7 @@ def divided_product(
     reduce : block that adds products of two 2-dimensional tiles in shared memory to a third,
         in "local" scope; loops of constant extents over rows, columns and terms
     made : (rows, columns, types of the factors, type of the sums) -> division
-    steps, pairs : as of :func:`sums_by_thread`
+    steps, pairs : see :func:`sums_by_thread`
 
     Raises ScheduleError for blocks of another shape.
     """
