@@ -446,7 +446,7 @@ def test_programs_have_their_arguments(format):
             operands |= {"s": 2.0} if "s *" in text else {}
             formats = {"A": format} if format else {}
             want = einsum(text, **operands, formats=formats)
-            func, arguments = einsum_program(text, formats=formats, **operands)
+            func, arguments = einsum_program(text, operands, formats=formats)
             every = bound_arguments(func, arguments)
             sparsetir.build(func)(**every)
             (result,) = [n for n in every if n not in arguments] or "c"

@@ -104,6 +104,13 @@ def test_an_expression(text):
     assert told.facts["innermost"] and told.kernel.target.kind.name == "llvm"
 
 
+def test_an_operand_may_have_the_name_of_an_internal_argument():
+    told = sparsetir.explain(
+        "y[i] = who[i,j] * text[j]", who=MATRIX, text=X[:, 0].copy(), like=None
+    )
+    assert told.facts["roofline"]["flops"] == 2 * MATRIX.nnz
+
+
 def test_an_expression_for_a_gpu_is_not_run():
     told = sparsetir.explain(TEXT, A=MATRIX, X=X, target="cuda")
     assert "seconds" not in told.facts["roofline"] and "not run" in str(told)

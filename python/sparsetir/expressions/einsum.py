@@ -187,12 +187,13 @@ def plan_expression(
 
 
 def einsum_program(
-    text: str, *operands: object, who: str = "plan", reduce: str = "sum",
-    semiring: str = "plus_times", like: object = None,
-    formats: Mapping[str, object] | None = None, **by_name: object,
+    text: str, by_name: Mapping[str, object], operands: Sequence[object] = (), *,
+    who: str = "plan", reduce: str = "sum", semiring: str = "plus_times", like: object = None,
+    formats: Mapping[str, object] | None = None,
 ) -> tuple[SparseFunc, dict[str, Any]]:  # fmt: skip
     """The program that :func:`einsum` runs for operands, and its arguments by name.
 
+    operands : those in order of appearance; by_name : the others
     who : how errors begin
     """
     planned = _planned(who, text, operands, reduce, semiring, like, None, formats, by_name)

@@ -15,6 +15,7 @@ from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.schedule import Schedule
 
 OPTIONS = ("schedule", "target")  # of programs and expressions
+OF_EXPRESSIONS = ("reduce", "semiring", "like", "formats")
 
 
 @overload
@@ -88,11 +89,14 @@ def explain(what: Any, *inputs: Any, **options: Any) -> Any:
             raise wrong("explain", "inputs", "one dict of arguments", f"{len(inputs)} inputs")
         return explain_program(what, *inputs, **options)
     if isinstance(what, str):
-        own = {name: options.pop(name) for name in OPTIONS if name in options}
+        own, more = (
+            {name: options.pop(name) for name in names if name in options}
+            for names in (OPTIONS, OF_EXPRESSIONS)
+        )
         if "=" not in what and "->" not in what:
             expected = "an expression, such as 'C[i, k] = A[i, j] * X[j, k]'"
             raise wrong("explain", "what", expected, f"{what!r}")
-        program, arguments = einsum_program(what, *inputs, who="explain", **options)
+        program, arguments = einsum_program(what, options, inputs, who="explain", **more)
         return explain_program(program, arguments, name=what, **own)
     if not callable(what):
         expected = "a stage-I function, a Schedule, a Kernel, an expression or a model"
