@@ -16,12 +16,10 @@ import numpy as np
 import scipy.sparse
 
 import sparsetir
-from sparsetir.cli.explained import loops_of, with_sizes
 from sparsetir.datasets import load_cora
 from sparsetir.records.task import cpu_model
 from sparsetir.runtime import pool
 from sparsetir.runtime.texts import aligned, many, micros
-from sparsetir.schedules.loop_shapes import loop_shapes
 from sparsetir.tuning.progress import Bar
 
 try:
@@ -173,13 +171,12 @@ def main() -> None:
     print("\n  A1: the columns that a row stores (CSR). S keeps results apart, R adds them up.")
 
     print("\n4. What the compiler chose, and why:\n")
-    kernel = sparsetir.build(program)
+    told = sparsetir.explain(program, arguments(graph, x))
+    kernel, facts = told.kernel, told.facts
     heads = ["loop", "parallel", "why"]
-    table = [heads, *([row[head] for head in heads] for row in loops_of(kernel.stages["I"]))]
+    table = [heads, *([row[head] for head in heads] for row in facts["loops"])]
     print("\n".join(f"  {line}" for line in aligned(table)))
-    sizes = {"n_i": nodes, "n_j": nodes, "n_k": features, "A1_nnz": edges}
-    scheduled = with_sizes(kernel.stages["II scheduled"], sizes)
-    for shape in loop_shapes(kernel.stages["II"], scheduled).values():
+    for shape in facts["innermost"].values():
         print(f"\n  Innermost loop, over features: {shape}.")
 
     threads = pool.count()
@@ -206,9 +203,7 @@ def main() -> None:
         before, after = compare({"default": (kernel, threads), "tuned": best}, graph, x)
         if after >= before:
             print("  Measured again here, the tuned schedule is no faster than the default.")
-    print(
-        "\nNext: docs/tutorial.md; `sparsetir explain spmm --graph cora --feat 64` says more of 4."
-    )
+    print("\nNext: docs/tutorial.md; `print(sparsetir.explain(program))` says more of 4.")
 
 
 if __name__ == "__main__":

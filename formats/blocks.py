@@ -10,8 +10,8 @@ from sparsetir.formats.pattern import Pattern
 from sparsetir.sparse_ir.errors import StructureError
 from sparsetir.sparse_ir.index_arrays import distinct, index_type
 
-CELLS = 1 << 17  # blocks that a table has room for: 512 KiB, which stays in the cache
-# Rows and columns of blocks that are worth a search.
+CELLS = 1 << 17  # most blocks of a table, which then takes 512 KiB and stays in the cache
+# Rows and columns of the blocks that are searched for.
 SEARCHED = ((2, 2), (4, 4), (8, 8), (16, 16), (32, 32), (1, 8), (8, 1))
 FEW = 1000  # runs that are worth a table of their own
 
@@ -113,7 +113,7 @@ def _by_table(key: np.ndarray, ends: np.ndarray, wide: int) -> tuple[np.ndarray,
 
 
 def _by_sorting(key: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """What :func:`_by_table` gives, for keys in any order."""
+    """Return what :func:`_by_table` does, for keys in any order."""
     order = np.argsort(key, kind="stable")
     ordered = key.take(order)
     first = _first(ordered)

@@ -23,7 +23,7 @@ class BSR(Format):
     Parameters
     ----------
     rows, cols : int
-        Of a block. Shapes that blocks do not divide are padded.
+        Rows and columns of a block. Shapes that blocks do not divide are padded.
 
     Notes
     -----

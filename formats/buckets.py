@@ -40,7 +40,7 @@ def set_bucket(fmt: Any) -> None:
 
 
 def bucket_labels(k: int) -> list[str]:
-    """What buckets 0 .. k hold, in words; the last one also has pieces of longer rows."""
+    """The contents of buckets 0 .. k in words; the last one also has pieces of longer rows."""
     first = [1, *(2**b // 2 + 1 for b in range(1, k + 1))]
     out = [f"rows of {n}" if n == 2**b else f"rows of {n} to {2**b}" for b, n in enumerate(first)]
     out[-1] += ", and pieces"

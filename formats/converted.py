@@ -31,9 +31,9 @@ class PartStatistics:
     places : int
         Elements and padding.
     index_bytes : int
-        Of index arrays and mask.
+        Size of index arrays and mask.
     value_bytes : int
-        Of the values of all buffers, padding included.
+        Size of the values of all buffers, padding included.
     """
 
     rule: str
@@ -54,15 +54,15 @@ class ConvertedFormat:
     Parameters
     ----------
     name : str
-        Of the format.
+        Name of the format.
     pattern : Pattern
-        What was converted; values are given and come back in its order.
+        The converted pattern; values are given and returned in its order.
     operand : Operand
         The buffers that are stored.
     parts : list of FormatPart
         The arrays of each rule.
     labels : mapping of str to str, optional
-        What each rule stores, in words, by its name; by default these names.
+        The contents of each rule's part in words, by its name; by default these names.
     """
 
     name: str
@@ -99,7 +99,7 @@ class ConvertedFormat:
         Parameters
         ----------
         func : SparseFunc
-            Of stage I.
+            A stage-I function.
         drop_full_masks : bool
             Leave out masks that hold nothing but ones; the function then only serves patterns that
             fill the same parts, and `arguments` has no such masks.
@@ -116,7 +116,7 @@ class ConvertedFormat:
         Parameters
         ----------
         drop_full_masks : bool
-            As in :meth:`decompose`.
+            The argument of :meth:`decompose`.
         **stored
             Values, as :meth:`values` takes them.
 
@@ -133,12 +133,12 @@ class ConvertedFormat:
     def values(self, /, **stored: Any) -> dict[str, np.ndarray]:
         """Arrays of values alone, by the names of a decomposed function's parameters.
 
-        What changes from run to run of a kernel, where :meth:`arguments` without values stays.
+        They change between runs of a kernel, where :meth:`arguments` without values does not.
 
         Parameters
         ----------
         **stored : (nnz,) array or None
-            For buffers of the operand by name, their values in the order of the pattern, of NumPy
+            Values of the operand's buffers by name, in the order of the pattern, of NumPy
             or another library's on the CPU; None for a buffer that a program writes, which gets
             zeros.
 
@@ -169,9 +169,9 @@ class ConvertedFormat:
         Parameters
         ----------
         name : str
-            Of the buffer.
+            Name of the buffer.
         arguments : dict of str to array
-            As :meth:`arguments` gives them.
+            The result of :meth:`arguments`.
 
         Returns
         -------
@@ -189,7 +189,7 @@ class ConvertedFormat:
         Parameters
         ----------
         name : str
-            Of the buffer.
+            Name of the buffer.
         part : FormatPart
             The part.
 

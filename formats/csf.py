@@ -82,7 +82,7 @@ class CSF(Format):
         coords, nnz = pattern.coords, pattern.nnz
         differs = coords[0][1:] != coords[0][:-1]
         levels, parents = [Level()], np.arange(0)
-        # Of each node of a level, its first element.
+        # The first element of each node of a level.
         nodes = parents
         for axis in range(1, self.order):
             if axis == self.order - 1:

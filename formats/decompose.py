@@ -62,7 +62,7 @@ def decompose_format(
     Parameters
     ----------
     func : SparseFunc
-        Of stage I.
+        A stage-I function.
     rules : sequence of FormatRewriteRule
         Rules on the same buffers share the work, each computes what its index arrays (and its mask)
         hold; rules on what earlier rules produced are applied after them.
@@ -72,7 +72,7 @@ def decompose_format(
     Returns
     -------
     SparseFunc
-        With the parameters of `func` and, behind them, those of each description renamed by
+        A function with the parameters of `func`, then those of each description renamed by
         :meth:`FormatRewriteRule.renamed`, and where :attr:`FormatRewriteRule.masked` a mask
         `mask_<rule>` (int8, over the new axes, 1 where an element is stored).
 
@@ -147,8 +147,8 @@ class _Decomposition:
         self.parts = statements(func)
         self.added: list[Axis] = []
         self.names = {it.name for it in sparse_iterations(func)}
-        # What is written beside the copies that earlier rules made, and what of it the program may
-        # look at before it writes it, or may leave as it was.
+        # The buffers that are written, except by copies of earlier rules, and those of them that
+        # the program may read before it writes them, or may leave unwritten in part.
         self.written: set[str] = set()
         self.kept: set[str] = set()
         self.local: set[str] = set()  # allocated and written here: nothing of them is left

@@ -15,7 +15,7 @@ from sparsetir.sparse_ir.errors import StructureError
 
 
 class Level(NamedTuple):
-    """What an axis of a rule stores: the arrays that an axis of its kind has, None for others.
+    """The arrays that an axis of a rule stores; None for those that its kind does not have.
 
     indptr : (parents + 1,) integers
     indices : (nnz,) or (parents * cols,) integers
@@ -58,11 +58,11 @@ def direct(
     lengths: Sequence[int] | None = None,
     stored: int | None = None,
 ) -> FormatPart:
-    """What a rule stores of a pattern's elements, from its levels.
+    """The part of a pattern's elements that a rule stores, made from its levels.
 
     levels : one for each axis after rewriting, in order
-    shape, places, elements : as of :class:`FormatPart`
-    lengths : of each axis after; by default that of the axis before that it comes from
+    shape, places, elements : see :class:`FormatPart`
+    lengths : length of each axis after; by default that of the axis before it comes from
     stored : number of elements that the format takes; all by default
 
     Equal to what :func:`infer_format` finds; the levels are not checked, but StructureError is

@@ -16,7 +16,7 @@ from sparsetir.formats.rule import FormatRewriteRule
 
 @dataclass(frozen=True)
 class ELL(Format):
-    """For each row as many slots as the longest row has elements.
+    """Rows with as many slots each as the longest row has elements.
 
     When to use: rows are about as long as each other, as in meshes and graphs of neighbours. One
     long row pads all others: then `Hyb`.

@@ -58,7 +58,7 @@ class EnumeratedPatterns(Format):
     Parameters
     ----------
     rows : int
-        Of a panel, at most 16.
+        Rows of a panel, at most 16.
     by : {"count", "pattern"}
         A rule for each number of rows (section 3.5), or one for each pattern (section 3.2), of at
         most 8 rows.
@@ -122,7 +122,7 @@ class EnumeratedPatterns(Format):
         return range(1, 1 << self.rows)
 
     def _rule(self, operand: Operand, mask: int) -> FormatRewriteRule:
-        """That of the columns of one pattern."""
+        """The rule of the columns of one pattern."""
         i, j = operand.axes
         u = self.rows
         held = [r for r in range(u) if mask >> r & 1]
@@ -142,7 +142,7 @@ class EnumeratedPatterns(Format):
         Parameters
         ----------
         pattern : Pattern
-            Of a matrix.
+            A matrix's pattern.
 
         Returns
         -------
@@ -158,7 +158,7 @@ class EnumeratedPatterns(Format):
         return self._parted(order, of_rule)
 
     def _rule_of(self, columns: _Columns) -> np.ndarray:
-        """The number of the rule that each column is of, from 0 on."""
+        """The number of each column's rule, from 0 on."""
         return (columns.mask if self.by == "pattern" else columns.count) - 1
 
     def _parted(self, order: np.ndarray, of_rule: np.ndarray) -> list[np.ndarray]:

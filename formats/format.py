@@ -1,4 +1,4 @@
-"""What a format is: its rules, and which coordinate each of them takes."""
+"""The base class of formats: rules, and the coordinates that each of them stores."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ class Format(ABC):
         """
 
     def labels(self, operand: Operand) -> list[str]:
-        """For each rule what it stores, in words for people; by default its name.
+        """The contents of each rule's part in words; by default the rule's name.
 
         Parameters
         ----------
         operand : Operand
-            As for :meth:`rules`.
+            The buffers.
 
         Returns
         -------
@@ -63,17 +63,17 @@ class Format(ABC):
         return [rule.name for rule in _rules(self, operand)]
 
     def split(self, pattern: Pattern) -> list[np.ndarray]:
-        """For each rule the elements that it takes.
+        """The elements that each rule stores.
 
         Parameters
         ----------
         pattern : Pattern
-            What is stored.
+            The stored coordinates.
 
         Returns
         -------
         list of ndarray
-            Positions, increasing.
+            Positions in the pattern, increasing.
         """
         return [np.arange(pattern.nnz)]
 
@@ -85,7 +85,7 @@ class Format(ABC):
         Parameters
         ----------
         pattern : Pattern
-            What is stored.
+            The stored coordinates.
 
         Returns
         -------
@@ -99,14 +99,14 @@ class Format(ABC):
         Parameters
         ----------
         pattern : Pattern
-            What is stored.
+            The stored coordinates.
         rules : list of FormatRewriteRule
-            As :meth:`rules` gives them.
+            The result of :meth:`rules`.
 
         Returns
         -------
         list of FormatPart
-            Each of all elements of the pattern.
+            Parts whose places are for all elements of the pattern.
         """
         if len(rules) == 1:
             return [infer_format(rules[0], pattern.coords, pattern.shape)]
@@ -129,7 +129,7 @@ class Format(ABC):
         Parameters
         ----------
         pattern : Pattern
-            What is stored.
+            The stored coordinates.
         operand : Operand, optional
             The buffers; by default a float32 buffer A over I and J (I, J, K, L, ... ).
 
@@ -143,7 +143,7 @@ class Format(ABC):
             For a pattern of another order.
         StructureError
             With the first coordinate that no rule takes, that several do, or for which a rule has
-            no room.
+            no slot.
         """
         if self.order not in (None, pattern.order):
             raise ValueError(
@@ -193,14 +193,14 @@ def register(
     library: Choice | None = None,
     search: Choice | None = None,
 ) -> None:
-    """Make a kind of formats known to records of tuning, searches, lists, pictures and tests.
+    """Register a kind of formats for records of tuning, searches, lists, pictures and tests.
 
     Parameters
     ----------
     kind : type
-        Of matrices; its parameters are numbers, texts and tuples of these.
+        A class of formats of matrices with parameters that are numbers, texts or tuples of these.
     small, library, search
-        As :class:`Registered` says; by default the small one is in the library, and what is in the
+        See :class:`Registered`; by default the small one is in the library, and what is in the
         library is searched.
     """
     library = library or (lambda _: [] if small is None else [small])
@@ -214,7 +214,7 @@ def _rules(fmt: Format, operand: Operand) -> tuple[FormatRewriteRule, ...]:
 
 
 def positive(who: str, argument: str, value: Any) -> int:
-    """A parameter of a format; refuses what is no positive integer that int32 counts."""
+    """Check a parameter of a format: a positive integer that fits int32."""
     if not is_integer(value) or not 1 <= value <= INT32:
         most = " below 2**31" if is_integer(value) and value > 0 else ""
         raise ValueError(
@@ -224,7 +224,7 @@ def positive(who: str, argument: str, value: Any) -> int:
 
 
 def set_positive(fmt: Format, *fields: str) -> None:
-    """Check fields of a format that is being made; integers of NumPy become int."""
+    """Check fields of a new format; integers of NumPy become int."""
     for field in fields:
         value = positive(type(fmt).__name__, field, getattr(fmt, field))
         object.__setattr__(fmt, field, value)

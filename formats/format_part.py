@@ -1,4 +1,4 @@
-"""What one rule stores: the arrays of its axes, and which element is in which place."""
+"""The part of a rule in a converted format: arrays of its axes, and the place of each element."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sparsetir.sparse_ir.index_arrays import index_type
 
 
 class FormatPart:
-    """What a rule makes of a set of coordinates.
+    """A set of coordinates as a rule stores it.
 
     One of `places` and `elements` is enough to make one.
 
@@ -24,15 +24,15 @@ class FormatPart:
     indices : dict of str to array or int
         Index arrays and sizes by the names they have in a decomposed program.
     shape : tuple of int
-        Of the values and the mask: one dimension up to the last sparse axis, then the dense axes
-        after it.
+        Shape of the values and the mask: one dimension up to the last sparse axis, then the dense
+        axes after it.
     count : int
         Number of elements that were given.
     places : (count,) ndarray, optional
-        For each element its place in the flat values of the new format; -1 where the format does
-        not take it.
+        The place of each element in the flat values of the new format; -1 for elements that the
+        format does not store.
     elements : (size,) ndarray, optional
-        The other way round: for each place its element; `count` where padded.
+        The inverse: the element of each place, `count` where padded.
     """
 
     rule: FormatRewriteRule
@@ -110,14 +110,14 @@ class FormatPart:
         return {**self.indices, **mask}
 
     def within(self, positions: np.ndarray, count: int) -> FormatPart:
-        """The same format for more elements, of which it takes some.
+        """The same part for a larger set of elements, some of which it stores.
 
         Parameters
         ----------
         positions : ndarray
-            Of the elements that it takes.
+            Positions of the elements that it stores.
         count : int
-            Of all elements.
+            Number of all elements.
 
         Returns
         -------
@@ -141,12 +141,12 @@ class FormatPart:
         Parameters
         ----------
         stored : (count,) ndarray
-            In the order of `coords`.
+            Values in the order of `coords`.
 
         Returns
         -------
         ndarray
-            Of `shape`.
+            Values of shape `shape`.
         """
         stored = np.asarray(stored)
         if stored.shape != (self.count,):
@@ -173,10 +173,10 @@ class FormatPart:
         Parameters
         ----------
         values : ndarray
-            Of `shape`.
+            Values of shape `shape`.
         out : (count,) ndarray, optional
-            Where they are written; what the format does not take is left as it is (zero in a new
-            array).
+            The array to write to; elements that the format does not store are left as they are
+            (zero in a new array).
 
         Returns
         -------

@@ -64,12 +64,12 @@ class Hyb(Format):
 
     @classmethod
     def for_pattern(cls, pattern: Pattern, c: int = 1) -> Hyb:
-        """With k = ceil(log2(nnz / rows)), as the paper chooses it, and 0 at least.
+        """The format with the paper's choice of k: ceil(log2(nnz / rows)), at least 0.
 
         Parameters
         ----------
         pattern : Pattern
-            Of a matrix.
+            A matrix's pattern.
         c : int
             Parts of the columns.
 
@@ -140,7 +140,7 @@ class Hyb(Format):
 
 
 def _fitting(pattern: Pattern, *parts: int) -> list[Hyb]:
-    """In so many parts; of more than 2 at most 5 buckets: each has a rule, and is compiled."""
+    """Formats of so many parts each; above two at most 5 buckets, since each is compiled."""
     k = Hyb.for_pattern(pattern).k
     return [Hyb(c, k if c <= 2 else min(k, 5)) for c in parts]
 

@@ -53,8 +53,8 @@ def infer_format(
     ValueError
         For arguments that do not fit the rule.
     StructureError
-        With the first coordinate that the rule does not take to a place of its own and back, or for
-        which an axis has no room.
+        With the first coordinate that the rule does not map to a place of its own and back, or for
+        which an axis has no slot.
     """
     given = [np.asarray(c) for c in coords]
     return _Inference(rule, given, [operator.index(s) for s in shape], dict(sizes or {})).run()
@@ -73,7 +73,7 @@ class _Inference:
         self.count = len(coords[0]) if coords and coords[0].ndim else 0
         self.arguments: dict[str, Any] = {}
         self._check_input()
-        # Of each new axis, the least and the largest coordinate that `shape` allows.
+        # The least and the largest coordinate of each new axis that `shape` allows.
         self.bounds: dict[str, tuple[int, int]] = {}
         self.new = self._mapped()
         self._default_lengths()
@@ -136,7 +136,7 @@ class _Inference:
             check_range(f"{who}: axis '{name}'", c, length)
 
     def _mapped(self) -> dict[str, np.ndarray]:
-        """New coordinates by axis; refuses a rule whose maps are not each other's inverse."""
+        """New coordinates by axis; refuse a rule whose maps are not each other's inverse."""
         before, after, back = self.rule.maps
         analyzer = Analyzer()
         for var, length in zip(before, self.shape, strict=True):
@@ -176,7 +176,7 @@ class _Inference:
         return tuple(int(c[at]) for c in self.coords)
 
     def _default_lengths(self) -> None:
-        """Lengths that are parameters and not given: room for every coordinate of the shape."""
+        """Set lengths that are missing parameters to fit every coordinate of the shape."""
         source = {n: b for b, ns in self.rule.axis_map.items() for n in ns}
         given, at = set(self.sizes), self.rule.axes_before_rewrite.index
         for axis in self.axes:
@@ -258,7 +258,7 @@ class _Inference:
     def _repeated(
         self, axis: Axis, row: np.ndarray, indices: np.ndarray, place: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The groups of an axis that is not unique: those with more slots than there are split."""
+        """Groups of an axis that is not unique; groups with more elements than slots are split."""
         below = [a for a in self.axes if a.parent is not None and a.parent.same_as(axis)]
         if len(below) != 1 or below[0].kind != "sparse_fixed":
             raise ValueError(
@@ -298,7 +298,7 @@ class _Inference:
 
 
 def _parts(expr: Any) -> list[Any]:
-    """An integer expression and all that it is made of."""
+    """An integer expression and its parts."""
     found: list[Any] = []
     walk(expr, lambda n: found.append(n) if ir.is_prim_expr(n) else None)
     return found

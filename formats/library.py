@@ -1,4 +1,4 @@
-"""A list of formats, and what is not converted."""
+"""The list of the library's formats, and limits of conversion."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.row_ell import RowELL
 from sparsetir.formats.sr_bcrs import SRBCRS
 
-# What is larger is not converted: places for each element beyond few bytes, bytes of all arrays.
+# Limits of conversion: places for each element, above few bytes; bytes of all arrays.
 MOST_PLACES = 64
 FEW_BYTES = 1 << 20
 MOST_BYTES = 2 << 30
@@ -38,10 +38,10 @@ def library(pattern: Pattern) -> list[Format]:
 def refusal(
     pattern: Pattern, places: int, operand: Operand | None = None, most_places: float = MOST_PLACES
 ) -> str | None:
-    """Why a pattern is not converted, if it takes too much room.
+    """Return why a pattern is not converted, as it takes too much memory, or None.
 
     operand : the buffers that are stored; by default one in float32, with int32 indices
-    most_places : for each element
+    most_places : limit of places for each element
     """
     operand = operand or Operand()
     # Values, an index and a mask for each place.

@@ -1,4 +1,4 @@
-"""Rules of the library, from a list of axes: what a `T.prim_func` description would say.
+"""Rules from a list of axes, in place of a description as a `T.prim_func`.
 
 Descriptions are made here as nodes, without a text to parse: a hyb of many parts has many rules.
 """
@@ -17,7 +17,7 @@ from sparsetir.sparse_ir.nodes import Axis, SparseBuffer, SparseFunc, buffer_var
 
 @dataclass(frozen=True)
 class Operand:
-    """What is stored in a format: some buffers of a program over the same axes.
+    """The buffers that a format stores: some of a program's, over the same axes.
 
     Parameters
     ----------
@@ -26,9 +26,9 @@ class Operand:
     axes : tuple of str
         Names of their axes in the program.
     idtype : {"int32", "int64"}
-        Of the new axes.
+        Index type of the new axes.
     tag : str
-        Goes behind the names of rules, where a program uses a format twice.
+        A suffix of the names of rules, for programs that use a format twice.
     """
 
     buffers: Any = (("A", "float32"),)
@@ -54,7 +54,7 @@ class Operand:
         order : int
             Number of axes.
         dtype, idtype : str
-            Of the buffer, and of the new axes.
+            Type of the buffer, and index type of the new axes.
 
         Returns
         -------
@@ -69,11 +69,11 @@ class Operand:
         Parameters
         ----------
         func : SparseFunc
-            Of stage I.
+            A stage-I function.
         *names : str
-            Of the buffers.
+            Names of the buffers.
         tag : str
-            As for the class.
+            The same as for the class.
 
         Returns
         -------
@@ -97,7 +97,7 @@ class Operand:
 
 @dataclass(frozen=True)
 class AxisSpec:
-    """An axis of a description, as `dense`, `sparse`, `fixed` and `ragged` make them."""
+    """An axis of a description, the result of `dense`, `sparse`, `fixed` or `ragged`."""
 
     name: str
     kind: str
@@ -113,7 +113,7 @@ def dense(name: str, length: int | None = None) -> AxisSpec:
     Parameters
     ----------
     name : str
-        Of the axis.
+        Name of the axis.
     length : int, optional
         By default a parameter `n_<axis>`.
 
@@ -130,7 +130,7 @@ def sparse(name: str, under: str, length: int | None = None, unique: bool = True
     Parameters
     ----------
     name, under : str
-        Of the axis, and of its parent.
+        Names of the axis and of its parent.
     length : int, optional
         By default a parameter `n_<axis>`.
     unique : bool
@@ -151,11 +151,11 @@ def fixed(
     Parameters
     ----------
     name, under : str
-        Of the axis, and of its parent.
+        Names of the axis and of its parent.
     length : int, optional
         By default a parameter `n_<axis>`.
     slots : int, optional
-        Under each parent; by default a parameter `cols_<axis>`.
+        Slots under each parent; by default a parameter `cols_<axis>`.
     unique : bool
         Whether coordinates under one parent differ.
 
@@ -172,7 +172,7 @@ def ragged(name: str, under: str, length: int | None = None) -> AxisSpec:
     Parameters
     ----------
     name, under : str
-        Of the axis, and of its parent.
+        Names of the axis and of its parent.
     length : int, optional
         By default a parameter `n_<axis>`.
 
@@ -210,19 +210,19 @@ def make_rule(
     Parameters
     ----------
     name : str
-        Of the rule.
+        Name of the rule.
     operand : Operand
         The buffers.
     axes : sequence of AxisSpec
-        Of the format, as :func:`dense`, :func:`fixed` and :func:`sparse` make them.
+        Axes of the format, as :func:`dense`, :func:`fixed` and :func:`sparse` make them.
     axis_map, idx_map, inv_idx_map
-        As for :class:`sparsetir.FormatRewriteRule`.
+        The same as for :class:`sparsetir.FormatRewriteRule`.
 
     Returns
     -------
     FormatRewriteRule
-        It is `whole`. A buffer's handle has its name in lower case, if that tells them apart.
-        Parameters come in the order handles of buffers, index arrays, sizes.
+        A rule that is `whole`. A buffer's handle has its name in lower case, if these differ.
+        The order of parameters is: handles of buffers, index arrays, sizes.
     """
     idtype, nodes = operand.idtype, {}
     names = [b for b, _ in operand.buffers]

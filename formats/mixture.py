@@ -33,7 +33,7 @@ class Mixture(Format):
     formats : tuple of Format
         At least one, all for the same number of axes.
     choose : callable
-        Of a pattern to the number of the format that stores each element, (nnz,) integers;
+        A function of a pattern that returns the number of each element's format, (nnz,) integers;
         `by_band`, `by_block_fill` and `by_row_length` make such functions.
 
     Notes
@@ -101,7 +101,7 @@ class Mixture(Format):
         return out
 
     def _chosen(self, pattern: Pattern) -> list[np.ndarray]:
-        """For each format the positions, increasing, of its elements."""
+        """The positions of each format's elements, increasing."""
         number = np.asarray(self.choose(pattern))
         if number.shape != (pattern.nnz,) or number.dtype.kind not in "iu":
             short = number.ndim == 1 and len(number) < pattern.nnz
@@ -131,7 +131,7 @@ def by_block_fill(rows: int, cols: int, least: float) -> Chooser:
     Parameters
     ----------
     rows, cols : int
-        Of a block.
+        Rows and columns of a block.
     least : float
         Share of a block's places that are stored.
 

@@ -17,7 +17,7 @@ def check_partition(coords: Sequence[np.ndarray], parts: Sequence[np.ndarray]) -
     coords : sequence of (nnz,) integer ndarray
         One per axis.
     parts : sequence of ndarray
-        For each rule the elements it takes: a (nnz,) boolean mask, or an array of positions.
+        The elements of each rule: a (nnz,) boolean mask, or an array of positions.
 
     Raises
     ------

@@ -38,9 +38,9 @@ class Pattern:
     coords : list of (nnz,) ndarray
         One per axis; of what :meth:`from_csr` made unchecked, rows are made when they are wanted.
     indptr : (shape[0] + 1,) ndarray
-        Where each coordinate of the first axis begins.
+        The first element of each coordinate of the first axis.
     checked : bool
-        Whether :meth:`check_once` has nothing left to do.
+        Whether the checks of :meth:`check_once` are done.
 
     Raises
     ------
@@ -85,7 +85,7 @@ class Pattern:
         Parameters
         ----------
         indptr : (m + 1,) ndarray
-            Where rows begin.
+            The first element of each row.
         indices : (nnz,) ndarray
             Columns.
         shape : sequence of int
@@ -139,7 +139,7 @@ class Pattern:
 
     @cached_property
     def full_block(self) -> int:
-        """The size of the largest square blocks that a matrix is made of; 1 where of none.
+        """The size of the largest square blocks that a matrix consists of, or 1.
 
         A power of two up to `LARGEST_BLOCK`. Rows of different lengths, which most patterns have,
         tell it at once; elements are looked at where nothing else does.
@@ -169,12 +169,12 @@ class Pattern:
         return bool((first == first[begins + within]).all())
 
     def take(self, positions: np.ndarray) -> Pattern:
-        """The pattern of some of its elements.
+        """A pattern of some of this one's elements.
 
         Parameters
         ----------
         positions : ndarray
-            Of these elements, increasing.
+            Positions of these elements, increasing.
 
         Returns
         -------
@@ -186,7 +186,7 @@ class Pattern:
         return out
 
     def check_range(self) -> None:
-        """Refuse coordinates out of range, as of arrays that their owner has written to."""
+        """Refuse coordinates out of range, which an owner may have written to the arrays."""
         for axis, (c, length) in enumerate(zip(self.coords, self.shape, strict=True)):
             check_range(f"Pattern: axis {axis}", c, length)
         if "indptr" in self.__dict__:
@@ -222,7 +222,7 @@ def group(
 
     parent : (nnz,) integers in [0, parents)
     coord : (nnz,) integers in [0, length)
-    where : what the message of a refusal begins with
+    where : beginning of the message of a refusal
 
     Raises StructureError where parents * length passes 2**62.
 

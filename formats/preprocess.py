@@ -27,7 +27,7 @@ def extract_preprocess(func: SparseFunc) -> tuple[SparseFunc, SparseFunc]:
     Parameters
     ----------
     func : SparseFunc
-        As :func:`decompose_format` makes it.
+        The result of :func:`decompose_format`.
 
     Returns
     -------

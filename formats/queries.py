@@ -1,4 +1,4 @@
-"""What rewriting asks of statements and names."""
+"""Queries of rewriting about statements and names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sparsetir.sparse_ir.nodes import SparseBuffer, SparseIteration, nodes_of, s
 
 
 def are(indices: Any, variables: list[Any]) -> bool:
-    """Whether indices are these variables, one for one."""
+    """Whether the indices are exactly these variables, in this order."""
     return all(
         isinstance(i, ir.Var) and i.same_as(v) for i, v in zip(indices, variables, strict=True)
     )
@@ -32,7 +32,7 @@ def stores(node: Any, var: Any) -> bool:
 
 
 def sets_all(stmt: Any, buf: SparseBuffer) -> bool:
-    """Whether a statement sets every element of a buffer without looking at what it held."""
+    """Whether a statement sets every element of a buffer without reading it."""
     if not isinstance(stmt, SparseIteration) or buf.axes is None:
         return False
     setting = stmt.body if stmt.init is None else stmt.init
@@ -50,7 +50,7 @@ def sets_all(stmt: Any, buf: SparseBuffer) -> bool:
 
 
 def fresh_name(name: str, taken: set[str]) -> str:
-    """The name, with underscores behind it until it is none of those taken; it is added to them."""
+    """The name with as many underscores as make it unused; it is added to the names taken."""
     while name in taken:
         name += "_"
     taken.add(name)

@@ -1,4 +1,4 @@
-"""Format rewrite rules: what a format is, and how coordinates go there and back.
+"""Format rewrite rules: the axes of a storage, and maps of coordinates to it and back.
 
 (SparseTIR, section 3.2.1 and appendix A.)
 """
@@ -22,7 +22,7 @@ class FormatRewriteRule:
     Parameters
     ----------
     name : str
-        What the new axes, buffers and parameters get behind their names.
+        The suffix of the names of new axes, buffers and parameters.
     new_format_desc : SparseFunc
         A stage-I function of axes and buffers alone.
     buffers_to_rewrite : sequence of str
@@ -32,7 +32,7 @@ class FormatRewriteRule:
     axes_after_rewrite : sequence of str
         Their axes in the description, in the order they are visited.
     axis_map : mapping of str to sequence of str
-        For each axis before, the axes after that it becomes.
+        The axes after that each axis before becomes.
     idx_map : callable
         Coordinates before to a tuple of coordinates after.
     inv_idx_map : callable
@@ -107,7 +107,7 @@ class FormatRewriteRule:
         Parameters
         ----------
         name : str
-            Of the axis.
+            Name of the axis.
 
         Returns
         -------
@@ -121,7 +121,7 @@ class FormatRewriteRule:
         Parameters
         ----------
         name : str
-            Of an axis, a buffer or a parameter.
+            Name of an axis, a buffer or a parameter.
 
         Returns
         -------
@@ -130,7 +130,7 @@ class FormatRewriteRule:
         return f"{name}_{self.name}"
 
     def to_new(self, coords: Sequence[Any]) -> tuple[Any, ...]:
-        """`idx_map`, as a tuple.
+        """Apply `idx_map`; the result is a tuple.
 
         Parameters
         ----------
@@ -144,7 +144,7 @@ class FormatRewriteRule:
         return _tuple(self.idx_map(*coords))
 
     def to_old(self, coords: Sequence[Any]) -> tuple[Any, ...]:
-        """`inv_idx_map`, as a tuple.
+        """Apply `inv_idx_map`; the result is a tuple.
 
         Parameters
         ----------
@@ -159,7 +159,7 @@ class FormatRewriteRule:
 
     @cached_property
     def masked(self) -> bool:
-        """Whether a place may hold no element, so that a mask has to say which do.
+        """Whether a place may be empty, so that the format needs a mask.
 
         Not where the new axes are one path that ends in a sparse axis: what its indices name is
         stored, and a padded slot has a negative index.
@@ -168,7 +168,7 @@ class FormatRewriteRule:
 
     @cached_property
     def leaves(self) -> list[Axis]:
-        """The axes after that no other is under, in the order of their roots."""
+        """The axes after that have no axis under them, in the order of their roots."""
         axes = [self.axis(n) for n in self.axes_after_rewrite]
         parents = {a.parent.name for a in axes if a.parent is not None}
         roots = [a.name for a in axes if a.parent is None]
@@ -177,7 +177,7 @@ class FormatRewriteRule:
 
     @cached_property
     def tied(self) -> dict[str, tuple[str, int]]:
-        """Axes after whose length follows: from which axis before, and divided by what.
+        """Axes after whose length follows from an axis before: that axis, and the divisor.
 
         In a rule that is `whole`, those whose coordinate is one before, or its block of a constant
         size. A decomposed program takes their lengths from the axes before where other arrays have
@@ -196,7 +196,7 @@ class FormatRewriteRule:
 
     @cached_property
     def maps(self) -> tuple[list[Any], list[Any], list[Any]]:
-        """Coordinates before as int64 variables, what `idx_map` makes of them, and that undone."""
+        """Coordinates before as int64 variables, the image by `idx_map`, and its inverse image."""
         before = [tirx.Var(n.lower(), "int64") for n in self.axes_before_rewrite]
         after = [_int64(e) for e in self.to_new(before)]
         return before, after, [_int64(e) for e in self.to_old(after)]

@@ -1,4 +1,4 @@
-"""The format of a single rule that somebody wrote."""
+"""The format of a single rule of the user's."""
 
 from __future__ import annotations
 

@@ -16,10 +16,10 @@ class RuleInstance:
     """A description with parameters, axes and buffers renamed, and its mask if it has one.
 
     rule : the rule
-    lengths : of axes before by name, where tied axes take theirs from; not used for others
+    lengths : lengths of axes before by name, for tied axes
     full : every place holds an element, so that no mask is needed
-    params : what the program gets behind its own parameters, the mask's handle the last
-    axes, buffers : by their names in the description
+    params : parameters that are added to the program's, the mask's handle last
+    axes, buffers : the new ones by their names in the description
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class RuleInstance:
 
 
 def as_coordinates(values: Sequence[Any], axes: Sequence[Axis]) -> list[Any]:
-    """What a map of a rule gives, as expressions of the types of these axes."""
+    """The result of a rule's map, as expressions of the types of these axes."""
     return [_as_coordinate(v, a.idtype) for v, a in zip(values, axes, strict=True)]
 
 

@@ -95,7 +95,7 @@ class SELL(Format):
         check_fits(rule, pattern, slots)
         idtype = rule.axis(rule.axes_after_rewrite[0]).idtype
         step_ptr = starts(widths)
-        # Of each row, the place of its first element; the next is one step, `c` places, on.
+        # The place of each row's first element; the next is one step, `c` places, further.
         at = np.arange(len(order))
         first = np.empty_like(order)
         first[order] = step_ptr[at // c] * c + at % c
@@ -115,7 +115,7 @@ def sliced_rows(lengths: np.ndarray, c: int, sigma: int) -> tuple[np.ndarray, np
     """The rows in the order of the slices, `c` to each, and the longest length of each slice.
 
     lengths : (rows,) elements of each row
-    c, sigma : as of :class:`SELL`
+    c, sigma : see :class:`SELL`
 
     Rows of the same length stay in order. Linear in the rows.
     """

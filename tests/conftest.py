@@ -72,7 +72,10 @@ ALL_VERSIONS = {"test_block_rows.py", "test_multiversion.py"}
 # there; and of more, where these are most of them, every other one. But for those that make a
 # table, for examples, and for refusals, which take no time.
 SEVERAL, MANY = 3, 6
-WHOLE = {"test_programs.py", "test_interpret.py", "test_all_operators.py", "test_readme.py"}
+WHOLE = {
+    "test_programs.py", "test_interpret.py", "test_all_operators.py", "test_readme.py",
+    "test_upstream.py",
+}  # fmt: skip
 REFUSALS = re.compile(r"test_\w*(refus|wrong|bad_|cannot)")
 
 

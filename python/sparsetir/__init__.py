@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from sparsetir.data.sparse_tensor import SparseMatrix, SparseTensor
     from sparsetir.expressions.einsum import einsum, expression
     from sparsetir.expressions.execution import ExpressionPlan as ExpressionPlan
+    from sparsetir.expressions.explain import explain
     from sparsetir.formats.decompose import decompose_format
     from sparsetir.formats.format_part import FormatPart as FormatPart
     from sparsetir.formats.infer_indices import infer_format as infer_format
     from sparsetir.formats.partition import check_partition as check_partition
     from sparsetir.formats.preprocess import extract_preprocess as extract_preprocess
     from sparsetir.formats.rule import FormatRewriteRule
-    from sparsetir.graph.explain import explain
     from sparsetir.graph.export import export
     from sparsetir.planning.plan import plan
     from sparsetir.planning.plan import plan_candidates as plan_candidates
@@ -117,13 +117,13 @@ _MODULES = {
     "data.sparse_tensor": "SparseMatrix SparseTensor",
     "expressions.einsum": "einsum expression",
     "expressions.execution": "ExpressionPlan",
+    "expressions.explain": "explain",
     "formats.decompose": "decompose_format",
     "formats.format_part": "FormatPart",
     "formats.infer_indices": "infer_format",
     "formats.partition": "check_partition",
     "formats.preprocess": "extract_preprocess",
     "formats.rule": "FormatRewriteRule",
-    "graph.explain": "explain",
     "graph.export": "export",
     "planning.plan": "plan plan_candidates",
     "planning.run_plan": "Plan compilations",

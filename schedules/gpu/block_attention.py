@@ -28,9 +28,9 @@ WHO = "block_attention_gpu"
 
 @dataclass(frozen=True)
 class WarpTiles(Config):
-    """How a GPU kernel is made.
+    """The warps and stages of a kernel.
 
-    warps : of a block of threads, at most; each has 16 rows of a block, or a multiple
+    warps : most warps of a block of threads; each has 16 rows of a block, or a multiple
     stages : blocks in shared memory at a time, 2 to 4
     """
 

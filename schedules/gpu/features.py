@@ -1,4 +1,4 @@
-"""What GPU templates over a dense feature axis share: where each thread's features lie.
+"""The common part of GPU templates over a dense feature axis: the features of each thread.
 
 A tile of features is spread over the threads of a row (`threadIdx.x`): each holds `coarsen` vectors
 of neighbouring features, `threads` vectors apart, so that neighbouring threads read and write
@@ -35,7 +35,7 @@ MIN_BLOCKS = "tirx.launch_bounds_min_blocks_per_sm"
 class GpuTiled(Tiled):
     """A config that spreads the features of a tile over threads.
 
-    threads : that share a tile
+    threads : threads that share a tile
     vector : neighbouring features in one load, a power of two; of at most 16 bytes
     coarsen : vectors of a thread, `threads` vectors apart
     feat : the feature size as a constant of the kernel, a multiple of `vector`. None: it is any
@@ -50,7 +50,7 @@ class GpuTiled(Tiled):
     occupancy: int | None
 
     def check(self, *integers: str) -> None:
-        """Raise ValueError for fields above, or other integers, that cannot be."""
+        """Raise ValueError for invalid fields, those above or other integers."""
         own = ("threads", "vector", "coarsen", "feat", "occupancy")
         optional = ("feat", "occupancy")
         expect_integers(self, *integers, *own, positive=True, optional=optional)
@@ -61,18 +61,18 @@ class GpuTiled(Tiled):
         expect(self, "occupancy", fits, f"at most {MAX_OCCUPANCY}")
 
     def check_product(self, argument: str, most: int, *factors: str) -> None:
-        """Raise ValueError where a product of fields is more than it may be."""
+        """Raise ValueError where a product of fields exceeds its limit."""
         product = math.prod(getattr(self, name) for name in factors)
         wanted = f"{' * '.join(factors)} to be at most {most}"
         expect(self, argument, product <= most, wanted, product)
 
     @property
     def tile(self) -> int:
-        """Features that `threads` threads go through in one step."""
+        """The features that `threads` threads compute in one step."""
         return self.threads * self.coarsen * self.vector
 
     def check_vector(self, dtype: str) -> None:
-        """Raise ScheduleError for vectors that no single load takes."""
+        """Raise ScheduleError for vectors wider than one load."""
         widest = VECTOR_BYTES // np.dtype(dtype).itemsize
         if self.vector > widest:
             raise ScheduleError(
@@ -90,7 +90,7 @@ def vector_width(feat: int, dtype: str) -> int:
 
 
 def bound_rows(sch: Schedule, rows: RowReduction) -> None:
-    """Have as many rows as there are blocks, where there may be more."""
+    """Bound the number of rows by the number of blocks that a grid may have."""
     if sch.func.axis(rows.rows.name).idtype == "int64":
         sch.bound(rows.rows, MAX_ROWS, "max")
 
@@ -100,8 +100,8 @@ def feature_loops(
 ) -> list[SpIter]:
     """The loops over tiles of features, a thread's vectors, threads, and the lanes of a vector.
 
-    tail : of the last tile. With "shift" it begins earlier where it would reach too far, and a tile
-        that is larger than all features together is made smaller
+    tail : treatment of the last tile. With "shift" it begins earlier where it would exceed the
+        features, and a tile larger than all features is made smaller
     """
     threads, coarsen = config.threads, config.coarsen
     if config.feat is None:
@@ -120,7 +120,7 @@ class RowSums(NamedTuple):
 
     scalars, vectors : whose loops over lanes are unrolled, or vectors
     reduce : over the columns
-    write : of the result
+    write : the iteration that writes the result
     """
 
     scalars: list[SparseIterationRef]
@@ -202,7 +202,7 @@ def gathered_vectors(
 
 
 def reads_of_elements(loops: Any, block: Any) -> list[int]:
-    """Which of a block's reads are at the position of its element, as values and columns are."""
+    """The numbers of a block's reads at the position of its element, such as values and columns."""
     element = loops.get(block).iter_vars[0].var
     places = [r.region[-1].min for r in loops.get(block).reads]
     return [number for number, place in enumerate(places) if place.same_as(element)]
@@ -238,7 +238,7 @@ def in_registers(sch: Any, block: Any, vectors: bool) -> None:
 def occupy(sch: Schedule, config: GpuTiled, threads: int, tag: str = "threadIdx.x") -> None:
     """Tell nvcc how many blocks of so many threads a multiprocessor is to hold.
 
-    tag : of the loops over threads at which it is said
+    tag : thread tag of the loops that get the note
     """
     if config.occupancy is not None:
         blocks = config.occupancy // threads
@@ -246,13 +246,13 @@ def occupy(sch: Schedule, config: GpuTiled, threads: int, tag: str = "threadIdx.
 
 
 def with_occupancy(func: tirx.PrimFunc, blocks: int, tag: str) -> tirx.PrimFunc:
-    """A function of which a multiprocessor is to hold so many blocks; said at loops over `tag`."""
+    """A function with the number of blocks for a multiprocessor to hold, at loops over `tag`."""
     number = tirx.IntImm("int32", blocks)
 
     def visit(loop: Any) -> Any:
         if loop.thread_binding is None or str(loop.thread_binding.thread_tag) != tag:
             return loop
-        # Of no variable: TVM renews those of loops, and not of this.
+        # The node is a number: TVM renews the variables of loops, and not this statement's.
         body = tirx.AttrStmt(number, MIN_BLOCKS, number, loop.body)
         return loop_with(loop, body=body)
 

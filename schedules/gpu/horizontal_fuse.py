@@ -35,14 +35,14 @@ def horizontal_fuse(
 ) -> Any:
     """Fuse iterations that would be a kernel launch each into one GPU launch.
 
-    As a schedule by itself, `sparsetir.build(func, "cuda", schedule=sparsetir.horizontal_fuse)`,
-    or after primitives of stage I, and of stage II, which it goes on to: iterations that bind no
-    loops get the default schedule. (SparseTIR, section 3.4.2.)
+    It is a schedule, `sparsetir.build(func, "cuda", schedule=sparsetir.horizontal_fuse)`, or the
+    last step of one, after primitives of stage I and II; it lowers to stage II. Iterations that
+    bind no loops get the default schedule. (SparseTIR, section 3.4.2.)
 
     Parameters
     ----------
     sch : Schedule
-        Of a program for a GPU.
+        A schedule of a program for a GPU.
     parts : sequence of SparseIterationRef or str, optional
         Iterations, neighbours or not, to fuse; refused where they cannot be. By default every run
         of neighbours that can be fused, as long as can be, and nothing is refused.
@@ -54,7 +54,7 @@ def horizontal_fuse(
     Returns
     -------
     tvm.s_tir.Schedule
-        That of stage II.
+        The schedule of stage II.
 
     Raises
     ------

@@ -67,10 +67,10 @@ class RelationalRows(RelationalTiles):
 def configs(
     problem: Rgms, pattern: RelationPattern | Pattern, given: Any, target: Any = None
 ) -> list[RelationalRows]:
-    """What a search tries, likeliest first.
+    """The configs that a search tries, the most promising first.
 
-    pattern : of relations by rows by columns
-    given : with the numbers of features, `feat_in` and `feat`
+    pattern : pattern of relations by rows by columns
+    given : statistics with the numbers of features, `feat_in` and `feat`
     """
     del target
     return [

@@ -59,13 +59,13 @@ WIDE = 64  # features of a tile, at most
 
 @dataclass(frozen=True)
 class GradientTiles(RelationalTiles):
-    """How a GPU kernel is made.
+    """The tiles of a gradient's kernel.
 
     tile : rows and columns of a product of a block of threads: features of X and of Y, or, for the
         weights of edges, all `rows` and features of X
     depth : terms of the product that are in shared memory at a time: rows, a divisor of theirs, or
         features of Y
-    The others as of :class:`RelationalTiles`, with `shape` or with `shares`.
+    The other fields are those of :class:`RelationalTiles`, with `shape` or with `shares`.
     """
 
     tile: tuple[int, int] = (32, 64)
@@ -113,10 +113,10 @@ class GradientTiles(RelationalTiles):
 def configs(
     problem: RgmsGradient, pattern: RelationPattern | Pattern, given: Any, target: Any = None
 ) -> list[GradientTiles]:
-    """What a search tries, likeliest first: with tensor cores, where there are any for the types.
+    """The configs that a search tries, the most promising first; tensor cores where they fit.
 
-    pattern : of relations by rows by columns
-    given : with the numbers of features, `feat_in` and `feat`
+    pattern : pattern of relations by rows by columns
+    given : statistics with the numbers of features, `feat_in` and `feat`
     """
     cores = problem.dtype in PRODUCTS and target is not None and has_tensor_cores(target)
     return [
@@ -160,8 +160,8 @@ def arrange(
 ) -> Arranged:
     """The arguments of the kernel that depend on the pattern alone.
 
-    pattern : of relations by rows by columns; values are in the order of its triples, or of its
-        coordinates
+    pattern : pattern of relations by rows by columns; values are in the order of its triples, or
+        of its coordinates
     """
     if not problem.edges:
         return rgms_tiles.arrange(pattern, problem, config)

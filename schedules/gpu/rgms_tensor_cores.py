@@ -67,7 +67,7 @@ class RelationalTensorCores(RelationalTiles):
 
 
 def serves(problem: Rgms) -> str | None:
-    """What of a problem is not served; None for one that is."""
+    """Return why the template does not support `problem`, or None."""
     if problem.dtype not in PRODUCTS:
         return f"dtype '{problem.dtype}'"
     return None if problem.out == "float32" else f"out={problem.out!r}"
@@ -76,7 +76,7 @@ def serves(problem: Rgms) -> str | None:
 def configs(
     problem: Rgms, pattern: RelationPattern | Pattern, given: Any, target: Any
 ) -> list[RelationalTensorCores]:
-    """What a search tries, likeliest first; as of :func:`rgms_gpu.configs`."""
+    """The configs that a search tries, the most promising first; see :func:`rgms_gpu.configs`."""
     if serves(problem) is not None or not has_tensor_cores(target):
         return []
     return [
@@ -86,7 +86,7 @@ def configs(
 
 
 def program(problem: Rgms, config: RelationalTensorCores) -> SparseFunc:
-    """As :func:`sparsetir.schedules.gpu.rgms_tiles.program`, of 16-bit operands.
+    """The program of :func:`sparsetir.schedules.gpu.rgms_tiles.program` for 16-bit operands.
 
     Raises ScheduleError for what :func:`serves` names.
     """

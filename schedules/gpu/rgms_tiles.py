@@ -1,6 +1,6 @@
-"""What relational gather-matmul-scatter on GPUs shares, without tensor cores and with them.
+"""The common part of relational gather-matmul-scatter on GPUs, with tensor cores and without.
 
-Tiles of rows of one relation, in 3-D hyb: the fields of configs, the program, what kernels take of
+Tiles of rows of one relation, in 3-D hyb: the fields of configs, the program, the arguments from
 a pattern, and the schedule but for the product. :mod:`sparsetir.schedules.gpu.rgms` says
 how they are computed.
 """
@@ -52,15 +52,15 @@ SUMS = (
 
 @dataclass(frozen=True)
 class RelationalTiles(Config):
-    """What configs for tiles of rows of a relation have in common.
+    """The common fields of configs for tiles of rows of a relation.
 
-    k : of :class:`sparsetir.formats.RelationalHyb`, the largest bucket
-    rows : of a tile
+    k : the largest bucket of :class:`sparsetir.formats.RelationalHyb`
+    rows : rows of a tile
     tile : features of the result in a tile
     depth : terms of a product that are in shared memory at a time: features of X
     vectors : neighbouring features in a load of X and of the other factor, of at most 16 bytes
         each, which divide the numbers of features
-    stages : for how many steps of a product there is room in shared memory
+    stages : steps of a product whose tiles fit in shared memory at a time
     feat_in, feat : features of X and of Y as constants of the kernel. None: any that `vectors`
         divide
 
@@ -129,12 +129,12 @@ class RelationalTiles(Config):
 
     @property
     def format(self) -> RelationalHyb:
-        """What the tensor is stored in."""
+        """The format of the tensor."""
         return RelationalHyb(self.k, self.rows)
 
     @property
     def warps(self) -> int:
-        """Of a block of threads."""
+        """Warps of a block of threads."""
         shape, shares = self.division
         if shares is not None:
             return math.prod(shares)
@@ -237,10 +237,10 @@ def _operand(problem: Any) -> Operand:
 def arrange(pattern: RelationPattern | Pattern, problem: Any, config: Any) -> Arranged:
     """The arguments of the kernel that depend on the pattern alone.
 
-    problem : of values and indices of its types, a Rgms or of a gradient
-    config : with the format
-    pattern : of relations by rows by columns; values are given in the order of its triples, or of
-        its coordinates
+    problem : a Rgms or a gradient's problem, with the types of values and indices
+    config : config with the format
+    pattern : pattern of relations by rows by columns; values are given in the order of its triples,
+        or of its coordinates
     """
     relations, m, n = (int(size) for size in pattern.shape)
     sizes = {"relations": relations, "m": m, "n": n}
@@ -251,7 +251,7 @@ def arrange(pattern: RelationPattern | Pattern, problem: Any, config: Any) -> Ar
 
 
 def coordinates_of(pattern: RelationPattern | Pattern) -> Pattern:
-    """Which relations by rows by columns there are."""
+    """The stored coordinates: relations by rows by columns."""
     return pattern.coordinates if isinstance(pattern, RelationPattern) else pattern
 
 
@@ -262,7 +262,7 @@ def in_tiles(
 
     kinds : legal ones of the loops over features of what is gathered, and over other features:
         "RS" sums up the first, "RR" both, for each element, and "SS" none
-    expected : what other programs are to be
+    expected : description of the expected program, for refusals
     """
     first, parts = _found(sch, type(config).__name__, kinds, expected)
     part, names = parts[0], [f"{part.iteration.name}0" for part in parts]
@@ -315,7 +315,7 @@ def _on_grid(sch: Schedule, loops: Any, first: str, parts: list[str], tiles: int
     first : the block that sets the result
     parts : those that add to it atomically: loops over tiles of features, over a root of one and
         over tiles of rows come first
-    tiles : how many are over tiles of features
+    tiles : number of loops over tiles of features
     """
     _bind_first(loops, first)
     for name in parts:
@@ -359,10 +359,10 @@ class _Part:
     """The loops of a bucket.
 
     tiles : a root of one, and tiles under it, each of one relation
-    rows : of a tile; elements : of a row
+    rows : rows of a tile; elements : elements of a row
     inside, features : features of what is gathered by elements, and the others
-    kinds : of these two
-    dtype : of the result
+    kinds : kinds of these two
+    dtype : type of the result
     """
 
     iteration: SparseIterationRef

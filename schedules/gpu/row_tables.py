@@ -1,11 +1,11 @@
 """Products of sparse matrices whose pattern a GPU finds: rows in hash tables in shared memory.
 
-The threads of a row go through its terms and put their columns into a table, where a slot that
+The threads of a row iterate over its terms and insert their columns into a table, where a slot that
 another column has taken leads on to the next one. A first kernel counts the columns of each row;
 after a prefix sum a second one adds up the terms, too, and writes what the table has: an element's
-place is the number of lesser columns. How many threads a row has, and how large its table is, goes
-by how many terms it has (:data:`BINS`). A row of more terms than fit goes through ranges of as many
-columns as the table has slots, one after the other.
+place is the number of lesser columns. The number of a
+row's threads and the size of its table depend on the number of its terms (:data:`BINS`). A row of
+more terms than fit is computed in ranges of as many columns as the table has slots, one by one.
 
 With a mask a row's table has the mask's columns, and nothing is counted: terms of other columns are
 left out, and each element of the mask takes what its slot has.
@@ -45,7 +45,7 @@ class RowTables(Config):
     """A product whose pattern the GPU finds, or a mask has, by a hash table for each row."""
 
     def tiles(self, feat: int) -> int:
-        """None: there are no features."""
+        """One tile, as there are no features."""
         del feat
         return 1
 
@@ -54,7 +54,7 @@ register(Template(RowTables, SparseResult, program, refuse, gpu=True))
 
 
 def dtypes_of(semiring: str) -> tuple[str, ...]:
-    """The dtypes that terms of a semiring are taken together in atomically."""
+    """The dtypes in which terms of a semiring can be combined atomically."""
     return ATOMIC_DTYPES[SEMIRINGS[semiring][0]]
 
 
@@ -66,7 +66,7 @@ class Bin(NamedTuple):
 
     @property
     def terms(self) -> int:
-        """As many as a table has room for, so that a search in it is short."""
+        """The most terms of a row: half the slots, so that searches in the table are short."""
         return self.slots // 2
 
 
@@ -80,15 +80,15 @@ def rows_program(
 ) -> Any:  # fmt: skip
     """The kernel of a bin, as a function of TIR.
 
-    dtype : of the values, which it adds up; None where it counts
+    dtype : type of the values to add up; None for a kernel that counts
     masked : whether `c_indices` is given, and not written
     wide : whether elements of the result are numbered by int64
 
     rows : (count,) the rows of the bin; all arrays of indices but `c_indptr` are of int32
     a_indptr, a_indices, b_indptr, b_indices : patterns, (m, l) and (l, n), in CSR
-    ranges, width : how many ranges of columns a row goes through, and the columns of each
-    counts : (m,) how many columns each row has
-    a, b, c_indptr, c_indices, c : in place of `counts`, values, where rows of the result begin, its
+    ranges, width : number of ranges of columns that a row is computed in, and columns of each
+    counts : (m,) number of columns of each row
+    a, b, c_indptr, c_indices, c : in place of `counts`, values, and the result's row pointers,
         columns and values
     """
     lanes, slots = size
@@ -133,7 +133,7 @@ def rows_program(
 
 
 def _filled(text: str, **pieces: str) -> str:
-    """With other lines, as far to the right, in the place of a line that is the name of a piece."""
+    """Replace each line that is a piece's name by the piece, at the same indentation."""
     lines = []
     for line in text.strip("\n").split("\n"):
         name = line.strip().removeprefix("$")

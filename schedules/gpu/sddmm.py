@@ -35,12 +35,12 @@ from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef
 
 @dataclass(frozen=True)
 class FusedNonzeros(GpuTiled):
-    """How non-zeros and features are spread over threads.
+    """The distribution of nonzeros and features over threads.
 
-    threads : that share a non-zero, a power of two up to 32
-    groups : of `threads` in a thread block
-    work : non-zeros of a group
-    The others as in :class:`sparsetir.schedules.gpu.features.GpuTiled`.
+    threads : threads that share a nonzero, a power of two up to 32
+    groups : groups of `threads` in a thread block
+    work : nonzeros of a group
+    The other fields are those of :class:`sparsetir.schedules.gpu.features.GpuTiled`.
     """
 
     threads: int = 8
@@ -122,7 +122,7 @@ def apply(sch: Schedule, config: FusedNonzeros) -> None:
 
 
 def candidates(problem: Sddmm, given: Any, target: Any) -> list[FusedNonzeros]:
-    """For the feature size; with fewer non-zeros at once and more."""
+    """Configs for the feature size, and with fewer and more nonzeros of a group."""
     del target
     config = FusedNonzeros.for_features(given.feat, problem.dtype)
     return [config, *(replace(config, work=work) for work in (1, 8) if work != config.work)]

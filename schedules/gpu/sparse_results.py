@@ -1,8 +1,8 @@
 """Values of products and sums of sparse matrices on a GPU, at a pattern that is known.
 
-Each thread has an element of the result: of a product it goes through a row of A and a column of B
-together, by a pointer into each; of a sum it searches for its column in each operand's row. Or the
-terms of a product's elements are listed beforehand, and threads that share an element add them up.
+Each thread has an element of the result. For a product it merges a row of A and a column of B, with
+a pointer into each; for a sum it searches for its column in each operand's row. Or the terms of a
+product's elements are listed beforehand, and threads that share an element add them up.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class ElementThreads(Config):
     block: int = number(128, most=1024, power=True)
 
     def tiles(self, feat: int) -> int:
-        """None: there are no features."""
+        """One tile, as there are no features."""
         del feat
         return 1
 
 
 def program(problem: SparseResult, config: ElementThreads) -> SparseFunc:
-    """That of the values."""
+    """The program of the values."""
     del config
     return problem.values_program()
 
@@ -55,7 +55,7 @@ register(Template(ElementThreads, SparseResult, program, apply, gpu=True))
 class TermLanes(Config):
     """Threads that share an element of a product, whose terms are found when it is planned.
 
-    lanes : how many do, up to a warp; what they have is added up by shuffles
+    lanes : their number, up to a warp; their sums are added up by shuffles
     block : threads of a block
     """
 
@@ -67,13 +67,13 @@ class TermLanes(Config):
         expect(self, "block", self.block >= self.lanes, f"at least lanes = {self.lanes}")
 
     def tiles(self, feat: int) -> int:
-        """None: there are no features."""
+        """One tile, as there are no features."""
         del feat
         return 1
 
 
 def terms_program(problem: SparseResult, config: TermLanes) -> SparseFunc:
-    """That of the terms."""
+    """The program of the terms."""
     del config
     return problem.terms_program()
 

@@ -51,12 +51,12 @@ from sparsetir.sparse_ir.traversal import map_expr
 
 @dataclass(frozen=True)
 class RowSplit(GpuTiled):
-    """How rows and features are spread over threads.
+    """The distribution of rows and features over threads.
 
     threads : threads of a row
     rows_per_block : rows of a thread block
     row_cache : stage column indices and values in shared memory; with one row per block
-    The others as in :class:`sparsetir.schedules.gpu.features.GpuTiled`.
+    The other fields are those of :class:`sparsetir.schedules.gpu.features.GpuTiled`.
     """
 
     threads: int = 32
@@ -90,9 +90,9 @@ class RowSplit(GpuTiled):
 
 
 def apply(sch: Schedule, config: RowSplit) -> None:
-    """Schedule a program that reduces over what rows store, by primitives of both stages.
+    """Schedule a reduction over the elements of rows, by primitives of both stages.
 
-    What is done in stage I is shown at :func:`sparsetir.schedules.gpu.features.row_sums`.
+    :func:`sparsetir.schedules.gpu.features.row_sums` shows the part in stage I.
     Raises ScheduleError for a program of another shape, and for vectors of more than 16 bytes.
     """
     found = row_reduction(sch, "RowSplit")

@@ -59,18 +59,18 @@ SPLITS = ("rows", "non-zeros")
 
 @dataclass(frozen=True)
 class Groups(GpuTiled):
-    """How rows or non-zeros and columns are spread over threads.
+    """The distribution of rows or nonzeros, and of columns, over threads.
 
-    split : "rows" or "non-zeros": what threads have a fixed number of
+    split : "rows" or "non-zeros": threads have a fixed number of these
     work : rows of a thread, or of the threads that share rows; non-zeros of a thread
     lanes : threads that share a row, a power of two; 1 where non-zeros are split
-    group : threads that add up by shuffles what they have, a power of two up to 32: of those that
-        share a row, or of those with neighbouring non-zeros, one each
-    rows : where a thread finds the rows of its non-zeros: "table" of each, or of the pieces of rows
+    group : threads that add up their sums by shuffles, a power of two up to 32: among those that
+        share a row, or among those with one nonzero each of neighbours
+    rows : source of the rows of a thread's nonzeros: "table" of each, or of the pieces of rows
         in chunks; "search" in the offsets of rows; "blocks" there between the rows of two blocks,
         which are a table (TACO's way)
     block : threads of a block
-    The others as in :class:`sparsetir.schedules.gpu.features.GpuTiled`.
+    The other fields are those of :class:`sparsetir.schedules.gpu.features.GpuTiled`.
     """
 
     split: str = "rows"
@@ -111,7 +111,7 @@ class Groups(GpuTiled):
     def for_features(cls, feat: int, dtype: str = "float32", **fields: Any) -> Groups:
         """A configuration for a feature size, which is a constant of the kernel.
 
-        fields : of the configuration. Of the others, threads are a power of two, which fills a
+        fields : fields of the configuration. By default threads are a power of two, which fills a
             block, up to 32 and as many as there are columns for
         """
         vector = fields.pop("vector", vector_width(feat, dtype))
@@ -138,10 +138,10 @@ class Groups(GpuTiled):
         return self.split == "non-zeros" or self.group < self.lanes
 
     def serves(self, problem: Spmm) -> bool:
-        """Whether there are atomics for what is to be added, where rows are added to.
+        """Whether the updates that the kernel needs exist as atomics.
 
-        Maxima and minima have none where non-zeros of a thread are of several rows: what a thread
-        has of a row by itself overwrites it, and empty rows begin with another value than others.
+        Maxima and minima do not where a thread's nonzeros belong to several rows: a row that one
+        thread computes alone is overwritten, and empty rows begin with another value than others.
         """
         if not self.is_atomic:
             return True
@@ -156,7 +156,7 @@ _Steps = tuple[list[SparseIterationRef], list[SparseIterationRef]]
 
 
 def apply(sch: Schedule, config: Groups) -> None:
-    """Schedule a program that reduces over what rows store, by primitives of both stages.
+    """Schedule a reduction over the elements of rows, by primitives of both stages.
 
     Before (stage I), and what becomes of it is shown at :func:`_rows`, :func:`_elements` and
     :func:`_chunks`::
@@ -299,7 +299,7 @@ def _chunks(sch: Schedule, rows: RowReduction, config: Groups, features: list[Sp
 def _in_workspace(
     sch: Schedule, rows: RowReduction, at: SpIter, lanes: list[SpIter]
 ) -> list[SparseIterationRef]:
-    """What a thread adds up: the iterations of start, reduce and write."""
+    """The iterations of a thread's sums: start, reduce and write."""
     return sch.precompute(rows.result, at, lanes, dtype=accumulator(rows.dtype))
 
 

@@ -1,15 +1,15 @@
 """SpMM over hyb on a GPU: one grid for buckets of rows of about the same length.
 
 (SparseTIR, section 4.2.1.) A program over CSR is decomposed into one iteration for each bucket of
-each column part (`formats/hyb.py`), and each is given the form of the template for CSR: threads
+each column part (`formats/hyb.py`), and each gets the form of the template for CSR: threads
 hold the features of a tile in registers, see `features.py`. A bucket's rows have 2^b slots, a
-constant, so that the loop over them is unrolled. A row of threads goes through `work` >> b rows of
-bucket b one after the other, so that all have about as many elements; then all buckets are fused
-into one launch. Another launch before it sets C to zero.
+constant, so that the loop over them is unrolled. A row of threads computes `work` >> b rows of
+bucket b in turn, so that all have about as many elements; then all buckets are fused into one
+launch. Another launch before it sets C to zero.
 
 Most rows are stored whole by one bucket, and written as they are. Rows longer than 2^k, and those
 with elements in several column parts, are stored in pieces, which are added to C atomically, once
-for each piece and feature (see `sparse_ir/schedule/meet.py`).
+for each piece and feature (see `sparse_ir/schedule/combine_row_pieces.py`).
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ SLOT_VECTOR = 4  # columns or values in a load
 
 @dataclass(frozen=True)
 class HybRows(GpuTiled):
-    """The format, and how a bucket's rows and the features are spread over threads.
+    """The format, and the distribution of a bucket's rows and the features over threads.
 
     c, k : column parts and largest bucket of :class:`sparsetir.formats.Hyb`
-    threads, vector, coarsen, feat, occupancy : as in :class:`RowSplit`
+    threads, vector, coarsen, feat, occupancy : see :class:`RowSplit`
     rows_per_block : rows of threads in a thread block
     unroll : slots of a row whose loads are in one straight piece of code, at most
-    work : slots that a row of threads goes through, at least; None: 2^k
+    work : least number of slots that a row of threads computes; None: 2^k
 
     The last two are powers of two.
     """
@@ -93,19 +93,19 @@ class HybRows(GpuTiled):
 
     @property
     def format(self) -> Hyb:
-        """What the matrix is stored in."""
+        """The format of the matrix."""
         return Hyb(self.c, self.k)
 
     @property
     def split(self) -> RowSplit:
-        """How a row's features are spread over threads."""
+        """The distribution of a row's features over threads."""
         return RowSplit(
             self.threads, self.rows_per_block, self.vector, self.coarsen, self.feat,
             occupancy=self.occupancy,
         )  # fmt: skip
 
     def rows_in_turn(self, slots: int) -> int:
-        """Rows of so many slots that a row of threads goes through."""
+        """The number of rows with so many slots that a row of threads computes in turn."""
         return max(1, (self.work or 1 << self.k) // slots)
 
 
@@ -206,7 +206,7 @@ def apply(sch: Schedule, config: HybRows) -> None:
 
 
 def _first(sch: Schedule, first: DenseLoops, config: HybRows) -> list[SparseIterationRef]:
-    """What the result begins with, in registers."""
+    """The iterations that set the result's initial values, in registers."""
     tiles, w, threads, lane = feature_loops(sch, first.features, config)
     sch.sparse_reorder(first.iteration, [tiles, *first.outer, threads, w, lane])
     return sch.precompute(first.result, threads, [w, lane])

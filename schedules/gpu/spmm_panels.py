@@ -65,17 +65,17 @@ LEAST = 0.05
 
 @dataclass(frozen=True)
 class PanelThreads(GpuTiled):
-    """How panels of rows and features are spread over threads.
+    """The distribution of panels of rows and of features over threads.
 
-    rows : of a panel (UFi): 2 to 6, or with `compact` to 8
+    rows : rows of a panel (UFi), 2 to 6, or with `compact` to 8
     unroll : entries of a pattern in one straight piece of code (UFk), up to 16
-    atomics : whether each pattern of a panel is a row of threads', instead of each panel
+    atomics : whether each pattern of a panel has a row of threads, instead of each panel
     compact : whether code is by the number of a pattern's rows, instead of by pattern
     panels : rows of threads in a thread block; of more than one with atomics, threads are whole
         warps, since other patterns are other code
     packed : values come in the order of the panels, in an array of their own; else each is read
         where it is in the matrix, by its place, and needs no preparation
-    The others as in :class:`sparsetir.schedules.gpu.features.GpuTiled`.
+    The other fields are those of :class:`sparsetir.schedules.gpu.features.GpuTiled`.
     """
 
     rows: int = 4
@@ -109,8 +109,8 @@ class PanelThreads(GpuTiled):
         """A configuration for a feature size, which is a constant of the kernel.
 
         block : threads of a block, at most; 32 or more
-        fields : of the configuration. Of the others, a vector is as wide as lets whole warps have
-            the features, and a block has as many rows of threads as it has room for
+        fields : fields of the configuration. By default vectors are as wide as they can be while
+            whole warps share the features, and a block has as many rows of threads as fit
         """
         rows, coarsen = fields.get("rows", cls.rows), fields.pop("coarsen", 1)
         vector = fields.pop("vector", None)
@@ -133,7 +133,7 @@ class PanelThreads(GpuTiled):
 
     @property
     def unpacked(self) -> PanelThreads:
-        """For values that come with each run, in the order of the matrix: read by their places.
+        """The config for values that are given in each run, in the matrix's order: read by place.
 
         A place takes a register beside each value, so that fewer entries are loaded together.
         """
@@ -141,7 +141,7 @@ class PanelThreads(GpuTiled):
 
     @property
     def by_rows(self) -> RowSplit:
-        """For patterns whose columns are not in order, or there more than once: rows alone."""
+        """The config for patterns with unsorted or repeated columns: by rows, without panels."""
         return RowSplit(
             self.threads, self.panels, self.vector, self.coarsen, self.feat,
             occupancy=self.occupancy,
@@ -210,7 +210,7 @@ def apply(sch: Schedule, config: PanelThreads) -> None:
     if config.atomics:
         sch.parallelize(own[:2], "thread", race="atomics", per_block=config.panels)
     else:
-        # Of a panel are its own rows, also where a table says which of them.
+        # A panel has rows of its own, also where a table says which of them.
         race = "ignore" if config.compact else "none"
         sch.parallelize(panels, "thread", race=race, per_block=config.panels)
     sch.parallelize(threads, "thread")

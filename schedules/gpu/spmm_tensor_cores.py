@@ -1,9 +1,10 @@
 """SpMM of blocks on the tensor cores of a GPU. (SparseTIR, sections 4.3.1 and 4.3.2.)
 
 A block of threads computes a tile of C: the rows of a row of blocks, or of a row of tiles of
-SR-BCRS, by some features. It goes through what the row stores: the values of a step, and the rows
-of B that belong to them, are copied to shared memory some steps ahead, while tensor cores multiply
-what is there. Sums stay in registers, in float32 (of int8 in int32), until the row is done.
+SR-BCRS, by some features. It iterates over the row's blocks: the values of a step, and the rows of
+B that belong to them, are copied to shared memory some steps ahead, while tensor cores multiply
+those of the current step. Sums stay in registers, in float32 (of int8 in int32), until the row is
+done.
 
     blockIdx.x                 rows of blocks
     blockIdx.y                 tiles of features
@@ -11,9 +12,9 @@ what is there. Sums stay in registers, in float32 (of int8 in int32), until the 
 
 Any pattern is served, and any size: rows of blocks that store none, last blocks that stick out, any
 feature size. All places of a block are multiplied. Where a block stores a zero that is padding, an
-infinity or NaN in its row of B makes the sums of the block's rows NaN, which an element that is not
-there would not: padding is taken for zero times finite. So this is for those who ask for it, and
-for patterns that fill their blocks.
+infinity or NaN in its row of B makes the sums of the block's rows NaN, unlike a missing element:
+padding is assumed to meet finite numbers. So the template is used on request, and for patterns that
+fill their blocks.
 """
 
 from __future__ import annotations
@@ -56,10 +57,10 @@ from sparsetir.sparse_ir.tir import is_one
 WHO = "TensorCores"
 MAX_WARPS = 16
 PADDING = 16  # elements of a row of a shared array, at most
-# What a search tries.
+# Sizes that a search tries.
 BLOCKS, TILES, GROUPS = (64, 32, 16, 8), (16, 8), (16, 32)
 DEPTH = 32  # columns of a block in a step, by default
-THREADS = 128  # that set what the result begins with
+THREADS = 128  # that set the initial values of the result
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,7 @@ def for_format(fmt: Format, problem: Any, feat: int, target: Any) -> TensorCores
 
 
 def serves(problem: Any) -> str | None:
-    """What of a problem is not served; None for one that is."""
+    """Return why the template does not support `problem`, or None."""
     if problem.batched:
         return "heads"
     if problem.dtype not in PRODUCTS:
@@ -165,9 +166,9 @@ def serves(problem: Any) -> str | None:
 
 
 def configs(problem: Any, matrix: CsrPattern, given: Any, target: Any) -> list[TensorCores]:
-    """What a search tries: formats whose blocks or tiles the pattern fills, without padding.
+    """The configs that a search tries: formats whose blocks or tiles the pattern fills.
 
-    For any other pattern the padding is the user's choice, who names the format or the config.
+    Padding for other patterns is the user's choice, by the name of a format or a config.
     given : :class:`sparsetir.schedules.search.choose.Statistics`
     """
     if serves(problem) is not None or matrix.nnz == 0 or not has_tensor_cores(target):
@@ -288,7 +289,7 @@ def apply(sch: Schedule, config: TensorCores) -> None:
 
 
 def _parts(sch: Schedule) -> tuple[list[RowSums], RowSums]:
-    """What the result begins with, and the sums."""
+    """The iterations of the initial values, and the one of the sums."""
     found = row_sums(sch, WHO)
     firsts, sums = ([x for x in found if bool(x.columns) == s] for s in (False, True))
     if len(sums) != 1 or len(sums[0].block) != 1:

@@ -1,6 +1,6 @@
 """The sparse_tir dialect of TVMScript: `from tvm.script import sparse_tir as T`.
 
-Everything TVM's own `T` has, plus axes, sparse buffers and sparse iterations.
+It has everything that TVM's own `T` has, and axes, sparse buffers and sparse iterations.
 """
 
 import tvm.script

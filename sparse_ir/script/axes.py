@@ -254,7 +254,7 @@ def union(*axes: Any) -> AxisRef:
 def intersect(*axes: Any) -> AxisRef:
     """Co-iterate axes: each coordinate that all of them store, in their order.
 
-    axes : as of :func:`union`
+    axes : see :func:`union`
 
     A product of two sparse operands stores what both store::
 
@@ -269,7 +269,7 @@ def intersect(*axes: Any) -> AxisRef:
 def difference(*axes: Any) -> AxisRef:
     """Co-iterate axes: each coordinate that the first one alone stores, in their order.
 
-    axes : as of :func:`union`
+    axes : see :func:`union`
 
     Merged axes may hold others. What exactly one of two axes stores, and what J does not store::
 

@@ -48,7 +48,7 @@ def _axes_arg(func: str, axes: Any) -> list[Axis]:
 def match_sparse_buffer(
     handle: Any, axes: Any, dtype: str = "float32", scope: str = "global"
 ) -> Any:
-    """Bind a parameter to a sparse buffer over `axes`; returns what the body indexes."""
+    """Bind a parameter to a sparse buffer over `axes`; return the buffer that the body indexes."""
     func = "match_sparse_buffer"
     nodes = _axes_arg(func, axes)
     handle_arg(func, "handle", handle)
@@ -86,7 +86,7 @@ def match_buffer(
 
 
 def ceildiv(a: Any, b: Any) -> Any:
-    """The quotient, rounded up; TVM's is that of positive divisors."""
+    """The quotient, rounded up, also for negative divisors, unlike TVM's."""
     signed = str(getattr(getattr(b, "ty", None), "dtype", "int")).startswith("int")
     positive = isinstance(b, int | tirx.IntImm) and int(b) > 0
     return 0 - tirx.floordiv(0 - a, b) if signed and not positive else tirx.ceildiv(a, b)
@@ -137,7 +137,7 @@ def sp_iter(axes: Sequence[Any], kinds: str, name: str) -> _SpIter:
 
     axes : axes in visiting order, parents before children; may hold `T.fuse` and `T.attach`
     kinds : "S" or "R" for each coordinate
-    name : what schedules call the iteration
+    name : the iteration's name, for schedules
     """
     nodes: list[Any] = []
     for a in axes if isinstance(axes, tuple | list) else [axes]:
@@ -166,7 +166,7 @@ def _current_iteration(what: str) -> _SpIter:
 
 
 def init() -> Any:
-    """`with T.init():` what every coordinate of the spatial axes starts from."""
+    """`with T.init():` the initial value at every coordinate of the spatial axes."""
     return _init() if stack() else tir_builder.init()
 
 

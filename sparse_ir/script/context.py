@@ -1,4 +1,4 @@
-"""What a function has declared so far, while TVM's parser runs its body."""
+"""The declarations of a function while TVM's parser runs its body."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _state = threading.local()
 
 
 class FunctionContext:
-    """What one function has declared so far."""
+    """The declarations of one function so far."""
 
     def __init__(self) -> None:
         self.refs: list[Any] = []

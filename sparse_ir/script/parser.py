@@ -36,7 +36,7 @@ TOKEN = "sparse_tir"
 class ParseError(IllFormedError, DiagnosticError):
     """The text of a program breaks a rule of the language; the message shows file and line.
 
-    Where TVM's own `DiagnosticError` ends a program, TVM's hook leaves the message out.
+    A class of its own, since TVM's exception hook omits the message of a `DiagnosticError`.
     """
 
 
@@ -95,7 +95,7 @@ def from_source(text: str, extra_vars: dict[str, Any] | None = None) -> Any:
     Parameters
     ----------
     text : str
-        What :meth:`SparseFunc.script` printed, or a function or `@I.ir_module` class in the same
+        The output of :meth:`SparseFunc.script`, or a function or `@I.ir_module` class in the same
         language; `T` is the sparse_tir dialect, `TIR` TVM's own, `I` the module dialect.
     extra_vars : dict, optional
         Further names the text may use.
@@ -138,10 +138,10 @@ def ir_module(cls: Any = None) -> Any:
 
 
 def _source_of(who: str, obj: Any) -> Source:
-    """The text of a function or class; raises OSError that says how to have one."""
+    """The text of a function or class; the OSError without one says how to provide it."""
     try:
         source = Source(obj)
-        if inspect.getmodule(obj) is None:  # TVM 0.27 takes the object's text for that of the file
+        if inspect.getmodule(obj) is None:  # TVM 0.27 mistakes the object's text for the file's
             source.full_source = "".join(inspect.findsource(obj)[0])
         return source
     except OSError as error:
@@ -175,7 +175,7 @@ def _parse(
 
 
 def _with_line(message: str) -> str:
-    """A message of TVM's parser, with file and line in its first line."""
+    """A message of TVM's parser whose first line has file and line number."""
     where = re.match(r"error: (?!\S+:\d+: )(.*)\n\s*--> (\S+:\d+):\d+", message)
     if where is None:
         return message
@@ -218,7 +218,7 @@ def _place(self: Any, node: doc.FunctionDef, span: Any) -> Any:
 
 
 def _finish(self: Any, name: str, func: Any) -> None:
-    """Hand over a parsed function: the result itself, or one of its module's."""
+    """Keep a parsed function as the result, or as one of its module's functions."""
     in_module = len(IRBuilder.current().frames) > 0
     found = getattr(self, "sparse_functions", None)
     if found is None:

@@ -14,7 +14,7 @@ from tvm.script.parser._core import Parser, doc
 from tvm.script.parser.core.evaluator import ExprEvaluator
 from tvm.script.parser.core.parser import ScriptMacro
 
-# What of Python takes numbers alone, and what it is called here.
+# Functions of Python that take numbers alone, and their names in this language.
 _INSTEAD: dict[Any, str] = {
     max: "T.max", min: "T.min", int: 'T.cast(x, "int32")', float: 'T.cast(x, "float32")',
     bool: 'T.cast(x, "bool")', round: "T.round", pow: "T.pow", any: "T.Or", all: "T.And",
@@ -45,7 +45,7 @@ class _Evaluator(ExprEvaluator):
         return self._eval_expr(self._visit(node))
 
     def _eval_expr(self, v: Any) -> Any:
-        """A node whose parts TVM's class has evaluated, and given names."""
+        """The value of a node whose parts TVM's class has evaluated and named."""
         if isinstance(v, doc.Name):
             values = self.value_table
             return values[v.id] if v.id in values else getattr(builtins, v.id)

@@ -26,14 +26,13 @@ from machines import REAL
 from refusals import in_order
 from small import text_of
 from sparsetir.cli import arguments, main
-from sparsetir.cli.text import readable
 from sparsetir.cli.tune import report_path
 from sparsetir.data.graphs import load_relations
 from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.formats.format import REGISTRY
 from sparsetir.records.record import Key, Record
 from sparsetir.records.task import Outcome, Task
-from sparsetir.runtime.texts import WIDTH
+from sparsetir.runtime.texts import WIDTH, readable
 from sparsetir.schedules import targets
 from sparsetir.schedules.operators.registry import OPERATORS
 from sparsetir.schedules.search.configs import to_data

@@ -10,7 +10,8 @@ import pytest
 
 from programs import PROGRAMS
 from small import small
-from sparsetir.cli import explained, main
+from sparsetir.cli import main
+from sparsetir.runtime import explained
 from sparsetir.runtime.pipeline import lower
 from sparsetir.schedules.loop_shapes import loop_shapes
 
@@ -113,7 +114,7 @@ def test_without_arguments_nothing_runs(explain, monkeypatch):
     code, out, _ = explain("spmm.py", "--schedule", "spmm.py:apply", "--stages")
     assert code == 0 and "by the schedule spmm.py:apply" in out
     assert "Not known without arguments" in out and "stage III:\n" in out and "source:\n" in out
-    # The split loop is told apart by its two parts; what was written is shown, too.
+    # A split loop has two variables; the program as it was written is shown, too.
     assert "C[i, k0 * 8 + k1]" in out and "as it was written:\n" in out
 
 

@@ -10,8 +10,9 @@ import scipy.sparse as sp
 
 import sparsetir
 from fake_measurer import install
-from sparsetir.cli import explained, main
+from sparsetir.cli import main
 from sparsetir.datasets import load_cora
+from sparsetir.runtime import explained
 from sparsetir.runtime.pipeline import lower
 
 SPMM = "C[i,k] = A[i,j] * X[j,k]"

@@ -15,7 +15,7 @@ from refusals import refusals
 from sparsetir import SparseMatrix, SparseTensor, einsum, ops
 from sparsetir.expressions import row_sums
 from sparsetir.expressions.einsum import einsum_program
-from sparsetir.tuning.program import bound_arguments
+from sparsetir.runtime.bound_arguments import bound_arguments
 
 SIZES = {"i": 7, "j": 5, "k": 6, "l": 3, "n": 5}
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}
@@ -446,7 +446,7 @@ def test_programs_have_their_arguments(format):
             operands |= {"s": 2.0} if "s *" in text else {}
             formats = {"A": format} if format else {}
             want = einsum(text, **operands, formats=formats)
-            func, arguments = einsum_program(text, operands, None, formats)
+            func, arguments = einsum_program(text, operands, formats=formats)
             every = bound_arguments(func, arguments)
             sparsetir.build(func)(**every)
             (result,) = [n for n in every if n not in arguments] or "c"

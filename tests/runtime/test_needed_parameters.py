@@ -11,9 +11,10 @@ import scipy.sparse as sp
 
 import sparsetir
 from gpu_runner import requires_opencl, run_opencl
+from sparsetir.runtime.bound_arguments import bound_arguments
 from sparsetir.schedules.template import Choices
 from sparsetir.schedules.templates.spmv import SlicedRows
-from sparsetir.tuning.program import ProgramTask, bound_arguments
+from sparsetir.tuning.program import ProgramTask
 from sparsetir.tuning.program_case import ProgramCase
 from spmm_gpu_common import GPU
 

@@ -27,13 +27,14 @@ from sparsetir.formats import format
 from sparsetir.records.record import Key
 from sparsetir.records.records import Records
 from sparsetir.records.task import Outcome, Task
+from sparsetir.runtime.bound_arguments import bound_arguments
 from sparsetir.schedules.search import program_space
 from sparsetir.schedules.search.configs import from_data, to_data
 from sparsetir.schedules.search.program_space import space_of, together
 from sparsetir.schedules.template import Choices
 from sparsetir.sparse_ir.schedule import Schedule
 from sparsetir.tuning import search
-from sparsetir.tuning.program import ProgramTask, bound_arguments
+from sparsetir.tuning.program import ProgramTask
 from sparsetir.tuning.program_case import ProgramCase
 from sparsetir.tuning.report import short, table, write_report
 from sparsetir.tuning.schedule_ref import ScheduleRef, load_file, load_module

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sparsetir.cli import arguments
-from sparsetir.cli.arguments import Failed, Parser
+from sparsetir.cli.arguments import Failed, Parser, UsageError
 from sparsetir.cli.expressions import EPILOG as OF_EXPRESSIONS
 from sparsetir.cli.expressions import OTHERS
-from sparsetir.cli.text import as_text
-from sparsetir.runtime.texts import as_html, as_markdown
+
+if TYPE_CHECKING:
+    from tvm.target import Target
+
+    from sparsetir.data.sparse_tensor import SparseMatrix
+    from sparsetir.runtime.explained import ProgramExplanation
+    from sparsetir.sparse_ir.nodes import SparseFunc
 
 EPILOG = f"""\
 Shows the program; of each loop whether it may run in parallel, with the accesses that prove it or
@@ -24,7 +30,7 @@ and not run. Of an operator it is its plain program, for --feat, --dtype and --r
 run, and has to hold the function at its top level.
 
 {OF_EXPRESSIONS}
-What becomes of a model of torch shows `sparsetir.explain(model, *inputs)` in Python.
+In Python, `sparsetir.explain` shows the same, and what becomes of a model of torch.
 
 examples:
   sparsetir explain spmm --graph cora --feat 64
@@ -53,20 +59,69 @@ def add(out: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command; its exit code."""
-    from sparsetir.cli.explained import explained
+    from sparsetir.cli.text import coloured
     from sparsetir.runtime.file_errors import write_whole
+    from sparsetir.runtime.texts import as_text
 
-    title, facts, sections = explained(args)
-    for path, text in ((args.html, as_html), (args.markdown, as_markdown)):
+    told = _explained(args)
+    for path, text in ((args.html, told.html), (args.markdown, told.markdown)):
         if path is not None:
             try:
-                write_whole(path, text(title, sections))
+                write_whole(path, text())
             except OSError as error:
                 raise Failed(f"{path}: {error.strerror}") from error
     if args.json:
-        arguments.print_json({"program": args.program, **facts})
+        arguments.print_json({"program": args.program, **told.facts})
         return 0
-    print(as_text(title, sections, folded=args.stages))
+    print(as_text(told.title, told.sections, folded=args.stages, coloured=coloured))
     for path in filter(None, (args.html, args.markdown)):
         print(f"\npage: {path}")
     return 0
+
+
+def _explained(args: argparse.Namespace) -> ProgramExplanation:
+    """The explanation of the program that the arguments name."""
+    from sparsetir.cli.expressions import is_expression, program_of
+    from sparsetir.cli.functions import arguments_of, function_of, operator_named, schedule_of
+    from sparsetir.data.sparse_tensor import SparseMatrix
+    from sparsetir.runtime.explained import explain_program
+    from sparsetir.schedules.targets import resolve_target
+    from sparsetir.sparse_ir.nodes import SparseFunc
+
+    target = resolve_target(args.target)
+    schedule = None if args.schedule is None else schedule_of(args.schedule)
+    op, expression = operator_named(args.program), is_expression(args.program)
+    # The program of an operator is for the types of a graph.
+    graph = arguments.graph(args.graph or "cora")[1] if op or args.graph else None
+    given = arguments.named_values(args.arg or [])
+    if op:
+        program = _plain(args, SparseMatrix(graph), target)
+        named = [p.name for p in program.params]
+        given = {"feat": args.feat, **given} if args.feat and "feat" in named else given
+        graph = graph if args.graph or args.feat and not args.arg else None
+    elif expression:
+        refused = {name: getattr(args, name) for name in ("graph", "arg", "feat", "reduce")}
+        program, given, _ = program_of(args, args.program, refused)
+    else:
+        options = {name: getattr(args, name) for name in ("feat", "dtype", "reduce")}
+        arguments.refuse(options, "a function in a file")
+        program = function_of(args.program)
+    if not isinstance(program, SparseFunc):
+        raise UsageError("argument OP|FILE: expected a function of stage 1, got one of stage 2")
+    return explain_program(
+        program, arguments_of(program, given, graph), schedule=schedule, target=target,
+        name=args.program if expression else "", schedule_name=args.schedule,
+    )  # fmt: skip
+
+
+def _plain(args: argparse.Namespace, matrix: SparseMatrix, target: Target) -> SparseFunc:
+    """The program of an operator, for the types of the graph."""
+    from sparsetir.planning.plan import requested
+    from sparsetir.schedules.operators.registry import OPERATORS
+
+    operator = OPERATORS.get(args.program)
+    if operator is None or operator.program is None:
+        raise UsageError(f"argument OP|FILE: {args.program} has no program over one matrix")
+    feat = args.feat or (1 if operator.vectors else 32)  # the program has any number
+    options = {"dtype": args.dtype, "reduce": args.reduce or "sum", "target": target}
+    return operator.program(requested(args.program, matrix, feat, **options).problem)

@@ -94,5 +94,5 @@ def program_of(
                     tensor = SparseMatrix(matrix)
                 graphs[source] = title, tensor.astype(dtype)
             operands[name] = graphs[source][1]
-    func, given = einsum_program(text, operands, args.like, formats)
+    func, given = einsum_program(text, operands, like=args.like, formats=formats)
     return func, given, next((title for title, _ in graphs.values()), None)

@@ -69,7 +69,7 @@ def arguments_of(program: SparseFunc, given: Facts, graph: sp.csr_array | None) 
     """
     import numpy as np
 
-    from sparsetir.tuning.program import bound_arguments
+    from sparsetir.runtime.bound_arguments import bound_arguments
 
     given = given if graph is None else {**_of_graph(program, graph), **given}
     if not given:

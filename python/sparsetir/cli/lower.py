@@ -13,7 +13,8 @@ from sparsetir.cli.arguments import Facts, Parser, UsageError
 from sparsetir.cli.expressions import EPILOG as OF_EXPRESSIONS
 from sparsetir.cli.expressions import OTHERS, is_expression, program_of
 from sparsetir.cli.functions import function_of, operator_named, schedule_of
-from sparsetir.cli.text import coloured, readable
+from sparsetir.cli.text import coloured
+from sparsetir.runtime.texts import readable
 from sparsetir.schedules.operators.names import OPS
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""From the edges that each process gives to those that it keeps."""
+"""Exchange of edges: from those that each process reads to those that it owns."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def total(group: dist.ProcessGroup, who: str, x: Tensor, op: Any = dist.ReduceOp
 def split_sizes(
     group: dist.ProcessGroup, who: str, send: Sequence[int], device: torch.device
 ) -> list[int]:
-    """How many rows come from each process, of how many go to each."""
+    """The number of rows from each process, given the number of rows to each."""
     sent = torch.tensor(send, dtype=torch.int64, device=device)
     received = torch.empty_like(sent)
     with in_time(group, who):

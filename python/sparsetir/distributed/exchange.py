@@ -17,14 +17,14 @@ from sparsetir.distributed.collectives import as_bytes, in_time, split_sizes, sw
 class Exchange:
     """The rows that each process sends to each, and gets of each: its halo.
 
-    group : of the processes
+    group : the processes
     own : rows of this process
     sent : (k,) int64 own rows in the order in which they go; one that several processes need is
         there several times
-    send, receive : for each process, how many rows go to it and come from it
+    send, receive : number of rows to each process, and from each
     halo : rows that come, the sum of `receive`, in the order of their processes
     any : whether there are any on any process
-    bytes_sent : to other processes so far, but for what the engine adds
+    bytes_sent : bytes sent to other processes so far, without the engine's own
     """
 
     group: dist.ProcessGroup
@@ -55,7 +55,7 @@ class Exchange:
     def begin(self, who: str, x: Tensor, dtype: torch.dtype) -> Transfer:
         """Begin to send own rows, (own, ...), to those who need them: (halo, ...) will come.
 
-        dtype : that they have on their way
+        dtype : type of the rows while they are sent
         """
         with record_function("sparsetir: pack"):
             packed = x.detach().index_select(0, self.sent).to(dtype)
@@ -120,7 +120,7 @@ class Passage:
     computed it is under way.
 
     who : is named in errors
-    dtype : of rows and gradients on their way
+    dtype : type of rows and gradients while they are sent
     """
 
     def __init__(self, exchange: Exchange, who: str, dtype: torch.dtype) -> None:
@@ -137,7 +137,7 @@ class Passage:
         return _Arrive.apply(self, self._sent)
 
     def wait(self) -> Tensor:
-        """What is under way, when it is there."""
+        """The rows in transfer, once they have arrived."""
         transfer, self.transfer = self.transfer, None
         assert transfer is not None
         return transfer.wait()

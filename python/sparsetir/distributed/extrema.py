@@ -33,8 +33,8 @@ def extremum(
     """Greatest or least products; own (own, feat) or (heads, own, feat), values (nnz,), (heads,
     nnz) or None; float32 or float64, in which products are compared.
 
-    passage : by which own rows have left
-    heads : as :func:`sparsetir.distributed.parts.with_heads` has them
+    passage : the exchange that has sent own rows
+    heads : the argument of :func:`sparsetir.distributed.parts.with_heads`
     """
     placed = wants_gradient(own, values)
     inner, outer = split(graph, None if values is None else values.detach())
@@ -83,7 +83,7 @@ class _Chosen(torch.autograd.Function):
         graph, heads, (grad,) = ctx.graph, ctx.heads, grads
         values, place, own, halo = ctx.saved_tensors
         shape = (*ctx.shape[:-2], graph.own + graph.halo, ctx.shape[-1])
-        # Of features only the shape counts, but for the gradients of values.
+        # Only gradients of values need the features themselves; others need their shape.
         every = grad.new_empty(()).expand(shape) if own is None else torch.cat([own, halo], -2)
         wide, every = with_heads(values, every, heads)
         found = gradients_of_product(graph.edge_index, wide, every, place, grad)

@@ -20,7 +20,7 @@ from sparsetir.runtime.file_errors import GraphError, as_path, check_matrix, che
 
 LISTS = f"an edge list ({', '.join(EDGE_LISTS)})"
 KINDS = f"an .npz file of one matrix in CSR, CSC or coordinates, or {LISTS}"
-# Of an array that is looked through, so many elements are in memory at a time.
+# Elements of an array in memory at a time, while it is searched.
 PIECE = 1 << 20
 
 
@@ -29,7 +29,7 @@ class Share(NamedTuple):
 
     sources, targets : (E,) int64
     values : (E,) float32 or float64; None where all are one
-    nodes : of the whole graph if `told`, else of the nodes in this part
+    nodes : number in the whole graph if `told`, else in this part
     told : whether the file says how many nodes there are
     """
 

@@ -44,35 +44,35 @@ class DistGraph(Rows):
     Parameters
     ----------
     group : torch.distributed.ProcessGroup
-        Of processes.
+        The processes.
     partition : Partition
-        Which nodes are own ones.
+        The assignment of nodes to processes.
     sources, targets : (nnz,) Tensor
-        Of own edges.
+        The ends of own edges.
     values : (nnz,) Tensor or None
         Weights of own edges.
     edge_data : mapping of str to (nnz, ...) Tensor
-        What else came with edges, in the order of own edges.
+        Further data of own edges, in their order.
     num_edges : int
-        Of the whole graph.
+        Edges of the whole graph.
 
     Attributes
     ----------
     num_nodes : int
-        Of the whole graph.
+        Nodes of the whole graph.
     own, halo : int
         Own nodes; nodes of others with edges to own ones.
     nnz : int
         Edges into own nodes.
     nodes : (own,) Tensor, int64
-        Ascending: which nodes are own ones.
+        The own nodes, ascending.
     local, remote : Operand
         Edges between own nodes, and those from the halo, as matrices (own, own) and (own, halo);
         own edges are in this order.
     exchange_dtype : torch.dtype or None
-        Of features and gradients while they are sent.
+        The type of features and gradients while they are sent.
     exchange : Exchange
-        Which rows are sent where.
+        The rows to send and to receive.
     """
 
     num_edges: int
@@ -120,13 +120,13 @@ class DistGraph(Rows):
             Sources and targets; E may differ, and be 0. On the device that the group's engine has:
             a GPU for NCCL, the CPU for gloo.
         num_nodes : int, optional
-            By default up to the greatest node that has an edge.
+            The number of nodes, by default up to the greatest one that has an edge.
         values : (E,) Tensor, optional
             Weights; float16, bfloat16, float32 or float64.
         edge_data : mapping of str to (E, ...) Tensor, optional
-            What goes with the edges to their processes.
+            Further data that is sent with the edges.
         partition : str, Tensor or pair of Tensor
-            Which process has which node:
+            The assignment of nodes to processes:
 
             - "rows": nodes in their order, so that each process has about as much work, which is
               the number of edges into its nodes and of the nodes themselves
@@ -140,7 +140,7 @@ class DistGraph(Rows):
         exchange_dtype : torch.dtype, optional
             torch.float16 or torch.bfloat16, for features and gradients on their way.
         group : optional
-            Of torch.distributed, by default of all processes.
+            A group of torch.distributed, by default all processes.
 
         Returns
         -------
@@ -222,9 +222,9 @@ class DistGraph(Rows):
         num_nodes : int, optional
             At least as many as the file has, which is the default.
         partition, exchange_dtype, group
-            As for :meth:`from_edges`.
+            The same as for :meth:`from_edges`.
         device : torch.device or str
-            Where the graph is to be.
+            The device of the graph.
 
         Returns
         -------
@@ -363,11 +363,11 @@ class DistGraph(Rows):
         Parameters
         ----------
         who : str
-            Is named in errors.
+            The caller's name, for errors.
         sources, targets : int
             Rows of features that the layer has.
         flow : str
-            Of PyG's `MessagePassing`.
+            The flow of PyG's `MessagePassing`.
 
         Returns
         -------

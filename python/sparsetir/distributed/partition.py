@@ -1,4 +1,4 @@
-"""Which process has which nodes, and where: by balanced work, as the user says, or by METIS."""
+"""Assignments of nodes to processes: by balanced work, by the user, or by METIS."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Blocks:
 
     They know what no process could know of all nodes.
 
-    group, n : of the processes, how many nodes
+    group, n : the processes, and the number of nodes
     size : nodes of each process, but for the last ones
     start, stop : those of this process
     """
@@ -47,7 +47,7 @@ class Blocks:
         return torch.arange(self.start, self.stop, device=device)
 
     def split(self, ids: Tensor) -> list[int]:
-        """How many of them, which are in order, belong to each process."""
+        """The number of these sorted nodes that each process owns."""
         return torch.bincount(ids // self.size, minlength=self.count).tolist()
 
     def counted(self, who: str, ids: Tensor) -> Tensor:
@@ -99,7 +99,7 @@ class Partition:
 
 
 def check_partition(who: str, how: Any, n: int, processes: int) -> object:
-    """Raise unless it says how to divide n nodes; gives what is to be equal on all processes."""
+    """Raise unless `partition` divides n nodes; return what has to be equal on all processes."""
     if isinstance(how, str):
         if how not in NAMED:
             raise ValueError(
@@ -138,7 +138,7 @@ def check_partition(who: str, how: Any, n: int, processes: int) -> object:
             )
     if shares:
         return "shares"
-    # As good as the tensor itself, to see whether processes were given different ones.
+    # Sums that differ, in practice, where processes were given different tensors.
     places = torch.arange(1, n + 1, device=parts.device)
     return "given", int(parts.sum()), int((places * parts).sum())
 
@@ -193,7 +193,7 @@ def _by_parts(who: str, blocks: Blocks, parts: Tensor) -> Partition:
 
 
 def _of_shares(who: str, blocks: Blocks, nodes: Tensor, parts: Tensor) -> Tensor:
-    """The processes of the block's nodes, of those that each process knows of some nodes."""
+    """The process of each of the block's nodes; each process contributes the nodes it knows of."""
     order = torch.argsort(nodes, stable=True)
     send = blocks.split(nodes)
     ids, got = swap(blocks.group, who, nodes[order], send)

@@ -54,7 +54,7 @@ def add_times(
 ) -> None:
     """Add A x to out (m, feat) or (heads, m, feat), in place; a piece of it at a time.
 
-    blocks : of A
+    blocks : the blocks of A
     """
     for first, start, A in blocks:
         some = None if values is None else values[..., start : start + len(A.col)].contiguous()
@@ -62,7 +62,7 @@ def add_times(
 
 
 def transposed(A: Operand, values: Tensor | None, x: Tensor, heads: int) -> Tensor:
-    """A^T x; of heads that x had not before, the sum."""
+    """A^T x, summed over heads that x had not."""
     values, x = with_heads(values, x, heads)
     found = SPMM_TRANSPOSED(A.rowptr, A.col, values, x, A.n)
     return found.sum(0) if heads < 0 else found
@@ -82,9 +82,9 @@ def sampled(A: Operand, x: Tensor, y: Tensor) -> Tensor:
 
 
 def with_heads(values: Tensor | None, x: Tensor, heads: int) -> tuple[Tensor | None, Tensor]:
-    """Both with heads, where one of them has.
+    """Both operands with heads, if one of them has heads.
 
-    heads : of x; 0 where nothing has any, -1 where values alone have
+    heads : heads of x; 0 if there are none, -1 if values alone have some
     """
     if values is not None and heads > 0 and values.dim() == 1:
         values = values.expand(heads, -1)
@@ -109,7 +109,7 @@ def rows_first(x: Tensor) -> Tensor:
 def local_product(graph: DistGraph, values: Tensor | None, x: Tensor, heads: int) -> Tensor:
     """The product of edges between own nodes with x; with gradients, as all below.
 
-    heads : as :func:`with_heads` has them
+    heads : the argument of :func:`with_heads`
     """
     return _Product.apply(graph, values, x, heads, None)
 
@@ -159,16 +159,16 @@ class Sampled:
     def __init__(self, graph: DistGraph, X: Tensor) -> None:
         """Take rows of targets, (own, feat) or (heads, own, feat)."""
         self.graph, self.X = graph, X
-        # Of edges from other nodes, for the gradient of X: added to that of the others, which
-        # comes later, a piece at a time.
+        # The share that edges from other nodes have in the gradient of X. It is added to that of
+        # the own ones, which comes later, a piece at a time.
         self.later: tuple[Tensor, Tensor] | None = None
 
     def local(self, y: Tensor) -> Tensor:
-        """Of edges between own nodes, by rows of these."""
+        """The products at edges between own nodes, from rows of these."""
         return _Sampled.apply(self, self.X, y, None)
 
     def remote(self, inner: Tensor, y: Tensor) -> Tensor:
-        """Of all own edges; `inner` : what :meth:`local` gave, y : rows of other nodes."""
+        """The products at all own edges; inner : those of :meth:`local`, y : rows of the others."""
         return _Sampled.apply(self, self.X.detach(), y, inner)
 
 

@@ -45,9 +45,9 @@ def spmm(graph: DistGraph, x: Tensor, reduce: str = "sum", values: Tensor | None
         Features of own nodes; float16, bfloat16, float32 or float64, of as many features on all
         processes.
     reduce : {"sum", "mean", "max", "min"}
-        As :func:`sparsetir.ops.spmm` has them.
+        The reductions of :func:`sparsetir.ops.spmm`.
     values : (nnz,) or (nnz, heads) Tensor, optional
-        Of own edges in the graph's order; by default the graph's, or ones.
+        Weights of own edges in the graph's order; by default the graph's, or ones.
 
     Returns
     -------
@@ -60,7 +60,7 @@ def spmm(graph: DistGraph, x: Tensor, reduce: str = "sum", values: Tensor | None
     TypeError, ValueError
         Naming the argument.
     DistributedError
-        Where only another process was given something wrong, or has ended.
+        If only another process was given something wrong, or one has ended.
 
     Notes
     -----
@@ -92,7 +92,7 @@ def spmm_by_heads(
         values = graph.values.to(x.dtype)
     x, values = cast(x, values)
     heads = x.shape[0] if x.dim() == 3 else 0 if values is None or values.dim() == 1 else -1
-    # Of 16 bits, terms of extrema are compared in float32, and sums of means may be past the end.
+    # Terms of extrema of 16 bits are compared in float32, and sums of means may overflow 16 bits.
     wide = x.dtype if reduce == "sum" else torch.promote_types(x.dtype, torch.float32)
     weights = None if values is None else values.to(wide)
     passage = Passage(graph.exchange, "spmm", graph.exchange_dtype or x.dtype)
@@ -115,12 +115,12 @@ def sddmm(graph: DistGraph, X: Tensor, Y: Tensor) -> Tensor:
     graph : DistGraph
         The edges.
     X, Y : (own, feat) or (own, heads, feat) Tensor
-        Of own nodes as targets and as sources.
+        Features of own nodes as targets and as sources.
 
     Returns
     -------
     (nnz,) or (nnz, heads) Tensor
-        In the order of the graph's edges. Differentiable once.
+        Values in the order of the graph's edges. Differentiable once.
 
     Raises
     ------
@@ -221,7 +221,7 @@ def attention(
 
 
 def _swapped(x: object, least: int = 3) -> Any:
-    """Heads first, of an operand whose second dimension they are; `least` dimensions with them."""
+    """The operand, with its heads first if it has any; least : its rank with heads."""
     return x.transpose(0, 1) if isinstance(x, Tensor) and x.dim() == least else x
 
 
@@ -235,7 +235,7 @@ def softmax(graph: DistGraph, values: Tensor) -> Tensor:
     graph : DistGraph
         The edges.
     values : (nnz,) or (nnz, heads) Tensor
-        In the order of the graph's edges.
+        Values in the order of the graph's edges.
 
     Returns
     -------
@@ -253,13 +253,13 @@ def with_halo(graph: DistGraph, x: Tensor) -> Tensor:
     graph : DistGraph
         The edges.
     x : (own, ...) Tensor
-        Of any floating dtype.
+        Features of own nodes, of any floating dtype.
 
     Returns
     -------
     (own + halo, ...) Tensor
-        By which `graph.edge_index` counts sources. Differentiable once: the gradients of other
-        nodes are added to those on their processes.
+        The rows that `graph.edge_index` numbers sources by. Differentiable once: the gradients of
+        other nodes are added to those on their processes.
     """
 
     def check() -> object:

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Rows:
-    """What of a :class:`sparsetir.distributed.DistGraph` is about rows of its nodes."""
+    """The methods of :class:`sparsetir.distributed.DistGraph` about rows of its nodes."""
 
     group: dist.ProcessGroup
     partition: Partition
@@ -36,7 +36,7 @@ class Rows:
         Parameters
         ----------
         key : hashable
-            What it is kept by.
+            The key of the data.
         make : callable
             Makes it.
 
@@ -91,7 +91,7 @@ class Rows:
         Parameters
         ----------
         x : (own, ...) Tensor
-            Of own nodes.
+            Rows of own nodes.
         to : int or None
             The process that gets them; None for all of them.
 
@@ -173,7 +173,7 @@ class Rows:
         Parameters
         ----------
         x : (own, ...) Tensor
-            Of own nodes.
+            Rows of own nodes.
 
         Returns
         -------
@@ -207,7 +207,7 @@ class Rows:
         Parameters
         ----------
         x : (num_nodes, ...) DTensor
-            In shards of rows.
+            A DTensor in shards of rows.
 
         Returns
         -------
@@ -232,7 +232,7 @@ class Rows:
 def _at(
     graph: Rows, who: str, x: Tensor, process: int, receive: list[int] | None = None
 ) -> tuple[Tensor, list[int]]:
-    """Rows of all processes, in order, on one of them, and how many are of each; none elsewhere."""
+    """On one process all rows in order, and their number by process; none on the others."""
     send = [0] * dist.get_world_size(graph.group)
     send[process] = len(x)
     return swap(graph.group, who, x, send, receive)

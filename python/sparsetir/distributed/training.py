@@ -19,7 +19,7 @@ def mean(losses: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
     Parameters
     ----------
     losses : Tensor
-        Of any shape, of own nodes; there may be none.
+        Losses of own nodes, of any shape; there may be none.
     group : optional
         By default all processes.
 
@@ -31,9 +31,9 @@ def mean(losses: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
     Notes
     -----
     Its gradient for each loss is processes / losses: DistributedDataParallel divides sums of the
-    gradients of weights by the number of processes, and what it then has is the gradient of the
-    mean, as one process with the whole graph has it. Means of each process by itself would count
-    nodes of processes with few of them for more.
+    gradients of weights by the number of processes, which then gives the gradient of the mean, as
+    on one process with the whole graph. Separate means of the processes would give more weight to
+    nodes of processes that have few.
     """
     return _Mean.apply(losses, group_of("distributed.mean", group))
 

@@ -187,12 +187,17 @@ def plan_expression(
 
 
 def einsum_program(
-    text: str, operands: Mapping[str, object], like: str | None = None,
+    text: str, by_name: Mapping[str, object], operands: Sequence[object] = (), *,
+    who: str = "plan", reduce: str = "sum", semiring: str = "plus_times", like: object = None,
     formats: Mapping[str, object] | None = None,
 ) -> tuple[SparseFunc, dict[str, Any]]:  # fmt: skip
-    """The program that :func:`einsum` runs for operands by name, and its arguments by name."""
-    options = "sum", "plus_times", like, None, formats
-    expression, known, _ = _planned("plan", text, (), *options, operands)
+    """The program that :func:`einsum` runs for operands, and its arguments by name.
+
+    operands : those in order of appearance; by_name : the others
+    who : how errors begin
+    """
+    planned = _planned(who, text, operands, reduce, semiring, like, None, formats, by_name)
+    expression, known, _ = planned
     return expression.program(known)
 
 

@@ -23,7 +23,7 @@ def plot_kernel_map(found: Any, ax: Any = None, name: str | None = None) -> obje
     ax : matplotlib.axes.Axes, optional
         To draw on; by default a new figure.
     name : str, optional
-        Of the cloud, for the title.
+        The cloud's name, for the title.
 
     Returns
     -------

@@ -39,7 +39,7 @@ def large_figure(shape: tuple[int, ...], bars: int = 0) -> tuple[Figure, list[Ax
 
 
 def density(ax: Axes, rows: np.ndarray, cols: np.ndarray, shape: tuple[int, ...]) -> None:
-    """Which share of the coordinates of each pixel is stored."""
+    """The share of stored coordinates in each pixel."""
     from matplotlib import colormaps
     from matplotlib.colors import ListedColormap, LogNorm
 
@@ -114,7 +114,7 @@ def _show(
 def crop(axes: list[Axes], window: Window) -> None:
     """Title and axes of a part of the matrix, and where it lies in the whole.
 
-    axes : of the whole, and of the part, whose squares are drawn
+    axes : axes of the whole and of the window, whose places are drawn
     """
     low, high = zip(window.rows, window.cols, strict=True)
     outline(axes[0], low, high, edgecolor="black", linewidth=1.2)

@@ -1,4 +1,4 @@
-"""Where the places of a format lie: in the matrix, and in a picture of the storage."""
+"""The positions of a format's slots in the matrix, and in a picture of the storage."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ PIXELS = 256  # rows and columns of the picture of a large matrix, at most
 
 
 class Located(NamedTuple):
-    """Where places of a part lie.
+    """The positions of a part's slots.
 
-    slots : of each new axis, the slot below its parent
-    rows, cols : in the matrix; they may lie beyond its edge
+    slots : for each new axis the slot below its parent
+    rows, cols : coordinates in the matrix, which may lie beyond its edge
     valid : whether they lie anywhere; not below a slot whose index is negative
     """
 
@@ -211,7 +211,7 @@ class Window(NamedTuple):
         return cls(*zip((top, left), ends, strict=True))
 
     def holds(self, rows: np.ndarray, cols: np.ndarray) -> np.ndarray:
-        """Which of these coordinates are in it."""
+        """A mask of the coordinates inside of the window."""
         inside = (rows >= self.rows[0]) & (rows < self.rows[1])
         return inside & (cols >= self.cols[0]) & (cols < self.cols[1])
 
@@ -219,8 +219,8 @@ class Window(NamedTuple):
 class Part(NamedTuple):
     """A line of the legend: a part that has places, or several small ones together.
 
-    name : what it holds in words
-    arrays : of one part
+    name : the contents in words
+    arrays : the arrays of one part
     """
 
     name: str

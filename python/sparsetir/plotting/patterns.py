@@ -47,11 +47,11 @@ def plot_pattern(pattern: Any, ax: Axes | None = None, name: str | None = None) 
     Parameters
     ----------
     pattern : Pattern, SparseMatrix or scipy sparse matrix
-        Of two axes.
+        A matrix of two axes.
     ax : matplotlib.axes.Axes, optional
         To draw on; by default a new figure.
     name : str, optional
-        Of the matrix, for the title.
+        The matrix's name, for the title.
 
     Returns
     -------
@@ -117,9 +117,9 @@ def plot_format(converted: ConvertedFormat, ax: Axes | None = None, name: str | 
     converted : ConvertedFormat
         A pattern of two axes in a format.
     ax : matplotlib.axes.Axes, optional
-        For the picture of the matrix; by default a new figure that also has one of the storage.
+        Axes for the picture of the matrix; by default a new figure with the storage, too.
     name : str, optional
-        Of the matrix, for the title.
+        The matrix's name, for the title.
 
     Returns
     -------
@@ -197,7 +197,7 @@ def _parts(converted: ConvertedFormat) -> list[Part]:
 
 
 def _frame(ax: Axes, m: int, n: int, low: Any = (0, 0), high: Any = None) -> None:
-    """The edge of a small matrix, and room for what lies beyond it."""
+    """The border of a small matrix, with a margin for slots beyond it."""
     outline(ax, (0, 0), (m, n), edgecolor="0.3", linewidth=0.8)
     bottom, right = (m, n) if high is None else high
     in_squares(ax, low, (max(bottom, 1), max(right, 1)))

@@ -1,4 +1,4 @@
-"""A record: what tuning found for a problem, and the key it is found again by."""
+"""A record: the config that tuning found for a problem, and the key that identifies the problem."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from sparsetir.schedules.targets import is_gpu, resolve_target
 class Key:
     """The problem of a record; two tasks of one key have the same best config.
 
-    op, reduce : of a user's function its name, and a hash of its text and of its schedule's
+    op, reduce : for a user's function its name, and a hash of its text and of its schedule's
     heads : None for a single matrix, which is another problem than one of 1
     feat : 0 for a user's function, whose sizes are all in the fingerprint
-    threads : of the CPU; 0 for a GPU, where they play no part
+    threads : threads of the CPU; 0 for a GPU, which they do not concern
     target : the text of the resolved target, with the CPU or architecture it compiles for, and the
         features in which this machine's CPU differs from its name
     device : see :func:`sparsetir.records.task.device_name`
@@ -45,7 +45,7 @@ class Key:
     def of(task: Tunable, device: str | None = None) -> Key:
         """The key of a task.
 
-        device : by default what this machine has; a name of it where another machine measures
+        device : by default this machine's; its name where another machine measures
         """
         target = resolve_target(task.target)
         return Key(
@@ -56,7 +56,7 @@ class Key:
         )
 
     def text(self) -> str:
-        """One line for a name: readable, and with the hash of all fields, so different for each."""
+        """A readable line that is unique to the key, as it ends in the hash of all fields."""
         heads = "" if self.heads is None else f"-h{self.heads}"
         whole = json.dumps(asdict(self), sort_keys=True)
         digest = hashlib.blake2b(whole.encode(), digest_size=8).hexdigest()
@@ -75,11 +75,11 @@ class Record:
     """A config and its measurement.
 
     config : data of :func:`sparsetir.schedules.search.configs.to_data`
-    seconds, default_seconds : of a call with this config and the default one, measured in turns
-    compile_seconds, convert_seconds, padding, bytes : as in :class:`Outcome`
-    statistics : of the matrix, see :func:`sparsetir.records.task.statistics`
-    trials : how many configs were tried to find this one
-    versions : of this package and of TVM, by the name of the package
+    seconds, default_seconds : time of a call with this config, and the default, taken in turns
+    compile_seconds, convert_seconds, padding, bytes : see :class:`Outcome`
+    statistics : statistics of the matrix, see :func:`sparsetir.records.task.statistics`
+    trials : number of configs tried to find this one
+    versions : versions of this package and of TVM, by package
     date : ISO 8601, UTC
     graph : a name for people, may be empty
     id : 32 hex digits of its own, so that no exchange of files doubles it
@@ -102,12 +102,12 @@ class Record:
 
     @property
     def is_current(self) -> bool:
-        """Whether it is of these versions; plans take no others, which are kept all the same."""
+        """Whether it was made by these versions; plans take no other records, which are kept."""
         return self.versions == VERSIONS
 
     @property
     def order(self) -> tuple[float, float]:
-        """Less is better, among records of a key: the share of the default's time, then seconds.
+        """A sort key for records of a problem, best first: share of the default's time, seconds.
 
         Seconds alone would prefer what was measured while the machine was fast.
         """
@@ -131,7 +131,7 @@ def record_to_data(record: Record) -> dict[str, object]:
 
 
 def record_from_data(data: object) -> Record:
-    """A record of what :func:`record_to_data` gave.
+    """The record that :func:`record_to_data` turned into JSON.
 
     Raises ValueError that names a field which is unknown, missing or of the wrong type.
     """
@@ -158,7 +158,7 @@ def record_from_data(data: object) -> Record:
 
 
 def _fits(value: object, hint: Any) -> bool:
-    """Whether a value of JSON is of an annotation of a record's fields."""
+    """Whether a value of JSON has the type that a field of a record is annotated with."""
     if get_origin(hint) is UnionType:
         return any(_fits(value, one) for one in get_args(hint))
     if get_origin(hint) is Mapping:

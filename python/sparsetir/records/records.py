@@ -50,7 +50,7 @@ class RecordError(Exception):
 
 
 def default_path() -> Path | None:
-    """Where records are kept, None for nowhere.
+    """The file that records are kept in, or None to keep none.
 
     `SPARSETIR_RECORDS` names the file, or is empty to keep none; by default it is
     `sparsetir/records.sqlite` in `XDG_CACHE_HOME` or `~/.cache`.
@@ -61,7 +61,7 @@ def default_path() -> Path | None:
 
 @functools.lru_cache(8)
 def _path(named: str | None, caches: str | None, home: str | None) -> Path | None:
-    """By the variables; `home` is that of `~`."""
+    """The file that these environment variables name; `home` is what `~` stands for."""
     if named is not None:
         return Path(os.path.expanduser(named)) if named else None
     return Path(caches or os.path.expanduser("~/.cache"), "sparsetir", "records.sqlite")
@@ -72,12 +72,12 @@ class Records:
 
     path : by default :func:`default_path`. Nothing is created until something is written. Where
         records are switched off there are none, and what is added is not kept.
-    busy_seconds : that a call waits for other processes
+    busy_seconds : time that a call waits for other processes
 
-    What :meth:`add`, :meth:`load` and :meth:`forget` have done when they return stays done,
-    whatever then happens to the process; otherwise all is as before. All methods raise
-    RecordError where the file cannot be read or written: it is damaged, not ours to write, or the
-    disk is full. It is never deleted or begun anew.
+    :meth:`add`, :meth:`load` and :meth:`forget` are transactions: once they return, their changes
+    last, whatever then happens to the process; if they fail, nothing has changed. All methods raise
+    RecordError if the file cannot be read or written: it is damaged, read-only, or the disk is
+    full. The file is never deleted or started anew.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Records:
         self._busy = busy_seconds
 
     def best(self, key: Key) -> Record | None:
-        """The best record for a key of the present versions, by :attr:`Record.order`."""
+        """The best record of a key for the present versions, by :attr:`Record.order`."""
         return self.best_by_fingerprint(key).get(key.fingerprint)
 
     def best_by_fingerprint(self, key: Key) -> dict[str, Record]:
@@ -97,7 +97,7 @@ class Records:
         return {other.fingerprint: record for other, record in best.items()}
 
     def add(self, record: Record) -> None:
-        """Keep a record beside all others; nothing happens where its id is there already.
+        """Add a record to the others; do nothing if its id is there already.
 
         Raises ValueError for a record with a field of the wrong type.
         """
@@ -110,7 +110,7 @@ class Records:
         return sorted(self._found(), key=lambda record: record.date)
 
     def forget(self, key: Key) -> int:
-        """Delete the records of a key; how many there were."""
+        """Delete the records of a key; return how many there were."""
         if not self._exists():
             return 0
         command = "DELETE FROM records WHERE alike = ? AND fingerprint = ?"
@@ -122,9 +122,9 @@ class Records:
     def neighbours(self, key: Key, statistics: Mapping[str, float], count: int = 3) -> list[Record]:
         """Records of the most similar problems, the nearest first, the best one of each.
 
-        Of the same operator, dtype, reduction, target and device; of other patterns, or of this
-        one with other features, heads or threads. Distance is that of the logarithms of
-        statistics, features and threads. Those of other versions too: searches measure them anew.
+        They share the operator, dtype, reduction, target and device, and differ in the pattern, or
+        in the features, heads or threads. The distance is between the logarithms of statistics,
+        features and threads. Records of other versions count, too: searches measure them again.
         """
 
         def kind(of: Key) -> tuple[object, ...]:
@@ -135,7 +135,7 @@ class Records:
         return sorted(best.values(), key=lambda r: (_distance(key, statistics, r), r.id))[:count]
 
     def export(self, path: Path | str, *, replace: bool = False) -> int:
-        """Write all records to a file of JSON; how many they are.
+        """Write all records to a JSON file; return how many there are.
 
         The file appears when it is complete. Raises RecordError where it exists already, unless
         `replace`.
@@ -154,7 +154,7 @@ class Records:
         return len(data)
 
     def load(self, path: Path | str) -> int:
-        """Add the records of a file that :meth:`export` wrote; how many were not here before.
+        """Add the records of a file that :meth:`export` wrote; return how many are new.
 
         All of them or none: raises RecordError that names the first which is not right.
         """
@@ -173,7 +173,7 @@ class Records:
         return there
 
     def _insert(self, records: Iterable[Record]) -> int:
-        """Add records, all or none; how many were not there."""
+        """Add all records or none; return how many are new."""
         assert self.path is not None
         self._exists()
         try:
@@ -234,7 +234,7 @@ def _advice(error: Exception) -> str:
 
 
 def _alike(key: Key) -> str:
-    """All of a key but the fingerprint."""
+    """The fields of a key except the fingerprint."""
     return json.dumps({**asdict(key), "fingerprint": ""}, sort_keys=True)
 
 
@@ -244,7 +244,7 @@ def _row(record: Record) -> tuple[str, str, str, str]:
 
 
 def _distance(key: Key, statistics: Mapping[str, float], record: Record) -> float:
-    """Between a problem and that of a record; infinite where nothing is known of either."""
+    """The distance of a problem from a record's; infinite if one of them has no statistics."""
     known = [name for name in statistics if name in record.statistics]
     if not known:
         return inf
@@ -286,21 +286,21 @@ PLAN_BUSY_SECONDS = 2.0  # that a plan waits for a process that writes
 SETTLED_SECONDS = 2.0
 # With one feature these are the same problem, and have the same configs.
 ALIKE = {"spmm": "spmv", "spmv": "spmm"}
-# What was found in the file as it was last seen: by all that a key says but the fingerprint, the
-# data of the best config by fingerprint. Text and numbers of the file alone, for so many keys.
+# The state of the file when it was last read, and for so many keys without their fingerprints, by
+# fingerprint the data of the best config, as text and numbers of the file.
 MOST_KEYS = 1024
 _seen: tuple[object, dict[Hashable, Configs]] = (None, {})
 _warned: set[str] = set()
 
 
 def there_are_records() -> bool:
-    """Whether this machine has a file of them: most have none, and to look is quick."""
+    """Whether this machine has a file of records; most have none, and the check is quick."""
     path = default_path()
     return path is not None and os.path.exists(path)
 
 
 def there_are_records_of(op: str) -> bool:
-    """Whether the file has any of an operator or function; quick where the file is as it was."""
+    """Whether the file has a record of an operator or function; quick while it is unchanged."""
 
     def read(records: Records) -> dict[str, Record]:
         return {record.id: record for record in records.all() if record.key.op == op}
@@ -309,7 +309,7 @@ def there_are_records_of(op: str) -> bool:
 
 
 def recorded_config(task: Task, pattern: Callable[[], CsrPattern] | None = None) -> Config | None:
-    """The config that was found best for a task on this machine; None where there is none.
+    """The best config recorded for a task on this machine, or None.
 
     pattern : gives that of the task's matrix, as :func:`fingerprint` takes it; the matrix then may
         be :class:`Sizes`. Called only where there are records for about such sizes
@@ -323,7 +323,7 @@ def recorded_config(task: Task, pattern: Callable[[], CsrPattern] | None = None)
 
 
 def _known(found: Configs, fingerprint: Callable[[], str]) -> Config | None:
-    """The config of a pattern, if this version knows it; `fingerprint` is called where any is."""
+    """The config of a pattern, if this version knows it; calls `fingerprint` if there is any."""
     data = found.get(fingerprint()) if found else None
     try:
         return None if data is None else from_data(data)
@@ -334,20 +334,20 @@ def _known(found: Configs, fingerprint: Callable[[], str]) -> Config | None:
 def by_record(
     task: Task, make: Callable[[Config], T], pattern: Callable[[], CsrPattern] | None = None
 ) -> T | None:
-    """Make something of the config recorded for a task; None where there is none, or it fails.
+    """Call `make` on the config recorded for a task; None if there is none, or it fails.
 
     A failure is warned of: the template may have changed since.
 
     make : gives it, of a config
-    pattern : as for :func:`recorded_config`
+    pattern : the argument of :func:`recorded_config`
     """
     return _made(recorded_config(task, pattern), make)
 
 
 def program_by_record(task: Tunable, like: Hashable, make: Callable[[Config], T]) -> T | None:
-    """As :func:`by_record`, of a program with its arguments.
+    """Do the same as :func:`by_record` for a program with its arguments.
 
-    like : tells it from all that it is not like, but for the fingerprint; quicker than the key
+    like : equal for tasks that differ in the fingerprint alone; quicker to make than the key
     """
 
     found = _configs(("program", like), lambda records: records.best_by_fingerprint(Key.of(task)))
@@ -366,7 +366,7 @@ def _made(config: Config | None, make: Callable[[Config], T]) -> T | None:
 
 
 def warn_of_record(config: Config, error: Exception, stacklevel: int = 3) -> None:
-    """Say, once for each config and error, that what is recorded failed and the default serves."""
+    """Warn, once per config and error, that a recorded config failed and the default is used."""
     text = (
         f"plan: the record with the config {config} is not used, it failed: "
         f"{type(error).__name__}: {first_line(error)}"
@@ -377,7 +377,7 @@ def warn_of_record(config: Config, error: Exception, stacklevel: int = 3) -> Non
 
 
 def recorded_configs(task: Task) -> Configs:
-    """Data of the best configs for what is like the task in all but the fingerprint, by that."""
+    """Data of the best configs by fingerprint, of tasks that differ in the fingerprint alone."""
     if not there_are_records():
         return {}
     options = (task.reduce, task.heads, task.threads, str(task.target))
@@ -386,7 +386,7 @@ def recorded_configs(task: Task) -> Configs:
 
 
 def _configs(like: Hashable, read: Callable[[Records], Mapping[str, Record]]) -> Configs:
-    """Configs of the records that `read` finds in the file, called again when that has changed."""
+    """Configs of the records that `read` finds in the file; called again once that changes."""
     global _seen
     path = default_path()
     if path is None:
@@ -417,7 +417,7 @@ def _configs(like: Hashable, read: Callable[[Records], Mapping[str, Record]]) ->
 
 
 def _read(records: Records, task: Task) -> Mapping[str, Record]:
-    """Read what :func:`recorded_configs` is of from the file."""
+    """Read the configs of :func:`recorded_configs` from the file."""
     sizes = Sizes(task.matrix.shape, task.matrix.nnz)
     key = Key.of(replace(task, matrix=cast(Any, sizes)))
     found = records.best_by_fingerprint(key)

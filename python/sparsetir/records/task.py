@@ -73,11 +73,11 @@ class Tunable(Protocol):
         ...
 
     def statistics(self) -> dict[str, float]:
-        """Numbers that say how alike two of its kind are."""
+        """Numbers whose differences tell how similar two tasks of this kind are."""
         ...
 
     def title(self, name: str = "") -> str:
-        """One line for people; name : what they call the data."""
+        """A line for people; name : the name of the data."""
         ...
 
 
@@ -136,7 +136,7 @@ class Task:
 
 
 def of_threads(task: Tunable) -> list[str]:
-    """The number of threads for people; nothing for a GPU, where it plays no part."""
+    """The number of threads for people; empty for a GPU, which it does not concern."""
     if "cuda" in str(task.target):
         return []
     return [f"{task.threads} thread{'s' * (task.threads != 1)}"]
@@ -144,7 +144,7 @@ def of_threads(task: Tunable) -> list[str]:
 
 @dataclass(frozen=True)
 class Reference:
-    """A config that others are measured in turns with, and the seconds its calls count as."""
+    """The config that others are measured in turns with, and the time its calls are counted as."""
 
     config: Config
     seconds: float
@@ -155,10 +155,10 @@ class Outcome:
     """The result of measuring a config.
 
     state : one of STATES
-    seconds, median : of a call, the least and the median; None unless "ok" or "pruned". Where there
+    seconds, median : least and median time of a call; None unless "ok" or "pruned". Where there
         was a reference, by how many times as long as its calls they lasted in the same turns
     message : one line for a person, where it is a failure
-    bytes : of the arrays that hold the arranged matrix (indices, values, padding)
+    bytes : size of the arrays of the arranged matrix (indices, values, padding)
     padding : places without an element, as a fraction of all places
     """
 
@@ -183,7 +183,7 @@ _known: WeakKeyDictionary[Pattern, str] = WeakKeyDictionary()
 
 
 class Sizes(NamedTuple):
-    """All that a record's key says of a matrix beside its fingerprint; stands for one in a task."""
+    """The fields of a key about a matrix, except its fingerprint; stands for a matrix in a task."""
 
     shape: tuple[int, ...]
     nnz: int
@@ -212,7 +212,7 @@ class Matrices(NamedTuple):
 
 
 def fingerprint(matrix: SparseMatrix | CsrPattern | RelationPattern | Matrices | Sizes) -> str:
-    """32 hex digits of the shape and the stored places; values play no part. Empty for sizes alone.
+    """A hash of the shape and the stored places, 32 hex digits; empty for sizes alone.
 
     The same for int32 and int64 indices, and on machines of either byte order. Computed once for
     each pattern of a SparseMatrix, which those with other values share. The columns of a CsrPattern
@@ -249,7 +249,7 @@ def _digest(pattern: Pattern | CsrPattern | RelationPattern) -> str:
 
 
 def statistics(matrix: SparseMatrix) -> dict[str, float]:
-    """Numbers that say how alike two matrices are.
+    """Numbers whose differences tell how similar two matrices are.
 
     m, n, nnz; of the lengths of rows their mean, standard deviation ("row_std"), largest,
     quantiles ("row_q50") and the part of them that is empty; of columns the mean and the largest.

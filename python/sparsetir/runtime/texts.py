@@ -1,11 +1,18 @@
-"""Texts for people: amounts, tables, and pages as Markdown and HTML."""
+"""Texts for people: amounts, tables, programs, and pages as text, Markdown and HTML."""
 
 from __future__ import annotations
 
+import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from html import escape
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tvm import tirx
+
+    from sparsetir.sparse_ir.nodes import SparseFunc
 
 WIDTH = 100  # of tables and signatures, in characters
 LEAST = 24  # of the last column of a table
@@ -108,6 +115,63 @@ class Section:
     def table(self) -> list[list[str]]:
         """The rows as texts, with their heads."""
         return [[str(x) for x in row] for row in ([self.heads] * bool(self.heads) + [*self.rows])]
+
+
+def readable(func: tirx.PrimFunc | SparseFunc) -> str:
+    """The text of a function of any stage.
+
+    A PrimFunc is shown without the attributes that only our passes read, with a parameter to a line
+    where they do not fit one, and without the quotes of sizes that TVM's printer adds.
+    """
+    from tvm import tirx  # after `import sparsetir`, as this module serves without TVM, too
+
+    if isinstance(func, tirx.PrimFunc) and func.attrs is not None:
+        for name in [str(name) for name in func.attrs.keys()]:
+            func = func.without_attr(name) if name.startswith("sparsetir.") else func
+    lines = func.script().rstrip("\n").splitlines()
+    lines = [line for line in lines if not line.startswith("# Metadata omitted")]
+    return "\n".join(map(_signature, lines)).rstrip("\n")
+
+
+def _signature(line: str) -> str:
+    """A line of a `def`; a long one with its parameters below each other."""
+    found = re.fullmatch(r"(\s*def \w+\()(.*)(\).*:)", line)
+    if found is None:
+        return line
+    begin, inside, end = found.groups()
+    inside = re.sub(r"T\.Buffer\(\([^)]*\)", lambda shape: shape[0].replace('"', ""), inside)
+    if len(begin + inside + end) <= WIDTH:
+        return begin + inside + end
+    indent = " " * (len(begin) - len(begin.lstrip()) + 4)
+    rows = [indent]
+    for part in re.split(r", (?=\w+: )", inside):
+        if len(rows[-1] + part) >= WIDTH and rows[-1].strip():
+            rows.append(indent)
+        rows[-1] += part + ", "
+    return "\n".join([begin, *(row.rstrip() for row in rows), indent[4:] + end])
+
+
+def as_text(
+    title: str, sections: Sequence[Section], *, folded: bool, coloured: Callable[[str], str] = str
+) -> str:
+    """Sections as lines of text.
+
+    folded : whether what a page shows on demand is there
+    coloured : gives code the colours of a terminal
+    """
+    out = [title]
+    for section in sections:
+        shown = section.folded if folded else ()
+        if not (section.text or section.rows or section.code or shown):
+            continue
+        out += ["", section.title, "-" * len(section.title)]
+        out += [fitted(line, 2) for line in section.text]
+        out += aligned(section.table) if section.rows else []
+        if section.code:
+            out.append(coloured(section.code))
+        for name, code in shown:
+            out += ["", f"{name}:", coloured(code)]
+    return "\n".join(out)
 
 
 def as_markdown(title: str, sections: Sequence[Section]) -> str:

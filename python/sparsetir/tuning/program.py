@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from sparsetir.records.task import Config, of_threads
-from sparsetir.runtime.arrays import is_array, to_numpy
+from sparsetir.runtime.arrays import is_array
 from sparsetir.runtime.build import build
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.signature import Signature
@@ -22,7 +22,6 @@ from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.position_space import SIGNATURE
 from sparsetir.tuning.schedule_ref import ScheduleRef
 
-FILLED = ("float16", "float32", "float64")  # what is random where it may be
 MADE = "sparsetir.program_space"  # stands for the schedule that is made from a program
 
 
@@ -99,77 +98,3 @@ class ProgramTask:
         sizes = ", ".join(f"{n}={x:,g}" for n, x in self.statistics().items())
         on = f" on {name}" if name else ""
         return ", ".join([f"{self.program.name}{on} ({sizes})", *of_threads(self)])
-
-
-def bound_arguments(
-    program: SparseFunc,
-    arguments: object,
-    who: str = "tune: argument 'arguments'",
-    rng: np.random.Generator | None = None,
-) -> dict[str, Any]:
-    """All arguments of a function in the order of its parameters.
-
-    Sizes that the shapes of arrays imply may be missing; outputs that are missing are zeros.
-
-    who : how errors begin
-    rng : fills missing arrays of floating-point numbers; None refuses them
-
-    Raises TypeError or ValueError naming the argument.
-    """
-    signature = Signature(lower_sparse_iter(program).attrs[SIGNATURE])
-    names = signature.names
-    if not isinstance(arguments, Mapping):
-        raise TypeError(
-            f"{who}: expected a dict of arrays and numbers by parameter, got "
-            f"{type(arguments).__name__}"
-        )
-    for name in arguments:
-        if name not in names:
-            raise ValueError(f"{who}: '{program.name}' has no '{name}'; it has {', '.join(names)}")
-    values: list[Any] = [arguments.get(name) for name in names]
-    missing = [
-        i
-        for i in signature.arrays
-        if values[i] is None
-        and (i in signature.outputs or rng is not None and signature.dtypes[i] in FILLED)
-    ]
-    given = [i for i in signature.arrays if i not in missing]
-    for i in given:
-        values[i] = _array(f"{who}: '{names[i]}'", values[i], signature.dtypes[i])
-    signature.infer(values)
-    for i in signature.scalars:
-        values[i] = _number(f"{who}: '{names[i]}'", values[i], signature.dtypes[i])
-    for i in signature.arrays:
-        expected = signature.expected_shape(i, values)
-        if min(expected, default=0) < 0:
-            raise ValueError(f"{who}: '{names[i]}': expected lengths of 0 or more, got {expected}")
-        if i in missing:
-            random = None if i in signature.outputs else rng
-            made = np.zeros(expected) if random is None else random.standard_normal(expected)
-            values[i] = made.astype(signature.dtypes[i])
-            continue
-        values[i] = signature.view(i, values)
-        if list(values[i].shape) != expected:
-            legal = signature.expected_text(i, values)
-            raise ValueError(f"{who}: '{names[i]}': expected shape {legal}, got {values[i].shape}")
-    return dict(zip(names, values, strict=True))
-
-
-def _array(who: str, value: object, dtype: str) -> np.ndarray:
-    if not is_array(value):
-        got = "nothing" if value is None else type(value).__name__
-        raise TypeError(f"{who}: expected an array, got {got}")
-    found = np.asarray(to_numpy(value))
-    if str(found.dtype) != dtype:
-        raise TypeError(f"{who}: expected dtype {dtype}, got {found.dtype}")
-    return found
-
-
-def _number(who: str, value: object, dtype: str) -> Any:
-    if isinstance(value, np.generic):
-        value = value.item()
-    what = "a number" if dtype.startswith(("float", "bfloat")) else "an integer"
-    if not isinstance(value, bool | int | float if what == "a number" else int):
-        got = "nothing" if value is None else repr(value)
-        raise TypeError(f"{who}: expected {what}, got {got}")
-    return value

@@ -14,6 +14,7 @@ from sparsetir.planning.plan import requested
 from sparsetir.planning.request import DEFAULTS, default_threads
 from sparsetir.records.record import Key
 from sparsetir.records.task import Config, Matrices
+from sparsetir.runtime.bound_arguments import bound_arguments
 from sparsetir.runtime.refusals import wrong
 from sparsetir.schedules.search.choose import candidates
 from sparsetir.schedules.search.configs import is_choice
@@ -23,7 +24,7 @@ from sparsetir.schedules.targets import TargetLike, is_gpu, resolve_target, vect
 from sparsetir.schedules.template import Branch, Choices
 from sparsetir.sparse_ir.index_arrays import is_integer
 from sparsetir.sparse_ir.nodes import SparseFunc
-from sparsetir.tuning.program import ProgramTask, bound_arguments
+from sparsetir.tuning.program import ProgramTask
 from sparsetir.tuning.schedule_ref import ScheduleRef
 from sparsetir.tuning.sparse_case import SparseTask
 from sparsetir.tuning.tuned import Search, Tuned, TunedPlan, TunedProgram, TunedSparse

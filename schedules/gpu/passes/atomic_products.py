@@ -91,7 +91,7 @@ class AtomicProduct(NamedTuple):
 
     place : the element
     factors : without what says that they are zero elsewhere
-    conditions : that it is added, and that factors are not zero, each once
+    conditions : conditions of the addition, and of factors that are not zero, each once
     """
 
     place: Any
@@ -106,7 +106,7 @@ class AtomicProduct(NamedTuple):
 
 
 def atomic_product(body: Any) -> AtomicProduct | None:
-    """Of the body of a block; None for another one."""
+    """The atomic product that the body of a block is, or None."""
     conditions, added = taken_apart(body)
     call: Any = added.value if isinstance(added, tirx.Evaluate) else None
     if getattr(getattr(call, "op", None), "name", "") != "tirx.call_extern" or (
@@ -153,9 +153,9 @@ def _without_choice(factor: Any) -> tuple[Any, list[Any]]:
 def sum_then_matmul(func: tirx.PrimFunc, block: str, *, outer: int, dtype: str) -> tirx.PrimFunc:
     """A stage-II function whose block multiplies tiles of inner sums with tiles of a matrix.
 
-    block : that adds products to an element atomically, in loops
-    outer : how many of these, the outermost, a tile is for one visit of
-    dtype : of the inner sums where they are factors; they are summed in that of the result
+    block : block that adds products to an element atomically, in loops
+    outer : number of outermost loops around a tile
+    dtype : type of the inner sums as factors; they are summed in the type of the result
 
     Raises ScheduleError for blocks of another shape.
     """
@@ -170,8 +170,8 @@ def sum_then_matmul(func: tirx.PrimFunc, block: str, *, outer: int, dtype: str) 
 def matmul_then_dot(func: tirx.PrimFunc, block: str, *, outer: int) -> tirx.PrimFunc:
     """A stage-II function whose block multiplies products of tiles with rows of elements.
 
-    block : that adds products to an element atomically, in loops
-    outer : how many of these, the outermost, a tile is for one visit of
+    block : block that adds products to an element atomically, in loops
+    outer : number of outermost loops around a tile
 
     Raises ScheduleError for blocks of another shape.
     """
@@ -194,7 +194,7 @@ def matmul_then_dot(func: tirx.PrimFunc, block: str, *, outer: int) -> tirx.Prim
 class _Product(NamedTuple):
     """A product of tiles in a sum of products, by loops.
 
-    added : to which element, and on which conditions a term counts
+    added : the element that is updated, and the conditions of a term
     rows, columns : along the sums of a tile
     steps, terms : the outer and the innermost along the sum of the product
     left, matrix : factors over rows and terms, and the one, a load, over columns and terms
@@ -350,7 +350,7 @@ def _in_memory(factors: list[Any], terms: Any, other: Any) -> list[Any]:
 
 
 def _sums_first(nest: Nest, added: AtomicProduct, refuse: Refuse) -> _Product:
-    """What is gathered for rows, to be summed up before it is multiplied."""
+    """The sums of gathered rows, to be made before the multiplication."""
     own = _vars(nest.loops)
     *outer, last = added.place.indices
     columns, rows = free_vars(last) & own, _free_vars(outer) & own

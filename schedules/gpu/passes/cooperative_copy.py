@@ -52,7 +52,7 @@ def cooperative_copy(func: tirx.PrimFunc, copy: str, *, warps: int, vector: int)
     """A stage-II function with a copy to shared memory divided among the threads of a block.
 
     copy : block of the copy, in loops of constant extents
-    warps : of the block of threads
+    warps : warps of the block of threads
     vector : neighbours that are copied at once; the caller's word that they are neighbours in
         memory from a multiple of their size on, and that conditions hold for all of them or none.
         Less than 4 bytes are copied one by one, by plain loads and stores, and may be any value
@@ -78,10 +78,10 @@ def cooperative_copy(func: tirx.PrimFunc, copy: str, *, warps: int, vector: int)
 
 
 def for_vectors(nest: Nest, warps: int, vector: int, one: Callable[[dict[Any, Any]], Any]) -> Any:
-    """What all threads of a block do in the place of a nest, each some vectors of neighbours.
+    """The code of all threads of a block that replaces a nest: each has some vectors.
 
     vector : neighbours along the innermost loop, a divisor of these
-    one : what is done for one vector, by where each loop is at the first of them
+    one : the code of one vector, given the value of each loop variable at its first element
     """
     *outer, last = [int(x.extent) for x in nest.loops]
     visits, threads = [*outer, last // vector], warps * WARP
@@ -99,7 +99,7 @@ def for_vectors(nest: Nest, warps: int, vector: int, one: Callable[[dict[Any, An
 
 
 def places_of(number: Any, loops: list[Any], visits: list[Any], vector: int = 1) -> dict[Any, Any]:
-    """Where loops are in a visit of this number; the innermost goes on in steps of a vector."""
+    """The values of loop variables in a visit of this number; the innermost in vectors."""
     places: dict[Any, Any] = {}
     for loop, extent in reversed([*zip(loops, visits, strict=True)]):
         place = number if loop is loops[0] else number % extent

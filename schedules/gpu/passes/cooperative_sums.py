@@ -1,4 +1,4 @@
-"""Sums that all threads of a block make of gathered rows (GPU).
+"""Sums of gathered rows by all threads of a block (GPU).
 
 Before, the nest of inner sums as :func:`.atomic_products.sum_then_matmul` makes it::
 
@@ -24,9 +24,9 @@ step::
                         total[0:4] += factor[n] * row[n, 0:4]
                 G[it, k1:k1 + 4] = total[0:4]
 
-Sums are in the type that the terms are in, and are rounded to that of G once.
+Sums have the type of the terms, and are rounded to that of G once.
 
-Sums over rows of two operands are made by neighbouring threads each. Before, the nest that
+Each sum over rows of two operands is made by neighbouring threads. Before, the nest that
 :func:`.atomic_products.matmul_then_dot` leaves::
 
     for it, jb, k1 in T.grid(32, 4, 64):
@@ -48,7 +48,7 @@ After `cooperative_dot(func, "rgms0_dots", warps=4, vector=4)`, where 16 threads
                 if lane % 16 == 0 and I[rt, it] >= 0 and J[rt, it, jb] >= 0:
                     atomicAdd(DA[E[rt, it, jb]], total[0])
 
-Who writes the rows in shared memory again waits for all threads before.
+A later write of the rows in shared memory has to wait for all threads first.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def cooperative_gather(
     """A stage-II function with inner sums divided among the threads of a block.
 
     gather : block of the sums, in loops of constant extents
-    warps : of the block of threads
+    warps : warps of the block of threads
     vector : neighbours that are loaded at once, of at most 16 bytes; the caller's word that they
         are neighbours in memory from a multiple of their number on, and that conditions hold for
         all of them or none
@@ -125,12 +125,12 @@ def _check_vector(who: str, nest: Nest, load: Any, vector: int) -> None:
 class _Gather:
     """An inner sum, and what threads do of it.
 
-    store : of what it begins with
+    store : store of the initial value
     elements : the loop over what is summed, or None
-    conditions : that an element counts
+    conditions : conditions for an element to count
     row : the load that goes along the innermost loop
     factors : the others
-    dtype : of the sum
+    dtype : type of the sum
     """
 
     def __init__(self, nest: Nest, vector: int) -> None:
@@ -255,7 +255,7 @@ def cooperative_dot(func: tirx.PrimFunc, dots: str, *, warps: int, vector: int) 
 
     dots : block that adds products to an element atomically, in loops of constant extents, the
         innermost of which is along the sum
-    warps : of the block of threads
+    warps : warps of the block of threads
     vector : neighbours of the operand in memory that are loaded at once, of at most 16 bytes; the
         caller's word that they are neighbours from a multiple of their number on, and that
         conditions hold for all of them or none
@@ -290,7 +290,7 @@ def _is_shared(load: Any) -> bool:
 
 
 class _Dots:
-    """What threads do of the sums."""
+    """The code by which threads compute the sums."""
 
     def __init__(self, nest: Nest, added: AtomicProduct, row: Any, vector: int) -> None:
         self.nest, self.added, self.load, self.vector = nest, added, row, vector
@@ -304,7 +304,7 @@ class _Dots:
         self.row = buffer_var([vector], dtype_of(row), f"{row.source.name}_row", "local")
 
     def code(self, warps: int, warp: Any, lane: Any) -> Any:
-        """All elements, of which some threads have one at a time."""
+        """All elements; a group of threads computes one at a time."""
         *outer, _ = self.nest.loops
         extents = [int(x.extent) for x in outer]
         count, groups = math.prod(extents), warps * WARP // self.lanes

@@ -1,4 +1,4 @@
-"""Where the 32 threads of a warp hold the numbers of a product of tiles.
+"""The layout of a product of tiles in the registers of a warp's 32 threads.
 
 One instruction adds to 16 by 8 sums a product of a left factor, 16 by `depth`, and a right one,
 `depth` by 8. Its registers of 32 bits are laid out by the PTX manual ("Matrix Fragments for mma"):
@@ -31,7 +31,7 @@ class Tile(NamedTuple):
 
     element : (place in the other direction than the sum's, place along the sum) -> BufferLoad
     along_sum : whether neighbours in memory are neighbours along the sum
-    dtype : of its elements
+    dtype : type of the elements
     """
 
     element: Callable[[Any, Any], Any]
@@ -55,8 +55,8 @@ def load_left(
     """Load 16 rows of a left factor.
 
     to : 4 elements of :func:`registers`
-    at, depth : where the 16 rows, and their part of the sum, begin in the tile
-    terms : of the sum, if these are fewer than the depth of the instruction; the others are zeros
+    at, depth : first of the 16 rows, and of their terms of the sum, in the tile
+    terms : terms of the sum, if fewer than the depth of the instruction; the others are zeros
     """
     half = _is_half(tile, terms)
     if half is None:
@@ -121,7 +121,7 @@ def _bytes(
     Where their neighbours in memory are not along the sum: `ldmatrix` transposes pairs of them. And
     where 16 bytes along the sum are not all there.
 
-    rows, depths : of the registers
+    rows, depths : rows and depths of the registers
     """
     steps: list[Any] = []
     for register, row, further in zip(to, rows, depths, strict=False):

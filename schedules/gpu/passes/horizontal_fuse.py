@@ -72,7 +72,7 @@ def horizontal_fuse(
     """Make one kernel of loop nests that would be a kernel each.
 
     func : a scheduled function of stage II or III, whose loops are bound to blocks and threads
-    names : of the nests, by any block in each; they come to stand where the first of them stood.
+    names : a block's name in each nest; the fused nest takes the place of the first of them.
         None: every run of adjacent nests that can be fused, as long as can be, and no refusal
     independent : names of buffers of which the nests write different elements, and read none that
         another of them writes. Without it, nests are not fused if one writes what another uses,
@@ -179,7 +179,7 @@ def _find(nests: list[LoopNest], name: str) -> int:
 
 
 def _refusal(group: list[LoopNest], nest: LoopNest, independent: set[str], max_threads: int) -> str:
-    """Why a nest cannot join others, "" if it can."""
+    """Return why a nest cannot be fused with others, or ""."""
     if nest.problem or any(other.problem for other in group):
         bad = nest if nest.problem else next(other for other in group if other.problem)
         return f"nest '{bad.name}': {bad.problem}"
@@ -239,7 +239,7 @@ class _Grid:
     """The common grid of some nests.
 
     block : the number of a block
-    total : how many there are
+    total : number of blocks
     """
 
     def __init__(self, nests: list[LoopNest]) -> None:
@@ -355,7 +355,7 @@ def _number_along(nest: LoopNest, tag: str, block: Any, start: Any, dtype: str) 
     """A block's number along one dimension of the nest's own grid, where x varies fastest."""
     number = as_dtype(Analyzer().simplify(block - start), "int32")  # CUDA launches no more blocks
     if not (isinstance(start, tirx.IntImm) and int(start) == 0):
-        # What TVM knows not to be negative cancels in indices of local memory.
+        # TVM cancels terms of indices of local memory that it knows not to be negative.
         number = tirx.max(number, as_dtype(0, "int32"))
     tags = [t for t in BLOCK_TAGS if t in nest.grid]
     for before in tags[: tags.index(tag)]:

@@ -75,7 +75,7 @@ def _check_types(dtypes: list[str], sums: str) -> None:
 class Warps(Division):
     """Sums divided among warps, each with tiles of 16 by 8.
 
-    rows, columns : of the sums
+    rows, columns : rows and columns of the sums
     warps : among how many warps these are divided
     """
 
@@ -95,10 +95,10 @@ class Warps(Division):
         self.own = [*self.tiles, 2, 2]
 
     def intrinsic(self, dtype: str, terms: int, along: tuple[bool, bool] = (True, False)) -> str:
-        """Register the product as an intrinsic for TVM's `tensorize`; its name.
+        """Register the product as an intrinsic for TVM's `tensorize`; return its name.
 
-        dtype : of both factors; sums are in float32, of int8 in int32
-        terms : of each sum
+        dtype : type of both factors; sums are in float32, of int8 in int32
+        terms : terms of each sum
         along : whether neighbours in memory of the left and of the right factor are terms
         """
         sums = PRODUCTS[dtype].sums if dtype in PRODUCTS else dtype
@@ -112,7 +112,7 @@ class Warps(Division):
         )
 
     def _begins(self, warp: Any) -> tuple[Any, Any]:
-        """Where a warp's part of the left and of the right factor begins."""
+        """The offsets of a warp's part in the left and in the right factor."""
         left, right = (warp // self.shape[1], warp % self.shape[1])[:: self.order]
         return left * self.shares[0], right * self.shares[1]
 

@@ -17,7 +17,7 @@ COPY_BYTES = (16, 8, 4)  # what one `cp.async` moves
 
 
 class Product(NamedTuple):
-    """What `mma.sync` multiplies: 16 rows by 8 columns, summed over `depth`.
+    """An instruction `mma.sync`: products of 16 rows by 8 columns, summed over `depth`.
 
     sums : the type of the sums
     """
@@ -27,7 +27,7 @@ class Product(NamedTuple):
     mnemonic: str
 
 
-# By the type of both factors.
+# Instructions by the type of both factors.
 PRODUCTS = {
     "float16": Product(16, "float32", "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"),
     "bfloat16": Product(16, "float32", "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"),
@@ -49,7 +49,7 @@ def _instruction(mnemonic: str, *operands: Any) -> Any:
 def multiply(dtype: str, sums: Sequence[Any], left: Sequence[Any], right: Sequence[Any]) -> Any:
     """Add a product of tiles to sums: 4 registers of each thread, and 4 and 2 of the factors.
 
-    dtype : of the factors, as in :data:`PRODUCTS`
+    dtype : type of the factors, a key of :data:`PRODUCTS`
     sums : elements of a local buffer; left, right : uint32. Which places these hold is told at
         :mod:`sparsetir.schedules.gpu.passes.fragments`
     """
@@ -61,7 +61,7 @@ def load_matrices(registers: Sequence[Any], row: Any, transposed: bool) -> Any:
 
     registers : one uint32 element of a local buffer for each
     row : the element where a row begins; thread 8 n + r names row r of matrix n
-    transposed : of 16-bit numbers, each thread gets two of a column
+    transposed : whether each thread gets two 16-bit numbers of a column
     """
     how = ".trans" if transposed else ""
     mnemonic = f"ldmatrix.sync.aligned.m8n8.x{len(registers)}{how}.shared.b16"

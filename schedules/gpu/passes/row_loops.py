@@ -1,4 +1,4 @@
-"""Loops over the elements of rows, and numbers of rows, as nvcc makes the best code of them."""
+"""Loops over the elements of rows, and row numbers, in forms that nvcc compiles well."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ AS_IT_IS = {"disable_unroll": True}  # which TVM prints as a pragma
 def opaque_row_index(func: tirx.PrimFunc, *names: str) -> tirx.PrimFunc:
     """A stage-II function whose blocks of these names have iterators that are opaque sums.
 
-    TVM turns `int64(blockIdx.x * 4 + threadIdx.y) * 128` into a sum of casts. Of an address that
-    holds such a sum nvcc often does not see that it is a multiple of 16 bytes, and makes a vector
-    store four. Before, at the block "spmm0"::
+    TVM turns `int64(blockIdx.x * 4 + threadIdx.y) * 128` into a sum of casts. In an address with
+    such a sum nvcc often does not see a multiple of 16 bytes, and splits a vector store into four.
+    Before, at the block "spmm0"::
 
         vi = T.axis.spatial(m, i_0 * 4 + i_1)
 
@@ -37,8 +37,8 @@ def opaque_row_index(func: tirx.PrimFunc, *names: str) -> tirx.PrimFunc:
 
         vi = T.axis.spatial(m, i_0 * 4 + i_1 | 0)
 
-    Numbers of 64 bits go through 32, which must hold them: `T.int64(T.int32(i_0 * 4 + i_1) | 0)`.
-    TVM's schedule takes such blocks for more than they are: this comes when all else is done.
+    Numbers of 64 bits are cast to 32, which must hold them: `T.int64(T.int32(i_0 * 4 + i_1) | 0)`.
+    TVM's schedule cannot analyse such blocks: this pass comes last.
 
     Iterators that are a loop's variable, or a constant, stay as they are. So do indices, but for
     numbers of vectors in stores, `(min(p * 32, 118) + x) * 4 + lane`.
@@ -74,8 +74,8 @@ def _whole(value: Any) -> Any:
 def skip_if_empty(func: tirx.PrimFunc, block: str, iteration: Any) -> tirx.PrimFunc:
     """The function with the body of a block under the condition that an iteration has visits.
 
-    What is added up in a loop and then to a result changes nothing where the loop has no
-    visits, but still takes a load and a store of each element, or an atomic addition. Before::
+    A sum that is added to a result changes nothing where its loop has no visits, but still takes a
+    load and a store of each element, or an atomic addition. Before::
 
         with T.sblock("spmm0"):
             S[0] = 0.0
@@ -83,14 +83,14 @@ def skip_if_empty(func: tirx.PrimFunc, block: str, iteration: Any) -> tirx.PrimF
                 with T.sblock("reduce0"): ...  # S[0] = S[0] + ..
             C[vp] = C[vp] + S[0]
 
-    After `skip_if_empty(func, "spmm0", "reduce")`, on the word of who calls it that the rest does
-    nothing then::
+    After `skip_if_empty(func, "spmm0", "reduce")`, where the caller guarantees that the rest has no
+    effect then::
 
         with T.sblock("spmm0"):
             if n[vp] > 0:
                 ...
 
-    func : of stage II
+    func : a stage-II function
     block : its name
     iteration : its reference or name; the outermost loop of its innermost block has an extent that
         is known where the block begins
@@ -146,7 +146,7 @@ def unroll_with_remainder(func: tirx.PrimFunc, iteration: Any, count: int) -> ti
 
     Both loops over what is not known say `#pragma unroll 1`; for steps of one the loop itself does.
 
-    func : of stage II; one of the last steps, since blocks inside have the same name twice
+    func : a stage-II function; this is a late step, as two blocks inside get the same name
     iteration : its reference or name
     count : visits of a step
 

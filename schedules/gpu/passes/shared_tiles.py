@@ -47,9 +47,9 @@ def shared_tiles(
 ) -> tirx.PrimFunc:
     """A stage-II function whose block reads tiles of operands from shared memory.
 
-    block : that reads each operand at one place
+    block : block that reads each operand at one place
     operands : names of buffers; conditions around the block's statement go to the copy of the last
-    outer : how many of the loops around the block a tile is for one visit of
+    outer : number of loops around the block that are around a tile
 
     The copies are in blocks "<operand>_copy0", in a block "<block>_visit". Raises ScheduleError for
     operands that are read otherwise.
@@ -78,7 +78,7 @@ def shared_tiles(
 
 
 def _read(statement: Any, operand: str, block: str) -> tuple[Any, Any]:
-    """What is read of an operand, maybe on a condition and else zero, and the load in it."""
+    """The read of an operand, zero where its condition does not hold, and the load in it."""
     loads = [x for x in nodes_of(ir.TensorLoad, statement) if str(x.source.name) == operand]
     if len(loads) != 1:
         raise ScheduleError(

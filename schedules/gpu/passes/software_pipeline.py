@@ -66,8 +66,8 @@ def software_pipeline(
     loop : block in the loop, or in a nest of loops that becomes one; all threads of a block of
         threads run it equally often
     copies : blocks in it that copy to shared memory, which nothing else writes
-    stages : how many visits have their copies in shared memory at a time, at least 1
-    room : bytes that these may take
+    stages : visits whose copies are in shared memory at a time, at least 1
+    room : most bytes of these
 
     Raises ScheduleError for other blocks, and for more than fits in shared memory.
     """

@@ -51,7 +51,7 @@ def thread_tiled_matmul(
 ) -> tirx.PrimFunc:
     """A stage-II function with a product of tiles by threads, and its sums in their registers.
 
-    warps : of the block of threads
+    warps : warps of the block of threads
     shape : rows and columns of a thread's sums; with as many threads they make the tile
     The others as of :func:`sparsetir.schedules.gpu.passes.tile_products.divided_product`.
 

@@ -20,7 +20,7 @@ QUAD = 4  # lanes that have a row of a tile
 
 
 class Elements:
-    """The statements of a program that work on each element by itself, or on rows."""
+    """The statements of a program that compute single elements, or sums over rows."""
 
     def __init__(self, program: TileProgram, warp: Any, lane: Any) -> None:
         self.program, self.warp, self.lane = program, warp, lane
@@ -126,7 +126,7 @@ class Elements:
         return map_expr(expr, [(ir.TensorLoad, load)])
 
     def _number(self, tile: RegisterTile, at: Any) -> Any:
-        """Which of a lane's numbers of a tile it is."""
+        """The index of a number among those that a lane has of a tile."""
         g, t, r, c = at
         if not tile.columns:
             return as_dtype(g * 2 + r, "int32")
@@ -182,7 +182,7 @@ class Elements:
 
 
 def from_lane(value: Any, distance: int) -> Any:
-    """What the lane at a distance has, of all lanes of a warp."""
+    """The value of the lane at a distance, in all lanes of a warp."""
     mask = tirx.const(0xFFFFFFFF, "uint32")
     lanes = [as_dtype(distance, "int32"), as_dtype(WARP, "int32")]
     return tirx.call_extern(dtype_of(value), "__shfl_xor_sync", mask, value, *lanes)

@@ -1,4 +1,4 @@
-"""What programs of tiles are made of."""
+"""The parts of programs of tiles: nests, loops, tiles and factors."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class Nest:
 
     loops : (variable, extent), outermost first
     reduced : variables of these that are reduced over
-    init : what the result begins with
+    init : initial value of the result
     stores : (condition or None, store)
-    cut : the variable of which it visits a part at a time, and the parts, or None
+    cut : the variable that is visited in parts, and the parts, or None
     """
 
     name: str
@@ -48,14 +48,14 @@ class Nest:
 
     @property
     def extents(self) -> dict[Any, int]:
-        """Of its loops, in one part."""
+        """The extents of the loops, in one part."""
         found = dict(self.loops)
         if self.cut is not None:
             found[self.cut[0]] = self.cut[1].size
         return found
 
     def first(self, var: Any) -> Any:
-        """Where a loop begins, in this part."""
+        """The first value of a loop's variable in this part."""
         if self.cut is None or not self.cut[0].same_as(var):
             return 0
         return self.cut[1].var * self.cut[1].size
@@ -65,7 +65,7 @@ class Nest:
 class Loop:
     """A loop of any extent around statements.
 
-    name : of the block in it; parts : in which all of them are done, or None
+    name : name of the block in it; parts : the parts that all of them are done in, or None
     """
 
     name: str
@@ -79,7 +79,7 @@ class Loop:
 class RegisterTile:
     """A buffer that is kept in registers.
 
-    owner : which of its dimensions is shared out; columns : extent of the other, 0 without one
+    owner : the dimension divided among warps; columns : extent of the other, 0 without one
     """
 
     buffer: Any
@@ -92,7 +92,7 @@ class RegisterTile:
 class Factor:
     """A tile of numbers in shared memory.
 
-    value : in terms of `row` and `column`
+    value : the number in terms of `row` and `column`
     step : the loop that it is copied in; None for one that stays
     shared : the buffer; copy : name of the block that fills it
     """
@@ -107,12 +107,12 @@ class Factor:
     copy: str
 
     def at(self, row: Any, column: Any) -> list[Any]:
-        """The index of an element. One: TVM takes places out that it sees unused."""
+        """The flat index of an element; with two, TVM would drop rows that it sees unused."""
         return [as_dtype(row, "int32") * self.stride + as_dtype(column, "int32")]
 
     @property
     def stride(self) -> int:
-        """Of its rows."""
+        """The distance of rows in shared memory."""
         return stride_of(self.columns)
 
     def plain(self) -> bool:
@@ -136,7 +136,7 @@ class Side(NamedTuple):
 
 
 def stride_of(columns: int) -> int:
-    """Of rows in shared memory: an odd number of 16 bytes, so that 8 begin in different banks."""
+    """The distance of rows: an odd number of 16 bytes, so that 8 rows begin in different banks."""
     return columns if columns // VECTOR % 2 else columns + VECTOR
 
 

@@ -56,14 +56,14 @@ from sparsetir.sparse_ir.traversal import map_expr
 
 
 class Division:
-    """How the sums of a tile are divided among threads.
+    """A division of a tile's sums among threads.
 
-    who : the pass that names it in errors
+    who : the pass, for errors
     sizes : rows and columns of the tile
-    warps : of the block of threads
+    warps : warps of the block of threads
     own : extents of loops over a thread's sums
     turned : whether the innermost of these goes down a column
-    name : of the division and the sizes
+    name : a name of the division with the sizes
     """
 
     who: str
@@ -78,23 +78,23 @@ class Division:
         raise NotImplementedError
 
     def held(self, at: Sequence[Any]) -> list[Any]:
-        """Where a thread has a sum in the workspace: at the first places, as its loops go."""
+        """The place of a thread's sum in the workspace: the first ones, in the loops' order."""
         number, columns = as_dtype(0, "int32"), as_dtype(self.sizes[1], "int32")
         for x, extent in zip(at, self.own, strict=True):
             number = number * extent + as_dtype(x, "int32")
         return [tirx.floordiv(number, columns), tirx.floormod(number, columns)]
 
     def multiply(self, sums: Any, left: Tile, right: Tile, terms: int) -> Any:
-        """What threads do of the product, with registers of their own for factors."""
+        """The code by which threads compute the product, with own registers for factors."""
         raise NotImplementedError
 
 
 def intrinsic(
     division: Division, terms: int, dtypes: Sequence[str], along: Sequence[bool], sums: str
 ) -> str:
-    """Register a tensor intrinsic that adds a product to sums in scope "local"; its name.
+    """Register a tensor intrinsic that adds a product to sums in scope "local"; return its name.
 
-    dtypes : of the factors, in scope "shared"
+    dtypes : types of the factors, in scope "shared"
     along : whether neighbours in memory of the left and the right factor are along the sum
     sums : the type in which products are added
     """
@@ -160,7 +160,7 @@ def divided_product(
     reduce : block that adds products of two 2-dimensional tiles in shared memory to a third,
         in "local" scope; loops of constant extents over rows, columns and terms
     made : (rows, columns, types of the factors, type of the sums) -> division
-    steps, pairs : as of :func:`sums_by_thread`
+    steps, pairs : see :func:`sums_by_thread`
 
     Raises ScheduleError for blocks of another shape.
     """
@@ -201,7 +201,7 @@ def _refuse(who: str, nest: Nest) -> NoReturn:
 def sums_by_thread(
     func: tirx.PrimFunc, steps: Sequence[str], division: Division, pairs: bool = False
 ) -> tirx.PrimFunc:
-    """A stage-II function whose steps around a tensorized product go over the sums of each thread.
+    """A stage-II function whose steps around a tensorized product iterate over a thread's sums.
 
     steps : blocks of all accesses of the sums but the product, in loops over their rows and
         columns: what they begin with, and where they are written
@@ -216,7 +216,7 @@ def sums_by_thread(
     registers: list[Any] = []
 
     def opened(realize: Any) -> Any:
-        """What threads do, without the block of one visit that `tensorize` puts around it."""
+        """The code of threads, without the block of one visit that `tensorize` puts around it."""
         body = realize.block.body
         threads = isinstance(body, tirx.For) and body.thread_binding is not None
         if not threads or not realize.block.iter_vars:

@@ -1,7 +1,7 @@
 """Programs of tiles as :mod:`sparsetir.schedules.gpu.passes.warp_mma_program` reads them.
 
-What each statement of a block is: a product, elements, sums over rows, or a loop around such; which
-buffers are tiles in registers; and which factors of products are in shared memory.
+The kind of each statement of a block: a product, elements, sums over rows, or a loop around such;
+the buffers that are tiles in registers; and the factors of products that are in shared memory.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from sparsetir.sparse_ir.tir import as_dtype, dtype_of, free_vars, nest_of, valu
 from sparsetir.sparse_ir.traversal import map_expr
 
 WHO = "warp_mma_program"
-ROWS = COLUMNS = 16  # of what two instructions multiply
+ROWS = COLUMNS = 16  # of the product of two instructions
 REGISTERS = 128  # of a thread, for tiles and factors; the others are for all else
 
 
 class TileProgram:
-    """A block, read."""
+    """The program of tiles that a block is."""
 
     def __init__(self, func: Any, block: Any, owner: str, warps: int) -> None:
         self.layouts = {str(k): v for k, v in func.attrs[LAYOUTS].items()}
@@ -135,7 +135,7 @@ class TileProgram:
         return groups // self.warps * ROWS
 
     def _tiles(self) -> dict[Any, RegisterTile]:
-        """What is in registers, by the buffer."""
+        """The tiles in registers, by buffer."""
         out = {}
         for buffer in self._locals():
             axes = self._axes(buffer)
@@ -178,7 +178,7 @@ class TileProgram:
     def _inlined(self) -> dict[Any, tuple[list[Any], Any]]:
         """Tiles that hold a factor of products and nothing else: (coordinates, value) of each.
 
-        Of what no thread has written, so that all warps can compute it together.
+        Only values that no thread has written, so that all warps can compute them together.
         """
         out = {}
         nests = list(self._nests())
@@ -235,7 +235,7 @@ class TileProgram:
                 self._hold(left)
 
     def _hold(self, side: Side) -> None:
-        """Keep a left factor that is used in each step of a loop in registers, if there is room."""
+        """Keep a left factor that each step of a loop uses in registers, if there are enough."""
         f = side.factor
         count = f.rows * f.columns // self.warps // WARP // 2
         kept = [*(t.registers for t in self.tiles.values()), *self.held.values()]
@@ -246,7 +246,7 @@ class TileProgram:
     def _sides(
         self, nest: Nest, tile: RegisterTile, factors: list[Any], step: Any
     ) -> tuple[RegisterTile | Side, Side]:
-        """What to multiply: the left factor, which may be a tile, and the right one."""
+        """The factors of a product: the left one, which may be a tile, and the right one."""
         _, store = nest.stores[0]
         (k,) = nest.reduced
         m, n = (store.indices[i] for i in (tile.owner, 1 - tile.owner))

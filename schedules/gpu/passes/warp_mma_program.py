@@ -2,9 +2,9 @@
 
 For a loop over blocks of threads whose visits work on tiles of constant sizes: buffers in scope
 "local" over two axes are tiles, over one axis numbers for each row. `owner` is the axis whose
-coordinates the warps share out, 16 or a multiple of them each: a row of a tile lies in one warp, so
-that sums and maxima over rows need shuffles alone, and what a product gives is where the next one
-wants it (as in FlashAttention-2). Before::
+coordinates are divided among the warps, 16 or a multiple each: a row of a tile lies in one warp, so
+that sums and maxima over rows need shuffles alone, and the result of a product is where the next
+one needs it (as in FlashAttention-2). Before::
 
     for io in range(rows):  # of blocks of threads
         with T.sblock("rows0"):
@@ -70,13 +70,13 @@ def warp_mma_program(
     """Let warps work on the tiles of a block.
 
     func : a stage-II function; the one given is left as it is
-    block : name of the block, which loops over blocks of threads are around
-    owner : name of the axis whose coordinates are shared out
-    warps : at most; fewer where there are not 16 coordinates for each
-    stages : tiles that are in shared memory at a time, of those that a loop copies, 2 to 4
+    block : name of the block inside the loops over blocks of threads
+    owner : name of the axis whose coordinates are divided among warps
+    warps : most warps; fewer where there are not 16 coordinates for each
+    stages : tiles of a loop's copies that are in shared memory at a time, 2 to 4
 
     Raises ScheduleError for statements that are none of these, and names them: a product of two
-    factors, of which one may be a tile; an element by itself; a sum or maximum over each row; a
+    factors, of which one may be a tile; a single element; a sum or maximum over each row; a
     loop around such statements.
     """
     if stages not in (2, 3, 4):
@@ -99,7 +99,7 @@ def warp_mma_program(
 
 
 def _with_block(func: tirx.PrimFunc, block: Any) -> tirx.PrimFunc:
-    """The function with a block for that of its name."""
+    """The function with a block in place of the one of its name."""
 
     def visit(node: Any) -> Any:
         return block if str(node.name_hint) == str(block.name_hint) else node
@@ -108,7 +108,7 @@ def _with_block(func: tirx.PrimFunc, block: Any) -> tirx.PrimFunc:
 
 
 class _Code:
-    """What threads do in the place of a program."""
+    """The code of threads that replaces a program of tiles."""
 
     def __init__(self, program: TileProgram) -> None:
         self.program, self.rows, self.warps = program, program.rows, program.warps

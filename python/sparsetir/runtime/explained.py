@@ -1,34 +1,27 @@
-"""What `sparsetir explain` tells of a program: its loops, its schedule and its roofline."""
+"""Explanations of programs: loops with their proofs, the schedule, the roofline, the stages."""
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import tvm
 from tvm import ir, s_tir, tirx
 from tvm.sym import Analyzer
-from tvm.target import Target
 
 from sparsetir._versions import VERSION
-from sparsetir.cli import arguments
-from sparsetir.cli.arguments import Facts, UsageError
-from sparsetir.cli.expressions import is_expression, program_of
-from sparsetir.cli.functions import arguments_of, function_of, operator_named, schedule_of
-from sparsetir.cli.text import readable
-from sparsetir.data.sparse_tensor import SparseMatrix
-from sparsetir.planning.plan import requested
 from sparsetir.runtime import pool
+from sparsetir.runtime.bound_arguments import bound_arguments
 from sparsetir.runtime.kernel import Kernel
-from sparsetir.runtime.pipeline import Stages, kernel_of, lower
-from sparsetir.runtime.texts import Section, many, micros
+from sparsetir.runtime.pipeline import kernel_of, lower
+from sparsetir.runtime.rates import copy_bandwidth, dense_rate
+from sparsetir.runtime.refusals import wrong
+from sparsetir.runtime.texts import Section, as_html, as_markdown, as_text, many, micros, readable
 from sparsetir.schedules.loop_shapes import loop_shapes
-from sparsetir.schedules.operators.registry import OPERATORS
-from sparsetir.schedules.targets import resolve_target
+from sparsetir.schedules.targets import TargetLike, resolve_target
 from sparsetir.sparse_ir import legal
 from sparsetir.sparse_ir.nodes import (
     Axis,
@@ -44,81 +37,170 @@ from sparsetir.sparse_ir.nodes import (
     substitute,
 )
 from sparsetir.sparse_ir.races import FREE
+from sparsetir.sparse_ir.schedule import Schedule
 from sparsetir.sparse_ir.tir import as_dtype, block_with, dtype_of, values_of
 from sparsetir.sparse_ir.traversal import map_expr
-from sparsetir.tuning.rates import copy_bandwidth, dense_rate
 
+Facts = dict[str, Any]
 SECONDS = 0.5  # of measuring
-NOT_KNOWN = "Not known without arguments: --graph cora --arg feat=64, or --arg for each array."
 WARM_UP = 3
+NOT_KNOWN = (
+    "Not known without arguments: in Python a dict of them; --graph cora --arg feat=64 on the "
+    "command line, or --arg for each array."
+)
 ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Max, tirx.Min, ir.Call)
 LEFT_OUT = ("T.reads(", "T.writes(", "T.sblock_attr(", "T.func_attr(", "# with", "T.evaluate(0)")
 NO_ARITHMETIC = ("tirx.if_then_else", "tirx.likely", "tirx.reinterpret")
 
 
-def explained(args: argparse.Namespace) -> tuple[str, Facts, list[Section]]:
-    """Title, facts for JSON, and sections of the page."""
-    target = resolve_target(args.target)
-    schedule = None if args.schedule is None else schedule_of(args.schedule)
-    op, expression = operator_named(args.program), is_expression(args.program)
-    # The program of an operator is for the types of a graph.
-    graph = arguments.graph(args.graph or "cora")[1] if op or args.graph else None
-    given = arguments.named_values(args.arg or [])
-    if op:
-        program = _plain(args, SparseMatrix(graph), target)
-        named = [p.name for p in program.params]
-        given = {"feat": args.feat, **given} if args.feat and "feat" in named else given
-        graph = graph if args.graph or args.feat and not args.arg else None
-    elif expression:
-        refused = {name: getattr(args, name) for name in ("graph", "arg", "feat", "reduce")}
-        program, given, _ = program_of(args, args.program, refused)
+class ProgramExplanation:
+    """The result of :func:`sparsetir.explain` for a program; `print` shows it.
+
+    Parameters
+    ----------
+    title : str
+        The program, its sizes, and who scheduled it.
+    facts : dict
+        What the text shows, for programs, and as `sparsetir explain --json` prints it. "loops" has
+        a dict for each loop: "iteration", "loop", "axis", "kind", "parallel", "why"; "order" says
+        by iteration whether its loops may be reordered; "innermost" says by block what became of
+        its innermost loop; "scheduled" is the text of the kernel's loops; "roofline" is empty
+        without arguments, and has no times where nothing was run; further "target", "sizes" and
+        "schedule".
+    kernel : Kernel
+        The kernel; its `stages` are those that are shown.
+    program : SparseFunc
+        The program as it was written, or as far as it was scheduled.
+
+    Attributes
+    ----------
+    sections : list of Section
+        The parts of the text, in order.
+    """
+
+    def __init__(self, title: str, facts: Facts, kernel: Kernel, program: SparseFunc) -> None:
+        self.title, self.facts, self.kernel = title, facts, kernel
+        self.sections = _sections(facts, kernel, program)
+
+    def __str__(self) -> str:
+        return self.text()
+
+    __repr__ = __str__
+
+    def text(self, *, stages: bool = False) -> str:
+        """The explanation as lines of text.
+
+        Parameters
+        ----------
+        stages : bool
+            Add the text of all stages, and of LLVM's or CUDA's source.
+
+        Returns
+        -------
+        str
+        """
+        return as_text(self.title, self.sections, folded=stages)
+
+    def html(self) -> str:
+        """The explanation as a page in one file, with the text of all stages.
+
+        Returns
+        -------
+        str
+        """
+        return as_html(self.title, self.sections)
+
+    def markdown(self) -> str:
+        """The explanation as Markdown, with the text of all stages.
+
+        Returns
+        -------
+        str
+        """
+        return as_markdown(self.title, self.sections)
+
+
+def explain_program(
+    what: SparseFunc | Schedule | Kernel,
+    arguments: object = None,
+    *,
+    schedule: Callable[..., object] | None = None,
+    target: TargetLike | None = None,
+    name: str = "",
+    schedule_name: str | None = None,
+) -> ProgramExplanation:
+    """Explain a program; the arguments are those of :func:`sparsetir.explain`.
+
+    name : for the title; by default the function's
+    schedule_name : for title and facts; by default the name of `schedule`
+    """
+    if isinstance(what, Kernel):
+        program, by = _of_kernel(what, schedule, target), "as it was built"
+    elif isinstance(what, Schedule):
+        program, by = what.func, "by its schedule"
     else:
-        options = {name: getattr(args, name) for name in ("feat", "dtype", "reduce")}
-        arguments.refuse(options, "a function in a file")
-        program = function_of(args.program)
-    if not isinstance(program, SparseFunc):
-        raise UsageError("argument OP|FILE: expected a function of stage 1, got one of stage 2")
-    values = arguments_of(program, given, graph)
-    stages = lower(program, schedule, target=target)
-    kernel = kernel_of(stages, target)
-    timed = values and target.kind.name == "llvm"
-    run = measured(kernel, values, pool.count()) if timed else None
+        program, by = what, "by the default schedule"
+    if schedule is not None:
+        schedule_name = schedule_name or getattr(schedule, "__name__", str(schedule))
+        by = f"by the schedule {schedule_name}"
+    values = _arguments(program, arguments)
+    if isinstance(what, Kernel):
+        kernel = what
+    else:
+        resolved = resolve_target("llvm" if target is None else target)
+        kernel = kernel_of(lower(what, schedule, target=resolved), resolved)
+    for place in kernel.signature.outputs if values else ():
+        written = kernel.signature.names[place]
+        values[written] = values[written].copy()
+    stages, on_cpu = kernel.stages, kernel.target.kind.name == "llvm"
+    run = measured(kernel, values, pool.count()) if values and on_cpu else None
+    computed = kernel.compute(values) if values and kernel.computed else {}
     sizes = {n: v for n, v in values.items() if isinstance(v, int | float)}
-    by = "the default schedule" if schedule is None else f"the schedule {args.schedule}"
     facts = {
-        "target": str(target),
+        "target": str(kernel.target),
         "sizes": sizes,
-        "schedule": args.schedule,
+        "schedule": schedule_name,
         "loops": loops_of(stages["I"]),
         "order": orders_of(stages["I"]),
         "innermost": loop_shapes(stages["II"], with_sizes(stages["II scheduled"], sizes))
-        if target.kind.name == "llvm"
+        if on_cpu
         else {},
         "scheduled": scheduled_loops(stages["II scheduled"], sizes),
-        "roofline": roofline(work_of(program, values), run) if values else {},
+        "roofline": roofline(work_of(program, values, computed), run) if values else {},
     }
     shown = ", ".join(f"{n}={v:,}" for n, v in sizes.items())
-    name = args.program if expression else program.name
-    title = f"{name}{f' ({shown})' if shown else ''}, by {by}"
-    return title, facts, _sections(facts, stages, kernel, program)
+    title = f"{name or program.name}{f' ({shown})' if shown else ''}, {by}"
+    return ProgramExplanation(title, facts, kernel, program)
 
 
-def _plain(args: argparse.Namespace, matrix: SparseMatrix, target: Target) -> SparseFunc:
-    """The program of an operator, for the types of the graph."""
-    operator = OPERATORS.get(args.program)
-    if operator is None or operator.program is None:
-        raise UsageError(f"argument OP|FILE: {args.program} has no program over one matrix")
-    feat = args.feat or (1 if operator.vectors else 32)  # the program has any number
-    options = {"dtype": args.dtype, "reduce": args.reduce or "sum", "target": target}
-    return operator.program(requested(args.program, matrix, feat, **options).problem)
+def _of_kernel(kernel: Kernel, schedule: object, target: object) -> SparseFunc:
+    """The stage-I function of a kernel."""
+    for argument, value in (("schedule", schedule), ("target", target)):
+        if value is not None:
+            expected = "none beside a kernel, which is built"
+            raise wrong("explain", argument, expected, f"{value!r}")
+    if not isinstance(kernel.stages.get("I"), SparseFunc):
+        got = f"the kernel '{kernel.name}', of " + (
+            "a function of stage II" if kernel.stages else "a file, which holds no stages"
+        )
+        raise wrong("explain", "what", "a kernel of a stage-I function", got)
+    return kernel.stages["I"]
 
 
-def _sections(facts: Facts, stages: Stages, kernel: Kernel, program: SparseFunc) -> list[Section]:
+def _arguments(program: SparseFunc, arguments: object) -> Facts:
+    """All arguments by name; {} where none are given."""
+    if arguments is None or (isinstance(arguments, Mapping) and not arguments):
+        return {}
+    who = "explain: argument 'arguments'"
+    return bound_arguments(program, arguments, who, np.random.default_rng(0))
+
+
+def _sections(facts: Facts, kernel: Kernel, program: SparseFunc) -> list[Section]:
     heads = ("iteration", "loop", "axis", "kind", "parallel", "why")
     rows = [tuple(loop[h] for h in heads) for loop in facts["loops"]]
     of_sizes = "branches that these sizes take" if facts["sizes"] else "all branches"
     machine = roofline_rows(facts["roofline"]) if facts["roofline"] else []
-    texts = [(f"stage {name}", readable(func)) for name, func in stages.items()]
+    texts = [(f"stage {name}", readable(func)) for name, func in kernel.stages.items()]
     plain = readable(program)
     moved = [] if plain == texts[0][1] else [("as it was written", plain)]
     orders = [f"{name}: {order}." for name, order in facts["order"].items()]
@@ -231,24 +313,29 @@ def _constants(
     return {p: as_dtype(x, dtype_of(p)) for p, x in found.items() if isinstance(x, int)}
 
 
-def work_of(func: SparseFunc, arguments: Mapping[str, object]) -> Facts:
+def work_of(
+    func: SparseFunc, arguments: Mapping[str, object], computed: Mapping[str, object] | None = None
+) -> Facts:
     """Floating-point operations of a stage-I function as it is written, visits and bytes.
+
+    computed : computed parameters by name, which have no share in the bytes
 
     A branch counts as taken. "flops" and "visits" are None where they are not known from sizes and
     index arrays: of merged axes, and loops of TIR. "bytes" has each array once: the least that
     memory has to move.
     """
+    known = {**arguments, **(computed or {})}
     counts = [
-        (_visits(func, [*iterations_around(func, it), it], arguments), _operations(own))
+        (_visits(func, [*iterations_around(func, it), it], known), _operations(own))
         for it in sparse_iterations(func)
         if (own := legal.own_stores(it))
     ]
-    known = [(visits, each) for visits, each in counts if visits is not None]
-    every = bool(counts) and len(known) == len(counts)
+    counted = [(visits, each) for visits, each in counts if visits is not None]
+    every = bool(counts) and len(counted) == len(counts)
     arrays = [x for x in arguments.values() if isinstance(x, np.ndarray)]
     return {
-        "visits": sum(v for v, _ in known) if every else None,
-        "flops": sum(v * n for v, n in known) if every else None,
+        "visits": sum(v for v, _ in counted) if every else None,
+        "flops": sum(v * n for v, n in counted) if every else None,
         "bytes": sum(int(x.nbytes) for x in arrays),
     }
 

@@ -1,0 +1,113 @@
+"""`sparsetir.explain`: what the compiler did with a program, an expression or a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any, overload
+
+from sparsetir.expressions.einsum import einsum_program
+from sparsetir.runtime.explained import ProgramExplanation, explain_program
+from sparsetir.runtime.kernel import Kernel
+from sparsetir.runtime.refusals import wrong
+from sparsetir.schedules.targets import TargetLike
+from sparsetir.sparse_ir.nodes import SparseFunc
+from sparsetir.sparse_ir.schedule import Schedule
+
+OPTIONS = ("schedule", "target")  # of programs and expressions
+OF_EXPRESSIONS = ("reduce", "semiring", "like", "formats")
+
+
+@overload
+def explain(
+    what: SparseFunc | Schedule | Kernel,
+    arguments: Mapping[str, object] | None = None,
+    *,
+    schedule: Callable[..., object] | None = None,
+    target: TargetLike | None = None,
+) -> ProgramExplanation: ...
+@overload
+def explain(
+    what: str,
+    *operands: object,
+    schedule: Callable[..., object] | None = None,
+    target: TargetLike | None = None,
+    **by_name: object,
+) -> ProgramExplanation: ...
+@overload
+def explain(what: Any, *inputs: Any, **options: Any) -> Any: ...
+def explain(what: Any, *inputs: Any, **options: Any) -> Any:
+    """Show what the compiler did with a program, an expression or a model.
+
+    `explain(program, {"feat": 64, "a": array, ...})` tells of each loop whether it may run in
+    parallel, with the accesses that prove it or stand against it; which schedule was chosen; how
+    near the kernel is to what the machine can do. `sparsetir explain` on the command line shows the
+    same. `explain(model, *inputs)` tells what `torch.compile(model, backend="sparsetir")` makes of
+    a model, and what takes how long.
+
+    Parameters
+    ----------
+    what : SparseFunc, Schedule, Kernel, str, torch.nn.Module or function
+        A program as a stage-I function, scheduled or not, or built: a kernel, also that of a plan;
+        an expression, as :func:`einsum` takes it; or a model, or a function of torch tensors.
+    *inputs : dict, operands or arguments
+        Of a program its arguments by name, or none. Sizes that shapes imply may be left out;
+        missing arrays of floating-point numbers are random, and missing outputs zeros. On a CPU the
+        kernel is then run and timed, which takes a second or two; arrays are left as they are. Of
+        an expression the operands, as of :func:`einsum`. Of a model its arguments.
+    **options
+        Of a program, unless it is built, and of an expression: `schedule`, a function (sch), by
+        default the default schedule, and `target`, as of :func:`build`. Of an expression further
+        operands by name, and `reduce`, `semiring`, `like` and `formats`, as of :func:`einsum`. Of a
+        model its arguments by name.
+
+    Returns
+    -------
+    ProgramExplanation or Explanation
+        Print it. For a program, `facts` of the result has the same as data. For a model,
+        :func:`sparsetir.graph.explain.explain` says what is printed.
+
+    Raises
+    ------
+    ValueError, TypeError
+        Naming what does not fit.
+    Exception
+        Whatever a model raises for its inputs.
+
+    Examples
+    --------
+    >>> import sparsetir
+    >>> program = sparsetir.expression("y[i] = A[i, j] * x[j]", A="csr")
+    >>> for loop in sparsetir.explain(program).facts["loops"]:
+    ...     print(loop["loop"], loop["parallel"], "-", loop["why"])
+    i yes - visits that differ in i access other elements: y[i]
+    j no - a reduction: visits that differ in j update the same y[i]
+    """
+    if isinstance(what, SparseFunc | Schedule | Kernel):
+        _refuse_options(options)
+        if len(inputs) > 1:
+            raise wrong("explain", "inputs", "one dict of arguments", f"{len(inputs)} inputs")
+        return explain_program(what, *inputs, **options)
+    if isinstance(what, str):
+        own, more = (
+            {name: options.pop(name) for name in names if name in options}
+            for names in (OPTIONS, OF_EXPRESSIONS)
+        )
+        if "=" not in what and "->" not in what:
+            expected = "an expression, such as 'C[i, k] = A[i, j] * X[j, k]'"
+            raise wrong("explain", "what", expected, f"{what!r}")
+        program, arguments = einsum_program(what, options, inputs, who="explain", **more)
+        return explain_program(program, arguments, name=what, **own)
+    if not callable(what):
+        expected = "a stage-I function, a Schedule, a Kernel, an expression or a model"
+        raise wrong("explain", "what", expected, type(what).__name__, TypeError)
+    # Models are above this package, and need torch.
+    return import_module("sparsetir.graph.explain").explain(what, *inputs, **options)
+
+
+def _refuse_options(options: Mapping[str, object]) -> None:
+    """TypeError for what is no option of programs; their arguments are in a dict."""
+    for name in options:
+        if name not in OPTIONS:
+            expected = f"one of {', '.join(OPTIONS)}; arguments of a program come in one dict"
+            raise wrong("explain", name, expected, "another name", TypeError)
