@@ -279,33 +279,100 @@ def test_reductions_are_over_what_is_stored():
     both = stored[:, :, None] & (B != 0)[None]
     want = np.where(both, dense[:, :, None] + B[None], np.inf).min(axis=1)
     np.testing.assert_allclose(einsum("ij,jk->ik", A, given, semiring="min_plus"), want)
+    B, given = array((7, 5), "some", np.random.default_rng(3), True)
+    D, more = array((7, 5), "some", np.random.default_rng(4), True)
+    there = stored & ((B != 0) | (D != 0))
+    want = np.where(there, dense * (B + D), -np.inf).max(axis=1)
+    text = "y[i] = max(j, A[i,j] * (B[i,j] + D[i,j]))"
+    np.testing.assert_allclose(einsum(text, A=A, B=given, D=more), want)
 
 
-SPARSE = [line.split(";") for line in """
-C[i,k] = A[i,j] * B[j,k]         ; A B
-C[k,i] = A[i,j] * B[j,k]         ; A B
-C[i,k] = A[i,j] * B[k,j]         ; A B
-C[i,j] = A[i,j] - 2 * B[i,j]     ; A B
-C[i,j] = A[i,j] * B[i,j]         ; A B
-C[j,i] = A[i,j]                  ; A
-C[i,j] = x[i] * A[i,j]           ; A
-C[i,j] = relu(A[i,j] - B[i,j])   ; A B
-C[i,k] = A[i,j] * B[j,k] + D[i,k]; A B D
-C[i,l] = A[i,j] * B[j,k] * D[k,l]; A B D
-C[i,j] = A[i,j] + B[j,i]         ; A B
+SPARSE = [[x.strip() for x in line.split(";")] for line in """
+C[i,k] = A[i,j] * B[j,k]          ; A B   ; csr
+C[k,i] = A[i,j] * B[j,k]          ; A B   ; csr
+C[i,k] = A[i,j] * B[k,j]          ; A B   ; csr
+C[i,j] = A[i,j] - 2 * B[i,j]      ; A B   ; csr
+C[i,j] = A[i,j] * B[i,j]          ; A B   ; csr
+C[j,i] = A[i,j]                   ; A     ; csc
+C[i,j] = x[i] * A[i,j]            ; A     ; csr
+C[i,j] = relu(A[i,j] - B[i,j])    ; A B   ; csr
+C[i,k] = A[i,j] * B[j,k] + D[i,k] ; A B D ; csr
+C[i,l] = A[i,j] * B[j,k] * D[k,l] ; A B D ; csr
+C[i,j] = A[i,j] + B[j,i]          ; A B   ; csr
+C[i,j] = a[i] * b[j]              ; a b   ; csr
+C[i,j] = maximum(A[i,j] * B[i,j], D[i,j]); A B D; csr
+C[i,j] = maximum(A[i,j], -B[i,j] * D[i,j]); A B D; dcsr
+C[i,k] = D[i,k] - A[i,j] * B[j,k] ; A B D ; dcsc
+y[j] = A[i,j]                     ; A     ; csf
+y[i] = a[i] + b[i]                ; a b   ; coo
+C[j,k] = P[i,j,k]                 ; P     ; coo
+C[k,i,j] = P[i,j,k] + Q[j,k,i]    ; P Q   ; dcsf
+C[i,j,l] = P[i,j,k] * B[k,l]      ; P B   ; csf
+C[i,j,k] = P[i,j,k] + A[i,j] * B[j,k]; P A B; coo
+C[i,k,j,l] = A[i,j] * B[k,l]      ; A B   ; csf
 """.strip().splitlines()]  # fmt: skip
 
 
-@pytest.mark.parametrize("row", SPARSE, ids=[r[0].strip() for r in SPARSE])
+@pytest.mark.parametrize("row", SPARSE, ids=[r[0] for r in SPARSE])
 def test_sparse_results(row):
     """They have the numbers of dense ones, and store no more than what is visited."""
+    text, sparse, format = row
     for case in CASES:
-        dense, operands = inputs(row[0], row[1], "", case)
-        found = einsum(row[0], format="csr", **operands)
-        np.testing.assert_allclose(found.to_scipy().toarray(), reference(row[0], dense), **CLOSE)
+        dense, operands = inputs(text, sparse, "", case)
+        found = einsum(text, format=format, **operands)
+        assert type(found) is (SparseMatrix if len(found.shape) == 2 else SparseTensor)
+        values = np.zeros(found.shape)
+        values[tuple(found.pattern.coords)] = found.values
+        np.testing.assert_allclose(values, reference(text, dense), **CLOSE)
         ones = {n: (x != 0).astype(float) for n, x in dense.items()}
-        there = reference(row[0].replace("-", "+").replace("relu", "abs"), ones) != 0
-        assert found.nnz == there.sum()
+        added = (
+            text.replace("-", "+").replace("relu", "abs").replace("(+", "(").replace(", +", ", ")
+        )
+        assert found.nnz == np.count_nonzero(reference(added, ones))
+
+
+def test_rows_that_are_not_stored_are_rows_of_the_result():
+    """Of operands in DCSR, whose rows end where those before them do."""
+    dense, A = array((7, 5), "some", np.random.default_rng(0), True)
+    x = np.random.default_rng(1).standard_normal(5)
+    found = einsum("C[i,j] = A[i,j] * x[j]", A=A, x=x, format="csr", formats={"A": "dcsr"})
+    np.testing.assert_array_equal(found.pattern.indptr, A.pattern.indptr)
+    np.testing.assert_allclose(found.to_scipy().toarray(), dense * x, **CLOSE)
+
+
+LAYOUTS = """
+C[i,k] = A[i,j] * B[j,k]           ; A B ; csr  ; csr
+C[k,i] = A[i,j] * B[j,k]           ; A B ; csc  ; csc
+C[i,j] = A[i,j] - 2 * B[i,j]       ; A B ; dcsr ; coo
+C[i,j,l] = P[i,j,k] * B[k,l]       ; P B ; csf  ; coo
+y[j] = A[i,j]                      ; A   ; coo  ; coo
+""".strip().splitlines()
+
+
+@pytest.mark.parametrize("row", LAYOUTS)
+def test_sparse_results_of_torch(row):
+    """Tensors of the layout that is asked for, or in COO, with gradients for values."""
+    text, sparse, format, layout = (x.strip() for x in row.split(";"))
+    dense, operands = inputs(text, sparse, "", "some")
+    leaves = {n: torch.from_numpy(x).requires_grad_() for n, x in dense.items()}
+    found = {}
+    for graded in (False, True):
+        given = {n: x.to_torch("coo") for n, x in operands.items()}
+        for n, x in given.items() if graded else ():
+            at = x.indices()
+            given[n] = torch.sparse_coo_tensor(at, leaves[n][tuple(at)], x.shape, is_coalesced=True)
+        found[graded] = einsum(text, format=format, **given)
+        assert found[graded].layout == getattr(torch, f"sparse_{layout}")
+        got = found[graded].detach().to_dense()
+        np.testing.assert_allclose(got, reference(text, dense), **CLOSE)
+    weights = torch.rand(found[True].shape, dtype=torch.float64)
+    total = (found[True].to_dense() * weights).sum()
+    grads = torch.autograd.grad(total, [*leaves.values()])
+    for (n, x), grad in zip(dense.items(), grads):
+        step = np.where(x != 0, np.random.default_rng(1).standard_normal(x.shape), 0) * 1e-6
+        more, less = (reference(text, {**dense, n: x + s * step}) for s in (1, -1))
+        want = ((more - less) * weights.numpy()).sum() / 2
+        np.testing.assert_allclose((grad.numpy() * step).sum(), want, rtol=1e-6, atol=1e-14)
 
 
 def test_results_like_operands():
@@ -321,6 +388,10 @@ def test_results_like_operands():
         want = np.where(dense != 0, reference(text, {"A": dense, "X": X, "Y": Y}), 0)
         assert found.pattern is A.pattern
         np.testing.assert_allclose(found.to_scipy().toarray(), want, **CLOSE)
+    for layout in ("csr", "csc", "coo"):
+        found = einsum("ik,jk->ij", torch.from_numpy(X), Y, like=A.to_torch(layout))
+        assert found.layout == getattr(torch, f"sparse_{layout}")
+        np.testing.assert_allclose(found.to_dense(), np.where(dense, X @ Y.T, 0), **CLOSE)
     found = einsum("ik,jk->ij", X, Y, like=A.to_scipy())
     np.testing.assert_allclose(found.to_scipy().toarray(), np.where(dense, X @ Y.T, 0), **CLOSE)
 
@@ -542,14 +613,18 @@ einsum("ij,j->ik", M, V)  # ValueError: 'k': expected an index of an operand .. 
 einsum("i$,j->i", M, V)  # ValueError: expected subscripts such as .. ^
 einsum("ij->i", M, reduce="mean")  # ValueError: argument 'reduce': expected one of
 einsum("ij->i", M, semiring="no")  # ValueError: argument 'semiring': expected one of
-einsum("ij->i", M, format="csr")  # ValueError: a result with two indices
-einsum("ij->ij", M, format="bsr")  # ValueError: argument 'format': expected 'csr'
+einsum("ij->i", M, format="csr")  # ValueError: argument 'format': expected a format of 1 dim
+einsum("ij->ij", M, format="bsr")  # ValueError: argument 'format': expected a format of 2 dim
+einsum("ij->ij", M, format="ell")  # ValueError: argument 'format': expected .. compressed levels
+einsum("ij->", M, format="coo")  # ValueError: argument 'format': expected .. a sparse result with
+einsum("ij->ij", M, format="csr", like=M)  # ValueError: argument 'format': expected None beside
+sparsetir.expression("y[i] += A[i]", format="coo")  # ValueError: argument 'format': expected None
 einsum("ij->ij", M, like=V)  # ValueError: argument 'like': expected a sparse tensor
 einsum("ij->ij", V > 0)  # ValueError: 'ij': the operand has 1 dimensions .. ^
 einsum("i->i", V * 1j)  # TypeError: expected one of float16 .. complex128
 einsum("ij,jk->ik", M, M, formats={"A0": "bsr"})  # ValueError: expected a format of 2 dimensions
 einsum(3, M)  # TypeError: argument 'text': expected a str
-einsum("y[i] = max(j, A[i,j] * (B[i,j] + C[i,j]))", A=M, B=M.T, C=M * 2)
+einsum("y[i] = max(j, A[i,j] * B[j,j] + C[i,j])", A=M, B=M, C=M * 2)
   # ValueError: 'max' of 'y': expected a term
 einsum("C[i,j] = A[i,j] * B[i,j]", A=M, B=M.T, formats={"A": "coo", "B": "coo"})
   # ValueError: operand 'B': expected a format that can be searched

@@ -8,13 +8,13 @@ from functools import lru_cache
 from typing import Any
 
 from sparsetir.expressions.assignments import assignments
-from sparsetir.expressions.checks import HALVES, check_like, computed_in
+from sparsetir.expressions.checks import HALVES, check_format, check_like, computed_in
 from sparsetir.expressions.compiled import LIKE, MOST_KEPT, Options
 from sparsetir.expressions.execution import BoundExpression, ExpressionPlan, bound_expression
 from sparsetir.expressions.notation import in_semiring, parse
 from sparsetir.expressions.operands import Operand, read
 from sparsetir.expressions.program import program
-from sparsetir.expressions.storage import Storage, storage
+from sparsetir.expressions.storage import Storage, result_storage, storage
 from sparsetir.expressions.trees import Statement, accesses
 from sparsetir.runtime.refusals import wrong
 from sparsetir.sparse_ir.nodes import SparseFunc
@@ -22,7 +22,8 @@ from sparsetir.sparse_ir.nodes import SparseFunc
 
 def expression(
     text: str, *, dtype: str = "float32", idtype: str = "int32", reduce: str = "sum",
-    semiring: str = "plus_times", like: str | None = None, **formats: object,
+    semiring: str = "plus_times", like: str | None = None, format: object = None,
+    **formats: object,
 ) -> SparseFunc:  # fmt: skip
     """The program of an expression: to print, schedule, lower, tune and build.
 
@@ -38,6 +39,9 @@ def expression(
         As of :func:`einsum`.
     like : str, optional
         The operand whose pattern the result has; by default it is dense.
+    format : str or Format, optional
+        Of a sparse result whose pattern the program finds, see :func:`build_assembled`: "csr", ..,
+        and "coo", all of whose levels are compressed.
     **formats : str or Format
         By the names of operands: "dense", the default, "csr", "csc", "coo", "ell", "dcsr", "dcsc",
         "csf" and "csf_1_0_2", whose root is dimension 1, "dcsf", whose root is compressed, too.
@@ -80,13 +84,18 @@ def expression(
     if like is not None:
         check_like(who, statement, ranks[like])
     acc = computed_in(statement, dtype)
-    operands[statement.result.name] = Storage(dtype if dtype in HALVES else acc, rank)
-    return program(assignments(statement, operands, like), operands, acc, idtype).func
+    kind = dtype if dtype in HALVES else acc
+    check_format(who, statement, format, like)
+    operands[statement.result.name] = (
+        Storage(kind, rank) if format is None else result_storage(who, format, rank, kind)
+    )
+    steps, assembled = assignments(statement, operands, like), format is not None
+    return program(steps, operands, acc, idtype, assembled).func
 
 
 def einsum(
     text: str, *operands: object, reduce: str = "sum", semiring: str = "plus_times",
-    like: object = None, format: str | None = None, out: object = None,
+    like: object = None, format: object = None, out: object = None,
     formats: Mapping[str, object] | None = None, **by_name: object,
 ) -> Any:  # fmt: skip
     """The result of an expression of sparse and dense tensors.
@@ -116,8 +125,11 @@ def einsum(
         another meaning.
     like : str or sparse tensor, optional
         The result has the pattern of this operand, or of another one. By default it is dense.
-    format : "csr", optional
-        The result is a SparseMatrix that stores what the expression visits.
+    format : str or Format, optional
+        The result is sparse and stores what the expression visits: "csr", "csc", "dcsr" or "dcsc"
+        of two indices, "csf" or "dcsf" of any number, whose last levels or all levels are
+        compressed, or "coo". What levels are compressed is how it is made; a tensor of torch has
+        the layout of this name, or is in COO.
     out : ndarray, optional
         Where a dense result is written.
     formats : mapping of str to str or Format, optional
@@ -129,8 +141,9 @@ def einsum(
     Returns
     -------
     ndarray, Tensor, SparseMatrix or SparseTensor
-        Of torch where an operand is. Its type is the one that holds those of all operands, as in
-        NumPy; 16-bit floats are summed in float32, bool in int64.
+        Of torch where an operand is; of two indices a sparse one is a SparseMatrix. Its type is the
+        one that holds those of all operands, as in NumPy; 16-bit floats are summed in float32, bool
+        in int64.
 
     Raises
     ------
@@ -178,7 +191,7 @@ def einsum(
 
 def plan_expression(
     text: str, *operands: object, reduce: str = "sum", semiring: str = "plus_times",
-    like: object = None, format: str | None = None, formats: Mapping[str, object] | None = None,
+    like: object = None, format: object = None, formats: Mapping[str, object] | None = None,
     **by_name: object,
 ) -> ExpressionPlan:  # fmt: skip
     """The plan of an expression; the arguments are those of :func:`einsum`."""
@@ -188,10 +201,10 @@ def plan_expression(
 
 def einsum_program(
     text: str, operands: Mapping[str, object], like: str | None = None,
-    formats: Mapping[str, object] | None = None,
+    formats: Mapping[str, object] | None = None, format: object = None,
 ) -> tuple[SparseFunc, dict[str, Any]]:  # fmt: skip
     """The program that :func:`einsum` runs for operands by name, and its arguments by name."""
-    options = "sum", "plus_times", like, None, formats
+    options = "sum", "plus_times", like, format, formats
     expression, known, _ = _planned("plan", text, (), *options, operands)
     return expression.program(known)
 
@@ -204,7 +217,7 @@ def ranks_of(statement: Statement) -> dict[str, int]:
 
 def _planned(
     who: str, text: str, operands: Sequence[object], reduce: str, semiring: str, like: object,
-    format: str | None, formats: Mapping[str, object] | None, by_name: Mapping[str, object],
+    format: object, formats: Mapping[str, object] | None, by_name: Mapping[str, object],
 ) -> tuple[BoundExpression, dict[str, Operand], object]:  # fmt: skip
     """An expression for its operands, these by name, and what its result is like."""
     if not isinstance(text, str):
