@@ -453,6 +453,17 @@ def test_formats_of_operands(format):
     )
 
 
+def test_terms_that_share_an_operand_have_one_order_of_its_levels():
+    """The first one searches it, beside coordinates that repeat; the second one visits it."""
+    sizes = {"A": (3, 4), "B": (3,), "D": (3, 3, 4, 2)}
+    rng = np.random.default_rng(0)
+    arrays = {n: array(shape, "some", rng, True) for n, shape in sizes.items()}
+    dense, operands = ({n: x[k] for n, x in arrays.items()} for k in (0, 1))
+    text = "C[l,k] = (abs(A[k,l]) - B[j]) * D[k,j,l,i]"
+    found = einsum(text, formats={"A": "coo"}, **operands)
+    np.testing.assert_allclose(found, reference(text, dense), **CLOSE)
+
+
 COMPILED = """
 C[i,k] = A[i,j] * X[j,k] ; edges
 C[j,k] = A[i,j] * X[i,k] ; matrix

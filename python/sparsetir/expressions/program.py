@@ -156,6 +156,8 @@ class _Writer(Declarations):
             order = visit_order(names, out, [(x, self._known_form(x)) for x in taken], flat, rows)
             gone = taken[-1:] if order is None else self._apart(taken, order)
             if order is not None and not gone:
+                for x in taken:  # which settles the order of their levels for other terms
+                    self.pattern(x, order)
                 return bounds, order
             bounds = bounds.without(gone)
 
