@@ -8,6 +8,7 @@ import pytest
 import scipy.sparse as sp
 import torch
 from reference import reference
+from torch._dynamo.backends.debugging import aot_eager
 from torch.autograd import gradcheck, gradgradcheck
 
 import sparsetir
@@ -466,22 +467,28 @@ def test_terms_that_share_an_operand_have_one_order_of_its_levels():
 
 COMPILED = """
 C[i,k] = A[i,j] * X[j,k] ; edges
-C[j,k] = A[i,j] * X[i,k] ; matrix
+C[j,k] = s * A[i,j] * X[i,k] ; matrix
+ij,jk->ki ; matrix
+C[i,k] = A[i,j] * exp(sum(l, X[i,l] * Y[j,l])) * Y[j,k] ; matrix
+C[i,l] = P[i,j,k] * X[j,l] * Y[k,l] ; tensor
+ij,ij->ij ; broadcast
 C[i,k] = A[i,j] * X[j,k] + Y[i,k] ; coo
 S[i,j] = A[i,j] * X[i,k] * Y[j,k] ; like
+C[i,k] = A[i,j] * X[j,k] ; csr
 """.strip().splitlines()  # fmt: skip
+BROKEN = ("coo", "like", "csr")
 
 
 @pytest.mark.parametrize("row", COMPILED)
-def test_compiled_functions_break_their_graph_once(row):
-    """Results and gradients are those of eager calls."""
+def test_compiled_functions_have_one_graph_or_break_it_once(row):
+    """Results and gradients are those of eager calls; of sparse results graphs break, once."""
     text, kind = row.split(" ; ")
     torch.compiler.reset()
     graphs = []
 
-    def backend(graph, _):
+    def backend(graph, inputs):
         graphs.append(graph)
-        return graph.forward
+        return aot_eager(graph, inputs)
 
     rng = np.random.default_rng(0)
     dense = np.where(mask_of("some", (6, 6), rng), rng.random((6, 6)), 0)
@@ -490,31 +497,51 @@ def test_compiled_functions_break_their_graph_once(row):
     shapes = (6, 6), (6, 6), len(edges[0])
     X, Y, values = (torch.from_numpy(rng.random(s)).requires_grad_() for s in shapes)
     given = {"A": SparseMatrix.from_dense(dense)}
-    options = {"like": "A"} if kind == "like" else {}
+    options = {"like": {"like": "A"}, "csr": {"format": "csr"}}.get(kind, {})
+    tensor = array((6, 6, 6), "some", rng, True)[1]
 
     def function(X, Y, values, edges):
-        known = dict(given)
+        if "->" in text:
+            pair = (X, Y[:1]) if kind == "broadcast" else (given["A"], 2 * X)
+            return einsum(text, *pair).sin()
+        known = {"P": tensor} if kind == "tensor" else dict(given)
+        if "s *" in text:
+            known["s"] = 0.5
         if kind == "edges":
             known["A"] = ops.Operand(operand.rowptr, edges, 6, 6, 2 * values)
         if kind == "coo":
             known["A"] = torch.sparse_coo_tensor(edges.flip(0), 2 * values, (6, 6)).coalesce()
         known |= {n: x * 2 for n, x in (("X", X), ("Y", Y)) if n in text}
         out = einsum(text, **known, **options)
-        return (out.values() if kind == "like" else out).relu().sin()
+        return (out if out.layout is torch.strided else out.values()).relu().sin()
 
-    found = []
-    for call in (torch.compile(function, backend=backend), function):
+    found, whole = [], kind not in BROKEN
+    for call in (torch.compile(function, backend=backend, fullgraph=whole), function):
         out = call(X, Y, values, edges)
         grads = torch.autograd.grad(out.sum(), (X, Y, values), allow_unused=True)
-        found.append([out, *(g for g in grads if g is not None)])
+        found.append([out, *(g for g in grads if g is not None and g.any())])
+    # At sparse tensors torch breaks graphs itself; nothing of what einsum calls is in one.
+    assert len(graphs) == 1 if whole else len(graphs) <= 3, len(graphs)
     assert len(found[0]) == len(found[1]) > 1
     for got, want in zip(*found):
         torch.testing.assert_close(got, want)
-    # At sparse tensors torch breaks graphs itself; nothing of what einsum calls is in one.
-    assert len(graphs) == 2 if kind in ("edges", "matrix") else len(graphs) <= 3
+
+
+def test_operator_of_compiled_functions():
+    """It is as torch's tests want one; other matrices and sizes go to the same graph."""
+    X, Y = (torch.rand(n, 4, dtype=torch.float64, requires_grad=True) for n in (6, 5))
+    call = "sum\nplus_times\n\ndense dense\n\nij,kj->ik"
+    torch.library.opcheck(torch.ops.sparsetir.einsum.default, (call, [X, Y], [], []))
+    count = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
     torch.compiler.reset()
-    with pytest.raises(torch._dynamo.exc.Unsupported):
-        torch.compile(function, backend=backend, fullgraph=True)(X, Y, values, edges)
+    product = torch.compile(lambda A, X: einsum("ij,jk->ik", A, X), backend=count, fullgraph=True)
+    for case, columns in zip((*CASES[:1], *CASES), (4, 5, 6, 7, 8)):
+        dense, A = array((7, 6), case, np.random.default_rng(columns), True)
+        X = torch.rand(6, columns, dtype=torch.float64)
+        np.testing.assert_allclose(product(A, X), dense @ X.numpy(), **CLOSE)
+    assert count.frame_count <= 3
+    with pytest.raises(Exception, match="expected dense operands of torch, numbers, and sparse"):
+        torch.compile(lambda X: einsum("ij->ji", X, format="csr"), fullgraph=True)(X)
 
 
 @pytest.mark.parametrize("format", [None, "csc", "coo", "ell", "dcsr"])

@@ -164,10 +164,10 @@ def compiled(who: str, text: str, operands: Mapping[str, Operand], options: Opti
     return expression
 
 
-def _new(
-    who: str, text: str, operands: Mapping[str, Operand], options: Options,
-    shared: Mapping[int, str], idtype: str,
-) -> Compiled:  # fmt: skip
+def typed(
+    who: str, text: str, operands: Mapping[str, Operand], options: Options
+) -> tuple[Statement, str, str]:
+    """The statement for these operands, the type of its result, and that it is computed in."""
     ranks = {n: len(x.shape) for n, x in operands.items()}
     parsed = parse(text, who, [r for n, r in ranks.items() if n != LIKE])
     statement = in_semiring(parsed, options.reduce, options.semiring, who)
@@ -178,6 +178,16 @@ def _new(
     constants = [x.dtype for x in read if x.constant]
     dtype = common_dtype([x.dtype for x in read if not x.constant], constants)
     acc = computed_in(statement, dtype)
+    check_format(who, statement, options.format, options.like)
+    return statement, dtype if dtype in HALVES else acc, acc
+
+
+def _new(
+    who: str, text: str, operands: Mapping[str, Operand], options: Options,
+    shared: Mapping[int, str], idtype: str,
+) -> Compiled:  # fmt: skip
+    statement, result, acc = typed(who, text, operands, options)
+    ranks = {n: len(x.shape) for n, x in operands.items()}
     forms: dict[str, Storage] = {}
     chosen = dict(options.formats)
     for n, x in operands.items():
@@ -188,6 +198,4 @@ def _new(
             other = shared[id(x.pattern)]
             pattern = None if other == n or other in chosen else other
             forms[n] = replace(forms[n], levels=csf_levels(ranks[n]), pattern=pattern)
-    check_format(who, statement, options.format, options.like)
-    result = dtype if dtype in HALVES else acc
     return Compiled(who, statement, forms, result, acc, idtype, options)

@@ -162,7 +162,9 @@ def einsum(
 
     Kernels are kept by the expression and the types of its operands, sparse operands in the order
     of levels that suits the expression. Gradients of tensors are derived, of any order.
-    `torch.compile` breaks its graph at a call, once.
+    In a graph of `torch.compile` it is an operator with gradients of the first order, of tensors of
+    torch, numbers, and sparse tensors of this library; other operands and sparse results break the
+    graph, once.
 
     Examples
     --------
@@ -178,12 +180,25 @@ def einsum(
         # Frames that are called from one that is not traced, as of sparse tensors, are traced, too.
         or torch._C._dynamo.eval_frame.get_eval_frame_callback() is not None
     ):
-        from sparsetir.expressions.untraced import untraced
+        from sparsetir.expressions.traced import traced, untraced
 
-        return untraced(
+        call = traced if torch.compiler.is_compiling() else untraced
+        return call(
             text, *operands, reduce=reduce, semiring=semiring, like=like, format=format, out=out,
             formats=formats, **by_name,
         )  # fmt: skip
+    return evaluated(
+        text, *operands, reduce=reduce, semiring=semiring, like=like, format=format, out=out,
+        formats=formats, **by_name,
+    )  # fmt: skip
+
+
+def evaluated(
+    text: str, *operands: object, reduce: str = "sum", semiring: str = "plus_times",
+    like: object = None, format: object = None, out: object = None,
+    formats: Mapping[str, object] | None = None, **by_name: object,
+) -> Any:  # fmt: skip
+    """The result of :func:`einsum`, computed now."""
     planned = _planned("einsum", text, operands, reduce, semiring, like, format, formats, by_name)
     expression, known, like = planned
     return expression.result(known, like, out)
@@ -222,15 +237,7 @@ def _planned(
     """An expression for its operands, these by name, and what its result is like."""
     if not isinstance(text, str):
         raise wrong(who, "text", "a str", type(text).__name__, TypeError)
-    values = [read(who, f"operands[{n}]", x) for n, x in enumerate(operands)]
-    ranks: tuple[int, ...] = ()
-    if "=" not in text:
-        if any(1 in x.shape for x in values):
-            text, values = _without_ones(text, values)
-        ranks = tuple([len(x.shape) for x in values])
-    values += [read(who, n, x) for n, x in by_name.items()]
-    names = _names(who, text, ranks, len(operands), tuple(by_name))
-    known = dict(zip(names, values, strict=True))
+    text, known = operands_of(who, text, operands, by_name)
     mask = None
     if like is not None:
         mask = like if isinstance(like, str) else LIKE
@@ -243,6 +250,21 @@ def _planned(
         like = by_name.get(mask, like)
     options = Options(reduce, semiring, mask, format, tuple((formats or {}).items()))
     return bound_expression(who, text, known, options), known, like
+
+
+def operands_of(
+    who: str, text: str, operands: Sequence[object], by_name: Mapping[str, object]
+) -> tuple[str, dict[str, Operand]]:
+    """The text without dimensions that are broadcast, and its operands by name."""
+    values = [read(who, f"operands[{n}]", x) for n, x in enumerate(operands)]
+    ranks: tuple[int, ...] = ()
+    if "=" not in text:
+        if any(1 in x.shape for x in values):
+            text, values = _without_ones(text, values)
+        ranks = tuple([len(x.shape) for x in values])
+    values += [read(who, n, x) for n, x in by_name.items()]
+    names = _names(who, text, ranks, len(operands), tuple(by_name))
+    return text, dict(zip(names, values, strict=True))
 
 
 def _without_ones(text: str, operands: list[Operand]) -> tuple[str, list[Operand]]:
