@@ -12,6 +12,10 @@ coordinates at which it writes, as often as it does::
 Without repetitions and sorted they are the levels of the result; what is behind the room for them
 is discarded, and counted. `values` is the program with that pattern, which is given, and without
 what the result begins with: the caller writes it.
+
+Of numbers in rows of one level, `count` and `fill` take the place of both: the first counts what is
+written to each row, the second lists columns and values there. As in a transpose, that is the
+result where columns are in order; else `combine` makes it of what is listed, row by row.
 """
 
 from __future__ import annotations

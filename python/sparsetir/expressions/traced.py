@@ -119,13 +119,24 @@ def _pattern(at: Sequence[Tensor], shape: tuple[int, ...], rows: bool) -> Patter
     """The pattern in these arrays, kept, with them, as einsum finds by it what is made of it."""
     key = (rows, shape, *((x.data_ptr(), len(x)) for x in at))
     if key not in _patterns:
-        arrays = [x.numpy() for x in at]
+        first, *rest = arrays = [x.numpy() for x in at]
         if len(_patterns) >= MOST_KEPT:
             _patterns.pop(next(iter(_patterns)), None)
         _patterns[key] = (
-            Pattern.from_csr(*arrays, shape, check=False) if rows else Pattern(arrays, shape)
+            Pattern.from_csr(first, *rest, shape=shape, check=False)
+            if rows
+            else Pattern(arrays, shape)
         )
     return _patterns[key]
+
+
+def _result(
+    call: str, tensors: Sequence[Tensor], sizes: Sequence[int], numbers: Sequence[float]
+) -> Tensor:
+    given, by_name = _given(call, tensors, sizes, numbers, True)
+    text, _, _, options = _read(call)
+    arguments: dict[str, Any] = {**options, **by_name}
+    return evaluated(text, *given, **arguments)
 
 
 @torch.library.custom_op("sparsetir::einsum", mutates_args=())
@@ -133,9 +144,7 @@ def einsum_op(
     call: str, tensors: Sequence[Tensor], sizes: Sequence[int], numbers: Sequence[float]
 ) -> Tensor:
     """The result of a call of einsum."""
-    given, by_name = _given(call, [x.detach() for x in tensors], sizes, numbers, True)
-    text, _, _, options = _read(call)
-    return evaluated(text, *given, **options, **by_name)
+    return _result(call, [x.detach() for x in tensors], sizes, numbers)
 
 
 def _recorded() -> Any:
@@ -154,9 +163,7 @@ def gradients_op(
     """The gradients for some of the tensors."""
     leaves = [x.detach().requires_grad_(n in wanted) for n, x in enumerate(tensors)]
     with torch.enable_grad(), _recorded():
-        given, by_name = _given(call, leaves, sizes, numbers, True)
-        text, _, _, options = _read(call)
-        found = evaluated(text, *given, **options, **by_name)
+        found = _result(call, leaves, sizes, numbers)
         asked = [leaves[n] for n in wanted]
         grads = torch.autograd.grad(found, asked, grad, allow_unused=True, materialize_grads=True)
     return [x.clone() for x in grads]

@@ -46,8 +46,9 @@ class LevelsKernel:
 
     Notes
     -----
-    A call lists the coordinates that the program writes, on one thread, and sorts them; then it
-    computes the values of this pattern.
+    On one thread. A call counts what the program writes to each row of a matrix of numbers, and
+    lists it there in a second pass; where columns are not in order, or repeat, it combines them.
+    Of other results it lists the coordinates, sorts them, and computes the values of this pattern.
     """
 
     def __init__(self, func: SparseFunc, target: TargetLike = "llvm") -> None:
@@ -125,7 +126,8 @@ class LevelsKernel:
         return CsfArrays(levels, values) if len(levels) > 1 else CsrArrays(*levels[0], values)
 
     def _filled(self, given: Mapping[str, object]) -> CsrArrays | None:
-        """The result filled by rows; None where visits of one element are no combination."""
+        """The result filled by rows, or None: where it is too large, or where elements are written
+        several times and that is no combination."""
         names, (count, fill, combine) = self.programs.rows, self.rows
         assert names is not None
         rows = count.shape_of(names.ends, given)[0]
