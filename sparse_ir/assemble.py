@@ -108,6 +108,7 @@ class Assembly(NamedTuple):
     parted : whether rows can be in several parts; else there is one part, and no `rows_ptr`
     shape : parameters that are the number of rows and of columns; () where they are other sizes
     members : parameters whose sum is as many elements as the result has at most; () where it is not
+    first : what elements begin with
     idtype, dtype : of the result's indices and values
     """
 
@@ -132,6 +133,7 @@ class Assembly(NamedTuple):
     parted: bool
     shape: tuple[str, ...]
     members: tuple[str, ...]
+    first: int | float
     idtype: str
     dtype: str
 
@@ -443,7 +445,7 @@ class _Assembler:
         types = {"idtype": self.idtype, "dtype": self.out.dtype}
         return Assembly(
             *programs, **names, values=name, parted=self.parted, shape=self._scalars(lengths),
-            members=self._scalars(members), **types,
+            members=self._scalars(members), first=getattr(self.first, "value", 0), **types,
         )  # fmt: skip
 
     def _scalars(self, sizes: Sequence[Any]) -> tuple[str, ...]:

@@ -12,10 +12,15 @@ coordinates at which it writes, as often as it does::
 Without repetitions and sorted they are the levels of the result; what is behind the room for them
 is discarded, and counted. `values` is the program with that pattern, which is given, and without
 what the result begins with: the caller writes it.
+
+Of numbers in rows of one level, `count` and `fill` take the place of both: the first counts what is
+written to each row, the second lists columns and values there. As in a transpose, that is the
+result where columns are in order; else `combine` makes it of what is listed, row by row.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import tvm_ffi
@@ -38,7 +43,9 @@ from sparsetir.sparse_ir.nodes import (
     stores_of,
 )
 from sparsetir.sparse_ir.open_axes import closed, is_open, open_axes, open_result
-from sparsetir.sparse_ir.tir import as_dtype, as_one
+from sparsetir.sparse_ir.reduction import reduction_of
+from sparsetir.sparse_ir.script.parser import from_source
+from sparsetir.sparse_ir.tir import as_dtype, as_one, dtype_of
 from sparsetir.sparse_ir.traversal import map_expr
 from sparsetir.sparse_ir.verify import verify
 
@@ -53,6 +60,7 @@ class LevelsAssembly(NamedTuple):
     first : what elements begin with
     idtypes : of the root and each level
     dtype : of the values
+    rows : other programs of results of numbers that have one level
     """
 
     entries: SparseFunc
@@ -65,6 +73,27 @@ class LevelsAssembly(NamedTuple):
     first: int | float
     idtypes: list[str]
     dtype: str
+    rows: Rows | None
+
+
+class Rows(NamedTuple):
+    """The programs of a matrix, or a vector in one row, that is filled by rows in two passes.
+
+    count : adds to `ends`, (rows,) of int64, how often each row is written
+    fill : takes `ends`, of the type of columns, where rows begin, and has them where they end;
+        writes what each visit makes of the value that elements begin with, `found` at the columns
+        `at`, (room,)
+    combine : takes what `fill` wrote as a matrix that stores columns in any order and repeatedly,
+        see :func:`sparsetir.sparse_ir.assemble.assemble`; None where that is no combination
+    """
+
+    count: SparseFunc
+    fill: SparseFunc
+    combine: SparseFunc | None
+    room: str
+    at: str
+    found: str
+    ends: str
 
 
 def assemble_levels(func: SparseFunc) -> LevelsAssembly:
@@ -115,12 +144,13 @@ class _Levels:
         names = {a.name: a for a in at_pattern.axes}
         levels = [names[a.name] for a in self.open]
         entries, said, room, coordinates = self._entries(body)
+        rows = self._rows(body, first)
         for program in (entries, values):
             verify(program)
         return LevelsAssembly(
             entries, values, said, room, coordinates,
             [(str(a.indptr.name), str(a.indices.name), str(a.nnz.name)) for a in levels],
-            str(self.out.handle.name), first, [a.idtype for a in self.path], self.out.dtype,
+            str(self.out.handle.name), first, [a.idtype for a in self.path], self.out.dtype, rows,
         )  # fmt: skip
 
     def _stores(self, *trees: Any) -> list[Any]:
@@ -152,28 +182,98 @@ class _Levels:
 
     def _entries(self, body: Any) -> tuple[SparseFunc, str, str, list[str]]:
         """The program that lists coordinates, and the names of its parameters."""
-        func, out, taken = self.func, self.out, []
-
-        def fresh(wish: str) -> str:
-            taken.append(fresh_name(func, f"{out.handle.name}_{wish}", taken))
-            return taken[-1]
-
-        params, buffers = [tirx.Var(fresh("room"), "int64")], list[SparseBuffer]()
-        two = as_dtype(1 + len(self.path), "int64")
-        one = Axis(fresh("SAID"), "dense_fixed", two, idtype="int64")
-        room = Axis(fresh("ROOM"), "dense_fixed", params[0], idtype="int64")
-
-        def output(wish: str, axis: Axis, dtype: str) -> Any:
-            handle = ir.Var(fresh(wish), out.handle.ty)
-            var = buffer_var([axis.length], dtype, fresh(f"{wish}_values"))
-            params.append(handle)
-            buffers.append(SparseBuffer(var, [axis], handle))
-            return var
-
-        said = output("said", one, "int64")
-        at = [output("at", room, a.idtype) for a in self.path]
+        made = _Outputs(self.func, self.out)
+        room = made.axis("ROOM", made.scalar("room"))
+        said = made.array("said", made.axis("SAID", as_dtype(1 + len(self.path), "int64")), "int64")
+        at = [made.array("at", room, a.idtype) for a in self.path]
         places = [tirx.IntImm("int64", n) for n in range(len(at) + 1)]
         count = tirx.BufferLoad(said, places[:1])
+
+        def noted(store: Any) -> list[Any]:
+            pairs = zip(at, store.indices, self.path, strict=False)
+            out = [tirx.BufferStore(to, as_dtype(i, a.idtype), [count]) for to, i, a in pairs]
+            return [*out, tirx.BufferStore(said, count + places[1], places[:1])]
+
+        begins = [
+            tirx.BufferStore(said, as_dtype(x, "int64"), [n])
+            for n, x in zip(places, (0, *(a.length for a in self.path)), strict=True)
+        ]
+        program = self._visiting("entries", made, body, noted, begins)
+        names = [str(p.name) for p in made.params]
+        return program, names[1], names[0], names[2:]
+
+    def _rows(self, body: Any, first: int | float) -> Rows | None:
+        """The programs of numbers in rows, if they are that."""
+        out, begun = self.out, tirx.const(first, self.out.dtype)
+        if len(self.path) != 2 or len(out.axes) != 2:
+            return None
+        rows, columns = self.path
+        at_first = map_expr(
+            body, [(ir.TensorLoad, lambda x: begun if x.source.same_as(out.var) else x)]
+        )
+
+        def program(name: str, types: Sequence[str]) -> tuple[SparseFunc, list[str]]:
+            made = _Outputs(self.func, out)
+            room = made.axis("ROOM", made.scalar("room")) if types else rows
+            arrays = [made.array(w, room, t) for w, t in zip(("at", "found"), types, strict=False)]
+            dtype = columns.idtype if types else "int64"
+            ends = made.array("ends", rows, dtype)
+
+            def noted(store: Any) -> list[Any]:
+                row, column = store.indices
+                place = tirx.BufferLoad(ends, [row])
+                pairs = zip(arrays, (as_dtype(column, columns.idtype), store.value), strict=False)
+                stores = [tirx.BufferStore(to, x, [place]) for to, x in pairs]
+                return [*stores, tirx.BufferStore(ends, place + tirx.IntImm(dtype, 1), [row])]
+
+            func = self._visiting(name, made, at_first, noted)
+            return func, [str(p.name) for p in made.params]
+
+        count, _ = program("count", ())
+        fill, names = program("fill", (columns.idtype, out.dtype))
+        for one in (count, fill):
+            verify(one)
+        return Rows(count, fill, self._combine(body, first), *names)
+
+    def _combine(self, body: Any, first: int | float) -> SparseFunc | None:
+        """The program that combines what is listed of one element, where that can be done."""
+        ways = set[str]()
+        for store in self._stores(body):
+            update = reduction_of(store)
+            if update is None and loads_of(store.value, self.out.var):
+                return None
+            if update is not None and (update.keeps_nan or dtype_of(update.term) != self.out.dtype):
+                return None
+            ways.add("" if update is None else update.operator)
+        way = ways.pop()
+        if ways or first != {"sum": 0, "product": 1}.get(way, first):
+            return None
+        (rows, columns), dtype = self.path, self.out.dtype
+        value = {"sum": "{} + {}", "product": "{} * {}", "max": "T.max({}, {})",
+                 "min": "T.min({}, {})", "": "{1}"}[way].format("C[i, j]", "V[i, j]")  # fmt: skip
+        begun = "" if not way else f"with T.init():\n            C[i, j] = T.{dtype}('{first}')"
+        return from_source(f"""
+@T.prim_func
+def combine(
+    v: T.handle, ptr: T.handle, idx: T.handle, c: T.handle, c_ptr: T.handle, c_idx: T.handle,
+    m: T.{rows.idtype}, n: T.{columns.idtype}, nnz: T.{columns.idtype},
+):
+    I = T.dense_fixed(m, '{rows.idtype}')
+    J = T.sparse_variable(I, (n, nnz), (ptr, idx), '{columns.idtype}', unique=False)
+    K = T.sparse_variable(I, (n, None), (c_ptr, c_idx), '{columns.idtype}')
+    V = T.match_sparse_buffer(v, (I, J), '{dtype}')
+    C = T.match_sparse_buffer(c, (I, K), '{dtype}')
+    with T.sp_iter([I, J], 'SS', 'combine') as [i, j]:
+        {begun}
+        C[i, j] = {value}
+""")
+
+    def _visiting(
+        self, name: str, made: _Outputs, body: Any, noted: Callable[[Any], list[Any]],
+        begins: Sequence[Any] = (),
+    ) -> SparseFunc:  # fmt: skip
+        """A program of the same visits, with other statements in place of stores of the result."""
+        func, out = self.func, self.out
         lengths = {v: a for it in nodes_of(SparseIteration, body) for a, v, _ in it.axis_of()}
 
         def known(index: Any, axis: Axis) -> bool:
@@ -183,16 +283,10 @@ class _Levels:
         def listed(store: Any) -> Any:
             if not store.buffer.same_as(out.var):
                 return store
-            pairs = list(zip(store.indices, out.axes, strict=True))
-            noted = [
-                tirx.BufferStore(to, as_dtype(i, a.idtype), [count])
-                for to, (i, a) in zip(at, pairs, strict=False)
-            ]
-            noted.append(tirx.BufferStore(said, count + places[1], places[:1]))
+            pairs = zip(store.indices, out.axes, strict=True)
             inside = [(i >= 0, i < a.length) for i, a in pairs if not known(i, a)]
-            if not inside:
-                return as_one(noted)
-            return tirx.IfThenElse(tirx.all(*sum(inside, ())), as_one(noted), None)
+            stmt = as_one(noted(store))
+            return tirx.IfThenElse(tirx.all(*sum(inside, ())), stmt, None) if inside else stmt
 
         def ordered(it: SparseIteration) -> SparseIteration:
             annotations = {**it.annotations, ORDERED: 1}
@@ -202,18 +296,42 @@ class _Levels:
         listing = map_expr(body, [(tirx.BufferStore, listed), (SparseIteration, ordered)])
         if loads_of(listing, out.var):
             self.refuse("expected where it is written not to depend on what it holds")
-        begins = [
-            tirx.BufferStore(said, as_dtype(x, "int64"), [n])
-            for n, x in zip(places, (0, *(a.length for a in self.path)), strict=True)
-        ]
         gone = [out.handle, *(h for a in self.open for h in (a.indptr, a.indices))]
         kept = [p for p in func.params if not any(p.same_as(h) for h in gone)]
-        made = make_func(
-            f"{func.name}_entries", [*kept, *params],
-            [*(a for a in func.axes if not is_open(a)), one, room],
-            [*(b for b in func.buffers if b.name != out.name), *buffers],
+        return make_func(
+            f"{func.name}_{name}", [*kept, *made.params],
+            [*(a for a in func.axes if not is_open(a)), *made.axes],
+            [*(b for b in func.buffers if b.name != out.name), *made.buffers],
             as_one([*begins, listing]),
             {k: v for k, v in func.attrs.items() if k != "global_symbol"}, func.span,
         )  # fmt: skip
-        names = [str(p.name) for p in params]
-        return made, names[1], names[0], names[2:]
+
+
+class _Outputs:
+    """What a program of visits declares beside what the old one does."""
+
+    def __init__(self, func: SparseFunc, out: SparseBuffer) -> None:
+        self.func, self.handle, self.taken = func, out.handle, list[str]()
+        self.params, self.axes, self.buffers = list[Any](), list[Axis](), list[SparseBuffer]()
+
+    def _fresh(self, wish: str) -> str:
+        self.taken.append(fresh_name(self.func, f"{self.handle.name}_{wish}", self.taken))
+        return self.taken[-1]
+
+    def scalar(self, wish: str) -> Any:
+        """A parameter of int64."""
+        self.params.append(tirx.Var(self._fresh(wish), "int64"))
+        return self.params[-1]
+
+    def axis(self, wish: str, length: Any) -> Axis:
+        """An axis of positions."""
+        self.axes.append(Axis(self._fresh(wish), "dense_fixed", length, idtype="int64"))
+        return self.axes[-1]
+
+    def array(self, wish: str, axis: Axis, dtype: str) -> Any:
+        """A parameter for an array, and its buffer."""
+        handle = ir.Var(self._fresh(wish), self.handle.ty)
+        var = buffer_var([axis.length], dtype, self._fresh(f"{wish}_values"))
+        self.params.append(handle)
+        self.buffers.append(SparseBuffer(var, [axis], handle))
+        return var

@@ -47,6 +47,11 @@ def test_lower_prints_the_program_of_einsum(run):
     X = X.astype("float16")
     want = programs(sampled, A=A.astype("float16"), X=X, Y=X, like="A")
     assert [run("lower", sampled, *words)[1]] == want
+    squared = "C[i,k] = A[i,j] * A[j,k]"
+    want = programs(squared, A=A, format="csr")
+    assert [run("lower", squared, "--A", "cora", "--format", "csr")[1]] == want
+    code, out, err = run("lower", squared, "--A", "cora", "--format", "csr", "--stage", "2")
+    assert code == 1 and "which the program assembles; see build_assembled" in err
     code, out, _ = run("lower", SPMM, *ON_CORA, "--stage", "3", "--json")
     data = json.loads(out)
     assert code == 0 and data["program"] == SPMM and data["config"] is None

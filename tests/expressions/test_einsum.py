@@ -8,6 +8,7 @@ import pytest
 import scipy.sparse as sp
 import torch
 from reference import reference
+from torch._dynamo.backends.debugging import aot_eager
 from torch.autograd import gradcheck, gradgradcheck
 
 import sparsetir
@@ -279,33 +280,100 @@ def test_reductions_are_over_what_is_stored():
     both = stored[:, :, None] & (B != 0)[None]
     want = np.where(both, dense[:, :, None] + B[None], np.inf).min(axis=1)
     np.testing.assert_allclose(einsum("ij,jk->ik", A, given, semiring="min_plus"), want)
+    B, given = array((7, 5), "some", np.random.default_rng(3), True)
+    D, more = array((7, 5), "some", np.random.default_rng(4), True)
+    there = stored & ((B != 0) | (D != 0))
+    want = np.where(there, dense * (B + D), -np.inf).max(axis=1)
+    text = "y[i] = max(j, A[i,j] * (B[i,j] + D[i,j]))"
+    np.testing.assert_allclose(einsum(text, A=A, B=given, D=more), want)
 
 
-SPARSE = [line.split(";") for line in """
-C[i,k] = A[i,j] * B[j,k]         ; A B
-C[k,i] = A[i,j] * B[j,k]         ; A B
-C[i,k] = A[i,j] * B[k,j]         ; A B
-C[i,j] = A[i,j] - 2 * B[i,j]     ; A B
-C[i,j] = A[i,j] * B[i,j]         ; A B
-C[j,i] = A[i,j]                  ; A
-C[i,j] = x[i] * A[i,j]           ; A
-C[i,j] = relu(A[i,j] - B[i,j])   ; A B
-C[i,k] = A[i,j] * B[j,k] + D[i,k]; A B D
-C[i,l] = A[i,j] * B[j,k] * D[k,l]; A B D
-C[i,j] = A[i,j] + B[j,i]         ; A B
+SPARSE = [[x.strip() for x in line.split(";")] for line in """
+C[i,k] = A[i,j] * B[j,k]          ; A B   ; csr
+C[k,i] = A[i,j] * B[j,k]          ; A B   ; csr
+C[i,k] = A[i,j] * B[k,j]          ; A B   ; csr
+C[i,j] = A[i,j] - 2 * B[i,j]      ; A B   ; csr
+C[i,j] = A[i,j] * B[i,j]          ; A B   ; csr
+C[j,i] = A[i,j]                   ; A     ; csc
+C[i,j] = x[i] * A[i,j]            ; A     ; csr
+C[i,j] = relu(A[i,j] - B[i,j])    ; A B   ; csr
+C[i,k] = A[i,j] * B[j,k] + D[i,k] ; A B D ; csr
+C[i,l] = A[i,j] * B[j,k] * D[k,l] ; A B D ; csr
+C[i,j] = A[i,j] + B[j,i]          ; A B   ; csr
+C[i,j] = a[i] * b[j]              ; a b   ; csr
+C[i,j] = maximum(A[i,j] * B[i,j], D[i,j]); A B D; csr
+C[i,j] = maximum(A[i,j], -B[i,j] * D[i,j]); A B D; dcsr
+C[i,k] = D[i,k] - A[i,j] * B[j,k] ; A B D ; dcsc
+y[j] = A[i,j]                     ; A     ; csf
+y[i] = a[i] + b[i]                ; a b   ; coo
+C[j,k] = P[i,j,k]                 ; P     ; coo
+C[k,i,j] = P[i,j,k] + Q[j,k,i]    ; P Q   ; dcsf
+C[i,j,l] = P[i,j,k] * B[k,l]      ; P B   ; csf
+C[i,j,k] = P[i,j,k] + A[i,j] * B[j,k]; P A B; coo
+C[i,k,j,l] = A[i,j] * B[k,l]      ; A B   ; csf
 """.strip().splitlines()]  # fmt: skip
 
 
-@pytest.mark.parametrize("row", SPARSE, ids=[r[0].strip() for r in SPARSE])
+@pytest.mark.parametrize("row", SPARSE, ids=[r[0] for r in SPARSE])
 def test_sparse_results(row):
     """They have the numbers of dense ones, and store no more than what is visited."""
+    text, sparse, format = row
     for case in CASES:
-        dense, operands = inputs(row[0], row[1], "", case)
-        found = einsum(row[0], format="csr", **operands)
-        np.testing.assert_allclose(found.to_scipy().toarray(), reference(row[0], dense), **CLOSE)
+        dense, operands = inputs(text, sparse, "", case)
+        found = einsum(text, format=format, **operands)
+        assert type(found) is (SparseMatrix if len(found.shape) == 2 else SparseTensor)
+        values = np.zeros(found.shape)
+        values[tuple(found.pattern.coords)] = found.values
+        np.testing.assert_allclose(values, reference(text, dense), **CLOSE)
         ones = {n: (x != 0).astype(float) for n, x in dense.items()}
-        there = reference(row[0].replace("-", "+").replace("relu", "abs"), ones) != 0
-        assert found.nnz == there.sum()
+        added = (
+            text.replace("-", "+").replace("relu", "abs").replace("(+", "(").replace(", +", ", ")
+        )
+        assert found.nnz == np.count_nonzero(reference(added, ones))
+
+
+def test_rows_that_are_not_stored_are_rows_of_the_result():
+    """Of operands in DCSR, whose rows end where those before them do."""
+    dense, A = array((7, 5), "some", np.random.default_rng(0), True)
+    x = np.random.default_rng(1).standard_normal(5)
+    found = einsum("C[i,j] = A[i,j] * x[j]", A=A, x=x, format="csr", formats={"A": "dcsr"})
+    np.testing.assert_array_equal(found.pattern.indptr, A.pattern.indptr)
+    np.testing.assert_allclose(found.to_scipy().toarray(), dense * x, **CLOSE)
+
+
+LAYOUTS = """
+C[i,k] = A[i,j] * B[j,k]           ; A B ; csr  ; csr
+C[k,i] = A[i,j] * B[j,k]           ; A B ; csc  ; csc
+C[i,j] = A[i,j] - 2 * B[i,j]       ; A B ; dcsr ; coo
+C[i,j,l] = P[i,j,k] * B[k,l]       ; P B ; csf  ; coo
+y[j] = A[i,j]                      ; A   ; coo  ; coo
+""".strip().splitlines()
+
+
+@pytest.mark.parametrize("row", LAYOUTS)
+def test_sparse_results_of_torch(row):
+    """Tensors of the layout that is asked for, or in COO, with gradients for values."""
+    text, sparse, format, layout = (x.strip() for x in row.split(";"))
+    dense, operands = inputs(text, sparse, "", "some")
+    leaves = {n: torch.from_numpy(x).requires_grad_() for n, x in dense.items()}
+    found = {}
+    for graded in (False, True):
+        given = {n: x.to_torch("coo") for n, x in operands.items()}
+        for n, x in given.items() if graded else ():
+            at = x.indices()
+            given[n] = torch.sparse_coo_tensor(at, leaves[n][tuple(at)], x.shape, is_coalesced=True)
+        found[graded] = einsum(text, format=format, **given)
+        assert found[graded].layout == getattr(torch, f"sparse_{layout}")
+        got = found[graded].detach().to_dense()
+        np.testing.assert_allclose(got, reference(text, dense), **CLOSE)
+    weights = torch.rand(found[True].shape, dtype=torch.float64)
+    total = (found[True].to_dense() * weights).sum()
+    grads = torch.autograd.grad(total, [*leaves.values()])
+    for (n, x), grad in zip(dense.items(), grads):
+        step = np.where(x != 0, np.random.default_rng(1).standard_normal(x.shape), 0) * 1e-6
+        more, less = (reference(text, {**dense, n: x + s * step}) for s in (1, -1))
+        want = ((more - less) * weights.numpy()).sum() / 2
+        np.testing.assert_allclose((grad.numpy() * step).sum(), want, rtol=1e-6, atol=1e-14)
 
 
 def test_results_like_operands():
@@ -321,6 +389,10 @@ def test_results_like_operands():
         want = np.where(dense != 0, reference(text, {"A": dense, "X": X, "Y": Y}), 0)
         assert found.pattern is A.pattern
         np.testing.assert_allclose(found.to_scipy().toarray(), want, **CLOSE)
+    for layout in ("csr", "csc", "coo"):
+        found = einsum("ik,jk->ij", torch.from_numpy(X), Y, like=A.to_torch(layout))
+        assert found.layout == getattr(torch, f"sparse_{layout}")
+        np.testing.assert_allclose(found.to_dense(), np.where(dense, X @ Y.T, 0), **CLOSE)
     found = einsum("ik,jk->ij", X, Y, like=A.to_scipy())
     np.testing.assert_allclose(found.to_scipy().toarray(), np.where(dense, X @ Y.T, 0), **CLOSE)
 
@@ -382,24 +454,41 @@ def test_formats_of_operands(format):
     )
 
 
+def test_terms_that_share_an_operand_have_one_order_of_its_levels():
+    """The first one searches it, beside coordinates that repeat; the second one visits it."""
+    sizes = {"A": (3, 4), "B": (3,), "D": (3, 3, 4, 2)}
+    rng = np.random.default_rng(0)
+    arrays = {n: array(shape, "some", rng, True) for n, shape in sizes.items()}
+    dense, operands = ({n: x[k] for n, x in arrays.items()} for k in (0, 1))
+    text = "C[l,k] = (abs(A[k,l]) - B[j]) * D[k,j,l,i]"
+    found = einsum(text, formats={"A": "coo"}, **operands)
+    np.testing.assert_allclose(found, reference(text, dense), **CLOSE)
+
+
 COMPILED = """
 C[i,k] = A[i,j] * X[j,k] ; edges
-C[j,k] = A[i,j] * X[i,k] ; matrix
+C[j,k] = s * A[i,j] * X[i,k] ; matrix
+ij,jk->ki ; matrix
+C[i,k] = A[i,j] * exp(sum(l, X[i,l] * Y[j,l])) * Y[j,k] ; matrix
+C[i,l] = P[i,j,k] * X[j,l] * Y[k,l] ; tensor
+ij,ij->ij ; broadcast
 C[i,k] = A[i,j] * X[j,k] + Y[i,k] ; coo
 S[i,j] = A[i,j] * X[i,k] * Y[j,k] ; like
+C[i,k] = A[i,j] * X[j,k] ; csr
 """.strip().splitlines()  # fmt: skip
+BROKEN = ("coo", "like", "csr")
 
 
 @pytest.mark.parametrize("row", COMPILED)
-def test_compiled_functions_break_their_graph_once(row):
-    """Results and gradients are those of eager calls."""
+def test_compiled_functions_have_one_graph_or_break_it_once(row):
+    """Results and gradients are those of eager calls; of sparse results graphs break, once."""
     text, kind = row.split(" ; ")
     torch.compiler.reset()
     graphs = []
 
-    def backend(graph, _):
+    def backend(graph, inputs):
         graphs.append(graph)
-        return graph.forward
+        return aot_eager(graph, inputs)
 
     rng = np.random.default_rng(0)
     dense = np.where(mask_of("some", (6, 6), rng), rng.random((6, 6)), 0)
@@ -408,31 +497,51 @@ def test_compiled_functions_break_their_graph_once(row):
     shapes = (6, 6), (6, 6), len(edges[0])
     X, Y, values = (torch.from_numpy(rng.random(s)).requires_grad_() for s in shapes)
     given = {"A": SparseMatrix.from_dense(dense)}
-    options = {"like": "A"} if kind == "like" else {}
+    options = {"like": {"like": "A"}, "csr": {"format": "csr"}}.get(kind, {})
+    tensor = array((6, 6, 6), "some", rng, True)[1]
 
     def function(X, Y, values, edges):
-        known = dict(given)
+        if "->" in text:
+            pair = (X, Y[:1]) if kind == "broadcast" else (given["A"], 2 * X)
+            return einsum(text, *pair).sin()
+        known = {"P": tensor} if kind == "tensor" else dict(given)
+        if "s *" in text:
+            known["s"] = 0.5
         if kind == "edges":
             known["A"] = ops.Operand(operand.rowptr, edges, 6, 6, 2 * values)
         if kind == "coo":
             known["A"] = torch.sparse_coo_tensor(edges.flip(0), 2 * values, (6, 6)).coalesce()
         known |= {n: x * 2 for n, x in (("X", X), ("Y", Y)) if n in text}
         out = einsum(text, **known, **options)
-        return (out.values() if kind == "like" else out).relu().sin()
+        return (out if out.layout is torch.strided else out.values()).relu().sin()
 
-    found = []
-    for call in (torch.compile(function, backend=backend), function):
+    found, whole = [], kind not in BROKEN
+    for call in (torch.compile(function, backend=backend, fullgraph=whole), function):
         out = call(X, Y, values, edges)
         grads = torch.autograd.grad(out.sum(), (X, Y, values), allow_unused=True)
-        found.append([out, *(g for g in grads if g is not None)])
+        found.append([out, *(g for g in grads if g is not None and g.any())])
+    # At sparse tensors torch breaks graphs itself; nothing of what einsum calls is in one.
+    assert len(graphs) == 1 if whole else len(graphs) <= 3, len(graphs)
     assert len(found[0]) == len(found[1]) > 1
     for got, want in zip(*found):
         torch.testing.assert_close(got, want)
-    # At sparse tensors torch breaks graphs itself; nothing of what einsum calls is in one.
-    assert len(graphs) == 2 if kind in ("edges", "matrix") else len(graphs) <= 3
+
+
+def test_operator_of_compiled_functions():
+    """It is as torch's tests want one; other matrices and sizes go to the same graph."""
+    X, Y = (torch.rand(n, 4, dtype=torch.float64, requires_grad=True) for n in (6, 5))
+    call = "sum\nplus_times\n\ndense dense\n\nij,kj->ik"
+    torch.library.opcheck(torch.ops.sparsetir.einsum.default, (call, [X, Y], [], []))
+    count = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
     torch.compiler.reset()
-    with pytest.raises(torch._dynamo.exc.Unsupported):
-        torch.compile(function, backend=backend, fullgraph=True)(X, Y, values, edges)
+    product = torch.compile(lambda A, X: einsum("ij,jk->ik", A, X), backend=count, fullgraph=True)
+    for case, columns in zip((*CASES[:1], *CASES), (4, 5, 6, 7, 8)):
+        dense, A = array((7, 6), case, np.random.default_rng(columns), True)
+        X = torch.rand(6, columns, dtype=torch.float64)
+        np.testing.assert_allclose(product(A, X), dense @ X.numpy(), **CLOSE)
+    assert count.frame_count <= 3
+    with pytest.raises(Exception, match="expected dense operands of torch, numbers, and sparse"):
+        torch.compile(lambda X: einsum("ij->ji", X, format="csr"), fullgraph=True)(X)
 
 
 @pytest.mark.parametrize("format", [None, "csc", "coo", "ell", "dcsr"])
@@ -542,14 +651,18 @@ einsum("ij,j->ik", M, V)  # ValueError: 'k': expected an index of an operand .. 
 einsum("i$,j->i", M, V)  # ValueError: expected subscripts such as .. ^
 einsum("ij->i", M, reduce="mean")  # ValueError: argument 'reduce': expected one of
 einsum("ij->i", M, semiring="no")  # ValueError: argument 'semiring': expected one of
-einsum("ij->i", M, format="csr")  # ValueError: a result with two indices
-einsum("ij->ij", M, format="bsr")  # ValueError: argument 'format': expected 'csr'
+einsum("ij->i", M, format="csr")  # ValueError: argument 'format': expected a format of 1 dim
+einsum("ij->ij", M, format="bsr")  # ValueError: argument 'format': expected a format of 2 dim
+einsum("ij->ij", M, format="ell")  # ValueError: argument 'format': expected .. compressed levels
+einsum("ij->", M, format="coo")  # ValueError: argument 'format': expected .. a sparse result with
+einsum("ij->ij", M, format="csr", like=M)  # ValueError: argument 'format': expected None beside
+sparsetir.expression("y[i] += A[i]", format="coo")  # ValueError: argument 'format': expected None
 einsum("ij->ij", M, like=V)  # ValueError: argument 'like': expected a sparse tensor
 einsum("ij->ij", V > 0)  # ValueError: 'ij': the operand has 1 dimensions .. ^
 einsum("i->i", V * 1j)  # TypeError: expected one of float16 .. complex128
 einsum("ij,jk->ik", M, M, formats={"A0": "bsr"})  # ValueError: expected a format of 2 dimensions
 einsum(3, M)  # TypeError: argument 'text': expected a str
-einsum("y[i] = max(j, A[i,j] * (B[i,j] + C[i,j]))", A=M, B=M.T, C=M * 2)
+einsum("y[i] = max(j, A[i,j] * B[j,j] + C[i,j])", A=M, B=M, C=M * 2)
   # ValueError: 'max' of 'y': expected a term
 einsum("C[i,j] = A[i,j] * B[i,j]", A=M, B=M.T, formats={"A": "coo", "B": "coo"})
   # ValueError: operand 'B': expected a format that can be searched

@@ -367,6 +367,22 @@ def test_values_of_another_pattern() -> None:
         np.testing.assert_allclose(found, np.where(there, dense, 0)[mask], rtol=1e-6)
 
 
+def test_rows_that_are_not_stored() -> None:
+    """Rows of DCSR: others are empty; of a pattern that has them they hold the first value."""
+    for init in ("", "3.0"):
+        body = "{C} = {C} + {A}" if init else "{C} = {A}"
+        at = Tensors("A=ss:ij").result("ds", "ij").iterate("o=O; i=IA; j=JA", "SSS", body, init)
+        kernel = build_assembled(sparsetir.from_source(at.text))
+        assert isinstance(kernel, AssembledKernel)
+        dense, there = at.decoded(kernel(**at.args))
+        want = at.dense["A"] + float(init or 0) * at.mask["A"]
+        np.testing.assert_array_equal(there, at.mask["A"])
+        np.testing.assert_array_equal(dense, want)
+        indptr, indices = np.arange(0, 43, 7, "int32"), np.tile(np.arange(7, dtype="int32"), 6)
+        found = kernel.values_of(indptr, indices, **at.args)
+        np.testing.assert_array_equal(found.reshape(6, 7), np.where(there, want, float(init or 0)))
+
+
 def test_intersections_search_long_rows() -> None:
     """Where one is so much longer; not those with padding, which cannot be searched."""
     given = given_to("add_csr")

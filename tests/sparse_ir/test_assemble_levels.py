@@ -154,7 +154,7 @@ def test_programs_are_of_the_language(made: Callable[..., Tensors]) -> None:
     func = sparsetir.from_source(at.text)
     assert tvm_ffi.structural_equal(sparsetir.from_source(func.script()), func)
     programs = assemble_levels(func)
-    for one in (programs.entries, programs.values):
+    for one in (programs.entries, programs.values, *(programs.rows or ())[:3]):
         assert tvm_ffi.structural_equal(sparsetir.from_source(one.script()), one)
     found = sparsetir.build_assembled(func)(**at.args)
     levels = getattr(found, "levels", None) or [found[:2]]
@@ -169,6 +169,45 @@ def test_programs_are_of_the_language(made: Callable[..., Tensors]) -> None:
     own[programs.result] = np.full(found.values.shape, programs.first, "float32")
     sparsetir.interpret(programs.values, {**at.args, **own})
     np.testing.assert_array_equal(own[programs.result], found.values)
+
+
+# How elements combine, what they begin with, and whether the visits of one are no combination.
+UPDATES = {
+    "sum": ("{C} + {A} * {B}", "0", np.add, False), "many": ("{C} * {A}", "1", np.multiply, False),
+    "least": ("T.min({A}, {C})", "3", np.minimum, False), "last": ("{A} * {B}", "", None, False),
+    "sum from 2": ("{C} + {A} * {B}", "2", np.add, True),
+    "halves": ("({C} + {A}) // 2", "0", lambda c, a: (c + a) // 2, True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int64"])
+@pytest.mark.parametrize("case", UPDATES)
+def test_rows_that_are_filled(case: str, dtype: str) -> None:
+    """Elements that are written several times, in any order, and once; from the second call on."""
+    text, first, update, listed = UPDATES[case]
+    if "//" in text and dtype != "int64":
+        pytest.skip("divisions of integers")
+    at = Tensors("A=ds:ki", "B=ds:kj:KA").result("ds", "ij")
+    init = first and f"T.{dtype}({first})"
+    at.iterate("k=KA; i=IA; j=JB", "RSS" if init else "SSS", "{C} = " + text, init)
+    func = sparsetir.from_source(at.text.replace(",))", f",), '{dtype}')").replace(
+        "JB))", f"JB), '{dtype}')").replace("IA))", f"IA), '{dtype}')").replace(
+        "JC))", f"JC), '{dtype}')"))  # fmt: skip
+    kernel = sparsetir.build_assembled(func)
+    assert isinstance(kernel, LevelsKernel)
+    for n, density in enumerate((0.4, 0.0, 1.0, 0.15)):
+        at = Tensors("A=ds:ki", "B=ds:kj:KA", seed=n, density=density).result("ds", "ij")
+        want, there = np.zeros((6, 7)), np.zeros((6, 7), bool)
+        for k, i, j in np.argwhere(at.mask["A"].T[:, :, None] & at.mask["B"].T[:, None]):
+            a, b = at.dense["A"][i, k], at.dense["B"][j, k]
+            term = a if "{B}" not in text else a * b
+            held = want[i, j] if there[i, j] else float(first or 0)
+            want[i, j], there[i, j] = update(held, term) if update else term, True
+        args = {**at.args, "a": at.args["a"].astype(dtype), "b": at.args["b"].astype(dtype)}
+        dense, stored = at.decoded(kernel(**args))
+        np.testing.assert_array_equal(stored, there)
+        np.testing.assert_array_equal(dense, want)
+    assert kernel._by_rows is not listed
 
 
 def test_more_than_there_is_room_for(monkeypatch: Any) -> None:

@@ -18,8 +18,9 @@ EPILOG = """\
 An expression, "C[i,k] = A[i,j] * X[j,k]" or "ij,jk->ik" with operands A0 and A1, has an option for
 each operand: a graph, with relations for three indices, 2708x64 for random numbers of this shape, a
 number, a .npy file. --dtype is the type of all but files. --like A gives the result the pattern of
-an operand. Sparse operands are stored as `sparsetir.einsum` has them, in CSR where that suits the
-expression; csc:cora, or coo, ell, dcsr, dcsc, csf, csf_1_0_2, dcsf before a colon, says otherwise.
+an operand; --format csr, csf, coo, .. makes it sparse, for `lower --stage 1` alone. Sparse operands
+are stored as `sparsetir.einsum` has them, in CSR where that suits the expression; csc:cora, or coo,
+ell, dcsr, dcsc, csf, csf_1_0_2, dcsf before a colon, says otherwise.
 """
 SHAPE = re.compile(r"\d+(x\d+)*")
 
@@ -43,6 +44,7 @@ def add_operands(out: Parser, words: Sequence[str]) -> None:
 
     group = out.add_argument_group("of the expression")
     group.add_argument("--like", metavar="NAME", help="the operand whose pattern the result has")
+    group.add_argument("--format", metavar="NAME", help="of a sparse result, such as csr")
     ranks = ranks_of(parse(text, "plan"))
     out.set_defaults(ranks=ranks)
     for name, rank in ranks.items():
@@ -94,5 +96,6 @@ def program_of(
                     tensor = SparseMatrix(matrix)
                 graphs[source] = title, tensor.astype(dtype)
             operands[name] = graphs[source][1]
-    func, given = einsum_program(text, operands, like=args.like, formats=formats)
+    options = {"like": args.like, "format": args.format, "formats": formats}
+    func, given = einsum_program(text, operands, **options)
     return func, given, next((title for title, _ in graphs.values()), None)

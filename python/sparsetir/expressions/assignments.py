@@ -7,8 +7,9 @@ something has the pattern of that factor.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from sparsetir.expressions.notation import FUNCTIONS
 from sparsetir.expressions.storage import Storage
@@ -27,6 +28,7 @@ from sparsetir.expressions.trees import (
     walk,
 )  # fmt: skip
 
+T = TypeVar("T")
 Domain = tuple[frozenset[Access], ...]
 EVERYWHERE: Domain = (frozenset(),)
 KEEP_ZERO = {name for name, (_, keeps) in FUNCTIONS.items() if keeps} | {"abs", "relu", "neg"}
@@ -166,17 +168,17 @@ def domain(tree: Tree, sparse: Callable[[Access], bool]) -> Domain:
         return EVERYWHERE
     op, parts = tree.op, [domain(x, sparse) for x in tree.args]
     if op in ("*", "and") or tree.as_product:
-        return _least(a | b for a in parts[0] for b in parts[1])
+        return least(a | b for a in parts[0] for b in parts[1])
     if op == "/" or op in KEEP_ZERO or (op == "**" and _is_positive(tree.args[1])):
         return parts[0]
     if op in ("+", "-", "maximum", "minimum"):
-        return _least([*parts[0], *parts[1]])
+        return least([*parts[0], *parts[1]])
     if op in ("<", ">", "!=") and tree.args[1] == Number(0):
         return parts[0]
     if op == "where" and tree.args[2] == Number(0):
-        return _least(a | b for a in parts[0] for b in parts[1])
+        return least(a | b for a in parts[0] for b in parts[1])
     if op == "where":
-        return _least([*parts[1], *parts[2]])
+        return least([*parts[1], *parts[2]])
     return EVERYWHERE
 
 
@@ -184,9 +186,9 @@ def _is_positive(tree: Tree) -> bool:
     return isinstance(tree, Number) and tree.value > 0
 
 
-def _least(sets: object) -> Domain:
+def least(sets: Iterable[frozenset[T]]) -> tuple[frozenset[T], ...]:
     """Those sets that hold no other one."""
-    distinct = list(dict.fromkeys(sets))  # type: ignore[call-overload]
+    distinct = list(dict.fromkeys(sets))
     return tuple(s for s in distinct if not any(other < s for other in distinct))
 
 

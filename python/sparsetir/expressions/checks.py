@@ -67,6 +67,12 @@ def check_like(who: str, statement: Statement, rank: int) -> None:
         raise wrong(who, "like", f"a pattern of {wanted} dimensions", f"one of {rank}")
 
 
+def check_format(who: str, statement: Statement, format: object, like: object) -> None:
+    """Refuse a format of a result that has a pattern, or that is added to."""
+    if format is not None and (statement.accumulates or like):
+        raise wrong(who, "format", "None beside `like` and +=", repr(format))
+
+
 def sizes_of(
     who: str, statement: Statement, shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[object, int]:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from sparsetir.expressions.assignments import Assignment, Term, assignments, domain
 from sparsetir.expressions.checks import (
     HALVES,
+    check_format,
     check_like,
     check_ranks,
     common_dtype,
@@ -18,11 +19,17 @@ from sparsetir.expressions.checks import (
 from sparsetir.expressions.notation import in_semiring, parse
 from sparsetir.expressions.operands import Operand, idtype_of
 from sparsetir.expressions.program import Program, program
-from sparsetir.expressions.storage import Storage, csf_levels, storage
+from sparsetir.expressions.storage import (
+    COMPRESSED,
+    DENSE,
+    Storage,
+    csf_levels,
+    result_storage,
+    storage,
+)  # fmt: skip
 from sparsetir.expressions.trees import Call, Statement, accesses
 from sparsetir.expressions.unit import Unit
 from sparsetir.expressions.visits import drivers
-from sparsetir.runtime.refusals import wrong
 
 MOST_KEPT = 256  # expressions with kernels
 MOST_FIXED = 4  # sets of sizes that an expression has kernels for
@@ -40,7 +47,7 @@ class Options(NamedTuple):
     reduce: str = "sum"
     semiring: str = "plus_times"
     like: str | None = None
-    format: str | None = None
+    format: object = None
     formats: tuple[tuple[str, object], ...] = ()
 
 
@@ -61,7 +68,9 @@ class Compiled:
         self.idtype, self.options, self.forms = idtype, options, dict(forms)
         self.like = like = options.like
         self.result_name = statement.result.name
-        self.forms[self.result_name] = Storage(dtype, len(statement.result.indices))
+        rank, format = len(statement.result.indices), options.format
+        self.forms[self.result_name] = Storage(dtype, rank)
+        self.open_form = None if format is None else result_storage(who, format, rank, dtype)
         self.steps = assignments(statement, self.forms, like)
         self._units: dict[object, list[Unit]] = {}
         self._fixed: set[Sizes] = set()
@@ -112,20 +121,25 @@ class Compiled:
 
     @cached_property
     def assembling(self) -> list[Unit]:
-        """Programs of sparse results, which add up."""
+        """Programs of sparse results, which add up: of rows on all threads, else one of all."""
         *before, last = self.steps
         value = reduce(lambda x, y: Call("+", (x, y)), [t.value for t in last.terms])
         parts = [replace(last, terms=(t,)) for t in last.terms]
-        if not any(t.over for t in last.terms) and value is not None and last.op == "sum":
+        if not any(t.over for t in last.terms) and last.op == "sum":
             where = domain(
                 value, lambda x: self.forms[x.name].sparse if x.name in self.forms else False
             )
             if drivers(where, lambda x: None not in x.plain).exact:
                 parts = [replace(last, terms=(Term(value, ()),))]
-        programs = [
-            program([*before, p], self.forms, self.acc, self.idtype, assembled=True) for p in parts
+        form = self.open_form
+        assert form is not None
+        forms = {**self.forms, self.result_name: replace(form, order=None)}
+        if form.levels != DENSE + COMPRESSED:
+            parts = parts if len(parts) == 1 else [last]
+        return [
+            Unit.of(program([*before, p], forms, self.acc, self.idtype, assembled=True))
+            for p in parts
         ]
-        return [Unit.of(p) for p in programs]
 
 
 _all: dict[object, Compiled] = {}
@@ -150,10 +164,10 @@ def compiled(who: str, text: str, operands: Mapping[str, Operand], options: Opti
     return expression
 
 
-def _new(
-    who: str, text: str, operands: Mapping[str, Operand], options: Options,
-    shared: Mapping[int, str], idtype: str,
-) -> Compiled:  # fmt: skip
+def typed(
+    who: str, text: str, operands: Mapping[str, Operand], options: Options
+) -> tuple[Statement, str, str]:
+    """The statement for these operands, the type of its result, and that it is computed in."""
     ranks = {n: len(x.shape) for n, x in operands.items()}
     parsed = parse(text, who, [r for n, r in ranks.items() if n != LIKE])
     statement = in_semiring(parsed, options.reduce, options.semiring, who)
@@ -164,6 +178,16 @@ def _new(
     constants = [x.dtype for x in read if x.constant]
     dtype = common_dtype([x.dtype for x in read if not x.constant], constants)
     acc = computed_in(statement, dtype)
+    check_format(who, statement, options.format, options.like)
+    return statement, dtype if dtype in HALVES else acc, acc
+
+
+def _new(
+    who: str, text: str, operands: Mapping[str, Operand], options: Options,
+    shared: Mapping[int, str], idtype: str,
+) -> Compiled:  # fmt: skip
+    statement, result, acc = typed(who, text, operands, options)
+    ranks = {n: len(x.shape) for n, x in operands.items()}
     forms: dict[str, Storage] = {}
     chosen = dict(options.formats)
     for n, x in operands.items():
@@ -174,12 +198,4 @@ def _new(
             other = shared[id(x.pattern)]
             pattern = None if other == n or other in chosen else other
             forms[n] = replace(forms[n], levels=csf_levels(ranks[n]), pattern=pattern)
-    if options.format is not None and (statement.accumulates or options.like):
-        raise wrong(who, "format", "None beside `like` and +=", repr(options.format))
-    if options.format not in (None, "csr"):
-        raise wrong(who, "format", "'csr', or None for a dense result", repr(options.format))
-    if options.format and len(statement.result.indices) != 2:
-        expected = "a result with two indices"
-        raise wrong(who, "format", expected, f"{statement.result}; give `like` instead")
-    result = dtype if dtype in HALVES else acc
     return Compiled(who, statement, forms, result, acc, idtype, options)

@@ -58,7 +58,7 @@ class Declarations:
         self.dense_axes: dict[str, str] = {}
         self.patterns: dict[Key, PatternAxes] = {}
         self.buffers: dict[tuple[str, object], tuple[str, PatternAxes | None]] = {}
-        self.merged: dict[tuple[str, ...], str] = {}  # names of merged axes
+        self.merged: dict[str, str] = {}  # names of merged axes
         self.values: dict[str, tuple[str, Key | None]] = {}
         self.sizes: dict[str | tuple[str, int], str] = {}
         self.root: str | None = None
@@ -174,6 +174,22 @@ class Declarations:
         self.patterns[key] = declared
         return declared
 
+    def _open(self, access: Access, form: Storage) -> PatternAxes:
+        """The axes of the result, whose pattern the program finds."""
+        levels, axes = levels_of(access, form), list[str]()
+        for kind, d in zip(form.levels, levels, strict=True):
+            name = str(access.plain[d])
+            if kind == DENSE:
+                axes.append(self.dense(name))
+                continue
+            self.root = self.root or (None if axes else self.axis("O", "T.dense_fixed(1{})"))
+            wish = f"{access.name}{d}"
+            arrays = ", ".join(self._param("result", f"{wish}_{x}") for x in ("ptr", "idx"))
+            parent, size = axes[-1] if axes else self.root, self._size(name)
+            constructor = f"T.sparse_variable({parent}, ({size}, None), ({arrays}){{}})"
+            axes.append(self.axis(wish, constructor))
+        return PatternAxes(access.name, access, form.levels, tuple(levels), tuple(axes))
+
     def buffer(self, access: Access) -> tuple[str, PatternAxes | None]:
         """The buffer of an operand at some indices, and the pattern that it is over."""
         form, plain = self.form(access), access.plain
@@ -181,18 +197,11 @@ class Declarations:
         key = access.name, access.indices if form.sparse or simple else None
         if key in self.buffers:
             return self.buffers[key]
-        pattern = self.pattern(access) if form.sparse else None
         if self.assembled and access.name == self.result.name:
-            row, column = (str(n) for n in plain)
-            arrays = [self._param("result", f"{access.name}1_{kind}") for kind in ("ptr", "idx")]
-            constructor = (
-                f"({self.dense(row)}, ({self._size(column)}, None), ({', '.join(arrays)}){{}})"
-            )
-            axes = [
-                self.dense(row),
-                self.axis(f"{access.name}1", f"T.sparse_variable{constructor}"),
-            ]
-        elif pattern:
+            pattern = self._open(access, form)
+        else:
+            pattern = self.pattern(access) if form.sparse else None
+        if pattern:
             axes = [*([self.root] if pattern.rooted else []), *pattern.axes]
         elif simple:
             axes = [self.dense(n) for n in plain if n]
@@ -215,7 +224,8 @@ class Declarations:
         self.buffer_lines.append(
             f'{name} = T.match_sparse_buffer({handle}, {over}, "{form.dtype}")'
         )
-        self.values[handle] = access.name, (pattern.operand, access.indices) if pattern else None
+        over_pattern = pattern and (pattern.operand, access.indices)
+        self.values[handle] = access.name, over_pattern if over_pattern in self.patterns else None
         if kind == "result":
             self.result_handle = handle
         return self.buffers[key]

@@ -8,13 +8,13 @@ from functools import lru_cache
 from typing import Any
 
 from sparsetir.expressions.assignments import assignments
-from sparsetir.expressions.checks import HALVES, check_like, computed_in
+from sparsetir.expressions.checks import HALVES, check_format, check_like, computed_in
 from sparsetir.expressions.compiled import LIKE, MOST_KEPT, Options
 from sparsetir.expressions.execution import BoundExpression, ExpressionPlan, bound_expression
 from sparsetir.expressions.notation import in_semiring, parse
 from sparsetir.expressions.operands import Operand, read
 from sparsetir.expressions.program import program
-from sparsetir.expressions.storage import Storage, storage
+from sparsetir.expressions.storage import Storage, result_storage, storage
 from sparsetir.expressions.trees import Statement, accesses
 from sparsetir.runtime.refusals import wrong
 from sparsetir.sparse_ir.nodes import SparseFunc
@@ -22,7 +22,8 @@ from sparsetir.sparse_ir.nodes import SparseFunc
 
 def expression(
     text: str, *, dtype: str = "float32", idtype: str = "int32", reduce: str = "sum",
-    semiring: str = "plus_times", like: str | None = None, **formats: object,
+    semiring: str = "plus_times", like: str | None = None, format: object = None,
+    **formats: object,
 ) -> SparseFunc:  # fmt: skip
     """The program of an expression: to print, schedule, lower, tune and build.
 
@@ -38,6 +39,9 @@ def expression(
         As of :func:`einsum`.
     like : str, optional
         The operand whose pattern the result has; by default it is dense.
+    format : str or Format, optional
+        Of a sparse result whose pattern the program finds, see :func:`build_assembled`: "csr", ..,
+        and "coo", all of whose levels are compressed.
     **formats : str or Format
         By the names of operands: "dense", the default, "csr", "csc", "coo", "ell", "dcsr", "dcsc",
         "csf" and "csf_1_0_2", whose root is dimension 1, "dcsf", whose root is compressed, too.
@@ -80,13 +84,18 @@ def expression(
     if like is not None:
         check_like(who, statement, ranks[like])
     acc = computed_in(statement, dtype)
-    operands[statement.result.name] = Storage(dtype if dtype in HALVES else acc, rank)
-    return program(assignments(statement, operands, like), operands, acc, idtype).func
+    kind = dtype if dtype in HALVES else acc
+    check_format(who, statement, format, like)
+    operands[statement.result.name] = (
+        Storage(kind, rank) if format is None else result_storage(who, format, rank, kind)
+    )
+    steps, assembled = assignments(statement, operands, like), format is not None
+    return program(steps, operands, acc, idtype, assembled).func
 
 
 def einsum(
     text: str, *operands: object, reduce: str = "sum", semiring: str = "plus_times",
-    like: object = None, format: str | None = None, out: object = None,
+    like: object = None, format: object = None, out: object = None,
     formats: Mapping[str, object] | None = None, **by_name: object,
 ) -> Any:  # fmt: skip
     """The result of an expression of sparse and dense tensors.
@@ -116,8 +125,11 @@ def einsum(
         another meaning.
     like : str or sparse tensor, optional
         The result has the pattern of this operand, or of another one. By default it is dense.
-    format : "csr", optional
-        The result is a SparseMatrix that stores what the expression visits.
+    format : str or Format, optional
+        The result is sparse and stores what the expression visits: "csr", "csc", "dcsr" or "dcsc"
+        of two indices, "csf" or "dcsf" of any number, whose last levels or all levels are
+        compressed, or "coo". What levels are compressed is how it is made; a tensor of torch has
+        the layout of this name, or is in COO.
     out : ndarray, optional
         Where a dense result is written.
     formats : mapping of str to str or Format, optional
@@ -129,8 +141,9 @@ def einsum(
     Returns
     -------
     ndarray, Tensor, SparseMatrix or SparseTensor
-        Of torch where an operand is. Its type is the one that holds those of all operands, as in
-        NumPy; 16-bit floats are summed in float32, bool in int64.
+        Of torch where an operand is; of two indices a sparse one is a SparseMatrix. Its type is the
+        one that holds those of all operands, as in NumPy; 16-bit floats are summed in float32, bool
+        in int64.
 
     Raises
     ------
@@ -149,7 +162,9 @@ def einsum(
 
     Kernels are kept by the expression and the types of its operands, sparse operands in the order
     of levels that suits the expression. Gradients of tensors are derived, of any order.
-    `torch.compile` breaks its graph at a call, once.
+    In a graph of `torch.compile` it is an operator with gradients of the first order, of tensors of
+    torch, numbers, and sparse tensors of this library; other operands and sparse results break the
+    graph, once.
 
     Examples
     --------
@@ -165,12 +180,25 @@ def einsum(
         # Frames that are called from one that is not traced, as of sparse tensors, are traced, too.
         or torch._C._dynamo.eval_frame.get_eval_frame_callback() is not None
     ):
-        from sparsetir.expressions.untraced import untraced
+        from sparsetir.expressions.traced import traced, untraced
 
-        return untraced(
+        call = traced if torch.compiler.is_compiling() else untraced
+        return call(
             text, *operands, reduce=reduce, semiring=semiring, like=like, format=format, out=out,
             formats=formats, **by_name,
         )  # fmt: skip
+    return evaluated(
+        text, *operands, reduce=reduce, semiring=semiring, like=like, format=format, out=out,
+        formats=formats, **by_name,
+    )  # fmt: skip
+
+
+def evaluated(
+    text: str, *operands: object, reduce: str = "sum", semiring: str = "plus_times",
+    like: object = None, format: object = None, out: object = None,
+    formats: Mapping[str, object] | None = None, **by_name: object,
+) -> Any:  # fmt: skip
+    """The result of :func:`einsum`, computed now."""
     planned = _planned("einsum", text, operands, reduce, semiring, like, format, formats, by_name)
     expression, known, like = planned
     return expression.result(known, like, out)
@@ -178,7 +206,7 @@ def einsum(
 
 def plan_expression(
     text: str, *operands: object, reduce: str = "sum", semiring: str = "plus_times",
-    like: object = None, format: str | None = None, formats: Mapping[str, object] | None = None,
+    like: object = None, format: object = None, formats: Mapping[str, object] | None = None,
     **by_name: object,
 ) -> ExpressionPlan:  # fmt: skip
     """The plan of an expression; the arguments are those of :func:`einsum`."""
@@ -189,14 +217,14 @@ def plan_expression(
 def einsum_program(
     text: str, by_name: Mapping[str, object], operands: Sequence[object] = (), *,
     who: str = "plan", reduce: str = "sum", semiring: str = "plus_times", like: object = None,
-    formats: Mapping[str, object] | None = None,
+    format: object = None, formats: Mapping[str, object] | None = None,
 ) -> tuple[SparseFunc, dict[str, Any]]:  # fmt: skip
     """The program that :func:`einsum` runs for operands, and its arguments by name.
 
     operands : those in order of appearance; by_name : the others
     who : how errors begin
     """
-    planned = _planned(who, text, operands, reduce, semiring, like, None, formats, by_name)
+    planned = _planned(who, text, operands, reduce, semiring, like, format, formats, by_name)
     expression, known, _ = planned
     return expression.program(known)
 
@@ -209,20 +237,12 @@ def ranks_of(statement: Statement) -> dict[str, int]:
 
 def _planned(
     who: str, text: str, operands: Sequence[object], reduce: str, semiring: str, like: object,
-    format: str | None, formats: Mapping[str, object] | None, by_name: Mapping[str, object],
+    format: object, formats: Mapping[str, object] | None, by_name: Mapping[str, object],
 ) -> tuple[BoundExpression, dict[str, Operand], object]:  # fmt: skip
     """An expression for its operands, these by name, and what its result is like."""
     if not isinstance(text, str):
         raise wrong(who, "text", "a str", type(text).__name__, TypeError)
-    values = [read(who, f"operands[{n}]", x) for n, x in enumerate(operands)]
-    ranks: tuple[int, ...] = ()
-    if "=" not in text:
-        if any(1 in x.shape for x in values):
-            text, values = _without_ones(text, values)
-        ranks = tuple([len(x.shape) for x in values])
-    values += [read(who, n, x) for n, x in by_name.items()]
-    names = _names(who, text, ranks, len(operands), tuple(by_name))
-    known = dict(zip(names, values, strict=True))
+    text, known = operands_of(who, text, operands, by_name)
     mask = None
     if like is not None:
         mask = like if isinstance(like, str) else LIKE
@@ -235,6 +255,21 @@ def _planned(
         like = by_name.get(mask, like)
     options = Options(reduce, semiring, mask, format, tuple((formats or {}).items()))
     return bound_expression(who, text, known, options), known, like
+
+
+def operands_of(
+    who: str, text: str, operands: Sequence[object], by_name: Mapping[str, object]
+) -> tuple[str, dict[str, Operand]]:
+    """The text without dimensions that are broadcast, and its operands by name."""
+    values = [read(who, f"operands[{n}]", x) for n, x in enumerate(operands)]
+    ranks: tuple[int, ...] = ()
+    if "=" not in text:
+        if any(1 in x.shape for x in values):
+            text, values = _without_ones(text, values)
+        ranks = tuple([len(x.shape) for x in values])
+    values += [read(who, n, x) for n, x in by_name.items()]
+    names = _names(who, text, ranks, len(operands), tuple(by_name))
+    return text, dict(zip(names, values, strict=True))
 
 
 def _without_ones(text: str, operands: list[Operand]) -> tuple[str, list[Operand]]:

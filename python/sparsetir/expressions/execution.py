@@ -13,10 +13,13 @@ from sparsetir.data.sparse_tensor import SparseMatrix, SparseTensor
 from sparsetir.expressions.checks import sizes_of
 from sparsetir.expressions.compiled import LIKE, MOST_KEPT, Compiled, Options, compiled
 from sparsetir.expressions.contraction import contracted
+from sparsetir.expressions.levels import coordinates, level_arrays
 from sparsetir.expressions.operands import Operand, name_of
+from sparsetir.expressions.storage import csf_levels
 from sparsetir.expressions.unit import Bound, Unit, settled
 from sparsetir.formats.pattern import Pattern
 from sparsetir.runtime.arrays import is_torch, to_numpy
+from sparsetir.runtime.assembled import CsrArrays
 from sparsetir.runtime.refusals import wrong
 from sparsetir.sparse_ir.nodes import SparseFunc
 
@@ -53,15 +56,23 @@ class BoundExpression:
         steps = contracted(compiled.steps, self.sizes, stored)
         return compiled.units(steps, compiled.fixed(self.sizes), apart)
 
+    def programs(self, operands: Mapping[str, Operand]) -> list[SparseFunc]:
+        """What is computed, in order."""
+        if self.compiled.open_form is not None:
+            return [unit.func for unit in self.compiled.assembling]
+        return [bound.unit.func for bound in self.bound(operands)]
+
     def program(self, operands: Mapping[str, Operand]) -> tuple[SparseFunc, dict[str, Any]]:
         """The program of all of it, which is not compiled, and its arguments by name.
 
         What the program writes alone is no argument.
         """
-        (unit,) = self._units(_patterns(operands), False)
+        compiled = self.compiled
+        units = self._units(_patterns(operands), False)
+        unit, *_ = units if compiled.options.format is None else compiled.assembling
         arguments = self._arguments(unit, [str(p.name) for p in unit.func.params], operands)
-        if self.compiled.statement.accumulates:
-            arguments[unit.result] = operands[self.compiled.result_name].values
+        if compiled.statement.accumulates:
+            arguments[unit.result] = operands[compiled.result_name].values
         return unit.func, arguments
 
     def _arguments(
@@ -80,7 +91,7 @@ class BoundExpression:
     def result(self, operands: Mapping[str, Operand], like: object = None, out: Any = None) -> Any:
         """The result of operands of these types.
 
-        like : what the caller gave for a pattern
+        like : what the caller gave for a pattern, or the layout of a tensor of torch
         """
         tensors = [x.values for x in operands.values() if type(x.values) is not np.ndarray]
         graded = False
@@ -89,33 +100,34 @@ class BoundExpression:
 
             graded = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
         this = self.compiled
-        if this.options.format is None:
+        if this.open_form is None:
             values = self._graded(operands) if graded else self._plain(operands, bool(tensors), out)
             return values if this.like is None else _sparse(operands[this.like], values, like)
         matrix = self._assembled(operands)
         if not tensors:
             return matrix
+        name = getattr(this.options.format, "name", this.options.format)
+        layout = getattr(torch, f"sparse_{name}" if name in ("csr", "csc") else "sparse_coo")
         # Gradients are those at the pattern that was found.
         at = {**operands, LIKE: Operand(matrix.values, matrix.shape, this.dtype, matrix.pattern)}
         if not graded:
-            return _sparse(at[LIKE], torch.from_numpy(matrix.values), None)
+            return _sparse(at[LIKE], torch.from_numpy(matrix.values), layout)
         options = this.options._replace(format=None, like=LIKE)
-        return bound_expression(this.who, this.statement.text, at, options).result(at)
+        return bound_expression(this.who, this.statement.text, at, options).result(at, layout)
 
-    def _assembled(self, operands: Mapping[str, Operand]) -> SparseMatrix:
+    def _assembled(self, operands: Mapping[str, Operand]) -> SparseTensor:
         """A sparse result with the pattern that the programs visit."""
-        this, sizes = self.compiled, self.sizes
-        parts: list[SparseMatrix] = []
-        try:
-            kernels = [(unit, unit.assembled) for unit in this.assembling]
-        except ValueError as error:
-            expected = f"a result whose rows are the first loop, {error}"
-            raise wrong(this.who, "format", expected, repr(this.options.format)) from error
-        for unit, kernel in kernels:
-            assembled = kernel(**self._arguments(unit, kernel.params, operands))
-            shape = tuple(sizes[n] for n in this.statement.result.plain)
-            pattern = Pattern.from_csr(assembled.indptr, assembled.indices, shape, check=False)
-            parts.append(SparseMatrix.of_stored(Stored(pattern, assembled.values, None)))
+        this, parts = self.compiled, list[Any]()
+        shape = tuple(self.sizes[n] for n in this.statement.result.plain)
+        for unit in this.assembling:
+            kernel = unit.assembled
+            found = kernel(**self._arguments(unit, kernel.params, operands))
+            if isinstance(found, CsrArrays) and len(shape) == 2:
+                pattern = Pattern.from_csr(found.indptr, found.indices, shape, check=False)
+            else:
+                pattern = Pattern(coordinates(found, shape), shape)
+            kind = SparseMatrix if len(shape) == 2 else SparseTensor
+            parts.append(kind.of_stored(Stored(pattern, found.values, None)))
         return parts[0].add(*parts[1:]) if len(parts) > 1 else parts[0]
 
     def _plain(self, operands: Mapping[str, Operand], torch: bool, out: Any) -> Any:
@@ -176,15 +188,17 @@ def _sparse(mask: Operand, values: Any, like: object) -> Any:
     import torch as loaded
 
     torch: Any = loaded
-
-    if pattern.order == 2:
-        arrays = pattern.indptr, pattern.columns.astype(pattern.indptr.dtype)
-        index = [torch.from_numpy(x) for x in arrays]
-        return torch.sparse_csr_tensor(*index, values, pattern.shape, check_invariants=False)
-    at = torch.from_numpy(np.stack(pattern.coords).astype(np.int64))
-    return torch.sparse_coo_tensor(
-        at, values, pattern.shape, is_coalesced=True, check_invariants=False
-    )
+    layout = like if isinstance(like, torch.layout) else getattr(like, "layout", torch.sparse_csr)
+    if pattern.order != 2 or layout == torch.sparse_coo:
+        at = torch.from_numpy(np.stack(pattern.coords).astype(np.int64))
+        return torch.sparse_coo_tensor(
+            at, values, pattern.shape, is_coalesced=True, check_invariants=False
+        )
+    columns = layout == torch.sparse_csc
+    stored = level_arrays(pattern, csf_levels(2), (1, 0) if columns else (0, 1), pattern.idtype)
+    index = [torch.from_numpy(x) for x in stored.arrays[1]]
+    make = torch.sparse_csc_tensor if columns else torch.sparse_csr_tensor
+    return make(*index, stored.values(values), pattern.shape, check_invariants=False)
 
 
 _kept: dict[object, BoundExpression] = {}
@@ -233,7 +247,7 @@ class ExpressionPlan:
         self, expression: BoundExpression, operands: Mapping[str, Operand], like: object
     ) -> None:
         self._expression, self._operands, self._like = expression, dict(operands), like
-        self.programs: list[SparseFunc] = [u.unit.func for u in expression.bound(operands)]
+        self.programs: list[SparseFunc] = expression.programs(operands)
 
     def __call__(self, *, out: Any = None, **values: Any) -> Any:
         """The result.

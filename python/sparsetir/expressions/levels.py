@@ -17,6 +17,8 @@ from sparsetir.expressions.storage import COMPRESSED, DENSE, REPEATED, SLOTS
 from sparsetir.formats import CSF, ELL
 from sparsetir.formats.pattern import Pattern
 from sparsetir.runtime.arrays import is_torch
+from sparsetir.runtime.assembled import CsrArrays
+from sparsetir.runtime.assembled_levels import CsfArrays
 
 
 class Reordered:
@@ -102,6 +104,15 @@ class LevelArrays:
         places = np.empty(len(there), np.int64)
         places[self.take[there]] = there
         return places
+
+
+def coordinates(found: CsrArrays | CsfArrays, shape: tuple[int, ...]) -> list[np.ndarray]:
+    """The coordinates of an assembled result's elements, in an array for each dimension."""
+    levels = found.levels if isinstance(found, CsfArrays) else [(found.indptr, found.indices)]
+    out = [np.arange(shape[0])] if len(levels) < len(shape) else []
+    for ptr, idx in levels:
+        out = [*(c.repeat(np.diff(ptr)) for c in out), idx]
+    return out
 
 
 _kept: WeakKeyDictionary[Pattern, dict[object, LevelArrays]] = WeakKeyDictionary()

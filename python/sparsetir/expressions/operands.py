@@ -49,6 +49,8 @@ def read(who: str, name: str, operand: Any) -> Operand:
     kind = type(operand)
     if kind is np.ndarray and operand.dtype in NAMES:
         return Operand(operand, operand.shape, NAMES[operand.dtype])
+    if kind is Operand:
+        return operand
     if isinstance(operand, SparseTensor):
         values = operand.values
         return Operand(values, operand.shape, name_of(values), operand.pattern, steady=True)

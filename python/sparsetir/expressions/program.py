@@ -60,6 +60,11 @@ def program(
     return _Writer(steps, operands, acc, idtype, assembled, fixed or {}).program()
 
 
+def _met(how: str, axes: Sequence[str]) -> str:
+    """Axes that merge."""
+    return axes[0] if len(axes) == 1 else f"T.{how}({', '.join(axes)})"
+
+
 class _Writer(Declarations):
     # -- expressions -------------------------------------------------------------------------------
 
@@ -130,10 +135,10 @@ class _Writer(Declarations):
         if mask:
             where = tuple(dict.fromkeys(s | {mask} for s in where))
         bounds = drivers(where, lambda x: None not in x.plain and len(set(x.plain)) == len(x.plain))
-        taken = [x for x in bounds.accesses if driven(x, levels_of(x, self.form(x)))]
-        taken = self._merging(taken)
-        if self.assembled and any(REPEATED in self.form(x).levels for x in taken):
-            raise ValueError("no operand in COO, whose rows repeat")
+        taken = bounds.accesses
+        gone = [x for x in taken if not driven(x, levels_of(x, self.form(x)))]
+        bounds = bounds.without(gone)
+        bounds = bounds.without(self._repeating(bounds.accesses))
         out = [n for n in result.plain if n]
         names = list(
             dict.fromkeys(
@@ -142,14 +147,19 @@ class _Writer(Declarations):
         )
         flat = [x for x in accesses(term.value) if not self.sparse(x)]
         flat += [] if self.sparse(result) else [result]
-        rows = out[0] if self.assembled and result is self.result else None
+        rows = None
+        if self.assembled and result is self.result:
+            out = [str(result.plain[d]) for d in levels_of(result, self.form(result))]
+            rows = out[0]
         while True:
+            taken = bounds.accesses
             order = visit_order(names, out, [(x, self._known_form(x)) for x in taken], flat, rows)
             gone = taken[-1:] if order is None else self._apart(taken, order)
             if order is not None and not gone:
-                exact = bounds.exact and len(taken) == len(bounds.accesses)
-                return Drivers(tuple(taken), bounds.meet, exact), order
-            taken = [] if bounds.meet == "union" else [x for x in taken if x not in gone]
+                for x in taken:  # which settles the order of their levels for other terms
+                    self.pattern(x, order)
+                return bounds, order
+            bounds = bounds.without(gone)
 
     def _apart(self, taken: Sequence[Access], order: Sequence[str]) -> list[Access]:
         """Accesses whose axes cannot merge with those before, as compressed ones are above both."""
@@ -174,19 +184,16 @@ class _Writer(Declarations):
             return Storage(form.dtype, form.rank, form.levels, self.patterns[key].dims)
         return form
 
-    def _merging(self, taken: list[Access]) -> list[Access]:
-        """Without those whose coordinates repeat where others are."""
-        first = [x for x in taken if REPEATED in self.form(x).levels]
-        if not first:
-            return taken
-        at = {n for n in first[0].plain if n}
-        return [first[0], *(x for x in taken if x != first[0] and at.isdisjoint(x.plain))]
+    def _repeating(self, taken: Sequence[Access]) -> list[Access]:
+        """Those that cannot be visited beside one whose coordinates repeat."""
+        first = [x for x in taken if REPEATED in self.form(x).levels][:1]
+        at = {n for x in first for n in x.plain if n}
+        return [x for x in taken if x not in first and not at.isdisjoint(x.plain)]
 
     def _loops(self, bounds: Drivers, order: list[str]) -> dict[str, str]:
         """The axis of each index."""
-        patterns = list(
-            {id(p): p for p in (self.pattern(x, order) for x in bounds.accesses)}.values()
-        )
+        at_pattern = {x: self.pattern(x, order) for x in bounds.accesses}
+        patterns = list({id(p): p for p in at_pattern.values()}.values())
         loops: dict[str, str] = {}
         visited = {"": str(self.root)}  # the axis of each loop
         inside: dict[str, set[str]] = {}  # the axes that a loop visits
@@ -211,18 +218,23 @@ class _Writer(Declarations):
                 x if x[3] == first or "T.attach" in x[1]
                 else (x[0], f"T.attach({x[0]}, {visited[x[3]]})", *x[2:]) for x in here
             ]  # fmt: skip
-            texts = tuple(dict.fromkeys(x[1] for x in here))
-            if not texts:
-                loops[index] = visited[index] = self.dense(index)
-            elif len(texts) == 1:
-                loops[index], visited[index] = texts[0], here[0][0]
-            else:
-                key = bounds.meet, *texts
-                if key not in self.merged:
-                    wish = "_".join(a for a, *_ in here)
-                    self.merged[key] = self.axis(wish, f"T.{bounds.meet}({', '.join(texts)})")
-                loops[index] = visited[index] = self.merged[key]
-            inside[index] = {a for a, *_ in here} or {loops[index]}
+            texts = {axis: text for axis, text, *_ in here}
+            of = [{a for x in s for a in at_pattern[x].axes} for s in bounds.where]
+            sets = list(dict.fromkeys(frozenset(texts.keys() & axes) for axes in of))
+            if frozenset() in sets:  # everywhere, beside axes that others are below
+                dense, below = self.dense(index), {a for p in patterns for a in p.axes[:-1]}
+                texts = {dense: dense, **{a: x for a, x in texts.items() if a in below}}
+                sets = [frozenset([a]) for a in texts]
+            inside[index] = set().union(*sets)
+            each = [_met("intersect", [texts[a] for a in texts if a in axes]) for axes in sets]
+            loop = _met("union", each)
+            if len(inside[index]) == 1:
+                loops[index], (visited[index],) = loop, inside[index]
+                continue
+            if loop not in self.merged:
+                wish = "_".join(a for a in texts if a in inside[index])
+                self.merged[loop] = self.axis(wish, loop)
+            loops[index] = visited[index] = self.merged[loop]
         self._begin(patterns)
         return loops
 

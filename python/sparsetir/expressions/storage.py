@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, replace
 
 from sparsetir.formats.format import Format
+from sparsetir.runtime.refusals import wrong
 
 # Levels by kind: dense, compressed, compressed with coordinates that repeat, equally many slots.
 DENSE, COMPRESSED, REPEATED, SLOTS = "d", "s", "u", "e"
@@ -70,6 +71,21 @@ def storage(who: str, name: str, format: object, rank: int, dtype: str) -> Stora
         f"{who}: argument '{name}': expected a format of {rank} dimensions, such as {expected}, "
         f"got {known!r}"
     )
+
+
+def result_storage(who: str, format: object, rank: int, dtype: str) -> Storage:
+    """The storage of a sparse result: compressed levels, below a dense one or alone.
+
+    Raises ValueError for formats of other levels, and for scalars.
+    """
+    whole = format == "coo" or getattr(format, "name", None) == "coo"
+    made = storage(who, "format", "dcsf" if whole else format, rank, dtype)
+    if not made.sparse or SLOTS in made.levels:
+        raise wrong(
+            who, "format", "that of a sparse result with an index, of compressed levels, such as "
+            "'csr', 'coo', 'csf' or 'dcsf'", f"{format!r} of {rank} dimensions",
+        )  # fmt: skip
+    return made
 
 
 def csf_levels(rank: int) -> str:

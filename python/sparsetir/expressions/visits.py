@@ -1,8 +1,8 @@
 """What an iteration visits for a term: an order of its indices, and an axis for each.
 
 A sparse operand under a product bounds the loops of its indices: it drives them. Where several do,
-their axes are intersected, or united where any of them may differ from zero; the others are read by
-search. An index that no operand drives has all its coordinates visited.
+their axes are intersected, and those of what a function such as `maximum` takes are united; other
+operands are read by search. An index that no operand drives has all its coordinates visited.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from sparsetir.expressions.assignments import Domain
+from sparsetir.expressions.assignments import Domain, least
 from sparsetir.expressions.storage import Storage
 from sparsetir.expressions.trees import Access
 
@@ -19,13 +19,22 @@ from sparsetir.expressions.trees import Access
 class Drivers:
     """The accesses that bound an iteration.
 
-    meet : "intersect" or "union"
-    exact : whether they visit just where the term may differ from zero
+    where : sets of them: it visits where all of any set store something
+    exact : whether that is just where the term may differ from zero
     """
 
-    accesses: tuple[Access, ...]
-    meet: str
+    where: Domain
     exact: bool
+
+    @property
+    def accesses(self) -> tuple[Access, ...]:
+        """All of them, in the order of the text."""
+        return tuple(sorted(frozenset[Access]().union(*self.where), key=lambda x: x.at))
+
+    def without(self, gone: Iterable[Access]) -> Drivers:
+        """Those that are left bound it; they visit more."""
+        where = least(s.difference(gone) for s in self.where)
+        return Drivers(where, self.exact and where == self.where)
 
 
 def drivers(where: Domain, usable: Callable[[Access], bool]) -> Drivers:
@@ -33,16 +42,13 @@ def drivers(where: Domain, usable: Callable[[Access], bool]) -> Drivers:
 
     usable : whether all dimensions of an access are indices by themselves, which differ
     """
-    if len(where) == 1:
-        (required,) = where
-        taken = tuple(sorted(required, key=lambda x: x.at))
-        return Drivers(taken, "intersect", all(map(usable, taken)))
-    single = [x for s in where if len(s) == 1 for x in s]
-    same = len({x.plain for x in single}) == 1 and all(map(usable, single))
-    if same and len(single) == len(where):
-        return Drivers(tuple(single), "union", True)
+    usable_all = all(usable(x) for s in where for x in s)
+    if not usable_all and len(where) > 1:
+        return Drivers((frozenset.intersection(*where),), False)
+    # At an index that only some have, those of one set are visited where another set is met.
     common = frozenset.intersection(*where)
-    return Drivers(tuple(sorted(common, key=lambda x: x.at)), "intersect", False)
+    same = len({frozenset(x.plain) for s in where for x in s - common}) <= 1
+    return Drivers(where, usable_all and (same or len(where) == 1))
 
 
 def levels_of(access: Access, form: Storage, order: Sequence[str] = ()) -> list[int]:

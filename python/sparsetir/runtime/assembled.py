@@ -81,10 +81,14 @@ class Numeric:
         All of its arguments by name, but the result's values; they are trusted.
     values : str
         Its parameter for these.
+    first : int or float, optional
+        What values begin with, where the kernel does not write all of them.
     """
 
-    def __init__(self, kernel: Kernel, given: Mapping[str, object], values: str) -> None:
-        signature = kernel.signature
+    def __init__(
+        self, kernel: Kernel, given: Mapping[str, object], values: str, first: float | None = None
+    ) -> None:
+        signature, self.first = kernel.signature, first
         self.kernel, self._place = kernel, signature.position
         self._args = [given.get(name) for name in signature.names]
         self._out = self._place[values]
@@ -108,6 +112,8 @@ class Numeric:
         ndarray
         """
         out = rooms.room(self.shape, self.dtype) if out is None else out
+        if self.first is not None:
+            out.fill(self.first)
         if out.size:
             args = self._args.copy()
             for name, value in given.items():
@@ -356,7 +362,8 @@ class AssembledKernel:
             **given, names.indptr: indptr, names.indices: indices, names.nnz: len(indices),
             names.parts: len(rows_ptr) - 1, names.rows_ptr: rows_ptr,
         }  # fmt: skip
-        return Numeric(self.numeric, known, names.values)
+        first = None if names.parted else names.first  # rows that are not stored are not visited
+        return Numeric(self.numeric, known, names.values, first)
 
     def __repr__(self) -> str:
         return f"AssembledKernel({self.name!r})"
@@ -398,6 +405,8 @@ class AssembledKernel:
         args[at] = values = rooms.room((*signature.expected_shape(at, args),), self._dtype)
         if room:
             fill.run(args)
+        if not names.parted:  # rows that are not stored end where the one before does
+            np.maximum.accumulate(indptr, out=indptr)
         return indices, values
 
 

@@ -46,18 +46,29 @@ class LevelsKernel:
 
     Notes
     -----
-    A call lists the coordinates that the program writes, on one thread, and sorts them; then it
-    computes the values of this pattern.
+    On one thread. A call counts what the program writes to each row of a matrix of numbers, and
+    lists it there in a second pass; where columns are not in order, or repeat, it combines them.
+    Of other results it lists the coordinates, sorts them, and computes the values of this pattern.
     """
 
     def __init__(self, func: SparseFunc, target: TargetLike = "llvm") -> None:
         self._target = cpu_of(target)
-        self.programs, self.name = assemble_levels(func), func.name
-        made = self.programs
+        made = self.programs = assemble_levels(func)
+        self.name = func.name
         gone = {made.result, *(x for level in made.levels for x in level)}
         self.params = [str(p.name) for p in func.params if str(p.name) not in gone]
         self.most = int(np.iinfo(made.idtypes[-1]).max)  # elements
         self._room = ROOM
+        self._by_rows = made.rows is not None
+
+    @cached_property
+    def rows(self) -> tuple[Kernel, Kernel, AssembledKernel | None]:
+        """What counts and fills rows, and combines what is listed of the same element."""
+        rows = self.programs.rows
+        assert rows is not None
+        count, fill = build(rows.count, self._target), build(rows.fill, self._target, check=False)
+        combine = rows.combine and AssembledKernel(rows.combine, None, self._target)
+        return count, fill, combine
 
     @cached_property
     def entries(self) -> Kernel:
@@ -92,6 +103,8 @@ class LevelsKernel:
         """
         given = bound_by_name(self.name, self.params, args, kwargs)
         made = self.programs
+        if self._by_rows and (matrix := self._filled(given)):
+            return CsrArrays(*(like(given.values(), x) for x in matrix))
         coordinates, roots = self._coordinates(given)
         found = _levels(coordinates, roots)
         count = len(found[-1][1])
@@ -111,6 +124,33 @@ class LevelsKernel:
         self.values(**given, **{made.result: values})
         levels = [(like([values], ptr), like([values], idx)) for ptr, idx in levels]
         return CsfArrays(levels, values) if len(levels) > 1 else CsrArrays(*levels[0], values)
+
+    def _filled(self, given: Mapping[str, object]) -> CsrArrays | None:
+        """The result filled by rows, or None: where it is too large, or where elements are written
+        several times and that is no combination."""
+        names, (count, fill, combine) = self.programs.rows, self.rows
+        assert names is not None
+        rows = count.shape_of(names.ends, given)[0]
+        ptr = np.zeros(rows + 1, np.int64)
+        count(**given, **{names.ends: ptr[1:]})
+        np.cumsum(ptr, out=ptr)
+        if ptr[-1] > self.most:
+            return None
+        idtype, total = np.dtype(self.programs.idtypes[-1]), int(ptr[-1])
+        indices, values = np.empty(total, idtype), np.empty(total, self.programs.dtype)
+        indptr, ordered = ptr.astype(idtype), np.ones(total + 1, bool)
+        made = {names.ends: indptr[:-1].copy(), names.room: total}
+        fill(**given, **made, **{names.at: indices, names.found: values})
+        np.greater(indices[1:], indices[:-1], out=ordered[1:-1])
+        ordered[indptr] = True
+        if ordered.all():
+            return CsrArrays(indptr, indices, values)
+        if combine is None:
+            self._by_rows = False
+            return None
+        listed: dict[str, object] = {"v": values, "ptr": indptr, "idx": indices, "nnz": total}
+        listed |= {"m": rows, "n": int(indices.max()) + 1}
+        return combine.assembled(listed, combine.bounds(listed))
 
     def _coordinates(self, given: Mapping[str, object]) -> tuple[Sequence[np.ndarray], int]:
         """Coordinates of what is written, of each level, sorted; and the length of the root."""

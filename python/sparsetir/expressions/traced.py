@@ -1,0 +1,206 @@
+"""Expressions under torch.compile: an operator of tensors, `sparsetir::einsum`, with gradients.
+
+A sparse tensor is one by the arrays of its pattern and its values, which are read where the graph
+runs. Where the operator does not serve, as for sparse results, the graph breaks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparsetir.data.sparse_tensor import SparseTensor
+from sparsetir.expressions.checks import sizes_of
+from sparsetir.expressions.compiled import MOST_KEPT, Options, typed
+from sparsetir.expressions.einsum import evaluated, operands_of
+from sparsetir.expressions.operands import Operand, name_of, read
+from sparsetir.expressions.unit import torch_dtype
+from sparsetir.formats.pattern import Pattern
+from sparsetir.ops.operands import Operand as Matrix
+from sparsetir.ops.operands import Prepared
+
+REASON = (
+    "einsum: expected dense operands of torch, numbers, and sparse ones that are SparseMatrix, "
+    "SparseTensor or ops.Operand, and a dense result without `out`; others are computed between "
+    "two graphs, which fullgraph=True refuses"
+)
+NUMBERS = {bool: "bool", int: "int", float: "float"}
+
+untraced: Any = torch.compiler.disable(evaluated, reason=REASON)
+
+
+def traced(
+    text: str, *operands: Any, reduce: str, semiring: str, like: object, format: object, out: Any,
+    formats: Mapping[str, object] | None, **by_name: Any,
+) -> Any:  # fmt: skip
+    """What a graph has for a call of einsum: the operator, or a break."""
+    options = {"reduce": reduce, "semiring": semiring, "formats": formats}
+    parts = [_parts(x) for x in (*operands, *by_name.values())]
+    named = all(isinstance(x, str) for x in (text, reduce, semiring, *(formats or {}).values()))
+    dense = like is None and format is None and out is None
+    plain = any(isinstance(x, Tensor) for x in (*operands, *by_name.values()))
+    if not (named and dense and plain) or any(part is None for part in parts):
+        return untraced(text, *operands, like=like, format=format, out=out, **options, **by_name)
+    kinds = [part[0] for part in parts]
+    tensors, sizes, numbers = ([x for part in parts for x in part[n]] for n in (1, 2, 3))
+    pairs = [f"{name}={kind}" for name, kind in (formats or {}).items()]
+    names = ["", *by_name][1:]
+    words = reduce, semiring, " ".join(pairs), " ".join(kinds), " ".join(names), text
+    return einsum_op("\n".join(words), tensors, sizes, numbers)
+
+
+def _parts(x: Any) -> Any:
+    """An operand as its kind, tensors, sizes and numbers; None where it is none of the operator."""
+    x = x.operand if isinstance(x, Prepared) else x
+    if type(x) in NUMBERS:
+        return NUMBERS[type(x)], [], [], [x]
+    if isinstance(x, Tensor):
+        return ("dense", [x], [], []) if x.layout == torch.strided else None
+    if isinstance(x, Matrix):
+        values = [] if x.values is None else [x.values]
+        return f"matrix{len(values)}", [x.rowptr, x.col, *values], [x.m, x.n], []
+    if not isinstance(x, SparseTensor):
+        return None
+    known = x.pattern.__dict__  # not what it makes when it is asked for
+    kind = "coords" if "coords" in known else "csr"
+    at = known["coords"] if kind == "coords" else (known["indptr"], known["columns"])
+    tensors = [torch.as_tensor(a) for a in (x.values, *at)]
+    return f"{kind}:{len(tensors)}", tensors, [*x.pattern.shape], []
+
+
+@lru_cache(MOST_KEPT)
+def _read(call: str) -> tuple[str, list[str], list[str], dict[str, Any]]:
+    """The text, kinds of operands, names of the last ones, and options, of what a graph has."""
+    reduce, semiring, formats, kinds, names, text = call.split("\n", 5)
+    pairs = dict(pair.split("=") for pair in formats.split())
+    options = {"reduce": reduce, "semiring": semiring, "formats": pairs or None}
+    return text, kinds.split(), names.split(), options
+
+
+def _given(
+    call: str, tensors: Sequence[Tensor], sizes: Sequence[int], numbers: Sequence[Any], real: bool
+) -> tuple[list[Operand], dict[str, Operand]]:
+    """Operands in order, and by name; those that are not real have a pattern without data."""
+    _, kinds, names, _ = _read(call)
+    arrays, lengths, scalars = iter(tensors), iter(sizes), iter(numbers)
+    given: list[Operand] = []
+    for kind in kinds:
+        if kind in NUMBERS.values():
+            (make,) = (k for k, name in NUMBERS.items() if name == kind)
+            given.append(read("einsum", "operands", make(next(scalars))))
+        elif kind == "dense":
+            given.append(read("einsum", "operands", next(arrays)))
+        elif kind.startswith("matrix"):
+            rowptr, col, shape = next(arrays), next(arrays), (next(lengths), next(lengths))
+            values = next(arrays) if kind == "matrix1" else None
+            matrix = Matrix(rowptr, col, *shape, values)
+            dtype = "float32" if values is None else name_of(values)
+            fake: Any = Operand(values, shape, dtype, _NOWHERE)
+            given.append(read("einsum", "operands", matrix) if real else fake)
+        else:
+            name, count = kind.split(":")
+            values, *at = (next(arrays) for _ in range(int(count)))
+            shape = tuple(next(lengths) for _ in range(2 if name == "csr" else len(at)))
+            pattern = _pattern(at, shape, name == "csr") if real else _NOWHERE
+            given.append(Operand(values, shape, name_of(values), pattern))
+    first = len(kinds) - len(names)
+    return given[:first], dict(zip(names, given[first:], strict=True))
+
+
+_NOWHERE: Pattern = Pattern.__new__(Pattern)
+_patterns: dict[object, Pattern] = {}
+
+
+def _pattern(at: Sequence[Tensor], shape: tuple[int, ...], rows: bool) -> Pattern:
+    """The pattern in these arrays, kept, with them, as einsum finds by it what is made of it."""
+    key = (rows, shape, *((x.data_ptr(), len(x)) for x in at))
+    if key not in _patterns:
+        first, *rest = arrays = [x.numpy() for x in at]
+        if len(_patterns) >= MOST_KEPT:
+            _patterns.pop(next(iter(_patterns)), None)
+        _patterns[key] = (
+            Pattern.from_csr(first, *rest, shape=shape, check=False)
+            if rows
+            else Pattern(arrays, shape)
+        )
+    return _patterns[key]
+
+
+def _result(
+    call: str, tensors: Sequence[Tensor], sizes: Sequence[int], numbers: Sequence[float]
+) -> Tensor:
+    given, by_name = _given(call, tensors, sizes, numbers, True)
+    text, _, _, options = _read(call)
+    arguments: dict[str, Any] = {**options, **by_name}
+    return evaluated(text, *given, **arguments)
+
+
+@torch.library.custom_op("sparsetir::einsum", mutates_args=())
+def einsum_op(
+    call: str, tensors: Sequence[Tensor], sizes: Sequence[int], numbers: Sequence[float]
+) -> Tensor:
+    """The result of a call of einsum."""
+    return _result(call, [x.detach() for x in tensors], sizes, numbers)
+
+
+def _recorded() -> Any:
+    """Have torch record operators for autograd, which it does not inside of an operator."""
+    left_out = torch._C._dispatch_tls_local_exclude_set()
+    for key in ("AutogradFunctionality", "AutogradOther", "AutogradNestedTensor"):
+        left_out = left_out.remove(getattr(torch._C.DispatchKey, key))
+    return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), left_out)
+
+
+@torch.library.custom_op("sparsetir::einsum_gradients", mutates_args=())
+def gradients_op(
+    call: str, grad: Tensor, tensors: Sequence[Tensor], sizes: Sequence[int],
+    numbers: Sequence[float], wanted: Sequence[int],
+) -> list[Tensor]:  # fmt: skip
+    """The gradients for some of the tensors."""
+    leaves = [x.detach().requires_grad_(n in wanted) for n, x in enumerate(tensors)]
+    with torch.enable_grad(), _recorded():
+        found = _result(call, leaves, sizes, numbers)
+        asked = [leaves[n] for n in wanted]
+        grads = torch.autograd.grad(found, asked, grad, allow_unused=True, materialize_grads=True)
+    return [x.clone() for x in grads]
+
+
+def _fake(
+    call: str, tensors: Sequence[Tensor], sizes: Sequence[int], numbers: Sequence[float]
+) -> Tensor:
+    given, by_name = _given(call, tensors, sizes, numbers, False)
+    text, _, _, options = _read(call)
+    text, known = operands_of("einsum", text, given, by_name)
+    options["formats"] = ()
+    statement, dtype, _ = typed("einsum", text, known, Options(**options))
+    found = sizes_of("einsum", statement, {n: x.shape for n, x in known.items()})
+    shape = [found[n] for n in statement.result.plain]
+    return tensors[0].new_empty(shape, dtype=torch_dtype(dtype))
+
+
+def _saved(ctx: Any, inputs: Any, output: Tensor) -> None:
+    ctx.call, tensors, ctx.sizes, ctx.numbers = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    tensors, needed = ctx.saved_tensors, ctx.needs_input_grad[1]
+    wanted = [n for n, need in enumerate(needed) if need]
+    found = gradients_op(ctx.call, grad, tensors, ctx.sizes, ctx.numbers, wanted)
+    grads: list[Any] = [None] * len(tensors)
+    for n, x in zip(wanted, found, strict=True):
+        grads[n] = x
+    return None, grads, *(None if x else [] for x in (ctx.sizes, ctx.numbers))  # as torch has it
+
+
+einsum_op.register_fake(_fake)
+einsum_op.register_autograd(_backward, setup_context=_saved)
+gradients_op.register_fake(
+    lambda call, grad, tensors, sizes, numbers, wanted: [
+        torch.empty_like(tensors[n]) for n in wanted
+    ]
+)
