@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,8 @@ from csr_zoo import ZOO
 from drawing import examples
 from refusals import refusals
 from sparsetir import SparseMatrix, StructureError, plan
+from sparsetir.data.sources import Stored
+from sparsetir.formats.pattern import Pattern
 from sparsetir.planning import sparse_results
 from sparsetir.schedules.templates.sparse_results import Assembled
 
@@ -363,3 +367,62 @@ def test_kernels_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     a @ a
     monkeypatch.setattr(sparse_results, "AssembledKernel", None)
     assert (a @ a.with_values(np.ones(3))).nnz == 3
+
+
+def calls_of(run: Callable[[], object]) -> int:
+    """How many functions a call calls, which is what small matrices take time for."""
+    counted = 0
+
+    def count(_: object, event: str, __: object) -> None:
+        nonlocal counted
+        counted += event in ("call", "c_call")
+
+    for _ in range(3):  # kernels are there, and what is kept
+        run()
+    sys.setprofile(count)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    return counted
+
+
+def test_small_matrices_take_few_calls() -> None:
+    rng = np.random.default_rng(0)
+    a, b = (SparseMatrix(matrix(rng, (20, 20), 0.1, "float32")) for _ in range(2))
+    for run in (lambda: a + b, lambda: a * b, lambda: a @ b):
+        assert calls_of(run) < 90  # of 78; 117 before operands were kept
+
+
+def test_what_is_kept_with_a_matrix_is_of_its_own_values() -> None:
+    rng = np.random.default_rng(0)
+    A, B = (matrix(rng, (6, 6)) for _ in range(2))
+    a, b = SparseMatrix(A), SparseMatrix(B)
+    check(a + b, stored(A) | stored(B), A.toarray() + B.toarray())
+    twice, narrow = a.with_values(2 * a.values), a.astype("float32")
+    check(twice + b, stored(A) | stored(B), 2 * A.toarray() + B.toarray())
+    check(a.T @ b, *product_of(A.T.tocsr(), B))
+    assert (narrow + narrow).dtype == "float32"
+    a.values[:] = 0  # which is seen, as ever
+    check(a + b, stored(A) | stored(B), B.toarray())
+
+
+def test_row_pointers_of_another_type_than_columns() -> None:
+    rng = np.random.default_rng(0)
+    A = matrix(rng, (6, 6))
+    wide = Pattern.from_csr(A.indptr.astype("int64"), A.indices, A.shape, check=False)
+    a = SparseMatrix.of_stored(Stored(wide, A.data))
+    check(a + a, stored(A), 2 * A.toarray())
+    check(a @ a, *product_of(A, A))
+
+
+def test_bounds_of_small_results_are_not_written_to() -> None:
+    x = sparse_results.csr(SparseMatrix(matrix(np.random.default_rng(0), (6, 6))))
+    kernel = sparse_results.kernel_of(
+        sparse_results.product_program, "plus_times", "float64", "float64", "int32"
+    )
+    given = sparse_results.arguments({"a": x, "b": x}, dict.fromkeys("mln", 6), "int32")
+    bounds = kernel.bounds(given)
+    assert bounds is kernel.bounds(given)  # as others have them
+    with pytest.raises(ValueError, match="read-only"):
+        bounds.ends[1] = 1 << 40

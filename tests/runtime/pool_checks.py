@@ -11,10 +11,12 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import scipy.sparse as sp
 
 import sparsetir
@@ -244,12 +246,17 @@ class Items:
         return int(all(call() for call in self.calls) and pool.threads().count == 1)
 
 
+@cache
+def doubling() -> sparsetir.Kernel:
+    return sparsetir.build(doubled)
+
+
 def on_two_threads() -> tuple[Any, Any, Any]:
     """A kernel, the launcher on OpenMP's threads, and what it knows of the pool."""
     import torch
 
     torch.set_num_threads(2)
-    kernel = sparsetir.build(doubled)
+    kernel = doubling()
     use(pool.OPENMP)
     launcher, _ = pool._launcher()
     assert launcher is not None
@@ -305,11 +312,122 @@ def late_starts() -> None:
     x, y = np.ones(1000, "float32"), np.zeros(1000, "float32")
     fields.limit = pool.LATE
     was, fields.thread_num = fields.thread_num, ctypes.cast(slow, ctypes.c_void_p).value
-    kernel(x, y)
+    for _ in range(2):  # the first one may be after a pause
+        kernel(x, y)
     fields.thread_num = was
     assert launcher.rests() > time.monotonic_ns() + 32e6
     calls = products()
     right(calls)
+
+
+class Simulated:
+    """A pool of two threads in simulated time, in nanoseconds.
+
+    work : that a loop takes one thread
+    late : gives by how much the second thread starts late at a time
+    """
+
+    def __init__(self, work: float, late: Callable[[float], float]) -> None:
+        self.late: Callable[[float], float]
+        self.kernel, _, fields = on_two_threads()
+        self.work, self.late, self.now, self.pair = int(work), lambda _: 2e4, 10**12, False
+        self.arrays = np.ones(1000, "float32"), np.zeros(1000, "float32")
+        self.asked = self.thread = 0
+        integer, address = ctypes.c_int, ctypes.c_void_p
+        parts = {
+            "clock": ctypes.CFUNCTYPE(integer, integer, ctypes.POINTER(ctypes.c_int64))(self.time),
+            "parallel": ctypes.CFUNCTYPE(None, address, address, integer, integer)(self.run),
+            "thread_num": ctypes.CFUNCTYPE(integer)(lambda: self.thread),
+            "num_threads": ctypes.CFUNCTYPE(integer)(lambda: 2),
+            "max_threads": ctypes.CFUNCTYPE(integer)(lambda: 2),
+        }
+        self.parts = parts  # alive
+        for name, function in parts.items():
+            setattr(fields, name, ctypes.cast(function, address).value)
+        fields.limit = pool.LATE
+        self.call()  # which forgets what was before
+        self.late = late
+
+    def time(self, _: int, out: Any) -> int:
+        self.asked += 1
+        if self.asked == 2 and not self.pair:  # after a loop on one thread
+            self.now += self.work
+        out[0], out[1] = divmod(self.now, 10**9)
+        return 0
+
+    def run(self, function: int, loop: int, *_: int) -> None:
+        body = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(function)
+        self.pair, self.thread = True, 0
+        body(loop)
+        self.now += int(self.late(self.now))
+        self.thread = 1
+        body(loop)
+        self.now += self.work // 2
+
+    def call(self) -> bool:
+        """Whether the loop ran on both threads."""
+        self.asked, self.pair = 0, False
+        self.kernel(*self.arrays)
+        return self.pair
+
+    def calls(self, seconds: float, gap: float = 0) -> tuple[float, float]:
+        """The share of calls on both threads, and the time of a call beside one thread's."""
+        end, both, spent = self.now + seconds * 1e9, [], 0
+        while self.now < end:
+            begin = self.now
+            both.append(self.call())
+            spent += self.now - begin
+            self.now += int(gap)
+        assert (self.arrays[1] == 2).all()
+        return sum(both) / len(both), spent / len(both) / self.work
+
+
+MS = 1e6  # nanoseconds
+
+
+def busy_for(on: float, off: float, slice: float = 4 * MS) -> Callable[[float], float]:
+    """How late a thread starts where another program has its core for some time of each period."""
+
+    def late(now: float) -> float:
+        left = on - now % (on + off)
+        return min(left, slice) if left > 0 else 2e4
+
+    return late
+
+
+def quiet_machine() -> None:
+    assert Simulated(MS, lambda _: 2e4).calls(1) == (1, pytest.approx(0.52))
+
+
+def busy_machine() -> None:
+    """With pauses and without, short loops and long: at most an eighth is lost, soon less."""
+    for work, gap in ((MS, 0), (MS, 20 * MS), (0.3 * MS, 3 * MS)):
+        share, time = Simulated(work, lambda _: 4 * MS).calls(4, gap)
+        assert share < 0.03 and time < 1.125
+    share, time = Simulated(MS, lambda _: 4 * MS).calls(8)
+    assert share < 0.01 and time < 1.02
+
+
+def half_busy_machine() -> None:
+    """The second core is found again soon after it is free."""
+    share, time = Simulated(MS, busy_for(1000 * MS, 1000 * MS)).calls(8)
+    assert share > 0.6 and time < 0.75
+    share, time = Simulated(MS, busy_for(10 * MS, 90 * MS)).calls(4)
+    assert share > 0.7 and time < 0.75
+    for on, off in ((4, 4), (20, 20), (100, 100)):
+        for gap in (0, 3 * MS, 20 * MS):
+            assert Simulated(MS, busy_for(on * MS, off * MS)).calls(4, gap)[1] < 1.25
+
+
+def taking_turns() -> None:
+    """Late starts after pauses, such as of programs that wait for each other, do not count."""
+    first = [True]
+    pool_of_two = Simulated(MS, lambda _: 3 * MS if first[0] else 2e4)
+    for _ in range(20):
+        pool_of_two.now += int(50 * MS)
+        for number in range(7):
+            first[0] = number == 0
+            assert pool_of_two.call()
 
 
 def another_tvm() -> None:
@@ -332,7 +450,11 @@ def another_tvm() -> None:
 
 
 # By the processes that they are made in.
-CHECKS = {"with torch": (torch_first, forks, errors, python_threads, others, late_starts)}
+SIMULATED = quiet_machine, busy_machine, half_busy_machine, taking_turns
+CHECKS = {
+    "with torch": (torch_first, forks, errors, python_threads, others, late_starts),
+    "in simulated time": SIMULATED,
+}
 SLOW = {"spawn": (spawned,), "torch later": (torch_later,), "another TVM": (another_tvm,)}
 
 if __name__ == "__main__":

@@ -835,6 +835,8 @@ class SparseMatrix(SparseTensor):
             return out
         return out.to_sparse(layout=getattr(torch, f"sparse_{name}"), blocksize=blocksize)
 
+    # What operators on sparse matrices make of it; see `sparsetir.planning.sparse_results.csr`.
+    as_operand: Any = None
     _transposed: Self | None = None
 
     @cached_property

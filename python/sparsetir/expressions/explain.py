@@ -15,7 +15,7 @@ from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.schedule import Schedule
 
 OPTIONS = ("schedule", "target")  # of programs and expressions
-OF_EXPRESSIONS = ("reduce", "semiring", "like", "formats")
+OF_EXPRESSIONS = ("reduce", "semiring", "like", "format", "formats")
 
 
 @overload

@@ -140,14 +140,16 @@ class Deriving:
 
 
 class _Entry:
-    """What was made, its bytes, by what its owners are known again, and their storages."""
+    """What was made, its bytes, copies of its owners, what tells whether they are what they were,
+    and their storages."""
 
-    __slots__ = ("copies", "made", "owners", "size")
+    __slots__ = ("checks", "copies", "made", "owners", "size")
 
     def __init__(
         self, made: object, copies: Sequence[Known], owners: Sequence[object], size: int
     ) -> None:
         self.made, self.copies, self.owners = made, copies, owners
+        self.checks = [*map(_check_of, copies)]
         self.size = 2 * size if size <= SMALL else self.measured()
 
     def measured(self) -> int:
@@ -180,8 +182,12 @@ class Cache:
             entry = self._entries.get(full)
             if entry is not None:
                 self._entries.move_to_end(full)
-        if entry is not None and all(map(_unchanged, owners, entry.copies)):
-            return entry.made
+        if entry is not None:
+            for x, unchanged in zip(owners, entry.checks, strict=True):
+                if not unchanged(x):
+                    break
+            else:
+                return entry.made
         self.misses += count
         return None
 
@@ -284,20 +290,28 @@ def memory_key(x: Tensor) -> Hashable:
     return storage, x.storage_offset(), x.shape, x.stride(), x.dtype
 
 
-def _unchanged(x: Tensor, known: Known) -> bool:
-    """Whether an owner is what it was."""
+def _check_of(known: Known) -> Callable[[Tensor], bool]:
+    """What tells whether an owner is what it was."""
     if known is None:
-        return is_private(x)
-    return same(x, known) if isinstance(known, Tensor) else known(x)
+        return is_private
+    if not isinstance(known, Tensor):
+        return known
+    compare = _memcmp()
+    if compare is None or not known.is_cpu or known.is_floating_point():
+        return lambda x: torch.equal(x, known)
+    place, size = known.data_ptr(), known.nbytes
+
+    def unchanged(x: Tensor) -> bool:
+        if x.is_neg() or not x.is_contiguous():
+            return torch.equal(x, known)
+        return compare(x.data_ptr(), place, size) == 0
+
+    return unchanged
 
 
 def same(x: Tensor, y: Tensor) -> bool:
     """Whether tensors of one shape and type have equal numbers; y : contiguous. NaN equals none."""
-    if x.is_cpu and not x.is_floating_point() and x.is_contiguous():
-        compare = _memcmp()
-        if compare is not None and not x.is_neg():
-            return compare(x.data_ptr(), y.data_ptr(), x.nbytes) == 0
-    return torch.equal(x, y)
+    return _check_of(y)(x)
 
 
 @cache

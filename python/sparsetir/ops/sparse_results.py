@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from functools import reduce
 from typing import Any
 
@@ -231,8 +230,8 @@ NAMES = {"matmul": "spgemm", "subtract": "sub", "multiply": "mul"}
 class _Matrix:
     """A matrix with its columns in order; `structure` has no order of its own."""
 
-    def __init__(self, who: str, name: str, A: object) -> None:
-        found, values = _structure_of(who, name, A)
+    def __init__(self, who: str, name: str, A: object, undisturbed: bool) -> None:
+        found, values = _structure_of(who, name, A, undisturbed)
         if found.device.type != "cpu":
             device = found.device
             raise ValueError(f"{who}: argument '{name}': expected a CPU tensor, got {device}")
@@ -257,12 +256,14 @@ class _Matrix:
         self.shape: tuple[int, ...] = self.structure.shape
 
 
-def _structure_of(who: str, name: str, A: object) -> tuple[Structure, Tensor | None]:
+def _structure_of(
+    who: str, name: str, A: object, undisturbed: bool
+) -> tuple[Structure, Tensor | None]:
     """The structure of a matrix, and its values."""
-    seen = None
-    if is_undisturbed():
-        with suppress(RuntimeError):  # of tensors without memory
-            seen = known(A, -1)
+    try:
+        seen = known(A, -1) if undisturbed else None
+    except RuntimeError:  # of tensors without memory
+        seen = None
     if seen is not None:
         return seen[0].structure, seen[1]
     rowptr, col, _, n, values = resolve(A, None, None, who, name)
@@ -333,11 +334,12 @@ def _run(
     """One of `PRODUCTS` or `COMBINED`, or a Kronecker product, of matrices by their names."""
     who = NAMES.get(op, op)
     check_semiring(who, semiring)
-    each = [_Matrix(who, name, x) for name, x in named.items()]
-    at = None if mask is None else _Matrix(who, "mask", mask)
+    undisturbed = is_undisturbed()
+    each = [_Matrix(who, name, x, undisturbed) for name, x in named.items()]
+    at = None if mask is None else _Matrix(who, "mask", mask, undisturbed)
     other = "matrices" if op in OF_VALUES else "B"
     check_shapes(who, op, [x.shape for x in each], at and at.shape, other)
-    dtype = reduce(torch.promote_types, (x.values.dtype for x in each))
+    dtype = reduce(torch.promote_types, {x.values.dtype for x in each})
     how, bools = (semiring if op in PRODUCTS else op), dtype is torch.bool
     sides = [x.structure for x in each]
     values = [_cast(x.values, torch.int8 if bools else dtype) for x in each]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from functools import cache, partial
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,6 +44,7 @@ NARROW, NARROW_COLUMNS = 4, 1 << 20
 GATHERED, WORTH, GROUP = 3, 3, WORD**2
 SEARCHED = 3  # as many times the steps make searches worth their code
 INT32 = int(np.iinfo(np.int32).max)
+MEMBERS = [f"a{q}" for q in range(MOST)]  # parameters of `combined_program`
 STEP = 4  # terms that take as long as a step through a row and a column
 
 
@@ -66,9 +67,9 @@ def product(A: Csr, B: Csr, semiring: str = "plus_times", mask: Csr | None = Non
         narrow, mask, columns = without_empty_columns(B, mask)
         found = product(A, narrow, semiring, mask)
         return found._replace(indices=columns[found.indices], shape=(A.shape[0], B.shape[1]))
-    sizes = dict(zip("mln", (*A.shape, B.shape[1]), strict=True))
-    make = partial(kernel_of, product_program, semiring)
-    return _run(make, {"a": A, "b": B}, sizes, (A.shape[0], B.shape[1]), mask)
+    (m, between), n = A.shape, B.shape[1]
+    how, sizes = (product_program, semiring), {"m": m, "l": between, "n": n}
+    return _run(how, {"a": A, "b": B}, sizes, (m, n), mask)
 
 
 def inner(A: Csr, B: Csr, semiring: str = "plus_times", mask: Csr | None = None) -> Csr:
@@ -94,7 +95,7 @@ def kron(A: Csr, B: Csr) -> Csr:
     """The Kronecker product; as :func:`product`."""
     shape = A.shape[0] * B.shape[0], A.shape[1] * B.shape[1]
     given = {"a": A, "b": B}, dict(zip("mnpq", (*A.shape, *B.shape), strict=True)), shape
-    return _run(partial(kernel_of, kron_program), *given, None, max(shape) > INT32)
+    return _run((kron_program,), *given, None, max(shape) > INT32)
 
 
 def kron_gradient(wrt: str, A: Csr, B: Csr, C: Csr) -> Any:
@@ -223,11 +224,10 @@ def idtype_of(*matrices: Csr) -> str:
 
 def combined(op: str, matrices: Sequence[Csr], mask: Csr | None = None) -> Csr:
     """The sum of matrices, or another of `COMBINED`, element by element; as :func:`product`."""
-    named = {f"a{q}": x for q, x in enumerate(matrices)}
-    m, n = matrices[0].shape
-    gathered = is_gathered(op, matrices, mask is not None)
-    make = partial(kernel_of, combined_program, op, len(matrices), gathered)
-    return _run(make, named, {"m": m, "n": n}, (m, n), mask)
+    (m, n), count = matrices[0].shape, len(matrices)
+    how = combined_program, op, count, is_gathered(op, matrices, mask is not None)
+    named = dict(zip(MEMBERS[:count], matrices, strict=True))
+    return _run(how, named, {"m": m, "n": n}, (m, n), mask)
 
 
 def is_gathered(op: str, matrices: Sequence[Csr], known: bool = False) -> bool:
@@ -246,16 +246,19 @@ def of_matrices(
 
     The pattern and values of the result; NotImplemented where one is no sparse matrix.
     """
-    if not all(isinstance(x, SparseMatrix) or is_sparse(x) for x in matrices):
-        return NotImplemented
     who = f"SparseMatrix.{op}"
-    known = [SparseMatrix.adopt(who, "other", x) for x in matrices]
+    operands: list[Csr] = []
+    for x in matrices:
+        if not isinstance(x, SparseMatrix) and not is_sparse(x):
+            return NotImplemented
+        operands.append(csr(SparseMatrix.adopt(who, "other", x)))
     given = None if mask is None else SparseMatrix.adopt(who, "mask", mask)
-    check_shapes(who, op, [x.shape for x in known], None if given is None else given.shape)
-    types = {x.dtype for x in known}
-    dtype = np.result_type(*types) if len(types) > 1 else known[0].dtype
+    check_shapes(who, op, [x.shape for x in operands], None if given is None else given.shape)
+    types = {x.values.dtype for x in operands}
+    dtype = np.result_type(*types) if len(types) > 1 else types.pop()
     how, computed = how_computed(who, op, semiring, dtype)
-    operands = [csr(x if x.dtype == computed else x.astype(computed)) for x in known]
+    if types or computed != dtype:
+        operands = [x._replace(values=x.values.astype(computed, copy=False)) for x in operands]
     found = result_of(op, how, operands, None if given is None else csr(given))
     values = found.values.astype(dtype, copy=False)
     if given is not None:
@@ -333,9 +336,12 @@ def is_wide(B: Csr) -> bool:
 
 def csr(matrix: SparseMatrix) -> Csr:
     """A matrix as it is, not copied."""
-    pattern = matrix.pattern
-    pattern.check_once()
-    return Csr(pattern.indptr, pattern.columns, matrix.values, matrix.shape)
+    if matrix.as_operand is None:
+        pattern, idtype = matrix.pattern, matrix.pattern.columns.dtype
+        pattern.check_once()
+        indptr = pattern.indptr.astype(idtype, copy=False)
+        matrix.as_operand = Csr(indptr, pattern.columns, matrix.values, pattern.shape)
+    return matrix.as_operand
 
 
 def without_empty_columns(B: Csr, mask: Csr | None) -> tuple[Csr, Csr | None, np.ndarray]:
@@ -370,24 +376,35 @@ def arguments(named: Mapping[str, Csr], sizes: Mapping[str, int], idtype: str) -
     """What kernels are given, but the result's."""
     given: dict[str, Any] = dict(sizes)
     for name, (indptr, indices, values, _) in named.items():
-        given[name], given[f"{name}_nnz"] = values, len(indices)
-        given[f"{name}_indptr"] = indptr.astype(idtype, copy=False)
-        given[f"{name}_indices"] = indices.astype(idtype, copy=False)
+        if indices.dtype != idtype or indptr.dtype != idtype:
+            indptr, indices = indptr.astype(idtype), indices.astype(idtype)
+        nnz, rows, columns = _parameters_of(name)
+        given[name], given[nnz], given[rows], given[columns] = values, len(indices), indptr, indices
     return given
 
 
+@cache
+def _parameters_of(name: str) -> tuple[str, str, str]:
+    """Of a matrix, besides that of its values."""
+    return f"{name}_nnz", f"{name}_indptr", f"{name}_indices"
+
+
 def _run(
-    make: Callable[..., AssembledKernel], named: dict[str, Csr], sizes: dict[str, int],
-    shape: Shape, mask: Csr | None, wide: bool = False,
+    how: tuple[Any, ...], named: Mapping[str, Csr], sizes: Mapping[str, int], shape: Shape,
+    mask: Csr | None, wide: bool = False,
 ) -> Csr:  # fmt: skip
     """The result, in the type that values are summed in.
 
+    how : a program's function and its options but for types
     wide : whether int32 does not number its rows and columns
     """
-    dtype = dtype_name(next(iter(named.values())).values)
-    operands = [*named.values(), *([mask] if mask is not None else [])]
+    operands = [*named.values()]
+    dtype = dtype_name(operands[0].values)
+    if mask is not None:
+        operands.append(mask)
     idtype = "int64" if wide else idtype_of(*operands)
-    given, kernel = arguments(named, sizes, idtype), make(dtype, WIDER.get(dtype, dtype), idtype)
+    kernel = kernel_of(*how, dtype, WIDER.get(dtype, dtype), idtype)
+    given = arguments(named, sizes, idtype)
     bounds = kernel.bounds(given)
     if mask is not None:
         indptr, indices = (x.astype(idtype, copy=False) for x in mask[:2])
@@ -397,7 +414,7 @@ def _run(
     except OverflowError:
         if idtype == "int64":
             raise
-    return _run(make, named, sizes, shape, mask, wide=True)
+    return _run(how, named, sizes, shape, mask, wide=True)
 
 
 # -- terms of a product that a mask keeps, found once for a pattern -------------------------------

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
+import tvm_ffi
 from tvm.target import Target
 
 from sparsetir.runtime import pool, rooms
@@ -63,7 +64,7 @@ class Bounds(NamedTuple):
         """Of a bitmap of a row: with many elements all of its words are looked at, with few none of
         its groups that has nothing; 0 where most rows are so short that they need none."""
         words = self.columns * self.rows / WORD
-        if self.ends[-1] >= words or len(self.ends) <= self.rows:
+        if len(self.ends) <= self.rows or self.ends[-1] >= words:
             return 1
         if np.count_nonzero(np.diff(self.ends) <= SHORT) >= MOSTLY * self.rows:
             return 0
@@ -155,7 +156,7 @@ class AssembledKernel:
         # Of rows that are appended to, which have none, there is one program.
         self.has_levels = made.fill is not made.wide_fill
         self.bound = build(self.programs.bound, self.target)
-        self._fills: dict[SparseFunc, Kernel] = {}
+        self._fills: dict[int, _Fill] = {}
         self._idtype, self._dtype = np.dtype(made.idtype), np.dtype(made.dtype)
         self.most = int(np.iinfo(self._idtype).max)  # elements
 
@@ -173,11 +174,25 @@ class AssembledKernel:
         -------
         Kernel
         """
-        made = self.programs
-        program = (made.short_fill, made.narrow_fill, made.fill, made.wide_fill)[levels]
-        if program not in self._fills:
-            self._fills[program] = self._built(program)
-        return self._fills[program]
+        return self._fill(levels).kernel
+
+    def _fill(self, levels: int) -> _Fill:
+        if levels not in self._fills:
+            made = self.programs
+            programs = made.short_fill, made.narrow_fill, made.fill, made.wide_fill
+            first = programs.index(programs[levels])  # of those that are the same program
+            if first < levels:
+                self._fills[levels] = self._fill(first)
+            else:
+                kernel = self._built(programs[levels])
+                signature = kernel.signature
+                at = signature.position[made.values]
+                plain, bounded = (
+                    len(signature.shapes[at] or ()) == 1,
+                    made.bounds in signature.names,
+                )
+                self._fills[levels] = _Fill(kernel, signature.names, at, plain, bounded)
+        return self._fills[levels]
 
     def _built(self, program: SparseFunc) -> Kernel:
         """A kernel that searches the longer one of two rows that intersect."""
@@ -279,7 +294,7 @@ class AssembledKernel:
             if names.members:
                 most = min(most, sum([given[name] for name in names.members]))
             if most < WORK_OF_A_PART:
-                return Bounds(np.array([0, most]), rows, columns)
+                return _of_few(rows, columns, most)
         signature, width = kernel.signature, np.zeros(2, np.int64)
         args, at = [given.get(name) for name in signature.names], signature.position[names.bounds]
         (rows,) = signature.expected_shape(at, args)
@@ -311,10 +326,10 @@ class AssembledKernel:
         ends, rows, _, step = bounds
         if levels is None:
             levels = bounds.levels if self.has_levels else 0
-        fill, indptr = self.fill(levels), np.zeros(rows + 1, np.int64)
+        fill, indptr = self._fill(levels), np.zeros(rows + 1, np.int64)
         if len(ends) == 2:  # the short way, which takes as long as a hundred elements
-            rows_ptr = np.array([0, rows], self._idtype)
-            indices, values = self._filled(fill, given, rows_ptr, ends, indptr, ends)
+            part = _one_part(rows, int(ends[1]), self._idtype)
+            indices, values = self._filled(fill, given, part, indptr, ends)
             nnz = int(indptr[-1])
             indices, values = _shrunk(indices, nnz), _shrunk(values, nnz)
             return CsrArrays(indptr.astype(self._idtype), indices, values)
@@ -326,7 +341,8 @@ class AssembledKernel:
                 last = max(min(last // step * step, rows), min(first + step, rows))
             rows_ptr = self._parts(bounds, first, last, threads)
             begins = ends[rows_ptr] - ends[first]
-            found = self._filled(fill, given, rows_ptr // step, begins, indptr, ends)
+            parts = _Parts(rows_ptr // step, begins, len(begins) - 1, int(begins[-1]))
+            found = self._filled(fill, given, parts, indptr, ends)
             sizes = _sizes(indptr, rows_ptr.tolist())
             made.append([_closed(x, begins, sizes) for x in found])
             first = last
@@ -384,30 +400,69 @@ class AssembledKernel:
         return np.array([first, *inside, last], self._idtype)
 
     def _filled(
-        self, fill: Kernel, given: Mapping[str, object], rows_ptr: np.ndarray, begins: np.ndarray,
-        indptr: np.ndarray, ends: np.ndarray,
+        self, fill: _Fill, given: Mapping[str, object], parts: _Parts, indptr: np.ndarray,
+        ends: np.ndarray,
     ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
         """Indices and values of some rows, in the rooms of their parts.
 
-        begins : where these begin
         indptr : of the result; for these rows, elements of their part are counted
         ends : of the bounds
         """
-        names, signature, room = self.programs, fill.signature, int(begins[-1])
+        names, room = self.programs, parts.room
         indices = rooms.room((room,), self._idtype)
         made = {
-            **given, names.parts: len(begins) - 1, names.rows_ptr: rows_ptr, names.room: room,
-            names.rooms: begins, names.ends: indptr[1:], names.indices: indices,
+            **given, names.parts: parts.count, names.rows_ptr: parts.rows_ptr, names.room: room,
+            names.rooms: parts.begins, names.ends: indptr[1:], names.indices: indices,
         }  # fmt: skip
-        if names.bounds in signature.position:
+        if fill.bounded:
             made[names.bounds] = np.diff(ends)
-        args, at = [*map(made.get, signature.names)], signature.position[names.values]
-        args[at] = values = rooms.room((*signature.expected_shape(at, args),), self._dtype)
+        args, at = [*map(made.get, fill.names)], fill.values
+        signature = fill.kernel.signature
+        shape = (room,) if fill.numbers else (*signature.expected_shape(at, args),)
+        args[at] = values = rooms.room(shape, self._dtype)
         if room:
-            fill.run(args)
+            fill.kernel.run(args)
         if not names.parted:  # rows that are not stored end where the one before does
             np.maximum.accumulate(indptr, out=indptr)
         return indices, values
+
+
+class _Fill(NamedTuple):
+    """A kernel that goes through the visits, its parameters, and the place of values among them.
+
+    numbers : whether elements have no dimensions of their own
+    bounded : whether it takes the bounds of rows
+    """
+
+    kernel: Kernel
+    names: Sequence[str]
+    values: int
+    numbers: bool
+    bounded: bool
+
+
+class _Parts(NamedTuple):
+    """Where parts of rows and their rooms begin, each (count + 1,), and how much room they have."""
+
+    rows_ptr: object
+    begins: Any
+    count: int
+    room: int
+
+
+@lru_cache(512)
+def _one_part(rows: int, room: int, idtype: np.dtype) -> _Parts:
+    """All rows; arrays as TVM has them, which takes as long as to run the kernel of a few."""
+    arrays = np.array([0, rows], idtype), np.array([0, room])
+    return _Parts(*map(tvm_ffi.from_dlpack, arrays), 1, room)
+
+
+@lru_cache(512)
+def _of_few(rows: int, columns: int, most: int) -> Bounds:
+    """Of all rows together."""
+    ends = np.array([0, most])
+    ends.flags.writeable = False  # others have it, too
+    return Bounds(ends, rows, columns)
 
 
 def cpu_of(target: TargetLike) -> Target:

@@ -4,13 +4,17 @@
 ; @pool, which Python replaces with one store, also while loops run.
 
 ; The fields of pool.py's _Pool.
-%Pool = type { i64, ptr, ptr, ptr, ptr, ptr, ptr, ptr, ptr, ptr, i64, i64, i64 }
+%Pool = type { i64, ptr, ptr, ptr, ptr, ptr, ptr, ptr, ptr, ptr, i64, i64, i64, i64, i64 }
 %Env = type { ptr, i32 }                               ; TVMParallelGroupEnv: barrier, tasks
 %Loop = type { ptr, ptr, ptr, ptr, i32, i64 }          ; body, data, pool, error, failed, last start
 
 @pool = internal global ptr null, align 8
-@resume = internal global i64 0, align 8               ; until then (ns) loops run on one thread
-@trips = internal global i64 0, align 8                ; late starts, one after the other
+; Loops run on one thread until that time (ns), or until they took so long (ns) on it.
+@resume = internal global i64 0, align 8
+@debt = internal global i64 0, align 8
+@trips = internal global i64 0, align 8                ; attempts that started late, in a row
+@pardoned = internal global i64 0, align 8             ; the late start (ns) that is not counted yet
+@ended = internal global i64 0, align 8                ; when the last loop ended (ns)
 
 define internal ptr @field(ptr %pool, i32 %n) alwaysinline {
   %at = getelementptr %Pool, ptr %pool, i32 0, i32 0
@@ -153,36 +157,73 @@ openmp:
 rested:
   %begin = call i64 @now(ptr %pool)
   %until = load atomic i64, ptr @resume monotonic, align 8
-  %resting = icmp slt i64 %begin, %until
-  br i1 %resting, label %serial, label %team
+  %early = icmp slt i64 %begin, %until
+  %owed = load atomic i64, ptr @debt monotonic, align 8
+  %owing = icmp sgt i64 %owed, 0
+  %resting = and i1 %early, %owing
+  br i1 %resting, label %rest, label %team
+rest:
+  store ptr null, ptr %env, align 8
+  %rest.tasks.at = getelementptr %Env, ptr %env, i32 0, i32 1
+  store i32 1, ptr %rest.tasks.at, align 8
+  %rest.code = call i32 %body(i32 0, ptr %env, ptr %data)
+  %rest.end = call i64 @now(ptr %pool)
+  store atomic i64 %rest.end, ptr @ended monotonic, align 8
+  %spent = sub i64 %rest.end, %begin
+  %paid = atomicrmw sub ptr @debt, i64 %spent monotonic
+  ret i32 %rest.code
 team:
   %last.at = getelementptr %Loop, ptr %loop, i32 0, i32 5
   store i64 %begin, ptr %last.at, align 8
   %parallel = call ptr @field(ptr %pool, i32 1)
   call void %parallel(ptr @openmp_task, ptr %loop, i32 %size, i32 0)
-  ; A thread that started so late had no core: one thread would have been faster, and is for a
-  ; while, which doubles as long as each attempt finds the same.
+  ; A thread that started so late had no core: one thread would have been faster, and is for so many
+  ; times what was lost. That doubles as long as each attempt finds the same.
+  %end = call i64 @now(ptr %pool)
+  %before = load atomic i64, ptr @ended monotonic, align 8
+  store atomic i64 %end, ptr @ended monotonic, align 8
   %last = load i64, ptr %last.at, align 8
   %late = sub i64 %last, %begin
   %limit = call i64 @number(ptr %pool, i32 11)
   %busy = icmp sgt i64 %late, %limit
   %count = load atomic i64, ptr @trips monotonic, align 8
-  br i1 %busy, label %pause, label %quiet
+  %pardon = load atomic i64, ptr @pardoned monotonic, align 8
+  br i1 %busy, label %tripped, label %quiet
 quiet:
-  %calm = icmp eq i64 %count, 0
+  %either = or i64 %count, %pardon
+  %calm = icmp eq i64 %either, 0
   br i1 %calm, label %done, label %forget
 forget:
   store atomic i64 0, ptr @trips monotonic, align 8
+  store atomic i64 0, ptr @pardoned monotonic, align 8
+  store atomic i64 0, ptr @debt monotonic, align 8
   br label %done
-pause:
+tripped:
+  ; After a pause the threads of another program may still spin where ours slept: what the next loop
+  ; finds counts, and if that is late, too, so does this one.
+  %idle = sub i64 %begin, %before
+  %pause = call i64 @number(ptr %pool, i32 13)
+  %paused = icmp sgt i64 %idle, %pause
+  %unpardoned = icmp eq i64 %pardon, 0
+  %excused = and i1 %paused, %unpardoned
+  br i1 %excused, label %excuse, label %charge
+excuse:
+  store atomic i64 %late, ptr @pardoned monotonic, align 8
+  br label %done
+charge:
+  store atomic i64 0, ptr @pardoned monotonic, align 8
   %more = icmp slt i64 %count, 4
   %one = zext i1 %more to i64
   %counted = add i64 %count, %one
   store atomic i64 %counted, ptr @trips monotonic, align 8
-  %rest = call i64 @number(ptr %pool, i32 12)
-  %resting.for = mul i64 %late, %rest
-  %resting.long = shl i64 %resting.for, %count
-  %then = add i64 %last, %resting.long
+  %lost = add i64 %late, %pardon
+  %rest.for = call i64 @number(ptr %pool, i32 12)
+  %debt.one = mul i64 %lost, %rest.for
+  %debt.now = shl i64 %debt.one, %count
+  store atomic i64 %debt.now, ptr @debt monotonic, align 8
+  %wait.for = call i64 @number(ptr %pool, i32 14)
+  %wait = mul i64 %lost, %wait.for
+  %then = add i64 %end, %wait
   store atomic i64 %then, ptr @resume monotonic, align 8
   br label %done
 done:

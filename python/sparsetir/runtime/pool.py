@@ -37,9 +37,15 @@ CHOICES = ("openmp", "tvm", "serial")
 TVM, SERIAL, OPENMP = 0, 1, 2
 KINDS = ("tvm", "serial", "openmp")
 SYMBOL = b"__TVMBackendParallelLaunch"
-# Nanoseconds by which a thread of OpenMP's may start late, and how many times as long loops run on
-# one thread after that. A core that is free starts it within 0.1 ms.
-LATE, REST, NEVER = 1_000_000, 32, 1 << 62
+# Nanoseconds by which a thread of OpenMP's may start late. A core that is free starts it within
+# 0.1 ms.
+LATE = 1_000_000
+# After that loops run on one thread until they took so many times as long as was lost, or so many
+# times passed: late starts take an eighth of loops' time at most, and less where all are late.
+REST, WAIT = 8, 256
+# Nanoseconds after a loop from which on a late start does not count unless the next is late, too.
+PAUSE = 5_000_000
+NEVER = 1 << 62
 MANY, MOST_DIGITS = 1 << 30, 7
 OPENMP_FUNCTIONS = (
     "GOMP_parallel",
@@ -75,7 +81,8 @@ class _Pool(ctypes.Structure):
         (name, ctypes.c_uint64)
         for name in (
             "kind", "parallel", "thread_num", "num_threads", "max_threads", "tvm_launch",
-            "take_error", "raise_error", "drop_error", "clock", "threads", "limit", "rest",
+            "take_error", "raise_error", "drop_error", "clock", "threads", "limit", "rest", "pause",
+            "wait",
         )
     ]  # fmt: skip
 
@@ -111,7 +118,8 @@ class _Launcher:
 
     def use(self, kind: int, library: object = None, most: int = MANY, late: int = LATE) -> None:
         """Run all loops from now on there."""
-        fields = {"kind": kind, "threads": most, "limit": late, "rest": REST, **self._addresses}
+        fields = {"kind": kind, "threads": most, **self._addresses}
+        fields |= {"limit": late, "rest": REST, "pause": PAUSE, "wait": WAIT}
         if library is not None:
             names = ("parallel", "thread_num", "num_threads", "max_threads")
             found = [_address(getattr(library, name)) for name in OPENMP_FUNCTIONS]
@@ -135,7 +143,7 @@ class _Launcher:
         self.use(SERIAL)
 
     def rests(self) -> int:
-        """Until when loops run on one thread, in ns of the monotonic clock; 0 for never yet."""
+        """Until when loops run on one thread at most, in ns of the monotonic clock; 0 for never."""
         return self._resume.value
 
 
