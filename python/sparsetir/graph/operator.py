@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sparsetir.graph.calls import Call, may_be_recorded, recorded_kernel
-from sparsetir.graph.orders import arranged, check, order_of, places_between, range_of
+from sparsetir.graph.orders import Order, arranged, check, order_of, places_between, range_of
 from sparsetir.graph.programs import GIVEN, Program
 from sparsetir.ops.cache import is_private
 from sparsetir.ops.registry import LIBRARY
@@ -65,10 +65,9 @@ class _Prepared(NamedTuple):
 
 
 def _prepare(
-    program: Program, kernels: dict[Any, Kernel], indices: list[Tensor], m: int
+    program: Program, kernels: dict[Any, Kernel], order: Order, indices: list[Tensor], m: int
 ) -> _Prepared:
     rows, others = indices[0], indices[1 : 1 + program.others]
-    order = order_of(rows, m, others[0] if others else None)
     check((0, order.high), m)
     arrays: dict[str, Any] = {"indptr": order.starts(m), "m": m, "edges": len(rows)}
     ranges = []
@@ -105,6 +104,8 @@ class Region:
 
     def __init__(self, program: Program, calls: list[Call] | None = None) -> None:
         self.program, self.calls = program, calls
+        # Regions of one program share what was prepared, but for those that tell of their calls.
+        self._prepared_as = number_of(program) if calls is None else object()
         self.__name__ = "region"  # which graphs of torch want of functions
         self._last: tuple[Any, int, _Prepared] | None = None
         self._kernels: dict[Any, Kernel] = {}
@@ -117,11 +118,17 @@ class Region:
                 for (ref, version), x in zip(last, indices, strict=True)
             ):
                 return found
-        found = _prepare(self.program, self._kernels, indices, m)
-        if all(map(is_private, indices)):
-            self._last = [(weakref.ref(x), x._version) for x in indices], m, found
-        else:
-            self._last = None
+        others = indices[1 : 1 + self.program.others]
+        order = order_of(indices[0], m, others[0] if others else None)
+
+        def make() -> _Prepared:
+            return _prepare(self.program, self._kernels, order, indices, m)
+
+        self._last = None
+        if not all(map(is_private, indices)):
+            return make()
+        found = order.prepared((self._prepared_as, m), indices, make)
+        self._last = [(weakref.ref(x), x._version) for x in indices], m, found
         return found
 
     def __call__(

@@ -40,7 +40,8 @@ def transpose(
         given = col.new_empty(0, dtype=torch.int64) if places is None else places.contiguous()
         arrays = _results(n, col, max(m, n))
         kernel = _of_rows(dtype_name(col), dtype_name(arrays[0]), none)
-        kernel(rowptr.contiguous(), col.contiguous(), given, *arrays, m, n, len(col), len(given))
+        taken = rowptr.contiguous(), col.contiguous(), given, *arrays, m, n, len(col), len(given)
+        kernel.run(taken)
         return arrays
     rows = torch.repeat_interleave(rowptr[1:] - rowptr[:-1])
     order = torch.argsort(col, stable=True)
@@ -94,7 +95,8 @@ def sorted_pairs(
         arrays = _results(size, keys, max(size, n))
         told = torch.empty(FOUND, dtype=torch.int64)
         kernel = _of_pairs(dtype_name(keys), dtype_name(arrays[0]))
-        kernel(keys.contiguous(), others.contiguous(), *arrays, told, size, n, len(keys))
+        taken = keys.contiguous(), others.contiguous(), *arrays, told, size, n, len(keys)
+        kernel.run(taken)
         return *arrays, told.tolist()
     numbers = [0, -1, 0, -1, 0]
     if len(keys):
