@@ -100,10 +100,11 @@ class Region:
     """A region, with what was prepared for the indices that it was last called with.
 
     calls : where it is told of calls, whose shapes or indices are new
+    copies : whether the last call copied its result, back to the order of the given edges
     """
 
     def __init__(self, program: Program, calls: list[Call] | None = None) -> None:
-        self.program, self.calls = program, calls
+        self.program, self.calls, self.copies = program, calls, False
         # Regions of one program share what was prepared, but for those that tell of their calls.
         self._prepared_as = number_of(program) if calls is None else object()
         self.__name__ = "region"  # which graphs of torch want of functions
@@ -153,7 +154,8 @@ class Region:
         kernel.run_unchecked([arrays[x.of] if type(x) is _Of else x for x in passed])
         if prepared.alone is not None:
             out.index_fill_(0, prepared.alone, 0.0)
-        if given and prepared.places is not None and self.program.reduce is None:
+        self.copies = given and prepared.places is not None and self.program.reduce is None
+        if self.copies:
             out = torch.empty_like(out).index_copy_(0, prepared.places, out)
         return out
 
