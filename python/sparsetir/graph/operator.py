@@ -154,9 +154,10 @@ class Region:
         kernel.run_unchecked([arrays[x.of] if type(x) is _Of else x for x in passed])
         if prepared.alone is not None:
             out.index_fill_(0, prepared.alone, 0.0)
-        self.copies = given and prepared.places is not None and self.program.reduce is None
-        if self.copies:
-            out = torch.empty_like(out).index_copy_(0, prepared.places, out)
+        places = prepared.places if given and self.program.reduce is None else None
+        self.copies = places is not None
+        if places is not None:
+            out = torch.empty_like(out).index_copy_(0, places, out)
         return out
 
     def _plain(self, prepared: _Prepared, n: int, x: Tensor, indices: list[Tensor]) -> Tensor:

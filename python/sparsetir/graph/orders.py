@@ -52,7 +52,7 @@ class Order:
         self.edges, most = len(index), INT32_MAX - 1
         self._starts: dict[int, Tensor] = {}
         self._alone: dict[int, Tensor] = {}
-        self._prepared: dict[Hashable, tuple[list[Callable[[], object]], Any]] = {}
+        self._prepared: dict[Hashable, tuple[Sequence[Callable[[], object]], Any]] = {}
         along = other is not None and (other.dtype, other.shape) == (index.dtype, index.shape)
         for taken in [other, index] if along else [index]:
             found = sorted_pairs(index, taken, size, most)
