@@ -105,25 +105,24 @@ def compute(
     not hold, ValueError for an override of what is not open and for a broken promise, and what
     recipes raise.
     """
-    recipes, dtypes = computed_parameters(func), _dtypes(func)
+    of_func = func.name  # which takes longer to ask for than most recipes
+    recipes, dtypes = dict(_computed_parameters(func)), _dtypes(func)
     needed = set(recipes if names is None else names)
-    for name, how in reversed(recipes.items()):
+    for name, how in reversed(recipes.items()) if names is not None else ():
         if name in needed:
             needed.update(reads(how))
     chosen, values, found = dict(overrides or {}), dict(arguments), {}
     for name in chosen:
         if name not in recipes:
-            raise TypeError(
-                f"{func.name}: '{name}' is no computed parameter; there are {[*recipes]}"
-            )
+            raise TypeError(f"{of_func}: '{name}' is no computed parameter; there are {[*recipes]}")
         if not facts_of(recipes[name]["recipe"]).open:
             free = [n for n, how in recipes.items() if facts_of(how["recipe"]).open]
             raise ValueError(
-                f"{func.name}: computed parameter '{name}': expected what recipe "
+                f"{of_func}: computed parameter '{name}': expected what recipe "
                 f"'{recipes[name]['recipe']}' makes, got another value; open are {free}"
             )
     for name, how in recipes.items():
-        who = f"{func.name}: computed parameter '{name}'"
+        who = f"{of_func}: computed parameter '{name}'"
         facts = facts_of(how["recipe"])
         if name not in needed or facts.of_values and values.get(str(how["values"])[1:]) is None:
             continue
@@ -131,7 +130,7 @@ def compute(
             chosen.setdefault(name, facts.unknown)
         value = chosen[name] if name in chosen else _evaluate(who, how, values, dtypes)
         found[name] = values[name] = _fitted(who, value, *dtypes[name])
-    check_promises(func.name, promises_of(func), found)
+    check_promises(of_func, promises_of(func), found)
     return found
 
 
@@ -212,19 +211,21 @@ def _recipe_problem(how: Mapping[str, Any]) -> str | None:
             f"unknown recipe '{name}': import the module that registers it before; there are "
             f"{sorted(RECIPES)}"
         )
-    signature = _signature(RECIPES[name])
-    keywords = {k: v for k, v in how.items() if k != "recipe"}
+    return _keyword_problem(name, RECIPES[name], tuple(k for k in how if k != "recipe"))
+
+
+@cache
+def _keyword_problem(
+    name: str, recipe: Callable[..., Any], keywords: tuple[str, ...]
+) -> str | None:
+    """What is wrong with the keywords that a recipe is given."""
+    signature = inspect.signature(recipe)
     try:
-        signature.bind(**keywords)
+        signature.bind(**dict.fromkeys(keywords))
     except TypeError:
         expected = [*signature.parameters]
         return f"recipe '{name}': expected the keywords {expected}, got {sorted(keywords)}"
     return None
-
-
-@cache
-def _signature(function: Callable[..., Any]) -> inspect.Signature:
-    return inspect.signature(function)
 
 
 @cache

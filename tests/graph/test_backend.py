@@ -1,6 +1,8 @@
 """`torch.compile(model, backend="sparsetir")`: layers in both directions, edges that change,
 what is left to torch."""
 
+from collections import OrderedDict
+
 import pytest
 import torch
 
@@ -11,7 +13,10 @@ from torch_geometric import EdgeIndex
 
 from graph_models import EDGES, FEATURES, MODELS, NODES, Wrapped, edges, gradients, made
 from sparsetir import compilations
+from sparsetir.graph import operator, orders
 from sparsetir.graph.backend import Backend
+from sparsetir.ops import compress
+from sparsetir.planning import run_plan
 from sparsetir.sparse_ir.errors import StructureIndexError
 
 CHEAP = {"gate", "distance", "GCN", "SAGE max", "GAT"}
@@ -113,6 +118,46 @@ def test_edges_that_are_new_in_each_step_compile_nothing():
         counts.append(compilations())
     assert len(backend.graphs) == 2  # of fixed sizes, and of any
     assert len(set(counts[1:])) == 1
+
+
+def test_new_edges_are_sorted_by_counting_from_the_first_steps_on(monkeypatch):
+    monkeypatch.setattr(compress, "_left", compress.LEFT_TO_TORCH)
+    for kernel in (compress._of_pairs, compress._of_rows):
+        kernel.cache_clear()
+    monkeypatch.setattr(run_plan, "_kernels", OrderedDict())
+    model, _ = made("SAGE")
+    call, _ = compiled(model)
+    counts = []
+    for step in range(40):
+        args = torch.randn(NODES, FEATURES), edges(step, NODES, 40_000 + step)
+        gradients(call, model, *args)
+        counts.append(compilations())
+    assert len(set(counts[2:])) == 1 and compress._of_pairs.cache_info().currsize == 1
+
+
+def test_layers_share_what_edges_that_are_new_take(monkeypatch):
+    """Edges are sorted once in each direction, by what backward keeps of forward, and what kernels
+    take of them is made once for layers that are alike."""
+    made, sorts = [], []
+
+    def counted(of, name, calls):
+        before = getattr(of, name)
+        monkeypatch.setattr(of, name, lambda *args: (calls.append(args), before(*args))[1])
+
+    counted(operator, "_prepare", made)
+    counted(orders, "sorted_pairs", sorts)
+    layers = (pyg.GINConv(torch.nn.Linear(FEATURES, FEATURES)) for _ in range(3))
+    model = pyg.Sequential("x, e", [(layer, "x, e -> x") for layer in layers])
+    call, backend = compiled(model)
+    for step in range(4):
+        x, given = torch.randn(NODES, FEATURES), edges(step)
+        sorts.clear()
+        made.clear()
+        assert_close(gradients(call, model, x, given), gradients(model, model, x, given))
+        if step:
+            given[0, 0] += 1  # which is no matter of what was prepared
+    assert len(backend.graphs) == 1 and len(backend.graphs[0].found) >= 6
+    assert len(sorts) == 2 and len(made) == 2
 
 
 def test_sizes_of_any_number_from_the_start():

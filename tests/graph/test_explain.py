@@ -51,6 +51,24 @@ def test_what_is_left_and_why():
     assert "left to torch:\n" in text and "of torch.float64 on cpu, not of float32 on a CPU" in text
 
 
+@pytest.mark.parametrize("ordered", [False, True])
+def test_copies_back_to_the_order_of_the_edges(ordered):
+    """Of edges in order there are none."""
+
+    def messages(x, rows, others):
+        values = x[rows] * x[others]
+        return torch.zeros_like(x).index_add(0, rows, values), values @ torch.ones(3, 2)
+
+    rows = torch.tensor([0, 2, 2, 5] if ordered else [5, 0, 2, 2])
+    x, others = torch.rand(9, 3), torch.tensor([1, 3, 0, 8])
+    told = sparsetir.explain(messages, x, rows, others)
+    (graph,) = told.graphs
+    costs = [cost for measured in graph.measured for cost in measured.costs.values()]
+    (values,) = [cost for cost in costs if cost.region is not None and cost.shape == (4, 3)]
+    assert values.edges and values.copied != ordered
+    assert ("stored, copied back" in str(told)) != ordered
+
+
 def test_functions_without_gradients():
     def moved(x, index):
         return torch.zeros_like(x).index_add(0, index, x[index])

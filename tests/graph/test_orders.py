@@ -43,3 +43,23 @@ def test_what_cannot_be_taken_along_is_not():
         assert order.places.tolist() == [1, 2, 0] and order.taken_along(other) is None
     with pytest.raises(StructureIndexError, match="less than 3, got 3"):
         Order(rows, 3, private(rows))
+
+
+def test_what_is_prepared_goes_with_an_index():
+    rows, other = (private(torch.randint(0, 9, (200,))) for _ in range(2))
+    order, made = order_of(rows, 9), []
+
+    def prepared(key, *indices):
+        return order.prepared(key, indices, lambda: made.append(key) or [key])
+
+    assert prepared(1, rows, other) is prepared(1, rows, other) and made == [1]
+    assert prepared(2, rows, other) == [2] and prepared(1, rows) == [1] and made == [1, 2, 1]
+    address = other.untyped_storage()._cdata
+    del other
+    others = [private(torch.randint(0, 9, (200,))) for _ in range(20)]
+    for n, other in enumerate(others, 1):
+        prepared(1, rows, other)
+        assert len(made) == 3 + n, (address, other.untyped_storage()._cdata)
+    del others, other
+    prepared(3, rows)
+    assert len(order._prepared) == 2  # of the rows alone

@@ -42,6 +42,17 @@ def counted(monkeypatch):
     return calls
 
 
+def test_the_second_pattern_of_a_process_is_the_first_that_is_not_sorted(counted, monkeypatch):
+    monkeypatch.setattr(products, "_sorted", 0)
+    first, second = graph(30, 40, 200), graph(30, 40, 200, seed=1)
+    b, seen = torch.randn(40, 8), []
+    for edges in (first, first, second, first):
+        found = ops.spmm((edges, (40, 30)), b)
+        torch.testing.assert_close(found.double(), expected(edges, 30, b), rtol=1e-5, atol=1e-5)
+        seen.append(len(counted))
+    assert seen == [0, 0, 1, 1]
+
+
 @pytest.mark.parametrize("idtype", [torch.int64, torch.int32])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("reduce", ["sum", "mean"])

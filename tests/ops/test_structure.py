@@ -10,7 +10,7 @@ import torch
 
 import sparsetir
 from sparsetir import ops
-from sparsetir.ops import compress
+from sparsetir.ops import cache, compress
 from sparsetir.ops.cache import measured
 from sparsetir.ops.structure import Structure, pattern_of_edges
 
@@ -120,6 +120,22 @@ def test_all_that_is_kept_is_counted():
     ops.clear_cache()
     structure_of_edges(in_order, 1, 5000)  # which needs no places
     assert 20 * 5000 <= ops.cache_info()["bytes"] <= 21 * 5000
+
+
+def test_few_bytes_are_not_measured_again(monkeypatch):
+    """Beside what new edges take, to walk through what is kept for others takes long."""
+    calls, measured = [], cache.measured
+    monkeypatch.setattr(cache, "measured", lambda *args: (calls.append(args), measured(*args))[1])
+    made = cache.Cache(max_entries=100, max_bytes=1 << 30)
+    owners = [torch.arange(1000) for _ in range(2 * cache.RECENT)]
+    for owner in owners:
+        made.keep("key", lambda x: x, owner)
+    assert not calls and made.bytes == 2 * 8000 * len(owners)
+    made.limit(None, 8000 * 2 * len(owners))
+    calls.clear()
+    for owner in [torch.arange(1000) for _ in range(cache.RECENT)]:
+        made.keep("key", lambda x: x, owner)
+    assert calls
 
 
 def test_rows_degrees_and_order():

@@ -141,12 +141,15 @@ def compile_graph(
 ) -> Callable[..., Any]:
     """What runs a graph of dynamo's; `about` is told what became of it."""
     of_edges = set[str]()  # names of arguments
+    returned = 0  # what the forward graph gives to the caller
     checked = Checked(lambda: [f.node for f in about.found]) if options.check else None
 
     def is_edges(node: fx.Node) -> bool:
         return node.op == "placeholder" and node.name in of_edges
 
     def rewritten(graph: fx.GraphModule, results: int, known: Sequence[fx.Node]) -> None:
+        nonlocal returned
+        returned = results
         of_edges.update(n.name for n in filter(is_of_edges(known), known))
         found, left = rewrite(graph, lambda graph: following(graph, is_edges)[0])
         about.found += found
@@ -168,7 +171,8 @@ def compile_graph(
         return default_partition(joint, given, num_fwd_outputs=num_fwd_outputs, **more)
 
     def runner(graph: fx.GraphModule, is_edges: Test | None, direction: str) -> Run:
-        run = _runner(graph, about, is_edges, direct(direction))
+        prelude = None if is_edges is None else split(graph, is_edges, returned)
+        run = _runner(graph, about, prelude, direct(direction))
         return run if checked is None else _boxed(checked.around(direction, run))
 
     def direct(direction: str) -> Callable[[fx.GraphModule], Run]:
@@ -215,11 +219,10 @@ def compile_graph(
 def _runner(
     graph: fx.GraphModule,
     about: Graph,
-    is_edges: Test | None,
+    prelude: Prelude | None,
     direct: Callable[[fx.GraphModule], Run],
 ) -> Run:
     """What runs a graph, with what follows from edges alone apart."""
-    prelude = None if is_edges is None else split(graph, is_edges)
     if prelude is None:
         return _boxed(direct(graph))
     about.preludes.append(prelude)

@@ -10,7 +10,7 @@ from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 
 from sparsetir.graph.expressions import SAME, VIEWS
-from sparsetir.graph.operator import Region
+from sparsetir.graph.operator import Region, restored
 from sparsetir.graph.regions import FOUND, Found
 
 
@@ -26,6 +26,7 @@ class Cost:
     seconds : the least of all runs but the first
     bytes : of its results
     edges : whether a result holds several numbers for each edge of a region in the graph
+    copied : whether that takes a copy, back to the order in which the edges were given
     """
 
     direction: str
@@ -36,6 +37,7 @@ class Cost:
     seconds: float = float("inf")
     bytes: int = 0
     edges: bool = False
+    copied: bool = False
 
 
 class Measured:
@@ -86,6 +88,7 @@ class _Run(fx.Interpreter):
         cost.bytes = sum(x.numel() * x.element_size() for x in tensors)
         cost.shape = tuple(tensors[0].shape) if tensors else None
         cost.edges = any(_holds_edges(x, self._edges) for x in tensors)
+        cost.copied = n.target is restored or isinstance(n.target, Region) and n.target.copies
         return result
 
 
@@ -113,7 +116,7 @@ def table(costs: list[Cost], most: int = 12) -> list[list[str]]:
     rows = [["direction", "", "result", "ms", "share", "MB", "edges x features"]]
     for cost in ran[:most]:
         name = cost.what if cost.number is None else f"region {cost.number}"
-        stored = "stored" if cost.edges else ""
+        stored = ", ".join(["stored"] * cost.edges + ["copied back"] * cost.copied)
         rows.append(row(cost.direction, name, cost.shape, [cost], stored))
     for name, several in ((f"{len(ran[most:])} others", ran[most:]), ("all", ran)):
         count = sum(c.edges for c in several)

@@ -76,8 +76,9 @@ def explain(model: Any, *inputs: Any, **options: Any) -> Explanation:
     Explanation
         Print it: of each graph what is computed once for each tensor of edges; what takes longest,
         regions and torch's operators, with milliseconds (the least of three runs, one by one), the
-        megabytes of its result, and whether that holds several numbers for each edge; which
-        gathers and reductions were left to torch, and why; and why Inductor does not run the rest,
+        megabytes of its result, whether that holds several numbers for each edge, and whether it
+        was copied back to the order in which edges were given; which gathers and reductions were
+        left to torch, and why; and why Inductor does not run the rest,
         where it was to. `programs()` gives the regions' programs, for edges in the order of their
         rows.
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sparsetir.graph.calls import Call, may_be_recorded, recorded_kernel
-from sparsetir.graph.orders import arranged, check, order_of, places_between, range_of
+from sparsetir.graph.orders import Order, arranged, check, order_of, places_between, range_of
 from sparsetir.graph.programs import GIVEN, Program
 from sparsetir.ops.cache import is_private
 from sparsetir.ops.registry import LIBRARY
@@ -65,10 +65,9 @@ class _Prepared(NamedTuple):
 
 
 def _prepare(
-    program: Program, kernels: dict[Any, Kernel], indices: list[Tensor], m: int
+    program: Program, kernels: dict[Any, Kernel], order: Order, indices: list[Tensor], m: int
 ) -> _Prepared:
     rows, others = indices[0], indices[1 : 1 + program.others]
-    order = order_of(rows, m, others[0] if others else None)
     check((0, order.high), m)
     arrays: dict[str, Any] = {"indptr": order.starts(m), "m": m, "edges": len(rows)}
     ranges = []
@@ -101,10 +100,13 @@ class Region:
     """A region, with what was prepared for the indices that it was last called with.
 
     calls : where it is told of calls, whose shapes or indices are new
+    copies : whether the last call copied its result, back to the order of the given edges
     """
 
     def __init__(self, program: Program, calls: list[Call] | None = None) -> None:
-        self.program, self.calls = program, calls
+        self.program, self.calls, self.copies = program, calls, False
+        # Regions of one program share what was prepared, but for those that tell of their calls.
+        self._prepared_as = number_of(program) if calls is None else object()
         self.__name__ = "region"  # which graphs of torch want of functions
         self._last: tuple[Any, int, _Prepared] | None = None
         self._kernels: dict[Any, Kernel] = {}
@@ -117,11 +119,17 @@ class Region:
                 for (ref, version), x in zip(last, indices, strict=True)
             ):
                 return found
-        found = _prepare(self.program, self._kernels, indices, m)
-        if all(map(is_private, indices)):
-            self._last = [(weakref.ref(x), x._version) for x in indices], m, found
-        else:
-            self._last = None
+        others = indices[1 : 1 + self.program.others]
+        order = order_of(indices[0], m, others[0] if others else None)
+
+        def make() -> _Prepared:
+            return _prepare(self.program, self._kernels, order, indices, m)
+
+        self._last = None
+        if not all(map(is_private, indices)):
+            return make()
+        found = order.prepared((self._prepared_as, m), indices, make)
+        self._last = [(weakref.ref(x), x._version) for x in indices], m, found
         return found
 
     def __call__(
@@ -146,8 +154,10 @@ class Region:
         kernel.run_unchecked([arrays[x.of] if type(x) is _Of else x for x in passed])
         if prepared.alone is not None:
             out.index_fill_(0, prepared.alone, 0.0)
-        if given and prepared.places is not None and self.program.reduce is None:
-            out = torch.empty_like(out).index_copy_(0, prepared.places, out)
+        places = prepared.places if given and self.program.reduce is None else None
+        self.copies = places is not None
+        if places is not None:
+            out = torch.empty_like(out).index_copy_(0, places, out)
         return out
 
     def _plain(self, prepared: _Prepared, n: int, x: Tensor, indices: list[Tensor]) -> Tensor:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -52,6 +52,7 @@ class Order:
         self.edges, most = len(index), INT32_MAX - 1
         self._starts: dict[int, Tensor] = {}
         self._alone: dict[int, Tensor] = {}
+        self._prepared: dict[Hashable, tuple[Sequence[Callable[[], object]], Any]] = {}
         along = other is not None and (other.dtype, other.shape) == (index.dtype, index.shape)
         for taken in [other, index] if along else [index]:
             found = sorted_pairs(index, taken, size, most)
@@ -69,6 +70,18 @@ class Order:
         storage, key, found = self._other
         known = storage() is index.untyped_storage() and key == memory_key(index)
         return found if known and is_private(index) else None
+
+    def prepared(self, key: Hashable, indices: Sequence[Tensor], make: Callable[[], T]) -> T:
+        """What is made once for private indices of these edges, which it may not refer to."""
+        full = (key, *map(memory_key, indices))
+        storages, found = self._prepared.get(full, ([], None))
+        # An address says nothing where what was there has been freed.
+        if found is None or any(storage() is None for storage in storages):
+            found, known = make(), self._prepared.items()
+            alive = {k: v for k, v in known if all(storage() is not None for storage in v[0])}
+            here = [weakref.ref(x.untyped_storage()) for x in indices]
+            self._prepared = {**alive, full: (here, found)}
+        return cast(T, found)
 
     @lasting
     def starts(self, size: int) -> Tensor:

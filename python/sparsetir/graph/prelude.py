@@ -89,9 +89,12 @@ class Prelude:
         return found
 
 
-def split(whole: fx.GraphModule, is_edges: Test) -> Prelude | None:
+def split(whole: fx.GraphModule, is_edges: Test, results: int) -> Prelude | None:
     """The prelude of a graph for those placeholders that may say something of edges; None if there
-    is none."""
+    is none.
+
+    results : of the caller; what else the graph gives is kept for its backward pass
+    """
     inside, alone = following(whole.graph, is_edges)
     # Views, which take no time, are made where they are read, but for arguments of regions.
     for node in reversed(whole.graph.nodes):
@@ -100,7 +103,7 @@ def split(whole: fx.GraphModule, is_edges: Test) -> Prelude | None:
         is_index = of_argument and any(u.target in INDEXED for u in readers)
         if node.target in VIEWS | SAME and not is_index and not readers & inside:
             inside.discard(node)
-    _read_arguments(whole.graph, inside)
+    _read_arguments(whole.graph, inside, results)
     computed = {n for n in inside if n.op == "call_function"}
     inside -= {n for n in inside - computed if not n.users.keys() & computed}
     inside |= _copied(whole.graph, computed, alone)
@@ -118,9 +121,10 @@ def _groups(nodes: list[fx.Node]) -> list[set[fx.Node]]:
     return groups
 
 
-def _read_arguments(graph: fx.Graph, inside: set[fx.Node]) -> None:
+def _read_arguments(graph: fx.Graph, inside: set[fx.Node], results: int) -> None:
     """Have the main graph read arguments, and views of them, in the caller's memory, where it may
-    write to them; a region reads the copies that the prelude keeps."""
+    write to them; a region reads the copies that the prelude keeps, in a backward pass too."""
+    (output,) = graph.find_nodes(op="output")
     views = dict[fx.Node, fx.Node]()
     for node in [n for n in graph.nodes if n in inside]:
         base = _base_of(node)
@@ -129,16 +133,23 @@ def _read_arguments(graph: fx.Graph, inside: set[fx.Node]) -> None:
         views[base] = base
         readers = [u for u in node.users if u not in inside]
         regions = [u for u in readers if u.target in INDEXED]
-        for user in readers:
-            if user not in regions:
-                user.replace_input_with(node, _viewed(graph, node, views))
+        kept = node
         if regions and node is base:
             with graph.inserting_after(node):
-                copy = graph.call_function(aten.alias.default, (node,))
-            copy.meta = dict(node.meta)
-            inside.add(copy)
+                kept = graph.call_function(aten.alias.default, (node,))
+            kept.meta = dict(node.meta)
+            inside.add(kept)
             for user in regions:
-                user.replace_input_with(node, copy)
+                user.replace_input_with(node, kept)
+        for user in readers:
+            if user is output and regions:
+                given = list(output.args[0])
+                for n, x in enumerate(given):
+                    if x is node:
+                        given[n] = _viewed(graph, node, views) if n < results else kept
+                output.args = (type(output.args[0])(given),)
+            elif user not in regions:
+                user.replace_input_with(node, _viewed(graph, node, views))
 
 
 def copy_results(graph: fx.Graph, count: int, is_edges: Test) -> None:

@@ -31,7 +31,7 @@ WORK = 1 << 20  # multiplications; fewer are left to torch
 WEIGHTS = 1 << 17  # numbers of a matrix of weights, which is to stay in the second cache
 LEAST, NARROW = 4, 8  # columns: of any number between them, else whole vectors
 WIDE = 4  # vectors in a row of a tile
-ROWS = 128  # that are summed up at a time
+ROWS = 32  # that are summed up at a time: their values stay in the first cache for all tiles
 PERMUTED = {aten.permute.default, aten.t.default, aten.transpose.int}
 
 

@@ -33,6 +33,7 @@ D = TypeVar("D", bound="Deriving")
 # By what an owner is known again: a copy, a function that says it, None of a private tensor.
 Known = Tensor | Callable[[Tensor], bool] | None
 RECENT = 16  # entries after which so many are measured again, as what they hold has grown
+GROWTH = 16  # times the bytes of its owners that what is made for them is taken to reach
 SMALL = 1 << 20  # bytes of owners up to which what is made of them is not measured before that
 
 
@@ -222,7 +223,7 @@ class Cache:
         with self._lock:
             self._drop(full)
             self._added += 1
-            if self._added % RECENT == 0:
+            if self._added % RECENT == 0 and self.bytes * GROWTH > self.max_bytes:
                 self._measure(self._keys(RECENT))
             self._entries[full] = entry
             self.bytes += entry.size

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from tvm.script import tirx as T
 
+from sparsetir.planning.run_plan import compiled
 from sparsetir.runtime.arrays import dtype_name
-from sparsetir.runtime.build import build
 from sparsetir.runtime.kernel import Kernel
+from sparsetir.runtime.pipeline import lower, name_of
+from sparsetir.schedules.targets import resolve_target
 
 LARGE, INT32_MAX = 2**62, 2**31 - 1
 FOUND = 5  # numbers that are told of pairs
-# Elements, and some for each call, that a process leaves to torch's sort: as many as take it as
-# long as to compile the kernels that count, which take a tenth of the time from then on.
-LEFT_TO_TORCH, EACH = 1 << 21, 1 << 12
+# Elements, and some for each call, that a process leaves to torch's sort. A graph that stays is
+# sorted two or three times. Where there are more sorts, edges are new in each step: kernels that
+# count take a tenth of the time, and are compiled in the first steps, among all that is.
+LEFT_TO_TORCH, EACH = 1 << 21, 1 << 19
 _left = LEFT_TO_TORCH
 
 
@@ -36,7 +40,8 @@ def transpose(
         given = col.new_empty(0, dtype=torch.int64) if places is None else places.contiguous()
         arrays = _results(n, col, max(m, n))
         kernel = _of_rows(dtype_name(col), dtype_name(arrays[0]), none)
-        kernel(rowptr.contiguous(), col.contiguous(), given, *arrays, m, n, len(col), len(given))
+        taken = rowptr.contiguous(), col.contiguous(), given, *arrays, m, n, len(col), len(given)
+        kernel.run(taken)
         return arrays
     rows = torch.repeat_interleave(rowptr[1:] - rowptr[:-1])
     order = torch.argsort(col, stable=True)
@@ -90,7 +95,8 @@ def sorted_pairs(
         arrays = _results(size, keys, max(size, n))
         told = torch.empty(FOUND, dtype=torch.int64)
         kernel = _of_pairs(dtype_name(keys), dtype_name(arrays[0]))
-        kernel(keys.contiguous(), others.contiguous(), *arrays, told, size, n, len(keys))
+        taken = keys.contiguous(), others.contiguous(), *arrays, told, size, n, len(keys)
+        kernel.run(taken)
         return *arrays, told.tolist()
     numbers = [0, -1, 0, -1, 0]
     if len(keys):
@@ -193,7 +199,7 @@ def _of_pairs(dtype: str, out: str) -> Kernel:
                 C[T.Cast("int64", S[T.Cast("int64", K[at])])] = T.Cast(out, V[at])
                 ORDER[T.Cast("int64", S[T.Cast("int64", K[at])])] = at
 
-    return build(sort_pairs)
+    return _compiled(sort_pairs, dtype, out)
 
 
 @cache
@@ -224,4 +230,10 @@ def _of_rows(dtype: str, out: str, in_order: bool) -> Kernel:
                 C[T.Cast("int64", S[T.Cast("int64", K[at])])] = T.Cast(out, m - T.int64(1) - i)
                 ORDER[T.Cast("int64", S[T.Cast("int64", K[at])])] = at if in_order else P[at]
 
-    return build(sort_rows)
+    return _compiled(sort_rows, dtype, out, in_order)
+
+
+def _compiled(func: Any, *key: Hashable) -> Kernel:
+    """The kernel of a function, which :func:`sparsetir.compilations` counts."""
+    target = resolve_target("llvm")
+    return compiled((name_of(func), *key), target, lambda: lower(func, target=target))

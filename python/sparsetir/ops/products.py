@@ -203,7 +203,7 @@ def spmm(A: object, B: Tensor, reduce: str = "sum", values: Tensor | None = None
     Notes
     -----
     Sums are in float32, for float64 in float64, and in the same order: on a CPU results are the
-    same in each run. Where a process has seen many new edges, the first products with others go
+    same in each run. Once a process has multiplied by some edges, the first products with others go
     through them as they come, so that their last bits may differ from those of later products with
     the same edges; not under `torch.use_deterministic_algorithms(True)`.
     (SparseTIR, section 4.2.1.)
@@ -453,8 +453,9 @@ class _Product(torch.autograd.Function):
 SUMMED = (torch.float32, torch.float64)
 CPU = torch.device("cpu")
 MOST = 1 << 20  # edges; where there are more, all threads are worth sorting for
-# Patterns that a process sorts all the same, until a kernel that does not is worth compiling.
-SORTED = 16
+# Patterns that a process sorts all the same: where there are no others, a kernel that does not is
+# not worth compiling.
+SORTED = 1
 # What sorting takes, and what a sum without it takes more, forward and backward: nanoseconds, those
 # of an edge, and those of each of its features while B and C are in the L2 cache. (Zen 3.)
 SORT, SORT_EDGE, FEATURE = 500_000, 25, 0.2

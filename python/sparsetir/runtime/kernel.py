@@ -340,7 +340,8 @@ class Kernel:
         ValueError
             As :func:`sparsetir.sparse_ir.computed.compute`.
         """
-        numbers = {n: to_numpy(v) if is_array(v) else v for n, v in arguments.items()}
+        read = {name for how in self.computed.values() for name in reads(how)}
+        numbers = {n: to_numpy(v) if is_array(v) else v for n, v in arguments.items() if n in read}
         return compute(self.signature.func, numbers, overrides)
 
     def of_values(
