@@ -64,6 +64,9 @@ EVERY = pytest.StashKey[dict[tuple[str, str], Any]]()
 FEW = {
     ("sparsetir.schedules.passes.vectorize_innermost", "MOST_NESTS"): 0,
     ("sparsetir.schedules.passes.vectorize_reductions", "STRAIGHT"): 2,
+    ("sparsetir.schedules.passes.vectorize_reductions", "TOGETHER"): 2,
+    ("sparsetir.schedules.passes.vectorize_reductions", "COUNTS"): (2,),
+    ("sparsetir.schedules.passes.vectorize_reductions", "GROUP"): 4,
 }
 ALL_VERSIONS = {"test_block_rows.py", "test_multiversion.py"}
 
