@@ -179,14 +179,14 @@ def test_a_pattern_is_not_shared() -> None:
             np.testing.assert_array_equal(have, before, err_msg=fmt.name)
 
 
-@examples(60, 500, pattern=patterns(), fmt=st.sampled_from(FORMATS))
+@examples(30, 500, pattern=patterns(), fmt=st.sampled_from(FORMATS))
 def test_random_matrices(pattern: F.Pattern, fmt: F.Format) -> None:
     conv = converted(fmt, pattern)
     check_values(conv)
     check_partition(conv)
 
 
-@examples(30, 500, pattern=patterns(3, 6), fmt=st.sampled_from(TENSOR_FORMATS))
+@examples(15, 500, pattern=patterns(3, 6), fmt=st.sampled_from(TENSOR_FORMATS))
 def test_random_tensors(pattern: F.Pattern, fmt: F.Format) -> None:
     conv = converted(fmt, pattern)
     check_values(conv)

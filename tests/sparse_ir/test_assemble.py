@@ -75,7 +75,7 @@ def check_kernel(func: Any, drawn: Drawn, there: np.ndarray, dense: np.ndarray) 
     np.testing.assert_array_equal(again, found.values, drawn.text)
 
 
-@examples(4, 200, drawn=DRAWN)
+@examples(3, 200, drawn=DRAWN)
 def test_random_programs(drawn: Drawn) -> None:
     """The sparse result stores what is visited, in order; the rest of the dense one is not."""
     func = sparsetir.from_source(drawn.text)
@@ -91,7 +91,7 @@ def test_random_programs(drawn: Drawn) -> None:
     check_kernel(func, drawn, there, dense["c"])
 
 
-@examples(4, 200, product=products())
+@examples(3, 200, product=products())
 def test_random_products(product: tuple[Drawn, np.ndarray]) -> None:
     """What the interpreter gives, where there is an element; and the same at that pattern."""
     drawn, there = product

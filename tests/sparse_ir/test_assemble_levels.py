@@ -10,6 +10,7 @@ import pytest
 import tvm_ffi
 
 import sparsetir
+from pairs import by_turns
 from refusals import refuse
 from sparse_programs import Tensors
 from sparsetir.runtime.assembled_levels import CsfArrays, LevelsKernel
@@ -135,7 +136,7 @@ def inputs(made: Callable[..., Tensors]) -> list[Tensors]:
     return [made(seed=n, density=d) for n, d in enumerate((0.4, 0.0, 1.0, 0.15))]
 
 
-@pytest.mark.parametrize("made", CASES, ids=lambda made: made.__name__)
+@pytest.mark.parametrize("made", by_turns(CASES, 2), ids=lambda made: made.__name__)
 def test_results(made: Callable[..., Tensors]) -> None:
     """Values and patterns are NumPy's: what is written is stored, and nothing else."""
     kernel = sparsetir.build_assembled(sparsetir.from_source(made().text))

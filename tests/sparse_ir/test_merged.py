@@ -36,7 +36,7 @@ J2 = T.sparse_variable(I, (n, b_nnz), (b_ptr, b_idx))
 """, first="a a_ptr a_idx b b_ptr b_idx", A="I J1", B="I J2", C="I")  # fmt: skip
 
 
-@examples(5, 500, drawn=programs())
+@examples(3, 500, drawn=programs())
 def test_kernels(drawn: Drawn) -> None:
     """The text parses back; kernels give what the interpreter gives."""
     func = sparsetir.from_source(drawn.text)
@@ -151,7 +151,7 @@ def test_arrays_of_two_axes(case: str, idtype: str) -> None:
         np.testing.assert_array_equal(found, expected)
 
 
-@examples(6, 500, drawn=programs(most=70), ratio=st.sampled_from([1, 2]))
+@examples(3, 500, drawn=programs(most=70), ratio=st.sampled_from([1, 2]))
 def test_galloping(drawn: Drawn, ratio: int) -> None:
     """Pointers that gallop meet where others do, of any number of axes without padding."""
     sch = sparsetir.Schedule(sparsetir.from_source(drawn.text))
@@ -186,7 +186,7 @@ def test_long_rows(ratio: int, idtype: str) -> None:
     np.testing.assert_array_equal(args["c"], (dense_of(args, "a") * dense_of(args, "b")).sum(1))
 
 
-@examples(30, 200, drawn=programs())
+@examples(12, 200, drawn=programs())
 def test_interpreter_against_arrays(drawn: Drawn) -> None:
     """The interpreter is the oracle: its results, from arrays with zeros for what is not stored."""
     func = sparsetir.from_source(drawn.text)
