@@ -51,7 +51,8 @@ FILES = ("tests/test_programs.py", "tests/sparse_ir/test_interpret.py")
 QUICK = {
     "expressions", "formats", "graph", "nn", "ops", "schedules", "sparse_ir",
     "test_bench_gpu.py", "test_build.py",
-    "test_kernel.py", "test_kernel_refusals.py", "test_lower.py", "test_operator_records.py",
+    "test_kernel.py", "test_kernel_refusals.py", "test_lower.py", "test_new_process.py",
+    "test_operator_records.py",
     "test_plan.py", "test_plan_edges.py", "test_plan_out_dtype.py", "test_plan_sparse.py",
     "test_programs.py", "test_random_programs.py", "test_readme.py", "test_shapes.py",
     "test_sparse_results.py",

@@ -202,7 +202,7 @@ def test_coordinates_too_long_for_one_number() -> None:
     assert columns[1].tolist() == [3, 1 << 54, 7] and values.tolist() == [2, 0, 1]
 
 
-@pytest.mark.parametrize("dtype", ["float64", "bfloat16", "bool"])
+@pytest.mark.parametrize("dtype", by_turns(["float64", "bfloat16", "bool"], 2))
 def test_types(dtype: str) -> None:
     """Of values; and of indices, which are each level's own. Sizes of 0 are as others."""
     at = Tensors("A=ds:ij").declare("N = T.sparse_variable(O, (nj, None), (c_ptr, c_idx), 'int64')")

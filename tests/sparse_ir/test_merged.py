@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import sparsetir
 from drawing import examples
 from merged_programs import Drawn, nested, programs
+from pairs import by_turns
 from programs import PROGRAMS, copied
 from programs.merged import dense_of, stored_of
 from refusals import refusals
@@ -168,7 +169,7 @@ def test_galloping(drawn: Drawn, ratio: int) -> None:
 
 
 @pytest.mark.parametrize("idtype", ["int32", "int64"])
-@pytest.mark.parametrize("ratio", [0, 1, 16])
+@pytest.mark.parametrize("ratio", by_turns([0, 1, 16], 2))
 def test_long_rows(ratio: int, idtype: str) -> None:
     """Of each length beside each: elements before, between and behind those of the other one."""
     lengths = [0, 1, 2, 3, 5, 40, 257, 999]
