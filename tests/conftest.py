@@ -145,7 +145,6 @@ def _with_each_value(cases: list[pytest.Item]) -> list[pytest.Item]:
 def pytest_collection_finish() -> None:
     """What is there by now stays: garbage is looked for among the rest, in a tenth of the time."""
     gc.enable()
-    gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)  # little of what tests make is in cycles
 

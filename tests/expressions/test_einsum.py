@@ -11,6 +11,7 @@ from reference import reference
 from torch.autograd import gradcheck, gradgradcheck
 
 import sparsetir
+from pairs import by_turns
 from refusals import refusals
 from sparsetir import SparseMatrix, SparseTensor, einsum, ops
 from sparsetir.expressions import row_sums
@@ -169,7 +170,7 @@ def check(text, sparse="", shapes="", case="some", dtype="float64", **tolerance)
     return got
 
 
-@pytest.mark.parametrize("row", EXPRESSIONS, ids=[r[0].strip() for r in EXPRESSIONS])
+@pytest.mark.parametrize("row", by_turns(EXPRESSIONS, 2), ids=[r[0].strip() for r in EXPRESSIONS])
 def test_expressions_on_adverse_patterns(row):
     """One kernel for all patterns; numbers are NumPy's."""
     text, sparse, shapes = (x.strip() for x in [*row, "", ""][:3])
@@ -230,11 +231,11 @@ def test_dimensions_of_size_1_are_broadcast_as_by_numpy(row):
 
 @pytest.mark.parametrize(
     ("dtype", "more", "want"),
-    [
+    by_turns([
         ("float16", "float16", "float16"), ("float32", "float16", "float32"),
         ("float64", "float32", "float64"), ("int32", "int32", "int32"),
         ("int8", "int32", "int32"), ("int64", "float32", "float64"), ("bool", "bool", "int64"),
-    ],
+    ], 2),
 )  # fmt: skip
 def test_types_are_those_of_numpy(dtype, more, want):
     """Two types; sums of 16 bits are in float32, and bool counts."""
@@ -296,7 +297,7 @@ C[i,j] = A[i,j] + B[j,i]         ; A B
 """.strip().splitlines()]  # fmt: skip
 
 
-@pytest.mark.parametrize("row", SPARSE, ids=[r[0].strip() for r in SPARSE])
+@pytest.mark.parametrize("row", by_turns(SPARSE, 2), ids=[r[0].strip() for r in SPARSE])
 def test_sparse_results(row):
     """They have the numbers of dense ones, and store no more than what is visited."""
     for case in CASES:

@@ -14,7 +14,7 @@ from sparsetir import compilations
 from sparsetir.graph.backend import Backend
 from sparsetir.sparse_ir.errors import StructureIndexError
 
-CHEAP = {"gate", "distance", "GCN", "SAGE max", "GAT"}
+CHEAP = {"gate", "distance", "SAGE max", "GAT"}
 # What is computed for each edge by a product with weights stays a gather.
 LEFT = {"CG", "EdgeConv", "PNA"}
 
