@@ -391,7 +391,7 @@ S[i,j] = A[i,j] * X[i,k] * Y[j,k] ; like
 """.strip().splitlines()  # fmt: skip
 
 
-@pytest.mark.parametrize("row", COMPILED)
+@pytest.mark.parametrize("row", by_turns(COMPILED, 3))
 def test_compiled_functions_break_their_graph_once(row):
     """Results and gradients are those of eager calls."""
     text, kind = row.split(" ; ")
@@ -436,7 +436,7 @@ def test_compiled_functions_break_their_graph_once(row):
         torch.compile(function, backend=backend, fullgraph=True)(X, Y, values, edges)
 
 
-@pytest.mark.parametrize("format", [None, "csc", "coo", "ell", "dcsr"])
+@pytest.mark.parametrize("format", by_turns([None, "csc", "coo", "ell", "dcsr"], 2))
 def test_programs_have_their_arguments(format):
     """What :func:`einsum` runs, by its parameters."""
     texts = ["y[i] = s * A[i,j] * x[j]", "C[i,k] += A[i,j] * X[j,k]", "z = A[i,j] * A[j,i]"]

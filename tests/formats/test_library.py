@@ -278,7 +278,9 @@ def test_interpreted(fmt: F.Format) -> None:
             np.testing.assert_array_equal(args[at][stored], filled[at][stored], err_msg=at)
 
 
-@pytest.mark.parametrize("fmt", {type(f): f for f in FORMATS}.values(), ids=lambda f: f.name)
+@pytest.mark.parametrize(
+    "fmt", by_turns({type(f): f for f in FORMATS}.values(), 2), ids=lambda f: f.name
+)
 def test_built(fmt: F.Format) -> None:
     """One kernel for the copies and one for the computation serve all patterns."""
     conv = converted(fmt, MATRICES["random"])
