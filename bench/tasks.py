@@ -14,7 +14,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 import torch_geometric.nn as pyg
-from scipy.stats import rankdata
 from torch import Tensor
 from torch.nn import Module
 from torch_geometric.utils import negative_sampling
@@ -228,6 +227,8 @@ class Links(Task):
 
     def score(self, call: Call) -> float:
         """The area under the curve."""
+        from scipy.stats import rankdata  # which takes seconds to import
+
         known, others = self.scores(call, self.hidden)
         ranks, n = rankdata(torch.cat([known, others]).numpy())[: len(known)], len(known)
         return float(ranks.mean() - (n + 1) / 2) / len(others)

@@ -49,13 +49,13 @@ FILES = ("tests/test_programs.py", "tests/sparse_ir/test_interpret.py")
 # Folders and files whose tests are of many kernels each: these are compiled without LLVM's
 # optimisations, unless slow tests run too, or compile_cache.AS_USERS.
 QUICK = {
-    "expressions", "formats", "graph", "nn", "ops", "schedules", "sparse_ir",
-    "test_bench_gpu.py", "test_build.py",
-    "test_kernel.py", "test_kernel_refusals.py", "test_lower.py", "test_operator_records.py",
+    "data", "expressions", "formats", "graph", "nn", "ops", "schedules", "sparse_ir",
+    "test_bench_gpu.py", "test_build.py", "test_compiled.py", "test_kernel.py",
+    "test_kernel_computed.py", "test_kernel_refusals.py", "test_lower.py",
+    "test_needed_parameters.py", "test_new_process.py", "test_operator_records.py",
     "test_plan.py", "test_plan_edges.py", "test_plan_out_dtype.py", "test_plan_sparse.py",
     "test_programs.py", "test_random_programs.py", "test_readme.py", "test_shapes.py",
-    "test_sparse_results.py",
-    "test_thesis.py",
+    "test_sparse_results.py", "test_thesis.py",
 }  # fmt: skip
 CACHE = pytest.StashKey[Any]()
 # In these, kernels by the default schedule have fewer versions by numbers of features, which are
@@ -64,6 +64,9 @@ EVERY = pytest.StashKey[dict[tuple[str, str], Any]]()
 FEW = {
     ("sparsetir.schedules.passes.vectorize_innermost", "MOST_NESTS"): 0,
     ("sparsetir.schedules.passes.vectorize_reductions", "STRAIGHT"): 2,
+    ("sparsetir.schedules.passes.vectorize_reductions", "TOGETHER"): 2,
+    ("sparsetir.schedules.passes.vectorize_reductions", "COUNTS"): (2,),
+    ("sparsetir.schedules.passes.vectorize_reductions", "GROUP"): 4,
 }
 ALL_VERSIONS = {"test_block_rows.py", "test_multiversion.py"}
 
@@ -144,7 +147,6 @@ def _with_each_value(cases: list[pytest.Item]) -> list[pytest.Item]:
 def pytest_collection_finish() -> None:
     """What is there by now stays: garbage is looked for among the rest, in a tenth of the time."""
     gc.enable()
-    gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)  # little of what tests make is in cycles
 

@@ -36,12 +36,21 @@ RUNNERS = [
 ]
 
 
-def on_runners(cases: Sequence[tuple[Any, ...]], by_default: Collection[int]) -> list[Any]:
-    """Parameters (*case, as_cuda): by default some places as CUDA and the others as OpenCL."""
+def on_runners(
+    cases: Sequence[tuple[Any, ...]],
+    by_default: Collection[int],
+    others: Collection[int] | None = None,
+) -> list[Any]:
+    """Parameters (*case, as_cuda): by default some places as CUDA, and others as OpenCL.
+
+    others : these, where given; all that are not as CUDA
+    """
     params = []
     for as_cuda, needs in ((False, gpu_runner.requires_opencl), (True, requires_cuda_text)):
         for place, case in enumerate(cases):
-            slow = [] if (place in by_default) == as_cuda else [pytest.mark.slow]
+            opencl = place not in by_default if others is None else place in others
+            quick = place in by_default if as_cuda else opencl
+            slow = [] if quick else [pytest.mark.slow]
             params.append(pytest.param(*case, as_cuda, marks=[needs, *slow]))
     return params
 

@@ -171,7 +171,7 @@ def _expected(func: Any, arguments: dict[str, Any]) -> np.ndarray:
     return mine["out"]
 
 
-@examples(10, 50, drawn=programs())
+@examples(5, 50, drawn=programs())
 def test_cpu_schedule(drawn: Drawn) -> None:
     """With the default schedule and with none, code gives what the interpreter gives."""
     func = sparsetir.from_source(drawn.text)
@@ -201,7 +201,7 @@ def check_on_gpu(drawn: Drawn, run: Any = gpu_runner.run_opencl) -> None:
     np.testing.assert_allclose(got[out].reshape(expected.shape), expected, rtol=1e-6)
 
 
-test_gpu_schedule = gpu_runner.requires_opencl(examples(8, 40, drawn=programs())(check_on_gpu))
+test_gpu_schedule = gpu_runner.requires_opencl(examples(4, 40, drawn=programs())(check_on_gpu))
 
 
 @pytest.mark.slow

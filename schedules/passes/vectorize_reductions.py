@@ -81,6 +81,7 @@ TOGETHER = 8  # vectors up to which the lanes of several visits are added up tog
 STRAIGHT = 16  # vectors of code without loops, where their number is known
 GROUP = 8  # visits whose lanes are added up together, at most
 FEW = 4  # visits of a loop that are written out one by one
+COUNTS = (TOGETHER, 4, 3, 2)  # vectors up to which an open size has a version, the most first
 RAGGED_LANES = 8  # of ragged rows at most: in graphs most are shorter than longer vectors
 
 
@@ -213,7 +214,7 @@ class _BySize:
             size *= 2
         long = extent > number(TOGETHER * lanes)
         above = tirx.IfThenElse(long, version(WIDE * lanes), version(lanes))
-        for count in (TOGETHER, 4, 3, 2):
+        for count in COUNTS:
             most = number(count * lanes)
             if count < TOGETHER:
                 above = tirx.IfThenElse(extent > most, above, version(lanes, count, False))

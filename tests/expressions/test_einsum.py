@@ -12,6 +12,7 @@ from torch._dynamo.backends.debugging import aot_eager
 from torch.autograd import gradcheck, gradgradcheck
 
 import sparsetir
+from pairs import by_turns
 from refusals import refusals
 from sparsetir import SparseMatrix, SparseTensor, einsum, ops
 from sparsetir.expressions import row_sums
@@ -170,7 +171,7 @@ def check(text, sparse="", shapes="", case="some", dtype="float64", **tolerance)
     return got
 
 
-@pytest.mark.parametrize("row", EXPRESSIONS, ids=[r[0].strip() for r in EXPRESSIONS])
+@pytest.mark.parametrize("row", by_turns(EXPRESSIONS, 2), ids=[r[0].strip() for r in EXPRESSIONS])
 def test_expressions_on_adverse_patterns(row):
     """One kernel for all patterns; numbers are NumPy's."""
     text, sparse, shapes = (x.strip() for x in [*row, "", ""][:3])
@@ -231,11 +232,11 @@ def test_dimensions_of_size_1_are_broadcast_as_by_numpy(row):
 
 @pytest.mark.parametrize(
     ("dtype", "more", "want"),
-    [
+    by_turns([
         ("float16", "float16", "float16"), ("float32", "float16", "float32"),
         ("float64", "float32", "float64"), ("int32", "int32", "int32"),
         ("int8", "int32", "int32"), ("int64", "float32", "float64"), ("bool", "bool", "int64"),
-    ],
+    ], 2),
 )  # fmt: skip
 def test_types_are_those_of_numpy(dtype, more, want):
     """Two types; sums of 16 bits are in float32, and bool counts."""
@@ -314,7 +315,7 @@ C[i,k,j,l] = A[i,j] * B[k,l]      ; A B   ; csf
 """.strip().splitlines()]  # fmt: skip
 
 
-@pytest.mark.parametrize("row", SPARSE, ids=[r[0] for r in SPARSE])
+@pytest.mark.parametrize("row", by_turns(SPARSE, 2), ids=[r[0].strip() for r in SPARSE])
 def test_sparse_results(row):
     """They have the numbers of dense ones, and store no more than what is visited."""
     text, sparse, format = row
@@ -479,7 +480,7 @@ C[i,k] = A[i,j] * X[j,k] ; csr
 BROKEN = ("coo", "like", "csr")
 
 
-@pytest.mark.parametrize("row", COMPILED)
+@pytest.mark.parametrize("row", by_turns(COMPILED, 3))
 def test_compiled_functions_have_one_graph_or_break_it_once(row):
     """Results and gradients are those of eager calls; of sparse results graphs break, once."""
     text, kind = row.split(" ; ")
@@ -544,7 +545,7 @@ def test_operator_of_compiled_functions():
         torch.compile(lambda X: einsum("ij->ji", X, format="csr"), fullgraph=True)(X)
 
 
-@pytest.mark.parametrize("format", [None, "csc", "coo", "ell", "dcsr"])
+@pytest.mark.parametrize("format", by_turns([None, "csc", "coo", "ell", "dcsr"], 2))
 def test_programs_have_their_arguments(format):
     """What :func:`einsum` runs, by its parameters."""
     texts = ["y[i] = s * A[i,j] * x[j]", "C[i,k] += A[i,j] * X[j,k]", "z = A[i,j] * A[j,i]"]

@@ -84,7 +84,7 @@ def dense_of(found):
     return found
 
 
-@examples(24, 3000, drawn=expressions())
+@examples(10, 3000, drawn=expressions())
 def test_random_expressions(drawn):
     """Numbers are those of NumPy, at the pattern where the result has one."""
     text, dense, given, options, formats = drawn
@@ -101,7 +101,7 @@ def test_random_expressions(drawn):
     )
 
 
-@examples(4, 300, drawn=expressions())
+@examples(3, 300, drawn=expressions())
 def test_random_gradients(drawn):
     """Gradients for all operands are those of finite differences."""
     text, dense, given, options, _ = drawn

@@ -12,6 +12,7 @@ import tvm_ffi
 
 import sparsetir
 from format_rules import blocked_csf, csf, inferred, matrix, rule, split
+from pairs import by_turns
 from programs import PROGRAMS, copied, tolerance
 from programs.common import parents_of
 from sparsetir.formats.decompose import RESTORE, decompose_format
@@ -165,7 +166,7 @@ HOWS = pytest.mark.parametrize("how", ["whole", "parts"])
 
 
 @HOWS
-@pytest.mark.parametrize("names", SPMM_FORMATS)
+@pytest.mark.parametrize("names", by_turns(SPMM_FORMATS, 2))
 def test_spmm(names: list[str], how: str) -> None:
     check("spmm", [matrix(n) for n in names], csr_coordinates, how=how)
 

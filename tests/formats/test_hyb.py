@@ -82,7 +82,7 @@ def test_hyb_is_what_plain_python_makes(name: str) -> None:
         assert [pieces_of(p) for p in conv.parts] == slow_hyb(pattern, c, k)
 
 
-@examples(60, 500, pattern=patterns(), c=st.integers(1, 5), k=st.integers(0, 4))
+@examples(25, 500, pattern=patterns(), c=st.integers(1, 5), k=st.integers(0, 4))
 def test_hyb_of_random_patterns(pattern: Pattern, c: int, k: int) -> None:
     conv = converted(Hyb(c, k), pattern)
     assert [pieces_of(p) for p in conv.parts] == slow_hyb(pattern, c, k)
@@ -136,7 +136,7 @@ def test_tiles_have_the_pieces_of_one_relation(pattern: Pattern, k: int, rows: i
             assert len(before[1]) == rows or before[0] != after[0]
 
 
-@examples(40, 500, pattern=patterns(order=3, longest=9), k=st.integers(0, 3))
+@examples(20, 500, pattern=patterns(order=3, longest=9), k=st.integers(0, 3))
 def test_relational_hyb_of_random_tensors(pattern: Pattern, k: int) -> None:
     conv = converted(RelationalHyb(k), pattern)
     assert [pieces_of(p) for p in conv.parts] == slow_relational(pattern, k)

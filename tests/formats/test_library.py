@@ -18,6 +18,7 @@ import sparsetir
 from cuda_runner import CudaFunction, requires_cuda_text
 from drawing import examples
 from gpu_runner import OpenCLFunction, requires_opencl
+from pairs import by_turns
 from programs import PROGRAMS
 from sparsetir import formats as F
 from sparsetir.formats.format import REGISTRY
@@ -136,7 +137,7 @@ def test_structure(fmt: F.Format, pattern: F.Pattern) -> None:
     assert {str(p.name) for p in func.params} == set(arguments)
 
 
-@pytest.mark.parametrize("fmt", [*FORMATS, *TENSOR_FORMATS], ids=lambda f: f.name)
+@pytest.mark.parametrize("fmt", by_turns([*FORMATS, *TENSOR_FORMATS], 2), ids=lambda f: f.name)
 def test_types(fmt: F.Format) -> None:
     """Every type of values, and both types of indices, whatever that of the coordinates."""
     zoo = MATRICES if fmt in FORMATS else TENSORS
@@ -179,14 +180,14 @@ def test_a_pattern_is_not_shared() -> None:
             np.testing.assert_array_equal(have, before, err_msg=fmt.name)
 
 
-@examples(60, 500, pattern=patterns(), fmt=st.sampled_from(FORMATS))
+@examples(30, 500, pattern=patterns(), fmt=st.sampled_from(FORMATS))
 def test_random_matrices(pattern: F.Pattern, fmt: F.Format) -> None:
     conv = converted(fmt, pattern)
     check_values(conv)
     check_partition(conv)
 
 
-@examples(30, 500, pattern=patterns(3, 6), fmt=st.sampled_from(TENSOR_FORMATS))
+@examples(15, 500, pattern=patterns(3, 6), fmt=st.sampled_from(TENSOR_FORMATS))
 def test_random_tensors(pattern: F.Pattern, fmt: F.Format) -> None:
     conv = converted(fmt, pattern)
     check_values(conv)
@@ -258,7 +259,7 @@ def spmm_case(pattern: F.Pattern) -> tuple[dict[str, Any], np.ndarray]:
 INTERPRETED = ["random", "empty rows", "one dense row", "no rows", "last element", "band"]
 
 
-@pytest.mark.parametrize("fmt", FORMATS, ids=lambda f: f.name)
+@pytest.mark.parametrize("fmt", by_turns(FORMATS, 2), ids=lambda f: f.name)
 def test_interpreted(fmt: F.Format) -> None:
     """The copies fill a format as `arguments` does, and the computation does not see padding."""
     for name in INTERPRETED:
@@ -277,7 +278,9 @@ def test_interpreted(fmt: F.Format) -> None:
             np.testing.assert_array_equal(args[at][stored], filled[at][stored], err_msg=at)
 
 
-@pytest.mark.parametrize("fmt", {type(f): f for f in FORMATS}.values(), ids=lambda f: f.name)
+@pytest.mark.parametrize(
+    "fmt", by_turns({type(f): f for f in FORMATS}.values(), 2), ids=lambda f: f.name
+)
 def test_built(fmt: F.Format) -> None:
     """One kernel for the copies and one for the computation serve all patterns."""
     conv = converted(fmt, MATRICES["random"])
@@ -309,7 +312,7 @@ ON_THREADS = [
     pytest.param(OpenCLFunction, marks=requires_opencl, id="OpenCL"),
     pytest.param(CudaFunction, marks=[requires_cuda_text, pytest.mark.slow], id="CUDA"),
 ])  # fmt: skip
-@pytest.mark.parametrize("fmt", ON_THREADS, ids=lambda f: f.name)
+@pytest.mark.parametrize("fmt", by_turns(ON_THREADS, 2), ids=lambda f: f.name)
 @pytest.mark.parametrize("name", ["random", "one dense row"])
 def test_on_threads(fmt: F.Format, name: str, made: Any) -> None:
     """By the default schedule of GPUs, as OpenCL and as CUDA on a CPU."""
@@ -329,7 +332,9 @@ def test_places_of_a_format_of_a_users_own() -> None:
         assert fmt.places(pattern) == fmt.convert(pattern).places == F.BSR(2, 3).places(pattern)
 
 
-@pytest.mark.parametrize("fmt", {type(f): f for f in FORMATS}.values(), ids=lambda f: f.name)
+@pytest.mark.parametrize(
+    "fmt", by_turns({type(f): f for f in FORMATS}.values(), 2), ids=lambda f: f.name
+)
 @pytest.mark.parametrize("build", [False, True])
 def test_sampled_products(fmt: F.Format, build: bool) -> None:
     """A and OUT share their structure; OUT is made in the format and comes back from it."""

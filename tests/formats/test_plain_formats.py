@@ -171,7 +171,7 @@ def test_statistics_are_those_of_plain_python(name: str) -> None:
     assert list(zip(*(f.tolist() for f in found), strict=True)) == want
 
 
-@examples(60, 500, pattern=patterns(), rows=st.integers(1, 16))
+@examples(25, 500, pattern=patterns(), rows=st.integers(1, 16))
 def test_random_groups(pattern: Pattern, rows: int) -> None:
     fmt = EnumeratedPatterns(rows)
     conv = converted(fmt, pattern, places=False)
@@ -184,7 +184,7 @@ def test_random_groups(pattern: Pattern, rows: int) -> None:
     assert stored == [p.stored for p in conv.parts]
 
 
-@examples(40, 500, pattern=patterns(longest=12), rows=st.integers(1, 5))
+@examples(20, 500, pattern=patterns(longest=12), rows=st.integers(1, 5))
 def test_by_pattern(pattern: Pattern, rows: int) -> None:
     """A rule for each pattern, whose columns are its own and whose places are all filled."""
     conv = converted(EnumeratedPatterns(rows, "pattern"), pattern)
@@ -257,6 +257,6 @@ def test_layout(c: int, sigma: int) -> None:
         check_layout(pattern, c, sigma)
 
 
-@examples(40, 500, pattern=patterns(), c=st.integers(1, 5), windows=st.integers(0, 5))
+@examples(20, 500, pattern=patterns(), c=st.integers(1, 5), windows=st.integers(0, 5))
 def test_layout_of_random_matrices(pattern: Pattern, c: int, windows: int) -> None:
     check_layout(pattern, c, windows * c or 1)

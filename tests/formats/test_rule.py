@@ -198,7 +198,7 @@ def check(r: Any, coords: list[np.ndarray], shape: Any) -> Any:
     return fmt
 
 
-@examples(50, 500, data=st.data())
+@examples(20, 500, data=st.data())
 def test_random_coordinates(data: Any) -> None:
     name = data.draw(st.sampled_from(sorted(MATRIX)))
     shape = data.draw(st.tuples(st.integers(1, 9), st.integers(1, 9)))
@@ -208,7 +208,7 @@ def test_random_coordinates(data: Any) -> None:
     check(matrix(name), coords, shape)
 
 
-@examples(30, 500, data=st.data())
+@examples(15, 500, data=st.data())
 def test_random_tensors(data: Any) -> None:
     order = data.draw(st.integers(3, 4))
     names = "IJKL"[:order]

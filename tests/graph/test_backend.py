@@ -19,7 +19,7 @@ from sparsetir.ops import compress
 from sparsetir.planning import run_plan
 from sparsetir.sparse_ir.errors import StructureIndexError
 
-CHEAP = {"gate", "distance", "GCN", "SAGE max", "GAT"}
+CHEAP = {"gate", "distance", "SAGE max", "GAT"}
 # What is computed for each edge by a product with weights stays a gather.
 LEFT = {"CG", "EdgeConv", "PNA"}
 

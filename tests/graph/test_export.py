@@ -24,7 +24,7 @@ from sparsetir.sparse_ir.script.parser import from_source
 pytestmark = pytest.mark.skipif(not has_compiler(), reason="needs a C compiler")
 SIZES = (30, 150), (57, 333), (9, 1), (6, 0)
 ROWS = [("I", "i")]
-DEFAULT = ["GCN", "GAT"]
+DEFAULT = ["GAT"]
 ALONE = """
 import sys
 sys.modules["torch"] = sys.modules["sparsetir"] = None

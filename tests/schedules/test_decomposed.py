@@ -52,7 +52,7 @@ def check(config, feat, dtype="float32", matrices=ZOO, special=True):
     return plan
 
 
-@pytest.mark.parametrize("fmt", FORMATS, ids=lambda f: f.name)
+@pytest.mark.parametrize("fmt", by_turns(FORMATS, 3), ids=lambda f: f.name)
 def test_default_schedule(fmt):
     """One kernel for all patterns and features; padding does not show."""
     before = sparsetir.compilations()
@@ -61,12 +61,12 @@ def test_default_schedule(fmt):
     assert sparsetir.compilations() - before <= 1
 
 
-@pytest.mark.parametrize("fmt", IN_TILES, ids=lambda f: f.name)
+@pytest.mark.parametrize("fmt", by_turns(IN_TILES, 3), ids=lambda f: f.name)
 def test_tiles_in_registers(fmt):
     check(Decomposed(fmt, tile=16, lanes=8), 32)
 
 
-@pytest.mark.parametrize("fmt", IN_TILES, ids=lambda f: f.name)
+@pytest.mark.parametrize("fmt", by_turns(IN_TILES, 3), ids=lambda f: f.name)
 def test_a_feature_size_that_tiles_do_not_divide(fmt):
     check(Decomposed(fmt, tile=20, lanes=8, feat=29), 29)
 
@@ -89,7 +89,7 @@ NARROW = [
 ]
 
 
-@pytest.mark.parametrize(("dtype", "config"), by_turns(NARROW, 9), ids=str)
+@pytest.mark.parametrize(("dtype", "config"), by_turns(NARROW, 18), ids=str)
 def test_sums_of_16_bits_are_rounded_once(dtype, config):
     """In all formats, in pieces of rows and over several rules too."""
     check(config, 29, dtype, special=False)
@@ -137,7 +137,7 @@ def test_the_default_schedule_of_gpus(fmt, dtype, as_cuda):
         run_spmm(problem, config, matrix, 12, as_cuda=as_cuda, template=decomposed)
 
 
-@pytest.mark.parametrize("fmt", IN_TILES, ids=lambda f: f.name)
+@pytest.mark.parametrize("fmt", by_turns(IN_TILES, 3), ids=lambda f: f.name)
 def test_tiles_of_doubles_and_long_offsets(fmt, monkeypatch):
     monkeypatch.setattr(
         importlib.import_module("sparsetir.planning.request"), "idtype_for", lambda *_: "int64"

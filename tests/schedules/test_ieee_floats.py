@@ -10,6 +10,7 @@ import tvm
 
 import gpu_runner
 import sparsetir
+from pairs import by_turns
 from small import small
 from sparsetir.schedules.default import default_schedule
 
@@ -137,7 +138,7 @@ def is_defined(values: np.ndarray, to: str) -> np.ndarray:
     return np.array([bool(np.isfinite(x)) and ends.min <= int(x) <= ends.max for x in whole])
 
 
-@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("dtype", by_turns(TYPES, 3))
 @np.errstate(all="ignore")
 def test_casts(dtype: str) -> None:
     """To each type and back, in an expression, a variable, a local array, and memory, as NumPy."""

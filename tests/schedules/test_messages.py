@@ -10,6 +10,7 @@ import sparsetir
 from cuda_runner import requires_cuda_text, run_cuda
 from gpu_runner import OPENCL_TARGET as GPU
 from gpu_runner import requires_opencl, run_opencl
+from pairs import by_turns
 from programs import copied
 from sparsetir.schedules.operators import messages
 from sparsetir.schedules.operators.edge_attention import EdgeAttention
@@ -150,14 +151,17 @@ def edge_arguments(problem, feat):
 
 @pytest.mark.parametrize(
     ("problem", "feat"),
-    [
-        (EdgeMessages("add", "h", "hf"), 3),
-        (EdgeMessages("div", "f", "h", "edge", "node", "float64", "int64"), 1),
-        (EdgeMessages("dot", "hf", "f"), 6),
-        (EdgeMessages("dot", "h", "hf", "node", "edge"), 3),
-        (EdgeMessages("dot", "hf", "hf"), 37),
-        (EdgeMessages("copy_rhs", "", "hf"), 40),
-    ],
+    by_turns(
+        [
+            (EdgeMessages("add", "h", "hf"), 3),
+            (EdgeMessages("div", "f", "h", "edge", "node", "float64", "int64"), 1),
+            (EdgeMessages("dot", "hf", "f"), 6),
+            (EdgeMessages("dot", "h", "hf", "node", "edge"), 3),
+            (EdgeMessages("dot", "hf", "hf"), 37),
+            (EdgeMessages("copy_rhs", "", "hf"), 40),
+        ],
+        2,
+    ),
 )
 def test_edge_messages(problem, feat):
     check(problem, edge_arguments(problem, feat), ["out"])
@@ -181,12 +185,15 @@ def softmax_arguments(problem, heads):
 
 @pytest.mark.parametrize(
     ("problem", "heads"),
-    [
-        (EdgeSoftmax(), 1),
-        (EdgeSoftmax("float64", "int64"), 3),
-        (EdgeSoftmax(), 40),
-        (EdgeSoftmax(backward=True), 6),
-    ],
+    by_turns(
+        [
+            (EdgeSoftmax(), 1),
+            (EdgeSoftmax("float64", "int64"), 3),
+            (EdgeSoftmax(), 40),
+            (EdgeSoftmax(backward=True), 6),
+        ],
+        3,
+    ),
 )
 def test_softmax(problem, heads):
     check(problem, softmax_arguments(problem, heads), ["out"])
@@ -211,7 +218,7 @@ def attention_arguments(feat, width):
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(("feat", "width"), [(5, 3), (1, 16), (40, 24)])
+@pytest.mark.parametrize(("feat", "width"), by_turns([(5, 3), (1, 16), (40, 24)], 2))
 def test_attention(feat, width):
     check(EdgeAttention(), attention_arguments(feat, width), ["out"])
 

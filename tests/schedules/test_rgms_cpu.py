@@ -47,7 +47,7 @@ def given(problem: Rgms, shape: Any, sizes: tuple[int, int], rng: Any) -> Any:
 
 
 @pytest.mark.parametrize(("problem", "sizes"), by_turns(
-    [(p, s) for p in PROBLEMS if p.dtype != "bfloat16" for s in SIZES], 7), ids=str
+    [(p, s) for p in PROBLEMS if p.dtype != "bfloat16" for s in SIZES], 14), ids=str
 )  # fmt: skip
 def test_results(problem: Rgms, sizes: tuple[int, int]) -> None:
     """All shapes, in as many ranges as suit and in several."""

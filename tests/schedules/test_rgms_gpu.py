@@ -137,8 +137,9 @@ def check(problem: Any, config: Any, mask: np.ndarray, feat_in: int, feat: int) 
     return run
 
 
+# The others meet a pattern in `test_padding_meets_no_number`.
 @requires_cuda_text
-@each_kind
+@pytest.mark.parametrize("kind", by_default(KINDS, "rows", "cores", "weights on cores"))
 def test_patterns(kind: str) -> None:
     """Empty relations, those of one element, rows in pieces; a kernel for all of them."""
     problem, config = KINDS[kind]
@@ -264,7 +265,7 @@ SHAPES = {
 
 
 @requires_cuda_text
-@pytest.mark.parametrize("name", by_turns(SHAPES, 4))
+@pytest.mark.parametrize("name", by_turns(SHAPES, 6))
 def test_shapes_of_tiles(name: str) -> None:
     problem, config = SHAPES[name]
     check(problem, config, MASKS["mixed"], 36, 68)

@@ -8,6 +8,7 @@ import torch
 
 import sparsetir
 from csr_zoo import ZOO
+from pairs import by_turns
 from sparsetir.schedules.operators.problems import CsrPattern
 from sparsetir.schedules.template import Choices
 
@@ -56,7 +57,7 @@ def test_patterns(name):
 
 
 # One or more of each class: scalars, short vectors, overlapping vectors, whole ones, tiles.
-@pytest.mark.parametrize("feat", [1, 2, 3, 4, 7, 8, 17, 40, 100, 128, 300, 304, 384])
+@pytest.mark.parametrize("feat", by_turns([1, 2, 3, 4, 7, 8, 17, 40, 100, 128, 300, 304, 384], 3))
 def test_feature_sizes(feat):
     check(case(RANDOM, feat))
     check(case(RANDOM, feat), size=0)
@@ -68,7 +69,7 @@ def test_all_feature_sizes(feat):
     test_feature_sizes(feat)
 
 
-@pytest.mark.parametrize("feat", [3, 20, 128])
+@pytest.mark.parametrize("feat", by_turns([3, 20, 128], 2))
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
 def test_types(dtype, feat):
     check(case(RANDOM, feat, dtype, "int64"), size=0)
@@ -90,7 +91,7 @@ def test_heads(name):
     check(case(PATTERNS[name], 20, heads=(3,)))
 
 
-@pytest.mark.parametrize("feat", [3, 20, 128])
+@pytest.mark.parametrize("feat", by_turns([3, 20, 128], 2))
 def test_nan_and_infinity_stay_in_their_elements(feat):
     """An element without them is finite, and one with them is what float64 sums are."""
     given = case(RANDOM, feat)

@@ -21,7 +21,7 @@ def check(a, feat, dtype="float32", reduce="sum", config=None, threads=2):
     check_spmm(a, config, feat, dtype, reduce, threads)
 
 
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("name", by_turns(ZOO, 2))
 @pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min"])
 def test_patterns(name, reduce):
     check(ZOO[name], 20, reduce=reduce)
@@ -38,7 +38,9 @@ def test_mean_of_a_long_row(config):
         assert (out - 1).abs().max() <= close
 
 
-@pytest.mark.parametrize("feat", [1, 2, 3, 7, 15, 16, 17, 33, 100, 129, 257, 600, 1023, 1024])
+@pytest.mark.parametrize(
+    "feat", by_turns([1, 2, 3, 7, 15, 16, 17, 33, 100, 129, 257, 600, 1023, 1024], 3)
+)
 def test_feature_sizes(feat):
     check(ZOO["random"], feat)
 
@@ -165,7 +167,7 @@ PANELS = [
 ]
 
 
-@pytest.mark.parametrize("case", SORTED, ids=str)
+@pytest.mark.parametrize("case", by_turns(SORTED, 2), ids=str)
 def test_types_and_tails(case):
     """Values that are planned with, and those of a run; infinities and NaN as sums say."""
     config, dtype, feat, idtype, reduce = case
@@ -173,7 +175,7 @@ def test_types_and_tails(case):
         check_spmm(ZOO[name], config, feat, dtype, reduce, 2, reduce != "max", idtype)
 
 
-@pytest.mark.parametrize("case", PANELS, ids=str)
+@pytest.mark.parametrize("case", by_turns(PANELS, 2), ids=str)
 def test_types_and_tails_of_panels(case):
     config, dtype, feat, idtype = case
     for name in FEW:
@@ -277,7 +279,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("fmt, rows, tile, feat, dtype", by_turns(CASES, 41), ids=str)
+@pytest.mark.parametrize("fmt, rows, tile, feat, dtype", by_turns(CASES, 90), ids=str)
 def test_blocks(fmt, rows, tile, feat, dtype):
     """Full blocks without masks, others with them, in one thread and in several."""
     lanes = min(16, 1 << (tile.bit_length() - 1))

@@ -129,7 +129,9 @@ PROBLEMS = [
 
 @requires_cuda_text
 @pytest.mark.parametrize(
-    ("problem", "name"), [(p, name) for p, names in PROBLEMS for name in names], ids=str
+    ("problem", "name"),
+    by_turns([(p, name) for p, names in PROBLEMS for name in names], 3),
+    ids=str,
 )
 def test_problems(problem: Spmm, name: str) -> None:
     config = ALGORITHMS[name]

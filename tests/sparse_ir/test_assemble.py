@@ -13,7 +13,7 @@ import tvm_ffi
 import sparsetir
 from drawing import examples
 from merged_programs import Drawn, products, programs
-from pairs import by_default
+from pairs import by_default, by_turns
 from programs import PROGRAMS, copied
 from programs.merged import dense_of, stored_of
 from refusals import refuse
@@ -75,7 +75,7 @@ def check_kernel(func: Any, drawn: Drawn, there: np.ndarray, dense: np.ndarray) 
     np.testing.assert_array_equal(again, found.values, drawn.text)
 
 
-@examples(4, 200, drawn=DRAWN)
+@examples(3, 200, drawn=DRAWN)
 def test_random_programs(drawn: Drawn) -> None:
     """The sparse result stores what is visited, in order; the rest of the dense one is not."""
     func = sparsetir.from_source(drawn.text)
@@ -91,7 +91,7 @@ def test_random_programs(drawn: Drawn) -> None:
     check_kernel(func, drawn, there, dense["c"])
 
 
-@examples(4, 200, product=products())
+@examples(3, 200, product=products())
 def test_random_products(product: tuple[Drawn, np.ndarray]) -> None:
     """What the interpreter gives, where there is an element; and the same at that pattern."""
     drawn, there = product
@@ -314,7 +314,7 @@ def expected_where_written(name: str, at: Tensors) -> tuple[np.ndarray, np.ndarr
 
 
 @pytest.mark.parametrize(
-    "made", [dots, large, large_with_features, above_diagonal, columns_of_fibers]
+    "made", by_turns([dots, large, large_with_features, above_diagonal, columns_of_fibers], 2)
 )
 def test_what_is_written_is_stored(made: Any) -> None:
     """And nothing else that is visited; short rows in another way, too."""
@@ -330,7 +330,7 @@ def test_what_is_written_is_stored(made: Any) -> None:
             np.testing.assert_array_equal(dense, expected)
 
 
-@pytest.mark.parametrize("levels", [0, 1, 2, 3])
+@pytest.mark.parametrize("levels", by_turns([0, 1, 2, 3], 2))
 def test_wide_rows(levels: int, monkeypatch: Any) -> None:
     """Columns beyond one group of words, at both ends of each; nothing is left from row to row."""
     columns = [0, 63, 64, 4095, 4096, 4159, 8191, 12287, 12345, 262143, 262144, 600000]

@@ -10,6 +10,7 @@ import pytest
 import tvm_ffi
 
 import sparsetir
+from pairs import by_turns
 from refusals import refuse
 from sparse_programs import Tensors
 from sparsetir.runtime.assembled_levels import CsfArrays, LevelsKernel
@@ -135,7 +136,7 @@ def inputs(made: Callable[..., Tensors]) -> list[Tensors]:
     return [made(seed=n, density=d) for n, d in enumerate((0.4, 0.0, 1.0, 0.15))]
 
 
-@pytest.mark.parametrize("made", CASES, ids=lambda made: made.__name__)
+@pytest.mark.parametrize("made", by_turns(CASES, 2), ids=lambda made: made.__name__)
 def test_results(made: Callable[..., Tensors]) -> None:
     """Values and patterns are NumPy's: what is written is stored, and nothing else."""
     kernel = sparsetir.build_assembled(sparsetir.from_source(made().text))
@@ -240,7 +241,7 @@ def test_coordinates_too_long_for_one_number() -> None:
     assert columns[1].tolist() == [3, 1 << 54, 7] and values.tolist() == [2, 0, 1]
 
 
-@pytest.mark.parametrize("dtype", ["float64", "bfloat16", "bool"])
+@pytest.mark.parametrize("dtype", by_turns(["float64", "bfloat16", "bool"], 2))
 def test_types(dtype: str) -> None:
     """Of values; and of indices, which are each level's own. Sizes of 0 are as others."""
     at = Tensors("A=ds:ij").declare("N = T.sparse_variable(O, (nj, None), (c_ptr, c_idx), 'int64')")

@@ -12,6 +12,7 @@ import pytest
 import sparsetir
 from cuda_runner import requires_cuda_text
 from cuda_stages import CudaStages
+from pairs import by_turns
 from programs import PROGRAMS
 from schedule_common import program
 from small import text_of
@@ -66,9 +67,9 @@ def arguments(dtype: str, nan: bool) -> dict[str, Any]:
 
 
 @requires_cuda_text
-@pytest.mark.parametrize(("form", "dtype"), [
+@pytest.mark.parametrize(("form", "dtype"), by_turns([
     *((form, "float32") for form in FORMS), ("max", "int32"), ("min", "int32"),
-])  # fmt: skip
+], 2))  # fmt: skip
 def test_extrema(form: str, dtype: str) -> None:
     """In any order of visits, with NaN where the program says what becomes of it."""
     given = arguments(dtype, nan=form not in ("max", "min"))

@@ -13,6 +13,7 @@ from tvm.error import DiagnosticError
 import sparsetir
 from cuda_runner import requires_cuda_text
 from cuda_stages import CudaStages
+from pairs import by_turns
 from programs import PROGRAMS
 from rows_common import MATRICES, check, fused, operands
 from schedule_common import gives, program, read_back, steps, table
@@ -37,7 +38,9 @@ tiles, each = split(ij, [None, 4], tail="repeat"); precompute("C", tiles, [each,
 """
 
 
-@pytest.mark.parametrize(("n", "code"), [(n, row.values[1]) for n, row in enumerate(table(CUTS))])
+@pytest.mark.parametrize(
+    ("n", "code"), by_turns([(n, row.values[1]) for n, row in enumerate(table(CUTS))], 2)
+)
 def test_on_a_cpu(n: int, code: str) -> None:
     idtype = ("int32", "int64")[n % 2]
     sch, it, *_ = fused(("search", "blocks")[n // 2 % 2], idtype)
@@ -172,7 +175,7 @@ WAYS = {
 @requires_cuda_text
 @pytest.mark.parametrize("idtype", ["int32", "int64"])
 @pytest.mark.parametrize("rows", ["blocks", "search"])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", by_turns(WAYS, 2))
 def test_on_a_gpu(way: str, rows: str, idtype: str) -> None:
     kernel = CudaStages(program(idtype=idtype), WAYS[way](rows))
     assert "i_at" not in kernel.called.values()
@@ -255,7 +258,7 @@ def test_visits_that_go_in_strides(rows: str, tail: str) -> None:
 
 @requires_cuda_text
 @pytest.mark.parametrize("idtype", ["int32", "int64"])
-@pytest.mark.parametrize("tail", ["repeat", "guard"])
+@pytest.mark.parametrize("tail", by_turns(["repeat", "guard"], 2))
 @pytest.mark.parametrize("rows", ["table", "search", "blocks"])
 def test_runs_on_a_gpu(rows: str, tail: str, idtype: str) -> None:
     kernel = CudaStages(program(idtype=idtype), by_threads(rows, tail, runs=True))

@@ -252,11 +252,11 @@ def minima() -> Any:
 
 
 @requires_cuda_text
-@pytest.mark.parametrize(("name", "dtype", "threads", "parts"), [
+@pytest.mark.parametrize(("name", "dtype", "threads", "parts"), by_turns([
     ("spmm", "float32", 64, 3), ("spmv", "float32", 1024, 0), ("spmv", "float64", 256, 0),
     ("row_max", "float32", 128, 2), ("row_min", "float32", 64, 0), ("spmv", "float16", 512, 0),
     ("spmm", "bfloat16", 64, 0),
-])  # fmt: skip
+], 2))  # fmt: skip
 def test_blocks(name: str, dtype: str, threads: int, parts: int) -> None:
     """Rows shorter and longer than a block, empty ones, columns that take turns."""
     wider = {"float16": "float32", "bfloat16": "float32"}.get(dtype)

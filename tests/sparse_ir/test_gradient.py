@@ -17,6 +17,7 @@ import gradient_common as common
 import sparsetir
 from drawing import examples
 from gradient_common import Case, built, gated, mttkrp, over_edges, rgms, sddmm, spmm, spmv
+from pairs import by_turns
 from programs import PROGRAMS, copied
 from refusals import refusals
 from small import small
@@ -99,7 +100,7 @@ def test_autograd(name, wrt):
             np.testing.assert_allclose(found, exact, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("pattern", sorted(set(common.PATTERNS) - {"mixed"}))
+@pytest.mark.parametrize("pattern", by_turns(sorted(set(common.PATTERNS) - {"mixed"}), 2))
 @pytest.mark.parametrize("name", ["spmm", "sddmm", "gates"])
 def test_patterns(name, pattern):
     make, forward = CASES[name]
@@ -294,7 +295,7 @@ FUNCTIONS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("name", by_turns(FUNCTIONS, 2))
 def test_functions(name):
     values = np.array([0.25, 0.6, 0.9, 1.3, 1.75])
     func, found = pointwise(FUNCTIONS[name], values)
@@ -493,7 +494,7 @@ REFUSED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", by_turns(PROGRAMS, 2))
 def test_programs(name):
     """Along a random direction; over patterns in their own order, others are lowered alone."""
     program = PROGRAMS[name]

@@ -173,7 +173,7 @@ def matrices(draw):
 FACTORS = st.integers(1, 5)
 
 
-@examples(15, 200, matrix=matrices(), feat=st.integers(1, 9), data=st.data())
+@examples(8, 200, matrix=matrices(), feat=st.integers(1, 9), data=st.data())
 def test_random_schedules(matrix, feat, data):
     draw = data.draw
     sch = s_tir.Schedule(s_tir.renew_defs(lower("spmm")))

@@ -16,6 +16,7 @@ from adverse_programs import Adverse, adverse, of_statements
 from cuda_runner import requires_cuda_text
 from cuda_stages import CudaStages
 from drawing import examples
+from pairs import by_default, by_turns
 from programs import PROGRAMS, copied, tolerance
 from random_schedules import schedule_at_random
 from schedule_common import opened, program, steps, table
@@ -115,11 +116,11 @@ def check_threads(data: Any, name: str) -> None:
 ON_GPU = [name for name, program in PROGRAMS.items() if program.gpu]
 ANY = st.sampled_from(list(PROGRAMS))
 DATA = st.data()
-test_meaning = examples(2, 25, "name", PROGRAMS, data=DATA)(check_meaning)
-test_kernels = examples(8, 120, data=DATA, name=ANY)(check_kernels)
-test_gpu = examples(5, 100, data=DATA, name=st.sampled_from(ON_GPU))(check_gpu)
+test_meaning = examples(2, 25, "name", by_turns(PROGRAMS, 2), data=DATA)(check_meaning)
+test_kernels = examples(5, 120, data=DATA, name=ANY)(check_kernels)
+test_gpu = examples(3, 100, data=DATA, name=st.sampled_from(ON_GPU))(check_gpu)
 test_threads = requires_cuda_text(
-    examples(4, 120, data=DATA, name=st.sampled_from(ON_GPU))(check_threads)
+    examples(3, 120, data=DATA, name=st.sampled_from(ON_GPU))(check_threads)
 )
 
 
@@ -159,7 +160,7 @@ def scheduled(name: str, code: str) -> Any:
 
 
 @requires_cuda_text
-@pytest.mark.parametrize(("name", "code", "_"), TABLE)
+@pytest.mark.parametrize(("name", "code", "_"), by_turns(TABLE, 2))
 def test_found_on_a_gpu(name: str, code: str, _: Any) -> None:
     kernel = CudaStages(scheduled(name, code), None)
     for case in ("small", "empty", "single_column"):
@@ -287,14 +288,19 @@ def check(seed: int, threads: bool = False, draw: Callable[..., Adverse] = adver
 
 # 28 wrote over its stack, 12110 lost all terms: see `whole_workspaces` and `bounded_shifts`; 5197
 # and 16388 were not compiled.
-@pytest.mark.parametrize("seed", [28, 5197, 12110, 16388, *range(1000, 1030)])
+@pytest.mark.parametrize(
+    "seed",
+    by_default([28, 5197, 12110, 16388, *range(1000, 1030)], 28, 5197, 12110, 16388, 1000, 1001),
+)
 def test_adverse_kernels(seed: int) -> None:
     check(seed)
 
 
 # 101025 wrote what another nest had skipped, 101454 reordered a loop that it had split.
 @requires_cuda_text
-@pytest.mark.parametrize("seed", [101025, 101454, *range(2000, 2004)])
+@pytest.mark.parametrize(
+    "seed", by_default([101025, 101454, *range(2000, 2004)], 101025, 101454, 2000)
+)
 def test_adverse_threads(seed: int) -> None:
     check(seed, threads=True)
 
@@ -309,7 +315,12 @@ def test_kernels_often(block: int) -> None:
 # 107 peeled a body with variables, which were defined twice; 96 and 203 round in conditions, 3066
 # divides by what is not 0 for another reason, 3451 and 4616 take the bits of a zero; 4645 rounds in
 # a choice; 20001 has a loop whose length depends on what lies side by side.
-@pytest.mark.parametrize("seed", [96, 107, 203, 3066, 3451, 4616, 4645, 20001, *range(10)])
+@pytest.mark.parametrize(
+    "seed",
+    by_default(
+        [96, 107, 203, 3066, 3451, 4616, 4645, 20001, *range(10)], 96, 107, 3066, 4645, 20001, 1
+    ),
+)
 def test_bodies_of_statements(seed: int) -> None:
     check(seed, draw=of_statements)
 

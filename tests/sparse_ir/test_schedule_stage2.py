@@ -188,7 +188,7 @@ TABLE = stage_two_table(GPU)
 
 
 @requires_opencl
-@pytest.mark.parametrize(("program", "names", "code"), by_turns(TABLE, 2))
+@pytest.mark.parametrize(("program", "names", "code"), by_turns(TABLE, 4))
 def test_gpu(program, names, code):
     steps = stage_two_steps(program, names, code)
     check(program, schedule(PROGRAMS[program].make("float32", "int32"), steps), run_gpu)
