@@ -18,6 +18,7 @@ from sparsetir import SparseMatrix, StructureError, plan
 from sparsetir.data.sources import Stored
 from sparsetir.formats.pattern import Pattern
 from sparsetir.planning import sparse_results
+from sparsetir.schedules.operators.sparse_results import product_program
 from sparsetir.schedules.templates.sparse_results import Assembled
 
 IN_ROWS = {"add": np.add, "maximum": np.maximum, "minimum": np.minimum, "multiply": np.multiply}
@@ -418,9 +419,7 @@ def test_row_pointers_of_another_type_than_columns() -> None:
 
 def test_bounds_of_small_results_are_not_written_to() -> None:
     x = sparse_results.csr(SparseMatrix(matrix(np.random.default_rng(0), (6, 6))))
-    kernel = sparse_results.kernel_of(
-        sparse_results.product_program, "plus_times", "float64", "float64", "int32"
-    )
+    kernel = sparse_results.kernel_of(product_program, "plus_times", "float64", "float64", "int32")
     given = sparse_results.arguments({"a": x, "b": x}, dict.fromkeys("mln", 6), "int32")
     bounds = kernel.bounds(given)
     assert bounds is kernel.bounds(given)  # as others have them
