@@ -42,8 +42,8 @@ OF_DEFAULT = {"J_indices_reuse": {"recipe": "reuse_distance", "indices": "$indic
 
 
 def kept(kernel):
-    """The computed arguments of the last set of index arrays that a kernel met."""
-    blocks, block_ptr = list(kernel._passed.values())[-1][1]
+    """The blocks of the last set of index arrays that a kernel met, before what the default adds."""
+    blocks, block_ptr, _ = list(kernel._passed.values())[-1][1]
     return blocks, np.from_dlpack(block_ptr)
 
 

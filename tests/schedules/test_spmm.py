@@ -167,7 +167,7 @@ PANELS = [
 ]
 
 
-@pytest.mark.parametrize("case", by_turns(SORTED, 2), ids=str)
+@pytest.mark.parametrize("case", by_turns([(case,) for case in SORTED], 2), ids=str)
 def test_types_and_tails(case):
     """Values that are planned with, and those of a run; infinities and NaN as sums say."""
     config, dtype, feat, idtype, reduce = case
@@ -175,7 +175,7 @@ def test_types_and_tails(case):
         check_spmm(ZOO[name], config, feat, dtype, reduce, 2, reduce != "max", idtype)
 
 
-@pytest.mark.parametrize("case", by_turns(PANELS, 2), ids=str)
+@pytest.mark.parametrize("case", by_turns([(case,) for case in PANELS], 2), ids=str)
 def test_types_and_tails_of_panels(case):
     config, dtype, feat, idtype = case
     for name in FEW:

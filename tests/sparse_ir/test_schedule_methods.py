@@ -129,7 +129,8 @@ def test_the_stub_file_is_that_of_the_primitives():
 def test_the_table_of_the_docs_has_all_primitives():
     text = (ROOT / "docs/schedules.md").read_text().split("## The primitives")[1]
     table = text.split("\nStage II")[0]
-    assert {*re.findall(r"`(\w+)`", table)} == {*OURS}
+    primitives = [line.split(" | ")[1] for line in table.splitlines() if line.startswith("| ")]
+    assert {*re.findall(r"`(\w+)`", " ".join(primitives))} == {*OURS}
 
 
 @pytest.mark.parametrize("was, name", [
