@@ -42,7 +42,7 @@ OF_DEFAULT = {"J_indices_reuse": {"recipe": "reuse_distance", "indices": "$indic
 
 
 def kept(kernel):
-    """The blocks of the last set of index arrays that a kernel met, before what the default adds."""
+    """The blocks of the last index arrays that a kernel met, before what the default adds."""
     blocks, block_ptr, _ = list(kernel._passed.values())[-1][1]
     return blocks, np.from_dlpack(block_ptr)
 

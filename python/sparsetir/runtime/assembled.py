@@ -453,8 +453,8 @@ class _Parts(NamedTuple):
 @lru_cache(512)
 def _one_part(rows: int, room: int, idtype: np.dtype) -> _Parts:
     """All rows; arrays as TVM has them, which takes as long as to run the kernel of a few."""
-    arrays = np.array([0, rows], idtype), np.array([0, room])
-    return _Parts(*map(tvm_ffi.from_dlpack, arrays), 1, room)
+    rows_ptr, begins = np.array([0, rows], idtype), np.array([0, room])
+    return _Parts(tvm_ffi.from_dlpack(rows_ptr), tvm_ffi.from_dlpack(begins), 1, room)
 
 
 @lru_cache(512)
