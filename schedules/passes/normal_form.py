@@ -14,28 +14,36 @@ After::
             C[ir, k] = 0.0
         C[ir, k] = C[ir, k] + A[o, jd, ir] * B[ir + shift - jd, k]
 
-What sets all of a result right before it is summed up is an init. Each element is summed up in the
-order it was: reductions keep theirs, and a loop, over a dense axis, moves only where one of its
-visits alone writes an element. The loop along contiguous elements of the result stays, as do short
-ones of constant extent, such as the rows of a block, which share what is gathered.
+A value that is set everywhere right before a sum becomes its init. Where no spatial loop stands
+outside of the reductions, those over dense axes move there. The order in which each element is
+summed up does not change: reductions keep their order, and a loop moves only if each element is
+written by one of its visits. The loop along contiguous elements of the result stays, and so do the
+rows of a block, which share gathered operands.
 """
 
 from __future__ import annotations
 
-from tvm import ir, tirx
+from tvm import ir
 
 from sparsetir.sparse_ir.legal import reorderable
-from sparsetir.sparse_ir.nodes import Axis, SparseFunc, SparseIteration, sparse_iterations
+from sparsetir.sparse_ir.nodes import (
+    Axis,
+    SparseFunc,
+    SparseIteration,
+    flat_axes,
+    sparse_iterations,
+)
+from sparsetir.sparse_ir.parallel import constant_length
 from sparsetir.sparse_ir.races import FREE, races_of
 from sparsetir.sparse_ir.reduction import reduction_of, taken_apart
 from sparsetir.sparse_ir.schedule.init_elimination import with_init_before
 from sparsetir.sparse_ir.schedule.loops import Loop, changed, loops_of, replaced
 
-ROWS_OF_BLOCKS = 64  # at most
+ROWS_OF_BLOCKS = 64  # at most: constant loops of as many visits stay
 
 
 def normal_form(func: SparseFunc) -> SparseFunc:
-    """Give reductions their inits, and bring spatial loops out of them."""
+    """Give reductions their inits, and bring spatial loops out of those that begin a nest."""
     for name in [it.name for it in sparse_iterations(func)]:
         it = next((it for it in sparse_iterations(func) if it.name == name), None)
         if it is None or "R" not in it.kinds or reorderable(func, it) is not None:
@@ -50,22 +58,23 @@ def normal_form(func: SparseFunc) -> SparseFunc:
 
 
 def _order(it: SparseIteration) -> list[Loop]:
-    """The loops of an iteration, those that move behind the spatial ones that begin it."""
+    """The loops of an iteration in their new order; the same one where none moves."""
     loops, (_, store) = loops_of(it), taken_apart(it.body)
     begin = next(n for n, loop in enumerate(loops) if "R" in loop.kinds)
+    if any(constant_length(axis) != 1 for axis in flat_axes(it.axes[:begin])):
+        return loops
     last = store.indices[-1] if store.indices else None
     races = races_of(it, set())
     moved = [
         loop
         for loop, race in zip(loops[begin:], races[begin:], strict=True)
         if loop.kinds == "S" and race == FREE and isinstance(loop.node, Axis)
-        if loop.node.kind == "dense_fixed" and not _is_short(loop)
+        if loop.node.kind == "dense_fixed" and not _is_row_of_block(loop.node)
         if not (isinstance(last, ir.Var) and loop.var.same_as(last))
     ]
     rest = [loop for loop in loops[begin:] if loop not in moved]
     return [*loops[:begin], *moved, *rest] if "S" in rest[-1].kinds else loops
 
 
-def _is_short(loop: Loop) -> bool:
-    length = loop.node.length
-    return isinstance(length, tirx.IntImm) and 1 < int(length) <= ROWS_OF_BLOCKS
+def _is_row_of_block(axis: Axis) -> bool:
+    return 1 < (constant_length(axis) or 0) <= ROWS_OF_BLOCKS

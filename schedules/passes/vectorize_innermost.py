@@ -126,7 +126,7 @@ def vectorize_innermost(
                 return nest.in_vectors(lanes, cache)
             if dtype_of(nest.store.value) == "bool":
                 return loop  # TVM has no vectors of local booleans
-            if nest.rows is None or not nest.updates:
+            if nest.rows is None:
                 return nest.in_registers(lanes, cache, vectors, among)
             alone = vectorized(renewed(loop, fresh_definitions(loop), blocks=True), rows=False)
             tiles = nest.in_registers(lanes, cache, vectors, among)
@@ -147,8 +147,7 @@ def size_of_tiles(func: tirx.PrimFunc, bits: int) -> tuple[Any, int] | None:
     """
     if any(_has_steps(part) for part in top_level(func)):
         return None
-    nests = [n for n in _nests_of(func, func.body).values() if n.reduces]
-    nests = [n for n in nests if not n.updates and n.rows is None]
+    nests = [n for n in _nests_of(func, func.body).values() if n.reduces and not n.updates]
     sizes = [n.along.extent for n in nests if isinstance(n.along.extent, ir.Var)]
     if not sizes or len(nests) > MOST_NESTS or any(x not in func.params for x in sizes):
         return None
@@ -282,10 +281,10 @@ class _Nest:
             ahead = [*self.conditions, *at]
             still = not any(free_vars(x) & reduced for x in at)
             return bool(loads) and still and all(is_harmless(x) for x in ahead)
+        if self.rows is not None or len(self.of_init) != len(self.conditions):
+            return False  # rows of blocks go on with what is there, in pieces as long as caches ask
         first = isinstance(self.init, tirx.BufferStore) and same_indices(self.init.indices, at)
-        first = first and len(self.of_init) == len(self.conditions)
-        apart = all(v.iter_type == tirx.IterVar.DataPar for v, _ in self.outer)
-        return first and apart
+        return first and all(v.iter_type == tirx.IterVar.DataPar for v, _ in self.outer)
 
     def _shares(self, realize: Any) -> bool:
         """Whether the visits of `rows`, if there are such, load in the contiguous loop the same.
@@ -354,7 +353,7 @@ class _Nest:
         self.held = self._held_rows(vectors)
         of_row = 1 << (vectors // self.held).bit_length() - 1  # tiles halve to one element
         width = of_row * lanes * (2 if self._streams() else 1)
-        if self.updates or self.rows is not None:
+        if self.updates:
             return self._tiles(self._at_most_extent(width), self.along.extent, lanes, cache)
         if high is None and low < width:
             return self._by_size([*tile_sizes(width), None], width, lanes, cache)
@@ -377,7 +376,7 @@ class _Nest:
         visited = self.others[-1].loop_var
         loads = [x.indices for x in nodes_of(ir.TensorLoad, self.store.value)]
         along = [at for at in loads if at and self.along.loop_var in free_vars(at[-1])]
-        return any(is_along(index, visited) for at in along for index in at)
+        return any(index.same_as(visited) for at in along for index in at)
 
     def _by_size(self, ends: list[int | None], width: int, lanes: int, cache: int) -> tirx.Stmt:
         """Versions by the largest number of visits of the contiguous loop, chosen by halving."""
@@ -501,9 +500,8 @@ class _Nest:
 
         rows : by the variable of the loop over them
         """
-        dtype = dtype_of(self.along.loop_var)
         along = self.along.loop_var
-        name = along.name
+        dtype, name = dtype_of(along), along.name
         parts = [
             (row, start, width, buffer_var([width], self.dtype, "acc"))
             for row in rows

@@ -83,6 +83,10 @@ STAY = {
 with T.sp_iter([D, R], "RS", "sum") as [d, r]:
     E[r] = E[r] + A[d, r]
 """,
+    "rows begin": """
+with T.sp_iter([I, J, R, K], "SRSS", "sum") as [i, j, r, k]:
+    C[i * m + r, k] = C[i * m + r, k] + A[j, r] * B[j, k]
+""",
     "rows of a block": DIAGONALS.replace("R,", "S,"),
     "under the reduction": """
 with T.sp_iter([I, J, K], "RSS", "sum") as [i, j, k]:
