@@ -39,7 +39,7 @@ from sparsetir.sparse_ir.nodes import (
     sparse_iterations,
     substitute,
 )
-from sparsetir.sparse_ir.position_space import LAYOUTS
+from sparsetir.sparse_ir.position_space import LAYOUTS, in_one_row
 from sparsetir.sparse_ir.recipes.locality import reuse_distance
 from sparsetir.sparse_ir.tir import (
     as_dtype,
@@ -272,19 +272,35 @@ def prefetch(load: Any) -> tirx.Stmt:
 def _ahead(func: tirx.PrimFunc, index: Any, position: Any, distance: int) -> Any:
     """The position `distance` further, or the last one that there is."""
     layout = {str(k): v for k, v in func.attrs[LAYOUTS].items()}[index.source.name]
-    axis, dtype = layout.axes[-1], dtype_of(position)
-    further = position + as_dtype(distance, dtype)
+    left = as_dtype(_from_here(func, layout, list(index.indices)), dtype_of(position))
+    one, further = (as_dtype(n, dtype_of(position)) for n in (1, distance))
+    return tirx.min(position + further, left - one)
+
+
+def _from_here(func: tirx.PrimFunc, layout: Any, positions: list[Any]) -> Any:
+    """Elements of the last axis of a layout from the first of this parent on, to the end of all.
+
+    positions : of its ancestors and itself
+    """
+    *above, axis = layout.axes[: len(positions)]
     # Attributes keep the variables of the function they came from.
     named = {p.name: p for p in func.params}
-    size = axis.nnz if axis.is_variable else axis.nnz_cols if axis.is_sparse else axis.length
-    size = as_dtype(substitute(size, {v: named[v.name] for v in free_vars(size)}), dtype)
-    last = size - as_dtype(1, dtype)
-    if not axis.is_variable:
-        return tirx.min(further, last)
-    parents = index.indices[:-1]
-    starts = next(p for p in func.params if tirx.is_buffer_var(p) and p.name == layout.indptr[-1])
-    begin = tirx.BufferLoad(starts, list(parents))
-    return tirx.min(further, last - as_dtype(begin, dtype))
+
+    def size(value: Any) -> Any:
+        return substitute(value, {v: named[v.name] for v in free_vars(value)})
+
+    if not above or axis.kind == "dense_fixed":
+        return size(axis.length)
+    *parents, _ = positions
+    if in_one_row(axis):
+        return size(axis.nnz)
+    if axis.is_variable:
+        indptr = layout.indptr[len(above)]
+        starts = next(p for p in func.params if tirx.is_buffer_var(p) and p.name == indptr)
+        begin = tirx.BufferLoad(starts, parents)
+        return size(axis.nnz) - as_dtype(begin, dtype_of(axis.nnz))
+    rows = as_dtype(_from_here(func, layout, parents), "int64") - as_dtype(parents[-1], "int64")
+    return rows * as_dtype(size(axis.nnz_cols), "int64")
 
 
 def _visits(func: tirx.PrimFunc, iteration: Any, who: str) -> tuple[Any, list[Any], dict[Any, Any]]:

@@ -173,8 +173,9 @@ class _Rounding:
         value = x.value
         if value.__chandle__() in self.stands:
             narrow = _is_bfloat(x.buffer)
-            if narrow or x.buffer in self.sums:
-                value = self._was(value)  # rounded as it is stored, or not at all
+            was = self._was(value)
+            if narrow or x.buffer in self.sums and not _is_bfloat(was):
+                value = was  # rounded as it is stored, or not at all
             if narrow and not _is_bfloat(value):
                 value = tirx.Cast(_as(value, BFLOAT), value)
             elif not narrow and x.buffer not in self.sums:

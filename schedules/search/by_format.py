@@ -6,12 +6,11 @@ from typing import Any
 
 from sparsetir.formats import BSR, DBSR, Format, Pattern
 from sparsetir.schedules.gpu.spmm_tensor_cores import for_format
-from sparsetir.schedules.operators.problems import Spmm, vector_lanes
-from sparsetir.schedules.registers import served, sum_vectors
+from sparsetir.schedules.operators.problems import Spmm
 from sparsetir.schedules.search.choose import Statistics, block_rows
-from sparsetir.schedules.targets import is_gpu, vector_bits
+from sparsetir.schedules.targets import is_gpu
 from sparsetir.schedules.templates import decomposed
-from sparsetir.schedules.templates.decomposed import Decomposed, is_full, traits_of
+from sparsetir.schedules.templates.decomposed import Decomposed, is_full
 from sparsetir.sparse_ir.errors import ScheduleError
 
 
@@ -29,13 +28,7 @@ def by_format(fmt: Format, problem: Spmm, pattern: Pattern, given: Statistics, t
         )
     full = is_full(fmt, pattern)
     if is_gpu(target):
-        return for_format(fmt, problem, given.feat, target) or Decomposed(fmt, filled=full)
+        return for_format(fmt, problem, given.feat, target) or Decomposed(fmt, full)
     if isinstance(fmt, BSR | DBSR):
         return block_rows(problem, given, fmt, full, target)
-    bits = vector_bits(target)
-    traits, lanes = traits_of(fmt), vector_lanes(problem, bits)
-    if not traits.rows_first or given.feat < lanes:
-        return Decomposed(fmt, filled=full)
-    tile = min(8, max(1, sum_vectors(bits) // traits.rows)) * lanes
-    tile = min(tile, given.feat)
-    return Decomposed(fmt, tile, lanes, served(given.feat, tile, lanes), full)
+    return Decomposed(fmt, full)

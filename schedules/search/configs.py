@@ -26,6 +26,8 @@ OLDER = {
     "SortedRows": {"tile": 32, "tiles_first": False, "window": 4096},
     "PanelRows": {"tile": 64, "rows": 4},
 }
+# Fields of older versions whose work the default schedule does.
+OUTGROWN = {"Decomposed": {"tile", "lanes", "feat"}}
 
 
 def is_choice(value: Any) -> bool:
@@ -119,7 +121,8 @@ def _from_data(who: str, kind: str, data: Any) -> Any:
             f"{who}: unknown {kind} {name!r}; expected one of {', '.join(sorted(known))}"
         )
     wanted = {f.name: f for f in fields(known[name])}
-    given = {key: value for key, value in data.items() if key != kind}
+    outgrown = {kind, *OUTGROWN.get(name, ())}
+    given = {key: value for key, value in data.items() if key not in outgrown}
     for key in given:
         if key not in wanted:
             raise ValueError(

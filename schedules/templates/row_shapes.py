@@ -44,9 +44,6 @@ class RowSums:
     gathered, gathered_axis : the operand that has features, and which of its axes columns index;
         None without one
     stored : the operand over rows and columns alone; None without one
-    constant : whether what is stored is read from no array
-    threads : the outermost of `rows` that does not visit one coordinate alone, if it is proven to
-        be free of races
     """
 
     iteration: SparseIterationRef
@@ -59,8 +56,6 @@ class RowSums:
     gathered: str | None
     gathered_axis: str | None
     stored: str | None
-    constant: bool
-    threads: SpIter | None
 
 
 def row_sums(sch: Schedule, who: str) -> list[RowSums]:
@@ -102,7 +97,6 @@ def _row_sum(sch: Schedule, who: str, it: SparseIteration) -> RowSums:
             or bool(columns and rows and _is_axis_of_blocks(loop, nest.store, it, features[0]))
         )
         (block if columns and inner else rows).append(loop)
-    many = [x for x in rows if _length(x) != 1]
     gathered, gathered_axis = gathered_operand(nest, features[0].var, {x.var for x in columns})
     ref, handles = nest.handles()
     return RowSums(
@@ -116,8 +110,6 @@ def _row_sum(sch: Schedule, who: str, it: SparseIteration) -> RowSums:
         gathered=gathered,
         gathered_axis=gathered_axis,
         stored=_stored_operand(nest, {x.var for x in columns}, features[0].var),
-        constant=not nodes_of(ir.TensorLoad, nest.store.value),
-        threads=handles[many[0].axes] if many and nest.is_free(many[0]) else None,
     )
 
 

@@ -120,8 +120,8 @@ def _blocks(sch: Schedule) -> RowSums:
 
 
 def _stored(config: BlockRows) -> Decomposed:
-    """The same tiles of the same format, by rows of blocks."""
-    return Decomposed(config.format, config.tile, config.lanes, config.feat, config.filled)
+    """The same format, by the default schedule."""
+    return Decomposed(config.format, config.filled)
 
 
 def arrange(matrix: CsrPattern, problem: Spmm, config: BlockRows) -> Arranged:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from tvm import tirx
@@ -19,13 +20,13 @@ from sparsetir.sparse_ir.traversal import map_expr
 
 
 def adds_once(func: SparseFunc) -> bool:
-    """Whether one iteration alone makes sums, and visits each row in one piece.
+    """Whether one iteration alone makes sums, of each row in one piece and its features inside.
 
-    Then a workspace in a wider type holds all terms of an element, and nothing is rounded before
-    the last one.
+    Then registers of the default schedule hold all terms of an element in a wider type, and nothing
+    is rounded before the last one. Rows of a block, inside of its columns, are summed up in memory.
     """
     sums = [it for it in sparse_iterations(func) if "R" in it.kinds]
-    if len(sums) != 1:
+    if len(sums) != 1 or not re.fullmatch("S+R+S", sums[0].kinds):
         return False
     kind_of = {axis.name: kind for axis, _, kind in sums[0].axis_of()}
     rows = [axis for axis, _, kind in sums[0].axis_of() if kind == "S"]

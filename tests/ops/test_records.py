@@ -6,7 +6,7 @@ import torch
 import sparsetir
 from ops_common import Case, assert_close, dense, expected_spmm, of_tensor, rounded
 from sparsetir import ops
-from sparsetir.formats import CSR, Hyb
+from sparsetir.formats import BSR, Hyb
 from sparsetir.planning.request import default_threads
 from sparsetir.planning.run_plan import Plan
 from sparsetir.records import task as problem
@@ -16,13 +16,14 @@ from sparsetir.schedules.search.configs import to_data
 from sparsetir.schedules.template import Choices
 from sparsetir.schedules.templates.decomposed import Decomposed
 from sparsetir.schedules.templates.row_tile import RowTile
+from sparsetir.schedules.templates.spmm_blocks import BlockRows
 from sparsetir.schedules.templates.spmv import SlicedRows
 
 M, N, FEAT = 24, 18, 16
 MATRIX = sparsetir.SparseMatrix(dense((M, N)).to_sparse())
 ROWS, COLS = (torch.from_numpy(x).long() for x in MATRIX.pattern.coords)
 # None of these is what sizes alone choose.
-ROW_BLOCKS, FORMAT = RowTile(tile=8, lanes=8), Decomposed(Hyb(1, 2), 16, 16)
+ROW_BLOCKS, FORMAT = RowTile(tile=8, lanes=8), Decomposed(Hyb(1, 2))
 PARTS = Choices({"sddmm.parts": 3, "sddmm.size": FEAT})
 
 
@@ -204,7 +205,7 @@ def test_other_records_cost_no_fingerprint(records, runs, monkeypatch):
     "config",
     [
         to_data(RowTile(tile=16, lanes=16, feat=24)),  # for other features
-        to_data(Decomposed(CSR(), 16, 16, 24)),
+        to_data(BlockRows(BSR(4, 4), 4, 16, 16, 24)),
     ],
     ids=["features", "format"],
 )

@@ -139,7 +139,7 @@ TEMPLATE_CASES: dict[str, Callable[[], Case]] = {
     "SlicedRows": lambda: registered(Spmm(), SlicedRows(lanes=4, long=8), feat=1),
     "Choices": lambda: registered(Sddmm(), Choices({"sddmm.parts": 2, "sddmm.size": FEAT})),
     "Choices_none": lambda: registered(Sddmm(), Choices()),
-    "Decomposed": lambda: registered(Spmm(), Decomposed(Hyb(2, 2), 8, 8, 8)),
+    "Decomposed": lambda: registered(Spmm(), Decomposed(Hyb(2, 2))),
     "TiledRelations": lambda: registered(
         Rgms(), TiledRelations.for_sizes(FEAT, FEAT, 8), RELATIONS
     ),

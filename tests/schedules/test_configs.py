@@ -6,7 +6,7 @@ import pytest
 
 from schedule_common import says, table
 from sparsetir import formats
-from sparsetir.formats import CSR, DIA, Hyb, Mixture, RelationalHyb, by_band
+from sparsetir.formats import CSR, DIA, ELL, Hyb, Mixture, RelationalHyb, by_band
 from sparsetir.formats.format import REGISTRY
 from sparsetir.schedules.search.configs import from_data, to_data
 from sparsetir.schedules.templates.decomposed import Decomposed
@@ -51,7 +51,7 @@ TensorCores(SRBCRS(8, 32), tile=64, warps=(1, 2), vector=4)
 Groups("non-zeros", group=8, feat=64)
 FusedNonzeros(feat=32)
 AmxBlocks(BSR(32, 16), 16, finite=True, blocks=4, parallel=False)
-Decomposed(BSR(8, 8), 20, 16, 20, filled=True)
+Decomposed(BSR(8, 8), filled=True)
 TiledRelations(48, 32, rows=6, depth=16, ranges=3)
 RelationalRows(3, 16, 32, shape=(1, 4), feat=64)
 RelationalTensorCores(0, 32, 64, vectors=(8, 4), shares=(1, 4))
@@ -85,7 +85,7 @@ def test_there_and_back_through_json(config):
 def test_what_the_data_look_like():
     assert to_data(Decomposed(Hyb(1, 3))) == {
         "template": "Decomposed", "format": {"format": "Hyb", "c": 1, "k": 3},
-        "tile": None, "lanes": 1, "feat": None, "filled": False,
+        "filled": False,
     }  # fmt: skip
 
 
@@ -99,6 +99,8 @@ def test_absent_fields_have_their_defaults():
     ):
         assert from_data({"template": name, "tile": 64}) == config
     assert from_data({"template": "RowBlocks", "prefetch": 0}) == RowTile()
+    tiled = {**to_data(Decomposed(ELL(), True)), "tile": 64, "lanes": 8, "feat": None}
+    assert from_data(tiled) == Decomposed(ELL(), True)
 
 
 @pytest.mark.parametrize(
@@ -169,8 +171,6 @@ SlicedRows(window=0)  # 'window': expected 1 or more, got 0
 SlicedRows(blocks=0)  # 'blocks': expected 1 or more, got 0
 SlicedRows(ahead=-1)  # 'ahead': expected 0 or more, got -1
 SlicedRows(prefetch=-1)  # 'prefetch': expected 0 or more, got -1
-Decomposed(CSR(), feat=3)  # 'tile': expected a number beside
-Decomposed(CSR(), tile=8, lanes=3)  # 'lanes'
 AmxBlocks(CSR())  # 'format': expected BSR
 AmxBlocks(BSR(32, 32), features=8)  # 'features': expected 16
 AmxBlocks(BSR(32, 32), blocks=0)  # 'blocks': expected 1 or more

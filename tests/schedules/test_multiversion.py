@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 
 import numpy as np
 import pytest
@@ -245,6 +246,18 @@ K = T.dense_fixed(21)
     built(x=x, y=y, s=out, **pattern)
     rows, columns = blocks.nonzero()
     np.testing.assert_allclose(out, x[rows] @ y[columns].transpose(0, 2, 1), rtol=1e-5)
+
+
+def test_positions_of_slots_run_on_from_row_to_row():
+    """Eight slots ahead is in a later row, of the last rows the last slot that there is."""
+    func = small("sums", """
+with T.sp_iter([I, E, K], "SRS", "sums") as [i, e, k]:
+    OUT[i, k] = OUT[i, k] + Y[e, k]
+""", "E = T.sparse_fixed(I, (n, kk), slots)", Y="N K", OUT="I K")  # fmt: skip
+    text = sparsetir.build(func).stages["II scheduled"].script()
+    (ahead,) = set(re.findall(r"prefetch.*E_indices\[i, (.*?)\],", text))
+    last = 'T.Cast("int64", m) - T.Cast("int64", i)'
+    assert ahead == f'T.min(e + 8, T.Cast("int32", ({last}) * T.Cast("int64", kk)) - 1)'
 
 
 def test_rows_gathered_by_any_number_of_slots_are_asked_for_ahead():

@@ -98,7 +98,6 @@ planned(FULL, Choices({"gspmm.size": 64}), op="sddmm")
 planned(FULL, Choices({"sddmm.parts": 1, "sddmm.size": 32}), 48, op="sddmm")
     # ScheduleError: plan: argument 'config': 'sddmm.size': serves 32 features, got 48
 FusedNonzeros(8, 16, 2, 4, 1).tiles(40)  # ScheduleError: serves multiples of 32 features, got 40
-planned(FULL, Decomposed(CSR(), 16, 8), 24)  # ScheduleError: multiples of 16 features, got 24
 TiledRelations.for_sizes(32, 32).tiles(64)
     # ScheduleError: the config serves 32 features, got 64
 replace(AmxBlocks(BSR(32, 32)), given=True).tiles(32)
@@ -178,16 +177,16 @@ on(usual("elementwise"), spmm_cpu, RowTile())
     # ScheduleError: RowTile: argument 'sch': expected 'elementwise' to be a reduction
 on(spmm.program(Spmm()), spmm_blocks, BlockRows(BSR(8, 8)))
     # ScheduleError: BlockRows: .. sum over blocks of rows and columns
-on(changed(SUMS, f'T.sp_iter_attr({{"ordered": 1}}); {SUMS[:17]}'), decomposed,
-   Decomposed(BSR(4, 4), 16, 8))
-    # ScheduleError: Decomposed: argument 'sch': expected 'sums' to be a reduction
-on(changed("Y[r * 4 + p, f]", "Y[f, r * 4 + p]"), decomposed, Decomposed(BSR(4, 4), 16, 8))
-    # ScheduleError: Decomposed: argument 'sch': expected 'sums' to store features side by side
-on(changed("SRSRS", "SSSSS"), decomposed, Decomposed(BSR(4, 4), 16, 8))
-    # ScheduleError: Decomposed: argument 'sch': expected sums over what rows store
-planned(FULL, Decomposed(CSC(), 16, 8), 16)
-    # ScheduleError: Decomposed: .. rows of 'spmm_csc' to come before
-given(Spmm(), Decomposed(CSR(), 16, 8))  # ScheduleError: scheduled for no threads
+on(changed(SUMS, f'T.sp_iter_attr({{"ordered": 1}}); {SUMS[:17]}'), spmm_blocks,
+   BlockRows(BSR(4, 4), 4, 16, 8))
+    # ScheduleError: BlockRows: argument 'sch': expected 'sums' to be a reduction
+on(changed("Y[r * 4 + p, f]", "Y[f, r * 4 + p]"), spmm_blocks, BlockRows(BSR(4, 4), 4, 16, 8))
+    # ScheduleError: BlockRows: argument 'sch': expected 'sums' to store features side by side
+on(changed("SRSRS", "SSSSS"), spmm_blocks, BlockRows(BSR(4, 4), 4, 16, 8))
+    # ScheduleError: BlockRows: argument 'sch': expected sums over what rows store
+on(decomposed.program(Spmm(), Decomposed(CSC())), spmm_blocks, BlockRows(BSR(4, 4), 4, 16, 8))
+    # ScheduleError: BlockRows: .. rows of 'spmm_csc' to come before
+given(Spmm(), BlockRows(BSR(4, 4), 4, 16, 8))  # ScheduleError: scheduled for no threads
 given(Spmm("bfloat16"), AmxBlocks(BSR(32, 32)), {**TARGET, "mcpu": "x86-64-v4"})
     # ScheduleError: lower: 'spmm' is scheduled for a CPU with amx-tile and amx-bf16, which target
     .. x86-64 .. has not; choose another schedule, or a target that has
@@ -230,7 +229,7 @@ planned(MANY_ROWS, RowTile(parts=2**11), 128)
 planned(EYE, BlockRows(BSR(8, 8)))  # ScheduleError: expected a pattern that fills bsr_8_8
 planned(np.ones((12, 16), "float32"), BlockRows(BSR(8, 8)))
     # ScheduleError: blocks of (8, 8) divide, .. got (12, 16)
-planned(EYE, Decomposed(BSR(2, 3), 8, 8, filled=True), 16)
+planned(EYE, Decomposed(BSR(2, 3), filled=True), 16)
     # ScheduleError: expected a pattern that fills bsr_2_3
 RelationPattern.of(*IDS, (3, 5, 10))
     # ValueError: RelationPattern.of: argument 'row': expected 0 to 4, got
