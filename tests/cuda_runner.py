@@ -199,7 +199,7 @@ class CudaText:
         Raises `KernelError`.
         """
         if 0 in grid or 0 in block:
-            return
+            raise KernelError(f"{name}: launched with a grid {grid} of blocks {block}")
         boxes = [
             np.array([_address(v) if t is None else v], "uint64" if t is None else t)
             for t, v in values

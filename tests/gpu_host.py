@@ -18,6 +18,7 @@ from tvm import tirx
 from tvm.tirx.build import codegen_build, split_host_device_mods
 
 from compile_cache import quickly
+from sparsetir.runtime.launch_limits import DYNAMIC_SHARED, launched_within_limits, limits_of
 
 _GUARD_BYTES = 4096  # before and after each array; a multiple of the alignment
 _GUARD_VALUE = 0xA5
@@ -88,8 +89,25 @@ class HostFunction:
         dynamic = int(extents.pop("tirx.use_dyn_shared_memory", 0))
         if extents:
             raise ValueError(f"{name}: launch parameters {list(extents)}")
+        self._check_launch(name, kernel, grid, block, dynamic)
         self.launches.append((name, grid, block))
         return grid, block, dynamic, list(zip(types, args))
+
+    def _check_launch(
+        self, name: str, kernel: tirx.PrimFunc, grid: tuple[int, ...], block: tuple[int, ...],
+        dynamic: int,
+    ) -> None:  # fmt: skip
+        """Refuse what a GPU's driver refuses, in place of the host part, which should have."""
+        most = limits_of(kernel.attrs["target"])
+        for what, numbers in (("blockIdx", grid), ("threadIdx", block)):
+            for d, number in zip("xyz", numbers, strict=True):
+                limit = most.get(f"{what}.{d}", number)
+                if not 1 <= number <= limit:
+                    raise ValueError(
+                        f"{name}: launched with {number} of {what}.{d}, not 1 to {limit}"
+                    )
+        if dynamic > most.get(DYNAMIC_SHARED, dynamic):
+            raise ValueError(f"{name}: launched with {dynamic} bytes of dynamic shared memory")
 
     def _run(self, args: Mapping[str, np.ndarray | int | float]) -> dict[str, np.ndarray]:
         """Run on copies of the arrays of `args`, and return the copies."""
@@ -146,6 +164,7 @@ def lower(
             mod[var] = _tell_workspaces(part).with_attr("target", cpu.with_host(cpu))
     for name in _DEFERRED_PASSES:
         mod = getattr(tirx.transform, name)()(mod)
+    mod = launched_within_limits(mod)
     host, devices = split_host_device_mods(mod)
     device = next(((finish_device()(m), t) for t, m in devices.items()), None)
     return finish_host()(host), device

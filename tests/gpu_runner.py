@@ -136,8 +136,6 @@ class OpenCLFunction(HostFunction):
 
         def launch(*args: Any) -> None:
             grid, block, _, values = self._launch(name, kernel, args)
-            if 0 in grid or 0 in block:
-                return
             for i, (dtype, value) in enumerate(values):
                 cl_kernel.set_arg(i, self._pointer(value) if dtype is None else dtype.type(value))
             global_size = tuple(g * b for g, b in zip(grid, block))

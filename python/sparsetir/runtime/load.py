@@ -7,6 +7,7 @@ from typing import Any
 
 import tvm
 
+import sparsetir.runtime.launch_limits  # noqa: F401 - which kernels for GPUs call
 from sparsetir.runtime.file_errors import as_path, first_line
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.kernel_file import open_library, read_library

@@ -25,6 +25,7 @@ from tvm.tirx.buffer import buffer_data
 
 from sparsetir.runtime.arrays import itemsize
 from sparsetir.runtime.kernel import Kernel
+from sparsetir.runtime.launch_limits import PIPELINE
 from sparsetir.runtime.pool import work_of_threads
 from sparsetir.runtime.refusals import wrong
 from sparsetir.runtime.signature import Signature, changed_layout, natural_shapes, signature_of
@@ -347,7 +348,11 @@ def compile_stages(stages: Mapping[str, Stages], target: Target) -> object:
     functions = {name: with_natural_shapes(name, s) for name, s in stages.items()}
     whole = any(WHOLE in f.attrs for f in functions.values())
     with without_compaction() if whole else contextlib.nullcontext():
-        return tvm.compile(tvm.IRModule(functions), target=target)
+        mod = tvm.IRModule(functions)
+        # Named for GPUs alone, whose host part launches: the default needs no name.
+        if is_gpu(target):
+            return tvm.compile(mod, target=target, tir_pipeline=PIPELINE)
+        return tvm.compile(mod, target=target)
 
 
 def with_natural_shapes(name: str, stages: Stages, check: bool = True) -> tirx.PrimFunc:
