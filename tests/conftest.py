@@ -75,7 +75,7 @@ ALL_VERSIONS = {"test_block_rows.py", "test_multiversion.py"}
 SEVERAL, MANY = 3, 6
 WHOLE = {
     "test_programs.py", "test_interpret.py", "test_all_operators.py", "test_readme.py",
-    "test_upstream.py",
+    "test_ptx.py", "test_upstream.py",
 }  # fmt: skip
 REFUSALS = re.compile(r"test_\w*(refus|wrong|bad_|cannot)")
 

@@ -240,6 +240,37 @@ def add_buffer(name: str, at: int, size: int, element: int, read_only: bool = Fa
     _runtime().cuda_add_buffer(name.encode(), at, size, element, int(read_only))
 
 
+class Machine:
+    """What compiles and runs CUDA text: here the emulator; `ptx_runner` has another one."""
+
+    def compile(self, source: str, arch: str) -> Any:
+        """Something whose `launch` is as that of :class:`CudaText`."""
+        return CudaText(source, arch)
+
+    def watched(
+        self, races: bool, equal: bool, count: bool
+    ) -> contextlib.AbstractContextManager[None]:
+        """As :func:`watched`."""
+        return watched(races, equal, count)
+
+    def add_buffer(
+        self, name: str, at: int, size: int, element: int, read_only: bool = False
+    ) -> None:
+        """As :func:`add_buffer`."""
+        add_buffer(name, at, size, element, read_only)
+
+    def reset_counts(self, count: bool) -> None:
+        """Begin to count, all fields where asked to."""
+        _runtime().cuda_reset_counts(int(count))
+
+    def counts(self) -> Counts:
+        """Of what ran since then."""
+        return _counts()
+
+
+machine = Machine()  # of each function that is made
+
+
 class CudaFunction(HostFunction):
     """A GPU-scheduled function as CUDA text that runs on the CPU; see `run_cuda`.
 
@@ -255,6 +286,7 @@ class CudaFunction(HostFunction):
     ) -> None:
         self._arch, self._edit, self._seed, self._count = arch, edit, 0, False
         self._error: KernelError | None = None
+        self._machine = machine
         self.counts = Counts()
         self.launch_counts: list[Counts] = []
         super().__init__(func, {"kind": "cuda", "arch": arch}, SCOPES)
@@ -281,7 +313,7 @@ class CudaFunction(HostFunction):
         results, self._count = [], count
         for self._seed in seeds:
             self._error, self.launch_counts = None, []
-            with watched(races, equal, count):
+            with self._machine.watched(races, equal, count):
                 try:
                     results.append(self._run(args))
                 except Exception:
@@ -294,7 +326,7 @@ class CudaFunction(HostFunction):
 
     def _compile(self, kernels: dict[str, tirx.PrimFunc]) -> dict[str, Callable[..., None]]:
         self.source = self._edit(self.source)
-        self._text = CudaText(self.source, self._arch)
+        self._text = self._machine.compile(self.source, self._arch)
         return {name: self._launcher(name, kernel) for name, kernel in kernels.items()}
 
     def _launcher(self, name: str, kernel: tirx.PrimFunc) -> Callable[..., None]:
@@ -302,13 +334,13 @@ class CudaFunction(HostFunction):
 
         def launch(*args: Any) -> None:
             grid, block, dynamic, values = self._launch(name, kernel, args)
-            _runtime().cuda_reset_counts(int(self._count))
+            self._machine.reset_counts(self._count)
             try:
                 self._text.launch(name, grid, block, values, dynamic, self._seed)
             except KernelError as error:
                 self._error = error
                 raise
-            self.launch_counts.append(_counts())
+            self.launch_counts.append(self._machine.counts())
 
         return launch
 
@@ -319,13 +351,13 @@ class CudaFunction(HostFunction):
             raw = (ctypes.c_char * array.nbytes).from_address(array.ctypes.data)
             memory, copy = np.empty(0), np.ndarray(array.shape, array.dtype, raw)
         at = copy.ctypes.data
-        add_buffer(name, at, copy.nbytes, copy.itemsize, not array.flags.writeable)
+        self._machine.add_buffer(name, at, copy.nbytes, copy.itemsize, not array.flags.writeable)
         return memory, copy
 
     def _workspace(self, pointer: Any, size: int, element: int, name: str) -> None:
         at = _address(pointer)
         ctypes.memset(at, 0xFF, size)
-        add_buffer(name, at, size, element)
+        self._machine.add_buffer(name, at, size, element)
 
 
 def _address(pointer: Any) -> int:

@@ -1,0 +1,132 @@
+"""Matrices that the lanes of a warp hold together, by the PTX manual's layouts of fragments.
+
+`mma` of m16n8k8, m16n8k16 and m16n8k32: with group = lane / 4 and place = lane % 4 a register of A
+holds, of rows group and group + 8 by turns, neighbouring columns from place on; a register of B
+neighbouring rows of column group; C and D two neighbouring columns of these rows.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ptx.arithmetic import KINDS, from_bfloat16
+from ptx.instructions import Made, makes
+from ptx.memory import PtxError
+
+if TYPE_CHECKING:
+    from ptx.machine import Lanes, Run, Step
+
+Array = Any  # of NumPy
+LANE = np.arange(32)
+GROUP, PLACE = LANE // 4, LANE % 4
+FACTORS = {
+    "f16": np.float16, "bf16": np.uint16, "s8": np.int8, "u8": np.uint8, "tf32": np.uint32,
+    "f64": np.float64,
+}  # fmt: skip
+
+
+def of_a(depth: int, per: int) -> tuple[Array, Array]:
+    """(row, column of A) by lane, register and element; `per` elements are in a register."""
+    register, element = np.indices((depth // (2 * per), per))
+    row = GROUP[:, None, None] + 8 * (register % 2)
+    return row, PLACE[:, None, None] * per + element + register // 2 * 4 * per
+
+
+def of_b(depth: int, per: int) -> tuple[Array, Array]:
+    """(row, column of B) by lane, register and element."""
+    register, element = np.indices((depth // (4 * per), per))
+    row = PLACE[:, None, None] * per + element + register * 4 * per
+    return row, np.broadcast_to(GROUP[:, None, None], row.shape)
+
+
+def of_c() -> tuple[Array, Array]:
+    """(row, column of C and D) by lane and register."""
+    register = np.arange(4)
+    return GROUP[:, None] + 8 * (register // 2), PLACE[:, None] * 2 + register % 2
+
+
+def _numbers(registers: Array, kind: str) -> Array:
+    """The elements of registers of 32 bits [.., register], along a new axis, exact."""
+    elements = np.ascontiguousarray(registers)[..., None].view(FACTORS[kind])
+    if kind == "bf16":
+        return from_bfloat16(elements).astype(np.float64)
+    if kind == "tf32":  # whose lowest bits are not read
+        return (elements & np.uint32(0xFFFFE000)).view(np.float32).astype(np.float64)
+    return elements.astype(np.int64 if kind in ("s8", "u8") else np.float64)
+
+
+@makes("mma")
+def _multiply(made: Made) -> Step:
+    parts = made.statement.opcode.split(".")
+    match = re.fullmatch(
+        r"mma\.sync\.aligned\.m16n8k(\d+)\.row\.col(\.satfinite)?\.(\w+)\.(\w+)\.(\w+)\.(\w+)",
+        made.statement.opcode,
+    )
+    if match is None or match[3] != match[6] or match[4] not in FACTORS or "satfinite" in parts:
+        raise PtxError(f"not known: {made.statement}")
+    depth, total, kinds = int(match[1]), match[3], (match[4], match[5])
+    per = 4 // np.dtype(FACTORS[kinds[0]]).itemsize
+    word = KINDS["b32"]
+    groups = [made.registers(operand) for operand in made.operands]
+    if [len(g) for g in groups[1:3]] != [depth // (2 * per), depth // (4 * per)]:
+        raise PtxError(f"not known: {made.statement}")
+    factors = [made.sources(*group, kind=word) for group in groups[1:3]]
+    halves = total == "f16"  # two sums in a register
+    added = made.sources(*groups[3], kind=word)
+    targets = [made.target(register, word) for register in groups[0]]
+    if len(targets) != (2 if halves else 4):
+        raise PtxError(f"not known: {made.statement}")
+    places, number = (of_a(depth, per), of_b(depth, per)), KINDS[total].number
+
+    def run_it(run: Run, lanes: Lanes) -> None:
+        count = run.whole_warps(lanes, "mma.sync")
+
+        def fragment(registers: list[Array]) -> Array:
+            return np.stack([r.reshape(count, 32) for r in registers], -1)
+
+        matrices = []
+        for source, kind, place, shape in zip(
+            factors, kinds, places, ((16, depth), (depth, 8)), strict=True
+        ):
+            elements = _numbers(fragment(source(run, lanes)), kind)
+            matrix = np.zeros((count, *shape), elements.dtype)
+            matrix[:, place[0], place[1]] = elements
+            matrices.append(matrix)
+        row, column = of_c()
+        before = np.ascontiguousarray(fragment(added(run, lanes))).view(number)
+        after = (np.matmul(*matrices)[:, row, column] + before).astype(number)
+        bits = np.ascontiguousarray(after).view(np.uint32)
+        for k, target in enumerate(targets):
+            target(run, lanes, np.ascontiguousarray(bits[..., k]).reshape(-1))
+
+    return run_it
+
+
+@makes("ldmatrix")
+def _load_matrices(made: Made) -> Step:
+    """Lanes 8 n to 8 n + 7 give the addresses of the rows of matrix n."""
+    made.allow("sync", "aligned", "m8n8", "x1", "x2", "x4", "trans", "shared", "shared_cta")
+    if made.kinds != ["b16"]:
+        raise PtxError(f"not known: {made.statement}")
+    targets = [made.target(r, KINDS["b32"]) for r in made.registers(made.operands[0])]
+    if len(targets) != int(made.one_of("x1", "x2", "x4")[1:]):
+        raise PtxError(f"not known: {made.statement}")
+    address = made.address(made.operands[1])
+    made.accesses("shared", 16)
+    row, column = np.broadcast_to(GROUP[:, None], (32, 2)), 2 * PLACE[:, None] + np.arange(2)
+    if made.has("trans"):
+        row, column = column, row
+
+    def run_it(run: Run, lanes: Lanes) -> None:
+        count = run.whole_warps(lanes, "ldmatrix")
+        gives = (lanes.ids & 31) < 8 * len(targets)
+        rows = run.load("shared", address(run, lanes)[gives], lanes.where(gives), np.uint32, 4)
+        halves = np.stack(rows, -1).view(np.uint16).reshape(count, len(targets), 8, 8)
+        for k, target in enumerate(targets):
+            pair = np.ascontiguousarray(halves[:, k, row, column])
+            target(run, lanes, pair.view(np.uint32).reshape(-1))
+
+    return run_it

@@ -1,0 +1,215 @@
+"""Buffers that kernels may touch, and who touched each part of them: races."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, NamedTuple
+
+import numpy as np
+
+Array = Any  # of NumPy
+
+# Where generic addresses of shared and local memory begin.
+WINDOWS = {"global": 0, "shared": 1 << 60, "local": 1 << 61}
+WIDEST = 16  # bytes of an access
+
+
+class PtxError(Exception):
+    """A kernel does what it must not, or uses what is not known here."""
+
+
+class Buffer:
+    """Bytes at an address.
+
+    start, stop : of the bytes that may be touched
+    base : an address before them that every type is aligned to, where `bytes` begin
+    """
+
+    def __init__(self, name: str, start: int, size: int, element: int, read_only: bool) -> None:
+        self.name, self.start, self.stop = name, start, start + size
+        self.element, self.read_only = element, read_only
+        self.base = start & -WIDEST
+        whole = -(-(self.stop - self.base) // WIDEST) * WIDEST
+        self.bytes = np.frombuffer(
+            (ctypes.c_uint8 * max(whole, 1)).from_address(self.base), np.uint8
+        )
+
+
+class Global:
+    """The global memory: buffers that are added to it."""
+
+    def __init__(self) -> None:
+        self.buffers: list[Buffer] = []
+
+    def add(self, name: str, array: np.ndarray, read_only: bool = False) -> int:
+        """Let kernels touch a contiguous array of the caller's, and return its address."""
+        self.add_at(name, array.ctypes.data, array.nbytes, array.itemsize, read_only)
+        return array.ctypes.data
+
+    def add_at(self, name: str, at: int, size: int, element: int, read_only: bool = False) -> None:
+        """Let kernels touch bytes at an address; messages count in elements of some bytes."""
+        self.buffers.append(Buffer(name, at, size, element, read_only))
+
+    def parts(self, addresses: Array, size: int) -> list[tuple[Array, Buffer]]:
+        """Each buffer that is touched, and which of the addresses lie in it; -1 for the others."""
+        left = np.ones(len(addresses), bool)
+        found = []
+        low, high = int(addresses.min()), int(addresses.max()) + size
+        for buffer in self.buffers:
+            if buffer.start < high and low < buffer.stop:
+                inside = (addresses >= buffer.start) & (addresses + size <= buffer.stop) & left
+                if inside.any():
+                    found.append((np.flatnonzero(inside), buffer))
+                    left &= ~inside
+        if left.any():
+            place = int(np.flatnonzero(left)[0])
+            raise OutOfBounds(place, self.nearest(int(addresses[place])))
+        return found
+
+    def nearest(self, address: int) -> str:
+        """Where an address lies, by the buffer that is nearest."""
+        by_distance = sorted(
+            self.buffers, key=lambda b: max(b.start - address, address - b.stop + 1)
+        )
+        if not by_distance:
+            return f"at {address:#x}, in no buffer"
+        buffer = by_distance[0]
+        return f"at {address - buffer.start:+} from the begin of {buffer.name}, in no buffer"
+
+
+class OutOfBounds(Exception):
+    """The place of the first address that lies in no buffer, and what to say of it."""
+
+
+class Who(NamedTuple):
+    """Threads of an access, and when it is.
+
+    threads : numbers in the launch, 32 neighbours a warp
+    block : number of each one's block
+    time, warp_time : barriers of its block, and of its warp, that each has passed
+    """
+
+    threads: Array
+    blocks: Array
+    time: Array
+    warp_time: Array
+
+    def of(self, places: Array) -> Who:
+        """Some of them."""
+        return Who(*(x[places] for x in self))
+
+
+ONE, WARP, BLOCK, MANY = range(4)  # how far the threads of a record are spread
+
+
+class _Records:
+    """The last threads that touched each granule, and when: one, or several of a kind.
+
+    Accesses that happened before a new one are forgotten: what comes after that one comes after
+    them.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.thread = np.full(size, -1, np.int64)
+        self.block = np.full(size, -1, np.int32)
+        self.spread = np.zeros(size, np.int8)
+        self.time = np.zeros(size, np.int32)
+        self.warp_time = np.zeros(size, np.int32)
+
+    def unordered(self, at: Array, who: Who) -> Array:
+        """Whether no barrier lies between what is recorded at granules and accesses to them."""
+        thread, spread = self.thread[at], self.spread[at]
+        before = (self.block[at] == who.blocks) & (spread < MANY) & (self.time[at] < who.time)
+        in_warp = (thread >> 5 == who.threads >> 5) & (spread <= WARP)
+        before |= in_warp & (self.warp_time[at] < who.warp_time)
+        return (thread >= 0) & ~before & ((thread != who.threads) | (spread > ONE))
+
+    def add(self, at: Array, who: Who) -> None:
+        """Record accesses, beside those that did not happen before them."""
+        thread, block = self.thread[at], self.block[at]
+        spread = np.where(
+            self.unordered(at, who),
+            np.maximum(self.spread[at], _spread(thread, block, who.threads, who.blocks)),
+            ONE,
+        )
+        self.thread[at], self.block[at], self.spread[at] = who.threads, who.blocks, spread
+        self.time[at], self.warp_time[at] = who.time, who.warp_time
+        other = self.thread[at]
+        twice = np.flatnonzero(other != who.threads)  # lanes of one instruction
+        if twice.size:
+            same = at[twice]
+            level = _spread(other[twice], self.block[same], who.threads[twice], who.blocks[twice])
+            np.maximum.at(self.spread, same, level.astype(np.int8))
+
+
+def _spread(thread: Array, block: Array, other: Array, other_block: Array) -> Array:
+    near = np.where(thread >> 5 == other >> 5, WARP, np.where(block == other_block, BLOCK, MANY))
+    return np.where(thread == other, ONE, near)
+
+
+class Race(Exception):
+    """The place of an access in its instruction, its granule, the other thread, what that did."""
+
+
+class Accesses:
+    """Who touched which granule of some bytes, and what of it holds nothing yet.
+
+    granule : bytes of the narrowest access
+    known : whether everything holds a value, as in global memory
+    """
+
+    def __init__(self, size: int, granule: int, known: bool) -> None:
+        count = -(-size // granule)
+        self.granule = granule
+        self.writes, self.reads, self.atomics = (_Records(count) for _ in range(3))
+        self.empty = None if known else np.ones(count, bool)
+        self.coming = None if known else np.zeros(count, bool)
+
+    def touch(self, first: Array, size: int, how: str, who: Who, same: Array | None = None) -> None:
+        """Record accesses to `size` bytes from offsets on.
+
+        how : "read", "write" or "atomic"
+        same : which write what is there already, and are allowed to
+
+        Raises `Race`.
+        """
+        for k in range(max(1, size // self.granule)):
+            at = first // self.granule + k
+            others = [(self.writes, "wrote")]
+            if how != "atomic":
+                others.append((self.atomics, "changed by an atomic"))
+            if how != "read":
+                others.append((self.reads, "read"))
+            for records, did in others:
+                bad = records.unordered(at, who)
+                if same is not None and did == "wrote":
+                    bad &= ~same
+                if bad.any():
+                    place = int(np.flatnonzero(bad)[0])
+                    other = int(records.thread[at[place]])
+                    raise Race(place, int(at[place]) * self.granule, other, did)
+            records = {"read": self.reads, "write": self.writes, "atomic": self.atomics}[how]
+            records.add(at, who)
+            if how == "write" and same is None:
+                twice = np.flatnonzero(records.thread[at] != who.threads)
+                if twice.size:
+                    place = int(twice[0])
+                    other = int(records.thread[at[place]])
+                    raise Race(place, int(at[place]) * self.granule, other, "wrote")
+
+    def filled(self, first: Array, size: int, how: str) -> None:
+        """Note what holds a value now, or is to come ("copy"); raises for reads of none."""
+        if self.empty is None or self.coming is None:
+            return
+        for k in range(max(1, size // self.granule)):
+            at = first // self.granule + k
+            if how == "copy":
+                self.coming[at] = True
+                continue
+            if how != "arrived" and self.coming[at].any():
+                raise PtxError(f"{how}s where an asynchronous copy is on its way, not waited for")
+            if how in ("read", "atomic") and self.empty[at].any():
+                raise PtxError("reads what nobody has written")
+            self.empty[at] = False
+            if how == "arrived":
+                self.coming[at] = False

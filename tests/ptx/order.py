@@ -1,0 +1,58 @@
+"""The order in which basic blocks run, so that threads which part meet again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+
+def order(successors: Mapping[int, Sequence[int]], entry: int = 0) -> list[int]:
+    """Blocks, each after all that lead to it, but for ways back to the head of a loop.
+
+    Of all threads those at the first of their blocks run. Threads that take the shorter way to a
+    block thus wait there for the others, and those that leave a loop wait for its last turn.
+    """
+    nodes = sorted(successors)
+    if len(nodes) < 2:
+        return nodes
+    leads = _reachable(nodes, successors)
+    # All blocks of a loop lead to each other; of two others the later one is led to by more.
+    loops = (leads & leads.T).argmax(1)
+    ways = leads.sum(0)
+    places = sorted(range(len(nodes)), key=lambda n: (ways[n], loops[n], n))
+    found: list[int] = []
+    for loop in dict.fromkeys(int(loops[n]) for n in places):
+        inside = [nodes[n] for n in places if loops[n] == loop]
+        if len(inside) == 1:
+            found += inside
+            continue
+        heads = [n for n in inside if n == entry or _entered(n, nodes, successors, inside)]
+        head = heads[0] if heads else inside[0]
+        rest = {
+            n: [m for m in successors[n] if m in inside and m != head] for n in inside if n != head
+        }
+        first = next((m for m in successors[head] if m in rest), min(rest))
+        found += [head, *order(rest, first)]
+    return found
+
+
+def _entered(
+    node: int, nodes: list[int], successors: Mapping[int, Sequence[int]], inside: list[int]
+) -> bool:
+    return any(node in successors[n] for n in nodes if n not in inside)
+
+
+def _reachable(nodes: list[int], successors: Mapping[int, Sequence[int]]) -> np.ndarray:
+    """Which block leads to which, itself included."""
+    place = {node: n for n, node in enumerate(nodes)}
+    leads = np.eye(len(nodes), dtype=np.float32)
+    for node in nodes:
+        for other in successors[node]:
+            if other in place:
+                leads[place[node], place[other]] = 1
+    while True:
+        more = np.minimum(leads @ leads, 1)
+        if (more == leads).all():
+            return leads > 0
+        leads = more
