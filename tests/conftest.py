@@ -80,6 +80,12 @@ WHOLE = {
 REFUSALS = re.compile(r"test_\w*(refus|wrong|bad_|cannot)")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--ptx`."""
+    told = "run the tests marked 'ptx', with their CUDA kernels as the PTX that nvcc makes"
+    parser.addoption("--ptx", action="store_true", help=told)
+
+
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Each distinct kernel is compiled once for all processes that run tests."""
     if getattr(session.config.option, "dist", "no") != "no" and not hasattr(
@@ -98,6 +104,11 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     cache.forget_unused()
     tvm.compile = cache.compile
     session.config.stash[CACHE] = cache
+    if session.config.option.ptx:
+        import cuda_runner
+        from ptx_runner import PtxMachine
+
+        cuda_runner.machine = PtxMachine()
     session.config.stash[EVERY] = {
         (module, name): getattr(import_module(module), name) for module, name in FEW
     }
@@ -116,8 +127,16 @@ def _look_through_frames_alone() -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of functions of many cases, but for refusals, some are slow."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of functions of many cases, but for refusals, some are slow; others than `--ptx` wants go."""
+    if config.option.ptx:
+        from gpu_runner import requires_nvcc
+
+        wanted = [item for item in items if _is_of_ptx(item)]
+        config.hook.pytest_deselected(items=[item for item in items if item not in wanted])
+        items[:] = wanted
+        for item in items:
+            item.add_marker(requires_nvcc)
     cases: dict[Any, list[pytest.Item]] = {}
     for item in items:
         whole = item.path.name in WHOLE or REFUSALS.match(item.name)
@@ -130,6 +149,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in found:
             if item not in default:
                 item.add_marker(pytest.mark.slow)
+
+
+def _is_of_ptx(item: pytest.Item) -> bool:
+    """Whether a test runs CUDA text, and is marked as one that PTX serves."""
+    from gpu_runner import requires_opencl
+
+    as_opencl = "OpenCL" in item.name or any(
+        mark is requires_opencl.mark for mark in item.iter_markers()
+    )
+    return item.get_closest_marker("ptx") is not None and not as_opencl
 
 
 def _with_each_value(cases: list[pytest.Item]) -> list[pytest.Item]:

@@ -96,7 +96,7 @@ class PtxKernels:
     ) -> None:  # fmt: skip
         """Run a kernel's blocks; raises `KernelError`."""
         machine = self._machine
-        numbers = [cuda_runner._address(v) if t is None else v for t, v in values]
+        numbers = [cuda_runner._address(v) if t is None else t.type(v) for t, v in values]
         try:
             counted = self._module[name].launch(
                 grid, block, numbers, machine._memory, dynamic, races=machine._races,

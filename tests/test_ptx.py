@@ -444,6 +444,48 @@ def test_swaps() -> None:
     assert sorted([*old[32:], x[1]]) == [*range(32), 100]
 
 
+def test_copies_write_from_where_they_begin() -> None:
+    """A read before without a barrier races, though the copy arrives after one."""
+    x = np.arange(64, dtype="uint32")
+    body = """
+      mov.u32 %r2, S; shl.b32 %r3, %r0, 2; add.s32 %r3, %r3, %r2; st.shared.u32 [%r3], %r0;
+      bar.sync 0; xor.b32 %r4, %r3, 128; ld.shared.u32 %r5, [%r4]; {}
+      add.s64 %d3, %d0, %d20; cp.async.ca.shared.global [%r3], [%d3], 4; cp.async.commit_group;
+      {} cp.async.wait_all; bar.sync 0; ld.shared.u32 %r6, [%r4]; add.s32 %r6, %r6, %r5;
+      add.s64 %d3, %d1, %d20; st.global.u32 [%d3], %r6;"""
+    out = np.zeros(64, "uint32")
+    launch(body.format("bar.sync 0;", ""), x, out, threads=64, shared=SHARED)
+    np.testing.assert_array_equal(out, 2 * (np.arange(64) ^ 32))
+    with pytest.raises(PtxError, match=r"race: .* writes S\[byte .*, which .* read"):
+        launch(body.format("", "bar.sync 0;"), x, out, threads=64, shared=SHARED)
+    launch(body.format("bar.sync 0;", "").replace("wait_all", "wait_group 0"), x, out, threads=64,
+           shared=SHARED)  # fmt: skip
+    with pytest.raises(PtxError, match="on its way, not waited for"):
+        launch(body.format("bar.sync 0;", "ld.shared.u32 %r6, [%r3];"), x, out, threads=64,
+               shared=SHARED)  # fmt: skip
+
+
+def test_parameters_of_all_types() -> None:
+    """Numbers of NumPy go by their bits; others by the type that is declared."""
+    text = f"""{HEAD}
+    .visible .entry k(.param .u64 k_param_0, .param .f32 k_param_1, .param .u32 k_param_2)
+    {{
+      .reg .b32 %r<3>; .reg .f32 %f<3>; .reg .b64 %d<3>;
+      ld.param.u64 %d0, [k_param_0]; ld.param.f32 %f1, [k_param_1]; ld.param.b32 %r1, [k_param_2];
+      setp.ne.u32 %p, %r1, 0; mov.b32 %f2, %r1; add.f32 %f1, %f1, %f2; st.global.f32 [%d0], %f1;
+      ret;
+    }}""".replace(".reg .b64", ".reg .pred %p; .reg .b64")
+    x, run = np.zeros(1, "float32"), Module(text)["k"]
+    for numbers in ((0.25, 0x3F800000), (np.float32(0.25), np.float32(1))):
+        memory = Global()
+        run.launch((1, 1, 1), (1, 1, 1), [memory.add("x", x), *numbers], memory)
+        assert x[0] == 1.25
+    with pytest.raises(PtxError, match="expected a parameter of 4 bytes, got "):
+        run.launch((1, 1, 1), (1, 1, 1), [0, np.float64(0), 0], Global())
+    with pytest.raises(PtxError, match="expected 3 values, got 1"):
+        run.launch((1, 1, 1), (1, 1, 1), [0], Global())
+
+
 # --- lanes -----------------------------------------------------------------------------------
 
 
@@ -667,6 +709,8 @@ wrong(f"{ONE_LANE} ldmatrix.sync.aligned.m8n8.x1.shared.b16 {{%r2}}, [S];")
     # PtxError: ldmatrix: lanes of a warp do not come
 wrong("madc.lo.u32 %r2, %r3, %r3, %r3;")  # PtxError: not known: madc.lo.u32
 wrong("add.sat.s32 %r2, %r3, %r3;")  # PtxError: not known: add.sat.s32
+wrong("setp.at.u32 %p1, %r2, %r2;")  # PtxError: not known: setp.at.u32
+wrong("ld.param.u64 %d3, [k_param_7];")  # PtxError: not known: ld.param.u64
 wrong("mov.u32 %r2, %clock;")  # PtxError: not known: register %clock
 wrong("", grid=0)  # PtxError: launched with a grid (0, 1, 1)
 """,

@@ -336,6 +336,8 @@ def _three_way_logic(made: Made) -> Step:
 @makes("setp")
 def _compare(made: Made) -> Step:
     how, *joined = [m for m in made.modifiers if m != "ftz"]
+    if how.removesuffix("u") not in (*a.COMPARISONS, "num", "nan"):
+        raise PtxError(f"not known: {made.statement}")
     floats = np.dtype(made.kind.number).kind == "f"
     compare = a.comparison(how, floats)
     values = made.sources(*made.operands[1:3])
@@ -447,12 +449,17 @@ def _load(made: Made) -> Step:
     space, kind = made.space, made.kind
     if space == "param":
         target, param = made.target(made.operands[0]), made.operands[1].strip("[] ")
+        size = np.dtype(kind.bits).itemsize
+        if param not in dict(made.kernel.text.params):
+            raise PtxError(f"not known: {made.statement}")
 
         def parameter(run: Run, lanes: Lanes) -> None:
             declared, value = run.launch.values[param]
-            number = KINDS[declared.replace("b", "u")].number
-            bits = np.full(len(lanes.ids), value, number).view(kind.bits)
-            target(run, lanes, kind.decode(bits))
+            number = None if isinstance(value, np.generic) else KINDS[declared].number
+            data = np.asarray(value, number).reshape(1).view(np.uint8)
+            if len(data) != size:
+                raise PtxError(f"expected a parameter of {size} bytes, got {value!r}")
+            target(run, lanes, kind.decode(np.repeat(data.view(kind.bits), len(lanes.ids))))
 
         return parameter
     targets = [made.target(r) for r in made.registers(made.operands[0])]

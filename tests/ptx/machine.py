@@ -81,7 +81,7 @@ class Kernel:
     ) -> Counter[str]:
         """Run all blocks, and give the number of "instructions" of warps, and of some of lanes.
 
-        values : numbers and addresses, in the order of the parameters
+        values : addresses and numbers, of NumPy or of a parameter's type, in order
         dynamic : bytes of dynamic shared memory
         races : whether races are looked for; equal : but for threads that write the same value
         seed : of the order of blocks and of atomics
@@ -161,7 +161,7 @@ class Run:
         )  # fmt: skip
         self.special = _special(launch, place, block)
         self.registers = {
-            name: np.full(count, True if kind == "pred" else -1).astype(KINDS[kind].bits)
+            name: np.full(count, ~KINDS[kind].bits(0), KINDS[kind].bits)
             for name, kind in text.registers.items()
         }
         self.shared = np.full(len(blocks) * launch.shared_size, NOTHING, np.uint8)
@@ -320,8 +320,9 @@ class Run:
         offset = address + self.block_of[lanes.ids] * self.launch.shared_size
         self.touched.filled(offset, size, how)
         plain = "write" if how in ("copy", "arrived") else how
-        if self.launch.races and how != "copy":
-            self._raced(self.touched, offset, lanes, size, plain, self.shared, values)
+        if self.launch.races:  # a copy may write from where it begins to where it is waited for
+            there = () if how == "copy" else values
+            self._raced(self.touched, offset, lanes, size, plain, self.shared, there)
         return [(every, self.shared, offset)]
 
     def _global(

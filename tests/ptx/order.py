@@ -27,20 +27,14 @@ def order(successors: Mapping[int, Sequence[int]], entry: int = 0) -> list[int]:
         if len(inside) == 1:
             found += inside
             continue
-        heads = [n for n in inside if n == entry or _entered(n, nodes, successors, inside)]
-        head = heads[0] if heads else inside[0]
+        entered = {m for n in nodes if n not in inside for m in successors[n]} | {entry}
+        head = next((n for n in inside if n in entered), inside[0])
         rest = {
             n: [m for m in successors[n] if m in inside and m != head] for n in inside if n != head
         }
         first = next((m for m in successors[head] if m in rest), min(rest))
         found += [head, *order(rest, first)]
     return found
-
-
-def _entered(
-    node: int, nodes: list[int], successors: Mapping[int, Sequence[int]], inside: list[int]
-) -> bool:
-    return any(node in successors[n] for n in nodes if n not in inside)
 
 
 def _reachable(nodes: list[int], successors: Mapping[int, Sequence[int]]) -> np.ndarray:
