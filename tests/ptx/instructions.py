@@ -515,20 +515,29 @@ def _atomic(made: Made) -> Step:
         new = swapped(run, lanes) if swapped is not None else None
         old = np.zeros((count, *kind.decode(np.zeros(1, kind.bits)).shape[1:]), kind.number)
         for k, value in enumerate(values(run, lanes)):
-            for which, data, offset in run._resolved(space, at + k * size, lanes, size, "atomic"):
+            for which, data, offset in run.resolved(space, at + k * size, lanes, size, "atomic"):
                 view, first = data.view(kind.bits), offset // size
-                for n in run.launch.random.permutation(len(which)):
-                    lane, cell = which[n], slice(first[n], first[n] + 1)
-                    before = kind.decode(view[cell].copy())
-                    old[lane] = before[0]
-                    if new is not None:
-                        after = new[lane : lane + 1] if before[0] == value[lane] else before
+                for turn in _turns(first, run.launch.random):
+                    some, cells = which[turn], first[turn]
+                    before = old[some] = kind.decode(view[cells])
+                    if new is None:
+                        after = CHANGES[how](before, value[some])
                     else:
-                        after = CHANGES[how](before, value[lane : lane + 1])
-                    view[cell] = kind.encode(after)
+                        after = np.where(before == value[some], new[some], before)
+                    view[cells] = kind.encode(after)
         target(run, lanes, old)
 
     return run_it
+
+
+def _turns(cells: Array, random: np.random.Generator) -> list[Array]:
+    """Places of lanes in turns in which no two change one cell, in a random order."""
+    order = random.permutation(len(cells))
+    order = order[np.argsort(cells[order], kind="stable")]
+    count, same = np.arange(len(cells)), np.diff(cells[order], prepend=-1) == 0
+    turn = count - np.maximum.accumulate(np.where(same, 0, count))
+    ends = np.cumsum(np.bincount(turn))[:-1]
+    return np.split(order[np.argsort(turn, kind="stable")], ends)
 
 
 @makes("cp")

@@ -257,7 +257,7 @@ class Run:
         """Neighbouring numbers at the address of each lane, as bits; how : or "nc"."""
         size = np.dtype(bits).itemsize
         found = [np.zeros(len(lanes.ids), bits) for _ in range(count)]
-        for which, data, offset in self._resolved(space, address, lanes, size * count, how):
+        for which, data, offset in self.resolved(space, address, lanes, size * count, how):
             view, first = data.view(bits), offset // size
             for k in range(count):
                 found[k][which] = view[first + k]
@@ -270,7 +270,7 @@ class Run:
         bits = values[0].dtype
         size = bits.itemsize
         wide = [np.broadcast_to(value, len(lanes.ids)) for value in values]
-        resolved = self._resolved(space, address, lanes, size * len(wide), how, wide)
+        resolved = self.resolved(space, address, lanes, size * len(wide), how, wide)
         for which, data, offset in resolved:
             view, first = data.view(bits), offset // size
             for k, value in enumerate(wide):
@@ -278,7 +278,7 @@ class Run:
                 if self.launch.equal and not (view[first + k] == value[which]).all():
                     raise PtxError("race: threads write an element, with another value each")
 
-    def _resolved(
+    def resolved(
         self, space: str, address: Array, lanes: Lanes, size: int, how: str,
         values: Sequence[Array] = (),
     ) -> list[tuple[Array, Array, Array]]:  # fmt: skip
@@ -290,7 +290,7 @@ class Run:
                 if which.size:
                     some = Lanes(lanes.ids[which], False)
                     part = [value[which] for value in values]
-                    inner = self._resolved(name, address[which] - window, some, size, how, part)
+                    inner = self.resolved(name, address[which] - window, some, size, how, part)
                     found += [(which[places], data, offset) for places, data, offset in inner]
             return found
         crooked = np.flatnonzero(address % size)

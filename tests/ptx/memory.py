@@ -115,9 +115,12 @@ class _Records:
         self.spread = np.zeros(size, np.int8)
         self.time = np.zeros(size, np.int32)
         self.warp_time = np.zeros(size, np.int32)
+        self.some = False  # whether anything is recorded
 
     def unordered(self, at: Array, who: Who) -> Array:
         """Whether no barrier lies between what is recorded at granules and accesses to them."""
+        if not self.some:
+            return np.zeros(len(at), bool)
         thread, spread = self.thread[at], self.spread[at]
         before = (self.block[at] == who.blocks) & (spread < MANY) & (self.time[at] < who.time)
         in_warp = (thread >> 5 == who.threads >> 5) & (spread <= WARP)
@@ -126,6 +129,7 @@ class _Records:
 
     def add(self, at: Array, who: Who) -> None:
         """Record accesses, beside those that did not happen before them."""
+        self.some = True
         thread, block = self.thread[at], self.block[at]
         spread = np.where(
             self.unordered(at, who),
