@@ -155,22 +155,15 @@ def test_shifts(dtype: str) -> None:
 
 # Instruction, operands, result: as the manual's pseudocode gives by hand.
 BITS = [
-    ("shf.l.wrap.b32", (0x89ABCDEF, 0x01234567, 4), 0x12345678),
-    ("shf.l.wrap.b32", (0x89ABCDEF, 0x01234567, 36), 0x12345678),
-    ("shf.r.wrap.b32", (0x89ABCDEF, 0x01234567, 8), 0x6789ABCD),
-    ("shf.r.clamp.b32", (0x89ABCDEF, 0x01234567, 40), 0x01234567),
     ("prmt.b32", (0x03020100, 0x07060504, 0x7531), 0x07050301),
-    ("prmt.b32", (0x000000F0, 0, 0x8008), 0xFF0000FF & 0xFFF0F0FF),
-    ("bfe.u32", (0xABCD1234, 8, 8), 0x12), ("bfe.s32", (0xABCD1234, 24, 8), 0xFFFFFFAB),
-    ("bfe.s32", (0xABCD1234, 28, 8), 0xFFFFFFFA), ("bfe.u32", (0xABCD1234, 28, 8), 0xA),
-    ("bfe.s32", (0xABCD1234, 4, 0), 0),
+    ("prmt.b32", (0x000000F0, 0x44332211, 0x0408), 0xF011F0FF),
     ("bfi.b32", (0xFF, 0x12345678, 8, 8), 0x1234FF78),
     ("bfi.b32", (0xFF, 0x12345678, 28, 8), 0xF2345678), ("bfi.b32", (0xFF, 7, 40, 8), 7),
-    ("brev.b32", (0x00000003,), 0xC0000000), ("popc.b32", (0xF0F00001,), 9),
-    ("clz.b32", (0x00010000,), 15), ("clz.b32", (0,), 32), ("bfind.u32", (0x00010000,), 16),
+    ("bfi.b32", (0x12345678, 0, 0, 32), 0x12345678), ("bfi.b32", (0xFF, 7, 4, 0), 7),
+    ("brev.b32", (0x00000003,), 0xC0000000), ("bfind.u32", (0x00010000,), 16),
     ("bfind.u32", (0,), 0xFFFFFFFF), ("bfind.shiftamt.u32", (0x00010000,), 15),
+    ("bfind.shiftamt.u32", (0,), 0xFFFFFFFF),
 ]  # fmt: skip
-BITS[5] = ("prmt.b32", (0x000000F0, 0, 0x0008), 0xF0F0F0FF)
 
 
 @pytest.mark.parametrize(("opcode", "operands", "result"), BITS)
@@ -178,14 +171,6 @@ def test_bits(opcode: str, operands: tuple[int, ...], result: int) -> None:
     given = [np.array([x], "uint32") for x in operands]
     places = ", ".join(f"{{{n}}}" for n in range(len(given)))
     assert hex(apply(f"{opcode} {{o}}, {places};", "uint32", *given)[0]) == hex(result)
-
-
-@pytest.mark.parametrize("table", [0x80, 0xEA, 0x96, 0x1B, 0xFE])
-def test_logic_of_three(table: int) -> None:
-    """Bit 4 x + 2 y + z of the table says what comes of bits x, y and z."""
-    x, y, z = (np.array([m], "uint32") for m in (0xF0F0F0F0, 0xCCCCCCCC, 0xAAAAAAAA))
-    text = f"lop3.b32 {{o}}, {{0}}, {{1}}, {{2}}, {table};"
-    assert apply(text, "uint32", x, y, z)[0] == table * 0x01010101
 
 
 NAN = float("nan")
@@ -218,7 +203,7 @@ def test_floats(dtype: str) -> None:
 def test_functions_of_floats() -> None:
     x = np.array([0.5, 1, 3, 10], "float32")
     wanted = {"ex2.approx.ftz": 2**x, "lg2.approx": np.log2(x), "rsqrt.approx": x**-0.5}
-    for opcode, result in (wanted | {"tanh.approx": np.tanh(x)}).items():
+    for opcode, result in (wanted).items():
         np.testing.assert_allclose(apply(f"{opcode}.f32 {{o}}, {{0}};", "float32", x), result, 1e-6)
 
 
@@ -512,8 +497,8 @@ def test_shuffles(width: int) -> None:
             assert out[n, 1, t] == (inside or n == 0)
 
 
-def test_votes_reductions_and_lanes_that_came() -> None:
-    out = np.zeros(32 * 6, "int32")
+def test_votes_and_lanes_that_came() -> None:
+    out = np.zeros(32 * 4, "int32")
     body = """
       add.s64 %d3, %d0, %d20; rem.u32 %r2, %r0, 3; setp.eq.u32 %p1, %r2, 0;
       vote.sync.ballot.b32 %r3, %p1, 0xffffffff; st.global.u32 [%d3], %r3;
@@ -521,27 +506,22 @@ def test_votes_reductions_and_lanes_that_came() -> None:
       st.global.u32 [%d3+128], %r3;
       vote.sync.all.pred %p2, %p1, 0xffffffff; selp.u32 %r3, 1, 0, %p2;
       st.global.u32 [%d3+256], %r3;
-      sub.s32 %r4, %r0, 5; redux.sync.min.s32 %r3, %r4, 0xffffffff; st.global.u32 [%d3+384], %r3;
-      redux.sync.add.s32 %r3, %r4, 0xffffffff; st.global.u32 [%d3+512], %r3;
       setp.ge.u32 %p3, %r0, 12; @%p3 bra DONE;
-      activemask.b32 %r3; st.global.u32 [%d3+640], %r3;
+      activemask.b32 %r3; st.global.u32 [%d3+384], %r3;
       DONE:"""
     launch(body, out)
-    ballot, some, every, least, total, active = out.reshape(6, 32)
+    ballot, some, every, active = out.reshape(4, 32)
     assert set(ballot.view("uint32")) == {sum(1 << t for t in range(0, 32, 3))}
     assert set(some) == {1} and set(every) == {0}
-    assert set(least) == {-5} and set(total) == {sum(range(32)) - 160}
     assert list(active) == [0xFFF] * 12 + [0] * 20
 
 
 # --- matrices --------------------------------------------------------------------------------
 
 
-def manual_a(k: int, per: int, lane: int, i: int) -> tuple[int, int]:
+def manual_a(k: int, lane: int, i: int) -> tuple[int, int]:
     """Row and column of element a_i of a lane, as the manual says it for each shape."""
     group, place = lane >> 2, lane % 4
-    if per == 1:  # .tf32: m16n8k8
-        return group + 8 * (i % 2), place + 4 * (i // 2)
     if k == 8:  # .f16, .bf16: m16n8k8
         return (group if i < 2 else group + 8), place * 2 + (i & 1)
     if k == 16:  # .f16, .bf16: m16n8k16
@@ -550,11 +530,9 @@ def manual_a(k: int, per: int, lane: int, i: int) -> tuple[int, int]:
     return row, place * 4 + (i & 3) + 16 * (i >= 8)
 
 
-def manual_b(k: int, per: int, lane: int, i: int) -> tuple[int, int]:
+def manual_b(k: int, lane: int, i: int) -> tuple[int, int]:
     """The same of b_i."""
     group, place = lane >> 2, lane % 4
-    if per == 1:
-        return place + 4 * i, group
     if k == 8:
         return place * 2 + i, group
     if k == 16:
@@ -575,22 +553,21 @@ def manual_c(lane: int, i: int) -> tuple[int, int]:
         (16, "f16.f16.f16.f16", "float16", "float16"),
         (8, "f32.bf16.bf16.f32", "bfloat16", "float32"),
         (16, "f32.bf16.bf16.f32", "bfloat16", "float32"),
-        (8, "f32.tf32.tf32.f32", "float32", "float32"), (32, "s32.s8.s8.s32", "int8", "int32"),
+        (32, "s32.s8.s8.s32", "int8", "int32"),
         (32, "s32.u8.s8.s32", "int8", "int32"),
     ],
 )  # fmt: skip
 def test_products_of_matrices(k: int, types: str, factor: str, total: str) -> None:
     rng = np.random.default_rng(0)
     dtype = np.dtype(getattr(ml_dtypes, factor, factor))
-    per = 4 // dtype.itemsize
     a, b = rng.integers(-9, 9, (16, k)), rng.integers(-9, 9, (k, 8))
     first = dtype
     if ".u8." in types:
         a, first = np.abs(a), np.dtype("uint8")
     c = rng.integers(-9, 9, (16, 8))
     elements = [16 * k // 32, 8 * k // 32, 4]
-    fa = [[a[manual_a(k, per, lane, i)] for i in range(elements[0])] for lane in range(32)]
-    fb = [[b[manual_b(k, per, lane, i)] for i in range(elements[1])] for lane in range(32)]
+    fa = [[a[manual_a(k, lane, i)] for i in range(elements[0])] for lane in range(32)]
+    fb = [[b[manual_b(k, lane, i)] for i in range(elements[1])] for lane in range(32)]
     fc = [[c[manual_c(lane, i)] for i in range(4)] for lane in range(32)]
     given = [np.array(x).astype(t).view("uint32").reshape(32, -1) for x, t in
              ((fa, first), (fb, dtype), (fc, np.dtype(total)))]  # fmt: skip

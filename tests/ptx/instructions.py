@@ -173,7 +173,7 @@ SIMPLE: dict[str, tuple[Callable[..., Array], tuple[str, ...]]] = {
     "or": (np.bitwise_or, ()), "xor": (np.bitwise_xor, ()), "not": (np.invert, ()),
     "neg": (np.negative, ()), "abs": (np.abs, ()), "sqrt": (np.sqrt, ("rn", "approx")),
     "ex2": (np.exp2, ("approx", "ftz")), "lg2": (np.log2, ("approx",)),
-    "rcp": (np.reciprocal, ("rn", "approx")), "tanh": (np.tanh, ("approx",)),
+    "rcp": (np.reciprocal, ("rn", "approx")),
     "rsqrt": (lambda x: 1 / np.sqrt(x), ("approx",)),
     "brev": (lambda x: a.of_bits(a.bits_of(x)[..., ::-1], x.dtype), ()),
 }  # fmt: skip
@@ -239,66 +239,35 @@ def _shift(made: Made) -> Step:
     return lambda run, lanes: target(run, lanes, function(value(run, lanes), by(run, lanes)))
 
 
-@makes("shf")
-def _funnel_shift(made: Made) -> Step:
-    made.allow("l", "r", "wrap", "clamp")
-    left, wrap = made.one_of("l", "r") == "l", made.one_of("wrap", "clamp") == "wrap"
-
-    def function(low: Array, high: Array, by: Array) -> Array:
-        by = by & 31 if wrap else np.minimum(by, 32)
-        both, by = high.astype(np.uint64) << np.uint64(32) | low, by.astype(np.uint64)
-        return (both << by >> np.uint64(32) if left else both >> by).astype(np.uint32)
-
-    return computed(made, function)
-
-
-@makes("clz", "popc", "bfind")
-def _count(made: Made) -> Step:
+@makes("bfind")
+def _highest_bit(made: Made) -> Step:
     made.allow("shiftamt")
     bits = KINDS["b" + made.kinds[-1][1:]]
     if made.kinds[-1][0] == "s":
         raise PtxError(f"not known: {made.statement}")
-    value, width = made.source(made.operands[1], bits), 8 * np.dtype(bits.bits).itemsize
-    functions = {
-        "clz": lambda x: width - 1 - a.highest_bit(x),
-        "popc": lambda x: a.bits_of(x).sum(-1),
-        "bfind": a.highest_bit,
-    }
-    function, target = functions[made.name], made.target(made.operands[0], KINDS["s32"])
-    if made.has("shiftamt"):
-        function = lambda x: np.where(x == 0, -1, width - 1 - a.highest_bit(x))  # noqa: E731
-    return lambda run, lanes: target(run, lanes, function(value(run, lanes)))
-
-
-@makes("bfe", "bfi")
-def _bit_field(made: Made) -> Step:
-    made.allow()
-    kind, first = made.kinds[-1], 1 if made.name == "bfe" else 2
-    if kind not in ("u32", "s32", "b32"):
-        raise PtxError(f"not known: {made.statement}")
-    values = made.sources(*made.operands[1 : first + 1], kind=KINDS["u32"])
-    places = made.sources(*made.operands[first + 1 :], kind=KINDS["u32"])
-    target = made.target(made.operands[0], KINDS["u32"])
+    value, last = made.source(made.operands[1], bits), 8 * np.dtype(bits.bits).itemsize - 1
+    target, shift = made.target(made.operands[0], KINDS["s32"]), made.has("shiftamt")
 
     def run_it(run: Run, lanes: Lanes) -> None:
-        at, count = ((x & 255).astype(np.int64) for x in places(run, lanes))
-        where = np.arange(32) - at[:, None]
-        inside = (where >= 0) & (where < count[:, None])
-        bits = [a.bits_of(x) for x in values(run, lanes)]
-        rows = np.arange(len(at))[:, None]
-        if made.name == "bfi":
-            moved = bits[0][rows, np.clip(where, 0, 31)]
-            target(run, lanes, a.of_bits(np.where(inside, moved, bits[1]), np.uint32))
-            return
-        source = at[:, None] + np.arange(32)
-        found = np.where(source < 32, bits[0][rows, np.minimum(source, 31)], 0)
-        last = np.clip(np.minimum(at + count - 1, 31), 0, 31)
-        sign = bits[0][rows[:, 0], last] if kind == "s32" else np.zeros_like(last)
-        sign = np.where(count == 0, 0, sign)[:, None]
-        beyond = (np.arange(32) >= count[:, None]) | ((source >= 32) & (kind == "s32"))
-        target(run, lanes, a.of_bits(np.where(beyond, sign, found), np.uint32))
+        found = a.highest_bit(value(run, lanes))
+        target(run, lanes, np.where(found < 0, found, last - found) if shift else found)
 
     return run_it
+
+
+@makes("bfi")
+def _insert_bits(made: Made) -> Step:
+    made.allow()
+    if made.kinds != ["b32"]:
+        raise PtxError(f"not known: {made.statement}")
+
+    def function(bits: Array, into: Array, at: Array, count: Array) -> Array:
+        at, count = (np.minimum(x & 255, 32).astype(np.uint64) for x in (at, count))
+        mask = ((np.uint64(1) << count) - np.uint64(1)) << at
+        moved = bits.astype(np.uint64) << at
+        return ((moved & mask) | (into & ~mask)).astype(np.uint32)
+
+    return computed(made, function)
 
 
 @makes("prmt")
@@ -313,22 +282,6 @@ def _permute(made: Made) -> Step:
             byte = data[np.arange(len(data)), nibble & 7]
             found[:, k] = np.where(nibble & 8, np.where(byte & 0x80, 0xFF, 0), byte)
         return found.view(np.uint32).reshape(-1)
-
-    return computed(made, function)
-
-
-@makes("lop3")
-def _three_way_logic(made: Made) -> Step:
-    made.allow()
-    table = int(made.operands.pop(), 0)
-
-    def function(x: Array, y: Array, z: Array) -> Array:
-        found = np.zeros_like(x)
-        for k in range(8):
-            if table >> k & 1:
-                terms = (v if k >> n & 1 else ~v for n, v in zip((2, 1, 0), (x, y, z), strict=True))
-                found |= np.bitwise_and.reduce([*terms])
-        return found
 
     return computed(made, function)
 
@@ -636,8 +589,8 @@ def _shuffle(made: Made) -> Step:
 
 @makes("vote", "activemask")
 def _vote(made: Made) -> Step:
-    made.allow("sync", "ballot", "any", "all", "uni")
-    how = "active" if made.name == "activemask" else made.one_of("ballot", "any", "all", "uni")
+    made.allow("sync", "ballot", "any", "all")
+    how = "active" if made.name == "activemask" else made.one_of("ballot", "any", "all")
     word, result = KINDS["u32"], KINDS["u32" if how in ("ballot", "active") else "pred"]
     target = made.target(made.operands[0], result)
     if how == "active":
@@ -661,28 +614,8 @@ def _vote(made: Made) -> Step:
         found, all_of = yes[warp] & mask, here[warp] & mask
         answers = {
             "ballot": found, "any": found != 0, "all": found == all_of,
-            "uni": (found == 0) | (found == all_of),
         }  # fmt: skip
         target(run, lanes, answers[how])
-
-    return run_it
-
-
-@makes("redux")
-def _reduce(made: Made) -> Step:
-    made.allow("sync", *CHANGES)
-    change, masks = CHANGES[made.one_of(*CHANGES)], made.source(made.operands[2], KINDS["u32"])
-    source, target = made.source(made.operands[1]), made.target(made.operands[0])
-
-    def run_it(run: Run, lanes: Lanes) -> None:
-        mask, value = masks(run, lanes), source(run, lanes)
-        run.check_mask(lanes, mask, made.statement.opcode)
-        key = (lanes.ids >> 5 << 32) | mask.astype(np.int64)
-        groups, which = np.unique(key, return_inverse=True)
-        found = np.zeros(len(groups), value.dtype)
-        for group in range(len(groups)):
-            found[group] = change.reduce(value[which == group])  # pyright: ignore
-        target(run, lanes, found[which])
 
     return run_it
 

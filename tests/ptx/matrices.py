@@ -22,10 +22,7 @@ if TYPE_CHECKING:
 Array = Any  # of NumPy
 LANE = np.arange(32)
 GROUP, PLACE = LANE // 4, LANE % 4
-FACTORS = {
-    "f16": np.float16, "bf16": np.uint16, "s8": np.int8, "u8": np.uint8, "tf32": np.uint32,
-    "f64": np.float64,
-}  # fmt: skip
+FACTORS = {"f16": np.float16, "bf16": np.uint16, "s8": np.int8, "u8": np.uint8}
 
 
 def of_a(depth: int, per: int) -> tuple[Array, Array]:
@@ -53,8 +50,6 @@ def _numbers(registers: Array, kind: str) -> Array:
     elements = np.ascontiguousarray(registers)[..., None].view(FACTORS[kind])
     if kind == "bf16":
         return from_bfloat16(elements).astype(np.float64)
-    if kind == "tf32":  # whose lowest bits are not read
-        return (elements & np.uint32(0xFFFFE000)).view(np.float32).astype(np.float64)
     return elements.astype(np.int64 if kind in ("s8", "u8") else np.float64)
 
 
