@@ -27,7 +27,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +139,7 @@ def _build(text: str, sources: Sequence[Path], flags: Sequence[str]) -> Path:
 
 @functools.cache
 def _runtime_path() -> Path:
-    _forget_unused()
+    forget_unused(FOLDER.glob("*.so"))
     sources = sorted(SOURCES.iterdir())
     text = "\n".join(source.read_text() for source in sources)
     return _build(text, [s for s in sources if s.suffix == ".cpp"], ["-O2", "-lstdc++"])
@@ -162,11 +162,11 @@ def _counts() -> Counts:
     return Counts.from_buffer_copy(_runtime().cuda_counts().contents)
 
 
-def _forget_unused() -> None:
-    """Remove what no test has asked for in a while."""
-    for library in FOLDER.glob("*.so"):
-        if time.time() - library.stat().st_mtime > UNUSED:
-            library.unlink(missing_ok=True)
+def forget_unused(files: Iterable[Path]) -> None:
+    """Remove those that no test has asked for in a while."""
+    for file in files:
+        if time.time() - file.stat().st_mtime > UNUSED:
+            file.unlink(missing_ok=True)
 
 
 class CudaText:

@@ -49,6 +49,7 @@ def ptx_of(source: str, arch: str) -> str:
             if done.returncode:
                 raise RuntimeError(f"nvcc failed:\n{done.stderr[:4000]}")
             os.replace(made, kept)
+    os.utime(kept)
     return kept.read_text()
 
 
@@ -62,6 +63,7 @@ class PtxMachine(cuda_runner.Machine):
         self.launches = 0
         self._memory, self._races, self._equal = Global(), True, False
         self._counts = cuda_runner.Counts()
+        cuda_runner.forget_unused(FOLDER.glob("*.ptx"))
 
     def compile(self, source: str, arch: str) -> PtxKernels:
         return PtxKernels(self, ptx_of(source, arch))

@@ -92,6 +92,8 @@ def test_extents_are_computed_in_64_bits():
     assert product(m=2**20, n=2**10)[1] == (2**20, 1, 1)
     with pytest.raises(ValueError, match=r"positions in blockIdx\.x, got 4294967296"):
         product(m=2**20, n=2**12)
+    with pytest.raises(ValueError, match="at most 2147483647 blocks in x, got 2147483652"):
+        Recorded(function(lambda m, n: m * 4))(m=2**29 + 1, n=0)
 
 
 @pytest.mark.parametrize(

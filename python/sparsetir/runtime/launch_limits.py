@@ -54,7 +54,7 @@ WHAT = {
 
 def limits_of(target: tvm.target.Target) -> dict[str, int]:
     """The most of each launch parameter that a target takes, where it is known."""
-    limits = dict.fromkeys(("blockIdx.x", "blockIdx.y", "blockIdx.z"), MOST_BLOCKS)
+    limits = {f"blockIdx.{d}": MOST_BLOCKS for d in "xyz"}
     known = target.attrs
     if "max_num_threads" in known:
         limits[THREADS] = int(known["max_num_threads"])
