@@ -98,6 +98,7 @@ class PtxKernels:
     ) -> None:  # fmt: skip
         """Run a kernel's blocks; raises `KernelError`."""
         machine = self._machine
+        machine.launches += 1
         numbers = [cuda_runner._address(v) if t is None else t.type(v) for t, v in values]
         try:
             counted = self._module[name].launch(
@@ -106,7 +107,6 @@ class PtxKernels:
             )  # fmt: skip
         except PtxError as error:
             raise cuda_runner.KernelError(f"{name}: {error}") from error
-        machine.launches += 1
         for field in ("shuffles", "atomics", "barriers"):
             setattr(machine._counts, field, counted[field])
 

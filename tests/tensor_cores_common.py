@@ -161,7 +161,7 @@ def compare(found: np.ndarray, exact: np.ndarray, scale: np.ndarray, terms: int)
         return
     last = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}[kind]
     allowed = (terms + 2) * 2.0**-23 * scale + last * np.abs(exact) + 1e-7
-    wrong = np.abs(found.astype("float64") - exact) > allowed
+    wrong = ~(np.abs(found.astype("float64") - exact) <= allowed)  # NaN is wrong, too
     assert not wrong.any(), (
         f"{wrong.sum()} of {wrong.size} are wrong, first at {np.argwhere(wrong)[0]}"
     )

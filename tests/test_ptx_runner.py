@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +12,7 @@ import scipy.sparse as sp
 
 import cuda_runner
 import sparsetir
+import tensor_cores_common
 from cuda_plans import run_plans
 from cuda_runner import KernelError, requires_cuda_text
 from cuda_stages import CudaStages
@@ -20,6 +22,7 @@ from sparsetir import masks
 from sparsetir.formats import BSR
 from sparsetir.schedules.gpu.block_attention import WarpTiles, apply
 from sparsetir.schedules.gpu.spmm import RowSplit
+from sparsetir.schedules.gpu.spmm_tensor_cores import TensorCores
 from sparsetir.schedules.operators import block_attention
 from sparsetir.schedules.operators.problems import Spmm
 from spmm_gpu_common import MASKS, of_mask, run_spmm
@@ -80,7 +83,19 @@ def test_a_missing_barrier_is_found(machine: PtxMachine) -> None:
     with pytest.raises(KernelError, match=r"race: block \d+, thread .* \w+_shared_ptr\["):
         run_spmm(Spmm(), config, matrix, 16,
                  edit=lambda text: text.replace("__syncthreads();\n    if", "if"))  # fmt: skip
-    machine.launches += 1  # it was refused in its first
+
+
+def test_copies_that_nobody_waits_for_are_found(machine: PtxMachine) -> None:
+    """And the emulator's NaN in their place are no numbers that tests take."""
+    config = TensorCores(BSR(16, 16), stages=2, tile=16, warps=(1, 1))
+    waits = r"tvm_builtin_ptx_cp_async_wait_group\w*\(\);"
+    made = tensor_cores_common.kernel(config, edit=lambda text: re.sub(waits, ";", text))
+    mask = tensor_cores_common.pattern(config.format, (32, 48), [3])
+    with pytest.raises(KernelError, match="asynchronous copy is on its way, not waited for"):
+        tensor_cores_common.check(made, mask, 16)
+    with pytest.raises(AssertionError, match="1 of 2 are wrong"):
+        found = np.array([1, np.nan], "float32")
+        tensor_cores_common.compare(found, np.ones(2), np.ones(2), 1)
 
 
 @requires_cuda_text

@@ -134,7 +134,7 @@ def check(problem: Any, config: Any, mask: np.ndarray, feat_in: int, feat: int) 
         rounded = cores and not problem.edges
     unit = 2.0**-53 if problem.dtype == "float64" else 2.0**-24
     allowed = (2 * (terms + 2) * unit + (UNITS[problem.dtype] if rounded else 0)) * scale + 1e-6
-    wrong = np.abs(found - expected) > allowed
+    wrong = ~(np.abs(found - expected) <= allowed)  # NaN is wrong, too
     assert not wrong.any(), f"{wrong.sum()} of {wrong.size} are wrong"
     return run
 
