@@ -69,6 +69,8 @@ def test_no_blocks_are_not_launched(dtype):
     run = Recorded(function(lambda m, n: (m + 15) // 16, dtype))
     assert run(m=0, n=0) == [(3, 1, 1)]
     assert run(m=17, n=0) == [(3, 1, 1), (2, 1, 1)]
+    never = Recorded(function(lambda m, n: T.int64(0), dtype, "blockIdx.y"))
+    assert never(m=17, n=0) == [(3, 1, 1)]
 
 
 def test_tools_refuse_what_a_driver_refuses(monkeypatch):

@@ -116,22 +116,17 @@ def _guarded(body: Any, devices: Mapping[str, tirx.PrimFunc]) -> Any:
         if str(getattr(getattr(call, "op", None), "name", "")) != "tirx.call_ffi_kernel":
             return stmt
         name, tags = str(call.args[0].value), [str(tag) for tag in call.attrs.launch_params]
-        before = list(call.args)[: -len(tags)]
-        extents = {
-            tag: _in_64_bits(extent, bound)
-            for tag, extent in zip(tags, call.args[-len(tags) :], strict=True)
-        }
-        narrow = [t for t, e in zip(tags, call.args[-len(tags) :], strict=True) if _is_narrow(e)]
-        checks, skipped = _checks(name, extents, narrow, devices[name]), None
-        for tag, extent in extents.items():
-            if tag.startswith("blockIdx") and not isinstance(extent, tirx.IntImm):
-                some = extent > as_dtype(0, "int64")
-                skipped = some if skipped is None else tirx.And(skipped, some)
-        launch = tirx.Evaluate(
-            ir.Call(call.op, [*before, *extents.values()], call.attrs, ret_ty=call.ty)
-        )
-        steps = as_one([*checks, launch])
-        return steps if skipped is None else tirx.IfThenElse(skipped, steps, None)
+        before, given = list(call.args)[: -len(tags)], list(call.args)[-len(tags) :]
+        narrow = [tag for tag, extent in zip(tags, given, strict=True) if _is_narrow(extent)]
+        extents = {t: _in_64_bits(e, bound) for t, e in zip(tags, given, strict=True)}
+        blocks = [extent for tag, extent in extents.items() if tag.startswith("blockIdx")]
+        if any(isinstance(n, tirx.IntImm) and int(n) < 1 for n in blocks):
+            return tirx.Evaluate(0)
+        call = ir.Call(call.op, [*before, *extents.values()], call.attrs, ret_ty=call.ty)
+        checks = _checks(name, extents, narrow, devices[name])
+        some = [n > as_dtype(0, "int64") for n in blocks if not isinstance(n, tirx.IntImm)]
+        steps = as_one([*checks, tirx.Evaluate(call)])
+        return tirx.IfThenElse(tirx.all(*some), steps, None) if some else steps
 
     return tvm_ffi.structural_map(body, (tirx.Evaluate, guard))
 
