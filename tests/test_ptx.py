@@ -415,6 +415,8 @@ def test_reductions_in_memory(kind: str, dtype: str) -> None:
       mov.u64 %d5, 1; red.global.add.{kind} [%d0], {one};"""
     launch(body, x, grid=3)
     assert list(x) == [96, 192 if dtype == "float16" else 0]
+    launch(f"{body} red.global.add.{kind} [%d0], {one};", x)  # atomics do not race
+    assert x[0] == 160
 
 
 def test_swaps() -> None:
@@ -672,6 +674,16 @@ wrong("red.global.add.u32 [%d0], 1; st.global.u32 [%d3], 1;")
     # PtxError: race: .. writes arg0[0], which .. changed by an atomic
 wrong("st.global.u32 [%d3], 1;", grid=2)  # PtxError: race: block .. which block .. wrote
 wrong("ld.global.u32 %r2, [%d0]; bar.sync 0; st.global.u32 [%d3], 1;", grid=2)  # PtxError: race
+wrong("ld.global.u32 %r2, [%d0]; bar.sync 0; setp.ne.u32 %p1, %r1, 1; @%p1 bra END;\n"
+      "setp.eq.u32 %p2, %r0, 0; @%p2 st.global.u32 [%d0], 1; END:", grid=2)
+    # PtxError: race: block 1, thread (0, 0, 0) writes arg0[0], which .. read
+wrong("ld.global.u32 %r2, [%d0]; setp.eq.u32 %p1, %r0, 31; @%p1 st.global.u32 [%d0], 1;")
+    # PtxError: race: .. thread (31, 0, 0) writes arg0[0], which .. read
+wrong("ld.global.u32 %r2, [%d0]; bar.warp.sync 0xffffffff; setp.eq.u32 %p1, %r0, 63;\n"
+      "@%p1 st.global.u32 [%d0], 1;", threads=64)
+    # PtxError: race: .. thread (63, 0, 0) writes arg0[0], which .. read
+wrong("ld.global.u32 %r2, [%d0]; red.global.add.u32 [%d3], 1;")
+    # PtxError: race: .. changes by an atomic arg0[0], which .. read
 wrong("st.shared.u32 [S], 1;")  # PtxError: race: .. writes S[byte 0], which .. wrote
 wrong("st.shared.u32 [%r3], 1; ld.shared.u32 %r2, [S];")  # PtxError: race: .. reads S[byte 0]
 wrong("ld.shared.u32 %r2, [%r3];")  # PtxError: reads what nobody has written
