@@ -663,6 +663,8 @@ wrong("ld.global.u32 %r2, [%d3+-4];")
 wrong("st.global.u16 [%d3+1], %h1;")  # PtxError: misaligned: .. writes 2 bytes .. global memory
 wrong("mov.u32 %r2, 1000000; st.shared.u32 [%r2], %r0;")
     # PtxError: out of bounds: .. writes 4 bytes at 1000000 of 1024 bytes of shared memory
+wrong("mov.u32 %r2, S; st.shared.u32 [%r2+1024], %r0;")
+    # PtxError: out of bounds: .. at 1024 of 1024 bytes of shared memory
 wrong("st.global.u32 [%d3], %r0;", read_only=True)  # PtxError: arg0 may only be read
 wrong("ld.global.nc.u32 %r2, [%d3]; st.global.u32 [%d3], %r2;")
     # PtxError: arg0 is read by ld.global.nc, and written

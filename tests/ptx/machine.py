@@ -321,8 +321,7 @@ class Run:
         self.touched.filled(offset, size, how)
         plain = "write" if how in ("copy", "arrived") else how
         if self.launch.races:  # a copy may write from where it begins to where it is waited for
-            there = () if how == "copy" else values
-            self._raced(self.touched, offset, lanes, size, plain, self.shared, there)
+            self._raced(self.touched, offset, lanes, size, plain, self.shared, values)
         return [(every, self.shared, offset)]
 
     def _global(
