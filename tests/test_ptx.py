@@ -447,6 +447,10 @@ def test_copies_write_from_where_they_begin() -> None:
         launch(body.format("", "bar.sync 0;"), x, out, threads=64, shared=SHARED)
     launch(body.format("bar.sync 0;", "").replace("wait_all", "wait_group 0"), x, out, threads=64,
            shared=SHARED)  # fmt: skip
+    some = "setp.lt.u32 %p1, %r0, 16; @%p1 cp.async.wait_all"  # each lane waits for its own
+    with pytest.raises(PtxError, match="on its way, not waited for"):
+        launch(body.format("bar.sync 0;", "").replace("cp.async.wait_all", some), x, out,
+               threads=64, shared=SHARED)  # fmt: skip
     with pytest.raises(PtxError, match="on its way, not waited for"):
         launch(body.format("bar.sync 0;", "ld.shared.u32 %r6, [%r3];"), x, out, threads=64,
                shared=SHARED)  # fmt: skip

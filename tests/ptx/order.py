@@ -29,9 +29,7 @@ def order(successors: Mapping[int, Sequence[int]], entry: int = 0) -> list[int]:
             continue
         entered = {m for n in nodes if n not in inside for m in successors[n]} | {entry}
         head = next((n for n in inside if n in entered), inside[0])
-        rest = {
-            n: [m for m in successors[n] if m in inside and m != head] for n in inside if n != head
-        }
+        rest = {n: successors[n] for n in inside if n != head}
         first = next((m for m in successors[head] if m in rest), min(rest))
         found += [head, *order(rest, first)]
     return found
