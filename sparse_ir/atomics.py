@@ -27,18 +27,14 @@ from typing import Any
 
 from tvm import ir, tirx
 
+from sparsetir.reductions import COMBINES
 from sparsetir.sparse_ir.annotations import ATOMIC
 from sparsetir.sparse_ir.errors import LoweringError
 from sparsetir.sparse_ir.nodes import SparseFunc, SparseIteration, iteration_with, sparse_iterations
 from sparsetir.sparse_ir.reduction import Reduction, reduction_of, taken_apart, under
 from sparsetir.sparse_ir.traversal import map_expr
 
-# By operator; of 16 bits, each addition would be rounded.
-ATOMIC_DTYPES = {
-    "sum": ("float32", "float64", "int32"),
-    "max": ("float32", "int32"),
-    "min": ("float32", "int32"),
-}
+ATOMIC_DTYPES = {name: combine.atomic for name, combine in COMBINES.items() if combine.atomic}
 PREFIX = "sparsetir_atomic_"
 NAN = "_or_nan"
 # {signed} and {unsigned}: what is done with such integers; {stay}: makes the element NaN for good.

@@ -10,6 +10,7 @@ from typing import Any
 from tvm import DataType, ir, tirx
 from tvm_ffi import structural_equal
 
+from sparsetir.reductions import COMBINES
 from sparsetir.sparse_ir.nodes import loads_of, same_indices
 from sparsetir.sparse_ir.tir import cast, dtype_of
 from sparsetir.sparse_ir.traversal import map_expr
@@ -19,7 +20,7 @@ from sparsetir.sparse_ir.traversal import map_expr
 class Reduction:
     """`BUFFER[indices] = combine(BUFFER[indices], term)`, under conditions.
 
-    operator : "sum", "product", "max" or "min"
+    operator : one of COMBINES
     keeps_nan : whether it says that a maximum or minimum takes a term that is NaN
     """
 
@@ -32,12 +33,10 @@ class Reduction:
 
     def identity(self, dtype: str) -> Any:
         """What leaves everything as it is."""
-        if self.operator in ("sum", "product"):
-            return tirx.const(int(self.operator == "product"), dtype)
-        lowest = self.operator == "max"
-        if dtype.startswith(("float", "bfloat")):
-            return tirx.const(float("-inf") if lowest else float("inf"), dtype)
-        return tirx.min_value(dtype) if lowest else tirx.max_value(dtype)
+        combine = COMBINES[self.operator]
+        if not combine.is_extremum or dtype.startswith(("float", "bfloat")):
+            return tirx.const(combine.identity, dtype)
+        return tirx.min_value(dtype) if combine.identity < 0 else tirx.max_value(dtype)
 
     def added(self, held: Any, value: Any) -> Any:
         """What is held with a value, computed in the type of that, in the type that is stored."""
@@ -122,7 +121,7 @@ def _operation(value: Any, mine: Any) -> tuple[Any, str, Callable[[Any, Any], An
 
 
 def _better(operator: str, keeps_nan: bool, total: Any, term: Any) -> Any:
-    test = term > total if operator == "max" else term < total
+    test = term > total if COMBINES[operator].symbol == ">" else term < total
     return tirx.Select(tirx.any(test, tirx.isnan(term)) if keeps_nan else test, term, total)
 
 

@@ -29,6 +29,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from sparsetir.reductions import EXTREMA
 from sparsetir.schedules.arguments import expect, expect_one_of, is_power_of_two
 from sparsetir.schedules.gpu.features import (
     MAX_SUMS,
@@ -44,7 +45,7 @@ from sparsetir.schedules.gpu.features import (
     vector_width,
 )
 from sparsetir.schedules.gpu.passes.row_loops import opaque_row_index
-from sparsetir.schedules.operators.problems import EXTREMA, Spmm, accumulator
+from sparsetir.schedules.operators.problems import Spmm, accumulator
 from sparsetir.schedules.operators.spmm import program
 from sparsetir.schedules.passes.nests import WARP
 from sparsetir.schedules.template import Asked, Template, Tried, register

@@ -23,6 +23,7 @@ from tvm import s_tir, tirx
 from sparsetir.formats import Hyb
 from sparsetir.formats.decompose import decompose_format
 from sparsetir.formats.preprocess import extract_preprocess
+from sparsetir.reductions import EXTREMA, REDUCERS
 from sparsetir.schedules.arguments import expect, is_power_of_two
 from sparsetir.schedules.gpu.features import (
     GpuTiled,
@@ -35,7 +36,7 @@ from sparsetir.schedules.gpu.features import (
 from sparsetir.schedules.gpu.passes.horizontal_fuse import horizontal_fuse
 from sparsetir.schedules.gpu.passes.row_loops import opaque_row_index
 from sparsetir.schedules.gpu.spmm import RowSplit
-from sparsetir.schedules.operators.problems import EXTREMA, ROWS, Arranged, CsrPattern, Spmm
+from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Spmm
 from sparsetir.schedules.operators.spmm import program as operator
 from sparsetir.schedules.passes.parallel_loops import materialize_loop_kinds, run_in_parallel
 from sparsetir.schedules.template import Asked, Template, Tried, around, register
@@ -157,8 +158,8 @@ def arrange(matrix: CsrPattern, problem: Spmm, config: HybRows) -> Arranged:
             f"{problem.reduce} of {problem.dtype}, got {int(pieces.max())} pieces of row "
             f"{int(pieces.argmax())} with c = {config.c}, k = {config.k}"
         )
-    if problem.reduce in ROWS:
-        rows = RECIPES[ROWS[problem.reduce]]
+    if of_row := REDUCERS[problem.reduce].row:
+        rows = RECIPES[of_row]
         out["row"] = rows(matrix.indptr).astype(problem.accumulator)
     return Arranged(converted, out)
 

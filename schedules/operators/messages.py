@@ -16,16 +16,10 @@ from typing import Any
 from tvm import tirx
 from tvm.script import sparse_tir as T
 
+from sparsetir.reductions import EXTREMA, REDUCERS, REDUCTIONS
 from sparsetir.schedules.arguments import expect, expect_one_of
-from sparsetir.schedules.operators.names import REDUCTIONS
 from sparsetir.schedules.operators.operands import Fitted, Operator, register
-from sparsetir.schedules.operators.problems import (
-    EXTREMA,
-    Problem,
-    memoized,
-    reduced,
-    with_parameters,
-)
+from sparsetir.schedules.operators.problems import Problem, memoized, reduced, with_parameters
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.schedule.facts import assume
 
@@ -109,7 +103,8 @@ def program(problem: Messages) -> SparseFunc:
     )  # fmt: skip
     size, ordered, arg = getattr(T, idtype), problem.ordered, problem.arg
     with_u, with_e = op != "copy_e", op != "copy_u"
-    with_row = reduce != "sum" and not problem.given
+    with_row = REDUCERS[reduce].row is not None and not problem.given
+    scaled = REDUCERS[reduce].is_scaled
     zero, nowhere = tirx.const(0.0, dtype), tirx.max_value(idtype)
 
     def message(u: Any, e: Any, order: Any, i: Any, h: Any, j: Any, k: Any) -> Any:
@@ -162,9 +157,7 @@ def program(problem: Messages) -> SparseFunc:
                             ORDER if ordered else None, i, h, j, k)
                 )  # fmt: skip
                 C[i, h, k] = T.cast(
-                    reduced(
-                        reduce, T.cast(C[i, h, k], acc), term * ROW[i] if reduce == "mean" else term
-                    ),
+                    reduced(reduce, T.cast(C[i, h, k], acc), term * ROW[i] if scaled else term),
                     dtype,
                 )
         if arg:

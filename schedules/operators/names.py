@@ -1,21 +1,12 @@
-"""Names of operators, reductions and types; imports nothing, as `sparsetir --help` needs them."""
+"""Names of operators and types; imports names alone, as `sparsetir --help` needs them."""
+
+from sparsetir.reductions import REDUCTION_NAMES
 
 # On the elements of a matrix; softmax of each row's.
 OPS = ("spmm", "spmv", "sddmm")
 SOFTMAX = ("softmax", "sparse_softmax", "edge_softmax")
 # That plans and searches take by their names, beside those of messages.
 NAMED = (*OPS, *SOFTMAX, "attention", "rgms", "spgemm")
-REDUCTIONS = ("sum", "mean", "max", "min")
-# What libraries call them: PyG "add", torch "amax" and "amin".
-REDUCTION_NAMES = {
-    "sum": "sum",
-    "add": "sum",
-    "mean": "mean",
-    "max": "max",
-    "amax": "max",
-    "min": "min",
-    "amin": "min",
-}
 BINARY = ("add", "sub", "mul", "div")
 # Of an edge from a source "u"; also as DGL's `gspmm` and its operators call them.
 MESSAGES = {

@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from sparsetir.reductions import EXTREMA, REDUCTIONS
 from sparsetir.schedules.arguments import expect_one_of
-from sparsetir.schedules.operators.names import DTYPES, IDTYPES, REDUCTIONS
-from sparsetir.schedules.operators.problems import EXTREMA, CsrPattern, Problem
+from sparsetir.schedules.operators.names import DTYPES, IDTYPES
+from sparsetir.schedules.operators.problems import CsrPattern, Problem
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.origins import note_origin
 

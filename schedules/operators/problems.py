@@ -14,15 +14,12 @@ from tvm import tirx
 
 from sparsetir.formats import Format, Operand, Pattern
 from sparsetir.formats.converted import ConvertedFormat
+from sparsetir.reductions import COMBINES, REDUCERS, REDUCTIONS
 from sparsetir.schedules.arguments import expect, expect_one_of
-from sparsetir.schedules.operators.names import DTYPES, IDTYPES, REDUCTIONS
+from sparsetir.schedules.operators.names import DTYPES, IDTYPES
 from sparsetir.sparse_ir.computed import compute, computed_parameters
 from sparsetir.sparse_ir.index_arrays import rows_increase
 from sparsetir.sparse_ir.nodes import SparseFunc
-
-EXTREMA = ("max", "min")
-# What rows begin with, or their sums are multiplied with.
-ROWS = {"mean": "inverse_counts", "max": "least_of_rows", "min": "greatest_of_rows"}
 
 
 class _Csr(NamedTuple):
@@ -232,7 +229,8 @@ def with_parameters(func: Any, unused: Mapping[str, bool], reduce: str = "sum") 
     func = func.replace(params=[p for p in func.params if not unused.get(p.name)])
     if unused.get("row", True):
         return func
-    return func.with_attr("computed", {"row": {"recipe": ROWS[reduce], "indptr": "$indptr"}})
+    recipe = REDUCERS[reduce].row
+    return func.with_attr("computed", {"row": {"recipe": recipe, "indptr": "$indptr"}})
 
 
 def accumulator(dtype: str) -> str:
@@ -247,9 +245,10 @@ def summed(dtype: str) -> str:
 
 def reduced(reduce: str, total: Any, term: Any) -> Any:
     """The expression of one more term of a reduction; an extremum is NaN if one of them is."""
-    if reduce not in EXTREMA:
+    combine = COMBINES[REDUCERS[reduce].combine]
+    if not combine.is_extremum:
         return total + term
-    better = term > total if reduce == "max" else term < total
+    better = term > total if combine.symbol == ">" else term < total
     return tirx.Select(tirx.any(better, tirx.isnan(term)), term, total)
 
 

@@ -12,9 +12,9 @@ import scipy.sparse as sp
 from tvm import tirx
 from tvm.script import sparse_tir as T
 
+from sparsetir.reductions import COMBINES, EXTREMA, REDUCERS
 from sparsetir.schedules.operators.operands import CHUNK, Operator, each_head, register
 from sparsetir.schedules.operators.problems import (
-    EXTREMA,
     CsrPattern,
     Spmm,
     memoized,
@@ -39,13 +39,14 @@ def program(problem: Spmm) -> SparseFunc:
     dtype, idtype, acc, reduce = (
         problem.dtype, problem.idtype, problem.accumulator, problem.reduce,
     )  # fmt: skip
+    scaled, with_row = REDUCERS[reduce].is_scaled, REDUCERS[reduce].row is not None
     batched, size = problem.batched, getattr(T, idtype)
     out_type = problem.out or dtype
     zero = tirx.const(0.0 if "float" in out_type else 0, out_type)
 
     def term(a: Any, b: Any, row: Any) -> Any:
         product = T.cast(a, acc) * T.cast(b, acc)
-        return product * row if reduce == "mean" else product
+        return product * row if scaled else product
 
     @T.prim_func
     def spmm(
@@ -62,18 +63,18 @@ def program(problem: Spmm) -> SparseFunc:
         A = T.match_sparse_buffer(a, (*head, I, J), dtype)
         B = T.match_sparse_buffer(b, (*head, N, K), dtype)
         C = T.match_sparse_buffer(out, (*head, I, K), out_type)
-        if reduce != "sum":
+        if with_row:
             ROW = T.match_sparse_buffer(row, (I,), acc)
         with T.sp_iter([*head, I, J, K], "SSRS"[not batched :], "spmm") as [*h, i, j, k]:
             with T.init():
                 C[(*h, i, k)] = T.cast(ROW[i], out_type) if reduce in EXTREMA else zero
             total = T.meta_var(T.cast(C[(*h, i, k)], acc))
-            row_i = T.meta_var(ROW[i] if reduce == "mean" else None)
+            row_i = T.meta_var(ROW[i] if scaled else None)
             C[(*h, i, k)] = T.cast(
                 reduced(reduce, total, term(A[(*h, i, j)], B[(*h, j, k)], row_i)), out_type
             )
 
-    return with_parameters(spmm, {"row": reduce == "sum", "heads": not batched}, reduce)
+    return with_parameters(spmm, {"row": not with_row, "heads": not batched}, reduce)
 
 
 @each_head
@@ -84,14 +85,15 @@ def reference(
     (b,) = operands
     values, b = np.asarray(values, "float64"), np.asarray(b, "float64")
     if problem.reduce in EXTREMA:
-        sign = 1 if problem.reduce == "max" else -1  # the least is the greatest of the negatives
+        # The least is the greatest of the negatives.
+        sign = 1 if COMBINES[problem.reduce].symbol == ">" else -1
         exact = sign * _largest(pattern, sign * values, b)
         return exact, _largest(pattern, np.abs(values), np.abs(b))
     indptr, indices, shape = pattern
     found = []
     for data, dense in ((values, b), (np.abs(values), np.abs(b))):
         out = sp.csr_array((data, indices, indptr), shape=shape) @ dense
-        if problem.reduce == "mean":
+        if REDUCERS[problem.reduce].is_scaled:
             counts = np.maximum(np.diff(indptr), 1)
             out = out / counts.reshape(-1, *[1] * (out.ndim - 1))
         found.append(out)

@@ -14,7 +14,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
-from sparsetir.schedules.operators.names import DTYPES, REDUCTION_NAMES
+from sparsetir.reductions import REDUCTION_NAMES
+from sparsetir.schedules.operators.names import DTYPES
 
 if TYPE_CHECKING:
     import scipy.sparse as sp

@@ -27,6 +27,7 @@ from sparsetir.distributed.parts import Sampled, add_remote, local_product, rows
 from sparsetir.ops.messages import softmax_by_heads, sparse_softmax
 from sparsetir.ops.tensors import check_tensor, scale_of
 from sparsetir.planning.request import reduction
+from sparsetir.reductions import EXTREMA, REDUCERS
 from sparsetir.runtime.arrays import dtype_name
 from sparsetir.runtime.refusals import wrong
 
@@ -97,12 +98,12 @@ def spmm_by_heads(
     weights = None if values is None else values.to(wide)
     passage = Passage(graph.exchange, "spmm", graph.exchange_dtype or x.dtype)
     own = rows_first(passage.leave(rows_first(x.to(wide))))
-    if reduce in ("max", "min"):
+    if reduce in EXTREMA:
         return extremum(graph, passage, own, weights, reduce == "max", heads).to(x.dtype)
     inner, outer = split(graph, weights)
     out = local_product(graph, inner, own, heads)
     out = add_remote(graph, outer, rows_first(passage.arrive()), heads, out)
-    if reduce == "mean":
+    if REDUCERS[reduce].is_scaled:
         out /= graph.degrees[:, None].to(wide)
     return out.to(x.dtype)
 

@@ -17,6 +17,7 @@ from sparsetir.graph.programs import GIVEN, Program
 from sparsetir.ops.cache import is_private
 from sparsetir.ops.registry import LIBRARY
 from sparsetir.ops.tensors import plain_tensor
+from sparsetir.reductions import EXTREMA
 from sparsetir.runtime.kernel import Kernel
 
 # Programs by number, as torch's operators take no objects; equal programs have one number.
@@ -91,7 +92,7 @@ def _prepare(
     kernel = kernels.get(key := tuple(aligned))
     if kernel is None:
         kernel = kernels[key] = program.kernel(key)
-    extremum = program.reduce in ("max", "min")
+    extremum = program.reduce in EXTREMA
     alone = order.without_edges(m) if extremum else None
     return _Prepared(kernel, arrays, ranges, moved, {}, key, order.places, alone)
 

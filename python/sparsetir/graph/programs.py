@@ -17,6 +17,7 @@ from tvm.error import DiagnosticError
 
 from sparsetir.planning.run_plan import compiled
 from sparsetir.records.task import Config
+from sparsetir.reductions import COMBINES, EXTREMA
 from sparsetir.runtime.file_errors import first_line
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.pipeline import Stages, lower
@@ -28,10 +29,12 @@ NAME = "region"
 parsed = lru_cache(512)(from_source)  # programs that are refused, compiled and recorded
 GIVEN = -1  # the order in which the caller has the edges
 # What a reduction begins with, and one step of it; an extremum is NaN if one of them is.
-REDUCTIONS = {
-    "sum": ("T.float32(0)", "{0} + {1}"),
-    "max": ('T.float32("-inf")', "T.Select(T.Or({1} > {0}, T.isnan({1})), {1}, {0})"),
-    "min": ('T.float32("inf")', "T.Select(T.Or({1} < {0}, T.isnan({1})), {1}, {0})"),
+STEPS = {"sum": ("T.float32(0)", "{0} + {1}")} | {
+    name: (
+        f'T.float32("{COMBINES[name].identity}")',
+        f"T.Select(T.Or({{1}} {COMBINES[name].symbol} {{0}}, T.isnan({{1}})), {{1}}, {{0}})",
+    )
+    for name in EXTREMA
 }
 
 
@@ -210,7 +213,7 @@ def layout(
 
 def reduced(reduce: str, out: str, term: str) -> list[str]:
     """Lines of an iteration that reduces a term by "sum", "max" or "min"."""
-    first, step = REDUCTIONS[reduce]
+    first, step = STEPS[reduce]
     return ["with T.init():", f"    {out} = {first}", f"{out} = {step.format(out, f'({term})')}"]
 
 

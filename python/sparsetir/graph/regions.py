@@ -43,7 +43,8 @@ from sparsetir.graph.expressions import (
 )
 from sparsetir.graph.factors import product, scaled, split
 from sparsetir.graph.operator import cleared, number_of, region, restored
-from sparsetir.graph.programs import Program
+from sparsetir.graph.programs import STEPS, Program
+from sparsetir.reductions import REDUCTION_NAMES
 
 UNKNOWN = 64  # taken for the size of a dimension that is not known
 WIDER = 4  # times as many features as a value has: those who read it do not compute it again
@@ -209,9 +210,9 @@ def reduction_of(node: fx.Node, named: bool = True) -> Reduction | None:
             return None
     elif target == aten.scatter_reduce.two and not args[1] % rank:
         base, _, index, values, name = args
-        reduce = {"sum": "sum", "amax": "max", "amin": "min"}.get(str(name), "")
+        reduce = REDUCTION_NAMES.get(str(name), "")
         included = node.kwargs.get("include_self", True)
-        if not reduce or not (reduce == "sum" if included else is_zero(base)):
+        if reduce not in STEPS or not (reduce == "sum" if included else is_zero(base)):
             return None
     else:
         return None

@@ -45,6 +45,7 @@ from sparsetir.graph.prelude import acts
 from sparsetir.graph.products import Product
 from sparsetir.graph.programs import GIVEN, Program
 from sparsetir.graph.regions import LANES, SUMS, rewrite
+from sparsetir.reductions import EXTREMA
 from sparsetir.runtime.pipeline import lower, with_natural_shapes
 from sparsetir.runtime.signature import signature_of
 from sparsetir.schedules.passes.add_lanes import add_lanes
@@ -286,7 +287,7 @@ class Translation:
         of = relax.TensorType(sizes, "float32")
         text = program.text(tuple(aligned), fused=False)
         found = self._call(text, arrays, named, of, _by_rows if program.summed else None)
-        if program.reduce in ("max", "min"):
+        if program.reduce in EXTREMA:
             found = self._flat(edges.zero_of_empty_rows, found, sizes, starts)
         if given and program.reduce is None:
             found = self._restored(found, sizes, rows)

@@ -14,8 +14,8 @@ from sparsetir.ops.operands import Operand, Prepared, resolve
 from sparsetir.ops.products import spmm_by_heads
 from sparsetir.ops.registry import is_transformed
 from sparsetir.ops.tensors import check_size
+from sparsetir.reductions import REDUCTION_NAMES
 from sparsetir.runtime.refusals import wrong
-from sparsetir.schedules.operators.names import REDUCTION_NAMES
 
 T = TypeVar("T")
 FLOWS = ("source_to_target", "target_to_source")

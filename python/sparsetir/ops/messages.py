@@ -19,6 +19,7 @@ from sparsetir.ops.registry import holds_data, wants_gradient
 from sparsetir.ops.structure import SeenPattern, Structure, structure_of
 from sparsetir.ops.tensors import check_rows, check_tensor, scale_of
 from sparsetir.planning.request import message, reduction
+from sparsetir.reductions import EXTREMA, REDUCERS
 from sparsetir.runtime.refusals import wrong
 from sparsetir.schedules.operators.names import BINARY
 
@@ -78,7 +79,7 @@ def gspmm(
     reduce = _either("gspmm", "reduce", reduce, "reduce_op", reduce_op)
     u = _either("gspmm", "u", u, "lhs_data", lhs_data)
     e = _either("gspmm", "e", e, "rhs_data", rhs_data)
-    kind, reduce = message("gspmm", op, reduce)
+    kind, reduce = message("gspmm", op, reduce, REDUCERS)
     u = None if kind == "copy_e" else _given("gspmm", "u", u, f"'{op}'")
     square = None if u is None else (u.shape[0], u.shape[0])
     operand = resolve(A, None, square, "gspmm")
@@ -118,7 +119,7 @@ def segment_reduce(values: Tensor, rowptr: Tensor, reduce: str = "sum") -> Tenso
         Differentiable any number of times.
     """
     values = _given("segment_reduce", "values", values, "segments")
-    reduce = reduction("segment_reduce", reduce)
+    reduce = reduction("segment_reduce", reduce, REDUCERS)
     if not isinstance(rowptr, Tensor):
         raise wrong("segment_reduce", "rowptr", "a tensor", type(rowptr).__name__, TypeError)
     if rowptr.dim() != 1 or not rowptr.shape[0]:
@@ -323,7 +324,9 @@ def _either(who: str, name: str, given: T | None, other: str, value: T | None) -
 
 def _reduced(operand: Operand, u: Tensor | None, e: Tensor | None, op: str, reduce: str) -> Tensor:
     rowptr, col, _, n, _ = operand
-    if reduce in ("max", "min") and wants_gradient(u, e):
+    if REDUCERS[reduce].shift:
+        return messages_library.in_steps(rowptr, col, u, e, n, op, reduce)
+    if reduce in EXTREMA and wants_gradient(u, e):
         return messages_library.gspmm_arg(rowptr, col, u, e, n, op, reduce)[0]
     return messages_library.gspmm(rowptr, col, u, e, n, op, reduce, False)
 

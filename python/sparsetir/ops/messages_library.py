@@ -18,6 +18,7 @@ from sparsetir.ops import message_kernels
 from sparsetir.ops.message_kernels import features_of
 from sparsetir.ops.registry import Gradients, Operation, Operator
 from sparsetir.ops.structure import structure_of
+from sparsetir.reductions import EXTREMA, REDUCERS
 
 
 def _summed_to(x: Tensor, operand: Tensor) -> Tensor:
@@ -51,10 +52,10 @@ class Gspmm(Operation[Tensor]):
 
     def gradients(self, grad: Tensor) -> Gradients:
         rowptr, col, n, u, e, op = self.rowptr, self.col, self.n, self.u, self.e, self.op
-        if self.reduce in ("max", "min"):
+        if self.reduce in EXTREMA:
             _, arg = gspmm_arg(rowptr, col, u, e, n, op, self.reduce)
             return gradients_of_messages(col, u, e, arg, op, grad)
-        if self.reduce == "mean":
+        if REDUCERS[self.reduce].is_scaled:
             grad = mean_gradient(grad, (rowptr[1:] - rowptr[:-1])[:, None, None])
         source, target = ("v", "u") if self.transposed else ("u", "v")
         with_e = op in ("mul", "div")
@@ -112,6 +113,32 @@ class GspmmArg(Operation[tuple[Tensor, Tensor]]):
 
 
 gspmm_arg = Operator("gspmm_arg", GspmmArg)
+
+
+def in_steps(
+    rowptr: Tensor, col: Tensor, u: Tensor | None, e: Tensor | None, n: int, op: str, reduce: str
+) -> Tensor:
+    """(m, heads, feat) messages reduced in the steps of a :class:`Reducer`; differentiable.
+
+    Messages, (nnz, heads, feat), are stored between the steps, in float32 at least. A shift that
+    is infinite is left out, as in :func:`torch.logsumexp`.
+    """
+    reducer = REDUCERS[reduce]
+    dtype = features_of(u, e)[0].dtype
+    u, e = (None if x is None else x.to(torch.promote_types(dtype, torch.float32)) for x in (u, e))
+    held = (None if x is None else x.detach() for x in (u, e))
+    shift = gspmm(rowptr, col, *held, n, op, reducer.shift, False)
+    by = shift.masked_fill(shift.isinf(), 0)
+    terms = e
+    if u is not None:
+        lhs, rhs, kind = u, e, "copy_lhs" if op == "copy_u" else op
+        terms = gsddmm(rowptr, col, lhs, rhs, n, kind, "u", "e")
+    terms = getattr(torch, reducer.each)(gsddmm(rowptr, col, terms, by, n, "sub", "e", "v"))
+    total = gspmm(rowptr, col, None, terms, n, "copy_e", reducer.combine, False)
+    # Rows without terms, or of terms that are all nothing beside the shift, have no gradient.
+    gone = total == 0
+    found = getattr(torch, reducer.finish)(total.masked_fill(gone, 1)) + by
+    return torch.where(gone, shift, found).to(dtype)
 
 
 @dataclass

@@ -26,6 +26,7 @@ from sparsetir.ops.messages_library import (
     gradients_of_product,
     gspmm_arg,
     heads_first,
+    in_steps,
     mean_gradient,
 )
 from sparsetir.ops.operands import Operand, known, resolve, row_pointers
@@ -52,6 +53,7 @@ from sparsetir.ops.tensors import (
 )
 from sparsetir.planning.request import reduction
 from sparsetir.planning.run_plan import finder
+from sparsetir.reductions import EXTREMA, LINEAR, REDUCERS
 from sparsetir.runtime.arrays import dtype_name
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.refusals import wrong
@@ -93,11 +95,11 @@ class Spmm(Operation[Tensor]):
 
     def gradients(self, grad: Tensor) -> Gradients:
         rowptr, col, values, b, reduce = self.rowptr, self.col, self.values, self.b, self.reduce
-        if reduce in ("max", "min"):
+        if reduce in EXTREMA:
             u, e, op = as_messages(values, b)
             _, place = gspmm_arg(rowptr, col, u, e, b.shape[-2], op, reduce)
             return gradients_of_product(col, values, b, heads_first(place, b), grad)
-        if reduce == "mean":
+        if REDUCERS[reduce].is_scaled:
             grad = mean_gradient(grad, (rowptr[1:] - rowptr[:-1])[:, None])
         return {
             "values": lambda: SDDMM(rowptr, col, grad, b),
@@ -214,7 +216,7 @@ def spmm(A: object, B: Tensor, reduce: str = "sum", values: Tensor | None = None
             found = sum_of_new(A, B, reduce, values)
         if found is not None:
             return found
-    named = reduction("spmm", reduce)
+    named = reduction("spmm", reduce, REDUCERS)
     if named != reduce:
         return spmm(A, B, named, values)
     _check_operand("spmm", "B", B, (2, 3))
@@ -235,7 +237,7 @@ def spmv(A: object, x: Tensor, reduce: str = "sum", values: Tensor | None = None
     -------
     (m,) or (m, heads) Tensor
     """
-    reduce = reduction("spmv", reduce)
+    reduce = reduction("spmv", reduce, REDUCERS)
     _check_operand("spmv", "x", x, (1, 2))
     B = x.unsqueeze(-1)
     return _product("spmv", _operand("spmv", A, values, B), B, reduce).squeeze(-1)
@@ -339,7 +341,11 @@ def _heads_first(x: Tensor, *heads: int) -> Tensor:
 def _multiplied(operand: Operand, B: Tensor, reduce: str) -> Tensor:
     """The product, where heads of values and B, if any, come first."""
     rowptr, col, _, _, values = operand
-    if reduce in ("max", "min") and wants_gradient(B, values):
+    if REDUCERS[reduce].shift:
+        u, e, op = as_messages(values, B)
+        found = in_steps(rowptr, col, u, e, B.shape[-2], op, reduce)
+        return heads_first(found, B)
+    if reduce in EXTREMA and wants_gradient(B, values):
         u, e, op = as_messages(values, B)
         found, _ = gspmm_arg(rowptr, col, u, e, B.shape[-2], op, reduce)
         return heads_first(found, B)
@@ -481,7 +487,7 @@ def sum_of_new(A: Any, B: Any, reduce: str, values: Any) -> Tensor | None:
 
     None for all else, and where anything might be wrong: the other way then says what it is.
     """
-    if reduce not in ("sum", "mean") or type(B) not in PLAIN or B.dim() != 2:
+    if reduce not in LINEAR or type(B) not in PLAIN or B.dim() != 2:
         return None
     edges, size = A if type(A) is tuple and len(A) == 2 else (A, len(B))
     n, m = size if type(size) is tuple and len(size) == 2 else (size, size)

@@ -19,10 +19,10 @@ from sparsetir.ops.registry import Gradients, Operation, Operator
 from sparsetir.ops.relations import Relations, relations_of, seen_edges
 from sparsetir.ops.tensors import check_size, check_tensor
 from sparsetir.planning.request import reduction
+from sparsetir.reductions import LINEAR, REDUCERS
 from sparsetir.runtime.refusals import wrong
 
 WHO = "rgms"
-REDUCTIONS = ("sum", "mean")
 
 
 def rgms(
@@ -78,7 +78,7 @@ def rgms(
     What kernels want of a graph is made when it is first seen, and kept as that of patterns is: see
     :func:`sparsetir.ops.structure_of`. Each call compares `edge_index` and `edge_type` with copies.
     """
-    reduce = reduction(WHO, reduce, REDUCTIONS)
+    reduce = reduction(WHO, reduce, LINEAR)
     if isinstance(edge_index, PreparedRelations):
         if edge_type is not None:
             raise TypeError(f"{WHO}: argument 'edge_type': expected None beside prepared relations")
@@ -91,7 +91,8 @@ def rgms(
     m = n if num_targets is None else check_size(WHO, "num_targets", num_targets)
     assert edge_type is not None
     edge_index, edge_type = seen_edges(edge_index, edge_type)
-    return rgms_sum(x, weight, edge_index, edge_type, edge_weight, n, m, reduce == "mean", False)
+    mean = REDUCERS[reduce].is_scaled
+    return rgms_sum(x, weight, edge_index, edge_type, edge_weight, n, m, mean, False)
 
 
 def _check(

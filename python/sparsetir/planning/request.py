@@ -18,18 +18,13 @@ from sparsetir.data.sparse_tensor import SparseMatrix, SparseTensor
 from sparsetir.formats import Format, Operand, Pattern
 from sparsetir.formats.converted import ConvertedFormat
 from sparsetir.records.task import Config, Matrices, Task
+from sparsetir.reductions import REDUCTION_NAMES, REDUCTIONS
 from sparsetir.runtime import pool
 from sparsetir.runtime.arrays import CACHE_LINE, LEAST_ALIGNED, dtype_name, is_array, itemsize
 from sparsetir.runtime.pipeline import Stages, lower_template
 from sparsetir.runtime.refusals import wrong
 from sparsetir.runtime.signature import Signature
-from sparsetir.schedules.operators.names import (
-    MESSAGES,
-    NAMED,
-    REDUCTION_NAMES,
-    REDUCTIONS,
-    message_parts,
-)
+from sparsetir.schedules.operators.names import MESSAGES, NAMED, message_parts
 from sparsetir.schedules.operators.operands import Operator, rounded
 from sparsetir.schedules.operators.problems import CsrPattern, Spmm, accumulator
 from sparsetir.schedules.operators.registry import OPERATORS
@@ -437,7 +432,9 @@ def reduction(who: str, name: object, among: Iterable[str] = REDUCTIONS) -> str:
     return found
 
 
-def message(who: str, op: object, reduce: object = None) -> tuple[str, str]:
+def message(
+    who: str, op: object, reduce: object = None, among: Iterable[str] = REDUCTIONS
+) -> tuple[str, str]:
     """One of the values of `MESSAGES`, and one of `REDUCTIONS`.
 
     op : a name of `MESSAGES`, or one with a reduction behind it, as "u_mul_e_sum"
@@ -448,10 +445,10 @@ def message(who: str, op: object, reduce: object = None) -> tuple[str, str]:
         expected = f"one of {', '.join(MESSAGES)}, or one with a reduction, as 'u_mul_e_sum'"
         raise wrong(who, "op", expected, f"{op!r}")
     if named is None:
-        return kind, reduction(who, "sum" if reduce is None else reduce)
-    if reduce is not None and reduction(who, reduce) != named:
+        return kind, reduction(who, "sum" if reduce is None else reduce, among)
+    if reduce is not None and reduction(who, reduce, among) != named:
         raise ValueError(f"{who}: argument 'reduce': expected none beside {op!r}, got {reduce!r}")
-    return kind, named
+    return kind, reduction(who, named, among)
 
 
 # -- operators on a matrix ------------------------------------------------------------------------

@@ -1,0 +1,86 @@
+"""Reductions: all that is known of each by its name, in one record. Imports no package, as
+`sparsetir --help` needs the names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Combine:
+    """An associative operator that combines two values.
+
+    symbol : "+" or "*"; of an extremum the comparison by which a term replaces what is held
+    identity : the value that changes nothing; of integers, for an infinity, their least or greatest
+    atomic : types in which a GPU combines atomically; of 16 bits each addition would be rounded
+    """
+
+    symbol: str
+    identity: float
+    atomic: tuple[str, ...] = ()
+
+    @property
+    def is_extremum(self) -> bool:
+        """Whether the result is one of the values that are combined."""
+        return self.symbol in "<>"
+
+
+# By the names that iterations' reductions have.
+COMBINES = {
+    "sum": Combine("+", 0, ("float32", "float64", "int32")),
+    "product": Combine("*", 1),
+    "max": Combine(">", float("-inf"), ("float32", "int32")),
+    "min": Combine("<", float("inf"), ("float32", "int32")),
+}
+
+
+@dataclass(frozen=True)
+class Reducer:
+    """A reduction of the terms of each row; a row without terms is zero in all of them.
+
+    combine : one of COMBINES
+    aliases : other names, of PyG and torch
+    row : the recipe of a number for each row that kernels take: of an extremum what rows begin
+        with, else what each term is multiplied with; None without one
+    shift, each, finish : of a reduction that no kernel makes in one pass: the reduction whose
+        result is subtracted from each term first, the function of torch that is applied to the
+        differences, and the one that is applied to what they combine to, before the shift is added
+        again. Its gradient is derived from those steps, with the shift constant.
+    """
+
+    combine: str
+    aliases: tuple[str, ...] = ()
+    row: str | None = None
+    shift: str = ""
+    each: str = ""
+    finish: str = ""
+
+    @property
+    def is_extremum(self) -> bool:
+        """Whether the gradient of a row goes to the one term that was taken."""
+        return COMBINES[self.combine].is_extremum
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether each term is multiplied with a number of its row."""
+        return self.row is not None and not self.is_extremum
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether the result is a linear function of the terms."""
+        return self.combine == "sum" and not self.shift
+
+
+REDUCERS = {
+    "sum": Reducer("sum", ("add",)),
+    "mean": Reducer("sum", row="inverse_counts"),
+    "max": Reducer("max", ("amax",), row="least_of_rows"),
+    "min": Reducer("min", ("amin",), row="greatest_of_rows"),
+    "logsumexp": Reducer("sum", shift="max", each="exp", finish="log"),
+}
+# Those that a kernel makes in one pass: of plans, searches and records.
+REDUCTIONS = tuple(name for name, r in REDUCERS.items() if not r.shift)
+EXTREMA = tuple(name for name, r in REDUCERS.items() if r.is_extremum)
+LINEAR = tuple(name for name, r in REDUCERS.items() if r.is_linear)
+# The reduction that each name means.
+REDUCTION_NAMES = {alias: name for name, r in REDUCERS.items() for alias in (name, *r.aliases)}
