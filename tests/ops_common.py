@@ -97,7 +97,9 @@ def reduced(case, terms, reduce="sum"):
     out = []
     for i in range(m):
         mine = terms[case.rows == i]
-        if len(mine):
+        if len(mine) and reduce == "logsumexp":
+            out.append(mine.logsumexp(0))
+        elif len(mine):
             first = mine.detach().argmax(0) if reduce == "max" else mine.detach().argmin(0)
             out.append(mine.gather(0, first[None])[0])
         else:

@@ -12,6 +12,7 @@ import torch
 
 from ops_common import Case, cases, reduced
 from sparsetir import ops
+from sparsetir.reductions import REDUCERS
 
 F = 3  # features of all, so that kernels are shared
 SIZES = {"k": F, "h": 2, "w": 2, "r": 4, "q": 6, "1": 1}
@@ -167,12 +168,13 @@ VB = {"values": "e", "B": "nk"}
 OF = {"u": "n", "v": "m", "e": "e"}  # rows of operands at the ends of edges
 XY = {"X": "mk", "Y": "nk"}
 OPS = {
-    **{f"spmm {reduce}": spmm(VB, reduce) for reduce in ("sum", "mean", "max", "min")},
-    **{f"spmm {reduce} of ones": ones(reduce) for reduce in ("sum", "mean", "max", "min")},
+    **{f"spmm {reduce}": spmm(VB, reduce) for reduce in REDUCERS},
+    **{f"spmm {reduce} of ones": ones(reduce) for reduce in REDUCERS},
     "spmm of heads": spmm({"values": "eh", "B": "nhk"}),
     "spmm max of heads": spmm({"values": "eh", "B": "nhk"}, "max"),
     "spmm mean, heads of values": spmm({"values": "eh", "B": "nk"}, "mean"),
     "spmm min, heads of B": spmm({"values": "e", "B": "nhk"}, "min"),
+    "spmm logsumexp of heads": spmm({"values": "eh", "B": "nhk"}, "logsumexp"),
     "spmv": Op(
         lambda A, a, x: ops.spmv(A, x, values=a), {"values": "e", "x": "n"},
         lambda case, a, x: reduced(case, a * x[case.cols]),
@@ -193,6 +195,8 @@ OPS = {
     "copy_u max": gspmm("copy_u", "max", {"u": "nhk"}),
     "copy_e min": gspmm("copy_e", "min", {"e": "ehk"}),
     "copy_e mean": gspmm("copy_e", "mean", {"e": "e1"}),
+    "copy_e logsumexp": gspmm("copy_e", "logsumexp", {"e": "eh1"}),
+    "u_add_e logsumexp": gspmm("u_add_e", "logsumexp", {"u": "nhk", "e": "eh1"}),
     "u_mul_e sum": gspmm("u_mul_e", "sum", {"u": "nhk", "e": "eh1"}),
     "u_div_e mean": gspmm("u_div_e", "mean", {"u": "nhk", "e": "eh1"}),
     "u_sub_e max": gspmm("u_sub_e", "max", {"u": "n1", "e": "ek"}),
@@ -234,7 +238,7 @@ def taken(op: str, u: str, e: str) -> dict[str, str]:
 MORE = {
     f"{op} {reduce} {u} {e}": gspmm(op, reduce, taken(op, u, e))
     for op in ("copy_u", "copy_e", *(f"u_{binary}_e" for binary in BINARY))
-    for reduce in ("sum", "mean", "max", "min")
+    for reduce in REDUCERS
     for u, e in (("nhk", "eh1"), ("nk", "e"), ("n1", "ek"), ("nh1k", "e1wk"))
 } | {
     f"{ends} {op} {left} {right}": gsddmm(op, ends, OF[ends[0]] + left, OF[ends[1]] + right)

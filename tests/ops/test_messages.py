@@ -5,6 +5,7 @@
 import pytest
 import torch
 
+import sparsetir
 from ops_common import Case, reduced
 from refusals import refusals
 from sparsetir import ops
@@ -35,6 +36,41 @@ def test_names():
     values, own = randn(NNZ), ops.resolve(A, randn(NNZ))  # a matrix's own values are the edges'
     expected = ops.gspmm(A, "u_add_e", "sum", u, values[:, None])
     assert torch.equal(ops.gspmm(own, "u_add_e", "sum", u), expected)
+
+
+def test_logsumexp_of_extreme_numbers():
+    """As torch's, but for rows without elements, which are zero as in all reductions."""
+    inf, nan = float("inf"), float("nan")
+    rows = [[], [1000, 1001], [-1000, -1001], [-inf, -inf], [-inf, 2], [inf, 1], [inf, -inf],
+            [nan, 1], [65504, 65504], [1e-3] * 70]  # fmt: skip
+    rowptr = torch.tensor([0, *map(len, rows)]).cumsum(0)
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        parts = [torch.tensor(row, dtype=dtype) for row in rows]
+        x = torch.cat(parts)[:, None].requires_grad_()
+        found = ops.segment_reduce(x, rowptr, "logsumexp")
+        want = [part.double().logsumexp(0) if len(part) else torch.zeros(()) for part in parts]
+        torch.testing.assert_close(
+            found[:, 0], torch.stack([w.to(dtype) for w in want]), equal_nan=True
+        )
+        assert found.dtype == dtype
+        found[:5].sum().backward()
+        want = torch.cat([part.double().softmax(0) for part in parts[1:5]]).nan_to_num(0)
+        torch.testing.assert_close(x.grad[: len(want), 0].double(), want, atol=4e-3, rtol=0)
+
+
+def test_logsumexp_goes_along_with_the_others():
+    """Its names, no elements, compiled calls, and plans, which are of one pass."""
+    A, u = (graph(), (N, M)), randn(N, 3)
+    named = ops.gspmm(A, "copy_u_logsumexp", u=u)
+    assert torch.equal(named, ops.gspmm(A, "copy_u", "logsumexp", u=u))
+    assert torch.equal(named, ops.spmm(A, u, "logsumexp"))
+    nothing = ops.spmm((torch.empty(2, 0, dtype=torch.int64), (N, M)), u, "logsumexp")
+    assert torch.equal(nothing, torch.zeros(M, 3, dtype=torch.float64))
+    for op, reduce in (("spmm", "logsumexp"), ("copy_u_logsumexp", "sum")):
+        with pytest.raises(ValueError, match="argument 'reduce': expected sum, add, mean"):
+            sparsetir.plan(op, A, 3, reduce=reduce)
+    compiled = torch.compile(ops.spmm, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(A, u, "logsumexp"), named)
 
 
 def test_nan_inf_and_whose_the_maximum_is():

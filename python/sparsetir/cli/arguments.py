@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
-from sparsetir.reductions import REDUCTION_NAMES
+from sparsetir.reductions import REDUCTION_NAMES, REDUCTIONS
 from sparsetir.schedules.operators.names import DTYPES
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Facts: TypeAlias = dict[str, Any]  # for JSON
-REDUCTIONS = tuple(REDUCTION_NAMES)
 MOST = 2**31 - 1
 OPTIONS = {"weighted": "unweighted"}  # by arguments of functions, where names differ
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -106,7 +105,8 @@ def add_operator(out: argparse._ActionsContainer, graph: str, **feat: Any) -> No
     text = "feature sizes" if "nargs" in feat else "features"
     number(out, "--feat", 1, f"{text} (default: 32)", **feat)
     out.add_argument("--dtype", choices=DTYPES, help="default: that of the graph, float32")
-    out.add_argument("--reduce", choices=REDUCTIONS, help="default: sum")
+    names = [name for name, kind in REDUCTION_NAMES.items() if kind in REDUCTIONS]
+    out.add_argument("--reduce", choices=names, help="default: sum")
 
 
 def refuse(given: Mapping[str, object], what: str) -> None:

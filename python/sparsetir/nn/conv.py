@@ -14,7 +14,7 @@ from sparsetir.runtime.refusals import wrong
 class Conv(torch.nn.Module):
     """A layer with the keyword arguments of PyG's `MessagePassing` that make sense here.
 
-    aggr : "add", "sum", "mean", "max" or "min"
+    aggr : "add", "sum", "mean", "max", "min" or "logsumexp"
     flow : "source_to_target"; or "target_to_source", for edges given as a (2, E) tensor, and not
         for a pair of features
     others : only the value they have by default in PyG, as they would change nothing here

@@ -103,7 +103,7 @@ class RGCNConv(Conv):
         W_r are combinations of so many matrices.
     num_blocks : int, optional
         W_r have so many blocks on the diagonal, and zeros elsewhere.
-    aggr : {"mean", "add", "sum", "max", "min"}
+    aggr : {"mean", "add", "sum", "max", "min", "logsumexp"}
         Within a relation.
     root_weight : bool
         With W_root.

@@ -32,7 +32,8 @@ class SAGEConv(Conv):
     out_channels : int
         Features of the result.
     aggr : str or list of str
-        "mean", "sum", "add", "max" or "min"; of a list of them the results are put side by side.
+        "mean", "sum", "add", "max", "min" or "logsumexp"; of a list of them the results are put
+        side by side.
     normalize : bool
         Divide results by their Euclidean norms.
     root_weight : bool

@@ -50,8 +50,8 @@ def gspmm(
         "copy_rhs", "add", "sub", "mul" and "div"; or with the reduction, as "u_mul_e_sum".
     reduce : str
         "sum" or "add" (by default), "mean" (the sum over the number of elements of the row), "max"
-        or "amax", "min" or "amin"; a row without elements is zero in all of them, and NaN is
-        greater and less than all else.
+        or "amax", "min" or "amin", or "logsumexp", whose messages are stored; a row without
+        elements is zero in all of them, and NaN is greater and less than all else.
     u : (n, ...) Tensor
         Features of sources.
     e : (nnz, ...) Tensor

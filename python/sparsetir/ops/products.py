@@ -185,8 +185,8 @@ def spmm(A: object, B: Tensor, reduce: str = "sum", values: Tensor | None = None
         float16, bfloat16, float32 or float64.
     reduce : str
         "sum" or "add", "mean" (the sum over the number of stored elements of the row), "max" or
-        "amax", "min" or "amin"; a row without elements is zero in all of them, and NaN is greater
-        and less than all else.
+        "amax", "min" or "amin", or "logsumexp", whose terms are stored for each element; a row
+        without elements is zero in all of them, and NaN is greater and less than all else.
     values : (nnz,) or (nnz, heads) Tensor, optional
         Of B's dtype in the order of A's elements, instead of its own. Beside B (n, feat), (nnz, 1)
         is refused: weights of PyG are flattened, and of one head B is (n, 1, feat).
