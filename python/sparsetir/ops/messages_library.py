@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sparsetir.ops import message_kernels
 from sparsetir.ops.message_kernels import features_of
-from sparsetir.ops.registry import Gradients, Operation, Operator
+from sparsetir.ops.registry import AUTOCAST, Gradients, Operation, Operator
 from sparsetir.ops.structure import structure_of
 from sparsetir.reductions import EXTREMA, REDUCERS
 
@@ -123,22 +123,26 @@ def in_steps(
     Messages, (nnz, heads, feat), are stored between the steps, in float32 at least. A shift that
     is infinite is left out, as in :func:`torch.logsumexp`.
     """
-    reducer = REDUCERS[reduce]
-    dtype = features_of(u, e)[0].dtype
-    u, e = (None if x is None else x.to(torch.promote_types(dtype, torch.float32)) for x in (u, e))
-    held = (None if x is None else x.detach() for x in (u, e))
-    shift = gspmm(rowptr, col, *held, n, op, reducer.shift, False)
-    by = shift.masked_fill(shift.isinf(), 0)
-    terms = e
-    if u is not None:
-        lhs, rhs, kind = u, e, "copy_lhs" if op == "copy_u" else op
-        terms = gsddmm(rowptr, col, lhs, rhs, n, kind, "u", "e")
-    terms = getattr(torch, reducer.each)(gsddmm(rowptr, col, terms, by, n, "sub", "e", "v"))
-    total = gspmm(rowptr, col, None, terms, n, "copy_e", reducer.combine, False)
-    # Rows without terms, or of terms that are all nothing beside the shift, have no gradient.
-    gone = total == 0
-    found = getattr(torch, reducer.finish)(total.masked_fill(gone, 1)) + by
-    return torch.where(gone, shift, found).to(dtype)
+    reducer, like = REDUCERS[reduce], features_of(u, e)[0]
+    device, dtype = like.device.type, like.dtype
+    if torch.is_autocast_enabled(device) and dtype in AUTOCAST:
+        dtype = torch.get_autocast_dtype(device)
+    wide = torch.promote_types(dtype, torch.float32)
+    with torch.autocast(device, enabled=False):  # which would narrow each step
+        u, e = (None if x is None else x.to(wide) for x in (u, e))
+        fixed_u, fixed_e = (None if x is None else x.detach() for x in (u, e))
+        shift = gspmm(rowptr, col, fixed_u, fixed_e, n, op, reducer.shift, False)
+        by = shift.masked_fill(shift.isinf(), 0)
+        terms = e
+        if u is not None:
+            kind = "copy_lhs" if op == "copy_u" else op
+            terms = gsddmm(rowptr, col, u, e, n, kind, "u", "e")
+        terms = getattr(torch, reducer.each)(gsddmm(rowptr, col, terms, by, n, "sub", "e", "v"))
+        total = gspmm(rowptr, col, None, terms, n, "copy_e", reducer.combine, False)
+        # Rows without terms, or of terms that are all nothing beside the shift, have no gradient.
+        gone = total == 0
+        found = getattr(torch, reducer.finish)(total.masked_fill(gone, 1)) + by
+        return torch.where(gone, shift, found).to(dtype)
 
 
 @dataclass

@@ -364,6 +364,8 @@ def _check_operand(
 
 def _check_values(who: str, values: Tensor, B: Tensor, nnz: int) -> None:
     check_tensor(who, "values", values, like=B)
+    if values.device != B.device:
+        raise wrong(who, "values", f"to be on {B.device} as the pattern", values.device)
     dims = values.dim()
     fits = dims in (1, 2) and values.shape[0] == nnz
     if not fits or (dims == 2 and B.dim() == 3 and values.shape[1] != B.shape[1]):
