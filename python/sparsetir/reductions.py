@@ -84,3 +84,4 @@ EXTREMA = tuple(name for name, r in REDUCERS.items() if r.is_extremum)
 LINEAR = tuple(name for name, r in REDUCERS.items() if r.is_linear)
 # The reduction that each name means.
 REDUCTION_NAMES = {alias: name for name, r in REDUCERS.items() for alias in (name, *r.aliases)}
+LINEAR_NAMES = tuple(alias for alias, name in REDUCTION_NAMES.items() if name in LINEAR)

@@ -11,7 +11,7 @@ from sparsetir.nn.conv import Conv, check_features, weights_first
 from sparsetir.nn.graph import Graph, check_of_edges, has_edges
 from sparsetir.nn.linear import Linear, zeros
 from sparsetir.ops.registry import is_transformed
-from sparsetir.reductions import LINEAR, REDUCTION_NAMES
+from sparsetir.reductions import LINEAR_NAMES
 from sparsetir.runtime.refusals import wrong
 
 
@@ -141,7 +141,7 @@ class GCNConv(Conv):
             raise wrong("GCNConv", "x", "one tensor, as sources are targets too", "a pair")
         check_features("GCNConv", x)
         graph, weight, loop = self._normalized(x, edge_index, edge_weight)
-        linear = REDUCTION_NAMES.get(self.aggr) in LINEAR
+        linear = self.aggr in LINEAR_NAMES
         # Weights of another dtype may change that of the messages, after `lin` as in PyG.
         mixed = weight is not None and weight.dtype != x.dtype
         first = not linear or mixed or weights_first(x, self.lin.weight, self.out_channels)

@@ -25,7 +25,7 @@ from sparsetir.ops.prepared import PreparedRelations
 from sparsetir.ops.relations import seen_edges
 from sparsetir.ops.rgms import rgms
 from sparsetir.ops.tensors import INDEX_DTYPES, check_edges
-from sparsetir.reductions import LINEAR, REDUCTION_NAMES
+from sparsetir.reductions import LINEAR_NAMES
 from sparsetir.runtime.arrays import dtype_name
 from sparsetir.runtime.refusals import wrong
 
@@ -224,7 +224,7 @@ class RGCNConv(Conv):
 
     @property
     def _sums(self) -> bool:
-        return REDUCTION_NAMES.get(self.aggr) in LINEAR
+        return self.aggr in LINEAR_NAMES
 
     @property
     def _reduce(self) -> str:

@@ -11,7 +11,7 @@ from torch import Tensor
 from sparsetir.nn.conv import Conv, pair, sizes, weights_first
 from sparsetir.nn.graph import Graph, check_aggr
 from sparsetir.nn.linear import Linear, linear
-from sparsetir.reductions import LINEAR, REDUCTION_NAMES
+from sparsetir.reductions import LINEAR_NAMES
 from sparsetir.runtime.refusals import wrong
 
 # Where there are that many times more features before than after, one product with the weights of
@@ -131,7 +131,7 @@ class SAGEConv(Conv):
         own = targets if self.root_weight else None
         if own is not None:
             self.lin_r.materialize(own.shape[-1])
-        linear_sum = REDUCTION_NAMES.get(self.aggr) in LINEAR
+        linear_sum = self.aggr in LINEAR_NAMES
         if linear_sum and weights_first(sources, self.lin_l.weight, self.out_channels):
             out = self._weights_first(graph, sources, own)
         else:
